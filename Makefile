@@ -73,14 +73,14 @@ golden: ## rewrite golden files and show what changed
 
 .PHONY: explore
 explore: ## model-check the decisions of the operator; STATES=n limits each model
-	@mkdir -p bin && go test -c -o bin/explore.test ./operator && cd operator && \
-	 GOMAXPROCS=1 ../bin/explore.test -test.run '^TestExplore$$|^TestMutants$$' -test.timeout 30m -explore.states $(STATES) && rm ../bin/explore.test
+	@mkdir -p bin && go test -c -o bin/explore.test ./operator/decision && cd operator/decision && \
+	 GOMAXPROCS=1 ../../bin/explore.test -test.run '^TestExplore$$|^TestMutants$$' -test.timeout 30m -explore.states $(STATES) && rm ../../bin/explore.test
 
 .PHONY: sim
 sim: ## simulate random rollouts with faults; SEEDS=n SEED=s, SEED alone prints a trace
-	@mkdir -p bin && go test -c -o bin/sim.test ./operator && cd operator && \
-	 ../bin/sim.test -test.run '^TestSimulate$$' -test.timeout 60m -test.v=$(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),false,true),false) \
-	 -sim.seed $(SEED) -sim.seeds $(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),$(SEEDS),1),$(SEEDS)) && rm ../bin/sim.test
+	@mkdir -p bin && go test -c -o bin/sim.test ./operator/decision && cd operator/decision && \
+	 ../../bin/sim.test -test.run '^TestSimulate$$' -test.timeout 60m -test.v=$(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),false,true),false) \
+	 -sim.seed $(SEED) -sim.seeds $(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),$(SEEDS),1),$(SEEDS)) && rm ../../bin/sim.test
 
 .PHONY: drills
 drills: build ## upgrade test clusters under fault injection; N=n MACHINES=hollow|simulated|real CONTROL_PLANES=n

@@ -232,6 +232,11 @@ func (s *Server) SnapshotEtcd(_ *upgradeproto.SnapshotEtcdRequest, stream grpc.S
 	return s.etcd.snapshot(stream.Context(), stream.Send)
 }
 
+// EtcdState says what this host's member of etcd has at a revision.
+func (s *Server) EtcdState(ctx context.Context, req *upgradeproto.EtcdStateRequest) (*upgradeproto.EtcdStateResponse, error) {
+	return s.etcd.state(ctx, req.GetRevision())
+}
+
 // listen takes path over from an agent that is gone, never from one that lives.
 // The socket belongs to operator, whose user may enter its directory then.
 func listen(ctx context.Context, path string, operator uint32) (net.Listener, error) {

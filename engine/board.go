@@ -8,6 +8,9 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 )
 
 // What a board keeps at most. A rollout of 5,000 nodes has 10,000 machines.
@@ -25,8 +28,8 @@ const (
 // Stages are the states of machines in the order in which a rollout takes them: those of
 // nodes that are replaced, and those of their heirs.
 var (
-	StagesOld = []string{NodeOutdated, NodeReplacing, NodeDraining, NodeUpgrading, NodeLeaving, NodeGone}
-	StagesNew = []string{NodeCreating, NodeBooting, NodeJoining, NodeNotReady, NodeReady}
+	StagesOld = []string{plan.NodeOutdated, plan.NodeReplacing, plan.NodeDraining, plan.NodeUpgrading, plan.NodeLeaving, plan.NodeGone}
+	StagesNew = []string{plan.NodeCreating, plan.NodeBooting, plan.NodeJoining, plan.NodeNotReady, plan.NodeReady}
 )
 
 // Board is what the events of a rollout amount to so far: where each machine is and was,
@@ -42,7 +45,7 @@ type Board struct {
 	Simulated bool
 	// From and To are the versions of the plan, as text.
 	From, To string
-	Plan     *Plan // nil if the stream has none
+	Plan     *plan.Plan // nil if the stream has none
 	// Started and Last are the times of the first and of the newest event.
 	Started, Last time.Time
 	Events        int
@@ -56,7 +59,7 @@ type Board struct {
 	// all will be, as last told; zero if that was not.
 	Current, Total    int64
 	ETALeast, ETAMost time.Time
-	Result            *Result
+	Result            *plan.Result
 	// Outcome is the text of the result, Remedy what to do about it, Exit its code.
 	Outcome, Remedy string
 	Exit            int
@@ -117,7 +120,7 @@ func (p *BoardPlan) Counts() string {
 	for _, x := range []struct {
 		n    int64
 		word string
-	}{{p.Applying, PlanApplying}, {p.Failed, PlanFailed}, {p.Pending, "pending"}} {
+	}{{p.Applying, cluster.PlanApplying}, {p.Failed, cluster.PlanFailed}, {p.Pending, "pending"}} {
 		if x.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", x.n, x.word))
 		}
@@ -173,17 +176,17 @@ func (p *BoardPlace) State() string {
 		n = p.New.State
 	}
 	switch {
-	case n == NodeFailed || o == NodeFailed:
-		return NodeFailed
-	case o == NodeDraining, o == NodeUpgrading, o == NodeLeaving:
+	case n == plan.NodeFailed || o == plan.NodeFailed:
+		return plan.NodeFailed
+	case o == plan.NodeDraining, o == plan.NodeUpgrading, o == plan.NodeLeaving:
 		return o
-	case n == "" || n == NodeGone:
-		if o == NodeGone {
+	case n == "" || n == plan.NodeGone:
+		if o == plan.NodeGone {
 			return ""
 		}
 		return o
-	case n == NodeReady && o == NodeReplacing:
-		return NodeReplacing // its heir is there, and is being looked at
+	case n == plan.NodeReady && o == plan.NodeReplacing:
+		return plan.NodeReplacing // its heir is there, and is being looked at
 	}
 	return n
 }
@@ -191,9 +194,9 @@ func (p *BoardPlace) State() string {
 // Node is the machine that the place is about now; nil if there is none.
 func (p *BoardPlace) Node() *BoardNode {
 	switch {
-	case p.New == nil || p.New.State == NodeGone && p.Old != nil:
+	case p.New == nil || p.New.State == plan.NodeGone && p.Old != nil:
 		return p.Old
-	case p.Old != nil && (p.Old.State == NodeDraining || p.Old.State == NodeLeaving):
+	case p.Old != nil && (p.Old.State == plan.NodeDraining || p.Old.State == plan.NodeLeaving):
 		return p.Old
 	}
 	return p.New
@@ -222,11 +225,11 @@ func (g *BoardGroup) Serving() (up, total int) {
 }
 
 func (n *BoardNode) serves() bool {
-	return n != nil && (n.State == NodeReady || n.State == NodeOutdated || n.State == NodeReplacing || n.State == NodeDraining || n.State == NodeUpgrading)
+	return n != nil && (n.State == plan.NodeReady || n.State == plan.NodeOutdated || n.State == plan.NodeReplacing || n.State == plan.NodeDraining || n.State == plan.NodeUpgrading)
 }
 
 // Done is how many places have a node that is at the target.
-func (g *BoardGroup) Done() int { return g.Counts[NodeReady] }
+func (g *BoardGroup) Done() int { return g.Counts[plan.NodeReady] }
 
 // stage is what is known about the machines that have been in one state.
 type stage struct {
@@ -293,7 +296,7 @@ func (m *recently) over(t time.Time, d time.Duration) (n int) {
 }
 
 // Apply folds an event in.
-func (b *Board) Apply(e Event) {
+func (b *Board) Apply(e plan.Event) {
 	b.Events++
 	if b.Started.IsZero() {
 		b.Started = e.Time
@@ -305,24 +308,24 @@ func (b *Board) Apply(e Event) {
 		b.Run = bounded(e.Run)
 	}
 	switch e.Kind {
-	case KindHello:
+	case plan.KindHello:
 		b.Cluster, b.Tool, b.By, b.Simulated = bounded(e.Object), bounded(e.Tool), bounded(e.By), e.Simulated
-	case KindPlan:
+	case plan.KindPlan:
 		b.plan(e)
-	case KindStep:
+	case plan.KindStep:
 		b.step(e)
-	case KindNode:
+	case plan.KindNode:
 		b.node(e)
-	case KindLog:
+	case plan.KindLog:
 		b.Log.add(BoardLine{Time: e.Time, Source: bounded(e.Source), Node: bounded(e.Node), Level: bounded(e.Level), Text: bounded(e.Text)})
-	case KindProgress:
+	case plan.KindProgress:
 		b.progress(e)
-	case KindWait:
+	case plan.KindWait:
 		b.wait(e)
-	case KindNodePlan:
+	case plan.KindNodePlan:
 		b.nodePlan(e)
-	case KindResult:
-		r := Result{Status: e.State}
+	case plan.KindResult:
+		r := plan.Result{Status: e.State}
 		_ = json.Unmarshal(e.Data, &r) // what a newer minor may have changed is left out
 		b.Result, b.Outcome, b.Remedy = &r, bounded(e.Text), bounded(e.Remedy)
 		if e.State != "" {
@@ -344,8 +347,8 @@ func bounded(s string) string {
 	return s
 }
 
-func (b *Board) plan(e Event) {
-	var p Plan
+func (b *Board) plan(e plan.Event) {
+	var p plan.Plan
 	if json.Unmarshal(e.Data, &p) != nil {
 		return
 	}
@@ -358,7 +361,7 @@ func (b *Board) plan(e Event) {
 		if x := b.stepOf(bounded(s.ID)); x != nil {
 			x.Title = bounded(s.Title)
 			if s.Finished && x.State == "" {
-				x.State = StateSkipped
+				x.State = plan.StateSkipped
 			}
 		}
 	}
@@ -378,19 +381,19 @@ func (b *Board) stepOf(id string) *BoardStep {
 	return &b.Steps[len(b.Steps)-1]
 }
 
-func (b *Board) step(e Event) {
+func (b *Board) step(e plan.Event) {
 	s := b.stepOf(bounded(e.Step))
 	if s == nil {
 		return
 	}
-	if e.State == StateRunning && s.State != StateRunning {
+	if e.State == plan.StateRunning && s.State != plan.StateRunning {
 		s.Began = e.Time
 	}
-	if s.Title == s.ID && e.Text != "" && e.State == StateRunning {
+	if s.Title == s.ID && e.Text != "" && e.State == plan.StateRunning {
 		s.Title = bounded(e.Text)
 	}
 	s.State, s.Text, s.Remedy = bounded(e.State), bounded(e.Text), bounded(e.Remedy)
-	if e.State != StateRunning {
+	if e.State != plan.StateRunning {
 		s.Took = time.Duration(e.TookMS) * time.Millisecond
 		b.Wait = BoardWait{}
 	}
@@ -399,14 +402,14 @@ func (b *Board) step(e Event) {
 // Running returns the step that is under way; nil if none is.
 func (b *Board) Running() *BoardStep {
 	for i := len(b.Steps) - 1; i >= 0; i-- {
-		if b.Steps[i].State == StateRunning {
+		if b.Steps[i].State == plan.StateRunning {
 			return &b.Steps[i]
 		}
 	}
 	return nil
 }
 
-func (b *Board) progress(e Event) {
+func (b *Board) progress(e plan.Event) {
 	if len(e.Counts) > 0 && e.Object == "" {
 		b.Current, b.Total, b.ETALeast, b.ETAMost = e.Current, e.Total, e.ETALeast, e.ETAMost
 	}
@@ -438,7 +441,7 @@ func (b *Board) progress(e Event) {
 // awayObject is what a wait is about while the API server does not answer.
 const awayObject = "api-server"
 
-func (b *Board) wait(e Event) {
+func (b *Board) wait(e plan.Event) {
 	if e.Object == awayObject && e.Text != "" {
 		if b.Away.IsZero() {
 			b.Away = e.Time
@@ -457,8 +460,8 @@ func (b *Board) wait(e Event) {
 	b.Wait = w
 }
 
-func (b *Board) nodePlan(e Event) {
-	var facts NodePlanFacts
+func (b *Board) nodePlan(e plan.Event) {
+	var facts cluster.NodePlanFacts
 	_ = json.Unmarshal(e.Data, &facts) // what cannot be read is left out
 	p := BoardPlan{
 		Name: bounded(e.Object), State: bounded(e.State), Version: bounded(facts.Version), Channel: bounded(facts.Channel), Text: bounded(e.Text), Remedy: bounded(e.Remedy), Alone: facts.Alone,
@@ -466,19 +469,19 @@ func (b *Board) nodePlan(e Event) {
 	}
 	at, is := slices.BinarySearchFunc(b.Plans, p.Name, func(p BoardPlan, name string) int { return strings.Compare(p.Name, name) })
 	switch {
-	case is && p.State == PlanGone:
+	case is && p.State == cluster.PlanGone:
 		b.Plans = slices.Delete(b.Plans, at, at+1)
 	case is:
 		if b.Plans[at].State == p.State {
 			p.Since = b.Plans[at].Since
 		}
 		b.Plans[at] = p
-	case p.State != PlanGone && len(b.Plans) < boardSteps:
+	case p.State != cluster.PlanGone && len(b.Plans) < boardSteps:
 		b.Plans = slices.Insert(b.Plans, at, p)
 	}
 }
 
-func (b *Board) node(e Event) {
+func (b *Board) node(e plan.Event) {
 	name, state := bounded(e.Node), bounded(e.To)
 	if name == "" || state == "" {
 		return
@@ -494,9 +497,9 @@ func (b *Board) node(e Event) {
 			b.Left++
 			return
 		}
-		n = &BoardNode{Name: name, First: e.Time, Since: e.Time, Seen: e.From == "" && state == NodeCreating}
+		n = &BoardNode{Name: name, First: e.Time, Since: e.Time, Seen: e.From == "" && state == plan.NodeCreating}
 		b.nodes[name] = n
-	} else if n.State == NodeGone && state != NodeGone { // another one of that name
+	} else if n.State == plan.NodeGone && state != plan.NodeGone { // another one of that name
 		b.bury(n)
 		n = &BoardNode{Name: name, First: e.Time, Since: e.Time, Seen: true}
 		b.nodes[name] = n
@@ -519,7 +522,7 @@ func (b *Board) node(e Event) {
 	}
 	n.Text = bounded(e.Text)
 	b.count(n.Place, e.Time)
-	if state == NodeGone {
+	if state == plan.NodeGone {
 		b.gone = append(b.gone, n)
 		if len(b.gone) > boardGone {
 			first := b.gone[0]
@@ -533,9 +536,9 @@ func (b *Board) node(e Event) {
 }
 
 // move takes n from one state to another.
-func (b *Board) move(n *BoardNode, state string, e Event) {
+func (b *Board) move(n *BoardNode, state string, e plan.Event) {
 	if n.State != "" {
-		if n.State != NodeGone {
+		if n.State != plan.NodeGone {
 			b.counts[n.State]--
 		}
 		took := max(e.Time.Sub(n.Since), 0)
@@ -559,20 +562,20 @@ func (b *Board) move(n *BoardNode, state string, e Event) {
 	}
 	switch {
 	case e.Attempt > 0:
-	case state == NodeReplacing || state == NodeCreating && n.State == "":
+	case state == plan.NodeReplacing || state == plan.NodeCreating && n.State == "":
 		n.Attempts++
-	case state == NodeUpgrading && (n.Attempts == 0 || n.State == NodeFailed):
+	case state == plan.NodeUpgrading && (n.Attempts == 0 || n.State == plan.NodeFailed):
 		n.Attempts++
 	}
 	if at, is := b.movingAt(n); is {
 		b.moving = slices.Delete(b.moving, at, at+1)
 	}
 	n.State, n.Since = state, e.Time
-	if state != NodeGone || n.served() {
+	if state != plan.NodeGone || n.served() {
 		b.counts[state]++
 	}
 	switch state {
-	case NodeOutdated, NodeReady, NodeGone:
+	case plan.NodeOutdated, plan.NodeReady, plan.NodeGone:
 	default:
 		at, _ := b.movingAt(n)
 		b.moving = slices.Insert(b.moving, at, n)
@@ -592,13 +595,13 @@ func (b *Board) movingAt(n *BoardNode) (at int, is bool) {
 // served reports whether a machine was ever a node.
 func (n *BoardNode) served() bool {
 	return slices.ContainsFunc(n.Past, func(m Moment) bool {
-		return m.State != NodeCreating && m.State != NodeBooting && m.State != NodeJoining && m.State != NodeFailed
+		return m.State != plan.NodeCreating && m.State != plan.NodeBooting && m.State != plan.NodeJoining && m.State != plan.NodeFailed
 	})
 }
 
 // settle gives n its place: that of the other machine of its replacement, else a new one.
 func (b *Board) settle(n *BoardNode, state string) {
-	comes := slices.Contains(StagesNew, state) || state == NodeFailed
+	comes := slices.Contains(StagesNew, state) || state == plan.NodeFailed
 	if o := b.nodes[n.With]; o != nil && o != n && o.Place != nil {
 		old, heir := n, o
 		if comes && (n.State == "" || n.Place == nil || n.Place.Old == nil || n.Place.Old == n) && !slices.Contains(StagesOld, state) {
@@ -694,12 +697,12 @@ func (b *Board) count(p *BoardPlace, at time.Time) {
 		g.Total++
 	}
 	switch state {
-	case NodeReady:
+	case plan.NodeReady:
 		if p.due && !at.IsZero() {
 			b.ended.add(at)
 		}
 		p.due = false
-	case NodeNotReady: // it may have been done before, and is not done twice
+	case plan.NodeNotReady: // it may have been done before, and is not done twice
 	default:
 		p.due = true
 	}
@@ -740,7 +743,7 @@ func (b *Board) Slowest() *BoardNode {
 func (b *Board) Extra() int {
 	n := 0
 	for s, k := range b.counts {
-		if s != NodeGone {
+		if s != plan.NodeGone {
 			n += int(k)
 		}
 	}
@@ -767,7 +770,7 @@ func (b *Board) Saw(state string) bool { return b.counts[state] > 0 || b.stages[
 func (b *Board) Counts() map[string]int64 {
 	out := map[string]int64{}
 	for s, n := range b.counts {
-		if n > 0 && s != NodeGone {
+		if n > 0 && s != plan.NodeGone {
 			out[s] = n
 		}
 	}

@@ -8,31 +8,32 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 var boardStart = time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC)
 
 // replacement are the events of one node's replacement, beginning at a time. The heir is
 // told of before its donor says so, or after.
-func replacement(group, donor, heir string, at time.Time, heirFirst bool) []engine.Event {
-	node := func(after time.Duration, name, with, from, to string) engine.Event {
-		return engine.Event{Time: at.Add(after), Kind: engine.KindNode, Node: name, With: with, Group: group, From: from, To: to}
+func replacement(group, donor, heir string, at time.Time, heirFirst bool) []plan.Event {
+	node := func(after time.Duration, name, with, from, to string) plan.Event {
+		return plan.Event{Time: at.Add(after), Kind: plan.KindNode, Node: name, With: with, Group: group, From: from, To: to}
 	}
-	begin := []engine.Event{
-		node(0, donor, heir, engine.NodeOutdated, engine.NodeReplacing),
-		node(0, heir, donor, "", engine.NodeCreating),
+	begin := []plan.Event{
+		node(0, donor, heir, plan.NodeOutdated, plan.NodeReplacing),
+		node(0, heir, donor, "", plan.NodeCreating),
 	}
 	if heirFirst {
 		begin[0], begin[1] = begin[1], begin[0]
 	}
 	return append(begin,
-		node(2*time.Second, heir, donor, engine.NodeCreating, engine.NodeBooting),
-		node(12*time.Second, heir, donor, engine.NodeBooting, engine.NodeJoining),
-		node(15*time.Second, heir, donor, engine.NodeJoining, engine.NodeNotReady),
-		node(20*time.Second, heir, donor, engine.NodeNotReady, engine.NodeReady),
-		node(21*time.Second, donor, heir, engine.NodeReplacing, engine.NodeDraining),
-		node(51*time.Second, donor, heir, engine.NodeDraining, engine.NodeLeaving),
-		node(54*time.Second, donor, heir, engine.NodeLeaving, engine.NodeGone),
+		node(2*time.Second, heir, donor, plan.NodeCreating, plan.NodeBooting),
+		node(12*time.Second, heir, donor, plan.NodeBooting, plan.NodeJoining),
+		node(15*time.Second, heir, donor, plan.NodeJoining, plan.NodeNotReady),
+		node(20*time.Second, heir, donor, plan.NodeNotReady, plan.NodeReady),
+		node(21*time.Second, donor, heir, plan.NodeReplacing, plan.NodeDraining),
+		node(51*time.Second, donor, heir, plan.NodeDraining, plan.NodeLeaving),
+		node(54*time.Second, donor, heir, plan.NodeLeaving, plan.NodeGone),
 	)
 }
 
@@ -41,7 +42,7 @@ func TestBoardFollowsAReplacement(t *testing.T) {
 		t.Run(fmt.Sprintf("heir first %v", heirFirst), func(t *testing.T) {
 			var b engine.Board
 			for i := range 4 {
-				b.Apply(engine.Event{Time: boardStart, Kind: engine.KindNode, Node: fmt.Sprintf("worker-%d", i), Group: "workers", To: engine.NodeOutdated})
+				b.Apply(plan.Event{Time: boardStart, Kind: plan.KindNode, Node: fmt.Sprintf("worker-%d", i), Group: "workers", To: plan.NodeOutdated})
 			}
 			place := b.Node("worker-1").Place
 			var states []string
@@ -66,7 +67,7 @@ func TestBoardFollowsAReplacement(t *testing.T) {
 				t.Errorf("counts (-want +got):\n%s", diff)
 			}
 			now := boardStart.Add(2 * time.Minute)
-			if got := b.Dwell(engine.NodeDraining, 0.5); got != 30*time.Second {
+			if got := b.Dwell(plan.NodeDraining, 0.5); got != 30*time.Second {
 				t.Errorf("half drain in %s, want 30s", got)
 			}
 			if got := b.Pace(now); got != 0.5 {
@@ -82,11 +83,11 @@ func TestBoardFollowsAnUpgradeInPlace(t *testing.T) {
 	var b engine.Board
 	states, attempts := []string{}, []int{}
 	from := ""
-	for i, to := range []string{engine.NodeOutdated, engine.NodeDraining, engine.NodeUpgrading, engine.NodeFailed, engine.NodeUpgrading, engine.NodeReady} {
-		b.Apply(engine.Event{Time: boardStart.Add(time.Duration(i) * time.Minute), Kind: engine.KindNode, Node: "worker-0", Group: "workers", From: from, To: to})
+	for i, to := range []string{plan.NodeOutdated, plan.NodeDraining, plan.NodeUpgrading, plan.NodeFailed, plan.NodeUpgrading, plan.NodeReady} {
+		b.Apply(plan.Event{Time: boardStart.Add(time.Duration(i) * time.Minute), Kind: plan.KindNode, Node: "worker-0", Group: "workers", From: from, To: to})
 		n := b.Node("worker-0")
 		states, attempts, from = append(states, n.Place.State()), append(attempts, n.Attempts), to
-		if up, total := b.Groups()[0].Serving(); to != engine.NodeFailed && (up != 1 || total != 1) {
+		if up, total := b.Groups()[0].Serving(); to != plan.NodeFailed && (up != 1 || total != 1) {
 			t.Errorf("%d of %d nodes serve while it is %s", up, total, to)
 		}
 	}
@@ -99,7 +100,7 @@ func TestBoardFollowsAnUpgradeInPlace(t *testing.T) {
 	if done, total := b.Places(); done != 1 || total != 1 || b.InFlight() != 0 || b.Finished(1, boardStart.Add(5*time.Minute))[0] != 1 {
 		t.Errorf("%d of %d are done, %d in flight", done, total, b.InFlight())
 	}
-	if d := b.Dwell(engine.NodeUpgrading, 1); d != time.Minute {
+	if d := b.Dwell(plan.NodeUpgrading, 1); d != time.Minute {
 		t.Errorf("upgrading took %v", d)
 	}
 }
@@ -110,17 +111,17 @@ func TestBoardCountsAPlaceOnce(t *testing.T) {
 		states []string
 		want   int64
 	}{
-		"it was there already":                   {[]string{engine.NodeReady, engine.NodeNotReady, engine.NodeReady}, 0},
-		"it is replaced":                         {[]string{engine.NodeOutdated, engine.NodeReplacing, engine.NodeDraining, engine.NodeLeaving, engine.NodeReady}, 1},
-		"it is not Ready for a while afterwards": {[]string{engine.NodeOutdated, engine.NodeUpgrading, engine.NodeReady, engine.NodeNotReady, engine.NodeReady}, 1},
-		"it was not Ready before":                {[]string{engine.NodeOutdated, engine.NodeUpgrading, engine.NodeNotReady, engine.NodeReady}, 1},
-		"it is done again":                       {[]string{engine.NodeOutdated, engine.NodeReady, engine.NodeOutdated, engine.NodeReady}, 2},
-		"it joins":                               {[]string{engine.NodeCreating, engine.NodeJoining, engine.NodeNotReady, engine.NodeReady}, 1},
+		"it was there already":                   {[]string{plan.NodeReady, plan.NodeNotReady, plan.NodeReady}, 0},
+		"it is replaced":                         {[]string{plan.NodeOutdated, plan.NodeReplacing, plan.NodeDraining, plan.NodeLeaving, plan.NodeReady}, 1},
+		"it is not Ready for a while afterwards": {[]string{plan.NodeOutdated, plan.NodeUpgrading, plan.NodeReady, plan.NodeNotReady, plan.NodeReady}, 1},
+		"it was not Ready before":                {[]string{plan.NodeOutdated, plan.NodeUpgrading, plan.NodeNotReady, plan.NodeReady}, 1},
+		"it is done again":                       {[]string{plan.NodeOutdated, plan.NodeReady, plan.NodeOutdated, plan.NodeReady}, 2},
+		"it joins":                               {[]string{plan.NodeCreating, plan.NodeJoining, plan.NodeNotReady, plan.NodeReady}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var b engine.Board
 			for i, to := range tt.states {
-				b.Apply(engine.Event{Time: boardStart.Add(time.Duration(i) * time.Second), Kind: engine.KindNode, Node: "worker-0", Group: "workers", To: to})
+				b.Apply(plan.Event{Time: boardStart.Add(time.Duration(i) * time.Second), Kind: plan.KindNode, Node: "worker-0", Group: "workers", To: to})
 			}
 			var done int64
 			for _, n := range b.Finished(1, boardStart.Add(time.Duration(len(tt.states))*time.Second)) {
@@ -137,12 +138,12 @@ func TestBoardCountsAPlaceOnce(t *testing.T) {
 func TestBoardKnowsSimulatedMachines(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		events []engine.Event
+		events []plan.Event
 		want   bool
 	}{
-		{"neither says so", []engine.Event{{Kind: engine.KindHello, Object: "demo"}, {Kind: engine.KindPlan, Data: []byte(`{"cluster":"demo"}`)}}, false},
-		{"the greeting says so", []engine.Event{{Kind: engine.KindHello, Object: "demo", Simulated: true}}, true},
-		{"the plan says so", []engine.Event{{Kind: engine.KindHello, Object: "demo"}, {Kind: engine.KindPlan, Data: []byte(`{"simulated":true}`)}}, true},
+		{"neither says so", []plan.Event{{Kind: plan.KindHello, Object: "demo"}, {Kind: plan.KindPlan, Data: []byte(`{"cluster":"demo"}`)}}, false},
+		{"the greeting says so", []plan.Event{{Kind: plan.KindHello, Object: "demo", Simulated: true}}, true},
+		{"the plan says so", []plan.Event{{Kind: plan.KindHello, Object: "demo"}, {Kind: plan.KindPlan, Data: []byte(`{"simulated":true}`)}}, true},
 	} {
 		var b engine.Board
 		for _, e := range tt.events {

@@ -9,7 +9,9 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/cloud/providers"
+	"constellation/engine/cluster"
 	"constellation/engine/kubeadm"
+	"constellation/engine/plan"
 )
 
 // kinds returns the definitions of the release, in the order of its data.
@@ -47,13 +49,13 @@ func (i *initRun) otherPlans(ctx context.Context, k Cluster) (string, error) {
 
 // charts returns the charts of the release with their values for this cluster, in which others,
 // if not empty, carries out Plans.
-func (i *initRun) charts(others string) ([]Chart, error) {
+func (i *initRun) charts(others string) ([]cluster.Chart, error) {
 	from, err := providers.Find(i.state.Infrastructure.Provider)
 	if err != nil {
 		return nil, err
 	}
 	cloudValues := from.ChartValues()
-	var out []Chart
+	var out []cluster.Chart
 	for _, c := range i.release.Charts {
 		if c.Source != "" {
 			one, err := i.foreignChart(c)
@@ -82,7 +84,7 @@ func (i *initRun) charts(others string) ([]Chart, error) {
 		if (others != "" || i.noPlans) && assets.HasValue(files, "plans") {
 			setValue(values, false, "plans", "enabled")
 		}
-		out = append(out, Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values, Needs: c.Needs})
+		out = append(out, cluster.Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values, Needs: c.Needs})
 	}
 	for _, c := range i.extra {
 		one, err := i.foreignChart(c)
@@ -172,7 +174,7 @@ func (i *initRun) chartsDone(ctx context.Context) (bool, error) {
 
 // installCharts brings the kinds and then the charts. Whoever leaves while they get ready
 // finds them installed the next time.
-func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
+func (i *initRun) installCharts(ctx context.Context, r *plan.Reporter) error {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return err
@@ -198,19 +200,19 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 	defer stop()
 	total := int64(len(kinds))
 	done := int64(0)
-	r.Part("kinds", StateRunning, "", 0, total)
+	r.Part("kinds", plan.StateRunning, "", 0, total)
 	limited, cancel = context.WithTimeout(ctx, i.e.limits.api)
 	err = k.ApplyKinds(limited, kinds, func(name string) {
 		done++
-		r.Part("kinds", StateRunning, name, done, total)
+		r.Part("kinds", plan.StateRunning, name, done, total)
 	})
 	err = i.clusterError("apply kinds", err)
 	cancel()
 	if err != nil {
-		r.Part("kinds", StateFailed, "", done, total)
+		r.Part("kinds", plan.StateFailed, "", done, total)
 		return err
 	}
-	r.Part("kinds", StateDone, "", total, total)
+	r.Part("kinds", plan.StateDone, "", total, total)
 
 	// Clusters of older programs have certificates of nodes that live a year.
 	limited, cancel = context.WithTimeout(ctx, i.e.limits.api)

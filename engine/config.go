@@ -21,6 +21,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
 )
@@ -498,7 +499,7 @@ type GenerateOptions struct {
 // GenerateConfig returns a commented configuration for a provider.
 func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) {
 	if provider != "sandbox" {
-		e := &Error{Op: "generate configuration", Err: fmt.Errorf("there is no provider %q", provider), Exit: ExitUsage, Remedy: "use sandbox"}
+		e := &plan.Error{Op: "generate configuration", Err: fmt.Errorf("there is no provider %q", provider), Exit: plan.ExitUsage, Remedy: "use sandbox"}
 		if slices.Contains(later, provider) {
 			e.Err = fmt.Errorf("provider %s is not in this release", provider)
 		}
@@ -560,7 +561,7 @@ func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) {
 		}
 		list.Errors = slices.DeleteFunc(list.Errors, func(e FieldError) bool { return o.Sandbox == nil && strings.HasPrefix(e.Field, "attestation.") })
 		if len(list.Errors) > 0 {
-			return nil, &Error{Op: "generate configuration", Err: list, Exit: ExitUsage, Remedy: "pass other values"}
+			return nil, &plan.Error{Op: "generate configuration", Err: list, Exit: plan.ExitUsage, Remedy: "pass other values"}
 		}
 	}
 	return b.Bytes(), nil
@@ -588,7 +589,7 @@ func MigrateConfig(b []byte) (out []byte, changed bool, err error) {
 		return b, false, nil
 	}
 	if out, err = migrateV1(b, doc); err != nil {
-		return nil, false, &Error{Op: "migrate configuration", Err: err, Exit: ExitUsage, Remedy: "write a new one with `constellation config generate`"}
+		return nil, false, &plan.Error{Op: "migrate configuration", Err: err, Exit: plan.ExitUsage, Remedy: "write a new one with `constellation config generate`"}
 	}
 	if _, err := ParseConfig(out); err != nil {
 		return nil, false, err

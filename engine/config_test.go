@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
 )
@@ -141,8 +142,8 @@ func TestGenerateRefusesWhatValidateWouldRefuse(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := GenerateConfig(tt.provider, tt.o)
-			if err == nil || !strings.Contains(err.Error(), tt.want) || ExitCode(err) != ExitUsage {
-				t.Errorf("got %v (exit %d), want %q", err, ExitCode(err), tt.want)
+			if err == nil || !strings.Contains(err.Error(), tt.want) || plan.ExitCode(err) != plan.ExitUsage {
+				t.Errorf("got %v (exit %d), want %q", err, plan.ExitCode(err), tt.want)
 			}
 		})
 	}

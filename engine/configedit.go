@@ -19,6 +19,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"constellation/engine/attestation"
+	"constellation/engine/plan"
 	"constellation/engine/version"
 )
 
@@ -69,7 +70,7 @@ func editConfig(b []byte, h hopConfig) (out []byte, fields []FieldChange, err er
 		for _, f := range fields {
 			lines = append(lines, fmt.Sprintf("%s: %s", f.Field, f.To))
 		}
-		return &Error{Op: "edit " + ConfigFile, Err: err, Exit: ExitUsage, Remedy: "write by hand: " + strings.Join(lines, ", ")}
+		return &plan.Error{Op: "edit " + ConfigFile, Err: err, Exit: plan.ExitUsage, Remedy: "write by hand: " + strings.Join(lines, ", ")}
 	}
 	out, err = splice(b, before, after)
 	if err != nil {
@@ -611,7 +612,7 @@ func (s *source) addRegisters(m *yaml.Node, added []uint32, values attestation.M
 func (w *Workspace) updateConfig(read, b []byte) error {
 	path := w.Path(ConfigFile)
 	fail := func(err error) error {
-		return &Error{Op: "write " + path, Err: withoutPath(err), Remedy: "make the file writable for this user, or use another directory with -C"}
+		return &plan.Error{Op: "write " + path, Err: withoutPath(err), Remedy: "make the file writable for this user, or use another directory with -C"}
 	}
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -629,10 +630,10 @@ func (w *Workspace) updateConfig(read, b []byte) error {
 		return err
 	}
 	if !bytes.Equal(now, read) {
-		return &Error{
-			Op: "write " + path, Err: errors.New("somebody changed it meanwhile"), Exit: ExitUsage,
+		return &plan.Error{
+			Op: "write " + path, Err: errors.New("somebody changed it meanwhile"), Exit: plan.ExitUsage,
 			Remedy: "run the same command again: it goes by what the file says now",
 		}
 	}
-	return (&Workspace{filepath.Dir(real)}).write(filepath.Base(real), b, info.Mode().Perm())
+	return writeIn(filepath.Dir(real), filepath.Base(real), b, info.Mode().Perm())
 }

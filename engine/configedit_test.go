@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/engine/attestation"
+	"constellation/engine/plan"
 	"constellation/engine/version"
 )
 
@@ -328,8 +329,8 @@ func TestAnchorsAreFollowedOrLeft(t *testing.T) {
 	t.Run("one that something else hangs on is refused", func(t *testing.T) {
 		text := strings.NewReplacer("name: demo", "name: &r v1-0-0", "image: v1.0.0", "image: &i v1.0.0", "count: 1}}", "count: 1}}\nreleases: {feed: *i}").Replace(flowing(t, blockMeasurements))
 		_, _, err := editConfig([]byte(text), hopTo("v1.1.0", "", ""))
-		if !errors.Is(err, errTied) || Remedy(err) != "write by hand: image: v1.1.0" {
-			t.Errorf("got %v (remedy %q)", err, Remedy(err))
+		if !errors.Is(err, errTied) || plan.Remedy(err) != "write by hand: image: v1.1.0" {
+			t.Errorf("got %v (remedy %q)", err, plan.Remedy(err))
 		}
 	})
 }
@@ -359,7 +360,7 @@ func TestUpdateConfigKeepsModeAndLinkAndOthersChanges(t *testing.T) {
 		t.Errorf("the file has %v, %v", info, err)
 	}
 	err = w.updateConfig([]byte("a"), []byte("c"))
-	if err == nil || !strings.Contains(err.Error(), "somebody changed it meanwhile") || ExitCode(err) != ExitUsage {
+	if err == nil || !strings.Contains(err.Error(), "somebody changed it meanwhile") || plan.ExitCode(err) != plan.ExitUsage {
 		t.Errorf("a file that changed: %v", err)
 	}
 	if b, _ := os.ReadFile(real); string(b) != "b" {
@@ -368,7 +369,7 @@ func TestUpdateConfigKeepsModeAndLinkAndOthersChanges(t *testing.T) {
 	if err := os.Chmod(real, 0o444); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.updateConfig([]byte("b"), []byte("c")); err == nil || Remedy(err) == "" {
+	if err := w.updateConfig([]byte("b"), []byte("c")); err == nil || plan.Remedy(err) == "" {
 		t.Errorf("a read-only file: %v", err)
 	}
 }
@@ -391,7 +392,7 @@ func FuzzEditConfig(f *testing.F) {
 		}
 		got, fields, err := editConfig([]byte(text), h)
 		if err != nil {
-			if !errors.Is(err, errTied) && Remedy(err) == "" {
+			if !errors.Is(err, errTied) && plan.Remedy(err) == "" {
 				t.Errorf("%q: %v", text, err)
 			}
 			return

@@ -12,6 +12,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"constellation/engine/attestation"
+	"constellation/engine/plan"
 )
 
 // Fields of a configuration that only its sandbox knows.
@@ -89,8 +90,8 @@ func fillConfig(b []byte, i SandboxInfo) (out []byte, filled []string, err error
 		return b, nil, nil
 	}
 	fail := func(err error) error {
-		return &Error{
-			Op: "fill in " + ConfigFile, Err: err, Exit: ExitUsage,
+		return &plan.Error{
+			Op: "fill in " + ConfigFile, Err: err, Exit: plan.ExitUsage,
 			Remedy: "move the file away and run the same command again, which writes one; or write by hand what `constellation sandbox status -o json` shows as measurements and trustRoots",
 		}
 	}
@@ -208,7 +209,7 @@ func (w *Workspace) FillConfig(i SandboxInfo) (filled, differs []string, err err
 	}
 	c, err := ParseConfig(out)
 	if err != nil {
-		return nil, nil, &Error{Err: err, Exit: ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
+		return nil, nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
 	}
 	if len(filled) > 0 {
 		if err := w.updateConfig(b, out); err != nil {
@@ -242,7 +243,7 @@ func (w *Workspace) CheckForSandbox(name, uid string) error {
 		return err
 	}
 	if err := checkUnfilled(b); err != nil {
-		return &Error{Err: err, Exit: ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
+		return &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
 	}
 	return nil
 }

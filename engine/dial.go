@@ -23,6 +23,7 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/plan"
 )
 
 // errOther means that another machine answered behind the load balancer than the one
@@ -164,7 +165,7 @@ func initValidator(c *Config, s *State) (attestation.Validator, error) {
 	t := c.Attestation.TPM2
 	roots, err := attestation.ParseRoots([]byte(t.TrustRoots))
 	if err != nil {
-		return nil, &Error{Op: "read attestation.tpm2.trustRoots", Err: err, Remedy: "correct the field in " + ConfigFile, Exit: ExitUsage}
+		return nil, &plan.Error{Op: "read attestation.tpm2.trustRoots", Err: err, Remedy: "correct the field in " + ConfigFile, Exit: plan.ExitUsage}
 	}
 	o := attestation.Options{PCR15: attestation.PCR15Zero(), UID: s.Infrastructure.UID, Role: cloud.ControlPlane}
 	unused := attestation.NewTPMValidator(roots, t.Measurements, o)
@@ -174,8 +175,8 @@ func initValidator(c *Config, s *State) (attestation.Validator, error) {
 
 // dialError puts an error of dial into the user's words, and reports whether trying
 // again may help.
-func dialError(endpoint string, err error) (e *Error, again bool) {
-	e = &Error{Op: "connect to the first machine at " + endpoint, Err: err}
+func dialError(endpoint string, err error) (e *plan.Error, again bool) {
+	e = &plan.Error{Op: "connect to the first machine at " + endpoint, Err: err}
 	var record tls.RecordHeaderError
 	var alert tls.AlertError
 	switch {
@@ -235,9 +236,9 @@ func isName(err error) bool {
 
 // callError puts an error of a call to the bootstrapper into the user's words, and
 // reports whether attaching again may help.
-func callError(err error) (e *Error, again bool) {
+func callError(err error) (e *plan.Error, again bool) {
 	s, _ := status.FromError(err)
-	e = &Error{Op: "start the first node", Err: errors.New(s.Message())}
+	e = &plan.Error{Op: "start the first node", Err: errors.New(s.Message())}
 	switch s.Code() {
 	case codes.Unauthenticated, codes.PermissionDenied:
 		e.Remedy = "the init secret in " + StateFile + " is not the one that the machines were made with: restore the file, or take the sandbox down and up again"

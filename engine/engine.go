@@ -22,76 +22,9 @@ import (
 	"strings"
 	"time"
 
+	"constellation/engine/plan"
 	"constellation/engine/release"
 )
-
-// Exit codes, the same for every verb.
-const (
-	ExitDone             = 0
-	ExitFailed           = 1
-	ExitUsage            = 2 // bad usage or configuration
-	ExitNothing          = 3 // nothing to do
-	ExitBlocked          = 4 // by a finding
-	ExitUnacknowledged   = 5 // an acknowledgement is missing
-	ExitUpgradeAvailable = 6 // only with `upgrade check --exit-code`
-	ExitStopped          = 7 // part-way, can be resumed
-	ExitHeld             = 8 // another console holds the run
-	ExitDiffers          = 9 // only `backup diff`: the cluster is not as it was
-	ExitHungUp           = 129
-	ExitInterrupted      = 130
-	ExitTerminated       = 143
-)
-
-// Error is an error in the user's words.
-type Error struct {
-	// Op is what was tried: "connect to the first machine at 127.0.0.1:9000".
-	Op string
-	// Err is why it did not work. It holds no secret.
-	Err error
-	// Remedy is what the user can do, as a sentence.
-	Remedy string
-	// Exit is the program's exit code; zero means ExitFailed.
-	Exit int
-}
-
-// Error returns "op: cause".
-func (e *Error) Error() string {
-	switch {
-	case e.Err == nil:
-		return e.Op
-	case e.Op == "":
-		return e.Err.Error()
-	}
-	return e.Op + ": " + e.Err.Error()
-}
-
-// Unwrap returns the cause.
-func (e *Error) Unwrap() error { return e.Err }
-
-// ExitCode returns the exit code of err: 0 for nil, that of the first Error in its
-// tree, else ExitFailed.
-func ExitCode(err error) int {
-	if err == nil {
-		return ExitDone
-	}
-	var e *Error
-	if errors.As(err, &e) && e.Exit != 0 {
-		return e.Exit
-	}
-	return ExitFailed
-}
-
-// Remedy returns what the user can do about err; empty if nobody knows.
-func Remedy(err error) string {
-	var e *Error
-	for errors.As(err, &e) {
-		if e.Remedy != "" {
-			return e.Remedy
-		}
-		err = e.Err
-	}
-	return ""
-}
 
 // Sandbox is the cloud on this computer, as the verbs of the command line need it.
 // Package sandbox implements it. Where a method takes the name of a sandbox, the
@@ -99,20 +32,20 @@ func Remedy(err error) string {
 type Sandbox interface {
 	// Up starts the sandbox that spec describes, or finds it running, and returns
 	// when its API answers; its machines may still be booting.
-	Up(ctx context.Context, spec SandboxSpec, emit func(Event)) (SandboxInfo, error)
+	Up(ctx context.Context, spec SandboxSpec, emit func(plan.Event)) (SandboxInfo, error)
 	// Down removes the sandbox and all it left on this computer. Nothing to remove
 	// is a success.
-	Down(ctx context.Context, name string, emit func(Event)) error
+	Down(ctx context.Context, name string, emit func(plan.Event)) error
 	// Status describes one sandbox. The error wraps cloud.ErrNotFound if there is none.
 	Status(ctx context.Context, name string) (SandboxStatus, error)
 	// Exec runs command in a machine, a login shell if there is none, and returns
 	// its exit code.
 	Exec(ctx context.Context, name, machine string, command []string, stdin io.Reader, stdout, stderr io.Writer, tty bool) (int, error)
 	// Fetch builds the binaries and images of a Kubernetes version into the cache.
-	Fetch(ctx context.Context, version string, emit func(Event)) error
+	Fetch(ctx context.Context, version string, emit func(plan.Event)) error
 	// Power does something to machines' switches, to all of them if none is named, and
 	// returns when those that shall run are ready.
-	Power(ctx context.Context, name string, action PowerAction, machines []string, emit func(Event)) error
+	Power(ctx context.Context, name string, action PowerAction, machines []string, emit func(plan.Event)) error
 	// SetFaults makes the faults of a running sandbox those of the list, and no others.
 	SetFaults(ctx context.Context, name string, faults []string) error
 	// FaultKinds lists the faults that a sandbox can have.

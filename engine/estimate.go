@@ -13,6 +13,10 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/words"
 )
 
 // What is assumed where nothing was recorded. The ranges are wide on purpose: clouds
@@ -99,7 +103,7 @@ func learn(dir string) experience {
 	}
 	var all []record
 	for _, entry := range entries {
-		path := filepath.Join(dir, entry.Name(), eventsFile)
+		path := filepath.Join(dir, entry.Name(), plan.EventsFile)
 		if info, err := os.Stat(path); err == nil {
 			all = append(all, record{path, info.ModTime()})
 		}
@@ -127,51 +131,51 @@ func (x *experience) read(path string) {
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		line := lines.Bytes()
-		if !bytes.Contains(line, []byte(`"kind":"node"`)) && !bytes.Contains(line, []byte(`"step":"`+StepCharts+`"`)) {
+		if !bytes.Contains(line, []byte(`"kind":"node"`)) && !bytes.Contains(line, []byte(`"step":"`+plan.StepCharts+`"`)) {
 			continue
 		}
-		var e Event
+		var e plan.Event
 		if json.Unmarshal(line, &e) != nil {
 			continue // cut off by a crash
 		}
 		switch {
-		case e.Kind == KindStep && e.Step == StepCharts && e.State == StateDone && e.TookMS > 0:
+		case e.Kind == plan.KindStep && e.Step == plan.StepCharts && e.State == plan.StateDone && e.TookMS > 0:
 			x.charts = append(x.charts, time.Duration(e.TookMS)*time.Millisecond)
-		case e.Kind != KindNode:
-		case e.To == NodeCreating || e.To == NodeBooting:
+		case e.Kind != plan.KindNode:
+		case e.To == plan.NodeCreating || e.To == plan.NodeBooting:
 			if _, ok := ordered[e.Node]; !ok {
 				ordered[e.Node] = e.Time
 			}
-		case e.To == NodeJoining:
+		case e.To == plan.NodeJoining:
 			if _, ok := joined[e.Node]; !ok {
 				joined[e.Node] = e.Time
 			}
-		case e.To == NodeReady:
+		case e.To == plan.NodeReady:
 			if at, ok := ordered[e.Node]; ok && e.Time.After(at) {
 				x.boot = append(x.boot, e.Time.Sub(at))
 			} else if at, ok := joined[e.Node]; ok && e.Time.After(at) {
 				x.join = append(x.join, e.Time.Sub(at))
 			}
-			if at, ok := upgraded[e.Node]; ok && e.Role != controlPlaneRole && e.Time.After(at) {
+			if at, ok := upgraded[e.Node]; ok && e.Role != cluster.ControlPlaneRole && e.Time.After(at) {
 				x.kept = append(x.kept, e.Time.Sub(at))
 			}
 			delete(ordered, e.Node)
 			delete(joined, e.Node)
 			delete(drained, e.Node)
 			delete(upgraded, e.Node)
-		case e.To == NodeUpgrading && e.From != "":
+		case e.To == plan.NodeUpgrading && e.From != "":
 			if _, ok := upgraded[e.Node]; !ok {
 				upgraded[e.Node] = e.Time
 				if at, ok := drained[e.Node]; ok {
 					upgraded[e.Node] = at
 				}
 			}
-		case e.To == NodeDraining:
+		case e.To == plan.NodeDraining:
 			if _, ok := drained[e.Node]; !ok && e.From != "" {
 				drained[e.Node] = e.Time
 			}
-		case e.To == NodeGone || e.To == NodeFailed:
-			if at, ok := drained[e.Node]; ok && e.To == NodeGone && e.Time.After(at) {
+		case e.To == plan.NodeGone || e.To == plan.NodeFailed:
+			if at, ok := drained[e.Node]; ok && e.To == plan.NodeGone && e.Time.After(at) {
 				x.drain = append(x.drain, e.Time.Sub(at))
 			}
 			delete(drained, e.Node)
@@ -228,10 +232,10 @@ func (x experience) estimate(replaced, kept int, kubernetes bool) (whole interva
 			each, known = beyond(x.kept), fmt.Sprintf("%d recorded", len(x.kept))
 		}
 		whole = whole.add(each.times(kept))
-		parts = append(parts, fmt.Sprintf("%s in place one after the other, each %s with draining (%s)", many(kept, "node"), each, known))
+		parts = append(parts, fmt.Sprintf("%s in place one after the other, each %s with draining (%s)", words.Count(kept, "node"), each, known))
 	}
 	if x.runs > 0 {
-		return whole, fmt.Sprintf("%s recorded in %s: %s", many(x.runs, "run"), RunsDir, strings.Join(parts, "; "))
+		return whole, fmt.Sprintf("%s recorded in %s: %s", words.Count(x.runs, "run"), plan.RunsDir, strings.Join(parts, "; "))
 	}
 	return whole, "no run is recorded in this workspace: " + strings.Join(parts, "; ")
 }
@@ -246,7 +250,7 @@ type outlook struct {
 	held  bool // nothing goes on until somebody does something
 	surge int
 	kept  int // nodes that are left and are upgraded in place
-	to    NodeTarget
+	to    cluster.NodeTarget
 }
 
 func newOutlook(past experience) *outlook { return &outlook{past: past, surge: 1} }
@@ -257,7 +261,7 @@ func (o *outlook) look(v *rolloutView) {
 	defer o.mu.Unlock()
 	o.held = v.Stalled || v.Target.Paused || v.Target.Cancelled || !v.Observed
 	o.surge, o.kept = surgeOf(v.Target.MaxSurge, int(v.total)), int(v.machines.kept)
-	if !v.Target.same(o.to) { // the pace of one rollout says little about the next
+	if !v.Target.Same(o.to) { // the pace of one rollout says little about the next
 		o.to, o.board.ended, o.board.worked = v.Target, recently{}, time.Time{}
 	}
 }
@@ -277,11 +281,11 @@ func surgeOf(s string, nodes int) int {
 
 // complete folds an event in, and gives one that tells how far the rollout is the times
 // between which it will be over.
-func (o *outlook) complete(e *Event) {
+func (o *outlook) complete(e *plan.Event) {
 	switch {
-	case e.Kind == KindNode:
+	case e.Kind == plan.KindNode:
 		o.board.Apply(*e)
-	case e.Kind == KindProgress && len(e.Counts) > 0 && e.Object == "":
+	case e.Kind == plan.KindProgress && len(e.Counts) > 0 && e.Object == "":
 		e.ETALeast, e.ETAMost = o.over(e.Time)
 	}
 }

@@ -7,13 +7,16 @@ import (
 	"slices"
 
 	"constellation/assets"
+	"constellation/engine/compat"
+	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/words"
 )
 
 // Home reads the workspace and says what makes sense to do next. It asks neither cloud
 // nor cluster, so it answers at once.
 func (e *Engine) Home(ctx context.Context) (Home, error) {
-	h := Home{Dir: e.ws.dir, Stage: StageEmpty}
+	h := Home{Dir: e.ws.Dir(), Stage: StageEmpty}
 	if err := ctx.Err(); err != nil {
 		return h, err
 	}
@@ -58,9 +61,9 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		}
 	}
 	if h.Runs, err = e.Runs(); err != nil {
-		problem(RunsDir, err)
+		problem(plan.RunsDir, err)
 	}
-	if len(h.Runs) > 0 && h.Stage == StageCluster && h.Runs[0].Verb == VerbInit && !h.Runs[0].whole() && !completed(e.ws, h.Runs) {
+	if len(h.Runs) > 0 && h.Stage == StageCluster && h.Runs[0].Verb == plan.VerbInit && !h.Runs[0].Whole() && !completed(e.ws, h.Runs) {
 		h.Stage = StagePartial // the first node is there, the rest may not be
 	}
 	// Only the first init of a cluster gets a kubeconfig.
@@ -79,7 +82,7 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		suggest("Create the cluster", "init", "machines are there and belong to no cluster yet")
 	case StagePartial:
 		if lost {
-			problem(KubeconfigFile, &Error{Err: absentFile{KubeconfigFile, e.ws.dir}, Remedy: restoreKubeconfig})
+			problem(KubeconfigFile, &plan.Error{Err: absentFile{KubeconfigFile, e.ws.Dir()}, Remedy: restoreKubeconfig})
 			suggest("Look at the machines", "status", "the cluster was complete, and the file that leads into it is gone")
 			break
 		}
@@ -104,20 +107,15 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 // gives it away once.
 const restoreKubeconfig = "restore the file from your copy: the first machine gave it away once, and `init` cannot get it again. If it is lost, take the machines down and up again"
 
-// whole reports whether the run left a complete cluster, if it was an init.
-func (r RunSummary) whole() bool {
-	return r.Status == StateDone || r.Status == StateNothing || r.Status == StateDetached
-}
-
 // completed reports whether one of the runs made the cluster of this workspace complete.
 // A run that ended before the master secret was written was of an earlier cluster.
-func completed(w *Workspace, runs []RunSummary) bool {
+func completed(w *Workspace, runs []plan.RunSummary) bool {
 	info, err := os.Stat(w.Path(MasterSecretFile))
 	if err != nil {
 		return false
 	}
-	return slices.ContainsFunc(runs, func(r RunSummary) bool {
-		return r.Verb == VerbInit && r.whole() && !r.Ended.Before(info.ModTime())
+	return slices.ContainsFunc(runs, func(r plan.RunSummary) bool {
+		return r.Verb == plan.VerbInit && r.Whole() && !r.Ended.Before(info.ModTime())
 	})
 }
 
@@ -132,7 +130,7 @@ func newerThan(c *Config) string {
 	if err != nil {
 		return ""
 	}
-	r, k := newestOf(all)
+	r, k := compat.NewestOf(all)
 	var parts []string
 	if c.Services.Less(r) || c.Image.Less(r) {
 		parts = append(parts, "release "+r.String())
@@ -146,5 +144,5 @@ func newerThan(c *Config) string {
 	if len(parts) == 1 {
 		return parts[0] + " is known"
 	}
-	return and(parts) + " are known"
+	return words.And(parts) + " are known"
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 func TestHomeOfAClusterWhoseKubeconfigWasLost(t *testing.T) {
@@ -36,9 +37,9 @@ func TestHomeOfAClusterWhoseKubeconfigWasLost(t *testing.T) {
 				t.Errorf("suggested is %q, which cannot succeed", n.Command)
 			}
 		}
-		_, err := s.engine().Check(t.Context(), engine.CheckRequest{}, func(engine.Event) {})
-		if engine.ExitCode(err) != engine.ExitUsage || !strings.HasPrefix(engine.Remedy(err), "restore the file from your copy") {
-			t.Errorf("check: %v (remedy %q)", err, engine.Remedy(err))
+		_, err := s.engine().Check(t.Context(), engine.CheckRequest{}, func(plan.Event) {})
+		if plan.ExitCode(err) != plan.ExitUsage || !strings.HasPrefix(plan.Remedy(err), "restore the file from your copy") {
+			t.Errorf("check: %v (remedy %q)", err, plan.Remedy(err))
 		}
 	}
 	lost()
@@ -50,7 +51,7 @@ func TestHomeOfAClusterWhoseKubeconfigWasLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := home()
-	if len(h.Runs) != 2 || h.Runs[0].Status == engine.StateDone {
+	if len(h.Runs) != 2 || h.Runs[0].Status == plan.StateDone {
 		t.Fatalf("runs %+v", h.Runs)
 	}
 	if h.Stage != engine.StageCluster || len(h.Problems) > 0 {

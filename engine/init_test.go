@@ -29,6 +29,8 @@ import (
 	"constellation/engine"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/internal/golden"
 )
 
@@ -78,9 +80,9 @@ func TestInitMakesACluster(t *testing.T) {
 	}
 
 	// The record is what was emitted.
-	var recorded []engine.Event
-	for line := range strings.Lines(s.read(filepath.Join(engine.RunsDir, p.ID, engine.EventsFile))) {
-		var e engine.Event
+	var recorded []plan.Event
+	for line := range strings.Lines(s.read(filepath.Join(plan.RunsDir, p.ID, engine.EventsFile))) {
+		var e plan.Event
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
 			t.Fatal(err)
 		}
@@ -91,13 +93,13 @@ func TestInitMakesACluster(t *testing.T) {
 	if !bytes.Equal(a, b) {
 		t.Errorf("emitted and recorded differ:\n%s\n%s", a, b)
 	}
-	if info, err := os.Stat(filepath.Join(s.dir, engine.RunsDir, p.ID, engine.EventsFile)); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(filepath.Join(s.dir, plan.RunsDir, p.ID, engine.EventsFile)); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("record: %v, %v", info, err)
 	}
 
-	var res engine.Result
+	var res plan.Result
 	last := events[len(events)-1]
-	if err := json.Unmarshal(last.Data, &res); err != nil || res.Status != engine.StateDone || res.Nodes != 3 || len(res.Files) != 3 || res.Resume != "" || len(res.Next) == 0 {
+	if err := json.Unmarshal(last.Data, &res); err != nil || res.Status != plan.StateDone || res.Nodes != 3 || len(res.Files) != 3 || res.Resume != "" || len(res.Next) == 0 {
 		t.Errorf("result %+v, %v", res, err)
 	}
 	text := fmt.Sprint(nodeLines(events))
@@ -108,7 +110,7 @@ func TestInitMakesACluster(t *testing.T) {
 	}
 	var sources []string
 	for _, e := range events {
-		if e.Kind == engine.KindLog && e.Node != "" {
+		if e.Kind == plan.KindLog && e.Node != "" {
 			sources = append(sources, e.Source+" "+e.Node+" "+e.Text)
 		}
 	}
@@ -117,26 +119,26 @@ func TestInitMakesACluster(t *testing.T) {
 	}
 }
 
-func stepIDs(p *engine.Plan) (ids []string) {
+func stepIDs(p *plan.Plan) (ids []string) {
 	for _, s := range p.Steps {
 		ids = append(ids, s.ID)
 	}
 	return ids
 }
 
-func states(events []engine.Event) string {
+func states(events []plan.Event) string {
 	var out []string
 	for _, e := range events {
-		if e.Kind == engine.KindStep {
+		if e.Kind == plan.KindStep {
 			out = append(out, e.Step+":"+e.State)
 		}
 	}
 	return strings.Join(out, " ")
 }
 
-func nodeLines(events []engine.Event) (out []string) {
+func nodeLines(events []plan.Event) (out []string) {
 	for _, e := range events {
-		if e.Kind == engine.KindNode {
+		if e.Kind == plan.KindNode {
 			out = append(out, e.Node+" "+e.From+">"+e.To)
 		}
 	}
@@ -164,7 +166,7 @@ func TestPlanOfInit(t *testing.T) {
 	text := regexp.MustCompile(`sha256-[0-9a-f]{8}`).ReplaceAllString(b.String(), "sha256-XXXXXXXX")
 	golden.Equal(t, "testdata/plan-init.txt", text)
 	for _, f := range p.Findings {
-		if f.Severity != engine.Info {
+		if f.Severity != plan.Info {
 			t.Errorf("finding %+v", f)
 		}
 	}
@@ -195,14 +197,14 @@ func TestASecondInitHasNothingToDo(t *testing.T) {
 	calls := len(s.cluster.Calls())
 	events, p, err := s.init(t.Context(), nil)
 	checkStream(t, events, err)
-	if engine.ExitCode(err) != engine.ExitNothing || !p.Finished() || p.Resumes() {
+	if plan.ExitCode(err) != plan.ExitNothing || !p.Finished() || p.Resumes() {
 		t.Errorf("got %v, finished %t", err, p.Finished())
 	}
 	if strings.Contains(states(events), "running") || len(s.cluster.Calls()) != calls {
 		t.Errorf("something was done: %s, %v", states(events), s.cluster.Calls()[calls:])
 	}
 	runs, err := s.engine().Runs()
-	if err != nil || len(runs) != 2 || runs[0].Status != engine.StateNothing || runs[0].Exit != engine.ExitNothing || runs[1].Status != engine.StateDone || runs[1].Events == 0 || runs[1].Ended.IsZero() {
+	if err != nil || len(runs) != 2 || runs[0].Status != plan.StateNothing || runs[0].Exit != plan.ExitNothing || runs[1].Status != plan.StateDone || runs[1].Events == 0 || runs[1].Ended.IsZero() {
 		t.Errorf("runs %+v, %v", runs, err)
 	}
 }
@@ -215,18 +217,18 @@ func TestInitIsResumedAtEveryStep(t *testing.T) {
 			s := newStage(t, 1, 1)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			events, _, err := s.init(ctx, func(e engine.Event) {
-				if e.Kind == engine.KindStep && e.Step == step && e.State == engine.StateRunning {
+			events, _, err := s.init(ctx, func(e plan.Event) {
+				if e.Kind == plan.KindStep && e.Step == step && e.State == plan.StateRunning {
 					cancel()
 				}
 			})
 			checkStream(t, events, err)
 			last := events[len(events)-1]
 			if step == "wait-ready" {
-				if err != nil || last.State != engine.StateDetached {
+				if err != nil || last.State != plan.StateDetached {
 					t.Errorf("left after the target was set: %v, %s", err, last.State)
 				}
-			} else if engine.ExitCode(err) != engine.ExitStopped && (err != nil || step != "set-target") {
+			} else if plan.ExitCode(err) != plan.ExitStopped && (err != nil || step != "set-target") {
 				t.Errorf("left before the target was set: %v, %s", err, last.State)
 			}
 			s.resume(step)
@@ -249,7 +251,7 @@ func TestInitIsResumedAtEveryStep(t *testing.T) {
 				}
 				return nil
 			})
-			if _, _, err := s.init(ctx, nil); err != nil && engine.ExitCode(err) != engine.ExitStopped {
+			if _, _, err := s.init(ctx, nil); err != nil && plan.ExitCode(err) != plan.ExitStopped {
 				t.Errorf("got %v", err)
 			}
 			s.cluster.OnCall(func(c string) error {
@@ -271,7 +273,7 @@ func (s *stage) resume(after string) {
 		s.lifeOnce.Do(s.live)
 	}
 	events, p, err := s.init(s.t.Context(), nil)
-	if engine.ExitCode(err) == engine.ExitNothing && (after == "wait-ready" || after == "Nodes") {
+	if plan.ExitCode(err) == plan.ExitNothing && (after == "wait-ready" || after == "Nodes") {
 		return
 	}
 	if err != nil {
@@ -292,7 +294,7 @@ func (s *stage) resume(after string) {
 	if runs != 1 {
 		s.t.Errorf("kubeadm init ran %d times", runs)
 	}
-	if _, _, err := s.init(s.t.Context(), nil); engine.ExitCode(err) != engine.ExitNothing {
+	if _, _, err := s.init(s.t.Context(), nil); plan.ExitCode(err) != plan.ExitNothing {
 		s.t.Errorf("a third time: %v", err)
 	}
 }
@@ -303,7 +305,7 @@ func TestLostConnectionToTheFirstNodeIsMadeAgain(t *testing.T) {
 	events, _ := s.mustInit()
 	lines := 0
 	for _, e := range events {
-		if e.Kind == engine.KindLog && strings.Contains(e.Text, "[certs]") {
+		if e.Kind == plan.KindLog && strings.Contains(e.Text, "[certs]") {
 			lines++
 		}
 	}
@@ -312,7 +314,7 @@ func TestLostConnectionToTheFirstNodeIsMadeAgain(t *testing.T) {
 	}
 	waits := 0
 	for _, e := range events {
-		if e.Kind == engine.KindWait && strings.Contains(e.Text, "its work goes on") {
+		if e.Kind == plan.KindWait && strings.Contains(e.Text, "its work goes on") {
 			waits++
 		}
 	}
@@ -341,8 +343,8 @@ func TestMachineThatIsGoneIsReplacedByAnother(t *testing.T) {
 	s := newStage(t, 3, 0)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	s.init(ctx, func(e engine.Event) {
-		if e.Kind == engine.KindLog && e.Source == "kubeadm" {
+	s.init(ctx, func(e plan.Event) {
+		if e.Kind == plan.KindLog && e.Source == "kubeadm" {
 			cancel()
 		}
 	})
@@ -353,13 +355,13 @@ func TestMachineThatIsGoneIsReplacedByAnother(t *testing.T) {
 	for _, m := range s.machines {
 		if strings.HasSuffix(first, m.name) {
 			m.stop()
-			s.cloud.set(m.name, func(c *engine.CloudMachine) { c.Stage = engine.NodeGone })
+			s.cloud.set(m.name, func(c *cluster.CloudMachine) { c.Stage = plan.NodeGone })
 		}
 	}
 	// The group makes another machine in its place.
 	s.cloud.add("control-plane-3", cloud.ControlPlane, 3)
 	s.cloud.mu.Lock()
-	s.cloud.machines = append(s.cloud.machines[:0:0], filter(s.cloud.machines, func(m engine.CloudMachine) bool { return m.Stage != engine.NodeGone })...)
+	s.cloud.machines = append(s.cloud.machines[:0:0], filter(s.cloud.machines, func(m cluster.CloudMachine) bool { return m.Stage != plan.NodeGone })...)
 	s.cloud.mu.Unlock()
 	s.mustInit()
 	if now := s.state().ClusterValues.InitNode; now == first {
@@ -391,10 +393,10 @@ func TestBadLuckHasASentence(t *testing.T) {
 			other := append([]attestation.MeasuredEvent{}, s.events...)
 			other[1].Digest = bytes.Repeat([]byte{0xee}, 32)
 			m.boot(s.ca, m.identity(), other, nil)
-		}, engine.ExitFailed, "measurements differ: PCR 9", "measurements"},
+		}, plan.ExitFailed, "measurements differ: PCR 9", "measurements"},
 		{"measurements that are not the image's", func(t *testing.T, s *stage) {
 			s.cloud.measurements[9] = strings.Repeat("ee", 32)
-		}, engine.ExitBlocked, "the measurements are not those of image v1.1.0", "write the value that the image has"},
+		}, plan.ExitBlocked, "the measurements are not those of image v1.1.0", "write the value that the image has"},
 		{"a cloud that we do not trust", func(t *testing.T, s *stage) {
 			certPEM, keyPEM, err := attestation.CreateCA("other")
 			if err != nil {
@@ -407,48 +409,48 @@ func TestBadLuckHasASentence(t *testing.T) {
 			m := s.machines[0]
 			m.stop()
 			m.boot(ca, m.identity(), s.events, nil)
-		}, engine.ExitFailed, "check who vouches for the first machine", "trustRoots"},
+		}, plan.ExitFailed, "check who vouches for the first machine", "trustRoots"},
 		{"a machine of another sandbox", func(t *testing.T, s *stage) {
 			m := s.machines[0]
 			m.stop()
 			id := m.identity()
 			id.UID = "another"
 			m.boot(s.ca, id, s.events, nil)
-		}, engine.ExitFailed, "check which machine answers", "initEndpoint"},
+		}, plan.ExitFailed, "check which machine answers", "initEndpoint"},
 		{"a worker behind the endpoint", func(t *testing.T, s *stage) {
 			m := s.machines[0]
 			m.stop()
 			id := m.identity()
 			id.Role = cloud.Worker
 			m.boot(s.ca, id, s.events, nil)
-		}, engine.ExitFailed, "check which machine answers", "initEndpoint"},
+		}, plan.ExitFailed, "check which machine answers", "initEndpoint"},
 		{"a machine of another cluster", func(t *testing.T, s *stage) {
 			m := s.machines[0]
 			m.stop()
 			m.start(bytes.Repeat([]byte{9}, 32))
-		}, engine.ExitBlocked, "check that the first machine is unused", "used ones"},
+		}, plan.ExitBlocked, "check that the first machine is unused", "used ones"},
 		{
 			"a wrong init secret", func(t *testing.T, s *stage) { s.secret = []byte("quite another secret, also long.") },
-			engine.ExitFailed, "wrong init secret", "init secret in constellation-state.yaml",
+			plan.ExitFailed, "wrong init secret", "init secret in constellation-state.yaml",
 		},
 		{"another initEndpoint than the cloud's", func(t *testing.T, s *stage) {
 			s.cloud.initEndpoint = s.balancer.addr()
 			s.edit(engine.StateFile, s.balancer.addr(), "127.0.0.1:1")
-		}, engine.ExitBlocked, "initEndpoint in constellation-state.yaml leads elsewhere: it says 127.0.0.1:1, and the cloud has 127.0.0.1:", "write initEndpoint: 127.0.0.1:"},
+		}, plan.ExitBlocked, "initEndpoint in constellation-state.yaml leads elsewhere: it says 127.0.0.1:1, and the cloud has 127.0.0.1:", "write initEndpoint: 127.0.0.1:"},
 		{
 			"another clusterEndpoint than the cloud's", func(t *testing.T, s *stage) { s.cloud.clusterEndpoint = "127.0.0.1:7" },
-			engine.ExitBlocked, "clusterEndpoint in constellation-state.yaml leads elsewhere", "sandbox up",
+			plan.ExitBlocked, "clusterEndpoint in constellation-state.yaml leads elsewhere", "sandbox up",
 		},
 		{"an endpoint where something else listens", func(t *testing.T, s *stage) {
 			web := httptest.NewServer(http.NotFoundHandler())
 			t.Cleanup(web.Close)
 			s.edit(engine.StateFile, s.balancer.addr(), web.Listener.Addr().String())
-		}, engine.ExitFailed, "what answers there is no bootstrapper", "initEndpoint"},
+		}, plan.ExitFailed, "what answers there is no bootstrapper", "initEndpoint"},
 		{"an endpoint where a TLS server listens", func(t *testing.T, s *stage) {
 			web := httptest.NewTLSServer(http.NotFoundHandler())
 			t.Cleanup(web.Close)
 			s.edit(engine.StateFile, s.balancer.addr(), web.Listener.Addr().String())
-		}, engine.ExitFailed, "what answers there is no bootstrapper", "initEndpoint"},
+		}, plan.ExitFailed, "what answers there is no bootstrapper", "initEndpoint"},
 		{"an endpoint where nobody listens", func(t *testing.T, s *stage) {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
@@ -456,75 +458,75 @@ func TestBadLuckHasASentence(t *testing.T) {
 			}
 			l.Close()
 			s.edit(engine.StateFile, s.balancer.addr(), l.Addr().String())
-		}, engine.ExitFailed, "connection refused", "is a machine up?"},
-		{"machines that never boot", func(t *testing.T, s *stage) { s.machines[0].stop() }, engine.ExitFailed, " for the first machine at 127.0.0.1:", "is a machine up?"},
+		}, plan.ExitFailed, "connection refused", "is a machine up?"},
+		{"machines that never boot", func(t *testing.T, s *stage) { s.machines[0].stop() }, plan.ExitFailed, " for the first machine at 127.0.0.1:", "is a machine up?"},
 		{"kubeadm fails", func(t *testing.T, s *stage) {
 			s.machines[0].fail = &initproto.Failure{Step: "kubeadm-init", Message: "port 6443 is in use", Remedy: "reset the machine"}
-		}, engine.ExitFailed, "make control-plane-0 the first node (kubeadm-init): port 6443 is in use", "reset the machine"},
+		}, plan.ExitFailed, "make control-plane-0 the first node (kubeadm-init): port 6443 is in use", "reset the machine"},
 		{
 			"the cloud is down", func(t *testing.T, s *stage) {
 				s.cloud.down = fmt.Errorf("%w: connection refused", cloud.ErrUnavailable)
 			},
-			engine.ExitBlocked, "sandbox demo does not answer", "sandbox status",
+			plan.ExitBlocked, "sandbox demo does not answer", "sandbox status",
 		},
-		{"an earlier sandbox of that name", func(t *testing.T, s *stage) { s.cloud.uid = "fedcba9876543210" }, engine.ExitUsage, "it belongs to an earlier sandbox", "away"},
+		{"an earlier sandbox of that name", func(t *testing.T, s *stage) { s.cloud.uid = "fedcba9876543210" }, plan.ExitUsage, "it belongs to an earlier sandbox", "away"},
 		{
 			"a Kubernetes version that the mirror has not", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "v1.35.4", "v1.36.3") },
-			engine.ExitBlocked, "Kubernetes v1.36.3 cannot be had here", "sandbox fetch v1.36.3",
+			plan.ExitBlocked, "Kubernetes v1.36.3 cannot be had here", "sandbox fetch v1.36.3",
 		},
 		{
 			"a Kubernetes version that the release has not", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "v1.35.4", "v1.34.2") },
-			engine.ExitBlocked, "Kubernetes v1.34.2 is not offered", "constellation-conf.yaml, line ",
+			plan.ExitBlocked, "Kubernetes v1.34.2 is not offered", "constellation-conf.yaml, line ",
 		},
 		{"a release that this program does not know", func(t *testing.T, s *stage) {
 			s.edit(engine.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v7.0.0")
-		}, engine.ExitBlocked, "release v7.0.0 is not known", "name one of them"},
+		}, plan.ExitBlocked, "release v7.0.0 is not known", "name one of them"},
 		{"an image that is newer than the services", func(t *testing.T, s *stage) {
 			s.edit(engine.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v1.0.0")
-		}, engine.ExitBlocked, "image v1.1.0 is newer than the services v1.0.0", "image: v1.0.0"},
+		}, plan.ExitBlocked, "image v1.1.0 is newer than the services v1.0.0", "image: v1.0.0"},
 		{
 			"more workers wanted than there are", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "count: 2", "count: 5") },
-			engine.ExitBlocked, "group workers has 2 machines, and the configuration wants 5", "count: 2",
+			plan.ExitBlocked, "group workers has 2 machines, and the configuration wants 5", "count: 2",
 		},
 		{"a machine that failed to boot", func(t *testing.T, s *stage) {
-			s.cloud.set("worker-1", func(m *engine.CloudMachine) { m.Stage, m.Message = engine.NodeFailed, "no space" })
-		}, engine.ExitBlocked, "1 machine failed to start: worker-1: no space", "console"},
+			s.cloud.set("worker-1", func(m *cluster.CloudMachine) { m.Stage, m.Message = plan.NodeFailed, "no space" })
+		}, plan.ExitBlocked, "1 machine failed to start: worker-1: no space", "console"},
 		{
 			"another pod network than the cloud's", func(t *testing.T, s *stage) {
 				s.edit(engine.ConfigFile, "podCIDR: 10.244.0.0/16", "podCIDR: 10.200.0.0/16")
 			},
-			engine.ExitBlocked, "podCIDR is not what the cloud routes", "podCIDR: 10.244.0.0/16",
+			plan.ExitBlocked, "podCIDR is not what the cloud routes", "podCIDR: 10.244.0.0/16",
 		},
-		{"a wrong configuration", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "count: 2", "count: two") }, engine.ExitUsage, "nodeGroups.workers.count", "config validate"},
+		{"a wrong configuration", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "count: 2", "count: two") }, plan.ExitUsage, "nodeGroups.workers.count", "config validate"},
 		{"no state file", func(t *testing.T, s *stage) {
 			if err := os.Remove(filepath.Join(s.dir, engine.StateFile)); err != nil {
 				t.Fatal(err)
 			}
-		}, engine.ExitUsage, "there is no constellation-state.yaml", "sandbox up"},
+		}, plan.ExitUsage, "there is no constellation-state.yaml", "sandbox up"},
 		{
 			"the state file of another sandbox", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "name: demo", "name: other") },
-			engine.ExitUsage, `it belongs to sandbox "demo", and the configuration names "other"`, "move constellation-state.yaml to a safe place and run `constellation sandbox up`",
+			plan.ExitUsage, `it belongs to sandbox "demo", and the configuration names "other"`, "move constellation-state.yaml to a safe place and run `constellation sandbox up`",
 		},
 		{"a kubeconfig of another cluster", func(t *testing.T, s *stage) {
 			if err := os.WriteFile(filepath.Join(s.dir, engine.KubeconfigFile), []byte(testKubeconfig), 0o600); err != nil {
 				t.Fatal(err)
 			}
-		}, engine.ExitUsage, "it belongs to another cluster", "-C"},
+		}, plan.ExitUsage, "it belongs to another cluster", "-C"},
 		{"a chart that does not become ready", func(t *testing.T, s *stage) {
-			s.cluster.NeverReady(func(c engine.Chart) bool { return c.Name == "constellation-operator" })
-		}, engine.ExitFailed, "install chart constellation-operator", "again"},
-		{"an API server that never answers", func(t *testing.T, s *stage) { s.cluster.SetDown(true) }, engine.ExitFailed, "the API server at 127.0.0.1:36443 does not answer in time", "sandbox running"},
-		{"machines that never become ready", func(t *testing.T, s *stage) { s.nodesOnly.Store(true) }, engine.ExitFailed, "nothing changed for", "console"},
+			s.cluster.NeverReady(func(c cluster.Chart) bool { return c.Name == "constellation-operator" })
+		}, plan.ExitFailed, "install chart constellation-operator", "again"},
+		{"an API server that never answers", func(t *testing.T, s *stage) { s.cluster.SetDown(true) }, plan.ExitFailed, "the API server at 127.0.0.1:36443 does not answer in time", "sandbox running"},
+		{"machines that never become ready", func(t *testing.T, s *stage) { s.nodesOnly.Store(true) }, plan.ExitFailed, "nothing changed for", "console"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			s := newStage(t, 1, 2)
 			tt.break_(t, s)
 			events, _, err := s.init(t.Context(), nil)
-			if err == nil || engine.ExitCode(err) != tt.exit || !strings.Contains(err.Error(), tt.text) {
-				t.Fatalf("got %v (exit %d), want %q (exit %d)\n%s", err, engine.ExitCode(err), tt.text, tt.exit, states(events))
+			if err == nil || plan.ExitCode(err) != tt.exit || !strings.Contains(err.Error(), tt.text) {
+				t.Fatalf("got %v (exit %d), want %q (exit %d)\n%s", err, plan.ExitCode(err), tt.text, tt.exit, states(events))
 			}
-			if r := engine.Remedy(err); !strings.Contains(r, tt.remedy) {
+			if r := plan.Remedy(err); !strings.Contains(r, tt.remedy) {
 				t.Errorf("remedy %q, want %q in it", r, tt.remedy)
 			}
 			if events != nil {
@@ -581,7 +583,7 @@ func TestNoSecretIsShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	shown["home"] = string(b) + fmt.Sprintf("%+v", home)
-	err = filepath.WalkDir(filepath.Join(s.dir, engine.RunsDir), func(path string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(filepath.Join(s.dir, plan.RunsDir), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
@@ -609,12 +611,12 @@ func TestNoSecretIsShown(t *testing.T) {
 
 func TestServicesThatAreLateAreToldAndLeftToTheCluster(t *testing.T) {
 	s := newStage(t, 1, 0)
-	s.cluster.SetServices(engine.Service{Name: "coredns", Version: "v1.13.1", Kind: engine.ServiceOfKubernetes, Ready: 1, Wanted: 2})
+	s.cluster.SetServices(cluster.Service{Name: "coredns", Version: "v1.13.1", Kind: cluster.ServiceOfKubernetes, Ready: 1, Wanted: 2})
 	events, _ := s.mustInit()
 	var waits, warnings int
 	for _, e := range events {
 		if strings.Contains(e.Text, "coredns is ready on 1 of 2") {
-			if e.Kind == engine.KindWait {
+			if e.Kind == plan.KindWait {
 				waits++
 			} else if e.Level == "warn" {
 				warnings++
@@ -633,19 +635,19 @@ func TestStatusTellsWhatIsKnown(t *testing.T) {
 		t.Errorf("before init: %+v, %v", st, err)
 	}
 	s.mustInit()
-	s.cluster.SetServices(engine.Service{Name: "join-service", Version: "v1.1.0", Kind: engine.ServiceOfRelease, Ready: 0, Wanted: 1, Message: "ImagePullBackOff"})
+	s.cluster.SetServices(cluster.Service{Name: "join-service", Version: "v1.1.0", Kind: cluster.ServiceOfRelease, Ready: 0, Wanted: 1, Message: "ImagePullBackOff"})
 	st, err = s.engine().Status(t.Context())
-	if err != nil || st.Stage != engine.StageCluster || !st.Reachable || len(st.Nodes) != 3 || len(st.Machines) != 0 || st.Counts["ready"] != 3 || st.Target != (engine.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"}) {
+	if err != nil || st.Stage != engine.StageCluster || !st.Reachable || len(st.Nodes) != 3 || len(st.Machines) != 0 || st.Counts["ready"] != 3 || st.Target != (plan.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"}) {
 		t.Errorf("after init: %+v, %v", st, err)
 	}
 	if len(st.Health) == 0 || !strings.Contains(fmt.Sprint(st.Health), "join-service is not ready: 0 of 1 pods") {
 		t.Errorf("health %+v", st.Health)
 	}
-	s.cloud.set("worker-1", func(m *engine.CloudMachine) { m.Stage, m.Message = engine.NodeFailed, "killed" })
+	s.cloud.set("worker-1", func(m *cluster.CloudMachine) { m.Stage, m.Message = plan.NodeFailed, "killed" })
 	s.cluster.RemoveNode("worker-1")
 	s.cluster.SetDown(true)
 	st, err = s.engine().Status(t.Context())
-	if err != nil || st.Reachable || !strings.Contains(st.Problem, "does not answer") || len(st.Machines) != 3 || st.Machines[0].State != engine.StateUnknown || st.Machines[2].State != engine.NodeFailed {
+	if err != nil || st.Reachable || !strings.Contains(st.Problem, "does not answer") || len(st.Machines) != 3 || st.Machines[0].State != plan.StateUnknown || st.Machines[2].State != plan.NodeFailed {
 		t.Errorf("with the API server down: %+v, %v", st, err)
 	}
 	s.cloud.down = errors.New("no daemon")
@@ -661,13 +663,13 @@ func TestStatusTellsWhatIsKnown(t *testing.T) {
 func TestLinesOfTheJoinServiceAreTakenApart(t *testing.T) {
 	for _, tt := range []struct {
 		line string
-		want engine.Event
+		want plan.Event
 	}{
-		{`{"time":"t","level":"INFO","msg":"node reported","node":"w","step":"kubeadm-join","state":"running","text":"[x] y","at":"t"}`, engine.Event{Level: "info", Node: "w", Source: "kubeadm", Text: "[x] y"}},
-		{`{"level":"INFO","msg":"node reported","node":"w","step":"claim-node","state":"done","text":""}`, engine.Event{Level: "info", Node: "w", Source: "bootstrapper", Text: "claim-node done"}},
-		{`{"level":"WARN","msg":"ticket refused","node":"w","err":"no turn","took":1.5}`, engine.Event{Level: "warn", Node: "w", Text: "ticket refused  err=no turn took=1.5"}},
-		{`panic: oh no`, engine.Event{Level: "info", Text: "panic: oh no"}},
-		{`{"no":"message"}`, engine.Event{Level: "info", Text: `{"no":"message"}`}},
+		{`{"time":"t","level":"INFO","msg":"node reported","node":"w","step":"kubeadm-join","state":"running","text":"[x] y","at":"t"}`, plan.Event{Level: "info", Node: "w", Source: "kubeadm", Text: "[x] y"}},
+		{`{"level":"INFO","msg":"node reported","node":"w","step":"claim-node","state":"done","text":""}`, plan.Event{Level: "info", Node: "w", Source: "bootstrapper", Text: "claim-node done"}},
+		{`{"level":"WARN","msg":"ticket refused","node":"w","err":"no turn","took":1.5}`, plan.Event{Level: "warn", Node: "w", Text: "ticket refused  err=no turn took=1.5"}},
+		{`panic: oh no`, plan.Event{Level: "info", Text: "panic: oh no"}},
+		{`{"no":"message"}`, plan.Event{Level: "info", Text: `{"no":"message"}`}},
 	} {
 		if d := cmp.Diff(tt.want, engine.ParseLine(tt.line)); d != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.line, d)
@@ -693,7 +695,7 @@ func TestHomeSaysWhatIsNext(t *testing.T) {
 		{"machines and no cluster", func() {}, engine.StageReady, "init"},
 		{"init was left", func() {
 			ctx, cancel := context.WithCancel(t.Context())
-			s.init(ctx, func(e engine.Event) {
+			s.init(ctx, func(e plan.Event) {
 				if e.Step == "components" {
 					cancel()
 				}
@@ -725,7 +727,7 @@ func TestPlainTLSIsNotEnough(t *testing.T) {
 	s.edit(engine.StateFile, s.balancer.addr(), web.Listener.Addr().String())
 	start := time.Now()
 	_, _, err := s.init(t.Context(), nil)
-	if err == nil || !strings.Contains(engine.Remedy(err), "leads to something else") || time.Since(start) > 4*time.Second {
+	if err == nil || !strings.Contains(plan.Remedy(err), "leads to something else") || time.Since(start) > 4*time.Second {
 		t.Errorf("after %s: %v", time.Since(start), err)
 	}
 	if s.state().ClusterValues.InitNode != "" {
@@ -738,7 +740,7 @@ func TestPlainTLSIsNotEnough(t *testing.T) {
 func TestFailedMachineDoesNotBlockWhatWasBegun(t *testing.T) {
 	s := newStage(t, 1, 2)
 	s.mustInit()
-	s.cloud.set("worker-1", func(m *engine.CloudMachine) { m.Stage, m.Message = engine.NodeFailed, "no space" })
+	s.cloud.set("worker-1", func(m *cluster.CloudMachine) { m.Stage, m.Message = plan.NodeFailed, "no space" })
 	p, err := s.engine().PlanInit(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -754,11 +756,11 @@ func TestAPIServerThatGoesAwayIsWaitedFor(t *testing.T) {
 	s := newStage(t, 1, 1)
 	s.nodesOnly.Store(true)
 	var once, back sync.Once
-	events, _, err := s.init(t.Context(), func(e engine.Event) {
-		if e.Step == "wait-ready" && e.To == engine.NodeNotReady && e.Node == "worker-0" {
+	events, _, err := s.init(t.Context(), func(e plan.Event) {
+		if e.Step == "wait-ready" && e.To == plan.NodeNotReady && e.Node == "worker-0" {
 			once.Do(func() { s.cluster.SetDown(true) })
 		}
-		if e.Kind == engine.KindWait && strings.Contains(e.Text, "the API server at 127.0.0.1:36443 has not answered since") {
+		if e.Kind == plan.KindWait && strings.Contains(e.Text, "the API server at 127.0.0.1:36443 has not answered since") {
 			back.Do(func() {
 				go func() {
 					s.cluster.SetDown(false)
@@ -796,9 +798,9 @@ func TestCloudThatEndsIsToldWhileChartsGetReady(t *testing.T) {
 		}
 		return nil
 	})
-	var told engine.Event
-	events, _, err := s.init(t.Context(), func(e engine.Event) {
-		if told.Text == "" && e.Kind == engine.KindWait && e.Object == "api-server" {
+	var told plan.Event
+	events, _, err := s.init(t.Context(), func(e plan.Event) {
+		if told.Text == "" && e.Kind == plan.KindWait && e.Object == "api-server" {
 			told = e
 			s.cloud.end(nil)
 			s.cluster.SetDown(false)
@@ -820,12 +822,12 @@ func TestCloudThatEndsIsToldWhileTheFirstMachineIsAwaited(t *testing.T) {
 	s := newStage(t, 1, 0)
 	s.machines[0].stop()
 	var back sync.Once
-	var told engine.Event
-	events, _, err := s.init(t.Context(), func(e engine.Event) {
+	var told plan.Event
+	events, _, err := s.init(t.Context(), func(e plan.Event) {
 		switch {
-		case e.Kind == engine.KindStep && e.Step == "init-first-node" && e.State == engine.StateRunning:
+		case e.Kind == plan.KindStep && e.Step == "init-first-node" && e.State == plan.StateRunning:
 			s.cloud.end(fmt.Errorf("%w: connection refused", cloud.ErrUnavailable))
-		case e.Kind == engine.KindWait && e.Remedy != "":
+		case e.Kind == plan.KindWait && e.Remedy != "":
 			back.Do(func() {
 				told = e
 				s.cloud.end(nil)
@@ -854,8 +856,8 @@ func TestResultThatWasFetchedBeforeIsSaidSo(t *testing.T) {
 	}
 	events, _, err := s.init(t.Context(), nil)
 	want := fmt.Sprintf("get the result of the first machine: it was fetched before: the API server at %s answers, and no bootstrapper does", api.Listener.Addr())
-	if err == nil || err.Error() != want || !strings.HasPrefix(engine.Remedy(err), "restore constellation-admin.conf from your copy") {
-		t.Errorf("got  %v (%s)\nwant %s", err, engine.Remedy(err), want)
+	if err == nil || err.Error() != want || !strings.HasPrefix(plan.Remedy(err), "restore constellation-admin.conf from your copy") {
+		t.Errorf("got  %v (%s)\nwant %s", err, plan.Remedy(err), want)
 	}
 	checkStream(t, events, err)
 }
@@ -906,18 +908,18 @@ func TestInitThatLosesTheRaceLeavesNothingOfItsOwn(t *testing.T) {
 			tt.lose(s)
 			before := s.read(engine.StateFile)
 			events, _, err := s.init(t.Context(), nil)
-			if engine.ExitCode(err) != engine.ExitBlocked || !strings.HasPrefix(engine.Remedy(err), "another init was there first: go on in the directory where it was run") {
-				t.Errorf("got %v, exit %d, remedy %q", err, engine.ExitCode(err), engine.Remedy(err))
+			if plan.ExitCode(err) != plan.ExitBlocked || !strings.HasPrefix(plan.Remedy(err), "another init was there first: go on in the directory where it was run") {
+				t.Errorf("got %v, exit %d, remedy %q", err, plan.ExitCode(err), plan.Remedy(err))
 			}
 			want := append([]string{engine.ConfigFile}, tt.left...)
-			want = append(want, engine.StateFile, engine.RunsDir)
+			want = append(want, engine.StateFile, plan.RunsDir)
 			if got := list(t, s.dir); !cmp.Equal(got, want) {
 				t.Errorf("the directory holds %v, want %v", got, want)
 			}
 			if d := cmp.Diff(before, s.read(engine.StateFile)); d != "" {
 				t.Errorf("the state file changed (-before +after):\n%s", d)
 			}
-			var res engine.Result
+			var res plan.Result
 			if err := json.Unmarshal(events[len(events)-1].Data, &res); err != nil || res.Resume != "" {
 				t.Errorf("result %+v, %v", res, err)
 			}
@@ -933,7 +935,7 @@ func TestFailedMachineOffersTheSameCommandIfThatCanSucceed(t *testing.T) {
 		defer m.mu.Unlock()
 		m.fail = f
 	}
-	result := func(events []engine.Event) (res engine.Result) {
+	result := func(events []plan.Event) (res plan.Result) {
 		t.Helper()
 		if err := json.Unmarshal(events[len(events)-1].Data, &res); err != nil {
 			t.Fatal(err)
@@ -944,10 +946,10 @@ func TestFailedMachineOffersTheSameCommandIfThatCanSucceed(t *testing.T) {
 	for range 2 { // the mirror is as it was
 		events, _, err := s.init(t.Context(), nil)
 		checkStream(t, events, err)
-		if engine.ExitCode(err) != engine.ExitFailed || !strings.HasSuffix(err.Error(), "(install-components): install kubelet: digest mismatch") || engine.Remedy(err) != "mend the cause" {
-			t.Fatalf("got %v, remedy %q", err, engine.Remedy(err))
+		if plan.ExitCode(err) != plan.ExitFailed || !strings.HasSuffix(err.Error(), "(install-components): install kubelet: digest mismatch") || plan.Remedy(err) != "mend the cause" {
+			t.Fatalf("got %v, remedy %q", err, plan.Remedy(err))
 		}
-		if res := result(events); res.Status != engine.StateFailed || !strings.Contains(res.Resume, "constellation init") {
+		if res := result(events); res.Status != plan.StateFailed || !strings.Contains(res.Resume, "constellation init") {
 			t.Errorf("result %+v", res)
 		}
 	}
@@ -962,27 +964,27 @@ func TestFailedMachineOffersTheSameCommandIfThatCanSucceed(t *testing.T) {
 	m = s.machines[0]
 	set(&initproto.Failure{Step: "kubeadm-init", Message: "port 6443 is in use", Remedy: "replace the machine"})
 	events, _, err := s.init(t.Context(), nil)
-	if res := result(events); engine.ExitCode(err) != engine.ExitFailed || res.Resume != "" {
+	if res := result(events); plan.ExitCode(err) != plan.ExitFailed || res.Resume != "" {
 		t.Errorf("final failure: %v, result %+v", err, res)
 	}
 }
 
 func TestLeavingDoesNotWaitForAChart(t *testing.T) {
 	s := newStage(t, 1, 0)
-	s.cluster.NeverReady(func(c engine.Chart) bool { return c.Name == "constellation-operator" })
+	s.cluster.NeverReady(func(c cluster.Chart) bool { return c.Name == "constellation-operator" })
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var left time.Time
-	events, _, err := s.init(ctx, func(e engine.Event) {
+	events, _, err := s.init(ctx, func(e plan.Event) {
 		if e.Object == "constellation-operator" && strings.HasPrefix(e.Text, "deployment") {
 			left = time.Now()
 			cancel()
 		}
 	})
 	checkStream(t, events, err)
-	if engine.ExitCode(err) != engine.ExitStopped || time.Since(left) > 800*time.Millisecond {
+	if plan.ExitCode(err) != plan.ExitStopped || time.Since(left) > 800*time.Millisecond {
 		t.Errorf("after %s: %v", time.Since(left), err)
 	}
-	s.cluster.NeverReady(func(engine.Chart) bool { return false })
+	s.cluster.NeverReady(func(cluster.Chart) bool { return false })
 	s.resume("charts")
 }

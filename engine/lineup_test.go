@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 )
 
 // TestALookTellsWhatIsNow lets nodes, moves and targets change at random: a line-up that has
@@ -19,11 +22,11 @@ func TestALookTellsWhatIsNow(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	one := func(of ...string) string { return of[rnd.IntN(len(of))] }
 	name := func() string { return fmt.Sprintf("worker-%d", rnd.IntN(12)) }
-	nodes := map[string]*Node{}
-	var ro Rollout
+	nodes := map[string]*cluster.Node{}
+	var ro cluster.Rollout
 	var seen lineup
 	was := map[rollEntry]bool{}
-	var expected []ExpectedNode
+	var expected []cluster.ExpectedNode
 	fresh := 0
 	for step := range 5000 {
 		for range rnd.IntN(3) {
@@ -31,31 +34,31 @@ func TestALookTellsWhatIsNow(t *testing.T) {
 			case 0:
 				delete(nodes, n)
 			case 1:
-				ro.Target = NodeTarget{Image: one("a", "b"), Components: "c", KeepWorkers: rnd.IntN(4) == 0}
+				ro.Target = cluster.NodeTarget{Image: one("a", "b"), Components: "c", KeepWorkers: rnd.IntN(4) == 0}
 			case 2:
-				ro.Moves = slices.DeleteFunc(ro.Moves, func(m Move) bool { return m.Name == "replace-"+n })
+				ro.Moves = slices.DeleteFunc(ro.Moves, func(m cluster.Move) bool { return m.Name == "replace-"+n })
 				if rnd.IntN(3) > 0 {
-					ro.Moves = append(ro.Moves, Move{
+					ro.Moves = append(ro.Moves, cluster.Move{
 						Name: "replace-" + n, Node: one("", name()), Leaves: rnd.IntN(3) == 0, Donor: one("", name()), Machine: one("", "Creating", "Ready", "Failed", "Terminating"), Reached: rnd.IntN(5) == 0,
 					})
 				}
 			default:
-				nodes[n] = &Node{Name: n, State: one(NodeReady, NodeReady, NodeNotReady), Image: one("", "a", "b"), Components: one("", "c"), Heir: one("", "", name()), Cordoned: rnd.IntN(3) == 0, Message: one("", "why"), Kubernetes: one("v1.35.4", "v1.36.3")}
+				nodes[n] = &cluster.Node{Name: n, State: one(plan.NodeReady, plan.NodeReady, plan.NodeNotReady), Image: one("", "a", "b"), Components: one("", "c"), Heir: one("", "", name()), Cordoned: rnd.IntN(3) == 0, Message: one("", "why"), Kubernetes: one("v1.35.4", "v1.36.3")}
 			}
 		}
-		list := make([]*Node, 0, len(nodes))
+		list := make([]*cluster.Node, 0, len(nodes))
 		for _, k := range slices.Sorted(maps.Keys(nodes)) {
 			list = append(list, nodes[k])
 		}
 		if rnd.IntN(4) == 0 {
 			expected = nil
 			if rnd.IntN(2) == 0 {
-				expected = []ExpectedNode{{Name: name()}}
+				expected = []cluster.ExpectedNode{{Name: name()}}
 			}
 		}
-		var plans []NodePlan
+		var plans []cluster.NodePlan
 		for range rnd.IntN(3) {
-			plans = append(plans, NodePlan{Name: one("a/b", "a/c"), Nodes: []NodePlanNode{{Name: name(), State: one(NodeUpgrading, NodeDraining, NodeFailed), Text: one("", "why")}}})
+			plans = append(plans, cluster.NodePlan{Name: one("a/b", "a/c"), Nodes: []cluster.NodePlanNode{{Name: name(), State: one(plan.NodeUpgrading, plan.NodeDraining, plan.NodeFailed), Text: one("", "why")}}})
 		}
 		some := seen.look(ro, plans, list, expected)
 		anew := new(lineup)
@@ -94,10 +97,10 @@ func entries(all []*rollEntry) (out []rollEntry) {
 
 // A machine that is a Node before the operator has annotated it belongs where its record says.
 func TestGroupOfANewNode(t *testing.T) {
-	moves := []Move{{Name: "replace-0", Node: "worker-3", Group: "workers", Donor: "worker-0"}}
-	nodes := []*Node{{Name: "worker-3", Role: "worker"}, {Name: "worker-4", Role: "worker"}}
+	moves := []cluster.Move{{Name: "replace-0", Node: "worker-3", Group: "workers", Donor: "worker-0"}}
+	nodes := []*cluster.Node{{Name: "worker-3", Role: "worker"}, {Name: "worker-4", Role: "worker"}}
 	var l lineup
-	l.look(Rollout{Moves: moves}, nil, nodes, nil)
+	l.look(cluster.Rollout{Moves: moves}, nil, nodes, nil)
 	var got []string
 	for e := range l.all() {
 		got = append(got, e.name+" of "+e.group)
@@ -109,34 +112,34 @@ func TestGroupOfANewNode(t *testing.T) {
 
 // Each node has a place, an heir that of its donor, whether it is Ready or not.
 func TestNodesThatAreNotReadyHaveTheirPlaces(t *testing.T) {
-	fresh := func(name, state, donor string) *Node {
-		return &Node{Name: name, State: state, Image: "b", Components: "c", Donor: donor}
+	fresh := func(name, state, donor string) *cluster.Node {
+		return &cluster.Node{Name: name, State: state, Image: "b", Components: "c", Donor: donor}
 	}
-	old := func(name, heir string, cordoned bool) *Node {
-		return &Node{Name: name, State: NodeReady, Image: "a", Components: "c", Heir: heir, Cordoned: cordoned}
+	old := func(name, heir string, cordoned bool) *cluster.Node {
+		return &cluster.Node{Name: name, State: plan.NodeReady, Image: "a", Components: "c", Heir: heir, Cordoned: cordoned}
 	}
-	leaves := Move{Name: "replace-0", Node: "w0", Leaves: true, Machine: "Ready"}
+	leaves := cluster.Move{Name: "replace-0", Node: "w0", Leaves: true, Machine: "Ready"}
 	for name, tt := range map[string]struct {
-		nodes []*Node
-		moves []Move
+		nodes []*cluster.Node
+		moves []cluster.Move
 		want  string
 	}{
-		"all are Ready":                        {[]*Node{fresh("w1", NodeReady, ""), fresh("w2", NodeReady, "")}, nil, "2 of 2"},
-		"one is not":                           {[]*Node{fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "")}, nil, "1 of 2"},
-		"one is not, and its donor is gone":    {[]*Node{fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "w0")}, nil, "1 of 2"},
-		"one has come, and its donor is there": {[]*Node{old("w0", "w2", false), fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "w0")}, nil, "1 of 2"},
+		"all are Ready":                        {[]*cluster.Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeReady, "")}, nil, "2 of 2"},
+		"one is not":                           {[]*cluster.Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "")}, nil, "1 of 2"},
+		"one is not, and its donor is gone":    {[]*cluster.Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, nil, "1 of 2"},
+		"one has come, and its donor is there": {[]*cluster.Node{old("w0", "w2", false), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, nil, "1 of 2"},
 		"one has come that only its record knows": {
-			[]*Node{old("w0", "", false), fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "")},
-			[]Move{{Name: "replace-0", Node: "w2", Donor: "w0", Machine: "Ready"}},
+			[]*cluster.Node{old("w0", "", false), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "")},
+			[]cluster.Move{{Name: "replace-0", Node: "w2", Donor: "w0", Machine: "Ready"}},
 			"1 of 2",
 		},
-		"one has come that nobody knows":        {[]*Node{old("w0", "", false), fresh("w1", NodeReady, ""), {Name: "w2", State: NodeNotReady}}, nil, "1 of 2"},
-		"its donor leaves, and it is Ready":     {[]*Node{old("w0", "w2", true), fresh("w1", NodeReady, ""), fresh("w2", NodeReady, "w0")}, []Move{leaves}, "2 of 2"},
-		"its donor leaves, and it is not Ready": {[]*Node{old("w0", "w2", true), fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "w0")}, []Move{leaves}, "1 of 2"},
+		"one has come that nobody knows":        {[]*cluster.Node{old("w0", "", false), fresh("w1", plan.NodeReady, ""), {Name: "w2", State: plan.NodeNotReady}}, nil, "1 of 2"},
+		"its donor leaves, and it is Ready":     {[]*cluster.Node{old("w0", "w2", true), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeReady, "w0")}, []cluster.Move{leaves}, "2 of 2"},
+		"its donor leaves, and it is not Ready": {[]*cluster.Node{old("w0", "w2", true), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, []cluster.Move{leaves}, "1 of 2"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := &looked{ro: Rollout{Target: NodeTarget{Image: "b", Components: "c"}, Moves: tt.moves}, nodes: tt.nodes}
-			v, err := (&Engine{now: time.Now}).seeRollout(t.Context(), c, new(lineup))
+			c := &looked{ro: cluster.Rollout{Target: cluster.NodeTarget{Image: "b", Components: "c"}, Moves: tt.moves}, nodes: tt.nodes}
+			v, err := seeRollout(t.Context(), c, new(lineup), time.Now())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -150,22 +153,22 @@ func TestNodesThatAreNotReadyHaveTheirPlaces(t *testing.T) {
 // A machine that the cloud has not named has one row, also once it is a Node.
 func TestNodesThatNobodyKnowsYetAreTheMachinesWithoutNames(t *testing.T) {
 	now := time.Now()
-	unnamed := []Move{{Name: "replace-0", Donor: "w0", Group: "workers", Machine: "Creating"}}
+	unnamed := []cluster.Move{{Name: "replace-0", Donor: "w0", Group: "workers", Machine: "Creating"}}
 	for name, tt := range map[string]struct {
-		nodes []*Node
-		moves []Move
+		nodes []*cluster.Node
+		moves []cluster.Move
 		want  []string
 	}{
-		"it has just joined":                     {[]*Node{{Name: "w1", Role: "worker", Created: now}}, unnamed, []string{"new for w0"}},
-		"the operator has said what it is":       {[]*Node{{Name: "w1", Group: "workers", Image: "b", Created: now}}, unnamed, []string{"w1", "new for w0"}},
-		"the cloud has named it":                 {[]*Node{{Name: "w1", Role: "worker", Created: now}}, []Move{{Name: "replace-0", Node: "w1", Donor: "w0", Group: "workers", Machine: "Ready"}}, []string{"w1"}},
-		"it has been there for long":             {[]*Node{{Name: "w1", Role: "worker", Created: now.Add(-time.Minute)}}, unnamed, []string{"w1", "new for w0"}},
-		"nothing moves that is known":            {[]*Node{{Name: "w1", Role: "worker", Created: now}}, nil, nil},
-		"a machine that is to be made is no one": {[]*Node{{Name: "w1", Role: "worker", Created: now}}, []Move{{Name: "replace-0", Donor: "w0"}}, nil},
+		"it has just joined":                     {[]*cluster.Node{{Name: "w1", Role: "worker", Created: now}}, unnamed, []string{"new for w0"}},
+		"the operator has said what it is":       {[]*cluster.Node{{Name: "w1", Group: "workers", Image: "b", Created: now}}, unnamed, []string{"w1", "new for w0"}},
+		"the cloud has named it":                 {[]*cluster.Node{{Name: "w1", Role: "worker", Created: now}}, []cluster.Move{{Name: "replace-0", Node: "w1", Donor: "w0", Group: "workers", Machine: "Ready"}}, []string{"w1"}},
+		"it has been there for long":             {[]*cluster.Node{{Name: "w1", Role: "worker", Created: now.Add(-time.Minute)}}, unnamed, []string{"w1", "new for w0"}},
+		"nothing moves that is known":            {[]*cluster.Node{{Name: "w1", Role: "worker", Created: now}}, nil, nil},
+		"a machine that is to be made is no one": {[]*cluster.Node{{Name: "w1", Role: "worker", Created: now}}, []cluster.Move{{Name: "replace-0", Donor: "w0"}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var l lineup
-			if _, err := (&Engine{now: func() time.Time { return now }}).seeRollout(t.Context(), &looked{ro: Rollout{Moves: tt.moves}, nodes: tt.nodes}, &l); err != nil {
+			if _, err := seeRollout(t.Context(), &looked{ro: cluster.Rollout{Moves: tt.moves}, nodes: tt.nodes}, &l, now); err != nil {
 				t.Fatal(err)
 			}
 			var got []string
@@ -181,12 +184,15 @@ func TestNodesThatNobodyKnowsYetAreTheMachinesWithoutNames(t *testing.T) {
 
 // looked is a cluster at one moment.
 type looked struct {
-	Cluster
-	ro    Rollout
-	nodes []*Node
+	observed
+	ro    cluster.Rollout
+	nodes []*cluster.Node
 }
 
-func (l *looked) Rollout(context.Context) (Rollout, error)         { return l.ro, nil }
-func (l *looked) Nodes(context.Context) ([]*Node, error)           { return l.nodes, nil }
-func (l *looked) Expected(context.Context) ([]ExpectedNode, error) { return nil, nil }
-func (l *looked) Plans(context.Context) ([]NodePlan, error)        { return nil, nil }
+func (l *looked) Rollout(context.Context) (cluster.Rollout, error) { return l.ro, nil }
+
+func (l *looked) Nodes(context.Context) ([]*cluster.Node, error) { return l.nodes, nil }
+
+func (l *looked) Expected(context.Context) ([]cluster.ExpectedNode, error) { return nil, nil }
+
+func (l *looked) Plans(context.Context) ([]cluster.NodePlan, error) { return nil, nil }

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"constellation/engine/plan"
 )
 
 // maxRecordLine bounds one line of a record in bytes: plans with thousands of objects fit.
@@ -30,7 +32,7 @@ func (b BadLine) String() string { return fmt.Sprintf("line %d: %s", b.Number, b
 // ReadRecord reads events, a line each, as a run records them and -o json prints them, and
 // calls take for each. Lines that are no events are left out and returned, the first
 // hundred of them. The error is about reading, or take's own.
-func ReadRecord(r io.Reader, take func(Event) error) (bad []BadLine, err error) {
+func ReadRecord(r io.Reader, take func(plan.Event) error) (bad []BadLine, err error) {
 	lines := bufio.NewReaderSize(r, 64<<10)
 	for n := 1; ; n++ {
 		line, long, err := readLine(lines)
@@ -38,7 +40,7 @@ func ReadRecord(r io.Reader, take func(Event) error) (bad []BadLine, err error) 
 			return bad, err
 		}
 		if len(bytes.TrimSpace(line)) > 0 || long {
-			var e Event
+			var e plan.Event
 			why := ""
 			switch {
 			case long:
@@ -100,16 +102,16 @@ func (e *Engine) Record(run string) (path string, err error) {
 	if err != nil {
 		return "", err
 	}
-	return filepath.Join(s.Dir, eventsFile), nil
+	return filepath.Join(s.Dir, plan.EventsFile), nil
 }
 
 // run finds a run.
-func (e *Engine) run(id string) (RunSummary, error) {
+func (e *Engine) run(id string) (plan.RunSummary, error) {
 	all, err := e.Runs()
 	if err != nil {
-		return RunSummary{}, err
+		return plan.RunSummary{}, err
 	}
-	var found []RunSummary
+	var found []plan.RunSummary
 	for _, s := range all {
 		if s.ID == id || id == "last" && len(found) == 0 {
 			return s, nil
@@ -118,26 +120,26 @@ func (e *Engine) run(id string) (RunSummary, error) {
 			found = append(found, s)
 		}
 	}
-	fail := &Error{Op: fmt.Sprintf("find run %q", id), Err: errors.New("this workspace has no record of it"), Remedy: "`constellation history` lists the runs", Exit: ExitUsage}
+	fail := &plan.Error{Op: fmt.Sprintf("find run %q", id), Err: errors.New("this workspace has no record of it"), Remedy: "`constellation history` lists the runs", Exit: plan.ExitUsage}
 	switch len(found) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return RunSummary{}, fail
+		return plan.RunSummary{}, fail
 	}
 	fail.Err = fmt.Errorf("%d runs begin like that", len(found))
-	return RunSummary{}, fail
+	return plan.RunSummary{}, fail
 }
 
 // PastRun is what a record tells about a run.
 type PastRun struct {
-	RunSummary
-	Tool string `json:"tool,omitempty"`
-	From Target `json:"from,omitzero"`
+	plan.RunSummary
+	Tool string      `json:"tool,omitempty"`
+	From plan.Target `json:"from,omitzero"`
 	// Accepted are the warnings that the plan was run with, those accepted by name among
 	// them, which are Named.
-	Accepted []Finding  `json:"accepted"`
-	Steps    []PastStep `json:"steps"`
+	Accepted []plan.Finding `json:"accepted"`
+	Steps    []PastStep     `json:"steps"`
 	// TookMS is how long it took, until its last event if it has no end.
 	TookMS int64 `json:"took_ms"`
 	// Nodes is how many machines changed their state, Replaced how many nodes came to the
@@ -188,32 +190,60 @@ func (e *Engine) PastRun(id string) (PastRun, error) {
 	if err != nil {
 		return PastRun{}, err
 	}
-	f, err := os.Open(filepath.Join(s.Dir, eventsFile))
+	f, err := os.Open(filepath.Join(s.Dir, plan.EventsFile))
 	if err != nil {
-		return PastRun{}, &Error{Op: "read the record of " + s.ID, Err: withoutPath(err)}
+		return PastRun{}, &plan.Error{Op: "read the record of " + s.ID, Err: withoutPath(err)}
 	}
 	defer f.Close()
+	out, err := pastRun(s, f)
+	if err != nil {
+		return PastRun{}, &plan.Error{Op: "read the record of " + s.ID, Err: withoutPath(err)}
+	}
+	return out, nil
+}
+
+// step notes what became of a step.
+func (p *PastRun) step(e plan.Event) {
+	i := slices.IndexFunc(p.Steps, func(x PastStep) bool { return x.ID == e.Step })
+	if i < 0 {
+		if len(p.Steps) >= boardSteps {
+			return
+		}
+		p.Steps = append(p.Steps, PastStep{ID: e.Step, Title: e.Step})
+		i = len(p.Steps) - 1
+	}
+	x := &p.Steps[i]
+	x.State, x.TookMS = e.State, e.TookMS
+	if e.State != plan.StateRunning {
+		x.Text = e.Text
+	} else if x.Title == x.ID {
+		x.Title = cmp.Or(e.Text, x.Title)
+	}
+}
+
+// pastRun makes a PastRun of the summary of a run and its record.
+func pastRun(s plan.RunSummary, record io.Reader) (PastRun, error) {
 	var b Board
-	out := PastRun{RunSummary: s, Accepted: []Finding{}, Steps: []PastStep{}, Stages: []PastStage{}, Waits: []PastWait{}}
+	out := PastRun{RunSummary: s, Accepted: []plan.Finding{}, Steps: []PastStep{}, Stages: []PastStage{}, Waits: []PastWait{}}
 	failed := map[string]bool{}
-	bad, err := ReadRecord(f, func(ev Event) error {
+	bad, err := ReadRecord(record, func(ev plan.Event) error {
 		was := b.Wait
-		if ev.Kind != KindLog {
+		if ev.Kind != plan.KindLog {
 			b.Apply(ev)
 		}
 		if was.Text != "" && b.Wait.Since != was.Since {
 			out.Waits = append(out.Waits, PastWait{was.Text, was.Since, ev.Time.Sub(was.Since).Milliseconds()})
 		}
-		if ev.Kind == KindNode && ev.To == NodeFailed {
+		if ev.Kind == plan.KindNode && ev.To == plan.NodeFailed {
 			failed[ev.Node] = true
 		}
-		if ev.Kind == KindStep && ev.Step != "" {
+		if ev.Kind == plan.KindStep && ev.Step != "" {
 			out.step(ev)
 		}
 		return nil
 	})
 	if err != nil {
-		return PastRun{}, &Error{Op: "read the record of " + s.ID, Err: withoutPath(err)}
+		return PastRun{}, err
 	}
 	for _, x := range bad {
 		out.Bad = append(out.Bad, x.String())
@@ -233,7 +263,7 @@ func (e *Engine) PastRun(id string) (PastRun, error) {
 			} else {
 				x := PastStep{ID: st.ID, Title: st.Title}
 				if st.Finished {
-					x.State = StateSkipped
+					x.State = plan.StateSkipped
 				}
 				out.Steps = append(out.Steps, x)
 			}
@@ -241,7 +271,7 @@ func (e *Engine) PastRun(id string) (PastRun, error) {
 	}
 	for _, list := range [][]string{StagesOld, StagesNew} {
 		for _, name := range list {
-			if st := b.stages[name]; st != nil && st.total > 0 && name != NodeReady && name != NodeOutdated {
+			if st := b.stages[name]; st != nil && st.total > 0 && name != plan.NodeReady && name != plan.NodeOutdated {
 				out.Stages = append(out.Stages, PastStage{name, st.total, b.Dwell(name, 0.5).Milliseconds(), b.Dwell(name, 0.95).Milliseconds()})
 			}
 		}
@@ -249,23 +279,4 @@ func (e *Engine) PastRun(id string) (PastRun, error) {
 	slices.SortStableFunc(out.Waits, func(a, b PastWait) int { return cmp.Compare(b.TookMS, a.TookMS) })
 	out.Waits = out.Waits[:min(len(out.Waits), pastWaits)]
 	return out, nil
-}
-
-// step notes what became of a step.
-func (p *PastRun) step(e Event) {
-	i := slices.IndexFunc(p.Steps, func(x PastStep) bool { return x.ID == e.Step })
-	if i < 0 {
-		if len(p.Steps) >= boardSteps {
-			return
-		}
-		p.Steps = append(p.Steps, PastStep{ID: e.Step, Title: e.Step})
-		i = len(p.Steps) - 1
-	}
-	x := &p.Steps[i]
-	x.State, x.TookMS = e.State, e.TookMS
-	if e.State != StateRunning {
-		x.Text = e.Text
-	} else if x.Title == x.ID {
-		x.Title = cmp.Or(e.Text, x.Title)
-	}
 }

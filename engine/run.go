@@ -23,21 +23,21 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"constellation/engine/plan"
 	"constellation/engine/version"
 )
 
 const (
-	planFile   = "plan.json"    // in a run's directory
-	eventsFile = "events.jsonl" // 0600
+	planFile = "plan.json" // in a run's directory
 )
 
 // newRunID returns "<verb>-<YYYYMMDDhhmmss>-<8 hex digits>"; IDs of one verb sort by
 // time.
-func newRunID(v Verb, now time.Time) string {
+func newRunID(v plan.Verb, now time.Time) string {
 	b := make([]byte, 4)
 	rand.Read(b)
 	name := strings.ReplaceAll(string(v), " ", "-")
-	if v == VerbApply {
+	if v == plan.VerbApply {
 		name = "upgrade"
 	}
 	return fmt.Sprintf("%s-%s-%x", name, now.UTC().Format("20060102150405"), b)
@@ -54,10 +54,10 @@ func newRunID(v Verb, now time.Time) string {
 // an error with ExitNothing, a second run in the same workspace, or of another one in the
 // same cluster where the plan needs it for itself, one with ExitHeld. A finding that is
 // to be accepted by name and is not gives ExitUnacknowledged. A rehearsal leaves no trace.
-func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error) {
+func (e *Engine) Run(ctx context.Context, p *plan.Plan, emit func(plan.Event)) (err error) {
 	p.By = cmp.Or(p.By, someone())
-	r := &run{plan: p, out: emit, now: e.now, log: e.log, started: e.now(), dir: e.ws.Path(filepath.Join(RunsDir, p.ID))}
-	r.final = p.Verb == VerbWatch // the cluster goes on alone from the beginning
+	r := &run{plan: p, out: emit, now: e.now, log: e.log, started: e.now(), dir: e.ws.Path(filepath.Join(plan.RunsDir, p.ID))}
+	r.final = p.Verb == plan.VerbWatch // the cluster goes on alone from the beginning
 	r.resume = cmp.Or(p.End.Command, e.command(string(p.Verb)))
 	defer r.close()
 	defer func() { err = r.finish(ctx, err, e) }()
@@ -65,20 +65,20 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 		defer p.End.Cleanup()
 	}
 
-	if !p.Rehearsal && p.Verb != VerbWatch {
+	if !p.Rehearsal && p.Verb != plan.VerbWatch {
 		var unlock func()
 		unlock, err = e.ws.lock(p.ID, r.started)
 		switch {
 		case err == nil:
 			defer unlock()
 			err = r.record(p)
-		case p.Verb == VerbRevoke && ExitCode(err) == ExitHeld:
+		case p.Verb == plan.VerbRevoke && plan.ExitCode(err) == plan.ExitHeld:
 			// A captured machine does not wait for an upgrade to end. Each write of a revocation
 			// is safe beside any other run.
 			err = r.record(p)
 		}
 	}
-	r.Send(Event{Kind: KindHello, Schema: Schema, Tool: "constellation " + version.Release, Object: p.Cluster, Simulated: p.Simulated, Text: r.title(), By: p.By})
+	r.Send(plan.Event{Kind: plan.KindHello, Schema: plan.Schema, Tool: "constellation " + version.Release, Object: p.Cluster, Simulated: p.Simulated, Text: r.title(), By: p.By})
 	if err != nil {
 		return err
 	}
@@ -89,12 +89,12 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 		return blocked(b)
 	}
 	if f := p.Unacknowledged(); len(f) > 0 {
-		return &Error{Op: "check before start", Err: errors.New(f[0].Title + " (not accepted by name)"), Remedy: f[0].Remedy, Exit: ExitUnacknowledged}
+		return &plan.Error{Op: "check before start", Err: errors.New(f[0].Title + " (not accepted by name)"), Remedy: f[0].Remedy, Exit: plan.ExitUnacknowledged}
 	}
 	if p.Hold != nil && !p.Rehearsal && !p.Finished() {
 		held, stop := context.WithCancelCause(ctx)
 		defer stop(nil)
-		release, err := p.Hold(held, NewReporter(r, ""), stop)
+		release, err := p.Hold(held, plan.NewReporter(r, ""), stop)
 		if err != nil {
 			return err
 		}
@@ -113,7 +113,7 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 		}
 	}
 	if did == 0 {
-		return &Error{Err: errors.New(cmp.Or(p.End.Nothing, "cluster "+p.Cluster+" is complete: nothing to do")), Exit: ExitNothing}
+		return &plan.Error{Err: errors.New(cmp.Or(p.End.Nothing, "cluster "+p.Cluster+" is complete: nothing to do")), Exit: plan.ExitNothing}
 	}
 	return nil
 }
@@ -137,12 +137,12 @@ func (r *run) SendPlan() error {
 	if err != nil {
 		return fmt.Errorf("marshal plan: %w", err)
 	}
-	r.Send(Event{Kind: KindPlan, From: p.From.String(), To: p.To.String(), Total: int64(len(p.Steps)), Data: data})
+	r.Send(plan.Event{Kind: plan.KindPlan, From: p.From.String(), To: p.To.String(), Total: int64(len(p.Steps)), Data: data})
 	return nil
 }
 
 // blocked makes one error of the findings that forbid a plan.
-func blocked(findings []Finding) error {
+func blocked(findings []plan.Finding) error {
 	f := findings[0]
 	text := f.Title
 	if f.Detail != "" {
@@ -151,27 +151,12 @@ func blocked(findings []Finding) error {
 	if n := len(findings) - 1; n > 0 {
 		text += fmt.Sprintf(" (and %d more)", n)
 	}
-	return &Error{Op: "check before start", Err: errors.New(text), Remedy: f.Remedy, Exit: ExitBlocked}
-}
-
-// String is "v1.1.0, image v1.0.0, Kubernetes v1.35.4" without what is not known.
-func (t Target) String() string {
-	var parts []string
-	if t.Release != "" {
-		parts = append(parts, t.Release)
-	}
-	if t.Image != "" {
-		parts = append(parts, "image "+t.Image)
-	}
-	if t.Kubernetes != "" {
-		parts = append(parts, "Kubernetes "+t.Kubernetes)
-	}
-	return strings.Join(parts, ", ")
+	return &plan.Error{Op: "check before start", Err: errors.New(text), Remedy: f.Remedy, Exit: plan.ExitBlocked}
 }
 
 // run is one execution of a plan.
 type run struct {
-	plan    *Plan
+	plan    *plan.Plan
 	now     func() time.Time
 	log     *slog.Logger
 	started time.Time
@@ -179,7 +164,7 @@ type run struct {
 	resume  string
 
 	mu       sync.Mutex // held while an event is numbered, recorded and emitted
-	out      func(Event)
+	out      func(plan.Event)
 	seq      uint64
 	file     *os.File // nil if the run is not recorded
 	hidden   []string
@@ -192,11 +177,11 @@ type run struct {
 	// it needs no cluster for itself.
 	lost func() error
 	// complete adds when a rollout will be over; nil before one is waited for.
-	complete func(e *Event)
+	complete func(e *plan.Event)
 }
 
 // Forecast has complete called with every event from now on.
-func (r *run) Forecast(complete func(e *Event)) {
+func (r *run) Forecast(complete func(e *plan.Event)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.complete = complete
@@ -213,9 +198,9 @@ func (r *run) title() string {
 }
 
 // record starts the directory of the run.
-func (r *run) record(p *Plan) error {
+func (r *run) record(p *plan.Plan) error {
 	fail := func(err error) error {
-		return &Error{Op: "record run in " + r.dir, Err: withoutPath(err), Remedy: "make room, and the directory writable; nothing has been started"}
+		return &plan.Error{Op: "record run in " + r.dir, Err: withoutPath(err), Remedy: "make room, and the directory writable; nothing has been started"}
 	}
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
 		return fail(err)
@@ -224,10 +209,10 @@ func (r *run) record(p *Plan) error {
 	if err != nil {
 		return fail(err)
 	}
-	if err := (&Workspace{r.dir}).write(planFile, append(b, '\n'), 0o600); err != nil {
+	if err := writeIn(r.dir, planFile, append(b, '\n'), 0o600); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(filepath.Join(r.dir, eventsFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	f, err := os.OpenFile(filepath.Join(r.dir, plan.EventsFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return fail(err)
 	}
@@ -242,14 +227,14 @@ func (r *run) close() {
 }
 
 // Send numbers an event, records it and emits it.
-func (r *run) Send(e Event) {
+func (r *run) Send(e plan.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sendLocked(e)
 }
 
-func (r *run) sendLocked(e Event) {
-	if e.Kind == KindWait {
+func (r *run) sendLocked(e plan.Event) {
+	if e.Kind == plan.KindWait {
 		if e.Text == r.waiting { // the same reason again is no news
 			return
 		}
@@ -273,7 +258,7 @@ func (r *run) sendLocked(e Event) {
 			// The run matters more than its record. The user is told once.
 			r.file.Close()
 			r.file = nil
-			defer r.sendLocked(Event{Kind: KindLog, Level: "warn", Source: "engine", Text: fmt.Sprintf("the rest of this run is not recorded: %v", withoutPath(err))})
+			defer r.sendLocked(plan.Event{Kind: plan.KindLog, Level: "warn", Source: "engine", Text: fmt.Sprintf("the rest of this run is not recorded: %v", withoutPath(err))})
 		}
 	}
 	r.out(e)
@@ -320,7 +305,7 @@ func (r *run) Hide(secrets ...[]byte) {
 }
 
 // step runs one step unless its effect is there already, and reports whether it ran.
-func (r *run) step(ctx context.Context, s *Step) (ran bool, err error) {
+func (r *run) step(ctx context.Context, s *plan.Step) (ran bool, err error) {
 	defer func() {
 		if err == nil && s.Final {
 			r.final = true
@@ -335,28 +320,28 @@ func (r *run) step(ctx context.Context, s *Step) (ran bool, err error) {
 		}
 		if err != nil {
 			err = fmt.Errorf("look at what step %s has done: %w", s.ID, err)
-			r.Send(Event{Kind: KindStep, Step: s.ID, State: StateFailed, Text: err.Error(), Remedy: Remedy(err), TookMS: r.since(start)})
+			r.Send(plan.Event{Kind: plan.KindStep, Step: s.ID, State: plan.StateFailed, Text: err.Error(), Remedy: plan.Remedy(err), TookMS: r.since(start)})
 			return false, err
 		}
 		if done {
-			r.Send(Event{Kind: KindStep, Step: s.ID, State: StateSkipped, Text: s.Title, TookMS: r.since(start)})
+			r.Send(plan.Event{Kind: plan.KindStep, Step: s.ID, State: plan.StateSkipped, Text: s.Title, TookMS: r.since(start)})
 			return false, nil
 		}
 	}
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	r.Send(Event{Kind: KindStep, Step: s.ID, State: StateRunning, Text: s.Title})
-	to := NewReporter(r, s.ID)
+	r.Send(plan.Event{Kind: plan.KindStep, Step: s.ID, State: plan.StateRunning, Text: s.Title})
+	to := plan.NewReporter(r, s.ID)
 	err = r.guard(s.ID, func() error { return s.Run(ctx, to) })
-	r.Send(Event{Kind: KindWait, Step: s.ID}) // ends a wait, if there was one
-	e := Event{Kind: KindStep, Step: s.ID, State: StateDone, Text: cmp.Or(to.Concluded(), s.Title), TookMS: r.since(start)}
+	r.Send(plan.Event{Kind: plan.KindWait, Step: s.ID}) // ends a wait, if there was one
+	e := plan.Event{Kind: plan.KindStep, Step: s.ID, State: plan.StateDone, Text: cmp.Or(to.Concluded(), s.Title), TookMS: r.since(start)}
 	if err != nil {
-		e.State, e.Text, e.Remedy = StateFailed, err.Error(), Remedy(err)
+		e.State, e.Text, e.Remedy = plan.StateFailed, err.Error(), plan.Remedy(err)
 		if left(ctx, err) {
-			e.State, e.Text, e.Remedy = StateStopped, "stopped on request", ""
+			e.State, e.Text, e.Remedy = plan.StateStopped, "stopped on request", ""
 			if r.final {
-				e.State, e.Text = StateDetached, "the cluster goes on alone"
+				e.State, e.Text = plan.StateDetached, "the cluster goes on alone"
 			}
 		}
 	}
@@ -364,7 +349,7 @@ func (r *run) step(ctx context.Context, s *Step) (ran bool, err error) {
 	return true, err
 }
 
-func (r *run) observe(ctx context.Context, s *Step) (done bool, err error) {
+func (r *run) observe(ctx context.Context, s *plan.Step) (done bool, err error) {
 	err = r.guard(s.ID, func() error { done, err = s.Done(ctx); return err })
 	return done, err
 }
@@ -374,7 +359,7 @@ func (r *run) guard(step string, f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			r.log.Error("step panicked", "step", step, "err", v, "stack", string(debug.Stack()))
-			err = &Error{Op: "run step " + step, Err: fmt.Errorf("the program has a fault: %v", v), Remedy: "run the same command again; finished steps are skipped. Please report this with " + filepath.Join(r.dir, eventsFile)}
+			err = &plan.Error{Op: "run step " + step, Err: fmt.Errorf("the program has a fault: %v", v), Remedy: "run the same command again; finished steps are skipped. Please report this with " + filepath.Join(r.dir, plan.EventsFile)}
 		}
 	}()
 	return f()
@@ -397,16 +382,16 @@ func (r *run) since(t time.Time) int64 { return r.now().Sub(t).Milliseconds() }
 // finish emits the result and returns the error of Run. A cause of ctx's end that is an
 // Error gives its exit code: that of a signal.
 func (r *run) finish(ctx context.Context, err error, e *Engine) error {
-	res := Result{Status: StateDone, TookMS: r.since(r.started), Nodes: r.nodes}
+	res := plan.Result{Status: plan.StateDone, TookMS: r.since(r.started), Nodes: r.nodes}
 	for _, f := range r.plan.Files {
 		if _, err := os.Lstat(f.Path); err == nil {
 			res.Files = append(res.Files, f)
 		}
 	}
-	if e.ws.has(KubeconfigFile) && r.plan.Verb != VerbWatch && r.plan.Verb != VerbBackup {
+	if e.ws.has(KubeconfigFile) && r.plan.Verb != plan.VerbWatch && r.plan.Verb != plan.VerbBackup {
 		res.Next = []string{"export KUBECONFIG=" + shellQuote(e.ws.Path(KubeconfigFile)), "kubectl get nodes"}
 	}
-	if end := r.plan.End; err == nil || ExitCode(err) == ExitNothing {
+	if end := r.plan.End; err == nil || plan.ExitCode(err) == plan.ExitNothing {
 		if len(end.Next) > 0 && len(res.Next) > 0 {
 			res.Next = res.Next[:1] // access to the cluster
 		}
@@ -415,21 +400,21 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 	text := cmp.Or(r.plan.End.Done, "cluster "+r.plan.Cluster+" is up")
 	switch {
 	case err == nil:
-	case ExitCode(err) == ExitNothing:
-		res.Status, text = StateNothing, err.Error()
+	case plan.ExitCode(err) == plan.ExitNothing:
+		res.Status, text = plan.StateNothing, err.Error()
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
-		res.Status, res.Resume = StateStopped, r.resume
-		stop := &Error{Err: fmt.Errorf("stopped before step %s was done", r.current), Exit: ExitStopped, Remedy: "run `" + r.resume + "` to go on; finished steps are skipped"}
-		if r.plan.Verb == VerbBackup { // a backup that was not finished is removed
+		res.Status, res.Resume = plan.StateStopped, r.resume
+		stop := &plan.Error{Err: fmt.Errorf("stopped before step %s was done", r.current), Exit: plan.ExitStopped, Remedy: "run `" + r.resume + "` to go on; finished steps are skipped"}
+		if r.plan.Verb == plan.VerbBackup { // a backup that was not finished is removed
 			stop.Remedy = "run `" + r.resume + "` to begin anew; nothing of this one is left"
 		}
-		var why *Error
+		var why *plan.Error
 		signalled := errors.As(context.Cause(ctx), &why) && why.Exit > 128
 		if signalled {
 			stop.Exit = why.Exit
 		}
-		if r.lost != nil && errors.As(r.lost(), &why) && why.Exit == ExitHeld {
-			stop.Err, stop.Exit, stop.Remedy = fmt.Errorf("stopped before step %s was done: %w", r.current, why), ExitHeld, why.Remedy
+		if r.lost != nil && errors.As(r.lost(), &why) && why.Exit == plan.ExitHeld {
+			stop.Err, stop.Exit, stop.Remedy = fmt.Errorf("stopped before step %s was done: %w", r.current, why), plan.ExitHeld, why.Remedy
 			if r.final { // somebody else watches now, or goes on
 				stop.Err, stop.Remedy = fmt.Errorf("%w; the cluster goes on alone", why), "`constellation status` shows how far it is"
 			}
@@ -442,19 +427,19 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 		}
 		switch {
 		case signalled:
-			res.Status, stop.Err = StateDetached, fmt.Errorf("%w; the cluster goes on alone", why.Err)
+			res.Status, stop.Err = plan.StateDetached, fmt.Errorf("%w; the cluster goes on alone", why.Err)
 		case errors.Is(ctx.Err(), context.DeadlineExceeded):
 			stop.Err = errors.New("the time was over before all nodes were ready; the cluster goes on alone")
 		default:
-			res.Status, text, err = StateDetached, "you left; the cluster goes on alone", nil
+			res.Status, text, err = plan.StateDetached, "you left; the cluster goes on alone", nil
 		}
 		if err != nil {
 			stop.Remedy, text = "run `"+r.resume+"` to see the rest of it", stop.Error()
 		}
 	default:
-		res.Status, res.Resume, text = StateFailed, r.resume, err.Error()
+		res.Status, res.Resume, text = plan.StateFailed, r.resume, err.Error()
 		var end *deadEnd
-		if c := ExitCode(err); c == ExitHeld || c == ExitUsage || c == ExitBlocked || errors.As(err, &end) {
+		if c := plan.ExitCode(err); c == plan.ExitHeld || c == plan.ExitUsage || c == plan.ExitBlocked || errors.As(err, &end) {
 			res.Resume = ""
 		}
 	}
@@ -462,8 +447,8 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 	if merr != nil { // a struct of strings and numbers
 		panic(merr)
 	}
-	exit := ExitCode(err)
-	r.Send(Event{Kind: KindResult, State: res.Status, Text: text, Remedy: Remedy(err), TookMS: res.TookMS, Data: data, Exit: &exit})
+	exit := plan.ExitCode(err)
+	r.Send(plan.Event{Kind: plan.KindResult, State: res.Status, Text: text, Remedy: plan.Remedy(err), TookMS: res.TookMS, Data: data, Exit: &exit})
 	if r.file != nil {
 		if serr := r.file.Sync(); serr != nil {
 			r.log.Warn("run not flushed to disk", "dir", r.dir, "err", serr)
@@ -472,28 +457,19 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 	return err
 }
 
-// check emits what a check found.
-func checkEvent(f Finding) Event {
-	data, err := json.Marshal(f)
-	if err != nil { // strings and a number
-		panic(err)
-	}
-	return Event{Kind: KindCheck, Object: f.ID, State: string(f.Severity), Source: f.Source, Text: f.Title, Remedy: f.Remedy, TookMS: f.Took.Milliseconds(), Data: data}
-}
-
 // Runs returns the runs that this workspace has a record of, the newest first. A
 // record that cannot be read is left out.
-func (e *Engine) Runs() ([]RunSummary, error) {
-	dir := e.ws.Path(RunsDir)
+func (e *Engine) Runs() ([]plan.RunSummary, error) {
+	dir := e.ws.Path(plan.RunsDir)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, errAbsent) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, &Error{Op: "list runs in " + dir, Err: withoutPath(err)}
+		return nil, &plan.Error{Op: "list runs in " + dir, Err: withoutPath(err)}
 	}
 	held := e.ws.heldBy()
-	var out []RunSummary
+	var out []plan.RunSummary
 	for _, entry := range entries {
 		if !entry.IsDir() {
 			continue
@@ -504,17 +480,17 @@ func (e *Engine) Runs() ([]RunSummary, error) {
 			continue
 		}
 		if s.ID == held && s.Ended.IsZero() {
-			s.Status = StateRunning
+			s.Status = plan.StateRunning
 		}
 		out = append(out, s)
 	}
-	slices.SortFunc(out, func(a, b RunSummary) int { return b.Started.Compare(a.Started) })
+	slices.SortFunc(out, func(a, b plan.RunSummary) int { return b.Started.Compare(a.Started) })
 	return out, nil
 }
 
 // heldBy returns the ID of the run that holds the workspace now; empty if none does.
 func (w *Workspace) heldBy() string {
-	f, err := os.Open(w.Path(filepath.Join(RunsDir, lockFile)))
+	f, err := os.Open(w.Path(filepath.Join(plan.RunsDir, lockFile)))
 	if err != nil {
 		return ""
 	}
@@ -531,19 +507,19 @@ func (w *Workspace) heldBy() string {
 }
 
 // summarise reads a run's plan and the end of its events.
-func summarise(dir string) (RunSummary, error) {
+func summarise(dir string) (plan.RunSummary, error) {
 	b, err := os.ReadFile(filepath.Join(dir, planFile))
 	if err != nil {
-		return RunSummary{}, err
+		return plan.RunSummary{}, err
 	}
-	var p Plan
+	var p plan.Plan
 	if err := json.Unmarshal(b, &p); err != nil {
-		return RunSummary{}, err
+		return plan.RunSummary{}, err
 	}
-	s := RunSummary{ID: p.ID, Verb: p.Verb, Cluster: p.Cluster, By: p.By, To: p.To, Node: p.Node, Started: p.Created, Status: "interrupted", Dir: dir, Exit: ExitStopped}
-	events, err := lastEvents(filepath.Join(dir, eventsFile))
+	s := plan.RunSummary{ID: p.ID, Verb: p.Verb, Cluster: p.Cluster, By: p.By, To: p.To, Node: p.Node, Started: p.Created, Status: "interrupted", Dir: dir, Exit: plan.ExitStopped}
+	events, err := lastEvents(filepath.Join(dir, plan.EventsFile))
 	if err != nil {
-		return RunSummary{}, err
+		return plan.RunSummary{}, err
 	}
 	for _, e := range events {
 		s.Events = int(e.Seq)
@@ -553,7 +529,7 @@ func summarise(dir string) (RunSummary, error) {
 		if e.Step != "" {
 			s.Step = e.Step
 		}
-		if e.Kind == KindResult && e.Exit != nil {
+		if e.Kind == plan.KindResult && e.Exit != nil {
 			s.Status, s.Text, s.Exit, s.Ended = e.State, e.Text, *e.Exit, e.Time
 		}
 	}
@@ -562,7 +538,7 @@ func summarise(dir string) (RunSummary, error) {
 
 // lastEvents returns the first event of a record and those of its last 64 kB. A line
 // that was cut off by a crash is left out.
-func lastEvents(path string) ([]Event, error) {
+func lastEvents(path string) ([]plan.Event, error) {
 	const tail = 64 << 10
 	f, err := os.Open(path)
 	if err != nil {
@@ -589,9 +565,9 @@ func lastEvents(path string) ([]Event, error) {
 		lines = append(lines, first)
 	}
 	lines = append(lines, bytes.Split(b, []byte("\n"))...)
-	var out []Event
+	var out []plan.Event
 	for _, l := range lines {
-		var e Event
+		var e plan.Event
 		if json.Unmarshal(l, &e) == nil && e.Seq > 0 {
 			out = append(out, e)
 		}
@@ -602,8 +578,8 @@ func lastEvents(path string) ([]Event, error) {
 // command returns the command line for a verb in this workspace.
 func (e *Engine) command(verb string) string {
 	cmd := "constellation " + verb
-	if wd, err := os.Getwd(); err != nil || wd != e.ws.dir {
-		cmd += " -C " + shellQuote(e.ws.dir)
+	if wd, err := os.Getwd(); err != nil || wd != e.ws.Dir() {
+		cmd += " -C " + shellQuote(e.ws.Dir())
 	}
 	return cmd
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"constellation/engine/plan"
 )
 
 func testWorkspace(t testing.TB) *Workspace {
@@ -158,8 +160,8 @@ func TestAdoptSandbox(t *testing.T) {
 			}
 			written, err := w.AdoptSandbox(*i)
 			if tt.err != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.err) || ExitCode(err) != ExitUsage || Remedy(err) == "" {
-					t.Fatalf("got %v (exit %d, remedy %q)", err, ExitCode(err), Remedy(err))
+				if err == nil || !strings.Contains(err.Error(), tt.err) || plan.ExitCode(err) != plan.ExitUsage || plan.Remedy(err) == "" {
+					t.Fatalf("got %v (exit %d, remedy %q)", err, plan.ExitCode(err), plan.Remedy(err))
 				}
 				if after, _ := os.ReadFile(w.Path(StateFile)); !bytes.Equal(before, after) {
 					t.Error("the state file changed")
@@ -209,7 +211,7 @@ func TestMasterSecretFile(t *testing.T) {
 		if err := os.WriteFile(w.Path(MasterSecretFile), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := w.masterSecret(); err == nil || strings.Contains(err.Error(), text) || Remedy(err) == "" {
+		if _, err := w.masterSecret(); err == nil || strings.Contains(err.Error(), text) || plan.Remedy(err) == "" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -304,8 +306,8 @@ func TestWorkspaceErrorsSayWhatToDo(t *testing.T) {
 			return err
 		},
 	} {
-		if err := call(); ExitCode(err) != ExitUsage || Remedy(err) == "" {
-			t.Errorf("%s: %v, exit %d, remedy %q", name, err, ExitCode(err), Remedy(err))
+		if err := call(); plan.ExitCode(err) != plan.ExitUsage || plan.Remedy(err) == "" {
+			t.Errorf("%s: %v, exit %d, remedy %q", name, err, plan.ExitCode(err), plan.Remedy(err))
 		}
 	}
 }
@@ -317,8 +319,8 @@ func TestOneRunAtATime(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = w.lock("init-2", time.Now())
-	if ExitCode(err) != ExitHeld || !strings.Contains(err.Error(), fmt.Sprintf("process %d on ", os.Getpid())) || !strings.Contains(err.Error(), "(run init-1)") {
-		t.Errorf("second lock: %v, exit %d", err, ExitCode(err))
+	if plan.ExitCode(err) != plan.ExitHeld || !strings.Contains(err.Error(), fmt.Sprintf("process %d on ", os.Getpid())) || !strings.Contains(err.Error(), "(run init-1)") {
+		t.Errorf("second lock: %v, exit %d", err, plan.ExitCode(err))
 	}
 	unlock()
 	unlock, err = w.lock("init-3", time.Now())
@@ -333,13 +335,13 @@ func TestAMissingStateFileOfALiveClusterIsRestored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.State(); !strings.Contains(Remedy(err), "constellation sandbox up") {
-		t.Errorf("an empty workspace: %q", Remedy(err))
+	if _, err := w.State(); !strings.Contains(plan.Remedy(err), "constellation sandbox up") {
+		t.Errorf("an empty workspace: %q", plan.Remedy(err))
 	}
 	if err := w.write(KubeconfigFile, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.State(); strings.Contains(Remedy(err), "sandbox up") || !strings.Contains(Remedy(err), "move "+KubeconfigFile+" away") {
-		t.Errorf("a workspace with a cluster: %q", Remedy(err))
+	if _, err := w.State(); strings.Contains(plan.Remedy(err), "sandbox up") || !strings.Contains(plan.Remedy(err), "move "+KubeconfigFile+" away") {
+		t.Errorf("a workspace with a cluster: %q", plan.Remedy(err))
 	}
 }

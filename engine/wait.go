@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/words"
 )
 
 // tracker knows the last state of each machine and emits what changes.
@@ -33,11 +36,11 @@ type machineState struct{ group, state, text, with, role string }
 
 // rank orders the states on the way into a cluster, so that a cloud that lags behind
 // does not send a machine back to where it came from.
-var rank = map[string]int{NodeCreating: 1, NodeBooting: 2, NodeJoining: 3, NodeNotReady: 4, NodeReady: 5}
+var rank = map[string]int{plan.NodeCreating: 1, plan.NodeBooting: 2, plan.NodeJoining: 3, plan.NodeNotReady: 4, plan.NodeReady: 5}
 
 // set notes what a machine is and emits an event if that changed. An empty group, other
 // machine or role keeps the one that is known.
-func (t *tracker) set(r *Reporter, m rollEntry) (changed bool) {
+func (t *tracker) set(r *plan.Reporter, m rollEntry) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.states == nil {
@@ -53,13 +56,13 @@ func (t *tracker) set(r *Reporter, m rollEntry) (changed bool) {
 		t.count(old.state, -1)
 	}
 	t.count(now.state, 1)
-	r.Send(Event{Kind: KindNode, Node: m.name, Group: now.group, From: old.state, To: now.state, Text: now.text, With: now.with, Role: now.role})
+	r.Send(plan.Event{Kind: plan.KindNode, Node: m.name, Group: now.group, From: old.state, To: now.state, Text: now.text, With: now.with, Role: now.role})
 	return old.state != now.state
 }
 
 // forget drops machines that are not in names and tells that they are gone. One that had no
 // name may have it now: named are those of heirs, by their donors.
-func (t *tracker) forget(r *Reporter, names map[string]bool, named map[string]string) (changed bool) {
+func (t *tracker) forget(r *plan.Reporter, names map[string]bool, named map[string]string) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(t.states)) {
@@ -67,10 +70,10 @@ func (t *tracker) forget(r *Reporter, names map[string]bool, named map[string]st
 			delete(t.states, name)
 			t.count(s.state, -1)
 			text := ""
-			if is := named[s.with]; s.with != "" && is != "" && name == nameless(Move{Donor: s.with}) {
+			if is := named[s.with]; s.with != "" && is != "" && name == nameless(cluster.Move{Donor: s.with}) {
 				text = "it is called " + is + " now"
 			}
-			r.Send(Event{Kind: KindNode, Node: name, Group: s.group, From: s.state, To: NodeGone, Text: text, With: s.with, Role: s.role})
+			r.Send(plan.Event{Kind: plan.KindNode, Node: name, Group: s.group, From: s.state, To: plan.NodeGone, Text: text, With: s.with, Role: s.role})
 			changed = true
 		}
 	}
@@ -120,8 +123,8 @@ type rollEntry struct {
 }
 
 // call merges what cloud and cluster say about the machines.
-func call(machines []CloudMachine, nodes []*Node, expected []ExpectedNode, wanted map[string]int) roll {
-	byName := map[string]*Node{}
+func call(machines []cluster.CloudMachine, nodes []*cluster.Node, expected []cluster.ExpectedNode, wanted map[string]int) roll {
+	byName := map[string]*cluster.Node{}
 	for _, n := range nodes {
 		byName[n.Name] = n
 	}
@@ -131,23 +134,23 @@ func call(machines []CloudMachine, nodes []*Node, expected []ExpectedNode, wante
 	}
 	out := roll{wanted: wanted}
 	for _, m := range machines {
-		if m.Stage == NodeGone {
+		if m.Stage == plan.NodeGone {
 			continue
 		}
-		e := rollEntry{name: m.Name, group: groupName(m.Group), text: m.Message, booting: m.Stage == NodeBooting, console: m.Console, since: m.Since}
+		e := rollEntry{name: m.Name, group: cluster.GroupName(m.Group), text: m.Message, booting: m.Stage == plan.NodeBooting, console: m.Console, since: m.Since}
 		n, isNode := byName[m.Name]
 		switch {
 		case isNode:
 			e.state, e.text = n.State, n.Message
-			e.failed = m.Stage == NodeFailed && n.State != NodeReady
-		case m.Stage == NodeFailed:
-			e.state, e.failed = NodeFailed, true
+			e.failed = m.Stage == plan.NodeFailed && n.State != plan.NodeReady
+		case m.Stage == plan.NodeFailed:
+			e.state, e.failed = plan.NodeFailed, true
 		case joining[m.Name]:
-			e.state = NodeJoining
+			e.state = plan.NodeJoining
 		case m.Stage != "":
 			e.state = m.Stage
 		default: // it is up and has not been let in yet
-			e.state = NodeBooting
+			e.state = plan.NodeBooting
 		}
 		delete(byName, m.Name)
 		out.machines = append(out.machines, e)
@@ -166,7 +169,7 @@ func (r roll) counts() (byState map[string]int64, ready, wanted int64) {
 	for _, n := range r.wanted {
 		wanted += int64(n)
 	}
-	return byState, byState[NodeReady], wanted
+	return byState, byState[plan.NodeReady], wanted
 }
 
 // complete reports whether every group has as many Ready nodes as it shall have, and
@@ -174,7 +177,7 @@ func (r roll) counts() (byState map[string]int64, ready, wanted int64) {
 func (r roll) complete() bool {
 	ready := map[string]int{}
 	for _, m := range r.machines {
-		if m.state != NodeReady {
+		if m.state != plan.NodeReady {
 			return false
 		}
 		ready[m.group]++
@@ -212,11 +215,11 @@ func (r roll) pending(at time.Time) string {
 	missing := maps.Clone(r.wanted)
 	for _, m := range r.machines {
 		missing[m.group]--
-		if m.state == NodeReady {
+		if m.state == plan.NodeReady {
 			continue
 		}
 		s := m.name + " " + stateWords[m.state]
-		if m.booting && m.state == NodeBooting {
+		if m.booting && m.state == plan.NodeBooting {
 			s = m.name + " is still booting"
 		}
 		var more []string
@@ -233,7 +236,7 @@ func (r roll) pending(at time.Time) string {
 	}
 	for _, g := range slices.Sorted(maps.Keys(missing)) {
 		if missing[g] > 0 {
-			parts = append(parts, fmt.Sprintf("%s of group %s missing yet", many(missing[g], "machine"), g))
+			parts = append(parts, fmt.Sprintf("%s of group %s missing yet", words.Count(missing[g], "machine"), g))
 		}
 	}
 	if n := len(parts); n > 4 {
@@ -243,8 +246,8 @@ func (r roll) pending(at time.Time) string {
 }
 
 var stateWords = map[string]string{
-	NodeCreating: "is being created", NodeBooting: "has not joined yet", NodeJoining: "is joining",
-	NodeNotReady: "is not ready", NodeFailed: "has failed",
+	plan.NodeCreating: "is being created", plan.NodeBooting: "has not joined yet", plan.NodeJoining: "is joining",
+	plan.NodeNotReady: "is not ready", plan.NodeFailed: "has failed",
 }
 
 // look asks cloud and cluster.
@@ -258,7 +261,7 @@ func (i *initRun) look(ctx context.Context, k Cluster) (roll, error) {
 		return roll{}, err
 	}
 	expected, err := k.Expected(ctx)
-	if err != nil && !errors.Is(err, ErrAbsent) {
+	if err != nil && !errors.Is(err, cluster.ErrAbsent) {
 		return roll{}, err
 	}
 	return call(machines, nodes, expected, i.config.counts()), nil
@@ -276,7 +279,7 @@ const gather = 50 * time.Millisecond
 
 // waitReady watches until every machine is a Ready node. It changes nothing: whoever
 // leaves here misses nothing but the sight.
-func (i *initRun) waitReady(ctx context.Context, r *Reporter) error {
+func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return err
@@ -338,7 +341,7 @@ func (i *initRun) waitReady(ctx context.Context, r *Reporter) error {
 			}
 		}
 		if still := i.e.now().Sub(progress); still > i.e.limits.still {
-			e := &Error{Op: "wait for the nodes", Remedy: "`constellation sandbox status` shows the machines and where their console is, `constellation status` the cluster; run the same command again to go on waiting"}
+			e := &plan.Error{Op: "wait for the nodes", Remedy: "`constellation sandbox status` shows the machines and where their console is, `constellation status` the cluster; run the same command again to go on waiting"}
 			e.Err = fmt.Errorf("nothing changed for %s: %s", still.Round(time.Second), now.pending(i.e.now()))
 			if err != nil {
 				e.Err = fmt.Errorf("no answer for %s: %w", still.Round(time.Second), err)
@@ -364,7 +367,7 @@ func (i *initRun) waitReady(ctx context.Context, r *Reporter) error {
 // waitServices waits a little for what runs on the nodes: a node is Ready a moment
 // before its kube-proxy is, and until then services do not answer from there. What is
 // slower than that is told and left to the cluster.
-func (i *initRun) waitServices(ctx context.Context, r *Reporter, k Cluster) error {
+func (i *initRun) waitServices(ctx context.Context, r *plan.Reporter, k Cluster) error {
 	limited, cancel := context.WithTimeout(ctx, i.e.limits.services)
 	defer cancel()
 	poll := time.NewTicker(i.e.limits.poll)
@@ -403,7 +406,7 @@ func (i *initRun) waitServices(ctx context.Context, r *Reporter, k Cluster) erro
 }
 
 // tell emits what changed since the last look.
-func (i *initRun) tell(r *Reporter, now roll) (changed bool) {
+func (i *initRun) tell(r *plan.Reporter, now roll) (changed bool) {
 	names := map[string]bool{}
 	for _, m := range now.machines {
 		names[m.name] = true
@@ -413,8 +416,8 @@ func (i *initRun) tell(r *Reporter, now roll) (changed bool) {
 }
 
 // tellMachine tells what a machine is, and reports whether its state changed.
-func (i *initRun) tellMachine(r *Reporter, m rollEntry) (changed bool) {
-	if k := rank[m.state]; k > 0 && k < rank[NodeNotReady] && k < rank[i.nodes.state(m.name)] {
+func (i *initRun) tellMachine(r *plan.Reporter, m rollEntry) (changed bool) {
+	if k := rank[m.state]; k > 0 && k < rank[plan.NodeNotReady] && k < rank[i.nodes.state(m.name)] {
 		return false // a cloud that lags behind
 	}
 	return i.nodes.set(r, m)
@@ -427,7 +430,7 @@ func (r roll) hopeless() error {
 		return nil
 	}
 	byState, _, _ := r.counts()
-	if byState[NodeReady]+int64(len(failed)) < int64(len(r.machines)) {
+	if byState[plan.NodeReady]+int64(len(failed)) < int64(len(r.machines)) {
 		return nil // others are still on their way
 	}
 	var parts []string
@@ -441,8 +444,8 @@ func (r roll) hopeless() error {
 		}
 		parts = append(parts, s)
 	}
-	return &Error{
-		Op: "wait for the nodes", Err: fmt.Errorf("%s failed: %s", many(len(failed), "machine"), strings.Join(parts, "; ")),
+	return &plan.Error{
+		Op: "wait for the nodes", Err: fmt.Errorf("%s failed: %s", words.Count(len(failed), "machine"), strings.Join(parts, "; ")),
 		Remedy: "`constellation sandbox status` shows where their console is; to begin anew, run `constellation sandbox down` and `constellation sandbox up`, then the same command again",
 	}
 }
@@ -452,17 +455,17 @@ var sources = map[string]string{"joinservice": "join-service", "constellation-op
 
 // followService passes on what a service says from now on, such as the join service about
 // joining machines.
-func (i *initRun) followService(ctx context.Context, r *Reporter, k Cluster, service string) {
+func (i *initRun) followService(ctx context.Context, r *plan.Reporter, k Cluster, service string) {
 	since := i.e.now()
 	wait := backoff{least: 500 * time.Millisecond, most: 10 * time.Second}
 	for ctx.Err() == nil {
-		err := k.Follow(ctx, service, since, func(l LogLine) {
+		err := k.Follow(ctx, service, since, func(l cluster.LogLine) {
 			since = l.Time
 			e := parseLine(l.Text)
 			if e.Source == "" {
 				e.Source = sources[service]
 			}
-			e.Kind = KindLog
+			e.Kind = plan.KindLog
 			r.Send(e)
 		})
 		i.e.log.Debug("log ended", "service", service, "err", err)
@@ -481,13 +484,13 @@ const (
 
 // parseLine takes a line of one of our services apart: JSON of slog with the keys
 // that all of them use. Any other line is passed on as it is.
-func parseLine(line string) Event {
+func parseLine(line string) plan.Event {
 	var f map[string]any
 	if json.Unmarshal([]byte(line), &f) != nil || f["msg"] == nil {
-		return Event{Level: "info", Text: line}
+		return plan.Event{Level: "info", Text: line}
 	}
 	str := func(key string) string { s, _ := f[key].(string); return s }
-	e := Event{Level: strings.ToLower(str("level")), Node: str("node"), Text: str("msg")}
+	e := plan.Event{Level: strings.ToLower(str("level")), Node: str("node"), Text: str("msg")}
 	for _, k := range []string{"time", "level", "msg", "node"} {
 		delete(f, k)
 	}
@@ -498,7 +501,7 @@ func parseLine(line string) Event {
 		switch {
 		case text == "":
 			e.Text = step + " " + state
-		case step == joinStep && state == StateRunning:
+		case step == joinStep && state == plan.StateRunning:
 			e.Source = "kubeadm"
 		}
 		for _, k := range []string{"step", "state", "text", "at"} {

@@ -6,29 +6,31 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 )
 
 func TestMachinesThatAreWaitedForSayHowFarTheyAre(t *testing.T) {
 	at := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
-	machine := func(stage, message string, since time.Duration) []CloudMachine {
-		return []CloudMachine{{
+	machine := func(stage, message string, since time.Duration) []cluster.CloudMachine {
+		return []cluster.CloudMachine{{
 			Instance: cloud.Instance{Name: "worker-1", Group: "sandboxes/demo/groups/workers", Message: message},
 			Stage:    stage, Since: at.Add(-since), Console: "/var/demo/worker-1.log",
 		}}
 	}
 	for _, tt := range []struct {
 		name     string
-		machines []CloudMachine
-		nodes    []*Node
-		expected []ExpectedNode
+		machines []cluster.CloudMachine
+		nodes    []*cluster.Node
+		expected []cluster.ExpectedNode
 		want     string
 	}{
-		{"one that has just been switched on", machine(NodeBooting, "", time.Second), nil, nil, "worker-1 is still booting"},
-		{"one that boots for long", machine(NodeBooting, "", time.Minute), nil, nil, "worker-1 is still booting (its console: /var/demo/worker-1.log)"},
-		{"one that has failed", machine(NodeFailed, "no space", time.Second), nil, nil, "worker-1 has failed (no space; its console: /var/demo/worker-1.log)"},
+		{"one that has just been switched on", machine(plan.NodeBooting, "", time.Second), nil, nil, "worker-1 is still booting"},
+		{"one that boots for long", machine(plan.NodeBooting, "", time.Minute), nil, nil, "worker-1 is still booting (its console: /var/demo/worker-1.log)"},
+		{"one that has failed", machine(plan.NodeFailed, "no space", time.Second), nil, nil, "worker-1 has failed (no space; its console: /var/demo/worker-1.log)"},
 		{"one that is up", machine("", "", time.Hour), nil, nil, "worker-1 has not joined yet"},
-		{"one that has its ticket", machine("", "", time.Hour), nil, []ExpectedNode{{Name: "worker-1"}}, "worker-1 is joining"},
-		{"a node", machine("", "", time.Hour), []*Node{{Name: "worker-1", State: NodeNotReady, Message: "no network"}}, nil, "worker-1 is not ready (no network)"},
+		{"one that has its ticket", machine("", "", time.Hour), nil, []cluster.ExpectedNode{{Name: "worker-1"}}, "worker-1 is joining"},
+		{"a node", machine("", "", time.Hour), []*cluster.Node{{Name: "worker-1", State: plan.NodeNotReady, Message: "no network"}}, nil, "worker-1 is not ready (no network)"},
 		{"one that is not there", nil, nil, nil, "1 machine of group workers missing yet"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -41,7 +43,7 @@ func TestMachinesThatAreWaitedForSayHowFarTheyAre(t *testing.T) {
 }
 
 func TestMachinesWithoutHopeNameTheirConsole(t *testing.T) {
-	r := call([]CloudMachine{{Instance: cloud.Instance{Name: "worker-1", Message: "it did not come up"}, Stage: NodeFailed, Console: "/var/demo/worker-1.log"}}, nil, nil, nil)
+	r := call([]cluster.CloudMachine{{Instance: cloud.Instance{Name: "worker-1", Message: "it did not come up"}, Stage: plan.NodeFailed, Console: "/var/demo/worker-1.log"}}, nil, nil, nil)
 	err := r.hopeless()
 	if err == nil || !strings.Contains(err.Error(), "worker-1: it did not come up (its console: /var/demo/worker-1.log)") {
 		t.Errorf("got %v", err)

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"time"
 
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/engine/version"
 )
 
@@ -34,15 +36,15 @@ type WatchRequest struct {
 // then what changes, as the events of a run that does nothing. The cluster does not notice,
 // and nothing is recorded. While the API server is away Watch says so and goes on when it
 // answers. Leaving is no error.
-func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(Event)) error {
+func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(plan.Event)) error {
 	i, err := e.watcher(ctx, "watch the cluster", r)
 	if err != nil {
 		return err
 	}
 	now := e.now()
-	p := &Plan{ID: newRunID(VerbWatch, now), Verb: VerbWatch, Cluster: i.state.Infrastructure.Name, Simulated: e.simulated(), Created: now.UTC()}
-	p.End.Command = e.command(string(VerbWatch))
-	p.Steps = []Step{{ID: StepRollout, Title: "Watch the nodes", Effect: "nothing changes", Run: func(ctx context.Context, to *Reporter) error {
+	p := &plan.Plan{ID: newRunID(plan.VerbWatch, now), Verb: plan.VerbWatch, Cluster: i.state.Infrastructure.Name, Simulated: e.simulated(), Created: now.UTC()}
+	p.End.Command = e.command(string(plan.VerbWatch))
+	p.Steps = []plan.Step{{ID: plan.StepRollout, Title: "Watch the nodes", Effect: "nothing changes", Run: func(ctx context.Context, to *plan.Reporter) error {
 		return i.watch(ctx, to, r, p)
 	}}}
 	// What the target is comes first, if it can be known soon. Who wants an answer once waits
@@ -52,12 +54,12 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(Event)) er
 		limit = e.limits.glance
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
-	v, err := e.seeRollout(limited, i.cluster, &lineup{})
+	v, err := seeRollout(limited, i.cluster, &lineup{}, e.now())
 	cancel()
 	switch {
 	case err == nil:
 		aim(p, &v)
-	case ctx.Err() == nil && (r.Once || errors.Is(err, ErrDenied) || errors.Is(err, ErrAbsent)):
+	case ctx.Err() == nil && (r.Once || errors.Is(err, cluster.ErrDenied) || errors.Is(err, cluster.ErrAbsent)):
 		return i.unseen(err)
 	}
 	return e.Run(ctx, p, emit)
@@ -74,21 +76,21 @@ func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*initR
 	}
 	b, err := read()
 	if r.Kubeconfig == "" && errors.Is(err, errAbsent) {
-		return nil, &Error{
-			Op: op, Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage,
+		return nil, &plan.Error{
+			Op: op, Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage,
 			Remedy: "name a kubeconfig of the cluster with `--kubeconfig`, or another directory with -C",
 		}
 	}
 	if err != nil {
-		var own *Error
+		var own *plan.Error
 		if errors.As(err, &own) {
 			return nil, err
 		}
-		return nil, &Error{Op: "read " + path, Err: withoutPath(err), Remedy: remedy, Exit: ExitUsage}
+		return nil, &plan.Error{Op: "read " + path, Err: withoutPath(err), Remedy: remedy, Exit: plan.ExitUsage}
 	}
 	k, err := e.connect(ctx, b)
 	if err != nil {
-		return nil, &Error{Op: "read " + path, Err: err, Remedy: remedy, Exit: ExitUsage}
+		return nil, &plan.Error{Op: "read " + path, Err: err, Remedy: remedy, Exit: plan.ExitUsage}
 	}
 	i := &initRun{e: e, facts: &facts{state: &State{}}, cluster: k, after: r.After}
 	if _, server, err := kubeconfigServer(b); err == nil {
@@ -119,15 +121,15 @@ func readKubeconfig(path string) ([]byte, error) {
 
 // unseen is why nothing could be seen.
 func (i *initRun) unseen(err error) error {
-	e := &Error{Op: "look at the rollout of " + i.state.Infrastructure.Name, Err: err, Remedy: "try again when the API server answers"}
+	e := &plan.Error{Op: "look at the rollout of " + i.state.Infrastructure.Name, Err: err, Remedy: "try again when the API server answers"}
 	switch {
-	case errors.Is(err, ErrForbidden):
+	case errors.Is(err, cluster.ErrForbidden):
 		e.Remedy = "ask for the right to read nodes, and nodeversions, pendingnodes and joiningnodes of update.edgeless.systems"
-	case errors.Is(err, ErrDenied):
+	case errors.Is(err, cluster.ErrDenied):
 		e.Remedy = "name the kubeconfig of this cluster with `--kubeconfig`"
-	case errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		e.Err = fmt.Errorf("the API server at %s does not answer: %w", i.state.Infrastructure.ClusterEndpoint, err)
-	case errors.Is(err, ErrAbsent):
+	case errors.Is(err, cluster.ErrAbsent):
 		e.Err = errors.New("the cluster has no NodeVersion: no target was ever set")
 		e.Remedy = "`constellation init` sets the target of a cluster"
 	}
@@ -136,17 +138,17 @@ func (i *initRun) unseen(err error) error {
 
 // aim notes in the plan of a watch where the cluster goes, and reports whether it goes
 // there only now.
-func aim(p *Plan, v *rolloutView) (news bool) {
-	to := Target{Image: v.Target.ImageVersion, Kubernetes: v.Target.Kubernetes}
+func aim(p *plan.Plan, v *rolloutView) (news bool) {
+	to := plan.Target{Image: v.Target.ImageVersion, Kubernetes: v.Target.Kubernetes}
 	if p.To == to && p.Surge == v.Target.MaxSurge {
 		return false
 	}
-	p.To, p.From, p.Surge = to, Target{Kubernetes: v.oldest}, v.Target.MaxSurge
+	p.To, p.From, p.Surge = to, plan.Target{Kubernetes: v.oldest}, v.Target.MaxSurge
 	return true
 }
 
 // watch is the only step of a watch.
-func (i *initRun) watch(ctx context.Context, r *Reporter, w WatchRequest, p *Plan) error {
+func (i *initRun) watch(ctx context.Context, r *plan.Reporter, w WatchRequest, p *plan.Plan) error {
 	p.End.Done = "you left; the cluster goes on alone"
 	err := i.followRollout(ctx, r, i.cluster, func(now *rolloutView) (bool, error) {
 		if aim(p, now) {
@@ -155,10 +157,10 @@ func (i *initRun) watch(ctx context.Context, r *Reporter, w WatchRequest, p *Pla
 			}
 		}
 		p.End.Done = now.String()
-		applying := slices.ContainsFunc(now.plans, func(p NodePlan) bool { return p.Applying > 0 })
+		applying := slices.ContainsFunc(now.plans, func(p cluster.NodePlan) bool { return p.Applying > 0 })
 		return w.Once || !w.Stay && now.Observed && now.Reached && !applying, nil
 	})
-	if err != nil && (errors.Is(err, ErrDenied) || errors.Is(err, ErrAbsent)) {
+	if err != nil && (errors.Is(err, cluster.ErrDenied) || errors.Is(err, cluster.ErrAbsent)) {
 		return i.unseen(err)
 	}
 	return err

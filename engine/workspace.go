@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"constellation/engine/plan"
 )
 
 // Files of a workspace.
@@ -23,8 +25,6 @@ const (
 	StateFile        = "constellation-state.yaml"        // 0600
 	KubeconfigFile   = "constellation-admin.conf"        // 0600
 	MasterSecretFile = "constellation-mastersecret.json" // 0600
-	RunsDir          = "constellation-upgrade"
-
 	// pendingFile holds the kubeconfig from the moment it arrived until the machine
 	// that made it was told so.
 	pendingFile = ".constellation-admin.conf.pending"
@@ -50,7 +50,7 @@ func OpenWorkspace(dir string) (*Workspace, error) {
 		if errors.As(err, &p) {
 			err = p.Err
 		}
-		return nil, &Error{Op: "open workspace " + dir, Err: err, Exit: ExitUsage, Remedy: "make the directory, or name another one with -C"}
+		return nil, &plan.Error{Op: "open workspace " + dir, Err: err, Exit: plan.ExitUsage, Remedy: "make the directory, or name another one with -C"}
 	}
 	return &Workspace{abs}, nil
 }
@@ -95,7 +95,7 @@ func (w *Workspace) read(name string) ([]byte, error) {
 		b, err = os.ReadFile(w.Path(name))
 	}
 	if err != nil {
-		e := &Error{Op: "read " + w.Path(name), Err: withoutPath(err), Exit: ExitUsage, Remedy: remedy}
+		e := &plan.Error{Op: "read " + w.Path(name), Err: withoutPath(err), Exit: plan.ExitUsage, Remedy: remedy}
 		if errors.Is(err, fs.ErrPermission) {
 			e.Remedy = "run as the user that owns the file"
 		}
@@ -121,7 +121,7 @@ func (w *Workspace) Config() (*Config, error) {
 	}
 	c, err := ParseConfig(b)
 	if err != nil {
-		return nil, &Error{Err: err, Exit: ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
+		return nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
 	}
 	return c, nil
 }
@@ -130,8 +130,8 @@ func (w *Workspace) Config() (*Config, error) {
 func (w *Workspace) ReadConfig() ([]byte, error) {
 	b, err := w.read(ConfigFile)
 	if errors.Is(err, errAbsent) {
-		return nil, &Error{
-			Op: "read configuration", Err: absentFile{ConfigFile, w.dir}, Exit: ExitUsage,
+		return nil, &plan.Error{
+			Op: "read configuration", Err: absentFile{ConfigFile, w.dir}, Exit: plan.ExitUsage,
 			Remedy: "run `constellation sandbox up`, which writes one, or `constellation config generate sandbox`; -C names another directory",
 		}
 	}
@@ -143,8 +143,8 @@ func (w *Workspace) ReadConfig() ([]byte, error) {
 func (w *Workspace) State() (*State, error) {
 	b, err := w.read(StateFile)
 	if errors.Is(err, errAbsent) {
-		e := &Error{
-			Op: "read state", Err: absentFile{StateFile, w.dir}, Exit: ExitUsage,
+		e := &plan.Error{
+			Op: "read state", Err: absentFile{StateFile, w.dir}, Exit: plan.ExitUsage,
 			Remedy: "run `constellation sandbox up`, which makes machines and writes it; if they exist already, copy the file to this directory",
 		}
 		if w.has(KubeconfigFile) || w.has(MasterSecretFile) {
@@ -159,7 +159,7 @@ func (w *Workspace) State() (*State, error) {
 	}
 	s, err := ParseState(b)
 	if err != nil {
-		return nil, &Error{Err: err, Exit: ExitUsage, Remedy: "restore the file from a backup; `constellation sandbox up` writes it anew if it is absent"}
+		return nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "restore the file from a backup; `constellation sandbox up` writes it anew if it is absent"}
 	}
 	return s, nil
 }
@@ -177,8 +177,8 @@ func (w *Workspace) writeState(s *State) error {
 // one.
 func (w *Workspace) WriteConfig(b []byte) (string, error) {
 	if w.has(ConfigFile) {
-		return "", &Error{
-			Op: "write configuration", Err: fmt.Errorf("%s is there already", w.Path(ConfigFile)), Exit: ExitUsage,
+		return "", &plan.Error{
+			Op: "write configuration", Err: fmt.Errorf("%s is there already", w.Path(ConfigFile)), Exit: plan.ExitUsage,
 			Remedy: "move it away, or edit it",
 		}
 	}
@@ -193,8 +193,8 @@ func (w *Workspace) ReplaceConfig(b []byte) error { return w.write(ConfigFile, b
 func (w *Workspace) Kubeconfig() ([]byte, error) { return w.read(KubeconfigFile) }
 
 // badKubeconfig is why the kubeconfig, which could be read, leads to no cluster.
-func (w *Workspace) badKubeconfig(err error) *Error {
-	return &Error{Op: "read " + w.Path(KubeconfigFile), Err: err, Exit: ExitUsage, Remedy: "restore the file from a backup"}
+func (w *Workspace) badKubeconfig(err error) *plan.Error {
+	return &plan.Error{Op: "read " + w.Path(KubeconfigFile), Err: err, Exit: plan.ExitUsage, Remedy: "restore the file from a backup"}
 }
 
 // masterSecret returns the master secret, which wraps errAbsent if there is none.
@@ -205,8 +205,8 @@ func (w *Workspace) masterSecret() (MasterSecret, error) {
 	}
 	m, err := parseMasterSecret(b)
 	if err != nil {
-		return MasterSecret{}, &Error{
-			Op: "read " + w.Path(MasterSecretFile), Err: err, Exit: ExitUsage,
+		return MasterSecret{}, &plan.Error{
+			Op: "read " + w.Path(MasterSecretFile), Err: err, Exit: plan.ExitUsage,
 			Remedy: "restore the file from your copy; nothing can replace it once the cluster exists",
 		}
 	}
@@ -301,9 +301,9 @@ func (w *Workspace) checkLeftovers(sandbox string) error {
 	if len(names) == 0 {
 		return nil
 	}
-	return &Error{
+	return &plan.Error{
 		Op: "write " + w.Path(StateFile), Err: fmt.Errorf("%s of another cluster would get mixed up with sandbox %s", strings.Join(names, " and "), sandbox),
-		Exit: ExitUsage, Remedy: "move these files to a safe place, or use another directory with -C",
+		Exit: plan.ExitUsage, Remedy: "move these files to a safe place, or use another directory with -C",
 	}
 }
 
@@ -318,8 +318,8 @@ func (w *Workspace) sameSandbox(s *State, i SandboxInfo) error {
 	default:
 		return nil
 	}
-	return &Error{
-		Op: "use " + w.Path(StateFile), Err: errors.New(why), Exit: ExitUsage,
+	return &plan.Error{
+		Op: "use " + w.Path(StateFile), Err: errors.New(why), Exit: plan.ExitUsage,
 		Remedy: fmt.Sprintf("move %s away, or use another directory with -C", strings.Join(w.clusterFiles(), ", ")),
 	}
 }
@@ -340,7 +340,7 @@ func (w *Workspace) clusterFiles() (names []string) {
 func (w *Workspace) write(name string, b []byte, mode os.FileMode) error {
 	path := w.Path(name)
 	fail := func(err error) error {
-		e := &Error{Op: "write " + path, Err: withoutPath(err)}
+		e := &plan.Error{Op: "write " + path, Err: withoutPath(err)}
 		switch {
 		case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
 			e.Remedy = "free some space on the disk, then run the same command again"
@@ -377,6 +377,11 @@ func (w *Workspace) write(name string, b []byte, mode os.FileMode) error {
 	return nil
 }
 
+// writeIn writes a file into a directory as a Workspace writes its own.
+func writeIn(dir, name string, b []byte, mode os.FileMode) error {
+	return (&Workspace{dir}).write(name, b, mode)
+}
+
 // rename gives a file its final name.
 func (w *Workspace) rename(from, to string) error {
 	err := os.Rename(w.Path(from), w.Path(to))
@@ -384,7 +389,7 @@ func (w *Workspace) rename(from, to string) error {
 		err = syncDir(w.dir)
 	}
 	if err != nil {
-		return &Error{Op: "write " + w.Path(to), Err: withoutPath(err)}
+		return &plan.Error{Op: "write " + w.Path(to), Err: withoutPath(err)}
 	}
 	return nil
 }
@@ -427,18 +432,18 @@ type holder struct {
 // process, however that ends. If somebody else has it, the error has ExitHeld and
 // says who and since when.
 func (w *Workspace) lock(run string, now time.Time) (unlock func(), err error) {
-	dir := w.Path(RunsDir)
+	dir := w.Path(plan.RunsDir)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, &Error{Op: "make " + dir, Err: withoutPath(err), Remedy: "make the directory writable for this user, or use another one with -C"}
+		return nil, &plan.Error{Op: "make " + dir, Err: withoutPath(err), Remedy: "make the directory writable for this user, or use another one with -C"}
 	}
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, &Error{Op: "lock workspace " + w.dir, Err: withoutPath(err), Remedy: "make the directory writable for this user, or use another one with -C"}
+		return nil, &plan.Error{Op: "lock workspace " + w.dir, Err: withoutPath(err), Remedy: "make the directory writable for this user, or use another one with -C"}
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		defer f.Close()
 		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, &Error{Op: "lock workspace " + w.dir, Err: err, Remedy: "use a directory on a local disk"}
+			return nil, &plan.Error{Op: "lock workspace " + w.dir, Err: err, Remedy: "use a directory on a local disk"}
 		}
 		var h holder
 		b := make([]byte, 4096)
@@ -447,7 +452,7 @@ func (w *Workspace) lock(run string, now time.Time) (unlock func(), err error) {
 		if json.Unmarshal(b[:n], &h) == nil && h.PID > 0 {
 			who = fmt.Sprintf("process %d on %s holds it since %s (run %s)", h.PID, h.Host, h.Since.Local().Format("15:04:05"), h.Run)
 		}
-		return nil, &Error{Op: "lock workspace " + w.dir, Err: errors.New(who), Exit: ExitHeld, Remedy: "wait for it to end, or end that process; what it began can be resumed"}
+		return nil, &plan.Error{Op: "lock workspace " + w.dir, Err: errors.New(who), Exit: plan.ExitHeld, Remedy: "wait for it to end, or end that process; what it began can be resumed"}
 	}
 	host, _ := os.Hostname()
 	b, err := json.Marshal(holder{os.Getpid(), host, now, run})
@@ -458,7 +463,7 @@ func (w *Workspace) lock(run string, now time.Time) (unlock func(), err error) {
 	}
 	if err != nil && !errors.Is(err, syscall.ENOSPC) { // the lock holds without its text
 		f.Close()
-		return nil, &Error{Op: "lock workspace " + w.dir, Err: withoutPath(err)}
+		return nil, &plan.Error{Op: "lock workspace " + w.dir, Err: withoutPath(err)}
 	}
 	return func() {
 		_ = f.Truncate(0) // for tidiness; the lock counts, not its text

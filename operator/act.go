@@ -1,6 +1,8 @@
 package operator
 
 import (
+	"constellation/operator/decision"
+
 	"cmp"
 	"context"
 	"encoding/json"
@@ -37,7 +39,7 @@ const startRate, startBurst = 60, 25 // per second, and at once
 // way is not begun again; what fails is decided again in the next round, and tried again
 // after a pause that grows. It returns what joining machines shall get, if that is to
 // change.
-func (r *nodeVersions) act(o *observed, actions []action) *v1alpha1.JoinComponents {
+func (r *nodeVersions) act(o *observed, actions []decision.Action) *v1alpha1.JoinComponents {
 	var (
 		publish  *v1alpha1.JoinComponents
 		creates  = map[string][]string{} // tokens by group
@@ -47,50 +49,50 @@ func (r *nodeVersions) act(o *observed, actions []action) *v1alpha1.JoinComponen
 		held     = false
 	)
 	for _, a := range actions {
-		begins = begins || a.kind == recordIntent
-		switch a.kind {
-		case publishComponents:
-			join := a.join
+		begins = begins || a.Kind == decision.RecordIntent
+		switch a.Kind {
+		case decision.PublishComponents:
+			join := a.JoinComponents
 			publish = &join
-		case createInstance:
-			if p := o.pending[a.intent.name]; p != nil && p.Spec.Goal == v1alpha1.JoinGoal && p.Spec.Token == a.intent.token {
-				creates[p.Spec.GroupID] = append(creates[p.Spec.GroupID], a.intent.token)
+		case decision.CreateInstance:
+			if p := o.pending[a.Intent.Name]; p != nil && p.Spec.Goal == v1alpha1.JoinGoal && p.Spec.Token == a.Intent.Token {
+				creates[p.Spec.GroupID] = append(creates[p.Spec.GroupID], a.Intent.Token)
 			}
-		case deleteInstance:
+		case decision.DeleteInstance:
 			// No machine is deleted that nothing is written about, and none of a control plane
 			// by an old view of etcd.
-			if !r.fleet.goes(a.machine) && o.bound(a.machine) && (!o.controlPlane(a.node) || r.hostView.fresh(r.now(), actMembers)) {
-				deletes = append(deletes, a.machine)
+			if !r.fleet.goes(a.Machine) && o.bound(a.Machine) && (!o.controlPlane(a.Node) || r.hostView.fresh(r.now(), actMembers)) {
+				deletes = append(deletes, a.Machine)
 			}
-		case drainNode:
-			draining[a.node] = true
-		case setGroupImage:
-			r.effort(a, "image of "+a.group, func(ctx context.Context) error {
-				err := r.fleet.SetGroupImage(ctx, a.group, a.image)
+		case decision.DrainNode:
+			draining[a.Node] = true
+		case decision.SetGroupImage:
+			r.effort(a, "image of "+a.Group, func(ctx context.Context) error {
+				err := r.fleet.SetGroupImage(ctx, a.Group, a.Image)
 				if err == nil {
 					r.regrouped()
 				}
 				return err
 			})
-		case yieldLease:
+		case decision.YieldLease:
 			r.effort(a, "leave", r.leave)
-		case moveLeader, removeMember:
+		case decision.MoveLeader, decision.RemoveMember:
 			r.member(a)
-		case startUpgrade:
+		case decision.StartUpgrade:
 			r.follow(a)
-		case upgradeNode:
+		case decision.UpgradeNode:
 			// No control plane by an old view of etcd.
-			if !o.controlPlane(a.node) || r.hostView.fresh(r.now(), actMembers) {
+			if !o.controlPlane(a.Node) || r.hostView.fresh(r.now(), actMembers) {
 				r.upgradeNode(o, a)
 			}
 		default:
-			if a.kind == bindIntent && r.host != nil && o.controlPlane(a.intent.node) && !r.hostView.fresh(r.now(), actMembers) {
+			if a.Kind == decision.BindIntent && r.host != nil && o.controlPlane(a.Intent.Node) && !r.hostView.fresh(r.now(), actMembers) {
 				continue
 			}
-			if a.kind == recordIntent && !o.begins {
+			if a.Kind == decision.RecordIntent && !o.begins {
 				continue // which places are free is known when the last ones are taken
 			}
-			if a.kind == recordIntent && !r.starts.AllowN(r.now(), 1) {
+			if a.Kind == decision.RecordIntent && !r.starts.AllowN(r.now(), 1) {
 				held = true
 				continue
 			}
@@ -103,31 +105,31 @@ func (r *nodeVersions) act(o *observed, actions []action) *v1alpha1.JoinComponen
 	}
 	r.drain(o, draining)
 	r.ask(o)
-	if run, known := r.hostView.run(); known && r.host != nil && run.active() && run.components != "" {
-		r.follow(action{kind: startUpgrade, version: run.version, components: run.components}) // begun before we were
+	if run, known := r.hostView.run(); known && r.host != nil && run.Active() && run.Components != "" {
+		r.follow(decision.Action{Kind: decision.StartUpgrade, Version: run.Version, Components: run.Components}) // begun before we were
 	}
 	return publish
 }
 
 // put lets an action be done that the API server does.
-func (r *nodeVersions) put(o *observed, a action) {
+func (r *nodeVersions) put(o *observed, a decision.Action) {
 	key := a.String()
 	if !r.efforts.begin(key) {
 		return
 	}
-	if a.kind == recordIntent {
+	if a.Kind == decision.RecordIntent {
 		r.beginning.Add(1)
 	}
 	o = o.of(a) // the rest belongs to this round
 	r.spawn(func(ctx context.Context) {
 		r.writes <- struct{}{}
-		r.point("before", a.kind)
+		r.point("before", a.Kind)
 		r.counters.asked(o.woken)
 		did, err := r.write(ctx, o, a)
 		<-r.writes
-		r.counters.action(a.kind, err)
+		r.counters.action(a.Kind, err)
 		if err == nil {
-			r.point("after", a.kind)
+			r.point("after", a.Kind)
 			r.answered.Store(true)
 		}
 		if r.efforts.end(key, 0, err) && ctx.Err() == nil {
@@ -136,7 +138,7 @@ func (r *nodeVersions) put(o *observed, a action) {
 		if did && err == nil {
 			r.did(o, a)
 		}
-		if a.kind == recordIntent {
+		if a.Kind == decision.RecordIntent {
 			r.beginning.Add(-1)
 		}
 		r.wake()
@@ -177,11 +179,11 @@ func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]str
 			g.n, g.grown = n, now
 		}
 		waits[key] = g
-		left := min(patience*time.Duration(len(o.intents)), patienceUp) - now.Sub(g.since)
+		left := min(patience*time.Duration(len(o.Intents)), patienceUp) - now.Sub(g.since)
 		// The smaller a part is, the longer no more may come before it goes alone.
-		quiet := max(gatherQuiet, gatherQuiet*time.Duration(len(o.intents))/time.Duration(max(1, n*gatherLess)))
+		quiet := max(gatherQuiet, gatherQuiet*time.Duration(len(o.Intents))/time.Duration(max(1, n*gatherLess)))
 		left = min(left, quiet-now.Sub(g.grown))
-		if all || n*gatherPart >= len(o.intents) || left <= 0 {
+		if all || n*gatherPart >= len(o.Intents) || left <= 0 {
 			return true
 		}
 		r.ripens = min(r.ripens, left)
@@ -215,7 +217,7 @@ const (
 // may have to go. The agent looks again, and refuses what a quorum cannot do without.
 const actMembers = 10 * time.Second
 
-func (r *nodeVersions) point(when string, kind actionKind) { r.at(when + ":" + kind.String()) }
+func (r *nodeVersions) point(when string, kind decision.ActionKind) { r.at(when + ":" + kind.String()) }
 
 // bound reports whether a PendingNode says that the machine goes.
 func (o *observed) bound(machine string) bool {
@@ -228,7 +230,7 @@ func (o *observed) bound(machine string) bool {
 }
 
 func (o *observed) controlPlane(name string) bool {
-	if n := o.find().nodes[name]; n != nil && n.role == v1alpha1.ControlPlaneRole {
+	if n := o.find().Nodes[name]; n != nil && n.Role == v1alpha1.ControlPlaneRole {
 		return true
 	}
 	n := o.nodes[name]
@@ -236,14 +238,14 @@ func (o *observed) controlPlane(name string) bool {
 }
 
 // write does an action that the API server does. did is false if it was not needed.
-func (r *nodeVersions) write(ctx context.Context, o *observed, a action) (did bool, err error) {
-	switch a.kind {
-	case pauseAutoscaler:
+func (r *nodeVersions) write(ctx context.Context, o *observed, a decision.Action) (did bool, err error) {
+	switch a.Kind {
+	case decision.PauseAutoscaler:
 		return true, r.scaling.pause(ctx)
-	case resumeAutoscaler:
+	case decision.ResumeAutoscaler:
 		return true, r.scaling.resume(ctx)
-	case recordIntent:
-		p := a.intent.pendingNode()
+	case decision.RecordIntent:
+		p := a.Intent.PendingNode()
 		err := r.client.Create(ctx, p)
 		if apierrors.IsAlreadyExists(err) {
 			return false, nil
@@ -252,11 +254,11 @@ func (r *nodeVersions) write(ctx context.Context, o *observed, a action) (did bo
 			r.view.wrote(kindPending, p)
 		}
 		return true, err
-	case bindIntent:
-		return r.patchPending(ctx, o.pending[a.intent.name], func(p *v1alpha1.PendingNode) bool { return a.intent.bind(p, r.now()) })
-	case clearIntent:
-		p := o.pending[a.intent.name]
-		if p == nil || p.Spec.Goal != a.intent.goal || p.Spec.Token != a.intent.token {
+	case decision.BindIntent:
+		return r.patchPending(ctx, o.pending[a.Intent.Name], func(p *v1alpha1.PendingNode) bool { return a.Intent.Bind(p, r.now()) })
+	case decision.ClearIntent:
+		p := o.pending[a.Intent.Name]
+		if p == nil || p.Spec.Goal != a.Intent.Goal || p.Spec.Token != a.Intent.Token {
 			return false, nil
 		}
 		err := r.client.Delete(ctx, p.DeepCopy(), client.Preconditions{UID: &p.UID, ResourceVersion: &p.ResourceVersion})
@@ -264,61 +266,61 @@ func (r *nodeVersions) write(ctx context.Context, o *observed, a action) (did bo
 			r.view.deleted(kindPending, p.Name, p.UID)
 		}
 		return err == nil, client.IgnoreNotFound(err)
-	case adoptHeir:
-		return r.adopt(ctx, o.nodes[a.node], o.nodes[a.donor], a.donor)
-	case cordonNode:
-		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
+	case decision.AdoptHeir:
+		return r.adopt(ctx, o.nodes[a.Node], o.nodes[a.Donor], a.Donor)
+	case decision.CordonNode:
+		return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
 			if !n.Spec.Unschedulable {
 				n.Spec.Unschedulable = true
 				metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationCordoned, r.now().UTC().Format(time.RFC3339))
 			}
-			if a.heir != "" {
-				metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationHeir, a.heir)
+			if a.Heir != "" {
+				metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationHeir, a.Heir)
 			}
 			return true
 		})
-	case releaseNode:
-		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
+	case decision.ReleaseNode:
+		return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
 			delete(n.Annotations, v1alpha1.AnnotationHeir)
-			if _, ours := n.Annotations[v1alpha1.AnnotationCordoned]; ours && a.uncordon {
+			if _, ours := n.Annotations[v1alpha1.AnnotationCordoned]; ours && a.Uncordon {
 				delete(n.Annotations, v1alpha1.AnnotationCordoned)
 				n.Spec.Unschedulable = false
 			}
 			return true
 		})
-	case markInPlace:
-		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
-			if a.uncordon {
+	case decision.MarkInPlace:
+		return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
+			if a.Uncordon {
 				delete(n.Labels, v1alpha1.LabelInPlace)
 			} else {
 				metav1.SetMetaDataLabel(&n.ObjectMeta, v1alpha1.LabelInPlace, "true")
 			}
 			return true
 		})
-	case noteComponents:
-		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
-			if !strings.EqualFold(n.Spec.ProviderID, a.machine) {
+	case decision.NoteComponents:
+		return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
+			if !strings.EqualFold(n.Spec.ProviderID, a.Machine) {
 				return false
 			}
-			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationComponents, a.components)
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationComponents, a.Components)
 			return true
 		})
-	case markRetry:
-		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
+	case decision.MarkRetry:
+		return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
 			delete(n.Annotations, v1alpha1.AnnotationRetry)
-			if a.mark != "" {
-				metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationRetry, a.mark)
+			if a.RetryMark != "" {
+				metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationRetry, a.RetryMark)
 			}
 			return true
 		})
-	case postponeNode:
-		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
-			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationPostponed, a.until.UTC().Format(time.RFC3339))
+	case decision.PostponeNode:
+		return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationPostponed, a.Until.UTC().Format(time.RFC3339))
 			return true
 		})
-	case deleteNode:
-		n := o.nodes[a.node]
-		if n == nil || !strings.EqualFold(n.Spec.ProviderID, a.machine) {
+	case decision.DeleteNode:
+		n := o.nodes[a.Node]
+		if n == nil || !strings.EqualFold(n.Spec.ProviderID, a.Machine) {
 			return false, nil
 		}
 		err := r.client.Delete(ctx, n.DeepCopy(), client.Preconditions{UID: &n.UID})
@@ -327,7 +329,7 @@ func (r *nodeVersions) write(ctx context.Context, o *observed, a action) (did bo
 		}
 		return err == nil, client.IgnoreNotFound(err)
 	}
-	return false, fmt.Errorf("unknown action %q", a.kind.String())
+	return false, fmt.Errorf("unknown action %q", a.Kind.String())
 }
 
 // patchNode changes a Node as it was seen; if it has changed since, nothing happens
@@ -435,21 +437,21 @@ func (r *nodeVersions) patchPending(ctx context.Context, p *v1alpha1.PendingNode
 }
 
 // did tells what was done.
-func (r *nodeVersions) did(o *observed, a action) {
-	args := []any{"action", a.kind.String()}
-	tracked, leaves := a.intent.machine, ""
-	if a.intent.goal == v1alpha1.LeaveGoal {
-		tracked, leaves = "", a.intent.machine
+func (r *nodeVersions) did(o *observed, a decision.Action) {
+	args := []any{"action", a.Kind.String()}
+	tracked, leaves := a.Intent.Machine, ""
+	if a.Intent.Goal == v1alpha1.LeaveGoal {
+		tracked, leaves = "", a.Intent.Machine
 	}
 	for _, f := range []struct{ key, value string }{
-		{"node", a.node},
-		{"heir", a.heir},
-		{"donor", a.donor},
-		{"machine", a.machine},
-		{"group", a.group},
-		{"image", a.image},
-		{"pending_node", a.intent.name},
-		{"replaces", a.intent.donor},
+		{"node", a.Node},
+		{"heir", a.Heir},
+		{"donor", a.Donor},
+		{"machine", a.Machine},
+		{"group", a.Group},
+		{"image", a.Image},
+		{"pending_node", a.Intent.Name},
+		{"replaces", a.Intent.Donor},
 		{"tracks", tracked},
 		{"leaves", leaves},
 	} {
@@ -457,76 +459,76 @@ func (r *nodeVersions) did(o *observed, a action) {
 			args = append(args, f.key, f.value)
 		}
 	}
-	r.log.Info(string(actionLogs[a.kind]), args...)
+	r.log.Info(string(actionLogs[a.Kind]), args...)
 	normal := corev1.EventTypeNormal
-	switch n := o.nodes[a.node]; a.kind {
-	case recordIntent:
-		if donor := o.nodes[a.intent.donor]; donor != nil {
-			r.event(donor, normal, "ReplacementBegins", "Replace", "a machine of the target's image is asked for, as "+a.intent.name)
+	switch n := o.nodes[a.Node]; a.Kind {
+	case decision.RecordIntent:
+		if donor := o.nodes[a.Intent.Donor]; donor != nil {
+			r.event(donor, normal, "ReplacementBegins", "Replace", "a machine of the target's image is asked for, as "+a.Intent.Name)
 		}
-		if up := o.nodes[a.intent.node]; up != nil && a.intent.goal == v1alpha1.UpgradeGoal {
-			r.event(up, normal, "UpgradeScheduled", "Upgrade", "this node is emptied, and then upgraded as it is, as "+a.intent.name)
+		if up := o.nodes[a.Intent.Node]; up != nil && a.Intent.Goal == v1alpha1.UpgradeGoal {
+			r.event(up, normal, "UpgradeScheduled", "Upgrade", "this node is emptied, and then upgraded as it is, as "+a.Intent.Name)
 		}
-	case noteComponents:
+	case decision.NoteComponents:
 		if n != nil {
 			r.event(n, normal, "UpgradeCompleted", "Upgrade", "this node runs Kubernetes "+n.Status.NodeInfo.KubeletVersion+" now")
 		}
-	case adoptHeir:
-		r.event(n, normal, "Replaces", "Replace", "this node takes the place of "+a.donor)
-	case cordonNode:
-		if a.heir != "" {
-			r.event(n, normal, "Cordoned", "Cordon", "this node is emptied; its pods go to others, and "+a.heir+" takes its place")
+	case decision.AdoptHeir:
+		r.event(n, normal, "Replaces", "Replace", "this node takes the place of "+a.Donor)
+	case decision.CordonNode:
+		if a.Heir != "" {
+			r.event(n, normal, "Cordoned", "Cordon", "this node is emptied; its pods go to others, and "+a.Heir+" takes its place")
 		}
-	case releaseNode:
-		if a.uncordon {
+	case decision.ReleaseNode:
+		if a.Uncordon {
 			r.event(n, normal, "Uncordoned", "Cordon", "this node stays")
 		}
-	case markRetry:
-		if a.mark != "" { // how often it has failed does not count
-			r.efforts.hurry(upgradeOn + a.node)
+	case decision.MarkRetry:
+		if a.RetryMark != "" { // how often it has failed does not count
+			r.efforts.hurry(upgradeOn + a.Node)
 			r.efforts.hurry(upgradeHere)
 		}
-	case postponeNode:
-		r.event(n, corev1.EventTypeWarning, "Postponed", "Replace", "the replacement of this node is tried again after "+a.until.UTC().Format(time.RFC3339))
-	case bindIntent:
-		if p := o.pending[a.intent.name]; p != nil {
-			r.event(p, normal, "Leaves", "Bind", "the machine of "+a.intent.node+" goes")
+	case decision.PostponeNode:
+		r.event(n, corev1.EventTypeWarning, "Postponed", "Replace", "the replacement of this node is tried again after "+a.Until.UTC().Format(time.RFC3339))
+	case decision.BindIntent:
+		if p := o.pending[a.Intent.Name]; p != nil {
+			r.event(p, normal, "Leaves", "Bind", "the machine of "+a.Intent.Node+" goes")
 		}
-		if n := o.nodes[a.intent.node]; n != nil && strings.HasPrefix(a.intent.name, machinePrefix) {
-			r.event(n, corev1.EventTypeWarning, reasonNeverReady, "Delete", "the join of its machine broke off after the Node was made, and its time is over: machine and Node are deleted; a new machine can join in its place")
+		if n := o.nodes[a.Intent.Node]; n != nil && strings.HasPrefix(a.Intent.Name, decision.MachinePrefix) {
+			r.event(n, corev1.EventTypeWarning, decision.ReasonNeverReady, "Delete", "the join of its machine broke off after the Node was made, and its time is over: machine and Node are deleted; a new machine can join in its place")
 		}
-	case deleteNode:
+	case decision.DeleteNode:
 		if n != nil {
-			r.event(n, normal, "Deleted", "Delete", "its machine "+a.machine+" goes or is gone")
+			r.event(n, normal, "Deleted", "Delete", "its machine "+a.Machine+" goes or is gone")
 		}
 	}
 }
 
 // effort does beside the rounds what may take its time.
-func (r *nodeVersions) effort(a action, key string, do func(context.Context) error) {
+func (r *nodeVersions) effort(a decision.Action, key string, do func(context.Context) error) {
 	r.try(key, func(ctx context.Context) error {
-		r.point("before", a.kind)
+		r.point("before", a.Kind)
 		err := do(ctx)
-		r.counters.action(a.kind, err)
+		r.counters.action(a.Kind, err)
 		if err == nil {
-			r.point("after", a.kind)
-			r.log.Info(string(actionLogs[a.kind]), "action", a.String())
+			r.point("after", a.Kind)
+			r.log.Info(string(actionLogs[a.Kind]), "action", a.String())
 		}
 		return err
 	})
 }
 
 // member changes the members of etcd, one thing at a time, and never from an old view.
-func (r *nodeVersions) member(a action) {
+func (r *nodeVersions) member(a decision.Action) {
 	if r.host == nil || !r.hostView.fresh(r.now(), actMembers) {
 		return
 	}
 	r.effort(a, "etcd", func(ctx context.Context) error {
 		defer r.hostView.outdate()
-		if a.kind == moveLeader {
-			return r.host.MoveLeader(ctx, a.node, a.heir)
+		if a.Kind == decision.MoveLeader {
+			return r.host.MoveLeader(ctx, a.Node, a.Heir)
 		}
-		return r.host.RemoveMember(ctx, a.node, a.voters)
+		return r.host.RemoveMember(ctx, a.Node, a.MinVoters)
 	})
 }
 
@@ -535,12 +537,12 @@ func (r *nodeVersions) create(group string, tokens []string) {
 	key := creating + group
 	r.try(key, func(ctx context.Context) error {
 		tokens := r.efforts.some(key, tokens)
-		r.point("before", createInstance)
+		r.point("before", decision.CreateInstance)
 		_, err := r.fleet.CreateInstances(ctx, group, tokens)
-		r.counters.action(createInstance, err)
+		r.counters.action(decision.CreateInstance, err)
 		if err == nil {
-			r.point("after", createInstance)
-			r.log.Info("machines created", "action", createInstance.String(), "group", group, "machines", len(tokens))
+			r.point("after", decision.CreateInstance)
+			r.log.Info("machines created", "action", decision.CreateInstance.String(), "group", group, "machines", len(tokens))
 		}
 		return err
 	})
@@ -550,12 +552,12 @@ func (r *nodeVersions) create(group string, tokens []string) {
 func (r *nodeVersions) remove(ids []string) {
 	r.try(deleting, func(ctx context.Context) error {
 		ids := r.efforts.some(deleting, ids)
-		r.point("before", deleteInstance)
+		r.point("before", decision.DeleteInstance)
 		err := r.fleet.DeleteInstances(ctx, ids)
-		r.counters.action(deleteInstance, err)
+		r.counters.action(decision.DeleteInstance, err)
 		if err == nil {
-			r.point("after", deleteInstance)
-			r.log.Info("machines deleted", "action", deleteInstance.String(), "machines", len(ids), "first", ids[0])
+			r.point("after", decision.DeleteInstance)
+			r.log.Info("machines deleted", "action", decision.DeleteInstance.String(), "machines", len(ids), "first", ids[0])
 		}
 		if err != nil || !r.fleet.bye(ctx, ids) { // what has become of them is what comes next
 			r.efforts.outdate(describing)
@@ -568,9 +570,9 @@ func (r *nodeVersions) remove(ids []string) {
 // in mind as long as it takes no new pods.
 func (r *nodeVersions) drain(o *observed, nodes map[string]bool) {
 	keep := map[string]bool{}
-	for i := range o.world.nodes {
-		if n := &o.world.nodes[i]; n.cordon != uncordoned && n.drained {
-			keep[n.name] = true
+	for i := range o.World.Nodes {
+		if n := &o.World.Nodes[i]; n.Cordon != decision.Uncordoned && n.Drained {
+			keep[n.Name] = true
 		}
 	}
 	for name := range nodes {
@@ -578,40 +580,40 @@ func (r *nodeVersions) drain(o *observed, nodes map[string]bool) {
 	}
 	r.drains.keep(keep)
 	for name := range nodes {
-		r.point("before", drainNode)
+		r.point("before", decision.DrainNode)
 		r.drains.drain(name)
-		r.point("after", drainNode)
+		r.point("after", decision.DrainNode)
 	}
 }
 
 // follow lets the host's agent upgrade Kubernetes, or attaches to its run, and follows
 // it to its end.
-func (r *nodeVersions) follow(a action) {
-	version, reference := a.version, a.components
+func (r *nodeVersions) follow(a decision.Action) {
+	version, reference := a.Version, a.Components
 	r.try(upgradeHere, func(ctx context.Context) error {
 		last, err := r.host.Run(ctx)
 		if err != nil {
 			return err
 		}
-		if !a.ended.IsZero() && last.mark() != "" && !last.ended.Equal(a.ended) { // it has been tried again
-			r.hostView.setRun(last.ofCluster())
+		if !a.Ended.IsZero() && last.RetryMark() != "" && !last.Ended.Equal(a.Ended) { // it has been tried again
+			r.hostView.setRun(last.OfCluster())
 			return nil
 		}
 		c, err := r.readComponents(ctx, reference)
 		if err != nil {
 			return err
 		}
-		r.point("before", startUpgrade)
+		r.point("before", decision.StartUpgrade)
 		r.log.Info("upgrade of Kubernetes followed", "node", r.nodeName, "version", version, "components", reference)
-		if !last.active() { // else it was told by who began it
+		if !last.Active() { // else it was told by who began it
 			r.tellVersion(ctx, corev1.EventTypeNormal, "UpgradeStarted", fmt.Sprintf("the control plane's Kubernetes is brought to %s by the agent of %s", version, r.nodeName))
 		}
-		failed := r.host.Upgrade(ctx, upgradeToken(version, reference, last), version, reference, c.Signed, func(run upgradeRun) {
+		failed := r.host.Upgrade(ctx, upgradeToken(version, reference, last), version, reference, c.Signed, func(run decision.UpgradeRun) {
 			r.hostView.setRun(run)
 			r.wake()
 		})
 		if failed == nil {
-			r.point("after", startUpgrade)
+			r.point("after", decision.StartUpgrade)
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -622,7 +624,7 @@ func (r *nodeVersions) follow(a action) {
 		}
 		r.hostView.setRun(run)
 		if failed != nil {
-			r.tellVersion(ctx, corev1.EventTypeWarning, "UpgradeFailed", limited(failed.Error(), 500))
+			r.tellVersion(ctx, corev1.EventTypeWarning, "UpgradeFailed", decision.Truncate(failed.Error(), 500))
 			return failed
 		}
 		r.tellVersion(ctx, corev1.EventTypeNormal, "UpgradeCompleted", fmt.Sprintf("the control plane runs Kubernetes %s", version))
@@ -956,9 +958,9 @@ type logMessage string
 // actionLogs are the messages that are logged once an action has succeeded, one for each
 // kind. A kind without one logs while it is carried out.
 var actionLogs = [...]logMessage{
-	pauseAutoscaler: "autoscaler paused", resumeAutoscaler: "autoscaler resumed", setGroupImage: "image of scaling group set", recordIntent: "pending node created",
-	bindIntent: "pending node bound", clearIntent: "pending node deleted", createInstance: "machines created", adoptHeir: "replacement node adopted", cordonNode: "node cordoned",
-	releaseNode: "node released", postponeNode: "node postponed", drainNode: "", yieldLease: "leader election lease yielded", moveLeader: "etcd leader moved",
-	removeMember: "etcd member removed", deleteInstance: "machines deleted", deleteNode: "node deleted", startUpgrade: "", upgradeNode: "",
-	noteComponents: "components of node recorded", markInPlace: "in-place label changed", markRetry: "retry request changed", publishComponents: "",
+	decision.PauseAutoscaler: "autoscaler paused", decision.ResumeAutoscaler: "autoscaler resumed", decision.SetGroupImage: "image of scaling group set", decision.RecordIntent: "pending node created",
+	decision.BindIntent: "pending node bound", decision.ClearIntent: "pending node deleted", decision.CreateInstance: "machines created", decision.AdoptHeir: "replacement node adopted", decision.CordonNode: "node cordoned",
+	decision.ReleaseNode: "node released", decision.PostponeNode: "node postponed", decision.DrainNode: "", decision.YieldLease: "leader election lease yielded", decision.MoveLeader: "etcd leader moved",
+	decision.RemoveMember: "etcd member removed", decision.DeleteInstance: "machines deleted", decision.DeleteNode: "node deleted", decision.StartUpgrade: "", decision.UpgradeNode: "",
+	decision.NoteComponents: "components of node recorded", decision.MarkInPlace: "in-place label changed", decision.MarkRetry: "retry request changed", decision.PublishComponents: "",
 }

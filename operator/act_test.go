@@ -267,7 +267,7 @@ func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
 			all, complete, _, _ := f.view()
 			is := view{map[string]v1alpha1.InstanceState{}, complete}
 			for _, i := range all {
-				is.all[i.id] = i.state
+				is.all[i.ID] = i.State
 			}
 			if !reflect.DeepEqual(is, tt.want) {
 				t.Errorf("is %+v, want %+v", is, tt.want)

@@ -37,6 +37,7 @@ import (
 	signing "constellation/engine/release"
 	"constellation/engine/release/releasetest"
 	"constellation/engine/version"
+	"constellation/operator/decision"
 )
 
 // oldAgentEnv makes the test binary an agent that verifies nothing; its value is the root of
@@ -302,7 +303,7 @@ func TestEnrolmentWaitsForTheAgent(t *testing.T) {
 	c.Agent = &component.Component{Name: "kubeadm", URL: r.mirror.URL + "/agent", Digest: "sha256:" + strings.Repeat("ab", 32), Path: "/usr/local/bin/kubeadm"}
 	done := make(chan error, 1)
 	go func() {
-		done <- h.Upgrade(t.Context(), upgradeToken(newKubernetes, "c", upgradeRun{}), newKubernetes, "c", c, func(upgradeRun) {})
+		done <- h.Upgrade(t.Context(), upgradeToken(newKubernetes, "c", decision.UpgradeRun{}), newKubernetes, "c", c, func(decision.UpgradeRun) {})
 	}()
 	r.until("the operator waits for the agent", func() bool {
 		select {

@@ -1,6 +1,8 @@
 package operator
 
 import (
+	"constellation/operator/decision"
+
 	"context"
 	"errors"
 	"maps"
@@ -27,7 +29,7 @@ const (
 	// An instance of which the cloud's answer to its creation is all that was ever
 	// seen may be unknown for a while to whoever asks for it. One whose Node is Ready
 	// is believed to be there for a while.
-	unseenLag = createDeadline
+	unseenLag = decision.CreateDeadline
 	readyLag  = time.Minute
 
 	// askedFor is how long a deletion that was accepted is not asked for again though
@@ -55,10 +57,10 @@ type fleet struct {
 	now func() time.Time
 
 	mu       sync.Mutex
-	known    map[string]seen  // by ID
-	since    map[string]shown // those of known as view first showed them
-	sorted   []instance       // known as view returns it; nil: known has changed
-	finder   *finder          // what finds those of sorted
+	known    map[string]seen     // by ID
+	since    map[string]shown    // those of known as view first showed them
+	sorted   []decision.Instance // known as view returns it; nil: known has changed
+	finder   *decision.Index     // what finds those of sorted
 	complete bool
 	listed   time.Time // when the last list was asked for
 	heard    time.Time // when anything was
@@ -94,11 +96,11 @@ func newFleet(m machines, now func() time.Time) *fleet {
 // view returns the instances, whether they are all, how old the view is, and what finds
 // them. Before the first list it is older than anything. What it returns must not be
 // changed: it is the same as long as nothing changes.
-func (f *fleet) view() (all []instance, complete bool, age time.Duration, x *finder) {
+func (f *fleet) view() (all []decision.Instance, complete bool, age time.Duration, x *decision.Index) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.sorted == nil {
-		f.sorted = make([]instance, 0, len(f.known))
+		f.sorted = make([]decision.Instance, 0, len(f.known))
 		before := f.since
 		f.since = make(map[string]shown, len(f.known))
 		now := f.now()
@@ -106,16 +108,16 @@ func (f *fleet) view() (all []instance, complete bool, age time.Duration, x *fin
 			// Not when it was created: that is told by another clock.
 			since, ok := before[id]
 			if !ok {
-				since = shown{at: now, mark: markOf(id)}
+				since = shown{at: now, mark: decision.MachineHash(id)}
 			}
 			f.since[id] = since
-			f.sorted = append(f.sorted, instance{
-				id: s.ProviderID, name: s.Name, group: s.Group, role: roles[s.Role], image: s.Image, token: s.Token, mark: since.mark, replaces: replacedBy(s.Token),
-				state: v1alpha1.InstanceState(s.State), since: since.at, address: addressOf(s.IP),
+			f.sorted = append(f.sorted, decision.Instance{
+				ID: s.ProviderID, Name: s.Name, Group: s.Group, Role: roles[s.Role], Image: s.Image, Token: s.Token, Hash: since.mark, ReplacesHash: decision.ReplacedHash(s.Token),
+				State: v1alpha1.InstanceState(s.State), Since: since.at, Address: addressOf(s.IP),
 			})
 		}
-		slices.SortFunc(f.sorted, func(a, b instance) int { return strings.Compare(a.id, b.id) })
-		f.finder = newFinder(f.sorted)
+		slices.SortFunc(f.sorted, func(a, b decision.Instance) int { return strings.Compare(a.ID, b.ID) })
+		f.finder = decision.NewIndex(f.sorted)
 	}
 	if f.listed.IsZero() {
 		return f.sorted, false, never, f.finder

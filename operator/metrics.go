@@ -1,6 +1,8 @@
 package operator
 
 import (
+	"constellation/operator/decision"
+
 	"context"
 	"errors"
 	"strings"
@@ -96,15 +98,15 @@ func (g *gauges) set(s v1alpha1.NodeVersionStatus) {
 
 // observe takes over what a pass has seen besides, and how long nodes took to drain
 // that are seen empty for the first time.
-func (g *gauges) observe(w world) {
+func (g *gauges) observe(w decision.World) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var c rolloutCounts
-	for _, in := range w.intents {
-		if _, ok := placeOf(in.name); ok {
+	for _, in := range w.Intents {
+		if _, ok := decision.SurgeSlot(in.Name); ok {
 			c.inFlight++
 		}
-		switch in.goal {
+		switch in.Goal {
 		case v1alpha1.LeaveGoal:
 			c.leaving++
 		case v1alpha1.JoinGoal:
@@ -114,21 +116,21 @@ func (g *gauges) observe(w world) {
 		}
 	}
 	emptying := make(map[string]bool, len(g.emptying))
-	for i := range w.nodes {
-		n := &w.nodes[i]
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
 		switch {
-		case n.cordon != cordonedByUs:
-		case !n.drained:
-			emptying[n.name] = true
+		case n.Cordon != decision.CordonedByUs:
+		case !n.Drained:
+			emptying[n.Name] = true
 			c.draining++
-			if n.blocker != "" {
+			if n.DrainBlocker != "" {
 				c.blocked++
 			}
-		case g.emptying[n.name] && !n.cordonedSince.IsZero():
-			g.drained.Observe(max(0, w.now.Sub(n.cordonedSince).Seconds()))
+		case g.emptying[n.Name] && !n.CordonedSince.IsZero():
+			g.drained.Observe(max(0, w.Now.Sub(n.CordonedSince).Seconds()))
 		}
 	}
-	c.autoscalerPaused = w.autoscaler.ours
+	c.autoscalerPaused = w.Autoscaler.PausedByUs
 	g.rollout, g.emptying = &c, emptying
 }
 
@@ -183,7 +185,7 @@ func (g *gauges) Collect(out chan<- prometheus.Metric) {
 		put(descGroupNew, float64(c.UpToDate), c.Name, string(c.Role))
 		put(descGroupReady, float64(c.Ready), c.Name, string(c.Role))
 	}
-	put(descReached, is(readyCondition(*s).Reason == reasonUpToDate))
+	put(descReached, is(readyCondition(*s).Reason == decision.ReasonUpToDate))
 	for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled, v1alpha1.ConditionOutdated} {
 		for _, c := range s.Conditions {
 			if c.Type == kind {
@@ -272,18 +274,18 @@ func newCounters() (*counters, error) {
 		serving.WithLabelValues(result)
 		joining.WithLabelValues(result)
 	}
-	for _, kind := range actionKinds() {
+	for _, kind := range decision.ActionKinds() {
 		actions.WithLabelValues(metricKind(kind), "ok")
 		actions.WithLabelValues(metricKind(kind), "error")
 	}
 	return &counters{actions: actions, calls: calls, serving: serving, client: joining, steps: steps}, nil
 }
 
-func metricKind(k actionKind) string { return strings.ReplaceAll(k.String(), " ", "_") }
+func metricKind(k decision.ActionKind) string { return strings.ReplaceAll(k.String(), " ", "_") }
 
 // action counts an action and its result. That the world has moved on is no error: the
 // next pass decides again.
-func (c *counters) action(k actionKind, err error) {
+func (c *counters) action(k decision.ActionKind, err error) {
 	result := "error"
 	switch {
 	case err == nil:

@@ -1,6 +1,8 @@
 package operator
 
 import (
+	"constellation/operator/decision"
+
 	"context"
 	"errors"
 	"fmt"
@@ -92,7 +94,7 @@ func TestOwnWritesLieOverTheCache(t *testing.T) {
 			out[name] = fmt.Sprint(n.UID, " ", n.ResourceVersion)
 		}
 		for _, k := range book.order {
-			order = append(order, k.name)
+			order = append(order, k.Name)
 		}
 		if d := cmp.Diff(slices.Sorted(maps.Keys(out)), order, cmpopts.EquateEmpty()); d != "" {
 			t.Errorf("nodes by name and in order differ:\n%s", d)
@@ -127,36 +129,36 @@ func TestOwnWritesLieOverTheCache(t *testing.T) {
 // A Node that says "n" is machine "i"; what the cloud says of the machine counts.
 func TestNodesAreWhatTheCloudSaysOfTheirMachines(t *testing.T) {
 	labelled := map[string]string{"node-role.kubernetes.io/control-plane": ""}
-	groups := []group{{id: cpGroup, role: v1alpha1.ControlPlaneRole}, {id: workerGroup, role: v1alpha1.WorkerRole}}
+	groups := []decision.Group{{ID: cpGroup, Role: v1alpha1.ControlPlaneRole}, {ID: workerGroup, Role: v1alpha1.WorkerRole}}
 	const id = "sandbox://t/n"
-	machineIn := func(group string, edit ...func(*instance)) []instance {
-		m := instance{id: id, name: "n", group: group, image: image2, state: "Ready"}
+	machineIn := func(group string, edit ...func(*decision.Instance)) []decision.Instance {
+		m := decision.Instance{ID: id, Name: "n", Group: group, Image: image2, State: "Ready"}
 		for _, e := range edit {
 			e(&m)
 		}
-		return []instance{m}
+		return []decision.Instance{m}
 	}
 	worker, controlPlane := v1alpha1.WorkerRole, v1alpha1.ControlPlaneRole
 	for _, tt := range []struct {
 		name      string
 		labels    map[string]string
 		claims    string // group
-		instances []instance
-		want      node
+		instances []decision.Instance
+		want      decision.Node
 		rejected  string // name of the machine that the Node claims
 	}{
-		{"a control plane that kubeadm has labelled", labelled, cpGroup, machineIn(cpGroup), node{role: controlPlane, group: cpGroup, image: image2, confirmed: true}, ""},
-		{"a joining control plane without a label or an annotation", nil, "", machineIn(cpGroup), node{role: controlPlane, group: cpGroup, image: image2, confirmed: true}, ""},
-		{"IDs of groups are the same in any case", nil, "", machineIn("SANDBOXES/T/Groups/Control-Plane"), node{role: controlPlane, group: "SANDBOXES/T/Groups/Control-Plane", image: image2, confirmed: true}, ""},
-		{"a worker stays one whatever it claims", labelled, cpGroup, machineIn(workerGroup), node{role: worker, group: workerGroup, image: image2, confirmed: true}, ""},
-		{"a control plane stays one whatever it claims", nil, workerGroup, machineIn(cpGroup), node{role: controlPlane, group: cpGroup, image: image2, confirmed: true}, ""},
-		{"of a group without a ScalingGroup the cloud knows the role", nil, "", machineIn("other", func(m *instance) { m.role = controlPlane }), node{role: controlPlane, group: "other", image: image2, confirmed: true}, ""},
-		{"and otherwise the label", labelled, "", machineIn("other"), node{role: controlPlane, group: "other", image: image2, confirmed: true}, ""},
-		{"IDs of machines are the same in any case", nil, "", machineIn(workerGroup, func(m *instance) { m.id = "SANDBOX://T/n" }), node{role: worker, group: workerGroup, image: image2, confirmed: true}, ""},
-		{"an image that the cloud does not name is not known", nil, "", machineIn(workerGroup, func(m *instance) { m.image = "" }), node{role: worker, group: workerGroup, confirmed: true}, ""},
-		{"a machine that the cloud does not list is unknown", labelled, cpGroup, nil, node{role: controlPlane, group: cpGroup, image: image1}, ""},
-		{"so is one that it has never described", nil, workerGroup, machineIn("", func(m *instance) { m.name, m.image, m.state = "", "", "Terminated" }), node{role: worker, group: workerGroup, image: image1}, ""},
-		{"a machine of another name is not this Node's", labelled, cpGroup, machineIn(cpGroup, func(m *instance) { m.name = "control-plane-0" }), node{}, "control-plane-0"},
+		{"a control plane that kubeadm has labelled", labelled, cpGroup, machineIn(cpGroup), decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}, ""},
+		{"a joining control plane without a label or an annotation", nil, "", machineIn(cpGroup), decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}, ""},
+		{"IDs of groups are the same in any case", nil, "", machineIn("SANDBOXES/T/Groups/Control-Plane"), decision.Node{Role: controlPlane, Group: "SANDBOXES/T/Groups/Control-Plane", Image: image2, Confirmed: true}, ""},
+		{"a worker stays one whatever it claims", labelled, cpGroup, machineIn(workerGroup), decision.Node{Role: worker, Group: workerGroup, Image: image2, Confirmed: true}, ""},
+		{"a control plane stays one whatever it claims", nil, workerGroup, machineIn(cpGroup), decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}, ""},
+		{"of a group without a ScalingGroup the cloud knows the role", nil, "", machineIn("other", func(m *decision.Instance) { m.Role = controlPlane }), decision.Node{Role: controlPlane, Group: "other", Image: image2, Confirmed: true}, ""},
+		{"and otherwise the label", labelled, "", machineIn("other"), decision.Node{Role: controlPlane, Group: "other", Image: image2, Confirmed: true}, ""},
+		{"IDs of machines are the same in any case", nil, "", machineIn(workerGroup, func(m *decision.Instance) { m.ID = "SANDBOX://T/n" }), decision.Node{Role: worker, Group: workerGroup, Image: image2, Confirmed: true}, ""},
+		{"an image that the cloud does not name is not known", nil, "", machineIn(workerGroup, func(m *decision.Instance) { m.Image = "" }), decision.Node{Role: worker, Group: workerGroup, Confirmed: true}, ""},
+		{"a machine that the cloud does not list is unknown", labelled, cpGroup, nil, decision.Node{Role: controlPlane, Group: cpGroup, Image: image1}, ""},
+		{"so is one that it has never described", nil, workerGroup, machineIn("", func(m *decision.Instance) { m.Name, m.Image, m.State = "", "", "Terminated" }), decision.Node{Role: worker, Group: workerGroup, Image: image1}, ""},
+		{"a machine of another name is not this Node's", labelled, cpGroup, machineIn(cpGroup, func(m *decision.Instance) { m.Name = "control-plane-0" }), decision.Node{}, "control-plane-0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := &corev1.Node{
@@ -165,22 +167,22 @@ func TestNodesAreWhatTheCloudSaysOfTheirMachines(t *testing.T) {
 			}
 			r := new(nodeVersions)
 			r.book.update([]any{n}, newView(nil, time.Now))
-			w := world{nodes: r.nodesOf(), groups: groups, instances: tt.instances}
-			x := newLookup(&w)
+			w := decision.World{Nodes: r.nodesOf(), Groups: groups, Instances: tt.instances}
+			x := decision.NewLookup(&w)
 			if tt.rejected != "" {
-				if len(w.nodes) > 0 || len(w.impostors) != 1 || w.impostors[0].name != "n" || w.impostors[0].machine != tt.rejected || x.nodes["n"] != nil || x.machineOf[id] != nil {
-					t.Errorf("nodes %+v, impostors %+v", w.nodes, w.impostors)
+				if len(w.Nodes) > 0 || len(w.Impostors) != 1 || w.Impostors[0].Name != "n" || w.Impostors[0].Machine != tt.rejected || x.Nodes["n"] != nil || x.NodeOf[id] != nil {
+					t.Errorf("nodes %+v, impostors %+v", w.Nodes, w.Impostors)
 				}
 				return
 			}
-			tt.want.name, tt.want.providerID = "n", id
-			if tt.want.confirmed {
-				tt.want.providerID = tt.instances[0].id
+			tt.want.Name, tt.want.ProviderID = "n", id
+			if tt.want.Confirmed {
+				tt.want.ProviderID = tt.instances[0].ID
 			}
-			if d := cmp.Diff([]node{tt.want}, w.nodes, cmp.AllowUnexported(node{})); d != "" {
+			if d := cmp.Diff([]decision.Node{tt.want}, w.Nodes, cmp.AllowUnexported(decision.Node{})); d != "" {
 				t.Errorf("nodes, want and got:\n%s", d)
 			}
-			if is := x.machineOf[tt.want.providerID] != nil; is != tt.want.confirmed {
+			if is := x.NodeOf[tt.want.ProviderID] != nil; is != tt.want.Confirmed {
 				t.Errorf("found by its machine: %t", is)
 			}
 		})

@@ -23,6 +23,8 @@
 package operator
 
 import (
+	"constellation/operator/decision"
+
 	"context"
 	"errors"
 	"fmt"
@@ -88,7 +90,7 @@ type machines interface {
 // planes have members of etcd, and all of these know all members.
 type host interface {
 	// Members returns the members of etcd.
-	Members(context.Context) ([]member, error)
+	Members(context.Context) ([]decision.Member, error)
 	// MoveLeader makes another member than from the leader: that of node to, or, if to
 	// is empty, one that the agent chooses.
 	MoveLeader(ctx context.Context, from, to string) error
@@ -96,11 +98,11 @@ type host interface {
 	// would stay. If there is none nothing happens.
 	RemoveMember(ctx context.Context, node string, voters int) error
 	// Run returns the latest run of this machine's agent; zero: there was none.
-	Run(context.Context) (upgradeRun, error)
+	Run(context.Context) (decision.UpgradeRun, error)
 	// Upgrade asks for an upgrade of Kubernetes, or attaches to it, and follows it to its
 	// end, over cut connections and restarts of the agent. What happens goes to tell. It
 	// returns nil when the machine runs the version.
-	Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(upgradeRun)) error
+	Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error
 }
 
 // drains empties nodes in the background. See drainer.
@@ -252,6 +254,7 @@ func Run(ctx context.Context, c Config) error {
 		if c.SnapshotAddress != "" {
 			// Every replica does, leader or not: each speaks for its own host.
 			s := newSnapshots(core, h.snapshot, c.Log)
+			s.state = h.etcdState
 			if err := mgr.Add(everywhere(func(ctx context.Context) error { return s.serve(ctx, c.SnapshotAddress) })); err != nil {
 				return err
 			}

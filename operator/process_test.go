@@ -3,6 +3,8 @@
 package operator
 
 import (
+	"constellation/operator/decision"
+
 	"bytes"
 	"context"
 	"encoding/json"
@@ -398,14 +400,14 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	agent := rig.client()
 	within("the one that leaves leads etcd", func() (string, bool) {
 		all, err := agent.Members(ctx)
-		if err != nil || slices.ContainsFunc(all, func(m member) bool { return !m.healthy || !m.voter }) || len(all) != 3 {
+		if err != nil || slices.ContainsFunc(all, func(m decision.Member) bool { return !m.Healthy || !m.Voter }) || len(all) != 3 {
 			return fmt.Sprint(all, err), false
 		}
-		i := slices.IndexFunc(all, func(m member) bool { return m.leader })
-		if i < 0 || all[i].node == leaving {
+		i := slices.IndexFunc(all, func(m decision.Member) bool { return m.Leader })
+		if i < 0 || all[i].Node == leaving {
 			return "nobody leads", i >= 0
 		}
-		return fmt.Sprint(agent.MoveLeader(ctx, all[i].node, leaving)), false
+		return fmt.Sprint(agent.MoveLeader(ctx, all[i].Node, leaving)), false
 	})
 
 	// Machines that become Nodes join etcd, those that are gone have left it.
@@ -489,7 +491,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	})
 
 	var points []string
-	for _, kind := range []actionKind{startUpgrade, moveLeader, removeMember} {
+	for _, kind := range []decision.ActionKind{decision.StartUpgrade, decision.MoveLeader, decision.RemoveMember} {
 		points = append(points, "before:"+kind.String(), "after:"+kind.String())
 	}
 	o := &operators{t: t, config: filepath.Join(t.TempDir(), "operator.json"), log: filepath.Join(t.TempDir(), "operator.log")}
@@ -564,7 +566,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 		all, err := agent.Members(ctx)
 		names := map[string]bool{}
 		for _, m := range all {
-			names[m.node] = m.voter && m.healthy
+			names[m.Node] = m.Voter && m.Healthy
 		}
 		return fmt.Sprint(all, err), maps.Equal(names, map[string]bool{staying: true, other: true, heir: true})
 	})

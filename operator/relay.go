@@ -1,6 +1,8 @@
 package operator
 
 import (
+	"constellation/operator/decision"
+
 	"context"
 	"errors"
 	"fmt"
@@ -188,16 +190,16 @@ func (r *relays) host(node string) (*agentHost, error) {
 }
 
 // Run implements agents.
-func (r *relays) Run(ctx context.Context, node string) (upgradeRun, error) {
+func (r *relays) Run(ctx context.Context, node string) (decision.UpgradeRun, error) {
 	h, err := r.host(node)
 	if err != nil {
-		return upgradeRun{}, err
+		return decision.UpgradeRun{}, err
 	}
 	return h.Run(ctx)
 }
 
 // Upgrade implements agents.
-func (r *relays) Upgrade(ctx context.Context, node, token, version, reference string, components component.Signed, tell func(upgradeRun)) error {
+func (r *relays) Upgrade(ctx context.Context, node, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error {
 	h, err := r.host(node)
 	if err != nil {
 		return err

@@ -1,6 +1,8 @@
 package operator
 
 import (
+	"constellation/operator/decision"
+
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -167,7 +169,7 @@ func groupCondition(g *v1alpha1.ScalingGroup, target string, found []cloud.Group
 	f := groupByID(found, g.Spec.GroupID)
 	switch {
 	case err != nil:
-		c.Reason, c.Message = "CloudUnavailable", shorten(err.Error())
+		c.Reason, c.Message = "CloudUnavailable", decision.TruncateMessage(err.Error())
 	case f == nil:
 		c.Reason, c.Message = reasonNotListed, "the cloud does not list this group; the object is kept, delete it if the group is gone"
 	case target == "":
@@ -207,7 +209,7 @@ func (r *groups) describe(ctx context.Context, g *v1alpha1.ScalingGroup, f cloud
 func (r *groups) report(ctx context.Context, g *v1alpha1.ScalingGroup, image string, c metav1.Condition) error {
 	changed := g.DeepCopy()
 	changed.Status.ObservedGeneration, changed.Status.ImageReference = g.Generation, image
-	setCondition(&changed.Status.Conditions, c, metav1.Now())
+	decision.SetCondition(&changed.Status.Conditions, c, metav1.Now())
 	if equality.Semantic.DeepEqual(changed.Status, g.Status) {
 		return nil
 	}

@@ -1,6 +1,8 @@
 package operator
 
 import (
+	"constellation/operator/decision"
+
 	"context"
 	"fmt"
 	"log/slog"
@@ -168,20 +170,20 @@ func (s *settled) note(n *settling, change func()) {
 }
 
 // settle takes from the heirs of a world that they are Ready, until they have settled.
-func (r *nodeVersions) settle(o *observed, x *lookup) {
-	heirs := make(map[types.UID]bool, len(o.intents))
-	for i := range o.intents {
-		in := &o.intents[i]
-		m := x.tokens[in.token]
-		if in.goal != v1alpha1.JoinGoal || m == nil {
+func (r *nodeVersions) settle(o *observed, x *decision.Lookup) {
+	heirs := make(map[types.UID]bool, len(o.Intents))
+	for i := range o.Intents {
+		in := &o.Intents[i]
+		m := x.ByToken[in.Token]
+		if in.Goal != v1alpha1.JoinGoal || m == nil {
 			continue
 		}
-		if n := x.machineOf[m.id]; n != nil {
-			uid := o.nodes[n.name].UID
+		if n := x.NodeOf[m.ID]; n != nil {
+			uid := o.nodes[n.Name].UID
 			heirs[uid] = true
-			has, lacks := r.settled.has(n.name, uid, n.ready)
-			if n.ready && !has {
-				n.ready, n.lacks = false, lacks
+			has, lacks := r.settled.has(n.Name, uid, n.Ready)
+			if n.Ready && !has {
+				n.Ready, n.NotReadyPod = false, lacks
 			}
 		}
 	}

@@ -1,6 +1,8 @@
 package operator
 
 import (
+	"constellation/operator/decision"
+
 	"context"
 	"fmt"
 	"log/slog"
@@ -52,7 +54,7 @@ func (c *cloudOfCalls) DeleteInstances(_ context.Context, ids []string) error {
 type hostOfCalls struct {
 	host
 	calls []string
-	run   upgradeRun
+	run   decision.UpgradeRun
 }
 
 func (h *hostOfCalls) RemoveMember(_ context.Context, node string, voters int) error {
@@ -60,9 +62,9 @@ func (h *hostOfCalls) RemoveMember(_ context.Context, node string, voters int) e
 	return nil
 }
 
-func (h *hostOfCalls) Run(context.Context) (upgradeRun, error) { return h.run, nil }
+func (h *hostOfCalls) Run(context.Context) (decision.UpgradeRun, error) { return h.run, nil }
 
-func (h *hostOfCalls) Upgrade(_ context.Context, _, version, reference string, _ component.Signed, _ func(upgradeRun)) error {
+func (h *hostOfCalls) Upgrade(_ context.Context, _, version, reference string, _ component.Signed, _ func(decision.UpgradeRun)) error {
 	h.calls = append(h.calls, "upgrade to "+version+" with "+reference)
 	return nil
 }
@@ -149,7 +151,7 @@ func TestWeakPointR4NoSizeIsWritten(t *testing.T) {
 
 // A machine is created only while the intent of its token exists and is not bound.
 func TestWeakPointR1MachineNeedsIntent(t *testing.T) {
-	create := action{kind: createInstance, intent: intent{name: "replace-0", goal: v1alpha1.JoinGoal, token: "t", donor: "worker-0", group: workerGroup}}
+	create := decision.Action{Kind: decision.CreateInstance, Intent: decision.Intent{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", Donor: "worker-0", Group: workerGroup}}
 	for _, tt := range []struct {
 		name string
 		is   *v1alpha1.PendingNode
@@ -165,7 +167,7 @@ func TestWeakPointR1MachineNeedsIntent(t *testing.T) {
 		if tt.is != nil {
 			o.pending["replace-0"] = tt.is
 		}
-		actor(t, c, nil).act(o, []action{create})
+		actor(t, c, nil).act(o, []decision.Action{create})
 		if d := cmp.Diff(tt.want, c.calls); d != "" {
 			t.Errorf("%s: calls, want and got:\n%s", tt.name, d)
 		}
@@ -181,8 +183,8 @@ func TestWeakPointR2DeletionIsRetried(t *testing.T) {
 	r.now, r.efforts.now = func() time.Time { return now }, func() time.Time { return now }
 	o := &observed{pending: map[string]*v1alpha1.PendingNode{"replace-0": pendingNode(v1alpha1.LeaveGoal, "t", "sandbox://t/worker-0")}}
 	for range 2 {
-		r.act(o, []action{
-			{kind: deleteInstance, machine: "sandbox://t/worker-0", node: "worker-0"}, {kind: deleteInstance, machine: "sandbox://t/worker-1", node: "worker-1"},
+		r.act(o, []decision.Action{
+			{Kind: decision.DeleteInstance, Machine: "sandbox://t/worker-0", Node: "worker-0"}, {Kind: decision.DeleteInstance, Machine: "sandbox://t/worker-1", Node: "worker-1"},
 		})
 		now = now.Add(time.Minute)
 	}
@@ -196,15 +198,15 @@ func TestWeakPointR5StaleMembersAreKept(t *testing.T) {
 	h, now := &hostOfCalls{}, time.Now()
 	r := actor(t, &cloudOfCalls{}, h)
 	r.now = func() time.Time { return now }
-	r.hostView.setMembers([]member{{node: "a"}}, now.Add(-actMembers-time.Second))
-	a := []action{{kind: removeMember, node: "control-plane-0", voters: 3}}
+	r.hostView.setMembers([]decision.Member{{Node: "a"}}, now.Add(-actMembers-time.Second))
+	a := []decision.Action{{Kind: decision.RemoveMember, Node: "control-plane-0", MinVoters: 3}}
 	o := &observed{}
 	r.act(o, a)
 	if len(h.calls) > 0 {
 		t.Errorf("from an old view: %v", h.calls)
 	}
 	// An agent that finds a member dead was asked some seconds ago.
-	r.hostView.setMembers([]member{{node: "a"}}, now.Add(-6*time.Second))
+	r.hostView.setMembers([]decision.Member{{Node: "a"}}, now.Add(-6*time.Second))
 	r.act(o, a)
 	r.act(o, a) // we have changed them, so what was seen is old
 	if d := cmp.Diff([]string{"remove control-plane-0 leaving 3"}, h.calls); d != "" {
@@ -214,7 +216,7 @@ func TestWeakPointR5StaleMembersAreKept(t *testing.T) {
 
 // A new process follows the run that it finds in the agent's journal.
 func TestWeakPointR7NewProcessFollowsTheRun(t *testing.T) {
-	run := upgradeRun{version: "v1.36.3", components: refB, node: "control-plane-0", phase: "apply", started: testNow}
+	run := decision.UpgradeRun{Version: "v1.36.3", Components: refB, Node: "control-plane-0", Phase: "apply", Started: testNow}
 	h := &hostOfCalls{run: run}
 	r := actor(t, &cloudOfCalls{}, h)
 	r.nodeName = "control-plane-0"

@@ -319,7 +319,7 @@ func (c *console) rails(w int, k *engine.Check) []string {
 	return lines
 }
 
-// reason is why newer versions cannot be reached. It stands for all versions that one rule
+// boardReason is why newer versions cannot be reached. It stands for all versions that one rule
 // blocks with the same text.
 type reason struct {
 	what                          string // "Kubernetes v1.36.4"
@@ -840,7 +840,7 @@ func (c *console) findingGroups(w int, k *engine.Check) []string {
 		}
 	}
 	if fine > 0 {
-		lines = append(lines, c.passedRow(w, fine, len(list) == 0, false))
+		lines = append(lines, c.passedRow(w, fine, false, len(list) == 0, false))
 	}
 	return lines
 }
@@ -872,10 +872,10 @@ func related(first, f engine.Finding) bool {
 }
 
 // passedRow is the line for the passed checks.
-func (c *console) passedRow(w, fine int, all, here bool) string {
+func (c *console) passedRow(w, fine int, running, all, here bool) string {
 	text := term.Count(fine, "other check") + " passed"
 	switch {
-	case c.chk.busy:
+	case running:
 		text = term.Count(fine, "check") + " passed so far"
 	case all && fine == 1:
 		text = "the only check passed"

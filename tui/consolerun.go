@@ -143,7 +143,7 @@ func (c *console) exitSummary() []string {
 		add(t.Row(w).Add(term.Faint, what).Add(term.Accent, back))
 		return lines
 	case c.running || c.leaving && !c.succeeded():
-		add(t.Row(w).Add(term.Caution, t.Stopped+" ").Add(term.Strong, c.t.cluster+": ").Add(term.Plain, fmt.Sprintf("left after %s, %s", term.Clock(c.t.elapsed(c.now)), c.stepsRemark())))
+		add(t.Row(w).Add(term.Caution, t.Stopped+" ").Add(term.Strong, c.t.cluster+": ").Add(term.Plain, fmt.Sprintf("left after %s, %s", term.Clock(c.t.elapsed(c.now)), c.stepsRemark(&c.t))))
 	case c.succeeded():
 		text := "done"
 		if c.t.result != nil && c.t.result.text != "" {
@@ -225,7 +225,7 @@ func (c *console) watchExitSummary() []string {
 	if c.wat.origin == fromReplay {
 		head += ", recorded"
 	}
-	reason, _ := c.reason(b, now)
+	reason, _ := c.watchReason()
 	return []string{
 		t.Row(w).Add(term.Strong, orElse(term.Clean(b.Cluster), "cluster")+": ").Add(term.Plain, head+", "+now.UTC().Format("15:04:05Z")).String(),
 		t.Row(w).Add(term.Faint, "  why  ").Add(term.Plain, term.AsciiIf(t.Ascii, reason)).String(),

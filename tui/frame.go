@@ -153,11 +153,11 @@ func marked(simulated bool, before string) string {
 
 // mark is the label behind the cluster's name in the header.
 func (c *console) mark() string {
-	return c.markIf(c.t.simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated)
+	return c.markIf(c.w, c.t.simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated)
 }
 
-func (c *console) markIf(simulated bool) string {
-	if c.w < 80 && simulated {
+func (c *console) markIf(w int, simulated bool) string {
+	if w < 80 && simulated {
 		return "  simulated"
 	}
 	return marked(simulated, "  ")
@@ -423,7 +423,7 @@ func (c *console) safetyLine() string {
 		}
 		return "safety  " + strings.Join(parts, " "+c.th.Dot+" ")
 	case screenWatch:
-		return c.watchSafety()
+		return c.boardSafety()
 	case screenConfig, screenPreflight, screenInitConfirm, screenBackup, screenUpgradePlan, screenUpgradeConfirm:
 		return "scripted  " + c.command()
 	case screenCheck:
@@ -473,4 +473,16 @@ func (c *console) marker(here bool) string {
 		return c.th.Cursor + " "
 	}
 	return "  "
+}
+
+// page is what the pages of this frame share.
+func (c *console) page() page {
+	return page{Theme: c.th, now: c.now, frame: c.frame, commands: c.deps.commands}
+}
+
+// boardPage is page at the time on the clock of the board.
+func (c *console) boardPage() page {
+	p := c.page()
+	p.now = c.watchNow()
+	return p
 }

@@ -18,9 +18,9 @@ func cellOf(s string) string {
 // codeOf quotes text from outside as inline code, where Markdown has no effect.
 func codeOf(s string) string { return "`" + strings.ReplaceAll(term.Clean(s), "`", "'") + "`" }
 
-// summary prints a run as Markdown at its end, for the job page of a CI pipeline. Meanwhile
+// runSummary prints a run as Markdown at its end, for the job page of a CI pipeline. Meanwhile
 // lines prints the events to another writer.
-type summary struct {
+type runSummary struct {
 	out   *guarded
 	lines *plainPrinter
 	sp    commandFormatter
@@ -34,7 +34,7 @@ type wait struct {
 	long time.Duration
 }
 
-func (m *summary) event(ev engine.Event) {
+func (m *runSummary) event(ev engine.Event) {
 	m.lines.event(ev)
 	before := m.t.why
 	if c, _ := m.t.apply(ev); before.text != "" && (c == waits || c == stepped || c == concluded) && m.t.why.text != before.text {
@@ -42,7 +42,7 @@ func (m *summary) event(ev engine.Event) {
 	}
 }
 
-func (m *summary) add(text string, long time.Duration) {
+func (m *runSummary) add(text string, long time.Duration) {
 	for i := range m.waits {
 		if m.waits[i].text == text {
 			m.waits[i].long += long
@@ -56,7 +56,7 @@ func (m *summary) add(text string, long time.Duration) {
 const minReportedWait = 10 * time.Second
 
 // close writes the summary.
-func (m *summary) close() {
+func (m *runSummary) close() {
 	m.lines.close()
 	if m.t.events == 0 { // the run was not confirmed
 		return
@@ -65,7 +65,7 @@ func (m *summary) close() {
 }
 
 // String is the summary of the events so far.
-func (m *summary) String() string {
+func (m *runSummary) String() string {
 	t := &m.t
 	var b strings.Builder
 	verb, status, text, exit := "run", "interrupted", "", -1
@@ -126,7 +126,7 @@ func (m *summary) String() string {
 }
 
 // nodes writes the final states of the machines by group.
-func (m *summary) nodes(b *strings.Builder) {
+func (m *runSummary) nodes(b *strings.Builder) {
 	t := &m.t
 	if len(t.machines) == 0 {
 		return
@@ -150,7 +150,7 @@ func (m *summary) nodes(b *strings.Builder) {
 }
 
 // findings writes the findings of the plan and which of them were accepted by name.
-func (m *summary) findings(b *strings.Builder) {
+func (m *runSummary) findings(b *strings.Builder) {
 	if m.t.plan == nil {
 		return
 	}

@@ -475,7 +475,7 @@ func (c *console) upgradePlanRows(w int) []string {
 func (c *console) riskRows(w, h int) []string {
 	p := c.plan
 	lines := []string{c.th.Rule(w, "Before nodes are replaced", "")}
-	lines = append(lines, c.backupCoverageRows(w, h)...)
+	lines = append(lines, c.backupCoverageRows(w, h, &c.bak.backups, "")...)
 	i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.ID == engine.StepBackup })
 	switch {
 	case i >= 0 && p.Steps[i].Finished:
@@ -485,12 +485,11 @@ func (c *console) riskRows(w, h int) []string {
 	case !p.OnlyWatches():
 		lines = append(lines, c.signed(w, term.Caution, c.th.Warn, "no backup is taken")...)
 	}
-	return append(lines, c.rollbackRows(w)...)
+	return append(lines, c.rollbackRows(w, p)...)
 }
 
 // rollbackRows show the stop points, what is irreversible, and how to roll back.
-func (c *console) rollbackRows(w int) []string {
-	p := c.plan
+func (c *console) rollbackRows(w int, p *engine.Plan) []string {
 	lines := []string{c.th.Rule(w, "Rollback", "")}
 	add := func(head, text string) {
 		for i, l := range term.Wrap(text, max(20, w-18)) {
@@ -728,7 +727,7 @@ func (c *console) upgradeRail(s screenID) string {
 		for i := range c.t.steps {
 			p := &c.t.steps[i]
 			x := stop{name: p.id, word: term.Plain}
-			x.sign, x.st = c.stepSign(p)
+			x.sign, x.st = c.stepSign(p, c.running)
 			x.done = p.state == engine.StateDone || p.state == engine.StateSkipped
 			switch p.state {
 			case "":

@@ -19,12 +19,8 @@ import (
 type backupScreen struct {
 	from screenID // where Esc leads
 
-	entries  []engine.BackupEntry
-	listErr  error
-	listed   bool
-	local    *engine.LocalData // nil if unknown
-	localErr error             // why local is unknown
-	gen      int               // generation of the last request
+	backups
+	gen int // generation of the last request
 
 	sel  int
 	open bool // the volume list fills the screen
@@ -43,6 +39,15 @@ type backupScreen struct {
 	verifying   string
 	done, total int64
 	verified    map[string]error
+}
+
+// backups are the backups of a workspace, and the data that none of them contains.
+type backups struct {
+	entries  []engine.BackupEntry // newest first
+	listErr  error
+	listed   bool
+	local    *engine.LocalData // nil if unknown
+	localErr error             // why local is unknown
 }
 
 // Messages of the backup screen.
@@ -301,7 +306,7 @@ func (c *console) moveBackup(by int) {
 }
 
 // newestComplete is the newest complete backup; nil if there is none.
-func (b *backupScreen) newestComplete() *engine.BackupEntry {
+func (b *backups) newestComplete() *engine.BackupEntry {
 	for i := range b.entries {
 		if b.entries[i].Whole {
 			return &b.entries[i]
@@ -314,19 +319,19 @@ func (b *backupScreen) newestComplete() *engine.BackupEntry {
 func (c *console) backupView(w, h int) []string {
 	b := &c.bak
 	if b.open && b.local != nil {
-		return c.volumesView(w, h)
+		return c.volumesView(w, h, b.local.Volumes, b.at)
 	}
 	title := c.th.Rule(w, "What a backup contains", "")
 	lines := []string{title}
 	for _, l := range term.Wrap("Upgrades can delete custom resources, CRDs, and the disks of replaced nodes.", w-2) {
 		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Plain, l).String())
 	}
-	kept := c.backupCoverageRows(w, h)
+	kept := c.backupCoverageRows(w, h, &b.backups, ": press b")
 	lines = append(lines, kept...)
 	var below []string
 	switch {
 	case b.running:
-		below = c.backupProgress(w)
+		below = c.backupProgress(w, &b.t, b.began)
 	case b.verifying != "":
 		below = []string{
 			c.th.Rule(w, "Verify", term.Clean(b.verifying)),
@@ -352,9 +357,9 @@ func (c *console) backupView(w, h int) []string {
 	return append(lines, below...)
 }
 
-// backupCoverageRows show for each kind of data whether a backup contains it.
-func (c *console) backupCoverageRows(w, h int) []string {
-	b := &c.bak
+// backupCoverageRows show for each kind of data whether a backup contains it. hint is added
+// if there is no backup.
+func (c *console) backupCoverageRows(w, h int, b *backups, hint string) []string {
 	last := b.newestComplete()
 	const what = 26
 	row := func(st term.Style, sign, name string, state term.Style, text, age string) string {
@@ -371,11 +376,7 @@ func (c *console) backupCoverageRows(w, h int) []string {
 	case !b.listed:
 		lines = append(lines, row(term.Accent, c.th.Spin(c.frame), "definitions and objects", term.Faint, "listing backups", ""))
 	case last == nil:
-		none := "no complete backup yet"
-		if c.screen == screenBackup {
-			none += ": press b"
-		}
-		lines = append(lines, row(term.Bad, c.th.Fail, "definitions and objects", term.Plain, none, "-"),
+		lines = append(lines, row(term.Bad, c.th.Fail, "definitions and objects", term.Plain, "no complete backup yet"+hint, "-"),
 			row(term.Bad, c.th.Fail, "etcd snapshot", term.Plain, "none yet", "-"))
 	default:
 		old := c.now.Sub(last.Created) > 24*time.Hour
@@ -531,14 +532,13 @@ func (c *console) backupRows(w, h int) []string {
 }
 
 // backupProgress renders the running backup: its steps and the progress of the current one.
-func (c *console) backupProgress(w int) []string {
-	b := &c.bak
-	lines := []string{c.th.Rule(w, "Backup in progress", term.Clock(c.now.Sub(b.began)))}
-	if len(b.t.steps) == 0 {
+func (c *console) backupProgress(w int, t *timeline, began time.Time) []string {
+	lines := []string{c.th.Rule(w, "Backup in progress", term.Clock(c.now.Sub(began)))}
+	if len(t.steps) == 0 {
 		return append(lines, c.th.Row(w).Add(term.Accent, " "+c.th.Spin(c.frame)+" ").Add(term.Plain, "planning").String())
 	}
-	for i := range b.t.steps {
-		s := &b.t.steps[i]
+	for i := range t.steps {
+		s := &t.steps[i]
 		sign, st := c.th.Dot, term.Faint
 		switch s.state {
 		case engine.StateRunning:
@@ -556,16 +556,15 @@ func (c *console) backupProgress(w int) []string {
 		}
 		lines = append(lines, r.String())
 		if s.state == engine.StateRunning {
-			lines = append(lines, c.stepProgress(w, s)...)
+			lines = append(lines, c.stepProgress(w, t, s)...)
 		}
 	}
 	return lines
 }
 
 // stepProgress renders types, objects, bytes, rate and remaining time of the current step.
-func (c *console) stepProgress(w int, s *step) []string {
-	b := &c.bak
-	n := b.t.counts
+func (c *console) stepProgress(w int, t *timeline, s *step) []string {
+	n := t.counts
 	switch {
 	case s.id == engine.StepBackupResources && n["all_types"] > 0:
 		left := ""
@@ -616,13 +615,12 @@ func (c *console) backupOutcome(w int) []string {
 }
 
 // volumesView lists the volumes that are in no backup.
-func (c *console) volumesView(w, h int) []string {
-	all := c.bak.local.Volumes
+func (c *console) volumesView(w, h int, all []engine.LocalVolume, first int) []string {
 	lines := []string{
 		c.th.Rule(w, fmt.Sprintf("Volumes on nodes %d", len(all)), "in no backup, lost when the node is replaced"),
 		c.th.Row(w).Pad(1).Col(term.Faint, "claim", 28).Col(term.Faint, "node", 18).Col(term.Faint, "size", 9).Add(term.Faint, "used by").String(),
 	}
-	from := min(c.bak.at, max(0, len(all)-(h-3)))
+	from := min(first, max(0, len(all)-(h-3)))
 	for _, v := range all[from:min(len(all), from+max(1, h-3))] {
 		size, nodes, users := "-", "-", "no pod now"
 		if v.Bytes > 0 {

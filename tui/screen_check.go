@@ -744,7 +744,7 @@ func (c *console) itemRow(w int, x checkItem, here bool, items int) string {
 		}
 		return c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, "  hide passed checks").String()
 	}
-	return c.passedRow(w, x.folded, items == 1 && !c.chk.busy, here)
+	return c.passedRow(w, x.folded, c.chk.busy, items == 1 && !c.chk.busy, here)
 }
 
 // changesPane lists what the next hop changes, scrolled.
@@ -798,16 +798,16 @@ func (c *console) confirmWriteView(w, h int) []string {
 
 // openView shows all of the selected row.
 func (c *console) openView(w, h int) []string {
-	lines := c.detail(w)
+	lines := c.itemDetail(w, c.selected())
 	title := lines[0]
 	lines = lines[1:]
 	from := max(0, min(c.chk.scroll, len(lines)-(h-1)))
 	return append([]string{title}, lines[from:min(len(lines), from+h-1)]...)
 }
 
-// detail are the details of the selected row; the first line is their heading.
-func (c *console) detail(w int) []string {
-	switch x := c.selected(); {
+// itemDetail are the details of a row; the first line is their heading.
+func (c *console) itemDetail(w int, x checkItem) []string {
+	switch {
 	case x.finding != nil:
 		f := x.finding
 		sign, st := c.severitySignOf(f.Severity)
@@ -875,7 +875,7 @@ func (c *console) checkWide(w, h int) []string {
 	} else {
 		a = c.findingsPane(left, room)
 	}
-	b := c.detail(right)
+	b := c.itemDetail(right, c.selected())
 	if x := c.selected(); x.finding == nil && x.reason == nil {
 		if changes := c.changeRows(right, k); len(changes) > 0 && c.chk.pane != checkChanges {
 			b = changes
@@ -1029,19 +1029,18 @@ func feedRemark(f engine.FeedState, now time.Time) string {
 
 // available is the newest reachable version of a component that is newer than now; empty if
 // none is known.
-func (c *console) available(component, now string) string {
-	if c.chk.result == nil {
+func (c *console) available(k *engine.Check, component, now string) string {
+	if k == nil {
 		return ""
 	}
-	if goal := goalOf(c.chk.result, component); newer(goal, now) {
+	if goal := goalOf(k, component); newer(goal, now) {
 		return goal
 	}
 	return ""
 }
 
 // upgradeSummary summarise the available upgrade; empty if none is known.
-func (c *console) upgradeSummary() string {
-	k := c.chk.result
+func (c *console) upgradeSummary(k *engine.Check) string {
 	if k == nil || len(k.Path) == 0 {
 		return ""
 	}

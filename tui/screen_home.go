@@ -76,7 +76,7 @@ func (c *console) suggestions() []engine.Suggestion {
 		return nil
 	}
 	i := slices.IndexFunc(c.home.Next, func(s engine.Suggestion) bool { return isVerb(s.Command, "upgrade") })
-	words := c.upgradeSummary()
+	words := c.upgradeSummary(c.chk.result)
 	if i < 0 || words == "" {
 		return c.home.Next
 	}
@@ -155,9 +155,9 @@ func (c *console) homeView(w, h int) []string {
 		room := h - len(foot) - len(lines)
 		lines = append(lines, c.clusterView(w, room)...)
 	} else if c.home != nil {
-		lines = append(lines, c.workspaceView(w)...)
+		lines = append(lines, c.workspaceView(w, c.home)...)
 		if room := h - len(foot) - len(lines); room > 2 {
-			lines = append(lines, c.recent(w, room)...)
+			lines = append(lines, c.recent(w, room, c.home)...)
 		}
 	}
 	lines = lines[:max(0, min(len(lines), h-len(foot)))]
@@ -168,7 +168,7 @@ func (c *console) homeView(w, h int) []string {
 }
 
 // workspaceView shows the workspace while there is no cluster.
-func (c *console) workspaceView(w int) []string {
+func (c *console) workspaceView(w int, home *engine.Home) []string {
 	words := map[engine.Stage]string{
 		engine.StageEmpty:      "This folder has no " + configFile + " yet. Create machines first.",
 		engine.StageConfigured: "There is a configuration, but there are no machines yet.",
@@ -177,10 +177,10 @@ func (c *console) workspaceView(w int) []string {
 	}
 	lines := []string{
 		c.th.Rule(w, "Workspace", ""),
-		c.th.Row(w).Add(term.Plain, "  ").Add(term.Plain, term.Clean(c.home.Dir)).String(),
-		c.th.Row(w).Add(term.Plain, "  ").Add(term.Strong, words[c.home.Stage]).String(),
+		c.th.Row(w).Add(term.Plain, "  ").Add(term.Plain, term.Clean(home.Dir)).String(),
+		c.th.Row(w).Add(term.Plain, "  ").Add(term.Strong, words[home.Stage]).String(),
 	}
-	return append(lines, c.findings(w, c.home.Problems, 4)...)
+	return append(lines, c.findings(w, home.Problems, 4)...)
 }
 
 // findingLines is the maximum number of lines of a finding's detail or remedy.
@@ -250,10 +250,10 @@ func (c *console) clusterView(w, h int) []string {
 		return append([]string{
 			c.th.Rule(w, "Cluster", ""),
 			c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, "querying the cluster").String(),
-		}, c.recent(w, h-2)...)
+		}, c.recent(w, h-2, c.home)...)
 	}
 	lines := []string{c.th.Rule(w, "Cluster", term.Clean(st.Provider))}
-	lines = append(lines, c.summary(w, st)...)
+	lines = append(lines, c.clusterSummary(w, st, c.chk.result)...)
 	if c.statusErr != nil {
 		lines = append(lines, c.th.Row(w).Add(term.Plain, "  ").Add(term.Bad, c.th.Fail+" ").Add(term.Plain, term.Clean(c.statusErr.Error())).String())
 	}
@@ -263,15 +263,16 @@ func (c *console) clusterView(w, h int) []string {
 	if room > 9 {
 		recent = min(3, room-8) + 1
 	}
-	lines = append(lines, c.nodeRows(w, room-recent, st)...)
+	lines = append(lines, c.nodeRows(w, room-recent, st, c.next.nodes)...)
 	if recent > 1 {
-		lines = append(lines, c.recent(w, recent)...)
+		lines = append(lines, c.recent(w, recent, c.home)...)
 	}
 	return lines
 }
 
-// summary is the state of the cluster in two columns.
-func (c *console) summary(w int, st *engine.Status) []string {
+// clusterSummary is the state of the cluster in two columns. k is the newest check of versions; nil if
+// there is none.
+func (c *console) clusterSummary(w int, st *engine.Status, k *engine.Check) []string {
 	ready := map[string][2]int{}
 	for _, n := range st.Nodes {
 		r := ready[n.Role]
@@ -313,7 +314,7 @@ func (c *console) summary(w int, st *engine.Status) []string {
 		for _, x := range [][3]string{
 			{"Kubernetes", "kubernetes", st.Target.Kubernetes}, {"OS image", "image", st.Target.Image}, {"Release", "services", st.Target.Release},
 		} {
-			if v := c.available(x[1], x[2]); v != "" {
+			if v := c.available(k, x[1], x[2]); v != "" {
 				newer[x[0]], half = term.Clean(v), max(half, 46)
 			}
 		}
@@ -351,8 +352,8 @@ func dash(s string) string {
 	return s
 }
 
-// nodeRows lists the nodes, then the machines that are no nodes, in h lines.
-func (c *console) nodeRows(w, h int, st *engine.Status) []string {
+// nodeRows lists the nodes, then the machines that are no nodes, in h lines, from row first on.
+func (c *console) nodeRows(w, h int, st *engine.Status, first int) []string {
 	if h < 2 {
 		return nil
 	}
@@ -382,7 +383,7 @@ func (c *console) nodeRows(w, h int, st *engine.Status) []string {
 		return append(lines, c.th.Row(w).Add(term.Faint, "   none yet: machines appear here after they join").String())
 	}
 	fit := h - 1
-	from := max(0, min(c.next.nodes, len(rows)-fit))
+	from := max(0, min(first, len(rows)-fit))
 	to := min(len(rows), from+fit)
 	more := len(rows) - (to - from)
 	if more > 0 && to-from > 1 {
@@ -435,12 +436,12 @@ func imageVersion(ref string) string {
 }
 
 // recent lists past runs in at most h lines.
-func (c *console) recent(w, h int) []string {
-	if c.home == nil || len(c.home.Runs) == 0 || h < 2 {
+func (c *console) recent(w, h int, home *engine.Home) []string {
+	if home == nil || len(home.Runs) == 0 || h < 2 {
 		return nil
 	}
 	lines := []string{c.th.Rule(w, "Recent", "")}
-	for _, r := range c.home.Runs[:min(len(c.home.Runs), h-1)] {
+	for _, r := range home.Runs[:min(len(home.Runs), h-1)] {
 		sign, st := c.th.OK, term.Good
 		switch r.Status {
 		case engine.StateDone, engine.StateNothing, engine.StateDetached:

@@ -563,7 +563,7 @@ var initConfirmKeys = []binding{
 	}),
 	on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func(c *console) { c.initConfirm.yes = !c.initConfirm.yes })).footed("choose"),
 	on("up k", "↑ k", "scroll up", "move", act(func(c *console) { c.initConfirm.scroll = max(0, c.initConfirm.scroll-1) })),
-	on("down j", "↓ j", "scroll down", "move", act(func(c *console) { c.initConfirm.scroll = min(c.initConfirm.scroll+1, len(c.initPlanRows(c.w))) })),
+	on("down j", "↓ j", "scroll down", "move", act(func(c *console) { c.initConfirm.scroll = min(c.initConfirm.scroll+1, len(c.initPlanRows(c.w, c.plan))) })),
 	on("esc", "Esc", "back to the checks", "back", (*console).startPreflight).footed("back"),
 }
 
@@ -594,9 +594,9 @@ func (a *initConfirm) verdict(c *console) string {
 }
 
 // initPlanRows are the findings and the steps of the plan, with the effect of each.
-func (c *console) initPlanRows(w int) []string {
+func (c *console) initPlanRows(w int, plan *engine.Plan) []string {
 	var rows []string
-	for _, f := range slices.Concat(c.plan.Blocked(), c.plan.Warnings()) {
+	for _, f := range slices.Concat(plan.Blocked(), plan.Warnings()) {
 		sign, st := c.severitySign(f.Severity)
 		for i, l := range term.Wrap(term.Clean(f.Title), w-6) {
 			r := c.th.Row(w).Pad(5)
@@ -616,10 +616,10 @@ func (c *console) initPlanRows(w int) []string {
 			}
 		}
 	}
-	if len(c.plan.Blocked()) > 0 {
+	if len(plan.Blocked()) > 0 {
 		return rows // the steps of a blocked plan will not run
 	}
-	for i, s := range c.plan.Steps {
+	for i, s := range plan.Steps {
 		sign, st := fmt.Sprintf("%2d", i+1), term.Faint
 		if s.Finished {
 			sign, st = " "+c.th.OK, term.Good
@@ -660,7 +660,7 @@ func (c *console) initConfirmView(w, h int) []string {
 	if to := target(p.To); to != "" {
 		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Faint, "to ").Add(term.Plain, to).String())
 	}
-	rows := c.initPlanRows(w)
+	rows := c.initPlanRows(w, p)
 	room := h - len(lines)
 	from := max(0, min(c.initConfirm.scroll, len(rows)-room))
 	to := min(len(rows), from+room)

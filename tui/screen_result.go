@@ -118,7 +118,7 @@ func (c *console) successView(w, h int) []string {
 		lines = append(lines, "")
 		for i := range c.t.steps {
 			s := &c.t.steps[i]
-			sign, st := c.stepSign(s)
+			sign, st := c.stepSign(s, c.running)
 			r := c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Strong, s.id, 17)
 			if s.state == engine.StateSkipped {
 				lines = append(lines, r.Add(term.Faint, "already done").String())
@@ -215,13 +215,13 @@ func (c *console) failureView(w, h int) []string {
 	if !c.ran {
 		return append(lines, "", c.th.Row(w).Add(term.Plain, "   ").Add(term.Faint, "Nothing has been created.").String())
 	}
-	lines = append(lines, c.th.Rule(w, "State", c.stepsRemark()))
+	lines = append(lines, c.th.Rule(w, "State", c.stepsRemark(&c.t)))
 	for i := range c.t.steps {
 		s := &c.t.steps[i]
 		if s.state == "" {
 			continue
 		}
-		sign, st := c.stepSign(s)
+		sign, st := c.stepSign(s, c.running)
 		r := c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, s.title, min(48, w-24))
 		lines = append(lines, r.Right(term.Faint, term.Duration(s.took)).String())
 	}
@@ -380,7 +380,7 @@ func (c *console) logView(w, h int) []string {
 	var rows []string
 	last := min(len(m)-1, at+room/2)
 	first := max(0, last-room-room/2)
-	col := c.sourceColumn(func(i int) logLine { return c.t.log.at(m[first+i]) }, last-first+1)
+	col := c.sourceColumnOf(c.w, func(i int) logLine { return c.t.log.at(m[first+i]) }, last-first+1)
 	if col.node != "" {
 		lines[0] = c.th.Rule(w, "Log of "+col.node, remark)
 	}

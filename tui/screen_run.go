@@ -51,7 +51,7 @@ func (c *console) copyLastLine() {
 func (c *console) rows(p pane) int {
 	switch p {
 	case paneSteps:
-		return len(c.stepRows(c.w))
+		return len(c.stepRows(c.w, &c.t, c.running))
 	case paneMachines:
 		if c.upgrading() {
 			return len(c.t.machines) // the run has not changed the others yet
@@ -97,7 +97,7 @@ func (c *console) runView(w, h int) []string {
 	if c.plan == nil {
 		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy).String()}
 	}
-	steps := c.stepRows(w)
+	steps := c.stepRows(w, &c.t, c.running)
 	if w >= 120 {
 		return c.runWide(w, h)
 	}
@@ -114,7 +114,7 @@ func (c *console) runView(w, h int) []string {
 			mh = min(mh, max(3, (h-sh)/3))
 		}
 	}
-	lines := []string{c.th.Rule(w, c.paneTitle(paneSteps, "Steps"), c.stepsRemark())}
+	lines := []string{c.th.Rule(w, c.paneTitle(paneSteps, "Steps"), c.stepsRemark(&c.t))}
 	from, to := c.part(paneSteps, len(steps), sh, c.currentRow(steps, sh))
 	for _, s := range steps[from:to] {
 		lines = append(lines, s.line)
@@ -129,13 +129,13 @@ func (c *console) runView(w, h int) []string {
 func (c *console) runWide(w, h int) []string {
 	left := w * 55 / 100
 	right := w - left - 1
-	steps := c.stepRows(left)
+	steps := c.stepRows(left, &c.t, c.running)
 	machineRows := c.rows(paneMachines)
 	if machineRows > manyMachines && c.run.at[paneMachines] < 0 {
 		machineRows = len(c.t.groups())
 	}
 	top := max(min(max(len(steps), machineRows)+1, h*3/5), min(8, h/2))
-	lines := []string{c.th.Rule(left, c.paneTitle(paneSteps, "Steps"), c.stepsRemark())}
+	lines := []string{c.th.Rule(left, c.paneTitle(paneSteps, "Steps"), c.stepsRemark(&c.t))}
 	from, to := c.part(paneSteps, len(steps), top-1, c.currentRow(steps, top-1))
 	for _, s := range steps[from:to] {
 		lines = append(lines, s.line)
@@ -155,8 +155,8 @@ func (c *console) runWide(w, h int) []string {
 	return append(out, c.logTail(w, h-len(out))...)
 }
 
-func (c *console) stepsRemark() string {
-	return fmt.Sprintf("%d of %d done", c.t.finished(), len(c.t.steps))
+func (c *console) stepsRemark(t *timeline) string {
+	return fmt.Sprintf("%d of %d done", t.finished(), len(t.steps))
 }
 
 // stepRow is a line of the steps pane.
@@ -184,16 +184,16 @@ func (c *console) currentRow(rows []stepRow, h int) int {
 }
 
 // stepRows renders the steps; the one under way has its progress below it.
-func (c *console) stepRows(w int) []stepRow {
+func (c *console) stepRows(w int, t *timeline, running bool) []stepRow {
 	var rows []stepRow
 	title := 24
-	for _, s := range c.t.steps {
+	for _, s := range t.steps {
 		title = max(title, term.Width(s.title))
 	}
 	title = min(title, w-12)
-	for i := range c.t.steps {
-		s := &c.t.steps[i]
-		sign, st := c.stepSign(s)
+	for i := range t.steps {
+		s := &t.steps[i]
+		sign, st := c.stepSign(s, running)
 		r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ")
 		name := term.Plain
 		if s.state == "" {
@@ -267,10 +267,10 @@ func (c *console) partRows(p part, w int) []string {
 	return append([]string{r.String()}, below...)
 }
 
-func (c *console) stepSign(s *step) (string, term.Style) {
+func (c *console) stepSign(s *step, running bool) (string, term.Style) {
 	switch s.state {
 	case engine.StateRunning:
-		if c.running {
+		if running {
 			return c.th.Spin(c.frame), term.Accent
 		}
 		return c.th.Stopped, term.Caution
@@ -325,8 +325,8 @@ func (c *console) machinesView(w, h int) []string {
 		}
 		return lines
 	}
-	rows := c.machineRows(w)
-	from, to := c.part(paneMachines, len(rows), h, c.firstUnready())
+	rows := c.machineList(w, &c.t, c.upgrading(), c.running)
+	from, to := c.part(paneMachines, len(rows), h, c.firstUnready(&c.t))
 	if to-from == len(rows) || h < 2 {
 		return append(lines, rows[from:to]...)
 	}
@@ -334,18 +334,18 @@ func (c *console) machinesView(w, h int) []string {
 	return append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more: Tab to here, then ↑↓", len(rows)-(to-from)+1)).String())
 }
 
-// machineRows renders each machine, and the number of machines of the plan not seen yet.
-func (c *console) machineRows(w int) []string {
+// machineList renders each machine, and the number of machines of the plan not seen yet.
+func (c *console) machineList(w int, t *timeline, upgrades, running bool) []string {
 	names := 14
-	for i := range c.t.machines {
-		names = max(names, term.Width(c.t.machines[i].name))
+	for i := range t.machines {
+		names = max(names, term.Width(t.machines[i].name))
 	}
 	names = min(names, w/3)
 	var rows []string
-	for i := range c.t.machines {
-		m := &c.t.machines[i]
+	for i := range t.machines {
+		m := &t.machines[i]
 		sign, st := c.nodeSign(m.state)
-		replaced := m.state == engine.NodeGone && c.upgrading()
+		replaced := m.state == engine.NodeGone && upgrades
 		if replaced {
 			sign = c.th.Dot // not a failure: an upgrade replaces it
 		}
@@ -369,17 +369,17 @@ func (c *console) machineRows(w int) []string {
 		}
 		rows = append(rows, r.Right(term.Faint, tail).String())
 	}
-	if c.running && !c.upgrading() {
-		for _, g := range c.t.missing() {
+	if running && !upgrades {
+		for _, g := range t.missing() {
 			rows = append(rows, c.th.Row(w).Add(term.Faint, " "+c.th.Dot+" ").Col(term.Faint, g.group, names).Add(term.Faint, fmt.Sprintf("%d not seen yet", g.total)).String())
 		}
 	}
 	return rows
 }
 
-func (c *console) firstUnready() int {
-	for i := range c.t.machines {
-		if s := c.t.machines[i].state; s != engine.NodeReady && s != engine.NodeGone {
+func (c *console) firstUnready(t *timeline) int {
+	for i := range t.machines {
+		if s := t.machines[i].state; s != engine.NodeReady && s != engine.NodeGone {
 			return i
 		}
 	}
@@ -411,7 +411,7 @@ func (c *console) logTail(w, h int) []string {
 	if c.run.at[paneLog] < 0 {
 		from, to = max(0, n-h+1), n
 	}
-	col := c.sourceColumn(func(i int) logLine { return c.t.log.at(from + i) }, to-from)
+	col := c.sourceColumnOf(c.w, func(i int) logLine { return c.t.log.at(from + i) }, to-from)
 	if col.node != "" {
 		lines[0] = c.th.Rule(w, c.paneTitle(paneLog, "Log of "+col.node), remark)
 	}
@@ -427,9 +427,9 @@ type sourceColumn struct {
 	width int
 }
 
-// sourceColumn computes the source column of n lines. If all come from one machine, its name is
+// sourceColumnOf computes the source column of n lines. If all come from one machine, its name is
 // in the heading and not in each line.
-func (c *console) sourceColumn(line func(int) logLine, n int) sourceColumn {
+func (c *console) sourceColumnOf(w int, line func(int) logLine, n int) sourceColumn {
 	var s sourceColumn
 	for i := range n {
 		x := line(i)
@@ -444,7 +444,7 @@ func (c *console) sourceColumn(line func(int) logLine, n int) sourceColumn {
 	for i := range n {
 		s.width = max(s.width, term.Width(s.of(line(i))))
 	}
-	s.width = min(s.width, max(14, c.w/4))
+	s.width = min(s.width, max(14, w/4))
 	return s
 }
 

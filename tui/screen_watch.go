@@ -56,7 +56,7 @@ type watchScreen struct {
 	sort   sortBy
 	filter string
 	typing bool // keys go into the filter of the table or the log
-	rows   machineRows
+	rows   machineCache
 	place  mapCursor
 	log    lineView
 	choice int // index of the selected action of the trouble lens
@@ -415,8 +415,8 @@ func (c *console) noReplay() string {
 	return ""
 }
 
-// machineRows caches a list of machines with the inputs it was computed from.
-type machineRows struct {
+// machineCache caches a list of machines with the inputs it was computed from.
+type machineCache struct {
 	board  *engine.Board
 	moves  int
 	filter string
@@ -440,7 +440,7 @@ func (c *console) machines() []*engine.BoardNode {
 	w := &c.wat
 	b, now := w.shown(), c.watchNow()
 	f, err := parseFilter(w.filter)
-	r := machineRows{board: b, moves: b.Moves(), filter: w.filter, sort: w.sort}
+	r := machineCache{board: b, moves: b.Moves(), filter: w.filter, sort: w.sort}
 	if f.usesAge {
 		r.second = now.Unix()
 	}
@@ -449,23 +449,29 @@ func (c *console) machines() []*engine.BoardNode {
 		return old.list
 	}
 	r.err = err
-	r.list = make([]*engine.BoardNode, 0, 64)
+	r.list = machinesOf(b, f, w.sort, now)
+	*old = r
+	return r.list
+}
+
+// machinesOf are the machines in flight, or those that match the filter, if there is one.
+func machinesOf(b *engine.Board, f filter, by sortBy, now time.Time) []*engine.BoardNode {
+	list := make([]*engine.BoardNode, 0, 64)
 	all := b.Nodes()
 	if len(f.terms) == 0 {
 		all = b.Moving()
 	}
 	for n := range all {
 		if f.node(n, now) {
-			r.list = append(r.list, n)
+			list = append(list, n)
 		}
 	}
-	if len(f.terms) == 0 && w.sort == sortSlowest { // already in the board's order
-		*old = r
-		return r.list
+	if len(f.terms) == 0 && by == sortSlowest { // already in the board's order
+		return list
 	}
-	slices.SortFunc(r.list, func(x, y *engine.BoardNode) int {
+	slices.SortFunc(list, func(x, y *engine.BoardNode) int {
 		var d int
-		switch w.sort {
+		switch by {
 		case sortSlowest:
 			d = x.Since.Compare(y.Since)
 		case sortState:
@@ -475,8 +481,13 @@ func (c *console) machines() []*engine.BoardNode {
 		}
 		return cmp.Or(d, strings.Compare(x.Name, y.Name))
 	})
-	*old = r
-	return r.list
+	return list
+}
+
+// flight is the list of machines on the screen.
+func (c *console) flight() flight {
+	list := c.machines()
+	return flight{list: list, at: c.rowAt(list), sort: c.wat.sort, filter: c.wat.filter, typing: c.wat.typing, err: c.wat.rows.err}
 }
 
 // rowAt is the index of the machine under the cursor.
@@ -521,7 +532,7 @@ func (c *console) nodeLine(n *engine.BoardNode) string {
 // age is how long a machine has been in its state. If it was in that state at the first
 // observation, the age is a lower bound.
 func (c *console) age(n *engine.BoardNode) string {
-	d := seconds(c.watchNow().Sub(n.Since))
+	d := seconds(c.now.Sub(n.Since))
 	if !n.Seen {
 		return "≥" + d
 	}

@@ -42,7 +42,7 @@ func (s *session) printer(f format, live bool) sink {
 	case asMarkdown: // progress lines go to stderr, the page to stdout
 		p := newPlainPrinter(&guarded{w: s.Stderr}, nil, s.Now)
 		p.sp = s.formatter()
-		return &summary{out: s.out, lines: p, sp: p.sp}
+		return &runSummary{out: s.out, lines: p, sp: p.sp}
 	}
 	var l *term.LiveLine
 	if file, ok := s.Stdout.(*os.File); ok && live && !s.plainly() && term.NotInteractive(file, file, s.Env) == "" {
@@ -257,12 +257,11 @@ func orElse(s, other string) string {
 // statusText renders the output of status.
 func (s *session) statusText(st *engine.Status) []string {
 	c := s.renderer()
-	c.w, c.status, c.statusAt = printedWidth, st, c.now
 	w := printedWidth
 	lines := []string{c.th.Row(w).Add(term.Plain, "cluster "+orElse(term.Clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)+marked(st.Simulated, "   ")).String()}
-	lines = append(lines, c.summary(w, st)...)
+	lines = append(lines, c.clusterSummary(w, st, nil)...)
 	lines = append(lines, c.findings(w, st.Health, len(st.Health))...)
-	lines = append(lines, c.nodeRows(w, len(st.Nodes)+len(st.Machines)+2, st)...)
+	lines = append(lines, c.nodeRows(w, len(st.Nodes)+len(st.Machines)+2, st, 0)...)
 	if len(st.Services) > 0 {
 		lines = append(lines, c.th.Rule(w, "Services", ""))
 		for _, v := range st.Services {
@@ -307,10 +306,9 @@ func (s *session) printHome(ctx context.Context) error {
 		return err
 	}
 	c := s.renderer()
-	c.w, c.home = printedWidth, &h
 	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", term.Clean(h.Dir), orElse(term.Clean(h.Cluster), "(none)"), stageWord(h.Stage)+marked(h.Simulated, ", "))
 	s.print(c.findings(printedWidth, h.Problems, len(h.Problems)))
-	s.print(c.recent(printedWidth, 6))
+	s.print(c.recent(printedWidth, 6, &h))
 	for _, n := range h.Next {
 		line := "next      " + s.formatter().line(term.Clean(n.Command))
 		if t := term.Clean(n.Title); t != "" {

@@ -18,7 +18,7 @@ import (
 // below it the progress line.
 func (c *console) watchHeader() []string {
 	b, now := c.wat.shown(), c.watchNow()
-	r := c.th.Row(c.w).Add(term.Accent, " "+c.th.Brand+" ").Add(term.Strong, orElse(term.Clean(b.Cluster), "cluster")).Add(term.Caution, c.markIf(b.Simulated))
+	r := c.th.Row(c.w).Add(term.Accent, " "+c.th.Brand+" ").Add(term.Strong, orElse(term.Clean(b.Cluster), "cluster")).Add(term.Caution, c.markIf(c.w, b.Simulated))
 	word, st := c.watchMode(b)
 	tail := []string{now.UTC().Format("15:04:05 UTC")}
 	if !b.Started.IsZero() {
@@ -219,7 +219,7 @@ func (c *console) tableView(b *engine.Board, w, h int) []string {
 	if h-len(lines) >= 8 {
 		said = min(max(4, (h-len(lines))/3), 14)
 	}
-	lines = append(lines, c.flightView(b, w, h-len(lines)-said)...)
+	lines = append(lines, c.flightView(b, c.flight(), w, h-len(lines)-said)...)
 	if said > 0 { // with the room that few machines leave
 		lines = append(lines, c.logExcerpt(b, w, h-len(lines))...)
 	}
@@ -242,7 +242,7 @@ func (c *console) emptyWatch(b *engine.Board, w int) []string {
 // pipeline shows the number of machines, the flow per minute and the median dwell time of
 // each stage.
 func (c *console) pipeline(b *engine.Board, w, h int) []string {
-	now := c.watchNow()
+	now := c.now
 	done, total := b.Places()
 	remark := fmt.Sprintf("%d of %d nodes at the target", done, total)
 	if p := b.Pace(now); p > 0 {
@@ -525,26 +525,36 @@ func (c *console) nodePlanRows(b *engine.Board, w, most int) []string {
 	return lines
 }
 
+// flight is the list of machines of a board, and how it is shown.
+type flight struct {
+	list   []*engine.BoardNode
+	at     int // index of the selected machine
+	sort   sortBy
+	filter string
+	typing bool  // the filter is being typed
+	err    error // of the filter
+}
+
 // flightView lists machines in h lines.
-func (c *console) flightView(b *engine.Board, w, h int) []string {
+func (c *console) flightView(b *engine.Board, x flight, w, h int) []string {
 	if h < 2 {
 		return nil
 	}
-	list := c.machines()
+	list := x.list
 	_, total := b.Places()
 	title := fmt.Sprintf("In flight %d of %d", len(list), total)
-	if c.wat.filter != "" {
+	if x.filter != "" {
 		title = fmt.Sprintf("Matches %d", len(list))
 	}
-	lines := []string{c.th.Rule(w, title, "sort: "+c.wat.sort.String())}
-	if c.wat.typing || c.wat.filter != "" {
-		r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ").Add(term.Strong, c.wat.filter)
-		if c.wat.typing {
+	lines := []string{c.th.Rule(w, title, "sort: "+x.sort.String())}
+	if x.typing || x.filter != "" {
+		r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ").Add(term.Strong, x.filter)
+		if x.typing {
 			r.Add(term.Accent, "▏")
 		}
-		if err := c.wat.rows.err; err != nil {
+		if err := x.err; err != nil {
 			r.Add(term.Caution, "  "+term.Clean(err.Error()))
-		} else if c.wat.typing {
+		} else if x.typing {
 			r.Add(term.Faint, "  Enter applies it, Esc clears it")
 		}
 		lines = append(lines, r.String())
@@ -552,7 +562,7 @@ func (c *console) flightView(b *engine.Board, w, h int) []string {
 	if len(list) == 0 {
 		text := "no node is in flight; / filters all nodes, m shows the map"
 		switch {
-		case c.wat.filter != "":
+		case x.filter != "":
 			text = "no machine matches; Esc clears the filter"
 		case b.Moves() == 0:
 			text = "no machine seen yet"
@@ -578,7 +588,7 @@ func (c *console) flightView(b *engine.Board, w, h int) []string {
 		lines = append(lines, head.String())
 		room--
 	}
-	at := c.rowAt(list)
+	at := x.at
 	from, to := window(len(list), at, room)
 	if to < len(list) && room > 2 {
 		from, to = window(len(list), at, room-1)
@@ -599,7 +609,7 @@ func (c *console) flightView(b *engine.Board, w, h int) []string {
 			tail = strconv.Itoa(n.Attempts)
 		}
 		if left := w - r.Used - term.Width(tail) - 3; left > 3 {
-			r.Add(c.textStyle(n), term.Cut(term.AsciiIf(c.th.Ascii, term.Clean(n.Text)), left, c.th.Ellipsis))
+			r.Add(c.textStyle(b, n), term.Cut(term.AsciiIf(c.th.Ascii, term.Clean(n.Text)), left, c.th.Ellipsis))
 		}
 		lines = append(lines, r.Right(term.Faint, tail).String())
 	}
@@ -610,8 +620,8 @@ func (c *console) flightView(b *engine.Board, w, h int) []string {
 }
 
 // textStyle highlights the text of a machine that failed or is waited for.
-func (c *console) textStyle(n *engine.BoardNode) term.Style {
-	if w := c.wat.shown().Wait; n.State == engine.NodeFailed || w.Node != "" && w.Node == n.Name {
+func (c *console) textStyle(b *engine.Board, n *engine.BoardNode) term.Style {
+	if w := b.Wait; n.State == engine.NodeFailed || w.Node != "" && w.Node == n.Name {
 		return term.Caution
 	}
 	return term.Faint
@@ -632,7 +642,7 @@ func (c *console) logExcerpt(b *engine.Board, w, h int) []string {
 		return append(lines, c.th.Row(w).Add(term.Faint, "   log lines of operator and machines appear here").String())
 	}
 	from := max(0, n-h+1)
-	col := c.sourceColumn(func(i int) logLine { return lineOf(b.Log.At(from + i)) }, n-from)
+	col := c.sourceColumnOf(w, func(i int) logLine { return lineOf(b.Log.At(from + i)) }, n-from)
 	col.node = ""
 	for i := from; i < n; i++ {
 		lines = append(lines, c.logRow(lineOf(b.Log.At(i)), w, col))
@@ -645,10 +655,21 @@ func lineOf(x engine.BoardLine) logLine {
 	return logLine{x.Time, term.Clean(x.Source), term.Clean(x.Node), x.Level, term.Clean(x.Text)}
 }
 
+// watchReason is reason for the board on the screen, or why there is none.
+func (c *console) watchReason() (text, remedy string) {
+	switch {
+	case c.wat.err != nil && c.wat.frozen == nil:
+		x := explain(c.wat.err, c.deps.commands)
+		return "The watch has ended: " + x.what, x.remedy
+	case c.opening():
+		return "Opening the record", ""
+	}
+	return c.boardReason(c.wat.shown())
+}
+
 // watchWhy is the why line of the watch screen and the remedy, if there is one.
 func (c *console) watchWhy() []string {
-	b, now := c.wat.shown(), c.watchNow()
-	text, remedy := c.reason(b, now)
+	text, remedy := c.watchReason()
 	most := 3
 	if c.h < 22 || c.wat.lens == lensTrouble {
 		most = 1
@@ -668,15 +689,11 @@ func (c *console) watchWhy() []string {
 	return lines
 }
 
-// reason is what the rollout waits for or does, with the remedy.
-func (c *console) reason(b *engine.Board, now time.Time) (text, remedy string) {
-	if c.wat.err != nil && c.wat.frozen == nil {
-		x := explain(c.wat.err, c.deps.commands)
-		return "The watch has ended: " + x.what, x.remedy
-	}
+// boardReason is what the rollout waits for or does, with the remedy.
+func (c *console) boardReason(b *engine.Board) (text, remedy string) {
 	switch w := b.Wait; {
 	case w.Text != "":
-		return "Why waiting (" + seconds(now.Sub(w.Since)) + "): " + term.Clean(w.Text), term.Clean(w.Remedy)
+		return "Why waiting (" + seconds(c.now.Sub(w.Since)) + "): " + term.Clean(w.Text), term.Clean(w.Remedy)
 	case b.Result != nil && b.Plan != nil && b.Plan.Verb == engine.VerbWatch: // the watch ended, not the rollout
 		return "At the last observation: " + orElse(term.Clean(b.Outcome), term.Clean(b.Result.Status)), term.Clean(b.Remedy)
 	case b.Result != nil:
@@ -684,12 +701,10 @@ func (c *console) reason(b *engine.Board, now time.Time) (text, remedy string) {
 	}
 	done, total := b.Places()
 	if s := b.Running(); s != nil && s.ID != engine.StepRollout {
-		return "Now (" + seconds(now.Sub(s.Began)) + "): " + term.Clean(s.Title) + tailOf(term.Clean(s.Text), term.Clean(s.Title)), ""
+		return "Now (" + seconds(c.now.Sub(s.Began)) + "): " + term.Clean(s.Title) + tailOf(term.Clean(s.Text), term.Clean(s.Title)), ""
 	}
 	n := b.Slowest()
 	switch {
-	case c.opening():
-		return "Opening the record", ""
 	case b.Events == 0:
 		return "Waiting for the first response of the cluster", ""
 	case n != nil && n.State != engine.NodeNotReady:
@@ -725,8 +740,7 @@ func tailOf(text, title string) string {
 
 // watchSafety is the safety line: extra machines, control planes and quorum, API server,
 // backup age.
-func (c *console) watchSafety() string {
-	b := c.wat.shown()
+func (c *console) watchSafety(b *engine.Board, w int, api string, backup time.Time) string {
 	var parts []string
 	extra := b.Extra()
 	surge := ""
@@ -751,15 +765,14 @@ func (c *console) watchSafety() string {
 	switch {
 	case !b.Away.IsZero():
 		down := "API down"
-		if c.w >= 100 { // else only header and why line have the time
+		if w >= 100 { // else only header and why line have the time
 			down += " since " + b.Away.UTC().Format("15:04:05Z")
 		}
 		parts = append(parts, down)
-	case c.wat.origin != fromReplay && b.Moves() > 0 && !c.wat.ended:
-		parts = append(parts, c.apiStatus())
+	case api != "" && b.Moves() > 0:
+		parts = append(parts, api)
 	}
-	if c.wat.origin != fromReplay && c.home != nil && c.home.Backup != nil {
-		made := c.home.Backup.Created
+	if made := backup; !made.IsZero() {
 		for _, s := range b.Steps { // this run may have taken a newer one
 			if at := s.Began.Add(s.Took); s.ID == engine.StepBackup && s.State == engine.StateDone && at.After(made) {
 				made = at
@@ -770,12 +783,25 @@ func (c *console) watchSafety() string {
 	return "safety  " + strings.Join(parts, " "+c.th.Dot+" ")
 }
 
+// boardSafety is watchSafety for the board on the screen.
+func (c *console) boardSafety() string {
+	api, backup := "", time.Time{}
+	if c.wat.origin != fromReplay {
+		if !c.wat.ended {
+			api = c.apiStatus(c.wat.pulse)
+		}
+		if c.home != nil && c.home.Backup != nil {
+			backup = c.home.Backup.Created
+		}
+	}
+	return c.watchSafety(c.wat.shown(), c.w, api, backup)
+}
+
 // staleResponse is the age from which the last response of the API server is shown.
 const staleResponse = 6 * time.Second
 
 // apiStatus is the health of the API server: its latency or the age of its last response.
-func (c *console) apiStatus() string {
-	p := c.wat.pulse
+func (c *console) apiStatus(p engine.Pulse) string {
 	if p.At.IsZero() {
 		return "API reachable"
 	}
@@ -1024,7 +1050,7 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 	from, to := window(len(rows), cursorRow, room)
 	rows = rows[from:to]
 	if w >= 112 && at >= 0 {
-		rows = c.beside(rows, c.cellDetail(groups[at], cell, each, 34, room), w-36, room)
+		rows = c.besideAt(rows, c.cellDetail(groups[at], cell, each, 34, room), w-36, room)
 	}
 	lines = append(lines, rows...)
 	for len(lines) < h-3 {
@@ -1038,8 +1064,8 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 	return append(lines, c.legend(b, w)...)
 }
 
-// beside puts a pane to the right of some lines.
-func (c *console) beside(left, right []string, at, h int) []string {
+// besideAt puts a pane to the right of some lines.
+func (c *console) besideAt(left, right []string, at, h int) []string {
 	out := make([]string, 0, h)
 	for i := range h {
 		l, r := "", ""
@@ -1297,7 +1323,7 @@ func (c *console) facts(n *engine.BoardNode) string {
 
 // stateHistoryRows is the state history of a machine, with the start and the duration of each state.
 func (c *console) stateHistoryRows(b *engine.Board, n *engine.BoardNode, here bool, w int) []string {
-	now := c.watchNow()
+	now := c.now
 	all := append(slices.Clone(n.Past), engine.Moment{State: n.State, Since: n.Since, Took: now.Sub(n.Since), Seen: n.Seen})
 	most := max(2, (w-4)/13)
 	if len(all) > most {
@@ -1334,7 +1360,7 @@ func (c *console) stateHistoryRows(b *engine.Board, n *engine.BoardNode, here bo
 
 // replacementTimeline draws the states of the two machines of a replacement over time, old above new.
 func (c *console) replacementTimeline(pair []*engine.BoardNode, w int) []string {
-	now := c.watchNow()
+	now := c.now
 	room := w - 18
 	begin := now
 	for _, n := range pair {

@@ -232,8 +232,6 @@ func (s *session) printBoard(b *engine.Board, o watchOptions, origin watchOrigin
 	c := s.renderer()
 	c.w, c.h = s.answerWidth(), 1000
 	c.now = at
-	c.wat = watchScreen{board: b, origin: origin, filter: o.filter, pulse: pulse}
-	c.wat.player.now = at
 	w := c.w
 	what := "as of " + at.UTC().Format("2006-01-02 15:04:05Z")
 	if origin == fromReplay {
@@ -243,6 +241,8 @@ func (s *session) printBoard(b *engine.Board, o watchOptions, origin watchOrigin
 	if eta := c.eta(b, at); eta != "" {
 		lines[0] += "  " + eta
 	}
+	f, err := parseFilter(o.filter)
+	list := flight{list: machinesOf(b, f, sortSlowest, at), filter: o.filter, err: err}
 	lines = append(lines, c.pipeline(b, w, 30)...)
 	if len(b.Groups()) > 0 {
 		lines = append(lines, c.groupRows(b, w, 100)...)
@@ -250,13 +250,17 @@ func (s *session) printBoard(b *engine.Board, o watchOptions, origin watchOrigin
 	if len(b.Plans) > 0 {
 		lines = append(lines, c.nodePlanRows(b, w, 100)...)
 	}
-	lines = append(lines, c.flightView(b, w, 60)...)
-	reason, remedy := c.reason(b, at)
+	lines = append(lines, c.flightView(b, list, w, 60)...)
+	reason, remedy := c.boardReason(b)
 	lines = append(lines, "", reason)
 	if remedy != "" {
 		lines = append(lines, "To do: "+c.deps.commands.text(remedy))
 	}
-	s.print(append(lines, c.watchSafety()))
+	api := ""
+	if origin != fromReplay {
+		api = c.apiStatus(pulse)
+	}
+	s.print(append(lines, c.watchSafety(b, w, api, time.Time{})))
 }
 
 // watchLine returns the command line that reproduces the watch screen.

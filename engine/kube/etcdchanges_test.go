@@ -494,15 +494,16 @@ func TestSnapshotWhoseRevisionIsCompacted(t *testing.T) {
 
 // TestHonestSnapshotsOfABusyClusterAreTaken takes snapshots while others write: the
 // revision of each lies between two lists, among creations, changes and deletions.
+// CONSTELLATION_SNAPSHOTS=200 takes more of them.
 func TestHonestSnapshotsOfABusyClusterAreTaken(t *testing.T) {
 	r, admin := takenRig(t)
 	ctx, stop := context.WithCancel(t.Context())
 	var writers sync.WaitGroup
 	defer writers.Wait()
 	defer stop()
-	rounds := 200
-	if testing.Short() {
-		rounds = 20
+	rounds := 40
+	if n, err := strconv.Atoi(os.Getenv("CONSTELLATION_SNAPSHOTS")); err == nil {
+		rounds = n
 	}
 	var writes atomic.Int64
 	for n := range 4 {

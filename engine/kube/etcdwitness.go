@@ -125,6 +125,8 @@ type witness struct {
 	// failed is set. The snapshot shows no later one.
 	latest int64
 	failed error
+	// members are those that were asked when the snapshot had begun; nil if none was.
+	members *memberAnswers
 	// sealed counts the objects of the snapshot that only the API server can read.
 	sealed int
 }
@@ -323,8 +325,10 @@ func (c *Client) compareWith(ctx context.Context, r io.ReaderAt, s *backup.Snaps
 	if err != nil {
 		return fmt.Errorf("%w: %w", engine.ErrImpostor, err)
 	}
-	if !slices.ContainsFunc(members, func(m backup.EtcdMember) bool { return m.Name == s.Member }) {
-		return fmt.Errorf("%w: it is of an etcd that has no member %s", engine.ErrImpostor, s.Member)
+	if !slices.ContainsFunc(members, func(m backup.EtcdMember) bool {
+		return m.Name == s.Member && (s.MemberID == "" || etcdID(m.ID) == s.MemberID)
+	}) {
+		return fmt.Errorf("%w: it is of an etcd that has no member %s %s", engine.ErrImpostor, s.Member, clean(s.MemberID))
 	}
 	revision, err := before.read(ctx, db)
 	switch {
@@ -345,7 +349,10 @@ func (c *Client) compareWith(ctx context.Context, r io.ReaderAt, s *backup.Snaps
 	case revision > latest:
 		return fmt.Errorf("%w: it ends with revision %d, and the API server was at %d when it had begun", engine.ErrImpostor, revision, latest)
 	}
-	return c.compareAt(ctx, db, s, revision)
+	if err := c.compareAt(ctx, db, s, revision); err != nil || before.members == nil {
+		return err
+	}
+	return before.members.compare(ctx, s, db, members)
 }
 
 // compareAt compares a snapshot with what the API server has at the snapshot's revision.
