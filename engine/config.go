@@ -397,7 +397,7 @@ func badFeed(s string) (problem, remedy string) {
 	case scheme == "https" || scheme == "http" && (u.Hostname() == "localhost" || net.ParseIP(u.Hostname()).IsLoopback()):
 		return "", ""
 	case scheme == "http":
-		return "is not encrypted", "write https://; http is for this computer alone"
+		return "is not encrypted", "write https://; http is for this computer only"
 	}
 	return fmt.Sprintf("has the scheme %q", scheme), "write an https address, or the path of a directory"
 }

@@ -235,7 +235,7 @@ func TestBundlesReplaceEverySource(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Feed = "bundle:" + bad
-	if _, _, err := s.apply(t.Context(), r, nil); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), "it is no whole bundle: it ends") || !strings.Contains(plan.Remedy(err), "copy it again") {
+	if _, _, err := s.apply(t.Context(), r, nil); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), "it is not a complete bundle: it ends") || !strings.Contains(plan.Remedy(err), "copy it again") {
 		t.Fatalf("half a bundle: %v", err)
 	}
 	r.Feed = "bundle:" + report.File

@@ -275,7 +275,7 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 				f.Fatal(err)
 			}
 		}},
-		{"signed by a key that was retired", "a key signed it that may not sign any more", func(f *ownFeed, statement string) {
+		{"signed by a key that was retired", "the key that signed it may no longer sign", func(f *ownFeed, statement string) {
 			b, err := os.ReadFile(statement)
 			if err != nil {
 				f.Fatal(err)
