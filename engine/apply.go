@@ -265,7 +265,7 @@ func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
 	case kept > 0:
 		rollout.Effect = "upgrades " + words.Count(kept, "node") + " in place" + inOrder(kept) + ": no machine is replaced"
 	}
-	rollout.Details = append(rollout.Details, fmt.Sprintf("takes about %s: %s", interval{c.out.Changes.Least, c.out.Changes.Most}, c.out.Changes.Basis))
+	rollout.Details = append(rollout.Details, fmt.Sprintf("takes about %s: %s", interval{least: c.out.Changes.Least, most: c.out.Changes.Most}, c.out.Changes.Basis))
 	// What mutates decides whether a backup is needed.
 	steps = append([]plan.Step{a.backupStep(steps[:len(steps)-1])}, steps...)
 	if err := a.skip(ctx, steps); err != nil {
@@ -598,7 +598,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	}
 	kubeconfig, err := e.ws.Kubeconfig()
 	if errors.Is(err, errAbsent) {
-		return nil, &plan.Error{Op: "upgrade the services", Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
+		return nil, &plan.Error{Op: "upgrade the services", Err: e.ws.absent(KubeconfigFile), Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
 	}
 	if err != nil {
 		return nil, err

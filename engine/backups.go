@@ -112,7 +112,7 @@ type backupRun struct {
 func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, error) {
 	kubeconfig, err := e.ws.Kubeconfig()
 	if errors.Is(err, errAbsent) {
-		return nil, &plan.Error{Op: "back up the cluster", Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
+		return nil, &plan.Error{Op: "back up the cluster", Err: e.ws.absent(KubeconfigFile), Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
 	}
 	if err != nil {
 		return nil, err

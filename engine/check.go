@@ -147,7 +147,7 @@ func (c *checkRun) begin() (err error) {
 		return &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
 	}
 	if !e.ws.has(KubeconfigFile) {
-		err := &plan.Error{Op: "check for upgrades", Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
+		err := &plan.Error{Op: "check for upgrades", Err: e.ws.absent(KubeconfigFile), Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
 		runs, _ := e.Runs() // without them less is known
 		switch {
 		case len(c.state.ClusterValues.ClusterID) == 0:

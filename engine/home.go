@@ -82,7 +82,7 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		suggest("Create the cluster", "init", "machines are there and belong to no cluster yet")
 	case StagePartial:
 		if lost {
-			problem(KubeconfigFile, &plan.Error{Err: absentFile{KubeconfigFile, e.ws.Dir()}, Remedy: restoreKubeconfig})
+			problem(KubeconfigFile, &plan.Error{Err: e.ws.absent(KubeconfigFile), Remedy: restoreKubeconfig})
 			suggest("Look at the machines", "status", "the cluster was complete, and the file that leads into it is gone")
 			break
 		}

@@ -493,10 +493,10 @@ type nodeVersionSpec struct {
 	ImageVersion string   `json:"imageVersion" yaml:"imageVersion"`
 	Components   string   `json:"kubernetesComponentsReference" yaml:"kubernetesComponentsReference"`
 	Kubernetes   string   `json:"kubernetesClusterVersion" yaml:"kubernetesClusterVersion"`
-	Rollout      *rollout `json:"rollout,omitempty" yaml:"rollout,omitempty"`
+	Rollout      *rolloutSpec `json:"rollout,omitempty" yaml:"rollout,omitempty"`
 }
 
-type rollout struct {
+type rolloutSpec struct {
 	KeepWorkers bool `json:"keepWorkers" yaml:"keepWorkers"`
 }
 
@@ -505,7 +505,7 @@ type rollout struct {
 func (p *prepareRun) write() (err error) {
 	spec := nodeVersionSpec{Image: p.target.Image, ImageVersion: p.target.ImageVersion, Components: p.target.Components, Kubernetes: p.target.Kubernetes}
 	if p.target.KeepWorkers || p.now.Target.KeepWorkers {
-		spec.Rollout = &rollout{p.target.KeepWorkers}
+		spec.Rollout = &rolloutSpec{p.target.KeepWorkers}
 	}
 	if p.patch, err = json.Marshal(map[string]any{"spec": spec}); err != nil {
 		return fmt.Errorf("marshal patch: %w", err)

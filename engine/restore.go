@@ -226,7 +226,7 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(pl
 	}
 	kubeconfig, err := e.ws.Kubeconfig()
 	if errors.Is(err, errAbsent) {
-		return nil, &plan.Error{Op: "use backup " + r.ID, Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
+		return nil, &plan.Error{Op: "use backup " + r.ID, Err: e.ws.absent(KubeconfigFile), Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
 	}
 	if err != nil {
 		return nil, err

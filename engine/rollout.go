@@ -711,7 +711,7 @@ func nothingToDo(why string) error {
 func (e *Engine) onCluster(ctx context.Context, op string, f func(context.Context, Cluster) error) error {
 	b, err := e.ws.Kubeconfig()
 	if errors.Is(err, errAbsent) {
-		return &plan.Error{Op: op, Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
+		return &plan.Error{Op: op, Err: e.ws.absent(KubeconfigFile), Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
 	}
 	if err != nil {
 		return err

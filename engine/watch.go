@@ -77,7 +77,7 @@ func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*initR
 	b, err := read()
 	if r.Kubeconfig == "" && errors.Is(err, errAbsent) {
 		return nil, &plan.Error{
-			Op: op, Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage,
+			Op: op, Err: e.ws.absent(KubeconfigFile), Exit: plan.ExitUsage,
 			Remedy: "name a kubeconfig of the cluster with `--kubeconfig`, or another directory with -C",
 		}
 	}

@@ -497,3 +497,6 @@ func isHostPort(s string) bool {
 	port, err := strconv.ParseUint(p, 10, 16)
 	return err == nil && port > 0
 }
+
+// absent is the error about a file that the workspace does not have. It wraps errAbsent.
+func (w *Workspace) absent(name string) error { return absentFile{name, w.dir} }
