@@ -621,7 +621,7 @@ func TestNodesOfARolloutAreInOneState(t *testing.T) {
 		{name: "its agent is asked", node: new(old("w", func(n *cluster.Node) { n.InPlace = true })), move: &cluster.Move{Node: "w", Upgrades: true, Machine: "Ready"}, want: "w outdated"},
 		{name: "it is emptied before its agent begins", node: new(old("w", func(n *cluster.Node) { n.InPlace, n.Cordoned = true, true })), move: &cluster.Move{Node: "w", Upgrades: true, Machine: "Ready"}, want: "w draining"},
 		{name: "its agent upgrades it", node: new(old("w", func(n *cluster.Node) { n.InPlace, n.Cordoned, n.State = true, true, plan.NodeNotReady })), move: &cluster.Move{Node: "w", Upgrades: true, Machine: "Ready", Phase: "apply", Line: "restart-kubelet"}, want: "w upgrading"},
-		{name: "its agent has failed", node: new(old("w", func(n *cluster.Node) { n.InPlace, n.Cordoned = true, true })), move: &cluster.Move{Node: "w", Upgrades: true, Machine: "Ready", Phase: "failed", Line: "no space left on device", NextTry: checkTime}, want: "w failed"},
+		{name: "its agent has failed", node: new(old("w", func(n *cluster.Node) { n.InPlace, n.Cordoned = true, true })), move: &cluster.Move{Node: "w", Upgrades: true, Machine: "Ready", Phase: "failed", Line: "no space left on device", NextTry: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)}, want: "w failed"},
 		{name: "it is no node while it is upgraded in place", move: &cluster.Move{Node: "w", Upgrades: true, Machine: "Ready"}, want: ""},
 		{name: "its machine is deleted", node: new(old("w", nil)), move: &cluster.Move{Node: "w", Leaves: true, Machine: "Terminating"}, want: "w leaving"},
 		{name: "it is a node no more", move: &cluster.Move{Node: "w", Leaves: true}, want: "w leaving"},

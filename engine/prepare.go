@@ -489,10 +489,10 @@ func (c *checkRun) prepareRun(list cluster.Components) (*prepareRun, error) {
 
 // nodeVersionSpec is the part of a NodeVersion that is set in one write.
 type nodeVersionSpec struct {
-	Image        string   `json:"image" yaml:"image"`
-	ImageVersion string   `json:"imageVersion" yaml:"imageVersion"`
-	Components   string   `json:"kubernetesComponentsReference" yaml:"kubernetesComponentsReference"`
-	Kubernetes   string   `json:"kubernetesClusterVersion" yaml:"kubernetesClusterVersion"`
+	Image        string       `json:"image" yaml:"image"`
+	ImageVersion string       `json:"imageVersion" yaml:"imageVersion"`
+	Components   string       `json:"kubernetesComponentsReference" yaml:"kubernetesComponentsReference"`
+	Kubernetes   string       `json:"kubernetesClusterVersion" yaml:"kubernetesClusterVersion"`
 	Rollout      *rolloutSpec `json:"rollout,omitempty" yaml:"rollout,omitempty"`
 }
 
