@@ -15,6 +15,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/revocation"
+	"constellation/engine/rollout"
 	"constellation/engine/words"
 )
 
@@ -79,7 +80,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 		return nil, err
 	}
 	if r.Kubeconfig == "" {
-		if err := e.ws.onMachines(plan.VerbRevoke); err != nil {
+		if err := e.ws.OnMachines(plan.VerbRevoke); err != nil {
 			return nil, err
 		}
 	}
@@ -507,7 +508,7 @@ func (x *revoking) remove(ctx context.Context, r *plan.Reporter) error {
 
 // follow reports what happens in the cluster until over does not return false.
 func (x *revoking) follow(ctx context.Context, r *plan.Reporter, op string, over func(*revokeView) (bool, error)) error {
-	return x.followRollout(ctx, r, x.cluster, func(*rolloutView) (bool, error) {
+	return x.followRollout(ctx, r, x.cluster, func(*rollout.View) (bool, error) {
 		limited, cancel := context.WithTimeout(ctx, x.e.limits.glance)
 		defer cancel()
 		v, err := x.see(limited)

@@ -17,6 +17,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/workspace"
 )
 
 // TestComponentsInUseGetTheirStatement prepares an upgrade of a cluster whose ConfigMaps an
@@ -202,7 +203,7 @@ func TestStatementsOfAFeedReachTheCluster(t *testing.T) {
 			case "bundle":
 				server := httptest.NewServer(http.FileServer(http.Dir(f.dir)))
 				r := engine.BundleRequest{FeedRequest: engine.FeedRequest{Feed: server.URL, FeedKeys: []string{f.machines.Public}}, Out: filepath.Join(t.TempDir(), "bundle.tar")}
-				w, err := engine.OpenWorkspace(s.dir)
+				w, err := workspace.OpenWorkspace(s.dir)
 				if err == nil {
 					_, err = engine.MakeBundle(t.Context(), w, r)
 				}

@@ -1,4 +1,4 @@
-package engine
+package workspace
 
 import (
 	"bytes"
@@ -28,7 +28,7 @@ func testWorkspace(t testing.TB) *Workspace {
 
 func (w *Workspace) list(t testing.TB) []string {
 	t.Helper()
-	entries, err := os.ReadDir(w.dir)
+	entries, err := os.ReadDir(w.root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func TestStateIsReadBackAsItWasWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.ClusterValues = ClusterValues{ClusterID: bytes.Repeat([]byte{7}, 32), MeasurementSalt: bytes.Repeat([]byte{8}, 32), InitNode: "sandbox://demo/control-plane-0"}
-	if err := w.writeState(s); err != nil {
+	if err := w.WriteState(s); err != nil {
 		t.Fatal(err)
 	}
 	got, err := w.State()
@@ -98,7 +98,7 @@ func TestStateProblems(t *testing.T) {
 				t.Fatalf("no %q in\n%s", tt.old, good)
 			}
 			_, err := ParseState([]byte(text))
-			list, ok := asConfigErrors(err)
+			list, ok := AsConfigErrors(err)
 			if !ok || list.Errors[0].Field != tt.field {
 				t.Fatalf("got %v, want a problem with %s", err, tt.field)
 			}
@@ -114,7 +114,7 @@ func TestStateHidesItsSecretsFromPrinting(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMasterSecret()
+	m := NewMasterSecret()
 	for _, text := range []string{fmt.Sprint(s.Infrastructure), fmt.Sprintf("%v %+v", *s, m), fmt.Sprintf("%s %#v", m, m)} {
 		for _, secret := range [][]byte{s.Infrastructure.InitSecret, m.Key, m.Salt} {
 			for _, form := range []string{string(secret), hex.EncodeToString(secret), fmt.Sprintf("%d", secret)} {
@@ -146,7 +146,7 @@ func TestAdoptSandbox(t *testing.T) {
 		{"another sandbox", adopted, func(i *SandboxInfo) { i.Name = "other" }, nil, `it belongs to sandbox "demo"`},
 		{"an earlier sandbox of that name", adopted, func(i *SandboxInfo) { i.UID = "fedcba" }, nil, "an earlier sandbox"},
 		{"secrets of a cluster nobody knows", func(t *testing.T, w *Workspace) {
-			if err := w.writeMasterSecret(newMasterSecret()); err != nil {
+			if err := w.WriteMasterSecret(NewMasterSecret()); err != nil {
 				t.Fatal(err)
 			}
 		}, nil, nil, "constellation-mastersecret.json of another cluster"},
@@ -188,14 +188,14 @@ func adopted(t *testing.T, w *Workspace) {
 
 func TestMasterSecretFile(t *testing.T) {
 	w := testWorkspace(t)
-	if _, err := w.masterSecret(); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := w.MasterSecret(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("absent: %v", err)
 	}
-	m := newMasterSecret()
-	if err := w.writeMasterSecret(m); err != nil {
+	m := NewMasterSecret()
+	if err := w.WriteMasterSecret(m); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := w.masterSecret(); err != nil || !bytes.Equal(got.Key, m.Key) || !bytes.Equal(got.Salt, m.Salt) {
+	if got, err := w.MasterSecret(); err != nil || !bytes.Equal(got.Key, m.Key) || !bytes.Equal(got.Salt, m.Salt) {
 		t.Errorf("read back %v", err)
 	}
 	if info, _ := os.Stat(w.Path(MasterSecretFile)); info.Mode().Perm() != 0o600 {
@@ -211,7 +211,7 @@ func TestMasterSecretFile(t *testing.T) {
 		if err := os.WriteFile(w.Path(MasterSecretFile), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := w.masterSecret(); err == nil || strings.Contains(err.Error(), text) || plan.Remedy(err) == "" {
+		if _, err := w.MasterSecret(); err == nil || strings.Contains(err.Error(), text) || plan.Remedy(err) == "" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -225,27 +225,27 @@ const wantClusterID = "cd40554e29112ca512c40ab93eff2304b45fc76fd675650e0e3cf8223
 func TestClusterIDIsDerivedFromTheMasterSecret(t *testing.T) {
 	m := MasterSecret{bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{2}, 32)}
 	salt := bytes.Repeat([]byte{3}, 32)
-	id := m.clusterID(salt)
+	id := m.ClusterID(salt)
 	if got := hex.EncodeToString(id); got != wantClusterID {
 		t.Errorf("cluster ID %s, want %s", got, wantClusterID)
 	}
 	for name, other := range map[string][]byte{
-		"another key":         MasterSecret{bytes.Repeat([]byte{9}, 32), m.Salt}.clusterID(salt),
-		"another salt":        MasterSecret{m.Key, bytes.Repeat([]byte{9}, 32)}.clusterID(salt),
-		"another measurement": m.clusterID(bytes.Repeat([]byte{9}, 32)),
+		"another key":         MasterSecret{bytes.Repeat([]byte{9}, 32), m.Salt}.ClusterID(salt),
+		"another salt":        MasterSecret{m.Key, bytes.Repeat([]byte{9}, 32)}.ClusterID(salt),
+		"another measurement": m.ClusterID(bytes.Repeat([]byte{9}, 32)),
 	} {
 		if bytes.Equal(id, other) {
 			t.Errorf("%s gives the same cluster ID", name)
 		}
 	}
-	if a, b := newMasterSecret(), newMasterSecret(); bytes.Equal(a.Key, b.Key) || bytes.Equal(a.Key, a.Salt) || len(a.Key) != 32 {
+	if a, b := NewMasterSecret(), NewMasterSecret(); bytes.Equal(a.Key, b.Key) || bytes.Equal(a.Key, a.Salt) || len(a.Key) != 32 {
 		t.Error("master secrets repeat")
 	}
 }
 
 func TestWritesAreWholeOrNotAtAll(t *testing.T) {
 	w := testWorkspace(t)
-	if err := w.write(ConfigFile, []byte("old"), 0o644); err != nil {
+	if err := w.Write(ConfigFile, []byte("old"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	t.Run("a file that cannot be replaced stays", func(t *testing.T) {
@@ -255,7 +255,7 @@ func TestWritesAreWholeOrNotAtAll(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(w.Path("dir"), "x"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := w.write("dir", []byte("new"), 0o600); err == nil {
+		if err := w.Write("dir", []byte("new"), 0o600); err == nil {
 			t.Error("a directory was replaced")
 		}
 		if names := w.list(t); !cmp.Equal(names, []string{ConfigFile, "dir"}) {
@@ -314,16 +314,16 @@ func TestWorkspaceErrorsSayWhatToDo(t *testing.T) {
 
 func TestOneRunAtATime(t *testing.T) {
 	w := testWorkspace(t)
-	unlock, err := w.lock("init-1", time.Now())
+	unlock, err := w.Lock("init-1", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = w.lock("init-2", time.Now())
+	_, err = w.Lock("init-2", time.Now())
 	if plan.ExitCode(err) != plan.ExitHeld || !strings.Contains(err.Error(), fmt.Sprintf("process %d on ", os.Getpid())) || !strings.Contains(err.Error(), "(run init-1)") {
 		t.Errorf("second lock: %v, exit %d", err, plan.ExitCode(err))
 	}
 	unlock()
-	unlock, err = w.lock("init-3", time.Now())
+	unlock, err = w.Lock("init-3", time.Now())
 	if err != nil {
 		t.Fatalf("after it was given back: %v", err)
 	}
@@ -338,7 +338,7 @@ func TestAMissingStateFileOfALiveClusterIsRestored(t *testing.T) {
 	if _, err := w.State(); !strings.Contains(plan.Remedy(err), "constellation sandbox up") {
 		t.Errorf("an empty workspace: %q", plan.Remedy(err))
 	}
-	if err := w.write(KubeconfigFile, []byte("x"), 0o600); err != nil {
+	if err := w.Write(KubeconfigFile, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.State(); strings.Contains(plan.Remedy(err), "sandbox up") || !strings.Contains(plan.Remedy(err), "move "+KubeconfigFile+" away") {

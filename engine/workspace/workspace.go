@@ -1,10 +1,18 @@
-package engine
+// Package workspace answers: what do the files of a cluster's directory say, and how are they
+// changed?
+//
+// A [Workspace] holds the configuration, the state, the master secret and the kubeconfig.
+// Every file is read strictly, with the line of what is wrong, and written whole or not at
+// all; secrets have mode 0600 and never appear in errors. The package asks neither a cloud
+// nor a cluster.
+package workspace
 
 import (
 	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -19,21 +27,93 @@ import (
 	"constellation/engine/plan"
 )
 
+// Belong returns an error unless the workspace's files belong to one cluster.
+func (w *Workspace) Belong(c *Config, s *State) error {
+	foreign := func(file, why, remedy string) error {
+		return &plan.Error{Op: "use " + w.Path(file), Err: errors.New(why), Remedy: remedy, Exit: plan.ExitUsage}
+	}
+	const away = "move it to a safe place, or use another directory with -C"
+	if want, have := c.Provider.Sandbox.Name, s.Infrastructure.Sandbox.Name; want != have {
+		return foreign(StateFile, fmt.Sprintf("it belongs to sandbox %q, and the configuration names %q%s", have, want, c.At("provider")),
+			fmt.Sprintf("move %s to a safe place and run `constellation sandbox up`, which writes that of sandbox %s. If sandbox %s is the one that you want, write provider.sandbox.name: %s", strings.Join(w.ClusterFiles(), ", "), want, have, have))
+	}
+	v := s.ClusterValues
+	for _, f := range []string{KubeconfigFile, PendingFile} {
+		if len(v.ClusterID) == 0 && w.Has(f) {
+			return foreign(f, "it belongs to another cluster: "+StateFile+" knows of none yet", away)
+		}
+	}
+	m, err := w.MasterSecret()
+	switch {
+	case errors.Is(err, ErrAbsent) && len(v.ClusterID) > 0 && !w.Has(KubeconfigFile):
+		return foreign(StateFile, "a cluster was begun with a master secret that is not there any more", "put "+MasterSecretFile+" back; without it, take the machines down and start over")
+	case errors.Is(err, ErrAbsent):
+	case err != nil:
+		return err
+	case len(v.ClusterID) > 0 && string(m.ClusterID(v.MeasurementSalt)) != string(v.ClusterID):
+		return foreign(MasterSecretFile, "it belongs to another cluster: the cluster ID in "+StateFile+" is not derived from it", "put the file of this cluster back")
+	}
+	return nil
+}
+
+// OnMachines is the error of a verb that changes what is on machines, where these are
+// hollow.
+func (w *Workspace) OnMachines(v plan.Verb) error {
+	s, err := w.State()
+	if err != nil || s.Infrastructure.Sandbox == nil || !s.Infrastructure.Sandbox.Hollow {
+		return nil // what is wrong with the state others say
+	}
+	return &plan.Error{
+		Op: "run " + string(v), Err: errors.New("the machines of this cluster are hollow: simulated, so there is nothing to attest, to install or to upgrade on them"),
+		Remedy: "change the target alone, with the kubectl line that `constellation sandbox up` ends with; `constellation watch` shows the rollout", Exit: plan.ExitUsage,
+	}
+}
+
+// ForeignKubeconfig is the error of a kubeconfig that leads to another cluster.
+func (w *Workspace) ForeignKubeconfig() error {
+	return &plan.Error{
+		Op: "use " + w.Path(KubeconfigFile), Err: errors.New("it leads to another cluster than the one of " + StateFile), Exit: plan.ExitUsage,
+		Remedy: "put the files of one cluster back together, or use another directory with -C",
+	}
+}
+
+const (
+	PlanFile = "plan.json" // in a run's directory
+)
+
+// HeldBy returns the ID of the run that holds the workspace now; empty if none does.
+func (w *Workspace) HeldBy() string {
+	f, err := os.Open(w.Path(filepath.Join(plan.RunsDir, lockFile)))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
+		return "" // given back when f closes
+	}
+	var h holder
+	b, err := io.ReadAll(io.LimitReader(f, 4096))
+	if err != nil || json.Unmarshal(b, &h) != nil {
+		return ""
+	}
+	return h.Run
+}
+
 // Files of a workspace.
 const (
 	ConfigFile       = "constellation-conf.yaml"
 	StateFile        = "constellation-state.yaml"        // 0600
 	KubeconfigFile   = "constellation-admin.conf"        // 0600
 	MasterSecretFile = "constellation-mastersecret.json" // 0600
-	// pendingFile holds the kubeconfig from the moment it arrived until the machine
+	// PendingFile holds the kubeconfig from the moment it arrived until the machine
 	// that made it was told so.
-	pendingFile = ".constellation-admin.conf.pending"
+	PendingFile = ".constellation-admin.conf.pending"
 	lockFile    = "lock" // in RunsDir
 )
 
 // Workspace is the directory that holds the files of one cluster. Every file is
 // replaced as a whole: a reader sees the old or the new one, also after a crash.
-type Workspace struct{ dir string }
+type Workspace struct{ root string }
 
 // OpenWorkspace returns the workspace at dir, which must be a directory; "" means
 // the current one. Nothing is read or written yet.
@@ -56,18 +136,18 @@ func OpenWorkspace(dir string) (*Workspace, error) {
 }
 
 // Dir returns the absolute path of the workspace.
-func (w *Workspace) Dir() string { return w.dir }
+func (w *Workspace) Dir() string { return w.root }
 
 // Path returns the absolute path of one of its files.
-func (w *Workspace) Path(name string) string { return filepath.Join(w.dir, name) }
+func (w *Workspace) Path(name string) string { return filepath.Join(w.root, name) }
 
-func (w *Workspace) has(name string) bool {
+func (w *Workspace) Has(name string) bool {
 	_, err := os.Lstat(w.Path(name))
 	return err == nil
 }
 
-// errAbsent is inside the error of reading a file that is not there.
-var errAbsent = fs.ErrNotExist
+// ErrAbsent is inside the error of reading a file that is not there.
+var ErrAbsent = fs.ErrNotExist
 
 // absentFile says once what fs.ErrNotExist would repeat.
 type absentFile struct{ name, dir string }
@@ -75,7 +155,7 @@ type absentFile struct{ name, dir string }
 func (e absentFile) Error() string { return "there is no " + e.name + " in " + e.dir }
 
 // Unwrap makes errors.Is(err, fs.ErrNotExist) true.
-func (absentFile) Unwrap() error { return errAbsent }
+func (absentFile) Unwrap() error { return ErrAbsent }
 
 // read returns the content of a file of at most maxFile bytes.
 func (w *Workspace) read(name string) ([]byte, error) {
@@ -87,7 +167,7 @@ func (w *Workspace) read(name string) ([]byte, error) {
 	case err == nil && !info.Mode().IsRegular():
 		err, remedy = errors.New("it is not a file"), "move it away, or name another workspace with -C"
 	case err == nil && info.Size() > maxFile:
-		err = fmt.Errorf("it has %s, and more than %s is never right", sizeOf(info.Size()), sizeOf(maxFile))
+		err = fmt.Errorf("it has %s, and more than %s is never right", SizeOf(info.Size()), SizeOf(maxFile))
 		remedy = "is it the right file? Move it away and put the right one there"
 	}
 	var b []byte
@@ -95,7 +175,7 @@ func (w *Workspace) read(name string) ([]byte, error) {
 		b, err = os.ReadFile(w.Path(name))
 	}
 	if err != nil {
-		e := &plan.Error{Op: "read " + w.Path(name), Err: withoutPath(err), Exit: plan.ExitUsage, Remedy: remedy}
+		e := &plan.Error{Op: "read " + w.Path(name), Err: WithoutPath(err), Exit: plan.ExitUsage, Remedy: remedy}
 		if errors.Is(err, fs.ErrPermission) {
 			e.Remedy = "run as the user that owns the file"
 		}
@@ -104,8 +184,8 @@ func (w *Workspace) read(name string) ([]byte, error) {
 	return b, nil
 }
 
-// sizeOf writes a number of bytes for people.
-func sizeOf(n int64) string {
+// SizeOf writes a number of bytes for people.
+func SizeOf(n int64) string {
 	if n >= 1<<20 {
 		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
 	}
@@ -129,9 +209,9 @@ func (w *Workspace) Config() (*Config, error) {
 // ReadConfig returns the text of the configuration.
 func (w *Workspace) ReadConfig() ([]byte, error) {
 	b, err := w.read(ConfigFile)
-	if errors.Is(err, errAbsent) {
+	if errors.Is(err, ErrAbsent) {
 		return nil, &plan.Error{
-			Op: "read configuration", Err: absentFile{ConfigFile, w.dir}, Exit: plan.ExitUsage,
+			Op: "read configuration", Err: absentFile{ConfigFile, w.root}, Exit: plan.ExitUsage,
 			Remedy: "run `constellation sandbox up`, which writes one, or `constellation config generate sandbox`; -C names another directory",
 		}
 	}
@@ -142,15 +222,15 @@ func (w *Workspace) ReadConfig() ([]byte, error) {
 // there and wrong.
 func (w *Workspace) State() (*State, error) {
 	b, err := w.read(StateFile)
-	if errors.Is(err, errAbsent) {
+	if errors.Is(err, ErrAbsent) {
 		e := &plan.Error{
-			Op: "read state", Err: absentFile{StateFile, w.dir}, Exit: plan.ExitUsage,
+			Op: "read state", Err: absentFile{StateFile, w.root}, Exit: plan.ExitUsage,
 			Remedy: "run `constellation sandbox up`, which makes machines and writes it; if they exist already, copy the file to this directory",
 		}
-		if w.has(KubeconfigFile) || w.has(MasterSecretFile) {
+		if w.Has(KubeconfigFile) || w.Has(MasterSecretFile) {
 			// `sandbox up` would refuse: these are of a cluster that it does not know.
 			e.Remedy = "restore the file from your copy: the other files here are of a cluster that it belongs to; if that is gone, move " +
-				strings.Join(w.clusterFiles(), ", ") + " away first"
+				strings.Join(w.ClusterFiles(), ", ") + " away first"
 		}
 		return nil, e
 	}
@@ -164,41 +244,41 @@ func (w *Workspace) State() (*State, error) {
 	return s, nil
 }
 
-// writeState replaces the state file.
-func (w *Workspace) writeState(s *State) error {
+// WriteState replaces the state file.
+func (w *Workspace) WriteState(s *State) error {
 	b, err := s.marshal()
 	if err != nil {
 		return fmt.Errorf("write %s: %w", StateFile, err)
 	}
-	return w.write(StateFile, b, 0o600)
+	return w.Write(StateFile, b, 0o600)
 }
 
 // WriteConfig writes a new configuration and returns its path. It refuses to replace
 // one.
 func (w *Workspace) WriteConfig(b []byte) (string, error) {
-	if w.has(ConfigFile) {
+	if w.Has(ConfigFile) {
 		return "", &plan.Error{
 			Op: "write configuration", Err: fmt.Errorf("%s is there already", w.Path(ConfigFile)), Exit: plan.ExitUsage,
 			Remedy: "move it away, or edit it",
 		}
 	}
-	return w.Path(ConfigFile), w.write(ConfigFile, b, 0o644)
+	return w.Path(ConfigFile), w.Write(ConfigFile, b, 0o644)
 }
 
 // ReplaceConfig replaces the configuration.
-func (w *Workspace) ReplaceConfig(b []byte) error { return w.write(ConfigFile, b, 0o644) }
+func (w *Workspace) ReplaceConfig(b []byte) error { return w.Write(ConfigFile, b, 0o644) }
 
 // Kubeconfig returns the administrator's kubeconfig. The error wraps fs.ErrNotExist
 // if there is none.
 func (w *Workspace) Kubeconfig() ([]byte, error) { return w.read(KubeconfigFile) }
 
-// badKubeconfig is why the kubeconfig, which could be read, leads to no cluster.
-func (w *Workspace) badKubeconfig(err error) *plan.Error {
+// BadKubeconfig is why the kubeconfig, which could be read, leads to no cluster.
+func (w *Workspace) BadKubeconfig(err error) *plan.Error {
 	return &plan.Error{Op: "read " + w.Path(KubeconfigFile), Err: err, Exit: plan.ExitUsage, Remedy: "restore the file from a backup"}
 }
 
-// masterSecret returns the master secret, which wraps errAbsent if there is none.
-func (w *Workspace) masterSecret() (MasterSecret, error) {
+// MasterSecret returns the master secret, which wraps errAbsent if there is none.
+func (w *Workspace) MasterSecret() (MasterSecret, error) {
 	b, err := w.read(MasterSecretFile)
 	if err != nil {
 		return MasterSecret{}, err
@@ -213,12 +293,12 @@ func (w *Workspace) masterSecret() (MasterSecret, error) {
 	return m, nil
 }
 
-func (w *Workspace) writeMasterSecret(m MasterSecret) error {
+func (w *Workspace) WriteMasterSecret(m MasterSecret) error {
 	b, err := json.Marshal(m)
 	if err != nil {
 		return fmt.Errorf("write %s: %w", MasterSecretFile, err)
 	}
-	return w.write(MasterSecretFile, append(b, '\n'), 0o600)
+	return w.Write(MasterSecretFile, append(b, '\n'), 0o600)
 }
 
 // AdoptSandbox writes constellation-conf.yaml and constellation-state.yaml for a
@@ -249,12 +329,12 @@ func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) {
 			return nil, fmt.Errorf("write %s: %w", StateFile, err)
 		}
 		if !bytes.Equal(before, after) {
-			if err := w.write(StateFile, after, 0o600); err != nil {
+			if err := w.Write(StateFile, after, 0o600); err != nil {
 				return nil, err
 			}
 			written = append(written, StateFile)
 		}
-	case errors.Is(err, errAbsent):
+	case errors.Is(err, ErrAbsent):
 		if err := w.checkLeftovers(i.Name); err != nil {
 			return nil, err
 		}
@@ -262,14 +342,14 @@ func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("write %s: %w", StateFile, err)
 		}
-		if err := w.writeState(s); err != nil {
+		if err := w.WriteState(s); err != nil {
 			return nil, err
 		}
 		written = append(written, StateFile)
 	default:
 		return nil, err
 	}
-	if !w.has(ConfigFile) {
+	if !w.Has(ConfigFile) {
 		b, err := GenerateConfig("sandbox", GenerateOptions{Sandbox: &i})
 		if err != nil {
 			return written, err
@@ -281,7 +361,7 @@ func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) {
 	}
 	if len(i.Kubeconfig) > 0 {
 		if have, err := w.Kubeconfig(); err != nil || !bytes.Equal(have, i.Kubeconfig) {
-			if err := w.write(KubeconfigFile, i.Kubeconfig, 0o600); err != nil {
+			if err := w.Write(KubeconfigFile, i.Kubeconfig, 0o600); err != nil {
 				return written, err
 			}
 			written = append(written, KubeconfigFile)
@@ -294,7 +374,7 @@ func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) {
 func (w *Workspace) checkLeftovers(sandbox string) error {
 	var names []string
 	for _, f := range []string{KubeconfigFile, MasterSecretFile} {
-		if w.has(f) {
+		if w.Has(f) {
 			names = append(names, f)
 		}
 	}
@@ -320,27 +400,27 @@ func (w *Workspace) sameSandbox(s *State, i SandboxInfo) error {
 	}
 	return &plan.Error{
 		Op: "use " + w.Path(StateFile), Err: errors.New(why), Exit: plan.ExitUsage,
-		Remedy: fmt.Sprintf("move %s away, or use another directory with -C", strings.Join(w.clusterFiles(), ", ")),
+		Remedy: fmt.Sprintf("move %s away, or use another directory with -C", strings.Join(w.ClusterFiles(), ", ")),
 	}
 }
 
-// clusterFiles are the names of the files that belong to one cluster and are there.
-func (w *Workspace) clusterFiles() (names []string) {
-	for _, f := range []string{StateFile, KubeconfigFile, MasterSecretFile, pendingFile} {
-		if w.has(f) {
+// ClusterFiles are the names of the files that belong to one cluster and are there.
+func (w *Workspace) ClusterFiles() (names []string) {
+	for _, f := range []string{StateFile, KubeconfigFile, MasterSecretFile, PendingFile} {
+		if w.Has(f) {
 			names = append(names, f)
 		}
 	}
 	return names
 }
 
-// write replaces a file: written beside it, flushed to the disk, renamed over it,
+// Write replaces a file: written beside it, flushed to the disk, renamed over it,
 // and the renaming flushed too. After an error the old file is what it was and
 // nothing is left beside it.
-func (w *Workspace) write(name string, b []byte, mode os.FileMode) error {
+func (w *Workspace) Write(name string, b []byte, mode os.FileMode) error {
 	path := w.Path(name)
 	fail := func(err error) error {
-		e := &plan.Error{Op: "write " + path, Err: withoutPath(err)}
+		e := &plan.Error{Op: "write " + path, Err: WithoutPath(err)}
 		switch {
 		case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
 			e.Remedy = "free some space on the disk, then run the same command again"
@@ -377,19 +457,19 @@ func (w *Workspace) write(name string, b []byte, mode os.FileMode) error {
 	return nil
 }
 
-// writeIn writes a file into a directory as a Workspace writes its own.
-func writeIn(dir, name string, b []byte, mode os.FileMode) error {
-	return (&Workspace{dir}).write(name, b, mode)
+// WriteIn writes a file into a directory as a Workspace writes its own.
+func WriteIn(dir, name string, b []byte, mode os.FileMode) error {
+	return (&Workspace{dir}).Write(name, b, mode)
 }
 
-// rename gives a file its final name.
-func (w *Workspace) rename(from, to string) error {
+// Rename gives a file its final name.
+func (w *Workspace) Rename(from, to string) error {
 	err := os.Rename(w.Path(from), w.Path(to))
 	if err == nil {
-		err = syncDir(w.dir)
+		err = syncDir(w.root)
 	}
 	if err != nil {
-		return &plan.Error{Op: "write " + w.Path(to), Err: withoutPath(err)}
+		return &plan.Error{Op: "write " + w.Path(to), Err: WithoutPath(err)}
 	}
 	return nil
 }
@@ -407,8 +487,8 @@ func syncDir(dir string) error {
 	return nil
 }
 
-// withoutPath takes operation and path out of err: callers name them better.
-func withoutPath(err error) error {
+// WithoutPath takes operation and path out of err: callers name them better.
+func WithoutPath(err error) error {
 	var p *fs.PathError
 	var l *os.LinkError
 	switch {
@@ -428,22 +508,22 @@ type holder struct {
 	Run   string    `json:"run"`
 }
 
-// lock takes the workspace for one run. It is the kernel's lock: it ends with the
+// Lock takes the workspace for one run. It is the kernel's lock: it ends with the
 // process, however that ends. If somebody else has it, the error has ExitHeld and
 // says who and since when.
-func (w *Workspace) lock(run string, now time.Time) (unlock func(), err error) {
+func (w *Workspace) Lock(run string, now time.Time) (unlock func(), err error) {
 	dir := w.Path(plan.RunsDir)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, &plan.Error{Op: "make " + dir, Err: withoutPath(err), Remedy: "make the directory writable for this user, or use another one with -C"}
+		return nil, &plan.Error{Op: "make " + dir, Err: WithoutPath(err), Remedy: "make the directory writable for this user, or use another one with -C"}
 	}
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, &plan.Error{Op: "lock workspace " + w.dir, Err: withoutPath(err), Remedy: "make the directory writable for this user, or use another one with -C"}
+		return nil, &plan.Error{Op: "lock workspace " + w.root, Err: WithoutPath(err), Remedy: "make the directory writable for this user, or use another one with -C"}
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		defer f.Close()
 		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, &plan.Error{Op: "lock workspace " + w.dir, Err: err, Remedy: "use a directory on a local disk"}
+			return nil, &plan.Error{Op: "lock workspace " + w.root, Err: err, Remedy: "use a directory on a local disk"}
 		}
 		var h holder
 		b := make([]byte, 4096)
@@ -452,7 +532,7 @@ func (w *Workspace) lock(run string, now time.Time) (unlock func(), err error) {
 		if json.Unmarshal(b[:n], &h) == nil && h.PID > 0 {
 			who = fmt.Sprintf("process %d on %s holds it since %s (run %s)", h.PID, h.Host, h.Since.Local().Format("15:04:05"), h.Run)
 		}
-		return nil, &plan.Error{Op: "lock workspace " + w.dir, Err: errors.New(who), Exit: plan.ExitHeld, Remedy: "wait for it to end, or end that process; what it began can be resumed"}
+		return nil, &plan.Error{Op: "lock workspace " + w.root, Err: errors.New(who), Exit: plan.ExitHeld, Remedy: "wait for it to end, or end that process; what it began can be resumed"}
 	}
 	host, _ := os.Hostname()
 	b, err := json.Marshal(holder{os.Getpid(), host, now, run})
@@ -463,7 +543,7 @@ func (w *Workspace) lock(run string, now time.Time) (unlock func(), err error) {
 	}
 	if err != nil && !errors.Is(err, syscall.ENOSPC) { // the lock holds without its text
 		f.Close()
-		return nil, &plan.Error{Op: "lock workspace " + w.dir, Err: withoutPath(err)}
+		return nil, &plan.Error{Op: "lock workspace " + w.root, Err: WithoutPath(err)}
 	}
 	return func() {
 		_ = f.Truncate(0) // for tidiness; the lock counts, not its text
@@ -471,9 +551,9 @@ func (w *Workspace) lock(run string, now time.Time) (unlock func(), err error) {
 	}, nil
 }
 
-// loose returns the files with secrets that others than the owner may read.
-func (w *Workspace) loose() (names []string) {
-	for _, f := range []string{StateFile, KubeconfigFile, MasterSecretFile, pendingFile} {
+// Loose returns the files with secrets that others than the owner may read.
+func (w *Workspace) Loose() (names []string) {
+	for _, f := range []string{StateFile, KubeconfigFile, MasterSecretFile, PendingFile} {
 		if info, err := os.Stat(w.Path(f)); err == nil && info.Mode().Perm()&0o077 != 0 {
 			names = append(names, f)
 		}
@@ -497,3 +577,6 @@ func isHostPort(s string) bool {
 	port, err := strconv.ParseUint(p, 10, 16)
 	return err == nil && port > 0
 }
+
+// Absent is the error about a file that the workspace does not have. It wraps errAbsent.
+func (w *Workspace) Absent(name string) error { return absentFile{name, w.root} }

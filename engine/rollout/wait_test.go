@@ -1,4 +1,4 @@
-package engine
+package rollout
 
 import (
 	"strings"
@@ -34,8 +34,8 @@ func TestMachinesThatAreWaitedForSayHowFarTheyAre(t *testing.T) {
 		{"one that is not there", nil, nil, nil, "1 machine of group workers missing yet"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := call(tt.machines, tt.nodes, tt.expected, map[string]int{"workers": 1})
-			if got := r.pending(at); got != tt.want {
+			r := Join(tt.machines, tt.nodes, tt.expected, map[string]int{"workers": 1})
+			if got := r.Pending(at); got != tt.want {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
 			}
 		})
@@ -43,8 +43,8 @@ func TestMachinesThatAreWaitedForSayHowFarTheyAre(t *testing.T) {
 }
 
 func TestMachinesWithoutHopeNameTheirConsole(t *testing.T) {
-	r := call([]cluster.CloudMachine{{Instance: cloud.Instance{Name: "worker-1", Message: "it did not come up"}, Stage: plan.NodeFailed, Console: "/var/demo/worker-1.log"}}, nil, nil, nil)
-	err := r.hopeless()
+	r := Join([]cluster.CloudMachine{{Instance: cloud.Instance{Name: "worker-1", Message: "it did not come up"}, Stage: plan.NodeFailed, Console: "/var/demo/worker-1.log"}}, nil, nil, nil)
+	err := r.Hopeless()
 	if err == nil || !strings.Contains(err.Error(), "worker-1: it did not come up (its console: /var/demo/worker-1.log)") {
 		t.Errorf("got %v", err)
 	}

@@ -1,14 +1,15 @@
-package engine_test
+package rollout_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
-	"constellation/engine"
 	"constellation/engine/plan"
+	"constellation/engine/rollout"
 )
 
 var boardStart = time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC)
@@ -40,7 +41,7 @@ func replacement(group, donor, heir string, at time.Time, heirFirst bool) []plan
 func TestBoardFollowsAReplacement(t *testing.T) {
 	for _, heirFirst := range []bool{false, true} {
 		t.Run(fmt.Sprintf("heir first %v", heirFirst), func(t *testing.T) {
-			var b engine.Board
+			var b rollout.Board
 			for i := range 4 {
 				b.Apply(plan.Event{Time: boardStart, Kind: plan.KindNode, Node: fmt.Sprintf("worker-%d", i), Group: "workers", To: plan.NodeOutdated})
 			}
@@ -80,7 +81,7 @@ func TestBoardFollowsAReplacement(t *testing.T) {
 // A node that is upgraded in place keeps its place, serves all the time, and is counted when
 // it is at the target; a try that failed is followed by another one.
 func TestBoardFollowsAnUpgradeInPlace(t *testing.T) {
-	var b engine.Board
+	var b rollout.Board
 	states, attempts := []string{}, []int{}
 	from := ""
 	for i, to := range []string{plan.NodeOutdated, plan.NodeDraining, plan.NodeUpgrading, plan.NodeFailed, plan.NodeUpgrading, plan.NodeReady} {
@@ -119,7 +120,7 @@ func TestBoardCountsAPlaceOnce(t *testing.T) {
 		"it joins":                               {[]string{plan.NodeCreating, plan.NodeJoining, plan.NodeNotReady, plan.NodeReady}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var b engine.Board
+			var b rollout.Board
 			for i, to := range tt.states {
 				b.Apply(plan.Event{Time: boardStart.Add(time.Duration(i) * time.Second), Kind: plan.KindNode, Node: "worker-0", Group: "workers", To: to})
 			}
@@ -145,12 +146,70 @@ func TestBoardKnowsSimulatedMachines(t *testing.T) {
 		{"the greeting says so", []plan.Event{{Kind: plan.KindHello, Object: "demo", Simulated: true}}, true},
 		{"the plan says so", []plan.Event{{Kind: plan.KindHello, Object: "demo"}, {Kind: plan.KindPlan, Data: []byte(`{"simulated":true}`)}}, true},
 	} {
-		var b engine.Board
+		var b rollout.Board
 		for _, e := range tt.events {
 			b.Apply(e)
 		}
 		if b.Simulated != tt.want {
 			t.Errorf("%s: %v", tt.name, b.Simulated)
 		}
+	}
+}
+
+// TestBoardIsBounded feeds a board more machines, lines and steps than there can be.
+func TestBoardIsBounded(t *testing.T) {
+	var b rollout.Board
+	at := boardStart
+	big := strings.Repeat("x", 100_000)
+	for i := range 120_000 {
+		at = at.Add(time.Millisecond)
+		name := fmt.Sprintf("worker-%d", i)
+		b.Apply(plan.Event{Time: at, Kind: plan.KindNode, Node: name, Group: fmt.Sprint("g", i%3), To: plan.NodeReady, Text: big[:i%10]})
+		b.Apply(plan.Event{Time: at, Kind: plan.KindNode, Node: name, Group: fmt.Sprint("g", i%3), From: plan.NodeReady, To: plan.NodeGone})
+		b.Apply(plan.Event{Time: at, Kind: plan.KindLog, Source: fmt.Sprint("s", i), Text: big[:200+i%50_000]})
+		b.Apply(plan.Event{Time: at, Kind: plan.KindStep, Step: fmt.Sprint("step", i), State: plan.StateRunning})
+	}
+	machines := 0
+	for range b.Nodes() {
+		machines++
+	}
+	bytes := 0
+	for i := range b.Log.Len() {
+		bytes += len(b.Log.At(i).Text)
+	}
+	if machines > 12_000 || b.Log.Len() > 50_000 || bytes > 16<<20 || len(b.Steps) > 256 || len(b.Log.Sources()) > 256 {
+		t.Errorf("%d machines, %d lines of %d bytes, %d steps, %d sources", machines, b.Log.Len(), bytes, len(b.Steps), len(b.Log.Sources()))
+	}
+	if b.Log.Len()+b.Log.Dropped() != 120_000 {
+		t.Errorf("%d lines are kept and %d are not", b.Log.Len(), b.Log.Dropped())
+	}
+}
+
+// TestCloneStaysAsItIs takes a copy of a board in the middle of a rollout.
+func TestCloneStaysAsItIs(t *testing.T) {
+	var b rollout.Board
+	for i := range 6 {
+		b.Apply(plan.Event{Time: boardStart, Kind: plan.KindNode, Node: fmt.Sprintf("worker-%d", i), Group: "workers", To: plan.NodeOutdated})
+	}
+	events := replacement("workers", "worker-1", "worker-9", boardStart.Add(time.Minute), false)
+	for _, e := range events[:6] {
+		b.Apply(e)
+	}
+	clone := b.Clone()
+	want := clone.Counts()
+	for _, e := range events[6:] {
+		b.Apply(e)
+	}
+	if diff := cmp.Diff(want, clone.Counts()); diff != "" {
+		t.Errorf("the copy has changed (-want +got):\n%s", diff)
+	}
+	for _, e := range events[6:] {
+		clone.Apply(e)
+	}
+	if diff := cmp.Diff(b.Counts(), clone.Counts()); diff != "" {
+		t.Errorf("the copy takes other ways (-want +got):\n%s", diff)
+	}
+	if n := clone.Node("worker-9"); n.Place == b.Node("worker-9").Place || n.Place.Old != clone.Node("worker-1") {
+		t.Error("the copy shares machines with the board")
 	}
 }

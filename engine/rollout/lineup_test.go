@@ -1,4 +1,4 @@
-package engine
+package rollout
 
 import (
 	"context"
@@ -24,8 +24,8 @@ func TestALookTellsWhatIsNow(t *testing.T) {
 	name := func() string { return fmt.Sprintf("worker-%d", rnd.IntN(12)) }
 	nodes := map[string]*cluster.Node{}
 	var ro cluster.Rollout
-	var seen lineup
-	was := map[rollEntry]bool{}
+	var seen NodeDiff
+	was := map[Entry]bool{}
 	var expected []cluster.ExpectedNode
 	fresh := 0
 	for step := range 5000 {
@@ -61,23 +61,23 @@ func TestALookTellsWhatIsNow(t *testing.T) {
 			plans = append(plans, cluster.NodePlan{Name: one("a/b", "a/c"), Nodes: []cluster.NodePlanNode{{Name: name(), State: one(plan.NodeUpgrading, plan.NodeDraining, plan.NodeFailed), Text: one("", "why")}}})
 		}
 		some := seen.look(ro, plans, list, expected)
-		anew := new(lineup)
+		anew := new(NodeDiff)
 		anew.look(ro, plans, list, expected)
-		all, want := slices.Collect(seen.all()), slices.Collect(anew.all())
-		if d := cmp.Diff([]any{anew.states, anew.goes, anew.kubelet, anew.unready(), len(want)}, []any{seen.states, seen.goes, seen.kubelet, seen.unready(), seen.size()}); d != "" {
+		all, want := slices.Collect(seen.All()), slices.Collect(anew.All())
+		if d := cmp.Diff([]any{anew.states, anew.goes, anew.kubelet, anew.unready(), len(want)}, []any{seen.states, seen.goes, seen.kubelet, seen.unready(), seen.Size()}); d != "" {
 			t.Fatalf("step %d: counted (-looking for the first time +having looked before)\n%s", step, d)
 		}
-		got, isFresh := map[rollEntry]bool{}, map[string]bool{}
+		got, isFresh := map[Entry]bool{}, map[string]bool{}
 		for _, e := range some {
-			isFresh[e.name] = true
+			isFresh[e.Name] = true
 		}
 		fresh += len(some)
-		if d := cmp.Diff(entries(want), entries(all), cmp.AllowUnexported(rollEntry{})); d != "" {
+		if d := cmp.Diff(entries(want), entries(all), cmp.AllowUnexported(Entry{})); d != "" {
 			t.Fatalf("step %d: (-looked for the first time +looked before)\n%s", step, d)
 		}
 		for _, e := range all {
 			got[*e] = true
-			if !isFresh[e.name] && !was[*e] {
+			if !isFresh[e.Name] && !was[*e] {
 				t.Fatalf("step %d: %+v is not called fresh, and was not so", step, *e)
 			}
 		}
@@ -88,7 +88,7 @@ func TestALookTellsWhatIsNow(t *testing.T) {
 	}
 }
 
-func entries(all []*rollEntry) (out []rollEntry) {
+func entries(all []*Entry) (out []Entry) {
 	for _, e := range all {
 		out = append(out, *e)
 	}
@@ -99,11 +99,11 @@ func entries(all []*rollEntry) (out []rollEntry) {
 func TestGroupOfANewNode(t *testing.T) {
 	moves := []cluster.Move{{Name: "replace-0", Node: "worker-3", Group: "workers", Donor: "worker-0"}}
 	nodes := []*cluster.Node{{Name: "worker-3", Role: "worker"}, {Name: "worker-4", Role: "worker"}}
-	var l lineup
+	var l NodeDiff
 	l.look(cluster.Rollout{Moves: moves}, nil, nodes, nil)
 	var got []string
-	for e := range l.all() {
-		got = append(got, e.name+" of "+e.group)
+	for e := range l.All() {
+		got = append(got, e.Name+" of "+e.Group)
 	}
 	if want := []string{"worker-3 of workers", "worker-4 of worker"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
@@ -139,11 +139,11 @@ func TestNodesThatAreNotReadyHaveTheirPlaces(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := &looked{ro: cluster.Rollout{Target: cluster.NodeTarget{Image: "b", Components: "c"}, Moves: tt.moves}, nodes: tt.nodes}
-			v, err := seeRollout(t.Context(), c, new(lineup), time.Now())
+			v, err := See(t.Context(), c, new(NodeDiff), time.Now())
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := fmt.Sprintf("%d of %d", v.current, v.total); got != tt.want {
+			if got := fmt.Sprintf("%d of %d", v.Current, v.Total); got != tt.want {
 				t.Errorf("%s, want %s: %v", got, tt.want, &v)
 			}
 		})
@@ -167,13 +167,13 @@ func TestNodesThatNobodyKnowsYetAreTheMachinesWithoutNames(t *testing.T) {
 		"a machine that is to be made is no one": {[]*cluster.Node{{Name: "w1", Role: "worker", Created: now}}, []cluster.Move{{Name: "replace-0", Donor: "w0"}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var l lineup
-			if _, err := seeRollout(t.Context(), &looked{ro: cluster.Rollout{Moves: tt.moves}, nodes: tt.nodes}, &l, now); err != nil {
+			var l NodeDiff
+			if _, err := See(t.Context(), &looked{ro: cluster.Rollout{Moves: tt.moves}, nodes: tt.nodes}, &l, now); err != nil {
 				t.Fatal(err)
 			}
 			var got []string
-			for e := range l.all() {
-				got = append(got, e.name)
+			for e := range l.All() {
+				got = append(got, e.Name)
 			}
 			if !slices.Equal(got, tt.want) {
 				t.Errorf("%q, want %q", got, tt.want)

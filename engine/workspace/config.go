@@ -1,10 +1,12 @@
-package engine
+package workspace
 
 import (
 	"bytes"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"net/url"
@@ -120,8 +122,8 @@ func (c *Config) count(r cloud.Role) (n int) {
 	return n
 }
 
-// counts returns the wanted size of each group.
-func (c *Config) counts() map[string]int {
+// Counts returns the wanted size of each group.
+func (c *Config) Counts() map[string]int {
 	m := make(map[string]int, len(c.NodeGroups))
 	for name, g := range c.NodeGroups {
 		m[name] = g.Count
@@ -129,8 +131,8 @@ func (c *Config) counts() map[string]int {
 	return m
 }
 
-// at returns ", line 12" for a field of the file; empty if the line is not known.
-func (c *Config) at(field string) string {
+// At returns ", line 12" for a field of the file; empty if the line is not known.
+func (c *Config) At(field string) string {
 	if l := c.lines[field]; l > 0 {
 		return fmt.Sprintf(", line %d", l)
 	}
@@ -402,8 +404,8 @@ func badFeed(s string) (problem, remedy string) {
 	return fmt.Sprintf("has the scheme %q", scheme), "write an https address, or the path of a directory"
 }
 
-// pcrCluster is the register that tells whether a machine belongs to a cluster.
-const pcrCluster = 15
+// PCRCluster is the register that tells whether a machine belongs to a cluster.
+const PCRCluster = 15
 
 // readMeasurements reads the registers from their nodes, not through the decoder:
 // digits alone are a number to YAML, and 64 of them are a legal value.
@@ -417,14 +419,14 @@ func readMeasurements(r *reader, to *attestation.Measurements) field {
 			case err != nil || index > 23:
 				r.bad(key, path, "is no register", "registers (PCRs) are numbered 0 to 23")
 				return
-			case index == pcrCluster:
+			case index == PCRCluster:
 				r.bad(key, path, "is the register that carries the cluster ID", "remove it: the program knows what it must hold")
 				return
 			}
 			var expected string
 			one := attestation.Measurement{}
 			r.mapping(value, path, map[string]field{
-				"expected": r.str(&expected, isDigest, "is not 64 hex digits", "copy the value that belongs to the image"),
+				"expected": r.str(&expected, IsDigest, "is not 64 hex digits", "copy the value that belongs to the image"),
 				"warnOnly": r.boolean(&one.WarnOnly),
 			}, "expected")
 			one.Expected, _ = hex.DecodeString(expected) // checked above
@@ -444,7 +446,7 @@ func readMeasurements(r *reader, to *attestation.Measurements) field {
 	}
 }
 
-func isDigest(s string) bool {
+func IsDigest(s string) bool {
 	b, err := hex.DecodeString(s)
 	return err == nil && len(b) == 32
 }
@@ -555,7 +557,7 @@ func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) {
 	// What the user named must not become a file that validate refuses. Measurements
 	// that are not known yet are the exception: the file says where they come from.
 	if _, err := ParseConfig(b.Bytes()); err != nil {
-		list, ok := asConfigErrors(err)
+		list, ok := AsConfigErrors(err)
 		if !ok {
 			return nil, err
 		}
@@ -622,7 +624,7 @@ func migrateV1(b []byte, doc *yaml.Node) ([]byte, error) {
 	}
 	if m := find(find(find(doc, "attestation"), "tpm2"), "measurements"); m != nil && m.Kind == yaml.MappingNode {
 		for i := 1; i < len(m.Content); i += 2 {
-			if v := m.Content[i]; v.Kind == yaml.ScalarNode && isDigest(v.Value) {
+			if v := m.Content[i]; v.Kind == yaml.ScalarNode && IsDigest(v.Value) {
 				if err := s.replace(v, fmt.Sprintf(`{expected: "%s", warnOnly: false}`, v.Value)); err != nil {
 					return nil, err
 				}
@@ -630,4 +632,27 @@ func migrateV1(b []byte, doc *yaml.Node) ([]byte, error) {
 		}
 	}
 	return s.result()
+}
+
+// PartOfConfig reads where releases are looked up, or which charts are added, and nothing
+// else: the rest of a configuration may still be unfinished.
+func PartOfConfig(w *Workspace, fields ...string) (*Config, error) {
+	c := &Config{lines: map[string]int{}}
+	b, err := w.ReadConfig()
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := &reader{}
+	if doc := r.document(b); doc != nil {
+		read := map[string]field{"releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r)}
+		for _, name := range fields {
+			if n := find(doc, name); n != nil {
+				read[name](n, name)
+			}
+		}
+	}
+	return c, r.err(ConfigFile)
 }

@@ -1,4 +1,4 @@
-package engine
+package rollout
 
 import (
 	"testing"
@@ -33,7 +33,7 @@ func TestWhyPlansDoNotGoOn(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.want.Kind = plan.KindWait
-			if d := cmp.Diff(tt.want, whyPlans(tt.plans)); d != "" {
+			if d := cmp.Diff(tt.want, WhyPlans(tt.plans)); d != "" {
 				t.Error(d)
 			}
 		})

@@ -1,4 +1,4 @@
-package engine
+package workspace
 
 import (
 	"bytes"
@@ -67,7 +67,7 @@ func placeholdersOf(doc *yaml.Node) (p placeholders) {
 // they are no errors.
 func checkUnfilled(b []byte) error {
 	_, err := ParseConfig(b)
-	list, ok := asConfigErrors(err)
+	list, ok := AsConfigErrors(err)
 	if !ok {
 		return err
 	}
@@ -182,7 +182,7 @@ func configDiffers(c *Config, i SandboxInfo) (fields []string) {
 	if c.Provider.Sandbox != nil && c.Provider.Sandbox.Name != i.Name {
 		fields = append(fields, fieldSandboxName)
 	}
-	for _, r := range registers(c.Attestation.TPM2.Measurements, nil) {
+	for _, r := range Registers(c.Attestation.TPM2.Measurements, nil) {
 		want, ok := i.Measurements[r]
 		if have := c.Attestation.TPM2.Measurements[r]; ok && !have.WarnOnly && hex.EncodeToString(have.Expected) != want && c.Image.String() == i.Image {
 			fields = append(fields, fmt.Sprintf("%s.%d.expected", fieldMeasurements, r))
@@ -212,7 +212,7 @@ func (w *Workspace) FillConfig(i SandboxInfo) (filled, differs []string, err err
 		return nil, nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
 	}
 	if len(filled) > 0 {
-		if err := w.updateConfig(b, out); err != nil {
+		if err := w.UpdateConfig(b, out); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -224,7 +224,7 @@ func (w *Workspace) FillConfig(i SandboxInfo) (filled, differs []string, err err
 // Files that are absent will be written, and placeholders filled in.
 func (w *Workspace) CheckForSandbox(name, uid string) error {
 	switch s, err := w.State(); {
-	case errors.Is(err, errAbsent):
+	case errors.Is(err, ErrAbsent):
 		if err := w.checkLeftovers(name); err != nil {
 			return err
 		}
@@ -236,7 +236,7 @@ func (w *Workspace) CheckForSandbox(name, uid string) error {
 		}
 	}
 	b, err := w.ReadConfig()
-	if errors.Is(err, errAbsent) && !w.has(ConfigFile) {
+	if errors.Is(err, ErrAbsent) && !w.Has(ConfigFile) {
 		return nil
 	}
 	if err != nil {

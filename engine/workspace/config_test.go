@@ -1,4 +1,4 @@
-package engine
+package workspace
 
 import (
 	"crypto/ecdsa"
@@ -114,7 +114,7 @@ func TestGeneratedConfigWithoutASandboxSaysWhatIsMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = ParseConfig(b)
-	list, ok := asConfigErrors(err)
+	list, ok := AsConfigErrors(err)
 	if !ok {
 		t.Fatalf("got %v", err)
 	}
@@ -237,7 +237,7 @@ func TestConfigProblems(t *testing.T) {
 			}
 			_, err := ParseConfig([]byte(text))
 			var got []FieldError
-			if list, ok := asConfigErrors(err); ok {
+			if list, ok := AsConfigErrors(err); ok {
 				got = list.Errors
 			} else if err != nil {
 				t.Fatal(err)
@@ -252,7 +252,7 @@ func TestConfigProblems(t *testing.T) {
 func TestAllProblemsAreToldAtOnceInOrder(t *testing.T) {
 	text := strings.NewReplacer("\nname: demo\n\n", "\nname: DEMO\n\n", "count: 3", "count: many", "image: v1.0.0\n", "", "podCIDR:", "podcidr:").Replace(testConfig(t))
 	_, err := ParseConfig([]byte(text))
-	list, ok := asConfigErrors(err)
+	list, ok := AsConfigErrors(err)
 	if !ok {
 		t.Fatal(err)
 	}
@@ -272,7 +272,7 @@ func TestEmptyAndDoubleFilesAreRefused(t *testing.T) {
 	for name, text := range map[string]string{"empty": "", "blank": " \n\n", "comment": "# nothing\n", "two": "version: v2\n---\nversion: v2\n", "list": "- a\n", "huge": strings.Repeat("#", maxFile+1), "text": "hello"} {
 		if c, err := ParseConfig([]byte(text)); err == nil {
 			t.Errorf("%s: accepted as %+v", name, c)
-		} else if _, ok := asConfigErrors(err); !ok {
+		} else if _, ok := AsConfigErrors(err); !ok {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -334,7 +334,7 @@ func TestMigrateTouchesOnlyWhatChanges(t *testing.T) {
 
 func TestMigrateTellsWhatItCannotMend(t *testing.T) {
 	_, _, err := MigrateConfig([]byte(strings.Replace(configV1, "initialCount: 2", "initialCount: two", 1)))
-	list, ok := asConfigErrors(err)
+	list, ok := AsConfigErrors(err)
 	if !ok || len(list.Errors) != 2 || list.Errors[0].Field != "nodeGroups.workers.count" || list.Errors[1].Field != "attestation.tpm2.trustRoots" {
 		t.Errorf("got %v", err)
 	}
@@ -351,7 +351,7 @@ func FuzzParseConfig(f *testing.F) {
 			t.Errorf("accepted %q as %+v", s, c)
 		}
 		if err != nil {
-			if list, ok := asConfigErrors(err); !ok || len(list.Errors) == 0 {
+			if list, ok := AsConfigErrors(err); !ok || len(list.Errors) == 0 {
 				t.Errorf("%q gives %v", s, err)
 			}
 		}

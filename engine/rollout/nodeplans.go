@@ -1,4 +1,4 @@
-package engine
+package rollout
 
 import (
 	"errors"
@@ -43,14 +43,14 @@ func (p planOf) words() string {
 	return text
 }
 
-// planTeller tells what becomes of Plans. The zero value has told of none.
-type planTeller struct {
+// PlanTeller tells what becomes of Plans. The zero value has told of none.
+type PlanTeller struct {
 	told   map[string]cluster.NodePlan
 	unseen string // why none is seen, as told
 }
 
-// tell tells what has changed since it was called last. err is why no Plan can be seen.
-func (t *planTeller) tell(r *plan.Reporter, plans []cluster.NodePlan, err error) {
+// Tell tells what has changed since it was called last. err is why no Plan can be seen.
+func (t *PlanTeller) Tell(r *plan.Reporter, plans []cluster.NodePlan, err error) {
 	if err != nil {
 		level, text := "warn", "Plans are not shown: "+err.Error()
 		switch {
@@ -84,9 +84,9 @@ func (t *planTeller) tell(r *plan.Reporter, plans []cluster.NodePlan, err error)
 	t.told = now
 }
 
-// whyPlans is why no Plan goes on, as a wait event; an empty text if none is waited for, or
+// WhyPlans is why no Plan goes on, as a wait event; an empty text if none is waited for, or
 // one goes on.
-func whyPlans(plans []cluster.NodePlan) plan.Event {
+func WhyPlans(plans []cluster.NodePlan) plan.Event {
 	ways := []func(*cluster.NodePlan) plan.Event{}
 	for _, state := range []string{cluster.PlanFailed, cluster.PlanInvalid} {
 		ways = append(ways, whyState(state))

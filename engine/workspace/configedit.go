@@ -1,4 +1,4 @@
-package engine
+package workspace
 
 import (
 	"bytes"
@@ -23,26 +23,26 @@ import (
 	"constellation/engine/version"
 )
 
-// hopConfig is what the configuration says after a hop. Zero versions and nil
+// HopConfig is what the configuration says after a hop. Zero versions and nil
 // measurements leave what it says.
-type hopConfig struct {
-	image, services, kubernetes version.Version
-	keepWorkers                 bool
-	measurements                attestation.Measurements
+type HopConfig struct {
+	Image, Services, Kubernetes version.Version
+	KeepWorkers                 bool
+	Measurements                attestation.Measurements
 }
 
-// apply returns the configuration that c becomes.
-func (h hopConfig) apply(c *Config) *Config {
+// Apply returns the configuration that c becomes.
+func (h HopConfig) Apply(c *Config) *Config {
 	out := *c
-	for to, v := range map[*version.Version]version.Version{&out.Image: h.image, &out.Services: h.services, &out.Kubernetes: h.kubernetes} {
+	for to, v := range map[*version.Version]version.Version{&out.Image: h.Image, &out.Services: h.Services, &out.Kubernetes: h.Kubernetes} {
 		if !v.IsZero() {
 			*to = v
 		}
 	}
-	out.KeepWorkers = h.keepWorkers
-	if h.measurements != nil {
+	out.KeepWorkers = h.KeepWorkers
+	if h.Measurements != nil {
 		tpm := *c.Attestation.TPM2
-		tpm.Measurements = h.measurements
+		tpm.Measurements = h.Measurements
 		out.Attestation.TPM2 = &tpm
 	}
 	return &out
@@ -51,16 +51,16 @@ func (h hopConfig) apply(c *Config) *Config {
 // errTied means that a value cannot be replaced alone.
 var errTied = errors.New("the layout of the file ties the value to others")
 
-// editConfig returns the configuration b with the values of h, and what differs.
+// EditConfig returns the configuration b with the values of h, and what differs.
 // Comments, order, quotes, indentation and line ends stay: values are replaced where
 // they stand. The result is read again and compared field by field; a layout that
 // cannot be edited so is an error, which says what to write by hand.
-func editConfig(b []byte, h hopConfig) (out []byte, fields []FieldChange, err error) {
+func EditConfig(b []byte, h HopConfig) (out []byte, fields []FieldChange, err error) {
 	before, err := ParseConfig(b)
 	if err != nil {
 		return nil, nil, err
 	}
-	after := h.apply(before)
+	after := h.Apply(before)
 	fields = fieldChanges(before, after)
 	if len(fields) == 0 {
 		return b, nil, nil
@@ -106,7 +106,7 @@ func fieldChanges(a, b *Config) (out []FieldChange) {
 	add("kubernetesVersion", a.Kubernetes.String(), b.Kubernetes.String())
 	add("keepWorkers", strconv.FormatBool(a.KeepWorkers), strconv.FormatBool(b.KeepWorkers))
 	x, y := a.Attestation.TPM2.Measurements, b.Attestation.TPM2.Measurements
-	for _, i := range registers(x, y) {
+	for _, i := range Registers(x, y) {
 		from, inX := x[i]
 		to, inY := y[i]
 		switch field := fmt.Sprintf("attestation.tpm2.measurements.%d", i); {
@@ -121,8 +121,8 @@ func fieldChanges(a, b *Config) (out []FieldChange) {
 	return out
 }
 
-// registers returns the registers that one of two demands knows, in order.
-func registers(a, b attestation.Measurements) []uint32 {
+// Registers returns the registers that one of two demands knows, in order.
+func Registers(a, b attestation.Measurements) []uint32 {
 	all := slices.AppendSeq(slices.Collect(maps.Keys(a)), maps.Keys(b))
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -388,7 +388,7 @@ func splice(b []byte, before, after *Config) ([]byte, error) {
 	m := find(find(find(doc, "attestation"), "tpm2"), "measurements")
 	x, y := before.Attestation.TPM2.Measurements, after.Attestation.TPM2.Measurements
 	var added []uint32
-	for _, i := range registers(x, y) {
+	for _, i := range Registers(x, y) {
 		from, inX := x[i]
 		to, inY := y[i]
 		switch {
@@ -607,12 +607,12 @@ func (s *source) addRegisters(m *yaml.Node, added []uint32, values attestation.M
 	return nil
 }
 
-// updateConfig replaces the configuration if it still is what it was when it was read.
+// UpdateConfig replaces the configuration if it still is what it was when it was read.
 // The file keeps its mode, and a link stays a link.
-func (w *Workspace) updateConfig(read, b []byte) error {
+func (w *Workspace) UpdateConfig(read, b []byte) error {
 	path := w.Path(ConfigFile)
 	fail := func(err error) error {
-		return &plan.Error{Op: "write " + path, Err: withoutPath(err), Remedy: "make the file writable for this user, or use another directory with -C"}
+		return &plan.Error{Op: "write " + path, Err: WithoutPath(err), Remedy: "make the file writable for this user, or use another directory with -C"}
 	}
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -635,5 +635,12 @@ func (w *Workspace) updateConfig(read, b []byte) error {
 			Remedy: "run the same command again: it goes by what the file says now",
 		}
 	}
-	return writeIn(filepath.Dir(real), filepath.Base(real), b, info.Mode().Perm())
+	return WriteIn(filepath.Dir(real), filepath.Base(real), b, info.Mode().Perm())
+}
+
+// FieldChange is one value of the configuration: "kubernetesVersion", from, to.
+type FieldChange struct {
+	Field string `json:"field"`
+	From  string `json:"from"`
+	To    string `json:"to"`
 }

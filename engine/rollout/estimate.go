@@ -1,4 +1,4 @@
-package engine
+package rollout
 
 import (
 	"bufio"
@@ -22,34 +22,34 @@ import (
 // What is assumed where nothing was recorded. The ranges are wide on purpose: clouds
 // differ, and a hop that takes longer than it was said to is worse than one that does not.
 var (
-	assumedBoot   = interval{20 * time.Second, 4 * time.Minute} // from the order to a machine that joins
-	assumedJoin   = interval{5 * time.Second, time.Minute}      // from there to a Ready node
-	assumedDrain  = interval{time.Second, 2 * time.Minute}      // of one node
-	assumedCharts = interval{10 * time.Second, 5 * time.Minute}
+	assumedBoot   = Interval{20 * time.Second, 4 * time.Minute} // from the order to a machine that joins
+	assumedJoin   = Interval{5 * time.Second, time.Minute}      // from there to a Ready node
+	assumedDrain  = Interval{time.Second, 2 * time.Minute}      // of one node
+	assumedCharts = Interval{10 * time.Second, 5 * time.Minute}
 	// A node that is upgraded in place, when it has been emptied: binaries come from the
 	// mirror, kubeadm writes configuration, the kubelet is started anew. 15 s were measured
 	// of a worker; a control plane exchanges its static pods besides.
-	assumedInPlace = interval{10 * time.Second, 5 * time.Minute}
+	assumedInPlace = Interval{10 * time.Second, 5 * time.Minute}
 	// kubeadm upgrades one control plane in place, once per hop; the others are replaced.
 	// With one control plane it was measured to take 3m5s, the time without an API server
 	// included; images may have to be pulled from far, and one run may take ten minutes.
-	assumedKubeadm = interval{90 * time.Second, 10 * time.Minute}
+	assumedKubeadm = Interval{90 * time.Second, 10 * time.Minute}
 )
 
 // recordedRuns is how many of the newest runs are looked at.
 const recordedRuns = 10
 
-// interval is the least and the most that something takes.
-type interval struct{ least, most time.Duration }
+// Interval is the least and the most that something takes.
+type Interval struct{ Least, Most time.Duration }
 
-func (i interval) add(o interval) interval { return interval{i.least + o.least, i.most + o.most} }
+func (i Interval) add(o Interval) Interval { return Interval{i.Least + o.Least, i.Most + o.Most} }
 
-func (i interval) times(n int) interval {
-	return interval{i.least * time.Duration(n), i.most * time.Duration(n)}
+func (i Interval) times(n int) Interval {
+	return Interval{i.Least * time.Duration(n), i.Most * time.Duration(n)}
 }
 
 // String is "2s-1m30s".
-func (i interval) String() string { return roughly(i.least) + "-" + roughly(i.most) }
+func (i Interval) String() string { return roughly(i.Least) + "-" + roughly(i.Most) }
 
 // roughly writes a duration with no more digits than an estimate deserves.
 func roughly(d time.Duration) string {
@@ -75,12 +75,12 @@ func roughly(d time.Duration) string {
 
 // beyond returns what samples say about the next one: a little beyond the least and the
 // most of them, since few samples have not seen everything.
-func beyond(samples []time.Duration) interval {
-	return interval{slices.Min(samples) * 4 / 5, slices.Max(samples) * 3 / 2}
+func beyond(samples []time.Duration) Interval {
+	return Interval{slices.Min(samples) * 4 / 5, slices.Max(samples) * 3 / 2}
 }
 
-// experience is how long things took in the recorded runs of a workspace.
-type experience struct {
+// History is how long things took in the recorded runs of a workspace.
+type History struct {
 	boot   []time.Duration // of machines, from the order to Ready
 	join   []time.Duration // of machines whose boot was not seen, from joining to Ready
 	drain  []time.Duration // of nodes, until their machines are gone
@@ -89,10 +89,10 @@ type experience struct {
 	runs   int // that had any of it
 }
 
-// learn reads the newest runs recorded in dir. What cannot be read is left out: it
+// ReadHistory reads the newest runs recorded in dir. What cannot be read is left out: it
 // only makes the estimate rougher.
-func learn(dir string) experience {
-	var x experience
+func ReadHistory(dir string) History {
+	var x History
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return x
@@ -120,7 +120,7 @@ func learn(dir string) experience {
 }
 
 // read adds what one record of events tells.
-func (x *experience) read(path string) {
+func (x *History) read(path string) {
 	f, err := os.Open(path)
 	if err != nil {
 		return
@@ -186,10 +186,10 @@ func (x *experience) read(path string) {
 	}
 }
 
-// estimate says how long a hop takes that replaces so many nodes, and upgrades so many in
+// Estimate says how long a hop takes that replaces so many nodes, and upgrades so many in
 // place, one after the other, after it has brought Kubernetes to another version if
 // kubernetes is set, and where that comes from.
-func (x experience) estimate(replaced, kept int, kubernetes bool) (whole interval, basis string) {
+func (x History) Estimate(replaced, kept int, kubernetes bool) (whole Interval, basis string) {
 	var parts []string
 	whole = assumedCharts
 	charts := "assumed"
@@ -202,7 +202,7 @@ func (x experience) estimate(replaced, kept int, kubernetes bool) (whole interva
 		parts = append(parts, fmt.Sprintf("kubeadm on one control plane %s (assumed)", assumedKubeadm))
 	}
 	if replaced > 0 {
-		var machine interval
+		var machine Interval
 		var from string
 		switch {
 		case len(x.boot) > 0:
@@ -240,11 +240,11 @@ func (x experience) estimate(replaced, kept int, kubernetes bool) (whole interva
 	return whole, "no run is recorded in this workspace: " + strings.Join(parts, "; ")
 }
 
-// outlook says when a rollout will be over, from how it goes and from how earlier ones
+// Estimate says when a rollout will be over, from how it goes and from how earlier ones
 // went. It is used from one place at a time, but for look.
-type outlook struct {
+type Estimate struct {
 	board Board
-	past  experience
+	past  History
 
 	mu    sync.Mutex
 	held  bool // nothing goes on until somebody does something
@@ -253,14 +253,14 @@ type outlook struct {
 	to    cluster.NodeTarget
 }
 
-func newOutlook(past experience) *outlook { return &outlook{past: past, surge: 1} }
+func NewEstimate(past History) *Estimate { return &Estimate{past: past, surge: 1} }
 
-// look takes what the operator says about the rollout.
-func (o *outlook) look(v *rolloutView) {
+// Look takes what the operator says about the rollout.
+func (o *Estimate) Look(v *View) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.held = v.Stalled || v.Target.Paused || v.Target.Cancelled || !v.Observed
-	o.surge, o.kept = surgeOf(v.Target.MaxSurge, int(v.total)), int(v.machines.kept)
+	o.surge, o.kept = surgeOf(v.Target.MaxSurge, int(v.Total)), int(v.Machines.kept)
 	if !v.Target.Same(o.to) { // the pace of one rollout says little about the next
 		o.to, o.board.ended, o.board.worked = v.Target, recently{}, time.Time{}
 	}
@@ -279,9 +279,9 @@ func surgeOf(s string, nodes int) int {
 	return n
 }
 
-// complete folds an event in, and gives one that tells how far the rollout is the times
+// Complete folds an event in, and gives one that tells how far the rollout is the times
 // between which it will be over.
-func (o *outlook) complete(e *plan.Event) {
+func (o *Estimate) Complete(e *plan.Event) {
 	switch {
 	case e.Kind == plan.KindNode:
 		o.board.Apply(*e)
@@ -295,7 +295,7 @@ func (o *outlook) complete(e *plan.Event) {
 const enough = 3
 
 // over returns between which times the rollout will be over; zero if nobody can know.
-func (o *outlook) over(now time.Time) (least, most time.Time) {
+func (o *Estimate) over(now time.Time) (least, most time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	done, total := o.board.Places()
@@ -303,20 +303,20 @@ func (o *outlook) over(now time.Time) (least, most time.Time) {
 	if left <= 0 || o.held {
 		return time.Time{}, time.Time{}
 	}
-	var i interval
+	var i Interval
 	switch n := o.board.ended.total; {
 	case n >= enough:
 		// The pace of all the time and that of the last minutes, and less trust in few.
 		whole := now.Sub(o.board.worked) / time.Duration(n)
-		i = interval{whole, whole}
+		i = Interval{whole, whole}
 		if lately := o.board.ended.over(now, flowOver); lately > 0 && now.Sub(o.board.worked) > flowOver {
 			each := flowOver / time.Duration(lately)
-			i = interval{min(whole, each), max(whole, each)}
+			i = Interval{min(whole, each), max(whole, each)}
 		}
 		i = i.times(left)
 		doubt := min(0.5, 1/math.Sqrt(float64(n)))
-		i.least -= time.Duration(float64(i.least) * doubt)
-		i.most += time.Duration(float64(i.most) * doubt)
+		i.Least -= time.Duration(float64(i.Least) * doubt)
+		i.Most += time.Duration(float64(i.Most) * doubt)
 	default:
 		// One node after another in place takes other times than one that is replaced.
 		kept := min(left, o.kept)
@@ -332,5 +332,5 @@ func (o *outlook) over(now time.Time) (least, most time.Time) {
 		}
 	}
 	// Seconds would promise more than anybody knows.
-	return now.Add(i.least).Truncate(time.Second), now.Add(i.most).Truncate(time.Second)
+	return now.Add(i.Least).Truncate(time.Second), now.Add(i.Most).Truncate(time.Second)
 }

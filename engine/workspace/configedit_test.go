@@ -1,4 +1,4 @@
-package engine
+package workspace
 
 import (
 	"bytes"
@@ -30,9 +30,9 @@ func demanding(pcrs map[uint32]byte) attestation.Measurements {
 	return m
 }
 
-func hopTo(image, services, kubernetes string) hopConfig {
-	var h hopConfig
-	for to, s := range map[*version.Version]string{&h.image: image, &h.services: services, &h.kubernetes: kubernetes} {
+func hopTo(image, services, kubernetes string) HopConfig {
+	var h HopConfig
+	for to, s := range map[*version.Version]string{&h.Image: image, &h.Services: services, &h.Kubernetes: kubernetes} {
 		if s != "" {
 			*to = version.MustParse(s)
 		}
@@ -169,9 +169,9 @@ func fillIn(s string, n int) string {
 
 func TestEditTouchesOnlyValuesInAnyLayout(t *testing.T) {
 	h := hopTo("v1.1.0", "v1.1.0", "v1.36.3")
-	h.keepWorkers = true
-	h.measurements = demanding(map[uint32]byte{4: 2, 9: 4, 11: 5})
-	h.measurements[9] = attestation.Measurement{Expected: digestOf(4), WarnOnly: true}
+	h.KeepWorkers = true
+	h.Measurements = demanding(map[uint32]byte{4: 2, 9: 4, 11: 5})
+	h.Measurements[9] = attestation.Measurement{Expected: digestOf(4), WarnOnly: true}
 	roots := testRoot(t)
 	for seed := range uint64(2000) {
 		l := &layout{r: rand.New(rand.NewPCG(seed, 1)), roots: roots}
@@ -180,7 +180,7 @@ func TestEditTouchesOnlyValuesInAnyLayout(t *testing.T) {
 		if _, err := ParseConfig([]byte(before)); err != nil {
 			t.Fatalf("seed %d: the layout is no configuration: %v\n%s", seed, err, before)
 		}
-		got, fields, err := editConfig([]byte(before), h)
+		got, fields, err := EditConfig([]byte(before), h)
 		if err != nil {
 			t.Fatalf("seed %d: %v\n%s", seed, err, before)
 		}
@@ -190,7 +190,7 @@ func TestEditTouchesOnlyValuesInAnyLayout(t *testing.T) {
 		if len(fields) != 6 {
 			t.Fatalf("seed %d: changes %v", seed, fields)
 		}
-		again, fields, err := editConfig(got, h)
+		again, fields, err := EditConfig(got, h)
 		if err != nil || len(fields) > 0 || !bytes.Equal(again, got) {
 			t.Fatalf("seed %d: a second time: %v, %v", seed, fields, err)
 		}
@@ -270,8 +270,8 @@ func TestRegistersComeAndGo(t *testing.T) {
 			if !strings.Contains(text, tt.old) {
 				t.Fatalf("the file has no %q", tt.old)
 			}
-			h := hopConfig{measurements: demanding(tt.to)}
-			got, _, err := editConfig([]byte(text), h)
+			h := HopConfig{Measurements: demanding(tt.to)}
+			got, _, err := EditConfig([]byte(text), h)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -283,7 +283,7 @@ func TestRegistersComeAndGo(t *testing.T) {
 }
 
 func TestKeepWorkersIsAddedWhereItBelongs(t *testing.T) {
-	h := hopConfig{keepWorkers: true}
+	h := HopConfig{KeepWorkers: true}
 	for _, tt := range []struct{ name, text, old, new string }{
 		{"after the version of Kubernetes", flowing(t, blockMeasurements), "v1.35.4 # keep\n", "v1.35.4 # keep\nkeepWorkers: true\n"},
 		{"after the comment that shows it", testConfig(t), "# keepWorkers: false\n", "# keepWorkers: false\nkeepWorkers: true\n"},
@@ -291,7 +291,7 @@ func TestKeepWorkersIsAddedWhereItBelongs(t *testing.T) {
 		{"in line", flowing(t, flowMeasurements), `"v1.35.4",`, `"v1.35.4", "keepWorkers": true,`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, fields, err := editConfig([]byte(tt.text), h)
+			got, fields, err := EditConfig([]byte(tt.text), h)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -309,7 +309,7 @@ func TestAnchorsAreFollowedOrLeft(t *testing.T) {
 	tied := strings.NewReplacer("image: v1.0.0", "image: &r v1.0.0", "microserviceVersion: v1.0.0", "microserviceVersion: *r").Replace(flowing(t, blockMeasurements))
 	for _, tt := range []struct {
 		name     string
-		h        hopConfig
+		h        HopConfig
 		old, new string
 	}{
 		{"both change", hopTo("v1.1.0", "v1.1.0", ""), "&r v1.0.0", "&r v1.1.0"},
@@ -317,7 +317,7 @@ func TestAnchorsAreFollowedOrLeft(t *testing.T) {
 		{"the one that is referred to", hopTo("v1.1.0", "", ""), "&r v1.0.0\nmicroserviceVersion: *r", "&r v1.1.0\nmicroserviceVersion: v1.0.0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, _, err := editConfig([]byte(tied), tt.h)
+			got, _, err := EditConfig([]byte(tied), tt.h)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -328,7 +328,7 @@ func TestAnchorsAreFollowedOrLeft(t *testing.T) {
 	}
 	t.Run("one that something else hangs on is refused", func(t *testing.T) {
 		text := strings.NewReplacer("name: demo", "name: &r v1-0-0", "image: v1.0.0", "image: &i v1.0.0", "count: 1}}", "count: 1}}\nreleases: {feed: *i}").Replace(flowing(t, blockMeasurements))
-		_, _, err := editConfig([]byte(text), hopTo("v1.1.0", "", ""))
+		_, _, err := EditConfig([]byte(text), hopTo("v1.1.0", "", ""))
 		if !errors.Is(err, errTied) || plan.Remedy(err) != "write by hand: image: v1.1.0" {
 			t.Errorf("got %v (remedy %q)", err, plan.Remedy(err))
 		}
@@ -348,7 +348,7 @@ func TestUpdateConfigKeepsModeAndLinkAndOthersChanges(t *testing.T) {
 	if err := os.Symlink(real, w.Path(ConfigFile)); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.updateConfig([]byte("a"), []byte("b")); err != nil {
+	if err := w.UpdateConfig([]byte("a"), []byte("b")); err != nil {
 		t.Fatal(err)
 	}
 	info, err := os.Lstat(w.Path(ConfigFile))
@@ -359,7 +359,7 @@ func TestUpdateConfigKeepsModeAndLinkAndOthersChanges(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o640 {
 		t.Errorf("the file has %v, %v", info, err)
 	}
-	err = w.updateConfig([]byte("a"), []byte("c"))
+	err = w.UpdateConfig([]byte("a"), []byte("c"))
 	if err == nil || !strings.Contains(err.Error(), "somebody changed it meanwhile") || plan.ExitCode(err) != plan.ExitUsage {
 		t.Errorf("a file that changed: %v", err)
 	}
@@ -369,7 +369,7 @@ func TestUpdateConfigKeepsModeAndLinkAndOthersChanges(t *testing.T) {
 	if err := os.Chmod(real, 0o444); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.updateConfig([]byte("b"), []byte("c")); err == nil || plan.Remedy(err) == "" {
+	if err := w.UpdateConfig([]byte("b"), []byte("c")); err == nil || plan.Remedy(err) == "" {
 		t.Errorf("a read-only file: %v", err)
 	}
 }
@@ -384,13 +384,13 @@ func FuzzEditConfig(f *testing.F) {
 		f.Add(fillIn(l.generate(), 0))
 	}
 	h := hopTo("v1.2.0", "v1.3.0", "v1.37.1")
-	h.keepWorkers = true
-	h.measurements = demanding(map[uint32]byte{4: 7, 12: 8})
+	h.KeepWorkers = true
+	h.Measurements = demanding(map[uint32]byte{4: 7, 12: 8})
 	f.Fuzz(func(t *testing.T, text string) {
 		if _, err := ParseConfig([]byte(text)); err != nil {
 			return
 		}
-		got, fields, err := editConfig([]byte(text), h)
+		got, fields, err := EditConfig([]byte(text), h)
 		if err != nil {
 			if !errors.Is(err, errTied) && plan.Remedy(err) == "" {
 				t.Errorf("%q: %v", text, err)
@@ -398,7 +398,7 @@ func FuzzEditConfig(f *testing.F) {
 			return
 		}
 		c, err := ParseConfig(got)
-		if err != nil || !c.Image.Equal(h.image) || !c.Kubernetes.Equal(h.kubernetes) || !c.KeepWorkers || !c.Attestation.TPM2.Measurements.Equal(h.measurements) {
+		if err != nil || !c.Image.Equal(h.Image) || !c.Kubernetes.Equal(h.Kubernetes) || !c.KeepWorkers || !c.Attestation.TPM2.Measurements.Equal(h.Measurements) {
 			t.Errorf("%q became %q: %v, %v", text, got, fields, err)
 		}
 		if a, b := strings.Count(text, "#"), strings.Count(string(got), "#"); b > a {

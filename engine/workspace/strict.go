@@ -1,4 +1,4 @@
-package engine
+package workspace
 
 import (
 	"cmp"
@@ -380,8 +380,8 @@ func distance(a, b string) int {
 	return rows[len(x)][len(y)]
 }
 
-// asConfigErrors returns the list of problems inside err.
-func asConfigErrors(err error) (*ConfigErrors, bool) {
+// AsConfigErrors returns the list of problems inside err.
+func AsConfigErrors(err error) (*ConfigErrors, bool) {
 	var c *ConfigErrors
 	ok := errors.As(err, &c)
 	return c, ok

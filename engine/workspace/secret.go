@@ -1,4 +1,4 @@
-package engine
+package workspace
 
 import (
 	"bytes"
@@ -22,8 +22,8 @@ type MasterSecret struct {
 
 const secretSize = 32
 
-// newMasterSecret makes one from the system's random numbers.
-func newMasterSecret() MasterSecret {
+// NewMasterSecret makes one from the system's random numbers.
+func NewMasterSecret() MasterSecret {
 	m := MasterSecret{make([]byte, secretSize), make([]byte, secretSize)}
 	rand.Read(m.Key) // never fails; the runtime ends the program otherwise
 	rand.Read(m.Salt)
@@ -57,9 +57,9 @@ func derive(key, salt []byte, info string) []byte {
 	return out
 }
 
-// clusterID names the cluster that this master secret and salt make. It is not
+// ClusterID names the cluster that this master secret and salt make. It is not
 // secret: machines put it into PCR 15.
-func (m MasterSecret) clusterID(measurementSalt []byte) []byte {
+func (m MasterSecret) ClusterID(measurementSalt []byte) []byte {
 	return derive(derive(m.Key, m.Salt, "measurementSecret"), measurementSalt, "clusterID")
 }
 

@@ -1,4 +1,4 @@
-package engine
+package workspace
 
 import (
 	"bytes"
@@ -9,11 +9,11 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// withServer returns a kubeconfig that leads to endpoint, host:port. It must be a
+// WithServer returns a kubeconfig that leads to endpoint, host:port. It must be a
 // kubeconfig with exactly one cluster over https; its credentials are not looked at,
 // and no error shows any of it.
-func withServer(kubeconfig []byte, endpoint string) ([]byte, error) {
-	doc, server, err := kubeconfigServer(kubeconfig)
+func WithServer(kubeconfig []byte, endpoint string) ([]byte, error) {
+	doc, server, err := KubeconfigServer(kubeconfig)
 	if err != nil {
 		return nil, err
 	}
@@ -30,13 +30,13 @@ func withServer(kubeconfig []byte, endpoint string) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// leadsTo reports whether a kubeconfig leads to endpoint, host:port.
-func leadsTo(kubeconfig []byte, endpoint string) bool {
-	_, server, err := kubeconfigServer(kubeconfig)
+// LeadsTo reports whether a kubeconfig leads to endpoint, host:port.
+func LeadsTo(kubeconfig []byte, endpoint string) bool {
+	_, server, err := KubeconfigServer(kubeconfig)
 	return err == nil && server.Value == "https://"+endpoint
 }
 
-func kubeconfigServer(kubeconfig []byte) (doc, server *yaml.Node, err error) {
+func KubeconfigServer(kubeconfig []byte) (doc, server *yaml.Node, err error) {
 	fail := func(problem string) (*yaml.Node, *yaml.Node, error) {
 		return nil, nil, fmt.Errorf("read kubeconfig: %s", problem)
 	}
