@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -303,7 +304,7 @@ func (s *session) showBackup(m *engine.BackupManifest, path string) {
 	cluster := strings.TrimSpace(m.Cluster.Name + " " + m.Cluster.Server)
 	rows := [][]string{
 		{"backup", m.ID},
-		{"cluster", orElse(cluster, "-")},
+		{"cluster", cmp.Or(cluster, "-")},
 		{"created", m.Created.Local().Format("2006-01-02 15:04:05") + ", " + term.Ago(m.Created, s.Now()) + ", in " + m.Ended.Sub(m.Created).Round(time.Millisecond).String()},
 		{"contents", contents},
 		{"secrets", secrets},

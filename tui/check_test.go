@@ -371,12 +371,12 @@ func TestOldCheckIsDimmed(t *testing.T) {
 			}
 			return ""
 		}
-		if got := row(); !s.c.chk.busy || got != s.c.dim(got) {
+		if got := row(); !s.c.chk.busy || got != dim(s.c.page(), got) {
 			t.Errorf("busy %v, shows %q", s.c.chk.busy, got)
 		}
 		s.do(cmd)
 		s.settle()
-		if got := row(); s.c.chk.busy || got == s.c.dim(got) {
+		if got := row(); s.c.chk.busy || got == dim(s.c.page(), got) {
 			t.Errorf("busy %v, shows %q", s.c.chk.busy, got)
 		}
 	})
@@ -518,7 +518,7 @@ func TestRelatedFindingsAreGrouped(t *testing.T) {
 		finding("running", "an image is not known", ""),
 	}}
 	got := ""
-	for _, l := range (&session{App: App{Now: func() time.Time { return start }, Env: func(string) string { return "" }}}).renderer().findingGroups(100, k) {
+	for _, l := range findingGroups((&session{App: App{Now: func() time.Time { return start }, Env: func(string) string { return "" }}}).page(), 100, k) {
 		got += strings.TrimRight(l, " ") + "\n"
 	}
 	want := `

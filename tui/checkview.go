@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"regexp"
@@ -17,10 +18,10 @@ import (
 // a check and a width.
 
 // prose wraps a text into indented lines, on the screen and in print.
-func (c *console) prose(w, indent int, st term.Style, text string) []string {
+func prose(pg page, w, indent int, st term.Style, text string) []string {
 	var lines []string
 	for _, p := range term.Wrap(text, max(20, w-indent)) {
-		lines = append(lines, c.th.Row(w).Pad(indent).Add(st, p).String())
+		lines = append(lines, pg.Row(w).Pad(indent).Add(st, p).String())
 	}
 	return lines
 }
@@ -36,12 +37,12 @@ func last(versions []string) string {
 // versionRows is the version table: current version, newest version that this program can
 // upgrade to, version after the next hop, and newest known version. Without parts it leaves
 // out the parts of components.
-func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool) []string {
+func versionRows(pg page, w int, k *engine.Check, remark string, parts bool) []string {
 	about := "this CLI: reachable in one hop"
 	if remark != "" {
 		about = remark + ", " + about
 	}
-	lines := []string{c.th.Rule(w, "Versions", about)}
+	lines := []string{pg.Rule(w, "Versions", about)}
 	widths := []int{14, 10, 10, 10, 10}
 	if w < 80 {
 		widths[0] = 11
@@ -65,9 +66,9 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 	for _, x := range rows {
 		verdicts = max(verdicts, term.Width(term.Clean(verdictText(x))))
 	}
-	columns := fitColumns(widths, w-verdicts, w >= 80 && !c.th.Uncut)
+	columns := fitColumns(widths, w-verdicts, w >= 80 && !pg.Uncut)
 	row := func(st term.Style, name string, cells ...string) *term.Row {
-		r := c.th.Row(w).Pad(2).Col(st, name, widths[0])
+		r := pg.Row(w).Pad(2).Col(st, name, widths[0])
 		for i, s := range cells[:columns-1] {
 			st := st
 			if s == "-" {
@@ -81,9 +82,9 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 	for i, x := range rows {
 		name := term.Clean(x.Name)
 		if x.Part {
-			branch := c.th.Tee
+			branch := pg.Tee
 			if i+1 == len(rows) || !rows[i+1].Part {
-				branch = c.th.Branch
+				branch = pg.Branch
 			}
 			name = branch + " " + name
 		}
@@ -151,17 +152,17 @@ func verdictStyle(x engine.ComponentCheck) term.Style {
 
 // pathRows renders the hops, each with its requirements and reasons. most bounds the number
 // of reasons; 0 means all.
-func (c *console) pathRows(w int, k *engine.Check, most int) []string {
+func pathRows(pg page, w int, k *engine.Check, most int) []string {
 	if len(k.Path) == 0 {
 		if len(k.Blocked) == 0 {
 			return nil
 		}
-		return append([]string{c.th.Rule(w, "Path", "none")}, c.blockedRows(w, k, most)...)
+		return append([]string{pg.Rule(w, "Path", "none")}, blockedRows(pg, w, k, most)...)
 	}
-	lines := []string{c.th.Rule(w, "Path", pathRemark(k))}
-	lines = append(lines, c.rails(w, k)...)
-	lines = append(lines, c.hopRows(w, k, most)...)
-	return append(lines, c.blockedRows(w, k, most)...)
+	lines := []string{pg.Rule(w, "Path", pathRemark(k))}
+	lines = append(lines, rails(pg, w, k)...)
+	lines = append(lines, hopRows(pg, w, k, most)...)
+	return append(lines, blockedRows(pg, w, k, most)...)
 }
 
 func pathRemark(k *engine.Check) string {
@@ -173,7 +174,7 @@ func pathRemark(k *engine.Check) string {
 
 // hopRows renders for each hop the CLI that it needs and the nodes that it replaces. With
 // most > 0 it leaves out the reasons.
-func (c *console) hopRows(w int, k *engine.Check, most int) []string {
+func hopRows(pg page, w int, k *engine.Check, most int) []string {
 	var lines []string
 	for _, h := range k.Path {
 		with := "with constellation " + term.Clean(h.CLI.String())
@@ -183,7 +184,7 @@ func (c *console) hopRows(w int, k *engine.Check, most int) []string {
 		case h.Get == "":
 			with = "with this CLI"
 		}
-		r := c.th.Row(w).Pad(2).Col(term.Strong, fmt.Sprintf("hop %d", h.Number), 6)
+		r := pg.Row(w).Pad(2).Col(term.Strong, fmt.Sprintf("hop %d", h.Number), 6)
 		if what := replacedNodes(h); w >= 78 {
 			r.Col(term.Plain, with, 27).Add(term.Plain, what)
 		} else {
@@ -200,10 +201,10 @@ func (c *console) hopRows(w int, k *engine.Check, most int) []string {
 			continue
 		}
 		if h.Get != "" {
-			lines = append(lines, c.prose(w, 9, term.Accent, term.Clean(c.deps.commands.text(h.Get)))...)
+			lines = append(lines, prose(pg, w, 9, term.Accent, term.Clean(pg.commands.text(h.Get)))...)
 		}
 		for _, s := range h.Why {
-			lines = append(lines, c.prose(w, 9, term.Faint, term.Clean(s))...)
+			lines = append(lines, prose(pg, w, 9, term.Faint, term.Clean(s))...)
 		}
 	}
 	return lines
@@ -242,7 +243,7 @@ func railsOf(k *engine.Check) []rail {
 		stops := []string{of.at(k.Path[0].From)}
 		moves := false
 		for i, h := range k.Path {
-			to := orElse(of.at(h.To), stops[i])
+			to := cmp.Or(of.at(h.To), stops[i])
 			moves = moves || to != stops[i]
 			stops = append(stops, to)
 		}
@@ -255,21 +256,21 @@ func railsOf(k *engine.Check) []rail {
 
 // link is the line character of a hop and its style: the next hop is heavy, and green if it
 // is possible.
-func (c *console) link(k *engine.Check, hop int) (string, term.Style) {
+func link(pg page, k *engine.Check, hop int) (string, term.Style) {
 	if hop > 1 {
-		return c.th.Signs.Rule, term.Plain
+		return pg.Signs.Rule, term.Plain
 	}
 	switch severity, _ := verdict(k); severity {
 	case engine.Block:
-		return c.th.Heavy, term.Bad
+		return pg.Heavy, term.Bad
 	case engine.Warn:
-		return c.th.Heavy, term.Caution
+		return pg.Heavy, term.Caution
 	}
-	return c.th.Heavy, term.Good
+	return pg.Heavy, term.Good
 }
 
 // rails draws the upgrade paths: v1.0.0 ━━hop 1━━▶ v1.1.0.
-func (c *console) rails(w int, k *engine.Check) []string {
+func rails(pg page, w int, k *engine.Check) []string {
 	var list []rail
 	for _, r := range railsOf(k) {
 		if n := len(list); n > 0 && slices.Equal(list[n-1].stops, r.stops) {
@@ -296,23 +297,23 @@ func (c *console) rails(w int, k *engine.Check) []string {
 		label, bars = strconv.Itoa, 1
 	}
 	if long() {
-		label, bars = func(int) string { return c.th.Signs.Rule }, 0
+		label, bars = func(int) string { return pg.Signs.Rule }, 0
 	}
 	var lines []string
 	for _, x := range list {
-		r := c.th.Row(w).Pad(2).Col(term.Faint, x.name, 15).Col(term.Plain, term.Clean(x.stops[0]), widest)
+		r := pg.Row(w).Pad(2).Col(term.Faint, x.name, 15).Col(term.Plain, term.Clean(x.stops[0]), widest)
 		end := len(x.stops) // after the last change
 		for end > 1 && x.stops[end-1] == x.stops[end-2] {
 			end--
 		}
 		for i, to := range x.stops[1:end] {
-			sign, st := c.link(k, i+1)
+			sign, st := link(pg, k, i+1)
 			if to == x.stops[i] { // unchanged by this hop
-				r.Add(term.Faint, strings.Repeat(c.th.Signs.Rule, step()+1+widest))
+				r.Add(term.Faint, strings.Repeat(pg.Signs.Rule, step()+1+widest))
 				continue
 			}
 			way := strings.Repeat(sign, bars)
-			r.Add(st, way+label(i+1)+way+c.th.Arrow).Pad(1).Col(term.Plain, term.Clean(to), widest)
+			r.Add(st, way+label(i+1)+way+pg.Arrow).Pad(1).Col(term.Plain, term.Clean(to), widest)
 		}
 		lines = append(lines, r.String())
 	}
@@ -414,35 +415,35 @@ func newer(a, b string) bool {
 
 // blockedRows lists why newer versions cannot be reached. most bounds the number of one-line
 // rows; 0 means all, with remedy and rule.
-func (c *console) blockedRows(w int, k *engine.Check, most int) []string {
+func blockedRows(pg page, w int, k *engine.Check, most int) []string {
 	var lines []string
 	list := reasonsOf(k)
 	for i, x := range list {
 		if most > 0 && i == most {
-			lines = append(lines, c.th.Row(w).Pad(4).Add(term.Faint, fmt.Sprintf("%s %s", c.th.Ellipsis, term.Count(len(list)-i, "more reason"))).String())
+			lines = append(lines, pg.Row(w).Pad(4).Add(term.Faint, fmt.Sprintf("%s %s", pg.Ellipsis, term.Count(len(list)-i, "more reason"))).String())
 			break
 		}
 		if most > 0 {
-			lines = append(lines, c.reasonRow(w, x, false))
+			lines = append(lines, reasonRow(pg, w, x, false))
 			continue
 		}
-		lines = append(lines, c.reasonBlock(w, x, false)...)
+		lines = append(lines, reasonBlock(pg, w, x, false)...)
 	}
 	return lines
 }
 
 // reasonBlock is a reason with its rule and remedy, on as many lines as it needs.
-func (c *console) reasonBlock(w int, x reason, here bool) []string {
+func reasonBlock(pg page, w int, x reason, here bool) []string {
 	var lines []string
-	sign, st := c.reasonSign(x)
+	sign, st := reasonSign(pg, x)
 	name := term.Plain
 	if here {
 		name = term.Strong
 	}
 	for i, p := range term.Wrap(term.Clean(x.what)+": "+term.Clean(x.text), w-4) {
-		r := c.th.Row(w).Pad(4)
+		r := pg.Row(w).Pad(4)
 		if i == 0 {
-			r = c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, sign+" ")
+			r = pg.Row(w).Add(term.Accent, marker(pg, here)).Add(st, sign+" ")
 		}
 		lines = append(lines, r.Add(name, p).String())
 	}
@@ -451,12 +452,12 @@ func (c *console) reasonBlock(w int, x reason, here bool) []string {
 	}
 	what := term.Clean(x.rule)
 	if x.remedy != "" {
-		what += ": " + term.Clean(c.deps.commands.text(x.remedy))
+		what += ": " + term.Clean(pg.commands.text(x.remedy))
 	}
 	for i, p := range term.Wrap(what, w-6) {
-		r := c.th.Row(w).Pad(6)
+		r := pg.Row(w).Pad(6)
 		if i == 0 {
-			r = c.th.Row(w).Pad(4).Add(term.Faint, c.th.Branch+" ")
+			r = pg.Row(w).Pad(4).Add(term.Faint, pg.Branch+" ")
 		}
 		lines = append(lines, r.Add(term.Accent, p).String())
 	}
@@ -464,20 +465,20 @@ func (c *console) reasonBlock(w int, x reason, here bool) []string {
 }
 
 // reasonSign distinguishes versions that no hop reaches from those that a later hop reaches.
-func (c *console) reasonSign(x reason) (string, term.Style) {
+func reasonSign(pg page, x reason) (string, term.Style) {
 	if x.beyond {
-		return c.th.Fail, term.Caution
+		return pg.Fail, term.Caution
 	}
-	return c.th.Dot, term.Faint
+	return pg.Dot, term.Faint
 }
 
-func (c *console) reasonRow(w int, x reason, here bool) string {
-	sign, st := c.reasonSign(x)
+func reasonRow(pg page, w int, x reason, here bool) string {
+	sign, st := reasonSign(pg, x)
 	name := term.Plain
 	if here {
 		name = term.Strong
 	}
-	return c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, sign+" ").Add(name, term.Clean(x.what)).Add(term.Faint, ": "+term.Clean(x.text)).String()
+	return pg.Row(w).Add(term.Accent, marker(pg, here)).Add(st, sign+" ").Add(name, term.Clean(x.what)).Add(term.Faint, ": "+term.Clean(x.text)).String()
 }
 
 func componentName(s string) string {
@@ -496,12 +497,12 @@ func componentName(s string) string {
 const mostValues = 20
 
 // changeRows lists the changes of the next hop and its estimated duration.
-func (c *console) changeRows(w int, k *engine.Check) []string {
+func changeRows(pg page, w int, k *engine.Check) []string {
 	x := k.Changes
 	if x == nil || len(k.Path) == 0 {
 		return nil
 	}
-	lines := []string{c.th.Rule(w, "Will change in hop 1", "")}
+	lines := []string{pg.Rule(w, "Will change in hop 1", "")}
 	add := func(head, text string) {
 		if text == "" {
 			return
@@ -510,7 +511,7 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 			if i > 0 {
 				head = ""
 			}
-			lines = append(lines, c.th.Row(w).Pad(2).Col(term.Faint, head, 14).Add(term.Plain, p).String())
+			lines = append(lines, pg.Row(w).Pad(2).Col(term.Faint, head, 14).Add(term.Plain, p).String())
 		}
 	}
 	var nodes []string
@@ -548,14 +549,14 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 	var pcrs []string
 	weaker := false
 	for _, m := range x.Measurements {
-		pcrs = append(pcrs, fmt.Sprintf("PCR %d %s %s %s", m.PCR, shortDigest(m.From, c.th.Ellipsis), c.th.To, shortDigest(m.To, c.th.Ellipsis)))
+		pcrs = append(pcrs, fmt.Sprintf("PCR %d %s %s %s", m.PCR, shortDigest(m.From, pg.Ellipsis), pg.To, shortDigest(m.To, pg.Ellipsis)))
 		weaker = weaker || m.Weaker
 	}
 	add("measurements", strings.Join(pcrs, ", "))
 	if weaker {
-		lines = append(lines, c.th.Row(w).Pad(16).Add(term.Bad, "some are enforced less strictly than before").String())
+		lines = append(lines, pg.Row(w).Pad(16).Add(term.Bad, "some are enforced less strictly than before").String())
 	}
-	add("ConfigMaps", shortDigests(term.Clean(strings.Join(x.ConfigMaps, ", ")), c.th.Ellipsis))
+	add("ConfigMaps", shortDigests(term.Clean(strings.Join(x.ConfigMaps, ", ")), pg.Ellipsis))
 	add("charts", term.Clean(strings.Join(x.Charts, ", ")))
 	head := "values"
 	for _, ch := range x.ChartChanges {
@@ -738,16 +739,16 @@ func targetSummary(h engine.Hop) string {
 	if len(parts) == 0 && h.To.Image != h.From.Image {
 		parts = append(parts, "image "+h.To.Image)
 	}
-	return orElse(strings.Join(parts, " and "), "the nodes catch up")
+	return cmp.Or(strings.Join(parts, " and "), "the nodes catch up")
 }
 
 // findingDetail renders evidence, owner and remedy of a finding. Commands are wrapped on the
 // screen only: a printed one can be copied.
-func (c *console) findingDetail(w, indent int, f engine.Finding) []string {
+func findingDetail(pg page, w, indent int, f engine.Finding) []string {
 	var lines []string
 	add := func(head string, st term.Style, parts ...string) {
 		for i, p := range parts {
-			r := c.th.Row(w).Pad(indent)
+			r := pg.Row(w).Pad(indent)
 			if i == 0 {
 				r.Col(term.Faint, head, 7)
 			} else {
@@ -766,18 +767,18 @@ func (c *console) findingDetail(w, indent int, f engine.Finding) []string {
 		text("objects", term.Plain, term.Clean(someNames(f.Objects, 12)))
 	}
 	text("owner", term.Plain, term.Clean(ownerText(f.Owner)))
-	text("fix", term.Accent, term.Clean(c.deps.commands.text(f.Remedy)))
-	if c.deps.commands.needsExport(f.Command) && !c.th.Uncut { // in print it is above all findings, once
-		text("before", term.Accent, term.Clean(c.deps.commands.export()))
+	text("fix", term.Accent, term.Clean(pg.commands.text(f.Remedy)))
+	if pg.commands.needsExport(f.Command) && !pg.Uncut { // in print it is above all findings, once
+		text("before", term.Accent, term.Clean(pg.commands.export()))
 	}
-	switch command := term.Clean(c.deps.commands.line(f.Command)); {
+	switch command := term.Clean(pg.commands.line(f.Command)); {
 	case command == "":
-	case c.th.Uncut:
+	case pg.Uncut:
 		add("command", term.Accent, command)
 	default:
 		text("command", term.Accent, command)
 	}
-	if ref := term.Clean(f.Reference); ref != "" && c.th.Uncut {
+	if ref := term.Clean(f.Reference); ref != "" && pg.Uncut {
 		add("rule", term.Faint, ref)
 	} else {
 		text("rule", term.Faint, ref)
@@ -786,11 +787,11 @@ func (c *console) findingDetail(w, indent int, f engine.Finding) []string {
 }
 
 // severitySignOf is severitySign with a sign for findings that were not checked.
-func (c *console) severitySignOf(s engine.Severity) (string, term.Style) {
+func severitySignOf(pg page, s engine.Severity) (string, term.Style) {
 	if s == engine.NotChecked {
 		return "?", term.Caution
 	}
-	return c.severitySign(s)
+	return severitySign(pg, s)
 }
 
 // byKubectl matches a field manager of kubectl in the text about an owner.
@@ -812,35 +813,35 @@ const areaWidth = 12
 
 // findingGroups lists the findings that need attention with their details, and folds the
 // passed checks into one line.
-func (c *console) findingGroups(w int, k *engine.Check) []string {
+func findingGroups(pg page, w int, k *engine.Check) []string {
 	list, fine := needAttention(k.Findings)
 	if len(k.Findings) == 0 {
 		return nil
 	}
-	lines := []string{c.th.Rule(w, "Findings", countBySeverity(k.Findings))}
-	if c.deps.commands.needExport(list) {
-		lines = append(lines, c.th.Row(w).Pad(2).Add(term.Accent, term.Clean(c.deps.commands.export())).String())
+	lines := []string{pg.Rule(w, "Findings", countBySeverity(k.Findings))}
+	if pg.commands.needExport(list) {
+		lines = append(lines, pg.Row(w).Pad(2).Add(term.Accent, term.Clean(pg.commands.export())).String())
 	}
 	for _, g := range groupRelated(list) {
 		f := g[0]
-		sign, st := c.severitySignOf(f.Severity)
+		sign, st := severitySignOf(pg, f.Severity)
 		for i, p := range term.Wrap(term.Clean(f.Title), max(20, w-areaWidth-5)) {
-			r := c.th.Row(w).Pad(areaWidth + 5)
+			r := pg.Row(w).Pad(areaWidth + 5)
 			if i == 0 {
-				r = c.th.Row(w).Pad(2).Add(st, sign+" ").Col(term.Faint, term.Clean(f.Source), areaWidth)
+				r = pg.Row(w).Pad(2).Add(st, sign+" ").Col(term.Faint, term.Clean(f.Source), areaWidth)
 			}
 			lines = append(lines, r.Add(term.Plain, p).String())
 		}
-		lines = append(lines, c.findingDetail(w, areaWidth+5, f)...)
+		lines = append(lines, findingDetail(pg, w, areaWidth+5, f)...)
 		for _, also := range g[1:] {
-			lines = append(lines, c.th.Row(w).Pad(areaWidth+5).Col(term.Faint, "also", 7).Add(term.Plain, term.Clean(also.Title)).String())
+			lines = append(lines, pg.Row(w).Pad(areaWidth+5).Col(term.Faint, "also", 7).Add(term.Plain, term.Clean(also.Title)).String())
 			if also.Command != "" && also.Command != f.Command {
-				lines = append(lines, c.th.Row(w).Pad(areaWidth+13).Add(term.Accent, term.Clean(c.deps.commands.line(also.Command))).String())
+				lines = append(lines, pg.Row(w).Pad(areaWidth+13).Add(term.Accent, term.Clean(pg.commands.line(also.Command))).String())
 			}
 		}
 	}
 	if fine > 0 {
-		lines = append(lines, c.passedRow(w, fine, false, len(list) == 0, false))
+		lines = append(lines, passedRow(pg, w, fine, false, len(list) == 0, false))
 	}
 	return lines
 }
@@ -872,7 +873,7 @@ func related(first, f engine.Finding) bool {
 }
 
 // passedRow is the line for the passed checks.
-func (c *console) passedRow(w, fine int, running, all, here bool) string {
+func passedRow(pg page, w, fine int, running, all, here bool) string {
 	text := term.Count(fine, "other check") + " passed"
 	switch {
 	case running:
@@ -886,7 +887,7 @@ func (c *console) passedRow(w, fine int, running, all, here bool) string {
 	if here {
 		st = term.Strong
 	}
-	return c.th.Row(w).Add(term.Accent, c.marker(here)).Add(term.Good, c.th.OK+" ").Add(st, text).String()
+	return pg.Row(w).Add(term.Accent, marker(pg, here)).Add(term.Good, pg.OK+" ").Add(st, text).String()
 }
 
 // feedText is the source, age and signer of the release data.

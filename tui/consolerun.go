@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -143,7 +144,7 @@ func (c *console) exitSummary() []string {
 		add(t.Row(w).Add(term.Faint, what).Add(term.Accent, back))
 		return lines
 	case c.running || c.leaving && !c.succeeded():
-		add(t.Row(w).Add(term.Caution, t.Stopped+" ").Add(term.Strong, c.t.cluster+": ").Add(term.Plain, fmt.Sprintf("left after %s, %s", term.Clock(c.t.elapsed(c.now)), c.stepsRemark(&c.t))))
+		add(t.Row(w).Add(term.Caution, t.Stopped+" ").Add(term.Strong, c.t.cluster+": ").Add(term.Plain, fmt.Sprintf("left after %s, %s", term.Clock(c.t.elapsed(c.now)), stepsRemark(c.page(), &c.t))))
 	case c.succeeded():
 		text := "done"
 		if c.t.result != nil && c.t.result.text != "" {
@@ -219,7 +220,7 @@ func (c *console) watchExitSummary() []string {
 	}
 	done, total := b.Places()
 	head := fmt.Sprintf("%d of %s at the target", done, term.Count(total, "node"))
-	if eta := c.eta(b, now); eta != "" {
+	if eta := eta(c.page(), b, now); eta != "" {
 		head += ", " + eta
 	}
 	if c.wat.origin == fromReplay {
@@ -227,7 +228,7 @@ func (c *console) watchExitSummary() []string {
 	}
 	reason, _ := c.watchReason()
 	return []string{
-		t.Row(w).Add(term.Strong, orElse(term.Clean(b.Cluster), "cluster")+": ").Add(term.Plain, head+", "+now.UTC().Format("15:04:05Z")).String(),
+		t.Row(w).Add(term.Strong, cmp.Or(term.Clean(b.Cluster), "cluster")+": ").Add(term.Plain, head+", "+now.UTC().Format("15:04:05Z")).String(),
 		t.Row(w).Add(term.Faint, "  why  ").Add(term.Plain, term.AsciiIf(t.Ascii, reason)).String(),
 		t.Row(w).Add(term.Faint, "  back ").Add(term.Accent, c.watchLine()).String(),
 	}

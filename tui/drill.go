@@ -2,6 +2,7 @@ package tui
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -182,7 +183,7 @@ func (s *session) manyDrills(ctx context.Context, drills engine.Drills, spec eng
 		if err := appendDrill(file, r); err != nil {
 			return &engine.Error{Op: "write drill results", Err: err}
 		}
-		fmt.Fprintf(s.out, "seed %d %s, %s\n", r.Seed, r.Outcome, orElse(term.Clean(r.Why), "all invariants held"))
+		fmt.Fprintf(s.out, "seed %d %s, %s\n", r.Seed, r.Outcome, cmp.Or(term.Clean(r.Why), "all invariants held"))
 	}
 }
 
@@ -237,7 +238,7 @@ func when(i *engine.DrillInjection) string {
 
 // drillText renders a report.
 func (s *session) drillText(r *engine.DrillReport) []string {
-	t := s.renderer().th
+	t := s.page()
 	const w = printedWidth
 	sty := map[string]term.Style{engine.DrillPassed: term.Good, engine.DrillFailed: term.Bad, engine.DrillVoid: term.Caution}[r.Outcome]
 	lines := []string{

@@ -33,18 +33,18 @@ func (c *console) View() string {
 	}
 	if c.stale() {
 		for i := range body {
-			body[i] = c.dim(body[i])
+			body[i] = dim(c.page(), body[i])
 		}
 	}
 	return strings.Join(append(append(head, body...), foot...), "\n")
 }
 
 // dim removes the colours of a line that may be out of date.
-func (c *console) dim(line string) string {
-	if c.th.Colours == term.NoColours {
+func dim(pg page, line string) string {
+	if pg.Colours == term.NoColours {
 		return line
 	}
-	return c.th.Paint(term.Faint, term.StripStyle(line))
+	return pg.Paint(term.Faint, term.StripStyle(line))
 }
 
 func (c *console) body(w, h int) []string {
@@ -153,10 +153,10 @@ func marked(simulated bool, before string) string {
 
 // mark is the label behind the cluster's name in the header.
 func (c *console) mark() string {
-	return c.markIf(c.w, c.t.simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated)
+	return markIf(c.page(), c.w, c.t.simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated)
 }
 
-func (c *console) markIf(w int, simulated bool) string {
+func markIf(pg page, w int, simulated bool) string {
 	if w < 80 && simulated {
 		return "  simulated"
 	}
@@ -182,7 +182,7 @@ func (c *console) headTarget() string {
 		if !c.aboutUpgrade(c.screen) && c.screen != screenLog {
 			return "" // the upgrade has ended
 		}
-		return c.changeSummary(c.plan)
+		return changeSummary(c.page(), c.plan)
 	}
 	if c.plan != nil && c.w >= 80 {
 		var parts []string
@@ -211,7 +211,7 @@ func (c *console) mode(s screenID) string {
 	case s == screenCheck:
 		return c.checkMode()
 	case s == screenBackup:
-		return c.backupMode()
+		return backupMode(c.page())
 	case c.aboutUpgrade(s):
 		return c.upgradeMode(s)
 	case c.ran && (s == screenRun || s == screenResult):
@@ -439,21 +439,21 @@ func (c *console) safetyLine() string {
 
 // Boxes are centred in w columns. Their lines have at most inner columns.
 
-func (c *console) boxTop(w, inner int, title string) string {
-	t := c.th
+func boxTop(pg page, w, inner int, title string) string {
+	t := pg.Theme
 	r := t.Row(w).Pad((w-inner-2)/2).Add(term.Faint, t.CornerTL+t.Signs.Rule).Add(term.Strong, title)
 	return r.Add(term.Faint, strings.Repeat(t.Signs.Rule, max(0, inner-1-term.Width(term.AsciiIf(t.Ascii, title))))+t.CornerTR).String()
 }
 
-func (c *console) boxLine(w, inner int, line string) string {
-	t := c.th
+func boxLine(pg page, w, inner int, line string) string {
+	t := pg.Theme
 	r := t.Row(w).Pad((w-inner-2)/2).Add(term.Faint, t.Side)
 	gap := inner - 1 - term.StyledWidth(line)
 	return r.String() + " " + line + strings.Repeat(" ", max(0, gap)) + t.Paint(term.Faint, t.Side)
 }
 
-func (c *console) boxBottom(w, inner int, foot string) string {
-	t := c.th
+func boxBottom(pg page, w, inner int, foot string) string {
+	t := pg.Theme
 	r := t.Row(w).Pad((w-inner-2)/2).Add(term.Faint, t.CornerBL+strings.Repeat(t.Signs.Rule, max(0, inner-1-term.Width(foot))))
 	return r.Add(term.Faint, foot).Add(term.Faint, t.Signs.Rule+t.CornerBR).String()
 }
@@ -468,9 +468,9 @@ func window(n, at, h int) (from, to int) {
 }
 
 // marker is the cursor sign of a selected row, else blanks.
-func (c *console) marker(here bool) string {
+func marker(pg page, here bool) string {
 	if here {
-		return c.th.Cursor + " "
+		return pg.Cursor + " "
 	}
 	return "  "
 }

@@ -239,13 +239,13 @@ func (c *console) helpView(w, h int) []string {
 		}
 	}
 	shown := min(len(body), h-2)
-	out := []string{c.boxTop(w, inner, " Keys: "+c.screen.title()+" ")}
+	out := []string{boxTop(c.page(), w, inner, " Keys: "+c.screen.title()+" ")}
 	for _, l := range body[:shown] {
-		out = append(out, c.boxLine(w, inner, l))
+		out = append(out, boxLine(c.page(), w, inner, l))
 	}
 	foot := " all keys shown "
 	if shown < len(body) {
 		foot = " " + term.Count(len(body)-shown, "more key") + ": make the terminal taller "
 	}
-	return append(out, c.boxBottom(w, inner, foot))
+	return append(out, boxBottom(c.page(), w, inner, foot))
 }

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -12,7 +13,7 @@ import (
 // cellOf escapes a text for a cell of a Markdown table; an empty one becomes a dash.
 func cellOf(s string) string {
 	s = strings.NewReplacer("|", `\|`, "\n", " ", "<", "&lt;", "`", "'").Replace(term.Clean(s))
-	return orElse(s, "-")
+	return cmp.Or(s, "-")
 }
 
 // codeOf quotes text from outside as inline code, where Markdown has no effect.
@@ -79,7 +80,7 @@ func (m *runSummary) String() string {
 		status, text, exit = o.status, o.text, o.exit
 	}
 	fmt.Fprintf(&b, "## %s of cluster %s: %s\n\n", strings.ToUpper(verb[:1])+verb[1:], codeOf(t.cluster)+marked(t.simulated, ", "), cellOf(status))
-	fmt.Fprintf(&b, "%s (exit %d, %s, %s)\n", cellOf(text), exit, term.Duration(t.last.Sub(t.started)), orElse(cellOf(t.tool), "-"))
+	fmt.Fprintf(&b, "%s (exit %d, %s, %s)\n", cellOf(text), exit, term.Duration(t.last.Sub(t.started)), cmp.Or(cellOf(t.tool), "-"))
 	if o := t.result; o != nil && o.remedy != "" {
 		fmt.Fprintf(&b, "\n**To do**: %s\n", cellOf(m.sp.text(o.remedy)))
 	}
@@ -96,7 +97,7 @@ func (m *runSummary) String() string {
 			if s.took > 0 {
 				took = term.Duration(s.took)
 			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", cellOf(s.id), orElse(cellOf(s.state), "not started"), took, cellOf(orElse(s.text, s.title)))
+			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", cellOf(s.id), cmp.Or(cellOf(s.state), "not started"), took, cellOf(cmp.Or(s.text, s.title)))
 		}
 	}
 	m.nodes(&b)

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -259,7 +260,7 @@ func (p *plainPrinter) printPlan(at time.Time) {
 	}
 	p.line(at, "plan", "ok", text)
 	for _, x := range plan.Components {
-		p.line(at, "version", "plan", fmt.Sprintf("%s %s -> %s", term.Clean(x.Name), orElse(term.Clean(x.Now), "(none)"), term.Clean(x.NextHop)))
+		p.line(at, "version", "plan", fmt.Sprintf("%s %s -> %s", term.Clean(x.Name), cmp.Or(term.Clean(x.Now), "(none)"), term.Clean(x.NextHop)))
 	}
 	for _, c := range p.t.checks {
 		p.printCheck(at, c)
@@ -362,7 +363,7 @@ func (p *plainPrinter) printStep(at time.Time, s *step) {
 		}
 		p.line(at, s.id, "start", text)
 	case engine.StateDone:
-		p.line(at, s.id, "ok", orElse(s.text, s.title)+", "+term.Duration(s.took))
+		p.line(at, s.id, "ok", cmp.Or(s.text, s.title)+", "+term.Duration(s.took))
 	case engine.StateSkipped:
 		text := s.title
 		if s.text != "" {
@@ -490,7 +491,7 @@ func (p *plainPrinter) eta() string {
 // heartbeat.
 func (p *plainPrinter) printHeartbeat() {
 	next := heartbeats[min(p.beat+1, len(heartbeats)-1)]
-	text := orElse(p.first, "waiting")
+	text := cmp.Or(p.first, "waiting")
 	now := p.now()
 	if s := p.t.running(); s != nil {
 		text = s.title + " for " + term.Duration(now.Sub(s.began))

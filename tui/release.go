@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -106,7 +107,7 @@ func (s *session) listText(l *engine.ReleaseList) {
 		for _, v := range slices.Sorted(maps.Keys(r.FaultyKubernetes)) {
 			faulty = append(faulty, fmt.Sprintf("Kubernetes %s in %s: %s", v, r.Version, r.FaultyKubernetes[v]))
 		}
-		rows = append(rows, []string{name, orElse(r.UpgradeFrom, "-"), span(r.Kubernetes), strconv.Itoa(len(r.Kubernetes)), day(r.Published), r.Source})
+		rows = append(rows, []string{name, cmp.Or(r.UpgradeFrom, "-"), span(r.Kubernetes), strconv.Itoa(len(r.Kubernetes)), day(r.Published), r.Source})
 	}
 	table(s.out, "", rows)
 	for _, f := range faulty {
@@ -208,7 +209,7 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 	}
 	head := [][]string{
 		{"release", d.Version},
-		{"upgrade from", orElse(d.UpgradeFrom, "none")},
+		{"upgrade from", cmp.Or(d.UpgradeFrom, "none")},
 		{"published", day(d.Published)},
 		{"source", from},
 		{"charts", strings.Join(d.Charts, ", ")},
@@ -260,7 +261,7 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 	rows = [][]string{{"PATCH", "ETCD", "COREDNS", "AUTOSCALER", "PAUSE", "CRICTL", "CNI PLUGINS"}}
 	components := 0
 	for _, p := range d.Patches {
-		row := []string{p.Version.String(), p.Etcd, p.CoreDNS, orElse(p.Autoscaler, "-"), p.Pause, p.Crictl, p.CNIPlugins}
+		row := []string{p.Version.String(), p.Etcd, p.CoreDNS, cmp.Or(p.Autoscaler, "-"), p.Pause, p.Crictl, p.CNIPlugins}
 		if p.Faulty != "" {
 			row = append(row, "FAULTY: "+p.Faulty)
 		}
@@ -359,7 +360,7 @@ func (s *session) verifyText(r *engine.FeedReport) {
 	var rows [][]string
 	wrong := len(r.Problems)
 	for _, f := range r.Files {
-		state, detail := "ok", orElse(f.Signer, "-")
+		state, detail := "ok", cmp.Or(f.Signer, "-")
 		if f.Problem != "" {
 			wrong++
 			state, detail = "INVALID", f.Problem
@@ -374,7 +375,7 @@ func (s *session) verifyText(r *engine.FeedReport) {
 		fmt.Fprintf(s.out, "no digest  %s\n", n)
 	}
 	fmt.Fprintf(s.out, "feed    %s, publication %d, from %s to %s\n", term.Clean(r.Source), r.Sequence, minute(r.Created), minute(r.Expires))
-	signer := orElse(r.Signer, "no trusted key")
+	signer := cmp.Or(r.Signer, "no trusted key")
 	if r.KeySet > 0 {
 		signer += fmt.Sprintf("; key set %d is trusted: %s", r.KeySet, strings.Join(r.Keys, ", "))
 	}
@@ -559,12 +560,12 @@ bundle is rejected.`,
 				return document(s.out, b)
 			}
 			fmt.Fprintf(s.out, "packed    %s: %s, sha256:%s\n", term.Clean(b.File), term.Bytes(b.Bytes), b.SHA256)
-			fmt.Fprintf(s.out, "feed      %s\n", orElse(term.Clean(b.Feed), "none: embedded releases only"))
+			fmt.Fprintf(s.out, "feed      %s\n", cmp.Or(term.Clean(b.Feed), "none: embedded releases only"))
 			var charts []string
 			for _, c := range b.Charts {
 				charts = append(charts, c.Name+" "+c.Version)
 			}
-			fmt.Fprintf(s.out, "charts    %s\n", orElse(term.Clean(strings.Join(charts, ", ")), "embedded charts only"))
+			fmt.Fprintf(s.out, "charts    %s\n", cmp.Or(term.Clean(strings.Join(charts, ", ")), "embedded charts only"))
 			fmt.Fprintf(s.out, "excluded  the program, OS images, container images, node components\n")
 			next := "upgrade check --feed " + quoteArg("bundle:"+b.File)
 			for _, k := range r.FeedKeys {

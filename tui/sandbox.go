@@ -2,6 +2,7 @@ package tui
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -211,7 +212,7 @@ func (s *session) asks() bool {
 // default.
 func (s *session) ask(err error) bool {
 	x := explain(err, s.formatter())
-	fmt.Fprintf(s.Stderr, "\n%s\n", orElse(x.why, x.what))
+	fmt.Fprintf(s.Stderr, "\n%s\n", cmp.Or(x.why, x.what))
 	if x.remedy != "" {
 		fmt.Fprintf(s.Stderr, "  %s\n", x.remedy)
 	}
@@ -314,9 +315,8 @@ func (s *session) sandboxStatus() *cobra.Command {
 
 // sandboxText renders the output of sandbox status.
 func (s *session) sandboxText(st *engine.SandboxStatus) []string {
-	c := s.renderer()
+	t := s.page()
 	w := printedWidth
-	t := c.th
 	lines := []string{
 		t.Row(w).Add(term.Plain, "sandbox "+term.Clean(st.Name)+"   "+term.Clean(st.State)+marked(st.Simulated, "   ")).String(),
 		t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "Kubernetes", 12).Col(term.Plain, term.Clean(st.Kubernetes), 22).Col(term.Faint, "API server", 12).Add(term.Plain, term.Clean(st.ClusterEndpoint)).String(),
@@ -366,7 +366,7 @@ func (s *session) sandboxText(st *engine.SandboxStatus) []string {
 // hollowRows renders one row for each group, boot state and image, with the number of
 // machines.
 func (s *session) hollowRows(st *engine.SandboxStatus) []string {
-	t := s.renderer().th
+	t := s.page()
 	type kind struct{ group, boot, image string }
 	counts := map[kind]int{}
 	var kinds []kind

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -108,7 +109,7 @@ at once, except that a lost TPM returns with the next boot of the machine.`,
 			for _, a := range args {
 				left := slices.DeleteFunc(slices.Clone(active), func(f string) bool { return f == a || kindOf(f) == a })
 				if len(left) == len(active) {
-					return nil, fmt.Errorf("fault %q is not active; active: %s", a, orElse(strings.Join(active, ", "), "none"))
+					return nil, fmt.Errorf("fault %q is not active; active: %s", a, cmp.Or(strings.Join(active, ", "), "none"))
 				}
 				active = left
 			}
@@ -142,7 +143,7 @@ func (s *session) changeFaults(use, short, long, example string, change func(act
 			if err := box.SetFaults(cmd.Context(), boxName, faults); err != nil {
 				return err
 			}
-			fmt.Fprintf(s.out, "faults: %s (before: %s)\n", orElse(term.Clean(strings.Join(faults, ", ")), "none"), orElse(term.Clean(strings.Join(st.Faults, ", ")), "none"))
+			fmt.Fprintf(s.out, "faults: %s (before: %s)\n", cmp.Or(term.Clean(strings.Join(faults, ", ")), "none"), cmp.Or(term.Clean(strings.Join(st.Faults, ", ")), "none"))
 			return nil
 		},
 	}

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -231,7 +232,7 @@ func (c *console) openWatchForRollout() tea.Cmd {
 // attach shows the run that holds the lock, read-only.
 func (c *console) attach(err error) tea.Cmd {
 	x := explain(err, c.deps.commands)
-	c.upg.lockedBy = orElse(x.why, x.what)
+	c.upg.lockedBy = cmp.Or(x.why, x.what)
 	return c.openWatch()
 }
 
@@ -460,7 +461,7 @@ func (c *console) upgradePlanView(w, h int) []string {
 // first.
 func (c *console) upgradePlanRows(w int) []string {
 	p := c.plan
-	lines := c.upgradeSections(w, p)
+	lines := upgradeSections(c.page(), w, p)
 	if w == c.w { // else the risks are beside the plan
 		i := slices.Index(lines, c.th.Rule(w, "Steps", term.Count(len(p.Steps), "step")))
 		if i < 0 {
@@ -475,28 +476,28 @@ func (c *console) upgradePlanRows(w int) []string {
 func (c *console) riskRows(w, h int) []string {
 	p := c.plan
 	lines := []string{c.th.Rule(w, "Before nodes are replaced", "")}
-	lines = append(lines, c.backupCoverageRows(w, h, &c.bak.backups, "")...)
+	lines = append(lines, backupCoverageRows(c.page(), w, h, &c.bak.backups, "")...)
 	i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.ID == engine.StepBackup })
 	switch {
 	case i >= 0 && p.Steps[i].Finished:
-		lines = append(lines, c.signed(w, term.Good, c.th.OK, "this upgrade already has a backup")...)
+		lines = append(lines, signed(c.page(), w, term.Good, c.th.OK, "this upgrade already has a backup")...)
 	case i >= 0:
-		lines = append(lines, c.signed(w, term.Good, c.th.OK, "a backup is taken and verified first")...)
+		lines = append(lines, signed(c.page(), w, term.Good, c.th.OK, "a backup is taken and verified first")...)
 	case !p.OnlyWatches():
-		lines = append(lines, c.signed(w, term.Caution, c.th.Warn, "no backup is taken")...)
+		lines = append(lines, signed(c.page(), w, term.Caution, c.th.Warn, "no backup is taken")...)
 	}
-	return append(lines, c.rollbackRows(w, p)...)
+	return append(lines, rollbackRows(c.page(), w, p)...)
 }
 
 // rollbackRows show the stop points, what is irreversible, and how to roll back.
-func (c *console) rollbackRows(w int, p *engine.Plan) []string {
-	lines := []string{c.th.Rule(w, "Rollback", "")}
+func rollbackRows(pg page, w int, p *engine.Plan) []string {
+	lines := []string{pg.Rule(w, "Rollback", "")}
 	add := func(head, text string) {
 		for i, l := range term.Wrap(text, max(20, w-18)) {
 			if i > 0 {
 				head = ""
 			}
-			lines = append(lines, c.th.Row(w).Pad(2).Col(term.Faint, head, 14).Add(term.Plain, l).String())
+			lines = append(lines, pg.Row(w).Pad(2).Col(term.Faint, head, 14).Add(term.Plain, l).String())
 		}
 	}
 	if i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.Final && !s.Finished }); i >= 0 || p.Rehearsal {
@@ -544,7 +545,7 @@ func (c *console) upgradeConfirmView(w, h int) []string {
 	}
 	for _, x := range p.Components {
 		if !x.Part {
-			add(term.Clean(x.Name), term.Strong, orElse(term.Clean(x.Now), "(none)")+" "+c.th.To+" "+term.Clean(x.NextHop))
+			add(term.Clean(x.Name), term.Strong, cmp.Or(term.Clean(x.Now), "(none)")+" "+c.th.To+" "+term.Clean(x.NextHop))
 		}
 	}
 	if x := p.Changes; x != nil {
@@ -552,7 +553,7 @@ func (c *console) upgradeConfirmView(w, h int) []string {
 		for _, g := range slices.Sorted(maps.Keys(x.Nodes)) {
 			groups = append(groups, fmt.Sprintf("%d of %s", x.Nodes[g], term.Clean(g)))
 		}
-		add("nodes replaced", term.Plain, orElse(strings.Join(groups, ", "), "none"))
+		add("nodes replaced", term.Plain, cmp.Or(strings.Join(groups, ", "), "none"))
 		if kept := inPlaceOf(x); len(kept) > 0 {
 			add("in place", term.Plain, strings.Join(kept, ", "))
 		}
@@ -564,7 +565,7 @@ func (c *console) upgradeConfirmView(w, h int) []string {
 		add("surge", term.Plain, "at most "+term.Clean(s)+" extra machines")
 	}
 	if i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.Final && !s.Finished }); i >= 0 {
-		add("no return from", term.Caution, term.Clean(p.Steps[i].ID)+" on: "+orElse(term.Clean(p.Steps[i].Warning), "the cluster continues on its own"))
+		add("no return from", term.Caution, term.Clean(p.Steps[i].ID)+" on: "+cmp.Or(term.Clean(p.Steps[i].Warning), "the cluster continues on its own"))
 	}
 	if p.Rehearsal {
 		add("rehearsal", term.Plain, "server-side dry run; nothing is changed or recorded")
@@ -605,7 +606,7 @@ func (c *console) findingIDRows(w, i int, f engine.Finding) []string {
 	if i < u.at {
 		return []string{c.th.Row(w).Pad(1).Add(term.Good, c.th.OK+" ").Add(term.Plain, term.Clean(f.ID)).Add(term.Faint, "  accepted: "+term.Clean(f.Title)).String()}
 	}
-	lines := c.signed(w, term.Caution, c.th.Warn, term.Clean(f.Title))
+	lines := signed(c.page(), w, term.Caution, c.th.Warn, term.Clean(f.Title))
 	if i > u.at {
 		return lines
 	}
@@ -631,7 +632,7 @@ func (c *console) upgradeWhy() []string {
 		return nil
 	case len(c.plan.Blocked()) > 0:
 		f := c.plan.Blocked()[0]
-		lines := c.signed(c.w, term.Bad, c.th.Fail, "Blocked: "+term.Clean(f.Title))
+		lines := signed(c.page(), c.w, term.Bad, c.th.Fail, "Blocked: "+term.Clean(f.Title))
 		if f.Remedy != "" {
 			lines = append(lines, c.th.Below(c.w, 3, 2, term.Accent, term.Clean(c.deps.commands.text(f.Remedy)))...)
 		}
@@ -683,12 +684,12 @@ func (c *console) upgradeMode(s screenID) string {
 }
 
 // changeSummary are the changed versions: "image v1.0.0→v1.1.0  k8s v1.35.4→v1.36.3".
-func (c *console) changeSummary(p *engine.Plan) string {
+func changeSummary(pg page, p *engine.Plan) string {
 	var parts []string
 	for _, x := range [][3]string{{"release", p.From.Release, p.To.Release}, {"image", p.From.Image, p.To.Image}, {"k8s", p.From.Kubernetes, p.To.Kubernetes}} {
 		if x[2] != "" && x[1] != x[2] {
 			oldest, _, _ := strings.Cut(term.Clean(x[1]), "-v") // a range in the middle of an upgrade
-			parts = append(parts, x[0]+" "+orElse(oldest, "?")+c.th.To+term.Clean(x[2]))
+			parts = append(parts, x[0]+" "+cmp.Or(oldest, "?")+pg.To+term.Clean(x[2]))
 		}
 	}
 	return strings.Join(parts, "  ")
@@ -727,7 +728,7 @@ func (c *console) upgradeRail(s screenID) string {
 		for i := range c.t.steps {
 			p := &c.t.steps[i]
 			x := stop{name: p.id, word: term.Plain}
-			x.sign, x.st = c.stepSign(p, c.running)
+			x.sign, x.st = stepSign(c.page(), p, c.running)
 			x.done = p.state == engine.StateDone || p.state == engine.StateSkipped
 			switch p.state {
 			case "":

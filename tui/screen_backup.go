@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -121,7 +122,7 @@ func (c *console) restoreOff() string {
 	case b == nil:
 		return "there is no backup yet"
 	case !b.Whole:
-		return "this backup is incomplete: " + orElse(term.Clean(b.Why), "something is missing")
+		return "this backup is incomplete: " + cmp.Or(term.Clean(b.Why), "something is missing")
 	case c.bak.verified[b.ID] != nil:
 		return "this backup failed its verification"
 	}
@@ -319,19 +320,19 @@ func (b *backups) newestComplete() *engine.BackupEntry {
 func (c *console) backupView(w, h int) []string {
 	b := &c.bak
 	if b.open && b.local != nil {
-		return c.volumesView(w, h, b.local.Volumes, b.at)
+		return volumesView(c.page(), w, h, b.local.Volumes, b.at)
 	}
 	title := c.th.Rule(w, "What a backup contains", "")
 	lines := []string{title}
 	for _, l := range term.Wrap("Upgrades can delete custom resources, CRDs, and the disks of replaced nodes.", w-2) {
 		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Plain, l).String())
 	}
-	kept := c.backupCoverageRows(w, h, &b.backups, ": press b")
+	kept := backupCoverageRows(c.page(), w, h, &b.backups, ": press b")
 	lines = append(lines, kept...)
 	var below []string
 	switch {
 	case b.running:
-		below = c.backupProgress(w, &b.t, b.began)
+		below = backupProgress(c.page(), w, &b.t, b.began)
 	case b.verifying != "":
 		below = []string{
 			c.th.Rule(w, "Verify", term.Clean(b.verifying)),
@@ -359,49 +360,49 @@ func (c *console) backupView(w, h int) []string {
 
 // backupCoverageRows show for each kind of data whether a backup contains it. hint is added
 // if there is no backup.
-func (c *console) backupCoverageRows(w, h int, b *backups, hint string) []string {
+func backupCoverageRows(pg page, w, h int, b *backups, hint string) []string {
 	last := b.newestComplete()
 	const what = 26
 	row := func(st term.Style, sign, name string, state term.Style, text, age string) string {
 		if w < 70 { // two lines instead of a cut one
-			r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, name).Right(term.Faint, age)
-			return strings.Join(append([]string{r.String()}, c.th.Below(w, 5, 2, state, text)...), "\n")
+			r := pg.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, name).Right(term.Faint, age)
+			return strings.Join(append([]string{r.String()}, pg.Below(w, 5, 2, state, text)...), "\n")
 		}
-		return c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, name, what).Add(state, text).Right(term.Faint, age).String()
+		return pg.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, name, what).Add(state, text).Right(term.Faint, age).String()
 	}
 	var lines []string
 	switch {
 	case b.listErr != nil:
-		lines = append(lines, row(term.Caution, c.th.Warn, "definitions and objects", term.Plain, "unknown: the backups cannot be listed", ""))
+		lines = append(lines, row(term.Caution, pg.Warn, "definitions and objects", term.Plain, "unknown: the backups cannot be listed", ""))
 	case !b.listed:
-		lines = append(lines, row(term.Accent, c.th.Spin(c.frame), "definitions and objects", term.Faint, "listing backups", ""))
+		lines = append(lines, row(term.Accent, pg.Spin(), "definitions and objects", term.Faint, "listing backups", ""))
 	case last == nil:
-		lines = append(lines, row(term.Bad, c.th.Fail, "definitions and objects", term.Plain, "no complete backup yet"+hint, "-"),
-			row(term.Bad, c.th.Fail, "etcd snapshot", term.Plain, "none yet", "-"))
+		lines = append(lines, row(term.Bad, pg.Fail, "definitions and objects", term.Plain, "no complete backup yet"+hint, "-"),
+			row(term.Bad, pg.Fail, "etcd snapshot", term.Plain, "none yet", "-"))
 	default:
-		old := c.now.Sub(last.Created) > 24*time.Hour
-		st, sign := term.Good, c.th.OK
+		old := pg.now.Sub(last.Created) > 24*time.Hour
+		st, sign := term.Good, pg.OK
 		if old {
-			st, sign = term.Caution, c.th.Warn
+			st, sign = term.Caution, pg.Warn
 		}
-		lines = append(lines, row(st, sign, "definitions and objects", term.Plain, amountOf(last.Objects, "object")+", "+term.Bytes(last.Bytes), term.Ago(last.Created, c.now)))
+		lines = append(lines, row(st, sign, "definitions and objects", term.Plain, amountOf(last.Objects, "object")+", "+term.Bytes(last.Bytes), term.Ago(last.Created, pg.now)))
 		i := slices.IndexFunc(b.entries, func(e engine.BackupEntry) bool { return e.Whole && e.Etcd })
 		switch {
 		case i < 0:
-			lines = append(lines, row(term.Bad, c.th.Fail, "etcd snapshot", term.Plain, "in no backup", "-"))
+			lines = append(lines, row(term.Bad, pg.Fail, "etcd snapshot", term.Plain, "in no backup", "-"))
 		case i > 0 && b.entries[i].ID != last.ID:
-			lines = append(lines, row(term.Caution, c.th.Warn, "etcd snapshot", term.Plain, "not in the last backup", term.Ago(b.entries[i].Created, c.now)))
+			lines = append(lines, row(term.Caution, pg.Warn, "etcd snapshot", term.Plain, "not in the last backup", term.Ago(b.entries[i].Created, pg.now)))
 		default:
-			lines = append(lines, row(st, sign, "etcd snapshot", term.Plain, "in the last backup", term.Ago(b.entries[i].Created, c.now)))
+			lines = append(lines, row(st, sign, "etcd snapshot", term.Plain, "in the last backup", term.Ago(b.entries[i].Created, pg.now)))
 		}
 	}
 	switch l := b.local; {
 	case l == nil && b.localErr != nil:
-		lines = append(lines, row(term.Caution, c.th.Warn, "volumes on nodes", term.Plain, "unknown: "+term.Clean(b.localErr.Error()), ""))
+		lines = append(lines, row(term.Caution, pg.Warn, "volumes on nodes", term.Plain, "unknown: "+term.Clean(b.localErr.Error()), ""))
 	case l == nil:
-		lines = append(lines, row(term.Accent, c.th.Spin(c.frame), "volumes on nodes", term.Faint, "querying the cluster", ""))
+		lines = append(lines, row(term.Accent, pg.Spin(), "volumes on nodes", term.Faint, "querying the cluster", ""))
 	case len(l.Volumes) == 0:
-		lines = append(lines, row(term.Good, c.th.OK, "volumes on nodes", term.Plain, "none is bound to a claim", ""))
+		lines = append(lines, row(term.Good, pg.OK, "volumes on nodes", term.Plain, "none is bound to a claim", ""))
 	default:
 		nodes := map[string]bool{}
 		for _, v := range l.Volumes {
@@ -413,14 +414,14 @@ func (c *console) backupCoverageRows(w, h int, b *backups, hint string) []string
 		if len(nodes) > 0 {
 			text += " on " + term.Count(len(nodes), "node")
 		}
-		lines = append(lines, row(term.Caution, c.th.Warn, "volumes on nodes", term.Caution, text+": in no backup, lost with the node", ""))
+		lines = append(lines, row(term.Caution, pg.Warn, "volumes on nodes", term.Caution, text+": in no backup, lost with the node", ""))
 		most := 2
 		if h > 24 {
 			most = 8
 		}
 		shown := min(most, len(l.Volumes))
 		for i, v := range l.Volumes[:shown] {
-			r := c.th.Row(w).Pad(3).Add(term.Faint, c.th.Branch+" ").Add(term.Plain, term.Clean(volumeSummary(v)))
+			r := pg.Row(w).Pad(3).Add(term.Faint, pg.Branch+" ").Add(term.Plain, term.Clean(volumeSummary(v)))
 			if i == shown-1 && shown < len(l.Volumes) {
 				r.Right(term.Faint, fmt.Sprintf("%d more: Enter", len(l.Volumes)-shown))
 			}
@@ -435,9 +436,9 @@ func (c *console) backupCoverageRows(w, h int, b *backups, hint string) []string
 		if l.HostPaths > 0 {
 			parts = append(parts, fmt.Sprintf("hostPath of %d", l.HostPaths))
 		}
-		lines = append(lines, row(term.Faint, c.th.Dot, "scratch space of pods", term.Faint, strings.Join(parts, ", ")+": in no backup", ""))
+		lines = append(lines, row(term.Faint, pg.Dot, "scratch space of pods", term.Faint, strings.Join(parts, ", ")+": in no backup", ""))
 	}
-	lines = append(lines, row(term.Faint, c.th.Dot, "master secret, kubeconfig", term.Faint, "not included: keep a copy of this folder's files", ""))
+	lines = append(lines, row(term.Faint, pg.Dot, "master secret, kubeconfig", term.Faint, "not included: keep a copy of this folder's files", ""))
 	return strings.Split(strings.Join(lines, "\n"), "\n")
 }
 
@@ -515,7 +516,7 @@ func (c *console) backupRows(w, h int) []string {
 		if e.Etcd {
 			etcd = "etcd"
 		}
-		r := c.th.Row(w).Add(term.Accent, c.marker(from+i == b.sel)).Add(st, sign).Add(term.Plain, " ").Col(name, term.Clean(e.ID), 31)
+		r := c.th.Row(w).Add(term.Accent, marker(c.page(), from+i == b.sel)).Add(st, sign).Add(term.Plain, " ").Col(name, term.Clean(e.ID), 31)
 		r.Num(term.Faint, term.Ago(e.Created, c.now), 8).Num(term.Plain, thousands(e.Objects), 10)
 		if w >= 70 { // a cut number would be wrong
 			r.Num(term.Plain, term.Bytes(e.Bytes), 9).Pad(1).Col(term.Faint, etcd, 4)
@@ -532,38 +533,38 @@ func (c *console) backupRows(w, h int) []string {
 }
 
 // backupProgress renders the running backup: its steps and the progress of the current one.
-func (c *console) backupProgress(w int, t *timeline, began time.Time) []string {
-	lines := []string{c.th.Rule(w, "Backup in progress", term.Clock(c.now.Sub(began)))}
+func backupProgress(pg page, w int, t *timeline, began time.Time) []string {
+	lines := []string{pg.Rule(w, "Backup in progress", term.Clock(pg.now.Sub(began)))}
 	if len(t.steps) == 0 {
-		return append(lines, c.th.Row(w).Add(term.Accent, " "+c.th.Spin(c.frame)+" ").Add(term.Plain, "planning").String())
+		return append(lines, pg.Row(w).Add(term.Accent, " "+pg.Spin()+" ").Add(term.Plain, "planning").String())
 	}
 	for i := range t.steps {
 		s := &t.steps[i]
-		sign, st := c.th.Dot, term.Faint
+		sign, st := pg.Dot, term.Faint
 		switch s.state {
 		case engine.StateRunning:
-			sign, st = c.th.Spin(c.frame), term.Accent
+			sign, st = pg.Spin(), term.Accent
 		case engine.StateDone, engine.StateSkipped:
-			sign, st = c.th.OK, term.Good
+			sign, st = pg.OK, term.Good
 		case engine.StateFailed:
-			sign, st = c.th.Fail, term.Bad
+			sign, st = pg.Fail, term.Bad
 		case engine.StateStopped:
-			sign, st = c.th.Stopped, term.Caution
+			sign, st = pg.Stopped, term.Caution
 		}
-		r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, s.title)
+		r := pg.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, s.title)
 		if s.took > 0 {
 			r.Right(term.Faint, term.Duration(s.took))
 		}
 		lines = append(lines, r.String())
 		if s.state == engine.StateRunning {
-			lines = append(lines, c.stepProgress(w, t, s)...)
+			lines = append(lines, stepProgress(pg, w, t, s)...)
 		}
 	}
 	return lines
 }
 
 // stepProgress renders types, objects, bytes, rate and remaining time of the current step.
-func (c *console) stepProgress(w int, t *timeline, s *step) []string {
+func stepProgress(pg page, w int, t *timeline, s *step) []string {
 	n := t.counts
 	switch {
 	case s.id == engine.StepBackupResources && n["all_types"] > 0:
@@ -576,17 +577,17 @@ func (c *console) stepProgress(w int, t *timeline, s *step) []string {
 			doing = p.name
 		}
 		return []string{
-			c.th.Row(w).Pad(3).Add(term.Accent, c.th.Meter(n["types"], n["all_types"], min(24, w/4))).Add(term.Plain, fmt.Sprintf(" %d of %d types  ", n["types"], n["all_types"])).Add(term.Faint, doing).String(),
-			c.th.Row(w).Pad(3).Add(term.Plain, amountOf(n["objects"], "object")+", "+term.Bytes(n["bytes"])).Add(term.Faint, ", "+term.Bytes(n["bytes_per_second"])+"/s"+left).String(),
+			pg.Row(w).Pad(3).Add(term.Accent, pg.Meter(n["types"], n["all_types"], min(24, w/4))).Add(term.Plain, fmt.Sprintf(" %d of %d types  ", n["types"], n["all_types"])).Add(term.Faint, doing).String(),
+			pg.Row(w).Pad(3).Add(term.Plain, amountOf(n["objects"], "object")+", "+term.Bytes(n["bytes"])).Add(term.Faint, ", "+term.Bytes(n["bytes_per_second"])+"/s"+left).String(),
 		}
 	case s.total > 0:
-		return []string{c.th.Row(w).Pad(3).Add(term.Accent, c.th.Meter(s.progress, s.total, min(24, w/4))).Add(term.Plain, " "+term.Bytes(s.progress)+" of "+term.Bytes(s.total)).String()}
+		return []string{pg.Row(w).Pad(3).Add(term.Accent, pg.Meter(s.progress, s.total, min(24, w/4))).Add(term.Plain, " "+term.Bytes(s.progress)+" of "+term.Bytes(s.total)).String()}
 	case s.progress > 0:
 		text := term.Bytes(s.progress)
-		if d := c.now.Sub(s.began); d >= time.Second {
+		if d := pg.now.Sub(s.began); d >= time.Second {
 			text += ", " + term.Bytes(int64(float64(s.progress)/d.Seconds())) + "/s"
 		}
-		return []string{c.th.Row(w).Pad(3).Add(term.Plain, text).String()}
+		return []string{pg.Row(w).Pad(3).Add(term.Plain, text).String()}
 	}
 	return nil
 }
@@ -611,14 +612,14 @@ func (c *console) backupOutcome(w int) []string {
 	if engine.ExitCode(b.err) == engine.ExitStopped {
 		return []string{c.th.Rule(w, "Stopped", ""), c.th.Row(w).Add(term.Plain, " ").Add(term.Caution, c.th.Stopped+" ").Add(term.Plain, "the backup was stopped; its files were deleted").String()}
 	}
-	return c.problemWithin(w, 3, "`"+c.command()+"` shows them", b.err)
+	return problemWithin(c.page(), w, 3, "`"+c.command()+"` shows them", b.err)
 }
 
 // volumesView lists the volumes that are in no backup.
-func (c *console) volumesView(w, h int, all []engine.LocalVolume, first int) []string {
+func volumesView(pg page, w, h int, all []engine.LocalVolume, first int) []string {
 	lines := []string{
-		c.th.Rule(w, fmt.Sprintf("Volumes on nodes %d", len(all)), "in no backup, lost when the node is replaced"),
-		c.th.Row(w).Pad(1).Col(term.Faint, "claim", 28).Col(term.Faint, "node", 18).Col(term.Faint, "size", 9).Add(term.Faint, "used by").String(),
+		pg.Rule(w, fmt.Sprintf("Volumes on nodes %d", len(all)), "in no backup, lost when the node is replaced"),
+		pg.Row(w).Pad(1).Col(term.Faint, "claim", 28).Col(term.Faint, "node", 18).Col(term.Faint, "size", 9).Add(term.Faint, "used by").String(),
 	}
 	from := min(first, max(0, len(all)-(h-3)))
 	for _, v := range all[from:min(len(all), from+max(1, h-3))] {
@@ -632,16 +633,16 @@ func (c *console) volumesView(w, h int, all []engine.LocalVolume, first int) []s
 		if len(v.Workloads) > 0 {
 			users = someNames(v.Workloads, 2)
 		}
-		lines = append(lines, c.th.Row(w).Pad(1).Col(term.Plain, term.Clean(v.Namespace+"/"+v.Claim), 28).Col(term.Plain, term.Clean(nodes), 18).Col(term.Faint, size, 9).Add(term.Plain, term.Clean(users)).String())
+		lines = append(lines, pg.Row(w).Pad(1).Col(term.Plain, term.Clean(v.Namespace+"/"+v.Claim), 28).Col(term.Plain, term.Clean(nodes), 18).Col(term.Faint, size, 9).Add(term.Plain, term.Clean(users)).String())
 	}
 	if rest := len(all) - (len(lines) - 2); rest > 0 {
-		lines = append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("%s %d more: ↑↓ moves", c.th.Ellipsis, rest)).String())
+		lines = append(lines, pg.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("%s %d more: ↑↓ moves", pg.Ellipsis, rest)).String())
 	}
 	return lines
 }
 
 // backupMode is the right end of the first line.
-func (c *console) backupMode() string { return "backup  " + c.now.UTC().Format("15:04:05 UTC") }
+func backupMode(pg page) string { return "backup  " + pg.now.UTC().Format("15:04:05 UTC") }
 
 // backupWhy is the line above the keys.
 func (c *console) backupWhy() []string {

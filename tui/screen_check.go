@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -503,7 +504,7 @@ func (c *console) checkWhy(w int) []string {
 		if e.why != "" {
 			what += ": " + e.why
 		}
-		lines := c.signed(w, term.Bad, c.th.Fail, what)
+		lines := signed(c.page(), w, term.Bad, c.th.Fail, what)
 		if e.remedy != "" {
 			lines = append(lines, c.th.Row(w).Add(term.Faint, "   fix ").Add(term.Accent, e.remedy).String())
 		}
@@ -514,14 +515,14 @@ func (c *console) checkWhy(w int) []string {
 		return []string{r.Add(term.Faint, "Versions only; r runs the preflight checks of the next hop.").String()}
 	}
 	severity, text := verdict(k.result)
-	sign, st := c.severitySignOf(severity)
-	return c.signed(w, st, sign, term.Clean(text))
+	sign, st := severitySignOf(c.page(), severity)
+	return signed(c.page(), w, st, sign, term.Clean(text))
 }
 
 // signed is a sentence behind a sign, on at most two lines.
-func (c *console) signed(w int, st term.Style, sign, text string) []string {
-	lines := c.th.Below(w, 3, 2, term.Strong, text)
-	lines[0] = " " + c.th.Paint(st, term.AsciiIf(c.th.Ascii, sign)) + lines[0][2:]
+func signed(pg page, w int, st term.Style, sign, text string) []string {
+	lines := pg.Below(w, 3, 2, term.Strong, text)
+	lines[0] = " " + pg.Paint(st, term.AsciiIf(pg.Ascii, sign)) + lines[0][2:]
 	return lines
 }
 
@@ -530,7 +531,7 @@ func (c *console) checkView(w, h int) []string {
 	k := c.chk.result
 	switch {
 	case k == nil && c.chk.err != nil:
-		return c.problem(w, c.chk.err)
+		return problem(c.page(), w, c.chk.err)
 	case k == nil:
 		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, "querying cluster, cloud and releases").String()}
 	case c.chk.confirmWrite:
@@ -542,7 +543,7 @@ func (c *console) checkView(w, h int) []string {
 	}
 	trouble, _ := needAttention(c.findingsNow())
 	roomy := len(k.Path) == 0 && len(trouble) == 0 && len(k.Components)+10 <= h
-	lines := c.versionRows(w, k, feedRemark(k.Feed, c.now), roomy)
+	lines := versionRows(c.page(), w, k, feedRemark(k.Feed, c.now), roomy)
 	most := h - len(lines) - 3
 	switch low := h < 14; {
 	case low && c.chk.pane == checkPath:
@@ -553,7 +554,7 @@ func (c *console) checkView(w, h int) []string {
 		most -= min(2, len(trouble)-1) // keeps the most severe finding visible
 	}
 	lines = append(lines, c.checkPathPane(w, most, k)...)
-	lines = append(lines, c.noteRows(w, k)...)
+	lines = append(lines, noteRows(c.page(), w, k)...)
 	room := h - len(lines)
 	if c.chk.pane == checkChanges {
 		return append(lines, c.changesPane(w, room, k)...)
@@ -567,7 +568,7 @@ func (c *console) checkView(w, h int) []string {
 func (c *console) findingsFooter(w, room int, k *engine.Check) []string {
 	f := c.selected().finding
 	if f != nil && f.Severity != engine.Info && room > 2 {
-		detail := c.findingDetail(w, 4, *f)
+		detail := findingDetail(c.page(), w, 4, *f)
 		lines := []string{c.th.Rule(w, term.Clean(f.ID), "Enter shows all")}
 		if len(detail)+1 <= room {
 			lines[0] = c.th.Rule(w, term.Clean(f.ID), "")
@@ -575,10 +576,10 @@ func (c *console) findingsFooter(w, room int, k *engine.Check) []string {
 		return append(lines, detail[:min(len(detail), room-1)]...)
 	}
 	if f != nil && room > 0 && (f.Command != "" || f.Remedy != "") { // only one line: show the command or the remedy
-		what := term.Clean(orElse(c.deps.commands.line(f.Command), c.deps.commands.text(f.Remedy)))
+		what := term.Clean(cmp.Or(c.deps.commands.line(f.Command), c.deps.commands.text(f.Remedy)))
 		return []string{c.th.Row(w).Pad(2).Add(term.Faint, "To do: ").Add(term.Accent, what).String()}
 	}
-	if changes := c.changeRows(w, k); room > 2 && len(changes) > 0 {
+	if changes := changeRows(c.page(), w, k); room > 2 && len(changes) > 0 {
 		if len(changes) > room {
 			changes[0] = c.th.Rule(w, "Will change in hop 1", "Tab shows all")
 		}
@@ -587,10 +588,10 @@ func (c *console) findingsFooter(w, room int, k *engine.Check) []string {
 	return nil
 }
 
-func (c *console) noteRows(w int, k *engine.Check) []string {
+func noteRows(pg page, w int, k *engine.Check) []string {
 	var lines []string
 	for _, n := range k.Notes {
-		lines = append(lines, c.th.Below(w, 2, 2, term.Plain, term.Clean(n))...)
+		lines = append(lines, pg.Below(w, 2, 2, term.Plain, term.Clean(n))...)
 	}
 	return lines
 }
@@ -622,16 +623,16 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 	if trouble, _ := needAttention(c.findingsNow()); w >= 110 && (len(trouble) == 0 || c.chk.pane == checkPath) {
 		terse = 0
 	}
-	hops := c.hopRows(w, k, terse)
+	hops := hopRows(c.page(), w, k, terse)
 	switch {
 	case w >= 110:
-		lines = append(lines, c.lattice(w, k)...)
+		lines = append(lines, lattice(c.page(), w, k)...)
 	case len(k.Path) > 0:
 		more := 0
 		if c.chk.pane == checkPath {
 			more = min(2, len(reasons))
 		}
-		if rails := c.rails(w, k); len(lines)+len(rails)+len(hops)+more <= h { // the other rows matter more
+		if rails := rails(c.page(), w, k); len(lines)+len(rails)+len(hops)+more <= h { // the other rows matter more
 			lines = append(lines, rails...)
 		}
 	}
@@ -669,14 +670,14 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 			if i == at {
 				from = len(blocks)
 			}
-			blocks = append(blocks, c.reasonBlock(w, x, i == at)...)
+			blocks = append(blocks, reasonBlock(c.page(), w, x, i == at)...)
 		}
 		from = max(0, min(from, len(blocks)-most))
 		return append(lines, blocks[from:min(len(blocks), from+most)]...)
 	}
 	from, to := window(len(reasons), max(at, 0), most)
 	for i := from; i < to; i++ {
-		lines = append(lines, c.reasonRow(w, reasons[i], i == at))
+		lines = append(lines, reasonRow(c.page(), w, reasons[i], i == at))
 	}
 	return lines
 }
@@ -731,31 +732,31 @@ func (c *console) findingsPane(w, h int) []string {
 func (c *console) itemRow(w int, x checkItem, here bool, items int) string {
 	switch {
 	case x.finding != nil:
-		sign, st := c.severitySignOf(x.finding.Severity)
+		sign, st := severitySignOf(c.page(), x.finding.Severity)
 		title := term.Plain
 		if here {
 			title = term.Strong
 		}
-		return c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, sign+" ").Col(term.Faint, term.Clean(x.finding.Source), areaWidth).Add(title, term.Clean(x.finding.Title)).String()
+		return c.th.Row(w).Add(term.Accent, marker(c.page(), here)).Add(st, sign+" ").Col(term.Faint, term.Clean(x.finding.Source), areaWidth).Add(title, term.Clean(x.finding.Title)).String()
 	case x.folded == 0:
 		st := term.Faint
 		if here {
 			st = term.Strong
 		}
-		return c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, "  hide passed checks").String()
+		return c.th.Row(w).Add(term.Accent, marker(c.page(), here)).Add(st, "  hide passed checks").String()
 	}
-	return c.passedRow(w, x.folded, c.chk.busy, items == 1 && !c.chk.busy, here)
+	return passedRow(c.page(), w, x.folded, c.chk.busy, items == 1 && !c.chk.busy, here)
 }
 
 // changesPane lists what the next hop changes, scrolled.
 func (c *console) changesPane(w, h int, k *engine.Check) []string {
-	rows := c.changeRows(w, k)
+	rows := changeRows(c.page(), w, k)
 	if len(rows) == 0 {
 		return []string{c.focusRule(w, checkChanges, "Will change", ""), c.th.Row(w).Add(term.Faint, "   nothing: there is no next hop").String()}
 	}
 	rows = rows[1:]
 	if x := k.Config; x != nil && len(x.Fields) > 0 {
-		rows = append(rows, c.fieldRows(w, x.Fields)...)
+		rows = append(rows, fieldRows(c.page(), w, x.Fields)...)
 	}
 	remark := ""
 	from := max(0, min(c.chk.sel[checkChanges], len(rows)-(h-1)))
@@ -766,7 +767,7 @@ func (c *console) changesPane(w, h int, k *engine.Check) []string {
 }
 
 // fieldRows are values of the configuration that change.
-func (c *console) fieldRows(w int, fields []engine.FieldChange) []string {
+func fieldRows(pg page, w int, fields []engine.FieldChange) []string {
 	names := 20
 	for _, f := range fields {
 		names = max(names, term.Width(term.Clean(f.Field)))
@@ -774,9 +775,9 @@ func (c *console) fieldRows(w int, fields []engine.FieldChange) []string {
 	names = min(names, w/2)
 	var lines []string
 	for _, f := range fields {
-		from, to := orElse(shortDigests(f.From, c.th.Ellipsis), "not set"), orElse(shortDigests(f.To, c.th.Ellipsis), "removed")
-		lines = append(lines, c.th.Row(w).Pad(2).Col(term.Plain, term.CutMiddle(term.Clean(f.Field), names, c.th.Ellipsis), names).
-			Add(term.Bad, term.Clean(term.OneLine(from))).Add(term.Faint, " "+c.th.To+" ").Add(term.Good, term.Clean(term.OneLine(to))).String())
+		from, to := cmp.Or(shortDigests(f.From, pg.Ellipsis), "not set"), cmp.Or(shortDigests(f.To, pg.Ellipsis), "removed")
+		lines = append(lines, pg.Row(w).Pad(2).Col(term.Plain, term.CutMiddle(term.Clean(f.Field), names, pg.Ellipsis), names).
+			Add(term.Bad, term.Clean(term.OneLine(from))).Add(term.Faint, " "+pg.To+" ").Add(term.Good, term.Clean(term.OneLine(to))).String())
 	}
 	return lines
 }
@@ -786,19 +787,19 @@ func (c *console) confirmWriteView(w, h int) []string {
 	x := c.chk.result.Config
 	lines := []string{c.th.Rule(w, "Write the configuration?", term.Count(len(x.Fields), "value"))}
 	lines = append(lines, c.th.Row(w).Pad(2).Add(term.Faint, term.CutMiddle(term.Clean(x.Path), w-3, c.th.Ellipsis)).String())
-	rows := c.fieldRows(w, x.Fields)
+	rows := fieldRows(c.page(), w, x.Fields)
 	if room := h - len(lines) - 4; len(rows) > room && room > 0 {
 		more := len(rows) - room + 1
 		rows = append(rows[:room-1], c.th.Row(w).Pad(2).Add(term.Faint, fmt.Sprintf("%s %d more", c.th.Ellipsis, more)).String())
 	}
 	lines = append(append(lines, rows...), "")
-	lines = append(lines, c.prose(w, 2, term.Plain, "Comments and order of the file are kept. The cluster is not changed; upgrade apply does that.")...)
+	lines = append(lines, prose(c.page(), w, 2, term.Plain, "Comments and order of the file are kept. The cluster is not changed; upgrade apply does that.")...)
 	return lines
 }
 
 // openView shows all of the selected row.
 func (c *console) openView(w, h int) []string {
-	lines := c.itemDetail(w, c.selected())
+	lines := itemDetail(c.page(), w, c.selected())
 	title := lines[0]
 	lines = lines[1:]
 	from := max(0, min(c.chk.scroll, len(lines)-(h-1)))
@@ -806,23 +807,23 @@ func (c *console) openView(w, h int) []string {
 }
 
 // itemDetail are the details of a row; the first line is their heading.
-func (c *console) itemDetail(w int, x checkItem) []string {
+func itemDetail(pg page, w int, x checkItem) []string {
 	switch {
 	case x.finding != nil:
 		f := x.finding
-		sign, st := c.severitySignOf(f.Severity)
-		lines := []string{c.th.Rule(w, term.Clean(f.ID), severityText(f.Severity))}
+		sign, st := severitySignOf(pg, f.Severity)
+		lines := []string{pg.Rule(w, term.Clean(f.ID), severityText(f.Severity))}
 		for i, p := range term.Wrap(term.Clean(f.Title), max(20, w-4)) {
-			r := c.th.Row(w).Pad(3)
+			r := pg.Row(w).Pad(3)
 			if i == 0 {
-				r = c.th.Row(w).Pad(1).Add(st, sign+" ")
+				r = pg.Row(w).Pad(1).Add(st, sign+" ")
 			}
 			lines = append(lines, r.Add(term.Strong, p).String())
 		}
 		lines = append(lines, "")
-		return append(lines, c.findingDetail(w, 1, *f)...)
+		return append(lines, findingDetail(pg, w, 1, *f)...)
 	case x.reason != nil:
-		lines := []string{c.th.Rule(w, "rule "+term.Clean(x.reason.rule), "")}
+		lines := []string{pg.Rule(w, "rule "+term.Clean(x.reason.rule), "")}
 		add := func(head string, st term.Style, s string) {
 			if s == "" {
 				return
@@ -831,21 +832,21 @@ func (c *console) itemDetail(w int, x checkItem) []string {
 				if i > 0 {
 					head = ""
 				}
-				lines = append(lines, c.th.Row(w).Pad(1).Col(term.Faint, head, 8).Add(st, p).String())
+				lines = append(lines, pg.Row(w).Pad(1).Col(term.Faint, head, 8).Add(st, p).String())
 			}
 		}
 		add("version", term.Strong, term.Clean(x.reason.what))
 		add("why", term.Plain, term.Clean(x.reason.text))
-		add("fix", term.Accent, term.Clean(c.deps.commands.text(x.reason.remedy)))
+		add("fix", term.Accent, term.Clean(pg.commands.text(x.reason.remedy)))
 		add("source", term.Faint, term.Clean(x.reason.reference))
 		if !x.reason.beyond {
 			add("", term.Faint, "A later hop of the path reaches it or a newer version.")
 		}
 		return lines
 	case x.folded > 0:
-		return []string{c.th.Rule(w, "Details", ""), c.th.Row(w).Pad(1).Add(term.Faint, "Enter lists the checks that passed.").String()}
+		return []string{pg.Rule(w, "Details", ""), pg.Row(w).Pad(1).Add(term.Faint, "Enter lists the checks that passed.").String()}
 	}
-	return []string{c.th.Rule(w, "Details", "")}
+	return []string{pg.Rule(w, "Details", "")}
 }
 
 func severityText(s engine.Severity) string {
@@ -865,9 +866,9 @@ func (c *console) checkWide(w, h int) []string {
 	k := c.chk.result
 	right := max(40, w*2/5)
 	left := w - right - 3
-	lines := c.versionRows(w, k, feedRemark(k.Feed, c.now), true)
+	lines := versionRows(c.page(), w, k, feedRemark(k.Feed, c.now), true)
 	lines = append(lines, c.checkPathPane(w, max(3, h-len(lines)-8), k)...)
-	lines = append(lines, c.noteRows(w, k)...)
+	lines = append(lines, noteRows(c.page(), w, k)...)
 	room := h - len(lines)
 	var a []string
 	if c.chk.pane == checkChanges {
@@ -875,9 +876,9 @@ func (c *console) checkWide(w, h int) []string {
 	} else {
 		a = c.findingsPane(left, room)
 	}
-	b := c.itemDetail(right, c.selected())
+	b := itemDetail(c.page(), right, c.selected())
 	if x := c.selected(); x.finding == nil && x.reason == nil {
-		if changes := c.changeRows(right, k); len(changes) > 0 && c.chk.pane != checkChanges {
+		if changes := changeRows(c.page(), right, k); len(changes) > 0 && c.chk.pane != checkChanges {
 			b = changes
 		}
 	}
@@ -915,7 +916,7 @@ type cell struct {
 
 // lattice draws components as rows and minor versions as columns. Versions on the path are
 // linked; unreachable ones show the rule that blocks them.
-func (c *console) lattice(w int, k *engine.Check) []string {
+func lattice(pg page, w int, k *engine.Check) []string {
 	var lines []string
 	var minors []string // of the rows above
 	for _, row := range []struct{ name, component string }{{"Kubernetes", "kubernetes"}, {"OS image", "image"}, {"Services", "services"}} {
@@ -929,30 +930,30 @@ func (c *console) lattice(w int, k *engine.Check) []string {
 		}
 		col := max(20, min(28, (w-18)/len(cells)))
 		if !slices.Equal(heads, minors) {
-			r := c.th.Row(w).Pad(18)
+			r := pg.Row(w).Pad(18)
 			for _, m := range heads {
 				r.Col(term.Faint, m, col-1)
 			}
 			lines, minors = append(lines, strings.TrimRight(r.String(), " ")), heads
 		}
-		r := c.th.Row(w).Pad(2).Col(term.Faint, row.name, 13)
+		r := pg.Row(w).Pad(2).Col(term.Faint, row.name, 13)
 		for i, x := range cells {
 			r.To(16 + i*col)
 			switch {
 			case x.at < 0:
-				r.Add(term.Bad, c.th.Fail+" ").Add(term.Faint, term.Clean(x.version)+" "+term.Clean(x.rule))
+				r.Add(term.Bad, pg.Fail+" ").Add(term.Faint, term.Clean(x.version)+" "+term.Clean(x.rule))
 			default:
-				sign, st := c.th.Running, term.Accent
+				sign, st := pg.Running, term.Accent
 				if x.at > 0 {
-					sign, st = c.th.Pending, term.Good
+					sign, st = pg.Pending, term.Good
 				}
 				r.Add(st, sign+" ").Add(term.Plain, term.Clean(x.version)+" ")
 			}
 			if i+1 < len(cells) && cells[i+1].at > 0 {
-				link, st := c.link(k, cells[i+1].at)
+				link, st := link(pg, k, cells[i+1].at)
 				label := fmt.Sprintf("hop %d", cells[i+1].at)
 				n := 16 + (i+1)*col - r.Used - term.Width(label) - 2
-				r.Add(st, strings.Repeat(link, max(1, n/2))+label+strings.Repeat(link, max(1, n-n/2))+c.th.Arrow)
+				r.Add(st, strings.Repeat(link, max(1, n/2))+label+strings.Repeat(link, max(1, n-n/2))+pg.Arrow)
 			}
 		}
 		lines = append(lines, r.String())
@@ -974,7 +975,7 @@ func latticeRow(k *engine.Check, component string) []cell {
 	}
 	now := of(k.Current)
 	if len(k.Path) > 0 {
-		now = orElse(of(k.Path[0].From), now)
+		now = cmp.Or(of(k.Path[0].From), now)
 	}
 	if now == "" {
 		return nil
@@ -1029,7 +1030,7 @@ func feedRemark(f engine.FeedState, now time.Time) string {
 
 // available is the newest reachable version of a component that is newer than now; empty if
 // none is known.
-func (c *console) available(k *engine.Check, component, now string) string {
+func available(pg page, k *engine.Check, component, now string) string {
 	if k == nil {
 		return ""
 	}
@@ -1040,7 +1041,7 @@ func (c *console) available(k *engine.Check, component, now string) string {
 }
 
 // upgradeSummary summarise the available upgrade; empty if none is known.
-func (c *console) upgradeSummary(k *engine.Check) string {
+func upgradeSummary(pg page, k *engine.Check) string {
 	if k == nil || len(k.Path) == 0 {
 		return ""
 	}

@@ -76,7 +76,7 @@ func (c *console) suggestions() []engine.Suggestion {
 		return nil
 	}
 	i := slices.IndexFunc(c.home.Next, func(s engine.Suggestion) bool { return isVerb(s.Command, "upgrade") })
-	words := c.upgradeSummary(c.chk.result)
+	words := upgradeSummary(c.page(), c.chk.result)
 	if i < 0 || words == "" {
 		return c.home.Next
 	}
@@ -129,7 +129,7 @@ func (c *console) homeView(w, h int) []string {
 	var lines []string
 	switch {
 	case c.homeErr != nil:
-		lines = append(lines, c.problem(w, c.homeErr)...)
+		lines = append(lines, problem(c.page(), w, c.homeErr)...)
 	case c.home == nil:
 		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy).String()}
 	}
@@ -144,7 +144,7 @@ func (c *console) homeView(w, h int) []string {
 			if i == c.next.at {
 				st = term.Strong
 			}
-			r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, c.marker(i == c.next.at)).Add(st, term.Clean(s.Title)).Add(term.Plain, "  ").Add(term.Accent, term.Clean(s.Command))
+			r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, marker(c.page(), i == c.next.at)).Add(st, term.Clean(s.Title)).Add(term.Plain, "  ").Add(term.Accent, term.Clean(s.Command))
 			if s.Why != "" {
 				r.Add(term.Faint, "  "+term.Clean(s.Why))
 			}
@@ -155,9 +155,9 @@ func (c *console) homeView(w, h int) []string {
 		room := h - len(foot) - len(lines)
 		lines = append(lines, c.clusterView(w, room)...)
 	} else if c.home != nil {
-		lines = append(lines, c.workspaceView(w, c.home)...)
+		lines = append(lines, workspaceView(c.page(), w, c.home)...)
 		if room := h - len(foot) - len(lines); room > 2 {
-			lines = append(lines, c.recent(w, room, c.home)...)
+			lines = append(lines, recent(c.page(), w, room, c.home)...)
 		}
 	}
 	lines = lines[:max(0, min(len(lines), h-len(foot)))]
@@ -168,7 +168,7 @@ func (c *console) homeView(w, h int) []string {
 }
 
 // workspaceView shows the workspace while there is no cluster.
-func (c *console) workspaceView(w int, home *engine.Home) []string {
+func workspaceView(pg page, w int, home *engine.Home) []string {
 	words := map[engine.Stage]string{
 		engine.StageEmpty:      "This folder has no " + configFile + " yet. Create machines first.",
 		engine.StageConfigured: "There is a configuration, but there are no machines yet.",
@@ -176,36 +176,36 @@ func (c *console) workspaceView(w int, home *engine.Home) []string {
 		engine.StagePartial:    "An init started here and did not finish.",
 	}
 	lines := []string{
-		c.th.Rule(w, "Workspace", ""),
-		c.th.Row(w).Add(term.Plain, "  ").Add(term.Plain, term.Clean(home.Dir)).String(),
-		c.th.Row(w).Add(term.Plain, "  ").Add(term.Strong, words[home.Stage]).String(),
+		pg.Rule(w, "Workspace", ""),
+		pg.Row(w).Add(term.Plain, "  ").Add(term.Plain, term.Clean(home.Dir)).String(),
+		pg.Row(w).Add(term.Plain, "  ").Add(term.Strong, words[home.Stage]).String(),
 	}
-	return append(lines, c.findings(w, home.Problems, 4)...)
+	return append(lines, findings(pg, w, home.Problems, 4)...)
 }
 
 // findingLines is the maximum number of lines of a finding's detail or remedy.
 const findingLines = 4
 
 // findings lists findings with their remedies.
-func (c *console) findings(w int, list []engine.Finding, most int) []string {
+func findings(pg page, w int, list []engine.Finding, most int) []string {
 	if len(list) == 0 {
 		return nil
 	}
-	lines := []string{c.th.Rule(w, fmt.Sprintf("Needs attention (%d)", len(list)), "")}
+	lines := []string{pg.Rule(w, fmt.Sprintf("Needs attention (%d)", len(list)), "")}
 	for i, f := range list {
 		if i == most {
-			lines = append(lines, c.th.Row(w).Pad(4).Add(term.Faint, fmt.Sprintf("… %d more", len(list)-most)).String())
+			lines = append(lines, pg.Row(w).Pad(4).Add(term.Faint, fmt.Sprintf("… %d more", len(list)-most)).String())
 			break
 		}
-		sign, st := c.severitySign(f.Severity)
+		sign, st := severitySign(pg, f.Severity)
 		title := term.Wrap(term.Clean(f.Title), w-5)
-		if c.th.Uncut {
+		if pg.Uncut {
 			title = []string{term.Clean(f.Title)}
 		}
-		r := c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, title[0])
+		r := pg.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, title[0])
 		for _, l := range title[1:] {
 			lines = append(lines, r.String())
-			r = c.th.Row(w).Pad(4).Add(term.Plain, l)
+			r = pg.Row(w).Pad(4).Add(term.Plain, l)
 		}
 		detail := term.CleanLines(f.Detail)
 		if detail != "" && !strings.Contains(detail, "\n") && r.Fits(": "+detail) {
@@ -215,13 +215,13 @@ func (c *console) findings(w int, list []engine.Finding, most int) []string {
 		lines = append(lines, r.String())
 		for l := range strings.SplitSeq(detail, "\n") {
 			if l != "" {
-				lines = append(lines, c.th.Below(w, 4, findingLines, term.Faint, l)...)
+				lines = append(lines, pg.Below(w, 4, findingLines, term.Faint, l)...)
 			}
 		}
 		if f.Remedy != "" {
-			for i, l := range c.th.Below(w, 6, findingLines, term.Accent, c.deps.commands.text(term.Clean(f.Remedy))) {
+			for i, l := range pg.Below(w, 6, findingLines, term.Accent, pg.commands.text(term.Clean(f.Remedy))) {
 				if i == 0 {
-					l = "    " + c.th.Paint(term.Faint, c.th.Branch+" ") + strings.TrimPrefix(l, "      ")
+					l = "    " + pg.Paint(term.Faint, pg.Branch+" ") + strings.TrimPrefix(l, "      ")
 				}
 				lines = append(lines, l)
 			}
@@ -230,14 +230,14 @@ func (c *console) findings(w int, list []engine.Finding, most int) []string {
 	return lines
 }
 
-func (c *console) severitySign(s engine.Severity) (string, term.Style) {
+func severitySign(pg page, s engine.Severity) (string, term.Style) {
 	switch s {
 	case engine.Block:
-		return c.th.Fail, term.Bad
+		return pg.Fail, term.Bad
 	case engine.Warn:
-		return c.th.Warn, term.Caution
+		return pg.Warn, term.Caution
 	}
-	return c.th.OK, term.Good
+	return pg.OK, term.Good
 }
 
 // clusterView renders the cluster in h lines.
@@ -245,34 +245,34 @@ func (c *console) clusterView(w, h int) []string {
 	st := c.status
 	if st == nil {
 		if c.statusErr != nil {
-			return c.problem(w, c.statusErr)
+			return problem(c.page(), w, c.statusErr)
 		}
 		return append([]string{
 			c.th.Rule(w, "Cluster", ""),
 			c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, "querying the cluster").String(),
-		}, c.recent(w, h-2, c.home)...)
+		}, recent(c.page(), w, h-2, c.home)...)
 	}
 	lines := []string{c.th.Rule(w, "Cluster", term.Clean(st.Provider))}
-	lines = append(lines, c.clusterSummary(w, st, c.chk.result)...)
+	lines = append(lines, clusterSummary(c.page(), w, st, c.chk.result)...)
 	if c.statusErr != nil {
 		lines = append(lines, c.th.Row(w).Add(term.Plain, "  ").Add(term.Bad, c.th.Fail+" ").Add(term.Plain, term.Clean(c.statusErr.Error())).String())
 	}
-	lines = append(lines, c.findings(w, st.Health, 3)...)
+	lines = append(lines, findings(c.page(), w, st.Health, 3)...)
 	room := h - len(lines)
-	recent := 0
+	recentRows := 0
 	if room > 9 {
-		recent = min(3, room-8) + 1
+		recentRows = min(3, room-8) + 1
 	}
-	lines = append(lines, c.nodeRows(w, room-recent, st, c.next.nodes)...)
-	if recent > 1 {
-		lines = append(lines, c.recent(w, recent, c.home)...)
+	lines = append(lines, nodeRows(c.page(), w, room-recentRows, st, c.next.nodes)...)
+	if recentRows > 1 {
+		lines = append(lines, recent(c.page(), w, recentRows, c.home)...)
 	}
 	return lines
 }
 
 // clusterSummary is the state of the cluster in two columns. k is the newest check of versions; nil if
 // there is none.
-func (c *console) clusterSummary(w int, st *engine.Status, k *engine.Check) []string {
+func clusterSummary(pg page, w int, st *engine.Status, k *engine.Check) []string {
 	ready := map[string][2]int{}
 	for _, n := range st.Nodes {
 		r := ready[n.Role]
@@ -302,7 +302,7 @@ func (c *console) clusterSummary(w int, st *engine.Status, k *engine.Check) []st
 	}
 	age, etcd := "none", "-"
 	if b := st.Backup; b != nil {
-		age, etcd = term.Ago(b.Created, c.now), "not included"
+		age, etcd = term.Ago(b.Created, pg.now), "not included"
 		if b.Etcd {
 			etcd = "included"
 		}
@@ -314,7 +314,7 @@ func (c *console) clusterSummary(w int, st *engine.Status, k *engine.Check) []st
 		for _, x := range [][3]string{
 			{"Kubernetes", "kubernetes", st.Target.Kubernetes}, {"OS image", "image", st.Target.Image}, {"Release", "services", st.Target.Release},
 		} {
-			if v := c.available(k, x[1], x[2]); v != "" {
+			if v := available(pg, k, x[1], x[2]); v != "" {
 				newer[x[0]], half = term.Clean(v), max(half, 46)
 			}
 		}
@@ -323,15 +323,15 @@ func (c *console) clusterSummary(w int, st *engine.Status, k *engine.Check) []st
 		half = 34
 	}
 	rowOf := func(a, b, d, e string) string {
-		r := c.th.Row(w).Add(term.Plain, "  ").Col(term.Faint, a, 12)
+		r := pg.Row(w).Add(term.Plain, "  ").Col(term.Faint, a, 12)
 		v := newer[a]
 		switch {
 		case v != "" && narrow:
-			r.Add(term.Plain, dash(b)).Pad(2).Add(term.Good, c.th.Up+" "+v)
+			r.Add(term.Plain, dash(b)).Pad(2).Add(term.Good, pg.Up+" "+v)
 		case v != "":
-			r.Add(term.Plain, dash(b)).Pad(2).Add(term.Good, c.th.Up+" "+v).Add(term.Faint, " available")
+			r.Add(term.Plain, dash(b)).Pad(2).Add(term.Good, pg.Up+" "+v).Add(term.Faint, " available")
 		case narrow:
-			r.Add(term.Plain, term.Cut(dash(b), half-1-r.Used, c.th.Ellipsis))
+			r.Add(term.Plain, term.Cut(dash(b), half-1-r.Used, pg.Ellipsis))
 		default:
 			r.Add(term.Plain, dash(b))
 		}
@@ -353,7 +353,7 @@ func dash(s string) string {
 }
 
 // nodeRows lists the nodes, then the machines that are no nodes, in h lines, from row first on.
-func (c *console) nodeRows(w, h int, st *engine.Status, first int) []string {
+func nodeRows(pg page, w, h int, st *engine.Status, first int) []string {
 	if h < 2 {
 		return nil
 	}
@@ -378,9 +378,9 @@ func (c *console) nodeRows(w, h int, st *engine.Status, first int) []string {
 	if n := len(st.Machines); n > 0 {
 		remark = term.Count(n, "machine") + " not in the cluster"
 	}
-	lines := []string{c.th.Rule(w, title, remark)}
+	lines := []string{pg.Rule(w, title, remark)}
 	if len(rows) == 0 {
-		return append(lines, c.th.Row(w).Add(term.Faint, "   none yet: machines appear here after they join").String())
+		return append(lines, pg.Row(w).Add(term.Faint, "   none yet: machines appear here after they join").String())
 	}
 	fit := h - 1
 	from := max(0, min(first, len(rows)-fit))
@@ -393,7 +393,7 @@ func (c *console) nodeRows(w, h int, st *engine.Status, first int) []string {
 	for _, e := range rows[from:to] {
 		names = max(names, term.Width(e.name))
 	}
-	if !c.th.Uncut {
+	if !pg.Uncut {
 		names = min(names, w/3)
 	}
 	spare := fit - (to - from)
@@ -401,8 +401,8 @@ func (c *console) nodeRows(w, h int, st *engine.Status, first int) []string {
 		spare--
 	}
 	for _, e := range rows[from:to] {
-		sign, sty := c.nodeSign(e.state)
-		r := c.th.Row(w).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, e.name, names).Col(sty, e.state, 9)
+		sign, sty := nodeSign(pg, e.state)
+		r := pg.Row(w).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, e.name, names).Col(sty, e.state, 9)
 		r.Col(term.Plain, e.kubernetes, 9)
 		if w >= 100 {
 			r.Col(term.Faint, e.group, 14).Col(term.Faint, e.ip, 15)
@@ -410,7 +410,7 @@ func (c *console) nodeRows(w, h int, st *engine.Status, first int) []string {
 		r.Col(term.Faint, imageVersion(e.image), 8)
 		var below []string // the text, if it is too long for the row and there is room
 		if !r.Fits(e.text) {
-			below = c.th.Below(w, 4, 3, term.Faint, e.text)
+			below = pg.Below(w, 4, 3, term.Faint, e.text)
 		}
 		if len(below) > spare {
 			below = nil
@@ -422,7 +422,7 @@ func (c *console) nodeRows(w, h int, st *engine.Status, first int) []string {
 		lines = append(append(lines, r.String()), below...)
 	}
 	if more > 0 {
-		lines = append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more: J and K scroll", more+1)).String())
+		lines = append(lines, pg.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more: J and K scroll", more+1)).String())
 	}
 	return lines
 }
@@ -436,19 +436,19 @@ func imageVersion(ref string) string {
 }
 
 // recent lists past runs in at most h lines.
-func (c *console) recent(w, h int, home *engine.Home) []string {
+func recent(pg page, w, h int, home *engine.Home) []string {
 	if home == nil || len(home.Runs) == 0 || h < 2 {
 		return nil
 	}
-	lines := []string{c.th.Rule(w, "Recent", "")}
+	lines := []string{pg.Rule(w, "Recent", "")}
 	for _, r := range home.Runs[:min(len(home.Runs), h-1)] {
-		sign, st := c.th.OK, term.Good
+		sign, st := pg.OK, term.Good
 		switch r.Status {
 		case engine.StateDone, engine.StateNothing, engine.StateDetached:
 		case engine.StateFailed:
-			sign, st = c.th.Fail, term.Bad
+			sign, st = pg.Fail, term.Bad
 		default:
-			sign, st = c.th.Stopped, term.Caution
+			sign, st = pg.Stopped, term.Caution
 		}
 		took := ""
 		if !r.Ended.IsZero() {
@@ -458,30 +458,30 @@ func (c *console) recent(w, h int, home *engine.Home) []string {
 		if text == "" && r.Step != "" && r.Status != engine.StateDone {
 			text = "at " + term.Clean(r.Step)
 		}
-		lines = append(lines, c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Faint, term.Ago(r.Started, c.now), 9).
+		lines = append(lines, pg.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Faint, term.Ago(r.Started, pg.now), 9).
 			Col(term.Plain, string(r.Verb), 6).Add(term.Plain, term.Clean(r.Status)+took).Add(term.Faint, "  "+text).String())
 	}
 	return lines
 }
 
 // problem renders an error: operation, cause, remedy.
-func (c *console) problem(w int, err error) []string { return c.problemWithin(w, 0, "", err) }
+func problem(pg page, w int, err error) []string { return problemWithin(pg, w, 0, "", err) }
 
 // problemWithin is problem with at most most lines for the operation and the cause each, so
 // that the remedy is visible; 0 means all. rest names the place of the other lines.
-func (c *console) problemWithin(w, most int, rest string, err error) []string {
-	e := explain(err, c.deps.commands)
-	lines := []string{c.th.Rule(w, "What happened", "")}
+func problemWithin(pg page, w, most int, rest string, err error) []string {
+	e := explain(err, pg.commands)
+	lines := []string{pg.Rule(w, "What happened", "")}
 	bound := func(all []string) []string {
 		if most == 0 || len(all) <= most+1 { // one hidden line would only make room for the hint
 			return all
 		}
-		return append(all[:most:most], fmt.Sprintf("%s %d more lines: %s", c.th.Ellipsis, len(all)-most, rest))
+		return append(all[:most:most], fmt.Sprintf("%s %d more lines: %s", pg.Ellipsis, len(all)-most, rest))
 	}
 	for i, l := range bound(term.Wrap(e.what, w-6)) {
-		r := c.th.Row(w).Add(term.Plain, " ")
+		r := pg.Row(w).Add(term.Plain, " ")
 		if i == 0 {
-			r.Add(term.Bad, c.th.Fail+" ")
+			r.Add(term.Bad, pg.Fail+" ")
 		} else {
 			r.Pad(2)
 		}
@@ -496,7 +496,7 @@ func (c *console) problemWithin(w, most int, rest string, err error) []string {
 			all = bound(all)
 		}
 		for i, l := range all {
-			r := c.th.Row(w).Add(term.Plain, "   ")
+			r := pg.Row(w).Add(term.Plain, "   ")
 			if i == 0 {
 				r.Col(term.Faint, p.head, 4)
 			} else {
@@ -506,7 +506,7 @@ func (c *console) problemWithin(w, most int, rest string, err error) []string {
 		}
 	}
 	for _, d := range e.details {
-		lines = append(lines, c.th.Below(w, 3, findingLines, term.Plain, d)...)
+		lines = append(lines, pg.Below(w, 3, findingLines, term.Plain, d)...)
 	}
 	return lines
 }

@@ -298,7 +298,7 @@ func (c *console) configView(w, h int) []string {
 		if here {
 			st = term.Strong
 		}
-		r := c.th.Row(w).Add(term.Plain, "  ").Add(term.Accent, c.marker(here)).Col(st, x.title, 16)
+		r := c.th.Row(w).Add(term.Plain, "  ").Add(term.Accent, marker(c.page(), here)).Col(st, x.title, 16)
 		switch {
 		case here && f.editing:
 			r.Add(term.Chosen, " "+f.input.Value()+" ").Add(term.Accent, "▏").Add(term.Faint, "  "+x.hint)
@@ -329,9 +329,9 @@ func (c *console) configView(w, h int) []string {
 	}
 	if f.err != nil {
 		lines = append(lines, "")
-		lines = append(lines, c.problem(w, f.err)...)
+		lines = append(lines, problem(c.page(), w, f.err)...)
 	}
-	lines = append(lines, c.findings(w, f.problems, max(1, (h-len(lines))/2))...)
+	lines = append(lines, findings(c.page(), w, f.problems, max(1, (h-len(lines))/2))...)
 	return lines
 }
 
@@ -443,7 +443,7 @@ func (c *console) preflightView(w, h int) []string {
 	}
 	lines := []string{c.th.Rule(w, "Preflight", remark)}
 	if p.err != nil {
-		return append(lines, c.problem(w, p.err)...)
+		return append(lines, problem(c.page(), w, p.err)...)
 	}
 	list := p.results()
 	if len(list) == 0 && p.done {
@@ -459,9 +459,9 @@ func (c *console) preflightView(w, h int) []string {
 		if i == p.at {
 			top = len(rows)
 		}
-		rows = append(rows, c.checkRow(x, left, i == p.at))
+		rows = append(rows, checkRow(c.page(), x, left, i == p.at))
 		if left == w && (i == p.at || engine.Severity(x.state) == engine.Block || engine.Severity(x.state) == engine.Warn) {
-			rows = append(rows, c.checkDetail(x, w, 16)...)
+			rows = append(rows, checkDetail(c.page(), x, w, 16)...)
 		}
 	}
 	from, to := window(len(rows), top, h-1)
@@ -481,7 +481,7 @@ func (c *console) preflightView(w, h int) []string {
 			side = append(side, c.th.Paint(term.Strong, l))
 		}
 		side = append(side, "")
-		side = append(side, c.checkDetail(x, w-left-3, 0)...)
+		side = append(side, checkDetail(c.page(), x, w-left-3, 0)...)
 	}
 	for i := range max(len(rows), len(side)) {
 		var l, r string
@@ -496,27 +496,27 @@ func (c *console) preflightView(w, h int) []string {
 	return lines
 }
 
-func (c *console) checkRow(x check, w int, here bool) string {
-	sign, st := c.severitySign(engine.Severity(x.state))
+func checkRow(pg page, x check, w int, here bool) string {
+	sign, st := severitySign(pg, engine.Severity(x.state))
 	if x.state == engine.StateRunning {
-		sign, st = c.th.Spin(c.frame), term.Accent
+		sign, st = pg.Spin(), term.Accent
 	}
 	name := term.Plain
 	if here {
 		name = term.Strong
 	}
-	r := c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, sign).Add(term.Plain, " ").Col(term.Faint, x.source, 11)
+	r := pg.Row(w).Add(term.Accent, marker(pg, here)).Add(st, sign).Add(term.Plain, " ").Col(term.Faint, x.source, 11)
 	tail := ""
 	if x.took > 0 {
 		tail = fmt.Sprintf("%.2fs", x.took.Seconds())
 	}
-	return r.Add(name, term.Cut(x.title, w-r.Used-term.Width(tail)-3, c.th.Ellipsis)).Right(term.Faint, tail).String()
+	return r.Add(name, term.Cut(x.title, w-r.Used-term.Width(tail)-3, pg.Ellipsis)).Right(term.Faint, tail).String()
 }
 
 // checkDetail renders the cause and the remedy of a check.
-func (c *console) checkDetail(x check, w, indent int) []string {
+func checkDetail(pg page, x check, w, indent int) []string {
 	var lines []string
-	parts := []struct{ head, text string }{{"why", x.detail}, {"fix", c.deps.commands.text(x.remedy)}}
+	parts := []struct{ head, text string }{{"why", x.detail}, {"fix", pg.commands.text(x.remedy)}}
 	if indent > 0 && term.Width(x.title) > w-indent-3 { // the row shows only its beginning
 		parts = slices.Insert(parts, 0, struct{ head, text string }{"what", x.title})
 	}
@@ -525,7 +525,7 @@ func (c *console) checkDetail(x check, w, indent int) []string {
 			continue
 		}
 		for i, l := range term.Wrap(p.text, max(10, w-indent-7)) {
-			r := c.th.Row(w).Pad(indent)
+			r := pg.Row(w).Pad(indent)
 			if i == 0 {
 				r.Col(term.Faint, p.head, 4)
 			} else {
@@ -563,7 +563,9 @@ var initConfirmKeys = []binding{
 	}),
 	on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func(c *console) { c.initConfirm.yes = !c.initConfirm.yes })).footed("choose"),
 	on("up k", "↑ k", "scroll up", "move", act(func(c *console) { c.initConfirm.scroll = max(0, c.initConfirm.scroll-1) })),
-	on("down j", "↓ j", "scroll down", "move", act(func(c *console) { c.initConfirm.scroll = min(c.initConfirm.scroll+1, len(c.initPlanRows(c.w, c.plan))) })),
+	on("down j", "↓ j", "scroll down", "move", act(func(c *console) {
+		c.initConfirm.scroll = min(c.initConfirm.scroll+1, len(initPlanRows(c.page(), c.w, c.plan)))
+	})),
 	on("esc", "Esc", "back to the checks", "back", (*console).startPreflight).footed("back"),
 }
 
@@ -594,25 +596,25 @@ func (a *initConfirm) verdict(c *console) string {
 }
 
 // initPlanRows are the findings and the steps of the plan, with the effect of each.
-func (c *console) initPlanRows(w int, plan *engine.Plan) []string {
+func initPlanRows(pg page, w int, plan *engine.Plan) []string {
 	var rows []string
 	for _, f := range slices.Concat(plan.Blocked(), plan.Warnings()) {
-		sign, st := c.severitySign(f.Severity)
+		sign, st := severitySign(pg, f.Severity)
 		for i, l := range term.Wrap(term.Clean(f.Title), w-6) {
-			r := c.th.Row(w).Pad(5)
+			r := pg.Row(w).Pad(5)
 			if i == 0 {
-				r = c.th.Row(w).Add(term.Plain, " ").Add(st, " "+sign+"  ")
+				r = pg.Row(w).Add(term.Plain, " ").Add(st, " "+sign+"  ")
 			}
 			rows = append(rows, r.Add(term.Strong, l).String())
 		}
 		for _, l := range term.Wrap(term.CleanLines(f.Detail), w-8) {
 			if l != "" {
-				rows = append(rows, c.th.Row(w).Pad(5).Add(term.Faint, l).String())
+				rows = append(rows, pg.Row(w).Pad(5).Add(term.Faint, l).String())
 			}
 		}
 		if f.Remedy != "" {
-			for _, l := range term.Wrap(c.deps.commands.text(term.Clean(f.Remedy)), w-8) {
-				rows = append(rows, c.th.Row(w).Pad(5).Add(term.Accent, l).String())
+			for _, l := range term.Wrap(pg.commands.text(term.Clean(f.Remedy)), w-8) {
+				rows = append(rows, pg.Row(w).Pad(5).Add(term.Accent, l).String())
 			}
 		}
 	}
@@ -622,9 +624,9 @@ func (c *console) initPlanRows(w int, plan *engine.Plan) []string {
 	for i, s := range plan.Steps {
 		sign, st := fmt.Sprintf("%2d", i+1), term.Faint
 		if s.Finished {
-			sign, st = " "+c.th.OK, term.Good
+			sign, st = " "+pg.OK, term.Good
 		}
-		r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, "  ").Add(term.Strong, term.Clean(s.Title))
+		r := pg.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, "  ").Add(term.Strong, term.Clean(s.Title))
 		switch {
 		case s.Finished:
 			r.Right(term.Faint, "already done")
@@ -634,16 +636,16 @@ func (c *console) initPlanRows(w int, plan *engine.Plan) []string {
 		rows = append(rows, r.String())
 		for _, l := range term.Wrap(term.Clean(s.Effect), w-8) {
 			if l != "" {
-				rows = append(rows, c.th.Row(w).Pad(5).Add(term.Faint, l).String())
+				rows = append(rows, pg.Row(w).Pad(5).Add(term.Faint, l).String())
 			}
 		}
 		if s.Warning != "" && !s.Finished {
 			for i, l := range term.Wrap(term.Clean(s.Warning), w-10) {
 				lead := "  "
 				if i == 0 {
-					lead = c.th.Warn + " "
+					lead = pg.Warn + " "
 				}
-				rows = append(rows, c.th.Row(w).Pad(5).Add(term.Caution, lead).Add(term.Plain, l).String())
+				rows = append(rows, pg.Row(w).Pad(5).Add(term.Caution, lead).Add(term.Plain, l).String())
 			}
 		}
 	}
@@ -660,7 +662,7 @@ func (c *console) initConfirmView(w, h int) []string {
 	if to := target(p.To); to != "" {
 		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Faint, "to ").Add(term.Plain, to).String())
 	}
-	rows := c.initPlanRows(w, p)
+	rows := initPlanRows(c.page(), w, p)
 	room := h - len(lines)
 	from := max(0, min(c.initConfirm.scroll, len(rows)-room))
 	to := min(len(rows), from+room)

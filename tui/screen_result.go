@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -118,13 +119,13 @@ func (c *console) successView(w, h int) []string {
 		lines = append(lines, "")
 		for i := range c.t.steps {
 			s := &c.t.steps[i]
-			sign, st := c.stepSign(s, c.running)
+			sign, st := stepSign(c.page(), s, c.running)
 			r := c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Strong, s.id, 17)
 			if s.state == engine.StateSkipped {
 				lines = append(lines, r.Add(term.Faint, "already done").String())
 				continue
 			}
-			for n, l := range term.Wrap(orElse(s.text, s.title), max(20, w-24)) {
+			for n, l := range term.Wrap(cmp.Or(s.text, s.title), max(20, w-24)) {
 				if n > 0 {
 					r = c.th.Row(w).Pad(22)
 				}
@@ -208,20 +209,20 @@ func (c *console) failureView(w, h int) []string {
 	if !c.ran {
 		rest = "y copies them" // there is no log yet
 	}
-	lines := c.problemWithin(w, causeLines, rest, c.err)
+	lines := problemWithin(c.page(), w, causeLines, rest, c.err)
 	if !c.ran && c.upgrading() {
 		return append(lines, "", c.th.Row(w).Add(term.Plain, "   ").Add(term.Faint, "Nothing has been changed. r checks and plans again.").String())
 	}
 	if !c.ran {
 		return append(lines, "", c.th.Row(w).Add(term.Plain, "   ").Add(term.Faint, "Nothing has been created.").String())
 	}
-	lines = append(lines, c.th.Rule(w, "State", c.stepsRemark(&c.t)))
+	lines = append(lines, c.th.Rule(w, "State", stepsRemark(c.page(), &c.t)))
 	for i := range c.t.steps {
 		s := &c.t.steps[i]
 		if s.state == "" {
 			continue
 		}
-		sign, st := c.stepSign(s, c.running)
+		sign, st := stepSign(c.page(), s, c.running)
 		r := c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, s.title, min(48, w-24))
 		lines = append(lines, r.Right(term.Faint, term.Duration(s.took)).String())
 	}
@@ -380,7 +381,7 @@ func (c *console) logView(w, h int) []string {
 	var rows []string
 	last := min(len(m)-1, at+room/2)
 	first := max(0, last-room-room/2)
-	col := c.sourceColumnOf(c.w, func(i int) logLine { return c.t.log.at(m[first+i]) }, last-first+1)
+	col := sourceColumnOf(c.page(), c.w, func(i int) logLine { return c.t.log.at(m[first+i]) }, last-first+1)
 	if col.node != "" {
 		lines[0] = c.th.Rule(w, "Log of "+col.node, remark)
 	}
@@ -397,15 +398,15 @@ func (c *console) logView(w, h int) []string {
 func (c *console) logEntry(x logLine, w int, here bool, col sourceColumn) []string {
 	if !c.log.wrap {
 		if !here {
-			return []string{c.logRow(x, w, col)}
+			return []string{logRow(c.page(), x, w, col)}
 		}
-		return []string{c.th.Row(w).Add(term.Chosen, term.StripStyle(c.logRow(x, w, col))).String()}
+		return []string{c.th.Row(w).Add(term.Chosen, term.StripStyle(logRow(c.page(), x, w, col))).String()}
 	}
 	lead := 10 + col.width + 1 + 2
 	parts := term.Wrap(x.text, max(10, w-lead))
 	first := x
 	first.text = parts[0]
-	out := []string{c.logRow(first, w, col)}
+	out := []string{logRow(c.page(), first, w, col)}
 	for _, p := range parts[1:] {
 		out = append(out, c.th.Row(w).Pad(lead).Add(term.Plain, p).String())
 	}

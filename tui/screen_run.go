@@ -51,7 +51,7 @@ func (c *console) copyLastLine() {
 func (c *console) rows(p pane) int {
 	switch p {
 	case paneSteps:
-		return len(c.stepRows(c.w, &c.t, c.running))
+		return len(stepRows(c.page(), c.w, &c.t, c.running))
 	case paneMachines:
 		if c.upgrading() {
 			return len(c.t.machines) // the run has not changed the others yet
@@ -97,7 +97,7 @@ func (c *console) runView(w, h int) []string {
 	if c.plan == nil {
 		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy).String()}
 	}
-	steps := c.stepRows(w, &c.t, c.running)
+	steps := stepRows(c.page(), w, &c.t, c.running)
 	if w >= 120 {
 		return c.runWide(w, h)
 	}
@@ -114,8 +114,8 @@ func (c *console) runView(w, h int) []string {
 			mh = min(mh, max(3, (h-sh)/3))
 		}
 	}
-	lines := []string{c.th.Rule(w, c.paneTitle(paneSteps, "Steps"), c.stepsRemark(&c.t))}
-	from, to := c.part(paneSteps, len(steps), sh, c.currentRow(steps, sh))
+	lines := []string{c.th.Rule(w, c.paneTitle(paneSteps, "Steps"), stepsRemark(c.page(), &c.t))}
+	from, to := c.part(paneSteps, len(steps), sh, currentRow(c.page(), steps, sh))
 	for _, s := range steps[from:to] {
 		lines = append(lines, s.line)
 	}
@@ -129,14 +129,14 @@ func (c *console) runView(w, h int) []string {
 func (c *console) runWide(w, h int) []string {
 	left := w * 55 / 100
 	right := w - left - 1
-	steps := c.stepRows(left, &c.t, c.running)
+	steps := stepRows(c.page(), left, &c.t, c.running)
 	machineRows := c.rows(paneMachines)
 	if machineRows > manyMachines && c.run.at[paneMachines] < 0 {
 		machineRows = len(c.t.groups())
 	}
 	top := max(min(max(len(steps), machineRows)+1, h*3/5), min(8, h/2))
-	lines := []string{c.th.Rule(left, c.paneTitle(paneSteps, "Steps"), c.stepsRemark(&c.t))}
-	from, to := c.part(paneSteps, len(steps), top-1, c.currentRow(steps, top-1))
+	lines := []string{c.th.Rule(left, c.paneTitle(paneSteps, "Steps"), stepsRemark(c.page(), &c.t))}
+	from, to := c.part(paneSteps, len(steps), top-1, currentRow(c.page(), steps, top-1))
 	for _, s := range steps[from:to] {
 		lines = append(lines, s.line)
 	}
@@ -155,7 +155,7 @@ func (c *console) runWide(w, h int) []string {
 	return append(out, c.logTail(w, h-len(out))...)
 }
 
-func (c *console) stepsRemark(t *timeline) string {
+func stepsRemark(pg page, t *timeline) string {
 	return fmt.Sprintf("%d of %d done", t.finished(), len(t.steps))
 }
 
@@ -168,7 +168,7 @@ type stepRow struct {
 
 // currentRow is the row to show in the middle of h rows: the step under way, or a row below
 // it if its progress needs the room.
-func (c *console) currentRow(rows []stepRow, h int) int {
+func currentRow(pg page, rows []stepRow, h int) int {
 	for i, r := range rows {
 		if !r.current {
 			continue
@@ -184,7 +184,7 @@ func (c *console) currentRow(rows []stepRow, h int) int {
 }
 
 // stepRows renders the steps; the one under way has its progress below it.
-func (c *console) stepRows(w int, t *timeline, running bool) []stepRow {
+func stepRows(pg page, w int, t *timeline, running bool) []stepRow {
 	var rows []stepRow
 	title := 24
 	for _, s := range t.steps {
@@ -193,8 +193,8 @@ func (c *console) stepRows(w int, t *timeline, running bool) []stepRow {
 	title = min(title, w-12)
 	for i := range t.steps {
 		s := &t.steps[i]
-		sign, st := c.stepSign(s, running)
-		r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ")
+		sign, st := stepSign(pg, s, running)
+		r := pg.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ")
 		name := term.Plain
 		if s.state == "" {
 			name = term.Faint
@@ -206,7 +206,7 @@ func (c *console) stepRows(w int, t *timeline, running bool) []stepRow {
 		tail := ""
 		switch s.state {
 		case engine.StateRunning:
-			tail = term.Duration(c.now.Sub(s.began))
+			tail = term.Duration(pg.now.Sub(s.began))
 		case engine.StateSkipped:
 			tail = "already done"
 		case "":
@@ -217,7 +217,7 @@ func (c *console) stepRows(w int, t *timeline, running bool) []stepRow {
 			tail = term.Duration(s.took)
 		}
 		if room := w - r.Used - term.Width(tail) - 3; room > 12 && s.text != tail && s.state != "" && s.state != engine.StateRunning {
-			r.Add(term.Faint, term.Cut(s.text, room, c.th.Ellipsis))
+			r.Add(term.Faint, term.Cut(s.text, room, pg.Ellipsis))
 		}
 		r.Right(term.Faint, tail)
 		rows = append(rows, stepRow{line: r.String(), current: s.state == engine.StateRunning})
@@ -225,14 +225,14 @@ func (c *console) stepRows(w int, t *timeline, running bool) []stepRow {
 			continue
 		}
 		if s.text != "" || s.total > 0 {
-			bar := c.th.Row(w).Pad(3)
+			bar := pg.Row(w).Pad(3)
 			if s.total > 0 {
-				bar.Add(term.Accent, c.th.Meter(s.progress, s.total, min(24, w/4))).Add(term.Faint, s.amount(" ")+"  ")
+				bar.Add(term.Accent, pg.Meter(s.progress, s.total, min(24, w/4))).Add(term.Faint, s.amount(" ")+"  ")
 			}
 			rows = append(rows, stepRow{line: bar.Add(term.Plain, s.text).String(), inner: true})
 		}
 		for _, p := range s.parts {
-			for _, l := range c.partRows(p, w) {
+			for _, l := range partRows(pg, p, w) {
 				rows = append(rows, stepRow{line: l, inner: true})
 			}
 		}
@@ -241,23 +241,23 @@ func (c *console) stepRows(w int, t *timeline, running bool) []stepRow {
 }
 
 // partRows renders a part of a step; text that does not fit its row goes below it.
-func (c *console) partRows(p part, w int) []string {
-	sign, st := c.th.Spin(c.frame), term.Accent
+func partRows(pg page, p part, w int) []string {
+	sign, st := pg.Spin(), term.Accent
 	switch {
 	case p.state == engine.StateFailed:
-		sign, st = c.th.Fail, term.Bad
+		sign, st = pg.Fail, term.Bad
 	case p.state == engine.StateSkipped:
-		sign, st = c.th.Skipped, term.Good
+		sign, st = pg.Skipped, term.Good
 	case p.ended():
-		sign, st = c.th.OK, term.Good
+		sign, st = pg.OK, term.Good
 	}
-	r := c.th.Row(w).Pad(3).Add(st, sign).Add(term.Plain, " ").Col(term.Plain, p.name, 22)
+	r := pg.Row(w).Pad(3).Add(st, sign).Add(term.Plain, " ").Col(term.Plain, p.name, 22)
 	if p.total > 0 && !p.ended() {
-		r.Add(term.Accent, c.th.Meter(p.current, p.total, min(16, w/6))).Add(term.Plain, " "+amount(p.current, p.total)+" ")
+		r.Add(term.Accent, pg.Meter(p.current, p.total, min(16, w/6))).Add(term.Plain, " "+amount(p.current, p.total)+" ")
 	}
 	var below []string
 	if term.Width(p.text) > w-r.Used-8 {
-		below = c.th.Below(w, 5, 3, term.Faint, p.text)
+		below = pg.Below(w, 5, 3, term.Faint, p.text)
 	} else {
 		r.Add(term.Faint, p.text)
 	}
@@ -267,42 +267,42 @@ func (c *console) partRows(p part, w int) []string {
 	return append([]string{r.String()}, below...)
 }
 
-func (c *console) stepSign(s *step, running bool) (string, term.Style) {
+func stepSign(pg page, s *step, running bool) (string, term.Style) {
 	switch s.state {
 	case engine.StateRunning:
 		if running {
-			return c.th.Spin(c.frame), term.Accent
+			return pg.Spin(), term.Accent
 		}
-		return c.th.Stopped, term.Caution
+		return pg.Stopped, term.Caution
 	case engine.StateDone:
-		return c.th.OK, term.Good
+		return pg.OK, term.Good
 	case engine.StateSkipped:
-		return c.th.Skipped, term.Good
+		return pg.Skipped, term.Good
 	case engine.StateFailed:
-		return c.th.Fail, term.Bad
+		return pg.Fail, term.Bad
 	case engine.StateStopped, engine.StateDetached:
-		return c.th.Stopped, term.Caution
+		return pg.Stopped, term.Caution
 	}
-	return c.th.Dot, term.Faint
+	return pg.Dot, term.Faint
 }
 
 // nodeSign is the sign of a machine's state and its style.
-func (c *console) nodeSign(state string) (string, term.Style) {
+func nodeSign(pg page, state string) (string, term.Style) {
 	switch state {
 	case engine.NodeReady:
-		return c.th.OK, term.Good
+		return pg.OK, term.Good
 	case engine.NodeFailed:
-		return c.th.Fail, term.Bad
+		return pg.Fail, term.Bad
 	case engine.NodeNotReady:
-		return c.th.Warn, term.Caution
+		return pg.Warn, term.Caution
 	case engine.NodeJoining:
-		return c.th.Running, term.Accent
+		return pg.Running, term.Accent
 	case engine.NodeReplacing, engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving:
-		return c.th.Running, term.Caution
+		return pg.Running, term.Caution
 	case engine.NodeGone:
-		return c.th.Fail, term.Faint
+		return pg.Fail, term.Faint
 	}
-	return c.th.Pending, term.Faint
+	return pg.Pending, term.Faint
 }
 
 // machinesView shows the machines in h lines below a heading; many machines are shown by group.
@@ -317,7 +317,7 @@ func (c *console) machinesView(w, h int) []string {
 			r.Add(term.Good, c.th.Meter(int64(done), int64(g.total), min(30, w/4))).Pad(2)
 			for _, s := range nodeStates[1:] {
 				if k := g.states[s]; k > 0 {
-					_, st := c.nodeSign(s)
+					_, st := nodeSign(c.page(), s)
 					r.Add(st, strconv.Itoa(k)+" "+s+" ")
 				}
 			}
@@ -325,8 +325,8 @@ func (c *console) machinesView(w, h int) []string {
 		}
 		return lines
 	}
-	rows := c.machineList(w, &c.t, c.upgrading(), c.running)
-	from, to := c.part(paneMachines, len(rows), h, c.firstUnready(&c.t))
+	rows := machineList(c.page(), w, &c.t, c.upgrading(), c.running)
+	from, to := c.part(paneMachines, len(rows), h, firstUnready(c.page(), &c.t))
 	if to-from == len(rows) || h < 2 {
 		return append(lines, rows[from:to]...)
 	}
@@ -335,7 +335,7 @@ func (c *console) machinesView(w, h int) []string {
 }
 
 // machineList renders each machine, and the number of machines of the plan not seen yet.
-func (c *console) machineList(w int, t *timeline, upgrades, running bool) []string {
+func machineList(pg page, w int, t *timeline, upgrades, running bool) []string {
 	names := 14
 	for i := range t.machines {
 		names = max(names, term.Width(t.machines[i].name))
@@ -344,13 +344,13 @@ func (c *console) machineList(w int, t *timeline, upgrades, running bool) []stri
 	var rows []string
 	for i := range t.machines {
 		m := &t.machines[i]
-		sign, st := c.nodeSign(m.state)
+		sign, st := nodeSign(pg, m.state)
 		replaced := m.state == engine.NodeGone && upgrades
 		if replaced {
-			sign = c.th.Dot // not a failure: an upgrade replaces it
+			sign = pg.Dot // not a failure: an upgrade replaces it
 		}
-		r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, m.name, names).Col(st, m.state, 9)
-		tail := term.Duration(c.now.Sub(m.since))
+		r := pg.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, m.name, names).Col(st, m.state, 9)
+		tail := term.Duration(pg.now.Sub(m.since))
 		if replaced {
 			tail = ""
 		}
@@ -365,19 +365,19 @@ func (c *console) machineList(w int, t *timeline, upgrades, running bool) []stri
 			text = fmt.Sprintf("try %d  %s", m.attempt, text)
 		}
 		if room := w - r.Used - term.Width(tail) - 3; room > 4 {
-			r.Add(term.Faint, term.Cut(text, room, c.th.Ellipsis))
+			r.Add(term.Faint, term.Cut(text, room, pg.Ellipsis))
 		}
 		rows = append(rows, r.Right(term.Faint, tail).String())
 	}
 	if running && !upgrades {
 		for _, g := range t.missing() {
-			rows = append(rows, c.th.Row(w).Add(term.Faint, " "+c.th.Dot+" ").Col(term.Faint, g.group, names).Add(term.Faint, fmt.Sprintf("%d not seen yet", g.total)).String())
+			rows = append(rows, pg.Row(w).Add(term.Faint, " "+pg.Dot+" ").Col(term.Faint, g.group, names).Add(term.Faint, fmt.Sprintf("%d not seen yet", g.total)).String())
 		}
 	}
 	return rows
 }
 
-func (c *console) firstUnready(t *timeline) int {
+func firstUnready(pg page, t *timeline) int {
 	for i := range t.machines {
 		if s := t.machines[i].state; s != engine.NodeReady && s != engine.NodeGone {
 			return i
@@ -411,12 +411,12 @@ func (c *console) logTail(w, h int) []string {
 	if c.run.at[paneLog] < 0 {
 		from, to = max(0, n-h+1), n
 	}
-	col := c.sourceColumnOf(c.w, func(i int) logLine { return c.t.log.at(from + i) }, to-from)
+	col := sourceColumnOf(c.page(), c.w, func(i int) logLine { return c.t.log.at(from + i) }, to-from)
 	if col.node != "" {
 		lines[0] = c.th.Rule(w, c.paneTitle(paneLog, "Log of "+col.node), remark)
 	}
 	for i := from; i < to; i++ {
-		lines = append(lines, c.logRow(c.t.log.at(i), w, col))
+		lines = append(lines, logRow(c.page(), c.t.log.at(i), w, col))
 	}
 	return lines
 }
@@ -429,7 +429,7 @@ type sourceColumn struct {
 
 // sourceColumnOf computes the source column of n lines. If all come from one machine, its name is
 // in the heading and not in each line.
-func (c *console) sourceColumnOf(w int, line func(int) logLine, n int) sourceColumn {
+func sourceColumnOf(pg page, w int, line func(int) logLine, n int) sourceColumn {
 	var s sourceColumn
 	for i := range n {
 		x := line(i)
@@ -455,14 +455,14 @@ func (s sourceColumn) of(x logLine) string {
 	return source(x)
 }
 
-func (c *console) logRow(x logLine, w int, col sourceColumn) string {
-	r := c.th.Row(w).Add(term.Faint, " "+x.at.UTC().Format("15:04:05")+" ").Col(term.Accent, col.of(x), col.width)
+func logRow(pg page, x logLine, w int, col sourceColumn) string {
+	r := pg.Row(w).Add(term.Faint, " "+x.at.UTC().Format("15:04:05")+" ").Col(term.Accent, col.of(x), col.width)
 	sign, st := " ", term.Plain
 	switch x.level {
 	case "warn":
-		sign, st = c.th.Warn, term.Caution
+		sign, st = pg.Warn, term.Caution
 	case "error":
-		sign, st = c.th.Fail, term.Bad
+		sign, st = pg.Fail, term.Bad
 	case "debug":
 		st = term.Faint
 	}

@@ -521,18 +521,18 @@ func (c *console) copyRow() {
 		c.copyText("", "")
 		return
 	}
-	c.copyText(c.nodeLine(list[c.rowAt(list)]), "the line")
+	c.copyText(nodeLine(c.boardPage(), list[c.rowAt(list)]), "the line")
 }
 
 // nodeLine is the row of a machine as text.
-func (c *console) nodeLine(n *engine.BoardNode) string {
-	return strings.TrimSpace(fmt.Sprintf("%s  %s  %s  %s  %s", term.Clean(n.Name), term.Clean(n.Group), term.Clean(n.State), c.age(n), term.Clean(n.Text)))
+func nodeLine(pg page, n *engine.BoardNode) string {
+	return strings.TrimSpace(fmt.Sprintf("%s  %s  %s  %s  %s", term.Clean(n.Name), term.Clean(n.Group), term.Clean(n.State), age(pg, n), term.Clean(n.Text)))
 }
 
 // age is how long a machine has been in its state. If it was in that state at the first
 // observation, the age is a lower bound.
-func (c *console) age(n *engine.BoardNode) string {
-	d := seconds(c.now.Sub(n.Since))
+func age(pg page, n *engine.BoardNode) string {
+	d := seconds(pg.now.Sub(n.Since))
 	if !n.Seen {
 		return "≥" + d
 	}
@@ -577,7 +577,7 @@ func (c *console) copyNode() {
 		return
 	}
 	if n := c.wat.shown().Node(c.wat.node); n != nil {
-		c.copyText(c.nodeLine(n), "its state")
+		c.copyText(nodeLine(c.boardPage(), n), "its state")
 		return
 	}
 	c.copyText("", "")

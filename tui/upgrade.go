@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -193,32 +194,30 @@ func (s *session) writeCheck(k *engine.Check, r engine.CheckRequest, f checkForm
 
 // checkText renders the check that r asked for: the verdict first, then the details.
 func (s *session) checkText(k *engine.Check, r engine.CheckRequest) []string {
-	c := s.renderer()
-	c.w = s.answerWidth()
-	w := c.w
+	pg, w := s.page(), s.answerWidth()
 	severity, text := verdict(k)
-	sign, st := c.severitySignOf(severity)
-	head, feed := "upgrade check of cluster "+term.Clean(k.Cluster)+marked(k.Simulated, ", "), feedText(k.Feed, c.now)
+	sign, st := severitySignOf(pg, severity)
+	head, feed := "upgrade check of cluster "+term.Clean(k.Cluster)+marked(k.Simulated, ", "), feedText(k.Feed, pg.now)
 	lines := []string{head + ", " + feed}
 	if term.Width(lines[0]) > w {
 		lines = append([]string{head}, term.Wrap(feed, w)...)
 	}
 	for _, p := range term.Wrap(term.Clean(text), w-2) {
-		lines = append(lines, c.th.Row(w).Add(st, sign+" ").Add(term.Strong, p).String())
+		lines = append(lines, pg.Row(w).Add(st, sign+" ").Add(term.Strong, p).String())
 		sign = " "
 	}
 	lines = append(lines, "")
-	lines = append(lines, c.versionRows(w, k, "", true)...)
-	lines = append(lines, c.pathRows(w, k, 0)...)
-	lines = append(lines, c.changeRows(w, k)...)
-	lines = append(lines, c.findingGroups(w, k)...)
+	lines = append(lines, versionRows(pg, w, k, "", true)...)
+	lines = append(lines, pathRows(pg, w, k, 0)...)
+	lines = append(lines, changeRows(pg, w, k)...)
+	lines = append(lines, findingGroups(pg, w, k)...)
 	for i, n := range k.Notes {
 		if i == 0 {
 			lines = append(lines, "")
 		}
 		lines = append(lines, term.Clean(n))
 	}
-	return append(lines, c.nextRows(k, r)...)
+	return append(lines, nextRows(pg, k, r)...)
 }
 
 // targetOf names all versions of a target.
@@ -264,14 +263,14 @@ func planFlags(r engine.CheckRequest) string {
 }
 
 // nextRows renders the next command after the check that r asked for.
-func (c *console) nextRows(k *engine.Check, r engine.CheckRequest) []string {
+func nextRows(pg page, k *engine.Check, r engine.CheckRequest) []string {
 	var lines []string
-	sp := c.deps.commands
+	sp := pg.commands
 	switch x := k.Config; {
 	case x != nil && x.Written:
 		lines = append(lines, "", "written to "+term.Clean(x.Path)+":")
 		for _, f := range x.Fields {
-			lines = append(lines, fmt.Sprintf("  %s: %s %s %s", term.Clean(f.Field), term.Clean(orElse(shortValue(f.From), "(not set)")), c.th.To, term.Clean(orElse(shortValue(f.To), "(removed)"))))
+			lines = append(lines, fmt.Sprintf("  %s: %s %s %s", term.Clean(f.Field), term.Clean(cmp.Or(shortValue(f.From), "(not set)")), pg.To, term.Clean(cmp.Or(shortValue(f.To), "(removed)"))))
 		}
 		next := "config validate"
 		if len(k.Path) > 0 && k.Path[0].CLI.String() == k.CLI { // else another version of this program must run the hop
@@ -354,7 +353,7 @@ func markdown(k *engine.Check, sp commandFormatter) string {
 		}
 	}
 	c := &console{th: term.NewTheme(term.Display{}).Printed(), deps: consoleDeps{commands: sp}}
-	if rows := c.changeRows(printedWidth, k); len(rows) > 1 {
+	if rows := changeRows(c.page(), printedWidth, k); len(rows) > 1 {
 		b.WriteString("\n### Will change in hop 1\n\n```\n")
 		for _, l := range rows[1:] {
 			b.WriteString(strings.TrimRight(strings.TrimPrefix(l, "  "), " ") + "\n")
@@ -362,7 +361,7 @@ func markdown(k *engine.Check, sp commandFormatter) string {
 		b.WriteString("```\n")
 	}
 	list, fine := needAttention(k.Findings)
-	fmt.Fprintf(&b, "\n### Findings: %s\n", orElse(countBySeverity(k.Findings), "none"))
+	fmt.Fprintf(&b, "\n### Findings: %s\n", cmp.Or(countBySeverity(k.Findings), "none"))
 	if sp.needExport(list) {
 		fmt.Fprintf(&b, "\n```\n%s\n```\n", term.Clean(sp.export()))
 	}

@@ -28,7 +28,7 @@ func (c *console) troubles() []trouble {
 		if n.State != engine.NodeFailed && n.Attempts < 2 && (b.Wait.Node == "" || n.Name != b.Wait.Node) {
 			continue
 		}
-		cause := orElse(term.Clean(n.Text), term.Clean(n.State)+", no reason reported")
+		cause := cmp.Or(term.Clean(n.Text), term.Clean(n.State)+", no reason reported")
 		i := slices.IndexFunc(out, func(t trouble) bool { return t.cause == cause })
 		if i < 0 {
 			out = append(out, trouble{cause: cause})
@@ -78,7 +78,7 @@ type choice struct {
 func (c *console) choices() []choice {
 	b := c.wat.shown()
 	var out []choice
-	remedy := orElse(b.Wait.Remedy, b.Remedy)
+	remedy := cmp.Or(b.Wait.Remedy, b.Remedy)
 	if _, rest, ok := strings.Cut(remedy, "`"); ok {
 		if cmd, _, ok := strings.Cut(rest, "`"); ok {
 			out = append(out, choice{title: "copy the suggested remedy", command: c.deps.commands.text("`" + term.Clean(cmd) + "`")})
@@ -125,7 +125,7 @@ func (c *console) troubleView(b *engine.Board, w, h int) []string {
 	} else {
 		lines = append(lines, c.th.Below(w, 2, 4, term.Strong, cause)...)
 	}
-	if remedy := term.Clean(orElse(b.Wait.Remedy, b.Remedy)); remedy != "" {
+	if remedy := term.Clean(cmp.Or(b.Wait.Remedy, b.Remedy)); remedy != "" {
 		lines = append(lines, c.th.Below(w, 2, 3, term.Accent, "To do: "+c.deps.commands.text(remedy))...)
 	}
 	all := c.troubles()
@@ -172,7 +172,7 @@ func (c *console) troubleView(b *engine.Board, w, h int) []string {
 		if i == at {
 			st = term.Strong
 		}
-		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, c.marker(i == at)).Col(st, x.title, 32).Add(term.Accent, strings.Trim(x.command, "`")).Add(term.Faint, "  "+x.says).String())
+		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, marker(c.boardPage(), i == at)).Col(st, x.title, 32).Add(term.Accent, strings.Trim(x.command, "`")).Add(term.Faint, "  "+x.says).String())
 	}
 	return lines
 }

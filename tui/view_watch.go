@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -18,22 +19,22 @@ import (
 // below it the progress line.
 func (c *console) watchHeader() []string {
 	b, now := c.wat.shown(), c.watchNow()
-	r := c.th.Row(c.w).Add(term.Accent, " "+c.th.Brand+" ").Add(term.Strong, orElse(term.Clean(b.Cluster), "cluster")).Add(term.Caution, c.markIf(c.w, b.Simulated))
+	r := c.th.Row(c.w).Add(term.Accent, " "+c.th.Brand+" ").Add(term.Strong, cmp.Or(term.Clean(b.Cluster), "cluster")).Add(term.Caution, markIf(c.boardPage(), c.w, b.Simulated))
 	word, st := c.watchMode(b)
 	tail := []string{now.UTC().Format("15:04:05 UTC")}
 	if !b.Started.IsZero() {
 		tail = append(tail, term.Clock(now.Sub(b.Started)))
 	}
-	if eta := c.eta(b, now); eta != "" {
+	if eta := eta(c.boardPage(), b, now); eta != "" {
 		tail = append(tail, eta)
 	}
 	right := strings.Join(tail, "  ")
-	if to := c.targetText(b); to != "" && r.Used+term.Width(to)+term.Width(word)+term.Width(right)+8 <= c.w {
+	if to := targetText(c.boardPage(), b); to != "" && r.Used+term.Width(to)+term.Width(word)+term.Width(right)+8 <= c.w {
 		r.Add(term.Faint, "  "+to)
 	}
 	if room := c.w - r.Used - term.Width(term.AsciiIf(c.th.Ascii, word)) - 4; term.Width(right) > room {
 		right = strings.Join(tail[:1], "  ")
-		if eta := c.eta(b, now); eta != "" && term.Width(tail[0]+"  "+eta) <= room {
+		if eta := eta(c.boardPage(), b, now); eta != "" && term.Width(tail[0]+"  "+eta) <= room {
 			right += "  " + eta
 		}
 	}
@@ -73,13 +74,13 @@ func (c *console) watchMode(b *engine.Board) (string, term.Style) {
 }
 
 // targetText is the target of the rollout, for display.
-func (c *console) targetText(b *engine.Board) string {
+func targetText(pg page, b *engine.Board) string {
 	if b.Plan == nil {
 		return term.Clean(b.To)
 	}
 	to := term.Clean(b.Plan.To.Kubernetes)
 	if from := term.Clean(b.Plan.From.Kubernetes); from != "" && to != "" && from != to {
-		to = from + c.th.To + to
+		to = from + pg.To + to
 	}
 	if i := term.Clean(b.Plan.To.Image); i != "" {
 		to = strings.TrimSpace(to + "  image " + i)
@@ -88,7 +89,7 @@ func (c *console) targetText(b *engine.Board) string {
 }
 
 // eta is the estimated remaining time as a range.
-func (c *console) eta(b *engine.Board, now time.Time) string {
+func eta(pg page, b *engine.Board, now time.Time) string {
 	if b.ETAMost.IsZero() || b.Result != nil {
 		return ""
 	}
@@ -208,20 +209,20 @@ func (c *console) tableView(b *engine.Board, w, h int) []string {
 	if b.Events == 0 || b.Moves() == 0 && b.Running() == nil && c.wat.origin == fromLive {
 		return c.emptyWatch(b, w)
 	}
-	lines := c.pipeline(b, w, h)
+	lines := pipeline(c.boardPage(), b, w, h)
 	if g := b.Groups(); h >= 30 && len(g) > 1 {
-		lines = append(lines, c.groupRows(b, w, min(len(g), h/6))...)
+		lines = append(lines, groupRows(c.boardPage(), b, w, min(len(g), h/6))...)
 	}
 	if n := min(len(b.Plans), max(1, h/8)); n > 0 && h-len(lines) >= n+4 {
-		lines = append(lines, c.nodePlanRows(b, w, n)...)
+		lines = append(lines, nodePlanRows(c.boardPage(), b, w, n)...)
 	}
 	said := 0
 	if h-len(lines) >= 8 {
 		said = min(max(4, (h-len(lines))/3), 14)
 	}
-	lines = append(lines, c.flightView(b, c.flight(), w, h-len(lines)-said)...)
+	lines = append(lines, flightView(c.boardPage(), b, c.flight(), w, h-len(lines)-said)...)
 	if said > 0 { // with the room that few machines leave
-		lines = append(lines, c.logExcerpt(b, w, h-len(lines))...)
+		lines = append(lines, logExcerpt(c.boardPage(), b, w, h-len(lines))...)
 	}
 	return lines
 }
@@ -230,7 +231,7 @@ func (c *console) tableView(b *engine.Board, w, h int) []string {
 func (c *console) emptyWatch(b *engine.Board, w int) []string {
 	switch {
 	case c.wat.err != nil:
-		return append([]string{""}, c.problem(w, c.wat.err)...)
+		return append([]string{""}, problem(c.boardPage(), w, c.wat.err)...)
 	case c.opening():
 		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Running+" ").Add(term.Plain, "opening the record "+term.Clean(c.deps.replay.path)).String()}
 	case b.Events == 0 && c.wat.origin == fromRun:
@@ -241,21 +242,21 @@ func (c *console) emptyWatch(b *engine.Board, w int) []string {
 
 // pipeline shows the number of machines, the flow per minute and the median dwell time of
 // each stage.
-func (c *console) pipeline(b *engine.Board, w, h int) []string {
-	now := c.now
+func pipeline(pg page, b *engine.Board, w, h int) []string {
+	now := pg.now
 	done, total := b.Places()
 	remark := fmt.Sprintf("%d of %d nodes at the target", done, total)
 	if p := b.Pace(now); p > 0 {
 		remark += ", " + perMinute(p)
 	}
-	lines := []string{c.th.Rule(w, "Pipeline", remark)}
+	lines := []string{pg.Rule(w, "Pipeline", remark)}
 	if w >= 112 {
-		return append(lines, c.wideStages(b, w, now, done, total)...)
+		return append(lines, wideStages(pg, b, w, now, done, total)...)
 	}
 	brief := h < 16
-	lines = append(lines, c.stageRows(b, "old", oldStages(b), w, now, brief)...)
-	lines = append(lines, c.stageRows(b, "new", newStages, w, now, brief)...)
-	return append(lines, c.doneBar(w, done, total))
+	lines = append(lines, stageRows(pg, b, "old", oldStages(b), w, now, brief)...)
+	lines = append(lines, stageRows(pg, b, "new", newStages, w, now, brief)...)
+	return append(lines, doneBar(pg, w, done, total))
 }
 
 // newStages are the states of new machines, and of failed ones.
@@ -275,31 +276,31 @@ func oldStages(b *engine.Board) []string {
 	})
 }
 
-func (c *console) doneBar(w, done, total int) string {
+func doneBar(pg page, w, done, total int) string {
 	if total == 0 {
 		return ""
 	}
-	return c.th.Row(w).Pad(1).Add(term.Good, c.th.Meter(int64(done), int64(total), w-10)).Add(term.Plain, fmt.Sprintf(" %5.1f%%", 100*float64(done)/float64(total))).String()
+	return pg.Row(w).Pad(1).Add(term.Good, pg.Meter(int64(done), int64(total), w-10)).Add(term.Plain, fmt.Sprintf(" %5.1f%%", 100*float64(done)/float64(total))).String()
 }
 
 // stageRows are the rows of some stages: names, numbers and, unless brief, flow and dwell time.
-func (c *console) stageRows(b *engine.Board, title string, stages []string, w int, now time.Time, brief bool) []string {
+func stageRows(pg page, b *engine.Board, title string, stages []string, w int, now time.Time, brief bool) []string {
 	col := (w - 7) / 6
-	names, numbers, speeds := c.th.Row(w).Pad(1).Col(term.Faint, title, 4), c.th.Row(w).Pad(6), c.th.Row(w).Pad(6)
+	names, numbers, speeds := pg.Row(w).Pad(1).Col(term.Faint, title, 4), pg.Row(w).Pad(6), pg.Row(w).Pad(6)
 	for i, s := range stages {
-		link := " " + term.AsciiIf(c.th.Ascii, c.th.Arrow)
+		link := " " + term.AsciiIf(pg.Ascii, pg.Arrow)
 		if i == len(stages)-1 || s == engine.NodeReady {
 			link = "  "
 		}
 		n := b.Count(s)
 		st := term.Faint
 		if n > 0 {
-			_, st = c.stageSign(s)
+			_, st = stageSign(pg, s)
 		}
 		names.Pad(col-term.Width(s)-term.Width(link)).Add(st, s).Add(term.Faint, link)
 		number := strconv.FormatInt(n, 10)
 		numbers.Pad(col-2-term.Width(number)).Add(st, number).Pad(2)
-		speed := c.stageSpeed(b, s, now, col-3)
+		speed := stageSpeed(pg, b, s, now, col-3)
 		speeds.Pad(col-2-term.Width(speed)).Add(term.Faint, speed).Pad(2)
 	}
 	out := []string{names.String(), numbers.String()}
@@ -311,7 +312,7 @@ func (c *console) stageRows(b *engine.Board, title string, stages []string, w in
 
 // stageSpeed is the flow per minute and the median dwell time of a stage, in at most most
 // columns.
-func (c *console) stageSpeed(b *engine.Board, s string, now time.Time, most int) string {
+func stageSpeed(pg page, b *engine.Board, s string, now time.Time, most int) string {
 	if s == engine.NodeGone || s == engine.NodeReady || s == engine.NodeFailed {
 		return ""
 	}
@@ -329,10 +330,10 @@ func (c *console) stageSpeed(b *engine.Board, s string, now time.Time, most int)
 }
 
 // wideStages is the pipeline with a row for each stage, for wide screens.
-func (c *console) wideStages(b *engine.Board, w int, now time.Time, done, total int) []string {
+func wideStages(pg page, b *engine.Board, w int, now time.Time, done, total int) []string {
 	half := (w - 1) / 2
 	side := func(title string, stages []string) []string {
-		head := c.th.Row(half).Pad(1).Col(term.Faint, title, 12).Num(term.Faint, "nodes", 7).Num(term.Faint, "flow", 9).Num(term.Faint, "p50", 7).Num(term.Faint, "p95", 7)
+		head := pg.Row(half).Pad(1).Col(term.Faint, title, 12).Num(term.Faint, "nodes", 7).Num(term.Faint, "flow", 9).Num(term.Faint, "p50", 7).Num(term.Faint, "p95", 7)
 		rows := []string{head.String()}
 		most := int64(1)
 		for _, s := range stages {
@@ -342,11 +343,11 @@ func (c *console) wideStages(b *engine.Board, w int, now time.Time, done, total 
 		}
 		for _, s := range stages {
 			n := b.Count(s)
-			sign, st := c.stageSign(s)
+			sign, st := stageSign(pg, s)
 			if n == 0 {
 				st = term.Faint
 			}
-			r := c.th.Row(half).Pad(1).Add(st, sign).Add(term.Plain, " ").Col(st, s, 10).Num(st, strconv.FormatInt(n, 10), 7)
+			r := pg.Row(half).Pad(1).Add(st, sign).Add(term.Plain, " ").Col(st, s, 10).Num(st, strconv.FormatInt(n, 10), 7)
 			flow, p50, p95 := "", "", ""
 			if f := b.Flow(s, now); f > 0 && s != engine.NodeGone && s != engine.NodeReady {
 				flow = perMinute(f)
@@ -356,14 +357,14 @@ func (c *console) wideStages(b *engine.Board, w int, now time.Time, done, total 
 			}
 			r.Num(term.Faint, flow, 9).Num(term.Faint, p50, 7).Num(term.Faint, p95, 7)
 			if room := half - r.Used - 2; room > 4 && n > 0 && s != engine.NodeGone && s != engine.NodeReady && s != engine.NodeOutdated {
-				r.Add(st, strings.Repeat(c.th.Bar, int(max(1, n*int64(room)/most))))
+				r.Add(st, strings.Repeat(pg.Bar, int(max(1, n*int64(room)/most))))
 			}
 			rows = append(rows, r.String())
 		}
 		return rows
 	}
 	old, come := side("old", oldStages(b)), side("new", newStages)
-	old = append(old, c.sparkline(b, half, now))
+	old = append(old, sparkline(pg, b, half, now))
 	var out []string
 	for i := range max(len(old), len(come)) {
 		l, r := "", ""
@@ -373,20 +374,20 @@ func (c *console) wideStages(b *engine.Board, w int, now time.Time, done, total 
 		if i < len(come) {
 			r = come[i]
 		}
-		out = append(out, l+strings.Repeat(" ", max(0, half-term.StyledWidth(l)))+c.th.Paint(term.Faint, c.th.Side)+r)
+		out = append(out, l+strings.Repeat(" ", max(0, half-term.StyledWidth(l)))+pg.Paint(term.Faint, pg.Side)+r)
 	}
-	return append(out, c.doneBar(w, done, total))
+	return append(out, doneBar(pg, w, done, total))
 }
 
 // sparkline shows how many nodes reached the target per ten seconds of the last minutes.
-func (c *console) sparkline(b *engine.Board, w int, now time.Time) string {
+func sparkline(pg page, b *engine.Board, w int, now time.Time) string {
 	list := b.Finished(min(30, w-24), now)
 	most := slices.Max(list)
 	if most == 0 {
 		return ""
 	}
 	bars := []rune("▁▂▃▄▅▆▇█")
-	if c.th.Ascii {
+	if pg.Ascii {
 		bars = []rune("_.:-=+*#")
 	}
 	var s strings.Builder
@@ -397,7 +398,7 @@ func (c *console) sparkline(b *engine.Board, w int, now time.Time) string {
 		}
 		s.WriteRune(bars[min(i, len(bars)-1)])
 	}
-	return c.th.Row(w).Pad(1).Col(term.Faint, "done/10s", 12).Raw(term.Good, s.String()).Add(term.Faint, " last 5m").String()
+	return pg.Row(w).Pad(1).Col(term.Faint, "done/10s", 12).Raw(term.Good, s.String()).Add(term.Faint, " last 5m").String()
 }
 
 // perMinute is "24/min".
@@ -413,32 +414,32 @@ func perMinute(f float64) string {
 }
 
 // stageSign is the sign of a state and its style.
-func (c *console) stageSign(state string) (string, term.Style) {
+func stageSign(pg page, state string) (string, term.Style) {
 	switch state {
 	case engine.NodeDraining:
-		return c.th.Running, term.Caution
+		return pg.Running, term.Caution
 	case engine.NodeReplacing, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeBooting, engine.NodeCreating:
-		return c.th.Running, term.Accent
+		return pg.Running, term.Accent
 	case engine.NodeGone:
-		return c.th.Dot, term.Faint
+		return pg.Dot, term.Faint
 	}
-	return c.nodeSign(state)
+	return nodeSign(pg, state)
 }
 
 // groupRows are the groups with their progress.
-func (c *console) groupRows(b *engine.Board, w, most int) []string {
-	lines := []string{c.th.Rule(w, "Groups", "")}
+func groupRows(pg page, b *engine.Board, w, most int) []string {
+	lines := []string{pg.Rule(w, "Groups", "")}
 	groups := b.Groups()
 	for i, g := range groups {
 		if i == most-1 && len(groups) > most {
-			lines = append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more groups", len(groups)-i)).String())
+			lines = append(lines, pg.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more groups", len(groups)-i)).String())
 			break
 		}
-		r := c.th.Row(w).Pad(1).Col(term.Plain, term.Clean(g.Name), 18).Num(term.Plain, fmt.Sprintf("%d/%d", g.Done(), g.Total), 12)
-		r.Add(term.Good, c.th.Meter(int64(g.Done()), int64(max(g.Total, 1)), min(30, w/4))).Pad(2)
+		r := pg.Row(w).Pad(1).Col(term.Plain, term.Clean(g.Name), 18).Num(term.Plain, fmt.Sprintf("%d/%d", g.Done(), g.Total), 12)
+		r.Add(term.Good, pg.Meter(int64(g.Done()), int64(max(g.Total, 1)), min(30, w/4))).Pad(2)
 		for _, s := range nodeStates[1:] {
 			if n := g.Counts[s]; n > 0 {
-				_, st := c.stageSign(s)
+				_, st := stageSign(pg, s)
 				r.Add(st, strconv.Itoa(n)+" "+s+"  ")
 			}
 		}
@@ -448,22 +449,22 @@ func (c *console) groupRows(b *engine.Board, w, most int) []string {
 }
 
 // planSign is the sign of a state of a Plan, its style, and its order in the list.
-func (c *console) planSign(state string) (sign string, st term.Style, order int) {
+func planSign(pg page, state string) (sign string, st term.Style, order int) {
 	switch state {
 	case engine.PlanFailed, engine.PlanInvalid:
-		return c.th.Fail, term.Bad, 0
+		return pg.Fail, term.Bad, 0
 	case engine.PlanApplying:
-		return c.th.Running, term.Accent, 1
+		return pg.Running, term.Accent, 1
 	case engine.PlanComplete:
-		return c.th.OK, term.Good, 3
+		return pg.OK, term.Good, 3
 	case engine.PlanUnseen:
-		return c.th.Pending, term.Faint, 2
+		return pg.Pending, term.Faint, 2
 	}
-	return c.th.Stopped, term.Caution, 2
+	return pg.Stopped, term.Caution, 2
 }
 
 // nodePlanRows are the Plans with their progress, in at most most rows.
-func (c *console) nodePlanRows(b *engine.Board, w, most int) []string {
+func nodePlanRows(pg page, b *engine.Board, w, most int) []string {
 	list := make([]*engine.BoardPlan, len(b.Plans))
 	complete := 0
 	for i := range b.Plans {
@@ -472,11 +473,11 @@ func (c *console) nodePlanRows(b *engine.Board, w, most int) []string {
 		}
 	}
 	slices.SortStableFunc(list, func(x, y *engine.BoardPlan) int {
-		_, _, i := c.planSign(x.State)
-		_, _, k := c.planSign(y.State)
+		_, _, i := planSign(pg, x.State)
+		_, _, k := planSign(pg, y.State)
 		return i - k
 	})
-	lines := []string{c.th.Rule(w, "Plans", fmt.Sprintf("%d of %d complete", complete, len(list)))}
+	lines := []string{pg.Rule(w, "Plans", fmt.Sprintf("%d of %d complete", complete, len(list)))}
 	names := 12
 	for _, p := range list[:min(len(list), most)] {
 		names = max(names, term.Width(term.Clean(p.Name)))
@@ -485,14 +486,14 @@ func (c *console) nodePlanRows(b *engine.Board, w, most int) []string {
 	for i, p := range list {
 		if i == most-1 && len(list) > most && most > 1 || i == most {
 			if most > 1 {
-				lines = append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more", len(list)-i)).String())
+				lines = append(lines, pg.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more", len(list)-i)).String())
 			}
 			break
 		}
-		sign, st, _ := c.planSign(p.State)
-		r := c.th.Row(w).Pad(1).Add(st, sign).Pad(1).Col(term.Plain, term.Clean(p.Name), names).Col(st, term.Clean(p.State), 10)
+		sign, st, _ := planSign(pg, p.State)
+		r := pg.Row(w).Pad(1).Add(st, sign).Pad(1).Col(term.Plain, term.Clean(p.Name), names).Col(st, term.Clean(p.State), 10)
 		if w >= 112 {
-			r.Add(term.Good, c.th.Meter(p.Done, max(p.Total, 1), 16)).Pad(1)
+			r.Add(term.Good, pg.Meter(p.Done, max(p.Total, 1), 16)).Pad(1)
 		}
 		if p.Total > 0 {
 			r.Add(term.Plain, fmt.Sprintf("%d/%d ", p.Done, p.Total))
@@ -518,7 +519,7 @@ func (c *console) nodePlanRows(b *engine.Board, w, most int) []string {
 			text = strings.TrimSpace(term.Clean(p.Version)+"  "+text) + from
 		}
 		if left := w - r.Used - 1; left > 3 {
-			r.Add(term.Faint, term.Cut(term.AsciiIf(c.th.Ascii, text), left, c.th.Ellipsis))
+			r.Add(term.Faint, term.Cut(term.AsciiIf(pg.Ascii, text), left, pg.Ellipsis))
 		}
 		lines = append(lines, r.String())
 	}
@@ -536,7 +537,7 @@ type flight struct {
 }
 
 // flightView lists machines in h lines.
-func (c *console) flightView(b *engine.Board, x flight, w, h int) []string {
+func flightView(pg page, b *engine.Board, x flight, w, h int) []string {
 	if h < 2 {
 		return nil
 	}
@@ -546,9 +547,9 @@ func (c *console) flightView(b *engine.Board, x flight, w, h int) []string {
 	if x.filter != "" {
 		title = fmt.Sprintf("Matches %d", len(list))
 	}
-	lines := []string{c.th.Rule(w, title, "sort: "+x.sort.String())}
+	lines := []string{pg.Rule(w, title, "sort: "+x.sort.String())}
 	if x.typing || x.filter != "" {
-		r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ").Add(term.Strong, x.filter)
+		r := pg.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ").Add(term.Strong, x.filter)
 		if x.typing {
 			r.Add(term.Accent, "▏")
 		}
@@ -567,7 +568,7 @@ func (c *console) flightView(b *engine.Board, x flight, w, h int) []string {
 		case b.Moves() == 0:
 			text = "no machine seen yet"
 		}
-		return append(lines, c.th.Row(w).Add(term.Faint, "   "+text).String())[:min(len(lines)+1, h)]
+		return append(lines, pg.Row(w).Add(term.Faint, "   "+text).String())[:min(len(lines)+1, h)]
 	}
 	names := 12
 	for _, n := range list[:min(len(list), 200)] {
@@ -578,7 +579,7 @@ func (c *console) flightView(b *engine.Board, x flight, w, h int) []string {
 	if w >= 112 {
 		groups = 14
 	}
-	head := c.th.Row(w).Pad(3).Col(term.Faint, "node", names).Col(term.Faint, "state", 10).Num(term.Faint, "for", 8)
+	head := pg.Row(w).Pad(3).Col(term.Faint, "node", names).Col(term.Faint, "state", 10).Num(term.Faint, "for", 8)
 	if groups > 0 {
 		head.Col(term.Faint, "group", groups).Col(term.Faint, "with", names)
 	}
@@ -595,12 +596,12 @@ func (c *console) flightView(b *engine.Board, x flight, w, h int) []string {
 	}
 	for i := from; i < to; i++ {
 		n := list[i]
-		_, st := c.stageSign(n.State)
+		_, st := stageSign(pg, n.State)
 		name := term.Plain
 		if i == at {
 			name = term.Strong
 		}
-		r := c.th.Row(w).Add(term.Accent, " "+c.marker(i == at)).Col(name, term.Clean(n.Name), names).Col(st, term.Clean(n.State), 10).Num(term.Plain, c.age(n), 8)
+		r := pg.Row(w).Add(term.Accent, " "+marker(pg, i == at)).Col(name, term.Clean(n.Name), names).Col(st, term.Clean(n.State), 10).Num(term.Plain, age(pg, n), 8)
 		if groups > 0 {
 			r.Col(term.Faint, term.Clean(n.Group), groups).Col(term.Faint, term.Clean(n.With), names)
 		}
@@ -609,18 +610,18 @@ func (c *console) flightView(b *engine.Board, x flight, w, h int) []string {
 			tail = strconv.Itoa(n.Attempts)
 		}
 		if left := w - r.Used - term.Width(tail) - 3; left > 3 {
-			r.Add(c.textStyle(b, n), term.Cut(term.AsciiIf(c.th.Ascii, term.Clean(n.Text)), left, c.th.Ellipsis))
+			r.Add(textStyle(pg, b, n), term.Cut(term.AsciiIf(pg.Ascii, term.Clean(n.Text)), left, pg.Ellipsis))
 		}
 		lines = append(lines, r.Right(term.Faint, tail).String())
 	}
 	if left := len(list) - to; left > 0 && len(lines) < h {
-		lines = append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more (↓, G, / filter)", left)).String())
+		lines = append(lines, pg.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more (↓, G, / filter)", left)).String())
 	}
 	return lines
 }
 
 // textStyle highlights the text of a machine that failed or is waited for.
-func (c *console) textStyle(b *engine.Board, n *engine.BoardNode) term.Style {
+func textStyle(pg page, b *engine.Board, n *engine.BoardNode) term.Style {
 	if w := b.Wait; n.State == engine.NodeFailed || w.Node != "" && w.Node == n.Name {
 		return term.Caution
 	}
@@ -628,7 +629,7 @@ func (c *console) textStyle(b *engine.Board, n *engine.BoardNode) term.Style {
 }
 
 // logExcerpt shows the newest log lines in h lines.
-func (c *console) logExcerpt(b *engine.Board, w, h int) []string {
+func logExcerpt(pg page, b *engine.Board, w, h int) []string {
 	if h < 2 {
 		return nil
 	}
@@ -637,15 +638,15 @@ func (c *console) logExcerpt(b *engine.Board, w, h int) []string {
 	if n > 0 {
 		remark = term.Count(n+b.Log.Dropped(), "line")
 	}
-	lines := []string{c.th.Rule(w, "Log", remark)}
+	lines := []string{pg.Rule(w, "Log", remark)}
 	if n == 0 {
-		return append(lines, c.th.Row(w).Add(term.Faint, "   log lines of operator and machines appear here").String())
+		return append(lines, pg.Row(w).Add(term.Faint, "   log lines of operator and machines appear here").String())
 	}
 	from := max(0, n-h+1)
-	col := c.sourceColumnOf(w, func(i int) logLine { return lineOf(b.Log.At(from + i)) }, n-from)
+	col := sourceColumnOf(pg, w, func(i int) logLine { return lineOf(b.Log.At(from + i)) }, n-from)
 	col.node = ""
 	for i := from; i < n; i++ {
-		lines = append(lines, c.logRow(lineOf(b.Log.At(i)), w, col))
+		lines = append(lines, logRow(pg, lineOf(b.Log.At(i)), w, col))
 	}
 	return lines
 }
@@ -664,7 +665,7 @@ func (c *console) watchReason() (text, remedy string) {
 	case c.opening():
 		return "Opening the record", ""
 	}
-	return c.boardReason(c.wat.shown())
+	return boardReason(c.boardPage(), c.wat.shown())
 }
 
 // watchWhy is the why line of the watch screen and the remedy, if there is one.
@@ -690,18 +691,18 @@ func (c *console) watchWhy() []string {
 }
 
 // boardReason is what the rollout waits for or does, with the remedy.
-func (c *console) boardReason(b *engine.Board) (text, remedy string) {
+func boardReason(pg page, b *engine.Board) (text, remedy string) {
 	switch w := b.Wait; {
 	case w.Text != "":
-		return "Why waiting (" + seconds(c.now.Sub(w.Since)) + "): " + term.Clean(w.Text), term.Clean(w.Remedy)
+		return "Why waiting (" + seconds(pg.now.Sub(w.Since)) + "): " + term.Clean(w.Text), term.Clean(w.Remedy)
 	case b.Result != nil && b.Plan != nil && b.Plan.Verb == engine.VerbWatch: // the watch ended, not the rollout
-		return "At the last observation: " + orElse(term.Clean(b.Outcome), term.Clean(b.Result.Status)), term.Clean(b.Remedy)
+		return "At the last observation: " + cmp.Or(term.Clean(b.Outcome), term.Clean(b.Result.Status)), term.Clean(b.Remedy)
 	case b.Result != nil:
-		return "Ended: " + orElse(term.Clean(b.Outcome), term.Clean(b.Result.Status)), term.Clean(b.Remedy)
+		return "Ended: " + cmp.Or(term.Clean(b.Outcome), term.Clean(b.Result.Status)), term.Clean(b.Remedy)
 	}
 	done, total := b.Places()
 	if s := b.Running(); s != nil && s.ID != engine.StepRollout {
-		return "Now (" + seconds(c.now.Sub(s.Began)) + "): " + term.Clean(s.Title) + tailOf(term.Clean(s.Text), term.Clean(s.Title)), ""
+		return "Now (" + seconds(pg.now.Sub(s.Began)) + "): " + term.Clean(s.Title) + tailOf(term.Clean(s.Text), term.Clean(s.Title)), ""
 	}
 	n := b.Slowest()
 	switch {
@@ -709,13 +710,13 @@ func (c *console) boardReason(b *engine.Board) (text, remedy string) {
 		return "Waiting for the first response of the cluster", ""
 	case n != nil && n.State != engine.NodeNotReady:
 		left := b.InFlight() - 1
-		text = fmt.Sprintf("Nothing is stuck. Slowest: %s, %s for %s", term.Clean(n.Name), term.Clean(n.State), c.age(n))
+		text = fmt.Sprintf("Nothing is stuck. Slowest: %s, %s for %s", term.Clean(n.Name), term.Clean(n.State), age(pg, n))
 		if left > 0 {
 			text += fmt.Sprintf("; %d more in flight", left)
 		}
 		return text, ""
 	case n != nil:
-		return fmt.Sprintf("%s has not been ready for %s: %s", term.Clean(n.Name), c.age(n), orElse(term.Clean(n.Text), "no reason reported")), ""
+		return fmt.Sprintf("%s has not been ready for %s: %s", term.Clean(n.Name), age(pg, n), cmp.Or(term.Clean(n.Text), "no reason reported")), ""
 	case total > 0 && done == total:
 		return fmt.Sprintf("Nothing to wait for: all %s are at the target", term.Count(total, "node")), ""
 	case total == 0:
@@ -740,7 +741,7 @@ func tailOf(text, title string) string {
 
 // watchSafety is the safety line: extra machines, control planes and quorum, API server,
 // backup age.
-func (c *console) watchSafety(b *engine.Board, w int, api string, backup time.Time) string {
+func watchSafety(pg page, b *engine.Board, w int, api string, backup time.Time) string {
 	var parts []string
 	extra := b.Extra()
 	surge := ""
@@ -778,9 +779,9 @@ func (c *console) watchSafety(b *engine.Board, w int, api string, backup time.Ti
 				made = at
 			}
 		}
-		parts = append(parts, "backup "+term.Duration(c.now.Sub(made))+" old")
+		parts = append(parts, "backup "+term.Duration(pg.now.Sub(made))+" old")
 	}
-	return "safety  " + strings.Join(parts, " "+c.th.Dot+" ")
+	return "safety  " + strings.Join(parts, " "+pg.Dot+" ")
 }
 
 // boardSafety is watchSafety for the board on the screen.
@@ -788,25 +789,25 @@ func (c *console) boardSafety() string {
 	api, backup := "", time.Time{}
 	if c.wat.origin != fromReplay {
 		if !c.wat.ended {
-			api = c.apiStatus(c.wat.pulse)
+			api = apiStatus(c.page(), c.wat.pulse)
 		}
 		if c.home != nil && c.home.Backup != nil {
 			backup = c.home.Backup.Created
 		}
 	}
-	return c.watchSafety(c.wat.shown(), c.w, api, backup)
+	return watchSafety(c.page(), c.wat.shown(), c.w, api, backup)
 }
 
 // staleResponse is the age from which the last response of the API server is shown.
 const staleResponse = 6 * time.Second
 
 // apiStatus is the health of the API server: its latency or the age of its last response.
-func (c *console) apiStatus(p engine.Pulse) string {
+func apiStatus(pg page, p engine.Pulse) string {
 	if p.At.IsZero() {
 		return "API reachable"
 	}
 	word := fmt.Sprintf("API p99 %dms", max(1, p.P99.Milliseconds()))
-	if age := c.now.Sub(p.At); age >= staleResponse {
+	if age := pg.now.Sub(p.At); age >= staleResponse {
 		word += ", last response " + seconds(age) + " ago"
 	}
 	return word
@@ -874,7 +875,7 @@ func (c *console) linePart(b *engine.Board, list []int, w, h int, wraps bool) []
 		col := sourceColumn{width: min(22, w/4)}
 		here := i == at && v.pinned
 		if !wraps || !here && term.Width(x.text) < w-col.width-14 {
-			row := c.logRow(x, w, col)
+			row := logRow(c.boardPage(), x, w, col)
 			if here {
 				row = c.th.Paint(term.Chosen, term.StripStyle(row))
 			}
@@ -883,7 +884,7 @@ func (c *console) linePart(b *engine.Board, list []int, w, h int, wraps bool) []
 		head := x
 		parts := term.Wrap(x.text, max(20, w-col.width-14))
 		head.text = parts[0]
-		out := []string{c.logRow(head, w, col)}
+		out := []string{logRow(c.boardPage(), head, w, col)}
 		for _, p := range parts[1:] {
 			out = append(out, c.th.Row(w).Pad(col.width+13).Add(term.Plain, p).String())
 		}
@@ -937,12 +938,12 @@ var mapCells = map[string]struct {
 }
 
 // mapCell is the sign of a state on the map.
-func (c *console) mapCell(state string) (string, term.Style) {
+func mapCell(pg page, state string) (string, term.Style) {
 	x := mapCells[state]
 	switch {
 	case x.sign == "":
 		return " ", term.Plain
-	case c.th.Ascii:
+	case pg.Ascii:
 		return x.ascii, x.st
 	}
 	return x.sign, x.st
@@ -1029,7 +1030,7 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 			for k := row * columns; k < min(cells, (row+1)*columns); k++ {
 				sign, st := " ", term.Plain
 				if p := worstPlace(g.Places[k*each : min(len(g.Places), (k+1)*each)]); p != nil {
-					sign, st = c.mapCell(p.State())
+					sign, st = mapCell(c.boardPage(), p.State())
 				}
 				if gi == at && k == cell {
 					flush()
@@ -1050,22 +1051,22 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 	from, to := window(len(rows), cursorRow, room)
 	rows = rows[from:to]
 	if w >= 112 && at >= 0 {
-		rows = c.besideAt(rows, c.cellDetail(groups[at], cell, each, 34, room), w-36, room)
+		rows = besideAt(c.boardPage(), rows, cellDetail(c.boardPage(), groups[at], cell, each, 34, room), w-36, room)
 	}
 	lines = append(lines, rows...)
 	for len(lines) < h-3 {
 		lines = append(lines, "")
 	}
 	if at >= 0 {
-		lines = append(lines, c.cellLine(groups[at], cell, each, w))
+		lines = append(lines, cellLine(c.boardPage(), groups[at], cell, each, w))
 	} else {
 		lines = append(lines, c.th.Row(w).Add(term.Faint, "   no node seen yet").String())
 	}
-	return append(lines, c.legend(b, w)...)
+	return append(lines, legend(c.boardPage(), b, w)...)
 }
 
 // besideAt puts a pane to the right of some lines.
-func (c *console) besideAt(left, right []string, at, h int) []string {
+func besideAt(pg page, left, right []string, at, h int) []string {
 	out := make([]string, 0, h)
 	for i := range h {
 		l, r := "", ""
@@ -1075,7 +1076,7 @@ func (c *console) besideAt(left, right []string, at, h int) []string {
 		if i < len(right) {
 			r = right[i]
 		}
-		out = append(out, l+strings.Repeat(" ", max(0, at-term.StyledWidth(l)))+c.th.Paint(term.Faint, c.th.Side)+r)
+		out = append(out, l+strings.Repeat(" ", max(0, at-term.StyledWidth(l)))+pg.Paint(term.Faint, pg.Side)+r)
 	}
 	return out
 }
@@ -1098,13 +1099,13 @@ func cellPlaces(g *engine.BoardGroup, cell, each int) []*engine.BoardPlace {
 }
 
 // cellLine describes the cell under the cursor.
-func (c *console) cellLine(g *engine.BoardGroup, cell, each, w int) string {
+func cellLine(pg page, g *engine.BoardGroup, cell, each, w int) string {
 	places := cellPlaces(g, cell, each)
-	r := c.th.Row(w).Add(term.Faint, " cursor ").Add(term.Strong, term.Clean(g.Name)+":"+strconv.Itoa(cell*each)+"  ")
+	r := pg.Row(w).Add(term.Faint, " cursor ").Add(term.Strong, term.Clean(g.Name)+":"+strconv.Itoa(cell*each)+"  ")
 	if len(places) == 1 {
 		if n := places[0].Node(); n != nil {
-			_, st := c.stageSign(n.State)
-			return r.Add(term.Plain, term.Clean(n.Name)+"  ").Add(st, term.Clean(n.State)+" ").Add(term.Faint, c.age(n)+"  "+term.Clean(n.Text)).Right(term.Faint, "Enter opens").String()
+			_, st := stageSign(pg, n.State)
+			return r.Add(term.Plain, term.Clean(n.Name)+"  ").Add(st, term.Clean(n.State)+" ").Add(term.Faint, age(pg, n)+"  "+term.Clean(n.Text)).Right(term.Faint, "Enter opens").String()
 		}
 		return r.Add(term.Faint, "empty").String()
 	}
@@ -1122,7 +1123,7 @@ func (c *console) cellLine(g *engine.BoardGroup, cell, each, w int) string {
 	r.Add(term.Plain, first+" … "+last+"  ")
 	for _, s := range worstFirst {
 		if n := counts[s]; n > 0 && s != "" {
-			_, st := c.stageSign(s)
+			_, st := stageSign(pg, s)
 			r.Add(st, strconv.Itoa(n)+" "+s+" ")
 		}
 	}
@@ -1130,26 +1131,26 @@ func (c *console) cellLine(g *engine.BoardGroup, cell, each, w int) string {
 }
 
 // cellDetail lists the nodes of the cell under the cursor.
-func (c *console) cellDetail(g *engine.BoardGroup, cell, each, w, h int) []string {
+func cellDetail(pg page, g *engine.BoardGroup, cell, each, w, h int) []string {
 	places := cellPlaces(g, cell, each)
-	lines := []string{c.th.Row(w).Add(term.Faint, fmt.Sprintf(" group %s  cell %d", term.Clean(g.Name), cell)).String()}
+	lines := []string{pg.Row(w).Add(term.Faint, fmt.Sprintf(" group %s  cell %d", term.Clean(g.Name), cell)).String()}
 	for _, p := range places {
 		n := p.Node()
 		if n == nil {
 			continue
 		}
 		if len(lines) == h-1 && len(places) > h-1 {
-			lines = append(lines, c.th.Row(w).Pad(1).Add(term.Faint, "…").String())
+			lines = append(lines, pg.Row(w).Pad(1).Add(term.Faint, "…").String())
 			break
 		}
-		sign, st := c.stageSign(n.State)
-		lines = append(lines, c.th.Row(w).Pad(1).Add(st, sign).Add(term.Plain, " ").Add(term.Plain, term.Cut(term.Clean(n.Name), w-20, c.th.Ellipsis)+" ").Add(st, term.Clean(n.State)).Right(term.Faint, c.age(n)).String())
+		sign, st := stageSign(pg, n.State)
+		lines = append(lines, pg.Row(w).Pad(1).Add(st, sign).Add(term.Plain, " ").Add(term.Plain, term.Cut(term.Clean(n.Name), w-20, pg.Ellipsis)+" ").Add(st, term.Clean(n.State)).Right(term.Faint, age(pg, n)).String())
 	}
 	return lines
 }
 
 // legend explains the signs of the map, with the number of nodes of each.
-func (c *console) legend(b *engine.Board, w int) []string {
+func legend(pg page, b *engine.Board, w int) []string {
 	counts := map[string]int{}
 	for _, g := range b.Groups() {
 		for s, n := range g.Counts {
@@ -1157,7 +1158,7 @@ func (c *console) legend(b *engine.Board, w int) []string {
 		}
 	}
 	lines := make([]string, 0, 2)
-	r := c.th.Row(w).Pad(1)
+	r := pg.Row(w).Pad(1)
 	for _, s := range []string{
 		engine.NodeReady, engine.NodeOutdated, engine.NodeReplacing, engine.NodeCreating, engine.NodeBooting, engine.NodeJoining, engine.NodeNotReady,
 		engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeFailed,
@@ -1165,11 +1166,11 @@ func (c *console) legend(b *engine.Board, w int) []string {
 		if counts[s] == 0 && s != engine.NodeReady && s != engine.NodeOutdated {
 			continue
 		}
-		sign, st := c.mapCell(s)
+		sign, st := mapCell(pg, s)
 		text := " " + s + " " + strconv.Itoa(counts[s]) + "  "
 		if r.Used+1+term.Width(text) > w && len(lines) == 0 {
 			lines = append(lines, r.String())
-			r = c.th.Row(w).Pad(1)
+			r = pg.Row(w).Pad(1)
 		}
 		r.Raw(st, sign).Add(term.Plain, text)
 	}
@@ -1274,13 +1275,13 @@ func (c *console) nodeView(b *engine.Board, w, h int) []string {
 		}
 	}
 	for _, x := range pair {
-		lines = append(lines, c.stateHistoryRows(b, x, x == n, w)...)
+		lines = append(lines, stateHistoryRows(c.boardPage(), b, x, x == n, w)...)
 	}
 	if len(pair) > 1 && h >= 16 {
-		lines = append(lines, c.replacementTimeline(pair, w)...)
+		lines = append(lines, replacementTimeline(c.boardPage(), pair, w)...)
 	}
 	lines = append(lines, "")
-	facts := []string{c.facts(n)}
+	facts := []string{facts(c.boardPage(), n)}
 	if wt := b.Wait; wt.Node == n.Name && wt.Text != "" {
 		facts = append(facts, "waiting: "+term.Clean(wt.Text))
 	}
@@ -1302,7 +1303,7 @@ func (c *console) nodeView(b *engine.Board, w, h int) []string {
 	return append(lines, c.linePart(b, list, w, max(1, h-len(lines)), true)...)
 }
 
-func (c *console) facts(n *engine.BoardNode) string {
+func facts(pg page, n *engine.BoardNode) string {
 	role := "worker"
 	if n.Control {
 		role = "control plane"
@@ -1318,12 +1319,12 @@ func (c *console) facts(n *engine.BoardNode) string {
 		}
 		parts = append(parts, word+term.Clean(n.With))
 	}
-	return strings.Join(parts, " "+c.th.Dot+" ")
+	return strings.Join(parts, " "+pg.Dot+" ")
 }
 
 // stateHistoryRows is the state history of a machine, with the start and the duration of each state.
-func (c *console) stateHistoryRows(b *engine.Board, n *engine.BoardNode, here bool, w int) []string {
-	now := c.now
+func stateHistoryRows(pg page, b *engine.Board, n *engine.BoardNode, here bool, w int) []string {
+	now := pg.now
 	all := append(slices.Clone(n.Past), engine.Moment{State: n.State, Since: n.Since, Took: now.Sub(n.Since), Seen: n.Seen})
 	most := max(2, (w-4)/13)
 	if len(all) > most {
@@ -1333,13 +1334,13 @@ func (c *console) stateHistoryRows(b *engine.Board, n *engine.BoardNode, here bo
 	if here {
 		st = term.Strong
 	}
-	names, times, tooks := c.th.Row(w).Pad(2), c.th.Row(w).Pad(2), c.th.Row(w).Pad(2)
+	names, times, tooks := pg.Row(w).Pad(2), pg.Row(w).Pad(2), pg.Row(w).Pad(2)
 	for i, m := range all {
-		_, style := c.stageSign(m.State)
+		_, style := stageSign(pg, m.State)
 		name := term.Clean(m.State)
 		now := i == len(all)-1
 		if !now {
-			name += " " + c.th.Arrow
+			name += " " + pg.Arrow
 			style = term.Faint
 		}
 		names.Col(style, name, 12)
@@ -1351,7 +1352,7 @@ func (c *console) stateHistoryRows(b *engine.Board, n *engine.BoardNode, here bo
 			tooks.Col(term.Plain, "≥"+term.Duration(m.Took), 12)
 		}
 	}
-	head := c.th.Row(w).Pad(1).Add(st, term.Clean(n.Name))
+	head := pg.Row(w).Pad(1).Add(st, term.Clean(n.Name))
 	if p50 := b.Dwell(n.State, 0.5); p50 > 0 && inFlight(n) {
 		head.Add(term.Faint, "  median time "+term.Clean(n.State)+": "+term.Duration(p50))
 	}
@@ -1359,8 +1360,8 @@ func (c *console) stateHistoryRows(b *engine.Board, n *engine.BoardNode, here bo
 }
 
 // replacementTimeline draws the states of the two machines of a replacement over time, old above new.
-func (c *console) replacementTimeline(pair []*engine.BoardNode, w int) []string {
-	now := c.now
+func replacementTimeline(pg page, pair []*engine.BoardNode, w int) []string {
+	now := pg.now
 	room := w - 18
 	begin := now
 	for _, n := range pair {
@@ -1377,9 +1378,9 @@ func (c *console) replacementTimeline(pair []*engine.BoardNode, w int) []string 
 	if span <= 0 || room < 20 {
 		return nil
 	}
-	lines := []string{c.th.Rule(w, "Timeline", begin.UTC().Format("15:04:05")+" - "+now.UTC().Format("15:04:05")+"  1 column = "+term.Duration(span/time.Duration(room)))}
+	lines := []string{pg.Rule(w, "Timeline", begin.UTC().Format("15:04:05")+" - "+now.UTC().Format("15:04:05")+"  1 column = "+term.Duration(span/time.Duration(room)))}
 	for i, n := range pair {
-		r := c.th.Row(w).Pad(1).Col(term.Faint, []string{"old", "new"}[i], 4).Pad(10)
+		r := pg.Row(w).Pad(1).Col(term.Faint, []string{"old", "new"}[i], 4).Pad(10)
 		all := append(slices.Clone(n.Past), engine.Moment{State: n.State, Since: n.Since, Took: now.Sub(n.Since)})
 		used := 0
 		for _, m := range all {
@@ -1389,7 +1390,7 @@ func (c *console) replacementTimeline(pair []*engine.BoardNode, w int) []string 
 			if to <= from {
 				continue
 			}
-			sign, st := c.mapCell(m.State)
+			sign, st := mapCell(pg, m.State)
 			r.Pad(from-used).Raw(st, strings.Repeat(sign, to-from))
 			used = to
 		}

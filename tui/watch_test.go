@@ -692,7 +692,7 @@ func TestEndOfAWatchIsNotTheEndOfTheRollout(t *testing.T) {
 		engine.VerbApply: "Ended: 1 of 2 nodes at the target",
 	} {
 		b.Plan = &engine.Plan{Verb: verb}
-		if got, _ := (&console{}).boardReason(&b); got != want {
+		if got, _ := boardReason((&console{}).page(), &b); got != want {
 			t.Errorf("%s: %q", verb, got)
 		}
 	}
