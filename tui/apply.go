@@ -1,7 +1,6 @@
 package tui
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -139,83 +138,6 @@ func (s *session) planText(p *engine.Plan) []string {
 	w := s.answerWidth()
 	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, term.Clean(p.Cluster)+marked(p.Simulated, ", "), term.Clean(p.From.String()), term.Clean(p.To.String())), ""}
 	return append(lines, upgradeSections(s.page(), w, p)...)
-}
-
-// upgradeSections renders an upgrade's plan: versions, other changes, steps, findings,
-// notes and warnings. On the screen a blocked plan shows only its findings.
-func upgradeSections(pg page, w int, p *engine.Plan) []string {
-	k := &engine.Check{Findings: p.Findings, Changes: p.Changes, Path: []engine.Hop{{}}}
-	var lines []string
-	if !pg.Uncut && len(p.Blocked()) > 0 {
-		return findingGroups(pg, w, &engine.Check{Findings: p.Findings})
-	}
-	if len(p.Components) > 0 {
-		lines = append(lines, pg.Rule(w, "Versions", ""))
-		for _, x := range p.Components {
-			lines = append(lines, pg.Row(w).Pad(2).Add(term.Plain, componentLine(pg, x)).String())
-		}
-	}
-	if rows := changeRows(pg, w, k); len(rows) > 0 {
-		rows[0] = pg.Rule(w, "Will change", "")
-		lines = append(lines, rows...)
-		if pg.Uncut { // the screen shows the backup's age elsewhere
-			lines = append(lines, pg.Row(w).Pad(2).Col(term.Faint, "last backup", 14).Add(term.Plain, backupWords(pg, p.LastBackup)).String())
-		}
-	}
-	lines = append(lines, pg.Rule(w, "Steps", term.Count(len(p.Steps), "step")))
-	const indent = 22
-	for i, st := range p.Steps {
-		r := pg.Row(w).Num(term.Faint, fmt.Sprint(i+1), 2).Pad(1).Col(term.Strong, term.Clean(st.ID), 17)
-		if st.Finished {
-			lines = append(lines, r.Add(term.Faint, "done before: "+term.Clean(st.Title)).String())
-			continue
-		}
-		text := term.Clean(st.Title) + ": " + term.Clean(st.Effect)
-		if st.Final {
-			text += " (point of no return)"
-		}
-		for n, l := range term.Wrap(text, max(20, w-indent)) {
-			if n > 0 {
-				r = pg.Row(w).Pad(indent)
-			}
-			lines = append(lines, r.Add(term.Plain, l).String())
-		}
-		for _, d := range st.Details {
-			lines = append(lines, prose(pg, w, indent, term.Faint, term.Clean(d))...)
-		}
-	}
-	lines = append(lines, findingGroups(pg, w, k)...)
-	lines = append(lines, "")
-	for _, n := range p.Notes {
-		lines = append(lines, prose(pg, w, 0, term.Plain, term.Clean(pg.commands.text(n)))...)
-	}
-	for _, st := range p.Steps {
-		if st.Warning != "" && !st.Finished {
-			lines = append(lines, prose(pg, w, 0, term.Caution, "Warning: "+term.Clean(st.Warning))...)
-		}
-	}
-	return lines
-}
-
-// backupWords describes age and contents of a backup.
-func backupWords(pg page, b *engine.LastBackup) string {
-	if b == nil {
-		return "none"
-	}
-	s := fmt.Sprintf("%s, %s, %s", term.Ago(b.Created, pg.now), amountOf(b.Objects, "object"), term.Bytes(b.Bytes))
-	if !b.Etcd {
-		return s + ", without an etcd snapshot"
-	}
-	return s + ", with an etcd snapshot"
-}
-
-// componentLine is "Kubernetes: v1.35.4 -> v1.36.3".
-func componentLine(pg page, x engine.ComponentCheck) string {
-	name := term.Clean(x.Name)
-	if x.Part {
-		name = "  " + name
-	}
-	return fmt.Sprintf("%-22s %s %s %s", name, cmp.Or(term.Clean(x.Now), "(none)"), pg.To, term.Clean(x.NextHop))
 }
 
 // rolloutCommands returns pause, resume, cancel, skip and retry.

@@ -546,9 +546,6 @@ exit code is 2 if there are errors.`,
 	return cmd
 }
 
-// configFile is the name of the configuration in a workspace.
-const configFile = "constellation-conf.yaml"
-
 func (s *session) configMigrate() *cobra.Command {
 	return &cobra.Command{
 		Use:   "migrate",

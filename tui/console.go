@@ -3,7 +3,6 @@ package tui
 import (
 	"context"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -601,14 +600,6 @@ func (c *console) command() string {
 		return c.upgradeCommand()
 	}
 	return c.deps.commands.command("init --non-interactive --yes")
-}
-
-// quoteArg quotes an argument for a shell.
-func quoteArg(s string) string {
-	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./_-") == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 func (c *console) copyText(text, what string) {

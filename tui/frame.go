@@ -39,14 +39,6 @@ func (c *console) View() string {
 	return strings.Join(append(append(head, body...), foot...), "\n")
 }
 
-// dim removes the colours of a line that may be out of date.
-func dim(pg page, line string) string {
-	if pg.Colours == term.NoColours {
-		return line
-	}
-	return pg.Paint(term.Faint, term.StripStyle(line))
-}
-
 func (c *console) body(w, h int) []string {
 	switch c.screen {
 	case screenHome:
@@ -140,27 +132,9 @@ func (c *console) header() []string {
 	return lines
 }
 
-// simulatedLabel are in every screen and answer about simulated machines.
-const simulatedLabel = "simulated machines"
-
-// marked returns the label for a cluster of simulated machines, or "" for a real one.
-func marked(simulated bool, before string) string {
-	if !simulated {
-		return ""
-	}
-	return before + simulatedLabel
-}
-
 // mark is the label behind the cluster's name in the header.
 func (c *console) mark() string {
 	return markIf(c.page(), c.w, c.t.simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated)
-}
-
-func markIf(pg page, w int, simulated bool) string {
-	if w < 80 && simulated {
-		return "  simulated"
-	}
-	return marked(simulated, "  ")
 }
 
 // aboutUpgrade reports whether a screen belongs to an upgrade.
@@ -438,42 +412,6 @@ func (c *console) safetyLine() string {
 }
 
 // Boxes are centred in w columns. Their lines have at most inner columns.
-
-func boxTop(pg page, w, inner int, title string) string {
-	t := pg.Theme
-	r := t.Row(w).Pad((w-inner-2)/2).Add(term.Faint, t.CornerTL+t.Signs.Rule).Add(term.Strong, title)
-	return r.Add(term.Faint, strings.Repeat(t.Signs.Rule, max(0, inner-1-term.Width(term.AsciiIf(t.Ascii, title))))+t.CornerTR).String()
-}
-
-func boxLine(pg page, w, inner int, line string) string {
-	t := pg.Theme
-	r := t.Row(w).Pad((w-inner-2)/2).Add(term.Faint, t.Side)
-	gap := inner - 1 - term.StyledWidth(line)
-	return r.String() + " " + line + strings.Repeat(" ", max(0, gap)) + t.Paint(term.Faint, t.Side)
-}
-
-func boxBottom(pg page, w, inner int, foot string) string {
-	t := pg.Theme
-	r := t.Row(w).Pad((w-inner-2)/2).Add(term.Faint, t.CornerBL+strings.Repeat(t.Signs.Rule, max(0, inner-1-term.Width(foot))))
-	return r.Add(term.Faint, foot).Add(term.Faint, t.Signs.Rule+t.CornerBR).String()
-}
-
-// window returns the part of a list of n rows that fits into h lines and contains row at.
-func window(n, at, h int) (from, to int) {
-	if n <= h || h <= 0 {
-		return 0, min(n, max(h, 0))
-	}
-	from = min(max(at-h/2, 0), n-h)
-	return from, from + h
-}
-
-// marker is the cursor sign of a selected row, else blanks.
-func marker(pg page, here bool) string {
-	if here {
-		return pg.Cursor + " "
-	}
-	return "  "
-}
 
 // page is what the pages of this frame share.
 func (c *console) page() page {

@@ -10,15 +10,6 @@ import (
 	"constellation/tui/term"
 )
 
-// cellOf escapes a text for a cell of a Markdown table; an empty one becomes a dash.
-func cellOf(s string) string {
-	s = strings.NewReplacer("|", `\|`, "\n", " ", "<", "&lt;", "`", "'").Replace(term.Clean(s))
-	return cmp.Or(s, "-")
-}
-
-// codeOf quotes text from outside as inline code, where Markdown has no effect.
-func codeOf(s string) string { return "`" + strings.ReplaceAll(term.Clean(s), "`", "'") + "`" }
-
 // runSummary prints a run as Markdown at its end, for the job page of a CI pipeline. Meanwhile
 // lines prints the events to another writer.
 type runSummary struct {

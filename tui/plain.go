@@ -14,10 +14,6 @@ import (
 	"constellation/tui/term"
 )
 
-// manyMachines is the number of machines above which the printer summarises groups instead
-// of printing single machines.
-const manyMachines = 50
-
 // tailLines is the number of log lines printed when a step fails.
 const tailLines = 25
 
@@ -124,14 +120,6 @@ func (p *plainPrinter) draw() {
 	p.live.Set(p.th.Spin(p.spin) + " " + text + "  " + term.Duration(p.now().Sub(s.began)))
 }
 
-// amount formats a progress; large totals are bytes.
-func amount(n, total int64) string {
-	if total >= 1<<16 {
-		return term.Bytes(n) + " of " + term.Bytes(total)
-	}
-	return fmt.Sprintf("%d of %d", n, total)
-}
-
 func (p *plainPrinter) event(ev engine.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -223,13 +211,6 @@ func (p *plainPrinter) subject() string {
 	return "run"
 }
 
-func source(x logLine) string {
-	if x.node != "" && x.source != "" {
-		return x.node + "/" + x.source
-	}
-	return x.node + x.source
-}
-
 func (p *plainPrinter) remedyTail(remedy string) string {
 	if remedy == "" {
 		return ""
@@ -277,25 +258,6 @@ func (p *plainPrinter) printPlan(at time.Time) {
 			p.line(at, term.Clean(s.ID), "plan", term.Clean(d))
 		}
 	}
-}
-
-// target formats the versions of a target.
-func target(t engine.Target) string {
-	var parts []string
-	for _, x := range [][2]string{{"kubernetes", t.Kubernetes}, {"image", t.Image}, {"release", t.Release}} {
-		if x[1] != "" {
-			parts = append(parts, x[0]+" "+term.Clean(x[1]))
-		}
-	}
-	return strings.Join(parts, ", ")
-}
-
-func nodesOf(p *engine.Plan) int {
-	n := 0
-	for _, c := range p.Nodes {
-		n += c
-	}
-	return n
 }
 
 // printCheck writes a finding that is a warning, blocks or was not checked. It counts the

@@ -489,47 +489,6 @@ func (c *console) riskRows(w, h int) []string {
 	return append(lines, rollbackRows(c.page(), w, p)...)
 }
 
-// rollbackRows show the stop points, what is irreversible, and how to roll back.
-func rollbackRows(pg page, w int, p *engine.Plan) []string {
-	lines := []string{pg.Rule(w, "Rollback", "")}
-	add := func(head, text string) {
-		for i, l := range term.Wrap(text, max(20, w-18)) {
-			if i > 0 {
-				head = ""
-			}
-			lines = append(lines, pg.Row(w).Pad(2).Col(term.Faint, head, 14).Add(term.Plain, l).String())
-		}
-	}
-	if i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.Final && !s.Finished }); i >= 0 || p.Rehearsal {
-		add("stop points", "before set-target: after each step with q; then: P pauses, C cancels")
-	}
-	if replaced(p) > 0 {
-		add("irreversible", "disks of replaced nodes are deleted; Kubernetes cannot be downgraded")
-		add("certificates", "kubelets on new machines get new ones; the certificate authority stays")
-	}
-	add("rollback", "services: helm rollback; nodes: fix forward, or upgrade to the previous image")
-	return lines
-}
-
-// inPlaceOf lists how many nodes of each group are upgraded in place: "2 of workers".
-func inPlaceOf(x *engine.Changes) []string {
-	var groups []string
-	for _, g := range slices.Sorted(maps.Keys(x.InPlace)) {
-		groups = append(groups, fmt.Sprintf("%d of %s", x.InPlace[g], term.Clean(g)))
-	}
-	return groups
-}
-
-// replaced is how many nodes a plan replaces.
-func replaced(p *engine.Plan) (n int) {
-	if p.Changes != nil {
-		for _, x := range p.Changes.Nodes {
-			n += x
-		}
-	}
-	return n
-}
-
 // upgradeConfirmView renders the confirmation of an upgrade in h lines: a summary of the changes and
 // the findings whose IDs must be typed.
 func (c *console) upgradeConfirmView(w, h int) []string {
@@ -681,18 +640,6 @@ func (c *console) upgradeMode(s screenID) string {
 		return badge + "elapsed " + term.Clock(c.t.elapsed(c.now))
 	}
 	return badge + "upgrade"
-}
-
-// changeSummary are the changed versions: "image v1.0.0→v1.1.0  k8s v1.35.4→v1.36.3".
-func changeSummary(pg page, p *engine.Plan) string {
-	var parts []string
-	for _, x := range [][3]string{{"release", p.From.Release, p.To.Release}, {"image", p.From.Image, p.To.Image}, {"k8s", p.From.Kubernetes, p.To.Kubernetes}} {
-		if x[2] != "" && x[1] != x[2] {
-			oldest, _, _ := strings.Cut(term.Clean(x[1]), "-v") // a range in the middle of an upgrade
-			parts = append(parts, x[0]+" "+cmp.Or(oldest, "?")+pg.To+term.Clean(x[2]))
-		}
-	}
-	return strings.Join(parts, "  ")
 }
 
 // upgradeRail is the second line: the screens up to the run, then the steps of the run.

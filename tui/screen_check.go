@@ -53,55 +53,6 @@ type checkScreen struct {
 	writing      bool
 }
 
-// runningCheck is the progress of a check.
-type runningCheck struct {
-	total, done int
-	running     []string // IDs in the order of their start
-	progress    map[string]string
-	found       []engine.Finding
-}
-
-func (l *runningCheck) apply(ev engine.Event) {
-	i := slices.Index(l.running, ev.Object)
-	switch {
-	case ev.Kind == engine.KindProgress && i >= 0:
-		if l.progress == nil {
-			l.progress = map[string]string{}
-		}
-		l.progress[ev.Object] = amount(ev.Current, ev.Total)
-	case ev.Kind != engine.KindCheck:
-	case ev.State == engine.StateRunning:
-		l.total++
-		l.running = append(l.running, ev.Object)
-	default:
-		if i >= 0 {
-			l.running = slices.Delete(l.running, i, i+1)
-			l.done++
-		}
-		var f engine.Finding
-		if json.Unmarshal(ev.Data, &f) == nil && f.Severity != "" {
-			l.found = append(l.found, f)
-		}
-	}
-}
-
-// summary is the progress as text: "31 of 44 checked; drain-rehearsal 42 of 300".
-func (l *runningCheck) summary() string {
-	s := fmt.Sprintf("%d of %d checked", l.done, l.total)
-	var names []string
-	for _, id := range l.running {
-		name := term.Clean(id)
-		if p := l.progress[id]; p != "" {
-			name += " " + p
-		}
-		names = append(names, name)
-	}
-	if len(names) > 0 {
-		s += "; " + someNames(names, 3)
-	}
-	return s
-}
-
 // Messages of checks.
 type (
 	checkEnded struct {
@@ -348,13 +299,6 @@ func (c *console) shown() (list []engine.Finding, folded int) {
 	return list, folded
 }
 
-// checkItem is a selectable row: a finding, a reason, or the line for the passed checks.
-type checkItem struct {
-	finding *engine.Finding
-	reason  *reason
-	folded  int
-}
-
 // checkItems are the rows of the pane that has the focus.
 func (c *console) checkItems() (items []checkItem) {
 	if c.chk.result == nil {
@@ -519,13 +463,6 @@ func (c *console) checkWhy(w int) []string {
 	return signed(c.page(), w, st, sign, term.Clean(text))
 }
 
-// signed is a sentence behind a sign, on at most two lines.
-func signed(pg page, w int, st term.Style, sign, text string) []string {
-	lines := pg.Below(w, 3, 2, term.Strong, text)
-	lines[0] = " " + pg.Paint(st, term.AsciiIf(pg.Ascii, sign)) + lines[0][2:]
-	return lines
-}
-
 // checkView renders the check in h lines.
 func (c *console) checkView(w, h int) []string {
 	k := c.chk.result
@@ -586,14 +523,6 @@ func (c *console) findingsFooter(w, room int, k *engine.Check) []string {
 		return changes[:min(len(changes), room)]
 	}
 	return nil
-}
-
-func noteRows(pg page, w int, k *engine.Check) []string {
-	var lines []string
-	for _, n := range k.Notes {
-		lines = append(lines, pg.Below(w, 2, 2, term.Plain, term.Clean(n))...)
-	}
-	return lines
 }
 
 // focusRule is the heading of a pane; the focused one is marked with the cursor.
@@ -766,22 +695,6 @@ func (c *console) changesPane(w, h int, k *engine.Check) []string {
 	return append([]string{c.focusRule(w, checkChanges, "Will change in hop 1", remark)}, rows[from:min(len(rows), from+h-1)]...)
 }
 
-// fieldRows are values of the configuration that change.
-func fieldRows(pg page, w int, fields []engine.FieldChange) []string {
-	names := 20
-	for _, f := range fields {
-		names = max(names, term.Width(term.Clean(f.Field)))
-	}
-	names = min(names, w/2)
-	var lines []string
-	for _, f := range fields {
-		from, to := cmp.Or(shortDigests(f.From, pg.Ellipsis), "not set"), cmp.Or(shortDigests(f.To, pg.Ellipsis), "removed")
-		lines = append(lines, pg.Row(w).Pad(2).Col(term.Plain, term.CutMiddle(term.Clean(f.Field), names, pg.Ellipsis), names).
-			Add(term.Bad, term.Clean(term.OneLine(from))).Add(term.Faint, " "+pg.To+" ").Add(term.Good, term.Clean(term.OneLine(to))).String())
-	}
-	return lines
-}
-
 // confirmWriteView shows the values to write and asks for confirmation.
 func (c *console) confirmWriteView(w, h int) []string {
 	x := c.chk.result.Config
@@ -804,61 +717,6 @@ func (c *console) openView(w, h int) []string {
 	lines = lines[1:]
 	from := max(0, min(c.chk.scroll, len(lines)-(h-1)))
 	return append([]string{title}, lines[from:min(len(lines), from+h-1)]...)
-}
-
-// itemDetail are the details of a row; the first line is their heading.
-func itemDetail(pg page, w int, x checkItem) []string {
-	switch {
-	case x.finding != nil:
-		f := x.finding
-		sign, st := severitySignOf(pg, f.Severity)
-		lines := []string{pg.Rule(w, term.Clean(f.ID), severityText(f.Severity))}
-		for i, p := range term.Wrap(term.Clean(f.Title), max(20, w-4)) {
-			r := pg.Row(w).Pad(3)
-			if i == 0 {
-				r = pg.Row(w).Pad(1).Add(st, sign+" ")
-			}
-			lines = append(lines, r.Add(term.Strong, p).String())
-		}
-		lines = append(lines, "")
-		return append(lines, findingDetail(pg, w, 1, *f)...)
-	case x.reason != nil:
-		lines := []string{pg.Rule(w, "rule "+term.Clean(x.reason.rule), "")}
-		add := func(head string, st term.Style, s string) {
-			if s == "" {
-				return
-			}
-			for i, p := range term.Wrap(s, max(20, w-11)) {
-				if i > 0 {
-					head = ""
-				}
-				lines = append(lines, pg.Row(w).Pad(1).Col(term.Faint, head, 8).Add(st, p).String())
-			}
-		}
-		add("version", term.Strong, term.Clean(x.reason.what))
-		add("why", term.Plain, term.Clean(x.reason.text))
-		add("fix", term.Accent, term.Clean(pg.commands.text(x.reason.remedy)))
-		add("source", term.Faint, term.Clean(x.reason.reference))
-		if !x.reason.beyond {
-			add("", term.Faint, "A later hop of the path reaches it or a newer version.")
-		}
-		return lines
-	case x.folded > 0:
-		return []string{pg.Rule(w, "Details", ""), pg.Row(w).Pad(1).Add(term.Faint, "Enter lists the checks that passed.").String()}
-	}
-	return []string{pg.Rule(w, "Details", "")}
-}
-
-func severityText(s engine.Severity) string {
-	switch s {
-	case engine.Block:
-		return "blocks"
-	case engine.Warn:
-		return "warning"
-	case engine.NotChecked:
-		return "not checked"
-	}
-	return "passed"
 }
 
 // checkWide is checkView for wide screens, with component parts, the lattice, and details at the right.
@@ -890,163 +748,4 @@ func (c *console) checkWide(w, h int) []string {
 		b = append(b[:room-1], c.th.Row(right).Pad(1).Add(term.Faint, c.th.Ellipsis+" "+how).String())
 	}
 	return append(lines, beside(a, b, left, room, c.th)...)
-}
-
-// beside puts two blocks next to each other, h lines high.
-func beside(a, b []string, left, h int, t *term.Theme) []string {
-	var lines []string
-	for i := range min(h, max(len(a), len(b))) {
-		var l, r string
-		if i < len(a) {
-			l = a[i]
-		}
-		if i < len(b) {
-			r = b[i]
-		}
-		lines = append(lines, l+strings.Repeat(" ", max(0, left-term.StyledWidth(l)))+" "+t.Paint(term.Faint, t.Side)+" "+r)
-	}
-	return lines
-}
-
-// cell is a minor version in the lattice.
-type cell struct {
-	version, rule string
-	at            int // the hop that reaches it; 0 for the current version, -1 if none does
-}
-
-// lattice draws components as rows and minor versions as columns. Versions on the path are
-// linked; unreachable ones show the rule that blocks them.
-func lattice(pg page, w int, k *engine.Check) []string {
-	var lines []string
-	var minors []string // of the rows above
-	for _, row := range []struct{ name, component string }{{"Kubernetes", "kubernetes"}, {"OS image", "image"}, {"Services", "services"}} {
-		cells := latticeRow(k, row.component)
-		if len(cells) == 0 {
-			continue
-		}
-		var heads []string
-		for _, x := range cells {
-			heads = append(heads, minorOf(x.version))
-		}
-		col := max(20, min(28, (w-18)/len(cells)))
-		if !slices.Equal(heads, minors) {
-			r := pg.Row(w).Pad(18)
-			for _, m := range heads {
-				r.Col(term.Faint, m, col-1)
-			}
-			lines, minors = append(lines, strings.TrimRight(r.String(), " ")), heads
-		}
-		r := pg.Row(w).Pad(2).Col(term.Faint, row.name, 13)
-		for i, x := range cells {
-			r.To(16 + i*col)
-			switch {
-			case x.at < 0:
-				r.Add(term.Bad, pg.Fail+" ").Add(term.Faint, term.Clean(x.version)+" "+term.Clean(x.rule))
-			default:
-				sign, st := pg.Running, term.Accent
-				if x.at > 0 {
-					sign, st = pg.Pending, term.Good
-				}
-				r.Add(st, sign+" ").Add(term.Plain, term.Clean(x.version)+" ")
-			}
-			if i+1 < len(cells) && cells[i+1].at > 0 {
-				link, st := link(pg, k, cells[i+1].at)
-				label := fmt.Sprintf("hop %d", cells[i+1].at)
-				n := 16 + (i+1)*col - r.Used - term.Width(label) - 2
-				r.Add(st, strings.Repeat(link, max(1, n/2))+label+strings.Repeat(link, max(1, n-n/2))+pg.Arrow)
-			}
-		}
-		lines = append(lines, r.String())
-	}
-	return lines
-}
-
-// latticeRow are the minor versions of a component: the current one, those on the path, and
-// newer ones that cannot be reached.
-func latticeRow(k *engine.Check, component string) []cell {
-	of := func(t engine.Target) string {
-		switch component {
-		case "kubernetes":
-			return t.Kubernetes
-		case "image":
-			return t.Image
-		}
-		return t.Release
-	}
-	now := of(k.Current)
-	if len(k.Path) > 0 {
-		now = cmp.Or(of(k.Path[0].From), now)
-	}
-	if now == "" {
-		return nil
-	}
-	cells := []cell{{version: now}}
-	for _, h := range k.Path {
-		last := &cells[len(cells)-1]
-		switch to := of(h.To); {
-		case to == "" || to == last.version:
-		case minorOf(to) == minorOf(last.version) && last.at > 0: // a newer patch of the same minor
-			last.version = to
-		default:
-			cells = append(cells, cell{version: to, at: h.Number})
-		}
-	}
-	for _, b := range k.Blocked {
-		last := &cells[len(cells)-1]
-		if b.Component != component || !newer(b.Version, last.version) {
-			continue
-		}
-		switch {
-		case last.at < 0 && minorOf(last.version) == minorOf(b.Version):
-			last.version, last.rule = b.Version, b.Rule
-		case minorOf(last.version) == minorOf(b.Version): // the reasons below list a newer patch
-		default:
-			cells = append(cells, cell{version: b.Version, rule: b.Rule, at: -1})
-		}
-	}
-	return cells
-}
-
-// minorOf is "v1.36" of v1.36.3.
-func minorOf(v string) string {
-	if i := strings.LastIndexByte(v, '.'); i > 0 && strings.Count(v, ".") >= 2 {
-		j := strings.IndexByte(v[strings.IndexByte(v, '.')+1:], '.')
-		return v[:strings.IndexByte(v, '.')+1+j]
-	}
-	return v
-}
-
-// feedRemark is the source and age of the release data in few words.
-func feedRemark(f engine.FeedState, now time.Time) string {
-	if f.Source == "" || f.Source == "embedded" {
-		return ""
-	}
-	s := "feed " + term.Ago(f.Fetched, now)
-	if f.Stale {
-		s = "feed STALE, fetched " + term.Ago(f.Fetched, now)
-	}
-	return s
-}
-
-// available is the newest reachable version of a component that is newer than now; empty if
-// none is known.
-func available(pg page, k *engine.Check, component, now string) string {
-	if k == nil {
-		return ""
-	}
-	if goal := goalOf(k, component); newer(goal, now) {
-		return goal
-	}
-	return ""
-}
-
-// upgradeSummary summarise the available upgrade; empty if none is known.
-func upgradeSummary(pg page, k *engine.Check) string {
-	if k == nil || len(k.Path) == 0 {
-		return ""
-	}
-	if len(k.Path) == 1 {
-		return "the upgrade: " + targetSummary(k.Path[0])
-	}
-	return fmt.Sprintf("hop 1 of %d: %s", len(k.Path), targetSummary(k.Path[0]))
 }

@@ -258,9 +258,6 @@ type logView struct {
 	wrap   bool
 }
 
-// logLevels are in ascending order.
-var logLevels = []string{"", "info", "warn", "error"}
-
 var logKeys = []binding{
 	on("/", "/", "filter", "find", act(func(c *console) { c.log.typing = true })).footed("filter"),
 	on("e", "e", "toggle: warnings and errors only", "find", act(func(c *console) { c.log.level = (c.log.level + 2) % 4 })).footed("errors"),

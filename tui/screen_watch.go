@@ -1,11 +1,8 @@
 package tui
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -69,19 +66,6 @@ type watchScreen struct {
 	ticks  bool               // a tick is pending
 	player player
 }
-
-// sortBy is the order of a list of machines.
-type sortBy int
-
-const (
-	sortSlowest sortBy = iota
-	sortName
-	sortState
-	sortGroup
-	sorts
-)
-
-func (s sortBy) String() string { return [...]string{"slowest", "name", "state", "group"}[s] }
 
 // Messages of the watch screen.
 type (
@@ -426,15 +410,6 @@ type machineCache struct {
 	err    error // of the filter
 }
 
-// inFlight reports whether a machine is in transition or has failed.
-func inFlight(n *engine.BoardNode) bool {
-	switch n.State {
-	case engine.NodeOutdated, engine.NodeReady, engine.NodeGone:
-		return false
-	}
-	return true
-}
-
 // machines are the rows of the table: those in flight, or those that match the filter.
 func (c *console) machines() []*engine.BoardNode {
 	w := &c.wat
@@ -452,36 +427,6 @@ func (c *console) machines() []*engine.BoardNode {
 	r.list = machinesOf(b, f, w.sort, now)
 	*old = r
 	return r.list
-}
-
-// machinesOf are the machines in flight, or those that match the filter, if there is one.
-func machinesOf(b *engine.Board, f filter, by sortBy, now time.Time) []*engine.BoardNode {
-	list := make([]*engine.BoardNode, 0, 64)
-	all := b.Nodes()
-	if len(f.terms) == 0 {
-		all = b.Moving()
-	}
-	for n := range all {
-		if f.node(n, now) {
-			list = append(list, n)
-		}
-	}
-	if len(f.terms) == 0 && by == sortSlowest { // already in the board's order
-		return list
-	}
-	slices.SortFunc(list, func(x, y *engine.BoardNode) int {
-		var d int
-		switch by {
-		case sortSlowest:
-			d = x.Since.Compare(y.Since)
-		case sortState:
-			d = cmp.Compare(slices.Index(nodeStates, x.State), slices.Index(nodeStates, y.State))
-		case sortGroup:
-			d = strings.Compare(x.Group, y.Group)
-		}
-		return cmp.Or(d, strings.Compare(x.Name, y.Name))
-	})
-	return list
 }
 
 // flight is the list of machines on the screen.
@@ -522,29 +467,6 @@ func (c *console) copyRow() {
 		return
 	}
 	c.copyText(nodeLine(c.boardPage(), list[c.rowAt(list)]), "the line")
-}
-
-// nodeLine is the row of a machine as text.
-func nodeLine(pg page, n *engine.BoardNode) string {
-	return strings.TrimSpace(fmt.Sprintf("%s  %s  %s  %s  %s", term.Clean(n.Name), term.Clean(n.Group), term.Clean(n.State), age(pg, n), term.Clean(n.Text)))
-}
-
-// age is how long a machine has been in its state. If it was in that state at the first
-// observation, the age is a lower bound.
-func age(pg page, n *engine.BoardNode) string {
-	d := seconds(pg.now.Sub(n.Since))
-	if !n.Seen {
-		return "≥" + d
-	}
-	return d
-}
-
-// seconds is short without fractions of seconds, which would flicker.
-func seconds(d time.Duration) string {
-	if d < 10*time.Second {
-		return strconv.Itoa(int(max(d, 0)/time.Second)) + "s"
-	}
-	return term.Duration(d)
 }
 
 // stepNode shows the previous or next machine, in the order of the table or, if the machine

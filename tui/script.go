@@ -201,9 +201,6 @@ func (s *session) page() page {
 	return page{Theme: th.Printed(), now: s.Now(), commands: s.formatter()}
 }
 
-// printedWidth is the width of printed output; longer cells overflow.
-const printedWidth = 100
-
 // answerWidth is the line width of printed output: the width of the terminal within
 // limits, else printedWidth.
 func (s *session) answerWidth() int {

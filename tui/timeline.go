@@ -2,6 +2,7 @@ package tui
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -603,4 +604,42 @@ func (t *timeline) elapsed(now time.Time) time.Duration {
 		now = t.last
 	}
 	return now.Sub(t.started)
+}
+
+// manyMachines is the number of machines above which the printer summarises groups instead
+// of printing single machines.
+const manyMachines = 50
+
+// amount formats a progress; large totals are bytes.
+func amount(n, total int64) string {
+	if total >= 1<<16 {
+		return term.Bytes(n) + " of " + term.Bytes(total)
+	}
+	return fmt.Sprintf("%d of %d", n, total)
+}
+
+func source(x logLine) string {
+	if x.node != "" && x.source != "" {
+		return x.node + "/" + x.source
+	}
+	return x.node + x.source
+}
+
+// target formats the versions of a target.
+func target(t engine.Target) string {
+	var parts []string
+	for _, x := range [][2]string{{"kubernetes", t.Kubernetes}, {"image", t.Image}, {"release", t.Release}} {
+		if x[1] != "" {
+			parts = append(parts, x[0]+" "+term.Clean(x[1]))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+func nodesOf(p *engine.Plan) int {
+	n := 0
+	for _, c := range p.Nodes {
+		n += c
+	}
+	return n
 }
