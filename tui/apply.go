@@ -12,6 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func (s *session) upgradeApplyCommand() *cobra.Command {
@@ -136,8 +137,8 @@ func (s *session) apply(ctx context.Context, u *upgradeStart, o runOptions) erro
 // planText renders an upgrade's plan for the prompt.
 func (s *session) planText(p *engine.Plan) []string {
 	w := s.answerWidth()
-	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, term.Clean(p.Cluster)+marked(p.Simulated, ", "), term.Clean(p.From.String()), term.Clean(p.To.String())), ""}
-	return append(lines, upgradeSections(s.page(), w, p)...)
+	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, term.Clean(p.Cluster)+view.Marked(p.Simulated, ", "), term.Clean(p.From.String()), term.Clean(p.To.String())), ""}
+	return append(lines, view.UpgradeSections(s.page(), w, p)...)
 }
 
 // rolloutCommands returns pause, resume, cancel, skip and retry.

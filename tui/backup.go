@@ -12,6 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func (s *session) backupCommand() *cobra.Command {
@@ -456,5 +457,5 @@ func dirFlag(dir string) string {
 	if dir == "" {
 		return ""
 	}
-	return " --dir " + quoteArg(dir)
+	return " --dir " + view.QuoteArg(dir)
 }

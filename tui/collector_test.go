@@ -9,6 +9,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func TestCollectorKeepsOrderAndDropsNothing(t *testing.T) {
@@ -91,9 +92,9 @@ func BenchmarkFold(b *testing.B) {
 	events := recorded(b, "many")
 	b.ReportAllocs()
 	for b.Loop() {
-		var t timeline
+		var t view.Timeline
 		for _, ev := range events {
-			t.apply(ev)
+			t.Apply(ev)
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(events)), "ns/event")
@@ -109,7 +110,7 @@ func benchStage(b *testing.B, w, h int) *console {
 	c.run = newRunView()
 	c.ticking = true // no tick of its own
 	for _, ev := range events[:40] {
-		c.t.apply(ev)
+		c.t.Apply(ev)
 	}
 	return c
 }

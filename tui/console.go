@@ -10,6 +10,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 const (
@@ -56,7 +57,7 @@ type consoleDeps struct {
 	engine Engine
 	ws     *engine.Workspace
 	// commands formats commands to copy.
-	commands commandFormatter
+	commands view.CommandFormatter
 	// versions are the Kubernetes versions to choose from, the default first.
 	versions []string
 	// wizard opens the init wizard even if there is a cluster; yes skips the confirmation
@@ -119,7 +120,7 @@ type console struct {
 	form        configForm
 	pre         preflight
 	initConfirm initConfirm
-	t           timeline // of the run
+	t           view.Timeline // of the run
 	run         runView
 	log         logView
 	chk         checkScreen
@@ -269,7 +270,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		}
 		if c.bak.running {
 			for _, ev := range msg.events {
-				c.bak.t.apply(ev)
+				c.bak.t.Apply(ev)
 			}
 			return nil
 		}
@@ -280,7 +281,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		if c.upg.planning {
 			for _, ev := range msg.events {
 				if ev.Object != engine.CheckVersions {
-					c.upg.progress.apply(ev)
+					c.upg.progress.Apply(ev)
 				}
 			}
 			return nil
@@ -290,7 +291,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 			t = &c.pre.t
 		}
 		for _, ev := range msg.events {
-			t.apply(ev)
+			t.Apply(ev)
 		}
 		if t == &c.t {
 			c.watchEvents(msg.events)
@@ -379,7 +380,7 @@ func (c *console) tookHome(msg homeRead) tea.Cmd {
 	}
 	c.home.Next = slices.Clone(c.home.Next)
 	for i := range c.home.Next {
-		c.home.Next[i].Command = c.deps.commands.line(c.home.Next[i].Command)
+		c.home.Next[i].Command = c.deps.commands.Line(c.home.Next[i].Command)
 	}
 	c.form = newConfigForm(c.home, c.deps.versions)
 	first := c.screen == screenStart
@@ -478,9 +479,9 @@ func (c *console) startRun() tea.Cmd {
 	plan := c.plan
 	c.screen, c.running, c.ran = screenRun, true, true
 	c.err = nil
-	c.t, c.run, c.wat = timeline{}, newRunView(), watchScreen{}
-	c.t.setPlan(plan)
-	c.t.run = term.Clean(plan.ID)
+	c.t, c.run, c.wat = view.Timeline{}, newRunView(), watchScreen{}
+	c.t.SetPlan(plan)
+	c.t.Run = term.Clean(plan.ID)
 	return c.launch("running", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		return runEnded{c.deps.engine.Run(ctx, plan, emit)}
 	})
@@ -555,7 +556,7 @@ func (c *console) quitNow() tea.Cmd {
 	}
 	if !c.hasExit {
 		c.exit = engine.ExitStopped
-		if c.t.pastFinal() {
+		if c.t.PastFinal() {
 			c.exit = engine.ExitDone
 		}
 		c.hasExit = true
@@ -586,20 +587,20 @@ func (c *console) quitLabel() string {
 func (c *console) command() string {
 	switch c.screen {
 	case screenHome:
-		return c.deps.commands.command("status")
+		return c.deps.commands.Command("status")
 	case screenCheck:
-		return c.deps.commands.command("upgrade check")
+		return c.deps.commands.Command("upgrade check")
 	case screenBackup:
 		return c.backupCommand()
 	case screenWatch:
 		return c.watchLine()
 	case screenConfig:
-		return c.deps.commands.command("config validate")
+		return c.deps.commands.Command("config validate")
 	}
 	if c.upgrading() {
 		return c.upgradeCommand()
 	}
-	return c.deps.commands.command("init --non-interactive --yes")
+	return c.deps.commands.Command("init --non-interactive --yes")
 }
 
 func (c *console) copyText(text, what string) {

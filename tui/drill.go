@@ -19,6 +19,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func (s *session) sandboxDrill() *cobra.Command {
@@ -239,7 +240,7 @@ func when(i *engine.DrillInjection) string {
 // drillText renders a report.
 func (s *session) drillText(r *engine.DrillReport) []string {
 	t := s.page()
-	const w = printedWidth
+	const w = view.PrintedWidth
 	sty := map[string]term.Style{engine.DrillPassed: term.Good, engine.DrillFailed: term.Bad, engine.DrillVoid: term.Caution}[r.Outcome]
 	lines := []string{
 		t.Row(w).Add(term.Plain, "drill   seed "+fmt.Sprint(r.Seed)+"   ").Add(sty, r.Outcome).String(),
@@ -302,14 +303,14 @@ func held(r *engine.DrillReport) string {
 // drillMarkdown renders a report for the summary page of a CI pipeline.
 func drillMarkdown(r *engine.DrillReport) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "## Drill with seed %d: %s\n\n%s. The upgrade took %s, the whole drill %s.\n", r.Seed, r.Outcome, cellOf(r.Cluster), ofMS(r.RolledMS), ofMS(r.TookMS))
+	fmt.Fprintf(&b, "## Drill with seed %d: %s\n\n%s. The upgrade took %s, the whole drill %s.\n", r.Seed, r.Outcome, view.CellOf(r.Cluster), ofMS(r.RolledMS), ofMS(r.TookMS))
 	if r.Why != "" {
-		fmt.Fprintf(&b, "\n**%s**\n", cellOf(r.Why))
+		fmt.Fprintf(&b, "\n**%s**\n", view.CellOf(r.Why))
 	}
 	b.WriteString("\n| fault | point | on | when |\n|---|---|---|---|\n")
 	for i := range r.Injected {
 		in := &r.Injected[i]
-		fmt.Fprintf(&b, "| %s | %s %d | %s | %s |\n", cellOf(in.Fault), cellOf(in.Point), in.Nth, cellOf(in.On), cellOf(strings.TrimSpace(when(in)+" "+in.Err)))
+		fmt.Fprintf(&b, "| %s | %s %d | %s | %s |\n", view.CellOf(in.Fault), view.CellOf(in.Point), in.Nth, view.CellOf(in.On), view.CellOf(strings.TrimSpace(when(in)+" "+in.Err)))
 	}
 	b.WriteString("\n| invariant | held | violations, excused ones included |\n|---|---|---|\n")
 	for _, rule := range r.Rules {
@@ -320,9 +321,9 @@ func drillMarkdown(r *engine.DrillReport) string {
 		case rule.NotAsked:
 			yes = "not checked"
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s |\n", cellOf(rule.Rule), yes, cellOf(strings.Join(append(slices.Clone(rule.Breaches), rule.Excused...), "; ")))
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", view.CellOf(rule.Rule), yes, view.CellOf(strings.Join(append(slices.Clone(rule.Breaches), rule.Excused...), "; ")))
 	}
-	fmt.Fprintf(&b, "\n```\n%s\n```\n\nRepeat: %s\n", term.Clean(strings.Join(r.Summary, "; ")), codeOf("constellation "+strings.Join(r.Repeat, " ")))
+	fmt.Fprintf(&b, "\n```\n%s\n```\n\nRepeat: %s\n", term.Clean(strings.Join(r.Summary, "; ")), view.CodeOf("constellation "+strings.Join(r.Repeat, " ")))
 	return b.String()
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func (s *session) releaseCommand() *cobra.Command {
@@ -142,7 +143,7 @@ func minute(t time.Time) string {
 	return t.UTC().Format("2006-01-02 15:04 UTC")
 }
 
-// feedText prints the source of the release data.
+// view.FeedText prints the source of the release data.
 func (s *session) feedText(f engine.FeedState) {
 	embedded := f.Source == "embedded"
 	switch {
@@ -159,7 +160,7 @@ func (s *session) feedText(f engine.FeedState) {
 		fmt.Fprintf(s.out, "cause   %s\n", term.OneLine(term.Clean(f.Problem)))
 	}
 	if f.Remedy != "" {
-		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().text(term.OneLine(term.Clean(f.Remedy))))
+		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().Text(term.OneLine(term.Clean(f.Remedy))))
 	}
 }
 
@@ -389,7 +390,7 @@ func (s *session) verifyText(r *engine.FeedReport) {
 	}
 	fmt.Fprintf(s.out, "result  %s\n", strings.Replace(verdict, "image or downloads", "images or downloads", 1))
 	if r.Remedy != "" {
-		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().text(term.OneLine(term.Clean(r.Remedy))))
+		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().Text(term.OneLine(term.Clean(r.Remedy))))
 	}
 }
 
@@ -567,9 +568,9 @@ bundle is rejected.`,
 			}
 			fmt.Fprintf(s.out, "charts    %s\n", cmp.Or(term.Clean(strings.Join(charts, ", ")), "embedded charts only"))
 			fmt.Fprintf(s.out, "excluded  the program, OS images, container images, node components\n")
-			next := "upgrade check --feed " + quoteArg("bundle:"+b.File)
+			next := "upgrade check --feed " + view.QuoteArg("bundle:"+b.File)
 			for _, k := range r.FeedKeys {
-				next += " --feed-key " + quoteArg(k)
+				next += " --feed-key " + view.QuoteArg(k)
 			}
 			fmt.Fprintf(s.out, "next      copy the file to the offline side and run: %s\n", s.command(next))
 			return nil
@@ -605,7 +606,7 @@ func (s *session) buildText(r *engine.FeedPublication, public string) {
 	if n := len(r.NoDigest); n > 0 {
 		fmt.Fprintf(s.out, "no digest known for %d images and downloads; release verify lists them\n", n)
 	}
-	fmt.Fprintf(s.out, "next      %s\n", s.command("release verify "+quoteArg(r.Out)+" --feed-key "+quoteArg(public)))
+	fmt.Fprintf(s.out, "next      %s\n", s.command("release verify "+view.QuoteArg(r.Out)+" --feed-key "+view.QuoteArg(public)))
 }
 
 func (s *session) releaseKey() *cobra.Command {
@@ -633,7 +634,7 @@ and the public key in FILE.pub. Existing files are never replaced.`,
 			}
 			fmt.Fprintf(s.out, "wrote %s, the private key: keep it secret, and store a copy in a safe place\n", term.Clean(k.Private))
 			fmt.Fprintf(s.out, "wrote %s, the public key %s for users of the feed\n", term.Clean(k.Public), k.ID)
-			fmt.Fprintf(s.out, "next  %s\n", s.command("release build --from DIR --out DIR --key "+quoteArg(k.Private)))
+			fmt.Fprintf(s.out, "next  %s\n", s.command("release build --from DIR --out DIR --key "+view.QuoteArg(k.Private)))
 			return nil
 		},
 	}

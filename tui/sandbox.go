@@ -16,6 +16,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func (s *session) sandboxCommand() *cobra.Command {
@@ -181,7 +182,7 @@ func (s *session) upSandbox(ctx context.Context, spec engine.SandboxSpec, f form
 			spec.Install = true
 			continue
 		}
-		kind, next := marked(info.Simulated, ", "), []string{s.command("init")}
+		kind, next := view.Marked(info.Simulated, ", "), []string{s.command("init")}
 		if info.Hollow {
 			kind, next = " (hollow: all machines are simulated)", s.afterHollow(info)
 		}
@@ -198,7 +199,7 @@ func (s *session) afterHollow(info engine.SandboxInfo) []string {
 	next := []string{s.command("watch"), s.command("status")}
 	if i := slices.IndexFunc(s.Images, func(v string) bool { return v != info.Image }); i >= 0 {
 		next = append(next, fmt.Sprintf("kubectl --kubeconfig %s patch nodeversion constellation-version --type merge -p '{\"spec\":{\"image\":\"sandboxes/%s/images/%s\",\"imageVersion\":\"%s\"}}'",
-			quoteArg(filepath.Join(s.dir, "constellation-admin.conf")), info.Name, s.Images[i], s.Images[i]))
+			view.QuoteArg(filepath.Join(s.dir, "constellation-admin.conf")), info.Name, s.Images[i], s.Images[i]))
 	}
 	return next
 }
@@ -211,10 +212,10 @@ func (s *session) asks() bool {
 // ask prints err, which names missing packages, and prompts to install them. No is the
 // default.
 func (s *session) ask(err error) bool {
-	x := explain(err, s.formatter())
-	fmt.Fprintf(s.Stderr, "\n%s\n", cmp.Or(x.why, x.what))
-	if x.remedy != "" {
-		fmt.Fprintf(s.Stderr, "  %s\n", x.remedy)
+	x := view.Explain(err, s.formatter())
+	fmt.Fprintf(s.Stderr, "\n%s\n", cmp.Or(x.Why, x.What))
+	if x.Remedy != "" {
+		fmt.Fprintf(s.Stderr, "  %s\n", x.Remedy)
 	}
 	return s.confirmed("Install them now?")
 }
@@ -316,9 +317,9 @@ func (s *session) sandboxStatus() *cobra.Command {
 // sandboxText renders the output of sandbox status.
 func (s *session) sandboxText(st *engine.SandboxStatus) []string {
 	t := s.page()
-	w := printedWidth
+	w := view.PrintedWidth
 	lines := []string{
-		t.Row(w).Add(term.Plain, "sandbox "+term.Clean(st.Name)+"   "+term.Clean(st.State)+marked(st.Simulated, "   ")).String(),
+		t.Row(w).Add(term.Plain, "sandbox "+term.Clean(st.Name)+"   "+term.Clean(st.State)+view.Marked(st.Simulated, "   ")).String(),
 		t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "Kubernetes", 12).Col(term.Plain, term.Clean(st.Kubernetes), 22).Col(term.Faint, "API server", 12).Add(term.Plain, term.Clean(st.ClusterEndpoint)).String(),
 	}
 	image, release := t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "OS image", 12), t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "Release", 12)
@@ -386,7 +387,7 @@ func (s *session) hollowRows(st *engine.SandboxStatus) []string {
 		case "stopped":
 			sign, sty = t.Stopped, term.Caution
 		}
-		lines = append(lines, t.Row(printedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, fmt.Sprint(counts[k]), 7).Col(sty, term.Clean(k.boot), 9).
+		lines = append(lines, t.Row(view.PrintedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, fmt.Sprint(counts[k]), 7).Col(sty, term.Clean(k.boot), 9).
 			Col(term.Plain, term.Clean(k.group), 16).Add(term.Plain, term.Clean(k.image)).String())
 	}
 	return lines

@@ -13,6 +13,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // upgradeStart describes the upgrade that the console shows.
@@ -53,7 +54,7 @@ type upgradeScreen struct {
 
 	planning bool
 	began    time.Time
-	progress runningCheck
+	progress view.RunningCheck
 	scroll   int // of the plan
 
 	// The confirmation: finding IDs that must be typed, one after the other, then yes or no.
@@ -96,8 +97,8 @@ func (c *console) openUpgrade(u *upgradeStart) tea.Cmd {
 		c.upg.from = c.screen
 	}
 	c.screen, c.plan, c.err, c.exit = screenUpgradePlan, nil, nil, engine.ExitDone
-	c.ran, c.t, c.bak.ended = false, timeline{}, false
-	c.chk.busy, c.chk.progress = false, runningCheck{} // launch cancels a running check
+	c.ran, c.t, c.bak.ended = false, view.Timeline{}, false
+	c.chk.busy, c.chk.progress = false, view.RunningCheck{} // launch cancels a running check
 	plan := c.launch("planning the upgrade", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		p, err := u.plan(ctx, c.deps.engine, u.request, emit)
 		return upgradePlanned{p, err}
@@ -113,13 +114,13 @@ func (c *console) startUpgrade() tea.Cmd {
 // tookUpgradePlan shows the plan; it starts one that needs no confirmation.
 func (c *console) tookUpgradePlan(msg upgradePlanned) tea.Cmd {
 	u := &c.upg
-	u.planning, u.progress, c.note = false, runningCheck{}, "" // the note may say that Enter is off
+	u.planning, u.progress, c.note = false, view.RunningCheck{}, "" // the note may say that Enter is off
 	if msg.err != nil {
 		c.fail(msg.err)
 		return nil
 	}
 	c.plan = msg.plan
-	c.t.cluster = term.Clean(c.plan.Cluster)
+	c.t.Cluster = term.Clean(c.plan.Cluster)
 	u.need = consentTo(c.plan, u.start.yes, u.start.request.Acknowledge)
 	switch {
 	case len(c.plan.Blocked()) > 0:
@@ -212,7 +213,7 @@ func targetNotSet(c *console) string {
 	switch {
 	case c.plan != nil && c.plan.Rehearsal:
 		return "this is a rehearsal"
-	case c.upgrading() && !c.t.pastFinal():
+	case c.upgrading() && !c.t.PastFinal():
 		return "no node is being replaced yet; q stops after this step"
 	}
 	return ""
@@ -221,8 +222,8 @@ func targetNotSet(c *console) string {
 // openWatchForRollout shows the watch screen once, when the run only waits for nodes. It does not come
 // back after the user has left it.
 func (c *console) openWatchForRollout() tea.Cmd {
-	s := c.t.running()
-	if c.screen != screenRun || !c.upgrading() || c.upg.watched || c.plan.Rehearsal || s == nil || s.id != engine.StepRollout {
+	s := c.t.Running()
+	if c.screen != screenRun || !c.upgrading() || c.upg.watched || c.plan.Rehearsal || s == nil || s.ID != engine.StepRollout {
 		return nil
 	}
 	c.upg.watched = true
@@ -231,8 +232,8 @@ func (c *console) openWatchForRollout() tea.Cmd {
 
 // attach shows the run that holds the lock, read-only.
 func (c *console) attach(err error) tea.Cmd {
-	x := explain(err, c.deps.commands)
-	c.upg.lockedBy = cmp.Or(x.why, x.what)
+	x := view.Explain(err, c.deps.commands)
+	c.upg.lockedBy = cmp.Or(x.Why, x.What)
 	return c.openWatch()
 }
 
@@ -282,10 +283,10 @@ func changeRollout(what string, change engine.RolloutChange) func(*console) tea.
 
 func (c *console) tookRolloutChange(msg rolloutChanged) {
 	if msg.err != nil {
-		x := explain(msg.err, c.deps.commands)
-		c.note = x.what
-		if x.why != "" {
-			c.note += ": " + x.why
+		x := view.Explain(msg.err, c.deps.commands)
+		c.note = x.What
+		if x.Why != "" {
+			c.note += ": " + x.Why
 		}
 		return
 	}
@@ -396,21 +397,21 @@ func (c *console) upgradeCommand() string {
 			}
 		}
 	}
-	return c.deps.commands.command(line + upgradeFlags(u.request, acked))
+	return c.deps.commands.Command(line + upgradeFlags(u.request, acked))
 }
 
 // upgradeFlags are the flags of a request, with a leading space each.
 func upgradeFlags(r engine.ApplyRequest, acked []string) string {
 	s := ""
 	for _, id := range acked {
-		s += " --ack " + quoteArg(id)
+		s += " --ack " + view.QuoteArg(id)
 	}
-	s += planFlags(r.CheckRequest)
+	s += view.PlanFlags(r.CheckRequest)
 	if r.Surge != "" {
-		s += " --surge " + quoteArg(r.Surge)
+		s += " --surge " + view.QuoteArg(r.Surge)
 	}
 	if len(r.Skip) > 0 {
-		s += " --skip-phases " + quoteArg(strings.Join(r.Skip, ","))
+		s += " --skip-phases " + view.QuoteArg(strings.Join(r.Skip, ","))
 	}
 	for _, f := range []struct {
 		set  bool
@@ -426,7 +427,7 @@ func upgradeFlags(r engine.ApplyRequest, acked []string) string {
 // resumeCommand is the command that resumes or reattaches to the upgrade.
 func (c *console) resumeCommand() string {
 	u := c.upg.start
-	return c.deps.commands.command(u.verb + upgradeFlags(u.request, u.request.Acknowledge))
+	return c.deps.commands.Command(u.verb + upgradeFlags(u.request, u.request.Acknowledge))
 }
 
 // upgradePlanView renders the plan, or the progress of planning, in h lines.
@@ -434,8 +435,8 @@ func (c *console) upgradePlanView(w, h int) []string {
 	u := &c.upg
 	if u.planning || c.plan == nil {
 		what := "querying cluster, cloud and releases"
-		if u.progress.total > 0 {
-			what = u.progress.summary()
+		if u.progress.Total > 0 {
+			what = u.progress.Summary()
 		}
 		lines := []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, "Checking the next hop, like upgrade check").String()}
 		lines = append(lines, c.th.Below(w, 4, 3, term.Faint, what)...)
@@ -454,14 +455,14 @@ func (c *console) upgradePlanView(w, h int) []string {
 	}
 	right := w - left - 3
 	side := c.riskRows(right, h)
-	return beside(lines, side, left, h, c.th)
+	return view.Beside(lines, side, left, h, c.th)
 }
 
 // upgradePlanRows is the plan: changes, risks, steps. The most important for the decision comes
 // first.
 func (c *console) upgradePlanRows(w int) []string {
 	p := c.plan
-	lines := upgradeSections(c.page(), w, p)
+	lines := view.UpgradeSections(c.page(), w, p)
 	if w == c.w { // else the risks are beside the plan
 		i := slices.Index(lines, c.th.Rule(w, "Steps", term.Count(len(p.Steps), "step")))
 		if i < 0 {
@@ -476,17 +477,17 @@ func (c *console) upgradePlanRows(w int) []string {
 func (c *console) riskRows(w, h int) []string {
 	p := c.plan
 	lines := []string{c.th.Rule(w, "Before nodes are replaced", "")}
-	lines = append(lines, backupCoverageRows(c.page(), w, h, &c.bak.backups, "")...)
+	lines = append(lines, view.BackupCoverageRows(c.page(), w, h, &c.bak.Backups, "")...)
 	i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.ID == engine.StepBackup })
 	switch {
 	case i >= 0 && p.Steps[i].Finished:
-		lines = append(lines, signed(c.page(), w, term.Good, c.th.OK, "this upgrade already has a backup")...)
+		lines = append(lines, view.Signed(c.page(), w, term.Good, c.th.OK, "this upgrade already has a backup")...)
 	case i >= 0:
-		lines = append(lines, signed(c.page(), w, term.Good, c.th.OK, "a backup is taken and verified first")...)
+		lines = append(lines, view.Signed(c.page(), w, term.Good, c.th.OK, "a backup is taken and verified first")...)
 	case !p.OnlyWatches():
-		lines = append(lines, signed(c.page(), w, term.Caution, c.th.Warn, "no backup is taken")...)
+		lines = append(lines, view.Signed(c.page(), w, term.Caution, c.th.Warn, "no backup is taken")...)
 	}
-	return append(lines, rollbackRows(c.page(), w, p)...)
+	return append(lines, view.RollbackRows(c.page(), w, p)...)
 }
 
 // upgradeConfirmView renders the confirmation of an upgrade in h lines: a summary of the changes and
@@ -513,11 +514,11 @@ func (c *console) upgradeConfirmView(w, h int) []string {
 			groups = append(groups, fmt.Sprintf("%d of %s", x.Nodes[g], term.Clean(g)))
 		}
 		add("nodes replaced", term.Plain, cmp.Or(strings.Join(groups, ", "), "none"))
-		if kept := inPlaceOf(x); len(kept) > 0 {
+		if kept := view.InPlaceOf(x); len(kept) > 0 {
 			add("in place", term.Plain, strings.Join(kept, ", "))
 		}
 		if x.Most > 0 {
-			add("takes", term.Plain, durationRange(x.Least, x.Most))
+			add("takes", term.Plain, view.DurationRange(x.Least, x.Most))
 		}
 	}
 	if s := u.start.request.Surge; s != "" {
@@ -565,13 +566,13 @@ func (c *console) findingIDRows(w, i int, f engine.Finding) []string {
 	if i < u.at {
 		return []string{c.th.Row(w).Pad(1).Add(term.Good, c.th.OK+" ").Add(term.Plain, term.Clean(f.ID)).Add(term.Faint, "  accepted: "+term.Clean(f.Title)).String()}
 	}
-	lines := signed(c.page(), w, term.Caution, c.th.Warn, term.Clean(f.Title))
+	lines := view.Signed(c.page(), w, term.Caution, c.th.Warn, term.Clean(f.Title))
 	if i > u.at {
 		return lines
 	}
 	lines = append(lines, c.th.Below(w, 3, 2, term.Faint, term.OneLine(term.CleanLines(f.Detail)))...)
 	if len(f.Objects) > 0 {
-		lines = append(lines, c.th.Below(w, 3, 2, term.Faint, term.Clean(someNames(f.Objects, 6)))...)
+		lines = append(lines, c.th.Below(w, 3, 2, term.Faint, term.Clean(view.SomeNames(f.Objects, 6)))...)
 	}
 	r := c.th.Row(w).Pad(3).Add(term.Plain, "Type ").Add(term.Strong, term.Clean(f.ID)).Add(term.Plain, " to accept it: ").Add(term.Chosen, " "+u.typed+" ").Add(term.Accent, "▏")
 	if u.wrong {
@@ -591,9 +592,9 @@ func (c *console) upgradeWhy() []string {
 		return nil
 	case len(c.plan.Blocked()) > 0:
 		f := c.plan.Blocked()[0]
-		lines := signed(c.page(), c.w, term.Bad, c.th.Fail, "Blocked: "+term.Clean(f.Title))
+		lines := view.Signed(c.page(), c.w, term.Bad, c.th.Fail, "Blocked: "+term.Clean(f.Title))
 		if f.Remedy != "" {
-			lines = append(lines, c.th.Below(c.w, 3, 2, term.Accent, term.Clean(c.deps.commands.text(f.Remedy)))...)
+			lines = append(lines, c.th.Below(c.w, 3, 2, term.Accent, term.Clean(c.deps.commands.Text(f.Remedy)))...)
 		}
 		return lines
 	case c.screen == screenUpgradePlan && c.plan.Rehearsal:
@@ -635,9 +636,9 @@ func (c *console) upgradeMode(s screenID) string {
 	case s == screenUpgradeConfirm:
 		return badge + "confirm"
 	case c.running && badge == "":
-		return "LIVE  " + term.Clock(c.t.elapsed(c.now))
+		return "LIVE  " + term.Clock(c.t.Elapsed(c.now))
 	case c.ran:
-		return badge + "elapsed " + term.Clock(c.t.elapsed(c.now))
+		return badge + "elapsed " + term.Clock(c.t.Elapsed(c.now))
 	}
 	return badge + "upgrade"
 }
@@ -651,7 +652,7 @@ func (c *console) upgradeRail(s screenID) string {
 	}
 	var stops []stop
 	at := 0
-	if (s == screenUpgradePlan || s == screenUpgradeConfirm || !c.ran) && len(c.t.steps) == 0 {
+	if (s == screenUpgradePlan || s == screenUpgradeConfirm || !c.ran) && len(c.t.Steps) == 0 {
 		names := []string{"Check", "Plan", "Confirm", "Run", "Result"}
 		switch {
 		case s == screenUpgradePlan && !c.upg.planning:
@@ -672,12 +673,12 @@ func (c *console) upgradeRail(s screenID) string {
 			stops = append(stops, x)
 		}
 	} else {
-		for i := range c.t.steps {
-			p := &c.t.steps[i]
-			x := stop{name: p.id, word: term.Plain}
-			x.sign, x.st = stepSign(c.page(), p, c.running)
-			x.done = p.state == engine.StateDone || p.state == engine.StateSkipped
-			switch p.state {
+		for i := range c.t.Steps {
+			p := &c.t.Steps[i]
+			x := stop{name: p.ID, word: term.Plain}
+			x.sign, x.st = view.StepSign(c.page(), p, c.running)
+			x.done = p.State == engine.StateDone || p.State == engine.StateSkipped
+			switch p.State {
 			case "":
 				x.sign, x.st, x.word = c.th.Pending, term.Faint, term.Faint
 			case engine.StateRunning:
@@ -719,9 +720,9 @@ func (c *console) atTarget() (n, total int64) {
 			return int64(done), int64(of)
 		}
 	}
-	for i := range c.t.steps {
-		if s := &c.t.steps[i]; s.id == engine.StepRollout {
-			return s.progress, s.total
+	for i := range c.t.Steps {
+		if s := &c.t.Steps[i]; s.ID == engine.StepRollout {
+			return s.Progress, s.Total
 		}
 	}
 	return 0, 0
@@ -736,21 +737,21 @@ func (c *console) upgradeSafety() string {
 	switch {
 	case c.plan != nil && c.plan.Rehearsal:
 		parts = append(parts, "a rehearsal changes nothing")
-	case c.t.pastFinal():
+	case c.t.PastFinal():
 		parts = append(parts, "the rollout continues without this console")
 	default:
 		parts = append(parts, "no node is replaced before set-target; leaving loses nothing")
 	}
-	if i := slices.IndexFunc(c.t.steps, func(s step) bool { return s.id == engine.StepBackup }); i >= 0 && c.w >= 100 {
-		switch c.t.steps[i].state {
+	if i := slices.IndexFunc(c.t.Steps, func(s view.Step) bool { return s.ID == engine.StepBackup }); i >= 0 && c.w >= 100 {
+		switch c.t.Steps[i].State {
 		case engine.StateDone:
 			parts = append(parts, "backup taken and verified")
 		case engine.StateSkipped:
 			parts = append(parts, "backup already taken")
 		}
 	}
-	if c.t.run != "" && c.w >= 140 {
-		parts = append(parts, "record "+engine.RunsDir+"/"+c.t.run)
+	if c.t.Run != "" && c.w >= 140 {
+		parts = append(parts, "record "+engine.RunsDir+"/"+c.t.Run)
 	}
 	return "safety  " + strings.Join(parts, " "+c.th.Dot+" ")
 }

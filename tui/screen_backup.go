@@ -12,6 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // backupScreen shows what backups contain, lists them, and creates one. Its text comes
@@ -19,7 +20,7 @@ import (
 type backupScreen struct {
 	from screenID // where Esc leads
 
-	backups
+	view.Backups
 	gen int // generation of the last request
 
 	sel  int
@@ -28,7 +29,7 @@ type backupScreen struct {
 	etcd string
 
 	// t is the run of the current or last backup, which started at began.
-	t        timeline
+	t        view.Timeline
 	running  bool
 	stopping bool
 	began    time.Time
@@ -85,13 +86,13 @@ var backupKeys = []binding{
 	on("b", "b", "create a backup now", "do", (*console).startBackup).footed("back up now").unless(busyReason),
 	on("e", "e", "etcd snapshot: if available, required, never", "do", act((*console).nextEtcd)).footed("etcd").unless(busyReason),
 	on("v", "v", "verify the selected backup", "do", (*console).verifyBackup).footed("verify").unless(func(c *console) string {
-		if len(c.bak.entries) == 0 {
+		if len(c.bak.Entries) == 0 {
 			return "there is no backup yet"
 		}
 		return busyReason(c)
 	}),
 	on("enter", "Enter", "list the volumes that are in no backup", "view", act(func(c *console) { c.bak.open, c.bak.at = true, 0 })).footed("volumes").unless(func(c *console) string {
-		if c.bak.local == nil || len(c.bak.local.Volumes) == 0 {
+		if c.bak.Local == nil || len(c.bak.Local.Volumes) == 0 {
 			return "there are no local volumes to list"
 		}
 		return ""
@@ -101,7 +102,7 @@ var backupKeys = []binding{
 	on("r", "r", "refresh", "do", (*console).readBackups).unless(busyReason),
 	on("esc", "Esc", "back; stops a running backup and deletes its files", "leave", (*console).leaveBackup).footed("back"),
 	on("y", "y", "copy the restore command of the selected backup", "copy", act(func(c *console) {
-		c.copyText(c.deps.commands.command("backup restore "+quoteArg(c.chosenBackup().ID)), "the restore command")
+		c.copyText(c.deps.commands.Command("backup restore "+view.QuoteArg(c.chosenBackup().ID)), "the restore command")
 	})).footed("copy restore").unless((*console).restoreOff),
 }
 
@@ -158,23 +159,23 @@ func (c *console) takeBackup(msg tea.Msg) (tea.Cmd, bool) {
 	switch msg := msg.(type) {
 	case backupsListed:
 		if msg.gen == b.gen {
-			b.listed, b.entries, b.listErr = true, msg.entries, msg.err
-			b.sel = max(0, min(b.sel, len(b.entries)-1))
+			b.Listed, b.Entries, b.ListErr = true, msg.entries, msg.err
+			b.sel = max(0, min(b.sel, len(b.Entries)-1))
 		}
 	case localDataRead:
 		if msg.gen != b.gen {
 			break
 		}
-		if b.localErr = msg.err; msg.err == nil {
-			b.local = &msg.local
+		if b.LocalErr = msg.err; msg.err == nil {
+			b.Local = &msg.local
 		}
 	case backupPlanned:
 		if msg.err != nil {
 			b.running, b.ended, b.err = false, true, msg.err
 			break
 		}
-		b.t.setPlan(msg.plan)
-		b.t.run = term.Clean(msg.plan.ID)
+		b.t.SetPlan(msg.plan)
+		b.t.Run = term.Clean(msg.plan.ID)
 		plan := msg.plan
 		return c.launch("creating a backup", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 			return backupEnded{c.deps.engine.Run(ctx, plan, emit)}
@@ -203,7 +204,7 @@ func (c *console) takeBackup(msg tea.Msg) (tea.Cmd, bool) {
 // startBackup plans and runs a backup.
 func (c *console) startBackup() tea.Cmd {
 	b := &c.bak
-	b.t, b.began, b.err = timeline{}, c.now, nil
+	b.t, b.began, b.err = view.Timeline{}, c.now, nil
 	b.running, b.ended, b.stopping, b.open = true, false, false, false
 	c.running = true
 	c.chk.busy = false // launch cancels a running check
@@ -282,37 +283,37 @@ func (c *console) nextEtcd() {
 }
 
 func (c *console) chosenBackup() *engine.BackupEntry {
-	if c.bak.sel >= len(c.bak.entries) {
+	if c.bak.sel >= len(c.bak.Entries) {
 		return nil
 	}
-	return &c.bak.entries[c.bak.sel]
+	return &c.bak.Entries[c.bak.sel]
 }
 
 func (c *console) moveBackup(by int) {
 	if c.bak.open {
-		c.bak.at = max(0, min(c.bak.at+by, len(c.bak.local.Volumes)-1))
+		c.bak.at = max(0, min(c.bak.at+by, len(c.bak.Local.Volumes)-1))
 		return
 	}
-	c.bak.sel = max(0, min(c.bak.sel+by, len(c.bak.entries)-1))
+	c.bak.sel = max(0, min(c.bak.sel+by, len(c.bak.Entries)-1))
 }
 
 // backupView renders the screen in h lines.
 func (c *console) backupView(w, h int) []string {
 	b := &c.bak
-	if b.open && b.local != nil {
-		return volumesView(c.page(), w, h, b.local.Volumes, b.at)
+	if b.open && b.Local != nil {
+		return view.VolumesView(c.page(), w, h, b.Local.Volumes, b.at)
 	}
 	title := c.th.Rule(w, "What a backup contains", "")
 	lines := []string{title}
 	for _, l := range term.Wrap("Upgrades can delete custom resources, CRDs, and the disks of replaced nodes.", w-2) {
 		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Plain, l).String())
 	}
-	kept := backupCoverageRows(c.page(), w, h, &b.backups, ": press b")
+	kept := view.BackupCoverageRows(c.page(), w, h, &b.Backups, ": press b")
 	lines = append(lines, kept...)
 	var below []string
 	switch {
 	case b.running:
-		below = backupProgress(c.page(), w, &b.t, b.began)
+		below = view.BackupProgress(c.page(), w, &b.t, b.began)
 	case b.verifying != "":
 		below = []string{
 			c.th.Rule(w, "Verify", term.Clean(b.verifying)),
@@ -323,7 +324,7 @@ func (c *console) backupView(w, h int) []string {
 		below = c.backupOutcome(w)
 	}
 	// In a small window the list of backups, which has the cursor, comes first.
-	if list := min(1+max(1, len(b.entries)), 5); !b.running && len(below) <= h/3 && len(lines)+list+len(below) > h {
+	if list := min(1+max(1, len(b.Entries)), 5); !b.running && len(below) <= h/3 && len(lines)+list+len(below) > h {
 		lines = append([]string{title}, kept...)
 		lines = lines[:min(len(lines), max(1, h-list-len(below)))]
 	}
@@ -347,21 +348,21 @@ func (c *console) backupRows(w, h int) []string {
 	remark := map[string]string{
 		engine.EtcdAuto: "next backup: etcd if available", engine.EtcdTake: "next backup: etcd required", engine.EtcdLeave: "next backup: without etcd",
 	}[b.etcd]
-	lines := []string{c.th.Rule(w, fmt.Sprintf("Backups %d", len(b.entries)), remark)}
+	lines := []string{c.th.Rule(w, fmt.Sprintf("Backups %d", len(b.Entries)), remark)}
 	switch {
-	case b.listErr != nil:
-		x := explain(b.listErr, c.deps.commands)
-		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Bad, c.th.Fail+" ").Add(term.Plain, x.what).String())
-		lines = append(lines, c.th.Below(w, 3, 2, term.Faint, x.why)...)
-		lines = append(lines, c.th.Below(w, 3, 3, term.Accent, x.remedy)...)
+	case b.ListErr != nil:
+		x := view.Explain(b.ListErr, c.deps.commands)
+		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Bad, c.th.Fail+" ").Add(term.Plain, x.What).String())
+		lines = append(lines, c.th.Below(w, 3, 2, term.Faint, x.Why)...)
+		lines = append(lines, c.th.Below(w, 3, 3, term.Accent, x.Remedy)...)
 		return lines[:min(len(lines), h)]
-	case !b.listed:
+	case !b.Listed:
 		return lines
-	case len(b.entries) == 0:
+	case len(b.Entries) == 0:
 		return append(lines, c.th.Row(w).Add(term.Faint, "   none yet: b creates one in "+engine.RunsDir).String())
 	}
-	from, to := window(len(b.entries), b.sel, h-1)
-	for i, e := range b.entries[from:to] {
+	from, to := view.Window(len(b.Entries), b.sel, h-1)
+	for i, e := range b.Entries[from:to] {
 		sign, st, text := c.th.OK, term.Good, ""
 		if !e.Whole {
 			sign, st, text = c.th.Fail, term.Bad, term.Clean(e.Why)
@@ -383,8 +384,8 @@ func (c *console) backupRows(w, h int) []string {
 		if e.Etcd {
 			etcd = "etcd"
 		}
-		r := c.th.Row(w).Add(term.Accent, marker(c.page(), from+i == b.sel)).Add(st, sign).Add(term.Plain, " ").Col(name, term.Clean(e.ID), 31)
-		r.Num(term.Faint, term.Ago(e.Created, c.now), 8).Num(term.Plain, thousands(e.Objects), 10)
+		r := c.th.Row(w).Add(term.Accent, view.Marker(c.page(), from+i == b.sel)).Add(st, sign).Add(term.Plain, " ").Col(name, term.Clean(e.ID), 31)
+		r.Num(term.Faint, term.Ago(e.Created, c.now), 8).Num(term.Plain, view.Thousands(e.Objects), 10)
 		if w >= 70 { // a cut number would be wrong
 			r.Num(term.Plain, term.Bytes(e.Bytes), 9).Pad(1).Col(term.Faint, etcd, 4)
 		}
@@ -403,15 +404,15 @@ func (c *console) backupRows(w, h int) []string {
 func (c *console) backupOutcome(w int) []string {
 	b := &c.bak
 	if b.err == nil {
-		lines := []string{c.th.Rule(w, "Done", term.Clock(b.t.last.Sub(b.t.started)))}
+		lines := []string{c.th.Rule(w, "Done", term.Clock(b.t.Last.Sub(b.t.Started)))}
 		text := "the backup is complete"
-		if b.t.result != nil && b.t.result.text != "" {
-			text = b.t.result.text
+		if b.t.Result != nil && b.t.Result.Text != "" {
+			text = b.t.Result.Text
 		}
 		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Good, c.th.OK+" ").Add(term.Plain, text).String())
-		for i := range b.t.log.len() {
-			if l := b.t.log.at(i); l.level == "warn" || l.level == "error" {
-				lines = append(lines, c.th.Below(w, 3, 2, term.Caution, l.text)...)
+		for i := range b.t.Log.Len() {
+			if l := b.t.Log.At(i); l.Level == "warn" || l.Level == "error" {
+				lines = append(lines, c.th.Below(w, 3, 2, term.Caution, l.Text)...)
 			}
 		}
 		return lines
@@ -419,7 +420,7 @@ func (c *console) backupOutcome(w int) []string {
 	if engine.ExitCode(b.err) == engine.ExitStopped {
 		return []string{c.th.Rule(w, "Stopped", ""), c.th.Row(w).Add(term.Plain, " ").Add(term.Caution, c.th.Stopped+" ").Add(term.Plain, "the backup was stopped; its files were deleted").String()}
 	}
-	return problemWithin(c.page(), w, 3, "`"+c.command()+"` shows them", b.err)
+	return view.ProblemWithin(c.page(), w, 3, "`"+c.command()+"` shows them", b.err)
 }
 
 // backupWhy is the line above the keys.
@@ -429,8 +430,8 @@ func (c *console) backupWhy() []string {
 	switch {
 	case b.stopping && b.running, c.leaving:
 		text = "Stopping; the partial backup is deleted."
-	case b.running && b.t.why.text != "":
-		text = "Why waiting (" + term.Duration(c.now.Sub(b.t.why.since)) + "): " + b.t.why.text
+	case b.running && b.t.Why.Text != "":
+		text = "Why waiting (" + term.Duration(c.now.Sub(b.t.Why.Since)) + "): " + b.t.Why.Text
 	}
 	if text == "" {
 		return nil
@@ -444,5 +445,5 @@ func (c *console) backupCommand() string {
 	if c.bak.etcd != engine.EtcdAuto {
 		verb += " --etcd=" + c.bak.etcd
 	}
-	return c.deps.commands.command(verb)
+	return c.deps.commands.Command(verb)
 }

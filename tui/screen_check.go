@@ -13,6 +13,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // checkStale is the age from which a check is shown as STALE. It is longer than that of a
@@ -38,7 +39,7 @@ type checkScreen struct {
 	// busy is set while a check runs; live is its progress.
 	busy     bool
 	began    time.Time
-	progress runningCheck
+	progress view.RunningCheck
 	// backgroundStarted is set once the home screen has started its background check of versions.
 	backgroundStarted bool
 
@@ -159,7 +160,7 @@ func (c *console) openCheck() tea.Cmd {
 
 // startCheck checks for upgrades. The last result stays on the screen meanwhile.
 func (c *console) startCheck() tea.Cmd {
-	c.chk.busy, c.chk.began, c.chk.progress, c.chk.err = true, c.now, runningCheck{}, nil
+	c.chk.busy, c.chk.began, c.chk.progress, c.chk.err = true, c.now, view.RunningCheck{}, nil
 	return c.launch("checking for upgrades", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		k, err := c.deps.engine.Check(ctx, engine.CheckRequest{}, emit)
 		return checkEnded{k, err}
@@ -185,7 +186,7 @@ func (c *console) backgroundCheck() tea.Cmd {
 func (c *console) takeCheckEvents(events []engine.Event) {
 	for _, ev := range events {
 		if ev.Kind != engine.KindCheck || ev.Object != engine.CheckVersions {
-			c.chk.progress.apply(ev)
+			c.chk.progress.Apply(ev)
 			continue
 		}
 		var k engine.Check
@@ -202,7 +203,7 @@ func (c *console) tookCheck(msg checkEnded) tea.Cmd {
 	if msg.check.Schema != "" && (msg.err == nil || c.chk.result == nil || c.chk.result.Current == (engine.Target{})) {
 		c.chk.result, c.chk.at, c.chk.complete = &msg.check, c.now, msg.err == nil
 	}
-	c.chk.progress = runningCheck{}
+	c.chk.progress = view.RunningCheck{}
 	c.moveCheck(0)
 	if k := c.chk.result; k != nil && len(k.Findings) == 0 && len(k.Blocked) > 0 && c.chk.pane == checkFindings {
 		c.chk.pane = checkPath // the only pane with content
@@ -230,7 +231,7 @@ func (c *console) leaveCheck() tea.Cmd {
 		c.cancel()
 		c.cancel = nil
 		c.task++ // drops its late messages
-		c.chk.busy, c.chk.progress = false, runningCheck{}
+		c.chk.busy, c.chk.progress = false, view.RunningCheck{}
 	}
 	return c.goHome()
 }
@@ -247,10 +248,10 @@ func (c *console) tookWritten(msg configWritten) {
 	c.chk.writing, c.chk.confirmWrite = false, false
 	switch x := msg.check.Config; {
 	case msg.err != nil:
-		e := explain(msg.err, c.deps.commands)
-		c.note = "not written: " + e.what
-		if e.why != "" {
-			c.note += ": " + e.why
+		e := view.Explain(msg.err, c.deps.commands)
+		c.note = "not written: " + e.What
+		if e.Why != "" {
+			c.note += ": " + e.Why
 		}
 	case x == nil || !x.Written:
 		c.note = "nothing was written: the configuration is already up to date; r checks again"
@@ -271,10 +272,10 @@ func (c *console) findingsNow() []engine.Finding {
 	if c.chk.result == nil {
 		return nil
 	}
-	if len(c.chk.progress.found) == 0 {
+	if len(c.chk.progress.Found) == 0 {
 		return c.chk.result.Findings
 	}
-	out := slices.Concat(c.chk.result.Findings, c.chk.progress.found)
+	out := slices.Concat(c.chk.result.Findings, c.chk.progress.Found)
 	order := []engine.Severity{engine.Block, engine.Warn, engine.NotChecked, engine.Info}
 	slices.SortStableFunc(out, func(a, b engine.Finding) int {
 		return slices.Index(order, a.Severity) - slices.Index(order, b.Severity)
@@ -300,32 +301,32 @@ func (c *console) shown() (list []engine.Finding, folded int) {
 }
 
 // checkItems are the rows of the pane that has the focus.
-func (c *console) checkItems() (items []checkItem) {
+func (c *console) checkItems() (items []view.CheckItem) {
 	if c.chk.result == nil {
 		return nil
 	}
 	switch c.chk.pane {
 	case checkPath:
-		for _, r := range reasonsOf(c.chk.result) {
-			items = append(items, checkItem{reason: &r})
+		for _, r := range view.ReasonsOf(c.chk.result) {
+			items = append(items, view.CheckItem{Reason: &r})
 		}
 	case checkFindings:
 		list, folded := c.shown()
 		for i := range list {
-			items = append(items, checkItem{finding: &list[i]})
+			items = append(items, view.CheckItem{Finding: &list[i]})
 		}
 		if folded > 0 || c.chk.showPassed && c.chk.filter == "" && len(list) > 0 {
-			items = append(items, checkItem{folded: folded})
+			items = append(items, view.CheckItem{Folded: folded})
 		}
 	}
 	return items
 }
 
 // selected is the selected row; the zero value if there is none.
-func (c *console) selected() checkItem {
+func (c *console) selected() view.CheckItem {
 	items := c.checkItems()
 	if len(items) == 0 {
-		return checkItem{}
+		return view.CheckItem{}
 	}
 	return items[max(0, min(c.chk.sel[c.chk.pane], len(items)-1))]
 }
@@ -334,7 +335,7 @@ func (c *console) openSelected() {
 	switch x := c.selected(); {
 	case c.chk.open:
 		c.chk.open = false
-	case x.finding != nil || x.reason != nil:
+	case x.Finding != nil || x.Reason != nil:
 		c.chk.open, c.chk.scroll = true, 0
 	default:
 		c.chk.showPassed = !c.chk.showPassed
@@ -360,29 +361,29 @@ func (c *console) moveCheck(by int) {
 }
 
 func (c *console) copyCheckCommand() {
-	if f := c.selected().finding; f != nil && f.Command != "" {
+	if f := c.selected().Finding; f != nil && f.Command != "" {
 		if term.Clean(f.Command) != f.Command {
 			c.note = "the command contains control characters: it is not copied"
 			return
 		}
-		c.copyText(c.deps.commands.alone(f.Command), "the command")
+		c.copyText(c.deps.commands.Alone(f.Command), "the command")
 		return
 	}
-	c.copyText(c.deps.commands.command("upgrade check"), "the command of the check")
+	c.copyText(c.deps.commands.Command("upgrade check"), "the command of the check")
 }
 
 func (c *console) copyCheckLine() {
 	switch x := c.selected(); {
-	case x.finding != nil:
-		s := term.Clean(x.finding.Title)
-		if d := term.Clean(term.OneLine(x.finding.Detail)); d != "" {
+	case x.Finding != nil:
+		s := term.Clean(x.Finding.Title)
+		if d := term.Clean(term.OneLine(x.Finding.Detail)); d != "" {
 			s += ": " + d
 		}
 		c.copyText(s, "the line")
-	case x.reason != nil:
-		c.copyText(term.Clean(x.reason.what)+": "+term.Clean(x.reason.text), "the line")
+	case x.Reason != nil:
+		c.copyText(term.Clean(x.Reason.What)+": "+term.Clean(x.Reason.Text), "the line")
 	case c.chk.result != nil:
-		_, s := verdict(c.chk.result)
+		_, s := view.Verdict(c.chk.result)
 		c.copyText(term.Clean(s), "the line")
 	default:
 		c.copyText("", "")
@@ -421,8 +422,8 @@ func (c *console) staleCheck() bool {
 func (c *console) checkMode() string {
 	k := &c.chk
 	switch {
-	case k.busy && k.progress.total > 0:
-		return fmt.Sprintf("upgrade check  %d of %d", k.progress.done, k.progress.total)
+	case k.busy && k.progress.Total > 0:
+		return fmt.Sprintf("upgrade check  %d of %d", k.progress.Done, k.progress.Total)
 	case k.busy:
 		return "upgrade check"
 	case k.result == nil:
@@ -438,19 +439,19 @@ func (c *console) checkWhy(w int) []string {
 	k := &c.chk
 	r := c.th.Row(w).Add(term.Plain, " ")
 	switch {
-	case k.busy && k.progress.total > 0:
-		return []string{r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Strong, "Now ("+term.Duration(c.now.Sub(k.began))+"): "+k.progress.summary()).String()}
+	case k.busy && k.progress.Total > 0:
+		return []string{r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Strong, "Now ("+term.Duration(c.now.Sub(k.began))+"): "+k.progress.Summary()).String()}
 	case k.busy:
 		return []string{r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Strong, "Now ("+term.Duration(c.now.Sub(k.began))+"): querying cluster, cloud and releases").String()}
 	case k.err != nil:
-		e := explain(k.err, c.deps.commands)
-		what := e.what
-		if e.why != "" {
-			what += ": " + e.why
+		e := view.Explain(k.err, c.deps.commands)
+		what := e.What
+		if e.Why != "" {
+			what += ": " + e.Why
 		}
-		lines := signed(c.page(), w, term.Bad, c.th.Fail, what)
-		if e.remedy != "" {
-			lines = append(lines, c.th.Row(w).Add(term.Faint, "   fix ").Add(term.Accent, e.remedy).String())
+		lines := view.Signed(c.page(), w, term.Bad, c.th.Fail, what)
+		if e.Remedy != "" {
+			lines = append(lines, c.th.Row(w).Add(term.Faint, "   fix ").Add(term.Accent, e.Remedy).String())
 		}
 		return lines
 	case k.result == nil:
@@ -458,9 +459,9 @@ func (c *console) checkWhy(w int) []string {
 	case !k.complete:
 		return []string{r.Add(term.Faint, "Versions only; r runs the preflight checks of the next hop.").String()}
 	}
-	severity, text := verdict(k.result)
-	sign, st := severitySignOf(c.page(), severity)
-	return signed(c.page(), w, st, sign, term.Clean(text))
+	severity, text := view.Verdict(k.result)
+	sign, st := view.SeveritySignOf(c.page(), severity)
+	return view.Signed(c.page(), w, st, sign, term.Clean(text))
 }
 
 // checkView renders the check in h lines.
@@ -468,7 +469,7 @@ func (c *console) checkView(w, h int) []string {
 	k := c.chk.result
 	switch {
 	case k == nil && c.chk.err != nil:
-		return problem(c.page(), w, c.chk.err)
+		return view.Problem(c.page(), w, c.chk.err)
 	case k == nil:
 		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, "querying cluster, cloud and releases").String()}
 	case c.chk.confirmWrite:
@@ -478,9 +479,9 @@ func (c *console) checkView(w, h int) []string {
 	case w >= 110 && h >= 26:
 		return c.checkWide(w, h)
 	}
-	trouble, _ := needAttention(c.findingsNow())
+	trouble, _ := view.NeedAttention(c.findingsNow())
 	roomy := len(k.Path) == 0 && len(trouble) == 0 && len(k.Components)+10 <= h
-	lines := versionRows(c.page(), w, k, feedRemark(k.Feed, c.now), roomy)
+	lines := view.VersionRows(c.page(), w, k, view.FeedRemark(k.Feed, c.now), roomy)
 	most := h - len(lines) - 3
 	switch low := h < 14; {
 	case low && c.chk.pane == checkPath:
@@ -491,7 +492,7 @@ func (c *console) checkView(w, h int) []string {
 		most -= min(2, len(trouble)-1) // keeps the most severe finding visible
 	}
 	lines = append(lines, c.checkPathPane(w, most, k)...)
-	lines = append(lines, noteRows(c.page(), w, k)...)
+	lines = append(lines, view.NoteRows(c.page(), w, k)...)
 	room := h - len(lines)
 	if c.chk.pane == checkChanges {
 		return append(lines, c.changesPane(w, room, k)...)
@@ -503,9 +504,9 @@ func (c *console) checkView(w, h int) []string {
 // findingsFooter fills the room under the findings of a narrow screen with details of the selected
 // one or with the changes of the next hop.
 func (c *console) findingsFooter(w, room int, k *engine.Check) []string {
-	f := c.selected().finding
+	f := c.selected().Finding
 	if f != nil && f.Severity != engine.Info && room > 2 {
-		detail := findingDetail(c.page(), w, 4, *f)
+		detail := view.FindingDetail(c.page(), w, 4, *f)
 		lines := []string{c.th.Rule(w, term.Clean(f.ID), "Enter shows all")}
 		if len(detail)+1 <= room {
 			lines[0] = c.th.Rule(w, term.Clean(f.ID), "")
@@ -513,10 +514,10 @@ func (c *console) findingsFooter(w, room int, k *engine.Check) []string {
 		return append(lines, detail[:min(len(detail), room-1)]...)
 	}
 	if f != nil && room > 0 && (f.Command != "" || f.Remedy != "") { // only one line: show the command or the remedy
-		what := term.Clean(cmp.Or(c.deps.commands.line(f.Command), c.deps.commands.text(f.Remedy)))
+		what := term.Clean(cmp.Or(c.deps.commands.Line(f.Command), c.deps.commands.Text(f.Remedy)))
 		return []string{c.th.Row(w).Pad(2).Add(term.Faint, "To do: ").Add(term.Accent, what).String()}
 	}
-	if changes := changeRows(c.page(), w, k); room > 2 && len(changes) > 0 {
+	if changes := view.ChangeRows(c.page(), w, k); room > 2 && len(changes) > 0 {
 		if len(changes) > room {
 			changes[0] = c.th.Rule(w, "Will change in hop 1", "Tab shows all")
 		}
@@ -536,10 +537,10 @@ func (c *console) focusRule(w, pane int, title, remark string) string {
 // checkPathPane renders the path in at most h lines; its reasons can be selected while it has
 // the focus.
 func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
-	reasons := reasonsOf(k)
+	reasons := view.ReasonsOf(k)
 	remark := "none"
 	if len(k.Path) > 0 {
-		remark = pathRemark(k)
+		remark = view.PathRemark(k)
 	}
 	if len(k.Path) == 0 && len(reasons) == 0 {
 		if c.chk.pane != checkPath {
@@ -549,19 +550,19 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 	}
 	lines := []string{c.focusRule(w, checkPath, "Path", remark)}
 	terse := 1 // leaves out why hops are needed, unless there is nothing more urgent
-	if trouble, _ := needAttention(c.findingsNow()); w >= 110 && (len(trouble) == 0 || c.chk.pane == checkPath) {
+	if trouble, _ := view.NeedAttention(c.findingsNow()); w >= 110 && (len(trouble) == 0 || c.chk.pane == checkPath) {
 		terse = 0
 	}
-	hops := hopRows(c.page(), w, k, terse)
+	hops := view.HopRows(c.page(), w, k, terse)
 	switch {
 	case w >= 110:
-		lines = append(lines, lattice(c.page(), w, k)...)
+		lines = append(lines, view.Lattice(c.page(), w, k)...)
 	case len(k.Path) > 0:
 		more := 0
 		if c.chk.pane == checkPath {
 			more = min(2, len(reasons))
 		}
-		if rails := rails(c.page(), w, k); len(lines)+len(rails)+len(hops)+more <= h { // the other rows matter more
+		if rails := view.Rails(c.page(), w, k); len(lines)+len(rails)+len(hops)+more <= h { // the other rows matter more
 			lines = append(lines, rails...)
 		}
 	}
@@ -578,7 +579,7 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 		}
 		beyond := 0
 		for _, x := range reasons {
-			if x.beyond {
+			if x.Beyond {
 				beyond++
 			}
 		}
@@ -599,14 +600,14 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 			if i == at {
 				from = len(blocks)
 			}
-			blocks = append(blocks, reasonBlock(c.page(), w, x, i == at)...)
+			blocks = append(blocks, view.ReasonBlock(c.page(), w, x, i == at)...)
 		}
 		from = max(0, min(from, len(blocks)-most))
 		return append(lines, blocks[from:min(len(blocks), from+most)]...)
 	}
-	from, to := window(len(reasons), max(at, 0), most)
+	from, to := view.Window(len(reasons), max(at, 0), most)
 	for i := from; i < to; i++ {
-		lines = append(lines, reasonRow(c.page(), w, reasons[i], i == at))
+		lines = append(lines, view.ReasonRow(c.page(), w, reasons[i], i == at))
 	}
 	return lines
 }
@@ -614,7 +615,7 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 // findingsPane lists the findings in at most h lines.
 func (c *console) findingsPane(w, h int) []string {
 	all := c.findingsNow()
-	remark := countBySeverity(all)
+	remark := view.CountBySeverity(all)
 	if c.chk.filter != "" || c.chk.typing {
 		list, _ := c.shown()
 		remark = fmt.Sprintf("%d of %s", len(list), term.Count(len(all), "finding"))
@@ -645,7 +646,7 @@ func (c *console) findingsPane(w, h int) []string {
 	}
 	at := max(0, min(c.chk.sel[checkFindings], len(items)-1))
 	room := h - len(lines)
-	from, to := window(len(items), at, room)
+	from, to := view.Window(len(items), at, room)
 	if to < len(items) && to-from > 1 && to-1 > at { // the last line shows how many follow
 		to--
 	}
@@ -658,34 +659,34 @@ func (c *console) findingsPane(w, h int) []string {
 	return lines
 }
 
-func (c *console) itemRow(w int, x checkItem, here bool, items int) string {
+func (c *console) itemRow(w int, x view.CheckItem, here bool, items int) string {
 	switch {
-	case x.finding != nil:
-		sign, st := severitySignOf(c.page(), x.finding.Severity)
+	case x.Finding != nil:
+		sign, st := view.SeveritySignOf(c.page(), x.Finding.Severity)
 		title := term.Plain
 		if here {
 			title = term.Strong
 		}
-		return c.th.Row(w).Add(term.Accent, marker(c.page(), here)).Add(st, sign+" ").Col(term.Faint, term.Clean(x.finding.Source), areaWidth).Add(title, term.Clean(x.finding.Title)).String()
-	case x.folded == 0:
+		return c.th.Row(w).Add(term.Accent, view.Marker(c.page(), here)).Add(st, sign+" ").Col(term.Faint, term.Clean(x.Finding.Source), view.AreaWidth).Add(title, term.Clean(x.Finding.Title)).String()
+	case x.Folded == 0:
 		st := term.Faint
 		if here {
 			st = term.Strong
 		}
-		return c.th.Row(w).Add(term.Accent, marker(c.page(), here)).Add(st, "  hide passed checks").String()
+		return c.th.Row(w).Add(term.Accent, view.Marker(c.page(), here)).Add(st, "  hide passed checks").String()
 	}
-	return passedRow(c.page(), w, x.folded, c.chk.busy, items == 1 && !c.chk.busy, here)
+	return view.PassedRow(c.page(), w, x.Folded, c.chk.busy, items == 1 && !c.chk.busy, here)
 }
 
 // changesPane lists what the next hop changes, scrolled.
 func (c *console) changesPane(w, h int, k *engine.Check) []string {
-	rows := changeRows(c.page(), w, k)
+	rows := view.ChangeRows(c.page(), w, k)
 	if len(rows) == 0 {
 		return []string{c.focusRule(w, checkChanges, "Will change", ""), c.th.Row(w).Add(term.Faint, "   nothing: there is no next hop").String()}
 	}
 	rows = rows[1:]
 	if x := k.Config; x != nil && len(x.Fields) > 0 {
-		rows = append(rows, fieldRows(c.page(), w, x.Fields)...)
+		rows = append(rows, view.FieldRows(c.page(), w, x.Fields)...)
 	}
 	remark := ""
 	from := max(0, min(c.chk.sel[checkChanges], len(rows)-(h-1)))
@@ -700,19 +701,19 @@ func (c *console) confirmWriteView(w, h int) []string {
 	x := c.chk.result.Config
 	lines := []string{c.th.Rule(w, "Write the configuration?", term.Count(len(x.Fields), "value"))}
 	lines = append(lines, c.th.Row(w).Pad(2).Add(term.Faint, term.CutMiddle(term.Clean(x.Path), w-3, c.th.Ellipsis)).String())
-	rows := fieldRows(c.page(), w, x.Fields)
+	rows := view.FieldRows(c.page(), w, x.Fields)
 	if room := h - len(lines) - 4; len(rows) > room && room > 0 {
 		more := len(rows) - room + 1
 		rows = append(rows[:room-1], c.th.Row(w).Pad(2).Add(term.Faint, fmt.Sprintf("%s %d more", c.th.Ellipsis, more)).String())
 	}
 	lines = append(append(lines, rows...), "")
-	lines = append(lines, prose(c.page(), w, 2, term.Plain, "Comments and order of the file are kept. The cluster is not changed; upgrade apply does that.")...)
+	lines = append(lines, view.Prose(c.page(), w, 2, term.Plain, "Comments and order of the file are kept. The cluster is not changed; upgrade apply does that.")...)
 	return lines
 }
 
 // openView shows all of the selected row.
 func (c *console) openView(w, h int) []string {
-	lines := itemDetail(c.page(), w, c.selected())
+	lines := view.ItemDetail(c.page(), w, c.selected())
 	title := lines[0]
 	lines = lines[1:]
 	from := max(0, min(c.chk.scroll, len(lines)-(h-1)))
@@ -724,9 +725,9 @@ func (c *console) checkWide(w, h int) []string {
 	k := c.chk.result
 	right := max(40, w*2/5)
 	left := w - right - 3
-	lines := versionRows(c.page(), w, k, feedRemark(k.Feed, c.now), true)
+	lines := view.VersionRows(c.page(), w, k, view.FeedRemark(k.Feed, c.now), true)
 	lines = append(lines, c.checkPathPane(w, max(3, h-len(lines)-8), k)...)
-	lines = append(lines, noteRows(c.page(), w, k)...)
+	lines = append(lines, view.NoteRows(c.page(), w, k)...)
 	room := h - len(lines)
 	var a []string
 	if c.chk.pane == checkChanges {
@@ -734,18 +735,18 @@ func (c *console) checkWide(w, h int) []string {
 	} else {
 		a = c.findingsPane(left, room)
 	}
-	b := itemDetail(c.page(), right, c.selected())
-	if x := c.selected(); x.finding == nil && x.reason == nil {
-		if changes := changeRows(c.page(), right, k); len(changes) > 0 && c.chk.pane != checkChanges {
+	b := view.ItemDetail(c.page(), right, c.selected())
+	if x := c.selected(); x.Finding == nil && x.Reason == nil {
+		if changes := view.ChangeRows(c.page(), right, k); len(changes) > 0 && c.chk.pane != checkChanges {
 			b = changes
 		}
 	}
 	if len(b) > room && room > 1 {
 		how := "Enter shows all"
-		if c.selected().finding == nil && c.selected().reason == nil {
+		if c.selected().Finding == nil && c.selected().Reason == nil {
 			how = "Tab shows all"
 		}
 		b = append(b[:room-1], c.th.Row(right).Pad(1).Add(term.Faint, c.th.Ellipsis+" "+how).String())
 	}
-	return append(lines, beside(a, b, left, room, c.th)...)
+	return append(lines, view.Beside(a, b, left, room, c.th)...)
 }

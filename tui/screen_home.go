@@ -8,6 +8,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // nextList is the cursor in the list of suggestions.
@@ -74,7 +75,7 @@ func (c *console) suggestions() []engine.Suggestion {
 		return nil
 	}
 	i := slices.IndexFunc(c.home.Next, func(s engine.Suggestion) bool { return isVerb(s.Command, "upgrade") })
-	words := upgradeSummary(c.page(), c.chk.result)
+	words := view.UpgradeSummary(c.page(), c.chk.result)
 	if i < 0 || words == "" {
 		return c.home.Next
 	}
@@ -127,7 +128,7 @@ func (c *console) homeView(w, h int) []string {
 	var lines []string
 	switch {
 	case c.homeErr != nil:
-		lines = append(lines, problem(c.page(), w, c.homeErr)...)
+		lines = append(lines, view.Problem(c.page(), w, c.homeErr)...)
 	case c.home == nil:
 		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy).String()}
 	}
@@ -142,7 +143,7 @@ func (c *console) homeView(w, h int) []string {
 			if i == c.next.at {
 				st = term.Strong
 			}
-			r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, marker(c.page(), i == c.next.at)).Add(st, term.Clean(s.Title)).Add(term.Plain, "  ").Add(term.Accent, term.Clean(s.Command))
+			r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, view.Marker(c.page(), i == c.next.at)).Add(st, term.Clean(s.Title)).Add(term.Plain, "  ").Add(term.Accent, term.Clean(s.Command))
 			if s.Why != "" {
 				r.Add(term.Faint, "  "+term.Clean(s.Why))
 			}
@@ -153,9 +154,9 @@ func (c *console) homeView(w, h int) []string {
 		room := h - len(foot) - len(lines)
 		lines = append(lines, c.clusterView(w, room)...)
 	} else if c.home != nil {
-		lines = append(lines, workspaceView(c.page(), w, c.home)...)
+		lines = append(lines, view.WorkspaceView(c.page(), w, c.home)...)
 		if room := h - len(foot) - len(lines); room > 2 {
-			lines = append(lines, recent(c.page(), w, room, c.home)...)
+			lines = append(lines, view.Recent(c.page(), w, room, c.home)...)
 		}
 	}
 	lines = lines[:max(0, min(len(lines), h-len(foot)))]
@@ -170,27 +171,27 @@ func (c *console) clusterView(w, h int) []string {
 	st := c.status
 	if st == nil {
 		if c.statusErr != nil {
-			return problem(c.page(), w, c.statusErr)
+			return view.Problem(c.page(), w, c.statusErr)
 		}
 		return append([]string{
 			c.th.Rule(w, "Cluster", ""),
 			c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, "querying the cluster").String(),
-		}, recent(c.page(), w, h-2, c.home)...)
+		}, view.Recent(c.page(), w, h-2, c.home)...)
 	}
 	lines := []string{c.th.Rule(w, "Cluster", term.Clean(st.Provider))}
-	lines = append(lines, clusterSummary(c.page(), w, st, c.chk.result)...)
+	lines = append(lines, view.ClusterSummary(c.page(), w, st, c.chk.result)...)
 	if c.statusErr != nil {
 		lines = append(lines, c.th.Row(w).Add(term.Plain, "  ").Add(term.Bad, c.th.Fail+" ").Add(term.Plain, term.Clean(c.statusErr.Error())).String())
 	}
-	lines = append(lines, findings(c.page(), w, st.Health, 3)...)
+	lines = append(lines, view.Findings(c.page(), w, st.Health, 3)...)
 	room := h - len(lines)
 	recentRows := 0
 	if room > 9 {
 		recentRows = min(3, room-8) + 1
 	}
-	lines = append(lines, nodeRows(c.page(), w, room-recentRows, st, c.next.nodes)...)
+	lines = append(lines, view.NodeRows(c.page(), w, room-recentRows, st, c.next.nodes)...)
 	if recentRows > 1 {
-		lines = append(lines, recent(c.page(), w, recentRows, c.home)...)
+		lines = append(lines, view.Recent(c.page(), w, recentRows, c.home)...)
 	}
 	return lines
 }

@@ -14,6 +14,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // The screens of the init wizard: config, preflight, confirm.
@@ -298,7 +299,7 @@ func (c *console) configView(w, h int) []string {
 		if here {
 			st = term.Strong
 		}
-		r := c.th.Row(w).Add(term.Plain, "  ").Add(term.Accent, marker(c.page(), here)).Col(st, x.title, 16)
+		r := c.th.Row(w).Add(term.Plain, "  ").Add(term.Accent, view.Marker(c.page(), here)).Col(st, x.title, 16)
 		switch {
 		case here && f.editing:
 			r.Add(term.Chosen, " "+f.input.Value()+" ").Add(term.Accent, "▏").Add(term.Faint, "  "+x.hint)
@@ -312,7 +313,7 @@ func (c *console) configView(w, h int) []string {
 			}
 			r.Add(term.Faint, "  ← →")
 		default:
-			r.Add(st, " "+dash(term.Clean(x.value)))
+			r.Add(st, " "+view.Dash(term.Clean(x.value)))
 		}
 		if x.changed() && f.exists {
 			r.Add(term.Caution, "  was "+term.Clean(x.was))
@@ -329,15 +330,15 @@ func (c *console) configView(w, h int) []string {
 	}
 	if f.err != nil {
 		lines = append(lines, "")
-		lines = append(lines, problem(c.page(), w, f.err)...)
+		lines = append(lines, view.Problem(c.page(), w, f.err)...)
 	}
-	lines = append(lines, findings(c.page(), w, f.problems, max(1, (h-len(lines))/2))...)
+	lines = append(lines, view.Findings(c.page(), w, f.problems, max(1, (h-len(lines))/2))...)
 	return lines
 }
 
 // preflight is the screen of the preflight checks and their results.
 type preflight struct {
-	t        timeline
+	t        view.Timeline
 	done     bool
 	err      error
 	findings []engine.Finding
@@ -345,11 +346,11 @@ type preflight struct {
 }
 
 // results returns the results: the checks of events, and findings without an event.
-func (p *preflight) results() []check {
-	list := p.t.checks
+func (p *preflight) results() []view.Check {
+	list := p.t.Checks
 	for _, f := range p.findings {
-		if !slices.ContainsFunc(list, func(c check) bool { return c.id == term.Clean(f.ID) }) {
-			list = append(list[:len(list):len(list)], checkOf(f))
+		if !slices.ContainsFunc(list, func(c view.Check) bool { return c.ID == term.Clean(f.ID) }) {
+			list = append(list[:len(list):len(list)], view.CheckOf(f))
 		}
 	}
 	return list
@@ -358,7 +359,7 @@ func (p *preflight) results() []check {
 // selectWorst selects the worst check.
 func (p *preflight) selectWorst() {
 	for _, s := range []engine.Severity{engine.Block, engine.Warn} {
-		if i := slices.IndexFunc(p.results(), func(c check) bool { return c.state == string(s) }); i >= 0 {
+		if i := slices.IndexFunc(p.results(), func(c view.Check) bool { return c.State == string(s) }); i >= 0 {
 			p.at = i
 			return
 		}
@@ -368,7 +369,7 @@ func (p *preflight) selectWorst() {
 func (p *preflight) counts() (done, warn, block, total int) {
 	for _, c := range p.results() {
 		total++
-		switch engine.Severity(c.state) {
+		switch engine.Severity(c.State) {
 		case engine.Warn:
 			warn++
 			done++
@@ -402,7 +403,7 @@ var preflightKeys = []binding{
 	on("down j", "↓ j", "next check", "move", act(func(c *console) { c.pre.at = max(0, min(len(c.pre.results())-1, c.pre.at+1)) })),
 	on("y", "y", "copy the remedy of the selected check", "copy", act(func(c *console) {
 		if l := c.pre.results(); c.pre.at < len(l) {
-			c.copyText(c.deps.commands.text(l[c.pre.at].remedy), "the remedy")
+			c.copyText(c.deps.commands.Text(l[c.pre.at].Remedy), "the remedy")
 		}
 	})).footed("copy fix"),
 	on("esc", "Esc", "back to the configuration", "back", act(func(c *console) {
@@ -443,7 +444,7 @@ func (c *console) preflightView(w, h int) []string {
 	}
 	lines := []string{c.th.Rule(w, "Preflight", remark)}
 	if p.err != nil {
-		return append(lines, problem(c.page(), w, p.err)...)
+		return append(lines, view.Problem(c.page(), w, p.err)...)
 	}
 	list := p.results()
 	if len(list) == 0 && p.done {
@@ -459,14 +460,14 @@ func (c *console) preflightView(w, h int) []string {
 		if i == p.at {
 			top = len(rows)
 		}
-		rows = append(rows, checkRow(c.page(), x, left, i == p.at))
-		if left == w && (i == p.at || engine.Severity(x.state) == engine.Block || engine.Severity(x.state) == engine.Warn) {
-			rows = append(rows, checkDetail(c.page(), x, w, 16)...)
+		rows = append(rows, view.CheckRow(c.page(), x, left, i == p.at))
+		if left == w && (i == p.at || engine.Severity(x.State) == engine.Block || engine.Severity(x.State) == engine.Warn) {
+			rows = append(rows, view.CheckDetail(c.page(), x, w, 16)...)
 		}
 	}
-	from, to := window(len(rows), top, h-1)
+	from, to := view.Window(len(rows), top, h-1)
 	if hidden := len(rows) - (to - from); hidden > 0 && h > 3 { // the last row shows their number
-		from, to = window(len(rows), top, h-2)
+		from, to = view.Window(len(rows), top, h-2)
 		rows = append(rows[from:to:to], c.th.Row(left).Pad(3).Add(term.Faint, fmt.Sprintf("%s %s: ↑↓ scrolls", c.th.Ellipsis, term.Count(hidden+1, "more line"))).String())
 	} else {
 		rows = rows[from:to]
@@ -477,11 +478,11 @@ func (c *console) preflightView(w, h int) []string {
 	var side []string
 	if p.at < len(list) {
 		x := list[p.at]
-		for _, l := range term.Wrap(x.title, w-left-4) {
+		for _, l := range term.Wrap(x.Title, w-left-4) {
 			side = append(side, c.th.Paint(term.Strong, l))
 		}
 		side = append(side, "")
-		side = append(side, checkDetail(c.page(), x, w-left-3, 0)...)
+		side = append(side, view.CheckDetail(c.page(), x, w-left-3, 0)...)
 	}
 	for i := range max(len(rows), len(side)) {
 		var l, r string
@@ -519,7 +520,7 @@ var initConfirmKeys = []binding{
 	on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func(c *console) { c.initConfirm.yes = !c.initConfirm.yes })).footed("choose"),
 	on("up k", "↑ k", "scroll up", "move", act(func(c *console) { c.initConfirm.scroll = max(0, c.initConfirm.scroll-1) })),
 	on("down j", "↓ j", "scroll down", "move", act(func(c *console) {
-		c.initConfirm.scroll = min(c.initConfirm.scroll+1, len(initPlanRows(c.page(), c.w, c.plan)))
+		c.initConfirm.scroll = min(c.initConfirm.scroll+1, len(view.InitPlanRows(c.page(), c.w, c.plan)))
 	})),
 	on("esc", "Esc", "back to the checks", "back", (*console).startPreflight).footed("back"),
 }
@@ -553,14 +554,14 @@ func (a *initConfirm) verdict(c *console) string {
 func (c *console) initConfirmView(w, h int) []string {
 	p := c.plan
 	remark := term.Count(len(p.Steps), "step")
-	if n := nodesOf(p); n > 0 {
+	if n := view.NodesOf(p); n > 0 {
 		remark += ", " + term.Count(n, "machine")
 	}
 	lines := []string{c.th.Rule(w, "Plan: "+string(p.Verb)+" "+term.Clean(p.Cluster), remark)}
-	if to := target(p.To); to != "" {
+	if to := view.Target(p.To); to != "" {
 		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Faint, "to ").Add(term.Plain, to).String())
 	}
-	rows := initPlanRows(c.page(), w, p)
+	rows := view.InitPlanRows(c.page(), w, p)
 	room := h - len(lines)
 	from := max(0, min(c.initConfirm.scroll, len(rows)-room))
 	to := min(len(rows), from+room)

@@ -9,6 +9,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // pane is a part of the run screen that can be scrolled.
@@ -40,8 +41,8 @@ var runKeys = []binding{
 }
 
 func (c *console) copyLastLine() {
-	if n := c.t.log.len(); n > 0 {
-		c.copyText(c.t.log.at(n-1).text, "the line")
+	if n := c.t.Log.Len(); n > 0 {
+		c.copyText(c.t.Log.At(n-1).Text, "the line")
 		return
 	}
 	c.copyText("", "")
@@ -51,14 +52,14 @@ func (c *console) copyLastLine() {
 func (c *console) rows(p pane) int {
 	switch p {
 	case paneSteps:
-		return len(stepRows(c.page(), c.w, &c.t, c.running))
+		return len(view.StepRows(c.page(), c.w, &c.t, c.running))
 	case paneMachines:
 		if c.upgrading() {
-			return len(c.t.machines) // the run has not changed the others yet
+			return len(c.t.Machines) // the run has not changed the others yet
 		}
-		return len(c.t.machines) + len(c.t.missing())
+		return len(c.t.Machines) + len(c.t.Missing())
 	}
-	return c.t.log.len()
+	return c.t.Log.Len()
 }
 
 func (c *console) scrollRun(by int) {
@@ -83,7 +84,7 @@ func (c *console) part(p pane, n, h, end int) (from, to int) {
 		to = min(n, max(at+1, h))
 		return max(0, to-h), to
 	}
-	return window(n, end, h)
+	return view.Window(n, end, h)
 }
 
 func (c *console) paneTitle(p pane, title string) string {
@@ -97,7 +98,7 @@ func (c *console) runView(w, h int) []string {
 	if c.plan == nil {
 		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy).String()}
 	}
-	steps := stepRows(c.page(), w, &c.t, c.running)
+	steps := view.StepRows(c.page(), w, &c.t, c.running)
 	if w >= 120 {
 		return c.runWide(w, h)
 	}
@@ -114,10 +115,10 @@ func (c *console) runView(w, h int) []string {
 			mh = min(mh, max(3, (h-sh)/3))
 		}
 	}
-	lines := []string{c.th.Rule(w, c.paneTitle(paneSteps, "Steps"), stepsRemark(c.page(), &c.t))}
-	from, to := c.part(paneSteps, len(steps), sh, currentRow(c.page(), steps, sh))
+	lines := []string{c.th.Rule(w, c.paneTitle(paneSteps, "Steps"), view.StepsRemark(c.page(), &c.t))}
+	from, to := c.part(paneSteps, len(steps), sh, view.CurrentRow(c.page(), steps, sh))
 	for _, s := range steps[from:to] {
-		lines = append(lines, s.line)
+		lines = append(lines, s.Line)
 	}
 	if mh > 0 {
 		lines = append(lines, c.machinesView(w, mh)...)
@@ -129,16 +130,16 @@ func (c *console) runView(w, h int) []string {
 func (c *console) runWide(w, h int) []string {
 	left := w * 55 / 100
 	right := w - left - 1
-	steps := stepRows(c.page(), left, &c.t, c.running)
+	steps := view.StepRows(c.page(), left, &c.t, c.running)
 	machineRows := c.rows(paneMachines)
-	if machineRows > manyMachines && c.run.at[paneMachines] < 0 {
-		machineRows = len(c.t.groups())
+	if machineRows > view.ManyMachines && c.run.at[paneMachines] < 0 {
+		machineRows = len(c.t.Groups())
 	}
 	top := max(min(max(len(steps), machineRows)+1, h*3/5), min(8, h/2))
-	lines := []string{c.th.Rule(left, c.paneTitle(paneSteps, "Steps"), stepsRemark(c.page(), &c.t))}
-	from, to := c.part(paneSteps, len(steps), top-1, currentRow(c.page(), steps, top-1))
+	lines := []string{c.th.Rule(left, c.paneTitle(paneSteps, "Steps"), view.StepsRemark(c.page(), &c.t))}
+	from, to := c.part(paneSteps, len(steps), top-1, view.CurrentRow(c.page(), steps, top-1))
 	for _, s := range steps[from:to] {
-		lines = append(lines, s.line)
+		lines = append(lines, s.Line)
 	}
 	machines := c.machinesView(right, top-1)
 	out := make([]string, 0, h)
@@ -157,17 +158,17 @@ func (c *console) runWide(w, h int) []string {
 
 // machinesView shows the machines in h lines below a heading; many machines are shown by group.
 func (c *console) machinesView(w, h int) []string {
-	ready, wanted := c.t.ready()
+	ready, wanted := c.t.Ready()
 	lines := []string{c.th.Rule(w, c.paneTitle(paneMachines, "Machines"), fmt.Sprintf("%d of %d ready", ready, wanted))}
-	if len(c.t.machines) > manyMachines && c.run.at[paneMachines] < 0 {
-		groups := c.t.groups()
+	if len(c.t.Machines) > view.ManyMachines && c.run.at[paneMachines] < 0 {
+		groups := c.t.Groups()
 		for _, g := range groups[:min(len(groups), h)] {
-			done := g.states[engine.NodeReady]
-			r := c.th.Row(w).Add(term.Plain, " ").Col(term.Plain, g.group, 16).Num(term.Plain, fmt.Sprintf("%d/%d", done, g.total), 11)
-			r.Add(term.Good, c.th.Meter(int64(done), int64(g.total), min(30, w/4))).Pad(2)
-			for _, s := range nodeStates[1:] {
-				if k := g.states[s]; k > 0 {
-					_, st := nodeSign(c.page(), s)
+			done := g.States[engine.NodeReady]
+			r := c.th.Row(w).Add(term.Plain, " ").Col(term.Plain, g.Group, 16).Num(term.Plain, fmt.Sprintf("%d/%d", done, g.Total), 11)
+			r.Add(term.Good, c.th.Meter(int64(done), int64(g.Total), min(30, w/4))).Pad(2)
+			for _, s := range view.NodeStates[1:] {
+				if k := g.States[s]; k > 0 {
+					_, st := view.NodeSign(c.page(), s)
 					r.Add(st, strconv.Itoa(k)+" "+s+" ")
 				}
 			}
@@ -175,8 +176,8 @@ func (c *console) machinesView(w, h int) []string {
 		}
 		return lines
 	}
-	rows := machineList(c.page(), w, &c.t, c.upgrading(), c.running)
-	from, to := c.part(paneMachines, len(rows), h, firstUnready(c.page(), &c.t))
+	rows := view.MachineList(c.page(), w, &c.t, c.upgrading(), c.running)
+	from, to := c.part(paneMachines, len(rows), h, view.FirstUnready(c.page(), &c.t))
 	if to-from == len(rows) || h < 2 {
 		return append(lines, rows[from:to]...)
 	}
@@ -189,7 +190,7 @@ func (c *console) logTail(w, h int) []string {
 	if h < 2 {
 		return nil
 	}
-	n := c.t.log.len()
+	n := c.t.Log.Len()
 	remark := "following"
 	switch {
 	case n == 0:
@@ -209,12 +210,12 @@ func (c *console) logTail(w, h int) []string {
 	if c.run.at[paneLog] < 0 {
 		from, to = max(0, n-h+1), n
 	}
-	col := sourceColumnOf(c.page(), c.w, func(i int) logLine { return c.t.log.at(from + i) }, to-from)
-	if col.node != "" {
-		lines[0] = c.th.Rule(w, c.paneTitle(paneLog, "Log of "+col.node), remark)
+	col := view.SourceColumnOf(c.page(), c.w, func(i int) view.LogLine { return c.t.Log.At(from + i) }, to-from)
+	if col.Node != "" {
+		lines[0] = c.th.Rule(w, c.paneTitle(paneLog, "Log of "+col.Node), remark)
 	}
 	for i := from; i < to; i++ {
-		lines = append(lines, logRow(c.page(), c.t.log.at(i), w, col))
+		lines = append(lines, view.LogRow(c.page(), c.t.Log.At(i), w, col))
 	}
 	return lines
 }

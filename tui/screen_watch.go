@@ -10,6 +10,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // lens is a view of the watch screen on a board.
@@ -50,7 +51,7 @@ type watchScreen struct {
 
 	at     string // name of the machine under the cursor; empty: the first
 	node   string // the machine of the node lens
-	sort   sortBy
+	sort   view.SortBy
 	filter string
 	typing bool // keys go into the filter of the table or the log
 	rows   machineCache
@@ -114,7 +115,7 @@ var watchTableKeys = slices.Concat([]binding{
 	}),
 	on("m", "m", "map of all nodes", "view", act(func(c *console) { c.wat.lens = lensMap })).footed("map"),
 	lensLogKey, lensTroubleKey, filterKey,
-	on("s", "s", "sort by another column", "view", act(func(c *console) { c.wat.sort = (c.wat.sort + 1) % sorts })).footed("sort"),
+	on("s", "s", "sort by another column", "view", act(func(c *console) { c.wat.sort = (c.wat.sort + 1) % view.Sorts })).footed("sort"),
 	on("y", "y", "copy the row", "copy", act((*console).copyRow)),
 	backKey,
 }, lensKeys)
@@ -404,7 +405,7 @@ type machineCache struct {
 	board  *engine.Board
 	moves  int
 	filter string
-	sort   sortBy
+	sort   view.SortBy
 	second int64 // for filters by age
 	list   []*engine.BoardNode
 	err    error // of the filter
@@ -414,9 +415,9 @@ type machineCache struct {
 func (c *console) machines() []*engine.BoardNode {
 	w := &c.wat
 	b, now := w.shown(), c.watchNow()
-	f, err := parseFilter(w.filter)
+	f, err := view.ParseFilter(w.filter)
 	r := machineCache{board: b, moves: b.Moves(), filter: w.filter, sort: w.sort}
-	if f.usesAge {
+	if f.UsesAge {
 		r.second = now.Unix()
 	}
 	old := &w.rows
@@ -424,15 +425,15 @@ func (c *console) machines() []*engine.BoardNode {
 		return old.list
 	}
 	r.err = err
-	r.list = machinesOf(b, f, w.sort, now)
+	r.list = view.MachinesOf(b, f, w.sort, now)
 	*old = r
 	return r.list
 }
 
 // flight is the list of machines on the screen.
-func (c *console) flight() flight {
+func (c *console) flight() view.Flight {
 	list := c.machines()
-	return flight{list: list, at: c.rowAt(list), sort: c.wat.sort, filter: c.wat.filter, typing: c.wat.typing, err: c.wat.rows.err}
+	return view.Flight{List: list, At: c.rowAt(list), Sort: c.wat.sort, Filter: c.wat.filter, Typing: c.wat.typing, Err: c.wat.rows.err}
 }
 
 // rowAt is the index of the machine under the cursor.
@@ -466,7 +467,7 @@ func (c *console) copyRow() {
 		c.copyText("", "")
 		return
 	}
-	c.copyText(nodeLine(c.boardPage(), list[c.rowAt(list)]), "the line")
+	c.copyText(view.NodeLine(c.boardPage(), list[c.rowAt(list)]), "the line")
 }
 
 // stepNode shows the previous or next machine, in the order of the table or, if the machine
@@ -499,7 +500,7 @@ func (c *console) copyNode() {
 		return
 	}
 	if n := c.wat.shown().Node(c.wat.node); n != nil {
-		c.copyText(nodeLine(c.boardPage(), n), "its state")
+		c.copyText(view.NodeLine(c.boardPage(), n), "its state")
 		return
 	}
 	c.copyText("", "")
@@ -532,7 +533,7 @@ func (c *console) typedWatch(k tea.KeyMsg) {
 type lineView struct {
 	filter string
 	source string // "" for all
-	level  int    // index into logLevels: the lowest level shown
+	level  int    // index into view.LogLevels: the lowest level shown
 	wrap   bool
 	// pinned keeps line number at, counted from the first line ever logged, in view; else the
 	// view follows the newest line.
@@ -566,7 +567,7 @@ func (c *console) lines() []int {
 	if f.board != key.board || f.filter != key.filter || f.source != key.source || f.level != key.level || f.only != key.only {
 		*f = key
 	}
-	chosen, err := parseFilter(f.filter)
+	chosen, err := view.ParseFilter(f.filter)
 	f.err = err
 	other := ""
 	if n := b.Node(f.only); n != nil {
@@ -578,8 +579,8 @@ func (c *console) lines() []int {
 		switch {
 		case f.only != "" && x.Node != f.only && (other == "" || x.Node != other):
 		case f.source != "" && x.Source != f.source:
-		case f.level > 0 && slices.Index(logLevels, x.Level) < f.level:
-		case !chosen.line(&x):
+		case f.level > 0 && slices.Index(view.LogLevels, x.Level) < f.level:
+		case !chosen.Line(&x):
 		default:
 			f.list = append(f.list, gone+i)
 		}

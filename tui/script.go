@@ -12,6 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // unplanned ends the event stream of a verb whose planning failed with err, so that
@@ -196,17 +197,17 @@ func (p *plainPrinter) printSteps(plan *engine.Plan) {
 
 // page is what printed pages share: without colours, in a width that fits most windows and
 // logs. It needs no console.
-func (s *session) page() page {
+func (s *session) page() view.Page {
 	th := term.NewTheme(term.Display{Ascii: term.DisplayOf(s.Env).Ascii})
-	return page{Theme: th.Printed(), now: s.Now(), commands: s.formatter()}
+	return view.Page{Theme: th.Printed(), Now: s.Now(), Commands: s.formatter()}
 }
 
 // answerWidth is the line width of printed output: the width of the terminal within
-// limits, else printedWidth.
+// limits, else view.PrintedWidth.
 func (s *session) answerWidth() int {
 	w := term.Columns(s.Stdout)
 	if w <= 0 {
-		return printedWidth
+		return view.PrintedWidth
 	}
 	return max(minWidth, min(w, 120))
 }
@@ -246,11 +247,11 @@ func (s *session) printStatus(ctx context.Context, f format) error {
 // statusText renders the output of status.
 func (s *session) statusText(st *engine.Status) []string {
 	pg := s.page()
-	w := printedWidth
-	lines := []string{pg.Row(w).Add(term.Plain, "cluster "+cmp.Or(term.Clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)+marked(st.Simulated, "   ")).String()}
-	lines = append(lines, clusterSummary(pg, w, st, nil)...)
-	lines = append(lines, findings(pg, w, st.Health, len(st.Health))...)
-	lines = append(lines, nodeRows(pg, w, len(st.Nodes)+len(st.Machines)+2, st, 0)...)
+	w := view.PrintedWidth
+	lines := []string{pg.Row(w).Add(term.Plain, "cluster "+cmp.Or(term.Clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)+view.Marked(st.Simulated, "   ")).String()}
+	lines = append(lines, view.ClusterSummary(pg, w, st, nil)...)
+	lines = append(lines, view.Findings(pg, w, st.Health, len(st.Health))...)
+	lines = append(lines, view.NodeRows(pg, w, len(st.Nodes)+len(st.Machines)+2, st, 0)...)
 	if len(st.Services) > 0 {
 		lines = append(lines, pg.Rule(w, "Services", ""))
 		for _, v := range st.Services {
@@ -295,11 +296,11 @@ func (s *session) printHome(ctx context.Context) error {
 		return err
 	}
 	pg := s.page()
-	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", term.Clean(h.Dir), cmp.Or(term.Clean(h.Cluster), "(none)"), stageWord(h.Stage)+marked(h.Simulated, ", "))
-	s.print(findings(pg, printedWidth, h.Problems, len(h.Problems)))
-	s.print(recent(pg, printedWidth, 6, &h))
+	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", term.Clean(h.Dir), cmp.Or(term.Clean(h.Cluster), "(none)"), stageWord(h.Stage)+view.Marked(h.Simulated, ", "))
+	s.print(view.Findings(pg, view.PrintedWidth, h.Problems, len(h.Problems)))
+	s.print(view.Recent(pg, view.PrintedWidth, 6, &h))
 	for _, n := range h.Next {
-		line := "next      " + s.formatter().line(term.Clean(n.Command))
+		line := "next      " + s.formatter().Line(term.Clean(n.Command))
 		if t := term.Clean(n.Title); t != "" {
 			line += "   # " + t
 		}

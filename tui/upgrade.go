@@ -10,6 +10,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // checkFormat is the value of -o where markdown is allowed, too.
@@ -183,7 +184,7 @@ func (s *session) writeCheck(k *engine.Check, r engine.CheckRequest, f checkForm
 	case "json":
 		return document(s.out, k)
 	case "markdown":
-		_, err := fmt.Fprint(s.out, markdown(k, s.formatter()))
+		_, err := fmt.Fprint(s.out, view.Markdown(k, s.formatter()))
 		return err
 	}
 	s.print(s.checkText(k, r))
@@ -193,9 +194,9 @@ func (s *session) writeCheck(k *engine.Check, r engine.CheckRequest, f checkForm
 // checkText renders the check that r asked for: the verdict first, then the details.
 func (s *session) checkText(k *engine.Check, r engine.CheckRequest) []string {
 	pg, w := s.page(), s.answerWidth()
-	severity, text := verdict(k)
-	sign, st := severitySignOf(pg, severity)
-	head, feed := "upgrade check of cluster "+term.Clean(k.Cluster)+marked(k.Simulated, ", "), feedText(k.Feed, pg.now)
+	severity, text := view.Verdict(k)
+	sign, st := view.SeveritySignOf(pg, severity)
+	head, feed := "upgrade check of cluster "+term.Clean(k.Cluster)+view.Marked(k.Simulated, ", "), view.FeedText(k.Feed, pg.Now)
 	lines := []string{head + ", " + feed}
 	if term.Width(lines[0]) > w {
 		lines = append([]string{head}, term.Wrap(feed, w)...)
@@ -205,24 +206,24 @@ func (s *session) checkText(k *engine.Check, r engine.CheckRequest) []string {
 		sign = " "
 	}
 	lines = append(lines, "")
-	lines = append(lines, versionRows(pg, w, k, "", true)...)
-	lines = append(lines, pathRows(pg, w, k, 0)...)
-	lines = append(lines, changeRows(pg, w, k)...)
-	lines = append(lines, findingGroups(pg, w, k)...)
+	lines = append(lines, view.VersionRows(pg, w, k, "", true)...)
+	lines = append(lines, view.PathRows(pg, w, k, 0)...)
+	lines = append(lines, view.ChangeRows(pg, w, k)...)
+	lines = append(lines, view.FindingGroups(pg, w, k)...)
 	for i, n := range k.Notes {
 		if i == 0 {
 			lines = append(lines, "")
 		}
 		lines = append(lines, term.Clean(n))
 	}
-	return append(lines, nextRows(pg, k, r)...)
+	return append(lines, view.NextRows(pg, k, r)...)
 }
 
 // checkProgress shows the progress of a check on stderr, if stderr is a terminal.
 type checkProgress struct {
 	live  term.LiveLine
 	now   func() time.Time
-	so    runningCheck
+	so    view.RunningCheck
 	shown time.Time
 }
 
@@ -236,9 +237,9 @@ func (p *checkProgress) event(ev engine.Event) {
 	if ev.Object == engine.CheckVersions {
 		return
 	}
-	p.so.apply(ev)
+	p.so.Apply(ev)
 	if now := p.now(); now.Sub(p.shown) > 100*time.Millisecond {
 		p.shown = now
-		p.live.Set(p.so.summary())
+		p.live.Set(p.so.Summary())
 	}
 }

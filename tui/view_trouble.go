@@ -11,6 +11,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // trouble is a cause of failure with its machines.
@@ -81,7 +82,7 @@ func (c *console) choices() []choice {
 	remedy := cmp.Or(b.Wait.Remedy, b.Remedy)
 	if _, rest, ok := strings.Cut(remedy, "`"); ok {
 		if cmd, _, ok := strings.Cut(rest, "`"); ok {
-			out = append(out, choice{title: "copy the suggested remedy", command: c.deps.commands.text("`" + term.Clean(cmd) + "`")})
+			out = append(out, choice{title: "copy the suggested remedy", command: c.deps.commands.Text("`" + term.Clean(cmd) + "`")})
 		}
 	}
 	if t := c.troubles(); len(t) > 0 {
@@ -100,7 +101,7 @@ func (c *console) choices() []choice {
 			out = append(out, choice{title: what, says: says, do: k.do})
 		}
 	}
-	return append(out, choice{title: "leave, and come back later", says: "to reattach", command: c.deps.commands.command("watch")})
+	return append(out, choice{title: "leave, and come back later", says: "to reattach", command: c.deps.commands.Command("watch")})
 }
 
 // choose runs the selected action.
@@ -126,7 +127,7 @@ func (c *console) troubleView(b *engine.Board, w, h int) []string {
 		lines = append(lines, c.th.Below(w, 2, 4, term.Strong, cause)...)
 	}
 	if remedy := term.Clean(cmp.Or(b.Wait.Remedy, b.Remedy)); remedy != "" {
-		lines = append(lines, c.th.Below(w, 2, 3, term.Accent, "To do: "+c.deps.commands.text(remedy))...)
+		lines = append(lines, c.th.Below(w, 2, 3, term.Accent, "To do: "+c.deps.commands.Text(remedy))...)
 	}
 	all := c.troubles()
 	for i, t := range all {
@@ -165,14 +166,14 @@ func (c *console) troubleView(b *engine.Board, w, h int) []string {
 	lines = append(lines, c.th.Rule(w, "Actions", ""))
 	list := c.choices()
 	at := min(c.wat.choice, len(list)-1)
-	from, to := window(len(list), at, max(1, h-len(lines)))
+	from, to := view.Window(len(list), at, max(1, h-len(lines)))
 	for i := from; i < to; i++ {
 		x := list[i]
 		st := term.Plain
 		if i == at {
 			st = term.Strong
 		}
-		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, marker(c.boardPage(), i == at)).Col(st, x.title, 32).Add(term.Accent, strings.Trim(x.command, "`")).Add(term.Faint, "  "+x.says).String())
+		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, view.Marker(c.boardPage(), i == at)).Col(st, x.title, 32).Add(term.Accent, strings.Trim(x.command, "`")).Add(term.Faint, "  "+x.says).String())
 	}
 	return lines
 }

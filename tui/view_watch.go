@@ -12,28 +12,29 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // watchHeader is the header of the watch screen: cluster, target, mode, clocks and ETA, and
 // below it the progress line.
 func (c *console) watchHeader() []string {
 	b, now := c.wat.shown(), c.watchNow()
-	r := c.th.Row(c.w).Add(term.Accent, " "+c.th.Brand+" ").Add(term.Strong, cmp.Or(term.Clean(b.Cluster), "cluster")).Add(term.Caution, markIf(c.boardPage(), c.w, b.Simulated))
+	r := c.th.Row(c.w).Add(term.Accent, " "+c.th.Brand+" ").Add(term.Strong, cmp.Or(term.Clean(b.Cluster), "cluster")).Add(term.Caution, view.MarkIf(c.boardPage(), c.w, b.Simulated))
 	word, st := c.watchMode(b)
 	tail := []string{now.UTC().Format("15:04:05 UTC")}
 	if !b.Started.IsZero() {
 		tail = append(tail, term.Clock(now.Sub(b.Started)))
 	}
-	if eta := eta(c.boardPage(), b, now); eta != "" {
+	if eta := view.ETA(c.boardPage(), b, now); eta != "" {
 		tail = append(tail, eta)
 	}
 	right := strings.Join(tail, "  ")
-	if to := targetText(c.boardPage(), b); to != "" && r.Used+term.Width(to)+term.Width(word)+term.Width(right)+8 <= c.w {
+	if to := view.TargetText(c.boardPage(), b); to != "" && r.Used+term.Width(to)+term.Width(word)+term.Width(right)+8 <= c.w {
 		r.Add(term.Faint, "  "+to)
 	}
 	if room := c.w - r.Used - term.Width(term.AsciiIf(c.th.Ascii, word)) - 4; term.Width(right) > room {
 		right = strings.Join(tail[:1], "  ")
-		if eta := eta(c.boardPage(), b, now); eta != "" && term.Width(tail[0]+"  "+eta) <= room {
+		if eta := view.ETA(c.boardPage(), b, now); eta != "" && term.Width(tail[0]+"  "+eta) <= room {
 			right += "  " + eta
 		}
 	}
@@ -178,20 +179,20 @@ func (c *console) tableView(b *engine.Board, w, h int) []string {
 	if b.Events == 0 || b.Moves() == 0 && b.Running() == nil && c.wat.origin == fromLive {
 		return c.emptyWatch(b, w)
 	}
-	lines := pipeline(c.boardPage(), b, w, h)
+	lines := view.Pipeline(c.boardPage(), b, w, h)
 	if g := b.Groups(); h >= 30 && len(g) > 1 {
-		lines = append(lines, groupRows(c.boardPage(), b, w, min(len(g), h/6))...)
+		lines = append(lines, view.GroupRows(c.boardPage(), b, w, min(len(g), h/6))...)
 	}
 	if n := min(len(b.Plans), max(1, h/8)); n > 0 && h-len(lines) >= n+4 {
-		lines = append(lines, nodePlanRows(c.boardPage(), b, w, n)...)
+		lines = append(lines, view.NodePlanRows(c.boardPage(), b, w, n)...)
 	}
 	said := 0
 	if h-len(lines) >= 8 {
 		said = min(max(4, (h-len(lines))/3), 14)
 	}
-	lines = append(lines, flightView(c.boardPage(), b, c.flight(), w, h-len(lines)-said)...)
+	lines = append(lines, view.FlightView(c.boardPage(), b, c.flight(), w, h-len(lines)-said)...)
 	if said > 0 { // with the room that few machines leave
-		lines = append(lines, logExcerpt(c.boardPage(), b, w, h-len(lines))...)
+		lines = append(lines, view.LogExcerpt(c.boardPage(), b, w, h-len(lines))...)
 	}
 	return lines
 }
@@ -200,7 +201,7 @@ func (c *console) tableView(b *engine.Board, w, h int) []string {
 func (c *console) emptyWatch(b *engine.Board, w int) []string {
 	switch {
 	case c.wat.err != nil:
-		return append([]string{""}, problem(c.boardPage(), w, c.wat.err)...)
+		return append([]string{""}, view.Problem(c.boardPage(), w, c.wat.err)...)
 	case c.opening():
 		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Running+" ").Add(term.Plain, "opening the record "+term.Clean(c.deps.replay.path)).String()}
 	case b.Events == 0 && c.wat.origin == fromRun:
@@ -213,12 +214,12 @@ func (c *console) emptyWatch(b *engine.Board, w int) []string {
 func (c *console) watchReason() (text, remedy string) {
 	switch {
 	case c.wat.err != nil && c.wat.frozen == nil:
-		x := explain(c.wat.err, c.deps.commands)
-		return "The watch has ended: " + x.what, x.remedy
+		x := view.Explain(c.wat.err, c.deps.commands)
+		return "The watch has ended: " + x.What, x.Remedy
 	case c.opening():
 		return "Opening the record", ""
 	}
-	return boardReason(c.boardPage(), c.wat.shown())
+	return view.BoardReason(c.boardPage(), c.wat.shown())
 }
 
 // watchWhy is the why line of the watch screen and the remedy, if there is one.
@@ -233,7 +234,7 @@ func (c *console) watchWhy() []string {
 		return lines
 	}
 	if remedy != "" {
-		for i, l := range c.th.Below(c.w, 8, most, term.Accent, c.deps.commands.text(remedy)) {
+		for i, l := range c.th.Below(c.w, 8, most, term.Accent, c.deps.commands.Text(remedy)) {
 			if i == 0 {
 				l = " " + c.th.Paint(term.Faint, "To do:") + " " + strings.TrimLeft(l, " ")
 			}
@@ -243,18 +244,18 @@ func (c *console) watchWhy() []string {
 	return lines
 }
 
-// boardSafety is watchSafety for the board on the screen.
+// boardSafety is view.WatchSafety for the board on the screen.
 func (c *console) boardSafety() string {
 	api, backup := "", time.Time{}
 	if c.wat.origin != fromReplay {
 		if !c.wat.ended {
-			api = apiStatus(c.page(), c.wat.pulse)
+			api = view.APIStatus(c.page(), c.wat.pulse)
 		}
 		if c.home != nil && c.home.Backup != nil {
 			backup = c.home.Backup.Created
 		}
 	}
-	return watchSafety(c.page(), c.wat.shown(), c.w, api, backup)
+	return view.WatchSafety(c.page(), c.wat.shown(), c.w, api, backup)
 }
 
 // linesView is the log lens.
@@ -282,7 +283,7 @@ func (c *console) linesView(b *engine.Board, w, h int) []string {
 		r.Add(st, term.Clean(s)).Add(term.Faint, " "+strconv.Itoa(counts[s])+"  ")
 	}
 	if v.level > 1 {
-		r.Right(term.Caution, logLevels[v.level]+" and above")
+		r.Right(term.Caution, view.LogLevels[v.level]+" and above")
 	}
 	lines = append(lines, r.String())
 	r = c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ")
@@ -315,22 +316,22 @@ func (c *console) linePart(b *engine.Board, list []int, w, h int, wraps bool) []
 	first, last := at, at
 	var rows []string
 	entry := func(i int) []string {
-		x := lineOf(b.Log.At(list[i] - b.Log.Dropped()))
-		col := sourceColumn{width: min(22, w/4)}
+		x := view.LineOf(b.Log.At(list[i] - b.Log.Dropped()))
+		col := view.SourceColumn{Width: min(22, w/4)}
 		here := i == at && v.pinned
-		if !wraps || !here && term.Width(x.text) < w-col.width-14 {
-			row := logRow(c.boardPage(), x, w, col)
+		if !wraps || !here && term.Width(x.Text) < w-col.Width-14 {
+			row := view.LogRow(c.boardPage(), x, w, col)
 			if here {
 				row = c.th.Paint(term.Chosen, term.StripStyle(row))
 			}
 			return []string{row}
 		}
 		head := x
-		parts := term.Wrap(x.text, max(20, w-col.width-14))
-		head.text = parts[0]
-		out := []string{logRow(c.boardPage(), head, w, col)}
+		parts := term.Wrap(x.Text, max(20, w-col.Width-14))
+		head.Text = parts[0]
+		out := []string{view.LogRow(c.boardPage(), head, w, col)}
 		for _, p := range parts[1:] {
-			out = append(out, c.th.Row(w).Pad(col.width+13).Add(term.Plain, p).String())
+			out = append(out, c.th.Row(w).Pad(col.Width+13).Add(term.Plain, p).String())
 		}
 		if here {
 			for k := range out {
@@ -379,7 +380,7 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 		columns = w - mapName - 10 - 36
 	}
 	room := h - 4
-	each := mapScale(groups, columns, room)
+	each := view.MapScale(groups, columns, room)
 	c.wat.place.columns, c.wat.place.each = columns, each
 	remark := "1 cell = " + term.Count(each, "node")
 	if each > 1 {
@@ -409,8 +410,8 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 			}
 			for k := row * columns; k < min(cells, (row+1)*columns); k++ {
 				sign, st := " ", term.Plain
-				if p := worstPlace(g.Places[k*each : min(len(g.Places), (k+1)*each)]); p != nil {
-					sign, st = mapCell(c.boardPage(), p.State())
+				if p := view.WorstPlace(g.Places[k*each : min(len(g.Places), (k+1)*each)]); p != nil {
+					sign, st = view.MapCell(c.boardPage(), p.State())
 				}
 				if gi == at && k == cell {
 					flush()
@@ -428,21 +429,21 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 			rows = append(rows, r.String())
 		}
 	}
-	from, to := window(len(rows), cursorRow, room)
+	from, to := view.Window(len(rows), cursorRow, room)
 	rows = rows[from:to]
 	if w >= 112 && at >= 0 {
-		rows = besideAt(c.boardPage(), rows, cellDetail(c.boardPage(), groups[at], cell, each, 34, room), w-36, room)
+		rows = view.BesideAt(c.boardPage(), rows, view.CellDetail(c.boardPage(), groups[at], cell, each, 34, room), w-36, room)
 	}
 	lines = append(lines, rows...)
 	for len(lines) < h-3 {
 		lines = append(lines, "")
 	}
 	if at >= 0 {
-		lines = append(lines, cellLine(c.boardPage(), groups[at], cell, each, w))
+		lines = append(lines, view.CellLine(c.boardPage(), groups[at], cell, each, w))
 	} else {
 		lines = append(lines, c.th.Row(w).Add(term.Faint, "   no node seen yet").String())
 	}
-	return append(lines, legend(c.boardPage(), b, w)...)
+	return append(lines, view.Legend(c.boardPage(), b, w)...)
 }
 
 // cursorCell is the group and the cell under the cursor; -1 if there are no groups.
@@ -497,7 +498,7 @@ func (c *console) nextActiveCell() tea.Cmd {
 	for range len(groups) + 1 {
 		cells := (len(groups[g].Places) + each - 1) / each
 		for ; at < cells; at++ {
-			if p := worstPlace(cellPlaces(groups[g], at, each)); p != nil && p.Node() != nil && inFlight(p.Node()) {
+			if p := view.WorstPlace(view.CellPlaces(groups[g], at, each)); p != nil && p.Node() != nil && view.InFlight(p.Node()) {
 				c.wat.place.group, c.wat.place.cell = groups[g].Name, at
 				return nil
 			}
@@ -512,7 +513,7 @@ func (c *console) openCell() tea.Cmd {
 	groups := c.wat.shown().Groups()
 	g, cell := c.cursorCell(groups)
 	if g >= 0 {
-		if p := worstPlace(cellPlaces(groups[g], cell, max(1, c.wat.place.each))); p != nil && p.Node() != nil {
+		if p := view.WorstPlace(view.CellPlaces(groups[g], cell, max(1, c.wat.place.each))); p != nil && p.Node() != nil {
 			c.openNode(p.Node().Name)
 			return nil
 		}
@@ -526,7 +527,7 @@ func (c *console) copyCell() {
 	g, cell := c.cursorCell(groups)
 	var names []string
 	if g >= 0 {
-		for _, p := range cellPlaces(groups[g], cell, max(1, c.wat.place.each)) {
+		for _, p := range view.CellPlaces(groups[g], cell, max(1, c.wat.place.each)) {
 			if n := p.Node(); n != nil {
 				names = append(names, term.Clean(n.Name))
 			}
@@ -550,13 +551,13 @@ func (c *console) nodeView(b *engine.Board, w, h int) []string {
 		}
 	}
 	for _, x := range pair {
-		lines = append(lines, stateHistoryRows(c.boardPage(), b, x, x == n, w)...)
+		lines = append(lines, view.StateHistoryRows(c.boardPage(), b, x, x == n, w)...)
 	}
 	if len(pair) > 1 && h >= 16 {
-		lines = append(lines, replacementTimeline(c.boardPage(), pair, w)...)
+		lines = append(lines, view.ReplacementTimeline(c.boardPage(), pair, w)...)
 	}
 	lines = append(lines, "")
-	facts := []string{facts(c.boardPage(), n)}
+	facts := []string{view.Facts(c.boardPage(), n)}
 	if wt := b.Wait; wt.Node == n.Name && wt.Text != "" {
 		facts = append(facts, "waiting: "+term.Clean(wt.Text))
 	}

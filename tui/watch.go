@@ -12,6 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // watchOptions are the flags of `watch`.
@@ -46,7 +47,7 @@ minutes after the beginning.`,
   constellation watch --replay events.jsonl@14:02:11`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if _, err := parseFilter(o.filter); err != nil {
+			if _, err := view.ParseFilter(o.filter); err != nil {
 				return &engine.Error{Op: "read --filter", Err: err, Exit: engine.ExitUsage, Remedy: "write a filter such as 'state:drain group:workers age>5m text'"}
 			}
 			if o.replay != "" {
@@ -192,8 +193,8 @@ func (s *session) filtered(o watchOptions) sink {
 		}
 		out = p
 	}
-	f, err := parseFilter(o.filter)
-	if err != nil || len(f.terms) == 0 { // the command has validated the filter
+	f, err := view.ParseFilter(o.filter)
+	if err != nil || len(f.Terms) == 0 { // the command has validated the filter
 		return out
 	}
 	return &sieve{sink: out, f: f}
@@ -202,7 +203,7 @@ func (s *session) filtered(o watchOptions) sink {
 // sieve passes on the nodes and log lines that match a filter, and all other events.
 type sieve struct {
 	sink
-	f filter
+	f view.Filter
 	b engine.Board
 }
 
@@ -217,11 +218,11 @@ func (s *sieve) event(ev engine.Event) {
 	switch ev.Kind {
 	case engine.KindNode:
 		s.b.Apply(ev)
-		if n := s.b.Node(ev.Node); n == nil || !s.f.node(n, ev.Time) {
+		if n := s.b.Node(ev.Node); n == nil || !s.f.Node(n, ev.Time) {
 			return
 		}
 	case engine.KindLog:
-		if x := (engine.BoardLine{Time: ev.Time, Source: ev.Source, Node: ev.Node, Level: ev.Level, Text: ev.Text}); !s.f.line(&x) {
+		if x := (engine.BoardLine{Time: ev.Time, Source: ev.Source, Node: ev.Node, Level: ev.Level, Text: ev.Text}); !s.f.Line(&x) {
 			return
 		}
 	}
@@ -231,50 +232,50 @@ func (s *sieve) event(ev engine.Event) {
 // printBoard prints the state of a rollout.
 func (s *session) printBoard(b *engine.Board, o watchOptions, origin watchOrigin, at time.Time, pulse engine.Pulse) {
 	pg, w := s.page(), s.answerWidth()
-	pg.now = at
+	pg.Now = at
 	what := "as of " + at.UTC().Format("2006-01-02 15:04:05Z")
 	if origin == fromReplay {
 		what = "recorded, " + what
 	}
-	lines := []string{fmt.Sprintf("cluster %s  to %s  %s", cmp.Or(term.Clean(b.Cluster), "(unknown)"), cmp.Or(term.AsciiIf(pg.Ascii, targetText(pg, b)), "(no target)"), what)}
-	if eta := eta(pg, b, at); eta != "" {
+	lines := []string{fmt.Sprintf("cluster %s  to %s  %s", cmp.Or(term.Clean(b.Cluster), "(unknown)"), cmp.Or(term.AsciiIf(pg.Ascii, view.TargetText(pg, b)), "(no target)"), what)}
+	if eta := view.ETA(pg, b, at); eta != "" {
 		lines[0] += "  " + eta
 	}
-	f, err := parseFilter(o.filter)
-	list := flight{list: machinesOf(b, f, sortSlowest, at), filter: o.filter, err: err}
-	lines = append(lines, pipeline(pg, b, w, 30)...)
+	f, err := view.ParseFilter(o.filter)
+	list := view.Flight{List: view.MachinesOf(b, f, view.SortSlowest, at), Filter: o.filter, Err: err}
+	lines = append(lines, view.Pipeline(pg, b, w, 30)...)
 	if len(b.Groups()) > 0 {
-		lines = append(lines, groupRows(pg, b, w, 100)...)
+		lines = append(lines, view.GroupRows(pg, b, w, 100)...)
 	}
 	if len(b.Plans) > 0 {
-		lines = append(lines, nodePlanRows(pg, b, w, 100)...)
+		lines = append(lines, view.NodePlanRows(pg, b, w, 100)...)
 	}
-	lines = append(lines, flightView(pg, b, list, w, 60)...)
-	reason, remedy := boardReason(pg, b)
+	lines = append(lines, view.FlightView(pg, b, list, w, 60)...)
+	reason, remedy := view.BoardReason(pg, b)
 	lines = append(lines, "", reason)
 	if remedy != "" {
-		lines = append(lines, "To do: "+pg.commands.text(remedy))
+		lines = append(lines, "To do: "+pg.Commands.Text(remedy))
 	}
 	api := ""
 	if origin != fromReplay {
-		api = apiStatus(pg, pulse)
+		api = view.APIStatus(pg, pulse)
 	}
-	s.print(append(lines, watchSafety(pg, b, w, api, time.Time{})))
+	s.print(append(lines, view.WatchSafety(pg, b, w, api, time.Time{})))
 }
 
 // watchLine returns the command line that reproduces the watch screen.
 func (c *console) watchLine() string {
 	args := "watch"
 	if c.wat.origin == fromReplay {
-		args += " --replay " + quoteArg(c.deps.replay.path+"@"+c.wat.player.now.UTC().Format(time.RFC3339))
+		args += " --replay " + view.QuoteArg(c.deps.replay.path+"@"+c.wat.player.now.UTC().Format(time.RFC3339))
 	}
 	if k := c.deps.watch.Kubeconfig; k != "" {
-		args += " --kubeconfig " + quoteArg(k)
+		args += " --kubeconfig " + view.QuoteArg(k)
 	}
 	if c.wat.filter != "" {
-		args += " --filter " + quoteArg(c.wat.filter)
+		args += " --filter " + view.QuoteArg(c.wat.filter)
 	}
-	return c.deps.commands.command(args)
+	return c.deps.commands.Command(args)
 }
 
 // beginWatch is the initial command of the console when it was started by `watch`.
@@ -387,7 +388,7 @@ func (s *session) pastRun(r *engine.PastRun) []string {
 		lines = append(lines, fmt.Sprintf("machines  %d seen, %d nodes reached the target, %d failed", r.Nodes, r.Replaced, r.Failed))
 	}
 	if r.Resume != "" {
-		lines = append(lines, "resume    "+s.formatter().line(term.Clean(r.Resume)))
+		lines = append(lines, "resume    "+s.formatter().Line(term.Clean(r.Resume)))
 	}
 	lines = append(lines, pg.Rule(w, "Steps", ""))
 	for _, st := range r.Steps {
@@ -427,5 +428,5 @@ func (s *session) pastRun(r *engine.PastRun) []string {
 	for _, b := range r.Bad {
 		lines = append(lines, "  invalid record: "+term.Clean(b))
 	}
-	return append(lines, "", "replay  "+s.command("watch --replay "+quoteArg(term.Clean(r.ID))))
+	return append(lines, "", "replay  "+s.command("watch --replay "+view.QuoteArg(term.Clean(r.ID))))
 }

@@ -1,4 +1,4 @@
-package tui
+package view
 
 import (
 	"fmt"
@@ -10,28 +10,28 @@ import (
 	"constellation/tui/term"
 )
 
-// backups are the backups of a workspace, and the data that none of them contains.
-type backups struct {
-	entries  []engine.BackupEntry // newest first
-	listErr  error
-	listed   bool
-	local    *engine.LocalData // nil if unknown
-	localErr error             // why local is unknown
+// Backups are the backups of a workspace, and the data that none of them contains.
+type Backups struct {
+	Entries  []engine.BackupEntry // newest first
+	ListErr  error
+	Listed   bool
+	Local    *engine.LocalData // nil if unknown
+	LocalErr error             // why local is unknown
 }
 
 // newestComplete is the newest complete backup; nil if there is none.
-func (b *backups) newestComplete() *engine.BackupEntry {
-	for i := range b.entries {
-		if b.entries[i].Whole {
-			return &b.entries[i]
+func (b *Backups) newestComplete() *engine.BackupEntry {
+	for i := range b.Entries {
+		if b.Entries[i].Whole {
+			return &b.Entries[i]
 		}
 	}
 	return nil
 }
 
-// backupCoverageRows show for each kind of data whether a backup contains it. hint is added
+// BackupCoverageRows show for each kind of data whether a backup contains it. hint is added
 // if there is no backup.
-func backupCoverageRows(pg page, w, h int, b *backups, hint string) []string {
+func BackupCoverageRows(pg Page, w, h int, b *Backups, hint string) []string {
 	last := b.newestComplete()
 	const what = 26
 	row := func(st term.Style, sign, name string, state term.Style, text, age string) string {
@@ -43,33 +43,33 @@ func backupCoverageRows(pg page, w, h int, b *backups, hint string) []string {
 	}
 	var lines []string
 	switch {
-	case b.listErr != nil:
+	case b.ListErr != nil:
 		lines = append(lines, row(term.Caution, pg.Warn, "definitions and objects", term.Plain, "unknown: the backups cannot be listed", ""))
-	case !b.listed:
+	case !b.Listed:
 		lines = append(lines, row(term.Accent, pg.Spin(), "definitions and objects", term.Faint, "listing backups", ""))
 	case last == nil:
 		lines = append(lines, row(term.Bad, pg.Fail, "definitions and objects", term.Plain, "no complete backup yet"+hint, "-"),
 			row(term.Bad, pg.Fail, "etcd snapshot", term.Plain, "none yet", "-"))
 	default:
-		old := pg.now.Sub(last.Created) > 24*time.Hour
+		old := pg.Now.Sub(last.Created) > 24*time.Hour
 		st, sign := term.Good, pg.OK
 		if old {
 			st, sign = term.Caution, pg.Warn
 		}
-		lines = append(lines, row(st, sign, "definitions and objects", term.Plain, amountOf(last.Objects, "object")+", "+term.Bytes(last.Bytes), term.Ago(last.Created, pg.now)))
-		i := slices.IndexFunc(b.entries, func(e engine.BackupEntry) bool { return e.Whole && e.Etcd })
+		lines = append(lines, row(st, sign, "definitions and objects", term.Plain, amountOf(last.Objects, "object")+", "+term.Bytes(last.Bytes), term.Ago(last.Created, pg.Now)))
+		i := slices.IndexFunc(b.Entries, func(e engine.BackupEntry) bool { return e.Whole && e.Etcd })
 		switch {
 		case i < 0:
 			lines = append(lines, row(term.Bad, pg.Fail, "etcd snapshot", term.Plain, "in no backup", "-"))
-		case i > 0 && b.entries[i].ID != last.ID:
-			lines = append(lines, row(term.Caution, pg.Warn, "etcd snapshot", term.Plain, "not in the last backup", term.Ago(b.entries[i].Created, pg.now)))
+		case i > 0 && b.Entries[i].ID != last.ID:
+			lines = append(lines, row(term.Caution, pg.Warn, "etcd snapshot", term.Plain, "not in the last backup", term.Ago(b.Entries[i].Created, pg.Now)))
 		default:
-			lines = append(lines, row(st, sign, "etcd snapshot", term.Plain, "in the last backup", term.Ago(b.entries[i].Created, pg.now)))
+			lines = append(lines, row(st, sign, "etcd snapshot", term.Plain, "in the last backup", term.Ago(b.Entries[i].Created, pg.Now)))
 		}
 	}
-	switch l := b.local; {
-	case l == nil && b.localErr != nil:
-		lines = append(lines, row(term.Caution, pg.Warn, "volumes on nodes", term.Plain, "unknown: "+term.Clean(b.localErr.Error()), ""))
+	switch l := b.Local; {
+	case l == nil && b.LocalErr != nil:
+		lines = append(lines, row(term.Caution, pg.Warn, "volumes on nodes", term.Plain, "unknown: "+term.Clean(b.LocalErr.Error()), ""))
 	case l == nil:
 		lines = append(lines, row(term.Accent, pg.Spin(), "volumes on nodes", term.Faint, "querying the cluster", ""))
 	case len(l.Volumes) == 0:
@@ -99,7 +99,7 @@ func backupCoverageRows(pg page, w, h int, b *backups, hint string) []string {
 			lines = append(lines, r.String())
 		}
 	}
-	if l := b.local; l != nil && l.EmptyDirs+l.HostPaths > 0 {
+	if l := b.Local; l != nil && l.EmptyDirs+l.HostPaths > 0 {
 		var parts []string
 		if l.EmptyDirs > 0 {
 			parts = append(parts, "emptyDir of "+term.Count(l.EmptyDirs, "pod"))
@@ -117,24 +117,24 @@ func backupCoverageRows(pg page, w, h int, b *backups, hint string) []string {
 func volumeSummary(v engine.LocalVolume) string {
 	s := v.Namespace + "/" + v.Claim
 	if len(v.Nodes) > 0 {
-		s += "  " + someNames(v.Nodes, 2)
+		s += "  " + SomeNames(v.Nodes, 2)
 	}
 	if len(v.Workloads) > 0 {
-		return s + "  " + someNames(v.Workloads, 2)
+		return s + "  " + SomeNames(v.Workloads, 2)
 	}
 	return s + "  (no pod uses it now)"
 }
 
 func amountOf(n int64, noun string) string {
-	s := thousands(n) + " " + noun
+	s := Thousands(n) + " " + noun
 	if n != 1 {
 		s += "s"
 	}
 	return s
 }
 
-// thousands writes 12345 as 12,345.
-func thousands(n int64) string {
+// Thousands writes 12345 as 12,345.
+func Thousands(n int64) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0; i -= 3 {
 		s = s[:i] + "," + s[i:]
@@ -142,16 +142,16 @@ func thousands(n int64) string {
 	return s
 }
 
-// backupProgress renders the running backup: its steps and the progress of the current one.
-func backupProgress(pg page, w int, t *timeline, began time.Time) []string {
-	lines := []string{pg.Rule(w, "Backup in progress", term.Clock(pg.now.Sub(began)))}
-	if len(t.steps) == 0 {
+// BackupProgress renders the running backup: its steps and the progress of the current one.
+func BackupProgress(pg Page, w int, t *Timeline, began time.Time) []string {
+	lines := []string{pg.Rule(w, "Backup in progress", term.Clock(pg.Now.Sub(began)))}
+	if len(t.Steps) == 0 {
 		return append(lines, pg.Row(w).Add(term.Accent, " "+pg.Spin()+" ").Add(term.Plain, "planning").String())
 	}
-	for i := range t.steps {
-		s := &t.steps[i]
+	for i := range t.Steps {
+		s := &t.Steps[i]
 		sign, st := pg.Dot, term.Faint
-		switch s.state {
+		switch s.State {
 		case engine.StateRunning:
 			sign, st = pg.Spin(), term.Accent
 		case engine.StateDone, engine.StateSkipped:
@@ -161,12 +161,12 @@ func backupProgress(pg page, w int, t *timeline, began time.Time) []string {
 		case engine.StateStopped:
 			sign, st = pg.Stopped, term.Caution
 		}
-		r := pg.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, s.title)
-		if s.took > 0 {
-			r.Right(term.Faint, term.Duration(s.took))
+		r := pg.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, s.Title)
+		if s.Took > 0 {
+			r.Right(term.Faint, term.Duration(s.Took))
 		}
 		lines = append(lines, r.String())
-		if s.state == engine.StateRunning {
+		if s.State == engine.StateRunning {
 			lines = append(lines, stepProgress(pg, w, t, s)...)
 		}
 	}
@@ -174,10 +174,10 @@ func backupProgress(pg page, w int, t *timeline, began time.Time) []string {
 }
 
 // stepProgress renders types, objects, bytes, rate and remaining time of the current step.
-func stepProgress(pg page, w int, t *timeline, s *step) []string {
+func stepProgress(pg Page, w int, t *Timeline, s *Step) []string {
 	n := t.counts
 	switch {
-	case s.id == engine.StepBackupResources && n["all_types"] > 0:
+	case s.ID == engine.StepBackupResources && n["all_types"] > 0:
 		left := ""
 		if v, ok := n["seconds_left"]; ok {
 			left = ", " + term.Duration(time.Duration(v)*time.Second) + " left"
@@ -190,20 +190,20 @@ func stepProgress(pg page, w int, t *timeline, s *step) []string {
 			pg.Row(w).Pad(3).Add(term.Accent, pg.Meter(n["types"], n["all_types"], min(24, w/4))).Add(term.Plain, fmt.Sprintf(" %d of %d types  ", n["types"], n["all_types"])).Add(term.Faint, doing).String(),
 			pg.Row(w).Pad(3).Add(term.Plain, amountOf(n["objects"], "object")+", "+term.Bytes(n["bytes"])).Add(term.Faint, ", "+term.Bytes(n["bytes_per_second"])+"/s"+left).String(),
 		}
-	case s.total > 0:
-		return []string{pg.Row(w).Pad(3).Add(term.Accent, pg.Meter(s.progress, s.total, min(24, w/4))).Add(term.Plain, " "+term.Bytes(s.progress)+" of "+term.Bytes(s.total)).String()}
-	case s.progress > 0:
-		text := term.Bytes(s.progress)
-		if d := pg.now.Sub(s.began); d >= time.Second {
-			text += ", " + term.Bytes(int64(float64(s.progress)/d.Seconds())) + "/s"
+	case s.Total > 0:
+		return []string{pg.Row(w).Pad(3).Add(term.Accent, pg.Meter(s.Progress, s.Total, min(24, w/4))).Add(term.Plain, " "+term.Bytes(s.Progress)+" of "+term.Bytes(s.Total)).String()}
+	case s.Progress > 0:
+		text := term.Bytes(s.Progress)
+		if d := pg.Now.Sub(s.Began); d >= time.Second {
+			text += ", " + term.Bytes(int64(float64(s.Progress)/d.Seconds())) + "/s"
 		}
 		return []string{pg.Row(w).Pad(3).Add(term.Plain, text).String()}
 	}
 	return nil
 }
 
-// volumesView lists the volumes that are in no backup.
-func volumesView(pg page, w, h int, all []engine.LocalVolume, first int) []string {
+// VolumesView lists the volumes that are in no backup.
+func VolumesView(pg Page, w, h int, all []engine.LocalVolume, first int) []string {
 	lines := []string{
 		pg.Rule(w, fmt.Sprintf("Volumes on nodes %d", len(all)), "in no backup, lost when the node is replaced"),
 		pg.Row(w).Pad(1).Col(term.Faint, "claim", 28).Col(term.Faint, "node", 18).Col(term.Faint, "size", 9).Add(term.Faint, "used by").String(),
@@ -215,10 +215,10 @@ func volumesView(pg page, w, h int, all []engine.LocalVolume, first int) []strin
 			size = term.Bytes(v.Bytes)
 		}
 		if len(v.Nodes) > 0 {
-			nodes = someNames(v.Nodes, 1)
+			nodes = SomeNames(v.Nodes, 1)
 		}
 		if len(v.Workloads) > 0 {
-			users = someNames(v.Workloads, 2)
+			users = SomeNames(v.Workloads, 2)
 		}
 		lines = append(lines, pg.Row(w).Pad(1).Col(term.Plain, term.Clean(v.Namespace+"/"+v.Claim), 28).Col(term.Plain, term.Clean(nodes), 18).Col(term.Faint, size, 9).Add(term.Plain, term.Clean(users)).String())
 	}
@@ -228,5 +228,5 @@ func volumesView(pg page, w, h int, all []engine.LocalVolume, first int) []strin
 	return lines
 }
 
-// backupMode is the right end of the first line.
-func backupMode(pg page) string { return "backup  " + pg.now.UTC().Format("15:04:05 UTC") }
+// BackupMode is the right end of the first line.
+func BackupMode(pg Page) string { return "backup  " + pg.Now.UTC().Format("15:04:05 UTC") }

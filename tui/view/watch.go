@@ -1,4 +1,4 @@
-package tui
+package view
 
 import (
 	"cmp"
@@ -13,21 +13,21 @@ import (
 	"constellation/tui/term"
 )
 
-// sortBy is the order of a list of machines.
-type sortBy int
+// SortBy is the order of a list of machines.
+type SortBy int
 
 const (
-	sortSlowest sortBy = iota
+	SortSlowest SortBy = iota
 	sortName
 	sortState
 	sortGroup
-	sorts
+	Sorts
 )
 
-func (s sortBy) String() string { return [...]string{"slowest", "name", "state", "group"}[s] }
+func (s SortBy) String() string { return [...]string{"slowest", "name", "state", "group"}[s] }
 
-// inFlight reports whether a machine is in transition or has failed.
-func inFlight(n *engine.BoardNode) bool {
+// InFlight reports whether a machine is in transition or has failed.
+func InFlight(n *engine.BoardNode) bool {
 	switch n.State {
 	case engine.NodeOutdated, engine.NodeReady, engine.NodeGone:
 		return false
@@ -35,28 +35,28 @@ func inFlight(n *engine.BoardNode) bool {
 	return true
 }
 
-// machinesOf are the machines in flight, or those that match the filter, if there is one.
-func machinesOf(b *engine.Board, f filter, by sortBy, now time.Time) []*engine.BoardNode {
+// MachinesOf are the machines in flight, or those that match the filter, if there is one.
+func MachinesOf(b *engine.Board, f Filter, by SortBy, now time.Time) []*engine.BoardNode {
 	list := make([]*engine.BoardNode, 0, 64)
 	all := b.Nodes()
-	if len(f.terms) == 0 {
+	if len(f.Terms) == 0 {
 		all = b.Moving()
 	}
 	for n := range all {
-		if f.node(n, now) {
+		if f.Node(n, now) {
 			list = append(list, n)
 		}
 	}
-	if len(f.terms) == 0 && by == sortSlowest { // already in the board's order
+	if len(f.Terms) == 0 && by == SortSlowest { // already in the board's order
 		return list
 	}
 	slices.SortFunc(list, func(x, y *engine.BoardNode) int {
 		var d int
 		switch by {
-		case sortSlowest:
+		case SortSlowest:
 			d = x.Since.Compare(y.Since)
 		case sortState:
-			d = cmp.Compare(slices.Index(nodeStates, x.State), slices.Index(nodeStates, y.State))
+			d = cmp.Compare(slices.Index(NodeStates, x.State), slices.Index(NodeStates, y.State))
 		case sortGroup:
 			d = strings.Compare(x.Group, y.Group)
 		}
@@ -65,15 +65,15 @@ func machinesOf(b *engine.Board, f filter, by sortBy, now time.Time) []*engine.B
 	return list
 }
 
-// nodeLine is the row of a machine as text.
-func nodeLine(pg page, n *engine.BoardNode) string {
+// NodeLine is the row of a machine as text.
+func NodeLine(pg Page, n *engine.BoardNode) string {
 	return strings.TrimSpace(fmt.Sprintf("%s  %s  %s  %s  %s", term.Clean(n.Name), term.Clean(n.Group), term.Clean(n.State), age(pg, n), term.Clean(n.Text)))
 }
 
 // age is how long a machine has been in its state. If it was in that state at the first
 // observation, the age is a lower bound.
-func age(pg page, n *engine.BoardNode) string {
-	d := seconds(pg.now.Sub(n.Since))
+func age(pg Page, n *engine.BoardNode) string {
+	d := seconds(pg.Now.Sub(n.Since))
 	if !n.Seen {
 		return "≥" + d
 	}
@@ -88,8 +88,8 @@ func seconds(d time.Duration) string {
 	return term.Duration(d)
 }
 
-// targetText is the target of the rollout, for display.
-func targetText(pg page, b *engine.Board) string {
+// TargetText is the target of the rollout, for display.
+func TargetText(pg Page, b *engine.Board) string {
 	if b.Plan == nil {
 		return term.Clean(b.To)
 	}
@@ -103,8 +103,8 @@ func targetText(pg page, b *engine.Board) string {
 	return to
 }
 
-// eta is the estimated remaining time as a range.
-func eta(pg page, b *engine.Board, now time.Time) string {
+// ETA is the estimated remaining time as a range.
+func ETA(pg Page, b *engine.Board, now time.Time) string {
 	if b.ETAMost.IsZero() || b.Result != nil {
 		return ""
 	}
@@ -118,10 +118,10 @@ func eta(pg page, b *engine.Board, now time.Time) string {
 	return "ETA " + seconds(least) + "-" + seconds(most)
 }
 
-// pipeline shows the number of machines, the flow per minute and the median dwell time of
+// Pipeline shows the number of machines, the flow per minute and the median dwell time of
 // each stage.
-func pipeline(pg page, b *engine.Board, w, h int) []string {
-	now := pg.now
+func Pipeline(pg Page, b *engine.Board, w, h int) []string {
+	now := pg.Now
 	done, total := b.Places()
 	remark := fmt.Sprintf("%d of %d nodes at the target", done, total)
 	if p := b.Pace(now); p > 0 {
@@ -154,7 +154,7 @@ func oldStages(b *engine.Board) []string {
 	})
 }
 
-func doneBar(pg page, w, done, total int) string {
+func doneBar(pg Page, w, done, total int) string {
 	if total == 0 {
 		return ""
 	}
@@ -162,7 +162,7 @@ func doneBar(pg page, w, done, total int) string {
 }
 
 // stageRows are the rows of some stages: names, numbers and, unless brief, flow and dwell time.
-func stageRows(pg page, b *engine.Board, title string, stages []string, w int, now time.Time, brief bool) []string {
+func stageRows(pg Page, b *engine.Board, title string, stages []string, w int, now time.Time, brief bool) []string {
 	col := (w - 7) / 6
 	names, numbers, speeds := pg.Row(w).Pad(1).Col(term.Faint, title, 4), pg.Row(w).Pad(6), pg.Row(w).Pad(6)
 	for i, s := range stages {
@@ -190,7 +190,7 @@ func stageRows(pg page, b *engine.Board, title string, stages []string, w int, n
 
 // stageSpeed is the flow per minute and the median dwell time of a stage, in at most most
 // columns.
-func stageSpeed(pg page, b *engine.Board, s string, now time.Time, most int) string {
+func stageSpeed(pg Page, b *engine.Board, s string, now time.Time, most int) string {
 	if s == engine.NodeGone || s == engine.NodeReady || s == engine.NodeFailed {
 		return ""
 	}
@@ -208,7 +208,7 @@ func stageSpeed(pg page, b *engine.Board, s string, now time.Time, most int) str
 }
 
 // wideStages is the pipeline with a row for each stage, for wide screens.
-func wideStages(pg page, b *engine.Board, w int, now time.Time, done, total int) []string {
+func wideStages(pg Page, b *engine.Board, w int, now time.Time, done, total int) []string {
 	half := (w - 1) / 2
 	side := func(title string, stages []string) []string {
 		head := pg.Row(half).Pad(1).Col(term.Faint, title, 12).Num(term.Faint, "nodes", 7).Num(term.Faint, "flow", 9).Num(term.Faint, "p50", 7).Num(term.Faint, "p95", 7)
@@ -258,7 +258,7 @@ func wideStages(pg page, b *engine.Board, w int, now time.Time, done, total int)
 }
 
 // sparkline shows how many nodes reached the target per ten seconds of the last minutes.
-func sparkline(pg page, b *engine.Board, w int, now time.Time) string {
+func sparkline(pg Page, b *engine.Board, w int, now time.Time) string {
 	list := b.Finished(min(30, w-24), now)
 	most := slices.Max(list)
 	if most == 0 {
@@ -292,7 +292,7 @@ func perMinute(f float64) string {
 }
 
 // stageSign is the sign of a state and its style.
-func stageSign(pg page, state string) (string, term.Style) {
+func stageSign(pg Page, state string) (string, term.Style) {
 	switch state {
 	case engine.NodeDraining:
 		return pg.Running, term.Caution
@@ -301,11 +301,11 @@ func stageSign(pg page, state string) (string, term.Style) {
 	case engine.NodeGone:
 		return pg.Dot, term.Faint
 	}
-	return nodeSign(pg, state)
+	return NodeSign(pg, state)
 }
 
-// groupRows are the groups with their progress.
-func groupRows(pg page, b *engine.Board, w, most int) []string {
+// GroupRows are the groups with their progress.
+func GroupRows(pg Page, b *engine.Board, w, most int) []string {
 	lines := []string{pg.Rule(w, "Groups", "")}
 	groups := b.Groups()
 	for i, g := range groups {
@@ -315,7 +315,7 @@ func groupRows(pg page, b *engine.Board, w, most int) []string {
 		}
 		r := pg.Row(w).Pad(1).Col(term.Plain, term.Clean(g.Name), 18).Num(term.Plain, fmt.Sprintf("%d/%d", g.Done(), g.Total), 12)
 		r.Add(term.Good, pg.Meter(int64(g.Done()), int64(max(g.Total, 1)), min(30, w/4))).Pad(2)
-		for _, s := range nodeStates[1:] {
+		for _, s := range NodeStates[1:] {
 			if n := g.Counts[s]; n > 0 {
 				_, st := stageSign(pg, s)
 				r.Add(st, strconv.Itoa(n)+" "+s+"  ")
@@ -327,7 +327,7 @@ func groupRows(pg page, b *engine.Board, w, most int) []string {
 }
 
 // planSign is the sign of a state of a Plan, its style, and its order in the list.
-func planSign(pg page, state string) (sign string, st term.Style, order int) {
+func planSign(pg Page, state string) (sign string, st term.Style, order int) {
 	switch state {
 	case engine.PlanFailed, engine.PlanInvalid:
 		return pg.Fail, term.Bad, 0
@@ -341,8 +341,8 @@ func planSign(pg page, state string) (sign string, st term.Style, order int) {
 	return pg.Stopped, term.Caution, 2
 }
 
-// nodePlanRows are the Plans with their progress, in at most most rows.
-func nodePlanRows(pg page, b *engine.Board, w, most int) []string {
+// NodePlanRows are the Plans with their progress, in at most most rows.
+func NodePlanRows(pg Page, b *engine.Board, w, most int) []string {
 	list := make([]*engine.BoardPlan, len(b.Plans))
 	complete := 0
 	for i := range b.Plans {
@@ -404,36 +404,36 @@ func nodePlanRows(pg page, b *engine.Board, w, most int) []string {
 	return lines
 }
 
-// flight is the list of machines of a board, and how it is shown.
-type flight struct {
-	list   []*engine.BoardNode
-	at     int // index of the selected machine
-	sort   sortBy
-	filter string
-	typing bool  // the filter is being typed
-	err    error // of the filter
+// Flight is the list of machines of a board, and how it is shown.
+type Flight struct {
+	List   []*engine.BoardNode
+	At     int // index of the selected machine
+	Sort   SortBy
+	Filter string
+	Typing bool  // the filter is being typed
+	Err    error // of the filter
 }
 
-// flightView lists machines in h lines.
-func flightView(pg page, b *engine.Board, x flight, w, h int) []string {
+// FlightView lists machines in h lines.
+func FlightView(pg Page, b *engine.Board, x Flight, w, h int) []string {
 	if h < 2 {
 		return nil
 	}
-	list := x.list
+	list := x.List
 	_, total := b.Places()
 	title := fmt.Sprintf("In flight %d of %d", len(list), total)
-	if x.filter != "" {
+	if x.Filter != "" {
 		title = fmt.Sprintf("Matches %d", len(list))
 	}
-	lines := []string{pg.Rule(w, title, "sort: "+x.sort.String())}
-	if x.typing || x.filter != "" {
-		r := pg.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ").Add(term.Strong, x.filter)
-		if x.typing {
+	lines := []string{pg.Rule(w, title, "sort: "+x.Sort.String())}
+	if x.Typing || x.Filter != "" {
+		r := pg.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ").Add(term.Strong, x.Filter)
+		if x.Typing {
 			r.Add(term.Accent, "▏")
 		}
-		if err := x.err; err != nil {
+		if err := x.Err; err != nil {
 			r.Add(term.Caution, "  "+term.Clean(err.Error()))
-		} else if x.typing {
+		} else if x.Typing {
 			r.Add(term.Faint, "  Enter applies it, Esc clears it")
 		}
 		lines = append(lines, r.String())
@@ -441,7 +441,7 @@ func flightView(pg page, b *engine.Board, x flight, w, h int) []string {
 	if len(list) == 0 {
 		text := "no node is in flight; / filters all nodes, m shows the map"
 		switch {
-		case x.filter != "":
+		case x.Filter != "":
 			text = "no machine matches; Esc clears the filter"
 		case b.Moves() == 0:
 			text = "no machine seen yet"
@@ -467,10 +467,10 @@ func flightView(pg page, b *engine.Board, x flight, w, h int) []string {
 		lines = append(lines, head.String())
 		room--
 	}
-	at := x.at
-	from, to := window(len(list), at, room)
+	at := x.At
+	from, to := Window(len(list), at, room)
 	if to < len(list) && room > 2 {
-		from, to = window(len(list), at, room-1)
+		from, to = Window(len(list), at, room-1)
 	}
 	for i := from; i < to; i++ {
 		n := list[i]
@@ -479,7 +479,7 @@ func flightView(pg page, b *engine.Board, x flight, w, h int) []string {
 		if i == at {
 			name = term.Strong
 		}
-		r := pg.Row(w).Add(term.Accent, " "+marker(pg, i == at)).Col(name, term.Clean(n.Name), names).Col(st, term.Clean(n.State), 10).Num(term.Plain, age(pg, n), 8)
+		r := pg.Row(w).Add(term.Accent, " "+Marker(pg, i == at)).Col(name, term.Clean(n.Name), names).Col(st, term.Clean(n.State), 10).Num(term.Plain, age(pg, n), 8)
 		if groups > 0 {
 			r.Col(term.Faint, term.Clean(n.Group), groups).Col(term.Faint, term.Clean(n.With), names)
 		}
@@ -499,15 +499,15 @@ func flightView(pg page, b *engine.Board, x flight, w, h int) []string {
 }
 
 // textStyle highlights the text of a machine that failed or is waited for.
-func textStyle(pg page, b *engine.Board, n *engine.BoardNode) term.Style {
+func textStyle(pg Page, b *engine.Board, n *engine.BoardNode) term.Style {
 	if w := b.Wait; n.State == engine.NodeFailed || w.Node != "" && w.Node == n.Name {
 		return term.Caution
 	}
 	return term.Faint
 }
 
-// logExcerpt shows the newest log lines in h lines.
-func logExcerpt(pg page, b *engine.Board, w, h int) []string {
+// LogExcerpt shows the newest log lines in h lines.
+func LogExcerpt(pg Page, b *engine.Board, w, h int) []string {
 	if h < 2 {
 		return nil
 	}
@@ -521,24 +521,24 @@ func logExcerpt(pg page, b *engine.Board, w, h int) []string {
 		return append(lines, pg.Row(w).Add(term.Faint, "   log lines of operator and machines appear here").String())
 	}
 	from := max(0, n-h+1)
-	col := sourceColumnOf(pg, w, func(i int) logLine { return lineOf(b.Log.At(from + i)) }, n-from)
-	col.node = ""
+	col := SourceColumnOf(pg, w, func(i int) LogLine { return LineOf(b.Log.At(from + i)) }, n-from)
+	col.Node = ""
 	for i := from; i < n; i++ {
-		lines = append(lines, logRow(pg, lineOf(b.Log.At(i)), w, col))
+		lines = append(lines, LogRow(pg, LineOf(b.Log.At(i)), w, col))
 	}
 	return lines
 }
 
-// lineOf cleans a line of a board.
-func lineOf(x engine.BoardLine) logLine {
-	return logLine{x.Time, term.Clean(x.Source), term.Clean(x.Node), x.Level, term.Clean(x.Text)}
+// LineOf cleans a line of a board.
+func LineOf(x engine.BoardLine) LogLine {
+	return LogLine{x.Time, term.Clean(x.Source), term.Clean(x.Node), x.Level, term.Clean(x.Text)}
 }
 
-// boardReason is what the rollout waits for or does, with the remedy.
-func boardReason(pg page, b *engine.Board) (text, remedy string) {
+// BoardReason is what the rollout waits for or does, with the remedy.
+func BoardReason(pg Page, b *engine.Board) (text, remedy string) {
 	switch w := b.Wait; {
 	case w.Text != "":
-		return "Why waiting (" + seconds(pg.now.Sub(w.Since)) + "): " + term.Clean(w.Text), term.Clean(w.Remedy)
+		return "Why waiting (" + seconds(pg.Now.Sub(w.Since)) + "): " + term.Clean(w.Text), term.Clean(w.Remedy)
 	case b.Result != nil && b.Plan != nil && b.Plan.Verb == engine.VerbWatch: // the watch ended, not the rollout
 		return "At the last observation: " + cmp.Or(term.Clean(b.Outcome), term.Clean(b.Result.Status)), term.Clean(b.Remedy)
 	case b.Result != nil:
@@ -546,7 +546,7 @@ func boardReason(pg page, b *engine.Board) (text, remedy string) {
 	}
 	done, total := b.Places()
 	if s := b.Running(); s != nil && s.ID != engine.StepRollout {
-		return "Now (" + seconds(pg.now.Sub(s.Began)) + "): " + term.Clean(s.Title) + tailOf(term.Clean(s.Text), term.Clean(s.Title)), ""
+		return "Now (" + seconds(pg.Now.Sub(s.Began)) + "): " + term.Clean(s.Title) + tailOf(term.Clean(s.Text), term.Clean(s.Title)), ""
 	}
 	n := b.Slowest()
 	switch {
@@ -583,9 +583,9 @@ func tailOf(text, title string) string {
 	return ": " + text
 }
 
-// watchSafety is the safety line: extra machines, control planes and quorum, API server,
+// WatchSafety is the safety line: extra machines, control planes and quorum, API server,
 // backup age.
-func watchSafety(pg page, b *engine.Board, w int, api string, backup time.Time) string {
+func WatchSafety(pg Page, b *engine.Board, w int, api string, backup time.Time) string {
 	var parts []string
 	extra := b.Extra()
 	surge := ""
@@ -623,7 +623,7 @@ func watchSafety(pg page, b *engine.Board, w int, api string, backup time.Time) 
 				made = at
 			}
 		}
-		parts = append(parts, "backup "+term.Duration(pg.now.Sub(made))+" old")
+		parts = append(parts, "backup "+term.Duration(pg.Now.Sub(made))+" old")
 	}
 	return "safety  " + strings.Join(parts, " "+pg.Dot+" ")
 }
@@ -631,13 +631,13 @@ func watchSafety(pg page, b *engine.Board, w int, api string, backup time.Time) 
 // staleResponse is the age from which the last response of the API server is shown.
 const staleResponse = 6 * time.Second
 
-// apiStatus is the health of the API server: its latency or the age of its last response.
-func apiStatus(pg page, p engine.Pulse) string {
+// APIStatus is the health of the API server: its latency or the age of its last response.
+func APIStatus(pg Page, p engine.Pulse) string {
 	if p.At.IsZero() {
 		return "API reachable"
 	}
 	word := fmt.Sprintf("API p99 %dms", max(1, p.P99.Milliseconds()))
-	if age := pg.now.Sub(p.At); age >= staleResponse {
+	if age := pg.Now.Sub(p.At); age >= staleResponse {
 		word += ", last response " + seconds(age) + " ago"
 	}
 	return word
@@ -654,8 +654,8 @@ var mapCells = map[string]struct {
 	engine.NodeFailed: {"✗", "X", term.Bad}, engine.NodeUpgrading: {"▒", "u", term.Accent},
 }
 
-// mapCell is the sign of a state on the map.
-func mapCell(pg page, state string) (string, term.Style) {
+// MapCell is the sign of a state on the map.
+func MapCell(pg Page, state string) (string, term.Style) {
 	x := mapCells[state]
 	switch {
 	case x.sign == "":
@@ -681,8 +681,8 @@ var ranks = func() map[string]int {
 	return out
 }()
 
-// worstPlace is the place with the most severe state of a cell.
-func worstPlace(places []*engine.BoardPlace) *engine.BoardPlace {
+// WorstPlace is the place with the most severe state of a cell.
+func WorstPlace(places []*engine.BoardPlace) *engine.BoardPlace {
 	var out *engine.BoardPlace
 	rank := len(worstFirst)
 	for _, p := range places {
@@ -693,8 +693,8 @@ func worstPlace(places []*engine.BoardPlace) *engine.BoardPlace {
 	return out
 }
 
-// mapScale is the number of nodes per cell with which all groups fit into h lines.
-func mapScale(groups []*engine.BoardGroup, columns, h int) int {
+// MapScale is the number of nodes per cell with which all groups fit into h lines.
+func MapScale(groups []*engine.BoardGroup, columns, h int) int {
 	for each := 1; ; each++ {
 		rows := 0
 		for _, g := range groups {
@@ -707,8 +707,8 @@ func mapScale(groups []*engine.BoardGroup, columns, h int) int {
 	}
 }
 
-// besideAt puts a pane to the right of some lines.
-func besideAt(pg page, left, right []string, at, h int) []string {
+// BesideAt puts a pane to the right of some lines.
+func BesideAt(pg Page, left, right []string, at, h int) []string {
 	out := make([]string, 0, h)
 	for i := range h {
 		l, r := "", ""
@@ -723,15 +723,15 @@ func besideAt(pg page, left, right []string, at, h int) []string {
 	return out
 }
 
-// cellPlaces are the places of a cell.
-func cellPlaces(g *engine.BoardGroup, cell, each int) []*engine.BoardPlace {
+// CellPlaces are the places of a cell.
+func CellPlaces(g *engine.BoardGroup, cell, each int) []*engine.BoardPlace {
 	from := min(cell*each, len(g.Places))
 	return g.Places[from:min(len(g.Places), from+each)]
 }
 
-// cellLine describes the cell under the cursor.
-func cellLine(pg page, g *engine.BoardGroup, cell, each, w int) string {
-	places := cellPlaces(g, cell, each)
+// CellLine describes the cell under the cursor.
+func CellLine(pg Page, g *engine.BoardGroup, cell, each, w int) string {
+	places := CellPlaces(g, cell, each)
 	r := pg.Row(w).Add(term.Faint, " cursor ").Add(term.Strong, term.Clean(g.Name)+":"+strconv.Itoa(cell*each)+"  ")
 	if len(places) == 1 {
 		if n := places[0].Node(); n != nil {
@@ -761,9 +761,9 @@ func cellLine(pg page, g *engine.BoardGroup, cell, each, w int) string {
 	return r.Right(term.Faint, "Enter opens").String()
 }
 
-// cellDetail lists the nodes of the cell under the cursor.
-func cellDetail(pg page, g *engine.BoardGroup, cell, each, w, h int) []string {
-	places := cellPlaces(g, cell, each)
+// CellDetail lists the nodes of the cell under the cursor.
+func CellDetail(pg Page, g *engine.BoardGroup, cell, each, w, h int) []string {
+	places := CellPlaces(g, cell, each)
 	lines := []string{pg.Row(w).Add(term.Faint, fmt.Sprintf(" group %s  cell %d", term.Clean(g.Name), cell)).String()}
 	for _, p := range places {
 		n := p.Node()
@@ -780,8 +780,8 @@ func cellDetail(pg page, g *engine.BoardGroup, cell, each, w, h int) []string {
 	return lines
 }
 
-// legend explains the signs of the map, with the number of nodes of each.
-func legend(pg page, b *engine.Board, w int) []string {
+// Legend explains the signs of the map, with the number of nodes of each.
+func Legend(pg Page, b *engine.Board, w int) []string {
 	counts := map[string]int{}
 	for _, g := range b.Groups() {
 		for s, n := range g.Counts {
@@ -797,7 +797,7 @@ func legend(pg page, b *engine.Board, w int) []string {
 		if counts[s] == 0 && s != engine.NodeReady && s != engine.NodeOutdated {
 			continue
 		}
-		sign, st := mapCell(pg, s)
+		sign, st := MapCell(pg, s)
 		text := " " + s + " " + strconv.Itoa(counts[s]) + "  "
 		if r.Used+1+term.Width(text) > w && len(lines) == 0 {
 			lines = append(lines, r.String())
@@ -812,7 +812,7 @@ func legend(pg page, b *engine.Board, w int) []string {
 	return lines[:2]
 }
 
-func facts(pg page, n *engine.BoardNode) string {
+func Facts(pg Page, n *engine.BoardNode) string {
 	role := "worker"
 	if n.Control {
 		role = "control plane"
@@ -831,9 +831,9 @@ func facts(pg page, n *engine.BoardNode) string {
 	return strings.Join(parts, " "+pg.Dot+" ")
 }
 
-// stateHistoryRows is the state history of a machine, with the start and the duration of each state.
-func stateHistoryRows(pg page, b *engine.Board, n *engine.BoardNode, here bool, w int) []string {
-	now := pg.now
+// StateHistoryRows is the state history of a machine, with the start and the duration of each state.
+func StateHistoryRows(pg Page, b *engine.Board, n *engine.BoardNode, here bool, w int) []string {
+	now := pg.Now
 	all := append(slices.Clone(n.Past), engine.Moment{State: n.State, Since: n.Since, Took: now.Sub(n.Since), Seen: n.Seen})
 	most := max(2, (w-4)/13)
 	if len(all) > most {
@@ -862,15 +862,15 @@ func stateHistoryRows(pg page, b *engine.Board, n *engine.BoardNode, here bool, 
 		}
 	}
 	head := pg.Row(w).Pad(1).Add(st, term.Clean(n.Name))
-	if p50 := b.Dwell(n.State, 0.5); p50 > 0 && inFlight(n) {
+	if p50 := b.Dwell(n.State, 0.5); p50 > 0 && InFlight(n) {
 		head.Add(term.Faint, "  median time "+term.Clean(n.State)+": "+term.Duration(p50))
 	}
 	return []string{head.String(), names.String(), times.String(), tooks.String()}
 }
 
-// replacementTimeline draws the states of the two machines of a replacement over time, old above new.
-func replacementTimeline(pg page, pair []*engine.BoardNode, w int) []string {
-	now := pg.now
+// ReplacementTimeline draws the states of the two machines of a replacement over time, old above new.
+func ReplacementTimeline(pg Page, pair []*engine.BoardNode, w int) []string {
+	now := pg.Now
 	room := w - 18
 	begin := now
 	for _, n := range pair {
@@ -899,7 +899,7 @@ func replacementTimeline(pg page, pair []*engine.BoardNode, w int) []string {
 			if to <= from {
 				continue
 			}
-			sign, st := mapCell(pg, m.State)
+			sign, st := MapCell(pg, m.State)
 			r.Pad(from-used).Raw(st, strings.Repeat(sign, to-from))
 			used = to
 		}

@@ -1,4 +1,4 @@
-package tui
+package view
 
 import (
 	"cmp"
@@ -12,50 +12,50 @@ import (
 	"constellation/tui/term"
 )
 
-// cellOf escapes a text for a cell of a Markdown table; an empty one becomes a dash.
-func cellOf(s string) string {
+// CellOf escapes a text for a cell of a Markdown table; an empty one becomes a dash.
+func CellOf(s string) string {
 	s = strings.NewReplacer("|", `\|`, "\n", " ", "<", "&lt;", "`", "'").Replace(term.Clean(s))
 	return cmp.Or(s, "-")
 }
 
-// codeOf quotes text from outside as inline code, where Markdown has no effect.
-func codeOf(s string) string { return "`" + strings.ReplaceAll(term.Clean(s), "`", "'") + "`" }
+// CodeOf quotes text from outside as inline code, where Markdown has no effect.
+func CodeOf(s string) string { return "`" + strings.ReplaceAll(term.Clean(s), "`", "'") + "`" }
 
-// runningCheck is the progress of a check.
-type runningCheck struct {
-	total, done int
+// RunningCheck is the progress of a check.
+type RunningCheck struct {
+	Total, Done int
 	running     []string // IDs in the order of their start
 	progress    map[string]string
-	found       []engine.Finding
+	Found       []engine.Finding
 }
 
-func (l *runningCheck) apply(ev engine.Event) {
+func (l *RunningCheck) Apply(ev engine.Event) {
 	i := slices.Index(l.running, ev.Object)
 	switch {
 	case ev.Kind == engine.KindProgress && i >= 0:
 		if l.progress == nil {
 			l.progress = map[string]string{}
 		}
-		l.progress[ev.Object] = amount(ev.Current, ev.Total)
+		l.progress[ev.Object] = Amount(ev.Current, ev.Total)
 	case ev.Kind != engine.KindCheck:
 	case ev.State == engine.StateRunning:
-		l.total++
+		l.Total++
 		l.running = append(l.running, ev.Object)
 	default:
 		if i >= 0 {
 			l.running = slices.Delete(l.running, i, i+1)
-			l.done++
+			l.Done++
 		}
 		var f engine.Finding
 		if json.Unmarshal(ev.Data, &f) == nil && f.Severity != "" {
-			l.found = append(l.found, f)
+			l.Found = append(l.Found, f)
 		}
 	}
 }
 
-// summary is the progress as text: "31 of 44 checked; drain-rehearsal 42 of 300".
-func (l *runningCheck) summary() string {
-	s := fmt.Sprintf("%d of %d checked", l.done, l.total)
+// Summary is the progress as text: "31 of 44 checked; drain-rehearsal 42 of 300".
+func (l *RunningCheck) Summary() string {
+	s := fmt.Sprintf("%d of %d checked", l.Done, l.Total)
 	var names []string
 	for _, id := range l.running {
 		name := term.Clean(id)
@@ -65,26 +65,26 @@ func (l *runningCheck) summary() string {
 		names = append(names, name)
 	}
 	if len(names) > 0 {
-		s += "; " + someNames(names, 3)
+		s += "; " + SomeNames(names, 3)
 	}
 	return s
 }
 
-// checkItem is a selectable row: a finding, a reason, or the line for the passed checks.
-type checkItem struct {
-	finding *engine.Finding
-	reason  *reason
-	folded  int
+// CheckItem is a selectable row: a finding, a reason, or the line for the passed checks.
+type CheckItem struct {
+	Finding *engine.Finding
+	Reason  *reason
+	Folded  int
 }
 
-// signed is a sentence behind a sign, on at most two lines.
-func signed(pg page, w int, st term.Style, sign, text string) []string {
+// Signed is a sentence behind a sign, on at most two lines.
+func Signed(pg Page, w int, st term.Style, sign, text string) []string {
 	lines := pg.Below(w, 3, 2, term.Strong, text)
 	lines[0] = " " + pg.Paint(st, term.AsciiIf(pg.Ascii, sign)) + lines[0][2:]
 	return lines
 }
 
-func noteRows(pg page, w int, k *engine.Check) []string {
+func NoteRows(pg Page, w int, k *engine.Check) []string {
 	var lines []string
 	for _, n := range k.Notes {
 		lines = append(lines, pg.Below(w, 2, 2, term.Plain, term.Clean(n))...)
@@ -92,8 +92,8 @@ func noteRows(pg page, w int, k *engine.Check) []string {
 	return lines
 }
 
-// fieldRows are values of the configuration that change.
-func fieldRows(pg page, w int, fields []engine.FieldChange) []string {
+// FieldRows are values of the configuration that change.
+func FieldRows(pg Page, w int, fields []engine.FieldChange) []string {
 	names := 20
 	for _, f := range fields {
 		names = max(names, term.Width(term.Clean(f.Field)))
@@ -108,12 +108,12 @@ func fieldRows(pg page, w int, fields []engine.FieldChange) []string {
 	return lines
 }
 
-// itemDetail are the details of a row; the first line is their heading.
-func itemDetail(pg page, w int, x checkItem) []string {
+// ItemDetail are the details of a row; the first line is their heading.
+func ItemDetail(pg Page, w int, x CheckItem) []string {
 	switch {
-	case x.finding != nil:
-		f := x.finding
-		sign, st := severitySignOf(pg, f.Severity)
+	case x.Finding != nil:
+		f := x.Finding
+		sign, st := SeveritySignOf(pg, f.Severity)
 		lines := []string{pg.Rule(w, term.Clean(f.ID), severityText(f.Severity))}
 		for i, p := range term.Wrap(term.Clean(f.Title), max(20, w-4)) {
 			r := pg.Row(w).Pad(3)
@@ -123,9 +123,9 @@ func itemDetail(pg page, w int, x checkItem) []string {
 			lines = append(lines, r.Add(term.Strong, p).String())
 		}
 		lines = append(lines, "")
-		return append(lines, findingDetail(pg, w, 1, *f)...)
-	case x.reason != nil:
-		lines := []string{pg.Rule(w, "rule "+term.Clean(x.reason.rule), "")}
+		return append(lines, FindingDetail(pg, w, 1, *f)...)
+	case x.Reason != nil:
+		lines := []string{pg.Rule(w, "rule "+term.Clean(x.Reason.rule), "")}
 		add := func(head string, st term.Style, s string) {
 			if s == "" {
 				return
@@ -137,15 +137,15 @@ func itemDetail(pg page, w int, x checkItem) []string {
 				lines = append(lines, pg.Row(w).Pad(1).Col(term.Faint, head, 8).Add(st, p).String())
 			}
 		}
-		add("version", term.Strong, term.Clean(x.reason.what))
-		add("why", term.Plain, term.Clean(x.reason.text))
-		add("fix", term.Accent, term.Clean(pg.commands.text(x.reason.remedy)))
-		add("source", term.Faint, term.Clean(x.reason.reference))
-		if !x.reason.beyond {
+		add("version", term.Strong, term.Clean(x.Reason.What))
+		add("why", term.Plain, term.Clean(x.Reason.Text))
+		add("fix", term.Accent, term.Clean(pg.Commands.Text(x.Reason.remedy)))
+		add("source", term.Faint, term.Clean(x.Reason.reference))
+		if !x.Reason.Beyond {
 			add("", term.Faint, "A later hop of the path reaches it or a newer version.")
 		}
 		return lines
-	case x.folded > 0:
+	case x.Folded > 0:
 		return []string{pg.Rule(w, "Details", ""), pg.Row(w).Pad(1).Add(term.Faint, "Enter lists the checks that passed.").String()}
 	}
 	return []string{pg.Rule(w, "Details", "")}
@@ -163,8 +163,8 @@ func severityText(s engine.Severity) string {
 	return "passed"
 }
 
-// beside puts two blocks next to each other, h lines high.
-func beside(a, b []string, left, h int, t *term.Theme) []string {
+// Beside puts two blocks next to each other, h lines high.
+func Beside(a, b []string, left, h int, t *term.Theme) []string {
 	var lines []string
 	for i := range min(h, max(len(a), len(b))) {
 		var l, r string
@@ -185,9 +185,9 @@ type cell struct {
 	at            int // the hop that reaches it; 0 for the current version, -1 if none does
 }
 
-// lattice draws components as rows and minor versions as columns. Versions on the path are
+// Lattice draws components as rows and minor versions as columns. Versions on the path are
 // linked; unreachable ones show the rule that blocks them.
-func lattice(pg page, w int, k *engine.Check) []string {
+func Lattice(pg Page, w int, k *engine.Check) []string {
 	var lines []string
 	var minors []string // of the rows above
 	for _, row := range []struct{ name, component string }{{"Kubernetes", "kubernetes"}, {"OS image", "image"}, {"Services", "services"}} {
@@ -264,7 +264,7 @@ func latticeRow(k *engine.Check, component string) []cell {
 	}
 	for _, b := range k.Blocked {
 		last := &cells[len(cells)-1]
-		if b.Component != component || !newer(b.Version, last.version) {
+		if b.Component != component || !Newer(b.Version, last.version) {
 			continue
 		}
 		switch {
@@ -287,8 +287,8 @@ func minorOf(v string) string {
 	return v
 }
 
-// feedRemark is the source and age of the release data in few words.
-func feedRemark(f engine.FeedState, now time.Time) string {
+// FeedRemark is the source and age of the release data in few words.
+func FeedRemark(f engine.FeedState, now time.Time) string {
 	if f.Source == "" || f.Source == "embedded" {
 		return ""
 	}
@@ -301,18 +301,18 @@ func feedRemark(f engine.FeedState, now time.Time) string {
 
 // available is the newest reachable version of a component that is newer than now; empty if
 // none is known.
-func available(pg page, k *engine.Check, component, now string) string {
+func available(pg Page, k *engine.Check, component, now string) string {
 	if k == nil {
 		return ""
 	}
-	if goal := goalOf(k, component); newer(goal, now) {
+	if goal := goalOf(k, component); Newer(goal, now) {
 		return goal
 	}
 	return ""
 }
 
-// upgradeSummary summarise the available upgrade; empty if none is known.
-func upgradeSummary(pg page, k *engine.Check) string {
+// UpgradeSummary summarise the available upgrade; empty if none is known.
+func UpgradeSummary(pg Page, k *engine.Check) string {
 	if k == nil || len(k.Path) == 0 {
 		return ""
 	}
@@ -333,14 +333,14 @@ func targetOf(t engine.Target) string {
 	return strings.Join(parts, ", ")
 }
 
-// planFlags returns the flags that reproduce r, each with a leading space; empty if there
+// PlanFlags returns the flags that reproduce r, each with a leading space; empty if there
 // are none.
-func planFlags(r engine.CheckRequest) string {
+func PlanFlags(r engine.CheckRequest) string {
 	var b strings.Builder
 	add := func(flag, value string) {
 		b.WriteString(" --" + flag)
 		if value != "" {
-			b.WriteString(" " + quoteArg(value))
+			b.WriteString(" " + QuoteArg(value))
 		}
 	}
 	if !r.Release.IsZero() {
@@ -364,10 +364,10 @@ func planFlags(r engine.CheckRequest) string {
 	return b.String()
 }
 
-// nextRows renders the next command after the check that r asked for.
-func nextRows(pg page, k *engine.Check, r engine.CheckRequest) []string {
+// NextRows renders the next command after the check that r asked for.
+func NextRows(pg Page, k *engine.Check, r engine.CheckRequest) []string {
 	var lines []string
-	sp := pg.commands
+	sp := pg.Commands
 	switch x := k.Config; {
 	case x != nil && x.Written:
 		lines = append(lines, "", "written to "+term.Clean(x.Path)+":")
@@ -376,11 +376,11 @@ func nextRows(pg page, k *engine.Check, r engine.CheckRequest) []string {
 		}
 		next := "config validate"
 		if len(k.Path) > 0 && k.Path[0].CLI.String() == k.CLI { // else another version of this program must run the hop
-			next = "upgrade apply" + planFlags(engine.CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
+			next = "upgrade apply" + PlanFlags(engine.CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
 		}
-		lines = append(lines, "", "next  "+sp.command(next))
+		lines = append(lines, "", "next  "+sp.Command(next))
 	case x != nil && len(x.Fields) > 0 && k.Exit == engine.ExitUpgradeAvailable:
-		lines = append(lines, "", "next  "+sp.command("upgrade check --write-config"+planFlags(r)))
+		lines = append(lines, "", "next  "+sp.Command("upgrade check --write-config"+PlanFlags(r)))
 	}
 	return lines
 }
@@ -393,74 +393,74 @@ func shortValue(s string) string {
 	return s
 }
 
-// markdown renders a check for a ticket or a pull request.
-func markdown(k *engine.Check, sp commandFormatter) string {
+// Markdown renders a check for a ticket or a pull request.
+func Markdown(k *engine.Check, sp CommandFormatter) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", codeOf(k.Cluster)+marked(k.Simulated, ", "), k.Time.UTC().Format(time.RFC3339), cellOf(k.CLI), cellOf(feedText(k.Feed, k.Time)))
-	severity, text := verdict(k)
-	fmt.Fprintf(&b, "**%s**: %s\n\n", severity, cellOf(text))
+	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", CodeOf(k.Cluster)+Marked(k.Simulated, ", "), k.Time.UTC().Format(time.RFC3339), CellOf(k.CLI), CellOf(FeedText(k.Feed, k.Time)))
+	severity, text := Verdict(k)
+	fmt.Fprintf(&b, "**%s**: %s\n\n", severity, CellOf(text))
 	b.WriteString("| component | now | this CLI, in one hop | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")
 	for _, x := range k.Components {
-		name := cellOf(x.Name)
+		name := CellOf(x.Name)
 		if x.Part {
 			name = "&nbsp;&nbsp;" + name
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, cellOf(x.Now), cellOf(last(x.Reachable)), cellOf(x.NextHop), cellOf(x.Newest), cellOf(verdictText(x)))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, CellOf(x.Now), CellOf(last(x.Reachable)), CellOf(x.NextHop), CellOf(x.Newest), CellOf(verdictText(x)))
 	}
 	if len(k.Path) > 0 {
 		b.WriteString("\n### Path\n\n")
 		for _, h := range k.Path {
-			fmt.Fprintf(&b, "%d. %s → %s, with constellation %s; %s\n", h.Number, cellOf(targetOf(h.From)), cellOf(targetOf(h.To)), cellOf(h.CLI.String()), replacedNodes(h))
+			fmt.Fprintf(&b, "%d. %s → %s, with constellation %s; %s\n", h.Number, CellOf(targetOf(h.From)), CellOf(targetOf(h.To)), CellOf(h.CLI.String()), replacedNodes(h))
 			for _, why := range h.Why {
-				fmt.Fprintf(&b, "   - %s\n", cellOf(why))
+				fmt.Fprintf(&b, "   - %s\n", CellOf(why))
 			}
 			if h.Get != "" {
-				fmt.Fprintf(&b, "   - %s\n", cellOf(h.Get))
+				fmt.Fprintf(&b, "   - %s\n", CellOf(h.Get))
 			}
 		}
 	}
-	if reasons := reasonsOf(k); len(reasons) > 0 {
+	if reasons := ReasonsOf(k); len(reasons) > 0 {
 		b.WriteString("\n### Not reachable in one hop\n\n")
 		for _, x := range reasons {
-			fmt.Fprintf(&b, "- %s: %s (%s)", cellOf(x.what), cellOf(x.text), codeOf(x.rule))
-			if x.remedy != "" && x.beyond {
-				fmt.Fprintf(&b, "; %s", cellOf(sp.text(x.remedy)))
+			fmt.Fprintf(&b, "- %s: %s (%s)", CellOf(x.What), CellOf(x.Text), CodeOf(x.rule))
+			if x.remedy != "" && x.Beyond {
+				fmt.Fprintf(&b, "; %s", CellOf(sp.Text(x.remedy)))
 			}
 			b.WriteString("\n")
 		}
 	}
-	pg := page{Theme: term.NewTheme(term.Display{}).Printed(), commands: sp}
-	if rows := changeRows(pg, printedWidth, k); len(rows) > 1 {
+	pg := Page{Theme: term.NewTheme(term.Display{}).Printed(), Commands: sp}
+	if rows := ChangeRows(pg, PrintedWidth, k); len(rows) > 1 {
 		b.WriteString("\n### Will change in hop 1\n\n```\n")
 		for _, l := range rows[1:] {
 			b.WriteString(strings.TrimRight(strings.TrimPrefix(l, "  "), " ") + "\n")
 		}
 		b.WriteString("```\n")
 	}
-	list, fine := needAttention(k.Findings)
-	fmt.Fprintf(&b, "\n### Findings: %s\n", cmp.Or(countBySeverity(k.Findings), "none"))
+	list, fine := NeedAttention(k.Findings)
+	fmt.Fprintf(&b, "\n### Findings: %s\n", cmp.Or(CountBySeverity(k.Findings), "none"))
 	if sp.needExport(list) {
 		fmt.Fprintf(&b, "\n```\n%s\n```\n", term.Clean(sp.export()))
 	}
 	for _, x := range list {
-		fmt.Fprintf(&b, "\n- **%s** %s %s\n", x.Severity, cellOf(x.Title), codeOf(x.ID))
-		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", ownerText(x.Owner)}, {"fix", sp.text(x.Remedy)}} {
+		fmt.Fprintf(&b, "\n- **%s** %s %s\n", x.Severity, CellOf(x.Title), CodeOf(x.ID))
+		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", OwnerText(x.Owner)}, {"fix", sp.Text(x.Remedy)}} {
 			if l.text != "" {
-				fmt.Fprintf(&b, "  - %s: %s\n", l.head, cellOf(term.OneLine(l.text)))
+				fmt.Fprintf(&b, "  - %s: %s\n", l.head, CellOf(term.OneLine(l.text)))
 			}
 		}
 		if len(x.Objects) > 0 {
-			fmt.Fprintf(&b, "  - objects: %s\n", codeOf(someNames(x.Objects, 12)))
+			fmt.Fprintf(&b, "  - objects: %s\n", CodeOf(SomeNames(x.Objects, 12)))
 		}
 		if x.Command != "" {
-			fmt.Fprintf(&b, "  - command: %s\n", codeOf(sp.line(x.Command)))
+			fmt.Fprintf(&b, "  - command: %s\n", CodeOf(sp.Line(x.Command)))
 		}
 	}
 	if fine > 0 {
 		fmt.Fprintf(&b, "\n%s passed.\n", term.Count(fine, "check"))
 	}
 	for _, n := range k.Notes {
-		fmt.Fprintf(&b, "\n%s\n", cellOf(n))
+		fmt.Fprintf(&b, "\n%s\n", CellOf(n))
 	}
 	return b.String()
 }

@@ -1,4 +1,4 @@
-package tui
+package view
 
 import (
 	"fmt"
@@ -10,13 +10,13 @@ import (
 	"constellation/tui/term"
 )
 
-// configFile is the name of the configuration in a workspace.
-const configFile = "constellation-conf.yaml"
+// ConfigFile is the name of the configuration in a workspace.
+const ConfigFile = "constellation-conf.yaml"
 
-// workspaceView shows the workspace while there is no cluster.
-func workspaceView(pg page, w int, home *engine.Home) []string {
+// WorkspaceView shows the workspace while there is no cluster.
+func WorkspaceView(pg Page, w int, home *engine.Home) []string {
 	words := map[engine.Stage]string{
-		engine.StageEmpty:      "This folder has no " + configFile + " yet. Create machines first.",
+		engine.StageEmpty:      "This folder has no " + ConfigFile + " yet. Create machines first.",
 		engine.StageConfigured: "There is a configuration, but there are no machines yet.",
 		engine.StageReady:      "The machines exist. The cluster can be created.",
 		engine.StagePartial:    "An init started here and did not finish.",
@@ -26,14 +26,14 @@ func workspaceView(pg page, w int, home *engine.Home) []string {
 		pg.Row(w).Add(term.Plain, "  ").Add(term.Plain, term.Clean(home.Dir)).String(),
 		pg.Row(w).Add(term.Plain, "  ").Add(term.Strong, words[home.Stage]).String(),
 	}
-	return append(lines, findings(pg, w, home.Problems, 4)...)
+	return append(lines, Findings(pg, w, home.Problems, 4)...)
 }
 
 // findingLines is the maximum number of lines of a finding's detail or remedy.
 const findingLines = 4
 
-// findings lists findings with their remedies.
-func findings(pg page, w int, list []engine.Finding, most int) []string {
+// Findings lists findings with their remedies.
+func Findings(pg Page, w int, list []engine.Finding, most int) []string {
 	if len(list) == 0 {
 		return nil
 	}
@@ -65,7 +65,7 @@ func findings(pg page, w int, list []engine.Finding, most int) []string {
 			}
 		}
 		if f.Remedy != "" {
-			for i, l := range pg.Below(w, 6, findingLines, term.Accent, pg.commands.text(term.Clean(f.Remedy))) {
+			for i, l := range pg.Below(w, 6, findingLines, term.Accent, pg.Commands.Text(term.Clean(f.Remedy))) {
 				if i == 0 {
 					l = "    " + pg.Paint(term.Faint, pg.Branch+" ") + strings.TrimPrefix(l, "      ")
 				}
@@ -76,7 +76,7 @@ func findings(pg page, w int, list []engine.Finding, most int) []string {
 	return lines
 }
 
-func severitySign(pg page, s engine.Severity) (string, term.Style) {
+func severitySign(pg Page, s engine.Severity) (string, term.Style) {
 	switch s {
 	case engine.Block:
 		return pg.Fail, term.Bad
@@ -86,9 +86,9 @@ func severitySign(pg page, s engine.Severity) (string, term.Style) {
 	return pg.OK, term.Good
 }
 
-// clusterSummary is the state of the cluster in two columns. k is the newest check of versions; nil if
+// ClusterSummary is the state of the cluster in two columns. k is the newest check of versions; nil if
 // there is none.
-func clusterSummary(pg page, w int, st *engine.Status, k *engine.Check) []string {
+func ClusterSummary(pg Page, w int, st *engine.Status, k *engine.Check) []string {
 	ready := map[string][2]int{}
 	for _, n := range st.Nodes {
 		r := ready[n.Role]
@@ -118,7 +118,7 @@ func clusterSummary(pg page, w int, st *engine.Status, k *engine.Check) []string
 	}
 	age, etcd := "none", "-"
 	if b := st.Backup; b != nil {
-		age, etcd = term.Ago(b.Created, pg.now), "not included"
+		age, etcd = term.Ago(b.Created, pg.Now), "not included"
 		if b.Etcd {
 			etcd = "included"
 		}
@@ -143,15 +143,15 @@ func clusterSummary(pg page, w int, st *engine.Status, k *engine.Check) []string
 		v := newer[a]
 		switch {
 		case v != "" && narrow:
-			r.Add(term.Plain, dash(b)).Pad(2).Add(term.Good, pg.Up+" "+v)
+			r.Add(term.Plain, Dash(b)).Pad(2).Add(term.Good, pg.Up+" "+v)
 		case v != "":
-			r.Add(term.Plain, dash(b)).Pad(2).Add(term.Good, pg.Up+" "+v).Add(term.Faint, " available")
+			r.Add(term.Plain, Dash(b)).Pad(2).Add(term.Good, pg.Up+" "+v).Add(term.Faint, " available")
 		case narrow:
-			r.Add(term.Plain, term.Cut(dash(b), half-1-r.Used, pg.Ellipsis))
+			r.Add(term.Plain, term.Cut(Dash(b), half-1-r.Used, pg.Ellipsis))
 		default:
-			r.Add(term.Plain, dash(b))
+			r.Add(term.Plain, Dash(b))
 		}
-		return r.Pad(1).To(half).Col(term.Faint, d, 14).Add(term.Plain, dash(e)).String()
+		return r.Pad(1).To(half).Col(term.Faint, d, 14).Add(term.Plain, Dash(e)).String()
 	}
 	return []string{
 		rowOf("Kubernetes", kubernetes, "control plane", pair("control-plane")),
@@ -161,15 +161,15 @@ func clusterSummary(pg page, w int, st *engine.Status, k *engine.Check) []string
 	}
 }
 
-func dash(s string) string {
+func Dash(s string) string {
 	if s == "" {
 		return "-"
 	}
 	return s
 }
 
-// nodeRows lists the nodes, then the machines that are no nodes, in h lines, from row first on.
-func nodeRows(pg page, w, h int, st *engine.Status, first int) []string {
+// NodeRows lists the nodes, then the machines that are no nodes, in h lines, from row first on.
+func NodeRows(pg Page, w, h int, st *engine.Status, first int) []string {
 	if h < 2 {
 		return nil
 	}
@@ -217,7 +217,7 @@ func nodeRows(pg page, w, h int, st *engine.Status, first int) []string {
 		spare--
 	}
 	for _, e := range rows[from:to] {
-		sign, sty := nodeSign(pg, e.state)
+		sign, sty := NodeSign(pg, e.state)
 		r := pg.Row(w).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, e.name, names).Col(sty, e.state, 9)
 		r.Col(term.Plain, e.kubernetes, 9)
 		if w >= 100 {
@@ -251,8 +251,8 @@ func imageVersion(ref string) string {
 	return ref
 }
 
-// recent lists past runs in at most h lines.
-func recent(pg page, w, h int, home *engine.Home) []string {
+// Recent lists past runs in at most h lines.
+func Recent(pg Page, w, h int, home *engine.Home) []string {
 	if home == nil || len(home.Runs) == 0 || h < 2 {
 		return nil
 	}
@@ -274,19 +274,19 @@ func recent(pg page, w, h int, home *engine.Home) []string {
 		if text == "" && r.Step != "" && r.Status != engine.StateDone {
 			text = "at " + term.Clean(r.Step)
 		}
-		lines = append(lines, pg.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Faint, term.Ago(r.Started, pg.now), 9).
+		lines = append(lines, pg.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Faint, term.Ago(r.Started, pg.Now), 9).
 			Col(term.Plain, string(r.Verb), 6).Add(term.Plain, term.Clean(r.Status)+took).Add(term.Faint, "  "+text).String())
 	}
 	return lines
 }
 
-// problem renders an error: operation, cause, remedy.
-func problem(pg page, w int, err error) []string { return problemWithin(pg, w, 0, "", err) }
+// Problem renders an error: operation, cause, remedy.
+func Problem(pg Page, w int, err error) []string { return ProblemWithin(pg, w, 0, "", err) }
 
-// problemWithin is problem with at most most lines for the operation and the cause each, so
+// ProblemWithin is problem with at most most lines for the operation and the cause each, so
 // that the remedy is visible; 0 means all. rest names the place of the other lines.
-func problemWithin(pg page, w, most int, rest string, err error) []string {
-	e := explain(err, pg.commands)
+func ProblemWithin(pg Page, w, most int, rest string, err error) []string {
+	e := Explain(err, pg.Commands)
 	lines := []string{pg.Rule(w, "What happened", "")}
 	bound := func(all []string) []string {
 		if most == 0 || len(all) <= most+1 { // one hidden line would only make room for the hint
@@ -294,7 +294,7 @@ func problemWithin(pg page, w, most int, rest string, err error) []string {
 		}
 		return append(all[:most:most], fmt.Sprintf("%s %d more lines: %s", pg.Ellipsis, len(all)-most, rest))
 	}
-	for i, l := range bound(term.Wrap(e.what, w-6)) {
+	for i, l := range bound(term.Wrap(e.What, w-6)) {
 		r := pg.Row(w).Add(term.Plain, " ")
 		if i == 0 {
 			r.Add(term.Bad, pg.Fail+" ")
@@ -303,7 +303,7 @@ func problemWithin(pg page, w, most int, rest string, err error) []string {
 		}
 		lines = append(lines, r.Add(term.Strong, l).String())
 	}
-	for _, p := range []struct{ head, text string }{{"why", e.why}, {"fix", e.remedy}} {
+	for _, p := range []struct{ head, text string }{{"why", e.Why}, {"fix", e.Remedy}} {
 		if p.text == "" {
 			continue
 		}

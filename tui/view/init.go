@@ -1,4 +1,4 @@
-package tui
+package view
 
 import (
 	"fmt"
@@ -8,29 +8,29 @@ import (
 	"constellation/tui/term"
 )
 
-func checkRow(pg page, x check, w int, here bool) string {
-	sign, st := severitySign(pg, engine.Severity(x.state))
-	if x.state == engine.StateRunning {
+func CheckRow(pg Page, x Check, w int, here bool) string {
+	sign, st := severitySign(pg, engine.Severity(x.State))
+	if x.State == engine.StateRunning {
 		sign, st = pg.Spin(), term.Accent
 	}
 	name := term.Plain
 	if here {
 		name = term.Strong
 	}
-	r := pg.Row(w).Add(term.Accent, marker(pg, here)).Add(st, sign).Add(term.Plain, " ").Col(term.Faint, x.source, 11)
+	r := pg.Row(w).Add(term.Accent, Marker(pg, here)).Add(st, sign).Add(term.Plain, " ").Col(term.Faint, x.source, 11)
 	tail := ""
 	if x.took > 0 {
 		tail = fmt.Sprintf("%.2fs", x.took.Seconds())
 	}
-	return r.Add(name, term.Cut(x.title, w-r.Used-term.Width(tail)-3, pg.Ellipsis)).Right(term.Faint, tail).String()
+	return r.Add(name, term.Cut(x.Title, w-r.Used-term.Width(tail)-3, pg.Ellipsis)).Right(term.Faint, tail).String()
 }
 
-// checkDetail renders the cause and the remedy of a check.
-func checkDetail(pg page, x check, w, indent int) []string {
+// CheckDetail renders the cause and the remedy of a check.
+func CheckDetail(pg Page, x Check, w, indent int) []string {
 	var lines []string
-	parts := []struct{ head, text string }{{"why", x.detail}, {"fix", pg.commands.text(x.remedy)}}
-	if indent > 0 && term.Width(x.title) > w-indent-3 { // the row shows only its beginning
-		parts = slices.Insert(parts, 0, struct{ head, text string }{"what", x.title})
+	parts := []struct{ head, text string }{{"why", x.Detail}, {"fix", pg.Commands.Text(x.Remedy)}}
+	if indent > 0 && term.Width(x.Title) > w-indent-3 { // the row shows only its beginning
+		parts = slices.Insert(parts, 0, struct{ head, text string }{"what", x.Title})
 	}
 	for _, p := range parts {
 		if p.text == "" {
@@ -53,8 +53,8 @@ func checkDetail(pg page, x check, w, indent int) []string {
 	return lines
 }
 
-// initPlanRows are the findings and the steps of the plan, with the effect of each.
-func initPlanRows(pg page, w int, plan *engine.Plan) []string {
+// InitPlanRows are the findings and the steps of the plan, with the effect of each.
+func InitPlanRows(pg Page, w int, plan *engine.Plan) []string {
 	var rows []string
 	for _, f := range slices.Concat(plan.Blocked(), plan.Warnings()) {
 		sign, st := severitySign(pg, f.Severity)
@@ -71,7 +71,7 @@ func initPlanRows(pg page, w int, plan *engine.Plan) []string {
 			}
 		}
 		if f.Remedy != "" {
-			for _, l := range term.Wrap(pg.commands.text(term.Clean(f.Remedy)), w-8) {
+			for _, l := range term.Wrap(pg.Commands.Text(term.Clean(f.Remedy)), w-8) {
 				rows = append(rows, pg.Row(w).Pad(5).Add(term.Accent, l).String())
 			}
 		}

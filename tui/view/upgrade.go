@@ -1,4 +1,4 @@
-package tui
+package view
 
 import (
 	"cmp"
@@ -11,13 +11,13 @@ import (
 	"constellation/tui/term"
 )
 
-// upgradeSections renders an upgrade's plan: versions, other changes, steps, findings,
+// UpgradeSections renders an upgrade's plan: versions, other changes, steps, findings,
 // notes and warnings. On the screen a blocked plan shows only its findings.
-func upgradeSections(pg page, w int, p *engine.Plan) []string {
+func UpgradeSections(pg Page, w int, p *engine.Plan) []string {
 	k := &engine.Check{Findings: p.Findings, Changes: p.Changes, Path: []engine.Hop{{}}}
 	var lines []string
 	if !pg.Uncut && len(p.Blocked()) > 0 {
-		return findingGroups(pg, w, &engine.Check{Findings: p.Findings})
+		return FindingGroups(pg, w, &engine.Check{Findings: p.Findings})
 	}
 	if len(p.Components) > 0 {
 		lines = append(lines, pg.Rule(w, "Versions", ""))
@@ -25,7 +25,7 @@ func upgradeSections(pg page, w int, p *engine.Plan) []string {
 			lines = append(lines, pg.Row(w).Pad(2).Add(term.Plain, componentLine(pg, x)).String())
 		}
 	}
-	if rows := changeRows(pg, w, k); len(rows) > 0 {
+	if rows := ChangeRows(pg, w, k); len(rows) > 0 {
 		rows[0] = pg.Rule(w, "Will change", "")
 		lines = append(lines, rows...)
 		if pg.Uncut { // the screen shows the backup's age elsewhere
@@ -51,28 +51,28 @@ func upgradeSections(pg page, w int, p *engine.Plan) []string {
 			lines = append(lines, r.Add(term.Plain, l).String())
 		}
 		for _, d := range st.Details {
-			lines = append(lines, prose(pg, w, indent, term.Faint, term.Clean(d))...)
+			lines = append(lines, Prose(pg, w, indent, term.Faint, term.Clean(d))...)
 		}
 	}
-	lines = append(lines, findingGroups(pg, w, k)...)
+	lines = append(lines, FindingGroups(pg, w, k)...)
 	lines = append(lines, "")
 	for _, n := range p.Notes {
-		lines = append(lines, prose(pg, w, 0, term.Plain, term.Clean(pg.commands.text(n)))...)
+		lines = append(lines, Prose(pg, w, 0, term.Plain, term.Clean(pg.Commands.Text(n)))...)
 	}
 	for _, st := range p.Steps {
 		if st.Warning != "" && !st.Finished {
-			lines = append(lines, prose(pg, w, 0, term.Caution, "Warning: "+term.Clean(st.Warning))...)
+			lines = append(lines, Prose(pg, w, 0, term.Caution, "Warning: "+term.Clean(st.Warning))...)
 		}
 	}
 	return lines
 }
 
 // backupWords describes age and contents of a backup.
-func backupWords(pg page, b *engine.LastBackup) string {
+func backupWords(pg Page, b *engine.LastBackup) string {
 	if b == nil {
 		return "none"
 	}
-	s := fmt.Sprintf("%s, %s, %s", term.Ago(b.Created, pg.now), amountOf(b.Objects, "object"), term.Bytes(b.Bytes))
+	s := fmt.Sprintf("%s, %s, %s", term.Ago(b.Created, pg.Now), amountOf(b.Objects, "object"), term.Bytes(b.Bytes))
 	if !b.Etcd {
 		return s + ", without an etcd snapshot"
 	}
@@ -80,7 +80,7 @@ func backupWords(pg page, b *engine.LastBackup) string {
 }
 
 // componentLine is "Kubernetes: v1.35.4 -> v1.36.3".
-func componentLine(pg page, x engine.ComponentCheck) string {
+func componentLine(pg Page, x engine.ComponentCheck) string {
 	name := term.Clean(x.Name)
 	if x.Part {
 		name = "  " + name
@@ -88,8 +88,8 @@ func componentLine(pg page, x engine.ComponentCheck) string {
 	return fmt.Sprintf("%-22s %s %s %s", name, cmp.Or(term.Clean(x.Now), "(none)"), pg.To, term.Clean(x.NextHop))
 }
 
-// rollbackRows show the stop points, what is irreversible, and how to roll back.
-func rollbackRows(pg page, w int, p *engine.Plan) []string {
+// RollbackRows show the stop points, what is irreversible, and how to roll back.
+func RollbackRows(pg Page, w int, p *engine.Plan) []string {
 	lines := []string{pg.Rule(w, "Rollback", "")}
 	add := func(head, text string) {
 		for i, l := range term.Wrap(text, max(20, w-18)) {
@@ -110,8 +110,8 @@ func rollbackRows(pg page, w int, p *engine.Plan) []string {
 	return lines
 }
 
-// inPlaceOf lists how many nodes of each group are upgraded in place: "2 of workers".
-func inPlaceOf(x *engine.Changes) []string {
+// InPlaceOf lists how many nodes of each group are upgraded in place: "2 of workers".
+func InPlaceOf(x *engine.Changes) []string {
 	var groups []string
 	for _, g := range slices.Sorted(maps.Keys(x.InPlace)) {
 		groups = append(groups, fmt.Sprintf("%d of %s", x.InPlace[g], term.Clean(g)))
@@ -129,8 +129,8 @@ func replaced(p *engine.Plan) (n int) {
 	return n
 }
 
-// changeSummary are the changed versions: "image v1.0.0→v1.1.0  k8s v1.35.4→v1.36.3".
-func changeSummary(pg page, p *engine.Plan) string {
+// ChangeSummary are the changed versions: "image v1.0.0→v1.1.0  k8s v1.35.4→v1.36.3".
+func ChangeSummary(pg Page, p *engine.Plan) string {
 	var parts []string
 	for _, x := range [][3]string{{"release", p.From.Release, p.To.Release}, {"image", p.From.Image, p.To.Image}, {"k8s", p.From.Kubernetes, p.To.Kubernetes}} {
 		if x[2] != "" && x[1] != x[2] {
