@@ -107,7 +107,7 @@ func benchStage(b *testing.B, w, h int) *console {
 	c.w, c.h = w, h
 	c.plan = planIn(b, events)
 	c.screen, c.running, c.ran = screenRun, true, true
-	c.run = newRunView()
+	c.run = newRunView(c)
 	c.ticking = true // no tick of its own
 	for _, ev := range events[:40] {
 		c.t.Apply(ev)

@@ -116,17 +116,23 @@ type console struct {
 	statusPending bool
 	statusGen     int
 
-	next        nextList
-	form        configForm
-	pre         preflight
-	initConfirm initConfirm
-	t           view.Timeline // of the run
-	run         runView
-	log         logView
-	chk         checkScreen
-	bak         backupScreen
-	wat         watchScreen // also gets the events of a run
-	upg         upgradeScreen
+	// The screens. To add one, add its type, its field here and its line in newScreens.
+	start          *startScreen
+	overview       *homeScreen
+	form           *configScreen
+	pre            *preflightScreen
+	initConfirm    *initConfirmScreen
+	run            *runScreen
+	result         *resultScreen
+	log            *logScreen
+	chk            *checkScreen
+	bak            *backupScreen
+	wat            *watchScreen // also gets the events of a run
+	upgradePlan    *upgradePlanScreen
+	upgradeConfirm *upgradeConfirmScreen
+
+	t   view.Timeline // of the run
+	upg upgradeState
 	// rolloutPrompt is the pending confirmation of a change to the rollout; nil if there is none.
 	rolloutPrompt *rolloutPrompt
 
@@ -187,6 +193,7 @@ func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
 		c.deps.redraw = func() {}
 	}
 	c.busy = "reading the workspace"
+	c.newScreens()
 	return c
 }
 
@@ -382,7 +389,7 @@ func (c *console) tookHome(msg homeRead) tea.Cmd {
 	for i := range c.home.Next {
 		c.home.Next[i].Command = c.deps.commands.Line(c.home.Next[i].Command)
 	}
-	c.form = newConfigForm(c.home, c.deps.versions)
+	c.form = newConfigScreen(c, c.home, c.deps.versions)
 	first := c.screen == screenStart
 	switch {
 	case first && c.deps.upgrade != nil:
@@ -430,7 +437,7 @@ func (c *console) goHome() tea.Cmd {
 	c.screen, c.busy = screenHome, "reading the workspace"
 	c.chk.backgroundStarted = c.chk.result != nil // without a result, check again
 	if !c.ran {
-		c.upg = upgradeScreen{}
+		c.upg = upgradeState{}
 	}
 	return c.readHome()
 }
@@ -438,7 +445,7 @@ func (c *console) goHome() tea.Cmd {
 // startPreflight runs the checks.
 func (c *console) startPreflight() tea.Cmd {
 	c.screen = screenPreflight
-	c.pre, c.upg = preflight{}, upgradeScreen{}
+	c.pre, c.upg = &preflightScreen{c: c}, upgradeState{}
 	return c.launch("checking", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		f, err := c.deps.engine.Preflight(ctx, emit)
 		return preflightEnded{f, err}
@@ -470,7 +477,7 @@ func (c *console) tookPlan(msg planMade) tea.Cmd {
 		}
 	}
 	c.screen = screenInitConfirm
-	c.initConfirm = newInitConfirm(c.plan, c.now)
+	c.initConfirm = newInitConfirm(c, c.plan, c.now)
 	return nil
 }
 
@@ -479,7 +486,7 @@ func (c *console) startRun() tea.Cmd {
 	plan := c.plan
 	c.screen, c.running, c.ran = screenRun, true, true
 	c.err = nil
-	c.t, c.run, c.wat = view.Timeline{}, newRunView(), watchScreen{}
+	c.t, c.run, c.wat = view.Timeline{}, newRunView(c), &watchScreen{c: c}
 	c.t.SetPlan(plan)
 	c.t.Run = term.Clean(plan.ID)
 	return c.launch("running", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
@@ -613,3 +620,23 @@ func (c *console) copyText(text, what string) {
 		c.note = "too long for the terminal's clipboard"
 	}
 }
+
+// newScreens makes the screens in their initial states.
+func (c *console) newScreens() {
+	c.start = &startScreen{c}
+	c.overview = &homeScreen{c: c}
+	c.form = &configScreen{c: c}
+	c.pre = &preflightScreen{c: c}
+	c.initConfirm = &initConfirmScreen{c: c}
+	c.run = newRunView(c)
+	c.result = &resultScreen{c}
+	c.log = &logScreen{c: c}
+	c.chk = &checkScreen{c: c}
+	c.bak = &backupScreen{c: c}
+	c.wat = &watchScreen{c: c}
+	c.upgradePlan = &upgradePlanScreen{c}
+	c.upgradeConfirm = &upgradeConfirmScreen{c}
+}
+
+// startScreen is shown until the workspace has been read.
+type startScreen struct{ c *console }

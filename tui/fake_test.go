@@ -529,7 +529,7 @@ func (s *stage) replay(events []engine.Event, until time.Duration) *stage {
 	s.c.busy = "running"
 	s.c.plan = planIn(s.t, events)
 	s.c.screen, s.c.running, s.c.ran = screenRun, true, true
-	s.c.t, s.c.run = view.Timeline{}, newRunView()
+	s.c.t, s.c.run = view.Timeline{}, newRunView(s.c)
 	s.c.t.SetPlan(s.c.plan)
 	s.at(until)
 	cut := slices.IndexFunc(events, func(e engine.Event) bool { return e.Time.After(s.clock) })

@@ -46,9 +46,9 @@ func executeStart(r engine.ApplyRequest, yes bool) *upgradeStart {
 	}
 }
 
-// upgradeScreen is an upgrade from its check to its confirmation; then the run screen takes
+// upgradeState is an upgrade from its check to its confirmation; then the run screen takes
 // over. Its text comes unfiltered from outside; rendering cleans it.
-type upgradeScreen struct {
+type upgradeState struct {
 	start *upgradeStart // nil: the console shows no upgrade
 	from  screenID      // where Esc leads; screenStart if the upgrade comes from the command line
 
@@ -71,8 +71,14 @@ type upgradeScreen struct {
 // rolloutPrompt is the confirmation of a change to the rollout: pause, resume, cancel.
 type rolloutPrompt struct {
 	text, detail, yes string
-	do                func(*console) tea.Cmd
+	do                func() tea.Cmd
 }
+
+// upgradePlanScreen shows the plan of an upgrade, or the progress of planning.
+type upgradePlanScreen struct{ c *console }
+
+// upgradeConfirmScreen asks for the acceptance of an upgrade. upgradeState has its state.
+type upgradeConfirmScreen struct{ c *console }
 
 // Messages of upgrades.
 type (
@@ -91,7 +97,7 @@ func (c *console) upgrading() bool { return c.upg.start != nil }
 
 // openUpgrade checks and plans an upgrade and shows the plan.
 func (c *console) openUpgrade(u *upgradeStart) tea.Cmd {
-	c.upg = upgradeScreen{start: u, from: c.upg.from, planning: true, began: c.now}
+	c.upg = upgradeState{start: u, from: c.upg.from, planning: true, began: c.now}
 	switch c.screen {
 	case screenHome, screenCheck, screenStart:
 		c.upg.from = c.screen
@@ -189,24 +195,24 @@ var rolloutKeys = []binding{
 		yes := true
 		c.rolloutPrompt = &rolloutPrompt{
 			"Pause the rollout?", "Replacements in progress finish, no new ones start. The autoscaler resumes after 10 minutes.", "pause",
-			changeRollout("paused", engine.RolloutChange{Paused: &yes}),
+			c.changeRollout("paused", engine.RolloutChange{Paused: &yes}),
 		}
-	})).footed("pause").unless(targetNotSet),
+	})).footed("pause").unless((*console).targetNotSet),
 	on("R", "R", "resume: continue a paused or cancelled one (asks)", "changes the cluster", act(func(c *console) {
 		no := false
-		c.rolloutPrompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", changeRollout("resumed", engine.RolloutChange{Paused: &no, Cancelled: &no})}
-	})).footed("resume").unless(targetNotSet),
+		c.rolloutPrompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", c.changeRollout("resumed", engine.RolloutChange{Paused: &no, Cancelled: &no})}
+	})).footed("resume").unless((*console).targetNotSet),
 	on("C", "C", "cancel: keep the other nodes as they are (asks)", "changes the cluster", act(func(c *console) {
 		yes := true
 		c.rolloutPrompt = &rolloutPrompt{
 			"Cancel the rollout?", "Replacements in progress finish, other nodes stay as they are. R resumes to the same target.", "cancel it",
-			changeRollout("cancelled", engine.RolloutChange{Cancelled: &yes}),
+			c.changeRollout("cancelled", engine.RolloutChange{Cancelled: &yes}),
 		}
-	})).unless(targetNotSet),
+	})).unless((*console).targetNotSet),
 }
 
 // targetNotSet returns why a rollout cannot be changed yet.
-func targetNotSet(c *console) string {
+func (c *console) targetNotSet() string {
 	if c.screen == screenWatch && c.wat.origin != fromRun {
 		return c.readOnlyReason()
 	}
@@ -264,12 +270,12 @@ var rolloutPromptKeys = []binding{
 func (c *console) confirmRolloutChange() tea.Cmd {
 	q := c.rolloutPrompt
 	c.rolloutPrompt = nil
-	return q.do(c)
+	return q.do()
 }
 
 // changeRollout returns an action that changes the rollout without disturbing the current task.
-func changeRollout(what string, change engine.RolloutChange) func(*console) tea.Cmd {
-	return func(c *console) tea.Cmd {
+func (c *console) changeRollout(what string, change engine.RolloutChange) func() tea.Cmd {
+	return func() tea.Cmd {
 		c.note = "sending the request"
 		eng, ctx := c.deps.engine, c.ctx
 		return func() tea.Msg {
@@ -313,7 +319,7 @@ func (c *console) leavePlan() tea.Cmd {
 		c.task++ // its late messages are dropped
 	}
 	from := c.upg.from
-	c.upg = upgradeScreen{}
+	c.upg = upgradeState{}
 	switch from {
 	case screenCheck:
 		c.exit = engine.ExitDone

@@ -18,6 +18,7 @@ import (
 // backupScreen shows what backups contain, lists them, and creates one. Its text comes
 // unfiltered from outside; rendering cleans it.
 type backupScreen struct {
+	c *console
 	from screenID // where Esc leads
 
 	view.Backups
@@ -70,7 +71,7 @@ type (
 )
 
 // busyReason disables a key while a task runs.
-func busyReason(c *console) string {
+func (c *console) busyReason() string {
 	switch {
 	case c.bak.running:
 		return "a backup is running"
@@ -83,13 +84,13 @@ func busyReason(c *console) string {
 }
 
 var backupKeys = []binding{
-	on("b", "b", "create a backup now", "do", (*console).startBackup).footed("back up now").unless(busyReason),
-	on("e", "e", "etcd snapshot: if available, required, never", "do", act((*console).nextEtcd)).footed("etcd").unless(busyReason),
+	on("b", "b", "create a backup now", "do", (*console).startBackup).footed("back up now").unless((*console).busyReason),
+	on("e", "e", "etcd snapshot: if available, required, never", "do", act((*console).nextEtcd)).footed("etcd").unless((*console).busyReason),
 	on("v", "v", "verify the selected backup", "do", (*console).verifyBackup).footed("verify").unless(func(c *console) string {
 		if len(c.bak.Entries) == 0 {
 			return "there is no backup yet"
 		}
-		return busyReason(c)
+		return c.busyReason()
 	}),
 	on("enter", "Enter", "list the volumes that are in no backup", "view", act(func(c *console) { c.bak.open, c.bak.at = true, 0 })).footed("volumes").unless(func(c *console) string {
 		if c.bak.Local == nil || len(c.bak.Local.Volumes) == 0 {
@@ -99,7 +100,7 @@ var backupKeys = []binding{
 	}),
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveBackup(-1) })),
 	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveBackup(1) })),
-	on("r", "r", "refresh", "do", (*console).readBackups).unless(busyReason),
+	on("r", "r", "refresh", "do", (*console).readBackups).unless((*console).busyReason),
 	on("esc", "Esc", "back; stops a running backup and deletes its files", "leave", (*console).leaveBackup).footed("back"),
 	on("y", "y", "copy the restore command of the selected backup", "copy", act(func(c *console) {
 		c.copyText(c.deps.commands.Command("backup restore "+view.QuoteArg(c.chosenBackup().ID)), "the restore command")
@@ -155,7 +156,7 @@ func (c *console) readBackups() tea.Cmd {
 
 // takeBackup handles the messages of the screen; it reports whether msg is one.
 func (c *console) takeBackup(msg tea.Msg) (tea.Cmd, bool) {
-	b := &c.bak
+	b := c.bak
 	switch msg := msg.(type) {
 	case backupsListed:
 		if msg.gen == b.gen {
@@ -203,7 +204,7 @@ func (c *console) takeBackup(msg tea.Msg) (tea.Cmd, bool) {
 
 // startBackup plans and runs a backup.
 func (c *console) startBackup() tea.Cmd {
-	b := &c.bak
+	b := c.bak
 	b.t, b.began, b.err = view.Timeline{}, c.now, nil
 	b.running, b.ended, b.stopping, b.open = true, false, false, false
 	c.running = true
@@ -219,7 +220,7 @@ func (c *console) startBackup() tea.Cmd {
 }
 
 func (c *console) tookBackupEnd(err error) tea.Cmd {
-	b := &c.bak
+	b := c.bak
 	c.running, c.confirmLeave = false, false
 	b.running, b.ended, b.err = false, true, err
 	if c.leaving {
@@ -235,7 +236,7 @@ func (c *console) tookBackupEnd(err error) tea.Cmd {
 
 // leaveBackup stops a running backup or verification, or goes back.
 func (c *console) leaveBackup() tea.Cmd {
-	b := &c.bak
+	b := c.bak
 	switch {
 	case b.running:
 		b.stopping = true
@@ -299,7 +300,7 @@ func (c *console) moveBackup(by int) {
 
 // backupView renders the screen in h lines.
 func (c *console) backupView(w, h int) []string {
-	b := &c.bak
+	b := c.bak
 	if b.open && b.Local != nil {
 		return view.VolumesView(c.page(), w, h, b.Local.Volumes, b.at)
 	}
@@ -341,7 +342,7 @@ func (c *console) backupView(w, h int) []string {
 
 // backupRows lists the backups in at most h lines.
 func (c *console) backupRows(w, h int) []string {
-	b := &c.bak
+	b := c.bak
 	if h < 2 {
 		return nil
 	}
@@ -402,7 +403,7 @@ func (c *console) backupRows(w, h int) []string {
 
 // backupOutcome renders the result of the last backup.
 func (c *console) backupOutcome(w int) []string {
-	b := &c.bak
+	b := c.bak
 	if b.err == nil {
 		lines := []string{c.th.Rule(w, "Done", term.Clock(b.t.Last.Sub(b.t.Started)))}
 		text := "the backup is complete"
@@ -425,7 +426,7 @@ func (c *console) backupOutcome(w int) []string {
 
 // backupWhy is the line above the keys.
 func (c *console) backupWhy() []string {
-	b := &c.bak
+	b := c.bak
 	text := ""
 	switch {
 	case b.stopping && b.running, c.leaving:

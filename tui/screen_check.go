@@ -31,6 +31,7 @@ const (
 // checkScreen is the check for upgrades: its result, and the state of the screen. Its text
 // comes unfiltered from outside; rendering cleans it.
 type checkScreen struct {
+	c *console
 	result *engine.Check // the newest result; nil if there is none yet
 	// complete is set if known is the result of a complete check, preflight included.
 	complete bool
@@ -90,7 +91,7 @@ var checkKeys = []binding{
 		}
 		return ""
 	}),
-	on("W", "W", "write the next hop into the configuration (asks)", "do", act(func(c *console) { c.chk.confirmWrite = true })).footed("write").unless(nothingToWrite),
+	on("W", "W", "write the next hop into the configuration (asks)", "do", act(func(c *console) { c.chk.confirmWrite = true })).footed("write").unless((*console).nothingToWrite),
 	on("r", "r", "check again", "do", (*console).startCheck).unless(func(c *console) string {
 		switch {
 		case c.chk.busy:
@@ -131,7 +132,7 @@ var confirmWriteKeys = []binding{
 }
 
 // nothingToWrite returns why W is off.
-func nothingToWrite(c *console) string {
+func (c *console) nothingToWrite() string {
 	k := c.chk.result
 	switch {
 	case c.chk.busy || k == nil:
@@ -349,7 +350,7 @@ func (c *console) nextCheckPane() {
 }
 
 func (c *console) moveCheck(by int) {
-	k := &c.chk
+	k := c.chk
 	switch {
 	case k.open:
 		k.scroll = max(0, k.scroll+by)
@@ -411,7 +412,7 @@ func (v *checkScreen) typeFilter(k tea.KeyMsg) {
 
 // staleCheck reports whether the check on the screen may be out of date.
 func (c *console) staleCheck() bool {
-	k := &c.chk
+	k := c.chk
 	if k.busy { // the last result is shown meanwhile
 		return k.result != nil && k.began.Sub(k.at) > staleAfter
 	}
@@ -420,7 +421,7 @@ func (c *console) staleCheck() bool {
 
 // checkMode is the right end of the first line.
 func (c *console) checkMode() string {
-	k := &c.chk
+	k := c.chk
 	switch {
 	case k.busy && k.progress.Total > 0:
 		return fmt.Sprintf("upgrade check  %d of %d", k.progress.Done, k.progress.Total)
@@ -436,7 +437,7 @@ func (c *console) checkMode() string {
 
 // checkWhy is the line below the body: the progress, the error or the verdict.
 func (c *console) checkWhy(w int) []string {
-	k := &c.chk
+	k := c.chk
 	r := c.th.Row(w).Add(term.Plain, " ")
 	switch {
 	case k.busy && k.progress.Total > 0:

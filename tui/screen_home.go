@@ -11,22 +11,23 @@ import (
 	"constellation/tui/view"
 )
 
-// nextList is the cursor in the list of suggestions.
-type nextList struct {
+// homeScreen is the cursor in the list of suggestions.
+type homeScreen struct {
+	c *console
 	at    int
 	nodes int // first node shown
 }
 
 var homeKeys = []binding{
 	on("enter", "Enter", "run or copy the selected suggestion", "do", (*console).doNext).footed("choose"),
-	on("up k", "↑ k", "up", "move", act(func(c *console) { c.next.at = max(0, c.next.at-1) })),
-	on("down j", "↓ j", "down", "move", act(func(c *console) { c.next.at = max(0, min(c.next.at+1, len(c.suggestions())-1)) })),
+	on("up k", "↑ k", "up", "move", act(func(c *console) { c.overview.at = max(0, c.overview.at-1) })),
+	on("down j", "↓ j", "down", "move", act(func(c *console) { c.overview.at = max(0, min(c.overview.at+1, len(c.suggestions())-1)) })),
 	on("pgdown J", "J PgDn", "more nodes", "move", act(func(c *console) {
 		if c.status != nil {
-			c.next.nodes = max(0, min(c.next.nodes+1, len(c.status.Nodes)+len(c.status.Machines)-1))
+			c.overview.nodes = max(0, min(c.overview.nodes+1, len(c.status.Nodes)+len(c.status.Machines)-1))
 		}
 	})),
-	on("pgup K", "K PgUp", "fewer nodes", "move", act(func(c *console) { c.next.nodes = max(0, c.next.nodes-1) })),
+	on("pgup K", "K PgUp", "fewer nodes", "move", act(func(c *console) { c.overview.nodes = max(0, c.overview.nodes-1) })),
 	on("c", "c", "check for upgrades", "do", (*console).openCheck).footed("check versions").unless(func(c *console) string {
 		if c.home == nil || c.home.Stage != engine.StageCluster {
 			return "there is no cluster yet"
@@ -59,8 +60,8 @@ var homeKeys = []binding{
 	}),
 	on("r", "r", "refresh the status", "do", (*console).goHome).footed("refresh"),
 	on("y", "y", "copy the selected command", "copy", act(func(c *console) {
-		if s := c.suggestions(); c.next.at < len(s) {
-			c.copyText(s[c.next.at].Command, "the command")
+		if s := c.suggestions(); c.overview.at < len(s) {
+			c.copyText(s[c.overview.at].Command, "the command")
 		}
 	})).footed("copy command"),
 }
@@ -88,10 +89,10 @@ func (c *console) suggestions() []engine.Suggestion {
 // doNext runs the selected suggestion if the console can, else it copies the command.
 func (c *console) doNext() tea.Cmd {
 	s := c.suggestions()
-	if c.next.at >= len(s) {
+	if c.overview.at >= len(s) {
 		return nil
 	}
-	switch cmd := s[c.next.at].Command; {
+	switch cmd := s[c.overview.at].Command; {
 	case isVerb(cmd, "init"):
 		return c.toWizard()
 	case isVerb(cmd, "status"):
@@ -140,10 +141,10 @@ func (c *console) homeView(w, h int) []string {
 				break
 			}
 			st := term.Plain
-			if i == c.next.at {
+			if i == c.overview.at {
 				st = term.Strong
 			}
-			r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, view.Marker(c.page(), i == c.next.at)).Add(st, term.Clean(s.Title)).Add(term.Plain, "  ").Add(term.Accent, term.Clean(s.Command))
+			r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, view.Marker(c.page(), i == c.overview.at)).Add(st, term.Clean(s.Title)).Add(term.Plain, "  ").Add(term.Accent, term.Clean(s.Command))
 			if s.Why != "" {
 				r.Add(term.Faint, "  "+term.Clean(s.Why))
 			}
@@ -189,7 +190,7 @@ func (c *console) clusterView(w, h int) []string {
 	if room > 9 {
 		recentRows = min(3, room-8) + 1
 	}
-	lines = append(lines, view.NodeRows(c.page(), w, room-recentRows, st, c.next.nodes)...)
+	lines = append(lines, view.NodeRows(c.page(), w, room-recentRows, st, c.overview.nodes)...)
 	if recentRows > 1 {
 		lines = append(lines, view.Recent(c.page(), w, recentRows, c.home)...)
 	}

@@ -19,9 +19,10 @@ import (
 
 // The screens of the init wizard: config, preflight, confirm.
 
-// configForm edits the few configuration values that a new user chooses. The others are
+// configScreen edits the few configuration values that a new user chooses. The others are
 // shown here and edited in the file.
-type configForm struct {
+type configScreen struct {
+	c *console
 	exists   bool // the file exists
 	locked   string
 	fields   []formField
@@ -41,8 +42,8 @@ type formField struct {
 
 func (f formField) changed() bool { return f.value != f.was }
 
-func newConfigForm(h *engine.Home, versions []string) configForm {
-	f := configForm{exists: h.Stage != engine.StageEmpty, problems: h.Problems}
+func newConfigScreen(con *console, h *engine.Home, versions []string) *configScreen {
+	f := &configScreen{c: con, exists: h.Stage != engine.StageEmpty, problems: h.Problems}
 	name, kubernetes := "demo", ""
 	if len(versions) > 0 {
 		kubernetes = versions[0]
@@ -79,7 +80,7 @@ func newConfigForm(h *engine.Home, versions []string) configForm {
 	return f
 }
 
-func (f *configForm) changed() bool {
+func (f *configScreen) changed() bool {
 	return slices.ContainsFunc(f.fields, formField.changed)
 }
 
@@ -93,9 +94,9 @@ var configKeys = []binding{
 		}
 		return ""
 	}),
-	on("e", "e", "edit the selected field", "wizard", (*console).editField).footed("edit").unless(configLocked),
-	on("left h", "← h", "previous choice", "wizard", act(func(c *console) { c.chooseField(-1) })).unless(configLocked),
-	on("right l", "→ l", "next choice", "wizard", act(func(c *console) { c.chooseField(1) })).unless(configLocked),
+	on("e", "e", "edit the selected field", "wizard", (*console).editField).footed("edit").unless((*console).configLocked),
+	on("left h", "← h", "previous choice", "wizard", act(func(c *console) { c.chooseField(-1) })).unless((*console).configLocked),
+	on("right l", "→ l", "next choice", "wizard", act(func(c *console) { c.chooseField(1) })).unless((*console).configLocked),
 	on("up k shift+tab", "↑ k", "previous field", "move", act(func(c *console) { c.form.at = max(0, c.form.at-1) })),
 	on("down j tab", "↓ j", "next field", "move", act(func(c *console) { c.form.at = min(len(c.form.fields)-1, c.form.at+1) })),
 	on("r", "r", "reload the file", "wizard", (*console).reread).footed("reload"),
@@ -112,7 +113,7 @@ func (c *console) reread() tea.Cmd {
 	return c.readHome()
 }
 
-func configLocked(c *console) string { return c.form.locked }
+func (c *console) configLocked() string { return c.form.locked }
 
 // typing reports whether keys go into a text field.
 func (c *console) typing() bool {
@@ -150,7 +151,7 @@ func (c *console) typed(k tea.KeyMsg) bool {
 		c.chk.typeFilter(k)
 		return true
 	}
-	f := &c.form
+	f := c.form
 	switch k.Type {
 	case tea.KeyEnter, tea.KeyTab:
 		f.fields[f.at].value = strings.TrimSpace(f.input.Value())
@@ -166,7 +167,7 @@ func (c *console) typed(k tea.KeyMsg) bool {
 }
 
 func (c *console) editField() tea.Cmd {
-	f := &c.form
+	f := c.form
 	if len(f.fields[f.at].choices) > 0 {
 		c.chooseField(1)
 		return nil
@@ -188,7 +189,7 @@ func (c *console) chooseField(by int) {
 
 // configNext writes the changed values and continues to the checks.
 func (c *console) configNext() tea.Cmd {
-	f := &c.form
+	f := c.form
 	if f.exists && !f.changed() {
 		return c.startPreflight()
 	}
@@ -267,7 +268,7 @@ func (c *console) tookConfig(msg configSet) tea.Cmd {
 }
 
 // verdict is the line that says what Enter does.
-func (f *configForm) verdict(c *console) string {
+func (f *configScreen) verdict(c *console) string {
 	r := c.th.Row(c.w).Add(term.Plain, " ")
 	switch {
 	case c.busy != "":
@@ -287,7 +288,7 @@ func (f *configForm) verdict(c *console) string {
 }
 
 func (c *console) configView(w, h int) []string {
-	f := &c.form
+	f := c.form
 	where := "new file"
 	if f.exists {
 		where = "constellation-conf.yaml"
@@ -336,8 +337,9 @@ func (c *console) configView(w, h int) []string {
 	return lines
 }
 
-// preflight is the screen of the preflight checks and their results.
-type preflight struct {
+// preflightScreen is the screen of the preflight checks and their results.
+type preflightScreen struct {
+	c *console
 	t        view.Timeline
 	done     bool
 	err      error
@@ -346,7 +348,7 @@ type preflight struct {
 }
 
 // results returns the results: the checks of events, and findings without an event.
-func (p *preflight) results() []view.Check {
+func (p *preflightScreen) results() []view.Check {
 	list := p.t.Checks
 	for _, f := range p.findings {
 		if !slices.ContainsFunc(list, func(c view.Check) bool { return c.ID == term.Clean(f.ID) }) {
@@ -357,7 +359,7 @@ func (p *preflight) results() []view.Check {
 }
 
 // selectWorst selects the worst check.
-func (p *preflight) selectWorst() {
+func (p *preflightScreen) selectWorst() {
 	for _, s := range []engine.Severity{engine.Block, engine.Warn} {
 		if i := slices.IndexFunc(p.results(), func(c view.Check) bool { return c.State == string(s) }); i >= 0 {
 			p.at = i
@@ -366,7 +368,7 @@ func (p *preflight) selectWorst() {
 	}
 }
 
-func (p *preflight) counts() (done, warn, block, total int) {
+func (p *preflightScreen) counts() (done, warn, block, total int) {
 	for _, c := range p.results() {
 		total++
 		switch engine.Severity(c.State) {
@@ -414,7 +416,7 @@ var preflightKeys = []binding{
 	})).footed("back"),
 }
 
-func (p *preflight) verdict(c *console) string {
+func (p *preflightScreen) verdict(c *console) string {
 	r := c.th.Row(c.w).Add(term.Plain, " ")
 	_, warn, block, _ := p.counts()
 	switch {
@@ -433,7 +435,7 @@ func (p *preflight) verdict(c *console) string {
 }
 
 func (c *console) preflightView(w, h int) []string {
-	p := &c.pre
+	p := c.pre
 	done, warn, block, total := p.counts()
 	remark := fmt.Sprintf("%d of %d done", done, total)
 	if warn > 0 {
@@ -497,8 +499,9 @@ func (c *console) preflightView(w, h int) []string {
 	return lines
 }
 
-// initConfirm is the screen of init's plan and its confirmation.
-type initConfirm struct {
+// initConfirmScreen is the screen of init's plan and its confirmation.
+type initConfirmScreen struct {
+	c *console
 	yes    bool // the cursor is on "create"
 	scroll int
 	shown  time.Time
@@ -506,8 +509,8 @@ type initConfirm struct {
 }
 
 // newInitConfirm selects the safe answer if there are warnings.
-func newInitConfirm(p *engine.Plan, now time.Time) initConfirm {
-	return initConfirm{plan: p, shown: now, yes: len(p.Warnings()) == 0 && !slices.ContainsFunc(p.Steps, func(s engine.Step) bool { return s.Warning != "" && !s.Finished })}
+func newInitConfirm(c *console, p *engine.Plan, now time.Time) *initConfirmScreen {
+	return &initConfirmScreen{c: c, plan: p, shown: now, yes: len(p.Warnings()) == 0 && !slices.ContainsFunc(p.Steps, func(s engine.Step) bool { return s.Warning != "" && !s.Finished })}
 }
 
 var initConfirmKeys = []binding{
@@ -536,7 +539,7 @@ func (c *console) answerInitConfirm() tea.Cmd {
 	return c.startPreflight()
 }
 
-func (a *initConfirm) verdict(c *console) string {
+func (a *initConfirmScreen) verdict(c *console) string {
 	create, back := "Create the cluster", "Back"
 	if a.plan != nil && a.plan.Resumes() {
 		create = "Resume"

@@ -14,6 +14,9 @@ import (
 	"constellation/tui/view"
 )
 
+// resultScreen shows how a run ended.
+type resultScreen struct{ c *console }
+
 var resultKeys = []binding{
 	on("enter", "Enter", "home", "do", (*console).goHome).footed("home").unless(func(c *console) string {
 		if !c.succeeded() && !c.upgrading() {
@@ -249,8 +252,9 @@ func (c *console) failureView(w, h int) []string {
 	return lines
 }
 
-// logView is the state of the log screen.
-type logView struct {
+// logScreen is the state of the log screen.
+type logScreen struct {
+	c *console
 	follow bool
 	at     int // line under the cursor, among those that match
 	filter string
@@ -280,7 +284,7 @@ var logKeys = []binding{
 }
 
 // typed handles a key of the filter.
-func (v *logView) typed(k tea.KeyMsg) {
+func (v *logScreen) typed(k tea.KeyMsg) {
 	switch k.Type {
 	case tea.KeyEnter:
 		v.typing = false

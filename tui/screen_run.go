@@ -22,13 +22,14 @@ const (
 	panes
 )
 
-// runView is the state of the run screen: the scroll position of each pane and the focus.
-type runView struct {
+// runScreen is the state of the run screen: the scroll position of each pane and the focus.
+type runScreen struct {
+	c *console
 	focus pane
 	at    [panes]int // last row shown, or -1 to follow the newest
 }
 
-func newRunView() runView { return runView{focus: paneLog, at: [panes]int{-1, -1, -1}} }
+func newRunView(c *console) *runScreen { return &runScreen{c: c, focus: paneLog, at: [panes]int{-1, -1, -1}} }
 
 var runKeys = []binding{
 	on("tab", "Tab", "next pane", "panes", act(func(c *console) { c.run.focus = (c.run.focus + 1) % panes })).footed("pane"),

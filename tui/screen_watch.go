@@ -40,6 +40,7 @@ const (
 // watchScreen shows the board of a run of this console, of a live watch, or of a replay.
 // The zero value has no board yet.
 type watchScreen struct {
+	c *console
 	board *engine.Board // gets all events, also while the view is frozen
 	// frozen, if not nil, is shown instead: a copy as of frozenAt on the board's clock.
 	frozen   *engine.Board
@@ -83,22 +84,30 @@ type (
 	watchTick struct{ gen int }
 )
 
-var (
-	filterKey      = on("/", "/", "filter: state:drain group:x node:a* age>5m try>1 word", "find", act(func(c *console) { c.wat.typing = true })).footed("filter")
-	freezeKey      = binding{keys: []string{" "}, label: "space", help: "freeze the view, the rollout continues; pause a replay", group: "view", footLabel: "freeze", do: (*console).freeze}
-	backKey        = on("esc", "Esc", "back", "back", (*console).watchBack).footed("back")
-	earlier        = on("[", "[", "back one minute", "replay", act(func(c *console) { c.seek(-time.Minute) })).unless((*console).noReplay)
-	later          = on("]", "]", "forward one minute", "replay", act(func(c *console) { c.seek(time.Minute) })).unless((*console).noReplay)
-	faster         = on("+ =", "+", "faster", "replay", act(func(c *console) { c.wat.player.faster(1) })).unless((*console).noReplay)
-	slower         = on("-", "-", "slower", "replay", act(func(c *console) { c.wat.player.faster(-1) })).unless((*console).noReplay)
-	toFirst        = on("{", "{", "to the beginning", "replay", act(func(c *console) { c.seekTo(c.wat.player.first()) })).unless((*console).noReplay)
-	toLast         = on("}", "}", "to the end", "replay", act(func(c *console) { c.seekTo(c.wat.player.last()) })).unless((*console).noReplay)
-	lensTroubleKey = on("t", "t", "failures and possible actions", "view", act(func(c *console) { c.showLens(lensTrouble) })).footed("trouble").unless((*console).noTrouble)
-	lensLogKey     = on("l L", "l", "log of operator and machines", "view", act(func(c *console) { c.showLens(lensLog) })).footed("log")
+var filterKey = on("/", "/", "filter: state:drain group:x node:a* age>5m try>1 word", "find", act(func(c *console) { c.wat.typing = true })).footed("filter")
 
-	// lensKeys are the keys of every lens.
-	lensKeys = slices.Concat([]binding{freezeKey, earlier, later, faster, slower, toFirst, toLast}, rolloutKeys)
-)
+var freezeKey = binding{keys: []string{" "}, label: "space", help: "freeze the view, the rollout continues; pause a replay", group: "view", footLabel: "freeze", do: (*console).freeze}
+
+var backKey = on("esc", "Esc", "back", "back", (*console).watchBack).footed("back")
+
+var earlier = on("[", "[", "back one minute", "replay", act(func(c *console) { c.seek(-time.Minute) })).unless((*console).noReplay)
+
+var later = on("]", "]", "forward one minute", "replay", act(func(c *console) { c.seek(time.Minute) })).unless((*console).noReplay)
+
+var faster = on("+ =", "+", "faster", "replay", act(func(c *console) { c.wat.player.faster(1) })).unless((*console).noReplay)
+
+var slower = on("-", "-", "slower", "replay", act(func(c *console) { c.wat.player.faster(-1) })).unless((*console).noReplay)
+
+var toFirst = on("{", "{", "to the beginning", "replay", act(func(c *console) { c.seekTo(c.wat.player.first()) })).unless((*console).noReplay)
+
+var toLast = on("}", "}", "to the end", "replay", act(func(c *console) { c.seekTo(c.wat.player.last()) })).unless((*console).noReplay)
+
+var lensTroubleKey = on("t", "t", "failures and possible actions", "view", act(func(c *console) { c.showLens(lensTrouble) })).footed("trouble").unless((*console).noTrouble)
+
+var lensLogKey = on("l L", "l", "log of operator and machines", "view", act(func(c *console) { c.showLens(lensLog) })).footed("log")
+
+// lensKeys are the keys of every lens.
+var lensKeys = slices.Concat([]binding{freezeKey, earlier, later, faster, slower, toFirst, toLast}, rolloutKeys)
 
 var watchTableKeys = slices.Concat([]binding{
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveRow(-1) })),
@@ -233,7 +242,7 @@ func (c *console) openWatch() tea.Cmd {
 		return c.watchTicking()
 	}
 	c.closeWatch()
-	c.wat = watchScreen{origin: fromLive, gen: c.wat.gen + 1, board: &engine.Board{}, filter: c.wat.filter}
+	c.wat = &watchScreen{c: c, origin: fromLive, gen: c.wat.gen + 1, board: &engine.Board{}, filter: c.wat.filter}
 	c.enterWatch()
 	gen, send, after := c.wat.gen, c.deps.send, c.deps.after
 	ctx, cancel := context.WithCancel(c.ctx)
@@ -293,7 +302,7 @@ func (c *console) takeWatch(msg tea.Msg) tea.Cmd {
 // watchTicking schedules the next clock tick while the screen is visible: every second, and
 // more often during a replay. A frozen view has no ticks.
 func (c *console) watchTicking() tea.Cmd {
-	w := &c.wat
+	w := c.wat
 	plays := w.origin == fromReplay && w.player.playing
 	if w.ticks || c.screen != screenWatch || w.frozen != nil && !plays || w.origin == fromReplay && !plays {
 		return nil
@@ -328,7 +337,7 @@ func (c *console) watchNow() time.Time {
 // freeze freezes or unfreezes the view; events are still applied to the board. It pauses or
 // resumes a replay.
 func (c *console) freeze() tea.Cmd {
-	w := &c.wat
+	w := c.wat
 	switch {
 	case w.origin == fromReplay:
 		w.player.toggle()
@@ -354,7 +363,7 @@ func (c *console) showLens(l lens) {
 
 // watchBack clears the filter, leaves the lens, or leaves the screen.
 func (c *console) watchBack() tea.Cmd {
-	w := &c.wat
+	w := c.wat
 	switch {
 	case w.lens == lensLog && w.log.filter != "":
 		w.log.filter = ""
@@ -413,7 +422,7 @@ type machineCache struct {
 
 // machines are the rows of the table: those in flight, or those that match the filter.
 func (c *console) machines() []*engine.BoardNode {
-	w := &c.wat
+	w := c.wat
 	b, now := w.shown(), c.watchNow()
 	f, err := view.ParseFilter(w.filter)
 	r := machineCache{board: b, moves: b.Moves(), filter: w.filter, sort: w.sort}
@@ -557,7 +566,7 @@ type matchedLines struct {
 // lines are the numbers of the lines that the log lens shows. For the node lens they are
 // those of its machine and of the other machine of the replacement.
 func (c *console) lines() []int {
-	w := &c.wat
+	w := c.wat
 	b := w.shown()
 	key := matchedLines{board: b, filter: w.log.filter, source: w.log.source, level: w.log.level}
 	if w.lens == lensNode {

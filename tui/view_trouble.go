@@ -73,7 +73,7 @@ func (c *console) cause() string {
 // choice is a possible action: a change of the rollout, another lens, or a command to copy.
 type choice struct {
 	title, says, command string
-	do                   func(*console) tea.Cmd
+	do                   func() tea.Cmd
 }
 
 func (c *console) choices() []choice {
@@ -87,9 +87,9 @@ func (c *console) choices() []choice {
 	}
 	if t := c.troubles(); len(t) > 0 {
 		n := t[0].nodes[0]
-		out = append(out, choice{title: "show " + term.Clean(n.Name), says: "the first one, with its log", do: func(c *console) tea.Cmd { c.openNode(n.Name); return nil }})
+		out = append(out, choice{title: "show " + term.Clean(n.Name), says: "the first one, with its log", do: func() tea.Cmd { c.openNode(n.Name); return nil }})
 		if len(t[0].nodes) > 1 {
-			out = append(out, choice{title: fmt.Sprintf("list the %d affected machines", len(t[0].nodes)), says: "in the table", do: func(c *console) tea.Cmd {
+			out = append(out, choice{title: fmt.Sprintf("list the %d affected machines", len(t[0].nodes)), says: "in the table", do: func() tea.Cmd {
 				c.wat.lens, c.wat.filter = lensTable, "state:"+term.Clean(n.State)
 				return nil
 			}})
@@ -98,7 +98,7 @@ func (c *console) choices() []choice {
 	for _, k := range rolloutKeys {
 		if k.disabled(c) == "" {
 			what, says, _ := strings.Cut(k.help, ": ")
-			out = append(out, choice{title: what, says: says, do: k.do})
+			out = append(out, choice{title: what, says: says, do: func() tea.Cmd { return k.do(c) }})
 		}
 	}
 	return append(out, choice{title: "leave, and come back later", says: "to reattach", command: c.deps.commands.Command("watch")})
@@ -110,7 +110,7 @@ func (c *console) choose() tea.Cmd {
 	x := list[min(c.wat.choice, len(list)-1)]
 	switch {
 	case x.do != nil:
-		return x.do(c)
+		return x.do()
 	default:
 		c.copyText(strings.Trim(x.command, "`"), "the command")
 	}

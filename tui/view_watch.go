@@ -45,7 +45,7 @@ func (c *console) watchHeader() []string {
 
 // watchMode is the mode in the header: live, frozen, stale, replay or ended.
 func (c *console) watchMode(b *engine.Board) (string, term.Style) {
-	w := &c.wat
+	w := c.wat
 	word, st := "LIVE", term.Good
 	switch {
 	case w.origin == fromReplay:

@@ -83,7 +83,7 @@ func watching(s *stage, events []engine.Event, d time.Duration) *stage {
 	s.at(d)
 	s.c.busy = ""
 	s.c.screen = screenWatch
-	s.c.wat = watchScreen{origin: fromLive, gen: 1, board: &engine.Board{}, cancel: func() {}}
+	s.c.wat = &watchScreen{c: s.c, origin: fromLive, gen: 1, board: &engine.Board{}, cancel: func() {}}
 	s.tell(watchBatch{1, events})
 	return s
 }
