@@ -1,4 +1,4 @@
-package tui
+package view
 
 import (
 	"os"
@@ -11,29 +11,29 @@ import (
 // programName is the name of this program in the engine's texts.
 const programName = "constellation"
 
-// commandFormatter writes commands so that the user can copy and run them from the current
+// CommandFormatter writes commands so that the user can copy and run them from the current
 // directory. The zero value leaves commands as the engine writes them.
-type commandFormatter struct {
-	program string // as the user called it; "" means programName
-	dir     string // the workspace, as given with -C; "" or "." if it is the current one
-	// home is the workspace's absolute path, which the engine uses; "" if unknown.
-	home string
-	// kubeconfig is the path of the cluster's kubeconfig; "" if unknown.
-	kubeconfig string
+type CommandFormatter struct {
+	Program string // as the user called it; "" means programName
+	Dir     string // the workspace, as given with -C; "" or "." if it is the current one
+	// Home is the workspace's absolute path, which the engine uses; "" if unknown.
+	Home string
+	// Kubeconfig is the path of the cluster's kubeconfig; "" if unknown.
+	Kubeconfig string
 }
 
-func (sp commandFormatter) name() string {
-	if sp.program == "" {
+func (sp CommandFormatter) name() string {
+	if sp.Program == "" {
 		return programName
 	}
-	return quoteArg(sp.program)
+	return QuoteArg(sp.Program)
 }
 
-// command returns a command line for the same workspace; without args it opens the console.
-func (sp commandFormatter) command(args string) string {
+// Command returns a command line for the same workspace; without args it opens the console.
+func (sp CommandFormatter) Command(args string) string {
 	cmd := sp.name()
-	if sp.dir != "" && sp.dir != "." {
-		cmd += " -C " + quoteArg(sp.dir)
+	if sp.Dir != "" && sp.Dir != "." {
+		cmd += " -C " + QuoteArg(sp.Dir)
 	}
 	if args != "" {
 		cmd += " " + args
@@ -41,8 +41,8 @@ func (sp commandFormatter) command(args string) string {
 	return cmd
 }
 
-// line formats a whole command line of the engine.
-func (sp commandFormatter) line(cmd string) string {
+// Line formats a whole command line of the engine.
+func (sp CommandFormatter) Line(cmd string) string {
 	if rest, ok := strings.CutPrefix(cmd, programName+" "); ok {
 		return sp.args(rest)
 	}
@@ -51,38 +51,38 @@ func (sp commandFormatter) line(cmd string) string {
 
 // args returns a command line with these arguments. It replaces the engine's -C for this
 // workspace by the user's.
-func (sp commandFormatter) args(args string) string {
-	if sp.home != "" {
-		if before, after, ok := strings.Cut(args+" ", " -C "+quoteArg(sp.home)+" "); ok {
-			return sp.command(strings.TrimSpace(before + " " + after))
+func (sp CommandFormatter) args(args string) string {
+	if sp.Home != "" {
+		if before, after, ok := strings.Cut(args+" ", " -C "+QuoteArg(sp.Home)+" "); ok {
+			return sp.Command(strings.TrimSpace(before + " " + after))
 		}
 	}
 	return sp.name() + " " + args
 }
 
 // export returns the command that sets KUBECONFIG for later kubectl commands.
-func (sp commandFormatter) export() string { return "export KUBECONFIG=" + quoteArg(sp.kubeconfig) }
+func (sp CommandFormatter) export() string { return "export KUBECONFIG=" + QuoteArg(sp.Kubeconfig) }
 
 // kubectl matches calls of kubectl in a command line, also after another command.
 var kubectl = regexp.MustCompile(`(^|[;&|] )kubectl `)
 
 // needsExport reports whether a command line calls kubectl and depends on KUBECONFIG.
-func (sp commandFormatter) needsExport(cmd string) bool {
-	return sp.kubeconfig != "" && kubectl.MatchString(cmd)
+func (sp CommandFormatter) needsExport(cmd string) bool {
+	return sp.Kubeconfig != "" && kubectl.MatchString(cmd)
 }
 
-// alone formats a command line that does not depend on KUBECONFIG.
-func (sp commandFormatter) alone(cmd string) string {
-	cmd = sp.line(cmd)
-	if sp.kubeconfig == "" {
+// Alone formats a command line that does not depend on KUBECONFIG.
+func (sp CommandFormatter) Alone(cmd string) string {
+	cmd = sp.Line(cmd)
+	if sp.Kubeconfig == "" {
 		return cmd
 	}
-	return kubectl.ReplaceAllStringFunc(cmd, func(s string) string { return s + "--kubeconfig " + quoteArg(sp.kubeconfig) + " " })
+	return kubectl.ReplaceAllStringFunc(cmd, func(s string) string { return s + "--kubeconfig " + QuoteArg(sp.Kubeconfig) + " " })
 }
 
-// text formats the commands in a sentence, which are enclosed in backquotes. Commands
+// Text formats the commands in a sentence, which are enclosed in backquotes. Commands
 // without -C get this workspace.
-func (sp commandFormatter) text(s string) string {
+func (sp CommandFormatter) Text(s string) string {
 	const start = "`" + programName + " "
 	var b strings.Builder
 	for {
@@ -101,16 +101,16 @@ func (sp commandFormatter) text(s string) string {
 		case strings.Contains(" "+args+" ", " -C "):
 			b.WriteString(sp.args(args))
 		default:
-			b.WriteString(sp.command(args))
+			b.WriteString(sp.Command(args))
 		}
 		b.WriteByte('`')
 		s = rest
 	}
 }
 
-// calledAs returns the shortest command that starts arg0 from the directory wd: its base
+// CalledAs returns the shortest command that starts arg0 from the directory wd: its base
 // name if PATH resolves it, else a path.
-func calledAs(arg0, wd string) string {
+func CalledAs(arg0, wd string) string {
 	base := filepath.Base(arg0)
 	if arg0 == "" || base == "." {
 		return programName
@@ -141,4 +141,12 @@ func sameFile(a, b string) bool {
 	}
 	y, err := os.Stat(b)
 	return err == nil && os.SameFile(x, y)
+}
+
+// QuoteArg quotes an argument for a shell.
+func QuoteArg(s string) string {
+	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./_-") == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

@@ -1,4 +1,4 @@
-package tui
+package view
 
 import (
 	"context"
@@ -13,19 +13,19 @@ import (
 
 // explanation is an error in the parts that the console and stderr show.
 type explanation struct {
-	what, why, remedy string
+	What, Why, Remedy string
 	details           []string // one line each
 }
 
-// explain splits an error into its parts. All text is clean, and commands are formatted for
+// Explain splits an error into its parts. All text is clean, and commands are formatted for
 // the user.
-func explain(err error, sp commandFormatter) explanation {
+func Explain(err error, sp CommandFormatter) explanation {
 	var x explanation
 	var list *engine.ConfigErrors
 	var e *engine.Error
 	switch {
 	case errors.As(err, &list):
-		x.what = fmt.Sprintf("%s has %s", term.Clean(list.File), term.Count(len(list.Errors), "error"))
+		x.What = fmt.Sprintf("%s has %s", term.Clean(list.File), term.Count(len(list.Errors), "error"))
 		for _, f := range list.Errors {
 			var parts []string
 			if f.Line > 0 {
@@ -36,36 +36,36 @@ func explain(err error, sp commandFormatter) explanation {
 			}
 			x.details = append(x.details, strings.Join(append(parts, term.Clean(f.Problem)), ": "))
 			if f.Remedy != "" {
-				x.details = append(x.details, "  fix: "+sp.text(term.Clean(f.Remedy)))
+				x.details = append(x.details, "  fix: "+sp.Text(term.Clean(f.Remedy)))
 			}
 		}
 	case errors.As(err, &e) && e.Op != "" && e.Err != nil:
-		x.what, x.why = term.Clean(e.Op), term.OneLine(term.CleanLines(e.Err.Error()))
+		x.What, x.Why = term.Clean(e.Op), term.OneLine(term.CleanLines(e.Err.Error()))
 	default:
-		x.what = term.OneLine(term.CleanLines(err.Error()))
+		x.What = term.OneLine(term.CleanLines(err.Error()))
 	}
-	x.remedy = sp.text(term.Clean(engine.Remedy(err)))
-	if x.remedy == "" && errors.Is(err, context.DeadlineExceeded) {
-		x.remedy = "run the same command again; completed steps are kept"
+	x.Remedy = sp.Text(term.Clean(engine.Remedy(err)))
+	if x.Remedy == "" && errors.Is(err, context.DeadlineExceeded) {
+		x.Remedy = "run the same command again; completed steps are kept"
 	}
 	return x
 }
 
-// writeError writes err in the form that all errors have:
+// WriteError writes err in the form that all errors have:
 //
 //	error   connect to the first machine at 127.0.0.1:9000
 //	cause   connection refused
 //	fix     start the sandbox: constellation sandbox up
-func writeError(w io.Writer, sp commandFormatter, err error) {
-	x := explain(err, sp)
-	fmt.Fprintf(w, "error   %s\n", x.what)
-	if x.why != "" {
-		fmt.Fprintf(w, "cause   %s\n", x.why)
+func WriteError(w io.Writer, sp CommandFormatter, err error) {
+	x := Explain(err, sp)
+	fmt.Fprintf(w, "error   %s\n", x.What)
+	if x.Why != "" {
+		fmt.Fprintf(w, "cause   %s\n", x.Why)
 	}
 	for _, d := range x.details {
 		fmt.Fprintf(w, "        %s\n", d)
 	}
-	if x.remedy != "" {
-		fmt.Fprintf(w, "fix     %s\n", x.remedy)
+	if x.Remedy != "" {
+		fmt.Fprintf(w, "fix     %s\n", x.Remedy)
 	}
 }

@@ -1,4 +1,4 @@
-package tui
+package view
 
 import (
 	"os"
@@ -10,46 +10,46 @@ func TestCommandFormatter(t *testing.T) {
 	const said = "is it running? `constellation sandbox status` tells, `constellation init -C /x` goes on; see constellation's log"
 	for _, tt := range []struct {
 		name string
-		sp   commandFormatter
+		sp   CommandFormatter
 		text string
 		line string // of "constellation status -C /x"
 		cmd  string
 	}{
-		{"as the engine does", commandFormatter{}, said, "constellation status -C /x", "constellation init"},
-		{"here", commandFormatter{program: "constellation", dir: "."}, said, "constellation status -C /x", "constellation init"},
+		{"as the engine does", CommandFormatter{}, said, "constellation status -C /x", "constellation init"},
+		{"here", CommandFormatter{Program: "constellation", Dir: "."}, said, "constellation status -C /x", "constellation init"},
 		{
 			"by another name",
-			commandFormatter{program: "bin/constellation", dir: "."},
+			CommandFormatter{Program: "bin/constellation", Dir: "."},
 			"is it running? `bin/constellation sandbox status` tells, `bin/constellation init -C /x` goes on; see constellation's log",
 			"bin/constellation status -C /x", "bin/constellation init",
 		},
 		{
 			"about another directory",
-			commandFormatter{program: "constellation", dir: "my demo"},
+			CommandFormatter{Program: "constellation", Dir: "my demo"},
 			"is it running? `constellation -C 'my demo' sandbox status` tells, `constellation init -C /x` goes on; see constellation's log",
 			"constellation status -C /x", "constellation -C 'my demo' init",
 		},
 		{
 			"about this directory, which the engine names by its path",
-			commandFormatter{program: "constellation", dir: "demo", home: "/x"},
+			CommandFormatter{Program: "constellation", Dir: "demo", Home: "/x"},
 			"is it running? `constellation -C demo sandbox status` tells, `constellation -C demo init` goes on; see constellation's log",
 			"constellation -C demo status", "constellation -C demo init",
 		},
 		{
 			"about another than this one",
-			commandFormatter{program: "constellation", dir: "demo", home: "/x/demo"},
+			CommandFormatter{Program: "constellation", Dir: "demo", Home: "/x/demo"},
 			"is it running? `constellation -C demo sandbox status` tells, `constellation init -C /x` goes on; see constellation's log",
 			"constellation status -C /x", "constellation -C demo init",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := tt.sp.text(said); got != tt.text {
+			if got := tt.sp.Text(said); got != tt.text {
 				t.Errorf("text %q\nwant %q", got, tt.text)
 			}
-			if got := tt.sp.line("constellation status -C /x"); got != tt.line {
+			if got := tt.sp.Line("constellation status -C /x"); got != tt.line {
 				t.Errorf("line %q, want %q", got, tt.line)
 			}
-			if got := tt.sp.command("init"); got != tt.cmd {
+			if got := tt.sp.Command("init"); got != tt.cmd {
 				t.Errorf("command %q, want %q", got, tt.cmd)
 			}
 		})
@@ -80,14 +80,14 @@ func TestCalledAs(t *testing.T) {
 		{src + "/bin/constellation", "/usr/share/doc", src + "/bin/constellation"},
 		{"", src, "constellation"},
 	} {
-		if got := calledAs(tt.arg0, tt.wd); got != tt.want {
+		if got := CalledAs(tt.arg0, tt.wd); got != tt.want {
 			t.Errorf("%s in %s is %s, want %s", tt.arg0, tt.wd, got, tt.want)
 		}
 	}
 }
 
 func TestKubectlGetsAKubeconfig(t *testing.T) {
-	sp := commandFormatter{program: "./bin/constellation", kubeconfig: "/home/my ops/admin.conf"}
+	sp := CommandFormatter{Program: "./bin/constellation", Kubeconfig: "/home/my ops/admin.conf"}
 	for _, tt := range []struct {
 		cmd, want string
 		needs     bool
@@ -97,14 +97,14 @@ func TestKubectlGetsAKubeconfig(t *testing.T) {
 		{"constellation config validate", "./bin/constellation config validate", false},
 		{"", "", false},
 	} {
-		if got, needs := sp.alone(tt.cmd), sp.needsExport(tt.cmd); got != tt.want || needs != tt.needs {
+		if got, needs := sp.Alone(tt.cmd), sp.needsExport(tt.cmd); got != tt.want || needs != tt.needs {
 			t.Errorf("%q is %q, needs the export: %v; want %q, %v", tt.cmd, got, needs, tt.want, tt.needs)
 		}
 	}
 	if got, want := sp.export(), "export KUBECONFIG='/home/my ops/admin.conf'"; got != want {
 		t.Errorf("export is %q, want %q", got, want)
 	}
-	if got := (commandFormatter{}).alone("kubectl get nodes"); got != "kubectl get nodes" {
+	if got := (CommandFormatter{}).Alone("kubectl get nodes"); got != "kubectl get nodes" {
 		t.Errorf("without a kubeconfig: %q", got)
 	}
 }

@@ -1,4 +1,4 @@
-package tui
+package view
 
 import (
 	"fmt"
@@ -11,15 +11,15 @@ import (
 	"constellation/engine"
 )
 
-// filter selects machines and log lines. It consists of terms, all of which must match:
+// Filter selects machines and log lines. It consists of terms, all of which must match:
 //
 //	state:drain,join  group:gpu  node:worker-1*  with:worker-9  source:operator  level:warn
 //	age>5m  age<30s  try>1  !state:ready  any other word is searched in names and texts
 //
 // The value after a colon is a prefix or a glob pattern. The zero value matches everything.
-type filter struct {
-	terms   []filterTerm
-	usesAge bool // its result changes with time
+type Filter struct {
+	Terms   []filterTerm
+	UsesAge bool // its result changes with time
 }
 
 type filterTerm struct {
@@ -34,9 +34,9 @@ type filterTerm struct {
 // filterKeys are the keys of terms.
 var filterKeys = []string{"state", "group", "node", "with", "source", "level", "age", "try"}
 
-// parseFilter parses a filter. Its error names the invalid term.
-func parseFilter(s string) (filter, error) {
-	var f filter
+// ParseFilter parses a filter. Its error names the invalid term.
+func ParseFilter(s string) (Filter, error) {
+	var f Filter
 	for _, word := range strings.Fields(strings.ToLower(s)) {
 		var t filterTerm
 		rest, not := strings.CutPrefix(word, "!")
@@ -46,7 +46,7 @@ func parseFilter(s string) (filter, error) {
 		i := strings.IndexAny(word, ":<>")
 		if i < 0 || !slices.Contains(filterKeys, word[:i]) {
 			t.values = []string{word}
-			f.terms = append(f.terms, t)
+			f.Terms = append(f.Terms, t)
 			continue
 		}
 		t.key = word[:i]
@@ -54,39 +54,39 @@ func parseFilter(s string) (filter, error) {
 		switch measured := t.key == "age" || t.key == "try"; {
 		case measured != (op != ':'):
 			if measured {
-				return filter{}, fmt.Errorf("%q: write %s>… or %s<…", word, t.key, t.key)
+				return Filter{}, fmt.Errorf("%q: write %s>… or %s<…", word, t.key, t.key)
 			}
-			return filter{}, fmt.Errorf("%q: write %s:…", word, t.key)
+			return Filter{}, fmt.Errorf("%q: write %s:…", word, t.key)
 		case t.key == "age":
 			d, err := time.ParseDuration(value)
 			if err != nil {
-				return filter{}, fmt.Errorf("%q: want a time such as 90s, 5m or 1h", word)
+				return Filter{}, fmt.Errorf("%q: want a time such as 90s, 5m or 1h", word)
 			}
-			t.age, f.usesAge = d, true
+			t.age, f.UsesAge = d, true
 		case t.key == "try":
 			n, err := strconv.Atoi(value)
 			if err != nil {
-				return filter{}, fmt.Errorf("%q: want a number", word)
+				return Filter{}, fmt.Errorf("%q: want a number", word)
 			}
 			t.try = n
 		default:
 			for v := range strings.SplitSeq(value, ",") {
 				if _, err := path.Match(v, ""); err != nil {
-					return filter{}, fmt.Errorf("%q: not a pattern", word)
+					return Filter{}, fmt.Errorf("%q: not a pattern", word)
 				}
 				if v != "" {
 					t.values = append(t.values, v)
 				}
 			}
 			if len(t.values) == 0 {
-				return filter{}, fmt.Errorf("%q: want %s:VALUE", word, t.key)
+				return Filter{}, fmt.Errorf("%q: want %s:VALUE", word, t.key)
 			}
-			if t.key == "state" && !slices.ContainsFunc(nodeStates, t.value) {
-				return filter{}, fmt.Errorf("%q: no such state, want one of %s", word, strings.Join(nodeStates, ", "))
+			if t.key == "state" && !slices.ContainsFunc(NodeStates, t.value) {
+				return Filter{}, fmt.Errorf("%q: no such state, want one of %s", word, strings.Join(NodeStates, ", "))
 			}
 		}
 		t.less = op == '<'
-		f.terms = append(f.terms, t)
+		f.Terms = append(f.Terms, t)
 	}
 	return f, nil
 }
@@ -108,10 +108,10 @@ func (t *filterTerm) word(texts ...string) bool {
 	return slices.ContainsFunc(texts, func(s string) bool { return strings.Contains(strings.ToLower(s), t.values[0]) })
 }
 
-// node reports whether a machine matches. Terms about lines are ignored.
-func (f *filter) node(n *engine.BoardNode, now time.Time) bool {
-	for i := range f.terms {
-		t := &f.terms[i]
+// Node reports whether a machine matches. Terms about lines are ignored.
+func (f *Filter) Node(n *engine.BoardNode, now time.Time) bool {
+	for i := range f.Terms {
+		t := &f.Terms[i]
 		var ok bool
 		switch t.key {
 		case "":
@@ -138,10 +138,10 @@ func (f *filter) node(n *engine.BoardNode, now time.Time) bool {
 	return true
 }
 
-// line reports whether a log line matches. Terms about machines are ignored.
-func (f *filter) line(x *engine.BoardLine) bool {
-	for i := range f.terms {
-		t := &f.terms[i]
+// Line reports whether a log line matches. Terms about machines are ignored.
+func (f *Filter) Line(x *engine.BoardLine) bool {
+	for i := range f.Terms {
+		t := &f.Terms[i]
 		var ok bool
 		switch t.key {
 		case "":

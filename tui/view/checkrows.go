@@ -1,6 +1,7 @@
-package tui
+package view
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"regexp"
@@ -16,11 +17,11 @@ import (
 // The sections of an upgrade check, for the screen and for print. All are pure functions of
 // a check and a width.
 
-// prose wraps a text into indented lines, on the screen and in print.
-func (c *console) prose(w, indent int, st term.Style, text string) []string {
+// Prose wraps a text into indented lines, on the screen and in print.
+func Prose(pg Page, w, indent int, st term.Style, text string) []string {
 	var lines []string
 	for _, p := range term.Wrap(text, max(20, w-indent)) {
-		lines = append(lines, c.th.Row(w).Pad(indent).Add(st, p).String())
+		lines = append(lines, pg.Row(w).Pad(indent).Add(st, p).String())
 	}
 	return lines
 }
@@ -33,15 +34,15 @@ func last(versions []string) string {
 	return ""
 }
 
-// versionRows is the version table: current version, newest version that this program can
+// VersionRows is the version table: current version, newest version that this program can
 // upgrade to, version after the next hop, and newest known version. Without parts it leaves
 // out the parts of components.
-func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool) []string {
+func VersionRows(pg Page, w int, k *engine.Check, remark string, parts bool) []string {
 	about := "this CLI: reachable in one hop"
 	if remark != "" {
 		about = remark + ", " + about
 	}
-	lines := []string{c.th.Rule(w, "Versions", about)}
+	lines := []string{pg.Rule(w, "Versions", about)}
 	widths := []int{14, 10, 10, 10, 10}
 	if w < 80 {
 		widths[0] = 11
@@ -65,9 +66,9 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 	for _, x := range rows {
 		verdicts = max(verdicts, term.Width(term.Clean(verdictText(x))))
 	}
-	columns := fitColumns(widths, w-verdicts, w >= 80 && !c.th.Uncut)
+	columns := fitColumns(widths, w-verdicts, w >= 80 && !pg.Uncut)
 	row := func(st term.Style, name string, cells ...string) *term.Row {
-		r := c.th.Row(w).Pad(2).Col(st, name, widths[0])
+		r := pg.Row(w).Pad(2).Col(st, name, widths[0])
 		for i, s := range cells[:columns-1] {
 			st := st
 			if s == "-" {
@@ -81,9 +82,9 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 	for i, x := range rows {
 		name := term.Clean(x.Name)
 		if x.Part {
-			branch := c.th.Tee
+			branch := pg.Tee
 			if i+1 == len(rows) || !rows[i+1].Part {
-				branch = c.th.Branch
+				branch = pg.Branch
 			}
 			name = branch + " " + name
 		}
@@ -95,7 +96,7 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 		if x.Kind == "cli" {
 			this = ""
 		}
-		r := row(st, name, dash(term.Clean(x.Now)), dash(term.Clean(this)), dash(term.Clean(x.NextHop)), dash(term.Clean(x.Newest)))
+		r := row(st, name, Dash(term.Clean(x.Now)), Dash(term.Clean(this)), Dash(term.Clean(x.NextHop)), Dash(term.Clean(x.Newest)))
 		lines = append(lines, r.Add(verdictStyle(x), term.Clean(verdictText(x))).String())
 	}
 	return lines
@@ -149,31 +150,31 @@ func verdictStyle(x engine.ComponentCheck) term.Style {
 	return term.Plain
 }
 
-// pathRows renders the hops, each with its requirements and reasons. most bounds the number
+// PathRows renders the hops, each with its requirements and reasons. most bounds the number
 // of reasons; 0 means all.
-func (c *console) pathRows(w int, k *engine.Check, most int) []string {
+func PathRows(pg Page, w int, k *engine.Check, most int) []string {
 	if len(k.Path) == 0 {
 		if len(k.Blocked) == 0 {
 			return nil
 		}
-		return append([]string{c.th.Rule(w, "Path", "none")}, c.blockedRows(w, k, most)...)
+		return append([]string{pg.Rule(w, "Path", "none")}, blockedRows(pg, w, k, most)...)
 	}
-	lines := []string{c.th.Rule(w, "Path", pathRemark(k))}
-	lines = append(lines, c.rails(w, k)...)
-	lines = append(lines, c.hopRows(w, k, most)...)
-	return append(lines, c.blockedRows(w, k, most)...)
+	lines := []string{pg.Rule(w, "Path", PathRemark(k))}
+	lines = append(lines, Rails(pg, w, k)...)
+	lines = append(lines, HopRows(pg, w, k, most)...)
+	return append(lines, blockedRows(pg, w, k, most)...)
 }
 
-func pathRemark(k *engine.Check) string {
+func PathRemark(k *engine.Check) string {
 	if len(k.Path) == 1 {
 		return "1 hop"
 	}
 	return fmt.Sprintf("%d hops, one minor at a time", len(k.Path))
 }
 
-// hopRows renders for each hop the CLI that it needs and the nodes that it replaces. With
+// HopRows renders for each hop the CLI that it needs and the nodes that it replaces. With
 // most > 0 it leaves out the reasons.
-func (c *console) hopRows(w int, k *engine.Check, most int) []string {
+func HopRows(pg Page, w int, k *engine.Check, most int) []string {
 	var lines []string
 	for _, h := range k.Path {
 		with := "with constellation " + term.Clean(h.CLI.String())
@@ -183,7 +184,7 @@ func (c *console) hopRows(w int, k *engine.Check, most int) []string {
 		case h.Get == "":
 			with = "with this CLI"
 		}
-		r := c.th.Row(w).Pad(2).Col(term.Strong, fmt.Sprintf("hop %d", h.Number), 6)
+		r := pg.Row(w).Pad(2).Col(term.Strong, fmt.Sprintf("hop %d", h.Number), 6)
 		if what := replacedNodes(h); w >= 78 {
 			r.Col(term.Plain, with, 27).Add(term.Plain, what)
 		} else {
@@ -191,7 +192,7 @@ func (c *console) hopRows(w int, k *engine.Check, most int) []string {
 			r.Col(term.Plain, with, 19).Add(term.Plain, strings.Replace(what, "the control planes, workers stay", "the control planes", 1))
 		}
 		if h.Number == 1 && k.Changes != nil && k.Changes.Most > 0 {
-			if est := "  est. " + durationRange(k.Changes.Least, k.Changes.Most); r.Used+term.Width(est) <= w {
+			if est := "  est. " + DurationRange(k.Changes.Least, k.Changes.Most); r.Used+term.Width(est) <= w {
 				r.Add(term.Faint, est)
 			}
 		}
@@ -200,10 +201,10 @@ func (c *console) hopRows(w int, k *engine.Check, most int) []string {
 			continue
 		}
 		if h.Get != "" {
-			lines = append(lines, c.prose(w, 9, term.Accent, term.Clean(c.deps.commands.text(h.Get)))...)
+			lines = append(lines, Prose(pg, w, 9, term.Accent, term.Clean(pg.Commands.Text(h.Get)))...)
 		}
 		for _, s := range h.Why {
-			lines = append(lines, c.prose(w, 9, term.Faint, term.Clean(s))...)
+			lines = append(lines, Prose(pg, w, 9, term.Faint, term.Clean(s))...)
 		}
 	}
 	return lines
@@ -242,7 +243,7 @@ func railsOf(k *engine.Check) []rail {
 		stops := []string{of.at(k.Path[0].From)}
 		moves := false
 		for i, h := range k.Path {
-			to := orElse(of.at(h.To), stops[i])
+			to := cmp.Or(of.at(h.To), stops[i])
 			moves = moves || to != stops[i]
 			stops = append(stops, to)
 		}
@@ -255,21 +256,21 @@ func railsOf(k *engine.Check) []rail {
 
 // link is the line character of a hop and its style: the next hop is heavy, and green if it
 // is possible.
-func (c *console) link(k *engine.Check, hop int) (string, term.Style) {
+func link(pg Page, k *engine.Check, hop int) (string, term.Style) {
 	if hop > 1 {
-		return c.th.Signs.Rule, term.Plain
+		return pg.Signs.Rule, term.Plain
 	}
-	switch severity, _ := verdict(k); severity {
+	switch severity, _ := Verdict(k); severity {
 	case engine.Block:
-		return c.th.Heavy, term.Bad
+		return pg.Heavy, term.Bad
 	case engine.Warn:
-		return c.th.Heavy, term.Caution
+		return pg.Heavy, term.Caution
 	}
-	return c.th.Heavy, term.Good
+	return pg.Heavy, term.Good
 }
 
-// rails draws the upgrade paths: v1.0.0 ━━hop 1━━▶ v1.1.0.
-func (c *console) rails(w int, k *engine.Check) []string {
+// Rails draws the upgrade paths: v1.0.0 ━━hop 1━━▶ v1.1.0.
+func Rails(pg Page, w int, k *engine.Check) []string {
 	var list []rail
 	for _, r := range railsOf(k) {
 		if n := len(list); n > 0 && slices.Equal(list[n-1].stops, r.stops) {
@@ -296,40 +297,40 @@ func (c *console) rails(w int, k *engine.Check) []string {
 		label, bars = strconv.Itoa, 1
 	}
 	if long() {
-		label, bars = func(int) string { return c.th.Signs.Rule }, 0
+		label, bars = func(int) string { return pg.Signs.Rule }, 0
 	}
 	var lines []string
 	for _, x := range list {
-		r := c.th.Row(w).Pad(2).Col(term.Faint, x.name, 15).Col(term.Plain, term.Clean(x.stops[0]), widest)
+		r := pg.Row(w).Pad(2).Col(term.Faint, x.name, 15).Col(term.Plain, term.Clean(x.stops[0]), widest)
 		end := len(x.stops) // after the last change
 		for end > 1 && x.stops[end-1] == x.stops[end-2] {
 			end--
 		}
 		for i, to := range x.stops[1:end] {
-			sign, st := c.link(k, i+1)
+			sign, st := link(pg, k, i+1)
 			if to == x.stops[i] { // unchanged by this hop
-				r.Add(term.Faint, strings.Repeat(c.th.Signs.Rule, step()+1+widest))
+				r.Add(term.Faint, strings.Repeat(pg.Signs.Rule, step()+1+widest))
 				continue
 			}
 			way := strings.Repeat(sign, bars)
-			r.Add(st, way+label(i+1)+way+c.th.Arrow).Pad(1).Col(term.Plain, term.Clean(to), widest)
+			r.Add(st, way+label(i+1)+way+pg.Arrow).Pad(1).Col(term.Plain, term.Clean(to), widest)
 		}
 		lines = append(lines, r.String())
 	}
 	return lines
 }
 
-// boardReason is why newer versions cannot be reached. It stands for all versions that one rule
+// BoardReason is why newer versions cannot be reached. It stands for all versions that one rule
 // blocks with the same text.
 type reason struct {
-	what                          string // "Kubernetes v1.36.4"
-	rule, text, remedy, reference string
-	// beyond is set if no hop of the path reaches the versions.
-	beyond bool
+	What                          string // "Kubernetes v1.36.4"
+	rule, Text, remedy, reference string
+	// Beyond is set if no hop of the path reaches the versions.
+	Beyond bool
 }
 
-// reasonsOf groups the unreachable versions by reason. Those that no hop reaches come first.
-func reasonsOf(k *engine.Check) []reason {
+// ReasonsOf groups the unreachable versions by reason. Those that no hop reaches come first.
+func ReasonsOf(k *engine.Check) []reason {
 	type group struct {
 		reason
 		component string
@@ -340,23 +341,23 @@ func reasonsOf(k *engine.Check) []reason {
 		if b.Component == "cli" && len(k.Path) > 0 {
 			continue // the path names the CLI of each hop
 		}
-		beyond := newer(b.Version, goalOf(k, b.Component))
+		beyond := Newer(b.Version, goalOf(k, b.Component))
 		without := func(s string) string { return strings.ReplaceAll(s, b.Version, "\x00") }
 		i := slices.IndexFunc(order, func(g *group) bool {
 			last := g.versions[len(g.versions)-1]
-			return g.rule == b.Rule && g.beyond == beyond && strings.ReplaceAll(g.text, last, "\x00") == without(b.Reason) && (g.component == b.Component || g.text == b.Reason)
+			return g.rule == b.Rule && g.Beyond == beyond && strings.ReplaceAll(g.Text, last, "\x00") == without(b.Reason) && (g.component == b.Component || g.Text == b.Reason)
 		})
 		if i < 0 {
-			order = append(order, &group{reason: reason{beyond: beyond}, component: b.Component})
+			order = append(order, &group{reason: reason{Beyond: beyond}, component: b.Component})
 			i = len(order) - 1
 		}
 		g := order[i]
 		if g.component == b.Component {
 			g.versions = append(g.versions, b.Version)
 		} else {
-			g.what += ", " + componentName(b.Component) + " " + b.Version
+			g.What += ", " + componentName(b.Component) + " " + b.Version
 		}
-		g.rule, g.text, g.remedy, g.reference = b.Rule, b.Reason, b.Remedy, b.Reference
+		g.rule, g.Text, g.remedy, g.reference = b.Rule, b.Reason, b.Remedy, b.Reference
 	}
 	var out []reason
 	for _, g := range order {
@@ -368,17 +369,17 @@ func reasonsOf(k *engine.Check) []reason {
 		case n > 2:
 			head += fmt.Sprintf(" to %s (%d)", g.versions[n-1], n)
 		}
-		if n > 1 && strings.Contains(g.text, g.versions[n-1]) {
-			g.text += ", same for the others"
+		if n > 1 && strings.Contains(g.Text, g.versions[n-1]) {
+			g.Text += ", same for the others"
 		}
-		g.what = head + g.what
+		g.What = head + g.What
 		out = append(out, g.reason)
 	}
 	slices.SortStableFunc(out, func(a, b reason) int {
 		switch {
-		case a.beyond == b.beyond:
+		case a.Beyond == b.Beyond:
 			return 0
-		case a.beyond:
+		case a.Beyond:
 			return -1
 		}
 		return 1
@@ -403,8 +404,8 @@ func goalOf(k *engine.Check, component string) string {
 	return ""
 }
 
-// newer reports whether version a is newer than b. An invalid version is older than all.
-func newer(a, b string) bool {
+// Newer reports whether version a is newer than b. An invalid version is older than all.
+func Newer(a, b string) bool {
 	var x, y engine.CheckRequest // whose fields are versions
 	if x.Release.UnmarshalText([]byte(a)) != nil {
 		return false
@@ -414,49 +415,49 @@ func newer(a, b string) bool {
 
 // blockedRows lists why newer versions cannot be reached. most bounds the number of one-line
 // rows; 0 means all, with remedy and rule.
-func (c *console) blockedRows(w int, k *engine.Check, most int) []string {
+func blockedRows(pg Page, w int, k *engine.Check, most int) []string {
 	var lines []string
-	list := reasonsOf(k)
+	list := ReasonsOf(k)
 	for i, x := range list {
 		if most > 0 && i == most {
-			lines = append(lines, c.th.Row(w).Pad(4).Add(term.Faint, fmt.Sprintf("%s %s", c.th.Ellipsis, term.Count(len(list)-i, "more reason"))).String())
+			lines = append(lines, pg.Row(w).Pad(4).Add(term.Faint, fmt.Sprintf("%s %s", pg.Ellipsis, term.Count(len(list)-i, "more reason"))).String())
 			break
 		}
 		if most > 0 {
-			lines = append(lines, c.reasonRow(w, x, false))
+			lines = append(lines, ReasonRow(pg, w, x, false))
 			continue
 		}
-		lines = append(lines, c.reasonBlock(w, x, false)...)
+		lines = append(lines, ReasonBlock(pg, w, x, false)...)
 	}
 	return lines
 }
 
-// reasonBlock is a reason with its rule and remedy, on as many lines as it needs.
-func (c *console) reasonBlock(w int, x reason, here bool) []string {
+// ReasonBlock is a reason with its rule and remedy, on as many lines as it needs.
+func ReasonBlock(pg Page, w int, x reason, here bool) []string {
 	var lines []string
-	sign, st := c.reasonSign(x)
+	sign, st := reasonSign(pg, x)
 	name := term.Plain
 	if here {
 		name = term.Strong
 	}
-	for i, p := range term.Wrap(term.Clean(x.what)+": "+term.Clean(x.text), w-4) {
-		r := c.th.Row(w).Pad(4)
+	for i, p := range term.Wrap(term.Clean(x.What)+": "+term.Clean(x.Text), w-4) {
+		r := pg.Row(w).Pad(4)
 		if i == 0 {
-			r = c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, sign+" ")
+			r = pg.Row(w).Add(term.Accent, Marker(pg, here)).Add(st, sign+" ")
 		}
 		lines = append(lines, r.Add(name, p).String())
 	}
-	if !x.beyond {
+	if !x.Beyond {
 		return lines
 	}
 	what := term.Clean(x.rule)
 	if x.remedy != "" {
-		what += ": " + term.Clean(c.deps.commands.text(x.remedy))
+		what += ": " + term.Clean(pg.Commands.Text(x.remedy))
 	}
 	for i, p := range term.Wrap(what, w-6) {
-		r := c.th.Row(w).Pad(6)
+		r := pg.Row(w).Pad(6)
 		if i == 0 {
-			r = c.th.Row(w).Pad(4).Add(term.Faint, c.th.Branch+" ")
+			r = pg.Row(w).Pad(4).Add(term.Faint, pg.Branch+" ")
 		}
 		lines = append(lines, r.Add(term.Accent, p).String())
 	}
@@ -464,20 +465,20 @@ func (c *console) reasonBlock(w int, x reason, here bool) []string {
 }
 
 // reasonSign distinguishes versions that no hop reaches from those that a later hop reaches.
-func (c *console) reasonSign(x reason) (string, term.Style) {
-	if x.beyond {
-		return c.th.Fail, term.Caution
+func reasonSign(pg Page, x reason) (string, term.Style) {
+	if x.Beyond {
+		return pg.Fail, term.Caution
 	}
-	return c.th.Dot, term.Faint
+	return pg.Dot, term.Faint
 }
 
-func (c *console) reasonRow(w int, x reason, here bool) string {
-	sign, st := c.reasonSign(x)
+func ReasonRow(pg Page, w int, x reason, here bool) string {
+	sign, st := reasonSign(pg, x)
 	name := term.Plain
 	if here {
 		name = term.Strong
 	}
-	return c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, sign+" ").Add(name, term.Clean(x.what)).Add(term.Faint, ": "+term.Clean(x.text)).String()
+	return pg.Row(w).Add(term.Accent, Marker(pg, here)).Add(st, sign+" ").Add(name, term.Clean(x.What)).Add(term.Faint, ": "+term.Clean(x.Text)).String()
 }
 
 func componentName(s string) string {
@@ -495,13 +496,13 @@ func componentName(s string) string {
 // mostValues is the maximum number of listed values of a chart.
 const mostValues = 20
 
-// changeRows lists the changes of the next hop and its estimated duration.
-func (c *console) changeRows(w int, k *engine.Check) []string {
+// ChangeRows lists the changes of the next hop and its estimated duration.
+func ChangeRows(pg Page, w int, k *engine.Check) []string {
 	x := k.Changes
 	if x == nil || len(k.Path) == 0 {
 		return nil
 	}
-	lines := []string{c.th.Rule(w, "Will change in hop 1", "")}
+	lines := []string{pg.Rule(w, "Will change in hop 1", "")}
 	add := func(head, text string) {
 		if text == "" {
 			return
@@ -510,7 +511,7 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 			if i > 0 {
 				head = ""
 			}
-			lines = append(lines, c.th.Row(w).Pad(2).Col(term.Faint, head, 14).Add(term.Plain, p).String())
+			lines = append(lines, pg.Row(w).Pad(2).Col(term.Faint, head, 14).Add(term.Plain, p).String())
 		}
 	}
 	var nodes []string
@@ -526,7 +527,7 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 	case total > 1:
 		replaces += ", one after the other"
 	}
-	if kept := inPlaceOf(x); len(kept) > 0 {
+	if kept := InPlaceOf(x); len(kept) > 0 {
 		if total == 0 {
 			replaces = ""
 		} else {
@@ -541,21 +542,21 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 		names []string
 	}{{"added", x.KindsAdded}, {"changed", x.KindsChanged}, {"removed", x.KindsRemoved}} {
 		if len(l.names) > 0 {
-			kinds = append(kinds, fmt.Sprintf("%d %s (%s)", len(l.names), l.word, term.Clean(someNames(shortKinds(l.names), 4))))
+			kinds = append(kinds, fmt.Sprintf("%d %s (%s)", len(l.names), l.word, term.Clean(SomeNames(shortKinds(l.names), 4))))
 		}
 	}
 	add("CRDs", strings.Join(kinds, ", "))
 	var pcrs []string
 	weaker := false
 	for _, m := range x.Measurements {
-		pcrs = append(pcrs, fmt.Sprintf("PCR %d %s %s %s", m.PCR, shortDigest(m.From, c.th.Ellipsis), c.th.To, shortDigest(m.To, c.th.Ellipsis)))
+		pcrs = append(pcrs, fmt.Sprintf("PCR %d %s %s %s", m.PCR, shortDigest(m.From, pg.Ellipsis), pg.To, shortDigest(m.To, pg.Ellipsis)))
 		weaker = weaker || m.Weaker
 	}
 	add("measurements", strings.Join(pcrs, ", "))
 	if weaker {
-		lines = append(lines, c.th.Row(w).Pad(16).Add(term.Bad, "some are enforced less strictly than before").String())
+		lines = append(lines, pg.Row(w).Pad(16).Add(term.Bad, "some are enforced less strictly than before").String())
 	}
-	add("ConfigMaps", shortDigests(term.Clean(strings.Join(x.ConfigMaps, ", ")), c.th.Ellipsis))
+	add("ConfigMaps", shortDigests(term.Clean(strings.Join(x.ConfigMaps, ", ")), pg.Ellipsis))
 	add("charts", term.Clean(strings.Join(x.Charts, ", ")))
 	head := "values"
 	for _, ch := range x.ChartChanges {
@@ -574,13 +575,13 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 	}
 	add("images", term.Clean(strings.Join(images, ", ")))
 	if x.Most > 0 {
-		add("takes", durationRange(x.Least, x.Most)+": "+term.Clean(x.Basis))
+		add("takes", DurationRange(x.Least, x.Most)+": "+term.Clean(x.Basis))
 	}
 	return lines
 }
 
-// durationRange formats a range with the precision of an estimate: 36s to 12m.
-func durationRange(least, most time.Duration) string {
+// DurationRange formats a range with the precision of an estimate: 36s to 12m.
+func DurationRange(least, most time.Duration) string {
 	a, b := coarse(least), coarse(most)
 	if a == b {
 		return "about " + a
@@ -616,7 +617,7 @@ func shortKinds(names []string) []string {
 	return out
 }
 
-func someNames(list []string, most int) string {
+func SomeNames(list []string, most int) string {
 	if n := len(list); n > most {
 		return strings.Join(list[:most], ", ") + fmt.Sprintf(" and %d more", n-most)
 	}
@@ -635,8 +636,8 @@ func shortDigest(s, ellipsis string) string {
 	return term.Clean(strings.TrimSpace(hex + " " + rest))
 }
 
-// needAttention are the findings that need attention; fine is the number of passed checks.
-func needAttention(list []engine.Finding) (out []engine.Finding, fine int) {
+// NeedAttention are the findings that need attention; fine is the number of passed checks.
+func NeedAttention(list []engine.Finding) (out []engine.Finding, fine int) {
 	for _, f := range list {
 		if f.Severity == engine.Info {
 			fine++
@@ -647,8 +648,8 @@ func needAttention(list []engine.Finding) (out []engine.Finding, fine int) {
 	return out, fine
 }
 
-// countBySeverity counts findings by severity: "2 blocking, 1 warning, 31 ok".
-func countBySeverity(list []engine.Finding) string {
+// CountBySeverity counts findings by severity: "2 blocking, 1 warning, 31 ok".
+func CountBySeverity(list []engine.Finding) string {
 	n := severities(list)
 	var parts []string
 	for _, p := range []struct {
@@ -674,8 +675,8 @@ func severities(list []engine.Finding) map[engine.Severity]int {
 	return n
 }
 
-// verdict is the result of a check in one sentence. k may be an incomplete check.
-func verdict(k *engine.Check) (engine.Severity, string) {
+// Verdict is the result of a check in one sentence. k may be an incomplete check.
+func Verdict(k *engine.Check) (engine.Severity, string) {
 	n := severities(k.Findings)
 	blocks := n[engine.Block]
 	remark := ""
@@ -738,16 +739,16 @@ func targetSummary(h engine.Hop) string {
 	if len(parts) == 0 && h.To.Image != h.From.Image {
 		parts = append(parts, "image "+h.To.Image)
 	}
-	return orElse(strings.Join(parts, " and "), "the nodes catch up")
+	return cmp.Or(strings.Join(parts, " and "), "the nodes catch up")
 }
 
-// findingDetail renders evidence, owner and remedy of a finding. Commands are wrapped on the
+// FindingDetail renders evidence, owner and remedy of a finding. Commands are wrapped on the
 // screen only: a printed one can be copied.
-func (c *console) findingDetail(w, indent int, f engine.Finding) []string {
+func FindingDetail(pg Page, w, indent int, f engine.Finding) []string {
 	var lines []string
 	add := func(head string, st term.Style, parts ...string) {
 		for i, p := range parts {
-			r := c.th.Row(w).Pad(indent)
+			r := pg.Row(w).Pad(indent)
 			if i == 0 {
 				r.Col(term.Faint, head, 7)
 			} else {
@@ -763,21 +764,21 @@ func (c *console) findingDetail(w, indent int, f engine.Finding) []string {
 	}
 	text("why", term.Plain, term.CleanLines(f.Detail))
 	if len(f.Objects) > 0 {
-		text("objects", term.Plain, term.Clean(someNames(f.Objects, 12)))
+		text("objects", term.Plain, term.Clean(SomeNames(f.Objects, 12)))
 	}
-	text("owner", term.Plain, term.Clean(ownerText(f.Owner)))
-	text("fix", term.Accent, term.Clean(c.deps.commands.text(f.Remedy)))
-	if c.deps.commands.needsExport(f.Command) && !c.th.Uncut { // in print it is above all findings, once
-		text("before", term.Accent, term.Clean(c.deps.commands.export()))
+	text("owner", term.Plain, term.Clean(OwnerText(f.Owner)))
+	text("fix", term.Accent, term.Clean(pg.Commands.Text(f.Remedy)))
+	if pg.Commands.needsExport(f.Command) && !pg.Uncut { // in print it is above all findings, once
+		text("before", term.Accent, term.Clean(pg.Commands.export()))
 	}
-	switch command := term.Clean(c.deps.commands.line(f.Command)); {
+	switch command := term.Clean(pg.Commands.Line(f.Command)); {
 	case command == "":
-	case c.th.Uncut:
+	case pg.Uncut:
 		add("command", term.Accent, command)
 	default:
 		text("command", term.Accent, command)
 	}
-	if ref := term.Clean(f.Reference); ref != "" && c.th.Uncut {
+	if ref := term.Clean(f.Reference); ref != "" && pg.Uncut {
 		add("rule", term.Faint, ref)
 	} else {
 		text("rule", term.Faint, ref)
@@ -785,62 +786,62 @@ func (c *console) findingDetail(w, indent int, f engine.Finding) []string {
 	return lines
 }
 
-// severitySignOf is severitySign with a sign for findings that were not checked.
-func (c *console) severitySignOf(s engine.Severity) (string, term.Style) {
+// SeveritySignOf is severitySign with a sign for findings that were not checked.
+func SeveritySignOf(pg Page, s engine.Severity) (string, term.Style) {
 	if s == engine.NotChecked {
 		return "?", term.Caution
 	}
-	return c.severitySign(s)
+	return severitySign(pg, s)
 }
 
 // byKubectl matches a field manager of kubectl in the text about an owner.
 var byKubectl = regexp.MustCompile(`(^|[,;] )kubectl(-[a-z-]+)?([,;]|$)`)
 
-// ownerText names the owner of an object. A field manager of kubectl is no owner, only the
+// OwnerText names the owner of an object. A field manager of kubectl is no owner, only the
 // tool of the last change.
-func ownerText(s string) string {
+func OwnerText(s string) string {
 	return byKubectl.ReplaceAllString(s, "${1}last changed with kubectl$3")
 }
 
 // needExport reports whether a command of a finding needs KUBECONFIG to be exported.
-func (sp commandFormatter) needExport(list []engine.Finding) bool {
+func (sp CommandFormatter) needExport(list []engine.Finding) bool {
 	return slices.ContainsFunc(list, func(f engine.Finding) bool { return sp.needsExport(f.Command) })
 }
 
-// areaWidth is the width of the column with the area of a finding.
-const areaWidth = 12
+// AreaWidth is the width of the column with the area of a finding.
+const AreaWidth = 12
 
-// findingGroups lists the findings that need attention with their details, and folds the
+// FindingGroups lists the findings that need attention with their details, and folds the
 // passed checks into one line.
-func (c *console) findingGroups(w int, k *engine.Check) []string {
-	list, fine := needAttention(k.Findings)
+func FindingGroups(pg Page, w int, k *engine.Check) []string {
+	list, fine := NeedAttention(k.Findings)
 	if len(k.Findings) == 0 {
 		return nil
 	}
-	lines := []string{c.th.Rule(w, "Findings", countBySeverity(k.Findings))}
-	if c.deps.commands.needExport(list) {
-		lines = append(lines, c.th.Row(w).Pad(2).Add(term.Accent, term.Clean(c.deps.commands.export())).String())
+	lines := []string{pg.Rule(w, "Findings", CountBySeverity(k.Findings))}
+	if pg.Commands.needExport(list) {
+		lines = append(lines, pg.Row(w).Pad(2).Add(term.Accent, term.Clean(pg.Commands.export())).String())
 	}
 	for _, g := range groupRelated(list) {
 		f := g[0]
-		sign, st := c.severitySignOf(f.Severity)
-		for i, p := range term.Wrap(term.Clean(f.Title), max(20, w-areaWidth-5)) {
-			r := c.th.Row(w).Pad(areaWidth + 5)
+		sign, st := SeveritySignOf(pg, f.Severity)
+		for i, p := range term.Wrap(term.Clean(f.Title), max(20, w-AreaWidth-5)) {
+			r := pg.Row(w).Pad(AreaWidth + 5)
 			if i == 0 {
-				r = c.th.Row(w).Pad(2).Add(st, sign+" ").Col(term.Faint, term.Clean(f.Source), areaWidth)
+				r = pg.Row(w).Pad(2).Add(st, sign+" ").Col(term.Faint, term.Clean(f.Source), AreaWidth)
 			}
 			lines = append(lines, r.Add(term.Plain, p).String())
 		}
-		lines = append(lines, c.findingDetail(w, areaWidth+5, f)...)
+		lines = append(lines, FindingDetail(pg, w, AreaWidth+5, f)...)
 		for _, also := range g[1:] {
-			lines = append(lines, c.th.Row(w).Pad(areaWidth+5).Col(term.Faint, "also", 7).Add(term.Plain, term.Clean(also.Title)).String())
+			lines = append(lines, pg.Row(w).Pad(AreaWidth+5).Col(term.Faint, "also", 7).Add(term.Plain, term.Clean(also.Title)).String())
 			if also.Command != "" && also.Command != f.Command {
-				lines = append(lines, c.th.Row(w).Pad(areaWidth+13).Add(term.Accent, term.Clean(c.deps.commands.line(also.Command))).String())
+				lines = append(lines, pg.Row(w).Pad(AreaWidth+13).Add(term.Accent, term.Clean(pg.Commands.Line(also.Command))).String())
 			}
 		}
 	}
 	if fine > 0 {
-		lines = append(lines, c.passedRow(w, fine, false, len(list) == 0, false))
+		lines = append(lines, PassedRow(pg, w, fine, false, len(list) == 0, false))
 	}
 	return lines
 }
@@ -871,8 +872,8 @@ func related(first, f engine.Finding) bool {
 	return slices.Contains(about, first.Objects[0])
 }
 
-// passedRow is the line for the passed checks.
-func (c *console) passedRow(w, fine int, running, all, here bool) string {
+// PassedRow is the line for the passed checks.
+func PassedRow(pg Page, w, fine int, running, all, here bool) string {
 	text := term.Count(fine, "other check") + " passed"
 	switch {
 	case running:
@@ -886,11 +887,11 @@ func (c *console) passedRow(w, fine int, running, all, here bool) string {
 	if here {
 		st = term.Strong
 	}
-	return c.th.Row(w).Add(term.Accent, c.marker(here)).Add(term.Good, c.th.OK+" ").Add(st, text).String()
+	return pg.Row(w).Add(term.Accent, Marker(pg, here)).Add(term.Good, pg.OK+" ").Add(st, text).String()
 }
 
-// feedText is the source, age and signer of the release data.
-func feedText(f engine.FeedState, now time.Time) string {
+// FeedText is the source, age and signer of the release data.
+func FeedText(f engine.FeedState, now time.Time) string {
 	if f.Source == "" || f.Source == "embedded" {
 		return "releases: built into this program"
 	}
