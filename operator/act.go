@@ -58,7 +58,7 @@ func (r *nodeVersions) act(o *observed, actions []decision.Action) *v1alpha1.Joi
 // put starts a write to the API server in the background.
 func (r *nodeVersions) put(o *observed, a decision.Action, e effect) {
 	key := a.String()
-	if !r.efforts.begin(key) {
+	if !r.retries.begin(key) {
 		return
 	}
 	if a.Kind == decision.RecordIntent {
@@ -76,7 +76,7 @@ func (r *nodeVersions) put(o *observed, a decision.Action, e effect) {
 			r.point("after", a.Kind)
 			r.answered.Store(true)
 		}
-		if r.efforts.end(key, 0, err) && ctx.Err() == nil {
+		if r.retries.end(key, 0, err) && ctx.Err() == nil {
 			r.log.Warn("action failed, will retry", "action", key, "err", err)
 		}
 		if did && err == nil {
@@ -115,7 +115,7 @@ func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]str
 	before, waits, now := r.gathered, map[string]gathering{}, r.now()
 	r.gathered, r.ripens = waits, never
 	ripe := func(key string, n int, all bool) bool {
-		if r.efforts.running(key) {
+		if r.retries.running(key) {
 			return false // what it asks for is among them
 		}
 		g, ok := before[key]
@@ -292,7 +292,7 @@ func (r *nodeVersions) patchPending(ctx context.Context, p *v1alpha1.PendingNode
 func (r *nodeVersions) create(group string, tokens []string) {
 	key := creating + group
 	r.try(key, func(ctx context.Context) error {
-		tokens := r.efforts.some(key, tokens)
+		tokens := r.retries.some(key, tokens)
 		r.point("before", decision.CreateInstance)
 		_, err := r.fleet.CreateInstances(ctx, group, tokens)
 		r.counters.action(decision.CreateInstance, err)
@@ -307,7 +307,7 @@ func (r *nodeVersions) create(group string, tokens []string) {
 // remove asks the cloud to delete machines in one request, and then what it says of them.
 func (r *nodeVersions) remove(ids []string) {
 	r.try(deleting, func(ctx context.Context) error {
-		ids := r.efforts.some(deleting, ids)
+		ids := r.retries.some(deleting, ids)
 		r.point("before", decision.DeleteInstance)
 		err := r.fleet.DeleteInstances(ctx, ids)
 		r.counters.action(decision.DeleteInstance, err)
@@ -315,8 +315,8 @@ func (r *nodeVersions) remove(ids []string) {
 			r.point("after", decision.DeleteInstance)
 			r.log.Info("machines deleted", "action", decision.DeleteInstance.String(), "machines", len(ids), "first", ids[0])
 		}
-		if err != nil || !r.fleet.bye(ctx, ids) { // what has become of them is what comes next
-			r.efforts.outdate(describing)
+		if err != nil || !r.fleet.confirmDeletion(ctx, ids) { // what has become of them is what comes next
+			r.retries.outdate(describing)
 		}
 		return err
 	})
@@ -401,12 +401,12 @@ func (r *nodeVersions) tellVersion(ctx context.Context, kind, reason, note strin
 // try does something beside the rounds, unless it is under way or has failed a moment
 // ago, and wakes the next round at its end.
 func (r *nodeVersions) try(key string, do func(context.Context) error) {
-	if !r.efforts.begin(key) {
+	if !r.retries.begin(key) {
 		return
 	}
 	r.spawn(func(ctx context.Context) {
 		err := do(ctx)
-		if r.efforts.end(key, fleetLeast/2, err) && ctx.Err() == nil {
+		if r.retries.end(key, fleetLeast/2, err) && ctx.Err() == nil {
 			r.log.Warn("action failed, will retry", "action", key, "err", err)
 		}
 		r.wake()

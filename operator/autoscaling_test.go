@@ -257,7 +257,7 @@ func TestAutoscalerIsChangedOnlyAsItWasSeen(t *testing.T) {
 
 	// While the view catches up nobody is told of it; a conflict that lasts is told.
 	now := time.Now()
-	e := newEfforts(func() time.Time { return now })
+	e := newRetries(func() time.Time { return now })
 	tries := func(until time.Duration) (n int, told string) {
 		for end := now.Add(until); now.Before(end); now = now.Add(10 * time.Millisecond) {
 			if e.begin("pause autoscaler") {

@@ -96,7 +96,7 @@ func (r *nodeVersions) mayWrite(b *batch, a decision.Action) bool {
 }
 
 func (r *nodeVersions) setGroupImage(_ *batch, a decision.Action) {
-	r.effort(a, "image of "+a.Group, "image of scaling group set", func(ctx context.Context) error {
+	r.runAction(a, "image of "+a.Group, "image of scaling group set", func(ctx context.Context) error {
 		err := r.fleet.SetGroupImage(ctx, a.Group, a.Image)
 		if err == nil {
 			r.regrouped()
@@ -120,7 +120,7 @@ func (r *nodeVersions) addDeletion(b *batch, a decision.Action) {
 }
 
 func (r *nodeVersions) yieldLease(_ *batch, a decision.Action) {
-	r.effort(a, "leave", "leader election lease yielded", r.leave)
+	r.runAction(a, "leave", "leader election lease yielded", r.leave)
 }
 
 func (r *nodeVersions) moveLeader(_ *batch, a decision.Action) {
@@ -144,14 +144,14 @@ func (r *nodeVersions) changeMembers(a decision.Action, log logMessage, change f
 	if r.host == nil || !r.hostView.fresh(r.now(), actMembers) {
 		return
 	}
-	r.effort(a, "etcd", log, func(ctx context.Context) error {
+	r.runAction(a, "etcd", log, func(ctx context.Context) error {
 		defer r.hostView.outdate()
 		return change(ctx)
 	})
 }
 
-// effort runs an action that may take long beside the rounds, and logs its success.
-func (r *nodeVersions) effort(a decision.Action, key string, log logMessage, do func(context.Context) error) {
+// runAction runs an action that may take long beside the rounds, and logs its success.
+func (r *nodeVersions) runAction(a decision.Action, key string, log logMessage, do func(context.Context) error) {
 	r.try(key, func(ctx context.Context) error {
 		r.point("before", a.Kind)
 		err := do(ctx)
@@ -331,8 +331,8 @@ func (r *nodeVersions) tellReleased(o *observed, a decision.Action) {
 // retry request.
 func (r *nodeVersions) endRetryPause(_ *observed, a decision.Action) {
 	if a.RetryMark != "" {
-		r.efforts.hurry(upgradeOn + a.Node)
-		r.efforts.hurry(upgradeHere)
+		r.retries.hurry(upgradeOn + a.Node)
+		r.retries.hurry(upgradeHere)
 	}
 }
 

@@ -30,12 +30,11 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 
-	signing "constellation/engine/release"
-
 	"constellation/agent"
 	"constellation/agent/upgradeproto"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	signing "constellation/engine/release"
 	"constellation/engine/release/releasetest"
 	"constellation/engine/version"
 	"constellation/operator/decision"

@@ -35,7 +35,7 @@ import (
 // long the cloud cannot be asked.
 type joiningNodes struct {
 	client client.Client
-	cloud  machines
+	cloud  cloudAPI
 	events events.EventRecorder
 	log    *slog.Logger
 	now    func() time.Time

@@ -13,19 +13,19 @@ import (
 	"constellation/engine/cloud"
 )
 
-// efforts remembers what is under way and what has failed, so that nothing is done
+// retries remembers what is under way and what has failed, so that nothing is done
 // twice at a time and what fails is tried less and less often. It is safe for
 // concurrent use.
-type efforts struct {
+type retries struct {
 	now func() time.Time
 
 	mu  sync.Mutex
-	all map[string]*effort
+	all map[string]*retry
 	// done has what has ended well since the last round began, which cannot have seen it.
 	done map[string]bool
 }
 
-type effort struct {
+type retry struct {
 	running  bool
 	wanted   bool      // it is to be done when its pause is over
 	outdated bool      // what it read last has changed since
@@ -38,21 +38,21 @@ type effort struct {
 	most     int    // of what one request may hold; 0: everything
 }
 
-func newEfforts(now func() time.Time) *efforts {
-	return &efforts{now: now, all: map[string]*effort{}, done: map[string]bool{}}
+func newRetries(now func() time.Time) *retries {
+	return &retries{now: now, all: map[string]*retry{}, done: map[string]bool{}}
 }
 
 // round begins a round, which sees what was done before.
-func (e *efforts) round() {
+func (e *retries) round() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	clear(e.done)
 }
 
-func (e *efforts) of(key string) *effort {
+func (e *retries) of(key string) *retry {
 	t := e.all[key]
 	if t == nil {
-		t = &effort{}
+		t = &retry{}
 		e.all[key] = t
 	}
 	t.used = e.now()
@@ -61,7 +61,7 @@ func (e *efforts) of(key string) *effort {
 
 // begin reports whether key may be done now, and takes it. What ended in this round was
 // decided again from before it, and waits for the next.
-func (e *efforts) begin(key string) bool {
+func (e *retries) begin(key string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.done[key] {
@@ -83,7 +83,7 @@ func (e *efforts) begin(key string) bool {
 }
 
 // ready reports whether begin would, and if not, remembers that key was to be done.
-func (e *efforts) ready(key string) bool {
+func (e *retries) ready(key string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	t := e.of(key)
@@ -92,7 +92,7 @@ func (e *efforts) ready(key string) bool {
 	return !wait && !t.running
 }
 
-func (e *efforts) running(key string) bool {
+func (e *retries) running(key string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	t := e.all[key]
@@ -101,7 +101,7 @@ func (e *efforts) running(key string) bool {
 
 // end gives key back. After a success it rests for so long. It reports whether an
 // error is news.
-func (e *efforts) end(key string, rest time.Duration, err error) bool {
+func (e *retries) end(key string, rest time.Duration, err error) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	t := e.of(key)
@@ -153,7 +153,7 @@ const maxThrottle = 10 * time.Minute
 
 // some returns as much as one request may hold: all, unless larger requests have
 // failed. Which is chance, so that one that always fails does not stop the others.
-func (e *efforts) some(key string, all []string) []string {
+func (e *retries) some(key string, all []string) []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	t := e.of(key)
@@ -171,7 +171,7 @@ func (e *efforts) some(key string, all []string) []string {
 }
 
 // hurry ends the pause of key.
-func (e *efforts) hurry(key string) {
+func (e *retries) hurry(key string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if t := e.all[key]; t != nil {
@@ -179,13 +179,13 @@ func (e *efforts) hurry(key string) {
 	}
 }
 
-func (e *efforts) outdate(key string) {
+func (e *retries) outdate(key string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.of(key).outdated = true
 }
 
-func (e *efforts) outdated(key string) bool {
+func (e *retries) outdated(key string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	t := e.all[key]
@@ -202,7 +202,7 @@ const unwanted = time.Second
 
 // failing returns what has failed several times in a row and is still to be done, and the
 // last error.
-func (e *efforts) failing() (key, text string) {
+func (e *retries) failing() (key, text string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	most := 2
@@ -215,7 +215,7 @@ func (e *efforts) failing() (key, text string) {
 }
 
 // trouble is the last error of key.
-func (e *efforts) trouble(key string) string {
+func (e *retries) trouble(key string) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if t := e.all[key]; t != nil {
@@ -226,7 +226,7 @@ func (e *efforts) trouble(key string) string {
 
 // due returns when the next of what was refused may be done, and forgets what was not
 // asked for in a long time.
-func (e *efforts) due(now time.Time) time.Duration {
+func (e *retries) due(now time.Time) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	next := resting

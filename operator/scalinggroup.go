@@ -37,7 +37,7 @@ import (
 // asked once however many there are.
 type groups struct {
 	client   client.Client
-	cloud    machines
+	cloud    cloudAPI
 	events   events.EventRecorder
 	log      *slog.Logger
 	interval time.Duration
