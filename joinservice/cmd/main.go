@@ -1,5 +1,5 @@
-// Command joinservice attests machines that want to join the cluster of the control
-// plane that it runs on, and gives them tickets. See package joinservice.
+// Command joinservice attests machines that want to join the cluster of the control plane that
+// it runs on, and issues tickets to them. See package joinservice.
 package main
 
 import (
@@ -37,7 +37,7 @@ func main() {
 func run(ctx context.Context, args []string) error {
 	f := flag.NewFlagSet("joinservice", flag.ContinueOnError)
 	var (
-		provider   = f.String("provider", "sandbox", "where the machines come from: sandbox")
+		provider   = f.String("provider", "sandbox", "cloud provider of the machines: sandbox")
 		metadata   = f.String("metadata", local.DefaultMetadata, "`URL` of the cloud's metadata server")
 		listen     = f.String("listen", ":9090", "`address` for joining machines (attested TLS)")
 		health     = f.String("health", "127.0.0.1:9091", "`address` for /healthz and /readyz (HTTP)")
@@ -45,7 +45,7 @@ func run(ctx context.Context, args []string) error {
 		pki        = f.String("pki", "/etc/kubernetes/pki", "`folder` of the cluster's certificates and keys")
 		namespace  = f.String("namespace", "constellation-system", "`namespace` of the lease of joining control planes")
 		port       = f.Int("api-server-port", 6443, "`port` of the API server at the load balancer")
-		kubeconfig = f.String("kubeconfig", "", "`file` to reach the cluster with, for development; empty inside a pod")
+		kubeconfig = f.String("kubeconfig", "", "kubeconfig `file`, for development; empty inside a pod")
 		level      slog.LevelVar
 	)
 	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
@@ -86,7 +86,7 @@ func run(ctx context.Context, args []string) error {
 	return s.Run(ctx, join, probes)
 }
 
-// access is the pod's own, or that of a kubeconfig.
+// access is the pod's service account, or a kubeconfig.
 func access(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		return rest.InClusterConfig()
@@ -94,7 +94,7 @@ func access(kubeconfig string) (*rest.Config, error) {
 	return clientcmd.BuildConfigFromFlags("", kubeconfig)
 }
 
-// readable writes durations as people do, not as nanoseconds.
+// readable formats durations for users, not as nanoseconds.
 func readable(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		a.Value = slog.StringValue(a.Value.Duration().String())
