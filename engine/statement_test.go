@@ -255,7 +255,7 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 		name, want string
 		forge      func(f *ownFeed, statement string)
 	}{
-		{"altered", "its signature does not fit", func(f *ownFeed, statement string) {
+		{"altered", "invalid signature", func(f *ownFeed, statement string) {
 			b, err := os.ReadFile(statement)
 			if err == nil {
 				err = os.WriteFile(statement, []byte(strings.Replace(string(b), "v1.36.3", "v1.36.4", 1)), 0o644)
@@ -264,7 +264,7 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 				f.Fatal(err)
 			}
 		}},
-		{"signed by a stranger", "its signature does not fit", func(f *ownFeed, statement string) {
+		{"signed by a stranger", "invalid signature", func(f *ownFeed, statement string) {
 			stranger := newOwnFeed(f.T)
 			stranger.from = f.from
 			stranger.build(stranger.own)

@@ -372,7 +372,7 @@ func TestUntrustedFeedsAreRefused(t *testing.T) {
 			is: ErrUntrusted, want: `unknown field "releases"`,
 		},
 		{
-			name: "an index of another type", is: ErrUntrusted, want: `it is a "constellation-something"`,
+			name: "an index of another type", is: ErrUntrusted, want: `its type is "constellation-something"`,
 			change: func(t *testing.T, dir string) {
 				forge(t, dir, key, func(i *index) { i.Type = "constellation-something" })
 			},
@@ -394,7 +394,7 @@ func TestUntrustedFeedsAreRefused(t *testing.T) {
 			change: func(t *testing.T, dir string) { forge(t, dir, key, func(i *index) { i.Expires = time.Time{} }) },
 		},
 		{
-			name: "a summary that was altered", is: ErrAltered, want: "its digest is not the one in the index",
+			name: "a summary that was altered", is: ErrAltered, want: "its digest differs from the index",
 			change: func(t *testing.T, dir string) {
 				write(t, dir, "summaries.json", strings.Replace(string(read(t, dir, "summaries.json")), "v1.36.4", "v1.36.9", 1))
 			},

@@ -15,22 +15,22 @@ import (
 	"constellation/engine/attestation"
 )
 
-// snapshot is what the cluster demands of joining machines at one moment. It never
-// changes: a connection that has begun is judged by what held when it began.
+// snapshot has the attestation requirements for joining machines at one moment. It is
+// immutable: a connection is judged by the requirements at its start.
 type snapshot struct {
 	validator attestation.Validator
 	clusterID []byte
-	// generations is how many demands there are; a machine must satisfy one.
+	// generations are the alternative requirements; a machine must satisfy one.
 	generations int
 }
 
-// demandsRetry is how long a join-config that cannot be used is left alone, unless
-// it changes. The TPM may be busy, the cloud's roots may come later.
+// demandsRetry is the retry interval for an unusable join-config that does not change: the TPM
+// may be busy, or the cloud's roots may be missing for now.
 const demandsRetry = 5 * time.Second
 
-// watchDemands keeps the snapshot equal to the ConfigMap join-config until ctx ends,
-// and calls ready once there is one. A ConfigMap that cannot be used leaves the
-// last good snapshot in place and is tried again.
+// watchDemands updates the snapshot from the ConfigMap join-config until ctx ends, and calls
+// ready after the first one. An unusable ConfigMap leaves the last good snapshot in place and
+// is retried.
 func (s *Server) watchDemands(ctx context.Context, ready func()) error {
 	if !s.kube.synced(ctx) {
 		return nil
@@ -47,7 +47,7 @@ func (s *Server) watchDemands(ctx context.Context, ready func()) error {
 		}
 		data := s.kube.config()
 		if data == nil || used != nil && maps.Equal(used, data) {
-			continue // the next change wakes us
+			continue // the next change wakes the loop
 		}
 		next, err := newSnapshot(ctx, data, s.issuer)
 		if err != nil {
@@ -64,9 +64,8 @@ func (s *Server) watchDemands(ctx context.Context, ready func()) error {
 	}
 }
 
-// newSnapshot reads join-config. The measurements apply to machines in the same
-// project of the cloud as this machine, which issuer proves to be a member of the
-// cluster that join-config names.
+// newSnapshot parses join-config. The measurements apply to machines in the same cloud project
+// as this machine, which issuer proves to be a member of the cluster in join-config.
 func newSnapshot(ctx context.Context, data map[string]string, issuer attestation.Issuer) (*snapshot, error) {
 	newest, others, err := accepted(data)
 	if err != nil {
@@ -80,8 +79,8 @@ func newSnapshot(ctx context.Context, data map[string]string, issuer attestation
 	if err != nil {
 		return nil, fmt.Errorf("read trustRoots: %w", err)
 	}
-	// What this machine runs is not the question here: during an upgrade join-config
-	// already describes the next image.
+	// This machine's own measurements do not matter: during an upgrade join-config already
+	// describes the next image.
 	lenient := attestation.Measurements{}
 	for pcr, m := range newest {
 		lenient[pcr] = attestation.Measurement{Expected: m.Expected, WarnOnly: true}
@@ -108,18 +107,18 @@ func newSnapshot(ctx context.Context, data map[string]string, issuer attestation
 	}, nil
 }
 
-// Keys of join-config. The newest demand has a key of its own, which is all that join
-// services of v1.1.0 and before read; each generation, the newest among them, has the key
-// followed by the version of its image.
+// Keys of join-config. The newest requirements have a key without suffix, which is all that
+// join services up to v1.1.0 read. Each generation, including the newest, has a key with its
+// image version as suffix.
 const (
 	keyNewest     = "attestationConfig"
 	keyGeneration = keyNewest + "."
 )
 
-// accepted returns the measurements of the newest image and those of the other
-// generations, in the order of their keys. A machine must fit one of them. A generation that
-// cannot be read, or enforces no register, makes the whole unusable: a part of it could
-// refuse machines that belong here, and a demand that only warns refuses none.
+// accepted returns the measurements of the newest image and those of the other generations, in
+// the order of their keys. A machine must match one of them. A generation that cannot be
+// decoded, or enforces no register, makes all unusable: using the rest could refuse valid
+// machines, and a generation with only warnings would accept any machine.
 func accepted(data map[string]string) (newest attestation.Measurements, others []attestation.Measurements, err error) {
 	keys := slices.DeleteFunc(slices.Collect(maps.Keys(data)), func(k string) bool {
 		return !strings.HasPrefix(k, keyGeneration) || data[k] == data[keyNewest]
@@ -134,13 +133,13 @@ func accepted(data map[string]string) (newest attestation.Measurements, others [
 			return nil, nil, fmt.Errorf("read %s: %w", key, err)
 		}
 		if c.Variant != attestation.TPM2 {
-			return nil, nil, fmt.Errorf("read %s: variant %q is not known", key, c.Variant)
+			return nil, nil, fmt.Errorf("read %s: unknown variant %q", key, c.Variant)
 		}
 		if len(c.Measurements) == 0 {
-			return nil, nil, fmt.Errorf("read %s: no measurements, which would let every machine in", key)
+			return nil, nil, fmt.Errorf("read %s: no measurements, so every machine would be accepted", key)
 		}
 		if !c.Measurements.Enforces() {
-			return nil, nil, fmt.Errorf("read %s: all %d measurements are warnOnly, which would let every machine in; give it one register without warnOnly, or remove it with its image", key, len(c.Measurements))
+			return nil, nil, fmt.Errorf("read %s: all %d measurements are warnOnly, so every machine would be accepted; remove warnOnly from a register, or remove the image with its requirements", key, len(c.Measurements))
 		}
 		if key == keyNewest {
 			newest = c.Measurements
@@ -151,9 +150,8 @@ func accepted(data map[string]string) (newest attestation.Measurements, others [
 	return newest, others, nil
 }
 
-// joiner accepts a machine that belongs to no cluster, which may ask for a ticket, and
-// one that this cluster has claimed, which may only report how its join goes: its
-// connection can break after it was claimed.
+// joiner accepts an unclaimed machine, which may request a ticket, and one that this cluster
+// has claimed, which may only report its progress: its connection may break after the claim.
 type joiner struct{ fresh, claimed attestation.Validator }
 
 // Variant implements attestation.Validator.
