@@ -188,7 +188,7 @@ func (e *Engine) checks(f *facts) []check {
 		{findingChartSource, "release", "charts that do not come with the program can be fetched", "release state", func(ctx context.Context) *plan.Finding {
 			f.want(f.config)
 			f.feed, _, _ = e.feedOf(f.config, CheckRequest{}) // its keys are not asked for
-			i := &initRun{e: e, facts: f}
+			i := &clusterRun{e: e, facts: f}
 			found := i.fetchCharts(ctx)
 			if len(found) == 0 {
 				return nil

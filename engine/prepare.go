@@ -330,7 +330,7 @@ func (c *checkRun) vouchInUse(ctx context.Context, next cluster.Components) {
 		used = append(used, c.now.Nodes[i].Components)
 	}
 	slices.Sort(used)
-	k, err := (&initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}).connect(ctx)
+	k, err := (&clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}).connect(ctx)
 	for _, name := range slices.Compact(used) {
 		if name == "" || name == next.Name || ctx.Err() != nil {
 			continue
@@ -458,7 +458,7 @@ func (c *checkRun) unknown() error {
 
 // prepareRun is what the steps of one plan share. Steps run one after the other.
 type prepareRun struct {
-	*initRun
+	*clusterRun
 	hop      compat.Hop
 	now      compat.Running
 	target   cluster.NodeTarget
@@ -480,8 +480,8 @@ func (c *checkRun) prepareRun(list cluster.Components) (*prepareRun, error) {
 	to := c.hop.Planned()
 	image := c.image(to.Image)
 	p := &prepareRun{
-		initRun: &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}, components: list, inUse: c.inUse, enrols: c.enrols},
-		hop:     *c.hop, now: c.now, demanded: demanded, changes: c.measurementChanges(), images: c.images, hops: len(c.path), notes: c.out.Notes,
+		clusterRun: &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}, components: list, inUse: c.inUse, enrols: c.enrols},
+		hop:        *c.hop, now: c.now, demanded: demanded, changes: c.measurementChanges(), images: c.images, hops: len(c.path), notes: c.out.Notes,
 		weaker: slices.Contains(c.acknowledged, ruleWeaker),
 		target: cluster.NodeTarget{Image: image.Reference, ImageVersion: image.Version, Components: list.Name, Kubernetes: list.Kubernetes, KeepWorkers: !c.hop.ReplaceWorkers},
 	}

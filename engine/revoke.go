@@ -95,7 +95,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 			}
 		}
 	}
-	x := &revoking{initRun: i, request: r, by: someone()}
+	x := &revoking{clusterRun: i, request: r, by: someone()}
 	limited, cancel := context.WithTimeout(ctx, e.limits.api)
 	defer cancel()
 	v, err := x.see(limited)
@@ -140,7 +140,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 
 // revoking is one request with what it is about. Steps run one after the other.
 type revoking struct {
-	*initRun
+	*clusterRun
 	request RevokeRequest
 	by      string
 	plan    *plan.Plan
