@@ -791,6 +791,9 @@ func (c *checkRun) list(ctx context.Context, v version.Version) (Components, err
 		if running := c.now.Services.Oldest; err == nil && l.Statement == "" && running != c.hop.Planned().Services {
 			l.Statement, err = c.known.vouch(limited, running, v, c.arch, l.List) // components in use can be older than the target
 		}
+		if err != nil {
+			err = statementError{err}
+		}
 	}
 	out := Components{Name: ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement, Agent: l.Agent}
 	if out.Name == c.now.Target.Components || slices.ContainsFunc(c.now.Nodes, func(n Node) bool { return n.Components == out.Name }) {
@@ -798,6 +801,12 @@ func (c *checkRun) list(ctx context.Context, v version.Version) (Components, err
 	}
 	return out, err
 }
+
+// statementError is why the feed's statement over components is not there: the feed's fault or
+// that of this computer, and not the cloud's.
+type statementError struct{ error }
+
+func (e statementError) Unwrap() error { return e.error }
 
 // write replaces the configuration, if that is asked for.
 func (c *checkRun) write() error {

@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"encoding/json"
+	"errors"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -312,6 +313,34 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 				t.Errorf("blocked by %+v", b)
 			}
 		})
+	}
+}
+
+// TestStatementThatThisComputerCannotRead names the file and does not blame the cloud.
+func TestStatementThatThisComputerCannotRead(t *testing.T) {
+	s := newPrepareStage(t)
+	s.cloud.unsigned = true
+	f := newOwnFeed(t)
+	f.sign(s, "v1.36.3")
+	f.build(f.machines, f.machines.Public, f.own.Public)
+	f.build(f.own)
+	statements, err := filepath.Glob(filepath.Join(f.dir, "releases/v1.1.0/components", strings.Repeat("[0-9a-f]", 64)+".json"))
+	if err != nil || len(statements) != 1 {
+		t.Fatalf("%q, %v", statements, err)
+	}
+	// A folder in the place of the file cannot be read, whoever runs the test.
+	if err := errors.Join(os.Remove(statements[0]), os.Mkdir(statements[0], 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	r := both
+	r.Feed, r.FeedKeys = f.dir, []string{f.machines.Public}
+	p, err := s.engine().PlanPrepare(t.Context(), r, func(engine.Event) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := p.Blocked()
+	if len(b) != 1 || b[0].ID != "components-statement" || !strings.Contains(b[0].Title, "cannot be read") || !strings.Contains(b[0].Detail, filepath.Base(statements[0])) {
+		t.Errorf("blocked by %+v", b)
 	}
 }
 
