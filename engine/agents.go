@@ -20,6 +20,9 @@ const StepAgents = "agents"
 // findingAgents is the ID of the finding about agents that verify nothing.
 const findingAgents = "agents-unverified"
 
+// findingEnrolled is the ID of the finding about agents that the hop replaces.
+const findingEnrolled = "agents-enrolled"
+
 // unverified are nodes of groups that are upgraded in place whose agents run components that
 // nobody vouches for, sorted by name. Other nodes get such an agent with their next image.
 //
@@ -27,7 +30,7 @@ const findingAgents = "agents-unverified"
 // its Node, and the group stands in a command that the user copies. A node that was enrolled is
 // known by its components, which the operator records: their ConfigMap names an enrolment program,
 // and it did so before any node had them.
-func unverified(nodes []Node, machines []CloudMachine, enrolled map[string]bool) []Node {
+func unverified(nodes []Node, machines []CloudMachine, enrolled map[string]Components) []Node {
 	of := make(map[string]*CloudMachine, len(machines))
 	for i := range machines {
 		of[machines[i].Name] = &machines[i]
@@ -36,7 +39,7 @@ func unverified(nodes []Node, machines []CloudMachine, enrolled map[string]bool)
 	for i := range nodes {
 		n := &nodes[i]
 		m := of[n.Name]
-		if !n.InPlace || m == nil || enrolled[n.Components] {
+		if !n.InPlace || m == nil || enrolled[n.Components].enrolled(n.Name) {
 			continue
 		}
 		v, err := version.Parse(m.Image[strings.LastIndexByte(m.Image, '/')+1:])
@@ -51,10 +54,21 @@ func unverified(nodes []Node, machines []CloudMachine, enrolled map[string]bool)
 	return out
 }
 
-// enrolledBy returns which components of nodes that are upgraded in place name an enrolment
-// program. ConfigMaps that are not there name none.
-func enrolledBy(ctx context.Context, k Cluster, nodes []Node) (map[string]bool, error) {
-	out := map[string]bool{}
+// withComponents returns the sorted names of the nodes that have, or claim, components.
+func withComponents(nodes []Node, components string) (names []string) {
+	for i := range nodes {
+		if nodes[i].Components == components {
+			names = append(names, nodes[i].Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// enrolledBy returns the components of nodes that are upgraded in place by their names.
+// ConfigMaps that are not there name no enrolment program.
+func enrolledBy(ctx context.Context, k Cluster, nodes []Node) (map[string]Components, error) {
+	out := map[string]Components{}
 	for i := range nodes {
 		name := nodes[i].Components
 		if _, known := out[name]; known || name == "" || !nodes[i].InPlace {
@@ -64,7 +78,7 @@ func enrolledBy(ctx context.Context, k Cluster, nodes []Node) (map[string]bool, 
 		if err != nil && !errors.Is(err, ErrAbsent) {
 			return nil, err
 		}
-		out[name] = err == nil && c.Agent != nil
+		out[name] = c
 	}
 	return out, nil
 }
@@ -124,7 +138,7 @@ func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next Comp
 	limited, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
 	machines, err := c.provider.Machines(limited)
-	var enrolled map[string]bool
+	var enrolled map[string]Components
 	if err == nil {
 		var k Cluster
 		if k, err = c.e.connect(limited, kubeconfig); err == nil {
@@ -137,7 +151,8 @@ func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next Comp
 	}
 	var left []Node
 	for _, n := range unverified(c.now.Nodes, machines, enrolled) {
-		if c.upgradesInPlace(&n) && next.Agent != nil {
+		// The operator upgrades no node that has, or claims, the next components already.
+		if c.upgradesInPlace(&n) && next.Agent != nil && n.Components != next.Name {
 			c.enrols = append(c.enrols, n)
 		} else {
 			left = append(left, n)
@@ -148,7 +163,7 @@ func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next Comp
 	}
 	if len(c.enrols) > 0 {
 		c.find(Finding{
-			ID: "agents-enrolled", Severity: Info, Source: "release", Title: "the hop installs the release keys and the verifying agent on " + many(len(c.enrols), "machine") + " in place",
+			ID: findingEnrolled, Severity: Info, Source: "release", Title: "the hop installs the release keys and the verifying agent on " + many(len(c.enrols), "machine") + " in place",
 			Detail: inGroups(c.enrols) + ": their agents run components that nobody vouches for, until then", Objects: namesOf(c.enrols),
 		})
 	}

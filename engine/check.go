@@ -796,8 +796,11 @@ func (c *checkRun) list(ctx context.Context, v version.Version) (Components, err
 		}
 	}
 	out := Components{Name: ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement, Agent: l.Agent}
-	if out.Name == c.now.Target.Components || slices.ContainsFunc(c.now.Nodes, func(n Node) bool { return n.Components == out.Name }) {
-		out.Agent = nil // it would say that these nodes were enrolled
+	if out.Name == c.now.Target.Components {
+		out.Agent = nil // it would say that the nodes were enrolled
+	}
+	if out.Agent != nil {
+		out.Unenrolled = withComponents(c.now.Nodes, out.Name)
 	}
 	return out, err
 }
