@@ -905,3 +905,20 @@ func TestSimulatedMutants(t *testing.T) {
 		t.Logf("seed %d misses rule %d: %s\n%s", s.seed, off, s.breach, story[:strings.IndexByte(story, '\n')])
 	}
 }
+
+// TestSimulatedMachinesAreRevoked makes sure that the seeds have stories in which people revoke
+// workers and control planes.
+func TestSimulatedMachinesAreRevoked(t *testing.T) {
+	var workers, controlPlanes bool
+	for seed := uint64(1); seed <= 60 && !(workers && controlPlanes); seed++ {
+		s := simulate(seed, 0, false)
+		for i := range s.machines {
+			m := &s.machines[i]
+			workers = workers || m.revoked && !s.control(m)
+			controlPlanes = controlPlanes || m.revoked && s.control(m)
+		}
+	}
+	if !workers || !controlPlanes {
+		t.Errorf("workers revoked: %t, control planes: %t", workers, controlPlanes)
+	}
+}
