@@ -30,7 +30,7 @@ const startRate, startBurst = 60, 25 // per second, and at once
 
 // act lets what was decided be done, and does not wait for it: a round that waits for
 // the slowest of a hundred writes sees late what has happened meanwhile. What is under
-// way is not begun again; what fails is decided again in the next round, and tried again
+// way is not begun again; what fails is decided again in the next round, and retried
 // after a pause that grows. It returns what joining machines shall get, if that is to
 // change.
 func (r *nodeVersions) act(o *observed, actions []decision.Action) *v1alpha1.JoinComponents {
@@ -93,13 +93,13 @@ func (r *nodeVersions) put(o *observed, a decision.Action, e effect) {
 }
 
 // Machines are created and deleted in few requests: one waits for others until a part of
-// those under way has come together, which is at once if they are few; or, if it is a
+// those in progress has come together, which is at once if they are few; or, if it is a
 // smaller part, no more come for a while; or patience, which grows with their number, has
 // an end.
 const (
 	gatherPart, gatherLess = 4, 6
 	gatherQuiet            = 100 * time.Millisecond
-	patience               = 12 * time.Millisecond // for each that is under way
+	patience               = 12 * time.Millisecond // for each that is in progress
 	patienceUp             = 1200 * time.Millisecond
 )
 
@@ -184,7 +184,7 @@ func (o *observed) controlPlane(name string) bool {
 	return n != nil && roleOf(n) == v1alpha1.ControlPlaneRole
 }
 
-// patchNode changes a Node as it was seen; if it has changed since, nothing happens
+// patchNode changes a Node if it is unchanged; if it has changed since, nothing happens
 // and the error is a conflict.
 func (r *nodeVersions) patchNode(ctx context.Context, n *corev1.Node, change func(*corev1.Node) bool) (did bool, err error) {
 	if n == nil {
@@ -205,11 +205,11 @@ func (r *nodeVersions) patchNode(ctx context.Context, n *corev1.Node, change fun
 	return false, client.IgnoreNotFound(err)
 }
 
-// adopt notes the donor on its heir, with what the heir takes over. A new Node changes
+// adopt notes the old node on its replacement node, with what the replacement node takes over. A new Node changes
 // several times within a moment, by its kubelet and by controllers, so what is written
-// depends only on that it is the same Node. Which donor it has follows from its machine,
+// depends only on that it is the same Node. Which old node it has follows from its machine,
 // so another that the Node names is overwritten. Taints are a list
-// that others change, too: with them, the heir is changed as it was seen.
+// that others change, too: with them, the replacement node is changed if it is unchanged.
 func (r *nodeVersions) adopt(ctx context.Context, heir, donor *corev1.Node, name string) (did bool, err error) {
 	change := func(n *corev1.Node) bool {
 		if donor != nil {
@@ -268,7 +268,7 @@ func pathOf(field, key string) string {
 	return "/metadata/" + field + "/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
 }
 
-// patchPending changes a PendingNode as it was seen.
+// patchPending changes a PendingNode if it is unchanged.
 func (r *nodeVersions) patchPending(ctx context.Context, p *v1alpha1.PendingNode, change func(*v1alpha1.PendingNode) bool) (did bool, err error) {
 	if p == nil {
 		return false, nil
@@ -322,7 +322,7 @@ func (r *nodeVersions) remove(ids []string) {
 	})
 }
 
-// drain goes on with what is to be emptied, and ends the rest. What is empty is kept
+// drain continues with what is to be emptied, and ends the rest. What is empty is kept
 // in mind as long as it takes no new pods.
 func (r *nodeVersions) drain(o *observed, nodes map[string]bool) {
 	keep := map[string]bool{}
@@ -351,7 +351,7 @@ func (r *nodeVersions) follow(a decision.Action) {
 		if err != nil {
 			return err
 		}
-		if !a.Ended.IsZero() && last.RetryMark() != "" && !last.Ended.Equal(a.Ended) { // it has been tried again
+		if !a.Ended.IsZero() && last.RetryMark() != "" && !last.Ended.Equal(a.Ended) { // it has been retried
 			r.hostView.setRun(last.OfCluster())
 			return nil
 		}
@@ -398,7 +398,7 @@ func (r *nodeVersions) tellVersion(ctx context.Context, kind, reason, note strin
 	}
 }
 
-// try does something beside the rounds, unless it is under way or has failed a moment
+// try does something beside the rounds, unless it is in progress or has failed a moment
 // ago, and wakes the next round at its end.
 func (r *nodeVersions) try(key string, do func(context.Context) error) {
 	if !r.retries.begin(key) {

@@ -11,9 +11,9 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// inherit copies to an heir what its donor was given by people: labels, taints, and
+// inherit copies to a replacement node what its old node was given by people: labels, taints, and
 // the annotations that are listed here. docs/design/operator.md has the rules. What the
-// heir has already is its own.
+// replacement node has already is its own.
 func inherit(heir, donor *corev1.Node) {
 	for k, v := range donor.Labels {
 		if _, has := heir.Labels[k]; !has && inherited(k) {
@@ -33,14 +33,14 @@ func inherit(heir, donor *corev1.Node) {
 	}
 }
 
-// Annotations of a Node that go to its heir: the autoscaler's, and those that an owner
+// Annotations of a Node that go to its replacement node: the autoscaler's, and those that an owner
 // writes for this purpose.
 const (
 	annotationScaleDown = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
 	ownersPrefix        = "node.constellation.edgeless.systems/"
 )
 
-// inherited reports whether a label goes to the heir: people's do, those of Kubernetes
+// inherited reports whether a label goes to the replacement node: people's do, those of Kubernetes
 // and of the machine's place do not.
 func inherited(key string) bool {
 	host, name, ok := strings.Cut(key, "/")

@@ -130,7 +130,7 @@ const (
 	statusPace = time.Second
 	// assessPace is the least time between two looks at what there is to tell.
 	assessPace = 200 * time.Millisecond
-	// Deadlines are looked at this often while something is under way, and otherwise.
+	// Deadlines are looked at this often while something is in progress, and otherwise.
 	restless, resting = 10 * time.Second, 5 * time.Minute
 	// The API server is asked past the cache after askAgain, and nothing is done with a
 	// view, of it or of the cloud, that could not be renewed for tooOld.
@@ -420,7 +420,7 @@ const (
 	reporting  = "report on NodeVersion"
 )
 
-// renew lets what is known of the cloud and of the host be asked for anew, as often as
+// renew lets what is known of the cloud and of the host be asked for again, as often as
 // it matters, and reports whether something is moving there, and in how long something is
 // asked for again if nothing happens. lacking is whether a whole list is waited for.
 func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Duration, lacking bool) (moving bool, look time.Duration) {

@@ -106,7 +106,7 @@ type host interface {
 
 // drains empties nodes in the background. See drainer.
 type drains interface {
-	// drain begins to evict what is on the node, or goes on. It returns at once.
+	// drain begins to evict what is on the node, or continues. It returns at once.
 	drain(node string)
 	// state returns what was seen last: whether nothing is left to evict, and what
 	// refuses. Of a node that was never drained nothing is known: false, "".

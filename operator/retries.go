@@ -13,7 +13,7 @@ import (
 	"constellation/engine/cloud"
 )
 
-// retries remembers what is under way and what has failed, so that nothing is done
+// retries remembers what is in progress and what has failed, so that nothing is done
 // twice at a time and what fails is tried less and less often. It is safe for
 // concurrent use.
 type retries struct {
@@ -196,7 +196,7 @@ func (e *retries) outdated(key string) bool {
 // cache has caught up, each try meets one, and they follow each other within milliseconds.
 const conflictLasts = 10 * time.Second
 
-// unwanted is how long something may be tried again before it is known that nobody wants
+// unwanted is how long something may be retried before it is known that nobody wants
 // it any more: it failed, and what it was for has come about without it.
 const unwanted = time.Second
 

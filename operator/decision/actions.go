@@ -12,7 +12,7 @@ import (
 type Action struct {
 	Kind    ActionKind
 	Node    string // name of the Node, or of the member's node
-	Heir    string // name of the donor's heir; of MoveLeader: of the next leader
+	Heir    string // name of the old node's replacement node; of MoveLeader: of the next leader
 	Donor   string // name
 	Machine string // ID in the cloud
 	Group   string // ID
@@ -51,12 +51,12 @@ const (
 	// CreateInstance requests one machine with the intent's token, if the intent exists and is not
 	// bound. The same token never makes a second machine.
 	CreateInstance
-	// AdoptHeir writes the donor's name to the heir and copies labels and taints.
+	// AdoptHeir writes the old node's name to the replacement node and copies labels and taints.
 	AdoptHeir
 	// CordonNode cordons the node and writes the time, unless it is cordoned already, and writes
-	// the name of its heir. It changes the Node only if it is unchanged.
+	// the name of its replacement node. It changes the Node only if it is unchanged.
 	CordonNode
-	// ReleaseNode removes the name of the heir, and the operator's cordon if Uncordon is set.
+	// ReleaseNode removes the name of the replacement node, and the operator's cordon if Uncordon is set.
 	// Cordons of others stay. It changes the Node only if it is unchanged.
 	ReleaseNode
 	// PostponeNode writes until when other nodes come first.
@@ -65,7 +65,7 @@ const (
 	DrainNode
 	// YieldLease stops the operator's leader on the node, so that another replica leads.
 	YieldLease
-	// MoveLeader makes heir the leader of etcd.
+	// MoveLeader makes replacement node the leader of etcd.
 	MoveLeader
 	// RemoveMember removes the node's etcd member, if at least MinVoters started voters remain.
 	RemoveMember

@@ -218,8 +218,8 @@ func sorted(nodes []Node) []Node {
 	return out
 }
 
-// surplusNodes counts the nodes above the desired number: one for each replacement whose donor and
-// heir are both Nodes, and one for each orphaned heir.
+// surplusNodes counts the nodes above the desired number: one for each replacement whose old node and
+// replacement node are both Nodes, and one for each orphaned replacement node.
 func (d *Decision) surplusNodes() int {
 	n := 0
 	for _, m := range d.orphanedHeirs {
@@ -276,8 +276,8 @@ func (d *Decision) isOrphanedHeir(m *Instance) bool {
 }
 
 // donorOf returns the node that m was created to replace, or nil. n is the node of m. The token of
-// m names the donor. If an older operator created m, its Node names the donor, which counts if
-// the donor's Node names n.
+// m names the old node. If an older operator created m, its Node names the old node, which counts if
+// the old node's Node names n.
 func (d *Decision) donorOf(m *Instance, n *Node) *Node {
 	replaced, pinned := d.madeFor(m)
 	switch {
@@ -362,7 +362,7 @@ func (d *Decision) outdated(n *Node) bool {
 }
 
 // postponed reports whether n must not be replaced now. A replacement in progress is given up,
-// unless its donor cannot stay.
+// unless its old node cannot stay.
 func (d *Decision) postponed(n *Node) bool { return d.w.Now.Before(n.PostponedUntil) || d.onHold(n) }
 
 // onHold reports whether n or its group is on hold.
@@ -582,7 +582,7 @@ func (d *Decision) advanceReplacement(r *replacement) {
 			d.Wait("IntentSettles", fmt.Sprintf("the etcd member of %s votes, and its Node is not seen", r.machine.Name), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, time.Time{})
 			return
 		}
-		d.do(Action{Kind: ClearIntent, Intent: *r.Intent}) // trackOrphans removes the donor, which has left etcd
+		d.do(Action{Kind: ClearIntent, Intent: *r.Intent}) // trackOrphans removes the old node, which has left etcd
 	case d.unneeded(r) || r.donor != nil && d.postponed(r.donor):
 		d.giveUp(r)
 	case r.heir == nil:
@@ -597,7 +597,7 @@ func (d *Decision) advanceReplacement(r *replacement) {
 	}
 }
 
-// unneeded reports whether r must no longer replace its donor.
+// unneeded reports whether r must no longer replace its old node.
 func (d *Decision) unneeded(r *replacement) bool {
 	if r.machine != nil && d.leaving[r.machine.ID] != nil || r.heir != nil && d.hasLeftEtcd(r.heir) {
 		return true
@@ -605,7 +605,7 @@ func (d *Decision) unneeded(r *replacement) bool {
 	if r.donor == nil || !r.donor.Confirmed {
 		return false
 	}
-	// A donor whose member has left etcd cannot stay, so its heir has to.
+	// An old node whose member has left etcd cannot stay, so its replacement node has to.
 	if !d.hasLeftEtcd(r.donor) && (known(r.donor) && d.atTarget(r.donor) || r.donor.Obsolete || d.leaves(r.donor) || !d.must(ruleInPlace, !d.inPlace(r.donor)) || d.upgrades(r.donor)) {
 		return true
 	}
@@ -614,7 +614,7 @@ func (d *Decision) unneeded(r *replacement) bool {
 			return true
 		}
 	}
-	for i := range d.w.Intents { // an intent that is bound to the donor already
+	for i := range d.w.Intents { // an intent that is bound to the old node already
 		if o := &d.w.Intents[i]; o.Name != r.Name && o.Donor == r.Intent.Donor && o.Machine == r.donor.ProviderID {
 			return true
 		}
@@ -622,8 +622,8 @@ func (d *Decision) unneeded(r *replacement) bool {
 	return r.heir != nil && r.heir.Obsolete
 }
 
-// replaced reports whether the donor of r has left etcd and the heir votes in its place, under an
-// intent that somebody deleted. The donor must then leave, and the heir must not be given up,
+// replaced reports whether the old node of r has left etcd and the replacement node votes in its place, under an
+// intent that somebody deleted. The old node must then leave, and the replacement node must not be given up,
 // however long the drain takes. Nodes do not count here, because a Node may be missing from the
 // observation.
 func (d *Decision) replaced(r *replacement) bool {
@@ -691,14 +691,14 @@ func (d *Decision) mayCreate(role v1alpha1.Role, g *Group) bool {
 	return true
 }
 
-// giveUp binds the intent to the heir: its machine leaves, the donor stays.
+// giveUp binds the intent to the replacement node: its machine leaves, the old node stays.
 func (d *Decision) giveUp(r *replacement) {
 	in := *r.Intent
 	in.Goal, in.Machine, in.Node = v1alpha1.LeaveGoal, r.machine.ID, r.machine.Name
 	d.do(Action{Kind: BindIntent, Intent: in})
 }
 
-// postpone records on the donor that other nodes come first. The intent is given up after that, so
+// postpone records on the old node that other nodes come first. The intent is given up after that, so
 // that a crash in between cannot start the same attempt again.
 func (d *Decision) postpone(r *replacement, why string) {
 	switch {
@@ -710,7 +710,7 @@ func (d *Decision) postpone(r *replacement, why string) {
 	}
 }
 
-// completeReplacement replaces the donor by the heir, which is a Node: adopt, cordon, drain, bind.
+// completeReplacement replaces the old node by the replacement node, which is a Node: adopt, cordon, drain, bind.
 func (d *Decision) completeReplacement(r *replacement) {
 	h, donor := r.heir, r.donor
 	overdue := d.w.Now.After(r.machine.Since.Add(JoinDeadline))
@@ -725,7 +725,7 @@ func (d *Decision) completeReplacement(r *replacement) {
 		d.Wait("MachineUnknown", fmt.Sprintf("the cloud does not describe the machine of %s at the moment, so it stays", donor.Name), NodeReference(donor.Name), time.Time{})
 		return
 	case d.mispaired(r):
-		// Without the intent, the machine is an orphan and is matched with its own donor.
+		// Without the intent, the machine is an orphan and is matched with its own old node.
 		d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
 		return
 	case !known(h):
@@ -747,7 +747,7 @@ func (d *Decision) completeReplacement(r *replacement) {
 		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", NodeReference(donor.Name), time.Time{})
 		return
 	case !begun && h.Donor != donor.Name:
-		// The intent names the donor. The annotation of the Node only repeats it.
+		// The intent names the old node. The annotation of the Node only repeats it.
 		if d.when(ruleHeirDenies, d.refusesDonor(r)) {
 			d.postpone(r, h.Name+", its new machine, does not keep the annotation that names what it replaces")
 			return
@@ -790,7 +790,7 @@ func (d *Decision) completeReplacement(r *replacement) {
 	}
 }
 
-// mispaired reports whether r's machine was created to replace another node than r's donor.
+// mispaired reports whether r's machine was created to replace another node than r's old node.
 func (d *Decision) mispaired(r *replacement) bool {
 	if d.off == ruleMadeFor {
 		return r.heir.Donor != "" && r.heir.Donor != r.Intent.Donor
@@ -799,7 +799,7 @@ func (d *Decision) mispaired(r *replacement) bool {
 	return replaced != nil && replaced.ID != r.donor.ProviderID
 }
 
-// refusesDonor reports whether the heir of r does not keep the annotation that names its donor for
+// refusesDonor reports whether the replacement node of r does not keep the annotation that names its old node for
 // longer than an honest Node needs.
 func (d *Decision) refusesDonor(r *replacement) bool {
 	return d.w.Now.After(r.machine.Since.Add(JoinDeadline + CreateDeadline))
@@ -813,7 +813,7 @@ func prefixed(with, text string) string {
 	return with + text
 }
 
-// waitForHeir waits for an heir until its deadline, and then postpones the replacement.
+// waitForHeir waits for a replacement node until its deadline, and then postpones the replacement.
 func (d *Decision) waitForHeir(r *replacement, late bool, reason, message string) {
 	if d.when(ruleOverdue, late) {
 		d.postpone(r, message)
@@ -825,8 +825,8 @@ func (d *Decision) waitForHeir(r *replacement, late bool, reason, message string
 	d.Wait(reason, message, NodeReference(r.heir.Name), time.Time{})
 }
 
-// settleVanishedDonor ends a replacement whose donor's Node is gone. If somebody deleted the Node,
-// the heir stays. If another node was its heir, the replacement started from a stale
+// settleVanishedDonor ends a replacement whose old node's Node is gone. If somebody deleted the Node,
+// the replacement node stays. If another node was its replacement node, the replacement started from a stale
 // observation, and the machine leaves.
 func (d *Decision) settleVanishedDonor(r *replacement) {
 	for i := range d.w.Nodes {
@@ -836,7 +836,7 @@ func (d *Decision) settleVanishedDonor(r *replacement) {
 		}
 	}
 	switch {
-	case r.heir.Donor != r.Intent.Donor && !d.when(ruleHeirDenies, d.refusesDonor(r)): // the heir stays, so it gets the name of its donor
+	case r.heir.Donor != r.Intent.Donor && !d.when(ruleHeirDenies, d.refusesDonor(r)): // the replacement node stays, so it gets the name of its old node
 		d.do(Action{Kind: AdoptHeir, Node: r.heir.Name, Donor: r.Intent.Donor})
 	case d.when(ruleVanishedDonor, true):
 		d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
@@ -895,7 +895,7 @@ func (d *Decision) advanceIntent(in *Intent) {
 	switch {
 	case Gone(m) || n != nil && d.joined(n):
 		d.do(Action{Kind: ClearIntent, Intent: *in})
-	case m != nil && m.Token != "" && d.tracked[m.Token]: // the heir of another intent
+	case m != nil && m.Token != "" && d.tracked[m.Token]: // the replacement node of another intent
 	case d.when(ruleOverdue, d.must(ruleStrayDeadline, d.w.Now.After(in.Deadline))):
 		bound := *in
 		bound.Goal = v1alpha1.LeaveGoal
@@ -979,8 +979,8 @@ func (d *Decision) memberGone(in *Intent, n *Node, name string) bool {
 	if in.Donor == name && n != nil && m.Voter && m.Healthy {
 		heir := d.heirOf(n, in)
 		if heir == "" || !d.isMember(heir) {
-			// The heir was lost or left etcd after the donor was bound; it voted at that time. While the
-			// donor's member is in etcd, nothing of its machine was changed, so the donor stays.
+			// The replacement node was lost or left etcd after the old node was bound; it voted at that time. While the
+			// old node's member is in etcd, nothing of its machine was changed, so the old node stays.
 			if m := d.ByToken[in.Token]; d.when(ruleRevive, heir != "" || Gone(m) || m == nil && d.w.Complete) {
 				d.do(Action{Kind: ClearIntent, Intent: *in})
 			}
@@ -1004,7 +1004,7 @@ func (d *Decision) memberGone(in *Intent, n *Node, name string) bool {
 	return false
 }
 
-// heirOf returns the name of the heir of n that stays. Machines count, because a Node may be missing
+// heirOf returns the name of the replacement node of n that stays. Machines count, because a Node may be missing
 // from the observation.
 func (d *Decision) heirOf(n *Node, in *Intent) string {
 	if m := d.ByToken[in.Token]; m != nil && !Gone(m) && d.leaving[m.ID] == nil {
@@ -1096,7 +1096,7 @@ func (d *Decision) trackOrphans() {
 // hasLeftEtcd reports whether n is a control plane that was bound to leave and whose member has left
 // etcd, while somebody deleted its intent. It must leave all the same. A member is removed only
 // after the binding, so a stale observation changes nothing. We recognise n by our cordon or, if
-// a stale reconcile removed that, by an heir that votes. Heirs join one at a time, so n does not
+// a stale reconcile removed that, by a replacement node that votes. Heirs join one at a time, so n does not
 // become a member then.
 func (d *Decision) hasLeftEtcd(n *Node) bool {
 	if n.Role != v1alpha1.ControlPlaneRole || len(d.w.Etcd) == 0 || d.isMember(n.Name) {
@@ -1105,7 +1105,7 @@ func (d *Decision) hasLeftEtcd(n *Node) bool {
 	return n.Cordon == CordonedByUs || d.when(ruleHeirVotes, d.heirVotes(n))
 }
 
-// heirVotes reports whether an heir of n that stays votes in etcd.
+// heirVotes reports whether a replacement node of n that stays votes in etcd.
 func (d *Decision) heirVotes(n *Node) bool {
 	return slices.ContainsFunc(d.w.Nodes, func(h Node) bool {
 		return h.Role == v1alpha1.ControlPlaneRole && h.Donor == n.Name && h.Name != n.Name && !d.leaves(&h) && d.votes(h.Name)
@@ -1116,7 +1116,7 @@ func (d *Decision) isMember(name string) bool {
 	return slices.ContainsFunc(d.w.Etcd, func(m Member) bool { return m.Node == name })
 }
 
-// heirInPlace reports whether n is the heir of a replacement in progress.
+// heirInPlace reports whether n is the replacement node of a replacement in progress.
 func (d *Decision) heirInPlace(n *Node) bool {
 	return slices.ContainsFunc(d.replacements, func(r replacement) bool { return r.heir == n })
 }
@@ -1238,7 +1238,7 @@ func (d *Decision) startReplacements() {
 			lost = d.orphanedHeirFor(n)
 		}
 		if place < 0 || lost == nil && d.inFlight >= d.surge {
-			continue // a later node may have an orphaned heir
+			continue // a later node may have an orphaned replacement node
 		}
 		if n.Role == v1alpha1.ControlPlaneRole && lost == nil && d.untrackedControlPlane {
 			d.Wait("ControlPlaneMoves", "another control plane is on its way in or out; the next one waits until it has settled", NodeReference(n.Name), time.Time{})
@@ -1254,7 +1254,7 @@ func (d *Decision) startReplacements() {
 			in = Intent{Name: in.Name, Goal: v1alpha1.UpgradeGoal, Machine: n.ProviderID, Node: n.Name, Group: n.Group, Deadline: d.w.Now.Add(JoinDeadline)}
 			d.inFlight++
 		case lost != nil:
-			in.Token = lost.Token // the orphaned heir holds its slot already
+			in.Token = lost.Token // the orphaned replacement node holds its slot already
 		default:
 			in.Token = token(n, in.Name, d.w.Now)
 			d.inFlight++
@@ -1327,7 +1327,7 @@ func token(n *Node, place string, now time.Time) string {
 	return hex.EncodeToString(sum[:12]) + tokenSeparator + MachineHash(n.ProviderID)
 }
 
-// releaseCordons uncordons nodes that stay, and removes the names of their heirs. Cordons of others
+// releaseCordons uncordons nodes that stay, and removes the names of their replacement nodes. Cordons of others
 // stay.
 func (d *Decision) releaseCordons() {
 	for i := range d.w.Nodes {

@@ -8,7 +8,7 @@ import (
 // FirstSeen records the first-seen time of keys, by our own clock. The clocks of the cloud, of the
 // API server and of an earlier operator may be half an hour off. So a timestamp of theirs never
 // shortens a deadline: something new gets the full time from when we first saw it. A restarted
-// operator starts anew.
+// operator starts again.
 //
 // The zero value is empty. It is safe for concurrent use.
 type FirstSeen struct {

@@ -146,7 +146,7 @@ func (d *Decision) upgradeWanted(in *Intent, n *Node) bool {
 	})
 }
 
-// upgrades reports whether n is being upgraded as it is.
+// upgrades reports whether n is being upgraded in place.
 func (d *Decision) upgrades(n *Node) bool {
 	return slices.ContainsFunc(d.w.Intents, func(o Intent) bool {
 		return o.Goal == v1alpha1.UpgradeGoal && o.Machine == n.ProviderID

@@ -18,10 +18,10 @@ const (
 	ruleGroupImage          // nothing is created before the group has the target's image
 	rulePublishedFirst      // nothing is created before the target's components are published for its role
 	ruleKnown               // a node is not changed before its image, components and machine are known
-	ruleHeirVersion         // an heir of another version is given up
-	ruleHeirReady           // a donor is touched only when its heir is Ready
-	ruleHeirOpen            // an heir that somebody else cordoned takes over nothing
-	ruleDrained             // a donor leaves only when it is drained
+	ruleHeirVersion         // a replacement node of another version is given up
+	ruleHeirReady           // an old node is touched only when its replacement node is Ready
+	ruleHeirOpen            // a replacement node that somebody else cordoned takes over nothing
+	ruleDrained             // an old node leaves only when it is drained
 	ruleLeavingDrained      // every other machine that leaves is drained too
 	ruleMemberFirst         // a control plane's machine is deleted only after its etcd member
 	ruleMembersHealthy      // no member is removed while another one is not healthy
@@ -61,18 +61,18 @@ const (
 	ruleBlockedGoesBy // a blocked drain releases its surge slot
 	ruleUncordon      // nodes that the operator cordoned and that stay are uncordoned
 	ruleTrack         // orphaned machines are tracked
-	ruleRevive        // a control plane whose heir is lost before its member left stays
+	ruleRevive        // a control plane whose replacement node is lost before its member left stays
 	ruleDeadMember    // a member without machine and Node is removed
 	ruleHalfGone      // a control plane that has left etcd is removed, even if its intent was deleted
-	ruleHeirVotes     // it is also removed if its cordon is gone and its heir votes
-	ruleHeirStays     // the heir of a control plane that has left etcd is not given up
+	ruleHeirVotes     // it is also removed if its cordon is gone and its replacement node votes
+	ruleHeirStays     // the replacement node of a control plane that has left etcd is not given up
 	ruleDeadNode      // a Node whose machine is gone is removed
-	ruleVanishedDonor // a replacement whose donor is gone ends
+	ruleVanishedDonor // a replacement whose old node is gone ends
 	ruleSecondPublish // the target is published for workers in the end
 	ruleRetry         // a failed upgrade of Kubernetes is retried
 	ruleInPlaceEnough // an in-place upgrade that is no longer requested is given up
 	ruleInPlaceStuck  // a node whose upgrade fails does not block other groups
-	ruleHeirDenies    // an heir that denies its donor is given up
+	ruleHeirDenies    // a replacement node that denies its old node is given up
 	ruleNeverReady    // a machine whose Node is never Ready is given up
 	ruleRevoked       // a revoked machine is removed without a drain
 
