@@ -11,9 +11,9 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// inherit copies to a replacement node what its old node was given by people: labels, taints, and
-// the annotations that are listed here. docs/design/operator.md has the rules. What the
-// replacement node has already is its own.
+// inherit copies labels, taints and the annotations below from an old node to its replacement node, if
+// people set them. Existing values of the replacement node stay. docs/design/operator.md has the
+// rules.
 func inherit(heir, donor *corev1.Node) {
 	for k, v := range donor.Labels {
 		if _, has := heir.Labels[k]; !has && inherited(k) {
@@ -50,7 +50,7 @@ func inherited(key string) bool {
 	switch {
 	case host == "node-role.kubernetes.io":
 		return name != "control-plane"
-	case host == "node-restriction.kubernetes.io": // kubelets may not set them, so people did
+	case host == "node-restriction.kubernetes.io": // kubelets may not set these, so people did
 		return true
 	case strings.HasPrefix(host, "topology."):
 		return false
