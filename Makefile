@@ -25,6 +25,8 @@ MACHINES   ?= hollow
 CONTROL_PLANES ?=
 
 export CGO_ENABLED := 0
+# The flags of the release build, also for tests, so that both share compiled packages.
+export GOFLAGS := -trimpath
 GO_BUILD = go build -trimpath -buildvcs=false
 TOOL     = go tool -modfile=.ci/go.mod
 
@@ -37,8 +39,9 @@ build: binaries bin/kubectl ## build all binaries into bin/, and kubectl of the 
 
 .PHONY: binaries
 binaries:
-	@echo "building bin/constellation and the daemons of $(RELEASES)"
+	@echo "building bin/constellation, bin/constellation-sandbox and the daemons of $(RELEASES)"
 	@$(GO_BUILD) -ldflags "-s -w -X constellation/engine/version.Release=$(RELEASE)" -o bin/constellation .
+	@$(GO_BUILD) -ldflags "-s -w -X constellation/engine/version.Release=$(RELEASE)" -o bin/constellation-sandbox ./engine/sandbox/cmd
 	@for r in $(RELEASES); do for d in $(DAEMONS); do \
 	  $(GO_BUILD) -ldflags "-s -w -X constellation/engine/version.Release=$$r" -o bin/releases/$$r/$$d ./$$d/cmd; done; done
 

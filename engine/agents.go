@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
@@ -30,12 +31,12 @@ const findingAgents = "agents-unverified"
 // its Node, and the group stands in a command that the user copies. A node that was enrolled is
 // known by its components, which the operator records: their ConfigMap names an enrolment program,
 // and it did so before any node had them.
-func unverified(nodes []Node, machines []CloudMachine, enrolled map[string]bool) []Node {
-	of := make(map[string]*CloudMachine, len(machines))
+func unverified(nodes []cluster.Node, machines []cluster.CloudMachine, enrolled map[string]bool) []cluster.Node {
+	of := make(map[string]*cluster.CloudMachine, len(machines))
 	for i := range machines {
 		of[machines[i].Name] = &machines[i]
 	}
-	var out []Node
+	var out []cluster.Node
 	for i := range nodes {
 		n := &nodes[i]
 		m := of[n.Name]
@@ -47,16 +48,16 @@ func unverified(nodes []Node, machines []CloudMachine, enrolled map[string]bool)
 			continue
 		}
 		found := *n
-		found.Group = groupName(m.Group)
+		found.Group = cluster.GroupName(m.Group)
 		out = append(out, found)
 	}
-	slices.SortFunc(out, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b cluster.Node) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 
 // enrolledBy returns which components of nodes that are upgraded in place name an enrolment
 // program. ConfigMaps that are not there name none.
-func enrolledBy(ctx context.Context, k Cluster, nodes []Node) (map[string]bool, error) {
+func enrolledBy(ctx context.Context, k Cluster, nodes []cluster.Node) (map[string]bool, error) {
 	out := map[string]bool{}
 	for i := range nodes {
 		name := nodes[i].Components
@@ -64,7 +65,7 @@ func enrolledBy(ctx context.Context, k Cluster, nodes []Node) (map[string]bool, 
 			continue
 		}
 		c, err := k.Components(ctx, name)
-		if err != nil && !errors.Is(err, ErrAbsent) {
+		if err != nil && !errors.Is(err, cluster.ErrAbsent) {
 			return nil, err
 		}
 		out[name] = err == nil && c.Agent != nil
@@ -73,7 +74,7 @@ func enrolledBy(ctx context.Context, k Cluster, nodes []Node) (map[string]bool, 
 }
 
 // inGroups is "2 of workers (worker-0, worker-1)".
-func inGroups(nodes []Node) string {
+func inGroups(nodes []cluster.Node) string {
 	by := map[string][]string{}
 	for i := range nodes {
 		g := cmp.Or(nodes[i].Group, nodes[i].Role)
@@ -87,7 +88,7 @@ func inGroups(nodes []Node) string {
 }
 
 // agentsFinding warns of agents that verify nothing.
-func agentsFinding(nodes []Node, remedy string) plan.Finding {
+func agentsFinding(nodes []cluster.Node, remedy string) plan.Finding {
 	f := plan.Finding{
 		ID: findingAgents, Severity: plan.Warn, Source: "release", Title: "the agents of " + words.Count(len(nodes), "node") + " run components that nobody vouches for",
 		Detail: inGroups(nodes) + ": the machines have images of releases before " + release.FirstVerifying.String() + ", and their groups are upgraded in place", Remedy: remedy,
@@ -104,7 +105,7 @@ func agentsUnchecked(err error) plan.Finding {
 }
 
 // replaceOnce is the remedy where no upgrade of Kubernetes in place enrols the agents.
-func replaceOnce(nodes []Node) string {
+func replaceOnce(nodes []cluster.Node) string {
 	var groups []string
 	for i := range nodes {
 		groups = append(groups, cmp.Or(nodes[i].Group, nodes[i].Role))
@@ -120,8 +121,8 @@ func replaceOnce(nodes []Node) string {
 
 // judgeAgents finds agents that verify nothing. Those of nodes whose Kubernetes the hop upgrades
 // in place are enrolled by it, if the cloud has an enrolment program.
-func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next Components) {
-	if c.enrols = nil; c.provider == nil || !slices.ContainsFunc(c.now.Nodes, func(n Node) bool { return n.InPlace }) {
+func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next cluster.Components) {
+	if c.enrols = nil; c.provider == nil || !slices.ContainsFunc(c.now.Nodes, func(n cluster.Node) bool { return n.InPlace }) {
 		return
 	}
 	limited, cancel := context.WithTimeout(ctx, checkLimit)
@@ -138,7 +139,7 @@ func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next Comp
 		c.find(agentsUnchecked(err))
 		return
 	}
-	var left []Node
+	var left []cluster.Node
 	for _, n := range unverified(c.now.Nodes, machines, enrolled) {
 		if c.upgradesInPlace(&n) && next.Agent != nil {
 			c.enrols = append(c.enrols, n)
@@ -158,7 +159,7 @@ func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next Comp
 }
 
 // upgradesInPlace reports whether the hop upgrades Kubernetes of a node as it is.
-func (c *checkRun) upgradesInPlace(n *Node) bool {
+func (c *checkRun) upgradesInPlace(n *cluster.Node) bool {
 	touched := c.hop.ReplaceWorkers
 	if n.Role == string(cloud.ControlPlane) {
 		touched = c.hop.ReplaceControlPlanes
@@ -166,7 +167,7 @@ func (c *checkRun) upgradesInPlace(n *Node) bool {
 	return n.InPlace && touched && c.hop.To.Kubernetes != c.hop.From.Kubernetes
 }
 
-func namesOf(nodes []Node) []string {
+func namesOf(nodes []cluster.Node) []string {
 	out := make([]string, len(nodes))
 	for i := range nodes {
 		out[i] = nodes[i].Name
@@ -175,7 +176,7 @@ func namesOf(nodes []Node) []string {
 }
 
 // agentsStep names the enrolment program, with which the operator begins on each node.
-func (i *initRun) agentsStep() plan.Step {
+func (i *clusterRun) agentsStep() plan.Step {
 	want := i.components
 	return plan.Step{
 		ID:    StepAgents,
@@ -186,7 +187,7 @@ func (i *initRun) agentsStep() plan.Step {
 		Done: func(ctx context.Context) (bool, error) {
 			return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 				got, err := k.Components(ctx, want.Name)
-				return err == nil && got.serves(want), err
+				return err == nil && got.Serves(want), err
 			})
 		},
 		Run: func(ctx context.Context, r *plan.Reporter) error {

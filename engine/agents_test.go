@@ -7,6 +7,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
 )
@@ -21,7 +22,7 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 			n := &s.inside.running.Nodes[i]
 			n.InPlace = n.Role == "worker"
 			s.cluster.PutNode(*n)
-			s.cloud.machines = append(s.cloud.machines, engine.CloudMachine{Instance: cloud.Instance{Name: n.Name, Group: "sandboxes/demo/groups/" + n.Group, Image: "sandboxes/demo/images/v1.0.0"}})
+			s.cloud.machines = append(s.cloud.machines, cluster.CloudMachine{Instance: cloud.Instance{Name: n.Name, Group: "sandboxes/demo/groups/" + n.Group, Image: "sandboxes/demo/images/v1.0.0"}})
 		}
 		s.cloud.agent = program
 		return s
@@ -54,13 +55,13 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 		}
 		return finding(st.Health, "agents-unverified")
 	}
-	published := func(t *testing.T, s *checkStage) engine.Components {
+	published := func(t *testing.T, s *checkStage) cluster.Components {
 		t.Helper()
 		l, err := s.cloud.Components(t.Context(), v("v1.36.3"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := s.cluster.Components(t.Context(), engine.ComponentsName(l.List))
+		c, err := s.cluster.Components(t.Context(), cluster.ComponentsName(l.List))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +144,7 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		// An older operator brought worker-0 there, with the agent that it had.
-		c := engine.Components{Name: engine.ComponentsName(l.List), Kubernetes: "v1.36.3", List: l.List}
+		c := cluster.Components{Name: cluster.ComponentsName(l.List), Kubernetes: "v1.36.3", List: l.List}
 		if err := s.cluster.PublishComponents(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}

@@ -17,7 +17,9 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // applyStage is a cluster that an operator looks after.
@@ -79,15 +81,17 @@ func (d dumper) Dump(_ context.Context, w *backup.Writer, _ engine.DumpOptions, 
 
 func (s *applyStage) engine() *engine.Engine {
 	s.Helper()
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		s.Fatal(err)
 	}
 	e := engine.New(w, engine.Deps{
-		Connect:  func(context.Context, []byte) (engine.Cluster, error) { return s.cluster, nil },
-		Inspect:  func(context.Context, []byte) (engine.Inspector, error) { return s.inside, nil },
-		Backups:  func(context.Context, []byte) (engine.BackupCluster, error) { return dumper{s: s}, nil },
-		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) { return s.cloud, nil },
+		Connect: func(context.Context, []byte) (engine.Cluster, error) { return s.cluster, nil },
+		Inspect: func(context.Context, []byte) (engine.Inspector, error) { return s.inside, nil },
+		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return dumper{s: s}, nil },
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+			return s.cloud, nil
+		},
 	})
 	e.SetLimits(2*time.Second, 5*time.Second, time.Second, 500*time.Millisecond, time.Second, 1500*time.Millisecond)
 	return e
@@ -135,14 +139,14 @@ func (s *applyStage) operate() {
 			return
 		}
 		await(s.inside.running.Nodes[0].Name, plan.NodeOutdated)
-		s.cluster.SetRollout(func(r *engine.Rollout) { r.Observed, r.Busy, r.Reason = true, true, "RollingOut" })
+		s.cluster.SetRollout(func(r *cluster.Rollout) { r.Observed, r.Busy, r.Reason = true, true, "RollingOut" })
 		for _, old := range s.inside.running.Nodes {
 			heir := strings.TrimRight(old.Name, "0123456789") + "9"
 			if strings.HasSuffix(old.Name, "1") {
 				heir = "worker-8"
 			}
-			move := engine.Move{Name: "replace-0", Node: heir, Group: old.Group, Donor: old.Name, Machine: "Creating"}
-			set := func() { s.cluster.SetRollout(func(r *engine.Rollout) { r.Moves = []engine.Move{move} }) }
+			move := cluster.Move{Name: "replace-0", Node: heir, Group: old.Group, Donor: old.Name, Machine: "Creating"}
+			set := func() { s.cluster.SetRollout(func(r *cluster.Rollout) { r.Moves = []cluster.Move{move} }) }
 			set()
 			await(heir, plan.NodeCreating)
 			n := old
@@ -156,10 +160,10 @@ func (s *applyStage) operate() {
 			await(old.Name, plan.NodeDraining)
 			s.cluster.RemoveNode(old.Name)
 			await(old.Name, plan.NodeLeaving)
-			s.cluster.SetRollout(func(r *engine.Rollout) { r.Moves = nil })
+			s.cluster.SetRollout(func(r *cluster.Rollout) { r.Moves = nil })
 			await(old.Name, plan.NodeGone)
 		}
-		s.cluster.SetRollout(func(r *engine.Rollout) { r.Observed, r.Reached, r.Busy, r.Reason = true, true, false, "UpToDate" })
+		s.cluster.SetRollout(func(r *cluster.Rollout) { r.Observed, r.Reached, r.Busy, r.Reason = true, true, false, "UpToDate" })
 	}()
 }
 
@@ -204,7 +208,7 @@ func TestApplyUpgradesACluster(t *testing.T) {
 	if got := s.joined(); got.Attestation != newDemand {
 		t.Errorf("join-config %+v", got)
 	}
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,7 +287,7 @@ func TestApplyIsInterruptedAnywhereAndGoesOn(t *testing.T) {
 }
 
 func TestApplyRefuses(t *testing.T) {
-	other := engine.Holder{User: "ops", Host: "desk", Workspace: "/w", PID: 7, Run: "upgrade-1", Since: checkTime}
+	other := cluster.Holder{User: "ops", Host: "desk", Workspace: "/w", PID: 7, Run: "upgrade-1", Since: checkTime}
 	with := func(f func(*engine.ApplyRequest)) engine.ApplyRequest {
 		r := upgrade
 		f(&r)
@@ -370,7 +374,7 @@ func TestARehearsalHasNoEffect(t *testing.T) {
 // Who loses the cluster to somebody else stops, and says to whom.
 func TestApplyStopsWhenSomebodyElseHasTakenTheCluster(t *testing.T) {
 	s := newApplyStage(t)
-	other := engine.Holder{User: "ops", Host: "desk", Run: "upgrade-2"}
+	other := cluster.Holder{User: "ops", Host: "desk", Run: "upgrade-2"}
 	s.hook(func(call string) error {
 		if call == "PublishJoinConfig" {
 			s.cluster.Seize(other, true)
@@ -408,40 +412,40 @@ func TestTheRolloutIsWaitedFor(t *testing.T) {
 		says string
 	}{
 		{"it is cancelled", func(s *applyStage) {
-			s.must(s.cluster.ChangeRollout(s.Context(), engine.RolloutChange{Cancelled: &yes}))
-			s.cluster.SetRollout(func(r *engine.Rollout) { r.Observed, r.Reason = true, "Cancelled" })
+			s.must(s.cluster.ChangeRollout(s.Context(), cluster.RolloutChange{Cancelled: &yes}))
+			s.cluster.SetRollout(func(r *cluster.Rollout) { r.Observed, r.Reason = true, "Cancelled" })
 		}, "", plan.ExitStopped, "it was cancelled with 0 of 3 nodes at the target, 3 outdated"},
 		{"the target is refused", func(s *applyStage) {
-			s.cluster.SetRollout(func(r *engine.Rollout) {
+			s.cluster.SetRollout(func(r *cluster.Rollout) {
 				r.Observed, r.Stalled, r.Reason, r.Message = true, true, "TargetRefused", "it is older"
 			})
 		}, "", plan.ExitFailed, "the operator refuses the target: it is older"},
 		{"what is left is skipped", func(s *applyStage) {
-			s.cluster.SetRollout(func(r *engine.Rollout) {
+			s.cluster.SetRollout(func(r *cluster.Rollout) {
 				r.Observed, r.Reached, r.Reason, r.Message = true, true, "NodesHeld", "all other nodes are at the target; held as they are: 1"
 			})
 		}, "", plan.ExitStopped, "held as they are: 1"},
 		{"the rights are gone, and stay so", func(s *applyStage) { s.deny(1 << 30) }, "", plan.ExitFailed, "too few rights"},
 		{"an API server begins, and knows nobody's rights for a moment", func(s *applyStage) {
 			s.deny(3)
-			s.cluster.SetRollout(func(r *engine.Rollout) {
-				r.Waiting = engine.RolloutWait{Reason: "DrainBlocked", Message: "no room, still"}
+			s.cluster.SetRollout(func(r *cluster.Rollout) {
+				r.Waiting = cluster.RolloutWait{Reason: "DrainBlocked", Message: "no room, still"}
 				r.Observed = true
 			})
 		}, "no room, still", 0, ""},
 		{"somebody sets another target", func(s *applyStage) {
-			s.must(s.cluster.SetNodeTarget(s.Context(), engine.NodeTarget{Image: "x", ImageVersion: "v1.2.0", Kubernetes: "v1.36.4"}))
+			s.must(s.cluster.SetNodeTarget(s.Context(), cluster.NodeTarget{Image: "x", ImageVersion: "v1.2.0", Kubernetes: "v1.36.4"}))
 		}, "", plan.ExitFailed, "the target was changed meanwhile, to image v1.2.0 and Kubernetes v1.36.4"},
 		{"a drain is blocked", func(s *applyStage) {
-			s.cluster.SetRollout(func(r *engine.Rollout) {
+			s.cluster.SetRollout(func(r *cluster.Rollout) {
 				r.Observed, r.Stalled = true, true
-				r.Waiting = engine.RolloutWait{Reason: "DrainBlocked", Message: "no room for shop/cart", Node: "worker-0", NextTry: checkTime}
+				r.Waiting = cluster.RolloutWait{Reason: "DrainBlocked", Message: "no room for shop/cart", Node: "worker-0", NextTry: checkTime}
 			})
 		}, "no room for shop/cart; it is tried again at 07:05:01Z", 0, ""},
 		{"it is paused while a node drains", func(s *applyStage) {
-			s.must(s.cluster.ChangeRollout(s.Context(), engine.RolloutChange{Paused: &yes}))
-			s.cluster.SetRollout(func(r *engine.Rollout) {
-				r.Observed, r.Waiting = true, engine.RolloutWait{Reason: "DrainBlocked", Message: "no room for shop/cart", Node: "worker-0"}
+			s.must(s.cluster.ChangeRollout(s.Context(), cluster.RolloutChange{Paused: &yes}))
+			s.cluster.SetRollout(func(r *cluster.Rollout) {
+				r.Observed, r.Waiting = true, cluster.RolloutWait{Reason: "DrainBlocked", Message: "no room for shop/cart", Node: "worker-0"}
 			})
 		}, "it is being paused: no room for shop/cart", 0, ""},
 		{"nobody looks at it", func(*applyStage) {}, "the operator has not looked at the target yet", 0, ""},
@@ -481,7 +485,7 @@ func (s *applyStage) deny(n int64) {
 	var looks atomic.Int64
 	s.hook(func(call string) error {
 		if call == "Rollout" && looks.Add(1) <= n {
-			return fmt.Errorf("read NodeVersion: %w", engine.ErrForbidden)
+			return fmt.Errorf("read NodeVersion: %w", cluster.ErrForbidden)
 		}
 		return nil
 	})
@@ -495,7 +499,7 @@ func (s *applyStage) must(err error) {
 
 func TestExecuteBringsTheServicesAlone(t *testing.T) {
 	s := newApplyStage(t)
-	if err := os.Remove(filepath.Join(s.dir, engine.ConfigFile)); err != nil {
+	if err := os.Remove(filepath.Join(s.dir, workspace.ConfigFile)); err != nil {
 		t.Fatal(err)
 	}
 	execute := func() ([]plan.Event, error) {
@@ -525,14 +529,14 @@ func TestChangeRollout(t *testing.T) {
 	s := newApplyStage(t)
 	yes, no := true, false
 	for _, tt := range []struct {
-		change engine.RolloutChange
+		change cluster.RolloutChange
 		exit   int
 	}{
-		{engine.RolloutChange{Paused: &no, Cancelled: &no}, plan.ExitNothing},
-		{engine.RolloutChange{Paused: &yes}, plan.ExitDone},
-		{engine.RolloutChange{Paused: &yes}, plan.ExitNothing},
-		{engine.RolloutChange{Cancelled: &yes}, plan.ExitDone},
-		{engine.RolloutChange{Paused: &no, Cancelled: &no}, plan.ExitDone},
+		{cluster.RolloutChange{Paused: &no, Cancelled: &no}, plan.ExitNothing},
+		{cluster.RolloutChange{Paused: &yes}, plan.ExitDone},
+		{cluster.RolloutChange{Paused: &yes}, plan.ExitNothing},
+		{cluster.RolloutChange{Cancelled: &yes}, plan.ExitDone},
+		{cluster.RolloutChange{Paused: &no, Cancelled: &no}, plan.ExitDone},
 	} {
 		if _, err := s.engine().ChangeRollout(t.Context(), tt.change); plan.ExitCode(err) != tt.exit {
 			b, _ := json.Marshal(tt.change)
@@ -540,10 +544,10 @@ func TestChangeRollout(t *testing.T) {
 		}
 	}
 
-	if err := os.Remove(filepath.Join(s.dir, engine.KubeconfigFile)); err != nil {
+	if err := os.Remove(filepath.Join(s.dir, workspace.KubeconfigFile)); err != nil {
 		t.Fatal(err)
 	}
-	_, err := s.engine().ChangeRollout(t.Context(), engine.RolloutChange{Paused: &yes})
+	_, err := s.engine().ChangeRollout(t.Context(), cluster.RolloutChange{Paused: &yes})
 	if told := (*plan.Error)(nil); plan.ExitCode(err) != plan.ExitUsage || !errors.As(err, &told) || told.Remedy == "" {
 		t.Errorf("without a kubeconfig: %v, want a remedy", err)
 	}
@@ -552,16 +556,16 @@ func TestChangeRollout(t *testing.T) {
 func TestSkip(t *testing.T) {
 	s := newApplyStage(t)
 	for _, name := range []string{"worker-8", "control-plane-8"} {
-		s.cluster.PutNode(engine.Node{Name: name, Group: "core", State: plan.NodeReady, InPlace: true})
+		s.cluster.PutNode(cluster.Node{Name: name, Group: "core", State: plan.NodeReady, InPlace: true})
 	}
-	s.cluster.PutNode(engine.Node{Name: "worker-9", Group: "edge", Role: "worker", State: plan.NodeReady})
+	s.cluster.PutNode(cluster.Node{Name: "worker-9", Group: "edge", Role: "worker", State: plan.NodeReady})
 	target, err := s.cluster.NodeTarget(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.cluster.SetRollout(func(ro *engine.Rollout) {
-		ro.Agent = engine.AgentRun{Node: "control-plane-8", Phase: "failed", Version: target.Kubernetes}
-		ro.Moves = []engine.Move{{Name: "replace-0", Node: "worker-8", Upgrades: true, Phase: "failed"}, {Name: "replace-1", Node: "worker-9", Upgrades: true, Phase: "apply"}}
+	s.cluster.SetRollout(func(ro *cluster.Rollout) {
+		ro.Agent = cluster.AgentRun{Node: "control-plane-8", Phase: "failed", Version: target.Kubernetes}
+		ro.Moves = []cluster.Move{{Name: "replace-0", Node: "worker-8", Upgrades: true, Phase: "failed"}, {Name: "replace-1", Node: "worker-9", Upgrades: true, Phase: "apply"}}
 	})
 	for _, tt := range []struct {
 		name string
@@ -586,68 +590,5 @@ func TestSkip(t *testing.T) {
 		if plan.ExitCode(err) != tt.exit || tt.says != "" && !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%s %t: %v, want exit %d and %q", tt.name, tt.skip, err, tt.exit, tt.says)
 		}
-	}
-}
-
-func TestNodesOfARolloutAreInOneState(t *testing.T) {
-	target := engine.NodeTarget{Image: "img/v2", Components: "c2"}
-	old := func(name string, f func(*engine.Node)) engine.Node {
-		n := engine.Node{Name: name, Role: "worker", Group: "workers", State: plan.NodeReady, Image: "img/v1", Components: "c1"}
-		if f != nil {
-			f(&n)
-		}
-		return n
-	}
-	fresh := func(n *engine.Node) { n.Image, n.Components = "IMG/v2", "c2" }
-	for _, tt := range []struct {
-		name     string
-		node     *engine.Node
-		move     *engine.Move
-		expected string
-		keep     bool
-		want     string
-	}{
-		{name: "it waits for its turn", node: new(old("w", nil)), want: "w outdated"},
-		{name: "it is at the target, however the cloud writes its image", node: new(old("w", fresh)), want: "w ready"},
-		{name: "it is at the target and not ready", node: new(old("w", func(n *engine.Node) { fresh(n); n.State = plan.NodeNotReady })), want: "w not-ready"},
-		{name: "workers are kept", node: new(old("w", nil)), keep: true, want: "w ready"},
-		{name: "it is left as it is", node: new(old("w", func(n *engine.Node) { n.Skipped = true })), want: "w outdated"},
-		{name: "its heir is on its way", node: new(old("w", nil)), move: &engine.Move{Node: "", Donor: "w"}, want: "w replacing"},
-		{name: "it is emptied", node: new(old("w", func(n *engine.Node) { n.Cordoned, n.Heir = true, "x" })), move: &engine.Move{Node: "w", Donor: "w", Leaves: true}, want: "w draining"},
-		{name: "it is emptied before its leave is written", node: new(old("w", func(n *engine.Node) { n.Cordoned, n.Heir = true, "x" })), want: "w draining"},
-		{name: "it is at the target in place, and its image stays", node: new(old("w", func(n *engine.Node) { n.Components, n.InPlace = "c2", true })), want: "w ready"},
-		{name: "it waits for its turn in place", node: new(old("w", func(n *engine.Node) { n.InPlace = true })), want: "w outdated"},
-		{name: "its agent is asked", node: new(old("w", func(n *engine.Node) { n.InPlace = true })), move: &engine.Move{Node: "w", Upgrades: true, Machine: "Ready"}, want: "w outdated"},
-		{name: "it is emptied before its agent begins", node: new(old("w", func(n *engine.Node) { n.InPlace, n.Cordoned = true, true })), move: &engine.Move{Node: "w", Upgrades: true, Machine: "Ready"}, want: "w draining"},
-		{name: "its agent upgrades it", node: new(old("w", func(n *engine.Node) { n.InPlace, n.Cordoned, n.State = true, true, plan.NodeNotReady })), move: &engine.Move{Node: "w", Upgrades: true, Machine: "Ready", Phase: "apply", Line: "restart-kubelet"}, want: "w upgrading"},
-		{name: "its agent has failed", node: new(old("w", func(n *engine.Node) { n.InPlace, n.Cordoned = true, true })), move: &engine.Move{Node: "w", Upgrades: true, Machine: "Ready", Phase: "failed", Line: "no space left on device", NextTry: checkTime}, want: "w failed"},
-		{name: "it is no node while it is upgraded in place", move: &engine.Move{Node: "w", Upgrades: true, Machine: "Ready"}, want: ""},
-		{name: "its machine is deleted", node: new(old("w", nil)), move: &engine.Move{Node: "w", Leaves: true, Machine: "Terminating"}, want: "w leaving"},
-		{name: "it is a node no more", move: &engine.Move{Node: "w", Leaves: true}, want: "w leaving"},
-		{name: "a new machine is made", move: &engine.Move{Node: "x", Machine: "Creating"}, want: "x creating"},
-		{name: "it boots", move: &engine.Move{Node: "x", Machine: "Ready"}, want: "x booting"},
-		{name: "it joins", move: &engine.Move{Node: "x", Machine: "Ready"}, expected: "x", want: "x joining"},
-		{name: "it has joined and is not known yet", node: new(old("x", func(n *engine.Node) { n.Image, n.Components = "", "" })), move: &engine.Move{Node: "x"}, want: "x joining"},
-		{name: "the cloud has given it up", move: &engine.Move{Node: "x", Machine: "Failed"}, want: "x failed"},
-		{name: "somebody else's cordon changes nothing", node: new(old("w", func(n *engine.Node) { n.Cordoned = true })), want: "w outdated"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			ro := engine.Rollout{Target: target}
-			ro.Target.KeepWorkers = tt.keep
-			var nodes []engine.Node
-			var expected []engine.ExpectedNode
-			if tt.node != nil {
-				nodes = append(nodes, *tt.node)
-			}
-			if tt.move != nil {
-				ro.Moves = append(ro.Moves, *tt.move)
-			}
-			if tt.expected != "" {
-				expected = append(expected, engine.ExpectedNode{Name: tt.expected})
-			}
-			if got := fmt.Sprint(engine.Lineup(ro, nodes, expected)); got != "["+tt.want+"]" {
-				t.Errorf("%s, want [%s]", got, tt.want)
-			}
-		})
 	}
 }

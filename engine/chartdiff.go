@@ -16,9 +16,6 @@ import (
 // ErrChart means that a chart does not go together with its values, or with the cluster.
 var ErrChart = errors.New("the chart cannot be used as it is")
 
-// ChartKey names the installation of a chart in a cluster.
-func ChartKey(c Chart) string { return c.Namespace + "/" + c.Name }
-
 // DiffValues returns what differs between the values of a chart, sorted by path. What
 // looks like a secret, by a key on its way or by itself, is hidden.
 func DiffValues(from, to map[string]any) (out []plan.ValueChange) {

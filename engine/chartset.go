@@ -11,12 +11,13 @@ import (
 	"sync"
 	"time"
 
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 )
 
 // ChartSet are charts that are brought to a cluster together.
 type ChartSet struct {
-	Charts []Chart
+	Charts []cluster.Chart
 	// Limit is how long all of them may take.
 	Limit time.Duration
 	// Report tells how far a chart is: state is that of a step, ready of wanted are pods. It
@@ -28,7 +29,7 @@ type ChartSet struct {
 
 // chartWork is what becomes of one chart.
 type chartWork struct {
-	Chart
+	cluster.Chart
 	before   int           // the revision from before the set began, zero for none
 	deployed int           // the revision that is deployed as this call begins
 	ready    chan struct{} // closed when it is
@@ -65,10 +66,10 @@ func (s ChartSet) Apply(ctx context.Context, k Cluster) error {
 			return s.explain("look at chart "+c.Name, err)
 		}
 		w := &chartWork{Chart: c, before: revision, deployed: revision, ready: make(chan struct{})}
-		if was, ok := recorded[ChartKey(c)]; ok {
+		if was, ok := recorded[cluster.ChartKey(c)]; ok {
 			w.before, w.changed = was, true // perhaps, by the run that was cut off
 		}
-		before[ChartKey(c)] = w.before
+		before[cluster.ChartKey(c)] = w.before
 		upgrades = upgrades || w.before > 0
 		all[n] = w
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/twin"
 )
@@ -35,7 +36,7 @@ func setOf(version string, charts ...string) engine.ChartSet {
 	s := engine.ChartSet{Limit: 10 * time.Second}
 	for _, c := range charts {
 		name, needs, _ := strings.Cut(c, " after ")
-		s.Charts = append(s.Charts, engine.Chart{Name: name, Namespace: "n", Version: version, Needs: strings.Fields(needs)})
+		s.Charts = append(s.Charts, cluster.Chart{Name: name, Namespace: "n", Version: version, Needs: strings.Fields(needs)})
 	}
 	return s
 }
@@ -120,7 +121,7 @@ func TestSetOfChartsThatFailsGoesBack(t *testing.T) {
 			once.Do(func() { close(waits) })
 		}
 	}
-	c.NeverReady(func(ch engine.Chart) bool { return ch.Name == "slow" && ch.Version == "1.1.0" })
+	c.NeverReady(func(ch cluster.Chart) bool { return ch.Name == "slow" && ch.Version == "1.1.0" })
 	c.OnCall(func(call string) error {
 		if call == "ApplyChart bad" {
 			<-waits
@@ -180,7 +181,7 @@ func TestSetOfChartsThatIsLeftStays(t *testing.T) {
 	set := setOf("1.1.0", "a", "slow after a")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	c.NeverReady(func(ch engine.Chart) bool { return ch.Name == "slow" && ch.Version == "1.1.0" })
+	c.NeverReady(func(ch cluster.Chart) bool { return ch.Name == "slow" && ch.Version == "1.1.0" })
 	set.Report = func(chart, state, text string, _, _ int64) {
 		if chart == "slow" && text == "deployment slow" {
 			cancel()
@@ -224,7 +225,7 @@ func TestWhatWasBeforeSurvivesAKill(t *testing.T) {
 				t.Fatal("it was not killed")
 			}
 			c.OnCall(func(string) error { return nil })
-			c.NeverReady(func(ch engine.Chart) bool { return ch.Name == "d" && ch.Version == "3.0.0" })
+			c.NeverReady(func(ch cluster.Chart) bool { return ch.Name == "d" && ch.Version == "3.0.0" })
 			next := setOf("3.0.0", charts...)
 			next.Report, next.Limit = (&told{}).report, 200*time.Millisecond
 			err := next.Apply(t.Context(), c)

@@ -20,10 +20,14 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/chart"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/compat"
 	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/rollout"
 	"constellation/engine/version"
 	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // CheckVersions is the Object of the check event that carries the versions and the path:
@@ -88,12 +92,12 @@ type checkRun struct {
 	out     Check
 
 	text     []byte // of the configuration
-	config   *Config
-	state    *State
+	config   *workspace.Config
+	state    *workspace.State
 	location string // of the feed
 	keys     []release.Key
 
-	now  Running
+	now  compat.Running
 	down error // why the cluster could not be asked
 
 	provider   Provider
@@ -105,18 +109,18 @@ type checkRun struct {
 	known    *knowledge
 	fetched  map[string]*chart.Chart // of the hop
 	releases []release.Summary       // oldest first
-	past     experience
+	past     rollout.History
 
-	matrix *Matrix
-	offer  Offer
-	goal   Planned
+	matrix *compat.Matrix
+	offer  compat.Offer
+	goal   compat.Planned
 	there  bool // what the request asks for runs already
-	path   []Hop
-	hop    *Hop         // the first of path; nil if there is none
-	inUse  []Components // that get a statement in the hop
-	enrols []Node       // whose agents get to verify in the hop
-	next   *Config      // nil if there is no hop
-	edited []byte       // the configuration with the values of the next hop; nil if it is not to be written
+	path   []compat.Hop
+	hop    *compat.Hop          // the first of path; nil if there is none
+	inUse  []cluster.Components // that get a statement in the hop
+	enrols []cluster.Node       // whose agents get to verify in the hop
+	next   *workspace.Config    // nil if there is no hop
+	edited []byte               // the configuration with the values of the next hop; nil if it is not to be written
 	// unmeasured is why the measurements of the next hop's image are not known.
 	unmeasured error
 
@@ -141,15 +145,15 @@ func (c *checkRun) begin() (err error) {
 	if c.text, err = e.ws.ReadConfig(); err != nil {
 		return err
 	}
-	if c.config, err = ParseConfig(c.text); err != nil {
+	if c.config, err = workspace.ParseConfig(c.text); err != nil {
 		return &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
 	}
-	if !e.ws.has(KubeconfigFile) {
-		err := &plan.Error{Op: "check for upgrades", Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
+	if !e.ws.Has(workspace.KubeconfigFile) {
+		err := &plan.Error{Op: "check for upgrades", Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
 		runs, _ := e.Runs() // without them less is known
 		switch {
 		case len(c.state.ClusterValues.ClusterID) == 0:
-		case e.ws.has(pendingFile):
+		case e.ws.Has(workspace.PendingFile):
 			err.Remedy = "the cluster was begun and is not complete: `" + e.command("init") + "` goes on"
 		case completed(e.ws, runs):
 			err.Remedy = restoreKubeconfig
@@ -164,7 +168,7 @@ func (c *checkRun) begin() (err error) {
 	}
 	c.out = Check{
 		Schema: plan.Schema, Cluster: c.config.Name, Simulated: e.simulated(), Provider: c.config.Provider.Name(), Time: e.now().UTC(), CLI: c.cli.String(),
-		Components: []plan.ComponentCheck{}, Path: []Hop{}, Findings: []plan.Finding{},
+		Components: []plan.ComponentCheck{}, Path: []compat.Hop{}, Findings: []plan.Finding{},
 	}
 	return nil
 }
@@ -179,7 +183,7 @@ func (c *checkRun) look(ctx context.Context) error {
 		var i Inspector
 		if err == nil {
 			if i, err = c.e.inspect(limited, b); err != nil {
-				c.down = c.e.ws.badKubeconfig(err)
+				c.down = c.e.ws.BadKubeconfig(err)
 				return
 			}
 		}
@@ -187,7 +191,7 @@ func (c *checkRun) look(ctx context.Context) error {
 			c.now, err = i.Running(limited)
 		}
 		if c.down = c.clusterDown(err); c.down != nil {
-			c.now = Running{}
+			c.now = compat.Running{}
 		} else if c.now.Services.IsZero() || c.now.ControlPlaneImage.IsZero() || c.now.Kubernetes.IsZero() {
 			c.down = c.denied() // nothing can be planned
 		}
@@ -203,7 +207,7 @@ func (c *checkRun) look(ctx context.Context) error {
 			c.releases, releasesErr = c.known.summaries(ctx)
 		}
 	})
-	wg.Go(func() { c.past = learn(c.e.ws.Path(plan.RunsDir)) })
+	wg.Go(func() { c.past = rollout.ReadHistory(c.e.ws.Path(plan.RunsDir)) })
 	wg.Wait()
 	if err := ctx.Err(); err != nil {
 		return err
@@ -214,7 +218,7 @@ func (c *checkRun) look(ctx context.Context) error {
 	c.out.Feed = c.known.state
 	id := hex.EncodeToString(c.state.ClusterValues.ClusterID)
 	if j := c.now.JoinConfig; c.down == nil && j.ClusterID != "" && j.ClusterID != id {
-		return c.e.ws.foreignKubeconfig()
+		return c.e.ws.ForeignKubeconfig()
 	}
 	return nil
 }
@@ -231,7 +235,7 @@ func (c *checkRun) askCloud(ctx context.Context) error {
 	}
 	if about.UID != c.state.Infrastructure.UID {
 		return &plan.Error{
-			Err:    fmt.Errorf("it is not the one of %s: it was made anew", StateFile),
+			Err:    fmt.Errorf("it is not the one of %s: it was made anew", workspace.StateFile),
 			Remedy: "the cluster went with the earlier sandbox: use another directory with -C, or move this one's files away",
 		}
 	}
@@ -249,11 +253,11 @@ func (c *checkRun) clusterDown(err error) error {
 	}
 	out := &plan.Error{Op: "ask the cluster which versions it runs", Err: err}
 	switch {
-	case errors.Is(err, ErrForbidden):
+	case errors.Is(err, cluster.ErrForbidden):
 		out.Remedy = "use a kubeconfig that may do this, such as the one that `constellation init` wrote"
-	case errors.Is(err, ErrDenied):
-		out.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
-	case errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, cluster.ErrDenied):
+		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
+	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		out.Err = fmt.Errorf("the API server at %s does not answer: %w", c.state.Infrastructure.ClusterEndpoint, err)
 		out.Remedy = "is the control plane up? `" + c.e.command("status") + "` tells what the cloud knows; run the same command again afterwards"
 	default:
@@ -269,7 +273,7 @@ func (c *checkRun) denied() error {
 	if f == nil {
 		return nil
 	}
-	return &plan.Error{Op: "ask the cluster which versions it runs", Err: fmt.Errorf("%w: %s", ErrForbidden, f.Detail), Remedy: f.Remedy}
+	return &plan.Error{Op: "ask the cluster which versions it runs", Err: fmt.Errorf("%w: %s", cluster.ErrForbidden, f.Detail), Remedy: f.Remedy}
 }
 
 // plainUser are the names that a shell takes as they are.
@@ -277,7 +281,7 @@ var plainUser = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:@._-]*$`)
 
 // deniedFinding is the one finding about all reads that the API server refused, and how
 // to allow them; nil if there are none.
-func deniedFinding(denied []Denial) *plan.Finding {
+func deniedFinding(denied []cluster.Denial) *plan.Finding {
 	if len(denied) == 0 {
 		return nil
 	}
@@ -302,7 +306,7 @@ func deniedFinding(denied []Denial) *plan.Finding {
 		Detail: "the API server refused to " + words.And(reads), Reference: "https://kubernetes.io/docs/reference/access-authn-authz/rbac/",
 		Remedy: "use a kubeconfig that may, such as the one that `constellation init` wrote, or let an administrator allow it",
 	}
-	if slices.ContainsFunc(denied, func(d Denial) bool { return d.User == "" }) {
+	if slices.ContainsFunc(denied, func(d cluster.Denial) bool { return d.User == "" }) {
 		return f // in words that no command can be made of
 	}
 	f.Command = fmt.Sprintf("kubectl create clusterrole constellation-check --verb=%s --resource=%s && kubectl create clusterrolebinding constellation-check --clusterrole=constellation-check %s",
@@ -324,7 +328,7 @@ func (c *checkRun) without() {
 			ID: "api-server", Severity: plan.Block, Title: "the cluster could not be asked", Detail: c.down.Error(), Remedy: plan.Remedy(c.down), Source: "versions",
 		})
 	}
-	c.matrix = NewMatrix(c.releases)
+	c.matrix = compat.NewMatrix(c.releases)
 	c.judgeFeed()
 	c.judgeCloud()
 	c.components(nil)
@@ -338,13 +342,13 @@ func (c *checkRun) without() {
 
 // decide works out versions, path and what the next hop writes.
 func (c *checkRun) decide(ctx context.Context) error {
-	c.matrix = NewMatrix(c.releases)
+	c.matrix = compat.NewMatrix(c.releases)
 	c.offer = c.offers()
 	c.out.Current = plan.Target{Release: c.now.Services.String(), Image: c.now.ControlPlaneImage.Add(c.now.WorkerImage.Oldest).Add(c.now.WorkerImage.Newest).String(), Kubernetes: c.now.Kubernetes.String()}
 
-	var results []*RuleResult
-	for read := map[string]bool{}; ; c.matrix = NewMatrix(c.releases) {
-		c.goal = Planned{Services: c.request.Release, Kubernetes: c.request.Kubernetes}
+	var results []*compat.RuleResult
+	for read := map[string]bool{}; ; c.matrix = compat.NewMatrix(c.releases) {
+		c.goal = compat.Planned{Services: c.request.Release, Kubernetes: c.request.Kubernetes}
 		if c.asked() {
 			c.path, results = c.matrix.Path(c.now, c.goal, c.offer)
 			c.there = len(c.path)+len(results) == 0
@@ -415,12 +419,12 @@ func (c *checkRun) beyond() {
 		return
 	}
 	end := c.path[len(c.path)-1].Planned()
-	at := Running{
-		Services: At(end.Services), ControlPlaneImage: At(end.Image), Kubernetes: At(end.Kubernetes), ControlPlaneKubelet: At(end.Kubernetes),
+	at := compat.Running{
+		Services: compat.At(end.Services), ControlPlaneImage: compat.At(end.Image), Kubernetes: compat.At(end.Kubernetes), ControlPlaneKubelet: compat.At(end.Kubernetes),
 		JoinConfig: c.now.JoinConfig,
 	}
 	if !c.now.WorkerKubelet.IsZero() {
-		at.WorkerImage, at.WorkerKubelet = At(end.Image), At(end.Kubernetes)
+		at.WorkerImage, at.WorkerKubelet = compat.At(end.Image), compat.At(end.Kubernetes)
 	}
 	for i := range c.out.Blocked {
 		b := &c.out.Blocked[i]
@@ -428,7 +432,7 @@ func (c *checkRun) beyond() {
 		if err != nil || b.Component != rowKubernetes || !end.Kubernetes.Less(v) {
 			continue
 		}
-		if found := blocks(c.matrix.Check(end.Services, at, Planned{Services: end.Services, Image: end.Image, Kubernetes: v}, c.offer)); len(found) > 0 {
+		if found := compat.Blocks(c.matrix.Check(end.Services, at, compat.Planned{Services: end.Services, Image: end.Image, Kubernetes: v}, c.offer)); len(found) > 0 {
 			b.Rule, b.Reason, b.Remedy, b.Reference = found[0].Rule, found[0].Title, found[0].Remedy, found[0].Reference
 		}
 	}
@@ -450,11 +454,11 @@ func (c *checkRun) reached() plan.Target {
 
 // offers is the cloud's word. What a cloud that does not answer has is not known, and
 // told as such; it forbids nothing.
-func (c *checkRun) offers() Offer {
+func (c *checkRun) offers() compat.Offer {
 	if c.silent != nil {
-		return Offer{}
+		return compat.Offer{}
 	}
-	o := Offer{Images: func(v version.Version) (bool, string, string) {
+	o := compat.Offer{Images: func(v version.Version) (bool, string, string) {
 		if c.image(v) != nil {
 			return true, "", ""
 		}
@@ -502,26 +506,26 @@ func (c *checkRun) summary(v version.Version) *release.Summary {
 // prepare works out the configuration of the next hop.
 func (c *checkRun) prepare(ctx context.Context) error {
 	to := c.hop.Planned()
-	behind := !c.now.WorkerKubelet.IsZero() && (!c.now.WorkerKubelet.is(to.Kubernetes) || !c.now.WorkerImage.is(to.Image))
-	h := hopConfig{image: to.Image, services: to.Services, kubernetes: to.Kubernetes, keepWorkers: to.KeepWorkers && c.hop.ReplaceControlPlanes && behind}
-	if h.measurements, c.unmeasured = c.measured(ctx, to.Image); ctx.Err() != nil {
+	behind := !c.now.WorkerKubelet.IsZero() && (!c.now.WorkerKubelet.Is(to.Kubernetes) || !c.now.WorkerImage.Is(to.Image))
+	h := workspace.HopConfig{Image: to.Image, Services: to.Services, Kubernetes: to.Kubernetes, KeepWorkers: to.KeepWorkers && c.hop.ReplaceControlPlanes && behind}
+	if h.Measurements, c.unmeasured = c.measured(ctx, to.Image); ctx.Err() != nil {
 		return ctx.Err()
 	}
-	c.next = h.apply(c.config)
-	out, fields, err := editConfig(c.text, h)
+	c.next = h.Apply(c.config)
+	out, fields, err := workspace.EditConfig(c.text, h)
 	switch {
 	case err != nil && c.request.WriteConfig:
 		return err
 	case err != nil:
 		c.out.Notes = append(c.out.Notes, fmt.Sprintf("--write-config cannot be used: %v; %s", err, plan.Remedy(err)))
-		c.out.Config = &ConfigChange{Path: c.e.ws.Path(ConfigFile), Fields: []FieldChange{}}
+		c.out.Config = &ConfigChange{Path: c.e.ws.Path(workspace.ConfigFile), Fields: []workspace.FieldChange{}}
 	case c.unmeasured != nil && c.request.WriteConfig:
 		return &plan.Error{
-			Op: "write " + c.e.ws.Path(ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", to.Image, c.unmeasured),
+			Op: "write " + c.e.ws.Path(workspace.ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", to.Image, c.unmeasured),
 			Remedy: "image and measurements belong together: get them from whoever published the image, and write both by hand",
 		}
 	default:
-		c.out.Config = &ConfigChange{Path: c.e.ws.Path(ConfigFile), Fields: append([]FieldChange{}, fields...)}
+		c.out.Config = &ConfigChange{Path: c.e.ws.Path(workspace.ConfigFile), Fields: append([]workspace.FieldChange{}, fields...)}
 		c.edited = out
 	}
 	return nil
@@ -557,7 +561,7 @@ func (c *checkRun) measured(ctx context.Context, v version.Version) (attestation
 			delete(out, i)
 		}
 	}
-	delete(out, pcrCluster) // of a machine that belongs to no cluster
+	delete(out, workspace.PCRCluster) // of a machine that belongs to no cluster
 	return out, nil
 }
 
@@ -577,7 +581,7 @@ func (c *checkRun) registersOf(ctx context.Context, v version.Version) (map[uint
 	out := make(map[uint32][]byte, len(text))
 	for i, s := range text {
 		b, err := hex.DecodeString(s)
-		if err != nil || !isDigest(s) {
+		if err != nil || !workspace.IsDigest(s) {
 			return nil, fmt.Errorf("register %d of image %s is %q, which is no SHA-256 value", i, v, s)
 		}
 		out[i] = b
@@ -592,7 +596,7 @@ func weakens(f plan.Finding) bool { return f.ID == ruleWeaker && f.Severity == p
 
 // weaker says which values the registers should have that the configuration weakens.
 func (c *checkRun) weaker(ctx context.Context) string {
-	var now demand
+	var now cluster.Demand
 	if json.Unmarshal([]byte(c.now.JoinConfig.Attestation), &now) != nil || c.next == nil {
 		return ""
 	}
@@ -617,7 +621,7 @@ func (c *checkRun) weaker(ctx context.Context) string {
 }
 
 // planned is the next hop as the rules take it.
-func (c *checkRun) planned() Planned {
+func (c *checkRun) planned() compat.Planned {
 	to := c.hop.Planned()
 	if b, err := attestationJSON(c.next); err == nil {
 		to.Attestation = b
@@ -662,7 +666,7 @@ func (c *checkRun) foresee(ctx context.Context, emit func(plan.Event)) error {
 	hops := append([]PreflightRequest{r}, c.later(r)...)
 	var found [][]plan.Finding
 	var kinds, components error
-	var list Components
+	var list cluster.Components
 	var outdated []string
 	var wg sync.WaitGroup
 	wg.Go(func() { found, err = i.Preflight(ctx, hops, emit) })
@@ -752,7 +756,7 @@ func onlyLater(next, later []plan.Finding) (out []plan.Finding) {
 }
 
 // etcd returns the tag of etcd after a hop; empty if it is not known.
-func (c *checkRun) etcd(to Planned) string {
+func (c *checkRun) etcd(to compat.Planned) string {
 	if s := c.summary(to.Services); s != nil {
 		for _, k := range s.Kubernetes {
 			if k.Version.Equal(to.Kubernetes) {
@@ -781,9 +785,9 @@ func (c *checkRun) outdated(ctx context.Context, kubeconfig []byte) ([]string, e
 
 // list returns what nodes install in the next hop, with the statement of the cloud or, if that
 // has none, of the feed. The error wraps release.ErrUntrusted if the feed's is not genuine.
-func (c *checkRun) list(ctx context.Context, v version.Version) (Components, error) {
+func (c *checkRun) list(ctx context.Context, v version.Version) (cluster.Components, error) {
 	if c.provider == nil {
-		return Components{}, c.silent
+		return cluster.Components{}, c.silent
 	}
 	limited, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
@@ -794,8 +798,8 @@ func (c *checkRun) list(ctx context.Context, v version.Version) (Components, err
 			l.Statement, err = c.known.vouch(limited, running, v, c.arch, l.List) // components in use can be older than the target
 		}
 	}
-	out := Components{Name: ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement, Agent: l.Agent}
-	if out.Name == c.now.Target.Components || slices.ContainsFunc(c.now.Nodes, func(n Node) bool { return n.Components == out.Name }) {
+	out := cluster.Components{Name: cluster.ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement, Agent: l.Agent}
+	if out.Name == c.now.Target.Components || slices.ContainsFunc(c.now.Nodes, func(n cluster.Node) bool { return n.Components == out.Name }) {
 		out.Agent = nil // it would say that these nodes were enrolled
 	}
 	return out, err
@@ -812,17 +816,17 @@ func (c *checkRun) write() error {
 		}
 	}
 	if c.out.Config == nil || len(c.out.Config.Fields) == 0 {
-		note := "Nothing to write: " + ConfigFile + " says already what the next hop needs."
+		note := "Nothing to write: " + workspace.ConfigFile + " says already what the next hop needs."
 		switch {
 		case c.hop == nil:
 			note = "Nothing to write: there is no next hop."
 		case slices.ContainsFunc(c.out.Findings, weakens):
-			note = "Nothing else to write: " + ConfigFile + " says already what the next hop needs but for the measurements."
+			note = "Nothing else to write: " + workspace.ConfigFile + " says already what the next hop needs but for the measurements."
 		}
 		c.out.Notes = append(c.out.Notes, note)
 		return nil
 	}
-	if err := c.e.ws.updateConfig(c.text, c.edited); err != nil {
+	if err := c.e.ws.UpdateConfig(c.text, c.edited); err != nil {
 		return err
 	}
 	c.out.Config.Written = true
@@ -853,8 +857,8 @@ func (c *checkRun) sort() {
 
 // attestationJSON is what the join service demands of joining machines under a
 // configuration.
-func attestationJSON(c *Config) (string, error) {
-	b, err := json.Marshal(demand{string(attestation.TPM2), c.Attestation.TPM2.Measurements})
+func attestationJSON(c *workspace.Config) (string, error) {
+	b, err := json.Marshal(cluster.Demand{Variant: string(attestation.TPM2), Measurements: c.Attestation.TPM2.Measurements})
 	if err != nil {
 		return "", fmt.Errorf("marshal measurements: %w", err)
 	}

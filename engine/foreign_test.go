@@ -12,8 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/twin"
+	"constellation/engine/workspace"
 )
 
 // withChart adds a chart called cni to the configuration, of that version, from the
@@ -35,7 +37,7 @@ func (s *applyStage) withChart(version, more string) {
 // setCharts replaces what the configuration says about charts.
 func (s *applyStage) setCharts(text string) {
 	s.Helper()
-	path := filepath.Join(s.dir, engine.ConfigFile)
+	path := filepath.Join(s.dir, workspace.ConfigFile)
 	b, err := os.ReadFile(path)
 	if err != nil {
 		s.Fatal(err)
@@ -64,7 +66,7 @@ func TestChartsOfTheConfigurationAreAppliedWithTheOthers(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
 	}
-	cni := engine.Chart{Name: "cni", Namespace: "kube-system"}
+	cni := cluster.Chart{Name: "cni", Namespace: "kube-system"}
 	if n := s.cluster.Revisions(cni); n != 1 {
 		t.Errorf("%d revisions of the chart", n)
 	}
@@ -197,7 +199,7 @@ func TestChartsThatCannotBeHadBlockBeforeTheFirstEffect(t *testing.T) {
 func TestBundlesReplaceEverySource(t *testing.T) {
 	s := newApplyStage(t)
 	s.withChart("1.16.0", "")
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,21 +236,21 @@ func TestBundlesReplaceEverySource(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Feed = "bundle:" + bad
-	if _, _, err := s.apply(t.Context(), r, nil); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), "it is no whole bundle: it ends") || !strings.Contains(plan.Remedy(err), "copy it again") {
+	if _, _, err := s.apply(t.Context(), r, nil); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), "it is not a complete bundle: it ends") || !strings.Contains(plan.Remedy(err), "copy it again") {
 		t.Fatalf("half a bundle: %v", err)
 	}
 	r.Feed = "bundle:" + report.File
 	if _, _, err := s.apply(t.Context(), r, nil); err != nil {
 		t.Fatalf("with the bundle: %v (remedy %q)", err, plan.Remedy(err))
 	}
-	if n := s.cluster.Revisions(engine.Chart{Name: "cni", Namespace: "kube-system"}); n != 1 {
+	if n := s.cluster.Revisions(cluster.Chart{Name: "cni", Namespace: "kube-system"}); n != 1 {
 		t.Errorf("%d revisions of the chart", n)
 	}
 }
 
 func TestBundlesOfNothingAreNotMade(t *testing.T) {
 	s := newApplyStage(t)
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,9 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // demand is what join-config demands of machines with these registers.
@@ -57,7 +59,7 @@ func newPrepareStage(t *testing.T) *checkStage {
 	r := &s.inside.running
 	r.Services = at("v1.1.0")
 	for i := range r.Parts {
-		if r.Parts[i].Kind == engine.ServiceOfRelease {
+		if r.Parts[i].Kind == cluster.ServiceOfRelease {
 			r.Parts[i].Version = "v1.1.0"
 		}
 	}
@@ -70,14 +72,14 @@ func newPrepareStage(t *testing.T) *checkStage {
 		t.Fatal(err)
 	}
 	r.JoinConfig.Attestation = oldDemand
-	s.join(engine.JoinConfig{Attestation: oldDemand, ClusterID: clusterID})
+	s.join(cluster.JoinConfig{Attestation: oldDemand, ClusterID: clusterID})
 	return s
 }
 
 // join sets what the cluster demands, with the trust roots of the configuration.
-func (s *checkStage) join(j engine.JoinConfig) {
+func (s *checkStage) join(j cluster.JoinConfig) {
 	s.Helper()
-	c, err := engine.ParseConfig([]byte(s.read(engine.ConfigFile)))
+	c, err := workspace.ParseConfig([]byte(s.read(workspace.ConfigFile)))
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -89,7 +91,7 @@ func (s *checkStage) join(j engine.JoinConfig) {
 }
 
 // joined is what the cluster demands, with sorted keys.
-func (s *checkStage) joined() engine.JoinConfig {
+func (s *checkStage) joined() cluster.JoinConfig {
 	s.Helper()
 	j, err := s.cluster.JoinConfig(context.Background())
 	if err != nil {
@@ -139,7 +141,7 @@ func TestPrepareForImageAndKubernetesInOneWrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := engine.ComponentsName(list.List)
+	name := cluster.ComponentsName(list.List)
 	if got, err := s.cluster.Components(t.Context(), name); err != nil || got.Kubernetes != "v1.36.3" || !slices.Equal(got.List, list.List) || got.Statement != list.Statement {
 		t.Errorf("components %+v, %v", got, err)
 	}
@@ -154,7 +156,7 @@ func TestPrepareForImageAndKubernetesInOneWrite(t *testing.T) {
 		t.Errorf("patch %s, want %s", r.Patch, patch)
 	}
 	if d := cmp.Diff([]string{
-		"export KUBECONFIG=" + filepath.Join(s.dir, engine.KubeconfigFile),
+		"export KUBECONFIG=" + filepath.Join(s.dir, workspace.KubeconfigFile),
 		"kubectl patch nodeversion constellation-version --type merge -p '" + patch + "'",
 	}, r.Next); d != "" {
 		t.Errorf("next (-want +got):\n%s", d)
@@ -197,7 +199,7 @@ spec:
 	}
 
 	// When the target is set there is nothing left to prepare.
-	if err := s.cluster.SetNodeTarget(t.Context(), engine.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: name, Kubernetes: "v1.36.3"}); err != nil {
+	if err := s.cluster.SetNodeTarget(t.Context(), cluster.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: name, Kubernetes: "v1.36.3"}); err != nil {
 		t.Fatal(err)
 	}
 	s.inside.running.Target, err = s.cluster.NodeTarget(t.Context())
@@ -298,14 +300,14 @@ func TestPrepareRefuses(t *testing.T) {
 			s.edit("kubernetesVersion: v1.36.3", "kubernetesVersion: v1.35.4")
 			s.inside.running.JoinConfig.Attestation = demand(map[uint32]string{4: value(1), 9: value(2), 11: value(3), 13: value(7)})
 		}, engine.PrepareRequest{}, []string{"measurements-weaker"}, 0},
-		{"there is no NodeVersion", func(s *checkStage) { s.inside.running.Target = engine.NodeTarget{} }, engine.PrepareRequest{}, []string{"node-version"}, 0},
+		{"there is no NodeVersion", func(s *checkStage) { s.inside.running.Target = cluster.NodeTarget{} }, engine.PrepareRequest{}, []string{"node-version"}, 0},
 		{"nothing is newer", func(s *checkStage) {
 			r := &s.inside.running
 			r.ControlPlaneImage, r.WorkerImage, r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet = at("v1.1.0"), at("v1.1.0"), at("v1.36.3"), at("v1.36.3"), at("v1.36.3")
-			r.Target = engine.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Kubernetes: "v1.36.3"}
+			r.Target = cluster.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Kubernetes: "v1.36.3"}
 			r.Etcd = "3.6.8-0"
 		}, engine.PrepareRequest{}, nil, plan.ExitNothing},
-		{"the API server is down", func(s *checkStage) { s.inside.err = engine.ErrUnreachable }, engine.PrepareRequest{}, nil, plan.ExitFailed},
+		{"the API server is down", func(s *checkStage) { s.inside.err = cluster.ErrUnreachable }, engine.PrepareRequest{}, nil, plan.ExitFailed},
 		{"the configuration cannot be read", func(s *checkStage) { s.edit("count: 2", "count: two") }, engine.PrepareRequest{}, nil, plan.ExitUsage},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -354,7 +356,7 @@ func TestPrepareRefuses(t *testing.T) {
 func TestPrepareRecordsWhatIsWeakened(t *testing.T) {
 	s := newPrepareStage(t)
 	stronger := demand(map[uint32]string{4: value(1), 9: value(2), 11: value(3), 13: value(7)})
-	s.join(engine.JoinConfig{Attestation: stronger, ClusterID: clusterID, Weakened: "2026-01-01T00:00:00Z image v0.9.0: PCR 8 not enforced any more"})
+	s.join(cluster.JoinConfig{Attestation: stronger, ClusterID: clusterID, Weakened: "2026-01-01T00:00:00Z image v0.9.0: PCR 8 not enforced any more"})
 	r := engine.PrepareRequest{Acknowledge: []string{"measurements-weaker"}}
 	p, _, err := s.prepare(t.Context(), r)
 	if err != nil {
@@ -388,7 +390,7 @@ func TestPrepareComparesWithWhatIsThereWhenItWrites(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.join(engine.JoinConfig{Attestation: demand(map[uint32]string{4: value(1), 13: value(7)}), ClusterID: clusterID})
+	s.join(cluster.JoinConfig{Attestation: demand(map[uint32]string{4: value(1), 13: value(7)}), ClusterID: clusterID})
 	before := s.joined()
 	err = e.Run(t.Context(), p, func(plan.Event) {})
 	if plan.ExitCode(err) != plan.ExitBlocked || !strings.Contains(err.Error(), "PCR 13 would not be enforced any more") {
@@ -408,17 +410,17 @@ func TestPreparePrunesGenerationsThatNobodyRuns(t *testing.T) {
 	}{
 		{"older ones that nobody runs go, newer ones may be another's", nil, []string{"v1.0.0", "v1.1.0", "v1.2.0"}},
 		{"one node still runs it", func(s *checkStage) {
-			s.cluster.PutNode(engine.Node{Name: "worker-9", Image: "sandboxes/demo/images/v0.9.0", State: plan.NodeReady})
+			s.cluster.PutNode(cluster.Node{Name: "worker-9", Image: "sandboxes/demo/images/v0.9.0", State: plan.NodeReady})
 		}, []string{"v0.9.0", "v1.0.0", "v1.1.0", "v1.2.0"}},
 		{"a machine that is no node yet runs it", func(s *checkStage) {
 			s.cloud.add("worker-9", cloud.Worker, 9)
-			s.cloud.set("worker-9", func(m *engine.CloudMachine) { m.Image = "sandboxes/demo/images/v0.9.0" })
+			s.cloud.set("worker-9", func(m *cluster.CloudMachine) { m.Image = "sandboxes/demo/images/v0.9.0" })
 		}, []string{"v0.9.0", "v1.0.0", "v1.1.0", "v1.2.0"}},
-		{"a node does not tell what it runs", func(s *checkStage) { s.cluster.PutNode(engine.Node{Name: "worker-9", State: plan.NodeReady}) }, []string{"v0.9.0", "v1.0.0", "v1.1.0", "v1.2.0"}},
+		{"a node does not tell what it runs", func(s *checkStage) { s.cluster.PutNode(cluster.Node{Name: "worker-9", State: plan.NodeReady}) }, []string{"v0.9.0", "v1.0.0", "v1.1.0", "v1.2.0"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newPrepareStage(t)
-			s.join(engine.JoinConfig{Attestation: oldDemand, ClusterID: clusterID, Generations: maps.Clone(all)})
+			s.join(cluster.JoinConfig{Attestation: oldDemand, ClusterID: clusterID, Generations: maps.Clone(all)})
 			if tt.given != nil {
 				tt.given(s)
 			}
@@ -438,7 +440,7 @@ func TestPreparePrunesGenerationsThatNobodyRuns(t *testing.T) {
 func TestPrepareCarriesNoDemandOnThatOnlyWarns(t *testing.T) {
 	s := newPrepareStage(t)
 	warns := demand(map[uint32]string{4: value(8) + " warns"})
-	s.join(engine.JoinConfig{Attestation: oldDemand, ClusterID: clusterID, Generations: map[string]string{"v1.0.0": oldDemand, "v1.2.0": warns}})
+	s.join(cluster.JoinConfig{Attestation: oldDemand, ClusterID: clusterID, Generations: map[string]string{"v1.0.0": oldDemand, "v1.2.0": warns}})
 	before := s.joined()
 	_, _, err := s.prepare(t.Context(), engine.PrepareRequest{})
 	if err == nil || !strings.Contains(err.Error(), "attestationConfig.v1.2.0 enforces no measurement") || !strings.Contains(plan.Remedy(err), "edit configmap join-config") {
@@ -454,7 +456,7 @@ func TestPrepareCarriesNoDemandOnThatOnlyWarns(t *testing.T) {
 func TestTwoPreparesAtOnce(t *testing.T) {
 	s, other := newPrepareStage(t), newPrepareStage(t)
 	other.cluster = s.cluster
-	roots := func(s *checkStage) { s.join(engine.JoinConfig{Attestation: oldDemand, ClusterID: clusterID}) }
+	roots := func(s *checkStage) { s.join(cluster.JoinConfig{Attestation: oldDemand, ClusterID: clusterID}) }
 	roots(s)
 	other.inside.running.JoinConfig = s.joined()
 	// Both have read join-config before one of them writes it.
@@ -504,7 +506,7 @@ func TestTwoPreparesAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.cluster.Components(t.Context(), engine.ComponentsName(list.List)); err != nil {
+		if _, err := s.cluster.Components(t.Context(), cluster.ComponentsName(list.List)); err != nil {
 			t.Errorf("components of %s: %v", k, err)
 		}
 	}

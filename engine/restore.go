@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // Restorer is what restoring a backup and comparing with it need of a cluster. engine/kube
@@ -224,14 +226,14 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(pl
 		x.only = append(x.only, s)
 	}
 	kubeconfig, err := e.ws.Kubeconfig()
-	if errors.Is(err, errAbsent) {
-		return nil, &plan.Error{Op: "use backup " + r.ID, Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
+	if errors.Is(err, workspace.ErrAbsent) {
+		return nil, &plan.Error{Op: "use backup " + r.ID, Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
 	}
 	if err != nil {
 		return nil, err
 	}
 	if x.cluster, err = e.backups(ctx, kubeconfig); err != nil {
-		return nil, &plan.Error{Op: "read " + e.ws.Path(KubeconfigFile), Err: err, Exit: plan.ExitUsage, Remedy: restoreKubeconfig}
+		return nil, &plan.Error{Op: "read " + e.ws.Path(workspace.KubeconfigFile), Err: err, Exit: plan.ExitUsage, Remedy: restoreKubeconfig}
 	}
 	if x.b, err = e.OpenBackup(r.Dir, r.ID); err != nil {
 		return nil, err
@@ -269,8 +271,8 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(pl
 	if _, err := x.cluster.ClusterUID(reach); ctx.Err() != nil {
 		return nil, ctx.Err()
 	} else if errors.Is(err, context.DeadlineExceeded) {
-		return nil, x.clusterFailed("ask the cluster", fmt.Errorf("%w: no answer within %s", ErrUnreachable, restoreReach))
-	} else if errors.Is(err, ErrUnreachable) {
+		return nil, x.clusterFailed("ask the cluster", fmt.Errorf("%w: no answer within %s", cluster.ErrUnreachable, restoreReach))
+	} else if errors.Is(err, cluster.ErrUnreachable) {
 		return nil, x.clusterFailed("ask the cluster", err)
 	}
 	return x, nil
@@ -290,12 +292,12 @@ func (x *restoring) clusterFailed(what string, err error) error {
 	}
 	out := &plan.Error{Op: what, Err: err, Remedy: "run the same command again; what was restored stays"}
 	switch {
-	case errors.Is(err, ErrForbidden):
+	case errors.Is(err, cluster.ErrForbidden):
 		out.Remedy = "use a kubeconfig of a user who may do that"
-	case errors.Is(err, ErrUnreachable):
+	case errors.Is(err, cluster.ErrUnreachable):
 		out.Remedy = "see that its API server is up, then run the same command again; what was restored stays"
-	case errors.Is(err, ErrDenied):
-		out.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
+	case errors.Is(err, cluster.ErrDenied):
+		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	}
 	return out
 }

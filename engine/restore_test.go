@@ -16,7 +16,9 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 func TestSelectors(t *testing.T) {
@@ -110,8 +112,8 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 		{"there is no room", nil, fmt.Errorf("write x: %w", syscall.ENOSPC), plan.ExitFailed, "no space left", "free some space"},
 		{"a quota is used up", nil, fmt.Errorf("write x: %w", syscall.EDQUOT), plan.ExitFailed, "quota", "free some space"},
 		{"the disk is broken", nil, fmt.Errorf("write x: %w", syscall.EIO), plan.ExitFailed, "input/output error", ""},
-		{"the API server is away", nil, fmt.Errorf("list widgets: %w", engine.ErrUnreachable), plan.ExitFailed, "read the cluster", "see that its API server is up"},
-		{"it is not this cluster's kubeconfig", nil, fmt.Errorf("list widgets: %w", engine.ErrDenied), plan.ExitFailed, "read the cluster", engine.KubeconfigFile},
+		{"the API server is away", nil, fmt.Errorf("list widgets: %w", cluster.ErrUnreachable), plan.ExitFailed, "read the cluster", "see that its API server is up"},
+		{"it is not this cluster's kubeconfig", nil, fmt.Errorf("list widgets: %w", cluster.ErrDenied), plan.ExitFailed, "read the cluster", workspace.KubeconfigFile},
 		{"there is no room on another disk", func(t *testing.T) string { return t.TempDir() }, fmt.Errorf("write x: %w", syscall.ENOSPC), plan.ExitFailed, "no space left", "backup prune --keep 1 --dir "},
 		{"the user has enough", nil, context.Canceled, plan.ExitStopped, "", "to begin anew; nothing of this one is left"},
 		{"others may write the directory", func(t *testing.T) string {
@@ -132,7 +134,7 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
-			w, err := engine.OpenWorkspace(s.dir)
+			w, err := workspace.OpenWorkspace(s.dir)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -198,13 +200,13 @@ func (a *awayTwin) Differences(ctx context.Context, _ *backup.Backup, _ []engine
 // Nobody waits without an end for a cluster that was away from the beginning.
 func TestAnAPIServerThatIsAwayIsToldBeforeARestore(t *testing.T) {
 	s := newCheckStage(t)
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cluster := &awayTwin{failingTwin: failingTwin{end: func(context.Context, *backup.Writer) error { return nil }}}
+	twinned := &awayTwin{failingTwin: failingTwin{end: func(context.Context, *backup.Writer) error { return nil }}}
 	e := engine.New(w, engine.Deps{
-		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return cluster, nil },
+		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return twinned, nil },
 		Now:     func() time.Time { return checkTime },
 	})
 	p, err := e.PlanBackup(t.Context(), engine.BackupRequest{Etcd: engine.EtcdLeave})
@@ -232,11 +234,11 @@ func TestAnAPIServerThatIsAwayIsToldBeforeARestore(t *testing.T) {
 			name string
 			last error // what the last try said; nil: it did not come back
 		}{
-			{"nobody listens", fmt.Errorf("%w: connection refused", engine.ErrUnreachable)},
+			{"nobody listens", fmt.Errorf("%w: connection refused", cluster.ErrUnreachable)},
 			{"somebody listens and says nothing", nil},
 		} {
 			t.Run(verb.name+": "+tt.name, func(t *testing.T) {
-				cluster.asked = func(ctx context.Context) error {
+				twinned.asked = func(ctx context.Context) error {
 					<-ctx.Done() // tries until then
 					if tt.last != nil {
 						return tt.last
@@ -245,7 +247,7 @@ func TestAnAPIServerThatIsAwayIsToldBeforeARestore(t *testing.T) {
 				}
 				synctest.Test(t, func(t *testing.T) {
 					err := verb.do(t.Context(), engine.RestoreRequest{ID: p.ID})
-					if plan.ExitCode(err) != plan.ExitFailed || !errors.Is(err, engine.ErrUnreachable) || !strings.Contains(plan.Remedy(err), "see that its API server is up") {
+					if plan.ExitCode(err) != plan.ExitFailed || !errors.Is(err, cluster.ErrUnreachable) || !strings.Contains(plan.Remedy(err), "see that its API server is up") {
 						t.Errorf("exit %d: %v\nfix %s", plan.ExitCode(err), err, plan.Remedy(err))
 					}
 				})

@@ -12,8 +12,10 @@ import (
 	"unicode"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/revocation"
+	"constellation/engine/rollout"
 	"constellation/engine/words"
 )
 
@@ -78,7 +80,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 		return nil, err
 	}
 	if r.Kubeconfig == "" {
-		if err := e.ws.onMachines(plan.VerbRevoke); err != nil {
+		if err := e.ws.OnMachines(plan.VerbRevoke); err != nil {
 			return nil, err
 		}
 	}
@@ -93,7 +95,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 			}
 		}
 	}
-	x := &revoking{initRun: i, request: r, by: someone()}
+	x := &revoking{clusterRun: i, request: r, by: someone()}
 	limited, cancel := context.WithTimeout(ctx, e.limits.api)
 	defer cancel()
 	v, err := x.see(limited)
@@ -138,7 +140,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 
 // revoking is one request with what it is about. Steps run one after the other.
 type revoking struct {
-	*initRun
+	*clusterRun
 	request RevokeRequest
 	by      string
 	plan    *plan.Plan
@@ -148,12 +150,12 @@ type revoking struct {
 type revokeView struct {
 	entry    revocation.Entry
 	recorded bool // the entry is of this machine, and not of an earlier one of its name
-	node     *Node
-	nodes    []*Node
-	joins    bool  // it was given a ticket and is no Node yet
-	removal  *Move // nil: there is none
-	refill   *Move
-	heir     *Node // has taken its place; nil: none has
+	node     *cluster.Node
+	nodes    []*cluster.Node
+	joins    bool          // it was given a ticket and is no Node yet
+	removal  *cluster.Move // nil: there is none
+	refill   *cluster.Move
+	heir     *cluster.Node // has taken its place; nil: none has
 	inCloud  bool
 	claims   string // another provider ID that the Node claims; empty: it does not
 	// machine is the provider ID for the operator, which compares it with the cloud. Without
@@ -180,7 +182,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 		return nil, err
 	}
 	ro, err := x.cluster.Rollout(ctx)
-	if errors.Is(err, ErrAbsent) {
+	if errors.Is(err, cluster.ErrAbsent) {
 		return nil, &plan.Error{Op: "revoke machine " + name, Err: errors.New("the cluster has no NodeVersion, so no operator removes machines"), Remedy: "`constellation init` completes the cluster"}
 	}
 	if err != nil {
@@ -190,7 +192,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 		return nil, err
 	}
 	expected, err := x.cluster.Expected(ctx)
-	if err != nil && !errors.Is(err, ErrAbsent) {
+	if err != nil && !errors.Is(err, cluster.ErrAbsent) {
 		return nil, err
 	}
 	now := revocation.Entry{By: x.by, Reason: x.request.Reason}
@@ -255,7 +257,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 
 // heirOf returns the node that has taken the place of another one and stays; nil if there
 // is none. A rollout may have made one that it gives up now.
-func heirOf(name string, nodes []*Node, moves []Move) *Node {
+func heirOf(name string, nodes []*cluster.Node, moves []cluster.Move) *cluster.Node {
 	leaves := map[string]bool{}
 	for _, m := range moves {
 		if m.Leaves {
@@ -271,6 +273,37 @@ func heirOf(name string, nodes []*Node, moves []Move) *Node {
 		}
 	}
 	return nil
+}
+
+// StepRevocations is the ID of the step that removes expired entries of the record of revoked
+// machines. Only plans have it where an entry has expired.
+const StepRevocations = "revocations"
+
+// expired returns the sorted names of the nodes whose revocation has expired.
+//
+// The console removes their entries, and nothing in the cluster may: an admission policy cannot
+// compare an entry with the time, so a program that may remove one may remove all.
+func (i *clusterRun) expired(ctx context.Context) (names []string, err error) {
+	_, err = i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+		list, err := k.Revoked(ctx)
+		names = list.Expired(i.e.now())
+		return true, err
+	})
+	return names, err
+}
+
+func (i *clusterRun) revocationsStep(nodes []string) Step {
+	return Step{
+		ID: StepRevocations, Title: "Remove expired revocations",
+		Effect: fmt.Sprintf("ConfigMap %s/%s refuses %s no longer: no certificate of the revoked machines is valid any more", revocation.Namespace, revocation.ConfigMap, words.And(nodes)),
+		Done: func(ctx context.Context) (bool, error) {
+			left, err := i.expired(ctx)
+			return err == nil && len(left) == 0, err
+		},
+		Run: func(ctx context.Context, r *Reporter) error {
+			return i.inCluster(ctx, r, "remove expired revocations", func(ctx context.Context, k Cluster) error { return k.ExpireRevocations(ctx, i.e.now()) })
+		},
+	}
 }
 
 // judge finds what forbids the removal, and what must be known before it is accepted.
@@ -319,7 +352,7 @@ func (x *revoking) judge(v *revokeView) {
 // their members of etcd are healthy the operator and the agent look at again.
 func (x *revoking) judgeEtcd(v *revokeView) {
 	name := x.request.Node
-	var others, sick []string
+	var others, sick, closed []string
 	for _, n := range v.nodes {
 		if n.Role != string(cloud.ControlPlane) || n.Name == name {
 			continue
@@ -327,6 +360,9 @@ func (x *revoking) judgeEtcd(v *revokeView) {
 		others = append(others, n.Name)
 		if n.State != plan.NodeReady {
 			sick = append(sick, n.Name)
+		}
+		if n.State != NodeReady || n.Cordoned {
+			closed = append(closed, n.Name)
 		}
 	}
 	find := func(f plan.Finding) {
@@ -345,6 +381,13 @@ func (x *revoking) judgeEtcd(v *revokeView) {
 		find(plan.Finding{
 			ID: "etcd-quorum", Severity: plan.Block, Title: fmt.Sprintf("without %s etcd has %d healthy of %s, and needs %d", name, healthy, words.Count(len(others), "member"), quorum),
 			Detail: "not Ready: " + strings.Join(sick, ", "), Remedy: fmt.Sprintf("bring %s back first; `constellation status` says what is wrong with it", sick[0]),
+		})
+		return
+	case len(closed) == len(others) && v.removal == nil:
+		// The removal evicts the operator from this machine, and it must run on another one to go on.
+		find(Finding{
+			ID: "control-planes-cordoned", Severity: Block, Title: "no other control plane takes the pods of the operator, which removes the machine",
+			Detail: "cordoned: " + strings.Join(closed, ", "), Remedy: fmt.Sprintf("wait until its upgrade or removal has ended, or `kubectl uncordon %s`", closed[0]),
 		})
 		return
 	case len(sick) > 0:
@@ -392,7 +435,7 @@ func (x *revoking) steps(v *revokeView) []plan.Step {
 	if x.request.Replace {
 		steps = append(steps, plan.Step{
 			ID: StepReplacement, Title: "Wait until its replacement is Ready",
-			Effect: fmt.Sprintf("a new machine in group %s has joined and is Ready, so the group has as many as before", groupName(e.Group)),
+			Effect: fmt.Sprintf("a new machine in group %s has joined and is Ready, so the group has as many as before", cluster.GroupName(e.Group)),
 			Done:   x.done(func(v *revokeView) bool { return v.recorded && v.entry.Replacement != "" }),
 			Run:    x.waitReplaced,
 		})
@@ -465,14 +508,14 @@ func (x *revoking) remove(ctx context.Context, r *plan.Reporter) error {
 
 // follow reports what happens in the cluster until over does not return false.
 func (x *revoking) follow(ctx context.Context, r *plan.Reporter, op string, over func(*revokeView) (bool, error)) error {
-	return x.followRollout(ctx, r, x.cluster, func(*rolloutView) (bool, error) {
+	return x.followRollout(ctx, r, x.cluster, func(*rollout.View) (bool, error) {
 		limited, cancel := context.WithTimeout(ctx, x.e.limits.glance)
 		defer cancel()
 		v, err := x.see(limited)
 		switch {
 		case ctx.Err() != nil:
 			return false, ctx.Err()
-		case errors.Is(err, ErrDenied):
+		case errors.Is(err, cluster.ErrDenied):
 			return false, x.clusterError(op, err)
 		case err != nil:
 			x.e.log.Debug("machine not seen", "node", x.request.Node, "err", err)

@@ -15,6 +15,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/revocation"
 )
@@ -41,13 +42,13 @@ func newRevokeStage(t *testing.T, controlPlanes int) *revokeStage {
 		s.cloud.add(name, role, i)
 		s.node(name)
 	}
-	s.cluster.SetRollout(func(r *engine.Rollout) { r.Observed, r.Reached = true, true })
+	s.cluster.SetRollout(func(r *cluster.Rollout) { r.Observed, r.Reached = true, true })
 	return s
 }
 
 // node puts a Ready node into the cluster.
-func (s *revokeStage) node(name string, edit ...func(*engine.Node)) {
-	n := engine.Node{
+func (s *revokeStage) node(name string, edit ...func(*cluster.Node)) {
+	n := cluster.Node{
 		Name: name, Role: "worker", Group: "workers", GroupID: "sandboxes/demo/groups/workers", State: plan.NodeReady, ProviderID: "sandbox://demo/" + name, IP: "10.42.0.99", UID: "uid-" + name,
 		Image: "sandboxes/demo/images/v1.0.0", Components: s.inside.running.Target.Components, Kubernetes: "v1.35.4",
 	}
@@ -76,10 +77,10 @@ func (s *revokeStage) operatorFrom(begin <-chan struct{}) {
 			if err != nil {
 				continue
 			}
-			removal := slices.IndexFunc(ro.Moves, func(m engine.Move) bool { return m.Leaves })
+			removal := slices.IndexFunc(ro.Moves, func(m cluster.Move) bool { return m.Leaves })
 			if removal >= 0 {
 				m := ro.Moves[removal]
-				s.cloud.set(m.Node, func(c *engine.CloudMachine) { c.State, c.Stage = cloud.Terminated, plan.NodeGone })
+				s.cloud.set(m.Node, func(c *cluster.CloudMachine) { c.State, c.Stage = cloud.Terminated, plan.NodeGone })
 				s.cluster.RemoveNode(m.Node)
 				s.cluster.EndMove(m.Name)
 				continue
@@ -88,10 +89,10 @@ func (s *revokeStage) operatorFrom(begin <-chan struct{}) {
 				name := fmt.Sprintf("worker-%d", next)
 				next++
 				s.cloud.add(name, cloud.Worker, next)
-				s.node(name, func(n *engine.Node) { n.State, n.Donor = plan.NodeNotReady, m.Donor })
+				s.node(name, func(n *cluster.Node) { n.State, n.Donor = plan.NodeNotReady, m.Donor })
 				s.cluster.EndMove(m.Name)
 				time.Sleep(30 * time.Millisecond)
-				s.node(name, func(n *engine.Node) { n.Donor = m.Donor })
+				s.node(name, func(n *cluster.Node) { n.Donor = m.Donor })
 			}
 		}
 	})
@@ -311,19 +312,25 @@ func TestRevokeFindsWhatForbidsIt(t *testing.T) {
 		{"one of three control planes", 3, "control-plane-1", nil, nil, []string{"control-plane-keys"}},
 		{"one of two", 2, "control-plane-1", nil, nil, []string{"control-plane-keys"}},
 		{"one of two, and the other one is not Ready", 2, "control-plane-1", func(s *revokeStage) {
-			s.node("control-plane-0", func(n *engine.Node) { n.State = plan.NodeNotReady })
+			s.node("control-plane-0", func(n *cluster.Node) { n.State = plan.NodeNotReady })
 		}, []string{"etcd-quorum"}, nil},
 		{"one of three, and another one is not Ready", 3, "control-plane-1", func(s *revokeStage) {
-			s.node("control-plane-0", func(n *engine.Node) { n.State = plan.NodeNotReady })
+			s.node("control-plane-0", func(n *cluster.Node) { n.State = plan.NodeNotReady })
 		}, []string{"etcd-quorum"}, nil},
+		{"one of two, and the other one is cordoned", 2, "control-plane-1", func(s *revokeStage) {
+			s.node("control-plane-0", func(n *engine.Node) { n.Cordoned = true })
+		}, []string{"control-planes-cordoned"}, nil},
+		{"one of three, and another one is cordoned", 3, "control-plane-1", func(s *revokeStage) {
+			s.node("control-plane-0", func(n *engine.Node) { n.Cordoned = true })
+		}, nil, []string{"control-plane-keys"}},
 		{"one of four, and another one is not Ready", 4, "control-plane-1", func(s *revokeStage) {
-			s.node("control-plane-0", func(n *engine.Node) { n.State = plan.NodeNotReady })
+			s.node("control-plane-0", func(n *cluster.Node) { n.State = plan.NodeNotReady })
 		}, nil, []string{"control-plane-not-ready", "control-plane-keys"}},
 		{"a Node that claims the machine of another one", 1, "worker-1", func(s *revokeStage) {
-			s.node("worker-1", func(n *engine.Node) { n.ProviderID = "sandbox://demo/control-plane-0" })
+			s.node("worker-1", func(n *cluster.Node) { n.ProviderID = "sandbox://demo/control-plane-0" })
 		}, nil, []string{"node-claims-other-machine"}},
 		{"a Node without a machine, and a cloud that is away", 1, "worker-1", func(s *revokeStage) {
-			s.node("worker-1", func(n *engine.Node) { n.ProviderID, n.GroupID = "", "" })
+			s.node("worker-1", func(n *cluster.Node) { n.ProviderID, n.GroupID = "", "" })
 			s.cloud.end(fmt.Errorf("ask: %w", cloud.ErrUnavailable))
 		}, []string{"machine-unknown", "group-unknown"}, nil},
 	} {
@@ -359,7 +366,7 @@ func TestRevokeFindsWhatForbidsIt(t *testing.T) {
 // The machine that the cloud calls so is removed, and not the one that its Node claims.
 func TestRevokeBelievesTheCloud(t *testing.T) {
 	s := newRevokeStage(t, 1)
-	s.node("worker-1", func(n *engine.Node) {
+	s.node("worker-1", func(n *cluster.Node) {
 		n.ProviderID, n.GroupID = "sandbox://demo/control-plane-0", "sandboxes/demo/groups/control-plane"
 	})
 	s.operator()
@@ -459,7 +466,7 @@ func TestRevokeSaysWhenNoMachineCame(t *testing.T) {
 	s := newRevokeStage(t, 1)
 	s.hook(func(call string) error {
 		if call == "WatchRollout" { // the operator removes the machine and gives the other one up
-			s.cloud.set("worker-1", func(c *engine.CloudMachine) { c.Stage = plan.NodeGone })
+			s.cloud.set("worker-1", func(c *cluster.CloudMachine) { c.Stage = plan.NodeGone })
 			s.cluster.RemoveNode("worker-1")
 			s.cluster.EndMove(revocation.RemovalPrefix + "worker-1")
 			s.cluster.EndMove(revocation.RefillPrefix + "worker-1")
@@ -497,5 +504,43 @@ func TestWatchShowsARevokedMachine(t *testing.T) {
 	if got.To != plan.NodeLeaving || got.Text != "revoked by ops@laptop: captured" {
 		b, _ := json.Marshal(got)
 		t.Errorf("event %s", b)
+	}
+}
+
+// Entries whose certificates have expired are removed by the next upgrade, and no others. The
+// plan names them. A cluster without such entries has no step for it.
+func TestUpgradeRemovesExpiredRevocations(t *testing.T) {
+	s := newApplyStage(t)
+	find := func(p *engine.Plan) *engine.Step {
+		if i := slices.IndexFunc(p.Steps, func(x engine.Step) bool { return x.ID == engine.StepRevocations }); i >= 0 {
+			return &p.Steps[i]
+		}
+		return nil
+	}
+	plan := func() *engine.Plan {
+		t.Helper()
+		p, err := s.engine().PlanApply(t.Context(), upgrade, func(engine.Event) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	if x := find(plan()); x != nil {
+		t.Errorf("step without a revocation: %+v", x)
+	}
+	now := time.Now()
+	// The later one comes first: Revoke itself removes expired entries.
+	s.must(s.cluster.Revoke(t.Context(), "worker-8", revocation.Entry{By: "ops@laptop", Since: now, Until: now.Add(revocation.CertificateLifetime)}))
+	s.must(s.cluster.Revoke(t.Context(), "worker-9", revocation.Entry{By: "ops@laptop", Since: now.Add(-2 * revocation.CertificateLifetime), Until: now.Add(-revocation.CertificateLifetime)}))
+	x := find(plan())
+	if x == nil || !strings.Contains(x.Effect, "worker-9") || strings.Contains(x.Effect, "worker-8") {
+		t.Fatalf("step %+v", x)
+	}
+	if _, _, err := s.apply(t.Context(), upgrade, nil); err != nil {
+		t.Fatal(err)
+	}
+	list, err := s.cluster.Revoked(t.Context())
+	if _, kept := list["worker-8"]; err != nil || len(list) != 1 || !kept {
+		t.Errorf("record %+v, %v; want worker-8 alone", list, err)
 	}
 }

@@ -30,10 +30,12 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
 	"constellation/engine/twin"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 // stage is a workspace, a cloud with attested machines and the twin of the cluster
@@ -87,7 +89,7 @@ func newStage(t *testing.T, controlPlanes, workers int) *stage {
 			s.cloud.measurements[i] = hex.EncodeToString(v)
 		}
 	}
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,14 +105,14 @@ func newStage(t *testing.T, controlPlanes, workers int) *stage {
 	return s
 }
 
-func (s *stage) info(controlPlanes, workers int) engine.SandboxInfo {
+func (s *stage) info(controlPlanes, workers int) workspace.SandboxInfo {
 	m := map[uint32]string{}
 	for i, v := range attestation.PredictPCRs(s.events) {
 		if slices.Contains([]uint32{4, 9, 11}, i) {
 			m[i] = hex.EncodeToString(v)
 		}
 	}
-	return engine.SandboxInfo{
+	return workspace.SandboxInfo{
 		Name: "demo", UID: s.cloud.uid, Release: "v1.1.0", Kubernetes: "v1.35.4", Image: "v1.1.0", Measurements: m, TrustRoots: s.rootsPEM,
 		ClusterEndpoint: "127.0.0.1:36443", InitEndpoint: s.balancer.addr(), InClusterEndpoint: "10.42.0.1",
 		NodeCIDR: "10.42.0.0/24", PodCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/12",
@@ -121,10 +123,10 @@ func (s *stage) info(controlPlanes, workers int) engine.SandboxInfo {
 // live is what kubelets and the operator do once there is a target.
 func (s *stage) live() {
 	for _, i := range s.cloud.list() {
-		n := engine.Node{Name: i.Name, Role: string(i.Role), State: plan.NodeNotReady, ProviderID: i.ProviderID, Kubernetes: "v1.35.4"}
+		n := cluster.Node{Name: i.Name, Role: string(i.Role), State: plan.NodeNotReady, ProviderID: i.ProviderID, Kubernetes: "v1.35.4"}
 		if i.Role == cloud.Worker {
-			s.cluster.Expect(context.Background(), engine.ExpectedNode{Name: i.Name, Components: "c"})
-			s.cluster.Say(engine.LogLine{Time: time.Now().Add(time.Second), Pod: "joinservice-x", Text: `{"time":"2026-11-21T07:00:00Z","level":"INFO","msg":"node reported","node":"` + i.Name + `","step":"kubeadm-join","state":"running","at":"2026-11-21T07:00:00Z","text":"[kubelet-start] Starting the kubelet"}`})
+			s.cluster.Expect(context.Background(), cluster.ExpectedNode{Name: i.Name, Components: "c"})
+			s.cluster.Say(cluster.LogLine{Time: time.Now().Add(time.Second), Pod: "joinservice-x", Text: `{"time":"2026-11-21T07:00:00Z","level":"INFO","msg":"node reported","node":"` + i.Name + `","step":"kubeadm-join","state":"running","at":"2026-11-21T07:00:00Z","text":"[kubelet-start] Starting the kubelet"}`})
 		}
 		s.cluster.PutNode(n)
 		if s.nodesOnly.Load() {
@@ -139,7 +141,7 @@ func (s *stage) live() {
 
 // engine returns a new engine, as each start of the program makes one.
 func (s *stage) engine() *engine.Engine {
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -150,8 +152,10 @@ func (s *stage) engine() *engine.Engine {
 			}
 			return s.cluster, nil
 		},
-		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) { return s.cloud, nil },
-		Log:      slog.New(slog.NewTextHandler(lockedWriter{s}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+			return s.cloud, nil
+		},
+		Log: slog.New(slog.NewTextHandler(lockedWriter{s}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	e.SetLimits(2*time.Second, 5*time.Second, time.Second, 500*time.Millisecond, time.Second, 1500*time.Millisecond)
 	return e
@@ -205,9 +209,9 @@ func (s *stage) read(name string) string {
 	return string(b)
 }
 
-func (s *stage) state() *engine.State {
+func (s *stage) state() *workspace.State {
 	s.t.Helper()
-	st, err := engine.ParseState([]byte(s.read(engine.StateFile)))
+	st, err := workspace.ParseState([]byte(s.read(workspace.StateFile)))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -231,7 +235,7 @@ func (s *stage) edit(name, old, with string) {
 type testCloud struct {
 	mu           sync.Mutex
 	uid          string
-	machines     []engine.CloudMachine
+	machines     []cluster.CloudMachine
 	measurements map[uint32]string
 	down         error
 	components   error
@@ -246,19 +250,19 @@ func (c *testCloud) add(name string, role cloud.Role, n int) {
 	if role == cloud.ControlPlane {
 		group = "control-plane"
 	}
-	c.machines = append(c.machines, engine.CloudMachine{Instance: cloud.Instance{
+	c.machines = append(c.machines, cluster.CloudMachine{Instance: cloud.Instance{
 		Name: name, ProviderID: "sandbox://demo/" + name, Group: "sandboxes/demo/groups/" + group, Role: role, State: cloud.Ready, Image: "sandboxes/demo/images/v1.1.0",
 		IP: netip.AddrFrom4([4]byte{10, 42, 0, byte(10 + len(c.machines))}), Created: time.Now(),
 	}})
 }
 
-func (c *testCloud) list() []engine.CloudMachine {
+func (c *testCloud) list() []cluster.CloudMachine {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.machines)
 }
 
-func (c *testCloud) set(name string, f func(*engine.CloudMachine)) {
+func (c *testCloud) set(name string, f func(*cluster.CloudMachine)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range c.machines {
@@ -285,7 +289,7 @@ func (c *testCloud) Describe(context.Context) (engine.ProviderInfo, error) {
 	return engine.ProviderInfo{UID: c.uid, Name: "demo", ClusterEndpoint: c.clusterEndpoint, InitEndpoint: c.initEndpoint}, c.state()
 }
 
-func (c *testCloud) Machines(context.Context) ([]engine.CloudMachine, error) {
+func (c *testCloud) Machines(context.Context) ([]cluster.CloudMachine, error) {
 	return c.list(), c.state()
 }
 

@@ -10,8 +10,10 @@ import (
 	"sync"
 	"time"
 
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // Status is a cluster as it is now. It marshals as the document of `status -o json`.
@@ -33,10 +35,10 @@ type Status struct {
 	// APIServer is the version that the API server says it has.
 	APIServer string `json:"apiServer,omitempty"`
 	// Target is what NodeVersion asks for; zero fields are not set.
-	Target     plan.Target `json:"target"`
-	Conditions []Condition `json:"conditions,omitempty"`
-	Services   []Service   `json:"services,omitempty"`
-	Nodes      []Node      `json:"nodes"`
+	Target     plan.Target         `json:"target"`
+	Conditions []cluster.Condition `json:"conditions,omitempty"`
+	Services   []cluster.Service   `json:"services,omitempty"`
+	Nodes      []cluster.Node      `json:"nodes"`
 	// Machines exist in the cloud and are not nodes yet, or no longer.
 	Machines []Machine `json:"machines"`
 	// Counts are the totals of the above: nodes, ready, current, machines, wanted.
@@ -45,62 +47,6 @@ type Status struct {
 	Backup *plan.LastBackup `json:"backup,omitempty"`
 	// Health is what is not as it should be; empty if all is well.
 	Health []plan.Finding `json:"health"`
-}
-
-// Condition is a condition of NodeVersion, in Kubernetes' sense.
-type Condition struct {
-	Type    string    `json:"type"`
-	Status  string    `json:"status"`
-	Reason  string    `json:"reason,omitempty"`
-	Message string    `json:"message,omitempty"`
-	Since   time.Time `json:"since,omitzero"`
-}
-
-// Service is something that runs in the cluster and has a version.
-type Service struct {
-	Name    string `json:"name"`
-	Version string `json:"version"`
-	Kind    string `json:"kind"` // ServiceOfRelease or ServiceOfKubernetes
-	Ready   int    `json:"ready"`
-	Wanted  int    `json:"wanted"`
-	Message string `json:"message,omitempty"` // why it is not ready
-}
-
-// Kinds of services.
-const (
-	ServiceOfRelease    = "release"    // installed by a chart of the release
-	ServiceOfKubernetes = "kubernetes" // bound to the version of Kubernetes
-)
-
-// Node is a node of the cluster.
-type Node struct {
-	Name  string `json:"name"`
-	Group string `json:"group,omitempty"`
-	Role  string `json:"role"` // control-plane, worker
-	// State is one of the Node constants: ready, not-ready.
-	State      string `json:"state"`
-	Kubernetes string `json:"kubernetes"` // of the kubelet
-	Image      string `json:"image,omitempty"`
-	// Components is the name of the ConfigMap that the node was installed from.
-	Components string `json:"components,omitempty"`
-	IP         string `json:"ip,omitempty"`
-	ProviderID string `json:"providerID,omitempty"`
-	Cordoned   bool   `json:"cordoned,omitempty"`
-	// Current reports whether image and components are the target's.
-	Current bool `json:"current"`
-	// Heir is the node that replaces it, Donor the one that it replaces; empty outside of
-	// a rollout.
-	Heir  string `json:"heir,omitempty"`
-	Donor string `json:"donor,omitempty"`
-	// InPlace says that its group is upgraded in place: its image stays.
-	InPlace bool `json:"inPlace,omitempty"`
-	// Skipped says that people have rollouts leave it as it is. With a whole group it is not set.
-	Skipped bool      `json:"skipped,omitempty"`
-	Message string    `json:"message,omitempty"` // why it is not ready
-	Created time.Time `json:"created,omitzero"`
-	// UID is that of the object, GroupID the cloud's ID of the group.
-	UID     string `json:"-"`
-	GroupID string `json:"-"`
 }
 
 // Machine is an instance of the cloud that is no node.
@@ -137,9 +83,9 @@ type Home struct {
 	// Simulated says that the machines only do as machines would.
 	Simulated bool `json:"simulated,omitempty"`
 	// Config and State are nil if the file is absent or cannot be read; Problems says why.
-	Config   *Config        `json:"config,omitempty"`
-	State    *State         `json:"-"`
-	Problems []plan.Finding `json:"problems,omitempty"`
+	Config   *workspace.Config `json:"config,omitempty"`
+	State    *workspace.State  `json:"-"`
+	Problems []plan.Finding    `json:"problems,omitempty"`
 	// Next are the commands that make sense, the best one first.
 	Next []Suggestion `json:"next"`
 	// Runs are the past runs, the newest first.
@@ -167,17 +113,17 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 		return Status{}, err
 	}
 	st := Status{
-		Schema: plan.Schema, Cluster: c.Name, Simulated: s.simulated(), Provider: c.Provider.Name(), Time: e.now().UTC(), Stage: StageReady,
-		Nodes: []Node{}, Machines: []Machine{}, Health: []plan.Finding{}, Counts: map[string]int64{},
+		Schema: plan.Schema, Cluster: c.Name, Simulated: s.Simulated(), Provider: c.Provider.Name(), Time: e.now().UTC(), Stage: StageReady,
+		Nodes: []cluster.Node{}, Machines: []Machine{}, Health: []plan.Finding{}, Counts: map[string]int64{},
 	}
 	switch {
-	case e.ws.has(KubeconfigFile):
+	case e.ws.Has(workspace.KubeconfigFile):
 		st.Stage = StageCluster
 	case len(s.ClusterValues.ClusterID) > 0:
 		st.Stage = StagePartial
 	}
 
-	var machines []CloudMachine
+	var machines []cluster.CloudMachine
 	var cloudErr error
 	var inside inside
 	var wg sync.WaitGroup
@@ -204,15 +150,15 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	st.Reachable = st.Stage == StageCluster && inside.err == nil
 	if inside.err != nil {
 		st.Problem, st.Remedy = inside.err.Error(), "is the control plane up? What the cloud knows is below"
-		if errors.Is(inside.err, ErrDenied) {
-			st.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's"
+		if errors.Is(inside.err, cluster.ErrDenied) {
+			st.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's"
 		}
 		if inside.unread != nil {
 			st.Remedy = inside.unread.Remedy
 		}
 	}
 	if st.Reachable && inside.clusterID != "" && inside.clusterID != hex.EncodeToString(s.ClusterValues.ClusterID) {
-		return Status{}, e.ws.foreignKubeconfig()
+		return Status{}, e.ws.ForeignKubeconfig()
 	}
 	st.APIServer, st.Services, st.Conditions = inside.version, inside.services, inside.target.Conditions
 	st.Target = plan.Target{Image: inside.target.ImageVersion, Kubernetes: inside.target.Kubernetes}
@@ -243,10 +189,10 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 type inside struct {
 	version   string
 	clusterID string
-	target    NodeTarget
-	nodes     []*Node
-	expected  []ExpectedNode
-	services  []Service
+	target    cluster.NodeTarget
+	nodes     []*cluster.Node
+	expected  []cluster.ExpectedNode
+	services  []cluster.Service
 	err       error
 	unread    *plan.Error // err, if it is about the kubeconfig
 	// enrolled are the names of components whose nodes have agents that verify; nil if unknown.
@@ -262,7 +208,7 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 	}
 	k, err := e.connect(ctx, b)
 	if err != nil {
-		i.unread = e.ws.badKubeconfig(err)
+		i.unread = e.ws.BadKubeconfig(err)
 		i.err = i.unread
 		return
 	}
@@ -273,7 +219,7 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 	var errs [5]error
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		var j JoinConfig
+		var j cluster.JoinConfig
 		j, errs[0] = k.JoinConfig(ctx)
 		i.clusterID = j.ClusterID
 	})
@@ -283,12 +229,12 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 	wg.Go(func() { i.services, errs[4] = k.Services(ctx) })
 	wg.Wait()
 	for _, err := range errs {
-		if err != nil && !errors.Is(err, ErrAbsent) {
+		if err != nil && !errors.Is(err, cluster.ErrAbsent) {
 			i.err = err
 			return
 		}
 	}
-	nodes := make([]Node, len(i.nodes))
+	nodes := make([]cluster.Node, len(i.nodes))
 	for at, n := range i.nodes {
 		nodes[at] = *n
 	}
@@ -300,10 +246,10 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 
 // releaseOf returns the version of the services that come with a release; empty if
 // they differ, as during an upgrade.
-func releaseOf(services []Service) string {
+func releaseOf(services []cluster.Service) string {
 	found := ""
 	for _, s := range services {
-		if s.Kind != ServiceOfRelease {
+		if s.Kind != cluster.ServiceOfRelease {
 			continue
 		}
 		if found != "" && s.Version != found {
@@ -315,7 +261,7 @@ func releaseOf(services []Service) string {
 }
 
 // merge fills nodes and machines.
-func (st *Status) merge(machines []CloudMachine, in inside) {
+func (st *Status) merge(machines []cluster.CloudMachine, in inside) {
 	isNode := map[string]bool{}
 	for _, shared := range in.nodes {
 		n := *shared
@@ -342,7 +288,7 @@ func (st *Status) merge(machines []CloudMachine, in inside) {
 			}
 		}
 		st.Machines = append(st.Machines, Machine{
-			Name: m.Name, Group: groupName(m.Group), Role: string(m.Role), State: state, Image: m.Image,
+			Name: m.Name, Group: cluster.GroupName(m.Group), Role: string(m.Role), State: state, Image: m.Image,
 			IP: m.IP.String(), ProviderID: m.ProviderID, Message: m.Message, Created: m.Created,
 		})
 	}
@@ -350,7 +296,7 @@ func (st *Status) merge(machines []CloudMachine, in inside) {
 }
 
 // judge counts, and says what is not as it should be.
-func (st *Status) judge(c *Config, cloudErr error, in inside) {
+func (st *Status) judge(c *workspace.Config, cloudErr error, in inside) {
 	bad := func(id string, s plan.Severity, title, detail, remedy string) {
 		st.Health = append(st.Health, plan.Finding{ID: id, Severity: s, Title: title, Detail: detail, Remedy: remedy, Source: "health"})
 	}
@@ -379,7 +325,7 @@ func (st *Status) judge(c *Config, cloudErr error, in inside) {
 
 	switch {
 	case in.unread != nil:
-		bad(KubeconfigFile, plan.Block, KubeconfigFile+" leads to no cluster", st.Problem, st.Remedy)
+		bad(workspace.KubeconfigFile, plan.Block, workspace.KubeconfigFile+" leads to no cluster", st.Problem, st.Remedy)
 	case st.Problem != "":
 		bad("api-server", plan.Block, "the API server does not answer", st.Problem, st.Remedy)
 	}

@@ -245,6 +245,7 @@ func Run(ctx context.Context, c Config) error {
 		if c.SnapshotAddress != "" {
 			// Every replica serves snapshots of its own host, leader or not.
 			s := newSnapshots(core, h.snapshot, c.Log)
+			s.state = h.etcdState
 			if err := mgr.Add(everywhere(func(ctx context.Context) error { return s.serve(ctx, c.SnapshotAddress) })); err != nil {
 				return err
 			}

@@ -105,7 +105,7 @@ func All() []Provider {
 		TPMAddress:      "unix:/run/tpm/tpm.sock",
 
 		AutoscalerStandIn: true,
-		Metadata:        func(address string) Metadata { return local.NewMetadata(address) },
+		Metadata:          func(address string) Metadata { return local.NewMetadata(address) },
 		Control: func(metadata, address string) Control {
 			return local.NewInCluster(local.NewMetadata(metadata), address)
 		},
