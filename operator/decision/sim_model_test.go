@@ -678,7 +678,7 @@ func (s *simulation) stays(i int, leaves map[int]bool) bool {
 	m := &s.machines[i]
 	heir := m.ours && m.donor != forgotten && (m.donor < 0 || s.machines[m.donor].isNode && !leaves[m.donor])
 	if h := m.heir; h >= 0 && s.machines[h].life == terminated && s.m[h].node != nil && s.m[h].node.Ready {
-		return false // it may go before anybody can know that its heir has died
+		return false // it may go before anybody can know that its replacement node has died
 	}
 	return m.isNode && !m.obsolete && !leaves[i] && !heir && (m.place < 0 || s.places[m.place].leave)
 }
@@ -1363,8 +1363,8 @@ func (s *simulation) holdGroup(g int, held bool) {
 	s.setGroup(g)
 }
 
-// letGo has people let go what they hold, all of it or what luck chooses, and reports
-// whether there was something. Workers wait for control planes, so of those all are let go.
+// letGo has people released what they hold, all of it or what luck chooses, and reports
+// whether there was something. Workers wait for control planes, so of those all are released.
 func (s *simulation) letGo(all bool) (some bool) {
 	for g := range s.gs {
 		if some = some || s.gs[g].OnHold; s.gs[g].OnHold && (all || g == 0 || s.chance(50)) {

@@ -314,7 +314,7 @@ func (o *simOperator) pass() {
 			at := s.between(0, 15*time.Second)
 			o.busy = max(o.busy, s.now+at)
 			s.after(at, func() {
-				if o.life == life || s.chance(50) { // a write may be under way when the process ends
+				if o.life == life || s.chance(50) { // a write may be in progress when the process ends
 					do()
 				}
 			})
@@ -399,7 +399,7 @@ func (o *simOperator) effect(a *Action) effect {
 	return e
 }
 
-// status returns the effect that writes the status, if the NodeVersion is as it was seen.
+// status returns the effect that writes the status, if the NodeVersion is if it is unchanged.
 func (o *simOperator) status(d *Decision) func() {
 	s, seen := o.s, o.version
 	o.statusPass++
