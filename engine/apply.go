@@ -20,8 +20,10 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/compat"
 	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/engine/version"
 	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // IDs of the steps of `upgrade apply` that other verbs do not have.
@@ -30,7 +32,7 @@ const (
 )
 
 // ApplySteps are the IDs of the steps of `upgrade apply`, in order.
-var ApplySteps = []string{StepBackup, StepComponents, StepAgents, StepJoinConfig, plan.StepCharts, StepTarget, plan.StepRollout}
+var ApplySteps = []string{StepBackup, StepComponents, StepAgents, StepJoinConfig, plan.StepCharts, StepRevocations, StepTarget, plan.StepRollout}
 
 // IDs of findings of `upgrade apply`.
 const (
@@ -91,7 +93,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	if err := e.ws.onMachines(plan.VerbApply); err != nil {
+	if err := e.ws.OnMachines(plan.VerbApply); err != nil {
 		return nil, err
 	}
 	r.WriteConfig = false
@@ -107,7 +109,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	}
 	now := e.now()
 	p := &plan.Plan{
-		ID: newRunID(plan.VerbApply, now), Verb: plan.VerbApply, Cluster: c.config.Name, Simulated: e.simulated(), Nodes: c.config.counts(), Created: now.UTC(),
+		ID: newRunID(plan.VerbApply, now), Verb: plan.VerbApply, Cluster: c.config.Name, Simulated: e.simulated(), Nodes: c.config.Counts(), Created: now.UTC(),
 		Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse,
 	}
 	p.End.Command = e.command(string(plan.VerbApply)) + r.flags()
@@ -254,18 +256,26 @@ func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
 			charts.Details = append(charts.Details, "kind "+k+" "+x.what)
 		}
 	}
-	steps := append(a.componentsSteps(), join, charts, a.targetStep(groups, keptGroups), a.rolloutStep())
-	rollout := &steps[len(steps)-1]
-	rollout.Effect = "all nodes are at the target"
+	steps := append(a.componentsSteps(), join, charts)
+	expired, err := a.expired(ctx)
+	if err != nil {
+		return err
+	}
+	if len(expired) > 0 {
+		steps = append(steps, a.revocationsStep(expired))
+	}
+	steps = append(steps, a.targetStep(groups, keptGroups), a.rolloutStep())
+	wait := &steps[len(steps)-1]
+	wait.Effect = "all nodes are at the target"
 	switch {
 	case replaced > 0 && kept > 0:
-		rollout.Effect = "replaces " + words.Count(replaced, "node") + " and upgrades " + words.Count(kept, "node") + " in place" + inOrder(replaced+kept)
+		wait.Effect = "replaces " + words.Count(replaced, "node") + " and upgrades " + words.Count(kept, "node") + " in place" + inOrder(replaced+kept)
 	case replaced > 0:
-		rollout.Effect = "replaces " + words.Count(replaced, "node") + inOrder(replaced)
+		wait.Effect = "replaces " + words.Count(replaced, "node") + inOrder(replaced)
 	case kept > 0:
-		rollout.Effect = "upgrades " + words.Count(kept, "node") + " in place" + inOrder(kept) + ": no machine is replaced"
+		wait.Effect = "upgrades " + words.Count(kept, "node") + " in place" + inOrder(kept) + ": no machine is replaced"
 	}
-	rollout.Details = append(rollout.Details, fmt.Sprintf("takes about %s: %s", interval{c.out.Changes.Least, c.out.Changes.Most}, c.out.Changes.Basis))
+	wait.Details = append(wait.Details, fmt.Sprintf("takes about %s: %s", rollout.Interval{Least: c.out.Changes.Least, Most: c.out.Changes.Most}, c.out.Changes.Basis))
 	// What mutates decides whether a backup is needed.
 	steps = append([]plan.Step{a.backupStep(steps[:len(steps)-1])}, steps...)
 	if err := a.skip(ctx, steps); err != nil {
@@ -425,7 +435,7 @@ func (c *checkRun) goOn(ctx context.Context, p *plan.Plan, r ApplyRequest) error
 	case inPlace > 0:
 		rollout.Effect = fmt.Sprintf("of %s not yet at the target replaces %d, and upgrades %d in place: their machines stay", words.Count(left, "node"), left-inPlace, inPlace)
 	}
-	least, basis := c.past.estimate(left-inPlace, inPlace-first, !n.Kubernetes.Is(kubernetes))
+	least, basis := c.past.Estimate(left-inPlace, inPlace-first, !n.Kubernetes.Is(kubernetes))
 	rollout.Details = []string{fmt.Sprintf("takes about %s: %s", least, basis)}
 	steps := []plan.Step{a.targetStep(nil, nil), rollout}
 	a.request.Skip = nil // what could be skipped is done
@@ -547,7 +557,7 @@ func (a *applyRun) backUp(ctx context.Context, r *plan.Reporter) error {
 	}
 	cluster, err := a.e.backups(ctx, kubeconfig)
 	if err != nil {
-		return &plan.Error{Op: "back up the cluster", Err: err, Remedy: "restore " + KubeconfigFile + " from a backup"}
+		return &plan.Error{Op: "back up the cluster", Err: err, Remedy: "restore " + workspace.KubeconfigFile + " from a backup"}
 	}
 	b := &backupRun{
 		e: a.e, dir: a.e.ws.Path(plan.RunsDir), id: a.plan.ID, name: a.plan.Cluster,
@@ -571,7 +581,7 @@ func (a *applyRun) backUp(ctx context.Context, r *plan.Reporter) error {
 			Remedy: strings.TrimPrefix(plan.Remedy(err)+"; ", "; ") + "nothing was changed. To go on without a backup: `--skip-phases " + StepBackup + " --ack " + findingNoBackup + "`",
 		}
 	}
-	text := fmt.Sprintf("Backed up %d objects of %d kinds, %s, verified", b.done.Objects, len(b.done.Types), sizeOf(b.done.Bytes))
+	text := fmt.Sprintf("Backed up %d objects of %d kinds, %s, verified", b.done.Objects, len(b.done.Types), workspace.SizeOf(b.done.Bytes))
 	if b.done.Etcd == nil {
 		text += "; without a snapshot of etcd"
 	}
@@ -589,7 +599,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	if err := e.ws.onMachines(plan.VerbApply); err != nil {
+	if err := e.ws.OnMachines(plan.VerbApply); err != nil {
 		return nil, err
 	}
 	s, err := e.ws.State()
@@ -597,8 +607,8 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 		return nil, err
 	}
 	kubeconfig, err := e.ws.Kubeconfig()
-	if errors.Is(err, errAbsent) {
-		return nil, &plan.Error{Op: "upgrade the services", Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
+	if errors.Is(err, workspace.ErrAbsent) {
+		return nil, &plan.Error{Op: "upgrade the services", Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
 	}
 	if err != nil {
 		return nil, err
@@ -626,7 +636,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 		return nil, c.clusterDown(err)
 	}
 	if j := c.now.JoinConfig; j.ClusterID != "" && j.ClusterID != hex.EncodeToString(s.ClusterValues.ClusterID) {
-		return nil, e.ws.foreignKubeconfig()
+		return nil, e.ws.ForeignKubeconfig()
 	}
 	c.matrix = compat.NewMatrix(c.releases)
 	if !c.now.Services.Is(c.cli) {
@@ -638,7 +648,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 		c.find(withoutBackup)
 	}
 	run := &initRun{e: e, facts: &facts{state: s}}
-	cfg, err := partOfConfig(e.ws, "releases", "charts", "plans") // the rest is not needed
+	cfg, err := workspace.PartOfConfig(e.ws, "releases", "charts", "plans") // the rest is not needed
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/kubeadm"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // kinds returns the definitions of the release, in the order of its data.
@@ -33,7 +34,7 @@ func (i *initRun) kinds() ([]assets.File, error) {
 
 // want takes of the configuration which charts there are to be besides those of the release, and
 // what these are to do.
-func (f *facts) want(c *Config) { f.extra, f.noPlans = c.Charts, c.Plans != nil && !*c.Plans }
+func (f *facts) want(c *workspace.Config) { f.extra, f.noPlans = c.Charts, c.Plans != nil && !*c.Plans }
 
 // PlansNamespace is where the cluster carries out Plans.
 const PlansNamespace = "system-upgrade"

@@ -15,6 +15,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/workspace"
 )
 
 // IDs of findings about charts.
@@ -88,7 +89,7 @@ func (i *initRun) fetchCharts(ctx context.Context) (found []plan.Finding) {
 		if i.release != nil && n >= own && slices.ContainsFunc(i.release.Charts, func(o release.Chart) bool { return o.Name == c.Name }) {
 			found = append(found, plan.Finding{
 				ID: findingChartSource, Severity: plan.Block, Source: "charts", Field: field + ".name", Title: fmt.Sprintf("release %s brings a chart called %s, too", i.release.Version, c.Name),
-				Remedy: "remove it from " + ConfigFile + ", or give it another name",
+				Remedy: "remove it from " + workspace.ConfigFile + ", or give it another name",
 			})
 			continue
 		}
@@ -170,7 +171,7 @@ func (i *initRun) compareCharts(ctx context.Context) (changes []plan.ChartChange
 		found = append(found, plan.Finding{
 			ID: findingOtherPlans, Severity: plan.Warn, Source: "charts", Title: fmt.Sprintf("Deployment %s/%s carries out Plans, so the controller of the release stays off", PlansNamespace, others),
 			Detail: "if that one goes, the release's takes over Plans, Jobs and the labels of nodes as they are", Objects: []string{"Deployment " + PlansNamespace + "/" + others},
-			Remedy:  "leave it so with plans: false in " + ConfigFile + ", or scale it to zero and check again",
+			Remedy:  "leave it so with plans: false in " + workspace.ConfigFile + ", or scale it to zero and check again",
 			Command: "kubectl scale -n " + PlansNamespace + " --replicas=0 deployment/" + others,
 		})
 	}
@@ -258,7 +259,7 @@ func (c *checkRun) foreseeCharts(ctx context.Context) error {
 func (c *checkRun) lookAtCharts(ctx context.Context, i *initRun) ([]plan.ChartChange, error) {
 	if blocked := i.fetchCharts(ctx); len(blocked) > 0 {
 		c.out.Findings = append(c.out.Findings, blocked...)
-		return nil, errAbsent
+		return nil, workspace.ErrAbsent
 	}
 	changes, found, err := i.compareCharts(ctx)
 	if err != nil {
