@@ -39,8 +39,9 @@ build: binaries bin/kubectl ## build all binaries into bin/, and kubectl of the 
 
 .PHONY: binaries
 binaries:
-	@echo "building bin/constellation and the daemons of $(RELEASES)"
+	@echo "building bin/constellation, bin/constellation-sandbox and the daemons of $(RELEASES)"
 	@$(GO_BUILD) -ldflags "-s -w -X constellation/engine/version.Release=$(RELEASE)" -o bin/constellation .
+	@$(GO_BUILD) -ldflags "-s -w -X constellation/engine/version.Release=$(RELEASE)" -o bin/constellation-sandbox ./engine/sandbox/cmd
 	@for r in $(RELEASES); do for d in $(DAEMONS); do \
 	  $(GO_BUILD) -ldflags "-s -w -X constellation/engine/version.Release=$$r" -o bin/releases/$$r/$$d ./$$d/cmd; done; done
 

@@ -57,7 +57,7 @@ func newOlderCluster(t *testing.T) *cloud {
 	for _, daemon := range []string{"bootstrapper", "agent", "joinservice", "operator"} {
 		sh(source, build+`-o "bin/releases/v1.0.0/$2" "./$2/cmd"`, "v1.0.0", daemon)
 	}
-	sh(mixed, `cp "$1/constellation" "$1/kubectl" . && mkdir releases && cp -r "$1/releases/v1.1.0" releases/ && cp -r "$2/bin/releases/v1.0.0" releases/`, c.bin, source)
+	sh(mixed, `cp "$1/constellation" "$1/constellation-sandbox" "$1/kubectl" . && mkdir releases && cp -r "$1/releases/v1.1.0" releases/ && cp -r "$2/bin/releases/v1.0.0" releases/`, c.bin, source)
 	c.bin = mixed
 	c.up(1, 2, "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", "v1.35.4")
 	older := *c

@@ -322,7 +322,7 @@ func TestOtherMembersWitnessForSnapshots(t *testing.T) {
 			},
 			kind: engine.ErrImpostor, words: "it differs from what etcd on cp-1 has at revision",
 		},
-		{name: "another cluster", answer: func(s *EtcdState) { s.ClusterID = "1" }, kind: engine.ErrImpostor, words: "and that on cp-1 of 1"},
+		{name: "another cluster", answer: func(s *EtcdState) { s.ClusterID = "1" }, kind: engine.ErrImpostor, words: "and etcd on cp-1 has 1"},
 		{name: "another member", answer: func(s *EtcdState) { s.MemberID = "2" }, kind: engine.ErrImpostor, words: "no member cp-1 with the ID 2"},
 		{name: "other members", answer: func(s *EtcdState) { s.Members = append(s.Members, "3") }, kind: engine.ErrUnreachable, words: "it lacks the member 3 of etcd that cp-1 has"},
 	} {

@@ -18,9 +18,8 @@ import (
 	"constellation/engine/backup"
 )
 
-// Where the operator runs on several control planes, the members of etcd there witness for a
-// snapshot of another one: each says what it has at the last revision of the first lists,
-// which the snapshot has the history of.
+// Where the operator runs on several control planes, the other members of etcd report their
+// state at the last revision of the first lists. The snapshot contains the history up to it.
 
 const (
 	// memberLimit bounds how long a member may take, which reads all of etcd.
@@ -29,7 +28,7 @@ const (
 	maxStateKeys = 5_000_000
 )
 
-// memberAnswer is what another member of etcd has.
+// memberAnswer is the state that another member of etcd reported.
 type memberAnswer struct {
 	node string
 	err  error
@@ -136,7 +135,7 @@ func (m *memberAnswers) compare(ctx context.Context, s *backup.Snapshot, db *bac
 			unchecked(a.node, "which did not answer: %v", a.err)
 			continue
 		case s.ClusterID != "" && a.ClusterID != s.ClusterID:
-			return fmt.Errorf("%w: it is of the etcd %s, and that on %s of %s", engine.ErrImpostor, clean(s.ClusterID), a.node, clean(a.ClusterID))
+			return fmt.Errorf("%w: its etcd has the cluster ID %s, and etcd on %s has %s", engine.ErrImpostor, clean(s.ClusterID), a.node, clean(a.ClusterID))
 		case !slices.ContainsFunc(members, func(m backup.EtcdMember) bool { return m.Name == a.node && etcdID(m.ID) == a.MemberID }):
 			return fmt.Errorf("%w: its etcd has no member %s with the ID %s, and that on %s has", engine.ErrImpostor, a.node, clean(cmp.Or(a.MemberID, "0")), a.node)
 		}
