@@ -283,7 +283,7 @@ const StepRevocations = "revocations"
 //
 // The console removes their entries, and nothing in the cluster may: an admission policy cannot
 // compare an entry with the time, so a program that may remove one may remove all.
-func (i *initRun) expired(ctx context.Context) (names []string, err error) {
+func (i *clusterRun) expired(ctx context.Context) (names []string, err error) {
 	_, err = i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 		list, err := k.Revoked(ctx)
 		names = list.Expired(i.e.now())
@@ -292,7 +292,7 @@ func (i *initRun) expired(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-func (i *initRun) revocationsStep(nodes []string) Step {
+func (i *clusterRun) revocationsStep(nodes []string) Step {
 	return Step{
 		ID: StepRevocations, Title: "Remove expired revocations",
 		Effect: fmt.Sprintf("ConfigMap %s/%s refuses %s no longer: no certificate of the revoked machines is valid any more", revocation.Namespace, revocation.ConfigMap, words.And(nodes)),
