@@ -1,28 +1,25 @@
-// Package attestation says what a machine booted and proves it.
+// Package attestation creates and verifies evidence of what a machine booted.
 //
-// A machine's TPM 2.0 measures what boots into platform configuration registers
-// (PCRs). An [Issuer] has the TPM sign a quote over PCRs 0 to 15 and a value of
-// the caller's choice; the result is a document. A [Validator] accepts a
-// document if the quote was signed by a key that the cloud certified, if it
-// carries the caller's value, and if the PCRs are those of an operating system
-// image that we know: its [Measurements]. What it learns is a [Statement]: which
-// instance of the cloud this is, and what runs on it.
+// A machine's TPM 2.0 measures the boot into platform configuration registers (PCRs). An
+// [Issuer] has the TPM sign a quote over PCRs 0 to 15 and a value of the caller's choice; the
+// result is a document. A [Validator] accepts a document if the quote was signed by a key that
+// the cloud certified, if it contains the caller's value, and if the PCRs match those of a
+// known operating system image: its [Measurements]. The result is a [Statement]: which
+// instance of the cloud this is, and what it runs.
 //
-// PCR 15 tells whether a machine is used. It is zero until the machine belongs
-// to a cluster and then holds [ClusterIDPCR] of the cluster's ID. A register can
-// only be extended, so a machine that once was a member can neither start nor
-// join a cluster again before its TPM is reset. A TPM is reset by power, never by
-// software: a member that reboots starts with a zero PCR 15 and extends it again
-// from the ID it keeps on disk, before anything on it listens. Giving a machine
-// back for another use means to stop it, wipe its disk and give it a new TPM
-// state, in this order.
+// PCR 15 marks a machine as used. It is zero until the machine belongs to a cluster and then
+// contains [ClusterIDPCR] of the cluster's ID. A register can only be extended, so a former
+// member can neither initialize nor join a cluster before its TPM is reset. Only a power cycle
+// resets a TPM, never software: a member that reboots starts with a zero PCR 15 and extends it
+// again from the ID on its disk, before anything on it listens. To reuse a machine, stop it,
+// wipe its disk and give it a new TPM state, in this order.
 //
-// The package also holds the cloud's half, [CA], [Provision], [Measure] and
-// [HandOver], which package sandbox plays and which a public cloud does out of our sight. The
-// trust root is configuration; nothing in here trusts anyone by default.
+// The package also has the cloud's side, [CA], [Provision], [Measure] and [HandOver]. Package
+// sandbox uses it; a public cloud has its own. The trust root is configuration; there is no
+// default.
 //
-// Nothing here speaks to the network, and no secret passes through: documents,
-// certificates and logs are public.
+// The package uses no network and handles no secrets: documents, certificates and logs are
+// public.
 package attestation
 
 import (
@@ -60,7 +57,7 @@ type Issuer interface {
 	Issue(ctx context.Context, userData []byte) (document []byte, err error)
 }
 
-// Validator judges evidence about another machine.
+// Validator verifies evidence of another machine.
 type Validator interface {
 	Variant() Variant
 	// Validate returns what document states if it is genuine, binds exactly
@@ -69,22 +66,21 @@ type Validator interface {
 	Validate(ctx context.Context, document, userData []byte) (Statement, error)
 }
 
-// Why evidence is refused. Every error of a Validator wraps exactly one of them.
+// Reasons for rejecting evidence. Every error of a Validator wraps exactly one of them.
 var (
-	// ErrDocument means that the document cannot be read: malformed, too large,
-	// or inconsistent in itself.
+	// ErrDocument means that the document is malformed, too large, or inconsistent.
 	ErrDocument = errors.New("evidence is malformed")
-	// ErrTrust means that no trusted cloud vouches for the attestation key.
+	// ErrTrust means that no trusted cloud certified the attestation key.
 	ErrTrust = errors.New("attestation key is not trusted")
-	// ErrQuote means that the quote is not what it must be: wrong signature,
-	// made for another connection, or not over the registers carried beside it.
+	// ErrQuote means that the quote is invalid: wrong signature, made for another connection, or
+	// not over the accompanying registers.
 	ErrQuote = errors.New("quote is not valid")
-	// ErrMeasurement means that the machine runs something else than allowed.
+	// ErrMeasurement means that the machine runs software that is not allowed.
 	ErrMeasurement = errors.New("measurements differ")
-	// ErrMember means that PCR 15 breaks the rule: a used machine wants to start
-	// over, or a machine that should be a member of a cluster is none.
+	// ErrMember means that PCR 15 violates the rule: a used machine tries to start over, or a
+	// machine that should be a member of a cluster is not.
 	ErrMember = errors.New("cluster membership differs")
-	// ErrIdentity means that the evidence is sound, but of the wrong instance.
+	// ErrIdentity means that the evidence is valid, but of the wrong instance.
 	ErrIdentity = errors.New("wrong instance")
 )
 
@@ -103,7 +99,7 @@ type Identity struct {
 	IP    netip.Addr `json:"ip"`
 }
 
-// check refuses what a certificate must not say.
+// check rejects invalid identities.
 func (id Identity) check() error {
 	for _, f := range []struct{ name, value string }{
 		{"name", id.Name},
@@ -145,7 +141,7 @@ func printable(s string) bool {
 	return true
 }
 
-// Statement is what accepted evidence says.
+// Statement is the content of accepted evidence.
 type Statement struct {
 	Identity Identity `json:"identity"`
 	// PCRs are the quoted SHA-256 registers, 32 bytes each.
