@@ -230,8 +230,13 @@ func (s *Server) SnapshotEtcd(_ *upgradeproto.SnapshotEtcdRequest, stream grpc.S
 	return s.etcd.snapshot(stream.Context(), stream.Send)
 }
 
-// listen takes path over from an agent that has ended, never from a running one. The socket
-// belongs to operator, whose user may enter its directory then.
+// EtcdState returns the state of this host's member of etcd at a revision.
+func (s *Server) EtcdState(ctx context.Context, req *upgradeproto.EtcdStateRequest) (*upgradeproto.EtcdStateResponse, error) {
+	return s.etcd.state(ctx, req.GetRevision())
+}
+
+// listen takes path over from an agent that has ended, never from a running one.
+// The socket belongs to operator, whose user may enter its directory then.
 func listen(ctx context.Context, path string, operator uint32) (net.Listener, error) {
 	fi, err := os.Lstat(path)
 	switch {

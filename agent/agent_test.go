@@ -27,6 +27,7 @@ import (
 
 	"constellation/agent/upgradeproto"
 	"constellation/engine/version"
+	"constellation/internal/testneeds"
 )
 
 // shortDir is a directory of the test whose name is short, as that of a socket must be: the
@@ -140,10 +141,8 @@ func TestSocketIsForRootOnly(t *testing.T) {
 	if fi.Mode().Perm() != 0o600 {
 		t.Errorf("socket has mode %o, want 600", fi.Mode().Perm())
 	}
-	if os.Geteuid() != 0 {
-		t.Skip("to connect as another user, the test must be root")
-	}
-	// Even if the mode is changed, the kernel reports the caller's user.
+	testneeds.Root(t, "to connect as another user")
+	// Even if someone loosens the mode, the kernel says who calls.
 	for _, p := range []string{socket, filepath.Dir(socket), filepath.Dir(filepath.Dir(socket))} {
 		if err := os.Chmod(p, 0o777); err != nil {
 			t.Fatal(err)
@@ -409,9 +408,7 @@ func FuzzRequests(f *testing.F) {
 }
 
 func TestOperatorsUserIsServed(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("to give a socket away, the test must be root")
-	}
+	testneeds.Root(t, "to give a socket away")
 	const nobody = 65534
 	dir, err := os.MkdirTemp("", "agent")
 	if err != nil {

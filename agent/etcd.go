@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"constellation/agent/upgradeproto"
+	"constellation/engine/backup"
 )
 
 const (
@@ -34,7 +35,9 @@ const (
 	memberTimeout = 5 * time.Second
 	// chunkSize is in bytes, of a snapshot.
 	chunkSize = 32 << 10
-	// window is the flow-control window in bytes: data that etcd may send before it was read.
+	// statePage is about how many bytes are read of etcd at a time.
+	statePage = 2 << 20
+	// window is in bytes, of what etcd may send before it was read.
 	window = 256 << 10
 	// snapshotStall is how long a snapshot may wait for its receiver, or for etcd: in the
 	// meantime etcd keeps all deleted data.
@@ -356,7 +359,64 @@ func (e *etcd) snapshot(ctx context.Context, send func(*upgradeproto.SnapshotEtc
 		return cause(ctx, err)
 	}
 	sum.Revision, sum.EtcdVersion = now.Header.GetRevision(), now.Version
+	sum.ClusterId, sum.MemberId = now.Header.GetClusterId(), now.Header.GetMemberId()
 	return send(&upgradeproto.SnapshotEtcdResponse{Kind: &upgradeproto.SnapshotEtcdResponse_Summary{Summary: sum}})
+}
+
+// state returns a hash of all keys that the host's member has at a revision. It reads page by
+// page, and keeps a hash of each key.
+func (e *etcd) state(ctx context.Context, revision int64) (*upgradeproto.EtcdStateResponse, error) {
+	if revision <= 0 {
+		return nil, status.Error(codes.InvalidArgument, "revision is missing")
+	}
+	select {
+	case e.snapshots <- struct{}{}:
+		defer func() { <-e.snapshots }()
+	default:
+		return nil, status.Error(codes.ResourceExhausted, "a snapshot is being taken")
+	}
+	c, err := e.dial(ctx, e.endpoint)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	first, cancel := context.WithTimeout(ctx, 2*memberTimeout)
+	defer cancel()
+	l, err := c.MemberList(first) // linearizable: the member has applied the revision then
+	if err == nil {
+		_, err = c.Get(first, "health")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read etcd at revision %d: %w", revision, err)
+	}
+	r := &upgradeproto.EtcdStateResponse{ClusterId: l.Header.GetClusterId(), MemberId: l.Header.GetMemberId()}
+	for _, m := range l.Members {
+		r.Members = append(r.Members, m.GetID())
+	}
+	var s backup.EtcdState
+	for from, limit := "\x00", int64(16); ; {
+		page, cancel := context.WithTimeout(ctx, snapshotStall)
+		got, err := c.Get(page, from, clientv3.WithFromKey(), clientv3.WithRev(revision), clientv3.WithLimit(limit), clientv3.WithSerializable())
+		cancel()
+		switch {
+		case errors.Is(err, rpctypes.ErrCompacted):
+			return nil, status.Errorf(codes.OutOfRange, "etcd has compacted revision %d", revision)
+		case err != nil:
+			return nil, fmt.Errorf("read etcd at revision %d: %w", revision, err)
+		}
+		size := int64(1)
+		for _, kv := range got.Kvs {
+			s.Put(backup.EtcdEntry{Key: kv.Key, Value: kv.Value, Created: kv.CreateRevision, Modified: kv.ModRevision, Version: kv.Version, Lease: kv.Lease})
+			size += int64(len(kv.Key) + len(kv.Value))
+		}
+		if !got.More || len(got.Kvs) == 0 {
+			break
+		}
+		from = string(got.Kvs[len(got.Kvs)-1].Key) + "\x00"
+		limit = min(max(statePage*int64(len(got.Kvs))/size, 16), 512)
+	}
+	r.Sha256 = s.Sum()
+	return r, nil
 }
 
 // cause returns why ctx ended if it did, and err otherwise.

@@ -14,6 +14,7 @@ import (
 	"constellation/engine/atls/flood"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/internal/testneeds"
 )
 
 // floodRig is a rig whose evidence is that of a TPM emulator.
@@ -83,6 +84,7 @@ func TestSilentConnectionsDoNotBlockInit(t *testing.T) {
 // handshakes, all replaced whenever they are closed, and consoles among them.
 func TestConsoleGetsThroughAFlood(t *testing.T) {
 	const limit = 10 * time.Second
+	testneeds.Sockets(t)
 	if err := flood.Descriptors(12_000); err != nil {
 		t.Skip(err)
 	}

@@ -36,6 +36,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/release/releasetest"
+	"constellation/internal/testneeds"
 )
 
 // The test binary plays two more parts: kubeadm, and a bootstrapper that is killed.
@@ -665,10 +666,7 @@ func exists(name string) bool { _, err := os.Lstat(name); return err == nil }
 // startSWTPM runs a TPM emulator and returns its address and what a power cycle does.
 func startSWTPM(t testing.TB) (address string, reset func()) {
 	t.Helper()
-	swtpm, err := exec.LookPath("swtpm")
-	if err != nil {
-		t.Skip("needs a TPM emulator: install the package swtpm")
-	}
+	swtpm := testneeds.Program(t, "swtpm", "swtpm")
 	dir, err := os.MkdirTemp("", "tpm") // t.TempDir can be too long for a socket's name
 	if err != nil {
 		t.Fatal(err)

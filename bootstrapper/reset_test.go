@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"constellation/engine/cloud"
+	"constellation/internal/testneeds"
 )
 
 func TestResetAndAReboot(t *testing.T) {
@@ -72,9 +73,7 @@ func TestResetThatFailsKeepsTheClaim(t *testing.T) {
 	if h, held := r.holder(); !held || h.State != member {
 		t.Errorf("holder %+v", h)
 	}
-	if os.Getuid() != 0 {
-		t.Skip("needs root to mount something")
-	}
+	testneeds.Root(t, "to mount a file system")
 	below := filepath.Join(r.m.Root, "var/lib/kubelet/pods/x")
 	os.MkdirAll(below, 0o700)
 	if err := syscall.Mount("tmpfs", below, "tmpfs", 0, "size=64k"); err != nil {

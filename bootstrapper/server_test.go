@@ -34,6 +34,7 @@ import (
 	"constellation/engine/kubeadm"
 	"constellation/engine/release"
 	"constellation/engine/release/releasetest"
+	"constellation/internal/testneeds"
 )
 
 const goodInit = "claim-node:running claim-node:done install-components:running install-components:done " +
@@ -801,9 +802,7 @@ func TestTracesOfAClusterAreDetected(t *testing.T) {
 }
 
 func TestInitSucceedsAfterDiskIsFreed(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root to mount a small file system")
-	}
+	testneeds.Root(t, "to mount a small file system")
 	r := newRig(t, cloud.ControlPlane)
 	disk := filepath.Join(r.m.Root, "usr")
 	if err := os.MkdirAll(disk, 0o755); err != nil {

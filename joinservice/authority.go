@@ -2,13 +2,10 @@ package joinservice
 
 import (
 	"crypto"
-	"crypto/ecdsa"
-	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/sha256"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/hex"
 	"encoding/pem"
 	"errors"
@@ -20,6 +17,7 @@ import (
 	"time"
 
 	"constellation/engine/attestation"
+	"constellation/internal/kubeletcsr"
 	"constellation/joinservice/joinproto"
 )
 
@@ -29,11 +27,6 @@ const (
 	certificateTTL = 90 * 24 * time.Hour
 	// clockSkew is how far the clock of a machine may lag behind.
 	clockSkew = 10 * time.Minute
-	// minRSA is in bits.
-	minRSA = 2048
-
-	nodeUser  = "system:node:"
-	nodeGroup = "system:nodes"
 )
 
 // controlPlaneFiles are the files for a joining control plane, relative to the PKI.
@@ -114,24 +107,12 @@ func parseRequest(der []byte, id attestation.Identity) (*x509.CertificateRequest
 	bad := func(format string, args ...any) (*x509.CertificateRequest, error) {
 		return nil, fmt.Errorf("%w: "+format, append([]any{errRequest}, args...)...)
 	}
-	r, err := x509.ParseCertificateRequest(der)
+	r, err := kubeletcsr.Parse(der)
 	if err != nil {
-		return bad("not a PKCS #10 request")
+		return bad("%w", err)
 	}
-	if err := r.CheckSignature(); err != nil {
-		return bad("its signature is invalid")
-	}
-	switch k := r.PublicKey.(type) {
-	case *ecdsa.PublicKey, ed25519.PublicKey:
-	case *rsa.PublicKey:
-		if k.N.BitLen() < minRSA {
-			return bad("its RSA key has %d bits, at least %d are needed", k.N.BitLen(), minRSA)
-		}
-	default:
-		return bad("its type of key is not supported")
-	}
-	if len(r.Subject.Names) != 2 || r.Subject.CommonName != nodeUser+id.Name || !slices.Equal(r.Subject.Organization, []string{nodeGroup}) {
-		return bad("its subject is %q, want %q", printable(r.Subject.String(), maxText), nodeSubject(id))
+	if subject := kubeletcsr.Subject(id.Name); !kubeletcsr.HasSubject(r, subject.CommonName) {
+		return bad("its subject is %q, want %q", printable(r.Subject.String(), maxText), subject)
 	}
 	if !slices.Equal(r.DNSNames, []string{id.Name}) {
 		return bad("its DNS names are %q, want only %q", printable(fmt.Sprint(r.DNSNames), maxText), id.Name)
@@ -139,18 +120,14 @@ func parseRequest(der []byte, id attestation.Identity) (*x509.CertificateRequest
 	if len(r.IPAddresses) != 1 || !r.IPAddresses[0].Equal(id.IP.AsSlice()) {
 		return bad("its addresses are %v, want only %v", r.IPAddresses, id.IP)
 	}
-	if len(r.EmailAddresses) > 0 || len(r.URIs) > 0 {
-		return bad("it contains e-mail addresses or URIs")
+	if err := kubeletcsr.CheckServerNames(r); err != nil {
+		return bad("%w", err)
 	}
 	return r, nil
 }
 
-func nodeSubject(id attestation.Identity) pkix.Name {
-	return pkix.Name{CommonName: nodeUser + id.Name, Organization: []string{nodeGroup}}
-}
-
-// sign returns the kubelet's serving certificate as PEM. It uses only the public key of the
-// request.
+// sign returns the kubelet's serving certificate as PEM. Of the request only the
+// public key is used.
 func (a *authority) sign(r *x509.CertificateRequest, id attestation.Identity, now time.Time) ([]byte, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
@@ -165,7 +142,7 @@ func (a *authority) sign(r *x509.CertificateRequest, id attestation.Identity, no
 		usage |= x509.KeyUsageKeyEncipherment
 	}
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: serial, Subject: nodeSubject(id),
+		SerialNumber: serial, Subject: kubeletcsr.Subject(id.Name),
 		DNSNames: []string{id.Name}, IPAddresses: []net.IP{id.IP.AsSlice()},
 		NotBefore: now.Add(-clockSkew), NotAfter: until,
 		KeyUsage: usage,

@@ -53,6 +53,7 @@ import (
 	"constellation/engine/release/releasetest"
 	"constellation/engine/revocation"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/internal/testneeds"
 	"constellation/joinservice/joinproto"
 	"constellation/operator/api/v1alpha1"
 )
@@ -1145,12 +1146,10 @@ func politeStop(t *testing.T, s *site, r *replica) {
 	refused(t, err, codes.Unavailable, "stopping")
 }
 
-// TestDeadControlPlaneReleasesTurn needs real time: a machine that disappears is detected by
-// the timeout.
+// TestDeadControlPlaneReleasesTurn needs real time: a machine that
+// disappears is detected by the timeout.
 func TestDeadControlPlaneReleasesTurn(t *testing.T) {
-	if testing.Short() {
-		t.Skip("waits up to 30 s for a silent machine")
-	}
+	testneeds.Time(t, "30 s, to notice a silent machine")
 	t.Parallel()
 	s := newSite(t)
 	a, b := s.start("control-plane-0"), s.start("control-plane-1")

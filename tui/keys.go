@@ -5,6 +5,9 @@ import (
 	"strings"
 
 	tea "github.com/charmbracelet/bubbletea"
+
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // binding is a key and its action. Key line, help, palette and dispatch all use the same
@@ -167,34 +170,34 @@ func (c *console) keyLine(w int) string {
 	}
 	shown := c.bindings()
 	helps := slices.IndexFunc(shown, func(b binding) bool { return b.label == "?" && b.footLabel != "" })
-	end := w - width(leave) - 3 // of the columns for keys
+	end := w - term.Width(leave) - 3 // of the columns for keys
 	if helps >= 0 {
-		end -= width(shown[helps].label) + width(shown[helps].footLabel) + 3
+		end -= term.Width(shown[helps].label) + term.Width(shown[helps].footLabel) + 3
 	}
-	r := c.th.row(w).add(plain, " ")
+	r := c.th.Row(w).Add(term.Plain, " ")
 	for i, b := range shown {
 		if i == helps {
-			end = w - width(leave) - 3
+			end = w - term.Width(leave) - 3
 		}
 		if b.footLabel == "" {
 			continue
 		}
-		st, word := accent, b.footLabel
+		st, word := term.Accent, b.footLabel
 		if b.disabled(c) != "" {
 			if b.label != "Enter" {
 				continue
 			}
-			st, word = faint, word+" (off)"
+			st, word = term.Faint, word+" (off)"
 		}
-		if r.used+width(b.label)+width(word)+3 > end {
+		if r.Used+term.Width(b.label)+term.Width(word)+3 > end {
 			continue // a shorter one may fit
 		}
-		if r.used > 1 {
-			r.add(plain, "  ")
+		if r.Used > 1 {
+			r.Add(term.Plain, "  ")
 		}
-		r.add(st, b.label).add(faint, " "+word)
+		r.Add(st, b.label).Add(term.Faint, " "+word)
 	}
-	return r.right(faint, leave).String()
+	return r.Right(term.Faint, leave).String()
 }
 
 // helpView lists the keys of the screen in w columns and h lines.
@@ -223,27 +226,27 @@ func (c *console) helpView(w, h int) []string {
 	var body []string
 	for _, hd := range heads {
 		for i, b := range hd.rows {
-			r := t.row(inner - 2)
+			r := t.Row(inner - 2)
 			if i == 0 {
-				r.col(faint, hd.name, 10)
+				r.Col(term.Faint, hd.name, 10)
 			} else {
-				r.pad(11)
+				r.Pad(11)
 			}
-			r.col(accent, b.label, 12).add(plain, b.help)
+			r.Col(term.Accent, b.label, 12).Add(term.Plain, b.help)
 			if why := b.disabled(c); why != "" {
-				r.add(faint, "  off now: "+why)
+				r.Add(term.Faint, "  off now: "+why)
 			}
 			body = append(body, r.String())
 		}
 	}
 	shown := min(len(body), h-2)
-	out := []string{c.boxTop(w, inner, " Keys: "+c.screen.title()+" ")}
+	out := []string{view.BoxTop(c.page(), w, inner, " Keys: "+c.screen.title()+" ")}
 	for _, l := range body[:shown] {
-		out = append(out, c.boxLine(w, inner, l))
+		out = append(out, view.BoxLine(c.page(), w, inner, l))
 	}
 	foot := " all keys shown "
 	if shown < len(body) {
-		foot = " " + count(len(body)-shown, "more key") + ": make the terminal taller "
+		foot = " " + term.Count(len(body)-shown, "more key") + ": make the terminal taller "
 	}
-	return append(out, c.boxBottom(w, inner, foot))
+	return append(out, view.BoxBottom(c.page(), w, inner, foot))
 }

@@ -6,12 +6,14 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"constellation/tui/term"
 )
 
 // The palette finds each binding of a screen by its words, runs it, and shows why one is off.
 func TestPaletteDoesWhatKeysDo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := live(5, 70*time.Second)(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+		s := live(5, 70*time.Second)(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 		s.view([]string{":", "a", "l", "l", " ", "n", "o", "d", "enter"})
 		if s.c.wat.lens != lensMap || s.c.pal.open {
 			t.Errorf("%q leads to %s", "all nod", s.c.wat.lens.title())

@@ -13,6 +13,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 const (
@@ -123,7 +124,7 @@ func (c *console) opening() bool { return c.deps.replay != nil && c.wat.origin !
 // openReplay shows a record from its beginning, or paused at r.at.
 func (c *console) openReplay(r *record) tea.Cmd {
 	c.closeWatch()
-	c.wat = watchScreen{origin: fromReplay, gen: c.wat.gen + 1, board: &engine.Board{}, player: newPlayer(r.events), filter: c.wat.filter}
+	c.wat = &watchScreen{c: c, origin: fromReplay, gen: c.wat.gen + 1, board: &engine.Board{}, player: newPlayer(r.events), filter: c.wat.filter}
 	c.enterWatch()
 	c.note = r.note
 	if r.at.IsZero() {
@@ -178,9 +179,9 @@ func readRecord(arg string, find func(run string) (string, error), progress func
 	}
 	r := &record{path: name}
 	in := &progressReader{Reader: f, progress: func(n int64) {
-		text := "reading the record " + clean(name) + ": " + bytesOf(n)
+		text := "reading the record " + term.Clean(name) + ": " + term.Bytes(n)
 		if about, serr := f.Stat(); serr == nil && about.Mode().IsRegular() {
-			text += " of " + bytesOf(about.Size())
+			text += " of " + term.Bytes(about.Size())
 		}
 		progress(text)
 	}}
@@ -231,7 +232,7 @@ func (r *record) begin(when string) error {
 	case err != nil:
 		return err
 	case at.After(last):
-		return fmt.Errorf("%s is after the end: the record lasts from %s to %s, %s", at.UTC().Format(whole), first.UTC().Format(whole), last.UTC().Format(whole), short(last.Sub(first)))
+		return fmt.Errorf("%s is after the end: the record lasts from %s to %s, %s", at.UTC().Format(whole), first.UTC().Format(whole), last.UTC().Format(whole), term.Duration(last.Sub(first)))
 	case at.Before(first):
 		r.note = fmt.Sprintf("%s is before the record: playing from its beginning at %s", at.UTC().Format(whole), first.UTC().Format(whole))
 		at = first

@@ -19,6 +19,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // rollouts caches simulated rollouts for all tests.
@@ -81,7 +83,7 @@ func watching(s *stage, events []engine.Event, d time.Duration) *stage {
 	s.at(d)
 	s.c.busy = ""
 	s.c.screen = screenWatch
-	s.c.wat = watchScreen{origin: fromLive, gen: 1, board: &engine.Board{}, cancel: func() {}}
+	s.c.wat = &watchScreen{c: s.c, origin: fromLive, gen: 1, board: &engine.Board{}, cancel: func() {}}
 	s.tell(watchBatch{1, events})
 	return s
 }
@@ -234,8 +236,8 @@ func TestWatchFitsEverySize(t *testing.T) {
 	for _, sc := range watchScenes {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
-				fresh := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
+				fresh := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 				for w := minWidth; w <= 300; w += 24 {
 					for h := minHeight; h <= 90; h += 15 {
 						s.c.w, s.c.h = w, h
@@ -268,7 +270,7 @@ func TestWatchInAscii(t *testing.T) {
 	for _, sc := range watchScenes {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{ascii: true}, 120, 40) })
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{Ascii: true}, 120, 40) })
 				for _, r := range s.c.View() {
 					if r > 0x7e {
 						t.Fatalf("%q is not ASCII:\n%s", r, s.c.View())
@@ -281,16 +283,16 @@ func TestWatchInAscii(t *testing.T) {
 
 // TestWatchThemes renders one frame in each theme.
 func TestWatchThemes(t *testing.T) {
-	for name, l := range map[string]display{
-		"16-dark": {colours: colours16}, "16-light": {colours: colours16, light: true}, "256-light": {colours: colours256, light: true},
-		"true-dark": {colours: trueColour}, "ascii": {ascii: true},
+	for name, l := range map[string]term.Display{
+		"16-dark": {Colours: term.Colours16}, "16-light": {Colours: term.Colours16, Light: true}, "256-light": {Colours: term.Colours256, Light: true},
+		"true-dark": {Colours: term.TrueColour}, "ascii": {Ascii: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				events := streamOf(t, "500-good")
 				d := inTheMiddle(events)
 				s := watching(newStage(t, &fakeEngine{}, l, 80, 24), until(events, d), d).view([]string{"m", "n"})
-				golden(t, "themes/watch-"+name+".txt", strings.ReplaceAll(s.c.View(), "\x1b", "␛")+"\n")
+				checkGolden(t, "themes/watch-"+name+".txt", strings.ReplaceAll(s.c.View(), "\x1b", "␛")+"\n")
 			})
 		})
 	}
@@ -307,7 +309,7 @@ func TestEveryLensIsReached(t *testing.T) {
 		}
 		at := func(c *console) state { return state{c.screen, c.wat.lens, c.rolloutPrompt != nil} }
 		open := func(path []string) *stage {
-			s := watching(newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, display{}, 80, 24), failing(t), middle)
+			s := watching(newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, term.Display{}, 80, 24), failing(t), middle)
 			return s.view(path)
 		}
 		found := map[state][]string{}
@@ -382,12 +384,12 @@ func TestFilterMatches(t *testing.T) {
 		{"backend", false},
 		{"web/front", true},
 	} {
-		f, err := parseFilter(tt.filter)
+		f, err := view.ParseFilter(tt.filter)
 		if err != nil {
 			t.Errorf("%q: %v", tt.filter, err)
 			continue
 		}
-		if got := f.node(n, now); got != tt.want {
+		if got := f.Node(n, now); got != tt.want {
 			t.Errorf("%q matches: %v, want %v", tt.filter, got, tt.want)
 		}
 	}
@@ -396,7 +398,7 @@ func TestFilterMatches(t *testing.T) {
 		"try>x": `"try>x": want a number`, "state:": `"state:": want state:VALUE`, "node:[": `"node:[": not a pattern`,
 		"state:ready,nope !state:nope": `"state:nope": no such state, want one of ready, outdated, replacing, draining, upgrading, leaving, not-ready, joining, booting, creating, failed, gone`,
 	} {
-		if _, err := parseFilter(filter); err == nil || err.Error() != want {
+		if _, err := view.ParseFilter(filter); err == nil || err.Error() != want {
 			t.Errorf("%q: error %v, want %s", filter, err, want)
 		}
 	}
@@ -447,7 +449,7 @@ func TestHostileRecordIsHarmless(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		for _, keys := range [][]string{{}, {"m", "n"}, {"enter"}, {"l"}, {"l", "w", "up"}, {"t"}, {"?"}} {
-			s := newStage(t, &fakeEngine{}, display{}, 120, 40)
+			s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
 			s.c.busy, s.c.deps.replay, s.c.deps.onlyWatch = "", r, true
 			s.do(s.c.Init())
 			s.view(keys)
@@ -468,7 +470,7 @@ func TestHostileRecordIsHarmless(t *testing.T) {
 func TestReplaySeeks(t *testing.T) {
 	events := rolloutOf(t, 500)
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{}, display{}, 120, 40)
+		s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
 		s.c.busy, s.c.deps.onlyWatch = "", true
 		s.c.deps.replay = &record{path: "x", events: events, at: start.Add(middle)}
 		s.do(s.c.Init())
@@ -526,11 +528,11 @@ func TestReplayShowsReadingProgress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "reading the record " + path + ": 1 MiB of " + bytesOf(int64(lines.Len())); len(told) != lines.Len()/progressEach || told[0] != want {
+	if want := "reading the record " + path + ": 1 MiB of " + term.Bytes(int64(lines.Len())); len(told) != lines.Len()/progressEach || told[0] != want {
 		t.Errorf("progress %q, want %q first", told, want)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{}, display{}, 120, 40)
+		s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
 		s.c.deps.onlyWatch, s.c.deps.replay, s.c.screen = true, r, screenWatch
 		frame := s.c.View() // before the first message
 		for _, want := range []string{"REPLAY opening", "opening the record " + path, "Opening the record"} {
@@ -678,7 +680,7 @@ func TestHistoryVerb(t *testing.T) {
 			_, rest, _ := strings.Cut(dir[i], " ")
 			dir[i] = "DIR " + rest
 		}
-		golden(t, "plain/history-"+name+".txt", strings.Join(dir, "constellation -C "))
+		checkGolden(t, "plain/history-"+name+".txt", strings.Join(dir, "constellation -C "))
 	}
 }
 
@@ -691,7 +693,7 @@ func TestEndOfAWatchIsNotTheEndOfTheRollout(t *testing.T) {
 		engine.VerbApply: "Ended: 1 of 2 nodes at the target",
 	} {
 		b.Plan = &engine.Plan{Verb: verb}
-		if got, _ := (&console{}).reason(&b, start); got != want {
+		if got, _ := view.BoardReason((&console{}).page(), &b); got != want {
 			t.Errorf("%s: %q", verb, got)
 		}
 	}
@@ -700,7 +702,7 @@ func TestEndOfAWatchIsNotTheEndOfTheRollout(t *testing.T) {
 // Notes disappear after a while, because they may be out of date.
 func TestNotesExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := watching(newStage(t, &fakeEngine{}, display{}, 80, 24), until(rolloutOf(t, 5), time.Minute), time.Minute)
+		s := watching(newStage(t, &fakeEngine{}, term.Display{}, 80, 24), until(rolloutOf(t, 5), time.Minute), time.Minute)
 		s.tell(rolloutChanged{what: "paused"})
 		for after, want := range map[time.Duration]bool{time.Second: true, noteTTL: true} {
 			s.at(time.Minute + after).c.Update(nil)
@@ -719,7 +721,7 @@ func TestNotesExpire(t *testing.T) {
 func TestWatchShowsTheKubernetesUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := start.Add(time.Second)
-		s := newStage(t, &fakeEngine{}, display{}, 120, 40)
+		s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
 		s.c.home = &engine.Home{Backup: &engine.LastBackup{Created: start.Add(-26 * time.Hour)}}
 		watching(s, []engine.Event{
 			{Time: start, Kind: engine.KindPlan, Data: json.RawMessage(`{"cluster":"demo","steps":[{"id":"backup","title":"Back up"},{"id":"wait-for-rollout","title":"Wait"}]}`)},

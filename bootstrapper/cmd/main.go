@@ -9,6 +9,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,7 +24,7 @@ import (
 
 	"constellation/bootstrapper"
 	"constellation/engine/attestation"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/version"
 )
 
@@ -97,10 +98,11 @@ func run(ctx context.Context, args []string) int {
 
 // offer runs the bootstrapper with the data of this machine.
 func offer(ctx context.Context, m bootstrapper.Machine) error {
-	if p := os.Getenv("CONSTELLATION_PROVIDER"); p != "sandbox" {
-		return fmt.Errorf("%w: unknown provider %q; CONSTELLATION_PROVIDER must be sandbox", bootstrapper.ErrStuck, p)
+	from, err := providers.Find(os.Getenv("CONSTELLATION_PROVIDER"))
+	if err != nil {
+		return fmt.Errorf("%w: read CONSTELLATION_PROVIDER: %w", bootstrapper.ErrStuck, err)
 	}
-	m.Metadata = local.NewMetadata(os.Getenv("CONSTELLATION_METADATA"))
+	m.Metadata = from.Metadata(cmp.Or(os.Getenv("CONSTELLATION_METADATA"), from.MetadataAddress))
 	m.Issuer = attestation.NewTPMIssuer(m.TPM)
 	pem, err := os.ReadFile(filepath.Join(m.Root, rootsFile))
 	if err != nil {

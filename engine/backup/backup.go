@@ -173,6 +173,13 @@ type Snapshot struct {
 	Version string `json:"version,omitempty"`
 	Size    int64  `json:"size"`   // bytes
 	SHA256  string `json:"sha256"` // hex, of the whole file
+	// ClusterID is the ID of the etcd cluster, in hex; empty in older backups.
+	ClusterID string `json:"cluster_id,omitempty"`
+	// MemberID is the ID of Member, in hex; empty in older backups.
+	MemberID string `json:"member_id,omitempty"`
+	// Witnesses are other members of etcd with the same hash at the revision before the
+	// snapshot.
+	Witnesses []string `json:"witnesses,omitempty"`
 	// Unchecked describes the part that could not be compared with the API server; empty if all
 	// was compared, and in older backups.
 	Unchecked []string `json:"unchecked,omitempty"`

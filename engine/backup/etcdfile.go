@@ -62,6 +62,8 @@ type EtcdEntry struct {
 	// Revision is that of the change, like the API server's resourceVersion.
 	Revision int64
 	Deleted  bool // by this revision; Value is empty then
+	// Created, Modified, Version and Lease are what the value says of itself.
+	Created, Modified, Version, Lease int64
 }
 
 // OpenEtcd opens the snapshot of size bytes in r. It ignores the digest that etcd may append.
@@ -126,9 +128,8 @@ func (f *EtcdFile) Members() ([]EtcdMember, error) {
 	return out, nil
 }
 
-// Read calls do with every entry, older revisions first, and returns the revision of the
-// database: that of its last entry, or of its compaction if that is later.
-func (f *EtcdFile) Read(ctx context.Context, do func(EtcdEntry) error) (revision int64, err error) {
+// Compacted returns the revision before which the database has no history.
+func (f *EtcdFile) Compacted() (revision int64, err error) {
 	root, inline, err := f.bucket("meta")
 	if err != nil {
 		return 0, err
@@ -139,20 +140,32 @@ func (f *EtcdFile) Read(ctx context.Context, do func(EtcdEntry) error) (revision
 		}
 		return nil
 	})
-	if err := w.tree(root, inline); err != nil {
+	return revision, w.tree(root, inline)
+}
+
+// Read calls do with every entry, older revisions first, and returns the revision of the
+// database: that of its last entry, or of its compaction if that is later.
+func (f *EtcdFile) Read(ctx context.Context, do func(EtcdEntry) error) (revision int64, err error) {
+	if revision, err = f.Compacted(); err != nil {
 		return 0, err
 	}
-	if root, inline, err = f.bucket("key"); err != nil {
+	root, inline, err := f.bucket("key")
+	if err != nil {
 		return 0, err
 	}
 	n := 0
-	w = f.walk(func(_ uint32, key, value []byte) error {
+	w := f.walk(func(_ uint32, key, value []byte) error {
 		if n++; n%1024 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
 		e, err := entryOf(key, value)
 		if err != nil {
 			return err
+		}
+		// etcd finds a key by the revision that it is stored under, and returns the one in the
+		// value. Restoring with a higher revision writes an entry that has no key.
+		if !e.Deleted && len(e.Key) > 0 && e.Modified != e.Revision {
+			return fmt.Errorf("%w: revision %d says to be revision %d", errEtcdFile, e.Revision, e.Modified)
 		}
 		revision = max(revision, e.Revision)
 		return do(e)
@@ -191,6 +204,19 @@ func entryOf(key, value []byte) (EtcdEntry, error) {
 				e.Value = b
 			}
 			continue
+		}
+		if typ == protowire.VarintType {
+			v, _ := protowire.ConsumeVarint(value) // whether there is one is seen below
+			switch num {
+			case 2:
+				e.Created = int64(v)
+			case 3:
+				e.Modified = int64(v)
+			case 4:
+				e.Version = int64(v)
+			case 6:
+				e.Lease = int64(v)
+			}
 		}
 		if n = protowire.ConsumeFieldValue(num, typ, value); n < 0 {
 			return e, fmt.Errorf("%w: revision %d is not readable", errEtcdFile, e.Revision)

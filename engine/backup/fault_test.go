@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"constellation/internal/testneeds"
 )
 
 // whole is the content of a whole backup of fill.
@@ -423,13 +425,8 @@ func TestMain(m *testing.M) {
 // TestKernelFaults injects faults into the system calls of a process of its own, as the tests
 // above do into the package's operations: it kills the process at each, or lets the call fail.
 func TestKernelFaults(t *testing.T) {
-	strace, err := exec.LookPath("strace")
-	if err != nil {
-		t.Skip("there is no strace here")
-	}
-	if testing.Short() {
-		t.Skip("hundreds of processes")
-	}
+	testneeds.Time(t, "half a minute: it starts hundreds of processes")
+	strace := testneeds.Program(t, "strace", "strace")
 	log := filepath.Join(t.TempDir(), "calls")
 	run := func(args ...string) (dir string, err error) {
 		dir = filepath.Join(t.TempDir(), "runs")

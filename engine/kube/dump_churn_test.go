@@ -18,6 +18,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/backup"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/internal/testneeds"
 )
 
 // proof returns full if the proofs of backups are to be as large as what they prove, and
@@ -228,9 +229,7 @@ func TestBackupDuringChurnHasAllPermanentObjects(t *testing.T) {
 		keptAllTheTime(t, proof(1500, 100_000), proof(3000, 30_000), "--feature-gates=ListFromCacheSnapshot=false")
 	})
 	t.Run("where pages come from the API server's cache", func(t *testing.T) {
-		if proof(1, 0) == 1 {
-			t.Skip("takes minutes; set CONSTELLATION_E2E_BACKUP=1 to run it")
-		}
+		testneeds.OptIn(t, "CONSTELLATION_E2E_BACKUP", "minutes")
 		keptAllTheTime(t, 100_000, 30_000)
 	})
 }

@@ -136,6 +136,39 @@ func (c *Client) writeEntry(ctx context.Context, node string, e revocation.Entry
 	}
 }
 
+// ExpireRevocations implements [engine.Cluster]. A damaged entry stays, as one without an end.
+func (c *Client) ExpireRevocations(ctx context.Context, now time.Time) error {
+	for {
+		cm, err := c.record(ctx)
+		if err != nil || cm == nil {
+			return err
+		}
+		list, _ := revocation.Parse(cm.Data) // a damaged entry stays
+		expired := list.Expired(now)
+		if len(expired) == 0 {
+			return nil
+		}
+		for _, node := range expired {
+			delete(cm.Data, node)
+		}
+		// Bound to what was read: a revocation that was written meanwhile is kept.
+		err = retry(ctx, func(ctx context.Context) error {
+			_, err := c.core.CoreV1().ConfigMaps(revocation.Namespace).Update(ctx, cm, metav1.UpdateOptions{FieldManager: fieldManager})
+			return err
+		})
+		switch {
+		case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+			continue
+		case err != nil:
+			return fmt.Errorf("write ConfigMap %s: %w", revocation.ConfigMap, err)
+		}
+		for _, node := range expired {
+			c.log.Info("expired revocation removed", "node", node, "until", list[node].Until)
+		}
+		return nil
+	}
+}
+
 // reportRevocation emits events on the Node and on the NodeVersion. The record is
 // authoritative, so a failed event is not an error.
 func (c *Client) reportRevocation(ctx context.Context, node string, e revocation.Entry) {
@@ -191,7 +224,8 @@ func groupOr(id string) string {
 
 // taint evicts all pods of a node that do not tolerate everything, and blocks scheduling.
 // Other programs change the list of taints, too, so the update is conditional on the version
-// that was read. A missing Node needs no taint.
+// that was read. A missing Node needs no taint. Finalizers are removed too:
+// they would keep the Node from being deleted.
 func (c *Client) taint(ctx context.Context, node string) error {
 	nodes := c.core.CoreV1().Nodes()
 	for {
@@ -210,8 +244,14 @@ func (c *Client) taint(ctx context.Context, node string) error {
 		for _, t := range n.Spec.Taints {
 			has = has || t.Key == v1alpha1.AnnotationRevoked
 		}
-		if has && n.Spec.Unschedulable {
+		if has && n.Spec.Unschedulable && len(n.Finalizers) == 0 {
 			return nil
+		}
+		// Its kubelet could set finalizers before the admission policies came. The record keeps it
+		// from setting others.
+		if len(n.Finalizers) > 0 {
+			c.log.Warn("finalizers of a revoked node removed", "node", node, "finalizers", strings.Join(n.Finalizers, ", "))
+			n.Finalizers = nil
 		}
 		if !has {
 			now := metav1.Now()

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -17,6 +18,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
+	"constellation/engine/revocation"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -334,5 +336,39 @@ func TestHoldRequestsOnNodesAndGroups(t *testing.T) {
 	is("worker-3", worker)
 	if h, err := c.Holding(ctx, "nobody"); !errors.Is(err, engine.ErrAbsent) {
 		t.Errorf("%+v, %v", h, err)
+	}
+}
+
+// The Node of a revoked machine can be deleted, though its kubelet had set finalizers before
+// the admission policies came.
+func TestRevokedNodeKeepsNoFinalizers(t *testing.T) {
+	c := start(t)
+	ctx := t.Context()
+	kinds, err := assets.CRDsFor("v1.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.ApplyKinds(ctx, kinds, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	nodes := c.core.CoreV1().Nodes()
+	for _, name := range []string{"worker-1", "worker-2"} {
+		if _, err := nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{"example.com/stays"}}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := nodes.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := c.RemoveMachine(ctx, "worker-1", revocation.Entry{ProviderID: "sandbox://demo/worker-1", By: "ops@laptop"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := nodes.Get(ctx, "worker-1", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the Node of the revoked machine: %v", err)
+	}
+	if n, err := nodes.Get(ctx, "worker-2", metav1.GetOptions{}); err != nil || len(n.Finalizers) != 1 {
+		t.Errorf("the Node of another machine: %v", err)
 	}
 }

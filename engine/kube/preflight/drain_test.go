@@ -237,7 +237,7 @@ func TestRehearsalAsksTheAPIServer(t *testing.T) {
 			defer mu.Unlock()
 			last, total = max(last, current), of
 		})
-		golden(t, "drains.yaml", "budgets, two budgets and a webhook refuse", found)
+		checkFindings(t, "drains.yaml", "budgets, two budgets and a webhook refuse", found)
 		if last != total || total != 8 {
 			t.Errorf("progress ended at %d of %d, want 8 of 8", last, total)
 		}
@@ -260,13 +260,13 @@ func TestRehearsalAsksTheAPIServer(t *testing.T) {
 	t.Run("a user who may not evict", func(t *testing.T) {
 		nobody, err := c.cp.ConfigFor("nobody")
 		c.must(err)
-		golden(t, "drains.yaml", "a user who may not evict", c.look(nobody, "drain-rehearsal", r, quiet))
+		checkFindings(t, "drains.yaml", "a user who may not evict", c.look(nobody, "drain-rehearsal", r, quiet))
 	})
 	t.Run("dry runs are switched off", func(t *testing.T) {
 		r := r
 		r.DryRun = false
 		n := len(requests())
-		golden(t, "drains.yaml", "dry runs are switched off", c.look(c.cp.Config(), "drain-rehearsal", r, quiet))
+		checkFindings(t, "drains.yaml", "dry runs are switched off", c.look(c.cp.Config(), "drain-rehearsal", r, quiet))
 		if len(requests()) != n {
 			t.Error("the webhook was asked")
 		}

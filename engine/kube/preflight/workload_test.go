@@ -38,6 +38,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"constellation/engine"
+	"constellation/internal/golden"
 )
 
 // noon is when the tests' worlds are looked at.
@@ -290,8 +291,8 @@ func verdicts(found []engine.Finding) []string {
 	return out
 }
 
-// golden compares whole findings with a file that people have read.
-func golden(t *testing.T, file string, name string, found []engine.Finding) {
+// checkFindings compares whole findings with a file that people have read.
+func checkFindings(t *testing.T, file string, name string, found []engine.Finding) {
 	t.Helper()
 	path := filepath.Join("testdata", file)
 	b, err := os.ReadFile(path)
@@ -302,7 +303,7 @@ func golden(t *testing.T, file string, name string, found []engine.Finding) {
 	if err := yaml.Unmarshal(b, &all); err != nil {
 		t.Fatal(err)
 	}
-	if os.Getenv("UPDATE_GOLDENS") != "" {
+	if golden.Updating() {
 		all[name] = found
 		var out bytes.Buffer
 		for _, k := range slices.Sorted(maps.Keys(all)) {
@@ -318,7 +319,7 @@ func golden(t *testing.T, file string, name string, found []engine.Finding) {
 		return
 	}
 	if d := cmp.Diff(all[name], found); d != "" {
-		t.Errorf("findings (-%s +got; UPDATE_GOLDENS=1 rewrites):\n%s", path, d)
+		t.Errorf("findings (-%s +got; -update rewrites):\n%s", path, d)
 	}
 }
 
@@ -925,7 +926,7 @@ func TestWorkloadFindings(t *testing.T) {
 				t.Errorf("severities %v, want %v", got, tt.want)
 			}
 			if len(tt.want) > 0 {
-				golden(t, "workloads.yaml", tt.name, found)
+				checkFindings(t, "workloads.yaml", tt.name, found)
 			}
 		})
 	}
