@@ -341,7 +341,7 @@ func TestUntrustedFeedsAreRefused(t *testing.T) {
 		{
 			name:   "an empty signature",
 			change: func(t *testing.T, dir string) { write(t, dir, "index.json.sig", "") },
-			is:     ErrSigner, want: "or it was altered or replaced after it was signed; trusted: tests (",
+			is:     ErrSigner, want: "or it was modified or replaced after it was signed; trusted: tests (",
 		},
 		{
 			name:   "a signature that is no base64",
@@ -356,14 +356,14 @@ func TestUntrustedFeedsAreRefused(t *testing.T) {
 		{
 			name:   "another key",
 			change: func(t *testing.T, dir string) { forge(t, dir, stranger, func(*index) {}) },
-			is:     ErrSigner, want: "a key signed it that is not trusted, or it was altered",
+			is:     ErrSigner, want: "an untrusted key signed it, or it was modified",
 		},
 		{
 			name: "an index of another publication",
 			change: func(t *testing.T, dir string) {
 				write(t, dir, "index.json", strings.Replace(string(read(t, dir, "index.json")), `"sequence": `, `"sequence": 1`, 1))
 			},
-			is: ErrSigner, want: "a key signed it that is not trusted, or it was altered",
+			is: ErrSigner, want: "an untrusted key signed it, or it was modified",
 		},
 		{
 			name: "a signed file in place of the index",
