@@ -1,13 +1,11 @@
 package tui
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 
 	tea "github.com/charmbracelet/bubbletea"
-	"github.com/charmbracelet/x/ansi"
 
 	"constellation/engine"
 	"constellation/tui/term"
@@ -130,89 +128,24 @@ func (scr *resultScreen) successView(w, h int) []string {
 		}
 	}
 	if scr.c.plan != nil && scr.c.plan.Rehearsal {
-		lines = append(lines, "")
-		for i := range scr.c.t.Steps {
-			s := &scr.c.t.Steps[i]
-			sign, st := view.StepSign(scr.c.page(), s, scr.c.running)
-			r := scr.c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Strong, s.ID, 17)
-			if s.State == engine.StateSkipped {
-				lines = append(lines, r.Add(term.Faint, "already done").String())
-				continue
-			}
-			for n, l := range term.Wrap(cmp.Or(s.Text, s.Title), max(20, w-24)) {
-				if n > 0 {
-					r = scr.c.th.Row(w).Pad(22)
-				}
-				lines = append(lines, r.Add(term.Plain, l).String())
-			}
-		}
+		lines = append(append(lines, ""), view.Rehearsed(scr.c.page(), w, scr.c.t.Steps)...)
 	}
 	if scr.c.t.Result == nil && scr.c.err != nil {
 		x := view.Explain(scr.c.err, scr.c.deps.commands)
 		lines = append(lines, scr.c.th.Below(w, 2, 3, term.Plain, x.What)...)
 		lines = append(lines, scr.c.th.Below(w, 2, 3, term.Faint, x.Remedy)...)
 	}
-	if len(res.Files) > 0 {
-		dir := ""
-		if scr.c.home != nil {
-			dir = " in " + term.CutMiddle(term.Clean(scr.c.home.Dir), w-18, scr.c.th.Ellipsis)
-		}
-		lines = append(lines, "", scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Strong, "Files written"+dir).String())
-		names := 20
-		for _, f := range res.Files {
-			names = max(names, term.Width(scr.inWorkspace(f.Path)))
-		}
-		names = min(names, w/2)
-		for _, f := range res.Files {
-			r := scr.c.th.Row(w).Pad(2).Col(term.Plain, term.CutMiddle(scr.inWorkspace(f.Path), names, scr.c.th.Ellipsis), names)
-			if f.Secret {
-				r.Col(term.Caution, "SECRET", 6)
-			} else {
-				r.Pad(7)
-			}
-			r.Col(term.Faint, term.Clean(f.Mode), 4)
-			note := term.Clean(f.Note)
-			if r.Fits(" " + note) {
-				lines = append(lines, r.Add(term.Plain, " "+note).String())
-			} else {
-				lines = append(append(lines, r.String()), scr.c.th.Below(w, 4, 2, term.Faint, note)...)
-			}
-		}
+	dir := ""
+	if scr.c.home != nil {
+		dir = term.Clean(scr.c.home.Dir)
 	}
-	if len(res.Next) > 0 {
-		lines = append(lines, "")
-		for i, n := range res.Next {
-			for j, l := range strings.Split(ansi.Hardwrap(scr.c.deps.commands.Line(term.Clean(n)), w-8, true), "\n") {
-				r := scr.c.th.Row(w)
-				if i == 0 && j == 0 {
-					r.Add(term.Plain, " ").Col(term.Strong, "Next", 5)
-				} else {
-					r.Pad(7)
-				}
-				lines = append(lines, r.Add(term.Accent, l).String())
-			}
-			if i == 0 {
-				lines = append(lines, scr.c.th.Row(w).Pad(7).Add(term.Faint, "y copies it").String())
-			}
-		}
-	}
+	lines = append(lines, view.FilesWritten(scr.c.page(), w, res.Files, dir)...)
+	lines = append(lines, view.NextCommands(scr.c.page(), w, res.Next)...)
 	if left := h - len(lines); left > len(scr.c.t.Machines)+1 && len(scr.c.t.Machines) > 0 {
 		lines = append(lines, "")
 		lines = append(lines, scr.c.run.machinesView(w, min(len(scr.c.t.Machines), left-2))...)
 	}
 	return lines
-}
-
-// inWorkspace is a path relative to the workspace if it is in there.
-func (scr *resultScreen) inWorkspace(path string) string {
-	path = term.Clean(path)
-	if scr.c.home == nil {
-		return path
-	}
-	if rel, ok := strings.CutPrefix(path, term.Clean(scr.c.home.Dir)+"/"); ok {
-		return rel
-	}
-	return path
 }
 
 // causeLines is the maximum number of lines of the failed operation and of its cause.
