@@ -57,7 +57,7 @@ func unverified(nodes []cluster.Node, machines []cluster.CloudMachine, enrolled 
 
 // enrolledBy returns which components of nodes that are upgraded in place name an enrolment
 // program. ConfigMaps that are not there name none.
-func enrolledBy(ctx context.Context, k Cluster, nodes []cluster.Node) (map[string]bool, error) {
+func enrolledBy(ctx context.Context, k published, nodes []cluster.Node) (map[string]bool, error) {
 	out := map[string]bool{}
 	for i := range nodes {
 		name := nodes[i].Components
@@ -122,16 +122,16 @@ func replaceOnce(nodes []cluster.Node) string {
 // judgeAgents finds agents that verify nothing. Those of nodes whose Kubernetes the hop upgrades
 // in place are enrolled by it, if the cloud has an enrolment program.
 func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next cluster.Components) {
-	if c.enrols = nil; c.provider == nil || !slices.ContainsFunc(c.now.Nodes, func(n cluster.Node) bool { return n.InPlace }) {
+	if c.enrols = nil; c.cloud == nil || !slices.ContainsFunc(c.now.Nodes, func(n cluster.Node) bool { return n.InPlace }) {
 		return
 	}
 	limited, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
-	machines, err := c.provider.Machines(limited)
+	machines, err := c.cloud.Machines(limited)
 	var enrolled map[string]bool
 	if err == nil {
-		var k Cluster
-		if k, err = c.e.connect(limited, kubeconfig); err == nil {
+		var k published
+		if k, err = c.connect(limited, kubeconfig); err == nil {
 			enrolled, err = enrolledBy(limited, k, c.now.Nodes)
 		}
 	}

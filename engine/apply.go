@@ -97,7 +97,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 		return nil, err
 	}
 	r.WriteConfig = false
-	c := &checkRun{e: e, request: r.CheckRequest, prepares: true, applies: true, acknowledged: r.Acknowledge}
+	c := &checkRun{checkDeps: e.checkDeps(), request: r.CheckRequest, prepares: true, applies: true, acknowledged: r.Acknowledge}
 	if err := c.begin(); err != nil {
 		return nil, err
 	}
@@ -114,7 +114,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	}
 	p.End.Command = e.command(string(plan.VerbApply)) + r.flags()
 	if c.set() && !c.now.Services.Oldest.Less(c.services()) {
-		return p, c.goOn(ctx, p, r)
+		return p, e.goOn(ctx, c, p, r)
 	}
 	if err := c.decide(ctx); err != nil {
 		return nil, err
@@ -139,7 +139,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	}
 	list := c.judgePrepare(ctx)
 	c.vouchInUse(ctx, list)
-	c.judgeApply(r)
+	c.judgeApply(r.skips)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -151,14 +151,14 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	if len(p.Blocked()) > 0 {
 		return p, nil
 	}
-	prepared, err := c.prepareRun(list)
+	prepared, err := e.prepareRun(c, list)
 	if err != nil {
 		return nil, err
 	}
 	a := &applyRun{clusterRun: prepared.clusterRun, prepared: prepared, request: r, plan: p}
 	a.want(c.config)
 	a.fetched, a.accepted = c.fetched, p.Accepted
-	if a.release, err = c.known.release(ctx, c.hop.Planned().Services); err != nil {
+	if a.release, err = c.known.Release(ctx, c.hop.Planned().Services); err != nil {
 		return nil, &plan.Error{Op: "read release " + c.hop.To.Release, Err: err, Remedy: "point `--feed` to where it is published"}
 	}
 	a.prepared.weaker = slices.ContainsFunc(p.Findings, func(f plan.Finding) bool { return f.ID == ruleWeaker }) // Run makes sure that it is accepted
@@ -186,13 +186,13 @@ func (c *checkRun) current() error {
 
 // judgeApply finds what stands against applying the hop beside what stands against
 // preparing it.
-func (c *checkRun) judgeApply(r ApplyRequest) {
-	if r.skips(StepBackup) {
+func (c *checkRun) judgeApply(skips func(step string) bool) {
+	if skips(StepBackup) {
 		c.find(withoutBackup)
 	} else {
 		c.drop(plan.BackupAge) // one is made
 	}
-	if r.skips(plan.StepCharts) && !r.skips(StepTarget) && !c.now.Services.Is(c.hop.Planned().Services) {
+	if skips(plan.StepCharts) && !skips(StepTarget) && !c.now.Services.Is(c.hop.Planned().Services) {
 		c.find(plan.Finding{
 			ID: "services-first", Severity: plan.Block, Source: "release", Title: fmt.Sprintf("services %s run, and the hop needs those of release %s", c.now.Services, c.hop.To.Release),
 			Detail: "the operator and the join service in the cluster do the work, and those of another release may not know how",
@@ -396,12 +396,12 @@ func (a *applyRun) rolloutStep() plan.Step {
 
 // goOn fills the plan where the target is set and not reached: what is left is to wait,
 // and to end a cancelling.
-func (c *checkRun) goOn(ctx context.Context, p *plan.Plan, r ApplyRequest) error {
+func (e *Engine) goOn(ctx context.Context, c *checkRun, p *plan.Plan, r ApplyRequest) error {
 	n, t := &c.now, c.now.Target
 	images := n.ControlPlaneImage.Add(n.WorkerImage.Oldest).Add(n.WorkerImage.Newest)
 	p.From = plan.Target{Release: n.Services.String(), Image: images.String(), Kubernetes: n.ControlPlaneKubelet.Add(n.WorkerKubelet.Oldest).Add(n.Kubernetes.Newest).String()}
 	p.To = plan.Target{Release: n.Services.String(), Image: t.ImageVersion, Kubernetes: t.Kubernetes}
-	run := &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}
+	run := &clusterRun{e: e, facts: &facts{config: c.config, state: c.state, provider: c.cloud}}
 	a := &applyRun{clusterRun: run, prepared: &prepareRun{clusterRun: run, target: t}, request: r, plan: p}
 	p.Surge = cmp.Or(r.Surge, t.MaxSurge)
 	a.prepared.target.MaxSurge = p.Surge
@@ -604,14 +604,14 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	if err != nil {
 		return nil, err
 	}
-	c := &checkRun{e: e, state: s, acknowledged: r.Acknowledge}
+	c := &checkRun{checkDeps: e.checkDeps(), state: s, acknowledged: r.Acknowledge}
 	if c.cli, err = version.Parse(version.Release); err != nil {
 		return nil, fmt.Errorf("read own version: %w", err)
 	}
-	if c.known, err = e.learnReleases(ctx, "", nil); err != nil {
+	if c.known, err = c.know(ctx, "", nil); err != nil {
 		return nil, err
 	}
-	if c.releases, err = c.known.summaries(ctx); err != nil {
+	if c.releases, err = c.known.Summaries(ctx); err != nil {
 		return nil, err
 	}
 	limited, cancel := context.WithTimeout(ctx, checkLimit)
@@ -645,12 +645,12 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	}
 	run.want(cfg)
 	run.feed, _, _ = e.feedOf(cfg, CheckRequest{}) // its keys are not asked for
-	if run.release, err = c.known.release(ctx, c.cli); err != nil {
+	if run.release, err = c.known.Release(ctx, c.cli); err != nil {
 		return nil, &plan.Error{Op: "read release " + c.cli.String(), Err: err, Remedy: "install the program anew"}
 	}
 	var changes []plan.ChartChange
 	if !r.skips(plan.StepCharts) {
-		changes, _ = c.lookAtCharts(ctx, run) // what it found is told; the step itself says the rest
+		changes, _ = c.lookAtCharts(ctx, comparedCharts{run}) // what it found is told; the step itself says the rest
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}

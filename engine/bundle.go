@@ -91,7 +91,7 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 	if err != nil {
 		return out, err
 	}
-	all, err := known.summaries(ctx)
+	all, err := known.Summaries(ctx)
 	if err != nil {
 		return out, &plan.Error{Op: "read releases", Err: err}
 	}
@@ -103,7 +103,7 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 		if !r.To.IsZero() && r.To.Less(s.Version) {
 			continue
 		}
-		rel, err := known.release(ctx, s.Version)
+		rel, err := known.Release(ctx, s.Version)
 		if err != nil {
 			return out, &plan.Error{Op: "read release " + s.Version.String(), Err: err, Remedy: feedRemedy(err)}
 		}

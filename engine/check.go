@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"regexp"
 	"runtime"
@@ -22,6 +23,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/compat"
+	"constellation/engine/component"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/rollout"
@@ -53,7 +55,7 @@ const checkLimit = 15 * time.Second
 // Exit of the result is ExitBlocked if there is something newer and no way to it, or the
 // preflight forbids the next hop; ExitUpgradeAvailable if there is a next hop; else zero.
 func (e *Engine) Check(ctx context.Context, r CheckRequest, emit func(plan.Event)) (Check, error) {
-	c := &checkRun{e: e, request: r}
+	c := &checkRun{checkDeps: e.checkDeps(), request: r}
 	if err := c.begin(); err != nil {
 		return Check{}, err
 	}
@@ -84,9 +86,70 @@ func (e *Engine) Check(ctx context.Context, r CheckRequest, emit func(plan.Event
 	return c.out, nil
 }
 
+// checkDeps is what a check works with.
+type checkDeps struct {
+	ws    *workspace.Workspace
+	log   *slog.Logger
+	clock func() time.Time
+	// buildable are the versions of Kubernetes that can be built here; empty if unknown.
+	buildable []string
+
+	inspect  func(ctx context.Context, kubeconfig []byte) (Inspector, error)
+	connect  func(ctx context.Context, kubeconfig []byte) (published, error)
+	provider func(ctx context.Context, c *workspace.Config, s *workspace.State) (machineCloud, error)
+	// feed returns the location of the feed that a request means, and the keys for it; know
+	// learns what it says.
+	feed func(c *workspace.Config, r CheckRequest) (location string, keys []release.Key, err error)
+	know func(ctx context.Context, location string, keys []release.Key) (known, error)
+	// charts returns what fetches and compares the charts of a release.
+	charts func(c *workspace.Config, s *workspace.State, rel *release.Release, location string) chartSet
+	// runs are the recorded runs; what cannot be read is left out.
+	runs func() []plan.RunSummary
+	// lastBackup judges the age of the last backup.
+	lastBackup func(s *workspace.State) plan.Finding
+	// command is the command line of a verb for this workspace.
+	command func(verb string) string
+}
+
+// known is what a check needs of releases.
+type known interface {
+	State() FeedState
+	Summaries(ctx context.Context) ([]release.Summary, error)
+	Release(ctx context.Context, v version.Version) (*release.Release, error)
+	// Vouch returns the statement of the release builder over a list of components; empty if
+	// there is none.
+	Vouch(ctx context.Context, v, kubernetes version.Version, arch string, list component.List) (string, error)
+	// Measurements are the expected registers of an image, as hex.
+	Measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error)
+}
+
+// published is what a check needs of the objects that the engine has published.
+type published interface {
+	Components(ctx context.Context, name string) (cluster.Components, error)
+	OutdatedKinds(ctx context.Context, kinds []assets.File) ([]string, error)
+}
+
+// machineCloud is what a check needs of the cloud.
+type machineCloud interface {
+	Describe(ctx context.Context) (ProviderInfo, error)
+	Groups(ctx context.Context) ([]cloud.Group, error)
+	Machines(ctx context.Context) ([]cluster.CloudMachine, error)
+	Images(ctx context.Context) ([]cloud.Image, error)
+	Components(ctx context.Context, v version.Version) (component.Signed, error)
+}
+
+// chartSet compares the charts of a release with those of the cluster.
+type chartSet interface {
+	// Fetch gets charts that do not come with the program; findings say which cannot be had.
+	Fetch(ctx context.Context) []plan.Finding
+	// Fetched are they, by name.
+	Fetched() map[string]*chart.Chart
+	Compare(ctx context.Context) ([]plan.ChartChange, []plan.Finding, error)
+}
+
 // checkRun is one check and what it has learned. Its methods run one after the other.
 type checkRun struct {
-	e       *Engine
+	checkDeps
 	request CheckRequest
 	cli     version.Version
 	out     Check
@@ -100,13 +163,13 @@ type checkRun struct {
 	now  compat.Running
 	down error // why the cluster could not be asked
 
-	provider   Provider
+	cloud      machineCloud // nil if it could not be asked
 	images     []cloud.Image
 	kubernetes []version.Version // that the cloud has; nil if it has what releases name
 	arch       string            // of machines
 	silent     error             // why the cloud could not be asked
 
-	known    *knowledge
+	known    known
 	fetched  map[string]*chart.Chart // of the hop
 	releases []release.Summary       // oldest first
 	past     rollout.History
@@ -134,40 +197,38 @@ type checkRun struct {
 
 // begin reads the workspace.
 func (c *checkRun) begin() (err error) {
-	e := c.e
 	if c.cli, err = version.Parse(version.Release); err != nil {
 		return fmt.Errorf("read own version: %w", err)
 	}
-	if c.config, c.state, err = e.load(); err != nil {
+	if c.config, c.state, err = c.ws.Load(); err != nil {
 		return err
 	}
 	// Read again: what is edited must be what was looked at.
-	if c.text, err = e.ws.ReadConfig(); err != nil {
+	if c.text, err = c.ws.ReadConfig(); err != nil {
 		return err
 	}
 	if c.config, err = workspace.ParseConfig(c.text); err != nil {
 		return &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
 	}
-	if !e.ws.Has(workspace.KubeconfigFile) {
-		err := &plan.Error{Op: "check for upgrades", Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
-		runs, _ := e.Runs() // without them less is known
+	if !c.ws.Has(workspace.KubeconfigFile) {
+		err := &plan.Error{Op: "check for upgrades", Err: c.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + c.command("init") + "`"}
 		switch {
 		case len(c.state.ClusterValues.ClusterID) == 0:
-		case e.ws.Has(workspace.PendingFile):
-			err.Remedy = "the cluster was begun and is not complete: `" + e.command("init") + "` goes on"
-		case completed(e.ws, runs):
+		case c.ws.Has(workspace.PendingFile):
+			err.Remedy = "the cluster was begun and is not complete: `" + c.command("init") + "` goes on"
+		case completed(c.ws, c.runs()):
 			err.Remedy = restoreKubeconfig
 		default:
-			err.Remedy = "if the cluster was complete before, " + restoreKubeconfig + ". If it never was: `" + e.command("init") + "` goes on"
+			err.Remedy = "if the cluster was complete before, " + restoreKubeconfig + ". If it never was: `" + c.command("init") + "` goes on"
 		}
 		return err
 	}
-	c.location, c.keys, err = e.feedOf(c.config, c.request)
+	c.location, c.keys, err = c.feed(c.config, c.request)
 	if err != nil {
 		return err
 	}
 	c.out = Check{
-		Schema: plan.Schema, Cluster: c.config.Name, Simulated: e.simulated(), Provider: c.config.Provider.Name(), Time: e.now().UTC(), CLI: c.cli.String(),
+		Schema: plan.Schema, Cluster: c.config.Name, Simulated: c.state.Simulated(), Provider: c.config.Provider.Name(), Time: c.clock().UTC(), CLI: c.cli.String(),
 		Components: []plan.ComponentCheck{}, Path: []compat.Hop{}, Findings: []plan.Finding{},
 	}
 	return nil
@@ -179,11 +240,11 @@ func (c *checkRun) look(ctx context.Context) error {
 	wg.Go(func() {
 		limited, cancel := context.WithTimeout(ctx, checkLimit)
 		defer cancel()
-		b, err := c.e.ws.Kubeconfig()
+		b, err := c.ws.Kubeconfig()
 		var i Inspector
 		if err == nil {
-			if i, err = c.e.inspect(limited, b); err != nil {
-				c.down = c.e.ws.BadKubeconfig(err)
+			if i, err = c.inspect(limited, b); err != nil {
+				c.down = c.ws.BadKubeconfig(err)
 				return
 			}
 		}
@@ -203,11 +264,11 @@ func (c *checkRun) look(ctx context.Context) error {
 	})
 	var releasesErr error
 	wg.Go(func() {
-		if c.known, releasesErr = c.e.learnReleases(ctx, c.location, c.keys); releasesErr == nil {
-			c.releases, releasesErr = c.known.summaries(ctx)
+		if c.known, releasesErr = c.know(ctx, c.location, c.keys); releasesErr == nil {
+			c.releases, releasesErr = c.known.Summaries(ctx)
 		}
 	})
-	wg.Go(func() { c.past = rollout.ReadHistory(c.e.ws.Path(plan.RunsDir)) })
+	wg.Go(func() { c.past = rollout.ReadHistory(c.ws.Path(plan.RunsDir)) })
 	wg.Wait()
 	if err := ctx.Err(); err != nil {
 		return err
@@ -215,17 +276,17 @@ func (c *checkRun) look(ctx context.Context) error {
 	if releasesErr != nil {
 		return releasesErr
 	}
-	c.out.Feed = c.known.state
+	c.out.Feed = c.known.State()
 	id := hex.EncodeToString(c.state.ClusterValues.ClusterID)
 	if j := c.now.JoinConfig; c.down == nil && j.ClusterID != "" && j.ClusterID != id {
-		return c.e.ws.ForeignKubeconfig()
+		return c.ws.ForeignKubeconfig()
 	}
 	return nil
 }
 
 // askCloud learns what the cloud has. A foreign cloud is as good as none.
 func (c *checkRun) askCloud(ctx context.Context) error {
-	p, err := c.e.provider(ctx, c.config, c.state)
+	p, err := c.provider(ctx, c.config, c.state)
 	if err != nil {
 		return err
 	}
@@ -242,7 +303,7 @@ func (c *checkRun) askCloud(ctx context.Context) error {
 	if c.images, err = p.Images(ctx); err != nil {
 		return err
 	}
-	c.provider, c.kubernetes, c.arch = p, about.Kubernetes, cmp.Or(about.Arch, runtime.GOARCH)
+	c.cloud, c.kubernetes, c.arch = p, about.Kubernetes, cmp.Or(about.Arch, runtime.GOARCH)
 	return nil
 }
 
@@ -259,9 +320,9 @@ func (c *checkRun) clusterDown(err error) error {
 		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		out.Err = fmt.Errorf("the API server at %s does not answer: %w", c.state.Infrastructure.ClusterEndpoint, err)
-		out.Remedy = "is the control plane up? `" + c.e.command("status") + "` tells what the cloud knows; run the same command again afterwards"
+		out.Remedy = "is the control plane up? `" + c.command("status") + "` tells what the cloud knows; run the same command again afterwards"
 	default:
-		out.Remedy = "`" + c.e.command("status") + "` tells more"
+		out.Remedy = "`" + c.command("status") + "` tells more"
 	}
 	return out
 }
@@ -401,8 +462,7 @@ func (c *checkRun) decide(ctx context.Context) error {
 	case c.hop != nil:
 		c.out.Changes = c.changes(ctx)
 		if !c.prepares { // which destroys nothing
-			last, err := c.e.lastBackup(c.state)
-			c.find(c.e.backupFinding(last, err))
+			c.find(c.lastBackup(c.state))
 		}
 	case c.there:
 		c.out.Notes = append(c.out.Notes, "What is asked for runs already.")
@@ -474,7 +534,7 @@ func (c *checkRun) offers() compat.Offer {
 				return true, "", ""
 			}
 			why := "the mirror has no " + v.String()
-			if b := c.e.buildable; len(b) > 0 && !slices.Contains(b, v.String()) {
+			if b := c.buildable; len(b) > 0 && !slices.Contains(b, v.String()) {
 				return false, why, "of this Kubernetes a sandbox can have " + words.Or(b) + " only"
 			}
 			return false, why, "`constellation sandbox fetch " + v.String() + "`"
@@ -518,14 +578,14 @@ func (c *checkRun) prepare(ctx context.Context) error {
 		return err
 	case err != nil:
 		c.out.Notes = append(c.out.Notes, fmt.Sprintf("--write-config cannot be used: %v; %s", err, plan.Remedy(err)))
-		c.out.Config = &ConfigChange{Path: c.e.ws.Path(workspace.ConfigFile), Fields: []workspace.FieldChange{}}
+		c.out.Config = &ConfigChange{Path: c.ws.Path(workspace.ConfigFile), Fields: []workspace.FieldChange{}}
 	case c.unmeasured != nil && c.request.WriteConfig:
 		return &plan.Error{
-			Op: "write " + c.e.ws.Path(workspace.ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", to.Image, c.unmeasured),
+			Op: "write " + c.ws.Path(workspace.ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", to.Image, c.unmeasured),
 			Remedy: "image and measurements belong together: get them from whoever published the image, and write both by hand",
 		}
 	default:
-		c.out.Config = &ConfigChange{Path: c.e.ws.Path(workspace.ConfigFile), Fields: append([]workspace.FieldChange{}, fields...)}
+		c.out.Config = &ConfigChange{Path: c.ws.Path(workspace.ConfigFile), Fields: append([]workspace.FieldChange{}, fields...)}
 		c.edited = out
 	}
 	return nil
@@ -574,7 +634,7 @@ func (c *checkRun) registersOf(ctx context.Context, v version.Version) (map[uint
 	}
 	if len(text) == 0 {
 		var err error
-		if text, err = c.known.measurements(ctx, v, c.out.Provider); err != nil {
+		if text, err = c.known.Measurements(ctx, v, c.out.Provider); err != nil {
 			return nil, err
 		}
 	}
@@ -603,7 +663,7 @@ func (c *checkRun) weaker(ctx context.Context) string {
 	of := c.hop.To.Image
 	known, err := c.registersOf(ctx, c.hop.Planned().Image)
 	if err != nil {
-		c.e.log.Debug("registers not known", "image", of, "err", err)
+		c.log.Debug("registers not known", "image", of, "err", err)
 	}
 	var out []string
 	for _, i := range slices.Sorted(maps.Keys(now.Measurements)) {
@@ -634,10 +694,10 @@ func (c *checkRun) tell(emit func(plan.Event)) {
 	c.sort()
 	data, err := json.Marshal(c.out)
 	if err != nil {
-		c.e.log.Warn("check not told", "err", err)
+		c.log.Warn("check not told", "err", err)
 		return
 	}
-	ev := plan.Event{Kind: plan.KindCheck, Object: CheckVersions, Source: "versions", State: string(plan.Info), Text: "Versions and path", Time: c.e.now().UTC(), Data: data}
+	ev := plan.Event{Kind: plan.KindCheck, Object: CheckVersions, Source: "versions", State: string(plan.Info), Text: "Versions and path", Time: c.clock().UTC(), Data: data}
 	if c.down != nil {
 		ev.State, ev.Text, ev.Remedy = string(plan.Block), c.down.Error(), plan.Remedy(c.down)
 	}
@@ -650,11 +710,11 @@ func (c *checkRun) foresee(ctx context.Context, emit func(plan.Event)) error {
 	if c.hop == nil || c.request.NoPreflight {
 		return nil
 	}
-	b, err := c.e.ws.Kubeconfig()
+	b, err := c.ws.Kubeconfig()
 	if err != nil {
 		return err
 	}
-	i, err := c.e.inspect(ctx, b)
+	i, err := c.inspect(ctx, b)
 	if err != nil {
 		return c.clusterDown(err)
 	}
@@ -689,7 +749,7 @@ func (c *checkRun) foresee(ctx context.Context, emit func(plan.Event)) error {
 	for n, f := range found {
 		if n > 0 {
 			f = onlyLater(found[0], f)
-			emit(plan.Event{Kind: plan.KindCheck, Object: laterHops, Source: "path", State: string(f[0].Severity), Text: f[0].Title, Time: c.e.now().UTC()})
+			emit(plan.Event{Kind: plan.KindCheck, Object: laterHops, Source: "path", State: string(f[0].Severity), Text: f[0].Title, Time: c.clock().UTC()})
 		}
 		c.out.Findings = append(c.out.Findings, f...)
 	}
@@ -703,7 +763,7 @@ func (c *checkRun) foresee(ctx context.Context, emit func(plan.Event)) error {
 			}
 		}
 	} else if !errors.Is(kinds, assets.ErrUnknownRelease) && !errors.Is(kinds, errNotAsked) {
-		c.e.log.Debug("kinds not compared", "err", kinds)
+		c.log.Debug("kinds not compared", "err", kinds)
 	}
 	if components == nil {
 		c.judgeAgents(ctx, b, list)
@@ -774,7 +834,7 @@ func (c *checkRun) outdated(ctx context.Context, kubeconfig []byte) ([]string, e
 	if err != nil {
 		return nil, err
 	}
-	k, err := c.e.connect(ctx, kubeconfig)
+	k, err := c.connect(ctx, kubeconfig)
 	if err != nil {
 		return nil, err
 	}
@@ -791,11 +851,11 @@ func (c *checkRun) list(ctx context.Context, v version.Version) (cluster.Compone
 	}
 	limited, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
-	l, err := c.provider.Components(limited, v)
+	l, err := c.cloud.Components(limited, v)
 	if err == nil && l.Statement == "" && c.hop != nil {
-		l.Statement, err = c.known.vouch(limited, c.hop.Planned().Services, v, c.arch, l.List)
+		l.Statement, err = c.known.Vouch(limited, c.hop.Planned().Services, v, c.arch, l.List)
 		if running := c.now.Services.Oldest; err == nil && l.Statement == "" && running != c.hop.Planned().Services {
-			l.Statement, err = c.known.vouch(limited, running, v, c.arch, l.List) // components in use can be older than the target
+			l.Statement, err = c.known.Vouch(limited, running, v, c.arch, l.List) // components in use can be older than the target
 		}
 	}
 	out := cluster.Components{Name: cluster.ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement, Agent: l.Agent}
@@ -826,7 +886,7 @@ func (c *checkRun) write() error {
 		c.out.Notes = append(c.out.Notes, note)
 		return nil
 	}
-	if err := c.e.ws.UpdateConfig(c.text, c.edited); err != nil {
+	if err := c.ws.UpdateConfig(c.text, c.edited); err != nil {
 		return err
 	}
 	c.out.Config.Written = true
@@ -863,4 +923,31 @@ func attestationJSON(c *workspace.Config) (string, error) {
 		return "", fmt.Errorf("marshal measurements: %w", err)
 	}
 	return string(b), nil
+}
+
+// checkDeps is what a check needs of the engine.
+func (e *Engine) checkDeps() checkDeps {
+	return checkDeps{
+		ws: e.ws, log: e.log, clock: e.now, buildable: e.buildable, inspect: e.inspect, command: e.command, feed: e.feedOf,
+		connect: func(ctx context.Context, kubeconfig []byte) (published, error) { return e.connect(ctx, kubeconfig) },
+		provider: func(ctx context.Context, c *workspace.Config, s *workspace.State) (machineCloud, error) {
+			return e.provider(ctx, c, s)
+		},
+		know: func(ctx context.Context, location string, keys []release.Key) (known, error) {
+			return e.learnReleases(ctx, location, keys)
+		},
+		charts: func(c *workspace.Config, s *workspace.State, rel *release.Release, location string) chartSet {
+			i := &clusterRun{e: e, facts: &facts{config: c, state: s, release: rel, feed: location}}
+			i.want(c)
+			return comparedCharts{i}
+		},
+		runs: func() []plan.RunSummary {
+			runs, _ := e.Runs() // without them less is known
+			return runs
+		},
+		lastBackup: func(s *workspace.State) plan.Finding {
+			last, err := e.lastBackup(s)
+			return e.backupFinding(last, err)
+		},
+	}
 }

@@ -506,7 +506,7 @@ func (c *checkRun) judgeCloud() {
 // kindsOf returns the definitions of a release. The error wraps assets.ErrUnknownRelease
 // if only another program has them.
 func (c *checkRun) kindsOf(ctx context.Context, v version.Version) ([]assets.File, error) {
-	r, err := c.known.release(ctx, v)
+	r, err := c.known.Release(ctx, v)
 	if err != nil {
 		return nil, err
 	}
@@ -584,12 +584,12 @@ func (c *checkRun) measurementChanges() (out []plan.MeasurementChange) {
 
 // serviceChanges adds kinds, charts and images of services.
 func (c *checkRun) serviceChanges(ctx context.Context, out *plan.Changes, to compat.Planned) {
-	after, err := c.known.release(ctx, to.Services)
+	after, err := c.known.Release(ctx, to.Services)
 	if err != nil {
-		c.e.log.Debug("release not read", "release", to.Services, "err", err)
+		c.log.Debug("release not read", "release", to.Services, "err", err)
 		return
 	}
-	before, err := c.known.release(ctx, c.now.Services.Oldest)
+	before, err := c.known.Release(ctx, c.now.Services.Oldest)
 	if err != nil {
 		before = &release.Release{} // not known: everything is new
 	}

@@ -134,7 +134,7 @@ func ListReleases(ctx context.Context, w *workspace.Workspace, r FeedRequest) (R
 		return out, err
 	}
 	out.Feed = k.state
-	all, err := k.summaries(ctx)
+	all, err := k.Summaries(ctx)
 	if err != nil {
 		return out, &plan.Error{Op: "read releases", Err: err}
 	}
@@ -187,7 +187,7 @@ func ShowRelease(ctx context.Context, w *workspace.Workspace, name string, r Fee
 	if err != nil {
 		return ReleaseDetail{}, err
 	}
-	rel, err := k.release(ctx, v)
+	rel, err := k.Release(ctx, v)
 	if errors.Is(err, release.ErrNotOffered) {
 		return ReleaseDetail{}, &plan.Error{Op: "show release " + v.String(), Err: err, Exit: plan.ExitUsage, Remedy: "`constellation release list` shows what is known"}
 	}

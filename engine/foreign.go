@@ -236,35 +236,34 @@ func (c *checkRun) foreseeCharts(ctx context.Context) error {
 	if c.hop == nil || c.request.NoPreflight || c.prepares && !c.applies {
 		return nil
 	}
-	rel, err := c.known.release(ctx, c.hop.Planned().Services)
+	rel, err := c.known.Release(ctx, c.hop.Planned().Services)
 	if err != nil {
-		c.e.log.Debug("release not read", "release", c.hop.To.Release, "err", err)
+		c.log.Debug("release not read", "release", c.hop.To.Release, "err", err)
 		return ctx.Err()
 	}
-	i := &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider, release: rel, feed: c.location}}
-	i.want(c.config)
-	changes, err := c.lookAtCharts(ctx, i)
+	charts := c.charts(c.config, c.state, rel, c.location)
+	changes, err := c.lookAtCharts(ctx, charts)
 	if err == nil && changes != nil {
 		c.out.Changes.ChartChanges, c.out.Changes.Charts = changes, nil
 		for _, x := range changes {
 			c.out.Changes.Charts = append(c.out.Changes.Charts, x.String())
 		}
 	}
-	c.fetched = i.fetched
+	c.fetched = charts.Fetched()
 	return ctx.Err()
 }
 
 // lookAtCharts notes what stands against the charts of a run, and returns what they change;
 // nil if that is not known.
-func (c *checkRun) lookAtCharts(ctx context.Context, i *clusterRun) ([]plan.ChartChange, error) {
-	if blocked := i.fetchCharts(ctx); len(blocked) > 0 {
+func (c *checkRun) lookAtCharts(ctx context.Context, charts chartSet) ([]plan.ChartChange, error) {
+	if blocked := charts.Fetch(ctx); len(blocked) > 0 {
 		c.out.Findings = append(c.out.Findings, blocked...)
 		return nil, workspace.ErrAbsent
 	}
-	changes, found, err := i.compareCharts(ctx)
+	changes, found, err := charts.Compare(ctx)
 	if err != nil {
 		if !errors.Is(err, assets.ErrUnknownRelease) { // only that release's program has its charts
-			c.e.log.Debug("charts not compared", "err", err)
+			c.log.Debug("charts not compared", "err", err)
 		}
 		return nil, err
 	}
@@ -273,4 +272,18 @@ func (c *checkRun) lookAtCharts(ctx context.Context, i *clusterRun) ([]plan.Char
 		changes = []plan.ChartChange{}
 	}
 	return changes, nil
+}
+
+// comparedCharts makes a run what a check compares charts with.
+type comparedCharts struct{ *clusterRun }
+
+// Fetch implements chartSet.
+func (x comparedCharts) Fetch(ctx context.Context) []plan.Finding { return x.fetchCharts(ctx) }
+
+// Fetched implements chartSet.
+func (x comparedCharts) Fetched() map[string]*chart.Chart { return x.fetched }
+
+// Compare implements chartSet.
+func (x comparedCharts) Compare(ctx context.Context) ([]plan.ChartChange, []plan.Finding, error) {
+	return x.compareCharts(ctx)
 }

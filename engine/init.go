@@ -106,7 +106,7 @@ type initRun struct {
 // Findings that forbid the plan are in it. The error has ExitUsage if the
 // configuration cannot be read or the workspace's files belong to another cluster.
 func (e *Engine) PlanInit(ctx context.Context) (*plan.Plan, error) {
-	if _, _, err := e.load(); err != nil {
+	if _, _, err := e.ws.Load(); err != nil {
 		return nil, err
 	}
 	if err := e.ws.OnMachines(plan.VerbInit); err != nil {

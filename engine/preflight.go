@@ -48,20 +48,6 @@ type facts struct {
 	foreign error
 }
 
-// load reads configuration and state and makes sure that they, and the files beside
-// them, belong to one cluster. Its errors have ExitUsage.
-func (e *Engine) load() (*workspace.Config, *workspace.State, error) {
-	c, err := e.ws.Config()
-	if err != nil {
-		return nil, nil, err
-	}
-	s, err := e.ws.State()
-	if err != nil {
-		return nil, nil, err
-	}
-	return c, s, e.ws.Belong(c, s)
-}
-
 // Preflight checks everything that init needs and can know beforehand, changes
 // nothing, and emits two events for each check: when it begins and when it ends.
 // The error is about the checking itself; what the checks say is in the findings.

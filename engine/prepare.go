@@ -62,7 +62,7 @@ func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(pl
 	if err := e.ws.OnMachines(plan.VerbPrepare); err != nil {
 		return nil, err
 	}
-	c := &checkRun{e: e, request: r.CheckRequest, prepares: true, acknowledged: r.Acknowledge}
+	c := &checkRun{checkDeps: e.checkDeps(), request: r.CheckRequest, prepares: true, acknowledged: r.Acknowledge}
 	if err := c.begin(); err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(pl
 	if len(p.Blocked()) > 0 {
 		return p, nil
 	}
-	run, err := c.prepareRun(list)
+	run, err := e.prepareRun(c, list)
 	if err != nil {
 		return nil, err
 	}
@@ -330,7 +330,11 @@ func (c *checkRun) vouchInUse(ctx context.Context, next cluster.Components) {
 		used = append(used, c.now.Nodes[i].Components)
 	}
 	slices.Sort(used)
-	k, err := (&clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}).connect(ctx)
+	var k published
+	kubeconfig, err := c.ws.Kubeconfig()
+	if err == nil {
+		k, err = c.connect(ctx, kubeconfig)
+	}
 	for _, name := range slices.Compact(used) {
 		if name == "" || name == next.Name || ctx.Err() != nil {
 			continue
@@ -472,7 +476,7 @@ type prepareRun struct {
 	file     []byte // YAML
 }
 
-func (c *checkRun) prepareRun(list cluster.Components) (*prepareRun, error) {
+func (e *Engine) prepareRun(c *checkRun, list cluster.Components) (*prepareRun, error) {
 	demanded, err := attestationJSON(c.next)
 	if err != nil {
 		return nil, err
@@ -480,7 +484,7 @@ func (c *checkRun) prepareRun(list cluster.Components) (*prepareRun, error) {
 	to := c.hop.Planned()
 	image := c.image(to.Image)
 	p := &prepareRun{
-		clusterRun: &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}, components: list, inUse: c.inUse, enrols: c.enrols},
+		clusterRun: &clusterRun{e: e, facts: &facts{config: c.config, state: c.state, provider: c.cloud}, components: list, inUse: c.inUse, enrols: c.enrols},
 		hop:        *c.hop, now: c.now, demanded: demanded, changes: c.measurementChanges(), images: c.images, hops: len(c.path), notes: c.out.Notes,
 		weaker: slices.Contains(c.acknowledged, ruleWeaker),
 		target: cluster.NodeTarget{Image: image.Reference, ImageVersion: image.Version, Components: list.Name, Kubernetes: list.Kubernetes, KeepWorkers: !c.hop.ReplaceWorkers},

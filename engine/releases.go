@@ -58,6 +58,9 @@ type knowledge struct {
 	state    FeedState
 }
 
+// State says where the knowledge comes from, and how fresh it is.
+func (k *knowledge) State() FeedState { return k.state }
+
 // feedLimit bounds how long a feed is asked.
 const feedLimit = 10 * time.Second
 
@@ -139,19 +142,19 @@ func (k *knowledge) source() release.Source {
 	return k.embedded
 }
 
-// summaries returns all releases, oldest first.
-func (k *knowledge) summaries(ctx context.Context) ([]release.Summary, error) {
+// Summaries returns all releases, oldest first.
+func (k *knowledge) Summaries(ctx context.Context) ([]release.Summary, error) {
 	return k.source().Summaries(ctx)
 }
 
-// release returns one release. The error wraps release.ErrNotOffered if nobody knows it.
-func (k *knowledge) release(ctx context.Context, v version.Version) (*release.Release, error) {
+// Release returns one release. The error wraps release.ErrNotOffered if nobody knows it.
+func (k *knowledge) Release(ctx context.Context, v version.Version) (*release.Release, error) {
 	return k.source().Release(ctx, v)
 }
 
-// vouch returns the feed's statement over what machines of arch install for Kubernetes k in
-// release v; empty if there is no feed, or it vouches for other lists.
-func (k *knowledge) vouch(ctx context.Context, v, kubernetes version.Version, arch string, list component.List) (string, error) {
+// Vouch returns the feed's statement over what machines of arch install for Kubernetes k in
+// Release v; empty if there is no feed, or it vouches for other lists.
+func (k *knowledge) Vouch(ctx context.Context, v, kubernetes version.Version, arch string, list component.List) (string, error) {
 	f, ok := k.feed.(interface {
 		Vouch(ctx context.Context, v, k version.Version, arch string, list component.List) (string, error)
 	})
@@ -166,7 +169,7 @@ func (k *knowledge) vouch(ctx context.Context, v, kubernetes version.Version, ar
 }
 
 // refuse reads the files of the releases that the path leads to, which was found by
-// summaries alone, and that are not in read. A release whose file is not the one that was
+// Summaries alone, and that are not in read. A release whose file is not the one that was
 // published is marked as faulty, so that it is nobody's goal; refuse reports whether there
 // is one: then there is another path. What the program brings with it and what was read
 // before needs no request.
@@ -179,7 +182,7 @@ func (c *checkRun) refuse(ctx context.Context, read map[string]bool) (refused bo
 			continue
 		}
 		read[v.String()] = true
-		_, err := c.known.release(ctx, v)
+		_, err := c.known.Release(ctx, v)
 		if err == nil || errors.Is(err, release.ErrNotOffered) {
 			continue
 		}
@@ -209,8 +212,8 @@ func (c *checkRun) refuse(ctx context.Context, read map[string]bool) (refused bo
 	return refused
 }
 
-// measurements returns what machines of an image must have measured. The error wraps
+// Measurements returns what machines of an image must have measured. The error wraps
 // release.ErrNotOffered if nobody knows.
-func (k *knowledge) measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error) {
+func (k *knowledge) Measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error) {
 	return k.source().Measurements(ctx, v, provider)
 }

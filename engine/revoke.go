@@ -89,7 +89,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 		return nil, err
 	}
 	if r.Kubeconfig == "" { // the cloud is that of the workspace's cluster
-		if c, s, err := e.load(); err == nil {
+		if c, s, err := e.ws.Load(); err == nil {
 			if p, err := e.provider(ctx, c, s); err == nil {
 				i.provider = p
 			}

@@ -108,7 +108,7 @@ const lookLimit = 8 * time.Second
 // part of the description: what the cloud knows is told all the same. The error is
 // about the workspace.
 func (e *Engine) Status(ctx context.Context) (Status, error) {
-	c, s, err := e.load()
+	c, s, err := e.ws.Load()
 	if err != nil {
 		return Status{}, err
 	}
