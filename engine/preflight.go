@@ -56,8 +56,8 @@ func (e *Engine) Preflight(ctx context.Context, emit func(plan.Event)) ([]plan.F
 	return findings, err
 }
 
-// check is one question of the preflight. It returns nil if everything is fine.
-type check struct {
+// initCheck is one question of the preflight. It returns nil if everything is fine.
+type initCheck struct {
 	id, source, title string
 	needs             string // IDs of the checks without which this one cannot be made, with spaces between
 	run               func(context.Context) *plan.Finding
@@ -107,9 +107,9 @@ func (e *Engine) examine(ctx context.Context, emit func(plan.Event)) (*facts, []
 	return f, findings, nil
 }
 
-func (e *Engine) checks(f *facts) []check {
+func (e *Engine) checks(f *facts) []initCheck {
 	clusterBegun := func() bool { return len(f.state.ClusterValues.ClusterID) > 0 }
-	return []check{
+	return []initCheck{
 		{"config", "config", workspace.ConfigFile + " can be read", "", func(context.Context) *plan.Finding {
 			c, err := e.ws.Config()
 			if err != nil {
