@@ -14,6 +14,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/chart"
+	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/component"
@@ -31,7 +32,7 @@ type facts struct {
 	state    *workspace.State
 	release  *release.Release
 	provider Provider
-	about    ProviderInfo
+	about    cluster.ProviderInfo
 	groups   []cloud.Group
 	machines []cluster.CloudMachine
 	image    cloud.Image
@@ -171,9 +172,9 @@ func (e *Engine) checks(f *facts) []initCheck {
 			}
 			return nil
 		}},
-		{findingChartSource, "release", "charts that do not come with the program can be fetched", "release state", func(ctx context.Context) *plan.Finding {
+		{check.FindingChartSource, "release", "charts that do not come with the program can be fetched", "release state", func(ctx context.Context) *plan.Finding {
 			f.want(f.config)
-			f.feed, _, _ = e.feedOf(f.config, CheckRequest{}) // its keys are not asked for
+			f.feed, _, _ = e.feedOf(f.config, check.CheckRequest{}) // its keys are not asked for
 			i := &clusterRun{e: e, facts: f}
 			found := i.fetchCharts(ctx)
 			if len(found) == 0 {
@@ -251,7 +252,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 				f.machines, err = p.Machines(ctx)
 			}
 			if err != nil {
-				return blockErr("the cloud does not answer", cloudError("list machines", name, err))
+				return blockErr("the cloud does not answer", check.CloudError("list machines", name, err))
 			}
 			f.provider, f.about = p, info
 			return nil
@@ -261,7 +262,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 		{"image", "cloud", "the image is in the catalogue and is what machines run", "cloud", func(ctx context.Context) *plan.Finding {
 			images, err := f.provider.Images(ctx)
 			if err != nil {
-				return blockErr("the cloud does not answer", cloudError("list images", f.config.Provider.Sandbox.Name, err))
+				return blockErr("the cloud does not answer", check.CloudError("list images", f.config.Provider.Sandbox.Name, err))
 			}
 			return f.checkImage(images)
 		}},
@@ -269,7 +270,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 		{"components", "cloud", "the cloud offers the Kubernetes version", "cloud", func(ctx context.Context) *plan.Finding {
 			l, err := f.provider.Components(ctx, f.config.Kubernetes)
 			if err != nil {
-				b := blockErr("Kubernetes "+f.config.Kubernetes.String()+" cannot be had here", cloudError("list components", f.config.Provider.Sandbox.Name, err))
+				b := blockErr("Kubernetes "+f.config.Kubernetes.String()+" cannot be had here", check.CloudError("list components", f.config.Provider.Sandbox.Name, err))
 				if errors.Is(err, cloud.ErrNotFound) {
 					b.Field, b.Remedy = "kubernetesVersion", "run `constellation sandbox fetch "+f.config.Kubernetes.String()+"`, or name a version that is there"
 				}
@@ -301,7 +302,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 
 // whyCloudIsSilent tells a sandbox that is gone from one whose daemon has died.
 func (e *Engine) whyCloudIsSilent(ctx context.Context, name string, cause error) *plan.Finding {
-	err := cloudError("ask sandbox "+name, name, cause)
+	err := check.CloudError("ask sandbox "+name, name, cause)
 	if e.sandbox == nil || !errors.Is(cause, cloud.ErrUnavailable) {
 		return blockErr("sandbox "+name+" does not answer", err)
 	}

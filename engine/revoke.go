@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode"
 
+	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
@@ -57,15 +58,15 @@ func (r RevokeRequest) check() error {
 
 // flags are the arguments that make the same request, with a leading space each.
 func (r RevokeRequest) flags() string {
-	s := " " + shellQuote(r.Node)
+	s := " " + check.ShellQuote(r.Node)
 	if r.Replace {
 		s += " --replace"
 	}
 	if r.Reason != "" {
-		s += " --reason " + shellQuote(r.Reason)
+		s += " --reason " + check.ShellQuote(r.Reason)
 	}
 	if r.Kubeconfig != "" {
-		s += " --kubeconfig " + shellQuote(r.Kubeconfig)
+		s += " --kubeconfig " + check.ShellQuote(r.Kubeconfig)
 	}
 	return s
 }

@@ -19,6 +19,7 @@ var imports = []struct {
 	{"compat", []string{"cluster", "plan", "release", "version", "words"}},
 	{"workspace", []string{"assets", "attestation", "cloud", "cloud/local", "plan", "release", "version"}},
 	{"rollout", []string{"cluster", "plan", "version", "words"}},
+	{"check", []string{"assets", "attestation", "chart", "cloud", "cluster", "compat", "component", "plan", "release", "rollout", "version", "words", "workspace"}},
 }
 
 func TestRoomsImportOneWay(t *testing.T) {
