@@ -15,7 +15,7 @@ var imports = []struct {
 }{
 	{"words", nil},
 	{"plan", []string{"plain", "version", "words"}},
-	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan"}},
+	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan", "version"}},
 	{"compat", []string{"cluster", "plan", "release", "version", "words"}},
 	{"workspace", []string{"assets", "attestation", "cloud", "cloud/local", "plan", "release", "version"}},
 	{"rollout", []string{"cluster", "plan", "version", "words"}},

@@ -752,7 +752,7 @@ func (c *Run) outdated(ctx context.Context, kubeconfig []byte) ([]string, error)
 // list returns what nodes install in the next hop, with the statement of the cloud or, if that
 // has none, of the feed. The error wraps release.ErrUntrusted if the feed's is not genuine.
 func (c *Run) list(ctx context.Context, v version.Version) (cluster.Components, error) {
-	if c.Provider == nil {
+	if c.Cloud == nil {
 		return cluster.Components{}, c.silent
 	}
 	limited, cancel := context.WithTimeout(ctx, CheckLimit)
