@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"constellation/engine"
+	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/component"
@@ -36,7 +36,7 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 		return p
 	}
 	step := func(p *plan.Plan) *plan.Step {
-		if i := slices.IndexFunc(p.Steps, func(x plan.Step) bool { return x.ID == engine.StepAgents }); i >= 0 {
+		if i := slices.IndexFunc(p.Steps, func(x plan.Step) bool { return x.ID == check.StepAgents }); i >= 0 {
 			return &p.Steps[i]
 		}
 		return nil
@@ -134,8 +134,8 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 	t.Run("the step is skipped", func(t *testing.T) {
 		s := newStage(t)
 		r := upgrade
-		r.Skip, r.Rehearse = []string{engine.StepAgents}, true
-		p, err := s.engine().PlanApply(t.Context(), r, func(engine.Event) {})
+		r.Skip, r.Rehearse = []string{check.StepAgents}, true
+		p, err := s.engine().PlanApply(t.Context(), r, func(plan.Event) {})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/compat"
 	"constellation/engine/plan"
@@ -9,6 +10,25 @@ import (
 )
 
 // What moved into packages of its own keeps its name here for packages that still use it.
+
+// Moved to package check.
+type (
+	Check            = check.Check
+	CheckRequest     = check.CheckRequest
+	ConfigChange     = check.ConfigChange
+	FeedState        = check.FeedState
+	Inspector        = check.Inspector
+	PreflightRequest = check.PreflightRequest
+)
+
+// Moved to package check.
+const (
+	CheckConfigTarget = check.CheckConfigTarget
+	CheckVersions     = check.CheckVersions
+	StepAgents        = check.StepAgents
+	StepBackup        = check.StepBackup
+	StepTarget        = check.StepTarget
+)
 
 // Moved to package cluster.
 type (
@@ -32,6 +52,7 @@ type (
 	NodePlanFacts = cluster.NodePlanFacts
 	NodePlanNode  = cluster.NodePlanNode
 	NodeTarget    = cluster.NodeTarget
+	ProviderInfo  = cluster.ProviderInfo
 	Rollout       = cluster.Rollout
 	RolloutChange = cluster.RolloutChange
 	RolloutWait   = cluster.RolloutWait

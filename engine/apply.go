@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"constellation/engine/backup"
+	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/compat"
@@ -26,19 +27,8 @@ import (
 	"constellation/engine/workspace"
 )
 
-// IDs of the steps of `upgrade apply` that other verbs do not have.
-const (
-	StepBackup = "backup"
-)
-
 // ApplySteps are the IDs of the steps of `upgrade apply`, in order.
-var ApplySteps = []string{StepBackup, StepComponents, StepAgents, StepJoinConfig, plan.StepCharts, StepRevocations, StepTarget, plan.StepRollout}
-
-// IDs of findings of `upgrade apply`.
-const (
-	findingNoBackup = "no-backup"
-	findingLocal    = "local-data"
-)
+var ApplySteps = []string{check.StepBackup, StepComponents, check.StepAgents, StepJoinConfig, plan.StepCharts, StepRevocations, check.StepTarget, plan.StepRollout}
 
 // ApplyRequest says to what the cluster is upgraded, and how.
 type ApplyRequest struct {
@@ -97,133 +87,73 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 		return nil, err
 	}
 	r.WriteConfig = false
-	c := &checkRun{e: e, request: r.CheckRequest, prepares: true, applies: true, acknowledged: r.Acknowledge}
-	if err := c.begin(); err != nil {
+	c := &check.Run{Deps: e.checkDeps(), Request: r.CheckRequest, Prepares: true, Applies: true, Acknowledged: r.Acknowledge}
+	if err := c.Begin(); err != nil {
 		return nil, err
 	}
-	if err := c.look(ctx); err != nil {
+	if err := c.Look(ctx); err != nil {
 		return nil, err
 	}
-	if c.down != nil {
-		return nil, c.down
+	if c.Down != nil {
+		return nil, c.Down
 	}
 	now := e.now()
 	p := &plan.Plan{
-		ID: newRunID(plan.VerbApply, now), Verb: plan.VerbApply, Cluster: c.config.Name, Simulated: e.simulated(), Nodes: c.config.Counts(), Created: now.UTC(),
+		ID: newRunID(plan.VerbApply, now), Verb: plan.VerbApply, Cluster: c.Config.Name, Simulated: e.simulated(), Nodes: c.Config.Counts(), Created: now.UTC(),
 		Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse,
 	}
 	p.End.Command = e.command(string(plan.VerbApply)) + r.flags()
-	if c.set() && !c.now.Services.Oldest.Less(c.services()) {
-		return p, c.goOn(ctx, p, r)
+	if c.Set() && !c.Now.Services.Oldest.Less(c.Services()) {
+		return p, e.goOn(ctx, c, p, r)
 	}
-	if err := c.decide(ctx); err != nil {
+	if err := c.Decide(ctx); err != nil {
 		return nil, err
 	}
-	p.From = c.out.Current
-	p.LastBackup, _ = e.lastBackup(c.state) // one that cannot be looked for is none
-	if c.hop == nil {
-		c.sort()
-		p.To, p.Findings = c.out.Goal, c.out.Findings
+	p.From = c.Out.Current
+	p.LastBackup, _ = e.lastBackup(c.State) // one that cannot be looked for is none
+	if c.Hop == nil {
+		c.Sort()
+		p.To, p.Findings = c.Out.Goal, c.Out.Findings
 		if len(p.Blocked()) > 0 {
 			return p, nil
 		}
-		return nil, c.current()
+		return nil, c.Current()
 	}
-	if err := c.foresee(ctx, emit); err != nil {
+	if err := c.Foresee(ctx, emit); err != nil {
 		return nil, err
 	}
 	if !r.skips(plan.StepCharts) {
-		if err := c.foreseeCharts(ctx); err != nil {
+		if err := c.ForeseeCharts(ctx); err != nil {
 			return nil, err
 		}
 	}
-	list := c.judgePrepare(ctx)
-	c.vouchInUse(ctx, list)
-	c.judgeApply(r)
+	list := c.JudgePrepare(ctx)
+	c.VouchInUse(ctx, list)
+	c.JudgeApply(r.skips)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	c.name()
-	c.sort()
-	p.To, p.Findings, p.Changes = c.hop.To, c.out.Findings, c.out.Changes
-	p.Surge = cmp.Or(r.Surge, c.now.Target.MaxSurge)
-	p.Components = slices.DeleteFunc(slices.Clone(c.out.Components), func(x plan.ComponentCheck) bool { return x.NextHop == "" })
+	c.Name()
+	c.Sort()
+	p.To, p.Findings, p.Changes = c.Hop.To, c.Out.Findings, c.Out.Changes
+	p.Surge = cmp.Or(r.Surge, c.Now.Target.MaxSurge)
+	p.Components = slices.DeleteFunc(slices.Clone(c.Out.Components), func(x plan.ComponentCheck) bool { return x.NextHop == "" })
 	if len(p.Blocked()) > 0 {
 		return p, nil
 	}
-	prepared, err := c.prepareRun(list)
+	prepared, err := e.prepareRun(c, list)
 	if err != nil {
 		return nil, err
 	}
 	a := &applyRun{clusterRun: prepared.clusterRun, prepared: prepared, request: r, plan: p}
-	a.want(c.config)
-	a.fetched, a.accepted = c.fetched, p.Accepted
-	if a.release, err = c.known.release(ctx, c.hop.Planned().Services); err != nil {
-		return nil, &plan.Error{Op: "read release " + c.hop.To.Release, Err: err, Remedy: "point `--feed` to where it is published"}
+	a.want(c.Config)
+	a.fetched, a.accepted = c.Fetched, p.Accepted
+	if a.release, err = c.Known.Release(ctx, c.Hop.Planned().Services); err != nil {
+		return nil, &plan.Error{Op: "read release " + c.Hop.To.Release, Err: err, Remedy: "point `--feed` to where it is published"}
 	}
-	a.prepared.weaker = slices.ContainsFunc(p.Findings, func(f plan.Finding) bool { return f.ID == ruleWeaker }) // Run makes sure that it is accepted
+	a.prepared.weaker = slices.ContainsFunc(p.Findings, func(f plan.Finding) bool { return f.ID == check.RuleWeaker }) // Run makes sure that it is accepted
 	a.prepared.target.MaxSurge = r.Surge
 	return p, a.fill(ctx, c)
-}
-
-// services is the release of the services that is asked for.
-func (c *checkRun) services() version.Version {
-	if !c.request.Release.IsZero() {
-		return c.request.Release
-	}
-	return c.config.Services
-}
-
-// current says that there is nothing to apply.
-func (c *checkRun) current() error {
-	what := fmt.Sprintf("cluster %s runs release %s with Kubernetes %s", c.config.Name, c.now.Services, c.now.Kubernetes)
-	e := &plan.Error{Err: errors.New(what + ": nothing that can be reached is newer"), Remedy: "`constellation upgrade check` says what there is", Exit: plan.ExitNothing}
-	if c.there {
-		e.Err = errors.New(what + ": what is asked for runs already")
-	}
-	return e
-}
-
-// judgeApply finds what stands against applying the hop beside what stands against
-// preparing it.
-func (c *checkRun) judgeApply(r ApplyRequest) {
-	if r.skips(StepBackup) {
-		c.find(withoutBackup)
-	} else {
-		c.drop(plan.BackupAge) // one is made
-	}
-	if r.skips(StepAgents) && len(c.enrols) > 0 {
-		c.drop(findingEnrolled)
-		c.find(agentsFinding(c.enrols, "leave `--skip-phases "+StepAgents+"` out: the hop then installs the release keys and the verifying agent in place"))
-	}
-	if r.skips(plan.StepCharts) && !r.skips(StepTarget) && !c.now.Services.Is(c.hop.Planned().Services) {
-		c.find(plan.Finding{
-			ID: "services-first", Severity: plan.Block, Source: "release", Title: fmt.Sprintf("services %s run, and the hop needs those of release %s", c.now.Services, c.hop.To.Release),
-			Detail: "the operator and the join service in the cluster do the work, and those of another release may not know how",
-			Remedy: "leave `--skip-phases " + plan.StepCharts + "` out",
-		})
-	}
-}
-
-// name marks the findings that are accepted by name alone. Those that block without their
-// name are warnings then: who runs the plan is asked for the name.
-func (c *checkRun) name() {
-	for i := range c.out.Findings {
-		f := &c.out.Findings[i]
-		lost := func(o string) bool { return strings.HasPrefix(o, "persistentvolume") }
-		switch {
-		case f.Severity == plan.Block && slices.Contains(acknowledgeable, f.ID):
-			f.Severity, f.Named = plan.Warn, true
-		case f.Named:
-		case f.Severity == plan.Warn && (f.ID == findingNoBackup || f.ID == findingLocal && slices.ContainsFunc(f.Objects, lost)):
-			f.Named = true
-		default:
-			continue
-		}
-		if !slices.Contains(c.acknowledged, f.ID) {
-			f.Remedy = strings.TrimPrefix(f.Remedy+"; if it is meant as it is, `--ack "+f.ID+"`", "; ")
-		}
-	}
 }
 
 // applyRun is what the steps of one upgrade share. Steps run one after the other.
@@ -235,28 +165,28 @@ type applyRun struct {
 }
 
 // fill completes the plan.
-func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
+func (a *applyRun) fill(ctx context.Context, c *check.Run) error {
 	join, err := a.prepared.joinConfigStep(ctx)
 	if err != nil {
 		return err
 	}
 	p := a.plan
 	p.Notes = a.prepared.notes
-	replaced, groups := perGroup(c.out.Changes.Nodes)
-	kept, keptGroups := perGroup(c.out.Changes.InPlace)
+	replaced, groups := perGroup(c.Out.Changes.Nodes)
+	kept, keptGroups := perGroup(c.Out.Changes.InPlace)
 	charts := a.chartsStep()
-	for _, x := range c.out.Changes.ChartChanges {
+	for _, x := range c.Out.Changes.ChartChanges {
 		charts.Details = append(charts.Details, x.Line())
 	}
-	if len(c.out.Changes.ChartChanges) == 0 {
-		for _, x := range c.out.Changes.Charts {
+	if len(c.Out.Changes.ChartChanges) == 0 {
+		for _, x := range c.Out.Changes.Charts {
 			charts.Details = append(charts.Details, "chart "+x)
 		}
 	}
 	for _, x := range []struct {
 		what  string
 		kinds []string
-	}{{"is new", c.out.Changes.KindsAdded}, {"changes", c.out.Changes.KindsChanged}} {
+	}{{"is new", c.Out.Changes.KindsAdded}, {"changes", c.Out.Changes.KindsChanged}} {
 		for _, k := range x.kinds {
 			charts.Details = append(charts.Details, "kind "+k+" "+x.what)
 		}
@@ -280,7 +210,7 @@ func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
 	case kept > 0:
 		wait.Effect = "upgrades " + words.Count(kept, "node") + " in place" + inOrder(kept) + ": no machine is replaced"
 	}
-	wait.Details = append(wait.Details, fmt.Sprintf("takes about %s: %s", rollout.Interval{Least: c.out.Changes.Least, Most: c.out.Changes.Most}, c.out.Changes.Basis))
+	wait.Details = append(wait.Details, fmt.Sprintf("takes about %s: %s", rollout.Interval{Least: c.Out.Changes.Least, Most: c.Out.Changes.Most}, c.Out.Changes.Basis))
 	// What mutates decides whether a backup is needed.
 	steps = append([]plan.Step{a.backupStep(steps[:len(steps)-1])}, steps...)
 	if err := a.skip(ctx, steps); err != nil {
@@ -329,16 +259,16 @@ func (a *applyRun) skip(ctx context.Context, steps []plan.Step) error {
 		s.Finished = err == nil && done
 		leave := a.request.skips(s.ID)
 		switch {
-		case leave && !s.Finished && (s.ID == StepComponents || s.ID == StepJoinConfig) && !a.request.skips(StepTarget):
+		case leave && !s.Finished && (s.ID == StepComponents || s.ID == StepJoinConfig) && !a.request.skips(check.StepTarget):
 			p.Findings = append([]plan.Finding{{
 				ID: "skipped-step", Severity: plan.Block, Source: "versions", Title: "without step " + s.ID + " no machine could join with the target",
-				Remedy: "leave `--skip-phases " + s.ID + "` out, or skip " + StepTarget + ", too",
+				Remedy: "leave `--skip-phases " + s.ID + "` out, or skip " + check.StepTarget + ", too",
 			}}, p.Findings...)
 			continue
 		case leave:
 			p.Notes = append(p.Notes, "Step "+s.ID+" is left out on request.")
 			continue
-		case s.ID == plan.StepRollout && (a.request.Detach || a.request.skips(StepTarget)):
+		case s.ID == plan.StepRollout && (a.request.Detach || a.request.skips(check.StepTarget)):
 			continue
 		}
 		p.Steps = append(p.Steps, s)
@@ -363,7 +293,7 @@ func perGroup(nodes map[string]int) (sum int, each []string) {
 // place.
 func (a *applyRun) targetStep(replaced, kept []string) plan.Step {
 	s := plan.Step{
-		ID:    StepTarget,
+		ID:    check.StepTarget,
 		Title: "Set the target of all nodes",
 		Effect: fmt.Sprintf("NodeVersion %s asks for image %s and Kubernetes %s in one write%s; from then on the cluster goes on alone, also without this program",
 			nodeVersionName, a.prepared.target.ImageVersion, a.prepared.target.Kubernetes, a.prepared.workers()),
@@ -408,12 +338,12 @@ func (a *applyRun) rolloutStep() plan.Step {
 
 // goOn fills the plan where the target is set and not reached: what is left is to wait,
 // and to end a cancelling.
-func (c *checkRun) goOn(ctx context.Context, p *plan.Plan, r ApplyRequest) error {
-	n, t := &c.now, c.now.Target
+func (e *Engine) goOn(ctx context.Context, c *check.Run, p *plan.Plan, r ApplyRequest) error {
+	n, t := &c.Now, c.Now.Target
 	images := n.ControlPlaneImage.Add(n.WorkerImage.Oldest).Add(n.WorkerImage.Newest)
 	p.From = plan.Target{Release: n.Services.String(), Image: images.String(), Kubernetes: n.ControlPlaneKubelet.Add(n.WorkerKubelet.Oldest).Add(n.Kubernetes.Newest).String()}
 	p.To = plan.Target{Release: n.Services.String(), Image: t.ImageVersion, Kubernetes: t.Kubernetes}
-	run := &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}
+	run := &clusterRun{e: e, facts: &facts{config: c.Config, state: c.State, provider: c.Cloud}}
 	a := &applyRun{clusterRun: run, prepared: &prepareRun{clusterRun: run, target: t}, request: r, plan: p}
 	p.Surge = cmp.Or(r.Surge, t.MaxSurge)
 	a.prepared.target.MaxSurge = p.Surge
@@ -438,7 +368,7 @@ func (c *checkRun) goOn(ctx context.Context, p *plan.Plan, r ApplyRequest) error
 	case inPlace > 0:
 		rollout.Effect = fmt.Sprintf("of %s not yet at the target replaces %d, and upgrades %d in place: their machines stay", words.Count(left, "node"), left-inPlace, inPlace)
 	}
-	least, basis := c.past.Estimate(left-inPlace, inPlace-first, !n.Kubernetes.Is(kubernetes))
+	least, basis := c.Past.Estimate(left-inPlace, inPlace-first, !n.Kubernetes.Is(kubernetes))
 	rollout.Details = []string{fmt.Sprintf("takes about %s: %s", least, basis)}
 	steps := []plan.Step{a.targetStep(nil, nil), rollout}
 	a.request.Skip = nil // what could be skipped is done
@@ -463,7 +393,7 @@ func (a *applyRun) rehearsed(s *plan.Step) func(context.Context, *plan.Reporter)
 	effect := s.Effect
 	return func(ctx context.Context, r *plan.Reporter) error {
 		r.Conclude("would: " + effect)
-		if s.ID != StepTarget {
+		if s.ID != check.StepTarget {
 			return nil
 		}
 		return a.inCluster(ctx, r, "ask whether the target would be taken", func(ctx context.Context, k Cluster) error {
@@ -519,7 +449,7 @@ const reusable = time.Hour
 func (a *applyRun) backupStep(mutating []plan.Step) plan.Step {
 	dir := a.e.ws.Path(filepath.Join(plan.RunsDir, a.plan.ID, backup.Dir))
 	return plan.Step{
-		ID: StepBackup, Title: "Back up what an upgrade can destroy",
+		ID: check.StepBackup, Title: "Back up what an upgrade can destroy",
 		Effect: "every definition and custom resource, Helm's records and the ConfigMaps that an upgrade changes are in " + dir + ", with a snapshot of etcd where one can be had",
 		Done: func(ctx context.Context) (bool, error) {
 			all := true
@@ -581,7 +511,7 @@ func (a *applyRun) backUp(ctx context.Context, r *plan.Reporter) error {
 		}
 		return &plan.Error{
 			Op: "back up before the upgrade", Err: err,
-			Remedy: strings.TrimPrefix(plan.Remedy(err)+"; ", "; ") + "nothing was changed. To go on without a backup: `--skip-phases " + StepBackup + " --ack " + findingNoBackup + "`",
+			Remedy: strings.TrimPrefix(plan.Remedy(err)+"; ", "; ") + "nothing was changed. To go on without a backup: `--skip-phases " + check.StepBackup + " --ack " + check.FindingNoBackup + "`",
 		}
 	}
 	text := fmt.Sprintf("Backed up %d objects of %d kinds, %s, verified", b.done.Objects, len(b.done.Types), workspace.SizeOf(b.done.Bytes))
@@ -616,39 +546,39 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	if err != nil {
 		return nil, err
 	}
-	c := &checkRun{e: e, state: s, acknowledged: r.Acknowledge}
-	if c.cli, err = version.Parse(version.Release); err != nil {
+	c := &check.Run{Deps: e.checkDeps(), State: s, Acknowledged: r.Acknowledge}
+	if c.CLI, err = version.Parse(version.Release); err != nil {
 		return nil, fmt.Errorf("read own version: %w", err)
 	}
-	if c.known, err = e.learnReleases(ctx, "", nil); err != nil {
+	if c.Known, err = c.Know(ctx, "", nil); err != nil {
 		return nil, err
 	}
-	if c.releases, err = c.known.summaries(ctx); err != nil {
+	if c.Releases, err = c.Known.Summaries(ctx); err != nil {
 		return nil, err
 	}
-	limited, cancel := context.WithTimeout(ctx, checkLimit)
+	limited, cancel := context.WithTimeout(ctx, check.CheckLimit)
 	defer cancel()
 	inside, err := e.inspect(limited, kubeconfig)
 	if err == nil {
-		c.now, err = inside.Running(limited)
+		c.Now, err = inside.Running(limited)
 	}
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		return nil, c.clusterDown(err)
+		return nil, c.ClusterDown(err)
 	}
-	if j := c.now.JoinConfig; j.ClusterID != "" && j.ClusterID != hex.EncodeToString(s.ClusterValues.ClusterID) {
+	if j := c.Now.JoinConfig; j.ClusterID != "" && j.ClusterID != hex.EncodeToString(s.ClusterValues.ClusterID) {
 		return nil, e.ws.ForeignKubeconfig()
 	}
-	c.matrix = compat.NewMatrix(c.releases)
-	if !c.now.Services.Is(c.cli) {
-		for _, x := range c.matrix.Check(c.cli, c.now, compat.Planned{Services: c.cli}, compat.Offer{}) {
-			c.find(plan.Finding{ID: x.Rule, Severity: x.Severity, Title: x.Title, Remedy: x.Remedy, Reference: x.Reference, Source: "matrix"})
+	c.Matrix = compat.NewMatrix(c.Releases)
+	if !c.Now.Services.Is(c.CLI) {
+		for _, x := range c.Matrix.Check(c.CLI, c.Now, compat.Planned{Services: c.CLI}, compat.Offer{}) {
+			c.Find(plan.Finding{ID: x.Rule, Severity: x.Severity, Title: x.Title, Remedy: x.Remedy, Reference: x.Reference, Source: "matrix"})
 		}
 	}
-	if r.skips(StepBackup) {
-		c.find(withoutBackup)
+	if r.skips(check.StepBackup) {
+		c.Find(check.WithoutBackup)
 	}
 	run := &clusterRun{e: e, facts: &facts{state: s}}
 	cfg, err := workspace.PartOfConfig(e.ws, "releases", "charts", "plans") // the rest is not needed
@@ -656,23 +586,23 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 		return nil, err
 	}
 	run.want(cfg)
-	run.feed, _, _ = e.feedOf(cfg, CheckRequest{}) // its keys are not asked for
-	if run.release, err = c.known.release(ctx, c.cli); err != nil {
-		return nil, &plan.Error{Op: "read release " + c.cli.String(), Err: err, Remedy: "install the program anew"}
+	run.feed, _, _ = e.feedOf(cfg, check.CheckRequest{}) // its keys are not asked for
+	if run.release, err = c.Known.Release(ctx, c.CLI); err != nil {
+		return nil, &plan.Error{Op: "read release " + c.CLI.String(), Err: err, Remedy: "install the program anew"}
 	}
 	var changes []plan.ChartChange
 	if !r.skips(plan.StepCharts) {
-		changes, _ = c.lookAtCharts(ctx, run) // what it found is told; the step itself says the rest
+		changes, _ = c.LookAtCharts(ctx, comparedCharts{run}) // what it found is told; the step itself says the rest
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 	}
-	c.name()
-	c.sort()
+	c.Name()
+	c.Sort()
 	now := e.now()
 	p := &plan.Plan{
-		ID: newRunID(plan.VerbApply, now), Verb: plan.VerbExecute, Cluster: s.Infrastructure.Name, Simulated: e.simulated(), Findings: c.out.Findings, Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse, Created: now.UTC(),
-		From: plan.Target{Release: c.now.Services.String()}, To: plan.Target{Release: c.cli.String()},
+		ID: newRunID(plan.VerbApply, now), Verb: plan.VerbExecute, Cluster: s.Infrastructure.Name, Simulated: e.simulated(), Findings: c.Out.Findings, Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse, Created: now.UTC(),
+		From: plan.Target{Release: c.Now.Services.String()}, To: plan.Target{Release: c.CLI.String()},
 	}
 	if cfg, err := e.ws.Config(); err == nil { // it is not needed
 		p.Cluster = cfg.Name
@@ -694,17 +624,11 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	if err := a.skip(ctx, []plan.Step{a.backupStep([]plan.Step{charts}), charts}); err != nil {
 		return nil, err
 	}
-	p.End.Nothing = fmt.Sprintf("the services of cluster %s are those of release %s already: nothing to do", p.Cluster, c.cli)
-	a.finish(fmt.Sprintf("the services of cluster %s are those of release %s; nothing else was changed", p.Cluster, c.cli))
+	p.End.Nothing = fmt.Sprintf("the services of cluster %s are those of release %s already: nothing to do", p.Cluster, c.CLI)
+	a.finish(fmt.Sprintf("the services of cluster %s are those of release %s; nothing else was changed", p.Cluster, c.CLI))
 	p.End.Command = e.command(string(plan.VerbExecute)) + " --helm" + r.flags()
 	p.End.Next = []string{e.command("status")}
 	return p, nil
-}
-
-// withoutBackup is the finding about a backup that is left out.
-var withoutBackup = plan.Finding{
-	ID: findingNoBackup, Severity: plan.Warn, Source: "backup", Title: "no backup is made: what the upgrade destroys cannot be restored",
-	Remedy: "leave `--skip-phases " + StepBackup + "` out",
 }
 
 // inOrder says how so many nodes are replaced, where that needs words.

@@ -17,6 +17,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
@@ -87,7 +88,7 @@ func (s *applyStage) engine() *engine.Engine {
 	}
 	e := engine.New(w, engine.Deps{
 		Connect: func(context.Context, []byte) (engine.Cluster, error) { return s.cluster, nil },
-		Inspect: func(context.Context, []byte) (engine.Inspector, error) { return s.inside, nil },
+		Inspect: func(context.Context, []byte) (check.Inspector, error) { return s.inside, nil },
 		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return dumper{s: s}, nil },
 		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
 			return s.cloud, nil
@@ -224,7 +225,7 @@ func TestApplyUpgradesACluster(t *testing.T) {
 	for _, st := range p.Steps {
 		if st.Final {
 			final++
-			if st.ID != engine.StepTarget || !strings.Contains(st.Warning, "Back up etcd") || !slices.Contains(st.Details, "kubelets get new certificates; the certificate authority of the cluster stays") {
+			if st.ID != check.StepTarget || !strings.Contains(st.Warning, "Back up etcd") || !slices.Contains(st.Details, "kubelets get new certificates; the certificate authority of the cluster stays") {
 				t.Errorf("%+v", st)
 			}
 		}
@@ -311,7 +312,7 @@ func TestApplyRefuses(t *testing.T) {
 		{"local volumes go", func(s *applyStage) {
 			s.inside.findings = []plan.Finding{{ID: "local-data", Severity: plan.Warn, Title: "data will be lost", Objects: []string{"statefulset/db/pg", "persistentvolumeclaim/db/data"}}}
 		}, upgrade, plan.ExitUnacknowledged, "data will be lost"},
-		{"no backup", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{engine.StepBackup} }), plan.ExitUnacknowledged, "no backup is made"},
+		{"no backup", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{check.StepBackup} }), plan.ExitUnacknowledged, "no backup is made"},
 		{"a finding that blocks", func(s *applyStage) {
 			s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Block, Title: "no room"}}
 		}, upgrade, plan.ExitBlocked, "no room"},
@@ -341,7 +342,7 @@ func TestApplyTakesNamesForWhatItDestroys(t *testing.T) {
 	s.inside.findings = []plan.Finding{{ID: "local-data", Severity: plan.Warn, Title: "data will be lost", Objects: []string{"persistentvolumeclaim/db/data"}}}
 	r := upgrade
 	r.Acknowledge = append(slices.Clone(r.Acknowledge), "local-data", "no-backup")
-	r.Skip = []string{engine.StepBackup}
+	r.Skip = []string{check.StepBackup}
 	p, events, err := s.apply(t.Context(), r, nil)
 	if err != nil {
 		t.Fatal(err)

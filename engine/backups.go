@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"constellation/engine/backup"
+	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
@@ -160,7 +161,7 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, e
 	p.End.Done = "backup " + b.id + " of cluster " + b.name + " is whole"
 	at := ""
 	if r.Dir != "" {
-		at = " --dir " + shellQuote(b.dir)
+		at = " --dir " + check.ShellQuote(b.dir)
 	}
 	p.End.Next = []string{e.command("backup verify "+b.id) + at, e.command("backup restore "+b.id) + at}
 	p.End.Cleanup = b.abort
@@ -171,7 +172,7 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, e
 func (r BackupRequest) flags() string {
 	var b strings.Builder
 	if r.Dir != "" {
-		b.WriteString(" --dir " + shellQuote(r.Dir))
+		b.WriteString(" --dir " + check.ShellQuote(r.Dir))
 	}
 	if r.Etcd != EtcdAuto {
 		b.WriteString(" --etcd=" + r.Etcd)

@@ -14,6 +14,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/chart"
+	"constellation/engine/check"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
@@ -66,7 +67,7 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 	if err != nil {
 		return out, err
 	}
-	location, keys, err := e.feedOf(c, CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
+	location, keys, err := e.feedOf(c, check.CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
 	if err != nil {
 		return out, err
 	}
@@ -83,7 +84,7 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 		}
 		var from *release.Feed
 		if feed, from, err = release.CopyFeed(ctx, location, release.Options{Keys: keys}); err != nil {
-			return out, &plan.Error{Op: "copy feed " + location, Err: err, Remedy: cmp.Or(feedRemedy(err), "look at the feed with "+verifyCommand(location, keys))}
+			return out, &plan.Error{Op: "copy feed " + location, Err: err, Remedy: cmp.Or(check.FeedRemedy(err), "look at the feed with "+check.VerifyCommand(location, keys))}
 		}
 		out.Feed = from.State().Source
 	}
@@ -91,7 +92,7 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 	if err != nil {
 		return out, err
 	}
-	all, err := known.summaries(ctx)
+	all, err := known.Summaries(ctx)
 	if err != nil {
 		return out, &plan.Error{Op: "read releases", Err: err}
 	}
@@ -103,9 +104,9 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 		if !r.To.IsZero() && r.To.Less(s.Version) {
 			continue
 		}
-		rel, err := known.release(ctx, s.Version)
+		rel, err := known.Release(ctx, s.Version)
 		if err != nil {
-			return out, &plan.Error{Op: "read release " + s.Version.String(), Err: err, Remedy: feedRemedy(err)}
+			return out, &plan.Error{Op: "read release " + s.Version.String(), Err: err, Remedy: check.FeedRemedy(err)}
 		}
 		out.Releases = append(out.Releases, s.Version.String())
 		for _, x := range rel.Charts {
@@ -129,7 +130,7 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 			if ctx.Err() != nil {
 				return out, ctx.Err()
 			}
-			return out, &plan.Error{Op: "bundle chart " + x.Name, Err: err, Remedy: chartRemedy(err)}
+			return out, &plan.Error{Op: "bundle chart " + x.Name, Err: err, Remedy: check.ChartRemedy(err)}
 		}
 		for dgst, b := range got.Blobs {
 			blobs[dgst] = b

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"constellation/assets"
+	"constellation/engine/check"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
 	"constellation/engine/kubeadm"
@@ -95,7 +96,7 @@ func (i *clusterRun) charts(others string) ([]cluster.Chart, error) {
 		out = append(out, one)
 	}
 	for n := range out {
-		out[n].Recreate = i.accepted != nil && i.accepted(findingDestructive+out[n].Name)
+		out[n].Recreate = i.accepted != nil && i.accepted(check.FindingDestructive+out[n].Name)
 	}
 	return out, nil
 }

@@ -21,7 +21,9 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
+	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
+	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/compat"
@@ -47,7 +49,7 @@ type pretendedCluster struct {
 	err      error
 	findings []plan.Finding
 	broken   error // of the preflight
-	asked    []engine.PreflightRequest
+	asked    []check.PreflightRequest
 	// meanwhile is called when the preflight begins.
 	meanwhile func()
 	// later is what a preflight finds that also replaces workers.
@@ -65,7 +67,7 @@ func (p *pretendedCluster) LocalData(context.Context) (cluster.LocalData, error)
 	return cluster.LocalData{}, nil
 }
 
-func (p *pretendedCluster) Preflight(_ context.Context, hops []engine.PreflightRequest, emit func(plan.Event)) ([][]plan.Finding, error) {
+func (p *pretendedCluster) Preflight(_ context.Context, hops []check.PreflightRequest, emit func(plan.Event)) ([][]plan.Finding, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.asked = append(p.asked, hops...)
@@ -98,8 +100,8 @@ type pretendedCloud struct {
 	agent      *component.Component
 }
 
-func (c *pretendedCloud) Describe(context.Context) (engine.ProviderInfo, error) {
-	return engine.ProviderInfo{UID: c.uid, Name: "demo", Kubernetes: c.kubernetes}, c.state()
+func (c *pretendedCloud) Describe(context.Context) (cluster.ProviderInfo, error) {
+	return cluster.ProviderInfo{UID: c.uid, Name: "demo", Kubernetes: c.kubernetes}, c.state()
 }
 
 // Components are other files for each version.
@@ -239,7 +241,7 @@ func (s *checkStage) engine() *engine.Engine {
 	}
 	return engine.New(w, engine.Deps{
 		Connect: func(context.Context, []byte) (engine.Cluster, error) { return s.cluster, nil },
-		Inspect: func(context.Context, []byte) (engine.Inspector, error) { return s.inside, nil },
+		Inspect: func(context.Context, []byte) (check.Inspector, error) { return s.inside, nil },
 		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
 			return s.cloud, nil
 		},
@@ -249,14 +251,14 @@ func (s *checkStage) engine() *engine.Engine {
 }
 
 // check runs one check and returns what it emitted, too.
-func (s *checkStage) check(r engine.CheckRequest) (engine.Check, []plan.Event, error) {
+func (s *checkStage) check(r check.CheckRequest) (check.Check, []plan.Event, error) {
 	s.Helper()
 	var events []plan.Event
 	c, err := s.engine().Check(s.Context(), r, func(e plan.Event) { events = append(events, e) })
 	return c, events, err
 }
 
-func (s *checkStage) mustCheck(r engine.CheckRequest) engine.Check {
+func (s *checkStage) mustCheck(r check.CheckRequest) check.Check {
 	s.Helper()
 	c, _, err := s.check(r)
 	if err != nil {
@@ -266,7 +268,7 @@ func (s *checkStage) mustCheck(r engine.CheckRequest) engine.Check {
 }
 
 // found returns the findings that are worth reading, as "severity id: title".
-func found(c engine.Check) (out []string) {
+func found(c check.Check) (out []string) {
 	for _, f := range c.Findings {
 		if f.Severity != plan.Info {
 			out = append(out, fmt.Sprintf("%s %s: %s", f.Severity, f.ID, f.Title))
@@ -276,7 +278,7 @@ func found(c engine.Check) (out []string) {
 }
 
 // table is the version table as text.
-func table(c engine.Check) string {
+func table(c check.Check) string {
 	var b strings.Builder
 	for _, r := range c.Components {
 		fmt.Fprintf(&b, "%s | %s | %s | %s | %s | %s | %s | %s\n", r.Name, r.Kind, r.Now, strings.Join(r.Reachable, ","), r.NextHop, r.Goal, r.Newest, r.Verdict)
@@ -287,7 +289,7 @@ func table(c engine.Check) string {
 func TestCheckTellsVersionsPathAndChanges(t *testing.T) {
 	s := newCheckStage(t)
 	s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Warn, Title: "a budget without room"}}
-	c, events, err := s.check(engine.CheckRequest{NoDryRun: true})
+	c, events, err := s.check(check.CheckRequest{NoDryRun: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -335,15 +337,15 @@ CLI | cli | v1.1.0 |  |  |  |  | not updated
 	if c.Exit != plan.ExitUpgradeAvailable || c.Config == nil || c.Config.Written || len(c.Config.Fields) != 6 {
 		t.Errorf("exit %d, configuration %+v", c.Exit, c.Config)
 	}
-	request := engine.PreflightRequest{From: v("v1.35.4"), To: v("v1.35.4"), Release: v("v1.1.0"), Etcd: "3.6.6-0", ReplaceControlPlanes: true, Surge: 1}
+	request := check.PreflightRequest{From: v("v1.35.4"), To: v("v1.35.4"), Release: v("v1.1.0"), Etcd: "3.6.6-0", ReplaceControlPlanes: true, Surge: 1}
 	later := request // what the path ends with
 	later.To, later.Etcd, later.ReplaceWorkers = v("v1.36.3"), "3.6.8-0", true
-	if d := cmp.Diff([]engine.PreflightRequest{request, later}, s.inside.asked); d != "" {
+	if d := cmp.Diff([]check.PreflightRequest{request, later}, s.inside.asked); d != "" {
 		t.Errorf("preflight (-want +got):\n%s", d)
 	}
 
 	// Versions and path come first, so that a screen can show them at once.
-	var first engine.Check
+	var first check.Check
 	var told []string
 	for _, e := range events {
 		told = append(told, e.Object+" "+e.State)
@@ -369,7 +371,7 @@ func TestKubeconfigThatLeadsNowhere(t *testing.T) {
 	none := errors.New("read kubeconfig: it is not valid")
 	e := engine.New(w, engine.Deps{
 		Connect: func(context.Context, []byte) (engine.Cluster, error) { return nil, none },
-		Inspect: func(context.Context, []byte) (engine.Inspector, error) { return nil, none },
+		Inspect: func(context.Context, []byte) (check.Inspector, error) { return nil, none },
 		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
 			return s.cloud, nil
 		},
@@ -378,7 +380,7 @@ func TestKubeconfigThatLeadsNowhere(t *testing.T) {
 	})
 	want := "read " + filepath.Join(s.dir, workspace.KubeconfigFile) + ": read kubeconfig: it is not valid"
 	const fix = "restore the file from a backup"
-	if _, err := e.Check(t.Context(), engine.CheckRequest{}, func(plan.Event) {}); err == nil || err.Error() != want || plan.Remedy(err) != fix || plan.ExitCode(err) != plan.ExitUsage {
+	if _, err := e.Check(t.Context(), check.CheckRequest{}, func(plan.Event) {}); err == nil || err.Error() != want || plan.Remedy(err) != fix || plan.ExitCode(err) != plan.ExitUsage {
 		t.Errorf("check says %v, fix %q, exit %d", err, plan.Remedy(err), plan.ExitCode(err))
 	}
 	st, err := e.Status(t.Context())
@@ -437,7 +439,7 @@ func TestCheckWithBadLuck(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		given   func(*checkStage)
-		request engine.CheckRequest
+		request check.CheckRequest
 		// err is a part of the error, remedy of its remedy; exit is its exit code, or that of
 		// the result.
 		err, remedy string
@@ -446,27 +448,27 @@ func TestCheckWithBadLuck(t *testing.T) {
 	}{
 		{
 			"the API server is down", func(s *checkStage) { s.inside.err = fmt.Errorf("read version: %w", cluster.ErrUnreachable) },
-			engine.CheckRequest{},
+			check.CheckRequest{},
 			"the API server at 127.0.0.1:36443 does not answer", "is the control plane up?", 1, nil,
 		},
 		{
 			"the API server is slow", func(s *checkStage) { s.inside.err = context.DeadlineExceeded },
-			engine.CheckRequest{},
+			check.CheckRequest{},
 			"the API server at 127.0.0.1:36443 does not answer", "is the control plane up?", 1, nil,
 		},
 		{
 			"the API server denies everything", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", cluster.ErrDenied) },
-			engine.CheckRequest{},
+			check.CheckRequest{},
 			"denied by the API server", "restore the file", 1, nil,
 		},
 		{
 			"the API server knows the user and refuses", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", cluster.ErrForbidden) },
-			engine.CheckRequest{},
+			check.CheckRequest{},
 			"denied by the API server: too few rights", "use a kubeconfig that may do this", 1, nil,
 		},
 		{
 			"the kubeconfig leads to another cluster", func(s *checkStage) { s.inside.running.JoinConfig.ClusterID = strings.Repeat("ab", 32) },
-			engine.CheckRequest{},
+			check.CheckRequest{},
 			"it leads to another cluster", "put the files of one cluster back together", 2, nil,
 		},
 		{
@@ -474,50 +476,50 @@ func TestCheckWithBadLuck(t *testing.T) {
 				os.Remove(filepath.Join(s.dir, workspace.KubeconfigFile))
 				text, _, _ := strings.Cut(s.read(workspace.StateFile), "clusterValues:")
 				s.write(workspace.StateFile, text)
-			}, engine.CheckRequest{}, "there is no constellation-admin.conf", "create the cluster first", 2, nil,
+			}, check.CheckRequest{}, "there is no constellation-admin.conf", "create the cluster first", 2, nil,
 		},
 		{
 			"the configuration is broken", func(s *checkStage) { s.edit("count: 2", "count: two") },
-			engine.CheckRequest{},
+			check.CheckRequest{},
 			"constellation-conf.yaml has 1 problem", "correct the file", 2, nil,
 		},
 		{
 			"a key that is not there", nil,
-			engine.CheckRequest{Feed: "/nowhere", FeedKeys: []string{"/nowhere.pub"}},
+			check.CheckRequest{Feed: "/nowhere", FeedKeys: []string{"/nowhere.pub"}},
 			"read key /nowhere.pub: no such file or directory", "name a file with", 2, nil,
 		},
 		{
 			"the preflight breaks off", func(s *checkStage) { s.inside.broken = fmt.Errorf("look for trouble: %w", cluster.ErrUnreachable) },
-			engine.CheckRequest{},
+			check.CheckRequest{},
 			"", "", 6,
 			[]string{"not-checked preflight: not checked what the hop would trip over"},
 		},
 		{
 			"the preflight forbids the hop", func(s *checkStage) {
 				s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Block, Title: "no room"}}
-			}, engine.CheckRequest{}, "", "", 4, []string{"block pdb: no room"},
+			}, check.CheckRequest{}, "", "", 4, []string{"block pdb: no room"},
 		},
 		{
 			"the cloud does not answer", func(s *checkStage) { s.cloud.end(fmt.Errorf("ask: %w", cloud.ErrUnavailable)) },
-			engine.CheckRequest{},
+			check.CheckRequest{},
 			"", "", 6,
 			[]string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
 		},
 		{
 			"the sandbox was made anew", func(s *checkStage) { s.cloud.uid = "another" },
-			engine.CheckRequest{NoPreflight: true},
+			check.CheckRequest{NoPreflight: true},
 			"", "", 6,
 			[]string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
 		},
 		{
 			"the feed cannot be used", func(s *checkStage) {
 				s.feed = feed(errors.New("read index.json: it is signed by none of the keys"), release.State{})
-			}, engine.CheckRequest{Feed: "https://releases.example"}, "", "", 6, []string{"not-checked feed: not checked what the feed knows"},
+			}, check.CheckRequest{Feed: "https://releases.example"}, "", "", 6, []string{"not-checked feed: not checked what the feed knows"},
 		},
 		{
 			"the feed is old", func(s *checkStage) {
 				s.feed = feed(nil, release.State{Source: "https://releases.example", Stale: true, Problem: "no route to host"})
-			}, engine.CheckRequest{Feed: "https://releases.example"}, "", "", 6, []string{"warn feed: an older copy of the feed was used"},
+			}, check.CheckRequest{Feed: "https://releases.example"}, "", "", 6, []string{"warn feed: an older copy of the feed was used"},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -569,7 +571,7 @@ func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
 	if err := os.Chmod(filepath.Join(s.dir, workspace.ConfigFile), 0o640); err != nil {
 		t.Fatal(err)
 	}
-	c := s.mustCheck(engine.CheckRequest{WriteConfig: true})
+	c := s.mustCheck(check.CheckRequest{WriteConfig: true})
 	if !c.Config.Written {
 		t.Errorf("configuration %+v", c.Config)
 	}
@@ -585,7 +587,7 @@ func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
 
-	c = s.mustCheck(engine.CheckRequest{WriteConfig: true})
+	c = s.mustCheck(check.CheckRequest{WriteConfig: true})
 	if note := "Nothing to write: constellation-conf.yaml says already what the next hop needs."; c.Config.Written || !cmp.Equal(c.Notes, []string{note}) || s.read(workspace.ConfigFile) != want {
 		t.Errorf("a second time: %+v, notes %q", c.Config, c.Notes)
 	}
@@ -594,7 +596,7 @@ func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
 func TestCheckPutsMeasurementsOfAnImageRightThatWasWrittenByHand(t *testing.T) {
 	s := newCheckStage(t)
 	s.edit("image: v1.0.0", "image: v1.1.0")
-	c := s.mustCheck(engine.CheckRequest{WriteConfig: true, NoPreflight: true})
+	c := s.mustCheck(check.CheckRequest{WriteConfig: true, NoPreflight: true})
 	want := []workspace.FieldChange{
 		{Field: "microserviceVersion", From: "v1.0.0", To: "v1.1.0"},
 		{Field: "keepWorkers", From: "false", To: "true"},
@@ -614,7 +616,7 @@ func TestCheckForeseesWhatLaterHopsTripOver(t *testing.T) {
 		{ID: "capacity", Severity: plan.Info, Title: "fine"},
 		{ID: "metrics", Severity: plan.NotChecked, Title: "not read"},
 	}
-	c := s.mustCheck(engine.CheckRequest{})
+	c := s.mustCheck(check.CheckRequest{})
 	if d := cmp.Diff([]string{"warn pdb: a budget without room", "warn webhook: a later hop: nobody answers it"}, found(c)); d != "" {
 		t.Errorf("findings (-want +got):\n%s", d)
 	}
@@ -627,7 +629,7 @@ func TestCheckWritesNothingThatItDidNotSee(t *testing.T) {
 	s := newCheckStage(t)
 	s.inside.meanwhile = func() { s.edit("count: 2", "count: 3") }
 	before := s.read(workspace.ConfigFile)
-	_, _, err := s.check(engine.CheckRequest{WriteConfig: true})
+	_, _, err := s.check(check.CheckRequest{WriteConfig: true})
 	if err == nil || !strings.Contains(err.Error(), "somebody changed it meanwhile") || plan.ExitCode(err) != plan.ExitUsage {
 		t.Errorf("got %v", err)
 	}
@@ -638,7 +640,7 @@ func TestCheckWritesNothingThatItDidNotSee(t *testing.T) {
 	s = newCheckStage(t)
 	s.cloud.end(cloud.ErrUnavailable)
 	before = s.read(workspace.ConfigFile)
-	_, _, err = s.check(engine.CheckRequest{WriteConfig: true})
+	_, _, err = s.check(check.CheckRequest{WriteConfig: true})
 	if err == nil || !strings.Contains(err.Error(), "the measurements of image v1.1.0 are not known") || plan.Remedy(err) == "" || s.read(workspace.ConfigFile) != before {
 		t.Errorf("without measurements: %v", err)
 	}
@@ -648,7 +650,7 @@ func TestCheckEndsWhenItIsLeft(t *testing.T) {
 	s := newCheckStage(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	s.inside.meanwhile = cancel
-	if _, err := s.engine().Check(ctx, engine.CheckRequest{WriteConfig: true}, func(plan.Event) {}); !errors.Is(err, context.Canceled) {
+	if _, err := s.engine().Check(ctx, check.CheckRequest{WriteConfig: true}, func(plan.Event) {}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 	if strings.Contains(s.read(workspace.ConfigFile), "image: v1.1.0") {
@@ -706,7 +708,7 @@ func TestEstimatesComeFromRecordedRuns(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, engine.EventsFile), append(lines, `{"kind":"node","no`...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := s.mustCheck(engine.CheckRequest{NoPreflight: true})
+	c := s.mustCheck(check.CheckRequest{NoPreflight: true})
 	want := "1 run recorded in constellation-upgrade: services 8s-15s (recorded); one machine, 8s-30s (from boot to Ready, 2 recorded) and 1s-2m for draining (assumed)"
 	if c.Changes.Basis != want || c.Changes.Least != 17*time.Second || c.Changes.Most != 165*time.Second {
 		t.Errorf("%s to %s: %s", c.Changes.Least, c.Changes.Most, c.Changes.Basis)
@@ -722,7 +724,7 @@ func TestEstimateOfANewKubernetesCountsKubeadm(t *testing.T) {
 	for old, now := range map[string]string{"image: v1.0.0": "image: v1.1.0", "microserviceVersion: v1.0.0": "microserviceVersion: v1.1.0"} {
 		s.edit(old, now)
 	}
-	c := s.mustCheck(engine.CheckRequest{NoPreflight: true, Kubernetes: v("v1.36.3")})
+	c := s.mustCheck(check.CheckRequest{NoPreflight: true, Kubernetes: v("v1.36.3")})
 	if c.Changes == nil {
 		t.Fatalf("no hop: %v", found(c))
 	}
@@ -734,7 +736,7 @@ func TestEstimateOfANewKubernetesCountsKubeadm(t *testing.T) {
 	for i := range r.Nodes { // workers stay the machines that they are: none of them boots or joins
 		r.Nodes[i].InPlace = r.Nodes[i].Role != "control-plane"
 	}
-	c = s.mustCheck(engine.CheckRequest{NoPreflight: true, Kubernetes: v("v1.36.3")})
+	c = s.mustCheck(check.CheckRequest{NoPreflight: true, Kubernetes: v("v1.36.3")})
 	want = "no run is recorded in this workspace: services 10s-5m (assumed); kubeadm on one control plane 1m30s-10m (assumed); one machine, 25s-5m (assumed: none was recorded) and 1s-2m for draining (assumed); " +
 		"2 nodes in place one after the other, each 11s-7m with draining (assumed)"
 	if c.Changes.Basis != want || c.Changes.Least != 148*time.Second || c.Changes.Most != 36*time.Minute || len(c.Changes.InPlace) != 1 {
@@ -743,7 +745,7 @@ func TestEstimateOfANewKubernetesCountsKubeadm(t *testing.T) {
 	for i := range r.Nodes { // what kubeadm does on the first control plane is all that there is to do on it
 		r.Nodes[i].InPlace = true
 	}
-	c = s.mustCheck(engine.CheckRequest{NoPreflight: true, Kubernetes: v("v1.36.3")})
+	c = s.mustCheck(check.CheckRequest{NoPreflight: true, Kubernetes: v("v1.36.3")})
 	if c.Changes.Least != (10+90+2*11)*time.Second || len(c.Changes.Nodes) != 0 || len(c.Changes.InPlace) != 2 {
 		t.Errorf("all in place: %s: %s, replaced %v, in place %v", c.Changes.Least, c.Changes.Basis, c.Changes.Nodes, c.Changes.InPlace)
 	}
@@ -762,7 +764,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		given   func(*checkStage)
-		request engine.CheckRequest
+		request check.CheckRequest
 		path    []string // CLI: target
 		exit    int
 		find    []string // beginnings of findings, in order
@@ -774,35 +776,35 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Etcd, r.Target.Kubernetes = at("v1.34.2"), at("v1.34.2"), at("v1.34.2"), "3.6.5-0", "v1.34.2"
 				s.edit("v1.35.4", "v1.34.2")
 			},
-			engine.CheckRequest{},
+			check.CheckRequest{},
 			[]string{"v1.0.0: v1.0.0, image v1.0.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
 			6, nil, nil,
 		},
-		{"everything is new", newest, engine.CheckRequest{}, nil, 0, nil, []string{"Nothing that is known is newer than what runs."}},
+		{"everything is new", newest, check.CheckRequest{}, nil, 0, nil, []string{"Nothing that is known is newer than what runs."}},
 		{
 			"the mirror has nothing newer", func(s *checkStage) {
 				newest(s)
 				r := &s.inside.running
 				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Target.Kubernetes = at("v1.36.3"), at("v1.36.3"), at("v1.36.3"), "v1.36.3"
 				s.edit("v1.36.4", "v1.36.3")
-			}, engine.CheckRequest{}, nil, 4, nil, nil,
+			}, check.CheckRequest{}, nil, 4, nil, nil,
 		},
-		{"a goal that is reached", newest, engine.CheckRequest{Release: v("v1.1.0")}, nil, 0, nil, []string{"What is asked for runs already."}},
-		{"a release alone comes with the newest Kubernetes", nil, engine.CheckRequest{Release: v("v1.1.0")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil},
-		{"a Kubernetes alone comes with the newest release", nil, engine.CheckRequest{Kubernetes: v("v1.36.3")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil},
-		{"a release and a Kubernetes", nil, engine.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"}, 6, nil, nil},
-		{"the release that runs", nil, engine.CheckRequest{Release: v("v1.0.0")}, nil, 0, nil, []string{"What is asked for runs already."}},
-		{"the Kubernetes that runs", nil, engine.CheckRequest{Kubernetes: v("v1.35.4")}, nil, 0, nil, []string{"What is asked for runs already."}},
-		{"a release that nobody knows", nil, engine.CheckRequest{Release: v("v1.7.0")}, nil, 4, []string{"block unknown-release: release v1.7.0 is unknown"}, nil},
-		{"a Kubernetes that no release has", nil, engine.CheckRequest{Kubernetes: v("v1.36.99")}, nil, 4, []string{"block kubernetes-offered: "}, nil},
-		{"a Kubernetes that the mirror does not have", nil, engine.CheckRequest{Kubernetes: v("v1.36.4")}, nil, 4, []string{"block "}, nil},
-		{"a step back", newest, engine.CheckRequest{Release: v("v1.0.0")}, nil, 4, []string{"block never-down: "}, nil},
+		{"a goal that is reached", newest, check.CheckRequest{Release: v("v1.1.0")}, nil, 0, nil, []string{"What is asked for runs already."}},
+		{"a release alone comes with the newest Kubernetes", nil, check.CheckRequest{Release: v("v1.1.0")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil},
+		{"a Kubernetes alone comes with the newest release", nil, check.CheckRequest{Kubernetes: v("v1.36.3")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil},
+		{"a release and a Kubernetes", nil, check.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"}, 6, nil, nil},
+		{"the release that runs", nil, check.CheckRequest{Release: v("v1.0.0")}, nil, 0, nil, []string{"What is asked for runs already."}},
+		{"the Kubernetes that runs", nil, check.CheckRequest{Kubernetes: v("v1.35.4")}, nil, 0, nil, []string{"What is asked for runs already."}},
+		{"a release that nobody knows", nil, check.CheckRequest{Release: v("v1.7.0")}, nil, 4, []string{"block unknown-release: release v1.7.0 is unknown"}, nil},
+		{"a Kubernetes that no release has", nil, check.CheckRequest{Kubernetes: v("v1.36.99")}, nil, 4, []string{"block kubernetes-offered: "}, nil},
+		{"a Kubernetes that the mirror does not have", nil, check.CheckRequest{Kubernetes: v("v1.36.4")}, nil, 4, []string{"block "}, nil},
+		{"a step back", newest, check.CheckRequest{Release: v("v1.0.0")}, nil, 4, []string{"block never-down: "}, nil},
 		{
 			"a cluster that is newer than this program", func(s *checkStage) {
 				r := &s.inside.running
 				r.Services, r.ControlPlaneImage, r.WorkerImage, r.Target.ImageVersion = at("v1.2.0"), at("v1.2.0"), at("v1.2.0"), "v1.2.0"
 			},
-			engine.CheckRequest{},
+			check.CheckRequest{},
 			nil, 4,
 			[]string{"block cli-older: the cluster runs release v1.2.0, which is newer than this program, v1.1.0", "warn running-release: release v1.2.0, which runs, is not known", "warn config-target: ", "warn config-target: "},
 			nil,
@@ -812,7 +814,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 				r := &s.inside.running
 				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Target.Kubernetes = at("v1.35.77"), at("v1.35.77"), at("v1.35.77"), "v1.35.77"
 			},
-			engine.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.77")},
+			check.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.77")},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.77"},
 			6,
 			[]string{"warn running-kubernetes: Kubernetes v1.35.77, which runs, is not in release v1.0.0", "warn config-target: constellation-conf.yaml, line 15 asks for what cannot be: Kubernetes would be downgraded from v1.35.77 to v1.35.4"},
@@ -823,7 +825,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 				r := &s.inside.running
 				r.Services, r.ControlPlaneImage, r.Target.ImageVersion = at("v1.1.0"), compat.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, "v1.1.0"
 			},
-			engine.CheckRequest{},
+			check.CheckRequest{},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
 			6,
 			[]string{"warn rollout-running: a rollout is in progress (image of the control planes v1.0.0 to v1.1.0)", "warn config-target: ", "warn config-target: "},
@@ -833,7 +835,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			"measurements that get weaker", func(s *checkStage) {
 				s.edit("expected: \""+value(2)+"\"\n        warnOnly: false", "expected: \""+value(2)+"\"\n        warnOnly: true")
 			},
-			engine.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")},
+			check.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"},
 			4,
 			[]string{"block measurements-weaker: PCR 9 would no longer be enforced"},
@@ -843,7 +845,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			"another variant of attestation", func(s *checkStage) {
 				s.inside.running.JoinConfig.Attestation = strings.Replace(s.inside.running.JoinConfig.Attestation, "tpm2", "sev-snp", 1)
 			},
-			engine.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")},
+			check.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"},
 			4,
 			[]string{`block variant: the attestation variant would change from "sev-snp" to "tpm2"`},
@@ -853,7 +855,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			"an API server that forbids what the path does not need", func(s *checkStage) {
 				s.inside.running.Denied = []cluster.Denial{{Verb: "get", Resource: "configmaps", Namespace: "kube-system", User: "reader"}, {Verb: "list", Resource: "customresourcedefinitions.apiextensions.k8s.io", User: "reader"}}
 			},
-			engine.CheckRequest{NoPreflight: true},
+			check.CheckRequest{NoPreflight: true},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
 			6,
 			[]string{`not-checked running-denied: user "reader" may not read all that tells which versions run`},
@@ -948,16 +950,16 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		given   func(*checkStage)
-		request engine.CheckRequest
+		request check.CheckRequest
 	}{
-		{"an address", nil, engine.CheckRequest{Feed: server.URL, FeedKeys: []string{key}, NoPreflight: true}},
-		{"a directory", nil, engine.CheckRequest{Feed: feed, FeedKeys: []string{key}, NoPreflight: true}},
+		{"an address", nil, check.CheckRequest{Feed: server.URL, FeedKeys: []string{key}, NoPreflight: true}},
+		{"a directory", nil, check.CheckRequest{Feed: feed, FeedKeys: []string{key}, NoPreflight: true}},
 		{"one that the configuration names", func(s *checkStage) {
 			if err := os.CopyFS(filepath.Join(s.dir, "feed"), os.DirFS(feed)); err != nil {
 				s.Fatal(err)
 			}
 			s.write(workspace.ConfigFile, s.read(workspace.ConfigFile)+"releases:\n  feed: feed\n  keys: |\n    "+strings.ReplaceAll(strings.TrimSpace(string(pem)), "\n", "\n    ")+"\n")
-		}, engine.CheckRequest{NoPreflight: true}},
+		}, check.CheckRequest{NoPreflight: true}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
@@ -1014,7 +1016,7 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 
 func TestCheckSaysWhatIsInTheWayBeyondThePath(t *testing.T) {
 	s := newCheckStage(t)
-	c := s.mustCheck(engine.CheckRequest{NoPreflight: true})
+	c := s.mustCheck(check.CheckRequest{NoPreflight: true})
 	if n := len(c.Path); n == 0 || c.Path[n-1].To.Kubernetes != "v1.36.3" {
 		t.Fatalf("path %+v", c.Path)
 	}
@@ -1081,7 +1083,7 @@ func TestCheckTellsWhatRunsAndWasFoundFaulty(t *testing.T) {
 				tt.given(s)
 			}
 			s.faulty(tt.why)
-			c := s.mustCheck(engine.CheckRequest{NoPreflight: true, Feed: "https://releases.example"})
+			c := s.mustCheck(check.CheckRequest{NoPreflight: true, Feed: "https://releases.example"})
 			var titles []string
 			for _, f := range c.Findings {
 				if f.ID == "running-faulty" || f.ID == "faulty" && f.Severity != plan.Info {
@@ -1101,18 +1103,18 @@ func TestCheckTellsWhatRunsAndWasFoundFaulty(t *testing.T) {
 func TestRowsOfWhatIsNotAskedFor(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
-		request engine.CheckRequest
+		request check.CheckRequest
 		want    map[string]string
 	}{
-		{"a release that runs", engine.CheckRequest{Release: v("v1.0.0")}, map[string]string{
+		{"a release that runs", check.CheckRequest{Release: v("v1.0.0")}, map[string]string{
 			"Kubernetes": "not asked for", "coredns": "not asked for", "kube-proxy": "not asked for", "OS image": "not asked for", "Services": "not asked for",
 			"agent": "not asked for", "join-service": "not asked for", "operator": "not asked for", "CLI": "not updated",
 		}},
-		{"a Kubernetes that stays", engine.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, map[string]string{
+		{"a Kubernetes that stays", check.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, map[string]string{
 			"Kubernetes": "not asked for", "coredns": "not asked for", "kube-proxy": "not asked for", "OS image": "1 hop", "Services": "1 hop",
 			"agent": "in OS image", "join-service": "in services", "operator": "in services", "CLI": "not updated",
 		}},
-		{"what cannot be", engine.CheckRequest{Kubernetes: v("v1.36.99")}, map[string]string{
+		{"what cannot be", check.CheckRequest{Kubernetes: v("v1.36.99")}, map[string]string{
 			"Kubernetes": "not reachable", "coredns": "not reachable", "kube-proxy": "not reachable", "OS image": "not reachable", "Services": "not reachable",
 			"agent": "not reachable", "join-service": "not reachable", "operator": "not reachable", "CLI": "not updated",
 		}},
@@ -1139,7 +1141,7 @@ func TestCheckWithFewRights(t *testing.T) {
 		{Verb: "list", Resource: "deployments.apps", Namespace: "constellation-system", User: "system:serviceaccount:ops:reader"},
 		{Verb: "get", Resource: "nodeversions.update.edgeless.systems", User: "system:serviceaccount:ops:reader"},
 	}
-	c, events, err := s.check(engine.CheckRequest{})
+	c, events, err := s.check(check.CheckRequest{})
 	if err == nil || plan.ExitCode(err) != 1 || c.Exit != 1 || !errors.Is(err, cluster.ErrForbidden) || len(events) != 1 || events[0].State != "block" {
 		t.Errorf("error %v, the document says exit %d, told %+v", err, c.Exit, events)
 	}
@@ -1162,7 +1164,7 @@ func TestCheckWithFewRights(t *testing.T) {
 	for i := range r.Denied {
 		r.Denied[i].User = "x; rm -rf /"
 	}
-	c, _, _ = s.check(engine.CheckRequest{})
+	c, _, _ = s.check(check.CheckRequest{})
 	if f := c.Findings[0]; !strings.HasSuffix(f.Command, " --user=NAME") || !strings.HasPrefix(f.Title, `user "x; rm -rf /" may`) {
 		t.Errorf("%q, command %q", f.Title, f.Command)
 	}
@@ -1181,14 +1183,14 @@ func TestCheckTellsMeasurementsThatGetWeaker(t *testing.T) {
 	note := "--write-config leaves measurements weakened: " + title + " (" + detail + "); " + remedy + "."
 	for _, tt := range []struct {
 		name    string
-		request engine.CheckRequest
+		request check.CheckRequest
 		written bool
 		notes   []string
 	}{
-		{"before the configuration is written", engine.CheckRequest{NoPreflight: true}, false, nil},
-		{"while it is written", engine.CheckRequest{NoPreflight: true, WriteConfig: true}, true, []string{note}},
-		{"after it was written", engine.CheckRequest{NoPreflight: true}, false, nil},
-		{"with nothing left to write", engine.CheckRequest{NoPreflight: true, WriteConfig: true}, false, []string{note, "Nothing else to write: constellation-conf.yaml says already what the next hop needs but for the measurements."}},
+		{"before the configuration is written", check.CheckRequest{NoPreflight: true}, false, nil},
+		{"while it is written", check.CheckRequest{NoPreflight: true, WriteConfig: true}, true, []string{note}},
+		{"after it was written", check.CheckRequest{NoPreflight: true}, false, nil},
+		{"with nothing left to write", check.CheckRequest{NoPreflight: true, WriteConfig: true}, false, []string{note, "Nothing else to write: constellation-conf.yaml says already what the next hop needs but for the measurements."}},
 	} {
 		c := s.mustCheck(tt.request)
 		if d := cmp.Diff(changes, c.Changes.Measurements); d != "" {
@@ -1211,11 +1213,11 @@ func TestCheckTellsWhatTheHopNeedsIfTheFileCannotBeEdited(t *testing.T) {
 	s := newCheckStage(t)
 	s.edit("image: v1.0.0", "image: &same v1.0.0")
 	s.write(workspace.ConfigFile, s.read(workspace.ConfigFile)+"releases:\n  feed: *same\n") // which must not change with it
-	c := s.mustCheck(engine.CheckRequest{NoPreflight: true})
+	c := s.mustCheck(check.CheckRequest{NoPreflight: true})
 	if len(c.Notes) != 1 || !strings.HasPrefix(c.Notes[0], "--write-config cannot be used: ") {
 		t.Errorf("notes %q", c.Notes)
 	}
-	if d := cmp.Diff(&engine.ConfigChange{Path: filepath.Join(s.dir, workspace.ConfigFile), Fields: []workspace.FieldChange{}}, c.Config); d != "" {
+	if d := cmp.Diff(&check.ConfigChange{Path: filepath.Join(s.dir, workspace.ConfigFile), Fields: []workspace.FieldChange{}}, c.Config); d != "" {
 		t.Errorf("configuration (-want +got):\n%s", d)
 	}
 }
@@ -1223,7 +1225,7 @@ func TestCheckTellsWhatTheHopNeedsIfTheFileCannotBeEdited(t *testing.T) {
 func TestVerdictsNameWhereThePathEnds(t *testing.T) {
 	feed, key := publish(t) // with v1.2.0, of which the cloud has no image
 	s := newCheckStage(t)
-	c, got := s.mustCheck(engine.CheckRequest{Feed: feed, FeedKeys: []string{key}, NoPreflight: true}), map[string][3]string{}
+	c, got := s.mustCheck(check.CheckRequest{Feed: feed, FeedKeys: []string{key}, NoPreflight: true}), map[string][3]string{}
 	for _, r := range c.Components {
 		if !r.Part {
 			got[r.Name] = [3]string{r.Goal, r.Newest, r.Verdict}

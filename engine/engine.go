@@ -21,6 +21,7 @@ import (
 	"log/slog"
 	"time"
 
+	"constellation/engine/check"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/workspace"
@@ -128,7 +129,7 @@ type Deps struct {
 	FindSandbox func(ctx context.Context, name string) (SandboxStatus, error)
 	// Inspect returns what looks at the cluster that a kubeconfig leads to without changing
 	// it. It need not reach it.
-	Inspect func(ctx context.Context, kubeconfig []byte) (Inspector, error)
+	Inspect func(ctx context.Context, kubeconfig []byte) (check.Inspector, error)
 	// Backups returns what reads and restores backups of the cluster that a kubeconfig leads
 	// to. It need not reach it.
 	Backups func(ctx context.Context, kubeconfig []byte) (BackupCluster, error)
@@ -151,7 +152,7 @@ type Deps struct {
 type Engine struct {
 	ws       *workspace.Workspace
 	connect  func(context.Context, []byte) (Cluster, error)
-	inspect  func(context.Context, []byte) (Inspector, error)
+	inspect  func(context.Context, []byte) (check.Inspector, error)
 	backups  func(context.Context, []byte) (BackupCluster, error)
 	releases func(context.Context, string, []release.Key) (release.Source, error)
 	sandbox  func(context.Context, string) (SandboxStatus, error)
@@ -176,7 +177,7 @@ func New(w *workspace.Workspace, d Deps) *Engine {
 		}
 	}
 	if e.inspect == nil {
-		e.inspect = func(context.Context, []byte) (Inspector, error) {
+		e.inspect = func(context.Context, []byte) (check.Inspector, error) {
 			return nil, errors.New("look at the cluster: this program has no Kubernetes client")
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"constellation/assets"
+	"constellation/engine/check"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
@@ -41,9 +42,9 @@ type FeedRequest struct {
 
 // ReleaseList is the answer of `release list`.
 type ReleaseList struct {
-	Schema   string       `json:"schema"`
-	Releases []ReleaseRow `json:"releases"` // oldest first
-	Feed     FeedState    `json:"feed"`
+	Schema   string          `json:"schema"`
+	Releases []ReleaseRow    `json:"releases"` // oldest first
+	Feed     check.FeedState `json:"feed"`
 }
 
 // ReleaseRow is one release of a list.
@@ -77,7 +78,7 @@ type ReleaseDetail struct {
 	Patches       []KubernetesPatch  `json:"patches"`
 	Downloads     []release.Download `json:"downloads"`
 	Images        *release.Images    `json:"images"`
-	Feed          FeedState          `json:"feed"`
+	Feed          check.FeedState    `json:"feed"`
 }
 
 // ForeignChart is a chart of others that a release brings: what Helm calls the installation,
@@ -118,7 +119,7 @@ func knownReleases(ctx context.Context, w *workspace.Workspace, r FeedRequest) (
 		}
 	}
 	e := New(w, Deps{})
-	location, keys, err := e.feedOf(c, CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
+	location, keys, err := e.feedOf(c, check.CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +135,7 @@ func ListReleases(ctx context.Context, w *workspace.Workspace, r FeedRequest) (R
 		return out, err
 	}
 	out.Feed = k.state
-	all, err := k.summaries(ctx)
+	all, err := k.Summaries(ctx)
 	if err != nil {
 		return out, &plan.Error{Op: "read releases", Err: err}
 	}
@@ -187,12 +188,12 @@ func ShowRelease(ctx context.Context, w *workspace.Workspace, name string, r Fee
 	if err != nil {
 		return ReleaseDetail{}, err
 	}
-	rel, err := k.release(ctx, v)
+	rel, err := k.Release(ctx, v)
 	if errors.Is(err, release.ErrNotOffered) {
 		return ReleaseDetail{}, &plan.Error{Op: "show release " + v.String(), Err: err, Exit: plan.ExitUsage, Remedy: "`constellation release list` shows what is known"}
 	}
 	if err != nil {
-		return ReleaseDetail{}, &plan.Error{Op: "show release " + v.String(), Err: err, Remedy: feedRemedy(err)}
+		return ReleaseDetail{}, &plan.Error{Op: "show release " + v.String(), Err: err, Remedy: check.FeedRemedy(err)}
 	}
 	out := ReleaseDetail{
 		Schema: plan.Schema, ReleaseRow: k.row(ctx, rel.Summary()), DefaultKubernetes: rel.DefaultKubernetes.String(), Services: rel.Services,
@@ -222,7 +223,7 @@ func ShowRelease(ctx context.Context, w *workspace.Workspace, name string, r Fee
 		out.Patches = append(out.Patches, patch)
 	}
 	if out.Images, err = k.images(ctx, rel.Version); err != nil && !errors.Is(err, release.ErrNotOffered) {
-		return ReleaseDetail{}, &plan.Error{Op: "show release " + v.String(), Err: err, Remedy: feedRemedy(err)}
+		return ReleaseDetail{}, &plan.Error{Op: "show release " + v.String(), Err: err, Remedy: check.FeedRemedy(err)}
 	}
 	return out, nil
 }
@@ -249,11 +250,11 @@ func VerifyFeed(ctx context.Context, location string, keyFiles []string) (FeedRe
 	}
 	r, err := release.Verify(ctx, location, release.Options{Keys: keys})
 	if err != nil {
-		e := &plan.Error{Op: "verify feed " + location, Err: err, Remedy: feedRemedy(err)}
+		e := &plan.Error{Op: "verify feed " + location, Err: err, Remedy: check.FeedRemedy(err)}
 		e.Remedy = cmp.Or(e.Remedy, "look at the folder, or ask its publisher")
 		return FeedReport{Report: r}, e
 	}
-	return FeedReport{r, feedRemedy(r.Err)}, nil
+	return FeedReport{r, check.FeedRemedy(r.Err)}, nil
 }
 
 // readFeedKeys reads files with public keys.
@@ -279,27 +280,6 @@ func readFeedKeys(files []string) ([]release.Key, error) {
 	return keys, nil
 }
 
-// verifyCommand is the command that looks at every file of a feed, with the same keys.
-func verifyCommand(location string, keys []release.Key) string {
-	command := "`constellation release verify " + shellQuote(location)
-	var files []string
-	configured := false
-	for _, k := range keys {
-		if k.File == "" {
-			configured = k.Name == workspace.ConfigFile
-		} else if !slices.Contains(files, k.File) {
-			files = append(files, k.File)
-		}
-	}
-	if configured {
-		return "copy releases.keys of " + workspace.ConfigFile + " into a file feed.pub: then " + command + " --feed-key feed.pub`"
-	}
-	for _, f := range files {
-		command += " --feed-key " + shellQuote(f)
-	}
-	return command + "`"
-}
-
 // keyName is what people call the key in a file: "feed" for keys/feed.key.pub.
 func keyName(path string) string {
 	name := strings.TrimSuffix(strings.TrimSuffix(filepath.Base(path), ".pub"), ".key")
@@ -316,37 +296,6 @@ func keyName(path string) string {
 		name = strings.Trim(name[:63], "-")
 	}
 	return cmp.Or(name, "key")
-}
-
-const feedAddresses = "a feed is at an https address, at an http address of this computer, or in a folder"
-
-// feedRemedy says what to do about a feed that is not believed.
-func feedRemedy(err error) string {
-	if err == nil {
-		return ""
-	}
-	for _, r := range []struct {
-		is     error
-		remedy string
-	}{
-		{release.ErrAddress, feedAddresses},
-		{release.ErrNoKeys, "name the publisher's public key with --feed-key FILE; no feed is official yet"},
-		{release.ErrConflict, "ask its publisher: a release never changes, so one of the two is not genuine"},
-		{release.ErrRedirect, "name the address that it leads to, if you trust it"},
-		{release.ErrExpired, "look at this computer's clock; if it is right, ask the publisher for a new publication"},
-		{release.ErrFuture, "look at this computer's clock; if it is right, ask the publisher"},
-		{release.ErrRollback, "try again later: an old copy was served; if that goes on, ask the publisher"},
-		{release.ErrSigner, "if the publisher has another key, name its file with --feed-key (or put it into releases.keys); if this is his key, the file was altered: try again in a minute, in case it was being published, then ask him"},
-		{release.ErrUntrusted, "ask the publisher for the key that is used now; do not use the feed until you are sure"},
-		{release.ErrAltered, "try again in a minute, in case it was being published; then ask the publisher"},
-		{release.ErrUnreachable, "look at the address and the network, and try again; " + feedAddresses},
-		{release.ErrAbsent, "name the folder that holds index.json; `constellation release build` makes one"},
-	} {
-		if errors.Is(err, r.is) {
-			return r.remedy
-		}
-	}
-	return ""
 }
 
 // FeedBuild says what to publish.

@@ -12,6 +12,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/chart"
+	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/release"
@@ -20,12 +21,7 @@ import (
 
 // IDs of findings about charts.
 const (
-	findingChartSource = "chart-source"
-	findingChartValues = "chart-values"
-	findingChartByHand = "chart-by-hand"
-	// findingDestructive is followed by the name of the chart.
-	findingDestructive = "destructive-"
-	findingOtherPlans  = "plans-elsewhere"
+	findingOtherPlans = "plans-elsewhere"
 )
 
 // foreignCharts returns the charts that do not come with the program: those of the release, then
@@ -73,7 +69,7 @@ func (i *clusterRun) fetchCharts(ctx context.Context) (found []plan.Finding) {
 	}
 	store, err := i.e.chartStore(i.feed)
 	if err != nil {
-		return []plan.Finding{{ID: findingChartSource, Severity: plan.Block, Source: "charts", Title: "the bundle cannot be used", Detail: err.Error(), Remedy: plan.Remedy(err)}}
+		return []plan.Finding{{ID: check.FindingChartSource, Severity: plan.Block, Source: "charts", Title: "the bundle cannot be used", Detail: err.Error(), Remedy: plan.Remedy(err)}}
 	}
 	if i.fetched == nil {
 		i.fetched = map[string]*chart.Chart{}
@@ -88,7 +84,7 @@ func (i *clusterRun) fetchCharts(ctx context.Context) (found []plan.Finding) {
 		}
 		if i.release != nil && n >= own && slices.ContainsFunc(i.release.Charts, func(o release.Chart) bool { return o.Name == c.Name }) {
 			found = append(found, plan.Finding{
-				ID: findingChartSource, Severity: plan.Block, Source: "charts", Field: field + ".name", Title: fmt.Sprintf("release %s brings a chart called %s, too", i.release.Version, c.Name),
+				ID: check.FindingChartSource, Severity: plan.Block, Source: "charts", Field: field + ".name", Title: fmt.Sprintf("release %s brings a chart called %s, too", i.release.Version, c.Name),
 				Remedy: "remove it from " + workspace.ConfigFile + ", or give it another name",
 			})
 			continue
@@ -108,30 +104,14 @@ func (i *clusterRun) fetchCharts(ctx context.Context) (found []plan.Finding) {
 				field += ".source"
 			}
 			found = append(found, plan.Finding{
-				ID: findingChartSource, Severity: plan.Block, Source: "charts", Field: field, Title: fmt.Sprintf("chart %s %s cannot be had", c.Name, c.Version),
-				Detail: err.Error(), Remedy: chartRemedy(err),
+				ID: check.FindingChartSource, Severity: plan.Block, Source: "charts", Field: field, Title: fmt.Sprintf("chart %s %s cannot be had", c.Name, c.Version),
+				Detail: err.Error(), Remedy: check.ChartRemedy(err),
 			})
 		})
 	}
 	wg.Wait()
 	slices.SortStableFunc(found, func(a, b plan.Finding) int { return strings.Compare(a.Title, b.Title) })
 	return found
-}
-
-// chartRemedy says what to do about a chart that cannot be fetched.
-func chartRemedy(err error) string {
-	const carry = "where it can be reached, `constellation release bundle` packs it for `--feed bundle:FILE`"
-	switch {
-	case errors.Is(err, chart.ErrDigest):
-		return "do not use it before its publisher has said why; if the new content is meant, write its digest"
-	case errors.Is(err, chart.ErrAbsent):
-		return "look at source, version and digest of the chart; " + carry
-	case errors.Is(err, chart.ErrDenied):
-		return "log in with `helm registry login` or `docker login`, or give yourself access; " + carry
-	case errors.Is(err, chart.ErrArchive):
-		return "name an archive that `helm package` has made, with name and version as in its Chart.yaml"
-	}
-	return "look at the address and the network, and try again; " + carry
 }
 
 // foreignChart is a chart that was fetched, as the cluster takes it.
@@ -188,89 +168,37 @@ func (i *clusterRun) compareCharts(ctx context.Context) (changes []plan.ChartCha
 			return nil, nil, ctx.Err()
 		case errors.Is(err, ErrChart):
 			found = append(found, plan.Finding{
-				ID: findingChartValues, Severity: plan.Block, Source: "charts", Title: fmt.Sprintf("chart %s %s cannot be used with its values", x.Chart, x.To),
+				ID: check.FindingChartValues, Severity: plan.Block, Source: "charts", Title: fmt.Sprintf("chart %s %s cannot be used with its values", x.Chart, x.To),
 				Detail: err.Error(), Remedy: "correct the values of the chart, or take another version of it",
 			})
 		case err != nil:
 			f := plan.Finding{
-				ID: findingChartValues, Severity: plan.NotChecked, Source: "charts", Title: fmt.Sprintf("not checked what chart %s changes", x.Chart), Detail: err.Error(),
+				ID: check.FindingChartValues, Severity: plan.NotChecked, Source: "charts", Title: fmt.Sprintf("not checked what chart %s changes", x.Chart), Detail: err.Error(),
 				Remedy: "look at the cluster, and try again",
 			}
 			if x.From != "" { // it is there, and what is not known may be lost
-				f.ID, f.Severity, f.Named = findingDestructive+x.Chart, plan.Warn, true
+				f.ID, f.Severity, f.Named = check.FindingDestructive+x.Chart, plan.Warn, true
 				f.Title = fmt.Sprintf("not checked what chart %s destroys", x)
 			}
 			found = append(found, f)
 		case !x.Same():
 			changes = append(changes, x)
-			found = append(found, chartFindings(x)...)
+			found = append(found, check.ChartFindings(x)...)
 		}
 	}
 	return changes, found, nil
 }
 
-// chartFindings are what somebody has to know or to accept before the chart is applied.
-func chartFindings(x plan.ChartChange) (out []plan.Finding) {
-	if len(x.Destroys) > 0 {
-		out = append(out, plan.Finding{
-			ID: findingDestructive + x.Chart, Severity: plan.Warn, Named: true, Source: "charts", Title: fmt.Sprintf("chart %s destroys what it cannot bring back", x),
-			Detail: strings.Join(x.Destroys, "; "), Objects: x.Objects, Remedy: "copy what you need before",
-		})
-	}
-	if x.ByHand != "" {
-		f := plan.Finding{
-			ID: findingChartByHand, Severity: plan.Warn, Source: "charts", Title: fmt.Sprintf("chart %s was changed by hand, and goes to what release and configuration say", x.Chart),
-			Detail: x.ByHand + "; no value of it changes", Remedy: "put what is to stay into the values of the chart",
-			Command: "helm history -n " + x.Namespace + " " + x.Chart,
-		}
-		if len(x.Values) > 0 {
-			f.Detail = x.ByHand + "; overwritten: " + strings.Join(x.ValueLines(), ", ")
-		}
-		out = append(out, f)
-	}
-	return out
-}
+// comparedCharts makes a run what a check compares charts with.
+type comparedCharts struct{ *clusterRun }
 
-// foreseeCharts fetches the charts of the hop and compares them with those that run.
-func (c *checkRun) foreseeCharts(ctx context.Context) error {
-	if c.hop == nil || c.request.NoPreflight || c.prepares && !c.applies {
-		return nil
-	}
-	rel, err := c.known.release(ctx, c.hop.Planned().Services)
-	if err != nil {
-		c.e.log.Debug("release not read", "release", c.hop.To.Release, "err", err)
-		return ctx.Err()
-	}
-	i := &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider, release: rel, feed: c.location}}
-	i.want(c.config)
-	changes, err := c.lookAtCharts(ctx, i)
-	if err == nil && changes != nil {
-		c.out.Changes.ChartChanges, c.out.Changes.Charts = changes, nil
-		for _, x := range changes {
-			c.out.Changes.Charts = append(c.out.Changes.Charts, x.String())
-		}
-	}
-	c.fetched = i.fetched
-	return ctx.Err()
-}
+// Fetch implements chartSet.
+func (x comparedCharts) Fetch(ctx context.Context) []plan.Finding { return x.fetchCharts(ctx) }
 
-// lookAtCharts notes what stands against the charts of a run, and returns what they change;
-// nil if that is not known.
-func (c *checkRun) lookAtCharts(ctx context.Context, i *clusterRun) ([]plan.ChartChange, error) {
-	if blocked := i.fetchCharts(ctx); len(blocked) > 0 {
-		c.out.Findings = append(c.out.Findings, blocked...)
-		return nil, workspace.ErrAbsent
-	}
-	changes, found, err := i.compareCharts(ctx)
-	if err != nil {
-		if !errors.Is(err, assets.ErrUnknownRelease) { // only that release's program has its charts
-			c.e.log.Debug("charts not compared", "err", err)
-		}
-		return nil, err
-	}
-	c.out.Findings = append(c.out.Findings, found...)
-	if changes == nil {
-		changes = []plan.ChartChange{}
-	}
-	return changes, nil
+// Fetched implements chartSet.
+func (x comparedCharts) Fetched() map[string]*chart.Chart { return x.fetched }
+
+// Compare implements chartSet.
+func (x comparedCharts) Compare(ctx context.Context) ([]plan.ChartChange, []plan.Finding, error) {
+	return x.compareCharts(ctx)
 }

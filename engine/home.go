@@ -3,8 +3,6 @@ package engine
 import (
 	"context"
 	"errors"
-	"os"
-	"slices"
 
 	"constellation/assets"
 	"constellation/engine/compat"
@@ -64,11 +62,11 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 	if h.Runs, err = e.Runs(); err != nil {
 		problem(plan.RunsDir, err)
 	}
-	if len(h.Runs) > 0 && h.Stage == StageCluster && h.Runs[0].Verb == plan.VerbInit && !h.Runs[0].Whole() && !completed(e.ws, h.Runs) {
+	if len(h.Runs) > 0 && h.Stage == StageCluster && h.Runs[0].Verb == plan.VerbInit && !h.Runs[0].Whole() && !workspace.Completed(e.ws, h.Runs) {
 		h.Stage = StagePartial // the first node is there, the rest may not be
 	}
 	// Only the first init of a cluster gets a kubeconfig.
-	lost := h.Stage == StagePartial && !e.ws.Has(workspace.KubeconfigFile) && !e.ws.Has(workspace.PendingFile) && completed(e.ws, h.Runs)
+	lost := h.Stage == StagePartial && !e.ws.Has(workspace.KubeconfigFile) && !e.ws.Has(workspace.PendingFile) && workspace.Completed(e.ws, h.Runs)
 
 	if h.Config == nil && len(h.Problems) > 0 {
 		suggest("Check the configuration", "config validate", "it cannot be read as it is")
@@ -83,7 +81,7 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		suggest("Create the cluster", "init", "machines are there and belong to no cluster yet")
 	case StagePartial:
 		if lost {
-			problem(workspace.KubeconfigFile, &plan.Error{Err: e.ws.Absent(workspace.KubeconfigFile), Remedy: restoreKubeconfig})
+			problem(workspace.KubeconfigFile, &plan.Error{Err: e.ws.Absent(workspace.KubeconfigFile), Remedy: workspace.RestoreKubeconfig})
 			suggest("Look at the machines", "status", "the cluster was complete, and the file that leads into it is gone")
 			break
 		}
@@ -102,22 +100,6 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		}
 	}
 	return h, nil
-}
-
-// restoreKubeconfig is what helps against a kubeconfig that is gone: the first node
-// gives it away once.
-const restoreKubeconfig = "restore the file from your copy: the first machine gave it away once, and `init` cannot get it again. If it is lost, take the machines down and up again"
-
-// completed reports whether one of the runs made the cluster of this workspace complete.
-// A run that ended before the master secret was written was of an earlier cluster.
-func completed(w *workspace.Workspace, runs []plan.RunSummary) bool {
-	info, err := os.Stat(w.Path(workspace.MasterSecretFile))
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(runs, func(r plan.RunSummary) bool {
-		return r.Verb == plan.VerbInit && r.Whole() && !r.Ended.Before(info.ModTime())
-	})
 }
 
 // newerThan says what the program knows that is newer than what the configuration says;

@@ -17,6 +17,7 @@ import (
 
 	"constellation/bootstrapper/initproto"
 	"constellation/engine/attestation"
+	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/component"
@@ -33,7 +34,6 @@ const (
 	StepKubeconfig = "write-kubeconfig"
 	StepComponents = "components"
 	StepJoinConfig = "join-config"
-	StepTarget     = "set-target"
 	StepReady      = "wait-ready"
 )
 
@@ -106,7 +106,7 @@ type initRun struct {
 // Findings that forbid the plan are in it. The error has ExitUsage if the
 // configuration cannot be read or the workspace's files belong to another cluster.
 func (e *Engine) PlanInit(ctx context.Context) (*plan.Plan, error) {
-	if _, _, err := e.load(); err != nil {
+	if _, _, err := e.ws.Load(); err != nil {
 		return nil, err
 	}
 	if err := e.ws.OnMachines(plan.VerbInit); err != nil {
@@ -290,7 +290,7 @@ func (i *initRun) steps() []plan.Step {
 			Run:    i.installCharts,
 		},
 		{
-			ID:     StepTarget,
+			ID:     check.StepTarget,
 			Title:  "Set the target of all nodes",
 			Effect: fmt.Sprintf("NodeVersion constellation-version asks for image %s and Kubernetes %s; machines join from now on, also without this program", c.Image, c.Kubernetes),
 			Final:  true,
@@ -615,7 +615,7 @@ func (i *initRun) unpin(ctx context.Context, r *plan.Reporter) error {
 	}
 	machines, err := i.provider.Machines(ctx)
 	if err != nil {
-		return cloudError("list machines", i.config.Provider.Sandbox.Name, err)
+		return check.CloudError("list machines", i.config.Provider.Sandbox.Name, err)
 	}
 	for _, m := range machines {
 		if m.ProviderID == pinned && m.Stage != plan.NodeGone {
@@ -877,7 +877,7 @@ func (i *initRun) acknowledge(ctx context.Context, r *plan.Reporter) error {
 
 // joinConfig returns what the join service is to demand.
 func (i *initRun) joinConfig() (cluster.JoinConfig, error) {
-	demanded, err := attestationJSON(i.config)
+	demanded, err := check.AttestationJSON(i.config)
 	if err != nil {
 		return cluster.JoinConfig{}, err
 	}

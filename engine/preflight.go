@@ -15,6 +15,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/chart"
+	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/component"
@@ -32,7 +33,7 @@ type facts struct {
 	state    *workspace.State
 	release  *release.Release
 	provider Provider
-	about    ProviderInfo
+	about    cluster.ProviderInfo
 	groups   []cloud.Group
 	machines []cluster.CloudMachine
 	image    cloud.Image
@@ -49,20 +50,6 @@ type facts struct {
 	foreign error
 }
 
-// load reads configuration and state and makes sure that they, and the files beside
-// them, belong to one cluster. Its errors have ExitUsage.
-func (e *Engine) load() (*workspace.Config, *workspace.State, error) {
-	c, err := e.ws.Config()
-	if err != nil {
-		return nil, nil, err
-	}
-	s, err := e.ws.State()
-	if err != nil {
-		return nil, nil, err
-	}
-	return c, s, e.ws.Belong(c, s)
-}
-
 // Preflight checks everything that init needs and can know beforehand, changes
 // nothing, and emits two events for each check: when it begins and when it ends.
 // The error is about the checking itself; what the checks say is in the findings.
@@ -71,8 +58,8 @@ func (e *Engine) Preflight(ctx context.Context, emit func(plan.Event)) ([]plan.F
 	return findings, err
 }
 
-// check is one question of the preflight. It returns nil if everything is fine.
-type check struct {
+// initCheck is one question of the preflight. It returns nil if everything is fine.
+type initCheck struct {
 	id, source, title string
 	needs             string // IDs of the checks without which this one cannot be made, with spaces between
 	run               func(context.Context) *plan.Finding
@@ -122,9 +109,9 @@ func (e *Engine) examine(ctx context.Context, emit func(plan.Event)) (*facts, []
 	return f, findings, nil
 }
 
-func (e *Engine) checks(f *facts) []check {
+func (e *Engine) checks(f *facts) []initCheck {
 	clusterBegun := func() bool { return len(f.state.ClusterValues.ClusterID) > 0 }
-	return []check{
+	return []initCheck{
 		{"config", "config", workspace.ConfigFile + " can be read", "", func(context.Context) *plan.Finding {
 			c, err := e.ws.Config()
 			if err != nil {
@@ -186,9 +173,9 @@ func (e *Engine) checks(f *facts) []check {
 			}
 			return nil
 		}},
-		{findingChartSource, "release", "charts that do not come with the program can be fetched", "release state", func(ctx context.Context) *plan.Finding {
+		{check.FindingChartSource, "release", "charts that do not come with the program can be fetched", "release state", func(ctx context.Context) *plan.Finding {
 			f.want(f.config)
-			f.feed, _, _ = e.feedOf(f.config, CheckRequest{}) // its keys are not asked for
+			f.feed, _, _ = e.feedOf(f.config, check.CheckRequest{}) // its keys are not asked for
 			i := &clusterRun{e: e, facts: f}
 			found := i.fetchCharts(ctx)
 			if len(found) == 0 {
@@ -266,7 +253,7 @@ func (e *Engine) checks(f *facts) []check {
 				f.machines, err = p.Machines(ctx)
 			}
 			if err != nil {
-				return blockErr("the cloud does not answer", cloudError("list machines", name, err))
+				return blockErr("the cloud does not answer", check.CloudError("list machines", name, err))
 			}
 			f.provider, f.about = p, info
 			return nil
@@ -276,7 +263,7 @@ func (e *Engine) checks(f *facts) []check {
 		{"image", "cloud", "the image is in the catalogue and is what machines run", "cloud", func(ctx context.Context) *plan.Finding {
 			images, err := f.provider.Images(ctx)
 			if err != nil {
-				return blockErr("the cloud does not answer", cloudError("list images", f.config.Provider.Sandbox.Name, err))
+				return blockErr("the cloud does not answer", check.CloudError("list images", f.config.Provider.Sandbox.Name, err))
 			}
 			return f.checkImage(images)
 		}},
@@ -284,7 +271,7 @@ func (e *Engine) checks(f *facts) []check {
 		{"components", "cloud", "the cloud offers the Kubernetes version", "cloud", func(ctx context.Context) *plan.Finding {
 			l, err := f.provider.Components(ctx, f.config.Kubernetes)
 			if err != nil {
-				b := blockErr("Kubernetes "+f.config.Kubernetes.String()+" cannot be had here", cloudError("list components", f.config.Provider.Sandbox.Name, err))
+				b := blockErr("Kubernetes "+f.config.Kubernetes.String()+" cannot be had here", check.CloudError("list components", f.config.Provider.Sandbox.Name, err))
 				if errors.Is(err, cloud.ErrNotFound) {
 					b.Field, b.Remedy = "kubernetesVersion", "run `constellation sandbox fetch "+f.config.Kubernetes.String()+"`, or name a version that is there"
 				}
@@ -305,10 +292,10 @@ func (e *Engine) checks(f *facts) []check {
 				known, err = e.learnReleases(ctx, location, keys)
 			}
 			if err == nil {
-				f.statement, err = known.vouch(ctx, f.config.Services, f.config.Kubernetes, runtime.GOARCH, l.List)
+				f.statement, err = known.Vouch(ctx, f.config.Services, f.config.Kubernetes, runtime.GOARCH, l.List)
 			}
 			if err != nil {
-				return block("the feed's statement over the components of Kubernetes "+f.config.Kubernetes.String()+" cannot be used", err.Error(), "look at the feed with "+verifyCommand(location, keys))
+				return block("the feed's statement over the components of Kubernetes "+f.config.Kubernetes.String()+" cannot be used", err.Error(), "look at the feed with "+check.VerifyCommand(location, keys))
 			}
 			return nil
 		}},
@@ -330,7 +317,7 @@ func (e *Engine) checks(f *facts) []check {
 
 // whyCloudIsSilent tells a sandbox that is gone from one whose daemon has died.
 func (e *Engine) whyCloudIsSilent(ctx context.Context, name string, cause error) *plan.Finding {
-	err := cloudError("ask sandbox "+name, name, cause)
+	err := check.CloudError("ask sandbox "+name, name, cause)
 	if e.sandbox == nil || !errors.Is(cause, cloud.ErrUnavailable) {
 		return blockErr("sandbox "+name+" does not answer", err)
 	}

@@ -2,10 +2,8 @@ package engine
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -15,14 +13,13 @@ import (
 
 	"gopkg.in/yaml.v3"
 
+	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/compat"
 	"constellation/engine/plan"
-	"constellation/engine/release"
 	"constellation/engine/version"
 	"constellation/engine/words"
-	"constellation/engine/workspace"
 )
 
 // StepTargetFile is the ID of the step of `upgrade prepare` that init does not have.
@@ -31,19 +28,12 @@ const StepTargetFile = "target-file"
 // TargetFile holds the target that was prepared, as an object for kubectl and GitOps.
 const TargetFile = "constellation-nodeversion.yaml"
 
-// ruleOldest is the rule that a new minor of Kubernetes comes after the image.
-const ruleOldest = "oldest-supports-kubernetes"
-
-// acknowledgeable are the IDs of the findings that block until they are acknowledged by
-// name. All others that block cannot be forced.
-var acknowledgeable = []string{ruleWeaker, ruleOldest}
-
 // PrepareRequest says what is to be prepared.
 type PrepareRequest struct {
 	// CheckRequest names the goal, of which the next hop is prepared. Without one it is what
 	// the configuration asks for; if nothing of that is newer than what runs, the newest
 	// that can be reached. WriteConfig is not looked at.
-	CheckRequest
+	check.CheckRequest
 	// Acknowledge are the IDs of findings that the user accepts: of warnings, and of what
 	// blocks for as long as it is not acknowledged.
 	Acknowledge []string
@@ -62,54 +52,54 @@ func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(pl
 	if err := e.ws.OnMachines(plan.VerbPrepare); err != nil {
 		return nil, err
 	}
-	c := &checkRun{e: e, request: r.CheckRequest, prepares: true, acknowledged: r.Acknowledge}
-	if err := c.begin(); err != nil {
+	c := &check.Run{Deps: e.checkDeps(), Request: r.CheckRequest, Prepares: true, Acknowledged: r.Acknowledge}
+	if err := c.Begin(); err != nil {
 		return nil, err
 	}
-	if err := c.look(ctx); err != nil {
+	if err := c.Look(ctx); err != nil {
 		return nil, err
 	}
-	if c.down != nil {
-		return nil, c.down
+	if c.Down != nil {
+		return nil, c.Down
 	}
-	if c.set() {
+	if c.Set() {
 		return nil, &plan.Error{
-			Err:    fmt.Errorf("nothing to prepare: image %s and Kubernetes %s are the target of all nodes already", c.now.Target.ImageVersion, c.now.Target.Kubernetes),
+			Err:    fmt.Errorf("nothing to prepare: image %s and Kubernetes %s are the target of all nodes already", c.Now.Target.ImageVersion, c.Now.Target.Kubernetes),
 			Remedy: "`constellation status` shows how far the rollout is", Exit: plan.ExitNothing,
 		}
 	}
-	if err := c.decide(ctx); err != nil {
+	if err := c.Decide(ctx); err != nil {
 		return nil, err
 	}
 	now := e.now()
-	p := &plan.Plan{ID: newRunID(plan.VerbPrepare, now), Verb: plan.VerbPrepare, Cluster: c.config.Name, Simulated: e.simulated(), From: c.out.Current, Created: now.UTC()}
+	p := &plan.Plan{ID: newRunID(plan.VerbPrepare, now), Verb: plan.VerbPrepare, Cluster: c.Config.Name, Simulated: e.simulated(), From: c.Out.Current, Created: now.UTC()}
 	p.End.Command = e.command(string(plan.VerbPrepare)) + r.flags()
-	if c.hop == nil {
-		c.sort()
-		p.To, p.Findings = c.out.Goal, c.out.Findings
+	if c.Hop == nil {
+		c.Sort()
+		p.To, p.Findings = c.Out.Goal, c.Out.Findings
 		if len(p.Blocked()) > 0 {
 			return p, nil
 		}
-		return nil, c.nothing()
+		return nil, c.Nothing()
 	}
-	if err := c.foresee(ctx, emit); err != nil {
+	if err := c.Foresee(ctx, emit); err != nil {
 		return nil, err
 	}
-	list := c.judgePrepare(ctx)
-	c.vouchInUse(ctx, list)
+	list := c.JudgePrepare(ctx)
+	c.VouchInUse(ctx, list)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	c.settle()
-	c.sort()
-	p.To, p.Findings = c.hop.To, c.out.Findings
-	if err := c.unknown(); err != nil {
+	c.Settle()
+	c.Sort()
+	p.To, p.Findings = c.Hop.To, c.Out.Findings
+	if err := c.Unknown(); err != nil {
 		return nil, err
 	}
 	if len(p.Blocked()) > 0 {
 		return p, nil
 	}
-	run, err := c.prepareRun(list)
+	run, err := e.prepareRun(c, list)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +109,7 @@ func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(pl
 // flags are the arguments that make the same request, with a leading space each.
 func (r PrepareRequest) flags() string {
 	var b strings.Builder
-	add := func(flag, value string) { b.WriteString(" --" + flag + " " + shellQuote(value)) }
+	add := func(flag, value string) { b.WriteString(" --" + flag + " " + check.ShellQuote(value)) }
 	if !r.Release.IsZero() {
 		add("to", r.Release.String())
 	}
@@ -141,324 +131,6 @@ func (r PrepareRequest) flags() string {
 	return b.String()
 }
 
-// set reports whether what is asked for is the target of all nodes, and some of them are
-// not there yet.
-func (c *checkRun) set() bool {
-	n, t := &c.now, c.now.Target
-	image, err := version.Parse(t.ImageVersion)
-	kubernetes, err2 := version.Parse(t.Kubernetes)
-	if err != nil || err2 != nil {
-		return false
-	}
-	reached := func(images, kubelets compat.Span) bool { return images.Is(image) && kubelets.Is(kubernetes) }
-	if reached(n.ControlPlaneImage, n.ControlPlaneKubelet) && (t.KeepWorkers || n.WorkerKubelet.IsZero() || reached(n.WorkerImage, n.WorkerKubelet)) {
-		return false
-	}
-	if c.asked() {
-		r := c.request
-		return (r.Release.IsZero() || r.Release.Equal(image)) && (r.Kubernetes.IsZero() || r.Kubernetes.Equal(kubernetes))
-	}
-	f := c.config
-	_, newer := c.configuredHop()
-	return !newer || f.Image.Equal(image) && f.Kubernetes.Equal(kubernetes) && f.KeepWorkers == t.KeepWorkers
-}
-
-// nothing says why there is nothing to prepare.
-func (c *checkRun) nothing() error {
-	e := &plan.Error{Err: errors.New("nothing to prepare: nothing that can be reached is newer than what runs"), Remedy: "`constellation upgrade check` says what there is", Exit: plan.ExitNothing}
-	if c.there {
-		e.Err = errors.New("nothing to prepare: what is asked for runs already")
-	}
-	return e
-}
-
-// choose decides which hop is prepared: without a goal, what the configuration asks for.
-func (c *checkRun) choose() {
-	if h, ok := c.configuredHop(); ok && !c.asked() {
-		c.path, c.there, c.configured = []compat.Hop{h}, false, true
-		return
-	}
-	c.join()
-	if len(c.path) == 0 {
-		return
-	}
-	// Workers that are as the control planes may be kept on request; those that were kept
-	// by an earlier hop have waited long enough.
-	h := &c.path[0]
-	n := &c.now
-	same := func(a, b compat.Span) bool { return a.Oldest.Equal(b.Oldest) && a.Newest.Equal(b.Newest) }
-	behind := !same(n.WorkerImage, n.ControlPlaneImage) || !same(n.WorkerKubelet, n.ControlPlaneKubelet)
-	if c.config.KeepWorkers && h.ReplaceControlPlanes && h.ReplaceWorkers && !behind {
-		to := h.Planned()
-		to.KeepWorkers = true
-		against := slices.DeleteFunc(compat.Blocks(c.matrix.Check(h.CLI, c.now, to, c.offer)), func(r *compat.RuleResult) bool { return slices.Contains(c.acknowledged, r.Rule) })
-		h.ReplaceWorkers = len(against) > 0
-	}
-}
-
-// verb is what is done with the hop, flag how a finding is accepted by name.
-func (c *checkRun) verb() string {
-	if c.applies {
-		return "upgrade"
-	}
-	return "prepare"
-}
-
-func (c *checkRun) flag() string {
-	if c.applies {
-		return "--ack"
-	}
-	return "--acknowledge"
-}
-
-// configuredHop is the hop to what the configuration asks for; false if nothing of that
-// is newer than what runs.
-func (c *checkRun) configuredHop() (compat.Hop, bool) {
-	f, n := c.config, &c.now
-	images := n.ControlPlaneImage.Add(n.WorkerImage.Oldest).Add(n.WorkerImage.Newest)
-	if !n.Services.Newest.Less(f.Services) && !images.Newest.Less(f.Image) && !n.Kubernetes.Newest.Less(f.Kubernetes) {
-		return compat.Hop{}, false
-	}
-	differ := func(image, kubelet compat.Span) bool { return !image.Is(f.Image) || !kubelet.Is(f.Kubernetes) }
-	h := compat.Hop{
-		Number: 1, CLI: f.Services, From: plan.Target{Release: n.Services.String(), Image: images.String(), Kubernetes: n.Kubernetes.String()},
-		To:                   plan.Target{Release: f.Services.String(), Image: f.Image.String(), Kubernetes: f.Kubernetes.String()},
-		ReplaceControlPlanes: differ(n.ControlPlaneImage, n.ControlPlaneKubelet),
-	}
-	h.ReplaceWorkers = !f.KeepWorkers && !n.WorkerKubelet.IsZero() && differ(n.WorkerImage, n.WorkerKubelet)
-	if n.WorkerKubelet.IsZero() {
-		h.ReplaceWorkers = !f.KeepWorkers
-	}
-	return h, true
-}
-
-// join makes one hop of the whole path if nothing but the order of image and Kubernetes
-// stands against it, and that is acknowledged. If it is not, a note says that it could be.
-func (c *checkRun) join() {
-	if len(c.path) < 2 {
-		return
-	}
-	first, last := c.path[0], c.path[len(c.path)-1]
-	h := compat.Hop{Number: 1, CLI: first.CLI, From: first.From, To: last.To, ReplaceControlPlanes: true, ReplaceWorkers: last.ReplaceWorkers}
-	found := compat.Blocks(c.matrix.Check(h.CLI, c.now, h.Planned(), c.offer))
-	same := func(o compat.Hop) bool { return o.CLI.Equal(h.CLI) }
-	if len(found) != 1 || found[0].Rule != ruleOldest || slices.ContainsFunc(c.path, func(o compat.Hop) bool { return !same(o) }) {
-		return
-	}
-	if slices.Contains(c.acknowledged, ruleOldest) {
-		c.path = []compat.Hop{h}
-		return
-	}
-	c.out.Notes = append(c.out.Notes, fmt.Sprintf(
-		"This is hop 1 of %d; %s again when its rollout has ended. `%s %s` %s all of them for one write, in which control planes of image %s run Kubernetes %s until they are replaced.",
-		len(c.path), c.verb(), c.flag(), ruleOldest, c.verb()+"s", first.From.Image, last.To.Kubernetes))
-}
-
-// judgePrepare finds what stands against preparing the hop, and returns what its nodes
-// install.
-func (c *checkRun) judgePrepare(ctx context.Context) cluster.Components {
-	to := c.hop.Planned()
-	block := func(id, source, title, detail, remedy string) {
-		c.find(plan.Finding{ID: id, Severity: plan.Block, Source: source, Title: title, Detail: detail, Remedy: remedy})
-	}
-	if !c.hop.CLI.Equal(c.cli) {
-		block("cli", "release", fmt.Sprintf("the hop needs constellation %s, and this is %s", c.hop.CLI, c.cli), "", cmp.Or(c.hop.Get, c.matrix.Get(c.hop.CLI)))
-	}
-	if !c.applies && !c.now.Services.Is(to.Services) {
-		block("services-first", "release", fmt.Sprintf("services %s run, and the hop needs those of release %s", c.now.Services, to.Services),
-			"the operator and the join service in the cluster do the work, and those of another release may not know how",
-			fmt.Sprintf("write microserviceVersion: %s into %s, with image and kubernetesVersion as they run, and bring the services with `constellation init`; then prepare again", to.Services, workspace.ConfigFile))
-	}
-	if c.now.Target.Image == "" {
-		block("node-version", "versions", "the cluster has no NodeVersion constellation-version", "there is nothing to set the target in", "`constellation init` makes it")
-	}
-	if j := c.now.JoinConfig; j.TrustRoots != "" && strings.TrimSpace(j.TrustRoots) != strings.TrimSpace(c.config.Attestation.TPM2.TrustRoots) {
-		c.find(plan.Finding{
-			ID: "trust-roots", Field: "attestation.tpm2.trustRoots", Severity: plan.Warn, Source: "attestation", Title: "the trust roots of " + workspace.ConfigFile + " are not those of the cluster",
-			Detail: "they say whose machines are trusted; preparing an upgrade leaves those of the cluster", Remedy: "write those of the cluster: `kubectl -n kube-system get configmap join-config -o jsonpath={.data.trustRoots}`",
-		})
-	}
-	if c.silent != nil {
-		name := c.config.Provider.Sandbox.Name
-		err := cloudError("ask sandbox "+name, name, c.silent)
-		c.drop("cloud-offers")
-		block("cloud", "cloud", "the cloud does not say what it has", err.Error(), cmp.Or(plan.Remedy(err), "try again when it answers"))
-		return cluster.Components{}
-	}
-	c.judgeRegisters(ctx, to.Image)
-	if c.image(to.Image) == nil {
-		// Only an image that stays can be unknown: the rules speak of new ones.
-		block("image", "cloud", "the cloud has no image "+to.Image.String(), "", "choose one that it has: `constellation upgrade check`")
-	}
-	list, err := c.list(ctx, to.Kubernetes)
-	switch {
-	case errors.As(err, new(statementError)):
-		f := plan.Finding{
-			ID: "components-statement", Severity: plan.Block, Source: "release", Title: "the feed's statement over the components of Kubernetes " + to.Kubernetes.String() + " is not genuine",
-			Detail: err.Error(), Remedy: "look at the feed with " + verifyCommand(c.location, c.keys) + ", and get it anew from its publisher: machines would refuse these components",
-		}
-		if !errors.Is(err, release.ErrUntrusted) && !errors.Is(err, release.ErrAltered) {
-			f.Title, f.Remedy = "the feed's statement over the components of Kubernetes "+to.Kubernetes.String()+" cannot be read", "remove the cause and try again; machines install nothing without the statement"
-			if errors.Is(err, release.ErrUnreachable) {
-				f.Remedy = "try again when the feed answers; machines install nothing without the statement"
-			}
-		}
-		c.find(f)
-	case err != nil:
-		err = cloudError("list components", c.config.Provider.Sandbox.Name, err)
-		remedy := cmp.Or(plan.Remedy(err), "try again when the cloud answers")
-		if errors.Is(err, cloud.ErrNotFound) {
-			remedy = "run `constellation sandbox fetch " + to.Kubernetes.String() + "`, or choose a version that is there"
-		}
-		block("components", "cloud", "Kubernetes "+to.Kubernetes.String()+" cannot be had here", err.Error(), remedy)
-	case list.Statement == "" && c.location != "":
-		c.find(plan.Finding{
-			ID: "components-unsigned", Severity: plan.Warn, Source: "release", Title: "nobody vouches for the components of Kubernetes " + to.Kubernetes.String(),
-			Detail: "neither the cloud nor the feed has a statement over the list " + list.List.Digest() + "; machines whose image holds release keys install none of it",
-			Remedy: "have the publisher of the feed sign the list: put it into releases/" + to.Services.String() + "/components/ and run `constellation release build`",
-		})
-	}
-	return list
-}
-
-// vouchInUse finds the components that machines may still join with beside those of the
-// target, which is next, and that lack a statement of the release builder: an older program
-// published none, and machines of a newer image install nothing without one.
-func (c *checkRun) vouchInUse(ctx context.Context, next cluster.Components) {
-	if c.inUse = nil; next.Statement == "" {
-		return // the cloud's images have no release keys either
-	}
-	used := []string{c.now.Target.Components}
-	for i := range c.now.Nodes {
-		used = append(used, c.now.Nodes[i].Components)
-	}
-	slices.Sort(used)
-	k, err := (&clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}).connect(ctx)
-	for _, name := range slices.Compact(used) {
-		if name == "" || name == next.Name || ctx.Err() != nil {
-			continue
-		}
-		var have cluster.Components
-		why := err
-		if why == nil {
-			have, why = k.Components(ctx, name)
-		}
-		var offered cluster.Components
-		if v, bad := version.Parse(have.Kubernetes); why == nil && bad == nil {
-			offered, why = c.list(ctx, v)
-		}
-		switch {
-		case errors.Is(why, cluster.ErrAbsent): // no machine can join with it
-		case why == nil && offered.Name == name && offered.Statement != "":
-			if !have.Serves(offered) {
-				c.inUse = append(c.inUse, offered)
-			}
-		case have.Statement != "": // of whoever published it
-		case name == c.now.Target.Components: // only with this one machines join for sure
-			detail := "the cloud offers other components for Kubernetes " + have.Kubernetes
-			if why != nil {
-				detail = why.Error()
-			}
-			c.find(plan.Finding{
-				ID: "components-statement", Severity: plan.Block, Source: "release", Title: "no release builder vouches for the components that the cluster uses", Detail: detail,
-				Remedy: "offer the components of Kubernetes " + cmp.Or(have.Kubernetes, "the version that runs") + " again, with `constellation sandbox fetch`: machines of the new image join with them until the control planes are upgraded",
-			})
-		}
-	}
-}
-
-// judgeRegisters makes sure that machines of an image satisfy what will be demanded.
-func (c *checkRun) judgeRegisters(ctx context.Context, image version.Version) {
-	known, err := c.registersOf(ctx, image)
-	if c.unmeasured != nil {
-		c.drop("measurements-unknown")
-		c.find(plan.Finding{
-			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: plan.Block, Source: "attestation",
-			Title: fmt.Sprintf("the measurements of image %s are not known", image), Detail: c.unmeasured.Error(),
-			Remedy: "get them from whoever published the image, and write both into " + workspace.ConfigFile,
-		})
-		return
-	}
-	if err != nil {
-		return // they are the user's own, which is fine
-	}
-	var wrong []string
-	after := c.next.Attestation.TPM2.Measurements
-	for _, i := range slices.Sorted(maps.Keys(after)) {
-		if b, ok := known[i]; ok && !after[i].WarnOnly && !bytes.Equal(b, after[i].Expected) {
-			wrong = append(wrong, fmt.Sprintf("PCR %d is %x, and %x is demanded", i, b, after[i].Expected))
-		}
-	}
-	if len(wrong) > 0 {
-		c.find(plan.Finding{
-			ID: "measurements", Field: "attestation.tpm2.measurements", Severity: plan.Block, Source: "attestation",
-			Title: fmt.Sprintf("machines of image %s would not be let in: the measurements of %s are not theirs", image, workspace.ConfigFile), Detail: strings.Join(wrong, "; "),
-			Remedy: "write those of the image; `constellation upgrade check --write-config` writes image and measurements together",
-		})
-	}
-}
-
-// drop takes findings back.
-func (c *checkRun) drop(id string) {
-	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f plan.Finding) bool { return f.ID == id })
-}
-
-// settle makes warnings of what blocks, may be acknowledged and is.
-func (c *checkRun) settle() {
-	for i := range c.out.Findings {
-		f := &c.out.Findings[i]
-		switch {
-		case f.Severity != plan.Block || !slices.Contains(acknowledgeable, f.ID):
-		case slices.Contains(c.acknowledged, f.ID):
-			f.Severity, f.Title = plan.Warn, f.Title+" (acknowledged)"
-		default:
-			f.Remedy += "; if it is meant as it is, `--acknowledge " + f.ID + "`"
-		}
-	}
-}
-
-// occasional are the IDs of findings that are not rules and are only told when there is
-// something to tell.
-var occasional = []string{
-	findingAgents, "components-unsigned", "api-server", "cli", "cli-older", "cloud", "cloud-offers", "components", "feed", "image", "measurements", "measurements-unknown", "node-version", "preflight",
-	"running", "running-denied", "running-kubernetes", "running-release", "services-first", "trust-roots",
-}
-
-// unknown refuses IDs that no finding has: a word that was mistyped would be taken for
-// one that was given. One whose finding did not come up this time is no mistake: the
-// same command may be given again.
-func (c *checkRun) unknown() error {
-	var open []string // what a word would change
-	known := map[string]bool{}
-	for _, id := range slices.Concat(acknowledgeable, occasional) {
-		known[id] = true
-	}
-	for _, r := range compat.Rules {
-		known[r.ID] = true
-	}
-	for _, f := range c.out.Findings {
-		known[f.ID] = true
-		if f.Severity == plan.Warn || f.Severity == plan.Block && slices.Contains(acknowledgeable, f.ID) {
-			open = append(open, f.ID)
-		}
-	}
-	var wrong []string
-	for _, id := range c.acknowledged {
-		if !known[id] {
-			wrong = append(wrong, id)
-		}
-	}
-	if len(wrong) == 0 {
-		return nil
-	}
-	slices.Sort(open)
-	remedy := "nothing needs to be acknowledged here; leave it out"
-	if open = slices.Compact(open); len(open) > 0 {
-		remedy = "here these can be: " + strings.Join(open, ", ")
-	}
-	return &plan.Error{Op: "acknowledge " + strings.Join(wrong, ", "), Err: errors.New("no finding has this ID"), Remedy: remedy, Exit: plan.ExitUsage}
-}
-
 // prepareRun is what the steps of one plan share. Steps run one after the other.
 type prepareRun struct {
 	*clusterRun
@@ -475,18 +147,18 @@ type prepareRun struct {
 	file     []byte // YAML
 }
 
-func (c *checkRun) prepareRun(list cluster.Components) (*prepareRun, error) {
-	demanded, err := attestationJSON(c.next)
+func (e *Engine) prepareRun(c *check.Run, list cluster.Components) (*prepareRun, error) {
+	demanded, err := check.AttestationJSON(c.Next)
 	if err != nil {
 		return nil, err
 	}
-	to := c.hop.Planned()
-	image := c.image(to.Image)
+	to := c.Hop.Planned()
+	image := c.Image(to.Image)
 	p := &prepareRun{
-		clusterRun: &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}, components: list, inUse: c.inUse, enrols: c.enrols},
-		hop:        *c.hop, now: c.now, demanded: demanded, changes: c.measurementChanges(), images: c.images, hops: len(c.path), notes: c.out.Notes,
-		weaker: slices.Contains(c.acknowledged, ruleWeaker),
-		target: cluster.NodeTarget{Image: image.Reference, ImageVersion: image.Version, Components: list.Name, Kubernetes: list.Kubernetes, KeepWorkers: !c.hop.ReplaceWorkers},
+		clusterRun: &clusterRun{e: e, facts: &facts{config: c.Config, state: c.State, provider: c.Cloud}, components: list, inUse: c.InUse, enrols: c.Enrols},
+		hop:        *c.Hop, now: c.Now, demanded: demanded, changes: c.MeasurementChanges(), images: c.Images, hops: len(c.Path), notes: c.Out.Notes,
+		weaker: slices.Contains(c.Acknowledged, check.RuleWeaker),
+		target: cluster.NodeTarget{Image: image.Reference, ImageVersion: image.Version, Components: list.Name, Kubernetes: list.Kubernetes, KeepWorkers: !c.Hop.ReplaceWorkers},
 	}
 	return p, p.write()
 }
@@ -543,7 +215,7 @@ func (p *prepareRun) plan(ctx context.Context, out *plan.Plan) error {
 	what := fmt.Sprintf("image %s and Kubernetes %s", p.target.ImageVersion, p.target.Kubernetes)
 	out.End.Done = fmt.Sprintf("cluster %s is prepared for %s; nothing is replaced until the target is set", p.config.Name, what)
 	out.End.Nothing = fmt.Sprintf("cluster %s was prepared for %s before: nothing to do until the target is set", p.config.Name, what)
-	out.End.Next = []string{"kubectl patch nodeversion " + nodeVersionName + " --type merge -p " + shellQuote(string(p.patch))}
+	out.End.Next = []string{"kubectl patch nodeversion " + nodeVersionName + " --type merge -p " + check.ShellQuote(string(p.patch))}
 	out.End.Patch = p.patch
 	out.Notes = p.notes
 	out.Files = []plan.File{{Path: p.e.ws.Path(TargetFile), Mode: "0644", Note: "the same target as an object, for GitOps"}}

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"constellation/engine/cloud"
@@ -18,7 +17,7 @@ import (
 // wrap those of package cloud.
 type Provider interface {
 	// Describe says what the machines belong to.
-	Describe(ctx context.Context) (ProviderInfo, error)
+	Describe(ctx context.Context) (cluster.ProviderInfo, error)
 	Groups(ctx context.Context) ([]cloud.Group, error)
 	// Machines returns all instances.
 	Machines(ctx context.Context) ([]cluster.CloudMachine, error)
@@ -26,22 +25,6 @@ type Provider interface {
 	// Components returns what a node must have installed for a Kubernetes version, with what
 	// vouches for it. The error wraps cloud.ErrNotFound and names what there is.
 	Components(ctx context.Context, v version.Version) (component.Signed, error)
-}
-
-// ProviderInfo is what machines belong to.
-type ProviderInfo struct {
-	// UID names this incarnation of the infrastructure.
-	UID  string
-	Name string
-	// ClusterEndpoint and InitEndpoint are host:port as this computer reaches them;
-	// empty if the cloud does not tell.
-	ClusterEndpoint string
-	InitEndpoint    string
-	// Kubernetes are the versions that the cloud has components of; nil if it has what
-	// releases name.
-	Kubernetes []version.Version
-	// Arch is the architecture of machines in Go's words; empty: this computer's.
-	Arch string
 }
 
 // sandboxProvider speaks to the sandbox on this computer through its socket.
@@ -55,9 +38,9 @@ func NewProvider(_ context.Context, c *workspace.Config, s *workspace.State) (Pr
 	return sandboxProvider{local.NewClient("unix:"+s.Infrastructure.Sandbox.Socket, "")}, nil
 }
 
-func (p sandboxProvider) Describe(ctx context.Context) (ProviderInfo, error) {
+func (p sandboxProvider) Describe(ctx context.Context) (cluster.ProviderInfo, error) {
 	i, err := p.client.Sandbox(ctx)
-	out := ProviderInfo{UID: i.UID, Name: i.Name, ClusterEndpoint: i.KubernetesEndpoint, InitEndpoint: i.InitEndpoint, Kubernetes: []version.Version{}}
+	out := cluster.ProviderInfo{UID: i.UID, Name: i.Name, ClusterEndpoint: i.KubernetesEndpoint, InitEndpoint: i.InitEndpoint, Kubernetes: []version.Version{}}
 	for _, s := range i.KubernetesVersions {
 		if v, err := version.Parse(s); err == nil {
 			out.Kubernetes = append(out.Kubernetes, v)
@@ -99,18 +82,4 @@ func (p sandboxProvider) Machines(ctx context.Context) ([]cluster.CloudMachine, 
 		out = append(out, c)
 	}
 	return out, nil
-}
-
-// cloudError puts an error of a provider into the user's words.
-func cloudError(op, name string, err error) error {
-	e := &plan.Error{Op: op, Err: err}
-	switch {
-	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
-		return err
-	case errors.Is(err, cloud.ErrUnavailable):
-		e.Remedy = fmt.Sprintf("is sandbox %s running? `constellation sandbox status` tells, `constellation sandbox up` starts it", name)
-	case errors.Is(err, cloud.ErrDenied):
-		e.Remedy = "run as the user that started the sandbox"
-	}
-	return e
 }

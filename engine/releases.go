@@ -7,11 +7,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-	"time"
 
 	"constellation/assets"
+	"constellation/engine/check"
 	"constellation/engine/component"
 	"constellation/engine/plan"
 	"constellation/engine/release"
@@ -55,15 +54,15 @@ type knowledge struct {
 	// it cannot be used.
 	feed     release.Source
 	embedded release.Source
-	state    FeedState
+	state    check.FeedState
 }
 
-// feedLimit bounds how long a feed is asked.
-const feedLimit = 10 * time.Second
+// State says where the knowledge comes from, and how fresh it is.
+func (k *knowledge) State() check.FeedState { return k.state }
 
 // feedOf returns where the feed is that a check shall use, and the keys for it. The
 // error has ExitUsage.
-func (e *Engine) feedOf(c *workspace.Config, r CheckRequest) (location string, keys []release.Key, err error) {
+func (e *Engine) feedOf(c *workspace.Config, r check.CheckRequest) (location string, keys []release.Key, err error) {
 	location = r.Feed
 	if location == "" {
 		location = c.Releases.Feed
@@ -101,7 +100,7 @@ func (e *Engine) learnReleases(ctx context.Context, location string, keys []rele
 	if b, err := openBundle(location); err != nil || b != nil && !b.HasFeed() {
 		return k, err
 	}
-	limited, cancel := context.WithTimeout(ctx, feedLimit)
+	limited, cancel := context.WithTimeout(ctx, check.FeedLimit)
 	defer cancel()
 	feed, err := e.releases(limited, location, keys)
 	if err == nil {
@@ -112,23 +111,23 @@ func (e *Engine) learnReleases(ctx context.Context, location string, keys []rele
 		return nil, ctx.Err()
 	case err != nil:
 		k.state.Problem = fmt.Sprintf("the feed %s cannot be used: %v", location, err)
-		k.state.Remedy = feedRemedy(err)
+		k.state.Remedy = check.FeedRemedy(err)
 		if errors.Is(err, context.DeadlineExceeded) {
-			k.state.Problem = fmt.Sprintf("the feed %s did not answer within %s", location, feedLimit)
+			k.state.Problem = fmt.Sprintf("the feed %s did not answer within %s", location, check.FeedLimit)
 		}
-		k.state.Remedy = cmp.Or(k.state.Remedy, verifyCommand(location, keys)+" says more; until then what this program brings with it is used")
+		k.state.Remedy = cmp.Or(k.state.Remedy, check.VerifyCommand(location, keys)+" says more; until then what this program brings with it is used")
 	default:
 		k.feed, k.state = feed, feedState(feed.State())
 		if k.state.Problem != "" {
-			k.state.Remedy = feedRemedy(feed.State().Err)
-			k.state.Remedy = cmp.Or(k.state.Remedy, verifyCommand(location, keys)+" says more")
+			k.state.Remedy = check.FeedRemedy(feed.State().Err)
+			k.state.Remedy = cmp.Or(k.state.Remedy, check.VerifyCommand(location, keys)+" says more")
 		}
 	}
 	return k, nil
 }
 
-func feedState(s release.State) FeedState {
-	return FeedState{Source: s.Source, Fetched: s.Fetched, Stale: s.Stale, Problem: s.Problem, Signer: s.Signer, Sequence: s.Sequence}
+func feedState(s release.State) check.FeedState {
+	return check.FeedState{Source: s.Source, Fetched: s.Fetched, Stale: s.Stale, Problem: s.Problem, Signer: s.Signer, Sequence: s.Sequence}
 }
 
 // source is the best that there is.
@@ -139,19 +138,19 @@ func (k *knowledge) source() release.Source {
 	return k.embedded
 }
 
-// summaries returns all releases, oldest first.
-func (k *knowledge) summaries(ctx context.Context) ([]release.Summary, error) {
+// Summaries returns all releases, oldest first.
+func (k *knowledge) Summaries(ctx context.Context) ([]release.Summary, error) {
 	return k.source().Summaries(ctx)
 }
 
-// release returns one release. The error wraps release.ErrNotOffered if nobody knows it.
-func (k *knowledge) release(ctx context.Context, v version.Version) (*release.Release, error) {
+// Release returns one release. The error wraps release.ErrNotOffered if nobody knows it.
+func (k *knowledge) Release(ctx context.Context, v version.Version) (*release.Release, error) {
 	return k.source().Release(ctx, v)
 }
 
-// vouch returns the feed's statement over what machines of arch install for Kubernetes k in
-// release v; empty if there is no feed, or it vouches for other lists.
-func (k *knowledge) vouch(ctx context.Context, v, kubernetes version.Version, arch string, list component.List) (string, error) {
+// Vouch returns the feed's statement over what machines of arch install for Kubernetes k in
+// Release v; empty if there is no feed, or it vouches for other lists.
+func (k *knowledge) Vouch(ctx context.Context, v, kubernetes version.Version, arch string, list component.List) (string, error) {
 	f, ok := k.feed.(interface {
 		Vouch(ctx context.Context, v, k version.Version, arch string, list component.List) (string, error)
 	})
@@ -165,52 +164,8 @@ func (k *knowledge) vouch(ctx context.Context, v, kubernetes version.Version, ar
 	return text, err
 }
 
-// refuse reads the files of the releases that the path leads to, which was found by
-// summaries alone, and that are not in read. A release whose file is not the one that was
-// published is marked as faulty, so that it is nobody's goal; refuse reports whether there
-// is one: then there is another path. What the program brings with it and what was read
-// before needs no request.
-func (c *checkRun) refuse(ctx context.Context, read map[string]bool) (refused bool) {
-	ctx, cancel := context.WithTimeout(ctx, feedLimit)
-	defer cancel()
-	for _, h := range c.path {
-		v := h.Planned().Services
-		if read[v.String()] {
-			continue
-		}
-		read[v.String()] = true
-		_, err := c.known.release(ctx, v)
-		if err == nil || errors.Is(err, release.ErrNotOffered) {
-			continue
-		}
-		f := plan.Finding{
-			ID: "feed-release", Severity: plan.NotChecked, Title: fmt.Sprintf("not checked whether the file of release %s is genuine", v), Detail: err.Error(),
-			Remedy: feedRemedy(err), Source: "release",
-		}
-		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, release.ErrUnreachable) {
-			f.Remedy = cmp.Or(f.Remedy, "look at the address and the network, and try again")
-			c.find(f)
-			continue // its summary is signed
-		}
-		f.Title = fmt.Sprintf("release %s is not gone to: its file in the feed cannot be used", v)
-		if v.Equal(c.request.Release) {
-			f.Severity = plan.Block
-		}
-		f.Remedy = cmp.Or(f.Remedy, verifyCommand(c.location, c.keys)+" says more")
-		c.find(f)
-		c.releases = slices.Clone(c.releases) // they are shared
-		for i := range c.releases {
-			if c.releases[i].Version.Equal(v) {
-				c.releases[i].Faulty = "its file in the feed cannot be used"
-			}
-		}
-		refused = true
-	}
-	return refused
-}
-
-// measurements returns what machines of an image must have measured. The error wraps
+// Measurements returns what machines of an image must have measured. The error wraps
 // release.ErrNotOffered if nobody knows.
-func (k *knowledge) measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error) {
+func (k *knowledge) Measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error) {
 	return k.source().Measurements(ctx, v, provider)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"constellation/engine/backup"
+	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
@@ -187,12 +188,12 @@ type RestoreRequest struct {
 
 // flags are the arguments that make the same request, with a leading space each.
 func (r RestoreRequest) flags() string {
-	s := " " + shellQuote(r.ID)
+	s := " " + check.ShellQuote(r.ID)
 	if r.Dir != "" {
-		s += " --dir " + shellQuote(r.Dir)
+		s += " --dir " + check.ShellQuote(r.Dir)
 	}
 	for _, o := range r.Only {
-		s += " --only " + shellQuote(o)
+		s += " --only " + check.ShellQuote(o)
 	}
 	if r.Overwrite {
 		s += " --overwrite"
@@ -221,7 +222,7 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(pl
 	for _, o := range r.Only {
 		s, err := ParseSelector(o)
 		if err != nil {
-			return nil, &plan.Error{Op: "read --only", Err: err, Exit: plan.ExitUsage, Remedy: "`constellation backup show " + shellQuote(r.ID) + "` names the types of the backup"}
+			return nil, &plan.Error{Op: "read --only", Err: err, Exit: plan.ExitUsage, Remedy: "`constellation backup show " + check.ShellQuote(r.ID) + "` names the types of the backup"}
 		}
 		x.only = append(x.only, s)
 	}
@@ -233,7 +234,7 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(pl
 		return nil, err
 	}
 	if x.cluster, err = e.backups(ctx, kubeconfig); err != nil {
-		return nil, &plan.Error{Op: "read " + e.ws.Path(workspace.KubeconfigFile), Err: err, Exit: plan.ExitUsage, Remedy: restoreKubeconfig}
+		return nil, &plan.Error{Op: "read " + e.ws.Path(workspace.KubeconfigFile), Err: err, Exit: plan.ExitUsage, Remedy: workspace.RestoreKubeconfig}
 	}
 	if x.b, err = e.OpenBackup(r.Dir, r.ID); err != nil {
 		return nil, err

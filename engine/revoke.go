@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode"
 
+	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
@@ -57,15 +58,15 @@ func (r RevokeRequest) check() error {
 
 // flags are the arguments that make the same request, with a leading space each.
 func (r RevokeRequest) flags() string {
-	s := " " + shellQuote(r.Node)
+	s := " " + check.ShellQuote(r.Node)
 	if r.Replace {
 		s += " --replace"
 	}
 	if r.Reason != "" {
-		s += " --reason " + shellQuote(r.Reason)
+		s += " --reason " + check.ShellQuote(r.Reason)
 	}
 	if r.Kubeconfig != "" {
-		s += " --kubeconfig " + shellQuote(r.Kubeconfig)
+		s += " --kubeconfig " + check.ShellQuote(r.Kubeconfig)
 	}
 	return s
 }
@@ -89,7 +90,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 		return nil, err
 	}
 	if r.Kubeconfig == "" { // the cloud is that of the workspace's cluster
-		if c, s, err := e.load(); err == nil {
+		if c, s, err := e.ws.Load(); err == nil {
 			if p, err := e.provider(ctx, c, s); err == nil {
 				i.provider = p
 			}

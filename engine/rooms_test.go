@@ -15,10 +15,11 @@ var imports = []struct {
 }{
 	{"words", nil},
 	{"plan", []string{"plain", "version", "words"}},
-	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan"}},
+	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan", "version"}},
 	{"compat", []string{"cluster", "plan", "release", "version", "words"}},
 	{"workspace", []string{"assets", "attestation", "cloud", "cloud/local", "plan", "release", "version"}},
 	{"rollout", []string{"cluster", "plan", "version", "words"}},
+	{"check", []string{"assets", "attestation", "chart", "cloud", "cluster", "compat", "component", "plan", "release", "rollout", "version", "words", "workspace"}},
 }
 
 func TestRoomsImportOneWay(t *testing.T) {

@@ -21,6 +21,7 @@ import (
 	"sync"
 	"time"
 
+	"constellation/engine/check"
 	"constellation/engine/plan"
 	"constellation/engine/version"
 	"constellation/engine/workspace"
@@ -384,7 +385,7 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 		}
 	}
 	if e.ws.Has(workspace.KubeconfigFile) && r.plan.Verb != plan.VerbWatch && r.plan.Verb != plan.VerbBackup {
-		res.Next = []string{"export KUBECONFIG=" + shellQuote(e.ws.Path(workspace.KubeconfigFile)), "kubectl get nodes"}
+		res.Next = []string{"export KUBECONFIG=" + check.ShellQuote(e.ws.Path(workspace.KubeconfigFile)), "kubectl get nodes"}
 	}
 	if end := r.plan.End; err == nil || plan.ExitCode(err) == plan.ExitNothing {
 		if len(end.Next) > 0 && len(res.Next) > 0 {
@@ -556,16 +557,7 @@ func lastEvents(path string) ([]plan.Event, error) {
 func (e *Engine) command(verb string) string {
 	cmd := "constellation " + verb
 	if wd, err := os.Getwd(); err != nil || wd != e.ws.Dir() {
-		cmd += " -C " + shellQuote(e.ws.Dir())
+		cmd += " -C " + check.ShellQuote(e.ws.Dir())
 	}
 	return cmd
-}
-
-var plainRE = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
-
-func shellQuote(s string) string {
-	if plainRE.MatchString(s) {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

@@ -287,8 +287,8 @@ func (c *testCloud) state() error {
 	return c.down
 }
 
-func (c *testCloud) Describe(context.Context) (engine.ProviderInfo, error) {
-	return engine.ProviderInfo{UID: c.uid, Name: "demo", ClusterEndpoint: c.clusterEndpoint, InitEndpoint: c.initEndpoint}, c.state()
+func (c *testCloud) Describe(context.Context) (cluster.ProviderInfo, error) {
+	return cluster.ProviderInfo{UID: c.uid, Name: "demo", ClusterEndpoint: c.clusterEndpoint, InitEndpoint: c.initEndpoint}, c.state()
 }
 
 func (c *testCloud) Machines(context.Context) ([]cluster.CloudMachine, error) {

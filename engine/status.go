@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/words"
@@ -108,7 +109,7 @@ const lookLimit = 8 * time.Second
 // part of the description: what the cloud knows is told all the same. The error is
 // about the workspace.
 func (e *Engine) Status(ctx context.Context) (Status, error) {
-	c, s, err := e.load()
+	c, s, err := e.ws.Load()
 	if err != nil {
 		return Status{}, err
 	}
@@ -169,10 +170,10 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	st.judge(c, cloudErr, inside)
 	switch {
 	case st.Reachable && inside.unenrolled != nil:
-		st.Health = append(st.Health, agentsUnchecked(inside.unenrolled))
+		st.Health = append(st.Health, check.AgentsUnchecked(inside.unenrolled))
 	case st.Reachable && cloudErr == nil:
-		if left := unverified(st.Nodes, machines, inside.enrolled); len(left) > 0 {
-			st.Health = append(st.Health, agentsFinding(left, replaceOnce(left)))
+		if left := check.Unverified(st.Nodes, machines, inside.enrolled); len(left) > 0 {
+			st.Health = append(st.Health, check.AgentsFinding(left, check.ReplaceOnce(left)))
 		}
 	}
 	if st.Stage == StageCluster {
@@ -239,7 +240,7 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 		nodes[at] = *n
 	}
 	// The rest of the status stands without it: a Node of an older program can claim any name.
-	if i.enrolled, err = enrolledBy(ctx, k, nodes); err != nil {
+	if i.enrolled, err = check.EnrolledBy(ctx, k, nodes); err != nil {
 		i.enrolled, i.unenrolled = nil, err
 	}
 }
@@ -330,7 +331,7 @@ func (st *Status) judge(c *workspace.Config, cloudErr error, in inside) {
 		bad("api-server", plan.Block, "the API server does not answer", st.Problem, st.Remedy)
 	}
 	if cloudErr != nil {
-		e := cloudError("ask the cloud", c.Provider.Sandbox.Name, cloudErr)
+		e := check.CloudError("ask the cloud", c.Provider.Sandbox.Name, cloudErr)
 		bad("cloud", plan.Block, "the cloud does not answer", e.Error(), plan.Remedy(e))
 	}
 	if st.Stage == StagePartial {

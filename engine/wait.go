@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
@@ -18,7 +19,7 @@ import (
 func (i *clusterRun) look(ctx context.Context, k Cluster) (rollout.Joining, error) {
 	machines, err := i.provider.Machines(ctx)
 	if err != nil {
-		return rollout.Joining{}, cloudError("list machines", i.config.Provider.Sandbox.Name, err)
+		return rollout.Joining{}, check.CloudError("list machines", i.config.Provider.Sandbox.Name, err)
 	}
 	nodes, err := k.Nodes(ctx)
 	if err != nil {

@@ -580,3 +580,17 @@ func isHostPort(s string) bool {
 
 // Absent is the error about a file that the workspace does not have. It wraps errAbsent.
 func (w *Workspace) Absent(name string) error { return absentFile{name, w.root} }
+
+// Load reads configuration and state and makes sure that they, and the files beside them,
+// belong to one cluster. Its errors have plan.ExitUsage.
+func (w *Workspace) Load() (*Config, *State, error) {
+	c, err := w.Config()
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := w.State()
+	if err != nil {
+		return nil, nil, err
+	}
+	return c, s, w.Belong(c, s)
+}

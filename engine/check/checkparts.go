@@ -1,4 +1,4 @@
-package engine
+package check
 
 import (
 	"cmp"
@@ -33,7 +33,7 @@ const CheckConfigTarget = "config-target"
 
 // components fills the version table. reach is what the matrix says; nil if nothing is
 // known about the cluster.
-func (c *checkRun) components(reach []compat.Reach) {
+func (c *Run) components(reach []compat.Reach) {
 	versions := func(component string) []version.Version {
 		for _, r := range reach {
 			if r.Component == component {
@@ -42,8 +42,8 @@ func (c *checkRun) components(reach []compat.Reach) {
 		}
 		return nil
 	}
-	images := c.now.ControlPlaneImage.Add(c.now.WorkerImage.Oldest).Add(c.now.WorkerImage.Newest)
-	newest, newestKubernetes := compat.NewestOf(c.releases)
+	images := c.Now.ControlPlaneImage.Add(c.Now.WorkerImage.Oldest).Add(c.Now.WorkerImage.Newest)
+	newest, newestKubernetes := compat.NewestOf(c.Releases)
 	main := func(name, kind string, now compat.Span, at func(compat.Planned) version.Version, newest version.Version) plan.ComponentCheck {
 		row := plan.ComponentCheck{Name: name, Kind: kind, Now: now.String(), Reachable: texts(versions(kind))}
 		if newest = laterThan(newest, now.Newest); !newest.IsZero() {
@@ -51,7 +51,7 @@ func (c *checkRun) components(reach []compat.Reach) {
 		}
 		hops, last := 0, -1
 		before := now
-		for i, h := range c.path {
+		for i, h := range c.Path {
 			to := at(h.Planned())
 			if to.IsZero() || before.Is(to) {
 				continue
@@ -79,24 +79,24 @@ func (c *checkRun) components(reach []compat.Reach) {
 				row.Verdict = row.Goal + " in " + strings.TrimPrefix(row.Verdict, "in ")
 			}
 		}
-		if hops > 0 && !c.path[last].CLI.Equal(c.cli) {
+		if hops > 0 && !c.Path[last].CLI.Equal(c.CLI) {
 			row.Verdict += " + CLI"
 		}
 		return row
 	}
-	rows := []plan.ComponentCheck{main("Kubernetes", rowKubernetes, c.now.Kubernetes, func(p compat.Planned) version.Version { return p.Kubernetes }, newestKubernetes)}
+	rows := []plan.ComponentCheck{main("Kubernetes", rowKubernetes, c.Now.Kubernetes, func(p compat.Planned) version.Version { return p.Kubernetes }, newestKubernetes)}
 	rows = append(rows, c.kubernetesParts(versions(rowKubernetes), newestKubernetes)...)
 	rows = append(rows,
 		main("OS image", rowImage, images, func(p compat.Planned) version.Version { return p.Image }, newest),
-		main("Services", rowServices, c.now.Services, func(p compat.Planned) version.Version { return p.Services }, newest))
+		main("Services", rowServices, c.Now.Services, func(p compat.Planned) version.Version { return p.Services }, newest))
 	rows = append(rows, c.releaseParts(images, versions(rowServices), versions(rowImage), newest)...)
 	rows = append(rows, c.cliRow(versions(rowCLI)))
-	c.out.Components = rows
+	c.Out.Components = rows
 }
 
 // unreached is the verdict of a row that no hop changes although there is something newer.
-func (c *checkRun) unreached() string {
-	if c.there || c.asked() && c.hop != nil {
+func (c *Run) unreached() string {
+	if c.there || c.asked() && c.Hop != nil {
 		return "not asked for"
 	}
 	return "not reachable"
@@ -119,7 +119,7 @@ func texts(versions []version.Version) (out []string) {
 
 // part is a row of something that belongs to another row. of returns its version in a
 // version of that row, empty if it has none there.
-func (c *checkRun) part(name, kind, now, in string, reach []version.Version, at func(compat.Planned) version.Version, newest version.Version, of func(version.Version) string) plan.ComponentCheck {
+func (c *Run) part(name, kind, now, in string, reach []version.Version, at func(compat.Planned) version.Version, newest version.Version, of func(version.Version) string) plan.ComponentCheck {
 	row := plan.ComponentCheck{Name: name, Kind: kind, Part: true, Now: now, Verdict: "not updated"}
 	runs, unread := version.Parse(now)
 	if unread != nil {
@@ -140,30 +140,30 @@ func (c *checkRun) part(name, kind, now, in string, reach []version.Version, at 
 	if s := of(newest); !newest.IsZero() && later(s) {
 		row.Newest, row.Verdict = s, c.unreached()
 	}
-	if n := len(c.path); n > 0 {
-		if end := at(c.path[n-1].Planned()); !end.IsZero() && later(of(end)) {
+	if n := len(c.Path); n > 0 {
+		if end := at(c.Path[n-1].Planned()); !end.IsZero() && later(of(end)) {
 			row.Goal = of(end)
 		}
 	}
 	if next := at(c.after()); !next.IsZero() && later(of(next)) {
 		row.NextHop, row.Verdict = of(next), in
-	} else if c.hop != nil && (len(row.Reachable) > 0 || row.Newest != "" && len(c.path) > 1) {
+	} else if c.Hop != nil && (len(row.Reachable) > 0 || row.Newest != "" && len(c.Path) > 1) {
 		row.Verdict = in
 	}
 	return row
 }
 
 // after returns where the next hop leads; zero if there is none.
-func (c *checkRun) after() compat.Planned {
-	if c.hop == nil {
+func (c *Run) after() compat.Planned {
+	if c.Hop == nil {
 		return compat.Planned{}
 	}
-	return c.hop.Planned()
+	return c.Hop.Planned()
 }
 
 // kubernetesParts are the rows of what is bound to the version of Kubernetes and runs.
-func (c *checkRun) kubernetesParts(reach []version.Version, newest version.Version) (rows []plan.ComponentCheck) {
-	for _, p := range c.now.Parts {
+func (c *Run) kubernetesParts(reach []version.Version, newest version.Version) (rows []plan.ComponentCheck) {
+	for _, p := range c.Now.Parts {
 		if p.Kind != cluster.ServiceOfKubernetes {
 			continue
 		}
@@ -175,8 +175,8 @@ func (c *checkRun) kubernetesParts(reach []version.Version, newest version.Versi
 
 // bound returns the version of a service in a version of Kubernetes, as the newest
 // release that has this Kubernetes says; empty if none does.
-func (c *checkRun) bound(name string, v version.Version) string {
-	for _, s := range slices.Backward(c.releases) {
+func (c *Run) bound(name string, v version.Version) string {
+	for _, s := range slices.Backward(c.Releases) {
 		for _, k := range s.Kubernetes {
 			if k.Version.Equal(v) && s.Faulty == "" {
 				return k.Service(name)
@@ -188,9 +188,9 @@ func (c *checkRun) bound(name string, v version.Version) string {
 
 // releaseParts are the rows of the services of a release. One that is part of the OS
 // image runs in the version that the image has.
-func (c *checkRun) releaseParts(images compat.Span, reach, reachImages []version.Version, newest version.Version) (rows []plan.ComponentCheck) {
+func (c *Run) releaseParts(images compat.Span, reach, reachImages []version.Version, newest version.Version) (rows []plan.ComponentCheck) {
 	running := map[string]bool{}
-	for _, p := range c.now.Parts {
+	for _, p := range c.Now.Parts {
 		if p.Kind != cluster.ServiceOfRelease {
 			continue
 		}
@@ -199,10 +199,10 @@ func (c *checkRun) releaseParts(images compat.Span, reach, reachImages []version
 		rows = append(rows, c.part(p.Name, cluster.ServiceOfRelease, p.Version, "in services", reach, func(p compat.Planned) version.Version { return p.Services }, newest, of))
 	}
 	at := newest
-	if !c.now.Services.IsZero() {
-		at = c.now.Services.Newest
+	if !c.Now.Services.IsZero() {
+		at = c.Now.Services.Newest
 	}
-	if c.hop != nil {
+	if c.Hop != nil {
 		at = c.after().Services
 	}
 	s := c.summary(at)
@@ -225,7 +225,7 @@ func (c *checkRun) releaseParts(images compat.Span, reach, reachImages []version
 }
 
 // serviceIn returns the version of a service in a release; empty if it has none.
-func (c *checkRun) serviceIn(name string, v version.Version) string {
+func (c *Run) serviceIn(name string, v version.Version) string {
 	if s := c.summary(v); s != nil {
 		for _, x := range s.Services {
 			if x.Name == name {
@@ -237,7 +237,7 @@ func (c *checkRun) serviceIn(name string, v version.Version) string {
 }
 
 // serviceSpan is serviceIn for releases that run side by side.
-func (c *checkRun) serviceSpan(name string, of compat.Span) string {
+func (c *Run) serviceSpan(name string, of compat.Span) string {
 	var s compat.Span
 	for _, v := range []version.Version{of.Oldest, of.Newest} {
 		if x, err := version.Parse(c.serviceIn(name, v)); err == nil {
@@ -247,14 +247,14 @@ func (c *checkRun) serviceSpan(name string, of compat.Span) string {
 	return s.String()
 }
 
-func (c *checkRun) cliRow(reach []version.Version) plan.ComponentCheck {
-	row := plan.ComponentCheck{Name: "CLI", Kind: rowCLI, Now: c.cli.String(), Reachable: texts(reach), Verdict: "not updated"}
-	newest, _ := compat.NewestOf(c.releases)
-	if v := laterThan(newest, c.cli); !v.IsZero() {
+func (c *Run) cliRow(reach []version.Version) plan.ComponentCheck {
+	row := plan.ComponentCheck{Name: "CLI", Kind: rowCLI, Now: c.CLI.String(), Reachable: texts(reach), Verdict: "not updated"}
+	newest, _ := compat.NewestOf(c.Releases)
+	if v := laterThan(newest, c.CLI); !v.IsZero() {
 		row.Newest = v.String()
 	}
-	for i, h := range c.path {
-		if h.CLI.Equal(c.cli) {
+	for i, h := range c.Path {
+		if h.CLI.Equal(c.CLI) {
 			continue
 		}
 		if i == 0 {
@@ -267,43 +267,43 @@ func (c *checkRun) cliRow(reach []version.Version) plan.ComponentCheck {
 	return row
 }
 
-// find adds a finding.
-func (c *checkRun) find(f plan.Finding) { c.out.Findings = append(c.out.Findings, f) }
+// Find adds a finding.
+func (c *Run) Find(f plan.Finding) { c.Out.Findings = append(c.Out.Findings, f) }
 
 // judgeRunning says what is odd about what runs.
-func (c *checkRun) judgeRunning() {
-	if f := deniedFinding(c.now.Denied); f != nil {
-		c.find(*f)
+func (c *Run) judgeRunning() {
+	if f := deniedFinding(c.Now.Denied); f != nil {
+		c.Find(*f)
 	}
-	for _, m := range c.now.Missing {
+	for _, m := range c.Now.Missing {
 		what, why, found := strings.Cut(m, ": ")
 		f := plan.Finding{ID: "running", Severity: plan.NotChecked, Title: "not known: " + what, Detail: why, Source: "versions", Remedy: "repair what is named, then check again"}
 		if !found {
 			f.Title, f.Detail = m, ""
 		}
-		c.find(f)
+		c.Find(f)
 	}
-	if c.cli.Less(c.now.Services.Newest) {
+	if c.CLI.Less(c.Now.Services.Newest) {
 		severity := plan.Block // there is nothing that this program can do
-		if c.hop != nil {
+		if c.Hop != nil {
 			severity = plan.Warn // the path says which program can
 		}
-		c.find(plan.Finding{
-			ID: "cli-older", Severity: severity, Title: fmt.Sprintf("the cluster runs release %s, which is newer than this program, %s", c.now.Services.Newest, c.cli), Source: "versions",
-			Remedy: c.matrix.Get(c.now.Services.Newest),
+		c.Find(plan.Finding{
+			ID: "cli-older", Severity: severity, Title: fmt.Sprintf("the cluster runs release %s, which is newer than this program, %s", c.Now.Services.Newest, c.CLI), Source: "versions",
+			Remedy: c.Matrix.Get(c.Now.Services.Newest),
 		})
 	}
-	for _, v := range slices.CompactFunc([]version.Version{c.now.Services.Oldest, c.now.Services.Newest}, version.Version.Equal) {
+	for _, v := range slices.CompactFunc([]version.Version{c.Now.Services.Oldest, c.Now.Services.Newest}, version.Version.Equal) {
 		if !v.IsZero() && c.summary(v) == nil {
-			c.find(plan.Finding{
+			c.Find(plan.Finding{
 				ID: "running-release", Severity: plan.Warn, Title: fmt.Sprintf("release %s, which runs, is not known", v), Source: "versions",
-				Detail: "known are " + c.matrix.List(), Remedy: "point `--feed` to where it is published",
+				Detail: "known are " + c.Matrix.List(), Remedy: "point `--feed` to where it is published",
 			})
 		}
 	}
 	c.judgeFaulty()
-	s := c.summary(c.now.Services.Oldest)
-	for _, v := range slices.CompactFunc([]version.Version{c.now.Kubernetes.Oldest, c.now.Kubernetes.Newest}, version.Version.Equal) {
+	s := c.summary(c.Now.Services.Oldest)
+	for _, v := range slices.CompactFunc([]version.Version{c.Now.Kubernetes.Oldest, c.Now.Kubernetes.Newest}, version.Version.Equal) {
 		if v.IsZero() || s == nil || slices.ContainsFunc(s.Kubernetes, func(k release.KubernetesSummary) bool { return k.Version.Equal(v) }) {
 			continue
 		}
@@ -320,7 +320,7 @@ func (c *checkRun) judgeRunning() {
 		if len(have) == 0 {
 			f.Remedy = "go to a newer minor, or to a release that has a newer Kubernetes " + v.MinorString()
 		}
-		c.find(f)
+		c.Find(f)
 	}
 }
 
@@ -329,8 +329,8 @@ const runningFaulty = "running-faulty"
 
 // judgeFaulty says what runs and was found faulty after it was released. It takes the
 // place of what the rule says about the same if a hop leaves it as it is.
-func (c *checkRun) judgeFaulty() {
-	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f plan.Finding) bool { return f.ID == "faulty" && f.Severity == plan.Warn })
+func (c *Run) judgeFaulty() {
+	c.Out.Findings = slices.DeleteFunc(c.Out.Findings, func(f plan.Finding) bool { return f.ID == "faulty" && f.Severity == plan.Warn })
 	told := map[string]bool{}
 	tell := func(what string, v version.Version, workers bool, why string, newer []version.Version, at func(compat.Planned) version.Version) {
 		if why == "" || told[what+v.String()] {
@@ -339,12 +339,12 @@ func (c *checkRun) judgeFaulty() {
 		told[what+v.String()] = true
 		f := plan.Finding{
 			ID: runningFaulty, Severity: plan.Warn, Title: fmt.Sprintf("%s %s, which runs, was found faulty: %s", what, v, why), Source: "versions",
-			Detail: "said by the releases of " + c.out.Feed.Source, Remedy: "wait for a newer version, and check again then", Reference: compat.PolicyPage,
+			Detail: "said by the releases of " + c.Out.Feed.Source, Remedy: "wait for a newer version, and check again then", Reference: compat.PolicyPage,
 		}
 		if len(newer) > 0 {
 			f.Remedy = fmt.Sprintf("go to %s as soon as there is a way: the findings and `-o json` say what is in it", newer[0])
 		}
-		for i, h := range c.path {
+		for i, h := range c.Path {
 			if to := at(h.Planned()); v.Less(to) && (!workers || h.ReplaceWorkers) {
 				f.Remedy = fmt.Sprintf("hop %d leads away from it, to %s", i+1, to)
 				if i == 0 {
@@ -353,11 +353,11 @@ func (c *checkRun) judgeFaulty() {
 				break
 			}
 		}
-		c.find(f)
+		c.Find(f)
 	}
 	image := func(v version.Version) (string, []version.Version) {
 		var newer []version.Version
-		for _, s := range c.releases {
+		for _, s := range c.Releases {
 			if v.Less(s.Version) && s.Faulty == "" && s.Version.Prerelease() == "" {
 				newer = append(newer, s.Version)
 			}
@@ -367,22 +367,22 @@ func (c *checkRun) judgeFaulty() {
 		}
 		return "", nil
 	}
-	for _, v := range []version.Version{c.now.Services.Oldest, c.now.Services.Newest} {
+	for _, v := range []version.Version{c.Now.Services.Oldest, c.Now.Services.Newest} {
 		why, newer := image(v)
 		tell("release", v, false, why, newer, func(p compat.Planned) version.Version { return p.Services })
 	}
-	for i, s := range []compat.Span{c.now.ControlPlaneImage, c.now.WorkerImage} {
+	for i, s := range []compat.Span{c.Now.ControlPlaneImage, c.Now.WorkerImage} {
 		for _, v := range []version.Version{s.Oldest, s.Newest} {
 			if why, newer := image(v); !told["release"+v.String()] { // image and release are one
 				tell("image", v, i == 1, why, newer, func(p compat.Planned) version.Version { return p.Image })
 			}
 		}
 	}
-	for i, s := range []compat.Span{c.now.Kubernetes, c.now.ControlPlaneKubelet, c.now.WorkerKubelet} {
+	for i, s := range []compat.Span{c.Now.Kubernetes, c.Now.ControlPlaneKubelet, c.Now.WorkerKubelet} {
 		for _, v := range []version.Version{s.Oldest, s.Newest} {
 			why := ""
 			var newer []version.Version
-			for _, r := range c.releases {
+			for _, r := range c.Releases {
 				for _, k := range r.Kubernetes {
 					switch {
 					case k.Version.Equal(v):
@@ -399,7 +399,7 @@ func (c *checkRun) judgeFaulty() {
 }
 
 // offered reports whether the cloud has a Kubernetes, as far as it tells.
-func (c *checkRun) offered(v version.Version) bool {
+func (c *Run) offered(v version.Version) bool {
 	if c.offer.Kubernetes == nil {
 		return true
 	}
@@ -410,38 +410,38 @@ func (c *checkRun) offered(v version.Version) bool {
 // judgeConfig says whether an upgrade to what the configuration asks for would be
 // refused. It is about the configuration as it stands, not about the path, so it only
 // warns: the next hop is made with what it needs written.
-func (c *checkRun) judgeConfig() {
-	f := c.config
+func (c *Run) judgeConfig() {
+	f := c.Config
 	to := compat.Planned{Services: f.Services, Image: f.Image, Kubernetes: f.Kubernetes, KeepWorkers: f.KeepWorkers}
-	if c.now.Services.Is(to.Services) && c.now.ControlPlaneImage.Is(to.Image) && c.now.Kubernetes.Is(to.Kubernetes) {
+	if c.Now.Services.Is(to.Services) && c.Now.ControlPlaneImage.Is(to.Image) && c.Now.Kubernetes.Is(to.Kubernetes) {
 		return
 	}
 	if c.configured {
 		return // it is the next hop, of which the rules speak
 	}
-	if a, err := attestationJSON(f); err == nil {
+	if a, err := AttestationJSON(f); err == nil {
 		to.Attestation = a
 	}
-	cli := c.cli
-	if c.now.Services.Is(to.Services) {
+	cli := c.CLI
+	if c.Now.Services.Is(to.Services) {
 		cli = to.Services // which program would do it is not the configuration's business
 	}
 	said := map[string]bool{}
-	for _, r := range compat.Blocks(c.matrix.Check(cli, c.now, to, c.offer)) {
-		field := fieldOf(r.Rule, to, c.now)
+	for _, r := range compat.Blocks(c.Matrix.Check(cli, c.Now, to, c.offer)) {
+		field := fieldOf(r.Rule, to, c.Now)
 		if said[field] {
 			continue // of several reasons the first is enough
 		}
 		said[field] = true
 		remedy := r.Remedy
 		switch {
-		case r.Rule == "variant" || r.Rule == ruleWeaker: // of which nothing is written
-		case c.hop != nil:
+		case r.Rule == "variant" || r.Rule == RuleWeaker: // of which nothing is written
+		case c.Hop != nil:
 			remedy += "; `constellation upgrade check --write-config` writes what the next hop needs"
 		default:
-			remedy += fmt.Sprintf("; what runs is services %s, image %s, Kubernetes %s", c.now.Services, c.now.ControlPlaneImage, c.now.Kubernetes)
+			remedy += fmt.Sprintf("; what runs is services %s, image %s, Kubernetes %s", c.Now.Services, c.Now.ControlPlaneImage, c.Now.Kubernetes)
 		}
-		c.find(plan.Finding{
+		c.Find(plan.Finding{
 			ID: CheckConfigTarget, Field: field, Severity: plan.Warn, Title: fmt.Sprintf("%s%s asks for what cannot be: %s", workspace.ConfigFile, f.At(field), r.Title),
 			Detail: fmt.Sprintf("rule %s: services %s, image %s, Kubernetes %s", r.Rule, f.Services, f.Image, f.Kubernetes), Source: "config", Reference: r.Reference,
 			Remedy: remedy,
@@ -469,35 +469,35 @@ func fieldOf(rule string, to compat.Planned, now compat.Running) string {
 }
 
 // judgeMeasured says if the next hop's image cannot be demanded from machines.
-func (c *checkRun) judgeMeasured() {
+func (c *Run) judgeMeasured() {
 	if c.unmeasured != nil {
-		c.find(plan.Finding{
+		c.Find(plan.Finding{
 			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: plan.Warn, Source: "attestation",
-			Title:  fmt.Sprintf("the measurements of image %s are not known", c.hop.To.Image),
+			Title:  fmt.Sprintf("the measurements of image %s are not known", c.Hop.To.Image),
 			Detail: c.unmeasured.Error(), Remedy: "get them from whoever published the image, and write both into " + workspace.ConfigFile,
 		})
 	}
 }
 
 // judgeFeed says if the feed could not be used as it should.
-func (c *checkRun) judgeFeed() {
-	s := c.out.Feed
+func (c *Run) judgeFeed() {
+	s := c.Out.Feed
 	switch {
 	case s.Problem != "" && s.Stale:
-		c.find(plan.Finding{ID: "feed", Severity: plan.Warn, Title: "an older copy of the feed was used", Detail: s.Problem, Remedy: s.Remedy, Source: "release"})
+		c.Find(plan.Finding{ID: "feed", Severity: plan.Warn, Title: "an older copy of the feed was used", Detail: s.Problem, Remedy: s.Remedy, Source: "release"})
 	case s.Problem != "":
-		c.find(plan.Finding{ID: "feed", Severity: plan.NotChecked, Title: "not checked what the feed knows", Detail: s.Problem, Remedy: s.Remedy, Source: "release"})
+		c.Find(plan.Finding{ID: "feed", Severity: plan.NotChecked, Title: "not checked what the feed knows", Detail: s.Problem, Remedy: s.Remedy, Source: "release"})
 	}
 }
 
 // judgeCloud says if the cloud could not be asked what it has.
-func (c *checkRun) judgeCloud() {
+func (c *Run) judgeCloud() {
 	if c.silent == nil {
 		return
 	}
-	name := c.config.Provider.Sandbox.Name
-	err := cloudError("ask sandbox "+name, name, c.silent)
-	c.find(plan.Finding{
+	name := c.Config.Provider.Sandbox.Name
+	err := CloudError("ask sandbox "+name, name, c.silent)
+	c.Find(plan.Finding{
 		ID: "cloud-offers", Severity: plan.NotChecked, Title: "not checked whether the cloud has the images and versions", Detail: err.Error(), Source: "cloud",
 		Remedy: plan.Remedy(err),
 	})
@@ -505,8 +505,8 @@ func (c *checkRun) judgeCloud() {
 
 // kindsOf returns the definitions of a release. The error wraps assets.ErrUnknownRelease
 // if only another program has them.
-func (c *checkRun) kindsOf(ctx context.Context, v version.Version) ([]assets.File, error) {
-	r, err := c.known.release(ctx, v)
+func (c *Run) kindsOf(ctx context.Context, v version.Version) ([]assets.File, error) {
+	r, err := c.Known.Release(ctx, v)
 	if err != nil {
 		return nil, err
 	}
@@ -519,15 +519,15 @@ func (c *checkRun) kindsOf(ctx context.Context, v version.Version) ([]assets.Fil
 
 // changes works out what the next hop changes, as far as that can be told without
 // asking anybody again.
-func (c *checkRun) changes(ctx context.Context) *plan.Changes {
-	to := c.hop.Planned()
+func (c *Run) changes(ctx context.Context) *plan.Changes {
+	to := c.Hop.Planned()
 	out := &plan.Changes{Nodes: map[string]int{}}
-	kubernetes := c.hop.To.Kubernetes != c.hop.From.Kubernetes
+	kubernetes := c.Hop.To.Kubernetes != c.Hop.From.Kubernetes
 	replaced, kept, first := 0, 0, 0
-	for _, n := range c.now.Nodes {
+	for _, n := range c.Now.Nodes {
 		controlPlane := n.Role == string(cloud.ControlPlane)
 		switch {
-		case controlPlane && !c.hop.ReplaceControlPlanes || !controlPlane && !c.hop.ReplaceWorkers:
+		case controlPlane && !c.Hop.ReplaceControlPlanes || !controlPlane && !c.Hop.ReplaceWorkers:
 		case n.InPlace && !kubernetes: // its image stays, and there is nothing else
 		case n.InPlace:
 			if out.InPlace == nil {
@@ -543,22 +543,22 @@ func (c *checkRun) changes(ctx context.Context) *plan.Changes {
 			replaced++
 		}
 	}
-	whole, basis := c.past.Estimate(replaced, kept-first, kubernetes)
+	whole, basis := c.Past.Estimate(replaced, kept-first, kubernetes)
 	out.Least, out.Most, out.Basis = whole.Least, whole.Most, basis
-	out.Measurements = c.measurementChanges()
-	if want, err := attestationJSON(c.next); err == nil && want != c.now.JoinConfig.Attestation && c.now.JoinConfig.Attestation != "" {
+	out.Measurements = c.MeasurementChanges()
+	if want, err := AttestationJSON(c.Next); err == nil && want != c.Now.JoinConfig.Attestation && c.Now.JoinConfig.Attestation != "" {
 		out.ConfigMaps = append(out.ConfigMaps, "kube-system/join-config (changed)")
 	}
 	c.serviceChanges(ctx, out, to)
 	return out
 }
 
-// measurementChanges compares what the cluster demands of joining machines with what it
+// MeasurementChanges compares what the cluster demands of joining machines with what it
 // will. If it could not be asked, what the configuration demands stands for it.
-func (c *checkRun) measurementChanges() (out []plan.MeasurementChange) {
-	before, after := c.config.Attestation.TPM2.Measurements, c.next.Attestation.TPM2.Measurements
+func (c *Run) MeasurementChanges() (out []plan.MeasurementChange) {
+	before, after := c.Config.Attestation.TPM2.Measurements, c.Next.Attestation.TPM2.Measurements
 	var now cluster.Demand
-	if err := json.Unmarshal([]byte(c.now.JoinConfig.Attestation), &now); err == nil {
+	if err := json.Unmarshal([]byte(c.Now.JoinConfig.Attestation), &now); err == nil {
 		before = now.Measurements
 	}
 	for _, i := range workspace.Registers(before, after) {
@@ -583,13 +583,13 @@ func (c *checkRun) measurementChanges() (out []plan.MeasurementChange) {
 }
 
 // serviceChanges adds kinds, charts and images of services.
-func (c *checkRun) serviceChanges(ctx context.Context, out *plan.Changes, to compat.Planned) {
-	after, err := c.known.release(ctx, to.Services)
+func (c *Run) serviceChanges(ctx context.Context, out *plan.Changes, to compat.Planned) {
+	after, err := c.Known.Release(ctx, to.Services)
 	if err != nil {
-		c.e.log.Debug("release not read", "release", to.Services, "err", err)
+		c.Log.Debug("release not read", "release", to.Services, "err", err)
 		return
 	}
-	before, err := c.known.release(ctx, c.now.Services.Oldest)
+	before, err := c.Known.Release(ctx, c.Now.Services.Oldest)
 	if err != nil {
 		before = &release.Release{} // not known: everything is new
 	}
@@ -598,9 +598,9 @@ func (c *checkRun) serviceChanges(ctx context.Context, out *plan.Changes, to com
 			out.Images = append(out.Images, plan.ImageChange{Service: name, From: from, To: now})
 		}
 	}
-	if !c.now.Services.Is(to.Services) {
+	if !c.Now.Services.Is(to.Services) {
 		for _, x := range after.Charts {
-			from := strings.TrimPrefix(c.now.Services.Oldest.String(), "v")
+			from := strings.TrimPrefix(c.Now.Services.Oldest.String(), "v")
 			out.Charts = append(out.Charts, fmt.Sprintf("%s %s to %s", x.Name, from, strings.TrimPrefix(to.Services.String(), "v")))
 		}
 		for _, s := range after.Services {
@@ -609,8 +609,8 @@ func (c *checkRun) serviceChanges(ctx context.Context, out *plan.Changes, to com
 		}
 		c.kindChanges(ctx, out, to)
 	}
-	if !c.now.Kubernetes.Is(to.Kubernetes) {
-		old, _ := before.Images(c.now.Kubernetes.Oldest)
+	if !c.Now.Kubernetes.Is(to.Kubernetes) {
+		old, _ := before.Images(c.Now.Kubernetes.Oldest)
 		now, _ := after.Images(to.Kubernetes)
 		for _, name := range []string{"kube-proxy", "coredns"} {
 			image(name, old[name], now[name])
@@ -620,28 +620,28 @@ func (c *checkRun) serviceChanges(ctx context.Context, out *plan.Changes, to com
 
 // kindChanges compares the definitions of two releases; what the cluster has made of
 // them only it can say.
-func (c *checkRun) kindChanges(ctx context.Context, out *plan.Changes, to compat.Planned) {
+func (c *Run) kindChanges(ctx context.Context, out *plan.Changes, to compat.Planned) {
 	after, err := c.kindsOf(ctx, to.Services)
 	if err != nil {
 		if errors.Is(err, assets.ErrUnknownRelease) {
-			c.out.Notes = append(c.out.Notes, fmt.Sprintf("Which kinds hop 1 changes only constellation %s knows.", to.Services))
+			c.Out.Notes = append(c.Out.Notes, fmt.Sprintf("Which kinds hop 1 changes only constellation %s knows.", to.Services))
 		}
 		return
 	}
-	before, err := c.kindsOf(ctx, c.now.Services.Oldest)
+	before, err := c.kindsOf(ctx, c.Now.Services.Oldest)
 	if err != nil {
 		before = nil
 	}
 	for _, f := range after {
 		i := slices.IndexFunc(before, func(o assets.File) bool { return o.Name == f.Name })
 		switch {
-		case !slices.Contains(c.now.Kinds, f.Name):
+		case !slices.Contains(c.Now.Kinds, f.Name):
 			out.KindsAdded = append(out.KindsAdded, f.Name)
 		case i < 0 || string(before[i].Data) != string(f.Data):
 			out.KindsChanged = append(out.KindsChanged, f.Name)
 		}
 	}
-	for _, k := range c.now.Kinds {
+	for _, k := range c.Now.Kinds {
 		if !slices.ContainsFunc(after, func(f assets.File) bool { return f.Name == k }) {
 			out.KindsRemoved = append(out.KindsRemoved, k)
 		}

@@ -1,0 +1,83 @@
+package check
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"constellation/engine/plan"
+	"constellation/engine/version"
+)
+
+// IDs of findings of `upgrade apply`.
+const (
+	FindingNoBackup = "no-backup"
+	findingLocal    = "local-data"
+)
+
+// Services is the release of the services that is asked for.
+func (c *Run) Services() version.Version {
+	if !c.Request.Release.IsZero() {
+		return c.Request.Release
+	}
+	return c.Config.Services
+}
+
+// Current says that there is nothing to apply.
+func (c *Run) Current() error {
+	what := fmt.Sprintf("cluster %s runs release %s with Kubernetes %s", c.Config.Name, c.Now.Services, c.Now.Kubernetes)
+	e := &plan.Error{Err: errors.New(what + ": nothing that can be reached is newer"), Remedy: "`constellation upgrade check` says what there is", Exit: plan.ExitNothing}
+	if c.there {
+		e.Err = errors.New(what + ": what is asked for runs already")
+	}
+	return e
+}
+
+// JudgeApply finds what stands against applying the hop beside what stands against
+// preparing it.
+func (c *Run) JudgeApply(skips func(step string) bool) {
+	if skips(StepBackup) {
+		c.Find(WithoutBackup)
+	} else {
+		c.drop(plan.BackupAge) // one is made
+	}
+	if skips(StepAgents) && len(c.Enrols) > 0 {
+		c.drop(findingEnrolled)
+		c.Find(AgentsFinding(c.Enrols, "leave `--skip-phases "+StepAgents+"` out: the hop then installs the release keys and the verifying agent in place"))
+	}
+	if skips(plan.StepCharts) && !skips(StepTarget) && !c.Now.Services.Is(c.Hop.Planned().Services) {
+		c.Find(plan.Finding{
+			ID: "services-first", Severity: plan.Block, Source: "release", Title: fmt.Sprintf("services %s run, and the hop needs those of release %s", c.Now.Services, c.Hop.To.Release),
+			Detail: "the operator and the join service in the cluster do the work, and those of another release may not know how",
+			Remedy: "leave `--skip-phases " + plan.StepCharts + "` out",
+		})
+	}
+}
+
+// Name marks the findings that are accepted by name alone. Those that block without their
+// name are warnings then: who runs the plan is asked for the name.
+func (c *Run) Name() {
+	for i := range c.Out.Findings {
+		f := &c.Out.Findings[i]
+		lost := func(o string) bool { return strings.HasPrefix(o, "persistentvolume") }
+		switch {
+		case f.Severity == plan.Block && slices.Contains(Acknowledgeable, f.ID):
+			f.Severity, f.Named = plan.Warn, true
+		case f.Named:
+		case f.Severity == plan.Warn && (f.ID == FindingNoBackup || f.ID == findingLocal && slices.ContainsFunc(f.Objects, lost)):
+			f.Named = true
+		default:
+			continue
+		}
+		if !slices.Contains(c.Acknowledged, f.ID) {
+			f.Remedy = strings.TrimPrefix(f.Remedy+"; if it is meant as it is, `--ack "+f.ID+"`", "; ")
+		}
+	}
+}
+
+// WithoutBackup is the finding about a backup that is left out.
+var WithoutBackup = plan.Finding{
+	ID: FindingNoBackup, Severity: plan.Warn, Source: "backup", Title: "no backup is made: what the upgrade destroys cannot be restored",
+	Remedy: "leave `--skip-phases " + StepBackup + "` out",
+}

@@ -1,0 +1,849 @@
+// Package check answers: what could the cluster be upgraded to, and what stands against the next
+// hop?
+//
+// A [Run] is one check and what it has learned of cluster, cloud, releases and workspace.
+// `upgrade check` shows it; preparing and applying an upgrade judge more by the same Run
+// before package engine makes their steps. A check changes nothing but, on request, the
+// configuration.
+package check
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"constellation/assets"
+	"constellation/engine/attestation"
+	"constellation/engine/chart"
+	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/compat"
+	"constellation/engine/plan"
+	"constellation/engine/release"
+	"constellation/engine/rollout"
+	"constellation/engine/version"
+	"constellation/engine/words"
+	"constellation/engine/workspace"
+)
+
+// IDs of the steps of `upgrade apply` that other verbs do not have.
+const (
+	StepBackup = "backup"
+)
+
+// CheckVersions is the Object of the check event that carries the versions and the path:
+// a [Check] without what takes longer, in Data.
+const CheckVersions = "versions"
+
+// surge is how many machines a rollout makes beyond the wanted number.
+const surge = 1
+
+// CheckLimit bounds how long the cluster is asked which versions it runs, and how long
+// the cloud is asked what it has.
+const CheckLimit = 15 * time.Second
+
+// Run is one check and what it has learned. Its methods run one after the other.
+type Run struct {
+	Deps
+	Request CheckRequest
+	CLI     version.Version
+	Out     Check
+
+	text     []byte // of the configuration
+	Config   *workspace.Config
+	State    *workspace.State
+	location string // of the feed
+	keys     []release.Key
+
+	Now  compat.Running
+	Down error // why the cluster could not be asked
+
+	Cloud      Cloud // nil if it could not be asked
+	Images     []cloud.Image
+	kubernetes []version.Version // that the cloud has; nil if it has what releases name
+	arch       string            // of machines
+	silent     error             // why the cloud could not be asked
+
+	Known    Known
+	Fetched  map[string]*chart.Chart // of the hop
+	Releases []release.Summary       // oldest first
+	Past     rollout.History
+
+	Matrix *compat.Matrix
+	offer  compat.Offer
+	goal   compat.Planned
+	there  bool // what the request asks for runs already
+	Path   []compat.Hop
+	Hop    *compat.Hop          // the first of path; nil if there is none
+	InUse  []cluster.Components // that get a statement in the hop
+	Enrols []cluster.Node       // whose agents get to verify in the hop
+	Next   *workspace.Config    // nil if there is no hop
+	edited []byte               // the configuration with the values of the next hop; nil if it is not to be written
+	// unmeasured is why the measurements of the next hop's image are not known.
+	unmeasured error
+
+	// prepares says that the next hop is to be prepared: it may be another one than that of
+	// the shortest path then, and is as the configuration has it if configured is set.
+	Prepares, configured bool
+	// applies says that the hop is also carried out, beginning with the services.
+	Applies      bool
+	Acknowledged []string // IDs of findings
+}
+
+// Begin reads the workspace.
+func (c *Run) Begin() (err error) {
+	if c.CLI, err = version.Parse(version.Release); err != nil {
+		return fmt.Errorf("read own version: %w", err)
+	}
+	if c.Config, c.State, err = c.Ws.Load(); err != nil {
+		return err
+	}
+	// Read again: what is edited must be what was looked at.
+	if c.text, err = c.Ws.ReadConfig(); err != nil {
+		return err
+	}
+	if c.Config, err = workspace.ParseConfig(c.text); err != nil {
+		return &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
+	}
+	if !c.Ws.Has(workspace.KubeconfigFile) {
+		err := &plan.Error{Op: "check for upgrades", Err: c.Ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + c.Command("init") + "`"}
+		switch {
+		case len(c.State.ClusterValues.ClusterID) == 0:
+		case c.Ws.Has(workspace.PendingFile):
+			err.Remedy = "the cluster was begun and is not complete: `" + c.Command("init") + "` goes on"
+		case workspace.Completed(c.Ws, c.Runs()):
+			err.Remedy = workspace.RestoreKubeconfig
+		default:
+			err.Remedy = "if the cluster was complete before, " + workspace.RestoreKubeconfig + ". If it never was: `" + c.Command("init") + "` goes on"
+		}
+		return err
+	}
+	c.location, c.keys, err = c.Feed(c.Config, c.Request)
+	if err != nil {
+		return err
+	}
+	c.Out = Check{
+		Schema: plan.Schema, Cluster: c.Config.Name, Simulated: c.State.Simulated(), Provider: c.Config.Provider.Name(), Time: c.Clock().UTC(), CLI: c.CLI.String(),
+		Components: []plan.ComponentCheck{}, Path: []compat.Hop{}, Findings: []plan.Finding{},
+	}
+	return nil
+}
+
+// Look asks cluster, cloud and releases at the same time.
+func (c *Run) Look(ctx context.Context) error {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		limited, cancel := context.WithTimeout(ctx, CheckLimit)
+		defer cancel()
+		b, err := c.Ws.Kubeconfig()
+		var i Inspector
+		if err == nil {
+			if i, err = c.Inspect(limited, b); err != nil {
+				c.Down = c.Ws.BadKubeconfig(err)
+				return
+			}
+		}
+		if err == nil {
+			c.Now, err = i.Running(limited)
+		}
+		if c.Down = c.ClusterDown(err); c.Down != nil {
+			c.Now = compat.Running{}
+		} else if c.Now.Services.IsZero() || c.Now.ControlPlaneImage.IsZero() || c.Now.Kubernetes.IsZero() {
+			c.Down = c.denied() // nothing can be planned
+		}
+	})
+	wg.Go(func() {
+		limited, cancel := context.WithTimeout(ctx, CheckLimit)
+		defer cancel()
+		c.silent = c.askCloud(limited)
+	})
+	var releasesErr error
+	wg.Go(func() {
+		if c.Known, releasesErr = c.Know(ctx, c.location, c.keys); releasesErr == nil {
+			c.Releases, releasesErr = c.Known.Summaries(ctx)
+		}
+	})
+	wg.Go(func() { c.Past = rollout.ReadHistory(c.Ws.Path(plan.RunsDir)) })
+	wg.Wait()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if releasesErr != nil {
+		return releasesErr
+	}
+	c.Out.Feed = c.Known.State()
+	id := hex.EncodeToString(c.State.ClusterValues.ClusterID)
+	if j := c.Now.JoinConfig; c.Down == nil && j.ClusterID != "" && j.ClusterID != id {
+		return c.Ws.ForeignKubeconfig()
+	}
+	return nil
+}
+
+// askCloud learns what the cloud has. A foreign cloud is as good as none.
+func (c *Run) askCloud(ctx context.Context) error {
+	p, err := c.Provider(ctx, c.Config, c.State)
+	if err != nil {
+		return err
+	}
+	about, err := p.Describe(ctx)
+	if err != nil {
+		return err
+	}
+	if about.UID != c.State.Infrastructure.UID {
+		return &plan.Error{
+			Err:    fmt.Errorf("it is not the one of %s: it was made anew", workspace.StateFile),
+			Remedy: "the cluster went with the earlier sandbox: use another directory with -C, or move this one's files away",
+		}
+	}
+	if c.Images, err = p.Images(ctx); err != nil {
+		return err
+	}
+	c.Cloud, c.kubernetes, c.arch = p, about.Kubernetes, cmp.Or(about.Arch, runtime.GOARCH)
+	return nil
+}
+
+// ClusterDown puts why a cluster cannot be asked into the user's words.
+func (c *Run) ClusterDown(err error) error {
+	if err == nil {
+		return nil
+	}
+	out := &plan.Error{Op: "ask the cluster which versions it runs", Err: err}
+	switch {
+	case errors.Is(err, cluster.ErrForbidden):
+		out.Remedy = "use a kubeconfig that may do this, such as the one that `constellation init` wrote"
+	case errors.Is(err, cluster.ErrDenied):
+		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
+	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
+		out.Err = fmt.Errorf("the API server at %s does not answer: %w", c.State.Infrastructure.ClusterEndpoint, err)
+		out.Remedy = "is the control plane up? `" + c.Command("status") + "` tells what the cloud knows; run the same command again afterwards"
+	default:
+		out.Remedy = "`" + c.Command("status") + "` tells more"
+	}
+	return out
+}
+
+// denied is why the cluster could not be asked if the API server refused to tell; nil
+// if it did not.
+func (c *Run) denied() error {
+	f := deniedFinding(c.Now.Denied)
+	if f == nil {
+		return nil
+	}
+	return &plan.Error{Op: "ask the cluster which versions it runs", Err: fmt.Errorf("%w: %s", cluster.ErrForbidden, f.Detail), Remedy: f.Remedy}
+}
+
+// plainUser are the names that a shell takes as they are.
+var plainUser = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:@._-]*$`)
+
+// deniedFinding is the one finding about all reads that the API server refused, and how
+// to allow them; nil if there are none.
+func deniedFinding(denied []cluster.Denial) *plan.Finding {
+	if len(denied) == 0 {
+		return nil
+	}
+	who, subject := "the kubeconfig's user", "--user=NAME"
+	if user := denied[0].User; user != "" {
+		who = "user " + strconv.Quote(user)
+		if plainUser.MatchString(user) {
+			subject = "--user=" + user
+		}
+		if account, ok := strings.CutPrefix(user, "system:serviceaccount:"); ok && plainUser.MatchString(account) {
+			subject = "--serviceaccount=" + account
+		}
+	}
+	var reads, verbs, resources []string
+	for _, d := range denied {
+		reads, verbs, resources = append(reads, d.String()), append(verbs, d.Verb), append(resources, d.Resource)
+	}
+	slices.Sort(verbs)
+	slices.Sort(resources)
+	f := &plan.Finding{
+		ID: runningDenied, Severity: plan.NotChecked, Source: "versions", Title: who + " may not read all that tells which versions run",
+		Detail: "the API server refused to " + words.And(reads), Reference: "https://kubernetes.io/docs/reference/access-authn-authz/rbac/",
+		Remedy: "use a kubeconfig that may, such as the one that `constellation init` wrote, or let an administrator allow it",
+	}
+	if slices.ContainsFunc(denied, func(d cluster.Denial) bool { return d.User == "" }) {
+		return f // in words that no command can be made of
+	}
+	f.Command = fmt.Sprintf("kubectl create clusterrole constellation-check --verb=%s --resource=%s && kubectl create clusterrolebinding constellation-check --clusterrole=constellation-check %s",
+		strings.Join(slices.Compact(verbs), ","), strings.Join(slices.Compact(resources), ","), subject)
+	f.Remedy += ": `" + f.Command + "`"
+	return f
+}
+
+// runningDenied is the ID of the finding about what the API server refused to tell.
+const runningDenied = "running-denied"
+
+// Without fills what can be told without the cluster, or with the little that it told.
+func (c *Run) Without() {
+	if f := deniedFinding(c.Now.Denied); f != nil {
+		f.Severity = plan.Block
+		c.Find(*f)
+	} else {
+		c.Find(plan.Finding{
+			ID: "api-server", Severity: plan.Block, Title: "the cluster could not be asked", Detail: c.Down.Error(), Remedy: plan.Remedy(c.Down), Source: "versions",
+		})
+	}
+	c.Matrix = compat.NewMatrix(c.Releases)
+	c.judgeFeed()
+	c.judgeCloud()
+	c.components(nil)
+	for i := range c.Out.Components {
+		if r := &c.Out.Components[i]; r.Kind != rowCLI {
+			r.Verdict = "not known"
+		}
+	}
+	c.Out.Exit = plan.ExitCode(c.Down)
+}
+
+// Decide works out versions, path and what the next hop writes.
+func (c *Run) Decide(ctx context.Context) error {
+	c.Matrix = compat.NewMatrix(c.Releases)
+	c.offer = c.offers()
+	c.Out.Current = plan.Target{Release: c.Now.Services.String(), Image: c.Now.ControlPlaneImage.Add(c.Now.WorkerImage.Oldest).Add(c.Now.WorkerImage.Newest).String(), Kubernetes: c.Now.Kubernetes.String()}
+
+	var results []*compat.RuleResult
+	for read := map[string]bool{}; ; c.Matrix = compat.NewMatrix(c.Releases) {
+		c.goal = compat.Planned{Services: c.Request.Release, Kubernetes: c.Request.Kubernetes}
+		if c.asked() {
+			c.Path, results = c.Matrix.Path(c.Now, c.goal, c.offer)
+			c.there = len(c.Path)+len(results) == 0
+		}
+		if !c.there {
+			c.goal = c.Matrix.Goal(c.Now, c.goal, c.offer)
+			c.Path, results = c.Matrix.Path(c.Now, c.goal, c.offer)
+		}
+		if !c.refuse(ctx, read) {
+			break
+		}
+	}
+	if c.Prepares {
+		c.choose()
+	}
+	c.Out.Path = append(c.Out.Path, c.Path...)
+	c.Out.Goal = c.reached()
+	if len(c.Path) > 0 {
+		c.Hop = &c.Path[0]
+		if c.configured {
+			c.Next = c.Config
+		} else if err := c.prepare(ctx); err != nil {
+			return err
+		}
+		results = c.Matrix.Check(c.Hop.CLI, c.Now, c.planned(), c.offer)
+	}
+	for _, r := range results {
+		f := plan.Finding{ID: r.Rule, Severity: r.Severity, Title: r.Title, Remedy: r.Remedy, Reference: r.Reference, Source: "matrix"}
+		if weakens(f) {
+			f.Detail = c.weaker(ctx)
+		}
+		c.Find(f)
+	}
+	reach := c.Matrix.Reachable(c.CLI, c.Now, c.offer)
+	for _, r := range reach {
+		if c.there {
+			break // nobody asks for what is newer
+		}
+		c.Out.Blocked = append(c.Out.Blocked, r.Blocked...)
+	}
+	c.beyond()
+	c.components(reach)
+	c.judgeRunning()
+	c.judgeConfig()
+	c.judgeMeasured()
+	c.judgeFeed()
+	c.judgeCloud()
+	c.Out.Notes = append(c.Out.Notes, c.Matrix.Notes(c.CLI, c.Now)...)
+	switch {
+	case c.Hop != nil:
+		c.Out.Changes = c.changes(ctx)
+		if !c.Prepares { // which destroys nothing
+			c.Find(c.LastBackup(c.State))
+		}
+	case c.there:
+		c.Out.Notes = append(c.Out.Notes, "What is asked for runs already.")
+	case len(results) == 0 && len(c.Out.Blocked) == 0:
+		c.Out.Notes = append(c.Out.Notes, "Nothing that is known is newer than what runs.")
+	}
+	return nil
+}
+
+// beyond says why versions of Kubernetes that are newer than where the path ends cannot
+// be gone to from there: what is in the way now the path clears.
+func (c *Run) beyond() {
+	if len(c.Path) == 0 {
+		return
+	}
+	end := c.Path[len(c.Path)-1].Planned()
+	at := compat.Running{
+		Services: compat.At(end.Services), ControlPlaneImage: compat.At(end.Image), Kubernetes: compat.At(end.Kubernetes), ControlPlaneKubelet: compat.At(end.Kubernetes),
+		JoinConfig: c.Now.JoinConfig,
+	}
+	if !c.Now.WorkerKubelet.IsZero() {
+		at.WorkerImage, at.WorkerKubelet = compat.At(end.Image), compat.At(end.Kubernetes)
+	}
+	for i := range c.Out.Blocked {
+		b := &c.Out.Blocked[i]
+		v, err := version.Parse(b.Version)
+		if err != nil || b.Component != rowKubernetes || !end.Kubernetes.Less(v) {
+			continue
+		}
+		if found := compat.Blocks(c.Matrix.Check(end.Services, at, compat.Planned{Services: end.Services, Image: end.Image, Kubernetes: v}, c.offer)); len(found) > 0 {
+			b.Rule, b.Reason, b.Remedy, b.Reference = found[0].Rule, found[0].Title, found[0].Remedy, found[0].Reference
+		}
+	}
+}
+
+// asked reports whether the request names a goal.
+func (c *Run) asked() bool { return !c.Request.Release.IsZero() || !c.Request.Kubernetes.IsZero() }
+
+// reached is where the path ends.
+func (c *Run) reached() plan.Target {
+	if n := len(c.Path); n > 0 {
+		return c.Path[n-1].To
+	}
+	return plan.Target{
+		Release: cmp.Or(c.goal.Services.String(), c.Now.Services.Oldest.String()), Image: cmp.Or(c.goal.Image.String(), c.Now.ControlPlaneImage.Oldest.String()),
+		Kubernetes: cmp.Or(c.goal.Kubernetes.String(), c.Now.Kubernetes.Oldest.String()),
+	}
+}
+
+// offers is the cloud's word. What a cloud that does not answer has is not known, and
+// told as such; it forbids nothing.
+func (c *Run) offers() compat.Offer {
+	if c.silent != nil {
+		return compat.Offer{}
+	}
+	o := compat.Offer{Images: func(v version.Version) (bool, string, string) {
+		if c.Image(v) != nil {
+			return true, "", ""
+		}
+		var have []string
+		for _, i := range c.Images {
+			have = append(have, i.Version)
+		}
+		return false, "the cloud has no image " + v.String(), "the cloud has " + words.And(have) + "; the sandbox of constellation " + v.String() + " has this one"
+	}}
+	if c.kubernetes != nil {
+		o.Kubernetes = func(v version.Version) (bool, string, string) {
+			if slices.ContainsFunc(c.kubernetes, v.Equal) {
+				return true, "", ""
+			}
+			why := "the mirror has no " + v.String()
+			if b := c.Buildable; len(b) > 0 && !slices.Contains(b, v.String()) {
+				return false, why, "of this Kubernetes a sandbox can have " + words.Or(b) + " only"
+			}
+			return false, why, "`constellation sandbox fetch " + v.String() + "`"
+		}
+	}
+	return o
+}
+
+// Image returns the cloud's image of a release; nil if it has none.
+func (c *Run) Image(v version.Version) *cloud.Image {
+	for i := range c.Images {
+		if x, err := version.Parse(c.Images[i].Version); err == nil && x.Equal(v) {
+			return &c.Images[i]
+		}
+	}
+	return nil
+}
+
+// summary returns what is known about a release; nil if nothing is.
+func (c *Run) summary(v version.Version) *release.Summary {
+	for i := range c.Releases {
+		if c.Releases[i].Version.Equal(v) {
+			return &c.Releases[i]
+		}
+	}
+	return nil
+}
+
+// prepare works out the configuration of the next hop.
+func (c *Run) prepare(ctx context.Context) error {
+	to := c.Hop.Planned()
+	behind := !c.Now.WorkerKubelet.IsZero() && (!c.Now.WorkerKubelet.Is(to.Kubernetes) || !c.Now.WorkerImage.Is(to.Image))
+	h := workspace.HopConfig{Image: to.Image, Services: to.Services, Kubernetes: to.Kubernetes, KeepWorkers: to.KeepWorkers && c.Hop.ReplaceControlPlanes && behind}
+	if h.Measurements, c.unmeasured = c.measured(ctx, to.Image); ctx.Err() != nil {
+		return ctx.Err()
+	}
+	c.Next = h.Apply(c.Config)
+	out, fields, err := workspace.EditConfig(c.text, h)
+	switch {
+	case err != nil && c.Request.WriteConfig:
+		return err
+	case err != nil:
+		c.Out.Notes = append(c.Out.Notes, fmt.Sprintf("--write-config cannot be used: %v; %s", err, plan.Remedy(err)))
+		c.Out.Config = &ConfigChange{Path: c.Ws.Path(workspace.ConfigFile), Fields: []workspace.FieldChange{}}
+	case c.unmeasured != nil && c.Request.WriteConfig:
+		return &plan.Error{
+			Op: "write " + c.Ws.Path(workspace.ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", to.Image, c.unmeasured),
+			Remedy: "image and measurements belong together: get them from whoever published the image, and write both by hand",
+		}
+	default:
+		c.Out.Config = &ConfigChange{Path: c.Ws.Path(workspace.ConfigFile), Fields: append([]workspace.FieldChange{}, fields...)}
+		c.edited = out
+	}
+	return nil
+}
+
+// measured returns what the configuration demands with another image: registers that
+// the new image is known to leave otherwise get their new value, those that only the old
+// one is known to leave go, those that only the new one does come. Others are the
+// user's own and stay. Nil if nothing is known about an image that the configuration has
+// already.
+func (c *Run) measured(ctx context.Context, v version.Version) (attestation.Measurements, error) {
+	then, err := c.registersOf(ctx, v)
+	switch {
+	case err != nil && v.Equal(c.Config.Image):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	before, err := c.registersOf(ctx, c.Config.Image)
+	if err != nil {
+		before = then // what comes and goes is not known
+	}
+	out := c.Config.Attestation.TPM2.Measurements.Clone()
+	for _, i := range slices.Sorted(maps.Keys(then)) {
+		m, demanded := out[i]
+		if _, known := before[i]; demanded || !known {
+			m.Expected = then[i]
+			out[i] = m
+		}
+	}
+	for i := range before {
+		if _, ok := then[i]; !ok {
+			delete(out, i)
+		}
+	}
+	delete(out, workspace.PCRCluster) // of a machine that belongs to no cluster
+	return out, nil
+}
+
+// registersOf returns what a machine that booted an image has measured: the cloud knows
+// its own images, the feed all others.
+func (c *Run) registersOf(ctx context.Context, v version.Version) (map[uint32][]byte, error) {
+	var text map[uint32]string
+	if i := c.Image(v); i != nil {
+		text = i.Measurements
+	}
+	if len(text) == 0 {
+		var err error
+		if text, err = c.Known.Measurements(ctx, v, c.Out.Provider); err != nil {
+			return nil, err
+		}
+	}
+	out := make(map[uint32][]byte, len(text))
+	for i, s := range text {
+		b, err := hex.DecodeString(s)
+		if err != nil || !workspace.IsDigest(s) {
+			return nil, fmt.Errorf("register %d of image %s is %q, which is no SHA-256 value", i, v, s)
+		}
+		out[i] = b
+	}
+	return out, nil
+}
+
+// RuleWeaker is the rule that no register is enforced less.
+const RuleWeaker = "measurements-weaker"
+
+func weakens(f plan.Finding) bool { return f.ID == RuleWeaker && f.Severity == plan.Block }
+
+// weaker says which values the registers should have that the configuration weakens.
+func (c *Run) weaker(ctx context.Context) string {
+	var now cluster.Demand
+	if json.Unmarshal([]byte(c.Now.JoinConfig.Attestation), &now) != nil || c.Next == nil {
+		return ""
+	}
+	of := c.Hop.To.Image
+	known, err := c.registersOf(ctx, c.Hop.Planned().Image)
+	if err != nil {
+		c.Log.Debug("registers not known", "image", of, "err", err)
+	}
+	var out []string
+	for _, i := range slices.Sorted(maps.Keys(now.Measurements)) {
+		m := now.Measurements[i]
+		if then, ok := c.Next.Attestation.TPM2.Measurements[i]; m.WarnOnly || ok && !then.WarnOnly {
+			continue
+		}
+		if b, ok := known[i]; ok {
+			out = append(out, fmt.Sprintf("PCR %d of image %s is %x", i, of, b))
+			continue
+		}
+		out = append(out, fmt.Sprintf("PCR %d of image %s is not known (the cluster demands %x now)", i, of, m.Expected))
+	}
+	return strings.Join(out, "; ")
+}
+
+// planned is the next hop as the rules take it.
+func (c *Run) planned() compat.Planned {
+	to := c.Hop.Planned()
+	if b, err := AttestationJSON(c.Next); err == nil {
+		to.Attestation = b
+	}
+	return to
+}
+
+// Tell emits what is known so far.
+func (c *Run) Tell(emit func(plan.Event)) {
+	c.Sort()
+	data, err := json.Marshal(c.Out)
+	if err != nil {
+		c.Log.Warn("check not told", "err", err)
+		return
+	}
+	ev := plan.Event{Kind: plan.KindCheck, Object: CheckVersions, Source: "versions", State: string(plan.Info), Text: "Versions and path", Time: c.Clock().UTC(), Data: data}
+	if c.Down != nil {
+		ev.State, ev.Text, ev.Remedy = string(plan.Block), c.Down.Error(), plan.Remedy(c.Down)
+	}
+	emit(ev)
+}
+
+// Foresee makes the preflight of the next hop, and asks cluster and cloud what else it
+// will change.
+func (c *Run) Foresee(ctx context.Context, emit func(plan.Event)) error {
+	if c.Hop == nil || c.Request.NoPreflight {
+		return nil
+	}
+	b, err := c.Ws.Kubeconfig()
+	if err != nil {
+		return err
+	}
+	i, err := c.Inspect(ctx, b)
+	if err != nil {
+		return c.ClusterDown(err)
+	}
+	to := c.Hop.Planned()
+	r := PreflightRequest{
+		From: c.Now.Kubernetes.Oldest, To: to.Kubernetes, Release: to.Services, Etcd: c.etcd(to), Surge: surge, DryRun: !c.Request.NoDryRun,
+		ReplaceControlPlanes: c.Hop.ReplaceControlPlanes, ReplaceWorkers: c.Hop.ReplaceWorkers,
+	}
+	hops := append([]PreflightRequest{r}, c.later(r)...)
+	var found [][]plan.Finding
+	var kinds, components error
+	var list cluster.Components
+	var outdated []string
+	var wg sync.WaitGroup
+	wg.Go(func() { found, err = i.Preflight(ctx, hops, emit) })
+	wg.Go(func() {
+		if kinds = errNotAsked; !c.Request.NoDryRun {
+			outdated, kinds = c.outdated(ctx, b)
+		}
+	})
+	wg.Go(func() { list, components = c.list(ctx, to.Kubernetes) })
+	wg.Wait()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		why := c.ClusterDown(err)
+		c.Find(plan.Finding{
+			ID: "preflight", Severity: plan.NotChecked, Title: "not checked what the hop would trip over", Detail: why.Error(), Remedy: plan.Remedy(why), Source: "preflight",
+		})
+	}
+	for n, f := range found {
+		if n > 0 {
+			f = onlyLater(found[0], f)
+			emit(plan.Event{Kind: plan.KindCheck, Object: laterHops, Source: "path", State: string(f[0].Severity), Text: f[0].Title, Time: c.Clock().UTC()})
+		}
+		c.Out.Findings = append(c.Out.Findings, f...)
+	}
+	if kinds == nil {
+		c.Out.Changes.KindsAdded, c.Out.Changes.KindsChanged = nil, nil
+		for _, k := range outdated {
+			if slices.Contains(c.Now.Kinds, k) {
+				c.Out.Changes.KindsChanged = append(c.Out.Changes.KindsChanged, k)
+			} else {
+				c.Out.Changes.KindsAdded = append(c.Out.Changes.KindsAdded, k)
+			}
+		}
+	} else if !errors.Is(kinds, assets.ErrUnknownRelease) && !errors.Is(kinds, errNotAsked) {
+		c.Log.Debug("kinds not compared", "err", kinds)
+	}
+	if components == nil {
+		c.judgeAgents(ctx, b, list)
+	}
+	if components == nil && list.Name != c.Now.Target.Components {
+		c.Out.Changes.ConfigMaps = append([]string{"kube-system/" + list.Name + " (new)"}, c.Out.Changes.ConfigMaps...)
+	}
+	return nil
+}
+
+// errNotAsked means that the request leaves a question out.
+var errNotAsked = errors.New("not asked")
+
+// laterHops is the ID of the check of what comes after the next hop.
+const laterHops = "later-hops"
+
+// later is what the hops after the next one do, taken together; nothing if there are
+// none.
+func (c *Run) later(r PreflightRequest) []PreflightRequest {
+	if len(c.Path) < 2 {
+		return nil
+	}
+	end := c.Path[len(c.Path)-1].Planned()
+	r.To, r.Release, r.Etcd = end.Kubernetes, end.Services, c.etcd(end)
+	for _, h := range c.Path[1:] {
+		r.ReplaceControlPlanes = r.ReplaceControlPlanes || h.ReplaceControlPlanes
+		r.ReplaceWorkers = r.ReplaceWorkers || h.ReplaceWorkers
+	}
+	return []PreflightRequest{r}
+}
+
+// onlyLater returns what later hops would trip over and the next one does not, as far as
+// it can be seen from here. Nothing of it is in the way yet, so it only warns. There is
+// one finding at least.
+func onlyLater(next, later []plan.Finding) (out []plan.Finding) {
+	for _, f := range later {
+		told := slices.ContainsFunc(next, func(o plan.Finding) bool {
+			return o.ID == f.ID && (o.Title == f.Title || len(f.Objects) > 0 && slices.Equal(o.Objects, f.Objects))
+		})
+		if f.Severity == plan.Info || f.Severity == plan.NotChecked || told {
+			continue
+		}
+		f.Severity, f.Title = plan.Warn, "a later hop: "+f.Title
+		out = append(out, f)
+	}
+	if len(out) == 0 {
+		out = []plan.Finding{{ID: laterHops, Severity: plan.Info, Title: "the hops after the next one find nothing in their way that can be seen from here", Source: "path"}}
+	}
+	return out
+}
+
+// etcd returns the tag of etcd after a hop; empty if it is not known.
+func (c *Run) etcd(to compat.Planned) string {
+	if s := c.summary(to.Services); s != nil {
+		for _, k := range s.Kubernetes {
+			if k.Version.Equal(to.Kubernetes) {
+				return k.Etcd
+			}
+		}
+	}
+	return ""
+}
+
+// outdated asks the cluster, by a dry run, which definitions of the next hop's release it
+// does not have just so.
+func (c *Run) outdated(ctx context.Context, kubeconfig []byte) ([]string, error) {
+	want, err := c.kindsOf(ctx, c.Hop.Planned().Services)
+	if err != nil {
+		return nil, err
+	}
+	k, err := c.Connect(ctx, kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	limited, cancel := context.WithTimeout(ctx, CheckLimit)
+	defer cancel()
+	return k.OutdatedKinds(limited, want)
+}
+
+// list returns what nodes install in the next hop, with the statement of the cloud or, if that
+// has none, of the feed. The error wraps release.ErrUntrusted if the feed's is not genuine.
+func (c *Run) list(ctx context.Context, v version.Version) (cluster.Components, error) {
+	if c.Cloud == nil {
+		return cluster.Components{}, c.silent
+	}
+	limited, cancel := context.WithTimeout(ctx, CheckLimit)
+	defer cancel()
+	l, err := c.Cloud.Components(limited, v)
+	if err == nil && l.Statement == "" && c.Hop != nil {
+		l.Statement, err = c.Known.Vouch(limited, c.Hop.Planned().Services, v, c.arch, l.List)
+		if running := c.Now.Services.Oldest; err == nil && l.Statement == "" && running != c.Hop.Planned().Services {
+			l.Statement, err = c.Known.Vouch(limited, running, v, c.arch, l.List) // components in use can be older than the target
+		}
+		if err != nil {
+			err = statementError{err}
+		}
+	}
+	out := cluster.Components{Name: cluster.ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement, Agent: l.Agent}
+	if out.Name == c.Now.Target.Components {
+		out.Agent = nil // it would say that the nodes were enrolled
+	}
+	if out.Agent != nil {
+		out.Unenrolled = withComponents(c.Now.Nodes, out.Name)
+	}
+	return out, err
+}
+
+// statementError is why the feed's statement over components is not there: the feed's fault or
+// that of this computer, and not the cloud's.
+type statementError struct{ error }
+
+func (e statementError) Unwrap() error { return e.error }
+
+// Write replaces the configuration, if that is asked for.
+func (c *Run) Write() error {
+	if !c.Request.WriteConfig {
+		return nil
+	}
+	for _, f := range c.Out.Findings {
+		if weakens(f) {
+			c.Out.Notes = append(c.Out.Notes, fmt.Sprintf("--write-config leaves measurements weakened: %s (%s); %s.", f.Title, f.Detail, f.Remedy))
+		}
+	}
+	if c.Out.Config == nil || len(c.Out.Config.Fields) == 0 {
+		note := "Nothing to write: " + workspace.ConfigFile + " says already what the next hop needs."
+		switch {
+		case c.Hop == nil:
+			note = "Nothing to write: there is no next hop."
+		case slices.ContainsFunc(c.Out.Findings, weakens):
+			note = "Nothing else to write: " + workspace.ConfigFile + " says already what the next hop needs but for the measurements."
+		}
+		c.Out.Notes = append(c.Out.Notes, note)
+		return nil
+	}
+	if err := c.Ws.UpdateConfig(c.text, c.edited); err != nil {
+		return err
+	}
+	c.Out.Config.Written = true
+	// What was said about values that are not there any more.
+	c.Out.Findings = slices.DeleteFunc(c.Out.Findings, func(f plan.Finding) bool { return f.ID == CheckConfigTarget })
+	return nil
+}
+
+// Finish sorts, and says how to exit.
+func (c *Run) Finish() {
+	c.Sort()
+	blocked := func(f plan.Finding) bool { return f.Severity == plan.Block }
+	switch {
+	case c.Hop != nil && !slices.ContainsFunc(c.Out.Findings, blocked):
+		c.Out.Exit = plan.ExitUpgradeAvailable
+	case c.Hop != nil || slices.ContainsFunc(c.Out.Findings, blocked) || len(c.Out.Blocked) > 0 && !c.asked():
+		c.Out.Exit = plan.ExitBlocked
+	}
+}
+
+// Sort brings the worst findings to the front and leaves the order of equals.
+func (c *Run) Sort() {
+	order := []plan.Severity{plan.Block, plan.Warn, plan.NotChecked, plan.Info}
+	slices.SortStableFunc(c.Out.Findings, func(a, b plan.Finding) int {
+		return cmp.Compare(slices.Index(order, a.Severity), slices.Index(order, b.Severity))
+	})
+}
+
+// AttestationJSON is what the join service demands of joining machines under a
+// configuration.
+func AttestationJSON(c *workspace.Config) (string, error) {
+	b, err := json.Marshal(cluster.Demand{Variant: string(attestation.TPM2), Measurements: c.Attestation.TPM2.Measurements})
+	if err != nil {
+		return "", fmt.Errorf("marshal measurements: %w", err)
+	}
+	return string(b), nil
+}
+
+// IDs of the steps of init.
+const (
+	StepTarget = "set-target"
+)

@@ -1,0 +1,24 @@
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"constellation/engine/cloud"
+	"constellation/engine/plan"
+)
+
+// CloudError puts an error of a provider into the user's words.
+func CloudError(op, name string, err error) error {
+	e := &plan.Error{Op: op, Err: err}
+	switch {
+	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
+		return err
+	case errors.Is(err, cloud.ErrUnavailable):
+		e.Remedy = fmt.Sprintf("is sandbox %s running? `constellation sandbox status` tells, `constellation sandbox up` starts it", name)
+	case errors.Is(err, cloud.ErrDenied):
+		e.Remedy = "run as the user that started the sandbox"
+	}
+	return e
+}

@@ -1,0 +1,78 @@
+package check
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"constellation/assets"
+	"constellation/engine/chart"
+	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/component"
+	"constellation/engine/plan"
+	"constellation/engine/release"
+	"constellation/engine/version"
+	"constellation/engine/workspace"
+)
+
+// Deps is what a check works with.
+type Deps struct {
+	Ws    *workspace.Workspace
+	Log   *slog.Logger
+	Clock func() time.Time
+	// buildable are the versions of Kubernetes that can be built here; empty if unknown.
+	Buildable []string
+
+	Inspect  func(ctx context.Context, kubeconfig []byte) (Inspector, error)
+	Connect  func(ctx context.Context, kubeconfig []byte) (Published, error)
+	Provider func(ctx context.Context, c *workspace.Config, s *workspace.State) (Cloud, error)
+	// feed returns the location of the feed that a request means, and the keys for it; know
+	// learns what it says.
+	Feed func(c *workspace.Config, r CheckRequest) (location string, keys []release.Key, err error)
+	Know func(ctx context.Context, location string, keys []release.Key) (Known, error)
+	// charts returns what fetches and compares the charts of a release.
+	Charts func(c *workspace.Config, s *workspace.State, rel *release.Release, location string) Charts
+	// runs are the recorded runs; what cannot be read is left out.
+	Runs func() []plan.RunSummary
+	// lastBackup judges the age of the last backup.
+	LastBackup func(s *workspace.State) plan.Finding
+	// command is the command line of a verb for this workspace.
+	Command func(verb string) string
+}
+
+// Known is what a check needs of releases.
+type Known interface {
+	State() FeedState
+	Summaries(ctx context.Context) ([]release.Summary, error)
+	Release(ctx context.Context, v version.Version) (*release.Release, error)
+	// Vouch returns the statement of the release builder over a list of components; empty if
+	// there is none.
+	Vouch(ctx context.Context, v, kubernetes version.Version, arch string, list component.List) (string, error)
+	// Measurements are the expected registers of an image, as hex.
+	Measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error)
+}
+
+// Published is what a check needs of the objects that the engine has published.
+type Published interface {
+	Components(ctx context.Context, name string) (cluster.Components, error)
+	OutdatedKinds(ctx context.Context, kinds []assets.File) ([]string, error)
+}
+
+// Cloud is what a check needs of the cloud.
+type Cloud interface {
+	Describe(ctx context.Context) (cluster.ProviderInfo, error)
+	Groups(ctx context.Context) ([]cloud.Group, error)
+	Machines(ctx context.Context) ([]cluster.CloudMachine, error)
+	Images(ctx context.Context) ([]cloud.Image, error)
+	Components(ctx context.Context, v version.Version) (component.Signed, error)
+}
+
+// Charts compares the charts of a release with those of the cluster.
+type Charts interface {
+	// Fetch gets charts that do not come with the program; findings say which cannot be had.
+	Fetch(ctx context.Context) []plan.Finding
+	// Fetched are they, by name.
+	Fetched() map[string]*chart.Chart
+	Compare(ctx context.Context) ([]plan.ChartChange, []plan.Finding, error)
+}

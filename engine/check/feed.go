@@ -1,0 +1,76 @@
+package check
+
+import (
+	"errors"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"constellation/engine/release"
+	"constellation/engine/workspace"
+)
+
+// VerifyCommand is the command that looks at every file of a feed, with the same keys.
+func VerifyCommand(location string, keys []release.Key) string {
+	command := "`constellation release verify " + ShellQuote(location)
+	var files []string
+	configured := false
+	for _, k := range keys {
+		if k.File == "" {
+			configured = k.Name == workspace.ConfigFile
+		} else if !slices.Contains(files, k.File) {
+			files = append(files, k.File)
+		}
+	}
+	if configured {
+		return "copy releases.keys of " + workspace.ConfigFile + " into a file feed.pub: then " + command + " --feed-key feed.pub`"
+	}
+	for _, f := range files {
+		command += " --feed-key " + ShellQuote(f)
+	}
+	return command + "`"
+}
+
+const feedAddresses = "a feed is at an https address, at an http address of this computer, or in a folder"
+
+// FeedRemedy says what to do about a feed that is not believed.
+func FeedRemedy(err error) string {
+	if err == nil {
+		return ""
+	}
+	for _, r := range []struct {
+		is     error
+		remedy string
+	}{
+		{release.ErrAddress, feedAddresses},
+		{release.ErrNoKeys, "name the publisher's public key with --feed-key FILE; no feed is official yet"},
+		{release.ErrConflict, "ask its publisher: a release never changes, so one of the two is not genuine"},
+		{release.ErrRedirect, "name the address that it leads to, if you trust it"},
+		{release.ErrExpired, "look at this computer's clock; if it is right, ask the publisher for a new publication"},
+		{release.ErrFuture, "look at this computer's clock; if it is right, ask the publisher"},
+		{release.ErrRollback, "try again later: an old copy was served; if that goes on, ask the publisher"},
+		{release.ErrSigner, "if the publisher has another key, name its file with --feed-key (or put it into releases.keys); if this is his key, the file was altered: try again in a minute, in case it was being published, then ask him"},
+		{release.ErrUntrusted, "ask the publisher for the key that is used now; do not use the feed until you are sure"},
+		{release.ErrAltered, "try again in a minute, in case it was being published; then ask the publisher"},
+		{release.ErrUnreachable, "look at the address and the network, and try again; " + feedAddresses},
+		{release.ErrAbsent, "name the folder that holds index.json; `constellation release build` makes one"},
+	} {
+		if errors.Is(err, r.is) {
+			return r.remedy
+		}
+	}
+	return ""
+}
+
+// FeedLimit bounds how long a feed is asked.
+const FeedLimit = 10 * time.Second
+
+var plainRE = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+
+func ShellQuote(s string) string {
+	if plainRE.MatchString(s) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

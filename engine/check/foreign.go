@@ -1,0 +1,53 @@
+package check
+
+import (
+	"context"
+	"errors"
+
+	"constellation/assets"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
+)
+
+// ForeseeCharts fetches the charts of the hop and compares them with those that run.
+func (c *Run) ForeseeCharts(ctx context.Context) error {
+	if c.Hop == nil || c.Request.NoPreflight || c.Prepares && !c.Applies {
+		return nil
+	}
+	rel, err := c.Known.Release(ctx, c.Hop.Planned().Services)
+	if err != nil {
+		c.Log.Debug("release not read", "release", c.Hop.To.Release, "err", err)
+		return ctx.Err()
+	}
+	charts := c.Charts(c.Config, c.State, rel, c.location)
+	changes, err := c.LookAtCharts(ctx, charts)
+	if err == nil && changes != nil {
+		c.Out.Changes.ChartChanges, c.Out.Changes.Charts = changes, nil
+		for _, x := range changes {
+			c.Out.Changes.Charts = append(c.Out.Changes.Charts, x.String())
+		}
+	}
+	c.Fetched = charts.Fetched()
+	return ctx.Err()
+}
+
+// LookAtCharts notes what stands against the charts of a run, and returns what they change;
+// nil if that is not known.
+func (c *Run) LookAtCharts(ctx context.Context, charts Charts) ([]plan.ChartChange, error) {
+	if blocked := charts.Fetch(ctx); len(blocked) > 0 {
+		c.Out.Findings = append(c.Out.Findings, blocked...)
+		return nil, workspace.ErrAbsent
+	}
+	changes, found, err := charts.Compare(ctx)
+	if err != nil {
+		if !errors.Is(err, assets.ErrUnknownRelease) { // only that release's program has its charts
+			c.Log.Debug("charts not compared", "err", err)
+		}
+		return nil, err
+	}
+	c.Out.Findings = append(c.Out.Findings, found...)
+	if changes == nil {
+		changes = []plan.ChartChange{}
+	}
+	return changes, nil
+}
