@@ -339,9 +339,9 @@ func TestSmallestWindow(t *testing.T) {
 				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 60, 16) })
 				frame := s.c.View()
 				checkGolden(t, "frames/"+sc.name+".60x16.txt", frame+"\n")
-				if s.c.screen == screenBackup && !s.c.bak.open {
+				if s.c.screen == s.c.backup && !s.c.backup.open {
 					for range 3 {
-						if b := s.c.chosenBackup(); !strings.Contains(s.c.View(), b.ID) {
+						if b := s.c.backup.chosen(); !strings.Contains(s.c.View(), b.ID) {
 							t.Errorf("%s is selected and not visible:\n%s", b.ID, s.c.View())
 						}
 						s.press("down")
