@@ -25,6 +25,8 @@ MACHINES   ?= hollow
 CONTROL_PLANES ?=
 
 export CGO_ENABLED := 0
+# The flags of the release build, also for tests, so that both share compiled packages.
+export GOFLAGS := -trimpath
 GO_BUILD = go build -trimpath -buildvcs=false
 TOOL     = go tool -modfile=.ci/go.mod
 

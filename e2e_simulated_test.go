@@ -291,7 +291,7 @@ func TestControlPlaneLosesItsPowerAsItJoins(t *testing.T) {
 	}, "get", "nodes", "-o", "name", "-l", "node-role.kubernetes.io/control-plane")
 	c.wantNodes(both...)
 	c.wantEtcdMembers(2)
-	if !says(joins, "taking this machine's member out of etcd") {
+	if !says(joins, "removing this machine's member from etcd") {
 		t.Error("its member was not removed from etcd")
 	}
 }

@@ -205,7 +205,7 @@ func TestMembersOfEtcd(t *testing.T) {
 	_, err = remove(4711, others[1].Name)
 	refused(t, err, "not 1267")
 	_, err = move(leader.Id, 4711)
-	refused(t, err, "no healthy voter")
+	refused(t, err, "is not a healthy voter")
 
 	r, err := move(leader.Id, others[1].Id)
 	if err != nil || !r.Moved || r.Leader != others[1].Id {
@@ -251,7 +251,7 @@ func TestMembersOfEtcd(t *testing.T) {
 		t.Errorf("remove it again: %v, %v", ok, err)
 	}
 
-	// A learner is told as one, never leads, and its sickness keeps the voters.
+	// A learner is reported as one, never leads, and its failure blocks changes of voters.
 	by, leader = settled(t, c, 2)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
@@ -270,7 +270,7 @@ func TestMembersOfEtcd(t *testing.T) {
 			_, err = remove(m.Id, m.Name)
 			refused(t, err, "has not started")
 			_, err = move(leader.Id, learner.Member.ID)
-			refused(t, err, "no healthy voter")
+			refused(t, err, "is not a healthy voter")
 		}
 	}
 	if ok, err := remove(learner.Member.ID, ""); err != nil || !ok {
@@ -358,7 +358,7 @@ func TestSnapshotIsWhole(t *testing.T) {
 	if int64(len(b)) != sum.GetSize() || len(b) < 3_000_000 || !bytes.Equal(whole[:], sum.GetSha256()) || !bytes.Equal(body[:], b[len(b)-sha256.Size:]) || sum.Revision != 31 || sum.EtcdVersion != "3.6.6" {
 		t.Errorf("%d bytes, %v", len(b), sum)
 	}
-	// Whoever leaves in the middle leaves the place for the next.
+	// A canceled receiver frees the slot for the next.
 	ctx, cancel := context.WithCancel(t.Context())
 	stream, err := c.SnapshotEtcd(ctx, &upgradeproto.SnapshotEtcdRequest{})
 	if err != nil {

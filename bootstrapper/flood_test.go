@@ -40,7 +40,7 @@ func (r *rig) heard(addr string, limit time.Duration) (time.Duration, error) {
 	defer cancel()
 	start := time.Now()
 	for {
-		try, cancel := context.WithTimeout(ctx, 2*time.Second) // as a console does, which dials anew
+		try, cancel := context.WithTimeout(ctx, 2*time.Second) // like a console, which dials again
 		_, err := r.console(addr).Ack(try, &initproto.AckRequest{InitSecret: initSecret})
 		cancel()
 		if status.Code(err) == codes.FailedPrecondition {
@@ -54,9 +54,9 @@ func (r *rig) heard(addr string, limit time.Duration) (time.Duration, error) {
 	}
 }
 
-// TestSilentConnectionsCloseInitForNobody is 64 connections from one source that send
+// TestSilentConnectionsDoNotBlockInit opens 64 connections from one source that send
 // nothing, and 20 consoles that try once each.
-func TestSilentConnectionsCloseInitForNobody(t *testing.T) {
+func TestSilentConnectionsDoNotBlockInit(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	x := r.start()
 	for range 64 {
@@ -129,9 +129,9 @@ func TestConsoleGetsThroughAFlood(t *testing.T) {
 	}
 }
 
-// TestGuesserLocksNobodyOut guesses the secret past every limit, from the console's
-// source and from others.
-func TestGuesserLocksNobodyOut(t *testing.T) {
+// TestGuesserDoesNotLockOutConsole guesses the secret beyond every limit, from the console's source
+// and from others.
+func TestGuesserDoesNotLockOutConsole(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	x := r.start()
 	client := r.console(x.addr)

@@ -233,8 +233,8 @@ func (a authority) sign(t testing.TB, csr []byte, change func(*x509.Certificate)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// softTPM is a TPM as far as these tests look at one, with registers and evidence
-// that agree. The evidence is of the real format and is judged by the real validator.
+// softTPM is the part of a TPM that these tests use, with registers and matching evidence. The
+// evidence has the real format and is judged by the real validator.
 type softTPM struct {
 	t      testing.TB
 	ca     *attestation.CA
@@ -447,7 +447,7 @@ func (r *rig) logged() string {
 	return r.log.String()
 }
 
-// closedPort is a port that nobody listens on.
+// closedPort is a port without listener.
 func closedPort(t testing.TB) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -458,7 +458,7 @@ func closedPort(t testing.TB) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// script bends the scripted kubeadm.
+// script configures the scripted kubeadm.
 func (r *rig) script(file, content string) {
 	r.t.Helper()
 	if err := os.WriteFile(filepath.Join(r.ctl, file), []byte(content), 0o600); err != nil {
@@ -468,7 +468,7 @@ func (r *rig) script(file, content string) {
 
 func (r *rig) unscript(file string) { os.Remove(filepath.Join(r.ctl, file)) }
 
-// calls are what kubeadm was asked for.
+// calls are the calls of kubeadm.
 func (r *rig) calls() string {
 	b, err := os.ReadFile(filepath.Join(r.ctl, "calls"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

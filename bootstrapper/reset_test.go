@@ -31,7 +31,7 @@ func TestResetAndAReboot(t *testing.T) {
 		t.Errorf("unused %t, %v: register 15 is still set", unused, err)
 	}
 	if !strings.HasSuffix(r.calls(), " reset") || !strings.Contains(strings.Join(said, "\n"), "[reset] Stopping the kubelet service") {
-		t.Errorf("kubeadm was asked for %s; said %q", r.calls(), said)
+		t.Errorf("kubeadm was called with %s; said %q", r.calls(), said)
 	}
 	for _, dir := range nodeDirs {
 		if e, err := os.ReadDir(filepath.Join(r.m.Root, dir)); err == nil && len(e) > 0 {

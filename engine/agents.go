@@ -176,7 +176,7 @@ func namesOf(nodes []cluster.Node) []string {
 }
 
 // agentsStep names the enrolment program, with which the operator begins on each node.
-func (i *initRun) agentsStep() plan.Step {
+func (i *clusterRun) agentsStep() plan.Step {
 	want := i.components
 	return plan.Step{
 		ID:    StepAgents,

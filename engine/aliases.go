@@ -4,6 +4,8 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/compat"
 	"constellation/engine/plan"
+	"constellation/engine/rollout"
+	"constellation/engine/workspace"
 )
 
 // What moved into packages of its own keeps its name here for packages that still use it.
@@ -188,4 +190,78 @@ var (
 	ExitCode    = plan.ExitCode
 	NewReporter = plan.NewReporter
 	Remedy      = plan.Remedy
+)
+
+// Moved to package rollout.
+type (
+	BadLine    = rollout.BadLine
+	Board      = rollout.Board
+	BoardGroup = rollout.BoardGroup
+	BoardLine  = rollout.BoardLine
+	BoardLog   = rollout.BoardLog
+	BoardNode  = rollout.BoardNode
+	BoardPart  = rollout.BoardPart
+	BoardPlace = rollout.BoardPlace
+	BoardPlan  = rollout.BoardPlan
+	BoardStep  = rollout.BoardStep
+	BoardWait  = rollout.BoardWait
+	Moment     = rollout.Moment
+	PastRun    = rollout.PastRun
+	PastStage  = rollout.PastStage
+	PastStep   = rollout.PastStep
+	PastWait   = rollout.PastWait
+)
+
+// Moved to package rollout.
+var (
+	StagesNew = rollout.StagesNew
+	StagesOld = rollout.StagesOld
+)
+
+// Moved to package rollout.
+var (
+	ReadRecord = rollout.ReadRecord
+	Unnamed    = rollout.Unnamed
+)
+
+// Moved to package workspace.
+type (
+	AttestationConfig = workspace.AttestationConfig
+	ClusterValues     = workspace.ClusterValues
+	Config            = workspace.Config
+	ConfigErrors      = workspace.ConfigErrors
+	FieldChange       = workspace.FieldChange
+	FieldError        = workspace.FieldError
+	GenerateOptions   = workspace.GenerateOptions
+	HexBytes          = workspace.HexBytes
+	Infrastructure    = workspace.Infrastructure
+	MasterSecret      = workspace.MasterSecret
+	NodeGroup         = workspace.NodeGroup
+	ProviderConfig    = workspace.ProviderConfig
+	ReleasesConfig    = workspace.ReleasesConfig
+	SandboxConfig     = workspace.SandboxConfig
+	SandboxInfo       = workspace.SandboxInfo
+	SandboxState      = workspace.SandboxState
+	State             = workspace.State
+	TPM2Config        = workspace.TPM2Config
+	Workspace         = workspace.Workspace
+)
+
+// Moved to package workspace.
+const (
+	ConfigFile       = workspace.ConfigFile
+	ConfigVersion    = workspace.ConfigVersion
+	KubeconfigFile   = workspace.KubeconfigFile
+	MasterSecretFile = workspace.MasterSecretFile
+	StateFile        = workspace.StateFile
+	StateVersion     = workspace.StateVersion
+)
+
+// Moved to package workspace.
+var (
+	GenerateConfig = workspace.GenerateConfig
+	MigrateConfig  = workspace.MigrateConfig
+	OpenWorkspace  = workspace.OpenWorkspace
+	ParseConfig    = workspace.ParseConfig
+	ParseState     = workspace.ParseState
 )

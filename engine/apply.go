@@ -20,8 +20,10 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/compat"
 	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/engine/version"
 	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // IDs of the steps of `upgrade apply` that other verbs do not have.
@@ -30,7 +32,7 @@ const (
 )
 
 // ApplySteps are the IDs of the steps of `upgrade apply`, in order.
-var ApplySteps = []string{StepBackup, StepComponents, StepAgents, StepJoinConfig, plan.StepCharts, StepTarget, plan.StepRollout}
+var ApplySteps = []string{StepBackup, StepComponents, StepAgents, StepJoinConfig, plan.StepCharts, StepRevocations, StepTarget, plan.StepRollout}
 
 // IDs of findings of `upgrade apply`.
 const (
@@ -91,7 +93,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	if err := e.ws.onMachines(plan.VerbApply); err != nil {
+	if err := e.ws.OnMachines(plan.VerbApply); err != nil {
 		return nil, err
 	}
 	r.WriteConfig = false
@@ -107,7 +109,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	}
 	now := e.now()
 	p := &plan.Plan{
-		ID: newRunID(plan.VerbApply, now), Verb: plan.VerbApply, Cluster: c.config.Name, Simulated: e.simulated(), Nodes: c.config.counts(), Created: now.UTC(),
+		ID: newRunID(plan.VerbApply, now), Verb: plan.VerbApply, Cluster: c.config.Name, Simulated: e.simulated(), Nodes: c.config.Counts(), Created: now.UTC(),
 		Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse,
 	}
 	p.End.Command = e.command(string(plan.VerbApply)) + r.flags()
@@ -153,14 +155,14 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	if err != nil {
 		return nil, err
 	}
-	a := &applyRun{prepareRun: prepared, request: r, plan: p}
+	a := &applyRun{clusterRun: prepared.clusterRun, prepared: prepared, request: r, plan: p}
 	a.want(c.config)
 	a.fetched, a.accepted = c.fetched, p.Accepted
 	if a.release, err = c.known.release(ctx, c.hop.Planned().Services); err != nil {
 		return nil, &plan.Error{Op: "read release " + c.hop.To.Release, Err: err, Remedy: "point `--feed` to where it is published"}
 	}
-	a.weaker = slices.ContainsFunc(p.Findings, func(f plan.Finding) bool { return f.ID == ruleWeaker }) // Run makes sure that it is accepted
-	a.target.MaxSurge = r.Surge
+	a.prepared.weaker = slices.ContainsFunc(p.Findings, func(f plan.Finding) bool { return f.ID == ruleWeaker }) // Run makes sure that it is accepted
+	a.prepared.target.MaxSurge = r.Surge
 	return p, a.fill(ctx, c)
 }
 
@@ -222,19 +224,20 @@ func (c *checkRun) name() {
 
 // applyRun is what the steps of one upgrade share. Steps run one after the other.
 type applyRun struct {
-	*prepareRun
-	request ApplyRequest
-	plan    *plan.Plan
+	*clusterRun
+	prepared *prepareRun // what the rollout is prepared with
+	request  ApplyRequest
+	plan     *plan.Plan
 }
 
 // fill completes the plan.
 func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
-	join, err := a.joinConfigStep(ctx)
+	join, err := a.prepared.joinConfigStep(ctx)
 	if err != nil {
 		return err
 	}
 	p := a.plan
-	p.Notes = a.notes
+	p.Notes = a.prepared.notes
 	replaced, groups := perGroup(c.out.Changes.Nodes)
 	kept, keptGroups := perGroup(c.out.Changes.InPlace)
 	charts := a.chartsStep()
@@ -254,28 +257,36 @@ func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
 			charts.Details = append(charts.Details, "kind "+k+" "+x.what)
 		}
 	}
-	steps := append(a.componentsSteps(), join, charts, a.targetStep(groups, keptGroups), a.rolloutStep())
-	rollout := &steps[len(steps)-1]
-	rollout.Effect = "all nodes are at the target"
+	steps := append(a.componentsSteps(), join, charts)
+	expired, err := a.expired(ctx)
+	if err != nil {
+		return err
+	}
+	if len(expired) > 0 {
+		steps = append(steps, a.revocationsStep(expired))
+	}
+	steps = append(steps, a.targetStep(groups, keptGroups), a.rolloutStep())
+	wait := &steps[len(steps)-1]
+	wait.Effect = "all nodes are at the target"
 	switch {
 	case replaced > 0 && kept > 0:
-		rollout.Effect = "replaces " + words.Count(replaced, "node") + " and upgrades " + words.Count(kept, "node") + " in place" + inOrder(replaced+kept)
+		wait.Effect = "replaces " + words.Count(replaced, "node") + " and upgrades " + words.Count(kept, "node") + " in place" + inOrder(replaced+kept)
 	case replaced > 0:
-		rollout.Effect = "replaces " + words.Count(replaced, "node") + inOrder(replaced)
+		wait.Effect = "replaces " + words.Count(replaced, "node") + inOrder(replaced)
 	case kept > 0:
-		rollout.Effect = "upgrades " + words.Count(kept, "node") + " in place" + inOrder(kept) + ": no machine is replaced"
+		wait.Effect = "upgrades " + words.Count(kept, "node") + " in place" + inOrder(kept) + ": no machine is replaced"
 	}
-	rollout.Details = append(rollout.Details, fmt.Sprintf("takes about %s: %s", interval{c.out.Changes.Least, c.out.Changes.Most}, c.out.Changes.Basis))
+	wait.Details = append(wait.Details, fmt.Sprintf("takes about %s: %s", rollout.Interval{Least: c.out.Changes.Least, Most: c.out.Changes.Most}, c.out.Changes.Basis))
 	// What mutates decides whether a backup is needed.
 	steps = append([]plan.Step{a.backupStep(steps[:len(steps)-1])}, steps...)
 	if err := a.skip(ctx, steps); err != nil {
 		return err
 	}
-	what := fmt.Sprintf("image %s and Kubernetes %s", a.target.ImageVersion, a.target.Kubernetes)
+	what := fmt.Sprintf("image %s and Kubernetes %s", a.prepared.target.ImageVersion, a.prepared.target.Kubernetes)
 	p.End.Done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
 	p.End.Nothing = p.End.Done + " already: nothing to do"
-	if a.hops > 1 {
-		p.End.Done += fmt.Sprintf("; that was hop 1 of %d, the same command makes the next one", a.hops)
+	if a.prepared.hops > 1 {
+		p.End.Done += fmt.Sprintf("; that was hop 1 of %d, the same command makes the next one", a.prepared.hops)
 	}
 	a.finish(fmt.Sprintf("the target of cluster %s is set to %s; the cluster goes there alone", p.Cluster, what))
 	return nil
@@ -351,11 +362,11 @@ func (a *applyRun) targetStep(replaced, kept []string) plan.Step {
 		ID:    StepTarget,
 		Title: "Set the target of all nodes",
 		Effect: fmt.Sprintf("NodeVersion %s asks for image %s and Kubernetes %s in one write%s; from then on the cluster goes on alone, also without this program",
-			nodeVersionName, a.target.ImageVersion, a.target.Kubernetes, a.workers()),
+			nodeVersionName, a.prepared.target.ImageVersion, a.prepared.target.Kubernetes, a.prepared.workers()),
 		Final: true,
 		Done:  a.targetSet,
 		Run: func(ctx context.Context, r *plan.Reporter) error {
-			return a.inCluster(ctx, r, "set the target", func(ctx context.Context, k Cluster) error { return k.SetNodeTarget(ctx, a.target) })
+			return a.inCluster(ctx, r, "set the target", func(ctx context.Context, k Cluster) error { return k.SetNodeTarget(ctx, a.prepared.target) })
 		},
 	}
 	if len(kept) > 0 {
@@ -379,15 +390,15 @@ func (a *applyRun) targetStep(replaced, kept []string) plan.Step {
 func (a *applyRun) targetSet(ctx context.Context) (bool, error) {
 	return a.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 		got, err := k.NodeTarget(ctx)
-		return got.Same(a.target) && got.KeepWorkers == a.target.KeepWorkers && !got.Cancelled && (a.request.Surge == "" || got.MaxSurge == a.request.Surge), err
+		return got.Same(a.prepared.target) && got.KeepWorkers == a.prepared.target.KeepWorkers && !got.Cancelled && (a.request.Surge == "" || got.MaxSurge == a.request.Surge), err
 	})
 }
 
 func (a *applyRun) rolloutStep() plan.Step {
 	return plan.Step{
 		ID: plan.StepRollout, Title: "Wait until all nodes are new", Effect: "all nodes are at the target",
-		Done: func(ctx context.Context) (bool, error) { return a.rolloutDone(ctx, a.target) },
-		Run:  func(ctx context.Context, r *plan.Reporter) error { return a.waitRollout(ctx, r, a.target) },
+		Done: func(ctx context.Context) (bool, error) { return a.rolloutDone(ctx, a.prepared.target) },
+		Run:  func(ctx context.Context, r *plan.Reporter) error { return a.waitRollout(ctx, r, a.prepared.target) },
 	}
 }
 
@@ -398,12 +409,10 @@ func (c *checkRun) goOn(ctx context.Context, p *plan.Plan, r ApplyRequest) error
 	images := n.ControlPlaneImage.Add(n.WorkerImage.Oldest).Add(n.WorkerImage.Newest)
 	p.From = plan.Target{Release: n.Services.String(), Image: images.String(), Kubernetes: n.ControlPlaneKubelet.Add(n.WorkerKubelet.Oldest).Add(n.Kubernetes.Newest).String()}
 	p.To = plan.Target{Release: n.Services.String(), Image: t.ImageVersion, Kubernetes: t.Kubernetes}
-	a := &applyRun{
-		prepareRun: &prepareRun{initRun: &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}, target: t},
-		request:    r, plan: p,
-	}
+	run := &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}
+	a := &applyRun{clusterRun: run, prepared: &prepareRun{clusterRun: run, target: t}, request: r, plan: p}
 	p.Surge = cmp.Or(r.Surge, t.MaxSurge)
-	a.target.MaxSurge = p.Surge
+	a.prepared.target.MaxSurge = p.Surge
 	kubernetes, _ := version.Parse(t.Kubernetes) // one that cannot be read is another one
 	left, inPlace, first := 0, 0, 0
 	for _, node := range n.Nodes {
@@ -425,7 +434,7 @@ func (c *checkRun) goOn(ctx context.Context, p *plan.Plan, r ApplyRequest) error
 	case inPlace > 0:
 		rollout.Effect = fmt.Sprintf("of %s not yet at the target replaces %d, and upgrades %d in place: their machines stay", words.Count(left, "node"), left-inPlace, inPlace)
 	}
-	least, basis := c.past.estimate(left-inPlace, inPlace-first, !n.Kubernetes.Is(kubernetes))
+	least, basis := c.past.Estimate(left-inPlace, inPlace-first, !n.Kubernetes.Is(kubernetes))
 	rollout.Details = []string{fmt.Sprintf("takes about %s: %s", least, basis)}
 	steps := []plan.Step{a.targetStep(nil, nil), rollout}
 	a.request.Skip = nil // what could be skipped is done
@@ -454,7 +463,7 @@ func (a *applyRun) rehearsed(s *plan.Step) func(context.Context, *plan.Reporter)
 			return nil
 		}
 		return a.inCluster(ctx, r, "ask whether the target would be taken", func(ctx context.Context, k Cluster) error {
-			return k.TryNodeTarget(ctx, a.target)
+			return k.TryNodeTarget(ctx, a.prepared.target)
 		})
 	}
 }
@@ -463,12 +472,12 @@ func (a *applyRun) rehearsed(s *plan.Step) func(context.Context, *plan.Reporter)
 const holdLimit = 30 * time.Second
 
 // hold takes the cluster for a run.
-func (i *initRun) hold(ctx context.Context, r *plan.Reporter, run string, lost func(error)) (release func(), err error) {
-	k, err := i.connect(ctx)
+func (a *applyRun) hold(ctx context.Context, r *plan.Reporter, run string, lost func(error)) (release func(), err error) {
+	k, err := a.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	h := cluster.Holder{User: "somebody", Workspace: i.e.ws.Dir(), PID: os.Getpid(), Run: run, Since: i.e.now().UTC().Truncate(time.Second)}
+	h := cluster.Holder{User: "somebody", Workspace: a.e.ws.Dir(), PID: os.Getpid(), Run: run, Since: a.e.now().UTC().Truncate(time.Second)}
 	if u, err := user.Current(); err == nil {
 		h.User = u.Username
 	}
@@ -495,7 +504,7 @@ func (i *initRun) hold(ctx context.Context, r *plan.Reporter, run string, lost f
 	case errors.Is(err, cluster.ErrAbsent):
 		return nil, &plan.Error{Op: "take the cluster for this run", Err: err, Remedy: "the services are not installed: `constellation init` installs them"}
 	}
-	return release, i.clusterError("take the cluster for this run", err)
+	return release, a.clusterError("take the cluster for this run", err)
 }
 
 // reusable is how long the backup of a run that did not get to its end serves the next one.
@@ -547,7 +556,7 @@ func (a *applyRun) backUp(ctx context.Context, r *plan.Reporter) error {
 	}
 	cluster, err := a.e.backups(ctx, kubeconfig)
 	if err != nil {
-		return &plan.Error{Op: "back up the cluster", Err: err, Remedy: "restore " + KubeconfigFile + " from a backup"}
+		return &plan.Error{Op: "back up the cluster", Err: err, Remedy: "restore " + workspace.KubeconfigFile + " from a backup"}
 	}
 	b := &backupRun{
 		e: a.e, dir: a.e.ws.Path(plan.RunsDir), id: a.plan.ID, name: a.plan.Cluster,
@@ -571,7 +580,7 @@ func (a *applyRun) backUp(ctx context.Context, r *plan.Reporter) error {
 			Remedy: strings.TrimPrefix(plan.Remedy(err)+"; ", "; ") + "nothing was changed. To go on without a backup: `--skip-phases " + StepBackup + " --ack " + findingNoBackup + "`",
 		}
 	}
-	text := fmt.Sprintf("Backed up %d objects of %d kinds, %s, verified", b.done.Objects, len(b.done.Types), sizeOf(b.done.Bytes))
+	text := fmt.Sprintf("Backed up %d objects of %d kinds, %s, verified", b.done.Objects, len(b.done.Types), workspace.SizeOf(b.done.Bytes))
 	if b.done.Etcd == nil {
 		text += "; without a snapshot of etcd"
 	}
@@ -589,7 +598,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	if err := e.ws.onMachines(plan.VerbApply); err != nil {
+	if err := e.ws.OnMachines(plan.VerbApply); err != nil {
 		return nil, err
 	}
 	s, err := e.ws.State()
@@ -597,8 +606,8 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 		return nil, err
 	}
 	kubeconfig, err := e.ws.Kubeconfig()
-	if errors.Is(err, errAbsent) {
-		return nil, &plan.Error{Op: "upgrade the services", Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
+	if errors.Is(err, workspace.ErrAbsent) {
+		return nil, &plan.Error{Op: "upgrade the services", Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
 	}
 	if err != nil {
 		return nil, err
@@ -626,7 +635,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 		return nil, c.clusterDown(err)
 	}
 	if j := c.now.JoinConfig; j.ClusterID != "" && j.ClusterID != hex.EncodeToString(s.ClusterValues.ClusterID) {
-		return nil, e.ws.foreignKubeconfig()
+		return nil, e.ws.ForeignKubeconfig()
 	}
 	c.matrix = compat.NewMatrix(c.releases)
 	if !c.now.Services.Is(c.cli) {
@@ -637,8 +646,8 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	if r.skips(StepBackup) {
 		c.find(withoutBackup)
 	}
-	run := &initRun{e: e, facts: &facts{state: s}}
-	cfg, err := partOfConfig(e.ws, "releases", "charts", "plans") // the rest is not needed
+	run := &clusterRun{e: e, facts: &facts{state: s}}
+	cfg, err := workspace.PartOfConfig(e.ws, "releases", "charts", "plans") // the rest is not needed
 	if err != nil {
 		return nil, err
 	}
@@ -667,7 +676,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	if len(p.Blocked()) > 0 {
 		return p, nil
 	}
-	a := &applyRun{prepareRun: &prepareRun{initRun: run}, request: r, plan: p}
+	a := &applyRun{clusterRun: run, prepared: &prepareRun{clusterRun: run}, request: r, plan: p}
 	a.request.Detach = true
 	a.accepted = p.Accepted
 	charts := a.chartsStep()

@@ -8,11 +8,12 @@ import (
 
 	"constellation/engine/backup"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // lastBackup looks in the directories of the workspace's runs; nil if there is none.
 // Those of another cluster, which had this workspace before, do not count.
-func (e *Engine) lastBackup(s *State) (*plan.LastBackup, error) {
+func (e *Engine) lastBackup(s *workspace.State) (*plan.LastBackup, error) {
 	all, err := backup.List(e.ws.Path(plan.RunsDir))
 	if err != nil {
 		return nil, err

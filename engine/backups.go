@@ -15,6 +15,7 @@ import (
 	"constellation/engine/backup"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // IDs of the steps of `backup create`.
@@ -111,15 +112,15 @@ type backupRun struct {
 // request are at fault.
 func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, error) {
 	kubeconfig, err := e.ws.Kubeconfig()
-	if errors.Is(err, errAbsent) {
-		return nil, &plan.Error{Op: "back up the cluster", Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
+	if errors.Is(err, workspace.ErrAbsent) {
+		return nil, &plan.Error{Op: "back up the cluster", Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
 	}
 	if err != nil {
 		return nil, err
 	}
-	b := &backupRun{e: e, request: r, name: "of " + KubeconfigFile}
+	b := &backupRun{e: e, request: r, name: "of " + workspace.KubeconfigFile}
 	if b.cluster, err = e.backups(ctx, kubeconfig); err != nil {
-		return nil, &plan.Error{Op: "read " + e.ws.Path(KubeconfigFile), Err: err, Exit: plan.ExitUsage, Remedy: "restore the file from a backup"}
+		return nil, &plan.Error{Op: "read " + e.ws.Path(workspace.KubeconfigFile), Err: err, Exit: plan.ExitUsage, Remedy: "restore the file from a backup"}
 	}
 	// A configuration or state that cannot be read must not keep anybody from making a
 	// backup.
@@ -208,7 +209,7 @@ func (b *backupRun) fail(err error) error {
 	case errors.Is(err, cluster.ErrUnreachable):
 		e.Op, e.Remedy = "read the cluster", "see that its API server is up, then run the same command again"
 	case errors.Is(err, cluster.ErrDenied):
-		e.Op, e.Remedy = "read the cluster", "see that "+KubeconfigFile+" is of this cluster"
+		e.Op, e.Remedy = "read the cluster", "see that "+workspace.KubeconfigFile+" is of this cluster"
 	}
 	return e
 }
@@ -301,7 +302,7 @@ func (m *meter) event(p BackupProgress, last bool) (plan.Event, bool) {
 	if p.AllObjects > 0 && !last {
 		text += fmt.Sprintf(" of %d", m.total)
 	}
-	text += fmt.Sprintf(" objects, %s, %s/s", sizeOf(p.Bytes), sizeOf(max(0, int64(rate))))
+	text += fmt.Sprintf(" objects, %s, %s/s", workspace.SizeOf(p.Bytes), workspace.SizeOf(max(0, int64(rate))))
 	if left := m.total - p.Objects; !last && p.AllObjects > 0 && left >= 0 && objects > 0 {
 		s := int64(float64(left)/objects + 0.5)
 		counts["seconds_left"] = s
@@ -323,7 +324,7 @@ func (e *Engine) ListBackups(ctx context.Context, dir string, verify bool, progr
 		return nil, err
 	}
 	if _, err := os.Lstat(path); dir != "" && err != nil {
-		return nil, &plan.Error{Op: "list backups in " + path, Err: withoutPath(err), Exit: plan.ExitUsage, Remedy: "name the directory that `backup create --dir` was given"}
+		return nil, &plan.Error{Op: "list backups in " + path, Err: workspace.WithoutPath(err), Exit: plan.ExitUsage, Remedy: "name the directory that `backup create --dir` was given"}
 	}
 	var out []BackupEntry
 	if verify {
@@ -437,7 +438,7 @@ func (e *Engine) PruneBackups(_ context.Context, dir string, keep int) (removed 
 	if err != nil {
 		return nil, err
 	}
-	unlock, err := e.ws.lock("backup prune", e.now())
+	unlock, err := e.ws.Lock("backup prune", e.now())
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,7 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 // BundleRequest says what is to be carried to where no network is.
@@ -58,10 +59,10 @@ func openBundle(location string) (*release.Bundle, error) {
 // MakeBundle writes a file with all that an upgrade reads from elsewhere: the whole feed of
 // releases, and the charts that releases up to r.To and the workspace's configuration name.
 // The same contents make the same bytes. What is at r.Out is replaced when all is there.
-func MakeBundle(ctx context.Context, w *Workspace, r BundleRequest) (BundleReport, error) {
+func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (BundleReport, error) {
 	out := BundleReport{Schema: plan.Schema, File: r.Out, Releases: []string{}, Charts: []release.BundleChart{}}
 	e := New(w, Deps{})
-	c, err := partOfConfig(w, "releases", "charts") // a feed can be carried without a workspace
+	c, err := workspace.PartOfConfig(w, "releases", "charts") // a feed can be carried without a workspace
 	if err != nil {
 		return out, err
 	}
@@ -141,7 +142,7 @@ func MakeBundle(ctx context.Context, w *Workspace, r BundleRequest) (BundleRepor
 	if len(feed) == 0 && len(out.Charts) == 0 {
 		return out, &plan.Error{
 			Op: "bundle", Err: errors.New("there is nothing to carry: neither a feed nor charts of others are named"), Exit: plan.ExitNothing,
-			Remedy: "all else comes with the program; `--feed` names a feed, and charts stand in " + ConfigFile,
+			Remedy: "all else comes with the program; `--feed` names a feed, and charts stand in " + workspace.ConfigFile,
 		}
 	}
 	err = writeWhole(r.Out, func(f io.Writer) error {
@@ -158,7 +159,7 @@ func MakeBundle(ctx context.Context, w *Workspace, r BundleRequest) (BundleRepor
 		}
 	}
 	if err != nil {
-		return out, &plan.Error{Op: "write " + r.Out, Err: withoutPath(err), Remedy: "look at whether you may write there, and whether there is room"}
+		return out, &plan.Error{Op: "write " + r.Out, Err: workspace.WithoutPath(err), Remedy: "look at whether you may write there, and whether there is room"}
 	}
 	return out, nil
 }

@@ -24,8 +24,10 @@ import (
 	"constellation/engine/compat"
 	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/rollout"
 	"constellation/engine/version"
 	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // CheckVersions is the Object of the check event that carries the versions and the path:
@@ -90,8 +92,8 @@ type checkRun struct {
 	out     Check
 
 	text     []byte // of the configuration
-	config   *Config
-	state    *State
+	config   *workspace.Config
+	state    *workspace.State
 	location string // of the feed
 	keys     []release.Key
 
@@ -107,7 +109,7 @@ type checkRun struct {
 	known    *knowledge
 	fetched  map[string]*chart.Chart // of the hop
 	releases []release.Summary       // oldest first
-	past     experience
+	past     rollout.History
 
 	matrix *compat.Matrix
 	offer  compat.Offer
@@ -117,7 +119,7 @@ type checkRun struct {
 	hop    *compat.Hop          // the first of path; nil if there is none
 	inUse  []cluster.Components // that get a statement in the hop
 	enrols []cluster.Node       // whose agents get to verify in the hop
-	next   *Config              // nil if there is no hop
+	next   *workspace.Config    // nil if there is no hop
 	edited []byte               // the configuration with the values of the next hop; nil if it is not to be written
 	// unmeasured is why the measurements of the next hop's image are not known.
 	unmeasured error
@@ -143,15 +145,15 @@ func (c *checkRun) begin() (err error) {
 	if c.text, err = e.ws.ReadConfig(); err != nil {
 		return err
 	}
-	if c.config, err = ParseConfig(c.text); err != nil {
+	if c.config, err = workspace.ParseConfig(c.text); err != nil {
 		return &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
 	}
-	if !e.ws.has(KubeconfigFile) {
-		err := &plan.Error{Op: "check for upgrades", Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
+	if !e.ws.Has(workspace.KubeconfigFile) {
+		err := &plan.Error{Op: "check for upgrades", Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
 		runs, _ := e.Runs() // without them less is known
 		switch {
 		case len(c.state.ClusterValues.ClusterID) == 0:
-		case e.ws.has(pendingFile):
+		case e.ws.Has(workspace.PendingFile):
 			err.Remedy = "the cluster was begun and is not complete: `" + e.command("init") + "` goes on"
 		case completed(e.ws, runs):
 			err.Remedy = restoreKubeconfig
@@ -181,7 +183,7 @@ func (c *checkRun) look(ctx context.Context) error {
 		var i Inspector
 		if err == nil {
 			if i, err = c.e.inspect(limited, b); err != nil {
-				c.down = c.e.ws.badKubeconfig(err)
+				c.down = c.e.ws.BadKubeconfig(err)
 				return
 			}
 		}
@@ -205,7 +207,7 @@ func (c *checkRun) look(ctx context.Context) error {
 			c.releases, releasesErr = c.known.summaries(ctx)
 		}
 	})
-	wg.Go(func() { c.past = learn(c.e.ws.Path(plan.RunsDir)) })
+	wg.Go(func() { c.past = rollout.ReadHistory(c.e.ws.Path(plan.RunsDir)) })
 	wg.Wait()
 	if err := ctx.Err(); err != nil {
 		return err
@@ -216,7 +218,7 @@ func (c *checkRun) look(ctx context.Context) error {
 	c.out.Feed = c.known.state
 	id := hex.EncodeToString(c.state.ClusterValues.ClusterID)
 	if j := c.now.JoinConfig; c.down == nil && j.ClusterID != "" && j.ClusterID != id {
-		return c.e.ws.foreignKubeconfig()
+		return c.e.ws.ForeignKubeconfig()
 	}
 	return nil
 }
@@ -233,7 +235,7 @@ func (c *checkRun) askCloud(ctx context.Context) error {
 	}
 	if about.UID != c.state.Infrastructure.UID {
 		return &plan.Error{
-			Err:    fmt.Errorf("it is not the one of %s: it was made anew", StateFile),
+			Err:    fmt.Errorf("it is not the one of %s: it was made anew", workspace.StateFile),
 			Remedy: "the cluster went with the earlier sandbox: use another directory with -C, or move this one's files away",
 		}
 	}
@@ -254,7 +256,7 @@ func (c *checkRun) clusterDown(err error) error {
 	case errors.Is(err, cluster.ErrForbidden):
 		out.Remedy = "use a kubeconfig that may do this, such as the one that `constellation init` wrote"
 	case errors.Is(err, cluster.ErrDenied):
-		out.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
+		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		out.Err = fmt.Errorf("the API server at %s does not answer: %w", c.state.Infrastructure.ClusterEndpoint, err)
 		out.Remedy = "is the control plane up? `" + c.e.command("status") + "` tells what the cloud knows; run the same command again afterwards"
@@ -505,25 +507,25 @@ func (c *checkRun) summary(v version.Version) *release.Summary {
 func (c *checkRun) prepare(ctx context.Context) error {
 	to := c.hop.Planned()
 	behind := !c.now.WorkerKubelet.IsZero() && (!c.now.WorkerKubelet.Is(to.Kubernetes) || !c.now.WorkerImage.Is(to.Image))
-	h := hopConfig{image: to.Image, services: to.Services, kubernetes: to.Kubernetes, keepWorkers: to.KeepWorkers && c.hop.ReplaceControlPlanes && behind}
-	if h.measurements, c.unmeasured = c.measured(ctx, to.Image); ctx.Err() != nil {
+	h := workspace.HopConfig{Image: to.Image, Services: to.Services, Kubernetes: to.Kubernetes, KeepWorkers: to.KeepWorkers && c.hop.ReplaceControlPlanes && behind}
+	if h.Measurements, c.unmeasured = c.measured(ctx, to.Image); ctx.Err() != nil {
 		return ctx.Err()
 	}
-	c.next = h.apply(c.config)
-	out, fields, err := editConfig(c.text, h)
+	c.next = h.Apply(c.config)
+	out, fields, err := workspace.EditConfig(c.text, h)
 	switch {
 	case err != nil && c.request.WriteConfig:
 		return err
 	case err != nil:
 		c.out.Notes = append(c.out.Notes, fmt.Sprintf("--write-config cannot be used: %v; %s", err, plan.Remedy(err)))
-		c.out.Config = &ConfigChange{Path: c.e.ws.Path(ConfigFile), Fields: []FieldChange{}}
+		c.out.Config = &ConfigChange{Path: c.e.ws.Path(workspace.ConfigFile), Fields: []workspace.FieldChange{}}
 	case c.unmeasured != nil && c.request.WriteConfig:
 		return &plan.Error{
-			Op: "write " + c.e.ws.Path(ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", to.Image, c.unmeasured),
+			Op: "write " + c.e.ws.Path(workspace.ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", to.Image, c.unmeasured),
 			Remedy: "image and measurements belong together: get them from whoever published the image, and write both by hand",
 		}
 	default:
-		c.out.Config = &ConfigChange{Path: c.e.ws.Path(ConfigFile), Fields: append([]FieldChange{}, fields...)}
+		c.out.Config = &ConfigChange{Path: c.e.ws.Path(workspace.ConfigFile), Fields: append([]workspace.FieldChange{}, fields...)}
 		c.edited = out
 	}
 	return nil
@@ -559,7 +561,7 @@ func (c *checkRun) measured(ctx context.Context, v version.Version) (attestation
 			delete(out, i)
 		}
 	}
-	delete(out, pcrCluster) // of a machine that belongs to no cluster
+	delete(out, workspace.PCRCluster) // of a machine that belongs to no cluster
 	return out, nil
 }
 
@@ -579,7 +581,7 @@ func (c *checkRun) registersOf(ctx context.Context, v version.Version) (map[uint
 	out := make(map[uint32][]byte, len(text))
 	for i, s := range text {
 		b, err := hex.DecodeString(s)
-		if err != nil || !isDigest(s) {
+		if err != nil || !workspace.IsDigest(s) {
 			return nil, fmt.Errorf("register %d of image %s is %q, which is no SHA-256 value", i, v, s)
 		}
 		out[i] = b
@@ -814,17 +816,17 @@ func (c *checkRun) write() error {
 		}
 	}
 	if c.out.Config == nil || len(c.out.Config.Fields) == 0 {
-		note := "Nothing to write: " + ConfigFile + " says already what the next hop needs."
+		note := "Nothing to write: " + workspace.ConfigFile + " says already what the next hop needs."
 		switch {
 		case c.hop == nil:
 			note = "Nothing to write: there is no next hop."
 		case slices.ContainsFunc(c.out.Findings, weakens):
-			note = "Nothing else to write: " + ConfigFile + " says already what the next hop needs but for the measurements."
+			note = "Nothing else to write: " + workspace.ConfigFile + " says already what the next hop needs but for the measurements."
 		}
 		c.out.Notes = append(c.out.Notes, note)
 		return nil
 	}
-	if err := c.e.ws.updateConfig(c.text, c.edited); err != nil {
+	if err := c.e.ws.UpdateConfig(c.text, c.edited); err != nil {
 		return err
 	}
 	c.out.Config.Written = true
@@ -855,7 +857,7 @@ func (c *checkRun) sort() {
 
 // attestationJSON is what the join service demands of joining machines under a
 // configuration.
-func attestationJSON(c *Config) (string, error) {
+func attestationJSON(c *workspace.Config) (string, error) {
 	b, err := json.Marshal(cluster.Demand{Variant: string(attestation.TPM2), Measurements: c.Attestation.TPM2.Measurements})
 	if err != nil {
 		return "", fmt.Errorf("marshal measurements: %w", err)

@@ -30,6 +30,7 @@ import (
 	"constellation/engine/release"
 	"constellation/engine/twin"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 var v = version.MustParse
@@ -163,11 +164,11 @@ func newCheckStage(t *testing.T) *checkStage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.AdoptSandbox(engine.SandboxInfo{
+	if _, err := w.AdoptSandbox(workspace.SandboxInfo{
 		Name: "demo", UID: s.cloud.uid, Release: "v1.0.0", Kubernetes: "v1.35.4", Image: "v1.0.0", TrustRoots: string(rootPEM),
 		Measurements:    map[uint32]string{4: value(1), 9: value(2), 11: value(3)},
 		ClusterEndpoint: "127.0.0.1:36443", InitEndpoint: "127.0.0.1:39000", InClusterEndpoint: "10.42.0.1",
@@ -176,8 +177,8 @@ func newCheckStage(t *testing.T) *checkStage {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	s.write(engine.StateFile, s.read(engine.StateFile)+"clusterValues:\n  clusterID: "+clusterID+"\n  measurementSalt: "+clusterID+"\n")
-	s.write(engine.KubeconfigFile, "leads to it")
+	s.write(workspace.StateFile, s.read(workspace.StateFile)+"clusterValues:\n  clusterID: "+clusterID+"\n  measurementSalt: "+clusterID+"\n")
+	s.write(workspace.KubeconfigFile, "leads to it")
 	s.inside.running = compat.Running{
 		Services: at("v1.0.0"), ControlPlaneImage: at("v1.0.0"), WorkerImage: at("v1.0.0"), Kubernetes: at("v1.35.4"),
 		ControlPlaneKubelet: at("v1.35.4"), WorkerKubelet: at("v1.35.4"), Etcd: "3.6.6-0",
@@ -224,23 +225,25 @@ func (s *checkStage) write(name, text string) {
 // edit replaces text in the configuration.
 func (s *checkStage) edit(old, with string) {
 	s.Helper()
-	text := s.read(engine.ConfigFile)
+	text := s.read(workspace.ConfigFile)
 	if !strings.Contains(text, old) {
 		s.Fatalf("the configuration has no %q", old)
 	}
-	s.write(engine.ConfigFile, strings.ReplaceAll(text, old, with))
+	s.write(workspace.ConfigFile, strings.ReplaceAll(text, old, with))
 }
 
 func (s *checkStage) engine() *engine.Engine {
 	s.Helper()
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		s.Fatal(err)
 	}
 	return engine.New(w, engine.Deps{
-		Connect:  func(context.Context, []byte) (engine.Cluster, error) { return s.cluster, nil },
-		Inspect:  func(context.Context, []byte) (engine.Inspector, error) { return s.inside, nil },
-		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) { return s.cloud, nil },
+		Connect: func(context.Context, []byte) (engine.Cluster, error) { return s.cluster, nil },
+		Inspect: func(context.Context, []byte) (engine.Inspector, error) { return s.inside, nil },
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+			return s.cloud, nil
+		},
 		Releases: s.feed,
 		Now:      func() time.Time { return checkTime },
 	})
@@ -360,19 +363,21 @@ CLI | cli | v1.1.0 |  |  |  |  | not updated
 // A kubeconfig that is none is said to be that, and not that the API server is away.
 func TestKubeconfigThatLeadsNowhere(t *testing.T) {
 	s := newCheckStage(t)
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	none := errors.New("read kubeconfig: it is not valid")
 	e := engine.New(w, engine.Deps{
-		Connect:  func(context.Context, []byte) (engine.Cluster, error) { return nil, none },
-		Inspect:  func(context.Context, []byte) (engine.Inspector, error) { return nil, none },
-		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) { return s.cloud, nil },
+		Connect: func(context.Context, []byte) (engine.Cluster, error) { return nil, none },
+		Inspect: func(context.Context, []byte) (engine.Inspector, error) { return nil, none },
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+			return s.cloud, nil
+		},
 		Releases: s.feed,
 		Now:      func() time.Time { return checkTime },
 	})
-	want := "read " + filepath.Join(s.dir, engine.KubeconfigFile) + ": read kubeconfig: it is not valid"
+	want := "read " + filepath.Join(s.dir, workspace.KubeconfigFile) + ": read kubeconfig: it is not valid"
 	const fix = "restore the file from a backup"
 	if _, err := e.Check(t.Context(), engine.CheckRequest{}, func(plan.Event) {}); err == nil || err.Error() != want || plan.Remedy(err) != fix || plan.ExitCode(err) != plan.ExitUsage {
 		t.Errorf("check says %v, fix %q, exit %d", err, plan.Remedy(err), plan.ExitCode(err))
@@ -381,7 +386,7 @@ func TestKubeconfigThatLeadsNowhere(t *testing.T) {
 	if err != nil || st.Reachable || st.Problem != want || st.Remedy != fix {
 		t.Errorf("status says %q, fix %q, %v", st.Problem, st.Remedy, err)
 	}
-	if len(st.Health) == 0 || st.Health[0].ID != engine.KubeconfigFile || st.Health[0].Title != "constellation-admin.conf leads to no cluster" || st.Health[0].Remedy != fix {
+	if len(st.Health) == 0 || st.Health[0].ID != workspace.KubeconfigFile || st.Health[0].Title != "constellation-admin.conf leads to no cluster" || st.Health[0].Remedy != fix {
 		t.Errorf("health %+v", st.Health)
 	}
 	if err := e.Watch(t.Context(), engine.WatchRequest{Once: true}, func(plan.Event) {}); err == nil || plan.ExitCode(err) != plan.ExitUsage || !strings.HasPrefix(plan.Remedy(err), fix) {
@@ -392,7 +397,7 @@ func TestKubeconfigThatLeadsNowhere(t *testing.T) {
 // What keeps watch from seeing anything is named, with what helps.
 func TestWatchOnceThatSeesNothing(t *testing.T) {
 	s := newCheckStage(t)
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -401,7 +406,7 @@ func TestWatchOnceThatSeesNothing(t *testing.T) {
 	if want := "the API server at 127.0.0.1:36443 does not answer"; err == nil || !strings.Contains(err.Error(), want) || plan.Remedy(err) != "try again when the API server answers" {
 		t.Errorf("it says %v, fix %q, want %q", err, plan.Remedy(err), want)
 	}
-	if err := os.Remove(filepath.Join(s.dir, engine.KubeconfigFile)); err != nil {
+	if err := os.Remove(filepath.Join(s.dir, workspace.KubeconfigFile)); err != nil {
 		t.Fatal(err)
 	}
 	err = e.Watch(t.Context(), engine.WatchRequest{Once: true}, func(plan.Event) {})
@@ -467,9 +472,9 @@ func TestCheckWithBadLuck(t *testing.T) {
 		},
 		{
 			"there is no cluster yet", func(s *checkStage) {
-				os.Remove(filepath.Join(s.dir, engine.KubeconfigFile))
-				text, _, _ := strings.Cut(s.read(engine.StateFile), "clusterValues:")
-				s.write(engine.StateFile, text)
+				os.Remove(filepath.Join(s.dir, workspace.KubeconfigFile))
+				text, _, _ := strings.Cut(s.read(workspace.StateFile), "clusterValues:")
+				s.write(workspace.StateFile, text)
 			}, engine.CheckRequest{}, "there is no constellation-admin.conf", "create the cluster first", 2, nil,
 		},
 		{
@@ -561,8 +566,8 @@ func (s staleSource) State() release.State { return s.state }
 
 func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
 	s := newCheckStage(t)
-	before := s.read(engine.ConfigFile)
-	if err := os.Chmod(filepath.Join(s.dir, engine.ConfigFile), 0o640); err != nil {
+	before := s.read(workspace.ConfigFile)
+	if err := os.Chmod(filepath.Join(s.dir, workspace.ConfigFile), 0o640); err != nil {
 		t.Fatal(err)
 	}
 	c := s.mustCheck(engine.CheckRequest{WriteConfig: true})
@@ -574,15 +579,15 @@ func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
 		"# keepWorkers: false\n", "# keepWorkers: false\nkeepWorkers: true\n", value(2), value(12),
 		`"`+value(3)+"\"\n        warnOnly: false\n", `"`+value(13)+"\"\n        warnOnly: false\n      12:\n        expected: \""+value(14)+"\"\n        warnOnly: false\n",
 	).Replace(before)
-	if d := cmp.Diff(want, s.read(engine.ConfigFile)); d != "" {
+	if d := cmp.Diff(want, s.read(workspace.ConfigFile)); d != "" {
 		t.Errorf("written (-want +got):\n%s", d)
 	}
-	if info, err := os.Stat(filepath.Join(s.dir, engine.ConfigFile)); err != nil || info.Mode().Perm() != 0o640 {
+	if info, err := os.Stat(filepath.Join(s.dir, workspace.ConfigFile)); err != nil || info.Mode().Perm() != 0o640 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
 
 	c = s.mustCheck(engine.CheckRequest{WriteConfig: true})
-	if note := "Nothing to write: constellation-conf.yaml says already what the next hop needs."; c.Config.Written || !cmp.Equal(c.Notes, []string{note}) || s.read(engine.ConfigFile) != want {
+	if note := "Nothing to write: constellation-conf.yaml says already what the next hop needs."; c.Config.Written || !cmp.Equal(c.Notes, []string{note}) || s.read(workspace.ConfigFile) != want {
 		t.Errorf("a second time: %+v, notes %q", c.Config, c.Notes)
 	}
 }
@@ -591,7 +596,7 @@ func TestCheckPutsMeasurementsOfAnImageRightThatWasWrittenByHand(t *testing.T) {
 	s := newCheckStage(t)
 	s.edit("image: v1.0.0", "image: v1.1.0")
 	c := s.mustCheck(engine.CheckRequest{WriteConfig: true, NoPreflight: true})
-	want := []engine.FieldChange{
+	want := []workspace.FieldChange{
 		{Field: "microserviceVersion", From: "v1.0.0", To: "v1.1.0"},
 		{Field: "keepWorkers", From: "false", To: "true"},
 		{Field: "attestation.tpm2.measurements.9.expected", From: value(2), To: value(12)},
@@ -622,20 +627,20 @@ func TestCheckForeseesWhatLaterHopsTripOver(t *testing.T) {
 func TestCheckWritesNothingThatItDidNotSee(t *testing.T) {
 	s := newCheckStage(t)
 	s.inside.meanwhile = func() { s.edit("count: 2", "count: 3") }
-	before := s.read(engine.ConfigFile)
+	before := s.read(workspace.ConfigFile)
 	_, _, err := s.check(engine.CheckRequest{WriteConfig: true})
 	if err == nil || !strings.Contains(err.Error(), "somebody changed it meanwhile") || plan.ExitCode(err) != plan.ExitUsage {
 		t.Errorf("got %v", err)
 	}
-	if got := s.read(engine.ConfigFile); got != strings.Replace(before, "count: 2", "count: 3", 1) {
+	if got := s.read(workspace.ConfigFile); got != strings.Replace(before, "count: 2", "count: 3", 1) {
 		t.Errorf("the configuration became\n%s", got)
 	}
 
 	s = newCheckStage(t)
 	s.cloud.end(cloud.ErrUnavailable)
-	before = s.read(engine.ConfigFile)
+	before = s.read(workspace.ConfigFile)
 	_, _, err = s.check(engine.CheckRequest{WriteConfig: true})
-	if err == nil || !strings.Contains(err.Error(), "the measurements of image v1.1.0 are not known") || plan.Remedy(err) == "" || s.read(engine.ConfigFile) != before {
+	if err == nil || !strings.Contains(err.Error(), "the measurements of image v1.1.0 are not known") || plan.Remedy(err) == "" || s.read(workspace.ConfigFile) != before {
 		t.Errorf("without measurements: %v", err)
 	}
 }
@@ -647,7 +652,7 @@ func TestCheckEndsWhenItIsLeft(t *testing.T) {
 	if _, err := s.engine().Check(ctx, engine.CheckRequest{WriteConfig: true}, func(plan.Event) {}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	if strings.Contains(s.read(engine.ConfigFile), "image: v1.1.0") {
+	if strings.Contains(s.read(workspace.ConfigFile), "image: v1.1.0") {
 		t.Error("it has written all the same")
 	}
 }
@@ -706,30 +711,6 @@ func TestEstimatesComeFromRecordedRuns(t *testing.T) {
 	want := "1 run recorded in constellation-upgrade: services 8s-15s (recorded); one machine, 8s-30s (from boot to Ready, 2 recorded) and 1s-2m for draining (assumed)"
 	if c.Changes.Basis != want || c.Changes.Least != 17*time.Second || c.Changes.Most != 165*time.Second {
 		t.Errorf("%s to %s: %s", c.Changes.Least, c.Changes.Most, c.Changes.Basis)
-	}
-}
-
-func TestOutlookLearnsFromWhatIsLeft(t *testing.T) {
-	took := func(d time.Duration) []time.Duration { return []time.Duration{d} }
-	all := engine.Experience{Boot: took(100 * time.Second), Drain: took(20 * time.Second), Kept: took(10 * time.Second)}
-	for _, tt := range []struct {
-		name        string
-		past        engine.Experience
-		left, kept  int
-		surge       string
-		least, most time.Duration
-	}{
-		{"all are replaced", all, 4, 0, "1", 4 * 96 * time.Second, 4 * 180 * time.Second},
-		{"all are upgraded in place", all, 4, 4, "1", 4 * 8 * time.Second, 4 * 15 * time.Second},
-		{"two at a time", all, 4, 4, "2", 2 * 8 * time.Second, 2 * 15 * time.Second},
-		{"one is replaced, others are not", all, 4, 3, "1", 3*8*time.Second + 96*time.Second, 3*15*time.Second + 180*time.Second},
-		{"replacements say nothing about nodes that stay", engine.Experience{Boot: all.Boot, Drain: all.Drain}, 4, 4, "1", 0, 0},
-		{"and nodes that stayed nothing about replacements", engine.Experience{Kept: all.Kept}, 4, 3, "1", 0, 0},
-	} {
-		least, most := engine.Over(tt.past, tt.left, tt.kept, tt.surge)
-		if least != tt.least || most != tt.most {
-			t.Errorf("%s: %s to %s, want %s to %s", tt.name, least, most, tt.least, tt.most)
-		}
 	}
 }
 
@@ -976,7 +957,7 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 			if err := os.CopyFS(filepath.Join(s.dir, "feed"), os.DirFS(feed)); err != nil {
 				s.Fatal(err)
 			}
-			s.write(engine.ConfigFile, s.read(engine.ConfigFile)+"releases:\n  feed: feed\n  keys: |\n    "+strings.ReplaceAll(strings.TrimSpace(string(pem)), "\n", "\n    ")+"\n")
+			s.write(workspace.ConfigFile, s.read(workspace.ConfigFile)+"releases:\n  feed: feed\n  keys: |\n    "+strings.ReplaceAll(strings.TrimSpace(string(pem)), "\n", "\n    ")+"\n")
 		}, engine.CheckRequest{NoPreflight: true}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -1230,12 +1211,12 @@ func TestCheckTellsMeasurementsThatGetWeaker(t *testing.T) {
 func TestCheckTellsWhatTheHopNeedsIfTheFileCannotBeEdited(t *testing.T) {
 	s := newCheckStage(t)
 	s.edit("image: v1.0.0", "image: &same v1.0.0")
-	s.write(engine.ConfigFile, s.read(engine.ConfigFile)+"releases:\n  feed: *same\n") // which must not change with it
+	s.write(workspace.ConfigFile, s.read(workspace.ConfigFile)+"releases:\n  feed: *same\n") // which must not change with it
 	c := s.mustCheck(engine.CheckRequest{NoPreflight: true})
 	if len(c.Notes) != 1 || !strings.HasPrefix(c.Notes[0], "--write-config cannot be used: ") {
 		t.Errorf("notes %q", c.Notes)
 	}
-	if d := cmp.Diff(&engine.ConfigChange{Path: filepath.Join(s.dir, engine.ConfigFile), Fields: []engine.FieldChange{}}, c.Config); d != "" {
+	if d := cmp.Diff(&engine.ConfigChange{Path: filepath.Join(s.dir, workspace.ConfigFile), Fields: []workspace.FieldChange{}}, c.Config); d != "" {
 		t.Errorf("configuration (-want +got):\n%s", d)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"constellation/engine/release"
 	"constellation/engine/version"
 	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // Kinds of rows of the version table that are no parts.
@@ -441,7 +442,7 @@ func (c *checkRun) judgeConfig() {
 			remedy += fmt.Sprintf("; what runs is services %s, image %s, Kubernetes %s", c.now.Services, c.now.ControlPlaneImage, c.now.Kubernetes)
 		}
 		c.find(plan.Finding{
-			ID: CheckConfigTarget, Field: field, Severity: plan.Warn, Title: fmt.Sprintf("%s%s asks for what cannot be: %s", ConfigFile, f.at(field), r.Title),
+			ID: CheckConfigTarget, Field: field, Severity: plan.Warn, Title: fmt.Sprintf("%s%s asks for what cannot be: %s", workspace.ConfigFile, f.At(field), r.Title),
 			Detail: fmt.Sprintf("rule %s: services %s, image %s, Kubernetes %s", r.Rule, f.Services, f.Image, f.Kubernetes), Source: "config", Reference: r.Reference,
 			Remedy: remedy,
 		})
@@ -473,7 +474,7 @@ func (c *checkRun) judgeMeasured() {
 		c.find(plan.Finding{
 			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: plan.Warn, Source: "attestation",
 			Title:  fmt.Sprintf("the measurements of image %s are not known", c.hop.To.Image),
-			Detail: c.unmeasured.Error(), Remedy: "get them from whoever published the image, and write both into " + ConfigFile,
+			Detail: c.unmeasured.Error(), Remedy: "get them from whoever published the image, and write both into " + workspace.ConfigFile,
 		})
 	}
 }
@@ -542,8 +543,8 @@ func (c *checkRun) changes(ctx context.Context) *plan.Changes {
 			replaced++
 		}
 	}
-	whole, basis := c.past.estimate(replaced, kept-first, kubernetes)
-	out.Least, out.Most, out.Basis = whole.least, whole.most, basis
+	whole, basis := c.past.Estimate(replaced, kept-first, kubernetes)
+	out.Least, out.Most, out.Basis = whole.Least, whole.Most, basis
 	out.Measurements = c.measurementChanges()
 	if want, err := attestationJSON(c.next); err == nil && want != c.now.JoinConfig.Attestation && c.now.JoinConfig.Attestation != "" {
 		out.ConfigMaps = append(out.ConfigMaps, "kube-system/join-config (changed)")
@@ -560,7 +561,7 @@ func (c *checkRun) measurementChanges() (out []plan.MeasurementChange) {
 	if err := json.Unmarshal([]byte(c.now.JoinConfig.Attestation), &now); err == nil {
 		before = now.Measurements
 	}
-	for _, i := range registers(before, after) {
+	for _, i := range workspace.Registers(before, after) {
 		from, was := before[i]
 		to, is := after[i]
 		text := func(ok, warns bool, b []byte) string {

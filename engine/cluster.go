@@ -102,6 +102,8 @@ type Cluster interface {
 	// and deletes the bootstrap token of the node and the note that it is about to join, in
 	// this order. Events of the cluster report it once per revocation.
 	Revoke(ctx context.Context, node string, e revocation.Entry) error
+	// ExpireRevocations removes the entries of the record that have expired at a time.
+	ExpireRevocations(ctx context.Context, now time.Time) error
 	// RemoveMachine has the pods of a revoked node deleted, and its machine and Node
 	// removed by the operator without a drain. It does not wait for that.
 	RemoveMachine(ctx context.Context, node string, e revocation.Entry) error

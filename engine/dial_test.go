@@ -14,6 +14,7 @@ import (
 
 	"constellation/engine/attestation"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 func TestTrustRootsThatAreNotWholeAreRefused(t *testing.T) {
@@ -28,8 +29,8 @@ func TestTrustRootsThatAreNotWholeAreRefused(t *testing.T) {
 		{"text behind", good + "garbage", "read attestation.tpm2.trustRoots: read trust roots: it is not PEM"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c, s := &Config{}, &State{}
-			c.Attestation.TPM2 = &TPM2Config{TrustRoots: tt.roots, Measurements: attestation.Measurements{}}
+			c, s := &workspace.Config{}, &workspace.State{}
+			c.Attestation.TPM2 = &workspace.TPM2Config{TrustRoots: tt.roots, Measurements: attestation.Measurements{}}
 			_, err := initValidator(c, s)
 			if tt.want == "" {
 				if err != nil {

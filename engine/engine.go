@@ -19,11 +19,11 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"strings"
 	"time"
 
 	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/workspace"
 )
 
 // Sandbox is the cloud on this computer, as the verbs of the command line need it.
@@ -32,7 +32,7 @@ import (
 type Sandbox interface {
 	// Up starts the sandbox that spec describes, or finds it running, and returns
 	// when its API answers; its machines may still be booting.
-	Up(ctx context.Context, spec SandboxSpec, emit func(plan.Event)) (SandboxInfo, error)
+	Up(ctx context.Context, spec SandboxSpec, emit func(plan.Event)) (workspace.SandboxInfo, error)
 	// Down removes the sandbox and all it left on this computer. Nothing to remove
 	// is a success.
 	Down(ctx context.Context, name string, emit func(plan.Event)) error
@@ -94,54 +94,9 @@ type SandboxSpec struct {
 	Faults []string
 }
 
-// SandboxInfo is what a workspace must know about its sandbox.
-type SandboxInfo struct {
-	Name string `json:"name"`
-	// Hollow says that its machines are simulated, and that its cluster is there.
-	Hollow     bool   `json:"hollow,omitempty"`
-	UID        string `json:"uid"`
-	Release    string `json:"release"`
-	Kubernetes string `json:"kubernetes"`
-	// Image is the version of the OS image, Measurements its expected registers:
-	// PCR index to 64 hex digits.
-	Image        string            `json:"image"`
-	Measurements map[uint32]string `json:"measurements"`
-	// TrustRoots are PEM certificates: the roots of attestation keys.
-	TrustRoots string `json:"trustRoots"`
-	// ClusterEndpoint and InitEndpoint are host:port on this computer;
-	// InClusterEndpoint is the load balancer as machines see it.
-	ClusterEndpoint   string `json:"clusterEndpoint"`
-	InitEndpoint      string `json:"initEndpoint"`
-	InClusterEndpoint string `json:"inClusterEndpoint"`
-	NodeCIDR          string `json:"nodeCIDR"`
-	PodCIDR           string `json:"podCIDR"`
-	ServiceCIDR       string `json:"serviceCIDR"`
-	ControlPlanes     int    `json:"controlPlanes"`
-	Workers           int    `json:"workers"`
-	// Socket is the path of the control API.
-	Socket string `json:"socket"`
-	// Simulated says that its machines are processes that only do as machines would.
-	Simulated bool `json:"simulated,omitempty"`
-	// InitSecret proves that the caller owns the machines. It goes into the state
-	// file and nowhere else.
-	InitSecret []byte `json:"-"`
-	// Kubeconfig leads to the cluster, where that comes with the sandbox.
-	Kubeconfig []byte `json:"-"`
-}
-
-// clusterName names the cluster in a sandbox. That of hollow machines says so, wherever
-// it is shown.
-func (i SandboxInfo) clusterName() string {
-	if !i.Hollow || strings.Contains(i.Name, "hollow") {
-		return i.Name
-	}
-	name := "hollow-" + i.Name
-	return strings.TrimRight(name[:min(len(name), 37)], "-")
-}
-
 // SandboxStatus is a sandbox as it is now.
 type SandboxStatus struct {
-	SandboxInfo
+	workspace.SandboxInfo
 	State   string    `json:"state"` // running, stopped (the daemon does not answer)
 	Created time.Time `json:"created,omitzero"`
 	// KubernetesVersions are those that its mirror serves.
@@ -182,7 +137,7 @@ type Deps struct {
 	// alone. The default is OpenReleases.
 	Releases func(ctx context.Context, location string, keys []release.Key) (release.Source, error)
 	// Provider returns the cloud that the machines are in; the default is NewProvider.
-	Provider func(ctx context.Context, c *Config, s *State) (Provider, error)
+	Provider func(ctx context.Context, c *workspace.Config, s *workspace.State) (Provider, error)
 	// Buildable are the versions of Kubernetes that a sandbox can build; empty if
 	// that is not known.
 	Buildable []string
@@ -194,13 +149,13 @@ type Deps struct {
 // Engine works on the cluster of one workspace. Its methods may be called
 // concurrently.
 type Engine struct {
-	ws       *Workspace
+	ws       *workspace.Workspace
 	connect  func(context.Context, []byte) (Cluster, error)
 	inspect  func(context.Context, []byte) (Inspector, error)
 	backups  func(context.Context, []byte) (BackupCluster, error)
 	releases func(context.Context, string, []release.Key) (release.Source, error)
 	sandbox  func(context.Context, string) (SandboxStatus, error)
-	provider func(context.Context, *Config, *State) (Provider, error)
+	provider func(context.Context, *workspace.Config, *workspace.State) (Provider, error)
 	log      *slog.Logger
 	now      func() time.Time
 	limits   limits
@@ -210,7 +165,7 @@ type Engine struct {
 }
 
 // New returns an engine for a workspace.
-func New(w *Workspace, d Deps) *Engine {
+func New(w *workspace.Workspace, d Deps) *Engine {
 	e := &Engine{
 		ws: w, connect: d.Connect, inspect: d.Inspect, backups: d.Backups, releases: d.Releases, sandbox: d.FindSandbox, provider: d.Provider,
 		log: d.Log, now: d.Now, limits: defaultLimits, buildable: d.Buildable,

@@ -16,6 +16,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // backupTwin is a cluster that has nothing but etcd, whose snapshots fail with one error
@@ -68,7 +69,7 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
-			w, err := engine.OpenWorkspace(s.dir)
+			w, err := workspace.OpenWorkspace(s.dir)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -158,7 +159,7 @@ func (m *machines) Machines(context.Context) ([]cluster.CloudMachine, error) { r
 
 func TestTheCloudConfirmsWhereSnapshotsComeFrom(t *testing.T) {
 	s := newCheckStage(t)
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +175,7 @@ func TestTheCloudConfirmsWhereSnapshotsComeFrom(t *testing.T) {
 	var asked error
 	e := engine.New(w, engine.Deps{
 		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return twinned, nil },
-		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) {
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
 			return has, asked
 		},
 		Now: func() time.Time { return checkTime },

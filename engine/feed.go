@@ -17,6 +17,7 @@ import (
 	"constellation/engine/release"
 	"constellation/engine/version"
 	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // FeedReport is what was found in a feed.
@@ -108,11 +109,11 @@ type ReleaseComponent struct {
 }
 
 // knownReleases opens what is known about releases.
-func knownReleases(ctx context.Context, w *Workspace, r FeedRequest) (*knowledge, error) {
-	c := &Config{}
+func knownReleases(ctx context.Context, w *workspace.Workspace, r FeedRequest) (*knowledge, error) {
+	c := &workspace.Config{}
 	if r.Feed == "" {
 		var err error
-		if c, err = partOfConfig(w, "releases"); err != nil {
+		if c, err = workspace.PartOfConfig(w, "releases"); err != nil {
 			return nil, err
 		}
 	}
@@ -124,32 +125,9 @@ func knownReleases(ctx context.Context, w *Workspace, r FeedRequest) (*knowledge
 	return e.learnReleases(ctx, location, keys)
 }
 
-// partOfConfig reads where releases are looked up, or which charts are added, and nothing
-// else: the rest of a configuration may still be unfinished.
-func partOfConfig(w *Workspace, fields ...string) (*Config, error) {
-	c := &Config{lines: map[string]int{}}
-	b, err := w.ReadConfig()
-	if errors.Is(err, fs.ErrNotExist) {
-		return c, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	r := &reader{}
-	if doc := r.document(b); doc != nil {
-		read := map[string]field{"releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r)}
-		for _, name := range fields {
-			if n := find(doc, name); n != nil {
-				read[name](n, name)
-			}
-		}
-	}
-	return c, r.err(ConfigFile)
-}
-
 // ListReleases returns all releases that are known. A feed that cannot be used is in the
 // answer, not an error.
-func ListReleases(ctx context.Context, w *Workspace, r FeedRequest) (ReleaseList, error) {
+func ListReleases(ctx context.Context, w *workspace.Workspace, r FeedRequest) (ReleaseList, error) {
 	out := ReleaseList{Schema: plan.Schema, Releases: []ReleaseRow{}}
 	k, err := knownReleases(ctx, w, r)
 	if err != nil {
@@ -200,7 +178,7 @@ func (k *knowledge) row(ctx context.Context, s release.Summary) ReleaseRow {
 }
 
 // ShowRelease returns what is in one release, such as v1.1.0.
-func ShowRelease(ctx context.Context, w *Workspace, name string, r FeedRequest) (ReleaseDetail, error) {
+func ShowRelease(ctx context.Context, w *workspace.Workspace, name string, r FeedRequest) (ReleaseDetail, error) {
 	v, err := version.Parse(name)
 	if err != nil {
 		return ReleaseDetail{}, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "`constellation release list` shows what is known"}
@@ -285,7 +263,7 @@ func readFeedKeys(files []string) ([]release.Key, error) {
 		b, err := os.ReadFile(name)
 		if err != nil {
 			return nil, &plan.Error{
-				Op: "read key " + name, Err: withoutPath(err), Exit: plan.ExitUsage,
+				Op: "read key " + name, Err: workspace.WithoutPath(err), Exit: plan.ExitUsage,
 				Remedy: "name a file with a public key; `constellation release key new` makes a pair",
 			}
 		}
@@ -308,13 +286,13 @@ func verifyCommand(location string, keys []release.Key) string {
 	configured := false
 	for _, k := range keys {
 		if k.File == "" {
-			configured = k.Name == ConfigFile
+			configured = k.Name == workspace.ConfigFile
 		} else if !slices.Contains(files, k.File) {
 			files = append(files, k.File)
 		}
 	}
 	if configured {
-		return "copy releases.keys of " + ConfigFile + " into a file feed.pub: then " + command + " --feed-key feed.pub`"
+		return "copy releases.keys of " + workspace.ConfigFile + " into a file feed.pub: then " + command + " --feed-key feed.pub`"
 	}
 	for _, f := range files {
 		command += " --feed-key " + shellQuote(f)
@@ -385,7 +363,7 @@ type FeedBuild struct {
 func BuildFeed(ctx context.Context, b FeedBuild) (FeedPublication, error) {
 	pem, err := os.ReadFile(b.KeyFile)
 	if err != nil {
-		return FeedPublication{}, &plan.Error{Op: "read key " + b.KeyFile, Err: withoutPath(err), Exit: plan.ExitUsage, Remedy: "make one with `constellation release key new " + b.KeyFile + "`"}
+		return FeedPublication{}, &plan.Error{Op: "read key " + b.KeyFile, Err: workspace.WithoutPath(err), Exit: plan.ExitUsage, Remedy: "make one with `constellation release key new " + b.KeyFile + "`"}
 	}
 	key, err := release.ParsePrivateKey(keyName(b.KeyFile), pem)
 	if err != nil {
@@ -465,7 +443,7 @@ func NewFeedKey(file string) (FeedKey, error) {
 		mode    os.FileMode
 	}{{out.Public, key.PEM(), 0o644}, {out.Private, private, 0o600}} {
 		if err = writeNew(f.path, f.content, f.mode); err != nil {
-			e := &plan.Error{Op: op, Err: fmt.Errorf("write %s: %w", f.path, withoutPath(err)), Exit: plan.ExitUsage, Remedy: "name a file in a folder that is there and that you may write to"}
+			e := &plan.Error{Op: op, Err: fmt.Errorf("write %s: %w", f.path, workspace.WithoutPath(err)), Exit: plan.ExitUsage, Remedy: "name a file in a folder that is there and that you may write to"}
 			if errors.Is(err, fs.ErrExist) { // somebody else made it just now
 				e.Remedy = otherKeyFile
 			}

@@ -12,6 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // feedError returns the cause and the remedy of an error.
@@ -37,7 +38,7 @@ func TestWhatSaysMoreOfAFeedIsACommandThatWorks(t *testing.T) {
 	// Nothing can be remembered in a cache that is a file.
 	t.Setenv("XDG_CACHE_HOME", odd)
 	dir := t.TempDir()
-	w, err := engine.OpenWorkspace(dir)
+	w, err := workspace.OpenWorkspace(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +50,7 @@ func TestWhatSaysMoreOfAFeedIsACommandThatWorks(t *testing.T) {
 		t.Errorf("remedy %q, want %q", l.Feed.Remedy, want)
 	}
 	config := "releases:\n  feed: " + feed + "\n  keys: |\n    " + strings.ReplaceAll(strings.TrimSpace(string(pem)), "\n", "\n    ") + "\n"
-	if err := os.WriteFile(filepath.Join(dir, engine.ConfigFile), []byte(config), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, workspace.ConfigFile), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if l, err = engine.ListReleases(t.Context(), w, engine.FeedRequest{}); err != nil {

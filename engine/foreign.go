@@ -15,6 +15,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/workspace"
 )
 
 // IDs of findings about charts.
@@ -65,7 +66,7 @@ func (e *Engine) chartStore(feed string) (*chart.Store, error) {
 
 // fetchCharts fetches the charts that do not come with the program, and returns what
 // stands in the way. Those that are there already it leaves.
-func (i *initRun) fetchCharts(ctx context.Context) (found []plan.Finding) {
+func (i *clusterRun) fetchCharts(ctx context.Context) (found []plan.Finding) {
 	all := i.foreignCharts()
 	if len(all) == 0 {
 		return nil
@@ -88,7 +89,7 @@ func (i *initRun) fetchCharts(ctx context.Context) (found []plan.Finding) {
 		if i.release != nil && n >= own && slices.ContainsFunc(i.release.Charts, func(o release.Chart) bool { return o.Name == c.Name }) {
 			found = append(found, plan.Finding{
 				ID: findingChartSource, Severity: plan.Block, Source: "charts", Field: field + ".name", Title: fmt.Sprintf("release %s brings a chart called %s, too", i.release.Version, c.Name),
-				Remedy: "remove it from " + ConfigFile + ", or give it another name",
+				Remedy: "remove it from " + workspace.ConfigFile + ", or give it another name",
 			})
 			continue
 		}
@@ -134,7 +135,7 @@ func chartRemedy(err error) string {
 }
 
 // foreignChart is a chart that was fetched, as the cluster takes it.
-func (i *initRun) foreignChart(c release.Chart) (cluster.Chart, error) {
+func (i *clusterRun) foreignChart(c release.Chart) (cluster.Chart, error) {
 	got := i.fetched[c.Name]
 	if got == nil {
 		return cluster.Chart{}, fmt.Errorf("chart %s %s was not fetched", c.Name, c.Version)
@@ -151,7 +152,7 @@ func (i *initRun) foreignChart(c release.Chart) (cluster.Chart, error) {
 
 // compareCharts returns what the charts change in the cluster, without those that change
 // nothing, and what somebody has to know or to accept before.
-func (i *initRun) compareCharts(ctx context.Context) (changes []plan.ChartChange, found []plan.Finding, err error) {
+func (i *clusterRun) compareCharts(ctx context.Context) (changes []plan.ChartChange, found []plan.Finding, err error) {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -170,7 +171,7 @@ func (i *initRun) compareCharts(ctx context.Context) (changes []plan.ChartChange
 		found = append(found, plan.Finding{
 			ID: findingOtherPlans, Severity: plan.Warn, Source: "charts", Title: fmt.Sprintf("Deployment %s/%s carries out Plans, so the controller of the release stays off", PlansNamespace, others),
 			Detail: "if that one goes, the release's takes over Plans, Jobs and the labels of nodes as they are", Objects: []string{"Deployment " + PlansNamespace + "/" + others},
-			Remedy:  "leave it so with plans: false in " + ConfigFile + ", or scale it to zero and check again",
+			Remedy:  "leave it so with plans: false in " + workspace.ConfigFile + ", or scale it to zero and check again",
 			Command: "kubectl scale -n " + PlansNamespace + " --replicas=0 deployment/" + others,
 		})
 	}
@@ -240,7 +241,7 @@ func (c *checkRun) foreseeCharts(ctx context.Context) error {
 		c.e.log.Debug("release not read", "release", c.hop.To.Release, "err", err)
 		return ctx.Err()
 	}
-	i := &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider, release: rel, feed: c.location}}
+	i := &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider, release: rel, feed: c.location}}
 	i.want(c.config)
 	changes, err := c.lookAtCharts(ctx, i)
 	if err == nil && changes != nil {
@@ -255,10 +256,10 @@ func (c *checkRun) foreseeCharts(ctx context.Context) error {
 
 // lookAtCharts notes what stands against the charts of a run, and returns what they change;
 // nil if that is not known.
-func (c *checkRun) lookAtCharts(ctx context.Context, i *initRun) ([]plan.ChartChange, error) {
+func (c *checkRun) lookAtCharts(ctx context.Context, i *clusterRun) ([]plan.ChartChange, error) {
 	if blocked := i.fetchCharts(ctx); len(blocked) > 0 {
 		c.out.Findings = append(c.out.Findings, blocked...)
-		return nil, errAbsent
+		return nil, workspace.ErrAbsent
 	}
 	changes, found, err := i.compareCharts(ctx)
 	if err != nil {

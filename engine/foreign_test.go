@@ -15,6 +15,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/twin"
+	"constellation/engine/workspace"
 )
 
 // withChart adds a chart called cni to the configuration, of that version, from the
@@ -36,7 +37,7 @@ func (s *applyStage) withChart(version, more string) {
 // setCharts replaces what the configuration says about charts.
 func (s *applyStage) setCharts(text string) {
 	s.Helper()
-	path := filepath.Join(s.dir, engine.ConfigFile)
+	path := filepath.Join(s.dir, workspace.ConfigFile)
 	b, err := os.ReadFile(path)
 	if err != nil {
 		s.Fatal(err)
@@ -198,7 +199,7 @@ func TestChartsThatCannotBeHadBlockBeforeTheFirstEffect(t *testing.T) {
 func TestBundlesReplaceEverySource(t *testing.T) {
 	s := newApplyStage(t)
 	s.withChart("1.16.0", "")
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +236,7 @@ func TestBundlesReplaceEverySource(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Feed = "bundle:" + bad
-	if _, _, err := s.apply(t.Context(), r, nil); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), "it is no whole bundle: it ends") || !strings.Contains(plan.Remedy(err), "copy it again") {
+	if _, _, err := s.apply(t.Context(), r, nil); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), "it is not a complete bundle: it ends") || !strings.Contains(plan.Remedy(err), "copy it again") {
 		t.Fatalf("half a bundle: %v", err)
 	}
 	r.Feed = "bundle:" + report.File
@@ -249,7 +250,7 @@ func TestBundlesReplaceEverySource(t *testing.T) {
 
 func TestBundlesOfNothingAreNotMade(t *testing.T) {
 	s := newApplyStage(t)
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // Home reads the workspace and says what makes sense to do next. It asks neither cloud
@@ -33,31 +34,31 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 	switch {
 	case err == nil:
 		h.Config, h.Cluster, h.Stage = c, c.Name, StageConfigured
-	case !errors.Is(err, errAbsent):
-		problem(ConfigFile, err)
+	case !errors.Is(err, workspace.ErrAbsent):
+		problem(workspace.ConfigFile, err)
 		h.Stage = StageConfigured
 	}
 	s, err := e.ws.State()
 	switch {
 	case err == nil:
-		h.State, h.Simulated = s, s.simulated()
+		h.State, h.Simulated = s, s.Simulated()
 		if h.Cluster == "" {
 			h.Cluster = s.Infrastructure.Name
 		}
 		switch {
 		case len(s.ClusterValues.ClusterID) == 0:
 			h.Stage = StageReady
-		case !e.ws.has(KubeconfigFile):
+		case !e.ws.Has(workspace.KubeconfigFile):
 			h.Stage = StagePartial
 		default:
 			h.Stage = StageCluster
 		}
-	case !errors.Is(err, errAbsent):
-		problem(StateFile, err)
+	case !errors.Is(err, workspace.ErrAbsent):
+		problem(workspace.StateFile, err)
 	}
 	if h.Config != nil && h.State != nil {
-		if err := e.ws.belong(h.Config, h.State); err != nil {
-			problem(StateFile, err)
+		if err := e.ws.Belong(h.Config, h.State); err != nil {
+			problem(workspace.StateFile, err)
 		}
 	}
 	if h.Runs, err = e.Runs(); err != nil {
@@ -67,7 +68,7 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		h.Stage = StagePartial // the first node is there, the rest may not be
 	}
 	// Only the first init of a cluster gets a kubeconfig.
-	lost := h.Stage == StagePartial && !e.ws.has(KubeconfigFile) && !e.ws.has(pendingFile) && completed(e.ws, h.Runs)
+	lost := h.Stage == StagePartial && !e.ws.Has(workspace.KubeconfigFile) && !e.ws.Has(workspace.PendingFile) && completed(e.ws, h.Runs)
 
 	if h.Config == nil && len(h.Problems) > 0 {
 		suggest("Check the configuration", "config validate", "it cannot be read as it is")
@@ -82,7 +83,7 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		suggest("Create the cluster", "init", "machines are there and belong to no cluster yet")
 	case StagePartial:
 		if lost {
-			problem(KubeconfigFile, &plan.Error{Err: absentFile{KubeconfigFile, e.ws.Dir()}, Remedy: restoreKubeconfig})
+			problem(workspace.KubeconfigFile, &plan.Error{Err: e.ws.Absent(workspace.KubeconfigFile), Remedy: restoreKubeconfig})
 			suggest("Look at the machines", "status", "the cluster was complete, and the file that leads into it is gone")
 			break
 		}
@@ -109,8 +110,8 @@ const restoreKubeconfig = "restore the file from your copy: the first machine ga
 
 // completed reports whether one of the runs made the cluster of this workspace complete.
 // A run that ended before the master secret was written was of an earlier cluster.
-func completed(w *Workspace, runs []plan.RunSummary) bool {
-	info, err := os.Stat(w.Path(MasterSecretFile))
+func completed(w *workspace.Workspace, runs []plan.RunSummary) bool {
+	info, err := os.Stat(w.Path(workspace.MasterSecretFile))
 	if err != nil {
 		return false
 	}
@@ -121,7 +122,7 @@ func completed(w *Workspace, runs []plan.RunSummary) bool {
 
 // newerThan says what the program knows that is newer than what the configuration says;
 // empty if nothing is. Nobody is asked.
-func newerThan(c *Config) string {
+func newerThan(c *workspace.Config) string {
 	source, err := release.Embedded(assets.Releases())
 	if err != nil || c == nil {
 		return ""

@@ -9,12 +9,13 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 func TestHomeOfAClusterWhoseKubeconfigWasLost(t *testing.T) {
 	s := newStage(t, 1, 1)
 	s.mustInit()
-	kubeconfig := s.read(engine.KubeconfigFile)
+	kubeconfig := s.read(workspace.KubeconfigFile)
 	home := func() engine.Home {
 		t.Helper()
 		h, err := s.engine().Home(t.Context())
@@ -23,13 +24,13 @@ func TestHomeOfAClusterWhoseKubeconfigWasLost(t *testing.T) {
 		}
 		return h
 	}
-	if err := os.Remove(filepath.Join(s.dir, engine.KubeconfigFile)); err != nil {
+	if err := os.Remove(filepath.Join(s.dir, workspace.KubeconfigFile)); err != nil {
 		t.Fatal(err)
 	}
 	lost := func() {
 		t.Helper()
 		h := home()
-		if h.Stage != engine.StagePartial || len(h.Problems) != 1 || h.Problems[0].ID != engine.KubeconfigFile || !strings.HasPrefix(h.Problems[0].Remedy, "restore the file from your copy") {
+		if h.Stage != engine.StagePartial || len(h.Problems) != 1 || h.Problems[0].ID != workspace.KubeconfigFile || !strings.HasPrefix(h.Problems[0].Remedy, "restore the file from your copy") {
 			t.Errorf("stage %s, problems %+v", h.Stage, h.Problems)
 		}
 		for _, n := range h.Next {
@@ -47,7 +48,7 @@ func TestHomeOfAClusterWhoseKubeconfigWasLost(t *testing.T) {
 		t.Fatal("init went on without a kubeconfig")
 	}
 	lost()
-	if err := os.WriteFile(filepath.Join(s.dir, engine.KubeconfigFile), []byte(kubeconfig), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(s.dir, workspace.KubeconfigFile), []byte(kubeconfig), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	h := home()
@@ -60,7 +61,7 @@ func TestHomeOfAClusterWhoseKubeconfigWasLost(t *testing.T) {
 
 	// A run that ended before the master secret was written was of an earlier cluster.
 	later := time.Now().Add(time.Hour)
-	if err := os.Chtimes(filepath.Join(s.dir, engine.MasterSecretFile), later, later); err != nil {
+	if err := os.Chtimes(filepath.Join(s.dir, workspace.MasterSecretFile), later, later); err != nil {
 		t.Fatal(err)
 	}
 	if h := home(); h.Stage != engine.StagePartial {

@@ -21,7 +21,9 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // IDs of the steps of init.
@@ -68,8 +70,8 @@ var defaultLimits = limits{
 	denials:  time.Minute,
 }
 
-// initRun is what the steps of one init plan share. Steps run one after the other.
-type initRun struct {
+// clusterRun is what the steps of every verb share. Steps run one after the other.
+type clusterRun struct {
 	e *Engine
 	*facts
 	components cluster.Components
@@ -78,15 +80,20 @@ type initRun struct {
 	inUse []cluster.Components
 	// enrols are the nodes whose agents verify nothing yet and get to do so.
 	enrols []cluster.Node
-	target cluster.NodeTarget
 
 	// accepted says which findings were accepted by name; nil: none.
 	accepted func(id string) bool
 
 	cluster Cluster // nil until there is a kubeconfig
-	link    *link   // to the first node's bootstrapper; nil if there is none
-	nodes   tracker
+	nodes   rollout.Tracker
 	after   func(time.Duration) <-chan time.Time // see WatchRequest; nil is time.After
+}
+
+// initRun is what the steps of one init plan share.
+type initRun struct {
+	*clusterRun
+	target cluster.NodeTarget
+	link   *link // to the first node's bootstrapper; nil if there is none
 
 	// What this run has made before any machine was asked, and takes back if the
 	// machine turns out to be another's.
@@ -102,7 +109,7 @@ func (e *Engine) PlanInit(ctx context.Context) (*plan.Plan, error) {
 	if _, _, err := e.load(); err != nil {
 		return nil, err
 	}
-	if err := e.ws.onMachines(plan.VerbInit); err != nil {
+	if err := e.ws.OnMachines(plan.VerbInit); err != nil {
 		return nil, err
 	}
 	f, findings, err := e.examine(ctx, func(plan.Event) {})
@@ -118,13 +125,13 @@ func (e *Engine) PlanInit(ctx context.Context) (*plan.Plan, error) {
 		// load has just read them: somebody changes the files at this moment.
 		return p, nil
 	}
-	i := &initRun{e: e, facts: f}
-	p.Cluster, p.Nodes = f.config.Name, f.config.counts()
+	i := &initRun{clusterRun: &clusterRun{e: e, facts: f}}
+	p.Cluster, p.Nodes = f.config.Name, f.config.Counts()
 	p.To = plan.Target{Release: f.config.Services.String(), Image: f.config.Image.String(), Kubernetes: f.config.Kubernetes.String()}
 	p.Files = []plan.File{
-		{Path: e.ws.Path(MasterSecretFile), Mode: "0600", Secret: true, Note: "keys of the cluster are derived from it: keep a copy offline"},
-		{Path: e.ws.Path(KubeconfigFile), Mode: "0600", Secret: true, Note: "access to the cluster as administrator"},
-		{Path: e.ws.Path(StateFile), Mode: "0600", Secret: true, Note: "needed for every later change of the cluster"},
+		{Path: e.ws.Path(workspace.MasterSecretFile), Mode: "0600", Secret: true, Note: "keys of the cluster are derived from it: keep a copy offline"},
+		{Path: e.ws.Path(workspace.KubeconfigFile), Mode: "0600", Secret: true, Note: "access to the cluster as administrator"},
+		{Path: e.ws.Path(workspace.StateFile), Mode: "0600", Secret: true, Note: "needed for every later change of the cluster"},
 	}
 	i.components = cluster.Components{Name: cluster.ComponentsName(f.list), Kubernetes: f.config.Kubernetes.String(), List: f.list, Statement: f.statement}
 	i.target = cluster.NodeTarget{Image: f.image.Reference, ImageVersion: f.image.Version, Components: i.components.Name, Kubernetes: i.components.Kubernetes}
@@ -171,11 +178,11 @@ func (i *initRun) sameCluster(ctx context.Context) error {
 	if err != nil || !foreign {
 		return ctx.Err() // of other errors the steps tell
 	}
-	return i.e.ws.foreignKubeconfig()
+	return i.e.ws.ForeignKubeconfig()
 }
 
 // connect returns the cluster, which needs a kubeconfig.
-func (i *initRun) connect(ctx context.Context) (Cluster, error) {
+func (i *clusterRun) connect(ctx context.Context) (Cluster, error) {
 	if i.cluster != nil {
 		return i.cluster, nil
 	}
@@ -185,7 +192,7 @@ func (i *initRun) connect(ctx context.Context) (Cluster, error) {
 	}
 	c, err := i.e.connect(ctx, b)
 	if err != nil {
-		return nil, &plan.Error{Op: "read " + i.e.ws.Path(KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}
+		return nil, &plan.Error{Op: "read " + i.e.ws.Path(workspace.KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}
 	}
 	i.cluster = c
 	return c, nil
@@ -194,7 +201,7 @@ func (i *initRun) connect(ctx context.Context) (Cluster, error) {
 // glance is what a Done does: it looks at the cluster, but not for long. What is
 // absent, or cannot be asked at the moment, is not done; the step that then runs
 // waits, and says what for.
-func (i *initRun) glance(ctx context.Context, look func(context.Context, Cluster) (bool, error)) (bool, error) {
+func (i *clusterRun) glance(ctx context.Context, look func(context.Context, Cluster) (bool, error)) (bool, error) {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return false, absentIsFine(err)
@@ -209,7 +216,7 @@ func (i *initRun) glance(ctx context.Context, look func(context.Context, Cluster
 }
 
 func absentIsFine(err error) error {
-	if errors.Is(err, cluster.ErrAbsent) || errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, errAbsent) {
+	if errors.Is(err, cluster.ErrAbsent) || errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, workspace.ErrAbsent) {
 		return nil
 	}
 	return err
@@ -229,16 +236,16 @@ func (i *initRun) steps() []plan.Step {
 		{
 			ID:     StepFirstNode,
 			Title:  "Make the first node",
-			Effect: fmt.Sprintf("one control plane is attested and runs kubeadm init with Kubernetes %s; %s is written", c.Kubernetes, MasterSecretFile),
+			Effect: fmt.Sprintf("one control plane is attested and runs kubeadm init with Kubernetes %s; %s is written", c.Kubernetes, workspace.MasterSecretFile),
 			Done: func(context.Context) (bool, error) {
-				return i.e.ws.has(KubeconfigFile) || i.e.ws.has(pendingFile), nil
+				return i.e.ws.Has(workspace.KubeconfigFile) || i.e.ws.Has(workspace.PendingFile), nil
 			},
 			Run: i.firstNode,
 		},
 		{
 			ID:     StepKubeconfig,
 			Title:  "Write the kubeconfig",
-			Effect: fmt.Sprintf("%s leads to the cluster at %s", KubeconfigFile, i.state.Infrastructure.ClusterEndpoint),
+			Effect: fmt.Sprintf("%s leads to the cluster at %s", workspace.KubeconfigFile, i.state.Infrastructure.ClusterEndpoint),
 			Done:   i.kubeconfigWritten,
 			Run:    i.writeKubeconfig,
 		},
@@ -307,7 +314,7 @@ func (i *initRun) steps() []plan.Step {
 }
 
 // componentsSteps publish what nodes install, and the agent where that is due.
-func (i *initRun) componentsSteps() []plan.Step {
+func (i *clusterRun) componentsSteps() []plan.Step {
 	if len(i.enrols) == 0 {
 		return []plan.Step{i.componentsStep()}
 	}
@@ -315,7 +322,7 @@ func (i *initRun) componentsSteps() []plan.Step {
 }
 
 // componentsStep publishes what nodes install.
-func (i *initRun) componentsStep() plan.Step {
+func (i *clusterRun) componentsStep() plan.Step {
 	first := i.components
 	if len(i.enrols) > 0 {
 		first.Agent = nil // a step of its own names it
@@ -414,7 +421,7 @@ func (i *initRun) preflight(ctx context.Context, r *plan.Reporter) error {
 }
 
 // inCluster calls f with the cluster and puts its error into the user's words.
-func (i *initRun) inCluster(ctx context.Context, r *plan.Reporter, op string, f func(context.Context, Cluster) error) error {
+func (i *clusterRun) inCluster(ctx context.Context, r *plan.Reporter, op string, f func(context.Context, Cluster) error) error {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return err
@@ -426,7 +433,7 @@ func (i *initRun) inCluster(ctx context.Context, r *plan.Reporter, op string, f 
 	return i.clusterError(op, f(ctx, k))
 }
 
-func (i *initRun) clusterError(op string, err error) error {
+func (i *clusterRun) clusterError(op string, err error) error {
 	var own *plan.Error
 	if err == nil || errors.Is(err, context.Canceled) || errors.As(err, &own) {
 		return err
@@ -437,7 +444,7 @@ func (i *initRun) clusterError(op string, err error) error {
 		e.Err = fmt.Errorf("the API server at %s does not answer in time: %w", i.state.Infrastructure.ClusterEndpoint, err)
 		e.Remedy = "is the sandbox running, and its control plane up? `constellation status` tells; run the same command again afterwards"
 	case errors.Is(err, cluster.ErrDenied):
-		e.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
+		e.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	default:
 		e.Remedy = "run the same command again; finished steps are skipped"
 	}
@@ -491,14 +498,14 @@ func (i *initRun) firstNode(ctx context.Context, r *plan.Reporter) error {
 			// long before.
 			failure.Op = "get the result of the first machine"
 			failure.Err = fmt.Errorf("it was fetched before: the API server at %s answers, and no bootstrapper does", i.state.Infrastructure.ClusterEndpoint)
-			failure.Remedy = "restore " + KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
+			failure.Remedy = "restore " + workspace.KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
 			return failure.Error
 		}
 		if over > limit {
 			failure.Op = fmt.Sprintf("wait %s for the first machine at %s", over.Round(time.Second), d.endpoint)
 			failure.Remedy = "is a machine up? `constellation sandbox status` shows them and where their console is. Run the same command again to go on waiting"
 			if errors.Is(failure.Err, errOther) {
-				failure.Remedy = "if the first machine has given its result away already, restore " + KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
+				failure.Remedy = "if the first machine has given its result away already, restore " + workspace.KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
 			}
 			return failure.Error
 		}
@@ -554,10 +561,10 @@ func (i *initRun) whyWaiting(a *attempt, seq uint64) string {
 // order of the two writes matters: without the secret the ID would be worth nothing.
 func (i *initRun) prepareSecrets(r *plan.Reporter) error {
 	ws, v := i.e.ws, &i.state.ClusterValues
-	m, err := ws.masterSecret()
-	if errors.Is(err, errAbsent) {
-		m = newMasterSecret()
-		err = ws.writeMasterSecret(m)
+	m, err := ws.MasterSecret()
+	if errors.Is(err, workspace.ErrAbsent) {
+		m = workspace.NewMasterSecret()
+		err = ws.WriteMasterSecret(m)
 		i.madeSecret = err == nil
 	}
 	if err != nil {
@@ -565,10 +572,10 @@ func (i *initRun) prepareSecrets(r *plan.Reporter) error {
 	}
 	r.Hide(m.Key, m.Salt, i.state.Infrastructure.InitSecret)
 	if len(v.ClusterID) == 0 {
-		v.MeasurementSalt = newMasterSecret().Salt
-		v.ClusterID = m.clusterID(v.MeasurementSalt)
+		v.MeasurementSalt = workspace.NewMasterSecret().Salt
+		v.ClusterID = m.ClusterID(v.MeasurementSalt)
 		v.InitNode = ""
-		if err := ws.writeState(i.state); err != nil {
+		if err := ws.WriteState(i.state); err != nil {
 			return err
 		}
 		i.madeID = true
@@ -584,10 +591,10 @@ func (i *initRun) retreat(r *plan.Reporter) {
 	if !i.madeID {
 		return
 	}
-	i.state.ClusterValues = ClusterValues{}
-	err := i.e.ws.writeState(i.state)
+	i.state.ClusterValues = workspace.ClusterValues{}
+	err := i.e.ws.WriteState(i.state)
 	if err == nil && i.madeSecret {
-		err = withoutPath(os.Remove(i.e.ws.Path(MasterSecretFile)))
+		err = workspace.WithoutPath(os.Remove(i.e.ws.Path(workspace.MasterSecretFile)))
 	}
 	if err != nil {
 		r.Log("engine", "", "warn", fmt.Sprintf("what this run wrote could not be taken back: %v", err))
@@ -617,7 +624,7 @@ func (i *initRun) unpin(ctx context.Context, r *plan.Reporter) error {
 	}
 	r.Log("engine", "", "warn", pinned+" was asked to be the first node and does not exist any more; another machine is asked")
 	i.state.ClusterValues.InitNode = ""
-	return i.e.ws.writeState(i.state)
+	return i.e.ws.WriteState(i.state)
 }
 
 // accept takes the first machine that shows good evidence, remembers it before it is
@@ -631,7 +638,7 @@ func (i *initRun) accept(s attestation.Statement) error {
 		return fmt.Errorf("%w: %s, not %s", errOther, s.Identity.ProviderID, *pinned)
 	}
 	*pinned = s.Identity.ProviderID
-	if err := i.e.ws.writeState(i.state); err != nil {
+	if err := i.e.ws.WriteState(i.state); err != nil {
 		*pinned = ""
 		return err
 	}
@@ -665,7 +672,7 @@ func (i *initRun) attach(ctx context.Context, r *plan.Reporter, d dialer, seq *u
 	i.link = l
 	name := l.machine.Name
 	r.Wait("", "", "")
-	i.nodes.set(r, rollEntry{name: name, group: cluster.GroupName(l.machine.Group), state: plan.NodeJoining, text: "attested"})
+	i.nodes.Set(r, rollout.Entry{Name: name, Group: cluster.GroupName(l.machine.Group), State: plan.NodeJoining, Text: "attested"})
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -692,7 +699,7 @@ func (i *initRun) attach(ctx context.Context, r *plan.Reporter, d dialer, seq *u
 			return k.Success, nil
 		case *initproto.InitResponse_Failure:
 			f := k.Failure
-			i.nodes.set(r, rollEntry{name: name, state: plan.NodeFailed, text: f.Message})
+			i.nodes.Set(r, rollout.Entry{Name: name, State: plan.NodeFailed, Text: f.Message})
 			e := &plan.Error{Op: fmt.Sprintf("make %s the first node (%s)", name, f.Step), Err: errors.New(f.Message), Remedy: f.Remedy}
 			if !f.Retry {
 				e.Err = &deadEnd{e.Err}
@@ -754,22 +761,22 @@ func (i *initRun) request() *initproto.InitRequest {
 // store keeps the result of the first node where no crash can lose it. The machine
 // has it until it is told so, which is the next step's business.
 func (i *initRun) store(r *plan.Reporter, s *initproto.Success) error {
-	defer i.nodes.set(r, rollEntry{name: s.NodeName, state: plan.NodeNotReady})
+	defer i.nodes.Set(r, rollout.Entry{Name: s.NodeName, State: plan.NodeNotReady})
 	if id := i.state.ClusterValues.ClusterID; string(s.ClusterId) != string(id) {
 		return &plan.Error{Op: "store the result of " + s.NodeName, Err: &deadEnd{errors.New("it is of another cluster")}, Remedy: "take the machines down and up again"}
 	}
-	k, err := withServer(s.Kubeconfig, i.state.Infrastructure.ClusterEndpoint)
+	k, err := workspace.WithServer(s.Kubeconfig, i.state.Infrastructure.ClusterEndpoint)
 	if err != nil {
 		return &plan.Error{Op: "store the result of " + s.NodeName, Err: err, Remedy: "image and this program do not fit together"}
 	}
-	return i.e.ws.write(pendingFile, k, 0o600)
+	return i.e.ws.Write(workspace.PendingFile, k, 0o600)
 }
 
 // kubeconfigWritten reports whether the kubeconfig has its name, leads to where the
 // API server is now, and works.
 func (i *initRun) kubeconfigWritten(ctx context.Context) (bool, error) {
 	b, err := i.e.ws.Kubeconfig()
-	if err != nil || i.e.ws.has(pendingFile) || !leadsTo(b, i.state.Infrastructure.ClusterEndpoint) {
+	if err != nil || i.e.ws.Has(workspace.PendingFile) || !workspace.LeadsTo(b, i.state.Infrastructure.ClusterEndpoint) {
 		return false, absentIsFine(err)
 	}
 	return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
@@ -783,11 +790,11 @@ func (i *initRun) kubeconfigWritten(ctx context.Context) (bool, error) {
 func (i *initRun) writeKubeconfig(ctx context.Context, r *plan.Reporter) error {
 	defer i.closeLink()
 	ws, endpoint := i.e.ws, i.state.Infrastructure.ClusterEndpoint
-	if ws.has(pendingFile) {
+	if ws.Has(workspace.PendingFile) {
 		if err := i.acknowledge(ctx, r); err != nil {
 			return err
 		}
-		if err := ws.rename(pendingFile, KubeconfigFile); err != nil {
+		if err := ws.Rename(workspace.PendingFile, workspace.KubeconfigFile); err != nil {
 			return err
 		}
 	}
@@ -795,11 +802,11 @@ func (i *initRun) writeKubeconfig(ctx context.Context, r *plan.Reporter) error {
 	if err != nil {
 		return err
 	}
-	if !leadsTo(b, endpoint) { // the way to the API server changed
-		if b, err = withServer(b, endpoint); err != nil {
-			return &plan.Error{Op: "read " + ws.Path(KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}
+	if !workspace.LeadsTo(b, endpoint) { // the way to the API server changed
+		if b, err = workspace.WithServer(b, endpoint); err != nil {
+			return &plan.Error{Op: "read " + ws.Path(workspace.KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}
 		}
-		if err := ws.write(KubeconfigFile, b, 0o600); err != nil {
+		if err := ws.Write(workspace.KubeconfigFile, b, 0o600); err != nil {
 			return err
 		}
 	}
@@ -901,7 +908,7 @@ func (i *initRun) setTarget(ctx context.Context, r *plan.Reporter) error {
 func (i *initRun) tellBoot(ctx context.Context, r *plan.Reporter) error {
 	machines, err := i.provider.Machines(ctx)
 	if err == nil {
-		i.tell(r, call(machines, nil, nil, i.config.counts()))
+		i.tell(r, rollout.Join(machines, nil, nil, i.config.Counts()))
 	}
 	return err
 }

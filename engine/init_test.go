@@ -31,6 +31,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/internal/golden"
 )
 
@@ -45,7 +46,7 @@ func TestInitMakesACluster(t *testing.T) {
 	if got, want := states(events), "preflight:running preflight:done init-first-node:running init-first-node:done write-kubeconfig:running write-kubeconfig:done components:running components:done join-config:running join-config:done charts:running charts:done set-target:running set-target:done wait-ready:running wait-ready:done"; got != want {
 		t.Errorf("states\n%s\nwant\n%s", got, want)
 	}
-	for file, mode := range map[string]fs.FileMode{engine.MasterSecretFile: 0o600, engine.KubeconfigFile: 0o600, engine.StateFile: 0o600, engine.ConfigFile: 0o644} {
+	for file, mode := range map[string]fs.FileMode{workspace.MasterSecretFile: 0o600, workspace.KubeconfigFile: 0o600, workspace.StateFile: 0o600, workspace.ConfigFile: 0o644} {
 		if info, err := os.Stat(filepath.Join(s.dir, file)); err != nil || info.Mode().Perm() != mode {
 			t.Errorf("%s: %v, %v", file, info, err)
 		}
@@ -53,14 +54,14 @@ func TestInitMakesACluster(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(s.dir, engine.PendingFile)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s is left: %v", engine.PendingFile, err)
 	}
-	if k := s.read(engine.KubeconfigFile); !strings.Contains(k, "server: https://127.0.0.1:36443") || !strings.Contains(k, "U0VDUkVULUtFWS1PRi1BRE1JTg==") {
+	if k := s.read(workspace.KubeconfigFile); !strings.Contains(k, "server: https://127.0.0.1:36443") || !strings.Contains(k, "U0VDUkVULUtFWS1PRi1BRE1JTg==") {
 		t.Errorf("kubeconfig:\n%s", k)
 	}
 	m := s.machines[0]
 	if runs, acks := m.counts(); runs != 1 || acks != 1 {
 		t.Errorf("%d runs, %d acknowledgements", runs, acks)
 	}
-	if m.seenAtAck != s.read(engine.KubeconfigFile) {
+	if m.seenAtAck != s.read(workspace.KubeconfigFile) {
 		t.Errorf("when the machine was told that its result is stored, this was stored: %q", m.seenAtAck)
 	}
 	st := s.state()
@@ -170,7 +171,7 @@ func TestPlanOfInit(t *testing.T) {
 			t.Errorf("finding %+v", f)
 		}
 	}
-	if names := list(t, s.dir); !cmp.Equal(names, []string{engine.ConfigFile, engine.StateFile}) {
+	if names := list(t, s.dir); !cmp.Equal(names, []string{workspace.ConfigFile, workspace.StateFile}) {
 		t.Errorf("planning wrote something: %v", names)
 	}
 	if c := s.cluster.Calls(); len(c) > 0 {
@@ -268,7 +269,7 @@ func TestInitIsResumedAtEveryStep(t *testing.T) {
 // resume runs init again and checks that the cluster is whole and made once.
 func (s *stage) resume(after string) {
 	s.t.Helper()
-	secret, _ := os.ReadFile(filepath.Join(s.dir, engine.MasterSecretFile))
+	secret, _ := os.ReadFile(filepath.Join(s.dir, workspace.MasterSecretFile))
 	if _, err := s.cluster.NodeTarget(s.t.Context()); err == nil { // the cluster went on alone
 		s.lifeOnce.Do(s.live)
 	}
@@ -283,7 +284,7 @@ func (s *stage) resume(after string) {
 	if after != "preflight" && after != "init-first-node" && !p.Resumes() {
 		s.t.Errorf("the plan does not say that it resumes: %s", states(events))
 	}
-	if now, _ := os.ReadFile(filepath.Join(s.dir, engine.MasterSecretFile)); len(secret) > 0 && !bytes.Equal(now, secret) {
+	if now, _ := os.ReadFile(filepath.Join(s.dir, workspace.MasterSecretFile)); len(secret) > 0 && !bytes.Equal(now, secret) {
 		s.t.Error("the master secret changed")
 	}
 	runs := 0
@@ -435,7 +436,7 @@ func TestBadLuckHasASentence(t *testing.T) {
 		},
 		{"another initEndpoint than the cloud's", func(t *testing.T, s *stage) {
 			s.cloud.initEndpoint = s.balancer.addr()
-			s.edit(engine.StateFile, s.balancer.addr(), "127.0.0.1:1")
+			s.edit(workspace.StateFile, s.balancer.addr(), "127.0.0.1:1")
 		}, plan.ExitBlocked, "initEndpoint in constellation-state.yaml leads elsewhere: it says 127.0.0.1:1, and the cloud has 127.0.0.1:", "write initEndpoint: 127.0.0.1:"},
 		{
 			"another clusterEndpoint than the cloud's", func(t *testing.T, s *stage) { s.cloud.clusterEndpoint = "127.0.0.1:7" },
@@ -444,12 +445,12 @@ func TestBadLuckHasASentence(t *testing.T) {
 		{"an endpoint where something else listens", func(t *testing.T, s *stage) {
 			web := httptest.NewServer(http.NotFoundHandler())
 			t.Cleanup(web.Close)
-			s.edit(engine.StateFile, s.balancer.addr(), web.Listener.Addr().String())
+			s.edit(workspace.StateFile, s.balancer.addr(), web.Listener.Addr().String())
 		}, plan.ExitFailed, "what answers there is no bootstrapper", "initEndpoint"},
 		{"an endpoint where a TLS server listens", func(t *testing.T, s *stage) {
 			web := httptest.NewTLSServer(http.NotFoundHandler())
 			t.Cleanup(web.Close)
-			s.edit(engine.StateFile, s.balancer.addr(), web.Listener.Addr().String())
+			s.edit(workspace.StateFile, s.balancer.addr(), web.Listener.Addr().String())
 		}, plan.ExitFailed, "what answers there is no bootstrapper", "initEndpoint"},
 		{"an endpoint where nobody listens", func(t *testing.T, s *stage) {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -457,7 +458,7 @@ func TestBadLuckHasASentence(t *testing.T) {
 				t.Fatal(err)
 			}
 			l.Close()
-			s.edit(engine.StateFile, s.balancer.addr(), l.Addr().String())
+			s.edit(workspace.StateFile, s.balancer.addr(), l.Addr().String())
 		}, plan.ExitFailed, "connection refused", "is a machine up?"},
 		{"machines that never boot", func(t *testing.T, s *stage) { s.machines[0].stop() }, plan.ExitFailed, " for the first machine at 127.0.0.1:", "is a machine up?"},
 		{"kubeadm fails", func(t *testing.T, s *stage) {
@@ -471,21 +472,21 @@ func TestBadLuckHasASentence(t *testing.T) {
 		},
 		{"an earlier sandbox of that name", func(t *testing.T, s *stage) { s.cloud.uid = "fedcba9876543210" }, plan.ExitUsage, "it belongs to an earlier sandbox", "away"},
 		{
-			"a Kubernetes version that the mirror has not", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "v1.35.4", "v1.36.3") },
+			"a Kubernetes version that the mirror has not", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "v1.35.4", "v1.36.3") },
 			plan.ExitBlocked, "Kubernetes v1.36.3 cannot be had here", "sandbox fetch v1.36.3",
 		},
 		{
-			"a Kubernetes version that the release has not", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "v1.35.4", "v1.34.2") },
+			"a Kubernetes version that the release has not", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "v1.35.4", "v1.34.2") },
 			plan.ExitBlocked, "Kubernetes v1.34.2 is not offered", "constellation-conf.yaml, line ",
 		},
 		{"a release that this program does not know", func(t *testing.T, s *stage) {
-			s.edit(engine.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v7.0.0")
+			s.edit(workspace.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v7.0.0")
 		}, plan.ExitBlocked, "release v7.0.0 is not known", "name one of them"},
 		{"an image that is newer than the services", func(t *testing.T, s *stage) {
-			s.edit(engine.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v1.0.0")
+			s.edit(workspace.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v1.0.0")
 		}, plan.ExitBlocked, "image v1.1.0 is newer than the services v1.0.0", "image: v1.0.0"},
 		{
-			"more workers wanted than there are", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "count: 2", "count: 5") },
+			"more workers wanted than there are", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "count: 2", "count: 5") },
 			plan.ExitBlocked, "group workers has 2 machines, and the configuration wants 5", "count: 2",
 		},
 		{"a machine that failed to boot", func(t *testing.T, s *stage) {
@@ -493,22 +494,22 @@ func TestBadLuckHasASentence(t *testing.T) {
 		}, plan.ExitBlocked, "1 machine failed to start: worker-1: no space", "console"},
 		{
 			"another pod network than the cloud's", func(t *testing.T, s *stage) {
-				s.edit(engine.ConfigFile, "podCIDR: 10.244.0.0/16", "podCIDR: 10.200.0.0/16")
+				s.edit(workspace.ConfigFile, "podCIDR: 10.244.0.0/16", "podCIDR: 10.200.0.0/16")
 			},
 			plan.ExitBlocked, "podCIDR is not what the cloud routes", "podCIDR: 10.244.0.0/16",
 		},
-		{"a wrong configuration", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "count: 2", "count: two") }, plan.ExitUsage, "nodeGroups.workers.count", "config validate"},
+		{"a wrong configuration", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "count: 2", "count: two") }, plan.ExitUsage, "nodeGroups.workers.count", "config validate"},
 		{"no state file", func(t *testing.T, s *stage) {
-			if err := os.Remove(filepath.Join(s.dir, engine.StateFile)); err != nil {
+			if err := os.Remove(filepath.Join(s.dir, workspace.StateFile)); err != nil {
 				t.Fatal(err)
 			}
 		}, plan.ExitUsage, "there is no constellation-state.yaml", "sandbox up"},
 		{
-			"the state file of another sandbox", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "name: demo", "name: other") },
+			"the state file of another sandbox", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "name: demo", "name: other") },
 			plan.ExitUsage, `it belongs to sandbox "demo", and the configuration names "other"`, "move constellation-state.yaml to a safe place and run `constellation sandbox up`",
 		},
 		{"a kubeconfig of another cluster", func(t *testing.T, s *stage) {
-			if err := os.WriteFile(filepath.Join(s.dir, engine.KubeconfigFile), []byte(testKubeconfig), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(s.dir, workspace.KubeconfigFile), []byte(testKubeconfig), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}, plan.ExitUsage, "it belongs to another cluster", "-C"},
@@ -547,8 +548,8 @@ func TestNoSecretIsShown(t *testing.T) {
 	s.machines[0].cut = 4
 	events, p := s.mustInit()
 	_, _, again := s.init(t.Context(), nil)
-	var m engine.MasterSecret
-	if err := json.Unmarshal([]byte(s.read(engine.MasterSecretFile)), &m); err != nil {
+	var m workspace.MasterSecret
+	if err := json.Unmarshal([]byte(s.read(workspace.MasterSecretFile)), &m); err != nil {
 		t.Fatal(err)
 	}
 	var canaries []string
@@ -703,9 +704,9 @@ func TestHomeSaysWhatIsNext(t *testing.T) {
 			cancel()
 		}, engine.StagePartial, "init"},
 		{"a cluster", func() { s.mustInit() }, engine.StageCluster, "status"},
-		{"the state is gone", func() { os.Remove(filepath.Join(s.dir, engine.StateFile)) }, engine.StageConfigured, "sandbox up"},
-		{"the configuration is broken", func() { s.edit(engine.ConfigFile, "count: 1", "count: x") }, engine.StageConfigured, "config validate"},
-		{"nothing at all", func() { os.Remove(filepath.Join(s.dir, engine.ConfigFile)) }, engine.StageEmpty, "sandbox up"},
+		{"the state is gone", func() { os.Remove(filepath.Join(s.dir, workspace.StateFile)) }, engine.StageConfigured, "sandbox up"},
+		{"the configuration is broken", func() { s.edit(workspace.ConfigFile, "count: 1", "count: x") }, engine.StageConfigured, "config validate"},
+		{"nothing at all", func() { os.Remove(filepath.Join(s.dir, workspace.ConfigFile)) }, engine.StageEmpty, "sandbox up"},
 	} {
 		tt.do()
 		h, err := s.engine().Home(t.Context())
@@ -724,7 +725,7 @@ func TestPlainTLSIsNotEnough(t *testing.T) {
 	web.TLS = &tls.Config{MinVersion: tls.VersionTLS13}
 	web.StartTLS()
 	defer web.Close()
-	s.edit(engine.StateFile, s.balancer.addr(), web.Listener.Addr().String())
+	s.edit(workspace.StateFile, s.balancer.addr(), web.Listener.Addr().String())
 	start := time.Now()
 	_, _, err := s.init(t.Context(), nil)
 	if err == nil || !strings.Contains(plan.Remedy(err), "leads to something else") || time.Since(start) > 4*time.Second {
@@ -850,8 +851,8 @@ func TestResultThatWasFetchedBeforeIsSaidSo(t *testing.T) {
 	s.mustInit()
 	api := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(api.Close)
-	s.edit(engine.StateFile, "127.0.0.1:36443", api.Listener.Addr().String())
-	if err := os.Remove(filepath.Join(s.dir, engine.KubeconfigFile)); err != nil {
+	s.edit(workspace.StateFile, "127.0.0.1:36443", api.Listener.Addr().String())
+	if err := os.Remove(filepath.Join(s.dir, workspace.KubeconfigFile)); err != nil {
 		t.Fatal(err)
 	}
 	events, _, err := s.init(t.Context(), nil)
@@ -866,8 +867,8 @@ func TestResultThatWasFetchedBeforeIsSaidSo(t *testing.T) {
 func TestSilentFirstMachineIsWaitedForWhileItsAPIServerIsSilent(t *testing.T) {
 	s := newStage(t, 1, 0)
 	s.mustInit()
-	s.edit(engine.StateFile, "127.0.0.1:36443", "127.0.0.1:1")
-	if err := os.Remove(filepath.Join(s.dir, engine.KubeconfigFile)); err != nil {
+	s.edit(workspace.StateFile, "127.0.0.1:36443", "127.0.0.1:1")
+	if err := os.Remove(filepath.Join(s.dir, workspace.KubeconfigFile)); err != nil {
 		t.Fatal(err)
 	}
 	_, _, err := s.init(t.Context(), nil)
@@ -898,25 +899,25 @@ func TestInitThatLosesTheRaceLeavesNothingOfItsOwn(t *testing.T) {
 			s.machines[0].stop()
 			s.machines[0].start(bytes.Repeat([]byte{7}, 32))
 			secret := `{"key":"` + base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{1}, 32)) + `","salt":"` + base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{2}, 32)) + `"}`
-			if err := os.WriteFile(filepath.Join(s.dir, engine.MasterSecretFile), []byte(secret), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(s.dir, workspace.MasterSecretFile), []byte(secret), 0o600); err != nil {
 				s.t.Fatal(err)
 			}
-		}, []string{engine.MasterSecretFile}},
+		}, []string{workspace.MasterSecretFile}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newStage(t, 1, 0)
 			tt.lose(s)
-			before := s.read(engine.StateFile)
+			before := s.read(workspace.StateFile)
 			events, _, err := s.init(t.Context(), nil)
 			if plan.ExitCode(err) != plan.ExitBlocked || !strings.HasPrefix(plan.Remedy(err), "another init was there first: go on in the directory where it was run") {
 				t.Errorf("got %v, exit %d, remedy %q", err, plan.ExitCode(err), plan.Remedy(err))
 			}
-			want := append([]string{engine.ConfigFile}, tt.left...)
-			want = append(want, engine.StateFile, plan.RunsDir)
+			want := append([]string{workspace.ConfigFile}, tt.left...)
+			want = append(want, workspace.StateFile, plan.RunsDir)
 			if got := list(t, s.dir); !cmp.Equal(got, want) {
 				t.Errorf("the directory holds %v, want %v", got, want)
 			}
-			if d := cmp.Diff(before, s.read(engine.StateFile)); d != "" {
+			if d := cmp.Diff(before, s.read(workspace.StateFile)); d != "" {
 				t.Errorf("the state file changed (-before +after):\n%s", d)
 			}
 			var res plan.Result

@@ -21,13 +21,14 @@ import (
 	"constellation/engine/release"
 	"constellation/engine/version"
 	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // facts is what is known before init starts. Fields that could not be learned are
 // zero, and a Block finding says why.
 type facts struct {
-	config   *Config
-	state    *State
+	config   *workspace.Config
+	state    *workspace.State
 	release  *release.Release
 	provider Provider
 	about    ProviderInfo
@@ -49,7 +50,7 @@ type facts struct {
 
 // load reads configuration and state and makes sure that they, and the files beside
 // them, belong to one cluster. Its errors have ExitUsage.
-func (e *Engine) load() (*Config, *State, error) {
+func (e *Engine) load() (*workspace.Config, *workspace.State, error) {
 	c, err := e.ws.Config()
 	if err != nil {
 		return nil, nil, err
@@ -58,57 +59,7 @@ func (e *Engine) load() (*Config, *State, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return c, s, e.ws.belong(c, s)
-}
-
-// belong returns an error unless the workspace's files belong to one cluster.
-func (w *Workspace) belong(c *Config, s *State) error {
-	foreign := func(file, why, remedy string) error {
-		return &plan.Error{Op: "use " + w.Path(file), Err: errors.New(why), Remedy: remedy, Exit: plan.ExitUsage}
-	}
-	const away = "move it to a safe place, or use another directory with -C"
-	if want, have := c.Provider.Sandbox.Name, s.Infrastructure.Sandbox.Name; want != have {
-		return foreign(StateFile, fmt.Sprintf("it belongs to sandbox %q, and the configuration names %q%s", have, want, c.at("provider")),
-			fmt.Sprintf("move %s to a safe place and run `constellation sandbox up`, which writes that of sandbox %s. If sandbox %s is the one that you want, write provider.sandbox.name: %s", strings.Join(w.clusterFiles(), ", "), want, have, have))
-	}
-	v := s.ClusterValues
-	for _, f := range []string{KubeconfigFile, pendingFile} {
-		if len(v.ClusterID) == 0 && w.has(f) {
-			return foreign(f, "it belongs to another cluster: "+StateFile+" knows of none yet", away)
-		}
-	}
-	m, err := w.masterSecret()
-	switch {
-	case errors.Is(err, errAbsent) && len(v.ClusterID) > 0 && !w.has(KubeconfigFile):
-		return foreign(StateFile, "a cluster was begun with a master secret that is not there any more", "put "+MasterSecretFile+" back; without it, take the machines down and start over")
-	case errors.Is(err, errAbsent):
-	case err != nil:
-		return err
-	case len(v.ClusterID) > 0 && string(m.clusterID(v.MeasurementSalt)) != string(v.ClusterID):
-		return foreign(MasterSecretFile, "it belongs to another cluster: the cluster ID in "+StateFile+" is not derived from it", "put the file of this cluster back")
-	}
-	return nil
-}
-
-// onMachines is the error of a verb that changes what is on machines, where these are
-// hollow.
-func (w *Workspace) onMachines(v plan.Verb) error {
-	s, err := w.State()
-	if err != nil || s.Infrastructure.Sandbox == nil || !s.Infrastructure.Sandbox.Hollow {
-		return nil // what is wrong with the state others say
-	}
-	return &plan.Error{
-		Op: "run " + string(v), Err: errors.New("the machines of this cluster are hollow: simulated, so there is nothing to attest, to install or to upgrade on them"),
-		Remedy: "change the target alone, with the kubectl line that `constellation sandbox up` ends with; `constellation watch` shows the rollout", Exit: plan.ExitUsage,
-	}
-}
-
-// foreignKubeconfig is the error of a kubeconfig that leads to another cluster.
-func (w *Workspace) foreignKubeconfig() error {
-	return &plan.Error{
-		Op: "use " + w.Path(KubeconfigFile), Err: errors.New("it leads to another cluster than the one of " + StateFile), Exit: plan.ExitUsage,
-		Remedy: "put the files of one cluster back together, or use another directory with -C",
-	}
+	return c, s, e.ws.Belong(c, s)
 }
 
 // Preflight checks everything that init needs and can know beforehand, changes
@@ -173,12 +124,12 @@ func (e *Engine) examine(ctx context.Context, emit func(plan.Event)) (*facts, []
 func (e *Engine) checks(f *facts) []check {
 	clusterBegun := func() bool { return len(f.state.ClusterValues.ClusterID) > 0 }
 	return []check{
-		{"config", "config", ConfigFile + " can be read", "", func(context.Context) *plan.Finding {
+		{"config", "config", workspace.ConfigFile + " can be read", "", func(context.Context) *plan.Finding {
 			c, err := e.ws.Config()
 			if err != nil {
-				if list, ok := asConfigErrors(err); ok {
+				if list, ok := workspace.AsConfigErrors(err); ok {
 					first := list.Errors[0]
-					b := block(fmt.Sprintf("%s has %d problem(s)", ConfigFile, len(list.Errors)), list.Error(), plan.Remedy(err))
+					b := block(fmt.Sprintf("%s has %d problem(s)", workspace.ConfigFile, len(list.Errors)), list.Error(), plan.Remedy(err))
 					b.Field = first.Field
 					return b
 				}
@@ -187,10 +138,10 @@ func (e *Engine) checks(f *facts) []check {
 			f.config = c
 			return nil
 		}},
-		{"state", "files", StateFile + " belongs to this configuration", "config", func(context.Context) *plan.Finding {
+		{"state", "files", workspace.StateFile + " belongs to this configuration", "config", func(context.Context) *plan.Finding {
 			s, err := e.ws.State()
 			if err == nil {
-				err = e.ws.belong(f.config, s)
+				err = e.ws.Belong(f.config, s)
 			}
 			if err != nil {
 				return blockErr("files do not fit together", err)
@@ -199,7 +150,7 @@ func (e *Engine) checks(f *facts) []check {
 			return nil
 		}},
 		{"file-modes", "files", "secrets are readable by their owner alone", "state", func(context.Context) *plan.Finding {
-			if l := e.ws.loose(); len(l) > 0 {
+			if l := e.ws.Loose(); len(l) > 0 {
 				return warn("others can read "+strings.Join(l, ", "), "these files hold secrets", "chmod 0600 "+strings.Join(l, " "))
 			}
 			return nil
@@ -211,13 +162,13 @@ func (e *Engine) checks(f *facts) []check {
 				err = os.Remove(t.Name())
 			}
 			if err != nil {
-				return block("files cannot be written", fmt.Sprintf("%s: %v", e.ws.Dir(), withoutPath(err)), "make the directory writable for this user, or use another one with -C")
+				return block("files cannot be written", fmt.Sprintf("%s: %v", e.ws.Dir(), workspace.WithoutPath(err)), "make the directory writable for this user, or use another one with -C")
 			}
 			return nil
 		}},
 		{"secret", "files", "no master secret is there yet", "state", func(context.Context) *plan.Finding {
-			if !clusterBegun() && e.ws.has(MasterSecretFile) {
-				return warn("an existing "+MasterSecretFile+" will be used", "an earlier init wrote it, or you did; the keys of the new cluster are derived from it",
+			if !clusterBegun() && e.ws.Has(workspace.MasterSecretFile) {
+				return warn("an existing "+workspace.MasterSecretFile+" will be used", "an earlier init wrote it, or you did; the keys of the new cluster are derived from it",
 					"move it away if it belongs to another cluster: a new one is made then")
 			}
 			return nil
@@ -229,7 +180,7 @@ func (e *Engine) checks(f *facts) []check {
 			}
 			if f.release, err = catalogue.Release(f.config.Services); err != nil {
 				b := blockErr(fmt.Sprintf("release %s is not known", f.config.Services), err)
-				b.Field, b.Remedy = "microserviceVersion", "name one of them in "+ConfigFile+f.config.at("microserviceVersion")
+				b.Field, b.Remedy = "microserviceVersion", "name one of them in "+workspace.ConfigFile+f.config.At("microserviceVersion")
 				return b
 			}
 			return nil
@@ -237,7 +188,7 @@ func (e *Engine) checks(f *facts) []check {
 		{findingChartSource, "release", "charts that do not come with the program can be fetched", "release state", func(ctx context.Context) *plan.Finding {
 			f.want(f.config)
 			f.feed, _, _ = e.feedOf(f.config, CheckRequest{}) // its keys are not asked for
-			i := &initRun{e: e, facts: f}
+			i := &clusterRun{e: e, facts: f}
 			found := i.fetchCharts(ctx)
 			if len(found) == 0 {
 				return nil
@@ -251,7 +202,7 @@ func (e *Engine) checks(f *facts) []check {
 		{"kubernetes-version", "release", "the release offers the Kubernetes version", "release", func(context.Context) *plan.Finding {
 			if _, err := f.release.ForKubernetes(f.config.Kubernetes); err != nil {
 				b := blockErr("Kubernetes "+f.config.Kubernetes.String()+" is not offered", err)
-				b.Field, b.Remedy = "kubernetesVersion", "name one of them in "+ConfigFile+f.config.at("kubernetesVersion")
+				b.Field, b.Remedy = "kubernetesVersion", "name one of them in "+workspace.ConfigFile+f.config.At("kubernetesVersion")
 				return b
 			}
 			return nil
@@ -305,10 +256,10 @@ func (e *Engine) checks(f *facts) []check {
 			}
 			if info.UID != f.state.Infrastructure.UID {
 				f.foreign = &plan.Error{
-					Op: "use " + e.ws.Path(StateFile), Err: fmt.Errorf("it belongs to an earlier sandbox %q, which was taken down", name), Exit: plan.ExitUsage,
-					Remedy: "move " + strings.Join(e.ws.clusterFiles(), ", ") + " away and run `constellation sandbox up`, which writes the file anew",
+					Op: "use " + e.ws.Path(workspace.StateFile), Err: fmt.Errorf("it belongs to an earlier sandbox %q, which was taken down", name), Exit: plan.ExitUsage,
+					Remedy: "move " + strings.Join(e.ws.ClusterFiles(), ", ") + " away and run `constellation sandbox up`, which writes the file anew",
 				}
-				return blockErr("the machines are not those of "+StateFile, f.foreign)
+				return blockErr("the machines are not those of "+workspace.StateFile, f.foreign)
 			}
 			if f.groups, err = p.Groups(ctx); err == nil {
 				f.machines, err = p.Machines(ctx)
@@ -319,7 +270,7 @@ func (e *Engine) checks(f *facts) []check {
 			f.provider, f.about = p, info
 			return nil
 		}},
-		{"endpoints", "cloud", "the addresses in " + StateFile + " are the cloud's", "cloud", func(context.Context) *plan.Finding { return f.checkEndpoints(e) }},
+		{"endpoints", "cloud", "the addresses in " + workspace.StateFile + " are the cloud's", "cloud", func(context.Context) *plan.Finding { return f.checkEndpoints(e) }},
 		{"machines", "cloud", "the machines are there", "cloud", func(context.Context) *plan.Finding { return f.checkGroups() }},
 		{"image", "cloud", "the image is in the catalogue and is what machines run", "cloud", func(ctx context.Context) *plan.Finding {
 			images, err := f.provider.Images(ctx)
@@ -347,7 +298,7 @@ func (e *Engine) checks(f *facts) []check {
 			return nil
 		}},
 		{"init-endpoint", "network", "the first machine can be reached", "machines endpoints", func(ctx context.Context) *plan.Finding {
-			if e.ws.has(KubeconfigFile) || e.ws.has(pendingFile) {
+			if e.ws.Has(workspace.KubeconfigFile) || e.ws.Has(workspace.PendingFile) {
 				return nil // it has done its work
 			}
 			endpoint := f.state.Infrastructure.InitEndpoint
@@ -371,7 +322,7 @@ func (e *Engine) whyCloudIsSilent(ctx context.Context, name string, cause error)
 	switch st, serr := e.sandbox(ctx, name); {
 	case errors.Is(serr, cloud.ErrNotFound):
 		return block("there is no sandbox "+name, "it was taken down, or belongs to another user",
-			"move "+strings.Join(e.ws.clusterFiles(), ", ")+" away and run `constellation sandbox up`, which makes a new one")
+			"move "+strings.Join(e.ws.ClusterFiles(), ", ")+" away and run `constellation sandbox up`, which makes a new one")
 	case serr == nil && st.State == "stopped":
 		return block("the daemon of sandbox "+name+" has ended", err.Error(), "run `"+e.command("sandbox up")+"`, which starts it again; its machines are kept")
 	}
@@ -389,8 +340,8 @@ func (f *facts) checkEndpoints(e *Engine) *plan.Finding {
 		if x.want == "" || sameEndpoint(x.have, x.want) {
 			continue
 		}
-		b := block(x.field+" in "+StateFile+" leads elsewhere", fmt.Sprintf("it says %s, and the cloud has %s", x.have, x.want),
-			fmt.Sprintf("write %s: %s in %s, or run `%s`, which writes the right addresses", x.field, x.want, StateFile, e.command("sandbox up")))
+		b := block(x.field+" in "+workspace.StateFile+" leads elsewhere", fmt.Sprintf("it says %s, and the cloud has %s", x.have, x.want),
+			fmt.Sprintf("write %s: %s in %s, or run `%s`, which writes the right addresses", x.field, x.want, workspace.StateFile, e.command("sandbox up")))
 		b.Field = "infrastructure." + x.field
 		return b
 	}
@@ -423,7 +374,7 @@ func (f *facts) checkGroups() *plan.Finding {
 	for _, name := range slices.Sorted(maps.Keys(f.config.NodeGroups)) {
 		want := f.config.NodeGroups[name]
 		have, ok := byName[name]
-		at := ConfigFile + f.config.at("nodeGroups."+name)
+		at := workspace.ConfigFile + f.config.At("nodeGroups."+name)
 		switch {
 		case !ok:
 			return bad(name, fmt.Sprintf("the cloud has no group %s", name), fmt.Sprintf("it has %s; correct %s", strings.Join(slices.Sorted(maps.Keys(byName)), " and "), at))
@@ -437,7 +388,7 @@ func (f *facts) checkGroups() *plan.Finding {
 	}
 	for name, g := range byName {
 		if g.Count > 0 {
-			return bad(name, fmt.Sprintf("the cloud has a group %s with %d machines that the configuration does not name", name, g.Count), "add it to nodeGroups in "+ConfigFile)
+			return bad(name, fmt.Sprintf("the cloud has a group %s with %d machines that the configuration does not name", name, g.Count), "add it to nodeGroups in "+workspace.ConfigFile)
 		}
 	}
 	var broken []string
@@ -472,7 +423,7 @@ func (f *facts) checkImage(images []cloud.Image) *plan.Finding {
 		}
 	}
 	if !found {
-		return bad("image "+f.config.Image.String()+" is not in the catalogue", "it has "+strings.Join(have, ", "), "name one of them in "+ConfigFile+f.config.at("image")+", with its measurements")
+		return bad("image "+f.config.Image.String()+" is not in the catalogue", "it has "+strings.Join(have, ", "), "name one of them in "+workspace.ConfigFile+f.config.At("image")+", with its measurements")
 	}
 	for _, g := range f.groups {
 		if g.Image != f.image.Reference && g.Count > 0 {

@@ -22,6 +22,7 @@ import (
 	"constellation/engine/release"
 	"constellation/engine/version"
 	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // StepTargetFile is the ID of the step of `upgrade prepare` that init does not have.
@@ -58,7 +59,7 @@ type PrepareRequest struct {
 // workspace or request are at fault.
 func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(plan.Event)) (*plan.Plan, error) {
 	r.WriteConfig = false
-	if err := e.ws.onMachines(plan.VerbPrepare); err != nil {
+	if err := e.ws.OnMachines(plan.VerbPrepare); err != nil {
 		return nil, err
 	}
 	c := &checkRun{e: e, request: r.CheckRequest, prepares: true, acknowledged: r.Acknowledge}
@@ -266,14 +267,14 @@ func (c *checkRun) judgePrepare(ctx context.Context) cluster.Components {
 	if !c.applies && !c.now.Services.Is(to.Services) {
 		block("services-first", "release", fmt.Sprintf("services %s run, and the hop needs those of release %s", c.now.Services, to.Services),
 			"the operator and the join service in the cluster do the work, and those of another release may not know how",
-			fmt.Sprintf("write microserviceVersion: %s into %s, with image and kubernetesVersion as they run, and bring the services with `constellation init`; then prepare again", to.Services, ConfigFile))
+			fmt.Sprintf("write microserviceVersion: %s into %s, with image and kubernetesVersion as they run, and bring the services with `constellation init`; then prepare again", to.Services, workspace.ConfigFile))
 	}
 	if c.now.Target.Image == "" {
 		block("node-version", "versions", "the cluster has no NodeVersion constellation-version", "there is nothing to set the target in", "`constellation init` makes it")
 	}
 	if j := c.now.JoinConfig; j.TrustRoots != "" && strings.TrimSpace(j.TrustRoots) != strings.TrimSpace(c.config.Attestation.TPM2.TrustRoots) {
 		c.find(plan.Finding{
-			ID: "trust-roots", Field: "attestation.tpm2.trustRoots", Severity: plan.Warn, Source: "attestation", Title: "the trust roots of " + ConfigFile + " are not those of the cluster",
+			ID: "trust-roots", Field: "attestation.tpm2.trustRoots", Severity: plan.Warn, Source: "attestation", Title: "the trust roots of " + workspace.ConfigFile + " are not those of the cluster",
 			Detail: "they say whose machines are trusted; preparing an upgrade leaves those of the cluster", Remedy: "write those of the cluster: `kubectl -n kube-system get configmap join-config -o jsonpath={.data.trustRoots}`",
 		})
 	}
@@ -329,7 +330,7 @@ func (c *checkRun) vouchInUse(ctx context.Context, next cluster.Components) {
 		used = append(used, c.now.Nodes[i].Components)
 	}
 	slices.Sort(used)
-	k, err := (&initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}).connect(ctx)
+	k, err := (&clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}).connect(ctx)
 	for _, name := range slices.Compact(used) {
 		if name == "" || name == next.Name || ctx.Err() != nil {
 			continue
@@ -371,7 +372,7 @@ func (c *checkRun) judgeRegisters(ctx context.Context, image version.Version) {
 		c.find(plan.Finding{
 			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: plan.Block, Source: "attestation",
 			Title: fmt.Sprintf("the measurements of image %s are not known", image), Detail: c.unmeasured.Error(),
-			Remedy: "get them from whoever published the image, and write both into " + ConfigFile,
+			Remedy: "get them from whoever published the image, and write both into " + workspace.ConfigFile,
 		})
 		return
 	}
@@ -388,7 +389,7 @@ func (c *checkRun) judgeRegisters(ctx context.Context, image version.Version) {
 	if len(wrong) > 0 {
 		c.find(plan.Finding{
 			ID: "measurements", Field: "attestation.tpm2.measurements", Severity: plan.Block, Source: "attestation",
-			Title: fmt.Sprintf("machines of image %s would not be let in: the measurements of %s are not theirs", image, ConfigFile), Detail: strings.Join(wrong, "; "),
+			Title: fmt.Sprintf("machines of image %s would not be let in: the measurements of %s are not theirs", image, workspace.ConfigFile), Detail: strings.Join(wrong, "; "),
 			Remedy: "write those of the image; `constellation upgrade check --write-config` writes image and measurements together",
 		})
 	}
@@ -457,7 +458,7 @@ func (c *checkRun) unknown() error {
 
 // prepareRun is what the steps of one plan share. Steps run one after the other.
 type prepareRun struct {
-	*initRun
+	*clusterRun
 	hop      compat.Hop
 	now      compat.Running
 	target   cluster.NodeTarget
@@ -479,8 +480,8 @@ func (c *checkRun) prepareRun(list cluster.Components) (*prepareRun, error) {
 	to := c.hop.Planned()
 	image := c.image(to.Image)
 	p := &prepareRun{
-		initRun: &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}, components: list, inUse: c.inUse, enrols: c.enrols},
-		hop:     *c.hop, now: c.now, demanded: demanded, changes: c.measurementChanges(), images: c.images, hops: len(c.path), notes: c.out.Notes,
+		clusterRun: &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}, components: list, inUse: c.inUse, enrols: c.enrols},
+		hop:        *c.hop, now: c.now, demanded: demanded, changes: c.measurementChanges(), images: c.images, hops: len(c.path), notes: c.out.Notes,
 		weaker: slices.Contains(c.acknowledged, ruleWeaker),
 		target: cluster.NodeTarget{Image: image.Reference, ImageVersion: image.Version, Components: list.Name, Kubernetes: list.Kubernetes, KeepWorkers: !c.hop.ReplaceWorkers},
 	}
@@ -489,14 +490,14 @@ func (c *checkRun) prepareRun(list cluster.Components) (*prepareRun, error) {
 
 // nodeVersionSpec is the part of a NodeVersion that is set in one write.
 type nodeVersionSpec struct {
-	Image        string   `json:"image" yaml:"image"`
-	ImageVersion string   `json:"imageVersion" yaml:"imageVersion"`
-	Components   string   `json:"kubernetesComponentsReference" yaml:"kubernetesComponentsReference"`
-	Kubernetes   string   `json:"kubernetesClusterVersion" yaml:"kubernetesClusterVersion"`
-	Rollout      *rollout `json:"rollout,omitempty" yaml:"rollout,omitempty"`
+	Image        string       `json:"image" yaml:"image"`
+	ImageVersion string       `json:"imageVersion" yaml:"imageVersion"`
+	Components   string       `json:"kubernetesComponentsReference" yaml:"kubernetesComponentsReference"`
+	Kubernetes   string       `json:"kubernetesClusterVersion" yaml:"kubernetesClusterVersion"`
+	Rollout      *rolloutSpec `json:"rollout,omitempty" yaml:"rollout,omitempty"`
 }
 
-type rollout struct {
+type rolloutSpec struct {
 	KeepWorkers bool `json:"keepWorkers" yaml:"keepWorkers"`
 }
 
@@ -505,7 +506,7 @@ type rollout struct {
 func (p *prepareRun) write() (err error) {
 	spec := nodeVersionSpec{Image: p.target.Image, ImageVersion: p.target.ImageVersion, Components: p.target.Components, Kubernetes: p.target.Kubernetes}
 	if p.target.KeepWorkers || p.now.Target.KeepWorkers {
-		spec.Rollout = &rollout{p.target.KeepWorkers}
+		spec.Rollout = &rolloutSpec{p.target.KeepWorkers}
 	}
 	if p.patch, err = json.Marshal(map[string]any{"spec": spec}); err != nil {
 		return fmt.Errorf("marshal patch: %w", err)
@@ -555,7 +556,7 @@ func (p *prepareRun) plan(ctx context.Context, out *plan.Plan) error {
 			b, err := os.ReadFile(p.e.ws.Path(TargetFile))
 			return err == nil && bytes.Equal(b, p.file), nil // what cannot be read is written anew
 		},
-		Run: func(context.Context, *plan.Reporter) error { return p.e.ws.write(TargetFile, p.file, 0o644) },
+		Run: func(context.Context, *plan.Reporter) error { return p.e.ws.Write(TargetFile, p.file, 0o644) },
 	})
 	for i := range out.Steps {
 		s := &out.Steps[i]

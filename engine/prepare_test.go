@@ -19,6 +19,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // demand is what join-config demands of machines with these registers.
@@ -78,7 +79,7 @@ func newPrepareStage(t *testing.T) *checkStage {
 // join sets what the cluster demands, with the trust roots of the configuration.
 func (s *checkStage) join(j cluster.JoinConfig) {
 	s.Helper()
-	c, err := engine.ParseConfig([]byte(s.read(engine.ConfigFile)))
+	c, err := workspace.ParseConfig([]byte(s.read(workspace.ConfigFile)))
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -155,7 +156,7 @@ func TestPrepareForImageAndKubernetesInOneWrite(t *testing.T) {
 		t.Errorf("patch %s, want %s", r.Patch, patch)
 	}
 	if d := cmp.Diff([]string{
-		"export KUBECONFIG=" + filepath.Join(s.dir, engine.KubeconfigFile),
+		"export KUBECONFIG=" + filepath.Join(s.dir, workspace.KubeconfigFile),
 		"kubectl patch nodeversion constellation-version --type merge -p '" + patch + "'",
 	}, r.Next); d != "" {
 		t.Errorf("next (-want +got):\n%s", d)

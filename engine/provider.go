@@ -11,6 +11,7 @@ import (
 	"constellation/engine/component"
 	"constellation/engine/plan"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 // Provider is what the engine needs from the cloud that the machines are in. Errors
@@ -47,7 +48,7 @@ type ProviderInfo struct {
 type sandboxProvider struct{ client *local.Client }
 
 // NewProvider returns the provider that configuration and state name.
-func NewProvider(_ context.Context, c *Config, s *State) (Provider, error) {
+func NewProvider(_ context.Context, c *workspace.Config, s *workspace.State) (Provider, error) {
 	if c.Provider.Sandbox == nil || s.Infrastructure.Sandbox == nil {
 		return nil, fmt.Errorf("provider %q is not in this release", s.Infrastructure.Provider)
 	}

@@ -16,6 +16,7 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 // OpenReleases opens what is known about releases: what the program brings with it, or
@@ -62,7 +63,7 @@ const feedLimit = 10 * time.Second
 
 // feedOf returns where the feed is that a check shall use, and the keys for it. The
 // error has ExitUsage.
-func (e *Engine) feedOf(c *Config, r CheckRequest) (location string, keys []release.Key, err error) {
+func (e *Engine) feedOf(c *workspace.Config, r CheckRequest) (location string, keys []release.Key, err error) {
 	location = r.Feed
 	if location == "" {
 		location = c.Releases.Feed
@@ -79,8 +80,8 @@ func (e *Engine) feedOf(c *Config, r CheckRequest) (location string, keys []rele
 		return "", nil, err
 	}
 	if len(r.FeedKeys) == 0 && c.Releases.Keys != "" && r.Feed == "" {
-		if keys, err = release.ParseKeys(ConfigFile, []byte(c.Releases.Keys)); err != nil {
-			return "", nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct releases.keys in " + ConfigFile + c.at("releases")}
+		if keys, err = release.ParseKeys(workspace.ConfigFile, []byte(c.Releases.Keys)); err != nil {
+			return "", nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct releases.keys in " + workspace.ConfigFile + c.At("releases")}
 		}
 	}
 	return location, keys, nil

@@ -11,6 +11,7 @@ import (
 	"constellation/engine/backup"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // Restorer is what restoring a backup and comparing with it need of a cluster. engine/kube
@@ -225,14 +226,14 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(pl
 		x.only = append(x.only, s)
 	}
 	kubeconfig, err := e.ws.Kubeconfig()
-	if errors.Is(err, errAbsent) {
-		return nil, &plan.Error{Op: "use backup " + r.ID, Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
+	if errors.Is(err, workspace.ErrAbsent) {
+		return nil, &plan.Error{Op: "use backup " + r.ID, Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
 	}
 	if err != nil {
 		return nil, err
 	}
 	if x.cluster, err = e.backups(ctx, kubeconfig); err != nil {
-		return nil, &plan.Error{Op: "read " + e.ws.Path(KubeconfigFile), Err: err, Exit: plan.ExitUsage, Remedy: restoreKubeconfig}
+		return nil, &plan.Error{Op: "read " + e.ws.Path(workspace.KubeconfigFile), Err: err, Exit: plan.ExitUsage, Remedy: restoreKubeconfig}
 	}
 	if x.b, err = e.OpenBackup(r.Dir, r.ID); err != nil {
 		return nil, err
@@ -296,7 +297,7 @@ func (x *restoring) clusterFailed(what string, err error) error {
 	case errors.Is(err, cluster.ErrUnreachable):
 		out.Remedy = "see that its API server is up, then run the same command again; what was restored stays"
 	case errors.Is(err, cluster.ErrDenied):
-		out.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
+		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	}
 	return out
 }

@@ -18,6 +18,7 @@ import (
 	"constellation/engine/backup"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 func TestSelectors(t *testing.T) {
@@ -112,7 +113,7 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 		{"a quota is used up", nil, fmt.Errorf("write x: %w", syscall.EDQUOT), plan.ExitFailed, "quota", "free some space"},
 		{"the disk is broken", nil, fmt.Errorf("write x: %w", syscall.EIO), plan.ExitFailed, "input/output error", ""},
 		{"the API server is away", nil, fmt.Errorf("list widgets: %w", cluster.ErrUnreachable), plan.ExitFailed, "read the cluster", "see that its API server is up"},
-		{"it is not this cluster's kubeconfig", nil, fmt.Errorf("list widgets: %w", cluster.ErrDenied), plan.ExitFailed, "read the cluster", engine.KubeconfigFile},
+		{"it is not this cluster's kubeconfig", nil, fmt.Errorf("list widgets: %w", cluster.ErrDenied), plan.ExitFailed, "read the cluster", workspace.KubeconfigFile},
 		{"there is no room on another disk", func(t *testing.T) string { return t.TempDir() }, fmt.Errorf("write x: %w", syscall.ENOSPC), plan.ExitFailed, "no space left", "backup prune --keep 1 --dir "},
 		{"the user has enough", nil, context.Canceled, plan.ExitStopped, "", "to begin anew; nothing of this one is left"},
 		{"others may write the directory", func(t *testing.T) string {
@@ -133,7 +134,7 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
-			w, err := engine.OpenWorkspace(s.dir)
+			w, err := workspace.OpenWorkspace(s.dir)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -199,7 +200,7 @@ func (a *awayTwin) Differences(ctx context.Context, _ *backup.Backup, _ []engine
 // Nobody waits without an end for a cluster that was away from the beginning.
 func TestAnAPIServerThatIsAwayIsToldBeforeARestore(t *testing.T) {
 	s := newCheckStage(t)
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/revocation"
+	"constellation/engine/rollout"
 	"constellation/engine/words"
 )
 
@@ -79,7 +80,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 		return nil, err
 	}
 	if r.Kubeconfig == "" {
-		if err := e.ws.onMachines(plan.VerbRevoke); err != nil {
+		if err := e.ws.OnMachines(plan.VerbRevoke); err != nil {
 			return nil, err
 		}
 	}
@@ -94,7 +95,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 			}
 		}
 	}
-	x := &revoking{initRun: i, request: r, by: someone()}
+	x := &revoking{clusterRun: i, request: r, by: someone()}
 	limited, cancel := context.WithTimeout(ctx, e.limits.api)
 	defer cancel()
 	v, err := x.see(limited)
@@ -139,7 +140,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 
 // revoking is one request with what it is about. Steps run one after the other.
 type revoking struct {
-	*initRun
+	*clusterRun
 	request RevokeRequest
 	by      string
 	plan    *plan.Plan
@@ -274,6 +275,37 @@ func heirOf(name string, nodes []*cluster.Node, moves []cluster.Move) *cluster.N
 	return nil
 }
 
+// StepRevocations is the ID of the step that removes expired entries of the record of revoked
+// machines. Only plans have it where an entry has expired.
+const StepRevocations = "revocations"
+
+// expired returns the sorted names of the nodes whose revocation has expired.
+//
+// The console removes their entries, and nothing in the cluster may: an admission policy cannot
+// compare an entry with the time, so a program that may remove one may remove all.
+func (i *clusterRun) expired(ctx context.Context) (names []string, err error) {
+	_, err = i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+		list, err := k.Revoked(ctx)
+		names = list.Expired(i.e.now())
+		return true, err
+	})
+	return names, err
+}
+
+func (i *clusterRun) revocationsStep(nodes []string) Step {
+	return Step{
+		ID: StepRevocations, Title: "Remove expired revocations",
+		Effect: fmt.Sprintf("ConfigMap %s/%s refuses %s no longer: no certificate of the revoked machines is valid any more", revocation.Namespace, revocation.ConfigMap, words.And(nodes)),
+		Done: func(ctx context.Context) (bool, error) {
+			left, err := i.expired(ctx)
+			return err == nil && len(left) == 0, err
+		},
+		Run: func(ctx context.Context, r *Reporter) error {
+			return i.inCluster(ctx, r, "remove expired revocations", func(ctx context.Context, k Cluster) error { return k.ExpireRevocations(ctx, i.e.now()) })
+		},
+	}
+}
+
 // judge finds what forbids the removal, and what must be known before it is accepted.
 func (x *revoking) judge(v *revokeView) {
 	name, p := x.request.Node, x.plan
@@ -320,7 +352,7 @@ func (x *revoking) judge(v *revokeView) {
 // their members of etcd are healthy the operator and the agent look at again.
 func (x *revoking) judgeEtcd(v *revokeView) {
 	name := x.request.Node
-	var others, sick []string
+	var others, sick, closed []string
 	for _, n := range v.nodes {
 		if n.Role != string(cloud.ControlPlane) || n.Name == name {
 			continue
@@ -328,6 +360,9 @@ func (x *revoking) judgeEtcd(v *revokeView) {
 		others = append(others, n.Name)
 		if n.State != plan.NodeReady {
 			sick = append(sick, n.Name)
+		}
+		if n.State != NodeReady || n.Cordoned {
+			closed = append(closed, n.Name)
 		}
 	}
 	find := func(f plan.Finding) {
@@ -346,6 +381,13 @@ func (x *revoking) judgeEtcd(v *revokeView) {
 		find(plan.Finding{
 			ID: "etcd-quorum", Severity: plan.Block, Title: fmt.Sprintf("without %s etcd has %d healthy of %s, and needs %d", name, healthy, words.Count(len(others), "member"), quorum),
 			Detail: "not Ready: " + strings.Join(sick, ", "), Remedy: fmt.Sprintf("bring %s back first; `constellation status` says what is wrong with it", sick[0]),
+		})
+		return
+	case len(closed) == len(others) && v.removal == nil:
+		// The removal evicts the operator from this machine, and it must run on another one to go on.
+		find(Finding{
+			ID: "control-planes-cordoned", Severity: Block, Title: "no other control plane takes the pods of the operator, which removes the machine",
+			Detail: "cordoned: " + strings.Join(closed, ", "), Remedy: fmt.Sprintf("wait until its upgrade or removal has ended, or `kubectl uncordon %s`", closed[0]),
 		})
 		return
 	case len(sick) > 0:
@@ -466,7 +508,7 @@ func (x *revoking) remove(ctx context.Context, r *plan.Reporter) error {
 
 // follow reports what happens in the cluster until over does not return false.
 func (x *revoking) follow(ctx context.Context, r *plan.Reporter, op string, over func(*revokeView) (bool, error)) error {
-	return x.followRollout(ctx, r, x.cluster, func(*rolloutView) (bool, error) {
+	return x.followRollout(ctx, r, x.cluster, func(*rollout.View) (bool, error) {
 		limited, cancel := context.WithTimeout(ctx, x.e.limits.glance)
 		defer cancel()
 		v, err := x.see(limited)

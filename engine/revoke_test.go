@@ -317,6 +317,12 @@ func TestRevokeFindsWhatForbidsIt(t *testing.T) {
 		{"one of three, and another one is not Ready", 3, "control-plane-1", func(s *revokeStage) {
 			s.node("control-plane-0", func(n *cluster.Node) { n.State = plan.NodeNotReady })
 		}, []string{"etcd-quorum"}, nil},
+		{"one of two, and the other one is cordoned", 2, "control-plane-1", func(s *revokeStage) {
+			s.node("control-plane-0", func(n *engine.Node) { n.Cordoned = true })
+		}, []string{"control-planes-cordoned"}, nil},
+		{"one of three, and another one is cordoned", 3, "control-plane-1", func(s *revokeStage) {
+			s.node("control-plane-0", func(n *engine.Node) { n.Cordoned = true })
+		}, nil, []string{"control-plane-keys"}},
 		{"one of four, and another one is not Ready", 4, "control-plane-1", func(s *revokeStage) {
 			s.node("control-plane-0", func(n *cluster.Node) { n.State = plan.NodeNotReady })
 		}, nil, []string{"control-plane-not-ready", "control-plane-keys"}},
@@ -498,5 +504,43 @@ func TestWatchShowsARevokedMachine(t *testing.T) {
 	if got.To != plan.NodeLeaving || got.Text != "revoked by ops@laptop: captured" {
 		b, _ := json.Marshal(got)
 		t.Errorf("event %s", b)
+	}
+}
+
+// Entries whose certificates have expired are removed by the next upgrade, and no others. The
+// plan names them. A cluster without such entries has no step for it.
+func TestUpgradeRemovesExpiredRevocations(t *testing.T) {
+	s := newApplyStage(t)
+	find := func(p *engine.Plan) *engine.Step {
+		if i := slices.IndexFunc(p.Steps, func(x engine.Step) bool { return x.ID == engine.StepRevocations }); i >= 0 {
+			return &p.Steps[i]
+		}
+		return nil
+	}
+	plan := func() *engine.Plan {
+		t.Helper()
+		p, err := s.engine().PlanApply(t.Context(), upgrade, func(engine.Event) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	if x := find(plan()); x != nil {
+		t.Errorf("step without a revocation: %+v", x)
+	}
+	now := time.Now()
+	// The later one comes first: Revoke itself removes expired entries.
+	s.must(s.cluster.Revoke(t.Context(), "worker-8", revocation.Entry{By: "ops@laptop", Since: now, Until: now.Add(revocation.CertificateLifetime)}))
+	s.must(s.cluster.Revoke(t.Context(), "worker-9", revocation.Entry{By: "ops@laptop", Since: now.Add(-2 * revocation.CertificateLifetime), Until: now.Add(-revocation.CertificateLifetime)}))
+	x := find(plan())
+	if x == nil || !strings.Contains(x.Effect, "worker-9") || strings.Contains(x.Effect, "worker-8") {
+		t.Fatalf("step %+v", x)
+	}
+	if _, _, err := s.apply(t.Context(), upgrade, nil); err != nil {
+		t.Fatal(err)
+	}
+	list, err := s.cluster.Revoked(t.Context())
+	if _, kept := list["worker-8"]; err != nil || len(list) != 1 || !kept {
+		t.Errorf("record %+v, %v; want worker-8 alone", list, err)
 	}
 }

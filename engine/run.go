@@ -21,14 +21,9 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"constellation/engine/plan"
 	"constellation/engine/version"
-)
-
-const (
-	planFile = "plan.json" // in a run's directory
+	"constellation/engine/workspace"
 )
 
 // newRunID returns "<verb>-<YYYYMMDDhhmmss>-<8 hex digits>"; IDs of one verb sort by
@@ -67,7 +62,7 @@ func (e *Engine) Run(ctx context.Context, p *plan.Plan, emit func(plan.Event)) (
 
 	if !p.Rehearsal && p.Verb != plan.VerbWatch {
 		var unlock func()
-		unlock, err = e.ws.lock(p.ID, r.started)
+		unlock, err = e.ws.Lock(p.ID, r.started)
 		switch {
 		case err == nil:
 			defer unlock()
@@ -200,7 +195,7 @@ func (r *run) title() string {
 // record starts the directory of the run.
 func (r *run) record(p *plan.Plan) error {
 	fail := func(err error) error {
-		return &plan.Error{Op: "record run in " + r.dir, Err: withoutPath(err), Remedy: "make room, and the directory writable; nothing has been started"}
+		return &plan.Error{Op: "record run in " + r.dir, Err: workspace.WithoutPath(err), Remedy: "make room, and the directory writable; nothing has been started"}
 	}
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
 		return fail(err)
@@ -209,7 +204,7 @@ func (r *run) record(p *plan.Plan) error {
 	if err != nil {
 		return fail(err)
 	}
-	if err := writeIn(r.dir, planFile, append(b, '\n'), 0o600); err != nil {
+	if err := workspace.WriteIn(r.dir, workspace.PlanFile, append(b, '\n'), 0o600); err != nil {
 		return err
 	}
 	f, err := os.OpenFile(filepath.Join(r.dir, plan.EventsFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -258,7 +253,7 @@ func (r *run) sendLocked(e plan.Event) {
 			// The run matters more than its record. The user is told once.
 			r.file.Close()
 			r.file = nil
-			defer r.sendLocked(plan.Event{Kind: plan.KindLog, Level: "warn", Source: "engine", Text: fmt.Sprintf("the rest of this run is not recorded: %v", withoutPath(err))})
+			defer r.sendLocked(plan.Event{Kind: plan.KindLog, Level: "warn", Source: "engine", Text: fmt.Sprintf("the rest of this run is not recorded: %v", workspace.WithoutPath(err))})
 		}
 	}
 	r.out(e)
@@ -388,8 +383,8 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 			res.Files = append(res.Files, f)
 		}
 	}
-	if e.ws.has(KubeconfigFile) && r.plan.Verb != plan.VerbWatch && r.plan.Verb != plan.VerbBackup {
-		res.Next = []string{"export KUBECONFIG=" + shellQuote(e.ws.Path(KubeconfigFile)), "kubectl get nodes"}
+	if e.ws.Has(workspace.KubeconfigFile) && r.plan.Verb != plan.VerbWatch && r.plan.Verb != plan.VerbBackup {
+		res.Next = []string{"export KUBECONFIG=" + shellQuote(e.ws.Path(workspace.KubeconfigFile)), "kubectl get nodes"}
 	}
 	if end := r.plan.End; err == nil || plan.ExitCode(err) == plan.ExitNothing {
 		if len(end.Next) > 0 && len(res.Next) > 0 {
@@ -462,13 +457,13 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 func (e *Engine) Runs() ([]plan.RunSummary, error) {
 	dir := e.ws.Path(plan.RunsDir)
 	entries, err := os.ReadDir(dir)
-	if errors.Is(err, errAbsent) {
+	if errors.Is(err, workspace.ErrAbsent) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, &plan.Error{Op: "list runs in " + dir, Err: withoutPath(err)}
+		return nil, &plan.Error{Op: "list runs in " + dir, Err: workspace.WithoutPath(err)}
 	}
-	held := e.ws.heldBy()
+	held := e.ws.HeldBy()
 	var out []plan.RunSummary
 	for _, entry := range entries {
 		if !entry.IsDir() {
@@ -488,27 +483,9 @@ func (e *Engine) Runs() ([]plan.RunSummary, error) {
 	return out, nil
 }
 
-// heldBy returns the ID of the run that holds the workspace now; empty if none does.
-func (w *Workspace) heldBy() string {
-	f, err := os.Open(w.Path(filepath.Join(plan.RunsDir, lockFile)))
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	if unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
-		return "" // given back when f closes
-	}
-	var h holder
-	b, err := io.ReadAll(io.LimitReader(f, 4096))
-	if err != nil || json.Unmarshal(b, &h) != nil {
-		return ""
-	}
-	return h.Run
-}
-
 // summarise reads a run's plan and the end of its events.
 func summarise(dir string) (plan.RunSummary, error) {
-	b, err := os.ReadFile(filepath.Join(dir, planFile))
+	b, err := os.ReadFile(filepath.Join(dir, workspace.PlanFile))
 	if err != nil {
 		return plan.RunSummary{}, err
 	}

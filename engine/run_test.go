@@ -15,13 +15,14 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/internal/testneeds"
 )
 
 func bare(t testing.TB) (*engine.Engine, string) {
 	t.Helper()
 	dir := t.TempDir()
-	w, err := engine.OpenWorkspace(dir)
+	w, err := workspace.OpenWorkspace(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +223,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := newStage(t, 1, 0)
-	for _, f := range []string{engine.ConfigFile, engine.StateFile} {
+	for _, f := range []string{workspace.ConfigFile, workspace.StateFile} {
 		if err := os.WriteFile(filepath.Join(disk, f), []byte(s.read(f)), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -246,7 +247,7 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("got %v, remedy %q", err, plan.Remedy(err))
 	}
 	for _, name := range list(t, disk) {
-		if name == engine.KubeconfigFile || name == engine.PendingFile || strings.HasPrefix(name, "."+engine.PendingFile) {
+		if name == workspace.KubeconfigFile || name == engine.PendingFile || strings.HasPrefix(name, "."+engine.PendingFile) {
 			t.Errorf("half-written: %s", name)
 		}
 	}

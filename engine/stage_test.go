@@ -35,6 +35,7 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/twin"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 // stage is a workspace, a cloud with attested machines and the twin of the cluster
@@ -88,7 +89,7 @@ func newStage(t *testing.T, controlPlanes, workers int) *stage {
 			s.cloud.measurements[i] = hex.EncodeToString(v)
 		}
 	}
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,14 +105,14 @@ func newStage(t *testing.T, controlPlanes, workers int) *stage {
 	return s
 }
 
-func (s *stage) info(controlPlanes, workers int) engine.SandboxInfo {
+func (s *stage) info(controlPlanes, workers int) workspace.SandboxInfo {
 	m := map[uint32]string{}
 	for i, v := range attestation.PredictPCRs(s.events) {
 		if slices.Contains([]uint32{4, 9, 11}, i) {
 			m[i] = hex.EncodeToString(v)
 		}
 	}
-	return engine.SandboxInfo{
+	return workspace.SandboxInfo{
 		Name: "demo", UID: s.cloud.uid, Release: "v1.1.0", Kubernetes: "v1.35.4", Image: "v1.1.0", Measurements: m, TrustRoots: s.rootsPEM,
 		ClusterEndpoint: "127.0.0.1:36443", InitEndpoint: s.balancer.addr(), InClusterEndpoint: "10.42.0.1",
 		NodeCIDR: "10.42.0.0/24", PodCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/12",
@@ -140,7 +141,7 @@ func (s *stage) live() {
 
 // engine returns a new engine, as each start of the program makes one.
 func (s *stage) engine() *engine.Engine {
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -151,8 +152,10 @@ func (s *stage) engine() *engine.Engine {
 			}
 			return s.cluster, nil
 		},
-		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) { return s.cloud, nil },
-		Log:      slog.New(slog.NewTextHandler(lockedWriter{s}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+			return s.cloud, nil
+		},
+		Log: slog.New(slog.NewTextHandler(lockedWriter{s}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	e.SetLimits(2*time.Second, 5*time.Second, time.Second, 500*time.Millisecond, time.Second, 1500*time.Millisecond)
 	return e
@@ -206,9 +209,9 @@ func (s *stage) read(name string) string {
 	return string(b)
 }
 
-func (s *stage) state() *engine.State {
+func (s *stage) state() *workspace.State {
 	s.t.Helper()
-	st, err := engine.ParseState([]byte(s.read(engine.StateFile)))
+	st, err := workspace.ParseState([]byte(s.read(workspace.StateFile)))
 	if err != nil {
 		s.t.Fatal(err)
 	}

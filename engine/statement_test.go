@@ -17,6 +17,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/workspace"
 )
 
 // TestComponentsInUseGetTheirStatement prepares an upgrade of a cluster whose ConfigMaps an
@@ -202,7 +203,7 @@ func TestStatementsOfAFeedReachTheCluster(t *testing.T) {
 			case "bundle":
 				server := httptest.NewServer(http.FileServer(http.Dir(f.dir)))
 				r := engine.BundleRequest{FeedRequest: engine.FeedRequest{Feed: server.URL, FeedKeys: []string{f.machines.Public}}, Out: filepath.Join(t.TempDir(), "bundle.tar")}
-				w, err := engine.OpenWorkspace(s.dir)
+				w, err := workspace.OpenWorkspace(s.dir)
 				if err == nil {
 					_, err = engine.MakeBundle(t.Context(), w, r)
 				}
@@ -254,7 +255,7 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 		name, want string
 		forge      func(f *ownFeed, statement string)
 	}{
-		{"altered", "its signature does not fit", func(f *ownFeed, statement string) {
+		{"altered", "invalid signature", func(f *ownFeed, statement string) {
 			b, err := os.ReadFile(statement)
 			if err == nil {
 				err = os.WriteFile(statement, []byte(strings.Replace(string(b), "v1.36.3", "v1.36.4", 1)), 0o644)
@@ -263,7 +264,7 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 				f.Fatal(err)
 			}
 		}},
-		{"signed by a stranger", "its signature does not fit", func(f *ownFeed, statement string) {
+		{"signed by a stranger", "invalid signature", func(f *ownFeed, statement string) {
 			stranger := newOwnFeed(f.T)
 			stranger.from = f.from
 			stranger.build(stranger.own)
@@ -275,7 +276,7 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 				f.Fatal(err)
 			}
 		}},
-		{"signed by a key that was retired", "a key signed it that may not sign any more", func(f *ownFeed, statement string) {
+		{"signed by a key that was retired", "the key that signed it may no longer sign", func(f *ownFeed, statement string) {
 			b, err := os.ReadFile(statement)
 			if err != nil {
 				f.Fatal(err)

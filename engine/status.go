@@ -13,6 +13,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // Status is a cluster as it is now. It marshals as the document of `status -o json`.
@@ -82,9 +83,9 @@ type Home struct {
 	// Simulated says that the machines only do as machines would.
 	Simulated bool `json:"simulated,omitempty"`
 	// Config and State are nil if the file is absent or cannot be read; Problems says why.
-	Config   *Config        `json:"config,omitempty"`
-	State    *State         `json:"-"`
-	Problems []plan.Finding `json:"problems,omitempty"`
+	Config   *workspace.Config `json:"config,omitempty"`
+	State    *workspace.State  `json:"-"`
+	Problems []plan.Finding    `json:"problems,omitempty"`
 	// Next are the commands that make sense, the best one first.
 	Next []Suggestion `json:"next"`
 	// Runs are the past runs, the newest first.
@@ -112,11 +113,11 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 		return Status{}, err
 	}
 	st := Status{
-		Schema: plan.Schema, Cluster: c.Name, Simulated: s.simulated(), Provider: c.Provider.Name(), Time: e.now().UTC(), Stage: StageReady,
+		Schema: plan.Schema, Cluster: c.Name, Simulated: s.Simulated(), Provider: c.Provider.Name(), Time: e.now().UTC(), Stage: StageReady,
 		Nodes: []cluster.Node{}, Machines: []Machine{}, Health: []plan.Finding{}, Counts: map[string]int64{},
 	}
 	switch {
-	case e.ws.has(KubeconfigFile):
+	case e.ws.Has(workspace.KubeconfigFile):
 		st.Stage = StageCluster
 	case len(s.ClusterValues.ClusterID) > 0:
 		st.Stage = StagePartial
@@ -150,14 +151,14 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	if inside.err != nil {
 		st.Problem, st.Remedy = inside.err.Error(), "is the control plane up? What the cloud knows is below"
 		if errors.Is(inside.err, cluster.ErrDenied) {
-			st.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's"
+			st.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's"
 		}
 		if inside.unread != nil {
 			st.Remedy = inside.unread.Remedy
 		}
 	}
 	if st.Reachable && inside.clusterID != "" && inside.clusterID != hex.EncodeToString(s.ClusterValues.ClusterID) {
-		return Status{}, e.ws.foreignKubeconfig()
+		return Status{}, e.ws.ForeignKubeconfig()
 	}
 	st.APIServer, st.Services, st.Conditions = inside.version, inside.services, inside.target.Conditions
 	st.Target = plan.Target{Image: inside.target.ImageVersion, Kubernetes: inside.target.Kubernetes}
@@ -207,7 +208,7 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 	}
 	k, err := e.connect(ctx, b)
 	if err != nil {
-		i.unread = e.ws.badKubeconfig(err)
+		i.unread = e.ws.BadKubeconfig(err)
 		i.err = i.unread
 		return
 	}
@@ -295,7 +296,7 @@ func (st *Status) merge(machines []cluster.CloudMachine, in inside) {
 }
 
 // judge counts, and says what is not as it should be.
-func (st *Status) judge(c *Config, cloudErr error, in inside) {
+func (st *Status) judge(c *workspace.Config, cloudErr error, in inside) {
 	bad := func(id string, s plan.Severity, title, detail, remedy string) {
 		st.Health = append(st.Health, plan.Finding{ID: id, Severity: s, Title: title, Detail: detail, Remedy: remedy, Source: "health"})
 	}
@@ -324,7 +325,7 @@ func (st *Status) judge(c *Config, cloudErr error, in inside) {
 
 	switch {
 	case in.unread != nil:
-		bad(KubeconfigFile, plan.Block, KubeconfigFile+" leads to no cluster", st.Problem, st.Remedy)
+		bad(workspace.KubeconfigFile, plan.Block, workspace.KubeconfigFile+" leads to no cluster", st.Problem, st.Remedy)
 	case st.Problem != "":
 		bad("api-server", plan.Block, "the API server does not answer", st.Problem, st.Remedy)
 	}

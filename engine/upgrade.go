@@ -8,6 +8,7 @@ import (
 	"constellation/engine/compat"
 	"constellation/engine/plan"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 // Inspector is what a check needs to see of a cluster. It changes nothing: no request
@@ -99,15 +100,8 @@ type FeedState struct {
 type ConfigChange struct {
 	Path string `json:"path"`
 	// Written is false if it was only worked out.
-	Written bool          `json:"written"`
-	Fields  []FieldChange `json:"fields"`
-}
-
-// FieldChange is one value of the configuration: "kubernetesVersion", from, to.
-type FieldChange struct {
-	Field string `json:"field"`
-	From  string `json:"from"`
-	To    string `json:"to"`
+	Written bool                    `json:"written"`
+	Fields  []workspace.FieldChange `json:"fields"`
 }
 
 // CheckRequest says what is asked.

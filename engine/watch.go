@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"net/url"
 	"os"
 	"slices"
@@ -14,7 +13,8 @@ import (
 
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
-	"constellation/engine/version"
+	"constellation/engine/rollout"
+	"constellation/engine/workspace"
 )
 
 // WatchRequest says what is watched, and for how long.
@@ -54,7 +54,7 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(plan.Event
 		limit = e.limits.glance
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
-	v, err := seeRollout(limited, i.cluster, &lineup{}, e.now())
+	v, err := rollout.See(limited, i.cluster, &rollout.NodeDiff{}, e.now())
 	cancel()
 	switch {
 	case err == nil:
@@ -67,17 +67,17 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(plan.Event
 
 // watcher connects to the cluster that a request means, for op. No file of the workspace but the
 // kubeconfig is needed.
-func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*initRun, error) {
-	path, remedy := e.ws.Path(KubeconfigFile), "restore the file from a backup, or name another one with `--kubeconfig`"
+func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*clusterRun, error) {
+	path, remedy := e.ws.Path(workspace.KubeconfigFile), "restore the file from a backup, or name another one with `--kubeconfig`"
 	read := e.ws.Kubeconfig
 	if r.Kubeconfig != "" {
 		path, remedy = r.Kubeconfig, "name a kubeconfig that leads to the cluster"
 		read = func() ([]byte, error) { return readKubeconfig(path) }
 	}
 	b, err := read()
-	if r.Kubeconfig == "" && errors.Is(err, errAbsent) {
+	if r.Kubeconfig == "" && errors.Is(err, workspace.ErrAbsent) {
 		return nil, &plan.Error{
-			Op: op, Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage,
+			Op: op, Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage,
 			Remedy: "name a kubeconfig of the cluster with `--kubeconfig`, or another directory with -C",
 		}
 	}
@@ -86,14 +86,14 @@ func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*initR
 		if errors.As(err, &own) {
 			return nil, err
 		}
-		return nil, &plan.Error{Op: "read " + path, Err: withoutPath(err), Remedy: remedy, Exit: plan.ExitUsage}
+		return nil, &plan.Error{Op: "read " + path, Err: workspace.WithoutPath(err), Remedy: remedy, Exit: plan.ExitUsage}
 	}
 	k, err := e.connect(ctx, b)
 	if err != nil {
 		return nil, &plan.Error{Op: "read " + path, Err: err, Remedy: remedy, Exit: plan.ExitUsage}
 	}
-	i := &initRun{e: e, facts: &facts{state: &State{}}, cluster: k, after: r.After}
-	if _, server, err := kubeconfigServer(b); err == nil {
+	i := &clusterRun{e: e, facts: &facts{state: &workspace.State{}}, cluster: k, after: r.After}
+	if _, server, err := workspace.KubeconfigServer(b); err == nil {
 		if u, err := url.Parse(server.Value); err == nil {
 			i.state.Infrastructure.ClusterEndpoint = u.Host
 		}
@@ -120,7 +120,7 @@ func readKubeconfig(path string) ([]byte, error) {
 }
 
 // unseen is why nothing could be seen.
-func (i *initRun) unseen(err error) error {
+func (i *clusterRun) unseen(err error) error {
 	e := &plan.Error{Op: "look at the rollout of " + i.state.Infrastructure.Name, Err: err, Remedy: "try again when the API server answers"}
 	switch {
 	case errors.Is(err, cluster.ErrForbidden):
@@ -138,44 +138,30 @@ func (i *initRun) unseen(err error) error {
 
 // aim notes in the plan of a watch where the cluster goes, and reports whether it goes
 // there only now.
-func aim(p *plan.Plan, v *rolloutView) (news bool) {
+func aim(p *plan.Plan, v *rollout.View) (news bool) {
 	to := plan.Target{Image: v.Target.ImageVersion, Kubernetes: v.Target.Kubernetes}
 	if p.To == to && p.Surge == v.Target.MaxSurge {
 		return false
 	}
-	p.To, p.From, p.Surge = to, plan.Target{Kubernetes: v.oldest}, v.Target.MaxSurge
+	p.To, p.From, p.Surge = to, plan.Target{Kubernetes: v.Oldest}, v.Target.MaxSurge
 	return true
 }
 
 // watch is the only step of a watch.
-func (i *initRun) watch(ctx context.Context, r *plan.Reporter, w WatchRequest, p *plan.Plan) error {
+func (i *clusterRun) watch(ctx context.Context, r *plan.Reporter, w WatchRequest, p *plan.Plan) error {
 	p.End.Done = "you left; the cluster goes on alone"
-	err := i.followRollout(ctx, r, i.cluster, func(now *rolloutView) (bool, error) {
+	err := i.followRollout(ctx, r, i.cluster, func(now *rollout.View) (bool, error) {
 		if aim(p, now) {
 			if err := r.SendPlan(); err != nil {
 				return false, err
 			}
 		}
 		p.End.Done = now.String()
-		applying := slices.ContainsFunc(now.plans, func(p cluster.NodePlan) bool { return p.Applying > 0 })
+		applying := slices.ContainsFunc(now.Plans, func(p cluster.NodePlan) bool { return p.Applying > 0 })
 		return w.Once || !w.Stay && now.Observed && now.Reached && !applying, nil
 	})
 	if err != nil && (errors.Is(err, cluster.ErrDenied) || errors.Is(err, cluster.ErrAbsent)) {
 		return i.unseen(err)
 	}
 	return err
-}
-
-// oldestVersion is the oldest of some versions; empty if none is one.
-func oldestVersion(all iter.Seq[string]) string {
-	var least version.Version
-	for text := range all {
-		if v, err := version.Parse(text); err == nil && (least.IsZero() || v.Less(least)) {
-			least = v
-		}
-	}
-	if least.IsZero() {
-		return ""
-	}
-	return least.String()
 }

@@ -8,13 +8,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/engine"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/rollout"
+	"constellation/engine/workspace"
 )
 
 // TestWatchSeesARollout watches while apply and the operator bring all nodes to the target,
@@ -46,7 +47,7 @@ func TestWatchSeesARollout(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkStream(t, list, nil)
-	var b engine.Board
+	var b rollout.Board
 	for _, ev := range list {
 		b.Apply(ev)
 		if ev.Kind == plan.KindProgress && len(ev.Counts) > 0 && ev.Object == "" && !cmp.Equal(ev.Counts, b.Counts()) {
@@ -73,7 +74,7 @@ func TestWatchSeesARollout(t *testing.T) {
 func TestWatchOnce(t *testing.T) {
 	s := newApplyStage(t)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(kubeconfig, []byte(s.read(engine.KubeconfigFile)), 0o600); err != nil {
+	if err := os.WriteFile(kubeconfig, []byte(s.read(workspace.KubeconfigFile)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
@@ -172,7 +173,7 @@ func TestReadRecordNamesBadLines(t *testing.T) {
 	long := `{"text":"` + strings.Repeat("x", 17<<20) + `"}`
 	text := strings.Join([]string{good, "", "no event", `{"kind":"node"}`, `{"seq":"x","time":"2026-11-21T07:05:01Z","kind":"node"}`, long, good, `{"seq":3,"time":"2026`}, "\n")
 	n := 0
-	bad, err := engine.ReadRecord(strings.NewReader(text), func(plan.Event) error { n++; return nil })
+	bad, err := rollout.ReadRecord(strings.NewReader(text), func(plan.Event) error { n++; return nil })
 	if err != nil || n != 2 {
 		t.Errorf("%d events, %v, want 2", n, err)
 	}
@@ -228,63 +229,5 @@ func TestPastRun(t *testing.T) {
 	path, err := e.Record(run.ID[:len(run.ID)-3])
 	if err != nil || filepath.Base(filepath.Dir(path)) != run.ID {
 		t.Errorf("the record is %s, %v", path, err)
-	}
-}
-
-// TestBoardIsBounded feeds a board more machines, lines and steps than there can be.
-func TestBoardIsBounded(t *testing.T) {
-	var b engine.Board
-	at := boardStart
-	big := strings.Repeat("x", 100_000)
-	for i := range 120_000 {
-		at = at.Add(time.Millisecond)
-		name := fmt.Sprintf("worker-%d", i)
-		b.Apply(plan.Event{Time: at, Kind: plan.KindNode, Node: name, Group: fmt.Sprint("g", i%3), To: plan.NodeReady, Text: big[:i%10]})
-		b.Apply(plan.Event{Time: at, Kind: plan.KindNode, Node: name, Group: fmt.Sprint("g", i%3), From: plan.NodeReady, To: plan.NodeGone})
-		b.Apply(plan.Event{Time: at, Kind: plan.KindLog, Source: fmt.Sprint("s", i), Text: big[:200+i%50_000]})
-		b.Apply(plan.Event{Time: at, Kind: plan.KindStep, Step: fmt.Sprint("step", i), State: plan.StateRunning})
-	}
-	machines := 0
-	for range b.Nodes() {
-		machines++
-	}
-	bytes := 0
-	for i := range b.Log.Len() {
-		bytes += len(b.Log.At(i).Text)
-	}
-	if machines > 12_000 || b.Log.Len() > 50_000 || bytes > 16<<20 || len(b.Steps) > 256 || len(b.Log.Sources()) > 256 {
-		t.Errorf("%d machines, %d lines of %d bytes, %d steps, %d sources", machines, b.Log.Len(), bytes, len(b.Steps), len(b.Log.Sources()))
-	}
-	if b.Log.Len()+b.Log.Dropped() != 120_000 {
-		t.Errorf("%d lines are kept and %d are not", b.Log.Len(), b.Log.Dropped())
-	}
-}
-
-// TestCloneStaysAsItIs takes a copy of a board in the middle of a rollout.
-func TestCloneStaysAsItIs(t *testing.T) {
-	var b engine.Board
-	for i := range 6 {
-		b.Apply(plan.Event{Time: boardStart, Kind: plan.KindNode, Node: fmt.Sprintf("worker-%d", i), Group: "workers", To: plan.NodeOutdated})
-	}
-	events := replacement("workers", "worker-1", "worker-9", boardStart.Add(time.Minute), false)
-	for _, e := range events[:6] {
-		b.Apply(e)
-	}
-	clone := b.Clone()
-	want := clone.Counts()
-	for _, e := range events[6:] {
-		b.Apply(e)
-	}
-	if diff := cmp.Diff(want, clone.Counts()); diff != "" {
-		t.Errorf("the copy has changed (-want +got):\n%s", diff)
-	}
-	for _, e := range events[6:] {
-		clone.Apply(e)
-	}
-	if diff := cmp.Diff(b.Counts(), clone.Counts()); diff != "" {
-		t.Errorf("the copy takes other ways (-want +got):\n%s", diff)
-	}
-	if n := clone.Node("worker-9"); n.Place == b.Node("worker-9").Place || n.Place.Old != clone.Node("worker-1") {
-		t.Error("the copy shares machines with the board")
 	}
 }

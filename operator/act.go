@@ -1,17 +1,11 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // writers is how many writes to the API server are made at a time: a wave of a hundred
@@ -40,81 +34,31 @@ const startRate, startBurst = 60, 25 // per second, and at once
 // after a pause that grows. It returns what joining machines shall get, if that is to
 // change.
 func (r *nodeVersions) act(o *observed, actions []decision.Action) *v1alpha1.JoinComponents {
-	var (
-		publish  *v1alpha1.JoinComponents
-		creates  = map[string][]string{} // tokens by group
-		deletes  []string
-		draining = map[string]bool{}
-		begins   = false
-		held     = false
-	)
+	b := &batch{o: o, creates: map[string][]string{}, draining: map[string]bool{}}
 	for _, a := range actions {
-		begins = begins || a.Kind == decision.RecordIntent
-		switch a.Kind {
-		case decision.PublishComponents:
-			join := a.JoinComponents
-			publish = &join
-		case decision.CreateInstance:
-			if p := o.pending[a.Intent.Name]; p != nil && p.Spec.Goal == v1alpha1.JoinGoal && p.Spec.Token == a.Intent.Token {
-				creates[p.Spec.GroupID] = append(creates[p.Spec.GroupID], a.Intent.Token)
-			}
-		case decision.DeleteInstance:
-			// No machine is deleted that nothing is written about, and none of a control plane
-			// by an old view of etcd.
-			if !r.fleet.goes(a.Machine) && o.bound(a.Machine) && (!o.controlPlane(a.Node) || r.hostView.fresh(r.now(), actMembers)) {
-				deletes = append(deletes, a.Machine)
-			}
-		case decision.DrainNode:
-			draining[a.Node] = true
-		case decision.SetGroupImage:
-			r.effort(a, "image of "+a.Group, func(ctx context.Context) error {
-				err := r.fleet.SetGroupImage(ctx, a.Group, a.Image)
-				if err == nil {
-					r.regrouped()
-				}
-				return err
-			})
-		case decision.YieldLease:
-			r.effort(a, "leave", r.leave)
-		case decision.MoveLeader, decision.RemoveMember:
-			r.member(a)
-		case decision.StartUpgrade:
-			r.follow(a)
-		case decision.UpgradeNode:
-			// No control plane by an old view of etcd.
-			if !o.controlPlane(a.Node) || r.hostView.fresh(r.now(), actMembers) {
-				r.upgradeNode(o, a)
-			}
-		default:
-			if a.Kind == decision.BindIntent && r.host != nil && o.controlPlane(a.Intent.Node) && !r.hostView.fresh(r.now(), actMembers) {
-				continue
-			}
-			if a.Kind == decision.RecordIntent && !o.begins {
-				continue // which places are free is known when the last ones are taken
-			}
-			if a.Kind == decision.RecordIntent && !r.starts.AllowN(r.now(), 1) {
-				held = true
-				continue
-			}
-			r.put(o, a)
+		switch e := effects[a.Kind]; {
+		case e.apply != nil:
+			e.apply(r, b, a)
+		case r.mayWrite(b, a):
+			r.put(o, a, e)
 		}
 	}
-	r.gather(o, begins, creates, deletes)
-	if held {
+	r.gather(o, b.begins, b.creates, b.deletes)
+	if b.startsDelayed {
 		r.ripens = min(r.ripens, time.Second/startRate)
 	}
-	r.drain(o, draining)
+	r.drain(o, b.draining)
 	r.ask(o)
 	if run, known := r.hostView.run(); known && r.host != nil && run.Active() && run.Components != "" {
 		r.follow(decision.Action{Kind: decision.StartUpgrade, Version: run.Version, Components: run.Components}) // begun before we were
 	}
-	return publish
+	return b.publish
 }
 
-// put lets an action be done that the API server does.
-func (r *nodeVersions) put(o *observed, a decision.Action) {
+// put starts a write to the API server in the background.
+func (r *nodeVersions) put(o *observed, a decision.Action, e effect) {
 	key := a.String()
-	if !r.efforts.begin(key) {
+	if !r.retries.begin(key) {
 		return
 	}
 	if a.Kind == decision.RecordIntent {
@@ -125,18 +69,21 @@ func (r *nodeVersions) put(o *observed, a decision.Action) {
 		r.writes <- struct{}{}
 		r.point("before", a.Kind)
 		r.counters.asked(o.woken)
-		did, err := r.write(ctx, o, a)
+		did, err := e.write(r, ctx, o, a)
 		<-r.writes
 		r.counters.action(a.Kind, err)
 		if err == nil {
 			r.point("after", a.Kind)
 			r.answered.Store(true)
 		}
-		if r.efforts.end(key, 0, err) && ctx.Err() == nil {
+		if r.retries.end(key, 0, err) && ctx.Err() == nil {
 			r.log.Warn("action failed, will retry", "action", key, "err", err)
 		}
 		if did && err == nil {
-			r.did(o, a)
+			r.logDone(a, e.log)
+			if e.event != nil {
+				e.event(r, o, a)
+			}
 		}
 		if a.Kind == decision.RecordIntent {
 			r.beginning.Add(-1)
@@ -168,7 +115,7 @@ func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]str
 	before, waits, now := r.gathered, map[string]gathering{}, r.now()
 	r.gathered, r.ripens = waits, never
 	ripe := func(key string, n int, all bool) bool {
-		if r.efforts.running(key) {
+		if r.retries.running(key) {
 			return false // what it asks for is among them
 		}
 		g, ok := before[key]
@@ -235,101 +182,6 @@ func (o *observed) controlPlane(name string) bool {
 	}
 	n := o.nodes[name]
 	return n != nil && roleOf(n) == v1alpha1.ControlPlaneRole
-}
-
-// write does an action that the API server does. did is false if it was not needed.
-func (r *nodeVersions) write(ctx context.Context, o *observed, a decision.Action) (did bool, err error) {
-	switch a.Kind {
-	case decision.PauseAutoscaler:
-		return true, r.scaling.pause(ctx)
-	case decision.ResumeAutoscaler:
-		return true, r.scaling.resume(ctx)
-	case decision.RecordIntent:
-		p := a.Intent.PendingNode()
-		err := r.client.Create(ctx, p)
-		if apierrors.IsAlreadyExists(err) {
-			return false, nil
-		}
-		if err == nil {
-			r.view.wrote(kindPending, p)
-		}
-		return true, err
-	case decision.BindIntent:
-		return r.patchPending(ctx, o.pending[a.Intent.Name], func(p *v1alpha1.PendingNode) bool { return a.Intent.Bind(p, r.now()) })
-	case decision.ClearIntent:
-		p := o.pending[a.Intent.Name]
-		if p == nil || p.Spec.Goal != a.Intent.Goal || p.Spec.Token != a.Intent.Token {
-			return false, nil
-		}
-		err := r.client.Delete(ctx, p.DeepCopy(), client.Preconditions{UID: &p.UID, ResourceVersion: &p.ResourceVersion})
-		if client.IgnoreNotFound(err) == nil {
-			r.view.deleted(kindPending, p.Name, p.UID)
-		}
-		return err == nil, client.IgnoreNotFound(err)
-	case decision.AdoptHeir:
-		return r.adopt(ctx, o.nodes[a.Node], o.nodes[a.Donor], a.Donor)
-	case decision.CordonNode:
-		return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
-			if !n.Spec.Unschedulable {
-				n.Spec.Unschedulable = true
-				metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationCordoned, r.now().UTC().Format(time.RFC3339))
-			}
-			if a.Heir != "" {
-				metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationHeir, a.Heir)
-			}
-			return true
-		})
-	case decision.ReleaseNode:
-		return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
-			delete(n.Annotations, v1alpha1.AnnotationHeir)
-			if _, ours := n.Annotations[v1alpha1.AnnotationCordoned]; ours && a.Uncordon {
-				delete(n.Annotations, v1alpha1.AnnotationCordoned)
-				n.Spec.Unschedulable = false
-			}
-			return true
-		})
-	case decision.MarkInPlace:
-		return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
-			if a.Uncordon {
-				delete(n.Labels, v1alpha1.LabelInPlace)
-			} else {
-				metav1.SetMetaDataLabel(&n.ObjectMeta, v1alpha1.LabelInPlace, "true")
-			}
-			return true
-		})
-	case decision.NoteComponents:
-		return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
-			if !strings.EqualFold(n.Spec.ProviderID, a.Machine) {
-				return false
-			}
-			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationComponents, a.Components)
-			return true
-		})
-	case decision.MarkRetry:
-		return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
-			delete(n.Annotations, v1alpha1.AnnotationRetry)
-			if a.RetryMark != "" {
-				metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationRetry, a.RetryMark)
-			}
-			return true
-		})
-	case decision.PostponeNode:
-		return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
-			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationPostponed, a.Until.UTC().Format(time.RFC3339))
-			return true
-		})
-	case decision.DeleteNode:
-		n := o.nodes[a.Node]
-		if n == nil || !strings.EqualFold(n.Spec.ProviderID, a.Machine) {
-			return false, nil
-		}
-		err := r.client.Delete(ctx, n.DeepCopy(), client.Preconditions{UID: &n.UID})
-		if client.IgnoreNotFound(err) == nil {
-			r.view.deleted(kindNode, n.Name, n.UID)
-		}
-		return err == nil, client.IgnoreNotFound(err)
-	}
-	return false, fmt.Errorf("unknown action %q", a.Kind.String())
 }
 
 // patchNode changes a Node as it was seen; if it has changed since, nothing happens
@@ -436,107 +288,11 @@ func (r *nodeVersions) patchPending(ctx context.Context, p *v1alpha1.PendingNode
 	return false, client.IgnoreNotFound(err)
 }
 
-// did tells what was done.
-func (r *nodeVersions) did(o *observed, a decision.Action) {
-	args := []any{"action", a.Kind.String()}
-	tracked, leaves := a.Intent.Machine, ""
-	if a.Intent.Goal == v1alpha1.LeaveGoal {
-		tracked, leaves = "", a.Intent.Machine
-	}
-	for _, f := range []struct{ key, value string }{
-		{"node", a.Node},
-		{"heir", a.Heir},
-		{"donor", a.Donor},
-		{"machine", a.Machine},
-		{"group", a.Group},
-		{"image", a.Image},
-		{"pending_node", a.Intent.Name},
-		{"replaces", a.Intent.Donor},
-		{"tracks", tracked},
-		{"leaves", leaves},
-	} {
-		if f.value != "" {
-			args = append(args, f.key, f.value)
-		}
-	}
-	r.log.Info(string(actionLogs[a.Kind]), args...)
-	normal := corev1.EventTypeNormal
-	switch n := o.nodes[a.Node]; a.Kind {
-	case decision.RecordIntent:
-		if donor := o.nodes[a.Intent.Donor]; donor != nil {
-			r.event(donor, normal, "ReplacementBegins", "Replace", "a machine of the target's image is asked for, as "+a.Intent.Name)
-		}
-		if up := o.nodes[a.Intent.Node]; up != nil && a.Intent.Goal == v1alpha1.UpgradeGoal {
-			r.event(up, normal, "UpgradeScheduled", "Upgrade", "this node is emptied, and then upgraded as it is, as "+a.Intent.Name)
-		}
-	case decision.NoteComponents:
-		if n != nil {
-			r.event(n, normal, "UpgradeCompleted", "Upgrade", "this node runs Kubernetes "+n.Status.NodeInfo.KubeletVersion+" now")
-		}
-	case decision.AdoptHeir:
-		r.event(n, normal, "Replaces", "Replace", "this node takes the place of "+a.Donor)
-	case decision.CordonNode:
-		if a.Heir != "" {
-			r.event(n, normal, "Cordoned", "Cordon", "this node is emptied; its pods go to others, and "+a.Heir+" takes its place")
-		}
-	case decision.ReleaseNode:
-		if a.Uncordon {
-			r.event(n, normal, "Uncordoned", "Cordon", "this node stays")
-		}
-	case decision.MarkRetry:
-		if a.RetryMark != "" { // how often it has failed does not count
-			r.efforts.hurry(upgradeOn + a.Node)
-			r.efforts.hurry(upgradeHere)
-		}
-	case decision.PostponeNode:
-		r.event(n, corev1.EventTypeWarning, "Postponed", "Replace", "the replacement of this node is tried again after "+a.Until.UTC().Format(time.RFC3339))
-	case decision.BindIntent:
-		if p := o.pending[a.Intent.Name]; p != nil {
-			r.event(p, normal, "Leaves", "Bind", "the machine of "+a.Intent.Node+" goes")
-		}
-		if n := o.nodes[a.Intent.Node]; n != nil && strings.HasPrefix(a.Intent.Name, decision.MachinePrefix) {
-			r.event(n, corev1.EventTypeWarning, decision.ReasonNeverReady, "Delete", "the join of its machine broke off after the Node was made, and its time is over: machine and Node are deleted; a new machine can join in its place")
-		}
-	case decision.DeleteNode:
-		if n != nil {
-			r.event(n, normal, "Deleted", "Delete", "its machine "+a.Machine+" goes or is gone")
-		}
-	}
-}
-
-// effort does beside the rounds what may take its time.
-func (r *nodeVersions) effort(a decision.Action, key string, do func(context.Context) error) {
-	r.try(key, func(ctx context.Context) error {
-		r.point("before", a.Kind)
-		err := do(ctx)
-		r.counters.action(a.Kind, err)
-		if err == nil {
-			r.point("after", a.Kind)
-			r.log.Info(string(actionLogs[a.Kind]), "action", a.String())
-		}
-		return err
-	})
-}
-
-// member changes the members of etcd, one thing at a time, and never from an old view.
-func (r *nodeVersions) member(a decision.Action) {
-	if r.host == nil || !r.hostView.fresh(r.now(), actMembers) {
-		return
-	}
-	r.effort(a, "etcd", func(ctx context.Context) error {
-		defer r.hostView.outdate()
-		if a.Kind == decision.MoveLeader {
-			return r.host.MoveLeader(ctx, a.Node, a.Heir)
-		}
-		return r.host.RemoveMember(ctx, a.Node, a.MinVoters)
-	})
-}
-
 // create asks the cloud for the machines of a group in one request.
 func (r *nodeVersions) create(group string, tokens []string) {
 	key := creating + group
 	r.try(key, func(ctx context.Context) error {
-		tokens := r.efforts.some(key, tokens)
+		tokens := r.retries.some(key, tokens)
 		r.point("before", decision.CreateInstance)
 		_, err := r.fleet.CreateInstances(ctx, group, tokens)
 		r.counters.action(decision.CreateInstance, err)
@@ -551,7 +307,7 @@ func (r *nodeVersions) create(group string, tokens []string) {
 // remove asks the cloud to delete machines in one request, and then what it says of them.
 func (r *nodeVersions) remove(ids []string) {
 	r.try(deleting, func(ctx context.Context) error {
-		ids := r.efforts.some(deleting, ids)
+		ids := r.retries.some(deleting, ids)
 		r.point("before", decision.DeleteInstance)
 		err := r.fleet.DeleteInstances(ctx, ids)
 		r.counters.action(decision.DeleteInstance, err)
@@ -559,8 +315,8 @@ func (r *nodeVersions) remove(ids []string) {
 			r.point("after", decision.DeleteInstance)
 			r.log.Info("machines deleted", "action", decision.DeleteInstance.String(), "machines", len(ids), "first", ids[0])
 		}
-		if err != nil || !r.fleet.bye(ctx, ids) { // what has become of them is what comes next
-			r.efforts.outdate(describing)
+		if err != nil || !r.fleet.confirmDeletion(ctx, ids) { // what has become of them is what comes next
+			r.retries.outdate(describing)
 		}
 		return err
 	})
@@ -645,322 +401,14 @@ func (r *nodeVersions) tellVersion(ctx context.Context, kind, reason, note strin
 // try does something beside the rounds, unless it is under way or has failed a moment
 // ago, and wakes the next round at its end.
 func (r *nodeVersions) try(key string, do func(context.Context) error) {
-	if !r.efforts.begin(key) {
+	if !r.retries.begin(key) {
 		return
 	}
 	r.spawn(func(ctx context.Context) {
 		err := do(ctx)
-		if r.efforts.end(key, fleetLeast/2, err) && ctx.Err() == nil {
+		if r.retries.end(key, fleetLeast/2, err) && ctx.Err() == nil {
 			r.log.Warn("action failed, will retry", "action", key, "err", err)
 		}
 		r.wake()
 	})
-}
-
-// efforts remembers what is under way and what has failed, so that nothing is done
-// twice at a time and what fails is tried less and less often. It is safe for
-// concurrent use.
-type efforts struct {
-	now func() time.Time
-
-	mu  sync.Mutex
-	all map[string]*effort
-	// done has what has ended well since the last round began, which cannot have seen it.
-	done map[string]bool
-}
-
-type effort struct {
-	running  bool
-	wanted   bool      // it is to be done when its pause is over
-	outdated bool      // what it read last has changed since
-	fails    int       // in a row
-	since    time.Time // when it began to fail
-	conflict bool      // the last failure was one
-	next     time.Time
-	used     time.Time
-	last     string // error
-	most     int    // of what one request may hold; 0: everything
-}
-
-func newEfforts(now func() time.Time) *efforts {
-	return &efforts{now: now, all: map[string]*effort{}, done: map[string]bool{}}
-}
-
-// round begins a round, which sees what was done before.
-func (e *efforts) round() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	clear(e.done)
-}
-
-func (e *efforts) of(key string) *effort {
-	t := e.all[key]
-	if t == nil {
-		t = &effort{}
-		e.all[key] = t
-	}
-	t.used = e.now()
-	return t
-}
-
-// begin reports whether key may be done now, and takes it. What ended in this round was
-// decided again from before it, and waits for the next.
-func (e *efforts) begin(key string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.done[key] {
-		return false
-	}
-	t := e.of(key)
-	if t.running {
-		return false
-	}
-	if e.now().Before(t.next) {
-		t.wanted = true
-		return false
-	}
-	if !t.wanted && e.now().Sub(t.next) > conflictLasts { // what failed then was for another reason
-		t.fails = 0
-	}
-	t.running, t.wanted, t.outdated = true, false, false
-	return true
-}
-
-// ready reports whether begin would, and if not, remembers that key was to be done.
-func (e *efforts) ready(key string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	t := e.of(key)
-	wait := e.now().Before(t.next)
-	t.wanted = t.wanted || wait && !t.running
-	return !wait && !t.running
-}
-
-func (e *efforts) running(key string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	t := e.all[key]
-	return t != nil && t.running
-}
-
-// end gives key back. After a success it rests for so long. It reports whether an
-// error is news.
-func (e *efforts) end(key string, rest time.Duration, err error) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	t := e.of(key)
-	t.running = false
-	if err == nil {
-		if rest == 0 {
-			delete(e.all, key)
-			e.done[key] = true
-			return false
-		}
-		t.fails, t.last, t.next = 0, "", e.now().Add(rest)
-		if t.most > 0 {
-			t.most *= 2
-		}
-		return false
-	}
-	if t.fails == 0 {
-		t.since = e.now()
-	}
-	t.next, t.wanted = e.now().Add(pauseAfter(t.fails, err)), true
-	t.fails++
-	text := err.Error()
-	t.conflict = apierrors.IsConflict(err)
-	news := t.last != text && !t.conflict
-	t.last = text
-	return news
-}
-
-// pauseAfter is how long to wait after so many failures and one more.
-func pauseAfter(fails int, err error) time.Duration {
-	least, most := 250*time.Millisecond, 10*time.Second
-	switch {
-	case apierrors.IsConflict(err):
-		least, most = 30*time.Millisecond, time.Second // the cache is behind
-	case errors.Is(err, cloud.ErrThrottled), apierrors.IsTooManyRequests(err):
-		least, most = time.Second, 30*time.Second
-	}
-	d := min(most, least<<min(fails, 10))
-	d = d/2 + rand.N(d/2)
-	// A cloud that says when it answers again is not asked before.
-	if until := time.Until(cloud.ThrottledUntil(err)); until > d {
-		d = min(until, maxThrottle) + rand.N(d)
-	}
-	return d
-}
-
-// maxThrottle bounds the wait that a cloud can ask for.
-const maxThrottle = 10 * time.Minute
-
-// some returns as much as one request may hold: all, unless larger requests have
-// failed. Which is chance, so that one that always fails does not stop the others.
-func (e *efforts) some(key string, all []string) []string {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	t := e.of(key)
-	all = slices.Clone(all)
-	slices.Sort(all)
-	all = slices.Compact(all)
-	if t.fails > 0 {
-		t.most = max(1, min(len(all), cmp.Or(t.most, len(all)))/2)
-	}
-	if t.most > 0 && len(all) > t.most {
-		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-		return all[:t.most]
-	}
-	return all
-}
-
-// hurry ends the pause of key.
-func (e *efforts) hurry(key string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if t := e.all[key]; t != nil {
-		t.next = time.Time{}
-	}
-}
-
-func (e *efforts) outdate(key string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.of(key).outdated = true
-}
-
-func (e *efforts) outdated(key string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	t := e.all[key]
-	return t != nil && t.outdated && !t.running
-}
-
-// conflictLasts is how long something may meet conflicts before that is told: until the
-// cache has caught up, each try meets one, and they follow each other within milliseconds.
-const conflictLasts = 10 * time.Second
-
-// unwanted is how long something may be tried again before it is known that nobody wants
-// it any more: it failed, and what it was for has come about without it.
-const unwanted = time.Second
-
-// failing returns what has failed several times in a row and is still to be done, and the
-// last error.
-func (e *efforts) failing() (key, text string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	most := 2
-	for k, t := range e.all {
-		if t.fails > most && (t.running || t.wanted) && (!t.conflict || e.now().Sub(t.since) >= conflictLasts) {
-			key, text, most = k, t.last, t.fails
-		}
-	}
-	return key, text
-}
-
-// trouble is the last error of key.
-func (e *efforts) trouble(key string) string {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if t := e.all[key]; t != nil {
-		return t.last
-	}
-	return ""
-}
-
-// due returns when the next of what was refused may be done, and forgets what was not
-// asked for in a long time.
-func (e *efforts) due(now time.Time) time.Duration {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	next := resting
-	for key, t := range e.all {
-		switch {
-		case t.running:
-		case now.Sub(t.used) > resting:
-			delete(e.all, key)
-		case t.wanted && now.Sub(t.next) > unwanted:
-			t.wanted, next = false, pace // that it failed is not told any more
-		case t.wanted:
-			next = min(next, max(pace, t.next.Sub(now)))
-		}
-	}
-	return next
-}
-
-// inherit copies to an heir what its donor was given by people: labels, taints, and
-// the annotations that are listed here. docs/design/operator.md has the rules. What the
-// heir has already is its own.
-func inherit(heir, donor *corev1.Node) {
-	for k, v := range donor.Labels {
-		if _, has := heir.Labels[k]; !has && inherited(k) {
-			metav1.SetMetaDataLabel(&heir.ObjectMeta, k, v)
-		}
-	}
-	for k, v := range donor.Annotations {
-		if _, has := heir.Annotations[k]; !has && (k == annotationScaleDown || strings.HasPrefix(k, ownersPrefix)) {
-			metav1.SetMetaDataAnnotation(&heir.ObjectMeta, k, v)
-		}
-	}
-	for _, t := range donor.Spec.Taints {
-		has := slices.ContainsFunc(heir.Spec.Taints, func(o corev1.Taint) bool { return o.MatchTaint(&t) })
-		if !has && taintInherited(t.Key) {
-			heir.Spec.Taints = append(heir.Spec.Taints, t)
-		}
-	}
-}
-
-// Annotations of a Node that go to its heir: the autoscaler's, and those that an owner
-// writes for this purpose.
-const (
-	annotationScaleDown = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
-	ownersPrefix        = "node.constellation.edgeless.systems/"
-)
-
-// inherited reports whether a label goes to the heir: people's do, those of Kubernetes
-// and of the machine's place do not.
-func inherited(key string) bool {
-	host, name, ok := strings.Cut(key, "/")
-	if !ok {
-		return true
-	}
-	switch {
-	case host == "node-role.kubernetes.io":
-		return name != "control-plane"
-	case host == "node-restriction.kubernetes.io": // kubelets may not set them, so people did
-		return true
-	case strings.HasPrefix(host, "topology."):
-		return false
-	}
-	return !reserved(host)
-}
-
-func taintInherited(key string) bool {
-	if key == v1alpha1.AnnotationRevoked || key == "ToBeDeletedByClusterAutoscaler" || key == "DeletionCandidateOfClusterAutoscaler" {
-		return false
-	}
-	host, _, _ := strings.Cut(key, "/")
-	return host != "node.kubernetes.io" && host != "node.cloudprovider.kubernetes.io"
-}
-
-func reserved(host string) bool {
-	for _, domain := range []string{"kubernetes.io", "k8s.io"} {
-		if host == domain || strings.HasSuffix(host, "."+domain) {
-			return true
-		}
-	}
-	return false
-}
-
-// logMessage is a log message that is chosen by a variable.
-type logMessage string
-
-// actionLogs are the messages that are logged once an action has succeeded, one for each
-// kind. A kind without one logs while it is carried out.
-var actionLogs = [...]logMessage{
-	decision.PauseAutoscaler: "autoscaler paused", decision.ResumeAutoscaler: "autoscaler resumed", decision.SetGroupImage: "image of scaling group set", decision.RecordIntent: "pending node created",
-	decision.BindIntent: "pending node bound", decision.ClearIntent: "pending node deleted", decision.CreateInstance: "machines created", decision.AdoptHeir: "replacement node adopted", decision.CordonNode: "node cordoned",
-	decision.ReleaseNode: "node released", decision.PostponeNode: "node postponed", decision.DrainNode: "", decision.YieldLease: "leader election lease yielded", decision.MoveLeader: "etcd leader moved",
-	decision.RemoveMember: "etcd member removed", decision.DeleteInstance: "machines deleted", decision.DeleteNode: "node deleted", decision.StartUpgrade: "", decision.UpgradeNode: "",
-	decision.NoteComponents: "components of node recorded", decision.MarkInPlace: "in-place label changed", decision.MarkRetry: "retry request changed", decision.PublishComponents: "",
 }

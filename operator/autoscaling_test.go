@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +22,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 func TestAutoscalerArgs(t *testing.T) {
@@ -258,7 +257,7 @@ func TestAutoscalerIsChangedOnlyAsItWasSeen(t *testing.T) {
 
 	// While the view catches up nobody is told of it; a conflict that lasts is told.
 	now := time.Now()
-	e := newEfforts(func() time.Time { return now })
+	e := newRetries(func() time.Time { return now })
 	tries := func(until time.Duration) (n int, told string) {
 		for end := now.Add(until); now.Before(end); now = now.Add(10 * time.Millisecond) {
 			if e.begin("pause autoscaler") {

@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"errors"
 	"maps"
@@ -16,6 +14,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // Times of the view of the cloud. A machine that is coming or going changes within
@@ -53,7 +52,7 @@ type describer interface {
 // of it. If the cloud does not know the ID it is gone, and is remembered as
 // Terminated; if it does, the list was partial.
 type fleet struct {
-	machines
+	cloudAPI
 	now func() time.Time
 
 	mu       sync.Mutex
@@ -76,8 +75,8 @@ type seen struct {
 	missing time.Time // since when the cloud says that there is none; zero: it does not
 }
 
-// spoken is an instance that a Node or an intent speaks of.
-type spoken struct {
+// claim is an instance that a Node or an intent speaks of.
+type claim struct {
 	ready  bool   // its Node is Ready
 	leaves bool   // it is bound to go
 	name   string // that an intent has noted; empty: none
@@ -89,8 +88,8 @@ type shown struct {
 	mark string
 }
 
-func newFleet(m machines, now func() time.Time) *fleet {
-	return &fleet{machines: m, now: now, known: map[string]seen{}, since: map[string]shown{}, asked: map[string]time.Time{}}
+func newFleet(m cloudAPI, now func() time.Time) *fleet {
+	return &fleet{cloudAPI: m, now: now, known: map[string]seen{}, since: map[string]shown{}, asked: map[string]time.Time{}}
 }
 
 // view returns the instances, whether they are all, how old the view is, and what finds
@@ -146,7 +145,7 @@ func (f *fleet) quiet() time.Duration {
 }
 
 // refresh lists the instances, and asks for those of about that the list lacks.
-func (f *fleet) refresh(ctx context.Context, about map[string]spoken) error {
+func (f *fleet) refresh(ctx context.Context, about map[string]claim) error {
 	begun := f.now()
 	// What is made or ends while the cloud answers may be in the list or not, so what was
 	// there before is what it must have.
@@ -207,7 +206,7 @@ func (f *fleet) refresh(ctx context.Context, about map[string]spoken) error {
 // follow asks for those of about that were seen to come or go, or are bound to go, and
 // leaves the others as they were seen. A cloud that can only be asked for one at a time
 // lists all instead.
-func (f *fleet) follow(ctx context.Context, about map[string]spoken) error {
+func (f *fleet) follow(ctx context.Context, about map[string]claim) error {
 	begun := f.now()
 	var ask []string
 	f.mu.Lock()
@@ -232,12 +231,12 @@ func (f *fleet) follow(ctx context.Context, about map[string]spoken) error {
 	return nil
 }
 
-// bye asks what has become of instances whose deletion was just accepted, and reports
+// confirmDeletion asks what has become of instances whose deletion was just accepted, and reports
 // whether the cloud says of all that they go or are gone.
-func (f *fleet) bye(ctx context.Context, ids []string) bool {
-	begun, about := f.now(), make(map[string]spoken, len(ids))
+func (f *fleet) confirmDeletion(ctx context.Context, ids []string) bool {
+	begun, about := f.now(), make(map[string]claim, len(ids))
 	for _, id := range ids {
-		about[id] = spoken{leaves: true}
+		about[id] = claim{leaves: true}
 	}
 	found, _, err := f.bulk(ctx, ids)
 	if err != nil {
@@ -252,7 +251,7 @@ func (f *fleet) bye(ctx context.Context, ids []string) bool {
 
 // heardOf takes in what the cloud said when it was asked for instances by their IDs, unless
 // more is known since: answers may overtake each other.
-func (f *fleet) heardOf(ids []string, found map[string]cloud.Instance, about map[string]spoken, begun time.Time) {
+func (f *fleet) heardOf(ids []string, found map[string]cloud.Instance, about map[string]claim, begun time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, id := range ids {
@@ -270,7 +269,7 @@ func (s seen) moves() bool {
 
 // told is what is known of an instance after the cloud was asked for it by its ID. s is
 // what was known before; zero: nothing.
-func (s seen) told(id string, found map[string]cloud.Instance, a spoken, now time.Time) seen {
+func (s seen) told(id string, found map[string]cloud.Instance, a claim, now time.Time) seen {
 	if i, ok := found[id]; ok {
 		return seen{Instance: i, at: now, listed: true}
 	}
@@ -298,7 +297,7 @@ func (f *fleet) bulk(ctx context.Context, ids []string) (found map[string]cloud.
 	if len(ids) == 0 {
 		return found, asked, nil
 	}
-	d, ok := f.machines.(describer)
+	d, ok := f.cloudAPI.(describer)
 	if !ok {
 		return found, asked, errors.ErrUnsupported
 	}
@@ -326,7 +325,7 @@ func (f *fleet) describe(ctx context.Context, ids []string) (found map[string]cl
 	g.SetLimit(8)
 	for _, id := range ids {
 		g.Go(func() error {
-			i, err := f.machines.Instance(ctx, id)
+			i, err := f.cloudAPI.Instance(ctx, id)
 			mu.Lock()
 			defer mu.Unlock()
 			if err == nil {
@@ -349,12 +348,12 @@ func (f *fleet) Instance(ctx context.Context, id string) (cloud.Instance, error)
 	if ok && s.missing.IsZero() && s.Image != "" && s.Group != "" {
 		return s.Instance, nil
 	}
-	return f.machines.Instance(ctx, id)
+	return f.cloudAPI.Instance(ctx, id)
 }
 
 // DeleteInstances implements machines, and remembers what was asked for.
 func (f *fleet) DeleteInstances(ctx context.Context, ids []string) error {
-	if err := f.machines.DeleteInstances(ctx, ids); err != nil {
+	if err := f.cloudAPI.DeleteInstances(ctx, ids); err != nil {
 		return err
 	}
 	f.mu.Lock()
@@ -378,7 +377,7 @@ func (f *fleet) goes(id string) bool {
 
 // CreateInstances implements machines, and takes the answer into the view.
 func (f *fleet) CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error) {
-	made, err := f.machines.CreateInstances(ctx, groupID, tokens)
+	made, err := f.cloudAPI.CreateInstances(ctx, groupID, tokens)
 	if err != nil {
 		return nil, err
 	}

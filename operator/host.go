@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +19,7 @@ import (
 	"constellation/agent/upgradeproto"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/operator/decision"
 )
 
 const (

@@ -3,8 +3,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -38,6 +36,7 @@ import (
 	"constellation/engine/release/releasetest"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/internal/testneeds"
+	"constellation/operator/decision"
 )
 
 // The agent starts its kubeadm through a gate in its own binary, here that of the test.
@@ -255,7 +254,7 @@ func TestHostUpgrades(t *testing.T) {
 	for line, want := range map[string]int{
 		`msg="upgrade progressed" node=cp-1 stage=verify source=agent line=running`:                                                       2,
 		`msg="upgrade progressed" node=cp-1 stage=plan source=kubeadm line="[upgrade] SUCCESS of plan"`:                                   2,
-		`msg="upgrade progressed" node=cp-1 stage=apply source=agent line="the agent was started anew; kubeadm upgrade apply still runs"`: 1,
+		`msg="upgrade progressed" node=cp-1 stage=apply source=agent line="the agent was restarted; kubeadm upgrade apply still runs"`: 1,
 		`msg="upgrade progressed" node=cp-1 stage=apply source=kubeadm line="[upgrade] running apply of v1.36.3"`:                         2,
 		`msg="upgrade progressed" node=cp-1 stage=wait-for-api source=agent line=done`:                                                    1,
 	} {

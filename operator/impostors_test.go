@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"log/slog"
 	"strings"
 	"testing"
@@ -14,6 +12,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // Impostors are told of once, and again when they claim something else.
@@ -81,7 +80,7 @@ func TestNoNodeTakesAnothersTicket(t *testing.T) {
 func TestMachinesThatTheCloudNeverDescribedHaveNoName(t *testing.T) {
 	const id = "sandbox://t/ghost"
 	f := newFleet(&sky{instances: map[string]cloud.Instance{}}, time.Now)
-	if err := f.refresh(t.Context(), map[string]spoken{id: {ready: true}}); err != nil {
+	if err := f.refresh(t.Context(), map[string]claim{id: {ready: true}}); err != nil {
 		t.Fatal(err)
 	}
 	all, complete, _, _ := f.view()

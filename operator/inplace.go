@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +10,7 @@ import (
 
 	"constellation/engine/component"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // agents are the agents of other machines, each asked about and for its own node alone.

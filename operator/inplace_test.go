@@ -3,8 +3,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,6 +30,7 @@ import (
 	"constellation/engine/component"
 	"constellation/engine/sandbox/controlplane/kubelettest"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // relayOf runs the relay of a node to an agent and returns where it listens.

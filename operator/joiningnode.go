@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,6 +26,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // joiningNodes turns the note that a machine was given a ticket into annotations of
@@ -36,7 +35,7 @@ import (
 // long the cloud cannot be asked.
 type joiningNodes struct {
 	client client.Client
-	cloud  machines
+	cloud  cloudAPI
 	events events.EventRecorder
 	log    *slog.Logger
 	now    func() time.Time

@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"errors"
 	"strings"
@@ -16,6 +14,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // gauges are the figures of the NodeVersion for whoever watches the operator. They are
@@ -322,7 +321,7 @@ func (c *counters) cloudCall(verb string, start time.Time, err error) {
 
 // countedCloud counts what is asked of a cloud.
 type countedCloud struct {
-	machines
+	cloudAPI
 	counters *counters
 }
 
@@ -334,34 +333,34 @@ func counted[T any](c *counters, verb string, ask func() (T, error)) (T, error) 
 }
 
 func (c countedCloud) Groups(ctx context.Context) ([]cloud.Group, error) {
-	return counted(c.counters, "list_groups", func() ([]cloud.Group, error) { return c.machines.Groups(ctx) })
+	return counted(c.counters, "list_groups", func() ([]cloud.Group, error) { return c.cloudAPI.Groups(ctx) })
 }
 
 func (c countedCloud) Instance(ctx context.Context, providerID string) (cloud.Instance, error) {
-	return counted(c.counters, "get_instance", func() (cloud.Instance, error) { return c.machines.Instance(ctx, providerID) })
+	return counted(c.counters, "get_instance", func() (cloud.Instance, error) { return c.cloudAPI.Instance(ctx, providerID) })
 }
 
 func (c countedCloud) Instances(ctx context.Context) ([]cloud.Instance, error) {
-	return counted(c.counters, "list_instances", func() ([]cloud.Instance, error) { return c.machines.Instances(ctx) })
+	return counted(c.counters, "list_instances", func() ([]cloud.Instance, error) { return c.cloudAPI.Instances(ctx) })
 }
 
 func (c countedCloud) CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error) {
-	return counted(c.counters, "create_instances", func() ([]cloud.Instance, error) { return c.machines.CreateInstances(ctx, groupID, tokens) })
+	return counted(c.counters, "create_instances", func() ([]cloud.Instance, error) { return c.cloudAPI.CreateInstances(ctx, groupID, tokens) })
 }
 
 func (c countedCloud) DeleteInstances(ctx context.Context, providerIDs []string) error {
-	_, err := counted(c.counters, "delete_instances", func() (struct{}, error) { return struct{}{}, c.machines.DeleteInstances(ctx, providerIDs) })
+	_, err := counted(c.counters, "delete_instances", func() (struct{}, error) { return struct{}{}, c.cloudAPI.DeleteInstances(ctx, providerIDs) })
 	return err
 }
 
 func (c countedCloud) SetGroupImage(ctx context.Context, groupID, image string) error {
-	_, err := counted(c.counters, "set_group_image", func() (struct{}, error) { return struct{}{}, c.machines.SetGroupImage(ctx, groupID, image) })
+	_, err := counted(c.counters, "set_group_image", func() (struct{}, error) { return struct{}{}, c.cloudAPI.SetGroupImage(ctx, groupID, image) })
 	return err
 }
 
 // Describe implements describer, if the cloud does.
 func (c countedCloud) Describe(ctx context.Context, ids []string) ([]cloud.Instance, error) {
-	d, ok := c.machines.(describer)
+	d, ok := c.cloudAPI.(describer)
 	if !ok {
 		return nil, errors.ErrUnsupported
 	}

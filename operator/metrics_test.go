@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,6 +26,7 @@ import (
 	"constellation/assets/render"
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // figures gathers what c exports: "name{label=value,...}" to value; of a histogram its

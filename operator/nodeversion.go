@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"encoding/json"
 	"fmt"
@@ -35,7 +33,9 @@ import (
 
 	"constellation/engine/component"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 	"constellation/operator/nodelock"
+	"constellation/operator/readiness"
 )
 
 // nodeVersions brings the cluster to the NodeVersion: observe, decide, act, report.
@@ -44,7 +44,7 @@ import (
 type nodeVersions struct {
 	client   client.Client
 	live     client.Reader // past the cache
-	settled  *settled
+	gate     *readinessGate
 	fleet    *fleet
 	host     host   // nil: none
 	agents   agents // nil: none
@@ -71,7 +71,7 @@ type nodeVersions struct {
 	clocks   decision.FirstSeen
 	hostView *hostView
 	runs     nodeRuns
-	efforts  *efforts
+	retries  *retries
 	writes   chan struct{} // holds the writes that are being made
 	answered atomic.Bool   // the API server has answered a write
 	// beginning is how many replacements are being written down.
@@ -166,7 +166,7 @@ func (r *nodeVersions) init() {
 		r.regrouped = func() {}
 	}
 	r.begun = r.now()
-	r.view, r.hostView, r.efforts = newView(r.client, r.now), &hostView{}, newEfforts(r.now)
+	r.view, r.hostView, r.retries = newView(r.client, r.now), &hostView{}, newRetries(r.now)
 	r.writes, r.gathered = make(chan struct{}, writers), map[string]gathering{}
 	r.versions, r.told, r.toldDrains, r.lines = map[string]string{}, map[string]string{}, map[string]string{}, map[string]time.Time{}
 	r.toldImpostors = map[string]string{}
@@ -227,7 +227,7 @@ func nodeMatters() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		o, ok1 := e.ObjectOld.(*corev1.Node)
 		n, ok2 := e.ObjectNew.(*corev1.Node)
-		return ok1 && ok2 && (ready(o) != ready(n) || o.Spec.ProviderID != n.Spec.ProviderID || roleOf(o) != roleOf(n) ||
+		return ok1 && ok2 && (readiness.Node(o) != readiness.Node(n) || o.Spec.ProviderID != n.Spec.ProviderID || roleOf(o) != roleOf(n) ||
 			o.Spec.Unschedulable != n.Spec.Unschedulable || o.Status.NodeInfo.KubeletVersion != n.Status.NodeInfo.KubeletVersion ||
 			o.Labels[v1alpha1.LabelInPlace] != n.Labels[v1alpha1.LabelInPlace] || !maps.Equal(o.Annotations, n.Annotations))
 	}}
@@ -300,12 +300,12 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 		actions = nil
 	case len(actions) > 0 && age > tooOld:
 		actions, stale = nil, true
-		if why := r.efforts.trouble(listing); why != "" {
+		if why := r.retries.trouble(listing); why != "" {
 			instead = &decision.Wait{Reason: "CloudUnavailable", Message: decision.Truncate("the cloud has not listed its machines for a minute: "+why, 200)}
 		}
 	case r.host != nil && !r.runKnown():
 		actions = nil // what an agent may be doing counts
-		if why := r.efforts.trouble(recalling); why != "" {
+		if why := r.retries.trouble(recalling); why != "" {
 			instead = &decision.Wait{Reason: "AgentUnavailable", Message: decision.Truncate("the agent of "+r.nodeName+" does not answer: "+why, 200)}
 		}
 	}
@@ -327,7 +327,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 		if instead != nil {
 			status.Waiting = d.WaitingFor(*instead)
 		}
-		if key, text := r.efforts.failing(); key != "" && status.Waiting == nil {
+		if key, text := r.retries.failing(); key != "" && status.Waiting == nil {
 			status.Waiting = d.WaitingFor(decision.Wait{Reason: "Failing", Message: decision.Truncate(key+" fails and is tried again: "+text, 500)})
 		}
 		if published != nil {
@@ -361,7 +361,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	if o.Autoscaler.Running && !o.Autoscaler.Enabled { // nobody tells when it has ended
 		next = min(next, time.Second)
 	}
-	next = min(next, look, r.efforts.due(r.now()), r.ripens)
+	next = min(next, look, r.retries.due(r.now()), r.ripens)
 	if again > 0 {
 		next = min(next, again)
 	}
@@ -470,15 +470,15 @@ func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Du
 	if lacking {
 		due = min(due, partialPace*r.interval)
 	}
-	if r.efforts.outdated(describing) {
+	if r.retries.outdated(describing) {
 		follow = fleetLeast
 	}
 	switch {
-	case age >= due && r.efforts.ready(listing):
-		about := o.about()
+	case age >= due && r.retries.ready(listing):
+		about := o.claims()
 		r.try(listing, func(ctx context.Context) error { return r.fleet.refresh(ctx, about) })
-	case r.fleet.quiet() >= follow && r.efforts.ready(describing):
-		about := o.about()
+	case r.fleet.quiet() >= follow && r.retries.ready(describing):
+		about := o.claims()
 		r.try(describing, func(ctx context.Context) error { return r.fleet.follow(ctx, about) })
 	}
 	moving, look = moves > 0, max(due-age, r.interval)
@@ -547,19 +547,19 @@ func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.
 	changed := before.DeepCopy()
 	changed.Status = status
 	if !urgent { // what only counts on, no round waits for
-		if r.efforts.begin(reporting) {
+		if r.retries.begin(reporting) {
 			r.reported = r.now()
 			changed.Status = *status.DeepCopy() // the answer is read into it
 			r.spawn(func(ctx context.Context) {
 				err := r.tellStatus(ctx, before, changed)
-				if r.efforts.end(reporting, 0, err) && ctx.Err() == nil {
+				if r.retries.end(reporting, 0, err) && ctx.Err() == nil {
 					r.log.Warn("action failed, will retry", "action", reporting, "err", err)
 				}
 			})
 		}
 		return statusPace, nil
 	}
-	if r.efforts.running(reporting) {
+	if r.retries.running(reporting) {
 		return staleView, nil // it changes what this one is made from
 	}
 	if publish {
@@ -678,7 +678,7 @@ func (r *nodeVersions) tellPending(o *observed, actions []decision.Action) {
 			return
 		}
 		key := "status of " + in.Name
-		if !r.efforts.begin(key) {
+		if !r.retries.begin(key) {
 			continue
 		}
 		if status.Upgrade != nil {
@@ -696,7 +696,7 @@ func (r *nodeVersions) tellPending(o *observed, actions []decision.Action) {
 			if apierrors.IsNotFound(err) {
 				err = nil
 			}
-			if r.efforts.end(key, 0, err) && ctx.Err() == nil {
+			if r.retries.end(key, 0, err) && ctx.Err() == nil {
 				r.log.Warn("pending node not reported", "pending_node", changed.Name, "err", err)
 			}
 		})

@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"fmt"
 	"slices"
@@ -18,6 +16,8 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
+	"constellation/operator/readiness"
 )
 
 // view is the cache of the API server with our own last writes laid over it. What was
@@ -189,7 +189,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 		pending v1alpha1.PendingNodeList
 		joining v1alpha1.JoiningNodeList
 	)
-	r.efforts.round()
+	r.retries.round()
 	woken := time.Time{}
 	if at := r.woken.Swap(0); at != 0 {
 		woken = time.Unix(0, at)
@@ -228,7 +228,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	sortIntents(w.Intents)
 	w.NodeRuns = r.hear(w.Intents)
 	x := o.find()
-	r.settle(o, x)
+	r.gateHeirs(o, x)
 	for i := range w.Intents {
 		in := &w.Intents[i]
 		s := decision.PendingStatus(*in, x, decision.UpgradeRun{}, v1alpha1.PendingNodeStatus{})
@@ -400,7 +400,7 @@ func (b *nodeBook) update(cached []any, v *view) {
 func nodeFrom(n *corev1.Node) decision.Node {
 	a := n.Annotations
 	out := decision.Node{
-		Name: n.Name, Role: roleOf(n), Ready: ready(n), ProviderID: n.Spec.ProviderID, Kubelet: n.Status.NodeInfo.KubeletVersion,
+		Name: n.Name, Role: roleOf(n), Ready: readiness.Node(n), ProviderID: n.Spec.ProviderID, Kubelet: n.Status.NodeInfo.KubeletVersion,
 		Image: a[v1alpha1.AnnotationImage], Components: a[v1alpha1.AnnotationComponents],
 		Group: a[v1alpha1.AnnotationGroup], Donor: a[v1alpha1.AnnotationDonor],
 		Heir: a[v1alpha1.AnnotationHeir], Obsolete: a[v1alpha1.AnnotationObsolete] == "true", OnHold: a[v1alpha1.AnnotationHeld] == "true", RetryRequest: a[v1alpha1.AnnotationRetry], InPlaceLabel: n.Labels[v1alpha1.LabelInPlace] == "true",
@@ -507,19 +507,19 @@ func (h *hostView) setRun(r decision.UpgradeRun) {
 	h.latest, h.runKnown = r, true
 }
 
-// about are the machines that Nodes and intents speak of. What impostors claim is known
+// claims are the machines that Nodes and intents speak of. What impostors claim is known
 // to be another's.
-func (o *observed) about() map[string]spoken {
-	out := make(map[string]spoken, len(o.World.Nodes))
+func (o *observed) claims() map[string]claim {
+	out := make(map[string]claim, len(o.World.Nodes))
 	for i := range o.World.Nodes {
 		if n := &o.World.Nodes[i]; n.ProviderID != "" {
-			out[n.ProviderID] = spoken{ready: n.Ready}
+			out[n.ProviderID] = claim{ready: n.Ready}
 		}
 	}
 	tokens := o.find().ByToken
 	for _, in := range o.Intents {
 		if m := tokens[in.Token]; m != nil {
-			out[m.ID] = spoken{ready: out[m.ID].ready}
+			out[m.ID] = claim{ready: out[m.ID].ready}
 		}
 		if in.Machine != "" {
 			s := out[in.Machine]

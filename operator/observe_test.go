@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // server is an API server that answers with one NodeVersion, or not at all.

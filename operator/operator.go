@@ -23,8 +23,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"errors"
 	"fmt"
@@ -56,6 +54,7 @@ import (
 	"constellation/engine/component"
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/crash"
+	"constellation/operator/decision"
 	"constellation/operator/liblog"
 	"constellation/operator/nodelock"
 )
@@ -63,10 +62,10 @@ import (
 // LeaseName is the Lease of the leader, in the operator's namespace.
 const LeaseName = "constellation-operator"
 
-// machines is where the cluster's nodes come from. Its methods are called at the same
+// cloudAPI is where the cluster's nodes come from. Its methods are called at the same
 // time by several goroutines. Errors wrap those of package cloud; after one, nothing
 // is known about what was asked for.
-type machines interface {
+type cloudAPI interface {
 	// Groups returns the scaling groups. The list may be partial.
 	Groups(context.Context) ([]cloud.Group, error)
 	// Instances returns the machines of all groups, those that are being deleted
@@ -122,7 +121,7 @@ type Config struct {
 	Cluster *rest.Config
 	// Namespace holds the leader's Lease.
 	Namespace string
-	Cloud     machines
+	Cloud     cloudAPI
 	// Agent is the path of the socket of this machine's agent. Empty: there is none, and
 	// then no control plane is replaced and Kubernetes is not upgraded. Host, if not nil,
 	// is asked instead.
@@ -286,17 +285,17 @@ func Run(ctx context.Context, c Config) error {
 	drainer := newDrainer(core, versions.wake, c.Log)
 	defer drainer.close()
 	versions.drains = drainer
-	versions.settled = newSettled(core, versions.wake, c.Log)
-	defer versions.settled.close()
+	versions.gate = newReadinessGate(core, versions.wake, c.Log)
+	defer versions.gate.close()
 	versions.lock = nodelock.New(mgr.GetClient(), mgr.GetAPIReader(), c.now)
 	versions.init()
 	for _, add := range []func(manager.Manager) error{
 		(&joiningNodes{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log, now: c.now}).setup,
-		(&servingRequests{client: mgr.GetClient(), cloud: fleet.machines, events: events, counters: counters, log: c.Log, now: c.now}).setup,
+		(&servingRequests{client: mgr.GetClient(), cloud: fleet.cloudAPI, events: events, counters: counters, log: c.Log, now: c.now}).setup,
 		(&autoApprovals{client: mgr.GetClient(), log: c.Log}).setup,
 		groups.setup, scaling.setup, versions.setup,
 		(&mirror{client: mgr.GetClient(), fresh: mgr.GetAPIReader(), log: c.Log}).setup,
-		readiness,
+		addHealthChecks,
 		func(mgr manager.Manager) error {
 			return mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
 				versions.lock.Keep(ctx)
@@ -341,9 +340,9 @@ func await(ctx context.Context, access *rest.Config, log *slog.Logger) error {
 	}
 }
 
-// readiness says ready once the caches hold what the API server has; a replica that
+// addHealthChecks says ready once the caches hold what the API server has; a replica that
 // is not the leader is ready to become it.
-func readiness(mgr manager.Manager) error {
+func addHealthChecks(mgr manager.Manager) error {
 	var synced atomic.Bool
 	return errors.Join(
 		mgr.AddHealthzCheck("ping", healthz.Ping),
@@ -387,15 +386,6 @@ func roleOf(n *corev1.Node) v1alpha1.Role {
 		return v1alpha1.ControlPlaneRole
 	}
 	return v1alpha1.WorkerRole
-}
-
-func ready(n *corev1.Node) bool {
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }
 
 func ptr[T any](v T) *T { return &v }

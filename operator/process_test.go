@@ -3,8 +3,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"bytes"
 	"context"
 	"encoding/json"
@@ -35,6 +33,7 @@ import (
 	"constellation/engine/sandbox/hollow"
 	"constellation/internal/testneeds"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // processEnv names the file with the configuration of an operator: the binary of the test

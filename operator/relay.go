@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +30,7 @@ import (
 
 	"constellation/agent/upgradeproto"
 	"constellation/engine/component"
+	"constellation/operator/decision"
 )
 
 // The agents of other machines are reached through a relay: a pod on each node that is

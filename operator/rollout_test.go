@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,7 +32,9 @@ import (
 	"constellation/engine/component"
 	"constellation/operator/api/upgradev1"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 	"constellation/operator/plans"
+	"constellation/operator/readiness"
 )
 
 // cloudInTest is a cloud in this process, for the operator's tests: the machines that
@@ -737,7 +737,7 @@ func (r *rolling) life(ctx context.Context) {
 		return
 	}
 	for _, n := range nodes.Items {
-		if roleOf(&n) == v1alpha1.ControlPlaneRole && !n.Spec.Unschedulable && ready(&n) {
+		if roleOf(&n) == v1alpha1.ControlPlaneRole && !n.Spec.Unschedulable && readiness.Node(&n) {
 			node = n.Name
 			break
 		}

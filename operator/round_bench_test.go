@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"fmt"
 	"log/slog"
@@ -18,6 +16,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // BenchmarkRound is what a round costs before anything is done: the cache read, decided
@@ -34,9 +33,9 @@ func BenchmarkRound(b *testing.B) {
 			}
 			r := &nodeVersions{
 				client: c, live: componentsServer{}, cached: func() []any { return all }, fleet: newFleet(nil, time.Now), drains: idle{}, scaling: noScaling{},
-				settled: newSettled(fake.NewClientset(), func() {}, slog.New(slog.DiscardHandler)), log: slog.New(slog.DiscardHandler),
+				gate: newReadinessGate(fake.NewClientset(), func() {}, slog.New(slog.DiscardHandler)), log: slog.New(slog.DiscardHandler),
 			}
-			b.Cleanup(r.settled.close)
+			b.Cleanup(r.gate.close)
 			r.init()
 			for _, m := range w.Instances {
 				r.fleet.known[m.ID] = seen{listed: true, Instance: cloud.Instance{ProviderID: m.ID, Name: m.Name, Group: m.Group, Image: m.Image, Token: m.Token, State: cloud.State(m.State)}}

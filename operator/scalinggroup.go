@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -31,6 +29,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // groups keeps a ScalingGroup for each group of the cloud, and the one
@@ -38,7 +37,7 @@ import (
 // asked once however many there are.
 type groups struct {
 	client   client.Client
-	cloud    machines
+	cloud    cloudAPI
 	events   events.EventRecorder
 	log      *slog.Logger
 	interval time.Duration

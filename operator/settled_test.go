@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"log/slog"
 	"testing"
 
@@ -12,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 func TestHeirsSettleBeforeTheyCount(t *testing.T) {
@@ -49,8 +48,8 @@ func TestHeirsSettleBeforeTheyCount(t *testing.T) {
 	}
 
 	woken := make(chan struct{}, 100)
-	r := &nodeVersions{settled: newSettled(kubernetes.NewForConfigOrDie(c.cp.Config()), func() { woken <- struct{}{} }, slog.New(slog.DiscardHandler))}
-	t.Cleanup(r.settled.close)
+	r := &nodeVersions{gate: newReadinessGate(kubernetes.NewForConfigOrDie(c.cp.Config()), func() { woken <- struct{}{} }, slog.New(slog.DiscardHandler))}
+	t.Cleanup(r.gate.close)
 	look := func(goal v1alpha1.Goal, ready bool) decision.Node {
 		t.Helper()
 		o := &observed{nodes: map[string]*corev1.Node{"heir": heir, "donor": {}}}
@@ -59,7 +58,7 @@ func TestHeirsSettleBeforeTheyCount(t *testing.T) {
 			Instances: []decision.Instance{{ID: "id", Name: "heir", Token: "token"}, {ID: "old", Name: "donor"}},
 			Intents:   []decision.Intent{{Name: "replace-0", Token: "token", Goal: goal, Donor: "donor"}},
 		}
-		r.settle(o, decision.NewLookup(&o.World))
+		r.gateHeirs(o, decision.NewLookup(&o.World))
 		if !o.World.Nodes[1].Ready {
 			t.Error("a node that is no heir is not Ready any more")
 		}
@@ -104,7 +103,7 @@ func TestHeirsSettleBeforeTheyCount(t *testing.T) {
 	if !look(v1alpha1.LeaveGoal, true).Ready {
 		t.Error("an heir that was settled for is looked at again")
 	}
-	if len(r.settled.nodes) > 0 {
+	if len(r.gate.nodes) > 0 {
 		t.Error("a node that is no heir any more is not forgotten")
 	}
 }

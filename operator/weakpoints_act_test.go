@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"fmt"
 	"log/slog"
@@ -22,6 +20,7 @@ import (
 	"constellation/engine/component"
 	"constellation/engine/sandbox/hollow"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // Weak points of other systems that replace machines, continued: what the effects refuse,
@@ -29,7 +28,7 @@ import (
 
 // cloudOfCalls notes what it is asked for, and fails if it shall.
 type cloudOfCalls struct {
-	machines
+	cloudAPI
 	mu    sync.Mutex
 	calls []string
 	err   error
@@ -87,7 +86,7 @@ func (componentsServer) Get(_ context.Context, _ client.ObjectKey, o client.Obje
 }
 
 // actor acts on a cloud and a host; what it begins is done when act returns.
-func actor(t *testing.T, c machines, h host) *nodeVersions {
+func actor(t *testing.T, c cloudAPI, h host) *nodeVersions {
 	t.Helper()
 	counters, err := newCounters()
 	if err != nil {
@@ -180,7 +179,7 @@ func TestWeakPointR2DeletionIsRetried(t *testing.T) {
 	c := &cloudOfCalls{err: cloud.ErrUnavailable}
 	r := actor(t, c, nil)
 	now := time.Now()
-	r.now, r.efforts.now = func() time.Time { return now }, func() time.Time { return now }
+	r.now, r.retries.now = func() time.Time { return now }, func() time.Time { return now }
 	o := &observed{pending: map[string]*v1alpha1.PendingNode{"replace-0": pendingNode(v1alpha1.LeaveGoal, "t", "sandbox://t/worker-0")}}
 	for range 2 {
 		r.act(o, []decision.Action{

@@ -12,6 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func (s *session) upgradeApplyCommand() *cobra.Command {
@@ -135,88 +136,9 @@ func (s *session) apply(ctx context.Context, u *upgradeStart, o runOptions) erro
 
 // planText renders an upgrade's plan for the prompt.
 func (s *session) planText(p *engine.Plan) []string {
-	c := s.renderer()
-	c.w = s.answerWidth()
-	w := c.w
-	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, term.Clean(p.Cluster)+marked(p.Simulated, ", "), term.Clean(p.From.String()), term.Clean(p.To.String())), ""}
-	return append(lines, c.upgradeSections(w, p)...)
-}
-
-// upgradeSections renders an upgrade's plan: versions, other changes, steps, findings,
-// notes and warnings. On the screen a blocked plan shows only its findings.
-func (c *console) upgradeSections(w int, p *engine.Plan) []string {
-	k := &engine.Check{Findings: p.Findings, Changes: p.Changes, Path: []engine.Hop{{}}}
-	var lines []string
-	if !c.th.Uncut && len(p.Blocked()) > 0 {
-		return c.findingGroups(w, &engine.Check{Findings: p.Findings})
-	}
-	if len(p.Components) > 0 {
-		lines = append(lines, c.th.Rule(w, "Versions", ""))
-		for _, x := range p.Components {
-			lines = append(lines, c.th.Row(w).Pad(2).Add(term.Plain, c.componentLine(x)).String())
-		}
-	}
-	if rows := c.changeRows(w, k); len(rows) > 0 {
-		rows[0] = c.th.Rule(w, "Will change", "")
-		lines = append(lines, rows...)
-		if c.th.Uncut { // the screen shows the backup's age elsewhere
-			lines = append(lines, c.th.Row(w).Pad(2).Col(term.Faint, "last backup", 14).Add(term.Plain, c.backupWords(p.LastBackup)).String())
-		}
-	}
-	lines = append(lines, c.th.Rule(w, "Steps", term.Count(len(p.Steps), "step")))
-	const indent = 22
-	for i, st := range p.Steps {
-		r := c.th.Row(w).Num(term.Faint, fmt.Sprint(i+1), 2).Pad(1).Col(term.Strong, term.Clean(st.ID), 17)
-		if st.Finished {
-			lines = append(lines, r.Add(term.Faint, "done before: "+term.Clean(st.Title)).String())
-			continue
-		}
-		text := term.Clean(st.Title) + ": " + term.Clean(st.Effect)
-		if st.Final {
-			text += " (point of no return)"
-		}
-		for n, l := range term.Wrap(text, max(20, w-indent)) {
-			if n > 0 {
-				r = c.th.Row(w).Pad(indent)
-			}
-			lines = append(lines, r.Add(term.Plain, l).String())
-		}
-		for _, d := range st.Details {
-			lines = append(lines, c.prose(w, indent, term.Faint, term.Clean(d))...)
-		}
-	}
-	lines = append(lines, c.findingGroups(w, k)...)
-	lines = append(lines, "")
-	for _, n := range p.Notes {
-		lines = append(lines, c.prose(w, 0, term.Plain, term.Clean(c.deps.commands.text(n)))...)
-	}
-	for _, st := range p.Steps {
-		if st.Warning != "" && !st.Finished {
-			lines = append(lines, c.prose(w, 0, term.Caution, "Warning: "+term.Clean(st.Warning))...)
-		}
-	}
-	return lines
-}
-
-// backupWords describes age and contents of a backup.
-func (c *console) backupWords(b *engine.LastBackup) string {
-	if b == nil {
-		return "none"
-	}
-	s := fmt.Sprintf("%s, %s, %s", term.Ago(b.Created, c.now), amountOf(b.Objects, "object"), term.Bytes(b.Bytes))
-	if !b.Etcd {
-		return s + ", without an etcd snapshot"
-	}
-	return s + ", with an etcd snapshot"
-}
-
-// componentLine is "Kubernetes: v1.35.4 -> v1.36.3".
-func (c *console) componentLine(x engine.ComponentCheck) string {
-	name := term.Clean(x.Name)
-	if x.Part {
-		name = "  " + name
-	}
-	return fmt.Sprintf("%-22s %s %s %s", name, orElse(term.Clean(x.Now), "(none)"), c.th.To, term.Clean(x.NextHop))
+	w := s.answerWidth()
+	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, term.Clean(p.Cluster)+view.Marked(p.Simulated, ", "), term.Clean(p.From.String()), term.Clean(p.To.String())), ""}
+	return append(lines, view.UpgradeSections(s.page(), w, p)...)
 }
 
 // rolloutCommands returns pause, resume, cancel, skip and retry.

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func (s *session) backupCommand() *cobra.Command {
@@ -303,7 +305,7 @@ func (s *session) showBackup(m *engine.BackupManifest, path string) {
 	cluster := strings.TrimSpace(m.Cluster.Name + " " + m.Cluster.Server)
 	rows := [][]string{
 		{"backup", m.ID},
-		{"cluster", orElse(cluster, "-")},
+		{"cluster", cmp.Or(cluster, "-")},
 		{"created", m.Created.Local().Format("2006-01-02 15:04:05") + ", " + term.Ago(m.Created, s.Now()) + ", in " + m.Ended.Sub(m.Created).Round(time.Millisecond).String()},
 		{"contents", contents},
 		{"secrets", secrets},
@@ -455,5 +457,5 @@ func dirFlag(dir string) string {
 	if dir == "" {
 		return ""
 	}
-	return " --dir " + quoteArg(dir)
+	return " --dir " + view.QuoteArg(dir)
 }

@@ -18,6 +18,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // checks are the checks with goldens; their values are from real checks.
@@ -371,12 +372,12 @@ func TestOldCheckIsDimmed(t *testing.T) {
 			}
 			return ""
 		}
-		if got := row(); !s.c.chk.busy || got != s.c.dim(got) {
+		if got := row(); !s.c.chk.busy || got != view.Dim(s.c.page(), got) {
 			t.Errorf("busy %v, shows %q", s.c.chk.busy, got)
 		}
 		s.do(cmd)
 		s.settle()
-		if got := row(); s.c.chk.busy || got == s.c.dim(got) {
+		if got := row(); s.c.chk.busy || got == view.Dim(s.c.page(), got) {
 			t.Errorf("busy %v, shows %q", s.c.chk.busy, got)
 		}
 	})
@@ -454,7 +455,7 @@ func TestNewer(t *testing.T) {
 		{"", "v1.36.3", false},
 		{"v1.36.3", "v1.35.4-v1.36.3", true},
 	} {
-		if got := newer(tt.a, tt.b); got != tt.want {
+		if got := view.Newer(tt.a, tt.b); got != tt.want {
 			t.Errorf("%q after %q: %v, want %v", tt.a, tt.b, got, tt.want)
 		}
 	}
@@ -469,7 +470,7 @@ func TestOwners(t *testing.T) {
 		{"argocd-controller", "argocd-controller"},
 		{"", ""},
 	} {
-		if got := ownerText(tt.owner); got != tt.want {
+		if got := view.OwnerText(tt.owner); got != tt.want {
 			t.Errorf("%q: %q, want %q", tt.owner, got, tt.want)
 		}
 	}
@@ -485,7 +486,7 @@ func TestEstimates(t *testing.T) {
 		{190 * time.Minute, 230 * time.Minute, "3h10m to 3h50m"},
 		{119 * time.Second, 2 * time.Hour, "119s to 2h00m"},
 	} {
-		if got := durationRange(tt.least, tt.most); got != tt.want {
+		if got := view.DurationRange(tt.least, tt.most); got != tt.want {
 			t.Errorf("%s, %s: %q, want %q", tt.least, tt.most, got, tt.want)
 		}
 	}
@@ -518,7 +519,7 @@ func TestRelatedFindingsAreGrouped(t *testing.T) {
 		finding("running", "an image is not known", ""),
 	}}
 	got := ""
-	for _, l := range (&session{App: App{Now: func() time.Time { return start }, Env: func(string) string { return "" }}}).renderer().findingGroups(100, k) {
+	for _, l := range view.FindingGroups((&session{App: App{Now: func() time.Time { return start }, Env: func(string) string { return "" }}}).page(), 100, k) {
 		got += strings.TrimRight(l, " ") + "\n"
 	}
 	want := `
@@ -620,23 +621,23 @@ func TestDocsNameEveryField(t *testing.T) {
 
 // A check with several findings counts once.
 func TestChecksAreCounted(t *testing.T) {
-	var l runningCheck
+	var l view.RunningCheck
 	tell := func(kind engine.Kind, object, state string) {
 		ev := engine.Event{Kind: kind, Object: object, State: state}
 		if state != "" && state != engine.StateRunning {
 			ev.Data = json.RawMessage(`{"id":"x","severity":"` + state + `"}`)
 		}
-		l.apply(ev)
+		l.Apply(ev)
 	}
 	for _, id := range []string{"pdb-room", "capacity", "drain-rehearsal", "evil\x1b[2J", "leaders"} {
 		tell(engine.KindCheck, id, engine.StateRunning)
 	}
 	tell(engine.KindCheck, "pdb-room", "block")
 	tell(engine.KindCheck, "pdb-room", "warn")
-	l.apply(engine.Event{Kind: engine.KindProgress, Object: "drain-rehearsal", Current: 42, Total: 300})
-	l.apply(engine.Event{Kind: engine.KindProgress, Object: "pdb-room", Current: 1, Total: 2})
-	if got, want := l.summary(), `1 of 5 checked; capacity, drain-rehearsal 42 of 300, evil\x1b[2J and 1 more`; got != want || len(l.found) != 2 {
-		t.Errorf("%q with %d findings, want %q", got, len(l.found), want)
+	l.Apply(engine.Event{Kind: engine.KindProgress, Object: "drain-rehearsal", Current: 42, Total: 300})
+	l.Apply(engine.Event{Kind: engine.KindProgress, Object: "pdb-room", Current: 1, Total: 2})
+	if got, want := l.Summary(), `1 of 5 checked; capacity, drain-rehearsal 42 of 300, evil\x1b[2J and 1 more`; got != want || len(l.Found) != 2 {
+		t.Errorf("%q with %d findings, want %q", got, len(l.Found), want)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func TestCollectorKeepsOrderAndDropsNothing(t *testing.T) {
@@ -91,9 +92,9 @@ func BenchmarkFold(b *testing.B) {
 	events := recorded(b, "many")
 	b.ReportAllocs()
 	for b.Loop() {
-		var t timeline
+		var t view.Timeline
 		for _, ev := range events {
-			t.apply(ev)
+			t.Apply(ev)
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(events)), "ns/event")
@@ -106,10 +107,10 @@ func benchStage(b *testing.B, w, h int) *console {
 	c.w, c.h = w, h
 	c.plan = planIn(b, events)
 	c.screen, c.running, c.ran = screenRun, true, true
-	c.run = newRunView()
+	c.run = newRunView(c)
 	c.ticking = true // no tick of its own
 	for _, ev := range events[:40] {
-		c.t.apply(ev)
+		c.t.Apply(ev)
 	}
 	return c
 }

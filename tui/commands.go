@@ -20,6 +20,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // session is one invocation of the program.
@@ -86,7 +87,7 @@ func (s *session) execute(args []string) int {
 	if s.RunSandbox != nil && delegated(root, SandboxVerb, args) {
 		code, err := s.RunSandbox(args)
 		if err != nil {
-			writeError(s.Stderr, s.formatter(), err)
+			view.WriteError(s.Stderr, s.formatter(), err)
 			return engine.ExitCode(err)
 		}
 		return code
@@ -104,7 +105,7 @@ func (s *session) execute(args []string) int {
 	case errors.As(err, &status):
 		return int(status)
 	case err == nil && caught == 0 && s.out.failed != nil:
-		writeError(s.Stderr, s.formatter(), &engine.Error{Op: "write output", Err: s.out.failed, Remedy: "free disk space or redirect the output, then run the command again"})
+		view.WriteError(s.Stderr, s.formatter(), &engine.Error{Op: "write output", Err: s.out.failed, Remedy: "free disk space or redirect the output, then run the command again"})
 		return engine.ExitFailed
 	case err == nil && caught == 0:
 		return engine.ExitDone
@@ -123,9 +124,9 @@ func (s *session) execute(args []string) int {
 	}
 	switch {
 	case err != nil && engine.ExitCode(err) == engine.ExitNothing:
-		s.remark("%s", explain(err, s.formatter()).what)
+		s.remark("%s", view.Explain(err, s.formatter()).What)
 	case err != nil:
-		writeError(s.Stderr, s.formatter(), err)
+		view.WriteError(s.Stderr, s.formatter(), err)
 	}
 	if caught != 0 {
 		return 128 + int(caught)
@@ -206,16 +207,16 @@ func (s *session) newWorkspace() (*engine.Workspace, string, error) {
 }
 
 // formatter returns the command formatter of this invocation.
-func (s *session) formatter() commandFormatter {
-	sp := commandFormatter{program: s.Program, dir: s.dir}
+func (s *session) formatter() view.CommandFormatter {
+	sp := view.CommandFormatter{Program: s.Program, Dir: s.dir}
 	if dir, err := filepath.Abs(s.dir); err == nil { // else kubectl commands get no --kubeconfig
-		sp.home, sp.kubeconfig = dir, filepath.Join(dir, engine.KubeconfigFile)
+		sp.Home, sp.Kubeconfig = dir, filepath.Join(dir, engine.KubeconfigFile)
 	}
 	return sp
 }
 
 // command returns a command line of this program for the same workspace.
-func (s *session) command(args string) string { return s.formatter().command(args) }
+func (s *session) command(args string) string { return s.formatter().Command(args) }
 
 // format is the value of -o.
 type format string
@@ -537,7 +538,7 @@ exit code is 2 if there are errors.`,
 				return err
 			}
 			if out == asJSON {
-				v := validation{Schema: engine.Schema, File: configFile, Valid: err == nil, Errors: []engine.FieldError{}}
+				v := validation{Schema: engine.Schema, File: view.ConfigFile, Valid: err == nil, Errors: []engine.FieldError{}}
 				if list != nil {
 					v.Errors = list.Errors
 				}
@@ -552,7 +553,7 @@ exit code is 2 if there are errors.`,
 			if list != nil {
 				return &engine.Error{Err: list, Exit: engine.ExitUsage}
 			}
-			fmt.Fprintf(s.out, "%s is valid: cluster %s, %s, %s, Kubernetes %s, image %s, release %s\n", configFile, term.Clean(c.Name),
+			fmt.Fprintf(s.out, "%s is valid: cluster %s, %s, %s, Kubernetes %s, image %s, release %s\n", view.ConfigFile, term.Clean(c.Name),
 				term.Count(c.ControlPlanes(), "control plane"), term.Count(c.Workers(), "worker"), c.Kubernetes, c.Image, c.Services)
 			return nil
 		},
@@ -560,9 +561,6 @@ exit code is 2 if there are errors.`,
 	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
-
-// configFile is the name of the configuration in a workspace.
-const configFile = "constellation-conf.yaml"
 
 func (s *session) configMigrate() *cobra.Command {
 	return &cobra.Command{
@@ -586,13 +584,13 @@ layout are kept. The exit code is 3 if the file has that format already.`,
 				return usage(err)
 			}
 			if !changed {
-				fmt.Fprintf(s.out, "%s has the current format already\n", configFile)
+				fmt.Fprintf(s.out, "%s has the current format already\n", view.ConfigFile)
 				return exitStatus(engine.ExitNothing)
 			}
 			if err := ws.ReplaceConfig(b); err != nil {
 				return err
 			}
-			fmt.Fprintf(s.out, "%s now has the current format\n", configFile)
+			fmt.Fprintf(s.out, "%s now has the current format\n", view.ConfigFile)
 			return nil
 		},
 	}

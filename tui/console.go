@@ -3,7 +3,6 @@ package tui
 import (
 	"context"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -11,6 +10,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 const (
@@ -57,7 +57,7 @@ type consoleDeps struct {
 	engine Engine
 	ws     *engine.Workspace
 	// commands formats commands to copy.
-	commands commandFormatter
+	commands view.CommandFormatter
 	// versions are the Kubernetes versions to choose from, the default first.
 	versions []string
 	// wizard opens the init wizard even if there is a cluster; yes skips the confirmation
@@ -116,17 +116,23 @@ type console struct {
 	statusPending bool
 	statusGen     int
 
-	next        nextList
-	form        configForm
-	pre         preflight
-	initConfirm initConfirm
-	t           timeline // of the run
-	run         runView
-	log         logView
-	chk         checkScreen
-	bak         backupScreen
-	wat         watchScreen // also gets the events of a run
-	upg         upgradeScreen
+	// The screens. To add one, add its type, its field here and its line in newScreens.
+	start          *startScreen
+	overview       *homeScreen
+	form           *configScreen
+	pre            *preflightScreen
+	initConfirm    *initConfirmScreen
+	run            *runScreen
+	result         *resultScreen
+	log            *logScreen
+	chk            *checkScreen
+	bak            *backupScreen
+	wat            *watchScreen // also gets the events of a run
+	upgradePlan    *upgradePlanScreen
+	upgradeConfirm *upgradeConfirmScreen
+
+	t   view.Timeline // of the run
+	upg upgradeState
 	// rolloutPrompt is the pending confirmation of a change to the rollout; nil if there is none.
 	rolloutPrompt *rolloutPrompt
 
@@ -187,6 +193,7 @@ func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
 		c.deps.redraw = func() {}
 	}
 	c.busy = "reading the workspace"
+	c.newScreens()
 	return c
 }
 
@@ -270,7 +277,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		}
 		if c.bak.running {
 			for _, ev := range msg.events {
-				c.bak.t.apply(ev)
+				c.bak.t.Apply(ev)
 			}
 			return nil
 		}
@@ -281,7 +288,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		if c.upg.planning {
 			for _, ev := range msg.events {
 				if ev.Object != engine.CheckVersions {
-					c.upg.progress.apply(ev)
+					c.upg.progress.Apply(ev)
 				}
 			}
 			return nil
@@ -291,7 +298,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 			t = &c.pre.t
 		}
 		for _, ev := range msg.events {
-			t.apply(ev)
+			t.Apply(ev)
 		}
 		if t == &c.t {
 			c.watchEvents(msg.events)
@@ -380,9 +387,9 @@ func (c *console) tookHome(msg homeRead) tea.Cmd {
 	}
 	c.home.Next = slices.Clone(c.home.Next)
 	for i := range c.home.Next {
-		c.home.Next[i].Command = c.deps.commands.line(c.home.Next[i].Command)
+		c.home.Next[i].Command = c.deps.commands.Line(c.home.Next[i].Command)
 	}
-	c.form = newConfigForm(c.home, c.deps.versions)
+	c.form = newConfigScreen(c, c.home, c.deps.versions)
 	first := c.screen == screenStart
 	switch {
 	case first && c.deps.upgrade != nil:
@@ -430,7 +437,7 @@ func (c *console) goHome() tea.Cmd {
 	c.screen, c.busy = screenHome, "reading the workspace"
 	c.chk.backgroundStarted = c.chk.result != nil // without a result, check again
 	if !c.ran {
-		c.upg = upgradeScreen{}
+		c.upg = upgradeState{}
 	}
 	return c.readHome()
 }
@@ -438,7 +445,7 @@ func (c *console) goHome() tea.Cmd {
 // startPreflight runs the checks.
 func (c *console) startPreflight() tea.Cmd {
 	c.screen = screenPreflight
-	c.pre, c.upg = preflight{}, upgradeScreen{}
+	c.pre, c.upg = &preflightScreen{c: c}, upgradeState{}
 	return c.launch("checking", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		f, err := c.deps.engine.Preflight(ctx, emit)
 		return preflightEnded{f, err}
@@ -470,7 +477,7 @@ func (c *console) tookPlan(msg planMade) tea.Cmd {
 		}
 	}
 	c.screen = screenInitConfirm
-	c.initConfirm = newInitConfirm(c.plan, c.now)
+	c.initConfirm = newInitConfirm(c, c.plan, c.now)
 	return nil
 }
 
@@ -479,9 +486,9 @@ func (c *console) startRun() tea.Cmd {
 	plan := c.plan
 	c.screen, c.running, c.ran = screenRun, true, true
 	c.err = nil
-	c.t, c.run, c.wat = timeline{}, newRunView(), watchScreen{}
-	c.t.setPlan(plan)
-	c.t.run = term.Clean(plan.ID)
+	c.t, c.run, c.wat = view.Timeline{}, newRunView(c), &watchScreen{c: c}
+	c.t.SetPlan(plan)
+	c.t.Run = term.Clean(plan.ID)
 	return c.launch("running", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		return runEnded{c.deps.engine.Run(ctx, plan, emit)}
 	})
@@ -556,7 +563,7 @@ func (c *console) quitNow() tea.Cmd {
 	}
 	if !c.hasExit {
 		c.exit = engine.ExitStopped
-		if c.t.pastFinal() {
+		if c.t.PastFinal() {
 			c.exit = engine.ExitDone
 		}
 		c.hasExit = true
@@ -587,28 +594,20 @@ func (c *console) quitLabel() string {
 func (c *console) command() string {
 	switch c.screen {
 	case screenHome:
-		return c.deps.commands.command("status")
+		return c.deps.commands.Command("status")
 	case screenCheck:
-		return c.deps.commands.command("upgrade check")
+		return c.deps.commands.Command("upgrade check")
 	case screenBackup:
 		return c.backupCommand()
 	case screenWatch:
 		return c.watchLine()
 	case screenConfig:
-		return c.deps.commands.command("config validate")
+		return c.deps.commands.Command("config validate")
 	}
 	if c.upgrading() {
 		return c.upgradeCommand()
 	}
-	return c.deps.commands.command("init --non-interactive --yes")
-}
-
-// quoteArg quotes an argument for a shell.
-func quoteArg(s string) string {
-	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./_-") == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	return c.deps.commands.Command("init --non-interactive --yes")
 }
 
 func (c *console) copyText(text, what string) {
@@ -621,3 +620,23 @@ func (c *console) copyText(text, what string) {
 		c.note = "too long for the terminal's clipboard"
 	}
 }
+
+// newScreens makes the screens in their initial states.
+func (c *console) newScreens() {
+	c.start = &startScreen{c}
+	c.overview = &homeScreen{c: c}
+	c.form = &configScreen{c: c}
+	c.pre = &preflightScreen{c: c}
+	c.initConfirm = &initConfirmScreen{c: c}
+	c.run = newRunView(c)
+	c.result = &resultScreen{c}
+	c.log = &logScreen{c: c}
+	c.chk = &checkScreen{c: c}
+	c.bak = &backupScreen{c: c}
+	c.wat = &watchScreen{c: c}
+	c.upgradePlan = &upgradePlanScreen{c}
+	c.upgradeConfirm = &upgradeConfirmScreen{c}
+}
+
+// startScreen is shown until the workspace has been read.
+type startScreen struct{ c *console }

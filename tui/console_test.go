@@ -20,6 +20,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func TestWizardFromConfigToResult(t *testing.T) {
@@ -52,7 +53,7 @@ func TestWizardFromConfigToResult(t *testing.T) {
 		if e.ran != 1 || s.c.screen != screenResult || s.c.exit != 0 {
 			t.Fatalf("ran %d times, shows %s, exit %d; want one run and its result", e.ran, s.c.screen.title(), s.c.exit)
 		}
-		if ready, _ := s.c.t.ready(); ready != 3 {
+		if ready, _ := s.c.t.Ready(); ready != 3 {
 			t.Errorf("%d nodes ready, want 3: events were lost", ready)
 		}
 		s.press("y")
@@ -101,7 +102,7 @@ func TestPartialInitIsResumed(t *testing.T) {
 		if e.ran != 1 || s.c.screen != screenResult || !s.c.resumed {
 			t.Fatalf("ran %d times, shows %s", e.ran, s.c.screen.title())
 		}
-		if got := s.c.t.steps[1].state; got != engine.StateSkipped {
+		if got := s.c.t.Steps[1].State; got != engine.StateSkipped {
 			t.Errorf("the second step is %q, want skipped", got)
 		}
 	})
@@ -299,11 +300,11 @@ func TestLockedRunNamesTheHolder(t *testing.T) {
 func TestLateEventsOfAnEarlierTaskAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := running(t)
-		n := s.c.t.events
+		n := s.c.t.Events
 		s.tell(batch{s.c.task - 1, []engine.Event{{Kind: engine.KindNode, Node: "ghost", To: engine.NodeReady}}})
 		s.tell(ended{s.c.task - 1, runEnded{errors.New("late")}})
-		if s.c.t.events != n || s.c.screen != screenRun {
-			t.Errorf("%d events of %d, shows %s", s.c.t.events, n, s.c.screen.title())
+		if s.c.t.Events != n || s.c.screen != screenRun {
+			t.Errorf("%d events of %d, shows %s", s.c.t.Events, n, s.c.screen.title())
 		}
 	})
 }
@@ -471,8 +472,8 @@ func TestLogScreen(t *testing.T) {
 		s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, term.Display{}, 80, 24).replay(recorded(t, "hung"), 241200*time.Millisecond)
 		s.press("l")
 		count := func() int { return len(s.c.matching()) }
-		if count() != s.c.t.log.len() {
-			t.Fatalf("%d of %d lines", count(), s.c.t.log.len())
+		if count() != s.c.t.Log.Len() {
+			t.Fatalf("%d of %d lines", count(), s.c.t.Log.Len())
 		}
 		s.press("e")
 		if count() != 2 {
@@ -494,12 +495,12 @@ func TestLogScreen(t *testing.T) {
 		if s.c.screen != screenRun {
 			t.Errorf("the second Esc leads to %s", s.c.screen.title())
 		}
-		var log lines
-		for i := range logLines + 10 {
-			log.add(logLine{text: string(rune('a' + i%26))})
+		var log view.Lines
+		for i := range view.LogLines + 10 {
+			log.Add(view.LogLine{Text: string(rune('a' + i%26))})
 		}
-		if log.len() != logLines || log.dropped != 10 || log.at(0).text != string(rune('a'+10)) {
-			t.Errorf("%d lines, %d dropped, the first is %q", log.len(), log.dropped, log.at(0).text)
+		if log.Len() != view.LogLines || log.Dropped != 10 || log.At(0).Text != string(rune('a'+10)) {
+			t.Errorf("%d lines, %d dropped, the first is %q", log.Len(), log.Dropped, log.At(0).Text)
 		}
 	})
 }

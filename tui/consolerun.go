@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // consoleOptions are the flags that affect the console.
@@ -111,8 +113,8 @@ func (c *console) exitSummary() []string {
 	t, w := c.th.Printed(), min(max(c.w, minWidth), 120)
 	var lines []string
 	add := func(r *term.Row) { lines = append(lines, r.String()) }
-	back := c.deps.commands.command("")
-	if c.upgrading() && (c.t.result == nil || c.t.result.Status != engine.StateDone) {
+	back := c.deps.commands.Command("")
+	if c.upgrading() && (c.t.Result == nil || c.t.Result.Status != engine.StateDone) {
 		back = c.resumeCommand()
 	}
 	frame := c.lastFrame()
@@ -122,9 +124,9 @@ func (c *console) exitSummary() []string {
 	case !c.ran && c.upgrading():
 		what := "nothing has been changed; come back: "
 		if c.err != nil {
-			x := explain(c.err, c.deps.commands)
-			add(t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Strong, x.what))
-			for _, p := range [][2]string{{"why", x.why}, {"fix", x.remedy}} {
+			x := view.Explain(c.err, c.deps.commands)
+			add(t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Strong, x.What))
+			for _, p := range [][2]string{{"why", x.Why}, {"fix", x.Remedy}} {
 				if p[1] != "" {
 					add(t.Row(w).Add(term.Faint, "  "+p[0]+"  ").Add(term.Plain, p[1]))
 				}
@@ -143,28 +145,28 @@ func (c *console) exitSummary() []string {
 		add(t.Row(w).Add(term.Faint, what).Add(term.Accent, back))
 		return lines
 	case c.running || c.leaving && !c.succeeded():
-		add(t.Row(w).Add(term.Caution, t.Stopped+" ").Add(term.Strong, c.t.cluster+": ").Add(term.Plain, fmt.Sprintf("left after %s, %s", term.Clock(c.t.elapsed(c.now)), c.stepsRemark(&c.t))))
+		add(t.Row(w).Add(term.Caution, t.Stopped+" ").Add(term.Strong, c.t.Cluster+": ").Add(term.Plain, fmt.Sprintf("left after %s, %s", term.Clock(c.t.Elapsed(c.now)), view.StepsRemark(c.page(), &c.t))))
 	case c.succeeded():
 		text := "done"
-		if c.t.result != nil && c.t.result.text != "" {
-			text = c.t.result.text
+		if c.t.Result != nil && c.t.Result.Text != "" {
+			text = c.t.Result.Text
 		}
-		add(t.Row(w).Add(term.Good, t.OK+" ").Add(term.Strong, c.t.cluster+": ").Add(term.Plain, text))
+		add(t.Row(w).Add(term.Good, t.OK+" ").Add(term.Strong, c.t.Cluster+": ").Add(term.Plain, text))
 	default:
-		x := explain(c.err, c.deps.commands)
-		add(t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Strong, c.t.cluster+": ").Add(term.Plain, x.what))
-		if x.why != "" {
-			add(t.Row(w).Add(term.Faint, "  why  ").Add(term.Plain, x.why))
+		x := view.Explain(c.err, c.deps.commands)
+		add(t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Strong, c.t.Cluster+": ").Add(term.Plain, x.What))
+		if x.Why != "" {
+			add(t.Row(w).Add(term.Faint, "  why  ").Add(term.Plain, x.Why))
 		}
-		if x.remedy != "" {
-			add(t.Row(w).Add(term.Faint, "  fix  ").Add(term.Plain, x.remedy))
+		if x.Remedy != "" {
+			add(t.Row(w).Add(term.Faint, "  fix  ").Add(term.Plain, x.Remedy))
 		}
 	}
 	var steps []string
-	for i := range c.t.steps {
-		s := &c.t.steps[i]
-		if s.state == engine.StateRunning || s.state == engine.StateStopped || s.state == engine.StateFailed {
-			steps = append(steps, s.title)
+	for i := range c.t.Steps {
+		s := &c.t.Steps[i]
+		if s.State == engine.StateRunning || s.State == engine.StateStopped || s.State == engine.StateFailed {
+			steps = append(steps, s.Title)
 		}
 	}
 	if len(steps) > 0 {
@@ -172,17 +174,17 @@ func (c *console) exitSummary() []string {
 	}
 	if n, total := c.atTarget(); total > 0 && c.upgrading() {
 		add(t.Row(w).Add(term.Faint, "  nodes ").Add(term.Plain, fmt.Sprintf("%d of %d at the target", n, total)))
-	} else if ready, wanted := c.t.ready(); wanted > 0 && !c.upgrading() {
+	} else if ready, wanted := c.t.Ready(); wanted > 0 && !c.upgrading() {
 		add(t.Row(w).Add(term.Faint, "  nodes ").Add(term.Plain, fmt.Sprintf("%d of %d ready", ready, wanted)))
 	}
-	if c.succeeded() && !c.leaving && c.t.result != nil {
-		for _, n := range c.t.result.Next {
-			add(t.Row(w).Add(term.Faint, "  next ").Add(term.Accent, c.deps.commands.line(term.Clean(n))))
+	if c.succeeded() && !c.leaving && c.t.Result != nil {
+		for _, n := range c.t.Result.Next {
+			add(t.Row(w).Add(term.Faint, "  next ").Add(term.Accent, c.deps.commands.Line(term.Clean(n))))
 		}
 	}
 	add(t.Row(w).Add(term.Faint, "  back ").Add(term.Accent, back))
-	if c.t.run != "" && c.deps.ws != nil && c.upg.lockedBy == "" && (c.plan == nil || !c.plan.Rehearsal) {
-		add(t.Row(w).Add(term.Faint, "  log  ").Add(term.Plain, c.deps.ws.Path(engine.RunsDir+"/"+c.t.run)))
+	if c.t.Run != "" && c.deps.ws != nil && c.upg.lockedBy == "" && (c.plan == nil || !c.plan.Rehearsal) {
+		add(t.Row(w).Add(term.Faint, "  log  ").Add(term.Plain, c.deps.ws.Path(engine.RunsDir+"/"+c.t.Run)))
 	}
 	return append(frame, lines[:min(len(lines), exitSummaryLines)]...)
 }
@@ -212,14 +214,14 @@ func (c *console) watchExitSummary() []string {
 	b, now := c.wat.shown(), c.watchNow()
 	if b.Events == 0 {
 		if c.wat.err != nil {
-			x := explain(c.wat.err, c.deps.commands)
-			return []string{t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Plain, x.what).String(), t.Row(w).Add(term.Faint, "  fix  ").Add(term.Plain, x.remedy).String()}
+			x := view.Explain(c.wat.err, c.deps.commands)
+			return []string{t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Plain, x.What).String(), t.Row(w).Add(term.Faint, "  fix  ").Add(term.Plain, x.Remedy).String()}
 		}
 		return nil
 	}
 	done, total := b.Places()
 	head := fmt.Sprintf("%d of %s at the target", done, term.Count(total, "node"))
-	if eta := c.eta(b, now); eta != "" {
+	if eta := view.ETA(c.page(), b, now); eta != "" {
 		head += ", " + eta
 	}
 	if c.wat.origin == fromReplay {
@@ -227,7 +229,7 @@ func (c *console) watchExitSummary() []string {
 	}
 	reason, _ := c.watchReason()
 	return []string{
-		t.Row(w).Add(term.Strong, orElse(term.Clean(b.Cluster), "cluster")+": ").Add(term.Plain, head+", "+now.UTC().Format("15:04:05Z")).String(),
+		t.Row(w).Add(term.Strong, cmp.Or(term.Clean(b.Cluster), "cluster")+": ").Add(term.Plain, head+", "+now.UTC().Format("15:04:05Z")).String(),
 		t.Row(w).Add(term.Faint, "  why  ").Add(term.Plain, term.AsciiIf(t.Ascii, reason)).String(),
 		t.Row(w).Add(term.Faint, "  back ").Add(term.Accent, c.watchLine()).String(),
 	}

@@ -18,6 +18,7 @@ import (
 	"constellation/engine"
 	"constellation/internal/golden"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // checkGolden compares got with a file in testdata, or writes it with -update.
@@ -298,7 +299,7 @@ func newStage(t *testing.T, eng *fakeEngine, l term.Display, w, h int, change ..
 		t.Fatal(err)
 	}
 	d := consoleDeps{
-		engine: eng, ws: ws, commands: commandFormatter{dir: ".demo", home: "/home/ops/demo", kubeconfig: "/home/ops/demo/constellation-admin.conf"}, versions: []string{"v1.35.4", "v1.36.3"},
+		engine: eng, ws: ws, commands: view.CommandFormatter{Dir: ".demo", Home: "/home/ops/demo", Kubeconfig: "/home/ops/demo/constellation-admin.conf"}, versions: []string{"v1.35.4", "v1.36.3"},
 		now:  func() time.Time { return s.clock },
 		send: func(m tea.Msg) { s.queue <- m },
 		copy: func(text string) bool { s.copied = append(s.copied, text); return true },
@@ -404,18 +405,18 @@ func (s *stage) replay(events []engine.Event, until time.Duration) *stage {
 	s.c.busy = "running"
 	s.c.plan = planIn(s.t, events)
 	s.c.screen, s.c.running, s.c.ran = screenRun, true, true
-	s.c.t, s.c.run = timeline{}, newRunView()
-	s.c.t.setPlan(s.c.plan)
+	s.c.t, s.c.run = view.Timeline{}, newRunView(s.c)
+	s.c.t.SetPlan(s.c.plan)
 	s.at(until)
 	cut := slices.IndexFunc(events, func(e engine.Event) bool { return e.Time.After(s.clock) })
 	if cut < 0 {
 		cut = len(events)
 	}
 	s.tell(batch{s.c.task, events[:cut]})
-	if s.c.t.result != nil {
+	if s.c.t.Result != nil {
 		var err error
-		if code := s.c.t.result.exit; code != 0 {
-			err = &engine.Error{Op: "init demo", Err: errors.New(s.c.t.result.text), Remedy: s.c.t.result.remedy, Exit: code}
+		if code := s.c.t.Result.Exit; code != 0 {
+			err = &engine.Error{Op: "init demo", Err: errors.New(s.c.t.Result.Text), Remedy: s.c.t.Result.Remedy, Exit: code}
 		}
 		s.tell(ended{s.c.task, runEnded{err}})
 	}

@@ -6,6 +6,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // View renders the screen. It is pure: the same model gives the same frame.
@@ -33,18 +34,10 @@ func (c *console) View() string {
 	}
 	if c.stale() {
 		for i := range body {
-			body[i] = c.dim(body[i])
+			body[i] = view.Dim(c.page(), body[i])
 		}
 	}
 	return strings.Join(append(append(head, body...), foot...), "\n")
-}
-
-// dim removes the colours of a line that may be out of date.
-func (c *console) dim(line string) string {
-	if c.th.Colours == term.NoColours {
-		return line
-	}
-	return c.th.Paint(term.Faint, term.StripStyle(line))
 }
 
 func (c *console) body(w, h int) []string {
@@ -116,8 +109,8 @@ func (c *console) header() []string {
 	}
 	name := "no cluster yet"
 	switch {
-	case c.t.cluster != "" && (c.ran || c.upgrading()):
-		name = c.t.cluster
+	case c.t.Cluster != "" && (c.ran || c.upgrading()):
+		name = c.t.Cluster
 	case c.home != nil && c.home.Cluster != "":
 		name = term.Clean(c.home.Cluster)
 	}
@@ -140,27 +133,9 @@ func (c *console) header() []string {
 	return lines
 }
 
-// simulatedLabel are in every screen and answer about simulated machines.
-const simulatedLabel = "simulated machines"
-
-// marked returns the label for a cluster of simulated machines, or "" for a real one.
-func marked(simulated bool, before string) string {
-	if !simulated {
-		return ""
-	}
-	return before + simulatedLabel
-}
-
 // mark is the label behind the cluster's name in the header.
 func (c *console) mark() string {
-	return c.markIf(c.w, c.t.simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated)
-}
-
-func (c *console) markIf(w int, simulated bool) string {
-	if w < 80 && simulated {
-		return "  simulated"
-	}
-	return marked(simulated, "  ")
+	return view.MarkIf(c.page(), c.w, c.t.Simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated)
 }
 
 // aboutUpgrade reports whether a screen belongs to an upgrade.
@@ -182,7 +157,7 @@ func (c *console) headTarget() string {
 		if !c.aboutUpgrade(c.screen) && c.screen != screenLog {
 			return "" // the upgrade has ended
 		}
-		return c.changeSummary(c.plan)
+		return view.ChangeSummary(c.page(), c.plan)
 	}
 	if c.plan != nil && c.w >= 80 {
 		var parts []string
@@ -211,7 +186,7 @@ func (c *console) mode(s screenID) string {
 	case s == screenCheck:
 		return c.checkMode()
 	case s == screenBackup:
-		return c.backupMode()
+		return view.BackupMode(c.page())
 	case c.aboutUpgrade(s):
 		return c.upgradeMode(s)
 	case c.ran && (s == screenRun || s == screenResult):
@@ -219,7 +194,7 @@ func (c *console) mode(s screenID) string {
 		if c.resumed {
 			word = "init, resumed"
 		}
-		return word + "   elapsed " + term.Clock(c.t.elapsed(c.now))
+		return word + "   elapsed " + term.Clock(c.t.Elapsed(c.now))
 	}
 	if i := wizardAt(s); i >= 0 {
 		return fmt.Sprintf("init  step %d of %d", i+1, len(wizardSteps))
@@ -320,7 +295,7 @@ func (c *console) leaveQuestion() []string {
 			c.th.Row(c.w).Add(term.Faint, "   Enter leaves, Esc stays. Complete backups are kept.").String(),
 		}
 	}
-	if c.t.pastFinal() {
+	if c.t.PastFinal() {
 		what = "The cluster continues alone; the same command reattaches."
 	}
 	return []string{
@@ -334,15 +309,15 @@ func (c *console) why() string {
 	switch {
 	case c.leaving:
 		return "Leaving when this step can be resumed. Ctrl-C leaves at once."
-	case c.running && c.t.why.text != "":
-		return "Why waiting (" + term.Duration(c.now.Sub(c.t.why.since)) + "): " + c.t.why.text
+	case c.running && c.t.Why.Text != "":
+		return "Why waiting (" + term.Duration(c.now.Sub(c.t.Why.Since)) + "): " + c.t.Why.Text
 	case c.running:
-		s := c.t.running()
+		s := c.t.Running()
 		if s == nil {
 			return "Reading the current state"
 		}
-		text := "Now (" + term.Duration(c.now.Sub(s.began)) + "): " + s.title
-		if d := s.doing(); d != "" {
+		text := "Now (" + term.Duration(c.now.Sub(s.Began)) + "): " + s.Title
+		if d := s.Doing(); d != "" {
 			text += ": " + d
 		}
 		return text
@@ -364,12 +339,12 @@ func (c *console) whyLines() []string {
 			// The steps show the progress as well, and it changes often: a growing why line
 			// must not move the panes. A small window needs its lines for them.
 			most := 3
-			if c.t.why.text == "" || c.h < 22 {
+			if c.t.Why.Text == "" || c.h < 22 {
 				most = 1
 			}
 			lines := c.th.Below(c.w, 1, most, term.Strong, c.why())
-			if c.running && !c.leaving && c.t.why.remedy != "" {
-				for i, l := range c.th.Below(c.w, 8, max(2, most), term.Accent, c.deps.commands.text(c.t.why.remedy)) {
+			if c.running && !c.leaving && c.t.Why.Remedy != "" {
+				for i, l := range c.th.Below(c.w, 8, max(2, most), term.Accent, c.deps.commands.Text(c.t.Why.Remedy)) {
 					if i == 0 {
 						l = " " + c.th.Paint(term.Faint, "To do:") + " " + strings.TrimLeft(l, " ")
 					}
@@ -410,16 +385,16 @@ func (c *console) safetyLine() string {
 		if c.upgrading() {
 			return c.upgradeSafety()
 		}
-		ready, wanted := c.t.ready()
+		ready, wanted := c.t.Ready()
 		parts := []string{fmt.Sprintf("nodes %d/%d ready", ready, wanted)}
 		switch {
-		case c.t.pastFinal():
+		case c.t.PastFinal():
 			parts = append(parts, "the cluster continues on its own")
 		default:
 			parts = append(parts, "leaving loses nothing")
 		}
-		if c.t.run != "" && c.w >= 120 {
-			parts = append(parts, "record "+engine.RunsDir+"/"+c.t.run)
+		if c.t.Run != "" && c.w >= 120 {
+			parts = append(parts, "record "+engine.RunsDir+"/"+c.t.Run)
 		}
 		return "safety  " + strings.Join(parts, " "+c.th.Dot+" ")
 	case screenWatch:
@@ -439,50 +414,14 @@ func (c *console) safetyLine() string {
 
 // Boxes are centred in w columns. Their lines have at most inner columns.
 
-func (c *console) boxTop(w, inner int, title string) string {
-	t := c.th
-	r := t.Row(w).Pad((w-inner-2)/2).Add(term.Faint, t.CornerTL+t.Signs.Rule).Add(term.Strong, title)
-	return r.Add(term.Faint, strings.Repeat(t.Signs.Rule, max(0, inner-1-term.Width(term.AsciiIf(t.Ascii, title))))+t.CornerTR).String()
-}
-
-func (c *console) boxLine(w, inner int, line string) string {
-	t := c.th
-	r := t.Row(w).Pad((w-inner-2)/2).Add(term.Faint, t.Side)
-	gap := inner - 1 - term.StyledWidth(line)
-	return r.String() + " " + line + strings.Repeat(" ", max(0, gap)) + t.Paint(term.Faint, t.Side)
-}
-
-func (c *console) boxBottom(w, inner int, foot string) string {
-	t := c.th
-	r := t.Row(w).Pad((w-inner-2)/2).Add(term.Faint, t.CornerBL+strings.Repeat(t.Signs.Rule, max(0, inner-1-term.Width(foot))))
-	return r.Add(term.Faint, foot).Add(term.Faint, t.Signs.Rule+t.CornerBR).String()
-}
-
-// window returns the part of a list of n rows that fits into h lines and contains row at.
-func window(n, at, h int) (from, to int) {
-	if n <= h || h <= 0 {
-		return 0, min(n, max(h, 0))
-	}
-	from = min(max(at-h/2, 0), n-h)
-	return from, from + h
-}
-
-// marker is the cursor sign of a selected row, else blanks.
-func (c *console) marker(here bool) string {
-	if here {
-		return c.th.Cursor + " "
-	}
-	return "  "
-}
-
 // page is what the pages of this frame share.
-func (c *console) page() page {
-	return page{Theme: c.th, now: c.now, frame: c.frame, commands: c.deps.commands}
+func (c *console) page() view.Page {
+	return view.Page{Theme: c.th, Now: c.now, Frame: c.frame, Commands: c.deps.commands}
 }
 
 // boardPage is page at the time on the clock of the board.
-func (c *console) boardPage() page {
+func (c *console) boardPage() view.Page {
 	p := c.page()
-	p.now = c.watchNow()
+	p.Now = c.watchNow()
 	return p
 }

@@ -2,6 +2,7 @@ package tui
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // Invocation is one call of a program whose verbs are defined outside this package; see
@@ -86,10 +88,10 @@ func (i *Invocation) Prompts() bool { return i.s.asks() }
 // Confirmed prints cause and remedy of err, prompts, and reports whether the answer was yes. No
 // is the default.
 func (i *Invocation) Confirmed(err error, question string) bool {
-	x := explain(err, i.s.formatter())
-	fmt.Fprintf(i.s.Stderr, "\n%s\n", orElse(x.why, x.what))
-	if x.remedy != "" {
-		fmt.Fprintf(i.s.Stderr, "  %s\n", x.remedy)
+	x := view.Explain(err, i.s.formatter())
+	fmt.Fprintf(i.s.Stderr, "\n%s\n", cmp.Or(x.Why, x.What))
+	if x.Remedy != "" {
+		fmt.Fprintf(i.s.Stderr, "  %s\n", x.Remedy)
 	}
 	return i.s.confirmed(question)
 }
@@ -146,7 +148,7 @@ func (s *Stream) End(text string, err error, res engine.Result) { s.end(text, er
 func (s *Stream) Close() { s.out.close() }
 
 // Theme returns the theme of the display of stdout, for lines that are printed.
-func (i *Invocation) Theme() *term.Theme { return i.s.renderer().th }
+func (i *Invocation) Theme() *term.Theme { return i.s.page().Theme }
 
 // ExitStatus returns an error that ends the program with code and prints nothing.
 func ExitStatus(code int) error { return exitStatus(code) }
@@ -158,16 +160,6 @@ func Group(use, short, long, example string) *cobra.Command { return group(use, 
 func Fixed(values ...string) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	return fixed(values...)
 }
-
-// SimulatedLabel returns before and the label of simulated machines, or nothing.
-func SimulatedLabel(simulated bool, before string) string { return marked(simulated, before) }
-
-// QuoteArg quotes an argument for a shell, if it needs that.
-func QuoteArg(s string) string { return quoteArg(s) }
-
-// MarkdownCell returns s as the cell of a Markdown table, and MarkdownCode as inline code.
-func MarkdownCell(s string) string { return cellOf(s) }
-func MarkdownCode(s string) string { return codeOf(s) } //revive:disable-line:exported
 
 // Terminal reports whether stdin and stdout are terminals.
 func (i *Invocation) Terminal() bool {

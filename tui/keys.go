@@ -7,6 +7,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // binding is a key and its action. Key line, help, palette and dispatch all use the same
@@ -239,13 +240,13 @@ func (c *console) helpView(w, h int) []string {
 		}
 	}
 	shown := min(len(body), h-2)
-	out := []string{c.boxTop(w, inner, " Keys: "+c.screen.title()+" ")}
+	out := []string{view.BoxTop(c.page(), w, inner, " Keys: "+c.screen.title()+" ")}
 	for _, l := range body[:shown] {
-		out = append(out, c.boxLine(w, inner, l))
+		out = append(out, view.BoxLine(c.page(), w, inner, l))
 	}
 	foot := " all keys shown "
 	if shown < len(body) {
 		foot = " " + term.Count(len(body)-shown, "more key") + ": make the terminal taller "
 	}
-	return append(out, c.boxBottom(w, inner, foot))
+	return append(out, view.BoxBottom(c.page(), w, inner, foot))
 }

@@ -7,6 +7,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // palette searches the bindings of the screen by text. It also lists disabled ones, with the
@@ -80,24 +81,24 @@ func (c *console) typedPalette(k tea.KeyMsg) bool {
 func (c *console) paletteView(w, h int) []string {
 	t, inner := c.th, min(w-4, 96)
 	list := c.paletteList()
-	out := []string{c.boxTop(w, inner, " Actions: "+c.screen.title()+" ")}
-	out = append(out, c.boxLine(w, inner, t.Row(inner-2).Add(term.Accent, ": ").Add(term.Strong, c.pal.text).Add(term.Accent, "▏").String()))
-	from, to := window(len(list), c.pal.at, max(1, h-3))
+	out := []string{view.BoxTop(c.page(), w, inner, " Actions: "+c.screen.title()+" ")}
+	out = append(out, view.BoxLine(c.page(), w, inner, t.Row(inner-2).Add(term.Accent, ": ").Add(term.Strong, c.pal.text).Add(term.Accent, "▏").String()))
+	from, to := view.Window(len(list), c.pal.at, max(1, h-3))
 	for i := from; i < to; i++ {
 		b := list[i]
 		st := term.Plain
 		if i == c.pal.at {
 			st = term.Strong
 		}
-		r := t.Row(inner-2).Add(term.Accent, c.marker(i == c.pal.at)).Col(term.Accent, b.label, 8).Add(st, b.help)
+		r := t.Row(inner-2).Add(term.Accent, view.Marker(c.page(), i == c.pal.at)).Col(term.Accent, b.label, 8).Add(st, b.help)
 		if why := b.disabled(c); why != "" {
 			r.Add(term.Faint, "  off now: "+why)
 		}
-		out = append(out, c.boxLine(w, inner, r.String()))
+		out = append(out, view.BoxLine(c.page(), w, inner, r.String()))
 	}
 	foot := " " + term.Count(len(list), "key") + " "
 	if len(list) == 0 {
 		foot = " no action matches; Esc goes back "
 	}
-	return append(out, c.boxBottom(w, inner, foot))
+	return append(out, view.BoxBottom(c.page(), w, inner, foot))
 }

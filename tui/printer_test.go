@@ -173,15 +173,15 @@ func TestPrinterAndConsoleAgree(t *testing.T) {
 			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, term.Display{}, 80, 24)
 			s.c.plan = planIn(t, events)
 			s.c.screen, s.c.running, s.c.ran = screenRun, true, true
-			s.c.t.setPlan(s.c.plan)
+			s.c.t.SetPlan(s.c.plan)
 			p := newPlainPrinter(&guarded{w: &bytes.Buffer{}}, nil, func() time.Time { return start })
 			for i, ev := range events {
 				s.tell(batch{s.c.task, []engine.Event{ev}})
 				p.event(ev)
-				if p.t.plan == nil {
+				if p.t.Plan == nil {
 					continue
 				}
-				if a, b := fmt.Sprint(s.c.t.groups(), s.c.t.finished(), s.c.t.why.text), fmt.Sprint(p.t.groups(), p.t.finished(), p.t.why.text); a != b {
+				if a, b := fmt.Sprint(s.c.t.Groups(), s.c.t.Finished(), s.c.t.Why.Text), fmt.Sprint(p.t.Groups(), p.t.Finished(), p.t.Why.Text); a != b {
 					t.Fatalf("%s, event %d: the console has %s, the printer %s", name, i+1, a, b)
 				}
 			}
@@ -200,8 +200,8 @@ func TestClosedPipe(t *testing.T) {
 		p.event(ev)
 	}
 	p.close()
-	if told != 1 || w.calls != 1 || p.t.result == nil {
-		t.Errorf("reported %d times after %d writes, result %v; want once after one write, and the whole run", told, w.calls, p.t.result)
+	if told != 1 || w.calls != 1 || p.t.Result == nil {
+		t.Errorf("reported %d times after %d writes, result %v; want once after one write, and the whole run", told, w.calls, p.t.Result)
 	}
 }
 

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func (s *session) releaseCommand() *cobra.Command {
@@ -106,7 +108,7 @@ func (s *session) listText(l *engine.ReleaseList) {
 		for _, v := range slices.Sorted(maps.Keys(r.FaultyKubernetes)) {
 			faulty = append(faulty, fmt.Sprintf("Kubernetes %s in %s: %s", v, r.Version, r.FaultyKubernetes[v]))
 		}
-		rows = append(rows, []string{name, orElse(r.UpgradeFrom, "-"), span(r.Kubernetes), strconv.Itoa(len(r.Kubernetes)), day(r.Published), r.Source})
+		rows = append(rows, []string{name, cmp.Or(r.UpgradeFrom, "-"), span(r.Kubernetes), strconv.Itoa(len(r.Kubernetes)), day(r.Published), r.Source})
 	}
 	table(s.out, "", rows)
 	for _, f := range faulty {
@@ -141,7 +143,7 @@ func minute(t time.Time) string {
 	return t.UTC().Format("2006-01-02 15:04 UTC")
 }
 
-// feedText prints the source of the release data.
+// view.FeedText prints the source of the release data.
 func (s *session) feedText(f engine.FeedState) {
 	embedded := f.Source == "embedded"
 	switch {
@@ -158,7 +160,7 @@ func (s *session) feedText(f engine.FeedState) {
 		fmt.Fprintf(s.out, "cause   %s\n", term.OneLine(term.Clean(f.Problem)))
 	}
 	if f.Remedy != "" {
-		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().text(term.OneLine(term.Clean(f.Remedy))))
+		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().Text(term.OneLine(term.Clean(f.Remedy))))
 	}
 }
 
@@ -208,7 +210,7 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 	}
 	head := [][]string{
 		{"release", d.Version},
-		{"upgrade from", orElse(d.UpgradeFrom, "none")},
+		{"upgrade from", cmp.Or(d.UpgradeFrom, "none")},
 		{"published", day(d.Published)},
 		{"source", from},
 		{"charts", strings.Join(d.Charts, ", ")},
@@ -260,7 +262,7 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 	rows = [][]string{{"PATCH", "ETCD", "COREDNS", "AUTOSCALER", "PAUSE", "CRICTL", "CNI PLUGINS"}}
 	components := 0
 	for _, p := range d.Patches {
-		row := []string{p.Version.String(), p.Etcd, p.CoreDNS, orElse(p.Autoscaler, "-"), p.Pause, p.Crictl, p.CNIPlugins}
+		row := []string{p.Version.String(), p.Etcd, p.CoreDNS, cmp.Or(p.Autoscaler, "-"), p.Pause, p.Crictl, p.CNIPlugins}
 		if p.Faulty != "" {
 			row = append(row, "FAULTY: "+p.Faulty)
 		}
@@ -359,7 +361,7 @@ func (s *session) verifyText(r *engine.FeedReport) {
 	var rows [][]string
 	wrong := len(r.Problems)
 	for _, f := range r.Files {
-		state, detail := "ok", orElse(f.Signer, "-")
+		state, detail := "ok", cmp.Or(f.Signer, "-")
 		if f.Problem != "" {
 			wrong++
 			state, detail = "INVALID", f.Problem
@@ -374,7 +376,7 @@ func (s *session) verifyText(r *engine.FeedReport) {
 		fmt.Fprintf(s.out, "no digest  %s\n", n)
 	}
 	fmt.Fprintf(s.out, "feed    %s, publication %d, from %s to %s\n", term.Clean(r.Source), r.Sequence, minute(r.Created), minute(r.Expires))
-	signer := orElse(r.Signer, "no trusted key")
+	signer := cmp.Or(r.Signer, "no trusted key")
 	if r.KeySet > 0 {
 		signer += fmt.Sprintf("; key set %d is trusted: %s", r.KeySet, strings.Join(r.Keys, ", "))
 	}
@@ -388,7 +390,7 @@ func (s *session) verifyText(r *engine.FeedReport) {
 	}
 	fmt.Fprintf(s.out, "result  %s\n", strings.Replace(verdict, "image or downloads", "images or downloads", 1))
 	if r.Remedy != "" {
-		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().text(term.OneLine(term.Clean(r.Remedy))))
+		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().Text(term.OneLine(term.Clean(r.Remedy))))
 	}
 }
 
@@ -559,16 +561,16 @@ bundle is rejected.`,
 				return document(s.out, b)
 			}
 			fmt.Fprintf(s.out, "packed    %s: %s, sha256:%s\n", term.Clean(b.File), term.Bytes(b.Bytes), b.SHA256)
-			fmt.Fprintf(s.out, "feed      %s\n", orElse(term.Clean(b.Feed), "none: embedded releases only"))
+			fmt.Fprintf(s.out, "feed      %s\n", cmp.Or(term.Clean(b.Feed), "none: embedded releases only"))
 			var charts []string
 			for _, c := range b.Charts {
 				charts = append(charts, c.Name+" "+c.Version)
 			}
-			fmt.Fprintf(s.out, "charts    %s\n", orElse(term.Clean(strings.Join(charts, ", ")), "embedded charts only"))
+			fmt.Fprintf(s.out, "charts    %s\n", cmp.Or(term.Clean(strings.Join(charts, ", ")), "embedded charts only"))
 			fmt.Fprintf(s.out, "excluded  the program, OS images, container images, node components\n")
-			next := "upgrade check --feed " + quoteArg("bundle:"+b.File)
+			next := "upgrade check --feed " + view.QuoteArg("bundle:"+b.File)
 			for _, k := range r.FeedKeys {
-				next += " --feed-key " + quoteArg(k)
+				next += " --feed-key " + view.QuoteArg(k)
 			}
 			fmt.Fprintf(s.out, "next      copy the file to the offline side and run: %s\n", s.command(next))
 			return nil
@@ -604,7 +606,7 @@ func (s *session) buildText(r *engine.FeedPublication, public string) {
 	if n := len(r.NoDigest); n > 0 {
 		fmt.Fprintf(s.out, "no digest known for %d images and downloads; release verify lists them\n", n)
 	}
-	fmt.Fprintf(s.out, "next      %s\n", s.command("release verify "+quoteArg(r.Out)+" --feed-key "+quoteArg(public)))
+	fmt.Fprintf(s.out, "next      %s\n", s.command("release verify "+view.QuoteArg(r.Out)+" --feed-key "+view.QuoteArg(public)))
 }
 
 func (s *session) releaseKey() *cobra.Command {
@@ -632,7 +634,7 @@ and the public key in FILE.pub. Existing files are never replaced.`,
 			}
 			fmt.Fprintf(s.out, "wrote %s, the private key: keep it secret, and store a copy in a safe place\n", term.Clean(k.Private))
 			fmt.Fprintf(s.out, "wrote %s, the public key %s for users of the feed\n", term.Clean(k.Public), k.ID)
-			fmt.Fprintf(s.out, "next  %s\n", s.command("release build --from DIR --out DIR --key "+quoteArg(k.Private)))
+			fmt.Fprintf(s.out, "next  %s\n", s.command("release build --from DIR --out DIR --key "+view.QuoteArg(k.Private)))
 			return nil
 		},
 	}

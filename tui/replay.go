@@ -124,7 +124,7 @@ func (c *console) opening() bool { return c.deps.replay != nil && c.wat.origin !
 // openReplay shows a record from its beginning, or paused at r.at.
 func (c *console) openReplay(r *record) tea.Cmd {
 	c.closeWatch()
-	c.wat = watchScreen{origin: fromReplay, gen: c.wat.gen + 1, board: &engine.Board{}, player: newPlayer(r.events), filter: c.wat.filter}
+	c.wat = &watchScreen{c: c, origin: fromReplay, gen: c.wat.gen + 1, board: &engine.Board{}, player: newPlayer(r.events), filter: c.wat.filter}
 	c.enterWatch()
 	c.note = r.note
 	if r.at.IsZero() {

@@ -12,6 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func (s *session) backupRestoreCommand() *cobra.Command {
@@ -322,6 +323,6 @@ func (s *session) restoreProgress() *restoreProgress {
 func (p *restoreProgress) event(ev engine.Event) {
 	if now := p.now(); now.Sub(p.shown) > 100*time.Millisecond {
 		p.shown = now
-		p.live.Set(term.Clean(ev.Object + " " + ev.Text + ": " + amount(ev.Current, ev.Total)))
+		p.live.Set(term.Clean(ev.Object + " " + ev.Text + ": " + view.Amount(ev.Current, ev.Total)))
 	}
 }

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -12,6 +13,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // upgradeStart describes the upgrade that the console shows.
@@ -44,15 +46,15 @@ func executeStart(r engine.ApplyRequest, yes bool) *upgradeStart {
 	}
 }
 
-// upgradeScreen is an upgrade from its check to its confirmation; then the run screen takes
+// upgradeState is an upgrade from its check to its confirmation; then the run screen takes
 // over. Its text comes unfiltered from outside; rendering cleans it.
-type upgradeScreen struct {
+type upgradeState struct {
 	start *upgradeStart // nil: the console shows no upgrade
 	from  screenID      // where Esc leads; screenStart if the upgrade comes from the command line
 
 	planning bool
 	began    time.Time
-	progress runningCheck
+	progress view.RunningCheck
 	scroll   int // of the plan
 
 	// The confirmation: finding IDs that must be typed, one after the other, then yes or no.
@@ -69,8 +71,14 @@ type upgradeScreen struct {
 // rolloutPrompt is the confirmation of a change to the rollout: pause, resume, cancel.
 type rolloutPrompt struct {
 	text, detail, yes string
-	do                func(*console) tea.Cmd
+	do                func() tea.Cmd
 }
+
+// upgradePlanScreen shows the plan of an upgrade, or the progress of planning.
+type upgradePlanScreen struct{ c *console }
+
+// upgradeConfirmScreen asks for the acceptance of an upgrade. upgradeState has its state.
+type upgradeConfirmScreen struct{ c *console }
 
 // Messages of upgrades.
 type (
@@ -89,14 +97,14 @@ func (c *console) upgrading() bool { return c.upg.start != nil }
 
 // openUpgrade checks and plans an upgrade and shows the plan.
 func (c *console) openUpgrade(u *upgradeStart) tea.Cmd {
-	c.upg = upgradeScreen{start: u, from: c.upg.from, planning: true, began: c.now}
+	c.upg = upgradeState{start: u, from: c.upg.from, planning: true, began: c.now}
 	switch c.screen {
 	case screenHome, screenCheck, screenStart:
 		c.upg.from = c.screen
 	}
 	c.screen, c.plan, c.err, c.exit = screenUpgradePlan, nil, nil, engine.ExitDone
-	c.ran, c.t, c.bak.ended = false, timeline{}, false
-	c.chk.busy, c.chk.progress = false, runningCheck{} // launch cancels a running check
+	c.ran, c.t, c.bak.ended = false, view.Timeline{}, false
+	c.chk.busy, c.chk.progress = false, view.RunningCheck{} // launch cancels a running check
 	plan := c.launch("planning the upgrade", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		p, err := u.plan(ctx, c.deps.engine, u.request, emit)
 		return upgradePlanned{p, err}
@@ -112,13 +120,13 @@ func (c *console) startUpgrade() tea.Cmd {
 // tookUpgradePlan shows the plan; it starts one that needs no confirmation.
 func (c *console) tookUpgradePlan(msg upgradePlanned) tea.Cmd {
 	u := &c.upg
-	u.planning, u.progress, c.note = false, runningCheck{}, "" // the note may say that Enter is off
+	u.planning, u.progress, c.note = false, view.RunningCheck{}, "" // the note may say that Enter is off
 	if msg.err != nil {
 		c.fail(msg.err)
 		return nil
 	}
 	c.plan = msg.plan
-	c.t.cluster = term.Clean(c.plan.Cluster)
+	c.t.Cluster = term.Clean(c.plan.Cluster)
 	u.need = consentTo(c.plan, u.start.yes, u.start.request.Acknowledge)
 	switch {
 	case len(c.plan.Blocked()) > 0:
@@ -187,31 +195,31 @@ var rolloutKeys = []binding{
 		yes := true
 		c.rolloutPrompt = &rolloutPrompt{
 			"Pause the rollout?", "Replacements in progress finish, no new ones start. The autoscaler resumes after 10 minutes.", "pause",
-			changeRollout("paused", engine.RolloutChange{Paused: &yes}),
+			c.changeRollout("paused", engine.RolloutChange{Paused: &yes}),
 		}
-	})).footed("pause").unless(targetNotSet),
+	})).footed("pause").unless((*console).targetNotSet),
 	on("R", "R", "resume: continue a paused or cancelled one (asks)", "changes the cluster", act(func(c *console) {
 		no := false
-		c.rolloutPrompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", changeRollout("resumed", engine.RolloutChange{Paused: &no, Cancelled: &no})}
-	})).footed("resume").unless(targetNotSet),
+		c.rolloutPrompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", c.changeRollout("resumed", engine.RolloutChange{Paused: &no, Cancelled: &no})}
+	})).footed("resume").unless((*console).targetNotSet),
 	on("C", "C", "cancel: keep the other nodes as they are (asks)", "changes the cluster", act(func(c *console) {
 		yes := true
 		c.rolloutPrompt = &rolloutPrompt{
 			"Cancel the rollout?", "Replacements in progress finish, other nodes stay as they are. R resumes to the same target.", "cancel it",
-			changeRollout("cancelled", engine.RolloutChange{Cancelled: &yes}),
+			c.changeRollout("cancelled", engine.RolloutChange{Cancelled: &yes}),
 		}
-	})).unless(targetNotSet),
+	})).unless((*console).targetNotSet),
 }
 
 // targetNotSet returns why a rollout cannot be changed yet.
-func targetNotSet(c *console) string {
+func (c *console) targetNotSet() string {
 	if c.screen == screenWatch && c.wat.origin != fromRun {
 		return c.readOnlyReason()
 	}
 	switch {
 	case c.plan != nil && c.plan.Rehearsal:
 		return "this is a rehearsal"
-	case c.upgrading() && !c.t.pastFinal():
+	case c.upgrading() && !c.t.PastFinal():
 		return "no node is being replaced yet; q stops after this step"
 	}
 	return ""
@@ -220,8 +228,8 @@ func targetNotSet(c *console) string {
 // openWatchForRollout shows the watch screen once, when the run only waits for nodes. It does not come
 // back after the user has left it.
 func (c *console) openWatchForRollout() tea.Cmd {
-	s := c.t.running()
-	if c.screen != screenRun || !c.upgrading() || c.upg.watched || c.plan.Rehearsal || s == nil || s.id != engine.StepRollout {
+	s := c.t.Running()
+	if c.screen != screenRun || !c.upgrading() || c.upg.watched || c.plan.Rehearsal || s == nil || s.ID != engine.StepRollout {
 		return nil
 	}
 	c.upg.watched = true
@@ -230,8 +238,8 @@ func (c *console) openWatchForRollout() tea.Cmd {
 
 // attach shows the run that holds the lock, read-only.
 func (c *console) attach(err error) tea.Cmd {
-	x := explain(err, c.deps.commands)
-	c.upg.lockedBy = orElse(x.why, x.what)
+	x := view.Explain(err, c.deps.commands)
+	c.upg.lockedBy = cmp.Or(x.Why, x.What)
 	return c.openWatch()
 }
 
@@ -262,12 +270,12 @@ var rolloutPromptKeys = []binding{
 func (c *console) confirmRolloutChange() tea.Cmd {
 	q := c.rolloutPrompt
 	c.rolloutPrompt = nil
-	return q.do(c)
+	return q.do()
 }
 
 // changeRollout returns an action that changes the rollout without disturbing the current task.
-func changeRollout(what string, change engine.RolloutChange) func(*console) tea.Cmd {
-	return func(c *console) tea.Cmd {
+func (c *console) changeRollout(what string, change engine.RolloutChange) func() tea.Cmd {
+	return func() tea.Cmd {
 		c.note = "sending the request"
 		eng, ctx := c.deps.engine, c.ctx
 		return func() tea.Msg {
@@ -281,10 +289,10 @@ func changeRollout(what string, change engine.RolloutChange) func(*console) tea.
 
 func (c *console) tookRolloutChange(msg rolloutChanged) {
 	if msg.err != nil {
-		x := explain(msg.err, c.deps.commands)
-		c.note = x.what
-		if x.why != "" {
-			c.note += ": " + x.why
+		x := view.Explain(msg.err, c.deps.commands)
+		c.note = x.What
+		if x.Why != "" {
+			c.note += ": " + x.Why
 		}
 		return
 	}
@@ -311,7 +319,7 @@ func (c *console) leavePlan() tea.Cmd {
 		c.task++ // its late messages are dropped
 	}
 	from := c.upg.from
-	c.upg = upgradeScreen{}
+	c.upg = upgradeState{}
 	switch from {
 	case screenCheck:
 		c.exit = engine.ExitDone
@@ -395,21 +403,21 @@ func (c *console) upgradeCommand() string {
 			}
 		}
 	}
-	return c.deps.commands.command(line + upgradeFlags(u.request, acked))
+	return c.deps.commands.Command(line + upgradeFlags(u.request, acked))
 }
 
 // upgradeFlags are the flags of a request, with a leading space each.
 func upgradeFlags(r engine.ApplyRequest, acked []string) string {
 	s := ""
 	for _, id := range acked {
-		s += " --ack " + quoteArg(id)
+		s += " --ack " + view.QuoteArg(id)
 	}
-	s += planFlags(r.CheckRequest)
+	s += view.PlanFlags(r.CheckRequest)
 	if r.Surge != "" {
-		s += " --surge " + quoteArg(r.Surge)
+		s += " --surge " + view.QuoteArg(r.Surge)
 	}
 	if len(r.Skip) > 0 {
-		s += " --skip-phases " + quoteArg(strings.Join(r.Skip, ","))
+		s += " --skip-phases " + view.QuoteArg(strings.Join(r.Skip, ","))
 	}
 	for _, f := range []struct {
 		set  bool
@@ -425,7 +433,7 @@ func upgradeFlags(r engine.ApplyRequest, acked []string) string {
 // resumeCommand is the command that resumes or reattaches to the upgrade.
 func (c *console) resumeCommand() string {
 	u := c.upg.start
-	return c.deps.commands.command(u.verb + upgradeFlags(u.request, u.request.Acknowledge))
+	return c.deps.commands.Command(u.verb + upgradeFlags(u.request, u.request.Acknowledge))
 }
 
 // upgradePlanView renders the plan, or the progress of planning, in h lines.
@@ -433,8 +441,8 @@ func (c *console) upgradePlanView(w, h int) []string {
 	u := &c.upg
 	if u.planning || c.plan == nil {
 		what := "querying cluster, cloud and releases"
-		if u.progress.total > 0 {
-			what = u.progress.summary()
+		if u.progress.Total > 0 {
+			what = u.progress.Summary()
 		}
 		lines := []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, "Checking the next hop, like upgrade check").String()}
 		lines = append(lines, c.th.Below(w, 4, 3, term.Faint, what)...)
@@ -453,14 +461,14 @@ func (c *console) upgradePlanView(w, h int) []string {
 	}
 	right := w - left - 3
 	side := c.riskRows(right, h)
-	return beside(lines, side, left, h, c.th)
+	return view.Beside(lines, side, left, h, c.th)
 }
 
 // upgradePlanRows is the plan: changes, risks, steps. The most important for the decision comes
 // first.
 func (c *console) upgradePlanRows(w int) []string {
 	p := c.plan
-	lines := c.upgradeSections(w, p)
+	lines := view.UpgradeSections(c.page(), w, p)
 	if w == c.w { // else the risks are beside the plan
 		i := slices.Index(lines, c.th.Rule(w, "Steps", term.Count(len(p.Steps), "step")))
 		if i < 0 {
@@ -475,58 +483,17 @@ func (c *console) upgradePlanRows(w int) []string {
 func (c *console) riskRows(w, h int) []string {
 	p := c.plan
 	lines := []string{c.th.Rule(w, "Before nodes are replaced", "")}
-	lines = append(lines, c.backupCoverageRows(w, h, &c.bak.backups, "")...)
+	lines = append(lines, view.BackupCoverageRows(c.page(), w, h, &c.bak.Backups, "")...)
 	i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.ID == engine.StepBackup })
 	switch {
 	case i >= 0 && p.Steps[i].Finished:
-		lines = append(lines, c.signed(w, term.Good, c.th.OK, "this upgrade already has a backup")...)
+		lines = append(lines, view.Signed(c.page(), w, term.Good, c.th.OK, "this upgrade already has a backup")...)
 	case i >= 0:
-		lines = append(lines, c.signed(w, term.Good, c.th.OK, "a backup is taken and verified first")...)
+		lines = append(lines, view.Signed(c.page(), w, term.Good, c.th.OK, "a backup is taken and verified first")...)
 	case !p.OnlyWatches():
-		lines = append(lines, c.signed(w, term.Caution, c.th.Warn, "no backup is taken")...)
+		lines = append(lines, view.Signed(c.page(), w, term.Caution, c.th.Warn, "no backup is taken")...)
 	}
-	return append(lines, c.rollbackRows(w, p)...)
-}
-
-// rollbackRows show the stop points, what is irreversible, and how to roll back.
-func (c *console) rollbackRows(w int, p *engine.Plan) []string {
-	lines := []string{c.th.Rule(w, "Rollback", "")}
-	add := func(head, text string) {
-		for i, l := range term.Wrap(text, max(20, w-18)) {
-			if i > 0 {
-				head = ""
-			}
-			lines = append(lines, c.th.Row(w).Pad(2).Col(term.Faint, head, 14).Add(term.Plain, l).String())
-		}
-	}
-	if i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.Final && !s.Finished }); i >= 0 || p.Rehearsal {
-		add("stop points", "before set-target: after each step with q; then: P pauses, C cancels")
-	}
-	if replaced(p) > 0 {
-		add("irreversible", "disks of replaced nodes are deleted; Kubernetes cannot be downgraded")
-		add("certificates", "kubelets on new machines get new ones; the certificate authority stays")
-	}
-	add("rollback", "services: helm rollback; nodes: fix forward, or upgrade to the previous image")
-	return lines
-}
-
-// inPlaceOf lists how many nodes of each group are upgraded in place: "2 of workers".
-func inPlaceOf(x *engine.Changes) []string {
-	var groups []string
-	for _, g := range slices.Sorted(maps.Keys(x.InPlace)) {
-		groups = append(groups, fmt.Sprintf("%d of %s", x.InPlace[g], term.Clean(g)))
-	}
-	return groups
-}
-
-// replaced is how many nodes a plan replaces.
-func replaced(p *engine.Plan) (n int) {
-	if p.Changes != nil {
-		for _, x := range p.Changes.Nodes {
-			n += x
-		}
-	}
-	return n
+	return append(lines, view.RollbackRows(c.page(), w, p)...)
 }
 
 // upgradeConfirmView renders the confirmation of an upgrade in h lines: a summary of the changes and
@@ -544,7 +511,7 @@ func (c *console) upgradeConfirmView(w, h int) []string {
 	}
 	for _, x := range p.Components {
 		if !x.Part {
-			add(term.Clean(x.Name), term.Strong, orElse(term.Clean(x.Now), "(none)")+" "+c.th.To+" "+term.Clean(x.NextHop))
+			add(term.Clean(x.Name), term.Strong, cmp.Or(term.Clean(x.Now), "(none)")+" "+c.th.To+" "+term.Clean(x.NextHop))
 		}
 	}
 	if x := p.Changes; x != nil {
@@ -552,19 +519,19 @@ func (c *console) upgradeConfirmView(w, h int) []string {
 		for _, g := range slices.Sorted(maps.Keys(x.Nodes)) {
 			groups = append(groups, fmt.Sprintf("%d of %s", x.Nodes[g], term.Clean(g)))
 		}
-		add("nodes replaced", term.Plain, orElse(strings.Join(groups, ", "), "none"))
-		if kept := inPlaceOf(x); len(kept) > 0 {
+		add("nodes replaced", term.Plain, cmp.Or(strings.Join(groups, ", "), "none"))
+		if kept := view.InPlaceOf(x); len(kept) > 0 {
 			add("in place", term.Plain, strings.Join(kept, ", "))
 		}
 		if x.Most > 0 {
-			add("takes", term.Plain, durationRange(x.Least, x.Most))
+			add("takes", term.Plain, view.DurationRange(x.Least, x.Most))
 		}
 	}
 	if s := u.start.request.Surge; s != "" {
 		add("surge", term.Plain, "at most "+term.Clean(s)+" extra machines")
 	}
 	if i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.Final && !s.Finished }); i >= 0 {
-		add("no return from", term.Caution, term.Clean(p.Steps[i].ID)+" on: "+orElse(term.Clean(p.Steps[i].Warning), "the cluster continues on its own"))
+		add("no return from", term.Caution, term.Clean(p.Steps[i].ID)+" on: "+cmp.Or(term.Clean(p.Steps[i].Warning), "the cluster continues on its own"))
 	}
 	if p.Rehearsal {
 		add("rehearsal", term.Plain, "server-side dry run; nothing is changed or recorded")
@@ -605,13 +572,13 @@ func (c *console) findingIDRows(w, i int, f engine.Finding) []string {
 	if i < u.at {
 		return []string{c.th.Row(w).Pad(1).Add(term.Good, c.th.OK+" ").Add(term.Plain, term.Clean(f.ID)).Add(term.Faint, "  accepted: "+term.Clean(f.Title)).String()}
 	}
-	lines := c.signed(w, term.Caution, c.th.Warn, term.Clean(f.Title))
+	lines := view.Signed(c.page(), w, term.Caution, c.th.Warn, term.Clean(f.Title))
 	if i > u.at {
 		return lines
 	}
 	lines = append(lines, c.th.Below(w, 3, 2, term.Faint, term.OneLine(term.CleanLines(f.Detail)))...)
 	if len(f.Objects) > 0 {
-		lines = append(lines, c.th.Below(w, 3, 2, term.Faint, term.Clean(someNames(f.Objects, 6)))...)
+		lines = append(lines, c.th.Below(w, 3, 2, term.Faint, term.Clean(view.SomeNames(f.Objects, 6)))...)
 	}
 	r := c.th.Row(w).Pad(3).Add(term.Plain, "Type ").Add(term.Strong, term.Clean(f.ID)).Add(term.Plain, " to accept it: ").Add(term.Chosen, " "+u.typed+" ").Add(term.Accent, "▏")
 	if u.wrong {
@@ -631,9 +598,9 @@ func (c *console) upgradeWhy() []string {
 		return nil
 	case len(c.plan.Blocked()) > 0:
 		f := c.plan.Blocked()[0]
-		lines := c.signed(c.w, term.Bad, c.th.Fail, "Blocked: "+term.Clean(f.Title))
+		lines := view.Signed(c.page(), c.w, term.Bad, c.th.Fail, "Blocked: "+term.Clean(f.Title))
 		if f.Remedy != "" {
-			lines = append(lines, c.th.Below(c.w, 3, 2, term.Accent, term.Clean(c.deps.commands.text(f.Remedy)))...)
+			lines = append(lines, c.th.Below(c.w, 3, 2, term.Accent, term.Clean(c.deps.commands.Text(f.Remedy)))...)
 		}
 		return lines
 	case c.screen == screenUpgradePlan && c.plan.Rehearsal:
@@ -675,23 +642,11 @@ func (c *console) upgradeMode(s screenID) string {
 	case s == screenUpgradeConfirm:
 		return badge + "confirm"
 	case c.running && badge == "":
-		return "LIVE  " + term.Clock(c.t.elapsed(c.now))
+		return "LIVE  " + term.Clock(c.t.Elapsed(c.now))
 	case c.ran:
-		return badge + "elapsed " + term.Clock(c.t.elapsed(c.now))
+		return badge + "elapsed " + term.Clock(c.t.Elapsed(c.now))
 	}
 	return badge + "upgrade"
-}
-
-// changeSummary are the changed versions: "image v1.0.0→v1.1.0  k8s v1.35.4→v1.36.3".
-func (c *console) changeSummary(p *engine.Plan) string {
-	var parts []string
-	for _, x := range [][3]string{{"release", p.From.Release, p.To.Release}, {"image", p.From.Image, p.To.Image}, {"k8s", p.From.Kubernetes, p.To.Kubernetes}} {
-		if x[2] != "" && x[1] != x[2] {
-			oldest, _, _ := strings.Cut(term.Clean(x[1]), "-v") // a range in the middle of an upgrade
-			parts = append(parts, x[0]+" "+orElse(oldest, "?")+c.th.To+term.Clean(x[2]))
-		}
-	}
-	return strings.Join(parts, "  ")
 }
 
 // upgradeRail is the second line: the screens up to the run, then the steps of the run.
@@ -703,7 +658,7 @@ func (c *console) upgradeRail(s screenID) string {
 	}
 	var stops []stop
 	at := 0
-	if (s == screenUpgradePlan || s == screenUpgradeConfirm || !c.ran) && len(c.t.steps) == 0 {
+	if (s == screenUpgradePlan || s == screenUpgradeConfirm || !c.ran) && len(c.t.Steps) == 0 {
 		names := []string{"Check", "Plan", "Confirm", "Run", "Result"}
 		switch {
 		case s == screenUpgradePlan && !c.upg.planning:
@@ -724,12 +679,12 @@ func (c *console) upgradeRail(s screenID) string {
 			stops = append(stops, x)
 		}
 	} else {
-		for i := range c.t.steps {
-			p := &c.t.steps[i]
-			x := stop{name: p.id, word: term.Plain}
-			x.sign, x.st = c.stepSign(p, c.running)
-			x.done = p.state == engine.StateDone || p.state == engine.StateSkipped
-			switch p.state {
+		for i := range c.t.Steps {
+			p := &c.t.Steps[i]
+			x := stop{name: p.ID, word: term.Plain}
+			x.sign, x.st = view.StepSign(c.page(), p, c.running)
+			x.done = p.State == engine.StateDone || p.State == engine.StateSkipped
+			switch p.State {
 			case "":
 				x.sign, x.st, x.word = c.th.Pending, term.Faint, term.Faint
 			case engine.StateRunning:
@@ -771,9 +726,9 @@ func (c *console) atTarget() (n, total int64) {
 			return int64(done), int64(of)
 		}
 	}
-	for i := range c.t.steps {
-		if s := &c.t.steps[i]; s.id == engine.StepRollout {
-			return s.progress, s.total
+	for i := range c.t.Steps {
+		if s := &c.t.Steps[i]; s.ID == engine.StepRollout {
+			return s.Progress, s.Total
 		}
 	}
 	return 0, 0
@@ -788,21 +743,21 @@ func (c *console) upgradeSafety() string {
 	switch {
 	case c.plan != nil && c.plan.Rehearsal:
 		parts = append(parts, "a rehearsal changes nothing")
-	case c.t.pastFinal():
+	case c.t.PastFinal():
 		parts = append(parts, "the rollout continues without this console")
 	default:
 		parts = append(parts, "no node is replaced before set-target; leaving loses nothing")
 	}
-	if i := slices.IndexFunc(c.t.steps, func(s step) bool { return s.id == engine.StepBackup }); i >= 0 && c.w >= 100 {
-		switch c.t.steps[i].state {
+	if i := slices.IndexFunc(c.t.Steps, func(s view.Step) bool { return s.ID == engine.StepBackup }); i >= 0 && c.w >= 100 {
+		switch c.t.Steps[i].State {
 		case engine.StateDone:
 			parts = append(parts, "backup taken and verified")
 		case engine.StateSkipped:
 			parts = append(parts, "backup already taken")
 		}
 	}
-	if c.t.run != "" && c.w >= 140 {
-		parts = append(parts, "record "+engine.RunsDir+"/"+c.t.run)
+	if c.t.Run != "" && c.w >= 140 {
+		parts = append(parts, "record "+engine.RunsDir+"/"+c.t.Run)
 	}
 	return "safety  " + strings.Join(parts, " "+c.th.Dot+" ")
 }

@@ -1,25 +1,27 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // backupScreen shows what backups contain, lists them, and creates one. Its text comes
 // unfiltered from outside; rendering cleans it.
 type backupScreen struct {
+	c *console
 	from screenID // where Esc leads
 
-	backups
+	view.Backups
 	gen int // generation of the last request
 
 	sel  int
@@ -28,7 +30,7 @@ type backupScreen struct {
 	etcd string
 
 	// t is the run of the current or last backup, which started at began.
-	t        timeline
+	t        view.Timeline
 	running  bool
 	stopping bool
 	began    time.Time
@@ -39,15 +41,6 @@ type backupScreen struct {
 	verifying   string
 	done, total int64
 	verified    map[string]error
-}
-
-// backups are the backups of a workspace, and the data that none of them contains.
-type backups struct {
-	entries  []engine.BackupEntry // newest first
-	listErr  error
-	listed   bool
-	local    *engine.LocalData // nil if unknown
-	localErr error             // why local is unknown
 }
 
 // Messages of the backup screen.
@@ -78,7 +71,7 @@ type (
 )
 
 // busyReason disables a key while a task runs.
-func busyReason(c *console) string {
+func (c *console) busyReason() string {
 	switch {
 	case c.bak.running:
 		return "a backup is running"
@@ -91,26 +84,26 @@ func busyReason(c *console) string {
 }
 
 var backupKeys = []binding{
-	on("b", "b", "create a backup now", "do", (*console).startBackup).footed("back up now").unless(busyReason),
-	on("e", "e", "etcd snapshot: if available, required, never", "do", act((*console).nextEtcd)).footed("etcd").unless(busyReason),
+	on("b", "b", "create a backup now", "do", (*console).startBackup).footed("back up now").unless((*console).busyReason),
+	on("e", "e", "etcd snapshot: if available, required, never", "do", act((*console).nextEtcd)).footed("etcd").unless((*console).busyReason),
 	on("v", "v", "verify the selected backup", "do", (*console).verifyBackup).footed("verify").unless(func(c *console) string {
-		if len(c.bak.entries) == 0 {
+		if len(c.bak.Entries) == 0 {
 			return "there is no backup yet"
 		}
-		return busyReason(c)
+		return c.busyReason()
 	}),
 	on("enter", "Enter", "list the volumes that are in no backup", "view", act(func(c *console) { c.bak.open, c.bak.at = true, 0 })).footed("volumes").unless(func(c *console) string {
-		if c.bak.local == nil || len(c.bak.local.Volumes) == 0 {
+		if c.bak.Local == nil || len(c.bak.Local.Volumes) == 0 {
 			return "there are no local volumes to list"
 		}
 		return ""
 	}),
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveBackup(-1) })),
 	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveBackup(1) })),
-	on("r", "r", "refresh", "do", (*console).readBackups).unless(busyReason),
+	on("r", "r", "refresh", "do", (*console).readBackups).unless((*console).busyReason),
 	on("esc", "Esc", "back; stops a running backup and deletes its files", "leave", (*console).leaveBackup).footed("back"),
 	on("y", "y", "copy the restore command of the selected backup", "copy", act(func(c *console) {
-		c.copyText(c.deps.commands.command("backup restore "+quoteArg(c.chosenBackup().ID)), "the restore command")
+		c.copyText(c.deps.commands.Command("backup restore "+view.QuoteArg(c.chosenBackup().ID)), "the restore command")
 	})).footed("copy restore").unless((*console).restoreOff),
 }
 
@@ -121,7 +114,7 @@ func (c *console) restoreOff() string {
 	case b == nil:
 		return "there is no backup yet"
 	case !b.Whole:
-		return "this backup is incomplete: " + orElse(term.Clean(b.Why), "something is missing")
+		return "this backup is incomplete: " + cmp.Or(term.Clean(b.Why), "something is missing")
 	case c.bak.verified[b.ID] != nil:
 		return "this backup failed its verification"
 	}
@@ -163,27 +156,27 @@ func (c *console) readBackups() tea.Cmd {
 
 // takeBackup handles the messages of the screen; it reports whether msg is one.
 func (c *console) takeBackup(msg tea.Msg) (tea.Cmd, bool) {
-	b := &c.bak
+	b := c.bak
 	switch msg := msg.(type) {
 	case backupsListed:
 		if msg.gen == b.gen {
-			b.listed, b.entries, b.listErr = true, msg.entries, msg.err
-			b.sel = max(0, min(b.sel, len(b.entries)-1))
+			b.Listed, b.Entries, b.ListErr = true, msg.entries, msg.err
+			b.sel = max(0, min(b.sel, len(b.Entries)-1))
 		}
 	case localDataRead:
 		if msg.gen != b.gen {
 			break
 		}
-		if b.localErr = msg.err; msg.err == nil {
-			b.local = &msg.local
+		if b.LocalErr = msg.err; msg.err == nil {
+			b.Local = &msg.local
 		}
 	case backupPlanned:
 		if msg.err != nil {
 			b.running, b.ended, b.err = false, true, msg.err
 			break
 		}
-		b.t.setPlan(msg.plan)
-		b.t.run = term.Clean(msg.plan.ID)
+		b.t.SetPlan(msg.plan)
+		b.t.Run = term.Clean(msg.plan.ID)
 		plan := msg.plan
 		return c.launch("creating a backup", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 			return backupEnded{c.deps.engine.Run(ctx, plan, emit)}
@@ -211,8 +204,8 @@ func (c *console) takeBackup(msg tea.Msg) (tea.Cmd, bool) {
 
 // startBackup plans and runs a backup.
 func (c *console) startBackup() tea.Cmd {
-	b := &c.bak
-	b.t, b.began, b.err = timeline{}, c.now, nil
+	b := c.bak
+	b.t, b.began, b.err = view.Timeline{}, c.now, nil
 	b.running, b.ended, b.stopping, b.open = true, false, false, false
 	c.running = true
 	c.chk.busy = false // launch cancels a running check
@@ -227,7 +220,7 @@ func (c *console) startBackup() tea.Cmd {
 }
 
 func (c *console) tookBackupEnd(err error) tea.Cmd {
-	b := &c.bak
+	b := c.bak
 	c.running, c.confirmLeave = false, false
 	b.running, b.ended, b.err = false, true, err
 	if c.leaving {
@@ -243,7 +236,7 @@ func (c *console) tookBackupEnd(err error) tea.Cmd {
 
 // leaveBackup stops a running backup or verification, or goes back.
 func (c *console) leaveBackup() tea.Cmd {
-	b := &c.bak
+	b := c.bak
 	switch {
 	case b.running:
 		b.stopping = true
@@ -291,47 +284,37 @@ func (c *console) nextEtcd() {
 }
 
 func (c *console) chosenBackup() *engine.BackupEntry {
-	if c.bak.sel >= len(c.bak.entries) {
+	if c.bak.sel >= len(c.bak.Entries) {
 		return nil
 	}
-	return &c.bak.entries[c.bak.sel]
+	return &c.bak.Entries[c.bak.sel]
 }
 
 func (c *console) moveBackup(by int) {
 	if c.bak.open {
-		c.bak.at = max(0, min(c.bak.at+by, len(c.bak.local.Volumes)-1))
+		c.bak.at = max(0, min(c.bak.at+by, len(c.bak.Local.Volumes)-1))
 		return
 	}
-	c.bak.sel = max(0, min(c.bak.sel+by, len(c.bak.entries)-1))
-}
-
-// newestComplete is the newest complete backup; nil if there is none.
-func (b *backups) newestComplete() *engine.BackupEntry {
-	for i := range b.entries {
-		if b.entries[i].Whole {
-			return &b.entries[i]
-		}
-	}
-	return nil
+	c.bak.sel = max(0, min(c.bak.sel+by, len(c.bak.Entries)-1))
 }
 
 // backupView renders the screen in h lines.
 func (c *console) backupView(w, h int) []string {
-	b := &c.bak
-	if b.open && b.local != nil {
-		return c.volumesView(w, h, b.local.Volumes, b.at)
+	b := c.bak
+	if b.open && b.Local != nil {
+		return view.VolumesView(c.page(), w, h, b.Local.Volumes, b.at)
 	}
 	title := c.th.Rule(w, "What a backup contains", "")
 	lines := []string{title}
 	for _, l := range term.Wrap("Upgrades can delete custom resources, CRDs, and the disks of replaced nodes.", w-2) {
 		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Plain, l).String())
 	}
-	kept := c.backupCoverageRows(w, h, &b.backups, ": press b")
+	kept := view.BackupCoverageRows(c.page(), w, h, &b.Backups, ": press b")
 	lines = append(lines, kept...)
 	var below []string
 	switch {
 	case b.running:
-		below = c.backupProgress(w, &b.t, b.began)
+		below = view.BackupProgress(c.page(), w, &b.t, b.began)
 	case b.verifying != "":
 		below = []string{
 			c.th.Rule(w, "Verify", term.Clean(b.verifying)),
@@ -342,7 +325,7 @@ func (c *console) backupView(w, h int) []string {
 		below = c.backupOutcome(w)
 	}
 	// In a small window the list of backups, which has the cursor, comes first.
-	if list := min(1+max(1, len(b.entries)), 5); !b.running && len(below) <= h/3 && len(lines)+list+len(below) > h {
+	if list := min(1+max(1, len(b.Entries)), 5); !b.running && len(below) <= h/3 && len(lines)+list+len(below) > h {
 		lines = append([]string{title}, kept...)
 		lines = lines[:min(len(lines), max(1, h-list-len(below)))]
 	}
@@ -357,143 +340,30 @@ func (c *console) backupView(w, h int) []string {
 	return append(lines, below...)
 }
 
-// backupCoverageRows show for each kind of data whether a backup contains it. hint is added
-// if there is no backup.
-func (c *console) backupCoverageRows(w, h int, b *backups, hint string) []string {
-	last := b.newestComplete()
-	const what = 26
-	row := func(st term.Style, sign, name string, state term.Style, text, age string) string {
-		if w < 70 { // two lines instead of a cut one
-			r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, name).Right(term.Faint, age)
-			return strings.Join(append([]string{r.String()}, c.th.Below(w, 5, 2, state, text)...), "\n")
-		}
-		return c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, name, what).Add(state, text).Right(term.Faint, age).String()
-	}
-	var lines []string
-	switch {
-	case b.listErr != nil:
-		lines = append(lines, row(term.Caution, c.th.Warn, "definitions and objects", term.Plain, "unknown: the backups cannot be listed", ""))
-	case !b.listed:
-		lines = append(lines, row(term.Accent, c.th.Spin(c.frame), "definitions and objects", term.Faint, "listing backups", ""))
-	case last == nil:
-		lines = append(lines, row(term.Bad, c.th.Fail, "definitions and objects", term.Plain, "no complete backup yet"+hint, "-"),
-			row(term.Bad, c.th.Fail, "etcd snapshot", term.Plain, "none yet", "-"))
-	default:
-		old := c.now.Sub(last.Created) > 24*time.Hour
-		st, sign := term.Good, c.th.OK
-		if old {
-			st, sign = term.Caution, c.th.Warn
-		}
-		lines = append(lines, row(st, sign, "definitions and objects", term.Plain, amountOf(last.Objects, "object")+", "+term.Bytes(last.Bytes), term.Ago(last.Created, c.now)))
-		i := slices.IndexFunc(b.entries, func(e engine.BackupEntry) bool { return e.Whole && e.Etcd })
-		switch {
-		case i < 0:
-			lines = append(lines, row(term.Bad, c.th.Fail, "etcd snapshot", term.Plain, "in no backup", "-"))
-		case i > 0 && b.entries[i].ID != last.ID:
-			lines = append(lines, row(term.Caution, c.th.Warn, "etcd snapshot", term.Plain, "not in the last backup", term.Ago(b.entries[i].Created, c.now)))
-		default:
-			lines = append(lines, row(st, sign, "etcd snapshot", term.Plain, "in the last backup", term.Ago(b.entries[i].Created, c.now)))
-		}
-	}
-	switch l := b.local; {
-	case l == nil && b.localErr != nil:
-		lines = append(lines, row(term.Caution, c.th.Warn, "volumes on nodes", term.Plain, "unknown: "+term.Clean(b.localErr.Error()), ""))
-	case l == nil:
-		lines = append(lines, row(term.Accent, c.th.Spin(c.frame), "volumes on nodes", term.Faint, "querying the cluster", ""))
-	case len(l.Volumes) == 0:
-		lines = append(lines, row(term.Good, c.th.OK, "volumes on nodes", term.Plain, "none is bound to a claim", ""))
-	default:
-		nodes := map[string]bool{}
-		for _, v := range l.Volumes {
-			for _, n := range v.Nodes {
-				nodes[n] = true
-			}
-		}
-		text := fmt.Sprint(len(l.Volumes))
-		if len(nodes) > 0 {
-			text += " on " + term.Count(len(nodes), "node")
-		}
-		lines = append(lines, row(term.Caution, c.th.Warn, "volumes on nodes", term.Caution, text+": in no backup, lost with the node", ""))
-		most := 2
-		if h > 24 {
-			most = 8
-		}
-		shown := min(most, len(l.Volumes))
-		for i, v := range l.Volumes[:shown] {
-			r := c.th.Row(w).Pad(3).Add(term.Faint, c.th.Branch+" ").Add(term.Plain, term.Clean(volumeSummary(v)))
-			if i == shown-1 && shown < len(l.Volumes) {
-				r.Right(term.Faint, fmt.Sprintf("%d more: Enter", len(l.Volumes)-shown))
-			}
-			lines = append(lines, r.String())
-		}
-	}
-	if l := b.local; l != nil && l.EmptyDirs+l.HostPaths > 0 {
-		var parts []string
-		if l.EmptyDirs > 0 {
-			parts = append(parts, "emptyDir of "+term.Count(l.EmptyDirs, "pod"))
-		}
-		if l.HostPaths > 0 {
-			parts = append(parts, fmt.Sprintf("hostPath of %d", l.HostPaths))
-		}
-		lines = append(lines, row(term.Faint, c.th.Dot, "scratch space of pods", term.Faint, strings.Join(parts, ", ")+": in no backup", ""))
-	}
-	lines = append(lines, row(term.Faint, c.th.Dot, "master secret, kubeconfig", term.Faint, "not included: keep a copy of this folder's files", ""))
-	return strings.Split(strings.Join(lines, "\n"), "\n")
-}
-
-// volumeSummary describe a volume: "db/pg-0  worker-0  statefulset/db/postgres".
-func volumeSummary(v engine.LocalVolume) string {
-	s := v.Namespace + "/" + v.Claim
-	if len(v.Nodes) > 0 {
-		s += "  " + someNames(v.Nodes, 2)
-	}
-	if len(v.Workloads) > 0 {
-		return s + "  " + someNames(v.Workloads, 2)
-	}
-	return s + "  (no pod uses it now)"
-}
-
-func amountOf(n int64, noun string) string {
-	s := thousands(n) + " " + noun
-	if n != 1 {
-		s += "s"
-	}
-	return s
-}
-
-// thousands writes 12345 as 12,345.
-func thousands(n int64) string {
-	s := fmt.Sprint(n)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
-}
-
 // backupRows lists the backups in at most h lines.
 func (c *console) backupRows(w, h int) []string {
-	b := &c.bak
+	b := c.bak
 	if h < 2 {
 		return nil
 	}
 	remark := map[string]string{
 		engine.EtcdAuto: "next backup: etcd if available", engine.EtcdTake: "next backup: etcd required", engine.EtcdLeave: "next backup: without etcd",
 	}[b.etcd]
-	lines := []string{c.th.Rule(w, fmt.Sprintf("Backups %d", len(b.entries)), remark)}
+	lines := []string{c.th.Rule(w, fmt.Sprintf("Backups %d", len(b.Entries)), remark)}
 	switch {
-	case b.listErr != nil:
-		x := explain(b.listErr, c.deps.commands)
-		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Bad, c.th.Fail+" ").Add(term.Plain, x.what).String())
-		lines = append(lines, c.th.Below(w, 3, 2, term.Faint, x.why)...)
-		lines = append(lines, c.th.Below(w, 3, 3, term.Accent, x.remedy)...)
+	case b.ListErr != nil:
+		x := view.Explain(b.ListErr, c.deps.commands)
+		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Bad, c.th.Fail+" ").Add(term.Plain, x.What).String())
+		lines = append(lines, c.th.Below(w, 3, 2, term.Faint, x.Why)...)
+		lines = append(lines, c.th.Below(w, 3, 3, term.Accent, x.Remedy)...)
 		return lines[:min(len(lines), h)]
-	case !b.listed:
+	case !b.Listed:
 		return lines
-	case len(b.entries) == 0:
+	case len(b.Entries) == 0:
 		return append(lines, c.th.Row(w).Add(term.Faint, "   none yet: b creates one in "+engine.RunsDir).String())
 	}
-	from, to := window(len(b.entries), b.sel, h-1)
-	for i, e := range b.entries[from:to] {
+	from, to := view.Window(len(b.Entries), b.sel, h-1)
+	for i, e := range b.Entries[from:to] {
 		sign, st, text := c.th.OK, term.Good, ""
 		if !e.Whole {
 			sign, st, text = c.th.Fail, term.Bad, term.Clean(e.Why)
@@ -515,8 +385,8 @@ func (c *console) backupRows(w, h int) []string {
 		if e.Etcd {
 			etcd = "etcd"
 		}
-		r := c.th.Row(w).Add(term.Accent, c.marker(from+i == b.sel)).Add(st, sign).Add(term.Plain, " ").Col(name, term.Clean(e.ID), 31)
-		r.Num(term.Faint, term.Ago(e.Created, c.now), 8).Num(term.Plain, thousands(e.Objects), 10)
+		r := c.th.Row(w).Add(term.Accent, view.Marker(c.page(), from+i == b.sel)).Add(st, sign).Add(term.Plain, " ").Col(name, term.Clean(e.ID), 31)
+		r.Num(term.Faint, term.Ago(e.Created, c.now), 8).Num(term.Plain, view.Thousands(e.Objects), 10)
 		if w >= 70 { // a cut number would be wrong
 			r.Num(term.Plain, term.Bytes(e.Bytes), 9).Pad(1).Col(term.Faint, etcd, 4)
 		}
@@ -531,79 +401,19 @@ func (c *console) backupRows(w, h int) []string {
 	return lines[:min(len(lines), h)]
 }
 
-// backupProgress renders the running backup: its steps and the progress of the current one.
-func (c *console) backupProgress(w int, t *timeline, began time.Time) []string {
-	lines := []string{c.th.Rule(w, "Backup in progress", term.Clock(c.now.Sub(began)))}
-	if len(t.steps) == 0 {
-		return append(lines, c.th.Row(w).Add(term.Accent, " "+c.th.Spin(c.frame)+" ").Add(term.Plain, "planning").String())
-	}
-	for i := range t.steps {
-		s := &t.steps[i]
-		sign, st := c.th.Dot, term.Faint
-		switch s.state {
-		case engine.StateRunning:
-			sign, st = c.th.Spin(c.frame), term.Accent
-		case engine.StateDone, engine.StateSkipped:
-			sign, st = c.th.OK, term.Good
-		case engine.StateFailed:
-			sign, st = c.th.Fail, term.Bad
-		case engine.StateStopped:
-			sign, st = c.th.Stopped, term.Caution
-		}
-		r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, s.title)
-		if s.took > 0 {
-			r.Right(term.Faint, term.Duration(s.took))
-		}
-		lines = append(lines, r.String())
-		if s.state == engine.StateRunning {
-			lines = append(lines, c.stepProgress(w, t, s)...)
-		}
-	}
-	return lines
-}
-
-// stepProgress renders types, objects, bytes, rate and remaining time of the current step.
-func (c *console) stepProgress(w int, t *timeline, s *step) []string {
-	n := t.counts
-	switch {
-	case s.id == engine.StepBackupResources && n["all_types"] > 0:
-		left := ""
-		if v, ok := n["seconds_left"]; ok {
-			left = ", " + term.Duration(time.Duration(v)*time.Second) + " left"
-		}
-		doing := ""
-		for _, p := range s.parts {
-			doing = p.name
-		}
-		return []string{
-			c.th.Row(w).Pad(3).Add(term.Accent, c.th.Meter(n["types"], n["all_types"], min(24, w/4))).Add(term.Plain, fmt.Sprintf(" %d of %d types  ", n["types"], n["all_types"])).Add(term.Faint, doing).String(),
-			c.th.Row(w).Pad(3).Add(term.Plain, amountOf(n["objects"], "object")+", "+term.Bytes(n["bytes"])).Add(term.Faint, ", "+term.Bytes(n["bytes_per_second"])+"/s"+left).String(),
-		}
-	case s.total > 0:
-		return []string{c.th.Row(w).Pad(3).Add(term.Accent, c.th.Meter(s.progress, s.total, min(24, w/4))).Add(term.Plain, " "+term.Bytes(s.progress)+" of "+term.Bytes(s.total)).String()}
-	case s.progress > 0:
-		text := term.Bytes(s.progress)
-		if d := c.now.Sub(s.began); d >= time.Second {
-			text += ", " + term.Bytes(int64(float64(s.progress)/d.Seconds())) + "/s"
-		}
-		return []string{c.th.Row(w).Pad(3).Add(term.Plain, text).String()}
-	}
-	return nil
-}
-
 // backupOutcome renders the result of the last backup.
 func (c *console) backupOutcome(w int) []string {
-	b := &c.bak
+	b := c.bak
 	if b.err == nil {
-		lines := []string{c.th.Rule(w, "Done", term.Clock(b.t.last.Sub(b.t.started)))}
+		lines := []string{c.th.Rule(w, "Done", term.Clock(b.t.Last.Sub(b.t.Started)))}
 		text := "the backup is complete"
-		if b.t.result != nil && b.t.result.text != "" {
-			text = b.t.result.text
+		if b.t.Result != nil && b.t.Result.Text != "" {
+			text = b.t.Result.Text
 		}
 		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Good, c.th.OK+" ").Add(term.Plain, text).String())
-		for i := range b.t.log.len() {
-			if l := b.t.log.at(i); l.level == "warn" || l.level == "error" {
-				lines = append(lines, c.th.Below(w, 3, 2, term.Caution, l.text)...)
+		for i := range b.t.Log.Len() {
+			if l := b.t.Log.At(i); l.Level == "warn" || l.Level == "error" {
+				lines = append(lines, c.th.Below(w, 3, 2, term.Caution, l.Text)...)
 			}
 		}
 		return lines
@@ -611,47 +421,18 @@ func (c *console) backupOutcome(w int) []string {
 	if engine.ExitCode(b.err) == engine.ExitStopped {
 		return []string{c.th.Rule(w, "Stopped", ""), c.th.Row(w).Add(term.Plain, " ").Add(term.Caution, c.th.Stopped+" ").Add(term.Plain, "the backup was stopped; its files were deleted").String()}
 	}
-	return c.problemWithin(w, 3, "`"+c.command()+"` shows them", b.err)
+	return view.ProblemWithin(c.page(), w, 3, "`"+c.command()+"` shows them", b.err)
 }
-
-// volumesView lists the volumes that are in no backup.
-func (c *console) volumesView(w, h int, all []engine.LocalVolume, first int) []string {
-	lines := []string{
-		c.th.Rule(w, fmt.Sprintf("Volumes on nodes %d", len(all)), "in no backup, lost when the node is replaced"),
-		c.th.Row(w).Pad(1).Col(term.Faint, "claim", 28).Col(term.Faint, "node", 18).Col(term.Faint, "size", 9).Add(term.Faint, "used by").String(),
-	}
-	from := min(first, max(0, len(all)-(h-3)))
-	for _, v := range all[from:min(len(all), from+max(1, h-3))] {
-		size, nodes, users := "-", "-", "no pod now"
-		if v.Bytes > 0 {
-			size = term.Bytes(v.Bytes)
-		}
-		if len(v.Nodes) > 0 {
-			nodes = someNames(v.Nodes, 1)
-		}
-		if len(v.Workloads) > 0 {
-			users = someNames(v.Workloads, 2)
-		}
-		lines = append(lines, c.th.Row(w).Pad(1).Col(term.Plain, term.Clean(v.Namespace+"/"+v.Claim), 28).Col(term.Plain, term.Clean(nodes), 18).Col(term.Faint, size, 9).Add(term.Plain, term.Clean(users)).String())
-	}
-	if rest := len(all) - (len(lines) - 2); rest > 0 {
-		lines = append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("%s %d more: ↑↓ moves", c.th.Ellipsis, rest)).String())
-	}
-	return lines
-}
-
-// backupMode is the right end of the first line.
-func (c *console) backupMode() string { return "backup  " + c.now.UTC().Format("15:04:05 UTC") }
 
 // backupWhy is the line above the keys.
 func (c *console) backupWhy() []string {
-	b := &c.bak
+	b := c.bak
 	text := ""
 	switch {
 	case b.stopping && b.running, c.leaving:
 		text = "Stopping; the partial backup is deleted."
-	case b.running && b.t.why.text != "":
-		text = "Why waiting (" + term.Duration(c.now.Sub(b.t.why.since)) + "): " + b.t.why.text
+	case b.running && b.t.Why.Text != "":
+		text = "Why waiting (" + term.Duration(c.now.Sub(b.t.Why.Since)) + "): " + b.t.Why.Text
 	}
 	if text == "" {
 		return nil
@@ -665,5 +446,5 @@ func (c *console) backupCommand() string {
 	if c.bak.etcd != engine.EtcdAuto {
 		verb += " --etcd=" + c.bak.etcd
 	}
-	return c.deps.commands.command(verb)
+	return c.deps.commands.Command(verb)
 }

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // checkStale is the age from which a check is shown as STALE. It is longer than that of a
@@ -29,6 +31,7 @@ const (
 // checkScreen is the check for upgrades: its result, and the state of the screen. Its text
 // comes unfiltered from outside; rendering cleans it.
 type checkScreen struct {
+	c *console
 	result *engine.Check // the newest result; nil if there is none yet
 	// complete is set if known is the result of a complete check, preflight included.
 	complete bool
@@ -37,7 +40,7 @@ type checkScreen struct {
 	// busy is set while a check runs; live is its progress.
 	busy     bool
 	began    time.Time
-	progress runningCheck
+	progress view.RunningCheck
 	// backgroundStarted is set once the home screen has started its background check of versions.
 	backgroundStarted bool
 
@@ -50,55 +53,6 @@ type checkScreen struct {
 	typing       bool
 	confirmWrite bool // the question whether to write the configuration is shown
 	writing      bool
-}
-
-// runningCheck is the progress of a check.
-type runningCheck struct {
-	total, done int
-	running     []string // IDs in the order of their start
-	progress    map[string]string
-	found       []engine.Finding
-}
-
-func (l *runningCheck) apply(ev engine.Event) {
-	i := slices.Index(l.running, ev.Object)
-	switch {
-	case ev.Kind == engine.KindProgress && i >= 0:
-		if l.progress == nil {
-			l.progress = map[string]string{}
-		}
-		l.progress[ev.Object] = amount(ev.Current, ev.Total)
-	case ev.Kind != engine.KindCheck:
-	case ev.State == engine.StateRunning:
-		l.total++
-		l.running = append(l.running, ev.Object)
-	default:
-		if i >= 0 {
-			l.running = slices.Delete(l.running, i, i+1)
-			l.done++
-		}
-		var f engine.Finding
-		if json.Unmarshal(ev.Data, &f) == nil && f.Severity != "" {
-			l.found = append(l.found, f)
-		}
-	}
-}
-
-// summary is the progress as text: "31 of 44 checked; drain-rehearsal 42 of 300".
-func (l *runningCheck) summary() string {
-	s := fmt.Sprintf("%d of %d checked", l.done, l.total)
-	var names []string
-	for _, id := range l.running {
-		name := term.Clean(id)
-		if p := l.progress[id]; p != "" {
-			name += " " + p
-		}
-		names = append(names, name)
-	}
-	if len(names) > 0 {
-		s += "; " + someNames(names, 3)
-	}
-	return s
 }
 
 // Messages of checks.
@@ -137,7 +91,7 @@ var checkKeys = []binding{
 		}
 		return ""
 	}),
-	on("W", "W", "write the next hop into the configuration (asks)", "do", act(func(c *console) { c.chk.confirmWrite = true })).footed("write").unless(nothingToWrite),
+	on("W", "W", "write the next hop into the configuration (asks)", "do", act(func(c *console) { c.chk.confirmWrite = true })).footed("write").unless((*console).nothingToWrite),
 	on("r", "r", "check again", "do", (*console).startCheck).unless(func(c *console) string {
 		switch {
 		case c.chk.busy:
@@ -178,7 +132,7 @@ var confirmWriteKeys = []binding{
 }
 
 // nothingToWrite returns why W is off.
-func nothingToWrite(c *console) string {
+func (c *console) nothingToWrite() string {
 	k := c.chk.result
 	switch {
 	case c.chk.busy || k == nil:
@@ -207,7 +161,7 @@ func (c *console) openCheck() tea.Cmd {
 
 // startCheck checks for upgrades. The last result stays on the screen meanwhile.
 func (c *console) startCheck() tea.Cmd {
-	c.chk.busy, c.chk.began, c.chk.progress, c.chk.err = true, c.now, runningCheck{}, nil
+	c.chk.busy, c.chk.began, c.chk.progress, c.chk.err = true, c.now, view.RunningCheck{}, nil
 	return c.launch("checking for upgrades", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		k, err := c.deps.engine.Check(ctx, engine.CheckRequest{}, emit)
 		return checkEnded{k, err}
@@ -233,7 +187,7 @@ func (c *console) backgroundCheck() tea.Cmd {
 func (c *console) takeCheckEvents(events []engine.Event) {
 	for _, ev := range events {
 		if ev.Kind != engine.KindCheck || ev.Object != engine.CheckVersions {
-			c.chk.progress.apply(ev)
+			c.chk.progress.Apply(ev)
 			continue
 		}
 		var k engine.Check
@@ -250,7 +204,7 @@ func (c *console) tookCheck(msg checkEnded) tea.Cmd {
 	if msg.check.Schema != "" && (msg.err == nil || c.chk.result == nil || c.chk.result.Current == (engine.Target{})) {
 		c.chk.result, c.chk.at, c.chk.complete = &msg.check, c.now, msg.err == nil
 	}
-	c.chk.progress = runningCheck{}
+	c.chk.progress = view.RunningCheck{}
 	c.moveCheck(0)
 	if k := c.chk.result; k != nil && len(k.Findings) == 0 && len(k.Blocked) > 0 && c.chk.pane == checkFindings {
 		c.chk.pane = checkPath // the only pane with content
@@ -278,7 +232,7 @@ func (c *console) leaveCheck() tea.Cmd {
 		c.cancel()
 		c.cancel = nil
 		c.task++ // drops its late messages
-		c.chk.busy, c.chk.progress = false, runningCheck{}
+		c.chk.busy, c.chk.progress = false, view.RunningCheck{}
 	}
 	return c.goHome()
 }
@@ -295,10 +249,10 @@ func (c *console) tookWritten(msg configWritten) {
 	c.chk.writing, c.chk.confirmWrite = false, false
 	switch x := msg.check.Config; {
 	case msg.err != nil:
-		e := explain(msg.err, c.deps.commands)
-		c.note = "not written: " + e.what
-		if e.why != "" {
-			c.note += ": " + e.why
+		e := view.Explain(msg.err, c.deps.commands)
+		c.note = "not written: " + e.What
+		if e.Why != "" {
+			c.note += ": " + e.Why
 		}
 	case x == nil || !x.Written:
 		c.note = "nothing was written: the configuration is already up to date; r checks again"
@@ -319,10 +273,10 @@ func (c *console) findingsNow() []engine.Finding {
 	if c.chk.result == nil {
 		return nil
 	}
-	if len(c.chk.progress.found) == 0 {
+	if len(c.chk.progress.Found) == 0 {
 		return c.chk.result.Findings
 	}
-	out := slices.Concat(c.chk.result.Findings, c.chk.progress.found)
+	out := slices.Concat(c.chk.result.Findings, c.chk.progress.Found)
 	order := []engine.Severity{engine.Block, engine.Warn, engine.NotChecked, engine.Info}
 	slices.SortStableFunc(out, func(a, b engine.Finding) int {
 		return slices.Index(order, a.Severity) - slices.Index(order, b.Severity)
@@ -347,40 +301,33 @@ func (c *console) shown() (list []engine.Finding, folded int) {
 	return list, folded
 }
 
-// checkItem is a selectable row: a finding, a reason, or the line for the passed checks.
-type checkItem struct {
-	finding *engine.Finding
-	reason  *reason
-	folded  int
-}
-
 // checkItems are the rows of the pane that has the focus.
-func (c *console) checkItems() (items []checkItem) {
+func (c *console) checkItems() (items []view.CheckItem) {
 	if c.chk.result == nil {
 		return nil
 	}
 	switch c.chk.pane {
 	case checkPath:
-		for _, r := range reasonsOf(c.chk.result) {
-			items = append(items, checkItem{reason: &r})
+		for _, r := range view.ReasonsOf(c.chk.result) {
+			items = append(items, view.CheckItem{Reason: &r})
 		}
 	case checkFindings:
 		list, folded := c.shown()
 		for i := range list {
-			items = append(items, checkItem{finding: &list[i]})
+			items = append(items, view.CheckItem{Finding: &list[i]})
 		}
 		if folded > 0 || c.chk.showPassed && c.chk.filter == "" && len(list) > 0 {
-			items = append(items, checkItem{folded: folded})
+			items = append(items, view.CheckItem{Folded: folded})
 		}
 	}
 	return items
 }
 
 // selected is the selected row; the zero value if there is none.
-func (c *console) selected() checkItem {
+func (c *console) selected() view.CheckItem {
 	items := c.checkItems()
 	if len(items) == 0 {
-		return checkItem{}
+		return view.CheckItem{}
 	}
 	return items[max(0, min(c.chk.sel[c.chk.pane], len(items)-1))]
 }
@@ -389,7 +336,7 @@ func (c *console) openSelected() {
 	switch x := c.selected(); {
 	case c.chk.open:
 		c.chk.open = false
-	case x.finding != nil || x.reason != nil:
+	case x.Finding != nil || x.Reason != nil:
 		c.chk.open, c.chk.scroll = true, 0
 	default:
 		c.chk.showPassed = !c.chk.showPassed
@@ -403,7 +350,7 @@ func (c *console) nextCheckPane() {
 }
 
 func (c *console) moveCheck(by int) {
-	k := &c.chk
+	k := c.chk
 	switch {
 	case k.open:
 		k.scroll = max(0, k.scroll+by)
@@ -415,29 +362,29 @@ func (c *console) moveCheck(by int) {
 }
 
 func (c *console) copyCheckCommand() {
-	if f := c.selected().finding; f != nil && f.Command != "" {
+	if f := c.selected().Finding; f != nil && f.Command != "" {
 		if term.Clean(f.Command) != f.Command {
 			c.note = "the command contains control characters: it is not copied"
 			return
 		}
-		c.copyText(c.deps.commands.alone(f.Command), "the command")
+		c.copyText(c.deps.commands.Alone(f.Command), "the command")
 		return
 	}
-	c.copyText(c.deps.commands.command("upgrade check"), "the command of the check")
+	c.copyText(c.deps.commands.Command("upgrade check"), "the command of the check")
 }
 
 func (c *console) copyCheckLine() {
 	switch x := c.selected(); {
-	case x.finding != nil:
-		s := term.Clean(x.finding.Title)
-		if d := term.Clean(term.OneLine(x.finding.Detail)); d != "" {
+	case x.Finding != nil:
+		s := term.Clean(x.Finding.Title)
+		if d := term.Clean(term.OneLine(x.Finding.Detail)); d != "" {
 			s += ": " + d
 		}
 		c.copyText(s, "the line")
-	case x.reason != nil:
-		c.copyText(term.Clean(x.reason.what)+": "+term.Clean(x.reason.text), "the line")
+	case x.Reason != nil:
+		c.copyText(term.Clean(x.Reason.What)+": "+term.Clean(x.Reason.Text), "the line")
 	case c.chk.result != nil:
-		_, s := verdict(c.chk.result)
+		_, s := view.Verdict(c.chk.result)
 		c.copyText(term.Clean(s), "the line")
 	default:
 		c.copyText("", "")
@@ -465,7 +412,7 @@ func (v *checkScreen) typeFilter(k tea.KeyMsg) {
 
 // staleCheck reports whether the check on the screen may be out of date.
 func (c *console) staleCheck() bool {
-	k := &c.chk
+	k := c.chk
 	if k.busy { // the last result is shown meanwhile
 		return k.result != nil && k.began.Sub(k.at) > staleAfter
 	}
@@ -474,10 +421,10 @@ func (c *console) staleCheck() bool {
 
 // checkMode is the right end of the first line.
 func (c *console) checkMode() string {
-	k := &c.chk
+	k := c.chk
 	switch {
-	case k.busy && k.progress.total > 0:
-		return fmt.Sprintf("upgrade check  %d of %d", k.progress.done, k.progress.total)
+	case k.busy && k.progress.Total > 0:
+		return fmt.Sprintf("upgrade check  %d of %d", k.progress.Done, k.progress.Total)
 	case k.busy:
 		return "upgrade check"
 	case k.result == nil:
@@ -490,22 +437,22 @@ func (c *console) checkMode() string {
 
 // checkWhy is the line below the body: the progress, the error or the verdict.
 func (c *console) checkWhy(w int) []string {
-	k := &c.chk
+	k := c.chk
 	r := c.th.Row(w).Add(term.Plain, " ")
 	switch {
-	case k.busy && k.progress.total > 0:
-		return []string{r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Strong, "Now ("+term.Duration(c.now.Sub(k.began))+"): "+k.progress.summary()).String()}
+	case k.busy && k.progress.Total > 0:
+		return []string{r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Strong, "Now ("+term.Duration(c.now.Sub(k.began))+"): "+k.progress.Summary()).String()}
 	case k.busy:
 		return []string{r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Strong, "Now ("+term.Duration(c.now.Sub(k.began))+"): querying cluster, cloud and releases").String()}
 	case k.err != nil:
-		e := explain(k.err, c.deps.commands)
-		what := e.what
-		if e.why != "" {
-			what += ": " + e.why
+		e := view.Explain(k.err, c.deps.commands)
+		what := e.What
+		if e.Why != "" {
+			what += ": " + e.Why
 		}
-		lines := c.signed(w, term.Bad, c.th.Fail, what)
-		if e.remedy != "" {
-			lines = append(lines, c.th.Row(w).Add(term.Faint, "   fix ").Add(term.Accent, e.remedy).String())
+		lines := view.Signed(c.page(), w, term.Bad, c.th.Fail, what)
+		if e.Remedy != "" {
+			lines = append(lines, c.th.Row(w).Add(term.Faint, "   fix ").Add(term.Accent, e.Remedy).String())
 		}
 		return lines
 	case k.result == nil:
@@ -513,16 +460,9 @@ func (c *console) checkWhy(w int) []string {
 	case !k.complete:
 		return []string{r.Add(term.Faint, "Versions only; r runs the preflight checks of the next hop.").String()}
 	}
-	severity, text := verdict(k.result)
-	sign, st := c.severitySignOf(severity)
-	return c.signed(w, st, sign, term.Clean(text))
-}
-
-// signed is a sentence behind a sign, on at most two lines.
-func (c *console) signed(w int, st term.Style, sign, text string) []string {
-	lines := c.th.Below(w, 3, 2, term.Strong, text)
-	lines[0] = " " + c.th.Paint(st, term.AsciiIf(c.th.Ascii, sign)) + lines[0][2:]
-	return lines
+	severity, text := view.Verdict(k.result)
+	sign, st := view.SeveritySignOf(c.page(), severity)
+	return view.Signed(c.page(), w, st, sign, term.Clean(text))
 }
 
 // checkView renders the check in h lines.
@@ -530,7 +470,7 @@ func (c *console) checkView(w, h int) []string {
 	k := c.chk.result
 	switch {
 	case k == nil && c.chk.err != nil:
-		return c.problem(w, c.chk.err)
+		return view.Problem(c.page(), w, c.chk.err)
 	case k == nil:
 		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, "querying cluster, cloud and releases").String()}
 	case c.chk.confirmWrite:
@@ -540,9 +480,9 @@ func (c *console) checkView(w, h int) []string {
 	case w >= 110 && h >= 26:
 		return c.checkWide(w, h)
 	}
-	trouble, _ := needAttention(c.findingsNow())
+	trouble, _ := view.NeedAttention(c.findingsNow())
 	roomy := len(k.Path) == 0 && len(trouble) == 0 && len(k.Components)+10 <= h
-	lines := c.versionRows(w, k, feedRemark(k.Feed, c.now), roomy)
+	lines := view.VersionRows(c.page(), w, k, view.FeedRemark(k.Feed, c.now), roomy)
 	most := h - len(lines) - 3
 	switch low := h < 14; {
 	case low && c.chk.pane == checkPath:
@@ -553,7 +493,7 @@ func (c *console) checkView(w, h int) []string {
 		most -= min(2, len(trouble)-1) // keeps the most severe finding visible
 	}
 	lines = append(lines, c.checkPathPane(w, most, k)...)
-	lines = append(lines, c.noteRows(w, k)...)
+	lines = append(lines, view.NoteRows(c.page(), w, k)...)
 	room := h - len(lines)
 	if c.chk.pane == checkChanges {
 		return append(lines, c.changesPane(w, room, k)...)
@@ -565,9 +505,9 @@ func (c *console) checkView(w, h int) []string {
 // findingsFooter fills the room under the findings of a narrow screen with details of the selected
 // one or with the changes of the next hop.
 func (c *console) findingsFooter(w, room int, k *engine.Check) []string {
-	f := c.selected().finding
+	f := c.selected().Finding
 	if f != nil && f.Severity != engine.Info && room > 2 {
-		detail := c.findingDetail(w, 4, *f)
+		detail := view.FindingDetail(c.page(), w, 4, *f)
 		lines := []string{c.th.Rule(w, term.Clean(f.ID), "Enter shows all")}
 		if len(detail)+1 <= room {
 			lines[0] = c.th.Rule(w, term.Clean(f.ID), "")
@@ -575,24 +515,16 @@ func (c *console) findingsFooter(w, room int, k *engine.Check) []string {
 		return append(lines, detail[:min(len(detail), room-1)]...)
 	}
 	if f != nil && room > 0 && (f.Command != "" || f.Remedy != "") { // only one line: show the command or the remedy
-		what := term.Clean(orElse(c.deps.commands.line(f.Command), c.deps.commands.text(f.Remedy)))
+		what := term.Clean(cmp.Or(c.deps.commands.Line(f.Command), c.deps.commands.Text(f.Remedy)))
 		return []string{c.th.Row(w).Pad(2).Add(term.Faint, "To do: ").Add(term.Accent, what).String()}
 	}
-	if changes := c.changeRows(w, k); room > 2 && len(changes) > 0 {
+	if changes := view.ChangeRows(c.page(), w, k); room > 2 && len(changes) > 0 {
 		if len(changes) > room {
 			changes[0] = c.th.Rule(w, "Will change in hop 1", "Tab shows all")
 		}
 		return changes[:min(len(changes), room)]
 	}
 	return nil
-}
-
-func (c *console) noteRows(w int, k *engine.Check) []string {
-	var lines []string
-	for _, n := range k.Notes {
-		lines = append(lines, c.th.Below(w, 2, 2, term.Plain, term.Clean(n))...)
-	}
-	return lines
 }
 
 // focusRule is the heading of a pane; the focused one is marked with the cursor.
@@ -606,10 +538,10 @@ func (c *console) focusRule(w, pane int, title, remark string) string {
 // checkPathPane renders the path in at most h lines; its reasons can be selected while it has
 // the focus.
 func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
-	reasons := reasonsOf(k)
+	reasons := view.ReasonsOf(k)
 	remark := "none"
 	if len(k.Path) > 0 {
-		remark = pathRemark(k)
+		remark = view.PathRemark(k)
 	}
 	if len(k.Path) == 0 && len(reasons) == 0 {
 		if c.chk.pane != checkPath {
@@ -619,19 +551,19 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 	}
 	lines := []string{c.focusRule(w, checkPath, "Path", remark)}
 	terse := 1 // leaves out why hops are needed, unless there is nothing more urgent
-	if trouble, _ := needAttention(c.findingsNow()); w >= 110 && (len(trouble) == 0 || c.chk.pane == checkPath) {
+	if trouble, _ := view.NeedAttention(c.findingsNow()); w >= 110 && (len(trouble) == 0 || c.chk.pane == checkPath) {
 		terse = 0
 	}
-	hops := c.hopRows(w, k, terse)
+	hops := view.HopRows(c.page(), w, k, terse)
 	switch {
 	case w >= 110:
-		lines = append(lines, c.lattice(w, k)...)
+		lines = append(lines, view.Lattice(c.page(), w, k)...)
 	case len(k.Path) > 0:
 		more := 0
 		if c.chk.pane == checkPath {
 			more = min(2, len(reasons))
 		}
-		if rails := c.rails(w, k); len(lines)+len(rails)+len(hops)+more <= h { // the other rows matter more
+		if rails := view.Rails(c.page(), w, k); len(lines)+len(rails)+len(hops)+more <= h { // the other rows matter more
 			lines = append(lines, rails...)
 		}
 	}
@@ -648,7 +580,7 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 		}
 		beyond := 0
 		for _, x := range reasons {
-			if x.beyond {
+			if x.Beyond {
 				beyond++
 			}
 		}
@@ -669,14 +601,14 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 			if i == at {
 				from = len(blocks)
 			}
-			blocks = append(blocks, c.reasonBlock(w, x, i == at)...)
+			blocks = append(blocks, view.ReasonBlock(c.page(), w, x, i == at)...)
 		}
 		from = max(0, min(from, len(blocks)-most))
 		return append(lines, blocks[from:min(len(blocks), from+most)]...)
 	}
-	from, to := window(len(reasons), max(at, 0), most)
+	from, to := view.Window(len(reasons), max(at, 0), most)
 	for i := from; i < to; i++ {
-		lines = append(lines, c.reasonRow(w, reasons[i], i == at))
+		lines = append(lines, view.ReasonRow(c.page(), w, reasons[i], i == at))
 	}
 	return lines
 }
@@ -684,7 +616,7 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 // findingsPane lists the findings in at most h lines.
 func (c *console) findingsPane(w, h int) []string {
 	all := c.findingsNow()
-	remark := countBySeverity(all)
+	remark := view.CountBySeverity(all)
 	if c.chk.filter != "" || c.chk.typing {
 		list, _ := c.shown()
 		remark = fmt.Sprintf("%d of %s", len(list), term.Count(len(all), "finding"))
@@ -715,7 +647,7 @@ func (c *console) findingsPane(w, h int) []string {
 	}
 	at := max(0, min(c.chk.sel[checkFindings], len(items)-1))
 	room := h - len(lines)
-	from, to := window(len(items), at, room)
+	from, to := view.Window(len(items), at, room)
 	if to < len(items) && to-from > 1 && to-1 > at { // the last line shows how many follow
 		to--
 	}
@@ -728,34 +660,34 @@ func (c *console) findingsPane(w, h int) []string {
 	return lines
 }
 
-func (c *console) itemRow(w int, x checkItem, here bool, items int) string {
+func (c *console) itemRow(w int, x view.CheckItem, here bool, items int) string {
 	switch {
-	case x.finding != nil:
-		sign, st := c.severitySignOf(x.finding.Severity)
+	case x.Finding != nil:
+		sign, st := view.SeveritySignOf(c.page(), x.Finding.Severity)
 		title := term.Plain
 		if here {
 			title = term.Strong
 		}
-		return c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, sign+" ").Col(term.Faint, term.Clean(x.finding.Source), areaWidth).Add(title, term.Clean(x.finding.Title)).String()
-	case x.folded == 0:
+		return c.th.Row(w).Add(term.Accent, view.Marker(c.page(), here)).Add(st, sign+" ").Col(term.Faint, term.Clean(x.Finding.Source), view.AreaWidth).Add(title, term.Clean(x.Finding.Title)).String()
+	case x.Folded == 0:
 		st := term.Faint
 		if here {
 			st = term.Strong
 		}
-		return c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, "  hide passed checks").String()
+		return c.th.Row(w).Add(term.Accent, view.Marker(c.page(), here)).Add(st, "  hide passed checks").String()
 	}
-	return c.passedRow(w, x.folded, c.chk.busy, items == 1 && !c.chk.busy, here)
+	return view.PassedRow(c.page(), w, x.Folded, c.chk.busy, items == 1 && !c.chk.busy, here)
 }
 
 // changesPane lists what the next hop changes, scrolled.
 func (c *console) changesPane(w, h int, k *engine.Check) []string {
-	rows := c.changeRows(w, k)
+	rows := view.ChangeRows(c.page(), w, k)
 	if len(rows) == 0 {
 		return []string{c.focusRule(w, checkChanges, "Will change", ""), c.th.Row(w).Add(term.Faint, "   nothing: there is no next hop").String()}
 	}
 	rows = rows[1:]
 	if x := k.Config; x != nil && len(x.Fields) > 0 {
-		rows = append(rows, c.fieldRows(w, x.Fields)...)
+		rows = append(rows, view.FieldRows(c.page(), w, x.Fields)...)
 	}
 	remark := ""
 	from := max(0, min(c.chk.sel[checkChanges], len(rows)-(h-1)))
@@ -765,99 +697,28 @@ func (c *console) changesPane(w, h int, k *engine.Check) []string {
 	return append([]string{c.focusRule(w, checkChanges, "Will change in hop 1", remark)}, rows[from:min(len(rows), from+h-1)]...)
 }
 
-// fieldRows are values of the configuration that change.
-func (c *console) fieldRows(w int, fields []engine.FieldChange) []string {
-	names := 20
-	for _, f := range fields {
-		names = max(names, term.Width(term.Clean(f.Field)))
-	}
-	names = min(names, w/2)
-	var lines []string
-	for _, f := range fields {
-		from, to := orElse(shortDigests(f.From, c.th.Ellipsis), "not set"), orElse(shortDigests(f.To, c.th.Ellipsis), "removed")
-		lines = append(lines, c.th.Row(w).Pad(2).Col(term.Plain, term.CutMiddle(term.Clean(f.Field), names, c.th.Ellipsis), names).
-			Add(term.Bad, term.Clean(term.OneLine(from))).Add(term.Faint, " "+c.th.To+" ").Add(term.Good, term.Clean(term.OneLine(to))).String())
-	}
-	return lines
-}
-
 // confirmWriteView shows the values to write and asks for confirmation.
 func (c *console) confirmWriteView(w, h int) []string {
 	x := c.chk.result.Config
 	lines := []string{c.th.Rule(w, "Write the configuration?", term.Count(len(x.Fields), "value"))}
 	lines = append(lines, c.th.Row(w).Pad(2).Add(term.Faint, term.CutMiddle(term.Clean(x.Path), w-3, c.th.Ellipsis)).String())
-	rows := c.fieldRows(w, x.Fields)
+	rows := view.FieldRows(c.page(), w, x.Fields)
 	if room := h - len(lines) - 4; len(rows) > room && room > 0 {
 		more := len(rows) - room + 1
 		rows = append(rows[:room-1], c.th.Row(w).Pad(2).Add(term.Faint, fmt.Sprintf("%s %d more", c.th.Ellipsis, more)).String())
 	}
 	lines = append(append(lines, rows...), "")
-	lines = append(lines, c.prose(w, 2, term.Plain, "Comments and order of the file are kept. The cluster is not changed; upgrade apply does that.")...)
+	lines = append(lines, view.Prose(c.page(), w, 2, term.Plain, "Comments and order of the file are kept. The cluster is not changed; upgrade apply does that.")...)
 	return lines
 }
 
 // openView shows all of the selected row.
 func (c *console) openView(w, h int) []string {
-	lines := c.itemDetail(w, c.selected())
+	lines := view.ItemDetail(c.page(), w, c.selected())
 	title := lines[0]
 	lines = lines[1:]
 	from := max(0, min(c.chk.scroll, len(lines)-(h-1)))
 	return append([]string{title}, lines[from:min(len(lines), from+h-1)]...)
-}
-
-// itemDetail are the details of a row; the first line is their heading.
-func (c *console) itemDetail(w int, x checkItem) []string {
-	switch {
-	case x.finding != nil:
-		f := x.finding
-		sign, st := c.severitySignOf(f.Severity)
-		lines := []string{c.th.Rule(w, term.Clean(f.ID), severityText(f.Severity))}
-		for i, p := range term.Wrap(term.Clean(f.Title), max(20, w-4)) {
-			r := c.th.Row(w).Pad(3)
-			if i == 0 {
-				r = c.th.Row(w).Pad(1).Add(st, sign+" ")
-			}
-			lines = append(lines, r.Add(term.Strong, p).String())
-		}
-		lines = append(lines, "")
-		return append(lines, c.findingDetail(w, 1, *f)...)
-	case x.reason != nil:
-		lines := []string{c.th.Rule(w, "rule "+term.Clean(x.reason.rule), "")}
-		add := func(head string, st term.Style, s string) {
-			if s == "" {
-				return
-			}
-			for i, p := range term.Wrap(s, max(20, w-11)) {
-				if i > 0 {
-					head = ""
-				}
-				lines = append(lines, c.th.Row(w).Pad(1).Col(term.Faint, head, 8).Add(st, p).String())
-			}
-		}
-		add("version", term.Strong, term.Clean(x.reason.what))
-		add("why", term.Plain, term.Clean(x.reason.text))
-		add("fix", term.Accent, term.Clean(c.deps.commands.text(x.reason.remedy)))
-		add("source", term.Faint, term.Clean(x.reason.reference))
-		if !x.reason.beyond {
-			add("", term.Faint, "A later hop of the path reaches it or a newer version.")
-		}
-		return lines
-	case x.folded > 0:
-		return []string{c.th.Rule(w, "Details", ""), c.th.Row(w).Pad(1).Add(term.Faint, "Enter lists the checks that passed.").String()}
-	}
-	return []string{c.th.Rule(w, "Details", "")}
-}
-
-func severityText(s engine.Severity) string {
-	switch s {
-	case engine.Block:
-		return "blocks"
-	case engine.Warn:
-		return "warning"
-	case engine.NotChecked:
-		return "not checked"
-	}
-	return "passed"
 }
 
 // checkWide is checkView for wide screens, with component parts, the lattice, and details at the right.
@@ -865,9 +726,9 @@ func (c *console) checkWide(w, h int) []string {
 	k := c.chk.result
 	right := max(40, w*2/5)
 	left := w - right - 3
-	lines := c.versionRows(w, k, feedRemark(k.Feed, c.now), true)
+	lines := view.VersionRows(c.page(), w, k, view.FeedRemark(k.Feed, c.now), true)
 	lines = append(lines, c.checkPathPane(w, max(3, h-len(lines)-8), k)...)
-	lines = append(lines, c.noteRows(w, k)...)
+	lines = append(lines, view.NoteRows(c.page(), w, k)...)
 	room := h - len(lines)
 	var a []string
 	if c.chk.pane == checkChanges {
@@ -875,177 +736,18 @@ func (c *console) checkWide(w, h int) []string {
 	} else {
 		a = c.findingsPane(left, room)
 	}
-	b := c.itemDetail(right, c.selected())
-	if x := c.selected(); x.finding == nil && x.reason == nil {
-		if changes := c.changeRows(right, k); len(changes) > 0 && c.chk.pane != checkChanges {
+	b := view.ItemDetail(c.page(), right, c.selected())
+	if x := c.selected(); x.Finding == nil && x.Reason == nil {
+		if changes := view.ChangeRows(c.page(), right, k); len(changes) > 0 && c.chk.pane != checkChanges {
 			b = changes
 		}
 	}
 	if len(b) > room && room > 1 {
 		how := "Enter shows all"
-		if c.selected().finding == nil && c.selected().reason == nil {
+		if c.selected().Finding == nil && c.selected().Reason == nil {
 			how = "Tab shows all"
 		}
 		b = append(b[:room-1], c.th.Row(right).Pad(1).Add(term.Faint, c.th.Ellipsis+" "+how).String())
 	}
-	return append(lines, beside(a, b, left, room, c.th)...)
-}
-
-// beside puts two blocks next to each other, h lines high.
-func beside(a, b []string, left, h int, t *term.Theme) []string {
-	var lines []string
-	for i := range min(h, max(len(a), len(b))) {
-		var l, r string
-		if i < len(a) {
-			l = a[i]
-		}
-		if i < len(b) {
-			r = b[i]
-		}
-		lines = append(lines, l+strings.Repeat(" ", max(0, left-term.StyledWidth(l)))+" "+t.Paint(term.Faint, t.Side)+" "+r)
-	}
-	return lines
-}
-
-// cell is a minor version in the lattice.
-type cell struct {
-	version, rule string
-	at            int // the hop that reaches it; 0 for the current version, -1 if none does
-}
-
-// lattice draws components as rows and minor versions as columns. Versions on the path are
-// linked; unreachable ones show the rule that blocks them.
-func (c *console) lattice(w int, k *engine.Check) []string {
-	var lines []string
-	var minors []string // of the rows above
-	for _, row := range []struct{ name, component string }{{"Kubernetes", "kubernetes"}, {"OS image", "image"}, {"Services", "services"}} {
-		cells := latticeRow(k, row.component)
-		if len(cells) == 0 {
-			continue
-		}
-		var heads []string
-		for _, x := range cells {
-			heads = append(heads, minorOf(x.version))
-		}
-		col := max(20, min(28, (w-18)/len(cells)))
-		if !slices.Equal(heads, minors) {
-			r := c.th.Row(w).Pad(18)
-			for _, m := range heads {
-				r.Col(term.Faint, m, col-1)
-			}
-			lines, minors = append(lines, strings.TrimRight(r.String(), " ")), heads
-		}
-		r := c.th.Row(w).Pad(2).Col(term.Faint, row.name, 13)
-		for i, x := range cells {
-			r.To(16 + i*col)
-			switch {
-			case x.at < 0:
-				r.Add(term.Bad, c.th.Fail+" ").Add(term.Faint, term.Clean(x.version)+" "+term.Clean(x.rule))
-			default:
-				sign, st := c.th.Running, term.Accent
-				if x.at > 0 {
-					sign, st = c.th.Pending, term.Good
-				}
-				r.Add(st, sign+" ").Add(term.Plain, term.Clean(x.version)+" ")
-			}
-			if i+1 < len(cells) && cells[i+1].at > 0 {
-				link, st := c.link(k, cells[i+1].at)
-				label := fmt.Sprintf("hop %d", cells[i+1].at)
-				n := 16 + (i+1)*col - r.Used - term.Width(label) - 2
-				r.Add(st, strings.Repeat(link, max(1, n/2))+label+strings.Repeat(link, max(1, n-n/2))+c.th.Arrow)
-			}
-		}
-		lines = append(lines, r.String())
-	}
-	return lines
-}
-
-// latticeRow are the minor versions of a component: the current one, those on the path, and
-// newer ones that cannot be reached.
-func latticeRow(k *engine.Check, component string) []cell {
-	of := func(t engine.Target) string {
-		switch component {
-		case "kubernetes":
-			return t.Kubernetes
-		case "image":
-			return t.Image
-		}
-		return t.Release
-	}
-	now := of(k.Current)
-	if len(k.Path) > 0 {
-		now = orElse(of(k.Path[0].From), now)
-	}
-	if now == "" {
-		return nil
-	}
-	cells := []cell{{version: now}}
-	for _, h := range k.Path {
-		last := &cells[len(cells)-1]
-		switch to := of(h.To); {
-		case to == "" || to == last.version:
-		case minorOf(to) == minorOf(last.version) && last.at > 0: // a newer patch of the same minor
-			last.version = to
-		default:
-			cells = append(cells, cell{version: to, at: h.Number})
-		}
-	}
-	for _, b := range k.Blocked {
-		last := &cells[len(cells)-1]
-		if b.Component != component || !newer(b.Version, last.version) {
-			continue
-		}
-		switch {
-		case last.at < 0 && minorOf(last.version) == minorOf(b.Version):
-			last.version, last.rule = b.Version, b.Rule
-		case minorOf(last.version) == minorOf(b.Version): // the reasons below list a newer patch
-		default:
-			cells = append(cells, cell{version: b.Version, rule: b.Rule, at: -1})
-		}
-	}
-	return cells
-}
-
-// minorOf is "v1.36" of v1.36.3.
-func minorOf(v string) string {
-	if i := strings.LastIndexByte(v, '.'); i > 0 && strings.Count(v, ".") >= 2 {
-		j := strings.IndexByte(v[strings.IndexByte(v, '.')+1:], '.')
-		return v[:strings.IndexByte(v, '.')+1+j]
-	}
-	return v
-}
-
-// feedRemark is the source and age of the release data in few words.
-func feedRemark(f engine.FeedState, now time.Time) string {
-	if f.Source == "" || f.Source == "embedded" {
-		return ""
-	}
-	s := "feed " + term.Ago(f.Fetched, now)
-	if f.Stale {
-		s = "feed STALE, fetched " + term.Ago(f.Fetched, now)
-	}
-	return s
-}
-
-// available is the newest reachable version of a component that is newer than now; empty if
-// none is known.
-func (c *console) available(k *engine.Check, component, now string) string {
-	if k == nil {
-		return ""
-	}
-	if goal := goalOf(k, component); newer(goal, now) {
-		return goal
-	}
-	return ""
-}
-
-// upgradeSummary summarise the available upgrade; empty if none is known.
-func (c *console) upgradeSummary(k *engine.Check) string {
-	if k == nil || len(k.Path) == 0 {
-		return ""
-	}
-	if len(k.Path) == 1 {
-		return "the upgrade: " + targetSummary(k.Path[0])
-	}
-	return fmt.Sprintf("hop 1 of %d: %s", len(k.Path), targetSummary(k.Path[0]))
+	return append(lines, view.Beside(a, b, left, room, c.th)...)
 }

@@ -1,33 +1,33 @@
 package tui
 
 import (
-	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
-// nextList is the cursor in the list of suggestions.
-type nextList struct {
+// homeScreen is the cursor in the list of suggestions.
+type homeScreen struct {
+	c *console
 	at    int
 	nodes int // first node shown
 }
 
 var homeKeys = []binding{
 	on("enter", "Enter", "run or copy the selected suggestion", "do", (*console).doNext).footed("choose"),
-	on("up k", "↑ k", "up", "move", act(func(c *console) { c.next.at = max(0, c.next.at-1) })),
-	on("down j", "↓ j", "down", "move", act(func(c *console) { c.next.at = max(0, min(c.next.at+1, len(c.suggestions())-1)) })),
+	on("up k", "↑ k", "up", "move", act(func(c *console) { c.overview.at = max(0, c.overview.at-1) })),
+	on("down j", "↓ j", "down", "move", act(func(c *console) { c.overview.at = max(0, min(c.overview.at+1, len(c.suggestions())-1)) })),
 	on("pgdown J", "J PgDn", "more nodes", "move", act(func(c *console) {
 		if c.status != nil {
-			c.next.nodes = max(0, min(c.next.nodes+1, len(c.status.Nodes)+len(c.status.Machines)-1))
+			c.overview.nodes = max(0, min(c.overview.nodes+1, len(c.status.Nodes)+len(c.status.Machines)-1))
 		}
 	})),
-	on("pgup K", "K PgUp", "fewer nodes", "move", act(func(c *console) { c.next.nodes = max(0, c.next.nodes-1) })),
+	on("pgup K", "K PgUp", "fewer nodes", "move", act(func(c *console) { c.overview.nodes = max(0, c.overview.nodes-1) })),
 	on("c", "c", "check for upgrades", "do", (*console).openCheck).footed("check versions").unless(func(c *console) string {
 		if c.home == nil || c.home.Stage != engine.StageCluster {
 			return "there is no cluster yet"
@@ -60,8 +60,8 @@ var homeKeys = []binding{
 	}),
 	on("r", "r", "refresh the status", "do", (*console).goHome).footed("refresh"),
 	on("y", "y", "copy the selected command", "copy", act(func(c *console) {
-		if s := c.suggestions(); c.next.at < len(s) {
-			c.copyText(s[c.next.at].Command, "the command")
+		if s := c.suggestions(); c.overview.at < len(s) {
+			c.copyText(s[c.overview.at].Command, "the command")
 		}
 	})).footed("copy command"),
 }
@@ -76,7 +76,7 @@ func (c *console) suggestions() []engine.Suggestion {
 		return nil
 	}
 	i := slices.IndexFunc(c.home.Next, func(s engine.Suggestion) bool { return isVerb(s.Command, "upgrade") })
-	words := c.upgradeSummary(c.chk.result)
+	words := view.UpgradeSummary(c.page(), c.chk.result)
 	if i < 0 || words == "" {
 		return c.home.Next
 	}
@@ -89,10 +89,10 @@ func (c *console) suggestions() []engine.Suggestion {
 // doNext runs the selected suggestion if the console can, else it copies the command.
 func (c *console) doNext() tea.Cmd {
 	s := c.suggestions()
-	if c.next.at >= len(s) {
+	if c.overview.at >= len(s) {
 		return nil
 	}
-	switch cmd := s[c.next.at].Command; {
+	switch cmd := s[c.overview.at].Command; {
 	case isVerb(cmd, "init"):
 		return c.toWizard()
 	case isVerb(cmd, "status"):
@@ -129,7 +129,7 @@ func (c *console) homeView(w, h int) []string {
 	var lines []string
 	switch {
 	case c.homeErr != nil:
-		lines = append(lines, c.problem(w, c.homeErr)...)
+		lines = append(lines, view.Problem(c.page(), w, c.homeErr)...)
 	case c.home == nil:
 		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy).String()}
 	}
@@ -141,10 +141,10 @@ func (c *console) homeView(w, h int) []string {
 				break
 			}
 			st := term.Plain
-			if i == c.next.at {
+			if i == c.overview.at {
 				st = term.Strong
 			}
-			r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, c.marker(i == c.next.at)).Add(st, term.Clean(s.Title)).Add(term.Plain, "  ").Add(term.Accent, term.Clean(s.Command))
+			r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, view.Marker(c.page(), i == c.overview.at)).Add(st, term.Clean(s.Title)).Add(term.Plain, "  ").Add(term.Accent, term.Clean(s.Command))
 			if s.Why != "" {
 				r.Add(term.Faint, "  "+term.Clean(s.Why))
 			}
@@ -155,9 +155,9 @@ func (c *console) homeView(w, h int) []string {
 		room := h - len(foot) - len(lines)
 		lines = append(lines, c.clusterView(w, room)...)
 	} else if c.home != nil {
-		lines = append(lines, c.workspaceView(w, c.home)...)
+		lines = append(lines, view.WorkspaceView(c.page(), w, c.home)...)
 		if room := h - len(foot) - len(lines); room > 2 {
-			lines = append(lines, c.recent(w, room, c.home)...)
+			lines = append(lines, view.Recent(c.page(), w, room, c.home)...)
 		}
 	}
 	lines = lines[:max(0, min(len(lines), h-len(foot)))]
@@ -167,346 +167,32 @@ func (c *console) homeView(w, h int) []string {
 	return append(lines, foot...)
 }
 
-// workspaceView shows the workspace while there is no cluster.
-func (c *console) workspaceView(w int, home *engine.Home) []string {
-	words := map[engine.Stage]string{
-		engine.StageEmpty:      "This folder has no " + configFile + " yet. Create machines first.",
-		engine.StageConfigured: "There is a configuration, but there are no machines yet.",
-		engine.StageReady:      "The machines exist. The cluster can be created.",
-		engine.StagePartial:    "An init started here and did not finish.",
-	}
-	lines := []string{
-		c.th.Rule(w, "Workspace", ""),
-		c.th.Row(w).Add(term.Plain, "  ").Add(term.Plain, term.Clean(home.Dir)).String(),
-		c.th.Row(w).Add(term.Plain, "  ").Add(term.Strong, words[home.Stage]).String(),
-	}
-	return append(lines, c.findings(w, home.Problems, 4)...)
-}
-
-// findingLines is the maximum number of lines of a finding's detail or remedy.
-const findingLines = 4
-
-// findings lists findings with their remedies.
-func (c *console) findings(w int, list []engine.Finding, most int) []string {
-	if len(list) == 0 {
-		return nil
-	}
-	lines := []string{c.th.Rule(w, fmt.Sprintf("Needs attention (%d)", len(list)), "")}
-	for i, f := range list {
-		if i == most {
-			lines = append(lines, c.th.Row(w).Pad(4).Add(term.Faint, fmt.Sprintf("… %d more", len(list)-most)).String())
-			break
-		}
-		sign, st := c.severitySign(f.Severity)
-		title := term.Wrap(term.Clean(f.Title), w-5)
-		if c.th.Uncut {
-			title = []string{term.Clean(f.Title)}
-		}
-		r := c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, title[0])
-		for _, l := range title[1:] {
-			lines = append(lines, r.String())
-			r = c.th.Row(w).Pad(4).Add(term.Plain, l)
-		}
-		detail := term.CleanLines(f.Detail)
-		if detail != "" && !strings.Contains(detail, "\n") && r.Fits(": "+detail) {
-			r.Add(term.Faint, ": "+detail)
-			detail = ""
-		}
-		lines = append(lines, r.String())
-		for l := range strings.SplitSeq(detail, "\n") {
-			if l != "" {
-				lines = append(lines, c.th.Below(w, 4, findingLines, term.Faint, l)...)
-			}
-		}
-		if f.Remedy != "" {
-			for i, l := range c.th.Below(w, 6, findingLines, term.Accent, c.deps.commands.text(term.Clean(f.Remedy))) {
-				if i == 0 {
-					l = "    " + c.th.Paint(term.Faint, c.th.Branch+" ") + strings.TrimPrefix(l, "      ")
-				}
-				lines = append(lines, l)
-			}
-		}
-	}
-	return lines
-}
-
-func (c *console) severitySign(s engine.Severity) (string, term.Style) {
-	switch s {
-	case engine.Block:
-		return c.th.Fail, term.Bad
-	case engine.Warn:
-		return c.th.Warn, term.Caution
-	}
-	return c.th.OK, term.Good
-}
-
 // clusterView renders the cluster in h lines.
 func (c *console) clusterView(w, h int) []string {
 	st := c.status
 	if st == nil {
 		if c.statusErr != nil {
-			return c.problem(w, c.statusErr)
+			return view.Problem(c.page(), w, c.statusErr)
 		}
 		return append([]string{
 			c.th.Rule(w, "Cluster", ""),
 			c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, "querying the cluster").String(),
-		}, c.recent(w, h-2, c.home)...)
+		}, view.Recent(c.page(), w, h-2, c.home)...)
 	}
 	lines := []string{c.th.Rule(w, "Cluster", term.Clean(st.Provider))}
-	lines = append(lines, c.clusterSummary(w, st, c.chk.result)...)
+	lines = append(lines, view.ClusterSummary(c.page(), w, st, c.chk.result)...)
 	if c.statusErr != nil {
 		lines = append(lines, c.th.Row(w).Add(term.Plain, "  ").Add(term.Bad, c.th.Fail+" ").Add(term.Plain, term.Clean(c.statusErr.Error())).String())
 	}
-	lines = append(lines, c.findings(w, st.Health, 3)...)
+	lines = append(lines, view.Findings(c.page(), w, st.Health, 3)...)
 	room := h - len(lines)
-	recent := 0
+	recentRows := 0
 	if room > 9 {
-		recent = min(3, room-8) + 1
+		recentRows = min(3, room-8) + 1
 	}
-	lines = append(lines, c.nodeRows(w, room-recent, st, c.next.nodes)...)
-	if recent > 1 {
-		lines = append(lines, c.recent(w, recent, c.home)...)
-	}
-	return lines
-}
-
-// clusterSummary is the state of the cluster in two columns. k is the newest check of versions; nil if
-// there is none.
-func (c *console) clusterSummary(w int, st *engine.Status, k *engine.Check) []string {
-	ready := map[string][2]int{}
-	for _, n := range st.Nodes {
-		r := ready[n.Role]
-		r[1]++
-		if n.State == engine.NodeReady {
-			r[0]++
-		}
-		ready[n.Role] = r
-	}
-	health := "healthy"
-	if n := len(st.Health); n > 0 {
-		health = term.Count(n, "finding")
-	}
-	narrow := w < 76
-	if !st.Reachable {
-		health = "API server unreachable"
-		if narrow {
-			health = "unreachable"
-		}
-	}
-	if slices.ContainsFunc(st.Health, func(f engine.Finding) bool { return f.ID == engine.KubeconfigFile }) {
-		health = "invalid kubeconfig"
-	}
-	kubernetes := term.Clean(st.Target.Kubernetes)
-	if st.APIServer != "" && st.APIServer != st.Target.Kubernetes {
-		kubernetes += " (API server " + term.Clean(st.APIServer) + ")"
-	}
-	age, etcd := "none", "-"
-	if b := st.Backup; b != nil {
-		age, etcd = term.Ago(b.Created, c.now), "not included"
-		if b.Etcd {
-			etcd = "included"
-		}
-	}
-	pair := func(role string) string { return fmt.Sprintf("%d/%d ready", ready[role][0], ready[role][1]) }
-	half := max(w/2, 38)
-	newer := map[string]string{}
-	if st.Reachable {
-		for _, x := range [][3]string{
-			{"Kubernetes", "kubernetes", st.Target.Kubernetes}, {"OS image", "image", st.Target.Image}, {"Release", "services", st.Target.Release},
-		} {
-			if v := c.available(k, x[1], x[2]); v != "" {
-				newer[x[0]], half = term.Clean(v), max(half, 46)
-			}
-		}
-	}
-	if narrow { // both columns need room
-		half = 34
-	}
-	rowOf := func(a, b, d, e string) string {
-		r := c.th.Row(w).Add(term.Plain, "  ").Col(term.Faint, a, 12)
-		v := newer[a]
-		switch {
-		case v != "" && narrow:
-			r.Add(term.Plain, dash(b)).Pad(2).Add(term.Good, c.th.Up+" "+v)
-		case v != "":
-			r.Add(term.Plain, dash(b)).Pad(2).Add(term.Good, c.th.Up+" "+v).Add(term.Faint, " available")
-		case narrow:
-			r.Add(term.Plain, term.Cut(dash(b), half-1-r.Used, c.th.Ellipsis))
-		default:
-			r.Add(term.Plain, dash(b))
-		}
-		return r.Pad(1).To(half).Col(term.Faint, d, 14).Add(term.Plain, dash(e)).String()
-	}
-	return []string{
-		rowOf("Kubernetes", kubernetes, "control plane", pair("control-plane")),
-		rowOf("OS image", term.Clean(st.Target.Image), "workers", pair("worker")),
-		rowOf("Release", term.Clean(st.Target.Release), "health", health),
-		rowOf("Last backup", age, "etcd snapshot", etcd),
-	}
-}
-
-func dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
-
-// nodeRows lists the nodes, then the machines that are no nodes, in h lines, from row first on.
-func (c *console) nodeRows(w, h int, st *engine.Status, first int) []string {
-	if h < 2 {
-		return nil
-	}
-	type entry struct{ name, group, state, kubernetes, image, ip, text string }
-	rows := make([]entry, 0, len(st.Nodes)+len(st.Machines))
-	for _, n := range st.Nodes {
-		text := term.Clean(n.Message)
-		if n.Cordoned {
-			text = strings.TrimSpace("cordoned " + text)
-		}
-		rows = append(rows, entry{term.Clean(n.Name), term.Clean(n.Group), n.State, term.Clean(n.Kubernetes), term.Clean(n.Image), term.Clean(n.IP), text})
-	}
-	for _, m := range st.Machines {
-		text := term.Clean(m.Message)
-		if text == "" {
-			text = "not a node yet"
-		}
-		rows = append(rows, entry{term.Clean(m.Name), term.Clean(m.Group), m.State, "-", term.Clean(m.Image), term.Clean(m.IP), text})
-	}
-	title := fmt.Sprintf("Nodes %d", len(st.Nodes))
-	remark := ""
-	if n := len(st.Machines); n > 0 {
-		remark = term.Count(n, "machine") + " not in the cluster"
-	}
-	lines := []string{c.th.Rule(w, title, remark)}
-	if len(rows) == 0 {
-		return append(lines, c.th.Row(w).Add(term.Faint, "   none yet: machines appear here after they join").String())
-	}
-	fit := h - 1
-	from := max(0, min(first, len(rows)-fit))
-	to := min(len(rows), from+fit)
-	more := len(rows) - (to - from)
-	if more > 0 && to-from > 1 {
-		to--
-	}
-	names := 14
-	for _, e := range rows[from:to] {
-		names = max(names, term.Width(e.name))
-	}
-	if !c.th.Uncut {
-		names = min(names, w/3)
-	}
-	spare := fit - (to - from)
-	if more > 0 {
-		spare--
-	}
-	for _, e := range rows[from:to] {
-		sign, sty := c.nodeSign(e.state)
-		r := c.th.Row(w).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, e.name, names).Col(sty, e.state, 9)
-		r.Col(term.Plain, e.kubernetes, 9)
-		if w >= 100 {
-			r.Col(term.Faint, e.group, 14).Col(term.Faint, e.ip, 15)
-		}
-		r.Col(term.Faint, imageVersion(e.image), 8)
-		var below []string // the text, if it is too long for the row and there is room
-		if !r.Fits(e.text) {
-			below = c.th.Below(w, 4, 3, term.Faint, e.text)
-		}
-		if len(below) > spare {
-			below = nil
-		}
-		if below == nil {
-			r.Add(term.Faint, e.text)
-		}
-		spare -= len(below)
-		lines = append(append(lines, r.String()), below...)
-	}
-	if more > 0 {
-		lines = append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more: J and K scroll", more+1)).String())
-	}
-	return lines
-}
-
-// imageVersion is the last part of an image reference.
-func imageVersion(ref string) string {
-	if i := strings.LastIndexByte(ref, '/'); i >= 0 {
-		return ref[i+1:]
-	}
-	return ref
-}
-
-// recent lists past runs in at most h lines.
-func (c *console) recent(w, h int, home *engine.Home) []string {
-	if home == nil || len(home.Runs) == 0 || h < 2 {
-		return nil
-	}
-	lines := []string{c.th.Rule(w, "Recent", "")}
-	for _, r := range home.Runs[:min(len(home.Runs), h-1)] {
-		sign, st := c.th.OK, term.Good
-		switch r.Status {
-		case engine.StateDone, engine.StateNothing, engine.StateDetached:
-		case engine.StateFailed:
-			sign, st = c.th.Fail, term.Bad
-		default:
-			sign, st = c.th.Stopped, term.Caution
-		}
-		took := ""
-		if !r.Ended.IsZero() {
-			took = " in " + term.Duration(r.Ended.Sub(r.Started).Round(time.Second))
-		}
-		text := term.Clean(r.Text)
-		if text == "" && r.Step != "" && r.Status != engine.StateDone {
-			text = "at " + term.Clean(r.Step)
-		}
-		lines = append(lines, c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Faint, term.Ago(r.Started, c.now), 9).
-			Col(term.Plain, string(r.Verb), 6).Add(term.Plain, term.Clean(r.Status)+took).Add(term.Faint, "  "+text).String())
-	}
-	return lines
-}
-
-// problem renders an error: operation, cause, remedy.
-func (c *console) problem(w int, err error) []string { return c.problemWithin(w, 0, "", err) }
-
-// problemWithin is problem with at most most lines for the operation and the cause each, so
-// that the remedy is visible; 0 means all. rest names the place of the other lines.
-func (c *console) problemWithin(w, most int, rest string, err error) []string {
-	e := explain(err, c.deps.commands)
-	lines := []string{c.th.Rule(w, "What happened", "")}
-	bound := func(all []string) []string {
-		if most == 0 || len(all) <= most+1 { // one hidden line would only make room for the hint
-			return all
-		}
-		return append(all[:most:most], fmt.Sprintf("%s %d more lines: %s", c.th.Ellipsis, len(all)-most, rest))
-	}
-	for i, l := range bound(term.Wrap(e.what, w-6)) {
-		r := c.th.Row(w).Add(term.Plain, " ")
-		if i == 0 {
-			r.Add(term.Bad, c.th.Fail+" ")
-		} else {
-			r.Pad(2)
-		}
-		lines = append(lines, r.Add(term.Strong, l).String())
-	}
-	for _, p := range []struct{ head, text string }{{"why", e.why}, {"fix", e.remedy}} {
-		if p.text == "" {
-			continue
-		}
-		all := term.Wrap(p.text, w-10)
-		if p.head == "why" {
-			all = bound(all)
-		}
-		for i, l := range all {
-			r := c.th.Row(w).Add(term.Plain, "   ")
-			if i == 0 {
-				r.Col(term.Faint, p.head, 4)
-			} else {
-				r.Pad(5)
-			}
-			lines = append(lines, r.Add(term.Plain, l).String())
-		}
-	}
-	for _, d := range e.details {
-		lines = append(lines, c.th.Below(w, 3, findingLines, term.Plain, d)...)
+	lines = append(lines, view.NodeRows(c.page(), w, room-recentRows, st, c.overview.nodes)...)
+	if recentRows > 1 {
+		lines = append(lines, view.Recent(c.page(), w, recentRows, c.home)...)
 	}
 	return lines
 }

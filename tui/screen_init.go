@@ -14,13 +14,15 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // The screens of the init wizard: config, preflight, confirm.
 
-// configForm edits the few configuration values that a new user chooses. The others are
+// configScreen edits the few configuration values that a new user chooses. The others are
 // shown here and edited in the file.
-type configForm struct {
+type configScreen struct {
+	c *console
 	exists   bool // the file exists
 	locked   string
 	fields   []formField
@@ -40,8 +42,8 @@ type formField struct {
 
 func (f formField) changed() bool { return f.value != f.was }
 
-func newConfigForm(h *engine.Home, versions []string) configForm {
-	f := configForm{exists: h.Stage != engine.StageEmpty, problems: h.Problems}
+func newConfigScreen(con *console, h *engine.Home, versions []string) *configScreen {
+	f := &configScreen{c: con, exists: h.Stage != engine.StageEmpty, problems: h.Problems}
 	name, kubernetes := "demo", ""
 	if len(versions) > 0 {
 		kubernetes = versions[0]
@@ -78,7 +80,7 @@ func newConfigForm(h *engine.Home, versions []string) configForm {
 	return f
 }
 
-func (f *configForm) changed() bool {
+func (f *configScreen) changed() bool {
 	return slices.ContainsFunc(f.fields, formField.changed)
 }
 
@@ -92,9 +94,9 @@ var configKeys = []binding{
 		}
 		return ""
 	}),
-	on("e", "e", "edit the selected field", "wizard", (*console).editField).footed("edit").unless(configLocked),
-	on("left h", "← h", "previous choice", "wizard", act(func(c *console) { c.chooseField(-1) })).unless(configLocked),
-	on("right l", "→ l", "next choice", "wizard", act(func(c *console) { c.chooseField(1) })).unless(configLocked),
+	on("e", "e", "edit the selected field", "wizard", (*console).editField).footed("edit").unless((*console).configLocked),
+	on("left h", "← h", "previous choice", "wizard", act(func(c *console) { c.chooseField(-1) })).unless((*console).configLocked),
+	on("right l", "→ l", "next choice", "wizard", act(func(c *console) { c.chooseField(1) })).unless((*console).configLocked),
 	on("up k shift+tab", "↑ k", "previous field", "move", act(func(c *console) { c.form.at = max(0, c.form.at-1) })),
 	on("down j tab", "↓ j", "next field", "move", act(func(c *console) { c.form.at = min(len(c.form.fields)-1, c.form.at+1) })),
 	on("r", "r", "reload the file", "wizard", (*console).reread).footed("reload"),
@@ -111,7 +113,7 @@ func (c *console) reread() tea.Cmd {
 	return c.readHome()
 }
 
-func configLocked(c *console) string { return c.form.locked }
+func (c *console) configLocked() string { return c.form.locked }
 
 // typing reports whether keys go into a text field.
 func (c *console) typing() bool {
@@ -149,7 +151,7 @@ func (c *console) typed(k tea.KeyMsg) bool {
 		c.chk.typeFilter(k)
 		return true
 	}
-	f := &c.form
+	f := c.form
 	switch k.Type {
 	case tea.KeyEnter, tea.KeyTab:
 		f.fields[f.at].value = strings.TrimSpace(f.input.Value())
@@ -165,7 +167,7 @@ func (c *console) typed(k tea.KeyMsg) bool {
 }
 
 func (c *console) editField() tea.Cmd {
-	f := &c.form
+	f := c.form
 	if len(f.fields[f.at].choices) > 0 {
 		c.chooseField(1)
 		return nil
@@ -187,7 +189,7 @@ func (c *console) chooseField(by int) {
 
 // configNext writes the changed values and continues to the checks.
 func (c *console) configNext() tea.Cmd {
-	f := &c.form
+	f := c.form
 	if f.exists && !f.changed() {
 		return c.startPreflight()
 	}
@@ -266,7 +268,7 @@ func (c *console) tookConfig(msg configSet) tea.Cmd {
 }
 
 // verdict is the line that says what Enter does.
-func (f *configForm) verdict(c *console) string {
+func (f *configScreen) verdict(c *console) string {
 	r := c.th.Row(c.w).Add(term.Plain, " ")
 	switch {
 	case c.busy != "":
@@ -286,7 +288,7 @@ func (f *configForm) verdict(c *console) string {
 }
 
 func (c *console) configView(w, h int) []string {
-	f := &c.form
+	f := c.form
 	where := "new file"
 	if f.exists {
 		where = "constellation-conf.yaml"
@@ -298,7 +300,7 @@ func (c *console) configView(w, h int) []string {
 		if here {
 			st = term.Strong
 		}
-		r := c.th.Row(w).Add(term.Plain, "  ").Add(term.Accent, c.marker(here)).Col(st, x.title, 16)
+		r := c.th.Row(w).Add(term.Plain, "  ").Add(term.Accent, view.Marker(c.page(), here)).Col(st, x.title, 16)
 		switch {
 		case here && f.editing:
 			r.Add(term.Chosen, " "+f.input.Value()+" ").Add(term.Accent, "▏").Add(term.Faint, "  "+x.hint)
@@ -312,7 +314,7 @@ func (c *console) configView(w, h int) []string {
 			}
 			r.Add(term.Faint, "  ← →")
 		default:
-			r.Add(st, " "+dash(term.Clean(x.value)))
+			r.Add(st, " "+view.Dash(term.Clean(x.value)))
 		}
 		if x.changed() && f.exists {
 			r.Add(term.Caution, "  was "+term.Clean(x.was))
@@ -329,15 +331,16 @@ func (c *console) configView(w, h int) []string {
 	}
 	if f.err != nil {
 		lines = append(lines, "")
-		lines = append(lines, c.problem(w, f.err)...)
+		lines = append(lines, view.Problem(c.page(), w, f.err)...)
 	}
-	lines = append(lines, c.findings(w, f.problems, max(1, (h-len(lines))/2))...)
+	lines = append(lines, view.Findings(c.page(), w, f.problems, max(1, (h-len(lines))/2))...)
 	return lines
 }
 
-// preflight is the screen of the preflight checks and their results.
-type preflight struct {
-	t        timeline
+// preflightScreen is the screen of the preflight checks and their results.
+type preflightScreen struct {
+	c *console
+	t        view.Timeline
 	done     bool
 	err      error
 	findings []engine.Finding
@@ -345,30 +348,30 @@ type preflight struct {
 }
 
 // results returns the results: the checks of events, and findings without an event.
-func (p *preflight) results() []check {
-	list := p.t.checks
+func (p *preflightScreen) results() []view.Check {
+	list := p.t.Checks
 	for _, f := range p.findings {
-		if !slices.ContainsFunc(list, func(c check) bool { return c.id == term.Clean(f.ID) }) {
-			list = append(list[:len(list):len(list)], checkOf(f))
+		if !slices.ContainsFunc(list, func(c view.Check) bool { return c.ID == term.Clean(f.ID) }) {
+			list = append(list[:len(list):len(list)], view.CheckOf(f))
 		}
 	}
 	return list
 }
 
 // selectWorst selects the worst check.
-func (p *preflight) selectWorst() {
+func (p *preflightScreen) selectWorst() {
 	for _, s := range []engine.Severity{engine.Block, engine.Warn} {
-		if i := slices.IndexFunc(p.results(), func(c check) bool { return c.state == string(s) }); i >= 0 {
+		if i := slices.IndexFunc(p.results(), func(c view.Check) bool { return c.State == string(s) }); i >= 0 {
 			p.at = i
 			return
 		}
 	}
 }
 
-func (p *preflight) counts() (done, warn, block, total int) {
+func (p *preflightScreen) counts() (done, warn, block, total int) {
 	for _, c := range p.results() {
 		total++
-		switch engine.Severity(c.state) {
+		switch engine.Severity(c.State) {
 		case engine.Warn:
 			warn++
 			done++
@@ -402,7 +405,7 @@ var preflightKeys = []binding{
 	on("down j", "↓ j", "next check", "move", act(func(c *console) { c.pre.at = max(0, min(len(c.pre.results())-1, c.pre.at+1)) })),
 	on("y", "y", "copy the remedy of the selected check", "copy", act(func(c *console) {
 		if l := c.pre.results(); c.pre.at < len(l) {
-			c.copyText(c.deps.commands.text(l[c.pre.at].remedy), "the remedy")
+			c.copyText(c.deps.commands.Text(l[c.pre.at].Remedy), "the remedy")
 		}
 	})).footed("copy fix"),
 	on("esc", "Esc", "back to the configuration", "back", act(func(c *console) {
@@ -413,7 +416,7 @@ var preflightKeys = []binding{
 	})).footed("back"),
 }
 
-func (p *preflight) verdict(c *console) string {
+func (p *preflightScreen) verdict(c *console) string {
 	r := c.th.Row(c.w).Add(term.Plain, " ")
 	_, warn, block, _ := p.counts()
 	switch {
@@ -432,7 +435,7 @@ func (p *preflight) verdict(c *console) string {
 }
 
 func (c *console) preflightView(w, h int) []string {
-	p := &c.pre
+	p := c.pre
 	done, warn, block, total := p.counts()
 	remark := fmt.Sprintf("%d of %d done", done, total)
 	if warn > 0 {
@@ -443,7 +446,7 @@ func (c *console) preflightView(w, h int) []string {
 	}
 	lines := []string{c.th.Rule(w, "Preflight", remark)}
 	if p.err != nil {
-		return append(lines, c.problem(w, p.err)...)
+		return append(lines, view.Problem(c.page(), w, p.err)...)
 	}
 	list := p.results()
 	if len(list) == 0 && p.done {
@@ -459,14 +462,14 @@ func (c *console) preflightView(w, h int) []string {
 		if i == p.at {
 			top = len(rows)
 		}
-		rows = append(rows, c.checkRow(x, left, i == p.at))
-		if left == w && (i == p.at || engine.Severity(x.state) == engine.Block || engine.Severity(x.state) == engine.Warn) {
-			rows = append(rows, c.checkDetail(x, w, 16)...)
+		rows = append(rows, view.CheckRow(c.page(), x, left, i == p.at))
+		if left == w && (i == p.at || engine.Severity(x.State) == engine.Block || engine.Severity(x.State) == engine.Warn) {
+			rows = append(rows, view.CheckDetail(c.page(), x, w, 16)...)
 		}
 	}
-	from, to := window(len(rows), top, h-1)
+	from, to := view.Window(len(rows), top, h-1)
 	if hidden := len(rows) - (to - from); hidden > 0 && h > 3 { // the last row shows their number
-		from, to = window(len(rows), top, h-2)
+		from, to = view.Window(len(rows), top, h-2)
 		rows = append(rows[from:to:to], c.th.Row(left).Pad(3).Add(term.Faint, fmt.Sprintf("%s %s: ↑↓ scrolls", c.th.Ellipsis, term.Count(hidden+1, "more line"))).String())
 	} else {
 		rows = rows[from:to]
@@ -477,11 +480,11 @@ func (c *console) preflightView(w, h int) []string {
 	var side []string
 	if p.at < len(list) {
 		x := list[p.at]
-		for _, l := range term.Wrap(x.title, w-left-4) {
+		for _, l := range term.Wrap(x.Title, w-left-4) {
 			side = append(side, c.th.Paint(term.Strong, l))
 		}
 		side = append(side, "")
-		side = append(side, c.checkDetail(x, w-left-3, 0)...)
+		side = append(side, view.CheckDetail(c.page(), x, w-left-3, 0)...)
 	}
 	for i := range max(len(rows), len(side)) {
 		var l, r string
@@ -496,53 +499,9 @@ func (c *console) preflightView(w, h int) []string {
 	return lines
 }
 
-func (c *console) checkRow(x check, w int, here bool) string {
-	sign, st := c.severitySign(engine.Severity(x.state))
-	if x.state == engine.StateRunning {
-		sign, st = c.th.Spin(c.frame), term.Accent
-	}
-	name := term.Plain
-	if here {
-		name = term.Strong
-	}
-	r := c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, sign).Add(term.Plain, " ").Col(term.Faint, x.source, 11)
-	tail := ""
-	if x.took > 0 {
-		tail = fmt.Sprintf("%.2fs", x.took.Seconds())
-	}
-	return r.Add(name, term.Cut(x.title, w-r.Used-term.Width(tail)-3, c.th.Ellipsis)).Right(term.Faint, tail).String()
-}
-
-// checkDetail renders the cause and the remedy of a check.
-func (c *console) checkDetail(x check, w, indent int) []string {
-	var lines []string
-	parts := []struct{ head, text string }{{"why", x.detail}, {"fix", c.deps.commands.text(x.remedy)}}
-	if indent > 0 && term.Width(x.title) > w-indent-3 { // the row shows only its beginning
-		parts = slices.Insert(parts, 0, struct{ head, text string }{"what", x.title})
-	}
-	for _, p := range parts {
-		if p.text == "" {
-			continue
-		}
-		for i, l := range term.Wrap(p.text, max(10, w-indent-7)) {
-			r := c.th.Row(w).Pad(indent)
-			if i == 0 {
-				r.Col(term.Faint, p.head, 4)
-			} else {
-				r.Pad(5)
-			}
-			st := term.Plain
-			if p.head == "fix" {
-				st = term.Accent
-			}
-			lines = append(lines, r.Add(st, l).String())
-		}
-	}
-	return lines
-}
-
-// initConfirm is the screen of init's plan and its confirmation.
-type initConfirm struct {
+// initConfirmScreen is the screen of init's plan and its confirmation.
+type initConfirmScreen struct {
+	c *console
 	yes    bool // the cursor is on "create"
 	scroll int
 	shown  time.Time
@@ -550,8 +509,8 @@ type initConfirm struct {
 }
 
 // newInitConfirm selects the safe answer if there are warnings.
-func newInitConfirm(p *engine.Plan, now time.Time) initConfirm {
-	return initConfirm{plan: p, shown: now, yes: len(p.Warnings()) == 0 && !slices.ContainsFunc(p.Steps, func(s engine.Step) bool { return s.Warning != "" && !s.Finished })}
+func newInitConfirm(c *console, p *engine.Plan, now time.Time) *initConfirmScreen {
+	return &initConfirmScreen{c: c, plan: p, shown: now, yes: len(p.Warnings()) == 0 && !slices.ContainsFunc(p.Steps, func(s engine.Step) bool { return s.Warning != "" && !s.Finished })}
 }
 
 var initConfirmKeys = []binding{
@@ -563,7 +522,9 @@ var initConfirmKeys = []binding{
 	}),
 	on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func(c *console) { c.initConfirm.yes = !c.initConfirm.yes })).footed("choose"),
 	on("up k", "↑ k", "scroll up", "move", act(func(c *console) { c.initConfirm.scroll = max(0, c.initConfirm.scroll-1) })),
-	on("down j", "↓ j", "scroll down", "move", act(func(c *console) { c.initConfirm.scroll = min(c.initConfirm.scroll+1, len(c.initPlanRows(c.w, c.plan))) })),
+	on("down j", "↓ j", "scroll down", "move", act(func(c *console) {
+		c.initConfirm.scroll = min(c.initConfirm.scroll+1, len(view.InitPlanRows(c.page(), c.w, c.plan)))
+	})),
 	on("esc", "Esc", "back to the checks", "back", (*console).startPreflight).footed("back"),
 }
 
@@ -578,7 +539,7 @@ func (c *console) answerInitConfirm() tea.Cmd {
 	return c.startPreflight()
 }
 
-func (a *initConfirm) verdict(c *console) string {
+func (a *initConfirmScreen) verdict(c *console) string {
 	create, back := "Create the cluster", "Back"
 	if a.plan != nil && a.plan.Resumes() {
 		create = "Resume"
@@ -593,74 +554,17 @@ func (a *initConfirm) verdict(c *console) string {
 	return r.Add(term.Faint, "   "+create+" ").Add(term.Plain, "   ").Add(term.Accent, c.th.Cursor+" ").Add(term.Chosen, " "+back+" ").String()
 }
 
-// initPlanRows are the findings and the steps of the plan, with the effect of each.
-func (c *console) initPlanRows(w int, plan *engine.Plan) []string {
-	var rows []string
-	for _, f := range slices.Concat(plan.Blocked(), plan.Warnings()) {
-		sign, st := c.severitySign(f.Severity)
-		for i, l := range term.Wrap(term.Clean(f.Title), w-6) {
-			r := c.th.Row(w).Pad(5)
-			if i == 0 {
-				r = c.th.Row(w).Add(term.Plain, " ").Add(st, " "+sign+"  ")
-			}
-			rows = append(rows, r.Add(term.Strong, l).String())
-		}
-		for _, l := range term.Wrap(term.CleanLines(f.Detail), w-8) {
-			if l != "" {
-				rows = append(rows, c.th.Row(w).Pad(5).Add(term.Faint, l).String())
-			}
-		}
-		if f.Remedy != "" {
-			for _, l := range term.Wrap(c.deps.commands.text(term.Clean(f.Remedy)), w-8) {
-				rows = append(rows, c.th.Row(w).Pad(5).Add(term.Accent, l).String())
-			}
-		}
-	}
-	if len(plan.Blocked()) > 0 {
-		return rows // the steps of a blocked plan will not run
-	}
-	for i, s := range plan.Steps {
-		sign, st := fmt.Sprintf("%2d", i+1), term.Faint
-		if s.Finished {
-			sign, st = " "+c.th.OK, term.Good
-		}
-		r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, "  ").Add(term.Strong, term.Clean(s.Title))
-		switch {
-		case s.Finished:
-			r.Right(term.Faint, "already done")
-		case s.Final:
-			r.Right(term.Caution, "point of no return")
-		}
-		rows = append(rows, r.String())
-		for _, l := range term.Wrap(term.Clean(s.Effect), w-8) {
-			if l != "" {
-				rows = append(rows, c.th.Row(w).Pad(5).Add(term.Faint, l).String())
-			}
-		}
-		if s.Warning != "" && !s.Finished {
-			for i, l := range term.Wrap(term.Clean(s.Warning), w-10) {
-				lead := "  "
-				if i == 0 {
-					lead = c.th.Warn + " "
-				}
-				rows = append(rows, c.th.Row(w).Pad(5).Add(term.Caution, lead).Add(term.Plain, l).String())
-			}
-		}
-	}
-	return rows
-}
-
 func (c *console) initConfirmView(w, h int) []string {
 	p := c.plan
 	remark := term.Count(len(p.Steps), "step")
-	if n := nodesOf(p); n > 0 {
+	if n := view.NodesOf(p); n > 0 {
 		remark += ", " + term.Count(n, "machine")
 	}
 	lines := []string{c.th.Rule(w, "Plan: "+string(p.Verb)+" "+term.Clean(p.Cluster), remark)}
-	if to := target(p.To); to != "" {
+	if to := view.Target(p.To); to != "" {
 		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Faint, "to ").Add(term.Plain, to).String())
 	}
-	rows := c.initPlanRows(w, p)
+	rows := view.InitPlanRows(c.page(), w, p)
 	room := h - len(lines)
 	from := max(0, min(c.initConfirm.scroll, len(rows)-room))
 	to := min(len(rows), from+room)

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,7 +11,11 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
+
+// resultScreen shows how a run ended.
+type resultScreen struct{ c *console }
 
 var resultKeys = []binding{
 	on("enter", "Enter", "home", "do", (*console).goHome).footed("home").unless(func(c *console) string {
@@ -37,7 +42,7 @@ var resultKeys = []binding{
 // deadEnd reports whether every retry of this plan must fail. If the obstacle is outside of
 // the plan, such as another run or a file, a retry checks for it again.
 func (c *console) deadEnd() bool {
-	return c.ran && c.t.result != nil && c.t.result.Resume == "" && engine.ExitCode(c.err) == engine.ExitFailed
+	return c.ran && c.t.Result != nil && c.t.Result.Resume == "" && engine.ExitCode(c.err) == engine.ExitFailed
 }
 
 // retry makes a new plan and resumes the run.
@@ -56,8 +61,8 @@ func (c *console) retry() tea.Cmd {
 }
 
 func (c *console) copyResult() {
-	if c.t.result != nil && c.succeeded() && len(c.t.result.Next) > 0 {
-		c.copyText(c.deps.commands.line(c.t.result.Next[0]), "the command")
+	if c.t.Result != nil && c.succeeded() && len(c.t.Result.Next) > 0 {
+		c.copyText(c.deps.commands.Line(c.t.Result.Next[0]), "the command")
 		return
 	}
 	if c.err != nil {
@@ -75,7 +80,7 @@ func (c *console) resultView(w, h int) []string {
 }
 
 func (c *console) successView(w, h int) []string {
-	name := c.t.cluster
+	name := c.t.Cluster
 	if name == "" && c.home != nil {
 		name = term.Clean(c.home.Cluster)
 	}
@@ -87,12 +92,12 @@ func (c *console) successView(w, h int) []string {
 		title = name + " is upgraded"
 	}
 	var res engine.Result
-	if c.t.result != nil {
-		res = c.t.result.Result
+	if c.t.Result != nil {
+		res = c.t.Result.Result
 		if res.Nodes > 0 {
-			remark = term.Count(res.Nodes, "node") + " ready in " + term.Duration(c.t.elapsed(c.now))
+			remark = term.Count(res.Nodes, "node") + " ready in " + term.Duration(c.t.Elapsed(c.now))
 		}
-		switch c.t.result.status {
+		switch c.t.Result.Ended {
 		case engine.StateNothing:
 			title = name + ": nothing to do"
 		case engine.StateDetached:
@@ -106,8 +111,8 @@ func (c *console) successView(w, h int) []string {
 		title = name + ": rehearsed"
 	}
 	lines := []string{c.th.Rule(w, title, remark)}
-	if c.t.result != nil && c.t.result.text != "" {
-		for i, l := range c.th.Below(w, 4, 3, term.Plain, c.t.result.text) {
+	if c.t.Result != nil && c.t.Result.Text != "" {
+		for i, l := range c.th.Below(w, 4, 3, term.Plain, c.t.Result.Text) {
 			if i == 0 {
 				l = "  " + c.th.Paint(term.Good, c.th.OK+" ") + strings.TrimPrefix(l, "    ")
 			}
@@ -116,15 +121,15 @@ func (c *console) successView(w, h int) []string {
 	}
 	if c.plan != nil && c.plan.Rehearsal {
 		lines = append(lines, "")
-		for i := range c.t.steps {
-			s := &c.t.steps[i]
-			sign, st := c.stepSign(s, c.running)
-			r := c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Strong, s.id, 17)
-			if s.state == engine.StateSkipped {
+		for i := range c.t.Steps {
+			s := &c.t.Steps[i]
+			sign, st := view.StepSign(c.page(), s, c.running)
+			r := c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Strong, s.ID, 17)
+			if s.State == engine.StateSkipped {
 				lines = append(lines, r.Add(term.Faint, "already done").String())
 				continue
 			}
-			for n, l := range term.Wrap(orElse(s.text, s.title), max(20, w-24)) {
+			for n, l := range term.Wrap(cmp.Or(s.Text, s.Title), max(20, w-24)) {
 				if n > 0 {
 					r = c.th.Row(w).Pad(22)
 				}
@@ -132,10 +137,10 @@ func (c *console) successView(w, h int) []string {
 			}
 		}
 	}
-	if c.t.result == nil && c.err != nil {
-		x := explain(c.err, c.deps.commands)
-		lines = append(lines, c.th.Below(w, 2, 3, term.Plain, x.what)...)
-		lines = append(lines, c.th.Below(w, 2, 3, term.Faint, x.remedy)...)
+	if c.t.Result == nil && c.err != nil {
+		x := view.Explain(c.err, c.deps.commands)
+		lines = append(lines, c.th.Below(w, 2, 3, term.Plain, x.What)...)
+		lines = append(lines, c.th.Below(w, 2, 3, term.Faint, x.Remedy)...)
 	}
 	if len(res.Files) > 0 {
 		dir := ""
@@ -167,7 +172,7 @@ func (c *console) successView(w, h int) []string {
 	if len(res.Next) > 0 {
 		lines = append(lines, "")
 		for i, n := range res.Next {
-			for j, l := range strings.Split(ansi.Hardwrap(c.deps.commands.line(term.Clean(n)), w-8, true), "\n") {
+			for j, l := range strings.Split(ansi.Hardwrap(c.deps.commands.Line(term.Clean(n)), w-8, true), "\n") {
 				r := c.th.Row(w)
 				if i == 0 && j == 0 {
 					r.Add(term.Plain, " ").Col(term.Strong, "Next", 5)
@@ -181,9 +186,9 @@ func (c *console) successView(w, h int) []string {
 			}
 		}
 	}
-	if left := h - len(lines); left > len(c.t.machines)+1 && len(c.t.machines) > 0 {
+	if left := h - len(lines); left > len(c.t.Machines)+1 && len(c.t.Machines) > 0 {
 		lines = append(lines, "")
-		lines = append(lines, c.machinesView(w, min(len(c.t.machines), left-2))...)
+		lines = append(lines, c.machinesView(w, min(len(c.t.Machines), left-2))...)
 	}
 	return lines
 }
@@ -208,24 +213,24 @@ func (c *console) failureView(w, h int) []string {
 	if !c.ran {
 		rest = "y copies them" // there is no log yet
 	}
-	lines := c.problemWithin(w, causeLines, rest, c.err)
+	lines := view.ProblemWithin(c.page(), w, causeLines, rest, c.err)
 	if !c.ran && c.upgrading() {
 		return append(lines, "", c.th.Row(w).Add(term.Plain, "   ").Add(term.Faint, "Nothing has been changed. r checks and plans again.").String())
 	}
 	if !c.ran {
 		return append(lines, "", c.th.Row(w).Add(term.Plain, "   ").Add(term.Faint, "Nothing has been created.").String())
 	}
-	lines = append(lines, c.th.Rule(w, "State", c.stepsRemark(&c.t)))
-	for i := range c.t.steps {
-		s := &c.t.steps[i]
-		if s.state == "" {
+	lines = append(lines, c.th.Rule(w, "State", view.StepsRemark(c.page(), &c.t)))
+	for i := range c.t.Steps {
+		s := &c.t.Steps[i]
+		if s.State == "" {
 			continue
 		}
-		sign, st := c.stepSign(s, c.running)
-		r := c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, s.title, min(48, w-24))
-		lines = append(lines, r.Right(term.Faint, term.Duration(s.took)).String())
+		sign, st := view.StepSign(c.page(), s, c.running)
+		r := c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, s.Title, min(48, w-24))
+		lines = append(lines, r.Right(term.Faint, term.Duration(s.Took)).String())
 	}
-	ready, wanted := c.t.ready()
+	ready, wanted := c.t.Ready()
 	on := "Finished steps are kept; r or the same command resumes."
 	if c.deadEnd() {
 		on = "The same command cannot resume: see the fix."
@@ -247,18 +252,16 @@ func (c *console) failureView(w, h int) []string {
 	return lines
 }
 
-// logView is the state of the log screen.
-type logView struct {
+// logScreen is the state of the log screen.
+type logScreen struct {
+	c *console
 	follow bool
 	at     int // line under the cursor, among those that match
 	filter string
 	typing bool
-	level  int // index into logLevels: the lowest level shown
+	level  int // index into view.LogLevels: the lowest level shown
 	wrap   bool
 }
-
-// logLevels are in ascending order.
-var logLevels = []string{"", "info", "warn", "error"}
 
 var logKeys = []binding{
 	on("/", "/", "filter", "find", act(func(c *console) { c.log.typing = true })).footed("filter"),
@@ -268,7 +271,7 @@ var logKeys = []binding{
 	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveLog(1) })),
 	on("pgup ctrl+u", "PgUp", "page up", "move", act(func(c *console) { c.moveLog(-c.h / 2) })),
 	on("pgdown ctrl+d", "PgDn", "page down", "move", act(func(c *console) { c.moveLog(c.h / 2) })),
-	on("g home", "g", "first line", "move", act(func(c *console) { c.moveLog(-logLines) })),
+	on("g home", "g", "first line", "move", act(func(c *console) { c.moveLog(-view.LogLines) })),
 	on("G end f", "G", "follow the newest", "move", act(func(c *console) { c.log.follow = true })).footed("follow"),
 	on("y", "y", "copy the line", "copy", act((*console).copyLogLine)).footed("copy line"),
 	on("esc l", "Esc", "back", "back", act(func(c *console) {
@@ -281,7 +284,7 @@ var logKeys = []binding{
 }
 
 // typed handles a key of the filter.
-func (v *logView) typed(k tea.KeyMsg) {
+func (v *logScreen) typed(k tea.KeyMsg) {
 	switch k.Type {
 	case tea.KeyEnter:
 		v.typing = false
@@ -302,14 +305,14 @@ func (v *logView) typed(k tea.KeyMsg) {
 // matching returns the indices of the lines that match the filter.
 func (c *console) matching() []int {
 	words := strings.Fields(strings.ToLower(c.log.filter))
-	out := make([]int, 0, c.t.log.len())
-	for i := range c.t.log.len() {
-		x := c.t.log.at(i)
-		if c.log.level > 0 && slices.Index(logLevels, x.level) < c.log.level {
+	out := make([]int, 0, c.t.Log.Len())
+	for i := range c.t.Log.Len() {
+		x := c.t.Log.At(i)
+		if c.log.level > 0 && slices.Index(view.LogLevels, x.Level) < c.log.level {
 			continue
 		}
 		if len(words) > 0 {
-			text := strings.ToLower(source(x) + " " + x.text)
+			text := strings.ToLower(view.Source(x) + " " + x.Text)
 			if slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }) {
 				continue
 			}
@@ -335,7 +338,7 @@ func (c *console) moveLog(by int) {
 
 func (c *console) copyLogLine() {
 	if m := c.matching(); len(m) > 0 {
-		c.copyText(c.t.log.at(m[c.logAt(len(m))]).text, "the line")
+		c.copyText(c.t.Log.At(m[c.logAt(len(m))]).Text, "the line")
 		return
 	}
 	c.copyText("", "")
@@ -343,12 +346,12 @@ func (c *console) copyLogLine() {
 
 func (c *console) logView(w, h int) []string {
 	m := c.matching()
-	remark := term.Count(c.t.log.len(), "line")
-	if len(m) != c.t.log.len() {
+	remark := term.Count(c.t.Log.Len(), "line")
+	if len(m) != c.t.Log.Len() {
 		remark = fmt.Sprintf("%d of %s", len(m), remark)
 	}
-	if c.t.log.dropped > 0 {
-		remark += fmt.Sprintf(", %d older lines in the record", c.t.log.dropped)
+	if c.t.Log.Dropped > 0 {
+		remark += fmt.Sprintf(", %d older lines in the record", c.t.Log.Dropped)
 	}
 	if c.log.follow {
 		remark += ", following"
@@ -364,12 +367,12 @@ func (c *console) logView(w, h int) []string {
 		r.Add(term.Faint, "no filter")
 	}
 	if c.log.level > 1 {
-		r.Right(term.Caution, "level "+logLevels[c.log.level]+" and above")
+		r.Right(term.Caution, "level "+view.LogLevels[c.log.level]+" and above")
 	}
 	lines = append(lines, r.String())
 	if len(m) == 0 {
 		text := "no log lines yet"
-		if c.t.log.len() > 0 {
+		if c.t.Log.Len() > 0 {
 			text = "no line matches; Esc clears the filter"
 		}
 		return append(lines, c.th.Row(w).Add(term.Faint, "   "+text).String())
@@ -380,12 +383,12 @@ func (c *console) logView(w, h int) []string {
 	var rows []string
 	last := min(len(m)-1, at+room/2)
 	first := max(0, last-room-room/2)
-	col := c.sourceColumnOf(c.w, func(i int) logLine { return c.t.log.at(m[first+i]) }, last-first+1)
-	if col.node != "" {
-		lines[0] = c.th.Rule(w, "Log of "+col.node, remark)
+	col := view.SourceColumnOf(c.page(), c.w, func(i int) view.LogLine { return c.t.Log.At(m[first+i]) }, last-first+1)
+	if col.Node != "" {
+		lines[0] = c.th.Rule(w, "Log of "+col.Node, remark)
 	}
 	for i := last; i >= first && len(rows) < room+room/2; i-- {
-		one := c.logEntry(c.t.log.at(m[i]), w, i == at && !c.log.follow, col)
+		one := c.logEntry(c.t.Log.At(m[i]), w, i == at && !c.log.follow, col)
 		rows = append(one, rows...)
 	}
 	if n := len(rows); n > room {
@@ -394,18 +397,18 @@ func (c *console) logView(w, h int) []string {
 	return append(lines, rows...)
 }
 
-func (c *console) logEntry(x logLine, w int, here bool, col sourceColumn) []string {
+func (c *console) logEntry(x view.LogLine, w int, here bool, col view.SourceColumn) []string {
 	if !c.log.wrap {
 		if !here {
-			return []string{c.logRow(x, w, col)}
+			return []string{view.LogRow(c.page(), x, w, col)}
 		}
-		return []string{c.th.Row(w).Add(term.Chosen, term.StripStyle(c.logRow(x, w, col))).String()}
+		return []string{c.th.Row(w).Add(term.Chosen, term.StripStyle(view.LogRow(c.page(), x, w, col))).String()}
 	}
-	lead := 10 + col.width + 1 + 2
-	parts := term.Wrap(x.text, max(10, w-lead))
+	lead := 10 + col.Width + 1 + 2
+	parts := term.Wrap(x.Text, max(10, w-lead))
 	first := x
-	first.text = parts[0]
-	out := []string{c.logRow(first, w, col)}
+	first.Text = parts[0]
+	out := []string{view.LogRow(c.page(), first, w, col)}
 	for _, p := range parts[1:] {
 		out = append(out, c.th.Row(w).Pad(lead).Add(term.Plain, p).String())
 	}

@@ -9,6 +9,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // pane is a part of the run screen that can be scrolled.
@@ -21,13 +22,14 @@ const (
 	panes
 )
 
-// runView is the state of the run screen: the scroll position of each pane and the focus.
-type runView struct {
+// runScreen is the state of the run screen: the scroll position of each pane and the focus.
+type runScreen struct {
+	c *console
 	focus pane
 	at    [panes]int // last row shown, or -1 to follow the newest
 }
 
-func newRunView() runView { return runView{focus: paneLog, at: [panes]int{-1, -1, -1}} }
+func newRunView(c *console) *runScreen { return &runScreen{c: c, focus: paneLog, at: [panes]int{-1, -1, -1}} }
 
 var runKeys = []binding{
 	on("tab", "Tab", "next pane", "panes", act(func(c *console) { c.run.focus = (c.run.focus + 1) % panes })).footed("pane"),
@@ -40,8 +42,8 @@ var runKeys = []binding{
 }
 
 func (c *console) copyLastLine() {
-	if n := c.t.log.len(); n > 0 {
-		c.copyText(c.t.log.at(n-1).text, "the line")
+	if n := c.t.Log.Len(); n > 0 {
+		c.copyText(c.t.Log.At(n-1).Text, "the line")
 		return
 	}
 	c.copyText("", "")
@@ -51,14 +53,14 @@ func (c *console) copyLastLine() {
 func (c *console) rows(p pane) int {
 	switch p {
 	case paneSteps:
-		return len(c.stepRows(c.w, &c.t, c.running))
+		return len(view.StepRows(c.page(), c.w, &c.t, c.running))
 	case paneMachines:
 		if c.upgrading() {
-			return len(c.t.machines) // the run has not changed the others yet
+			return len(c.t.Machines) // the run has not changed the others yet
 		}
-		return len(c.t.machines) + len(c.t.missing())
+		return len(c.t.Machines) + len(c.t.Missing())
 	}
-	return c.t.log.len()
+	return c.t.Log.Len()
 }
 
 func (c *console) scrollRun(by int) {
@@ -83,7 +85,7 @@ func (c *console) part(p pane, n, h, end int) (from, to int) {
 		to = min(n, max(at+1, h))
 		return max(0, to-h), to
 	}
-	return window(n, end, h)
+	return view.Window(n, end, h)
 }
 
 func (c *console) paneTitle(p pane, title string) string {
@@ -97,7 +99,7 @@ func (c *console) runView(w, h int) []string {
 	if c.plan == nil {
 		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy).String()}
 	}
-	steps := c.stepRows(w, &c.t, c.running)
+	steps := view.StepRows(c.page(), w, &c.t, c.running)
 	if w >= 120 {
 		return c.runWide(w, h)
 	}
@@ -114,10 +116,10 @@ func (c *console) runView(w, h int) []string {
 			mh = min(mh, max(3, (h-sh)/3))
 		}
 	}
-	lines := []string{c.th.Rule(w, c.paneTitle(paneSteps, "Steps"), c.stepsRemark(&c.t))}
-	from, to := c.part(paneSteps, len(steps), sh, c.currentRow(steps, sh))
+	lines := []string{c.th.Rule(w, c.paneTitle(paneSteps, "Steps"), view.StepsRemark(c.page(), &c.t))}
+	from, to := c.part(paneSteps, len(steps), sh, view.CurrentRow(c.page(), steps, sh))
 	for _, s := range steps[from:to] {
-		lines = append(lines, s.line)
+		lines = append(lines, s.Line)
 	}
 	if mh > 0 {
 		lines = append(lines, c.machinesView(w, mh)...)
@@ -129,16 +131,16 @@ func (c *console) runView(w, h int) []string {
 func (c *console) runWide(w, h int) []string {
 	left := w * 55 / 100
 	right := w - left - 1
-	steps := c.stepRows(left, &c.t, c.running)
+	steps := view.StepRows(c.page(), left, &c.t, c.running)
 	machineRows := c.rows(paneMachines)
-	if machineRows > manyMachines && c.run.at[paneMachines] < 0 {
-		machineRows = len(c.t.groups())
+	if machineRows > view.ManyMachines && c.run.at[paneMachines] < 0 {
+		machineRows = len(c.t.Groups())
 	}
 	top := max(min(max(len(steps), machineRows)+1, h*3/5), min(8, h/2))
-	lines := []string{c.th.Rule(left, c.paneTitle(paneSteps, "Steps"), c.stepsRemark(&c.t))}
-	from, to := c.part(paneSteps, len(steps), top-1, c.currentRow(steps, top-1))
+	lines := []string{c.th.Rule(left, c.paneTitle(paneSteps, "Steps"), view.StepsRemark(c.page(), &c.t))}
+	from, to := c.part(paneSteps, len(steps), top-1, view.CurrentRow(c.page(), steps, top-1))
 	for _, s := range steps[from:to] {
-		lines = append(lines, s.line)
+		lines = append(lines, s.Line)
 	}
 	machines := c.machinesView(right, top-1)
 	out := make([]string, 0, h)
@@ -155,169 +157,19 @@ func (c *console) runWide(w, h int) []string {
 	return append(out, c.logTail(w, h-len(out))...)
 }
 
-func (c *console) stepsRemark(t *timeline) string {
-	return fmt.Sprintf("%d of %d done", t.finished(), len(t.steps))
-}
-
-// stepRow is a line of the steps pane.
-type stepRow struct {
-	line    string
-	current bool // the step under way
-	inner   bool // progress of the step under way
-}
-
-// currentRow is the row to show in the middle of h rows: the step under way, or a row below
-// it if its progress needs the room.
-func (c *console) currentRow(rows []stepRow, h int) int {
-	for i, r := range rows {
-		if !r.current {
-			continue
-		}
-		end := i + 1
-		for end < len(rows) && rows[end].inner {
-			end++
-		}
-		from := min(i, max(i-h/2, end-h))
-		return from + h/2
-	}
-	return 0
-}
-
-// stepRows renders the steps; the one under way has its progress below it.
-func (c *console) stepRows(w int, t *timeline, running bool) []stepRow {
-	var rows []stepRow
-	title := 24
-	for _, s := range t.steps {
-		title = max(title, term.Width(s.title))
-	}
-	title = min(title, w-12)
-	for i := range t.steps {
-		s := &t.steps[i]
-		sign, st := c.stepSign(s, running)
-		r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ")
-		name := term.Plain
-		if s.state == "" {
-			name = term.Faint
-		}
-		if s.state == engine.StateRunning {
-			name = term.Strong
-		}
-		r.Col(name, s.title, title).Pad(1)
-		tail := ""
-		switch s.state {
-		case engine.StateRunning:
-			tail = term.Duration(c.now.Sub(s.began))
-		case engine.StateSkipped:
-			tail = "already done"
-		case "":
-			if s.final {
-				tail = "then the cluster continues on its own"
-			}
-		default:
-			tail = term.Duration(s.took)
-		}
-		if room := w - r.Used - term.Width(tail) - 3; room > 12 && s.text != tail && s.state != "" && s.state != engine.StateRunning {
-			r.Add(term.Faint, term.Cut(s.text, room, c.th.Ellipsis))
-		}
-		r.Right(term.Faint, tail)
-		rows = append(rows, stepRow{line: r.String(), current: s.state == engine.StateRunning})
-		if s.state != engine.StateRunning {
-			continue
-		}
-		if s.text != "" || s.total > 0 {
-			bar := c.th.Row(w).Pad(3)
-			if s.total > 0 {
-				bar.Add(term.Accent, c.th.Meter(s.progress, s.total, min(24, w/4))).Add(term.Faint, s.amount(" ")+"  ")
-			}
-			rows = append(rows, stepRow{line: bar.Add(term.Plain, s.text).String(), inner: true})
-		}
-		for _, p := range s.parts {
-			for _, l := range c.partRows(p, w) {
-				rows = append(rows, stepRow{line: l, inner: true})
-			}
-		}
-	}
-	return rows
-}
-
-// partRows renders a part of a step; text that does not fit its row goes below it.
-func (c *console) partRows(p part, w int) []string {
-	sign, st := c.th.Spin(c.frame), term.Accent
-	switch {
-	case p.state == engine.StateFailed:
-		sign, st = c.th.Fail, term.Bad
-	case p.state == engine.StateSkipped:
-		sign, st = c.th.Skipped, term.Good
-	case p.ended():
-		sign, st = c.th.OK, term.Good
-	}
-	r := c.th.Row(w).Pad(3).Add(st, sign).Add(term.Plain, " ").Col(term.Plain, p.name, 22)
-	if p.total > 0 && !p.ended() {
-		r.Add(term.Accent, c.th.Meter(p.current, p.total, min(16, w/6))).Add(term.Plain, " "+amount(p.current, p.total)+" ")
-	}
-	var below []string
-	if term.Width(p.text) > w-r.Used-8 {
-		below = c.th.Below(w, 5, 3, term.Faint, p.text)
-	} else {
-		r.Add(term.Faint, p.text)
-	}
-	if p.took > 0 {
-		r.Right(term.Faint, term.Duration(p.took))
-	}
-	return append([]string{r.String()}, below...)
-}
-
-func (c *console) stepSign(s *step, running bool) (string, term.Style) {
-	switch s.state {
-	case engine.StateRunning:
-		if running {
-			return c.th.Spin(c.frame), term.Accent
-		}
-		return c.th.Stopped, term.Caution
-	case engine.StateDone:
-		return c.th.OK, term.Good
-	case engine.StateSkipped:
-		return c.th.Skipped, term.Good
-	case engine.StateFailed:
-		return c.th.Fail, term.Bad
-	case engine.StateStopped, engine.StateDetached:
-		return c.th.Stopped, term.Caution
-	}
-	return c.th.Dot, term.Faint
-}
-
-// nodeSign is the sign of a machine's state and its style.
-func (c *console) nodeSign(state string) (string, term.Style) {
-	switch state {
-	case engine.NodeReady:
-		return c.th.OK, term.Good
-	case engine.NodeFailed:
-		return c.th.Fail, term.Bad
-	case engine.NodeNotReady:
-		return c.th.Warn, term.Caution
-	case engine.NodeJoining:
-		return c.th.Running, term.Accent
-	case engine.NodeReplacing, engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving:
-		return c.th.Running, term.Caution
-	case engine.NodeGone:
-		return c.th.Fail, term.Faint
-	}
-	return c.th.Pending, term.Faint
-}
-
 // machinesView shows the machines in h lines below a heading; many machines are shown by group.
 func (c *console) machinesView(w, h int) []string {
-	ready, wanted := c.t.ready()
+	ready, wanted := c.t.Ready()
 	lines := []string{c.th.Rule(w, c.paneTitle(paneMachines, "Machines"), fmt.Sprintf("%d of %d ready", ready, wanted))}
-	if len(c.t.machines) > manyMachines && c.run.at[paneMachines] < 0 {
-		groups := c.t.groups()
+	if len(c.t.Machines) > view.ManyMachines && c.run.at[paneMachines] < 0 {
+		groups := c.t.Groups()
 		for _, g := range groups[:min(len(groups), h)] {
-			done := g.states[engine.NodeReady]
-			r := c.th.Row(w).Add(term.Plain, " ").Col(term.Plain, g.group, 16).Num(term.Plain, fmt.Sprintf("%d/%d", done, g.total), 11)
-			r.Add(term.Good, c.th.Meter(int64(done), int64(g.total), min(30, w/4))).Pad(2)
-			for _, s := range nodeStates[1:] {
-				if k := g.states[s]; k > 0 {
-					_, st := c.nodeSign(s)
+			done := g.States[engine.NodeReady]
+			r := c.th.Row(w).Add(term.Plain, " ").Col(term.Plain, g.Group, 16).Num(term.Plain, fmt.Sprintf("%d/%d", done, g.Total), 11)
+			r.Add(term.Good, c.th.Meter(int64(done), int64(g.Total), min(30, w/4))).Pad(2)
+			for _, s := range view.NodeStates[1:] {
+				if k := g.States[s]; k > 0 {
+					_, st := view.NodeSign(c.page(), s)
 					r.Add(st, strconv.Itoa(k)+" "+s+" ")
 				}
 			}
@@ -325,8 +177,8 @@ func (c *console) machinesView(w, h int) []string {
 		}
 		return lines
 	}
-	rows := c.machineList(w, &c.t, c.upgrading(), c.running)
-	from, to := c.part(paneMachines, len(rows), h, c.firstUnready(&c.t))
+	rows := view.MachineList(c.page(), w, &c.t, c.upgrading(), c.running)
+	from, to := c.part(paneMachines, len(rows), h, view.FirstUnready(c.page(), &c.t))
 	if to-from == len(rows) || h < 2 {
 		return append(lines, rows[from:to]...)
 	}
@@ -334,64 +186,12 @@ func (c *console) machinesView(w, h int) []string {
 	return append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more: Tab to here, then ↑↓", len(rows)-(to-from)+1)).String())
 }
 
-// machineList renders each machine, and the number of machines of the plan not seen yet.
-func (c *console) machineList(w int, t *timeline, upgrades, running bool) []string {
-	names := 14
-	for i := range t.machines {
-		names = max(names, term.Width(t.machines[i].name))
-	}
-	names = min(names, w/3)
-	var rows []string
-	for i := range t.machines {
-		m := &t.machines[i]
-		sign, st := c.nodeSign(m.state)
-		replaced := m.state == engine.NodeGone && upgrades
-		if replaced {
-			sign = c.th.Dot // not a failure: an upgrade replaces it
-		}
-		r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, m.name, names).Col(st, m.state, 9)
-		tail := term.Duration(c.now.Sub(m.since))
-		if replaced {
-			tail = ""
-		}
-		if m.state == engine.NodeReady {
-			tail = ""
-			if m.took > 0 {
-				tail = "in " + term.Duration(m.took)
-			}
-		}
-		text := m.text
-		if m.attempt > 1 {
-			text = fmt.Sprintf("try %d  %s", m.attempt, text)
-		}
-		if room := w - r.Used - term.Width(tail) - 3; room > 4 {
-			r.Add(term.Faint, term.Cut(text, room, c.th.Ellipsis))
-		}
-		rows = append(rows, r.Right(term.Faint, tail).String())
-	}
-	if running && !upgrades {
-		for _, g := range t.missing() {
-			rows = append(rows, c.th.Row(w).Add(term.Faint, " "+c.th.Dot+" ").Col(term.Faint, g.group, names).Add(term.Faint, fmt.Sprintf("%d not seen yet", g.total)).String())
-		}
-	}
-	return rows
-}
-
-func (c *console) firstUnready(t *timeline) int {
-	for i := range t.machines {
-		if s := t.machines[i].state; s != engine.NodeReady && s != engine.NodeGone {
-			return i
-		}
-	}
-	return 0
-}
-
 // logTail shows the end of the log in h lines, heading included.
 func (c *console) logTail(w, h int) []string {
 	if h < 2 {
 		return nil
 	}
-	n := c.t.log.len()
+	n := c.t.Log.Len()
 	remark := "following"
 	switch {
 	case n == 0:
@@ -411,62 +211,14 @@ func (c *console) logTail(w, h int) []string {
 	if c.run.at[paneLog] < 0 {
 		from, to = max(0, n-h+1), n
 	}
-	col := c.sourceColumnOf(c.w, func(i int) logLine { return c.t.log.at(from + i) }, to-from)
-	if col.node != "" {
-		lines[0] = c.th.Rule(w, c.paneTitle(paneLog, "Log of "+col.node), remark)
+	col := view.SourceColumnOf(c.page(), c.w, func(i int) view.LogLine { return c.t.Log.At(from + i) }, to-from)
+	if col.Node != "" {
+		lines[0] = c.th.Rule(w, c.paneTitle(paneLog, "Log of "+col.Node), remark)
 	}
 	for i := from; i < to; i++ {
-		lines = append(lines, c.logRow(c.t.log.at(i), w, col))
+		lines = append(lines, view.LogRow(c.page(), c.t.Log.At(i), w, col))
 	}
 	return lines
-}
-
-// sourceColumn is the source column of log lines.
-type sourceColumn struct {
-	node  string // the node of all lines; "" if they differ
-	width int
-}
-
-// sourceColumnOf computes the source column of n lines. If all come from one machine, its name is
-// in the heading and not in each line.
-func (c *console) sourceColumnOf(w int, line func(int) logLine, n int) sourceColumn {
-	var s sourceColumn
-	for i := range n {
-		x := line(i)
-		if i == 0 {
-			s.node = x.node
-		}
-		if x.node != s.node {
-			s.node = ""
-			break
-		}
-	}
-	for i := range n {
-		s.width = max(s.width, term.Width(s.of(line(i))))
-	}
-	s.width = min(s.width, max(14, w/4))
-	return s
-}
-
-func (s sourceColumn) of(x logLine) string {
-	if s.node != "" && x.source != "" {
-		return x.source
-	}
-	return source(x)
-}
-
-func (c *console) logRow(x logLine, w int, col sourceColumn) string {
-	r := c.th.Row(w).Add(term.Faint, " "+x.at.UTC().Format("15:04:05")+" ").Col(term.Accent, col.of(x), col.width)
-	sign, st := " ", term.Plain
-	switch x.level {
-	case "warn":
-		sign, st = c.th.Warn, term.Caution
-	case "error":
-		sign, st = c.th.Fail, term.Bad
-	case "debug":
-		st = term.Faint
-	}
-	return r.Add(st, sign+" "+x.text).String()
 }
 
 // openLog shows the log screen; Esc goes back.

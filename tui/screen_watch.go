@@ -1,11 +1,8 @@
 package tui
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -13,6 +10,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // lens is a view of the watch screen on a board.
@@ -42,6 +40,7 @@ const (
 // watchScreen shows the board of a run of this console, of a live watch, or of a replay.
 // The zero value has no board yet.
 type watchScreen struct {
+	c *console
 	board *engine.Board // gets all events, also while the view is frozen
 	// frozen, if not nil, is shown instead: a copy as of frozenAt on the board's clock.
 	frozen   *engine.Board
@@ -53,7 +52,7 @@ type watchScreen struct {
 
 	at     string // name of the machine under the cursor; empty: the first
 	node   string // the machine of the node lens
-	sort   sortBy
+	sort   view.SortBy
 	filter string
 	typing bool // keys go into the filter of the table or the log
 	rows   machineCache
@@ -70,19 +69,6 @@ type watchScreen struct {
 	player player
 }
 
-// sortBy is the order of a list of machines.
-type sortBy int
-
-const (
-	sortSlowest sortBy = iota
-	sortName
-	sortState
-	sortGroup
-	sorts
-)
-
-func (s sortBy) String() string { return [...]string{"slowest", "name", "state", "group"}[s] }
-
 // Messages of the watch screen.
 type (
 	// watchBatch are events of a live watch, in order.
@@ -98,22 +84,30 @@ type (
 	watchTick struct{ gen int }
 )
 
-var (
-	filterKey      = on("/", "/", "filter: state:drain group:x node:a* age>5m try>1 word", "find", act(func(c *console) { c.wat.typing = true })).footed("filter")
-	freezeKey      = binding{keys: []string{" "}, label: "space", help: "freeze the view, the rollout continues; pause a replay", group: "view", footLabel: "freeze", do: (*console).freeze}
-	backKey        = on("esc", "Esc", "back", "back", (*console).watchBack).footed("back")
-	earlier        = on("[", "[", "back one minute", "replay", act(func(c *console) { c.seek(-time.Minute) })).unless((*console).noReplay)
-	later          = on("]", "]", "forward one minute", "replay", act(func(c *console) { c.seek(time.Minute) })).unless((*console).noReplay)
-	faster         = on("+ =", "+", "faster", "replay", act(func(c *console) { c.wat.player.faster(1) })).unless((*console).noReplay)
-	slower         = on("-", "-", "slower", "replay", act(func(c *console) { c.wat.player.faster(-1) })).unless((*console).noReplay)
-	toFirst        = on("{", "{", "to the beginning", "replay", act(func(c *console) { c.seekTo(c.wat.player.first()) })).unless((*console).noReplay)
-	toLast         = on("}", "}", "to the end", "replay", act(func(c *console) { c.seekTo(c.wat.player.last()) })).unless((*console).noReplay)
-	lensTroubleKey = on("t", "t", "failures and possible actions", "view", act(func(c *console) { c.showLens(lensTrouble) })).footed("trouble").unless((*console).noTrouble)
-	lensLogKey     = on("l L", "l", "log of operator and machines", "view", act(func(c *console) { c.showLens(lensLog) })).footed("log")
+var filterKey = on("/", "/", "filter: state:drain group:x node:a* age>5m try>1 word", "find", act(func(c *console) { c.wat.typing = true })).footed("filter")
 
-	// lensKeys are the keys of every lens.
-	lensKeys = slices.Concat([]binding{freezeKey, earlier, later, faster, slower, toFirst, toLast}, rolloutKeys)
-)
+var freezeKey = binding{keys: []string{" "}, label: "space", help: "freeze the view, the rollout continues; pause a replay", group: "view", footLabel: "freeze", do: (*console).freeze}
+
+var backKey = on("esc", "Esc", "back", "back", (*console).watchBack).footed("back")
+
+var earlier = on("[", "[", "back one minute", "replay", act(func(c *console) { c.seek(-time.Minute) })).unless((*console).noReplay)
+
+var later = on("]", "]", "forward one minute", "replay", act(func(c *console) { c.seek(time.Minute) })).unless((*console).noReplay)
+
+var faster = on("+ =", "+", "faster", "replay", act(func(c *console) { c.wat.player.faster(1) })).unless((*console).noReplay)
+
+var slower = on("-", "-", "slower", "replay", act(func(c *console) { c.wat.player.faster(-1) })).unless((*console).noReplay)
+
+var toFirst = on("{", "{", "to the beginning", "replay", act(func(c *console) { c.seekTo(c.wat.player.first()) })).unless((*console).noReplay)
+
+var toLast = on("}", "}", "to the end", "replay", act(func(c *console) { c.seekTo(c.wat.player.last()) })).unless((*console).noReplay)
+
+var lensTroubleKey = on("t", "t", "failures and possible actions", "view", act(func(c *console) { c.showLens(lensTrouble) })).footed("trouble").unless((*console).noTrouble)
+
+var lensLogKey = on("l L", "l", "log of operator and machines", "view", act(func(c *console) { c.showLens(lensLog) })).footed("log")
+
+// lensKeys are the keys of every lens.
+var lensKeys = slices.Concat([]binding{freezeKey, earlier, later, faster, slower, toFirst, toLast}, rolloutKeys)
 
 var watchTableKeys = slices.Concat([]binding{
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveRow(-1) })),
@@ -130,7 +124,7 @@ var watchTableKeys = slices.Concat([]binding{
 	}),
 	on("m", "m", "map of all nodes", "view", act(func(c *console) { c.wat.lens = lensMap })).footed("map"),
 	lensLogKey, lensTroubleKey, filterKey,
-	on("s", "s", "sort by another column", "view", act(func(c *console) { c.wat.sort = (c.wat.sort + 1) % sorts })).footed("sort"),
+	on("s", "s", "sort by another column", "view", act(func(c *console) { c.wat.sort = (c.wat.sort + 1) % view.Sorts })).footed("sort"),
 	on("y", "y", "copy the row", "copy", act((*console).copyRow)),
 	backKey,
 }, lensKeys)
@@ -248,7 +242,7 @@ func (c *console) openWatch() tea.Cmd {
 		return c.watchTicking()
 	}
 	c.closeWatch()
-	c.wat = watchScreen{origin: fromLive, gen: c.wat.gen + 1, board: &engine.Board{}, filter: c.wat.filter}
+	c.wat = &watchScreen{c: c, origin: fromLive, gen: c.wat.gen + 1, board: &engine.Board{}, filter: c.wat.filter}
 	c.enterWatch()
 	gen, send, after := c.wat.gen, c.deps.send, c.deps.after
 	ctx, cancel := context.WithCancel(c.ctx)
@@ -308,7 +302,7 @@ func (c *console) takeWatch(msg tea.Msg) tea.Cmd {
 // watchTicking schedules the next clock tick while the screen is visible: every second, and
 // more often during a replay. A frozen view has no ticks.
 func (c *console) watchTicking() tea.Cmd {
-	w := &c.wat
+	w := c.wat
 	plays := w.origin == fromReplay && w.player.playing
 	if w.ticks || c.screen != screenWatch || w.frozen != nil && !plays || w.origin == fromReplay && !plays {
 		return nil
@@ -343,7 +337,7 @@ func (c *console) watchNow() time.Time {
 // freeze freezes or unfreezes the view; events are still applied to the board. It pauses or
 // resumes a replay.
 func (c *console) freeze() tea.Cmd {
-	w := &c.wat
+	w := c.wat
 	switch {
 	case w.origin == fromReplay:
 		w.player.toggle()
@@ -369,7 +363,7 @@ func (c *console) showLens(l lens) {
 
 // watchBack clears the filter, leaves the lens, or leaves the screen.
 func (c *console) watchBack() tea.Cmd {
-	w := &c.wat
+	w := c.wat
 	switch {
 	case w.lens == lensLog && w.log.filter != "":
 		w.log.filter = ""
@@ -420,28 +414,19 @@ type machineCache struct {
 	board  *engine.Board
 	moves  int
 	filter string
-	sort   sortBy
+	sort   view.SortBy
 	second int64 // for filters by age
 	list   []*engine.BoardNode
 	err    error // of the filter
 }
 
-// inFlight reports whether a machine is in transition or has failed.
-func inFlight(n *engine.BoardNode) bool {
-	switch n.State {
-	case engine.NodeOutdated, engine.NodeReady, engine.NodeGone:
-		return false
-	}
-	return true
-}
-
 // machines are the rows of the table: those in flight, or those that match the filter.
 func (c *console) machines() []*engine.BoardNode {
-	w := &c.wat
+	w := c.wat
 	b, now := w.shown(), c.watchNow()
-	f, err := parseFilter(w.filter)
+	f, err := view.ParseFilter(w.filter)
 	r := machineCache{board: b, moves: b.Moves(), filter: w.filter, sort: w.sort}
-	if f.usesAge {
+	if f.UsesAge {
 		r.second = now.Unix()
 	}
 	old := &w.rows
@@ -449,45 +434,15 @@ func (c *console) machines() []*engine.BoardNode {
 		return old.list
 	}
 	r.err = err
-	r.list = machinesOf(b, f, w.sort, now)
+	r.list = view.MachinesOf(b, f, w.sort, now)
 	*old = r
 	return r.list
 }
 
-// machinesOf are the machines in flight, or those that match the filter, if there is one.
-func machinesOf(b *engine.Board, f filter, by sortBy, now time.Time) []*engine.BoardNode {
-	list := make([]*engine.BoardNode, 0, 64)
-	all := b.Nodes()
-	if len(f.terms) == 0 {
-		all = b.Moving()
-	}
-	for n := range all {
-		if f.node(n, now) {
-			list = append(list, n)
-		}
-	}
-	if len(f.terms) == 0 && by == sortSlowest { // already in the board's order
-		return list
-	}
-	slices.SortFunc(list, func(x, y *engine.BoardNode) int {
-		var d int
-		switch by {
-		case sortSlowest:
-			d = x.Since.Compare(y.Since)
-		case sortState:
-			d = cmp.Compare(slices.Index(nodeStates, x.State), slices.Index(nodeStates, y.State))
-		case sortGroup:
-			d = strings.Compare(x.Group, y.Group)
-		}
-		return cmp.Or(d, strings.Compare(x.Name, y.Name))
-	})
-	return list
-}
-
 // flight is the list of machines on the screen.
-func (c *console) flight() flight {
+func (c *console) flight() view.Flight {
 	list := c.machines()
-	return flight{list: list, at: c.rowAt(list), sort: c.wat.sort, filter: c.wat.filter, typing: c.wat.typing, err: c.wat.rows.err}
+	return view.Flight{List: list, At: c.rowAt(list), Sort: c.wat.sort, Filter: c.wat.filter, Typing: c.wat.typing, Err: c.wat.rows.err}
 }
 
 // rowAt is the index of the machine under the cursor.
@@ -521,30 +476,7 @@ func (c *console) copyRow() {
 		c.copyText("", "")
 		return
 	}
-	c.copyText(c.nodeLine(list[c.rowAt(list)]), "the line")
-}
-
-// nodeLine is the row of a machine as text.
-func (c *console) nodeLine(n *engine.BoardNode) string {
-	return strings.TrimSpace(fmt.Sprintf("%s  %s  %s  %s  %s", term.Clean(n.Name), term.Clean(n.Group), term.Clean(n.State), c.age(n), term.Clean(n.Text)))
-}
-
-// age is how long a machine has been in its state. If it was in that state at the first
-// observation, the age is a lower bound.
-func (c *console) age(n *engine.BoardNode) string {
-	d := seconds(c.now.Sub(n.Since))
-	if !n.Seen {
-		return "≥" + d
-	}
-	return d
-}
-
-// seconds is short without fractions of seconds, which would flicker.
-func seconds(d time.Duration) string {
-	if d < 10*time.Second {
-		return strconv.Itoa(int(max(d, 0)/time.Second)) + "s"
-	}
-	return term.Duration(d)
+	c.copyText(view.NodeLine(c.boardPage(), list[c.rowAt(list)]), "the line")
 }
 
 // stepNode shows the previous or next machine, in the order of the table or, if the machine
@@ -577,7 +509,7 @@ func (c *console) copyNode() {
 		return
 	}
 	if n := c.wat.shown().Node(c.wat.node); n != nil {
-		c.copyText(c.nodeLine(n), "its state")
+		c.copyText(view.NodeLine(c.boardPage(), n), "its state")
 		return
 	}
 	c.copyText("", "")
@@ -610,7 +542,7 @@ func (c *console) typedWatch(k tea.KeyMsg) {
 type lineView struct {
 	filter string
 	source string // "" for all
-	level  int    // index into logLevels: the lowest level shown
+	level  int    // index into view.LogLevels: the lowest level shown
 	wrap   bool
 	// pinned keeps line number at, counted from the first line ever logged, in view; else the
 	// view follows the newest line.
@@ -634,7 +566,7 @@ type matchedLines struct {
 // lines are the numbers of the lines that the log lens shows. For the node lens they are
 // those of its machine and of the other machine of the replacement.
 func (c *console) lines() []int {
-	w := &c.wat
+	w := c.wat
 	b := w.shown()
 	key := matchedLines{board: b, filter: w.log.filter, source: w.log.source, level: w.log.level}
 	if w.lens == lensNode {
@@ -644,7 +576,7 @@ func (c *console) lines() []int {
 	if f.board != key.board || f.filter != key.filter || f.source != key.source || f.level != key.level || f.only != key.only {
 		*f = key
 	}
-	chosen, err := parseFilter(f.filter)
+	chosen, err := view.ParseFilter(f.filter)
 	f.err = err
 	other := ""
 	if n := b.Node(f.only); n != nil {
@@ -656,8 +588,8 @@ func (c *console) lines() []int {
 		switch {
 		case f.only != "" && x.Node != f.only && (other == "" || x.Node != other):
 		case f.source != "" && x.Source != f.source:
-		case f.level > 0 && slices.Index(logLevels, x.Level) < f.level:
-		case !chosen.line(&x):
+		case f.level > 0 && slices.Index(view.LogLevels, x.Level) < f.level:
+		case !chosen.Line(&x):
 		default:
 			f.list = append(f.list, gone+i)
 		}

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // unplanned ends the event stream of a verb whose planning failed with err, so that
@@ -193,24 +195,19 @@ func (p *plainPrinter) printSteps(plan *engine.Plan) {
 	}
 }
 
-// renderer returns a console that only renders printed output: without colours, in a width
-// that fits most windows and logs.
-func (s *session) renderer() *console {
-	l := term.DisplayOf(s.Env)
-	c := newConsole(context.Background(), term.Display{Ascii: l.Ascii}, consoleDeps{now: s.Now, commands: s.formatter()})
-	c.th = c.th.Printed()
-	return c
+// page is what printed pages share: without colours, in a width that fits most windows and
+// logs. It needs no console.
+func (s *session) page() view.Page {
+	th := term.NewTheme(term.Display{Ascii: term.DisplayOf(s.Env).Ascii})
+	return view.Page{Theme: th.Printed(), Now: s.Now(), Commands: s.formatter()}
 }
 
-// PrintedWidth is the width of printed output; longer cells overflow.
-const PrintedWidth = 100
-
 // answerWidth is the line width of printed output: the width of the terminal within
-// limits, else PrintedWidth.
+// limits, else view.PrintedWidth.
 func (s *session) answerWidth() int {
 	w := term.Columns(s.Stdout)
 	if w <= 0 {
-		return PrintedWidth
+		return view.PrintedWidth
 	}
 	return max(minWidth, min(w, 120))
 }
@@ -242,7 +239,7 @@ func (s *session) printStatus(ctx context.Context, f format) error {
 		s.print(s.statusText(&st))
 	}
 	if st.Stage == engine.StageCluster && !st.Reachable {
-		return &engine.Error{Op: "get status of cluster " + st.Cluster, Err: errors.New(orElse(st.Problem, "the API server does not answer")), Remedy: st.Remedy}
+		return &engine.Error{Op: "get status of cluster " + st.Cluster, Err: errors.New(cmp.Or(st.Problem, "the API server does not answer")), Remedy: st.Remedy}
 	}
 	return nil
 }
@@ -252,29 +249,22 @@ func (s *session) asks() bool {
 	return term.IsTerminal(s.Stdin) && term.IsTerminal(s.Stdout) && s.Env("CI") == ""
 }
 
-func orElse(s, other string) string {
-	if s == "" {
-		return other
-	}
-	return s
-}
-
 // statusText renders the output of status.
 func (s *session) statusText(st *engine.Status) []string {
-	c := s.renderer()
-	w := PrintedWidth
-	lines := []string{c.th.Row(w).Add(term.Plain, "cluster "+orElse(term.Clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)+marked(st.Simulated, "   ")).String()}
-	lines = append(lines, c.clusterSummary(w, st, nil)...)
-	lines = append(lines, c.findings(w, st.Health, len(st.Health))...)
-	lines = append(lines, c.nodeRows(w, len(st.Nodes)+len(st.Machines)+2, st, 0)...)
+	pg := s.page()
+	w := view.PrintedWidth
+	lines := []string{pg.Row(w).Add(term.Plain, "cluster "+cmp.Or(term.Clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)+view.Marked(st.Simulated, "   ")).String()}
+	lines = append(lines, view.ClusterSummary(pg, w, st, nil)...)
+	lines = append(lines, view.Findings(pg, w, st.Health, len(st.Health))...)
+	lines = append(lines, view.NodeRows(pg, w, len(st.Nodes)+len(st.Machines)+2, st, 0)...)
 	if len(st.Services) > 0 {
-		lines = append(lines, c.th.Rule(w, "Services", ""))
+		lines = append(lines, pg.Rule(w, "Services", ""))
 		for _, v := range st.Services {
-			sign, sty := c.th.OK, term.Good
+			sign, sty := pg.OK, term.Good
 			if v.Ready < v.Wanted {
-				sign, sty = c.th.Warn, term.Caution
+				sign, sty = pg.Warn, term.Caution
 			}
-			lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, term.Clean(v.Name), 30).
+			lines = append(lines, pg.Row(w).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, term.Clean(v.Name), 30).
 				Col(term.Plain, fmt.Sprintf("%d/%d", v.Ready, v.Wanted), 7).Col(term.Plain, term.Clean(v.Version), 16).Add(term.Faint, term.Clean(v.Message)).String())
 		}
 	}
@@ -310,12 +300,12 @@ func (s *session) printHome(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c := s.renderer()
-	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", term.Clean(h.Dir), orElse(term.Clean(h.Cluster), "(none)"), stageWord(h.Stage)+marked(h.Simulated, ", "))
-	s.print(c.findings(PrintedWidth, h.Problems, len(h.Problems)))
-	s.print(c.recent(PrintedWidth, 6, &h))
+	pg := s.page()
+	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", term.Clean(h.Dir), cmp.Or(term.Clean(h.Cluster), "(none)"), stageWord(h.Stage)+view.Marked(h.Simulated, ", "))
+	s.print(view.Findings(pg, view.PrintedWidth, h.Problems, len(h.Problems)))
+	s.print(view.Recent(pg, view.PrintedWidth, 6, &h))
 	for _, n := range h.Next {
-		line := "next      " + s.formatter().line(term.Clean(n.Command))
+		line := "next      " + s.formatter().Line(term.Clean(n.Command))
 		if t := term.Clean(n.Title); t != "" {
 			line += "   # " + t
 		}

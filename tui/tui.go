@@ -25,6 +25,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/tui/view"
 )
 
 // Engine is what this package needs of one workspace. *engine.Engine implements it.
@@ -124,7 +125,7 @@ type App struct {
 func (a App) Main() int {
 	if a.Program == "" && len(os.Args) > 0 {
 		wd, _ := os.Getwd() // on error, paths stay absolute
-		a.Program = calledAs(os.Args[0], wd)
+		a.Program = view.CalledAs(os.Args[0], wd)
 	}
 	return a.Run(os.Args[1:])
 }

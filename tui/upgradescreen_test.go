@@ -392,7 +392,7 @@ func rolling(t *testing.T, w, h int) *stage {
 	_, e.pauseAt = hopEvents(t, e.plan)
 	s := accepts(upgrades(newStage(t, e, term.Display{}, w, h)))
 	s.settle()
-	if !s.c.running || !s.c.t.pastFinal() {
+	if !s.c.running || !s.c.t.PastFinal() {
 		t.Fatalf("shows %s, running %t", s.c.screen.title(), s.c.running)
 	}
 	return s

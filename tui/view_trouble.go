@@ -11,6 +11,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // trouble is a cause of failure with its machines.
@@ -28,7 +29,7 @@ func (c *console) troubles() []trouble {
 		if n.State != engine.NodeFailed && n.Attempts < 2 && (b.Wait.Node == "" || n.Name != b.Wait.Node) {
 			continue
 		}
-		cause := orElse(term.Clean(n.Text), term.Clean(n.State)+", no reason reported")
+		cause := cmp.Or(term.Clean(n.Text), term.Clean(n.State)+", no reason reported")
 		i := slices.IndexFunc(out, func(t trouble) bool { return t.cause == cause })
 		if i < 0 {
 			out = append(out, trouble{cause: cause})
@@ -72,23 +73,23 @@ func (c *console) cause() string {
 // choice is a possible action: a change of the rollout, another lens, or a command to copy.
 type choice struct {
 	title, says, command string
-	do                   func(*console) tea.Cmd
+	do                   func() tea.Cmd
 }
 
 func (c *console) choices() []choice {
 	b := c.wat.shown()
 	var out []choice
-	remedy := orElse(b.Wait.Remedy, b.Remedy)
+	remedy := cmp.Or(b.Wait.Remedy, b.Remedy)
 	if _, rest, ok := strings.Cut(remedy, "`"); ok {
 		if cmd, _, ok := strings.Cut(rest, "`"); ok {
-			out = append(out, choice{title: "copy the suggested remedy", command: c.deps.commands.text("`" + term.Clean(cmd) + "`")})
+			out = append(out, choice{title: "copy the suggested remedy", command: c.deps.commands.Text("`" + term.Clean(cmd) + "`")})
 		}
 	}
 	if t := c.troubles(); len(t) > 0 {
 		n := t[0].nodes[0]
-		out = append(out, choice{title: "show " + term.Clean(n.Name), says: "the first one, with its log", do: func(c *console) tea.Cmd { c.openNode(n.Name); return nil }})
+		out = append(out, choice{title: "show " + term.Clean(n.Name), says: "the first one, with its log", do: func() tea.Cmd { c.openNode(n.Name); return nil }})
 		if len(t[0].nodes) > 1 {
-			out = append(out, choice{title: fmt.Sprintf("list the %d affected machines", len(t[0].nodes)), says: "in the table", do: func(c *console) tea.Cmd {
+			out = append(out, choice{title: fmt.Sprintf("list the %d affected machines", len(t[0].nodes)), says: "in the table", do: func() tea.Cmd {
 				c.wat.lens, c.wat.filter = lensTable, "state:"+term.Clean(n.State)
 				return nil
 			}})
@@ -97,10 +98,10 @@ func (c *console) choices() []choice {
 	for _, k := range rolloutKeys {
 		if k.disabled(c) == "" {
 			what, says, _ := strings.Cut(k.help, ": ")
-			out = append(out, choice{title: what, says: says, do: k.do})
+			out = append(out, choice{title: what, says: says, do: func() tea.Cmd { return k.do(c) }})
 		}
 	}
-	return append(out, choice{title: "leave, and come back later", says: "to reattach", command: c.deps.commands.command("watch")})
+	return append(out, choice{title: "leave, and come back later", says: "to reattach", command: c.deps.commands.Command("watch")})
 }
 
 // choose runs the selected action.
@@ -109,7 +110,7 @@ func (c *console) choose() tea.Cmd {
 	x := list[min(c.wat.choice, len(list)-1)]
 	switch {
 	case x.do != nil:
-		return x.do(c)
+		return x.do()
 	default:
 		c.copyText(strings.Trim(x.command, "`"), "the command")
 	}
@@ -125,8 +126,8 @@ func (c *console) troubleView(b *engine.Board, w, h int) []string {
 	} else {
 		lines = append(lines, c.th.Below(w, 2, 4, term.Strong, cause)...)
 	}
-	if remedy := term.Clean(orElse(b.Wait.Remedy, b.Remedy)); remedy != "" {
-		lines = append(lines, c.th.Below(w, 2, 3, term.Accent, "To do: "+c.deps.commands.text(remedy))...)
+	if remedy := term.Clean(cmp.Or(b.Wait.Remedy, b.Remedy)); remedy != "" {
+		lines = append(lines, c.th.Below(w, 2, 3, term.Accent, "To do: "+c.deps.commands.Text(remedy))...)
 	}
 	all := c.troubles()
 	for i, t := range all {
@@ -165,14 +166,14 @@ func (c *console) troubleView(b *engine.Board, w, h int) []string {
 	lines = append(lines, c.th.Rule(w, "Actions", ""))
 	list := c.choices()
 	at := min(c.wat.choice, len(list)-1)
-	from, to := window(len(list), at, max(1, h-len(lines)))
+	from, to := view.Window(len(list), at, max(1, h-len(lines)))
 	for i := from; i < to; i++ {
 		x := list[i]
 		st := term.Plain
 		if i == at {
 			st = term.Strong
 		}
-		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, c.marker(i == at)).Col(st, x.title, 32).Add(term.Accent, strings.Trim(x.command, "`")).Add(term.Faint, "  "+x.says).String())
+		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, view.Marker(c.boardPage(), i == at)).Col(st, x.title, 32).Add(term.Accent, strings.Trim(x.command, "`")).Add(term.Faint, "  "+x.says).String())
 	}
 	return lines
 }

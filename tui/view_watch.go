@@ -1,8 +1,8 @@
 package tui
 
 import (
+	"cmp"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,28 +12,29 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // watchHeader is the header of the watch screen: cluster, target, mode, clocks and ETA, and
 // below it the progress line.
 func (c *console) watchHeader() []string {
 	b, now := c.wat.shown(), c.watchNow()
-	r := c.th.Row(c.w).Add(term.Accent, " "+c.th.Brand+" ").Add(term.Strong, orElse(term.Clean(b.Cluster), "cluster")).Add(term.Caution, c.markIf(c.w, b.Simulated))
+	r := c.th.Row(c.w).Add(term.Accent, " "+c.th.Brand+" ").Add(term.Strong, cmp.Or(term.Clean(b.Cluster), "cluster")).Add(term.Caution, view.MarkIf(c.boardPage(), c.w, b.Simulated))
 	word, st := c.watchMode(b)
 	tail := []string{now.UTC().Format("15:04:05 UTC")}
 	if !b.Started.IsZero() {
 		tail = append(tail, term.Clock(now.Sub(b.Started)))
 	}
-	if eta := c.eta(b, now); eta != "" {
+	if eta := view.ETA(c.boardPage(), b, now); eta != "" {
 		tail = append(tail, eta)
 	}
 	right := strings.Join(tail, "  ")
-	if to := c.targetText(b); to != "" && r.Used+term.Width(to)+term.Width(word)+term.Width(right)+8 <= c.w {
+	if to := view.TargetText(c.boardPage(), b); to != "" && r.Used+term.Width(to)+term.Width(word)+term.Width(right)+8 <= c.w {
 		r.Add(term.Faint, "  "+to)
 	}
 	if room := c.w - r.Used - term.Width(term.AsciiIf(c.th.Ascii, word)) - 4; term.Width(right) > room {
 		right = strings.Join(tail[:1], "  ")
-		if eta := c.eta(b, now); eta != "" && term.Width(tail[0]+"  "+eta) <= room {
+		if eta := view.ETA(c.boardPage(), b, now); eta != "" && term.Width(tail[0]+"  "+eta) <= room {
 			right += "  " + eta
 		}
 	}
@@ -44,7 +45,7 @@ func (c *console) watchHeader() []string {
 
 // watchMode is the mode in the header: live, frozen, stale, replay or ended.
 func (c *console) watchMode(b *engine.Board) (string, term.Style) {
-	w := &c.wat
+	w := c.wat
 	word, st := "LIVE", term.Good
 	switch {
 	case w.origin == fromReplay:
@@ -70,36 +71,6 @@ func (c *console) watchMode(b *engine.Board) (string, term.Style) {
 		word = "READ-ONLY " + word
 	}
 	return word, st
-}
-
-// targetText is the target of the rollout, for display.
-func (c *console) targetText(b *engine.Board) string {
-	if b.Plan == nil {
-		return term.Clean(b.To)
-	}
-	to := term.Clean(b.Plan.To.Kubernetes)
-	if from := term.Clean(b.Plan.From.Kubernetes); from != "" && to != "" && from != to {
-		to = from + c.th.To + to
-	}
-	if i := term.Clean(b.Plan.To.Image); i != "" {
-		to = strings.TrimSpace(to + "  image " + i)
-	}
-	return to
-}
-
-// eta is the estimated remaining time as a range.
-func (c *console) eta(b *engine.Board, now time.Time) string {
-	if b.ETAMost.IsZero() || b.Result != nil {
-		return ""
-	}
-	least, most := b.ETALeast.Sub(now), b.ETAMost.Sub(now)
-	switch {
-	case most < 0:
-		return "ETA exceeded"
-	case least < time.Second:
-		return "ETA within " + seconds(most)
-	}
-	return "ETA " + seconds(least) + "-" + seconds(most)
 }
 
 // railPart is an entry of the progress line.
@@ -208,20 +179,20 @@ func (c *console) tableView(b *engine.Board, w, h int) []string {
 	if b.Events == 0 || b.Moves() == 0 && b.Running() == nil && c.wat.origin == fromLive {
 		return c.emptyWatch(b, w)
 	}
-	lines := c.pipeline(b, w, h)
+	lines := view.Pipeline(c.boardPage(), b, w, h)
 	if g := b.Groups(); h >= 30 && len(g) > 1 {
-		lines = append(lines, c.groupRows(b, w, min(len(g), h/6))...)
+		lines = append(lines, view.GroupRows(c.boardPage(), b, w, min(len(g), h/6))...)
 	}
 	if n := min(len(b.Plans), max(1, h/8)); n > 0 && h-len(lines) >= n+4 {
-		lines = append(lines, c.nodePlanRows(b, w, n)...)
+		lines = append(lines, view.NodePlanRows(c.boardPage(), b, w, n)...)
 	}
 	said := 0
 	if h-len(lines) >= 8 {
 		said = min(max(4, (h-len(lines))/3), 14)
 	}
-	lines = append(lines, c.flightView(b, c.flight(), w, h-len(lines)-said)...)
+	lines = append(lines, view.FlightView(c.boardPage(), b, c.flight(), w, h-len(lines)-said)...)
 	if said > 0 { // with the room that few machines leave
-		lines = append(lines, c.logExcerpt(b, w, h-len(lines))...)
+		lines = append(lines, view.LogExcerpt(c.boardPage(), b, w, h-len(lines))...)
 	}
 	return lines
 }
@@ -230,7 +201,7 @@ func (c *console) tableView(b *engine.Board, w, h int) []string {
 func (c *console) emptyWatch(b *engine.Board, w int) []string {
 	switch {
 	case c.wat.err != nil:
-		return append([]string{""}, c.problem(w, c.wat.err)...)
+		return append([]string{""}, view.Problem(c.boardPage(), w, c.wat.err)...)
 	case c.opening():
 		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Running+" ").Add(term.Plain, "opening the record "+term.Clean(c.deps.replay.path)).String()}
 	case b.Events == 0 && c.wat.origin == fromRun:
@@ -239,432 +210,16 @@ func (c *console) emptyWatch(b *engine.Board, w int) []string {
 	return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Running+" ").Add(term.Plain, "listing the nodes of the cluster").String()}
 }
 
-// pipeline shows the number of machines, the flow per minute and the median dwell time of
-// each stage.
-func (c *console) pipeline(b *engine.Board, w, h int) []string {
-	now := c.now
-	done, total := b.Places()
-	remark := fmt.Sprintf("%d of %d nodes at the target", done, total)
-	if p := b.Pace(now); p > 0 {
-		remark += ", " + perMinute(p)
-	}
-	lines := []string{c.th.Rule(w, "Pipeline", remark)}
-	if w >= 112 {
-		return append(lines, c.wideStages(b, w, now, done, total)...)
-	}
-	brief := h < 16
-	lines = append(lines, c.stageRows(b, "old", oldStages(b), w, now, brief)...)
-	lines = append(lines, c.stageRows(b, "new", newStages, w, now, brief)...)
-	return append(lines, c.doneBar(w, done, total))
-}
-
-// newStages are the states of new machines, and of failed ones.
-var newStages = append(slices.Clone(engine.StagesNew), engine.NodeFailed)
-
-// oldStages are the states of old nodes. If nodes are upgraded in place, the states of a
-// replacement are shown only if they have occurred.
-func oldStages(b *engine.Board) []string {
-	return slices.DeleteFunc(slices.Clone(engine.StagesOld), func(s string) bool {
-		switch s {
-		case engine.NodeUpgrading:
-			return !b.Saw(s)
-		case engine.NodeReplacing, engine.NodeLeaving, engine.NodeGone:
-			return b.Saw(engine.NodeUpgrading) && !b.Saw(s)
-		}
-		return false
-	})
-}
-
-func (c *console) doneBar(w, done, total int) string {
-	if total == 0 {
-		return ""
-	}
-	return c.th.Row(w).Pad(1).Add(term.Good, c.th.Meter(int64(done), int64(total), w-10)).Add(term.Plain, fmt.Sprintf(" %5.1f%%", 100*float64(done)/float64(total))).String()
-}
-
-// stageRows are the rows of some stages: names, numbers and, unless brief, flow and dwell time.
-func (c *console) stageRows(b *engine.Board, title string, stages []string, w int, now time.Time, brief bool) []string {
-	col := (w - 7) / 6
-	names, numbers, speeds := c.th.Row(w).Pad(1).Col(term.Faint, title, 4), c.th.Row(w).Pad(6), c.th.Row(w).Pad(6)
-	for i, s := range stages {
-		link := " " + term.AsciiIf(c.th.Ascii, c.th.Arrow)
-		if i == len(stages)-1 || s == engine.NodeReady {
-			link = "  "
-		}
-		n := b.Count(s)
-		st := term.Faint
-		if n > 0 {
-			_, st = c.stageSign(s)
-		}
-		names.Pad(col-term.Width(s)-term.Width(link)).Add(st, s).Add(term.Faint, link)
-		number := strconv.FormatInt(n, 10)
-		numbers.Pad(col-2-term.Width(number)).Add(st, number).Pad(2)
-		speed := c.stageSpeed(b, s, now, col-3)
-		speeds.Pad(col-2-term.Width(speed)).Add(term.Faint, speed).Pad(2)
-	}
-	out := []string{names.String(), numbers.String()}
-	if !brief {
-		out = append(out, speeds.String())
-	}
-	return out
-}
-
-// stageSpeed is the flow per minute and the median dwell time of a stage, in at most most
-// columns.
-func (c *console) stageSpeed(b *engine.Board, s string, now time.Time, most int) string {
-	if s == engine.NodeGone || s == engine.NodeReady || s == engine.NodeFailed {
-		return ""
-	}
-	var parts []string
-	if f := b.Flow(s, now); f > 0 {
-		parts = append(parts, perMinute(f))
-	}
-	if d := b.Dwell(s, 0.5); d > 0 && s != engine.NodeOutdated {
-		parts = append(parts, term.Duration(d))
-	}
-	if text := strings.Join(parts, " "); term.Width(text) <= most {
-		return text
-	}
-	return parts[len(parts)-1]
-}
-
-// wideStages is the pipeline with a row for each stage, for wide screens.
-func (c *console) wideStages(b *engine.Board, w int, now time.Time, done, total int) []string {
-	half := (w - 1) / 2
-	side := func(title string, stages []string) []string {
-		head := c.th.Row(half).Pad(1).Col(term.Faint, title, 12).Num(term.Faint, "nodes", 7).Num(term.Faint, "flow", 9).Num(term.Faint, "p50", 7).Num(term.Faint, "p95", 7)
-		rows := []string{head.String()}
-		most := int64(1)
-		for _, s := range stages {
-			if s != engine.NodeGone && s != engine.NodeReady && s != engine.NodeOutdated {
-				most = max(most, b.Count(s))
-			}
-		}
-		for _, s := range stages {
-			n := b.Count(s)
-			sign, st := c.stageSign(s)
-			if n == 0 {
-				st = term.Faint
-			}
-			r := c.th.Row(half).Pad(1).Add(st, sign).Add(term.Plain, " ").Col(st, s, 10).Num(st, strconv.FormatInt(n, 10), 7)
-			flow, p50, p95 := "", "", ""
-			if f := b.Flow(s, now); f > 0 && s != engine.NodeGone && s != engine.NodeReady {
-				flow = perMinute(f)
-			}
-			if d := b.Dwell(s, 0.5); d > 0 && s != engine.NodeOutdated && s != engine.NodeReady {
-				p50, p95 = term.Duration(d), term.Duration(b.Dwell(s, 0.95))
-			}
-			r.Num(term.Faint, flow, 9).Num(term.Faint, p50, 7).Num(term.Faint, p95, 7)
-			if room := half - r.Used - 2; room > 4 && n > 0 && s != engine.NodeGone && s != engine.NodeReady && s != engine.NodeOutdated {
-				r.Add(st, strings.Repeat(c.th.Bar, int(max(1, n*int64(room)/most))))
-			}
-			rows = append(rows, r.String())
-		}
-		return rows
-	}
-	old, come := side("old", oldStages(b)), side("new", newStages)
-	old = append(old, c.sparkline(b, half, now))
-	var out []string
-	for i := range max(len(old), len(come)) {
-		l, r := "", ""
-		if i < len(old) {
-			l = old[i]
-		}
-		if i < len(come) {
-			r = come[i]
-		}
-		out = append(out, l+strings.Repeat(" ", max(0, half-term.StyledWidth(l)))+c.th.Paint(term.Faint, c.th.Side)+r)
-	}
-	return append(out, c.doneBar(w, done, total))
-}
-
-// sparkline shows how many nodes reached the target per ten seconds of the last minutes.
-func (c *console) sparkline(b *engine.Board, w int, now time.Time) string {
-	list := b.Finished(min(30, w-24), now)
-	most := slices.Max(list)
-	if most == 0 {
-		return ""
-	}
-	bars := []rune("▁▂▃▄▅▆▇█")
-	if c.th.Ascii {
-		bars = []rune("_.:-=+*#")
-	}
-	var s strings.Builder
-	for _, n := range list {
-		i := 0
-		if n > 0 {
-			i = 1 + (n*(len(bars)-2))/most
-		}
-		s.WriteRune(bars[min(i, len(bars)-1)])
-	}
-	return c.th.Row(w).Pad(1).Col(term.Faint, "done/10s", 12).Raw(term.Good, s.String()).Add(term.Faint, " last 5m").String()
-}
-
-// perMinute is "24/min".
-func perMinute(f float64) string {
-	if f < 9.95 {
-		return strconv.FormatFloat(f, 'f', 1, 64) + "/min"
-	}
-	n := int(math.Round(f))
-	for step := 10; n >= 10*step; step *= 10 { // two significant digits: more would flicker
-		n = (n + step/2) / step * step
-	}
-	return strconv.Itoa(n) + "/min"
-}
-
-// stageSign is the sign of a state and its style.
-func (c *console) stageSign(state string) (string, term.Style) {
-	switch state {
-	case engine.NodeDraining:
-		return c.th.Running, term.Caution
-	case engine.NodeReplacing, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeBooting, engine.NodeCreating:
-		return c.th.Running, term.Accent
-	case engine.NodeGone:
-		return c.th.Dot, term.Faint
-	}
-	return c.nodeSign(state)
-}
-
-// groupRows are the groups with their progress.
-func (c *console) groupRows(b *engine.Board, w, most int) []string {
-	lines := []string{c.th.Rule(w, "Groups", "")}
-	groups := b.Groups()
-	for i, g := range groups {
-		if i == most-1 && len(groups) > most {
-			lines = append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more groups", len(groups)-i)).String())
-			break
-		}
-		r := c.th.Row(w).Pad(1).Col(term.Plain, term.Clean(g.Name), 18).Num(term.Plain, fmt.Sprintf("%d/%d", g.Done(), g.Total), 12)
-		r.Add(term.Good, c.th.Meter(int64(g.Done()), int64(max(g.Total, 1)), min(30, w/4))).Pad(2)
-		for _, s := range nodeStates[1:] {
-			if n := g.Counts[s]; n > 0 {
-				_, st := c.stageSign(s)
-				r.Add(st, strconv.Itoa(n)+" "+s+"  ")
-			}
-		}
-		lines = append(lines, r.String())
-	}
-	return lines
-}
-
-// planSign is the sign of a state of a Plan, its style, and its order in the list.
-func (c *console) planSign(state string) (sign string, st term.Style, order int) {
-	switch state {
-	case engine.PlanFailed, engine.PlanInvalid:
-		return c.th.Fail, term.Bad, 0
-	case engine.PlanApplying:
-		return c.th.Running, term.Accent, 1
-	case engine.PlanComplete:
-		return c.th.OK, term.Good, 3
-	case engine.PlanUnseen:
-		return c.th.Pending, term.Faint, 2
-	}
-	return c.th.Stopped, term.Caution, 2
-}
-
-// nodePlanRows are the Plans with their progress, in at most most rows.
-func (c *console) nodePlanRows(b *engine.Board, w, most int) []string {
-	list := make([]*engine.BoardPlan, len(b.Plans))
-	complete := 0
-	for i := range b.Plans {
-		if list[i] = &b.Plans[i]; list[i].State == engine.PlanComplete {
-			complete++
-		}
-	}
-	slices.SortStableFunc(list, func(x, y *engine.BoardPlan) int {
-		_, _, i := c.planSign(x.State)
-		_, _, k := c.planSign(y.State)
-		return i - k
-	})
-	lines := []string{c.th.Rule(w, "Plans", fmt.Sprintf("%d of %d complete", complete, len(list)))}
-	names := 12
-	for _, p := range list[:min(len(list), most)] {
-		names = max(names, term.Width(term.Clean(p.Name)))
-	}
-	names = min(names, max(16, w/3))
-	for i, p := range list {
-		if i == most-1 && len(list) > most && most > 1 || i == most {
-			if most > 1 {
-				lines = append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more", len(list)-i)).String())
-			}
-			break
-		}
-		sign, st, _ := c.planSign(p.State)
-		r := c.th.Row(w).Pad(1).Add(st, sign).Pad(1).Col(term.Plain, term.Clean(p.Name), names).Col(st, term.Clean(p.State), 10)
-		if w >= 112 {
-			r.Add(term.Good, c.th.Meter(p.Done, max(p.Total, 1), 16)).Pad(1)
-		}
-		if p.Total > 0 {
-			r.Add(term.Plain, fmt.Sprintf("%d/%d ", p.Done, p.Total))
-		}
-		for _, x := range []struct {
-			n    int64
-			word string
-			st   term.Style
-		}{{p.Failed, engine.PlanFailed, term.Bad}, {p.Applying, engine.PlanApplying, term.Accent}, {p.Pending, "pending", term.Faint}} {
-			if x.n > 0 {
-				r.Add(x.st, fmt.Sprintf("%d %s ", x.n, x.word))
-			}
-		}
-		text := term.Clean(p.Text)
-		if p.Alone {
-			text = strings.TrimSuffix("exclusive; "+text, "; ")
-		}
-		from := ""
-		if p.Channel != "" {
-			from = "  from " + term.Clean(p.Channel)
-		}
-		if text == "" || w >= 112 {
-			text = strings.TrimSpace(term.Clean(p.Version)+"  "+text) + from
-		}
-		if left := w - r.Used - 1; left > 3 {
-			r.Add(term.Faint, term.Cut(term.AsciiIf(c.th.Ascii, text), left, c.th.Ellipsis))
-		}
-		lines = append(lines, r.String())
-	}
-	return lines
-}
-
-// flight is the list of machines of a board, and how it is shown.
-type flight struct {
-	list   []*engine.BoardNode
-	at     int // index of the selected machine
-	sort   sortBy
-	filter string
-	typing bool  // the filter is being typed
-	err    error // of the filter
-}
-
-// flightView lists machines in h lines.
-func (c *console) flightView(b *engine.Board, x flight, w, h int) []string {
-	if h < 2 {
-		return nil
-	}
-	list := x.list
-	_, total := b.Places()
-	title := fmt.Sprintf("In flight %d of %d", len(list), total)
-	if x.filter != "" {
-		title = fmt.Sprintf("Matches %d", len(list))
-	}
-	lines := []string{c.th.Rule(w, title, "sort: "+x.sort.String())}
-	if x.typing || x.filter != "" {
-		r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ").Add(term.Strong, x.filter)
-		if x.typing {
-			r.Add(term.Accent, "▏")
-		}
-		if err := x.err; err != nil {
-			r.Add(term.Caution, "  "+term.Clean(err.Error()))
-		} else if x.typing {
-			r.Add(term.Faint, "  Enter applies it, Esc clears it")
-		}
-		lines = append(lines, r.String())
-	}
-	if len(list) == 0 {
-		text := "no node is in flight; / filters all nodes, m shows the map"
-		switch {
-		case x.filter != "":
-			text = "no machine matches; Esc clears the filter"
-		case b.Moves() == 0:
-			text = "no machine seen yet"
-		}
-		return append(lines, c.th.Row(w).Add(term.Faint, "   "+text).String())[:min(len(lines)+1, h)]
-	}
-	names := 12
-	for _, n := range list[:min(len(list), 200)] {
-		names = max(names, term.Width(term.Clean(n.Name)))
-	}
-	names = min(names, max(16, w/3))
-	groups := 0
-	if w >= 112 {
-		groups = 14
-	}
-	head := c.th.Row(w).Pad(3).Col(term.Faint, "node", names).Col(term.Faint, "state", 10).Num(term.Faint, "for", 8)
-	if groups > 0 {
-		head.Col(term.Faint, "group", groups).Col(term.Faint, "with", names)
-	}
-	head.Add(term.Faint, "what").Right(term.Faint, "try")
-	room := h - len(lines)
-	if room > 3 {
-		lines = append(lines, head.String())
-		room--
-	}
-	at := x.at
-	from, to := window(len(list), at, room)
-	if to < len(list) && room > 2 {
-		from, to = window(len(list), at, room-1)
-	}
-	for i := from; i < to; i++ {
-		n := list[i]
-		_, st := c.stageSign(n.State)
-		name := term.Plain
-		if i == at {
-			name = term.Strong
-		}
-		r := c.th.Row(w).Add(term.Accent, " "+c.marker(i == at)).Col(name, term.Clean(n.Name), names).Col(st, term.Clean(n.State), 10).Num(term.Plain, c.age(n), 8)
-		if groups > 0 {
-			r.Col(term.Faint, term.Clean(n.Group), groups).Col(term.Faint, term.Clean(n.With), names)
-		}
-		tail := ""
-		if n.Attempts > 0 {
-			tail = strconv.Itoa(n.Attempts)
-		}
-		if left := w - r.Used - term.Width(tail) - 3; left > 3 {
-			r.Add(c.textStyle(b, n), term.Cut(term.AsciiIf(c.th.Ascii, term.Clean(n.Text)), left, c.th.Ellipsis))
-		}
-		lines = append(lines, r.Right(term.Faint, tail).String())
-	}
-	if left := len(list) - to; left > 0 && len(lines) < h {
-		lines = append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more (↓, G, / filter)", left)).String())
-	}
-	return lines
-}
-
-// textStyle highlights the text of a machine that failed or is waited for.
-func (c *console) textStyle(b *engine.Board, n *engine.BoardNode) term.Style {
-	if w := b.Wait; n.State == engine.NodeFailed || w.Node != "" && w.Node == n.Name {
-		return term.Caution
-	}
-	return term.Faint
-}
-
-// logExcerpt shows the newest log lines in h lines.
-func (c *console) logExcerpt(b *engine.Board, w, h int) []string {
-	if h < 2 {
-		return nil
-	}
-	n := b.Log.Len()
-	remark := "l full log"
-	if n > 0 {
-		remark = term.Count(n+b.Log.Dropped(), "line")
-	}
-	lines := []string{c.th.Rule(w, "Log", remark)}
-	if n == 0 {
-		return append(lines, c.th.Row(w).Add(term.Faint, "   log lines of operator and machines appear here").String())
-	}
-	from := max(0, n-h+1)
-	col := c.sourceColumnOf(w, func(i int) logLine { return lineOf(b.Log.At(from + i)) }, n-from)
-	col.node = ""
-	for i := from; i < n; i++ {
-		lines = append(lines, c.logRow(lineOf(b.Log.At(i)), w, col))
-	}
-	return lines
-}
-
-// lineOf cleans a line of a board.
-func lineOf(x engine.BoardLine) logLine {
-	return logLine{x.Time, term.Clean(x.Source), term.Clean(x.Node), x.Level, term.Clean(x.Text)}
-}
-
 // watchReason is reason for the board on the screen, or why there is none.
 func (c *console) watchReason() (text, remedy string) {
 	switch {
 	case c.wat.err != nil && c.wat.frozen == nil:
-		x := explain(c.wat.err, c.deps.commands)
-		return "The watch has ended: " + x.what, x.remedy
+		x := view.Explain(c.wat.err, c.deps.commands)
+		return "The watch has ended: " + x.What, x.Remedy
 	case c.opening():
 		return "Opening the record", ""
 	}
-	return c.boardReason(c.wat.shown())
+	return view.BoardReason(c.boardPage(), c.wat.shown())
 }
 
 // watchWhy is the why line of the watch screen and the remedy, if there is one.
@@ -679,7 +234,7 @@ func (c *console) watchWhy() []string {
 		return lines
 	}
 	if remedy != "" {
-		for i, l := range c.th.Below(c.w, 8, most, term.Accent, c.deps.commands.text(remedy)) {
+		for i, l := range c.th.Below(c.w, 8, most, term.Accent, c.deps.commands.Text(remedy)) {
 			if i == 0 {
 				l = " " + c.th.Paint(term.Faint, "To do:") + " " + strings.TrimLeft(l, " ")
 			}
@@ -689,127 +244,18 @@ func (c *console) watchWhy() []string {
 	return lines
 }
 
-// boardReason is what the rollout waits for or does, with the remedy.
-func (c *console) boardReason(b *engine.Board) (text, remedy string) {
-	switch w := b.Wait; {
-	case w.Text != "":
-		return "Why waiting (" + seconds(c.now.Sub(w.Since)) + "): " + term.Clean(w.Text), term.Clean(w.Remedy)
-	case b.Result != nil && b.Plan != nil && b.Plan.Verb == engine.VerbWatch: // the watch ended, not the rollout
-		return "At the last observation: " + orElse(term.Clean(b.Outcome), term.Clean(b.Result.Status)), term.Clean(b.Remedy)
-	case b.Result != nil:
-		return "Ended: " + orElse(term.Clean(b.Outcome), term.Clean(b.Result.Status)), term.Clean(b.Remedy)
-	}
-	done, total := b.Places()
-	if s := b.Running(); s != nil && s.ID != engine.StepRollout {
-		return "Now (" + seconds(c.now.Sub(s.Began)) + "): " + term.Clean(s.Title) + tailOf(term.Clean(s.Text), term.Clean(s.Title)), ""
-	}
-	n := b.Slowest()
-	switch {
-	case b.Events == 0:
-		return "Waiting for the first response of the cluster", ""
-	case n != nil && n.State != engine.NodeNotReady:
-		left := b.InFlight() - 1
-		text = fmt.Sprintf("Nothing is stuck. Slowest: %s, %s for %s", term.Clean(n.Name), term.Clean(n.State), c.age(n))
-		if left > 0 {
-			text += fmt.Sprintf("; %d more in flight", left)
-		}
-		return text, ""
-	case n != nil:
-		return fmt.Sprintf("%s has not been ready for %s: %s", term.Clean(n.Name), c.age(n), orElse(term.Clean(n.Text), "no reason reported")), ""
-	case total > 0 && done == total:
-		return fmt.Sprintf("Nothing to wait for: all %s are at the target", term.Count(total, "node")), ""
-	case total == 0:
-		return "Waiting for the first node", ""
-	}
-	if s := b.Running(); s != nil { // the Kubernetes upgrade comes before the first replacement
-		for _, p := range s.Parts {
-			if p.State == engine.StateRunning {
-				return "Now: " + term.Clean(p.Name) + tailOf(term.Clean(p.Text), ""), ""
-			}
-		}
-	}
-	return fmt.Sprintf("Waiting for the operator to start the next of %s", term.Count(total-done, "node")), ""
-}
-
-func tailOf(text, title string) string {
-	if text == "" || text == title {
-		return ""
-	}
-	return ": " + text
-}
-
-// watchSafety is the safety line: extra machines, control planes and quorum, API server,
-// backup age.
-func (c *console) watchSafety(b *engine.Board, w int, api string, backup time.Time) string {
-	var parts []string
-	extra := b.Extra()
-	surge := ""
-	if b.Plan != nil && b.Plan.Surge != "" {
-		surge = "/" + term.Clean(b.Plan.Surge)
-	}
-	parts = append(parts, fmt.Sprintf("extra machines %d%s", extra, surge))
-	if n := b.Count(engine.NodeFailed); n > 0 {
-		parts = append(parts, fmt.Sprintf("failed %d", n))
-	}
-	ready, total := 0, 0
-	for _, g := range b.Groups() {
-		if g.Control {
-			r, t := g.Serving()
-			ready, total = ready+r, total+t
-		}
-	}
-	if total > 0 {
-		// Each control plane has an etcd member; writes need a majority of them.
-		parts = append(parts, fmt.Sprintf("control planes %d/%d up, quorum %d", ready, total, total/2+1))
-	}
-	switch {
-	case !b.Away.IsZero():
-		down := "API down"
-		if w >= 100 { // else only header and why line have the time
-			down += " since " + b.Away.UTC().Format("15:04:05Z")
-		}
-		parts = append(parts, down)
-	case api != "" && b.Moves() > 0:
-		parts = append(parts, api)
-	}
-	if made := backup; !made.IsZero() {
-		for _, s := range b.Steps { // this run may have taken a newer one
-			if at := s.Began.Add(s.Took); s.ID == engine.StepBackup && s.State == engine.StateDone && at.After(made) {
-				made = at
-			}
-		}
-		parts = append(parts, "backup "+term.Duration(c.now.Sub(made))+" old")
-	}
-	return "safety  " + strings.Join(parts, " "+c.th.Dot+" ")
-}
-
-// boardSafety is watchSafety for the board on the screen.
+// boardSafety is view.WatchSafety for the board on the screen.
 func (c *console) boardSafety() string {
 	api, backup := "", time.Time{}
 	if c.wat.origin != fromReplay {
 		if !c.wat.ended {
-			api = c.apiStatus(c.wat.pulse)
+			api = view.APIStatus(c.page(), c.wat.pulse)
 		}
 		if c.home != nil && c.home.Backup != nil {
 			backup = c.home.Backup.Created
 		}
 	}
-	return c.watchSafety(c.wat.shown(), c.w, api, backup)
-}
-
-// staleResponse is the age from which the last response of the API server is shown.
-const staleResponse = 6 * time.Second
-
-// apiStatus is the health of the API server: its latency or the age of its last response.
-func (c *console) apiStatus(p engine.Pulse) string {
-	if p.At.IsZero() {
-		return "API reachable"
-	}
-	word := fmt.Sprintf("API p99 %dms", max(1, p.P99.Milliseconds()))
-	if age := c.now.Sub(p.At); age >= staleResponse {
-		word += ", last response " + seconds(age) + " ago"
-	}
-	return word
+	return view.WatchSafety(c.page(), c.wat.shown(), c.w, api, backup)
 }
 
 // linesView is the log lens.
@@ -837,7 +283,7 @@ func (c *console) linesView(b *engine.Board, w, h int) []string {
 		r.Add(st, term.Clean(s)).Add(term.Faint, " "+strconv.Itoa(counts[s])+"  ")
 	}
 	if v.level > 1 {
-		r.Right(term.Caution, logLevels[v.level]+" and above")
+		r.Right(term.Caution, view.LogLevels[v.level]+" and above")
 	}
 	lines = append(lines, r.String())
 	r = c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ")
@@ -870,22 +316,22 @@ func (c *console) linePart(b *engine.Board, list []int, w, h int, wraps bool) []
 	first, last := at, at
 	var rows []string
 	entry := func(i int) []string {
-		x := lineOf(b.Log.At(list[i] - b.Log.Dropped()))
-		col := sourceColumn{width: min(22, w/4)}
+		x := view.LineOf(b.Log.At(list[i] - b.Log.Dropped()))
+		col := view.SourceColumn{Width: min(22, w/4)}
 		here := i == at && v.pinned
-		if !wraps || !here && term.Width(x.text) < w-col.width-14 {
-			row := c.logRow(x, w, col)
+		if !wraps || !here && term.Width(x.Text) < w-col.Width-14 {
+			row := view.LogRow(c.boardPage(), x, w, col)
 			if here {
 				row = c.th.Paint(term.Chosen, term.StripStyle(row))
 			}
 			return []string{row}
 		}
 		head := x
-		parts := term.Wrap(x.text, max(20, w-col.width-14))
-		head.text = parts[0]
-		out := []string{c.logRow(head, w, col)}
+		parts := term.Wrap(x.Text, max(20, w-col.Width-14))
+		head.Text = parts[0]
+		out := []string{view.LogRow(c.boardPage(), head, w, col)}
 		for _, p := range parts[1:] {
-			out = append(out, c.th.Row(w).Pad(col.width+13).Add(term.Plain, p).String())
+			out = append(out, c.th.Row(w).Pad(col.Width+13).Add(term.Plain, p).String())
 		}
 		if here {
 			for k := range out {
@@ -925,71 +371,7 @@ type mapCursor struct {
 	columns, each int
 }
 
-// mapCells are the signs of states on the map.
-var mapCells = map[string]struct {
-	sign, ascii string
-	st          term.Style
-}{
-	engine.NodeReady: {"█", "#", term.Good}, engine.NodeNotReady: {"▓", "n", term.Caution}, engine.NodeJoining: {"▓", "j", term.Accent},
-	engine.NodeBooting: {"░", "b", term.Accent}, engine.NodeCreating: {"░", "c", term.Accent}, engine.NodeReplacing: {"░", "r", term.Accent},
-	engine.NodeDraining: {"▒", "d", term.Caution}, engine.NodeLeaving: {"▒", "l", term.Caution}, engine.NodeOutdated: {"·", ".", term.Faint},
-	engine.NodeFailed: {"✗", "X", term.Bad}, engine.NodeUpgrading: {"▒", "u", term.Accent},
-}
-
-// mapCell is the sign of a state on the map.
-func (c *console) mapCell(state string) (string, term.Style) {
-	x := mapCells[state]
-	switch {
-	case x.sign == "":
-		return " ", term.Plain
-	case c.th.Ascii:
-		return x.ascii, x.st
-	}
-	return x.sign, x.st
-}
-
-// worstFirst are the states, the most severe first.
-var worstFirst = []string{
-	engine.NodeFailed, engine.NodeNotReady, engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeReplacing, engine.NodeCreating, engine.NodeBooting,
-	engine.NodeJoining, engine.NodeOutdated, engine.NodeReady, "",
-}
-
-// ranks are the indices of states in worst.
-var ranks = func() map[string]int {
-	out := map[string]int{}
-	for i, s := range worstFirst {
-		out[s] = i
-	}
-	return out
-}()
-
-// worstPlace is the place with the most severe state of a cell.
-func worstPlace(places []*engine.BoardPlace) *engine.BoardPlace {
-	var out *engine.BoardPlace
-	rank := len(worstFirst)
-	for _, p := range places {
-		if r, ok := ranks[p.State()]; ok && r < rank {
-			out, rank = p, r
-		}
-	}
-	return out
-}
-
 const mapName = 12 // columns of a group's name
-
-// mapScale is the number of nodes per cell with which all groups fit into h lines.
-func mapScale(groups []*engine.BoardGroup, columns, h int) int {
-	for each := 1; ; each++ {
-		rows := 0
-		for _, g := range groups {
-			cells := (len(g.Places) + each - 1) / each
-			rows += max(1, (cells+columns-1)/columns)
-		}
-		if rows <= max(h, len(groups)) || each > 1<<16 {
-			return each
-		}
-	}
-}
 
 func (c *console) mapView(b *engine.Board, w, h int) []string {
 	groups := b.Groups()
@@ -998,7 +380,7 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 		columns = w - mapName - 10 - 36
 	}
 	room := h - 4
-	each := mapScale(groups, columns, room)
+	each := view.MapScale(groups, columns, room)
 	c.wat.place.columns, c.wat.place.each = columns, each
 	remark := "1 cell = " + term.Count(each, "node")
 	if each > 1 {
@@ -1028,8 +410,8 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 			}
 			for k := row * columns; k < min(cells, (row+1)*columns); k++ {
 				sign, st := " ", term.Plain
-				if p := worstPlace(g.Places[k*each : min(len(g.Places), (k+1)*each)]); p != nil {
-					sign, st = c.mapCell(p.State())
+				if p := view.WorstPlace(g.Places[k*each : min(len(g.Places), (k+1)*each)]); p != nil {
+					sign, st = view.MapCell(c.boardPage(), p.State())
 				}
 				if gi == at && k == cell {
 					flush()
@@ -1047,37 +429,21 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 			rows = append(rows, r.String())
 		}
 	}
-	from, to := window(len(rows), cursorRow, room)
+	from, to := view.Window(len(rows), cursorRow, room)
 	rows = rows[from:to]
 	if w >= 112 && at >= 0 {
-		rows = c.besideAt(rows, c.cellDetail(groups[at], cell, each, 34, room), w-36, room)
+		rows = view.BesideAt(c.boardPage(), rows, view.CellDetail(c.boardPage(), groups[at], cell, each, 34, room), w-36, room)
 	}
 	lines = append(lines, rows...)
 	for len(lines) < h-3 {
 		lines = append(lines, "")
 	}
 	if at >= 0 {
-		lines = append(lines, c.cellLine(groups[at], cell, each, w))
+		lines = append(lines, view.CellLine(c.boardPage(), groups[at], cell, each, w))
 	} else {
 		lines = append(lines, c.th.Row(w).Add(term.Faint, "   no node seen yet").String())
 	}
-	return append(lines, c.legend(b, w)...)
-}
-
-// besideAt puts a pane to the right of some lines.
-func (c *console) besideAt(left, right []string, at, h int) []string {
-	out := make([]string, 0, h)
-	for i := range h {
-		l, r := "", ""
-		if i < len(left) {
-			l = left[i]
-		}
-		if i < len(right) {
-			r = right[i]
-		}
-		out = append(out, l+strings.Repeat(" ", max(0, at-term.StyledWidth(l)))+c.th.Paint(term.Faint, c.th.Side)+r)
-	}
-	return out
+	return append(lines, view.Legend(c.boardPage(), b, w)...)
 }
 
 // cursorCell is the group and the cell under the cursor; -1 if there are no groups.
@@ -1089,95 +455,6 @@ func (c *console) cursorCell(groups []*engine.BoardGroup) (group, cell int) {
 	each := max(1, c.wat.place.each)
 	cells := max(1, (len(groups[i].Places)+each-1)/each)
 	return i, min(c.wat.place.cell, cells-1)
-}
-
-// cellPlaces are the places of a cell.
-func cellPlaces(g *engine.BoardGroup, cell, each int) []*engine.BoardPlace {
-	from := min(cell*each, len(g.Places))
-	return g.Places[from:min(len(g.Places), from+each)]
-}
-
-// cellLine describes the cell under the cursor.
-func (c *console) cellLine(g *engine.BoardGroup, cell, each, w int) string {
-	places := cellPlaces(g, cell, each)
-	r := c.th.Row(w).Add(term.Faint, " cursor ").Add(term.Strong, term.Clean(g.Name)+":"+strconv.Itoa(cell*each)+"  ")
-	if len(places) == 1 {
-		if n := places[0].Node(); n != nil {
-			_, st := c.stageSign(n.State)
-			return r.Add(term.Plain, term.Clean(n.Name)+"  ").Add(st, term.Clean(n.State)+" ").Add(term.Faint, c.age(n)+"  "+term.Clean(n.Text)).Right(term.Faint, "Enter opens").String()
-		}
-		return r.Add(term.Faint, "empty").String()
-	}
-	counts := map[string]int{}
-	first, last := "", ""
-	for _, p := range places {
-		counts[p.State()]++
-		if n := p.Node(); n != nil {
-			last = term.Clean(n.Name)
-			if first == "" {
-				first = last
-			}
-		}
-	}
-	r.Add(term.Plain, first+" … "+last+"  ")
-	for _, s := range worstFirst {
-		if n := counts[s]; n > 0 && s != "" {
-			_, st := c.stageSign(s)
-			r.Add(st, strconv.Itoa(n)+" "+s+" ")
-		}
-	}
-	return r.Right(term.Faint, "Enter opens").String()
-}
-
-// cellDetail lists the nodes of the cell under the cursor.
-func (c *console) cellDetail(g *engine.BoardGroup, cell, each, w, h int) []string {
-	places := cellPlaces(g, cell, each)
-	lines := []string{c.th.Row(w).Add(term.Faint, fmt.Sprintf(" group %s  cell %d", term.Clean(g.Name), cell)).String()}
-	for _, p := range places {
-		n := p.Node()
-		if n == nil {
-			continue
-		}
-		if len(lines) == h-1 && len(places) > h-1 {
-			lines = append(lines, c.th.Row(w).Pad(1).Add(term.Faint, "…").String())
-			break
-		}
-		sign, st := c.stageSign(n.State)
-		lines = append(lines, c.th.Row(w).Pad(1).Add(st, sign).Add(term.Plain, " ").Add(term.Plain, term.Cut(term.Clean(n.Name), w-20, c.th.Ellipsis)+" ").Add(st, term.Clean(n.State)).Right(term.Faint, c.age(n)).String())
-	}
-	return lines
-}
-
-// legend explains the signs of the map, with the number of nodes of each.
-func (c *console) legend(b *engine.Board, w int) []string {
-	counts := map[string]int{}
-	for _, g := range b.Groups() {
-		for s, n := range g.Counts {
-			counts[s] += n
-		}
-	}
-	lines := make([]string, 0, 2)
-	r := c.th.Row(w).Pad(1)
-	for _, s := range []string{
-		engine.NodeReady, engine.NodeOutdated, engine.NodeReplacing, engine.NodeCreating, engine.NodeBooting, engine.NodeJoining, engine.NodeNotReady,
-		engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeFailed,
-	} {
-		if counts[s] == 0 && s != engine.NodeReady && s != engine.NodeOutdated {
-			continue
-		}
-		sign, st := c.mapCell(s)
-		text := " " + s + " " + strconv.Itoa(counts[s]) + "  "
-		if r.Used+1+term.Width(text) > w && len(lines) == 0 {
-			lines = append(lines, r.String())
-			r = c.th.Row(w).Pad(1)
-		}
-		r.Raw(st, sign).Add(term.Plain, text)
-	}
-	lines = append(lines, r.String())
-	for len(lines) < 2 {
-		lines = append(lines, "")
-	}
-	return lines[:2]
 }
 
 // moveCell moves the cursor of the map.
@@ -1221,7 +498,7 @@ func (c *console) nextActiveCell() tea.Cmd {
 	for range len(groups) + 1 {
 		cells := (len(groups[g].Places) + each - 1) / each
 		for ; at < cells; at++ {
-			if p := worstPlace(cellPlaces(groups[g], at, each)); p != nil && p.Node() != nil && inFlight(p.Node()) {
+			if p := view.WorstPlace(view.CellPlaces(groups[g], at, each)); p != nil && p.Node() != nil && view.InFlight(p.Node()) {
 				c.wat.place.group, c.wat.place.cell = groups[g].Name, at
 				return nil
 			}
@@ -1236,7 +513,7 @@ func (c *console) openCell() tea.Cmd {
 	groups := c.wat.shown().Groups()
 	g, cell := c.cursorCell(groups)
 	if g >= 0 {
-		if p := worstPlace(cellPlaces(groups[g], cell, max(1, c.wat.place.each))); p != nil && p.Node() != nil {
+		if p := view.WorstPlace(view.CellPlaces(groups[g], cell, max(1, c.wat.place.each))); p != nil && p.Node() != nil {
 			c.openNode(p.Node().Name)
 			return nil
 		}
@@ -1250,7 +527,7 @@ func (c *console) copyCell() {
 	g, cell := c.cursorCell(groups)
 	var names []string
 	if g >= 0 {
-		for _, p := range cellPlaces(groups[g], cell, max(1, c.wat.place.each)) {
+		for _, p := range view.CellPlaces(groups[g], cell, max(1, c.wat.place.each)) {
 			if n := p.Node(); n != nil {
 				names = append(names, term.Clean(n.Name))
 			}
@@ -1274,13 +551,13 @@ func (c *console) nodeView(b *engine.Board, w, h int) []string {
 		}
 	}
 	for _, x := range pair {
-		lines = append(lines, c.stateHistoryRows(b, x, x == n, w)...)
+		lines = append(lines, view.StateHistoryRows(c.boardPage(), b, x, x == n, w)...)
 	}
 	if len(pair) > 1 && h >= 16 {
-		lines = append(lines, c.replacementTimeline(pair, w)...)
+		lines = append(lines, view.ReplacementTimeline(c.boardPage(), pair, w)...)
 	}
 	lines = append(lines, "")
-	facts := []string{c.facts(n)}
+	facts := []string{view.Facts(c.boardPage(), n)}
 	if wt := b.Wait; wt.Node == n.Name && wt.Text != "" {
 		facts = append(facts, "waiting: "+term.Clean(wt.Text))
 	}
@@ -1300,100 +577,4 @@ func (c *console) nodeView(b *engine.Board, w, h int) []string {
 		return append(lines, c.th.Row(w).Add(term.Faint, "   no log lines yet").String())
 	}
 	return append(lines, c.linePart(b, list, w, max(1, h-len(lines)), true)...)
-}
-
-func (c *console) facts(n *engine.BoardNode) string {
-	role := "worker"
-	if n.Control {
-		role = "control plane"
-	}
-	parts := []string{role, "first seen " + n.First.UTC().Format("15:04:05Z")}
-	if n.Attempts > 0 {
-		parts = append(parts, "try "+strconv.Itoa(n.Attempts))
-	}
-	if n.With != "" {
-		word := "replaces "
-		if slices.Contains(engine.StagesOld, n.State) {
-			word = "replaced by "
-		}
-		parts = append(parts, word+term.Clean(n.With))
-	}
-	return strings.Join(parts, " "+c.th.Dot+" ")
-}
-
-// stateHistoryRows is the state history of a machine, with the start and the duration of each state.
-func (c *console) stateHistoryRows(b *engine.Board, n *engine.BoardNode, here bool, w int) []string {
-	now := c.now
-	all := append(slices.Clone(n.Past), engine.Moment{State: n.State, Since: n.Since, Took: now.Sub(n.Since), Seen: n.Seen})
-	most := max(2, (w-4)/13)
-	if len(all) > most {
-		all = all[len(all)-most:]
-	}
-	st := term.Plain
-	if here {
-		st = term.Strong
-	}
-	names, times, tooks := c.th.Row(w).Pad(2), c.th.Row(w).Pad(2), c.th.Row(w).Pad(2)
-	for i, m := range all {
-		_, style := c.stageSign(m.State)
-		name := term.Clean(m.State)
-		now := i == len(all)-1
-		if !now {
-			name += " " + c.th.Arrow
-			style = term.Faint
-		}
-		names.Col(style, name, 12)
-		if m.Seen {
-			times.Col(term.Faint, m.Since.UTC().Format("15:04:05"), 12)
-			tooks.Col(term.Plain, term.Duration(m.Took), 12)
-		} else {
-			times.Col(term.Faint, "before "+m.Since.UTC().Format("15:04"), 12)
-			tooks.Col(term.Plain, "≥"+term.Duration(m.Took), 12)
-		}
-	}
-	head := c.th.Row(w).Pad(1).Add(st, term.Clean(n.Name))
-	if p50 := b.Dwell(n.State, 0.5); p50 > 0 && inFlight(n) {
-		head.Add(term.Faint, "  median time "+term.Clean(n.State)+": "+term.Duration(p50))
-	}
-	return []string{head.String(), names.String(), times.String(), tooks.String()}
-}
-
-// replacementTimeline draws the states of the two machines of a replacement over time, old above new.
-func (c *console) replacementTimeline(pair []*engine.BoardNode, w int) []string {
-	now := c.now
-	room := w - 18
-	begin := now
-	for _, n := range pair {
-		for _, m := range n.Past {
-			if m.Seen && m.Since.Before(begin) {
-				begin = m.Since
-			}
-		}
-		if n.Seen && n.Since.Before(begin) {
-			begin = n.Since
-		}
-	}
-	span := now.Sub(begin)
-	if span <= 0 || room < 20 {
-		return nil
-	}
-	lines := []string{c.th.Rule(w, "Timeline", begin.UTC().Format("15:04:05")+" - "+now.UTC().Format("15:04:05")+"  1 column = "+term.Duration(span/time.Duration(room)))}
-	for i, n := range pair {
-		r := c.th.Row(w).Pad(1).Col(term.Faint, []string{"old", "new"}[i], 4).Pad(10)
-		all := append(slices.Clone(n.Past), engine.Moment{State: n.State, Since: n.Since, Took: now.Sub(n.Since)})
-		used := 0
-		for _, m := range all {
-			from := int(m.Since.Sub(begin) * time.Duration(room) / span)
-			to := int(m.Since.Add(m.Took).Sub(begin) * time.Duration(room) / span)
-			from, to = max(from, used, 0), min(max(to, 0), room)
-			if to <= from {
-				continue
-			}
-			sign, st := c.mapCell(m.State)
-			r.Pad(from-used).Raw(st, strings.Repeat(sign, to-from))
-			used = to
-		}
-		lines = append(lines, r.String())
-	}
-	return lines
 }

@@ -111,7 +111,7 @@ var benchBegin = start.Add(20 * time.Minute)
 func benchWatch(b *testing.B, w, h int) *console {
 	c := newConsole(b.Context(), term.Display{Colours: term.Colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return benchBegin }})
 	c.w, c.h, c.screen, c.busy, c.ticking = w, h, screenWatch, "", true
-	c.wat = watchScreen{origin: fromLive, board: &engine.Board{}, ticks: true}
+	c.wat = &watchScreen{c: c, origin: fromLive, board: &engine.Board{}, ticks: true}
 	c.now = benchBegin
 	c.watchEvents(until(rolloutOf(b, 5000), benchBegin.Sub(start)))
 	return c

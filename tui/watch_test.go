@@ -20,6 +20,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // rollouts caches simulated rollouts for all tests.
@@ -82,7 +83,7 @@ func watching(s *stage, events []engine.Event, d time.Duration) *stage {
 	s.at(d)
 	s.c.busy = ""
 	s.c.screen = screenWatch
-	s.c.wat = watchScreen{origin: fromLive, gen: 1, board: &engine.Board{}, cancel: func() {}}
+	s.c.wat = &watchScreen{c: s.c, origin: fromLive, gen: 1, board: &engine.Board{}, cancel: func() {}}
 	s.tell(watchBatch{1, events})
 	return s
 }
@@ -383,12 +384,12 @@ func TestFilterMatches(t *testing.T) {
 		{"backend", false},
 		{"web/front", true},
 	} {
-		f, err := parseFilter(tt.filter)
+		f, err := view.ParseFilter(tt.filter)
 		if err != nil {
 			t.Errorf("%q: %v", tt.filter, err)
 			continue
 		}
-		if got := f.node(n, now); got != tt.want {
+		if got := f.Node(n, now); got != tt.want {
 			t.Errorf("%q matches: %v, want %v", tt.filter, got, tt.want)
 		}
 	}
@@ -397,7 +398,7 @@ func TestFilterMatches(t *testing.T) {
 		"try>x": `"try>x": want a number`, "state:": `"state:": want state:VALUE`, "node:[": `"node:[": not a pattern`,
 		"state:ready,nope !state:nope": `"state:nope": no such state, want one of ready, outdated, replacing, draining, upgrading, leaving, not-ready, joining, booting, creating, failed, gone`,
 	} {
-		if _, err := parseFilter(filter); err == nil || err.Error() != want {
+		if _, err := view.ParseFilter(filter); err == nil || err.Error() != want {
 			t.Errorf("%q: error %v, want %s", filter, err, want)
 		}
 	}
@@ -692,7 +693,7 @@ func TestEndOfAWatchIsNotTheEndOfTheRollout(t *testing.T) {
 		engine.VerbApply: "Ended: 1 of 2 nodes at the target",
 	} {
 		b.Plan = &engine.Plan{Verb: verb}
-		if got, _ := (&console{}).boardReason(&b); got != want {
+		if got, _ := view.BoardReason((&console{}).page(), &b); got != want {
 			t.Errorf("%s: %q", verb, got)
 		}
 	}

@@ -19,7 +19,7 @@ func TestCachesDoNotChangeFrames(t *testing.T) {
 			console := func() *console {
 				c := newConsole(t.Context(), term.Display{Colours: term.Colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return at }})
 				c.w, c.h, c.screen, c.busy, c.ticking = 120, 40, screenWatch, "", true
-				c.wat = watchScreen{origin: fromLive, board: &engine.Board{}, ticks: true}
+				c.wat = &watchScreen{c: c, origin: fromLive, board: &engine.Board{}, ticks: true}
 				for _, k := range keys {
 					c.key(keyOf(k))
 				}

@@ -142,7 +142,7 @@ func TestEtcdFile(t *testing.T) {
 		words  string
 	}{
 		"no meta":                     {func(b []byte) { clear(b[:1024]) }, "meta page"},
-		"a page beyond the end":       {func(b []byte) { binary.LittleEndian.PutUint64(at(b, "key"), 1<<40) }, "no page"},
+		"a page beyond the end":       {func(b []byte) { binary.LittleEndian.PutUint64(at(b, "key"), 1<<40) }, "is missing"},
 		"a bucket that is the root":   {func(b []byte) { binary.LittleEndian.PutUint64(at(b, "key"), uint64(root/512)) }, ""},
 		"an element beyond its page":  {func(b []byte) { binary.LittleEndian.PutUint32(b[root+boltHeader+4:], 1<<30) }, "not readable"},
 		"an overflow beyond the file": {func(b []byte) { binary.LittleEndian.PutUint32(b[root+12:], 1<<31) }, "bytes"},
@@ -151,7 +151,7 @@ func TestEtcdFile(t *testing.T) {
 		"keys that are not in order":  {func(b []byte) { copy(b[bytes.Index(b, []byte("\x00\x00\x00\x02_")):], "\x00\x00\x00\x01_") }, "order"},
 		"a member that is not JSON":   {func(b []byte) { copy(b[bytes.Index(b, []byte(`{"id"`)):], "?????") }, "not readable"},
 		"a database without members":  {func(b []byte) { copy(b[root+bytes.Index(b[root:], []byte("members")):], "mem6ers") }, "bucket members is missing"},
-		"a malformed revision":        {func(b []byte) { copy(b[bytes.Index(b, []byte("\x00\x07_")):], "\x00\x07-") }, "no revision"},
+		"a malformed revision":        {func(b []byte) { copy(b[bytes.Index(b, []byte("\x00\x07_")):], "\x00\x07-") }, "invalid revision"},
 		"a value of another revision": {func(b []byte) { copy(b[bytes.Index(b, []byte("/registry/x/7\x18\x07")):], "/registry/x/7\x18\x06") }, "revision 7 says to be revision 6"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -169,7 +169,7 @@ func TestEtcdFile(t *testing.T) {
 				binary.LittleEndian.PutUint64(b[at+boltHeader+8:], uint64(at/512))
 			}
 		}
-		if _, _, _, err := readAll(b); err == nil || !strings.Contains(err.Error(), "no end") {
+		if _, _, _, err := readAll(b); err == nil || !strings.Contains(err.Error(), "cycle in its tree") {
 			t.Errorf("got %v", err)
 		}
 	})

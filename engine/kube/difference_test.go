@@ -179,7 +179,7 @@ func TestPairsMergesStreamsByKey(t *testing.T) {
 	for _, err := range pairs(inOrder("the backup", stream("b/a", "a/b")), stream()) {
 		failed = err
 	}
-	if failed == nil || !strings.Contains(failed.Error(), "the backup: a/b comes after b/a") {
+	if failed == nil || !strings.Contains(failed.Error(), "the backup: keys out of order: a/b comes after b/a") {
 		t.Errorf("out of order: %v", failed)
 	}
 }

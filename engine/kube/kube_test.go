@@ -229,7 +229,7 @@ spec:
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"install chart set-b: ", "0 of 1 pods are; revision 1 is back", "chart set-c was removed again", "chart set-a is back at revision 1"} {
+	for _, want := range []string{"install chart set-b: ", "0 of 1 pods are ready; revision 1 is back", "chart set-c was removed again", "chart set-a is back at revision 1"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q does not say %q", err, want)
 		}

@@ -136,6 +136,39 @@ func (c *Client) writeEntry(ctx context.Context, node string, e revocation.Entry
 	}
 }
 
+// ExpireRevocations implements [engine.Cluster]. A damaged entry stays, as one without an end.
+func (c *Client) ExpireRevocations(ctx context.Context, now time.Time) error {
+	for {
+		cm, err := c.record(ctx)
+		if err != nil || cm == nil {
+			return err
+		}
+		list, _ := revocation.Parse(cm.Data) // a damaged entry stays
+		expired := list.Expired(now)
+		if len(expired) == 0 {
+			return nil
+		}
+		for _, node := range expired {
+			delete(cm.Data, node)
+		}
+		// Bound to what was read: a revocation that was written meanwhile is kept.
+		err = retry(ctx, func(ctx context.Context) error {
+			_, err := c.core.CoreV1().ConfigMaps(revocation.Namespace).Update(ctx, cm, metav1.UpdateOptions{FieldManager: fieldManager})
+			return err
+		})
+		switch {
+		case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+			continue
+		case err != nil:
+			return fmt.Errorf("write ConfigMap %s: %w", revocation.ConfigMap, err)
+		}
+		for _, node := range expired {
+			c.log.Info("expired revocation removed", "node", node, "until", list[node].Until)
+		}
+		return nil
+	}
+}
+
 // reportRevocation emits events on the Node and on the NodeVersion. The record is
 // authoritative, so a failed event is not an error.
 func (c *Client) reportRevocation(ctx context.Context, node string, e revocation.Entry) {

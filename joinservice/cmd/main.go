@@ -1,5 +1,5 @@
-// Command joinservice attests machines that want to join the cluster of the control
-// plane that it runs on, and gives them tickets. See package joinservice.
+// Command joinservice attests machines that want to join the cluster of the control plane that
+// it runs on, and issues tickets to them. See package joinservice.
 package main
 
 import (
@@ -47,7 +47,7 @@ func run(ctx context.Context, args []string) error {
 		pki        = f.String("pki", "/etc/kubernetes/pki", "`folder` of the cluster's certificates and keys")
 		namespace  = f.String("namespace", "constellation-system", "`namespace` of the lease of joining control planes")
 		port       = f.Int("api-server-port", 6443, "`port` of the API server at the load balancer")
-		kubeconfig = f.String("kubeconfig", "", "`file` to reach the cluster with, for development; empty inside a pod")
+		kubeconfig = f.String("kubeconfig", "", "kubeconfig `file`, for development; empty inside a pod")
 		level      slog.LevelVar
 	)
 	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
@@ -89,7 +89,7 @@ func run(ctx context.Context, args []string) error {
 	return s.Run(ctx, join, probes)
 }
 
-// access is the pod's own, or that of a kubeconfig.
+// access is the pod's service account, or a kubeconfig.
 func access(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		return rest.InClusterConfig()
@@ -97,7 +97,7 @@ func access(kubeconfig string) (*rest.Config, error) {
 	return clientcmd.BuildConfigFromFlags("", kubeconfig)
 }
 
-// readable writes durations as people do, not as nanoseconds.
+// readable formats durations for users, not as nanoseconds.
 func readable(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		a.Value = slog.StringValue(a.Value.Duration().String())

@@ -94,7 +94,7 @@ const (
 
 // String says what the action does, for logs: "cordon worker-1 heir=worker-4".
 func (a Action) String() string {
-	s := actionNames[a.Kind]
+	s := a.Kind.String()
 	add := func(key, value string) {
 		if value != "" {
 			s += " " + key + value
@@ -125,28 +125,51 @@ func (a Action) String() string {
 
 func (d *Decision) do(a Action) { d.Actions = append(d.Actions, a) }
 
-// moves reports whether an action brings the rollout on by itself. Evictions,
-// creations and deletions are only repeated until something else has happened.
+// moves reports whether an action brings the rollout forward by itself. A retry request that
+// is removed does not.
 func (a Action) moves() bool {
-	return a.Kind != DrainNode && a.Kind != CreateInstance && a.Kind != DeleteInstance && (a.Kind != MarkRetry || a.RetryMark != "")
+	return actionTable[a.Kind].moves && (a.Kind != MarkRetry || a.RetryMark != "")
 }
 
-// actionNames name the kinds in metrics, log keys and crash points.
-var actionNames = [...]string{
-	PauseAutoscaler: "pause autoscaler", ResumeAutoscaler: "resume autoscaler", SetGroupImage: "set image of group", RecordIntent: "record intent",
-	BindIntent: "bind intent", ClearIntent: "clear intent", CreateInstance: "create machine", AdoptHeir: "adopt heir", CordonNode: "cordon",
-	ReleaseNode: "release", PostponeNode: "postpone", DrainNode: "drain", YieldLease: "yield lease", MoveLeader: "move etcd leader",
-	RemoveMember: "remove etcd member", DeleteInstance: "delete machine", DeleteNode: "delete node", StartUpgrade: "start upgrade", UpgradeNode: "upgrade node",
-	NoteComponents: "note components", MarkInPlace: "mark in-place", MarkRetry: "mark retry", PublishComponents: "publish components",
+// actionTable has the name of each kind in metrics, log keys and crash points, and whether its
+// actions bring the rollout forward. Evictions, creations and deletions do not: they are
+// repeated until something else happens.
+var actionTable = [...]struct {
+	name  string
+	moves bool
+}{
+	PauseAutoscaler:   {"pause autoscaler", true},
+	ResumeAutoscaler:  {"resume autoscaler", true},
+	SetGroupImage:     {"set image of group", true},
+	RecordIntent:      {"record intent", true},
+	BindIntent:        {"bind intent", true},
+	ClearIntent:       {"clear intent", true},
+	CreateInstance:    {"create machine", false},
+	AdoptHeir:         {"adopt heir", true},
+	CordonNode:        {"cordon", true},
+	ReleaseNode:       {"release", true},
+	PostponeNode:      {"postpone", true},
+	DrainNode:         {"drain", false},
+	YieldLease:        {"yield lease", true},
+	MoveLeader:        {"move etcd leader", true},
+	RemoveMember:      {"remove etcd member", true},
+	DeleteInstance:    {"delete machine", false},
+	DeleteNode:        {"delete node", true},
+	StartUpgrade:      {"start upgrade", true},
+	UpgradeNode:       {"upgrade node", true},
+	NoteComponents:    {"note components", true},
+	MarkInPlace:       {"mark in-place", true},
+	MarkRetry:         {"mark retry", true},
+	PublishComponents: {"publish components", true},
 }
 
 // String names the kind.
-func (k ActionKind) String() string { return actionNames[k] }
+func (k ActionKind) String() string { return actionTable[k].name }
 
 // ActionKinds returns all kinds.
 func ActionKinds() []ActionKind {
 	var all []ActionKind
-	for kind := PauseAutoscaler; int(kind) < len(actionNames); kind++ {
+	for kind := PauseAutoscaler; int(kind) < len(actionTable); kind++ {
 		all = append(all, kind)
 	}
 	return all

@@ -62,7 +62,7 @@ func halfWay(w *World) {
 		m := Instance{ID: heir.ProviderID, Name: heir.Name, Group: n.Group, Token: "token-" + heir.Name, State: "Ready", Since: w.Now}
 		w.Instances = append(w.Instances, m)
 		w.Intents = append(w.Intents, Intent{
-			Name: fmt.Sprint(placePrefix, busy), Goal: v1alpha1.JoinGoal, Token: m.Token, Donor: n.Name, Group: n.Group, Deadline: w.Now.Add(time.Minute),
+			Name: fmt.Sprint(slotPrefix, busy), Goal: v1alpha1.JoinGoal, Token: m.Token, Donor: n.Name, Group: n.Group, Deadline: w.Now.Add(time.Minute),
 		})
 		if busy%2 == 0 {
 			heir.Donor, n.Heir, n.Cordon, n.CordonedSince = n.Name, heir.Name, CordonedByUs, w.Now

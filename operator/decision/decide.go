@@ -40,19 +40,19 @@ func Decide(spec v1alpha1.NodeVersionSpec, w World) *Decision { return plan(spec
 // plan decides with one rule switched off; everyRule is none.
 func plan(spec v1alpha1.NodeVersionSpec, w World, off rule) *Decision {
 	d := &Decision{off: off, spec: spec, w: w}
-	d.read()
-	d.kubernetes()
-	for i := range d.places {
-		d.carry(&d.places[i])
+	d.index()
+	d.upgradeKubernetes()
+	for i := range d.replacements {
+		d.advanceReplacement(&d.replacements[i])
 	}
 	for i := range w.Intents {
-		d.settle(&w.Intents[i])
+		d.advanceIntent(&w.Intents[i])
 	}
-	d.strays()
-	d.begin()
-	d.cordons()
-	d.marks()
-	d.retries()
+	d.trackOrphans()
+	d.startReplacements()
+	d.releaseCordons()
+	d.labelInPlace()
+	d.settleRetryRequests()
 	d.autoscaling()
 	return d
 }
@@ -65,25 +65,25 @@ type Decision struct {
 
 	*Lookup
 	groups  map[string]*Group
-	places  []replacement      // those under way, by place
+	replacements  []replacement      // those under way, by place
 	donors  map[string]bool    // names of nodes with a replacement
 	leaving map[string]*Intent // by ID of the machine
 	tracked map[string]bool    // IDs and tokens that an intent speaks of
-	taken   map[int]bool       // places that an intent holds
-	lost    []*Instance        // machines of ours that lost their intent
+	takenSlots   map[int]bool       // places that an intent holds
+	orphanedHeirs    []*Instance        // machines of ours that lost their intent
 	// A control plane is on its way in or out beside the one place: its intent was
 	// deleted, or it is bound to leave by an intent that holds no place.
-	looseControlPlane bool
-	cordoned          map[string]bool // nodes whose cordon is meant
-	refused           string          // why the target is not gone to; empty: it is
-	cpDone            bool            // every control plane is at the target, and none on its way in or out
-	cpWork            bool            // a control plane is to be replaced
-	cpHeld            bool            // one that is to be replaced is held by its owner
-	cpUnknown         bool            // the cloud does not describe one's machine
+	untrackedControlPlane bool
+	keepCordoned          map[string]bool // nodes whose cordon is meant
+	refusal           string          // why the target is not gone to; empty: it is
+	controlPlanesDone            bool            // every control plane is at the target, and none on its way in or out
+	controlPlanesOutdated            bool            // a control plane is to be replaced
+	controlPlaneOnHold            bool            // one that is to be replaced is held by its owner
+	controlPlaneUnknown         bool            // the cloud does not describe one's machine
 	inFlight          int             // machines beyond those that the groups shall have, or upgraded in place
 	surge             int
-	stuck             map[string]int // upgrades in place that do not get on, by group, in lower case
-	stuckPlaces       int            // that these hold
+	stuckGroups             map[string]int // upgrades in place that do not get on, by group, in lower case
+	stuckSlots       int            // that these hold
 
 	Actions []Action
 	Waits   []Wait
@@ -96,7 +96,7 @@ type Decision struct {
 // may be missing.
 type replacement struct {
 	*Intent
-	place   int
+	slot   int
 	donor   *Node
 	machine *Instance
 	heir    *Node
@@ -105,12 +105,12 @@ type replacement struct {
 // placePrefix begins the names of intents that hold a place of the surge budget. Names
 // are unique, so two leaders cannot exceed the budget, whatever they last saw.
 const (
-	placePrefix   = "replace-"
+	slotPrefix   = "replace-"
 	MachinePrefix = "machine-"
 )
 
 func SurgeSlot(name string) (int, bool) {
-	s, ok := strings.CutPrefix(name, placePrefix)
+	s, ok := strings.CutPrefix(name, slotPrefix)
 	if !ok {
 		return 0, false
 	}
@@ -118,10 +118,10 @@ func SurgeSlot(name string) (int, bool) {
 	return n, err == nil && n >= 0
 }
 
-// read orders what was observed.
-func (d *Decision) read() {
+// index orders what was observed.
+func (d *Decision) index() {
 	d.groups, d.leaving = make(map[string]*Group, 2*len(d.w.Groups)), map[string]*Intent{}
-	d.tracked, d.cordoned, d.donors, d.taken, d.stuck = map[string]bool{}, map[string]bool{}, map[string]bool{}, map[int]bool{}, map[string]int{}
+	d.tracked, d.keepCordoned, d.donors, d.takenSlots, d.stuckGroups = map[string]bool{}, map[string]bool{}, map[string]bool{}, map[int]bool{}, map[string]int{}
 	if d.Lookup = d.w.Lookup; d.Lookup == nil || !byName(d.w.Nodes) {
 		d.w.Nodes = sorted(d.w.Nodes) // a copy, because they are judged
 		d.Lookup = lookupWithout(&d.w, d.off)
@@ -135,9 +135,9 @@ func (d *Decision) read() {
 		_, place := SurgeSlot(in.Name)
 		if in.Goal == v1alpha1.LeaveGoal {
 			d.leaving[d.idOf(in.Machine)] = in
-			d.looseControlPlane = d.looseControlPlane || !place && d.roleOf(in) == v1alpha1.ControlPlaneRole
+			d.untrackedControlPlane = d.untrackedControlPlane || !place && d.roleOf(in) == v1alpha1.ControlPlaneRole
 		} else if in.refills() {
-			d.looseControlPlane = d.looseControlPlane || d.roleOf(in) == v1alpha1.ControlPlaneRole
+			d.untrackedControlPlane = d.untrackedControlPlane || d.roleOf(in) == v1alpha1.ControlPlaneRole
 		}
 		if in.Machine != "" {
 			d.tracked[d.idOf(in.Machine)] = true
@@ -146,10 +146,10 @@ func (d *Decision) read() {
 			d.tracked[in.Token] = true
 		}
 		if p, ok := SurgeSlot(in.Name); ok {
-			d.taken[p] = true
-			if d.when(ruleInPlaceStuck, d.stands(in)) {
-				d.stuck[strings.ToLower(in.Group)]++
-				d.stuckPlaces++
+			d.takenSlots[p] = true
+			if d.when(ruleInPlaceStuck, d.isStuck(in)) {
+				d.stuckGroups[strings.ToLower(in.Group)]++
+				d.stuckSlots++
 			} else {
 				d.inFlight++
 			}
@@ -157,23 +157,23 @@ func (d *Decision) read() {
 				d.donors[in.Node] = true
 			}
 			if in.Goal == v1alpha1.JoinGoal {
-				d.places = append(d.places, d.replacement(in, p))
+				d.replacements = append(d.replacements, d.replacement(in, p))
 			}
 			if in.Donor != "" {
 				d.donors[in.Donor] = true
 			}
 		}
 	}
-	slices.SortFunc(d.places, func(a, b replacement) int { return cmp.Compare(a.place, b.place) })
+	slices.SortFunc(d.replacements, func(a, b replacement) int { return cmp.Compare(a.slot, b.slot) })
 	for i := range d.w.Instances {
 		m := &d.w.Instances[i]
 		leaves := m.State == "Terminating" && d.NodeOf[m.ID] == nil && !d.tracked[m.ID] && !d.tracked[m.Token]
-		lost := d.lostHeir(m)
+		lost := d.isOrphanedHeir(m)
 		if lost {
-			d.lost = append(d.lost, m)
+			d.orphanedHeirs = append(d.orphanedHeirs, m)
 		}
 		if g := d.Group(m.Group); g != nil && g.Role == v1alpha1.ControlPlaneRole {
-			d.looseControlPlane = d.looseControlPlane || lost || leaves
+			d.untrackedControlPlane = d.untrackedControlPlane || lost || leaves
 		}
 		if d.when(ruleStrayBudget, lost || leaves) {
 			d.inFlight++
@@ -182,13 +182,13 @@ func (d *Decision) read() {
 	confirmed := 0
 	for i := range d.w.Nodes {
 		n := &d.w.Nodes[i]
-		d.looseControlPlane = d.looseControlPlane || d.halfGone(n) && !d.leaves(n)
+		d.untrackedControlPlane = d.untrackedControlPlane || d.hasLeftEtcd(n) && !d.leaves(n)
 		if n.Confirmed { // no others raise what is a part of all
 			confirmed++
 		}
 	}
-	d.surge = surge(d.spec.Rollout.MaxSurge, confirmed-d.doubles())
-	d.refused = d.refuse()
+	d.surge = surge(d.spec.Rollout.MaxSurge, confirmed-d.surplusNodes())
+	d.refusal = d.refuse()
 	d.controlPlanes()
 }
 
@@ -220,12 +220,12 @@ func sorted(nodes []Node) []Node {
 	return out
 }
 
-// doubles counts the nodes beyond those that there shall be: of a replacement whose
+// surplusNodes counts the nodes beyond those that there shall be: of a replacement whose
 // donor and heir are both Nodes, one is to go. One whose heir has not joined has none. An
 // heir that lost its intent is one as well.
-func (d *Decision) doubles() int {
+func (d *Decision) surplusNodes() int {
 	n := 0
-	for _, m := range d.lost {
+	for _, m := range d.orphanedHeirs {
 		if d.NodeOf[m.ID] != nil {
 			n++
 		}
@@ -243,7 +243,7 @@ func (d *Decision) doubles() int {
 }
 
 func (d *Decision) replacement(in *Intent, place int) replacement {
-	r := replacement{Intent: in, place: place, donor: d.Nodes[in.Donor], machine: d.ByToken[in.Token]}
+	r := replacement{Intent: in, slot: place, donor: d.Nodes[in.Donor], machine: d.ByToken[in.Token]}
 	if r.machine != nil {
 		r.heir = d.NodeOf[r.machine.ID]
 	}
@@ -258,9 +258,9 @@ func (d *Decision) idOf(id string) string {
 	return id
 }
 
-// lostHeir reports whether m was created by us to replace a node that is still there,
+// isOrphanedHeir reports whether m was created by us to replace a node that is still there,
 // and its intent is gone, because somebody has deleted it.
-func (d *Decision) lostHeir(m *Instance) bool {
+func (d *Decision) isOrphanedHeir(m *Instance) bool {
 	if m.Token == "" || d.tracked[m.Token] || Gone(m) {
 		return false
 	}
@@ -367,26 +367,26 @@ func (d *Decision) outdated(n *Node) bool {
 
 // postponed reports whether n is not to be replaced now. A replacement that is under way is
 // given up, unless its donor cannot stay any more.
-func (d *Decision) postponed(n *Node) bool { return d.w.Now.Before(n.PostponedUntil) || d.held(n) }
+func (d *Decision) postponed(n *Node) bool { return d.w.Now.Before(n.PostponedUntil) || d.onHold(n) }
 
-// held reports whether the owner of n wants it left as it is.
-func (d *Decision) held(n *Node) bool {
+// onHold reports whether the owner of n wants it left as it is.
+func (d *Decision) onHold(n *Node) bool {
 	g := d.Group(n.Group)
 	return !d.must(ruleHeld, !n.OnHold && (g == nil || !g.OnHold))
 }
 
 // stopped reports whether nothing new is to begin.
 func (d *Decision) stopped() bool {
-	return !d.must(ruleStoppedBegins, !d.spec.Rollout.Paused && !d.spec.Rollout.Cancel) || d.refused != ""
+	return !d.must(ruleStoppedBegins, !d.spec.Rollout.Paused && !d.spec.Rollout.Cancel) || d.refusal != ""
 }
 
 // controlPlanes finds out how far the control planes are.
 func (d *Decision) controlPlanes() {
-	d.cpDone = false
+	d.controlPlanesDone = false
 	for i := range d.w.Nodes {
 		n := &d.w.Nodes[i]
 		if n.Role == v1alpha1.ControlPlaneRole {
-			d.cpDone = true
+			d.controlPlanesDone = true
 		}
 	}
 	for i := range d.w.Nodes {
@@ -394,17 +394,17 @@ func (d *Decision) controlPlanes() {
 		if n.Role != v1alpha1.ControlPlaneRole {
 			continue
 		}
-		d.cpUnknown = d.cpUnknown || !n.Confirmed
-		d.cpWork = d.cpWork || d.outdated(n)
-		d.cpHeld = d.cpHeld || d.outdated(n) && d.held(n)
-		d.cpDone = d.cpDone && d.atTarget(n) && !d.leaves(n) && !n.Obsolete
+		d.controlPlaneUnknown = d.controlPlaneUnknown || !n.Confirmed
+		d.controlPlanesOutdated = d.controlPlanesOutdated || d.outdated(n)
+		d.controlPlaneOnHold = d.controlPlaneOnHold || d.outdated(n) && d.onHold(n)
+		d.controlPlanesDone = d.controlPlanesDone && d.atTarget(n) && !d.leaves(n) && !n.Obsolete
 	}
 	for i := range d.w.Intents {
 		if d.roleOf(&d.w.Intents[i]) == v1alpha1.ControlPlaneRole {
-			d.cpDone = false
+			d.controlPlanesDone = false
 		}
 	}
-	d.cpDone = d.cpDone && !d.cpComes() // one may be about to join
+	d.controlPlanesDone = d.controlPlanesDone && !d.controlPlaneJoins() // one may be about to join
 }
 
 // refuse says why the target cannot be gone to, whatever the cluster does.
@@ -446,11 +446,11 @@ func (d *Decision) refuse() string {
 	return ""
 }
 
-// kubernetes brings the control plane's Kubernetes to the target through the agent,
+// upgradeKubernetes brings the control plane's Kubernetes to the target through the agent,
 // once per target, then lets joining machines have it, role by role, and gives groups
 // their image. What is published is the memory of what was done: no API server is
 // asked which version it is.
-func (d *Decision) kubernetes() {
+func (d *Decision) upgradeKubernetes() {
 	pub, want := d.w.Before.JoinComponents, d.spec.KubernetesComponentsReference
 	if pub.ControlPlane == "" || pub.Worker == "" {
 		if first := joinComponents(d.spec, pub, d.w); first != pub {
@@ -460,8 +460,8 @@ func (d *Decision) kubernetes() {
 		}
 		return
 	}
-	if d.refused != "" {
-		d.Wait("TargetRefused", d.refused, v1alpha1.Reference{}, time.Time{})
+	if d.refusal != "" {
+		d.Wait("TargetRefused", d.refusal, v1alpha1.Reference{}, time.Time{})
 		return
 	}
 	if pub.ControlPlane != want {
@@ -476,7 +476,7 @@ func (d *Decision) kubernetes() {
 	if d.spec.Rollout.Cancel {
 		return // groups and workers stay as they are
 	}
-	if pub.Worker != want && d.must(ruleWorkersLast, d.cpDone) {
+	if pub.Worker != want && d.must(ruleWorkersLast, d.controlPlanesDone) {
 		if d.when(ruleSecondPublish, true) {
 			pub.Worker = want
 			d.publish(pub)
@@ -511,12 +511,12 @@ func (d *Decision) upgrade() {
 		return
 	case same && r.Phase == "failed" && !d.when(ruleRetry, true):
 		return
-	case same && r.Phase == "failed" && d.w.Now.Before(r.Ended.Add(UpgradeRetry)) && !again(d.Nodes[r.Node], r):
+	case same && r.Phase == "failed" && d.w.Now.Before(r.Ended.Add(UpgradeRetry)) && !retryRequested(d.Nodes[r.Node], r):
 		d.Wait("UpgradeFailed", fmt.Sprintf("the upgrade of Kubernetes to %s on %s failed: %s", r.Version, r.Node, TruncateMessage(r.Line)), NodeReference(r.Node), r.Ended.Add(UpgradeRetry))
 	case d.isBarred():
 	case d.w.Autoscaler.Running:
 		d.Wait("AutoscalerRuns", "the cluster autoscaler has not stopped yet", v1alpha1.Reference{}, time.Time{})
-	case d.cpMoves():
+	case d.controlPlaneMoves():
 		d.Wait("ControlPlaneMoves", "a control plane is on its way in or out; Kubernetes is upgraded when it has settled", v1alpha1.Reference{}, time.Time{})
 	case host == nil:
 		d.Wait("NoControlPlane", "no control plane is Ready whose agent could upgrade Kubernetes", v1alpha1.Reference{}, time.Time{})
@@ -537,8 +537,8 @@ func (d *Decision) isBarred() bool {
 	return d.w.NodesLocked
 }
 
-// cpMoves reports whether a control plane is joining or leaving.
-func (d *Decision) cpMoves() bool {
+// controlPlaneMoves reports whether a control plane is joining or leaving.
+func (d *Decision) controlPlaneMoves() bool {
 	for i := range d.w.Intents {
 		if d.roleOf(&d.w.Intents[i]) == v1alpha1.ControlPlaneRole {
 			return true
@@ -547,8 +547,8 @@ func (d *Decision) cpMoves() bool {
 	return false
 }
 
-// cpComes reports whether the cloud has a machine of a control plane that is no Node yet.
-func (d *Decision) cpComes() bool {
+// controlPlaneJoins reports whether the cloud has a machine of a control plane that is no Node yet.
+func (d *Decision) controlPlaneJoins() bool {
 	return slices.ContainsFunc(d.w.Instances, func(m Instance) bool {
 		g := d.Group(m.Group)
 		return g != nil && g.Role == v1alpha1.ControlPlaneRole && d.NodeOf[m.ID] == nil && !Gone(&m)
@@ -573,8 +573,8 @@ func (d *Decision) publish(j v1alpha1.JoinComponents) {
 	d.do(Action{Kind: PublishComponents, JoinComponents: j})
 }
 
-// carry does the next thing for a replacement that is under way.
-func (d *Decision) carry(r *replacement) {
+// advanceReplacement does the next thing for a replacement that is under way.
+func (d *Decision) advanceReplacement(r *replacement) {
 	switch {
 	case r.machine == nil:
 		d.create(r)
@@ -598,24 +598,24 @@ func (d *Decision) carry(r *replacement) {
 		}
 		d.Wait("MachineJoins", fmt.Sprintf("machine %s, which replaces %s, has not joined yet; it is given up when its time is over", r.machine.Name, r.Intent.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.machine.Since.Add(JoinDeadline))
 	default:
-		d.handOver(r)
+		d.completeReplacement(r)
 	}
 }
 
 // unneeded reports whether the donor of r is not to be replaced by r any more.
 func (d *Decision) unneeded(r *replacement) bool {
-	if r.machine != nil && d.leaving[r.machine.ID] != nil || r.heir != nil && d.halfGone(r.heir) {
+	if r.machine != nil && d.leaving[r.machine.ID] != nil || r.heir != nil && d.hasLeftEtcd(r.heir) {
 		return true
 	}
 	if r.donor == nil || !r.donor.Confirmed {
 		return false
 	}
 	// A donor whose member has left etcd cannot stay, so its heir has to.
-	if !d.halfGone(r.donor) && (known(r.donor) && d.atTarget(r.donor) || r.donor.Obsolete || d.leaves(r.donor) || !d.must(ruleInPlace, !d.inPlace(r.donor)) || d.upgrades(r.donor)) {
+	if !d.hasLeftEtcd(r.donor) && (known(r.donor) && d.atTarget(r.donor) || r.donor.Obsolete || d.leaves(r.donor) || !d.must(ruleInPlace, !d.inPlace(r.donor)) || d.upgrades(r.donor)) {
 		return true
 	}
-	for i := range d.places {
-		if o := &d.places[i]; o.Intent.Donor == r.Intent.Donor && o.place < r.place {
+	for i := range d.replacements {
+		if o := &d.replacements[i]; o.Intent.Donor == r.Intent.Donor && o.slot < r.slot {
 			return true
 		}
 	}
@@ -641,7 +641,7 @@ func (d *Decision) replaced(r *replacement) bool {
 // often it is made, since the token is the same.
 func (d *Decision) create(r *replacement) {
 	late := d.w.Now.After(r.Deadline)
-	needed := r.donor != nil && d.outdated(r.donor) && !d.held(r.donor) && !d.unneeded(r)
+	needed := r.donor != nil && d.outdated(r.donor) && !d.onHold(r.donor) && !d.unneeded(r)
 	switch role, g := d.roleOf(r.Intent), d.Group(r.Group); {
 	case late && !d.w.Complete:
 		d.Wait(ReasonPartial, fmt.Sprintf("whether the cloud has made a machine for %s is known when it lists all machines again", r.Intent.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, time.Time{})
@@ -658,9 +658,9 @@ func (d *Decision) create(r *replacement) {
 			return
 		}
 		d.Wait("IntentSettles", fmt.Sprintf("%s needs no replacement any more; whether the cloud has made a machine for it is known soon", r.Intent.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
-	case d.lostHeirFor(r.donor) != nil:
+	case d.orphanedHeirFor(r.donor) != nil:
 		d.Wait("IntentSettles", fmt.Sprintf("a machine that can replace %s is there already; its intent was deleted", r.Intent.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
-	case role == v1alpha1.ControlPlaneRole && !d.must(ruleCountedTwice, !d.looseControlPlane):
+	case role == v1alpha1.ControlPlaneRole && !d.must(ruleCountedTwice, !d.untrackedControlPlane):
 		d.Wait("ControlPlaneMoves", "another control plane is on its way in or out; the next one waits until it has settled", v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
 	case !d.mayCreate(role, g):
 	default:
@@ -672,7 +672,7 @@ func (d *Decision) create(r *replacement) {
 // nobody else changes the number of machines meanwhile. It says what it waits for.
 func (d *Decision) mayCreate(role v1alpha1.Role, g *Group) bool {
 	switch {
-	case g == nil || d.refused != "":
+	case g == nil || d.refusal != "":
 		return false
 	case g.NotListed:
 		d.Wait("GroupMissing", fmt.Sprintf("the cloud does not list group %s, so none of its machines can be made; delete its ScalingGroup if it is gone", g.Name), v1alpha1.Reference{Kind: "ScalingGroup", Name: g.Name}, time.Time{})
@@ -691,7 +691,7 @@ func (d *Decision) mayCreate(role v1alpha1.Role, g *Group) bool {
 	case !d.must(ruleGroupImage, strings.EqualFold(g.Image, d.spec.Image)):
 		d.Wait("GroupImage", fmt.Sprintf("the cloud makes machines of group %s from another image yet", g.Name), v1alpha1.Reference{Kind: "ScalingGroup", Name: g.Name}, time.Time{})
 		return false
-	case !d.must(ruleControlPlaneFirst, role == v1alpha1.ControlPlaneRole || d.cpDone):
+	case !d.must(ruleControlPlaneFirst, role == v1alpha1.ControlPlaneRole || d.controlPlanesDone):
 		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", v1alpha1.Reference{}, time.Time{})
 		return false
 	}
@@ -717,18 +717,18 @@ func (d *Decision) postpone(r *replacement, why string) {
 	}
 }
 
-// handOver lets the heir, which is a Node, take the donor's place.
-func (d *Decision) handOver(r *replacement) {
+// completeReplacement lets the heir, which is a Node, take the donor's place.
+func (d *Decision) completeReplacement(r *replacement) {
 	h, donor := r.heir, r.donor
 	overdue := d.w.Now.After(r.machine.Since.Add(JoinDeadline))
 	worker := h.Role != v1alpha1.ControlPlaneRole
 	begun := donor != nil && donor.Heir == h.Name
 	switch {
 	case donor == nil:
-		d.orphaned(r)
+		d.settleVanishedDonor(r)
 		return
 	case !donor.Confirmed:
-		d.cordoned[donor.Name] = begun
+		d.keepCordoned[donor.Name] = begun
 		d.Wait("MachineUnknown", fmt.Sprintf("the cloud does not describe the machine of %s at the moment, so it stays", donor.Name), NodeReference(donor.Name), time.Time{})
 		return
 	case d.mispaired(r):
@@ -745,17 +745,17 @@ func (d *Decision) handOver(r *replacement) {
 	case !d.must(ruleHeirVersion, d.atTarget(h)):
 		d.giveUp(r)
 		return
-	case worker && !d.cpDone:
-		if d.cpWork && r.place == 0 {
+	case worker && !d.controlPlanesDone:
+		if d.controlPlanesOutdated && r.slot == 0 {
 			d.giveUp(r)
 			return
 		}
-		d.cordoned[donor.Name] = begun
+		d.keepCordoned[donor.Name] = begun
 		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", NodeReference(donor.Name), time.Time{})
 		return
 	case !begun && h.Donor != donor.Name:
 		// The intent says what it replaces, and the Node is only to repeat it.
-		if d.when(ruleHeirDenies, d.denies(r)) {
+		if d.when(ruleHeirDenies, d.refusesDonor(r)) {
 			d.postpone(r, h.Name+", its new machine, does not keep the annotation that names what it replaces")
 			return
 		}
@@ -766,20 +766,20 @@ func (d *Decision) handOver(r *replacement) {
 	late := overdue && !begun || begun && drainOverdue
 	switch {
 	case !d.must(ruleHeirReady, h.Ready):
-		d.heirWaits(r, late, "HeirNotReady", fmt.Sprintf("%s, which replaces %s, is not Ready%s", h.Name, donor.Name, prefixed(": pod ", h.NotReadyPod)))
+		d.waitForHeir(r, late, "HeirNotReady", fmt.Sprintf("%s, which replaces %s, is not Ready%s", h.Name, donor.Name, prefixed(": pod ", h.NotReadyPod)))
 		return
 	case !d.must(ruleHeirOpen, h.Cordon == Uncordoned):
-		d.heirWaits(r, late, "HeirCordoned", fmt.Sprintf("%s, which replaces %s, is cordoned; uncordon it", h.Name, donor.Name))
+		d.waitForHeir(r, late, "HeirCordoned", fmt.Sprintf("%s, which replaces %s, is cordoned; uncordon it", h.Name, donor.Name))
 		return
 	case !worker && !d.votes(h.Name):
-		d.heirWaits(r, late, "HeirNotVoting", fmt.Sprintf("the etcd member of %s is not a started, healthy voter", h.Name))
+		d.waitForHeir(r, late, "HeirNotVoting", fmt.Sprintf("the etcd member of %s is not a started, healthy voter", h.Name))
 		return
 	case !begun || donor.Cordon == Uncordoned:
-		d.cordoned[donor.Name] = true
+		d.keepCordoned[donor.Name] = true
 		d.do(Action{Kind: CordonNode, Node: donor.Name, Heir: h.Name})
 		return
 	}
-	d.cordoned[donor.Name] = true
+	d.keepCordoned[donor.Name] = true
 	switch {
 	case !d.must(ruleLeaseMoved, d.w.LeaderNode != donor.Name):
 		d.do(Action{Kind: YieldLease, Node: donor.Name})
@@ -789,7 +789,7 @@ func (d *Decision) handOver(r *replacement) {
 			d.postpone(r, "its drain is blocked: "+TruncateMessage(donor.DrainBlocker))
 		}
 	case !worker && !d.othersHealthy(donor.Name):
-		d.Wait("EtcdUnhealthy", d.sickBut(donor.Name), NodeReference(donor.Name), time.Time{})
+		d.Wait("EtcdUnhealthy", d.unhealthyOther(donor.Name), NodeReference(donor.Name), time.Time{})
 	default:
 		in := *r.Intent
 		in.Goal, in.Machine, in.Node = v1alpha1.LeaveGoal, donor.ProviderID, donor.Name
@@ -806,9 +806,9 @@ func (d *Decision) mispaired(r *replacement) bool {
 	return replaced != nil && replaced.ID != r.donor.ProviderID
 }
 
-// denies reports whether the heir of r has had more time to take the note of its donor
+// refusesDonor reports whether the heir of r has had more time to take the note of its donor
 // than it needs.
-func (d *Decision) denies(r *replacement) bool {
+func (d *Decision) refusesDonor(r *replacement) bool {
 	return d.w.Now.After(r.machine.Since.Add(JoinDeadline + CreateDeadline))
 }
 
@@ -820,22 +820,22 @@ func prefixed(with, text string) string {
 	return with + text
 }
 
-// heirWaits waits for an heir, as long as it has time.
-func (d *Decision) heirWaits(r *replacement, late bool, reason, message string) {
+// waitForHeir waits for an heir, as long as it has time.
+func (d *Decision) waitForHeir(r *replacement, late bool, reason, message string) {
 	if d.when(ruleOverdue, late) {
 		d.postpone(r, message)
 		return
 	}
 	if r.donor.Heir == r.heir.Name {
-		d.cordoned[r.donor.Name] = true
+		d.keepCordoned[r.donor.Name] = true
 	}
 	d.Wait(reason, message, NodeReference(r.heir.Name), time.Time{})
 }
 
-// orphaned ends a replacement whose donor's Node is gone. The heir takes its place if
+// settleVanishedDonor ends a replacement whose donor's Node is gone. The heir takes its place if
 // somebody deleted it. If another node was its heir, the replacement was begun from an
 // old view, and the machine is one too many.
-func (d *Decision) orphaned(r *replacement) {
+func (d *Decision) settleVanishedDonor(r *replacement) {
 	for i := range d.w.Nodes {
 		if n := &d.w.Nodes[i]; n.Confirmed && n.Name != r.heir.Name && d.sameDonor(r, n) {
 			d.giveUp(r)
@@ -843,7 +843,7 @@ func (d *Decision) orphaned(r *replacement) {
 		}
 	}
 	switch {
-	case r.heir.Donor != r.Intent.Donor && !d.when(ruleHeirDenies, d.denies(r)): // whose place it has taken, whether it is known or not
+	case r.heir.Donor != r.Intent.Donor && !d.when(ruleHeirDenies, d.refusesDonor(r)): // whose place it has taken, whether it is known or not
 		d.do(Action{Kind: AdoptHeir, Node: r.heir.Name, Donor: r.Intent.Donor})
 	case d.when(ruleVanishedDonor, true):
 		d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
@@ -869,7 +869,7 @@ func (d *Decision) drain(n *Node) {
 
 // othersWait reports whether another node could be replaced if n gave its place back.
 func (d *Decision) othersWait(n *Node) bool {
-	if d.freePlace(n.Role) >= 0 && d.inFlight < d.surge {
+	if d.freeSlot(n.Role) >= 0 && d.inFlight < d.surge {
 		return false
 	}
 	for i := range d.w.Nodes {
@@ -880,15 +880,15 @@ func (d *Decision) othersWait(n *Node) bool {
 	return false
 }
 
-// settle carries on with an intent that does not replace: one that is bound to a
+// advanceIntent carries on with an intent that does not replace: one that is bound to a
 // machine that goes, or one that tracks a machine nobody knows.
-func (d *Decision) settle(in *Intent) {
+func (d *Decision) advanceIntent(in *Intent) {
 	switch in.Goal {
 	case v1alpha1.LeaveGoal:
-		d.leave(in)
+		d.removeMachine(in)
 		return
 	case v1alpha1.UpgradeGoal:
-		d.upgradeInPlace(in)
+		d.advanceUpgrade(in)
 		return
 	case v1alpha1.JoinGoal:
 	}
@@ -929,11 +929,11 @@ func (d *Decision) neverReady(n *Node) string {
 	return fmt.Sprintf("Node %s has not been Ready since its machine began to join, and a machine that has a Node gets no other ticket; machine and Node are deleted when its time is over, and at once with `constellation machine revoke %s`", n.Name, n.Name)
 }
 
-// leave removes a machine that is bound to go: work, etcd member, machine, Node. The
+// removeMachine removes a machine that is bound to go: work, etcd member, machine, Node. The
 // intent ends when the cloud has confirmed that the machine is gone.
-func (d *Decision) leave(in *Intent) {
+func (d *Decision) removeMachine(in *Intent) {
 	if d.when(ruleRevoked, in.Revoked) {
-		d.dismiss(in)
+		d.removeRevoked(in)
 		return
 	}
 	n, m := d.NodeOf[in.Machine], d.Instance(in.Machine)
@@ -941,7 +941,7 @@ func (d *Decision) leave(in *Intent) {
 	name := in.Node
 	if n != nil {
 		name = n.Name
-		d.cordoned[n.Name] = true
+		d.keepCordoned[n.Name] = true
 	}
 	if n != nil && !going {
 		switch {
@@ -1003,7 +1003,7 @@ func (d *Decision) memberGone(in *Intent, n *Node, name string) bool {
 	}
 	switch {
 	case !d.othersHealthy(member):
-		d.Wait("EtcdUnhealthy", d.sickBut(member), NodeReference(name), time.Time{})
+		d.Wait("EtcdUnhealthy", d.unhealthyOther(member), NodeReference(name), time.Time{})
 	case !d.must(ruleLeaderMoved, !m.Leader):
 		if to := d.nextLeader(name); to != "" {
 			d.do(Action{Kind: MoveLeader, Node: name, Heir: to})
@@ -1037,8 +1037,8 @@ func (d *Decision) othersHealthy(but string) bool {
 	return d.must(ruleMembersHealthy, !slices.ContainsFunc(d.w.Etcd, func(m Member) bool { return m.Node != but && (!m.Voter || !m.Healthy) }))
 }
 
-// sickBut says which other member keeps one from leaving.
-func (d *Decision) sickBut(name string) string {
+// unhealthyOther says which other member keeps one from leaving.
+func (d *Decision) unhealthyOther(name string) string {
 	for _, m := range d.w.Etcd {
 		switch {
 		case m.Node == name:
@@ -1073,8 +1073,8 @@ func (d *Decision) nextLeader(but string) string {
 	return ""
 }
 
-// strays tracks what nobody tracks, and removes what is left of machines that are gone.
-func (d *Decision) strays() {
+// trackOrphans tracks what nobody tracks, and removes what is left of machines that are gone.
+func (d *Decision) trackOrphans() {
 	for i := range d.w.Instances {
 		m := &d.w.Instances[i]
 		if n := d.NodeOf[m.ID]; m.Name == "" || n != nil && (!d.w.Joining[n.Name] || d.joined(n)) || d.tracked[m.ID] || m.Token != "" && d.tracked[m.Token] || Gone(m) || m.State == "Terminating" {
@@ -1093,7 +1093,7 @@ func (d *Decision) strays() {
 		case d.when(ruleDeadNode, Gone(d.Instance(n.ProviderID))):
 			d.do(Action{Kind: DeleteNode, Node: n.Name, Machine: n.ProviderID})
 		case !n.Confirmed:
-		case d.when(ruleHalfGone, d.halfGone(n)) && !d.cpMoves(), n.Obsolete && !d.heirInPlace(n) && (n.Role != v1alpha1.ControlPlaneRole || !d.cpMoves()):
+		case d.when(ruleHalfGone, d.hasLeftEtcd(n)) && !d.controlPlaneMoves(), n.Obsolete && !d.heirInPlace(n) && (n.Role != v1alpha1.ControlPlaneRole || !d.controlPlaneMoves()):
 			d.do(Action{Kind: RecordIntent, Intent: Intent{
 				Name: MachinePrefix + n.Name, Goal: v1alpha1.LeaveGoal, Machine: n.ProviderID, Node: n.Name, Group: n.Group, Deadline: d.w.Now.Add(JoinDeadline),
 			}})
@@ -1102,12 +1102,12 @@ func (d *Decision) strays() {
 	d.deadMembers()
 }
 
-// halfGone reports whether n is a control plane that was bound to leave and whose
+// hasLeftEtcd reports whether n is a control plane that was bound to leave and whose
 // member has left etcd, while its intent was deleted by somebody: it goes all the
 // same. A member is only removed after the bond, so this holds in any old view. It is
 // known by our cordon or, where an old view has taken that off, by an heir that votes:
 // heirs join one at a time, so n is not about to become a member then.
-func (d *Decision) halfGone(n *Node) bool {
+func (d *Decision) hasLeftEtcd(n *Node) bool {
 	if n.Role != v1alpha1.ControlPlaneRole || len(d.w.Etcd) == 0 || d.isMember(n.Name) {
 		return false
 	}
@@ -1127,7 +1127,7 @@ func (d *Decision) isMember(name string) bool {
 
 // heirInPlace reports whether n is the heir of a replacement, which is given up as one.
 func (d *Decision) heirInPlace(n *Node) bool {
-	return slices.ContainsFunc(d.places, func(r replacement) bool { return r.heir == n })
+	return slices.ContainsFunc(d.replacements, func(r replacement) bool { return r.heir == n })
 }
 
 // deadMembers removes members of etcd whose machine and Node are gone; they only
@@ -1180,7 +1180,7 @@ func (d *Decision) abandoned(m Member) bool {
 		}
 		known = known && o.Address != ""
 	}
-	return known && d.seeControlPlanes() || !d.cpMoves() && !d.cpComes()
+	return known && d.seeControlPlanes() || !d.controlPlaneMoves() && !d.controlPlaneJoins()
 }
 
 // seeControlPlanes reports whether the machine of each control plane, and of each that
@@ -1203,29 +1203,29 @@ func (d *Decision) seeControlPlanes() bool {
 // candidate reports whether a replacement of n, or its upgrade, could begin now, given a
 // place.
 func (d *Decision) candidate(n *Node) bool {
-	return d.outdated(n) && !d.donors[n.Name] && !d.postponed(n) && !d.halfGone(n)
+	return d.outdated(n) && !d.donors[n.Name] && !d.postponed(n) && !d.hasLeftEtcd(n)
 }
 
-// begin records intents for nodes that are to be replaced or upgraded, as far as there
+// startReplacements records intents for nodes that are to be replaced or upgraded, as far as there
 // are places.
-func (d *Decision) begin() {
+func (d *Decision) startReplacements() {
 	if d.stopped() || len(d.w.Groups) == 0 {
 		return
 	}
 	var next []*Node
 	busy := map[string]int{} // replacements by group: all groups get their share
-	for i := range d.places {
-		busy[d.places[i].Group]++
+	for i := range d.replacements {
+		busy[d.replacements[i].Group]++
 	}
 	for i := range d.w.Nodes {
 		n := &d.w.Nodes[i]
-		if n.Role == v1alpha1.ControlPlaneRole && d.outdated(n) && d.held(n) {
+		if n.Role == v1alpha1.ControlPlaneRole && d.outdated(n) && d.onHold(n) {
 			d.Wait("ControlPlaneHeld", fmt.Sprintf("%s is held as it is, and workers wait for all control planes; let it go to go on", n.Name), NodeReference(n.Name), time.Time{})
 		}
-		if n.Role == v1alpha1.ControlPlaneRole && d.must(ruleOneControlPlane, !d.cpMoves()) || n.Role == v1alpha1.WorkerRole && d.must(ruleControlPlaneFirst, d.cpDone) {
+		if n.Role == v1alpha1.ControlPlaneRole && d.must(ruleOneControlPlane, !d.controlPlaneMoves()) || n.Role == v1alpha1.WorkerRole && d.must(ruleControlPlaneFirst, d.controlPlanesDone) {
 			if d.candidate(n) {
 				next = append(next, n)
-			} else if d.outdated(n) && d.postponed(n) && !d.held(n) {
+			} else if d.outdated(n) && d.postponed(n) && !d.onHold(n) {
 				d.Wait("Postponed", fmt.Sprintf("the replacement of %s is tried again later", n.Name), NodeReference(n.Name), n.PostponedUntil)
 			}
 		}
@@ -1233,7 +1233,7 @@ func (d *Decision) begin() {
 	if len(next) > 0 && d.isBarred() {
 		return
 	}
-	for len(next) > 0 && (d.inFlight < d.surge || len(d.lost) > 0) {
+	for len(next) > 0 && (d.inFlight < d.surge || len(d.orphanedHeirs) > 0) {
 		// The group with the fewest under way comes next; within it those that were never
 		// postponed, then by name.
 		first := 0
@@ -1244,15 +1244,15 @@ func (d *Decision) begin() {
 		}
 		n := next[first]
 		next = slices.Delete(next, first, first+1)
-		place, inPlace := d.freePlace(n.Role), !d.must(ruleInPlace, !d.inPlace(n))
+		place, inPlace := d.freeSlot(n.Role), !d.must(ruleInPlace, !d.inPlace(n))
 		var lost *Instance
 		if !inPlace {
-			lost = d.lostHeirFor(n)
+			lost = d.orphanedHeirFor(n)
 		}
 		if place < 0 || lost == nil && d.inFlight >= d.surge {
 			continue // a later one may have a machine already
 		}
-		if n.Role == v1alpha1.ControlPlaneRole && lost == nil && d.looseControlPlane {
+		if n.Role == v1alpha1.ControlPlaneRole && lost == nil && d.untrackedControlPlane {
 			d.Wait("ControlPlaneMoves", "another control plane is on its way in or out; the next one waits until it has settled", NodeReference(n.Name), time.Time{})
 			continue
 		}
@@ -1260,7 +1260,7 @@ func (d *Decision) begin() {
 			next = slices.DeleteFunc(next, func(o *Node) bool { return o.Role == n.Role && o.Group == n.Group }) // nor for these
 			continue
 		}
-		in := Intent{Name: placePrefix + strconv.Itoa(place), Goal: v1alpha1.JoinGoal, Donor: n.Name, Group: n.Group, Deadline: d.w.Now.Add(CreateDeadline)}
+		in := Intent{Name: slotPrefix + strconv.Itoa(place), Goal: v1alpha1.JoinGoal, Donor: n.Name, Group: n.Group, Deadline: d.w.Now.Add(CreateDeadline)}
 		switch {
 		case inPlace:
 			in = Intent{Name: in.Name, Goal: v1alpha1.UpgradeGoal, Machine: n.ProviderID, Node: n.Name, Group: n.Group, Deadline: d.w.Now.Add(JoinDeadline)}
@@ -1272,7 +1272,7 @@ func (d *Decision) begin() {
 			d.inFlight++
 		}
 		d.do(Action{Kind: RecordIntent, Intent: in})
-		d.donors[n.Name], d.taken[place] = true, true
+		d.donors[n.Name], d.takenSlots[place] = true, true
 		if in.Token != "" {
 			d.tracked[in.Token] = true
 		}
@@ -1290,16 +1290,16 @@ func (d *Decision) replaces(n, o *Node) bool {
 	return d.donorOf(m, n) == o || slices.ContainsFunc(d.w.Intents, func(in Intent) bool { return m.Token != "" && in.Token == m.Token && in.Donor == o.Name })
 }
 
-// lostHeirFor returns a machine whose intent was lost and that can replace n.
-func (d *Decision) lostHeirFor(n *Node) *Instance {
-	for _, m := range d.lost {
+// orphanedHeirFor returns a machine whose intent was lost and that can replace n.
+func (d *Decision) orphanedHeirFor(n *Node) *Instance {
+	for _, m := range d.orphanedHeirs {
 		if !strings.EqualFold(m.Group, n.Group) || d.tracked[m.Token] || d.leaving[m.ID] != nil || m.State == "Terminating" {
 			continue
 		}
 		if replaced, pinned := d.madeFor(m); pinned && d.off != ruleMadeFor && (replaced == nil || replaced.ID != n.ProviderID) {
 			continue
 		}
-		if h := d.NodeOf[m.ID]; h == nil || !d.halfGone(h) && (h.Donor == "" || h.Donor == n.Name || d.donorOf(m, h) == n) && d.atTarget(h) {
+		if h := d.NodeOf[m.ID]; h == nil || !d.hasLeftEtcd(h) && (h.Donor == "" || h.Donor == n.Name || d.donorOf(m, h) == n) && d.atTarget(h) {
 			return m
 		}
 	}
@@ -1316,15 +1316,15 @@ func boolOrder(a, b bool) int {
 	return 1
 }
 
-// freePlace returns the lowest place that no intent holds, or -1. Control planes use
+// freeSlot returns the lowest place that no intent holds, or -1. Control planes use
 // the first place only, so that two leaders cannot replace two of them at a time.
-func (d *Decision) freePlace(role v1alpha1.Role) int {
-	places := d.surge + d.stuckPlaces
+func (d *Decision) freeSlot(role v1alpha1.Role) int {
+	places := d.surge + d.stuckSlots
 	if d.when(ruleOneControlPlane, role == v1alpha1.ControlPlaneRole) {
 		places = 1
 	}
 	for p := range places {
-		if !d.taken[p] {
+		if !d.takenSlots[p] {
 			return p
 		}
 	}
@@ -1340,14 +1340,14 @@ func token(n *Node, place string, now time.Time) string {
 	return hex.EncodeToString(sum[:12]) + tokenSeparator + MachineHash(n.ProviderID)
 }
 
-// cordons takes back what we did to nodes that are not to go any more.
-func (d *Decision) cordons() {
+// releaseCordons takes back what we did to nodes that are not to go any more.
+func (d *Decision) releaseCordons() {
 	for i := range d.w.Nodes {
 		n := &d.w.Nodes[i]
 		if n.Heir == "" && n.Cordon == Uncordoned || !n.Confirmed {
 			continue
 		}
-		if d.cordoned[n.Name] || n.Role == v1alpha1.ControlPlaneRole && n.Cordon == CordonedByUs && d.when(ruleHalfGone, !d.isMember(n.Name)) {
+		if d.keepCordoned[n.Name] || n.Role == v1alpha1.ControlPlaneRole && n.Cordon == CordonedByUs && d.when(ruleHalfGone, !d.isMember(n.Name)) {
 			continue
 		}
 		marked := n.Heir != ""
@@ -1370,7 +1370,7 @@ func (d *Decision) autoscaling() {
 		pub := d.w.Before.JoinComponents.ControlPlane
 		due := pub != "" && pub != d.spec.KubernetesComponentsReference
 		for i := range d.w.Nodes {
-			due = due || d.candidate(&d.w.Nodes[i]) && (d.w.Nodes[i].Role == v1alpha1.ControlPlaneRole || d.cpDone || d.cpUnknown || d.cpWork && !d.cpHeld)
+			due = due || d.candidate(&d.w.Nodes[i]) && (d.w.Nodes[i].Role == v1alpha1.ControlPlaneRole || d.controlPlanesDone || d.controlPlaneUnknown || d.controlPlanesOutdated && !d.controlPlaneOnHold)
 		}
 		work, d.Exclusive = work || due, d.Exclusive || due
 	}
@@ -1380,7 +1380,7 @@ func (d *Decision) autoscaling() {
 		}
 		return
 	}
-	if d.spec.Rollout.Paused && !d.spec.Rollout.Cancel && d.refused == "" {
+	if d.spec.Rollout.Paused && !d.spec.Rollout.Cancel && d.refusal == "" {
 		since := d.w.Now
 		if b := d.w.Before.Waiting; b != nil && b.Reason == reasonPaused {
 			since = b.Since.Time

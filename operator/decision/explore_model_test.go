@@ -403,7 +403,7 @@ func (m *modelMachine) latest(name string) UpgradeRun {
 
 func (s *modelState) intent(p int) Intent {
 	l := &s.places[p]
-	in := Intent{Name: placePrefix + strconv.Itoa(p), Goal: v1alpha1.JoinGoal, Token: modelToken[l.token], Donor: mention(l.donor), Deadline: modelNow.Add(time.Minute), Group: modelGroup[l.group]}
+	in := Intent{Name: slotPrefix + strconv.Itoa(p), Goal: v1alpha1.JoinGoal, Token: modelToken[l.token], Donor: mention(l.donor), Deadline: modelNow.Add(time.Minute), Group: modelGroup[l.group]}
 	if l.late {
 		in.Deadline = modelNow.Add(-time.Minute)
 	}

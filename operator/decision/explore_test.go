@@ -608,7 +608,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 	if s.cancel {
 		happens(stepUncancel, 0, true, func(n *modelState) { n.cancel = false })
 	}
-	if d.refused != "" {
+	if d.refusal != "" {
 		happens(stepNewest, 0, true, func(n *modelState) { n.target = 2 })
 	}
 	if fault && e.allows('t') {

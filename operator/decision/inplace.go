@@ -13,10 +13,10 @@ import (
 // target's components, one place of the surge budget each. Nothing is made in the cloud
 // and nothing deleted, so meanwhile there is one node less, and not one more.
 
-// upgradeInPlace takes the next step for a node that is upgraded as it is. The order is:
+// advanceUpgrade takes the next step for a node that is upgraded as it is. The order is:
 // its agent has answered, cordon, drain, the agent's run, Ready again, components noted.
 // Then the intent is cleared, and by that the node uncordoned.
-func (d *Decision) upgradeInPlace(in *Intent) {
+func (d *Decision) advanceUpgrade(in *Intent) {
 	n, clear := d.NodeOf[in.Machine], Action{Kind: ClearIntent, Intent: *in}
 	run, heard := d.w.NodeRuns[in.Machine]
 	overdue := d.w.Now.After(in.Deadline)
@@ -26,7 +26,7 @@ func (d *Decision) upgradeInPlace(in *Intent) {
 		return
 	case !d.must(ruleInPlaceEnds, !run.Active()):
 		if n != nil {
-			d.cordoned[n.Name] = true
+			d.keepCordoned[n.Name] = true
 		}
 		text := fmt.Sprintf("the agent of %s brings it to Kubernetes %s", in.Node, run.Version)
 		if run.Line != "" {
@@ -43,14 +43,14 @@ func (d *Decision) upgradeInPlace(in *Intent) {
 		return
 	}
 	if !n.Confirmed {
-		d.cordoned[n.Name] = true
+		d.keepCordoned[n.Name] = true
 		d.Wait("MachineUnknown", fmt.Sprintf("the cloud does not describe the machine of %s at the moment, so it stays as it is", n.Name), NodeReference(n.Name), time.Time{})
 		return
 	}
 	// First of all: the target may have gone back to what the Node says while its agent was
 	// bringing it to another one.
 	if what := d.finished(n, run); what != "" {
-		d.cordoned[n.Name] = true
+		d.keepCordoned[n.Name] = true
 		d.do(Action{Kind: NoteComponents, Node: n.Name, Machine: n.ProviderID, Components: what})
 		return
 	}
@@ -68,7 +68,7 @@ func (d *Decision) upgradeInPlace(in *Intent) {
 		}
 		return
 	}
-	d.cordoned[n.Name] = true
+	d.keepCordoned[n.Name] = true
 	version, components := d.spec.KubernetesClusterVersion, d.spec.KubernetesComponentsReference
 	same, alone := d.aimsAt(run), d.onlyControlPlane(n)
 	switch {
@@ -82,9 +82,9 @@ func (d *Decision) upgradeInPlace(in *Intent) {
 	case same && run.Phase == "done":
 		d.notReadyAgain(n)
 	case same && run.Phase == "failed" && !d.when(ruleRetry, true):
-	case same && run.Phase == "failed" && d.w.Now.Before(run.Ended.Add(UpgradeRetry)) && !again(n, run):
+	case same && run.Phase == "failed" && d.w.Now.Before(run.Ended.Add(UpgradeRetry)) && !retryRequested(n, run):
 		d.Wait("UpgradeFailed", fmt.Sprintf("the upgrade of %s to Kubernetes %s failed: %s", n.Name, version, TruncateMessage(run.Line)), NodeReference(n.Name), run.Ended.Add(UpgradeRetry))
-	case n.Role != v1alpha1.ControlPlaneRole && !d.must(ruleControlPlaneFirst, d.cpDone):
+	case n.Role != v1alpha1.ControlPlaneRole && !d.must(ruleControlPlaneFirst, d.controlPlanesDone):
 		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", NodeReference(n.Name), time.Time{})
 	case !d.mayUpgrade(n):
 	case !alone && n.Cordon == Uncordoned:
@@ -122,7 +122,7 @@ func (d *Decision) finished(n *Node, run UpgradeRun) string {
 }
 
 func (d *Decision) notReadyAgain(n *Node) {
-	d.cordoned[n.Name] = true
+	d.keepCordoned[n.Name] = true
 	d.Wait("NodeNotReady", fmt.Sprintf("the agent of %s has finished, and its kubelet is not Ready with the new version", n.Name), NodeReference(n.Name), time.Time{})
 }
 
@@ -137,7 +137,7 @@ func (d *Decision) upgradeWanted(in *Intent, n *Node) bool {
 		return false // what is not given to its role yet may take until others have had this place
 	}
 	place, _ := SurgeSlot(in.Name)
-	if place == 0 && d.cpWork && n.Role != v1alpha1.ControlPlaneRole {
+	if place == 0 && d.controlPlanesOutdated && n.Role != v1alpha1.ControlPlaneRole {
 		return false // a control plane needs this place
 	}
 	return !slices.ContainsFunc(d.w.Intents, func(o Intent) bool {
@@ -195,11 +195,11 @@ func (d *Decision) otherIsOpen(n *Node) bool {
 	})
 }
 
-// stands reports whether a worker that is upgraded as it is does not get on: its agent has
+// isStuck reports whether a worker that is upgraded as it is does not get on: its agent has
 // failed, does not answer any more, or its node is not Ready afterwards. It stays
 // cordoned and keeps its place. No other node of its group is begun then; other groups
 // get another place instead, since it is unavailable in any case.
-func (d *Decision) stands(in *Intent) bool {
+func (d *Decision) isStuck(in *Intent) bool {
 	n := d.NodeOf[in.Machine]
 	if in.Goal != v1alpha1.UpgradeGoal || n == nil || n.Role == v1alpha1.ControlPlaneRole {
 		return false
@@ -215,15 +215,15 @@ func (d *Decision) stands(in *Intent) bool {
 	return same && run.Phase == "failed"
 }
 
-// again reports whether a run that has failed is tried again now, because somebody wants it.
-func again(n *Node, run UpgradeRun) bool {
+// retryRequested reports whether a run that has failed is tried again now, because somebody wants it.
+func retryRequested(n *Node, run UpgradeRun) bool {
 	return n != nil && n.RetryRequest != "" && n.RetryRequest == run.RetryMark()
 }
 
-// retries settles what people want tried again now. Which run that is for is written down
+// settleRetryRequests settles what people want tried again now. Which run that is for is written down
 // before it is tried again: so it is one try, whoever leads, and however soon that fails.
 // Then it is taken off.
-func (d *Decision) retries() {
+func (d *Decision) settleRetryRequests() {
 	for i := range d.w.Nodes {
 		n := &d.w.Nodes[i]
 		if n.RetryRequest == "" {
@@ -250,7 +250,7 @@ func (d *Decision) failedOn(n *Node) (run UpgradeRun, known bool) {
 	if !n.Confirmed {
 		return UpgradeRun{}, false
 	}
-	if !d.inPlace(n) || !d.outdated(n) || d.held(n) {
+	if !d.inPlace(n) || !d.outdated(n) || d.onHold(n) {
 		return UpgradeRun{}, true
 	}
 	run, known = d.w.NodeRuns[n.ProviderID]
@@ -265,9 +265,9 @@ func (d *Decision) aimsAt(run UpgradeRun) bool {
 	return run.Version == d.spec.KubernetesClusterVersion && run.Components == d.spec.KubernetesComponentsReference
 }
 
-// marks labels the nodes that are upgraded in place, and no others: on them runs what the
+// labelInPlace labels the nodes that are upgraded in place, and no others: on them runs what the
 // operator reaches their agents through.
-func (d *Decision) marks() {
+func (d *Decision) labelInPlace() {
 	some := slices.ContainsFunc(d.w.Groups, func(g Group) bool { return g.Strategy == v1alpha1.InPlaceStrategy })
 	for i := range d.w.Nodes {
 		n := &d.w.Nodes[i]
@@ -283,4 +283,4 @@ func (d *Decision) marks() {
 }
 
 // stuckGroup reports whether an upgrade in n's group does not get on.
-func (d *Decision) stuckGroup(n *Node) bool { return d.stuck[strings.ToLower(n.Group)] > 0 }
+func (d *Decision) stuckGroup(n *Node) bool { return d.stuckGroups[strings.ToLower(n.Group)] > 0 }

@@ -26,9 +26,9 @@ func (in *Intent) refills() bool {
 	return strings.HasPrefix(in.Name, revocation.RefillPrefix) && in.Token != "" && in.Donor != ""
 }
 
-// dismiss removes a revoked machine: etcd member, machine and Node. The order of the first
+// removeRevoked removes a revoked machine: etcd member, machine and Node. The order of the first
 // two is kept, since a member without a machine weakens etcd.
-func (d *Decision) dismiss(in *Intent) {
+func (d *Decision) removeRevoked(in *Intent) {
 	about := v1alpha1.Reference{Kind: "PendingNode", Name: in.Name}
 	m := d.Instance(in.Machine)
 	switch {
@@ -52,7 +52,7 @@ func (d *Decision) dismiss(in *Intent) {
 		}
 	}
 	if n != nil {
-		d.cordoned[n.Name] = true
+		d.keepCordoned[n.Name] = true
 		if !d.must(ruleLeaseMoved, d.w.LeaderNode != n.Name) {
 			d.do(Action{Kind: YieldLease, Node: n.Name})
 			return
@@ -146,7 +146,7 @@ func (d *Decision) giveUpRefill(in *Intent, m *Instance, over time.Time) bool {
 func (d *Decision) mayRefill(in *Intent, about v1alpha1.Reference) bool {
 	g, role := d.Group(in.Group), d.roleOf(in)
 	switch {
-	case d.Nodes[in.Donor] != nil || d.dismissed(in.Donor):
+	case d.Nodes[in.Donor] != nil || d.removalPending(in.Donor):
 		d.Wait("MachineLeaves", fmt.Sprintf("the machine that replaces the revoked node %s is made when that Node is deleted", in.Donor), about, time.Time{})
 	case d.beingReplaced(in.Donor):
 		d.Wait("IntentSettles", fmt.Sprintf("a machine that was to replace %s before it was revoked is given up, or takes its place", in.Donor), about, time.Time{})
@@ -169,8 +169,8 @@ func (d *Decision) mayRefill(in *Intent, about v1alpha1.Reference) bool {
 // beingReplaced reports whether a rollout has made a machine to replace a node, and has not
 // settled yet which of the two goes.
 func (d *Decision) beingReplaced(donor string) bool {
-	for i := range d.places {
-		if r := &d.places[i]; r.Intent.Donor == donor && r.machine != nil && !Gone(r.machine) {
+	for i := range d.replacements {
+		if r := &d.replacements[i]; r.Intent.Donor == donor && r.machine != nil && !Gone(r.machine) {
 			return true
 		}
 	}
@@ -185,8 +185,8 @@ func (d *Decision) placeTaken(in *Intent) bool {
 	return slices.ContainsFunc(d.w.Nodes, func(n Node) bool { return n.Donor == in.Donor && n.Name != in.Donor && !d.leaves(&n) })
 }
 
-// dismissed reports whether the machine of a revoked node exists and is not being deleted.
-func (d *Decision) dismissed(node string) bool {
+// removalPending reports whether the machine of a revoked node exists and is not being deleted.
+func (d *Decision) removalPending(node string) bool {
 	for i := range d.w.Intents {
 		in := &d.w.Intents[i]
 		if in.Revoked && in.Node == node {
@@ -210,5 +210,5 @@ func (d *Decision) otherControlPlaneMoves(in *Intent) bool {
 			return true
 		}
 	}
-	return d.cpComes()
+	return d.controlPlaneJoins()
 }

@@ -48,7 +48,7 @@ func (d *Decision) Status() v1alpha1.NodeVersionStatus {
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		outdated := d.outdated(n)
-		if outdated && d.held(n) && !d.donors[n.Name] {
+		if outdated && d.onHold(n) && !d.donors[n.Name] {
 			held++
 		}
 		if !outdated && known(n) && !d.atTarget(n) && !d.leaves(n) && !n.Obsolete {
@@ -136,9 +136,9 @@ func Truncate(s string, bytes int) string {
 	return strings.ToValidUTF8(s[:bytes], "") + "…"
 }
 
-// nameless reports whether the Node of a machine does not name it. A Node that no machine
+// hasNodeWithoutMachine reports whether the Node of a machine does not name it. A Node that no machine
 // of the cloud can be is not waited for.
-func (d *Decision) nameless() bool {
+func (d *Decision) hasNodeWithoutMachine() bool {
 	return slices.ContainsFunc(d.w.Nodes, func(n Node) bool {
 		return n.ProviderID == "" && (!d.w.Complete || slices.ContainsFunc(d.w.Instances, func(m Instance) bool { return m.Name == n.Name && !Gone(&m) }))
 	})
@@ -159,7 +159,7 @@ func (d *Decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int
 		reason, text, busy = reasonNoNodes, "the cluster has no nodes yet", false
 	case w != nil && slices.Contains(stalling, w.Reason):
 		reason, text, stalled, busy = w.Reason, w.Message, true, working
-	case d.nameless():
+	case d.hasNodeWithoutMachine():
 		reason, text, stalled, busy = reasonInvalid, "some nodes have no providerID, so nothing is known of their machines", true, working
 	case working && w != nil:
 		reason, text = w.Reason, w.Message

@@ -20,6 +20,7 @@ import (
 	"constellation/engine"
 	"constellation/tui"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func (v *verbs) sandboxDrill() *cobra.Command {
@@ -241,22 +242,22 @@ func (v *verbs) drillText(r *engine.DrillReport) []string {
 	t := v.Theme()
 	sty := map[string]term.Style{engine.DrillPassed: term.Good, engine.DrillFailed: term.Bad, engine.DrillVoid: term.Caution}[r.Outcome]
 	lines := []string{
-		t.Row(tui.PrintedWidth).Add(term.Plain, "drill   seed "+fmt.Sprint(r.Seed)+"   ").Add(sty, r.Outcome).String(),
+		t.Row(view.PrintedWidth).Add(term.Plain, "drill   seed "+fmt.Sprint(r.Seed)+"   ").Add(sty, r.Outcome).String(),
 		"  " + term.Clean(r.Cluster),
 		"  upgrade " + ofMS(r.RolledMS) + ", whole drill " + ofMS(r.TookMS),
 	}
 	if r.Why != "" {
 		lines = append(lines, "  "+term.Clean(r.Why))
 	}
-	lines = append(lines, t.Rule(tui.PrintedWidth, fmt.Sprintf("Injected faults %d", len(r.Injected)), ""))
+	lines = append(lines, t.Rule(view.PrintedWidth, fmt.Sprintf("Injected faults %d", len(r.Injected)), ""))
 	for i := range r.Injected {
 		in := &r.Injected[i]
-		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Plain, term.Clean(in.Fault), 18).Col(term.Faint, fmt.Sprint(in.Point, " ", in.Nth), 14).Col(term.Plain, term.Clean(in.On), 17).Add(term.Faint, when(in)).String())
+		lines = append(lines, t.Row(view.PrintedWidth).Add(term.Plain, "  ").Col(term.Plain, term.Clean(in.Fault), 18).Col(term.Faint, fmt.Sprint(in.Point, " ", in.Nth), 14).Col(term.Plain, term.Clean(in.On), 17).Add(term.Faint, when(in)).String())
 		if in.Err != "" {
 			lines = append(lines, "    "+term.Clean(in.Err))
 		}
 	}
-	lines = append(lines, t.Rule(tui.PrintedWidth, fmt.Sprintf("Invariants %s", held(r)), ""))
+	lines = append(lines, t.Rule(view.PrintedWidth, fmt.Sprintf("Invariants %s", held(r)), ""))
 	for _, rule := range r.Rules {
 		sign, sty := t.OK, term.Good
 		switch {
@@ -265,7 +266,7 @@ func (v *verbs) drillText(r *engine.DrillReport) []string {
 		case rule.NotAsked:
 			sign, sty = t.Pending, term.Faint
 		}
-		row := t.Row(tui.PrintedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, rule.Rule, 20)
+		row := t.Row(view.PrintedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, rule.Rule, 20)
 		if rule.NotAsked {
 			row = row.Add(term.Faint, "not checked: nothing in this drill can violate it")
 		} else if n := len(rule.Excused); n > 0 {
@@ -276,7 +277,7 @@ func (v *verbs) drillText(r *engine.DrillReport) []string {
 			lines = append(lines, "     "+term.Clean(b))
 		}
 	}
-	lines = append(lines, t.Rule(tui.PrintedWidth, "Figures", ""))
+	lines = append(lines, t.Rule(view.PrintedWidth, "Figures", ""))
 	for _, l := range r.Summary {
 		lines = append(lines, "  "+term.Clean(l))
 	}
@@ -301,14 +302,14 @@ func held(r *engine.DrillReport) string {
 // drillMarkdown renders a report for the summary page of a CI pipeline.
 func drillMarkdown(r *engine.DrillReport) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "## Drill with seed %d: %s\n\n%s. The upgrade took %s, the whole drill %s.\n", r.Seed, r.Outcome, tui.MarkdownCell(r.Cluster), ofMS(r.RolledMS), ofMS(r.TookMS))
+	fmt.Fprintf(&b, "## Drill with seed %d: %s\n\n%s. The upgrade took %s, the whole drill %s.\n", r.Seed, r.Outcome, view.CellOf(r.Cluster), ofMS(r.RolledMS), ofMS(r.TookMS))
 	if r.Why != "" {
-		fmt.Fprintf(&b, "\n**%s**\n", tui.MarkdownCell(r.Why))
+		fmt.Fprintf(&b, "\n**%s**\n", view.CellOf(r.Why))
 	}
 	b.WriteString("\n| fault | point | on | when |\n|---|---|---|---|\n")
 	for i := range r.Injected {
 		in := &r.Injected[i]
-		fmt.Fprintf(&b, "| %s | %s %d | %s | %s |\n", tui.MarkdownCell(in.Fault), tui.MarkdownCell(in.Point), in.Nth, tui.MarkdownCell(in.On), tui.MarkdownCell(strings.TrimSpace(when(in)+" "+in.Err)))
+		fmt.Fprintf(&b, "| %s | %s %d | %s | %s |\n", view.CellOf(in.Fault), view.CellOf(in.Point), in.Nth, view.CellOf(in.On), view.CellOf(strings.TrimSpace(when(in)+" "+in.Err)))
 	}
 	b.WriteString("\n| invariant | held | violations, excused ones included |\n|---|---|---|\n")
 	for _, rule := range r.Rules {
@@ -319,9 +320,9 @@ func drillMarkdown(r *engine.DrillReport) string {
 		case rule.NotAsked:
 			yes = "not checked"
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s |\n", tui.MarkdownCell(rule.Rule), yes, tui.MarkdownCell(strings.Join(append(slices.Clone(rule.Breaches), rule.Excused...), "; ")))
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", view.CellOf(rule.Rule), yes, view.CellOf(strings.Join(append(slices.Clone(rule.Breaches), rule.Excused...), "; ")))
 	}
-	fmt.Fprintf(&b, "\n```\n%s\n```\n\nRepeat: %s\n", term.Clean(strings.Join(r.Summary, "; ")), tui.MarkdownCode("constellation "+strings.Join(r.Repeat, " ")))
+	fmt.Fprintf(&b, "\n```\n%s\n```\n\nRepeat: %s\n", term.Clean(strings.Join(r.Summary, "; ")), view.CodeOf("constellation "+strings.Join(r.Repeat, " ")))
 	return b.String()
 }
 

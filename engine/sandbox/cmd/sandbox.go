@@ -15,6 +15,7 @@ import (
 	"constellation/engine/cloud/local/sandboxexec"
 	"constellation/tui"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func (v *verbs) sandboxCommand() *cobra.Command {
@@ -179,7 +180,7 @@ func (v *verbs) upSandbox(ctx context.Context, spec engine.SandboxSpec, f tui.Fo
 			spec.Install = true
 			continue
 		}
-		kind, next := tui.SimulatedLabel(info.Simulated, ", "), []string{v.Command("init")}
+		kind, next := view.Marked(info.Simulated, ", "), []string{v.Command("init")}
 		if info.Hollow {
 			kind, next = " (hollow: all machines are simulated)", v.afterHollow(info)
 		}
@@ -196,7 +197,7 @@ func (v *verbs) afterHollow(info engine.SandboxInfo) []string {
 	next := []string{v.Command("watch"), v.Command("status")}
 	if i := slices.IndexFunc(v.images, func(v string) bool { return v != info.Image }); i >= 0 {
 		next = append(next, fmt.Sprintf("kubectl --kubeconfig %s patch nodeversion constellation-version --type merge -p '{\"spec\":{\"image\":\"sandboxes/%s/images/%s\",\"imageVersion\":\"%s\"}}'",
-			tui.QuoteArg(filepath.Join(v.Dir(), "constellation-admin.conf")), info.Name, v.images[i], v.images[i]))
+			view.QuoteArg(filepath.Join(v.Dir(), "constellation-admin.conf")), info.Name, v.images[i], v.images[i]))
 	}
 	return next
 }
@@ -287,10 +288,10 @@ func (v *verbs) sandboxStatus() *cobra.Command {
 func (v *verbs) sandboxText(st *engine.SandboxStatus) []string {
 	t := v.Theme()
 	lines := []string{
-		t.Row(tui.PrintedWidth).Add(term.Plain, "sandbox "+term.Clean(st.Name)+"   "+term.Clean(st.State)+tui.SimulatedLabel(st.Simulated, "   ")).String(),
-		t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "Kubernetes", 12).Col(term.Plain, term.Clean(st.Kubernetes), 22).Col(term.Faint, "API server", 12).Add(term.Plain, term.Clean(st.ClusterEndpoint)).String(),
+		t.Row(view.PrintedWidth).Add(term.Plain, "sandbox "+term.Clean(st.Name)+"   "+term.Clean(st.State)+view.Marked(st.Simulated, "   ")).String(),
+		t.Row(view.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "Kubernetes", 12).Col(term.Plain, term.Clean(st.Kubernetes), 22).Col(term.Faint, "API server", 12).Add(term.Plain, term.Clean(st.ClusterEndpoint)).String(),
 	}
-	image, release := t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "OS image", 12), t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "Release", 12)
+	image, release := t.Row(view.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "OS image", 12), t.Row(view.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "Release", 12)
 	if st.Hollow { // hollow machines need no init and no mirror
 		lines = append(lines, image.Add(term.Plain, term.Clean(st.Image)).String(), release.Add(term.Plain, term.Clean(st.Release)).String())
 	} else {
@@ -299,20 +300,20 @@ func (v *verbs) sandboxText(st *engine.SandboxStatus) []string {
 	}
 	switch {
 	case st.Hollow && st.State == "stopped":
-		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "stopped", 12).Add(term.Caution, "the daemon and the hollow cluster have ended; `"+v.Command("sandbox up")+"` creates a new one").String())
+		lines = append(lines, t.Row(view.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "stopped", 12).Add(term.Caution, "the daemon and the hollow cluster have ended; `"+v.Command("sandbox up")+"` creates a new one").String())
 	case st.Hollow:
-		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "hollow", 12).Add(term.Caution, "all machines are simulated: nothing runs in them").String())
+		lines = append(lines, t.Row(view.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "hollow", 12).Add(term.Caution, "all machines are simulated: nothing runs in them").String())
 	case st.State == "stopped":
-		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "stopped", 12).Add(term.Caution, "the daemon is not running; `"+v.Command("sandbox up")+"` restarts it and keeps the machines").String())
+		lines = append(lines, t.Row(view.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "stopped", 12).Add(term.Caution, "the daemon is not running; `"+v.Command("sandbox up")+"` restarts it and keeps the machines").String())
 	}
 	for _, f := range st.Faults {
-		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "fault", 12).Add(term.Caution, term.Clean(f)).String())
+		lines = append(lines, t.Row(view.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "fault", 12).Add(term.Caution, term.Clean(f)).String())
 	}
 	if st.Hollow {
-		lines = append(lines, t.Rule(tui.PrintedWidth, fmt.Sprintf("Hollow machines %d", len(st.Machines)), ""))
+		lines = append(lines, t.Rule(view.PrintedWidth, fmt.Sprintf("Hollow machines %d", len(st.Machines)), ""))
 		return append(lines, v.hollowRows(st)...)
 	}
-	lines = append(lines, t.Rule(tui.PrintedWidth, fmt.Sprintf("Machines %d", len(st.Machines)), ""))
+	lines = append(lines, t.Rule(view.PrintedWidth, fmt.Sprintf("Machines %d", len(st.Machines)), ""))
 	for _, m := range st.Machines {
 		sign, sty := t.Pending, term.Faint
 		switch m.Boot {
@@ -323,10 +324,10 @@ func (v *verbs) sandboxText(st *engine.SandboxStatus) []string {
 		case "stopped":
 			sign, sty = t.Stopped, term.Caution
 		}
-		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, term.Clean(m.Name), 18).Col(sty, term.Clean(m.Boot), 9).
+		lines = append(lines, t.Row(view.PrintedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, term.Clean(m.Name), 18).Col(sty, term.Clean(m.Boot), 9).
 			Col(term.Plain, term.Clean(m.Group), 14).Col(term.Plain, term.Clean(m.IP), 15).Col(term.Plain, term.Clean(m.Image), 8).Add(term.Faint, term.Clean(m.Message)).String())
 		if (m.Boot == "failed" || m.Boot == "stopped") && m.Console != "" {
-			lines = append(lines, t.Row(tui.PrintedWidth).Pad(3).Col(term.Faint, "console", 18).Add(term.Plain, term.Clean(m.Console)).String())
+			lines = append(lines, t.Row(view.PrintedWidth).Pad(3).Col(term.Faint, "console", 18).Add(term.Plain, term.Clean(m.Console)).String())
 		}
 	}
 	return lines
@@ -355,7 +356,7 @@ func (v *verbs) hollowRows(st *engine.SandboxStatus) []string {
 		case "stopped":
 			sign, sty = t.Stopped, term.Caution
 		}
-		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, fmt.Sprint(counts[k]), 7).Col(sty, term.Clean(k.boot), 9).
+		lines = append(lines, t.Row(view.PrintedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, fmt.Sprint(counts[k]), 7).Col(sty, term.Clean(k.boot), 9).
 			Col(term.Plain, term.Clean(k.group), 16).Add(term.Plain, term.Clean(k.image)).String())
 	}
 	return lines
