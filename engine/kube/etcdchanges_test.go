@@ -492,7 +492,7 @@ func TestLiesAboutWhatChangedMeanwhile(t *testing.T) {
 }
 
 // TestSnapshotWhoseRevisionIsCompacted takes snapshots at a revision that etcd compacts
-// before they have arrived. What has not changed since is compared.
+// before they have arrived. Objects that have not changed since are compared.
 func TestSnapshotWhoseRevisionIsCompacted(t *testing.T) {
 	// With this feature the API server itself keeps compacted revisions for a while.
 	r, admin := takenRig(t, "--feature-gates=ListFromCacheSnapshot=false")
