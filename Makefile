@@ -87,7 +87,7 @@ sim: ## simulate random rollouts with faults; SEEDS=n SEED=s, SEED alone prints 
 
 .PHONY: drills
 drills: build ## upgrade test clusters under fault injection; N=n MACHINES=hollow|simulated|real CONTROL_PLANES=n
-	@bin/constellation -C bin/drills sandbox drill --machines=$(MACHINES) $(if $(CONTROL_PLANES),--control-planes=$(CONTROL_PLANES)) --results docs/drills.jsonl --until $(N)
+	@bin/constellation -C bin/drills sandbox drill --machines=$(MACHINES) $(if $(CONTROL_PLANES),--control-planes=$(CONTROL_PLANES)) --results engine/sandbox/drill/testdata/drills.jsonl --until $(N)
 
 .PHONY: bench
 bench: build ## run all benchmarks and write docs/bench.md; BENCH=regexp selects sections

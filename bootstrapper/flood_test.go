@@ -13,6 +13,7 @@ import (
 	"constellation/bootstrapper/initproto"
 	"constellation/engine/atls/flood"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/internal/testneeds"
 )
@@ -22,10 +23,10 @@ func floodRig(t *testing.T) *rig {
 	t.Helper()
 	r := newRig(t, cloud.ControlPlane)
 	address, _ := startSWTPM(t)
-	if err := attestation.Provision(t.Context(), address, r.ca, identity("control-plane-0", cloud.ControlPlane)); err != nil {
+	if err := attestationtest.Provision(t.Context(), address, r.ca, identity("control-plane-0", cloud.ControlPlane)); err != nil {
 		t.Fatal(err)
 	}
-	if err := attestation.Measure(t.Context(), address, attestation.EventLogPath(address), image("v1.1.0")); err != nil {
+	if err := attestationtest.Measure(t.Context(), address, attestation.EventLogPath(address), image("v1.1.0")); err != nil {
 		t.Fatal(err)
 	}
 	r.m.Issuer = attestation.NewTPMIssuer(address)

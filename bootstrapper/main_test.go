@@ -33,6 +33,7 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/atls/flood"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/release/releasetest"
@@ -237,7 +238,7 @@ func (a authority) sign(t testing.TB, csr []byte, change func(*x509.Certificate)
 // evidence has the real format and is judged by the real validator.
 type softTPM struct {
 	t      testing.TB
-	ca     *attestation.CA
+	ca     *attestationtest.CA
 	id     attestation.Identity
 	events []attestation.MeasuredEvent
 
@@ -295,7 +296,7 @@ func (s *softTPM) sealed() []byte {
 func (*softTPM) Variant() attestation.Variant { return attestation.TPM2 }
 
 func (s *softTPM) Issue(ctx context.Context, userData []byte) ([]byte, error) {
-	i, err := attestation.NewSoftwareIssuer(s.ca, s.id, s.events, s.sealed())
+	i, err := attestationtest.NewSoftwareIssuer(s.ca, s.id, s.events, s.sealed())
 	if err != nil {
 		return nil, err
 	}
@@ -376,13 +377,13 @@ func identity(name string, role cloud.Role) attestation.Identity {
 	}
 }
 
-func newCA(t testing.TB) *attestation.CA {
+func newCA(t testing.TB) *attestationtest.CA {
 	t.Helper()
-	cert, key, err := attestation.CreateCA("cloud")
+	cert, key, err := attestationtest.CreateCA("cloud")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca, err := attestation.ParseCA(cert, key)
+	ca, err := attestationtest.ParseCA(cert, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -393,7 +394,7 @@ func newCA(t testing.TB) *attestation.CA {
 type rig struct {
 	t     *testing.T
 	ctl   string
-	ca    *attestation.CA
+	ca    *attestationtest.CA
 	tpm   *softTPM
 	cloud *fakeCloud
 	m     Machine

@@ -21,6 +21,7 @@ import (
 
 	"constellation/bootstrapper/initproto"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 )
@@ -74,11 +75,11 @@ func newMachine(t *testing.T, role cloud.Role) (m *machine, powerCycle func()) {
 	address, reset := startSWTPM(t)
 	boot := func() {
 		t.Helper()
-		if err := attestation.Measure(t.Context(), address, filepath.Join(r.ctl, "eventlog"), r.tpm.events); err != nil {
+		if err := attestationtest.Measure(t.Context(), address, filepath.Join(r.ctl, "eventlog"), r.tpm.events); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := attestation.Provision(t.Context(), address, r.ca, r.tpm.id); err != nil {
+	if err := attestationtest.Provision(t.Context(), address, r.ca, r.tpm.id); err != nil {
 		t.Fatal(err)
 	}
 	boot()
@@ -93,15 +94,15 @@ func newMachine(t *testing.T, role cloud.Role) (m *machine, powerCycle func()) {
 	answer("/v1/initsecrethash", func() any { return local.InitSecretHash{SHA256: hex.EncodeToString(hash[:])} })
 	meta := httptest.NewServer(mux)
 	t.Cleanup(meta.Close)
-	cert, key, err := attestation.CreateCA("cloud")
+	cert, key, err := attestationtest.CreateCA("cloud")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.ca, err = attestation.ParseCA(cert, key); err != nil {
+	if r.ca, err = attestationtest.ParseCA(cert, key); err != nil {
 		t.Fatal(err)
 	}
 	r.tpm.ca = r.ca
-	if err := attestation.Provision(t.Context(), address, r.ca, r.tpm.id); err != nil {
+	if err := attestationtest.Provision(t.Context(), address, r.ca, r.tpm.id); err != nil {
 		t.Fatal(err)
 	}
 	return &machine{rig: r, settings: settings{

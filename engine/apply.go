@@ -192,6 +192,10 @@ func (c *checkRun) judgeApply(r ApplyRequest) {
 	} else {
 		c.drop(plan.BackupAge) // one is made
 	}
+	if r.skips(StepAgents) && len(c.enrols) > 0 {
+		c.drop(findingEnrolled)
+		c.find(agentsFinding(c.enrols, "leave `--skip-phases "+StepAgents+"` out: the hop then installs the release keys and the verifying agent in place"))
+	}
 	if r.skips(plan.StepCharts) && !r.skips(StepTarget) && !c.now.Services.Is(c.hop.Planned().Services) {
 		c.find(plan.Finding{
 			ID: "services-first", Severity: plan.Block, Source: "release", Title: fmt.Sprintf("services %s run, and the hop needs those of release %s", c.now.Services, c.hop.To.Release),

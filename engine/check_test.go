@@ -21,7 +21,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
-	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/compat"
@@ -95,7 +95,6 @@ type pretendedCloud struct {
 	testCloud
 	kubernetes []version.Version
 	extra      string // an image whose measurements it does not tell; empty for none
-	unsigned   bool   // it vouches for no components
 	agent      *component.Component
 }
 
@@ -160,7 +159,7 @@ func newCheckStage(t *testing.T) *checkStage {
 	t.Helper()
 	s := &checkStage{T: t, dir: t.TempDir(), inside: &pretendedCluster{}, cluster: twin.New()}
 	s.cloud = &pretendedCloud{testCloud: testCloud{uid: "0123456789abcdef"}, kubernetes: []version.Version{v("v1.34.2"), v("v1.35.4"), v("v1.36.3")}}
-	rootPEM, _, err := attestation.CreateCA("test")
+	rootPEM, _, err := attestationtest.CreateCA("test")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,6 +28,7 @@ import (
 	"constellation/bootstrapper/initproto"
 	"constellation/engine"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
@@ -399,11 +400,11 @@ func TestBadLuckHasASentence(t *testing.T) {
 			s.cloud.measurements[9] = strings.Repeat("ee", 32)
 		}, plan.ExitBlocked, "the measurements are not those of image v1.1.0", "write the value that the image has"},
 		{"a cloud that we do not trust", func(t *testing.T, s *stage) {
-			certPEM, keyPEM, err := attestation.CreateCA("other")
+			certPEM, keyPEM, err := attestationtest.CreateCA("other")
 			if err != nil {
 				t.Fatal(err)
 			}
-			ca, err := attestation.ParseCA(certPEM, keyPEM)
+			ca, err := attestationtest.ParseCA(certPEM, keyPEM)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -292,13 +292,16 @@ func (c *checkRun) judgePrepare(ctx context.Context) cluster.Components {
 	}
 	list, err := c.list(ctx, to.Kubernetes)
 	switch {
-	case errors.Is(err, release.ErrUntrusted) || errors.Is(err, release.ErrUnreachable) || errors.Is(err, release.ErrAltered):
+	case errors.As(err, new(statementError)):
 		f := plan.Finding{
 			ID: "components-statement", Severity: plan.Block, Source: "release", Title: "the feed's statement over the components of Kubernetes " + to.Kubernetes.String() + " is not genuine",
 			Detail: err.Error(), Remedy: "look at the feed with " + verifyCommand(c.location, c.keys) + ", and get it anew from its publisher: machines would refuse these components",
 		}
-		if errors.Is(err, release.ErrUnreachable) {
-			f.Title, f.Remedy = "the feed's statement over the components of Kubernetes "+to.Kubernetes.String()+" cannot be read", "try again when the feed answers; machines install nothing without the statement"
+		if !errors.Is(err, release.ErrUntrusted) && !errors.Is(err, release.ErrAltered) {
+			f.Title, f.Remedy = "the feed's statement over the components of Kubernetes "+to.Kubernetes.String()+" cannot be read", "remove the cause and try again; machines install nothing without the statement"
+			if errors.Is(err, release.ErrUnreachable) {
+				f.Remedy = "try again when the feed answers; machines install nothing without the statement"
+			}
 		}
 		c.find(f)
 	case err != nil:

@@ -29,6 +29,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/atls"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/component"
@@ -45,7 +46,7 @@ type stage struct {
 	dir       string
 	cloud     *testCloud
 	cluster   *twin.Cluster
-	ca        *attestation.CA
+	ca        *attestationtest.CA
 	machines  []*testMachine
 	balancer  *balancer
 	log       *bytes.Buffer
@@ -64,11 +65,11 @@ const bootstrapToken = "abcdef.0123456789abcdef"
 func newStage(t *testing.T, controlPlanes, workers int) *stage {
 	t.Helper()
 	s := &stage{t: t, dir: t.TempDir(), cluster: twin.New(), log: &bytes.Buffer{}, secret: []byte("init-secret-0123456789-abcdefghi"), cloud: &testCloud{uid: "0123456789abcdef"}}
-	certPEM, keyPEM, err := attestation.CreateCA("test")
+	certPEM, keyPEM, err := attestationtest.CreateCA("test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.ca, err = attestation.ParseCA(certPEM, keyPEM); err != nil {
+	if s.ca, err = attestationtest.ParseCA(certPEM, keyPEM); err != nil {
 		t.Fatal(err)
 	}
 	s.rootsPEM = string(certPEM)
@@ -239,6 +240,7 @@ type testCloud struct {
 	measurements map[uint32]string
 	down         error
 	components   error
+	unsigned     bool // it vouches for no components
 	// clusterEndpoint and initEndpoint are what it says about itself, if anything.
 	clusterEndpoint, initEndpoint string
 }
@@ -323,6 +325,9 @@ func (c *testCloud) Components(_ context.Context, v version.Version) (component.
 	for _, name := range []string{"kubeadm", "kubelet", "kubectl"} {
 		l = append(l, component.Component{Name: name, URL: "http://10.42.0.1:8080/" + name, Digest: "sha256:" + strings.Repeat("ab", 32), Path: "/usr/local/bin/" + name, Mode: 0o755})
 	}
+	if c.unsigned {
+		return component.Signed{List: l}, nil
+	}
 	return signed(l), nil
 }
 
@@ -368,9 +373,9 @@ func (m *testMachine) start(clusterID []byte) {
 	m.boot(m.s.ca, m.identity(), m.s.events, clusterID)
 }
 
-func (m *testMachine) boot(ca *attestation.CA, id attestation.Identity, events []attestation.MeasuredEvent, clusterID []byte) {
+func (m *testMachine) boot(ca *attestationtest.CA, id attestation.Identity, events []attestation.MeasuredEvent, clusterID []byte) {
 	m.s.t.Helper()
-	issuer, err := attestation.NewSoftwareIssuer(ca, id, events, clusterID)
+	issuer, err := attestationtest.NewSoftwareIssuer(ca, id, events, clusterID)
 	if err != nil {
 		m.s.t.Fatal(err)
 	}
@@ -425,7 +430,7 @@ func (m *testMachine) Init(r *initproto.InitRequest, stream grpc.ServerStreaming
 	if m.clusterID == nil {
 		m.clusterID = r.ClusterId
 		var err error
-		if m.issuer, err = attestation.NewSoftwareIssuer(m.s.ca, m.identity(), m.s.events, r.ClusterId); err != nil {
+		if m.issuer, err = attestationtest.NewSoftwareIssuer(m.s.ca, m.identity(), m.s.events, r.ClusterId); err != nil {
 			m.mu.Unlock()
 			return status.Error(codes.Internal, err.Error())
 		}

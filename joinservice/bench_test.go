@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 	"constellation/joinservice/joinproto"
@@ -291,11 +292,11 @@ func TestBenchServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	access := &rest.Config{Host: c.Host, TLSClientConfig: rest.TLSClientConfig{CAData: c.Root, CertData: c.CertData, KeyData: c.KeyData}}
-	ca, err := attestation.ParseCA([]byte(c.CloudCert), []byte(c.CloudKey))
+	ca, err := attestationtest.ParseCA([]byte(c.CloudCert), []byte(c.CloudKey))
 	if err != nil {
 		t.Fatal(err)
 	}
-	issuer, err := attestation.NewSoftwareIssuer(ca, c.Self, goodBoot, clusterID)
+	issuer, err := attestationtest.NewSoftwareIssuer(ca, c.Self, goodBoot, clusterID)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -47,6 +47,7 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/atls/flood"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
@@ -98,7 +99,7 @@ type site struct {
 	cp    *controlplane.ControlPlane
 	admin kubernetes.Interface
 	kinds dynamic.Interface
-	ca    *attestation.CA
+	ca    *attestationtest.CA
 	roots string
 	caKey string
 	sky   *sky
@@ -149,7 +150,7 @@ func (s *site) machine(name string, role cloud.Role, boot []attestation.Measured
 
 func (s *site) issuer(id attestation.Identity, boot []attestation.MeasuredEvent, member []byte) attestation.Issuer {
 	s.t.Helper()
-	i, err := attestation.NewSoftwareIssuer(s.ca, id, boot, member)
+	i, err := attestationtest.NewSoftwareIssuer(s.ca, id, boot, member)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -160,11 +161,11 @@ func newSite(t testing.TB) *site {
 	t.Helper()
 	cp := controlplane.ForTest(t, controlplane.Options{})
 	s := &site{t: t, cp: cp, sky: &sky{}, admin: kubernetes.NewForConfigOrDie(cp.Config()), kinds: dynamic.NewForConfigOrDie(cp.Config())}
-	certPEM, keyPEM, err := attestation.CreateCA("test")
+	certPEM, keyPEM, err := attestationtest.CreateCA("test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.ca, err = attestation.ParseCA(certPEM, keyPEM); err != nil {
+	if s.ca, err = attestationtest.ParseCA(certPEM, keyPEM); err != nil {
 		t.Fatal(err)
 	}
 	s.roots, s.caKey = string(certPEM), string(keyPEM)
@@ -781,15 +782,15 @@ func impostors(t *testing.T, s *site, r *replica) {
 		edit(&id)
 		return s.issuer(id, goodBoot, nil)
 	}
-	otherPEM, otherKey, err := attestation.CreateCA("other")
+	otherPEM, otherKey, err := attestationtest.CreateCA("other")
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := attestation.ParseCA(otherPEM, otherKey)
+	other, err := attestationtest.ParseCA(otherPEM, otherKey)
 	if err != nil {
 		t.Fatal(err)
 	}
-	foreign, err := attestation.NewSoftwareIssuer(other, honest, goodBoot, nil)
+	foreign, err := attestationtest.NewSoftwareIssuer(other, honest, goodBoot, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

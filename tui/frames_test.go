@@ -13,6 +13,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"constellation/engine"
+	"constellation/internal/testneeds"
 	"constellation/tui/term"
 )
 
@@ -303,6 +304,7 @@ func TestThemes(t *testing.T) {
 
 // Frames of all scenes fit every terminal size.
 func TestFramesFitEverySize(t *testing.T) {
+	testneeds.Time(t, "10 s")
 	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes) {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -33,6 +33,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 )
 
@@ -40,9 +41,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // world is a cloud with one machine of each kind.
 type world struct {
-	ca      *attestation.CA
-	node    *attestation.SoftwareIssuer // unused
-	service *attestation.SoftwareIssuer // member of a cluster
+	ca      *attestationtest.CA
+	node    *attestationtest.SoftwareIssuer // unused
+	service *attestationtest.SoftwareIssuer // member of a cluster
 	images  attestation.Measurements
 }
 
@@ -63,11 +64,11 @@ func events(image string) []attestation.MeasuredEvent {
 
 func newWorld(t testing.TB) world {
 	t.Helper()
-	cert, key, err := attestation.CreateCA("cloud")
+	cert, key, err := attestationtest.CreateCA("cloud")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca, err := attestation.ParseCA(cert, key)
+	ca, err := attestationtest.ParseCA(cert, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,9 +80,9 @@ func newWorld(t testing.TB) world {
 	}
 }
 
-func machine(t testing.TB, ca *attestation.CA, id attestation.Identity, image string, cluster []byte) *attestation.SoftwareIssuer {
+func machine(t testing.TB, ca *attestationtest.CA, id attestation.Identity, image string, cluster []byte) *attestationtest.SoftwareIssuer {
 	t.Helper()
-	i, err := attestation.NewSoftwareIssuer(ca, id, events(image), cluster)
+	i, err := attestationtest.NewSoftwareIssuer(ca, id, events(image), cluster)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,12 +10,13 @@ import (
 	"time"
 
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/internal/testneeds"
 )
 
 // startTPM runs a TPM emulator, provisioned and measured, for the test.
-func startTPM(t *testing.T, ca *attestation.CA, id attestation.Identity) (address string) {
+func startTPM(t *testing.T, ca *attestationtest.CA, id attestation.Identity) (address string) {
 	t.Helper()
 	swtpm := testneeds.Program(t, "swtpm", "swtpm")
 	dir, err := os.MkdirTemp("", "tpm") // t.TempDir can be too long for a socket's name
@@ -42,9 +43,9 @@ func startTPM(t *testing.T, ca *attestation.CA, id attestation.Identity) (addres
 	}
 	address = "unix:" + socket
 	if err := errors.Join(
-		attestation.Provision(t.Context(), address, ca, id),
-		attestation.Measure(t.Context(), address, attestation.EventLogPath(address), events("v1.1.0")),
-		attestation.HandOver(t.Context(), address),
+		attestationtest.Provision(t.Context(), address, ca, id),
+		attestationtest.Measure(t.Context(), address, attestation.EventLogPath(address), events("v1.1.0")),
+		attestationtest.HandOver(t.Context(), address),
 	); err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
-	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/sandbox/controlplane"
@@ -143,7 +143,7 @@ func populate(b testing.TB, cp *controlplane.ControlPlane, c *Client, release st
 	b.Helper()
 	ctx := b.Context()
 	id := strings.Repeat("c1", 32)
-	rootPEM, _, err := attestation.CreateCA("bench")
+	rootPEM, _, err := attestationtest.CreateCA("bench")
 	if err != nil {
 		b.Fatal(err)
 	}

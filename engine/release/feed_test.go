@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"constellation/engine/version"
+	"constellation/internal/testneeds"
 )
 
 // today is the day of the tests.
@@ -323,6 +324,7 @@ func TestSignaturesMatchCosign(t *testing.T) {
 }
 
 func TestUntrustedFeedsAreRefused(t *testing.T) {
+	testneeds.Time(t, "10 s")
 	key, stranger := newTestKey(t, "tests"), newTestKey(t, "stranger")
 	for _, tt := range []struct {
 		name   string

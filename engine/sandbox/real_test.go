@@ -25,6 +25,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/cloudtest"
 	"constellation/engine/cloud/local"
@@ -273,15 +274,15 @@ func TestRealSandbox(t *testing.T) {
 		t.Errorf("evidence of worker-0: %+v, %v", statement, err)
 	}
 	// Nobody gives the machine another identity once its system runs.
-	cert, key, err := attestation.CreateCA("other")
+	cert, key, err := attestationtest.CreateCA("other")
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := attestation.ParseCA(cert, key)
+	other, err := attestationtest.ParseCA(cert, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := attestation.Provision(ctx, vm.TPM, other, statement.Identity); !errors.Is(err, attestation.ErrTPM) {
+	if err := attestationtest.Provision(ctx, vm.TPM, other, statement.Identity); !errors.Is(err, attestation.ErrTPM) {
 		t.Errorf("the TPM of a machine that runs was provisioned again: %v", err)
 	}
 	if code, out := inside(t, s, name, "worker-0", "test -S /var/lib/constellation-tpm/tpm.sock && head -c 80 /usr/lib/constellation/peers.json"); code != 0 || !strings.Contains(out, "expected") {

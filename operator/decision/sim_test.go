@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"constellation/internal/testneeds"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -848,6 +849,9 @@ func TestSimulate(t *testing.T) {
 	first, n := max(1, *simSeed), *simSeeds
 	if n == 0 {
 		n = 2000
+		if testing.Short() {
+			n = 100
+		}
 		if *simSeed != 0 {
 			n = 1
 		}
@@ -887,6 +891,7 @@ var missed = []rule{
 
 // TestSimulatedMutants switches rules off one by one. Some seed has to miss each.
 func TestSimulatedMutants(t *testing.T) {
+	testneeds.Time(t, "half a minute")
 	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	if *simSeeds != 0 || *simSeed != 0 {
 		t.Skip("seeds were asked for")
@@ -903,5 +908,22 @@ func TestSimulatedMutants(t *testing.T) {
 			t.Errorf("seed %d without rule %d: %q after %d events, and then %q after %d", s.seed, off, s.breach, s.events, again.breach, again.events)
 		}
 		t.Logf("seed %d misses rule %d: %s\n%s", s.seed, off, s.breach, story[:strings.IndexByte(story, '\n')])
+	}
+}
+
+// TestSimulatedMachinesAreRevoked makes sure that the seeds have stories in which people revoke
+// workers and control planes.
+func TestSimulatedMachinesAreRevoked(t *testing.T) {
+	var workers, controlPlanes bool
+	for seed := uint64(1); seed <= 60 && !(workers && controlPlanes); seed++ {
+		s := simulate(seed, 0, false)
+		for i := range s.machines {
+			m := &s.machines[i]
+			workers = workers || m.revoked && !s.control(m)
+			controlPlanes = controlPlanes || m.revoked && s.control(m)
+		}
+	}
+	if !workers || !controlPlanes {
+		t.Errorf("workers revoked: %t, control planes: %t", workers, controlPlanes)
 	}
 }

@@ -121,7 +121,7 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 
 // What was recorded can be repeated: its seed still means the same.
 func TestRecordedSeedsMeanTheSame(t *testing.T) {
-	f, err := os.Open("../../../docs/drills.jsonl")
+	f, err := os.Open("testdata/drills.jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 
 	"github.com/creack/pty"
 	"github.com/moby/sys/mountinfo"
@@ -139,7 +140,7 @@ func (b *bench) spec(name string, number byte) Spec {
 func firmware(boots *[]PowerOn) Firmware {
 	return func(ctx context.Context, p PowerOn) error {
 		*boots = append(*boots, p)
-		return attestation.Measure(ctx, p.TPM, p.EventLog, measured(p.Events))
+		return attestationtest.Measure(ctx, p.TPM, p.EventLog, measured(p.Events))
 	}
 }
 
