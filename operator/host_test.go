@@ -252,11 +252,11 @@ func TestHostUpgrades(t *testing.T) {
 	}
 	// The second agent begins with the first stage again; no line is told twice for that.
 	for line, want := range map[string]int{
-		`msg="upgrade progressed" node=cp-1 stage=verify source=agent line=running`:                                                       2,
-		`msg="upgrade progressed" node=cp-1 stage=plan source=kubeadm line="[upgrade] SUCCESS of plan"`:                                   2,
+		`msg="upgrade progressed" node=cp-1 stage=verify source=agent line=running`:                                                    2,
+		`msg="upgrade progressed" node=cp-1 stage=plan source=kubeadm line="[upgrade] SUCCESS of plan"`:                                2,
 		`msg="upgrade progressed" node=cp-1 stage=apply source=agent line="the agent was restarted; kubeadm upgrade apply still runs"`: 1,
-		`msg="upgrade progressed" node=cp-1 stage=apply source=kubeadm line="[upgrade] running apply of v1.36.3"`:                         2,
-		`msg="upgrade progressed" node=cp-1 stage=wait-for-api source=agent line=done`:                                                    1,
+		`msg="upgrade progressed" node=cp-1 stage=apply source=kubeadm line="[upgrade] running apply of v1.36.3"`:                      2,
+		`msg="upgrade progressed" node=cp-1 stage=wait-for-api source=agent line=done`:                                                 1,
 	} {
 		if n := strings.Count(log.String(), line); n != want {
 			t.Errorf("%d times in the log, want %d: %s\n%s", n, want, line, log.String())

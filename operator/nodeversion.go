@@ -286,27 +286,12 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	default:
 		r.lock.Drop(lockHolder)
 	}
-	actions, waits := d.Actions, d.Waits
-	var instead *decision.Wait // of what waits by itself
+	waits := d.Waits
 	// Such a wait ends with a complete list.
 	lacking := slices.ContainsFunc(waits, func(w decision.Wait) bool { return w.Reason == decision.ReasonPartial })
-	moving, look := r.renew(o, actions, age, lacking)
-	stale := false
-	switch {
-	case !current:
-		instead = &decision.Wait{Reason: "ClusterStale", Message: "the view of the cluster is too old to act on; it is renewed"}
-		actions = nil
-	case len(actions) > 0 && age > tooOld:
-		actions, stale = nil, true
-		if why := r.retries.trouble(listing); why != "" {
-			instead = &decision.Wait{Reason: "CloudUnavailable", Message: decision.Truncate("the cloud has not listed its machines for a minute: "+why, 200)}
-		}
-	case r.host != nil && !r.runKnown():
-		actions = nil // what an agent may be doing counts
-		if why := r.retries.trouble(recalling); why != "" {
-			instead = &decision.Wait{Reason: "AgentUnavailable", Message: decision.Truncate("the agent of "+r.nodeName+" does not answer: "+why, 200)}
-		}
-	}
+	moving, look := r.renew(o, d.Actions, age, lacking)
+	stale := current && len(d.Actions) > 0 && age > tooOld
+	actions, instead := r.usable(d.Actions, current, stale)
 	published := r.act(o, actions)
 	r.tellPending(o, actions)
 	// Time without a processor does not count.
@@ -338,12 +323,47 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	}
 	r.gauges.observe(o.World)
 	r.gauges.reconciled(r.now())
-	next := resting
-	if moving || len(actions) > 0 || len(o.Intents) > 0 {
-		next = restless
+	next := min(r.nextRound(o, waits, moving, lacking), look, r.retries.due(r.now()), r.ripens)
+	if len(actions) > 0 {
+		next = min(next, restless)
 	}
 	if stale {
 		next = min(next, r.interval)
+	}
+	if again > 0 {
+		next = min(next, again)
+	}
+	return max(next, pace), nil
+}
+
+// usable returns the actions, or none if the observation is too old to act on or incomplete, and
+// then why. current is whether the cache is fresh, and stale whether the view of the cloud is too
+// old.
+func (r *nodeVersions) usable(actions []decision.Action, current, stale bool) ([]decision.Action, *decision.Wait) {
+	switch {
+	case !current:
+		return nil, &decision.Wait{Reason: "ClusterStale", Message: "the view of the cluster is too old to act on; it is renewed"}
+	case stale:
+		if why := r.retries.trouble(listing); why != "" {
+			return nil, &decision.Wait{Reason: "CloudUnavailable", Message: decision.Truncate("the cloud has not listed its machines for a minute: "+why, 200)}
+		}
+		return nil, nil
+	case r.host != nil && !r.runKnown(): // a run of the agent may be in progress
+		if why := r.retries.trouble(recalling); why != "" {
+			return nil, &decision.Wait{Reason: "AgentUnavailable", Message: decision.Truncate("the agent of "+r.nodeName+" does not answer: "+why, 200)}
+		}
+		return nil, nil
+	}
+	return actions, nil
+}
+
+// nextRound returns when a round is due by the observed state: at deadlines, and while
+// something moves. moving says that machines come or go, and lacking that the cloud's list is
+// partial.
+func (r *nodeVersions) nextRound(o *observed, waits []decision.Wait, moving, lacking bool) time.Duration {
+	next := resting
+	if len(o.Intents) > 0 {
+		next = restless
 	}
 	for _, w := range waits {
 		if left := w.Next.Sub(r.now()); !w.Next.IsZero() && left > 0 {
@@ -351,7 +371,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 		}
 	}
 	if moving {
-		next = min(next, r.interval)
+		next = min(next, restless, r.interval)
 	}
 	if lacking {
 		next = min(next, partialPace*r.interval)
@@ -359,11 +379,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	if o.Autoscaler.Running && !o.Autoscaler.Enabled { // no event reports its end
 		next = min(next, time.Second)
 	}
-	next = min(next, look, r.retries.due(r.now()), r.ripens)
-	if again > 0 {
-		next = min(next, again)
-	}
-	return max(next, pace), nil
+	return next
 }
 
 // able removes actions that this replica cannot carry out, and adds a wait for them.

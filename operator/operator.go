@@ -189,36 +189,9 @@ func Run(ctx context.Context, c Config) error {
 	if err := await(ctx, access, c.Log); err != nil {
 		return err
 	}
-	yes := true
-	metrics := c.MetricsAddress
-	if metrics == "" {
-		metrics = "0" // controller-runtime: no server
-	}
-	mgr, err := manager.New(access, manager.Options{
-		Scheme: scheme,
-		Logger: libraries,
-		Cache: cache.Options{
-			DefaultTransform: cache.TransformStripManagedFields(),
-			ByObject: map[client.Object]cache.ByObject{
-				&corev1.Node{}: {Transform: trimNode},
-				// The only one that is removed; so its name can stand in our role.
-				&rbacv1.ClusterRoleBinding{}: {Field: fields.OneTermEqualSelector("metadata.name", autoApproval)},
-				// The only one there is; so its name can stand in our role.
-				&v1alpha1.NodeVersion{}: {Field: fields.OneTermEqualSelector("metadata.name", v1alpha1.NodeVersionName)},
-			},
-		},
-		// These are read by name, rarely; the role permits no list.
-		Client:         client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.ConfigMap{}, &appsv1.Deployment{}}}},
-		LeaderElection: !c.NoElection, LeaderElectionID: LeaseName, LeaderElectionNamespace: c.Namespace,
-		LeaderElectionReleaseOnCancel: true,
-		LeaseDuration:                 ptr(leaseDuration), RenewDeadline: ptr(renewDeadline), RetryPeriod: ptr(retryPeriod),
-		Metrics:                metricsserver.Options{BindAddress: metrics},
-		HealthProbeBindAddress: c.HealthAddress,
-		// Names are for metrics; a process that runs two operators is a test.
-		Controller: config.Controller{SkipNameValidation: &yes},
-	})
+	mgr, err := newManager(c, access, scheme, libraries)
 	if err != nil {
-		return fmt.Errorf("connect to API server: %w", err)
+		return err
 	}
 	gauges, err := newGauges()
 	if err != nil {
@@ -304,6 +277,42 @@ func Run(ctx context.Context, c Config) error {
 		return fmt.Errorf("run controllers: %w", err)
 	}
 	return nil
+}
+
+// newManager returns the manager of the controllers, with its cache and its leader election.
+func newManager(c Config, access *rest.Config, scheme *runtime.Scheme, libraries logr.Logger) (manager.Manager, error) {
+	yes := true
+	metrics := c.MetricsAddress
+	if metrics == "" {
+		metrics = "0" // controller-runtime: no server
+	}
+	mgr, err := manager.New(access, manager.Options{
+		Scheme: scheme,
+		Logger: libraries,
+		Cache: cache.Options{
+			DefaultTransform: cache.TransformStripManagedFields(),
+			ByObject: map[client.Object]cache.ByObject{
+				&corev1.Node{}: {Transform: trimNode},
+				// The only one that is removed; so its name can stand in our role.
+				&rbacv1.ClusterRoleBinding{}: {Field: fields.OneTermEqualSelector("metadata.name", autoApproval)},
+				// The only one there is; so its name can stand in our role.
+				&v1alpha1.NodeVersion{}: {Field: fields.OneTermEqualSelector("metadata.name", v1alpha1.NodeVersionName)},
+			},
+		},
+		// These are read by name, rarely; the role permits no list.
+		Client:         client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.ConfigMap{}, &appsv1.Deployment{}}}},
+		LeaderElection: !c.NoElection, LeaderElectionID: LeaseName, LeaderElectionNamespace: c.Namespace,
+		LeaderElectionReleaseOnCancel: true,
+		LeaseDuration:                 ptr(leaseDuration), RenewDeadline: ptr(renewDeadline), RetryPeriod: ptr(retryPeriod),
+		Metrics:                metricsserver.Options{BindAddress: metrics},
+		HealthProbeBindAddress: c.HealthAddress,
+		// Names are for metrics; a process that runs two operators is a test.
+		Controller: config.Controller{SkipNameValidation: &yes},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("connect to API server: %w", err)
+	}
+	return mgr, nil
 }
 
 // await returns when the API server answers, or ctx ends. On a new machine the operator may start

@@ -128,6 +128,37 @@ func (d *Decision) index() {
 		g := &d.w.Groups[i]
 		d.groups[g.ID], d.groups[strings.ToLower(g.ID)] = g, g
 	}
+	d.indexIntents()
+	slices.SortFunc(d.replacements, func(a, b replacement) int { return cmp.Compare(a.slot, b.slot) })
+	for i := range d.w.Instances {
+		m := &d.w.Instances[i]
+		leaves := m.State == "Terminating" && d.NodeOf[m.ID] == nil && !d.tracked[m.ID] && !d.tracked[m.Token]
+		lost := d.isOrphanedHeir(m)
+		if lost {
+			d.orphanedHeirs = append(d.orphanedHeirs, m)
+		}
+		if g := d.Group(m.Group); g != nil && g.Role == v1alpha1.ControlPlaneRole {
+			d.untrackedControlPlane = d.untrackedControlPlane || lost || leaves
+		}
+		if d.when(ruleStrayBudget, lost || leaves) {
+			d.inFlight++
+		}
+	}
+	confirmed := 0
+	for i := range d.w.Nodes {
+		n := &d.w.Nodes[i]
+		d.untrackedControlPlane = d.untrackedControlPlane || d.hasLeftEtcd(n) && !d.leaves(n)
+		if n.Confirmed { // only confirmed nodes raise a percentage
+			confirmed++
+		}
+	}
+	d.surge = surge(d.spec.Rollout.MaxSurge, confirmed-d.surplusNodes())
+	d.refusal = d.refuse()
+	d.controlPlanes()
+}
+
+// indexIntents finds what intents track, hold and replace.
+func (d *Decision) indexIntents() {
 	for i := range d.w.Intents {
 		in := &d.w.Intents[i]
 		_, place := SurgeSlot(in.Name)
@@ -162,32 +193,6 @@ func (d *Decision) index() {
 			}
 		}
 	}
-	slices.SortFunc(d.replacements, func(a, b replacement) int { return cmp.Compare(a.slot, b.slot) })
-	for i := range d.w.Instances {
-		m := &d.w.Instances[i]
-		leaves := m.State == "Terminating" && d.NodeOf[m.ID] == nil && !d.tracked[m.ID] && !d.tracked[m.Token]
-		lost := d.isOrphanedHeir(m)
-		if lost {
-			d.orphanedHeirs = append(d.orphanedHeirs, m)
-		}
-		if g := d.Group(m.Group); g != nil && g.Role == v1alpha1.ControlPlaneRole {
-			d.untrackedControlPlane = d.untrackedControlPlane || lost || leaves
-		}
-		if d.when(ruleStrayBudget, lost || leaves) {
-			d.inFlight++
-		}
-	}
-	confirmed := 0
-	for i := range d.w.Nodes {
-		n := &d.w.Nodes[i]
-		d.untrackedControlPlane = d.untrackedControlPlane || d.hasLeftEtcd(n) && !d.leaves(n)
-		if n.Confirmed { // only confirmed nodes raise a percentage
-			confirmed++
-		}
-	}
-	d.surge = surge(d.spec.Rollout.MaxSurge, confirmed-d.surplusNodes())
-	d.refusal = d.refuse()
-	d.controlPlanes()
 }
 
 // byName reports whether nodes are in the order of their names.
@@ -1354,11 +1359,7 @@ func (d *Decision) autoscaling() {
 	place := func(in Intent) bool { _, ok := SurgeSlot(in.Name); return ok || in.refills() }
 	d.Exclusive = d.w.Run.Active() || slices.ContainsFunc(d.w.Intents, place)
 	if !d.stopped() {
-		pub := d.w.Before.JoinComponents.ControlPlane
-		due := pub != "" && pub != d.spec.KubernetesComponentsReference
-		for i := range d.w.Nodes {
-			due = due || d.candidate(&d.w.Nodes[i]) && (d.w.Nodes[i].Role == v1alpha1.ControlPlaneRole || d.controlPlanesDone || d.controlPlaneUnknown || d.controlPlanesOutdated && !d.controlPlaneOnHold)
-		}
+		due := d.workDue()
 		work, d.Exclusive = work || due, d.Exclusive || due
 	}
 	if work {
@@ -1381,6 +1382,22 @@ func (d *Decision) autoscaling() {
 	if d.when(ruleGiveBack, !a.Enabled && d.must(ruleOthersAutoscaler, a.PausedByUs)) {
 		d.do(Action{Kind: ResumeAutoscaler})
 	}
+}
+
+// workDue reports whether an upgrade of Kubernetes, a replacement or an in-place upgrade could
+// start, apart from conditions that end by themselves.
+func (d *Decision) workDue() bool {
+	pub := d.w.Before.JoinComponents.ControlPlane
+	if pub != "" && pub != d.spec.KubernetesComponentsReference {
+		return true
+	}
+	workers := d.controlPlanesDone || d.controlPlaneUnknown || d.controlPlanesOutdated && !d.controlPlaneOnHold
+	for i := range d.w.Nodes {
+		if n := &d.w.Nodes[i]; (n.Role == v1alpha1.ControlPlaneRole || workers) && d.candidate(n) {
+			return true
+		}
+	}
+	return false
 }
 
 // behind reports whether a node must be replaced or upgraded, now or later.

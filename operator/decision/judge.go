@@ -93,7 +93,12 @@ func (x *Lookup) judge(w *World, off rule) {
 			x.NodeOf[n.ProviderID] = n
 		}
 	}
-	// An intent names the Node of a machine that the cloud does not describe now.
+	x.addRecorded(w)
+}
+
+// addRecorded finds the Nodes of machines that the cloud does not describe now, by the names that
+// intents have recorded.
+func (x *Lookup) addRecorded(w *World) {
 	for i := range w.Intents {
 		in := &w.Intents[i]
 		if in.Machine == "" || in.Node == "" || x.NodeOf[in.Machine] != nil {
