@@ -5,11 +5,17 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"constellation/engine"
 	"constellation/engine/component"
@@ -82,4 +88,94 @@ func TestMachinesRunVouchedComponentsOnly(t *testing.T) {
 	if _, err := os.Stat(owned); err == nil {
 		t.Error("an unsigned program ran as root on a machine")
 	}
+}
+
+// TestMachinesFollowTheFeedOfAReleaseBuilder takes the signing key out of the cloud, to a release
+// builder who publishes a feed by the documented commands: first with the key of the machines'
+// images, which lets a key of the builder's own sign, then with that one. An upgrade from the feed
+// replaces the control plane by a machine that verified the feed's statement.
+func TestMachinesFollowTheFeedOfAReleaseBuilder(t *testing.T) {
+	t.Parallel()
+	c, _ := newCluster(t, simulatedMachines, 1, 0, "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", "v1.35.4")
+	builder := filepath.Join(filepath.Dir(c.dir), "builder")
+	if err := os.Mkdir(builder, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(builder, 0o777); err != nil { // the program runs as another user
+		t.Fatal(err)
+	}
+	at := func(name string) string { return filepath.Join(builder, name) }
+	if err := os.Rename(filepath.Join(c.sandboxDir(), "release-key.pem"), at("machines.key")); err != nil {
+		t.Fatal(err)
+	}
+	public, err := os.ReadFile(filepath.Join(c.sandboxDir(), "images", "v1.0.0", "release-keys.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(name string, b []byte) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(at(name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(at(name), b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("machines.key.pub", public)
+	if err := unix.Kill(c.daemonPID(), unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	c.run(time.Minute, "sandbox", "up").want(engine.ExitDone)
+
+	// What the cluster uses, as an older program has published it.
+	name := c.kubectl("get", "nodeversion", "constellation-version", "-o", "jsonpath={.spec.kubernetesComponentsReference}")
+	c.kubectl("-n", "kube-system", "annotate", "configmap", name, "constellation.edgeless.systems/components-statement-")
+	list := c.kubectl("-n", "kube-system", "get", "configmap", name, "-o", "jsonpath={.data.components}")
+
+	for _, v := range []string{"v1.0.0", "v1.1.0"} {
+		b, err := os.ReadFile(filepath.Join("assets", "releases", "releases", v+".yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		put("releases/"+v+".yaml", b)
+	}
+	put("releases/v1.1.0/components/mirror.json", fmt.Appendf(nil, `{"kubernetes": "v1.35.4", "arch": %q, "components": %s}`, runtime.GOARCH, list))
+	c.run(time.Minute, "release", "key", "new", at("own.key")).want(engine.ExitDone)
+	c.run(time.Minute, "release", "build", "--from", at("releases"), "--out", at("feed"), "--key", at("machines.key"), "--trust", at("machines.key.pub"), "--trust", at("own.key.pub")).want(engine.ExitDone)
+	c.run(time.Minute, "release", "build", "--from", at("releases"), "--out", at("feed"), "--key", at("own.key")).want(engine.ExitDone)
+	c.run(time.Minute, "release", "verify", at("feed"), "--feed-key", at("machines.key.pub")).want(engine.ExitDone)
+
+	var forged atomic.Bool
+	files := http.FileServer(http.Dir(at("feed")))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if forged.Load() && strings.Contains(r.URL.Path, "/v1.1.0/components/") {
+			b, err := os.ReadFile(at("feed" + r.URL.Path))
+			if err != nil {
+				http.NotFound(w, r)
+				return
+			}
+			w.Write([]byte(strings.Replace(string(b), "v1.35.4", "v1.35.5", 1)))
+			return
+		}
+		files.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	c.run(time.Minute, "upgrade", "check", "--write-config").want(engine.ExitDone)
+	apply := []string{"upgrade", "apply", "--non-interactive", "--yes", "--feed", server.URL, "--feed-key", at("machines.key.pub")}
+	forged.Store(true)
+	if r := c.run(2*time.Minute, apply...).want(engine.ExitBlocked); !strings.Contains(r.stdout+r.stderr, "the feed's statement over the components of Kubernetes v1.35.4 is not genuine") {
+		t.Errorf("a forged statement:\n%s\n%s", r.stdout, r.stderr)
+	}
+	forged.Store(false)
+	c.run(8*time.Minute, apply...).want(engine.ExitDone)
+	c.wantVersions("v1.1.0", "v1.35.4", 1, 0)
+	statement := c.kubectl("-n", "kube-system", "get", "configmap", name, "-o", `jsonpath={.metadata.annotations.constellation\.edgeless\.systems/components-statement}`)
+	published, err := filepath.Glob(at("feed/releases/v1.1.0/components/" + strings.Repeat("[0-9a-f]", 64) + ".json"))
+	if err != nil || len(published) != 1 {
+		t.Fatalf("%q, %v", published, err)
+	}
+	if b, err := os.ReadFile(published[0]); err != nil || statement != string(b) {
+		t.Errorf("ConfigMap %s has another statement than the feed: %v\n%s", name, err, statement)
+	}
+	c.wantNodes("control-plane-1")
 }

@@ -24,6 +24,9 @@ const StepAgents = "agents"
 // findingAgents is the ID of the finding about agents that verify nothing.
 const findingAgents = "agents-unverified"
 
+// findingEnrolled is the ID of the finding about agents that the hop replaces.
+const findingEnrolled = "agents-enrolled"
+
 // unverified are nodes of groups that are upgraded in place whose agents run components that
 // nobody vouches for, sorted by name. Other nodes get such an agent with their next image.
 //
@@ -31,7 +34,7 @@ const findingAgents = "agents-unverified"
 // its Node, and the group stands in a command that the user copies. A node that was enrolled is
 // known by its components, which the operator records: their ConfigMap names an enrolment program,
 // and it did so before any node had them.
-func unverified(nodes []cluster.Node, machines []cluster.CloudMachine, enrolled map[string]bool) []cluster.Node {
+func unverified(nodes []cluster.Node, machines []cluster.CloudMachine, enrolled map[string]cluster.Components) []cluster.Node {
 	of := make(map[string]*cluster.CloudMachine, len(machines))
 	for i := range machines {
 		of[machines[i].Name] = &machines[i]
@@ -40,7 +43,7 @@ func unverified(nodes []cluster.Node, machines []cluster.CloudMachine, enrolled 
 	for i := range nodes {
 		n := &nodes[i]
 		m := of[n.Name]
-		if !n.InPlace || m == nil || enrolled[n.Components] {
+		if !n.InPlace || m == nil || enrolled[n.Components].Enrolled(n.Name) {
 			continue
 		}
 		v, err := version.Parse(m.Image[strings.LastIndexByte(m.Image, '/')+1:])
@@ -55,10 +58,21 @@ func unverified(nodes []cluster.Node, machines []cluster.CloudMachine, enrolled 
 	return out
 }
 
-// enrolledBy returns which components of nodes that are upgraded in place name an enrolment
-// program. ConfigMaps that are not there name none.
-func enrolledBy(ctx context.Context, k Cluster, nodes []cluster.Node) (map[string]bool, error) {
-	out := map[string]bool{}
+// withComponents returns the sorted names of the nodes that have, or claim, components.
+func withComponents(nodes []cluster.Node, components string) (names []string) {
+	for i := range nodes {
+		if nodes[i].Components == components {
+			names = append(names, nodes[i].Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// enrolledBy returns the components of nodes that are upgraded in place by their names.
+// ConfigMaps that are not there name no enrolment program.
+func enrolledBy(ctx context.Context, k Cluster, nodes []cluster.Node) (map[string]cluster.Components, error) {
+	out := map[string]cluster.Components{}
 	for i := range nodes {
 		name := nodes[i].Components
 		if _, known := out[name]; known || name == "" || !nodes[i].InPlace {
@@ -68,7 +82,7 @@ func enrolledBy(ctx context.Context, k Cluster, nodes []cluster.Node) (map[strin
 		if err != nil && !errors.Is(err, cluster.ErrAbsent) {
 			return nil, err
 		}
-		out[name] = err == nil && c.Agent != nil
+		out[name] = c
 	}
 	return out, nil
 }
@@ -128,7 +142,7 @@ func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next clus
 	limited, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
 	machines, err := c.provider.Machines(limited)
-	var enrolled map[string]bool
+	var enrolled map[string]Components
 	if err == nil {
 		var k Cluster
 		if k, err = c.e.connect(limited, kubeconfig); err == nil {
@@ -141,7 +155,8 @@ func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next clus
 	}
 	var left []cluster.Node
 	for _, n := range unverified(c.now.Nodes, machines, enrolled) {
-		if c.upgradesInPlace(&n) && next.Agent != nil {
+		// The operator upgrades no node that has, or claims, the next components already.
+		if c.upgradesInPlace(&n) && next.Agent != nil && n.Components != next.Name {
 			c.enrols = append(c.enrols, n)
 		} else {
 			left = append(left, n)
@@ -151,8 +166,9 @@ func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next clus
 		c.find(agentsFinding(left, replaceOnce(left)))
 	}
 	if len(c.enrols) > 0 {
+		c.out.Notes = append(c.out.Notes, fmt.Sprintf("The hop installs the release keys and the verifying agent on %s in place, once: %s.", words.Count(len(c.enrols), "machine"), inGroups(c.enrols)))
 		c.find(plan.Finding{
-			ID: "agents-enrolled", Severity: plan.Info, Source: "release", Title: "the hop installs the release keys and the verifying agent on " + words.Count(len(c.enrols), "machine") + " in place",
+			ID: findingEnrolled, Severity: plan.Info, Source: "release", Title: "the hop installs the release keys and the verifying agent on " + words.Count(len(c.enrols), "machine") + " in place",
 			Detail: inGroups(c.enrols) + ": their agents run components that nobody vouches for, until then", Objects: namesOf(c.enrols),
 		})
 	}
@@ -176,7 +192,7 @@ func namesOf(nodes []cluster.Node) []string {
 }
 
 // agentsStep names the enrolment program, with which the operator begins on each node.
-func (i *initRun) agentsStep() plan.Step {
+func (i *clusterRun) agentsStep() plan.Step {
 	want := i.components
 	return plan.Step{
 		ID:    StepAgents,

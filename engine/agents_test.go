@@ -81,6 +81,9 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 		if x == nil || x.Title != "Install the release keys and the verifying agent on 2 machines in place" || !strings.Contains(x.Effect, "worker-0 and worker-1") {
 			t.Fatalf("step %+v of %+v", x, p.Steps)
 		}
+		if !slices.ContainsFunc(p.Notes, func(n string) bool { return strings.Contains(n, "verifying agent on 2 machines in place") }) {
+			t.Errorf("notes %q", p.Notes)
+		}
 		if finding(p.Findings, "agents-enrolled") == nil || finding(p.Findings, "agents-unverified") != nil {
 			t.Errorf("findings %+v", p.Findings)
 		}
@@ -128,6 +131,19 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 			t.Errorf("step %+v, findings %+v", x, p.Findings)
 		}
 	})
+	t.Run("the step is skipped", func(t *testing.T) {
+		s := newStage(t)
+		r := upgrade
+		r.Skip, r.Rehearse = []string{engine.StepAgents}, true
+		p, err := s.engine().PlanApply(t.Context(), r, func(engine.Event) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := finding(p.Findings, "agents-unverified")
+		if step(p) != nil || finding(p.Findings, "agents-enrolled") != nil || f == nil || len(f.Objects) != 2 || !strings.Contains(f.Remedy, "leave `--skip-phases agents` out") {
+			t.Errorf("step %+v, findings %+v", step(p), p.Findings)
+		}
+	})
 	t.Run("a cloud without an enrolment program", func(t *testing.T) {
 		s := newStage(t)
 		s.cloud.agent = nil
@@ -151,14 +167,27 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 		n := &s.inside.running.Nodes[1]
 		n.Components = c.Name
 		s.cluster.PutNode(*n)
-		if _, _, err := s.prepare(t.Context(), both); err != nil {
+		p, _, err := s.prepare(t.Context(), both)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if c := published(t, s); c.Agent != nil {
-			t.Errorf("%s says that worker-0 was enrolled", c.Name)
+		// What one Node claims takes nothing from the others: worker-1 is enrolled all the same.
+		if x := step(p); x == nil || !strings.Contains(x.Title, "1 machine ") || !strings.Contains(x.Effect, "worker-1") || strings.Contains(x.Effect, "worker-0") {
+			t.Errorf("step %+v of %+v", x, p.Steps)
 		}
-		if f := health(t, s); f == nil || !slices.Contains(f.Objects, "worker-0") {
-			t.Errorf("status: %+v", f)
+		if f := finding(p.Findings, "agents-unverified"); f == nil || !slices.Equal(f.Objects, []string{"worker-0"}) {
+			t.Errorf("finding %+v", f)
+		}
+		if c := published(t, s); c.Agent == nil || !slices.Equal(c.Unenrolled, []string{"worker-0"}) {
+			t.Errorf("published %+v", c)
+		}
+		r := &s.inside.running
+		for i := range r.Nodes {
+			r.Nodes[i].Components, r.Nodes[i].Kubernetes = c.Name, "v1.36.3"
+			s.cluster.PutNode(r.Nodes[i])
+		}
+		if f := health(t, s); f == nil || !slices.Equal(f.Objects, []string{"worker-0"}) {
+			t.Errorf("status after the hop: %+v", f)
 		}
 	})
 }

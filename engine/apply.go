@@ -155,14 +155,14 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	if err != nil {
 		return nil, err
 	}
-	a := &applyRun{prepareRun: prepared, request: r, plan: p}
+	a := &applyRun{clusterRun: prepared.clusterRun, prepared: prepared, request: r, plan: p}
 	a.want(c.config)
 	a.fetched, a.accepted = c.fetched, p.Accepted
 	if a.release, err = c.known.release(ctx, c.hop.Planned().Services); err != nil {
 		return nil, &plan.Error{Op: "read release " + c.hop.To.Release, Err: err, Remedy: "point `--feed` to where it is published"}
 	}
-	a.weaker = slices.ContainsFunc(p.Findings, func(f plan.Finding) bool { return f.ID == ruleWeaker }) // Run makes sure that it is accepted
-	a.target.MaxSurge = r.Surge
+	a.prepared.weaker = slices.ContainsFunc(p.Findings, func(f plan.Finding) bool { return f.ID == ruleWeaker }) // Run makes sure that it is accepted
+	a.prepared.target.MaxSurge = r.Surge
 	return p, a.fill(ctx, c)
 }
 
@@ -191,6 +191,10 @@ func (c *checkRun) judgeApply(r ApplyRequest) {
 		c.find(withoutBackup)
 	} else {
 		c.drop(plan.BackupAge) // one is made
+	}
+	if r.skips(StepAgents) && len(c.enrols) > 0 {
+		c.drop(findingEnrolled)
+		c.find(agentsFinding(c.enrols, "leave `--skip-phases "+StepAgents+"` out: the hop then installs the release keys and the verifying agent in place"))
 	}
 	if r.skips(plan.StepCharts) && !r.skips(StepTarget) && !c.now.Services.Is(c.hop.Planned().Services) {
 		c.find(plan.Finding{
@@ -224,19 +228,20 @@ func (c *checkRun) name() {
 
 // applyRun is what the steps of one upgrade share. Steps run one after the other.
 type applyRun struct {
-	*prepareRun
-	request ApplyRequest
-	plan    *plan.Plan
+	*clusterRun
+	prepared *prepareRun // what the rollout is prepared with
+	request  ApplyRequest
+	plan     *plan.Plan
 }
 
 // fill completes the plan.
 func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
-	join, err := a.joinConfigStep(ctx)
+	join, err := a.prepared.joinConfigStep(ctx)
 	if err != nil {
 		return err
 	}
 	p := a.plan
-	p.Notes = a.notes
+	p.Notes = a.prepared.notes
 	replaced, groups := perGroup(c.out.Changes.Nodes)
 	kept, keptGroups := perGroup(c.out.Changes.InPlace)
 	charts := a.chartsStep()
@@ -281,11 +286,11 @@ func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
 	if err := a.skip(ctx, steps); err != nil {
 		return err
 	}
-	what := fmt.Sprintf("image %s and Kubernetes %s", a.target.ImageVersion, a.target.Kubernetes)
+	what := fmt.Sprintf("image %s and Kubernetes %s", a.prepared.target.ImageVersion, a.prepared.target.Kubernetes)
 	p.End.Done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
 	p.End.Nothing = p.End.Done + " already: nothing to do"
-	if a.hops > 1 {
-		p.End.Done += fmt.Sprintf("; that was hop 1 of %d, the same command makes the next one", a.hops)
+	if a.prepared.hops > 1 {
+		p.End.Done += fmt.Sprintf("; that was hop 1 of %d, the same command makes the next one", a.prepared.hops)
 	}
 	a.finish(fmt.Sprintf("the target of cluster %s is set to %s; the cluster goes there alone", p.Cluster, what))
 	return nil
@@ -361,11 +366,11 @@ func (a *applyRun) targetStep(replaced, kept []string) plan.Step {
 		ID:    StepTarget,
 		Title: "Set the target of all nodes",
 		Effect: fmt.Sprintf("NodeVersion %s asks for image %s and Kubernetes %s in one write%s; from then on the cluster goes on alone, also without this program",
-			nodeVersionName, a.target.ImageVersion, a.target.Kubernetes, a.workers()),
+			nodeVersionName, a.prepared.target.ImageVersion, a.prepared.target.Kubernetes, a.prepared.workers()),
 		Final: true,
 		Done:  a.targetSet,
 		Run: func(ctx context.Context, r *plan.Reporter) error {
-			return a.inCluster(ctx, r, "set the target", func(ctx context.Context, k Cluster) error { return k.SetNodeTarget(ctx, a.target) })
+			return a.inCluster(ctx, r, "set the target", func(ctx context.Context, k Cluster) error { return k.SetNodeTarget(ctx, a.prepared.target) })
 		},
 	}
 	if len(kept) > 0 {
@@ -389,15 +394,15 @@ func (a *applyRun) targetStep(replaced, kept []string) plan.Step {
 func (a *applyRun) targetSet(ctx context.Context) (bool, error) {
 	return a.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 		got, err := k.NodeTarget(ctx)
-		return got.Same(a.target) && got.KeepWorkers == a.target.KeepWorkers && !got.Cancelled && (a.request.Surge == "" || got.MaxSurge == a.request.Surge), err
+		return got.Same(a.prepared.target) && got.KeepWorkers == a.prepared.target.KeepWorkers && !got.Cancelled && (a.request.Surge == "" || got.MaxSurge == a.request.Surge), err
 	})
 }
 
 func (a *applyRun) rolloutStep() plan.Step {
 	return plan.Step{
 		ID: plan.StepRollout, Title: "Wait until all nodes are new", Effect: "all nodes are at the target",
-		Done: func(ctx context.Context) (bool, error) { return a.rolloutDone(ctx, a.target) },
-		Run:  func(ctx context.Context, r *plan.Reporter) error { return a.waitRollout(ctx, r, a.target) },
+		Done: func(ctx context.Context) (bool, error) { return a.rolloutDone(ctx, a.prepared.target) },
+		Run:  func(ctx context.Context, r *plan.Reporter) error { return a.waitRollout(ctx, r, a.prepared.target) },
 	}
 }
 
@@ -408,12 +413,10 @@ func (c *checkRun) goOn(ctx context.Context, p *plan.Plan, r ApplyRequest) error
 	images := n.ControlPlaneImage.Add(n.WorkerImage.Oldest).Add(n.WorkerImage.Newest)
 	p.From = plan.Target{Release: n.Services.String(), Image: images.String(), Kubernetes: n.ControlPlaneKubelet.Add(n.WorkerKubelet.Oldest).Add(n.Kubernetes.Newest).String()}
 	p.To = plan.Target{Release: n.Services.String(), Image: t.ImageVersion, Kubernetes: t.Kubernetes}
-	a := &applyRun{
-		prepareRun: &prepareRun{initRun: &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}, target: t},
-		request:    r, plan: p,
-	}
+	run := &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}
+	a := &applyRun{clusterRun: run, prepared: &prepareRun{clusterRun: run, target: t}, request: r, plan: p}
 	p.Surge = cmp.Or(r.Surge, t.MaxSurge)
-	a.target.MaxSurge = p.Surge
+	a.prepared.target.MaxSurge = p.Surge
 	kubernetes, _ := version.Parse(t.Kubernetes) // one that cannot be read is another one
 	left, inPlace, first := 0, 0, 0
 	for _, node := range n.Nodes {
@@ -464,7 +467,7 @@ func (a *applyRun) rehearsed(s *plan.Step) func(context.Context, *plan.Reporter)
 			return nil
 		}
 		return a.inCluster(ctx, r, "ask whether the target would be taken", func(ctx context.Context, k Cluster) error {
-			return k.TryNodeTarget(ctx, a.target)
+			return k.TryNodeTarget(ctx, a.prepared.target)
 		})
 	}
 }
@@ -473,12 +476,12 @@ func (a *applyRun) rehearsed(s *plan.Step) func(context.Context, *plan.Reporter)
 const holdLimit = 30 * time.Second
 
 // hold takes the cluster for a run.
-func (i *initRun) hold(ctx context.Context, r *plan.Reporter, run string, lost func(error)) (release func(), err error) {
-	k, err := i.connect(ctx)
+func (a *applyRun) hold(ctx context.Context, r *plan.Reporter, run string, lost func(error)) (release func(), err error) {
+	k, err := a.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	h := cluster.Holder{User: "somebody", Workspace: i.e.ws.Dir(), PID: os.Getpid(), Run: run, Since: i.e.now().UTC().Truncate(time.Second)}
+	h := cluster.Holder{User: "somebody", Workspace: a.e.ws.Dir(), PID: os.Getpid(), Run: run, Since: a.e.now().UTC().Truncate(time.Second)}
 	if u, err := user.Current(); err == nil {
 		h.User = u.Username
 	}
@@ -505,7 +508,7 @@ func (i *initRun) hold(ctx context.Context, r *plan.Reporter, run string, lost f
 	case errors.Is(err, cluster.ErrAbsent):
 		return nil, &plan.Error{Op: "take the cluster for this run", Err: err, Remedy: "the services are not installed: `constellation init` installs them"}
 	}
-	return release, i.clusterError("take the cluster for this run", err)
+	return release, a.clusterError("take the cluster for this run", err)
 }
 
 // reusable is how long the backup of a run that did not get to its end serves the next one.
@@ -647,7 +650,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	if r.skips(StepBackup) {
 		c.find(withoutBackup)
 	}
-	run := &initRun{e: e, facts: &facts{state: s}}
+	run := &clusterRun{e: e, facts: &facts{state: s}}
 	cfg, err := workspace.PartOfConfig(e.ws, "releases", "charts", "plans") // the rest is not needed
 	if err != nil {
 		return nil, err
@@ -677,7 +680,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	if len(p.Blocked()) > 0 {
 		return p, nil
 	}
-	a := &applyRun{prepareRun: &prepareRun{initRun: run}, request: r, plan: p}
+	a := &applyRun{clusterRun: run, prepared: &prepareRun{clusterRun: run}, request: r, plan: p}
 	a.request.Detach = true
 	a.accepted = p.Accepted
 	charts := a.chartsStep()

@@ -16,7 +16,7 @@ import (
 )
 
 // kinds returns the definitions of the release, in the order of its data.
-func (i *initRun) kinds() ([]assets.File, error) {
+func (i *clusterRun) kinds() ([]assets.File, error) {
 	all, err := assets.CRDsFor(i.release.Version.String())
 	if err != nil {
 		return nil, err
@@ -41,7 +41,7 @@ const PlansNamespace = "system-upgrade"
 
 // otherPlans names the Deployment that carries out Plans where ours would; empty if none does, and if
 // ours is not wanted.
-func (i *initRun) otherPlans(ctx context.Context, k Cluster) (string, error) {
+func (i *clusterRun) otherPlans(ctx context.Context, k Cluster) (string, error) {
 	if i.noPlans {
 		return "", nil
 	}
@@ -50,7 +50,7 @@ func (i *initRun) otherPlans(ctx context.Context, k Cluster) (string, error) {
 
 // charts returns the charts of the release with their values for this cluster, in which others,
 // if not empty, carries out Plans.
-func (i *initRun) charts(others string) ([]cluster.Chart, error) {
+func (i *clusterRun) charts(others string) ([]cluster.Chart, error) {
 	from, err := providers.Find(i.state.Infrastructure.Provider)
 	if err != nil {
 		return nil, err
@@ -129,7 +129,7 @@ func deepCopy(m map[string]any) map[string]any {
 	return out
 }
 
-func (i *initRun) chartsEffect() string {
+func (i *clusterRun) chartsEffect() string {
 	if i.release == nil {
 		return ""
 	}
@@ -145,7 +145,7 @@ func (i *initRun) chartsEffect() string {
 	return fmt.Sprintf("%d kinds and %d charts with %s", len(i.release.CRDs), len(i.release.Charts)+len(i.extra), strings.Join(parts, ", "))
 }
 
-func (i *initRun) chartsDone(ctx context.Context) (bool, error) {
+func (i *clusterRun) chartsDone(ctx context.Context) (bool, error) {
 	kinds, err := i.kinds()
 	if err != nil {
 		return false, err
@@ -175,7 +175,7 @@ func (i *initRun) chartsDone(ctx context.Context) (bool, error) {
 
 // installCharts brings the kinds and then the charts. Whoever leaves while they get ready
 // finds them installed the next time.
-func (i *initRun) installCharts(ctx context.Context, r *plan.Reporter) error {
+func (i *clusterRun) installCharts(ctx context.Context, r *plan.Reporter) error {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return err

@@ -797,13 +797,25 @@ func (c *checkRun) list(ctx context.Context, v version.Version) (cluster.Compone
 		if running := c.now.Services.Oldest; err == nil && l.Statement == "" && running != c.hop.Planned().Services {
 			l.Statement, err = c.known.vouch(limited, running, v, c.arch, l.List) // components in use can be older than the target
 		}
+		if err != nil {
+			err = statementError{err}
+		}
 	}
 	out := cluster.Components{Name: cluster.ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement, Agent: l.Agent}
-	if out.Name == c.now.Target.Components || slices.ContainsFunc(c.now.Nodes, func(n cluster.Node) bool { return n.Components == out.Name }) {
-		out.Agent = nil // it would say that these nodes were enrolled
+	if out.Name == c.now.Target.Components {
+		out.Agent = nil // it would say that the nodes were enrolled
+	}
+	if out.Agent != nil {
+		out.Unenrolled = withComponents(c.now.Nodes, out.Name)
 	}
 	return out, err
 }
+
+// statementError is why the feed's statement over components is not there: the feed's fault or
+// that of this computer, and not the cloud's.
+type statementError struct{ error }
+
+func (e statementError) Unwrap() error { return e.error }
 
 // write replaces the configuration, if that is asked for.
 func (c *checkRun) write() error {

@@ -41,7 +41,7 @@ func BenchLook(b *testing.B, n int) {
 		machines = append(machines, cluster.CloudMachine{Instance: cloud.Instance{Name: name, Group: "sandboxes/demo/groups/workers"}})
 		nodes = append(nodes, &cluster.Node{Name: name, State: plan.NodeReady})
 	}
-	i := &initRun{}
+	i := &clusterRun{}
 	r := plan.NewReporter(&run{plan: &plan.Plan{}, now: time.Now, out: func(plan.Event) {}}, "")
 	i.tell(r, rollout.Join(machines, nodes, nil, nil))
 	b.ReportAllocs()

@@ -66,7 +66,7 @@ func (e *Engine) chartStore(feed string) (*chart.Store, error) {
 
 // fetchCharts fetches the charts that do not come with the program, and returns what
 // stands in the way. Those that are there already it leaves.
-func (i *initRun) fetchCharts(ctx context.Context) (found []plan.Finding) {
+func (i *clusterRun) fetchCharts(ctx context.Context) (found []plan.Finding) {
 	all := i.foreignCharts()
 	if len(all) == 0 {
 		return nil
@@ -135,7 +135,7 @@ func chartRemedy(err error) string {
 }
 
 // foreignChart is a chart that was fetched, as the cluster takes it.
-func (i *initRun) foreignChart(c release.Chart) (cluster.Chart, error) {
+func (i *clusterRun) foreignChart(c release.Chart) (cluster.Chart, error) {
 	got := i.fetched[c.Name]
 	if got == nil {
 		return cluster.Chart{}, fmt.Errorf("chart %s %s was not fetched", c.Name, c.Version)
@@ -152,7 +152,7 @@ func (i *initRun) foreignChart(c release.Chart) (cluster.Chart, error) {
 
 // compareCharts returns what the charts change in the cluster, without those that change
 // nothing, and what somebody has to know or to accept before.
-func (i *initRun) compareCharts(ctx context.Context) (changes []plan.ChartChange, found []plan.Finding, err error) {
+func (i *clusterRun) compareCharts(ctx context.Context) (changes []plan.ChartChange, found []plan.Finding, err error) {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -241,7 +241,7 @@ func (c *checkRun) foreseeCharts(ctx context.Context) error {
 		c.e.log.Debug("release not read", "release", c.hop.To.Release, "err", err)
 		return ctx.Err()
 	}
-	i := &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider, release: rel, feed: c.location}}
+	i := &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider, release: rel, feed: c.location}}
 	i.want(c.config)
 	changes, err := c.lookAtCharts(ctx, i)
 	if err == nil && changes != nil {
@@ -256,7 +256,7 @@ func (c *checkRun) foreseeCharts(ctx context.Context) error {
 
 // lookAtCharts notes what stands against the charts of a run, and returns what they change;
 // nil if that is not known.
-func (c *checkRun) lookAtCharts(ctx context.Context, i *initRun) ([]plan.ChartChange, error) {
+func (c *checkRun) lookAtCharts(ctx context.Context, i *clusterRun) ([]plan.ChartChange, error) {
 	if blocked := i.fetchCharts(ctx); len(blocked) > 0 {
 		c.out.Findings = append(c.out.Findings, blocked...)
 		return nil, workspace.ErrAbsent

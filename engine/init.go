@@ -70,8 +70,8 @@ var defaultLimits = limits{
 	denials:  time.Minute,
 }
 
-// initRun is what the steps of one init plan share. Steps run one after the other.
-type initRun struct {
+// clusterRun is what the steps of every verb share. Steps run one after the other.
+type clusterRun struct {
 	e *Engine
 	*facts
 	components cluster.Components
@@ -80,15 +80,20 @@ type initRun struct {
 	inUse []cluster.Components
 	// enrols are the nodes whose agents verify nothing yet and get to do so.
 	enrols []cluster.Node
-	target cluster.NodeTarget
 
 	// accepted says which findings were accepted by name; nil: none.
 	accepted func(id string) bool
 
 	cluster Cluster // nil until there is a kubeconfig
-	link    *link   // to the first node's bootstrapper; nil if there is none
 	nodes   rollout.Tracker
 	after   func(time.Duration) <-chan time.Time // see WatchRequest; nil is time.After
+}
+
+// initRun is what the steps of one init plan share.
+type initRun struct {
+	*clusterRun
+	target cluster.NodeTarget
+	link   *link // to the first node's bootstrapper; nil if there is none
 
 	// What this run has made before any machine was asked, and takes back if the
 	// machine turns out to be another's.
@@ -120,7 +125,7 @@ func (e *Engine) PlanInit(ctx context.Context) (*plan.Plan, error) {
 		// load has just read them: somebody changes the files at this moment.
 		return p, nil
 	}
-	i := &initRun{e: e, facts: f}
+	i := &initRun{clusterRun: &clusterRun{e: e, facts: f}}
 	p.Cluster, p.Nodes = f.config.Name, f.config.Counts()
 	p.To = plan.Target{Release: f.config.Services.String(), Image: f.config.Image.String(), Kubernetes: f.config.Kubernetes.String()}
 	p.Files = []plan.File{
@@ -177,7 +182,7 @@ func (i *initRun) sameCluster(ctx context.Context) error {
 }
 
 // connect returns the cluster, which needs a kubeconfig.
-func (i *initRun) connect(ctx context.Context) (Cluster, error) {
+func (i *clusterRun) connect(ctx context.Context) (Cluster, error) {
 	if i.cluster != nil {
 		return i.cluster, nil
 	}
@@ -196,7 +201,7 @@ func (i *initRun) connect(ctx context.Context) (Cluster, error) {
 // glance is what a Done does: it looks at the cluster, but not for long. What is
 // absent, or cannot be asked at the moment, is not done; the step that then runs
 // waits, and says what for.
-func (i *initRun) glance(ctx context.Context, look func(context.Context, Cluster) (bool, error)) (bool, error) {
+func (i *clusterRun) glance(ctx context.Context, look func(context.Context, Cluster) (bool, error)) (bool, error) {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return false, absentIsFine(err)
@@ -309,7 +314,7 @@ func (i *initRun) steps() []plan.Step {
 }
 
 // componentsSteps publish what nodes install, and the agent where that is due.
-func (i *initRun) componentsSteps() []plan.Step {
+func (i *clusterRun) componentsSteps() []plan.Step {
 	if len(i.enrols) == 0 {
 		return []plan.Step{i.componentsStep()}
 	}
@@ -317,7 +322,7 @@ func (i *initRun) componentsSteps() []plan.Step {
 }
 
 // componentsStep publishes what nodes install.
-func (i *initRun) componentsStep() plan.Step {
+func (i *clusterRun) componentsStep() plan.Step {
 	first := i.components
 	if len(i.enrols) > 0 {
 		first.Agent = nil // a step of its own names it
@@ -416,7 +421,7 @@ func (i *initRun) preflight(ctx context.Context, r *plan.Reporter) error {
 }
 
 // inCluster calls f with the cluster and puts its error into the user's words.
-func (i *initRun) inCluster(ctx context.Context, r *plan.Reporter, op string, f func(context.Context, Cluster) error) error {
+func (i *clusterRun) inCluster(ctx context.Context, r *plan.Reporter, op string, f func(context.Context, Cluster) error) error {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return err
@@ -428,7 +433,7 @@ func (i *initRun) inCluster(ctx context.Context, r *plan.Reporter, op string, f 
 	return i.clusterError(op, f(ctx, k))
 }
 
-func (i *initRun) clusterError(op string, err error) error {
+func (i *clusterRun) clusterError(op string, err error) error {
 	var own *plan.Error
 	if err == nil || errors.Is(err, context.Canceled) || errors.As(err, &own) {
 		return err

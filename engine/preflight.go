@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -188,7 +189,7 @@ func (e *Engine) checks(f *facts) []check {
 		{findingChartSource, "release", "charts that do not come with the program can be fetched", "release state", func(ctx context.Context) *plan.Finding {
 			f.want(f.config)
 			f.feed, _, _ = e.feedOf(f.config, CheckRequest{}) // its keys are not asked for
-			i := &initRun{e: e, facts: f}
+			i := &clusterRun{e: e, facts: f}
 			found := i.fetchCharts(ctx)
 			if len(found) == 0 {
 				return nil
@@ -295,6 +296,20 @@ func (e *Engine) checks(f *facts) []check {
 				}
 			}
 			f.list, f.statement = l.List, l.Statement
+			if l.Statement != "" || f.config.Releases.Feed == "" {
+				return nil
+			}
+			location, keys, err := e.feedOf(f.config, CheckRequest{})
+			var known *knowledge
+			if err == nil {
+				known, err = e.learnReleases(ctx, location, keys)
+			}
+			if err == nil {
+				f.statement, err = known.vouch(ctx, f.config.Services, f.config.Kubernetes, runtime.GOARCH, l.List)
+			}
+			if err != nil {
+				return block("the feed's statement over the components of Kubernetes "+f.config.Kubernetes.String()+" cannot be used", err.Error(), "look at the feed with "+verifyCommand(location, keys))
+			}
 			return nil
 		}},
 		{"init-endpoint", "network", "the first machine can be reached", "machines endpoints", func(ctx context.Context) *plan.Finding {

@@ -292,13 +292,16 @@ func (c *checkRun) judgePrepare(ctx context.Context) cluster.Components {
 	}
 	list, err := c.list(ctx, to.Kubernetes)
 	switch {
-	case errors.Is(err, release.ErrUntrusted) || errors.Is(err, release.ErrUnreachable) || errors.Is(err, release.ErrAltered):
+	case errors.As(err, new(statementError)):
 		f := plan.Finding{
 			ID: "components-statement", Severity: plan.Block, Source: "release", Title: "the feed's statement over the components of Kubernetes " + to.Kubernetes.String() + " is not genuine",
 			Detail: err.Error(), Remedy: "look at the feed with " + verifyCommand(c.location, c.keys) + ", and get it anew from its publisher: machines would refuse these components",
 		}
-		if errors.Is(err, release.ErrUnreachable) {
-			f.Title, f.Remedy = "the feed's statement over the components of Kubernetes "+to.Kubernetes.String()+" cannot be read", "try again when the feed answers; machines install nothing without the statement"
+		if !errors.Is(err, release.ErrUntrusted) && !errors.Is(err, release.ErrAltered) {
+			f.Title, f.Remedy = "the feed's statement over the components of Kubernetes "+to.Kubernetes.String()+" cannot be read", "remove the cause and try again; machines install nothing without the statement"
+			if errors.Is(err, release.ErrUnreachable) {
+				f.Remedy = "try again when the feed answers; machines install nothing without the statement"
+			}
 		}
 		c.find(f)
 	case err != nil:
@@ -330,7 +333,7 @@ func (c *checkRun) vouchInUse(ctx context.Context, next cluster.Components) {
 		used = append(used, c.now.Nodes[i].Components)
 	}
 	slices.Sort(used)
-	k, err := (&initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}).connect(ctx)
+	k, err := (&clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}).connect(ctx)
 	for _, name := range slices.Compact(used) {
 		if name == "" || name == next.Name || ctx.Err() != nil {
 			continue
@@ -458,7 +461,7 @@ func (c *checkRun) unknown() error {
 
 // prepareRun is what the steps of one plan share. Steps run one after the other.
 type prepareRun struct {
-	*initRun
+	*clusterRun
 	hop      compat.Hop
 	now      compat.Running
 	target   cluster.NodeTarget
@@ -480,8 +483,8 @@ func (c *checkRun) prepareRun(list cluster.Components) (*prepareRun, error) {
 	to := c.hop.Planned()
 	image := c.image(to.Image)
 	p := &prepareRun{
-		initRun: &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}, components: list, inUse: c.inUse, enrols: c.enrols},
-		hop:     *c.hop, now: c.now, demanded: demanded, changes: c.measurementChanges(), images: c.images, hops: len(c.path), notes: c.out.Notes,
+		clusterRun: &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}, components: list, inUse: c.inUse, enrols: c.enrols},
+		hop:        *c.hop, now: c.now, demanded: demanded, changes: c.measurementChanges(), images: c.images, hops: len(c.path), notes: c.out.Notes,
 		weaker: slices.Contains(c.acknowledged, ruleWeaker),
 		target: cluster.NodeTarget{Image: image.Reference, ImageVersion: image.Version, Components: list.Name, Kubernetes: list.Kubernetes, KeepWorkers: !c.hop.ReplaceWorkers},
 	}

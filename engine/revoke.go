@@ -95,7 +95,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 			}
 		}
 	}
-	x := &revoking{initRun: i, request: r, by: someone()}
+	x := &revoking{clusterRun: i, request: r, by: someone()}
 	limited, cancel := context.WithTimeout(ctx, e.limits.api)
 	defer cancel()
 	v, err := x.see(limited)
@@ -140,7 +140,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 
 // revoking is one request with what it is about. Steps run one after the other.
 type revoking struct {
-	*initRun
+	*clusterRun
 	request RevokeRequest
 	by      string
 	plan    *plan.Plan
@@ -283,7 +283,7 @@ const StepRevocations = "revocations"
 //
 // The console removes their entries, and nothing in the cluster may: an admission policy cannot
 // compare an entry with the time, so a program that may remove one may remove all.
-func (i *initRun) expired(ctx context.Context) (names []string, err error) {
+func (i *clusterRun) expired(ctx context.Context) (names []string, err error) {
 	_, err = i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 		list, err := k.Revoked(ctx)
 		names = list.Expired(i.e.now())
@@ -292,7 +292,7 @@ func (i *initRun) expired(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-func (i *initRun) revocationsStep(nodes []string) Step {
+func (i *clusterRun) revocationsStep(nodes []string) Step {
 	return Step{
 		ID: StepRevocations, Title: "Remove expired revocations",
 		Effect: fmt.Sprintf("ConfigMap %s/%s refuses %s no longer: no certificate of the revoked machines is valid any more", revocation.Namespace, revocation.ConfigMap, words.And(nodes)),

@@ -15,7 +15,7 @@ import (
 )
 
 // rolloutDone reports whether all nodes are at a target.
-func (i *initRun) rolloutDone(ctx context.Context, want cluster.NodeTarget) (bool, error) {
+func (i *clusterRun) rolloutDone(ctx context.Context, want cluster.NodeTarget) (bool, error) {
 	return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 		ro, err := k.Rollout(ctx)
 		return ro.Observed && ro.Reached && ro.Reason != rollout.SomeSkipped && ro.Target.Same(want) && ro.Target.KeepWorkers == want.KeepWorkers, err
@@ -24,7 +24,7 @@ func (i *initRun) rolloutDone(ctx context.Context, want cluster.NodeTarget) (boo
 
 // waitRollout watches until all nodes are at a target. It changes nothing: whoever
 // leaves misses nothing but the sight.
-func (i *initRun) waitRollout(ctx context.Context, r *plan.Reporter, want cluster.NodeTarget) error {
+func (i *clusterRun) waitRollout(ctx context.Context, r *plan.Reporter, want cluster.NodeTarget) error {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return err
@@ -40,7 +40,7 @@ func (i *initRun) waitRollout(ctx context.Context, r *plan.Reporter, want cluste
 
 // followRollout tells how the rollout goes until seen, which gets each look at it, says
 // that it was the last one, or ctx ends.
-func (i *initRun) followRollout(ctx context.Context, r *plan.Reporter, k Cluster, seen func(*rollout.View) (last bool, err error)) error {
+func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Cluster, seen func(*rollout.View) (last bool, err error)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -129,7 +129,7 @@ func (i *initRun) followRollout(ctx context.Context, r *plan.Reporter, k Cluster
 }
 
 // tellRollout tells what became of machines since the look before.
-func (i *initRun) tellRollout(r *plan.Reporter, now *rollout.View) {
+func (i *clusterRun) tellRollout(r *plan.Reporter, now *rollout.View) {
 	for _, m := range now.Fresh {
 		i.tellMachine(r, *m)
 	}
@@ -147,7 +147,7 @@ func (i *initRun) tellRollout(r *plan.Reporter, now *rollout.View) {
 }
 
 // tellAgent passes on how far the agent is with Kubernetes.
-func (i *initRun) tellAgent(r *plan.Reporter, a cluster.AgentRun) {
+func (i *clusterRun) tellAgent(r *plan.Reporter, a cluster.AgentRun) {
 	state := plan.StateRunning
 	switch a.Phase {
 	case "done":
@@ -163,7 +163,7 @@ func (i *initRun) tellAgent(r *plan.Reporter, a cluster.AgentRun) {
 }
 
 // keepWatching calls watch again whenever it ends, until ctx does.
-func (i *initRun) keepWatching(ctx context.Context, changed func(), watch func(context.Context, func()) error) {
+func (i *clusterRun) keepWatching(ctx context.Context, changed func(), watch func(context.Context, func()) error) {
 	wait := backoff{least: 200 * time.Millisecond, most: 5 * time.Second}
 	for ctx.Err() == nil {
 		began := i.e.now()

@@ -195,8 +195,8 @@ type inside struct {
 	services  []cluster.Service
 	err       error
 	unread    *plan.Error // err, if it is about the kubeconfig
-	// enrolled are the names of components whose nodes have agents that verify; nil if unknown.
-	enrolled   map[string]bool
+	// enrolled are the components of nodes that are upgraded in place, by name; nil if unknown.
+	enrolled   map[string]cluster.Components
 	unenrolled error // why they are unknown
 }
 

@@ -15,7 +15,7 @@ import (
 )
 
 // look asks cloud and cluster.
-func (i *initRun) look(ctx context.Context, k Cluster) (rollout.Joining, error) {
+func (i *clusterRun) look(ctx context.Context, k Cluster) (rollout.Joining, error) {
 	machines, err := i.provider.Machines(ctx)
 	if err != nil {
 		return rollout.Joining{}, cloudError("list machines", i.config.Provider.Sandbox.Name, err)
@@ -128,7 +128,7 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 // waitServices waits a little for what runs on the nodes: a node is Ready a moment
 // before its kube-proxy is, and until then services do not answer from there. What is
 // slower than that is told and left to the cluster.
-func (i *initRun) waitServices(ctx context.Context, r *plan.Reporter, k Cluster) error {
+func (i *clusterRun) waitServices(ctx context.Context, r *plan.Reporter, k Cluster) error {
 	limited, cancel := context.WithTimeout(ctx, i.e.limits.services)
 	defer cancel()
 	poll := time.NewTicker(i.e.limits.poll)
@@ -167,7 +167,7 @@ func (i *initRun) waitServices(ctx context.Context, r *plan.Reporter, k Cluster)
 }
 
 // tell emits what changed since the last look.
-func (i *initRun) tell(r *plan.Reporter, now rollout.Joining) (changed bool) {
+func (i *clusterRun) tell(r *plan.Reporter, now rollout.Joining) (changed bool) {
 	names := map[string]bool{}
 	for _, m := range now.Machines {
 		names[m.Name] = true
@@ -177,7 +177,7 @@ func (i *initRun) tell(r *plan.Reporter, now rollout.Joining) (changed bool) {
 }
 
 // tellMachine tells what a machine is, and reports whether its state changed.
-func (i *initRun) tellMachine(r *plan.Reporter, m rollout.Entry) (changed bool) {
+func (i *clusterRun) tellMachine(r *plan.Reporter, m rollout.Entry) (changed bool) {
 	if k := rollout.Rank[m.State]; k > 0 && k < rollout.Rank[plan.NodeNotReady] && k < rollout.Rank[i.nodes.State(m.Name)] {
 		return false // a cloud that lags behind
 	}
@@ -186,7 +186,7 @@ func (i *initRun) tellMachine(r *plan.Reporter, m rollout.Entry) (changed bool) 
 
 // followService passes on what a service says from now on, such as the join service about
 // joining machines.
-func (i *initRun) followService(ctx context.Context, r *plan.Reporter, k Cluster, service string) {
+func (i *clusterRun) followService(ctx context.Context, r *plan.Reporter, k Cluster, service string) {
 	since := i.e.now()
 	wait := backoff{least: 500 * time.Millisecond, most: 10 * time.Second}
 	for ctx.Err() == nil {

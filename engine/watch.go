@@ -67,7 +67,7 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(plan.Event
 
 // watcher connects to the cluster that a request means, for op. No file of the workspace but the
 // kubeconfig is needed.
-func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*initRun, error) {
+func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*clusterRun, error) {
 	path, remedy := e.ws.Path(workspace.KubeconfigFile), "restore the file from a backup, or name another one with `--kubeconfig`"
 	read := e.ws.Kubeconfig
 	if r.Kubeconfig != "" {
@@ -92,7 +92,7 @@ func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*initR
 	if err != nil {
 		return nil, &plan.Error{Op: "read " + path, Err: err, Remedy: remedy, Exit: plan.ExitUsage}
 	}
-	i := &initRun{e: e, facts: &facts{state: &workspace.State{}}, cluster: k, after: r.After}
+	i := &clusterRun{e: e, facts: &facts{state: &workspace.State{}}, cluster: k, after: r.After}
 	if _, server, err := workspace.KubeconfigServer(b); err == nil {
 		if u, err := url.Parse(server.Value); err == nil {
 			i.state.Infrastructure.ClusterEndpoint = u.Host
@@ -120,7 +120,7 @@ func readKubeconfig(path string) ([]byte, error) {
 }
 
 // unseen is why nothing could be seen.
-func (i *initRun) unseen(err error) error {
+func (i *clusterRun) unseen(err error) error {
 	e := &plan.Error{Op: "look at the rollout of " + i.state.Infrastructure.Name, Err: err, Remedy: "try again when the API server answers"}
 	switch {
 	case errors.Is(err, cluster.ErrForbidden):
@@ -148,7 +148,7 @@ func aim(p *plan.Plan, v *rollout.View) (news bool) {
 }
 
 // watch is the only step of a watch.
-func (i *initRun) watch(ctx context.Context, r *plan.Reporter, w WatchRequest, p *plan.Plan) error {
+func (i *clusterRun) watch(ctx context.Context, r *plan.Reporter, w WatchRequest, p *plan.Plan) error {
 	p.End.Done = "you left; the cluster goes on alone"
 	err := i.followRollout(ctx, r, i.cluster, func(now *rollout.View) (bool, error) {
 		if aim(p, now) {

@@ -18,21 +18,19 @@ import (
 	"constellation/operator/decision"
 )
 
-// writers is how many writes to the API server are made at a time: a wave of a hundred
-// machines that become Ready together does not wait for its own first half.
+// writers is the number of concurrent writes to the API server. It is large, so that a hundred machines
+// that become Ready together do not wait for each other.
 const writers = 128
 
-// Replacements begin a few at a time: a hundred machines that are made in the same moment
-// boot, register, empty and go in the same moments, and all wait there for the API server,
-// which has nothing to do in between. Of each wave that costs more than the first of them
-// loses by beginning over some seconds.
+// Replacements start a few at a time. A hundred machines that are created together also boot,
+// register, drain and leave together, and wait for the API server each time. A start over some
+// seconds costs less.
 const startRate, startBurst = 60, 25 // per second, and at once
 
-// act lets what was decided be done, and does not wait for it: a round that waits for
-// the slowest of a hundred writes sees late what has happened meanwhile. What is under
-// way is not begun again; what fails is decided again in the next round, and tried again
-// after a pause that grows. It returns what joining machines shall get, if that is to
-// change.
+// act starts the actions and does not wait for them: a round that waits for the slowest of a hundred
+// writes observes changes late. An action in progress is not started again. A failed action is
+// decided again in the next round, with exponential backoff. act returns the components to
+// publish for joining machines, or nil.
 func (r *nodeVersions) act(o *observed, actions []decision.Action) *v1alpha1.JoinComponents {
 	b := &batch{o: o, creates: map[string][]string{}, draining: map[string]bool{}}
 	for _, a := range actions {
@@ -50,7 +48,7 @@ func (r *nodeVersions) act(o *observed, actions []decision.Action) *v1alpha1.Joi
 	r.drain(o, b.draining)
 	r.ask(o)
 	if run, known := r.hostView.run(); known && r.host != nil && run.Active() && run.Components != "" {
-		r.follow(decision.Action{Kind: decision.StartUpgrade, Version: run.Version, Components: run.Components}) // begun before we were
+		r.follow(decision.Action{Kind: decision.StartUpgrade, Version: run.Version, Components: run.Components}) // started by an earlier leader
 	}
 	return b.publish
 }
@@ -92,25 +90,24 @@ func (r *nodeVersions) put(o *observed, a decision.Action, e effect) {
 	})
 }
 
-// Machines are created and deleted in few requests: one waits for others until a part of
-// those under way has come together, which is at once if they are few; or, if it is a
-// smaller part, no more come for a while; or patience, which grows with their number, has
-// an end.
+// Machines are created and deleted in batches. A request waits until a part of the machines in
+// progress has been collected, or no more come for a while, or its patience ends. Patience grows
+// with the number of machines in progress.
 const (
 	gatherPart, gatherLess = 4, 6
 	gatherQuiet            = 100 * time.Millisecond
-	patience               = 12 * time.Millisecond // for each that is under way
+	patience               = 12 * time.Millisecond // for each that is in progress
 	patienceUp             = 1200 * time.Millisecond
 )
 
-// gathering is a request to the cloud that waits for more.
+// gathering is a batch for the cloud that waits for more machines.
 type gathering struct {
 	since, grown time.Time // when the first came, and the last
 	n            int
 }
 
-// gather asks the cloud for machines and for their deletion when enough has come
-// together. begins is whether more replacements begin in this round.
+// gather requests machines and deletions from the cloud when a batch is large enough. begins is
+// whether more replacements start in this round.
 func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]string, deletes []string) {
 	before, waits, now := r.gathered, map[string]gathering{}, r.now()
 	r.gathered, r.ripens = waits, never
@@ -147,26 +144,26 @@ func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]str
 	}
 }
 
-// Keys of efforts that are asked of the cloud for many machines at a time.
+// Keys of retries for requests to the cloud about many machines.
 const (
 	creating = "create in " // and the group
 	deleting = "delete machines"
 )
 
-// Keys of efforts that follow what an agent does.
+// Keys of retries for runs of agents.
 const (
 	upgradeHere = "upgrade"
 	upgradeOn   = "upgrade " // and the node
 )
 
-// actMembers is how old the members may be when one of them is to go, counted from when they
-// were asked for: an agent takes 5 s to find out that one does not answer, and just then one
-// may have to go. The agent looks again, and refuses what a quorum cannot do without.
+// actMembers is the maximum age of the member list when a member is removed, from the time of the
+// request. An agent takes 5 s to detect a member that does not answer. The agent checks again and
+// refuses a removal that would break the quorum.
 const actMembers = 10 * time.Second
 
 func (r *nodeVersions) point(when string, kind decision.ActionKind) { r.at(when + ":" + kind.String()) }
 
-// bound reports whether a PendingNode says that the machine goes.
+// bound reports whether a PendingNode is bound to the machine for its removal.
 func (o *observed) bound(machine string) bool {
 	for _, p := range o.pending {
 		if p.Spec.Goal == v1alpha1.LeaveGoal && p.Spec.ProviderID == machine && machine != "" {
@@ -184,8 +181,7 @@ func (o *observed) controlPlane(name string) bool {
 	return n != nil && roleOf(n) == v1alpha1.ControlPlaneRole
 }
 
-// patchNode changes a Node as it was seen; if it has changed since, nothing happens
-// and the error is a conflict.
+// patchNode changes the observed Node. If the Node has changed since, the error is a conflict.
 func (r *nodeVersions) patchNode(ctx context.Context, n *corev1.Node, change func(*corev1.Node) bool) (did bool, err error) {
 	if n == nil {
 		return false, nil
@@ -205,11 +201,11 @@ func (r *nodeVersions) patchNode(ctx context.Context, n *corev1.Node, change fun
 	return false, client.IgnoreNotFound(err)
 }
 
-// adopt notes the donor on its heir, with what the heir takes over. A new Node changes
+// adopt notes the old node on its replacement node, with what the replacement node takes over. A new Node changes
 // several times within a moment, by its kubelet and by controllers, so what is written
-// depends only on that it is the same Node. Which donor it has follows from its machine,
+// depends only on that it is the same Node. Which old node it has follows from its machine,
 // so another that the Node names is overwritten. Taints are a list
-// that others change, too: with them, the heir is changed as it was seen.
+// that others change, too: with them, the replacement node is changed if it is unchanged.
 func (r *nodeVersions) adopt(ctx context.Context, heir, donor *corev1.Node, name string) (did bool, err error) {
 	change := func(n *corev1.Node) bool {
 		if donor != nil {
@@ -268,7 +264,7 @@ func pathOf(field, key string) string {
 	return "/metadata/" + field + "/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
 }
 
-// patchPending changes a PendingNode as it was seen.
+// patchPending changes a PendingNode if it is unchanged.
 func (r *nodeVersions) patchPending(ctx context.Context, p *v1alpha1.PendingNode, change func(*v1alpha1.PendingNode) bool) (did bool, err error) {
 	if p == nil {
 		return false, nil
@@ -288,7 +284,7 @@ func (r *nodeVersions) patchPending(ctx context.Context, p *v1alpha1.PendingNode
 	return false, client.IgnoreNotFound(err)
 }
 
-// create asks the cloud for the machines of a group in one request.
+// create requests the machines of a group from the cloud.
 func (r *nodeVersions) create(group string, tokens []string) {
 	key := creating + group
 	r.try(key, func(ctx context.Context) error {
@@ -304,7 +300,7 @@ func (r *nodeVersions) create(group string, tokens []string) {
 	})
 }
 
-// remove asks the cloud to delete machines in one request, and then what it says of them.
+// remove requests the deletion of machines from the cloud, and then describes them.
 func (r *nodeVersions) remove(ids []string) {
 	r.try(deleting, func(ctx context.Context) error {
 		ids := r.retries.some(deleting, ids)
@@ -322,8 +318,8 @@ func (r *nodeVersions) remove(ids []string) {
 	})
 }
 
-// drain goes on with what is to be emptied, and ends the rest. What is empty is kept
-// in mind as long as it takes no new pods.
+// drain starts or continues the drains of nodes, and stops all others. A drained node is remembered
+// while it is cordoned.
 func (r *nodeVersions) drain(o *observed, nodes map[string]bool) {
 	keep := map[string]bool{}
 	for i := range o.World.Nodes {
@@ -342,8 +338,8 @@ func (r *nodeVersions) drain(o *observed, nodes map[string]bool) {
 	}
 }
 
-// follow lets the host's agent upgrade Kubernetes, or attaches to its run, and follows
-// it to its end.
+// follow starts an upgrade of Kubernetes by the host's agent or attaches to it, and follows it to its
+// end.
 func (r *nodeVersions) follow(a decision.Action) {
 	version, reference := a.Version, a.Components
 	r.try(upgradeHere, func(ctx context.Context) error {
@@ -351,7 +347,7 @@ func (r *nodeVersions) follow(a decision.Action) {
 		if err != nil {
 			return err
 		}
-		if !a.Ended.IsZero() && last.RetryMark() != "" && !last.Ended.Equal(a.Ended) { // it has been tried again
+		if !a.Ended.IsZero() && last.RetryMark() != "" && !last.Ended.Equal(a.Ended) { // it has been retried
 			r.hostView.setRun(last.OfCluster())
 			return nil
 		}
@@ -361,7 +357,7 @@ func (r *nodeVersions) follow(a decision.Action) {
 		}
 		r.point("before", decision.StartUpgrade)
 		r.log.Info("upgrade of Kubernetes followed", "node", r.nodeName, "version", version, "components", reference)
-		if !last.Active() { // else it was told by who began it
+		if !last.Active() { // else the leader that started it has recorded it
 			r.tellVersion(ctx, corev1.EventTypeNormal, "UpgradeStarted", fmt.Sprintf("the control plane's Kubernetes is brought to %s by the agent of %s", version, r.nodeName))
 		}
 		failed := r.host.Upgrade(ctx, upgradeToken(version, reference, last), version, reference, c.Signed, func(run decision.UpgradeRun) {
@@ -388,8 +384,8 @@ func (r *nodeVersions) follow(a decision.Action) {
 	})
 }
 
-// tellVersion records what is done about the cluster's Kubernetes, at the NodeVersion and at
-// the Node whose agent does it.
+// tellVersion records an event about the cluster's Kubernetes on the NodeVersion and on the Node of
+// the agent.
 func (r *nodeVersions) tellVersion(ctx context.Context, kind, reason, note string) {
 	for name, about := range map[string]client.Object{v1alpha1.NodeVersionName: &v1alpha1.NodeVersion{}, r.nodeName: &corev1.Node{}} {
 		if err := r.client.Get(ctx, client.ObjectKey{Name: name}, about); err == nil {
@@ -398,8 +394,8 @@ func (r *nodeVersions) tellVersion(ctx context.Context, kind, reason, note strin
 	}
 }
 
-// try does something beside the rounds, unless it is under way or has failed a moment
-// ago, and wakes the next round at its end.
+// try runs do in the background, unless it is in progress or in backoff, and wakes the next round at
+// its end.
 func (r *nodeVersions) try(key string, do func(context.Context) error) {
 	if !r.retries.begin(key) {
 		return

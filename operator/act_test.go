@@ -17,7 +17,7 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// A new Node is changed by its kubelet and by controllers while its donor is noted on
+// A new Node is changed by its kubelet and by controllers while its old node is noted on
 // it.
 func TestHeirsAreAdoptedWhateverElseChanges(t *testing.T) {
 	c := newCluster(t)

@@ -263,7 +263,7 @@ func (r *autoscaling) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Resul
 }
 
 // adjust gives the Deployment its replicas and arguments. Its command and everything
-// else are its owner's. It changes the Deployment only as it was seen.
+// else are its owner's. It changes the Deployment only if it is unchanged.
 func (r *autoscaling) adjust(ctx context.Context, s *v1alpha1.AutoscalingStrategy, groups []v1alpha1.ScalingGroup, seen deployed) (deployed, error) {
 	changed := seen.deployment.DeepCopy()
 	changed.Spec.Replicas = ptr(int32(0))

@@ -237,7 +237,7 @@ func (c *cluster) owner(change func(*v1alpha1.AutoscalingStrategySpec)) {
 	}
 }
 
-// A second leader, or one with an old view, does not overwrite what others decided.
+// A second leader, or one with a stale observation, does not overwrite what others decided.
 func TestAutoscalerIsChangedOnlyAsItWasSeen(t *testing.T) {
 	c := newCluster(t)
 	c.create(newStrategy())

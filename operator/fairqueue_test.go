@@ -166,7 +166,7 @@ func TestFloodOfRequestsDelaysNobody(t *testing.T) {
 		}
 		t.Logf("%s: approved after %s, issued after %s; %d of %d requests are answered", name, approved.Round(time.Millisecond), time.Since(start).Round(time.Millisecond), answered(), 3*flood)
 	}
-	// None is dropped: the requests of the captured machine go on being answered.
+	// None is dropped: the requests of the captured machine continue being answered.
 	n := answered()
 	c.eventually("more requests are answered", func() (string, bool) { return fmt.Sprint(n), answered() > n })
 }

@@ -67,7 +67,7 @@ type fleet struct {
 	asked map[string]time.Time
 }
 
-// seen is an instance as it was seen last.
+// seen is an instance if it is unchanged last.
 type seen struct {
 	cloud.Instance
 	at      time.Time // when the cloud was asked what it then said

@@ -32,7 +32,7 @@ const (
 )
 
 // agentHost is the agent of one host, through its socket. It connects when it is
-// first asked, and again when the agent was started anew. It is safe for concurrent
+// first asked, and again when the agent was started again. It is safe for concurrent
 // use.
 type agentHost struct {
 	node  string
@@ -56,7 +56,7 @@ func newHost(socket, node string) (*agentHost, error) {
 	return &agentHost{node: node, conn: conn, agent: upgradeproto.NewAgentClient(conn), what: upgradeproto.What_APPLY}, nil
 }
 
-// Close ends what is under way with an error.
+// Close ends what is in progress with an error.
 func (h *agentHost) Close() error { return h.conn.Close() }
 
 // Members lists the members of etcd, as a quorum of them knows them. A member that
@@ -181,7 +181,7 @@ func (h *agentHost) RemoveMember(ctx context.Context, node string, voters int) e
 
 // upgradeToken names one try at a target: the first, or the one after a run that
 // failed. Decided again from the same run it is the same, so that who lost its memory
-// attaches to the try that is under way. The agent keeps it, and Run reads from it
+// attaches to the try that is in progress. The agent keeps it, and Run reads from it
 // what the run was for.
 func upgradeToken(version, reference string, last decision.UpgradeRun) string {
 	try := int64(0)
@@ -240,9 +240,9 @@ func phaseOf(stage string) string {
 // of every change of phase and every line, from one goroutine; all lines go to the
 // log besides. Upgrade returns nil when the host runs the version.
 //
-// Connections that are cut, by an agent that is started anew for example, are made
-// again until ctx ends, and go on with the line after the last. A refusal, because
-// another run is under way for example, is returned in the agent's words.
+// Connections that are cut, by an agent that is started again for example, are made
+// again until ctx ends, and continue with the line after the last. A refusal, because
+// another run is in progress for example, is returned in the agent's words.
 func (h *agentHost) Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error {
 	req := &upgradeproto.UpgradeRequest{
 		Token: token, KubernetesVersion: version, What: h.what, Components: component.ToProto(components.List), ComponentsStatement: components.Statement,

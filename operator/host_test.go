@@ -126,7 +126,7 @@ func (r *hostRig) components(version string) component.Signed {
 
 func (r *hostRig) socket() string { return filepath.Join(r.dir, "s", "agent.sock") }
 
-// up starts an agent, down ends it; what kubeadm does goes on.
+// up starts an agent, down ends it; what kubeadm does continues.
 func (r *hostRig) up() {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -216,7 +216,7 @@ func TestHostUpgrades(t *testing.T) {
 	r.up()
 	r.until("the agent answers", func() bool { run, err := h.Run(t.Context()); return err == nil && run == decision.UpgradeRun{} })
 
-	// The agent is started anew in the middle: the upgrade goes on, and so does its tale.
+	// The agent is started again in the middle: the upgrade continues, and so does its tale.
 	r.write("ctl/hang-apply", "", 0o600)
 	token := upgradeToken(newKubernetes, reference, decision.UpgradeRun{})
 	var tale told

@@ -11,9 +11,9 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// inherit copies to an heir what its donor was given by people: labels, taints, and
-// the annotations that are listed here. docs/design/operator.md has the rules. What the
-// heir has already is its own.
+// inherit copies labels, taints and the annotations below from an old node to its replacement node, if
+// people set them. Existing values of the replacement node stay. docs/design/operator.md has the
+// rules.
 func inherit(heir, donor *corev1.Node) {
 	for k, v := range donor.Labels {
 		if _, has := heir.Labels[k]; !has && inherited(k) {
@@ -33,14 +33,14 @@ func inherit(heir, donor *corev1.Node) {
 	}
 }
 
-// Annotations of a Node that go to its heir: the autoscaler's, and those that an owner
+// Annotations of a Node that go to its replacement node: the autoscaler's, and those that an owner
 // writes for this purpose.
 const (
 	annotationScaleDown = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
 	ownersPrefix        = "node.constellation.edgeless.systems/"
 )
 
-// inherited reports whether a label goes to the heir: people's do, those of Kubernetes
+// inherited reports whether a label goes to the replacement node: people's do, those of Kubernetes
 // and of the machine's place do not.
 func inherited(key string) bool {
 	host, name, ok := strings.Cut(key, "/")
@@ -50,7 +50,7 @@ func inherited(key string) bool {
 	switch {
 	case host == "node-role.kubernetes.io":
 		return name != "control-plane"
-	case host == "node-restriction.kubernetes.io": // kubelets may not set them, so people did
+	case host == "node-restriction.kubernetes.io": // kubelets may not set these, so people did
 		return true
 	case strings.HasPrefix(host, "topology."):
 		return false

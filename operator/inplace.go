@@ -150,7 +150,7 @@ func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 			return err
 		}
 		if last.RetryMark() != "" && last.Version == a.Version && last.Components == a.Components && !last.Ended.Equal(a.Ended) {
-			r.runs.set(a.Machine, last) // it has failed since; when it is tried again is decided
+			r.runs.set(a.Machine, last) // it has failed since; when it is retried is decided
 			return nil
 		}
 		c, err := r.readComponents(ctx, a.Components)

@@ -328,7 +328,7 @@ func (a *agentsInTest) Run(_ context.Context, node string) (decision.UpgradeRun,
 	return a.runs[node], nil
 }
 
-// Upgrade goes on when nobody follows it any more, as an agent does.
+// Upgrade continues when nobody follows it any more, as an agent does.
 func (a *agentsInTest) Upgrade(ctx context.Context, node, token, version, reference string, list component.Signed, tell func(decision.UpgradeRun)) error {
 	if len(list.List) == 0 || !strings.HasSuffix(token, "/"+reference) {
 		return errors.New("no components")

@@ -96,7 +96,7 @@ func (r *joiningNodes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Re
 		if w := r.report(ctx, &jn, "CloudUnavailable", err.Error()); w != nil {
 			err = errors.Join(err, w)
 		}
-		return ctrl.Result{}, err // tried again, later each time
+		return ctrl.Result{}, err // retried, later each time
 	}
 	if wait != nil {
 		return ctrl.Result{RequeueAfter: retryUnknown}, r.report(ctx, &jn, wait.reason, wait.message)
@@ -190,7 +190,7 @@ func (r *joiningNodes) patch(ctx context.Context, node *corev1.Node, want map[st
 	return nil
 }
 
-// remove deletes the note as it was seen; one that a new ticket has changed stays.
+// remove deletes the note if it is unchanged; one that a new ticket has changed stays.
 func (r *joiningNodes) remove(ctx context.Context, jn *v1alpha1.JoiningNode) error {
 	err := r.client.Delete(ctx, jn, client.Preconditions{UID: &jn.UID, ResourceVersion: &jn.ResourceVersion})
 	if client.IgnoreNotFound(err) != nil {

@@ -38,9 +38,8 @@ import (
 	"constellation/operator/readiness"
 )
 
-// nodeVersions brings the cluster to the NodeVersion: observe, decide, act, report.
-// There is one reconciliation at a time; what waits for the cloud or for the host is
-// done beside it and wakes it.
+// nodeVersions reconciles the NodeVersion: observe, decide, act, report. One reconciliation runs at a
+// time. Requests to the cloud and the host run in the background and wake it.
 type nodeVersions struct {
 	client   client.Client
 	live     client.Reader // past the cache
@@ -49,7 +48,7 @@ type nodeVersions struct {
 	host     host   // nil: none
 	agents   agents // nil: none
 	drains   drains
-	lock     *nodelock.Lock // of the cluster's nodes; nil: nobody else wants them
+	lock     *nodelock.Lock // of the cluster's nodes; nil: no other program locks them
 	scaling  scaling
 	events   events.EventRecorder
 	gauges   *gauges
@@ -59,12 +58,12 @@ type nodeVersions struct {
 	interval time.Duration // of lists of the cloud's machines while some come or go
 	// leave makes another replica the leader.
 	leave func(context.Context) error
-	// regrouped lets the groups be read again after one was changed.
+	// regrouped starts a discovery of groups after one was changed.
 	regrouped func()
 	now       func() time.Time
-	// spawn runs what waits for others; it need not wait for it.
+	// spawn runs a function in the background.
 	spawn func(func(context.Context))
-	// at is told before and after each effect; see package crash.
+	// at is called before and after each effect; see package crash.
 	at func(point string)
 
 	view     *view
@@ -72,9 +71,9 @@ type nodeVersions struct {
 	hostView *hostView
 	runs     nodeRuns
 	retries  *retries
-	writes   chan struct{} // holds the writes that are being made
+	writes   chan struct{} // semaphore of concurrent writes
 	answered atomic.Bool   // the API server has answered a write
-	// beginning is how many replacements are being written down.
+	// beginning is the number of PendingNodes that are being created.
 	beginning atomic.Int32
 	// gathered are the requests to the cloud that wait for more, and ripens when the
 	// first is due.
@@ -97,11 +96,11 @@ type nodeVersions struct {
 	took       time.Duration // about, to observe, to decide and to begin what was decided
 	heard      time.Time     // when the API server last answered past the cache
 	behind     time.Time     // since when the cache is behind it; zero: it is not
-	assessed   time.Time     // when there was a look at what to tell
+	assessed   time.Time     // when the status was computed last
 	reported   time.Time     // when the status was written last
 	told       map[string]string
 	toldDrains map[string]string // by node
-	// toldImpostors is what was told of each, by node.
+	// toldImpostors is the last message about each impostor, by node.
 	toldImpostors map[string]string
 	lines         map[string]time.Time // when the run of a machine's agent was told last
 	starts        *rate.Limiter        // of replacements
@@ -128,12 +127,12 @@ const (
 	paceTimes    = 3
 	// statusPace is the least time between two writes of a status that only counts on.
 	statusPace = time.Second
-	// assessPace is the least time between two looks at what there is to tell.
+	// assessPace is the minimum time between two computations of the status.
 	assessPace = 200 * time.Millisecond
-	// Deadlines are looked at this often while something is under way, and otherwise.
+	// Deadlines are checked this often: while something is in progress, and otherwise.
 	restless, resting = 10 * time.Second, 5 * time.Minute
-	// The API server is asked past the cache after askAgain, and nothing is done with a
-	// view, of it or of the cloud, that could not be renewed for tooOld.
+	// The API server is read past the cache after askAgain. No action is based on an observation, of it or
+	// of the cloud, that could not be renewed for tooOld.
 	askAgain, tooOld = 20 * time.Second, time.Minute
 	// staleView is how long the cache is given to catch up.
 	staleView = 100 * time.Millisecond
@@ -144,9 +143,8 @@ const (
 	partialPace = 5
 )
 
-// What is told about single machines is limited, so that a rollout over thousands of
-// nodes does not cost the API server more for being told than for being done: events,
-// and what the cloud says about pending machines.
+// Events and status updates about single machines are rate-limited, so that reporting a rollout of
+// thousands of nodes does not cost the API server more than the rollout.
 const (
 	eventBurst, eventRate   = 100, 0.5
 	statusBurst, statusRate = 50, 1
@@ -209,10 +207,10 @@ func (r *nodeVersions) setup(mgr manager.Manager) error {
 	return nil
 }
 
-// news notes that there is something that no round has seen.
+// news records that a change has come in since the last round.
 func (r *nodeVersions) news() { r.woken.CompareAndSwap(0, time.Now().UnixNano()) }
 
-// wake lets the world be looked at again. It is safe for concurrent use.
+// wake starts a round. It is safe for concurrent use.
 func (r *nodeVersions) wake() {
 	r.news()
 	r.queueMu.Lock()
@@ -222,7 +220,7 @@ func (r *nodeVersions) wake() {
 	}
 }
 
-// nodeMatters lets through what decide looks at; heartbeats are most of the rest.
+// nodeMatters passes changes that decisions depend on. Most other changes are heartbeats.
 func nodeMatters() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		o, ok1 := e.ObjectOld.(*corev1.Node)
@@ -233,7 +231,7 @@ func nodeMatters() predicate.Predicate {
 	}}
 }
 
-// intentMatters lets through what is not only told about an intent.
+// intentMatters passes changes of an intent's spec, not of its status.
 func intentMatters() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool { return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() }}
 }
@@ -254,8 +252,8 @@ func (r *nodeVersions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Re
 	}
 	again, err := r.reconcile(ctx, &nv)
 	if err != nil && ctx.Err() == nil {
-		// The framework's pauses grow to a quarter of an hour, which is too long for
-		// those who wait for an API server that was away for a minute.
+		// The framework's backoff grows to 15 minutes, which is too long after an API server was away for a
+		// minute.
 		once(r.told, "reconcile", err.Error(), func() { r.log.Warn("cluster not observed", "err", err) })
 		return ctrl.Result{RequeueAfter: offline}, nil
 	}
@@ -263,7 +261,7 @@ func (r *nodeVersions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Re
 	return ctrl.Result{RequeueAfter: again}, nil
 }
 
-// reconcile does one round, and returns when the next is due at the latest.
+// reconcile runs one round and returns when the next is due.
 func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) (time.Duration, error) {
 	current, err := r.current(ctx, nv)
 	if err != nil {
@@ -290,7 +288,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	}
 	actions, waits := d.Actions, d.Waits
 	var instead *decision.Wait // of what waits by itself
-	// A list that some machines are missing from is all that such a wait is for.
+	// Such a wait ends with a complete list.
 	lacking := slices.ContainsFunc(waits, func(w decision.Wait) bool { return w.Reason == decision.ReasonPartial })
 	moving, look := r.renew(o, actions, age, lacking)
 	stale := false
@@ -311,7 +309,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	}
 	published := r.act(o, actions)
 	r.tellPending(o, actions)
-	// What had to wait for a processor did not take more of it.
+	// Time without a processor does not count.
 	if took := r.now().Sub(began); took < r.took || r.took == 0 {
 		r.took = took
 	} else {
@@ -319,7 +317,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	}
 	r.tellDrains(o)
 	r.tellImpostors(o)
-	// What is told costs as much as what is decided, and nobody reads it as often.
+	// A status costs as much as a decision, and is read less often.
 	again := assessPace - r.now().Sub(r.assessed)
 	if again <= 0 || again > assessPace || published != nil {
 		r.assessed = r.now()
@@ -358,7 +356,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	if lacking {
 		next = min(next, partialPace*r.interval)
 	}
-	if o.Autoscaler.Running && !o.Autoscaler.Enabled { // nobody tells when it has ended
+	if o.Autoscaler.Running && !o.Autoscaler.Enabled { // no event reports its end
 		next = min(next, time.Second)
 	}
 	next = min(next, look, r.retries.due(r.now()), r.ripens)
@@ -368,7 +366,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	return max(next, pace), nil
 }
 
-// able takes out of a decision what cannot be done from here, and says so.
+// able removes actions that this replica cannot carry out, and adds a wait for them.
 func (r *nodeVersions) able(d *decision.Decision) {
 	d.Actions = slices.DeleteFunc(d.Actions, func(a decision.Action) bool {
 		if a.Kind == decision.SetGroupImage {
@@ -383,8 +381,8 @@ func (r *nodeVersions) able(d *decision.Decision) {
 	})
 }
 
-// current asks the API server past the cache now and then, and reports whether the
-// cache may be acted on. It fails if the API server does not answer for too long.
+// current sometimes reads past the cache, and reports whether the cache is fresh enough to act on. It
+// fails if the API server does not answer for too long.
 func (r *nodeVersions) current(ctx context.Context, nv *v1alpha1.NodeVersion) (bool, error) {
 	now := r.now()
 	if r.answered.Swap(false) {
@@ -411,7 +409,7 @@ func (r *nodeVersions) current(ctx context.Context, nv *v1alpha1.NodeVersion) (b
 	return r.behind.IsZero() || now.Sub(r.behind) < tooOld, nil
 }
 
-// Keys of efforts that are not actions.
+// Keys of retries that are not actions.
 const (
 	listing    = "list machines"
 	describing = "ask for machines"
@@ -420,9 +418,8 @@ const (
 	reporting  = "report on NodeVersion"
 )
 
-// renew lets what is known of the cloud and of the host be asked for anew, as often as
-// it matters, and reports whether something is moving there, and in how long something is
-// asked for again if nothing happens. lacking is whether a whole list is waited for.
+// renew polls the cloud and the host as often as needed. moving reports whether machines come or go,
+// and look is the time until the next poll. lacking says that a complete list is waited for.
 func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Duration, lacking bool) (moving bool, look time.Duration) {
 	moves, due := 0, resting*3
 	for i := range o.Instances {
@@ -460,8 +457,7 @@ func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Du
 	if len(actions) > 0 {
 		due = min(due, tooOld/2)
 	}
-	// One that comes or goes is asked for by its ID, so the list only tells of those that
-	// nobody knows.
+	// Machines that come or go are described by ID, so the list is needed only for unknown ones.
 	follow := never
 	if moves > 0 {
 		due = min(due, r.interval*time.Duration(min(moves, 10)))
@@ -489,7 +485,7 @@ func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Du
 	if controlPlanes {
 		fresh = freshMembers
 	}
-	if o.LostMember() { // nothing tells when it shows that it is dead
+	if o.LostMember() { // no event reports that a member is dead
 		look = min(look, fresh)
 	}
 	if !r.hostView.fresh(r.now(), fresh) {
@@ -528,8 +524,8 @@ func (r *nodeVersions) runKnown() bool {
 	return known
 }
 
-// report writes the status if it has changed: at once what others wait for, and what
-// only counts on once a second. It returns when the rest is due.
+// report writes the status if it has changed: conditions at once, counters once a second. It returns
+// when the rest is due.
 func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.NodeVersionStatus, publish bool) (time.Duration, error) {
 	before := o.version
 	if equality.Semantic.DeepEqual(status, before.Status) {
@@ -546,7 +542,7 @@ func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.
 	}
 	changed := before.DeepCopy()
 	changed.Status = status
-	if !urgent { // what only counts on, no round waits for
+	if !urgent { // no round waits for an update of counters
 		if r.retries.begin(reporting) {
 			r.reported = r.now()
 			changed.Status = *status.DeepCopy() // the answer is read into it
@@ -567,7 +563,7 @@ func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.
 	}
 	err := r.tellStatus(ctx, before, changed)
 	if apierrors.IsConflict(err) {
-		return staleView, nil // the cache is behind somebody's write
+		return staleView, nil // the cache is stale
 	}
 	if err != nil {
 		return 0, client.IgnoreNotFound(fmt.Errorf("report on NodeVersion: %w", err))
@@ -580,8 +576,8 @@ func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.
 	return 0, nil
 }
 
-// tellStatus writes a status where before is the last. What joining machines get must
-// not be overwritten from a stale view, so a conflict is an error.
+// tellStatus writes a status over before. A conflict is an error, because a stale status must not
+// overwrite the published components.
 func (r *nodeVersions) tellStatus(ctx context.Context, before, changed *v1alpha1.NodeVersion) error {
 	err := r.client.Status().Patch(ctx, changed, client.MergeFromWithOptions(before.DeepCopy(), client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsConflict(err) {
@@ -596,7 +592,7 @@ func (r *nodeVersions) tellStatus(ctx context.Context, before, changed *v1alpha1
 	return nil
 }
 
-// tell logs and records what has changed for people.
+// tell logs changes of the status and records events.
 func (r *nodeVersions) tell(before, after *v1alpha1.NodeVersion) {
 	if j := after.Status.JoinComponents; j != before.Status.JoinComponents {
 		r.log.Info("components of joining machines published", "control_plane", j.ControlPlane, "worker", j.Worker)
@@ -617,7 +613,7 @@ func (r *nodeVersions) tell(before, after *v1alpha1.NodeVersion) {
 	r.event(after, kind, is.Reason, "Assess", is.Message)
 }
 
-// event records one, unless there were too many lately.
+// event records an event, unless the rate limit is reached.
 func (r *nodeVersions) event(about client.Object, kind, reason, action, note string) {
 	if r.recording.AllowN(r.now(), 1) {
 		r.events.Eventf(about, nil, kind, reason, action, "%s", note)
@@ -637,14 +633,14 @@ func conditionOf(s v1alpha1.NodeVersionStatus, kind string) metav1.Condition {
 	return metav1.Condition{}
 }
 
-// onlyLine reports whether two tellings of a run differ in the last line at most.
+// onlyLine reports whether a and b differ in the last line at most.
 func onlyLine(a, b *v1alpha1.UpgradeProgress) bool {
 	return a != nil && b != nil && a.Phase == b.Phase && a.Version == b.Version
 }
 
-// tellPending writes what the cloud says about pending machines, and how far the agents of
-// those are that are upgraded in place, into their objects, once per change, and later if
-// there is much to tell. Those that are about to change are left for a later round.
+// tellPending writes the status of PendingNodes: the machine's state in the cloud and the progress of its
+// agent. It writes once per change, within a rate limit. PendingNodes that change in this round
+// are left for a later one.
 func (r *nodeVersions) tellPending(o *observed, actions []decision.Action) {
 	change := map[string]bool{}
 	for i := range actions {
@@ -703,7 +699,7 @@ func (r *nodeVersions) tellPending(o *observed, actions []decision.Action) {
 	}
 }
 
-// tellDrains records what has become of drains.
+// tellDrains records the results of drains.
 func (r *nodeVersions) tellDrains(o *observed) {
 	for i := range o.World.Nodes {
 		n := &o.World.Nodes[i]

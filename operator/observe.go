@@ -20,8 +20,8 @@ import (
 	"constellation/operator/readiness"
 )
 
-// view is the cache of the API server with our own last writes laid over it. What was
-// just written is thereby not decided once more from a cache that is behind.
+// view is the informer cache with our own last writes laid over it, so that a stale cache decides nothing
+// twice.
 //
 // It is safe for concurrent use.
 type view struct {
@@ -41,8 +41,8 @@ type ownWrite struct {
 	at     time.Time
 }
 
-// unseenWrite is how long an object that we wrote is believed to exist though the
-// cache does not show it; somebody else may have deleted it at once.
+// unseenWrite is how long our own write counts while the cache does not show the object. After that,
+// somebody else has deleted it.
 const unseenWrite = 5 * time.Second
 
 func newView(c client.Client, now func() time.Time) *view {
@@ -164,8 +164,8 @@ func (o *observed) of(a decision.Action) *observed {
 	return out
 }
 
-// find finds what the world holds, whose nodes, instances and intents must be complete by
-// then, and judges the nodes.
+// find returns the Lookup of the world, which judges the nodes. Nodes, instances and intents must be
+// complete.
 func (o *observed) find() *decision.Lookup {
 	if o.Lookup == nil {
 		o.Lookup = decision.NewLookup(&o.World)
@@ -180,9 +180,8 @@ const (
 	kindVersion = "NodeVersion"
 )
 
-// observe reads the world from the cache, and from what was last heard of the cloud
-// and of this host. Nothing of it waits for the network, but names of components that
-// were never read.
+// observe builds the world from the cache and from the last answers of the cloud and the host. It waits
+// for the network only to read a components ConfigMap for the first time.
 func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*observed, error) {
 	var (
 		groups  v1alpha1.ScalingGroupList
@@ -276,9 +275,9 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	return o, nil
 }
 
-// nodesOf returns the nodes, by name, as their Nodes describe themselves. kubeadm labels
-// a control plane some time after its Node is there, so the role is known when judge has
-// taken it from the cloud. What it returns is overwritten by the next call.
+// nodesOf returns the nodes in the order of their names, as their Nodes claim. kubeadm labels a control
+// plane some time after its Node exists, so judge takes the role from the cloud. The next call
+// overwrites the result.
 func (r *nodeVersions) nodesOf() []decision.Node {
 	r.nodes = r.nodes[:0]
 	for _, known := range r.book.order {
@@ -291,7 +290,7 @@ func (r *nodeVersions) nodesOf() []decision.Node {
 			key := "cordon " + n.Name + known.object.Annotations[v1alpha1.AnnotationCordoned]
 			n.CordonedSince = r.clocks.Until(key, n.CordonedSince.Add(decision.DrainDeadline), r.now(), decision.DrainDeadline/3).Add(-decision.DrainDeadline)
 		}
-		if !n.PostponedUntil.IsZero() { // no Node postpones itself for longer than we do
+		if !n.PostponedUntil.IsZero() { // no Node can postpone itself for longer than the operator does
 			if most := r.clocks.Since("postponed "+n.Name+known.object.Annotations[v1alpha1.AnnotationPostponed], r.now()).Add(decision.Postponement); n.PostponedUntil.After(most) {
 				n.PostponedUntil = most
 			}
@@ -300,9 +299,8 @@ func (r *nodeVersions) nodesOf() []decision.Node {
 	return r.nodes
 }
 
-// nodeBook is the Nodes as the cache has them with our own last writes laid over, and
-// what was read of them. Few change between two rounds, and only those are read again:
-// what a round costs must not grow with what does not move.
+// nodeBook has the Nodes of the view and what was parsed from them. Only Nodes that changed between two
+// rounds are parsed again, so that unchanged nodes cost nothing.
 //
 // The zero value is empty. It belongs to the rounds, of which there is one at a time.
 type nodeBook struct {
@@ -448,7 +446,7 @@ func (r *nodeVersions) componentVersions(ctx context.Context, nv *v1alpha1.NodeV
 	return out, nil
 }
 
-// hostView is what was last heard of this host's agent. It is safe for concurrent use.
+// hostView has the last answers of this host's agent. It is safe for concurrent use.
 type hostView struct {
 	mu       sync.Mutex
 	members  []decision.Member
@@ -458,8 +456,8 @@ type hostView struct {
 	runKnown bool
 }
 
-// Members are asked for again after freshMembers while control planes move, and not
-// believed any more after staleMembers.
+// Members are listed again after freshMembers while control planes join or leave. After staleMembers
+// the list no longer counts.
 const (
 	freshMembers = 2 * time.Second
 	staleMembers = time.Minute
@@ -474,8 +472,7 @@ func (h *hostView) etcd(now time.Time) []decision.Member {
 	return h.members
 }
 
-// fresh reports whether the members are as they were a moment ago, so that they may
-// be changed.
+// fresh reports whether the list of members is fresh enough for a change.
 func (h *hostView) fresh(now time.Time, within time.Duration) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -507,8 +504,7 @@ func (h *hostView) setRun(r decision.UpgradeRun) {
 	h.latest, h.runKnown = r, true
 }
 
-// claims are the machines that Nodes and intents speak of. What impostors claim is known
-// to be another's.
+// claims returns the machines that Nodes and intents name. Claims of impostors do not count.
 func (o *observed) claims() map[string]claim {
 	out := make(map[string]claim, len(o.World.Nodes))
 	for i := range o.World.Nodes {
@@ -529,7 +525,7 @@ func (o *observed) claims() map[string]claim {
 		}
 	}
 	for id := range out {
-		if !strings.Contains(id, "://") { // no ID of a cloud: nobody to ask
+		if !strings.Contains(id, "://") { // not the ID of a machine in a cloud
 			delete(out, id)
 		}
 	}

@@ -13,36 +13,35 @@ import (
 	"constellation/engine/cloud"
 )
 
-// retries remembers what is under way and what has failed, so that nothing is done
-// twice at a time and what fails is tried less and less often. It is safe for
-// concurrent use.
+// retries remembers by key what is in progress and what has failed. A key runs once at a time, and
+// failures have exponential backoff. It is safe for concurrent use.
 type retries struct {
 	now func() time.Time
 
 	mu  sync.Mutex
 	all map[string]*retry
-	// done has what has ended well since the last round began, which cannot have seen it.
+	// done has the keys that succeeded since the last round started, which cannot have observed that.
 	done map[string]bool
 }
 
 type retry struct {
 	running  bool
-	wanted   bool      // it is to be done when its pause is over
-	outdated bool      // what it read last has changed since
+	wanted   bool      // it runs when its backoff is over
+	outdated bool      // its last result is stale
 	fails    int       // in a row
 	since    time.Time // when it began to fail
-	conflict bool      // the last failure was one
+	conflict bool      // the last failure was a conflict
 	next     time.Time
 	used     time.Time
 	last     string // error
-	most     int    // of what one request may hold; 0: everything
+	most     int    // size of one request; 0: no limit
 }
 
 func newRetries(now func() time.Time) *retries {
 	return &retries{now: now, all: map[string]*retry{}, done: map[string]bool{}}
 }
 
-// round begins a round, which sees what was done before.
+// round starts a round, which observes all earlier successes.
 func (e *retries) round() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -59,8 +58,8 @@ func (e *retries) of(key string) *retry {
 	return t
 }
 
-// begin reports whether key may be done now, and takes it. What ended in this round was
-// decided again from before it, and waits for the next.
+// begin reports whether key may run now, and marks it as running. A key that succeeded in this round
+// was decided from an earlier observation, and waits for the next round.
 func (e *retries) begin(key string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -75,14 +74,14 @@ func (e *retries) begin(key string) bool {
 		t.wanted = true
 		return false
 	}
-	if !t.wanted && e.now().Sub(t.next) > conflictLasts { // what failed then was for another reason
+	if !t.wanted && e.now().Sub(t.next) > conflictLasts { // an old failure does not count
 		t.fails = 0
 	}
 	t.running, t.wanted, t.outdated = true, false, false
 	return true
 }
 
-// ready reports whether begin would, and if not, remembers that key was to be done.
+// ready reports whether begin would return true. If key is in backoff, it is remembered as wanted.
 func (e *retries) ready(key string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -99,8 +98,7 @@ func (e *retries) running(key string) bool {
 	return t != nil && t.running
 }
 
-// end gives key back. After a success it rests for so long. It reports whether an
-// error is news.
+// end ends a run of key. After a success key rests for that time. It reports whether the error is new.
 func (e *retries) end(key string, rest time.Duration, err error) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -130,7 +128,7 @@ func (e *retries) end(key string, rest time.Duration, err error) bool {
 	return news
 }
 
-// pauseAfter is how long to wait after so many failures and one more.
+// pauseAfter is the backoff after that many failures and one more.
 func pauseAfter(fails int, err error) time.Duration {
 	least, most := 250*time.Millisecond, 10*time.Second
 	switch {
@@ -141,7 +139,7 @@ func pauseAfter(fails int, err error) time.Duration {
 	}
 	d := min(most, least<<min(fails, 10))
 	d = d/2 + rand.N(d/2)
-	// A cloud that says when it answers again is not asked before.
+	// A cloud that reports when it accepts requests again gets none before.
 	if until := time.Until(cloud.ThrottledUntil(err)); until > d {
 		d = min(until, maxThrottle) + rand.N(d)
 	}
@@ -151,8 +149,8 @@ func pauseAfter(fails int, err error) time.Duration {
 // maxThrottle bounds the wait that a cloud can ask for.
 const maxThrottle = 10 * time.Minute
 
-// some returns as much as one request may hold: all, unless larger requests have
-// failed. Which is chance, so that one that always fails does not stop the others.
+// some returns the part of all for one request: everything, unless larger requests have failed. The
+// choice is random, so that one bad item does not stop the others.
 func (e *retries) some(key string, all []string) []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -170,7 +168,7 @@ func (e *retries) some(key string, all []string) []string {
 	return all
 }
 
-// hurry ends the pause of key.
+// hurry ends the backoff of key.
 func (e *retries) hurry(key string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -192,16 +190,15 @@ func (e *retries) outdated(key string) bool {
 	return t != nil && t.outdated && !t.running
 }
 
-// conflictLasts is how long something may meet conflicts before that is told: until the
-// cache has caught up, each try meets one, and they follow each other within milliseconds.
+// conflictLasts is how long conflicts are not reported: while the cache is stale, each retry conflicts
+// within milliseconds.
 const conflictLasts = 10 * time.Second
 
-// unwanted is how long something may be tried again before it is known that nobody wants
-// it any more: it failed, and what it was for has come about without it.
+// unwanted is how long a failed key waits for a retry before it is dropped: its purpose was reached in
+// another way.
 const unwanted = time.Second
 
-// failing returns what has failed several times in a row and is still to be done, and the
-// last error.
+// failing returns a key that has failed several times in a row and is still wanted, and its last error.
 func (e *retries) failing() (key, text string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -214,7 +211,7 @@ func (e *retries) failing() (key, text string) {
 	return key, text
 }
 
-// trouble is the last error of key.
+// trouble returns the last error of key.
 func (e *retries) trouble(key string) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -224,8 +221,7 @@ func (e *retries) trouble(key string) string {
 	return ""
 }
 
-// due returns when the next of what was refused may be done, and forgets what was not
-// asked for in a long time.
+// due returns when the next wanted key may run, and forgets keys that were not used for long.
 func (e *retries) due(now time.Time) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -236,7 +232,7 @@ func (e *retries) due(now time.Time) time.Duration {
 		case now.Sub(t.used) > resting:
 			delete(e.all, key)
 		case t.wanted && now.Sub(t.next) > unwanted:
-			t.wanted, next = false, pace // that it failed is not told any more
+			t.wanted, next = false, pace // its failure is no longer reported
 		case t.wanted:
 			next = min(next, max(pace, t.next.Sub(now)))
 		}

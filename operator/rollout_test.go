@@ -710,7 +710,7 @@ func toNew(s *v1alpha1.NodeVersionSpec) {
 }
 
 // operate runs an operator as if on the first control plane that is not cordoned, and
-// starts it anew there when it has crashed or left. stop ends it for good.
+// starts it again there when it has crashed or left. stop ends it for good.
 func (r *rolling) operate() (stop func()) {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -1131,7 +1131,7 @@ func killedAtEachPoint(t *testing.T, r *rolling) {
 			}
 		}
 	}
-	// A run is not begun anew where one has finished.
+	// A run is not begun again where one has finished.
 	if n := r.cloud.calls["upgrade"]; n > 3 {
 		t.Errorf("Kubernetes was upgraded %d times", n)
 	}
@@ -1234,7 +1234,7 @@ func badMachines(t *testing.T, r *rolling) {
 	}
 }
 
-// noIntents waits until nothing is under way.
+// noIntents waits until nothing is in progress.
 func (r *rolling) noIntents() {
 	r.t.Helper()
 	r.within(60*time.Second, "no intent is left", func() (string, bool) {
@@ -1247,7 +1247,7 @@ func (r *rolling) noIntents() {
 }
 
 // outOfTime lets the time of the first new worker pass before it has joined, and
-// returns it and its donor's name when it is bound to go. The cloud does not delete
+// returns it and its old node's name when it is bound to go. The cloud does not delete
 // anything meanwhile.
 func (r *rolling) outOfTime() (m *cloud.Instance, donor string) {
 	r.t.Helper()
@@ -1293,7 +1293,7 @@ func (r *rolling) outOfTime() (m *cloud.Instance, donor string) {
 	return m, donor
 }
 
-// givenUp waits until a machine is gone, and checks that its donor is as it was.
+// givenUp waits until a machine is gone, and checks that its old node is as it was.
 func (r *rolling) givenUp(m *cloud.Instance, donor string) {
 	r.t.Helper()
 	r.cloud.mu.Lock()
@@ -1405,7 +1405,7 @@ func foreignCordons(t *testing.T, r *rolling) {
 	if !kept {
 		t.Errorf("the cordon of %s was taken off, or over", old)
 	}
-	// So is a new one that goes on as it is while others are replaced.
+	// So is a new one that continues as it is while others are replaced.
 	r.within(30*time.Second, "its heir is there for good", func() (string, bool) {
 		var l corev1.NodeList
 		var p v1alpha1.PendingNodeList
@@ -1465,7 +1465,7 @@ func objectsMadeAnew(t *testing.T, r *rolling) {
 	stop = r.operate()
 	begun(3)
 	stop()
-	// Deleted, with all that the status remembers, and made anew; so is what the operator
+	// Deleted, with all that the status remembers, and made again; so is what the operator
 	// has made itself.
 	var nv v1alpha1.NodeVersion
 	r.get(v1alpha1.NodeVersionName, &nv)
@@ -1510,7 +1510,7 @@ func peopleIntervene(t *testing.T, r *rolling) {
 		t.Error("somebody else's cordon was taken off")
 	}
 	r.edit(toNew)
-	// Every intent is deleted by hand once, and an heir's machine vanishes.
+	// Every intent is deleted by hand once, and a replacement node's machine vanishes.
 	deleted := map[string]bool{}
 	vanished := false
 	r.within(90*time.Second, "a heir has vanished and intents were deleted", func() (string, bool) {
@@ -1548,7 +1548,7 @@ func ownersHold(t *testing.T, r *rolling) {
 			t.Fatal(err)
 		}
 	}
-	// at waits until nothing is under way, only these nodes are not at the target, and the
+	// at waits until nothing is in progress, only these nodes are not at the target, and the
 	// autoscaler runs.
 	at := func(ready string, old ...string) {
 		t.Helper()
@@ -1722,7 +1722,7 @@ func apiServerAwayForLong(t *testing.T, r *rolling) {
 	}
 	r.cloud.mu.Lock()
 	for verb, n := range r.cloud.calls {
-		if perSecond := float64(n-calls[verb]) / away; perSecond > 11 { // lists may go on, ten a second
+		if perSecond := float64(n-calls[verb]) / away; perSecond > 11 { // lists may continue, ten a second
 			t.Errorf("%.0f calls of %s a second without an API server", perSecond, verb)
 		}
 	}
@@ -1759,7 +1759,7 @@ func apiServerAway(t *testing.T, r *rolling) {
 	time.Sleep(3 * time.Second)
 	r.cloud.mu.Lock()
 	for verb, n := range r.cloud.calls {
-		if d := n - before[verb]; d > 40 { // lists go on, ten a second at most
+		if d := n - before[verb]; d > 40 { // lists continue, ten a second at most
 			t.Errorf("%d calls of %s in 3 s without an API server", d, verb)
 		}
 	}

@@ -49,7 +49,7 @@ const (
 // judged yet waits, and one that is not a kubelet's is left to people.
 type servingRequests struct {
 	client   client.Client
-	cloud    cloudAPI // asked anew for each request: addresses are given again
+	cloud    cloudAPI // asked again for each request: addresses are given again
 	events   events.EventRecorder
 	counters *counters
 	log      *slog.Logger

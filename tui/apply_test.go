@@ -68,6 +68,17 @@ func TestApplyRequiresConsent(t *testing.T) {
 	}
 }
 
+// The remedy of a finding names --ack, so `upgrade prepare` takes it, too.
+func TestPrepareTakesTheFlagOfTheRemedy(t *testing.T) {
+	for _, flag := range []string{"--ack", "--acknowledge"} {
+		f := &fakeEngine{plan: upgradePlan()}
+		f.plan.Acknowledged = []string{"local-data"}
+		if _, errs, code := printed(t, f, "", "upgrade", "prepare", "--non-interactive", "--yes", flag, "local-data"); code != engine.ExitDone {
+			t.Errorf("%s: exit %d, stderr %q", flag, code, errs)
+		}
+	}
+}
+
 func TestApplyPrintsWholePlan(t *testing.T) {
 	s := newSession(App{Env: func(string) string { return "" }, Now: func() time.Time { return start }})
 	p := upgradePlan()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"constellation/engine"
 	"constellation/tui/term"
@@ -127,6 +128,13 @@ interrupted at any time; run it again to resume.`,
 	fl.BoolVarP(&o.yes, "yes", "y", false, "accept the plan and its warnings")
 	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "never prompt")
 	fl.StringArrayVar(&r.Acknowledge, "acknowledge", nil, "`ID` of a finding to acknowledge; may be repeated")
+	// The remedies of findings name --ack, as `upgrade apply` has it.
+	fl.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "ack" {
+			name = "acknowledge"
+		}
+		return pflag.NormalizedName(name)
+	})
 	fl.TextVar(&r.Release, "to", r.Release, "target `release` (default: from the configuration)")
 	fl.TextVar(&r.Kubernetes, "kubernetes", r.Kubernetes, "target Kubernetes `version` (default: from the configuration)")
 	fl.BoolVar(&r.NoDryRun, "no-dry-run", false, "skip checks that send dry-run requests")

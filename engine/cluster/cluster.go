@@ -29,8 +29,16 @@ type Components struct {
 	Statement string
 	// Agent is the enrolment program for agents that verify nothing; nil: what is published
 	// keeps its own, if any. It is published before any node has the components, so a node that
-	// has them was enrolled.
+	// has them was enrolled, except for those of Unenrolled.
 	Agent *component.Component
+	// Unenrolled are the sorted names of the Nodes that already had the components, or claimed
+	// to have them, when the program was published. Their agents stay as they are.
+	Unenrolled []string
+}
+
+// Enrolled reports whether a node with these components was given an agent that verifies.
+func (c Components) Enrolled(node string) bool {
+	return c.Agent != nil && !slices.Contains(c.Unenrolled, node)
 }
 
 // Serves reports whether c, as it is published, is want, which may have no statement and no

@@ -54,6 +54,55 @@ func (r *snapshotRig) around(f func()) {
 	})
 }
 
+// richPod uses the fields that are compared of pods, and many that get defaults.
+const richPod = `
+serviceAccountName: default
+hostNetwork: true
+hostPID: true
+runtimeClassName: special
+securityContext: {runAsUser: 7}
+volumes:
+- {name: a, hostPath: {path: /x}}
+- {name: b, secret: {secretName: s}}
+- {name: c, configMap: {name: m}}
+- {name: d, emptyDir: {}}
+- {name: e, projected: {sources: [{serviceAccountToken: {path: t}}]}}
+- {name: f, persistentVolumeClaim: {claimName: p}}
+- {name: g, downwardAPI: {items: [{path: l, fieldRef: {fieldPath: metadata.labels}}]}}
+initContainers:
+- {name: i, image: "i:latest", restartPolicy: Always, args: []}
+containers:
+- name: c
+  image: registry.example.com/honest
+  command: [a, ""]
+  args: ["b", "$(E)"]
+  env: [{name: E, value: ""}, {name: F, value: x}, {name: G, valueFrom: {fieldRef: {fieldPath: status.podIP}}}, {name: H, valueFrom: {secretKeyRef: {name: s, key: k}}}]
+  ports: [{containerPort: 80}]
+  resources: {requests: {cpu: "0.5", memory: 1000Mi}, limits: {cpu: 1000m}}
+  livenessProbe: {httpGet: {port: 80}}
+  volumeMounts: [{name: a, mountPath: /x}, {name: b, mountPath: /y, subPath: z, readOnly: true}]
+  securityContext: {privileged: true, runAsUser: 0, capabilities: {add: [NET_ADMIN], drop: [ALL]}}
+- {name: d, image: "i@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", securityContext: {allowPrivilegeEscalation: false, privileged: false}}
+`
+
+// richWorkloads are a pod and a workload of each kind with the spec of richPod.
+func richWorkloads() []byte {
+	indent := func(by int) string { return strings.ReplaceAll(richPod, "\n", "\n"+strings.Repeat(" ", by)) }
+	metadata := "metadata: {name: rich, namespace: default}\n"
+	template := "  template:\n    metadata: {labels: {a: b}}\n    spec:" + indent(6) + "\n"
+	selector := "  selector: {matchLabels: {a: b}}\n"
+	job := strings.Replace(template, "serviceAccountName:", "restartPolicy: Never\n      serviceAccountName:", 1)
+	out := "apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: special}\nhandler: x\n---\n" +
+		"apiVersion: v1\nkind: Pod\n" + metadata + "spec:" + indent(2) + "\n---\n" +
+		"apiVersion: v1\nkind: ReplicationController\n" + metadata + "spec:\n  selector: {a: b}\n" + template + "---\n" +
+		"apiVersion: batch/v1\nkind: Job\n" + metadata + "spec:\n" + job + "---\n" +
+		"apiVersion: batch/v1\nkind: CronJob\n" + metadata + "spec:\n  schedule: \"0 0 * * *\"\n  jobTemplate:\n    spec:\n    " + strings.ReplaceAll(job, "\n", "\n    ") + "\n"
+	for _, kind := range []string{"Deployment", "DaemonSet", "StatefulSet", "ReplicaSet"} {
+		out += "---\napiVersion: apps/v1\nkind: " + kind + "\n" + metadata + "spec:\n" + selector + template
+	}
+	return []byte(out)
+}
+
 func deploymentOf(name string) *appsv1.Deployment {
 	labels := map[string]string{"app": name}
 	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: appsv1.DeploymentSpec{
@@ -169,6 +218,7 @@ const onePlan = `{apiVersion: upgrade.cattle.io/v1, kind: Plan, metadata: {name:
 func TestEveryComparedKindIsInTheSnapshot(t *testing.T) {
 	r, admin := takenRig(t)
 	r.must(r.cp.Apply(t.Context(), []byte(oneOfEach)))
+	r.must(r.cp.Apply(t.Context(), richWorkloads()))
 	for _, pattern := range []string{"../../assets/crds/*.yaml", "../../assets/samples/*.yaml"} {
 		files, err := filepath.Glob(pattern)
 		r.must(err)
@@ -195,15 +245,22 @@ func TestEveryComparedKindIsInTheSnapshot(t *testing.T) {
 	if err != nil || len(s.Unchecked) > 0 {
 		t.Fatalf("got %+v, %v", s, err)
 	}
-	w, err := admin.witness(t.Context(), 0)
+	w, err := admin.witness(t.Context(), 0, true)
 	r.must(err)
 	if len(w.lists) != len(witnessed) {
 		t.Errorf("%d of %d kinds are listed", len(w.lists), len(witnessed))
 	}
+	rich := 0
 	for dir, l := range w.lists {
+		if o := l.objects["default/rich"]; o != nil && o.power {
+			rich++
+		}
 		if len(l.objects) == 0 || !bytes.Contains(file.b, []byte(dir)) {
 			t.Errorf("%s: %d objects", dir, len(l.objects))
 		}
+	}
+	if rich != 8 {
+		t.Errorf("the specs of %d kinds are compared", rich)
 	}
 }
 
@@ -343,6 +400,17 @@ func TestLiesAboutWhatChangedMeanwhile(t *testing.T) {
 			},
 			forge: replace("another-word-77", "forged-password"),
 			words: "its /registry/secrets/" + Namespace + "/changed-6 says something else",
+		},
+		{
+			name:   "another image in every workload",
+			before: func() { r.must(r.cp.Apply(t.Context(), richWorkloads())) },
+			forge:  replace("registry.example.com/honest", "registry.example.com/forged"),
+			words:  "/default/rich says something else",
+		},
+		{
+			name:  "another path of the node in every workload",
+			forge: replace("\x02/x", "\x02/y"),
+			words: "/default/rich says something else",
 		},
 		{
 			name:   "an older value of a Secret",

@@ -81,7 +81,7 @@ func (c *Client) EtcdSnapshot(ctx context.Context, w backup.Sink, confirm engine
 		}
 		var before *witness
 		if len(pods) > 0 {
-			if before, err = c.witness(prepare, 0); err != nil {
+			if before, err = c.witness(prepare, 0, false); err != nil {
 				return backup.Snapshot{}, snapshotError(err)
 			}
 		}

@@ -50,8 +50,9 @@ type witnessedKind struct {
 
 // witnessed are the kinds that are compared: those that confer rights, those that decide
 // what runs, and those that configure this program. Of Events, Leases and endpoints nobody
-// restores anything. The kinds in [Client.lister] are compared as a whole, the others by
-// revision and UID: a newer API server may add defaults to them when it reads them.
+// restores anything. The kinds in [Client.lister] are compared as a whole. Of pods and
+// workloads, revision, UID and [podPower] are, and of the others revision and UID: a newer
+// API server may add defaults to them when it reads them.
 var witnessed = []witnessedKind{
 	{gvr: core("namespaces")},
 	{gvr: core("nodes"), dir: "minions"},
@@ -143,17 +144,20 @@ type witnessList struct {
 type witnessObject struct {
 	revision int64
 	uid      string
-	// digest is of the whole object; nil if only revision and UID are compared.
+	// digest is of the whole object, or of its podPower; nil if only revision and UID are
+	// compared.
 	digest []byte
+	power  bool
 	// found is the revision that the snapshot has last, zero if it has none.
 	found int64
 	gone  bool // by found
 }
 
 // witness lists what a snapshot is compared with, at a revision, or at present if that is
-// zero. A kind that the user may not list, or that this Kubernetes does not have, is left
-// out. The error wraps errCompacted if etcd no longer has the revision.
-func (c *Client) witness(ctx context.Context, revision int64) (*witness, error) {
+// zero. The specs of pods and workloads are listed if that is wanted. A kind that the user
+// may not list, or that this Kubernetes does not have, is left out. The error wraps
+// errCompacted if etcd no longer has the revision.
+func (c *Client) witness(ctx context.Context, revision int64, specs bool) (*witness, error) {
 	config := rest.CopyConfig(c.config)
 	config.QPS = -1 // one request at a time, and the API server has a limit of its own
 	meta, err := metadata.NewForConfig(config)
@@ -163,7 +167,14 @@ func (c *Client) witness(ctx context.Context, revision int64) (*witness, error) 
 	w := &witness{lists: map[string]*witnessList{}}
 	var denied []string
 	for _, k := range witnessed {
-		l, err := witnessKind(ctx, c.lister(meta, k.gvr), revision)
+		list := c.lister(k.gvr)
+		if list == nil && specs {
+			list = c.specLister(k.gvr)
+		}
+		if list == nil {
+			list = lists(meta.Resource(k.gvr).List)
+		}
+		l, err := witnessKind(ctx, list, revision)
 		switch {
 		case errors.Is(err, engine.ErrAbsent):
 			continue
@@ -182,34 +193,60 @@ func (c *Client) witness(ctx context.Context, revision int64) (*witness, error) 
 	return w, nil
 }
 
-// lister returns what lists a kind: whole objects of some kinds, metadata of the others.
-func (c *Client) lister(meta metadata.Interface, gvr schema.GroupVersionResource) func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+// specLister returns what lists a kind of pods or workloads; nil for other kinds.
+func (c *Client) specLister(gvr schema.GroupVersionResource) lister {
 	switch api := c.core; gvr {
-	case core("serviceaccounts"):
-		return whole(api.CoreV1().ServiceAccounts("").List)
-	case core("secrets"):
-		return whole(api.CoreV1().Secrets("").List)
-	case core("configmaps"):
-		return whole(api.CoreV1().ConfigMaps("").List)
-	case inGroup(rbacv1.GroupName, "clusterroles"):
-		return whole(api.RbacV1().ClusterRoles().List)
-	case inGroup(rbacv1.GroupName, "clusterrolebindings"):
-		return whole(api.RbacV1().ClusterRoleBindings().List)
-	case inGroup(rbacv1.GroupName, "roles"):
-		return whole(api.RbacV1().Roles("").List)
-	case inGroup(rbacv1.GroupName, "rolebindings"):
-		return whole(api.RbacV1().RoleBindings("").List)
+	case core("pods"):
+		return lists(api.CoreV1().Pods("").List)
+	case core("replicationcontrollers"):
+		return lists(api.CoreV1().ReplicationControllers("").List)
+	case inGroup("apps", "deployments"):
+		return lists(api.AppsV1().Deployments("").List)
+	case inGroup("apps", "daemonsets"):
+		return lists(api.AppsV1().DaemonSets("").List)
+	case inGroup("apps", "statefulsets"):
+		return lists(api.AppsV1().StatefulSets("").List)
+	case inGroup("apps", "replicasets"):
+		return lists(api.AppsV1().ReplicaSets("").List)
+	case inGroup("batch", "jobs"):
+		return lists(api.BatchV1().Jobs("").List)
+	case inGroup("batch", "cronjobs"):
+		return lists(api.BatchV1().CronJobs("").List)
 	}
-	return whole(meta.Resource(gvr).List)
+	return nil
 }
 
-// whole hides the type of a list.
-func whole[L runtime.Object](list func(context.Context, metav1.ListOptions) (L, error)) func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+// lister lists a page of a kind.
+type lister func(context.Context, metav1.ListOptions) (runtime.Object, error)
+
+// lister returns what lists a kind that is compared as a whole; nil for other kinds.
+func (c *Client) lister(gvr schema.GroupVersionResource) lister {
+	switch api := c.core; gvr {
+	case core("serviceaccounts"):
+		return lists(api.CoreV1().ServiceAccounts("").List)
+	case core("secrets"):
+		return lists(api.CoreV1().Secrets("").List)
+	case core("configmaps"):
+		return lists(api.CoreV1().ConfigMaps("").List)
+	case inGroup(rbacv1.GroupName, "clusterroles"):
+		return lists(api.RbacV1().ClusterRoles().List)
+	case inGroup(rbacv1.GroupName, "clusterrolebindings"):
+		return lists(api.RbacV1().ClusterRoleBindings().List)
+	case inGroup(rbacv1.GroupName, "roles"):
+		return lists(api.RbacV1().Roles("").List)
+	case inGroup(rbacv1.GroupName, "rolebindings"):
+		return lists(api.RbacV1().RoleBindings("").List)
+	}
+	return nil
+}
+
+// lists hides the type of a list.
+func lists[L runtime.Object](list func(context.Context, metav1.ListOptions) (L, error)) lister {
 	return func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return list(ctx, o) }
 }
 
 // witnessKind lists one kind, page by page.
-func witnessKind(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error), revision int64) (*witnessList, error) {
+func witnessKind(ctx context.Context, list lister, revision int64) (*witnessList, error) {
 	l := &witnessList{objects: map[string]*witnessObject{}}
 	o := metav1.ListOptions{Limit: witnessPage}
 	if revision > 0 {
@@ -265,10 +302,14 @@ func (l *witnessList) add(item runtime.Object) error {
 	if ns := m.GetNamespace(); ns != "" {
 		name = ns + "/" + name
 	}
-	if _, ok := item.(*metav1.PartialObjectMetadata); !ok {
-		if o.digest, err = digestOf(item); err != nil {
-			return err
-		}
+	if spec := podSpecOf(item); spec != nil {
+		o.power = true
+		o.digest, err = powerDigest(spec)
+	} else if _, ok := item.(*metav1.PartialObjectMetadata); !ok {
+		o.digest, err = digestOf(item)
+	}
+	if err != nil {
+		return err
 	}
 	l.objects[name] = o
 	return nil
@@ -359,9 +400,9 @@ func (c *Client) compareWith(ctx context.Context, r io.ReaderAt, s *backup.Snaps
 func (c *Client) compareAt(ctx context.Context, db *backup.EtcdFile, s *backup.Snapshot, revision int64) error {
 	limited, cancel := context.WithTimeout(ctx, 2*snapshotPrepare)
 	defer cancel()
-	at, err := c.witness(limited, revision)
+	at, err := c.witness(limited, revision, true)
 	if errors.Is(err, errCompacted) {
-		if at, err = c.witness(limited, 0); err == nil {
+		if at, err = c.witness(limited, 0, true); err == nil {
 			at.until(revision)
 			s.Unchecked = append(s.Unchecked, fmt.Sprintf("objects that were written while it was taken and again since, because etcd has compacted its revision %d", revision))
 		}
@@ -471,17 +512,26 @@ func (w *witness) same(o *witnessObject, e backup.EtcdEntry) error {
 		w.sealed++
 		return nil // only the API server can read it
 	}
+	if !bytes.Contains(e.Value, []byte(o.uid)) {
+		return fmt.Errorf("its %s is another object than the API server's", clean(string(e.Key)))
+	}
 	if o.digest == nil {
-		if !bytes.Contains(e.Value, []byte(o.uid)) {
-			return fmt.Errorf("its %s is another object than the API server's", clean(string(e.Key)))
-		}
 		return nil
 	}
 	stored, _, err := scheme.Codecs.UniversalDeserializer().Decode(e.Value, nil, nil)
 	if err != nil {
 		return fmt.Errorf("its %s is not readable", clean(string(e.Key)))
 	}
-	digest, err := digestOf(stored)
+	var digest []byte
+	if o.power {
+		spec := podSpecOf(stored)
+		if spec == nil {
+			return nil // it is stored in a version that the API server converts
+		}
+		digest, err = powerDigest(spec)
+	} else {
+		digest, err = digestOf(stored)
+	}
 	if err != nil {
 		return fmt.Errorf("its %s is not readable", clean(string(e.Key)))
 	}

@@ -258,7 +258,7 @@ func TestForgedSnapshotsAreRefused(t *testing.T) {
 	t.Run("one with a binding that the API server does not have", func(t *testing.T) {
 		// The forged database is that of an etcd which has one binding more. The API server
 		// is asked of the true one: here, its list is taken with the binding gone.
-		before, err := admin.witness(t.Context(), 0)
+		before, err := admin.witness(t.Context(), 0, false)
 		r.must(err)
 		b, rev := r.etcd()
 		before.begun(t.Context(), admin)

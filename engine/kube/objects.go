@@ -70,7 +70,10 @@ func (c *Client) Components(ctx context.Context, name string) (engine.Components
 			return err
 		}
 		out.Kubernetes, out.Statement = m.Data[keyVersion], m.Annotations[v1alpha1.AnnotationStatement]
-		out.List, out.Agent = nil, nil
+		out.List, out.Agent, out.Unenrolled = nil, nil, nil
+		if text := m.Annotations[v1alpha1.AnnotationUnenrolled]; text != "" {
+			out.Unenrolled = strings.Split(text, ",")
+		}
 		if text := m.Annotations[v1alpha1.AnnotationAgent]; text != "" {
 			if err := unmarshal([]byte(text), &out.Agent); err != nil {
 				return err
@@ -107,6 +110,9 @@ func (c *Client) PublishComponents(ctx context.Context, want engine.Components) 
 			return fmt.Errorf("marshal enrolment program: %w", err)
 		}
 		m.Annotations[v1alpha1.AnnotationAgent] = string(b)
+		if len(want.Unenrolled) > 0 {
+			m.Annotations[v1alpha1.AnnotationUnenrolled] = strings.Join(want.Unenrolled, ",")
+		}
 	}
 	err = retry(ctx, func(ctx context.Context) error {
 		_, err := c.core.CoreV1().ConfigMaps(systemNamespace).Create(ctx, m, metav1.CreateOptions{FieldManager: fieldManager})

@@ -7,13 +7,12 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// Action is one effect. Each is conditional on what it names, so that doing it twice,
-// or late, is the same as doing it once or not at all; see actionKind. Two actions
-// that are equal ask for the same effect.
+// Action is one effect. Each is conditional on what it names: to carry it out twice or late has
+// the same effect as once or not at all. See [ActionKind]. Equal actions request the same effect.
 type Action struct {
 	Kind    ActionKind
 	Node    string // name of the Node, or of the member's node
-	Heir    string // name of the donor's heir; of moveLeader: of the next leader
+	Heir    string // name of the old node's replacement node; of MoveLeader: of the next leader
 	Donor   string // name
 	Machine string // ID in the cloud
 	Group   string // ID
@@ -24,75 +23,74 @@ type Action struct {
 	JoinComponents      v1alpha1.JoinComponents
 	Until               time.Time
 	MinVoters           int
-	Ended               time.Time // of the failed run that is tried again; zero: none is
-	RetryMark           string    // of markRetry: of that run; empty: what is noted is taken off
-	Uncordon            bool      // of markInPlace: the label is taken off
+	Ended               time.Time // of the failed run that is retried; zero: no retry
+	RetryMark           string    // of MarkRetry: mark of that run; empty: the request is removed
+	Uncordon            bool      // of MarkInPlace: the label is removed
 }
 
-// ActionKind is what an action does, and on what condition.
+// ActionKind is what an action does, and its condition.
 type ActionKind int
 
 const (
 	_ ActionKind = iota
-	// PauseAutoscaler sets the AutoscalingStrategy to not enabled and marks it as ours,
-	// in one write, if it is enabled.
+	// PauseAutoscaler disables the AutoscalingStrategy and marks it as paused by the operator, in
+	// one write, if it is enabled.
 	PauseAutoscaler
-	// ResumeAutoscaler sets it to enabled and takes the mark off, if the mark is there.
+	// ResumeAutoscaler enables it and removes the mark, if the mark is there.
 	ResumeAutoscaler
 	// SetGroupImage sets the image of the group's next machines.
 	SetGroupImage
-	// RecordIntent creates the PendingNode. If one of its name exists nothing happens.
+	// RecordIntent creates the PendingNode. If its name exists, nothing happens.
 	RecordIntent
-	// BindIntent sets machine, node and Leave, if the PendingNode with that token is
-	// not bound yet and is the object that was seen. It is never taken back: what goes
-	// and what stays is settled here.
+	// BindIntent sets machine, node and the goal Leave, if the PendingNode with that token is not
+	// bound yet and is the observed object. It is final: it decides which machine leaves and which
+	// stays.
 	BindIntent
-	// ClearIntent deletes the PendingNode as it was seen.
+	// ClearIntent deletes the PendingNode if it is unchanged.
 	ClearIntent
-	// CreateInstance asks the cloud for one machine with the intent's token, if the
-	// intent is still there and not bound. The same token never makes a second one.
+	// CreateInstance requests one machine with the intent's token, if the intent exists and is not
+	// bound. The same token never makes a second machine.
 	CreateInstance
-	// AdoptHeir notes the donor on the heir and copies labels and taints.
+	// AdoptHeir writes the old node's name to the replacement node and copies labels and taints.
 	AdoptHeir
-	// CordonNode marks the node as unschedulable, by us and since when, unless it is
-	// so already, and notes its heir. It changes the Node only as it was seen.
+	// CordonNode cordons the node and writes the time, unless it is cordoned already, and writes
+	// the name of its replacement node. It changes the Node only if it is unchanged.
 	CordonNode
-	// ReleaseNode takes the note of an heir off, and our cordon if uncordon is set. A
-	// cordon of others stays. It changes the Node only as it was seen.
+	// ReleaseNode removes the name of the replacement node, and the operator's cordon if Uncordon is set.
+	// Cordons of others stay. It changes the Node only if it is unchanged.
 	ReleaseNode
-	// PostponeNode notes until when others come first.
+	// PostponeNode writes until when other nodes come first.
 	PostponeNode
-	// DrainNode evicts what is left, as budgets allow, and notes what refuses.
+	// DrainNode evicts the remaining pods as PodDisruptionBudgets allow, and records what blocks.
 	DrainNode
-	// YieldLease makes the operator's leader on the node stop, for another to take over.
+	// YieldLease stops the operator's leader on the node, so that another replica leads.
 	YieldLease
-	// MoveLeader makes heir the leader of etcd.
+	// MoveLeader makes replacement node the leader of etcd.
 	MoveLeader
-	// RemoveMember removes the node's member, if at least voters started voters stay.
+	// RemoveMember removes the node's etcd member, if at least MinVoters started voters remain.
 	RemoveMember
-	// DeleteInstance asks the cloud to delete the machine; one that is gone is no error.
+	// DeleteInstance requests the deletion of the machine. A machine that is gone is no error.
 	DeleteInstance
-	// DeleteNode deletes the Node, if it is still the Node of the machine.
+	// DeleteNode deletes the Node if it is still the Node of the machine.
 	DeleteNode
-	// StartUpgrade asks the node's agent for the version; it attaches to the same run.
+	// StartUpgrade requests an upgrade of Kubernetes from the node's agent, or attaches to that run.
 	StartUpgrade
-	// UpgradeNode asks the node's own agent for the version; it attaches to the same run,
-	// and tries no other one again than that which has ended then.
+	// UpgradeNode requests an upgrade from the node's own agent, or attaches to that run. It retries
+	// only the run that ended at Ended.
 	UpgradeNode
-	// NoteComponents notes on the Node what its agent has finished, if it is still the
-	// Node of the machine. It changes the Node only as it was seen.
+	// NoteComponents writes the components that its agent has installed to the Node, if it is still
+	// the Node of the machine and unchanged.
 	NoteComponents
-	// MarkInPlace labels the Node as one that is upgraded in place, or takes the label
-	// off.
+	// MarkInPlace labels the Node as one that is upgraded in place, or removes the label.
 	MarkInPlace
-	// MarkRetry notes on the Node which failed run is tried again now, or takes the note
-	// off. It changes the Node only as it was seen.
+	// MarkRetry writes to the Node which failed run is retried now, or removes that. It changes the
+	// Node only if it is unchanged.
 	MarkRetry
-	// PublishComponents writes what joining machines get into the status, as it was seen.
+	// PublishComponents writes the components of joining machines to the status, if it is unchanged.
 	PublishComponents
 )
 
-// String says what the action does, for logs: "cordon worker-1 heir=worker-4".
+// String describes the action for logs: "cordon worker-1 heir=worker-4".
 func (a Action) String() string {
 	s := a.Kind.String()
 	add := func(key, value string) {

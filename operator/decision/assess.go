@@ -12,7 +12,7 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// class is what a node is to the rollout. Every node is in exactly one.
+// class is the state of a node in the rollout. Every node is in exactly one class.
 type class int
 
 const (
@@ -26,7 +26,7 @@ const (
 	mint
 )
 
-// classify says what n is; the first rule that matches counts.
+// classify returns the class of n; the first rule that matches counts.
 // inPlace is whether its group is upgraded in place, so that its image stays. hasHeir
 // and hasDonor are whether another node replaces it, and whether it replaces one.
 func classify(spec v1alpha1.NodeVersionSpec, n *Node, inPlace, hasHeir, hasDonor bool, mints map[string]bool) class {
@@ -71,9 +71,9 @@ const (
 	maxGroupBytes   = 1000
 )
 
-// assess returns what of the status can be told without deciding anything: counts,
-// examples and the condition Outdated. It is pure: before is the status so far, which
-// keeps the times of its conditions and what was published for joining machines.
+// assess returns the part of the status that needs no decision: counts, examples and the
+// condition Outdated. before is the previous status: the times of its conditions and the
+// published components are kept.
 func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.NodeVersionStatus, w World, now time.Time) v1alpha1.NodeVersionStatus {
 	w.Nodes = sorted(w.Nodes)
 	return assessSorted(spec, generation, before, w, now, func(n *Node) (bool, bool) { return n.Heir != "", n.Donor != "" })
@@ -104,8 +104,8 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 		if p.Kind == "PendingNode" && p.Ready {
 			mints[p.Node] = true
 		}
-		// One machine may have two notes, of which PendingNode says more; a note whose
-		// Node exists is about to be consumed.
+		// A machine may have a JoiningNode and a PendingNode, of which the PendingNode is more exact.
+		// An object whose Node exists is about to be deleted.
 		key := cmp.Or(p.Node, p.Name)
 		if _, seen := pending[key]; !exists[p.Node] && (!seen || p.Kind == "PendingNode") {
 			pending[key] = v1alpha1.Reference{Kind: p.Kind, Name: p.Name}
@@ -160,7 +160,7 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 		AwaitingAnnotation: n(awaiting), Obsolete: n(obsolete), Invalid: n(invalid), Pending: int32(len(waiting)),
 	}
 	s.Groups = groupCounts(counts)
-	// What wants attention comes first; the many that are fine get what room is left.
+	// Nodes that need attention come first; the rest fill the remaining room.
 	room := examples{n: maxExamples, bytes: maxExampleBytes}
 	s.Invalid = room.of(byClass[invalid].first)
 	s.AwaitingAnnotation = room.of(byClass[awaiting].first)
@@ -180,11 +180,10 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 	return s
 }
 
-// joinComponents returns what joining machines get. What was published once stays: it
-// follows the spec only after the control plane was upgraded. A new cluster starts
-// with its target, which is what its control plane was made with; whether that is so
-// is read from the control planes' kubelets, since no kubelet may be newer than its
-// API server.
+// joinComponents returns the components of joining machines. Published components stay: they
+// follow the spec only after the control plane was upgraded. A new cluster starts with its
+// target if the kubelets of its control planes have that version, because no kubelet may be
+// newer than its API server.
 func joinComponents(spec v1alpha1.NodeVersionSpec, before v1alpha1.JoinComponents, w World) v1alpha1.JoinComponents {
 	if before.ControlPlane != "" && before.Worker != "" {
 		return before
@@ -235,7 +234,7 @@ func groupCounts(all map[string]*v1alpha1.GroupCounts) []v1alpha1.GroupCounts {
 	return out
 }
 
-// examples hands out the room for names in a status.
+// examples limits the names in a status.
 type examples struct{ n, bytes int }
 
 func (e *examples) of(all []v1alpha1.Reference) []v1alpha1.Reference {

@@ -16,9 +16,8 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// Times of the policy, all measured by our own clock. Creating is short because the
-// cloud accepts a request or does not; joining is as long as the slowest machine that
-// was seen to join.
+// Deadlines of the policy, by the operator's own clock. Creating is short, because the cloud
+// accepts a request or does not. Joining is as long as the slowest join that was measured.
 const (
 	CreateDeadline  = 5 * time.Minute
 	JoinDeadline    = 30 * time.Minute
@@ -28,13 +27,12 @@ const (
 	pausedGivesBack = 10 * time.Minute
 )
 
-// Decide returns what to do next to bring the world to spec, and what to tell about
-// it. It is pure, and all policy is in it and in the table of rules.
+// Decide returns the next actions that bring the world to spec, and the status. It is pure, and
+// all policy is in it and in the table of rules.
 //
-// The actions are independent of each other: each is safe by itself, in any order,
-// when the others fail, when it is done twice, and when the world has moved on since
-// it was observed. So a reader may go through the rules one by one, and whoever acts
-// may stop after any of them.
+// The actions are independent. Each is safe by itself, in any order, if the others fail, if it is
+// repeated, and if the world has changed since it was observed. So the rules can be read one by
+// one, and the caller may stop after any action.
 func Decide(spec v1alpha1.NodeVersionSpec, w World) *Decision { return plan(spec, w, everyRule) }
 
 // plan decides with one rule switched off; everyRule is none.
@@ -64,48 +62,48 @@ type Decision struct {
 	w    World
 
 	*Lookup
-	groups  map[string]*Group
-	replacements  []replacement      // those under way, by place
-	donors  map[string]bool    // names of nodes with a replacement
-	leaving map[string]*Intent // by ID of the machine
-	tracked map[string]bool    // IDs and tokens that an intent speaks of
-	takenSlots   map[int]bool       // places that an intent holds
-	orphanedHeirs    []*Instance        // machines of ours that lost their intent
-	// A control plane is on its way in or out beside the one place: its intent was
-	// deleted, or it is bound to leave by an intent that holds no place.
+	groups        map[string]*Group
+	replacements  []replacement      // replacements in progress, by slot
+	donors        map[string]bool    // names of nodes with a replacement
+	leaving       map[string]*Intent // by ID of the machine
+	tracked       map[string]bool    // IDs and tokens that an intent names
+	takenSlots    map[int]bool       // surge slots that an intent holds
+	orphanedHeirs []*Instance        // machines that the operator created and whose intent was deleted
+	// A control plane joins or leaves outside of the one slot: its intent was deleted, or an intent
+	// without a slot is bound to it.
 	untrackedControlPlane bool
-	keepCordoned          map[string]bool // nodes whose cordon is meant
-	refusal           string          // why the target is not gone to; empty: it is
-	controlPlanesDone            bool            // every control plane is at the target, and none on its way in or out
-	controlPlanesOutdated            bool            // a control plane is to be replaced
-	controlPlaneOnHold            bool            // one that is to be replaced is held by its owner
-	controlPlaneUnknown         bool            // the cloud does not describe one's machine
-	inFlight          int             // machines beyond those that the groups shall have, or upgraded in place
-	surge             int
-	stuckGroups             map[string]int // upgrades in place that do not get on, by group, in lower case
-	stuckSlots       int            // that these hold
+	keepCordoned          map[string]bool // nodes that stay cordoned; releaseCordons uncordons all others
+	refusal               string          // why the target is refused; empty: it is accepted
+	controlPlanesDone     bool            // every control plane is at the target, and none joins or leaves
+	controlPlanesOutdated bool            // a control plane must be replaced
+	controlPlaneOnHold    bool            // a control plane that must be replaced is on hold
+	controlPlaneUnknown   bool            // the cloud does not describe the machine of a control plane
+	inFlight              int             // machines above the sizes of the groups, or upgraded in place
+	surge                 int
+	stuckGroups           map[string]int // stuck in-place upgrades, by group in lower case
+	stuckSlots            int            // surge slots that stuck upgrades hold
 
 	Actions []Action
 	Waits   []Wait
-	// Exclusive says that the cluster's nodes are not to be touched by others: some are being replaced
-	// or upgraded, or are to be.
+	// Exclusive says that the operator needs the node lock: nodes are being replaced or upgraded, or
+	// will be.
 	Exclusive bool
 }
 
-// replacement is an intent with what it speaks of; each of donor, machine and heir
-// may be missing.
+// replacement is an intent with the objects that it names; each of donor, machine and heir may be
+// missing.
 type replacement struct {
 	*Intent
-	slot   int
+	slot    int
 	donor   *Node
 	machine *Instance
 	heir    *Node
 }
 
-// placePrefix begins the names of intents that hold a place of the surge budget. Names
-// are unique, so two leaders cannot exceed the budget, whatever they last saw.
+// slotPrefix begins the names of intents that hold a surge slot. Names are unique, so two leaders
+// cannot exceed the budget, even with stale observations.
 const (
-	slotPrefix   = "replace-"
+	slotPrefix    = "replace-"
 	MachinePrefix = "machine-"
 )
 
@@ -118,12 +116,12 @@ func SurgeSlot(name string) (int, bool) {
 	return n, err == nil && n >= 0
 }
 
-// index orders what was observed.
+// index builds the lookups and counts of one decision.
 func (d *Decision) index() {
 	d.groups, d.leaving = make(map[string]*Group, 2*len(d.w.Groups)), map[string]*Intent{}
 	d.tracked, d.keepCordoned, d.donors, d.takenSlots, d.stuckGroups = map[string]bool{}, map[string]bool{}, map[string]bool{}, map[int]bool{}, map[string]int{}
 	if d.Lookup = d.w.Lookup; d.Lookup == nil || !byName(d.w.Nodes) {
-		d.w.Nodes = sorted(d.w.Nodes) // a copy, because they are judged
+		d.w.Nodes = sorted(d.w.Nodes) // a copy, because judge changes it
 		d.Lookup = lookupWithout(&d.w, d.off)
 	}
 	for i := range d.w.Groups {
@@ -183,7 +181,7 @@ func (d *Decision) index() {
 	for i := range d.w.Nodes {
 		n := &d.w.Nodes[i]
 		d.untrackedControlPlane = d.untrackedControlPlane || d.hasLeftEtcd(n) && !d.leaves(n)
-		if n.Confirmed { // no others raise what is a part of all
+		if n.Confirmed { // only confirmed nodes raise a percentage
 			confirmed++
 		}
 	}
@@ -220,9 +218,8 @@ func sorted(nodes []Node) []Node {
 	return out
 }
 
-// surplusNodes counts the nodes beyond those that there shall be: of a replacement whose
-// donor and heir are both Nodes, one is to go. One whose heir has not joined has none. An
-// heir that lost its intent is one as well.
+// surplusNodes counts the nodes above the desired number: one for each replacement whose old node and
+// replacement node are both Nodes, and one for each orphaned replacement node.
 func (d *Decision) surplusNodes() int {
 	n := 0
 	for _, m := range d.orphanedHeirs {
@@ -258,8 +255,8 @@ func (d *Decision) idOf(id string) string {
 	return id
 }
 
-// isOrphanedHeir reports whether m was created by us to replace a node that is still there,
-// and its intent is gone, because somebody has deleted it.
+// isOrphanedHeir reports whether the operator created m to replace a node that still exists, and
+// somebody deleted the intent.
 func (d *Decision) isOrphanedHeir(m *Instance) bool {
 	if m.Token == "" || d.tracked[m.Token] || Gone(m) {
 		return false
@@ -268,8 +265,7 @@ func (d *Decision) isOrphanedHeir(m *Instance) bool {
 	replaced, pinned := d.madeFor(m)
 	pinned = pinned && d.off != ruleMadeFor
 	if n == nil || !known(n) || d.leaves(n) {
-		// Once what it was made for is gone it is a machine like any other, whatever its
-		// Node claims or keeps to itself.
+		// Once the replaced machine is gone, m is a machine like any other, whatever its Node claims.
 		return !pinned || !d.w.Complete || replaced != nil && !Gone(replaced)
 	}
 	if !d.atTarget(n) || d.inPlace(n) {
@@ -279,9 +275,9 @@ func (d *Decision) isOrphanedHeir(m *Instance) bool {
 	return donor != nil && d.outdated(donor)
 }
 
-// donorOf returns the node that m was made to replace, if that is still a node; nil:
-// there is none. n is the node of m. The token of m says which it is. The Node of one
-// that an older operator has created says it, and is believed if its donor agrees.
+// donorOf returns the node that m was created to replace, or nil. n is the node of m. The token of
+// m names the old node. If an older operator created m, its Node names the old node, which counts if
+// the old node's Node names n.
 func (d *Decision) donorOf(m *Instance, n *Node) *Node {
 	replaced, pinned := d.madeFor(m)
 	switch {
@@ -298,7 +294,7 @@ func (d *Decision) donorOf(m *Instance, n *Node) *Node {
 	return nil
 }
 
-// surge returns how many machines there may be beyond those that shall be.
+// surge returns how many machines may exist above the desired number.
 func surge(max *intstr.IntOrString, nodes int) int {
 	if max == nil {
 		return 1
@@ -312,18 +308,18 @@ func surge(max *intstr.IntOrString, nodes int) int {
 
 func Gone(m *Instance) bool { return m != nil && m.State == "Terminated" }
 
-// known reports whether it is certain what n is made from.
+// known reports whether image, components and machine of n are known.
 func known(n *Node) bool {
 	return n.Confirmed && n.Image != "" && n.Components != "" && n.ProviderID != ""
 }
 
-// atTarget reports whether n is what the target says. The image of a node that is
-// upgraded in place stays.
+// atTarget reports whether n has the target's components and image. The image of a node that is
+// upgraded in place does not count.
 func (d *Decision) atTarget(n *Node) bool {
 	return n.Confirmed && n.Components == d.spec.KubernetesComponentsReference && (strings.EqualFold(n.Image, d.spec.Image) || d.inPlace(n))
 }
 
-// inPlace reports whether n is upgraded as it is.
+// inPlace reports whether n is upgraded in place.
 func (d *Decision) inPlace(n *Node) bool {
 	g := d.Group(n.Group)
 	return g != nil && g.Strategy == v1alpha1.InPlaceStrategy
@@ -338,8 +334,8 @@ func (d *Decision) Group(id string) *Group {
 	return d.groups[strings.ToLower(id)]
 }
 
-// roleOf returns the role of the machine of an intent. What the cloud says comes before
-// what was written down, which may have been a Node's claim.
+// roleOf returns the role of the machine of an intent. The cloud's role comes before the recorded
+// one, which may be a Node's claim.
 func (d *Decision) roleOf(in *Intent) v1alpha1.Role {
 	m := d.Instance(in.Machine)
 	if m == nil {
@@ -359,28 +355,28 @@ func (d *Decision) roleOf(in *Intent) v1alpha1.Role {
 	return ""
 }
 
-// outdated reports whether n is to be replaced or upgraded, now or later.
+// outdated reports whether n must be replaced or upgraded, now or later.
 func (d *Decision) outdated(n *Node) bool {
 	return d.must(ruleKnown, known(n)) && !d.atTarget(n) && !n.Obsolete && !d.leaves(n) && d.Group(n.Group) != nil &&
 		d.must(ruleKeepWorkers, n.Role == v1alpha1.ControlPlaneRole || !d.spec.Rollout.KeepWorkers)
 }
 
-// postponed reports whether n is not to be replaced now. A replacement that is under way is
-// given up, unless its donor cannot stay any more.
+// postponed reports whether n must not be replaced now. A replacement in progress is given up,
+// unless its old node cannot stay.
 func (d *Decision) postponed(n *Node) bool { return d.w.Now.Before(n.PostponedUntil) || d.onHold(n) }
 
-// onHold reports whether the owner of n wants it left as it is.
+// onHold reports whether n or its group is on hold.
 func (d *Decision) onHold(n *Node) bool {
 	g := d.Group(n.Group)
 	return !d.must(ruleHeld, !n.OnHold && (g == nil || !g.OnHold))
 }
 
-// stopped reports whether nothing new is to begin.
+// stopped reports whether nothing new may start.
 func (d *Decision) stopped() bool {
 	return !d.must(ruleStoppedBegins, !d.spec.Rollout.Paused && !d.spec.Rollout.Cancel) || d.refusal != ""
 }
 
-// controlPlanes finds out how far the control planes are.
+// controlPlanes computes the progress of the control planes.
 func (d *Decision) controlPlanes() {
 	d.controlPlanesDone = false
 	for i := range d.w.Nodes {
@@ -404,10 +400,10 @@ func (d *Decision) controlPlanes() {
 			d.controlPlanesDone = false
 		}
 	}
-	d.controlPlanesDone = d.controlPlanesDone && !d.controlPlaneJoins() // one may be about to join
+	d.controlPlanesDone = d.controlPlanesDone && !d.controlPlaneJoins() // a control plane may join
 }
 
-// refuse says why the target cannot be gone to, whatever the cluster does.
+// refuse returns why the cluster can never reach the target, or the empty string.
 func (d *Decision) refuse() string {
 	want, err := version.Parse(d.spec.KubernetesClusterVersion)
 	if err != nil {
@@ -424,7 +420,7 @@ func (d *Decision) refuse() string {
 			newest = v
 		}
 	}
-	// A kubelet reports its own version. A worker's is never above what was published.
+	// A kubelet reports its own version. A worker's is never newer than the published components.
 	for i := range d.w.Nodes {
 		if n := &d.w.Nodes[i]; n.Role == v1alpha1.ControlPlaneRole || d.off == ruleOwnVersions {
 			see(n.Kubelet)
@@ -446,10 +442,9 @@ func (d *Decision) refuse() string {
 	return ""
 }
 
-// upgradeKubernetes brings the control plane's Kubernetes to the target through the agent,
-// once per target, then lets joining machines have it, role by role, and gives groups
-// their image. What is published is the memory of what was done: no API server is
-// asked which version it is.
+// upgradeKubernetes upgrades the control plane's Kubernetes through the agent, once per target. Then
+// it publishes the components for joining machines, role by role, and sets the image of the
+// groups. The published components record what was done: no API server is asked for its version.
 func (d *Decision) upgradeKubernetes() {
 	pub, want := d.w.Before.JoinComponents, d.spec.KubernetesComponentsReference
 	if pub.ControlPlane == "" || pub.Worker == "" {
@@ -494,7 +489,7 @@ func (d *Decision) upgradeKubernetes() {
 	}
 }
 
-// upgraded reports whether control planes may be made from the target's components.
+// upgraded reports whether control planes may join with the target's components.
 func (d *Decision) upgraded(published string) bool {
 	r, want := d.w.Run, d.spec.KubernetesClusterVersion
 	done := r.Phase == "done" && r.Version == want && r.Components == d.spec.KubernetesComponentsReference
@@ -506,7 +501,7 @@ func (d *Decision) upgrade() {
 	same, host := d.aimsAt(r), d.agent()
 	switch {
 	case r.Active():
-		return // seen in status.upgrade
+		return // status.upgrade reports it
 	case d.stopped():
 		return
 	case same && r.Phase == "failed" && !d.when(ruleRetry, true):
@@ -529,7 +524,7 @@ func (d *Decision) upgrade() {
 	}
 }
 
-// isBarred reports whether nothing may begin now, and says what is waited for.
+// isBarred reports whether another holder of the node lock forbids a start, and adds a wait.
 func (d *Decision) isBarred() bool {
 	if d.w.NodesLocked && d.w.NodesLockedBy != "" {
 		d.Wait("NodesTaken", d.w.NodesLockedBy, v1alpha1.Reference{}, time.Time{})
@@ -547,7 +542,7 @@ func (d *Decision) controlPlaneMoves() bool {
 	return false
 }
 
-// controlPlaneJoins reports whether the cloud has a machine of a control plane that is no Node yet.
+// controlPlaneJoins reports whether the cloud has a control plane's machine without a Node.
 func (d *Decision) controlPlaneJoins() bool {
 	return slices.ContainsFunc(d.w.Instances, func(m Instance) bool {
 		g := d.Group(m.Group)
@@ -555,8 +550,8 @@ func (d *Decision) controlPlaneJoins() bool {
 	})
 }
 
-// agent returns the control plane whose agent upgrades Kubernetes: the one that the
-// operator is on, whose socket it has.
+// agent returns the control plane whose agent upgrades Kubernetes: the leader's own, because the
+// operator has its socket.
 func (d *Decision) agent() *Node {
 	if n := d.Nodes[d.w.LeaderNode]; n != nil && n.Ready && n.Role == v1alpha1.ControlPlaneRole && !d.leaves(n) {
 		return n
@@ -573,13 +568,13 @@ func (d *Decision) publish(j v1alpha1.JoinComponents) {
 	d.do(Action{Kind: PublishComponents, JoinComponents: j})
 }
 
-// advanceReplacement does the next thing for a replacement that is under way.
+// advanceReplacement takes the next step of a replacement.
 func (d *Decision) advanceReplacement(r *replacement) {
 	switch {
 	case r.machine == nil:
 		d.create(r)
 	case Gone(r.machine):
-		if r.heir == nil { // else its Node goes first
+		if r.heir == nil { // else its Node is deleted first
 			d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
 		}
 	case d.when(ruleHeirStays, d.replaced(r)):
@@ -587,7 +582,7 @@ func (d *Decision) advanceReplacement(r *replacement) {
 			d.Wait("IntentSettles", fmt.Sprintf("the etcd member of %s votes, and its Node is not seen", r.machine.Name), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, time.Time{})
 			return
 		}
-		d.do(Action{Kind: ClearIntent, Intent: *r.Intent}) // the donor goes as one that is half gone
+		d.do(Action{Kind: ClearIntent, Intent: *r.Intent}) // trackOrphans removes the old node, which has left etcd
 	case d.unneeded(r) || r.donor != nil && d.postponed(r.donor):
 		d.giveUp(r)
 	case r.heir == nil:
@@ -602,7 +597,7 @@ func (d *Decision) advanceReplacement(r *replacement) {
 	}
 }
 
-// unneeded reports whether the donor of r is not to be replaced by r any more.
+// unneeded reports whether r must no longer replace its old node.
 func (d *Decision) unneeded(r *replacement) bool {
 	if r.machine != nil && d.leaving[r.machine.ID] != nil || r.heir != nil && d.hasLeftEtcd(r.heir) {
 		return true
@@ -610,7 +605,7 @@ func (d *Decision) unneeded(r *replacement) bool {
 	if r.donor == nil || !r.donor.Confirmed {
 		return false
 	}
-	// A donor whose member has left etcd cannot stay, so its heir has to.
+	// An old node whose member has left etcd cannot stay, so its replacement node has to.
 	if !d.hasLeftEtcd(r.donor) && (known(r.donor) && d.atTarget(r.donor) || r.donor.Obsolete || d.leaves(r.donor) || !d.must(ruleInPlace, !d.inPlace(r.donor)) || d.upgrades(r.donor)) {
 		return true
 	}
@@ -619,7 +614,7 @@ func (d *Decision) unneeded(r *replacement) bool {
 			return true
 		}
 	}
-	for i := range d.w.Intents { // one that is already bound to the donor
+	for i := range d.w.Intents { // an intent that is bound to the old node already
 		if o := &d.w.Intents[i]; o.Name != r.Name && o.Donor == r.Intent.Donor && o.Machine == r.donor.ProviderID {
 			return true
 		}
@@ -627,18 +622,16 @@ func (d *Decision) unneeded(r *replacement) bool {
 	return r.heir != nil && r.heir.Obsolete
 }
 
-// replaced reports whether the donor of r has left etcd, and the heir votes in its
-// place. The intent under which that happened was deleted by somebody. It is settled
-// all the same that the donor goes, and the heir must not be given up any more,
-// however long the donor's drain takes. Members are not known to be gone by Nodes,
-// which may not be seen.
+// replaced reports whether the old node of r has left etcd and the replacement node votes in its place, under an
+// intent that somebody deleted. The old node must then leave, and the replacement node must not be given up,
+// however long the drain takes. Nodes do not count here, because a Node may be missing from the
+// observation.
 func (d *Decision) replaced(r *replacement) bool {
 	return d.roleOf(r.Intent) == v1alpha1.ControlPlaneRole && r.donor != nil && !d.isMember(r.donor.Name) && d.votes(r.machine.Name) &&
 		(r.heir == nil || d.donorOf(r.machine, r.heir) == r.donor)
 }
 
-// create asks the cloud for the machine of an intent. It is the same request however
-// often it is made, since the token is the same.
+// create requests the machine of an intent. The token makes the request idempotent.
 func (d *Decision) create(r *replacement) {
 	late := d.w.Now.After(r.Deadline)
 	needed := r.donor != nil && d.outdated(r.donor) && !d.onHold(r.donor) && !d.unneeded(r)
@@ -646,7 +639,7 @@ func (d *Decision) create(r *replacement) {
 	case late && !d.w.Complete:
 		d.Wait(ReasonPartial, fmt.Sprintf("whether the cloud has made a machine for %s is known when it lists all machines again", r.Intent.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, time.Time{})
 	case !d.must(ruleNoLateCreate, !late):
-		// A request that is still on its way has arrived or failed by now.
+		// A pending request has arrived or failed by now.
 		if needed && !d.postponed(r.donor) {
 			d.postpone(r, "the cloud has not made its machine")
 		} else if d.when(ruleUnseenOverdue, true) {
@@ -668,8 +661,8 @@ func (d *Decision) create(r *replacement) {
 	}
 }
 
-// mayCreate reports whether a new machine of a group would be at the target, and
-// nobody else changes the number of machines meanwhile. It says what it waits for.
+// mayCreate reports whether a new machine of a group would be at the target, and nothing else
+// changes the number of machines meanwhile. Else it adds a wait.
 func (d *Decision) mayCreate(role v1alpha1.Role, g *Group) bool {
 	switch {
 	case g == nil || d.refusal != "":
@@ -698,15 +691,15 @@ func (d *Decision) mayCreate(role v1alpha1.Role, g *Group) bool {
 	return true
 }
 
-// giveUp binds the intent to the heir: the machine goes, the donor stays.
+// giveUp binds the intent to the replacement node: its machine leaves, the old node stays.
 func (d *Decision) giveUp(r *replacement) {
 	in := *r.Intent
 	in.Goal, in.Machine, in.Node = v1alpha1.LeaveGoal, r.machine.ID, r.machine.Name
 	d.do(Action{Kind: BindIntent, Intent: in})
 }
 
-// postpone notes on the donor that others come first. The intent is given up after
-// that, so that a crash in between cannot make the same attempt begin again.
+// postpone records on the old node that other nodes come first. The intent is given up after that, so
+// that a crash in between cannot start the same attempt again.
 func (d *Decision) postpone(r *replacement, why string) {
 	switch {
 	case r.donor != nil && d.outdated(r.donor):
@@ -717,7 +710,7 @@ func (d *Decision) postpone(r *replacement, why string) {
 	}
 }
 
-// completeReplacement lets the heir, which is a Node, take the donor's place.
+// completeReplacement replaces the old node by the replacement node, which is a Node: adopt, cordon, drain, bind.
 func (d *Decision) completeReplacement(r *replacement) {
 	h, donor := r.heir, r.donor
 	overdue := d.w.Now.After(r.machine.Since.Add(JoinDeadline))
@@ -732,7 +725,7 @@ func (d *Decision) completeReplacement(r *replacement) {
 		d.Wait("MachineUnknown", fmt.Sprintf("the cloud does not describe the machine of %s at the moment, so it stays", donor.Name), NodeReference(donor.Name), time.Time{})
 		return
 	case d.mispaired(r):
-		// Without the intent the machine is found again for the one that it belongs to.
+		// Without the intent, the machine is an orphan and is matched with its own old node.
 		d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
 		return
 	case !known(h):
@@ -754,7 +747,7 @@ func (d *Decision) completeReplacement(r *replacement) {
 		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", NodeReference(donor.Name), time.Time{})
 		return
 	case !begun && h.Donor != donor.Name:
-		// The intent says what it replaces, and the Node is only to repeat it.
+		// The intent names the old node. The annotation of the Node only repeats it.
 		if d.when(ruleHeirDenies, d.refusesDonor(r)) {
 			d.postpone(r, h.Name+", its new machine, does not keep the annotation that names what it replaces")
 			return
@@ -797,7 +790,7 @@ func (d *Decision) completeReplacement(r *replacement) {
 	}
 }
 
-// mispaired reports whether r's machine was created to replace another node than r's donor.
+// mispaired reports whether r's machine was created to replace another node than r's old node.
 func (d *Decision) mispaired(r *replacement) bool {
 	if d.off == ruleMadeFor {
 		return r.heir.Donor != "" && r.heir.Donor != r.Intent.Donor
@@ -806,13 +799,13 @@ func (d *Decision) mispaired(r *replacement) bool {
 	return replaced != nil && replaced.ID != r.donor.ProviderID
 }
 
-// refusesDonor reports whether the heir of r has had more time to take the note of its donor
-// than it needs.
+// refusesDonor reports whether the replacement node of r does not keep the annotation that names its old node for
+// longer than an honest Node needs.
 func (d *Decision) refusesDonor(r *replacement) bool {
 	return d.w.Now.After(r.machine.Since.Add(JoinDeadline + CreateDeadline))
 }
 
-// prefixed is a text with what introduces it; empty if there is none.
+// prefixed returns with and text, or the empty string if text is empty.
 func prefixed(with, text string) string {
 	if text == "" {
 		return ""
@@ -820,7 +813,7 @@ func prefixed(with, text string) string {
 	return with + text
 }
 
-// waitForHeir waits for an heir, as long as it has time.
+// waitForHeir waits for a replacement node until its deadline, and then postpones the replacement.
 func (d *Decision) waitForHeir(r *replacement, late bool, reason, message string) {
 	if d.when(ruleOverdue, late) {
 		d.postpone(r, message)
@@ -832,9 +825,9 @@ func (d *Decision) waitForHeir(r *replacement, late bool, reason, message string
 	d.Wait(reason, message, NodeReference(r.heir.Name), time.Time{})
 }
 
-// settleVanishedDonor ends a replacement whose donor's Node is gone. The heir takes its place if
-// somebody deleted it. If another node was its heir, the replacement was begun from an
-// old view, and the machine is one too many.
+// settleVanishedDonor ends a replacement whose old node's Node is gone. If somebody deleted the Node,
+// the replacement node stays. If another node was its replacement node, the replacement started from a stale
+// observation, and the machine leaves.
 func (d *Decision) settleVanishedDonor(r *replacement) {
 	for i := range d.w.Nodes {
 		if n := &d.w.Nodes[i]; n.Confirmed && n.Name != r.heir.Name && d.sameDonor(r, n) {
@@ -843,15 +836,14 @@ func (d *Decision) settleVanishedDonor(r *replacement) {
 		}
 	}
 	switch {
-	case r.heir.Donor != r.Intent.Donor && !d.when(ruleHeirDenies, d.refusesDonor(r)): // whose place it has taken, whether it is known or not
+	case r.heir.Donor != r.Intent.Donor && !d.when(ruleHeirDenies, d.refusesDonor(r)): // the replacement node stays, so it gets the name of its old node
 		d.do(Action{Kind: AdoptHeir, Node: r.heir.Name, Donor: r.Intent.Donor})
 	case d.when(ruleVanishedDonor, true):
 		d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
 	}
 }
 
-// sameDonor reports whether the machine of n was created to replace the same node as
-// that of r.
+// sameDonor reports whether the machines of n and r were created to replace the same node.
 func (d *Decision) sameDonor(r *replacement, n *Node) bool {
 	if d.off == ruleMadeFor {
 		return n.Donor == r.Intent.Donor
@@ -867,7 +859,7 @@ func (d *Decision) drain(n *Node) {
 	}
 }
 
-// othersWait reports whether another node could be replaced if n gave its place back.
+// othersWait reports whether another node could be replaced if n released its slot.
 func (d *Decision) othersWait(n *Node) bool {
 	if d.freeSlot(n.Role) >= 0 && d.inFlight < d.surge {
 		return false
@@ -880,8 +872,8 @@ func (d *Decision) othersWait(n *Node) bool {
 	return false
 }
 
-// advanceIntent carries on with an intent that does not replace: one that is bound to a
-// machine that goes, or one that tracks a machine nobody knows.
+// advanceIntent takes the next step of an intent that is no replacement: one that is bound to a
+// machine that leaves, upgrades a node in place, or tracks a joining machine.
 func (d *Decision) advanceIntent(in *Intent) {
 	switch in.Goal {
 	case v1alpha1.LeaveGoal:
@@ -903,7 +895,7 @@ func (d *Decision) advanceIntent(in *Intent) {
 	switch {
 	case Gone(m) || n != nil && d.joined(n):
 		d.do(Action{Kind: ClearIntent, Intent: *in})
-	case m != nil && m.Token != "" && d.tracked[m.Token]: // somebody else's heir
+	case m != nil && m.Token != "" && d.tracked[m.Token]: // the replacement node of another intent
 	case d.when(ruleOverdue, d.must(ruleStrayDeadline, d.w.Now.After(in.Deadline))):
 		bound := *in
 		bound.Goal = v1alpha1.LeaveGoal
@@ -913,23 +905,22 @@ func (d *Decision) advanceIntent(in *Intent) {
 	}
 }
 
-// joined reports whether a machine whose intent waits for it to join has done so. A join
-// can break off after the Node was made, and the join service gives a machine that has a
-// Node no other ticket: such a machine would stay as it is for ever. A node that its owner
-// holds is left as it is.
+// joined reports whether a joining machine has joined. A join can fail after the Node was created,
+// and the join service gives a machine with a Node no second ticket. Such a machine would never
+// become Ready. A node on hold is not changed.
 func (d *Decision) joined(n *Node) bool {
 	return n.Ready || n.OnHold || !d.when(ruleNeverReady, true)
 }
 
 const ReasonNeverReady = "NodeNeverReady"
 
-// neverReady says what becomes of a node whose machine does not finish its join, and what
-// a person can do.
+// neverReady describes the removal of a node whose machine does not finish its join, and the
+// remedy.
 func (d *Decision) neverReady(n *Node) string {
 	return fmt.Sprintf("Node %s has not been Ready since its machine began to join, and a machine that has a Node gets no other ticket; machine and Node are deleted when its time is over, and at once with `constellation machine revoke %s`", n.Name, n.Name)
 }
 
-// removeMachine removes a machine that is bound to go: work, etcd member, machine, Node. The
+// removeMachine removes a machine that is bound to leave: drain, etcd member, machine, Node. The
 // intent ends when the cloud has confirmed that the machine is gone.
 func (d *Decision) removeMachine(in *Intent) {
 	if d.when(ruleRevoked, in.Revoked) {
@@ -972,8 +963,8 @@ func (d *Decision) removeMachine(in *Intent) {
 	}
 }
 
-// memberGone reports whether the member of a control plane that goes has left etcd,
-// and takes the next step towards that otherwise.
+// memberGone reports whether the member of a leaving control plane has left etcd. Else it takes the
+// next step towards that.
 func (d *Decision) memberGone(in *Intent, n *Node, name string) bool {
 	if len(d.w.Etcd) == 0 {
 		d.Wait("EtcdUnknown", "the members of etcd could not be listed", v1alpha1.Reference{}, time.Time{})
@@ -988,9 +979,8 @@ func (d *Decision) memberGone(in *Intent, n *Node, name string) bool {
 	if in.Donor == name && n != nil && m.Voter && m.Healthy {
 		heir := d.heirOf(n, in)
 		if heir == "" || !d.isMember(heir) {
-			// The heir was lost after the donor was bound, or has left etcd: it voted when that
-			// was done. As long as the donor's member is in etcd nothing of its machine was
-			// touched, and it stays what it was.
+			// The replacement node was lost or left etcd after the old node was bound; it voted at that time. While the
+			// old node's member is in etcd, nothing of its machine was changed, so the old node stays.
 			if m := d.ByToken[in.Token]; d.when(ruleRevive, heir != "" || Gone(m) || m == nil && d.w.Complete) {
 				d.do(Action{Kind: ClearIntent, Intent: *in})
 			}
@@ -1014,8 +1004,8 @@ func (d *Decision) memberGone(in *Intent, n *Node, name string) bool {
 	return false
 }
 
-// heirOf returns the name of what takes n's place and stays. A Node that is not seen
-// may be there: what counts is the machine.
+// heirOf returns the name of the replacement node of n that stays. Machines count, because a Node may be missing
+// from the observation.
 func (d *Decision) heirOf(n *Node, in *Intent) string {
 	if m := d.ByToken[in.Token]; m != nil && !Gone(m) && d.leaving[m.ID] == nil {
 		return m.Name
@@ -1037,7 +1027,7 @@ func (d *Decision) othersHealthy(but string) bool {
 	return d.must(ruleMembersHealthy, !slices.ContainsFunc(d.w.Etcd, func(m Member) bool { return m.Node != but && (!m.Voter || !m.Healthy) }))
 }
 
-// unhealthyOther says which other member keeps one from leaving.
+// unhealthyOther describes the other member that blocks the removal.
 func (d *Decision) unhealthyOther(name string) string {
 	for _, m := range d.w.Etcd {
 		switch {
@@ -1073,7 +1063,8 @@ func (d *Decision) nextLeader(but string) string {
 	return ""
 }
 
-// trackOrphans tracks what nobody tracks, and removes what is left of machines that are gone.
+// trackOrphans records intents for orphaned machines, and removes Nodes and etcd members of machines
+// that are gone.
 func (d *Decision) trackOrphans() {
 	for i := range d.w.Instances {
 		m := &d.w.Instances[i]
@@ -1102,11 +1093,11 @@ func (d *Decision) trackOrphans() {
 	d.deadMembers()
 }
 
-// hasLeftEtcd reports whether n is a control plane that was bound to leave and whose
-// member has left etcd, while its intent was deleted by somebody: it goes all the
-// same. A member is only removed after the bond, so this holds in any old view. It is
-// known by our cordon or, where an old view has taken that off, by an heir that votes:
-// heirs join one at a time, so n is not about to become a member then.
+// hasLeftEtcd reports whether n is a control plane that was bound to leave and whose member has left
+// etcd, while somebody deleted its intent. It must leave all the same. A member is removed only
+// after the binding, so a stale observation changes nothing. We recognise n by our cordon or, if
+// a stale reconcile removed that, by a replacement node that votes. Heirs join one at a time, so n does not
+// become a member then.
 func (d *Decision) hasLeftEtcd(n *Node) bool {
 	if n.Role != v1alpha1.ControlPlaneRole || len(d.w.Etcd) == 0 || d.isMember(n.Name) {
 		return false
@@ -1114,7 +1105,7 @@ func (d *Decision) hasLeftEtcd(n *Node) bool {
 	return n.Cordon == CordonedByUs || d.when(ruleHeirVotes, d.heirVotes(n))
 }
 
-// heirVotes reports whether a node that took n's place, and stays, votes in etcd.
+// heirVotes reports whether a replacement node of n that stays votes in etcd.
 func (d *Decision) heirVotes(n *Node) bool {
 	return slices.ContainsFunc(d.w.Nodes, func(h Node) bool {
 		return h.Role == v1alpha1.ControlPlaneRole && h.Donor == n.Name && h.Name != n.Name && !d.leaves(&h) && d.votes(h.Name)
@@ -1125,13 +1116,12 @@ func (d *Decision) isMember(name string) bool {
 	return slices.ContainsFunc(d.w.Etcd, func(m Member) bool { return m.Node == name })
 }
 
-// heirInPlace reports whether n is the heir of a replacement, which is given up as one.
+// heirInPlace reports whether n is the replacement node of a replacement in progress.
 func (d *Decision) heirInPlace(n *Node) bool {
 	return slices.ContainsFunc(d.replacements, func(r replacement) bool { return r.heir == n })
 }
 
-// deadMembers removes members of etcd whose machine and Node are gone; they only
-// weaken it.
+// deadMembers removes members of etcd whose machine and Node are gone.
 func (d *Decision) deadMembers() {
 	if !d.w.Complete {
 		return
@@ -1141,7 +1131,7 @@ func (d *Decision) deadMembers() {
 		exists := n != nil && n.ProviderID != "" || slices.ContainsFunc(d.w.Instances, func(i Instance) bool { return i.Name == m.Node && i.State != "Terminated" })
 		bound := slices.ContainsFunc(d.w.Intents, func(i Intent) bool { return i.Node == m.Node && i.Goal == v1alpha1.LeaveGoal })
 		if m.NotStarted && !d.abandoned(m) {
-			continue // whose member it is shows when it starts
+			continue // its name is known when it starts
 		}
 		if d.when(ruleDeadMember, !exists && !bound && !m.Healthy) {
 			d.do(Action{Kind: RemoveMember, Node: m.Node, MinVoters: d.votersWithout(m.Node)})
@@ -1149,12 +1139,12 @@ func (d *Decision) deadMembers() {
 	}
 }
 
-// A machine that joins etcd is a member before its etcd has started and told its name.
-// That takes seconds, or as long as an image takes to be there.
+// A machine is a member of etcd before its etcd has started and reported its name. That takes
+// seconds, or as long as the pull of an image.
 const memberStarts = 2 * time.Minute
 
-// owns reports whether a member that has not started is that of the machine called
-// name. Its address is all that is known of it.
+// owns reports whether a member that has not started belongs to the machine called name. Only its
+// address is known.
 func (d *Decision) owns(name string, m Member) bool {
 	return m.Address != "" && slices.ContainsFunc(d.w.Instances, func(i Instance) bool {
 		g := d.Group(i.Group)
@@ -1162,9 +1152,9 @@ func (d *Decision) owns(name string, m Member) bool {
 	})
 }
 
-// abandoned reports whether the machine of a member that has not started is no more.
-// Such a member keeps all others from joining and from leaving, so it does not wait
-// until no control plane moves, unless the address of one is not known.
+// abandoned reports whether the machine of a member that has not started is gone. Such a member blocks
+// all other members, so it is removed even while control planes move, unless an address is not
+// known.
 func (d *Decision) abandoned(m Member) bool {
 	if d.w.Now.Before(m.Since.Add(memberStarts)) {
 		return false
@@ -1183,8 +1173,8 @@ func (d *Decision) abandoned(m Member) bool {
 	return known && d.seeControlPlanes() || !d.controlPlaneMoves() && !d.controlPlaneJoins()
 }
 
-// seeControlPlanes reports whether the machine of each control plane, and of each that
-// is asked for, is seen.
+// seeControlPlanes reports whether the cloud lists the machine of every control plane, also of
+// requested ones.
 func (d *Decision) seeControlPlanes() bool {
 	for i := range d.w.Nodes {
 		if n := &d.w.Nodes[i]; n.Role == v1alpha1.ControlPlaneRole && d.Instance(n.ProviderID) == nil {
@@ -1200,14 +1190,12 @@ func (d *Decision) seeControlPlanes() bool {
 	return true
 }
 
-// candidate reports whether a replacement of n, or its upgrade, could begin now, given a
-// place.
+// candidate reports whether the replacement or upgrade of n could start now, given a slot.
 func (d *Decision) candidate(n *Node) bool {
 	return d.outdated(n) && !d.donors[n.Name] && !d.postponed(n) && !d.hasLeftEtcd(n)
 }
 
-// startReplacements records intents for nodes that are to be replaced or upgraded, as far as there
-// are places.
+// startReplacements records intents for nodes that must be replaced or upgraded, while slots are free.
 func (d *Decision) startReplacements() {
 	if d.stopped() || len(d.w.Groups) == 0 {
 		return
@@ -1234,8 +1222,8 @@ func (d *Decision) startReplacements() {
 		return
 	}
 	for len(next) > 0 && (d.inFlight < d.surge || len(d.orphanedHeirs) > 0) {
-		// The group with the fewest under way comes next; within it those that were never
-		// postponed, then by name.
+		// The group with the fewest replacements comes next; within it nodes that were never postponed,
+		// then by name.
 		first := 0
 		for i, n := range next {
 			if o := next[first]; cmp.Or(strings.Compare(string(n.Role), string(o.Role)), boolOrder(!n.PostponedUntil.IsZero(), !o.PostponedUntil.IsZero()), cmp.Compare(busy[n.Group], busy[o.Group])) < 0 {
@@ -1250,14 +1238,14 @@ func (d *Decision) startReplacements() {
 			lost = d.orphanedHeirFor(n)
 		}
 		if place < 0 || lost == nil && d.inFlight >= d.surge {
-			continue // a later one may have a machine already
+			continue // a later node may have an orphaned replacement node
 		}
 		if n.Role == v1alpha1.ControlPlaneRole && lost == nil && d.untrackedControlPlane {
 			d.Wait("ControlPlaneMoves", "another control plane is on its way in or out; the next one waits until it has settled", NodeReference(n.Name), time.Time{})
 			continue
 		}
 		if inPlace && (d.stuckGroup(n) || !d.mayUpgrade(n)) || !inPlace && !d.mayCreate(n.Role, d.Group(n.Group)) {
-			next = slices.DeleteFunc(next, func(o *Node) bool { return o.Role == n.Role && o.Group == n.Group }) // nor for these
+			next = slices.DeleteFunc(next, func(o *Node) bool { return o.Role == n.Role && o.Group == n.Group }) // the others of this group cannot start either
 			continue
 		}
 		in := Intent{Name: slotPrefix + strconv.Itoa(place), Goal: v1alpha1.JoinGoal, Donor: n.Name, Group: n.Group, Deadline: d.w.Now.Add(CreateDeadline)}
@@ -1266,7 +1254,7 @@ func (d *Decision) startReplacements() {
 			in = Intent{Name: in.Name, Goal: v1alpha1.UpgradeGoal, Machine: n.ProviderID, Node: n.Name, Group: n.Group, Deadline: d.w.Now.Add(JoinDeadline)}
 			d.inFlight++
 		case lost != nil:
-			in.Token = lost.Token // takes the place that it holds already
+			in.Token = lost.Token // the orphaned replacement node holds its slot already
 		default:
 			in.Token = token(n, in.Name, d.w.Now)
 			d.inFlight++
@@ -1290,7 +1278,7 @@ func (d *Decision) replaces(n, o *Node) bool {
 	return d.donorOf(m, n) == o || slices.ContainsFunc(d.w.Intents, func(in Intent) bool { return m.Token != "" && in.Token == m.Token && in.Donor == o.Name })
 }
 
-// orphanedHeirFor returns a machine whose intent was lost and that can replace n.
+// orphanedHeirFor returns an orphaned machine that can replace n, or nil.
 func (d *Decision) orphanedHeirFor(n *Node) *Instance {
 	for _, m := range d.orphanedHeirs {
 		if !strings.EqualFold(m.Group, n.Group) || d.tracked[m.Token] || d.leaving[m.ID] != nil || m.State == "Terminating" {
@@ -1316,8 +1304,8 @@ func boolOrder(a, b bool) int {
 	return 1
 }
 
-// freeSlot returns the lowest place that no intent holds, or -1. Control planes use
-// the first place only, so that two leaders cannot replace two of them at a time.
+// freeSlot returns the lowest free surge slot, or -1. Control planes use the first slot only, so that
+// two leaders cannot replace two of them at a time.
 func (d *Decision) freeSlot(role v1alpha1.Role) int {
 	places := d.surge + d.stuckSlots
 	if d.when(ruleOneControlPlane, role == v1alpha1.ControlPlaneRole) {
@@ -1331,16 +1319,16 @@ func (d *Decision) freeSlot(role v1alpha1.Role) int {
 	return -1
 }
 
-// token names a request to the cloud. Decided again from the same world it is the
-// same; a later attempt has another. It ends in the mark of the machine that is
-// replaced. The cloud keeps it for as long as the new machine exists, so no Node can
-// change what replaces what.
+// token makes a create request idempotent. The same world yields the same token, a later attempt
+// another. It ends in the hash of the replaced machine. The cloud keeps it while the new machine
+// exists, so no Node can change what a machine replaces.
 func token(n *Node, place string, now time.Time) string {
 	sum := sha256.Sum256([]byte(n.ProviderID + "\x00" + place + "\x00" + now.UTC().Format(time.RFC3339Nano)))
 	return hex.EncodeToString(sum[:12]) + tokenSeparator + MachineHash(n.ProviderID)
 }
 
-// releaseCordons takes back what we did to nodes that are not to go any more.
+// releaseCordons uncordons nodes that stay, and removes the names of their replacement nodes. Cordons of others
+// stay.
 func (d *Decision) releaseCordons() {
 	for i := range d.w.Nodes {
 		n := &d.w.Nodes[i]
@@ -1358,8 +1346,7 @@ func (d *Decision) releaseCordons() {
 	}
 }
 
-// autoscaling pauses the autoscaler while there is something to do, and gives back
-// what we took.
+// autoscaling pauses the autoscaler while there is work, and resumes it if the operator paused it.
 func (d *Decision) autoscaling() {
 	a := d.w.Autoscaler
 	work := d.when(ruleWorkBeforeGivenBack, len(d.w.Intents) > 0 || d.w.Run.Active()) ||
@@ -1396,7 +1383,7 @@ func (d *Decision) autoscaling() {
 	}
 }
 
-// behind reports whether a node is to be replaced or upgraded, now or later.
+// behind reports whether a node must be replaced or upgraded, now or later.
 func (d *Decision) behind() bool {
 	for i := range d.w.Nodes {
 		if d.outdated(&d.w.Nodes[i]) {

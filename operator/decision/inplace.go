@@ -9,13 +9,13 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// Nodes of groups with the strategy InPlace stay: their own agents bring them to the
-// target's components, one place of the surge budget each. Nothing is made in the cloud
-// and nothing deleted, so meanwhile there is one node less, and not one more.
+// In groups with the strategy InPlace, the node's own agent installs the target's components. Each
+// upgrade holds a surge slot. No machine is created or deleted, so one node is unavailable
+// meanwhile.
 
-// advanceUpgrade takes the next step for a node that is upgraded as it is. The order is:
-// its agent has answered, cordon, drain, the agent's run, Ready again, components noted.
-// Then the intent is cleared, and by that the node uncordoned.
+// advanceUpgrade takes the next step of an in-place upgrade. The order is: the agent answers,
+// cordon, drain, the agent's run, Ready again, components recorded. Then the intent is deleted,
+// and the node is uncordoned.
 func (d *Decision) advanceUpgrade(in *Intent) {
 	n, clear := d.NodeOf[in.Machine], Action{Kind: ClearIntent, Intent: *in}
 	run, heard := d.w.NodeRuns[in.Machine]
@@ -47,8 +47,8 @@ func (d *Decision) advanceUpgrade(in *Intent) {
 		d.Wait("MachineUnknown", fmt.Sprintf("the cloud does not describe the machine of %s at the moment, so it stays as it is", n.Name), NodeReference(n.Name), time.Time{})
 		return
 	}
-	// First of all: the target may have gone back to what the Node says while its agent was
-	// bringing it to another one.
+	// This comes first: the target may have changed back to what the Node reports while its agent
+	// installed another one.
 	if what := d.finished(n, run); what != "" {
 		d.keepCordoned[n.Name] = true
 		d.do(Action{Kind: NoteComponents, Node: n.Name, Machine: n.ProviderID, Components: what})
@@ -77,7 +77,7 @@ func (d *Decision) advanceUpgrade(in *Intent) {
 			d.postponeUpgrade(n, "its agent does not answer")
 			return
 		}
-		// It is asked again all the time; at the deadline it only loses its turn.
+		// The agent is polled; at the deadline the node only loses its turn.
 		d.Wait("AgentUnknown", fmt.Sprintf("the agent of %s has not answered yet; without an answer others come first from %s on", n.Name, in.Deadline.UTC().Format("15:04:05Z")), NodeReference(n.Name), time.Time{})
 	case same && run.Phase == "done":
 		d.notReadyAgain(n)
@@ -106,9 +106,9 @@ func (d *Decision) advanceUpgrade(in *Intent) {
 	}
 }
 
-// finished returns the components that n's agent has finished and that n's Node does not
-// say yet; empty: there are none. It may be another target's: what an agent did last is
-// what its machine runs.
+// finished returns the components that n's agent has installed and that are not recorded on its
+// Node yet; empty: none. They may be those of another target: a machine runs what its agent
+// installed last.
 func (d *Decision) finished(n *Node, run UpgradeRun) string {
 	done := run.Phase == "done" && run.Components != "" && n.Ready && n.Kubelet == run.Version
 	what := run.Components
@@ -131,14 +131,14 @@ func (d *Decision) postponeUpgrade(n *Node, why string) {
 	d.Wait("Postponed", fmt.Sprintf("the upgrade of %s is tried again later: %s", n.Name, why), NodeReference(n.Name), d.w.Now.Add(Postponement))
 }
 
-// upgradeWanted reports whether n is still to be upgraded by in.
+// upgradeWanted reports whether n must still be upgraded by in.
 func (d *Decision) upgradeWanted(in *Intent, n *Node) bool {
 	if !d.outdated(n) || !d.inPlace(n) || d.postponed(n) || d.stopped() || !d.published(n.Role) {
-		return false // what is not given to its role yet may take until others have had this place
+		return false // components that are not published for its role may take longer than the slot can wait
 	}
 	place, _ := SurgeSlot(in.Name)
 	if place == 0 && d.controlPlanesOutdated && n.Role != v1alpha1.ControlPlaneRole {
-		return false // a control plane needs this place
+		return false // a control plane needs this slot
 	}
 	return !slices.ContainsFunc(d.w.Intents, func(o Intent) bool {
 		p, ok := SurgeSlot(o.Name)
@@ -146,14 +146,14 @@ func (d *Decision) upgradeWanted(in *Intent, n *Node) bool {
 	})
 }
 
-// upgrades reports whether n is being upgraded as it is.
+// upgrades reports whether n is being upgraded in place.
 func (d *Decision) upgrades(n *Node) bool {
 	return slices.ContainsFunc(d.w.Intents, func(o Intent) bool {
 		return o.Goal == v1alpha1.UpgradeGoal && o.Machine == n.ProviderID
 	})
 }
 
-// mayUpgrade reports whether n's agent might begin now, and says what it waits for.
+// mayUpgrade reports whether n's agent may start now. Else it adds a wait.
 func (d *Decision) mayUpgrade(n *Node) bool {
 	switch {
 	case !d.must(ruleAutoscalerStopped, !d.w.Autoscaler.Running):
@@ -173,7 +173,7 @@ func (d *Decision) mayUpgrade(n *Node) bool {
 	return true
 }
 
-// published reports whether machines that join with a role get the target's components.
+// published reports whether the target's components are published for a role.
 func (d *Decision) published(role v1alpha1.Role) bool {
 	given := d.w.Before.JoinComponents.Worker
 	if role == v1alpha1.ControlPlaneRole {
@@ -182,23 +182,23 @@ func (d *Decision) published(role v1alpha1.Role) bool {
 	return given == d.spec.KubernetesComponentsReference
 }
 
-// onlyControlPlane reports whether n has the only member of etcd. What runs there can go
-// nowhere else, the operator too, so it stays: pods outlive their kubelet's restart.
+// onlyControlPlane reports whether n has the only member of etcd. It is not drained: its pods,
+// the operator among them, have no other node, and they survive the kubelet's restart.
 func (d *Decision) onlyControlPlane(n *Node) bool {
 	return n.Role == v1alpha1.ControlPlaneRole && len(d.w.Etcd) == 1 && d.w.Etcd[0].Node == n.Name
 }
 
-// otherIsOpen reports whether another control plane takes what has to leave n.
+// otherIsOpen reports whether another control plane can take the pods of n.
 func (d *Decision) otherIsOpen(n *Node) bool {
 	return slices.ContainsFunc(d.w.Nodes, func(o Node) bool {
 		return o.Role == v1alpha1.ControlPlaneRole && o.Name != n.Name && o.Ready && o.Cordon == Uncordoned && !d.leaves(&o)
 	})
 }
 
-// isStuck reports whether a worker that is upgraded as it is does not get on: its agent has
-// failed, does not answer any more, or its node is not Ready afterwards. It stays
-// cordoned and keeps its place. No other node of its group is begun then; other groups
-// get another place instead, since it is unavailable in any case.
+// isStuck reports whether the in-place upgrade of a worker makes no progress: its agent failed or
+// stopped answering, or the node is not Ready afterwards. The node stays cordoned and keeps its
+// slot. No other node of its group starts. Other groups get one more slot, because the node is
+// unavailable in any case.
 func (d *Decision) isStuck(in *Intent) bool {
 	n := d.NodeOf[in.Machine]
 	if in.Goal != v1alpha1.UpgradeGoal || n == nil || n.Role == v1alpha1.ControlPlaneRole {
@@ -215,14 +215,14 @@ func (d *Decision) isStuck(in *Intent) bool {
 	return same && run.Phase == "failed"
 }
 
-// retryRequested reports whether a run that has failed is tried again now, because somebody wants it.
+// retryRequested reports whether a retry request names the failed run.
 func retryRequested(n *Node, run UpgradeRun) bool {
 	return n != nil && n.RetryRequest != "" && n.RetryRequest == run.RetryMark()
 }
 
-// settleRetryRequests settles what people want tried again now. Which run that is for is written down
-// before it is tried again: so it is one try, whoever leads, and however soon that fails.
-// Then it is taken off.
+// settleRetryRequests processes retry requests. It first writes which run a request is for, so that
+// it permits exactly one retry, even after a change of leader or an early failure. Then it
+// removes the request.
 func (d *Decision) settleRetryRequests() {
 	for i := range d.w.Nodes {
 		n := &d.w.Nodes[i]
@@ -232,7 +232,7 @@ func (d *Decision) settleRetryRequests() {
 		run, known := d.failedOn(n)
 		mark := run.RetryMark()
 		if strings.HasPrefix(n.RetryRequest, markPrefix) && n.RetryRequest != mark {
-			mark = "" // it has been tried again
+			mark = "" // the run has been retried
 		}
 		if known && mark != n.RetryRequest {
 			d.do(Action{Kind: MarkRetry, Node: n.Name, RetryMark: mark})
@@ -240,9 +240,8 @@ func (d *Decision) settleRetryRequests() {
 	}
 }
 
-// failedOn returns the latest run on n of an upgrade to the target; zero: there is none, and
-// there will be none. It is not known of a node that waits for its turn, or whose agent has
-// not answered.
+// failedOn returns the latest failed run on n of an upgrade to the target; zero: none. known is
+// false for a node that waits for its turn, or whose agent has not answered.
 func (d *Decision) failedOn(n *Node) (run UpgradeRun, known bool) {
 	if d.w.Run.Node == n.Name && d.w.Run.Phase == "failed" && d.aimsAt(d.w.Run) {
 		return d.w.Run, true
@@ -260,13 +259,13 @@ func (d *Decision) failedOn(n *Node) (run UpgradeRun, known bool) {
 	return run, known
 }
 
-// aimsAt reports whether a run is, or was, one to the target.
+// aimsAt reports whether run is an upgrade to the target.
 func (d *Decision) aimsAt(run UpgradeRun) bool {
 	return run.Version == d.spec.KubernetesClusterVersion && run.Components == d.spec.KubernetesComponentsReference
 }
 
-// labelInPlace labels the nodes that are upgraded in place, and no others: on them runs what the
-// operator reaches their agents through.
+// labelInPlace labels the nodes that are upgraded in place, and no others: the relay to the agents
+// runs on labelled nodes.
 func (d *Decision) labelInPlace() {
 	some := slices.ContainsFunc(d.w.Groups, func(g Group) bool { return g.Strategy == v1alpha1.InPlaceStrategy })
 	for i := range d.w.Nodes {
@@ -275,12 +274,12 @@ func (d *Decision) labelInPlace() {
 			d.do(Action{Kind: MarkInPlace, Node: n.Name, Uncordon: !want})
 		}
 	}
-	for i := range d.w.Impostors { // what runs on marked nodes is not to come to these
+	for i := range d.w.Impostors { // the relay must not run on these
 		if n := &d.w.Impostors[i]; n.InPlaceLabel {
 			d.do(Action{Kind: MarkInPlace, Node: n.Name, Uncordon: true})
 		}
 	}
 }
 
-// stuckGroup reports whether an upgrade in n's group does not get on.
+// stuckGroup reports whether an upgrade in n's group is stuck.
 func (d *Decision) stuckGroup(n *Node) bool { return d.stuckGroups[strings.ToLower(n.Group)] > 0 }

@@ -158,7 +158,7 @@ func TestDecideInPlace(t *testing.T) {
 	}
 }
 
-// Whoever looks at the cluster with kubectl sees when a failed upgrade is tried again, however
+// Whoever looks at the cluster with kubectl sees when a failed upgrade is retried, however
 // long it says why it has failed.
 func TestNextTryIsTold(t *testing.T) {
 	failed := UpgradeRun{Version: "v1.36.3", Components: refB, Node: "worker-0", Phase: "failed", Line: strings.Repeat("no space left on device ", 20), InPlace: true, Ended: modelNow.Add(-time.Second)}
@@ -180,8 +180,8 @@ func TestNextTryIsTold(t *testing.T) {
 	}
 }
 
-// A person who wants a failed upgrade tried again now gets one try for it: what is wanted is
-// written down with the run that it is for, that is tried again, and then it is taken off.
+// A person who wants a failed upgrade retried now gets one try for it: what is wanted is
+// written down with the run that it is for, that is retried, and then it is removed.
 func TestDecideRetry(t *testing.T) {
 	type change = func(*v1alpha1.NodeVersionSpec, *World)
 	failed := UpgradeRun{Version: "v1.36.3", Components: refB, Node: "worker-0", Phase: "failed", Line: "the disk is full", InPlace: true, Ended: modelNow.Add(-time.Second)}

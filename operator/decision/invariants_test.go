@@ -19,7 +19,7 @@ const (
 type facts struct {
 	machines []fact
 	groups   []groupFacts
-	places   []placeFacts // by place of the surge budget
+	places   []placeFacts // by surge slot
 	kube     []int        // version of components: the greater one is newer
 
 	shall, surge   int // machines that there shall be, and may be beyond
@@ -71,7 +71,7 @@ type groupFacts struct {
 type placeFacts struct {
 	used, leave, late bool
 	group             int
-	upgrades          int // machine that is upgraded as it is
+	upgrades          int // machine that is upgraded in place
 }
 
 // effect is an action as the invariants see it.
@@ -164,7 +164,7 @@ func (f *facts) broken() string {
 	if controlPlanes > allowedControl {
 		return fmt.Sprintf("invariant 2: %d control planes exist, %d are allowed", controlPlanes, allowedControl)
 	}
-	// One that has failed once gives its place to another group, and is tried again.
+	// One that has failed once gives its place to another group, and is retried.
 	for _, g := range f.groups {
 		if g.inPlace && !g.controlPlanes {
 			upgradable++
@@ -263,7 +263,7 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 			}
 		}
 	case BindIntent:
-		leaves := d != nil && e.machine == e.donor // the donor, and not its heir
+		leaves := d != nil && e.machine == e.donor // the old node, and not its replacement node
 		if e.place >= 0 && e.donor >= 0 && !leaves && e.machine != e.made {
 			return "an intent is bound to a machine that it does not speak of"
 		}
@@ -436,7 +436,7 @@ func (f *facts) countMembers() (n int) {
 	return n
 }
 
-// unfinished says what is missing to the end of a rollout: that nothing is under way,
+// unfinished says what is missing to the end of a rollout: that nothing is in progress,
 // nothing is left behind, and every node that shall be is at the target. What a
 // PodDisruptionBudget blocks for ever says why it waits, and is let be.
 func (f *facts) unfinished() string {

@@ -31,8 +31,8 @@ func (i *Impostor) Why() string {
 	return fmt.Sprintf("Node %s claims machine %s, which the cloud calls %s", i.Name, i.ProviderID, i.Machine)
 }
 
-// judge compares what the Nodes of w claim with the cloud. Impostors move from w.nodes
-// to w.impostors, and confirmed nodes get what the cloud says of them.
+// judge compares the claims of the Nodes of w with the cloud. Impostors move from w.Nodes to
+// w.Impostors. Confirmed nodes get group, role and image from the cloud.
 func (x *Lookup) judge(w *World, off rule) {
 	groups := make(map[string]*Group, 2*len(w.Groups))
 	for i := range w.Groups {
@@ -93,7 +93,7 @@ func (x *Lookup) judge(w *World, off rule) {
 			x.NodeOf[n.ProviderID] = n
 		}
 	}
-	// Our own record names the Node of a machine that the cloud does not describe now.
+	// An intent names the Node of a machine that the cloud does not describe now.
 	for i := range w.Intents {
 		in := &w.Intents[i]
 		if in.Machine == "" || in.Node == "" || x.NodeOf[in.Machine] != nil {

@@ -7,13 +7,13 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// LastRun is the latest run of an agent that is known of: that of this host's journal,
-// or, if the leader has moved since, the one that the last status speaks of.
+// LastRun returns the latest known run of an agent: that of this host's journal or, if the leader has
+// moved since, the run in the last status.
 //
-// A run on another host cannot be followed. It is over when its Node has the version,
-// since the kubelet comes last. Otherwise it is given as long as a run takes, so that
-// no second control plane restarts meanwhile, and is then tried again from here. known
-// is how long we have known of it: when it began is told by the clock of its host.
+// A run on another host cannot be followed. It is over when its Node has the version, because the
+// kubelet is upgraded last. Otherwise we wait as long as a run takes, so that no second control
+// plane restarts meanwhile, and then retry from here. known is the time since its first-seen
+// time; its start was measured by another clock.
 func LastRun(journal UpgradeRun, told *v1alpha1.UpgradeProgress, known time.Duration, spec v1alpha1.NodeVersionSpec, x Lookup, here string) UpgradeRun {
 	if told == nil || told.Node == here || !told.Started.After(journal.Started) {
 		return journal
@@ -30,7 +30,7 @@ func LastRun(journal UpgradeRun, told *v1alpha1.UpgradeProgress, known time.Dura
 	case n == nil, known > lostRun:
 		r.Phase, r.Line = "failed", fmt.Sprintf("nothing was heard of the upgrade on %s since the operator has left it", told.Node)
 	}
-	return r // a failed one has not ended a moment ago, so it needs no pause
+	return r // a failed run here has no end time, so its retry needs no pause
 }
 
 // lostRun is longer than a run of the agent takes.

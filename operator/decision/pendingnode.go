@@ -9,7 +9,7 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// IntentOf is what a PendingNode says.
+// IntentOf reads an intent from a PendingNode.
 func IntentOf(p *v1alpha1.PendingNode) Intent {
 	in := Intent{
 		Name: p.Name, Goal: p.Spec.Goal, Token: p.Spec.Token, Donor: p.Spec.Donor, Machine: p.Spec.ProviderID,
@@ -23,10 +23,10 @@ func IntentOf(p *v1alpha1.PendingNode) Intent {
 	return in
 }
 
-// unknownGroup stands for the group of a machine of which nobody knows it.
+// unknownGroup stands for a group that is not known.
 const unknownGroup = "unknown"
 
-// PendingNode is the object of a new intent.
+// PendingNode returns the object of a new intent.
 func (in Intent) PendingNode() *v1alpha1.PendingNode {
 	p := &v1alpha1.PendingNode{
 		ObjectMeta: metav1.ObjectMeta{Name: strings.ToLower(in.Name)},
@@ -43,7 +43,7 @@ func (in Intent) PendingNode() *v1alpha1.PendingNode {
 	return p
 }
 
-// Bind tells p which machine goes, if it says so of none yet.
+// Bind binds p to the machine that leaves, unless p is bound already.
 func (in Intent) Bind(p *v1alpha1.PendingNode, now time.Time) bool {
 	s := &p.Spec
 	if s.Goal != v1alpha1.JoinGoal || s.Token != in.Token || s.ProviderID != "" && s.ProviderID != in.Machine || in.Machine == "" {
@@ -57,8 +57,8 @@ func (in Intent) Bind(p *v1alpha1.PendingNode, now time.Time) bool {
 	return true
 }
 
-// PendingStatus is how far the machine of an intent has come, of whose agent run was heard.
-// before keeps what is not known.
+// PendingStatus returns the status of an intent. run is the latest run of the machine's agent.
+// Fields that are not known keep their value in before.
 func PendingStatus(in Intent, w *Lookup, run UpgradeRun, before v1alpha1.PendingNodeStatus) v1alpha1.PendingNodeStatus {
 	m := w.Instance(in.Machine)
 	if in.Machine == "" {
@@ -82,7 +82,7 @@ func PendingStatus(in Intent, w *Lookup, run UpgradeRun, before v1alpha1.Pending
 	return s
 }
 
-// Lookup finds what a world holds.
+// Lookup finds the nodes and instances of a World.
 type Lookup struct {
 	Nodes  map[string]*Node // by name, without impostors
 	NodeOf map[string]*Node // by ID of the machine: the Node that the cloud or an intent confirms
@@ -113,7 +113,7 @@ func NewIndex(all []Instance) *Index {
 			k.ByToken[m.Token] = m
 		}
 	}
-	if pinned { // else nobody asks by mark
+	if pinned { // else nothing is looked up by hash
 		k.marks = make(map[string]*Instance, len(all))
 		for i := range all {
 			k.marks[all[i].Hash] = &all[i]
@@ -136,11 +136,10 @@ func (k *Index) Instance(id string) *Instance {
 	return k.folded[folded]
 }
 
-// NewLookup judges the nodes of w, see judge, and finds what w holds.
+// NewLookup judges the nodes of w (see judge) and builds its Lookup.
 func NewLookup(w *World) *Lookup { return lookupWithout(w, everyRule) }
 
-// lookupWithout judges the nodes of w, see judge, and finds what w holds. off is the rule
-// that is switched off.
+// lookupWithout is NewLookup with the rule off switched off.
 func lookupWithout(w *World, off rule) *Lookup {
 	x := &Lookup{Nodes: make(map[string]*Node, len(w.Nodes)), NodeOf: make(map[string]*Node, len(w.Nodes)), Index: w.Index}
 	if x.Index == nil {

@@ -82,8 +82,8 @@ func (d *Decision) roleOfMachine(in *Intent, m *Instance) v1alpha1.Role {
 	return d.roleOf(in)
 }
 
-// refill makes a machine in place of a revoked one, and ends when its Node is known and
-// has taken its place.
+// refill creates a machine in place of a revoked one. It ends when the Node of the new machine is
+// known and has replaced the revoked node.
 func (d *Decision) refill(in *Intent) {
 	about := v1alpha1.Reference{Kind: "PendingNode", Name: in.Name}
 	m := d.ByToken[in.Token]
@@ -141,8 +141,8 @@ func (d *Decision) giveUpRefill(in *Intent, m *Instance, over time.Time) bool {
 	return true
 }
 
-// mayRefill reports whether the machine may be created now, and says what it waits for.
-// The removal comes first.
+// mayRefill reports whether the machine may be created now. Else it adds a wait. The removal comes
+// first.
 func (d *Decision) mayRefill(in *Intent, about v1alpha1.Reference) bool {
 	g, role := d.Group(in.Group), d.roleOf(in)
 	switch {

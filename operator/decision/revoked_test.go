@@ -211,7 +211,7 @@ func TestRevokedMachines(t *testing.T) {
 }
 
 // A machine that has replaced a revoked one is a machine of its group like any other: a
-// rollout that is under way must not use it up as the heir of another node.
+// rollout that is in progress must not use it up as the replacement node of another node.
 func TestReplacementOfARevokedMachineIsNobodysHeir(t *testing.T) {
 	s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *World) {
 		w.without("worker-1", "Terminated")

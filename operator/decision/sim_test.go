@@ -314,7 +314,7 @@ func (o *simOperator) pass() {
 			at := s.between(0, 15*time.Second)
 			o.busy = max(o.busy, s.now+at)
 			s.after(at, func() {
-				if o.life == life || s.chance(50) { // a write may be under way when the process ends
+				if o.life == life || s.chance(50) { // a write may be in progress when the process ends
 					do()
 				}
 			})
@@ -399,7 +399,7 @@ func (o *simOperator) effect(a *Action) effect {
 	return e
 }
 
-// status returns the effect that writes the status, if the NodeVersion is as it was seen.
+// status returns the effect that writes the status, if the NodeVersion is if it is unchanged.
 func (o *simOperator) status(d *Decision) func() {
 	s, seen := o.s, o.version
 	o.statusPass++
@@ -903,5 +903,22 @@ func TestSimulatedMutants(t *testing.T) {
 			t.Errorf("seed %d without rule %d: %q after %d events, and then %q after %d", s.seed, off, s.breach, s.events, again.breach, again.events)
 		}
 		t.Logf("seed %d misses rule %d: %s\n%s", s.seed, off, s.breach, story[:strings.IndexByte(story, '\n')])
+	}
+}
+
+// TestSimulatedMachinesAreRevoked makes sure that the seeds have stories in which people revoke
+// workers and control planes.
+func TestSimulatedMachinesAreRevoked(t *testing.T) {
+	var workers, controlPlanes bool
+	for seed := uint64(1); seed <= 60 && !(workers && controlPlanes); seed++ {
+		s := simulate(seed, 0, false)
+		for i := range s.machines {
+			m := &s.machines[i]
+			workers = workers || m.revoked && !s.control(m)
+			controlPlanes = controlPlanes || m.revoked && s.control(m)
+		}
+	}
+	if !workers || !controlPlanes {
+		t.Errorf("workers revoked: %t, control planes: %t", workers, controlPlanes)
 	}
 }

@@ -11,11 +11,11 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// Wait is a reason why something does not move.
+// Wait is a reason why something does not progress.
 type Wait struct {
 	Reason, Message string
 	Object          v1alpha1.Reference
-	Next            time.Time // zero: an event will wake us
+	Next            time.Time // zero: an event starts the next round
 }
 
 const (
@@ -97,8 +97,8 @@ func (r UpgradeRun) progress() *v1alpha1.UpgradeProgress {
 	return p
 }
 
-// waiting returns the first reason why nothing moves; nil if something does or nothing
-// needs to. What somebody must see to comes first.
+// waiting returns the first reason why nothing progresses, or nil. Reasons that need a person
+// come first.
 func (d *Decision) waiting() *v1alpha1.Waiting {
 	if len(d.Waits) == 0 {
 		return nil
@@ -128,7 +128,7 @@ func (d *Decision) waiting() *v1alpha1.Waiting {
 	return out
 }
 
-// Truncate keeps a text within so many bytes.
+// Truncate shortens s to that many bytes.
 func Truncate(s string, bytes int) string {
 	if len(s) <= bytes {
 		return s
@@ -136,15 +136,15 @@ func Truncate(s string, bytes int) string {
 	return strings.ToValidUTF8(s[:bytes], "") + "…"
 }
 
-// hasNodeWithoutMachine reports whether the Node of a machine does not name it. A Node that no machine
-// of the cloud can be is not waited for.
+// hasNodeWithoutMachine reports whether a Node has no providerID while the cloud has a machine of
+// its name. A Node without such a machine is not waited for.
 func (d *Decision) hasNodeWithoutMachine() bool {
 	return slices.ContainsFunc(d.w.Nodes, func(n Node) bool {
 		return n.ProviderID == "" && (!d.w.Complete || slices.ContainsFunc(d.w.Instances, func(m Instance) bool { return m.Name == n.Name && !Gone(&m) }))
 	})
 }
 
-// conditions sums up what is left to do and why it is not done.
+// conditions summarizes what remains to do and why it is not done.
 func (d *Decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int32) []metav1.Condition {
 	c := s.Nodes
 	todo := c.Outdated + c.Donors - kept - left - held
@@ -187,13 +187,13 @@ func (d *Decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int
 	is := func(kind string, status bool, bytes int) metav1.Condition {
 		return NewCondition(kind, status, d.w.Generation, reason, "%s", Truncate(text, bytes))
 	}
-	if w := s.Waiting; w != nil && next != "" && text == w.Message { // which comes last, and is not cut
+	if w := s.Waiting; w != nil && next != "" && text == w.Message { // the next try comes last and is not truncated
 		text = Truncate(text, 137-len(next)) + next
 	}
 	return []metav1.Condition{is(v1alpha1.ConditionReady, ready, 140), is(v1alpha1.ConditionReconciling, busy, 50), is(v1alpha1.ConditionStalled, stalled, 50)}
 }
 
-// TruncateMessage keeps an error's text within a condition that people read.
+// TruncateMessage shortens an error's text for a condition.
 func TruncateMessage(s string) string {
 	const limit = 256
 	if len(s) <= limit {
@@ -202,7 +202,8 @@ func TruncateMessage(s string) string {
 	return strings.ToValidUTF8(s[:limit], "") + "…"
 }
 
-// WaitingFor is a wait of the status that has lasted since the same one was told.
+// WaitingFor replaces all waits by w and returns it for the status. It keeps the time since
+// which the status has the same wait.
 func (d *Decision) WaitingFor(w Wait) *v1alpha1.Waiting {
 	d.Waits, d.Actions = []Wait{w}, nil
 	return d.waiting()

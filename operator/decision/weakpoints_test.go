@@ -34,7 +34,7 @@ func wantActions(t *testing.T, what string, got []string, want ...string) {
 }
 
 // replacing puts a replacement of worker-0 into a world: its intent, and as far as they
-// are given the machine and the Node of the heir.
+// are given the machine and the Node of the replacement node.
 func replacing(goal v1alpha1.Goal, machineState v1alpha1.InstanceState, heir bool) func(*v1alpha1.NodeVersionSpec, *World) {
 	return func(_ *v1alpha1.NodeVersionSpec, w *World) {
 		in := Intent{Name: "replace-0", Goal: goal, Token: "t", Donor: "worker-0", Group: workerGroup, Deadline: modelNow.Add(time.Minute)}
@@ -54,7 +54,7 @@ func replacing(goal v1alpha1.Goal, machineState v1alpha1.InstanceState, heir boo
 }
 
 // leavingControlPlane is a world in which control-plane-0 is bound to leave, empty, and
-// its heir is there and votes.
+// its replacement node is there and votes.
 func leavingControlPlane(edit func(*World)) func(*v1alpha1.NodeVersionSpec, *World) {
 	return func(_ *v1alpha1.NodeVersionSpec, w *World) {
 		d := &w.Nodes[0]
@@ -155,7 +155,7 @@ func TestWeakPointR5MembersAreGuarded(t *testing.T) {
 	}
 }
 
-// The old code: the list of nodes that await their annotation is that of heirs and one
+// The old code: the list of nodes that await their annotation is that of replacement nodes and one
 // more. Each class has its own number here, and all add up.
 func TestWeakPointR6ListsAreOfTheirOwnClass(t *testing.T) {
 	_, w := rollout(replacing(v1alpha1.JoinGoal, "Ready", true), func(_ *v1alpha1.NodeVersionSpec, w *World) {
@@ -237,7 +237,7 @@ func TestWeakPointR23FailureHoldsNothing(t *testing.T) {
 		w.Nodes[3].Heir, w.Nodes[3].Cordon = "", Uncordoned
 	}), "record intent replace-0 Join donor=worker-1")
 
-	// An upgrade that fails holds nothing either: it is tried again, and cancelled at any time.
+	// An upgrade that fails holds nothing either: it is retried, and cancelled at any time.
 	failed := func(ended time.Time, cancel bool) func(*v1alpha1.NodeVersionSpec, *World) {
 		return func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.KubernetesClusterVersion, s.KubernetesComponentsReference, w.LeaderNode = "v1.36.3", refB, "control-plane-0"

@@ -8,50 +8,49 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// World is what was observed, as plain values: nothing in it is a pointer into a
-// cache, and who decides from it may keep it. An observation may be stale or
-// incomplete; what is missing from it is unknown, never gone. A machine is gone only
-// if the cloud says so of its ID.
+// World is the observed state as plain values. It has no pointer into a cache, so a decision
+// may keep it. An observation may be stale or incomplete: what is missing from it is unknown,
+// never gone. A machine is gone only if the cloud reports that for its ID.
 type World struct {
 	Nodes []Node
-	// Impostors are Nodes that the cloud contradicts. judge takes them out of nodes.
+	// Impostors are Nodes that the cloud contradicts. judge moves them here from Nodes.
 	Impostors []Impostor
 	Groups    []Group
 	Pending   []PendingMachine // for the status
-	Joining   map[string]bool  // names of nodes whose machine was given a ticket a moment ago; see joiningNodes
+	Joining   map[string]bool  // names of nodes whose machine has a join ticket
 
-	// What only decide looks at.
+	// Read by Decide alone.
 	Generation int64                      // of the spec
 	Before     v1alpha1.NodeVersionStatus // the status so far
 	Now        time.Time
 	Instances  []Instance
-	Complete   bool // every group's instances were listed
+	Complete   bool // the cloud listed the instances of every group
 	Intents    []Intent
 	Etcd       []Member
-	LeaderNode string // node that runs the operator's leader; empty: outside of the cluster
+	LeaderNode string // node of the operator's leader; empty: the operator runs outside of the cluster
 	Run        UpgradeRun
-	NodeRuns   map[string]UpgradeRun // latest of the agents of machines that are upgraded in place, by ID; absent: not heard
+	NodeRuns   map[string]UpgradeRun // latest run of each agent of an in-place upgrade, by machine ID; absent: the agent has not answered
 	Autoscaler Autoscaler
-	// NodesLocked says that nothing may begin, since somebody else has the cluster's nodes to
-	// themselves, or might; bar says who, and is empty while that is being found out.
+	// NodesLocked says that nothing may start, because another program holds the node lock, or may
+	// hold it. NodesLockedBy names the holder. It is empty until the holder is known.
 	NodesLocked   bool
 	NodesLockedBy string
 	Versions      map[string]string // Kubernetes of a components ConfigMap, by its name
 
-	// What finds the above, where whoever observed has made it already; nil: it is made
-	// when it is needed. found is of nodes that are in order.
+	// Index and Lookup find the values above, if the observer has built them already; nil: Decide
+	// builds them. Lookup requires Nodes in the order of their names.
 	Index  *Index
 	Lookup *Lookup
 }
 
 type Node struct {
 	Name string
-	// Confirmed says that the cloud's machine of providerID bears the Node's name. Then
-	// role, group and image are those of the machine, and otherwise what the Node claims.
+	// Confirmed says that the cloud's machine of ProviderID bears the Node's name. Then Role, Group
+	// and Image are those of the machine. Otherwise they are the Node's own claims.
 	Confirmed         bool
 	Role              v1alpha1.Role
 	Ready             bool
-	NotReadyPod       string // pod without which an heir that is Ready is of no use yet
+	NotReadyPod       string // node-critical pod that is not Ready yet on a replacement node
 	ProviderID        string
 	Kubelet           string // version
 	Image, Components string // empty: not known yet
@@ -64,12 +63,12 @@ type Node struct {
 	Drained        bool      // nothing on it is left to evict
 	DrainBlocker   string    // what refused the last eviction; empty: nothing
 	PostponedUntil time.Time // not replaced before; zero: any time
-	OnHold         bool      // not replaced until its owner lets it go
-	InPlaceLabel   bool      // as one that is upgraded in place
-	RetryRequest   string    // mark of the failed run that is tried again now, or what its owner has written for it; empty: none
+	OnHold         bool      // on hold: not replaced until its owner resumes it
+	InPlaceLabel   bool      // it has the label of nodes that are upgraded in place
+	RetryRequest   string    // mark of the failed run that is retried now, or the owner's own text; empty: no retry request
 }
 
-// Cordon is whether a node takes new pods, and if not, at whose wish.
+// Cordon is whether a node takes new pods, and if not, who cordoned it.
 type Cordon int
 
 const (
@@ -84,43 +83,42 @@ type Group struct {
 	Image     string // of its next machine; empty: not known yet
 	Strategy  v1alpha1.Strategy
 	NotListed bool // the cloud did not list it last
-	OnHold    bool // as all of its nodes
+	OnHold    bool // on hold with all of its nodes
 }
 
-// PendingMachine is a machine that is tracked and not, or no longer, a Node.
+// PendingMachine is a tracked machine that has no Node.
 type PendingMachine struct {
 	Kind, Name string
 	Node       string // name of its Node
-	Ready      bool   // the cloud says that it runs and is to join
+	Ready      bool   // the cloud reports it as running, and it must join
 }
 
-// Instance is a machine as the cloud describes it. One that is asked for by ID and
-// not known is there with the state Terminated, and without a name if the cloud has
-// never described it.
+// Instance is a machine as the cloud describes it. A machine that the cloud no longer knows has
+// the state Terminated. It has no name if the cloud never described it.
 type Instance struct {
 	ID, Name, Group string
 	Role            v1alpha1.Role // empty: not known
 	Image           string        // that it was created from; empty: not known
-	Hash            string        // of its ID; see markOf
-	ReplacesHash    string        // mark of the machine that it was created to replace; empty: not known
-	Token           string        // that it was created with; empty: not by us
+	Hash            string        // of its ID; see MachineHash
+	ReplacesHash    string        // hash of the machine that it was created to replace; empty: not known
+	Token           string        // of its create request; empty: the operator did not create it
 	State           v1alpha1.InstanceState
-	Since           time.Time // when it was first seen, by our own clock
+	Since           time.Time // first-seen time by the operator's clock
 	Address         string    // in the cluster's network; empty: not known
 }
 
-// Intent is a PendingNode: what we are about to do with a machine. It is written
-// before the cloud is asked for anything.
+// Intent is a PendingNode: the operator's record of what it does with a machine. It is written
+// before any request to the cloud.
 //
-// One with a token is a replacement: it holds a place of the surge budget, which its
-// name says, from before its machine is created until the donor's machine is gone.
-// While it says Join the machine is the heir, found by the token. Then it is bound,
-// once and for ever, to the machine that has to go: the donor's when all went well,
-// the heir's when it is given up. Because one object is bound, and the API server
-// binds it once, donor and heir cannot both go, whoever acts on whatever old view.
+// An intent with a token is a replacement. It holds a surge slot, named by the intent, from before
+// its machine is created until the old node's machine is gone. The donor is the old node, the heir
+// its replacement node. While the goal is Join, the machine is the replacement node, found by the token. Then
+// the intent is bound once to the machine that leaves: the old node's if the replacement node took over, the
+// replacement node's if the replacement is given up. The API server lets an intent be bound once, so old node
+// and replacement node cannot both leave, even by a stale observation.
 //
-// One that says Upgrade holds a place, too: its machine is upgraded as it is, from
-// before it is cordoned until it is uncordoned or given up.
+// An intent with the goal Upgrade also holds a surge slot. Its machine is upgraded in place, from
+// before the cordon until the node is uncordoned or the upgrade is given up.
 type Intent struct {
 	Name     string
 	Goal     v1alpha1.Goal
@@ -130,21 +128,21 @@ type Intent struct {
 	Node     string // name of the machine's Node, as far as known
 	Group    string // ID
 	Deadline time.Time
-	Revoked  bool // its machine goes without a drain; see revoked.go
+	Revoked  bool // its machine leaves without a drain; see revoked.go
 }
 
-// Member is one of etcd.
+// Member is a member of etcd.
 type Member struct {
 	Node                   string
 	Voter, Healthy, Leader bool // a voter that has not started is no voter
-	// It has not started, so node is the URL of its peers and not a name. address is the
-	// host in it, and since is when it was first seen so, by our own clock.
+	// The member has not started, so Node is its peer URL and not a name. Address is the host of
+	// that URL. Since is its first-seen time by the operator's clock.
 	NotStarted bool
 	Address    string
 	Since      time.Time
 }
 
-// UpgradeRun is the last run of an agent, as its journal or the last status says.
+// UpgradeRun is the last run of an agent, from its journal or from the last status.
 type UpgradeRun struct {
 	Version, Components, Node string
 	Phase                     string // as in UpgradeProgress; empty: no run
@@ -156,8 +154,8 @@ type UpgradeRun struct {
 // markPrefix begins the marks of runs.
 const markPrefix = "run-"
 
-// RetryMark names a run that has failed, for one more try to be that of this run alone; empty if
-// it has not, or if it is tried again without a pause.
+// RetryMark names a failed run, so that a retry request permits one retry of that run. It is empty
+// if the run has not failed, or if it is retried without a pause.
 func (r UpgradeRun) RetryMark() string {
 	if r.Phase != "failed" || r.Ended.IsZero() {
 		return ""
@@ -165,7 +163,7 @@ func (r UpgradeRun) RetryMark() string {
 	return markPrefix + strconv.FormatInt(r.Ended.UnixMilli(), 10)
 }
 
-// OfCluster is r if it was about the cluster's Kubernetes; zero: it was not.
+// OfCluster returns r if it upgraded the cluster's Kubernetes, else the zero value.
 func (r UpgradeRun) OfCluster() UpgradeRun {
 	if r.InPlace {
 		return UpgradeRun{}
@@ -179,9 +177,9 @@ func (r UpgradeRun) Active() bool {
 
 // Autoscaler is the state of the cluster autoscaler.
 type Autoscaler struct {
-	Enabled    bool // it is told to run
-	Running    bool // it does, or may
-	PausedByUs bool // we told it to stop
+	Enabled    bool // the AutoscalingStrategy enables it
+	Running    bool // it runs, or may run
+	PausedByUs bool // the operator paused it
 }
 
 // LostMember reports whether etcd has a member that is not healthy, or has no Node.

@@ -67,6 +67,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		signed.Statement = "a statement"
 		enrols := signed
 		enrols.Agent = &component.Component{Name: "kubeadm", URL: "https://example/agent", Digest: "sha256:" + strings.Repeat("ab", 32), Path: "/usr/local/bin/kubeadm"}
+		enrols.Unenrolled = []string{"worker-7", "worker-8"}
 		for i, x := range []engine.Components{signed, signed, components, enrols, signed, components} {
 			if err := c.PublishComponents(ctx, x); err != nil {
 				t.Fatal(err)
@@ -77,6 +78,8 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 			}
 			if enrolled := i >= 3; enrolled != (got.Agent != nil) || enrolled && *got.Agent != *enrols.Agent {
 				t.Errorf("after %d writes the enrolment program is %+v", i+1, got.Agent)
+			} else if enrolled && !slices.Equal(got.Unenrolled, enrols.Unenrolled) {
+				t.Errorf("after %d writes the nodes that had the components before are %v", i+1, got.Unenrolled)
 			}
 		}
 		other := components

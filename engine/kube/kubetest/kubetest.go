@@ -278,8 +278,8 @@ func (c *Cluster) PublishComponents(ctx context.Context, want engine.Components)
 	if want.Statement == "" {
 		want.Statement = c.components[want.Name].Statement
 	}
-	if want.Agent == nil {
-		want.Agent = c.components[want.Name].Agent
+	if have := c.components[want.Name]; want.Agent == nil {
+		want.Agent, want.Unenrolled = have.Agent, have.Unenrolled
 	}
 	c.components[want.Name] = want
 	return nil

@@ -83,6 +83,10 @@ const AnnotationStatement = "constellation.edgeless.systems/components-statement
 // Node with these components has an agent that verifies, because the operator saw to that first.
 const AnnotationAgent = "constellation.edgeless.systems/components-agent"
 
+// AnnotationUnenrolled on a ConfigMap of components names, separated by commas, the Nodes that
+// had the components before AnnotationAgent was written. Their agents may verify nothing.
+const AnnotationUnenrolled = "constellation.edgeless.systems/components-unenrolled"
+
 // AnnotationHeld is "true" on a Node or a ScalingGroup that people want left as it is, the
 // latter with all its nodes, until they take it off. The operator never writes it.
 const AnnotationHeld = "constellation.edgeless.systems/held"

@@ -24,7 +24,7 @@ import (
 
 // readinessGate knows on which new nodes everything runs that pods need there. A kubelet calls
 // its node Ready before kube-proxy runs on it, and pods that come to it then, because its
-// donor is emptied, reach no Service for a while.
+// old node is emptied, reach no Service for a while.
 //
 // The pods of a new node are watched from when its Node appears, so that when it becomes
 // Ready it is known already whether there is more to wait for. It needs to list and watch
@@ -169,7 +169,7 @@ func (s *readinessGate) note(n *gatedNode, change func()) {
 	}
 }
 
-// gateHeirs takes from the heirs of a world that they are Ready, until they have settled.
+// gateHeirs takes from the replacement nodes of a world that they are Ready, until they have settled.
 func (r *nodeVersions) gateHeirs(o *observed, x *decision.Lookup) {
 	heirs := make(map[types.UID]bool, len(o.Intents))
 	for i := range o.Intents {
