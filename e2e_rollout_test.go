@@ -15,7 +15,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"constellation/engine"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/recorder"
 	"constellation/internal/testneeds"
@@ -25,7 +25,7 @@ import (
 const targetFile = "constellation-nodeversion.yaml"
 
 // reach connects to the sandbox's control API and to its machines.
-func (c *cloud) reach(log *slog.Logger) (*local.Client, sandbox.Machines) {
+func (c *cloud) reach(log *slog.Logger) (*sandboxapi.Client, sandbox.Machines) {
 	c.t.Helper()
 	dirs, err := sandbox.DefaultDirs()
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud/cloudtest"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/simulated"
 	"constellation/internal/testneeds"
@@ -245,8 +245,8 @@ func TestCloudOfSimulatedMachinesConforms(t *testing.T) {
 	c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--control-planes", "1", "--workers", "0").want(engine.ExitDone)
 	name := c.name()
 	cloudtest.Run(t, cloudtest.Options{
-		Cloud: local.NewClient("unix:"+filepath.Join(c.sandboxDir(), "api.sock"), ""), Group: local.GroupID(name, local.WorkerGroup),
-		Unknown: local.ProviderID(name, "worker-999"), Images: []string{local.ImageReference(name, "v1.0.0"), local.ImageReference(name, "v1.1.0")},
+		Cloud: sandboxapi.NewClient("unix:"+filepath.Join(c.sandboxDir(), "api.sock"), ""), Group: sandboxapi.GroupID(name, sandboxapi.WorkerGroup),
+		Unknown: sandboxapi.ProviderID(name, "worker-999"), Images: []string{sandboxapi.ImageReference(name, "v1.0.0"), sandboxapi.ImageReference(name, "v1.1.0")},
 	})
 }
 

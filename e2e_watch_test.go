@@ -34,7 +34,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
 	"constellation/internal/testneeds"
@@ -52,7 +52,7 @@ type hollowRollout struct {
 	t          *testing.T
 	cp         *controlplane.ControlPlane
 	api        client.Client
-	owner      *local.Client
+	owner      *sandboxapi.Client
 	bin        string
 	kubeconfig string
 	workers    int
@@ -107,7 +107,7 @@ func newHollowRollout(t *testing.T, workers, surge, pods int, times hollow.Times
 	nv := &v1alpha1.NodeVersion{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName},
 		Spec: v1alpha1.NodeVersionSpec{
-			Image: local.ImageReference("hollow", "v1.1.0"), ImageVersion: "v1.1.0", KubernetesComponentsReference: ref, KubernetesClusterVersion: "v1.35.4",
+			Image: sandboxapi.ImageReference("hollow", "v1.1.0"), ImageVersion: "v1.1.0", KubernetesComponentsReference: ref, KubernetesClusterVersion: "v1.35.4",
 			Rollout: v1alpha1.Rollout{MaxSurge: &most, Paused: true},
 		},
 	}
@@ -124,10 +124,10 @@ func newHollowRollout(t *testing.T, workers, surge, pods int, times hollow.Times
 		t.Fatal(err)
 	}
 	t.Cleanup(wait) // the context has ended by then
-	r.owner = local.NewClient(machines.Host, "")
+	r.owner = sandboxapi.NewClient(machines.Host, "")
 	err = errors.Join(
-		r.owner.SetGroupImage(ctx, local.GroupID("hollow", local.ControlPlaneGroup), local.ImageReference("hollow", "v1.1.0")), // these are at the target
-		machines.Seed(ctx, local.ControlPlaneGroup, controlPlanes, ref), machines.Seed(ctx, local.WorkerGroup, workers, ref),
+		r.owner.SetGroupImage(ctx, sandboxapi.GroupID("hollow", sandboxapi.ControlPlaneGroup), sandboxapi.ImageReference("hollow", "v1.1.0")), // these are at the target
+		machines.Seed(ctx, sandboxapi.ControlPlaneGroup, controlPlanes, ref), machines.Seed(ctx, sandboxapi.WorkerGroup, workers, ref),
 	)
 	if err != nil {
 		t.Fatal(err)

@@ -43,7 +43,7 @@ import (
 	"os"
 
 	"constellation/engine"
-	"constellation/engine/cloud/local/sandboxexec"
+	"constellation/engine/cloud/sandboxapi/sandboxexec"
 	"constellation/engine/kube"
 	"constellation/engine/version"
 	"constellation/tui"

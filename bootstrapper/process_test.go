@@ -23,7 +23,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 )
 
 // settings are those of a bootstrapper in a process of its own.
@@ -46,7 +46,7 @@ func process(arg string) int {
 	}
 	err = Run(context.Background(), Machine{
 		StateDir: filepath.Join(s.Ctl, "state"), RunDir: filepath.Join(s.Ctl, "run"), Root: filepath.Join(s.Ctl, "root"),
-		Listen: s.Listen, Metadata: local.NewMetadata(s.Metadata), TPM: s.TPM, Issuer: attestation.NewTPMIssuer(s.TPM), Roots: roots,
+		Listen: s.Listen, Metadata: sandboxapi.NewMetadata(s.Metadata), TPM: s.TPM, Issuer: attestation.NewTPMIssuer(s.TPM), Roots: roots,
 		StartKubelet: func(context.Context) error { return os.WriteFile(filepath.Join(s.Ctl, "kubelet"), nil, 0o600) },
 		Log:          slog.New(slog.NewTextHandler(os.Stderr, nil)), apiPort: s.APIPort, joinPort: s.JoinPort,
 	})
@@ -89,9 +89,9 @@ func newMachine(t *testing.T, role cloud.Role) (m *machine, powerCycle func()) {
 	}
 	hash := sha256.Sum256(initSecret)
 	answer("/v1/self", func() any { return r.cloud.instance })
-	answer("/v1/peers", func() any { return local.Peers{Instances: r.cloud.peers} })
-	answer("/v1/loadbalancer", func() any { return local.LoadBalancer{Host: "127.0.0.1"} })
-	answer("/v1/initsecrethash", func() any { return local.InitSecretHash{SHA256: hex.EncodeToString(hash[:])} })
+	answer("/v1/peers", func() any { return sandboxapi.Peers{Instances: r.cloud.peers} })
+	answer("/v1/loadbalancer", func() any { return sandboxapi.LoadBalancer{Host: "127.0.0.1"} })
+	answer("/v1/initsecrethash", func() any { return sandboxapi.InitSecretHash{SHA256: hex.EncodeToString(hash[:])} })
 	meta := httptest.NewServer(mux)
 	t.Cleanup(meta.Close)
 	cert, key, err := attestationtest.CreateCA("cloud")

@@ -14,8 +14,8 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cluster"
+	"constellation/engine/kube/kubetest"
 	"constellation/engine/plan"
-	"constellation/engine/twin"
 )
 
 // told are the reports of a set: "probe done".
@@ -42,7 +42,7 @@ func setOf(version string, charts ...string) engine.ChartSet {
 }
 
 // applied returns the charts that were applied, in order.
-func applied(c *twin.Cluster) (out []string) {
+func applied(c *kubetest.Cluster) (out []string) {
 	for _, call := range c.Calls() {
 		if name, ok := strings.CutPrefix(call, "ApplyChart "); ok {
 			out = append(out, name)
@@ -52,7 +52,7 @@ func applied(c *twin.Cluster) (out []string) {
 }
 
 func TestChartsWaitForThoseThatTheyNeed(t *testing.T) {
-	c := twin.New()
+	c := kubetest.New()
 	set := setOf("1.0.0", "a", "b after a", "c after b a")
 	set.Report = (&told{}).report
 	if err := set.Apply(t.Context(), c); err != nil {
@@ -66,7 +66,7 @@ func TestChartsWaitForThoseThatTheyNeed(t *testing.T) {
 // Charts that do not need each other are under way at the same time: each call waits until
 // all have begun.
 func TestChartsGoTogether(t *testing.T) {
-	c := twin.New()
+	c := kubetest.New()
 	var all sync.WaitGroup
 	all.Add(3)
 	c.OnCall(func(call string) error {
@@ -84,7 +84,7 @@ func TestChartsGoTogether(t *testing.T) {
 }
 
 func TestChartsThatAreJustSoAreLeftAlone(t *testing.T) {
-	c := twin.New()
+	c := kubetest.New()
 	x := &told{}
 	set := setOf("1.0.0", "a", "b")
 	set.Report = x.report
@@ -105,7 +105,7 @@ func TestChartsThatAreJustSoAreLeftAlone(t *testing.T) {
 // If one of a set fails, all are what they were before: the one that was ready, the one that
 // was under way, and the one that is new.
 func TestSetOfChartsThatFailsGoesBack(t *testing.T) {
-	c := twin.New()
+	c := kubetest.New()
 	old := setOf("1.0.0", "ready", "slow", "bad")
 	old.Report = (&told{}).report
 	if err := old.Apply(t.Context(), c); err != nil {
@@ -153,7 +153,7 @@ func TestSetOfChartsThatFailsGoesBack(t *testing.T) {
 
 // On a cluster without charts what is ready stays: the next run needs only the rest.
 func TestFirstChartsThatFailStay(t *testing.T) {
-	c := twin.New()
+	c := kubetest.New()
 	c.OnCall(func(call string) error {
 		if call == "ApplyChart bad" {
 			return errors.New("not ready")
@@ -172,7 +172,7 @@ func TestFirstChartsThatFailStay(t *testing.T) {
 
 // Whoever leaves finds what was applied, and nothing goes back.
 func TestSetOfChartsThatIsLeftStays(t *testing.T) {
-	c := twin.New()
+	c := kubetest.New()
 	old := setOf("1.0.0", "a", "slow")
 	old.Report = (&told{}).report
 	if err := old.Apply(t.Context(), c); err != nil {
@@ -201,7 +201,7 @@ func TestWhatWasBeforeSurvivesAKill(t *testing.T) {
 	charts := []string{"a", "b after a", "c after b", "d after c"}
 	for at := range 2 * len(charts) {
 		t.Run(fmt.Sprintf("killed at effect %d", at), func(t *testing.T) {
-			c := twin.New()
+			c := kubetest.New()
 			old := setOf("1.0.0", "a", "b after a", "c after b") // d is new
 			old.Report = (&told{}).report
 			if err := old.Apply(t.Context(), c); err != nil {
@@ -280,7 +280,7 @@ func TestValuesAreComparedWithoutSecrets(t *testing.T) {
 
 // A set whose time is over between two charts has failed as any other.
 func TestTheTimeOfASetEndsBetweenTwoCharts(t *testing.T) {
-	c := twin.New()
+	c := kubetest.New()
 	old := setOf("1.0.0", "a", "b after a")
 	old.Report = (&told{}).report
 	if err := old.Apply(t.Context(), c); err != nil {

@@ -21,16 +21,15 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
-	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/compat"
 	"constellation/engine/component"
+	"constellation/engine/kube/kubetest"
 	"constellation/engine/plan"
 	"constellation/engine/release"
-	"constellation/engine/twin"
 	"constellation/engine/version"
 	"constellation/engine/workspace"
 )
@@ -147,7 +146,7 @@ type checkStage struct {
 	dir     string
 	cloud   *pretendedCloud
 	inside  *pretendedCluster
-	cluster *twin.Cluster
+	cluster *kubetest.Cluster
 	// feed opens releases; nil means those of the program.
 	feed func(ctx context.Context, location string, keys []release.Key) (release.Source, error)
 }
@@ -159,7 +158,7 @@ const clusterID = "c1d2e3f405162738c1d2e3f405162738c1d2e3f405162738c1d2e3f405162
 
 func newCheckStage(t *testing.T) *checkStage {
 	t.Helper()
-	s := &checkStage{T: t, dir: t.TempDir(), inside: &pretendedCluster{}, cluster: twin.New()}
+	s := &checkStage{T: t, dir: t.TempDir(), inside: &pretendedCluster{}, cluster: kubetest.New()}
 	s.cloud = &pretendedCloud{testCloud: testCloud{uid: "0123456789abcdef"}, kubernetes: []version.Version{v("v1.34.2"), v("v1.35.4"), v("v1.36.3")}}
 	rootPEM, _, err := attestationtest.CreateCA("test")
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cluster"
+	"constellation/engine/kube/kubetest"
 	"constellation/engine/plan"
-	"constellation/engine/twin"
 	"constellation/engine/workspace"
 )
 
@@ -27,7 +27,7 @@ func (s *applyStage) withChart(version, more string) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		s.Fatal(err)
 	}
-	digest := twin.PackChart(s.T, dir, "cni", map[string]string{
+	digest := kubetest.PackChart(s.T, dir, "cni", map[string]string{
 		"Chart.yaml":       "apiVersion: v2\nname: cni\nversion: " + version + "\n",
 		"templates/a.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: cni}\n",
 	})

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
@@ -28,14 +28,14 @@ type Provider interface {
 }
 
 // sandboxProvider speaks to the sandbox on this computer through its socket.
-type sandboxProvider struct{ client *local.Client }
+type sandboxProvider struct{ client *sandboxapi.Client }
 
 // NewProvider returns the provider that configuration and state name.
 func NewProvider(_ context.Context, c *workspace.Config, s *workspace.State) (Provider, error) {
 	if c.Provider.Sandbox == nil || s.Infrastructure.Sandbox == nil {
 		return nil, fmt.Errorf("provider %q is not in this release", s.Infrastructure.Provider)
 	}
-	return sandboxProvider{local.NewClient("unix:"+s.Infrastructure.Sandbox.Socket, "")}, nil
+	return sandboxProvider{sandboxapi.NewClient("unix:"+s.Infrastructure.Sandbox.Socket, "")}, nil
 }
 
 func (p sandboxProvider) Describe(ctx context.Context) (cluster.ProviderInfo, error) {
@@ -72,11 +72,11 @@ func (p sandboxProvider) Machines(ctx context.Context) ([]cluster.CloudMachine, 
 		switch {
 		case m.State == cloud.Terminating || m.State == cloud.Terminated:
 			c.Stage = plan.NodeGone
-		case m.State == cloud.Failed || m.State == cloud.Stopped || m.Boot == local.BootFailed || m.Boot == local.BootStopped:
+		case m.State == cloud.Failed || m.State == cloud.Stopped || m.Boot == sandboxapi.BootFailed || m.Boot == sandboxapi.BootStopped:
 			c.Stage = plan.NodeFailed
-		case m.Boot == local.BootCreating:
+		case m.Boot == sandboxapi.BootCreating:
 			c.Stage = plan.NodeCreating
-		case m.Boot == local.BootBooting:
+		case m.Boot == sandboxapi.BootBooting:
 			c.Stage = plan.NodeBooting
 		}
 		out = append(out, c)

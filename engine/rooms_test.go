@@ -17,7 +17,7 @@ var imports = []struct {
 	{"plan", []string{"plain", "version", "words"}},
 	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan", "version"}},
 	{"compat", []string{"cluster", "plan", "release", "version", "words"}},
-	{"workspace", []string{"assets", "attestation", "cloud", "cloud/local", "plan", "release", "version"}},
+	{"workspace", []string{"assets", "attestation", "cloud", "cloud/sandboxapi", "plan", "release", "version"}},
 	{"rollout", []string{"cluster", "plan", "version", "words"}},
 	{"check", []string{"assets", "attestation", "chart", "cloud", "cluster", "compat", "component", "plan", "release", "rollout", "version", "words", "workspace"}},
 }

@@ -33,8 +33,8 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/component"
+	"constellation/engine/kube/kubetest"
 	"constellation/engine/plan"
-	"constellation/engine/twin"
 	"constellation/engine/version"
 	"constellation/engine/workspace"
 )
@@ -45,7 +45,7 @@ type stage struct {
 	t         *testing.T
 	dir       string
 	cloud     *testCloud
-	cluster   *twin.Cluster
+	cluster   *kubetest.Cluster
 	ca        *attestationtest.CA
 	machines  []*testMachine
 	balancer  *balancer
@@ -64,7 +64,7 @@ const bootstrapToken = "abcdef.0123456789abcdef"
 // is set.
 func newStage(t *testing.T, controlPlanes, workers int) *stage {
 	t.Helper()
-	s := &stage{t: t, dir: t.TempDir(), cluster: twin.New(), log: &bytes.Buffer{}, secret: []byte("init-secret-0123456789-abcdefghi"), cloud: &testCloud{uid: "0123456789abcdef"}}
+	s := &stage{t: t, dir: t.TempDir(), cluster: kubetest.New(), log: &bytes.Buffer{}, secret: []byte("init-secret-0123456789-abcdefghi"), cloud: &testCloud{uid: "0123456789abcdef"}}
 	certPEM, keyPEM, err := attestationtest.CreateCA("test")
 	if err != nil {
 		t.Fatal(err)

@@ -30,7 +30,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/joinservice/joinproto"
 )
 
@@ -55,9 +55,9 @@ func BenchmarkTickets(b *testing.B) {
 				switch r.URL.Path {
 				case "/v1/peers":
 					list, _ := s.sky.Peers(r.Context())
-					_ = json.NewEncoder(w).Encode(local.Peers{Instances: list})
+					_ = json.NewEncoder(w).Encode(sandboxapi.Peers{Instances: list})
 				case "/v1/loadbalancer":
-					_ = json.NewEncoder(w).Encode(local.LoadBalancer{Host: "10.42.0.1"})
+					_ = json.NewEncoder(w).Encode(sandboxapi.LoadBalancer{Host: "10.42.0.1"})
 				default:
 					http.NotFound(w, r)
 				}
@@ -301,7 +301,7 @@ func TestBenchServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, err := New(Config{
-		Cluster: access, Namespace: namespace, Metadata: local.NewMetadata(c.Metadata), Issuer: issuer, PKI: c.PKI, APIServerPort: 6443,
+		Cluster: access, Namespace: namespace, Metadata: sandboxapi.NewMetadata(c.Metadata), Issuer: issuer, PKI: c.PKI, APIServerPort: 6443,
 		Log: slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 	if err != nil {

@@ -28,7 +28,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
 	"constellation/internal/testneeds"
@@ -72,7 +72,7 @@ func operatorProcess(path string) error {
 		return err
 	}
 	return Run(context.Background(), Config{
-		Cluster: access, Namespace: namespace, Cloud: local.NewInCluster(local.NewMetadata(c.Metadata), c.Control), Agent: c.Socket, Node: c.Node,
+		Cluster: access, Namespace: namespace, Cloud: sandboxapi.NewInCluster(sandboxapi.NewMetadata(c.Metadata), c.Control), Agent: c.Socket, Node: c.Node,
 		CloudInterval: 100 * time.Millisecond, NoElection: true, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		at: func(point string) {
 			if !slices.Contains(c.Points, point) {
@@ -381,14 +381,14 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 		c.create(m)
 	}
 	nv := &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}, Spec: v1alpha1.NodeVersionSpec{
-		Image: local.ImageReference("hollow", "v1.1.0"), ImageVersion: "v1.1.0", KubernetesComponentsReference: refB, KubernetesClusterVersion: newKubernetes,
+		Image: sandboxapi.ImageReference("hollow", "v1.1.0"), ImageVersion: "v1.1.0", KubernetesComponentsReference: refB, KubernetesClusterVersion: newKubernetes,
 	}}
 	c.create(nv)
 	nv.Status.JoinComponents = v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA}
 	if err := errors.Join(
 		c.admin.Status().Update(ctx, nv),
-		machines.SetImage(local.ControlPlaneGroup, "v1.1.0"), machines.Seed(ctx, local.ControlPlaneGroup, 2, refB),
-		machines.SetImage(local.ControlPlaneGroup, "v1.0.0"), machines.Seed(ctx, local.ControlPlaneGroup, 1, refA),
+		machines.SetImage(sandboxapi.ControlPlaneGroup, "v1.1.0"), machines.Seed(ctx, sandboxapi.ControlPlaneGroup, 2, refB),
+		machines.SetImage(sandboxapi.ControlPlaneGroup, "v1.0.0"), machines.Seed(ctx, sandboxapi.ControlPlaneGroup, 1, refA),
 	); err != nil {
 		t.Fatal(err)
 	}

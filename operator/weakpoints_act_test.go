@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/component"
 	"constellation/engine/sandbox/hollow"
 	"constellation/operator/api/v1alpha1"
@@ -118,14 +118,14 @@ func TestWeakPointR4NoSizeIsWritten(t *testing.T) {
 	}
 	t.Cleanup(wait)
 	// Half of the requests succeed, and say that they took too long.
-	if err := local.NewClient(h.Host, "").SetFaults(t.Context(), []string{"create-timeout=0.5"}); err != nil {
+	if err := sandboxapi.NewClient(h.Host, "").SetFaults(t.Context(), []string{"create-timeout=0.5"}); err != nil {
 		t.Fatal(err)
 	}
-	group := local.GroupID("hollow", local.WorkerGroup)
+	group := sandboxapi.GroupID("hollow", sandboxapi.WorkerGroup)
 	var all sync.WaitGroup
 	for i := range 4 {
 		all.Go(func() {
-			c := local.NewInCluster(local.NewMetadata(h.Metadata), h.Control)
+			c := sandboxapi.NewInCluster(sandboxapi.NewMetadata(h.Metadata), h.Control)
 			tokens := []string{"shared", fmt.Sprint("own-", i)}
 			for { // as operators do, until the cloud says yes
 				made, err := c.CreateInstances(t.Context(), group, tokens)

@@ -2,7 +2,7 @@
 // them, their roles and images, and what an instance may know about itself.
 //
 // It holds the words and the errors that every provider shares. Providers live
-// in subpackages; [constellation/engine/cloud/local] speaks to the cloud that
+// in subpackages; [constellation/engine/cloud/sandboxapi] speaks to the cloud that
 // package sandbox runs on this computer. Interfaces are declared by their
 // consumers.
 package cloud

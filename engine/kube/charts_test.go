@@ -28,8 +28,8 @@ import (
 	"constellation/assets"
 	"constellation/engine"
 	enginechart "constellation/engine/chart"
+	"constellation/engine/kube/kubetest"
 	"constellation/engine/sandbox/controlplane"
-	"constellation/engine/twin"
 )
 
 // shop is a third-party chart that keeps data in every way. Its values omit or change the
@@ -81,7 +81,7 @@ data: {text: {{ .Values.text }}}
 func shopChart(t *testing.T, version string, values map[string]any) engine.Chart {
 	t.Helper()
 	dir := t.TempDir()
-	digest := twin.PackChart(t, dir, "shop", map[string]string{
+	digest := kubetest.PackChart(t, dir, "shop", map[string]string{
 		"Chart.yaml":         "apiVersion: v2\nname: shop\nversion: " + version + "\n",
 		"values.yaml":        "text: default\nkind: true\nnamespace: true\nclaim: true\nkeep: false\nmode: ReadWriteOnce\ndatabase: true\nservice: db\ntag: v1\n",
 		"templates/all.yaml": shop,

@@ -22,10 +22,10 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
+	"constellation/engine/kube/kubetest"
 	"constellation/engine/kubeadm"
 	"constellation/engine/revocation"
 	"constellation/engine/sandbox/controlplane"
-	"constellation/engine/twin"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -146,7 +146,7 @@ func (w world) EndMove(name string) {
 
 func TestRealClusterKeepsTheContract(t *testing.T) {
 	c := start(t)
-	twin.Contract(t, c, world{t, c})
+	kubetest.Contract(t, c, world{t, c})
 
 	t.Run("our own charts are accepted by the API server", func(t *testing.T) { ourCharts(t, c) })
 	t.Run("a killed console's pending revision is adopted", func(t *testing.T) { adopt(t, c) })

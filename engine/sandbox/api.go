@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 )
 
 // api answers machines and the host. Each of its handlers is one listener's.
@@ -25,7 +25,7 @@ type api struct {
 	// refresh looks for Kubernetes versions that were fetched since the start.
 	refresh func()
 	// info completes what the fleet and the mirror know.
-	info func(*local.Info)
+	info func(*sandboxapi.Info)
 	// shutdown ends the daemon after the answer, first with all machines if asked to.
 	shutdown func(ctx context.Context, machines bool) error
 }
@@ -52,23 +52,23 @@ func (a *api) metadata() http.Handler {
 	}
 	about("/v1/self", func(self cloud.Instance) (any, error) { return self, nil })
 	about("/v1/peers", func(self cloud.Instance) (any, error) {
-		return local.Peers{Instances: a.fleet.Faults().partial(a.fleet.Instances(), self.Name)}, nil
+		return sandboxapi.Peers{Instances: a.fleet.Faults().partial(a.fleet.Instances(), self.Name)}, nil
 	})
 	about("/v1/loadbalancer", func(cloud.Instance) (any, error) {
 		s, _ := a.fleet.snapshot()
-		return local.LoadBalancer{Host: s.gateway().String()}, nil
+		return sandboxapi.LoadBalancer{Host: s.gateway().String()}, nil
 	})
 	about("/v1/initsecrethash", func(cloud.Instance) (any, error) {
 		s, _ := a.fleet.snapshot()
-		return local.InitSecretHash{SHA256: s.InitSecretSHA256}, nil
+		return sandboxapi.InitSecretHash{SHA256: s.InitSecretSHA256}, nil
 	})
-	about("/v1/podcidr", func(cloud.Instance) (any, error) { return local.PodCIDR{CIDR: podCIDR}, nil })
+	about("/v1/podcidr", func(cloud.Instance) (any, error) { return sandboxapi.PodCIDR{CIDR: podCIDR}, nil })
 	about("/v1/token", func(self cloud.Instance) (any, error) {
 		if self.Role != cloud.ControlPlane {
 			return nil, fmt.Errorf("%w: only control planes get the token of the control API", cloud.ErrDenied)
 		}
 		s, _ := a.fleet.snapshot()
-		return local.Token{Token: s.Token}, nil
+		return sandboxapi.Token{Token: s.Token}, nil
 	})
 	return mux
 }
@@ -113,7 +113,7 @@ func (a *api) more(mux *http.ServeMux) {
 		a.reply(w, a.describe(), nil)
 	})
 	mux.HandleFunc("GET /v1/images", func(w http.ResponseWriter, _ *http.Request) {
-		a.reply(w, local.ImageList{Images: a.images()}, nil)
+		a.reply(w, sandboxapi.ImageList{Images: a.images()}, nil)
 	})
 	mux.HandleFunc("GET /v1/components", func(w http.ResponseWriter, r *http.Request) {
 		version := r.URL.Query().Get("kubernetes")
@@ -128,7 +128,7 @@ func (a *api) more(mux *http.ServeMux) {
 				errNoSuch, version, strings.Join(a.mirror.list(), ", "))
 		}
 		statement, unsigned := a.mirror.vouch(version, l)
-		a.reply(w, local.ComponentList{Components: l, Statement: statement, Agent: a.mirror.enrolment()}, errors.Join(err, unsigned))
+		a.reply(w, sandboxapi.ComponentList{Components: l, Statement: statement, Agent: a.mirror.enrolment()}, errors.Join(err, unsigned))
 	})
 	a.object(mux, "POST "+machinePath+"/reboot", func(r *http.Request) (any, error) {
 		return nil, a.fleet.reboot(r.Context(), r.PathValue("machine"))
@@ -139,15 +139,15 @@ func (a *api) more(mux *http.ServeMux) {
 }
 
 // describe tells the owner everything.
-func (a *api) describe() local.Info {
+func (a *api) describe() sandboxapi.Info {
 	s, _ := a.fleet.snapshot()
-	info := local.Info{
+	info := sandboxapi.Info{
 		Name: s.Name, UID: s.UID, Release: s.Release, Kubernetes: s.Kubernetes, KubernetesVersions: a.mirror.list(),
 		KubernetesEndpoint: loopback(s.KubernetesPort), InitEndpoint: loopback(s.InitPort), LoadBalancer: s.gateway(),
-		Workspace: s.Workspace, Groups: s.groups(), Faults: s.Faults, Created: s.Created, Machines: []local.Machine{},
+		Workspace: s.Workspace, Groups: s.groups(), Faults: s.Faults, Created: s.Created, Machines: []sandboxapi.Machine{},
 	}
 	for _, i := range s.ordered() {
-		info.Machines = append(info.Machines, local.Machine{
+		info.Machines = append(info.Machines, sandboxapi.Machine{
 			Instance: s.describe(i), Boot: i.Boot, Started: i.Started, Console: a.fleet.platform.Console(i.Name),
 		})
 	}

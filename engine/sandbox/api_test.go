@@ -15,6 +15,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/internal/testneeds"
 )
 
@@ -35,7 +36,7 @@ func testAPI(t *testing.T) (*api, *fleet, *computer) {
 	f, _ := testFleet(t, c, nil)
 	m, _, _ := testMirror(t)
 	a := &api{
-		Control: NewControl(f, discard()), log: discard(), fleet: f, mirror: m, refresh: func() {}, info: func(*local.Info) {},
+		Control: NewControl(f, discard()), log: discard(), fleet: f, mirror: m, refresh: func() {}, info: func(*sandboxapi.Info) {},
 		images: func() []cloud.Image {
 			return []cloud.Image{{Reference: "sandboxes/demo/images/v1.0.0", Version: "v1.0.0"}}
 		},
@@ -48,7 +49,7 @@ func TestVersionsThatWereFetchedLaterAreOffered(t *testing.T) {
 	a, f, _ := testAPI(t)
 	scale(t, f, 1, 0)
 	from := f.Instances()[0].IP.String()
-	c := local.NewClient(callFrom(t, a.control(), &from).URL, "the-token")
+	c := sandboxapi.NewClient(callFrom(t, a.control(), &from).URL, "the-token")
 	if _, err := c.Components(t.Context(), "v1.36.4"); !errors.Is(err, cloud.ErrNotFound) {
 		t.Fatalf("before: %v", err)
 	}
@@ -74,7 +75,7 @@ func TestMetadataKnowsMachinesByTheirAddress(t *testing.T) {
 	scale(t, f, 1, 1)
 	cp, worker := f.Instances()[0], f.Instances()[1]
 	from := ""
-	m, ctx := local.NewMetadata(callFrom(t, a.metadata(), &from).URL), t.Context()
+	m, ctx := sandboxapi.NewMetadata(callFrom(t, a.metadata(), &from).URL), t.Context()
 
 	from = worker.IP.String()
 	if self, err := m.Self(ctx); err != nil || self != worker {
@@ -118,15 +119,15 @@ func TestControlAPIWantsTheToken(t *testing.T) {
 	from := "10.42.0.2"
 	s := callFrom(t, a.control(), &from)
 	for _, bad := range []string{"", "wrong", "the-toke", "the-token2"} {
-		if _, err := local.NewClient(s.URL, bad).Groups(t.Context()); !errors.Is(err, cloud.ErrDenied) {
+		if _, err := sandboxapi.NewClient(s.URL, bad).Groups(t.Context()); !errors.Is(err, cloud.ErrDenied) {
 			t.Errorf("token %q: %v", bad, err)
 		}
 	}
-	if g, err := local.NewClient(s.URL, "the-token").Groups(t.Context()); err != nil || len(g) != 2 {
+	if g, err := sandboxapi.NewClient(s.URL, "the-token").Groups(t.Context()); err != nil || len(g) != 2 {
 		t.Errorf("%v, %v", g, err)
 	}
 	// What is the host's alone is not there at all.
-	c := local.NewClient(s.URL, "the-token")
+	c := sandboxapi.NewClient(s.URL, "the-token")
 	for name, err := range map[string]error{
 		"faults": c.SetFaults(t.Context(), nil), "shutdown": c.Shutdown(t.Context(), true),
 	} {
@@ -138,7 +139,7 @@ func TestControlAPIWantsTheToken(t *testing.T) {
 	f.st = f.st.clone()
 	f.st.Token = ""
 	f.mu.Unlock()
-	if _, err := local.NewClient(s.URL, "").Groups(t.Context()); !errors.Is(err, cloud.ErrDenied) {
+	if _, err := sandboxapi.NewClient(s.URL, "").Groups(t.Context()); !errors.Is(err, cloud.ErrDenied) {
 		t.Errorf("no token set, none given: %v", err)
 	}
 }
@@ -147,13 +148,13 @@ func TestControlAPIDoesWhatTheClientSays(t *testing.T) {
 	a, f, comp := testAPI(t)
 	s := httptest.NewServer(a.host())
 	defer s.Close()
-	c, ctx := local.NewClient(s.URL, ""), t.Context()
-	workers := local.GroupID("demo", local.WorkerGroup)
+	c, ctx := sandboxapi.NewClient(s.URL, ""), t.Context()
+	workers := sandboxapi.GroupID("demo", sandboxapi.WorkerGroup)
 
 	if err := c.SetGroupCount(ctx, workers, 1); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.SetGroupImage(ctx, workers, local.ImageReference("demo", "v1.1.0")); err != nil {
+	if err := c.SetGroupImage(ctx, workers, sandboxapi.ImageReference("demo", "v1.1.0")); err != nil {
 		t.Fatal(err)
 	}
 	heir, err := c.CreateInstance(ctx, workers, "heir-of-worker-0")
@@ -168,7 +169,7 @@ func TestControlAPIDoesWhatTheClientSays(t *testing.T) {
 		l, err := c.Instances(ctx)
 		return err == nil && len(l) == 2 && l[0].State == cloud.Ready && l[1].State == cloud.Ready
 	})
-	if info, err := c.Sandbox(ctx); err != nil || len(info.Machines) != 2 || info.Machines[0].Boot != local.BootReady ||
+	if info, err := c.Sandbox(ctx); err != nil || len(info.Machines) != 2 || info.Machines[0].Boot != sandboxapi.BootReady ||
 		info.Machines[0].Console != "/state/worker-0/console.log" || info.KubernetesVersions[0] != "v1.35.4" || info.Machines[0].Started.IsZero() {
 		t.Errorf("%+v, %v", info, err)
 	}
@@ -206,16 +207,16 @@ func TestControlAPIDoesWhatTheClientSays(t *testing.T) {
 		text string
 	}{
 		"unknown Kubernetes":   {err2(c.Components(ctx, "v1.99.0")), cloud.ErrNotFound, "has v1.35.4"},
-		"unknown group":        {c.SetGroupCount(ctx, local.GroupID("demo", "gpu"), 1), cloud.ErrNotFound, "gpu"},
-		"another sandbox":      {c.SetGroupCount(ctx, local.GroupID("other", local.WorkerGroup), 1), cloud.ErrNotFound, "sandbox other"},
-		"another's image":      {c.SetGroupImage(ctx, workers, local.ImageReference("other", "v1.1.0")), cloud.ErrNotFound, "other"},
-		"unknown image":        {c.SetGroupImage(ctx, workers, local.ImageReference("demo", "v9.0.0")), cloud.ErrNotFound, "v9.0.0"},
+		"unknown group":        {c.SetGroupCount(ctx, sandboxapi.GroupID("demo", "gpu"), 1), cloud.ErrNotFound, "gpu"},
+		"another sandbox":      {c.SetGroupCount(ctx, sandboxapi.GroupID("other", sandboxapi.WorkerGroup), 1), cloud.ErrNotFound, "sandbox other"},
+		"another's image":      {c.SetGroupImage(ctx, workers, sandboxapi.ImageReference("other", "v1.1.0")), cloud.ErrNotFound, "other"},
+		"unknown image":        {c.SetGroupImage(ctx, workers, sandboxapi.ImageReference("demo", "v9.0.0")), cloud.ErrNotFound, "v9.0.0"},
 		"no image":             {c.SetGroupImage(ctx, workers, "latest"), nil, "want sandboxes/"},
 		"negative count":       {c.SetGroupCount(ctx, workers, -1), nil, "0 to 253"},
 		"too many":             {c.SetGroupCount(ctx, workers, 500), nil, "0 to 253"},
 		"unknown fault":        {c.SetFaults(ctx, []string{"meteor"}), nil, "the faults are boot-delay"},
 		"reboot of nobody":     {c.RebootInstance(ctx, "sandbox://demo/worker-9"), cloud.ErrNotFound, "worker-9"},
-		"unknown group's heir": {err2(c.CreateInstance(ctx, local.GroupID("demo", "gpu"), "x")), cloud.ErrNotFound, "gpu"},
+		"unknown group's heir": {err2(c.CreateInstance(ctx, sandboxapi.GroupID("demo", "gpu"), "x")), cloud.ErrNotFound, "gpu"},
 	} {
 		if tt.err == nil || tt.kind != nil && !errors.Is(tt.err, tt.kind) || !strings.Contains(tt.err.Error(), tt.text) {
 			t.Errorf("%s: %v", name, tt.err)
@@ -251,11 +252,11 @@ func TestAPIFaultsHitMachinesAndSpareTheHost(t *testing.T) {
 	a, f, comp := testAPI(t)
 	scale(t, f, 1, 1)
 	from := f.Instances()[0].IP.String()
-	remote := local.NewClient(callFrom(t, a.control(), &from).URL, "the-token")
-	meta := local.NewMetadata(callFrom(t, a.metadata(), &from).URL)
+	remote := sandboxapi.NewClient(callFrom(t, a.control(), &from).URL, "the-token")
+	meta := sandboxapi.NewMetadata(callFrom(t, a.metadata(), &from).URL)
 	hs := httptest.NewServer(a.host())
 	defer hs.Close()
-	host, ctx := local.NewClient(hs.URL, ""), t.Context()
+	host, ctx := sandboxapi.NewClient(hs.URL, ""), t.Context()
 
 	for fault, wantErr := range map[string]error{"api-429=1": cloud.ErrThrottled, "api-500=1": cloud.ErrUnavailable} {
 		if err := host.SetFaults(ctx, []string{fault}); err != nil {
@@ -313,11 +314,11 @@ func TestTheCloudIsVagueAboutItsMachines(t *testing.T) {
 		return !slices.ContainsFunc(f.Instances(), func(i cloud.Instance) bool { return i.State != cloud.Ready })
 	})
 	from := f.Instances()[0].IP.String()
-	remote := local.NewClient(callFrom(t, a.control(), &from).URL, "the-token")
+	remote := sandboxapi.NewClient(callFrom(t, a.control(), &from).URL, "the-token")
 	hs := httptest.NewServer(a.host())
 	defer hs.Close()
-	host, ctx := local.NewClient(hs.URL, ""), t.Context()
-	workers := local.GroupID("demo", local.WorkerGroup)
+	host, ctx := sandboxapi.NewClient(hs.URL, ""), t.Context()
+	workers := sandboxapi.GroupID("demo", sandboxapi.WorkerGroup)
 	names := func(l []cloud.Instance, err error) string {
 		var out []string
 		for _, i := range l {
@@ -374,7 +375,7 @@ func TestTheCloudIsVagueAboutItsMachines(t *testing.T) {
 	}
 	eventually(t, "the new machine is ready", func() bool { i, _ := f.Instance("worker-3"); return i.State == cloud.Ready })
 	for name, want := range map[string]cloud.State{"worker-0": cloud.Ready, "worker-3": cloud.Creating} {
-		if i, err := remote.Instance(ctx, local.ProviderID("demo", name)); err != nil || i.State != want {
+		if i, err := remote.Instance(ctx, sandboxapi.ProviderID("demo", name)); err != nil || i.State != want {
 			t.Errorf("lagging description of %s: %s, %v; want %s", name, i.State, err, want)
 		}
 	}
@@ -399,7 +400,7 @@ func TestTheCloudIsVagueAboutItsMachines(t *testing.T) {
 	// A machine that never joins is told nothing about itself.
 	i, _ := f.Instance("worker-1")
 	from = i.IP.String()
-	meta := local.NewMetadata(callFrom(t, a.metadata(), &from).URL)
+	meta := sandboxapi.NewMetadata(callFrom(t, a.metadata(), &from).URL)
 	with("never-join=worker-1")
 	if _, err := meta.Self(ctx); !errors.Is(err, cloud.ErrUnavailable) {
 		t.Errorf("never-join: %v", err)

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 )
 
 // Fleet is what a [Control] manages: the machines of one sandbox. That of [Serve]
@@ -115,10 +115,10 @@ func (c *Control) Host(more func(*http.ServeMux)) http.Handler {
 	mux := http.NewServeMux()
 	c.routes(mux, false)
 	mux.HandleFunc("GET /v1/faults", func(w http.ResponseWriter, _ *http.Request) {
-		c.reply(w, local.FaultList{Faults: c.fleet.Faults().Spec()}, nil)
+		c.reply(w, sandboxapi.FaultList{Faults: c.fleet.Faults().Spec()}, nil)
 	})
 	mux.HandleFunc("PUT /v1/faults", func(w http.ResponseWriter, r *http.Request) {
-		var l local.FaultList
+		var l sandboxapi.FaultList
 		err := decode(r, &l)
 		if err == nil {
 			err = c.fleet.SetFaults(l.Faults)
@@ -154,28 +154,28 @@ func (c *Control) routes(mux *http.ServeMux, faulty bool) {
 		return c.fleet.Faults()
 	}
 	mux.HandleFunc("GET /v1/groups", func(w http.ResponseWriter, _ *http.Request) {
-		c.reply(w, local.GroupList{Groups: c.fleet.Groups()}, nil)
+		c.reply(w, sandboxapi.GroupList{Groups: c.fleet.Groups()}, nil)
 	})
 	mux.HandleFunc("GET /v1/instances", func(w http.ResponseWriter, _ *http.Request) {
 		flt := active()
 		l := flt.partial(c.seen(flt), "")
-		out := local.InstanceList{Instances: l}
+		out := sandboxapi.InstanceList{Instances: l}
 		if n := len(l); n > 0 && strikes(flt.toldPartial) {
 			out.Instances, out.Partial = slices.Clone(l[:rand.IntN(n)]), true
 		}
 		c.reply(w, out, nil)
 	})
 	mux.HandleFunc("POST /v1/instances/describe", func(w http.ResponseWriter, r *http.Request) {
-		var in local.SomeInstances
+		var in sandboxapi.SomeInstances
 		var names []string
 		err := decode(r, &in)
 		if err == nil {
 			names, err = c.names(in.ProviderIDs)
 		}
-		c.reply(w, local.InstanceList{Instances: c.describe(names, active())}, err)
+		c.reply(w, sandboxapi.InstanceList{Instances: c.describe(names, active())}, err)
 	})
 	mux.HandleFunc("POST /v1/instances/delete", func(w http.ResponseWriter, r *http.Request) {
-		var in local.OldInstances
+		var in sandboxapi.OldInstances
 		err := decode(r, &in)
 		if err == nil {
 			err = c.delete(in.ProviderIDs, active())
@@ -183,11 +183,11 @@ func (c *Control) routes(mux *http.ServeMux, faulty bool) {
 		c.reply(w, nil, err)
 	})
 	c.object(mux, "PUT "+groupPath+"/image", func(r *http.Request) (any, error) {
-		var in local.GroupImage
+		var in sandboxapi.GroupImage
 		if err := decode(r, &in); err != nil {
 			return nil, err
 		}
-		sandbox, version, err := local.ParseImageReference(in.Image)
+		sandbox, version, err := sandboxapi.ParseImageReference(in.Image)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrConflict, err)
 		}
@@ -211,17 +211,17 @@ func (c *Control) routes(mux *http.ServeMux, faulty bool) {
 		return nil, c.fleet.SetCount(r.Context(), r.PathValue("group"), *in.Count)
 	})
 	c.object(mux, "POST "+groupPath+"/instances", func(r *http.Request) (any, error) {
-		var in local.NewInstances
+		var in sandboxapi.NewInstances
 		if err := decode(r, &in); err != nil {
 			return nil, err
 		}
 		for _, t := range in.Tokens {
-			if !local.ValidToken(t) {
+			if !sandboxapi.ValidToken(t) {
 				return nil, fmt.Errorf("%w: %q is not a token", errRequest, t)
 			}
 		}
 		l, err := c.create(r.Context(), r.PathValue("group"), in.Tokens, active())
-		return local.InstanceList{Instances: l}, err
+		return sandboxapi.InstanceList{Instances: l}, err
 	})
 	c.object(mux, "GET "+machinePath, func(r *http.Request) (any, error) {
 		name := r.PathValue("machine")
@@ -300,7 +300,7 @@ func (c *Control) delete(ids []string, flt *Faults) error {
 func (c *Control) names(ids []string) ([]string, error) {
 	names := make([]string, 0, len(ids))
 	for _, id := range ids {
-		sandbox, name, err := local.ParseProviderID(id)
+		sandbox, name, err := sandboxapi.ParseProviderID(id)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", errRequest, err)
 		}
@@ -402,12 +402,12 @@ func (c *Control) refuse(w http.ResponseWriter, err error) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	problem := local.Problem{Message: err.Error()}
+	problem := sandboxapi.Problem{Message: err.Error()}
 	switch {
 	case errors.Is(err, cloud.ErrQuota):
-		problem.Reason = local.ReasonQuota
+		problem.Reason = sandboxapi.ReasonQuota
 	case errors.Is(err, errCapacity):
-		problem.Reason = local.ReasonCapacity
+		problem.Reason = sandboxapi.ReasonCapacity
 	}
 	if err := json.NewEncoder(w).Encode(problem); err != nil {
 		c.log.Debug("answer not sent", "err", err)

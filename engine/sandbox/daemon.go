@@ -23,7 +23,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/release"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
@@ -157,7 +157,7 @@ func (d *daemon) serve(ctx context.Context, st *state) (err error) {
 
 	a := &api{
 		Control: NewControl(d.fleet, d.log), log: d.log, fleet: d.fleet, mirror: d.mirror, images: d.images, refresh: d.refresh, shutdown: d.shutdown,
-		info: func(i *local.Info) { i.TrustRoots = d.trust },
+		info: func(i *sandboxapi.Info) { i.TrustRoots = d.trust },
 	}
 	apiServers := d.balancer("kubernetes", func() []backend { return d.fleet.controlPlanes(apiServerPort) })
 	apiServers.probe = readyz(d.host.Dial)
@@ -410,7 +410,7 @@ func (d *daemon) complete(_ cloud.Instance, spec *machine.Spec) {
 	spec.PauseImage = d.pause
 	spec.Files = map[string]machine.File{
 		"/etc/constellation/environment": {Data: fmt.Appendf(nil,
-			"CONSTELLATION_PROVIDER=sandbox\nCONSTELLATION_METADATA=%s\nCONSTELLATION_TPM=%s\n", local.DefaultMetadata, machine.TPMAddress)},
+			"CONSTELLATION_PROVIDER=sandbox\nCONSTELLATION_METADATA=%s\nCONSTELLATION_TPM=%s\n", sandboxapi.DefaultMetadata, machine.TPMAddress)},
 		"/etc/constellation/attestation-roots.pem": {Data: []byte(d.trust)},
 	}
 }
@@ -556,7 +556,7 @@ func (d *daemon) images() []cloud.Image {
 	out := make([]cloud.Image, 0, len(s.Catalogue))
 	for _, img := range s.Catalogue {
 		out = append(out, cloud.Image{
-			Reference: local.ImageReference(s.Name, img.Version), Version: img.Version, Measurements: measurements(img),
+			Reference: sandboxapi.ImageReference(s.Name, img.Version), Version: img.Version, Measurements: measurements(img),
 		})
 	}
 	return out

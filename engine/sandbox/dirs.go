@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/simulated"
 )
@@ -93,7 +93,7 @@ func defaultName(workspace string) string {
 // absolute path of its workspace.
 func (d Dirs) resolve(nameOrWorkspace string) (string, error) {
 	if !filepath.IsAbs(nameOrWorkspace) {
-		if !local.ValidName(nameOrWorkspace) {
+		if !sandboxapi.ValidName(nameOrWorkspace) {
 			return "", fmt.Errorf("%q cannot be the name of a sandbox: it needs small letters, digits and -, at most 40", nameOrWorkspace)
 		}
 		return nameOrWorkspace, nil
@@ -122,7 +122,7 @@ type Machines interface {
 
 // Reach returns the cloud of a running sandbox, as its owner, and its machines to look
 // at. nameOrWorkspace is as in [Sandboxes.Status].
-func (d Dirs) Reach(nameOrWorkspace string, log *slog.Logger) (*local.Client, Machines, error) {
+func (d Dirs) Reach(nameOrWorkspace string, log *slog.Logger) (*sandboxapi.Client, Machines, error) {
 	name, err := d.resolve(nameOrWorkspace)
 	if err != nil {
 		return nil, nil, err
@@ -135,7 +135,7 @@ func (d Dirs) Reach(nameOrWorkspace string, log *slog.Logger) (*local.Client, Ma
 	if err != nil {
 		return nil, nil, fmt.Errorf("reach sandbox %s: %w", name, err)
 	}
-	return local.NewClient("unix:"+d.of(name, socketName), ""), host, nil
+	return sandboxapi.NewClient("unix:"+d.of(name, socketName), ""), host, nil
 }
 
 // host is what a sandbox needs of the computer: the platform of its fleet, and more.
@@ -171,7 +171,7 @@ func (d Dirs) residents() (all []machine.Resident) {
 		daemon, err := readProcess(d.of(e.Name(), pidName))
 		abandoned := err != nil || !daemon.alive()
 		for _, i := range s.Instances {
-			if i.Want == wantRunning && i.Boot != local.BootFailed {
+			if i.Want == wantRunning && i.Boot != sandboxapi.BootFailed {
 				all = append(all, machine.Resident{Dir: d.of(s.Name), Sandbox: s.Name, Name: i.Name, ControlPlane: i.Role == cloud.ControlPlane, Abandoned: abandoned})
 			}
 		}

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/machine"
 )
 
@@ -201,17 +201,17 @@ func (s *state) ordered() []*instance {
 // describe says of an instance what the cloud tells everybody.
 func (s *state) describe(i *instance) cloud.Instance {
 	out := cloud.Instance{
-		Name: i.Name, ProviderID: local.ProviderID(s.Name, i.Name), Group: local.GroupID(s.Name, i.Group), Role: i.Role,
-		Image: local.ImageReference(s.Name, i.Image), IP: i.ip(), PodCIDR: i.podCIDR(), Created: i.Created, Token: i.Token, Message: i.Message,
+		Name: i.Name, ProviderID: sandboxapi.ProviderID(s.Name, i.Name), Group: sandboxapi.GroupID(s.Name, i.Group), Role: i.Role,
+		Image: sandboxapi.ImageReference(s.Name, i.Image), IP: i.ip(), PodCIDR: i.podCIDR(), Created: i.Created, Token: i.Token, Message: i.Message,
 	}
 	switch {
 	case i.Want == wantDeleted:
 		out.State = cloud.Terminating
-	case i.Boot == local.BootFailed:
+	case i.Boot == sandboxapi.BootFailed:
 		out.State = cloud.Failed
-	case i.Boot == local.BootStopped:
+	case i.Boot == sandboxapi.BootStopped:
 		out.State = cloud.Stopped
-	case i.Boot == local.BootReady:
+	case i.Boot == sandboxapi.BootReady:
 		out.State = cloud.Ready
 	default:
 		out.State = cloud.Creating
@@ -223,8 +223,8 @@ func (s *state) groups() []cloud.Group {
 	out := make([]cloud.Group, 0, len(s.Groups))
 	for _, g := range s.Groups {
 		out = append(out, cloud.Group{
-			ID: local.GroupID(s.Name, g.Name), Name: g.Name, Role: g.Role, Count: g.Count,
-			Image: local.ImageReference(s.Name, g.Image), AutoscalerName: local.GroupID(s.Name, g.Name),
+			ID: sandboxapi.GroupID(s.Name, g.Name), Name: g.Name, Role: g.Role, Count: g.Count,
+			Image: sandboxapi.ImageReference(s.Name, g.Image), AutoscalerName: sandboxapi.GroupID(s.Name, g.Name),
 		})
 	}
 	return out
@@ -334,7 +334,7 @@ func (s *state) add(g *group) (*instance, error) {
 	}
 	i := &instance{
 		Name: fmt.Sprint(prefix, g.Next), Group: g.Name, Role: g.Role, Image: g.Image, Index: index,
-		Want: wantRunning, Boot: local.BootCreating, Created: time.Now().UTC(), Nodes: s.Nodes,
+		Want: wantRunning, Boot: sandboxapi.BootCreating, Created: time.Now().UTC(), Nodes: s.Nodes,
 	}
 	g.Next++
 	s.Instances = append(s.Instances, i)
@@ -400,7 +400,7 @@ func (s *state) created(groupName, token string) cloud.Instance {
 		return s.describe(i)
 	}
 	return cloud.Instance{
-		Name: name, ProviderID: local.ProviderID(s.Name, name), Group: local.GroupID(s.Name, groupName),
+		Name: name, ProviderID: sandboxapi.ProviderID(s.Name, name), Group: sandboxapi.GroupID(s.Name, groupName),
 		Role: s.group(groupName).Role, State: cloud.Terminated, Token: token,
 	}
 }
@@ -442,7 +442,7 @@ func (f *fleet) stop(ctx context.Context, name, why string) error {
 	if err := f.wantFor(name, wantStopped, why); err != nil {
 		return err
 	}
-	return f.until(ctx, name, func(i *instance) bool { return i.Boot == local.BootStopped })
+	return f.until(ctx, name, func(i *instance) bool { return i.Boot == sandboxapi.BootStopped })
 }
 
 // until waits for a condition of an instance that still exists.
@@ -579,7 +579,7 @@ func (f *fleet) run(name string, d *driver) {
 		case i.Want == wantStopped:
 			f.spoilDisk(ctx, i)
 			if err = f.platform.Kill(ctx, name); err == nil || errors.Is(err, machine.ErrNotFound) || errors.Is(err, machine.ErrNotRunning) {
-				if err = f.note(name, func(i *instance) { i.Boot = local.BootStopped }); err == nil {
+				if err = f.note(name, func(i *instance) { i.Boot = sandboxapi.BootStopped }); err == nil {
 					<-ctx.Done()
 				}
 			}
@@ -628,7 +628,7 @@ func (f *fleet) setback(name string, fails int, err error) {
 	if err := f.note(name, func(i *instance) {
 		i.Message = err.Error()
 		if fails >= startTries && i.Want == wantRunning {
-			i.Boot = local.BootFailed
+			i.Boot = sandboxapi.BootFailed
 		}
 	}); err != nil {
 		f.log.Warn("setback not recorded", "node", name, "err", err)
@@ -670,7 +670,7 @@ func (f *fleet) keep(ctx context.Context, i *instance, log *slog.Logger) error {
 	// switches it on again.
 	log.Warn("machine went down", "up", time.Since(m.Booted).Round(time.Second))
 	if err := f.note(i.Name, func(i *instance) {
-		i.Boot, i.Message = local.BootBooting, "it went down by itself and is switched on again"
+		i.Boot, i.Message = sandboxapi.BootBooting, "it went down by itself and is switched on again"
 	}); err != nil {
 		return err
 	}
@@ -685,7 +685,7 @@ func (f *fleet) make(ctx context.Context, i *instance, log *slog.Logger) error {
 	flt := f.Faults()
 	if flt.NeverBoots(i.Name) {
 		log.Warn("fault injected", "fault", "never-boot")
-		if err := f.note(i.Name, func(i *instance) { i.Boot = local.BootBooting }); err != nil {
+		if err := f.note(i.Name, func(i *instance) { i.Boot = sandboxapi.BootBooting }); err != nil {
 			return err
 		}
 		if err := pause(ctx, bootTimeout); err != nil {
@@ -724,7 +724,7 @@ func (f *fleet) make(ctx context.Context, i *instance, log *slog.Logger) error {
 
 func (f *fleet) booting(name string) error {
 	return f.note(name, func(i *instance) {
-		i.Boot, i.Started = local.BootBooting, time.Now().UTC()
+		i.Boot, i.Started = sandboxapi.BootBooting, time.Now().UTC()
 	})
 }
 
@@ -787,13 +787,13 @@ func (f *fleet) ready(ctx context.Context, i *instance, log *slog.Logger) error 
 		return fmt.Errorf("wait for boot: %w", err)
 	}
 	log.Info("machine ready", "took", time.Since(start).Round(time.Millisecond))
-	return f.note(i.Name, func(i *instance) { i.Boot, i.Message = local.BootReady, "" })
+	return f.note(i.Name, func(i *instance) { i.Boot, i.Message = sandboxapi.BootReady, "" })
 }
 
 // late records that a machine takes too long to boot.
 func (f *fleet) late(name string) error {
 	return f.note(name, func(i *instance) {
-		i.Boot = local.BootFailed
+		i.Boot = sandboxapi.BootFailed
 		i.Message = fmt.Sprintf("not ready %s after its start; its console says why: %s", bootTimeout, f.platform.Console(name))
 	})
 }
@@ -846,7 +846,7 @@ func (f *fleet) controlPlanes(port uint16) []backend {
 	s, _ := f.snapshot()
 	var out []backend
 	for _, i := range s.ordered() {
-		if i.Role == cloud.ControlPlane && i.Want == wantRunning && i.Boot != local.BootCreating {
+		if i.Role == cloud.ControlPlane && i.Want == wantRunning && i.Boot != sandboxapi.BootCreating {
 			out = append(out, backend{i.Name, netip.AddrPortFrom(i.ip(), port)})
 		}
 	}
@@ -861,13 +861,13 @@ func (f *fleet) initBackend(port uint16) []backend {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	usable := func(i *instance) bool {
-		return i != nil && i.Role == cloud.ControlPlane && i.Want == wantRunning && i.Boot != local.BootFailed
+		return i != nil && i.Role == cloud.ControlPlane && i.Want == wantRunning && i.Boot != sandboxapi.BootFailed
 	}
 	i := f.st.instance(f.st.InitMachine)
 	if !usable(i) {
 		i = nil
 		for _, c := range f.st.ordered() {
-			if usable(c) && c.Boot == local.BootReady {
+			if usable(c) && c.Boot == sandboxapi.BootReady {
 				i = c
 				break
 			}

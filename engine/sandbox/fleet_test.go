@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/machine/disk"
 )
@@ -257,7 +257,7 @@ func boots(f *fleet) []string {
 
 func scale(t *testing.T, f *fleet, controlPlanes, workers int) {
 	t.Helper()
-	if err := errors.Join(f.SetCount(t.Context(), local.ControlPlaneGroup, controlPlanes), f.SetCount(t.Context(), local.WorkerGroup, workers)); err != nil {
+	if err := errors.Join(f.SetCount(t.Context(), sandboxapi.ControlPlaneGroup, controlPlanes), f.SetCount(t.Context(), sandboxapi.WorkerGroup, workers)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -308,14 +308,14 @@ func TestCreateIsIdempotentAndCounts(t *testing.T) {
 		f, stop := testFleet(t, c, nil)
 		defer stop()
 		scale(t, f, 1, 1)
-		if err := f.SetImage(local.WorkerGroup, "v1.1.0"); err != nil {
+		if err := f.SetImage(sandboxapi.WorkerGroup, "v1.1.0"); err != nil {
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
 		got := make([]cloud.Instance, 8)
 		for n := range got {
 			wg.Go(func() {
-				i, err := first(f.Create(t.Context(), local.WorkerGroup, []string{"heir-1"}))
+				i, err := first(f.Create(t.Context(), sandboxapi.WorkerGroup, []string{"heir-1"}))
 				if err != nil {
 					t.Error(err)
 				}
@@ -330,7 +330,7 @@ func TestCreateIsIdempotentAndCounts(t *testing.T) {
 		}
 		time.Sleep(3 * time.Second)
 		s, _ := f.snapshot()
-		if n := s.group(local.WorkerGroup).Count; n != 2 || len(c.names()) != 3 {
+		if n := s.group(sandboxapi.WorkerGroup).Count; n != 2 || len(c.names()) != 3 {
 			t.Errorf("group counts %d, machines %v", n, c.names())
 		}
 
@@ -342,10 +342,10 @@ func TestCreateIsIdempotentAndCounts(t *testing.T) {
 		}
 		synctest.Wait()
 		s, _ = f.snapshot()
-		if n := s.group(local.WorkerGroup).Count; n != 1 {
+		if n := s.group(sandboxapi.WorkerGroup).Count; n != 1 {
 			t.Errorf("group counts %d after the delete", n)
 		}
-		again, err := first(f.Create(t.Context(), local.WorkerGroup, []string{"heir-1"}))
+		again, err := first(f.Create(t.Context(), sandboxapi.WorkerGroup, []string{"heir-1"}))
 		if err != nil || again.Name != "worker-1" || again.State != cloud.Terminated {
 			t.Errorf("the spent token made %+v, %v", again, err)
 		}
@@ -373,7 +373,7 @@ func TestManyAreMadeAndDeletedAtOnce(t *testing.T) {
 			}
 			return out
 		}
-		l, err := f.Create(t.Context(), local.WorkerGroup, []string{"b", "a", "b"})
+		l, err := f.Create(t.Context(), sandboxapi.WorkerGroup, []string{"b", "a", "b"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -384,19 +384,19 @@ func TestManyAreMadeAndDeletedAtOnce(t *testing.T) {
 		}
 		synctest.Wait()
 		// The order is the caller's: one that is no more, one that runs, one that is new.
-		l, err = f.Create(t.Context(), local.WorkerGroup, []string{"b", "a", "c"})
+		l, err = f.Create(t.Context(), sandboxapi.WorkerGroup, []string{"b", "a", "c"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		wantList(t, "asked again", summary(l), "b worker-1 Terminated", "a worker-2 Ready", "c worker-3 Creating")
 		time.Sleep(5 * time.Second)
 		wantList(t, "listed", summary(f.Instances()), "a worker-2 Ready", "c worker-3 Ready")
-		if s, _ := f.snapshot(); s.group(local.WorkerGroup).Count != 2 {
-			t.Errorf("group counts %d", s.group(local.WorkerGroup).Count)
+		if s, _ := f.snapshot(); s.group(sandboxapi.WorkerGroup).Count != 2 {
+			t.Errorf("group counts %d", s.group(sandboxapi.WorkerGroup).Count)
 		}
 
 		f.save = func(*state) error { return errors.New("no space left on device") }
-		if _, err := f.Create(t.Context(), local.WorkerGroup, []string{"d", "e"}); err == nil {
+		if _, err := f.Create(t.Context(), sandboxapi.WorkerGroup, []string{"d", "e"}); err == nil {
 			t.Error("what could not be written was created")
 		}
 		if err := f.Remove("worker-2", "worker-3"); err == nil {
@@ -415,7 +415,7 @@ func TestFleetFindsWhatACrashLeft(t *testing.T) {
 		if err := f.stop(t.Context(), "worker-2", "test"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := f.Create(t.Context(), local.WorkerGroup, []string{"late"}); err != nil {
+		if _, err := f.Create(t.Context(), sandboxapi.WorkerGroup, []string{"late"}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(500 * time.Millisecond)
@@ -432,7 +432,7 @@ func TestFleetFindsWhatACrashLeft(t *testing.T) {
 		if !c.look("control-plane-0").Booted.Equal(before) {
 			t.Error("a machine that ran was booted again")
 		}
-		if i, err := first(f.Create(t.Context(), local.WorkerGroup, []string{"late"})); err != nil || i.Name != "worker-3" {
+		if i, err := first(f.Create(t.Context(), sandboxapi.WorkerGroup, []string{"late"})); err != nil || i.Name != "worker-3" {
 			t.Errorf("the token was forgotten: %+v %v", i, err)
 		}
 	})
@@ -571,10 +571,10 @@ func TestWhatCannotBeWrittenDoesNotHappen(t *testing.T) {
 		f, stop := testFleet(t, c, nil)
 		defer stop()
 		f.save = func(*state) error { return errors.New("no space left on device") }
-		if err := f.SetCount(t.Context(), local.WorkerGroup, 2); err == nil {
+		if err := f.SetCount(t.Context(), sandboxapi.WorkerGroup, 2); err == nil {
 			t.Error("accepted")
 		}
-		if _, err := f.Create(t.Context(), local.WorkerGroup, []string{"heir"}); err == nil {
+		if _, err := f.Create(t.Context(), sandboxapi.WorkerGroup, []string{"heir"}); err == nil {
 			t.Error("accepted")
 		}
 		synctest.Wait()
@@ -592,10 +592,10 @@ func TestFullComputerRefuses(t *testing.T) {
 		f.admit = func(context.Context, machine.Demand) error {
 			return errors.New("124 of 128 inotify instances are in use")
 		}
-		if err := f.SetCount(t.Context(), local.WorkerGroup, 1); !errors.Is(err, errCapacity) {
+		if err := f.SetCount(t.Context(), sandboxapi.WorkerGroup, 1); !errors.Is(err, errCapacity) {
 			t.Errorf("got %v", err)
 		}
-		if _, err := f.Create(t.Context(), local.WorkerGroup, []string{"heir"}); !errors.Is(err, errCapacity) {
+		if _, err := f.Create(t.Context(), sandboxapi.WorkerGroup, []string{"heir"}); !errors.Is(err, errCapacity) {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -14,7 +14,7 @@ import (
 	"constellation/assets"
 	"constellation/engine"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/release"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
@@ -37,7 +37,7 @@ type Hollow struct {
 	Created                               time.Time
 
 	ControlPlanes, Workers int
-	Times                  local.HollowTimes
+	Times                  sandboxapi.HollowTimes
 	Faults                 []string
 
 	// Binaries are Kubernetes' programs by their names, Operator is that of the release.
@@ -55,7 +55,7 @@ const (
 	hollowStart = 2 * time.Minute
 )
 
-var hollowTimes = local.HollowTimes{Boot: 5 * time.Second, Join: time.Second, Drain: 3 * time.Second}
+var hollowTimes = sandboxapi.HollowTimes{Boot: 5 * time.Second, Join: time.Second, Drain: 3 * time.Second}
 
 // hollowNodes are the addresses of hollow machines; nothing is ever sent there, nor to
 // those of their pods.
@@ -67,7 +67,7 @@ const kubeconfigName = "admin.conf"
 
 // hollowState is what a hollow sandbox has in its state besides.
 type hollowState struct {
-	Times local.HollowTimes `json:"times"`
+	Times sandboxapi.HollowTimes `json:"times"`
 }
 
 // hollow describes the sandbox of a state, and finds the programs that it needs.
@@ -76,7 +76,7 @@ func (d Dirs) hollow(st *state) (Hollow, error) {
 		Name: st.Name, UID: st.UID, Token: st.Token, Dir: d.of(st.Name), Socket: d.of(st.Name, socketName), Kubeconfig: d.of(st.Name, kubeconfigName),
 		Workspace: st.Workspace, Release: st.Release, Kubernetes: st.Kubernetes, Image: st.Image, Created: st.Created,
 		Times: st.Hollow.Times, Faults: st.Faults,
-		ControlPlanes: st.group(local.ControlPlaneGroup).Count, Workers: st.group(local.WorkerGroup).Count,
+		ControlPlanes: st.group(sandboxapi.ControlPlaneGroup).Count, Workers: st.group(sandboxapi.WorkerGroup).Count,
 	}
 	cat, err := release.Load(assets.Releases())
 	if err != nil {
@@ -146,7 +146,7 @@ func (s *Sandboxes) upHollow(ctx context.Context, st *state, spec engine.Sandbox
 			return none, &engine.Error{Op: op, Err: err}
 		}
 	}
-	client := local.NewClient("unix:"+s.dirs.of(spec.Name, socketName), "")
+	client := sandboxapi.NewClient("unix:"+s.dirs.of(spec.Name, socketName), "")
 	probe, cancel := context.WithTimeout(ctx, answerWithin)
 	info, err := client.Sandbox(probe)
 	cancel()
@@ -215,13 +215,13 @@ func (s *Sandboxes) newHollow(spec engine.SandboxSpec, t *teller) (*state, error
 
 // change notes in a state what spec asks for; zero fields leave things as they are.
 func change(st *state, spec engine.SandboxSpec) {
-	for group, n := range map[string]int{local.ControlPlaneGroup: spec.ControlPlanes, local.WorkerGroup: spec.Workers} {
+	for group, n := range map[string]int{sandboxapi.ControlPlaneGroup: spec.ControlPlanes, sandboxapi.WorkerGroup: spec.Workers} {
 		if n != 0 {
 			st.group(group).Count = max(n, 0)
 		}
 	}
 	x := &st.Hollow.Times
-	*x = local.HollowTimes{Boot: cmp.Or(spec.Boot, x.Boot), Join: cmp.Or(spec.Join, x.Join), Drain: cmp.Or(spec.Drain, x.Drain)}
+	*x = sandboxapi.HollowTimes{Boot: cmp.Or(spec.Boot, x.Boot), Join: cmp.Or(spec.Join, x.Join), Drain: cmp.Or(spec.Drain, x.Drain)}
 	if spec.Faults != nil {
 		st.Faults = spec.Faults
 	}
@@ -233,7 +233,7 @@ func (s *Sandboxes) changeState(st *state, spec engine.SandboxSpec) error {
 }
 
 // awaitHollow tells how far a hollow sandbox is until it is complete.
-func (s *Sandboxes) awaitHollow(ctx context.Context, c *local.Client, name string, info local.Info, t *teller) (local.Info, error) {
+func (s *Sandboxes) awaitHollow(ctx context.Context, c *sandboxapi.Client, name string, info sandboxapi.Info, t *teller) (sandboxapi.Info, error) {
 	op := "start the cluster of sandbox " + name
 	said, since := "", time.Now()
 	for {
@@ -263,7 +263,7 @@ func (s *Sandboxes) awaitHollow(ctx context.Context, c *local.Client, name strin
 }
 
 // changeHollow makes a running hollow sandbox what spec asks for.
-func (s *Sandboxes) changeHollow(ctx context.Context, c *local.Client, st *state, info local.Info, spec engine.SandboxSpec, t *teller) error {
+func (s *Sandboxes) changeHollow(ctx context.Context, c *sandboxapi.Client, st *state, info sandboxapi.Info, spec engine.SandboxSpec, t *teller) error {
 	op := "set up sandbox " + spec.Name
 	if spec.Faults != nil && !slices.Equal(spec.Faults, info.Faults) {
 		if err := c.SetFaults(ctx, spec.Faults); err != nil {
@@ -271,7 +271,7 @@ func (s *Sandboxes) changeHollow(ctx context.Context, c *local.Client, st *state
 		}
 		t.step(stepFaults, engine.StateDone, fmt.Sprintf("faults: %s (before: %s)", orNone(spec.Faults), orNone(info.Faults)))
 	}
-	if x := (local.HollowTimes{Boot: spec.Boot, Join: spec.Join, Drain: spec.Drain}); x != (local.HollowTimes{}) {
+	if x := (sandboxapi.HollowTimes{Boot: spec.Boot, Join: spec.Join, Drain: spec.Drain}); x != (sandboxapi.HollowTimes{}) {
 		if err := c.SetHollowTimes(ctx, x); err != nil {
 			return &engine.Error{Op: op, Err: err}
 		}
@@ -301,8 +301,8 @@ func (s *Sandboxes) statusHollow(ctx context.Context, st *state, out engine.Sand
 	out.InitEndpoint = out.ClusterEndpoint // there is nothing to init
 	// What has no firmware measures nothing.
 	out.Measurements = map[uint32]string{4: strings.Repeat("0", 64), 9: strings.Repeat("0", 64), 11: strings.Repeat("0", 64)}
-	out.ControlPlanes, out.Workers = st.group(local.ControlPlaneGroup).Count, st.group(local.WorkerGroup).Count
-	info, err := local.NewClient("unix:"+out.Socket, "").Sandbox(ctx)
+	out.ControlPlanes, out.Workers = st.group(sandboxapi.ControlPlaneGroup).Count, st.group(sandboxapi.WorkerGroup).Count
+	info, err := sandboxapi.NewClient("unix:"+out.Socket, "").Sandbox(ctx)
 	if ctx.Err() != nil {
 		return out, &engine.Error{Op: "look at sandbox " + st.Name, Err: context.Cause(ctx)}
 	}
@@ -323,7 +323,7 @@ func (s *Sandboxes) statusHollow(ctx context.Context, st *state, out engine.Sand
 // removeHollow ends what lives of a hollow sandbox: its daemon, with which all else ends.
 func (s *Sandboxes) removeHollow(ctx context.Context, name string, t *teller) error {
 	p, pidErr := readProcess(s.dirs.of(name, pidName))
-	if err := local.NewClient("unix:"+s.dirs.of(name, socketName), "").Shutdown(ctx, true); err != nil && ctx.Err() == nil && !errors.Is(err, cloud.ErrUnavailable) {
+	if err := sandboxapi.NewClient("unix:"+s.dirs.of(name, socketName), "").Shutdown(ctx, true); err != nil && ctx.Err() == nil && !errors.Is(err, cloud.ErrUnavailable) {
 		t.warn(stepRemove, err.Error())
 	}
 	if ctx.Err() != nil {

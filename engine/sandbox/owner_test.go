@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/internal/testneeds"
 )
 
@@ -59,7 +59,7 @@ func TestSimulatedSandboxesAnswerTheirOwner(t *testing.T) {
 	go server.Serve(forOwner(l, discard()))
 	t.Cleanup(func() { server.Close() })
 	url := "http://" + l.Addr().String()
-	m := local.NewMetadata(url)
+	m := sandboxapi.NewMetadata(url)
 	if token, err := m.Token(t.Context()); err != nil || token == "" {
 		t.Fatalf("the owner is told %q, %v", token, err)
 	}

@@ -13,7 +13,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 )
 
 const stepPower = "switch-machines"
@@ -65,7 +65,7 @@ func (s *Sandboxes) Power(ctx context.Context, name string, action engine.PowerA
 }
 
 // reach returns the control API of a sandbox that exists, and its name.
-func (s *Sandboxes) reach(nameOrWorkspace, what string) (*local.Client, string, error) {
+func (s *Sandboxes) reach(nameOrWorkspace, what string) (*sandboxapi.Client, string, error) {
 	name, err := s.dirs.resolve(nameOrWorkspace)
 	if err != nil {
 		return nil, "", usage(what, "give the sandbox's name, or the directory it was made for", "%w", err)
@@ -77,13 +77,13 @@ func (s *Sandboxes) reach(nameOrWorkspace, what string) (*local.Client, string, 
 		}
 		return nil, "", &engine.Error{Op: op, Err: err}
 	}
-	return local.NewClient("unix:"+s.dirs.of(name, socketName), ""), name, nil
+	return sandboxapi.NewClient("unix:"+s.dirs.of(name, socketName), ""), name, nil
 }
 
 // choose finds machines by their names; none means all that are not on their way out.
-func choose(there []local.Machine, names []string) ([]local.Machine, error) {
+func choose(there []sandboxapi.Machine, names []string) ([]sandboxapi.Machine, error) {
 	var all []string
-	var chosen []local.Machine
+	var chosen []sandboxapi.Machine
 	for _, m := range there {
 		if m.State == cloud.Terminating {
 			continue
@@ -104,7 +104,7 @@ func choose(there []local.Machine, names []string) ([]local.Machine, error) {
 	return chosen, nil
 }
 
-func named(machines []local.Machine) string {
+func named(machines []sandboxapi.Machine) string {
 	if len(machines) == 1 {
 		return machines[0].Name
 	}
@@ -113,7 +113,7 @@ func named(machines []local.Machine) string {
 
 // switched does it to all at once. Power that is cut is cut everywhere before it comes
 // back anywhere, as it is in a building.
-func switched(ctx context.Context, client *local.Client, action engine.PowerAction, machines []local.Machine) error {
+func switched(ctx context.Context, client *sandboxapi.Client, action engine.PowerAction, machines []sandboxapi.Machine) error {
 	each := func(do func(context.Context, string) error) error {
 		g, ctx := errgroup.WithContext(ctx)
 		for _, m := range machines {
@@ -127,14 +127,14 @@ func switched(ctx context.Context, client *local.Client, action engine.PowerActi
 		}
 	}
 	if action == engine.PowerOn {
-		machines = slices.DeleteFunc(slices.Clone(machines), func(m local.Machine) bool { return m.Boot != local.BootStopped })
+		machines = slices.DeleteFunc(slices.Clone(machines), func(m sandboxapi.Machine) bool { return m.Boot != sandboxapi.BootStopped })
 	}
 	return each(client.RebootInstance)
 }
 
 // untilReady tells how machines boot until all are ready, or one has failed to.
-func (t *teller) untilReady(ctx context.Context, client *local.Client, machines []local.Machine) error {
-	seen := map[string]local.Boot{}
+func (t *teller) untilReady(ctx context.Context, client *sandboxapi.Client, machines []sandboxapi.Machine) error {
+	seen := map[string]sandboxapi.Boot{}
 	for {
 		info, err := client.Sandbox(ctx)
 		if err != nil {
@@ -142,22 +142,22 @@ func (t *teller) untilReady(ctx context.Context, client *local.Client, machines 
 		}
 		ready := 0
 		for _, m := range info.Machines {
-			if !slices.ContainsFunc(machines, func(c local.Machine) bool { return c.Name == m.Name }) {
+			if !slices.ContainsFunc(machines, func(c sandboxapi.Machine) bool { return c.Name == m.Name }) {
 				continue
 			}
 			if old := seen[m.Name]; old != m.Boot {
-				_, group, _ := local.ParseGroupID(m.Group)
+				_, group, _ := sandboxapi.ParseGroupID(m.Group)
 				t.tell(engine.Event{Kind: engine.KindNode, Step: stepPower, Node: m.Name, Group: group, From: string(old), To: string(m.Boot), Text: m.Message})
 				seen[m.Name] = m.Boot
 			}
 			switch m.Boot {
-			case local.BootReady:
+			case sandboxapi.BootReady:
 				ready++
-			case local.BootFailed:
+			case sandboxapi.BootFailed:
 				return fmt.Errorf("%s did not boot: %s; its console: %s", m.Name, orUnknown(m.Message), m.Console)
-			case local.BootStopped:
+			case sandboxapi.BootStopped:
 				return fmt.Errorf("%s was switched off meanwhile: %s", m.Name, orUnknown(m.Message))
-			case local.BootCreating, local.BootBooting:
+			case sandboxapi.BootCreating, sandboxapi.BootBooting:
 			}
 		}
 		t.progressIfNew(stepPower, ready, len(machines))

@@ -28,7 +28,7 @@ import (
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/cloudtest"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/machine/machinetest"
@@ -226,7 +226,7 @@ func TestRealSandbox(t *testing.T) {
 		}
 		return p.pid
 	}
-	client := local.NewClient("unix:"+info.Socket, "")
+	client := sandboxapi.NewClient("unix:"+info.Socket, "")
 
 	// Metadata, as machines see it.
 	_, self := inside(t, s, name, "worker-0", fetch+"fetch 169.254.169.254 80 /v1/self")
@@ -270,7 +270,7 @@ func TestRealSandbox(t *testing.T) {
 	}
 	statement, err := attestation.NewTPMValidator(roots, expected, attestation.Options{UID: info.UID, Role: cloud.Worker, PCR15: attestation.PCR15Zero()}).
 		Validate(ctx, quote, make([]byte, 32))
-	if err != nil || statement.Identity.ProviderID != local.ProviderID(name, "worker-0") || statement.Identity.IP != vm.IP || len(statement.Warnings) > 0 {
+	if err != nil || statement.Identity.ProviderID != sandboxapi.ProviderID(name, "worker-0") || statement.Identity.IP != vm.IP || len(statement.Warnings) > 0 {
 		t.Errorf("evidence of worker-0: %+v, %v", statement, err)
 	}
 	// Nobody gives the machine another identity once its system runs.
@@ -382,11 +382,11 @@ func TestRealSandbox(t *testing.T) {
 	// A reboot keeps the disk.
 	inside(t, s, name, "worker-1", "touch /var/lib/constellation-was-here")
 	start = time.Now()
-	if err := client.RebootInstance(ctx, local.ProviderID(name, "worker-1")); err != nil {
+	if err := client.RebootInstance(ctx, sandboxapi.ProviderID(name, "worker-1")); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "worker-1 is back", func() bool {
-		i, err := client.Instance(ctx, local.ProviderID(name, "worker-1"))
+		i, err := client.Instance(ctx, sandboxapi.ProviderID(name, "worker-1"))
 		return err == nil && i.State == cloud.Ready
 	})
 	t.Logf("reboot took %s", time.Since(start).Round(time.Millisecond))
@@ -395,16 +395,16 @@ func TestRealSandbox(t *testing.T) {
 	}
 
 	// Replacement: the next number, other addresses; nothing stays of the old one.
-	heir, err := client.CreateInstance(ctx, local.GroupID(name, local.WorkerGroup), "heir-of-worker-0")
+	heir, err := client.CreateInstance(ctx, sandboxapi.GroupID(name, sandboxapi.WorkerGroup), "heir-of-worker-0")
 	if err != nil || heir.Name != "worker-2" {
 		t.Fatalf("heir %+v, %v", heir, err)
 	}
 	start = time.Now()
-	if err := client.DeleteInstance(ctx, local.ProviderID(name, "worker-0")); err != nil {
+	if err := client.DeleteInstance(ctx, sandboxapi.ProviderID(name, "worker-0")); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "worker-0 is gone", func() bool {
-		_, err := client.Instance(ctx, local.ProviderID(name, "worker-0"))
+		_, err := client.Instance(ctx, sandboxapi.ProviderID(name, "worker-0"))
 		return errors.Is(err, cloud.ErrNotFound)
 	})
 	t.Logf("removal took %s", time.Since(start).Round(time.Millisecond))
@@ -427,8 +427,8 @@ func TestRealSandbox(t *testing.T) {
 	// Down leaves nothing.
 	t.Run("conforms", func(t *testing.T) {
 		cloudtest.Run(t, cloudtest.Options{
-			Cloud: client, Group: local.GroupID(name, local.WorkerGroup), Unknown: local.ProviderID(name, "worker-999"),
-			Images: []string{local.ImageReference(name, "v1.0.0"), local.ImageReference(name, "v1.1.0")},
+			Cloud: client, Group: sandboxapi.GroupID(name, sandboxapi.WorkerGroup), Unknown: sandboxapi.ProviderID(name, "worker-999"),
+			Images: []string{sandboxapi.ImageReference(name, "v1.0.0"), sandboxapi.ImageReference(name, "v1.1.0")},
 		})
 	})
 	t.Logf("daemon's memory now %s", rss(pidOf()))
@@ -498,7 +498,7 @@ func TestRealSandboxSurvivesAccidents(t *testing.T) {
 	}
 
 	// The daemon is killed while a machine is being made; the next up finishes it.
-	client := local.NewClient("unix:"+first.Socket, "")
+	client := sandboxapi.NewClient("unix:"+first.Socket, "")
 	pid := func(name string) int {
 		p, err := readProcess(s.dirs.of(name, pidName))
 		if err != nil {
@@ -506,7 +506,7 @@ func TestRealSandboxSurvivesAccidents(t *testing.T) {
 		}
 		return p.pid
 	}
-	if err := client.SetGroupCount(ctx, local.GroupID(first.Name, local.ControlPlaneGroup), 2); err != nil {
+	if err := client.SetGroupCount(ctx, sandboxapi.GroupID(first.Name, sandboxapi.ControlPlaneGroup), 2); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the second machine is begun", func() bool { _, err := os.Lstat(s.dirs.of(first.Name, "m", "control-plane-1")); return err == nil })

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/machine"
 )
 
@@ -18,12 +18,12 @@ func TestMachinesOfAllSandboxesAreReckonedWith(t *testing.T) {
 	}
 	for name, instances := range map[string][]*instance{
 		"one": {
-			{Name: "control-plane-0", Role: cloud.ControlPlane, Want: wantRunning, Boot: local.BootReady},
-			{Name: "worker-0", Role: cloud.Worker, Want: wantRunning, Boot: local.BootCreating},
-			{Name: "worker-1", Role: cloud.Worker, Want: wantDeleted, Boot: local.BootReady},
-			{Name: "worker-2", Role: cloud.Worker, Want: wantRunning, Boot: local.BootFailed},
+			{Name: "control-plane-0", Role: cloud.ControlPlane, Want: wantRunning, Boot: sandboxapi.BootReady},
+			{Name: "worker-0", Role: cloud.Worker, Want: wantRunning, Boot: sandboxapi.BootCreating},
+			{Name: "worker-1", Role: cloud.Worker, Want: wantDeleted, Boot: sandboxapi.BootReady},
+			{Name: "worker-2", Role: cloud.Worker, Want: wantRunning, Boot: sandboxapi.BootFailed},
 		},
-		"two": {{Name: "worker-0", Role: cloud.Worker, Want: wantRunning, Boot: local.BootBooting}},
+		"two": {{Name: "worker-0", Role: cloud.Worker, Want: wantRunning, Boot: sandboxapi.BootBooting}},
 	} {
 		if err := os.MkdirAll(d.of(name), 0o700); err != nil {
 			t.Fatal(err)

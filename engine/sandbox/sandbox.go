@@ -23,7 +23,7 @@
 //
 // On the computer itself it opens two ports of 127.0.0.1, which lead to 6443 and
 // 9000, and a unix socket for its owner. The wire formats are those of
-// [constellation/engine/cloud/local].
+// [constellation/engine/cloud/sandboxapi].
 //
 // A sandbox may be hollow: its machines are simulated, which takes no root, and its
 // cluster is made with it. Everything above but the socket and the faults is missing
@@ -59,7 +59,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/release"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
@@ -290,7 +290,7 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 		}
 	}
 
-	client := local.NewClient("unix:"+s.dirs.of(spec.Name, socketName), "")
+	client := sandboxapi.NewClient("unix:"+s.dirs.of(spec.Name, socketName), "")
 	probe, cancel := context.WithTimeout(ctx, answerWithin)
 	info, err := client.Sandbox(probe)
 	cancel()
@@ -388,7 +388,7 @@ func (s *Sandboxes) complete(spec engine.SandboxSpec) (engine.SandboxSpec, error
 	var err error
 	if spec.Name == "" {
 		spec.Name, err = s.dirs.resolve(spec.Workspace)
-	} else if !local.ValidName(spec.Name) {
+	} else if !sandboxapi.ValidName(spec.Name) {
 		_, err = s.dirs.resolve(spec.Name)
 	}
 	if err != nil {
@@ -724,8 +724,8 @@ func (s *Sandboxes) clear(ctx context.Context, name string) error {
 }
 
 // startDaemon starts the cloud of a sandbox and waits until it answers.
-func (s *Sandboxes) startDaemon(ctx context.Context, name string, client *local.Client) (local.Info, error) {
-	var none local.Info
+func (s *Sandboxes) startDaemon(ctx context.Context, name string, client *sandboxapi.Client) (sandboxapi.Info, error) {
+	var none sandboxapi.Info
 	op := "start the cloud of sandbox " + name
 	logFile := s.dirs.of(name, logName)
 	remedy := "its log says more: " + logFile
@@ -804,7 +804,7 @@ func lastLines(s string, n int) string {
 
 // scale makes groups as large as spec says, and faults those of spec. In an existing
 // sandbox a zero leaves them as they are.
-func (s *Sandboxes) scale(ctx context.Context, c *local.Client, info local.Info, spec engine.SandboxSpec, t *teller) error {
+func (s *Sandboxes) scale(ctx context.Context, c *sandboxapi.Client, info sandboxapi.Info, spec engine.SandboxSpec, t *teller) error {
 	op := "set up sandbox " + spec.Name
 	if spec.Faults != nil && !slices.Equal(spec.Faults, info.Faults) {
 		if err := inTime(op, spec.Faults, info); err != nil {
@@ -859,13 +859,13 @@ func orNone(faults []string) string {
 
 // inTime refuses new faults that can strike only when a machine is made, for machines
 // that were made already: they would do nothing.
-func inTime(op string, faults []string, info local.Info) error {
+func inTime(op string, faults []string, info sandboxapi.Info) error {
 	f, err := ParseFaults(slices.DeleteFunc(slices.Clone(faults), func(s string) bool { return slices.Contains(info.Faults, s) }))
 	if err != nil { // complete has seen to it
 		return usage(op, "correct or leave out the faults", "%w", err)
 	}
 	for _, m := range info.Machines {
-		if m.Boot == local.BootCreating {
+		if m.Boot == sandboxapi.BootCreating {
 			continue
 		}
 		fault := ""
@@ -884,11 +884,11 @@ func inTime(op string, faults []string, info local.Info) error {
 }
 
 // watchBoot tells how machines boot until all have, or have failed to.
-func (s *Sandboxes) watchBoot(ctx context.Context, c *local.Client, t *teller) error {
+func (s *Sandboxes) watchBoot(ctx context.Context, c *sandboxapi.Client, t *teller) error {
 	t.step(stepMachines, engine.StateRunning, "Boot the machines")
 	limit := time.NewTimer(bootPatience)
 	defer limit.Stop()
-	seen := map[string]local.Boot{}
+	seen := map[string]sandboxapi.Boot{}
 	for expired := false; ; {
 		info, err := c.Sandbox(ctx)
 		if err != nil {
@@ -897,19 +897,19 @@ func (s *Sandboxes) watchBoot(ctx context.Context, c *local.Client, t *teller) e
 			return err
 		}
 		ready, open := 0, 0
-		var late []local.Machine
+		var late []sandboxapi.Machine
 		for _, m := range info.Machines {
 			if old := seen[m.Name]; old != m.Boot && m.State != cloud.Terminating {
-				_, group, _ := local.ParseGroupID(m.Group)
+				_, group, _ := sandboxapi.ParseGroupID(m.Group)
 				t.tell(engine.Event{
 					Kind: engine.KindNode, Step: stepMachines, Node: m.Name, Group: group, From: string(old), To: string(m.Boot), Text: m.Message,
 				})
 				seen[m.Name] = m.Boot
 			}
 			switch {
-			case m.Boot == local.BootReady && m.State != cloud.Terminating:
+			case m.Boot == sandboxapi.BootReady && m.State != cloud.Terminating:
 				ready++
-			case m.State == cloud.Terminating, m.Boot == local.BootCreating, m.Boot == local.BootBooting:
+			case m.State == cloud.Terminating, m.Boot == sandboxapi.BootCreating, m.Boot == sandboxapi.BootBooting:
 				open++
 				late = append(late, m)
 			default:
@@ -1065,7 +1065,7 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Even
 
 // remove ends everything of a sandbox that lives.
 func (s *Sandboxes) remove(ctx context.Context, name string, t *teller) error {
-	client := local.NewClient("unix:"+s.dirs.of(name, socketName), "")
+	client := sandboxapi.NewClient("unix:"+s.dirs.of(name, socketName), "")
 	p, pidErr := readProcess(s.dirs.of(name, pidName))
 	// The daemon knows its machines best. If it cannot, they are swept without it.
 	if err := client.Shutdown(ctx, true); err != nil {
@@ -1150,7 +1150,7 @@ func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStat
 			out.Workers = g.Count
 		}
 	}
-	info, err := local.NewClient("unix:"+out.Socket, "").Sandbox(ctx)
+	info, err := sandboxapi.NewClient("unix:"+out.Socket, "").Sandbox(ctx)
 	if err == nil {
 		out.State, out.KubernetesVersions = "running", info.KubernetesVersions
 		for _, m := range info.Machines {
@@ -1167,7 +1167,7 @@ func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStat
 		return out, &engine.Error{Op: op, Err: err}
 	}
 	for _, i := range st.ordered() {
-		m := local.Machine{Instance: st.describe(i), Boot: local.BootStopped, Started: i.Started, Console: host.Console(i.Name)}
+		m := sandboxapi.Machine{Instance: st.describe(i), Boot: sandboxapi.BootStopped, Started: i.Started, Console: host.Console(i.Name)}
 		if seen, err := host.Machine(i.Name); err == nil && seen.Power == machine.Running {
 			m.Boot = i.Boot
 		}
@@ -1176,9 +1176,9 @@ func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStat
 	return out, nil
 }
 
-func describeMachine(m local.Machine) engine.SandboxMachine {
-	_, group, _ := local.ParseGroupID(m.Group)
-	_, image, _ := local.ParseImageReference(m.Image)
+func describeMachine(m sandboxapi.Machine) engine.SandboxMachine {
+	_, group, _ := sandboxapi.ParseGroupID(m.Group)
+	_, image, _ := sandboxapi.ParseImageReference(m.Image)
 	return engine.SandboxMachine{
 		Name: m.Name, Group: group, Role: string(m.Role), IP: m.IP.String(), Image: image, Boot: string(m.Boot),
 		Message: m.Message, Console: m.Console, Started: m.Started,

@@ -14,7 +14,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 )
 
 func testCA(t *testing.T) (cert, key string) {
@@ -105,12 +105,12 @@ func TestBadSpecsAreRefusedBeforeAnythingIsTouched(t *testing.T) {
 
 // A fault that is accepted and does nothing would be taken for a cloud that copes.
 func TestFaultsThatComeTooLateAreRefused(t *testing.T) {
-	info := local.Info{
+	info := sandboxapi.Info{
 		Faults: []string{"never-boot=worker-1"},
-		Machines: []local.Machine{
-			{Instance: cloud.Instance{Name: "worker-0"}, Boot: local.BootReady},
-			{Instance: cloud.Instance{Name: "worker-1"}, Boot: local.BootBooting},
-			{Instance: cloud.Instance{Name: "worker-2"}, Boot: local.BootCreating},
+		Machines: []sandboxapi.Machine{
+			{Instance: cloud.Instance{Name: "worker-0"}, Boot: sandboxapi.BootReady},
+			{Instance: cloud.Instance{Name: "worker-1"}, Boot: sandboxapi.BootBooting},
+			{Instance: cloud.Instance{Name: "worker-2"}, Boot: sandboxapi.BootCreating},
 		},
 	}
 	for _, tt := range []struct {

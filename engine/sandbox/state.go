@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/release"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/simulated"
@@ -91,17 +91,17 @@ const (
 )
 
 type instance struct {
-	Name    string     `json:"name"`
-	Group   string     `json:"group"`
-	Role    cloud.Role `json:"role"`
-	Image   string     `json:"image"` // version
-	Index   int        `json:"index"`
-	Want    want       `json:"want"`
-	Boot    local.Boot `json:"boot"`
-	Message string     `json:"message"`
-	Created time.Time  `json:"created"`
-	Started time.Time  `json:"started"`
-	Token   string     `json:"token,omitempty"` // of the call that created it, if one did
+	Name    string          `json:"name"`
+	Group   string          `json:"group"`
+	Role    cloud.Role      `json:"role"`
+	Image   string          `json:"image"` // version
+	Index   int             `json:"index"`
+	Want    want            `json:"want"`
+	Boot    sandboxapi.Boot `json:"boot"`
+	Message string          `json:"message"`
+	Created time.Time       `json:"created"`
+	Started time.Time       `json:"started"`
+	Token   string          `json:"token,omitempty"` // of the call that created it, if one did
 	// Nodes are the addresses of its sandbox, if those are not package machine's.
 	Nodes netip.Prefix `json:"nodes,omitzero"`
 }
@@ -150,8 +150,8 @@ func newState(name, workspace string, now time.Time) *state {
 		Schema: stateSchema, Name: name, Workspace: workspace, Created: now.UTC(), NextIndex: firstIndex,
 		Tokens: map[string]string{}, Containers: map[string]string{},
 		Groups: []group{
-			{Name: local.ControlPlaneGroup, Role: cloud.ControlPlane},
-			{Name: local.WorkerGroup, Role: cloud.Worker},
+			{Name: sandboxapi.ControlPlaneGroup, Role: cloud.ControlPlane},
+			{Name: sandboxapi.WorkerGroup, Role: cloud.Worker},
 		},
 	}
 }

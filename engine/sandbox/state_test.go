@@ -10,14 +10,14 @@ import (
 	"testing"
 	"time"
 
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 )
 
 func TestStateIsKeptAndPrivate(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "state.json")
 	s := newState("demo", "/work", time.Now().Round(0))
 	s.Token, s.KubernetesPort = "t", 6443
-	if _, err := s.add(s.group(local.WorkerGroup)); err != nil {
+	if _, err := s.add(s.group(sandboxapi.WorkerGroup)); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.write(file); err != nil {
@@ -59,7 +59,7 @@ func TestForeignStateIsRefused(t *testing.T) {
 
 func TestAddressesAreUniqueUntilTheyRunOut(t *testing.T) {
 	s := newState("demo", "/work", time.Now())
-	g := s.group(local.WorkerGroup)
+	g := s.group(sandboxapi.WorkerGroup)
 	seen := map[string]bool{}
 	for n := range lastIndex - firstIndex + 1 {
 		i, err := s.add(g)

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/release"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/simulated"
@@ -71,7 +71,7 @@ func TestASandboxVouchesForWhatItServes(t *testing.T) {
 	}
 	scale(t, f, 1, 0)
 	from := f.Instances()[0].IP.String()
-	c := local.NewClient(callFrom(t, a.control(), &from).URL, "the-token")
+	c := sandboxapi.NewClient(callFrom(t, a.control(), &from).URL, "the-token")
 	got, err := c.Components(t.Context(), "v1.35.4")
 	if err != nil {
 		t.Fatal(err)

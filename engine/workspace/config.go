@@ -22,7 +22,7 @@ import (
 	"constellation/assets"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
@@ -225,7 +225,7 @@ func (c *Config) readProvider(r *reader) field {
 		fields := map[string]field{"sandbox": func(n *yaml.Node, path string) {
 			c.Provider.Sandbox = &SandboxConfig{}
 			r.mapping(n, path, map[string]field{
-				"name": r.str(&c.Provider.Sandbox.Name, local.ValidName, "cannot name a sandbox", "use at most 40 of a-z, 0-9 and -"),
+				"name": r.str(&c.Provider.Sandbox.Name, sandboxapi.ValidName, "cannot name a sandbox", "use at most 40 of a-z, 0-9 and -"),
 			}, "name")
 		}}
 		for _, p := range later {

@@ -9,7 +9,7 @@ import (
 
 	"gopkg.in/yaml.v3"
 
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 )
 
 // StateVersion is the format of constellation-state.yaml.
@@ -115,7 +115,7 @@ func (s *State) read(r *reader, doc *yaml.Node) {
 				"sandbox": func(n *yaml.Node, path string) {
 					i.Sandbox = &SandboxState{}
 					r.mapping(n, path, map[string]field{
-						"name":      r.str(&i.Sandbox.Name, local.ValidName, "cannot name a sandbox", ""),
+						"name":      r.str(&i.Sandbox.Name, sandboxapi.ValidName, "cannot name a sandbox", ""),
 						"socket":    r.str(&i.Sandbox.Socket, func(v string) bool { return strings.HasPrefix(v, "/") }, "is no absolute path", ""),
 						"hollow":    r.boolean(&i.Sandbox.Hollow),
 						"simulated": r.boolean(&i.Sandbox.Simulated),

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -141,7 +141,7 @@ func TestTokensTellWhatIsReplaced(t *testing.T) {
 	old, other := machine("worker-0"), machine("worker-1")
 	made := token(&old, "replace-0", now)
 	switch {
-	case !local.ValidToken(made) || len(made) > 63:
+	case !sandboxapi.ValidToken(made) || len(made) > 63:
 		t.Errorf("the token %q is not valid", made)
 	case ReplacedHash(made) != MachineHash(old.ProviderID) || ReplacedHash(made) == MachineHash(other.ProviderID):
 		t.Errorf("the token %q does not tell what is replaced", made)

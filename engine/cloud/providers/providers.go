@@ -24,7 +24,7 @@ import (
 	"strings"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 )
 
 // Metadata is what a machine may ask its cloud about itself. It is safe for
@@ -100,14 +100,14 @@ func (p Provider) ChartValues() map[string]any {
 func All() []Provider {
 	return []Provider{{
 		Name:            "sandbox",
-		MetadataAddress: local.DefaultMetadata,
-		ControlAddress:  local.DefaultControl,
+		MetadataAddress: sandboxapi.DefaultMetadata,
+		ControlAddress:  sandboxapi.DefaultControl,
 		TPMAddress:      "unix:/run/tpm/tpm.sock",
 
 		AutoscalerStandIn: true,
-		Metadata:          func(address string) Metadata { return local.NewMetadata(address) },
+		Metadata:          func(address string) Metadata { return sandboxapi.NewMetadata(address) },
 		Control: func(metadata, address string) Control {
-			return local.NewInCluster(local.NewMetadata(metadata), address)
+			return sandboxapi.NewInCluster(sandboxapi.NewMetadata(metadata), address)
 		},
 	}}
 }

@@ -12,7 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local/sandboxexec"
+	"constellation/engine/cloud/sandboxapi/sandboxexec"
 	"constellation/tui"
 	"constellation/tui/term"
 	"constellation/tui/view"

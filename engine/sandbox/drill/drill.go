@@ -33,7 +33,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/machine/disk"
 	"constellation/engine/sandbox/recorder"
@@ -81,7 +81,7 @@ type site struct {
 	// controlPlanes are those on one of which kubeadm upgrades.
 	controlPlanes []string
 	cluster       *rest.Config
-	cloud         *local.Client
+	cloud         *sandboxapi.Client
 	host          recorder.Host // nil where there are no machines to look into
 	service       string        // IP:port of a web server, or empty
 	// nameless: operators are not named after their nodes.

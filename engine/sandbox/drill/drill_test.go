@@ -21,7 +21,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/recorder"
@@ -189,7 +189,7 @@ func (c *aCloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer c.mu.Unlock()
 	switch r.Method + " " + r.URL.Path {
 	case "GET /v1/sandbox":
-		_ = json.NewEncoder(w).Encode(local.Info{Machines: []local.Machine{
+		_ = json.NewEncoder(w).Encode(sandboxapi.Info{Machines: []sandboxapi.Machine{
 			{Instance: cloud.Instance{Name: "control-plane-0"}, Started: c.booted},
 			{Instance: cloud.Instance{Name: "control-plane-1"}, Started: time.Unix(2000, 0)},
 			{Instance: cloud.Instance{Name: "control-plane-2"}, Started: time.Unix(3000, 0)},
@@ -199,7 +199,7 @@ func (c *aCloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		default:
 		}
 	case "PUT /v1/faults":
-		var l local.FaultList
+		var l sandboxapi.FaultList
 		if err := json.NewDecoder(r.Body).Decode(&l); err != nil {
 			w.WriteHeader(http.StatusBadRequest)
 			return
@@ -249,7 +249,7 @@ func TestCutAhead(t *testing.T) {
 			c := &aCloud{booted: time.Unix(1000, 0), cut: tt.cut, asked: make(chan struct{}), asks: make(chan struct{})}
 			srv := httptest.NewServer(c)
 			defer srv.Close()
-			x := &run{site: &site{cloud: local.NewClient(srv.URL, "token"), limit: time.Minute, controlPlanes: []string{"control-plane-0"}}, active: []string{"quota=9"}, switched: map[string]int{}}
+			x := &run{site: &site{cloud: sandboxapi.NewClient(srv.URL, "token"), limit: time.Minute, controlPlanes: []string{"control-plane-0"}}, active: []string{"quota=9"}, switched: map[string]int{}}
 			ctx, past := context.WithCancelCause(t.Context())
 			defer past(nil)
 			begun := time.Now()
@@ -295,7 +295,7 @@ func TestCutAnyControlPlane(t *testing.T) {
 	}}
 	srv := httptest.NewServer(c)
 	defer srv.Close()
-	x := &run{site: &site{cloud: local.NewClient(srv.URL, "token"), limit: time.Minute, controlPlanes: []string{"control-plane-1", "control-plane-0", "control-plane-2"}}, switched: map[string]int{}}
+	x := &run{site: &site{cloud: sandboxapi.NewClient(srv.URL, "token"), limit: time.Minute, controlPlanes: []string{"control-plane-1", "control-plane-0", "control-plane-2"}}, switched: map[string]int{}}
 	begun := time.Now()
 	x.cutAhead(t.Context(), []engine.DrillInjection{{Fault: "power-cut-etcd"}})
 	if err := faultNamed("power-cut-etcd").happen(t.Context(), x, "control-plane-0", nil); err != nil {

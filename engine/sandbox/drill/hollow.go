@@ -30,7 +30,7 @@ import (
 
 	"constellation/assets"
 	"constellation/assets/render"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/controlplane"
 	hollowmachines "constellation/engine/sandbox/hollow"
@@ -99,15 +99,15 @@ func (d *Drills) hollow(ctx context.Context, place string, say teller) (_ *site,
 		return nil, err
 	}
 	wait = w
-	owner := local.NewClient(box.Host, "")
+	owner := sandboxapi.NewClient(box.Host, "")
 	c := &hollowCluster{cp: cp}
 	if err := c.prepare(ctx); err != nil {
 		return nil, err
 	}
-	if err := owner.SetGroupImage(ctx, local.GroupID(hollowName, local.ControlPlaneGroup), local.ImageReference(hollowName, releaseTo)); err != nil {
+	if err := owner.SetGroupImage(ctx, sandboxapi.GroupID(hollowName, sandboxapi.ControlPlaneGroup), sandboxapi.ImageReference(hollowName, releaseTo)); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(box.Seed(ctx, local.ControlPlaneGroup, hollowControlPlanes, refTo), box.Seed(ctx, local.WorkerGroup, hollowWorkers, refFrom)); err != nil {
+	if err := errors.Join(box.Seed(ctx, sandboxapi.ControlPlaneGroup, hollowControlPlanes, refTo), box.Seed(ctx, sandboxapi.WorkerGroup, hollowWorkers, refFrom)); err != nil {
 		return nil, err
 	}
 	if err := c.workload(ctx); err != nil {
@@ -177,7 +177,7 @@ func (c *hollowCluster) prepare(ctx context.Context) error {
 	nv := &v1alpha1.NodeVersion{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName},
 		Spec: v1alpha1.NodeVersionSpec{
-			Image: local.ImageReference(hollowName, releaseTo), ImageVersion: releaseTo, KubernetesComponentsReference: refTo, KubernetesClusterVersion: kubernetesTo,
+			Image: sandboxapi.ImageReference(hollowName, releaseTo), ImageVersion: releaseTo, KubernetesComponentsReference: refTo, KubernetesClusterVersion: kubernetesTo,
 			Rollout: v1alpha1.Rollout{MaxSurge: &surge, Paused: true},
 		},
 	}

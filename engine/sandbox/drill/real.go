@@ -25,7 +25,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
@@ -130,7 +130,7 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 		killOperator: kill,
 		killConsole:  con.kill,
 		power: func(ctx context.Context, name string) error {
-			id := local.ProviderID(info.Name, name)
+			id := sandboxapi.ProviderID(info.Name, name)
 			return errors.Join(box.StopInstance(ctx, id), box.RebootInstance(ctx, id))
 		},
 	}, nil
@@ -186,7 +186,7 @@ func killLeader(ctx context.Context, api client.Client, host sandbox.Machines) e
 }
 
 // killSimulated kills the operator's process on the first control plane that has one.
-func killSimulated(ctx context.Context, box *local.Client, host sandbox.Machines) error {
+func killSimulated(ctx context.Context, box *sandboxapi.Client, host sandbox.Machines) error {
 	stand, ok := host.(*standins.Host)
 	if !ok {
 		return fmt.Errorf("%T has no simulated machines", host)

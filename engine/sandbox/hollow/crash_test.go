@@ -29,7 +29,7 @@ import (
 
 	"constellation/assets/render"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
 	"constellation/engine/sandbox/recorder"
@@ -55,7 +55,7 @@ func TestOperatorIsKilled(t *testing.T) {
 	bin := buildOperator(t, "-tags", "crash")
 	c := newCluster(t, controlplane.Options{ControllerManagerArgs: []string{"--kube-api-qps=1000", "--kube-api-burst=2000"}})
 	h := start(t, c, hollow.Times{Boot: 200 * time.Millisecond, Join: 100 * time.Millisecond, Drain: 200 * time.Millisecond, Off: 200 * time.Millisecond})
-	owner := local.NewClient(h.Host, "")
+	owner := sandboxapi.NewClient(h.Host, "")
 	c.chart()
 
 	// Control planes are at the target already, and workers are given it with the first
@@ -66,10 +66,10 @@ func TestOperatorIsKilled(t *testing.T) {
 		s.KubernetesClusterVersion, s.KubernetesComponentsReference, s.Rollout = clusterVersionB, refB, v1alpha1.Rollout{MaxSurge: &max, Paused: true}
 	})
 	c.publish(nv, v1alpha1.JoinComponents{ControlPlane: refB, Worker: refA})
-	if err := owner.SetGroupImage(ctx, local.GroupID("hollow", local.ControlPlaneGroup), local.ImageReference("hollow", "v1.1.0")); err != nil {
+	if err := owner.SetGroupImage(ctx, sandboxapi.GroupID("hollow", sandboxapi.ControlPlaneGroup), sandboxapi.ImageReference("hollow", "v1.1.0")); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(h.Seed(ctx, local.ControlPlaneGroup, controlPlanes, refB), h.Seed(ctx, local.WorkerGroup, workers, refA)); err != nil {
+	if err := errors.Join(h.Seed(ctx, sandboxapi.ControlPlaneGroup, controlPlanes, refB), h.Seed(ctx, sandboxapi.WorkerGroup, workers, refA)); err != nil {
 		t.Fatal(err)
 	}
 	c.workload(workers)
@@ -151,7 +151,7 @@ func TestOperatorIsKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := owner.SetGroupImage(ctx, local.GroupID("hollow", local.WorkerGroup), local.ImageReference("hollow", "v1.0.0")); err != nil {
+	if err := owner.SetGroupImage(ctx, sandboxapi.GroupID("hollow", sandboxapi.WorkerGroup), sandboxapi.ImageReference("hollow", "v1.0.0")); err != nil {
 		t.Fatal(err)
 	}
 	died(image)
@@ -172,7 +172,7 @@ func TestOperatorIsKilled(t *testing.T) {
 	died("clear intent")
 	old := func() (n int) {
 		for _, node := range c.nodes() {
-			if node.Annotations[v1alpha1.AnnotationImage] != local.ImageReference("hollow", "v1.1.0") {
+			if node.Annotations[v1alpha1.AnnotationImage] != sandboxapi.ImageReference("hollow", "v1.1.0") {
 				n++
 			}
 		}

@@ -42,7 +42,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox"
 )
 
@@ -170,8 +170,8 @@ func Start(ctx context.Context, o Options) (c *Cloud, wait func(), err error) {
 		name: cmp.Or(o.Name, "hollow"), token: cmp.Or(o.Token, rand.Text()), images: o.Images, log: o.Log, times: o.Times,
 		machines: map[string]*machine{}, tokens: map[string]string{}, faults: &sandbox.Faults{}, calls: map[string]int{}, lives: map[string]*Life{},
 		groups: []*group{
-			{name: local.ControlPlaneGroup, role: cloud.ControlPlane, image: o.Images[0]},
-			{name: local.WorkerGroup, role: cloud.Worker, image: o.Images[0]},
+			{name: sandboxapi.ControlPlaneGroup, role: cloud.ControlPlane, image: o.Images[0]},
+			{name: sandboxapi.WorkerGroup, role: cloud.Worker, image: o.Images[0]},
 		},
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[task](50*time.Millisecond, 5*time.Second)),
 	}
@@ -359,8 +359,8 @@ func (c *Cloud) Groups() []cloud.Group {
 	defer c.mu.Unlock()
 	var out []cloud.Group
 	for _, g := range c.groups {
-		id := local.GroupID(c.name, g.name)
-		out = append(out, cloud.Group{ID: id, Name: g.name, Role: g.role, Image: local.ImageReference(c.name, g.image), Count: g.count, AutoscalerName: id})
+		id := sandboxapi.GroupID(c.name, g.name)
+		out = append(out, cloud.Group{ID: id, Name: g.name, Role: g.role, Image: sandboxapi.ImageReference(c.name, g.image), Count: g.count, AutoscalerName: id})
 	}
 	return out
 }
@@ -430,7 +430,7 @@ func (c *Cloud) SetCount(_ context.Context, name string, count int) error {
 	}
 	var members []*machine
 	for _, m := range c.ordered() {
-		if m.Group == local.GroupID(c.name, name) && m.State != cloud.Terminating {
+		if m.Group == sandboxapi.GroupID(c.name, name) && m.State != cloud.Terminating {
 			members = append(members, m)
 		}
 	}
@@ -459,7 +459,7 @@ func (c *Cloud) Create(_ context.Context, name string, tokens []string) ([]cloud
 			c.tokens[key] = c.add(g, token).Name
 		}
 		i := cloud.Instance{
-			Name: c.tokens[key], ProviderID: local.ProviderID(c.name, c.tokens[key]), Group: local.GroupID(c.name, name),
+			Name: c.tokens[key], ProviderID: sandboxapi.ProviderID(c.name, c.tokens[key]), Group: sandboxapi.GroupID(c.name, name),
 			Role: g.role, State: cloud.Terminated, Token: token,
 		}
 		if m := c.machines[i.Name]; m != nil {
@@ -487,12 +487,12 @@ func (c *Cloud) draft(g *group) *machine {
 	// Addresses repeat after 16384 machines; nothing is ever sent to them.
 	n := c.next % (1 << 14)
 	m := &machine{number: c.next, Instance: cloud.Instance{
-		Name: fmt.Sprint(prefix, g.next), Group: local.GroupID(c.name, g.name), Role: g.role,
-		Image: local.ImageReference(c.name, g.image), Created: time.Now().UTC(),
+		Name: fmt.Sprint(prefix, g.next), Group: sandboxapi.GroupID(c.name, g.name), Role: g.role,
+		Image: sandboxapi.ImageReference(c.name, g.image), Created: time.Now().UTC(),
 		IP:      netip.AddrFrom4([4]byte{10, 42 + byte(n/62500), byte(n / 250), byte(n%250) + 2}),
 		PodCIDR: netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64 + byte(n>>8), byte(n), 0}), 24),
 	}}
-	m.ProviderID = local.ProviderID(c.name, m.Name)
+	m.ProviderID = sandboxapi.ProviderID(c.name, m.Name)
 	c.machines[m.Name], c.lives[m.Name] = m, &Life{Requested: time.Now()}
 	c.next++
 	g.next++
@@ -519,7 +519,7 @@ func (c *Cloud) remove(m *machine) {
 	}
 	m.State, c.lives[m.Name].Deleted = cloud.Terminating, time.Now()
 	for _, g := range c.groups {
-		if local.GroupID(c.name, g.name) == m.Group && g.count > 0 {
+		if sandboxapi.GroupID(c.name, g.name) == m.Group && g.count > 0 {
 			g.count--
 		}
 	}

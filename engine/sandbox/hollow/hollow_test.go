@@ -27,7 +27,7 @@ import (
 	"constellation/assets"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/cloudtest"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
 	"constellation/operator/api/v1alpha1"
@@ -90,7 +90,7 @@ func (c *cluster) target(image string, edit ...func(*v1alpha1.NodeVersionSpec)) 
 	nv := &v1alpha1.NodeVersion{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName},
 		Spec: v1alpha1.NodeVersionSpec{
-			Image: local.ImageReference("hollow", image), ImageVersion: image, KubernetesComponentsReference: refA, KubernetesClusterVersion: clusterVersionA,
+			Image: sandboxapi.ImageReference("hollow", image), ImageVersion: image, KubernetesComponentsReference: refA, KubernetesClusterVersion: clusterVersionA,
 		},
 	}
 	for _, e := range edit {
@@ -201,19 +201,19 @@ func TestHollowMachines(t *testing.T) {
 	times := hollow.Times{Boot: 400 * time.Millisecond, Join: 200 * time.Millisecond, Drain: 1200 * time.Millisecond, Off: 300 * time.Millisecond, Heartbeat: time.Second}
 	h := start(t, c, times)
 	ctx := t.Context()
-	remote, host := local.NewClient(h.Control, h.Token()), local.NewClient(h.Host, "")
-	workers := local.GroupID("hollow", local.WorkerGroup)
+	remote, host := sandboxapi.NewClient(h.Control, h.Token()), sandboxapi.NewClient(h.Host, "")
+	workers := sandboxapi.GroupID("hollow", sandboxapi.WorkerGroup)
 
-	if token, err := local.NewMetadata(h.Metadata).Token(ctx); err != nil || token != h.Token() {
+	if token, err := sandboxapi.NewMetadata(h.Metadata).Token(ctx); err != nil || token != h.Token() {
 		t.Errorf("metadata tells the token %q, %v", token, err)
 	}
-	if _, err := local.NewClient(h.Control, "guess").Groups(ctx); !errors.Is(err, cloud.ErrDenied) {
+	if _, err := sandboxapi.NewClient(h.Control, "guess").Groups(ctx); !errors.Is(err, cloud.ErrDenied) {
 		t.Errorf("with a wrong token: %v", err)
 	}
 
 	// Nothing joins before the operator says with what.
 	nv := c.target("v1.1.0")
-	if err := remote.SetGroupImage(ctx, workers, local.ImageReference("hollow", "v1.1.0")); err != nil {
+	if err := remote.SetGroupImage(ctx, workers, sandboxapi.ImageReference("hollow", "v1.1.0")); err != nil {
 		t.Fatal(err)
 	}
 	l, err := remote.CreateInstances(ctx, workers, []string{"a", "b", "c"})
@@ -308,7 +308,7 @@ func TestHollowMachines(t *testing.T) {
 	before := lease("worker-0")
 	eventually(t, "the lease is renewed", func() (string, bool) { return before.String(), lease("worker-0").After(before) })
 	h.PowerOff("worker-0")
-	if i, err := remote.Instance(ctx, local.ProviderID("hollow", "worker-0")); err != nil || i.State != cloud.Stopped {
+	if i, err := remote.Instance(ctx, sandboxapi.ProviderID("hollow", "worker-0")); err != nil || i.State != cloud.Stopped {
 		t.Errorf("without power: %+v, %v", i, err)
 	}
 	time.Sleep(2 * times.Heartbeat) // one that was on its way may still arrive
@@ -319,14 +319,14 @@ func TestHollowMachines(t *testing.T) {
 	}
 
 	// A delete takes its time, and then the token is spent.
-	if err := remote.DeleteInstances(ctx, []string{local.ProviderID("hollow", donor), local.ProviderID("hollow", "worker-99")}); err != nil {
+	if err := remote.DeleteInstances(ctx, []string{sandboxapi.ProviderID("hollow", donor), sandboxapi.ProviderID("hollow", "worker-99")}); err != nil {
 		t.Fatal(err)
 	}
-	if i, err := remote.Instance(ctx, local.ProviderID("hollow", donor)); err != nil || i.State != cloud.Terminating {
+	if i, err := remote.Instance(ctx, sandboxapi.ProviderID("hollow", donor)); err != nil || i.State != cloud.Terminating {
 		t.Errorf("being deleted: %+v, %v", i, err)
 	}
 	eventually(t, "the machine is gone", func() (string, bool) {
-		_, err := remote.Instance(ctx, local.ProviderID("hollow", donor))
+		_, err := remote.Instance(ctx, sandboxapi.ProviderID("hollow", donor))
 		return fmt.Sprint(err), errors.Is(err, cloud.ErrNotFound)
 	})
 	spent := map[string]string{"worker-0": "a", "worker-1": "b", "worker-2": "c"}[donor]
@@ -368,11 +368,11 @@ func TestHollowMachinesConform(t *testing.T) {
 	c := newCluster(t, controlplane.Options{})
 	h := start(t, c, hollow.Times{Boot: 50 * time.Millisecond, Join: 50 * time.Millisecond, Drain: 50 * time.Millisecond, Off: 50 * time.Millisecond})
 	o := cloudtest.Options{
-		Cloud: local.NewInCluster(local.NewMetadata(h.Metadata), h.Control), Group: local.GroupID("hollow", local.WorkerGroup),
-		Unknown: local.ProviderID("hollow", "worker-999"), Images: []string{local.ImageReference("hollow", "v1.0.0"), local.ImageReference("hollow", "v1.1.0")},
+		Cloud: sandboxapi.NewInCluster(sandboxapi.NewMetadata(h.Metadata), h.Control), Group: sandboxapi.GroupID("hollow", sandboxapi.WorkerGroup),
+		Unknown: sandboxapi.ProviderID("hollow", "worker-999"), Images: []string{sandboxapi.ImageReference("hollow", "v1.0.0"), sandboxapi.ImageReference("hollow", "v1.1.0")},
 	}
 	t.Run("without faults", func(t *testing.T) { cloudtest.Run(t, o) })
-	if err := local.NewClient(h.Host, "").SetFaults(t.Context(), []string{"api-429=0.3", "create-timeout=0.5", "partial-list=0.3"}); err != nil {
+	if err := sandboxapi.NewClient(h.Host, "").SetFaults(t.Context(), []string{"api-429=0.3", "create-timeout=0.5", "partial-list=0.3"}); err != nil {
 		t.Fatal(err)
 	}
 	t.Run("throttled, with partial lists and answers that are lost", func(t *testing.T) { cloudtest.Run(t, o) })
@@ -381,10 +381,10 @@ func TestHollowMachinesConform(t *testing.T) {
 func TestSeededMachinesJoinedLongAgo(t *testing.T) {
 	c := newCluster(t, controlplane.Options{})
 	h := start(t, c, hollow.Times{Drain: time.Second})
-	if err := h.Seed(t.Context(), local.WorkerGroup, 40, refA); err != nil {
+	if err := h.Seed(t.Context(), sandboxapi.WorkerGroup, 40, refA); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Seed(t.Context(), local.ControlPlaneGroup, 3, refA); err != nil {
+	if err := h.Seed(t.Context(), sandboxapi.ControlPlaneGroup, 3, refA); err != nil {
 		t.Fatal(err)
 	}
 	nodes := c.nodes()

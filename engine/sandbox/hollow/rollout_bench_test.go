@@ -30,7 +30,7 @@ import (
 
 	"constellation/assets/render"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
 	"constellation/internal/testneeds"
@@ -131,11 +131,11 @@ rules:
 		s.Rollout = v1alpha1.Rollout{MaxSurge: &max, Paused: true}
 	})
 	c.publish(nv, v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA})
-	owner := local.NewClient(h.Host, "")
-	if err := owner.SetGroupImage(ctx, local.GroupID("hollow", local.ControlPlaneGroup), local.ImageReference("hollow", "v1.1.0")); err != nil {
+	owner := sandboxapi.NewClient(h.Host, "")
+	if err := owner.SetGroupImage(ctx, sandboxapi.GroupID("hollow", sandboxapi.ControlPlaneGroup), sandboxapi.ImageReference("hollow", "v1.1.0")); err != nil {
 		b.Fatal(err)
 	}
-	for group, n := range map[string]int{local.ControlPlaneGroup: controlPlanes, local.WorkerGroup: workers} {
+	for group, n := range map[string]int{sandboxapi.ControlPlaneGroup: controlPlanes, sandboxapi.WorkerGroup: workers} {
 		if err := h.Seed(ctx, group, n, refA); err != nil {
 			b.Fatal(err)
 		}
@@ -192,7 +192,7 @@ rules:
 	// Nothing is left behind.
 	long(b, "no machine is there but those of the nodes", func() (string, bool) {
 		l := h.Instances()
-		old := slices.ContainsFunc(l, func(i cloud.Instance) bool { return i.Image != local.ImageReference("hollow", "v1.1.0") })
+		old := slices.ContainsFunc(l, func(i cloud.Instance) bool { return i.Image != sandboxapi.ImageReference("hollow", "v1.1.0") })
 		return fmt.Sprint(len(l), " machines"), len(l) == int(total) && !old
 	})
 	for name, node := range c.nodes() {

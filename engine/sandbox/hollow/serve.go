@@ -32,7 +32,7 @@ import (
 	"constellation/assets/render"
 	"constellation/engine"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/component"
 	"constellation/engine/release"
 	"constellation/engine/sandbox"
@@ -136,7 +136,7 @@ func (b *box) answer(ctx context.Context, work *sync.WaitGroup) error {
 		if api == nil {
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(http.StatusServiceUnavailable)
-			reply(w, local.Problem{Message: "the hollow sandbox is starting"})
+			reply(w, sandboxapi.Problem{Message: "the hollow sandbox is starting"})
 			return
 		}
 		api.ServeHTTP(w, r)
@@ -163,12 +163,12 @@ func (b *box) more(mux *http.ServeMux) {
 	problem := func(w http.ResponseWriter, status int, message string) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
-		_ = json.NewEncoder(w).Encode(local.Problem{Message: message}) // nobody is there any more
+		_ = json.NewEncoder(w).Encode(sandboxapi.Problem{Message: message}) // nobody is there any more
 	}
 	mux.HandleFunc("GET /v1/images", func(w http.ResponseWriter, _ *http.Request) {
-		var l local.ImageList
+		var l sandboxapi.ImageList
 		for _, v := range b.Images {
-			l.Images = append(l.Images, cloud.Image{Reference: local.ImageReference(b.Name, v), Version: v})
+			l.Images = append(l.Images, cloud.Image{Reference: sandboxapi.ImageReference(b.Name, v), Version: v})
 		}
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(l)
@@ -181,10 +181,10 @@ func (b *box) more(mux *http.ServeMux) {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(local.ComponentList{Components: l})
+		_ = json.NewEncoder(w).Encode(sandboxapi.ComponentList{Components: l})
 	})
 	mux.HandleFunc("PUT /v1/times", func(w http.ResponseWriter, r *http.Request) {
-		var t local.HollowTimes
+		var t sandboxapi.HollowTimes
 		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<10)).Decode(&t); err != nil || t.Boot < 0 || t.Join < 0 || t.Drain < 0 {
 			problem(w, http.StatusBadRequest, "these are no times")
 			return
@@ -197,7 +197,7 @@ func (b *box) more(mux *http.ServeMux) {
 
 // timesOf are the times that a user gave; zero ones stay as they were. Half of joining
 // is until the Node is registered, the other half until it is Ready.
-func timesOf(t local.HollowTimes, before Times) Times {
+func timesOf(t sandboxapi.HollowTimes, before Times) Times {
 	if t.Boot > 0 {
 		before.Boot = t.Boot
 	}
@@ -211,13 +211,13 @@ func timesOf(t local.HollowTimes, before Times) Times {
 }
 
 // describe tells the owner everything.
-func (b *box) describe() local.Info {
+func (b *box) describe() sandboxapi.Info {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	info := local.Info{
+	info := sandboxapi.Info{
 		Name: b.Name, UID: b.UID, Release: b.Release, Kubernetes: b.Kubernetes, KubernetesEndpoint: b.endpoint, InitEndpoint: b.endpoint,
-		Workspace: b.Workspace, Created: b.Created, Machines: []local.Machine{}, Groups: []cloud.Group{}, Faults: b.Faults,
-		Hollow: &local.Hollow{Doing: b.doing, HollowTimes: b.Times},
+		Workspace: b.Workspace, Created: b.Created, Machines: []sandboxapi.Machine{}, Groups: []cloud.Group{}, Faults: b.Faults,
+		Hollow: &sandboxapi.Hollow{Doing: b.doing, HollowTimes: b.Times},
 	}
 	for v := range b.components {
 		info.KubernetesVersions = append(info.KubernetesVersions, v)
@@ -227,15 +227,15 @@ func (b *box) describe() local.Info {
 		return info
 	}
 	t := b.cloud.Times()
-	info.Hollow.HollowTimes = local.HollowTimes{Boot: t.Boot, Join: t.Join + t.Settle, Drain: t.Drain}
+	info.Hollow.HollowTimes = sandboxapi.HollowTimes{Boot: t.Boot, Join: t.Join + t.Settle, Drain: t.Drain}
 	info.Groups, info.Faults = b.cloud.Groups(), b.cloud.Faults().Spec()
 	for _, i := range b.cloud.Instances() {
-		m := local.Machine{Instance: i, Boot: local.BootReady, Started: i.Created}
+		m := sandboxapi.Machine{Instance: i, Boot: sandboxapi.BootReady, Started: i.Created}
 		switch i.State {
 		case cloud.Creating:
-			m.Boot = local.BootBooting
+			m.Boot = sandboxapi.BootBooting
 		case cloud.Stopped:
-			m.Boot = local.BootStopped
+			m.Boot = sandboxapi.BootStopped
 		}
 		info.Machines = append(info.Machines, m)
 	}
@@ -293,7 +293,7 @@ func (b *box) live(ctx context.Context, work *sync.WaitGroup) error {
 	b.cloud, b.api = c, c.Owner(b.more)
 	b.mu.Unlock()
 	b.now(fmt.Sprintf("register %d hollow machines as nodes", b.ControlPlanes+b.Workers))
-	if err := errors.Join(c.Seed(ctx, local.ControlPlaneGroup, b.ControlPlanes, reference), c.Seed(ctx, local.WorkerGroup, b.Workers, reference)); err != nil {
+	if err := errors.Join(c.Seed(ctx, sandboxapi.ControlPlaneGroup, b.ControlPlanes, reference), c.Seed(ctx, sandboxapi.WorkerGroup, b.Workers, reference)); err != nil {
 		return err
 	}
 	if err := c.SetFaults(b.Faults); err != nil {
@@ -457,7 +457,7 @@ func (b *box) target(ctx context.Context, admin client.Client) (string, error) {
 	nv := &v1alpha1.NodeVersion{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName},
 		Spec: v1alpha1.NodeVersionSpec{
-			Image: local.ImageReference(b.Name, b.Image), ImageVersion: b.Image, KubernetesComponentsReference: reference, KubernetesClusterVersion: b.Kubernetes,
+			Image: sandboxapi.ImageReference(b.Name, b.Image), ImageVersion: b.Image, KubernetesComponentsReference: reference, KubernetesClusterVersion: b.Kubernetes,
 			Rollout: v1alpha1.Rollout{MaxSurge: &most},
 		},
 	}

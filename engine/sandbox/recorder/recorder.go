@@ -37,7 +37,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/machine"
 	"constellation/operator/api/v1alpha1"
 )
@@ -48,7 +48,7 @@ const Poll = 500 * time.Millisecond
 // Config says what is watched. Cluster and Cloud are required.
 type Config struct {
 	Cluster *rest.Config
-	Cloud   *local.Client
+	Cloud   *sandboxapi.Client
 	// Host is the way to the machines. Nil means that there is none: neither etcd nor a
 	// service is asked; see [Limits.NoMembers].
 	Host Host

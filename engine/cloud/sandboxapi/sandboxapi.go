@@ -1,4 +1,4 @@
-// Package local speaks to the cloud that package sandbox runs on this computer.
+// Package sandboxapi speaks to the cloud that package sandbox runs on this computer.
 //
 // [Metadata] is what a machine may ask about itself and its peers: plain HTTP at
 // 169.254.169.254, answered by source address, so that a machine, or a pod in its
@@ -20,7 +20,7 @@
 //
 // Errors wrap those of package cloud. The package retries nothing: its callers
 // know what waiting costs. It never follows a proxy of the environment.
-package local
+package sandboxapi
 
 import (
 	"fmt"

@@ -1,9 +1,9 @@
-// Package twin is an in-memory twin of a cluster, for tests of what works on one.
+// Package kubetest tests implementations of the engine's access to a cluster.
 //
-// [Cluster] behaves as engine/kube does on a real API server: [Contract] is run
-// against both. It knows what the engine can see of a cluster and nothing else, and
-// belongs into no program.
-package twin
+// [Contract] is the test that each implementation must pass. [Cluster] is an implementation in
+// memory, for tests of the engine. Contract runs against it and, in package kube, against a real
+// API server. No program links the package.
+package kubetest
 
 import (
 	"cmp"

@@ -1,4 +1,4 @@
-package twin
+package kubetest
 
 import (
 	"crypto/sha256"

@@ -1,4 +1,4 @@
-package local
+package sandboxapi
 
 import (
 	"context"
