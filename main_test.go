@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -44,6 +45,39 @@ func TestDocumentedEventsAreEvents(t *testing.T) {
 	}
 }
 
+// TestProductionLinksNoSandbox checks that the console and the daemons link no part of the test
+// cloud, and nothing that can forge attestation evidence.
+func TestProductionLinksNoSandbox(t *testing.T) {
+	never := []string{"constellation/engine/sandbox", "constellation/engine/attestation/attestationtest", "github.com/hanwen/go-fuse"}
+	for _, pkg := range []string{".", "./bootstrapper/cmd", "./agent/cmd", "./joinservice/cmd", "./operator/cmd"} {
+		t.Run(pkg, func(t *testing.T) {
+			for _, dep := range dependencies(t, pkg) {
+				for _, n := range never {
+					if dep == n || strings.HasPrefix(dep, n+"/") {
+						t.Errorf("%s links %s", pkg, dep)
+					}
+				}
+			}
+		})
+	}
+	deps := dependencies(t, "./engine/sandbox/cmd")
+	for _, n := range never { // else the names above are out of date
+		if !slices.ContainsFunc(deps, func(dep string) bool { return dep == n || strings.HasPrefix(dep, n+"/") }) {
+			t.Errorf("constellation-sandbox does not link %s", n)
+		}
+	}
+}
+
+// dependencies lists the packages that pkg links.
+func dependencies(t *testing.T, pkg string) []string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", pkg).CombinedOutput()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, out)
+	}
+	return strings.Fields(string(out))
+}
+
 // TestDaemonsLinkNoConsole checks that programs that run as root on a node or inside a cluster
 // link no terminal library and no Helm.
 func TestDaemonsLinkNoConsole(t *testing.T) {
@@ -63,12 +97,7 @@ func TestDaemonsLinkNoConsole(t *testing.T) {
 		{"./assets", []string{"constellation/engine", "constellation/tui"}, "assets hold no logic"},
 	} {
 		t.Run(tt.pkg, func(t *testing.T) {
-			out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", tt.pkg).CombinedOutput()
-			if err != nil {
-				t.Fatalf("go list: %v\n%s", err, out)
-			}
-			for dep := range strings.Lines(string(out)) {
-				dep = strings.TrimSpace(dep)
+			for _, dep := range dependencies(t, tt.pkg) {
 				for _, n := range tt.never {
 					if n = strings.TrimSuffix(n, "/"); dep == n || strings.HasPrefix(dep, n+"/") {
 						t.Errorf("%s links %s: %s", tt.pkg, dep, tt.reason)

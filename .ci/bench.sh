@@ -11,7 +11,7 @@ out=$(mktemp -d "${TMPDIR:-/tmp}/constellation-bench.XXXXXX")
 trap 'rm -r -- "$out"' EXIT
 failed=0 chosen=0 complete=1
 
-for f in bin/constellation bin/kubectl; do
+for f in bin/constellation bin/constellation-sandbox bin/kubectl; do
   [ -x "$f" ] || { echo "$f is missing: run 'make build' first" >&2; exit 2; }
 done
 

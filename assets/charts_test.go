@@ -777,7 +777,7 @@ func TestSchemaRefusesWhatItDoesNotKnow(t *testing.T) {
 		{"a key that is not known", "constellation-services", "v1.1.0", map[string]any{"release": "v1.1.0", "joinservce": map[string]any{}}, "joinservce"},
 		{"a port out of range", "constellation-services", "v1.1.0", map[string]any{"release": "v1.1.0", "joinservice": map[string]any{"nodePort": 80}}, "nodePort"},
 		{"an image without a tag", "constellation-operator", "v1.1.0", map[string]any{"release": "v1.1.0", "operator": map[string]any{"image": "operator"}}, "image"},
-		{"an unknown provider", "constellation-operator", "v1.1.0", map[string]any{"release": "v1.1.0", "provider": "gcp"}, "provider"},
+		{"an empty provider", "constellation-operator", "v1.1.0", map[string]any{"release": "v1.1.0", "provider": ""}, "provider"},
 		{"a value of the newer release", "constellation-operator", "v1.0.0", map[string]any{"release": "v1.0.0", "operator": map[string]any{"discoveryInterval": "1m"}}, "discoveryInterval"},
 		{"the same in the newer release", "constellation-operator", "v1.1.0", map[string]any{"release": "v1.1.0", "operator": map[string]any{"discoveryInterval": "1m"}}, ""},
 	} {

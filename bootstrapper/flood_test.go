@@ -14,6 +14,7 @@ import (
 	"constellation/engine/atls/flood"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/internal/testneeds"
 )
 
 // floodRig is a rig whose evidence is that of a TPM emulator.
@@ -39,7 +40,7 @@ func (r *rig) heard(addr string, limit time.Duration) (time.Duration, error) {
 	defer cancel()
 	start := time.Now()
 	for {
-		try, cancel := context.WithTimeout(ctx, 2*time.Second) // as a console does, which dials anew
+		try, cancel := context.WithTimeout(ctx, 2*time.Second) // like a console, which dials again
 		_, err := r.console(addr).Ack(try, &initproto.AckRequest{InitSecret: initSecret})
 		cancel()
 		if status.Code(err) == codes.FailedPrecondition {
@@ -53,9 +54,9 @@ func (r *rig) heard(addr string, limit time.Duration) (time.Duration, error) {
 	}
 }
 
-// TestSilentConnectionsCloseInitForNobody is 64 connections from one source that send
+// TestSilentConnectionsDoNotBlockInit opens 64 connections from one source that send
 // nothing, and 20 consoles that try once each.
-func TestSilentConnectionsCloseInitForNobody(t *testing.T) {
+func TestSilentConnectionsDoNotBlockInit(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	x := r.start()
 	for range 64 {
@@ -83,6 +84,7 @@ func TestSilentConnectionsCloseInitForNobody(t *testing.T) {
 // handshakes, all replaced whenever they are closed, and consoles among them.
 func TestConsoleGetsThroughAFlood(t *testing.T) {
 	const limit = 10 * time.Second
+	testneeds.Sockets(t)
 	if err := flood.Descriptors(12_000); err != nil {
 		t.Skip(err)
 	}
@@ -127,9 +129,9 @@ func TestConsoleGetsThroughAFlood(t *testing.T) {
 	}
 }
 
-// TestGuesserLocksNobodyOut guesses the secret past every limit, from the console's
-// source and from others.
-func TestGuesserLocksNobodyOut(t *testing.T) {
+// TestGuesserDoesNotLockOutConsole guesses the secret beyond every limit, from the console's source
+// and from others.
+func TestGuesserDoesNotLockOutConsole(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	x := r.start()
 	client := r.console(x.addr)

@@ -144,7 +144,7 @@ func (m *machine) listens() {
 	})
 }
 
-// kill ends the process with no chance to say a word.
+// kill ends the process without a shutdown.
 func (m *machine) kill() {
 	m.t.Helper()
 	m.cmd.Process.Kill()
@@ -211,7 +211,7 @@ func TestKilledInitGoesOn(t *testing.T) {
 					t.Fatalf("%s, %v\n%s", outline(got), err, m.out)
 				}
 				if calls := m.calls(); strings.Count(calls, "reset") != 1 || !strings.HasSuffix(calls, " reset init-phase-certs-ca init") {
-					t.Errorf("kubeadm was asked for %s", calls)
+					t.Errorf("kubeadm was called with %s", calls)
 				}
 				if left, _ := os.ReadDir(filepath.Join(m.ctl, "run")); len(left) > 0 {
 					t.Errorf("configuration of the killed kubeadm was left: %v", left)
@@ -252,7 +252,7 @@ func TestKilledJoinGoesOn(t *testing.T) {
 				t.Fatalf("exit %d\n%s", code, m.out)
 			}
 			if s.asked() != 1 || m.calls() != "join reset join" || !bytes.Equal(m.register(), attestation.ClusterIDPCR(clusterB)) {
-				t.Errorf("%d tickets, kubeadm was asked for %s, register 15 is %x", s.asked(), m.calls(), m.register())
+				t.Errorf("%d tickets, kubeadm was called with %s, register 15 is %x", s.asked(), m.calls(), m.register())
 			}
 			powerCycle()
 			m.up()
@@ -263,8 +263,8 @@ func TestKilledJoinGoesOn(t *testing.T) {
 	}
 }
 
-// TestKilledAtAnyMoment kills the process again and again, at moments that nobody
-// chose, until the machine is a member. Whatever happens, one init wins, once.
+// TestKilledAtAnyMoment kills the process repeatedly at random moments until the machine is a
+// member. Exactly one init wins, once.
 func TestKilledAtAnyMoment(t *testing.T) {
 	m, powerCycle := newMachine(t, cloud.ControlPlane)
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)

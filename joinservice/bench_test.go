@@ -122,7 +122,7 @@ type joinerMachine struct {
 	id      attestation.Identity
 	issuer  attestation.Issuer
 	key     *ecdsa.PrivateKey
-	from    netip.Addr // to connect from; the zero value: any
+	from    netip.Addr // local address; the zero value: any
 	took    time.Duration
 	retries int
 	err     error
@@ -259,7 +259,7 @@ func (p *serverProcess) peak(b *testing.B) int64 {
 	return 0
 }
 
-// cpu returns what a process has used of the processors.
+// cpu returns the processor time of a process.
 func cpu(b *testing.B, pid int) time.Duration {
 	b.Helper()
 	f, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

@@ -37,6 +37,7 @@ import (
 	signing "constellation/engine/release"
 	"constellation/engine/release/releasetest"
 	"constellation/engine/version"
+	"constellation/operator/decision"
 )
 
 // oldAgentEnv makes the test binary an agent that verifies nothing; its value is the root of
@@ -284,6 +285,36 @@ func TestEnrolmentThatFails(t *testing.T) {
 		t.Error("the upgrade began all the same")
 	}
 	if err := h.Upgrade(t.Context(), "v1.36.3/1/c", newKubernetes, "c", r.components, told.tell); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestEnrolmentWaitsForTheAgent begins an upgrade while the agent does not answer, as when it is
+// being restarted. The upgrade waits for the agent and does not fail.
+func TestEnrolmentWaitsForTheAgent(t *testing.T) {
+	r := newHostRig(t)
+	h := r.client()
+	var log syncBuffer
+	h.log = slog.New(slog.NewTextHandler(&log, nil))
+	if _, err := h.verifies(t.Context()); status.Code(err) != codes.Unavailable {
+		t.Fatalf("an agent that is away: %v", err)
+	}
+	c := r.components(newKubernetes)
+	c.Agent = &component.Component{Name: "kubeadm", URL: r.mirror.URL + "/agent", Digest: "sha256:" + strings.Repeat("ab", 32), Path: "/usr/local/bin/kubeadm"}
+	done := make(chan error, 1)
+	go func() {
+		done <- h.Upgrade(t.Context(), upgradeToken(newKubernetes, "c", decision.UpgradeRun{}), newKubernetes, "c", c, func(decision.UpgradeRun) {})
+	}()
+	r.until("the operator waits for the agent", func() bool {
+		select {
+		case err := <-done:
+			t.Fatalf("the upgrade ended: %v", err)
+		default:
+		}
+		return strings.Contains(log.String(), "agent not reached")
+	})
+	r.up()
+	if err := <-done; err != nil {
 		t.Error(err)
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/kubeadm"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/internal/kubeletcsr"
 )
 
 // slowSky is a cloud that takes a while for each answer, as clouds do.
@@ -70,7 +71,7 @@ func TestFloodOfRequestsDelaysNobody(t *testing.T) {
 	c.node("captured", false)
 	c.node("honest", false)
 	node := func(name string) rest.ImpersonationConfig {
-		return rest.ImpersonationConfig{UserName: nodeUser + name, Groups: []string{nodeGroup, "system:authenticated"}}
+		return rest.ImpersonationConfig{UserName: kubeletcsr.UserPrefix + name, Groups: []string{kubeletcsr.Group, "system:authenticated"}}
 	}
 	token := func(name string) rest.ImpersonationConfig {
 		return rest.ImpersonationConfig{UserName: kubeadm.TokenUser + kubeadm.TokenID(name), Groups: []string{bootstrapGroup, kubeadm.JoinGroup, "system:authenticated"}}

@@ -26,6 +26,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // joiningNodes turns the note that a machine was given a ticket into annotations of
@@ -34,11 +35,11 @@ import (
 // long the cloud cannot be asked.
 type joiningNodes struct {
 	client client.Client
-	cloud  machines
+	cloud  cloudAPI
 	events events.EventRecorder
 	log    *slog.Logger
 	now    func() time.Time
-	clocks sightings
+	clocks decision.FirstSeen
 }
 
 func (r *joiningNodes) setup(mgr manager.Manager) error {
@@ -118,7 +119,7 @@ func (r *joiningNodes) absent(ctx context.Context, jn *v1alpha1.JoiningNode) (ct
 	// The join service wrote the deadline by its clock. By ours the machine has as long as
 	// it was given.
 	given := jn.Spec.Deadline.Sub(jn.CreationTimestamp.Time)
-	over := r.clocks.until(string(jn.UID)+jn.Spec.Deadline.String(), jn.Spec.Deadline.Time, r.now(), given)
+	over := r.clocks.Until(string(jn.UID)+jn.Spec.Deadline.String(), jn.Spec.Deadline.Time, r.now(), given)
 	if left := over.Sub(r.now()); left > 0 {
 		return ctrl.Result{RequeueAfter: left + time.Second}, nil
 	}
@@ -201,7 +202,7 @@ func (r *joiningNodes) remove(ctx context.Context, jn *v1alpha1.JoiningNode) err
 // report says in the note why it is still there, once.
 func (r *joiningNodes) report(ctx context.Context, jn *v1alpha1.JoiningNode, reason, message string) error {
 	changed := jn.DeepCopy()
-	setCondition(&changed.Status.Conditions, condition(v1alpha1.ConditionReady, false, jn.Generation, reason, "%s", message), metav1.Now())
+	decision.SetCondition(&changed.Status.Conditions, decision.NewCondition(v1alpha1.ConditionReady, false, jn.Generation, reason, "%s", message), metav1.Now())
 	if equality.Semantic.DeepEqual(changed.Status, jn.Status) {
 		return nil
 	}

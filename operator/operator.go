@@ -36,7 +36,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/discovery"
@@ -55,6 +54,7 @@ import (
 	"constellation/engine/component"
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/crash"
+	"constellation/operator/decision"
 	"constellation/operator/liblog"
 	"constellation/operator/nodelock"
 )
@@ -62,10 +62,10 @@ import (
 // LeaseName is the Lease of the leader, in the operator's namespace.
 const LeaseName = "constellation-operator"
 
-// machines is where the cluster's nodes come from. Its methods are called at the same
+// cloudAPI is where the cluster's nodes come from. Its methods are called at the same
 // time by several goroutines. Errors wrap those of package cloud; after one, nothing
 // is known about what was asked for.
-type machines interface {
+type cloudAPI interface {
 	// Groups returns the scaling groups. The list may be partial.
 	Groups(context.Context) ([]cloud.Group, error)
 	// Instances returns the machines of all groups, those that are being deleted
@@ -89,7 +89,7 @@ type machines interface {
 // planes have members of etcd, and all of these know all members.
 type host interface {
 	// Members returns the members of etcd.
-	Members(context.Context) ([]member, error)
+	Members(context.Context) ([]decision.Member, error)
 	// MoveLeader makes another member than from the leader: that of node to, or, if to
 	// is empty, one that the agent chooses.
 	MoveLeader(ctx context.Context, from, to string) error
@@ -97,11 +97,11 @@ type host interface {
 	// would stay. If there is none nothing happens.
 	RemoveMember(ctx context.Context, node string, voters int) error
 	// Run returns the latest run of this machine's agent; zero: there was none.
-	Run(context.Context) (upgradeRun, error)
+	Run(context.Context) (decision.UpgradeRun, error)
 	// Upgrade asks for an upgrade of Kubernetes, or attaches to it, and follows it to its
 	// end, over cut connections and restarts of the agent. What happens goes to tell. It
 	// returns nil when the machine runs the version.
-	Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(upgradeRun)) error
+	Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error
 }
 
 // drains empties nodes in the background. See drainer.
@@ -121,7 +121,7 @@ type Config struct {
 	Cluster *rest.Config
 	// Namespace holds the leader's Lease.
 	Namespace string
-	Cloud     machines
+	Cloud     cloudAPI
 	// Agent is the path of the socket of this machine's agent. Empty: there is none, and
 	// then no control plane is replaced and Kubernetes is not upgraded. Host, if not nil,
 	// is asked instead.
@@ -253,6 +253,7 @@ func Run(ctx context.Context, c Config) error {
 		if c.SnapshotAddress != "" {
 			// Every replica does, leader or not: each speaks for its own host.
 			s := newSnapshots(core, h.snapshot, c.Log)
+			s.state = h.etcdState
 			if err := mgr.Add(everywhere(func(ctx context.Context) error { return s.serve(ctx, c.SnapshotAddress) })); err != nil {
 				return err
 			}
@@ -284,17 +285,17 @@ func Run(ctx context.Context, c Config) error {
 	drainer := newDrainer(core, versions.wake, c.Log)
 	defer drainer.close()
 	versions.drains = drainer
-	versions.settled = newSettled(core, versions.wake, c.Log)
-	defer versions.settled.close()
+	versions.gate = newReadinessGate(core, versions.wake, c.Log)
+	defer versions.gate.close()
 	versions.lock = nodelock.New(mgr.GetClient(), mgr.GetAPIReader(), c.now)
 	versions.init()
 	for _, add := range []func(manager.Manager) error{
 		(&joiningNodes{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log, now: c.now}).setup,
-		(&servingRequests{client: mgr.GetClient(), cloud: fleet.machines, events: events, counters: counters, log: c.Log, now: c.now}).setup,
+		(&servingRequests{client: mgr.GetClient(), cloud: fleet.cloudAPI, events: events, counters: counters, log: c.Log, now: c.now}).setup,
 		(&autoApprovals{client: mgr.GetClient(), log: c.Log}).setup,
 		groups.setup, scaling.setup, versions.setup,
 		(&mirror{client: mgr.GetClient(), fresh: mgr.GetAPIReader(), log: c.Log}).setup,
-		readiness,
+		addHealthChecks,
 		func(mgr manager.Manager) error {
 			return mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
 				versions.lock.Keep(ctx)
@@ -339,9 +340,9 @@ func await(ctx context.Context, access *rest.Config, log *slog.Logger) error {
 	}
 }
 
-// readiness says ready once the caches hold what the API server has; a replica that
+// addHealthChecks says ready once the caches hold what the API server has; a replica that
 // is not the leader is ready to become it.
-func readiness(mgr manager.Manager) error {
+func addHealthChecks(mgr manager.Manager) error {
 	var synced atomic.Bool
 	return errors.Join(
 		mgr.AddHealthzCheck("ping", healthz.Ping),
@@ -385,41 +386,6 @@ func roleOf(n *corev1.Node) v1alpha1.Role {
 		return v1alpha1.ControlPlaneRole
 	}
 	return v1alpha1.WorkerRole
-}
-
-func ready(n *corev1.Node) bool {
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
-
-// setCondition sets c, and its transition time if the status changes.
-func setCondition(all *[]metav1.Condition, c metav1.Condition, now metav1.Time) {
-	for i := range *all {
-		old := &(*all)[i]
-		if old.Type != c.Type {
-			continue
-		}
-		c.LastTransitionTime = old.LastTransitionTime
-		if old.Status != c.Status {
-			c.LastTransitionTime = now
-		}
-		*old = c
-		return
-	}
-	c.LastTransitionTime = now
-	*all = append(*all, c)
-}
-
-func condition(kind string, status bool, generation int64, reason, format string, args ...any) metav1.Condition {
-	s := metav1.ConditionFalse
-	if status {
-		s = metav1.ConditionTrue
-	}
-	return metav1.Condition{Type: kind, Status: s, ObservedGeneration: generation, Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
 func ptr[T any](v T) *T { return &v }

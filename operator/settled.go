@@ -18,28 +18,30 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
+	"constellation/operator/readiness"
 )
 
-// settled knows on which new nodes everything runs that pods need there. A kubelet calls
+// readinessGate knows on which new nodes everything runs that pods need there. A kubelet calls
 // its node Ready before kube-proxy runs on it, and pods that come to it then, because its
 // donor is emptied, reach no Service for a while.
 //
 // The pods of a new node are watched from when its Node appears, so that when it becomes
 // Ready it is known already whether there is more to wait for. It needs to list and watch
 // pods, and is safe for concurrent use.
-type settled struct {
+type readinessGate struct {
 	client kubernetes.Interface
 	wake   func() // called from any goroutine when a node has settled, as far as is seen
 	log    *slog.Logger
-	looks  chan struct{} // lists of pods that are being read
+	lists  chan struct{} // lists of pods that are being read
 
 	mu    sync.Mutex
-	nodes map[types.UID]*settling
+	nodes map[types.UID]*gatedNode
 	wg    sync.WaitGroup
 }
 
-// settling is a node that is looked at.
-type settling struct {
+// gatedNode is a node that is looked at.
+type gatedNode struct {
 	cancel context.CancelFunc
 	looked bool // all its pods were seen once
 	// waits are those of its pods that are critical and not Ready, by UID.
@@ -47,20 +49,20 @@ type settling struct {
 	done  bool // it was used as one that has settled, and is not watched any more
 }
 
-func newSettled(c kubernetes.Interface, wake func(), log *slog.Logger) *settled {
-	return &settled{client: c, wake: wake, log: log, looks: make(chan struct{}, looksAtOnce), nodes: map[types.UID]*settling{}}
+func newReadinessGate(c kubernetes.Interface, wake func(), log *slog.Logger) *readinessGate {
+	return &readinessGate{client: c, wake: wake, log: log, lists: make(chan struct{}, looksAtOnce), nodes: map[types.UID]*gatedNode{}}
 }
 
 // has reports whether a node has settled, and watches its pods until it has: once it
 // was Ready and had settled, it has for good. lacks is the first pod that is not Ready,
 // if that is known.
-func (s *settled) has(node string, uid types.UID, ready bool) (has bool, lacks string) {
+func (s *readinessGate) has(node string, uid types.UID, ready bool) (has bool, lacks string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.nodes[uid]
 	if n == nil {
 		ctx, cancel := context.WithCancel(context.Background())
-		n = &settling{cancel: cancel}
+		n = &gatedNode{cancel: cancel}
 		s.nodes[uid] = n
 		s.wg.Go(func() { s.follow(ctx, node, n) })
 		return false, ""
@@ -76,7 +78,7 @@ func (s *settled) has(node string, uid types.UID, ready bool) (has bool, lacks s
 }
 
 // keep ends the work on all other nodes and forgets them.
-func (s *settled) keep(nodes map[types.UID]bool) {
+func (s *readinessGate) keep(nodes map[types.UID]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for uid, n := range s.nodes {
@@ -88,13 +90,13 @@ func (s *settled) keep(nodes map[types.UID]bool) {
 }
 
 // close ends all work and waits for its end.
-func (s *settled) close() {
+func (s *readinessGate) close() {
 	s.keep(nil)
 	s.wg.Wait()
 }
 
 // follow watches the pods of a node until ctx ends.
-func (s *settled) follow(ctx context.Context, node string, n *settling) {
+func (s *readinessGate) follow(ctx context.Context, node string, n *gatedNode) {
 	for pause := evictAgainMin; ctx.Err() == nil; {
 		began := time.Now()
 		if err := s.watch(ctx, node, n); err != nil && ctx.Err() == nil {
@@ -109,19 +111,19 @@ func (s *settled) follow(ctx context.Context, node string, n *settling) {
 }
 
 // watch looks at the pods of a node and then watches them until the watch ends.
-func (s *settled) watch(ctx context.Context, node string, n *settling) error {
+func (s *readinessGate) watch(ctx context.Context, node string, n *gatedNode) error {
 	which := fields.OneTermEqualSelector("spec.nodeName", node).String()
-	if !slot(ctx, s.looks) {
+	if !slot(ctx, s.lists) {
 		return ctx.Err()
 	}
 	pods, err := s.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: which})
-	<-s.looks
+	<-s.lists
 	if err != nil {
 		return fmt.Errorf("list pods of %s: %w", node, err)
 	}
 	waits := map[types.UID]string{}
 	for i := range pods.Items {
-		if p := &pods.Items[i]; critical(p) && !podReady(p) {
+		if p := &pods.Items[i]; critical(p) && !readiness.Pod(p) {
 			waits[p.UID] = p.Namespace + "/" + p.Name
 		}
 	}
@@ -144,7 +146,7 @@ func (s *settled) watch(ctx context.Context, node string, n *settling) error {
 			}
 			if p, ok := e.Object.(*corev1.Pod); ok {
 				s.note(n, func() {
-					if e.Type != watch.Deleted && critical(p) && !podReady(p) {
+					if e.Type != watch.Deleted && critical(p) && !readiness.Pod(p) {
 						n.waits[p.UID] = p.Namespace + "/" + p.Name
 					} else {
 						delete(n.waits, p.UID)
@@ -156,7 +158,7 @@ func (s *settled) watch(ctx context.Context, node string, n *settling) error {
 }
 
 // note changes what is known of a node, and wakes the rounds if it has settled by that.
-func (s *settled) note(n *settling, change func()) {
+func (s *readinessGate) note(n *gatedNode, change func()) {
 	s.mu.Lock()
 	before := n.looked && len(n.waits) == 0
 	change()
@@ -167,25 +169,25 @@ func (s *settled) note(n *settling, change func()) {
 	}
 }
 
-// settle takes from the heirs of a world that they are Ready, until they have settled.
-func (r *nodeVersions) settle(o *observed, x *lookup) {
-	heirs := make(map[types.UID]bool, len(o.intents))
-	for i := range o.intents {
-		in := &o.intents[i]
-		m := x.tokens[in.token]
-		if in.goal != v1alpha1.JoinGoal || m == nil {
+// gateHeirs takes from the heirs of a world that they are Ready, until they have settled.
+func (r *nodeVersions) gateHeirs(o *observed, x *decision.Lookup) {
+	heirs := make(map[types.UID]bool, len(o.Intents))
+	for i := range o.Intents {
+		in := &o.Intents[i]
+		m := x.ByToken[in.Token]
+		if in.Goal != v1alpha1.JoinGoal || m == nil {
 			continue
 		}
-		if n := x.machineOf[m.id]; n != nil {
-			uid := o.nodes[n.name].UID
+		if n := x.NodeOf[m.ID]; n != nil {
+			uid := o.nodes[n.Name].UID
 			heirs[uid] = true
-			has, lacks := r.settled.has(n.name, uid, n.ready)
-			if n.ready && !has {
-				n.ready, n.lacks = false, lacks
+			has, lacks := r.gate.has(n.Name, uid, n.Ready)
+			if n.Ready && !has {
+				n.Ready, n.NotReadyPod = false, lacks
 			}
 		}
 	}
-	r.settled.keep(heirs)
+	r.gate.keep(heirs)
 }
 
 // critical reports whether p is part of what makes its node a node: a pod of a
@@ -193,13 +195,4 @@ func (r *nodeVersions) settle(o *observed, x *lookup) {
 func critical(p *corev1.Pod) bool {
 	c := metav1.GetControllerOf(p)
 	return c != nil && c.Kind == "DaemonSet" && p.Spec.PriorityClassName == "system-node-critical" && p.DeletionTimestamp == nil
-}
-
-func podReady(p *corev1.Pod) bool {
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }

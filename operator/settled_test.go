@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 func TestHeirsSettleBeforeTheyCount(t *testing.T) {
@@ -47,33 +48,33 @@ func TestHeirsSettleBeforeTheyCount(t *testing.T) {
 	}
 
 	woken := make(chan struct{}, 100)
-	r := &nodeVersions{settled: newSettled(kubernetes.NewForConfigOrDie(c.cp.Config()), func() { woken <- struct{}{} }, slog.New(slog.DiscardHandler))}
-	t.Cleanup(r.settled.close)
-	look := func(goal v1alpha1.Goal, ready bool) node {
+	r := &nodeVersions{gate: newReadinessGate(kubernetes.NewForConfigOrDie(c.cp.Config()), func() { woken <- struct{}{} }, slog.New(slog.DiscardHandler))}
+	t.Cleanup(r.gate.close)
+	look := func(goal v1alpha1.Goal, ready bool) decision.Node {
 		t.Helper()
 		o := &observed{nodes: map[string]*corev1.Node{"heir": heir, "donor": {}}}
-		o.world = world{
-			nodes:     []node{{name: "heir", providerID: "id", ready: ready}, {name: "donor", providerID: "old", ready: true}},
-			instances: []instance{{id: "id", name: "heir", token: "token"}, {id: "old", name: "donor"}},
-			intents:   []intent{{name: "replace-0", token: "token", goal: goal, donor: "donor"}},
+		o.World = decision.World{
+			Nodes:     []decision.Node{{Name: "heir", ProviderID: "id", Ready: ready}, {Name: "donor", ProviderID: "old", Ready: true}},
+			Instances: []decision.Instance{{ID: "id", Name: "heir", Token: "token"}, {ID: "old", Name: "donor"}},
+			Intents:   []decision.Intent{{Name: "replace-0", Token: "token", Goal: goal, Donor: "donor"}},
 		}
-		r.settle(o, newLookup(&o.world, everyRule))
-		if !o.world.nodes[1].ready {
+		r.gateHeirs(o, decision.NewLookup(&o.World))
+		if !o.World.Nodes[1].Ready {
 			t.Error("a node that is no heir is not Ready any more")
 		}
-		return o.world.nodes[0]
+		return o.World.Nodes[0]
 	}
 	lacks := func(pod string) {
 		t.Helper()
 		c.eventually("the heir lacks "+pod, func() (string, bool) {
 			n := look(v1alpha1.JoinGoal, true)
-			if n.ready {
+			if n.Ready {
 				t.Fatalf("the heir counts though %s does not run on it", pod)
 			}
-			return n.lacks, n.lacks == pod
+			return n.NotReadyPod, n.NotReadyPod == pod
 		})
 	}
-	if look(v1alpha1.JoinGoal, false).ready {
+	if look(v1alpha1.JoinGoal, false).Ready {
 		t.Error("a node that is not Ready is")
 	}
 	lacks("kube-system/kube-proxy")
@@ -82,10 +83,10 @@ func TestHeirsSettleBeforeTheyCount(t *testing.T) {
 	lacks("kube-system/network")
 	works(network)
 	<-woken
-	if look(v1alpha1.JoinGoal, false).ready {
+	if look(v1alpha1.JoinGoal, false).Ready {
 		t.Error("a node that is not Ready is, because its pods are")
 	}
-	if !look(v1alpha1.JoinGoal, true).ready {
+	if !look(v1alpha1.JoinGoal, true).Ready {
 		t.Error("the heir does not count though all that is critical runs on it")
 	}
 	var is corev1.Pod
@@ -96,13 +97,13 @@ func TestHeirsSettleBeforeTheyCount(t *testing.T) {
 	if err := c.admin.Status().Update(t.Context(), &is); err != nil {
 		t.Fatal(err)
 	}
-	if !look(v1alpha1.JoinGoal, true).ready {
+	if !look(v1alpha1.JoinGoal, true).Ready {
 		t.Error("an heir that has settled does not count any more")
 	}
-	if !look(v1alpha1.LeaveGoal, true).ready {
+	if !look(v1alpha1.LeaveGoal, true).Ready {
 		t.Error("an heir that was settled for is looked at again")
 	}
-	if len(r.settled.nodes) > 0 {
+	if len(r.gate.nodes) > 0 {
 		t.Error("a node that is no heir any more is not forgotten")
 	}
 }

@@ -315,7 +315,7 @@ func TestBackupOutput(t *testing.T) {
 				if code != tt.code || (errs != "") != (tt.code != 0 && (format == "text" || tt.name == "prune-none")) {
 					t.Errorf("exit %d, stderr %q", code, errs)
 				}
-				golden(t, "backup/"+tt.name+"."+ext, out)
+				checkGolden(t, "backup/"+tt.name+"."+ext, out)
 				if format != "json" {
 					return
 				}

@@ -76,7 +76,7 @@ func TestPrintedChecks(t *testing.T) {
 				if i := strings.IndexAny(out, "\x1b\x07\u202e"); i >= 0 {
 					t.Errorf("a control character is printed: %q", out[i:min(len(out), i+20)])
 				}
-				golden(t, f.file, out)
+				checkGolden(t, f.file, out)
 			})
 		}
 	}
@@ -258,7 +258,7 @@ func TestSmallestChecks(t *testing.T) {
 						t.Errorf("there is no %q in\n%s", want, v)
 					}
 				}
-				golden(t, "frames/check-"+strings.Join(append([]string{tt.check}, tt.keys...), "-")+".60x16.txt", v+"\n")
+				checkGolden(t, "frames/check-"+strings.Join(append([]string{tt.check}, tt.keys...), "-")+".60x16.txt", v+"\n")
 			})
 		})
 	}

@@ -49,8 +49,8 @@ type exitStatus int
 func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
 // longVerbs are the verbs that change something step by step. A signal stops them at a
-// point where they can be resumed. All other verbs are read-only or short.
-var longVerbs = []string{"init", "upgrade prepare", "backup create", "backup restore", "upgrade apply", "upgrade execute", "machine revoke", "sandbox up", "sandbox down", "sandbox fetch", "sandbox daemon"}
+// point where they can be resumed; see also Resumable. All other verbs are read-only or short.
+var longVerbs = []string{"init", "upgrade prepare", "backup create", "backup restore", "upgrade apply", "upgrade execute", "machine revoke"}
 
 func newSession(a App) *session {
 	s := &session{App: a, level: &slog.LevelVar{}}
@@ -84,6 +84,14 @@ func (s *session) execute(args []string) int {
 	defer signal.Stop(pipe)
 
 	root := s.root()
+	if s.RunSandbox != nil && delegated(root, SandboxVerb, args) {
+		code, err := s.RunSandbox(args)
+		if err != nil {
+			view.WriteError(s.Stderr, s.formatter(), err)
+			return engine.ExitCode(err)
+		}
+		return code
+	}
 	root.SetArgs(args)
 	root.SetIn(s.Stdin)
 	root.SetOut(s.out)
@@ -268,7 +276,8 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 		SilenceUsage:  true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			s.began = true
-			s.runs = slices.Contains(longVerbs, strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" "))
+			_, s.runs = cmd.Annotations[resumable]
+			s.runs = s.runs || slices.Contains(longVerbs, strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" "))
 			if s.debug {
 				s.level.Set(slog.LevelDebug)
 			}
@@ -292,18 +301,24 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 	_ = root.MarkPersistentFlagDirname("workspace")
 	root.Flags().Bool("version", false, "print the version of this program")
 	root.SetVersionTemplate("constellation {{.Version}}\n")
+	root.SetFlagErrorFunc(flagError)
+	if s.Verbs != nil {
+		root.Short, root.Long, root.Example = SandboxShort, "Run the verb sandbox of constellation. Call it as `constellation sandbox`.", "  constellation sandbox --help"
+		root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		root.AddCommand(s.Verbs(&Invocation{s})...)
+		return root
+	}
 	root.SetHelpCommandGroupID("around")
 	root.AddGroup(&cobra.Group{ID: "cluster", Title: "Cluster commands:"}, &cobra.Group{ID: "around", Title: "Other commands:"})
 	for _, c := range []*cobra.Command{s.initCommand(), s.upgradeCommand(), s.backupCommand(), s.machineCommand(), s.statusCommand(), s.watchCommand(), s.historyCommand()} {
 		c.GroupID = "cluster"
 		root.AddCommand(c)
 	}
-	for _, c := range []*cobra.Command{s.configCommand(), s.releaseCommand(), s.sandboxCommand(), s.versionCommand()} {
+	for _, c := range []*cobra.Command{s.configCommand(), s.releaseCommand(), s.sandboxStub(), s.versionCommand()} {
 		c.GroupID = "around"
 		root.AddCommand(c)
 	}
 	root.SetCompletionCommandGroupID("around")
-	root.SetFlagErrorFunc(flagError)
 	s.completionExamples(root)
 	return root
 }
@@ -624,11 +639,10 @@ func (s *session) versionCommand() *cobra.Command {
 
 // findSandbox returns the sandbox of a workspace; nil if it has none.
 func (s *session) findSandbox(ctx context.Context, dir string) *engine.SandboxInfo {
-	box, err := s.Sandbox(s.log)
-	if err != nil {
+	if s.FindSandbox == nil {
 		return nil
 	}
-	st, err := box.Status(ctx, dir)
+	st, err := s.FindSandbox(ctx, dir)
 	if err != nil {
 		s.log.Debug("sandbox not found", "workspace", dir, "err", err)
 		return nil

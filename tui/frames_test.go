@@ -266,7 +266,7 @@ func TestFrames(t *testing.T) {
 						}
 						lines[i] = strings.TrimRight(strings.ReplaceAll(l, "\x1b", "␛"), " ")
 					}
-					golden(t, fmt.Sprintf("frames/%s.%s.txt", sc.name, v.name), strings.Join(lines, "\n")+"\n")
+					checkGolden(t, fmt.Sprintf("frames/%s.%s.txt", sc.name, v.name), strings.Join(lines, "\n")+"\n")
 				})
 			})
 		}
@@ -295,7 +295,7 @@ func TestThemes(t *testing.T) {
 						}
 					}
 				}
-				golden(t, "themes/"+v.name+".txt", strings.ReplaceAll(frame, "\x1b", "␛")+"\n")
+				checkGolden(t, "themes/"+v.name+".txt", strings.ReplaceAll(frame, "\x1b", "␛")+"\n")
 			})
 		})
 	}
@@ -336,7 +336,7 @@ func TestSmallestWindow(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 60, 16) })
 				frame := s.c.View()
-				golden(t, "frames/"+sc.name+".60x16.txt", frame+"\n")
+				checkGolden(t, "frames/"+sc.name+".60x16.txt", frame+"\n")
 				if s.c.screen == s.c.backup && !s.c.backup.open {
 					for range 3 {
 						if b := s.c.backup.chosen(); !strings.Contains(s.c.View(), b.ID) {

@@ -22,8 +22,7 @@ func printed(t *testing.T, e *fakeEngine, program string, args ...string) (stdou
 	code = App{
 		Release: "v1.1.0", Program: program, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
 		Env: func(k string) string { return map[string]string{"LANG": "C.UTF-8"}[k] }, Now: func() time.Time { return start },
-		Engine:  func(*engine.Workspace, *slog.Logger) (Engine, error) { return e, nil },
-		Sandbox: func(*slog.Logger) (engine.Sandbox, error) { return &fakeSandbox{}, nil },
+		Engine: func(*engine.Workspace, *slog.Logger) (Engine, error) { return e, nil },
 	}.Run(append([]string{"-C", t.TempDir()}, args...))
 	return out.String(), errs.String(), code
 }

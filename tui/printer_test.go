@@ -41,7 +41,7 @@ func TestPlainPrinter(t *testing.T) {
 	for _, name := range []string{"init", "failed", "hung", "stopped", "resumed", "taken-up", "many", "prepare"} {
 		t.Run(name, func(t *testing.T) {
 			out := plainOf(t, recorded(t, name))
-			golden(t, "plain/"+name+".txt", out)
+			checkGolden(t, "plain/"+name+".txt", out)
 			for _, r := range out {
 				if r != '\n' && engine.HiddenRune(r) {
 					t.Errorf("the output holds %q", r)
@@ -106,7 +106,7 @@ func TestJSONLinesAreTheEvents(t *testing.T) {
 			}
 		}
 		if name == "hung" || name == "prepare" {
-			golden(t, "json/"+name+".jsonl", b.String())
+			checkGolden(t, "json/"+name+".jsonl", b.String())
 		}
 	}
 }

@@ -244,6 +244,11 @@ func (s *session) printStatus(ctx context.Context, f format) error {
 	return nil
 }
 
+// asks reports whether the program can prompt: stdin and stdout are terminals, outside CI.
+func (s *session) asks() bool {
+	return term.IsTerminal(s.Stdin) && term.IsTerminal(s.Stdout) && s.Env("CI") == ""
+}
+
 // statusText renders the output of status.
 func (s *session) statusText(st *engine.Status) []string {
 	pg := s.page()

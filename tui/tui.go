@@ -45,6 +45,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"constellation/engine"
 	"constellation/tui/view"
 )
@@ -115,22 +117,21 @@ type App struct {
 	// Kubernetes are the versions that a sandbox can run, the default first. They are
 	// completions and choices.
 	Kubernetes []string
-	// Images and Releases are the versions that a sandbox supports, the default first.
-	Images, Releases []string
-	// Faults are prefixes of the faults that a sandbox supports, such as "quota=". They are
-	// completions.
-	Faults []string
+	// Releases are the releases that the program knows, the default first. They are completions.
+	Releases []string
 
-	// Engine, Sandbox and Drills are called only by verbs that need them, so that all others
-	// start fast. Engine returns the engine of a workspace, and is called at most once.
+	// Engine returns the engine of a workspace. It is called at most once, and only by verbs
+	// that need it, so that all others start fast.
 	Engine func(*engine.Workspace, *slog.Logger) (Engine, error)
-	// Sandbox returns the test cloud on this computer.
-	Sandbox func(*slog.Logger) (engine.Sandbox, error)
-	// Drills returns the runner of upgrades under fault injection.
-	Drills func(*slog.Logger) (engine.Drills, error)
-	// Daemon runs a sandbox until ctx ends. It implements the hidden verb `sandbox daemon`,
-	// which Sandbox.Up starts.
-	Daemon func(ctx context.Context, name string, log *slog.Logger) error
+	// FindSandbox returns the sandbox of the workspace in dir, an absolute path. The error wraps
+	// cloud.ErrNotFound if there is none.
+	FindSandbox func(ctx context.Context, dir string) (engine.SandboxStatus, error)
+	// RunSandbox executes the verb sandbox, its help and its completions in another program.
+	// args are those of this program. It returns the exit code, or an error if the other program
+	// did not start.
+	RunSandbox func(args []string) (int, error)
+	// Verbs returns the verbs of a program that has other verbs than this package defines.
+	Verbs func(*Invocation) []*cobra.Command
 
 	// Program is the program's name in commands that the user copies; the default is taken
 	// from the process.

@@ -292,7 +292,7 @@ func TestWatchThemes(t *testing.T) {
 				events := streamOf(t, "500-good")
 				d := inTheMiddle(events)
 				s := watching(newStage(t, &fakeEngine{}, l, 80, 24), until(events, d), d).view([]string{"m", "n"})
-				golden(t, "themes/watch-"+name+".txt", strings.ReplaceAll(s.c.View(), "\x1b", "␛")+"\n")
+				checkGolden(t, "themes/watch-"+name+".txt", strings.ReplaceAll(s.c.View(), "\x1b", "␛")+"\n")
 			})
 		})
 	}
@@ -679,7 +679,7 @@ func TestHistoryVerb(t *testing.T) {
 			_, rest, _ := strings.Cut(dir[i], " ")
 			dir[i] = "DIR " + rest
 		}
-		golden(t, "plain/history-"+name+".txt", strings.Join(dir, "constellation -C "))
+		checkGolden(t, "plain/history-"+name+".txt", strings.Join(dir, "constellation -C "))
 	}
 }
 

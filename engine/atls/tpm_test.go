@@ -11,15 +11,13 @@ import (
 
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/internal/testneeds"
 )
 
 // startTPM runs a TPM emulator, provisioned and measured, for the test.
 func startTPM(t *testing.T, ca *attestation.CA, id attestation.Identity) (address string) {
 	t.Helper()
-	swtpm, err := exec.LookPath("swtpm")
-	if err != nil {
-		t.Skip("needs a TPM emulator: install the package swtpm")
-	}
+	swtpm := testneeds.Program(t, "swtpm", "swtpm")
 	dir, err := os.MkdirTemp("", "tpm") // t.TempDir can be too long for a socket's name
 	if err != nil {
 		t.Fatal(err)

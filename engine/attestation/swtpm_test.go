@@ -13,16 +13,14 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
+	"constellation/internal/testneeds"
 )
 
 // startTPM runs a new TPM emulator for the test and returns its address and a
 // function that resets it as a power cycle does.
 func startTPM(t testing.TB) (address string, reset func()) {
 	t.Helper()
-	swtpm, err := exec.LookPath("swtpm")
-	if err != nil {
-		t.Skip("needs a TPM emulator: install the package swtpm")
-	}
+	swtpm := testneeds.Program(t, "swtpm", "swtpm")
 	dir, err := os.MkdirTemp("", "tpm") // t.TempDir can be too long for a socket's name
 	if err != nil {
 		t.Fatal(err)

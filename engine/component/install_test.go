@@ -26,6 +26,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"constellation/internal/testneeds"
 )
 
 func digestOf(b []byte) string {
@@ -668,9 +670,7 @@ func TestOneFailureEndsTheOthers(t *testing.T) {
 }
 
 func TestFullDisk(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root to mount a small file system")
-	}
+	testneeds.Root(t, "to mount a small file system")
 	root := t.TempDir()
 	if err := syscall.Mount("tmpfs", root, "tmpfs", 0, "size=1m"); err != nil {
 		t.Skip("cannot mount a small file system: ", err)

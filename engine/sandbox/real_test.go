@@ -26,10 +26,12 @@ import (
 	"constellation/engine"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/cloudtest"
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/machine/machinetest"
+	"constellation/internal/testneeds"
 )
 
 // TestMain lets this test's binary be the program that Up starts as daemon.
@@ -55,12 +57,7 @@ func TestMain(m *testing.M) {
 // its cache, and returns sandboxes whose state is thrown away.
 func realSandboxes(t *testing.T, want machine.Demand) (*Sandboxes, string) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("starts real machines")
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("real machines need root")
-	}
+	testneeds.Machines(t)
 	dirs, err := DefaultDirs()
 	if err != nil {
 		t.Skip(err)
@@ -427,6 +424,12 @@ func TestRealSandbox(t *testing.T) {
 	}
 
 	// Down leaves nothing.
+	t.Run("conforms", func(t *testing.T) {
+		cloudtest.Run(t, cloudtest.Options{
+			Cloud: client, Group: local.GroupID(name, local.WorkerGroup), Unknown: local.ProviderID(name, "worker-999"),
+			Images: []string{local.ImageReference(name, "v1.0.0"), local.ImageReference(name, "v1.1.0")},
+		})
+	})
 	t.Logf("daemon's memory now %s", rss(pidOf()))
 	namespaces := networks(t, s.dirs.of(name))
 	kinds := map[string]bool{}

@@ -380,6 +380,12 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		if l, err := c.Revoked(ctx); err != nil || len(l) != 1 || !reflect.DeepEqual(l[node], e) {
 			t.Errorf("record %+v, %v; want that of %s alone, since the other entry has expired", l, err, node)
 		}
+		if err := c.ExpireRevocations(ctx, e.Until.Add(-time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if l, err := c.Revoked(ctx); err != nil || len(l) != 1 {
+			t.Errorf("record %+v, %v: an entry that has not expired was removed", l, err)
+		}
 		if w.HasToken(node) || !w.HasToken("worker-4") {
 			t.Error("not exactly the token of the revoked machine is gone")
 		}
@@ -415,6 +421,14 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		}
 		if ro, err := c.Rollout(ctx); err != nil || len(ro.Moves) != 0 {
 			t.Errorf("moves %+v, %v", ro.Moves, err)
+		}
+		for range 2 {
+			if err := c.ExpireRevocations(ctx, e.Until.Add(time.Second)); err != nil {
+				t.Error(err)
+			}
+		}
+		if l, err := c.Revoked(ctx); err != nil || len(l) > 0 {
+			t.Errorf("record %+v, %v: an expired entry is left", l, err)
 		}
 	})
 

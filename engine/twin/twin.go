@@ -730,6 +730,19 @@ func (c *Cluster) Revoke(ctx context.Context, node string, e revocation.Entry) e
 	return nil
 }
 
+// ExpireRevocations implements [engine.Cluster].
+func (c *Cluster) ExpireRevocations(ctx context.Context, now time.Time) error {
+	if err := c.enter(ctx, "ExpireRevocations", true); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	for _, name := range c.revoked.Expired(now) {
+		delete(c.revoked, name)
+	}
+	c.changedLocked()
+	return nil
+}
+
 // RemoveMachine implements [engine.Cluster].
 func (c *Cluster) RemoveMachine(ctx context.Context, node string, e revocation.Entry) error {
 	if err := c.enter(ctx, "RemoveMachine "+node, true); err != nil {

@@ -276,7 +276,7 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			w.request.To = w.request.From
 			w.charts = []helmRelease{{"shop", "web", "web", "1.2.3", "<1.30.0-0"}}
 		}, nil},
-		{"an API of which only the API server knows that it goes", func(w *world) {
+		{"a removed API that only the API server's metrics report", func(w *world) {
 			w.servers[0].metrics.deprecated = []deprecatedUse{
 				{group: "new.k8s.io", version: "v1beta1", resource: "things", removed: "1.36", verbs: map[string]float64{"list": 1}},
 				{group: "new.k8s.io", version: "v1beta1", resource: "others", removed: "1.37"},
@@ -655,7 +655,7 @@ func TestEveryCheckIsNamedOnceAndSaysWhereItComesFrom(t *testing.T) {
 		}
 		for _, s := range c.needs {
 			if _, ok := (&reader{}).sources()[s]; !ok && s != sourceMetrics {
-				t.Errorf("check %s needs %q, which nobody reads", c.id, s)
+				t.Errorf("check %s needs %q, which no reader provides", c.id, s)
 			}
 		}
 	}

@@ -55,7 +55,7 @@ type site struct {
 }
 
 func newSite(t *testing.T) *site {
-	// Pods are made by hand, in namespaces that nobody gave a ServiceAccount.
+	// Pods are created by hand, in namespaces without a ServiceAccount.
 	cp := controlplane.ForTest(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount", "--runtime-config=api/all=true"}})
 	s := &site{t: t, cp: cp, config: cp.Config()}
 	var err error
@@ -138,8 +138,8 @@ func (s *site) look(config *rest.Config, r engine.PreflightRequest) []engine.Fin
 	return found
 }
 
-// until looks until all that is wanted is told: what the API server says of itself it
-// says with a delay.
+// until repeats the checks until all wanted findings are reported: some metrics of the API
+// server lag.
 func (s *site) until(config *rest.Config, r engine.PreflightRequest, want ...string) []engine.Finding {
 	s.t.Helper()
 	slices.Sort(want)
@@ -292,7 +292,7 @@ func TestPlantedTroubleOnARealAPIServer(t *testing.T) {
 		w, err := collect(ctx, s.config, s.core, request)
 		s.must(err)
 		if found := signingRequests(w, nil); len(found) != 0 {
-			t.Errorf("a fresh one is told: %+v", found)
+			t.Errorf("a fresh one is reported: %+v", found)
 		}
 		w.now = w.now.Add(time.Hour)
 		if found := signingRequests(w, nil); len(found) != 1 || found[0].Command != "kubectl certificate approve somebody" {

@@ -38,6 +38,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"constellation/engine"
+	"constellation/internal/golden"
 )
 
 // noon is when the tests' worlds are looked at.
@@ -265,7 +266,7 @@ func caUntil(until time.Time) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// look runs one check, or all if id is empty, and returns what is not ok.
+// look runs one check, or all if id is empty, and returns the findings other than ok.
 func look(w *world, id string) []engine.Finding {
 	var out []engine.Finding
 	for _, c := range workloadChecks() {
@@ -290,8 +291,8 @@ func verdicts(found []engine.Finding) []string {
 	return out
 }
 
-// golden compares whole findings with a file that people have read.
-func golden(t *testing.T, file string, name string, found []engine.Finding) {
+// checkFindings compares whole findings with a file that people have read.
+func checkFindings(t *testing.T, file string, name string, found []engine.Finding) {
 	t.Helper()
 	path := filepath.Join("testdata", file)
 	b, err := os.ReadFile(path)
@@ -302,7 +303,7 @@ func golden(t *testing.T, file string, name string, found []engine.Finding) {
 	if err := yaml.Unmarshal(b, &all); err != nil {
 		t.Fatal(err)
 	}
-	if os.Getenv("UPDATE_GOLDENS") != "" {
+	if golden.Updating() {
 		all[name] = found
 		var out bytes.Buffer
 		for _, k := range slices.Sorted(maps.Keys(all)) {
@@ -318,7 +319,7 @@ func golden(t *testing.T, file string, name string, found []engine.Finding) {
 		return
 	}
 	if d := cmp.Diff(all[name], found); d != "" {
-		t.Errorf("findings (-%s +got; UPDATE_GOLDENS=1 rewrites):\n%s", path, d)
+		t.Errorf("findings (-%s +got; -update rewrites):\n%s", path, d)
 	}
 }
 
@@ -497,7 +498,7 @@ func TestWorkloadFindings(t *testing.T) {
 			w.addDeployment("shop", "web", func(p *pod) { p.ready = p.node != "worker-0" }, "worker-0", "worker-1")
 			w.addBudget("shop", "web", "web", minAvailable("2"))
 		}, []string{"block"}},
-		{"a budget whose healthy pods have another one is told as two budgets", "", func(w *world) {
+		{"a budget whose healthy pods have another one is reported as two budgets", "", func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
 			w.addBudget("shop", "all", "web", maxUnavailable(1))
 			w.addBudget("shop", "web", "web", maxUnavailable(1))
@@ -546,7 +547,7 @@ func TestWorkloadFindings(t *testing.T) {
 				}}}
 			})
 		}, []string{"block"}},
-		{"a namespace full of budgets without room is told in one screen", "pdb-room", func(w *world) {
+		{"a namespace full of exhausted budgets fits on one screen", "pdb-room", func(w *world) {
 			for i := range 15 {
 				name := fmt.Sprintf("web%02d", i)
 				w.addDeployment("shop", name, nil, "worker-0", "worker-1")
@@ -578,7 +579,7 @@ func TestWorkloadFindings(t *testing.T) {
 			w.addDeployment("shop", "web", func(p *pod) { p.ready = p.node != "cp-0" }, "cp-0", "worker-0", "worker-1")
 			w.addBudget("shop", "web", "web", minAvailable("2"))
 		}, []string{"warn"}},
-		// What is lost.
+		// Data loss.
 		{"pods without a controller", "unmanaged-pods", func(w *world) {
 			w.team("shop", "debug", owner{}, func(p *pod) {
 				p.keeper = keeperOf(&metav1.ObjectMeta{Namespace: "shop", ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl-run"}}})
@@ -825,7 +826,7 @@ func TestWorkloadFindings(t *testing.T) {
 			}
 		}, []string{"warn"}},
 		// Webhooks.
-		{"a webhook that nobody answers", "webhook-endpoints", func(w *world) {
+		{"a webhook without backend", "webhook-endpoints", func(w *world) {
 			w.addWebhook([]string{"worker-0"}, func(h *admissionv1.ValidatingWebhook) {})
 			w.slices[0].Endpoints[0].Conditions.Ready = ptr.To(false)
 		}, []string{"block"}},
@@ -925,7 +926,7 @@ func TestWorkloadFindings(t *testing.T) {
 				t.Errorf("severities %v, want %v", got, tt.want)
 			}
 			if len(tt.want) > 0 {
-				golden(t, "workloads.yaml", tt.name, found)
+				checkFindings(t, "workloads.yaml", tt.name, found)
 			}
 		})
 	}

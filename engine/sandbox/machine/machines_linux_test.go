@@ -31,6 +31,7 @@ import (
 
 	"constellation/engine/sandbox/machine/disk"
 	"constellation/engine/sandbox/machine/machinetest"
+	"constellation/internal/testneeds"
 )
 
 // crashEnv makes the test binary a sandbox's process that dies: its value is where.
@@ -59,12 +60,7 @@ type bench struct {
 // from the user's cache, so that it is made once.
 func realMachines(t *testing.T) *bench {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("real machines are not for -short")
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("real machines need root")
-	}
+	testneeds.Machines(t)
 	unlock, err := machinetest.Lock()
 	if err != nil {
 		t.Fatal(err)
@@ -764,9 +760,7 @@ func TestMachinesAfterACrash(t *testing.T) {
 
 // Whoever waits for an answer in a machine does not keep it from being switched off.
 func TestNamespaceGoesWhileSomebodyIsInIt(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testneeds.Root(t, "to make a network namespace")
 	path := filepath.Join(t.TempDir(), "netns")
 	if err := createNamespace(path); err != nil {
 		t.Fatal(err)
@@ -782,9 +776,7 @@ func TestNamespaceGoesWhileSomebodyIsInIt(t *testing.T) {
 }
 
 func TestNothingIsRemovedBelowAMount(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("mounting needs root")
-	}
+	testneeds.Root(t, "to mount a file system")
 	parent, err := os.MkdirTemp("", "machines-")
 	if err != nil {
 		t.Fatal(err)
@@ -952,9 +944,7 @@ func TestCheckNamesNumbersAndRemedies(t *testing.T) {
 }
 
 func TestRootfsWithoutAMirrorLeavesNothing(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("making a root file system needs root")
-	}
+	testneeds.Root(t, "to make a root file system")
 	if p := missing(rootfsNeeds); len(p) > 0 {
 		t.Skip("not installed: ", p)
 	}
@@ -976,9 +966,7 @@ func TestRootfsWithoutAMirrorLeavesNothing(t *testing.T) {
 }
 
 func TestInotifyInstancesAreCounted(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root sees the files of all processes")
-	}
+	testneeds.Root(t, "to see the files of all processes")
 	const more = 3
 	// Others on this computer open and close some, too, so it may take a few tries.
 	total := func() (int, error) {
