@@ -322,7 +322,7 @@ func BuildFeed(ctx context.Context, b FeedBuild) (FeedPublication, error) {
 		return FeedPublication{}, &plan.Error{Op: "read releases", Err: fmt.Errorf("%s is no folder", b.From), Exit: plan.ExitUsage, Remedy: "name the folder that holds v1.1.0.yaml and the like with --from"}
 	}
 	if b.Expires != 0 && (b.Expires < release.MinExpiry || b.Expires > release.MaxExpiry) {
-		return FeedPublication{}, &plan.Error{Op: "publish to " + b.Out, Err: errors.New("a publication is good for an hour to 400 days"), Exit: plan.ExitUsage, Remedy: "say how long with --expires, such as 30d"}
+		return FeedPublication{}, &plan.Error{Op: "publish to " + b.Out, Err: errors.New("a publication must be valid for 1 hour to 400 days"), Exit: plan.ExitUsage, Remedy: "say how long with --expires, such as 30d"}
 	}
 	trust, err := readFeedKeys(b.Trust)
 	if err != nil {

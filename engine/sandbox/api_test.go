@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/internal/testneeds"
 )
