@@ -33,8 +33,8 @@ type File struct {
 	Data []byte
 }
 
-// Releases returns what the program knows about releases, laid out as a feed; package
-// release reads it.
+// Releases returns the program's releases in the layout of a feed; package release reads
+// it.
 func Releases() fs.FS { return sub("releases") }
 
 // DefaultConfig returns the commented configuration that package engine fills in: a

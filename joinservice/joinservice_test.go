@@ -684,7 +684,7 @@ func tokenTaken(t *testing.T, s *site, r *replica) {
 			t.Fatal(err)
 		}
 		_, err := s.ask(r.addr, id, issuer)
-		refused(t, err, codes.Unavailable, "in use by another")
+		refused(t, err, codes.Unavailable, "used by another machine")
 		if got := s.token(id.Name); string(got.Data["token-secret"]) != "0123456789abcdef" {
 			t.Error("the other machine's token was changed")
 		}
@@ -815,7 +815,7 @@ func impostors(t *testing.T, s *site, r *replica) {
 		{"an address that is not its own", certified(func(i *attestation.Identity) { i.IP = netip.MustParseAddr("10.42.0.99") }), request(nil), codes.PermissionDenied, "address of worker-3"},
 		{"another instance under the name", certified(func(i *attestation.Identity) { i.ProviderID = "sandbox://test/worker-99" }), request(nil), codes.PermissionDenied, "provider ID of worker-3"},
 		{"another group", certified(func(i *attestation.Identity) { i.Group = "sandboxes/test/groups/gpu" }), request(nil), codes.PermissionDenied, "group of worker-3"},
-		{"an instance that the cloud does not know", certified(func(i *attestation.Identity) { i.Name = "worker-98" }), request(nil), codes.Unavailable, "does not know this instance"},
+		{"an instance that the cloud does not know", certified(func(i *attestation.Identity) { i.Name = "worker-98" }), request(nil), codes.Unavailable, "does not list this instance"},
 		// The request: nothing but the key is the caller's to choose.
 		{"another node's certificate", own, request(func(r *x509.CertificateRequest) { r.Subject.CommonName = "system:node:control-plane-0" }), codes.InvalidArgument, "subject"},
 		{"the administrators' group", own, request(func(r *x509.CertificateRequest) { r.Subject.Organization = []string{"system:masters"} }), codes.InvalidArgument, "subject"},

@@ -37,6 +37,7 @@ import (
 	signing "constellation/engine/release"
 	"constellation/engine/release/releasetest"
 	"constellation/engine/version"
+	"constellation/internal/testneeds"
 	"constellation/operator/decision"
 )
 
@@ -228,6 +229,7 @@ func (r *enrolRig) agentHost() *agentHost {
 // TestAgentsOfOldImagesAreEnrolled upgrades a worker in place whose agent verifies nothing. The
 // operator sees to it that the agent verifies from this upgrade on, and does so once.
 func TestAgentsOfOldImagesAreEnrolled(t *testing.T) {
+	testneeds.Time(t, "20 s")
 	r := newEnrolRig(t)
 	h := r.agentHost()
 	if verifies, err := h.verifies(t.Context()); err != nil || verifies {
@@ -270,6 +272,7 @@ func TestAgentsOfOldImagesAreEnrolled(t *testing.T) {
 // TestEnrolmentThatFails has the old agent fetch something else than was published. The upgrade
 // does not begin, and the next try succeeds.
 func TestEnrolmentThatFails(t *testing.T) {
+	testneeds.Time(t, "10 s")
 	r := newEnrolRig(t)
 	h := r.agentHost()
 	bad := r.components

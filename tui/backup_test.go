@@ -180,7 +180,7 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 			s := backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) }, func(e *fakeEngine) { e.plan, e.events = backupPlan(), backupEvents() })
 			for _, want := range []string{engine.EtcdTake, engine.EtcdLeave, engine.EtcdAuto} {
 				s.press("e")
-				if got := s.c.command(); (want != "") != strings.Contains(got, "--etcd="+want) || want == "" && strings.Contains(got, "--etcd") {
+				if got := s.c.screen.command(); (want != "") != strings.Contains(got, "--etcd="+want) || want == "" && strings.Contains(got, "--etcd") {
 					t.Errorf("the command is %q, want --etcd=%s", got, want)
 				}
 				s.press("b")
@@ -194,15 +194,15 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 	t.Run("Esc stops it and stays", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := show(t, 4).press("b", "v", "e") // which do nothing now
-			if s.eng.ran != 1 || s.c.bak.etcd != "" {
-				t.Errorf("ran %d times, etcd %q", s.eng.ran, s.c.bak.etcd)
+			if s.eng.ran != 1 || s.c.backup.etcd != "" {
+				t.Errorf("ran %d times, etcd %q", s.eng.ran, s.c.backup.etcd)
 			}
 			s.press("esc")
 			s.settle()
-			if s.quit || s.c.running || s.c.screen != screenBackup || engine.ExitCode(s.c.bak.err) != engine.ExitStopped {
-				t.Errorf("quit %t, running %t, screen %s, error %v", s.quit, s.c.running, s.c.screen.title(), s.c.bak.err)
+			if s.quit || s.c.running || s.c.screen != s.c.backup || engine.ExitCode(s.c.backup.err) != engine.ExitStopped {
+				t.Errorf("quit %t, running %t, screen %s, error %v", s.quit, s.c.running, s.c.screen.title(), s.c.backup.err)
 			}
-			if s.press("esc"); s.c.screen != screenHome {
+			if s.press("esc"); s.c.screen != s.c.overview {
 				t.Errorf("Esc leads to %s", s.c.screen.title())
 			}
 		})
@@ -215,8 +215,8 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 			}
 			s.press("ctrl+c")
 			s.settle()
-			if !s.quit || s.c.bak.running || s.c.exit != engine.ExitStopped {
-				t.Errorf("quit %t, running %t, exit %d", s.quit, s.c.bak.running, s.c.exit)
+			if !s.quit || s.c.backup.running || s.c.exit != engine.ExitStopped {
+				t.Errorf("quit %t, running %t, exit %d", s.quit, s.c.backup.running, s.c.exit)
 			}
 		})
 	})
@@ -225,10 +225,10 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 			s := checkShown("trouble")(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 			s.press("b")
 			s.settle()
-			if s.c.screen != screenBackup {
+			if s.c.screen != s.c.backup {
 				t.Fatalf("b leads to %s", s.c.screen.title())
 			}
-			if s.press("esc"); s.c.screen != screenCheck {
+			if s.press("esc"); s.c.screen != s.c.check {
 				t.Errorf("Esc leads to %s", s.c.screen.title())
 			}
 		})

@@ -288,8 +288,8 @@ func TestAnswersFitTheTerminal(t *testing.T) {
 func TestWritingAsksOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := checkShown("two-hops", "W", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
-		if s.eng.checkedAs.WriteConfig || s.c.chk.confirmWrite {
-			t.Fatalf("Esc wrote: %v, still asks: %v", s.eng.checkedAs.WriteConfig, s.c.chk.confirmWrite)
+		if s.eng.checkedAs.WriteConfig || s.c.check.confirmWrite {
+			t.Fatalf("Esc wrote: %v, still asks: %v", s.eng.checkedAs.WriteConfig, s.c.check.confirmWrite)
 		}
 		s.eng.check = checkIn(t, "written")
 		s.press("W", "enter")
@@ -297,30 +297,30 @@ func TestWritingAsksOnce(t *testing.T) {
 		if want := (engine.CheckRequest{WriteConfig: true, NoPreflight: true}); !reflect.DeepEqual(s.eng.checkedAs, want) {
 			t.Errorf("asked for %+v, want %+v", s.eng.checkedAs, want)
 		}
-		if !s.c.chk.result.Config.Written || len(s.c.chk.result.Findings) != 71 || !strings.Contains(s.c.note, "wrote 6 values") {
-			t.Errorf("written: %v with %d findings, says %q", s.c.chk.result.Config.Written, len(s.c.chk.result.Findings), s.c.note)
+		if !s.c.check.result.Config.Written || len(s.c.check.result.Findings) != 71 || !strings.Contains(s.c.note, "wrote 6 values") {
+			t.Errorf("written: %v with %d findings, says %q", s.c.check.result.Config.Written, len(s.c.check.result.Findings), s.c.note)
 		}
 		s.press("W")
-		if s.c.chk.confirmWrite || s.c.note != "W is off: it is written already" {
-			t.Errorf("after writing W asks: %v, says %q", s.c.chk.confirmWrite, s.c.note)
+		if s.c.check.confirmWrite || s.c.note != "W is off: it is written already" {
+			t.Errorf("after writing W asks: %v, says %q", s.c.check.confirmWrite, s.c.note)
 		}
 		s.eng.check = checkIn(t, "two-hops") // the file was changed back meanwhile
 		s.press("r")
 		s.settle()
 		s.press("W")
-		if !s.c.chk.confirmWrite {
+		if !s.c.check.confirmWrite {
 			t.Errorf("after r W does not ask, and says %q", s.c.note)
 		}
 		s.press("esc")
 		s.eng.checkErr = &engine.Error{Op: "write constellation-conf.yaml", Err: errors.New("it was changed meanwhile")}
-		s.c.chk.result.Config.Written = false
+		s.c.check.result.Config.Written = false
 		s.press("W", "enter")
 		s.settle()
 		if v := strings.Join(strings.Fields(s.c.View()), " "); !strings.Contains(v, s.c.note) {
 			t.Errorf("the error is not whole in\n%s", s.c.View())
 		}
-		if s.c.chk.result.Config.Written || s.c.note != "not written: write constellation-conf.yaml: it was changed meanwhile" {
-			t.Errorf("written: %v, says %q", s.c.chk.result.Config.Written, s.c.note)
+		if s.c.check.result.Config.Written || s.c.note != "not written: write constellation-conf.yaml: it was changed meanwhile" {
+			t.Errorf("written: %v, says %q", s.c.check.result.Config.Written, s.c.note)
 		}
 	})
 }
@@ -336,8 +336,8 @@ func TestCheckShowsPartialResults(t *testing.T) {
 			}
 		}
 		s.press("W")
-		if s.c.chk.confirmWrite || s.c.note != "W is off: a check is running" {
-			t.Errorf("W during a check: asks %v, says %q", s.c.chk.confirmWrite, s.c.note)
+		if s.c.check.confirmWrite || s.c.note != "W is off: a check is running" {
+			t.Errorf("W during a check: asks %v, says %q", s.c.check.confirmWrite, s.c.note)
 		}
 		s.press("r")
 		if s.c.note != "r is off: a check is running" {
@@ -345,14 +345,14 @@ func TestCheckShowsPartialResults(t *testing.T) {
 		}
 		s.press("esc")
 		s.settle()
-		if s.c.screen != screenHome || s.c.chk.busy || s.c.busy != "" {
-			t.Errorf("Esc leads to %s, busy %v with %q", s.c.screen.title(), s.c.chk.busy, s.c.busy)
+		if s.c.screen != s.c.overview || s.c.check.busy || s.c.busy != "" {
+			t.Errorf("Esc leads to %s, busy %v with %q", s.c.screen.title(), s.c.check.busy, s.c.busy)
 		}
 		s.eng.checkPause = 0
 		s.press("c")
 		s.settle()
-		if !s.c.chk.complete || len(s.c.findingsNow()) != 71 {
-			t.Errorf("after coming back the check is whole: %v, with %d findings", s.c.chk.complete, len(s.c.findingsNow()))
+		if !s.c.check.complete || len(s.c.check.findingsNow()) != 71 {
+			t.Errorf("after coming back the check is whole: %v, with %d findings", s.c.check.complete, len(s.c.check.findingsNow()))
 		}
 	})
 }
@@ -372,13 +372,13 @@ func TestOldCheckIsDimmed(t *testing.T) {
 			}
 			return ""
 		}
-		if got := row(); !s.c.chk.busy || got != view.Dim(s.c.page(), got) {
-			t.Errorf("busy %v, shows %q", s.c.chk.busy, got)
+		if got := row(); !s.c.check.busy || got != view.Dim(s.c.page(), got) {
+			t.Errorf("busy %v, shows %q", s.c.check.busy, got)
 		}
 		s.do(cmd)
 		s.settle()
-		if got := row(); s.c.chk.busy || got == view.Dim(s.c.page(), got) {
-			t.Errorf("busy %v, shows %q", s.c.chk.busy, got)
+		if got := row(); s.c.check.busy || got == view.Dim(s.c.page(), got) {
+			t.Errorf("busy %v, shows %q", s.c.check.busy, got)
 		}
 	})
 }
@@ -391,7 +391,7 @@ func TestCheckIsKept(t *testing.T) {
 		s.eng.check = checkIn(t, "trouble")
 		s.press("c")
 		s.settle()
-		if n := len(s.c.chk.result.Path); n != 2 {
+		if n := len(s.c.check.result.Path); n != 2 {
 			t.Errorf("the path has %d hops, want those of the check before", n)
 		}
 		s.press("esc")
@@ -399,7 +399,7 @@ func TestCheckIsKept(t *testing.T) {
 		s.at(staleAfter + time.Second)
 		s.press("c")
 		s.settle()
-		if n := len(s.c.chk.result.Path); n != 3 {
+		if n := len(s.c.check.result.Path); n != 3 {
 			t.Errorf("the path has %d hops, want those of a new check", n)
 		}
 	})
@@ -423,8 +423,8 @@ func TestHomeChecksForUpgrades(t *testing.T) {
 		}
 		s.press("enter")
 		s.settle()
-		if s.c.screen != screenCheck || !s.c.chk.complete || e.checkedAs.NoPreflight {
-			t.Errorf("Enter shows %s, a whole check: %v", s.c.screen.title(), s.c.chk.complete)
+		if s.c.screen != s.c.check || !s.c.check.complete || e.checkedAs.NoPreflight {
+			t.Errorf("Enter shows %s, a whole check: %v", s.c.screen.title(), s.c.check.complete)
 		}
 
 		e = &fakeEngine{home: upgradeHome(), status: st, checkErr: errors.New("no answer")}
@@ -435,9 +435,9 @@ func TestHomeChecksForUpgrades(t *testing.T) {
 
 		e = &fakeEngine{home: demoHome(engine.StageReady)}
 		s = newStage(t, e, term.Display{}, 80, 24).begin()
-		s.c.screen = screenHome
+		s.c.screen = s.c.overview
 		s.press("c")
-		if s.c.screen != screenHome || s.c.note != "c is off: there is no cluster yet" {
+		if s.c.screen != s.c.overview || s.c.note != "c is off: there is no cluster yet" {
 			t.Errorf("without a cluster c shows %s and says %q", s.c.screen.title(), s.c.note)
 		}
 	})

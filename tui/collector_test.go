@@ -106,8 +106,8 @@ func benchStage(b *testing.B, w, h int) *console {
 	c := newConsole(b.Context(), term.Display{Colours: term.Colours256}, consoleDeps{engine: &fakeEngine{}, now: time.Now})
 	c.w, c.h = w, h
 	c.plan = planIn(b, events)
-	c.screen, c.running, c.ran = screenRun, true, true
-	c.run = newRunView(c)
+	c.screen, c.running, c.ran = c.run, true, true
+	*c.run = *newRunScreen(c)
 	c.ticking = true // no tick of its own
 	for _, ev := range events[:40] {
 		c.t.Apply(ev)

@@ -30,28 +30,6 @@ const (
 	confirmDelay = 700 * time.Millisecond
 )
 
-type screenID int
-
-const (
-	screenStart screenID = iota
-	screenHome
-	screenConfig
-	screenPreflight
-	screenInitConfirm
-	screenRun
-	screenResult
-	screenLog
-	screenCheck
-	screenBackup
-	screenWatch
-	screenUpgradePlan    // of an upgrade
-	screenUpgradeConfirm // of an upgrade: confirmation
-)
-
-func (s screenID) title() string {
-	return [...]string{"start", "home", "config", "preflight", "confirm", "run", "result", "log", "upgrade check", "backup", "watch", "plan", "confirm"}[s]
-}
-
 // consoleDeps are the dependencies of a console.
 type consoleDeps struct {
 	engine Engine
@@ -92,7 +70,8 @@ type console struct {
 	w, h    int
 	now     time.Time
 
-	screen, back   screenID // back is where Esc leads from the log
+	screen         screen
+	back           screen // where Esc leads from the log
 	help           bool
 	pal            palette
 	confirmLeave   bool // the question whether to leave is shown
@@ -116,18 +95,19 @@ type console struct {
 	statusPending bool
 	statusGen     int
 
-	// The screens. To add one, add its type, its field here and its line in newScreens.
+	// The screens; see newScreens.
+	screens        []screen
 	start          *startScreen
 	overview       *homeScreen
-	form           *configScreen
-	pre            *preflightScreen
+	config         *configScreen
+	preflight      *preflightScreen
 	initConfirm    *initConfirmScreen
 	run            *runScreen
 	result         *resultScreen
 	log            *logScreen
-	chk            *checkScreen
-	bak            *backupScreen
-	wat            *watchScreen // also gets the events of a run
+	check          *checkScreen
+	backup         *backupScreen
+	watch          *watchScreen // also gets the events of a run
 	upgradePlan    *upgradePlanScreen
 	upgradeConfirm *upgradeConfirmScreen
 
@@ -200,7 +180,7 @@ func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
 // Init reads the workspace, or starts a watch.
 func (c *console) Init() tea.Cmd {
 	if c.deps.onlyWatch {
-		return c.beginWatch()
+		return c.watch.begin()
 	}
 	return tea.Batch(c.readHome(), c.scheduleTick())
 }
@@ -253,36 +233,18 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 	switch msg := msg.(type) {
 	case homeRead:
 		return c.tookHome(msg)
-	case statusRead:
-		if msg.gen != c.statusGen {
-			return nil
-		}
-		c.statusPending = false
-		if c.statusErr = msg.err; msg.err == nil {
-			c.status, c.statusAt = &msg.st, c.now
-		}
-		gen := c.statusGen
-		again := tea.Tick(refreshAfter, func(time.Time) tea.Msg { return refresh{gen} })
-		if c.screen == screenHome && msg.err == nil && msg.st.Reachable {
-			return tea.Batch(again, c.backgroundCheck())
-		}
-		return again
-	case refresh:
-		if msg.gen == c.statusGen && c.screen == screenHome && !c.statusPending {
-			return c.readStatus()
-		}
 	case batch:
 		if msg.task != c.task {
 			return nil
 		}
-		if c.bak.running {
+		if c.backup.running {
 			for _, ev := range msg.events {
-				c.bak.t.Apply(ev)
+				c.backup.t.Apply(ev)
 			}
 			return nil
 		}
-		if c.chk.busy {
-			c.takeCheckEvents(msg.events)
+		if c.check.busy {
+			c.check.takeEvents(msg.events)
 			return nil
 		}
 		if c.upg.planning {
@@ -294,14 +256,14 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 			return nil
 		}
 		t := &c.t
-		if c.screen == screenPreflight && !c.running {
-			t = &c.pre.t
+		if c.screen == c.preflight && !c.running {
+			t = &c.preflight.t
 		}
 		for _, ev := range msg.events {
 			t.Apply(ev)
 		}
 		if t == &c.t {
-			c.watchEvents(msg.events)
+			c.watch.apply(msg.events)
 			return c.openWatchForRollout()
 		}
 	case ended:
@@ -310,30 +272,18 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		}
 		c.busy, c.cancel = "", nil
 		return c.take(msg.msg)
-	case preflightEnded:
-		c.pre.done, c.pre.err, c.pre.findings = true, msg.err, msg.findings
-		c.pre.selectWorst()
-	case checkEnded:
-		return c.tookCheck(msg)
-	case backgroundEnded:
-		c.tookBackground(msg)
-	case configWritten:
-		c.tookWritten(msg)
 	case planMade:
 		return c.tookPlan(msg)
-	case configSet:
-		return c.tookConfig(msg)
 	case runEnded:
 		return c.tookRunEnd(msg.err)
-	case upgradePlanned:
-		return c.tookUpgradePlan(msg)
 	case rolloutChanged:
 		c.tookRolloutChange(msg)
-	case watchBatch, watchEnded, watchTick:
-		return c.takeWatch(msg)
 	default:
-		cmd, _ := c.takeBackup(msg)
-		return cmd
+		for _, s := range c.screens {
+			if cmd, ok := s.take(msg); ok {
+				return cmd
+			}
+		}
 	}
 	return nil
 }
@@ -382,39 +332,39 @@ func (c *console) tookHome(msg homeRead) tea.Cmd {
 	c.home, c.homeErr = &msg.home, msg.err
 	if msg.err != nil {
 		c.home = nil
-		c.screen = screenHome
+		c.screen = c.overview
 		return nil
 	}
 	c.home.Next = slices.Clone(c.home.Next)
 	for i := range c.home.Next {
 		c.home.Next[i].Command = c.deps.commands.Line(c.home.Next[i].Command)
 	}
-	c.form = newConfigScreen(c, c.home, c.deps.versions)
-	first := c.screen == screenStart
+	*c.config = *newConfigScreen(c, c.home, c.deps.versions)
+	first := c.screen == c.start
 	switch {
 	case first && c.deps.upgrade != nil:
 		return c.openUpgrade(c.deps.upgrade)
 	case first && c.home.Stage == engine.StagePartial && len(c.home.Problems) == 0:
 		// A partial init was confirmed when it started; resuming it needs no second confirmation.
 		c.resumed = true
-		c.screen = screenRun
+		c.screen = c.run
 		return c.makePlan()
 	case first && c.home.Stage == engine.StageCluster && !c.deps.wizard:
-		c.screen = screenHome
+		c.screen = c.overview
 		return c.readStatus()
 	case first && c.deps.wizard && c.deps.yes && c.home.Config != nil:
 		return c.startPreflight()
 	case first && c.home.Stage == engine.StageEmpty:
-		c.screen = screenHome // which suggests how to create machines
+		c.screen = c.overview // which suggests how to create machines
 		return nil
 	case first && (c.deps.wizard || c.home.Stage != engine.StageCluster):
-		c.screen = screenConfig
+		c.screen = c.config
 		return nil
 	}
-	if c.screen == screenStart {
-		c.screen = screenHome
+	if c.screen == c.start {
+		c.screen = c.overview
 	}
-	if c.screen == screenHome && c.home.Stage == engine.StageCluster {
+	if c.screen == c.overview && c.home.Stage == engine.StageCluster {
 		return c.readStatus()
 	}
 	return nil
@@ -434,8 +384,8 @@ func (c *console) readStatus() tea.Cmd {
 
 // goHome shows the home screen and reloads all of it.
 func (c *console) goHome() tea.Cmd {
-	c.screen, c.busy = screenHome, "reading the workspace"
-	c.chk.backgroundStarted = c.chk.result != nil // without a result, check again
+	c.screen, c.busy = c.overview, "reading the workspace"
+	c.check.backgroundStarted = c.check.result != nil // without a result, check again
 	if !c.ran {
 		c.upg = upgradeState{}
 	}
@@ -444,8 +394,8 @@ func (c *console) goHome() tea.Cmd {
 
 // startPreflight runs the checks.
 func (c *console) startPreflight() tea.Cmd {
-	c.screen = screenPreflight
-	c.pre, c.upg = &preflightScreen{c: c}, upgradeState{}
+	c.screen = c.preflight
+	*c.preflight, c.upg = preflightScreen{c: c}, upgradeState{}
 	return c.launch("checking", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		f, err := c.deps.engine.Preflight(ctx, emit)
 		return preflightEnded{f, err}
@@ -476,17 +426,17 @@ func (c *console) tookPlan(msg planMade) tea.Cmd {
 			return c.startRun()
 		}
 	}
-	c.screen = screenInitConfirm
-	c.initConfirm = newInitConfirm(c, c.plan, c.now)
+	c.screen = c.initConfirm
+	*c.initConfirm = *newInitConfirm(c, c.plan, c.now)
 	return nil
 }
 
 // startRun executes the plan.
 func (c *console) startRun() tea.Cmd {
 	plan := c.plan
-	c.screen, c.running, c.ran = screenRun, true, true
+	c.screen, c.running, c.ran = c.run, true, true
 	c.err = nil
-	c.t, c.run, c.wat = view.Timeline{}, newRunView(c), &watchScreen{c: c}
+	c.t, *c.run, *c.watch = view.Timeline{}, *newRunScreen(c), watchScreen{c: c}
 	c.t.SetPlan(plan)
 	c.t.Run = term.Clean(plan.ID)
 	return c.launch("running", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
@@ -504,7 +454,7 @@ func (c *console) tookRunEnd(err error) tea.Cmd {
 	if c.leaving {
 		return tea.Quit
 	}
-	c.screen = screenResult
+	c.screen = c.result
 	if c.upgrading() && engine.ExitCode(err) == engine.ExitHeld {
 		return c.attach(err)
 	}
@@ -514,7 +464,7 @@ func (c *console) tookRunEnd(err error) tea.Cmd {
 // fail shows an error on the result screen.
 func (c *console) fail(err error) {
 	c.err, c.exit = err, engine.ExitCode(err)
-	c.screen = screenResult
+	c.screen = c.result
 }
 
 // leave quits; during a run it asks for confirmation first.
@@ -552,7 +502,7 @@ func (c *console) detach() tea.Cmd {
 // start finds the result.
 func (c *console) quitNow() tea.Cmd {
 	c.confirmLeave, c.leaving = false, true
-	if c.bak.running { // the partial backup is deleted first
+	if c.backup.running { // the partial backup is deleted first
 		if c.cancel != nil {
 			c.cancel()
 		}
@@ -584,30 +534,10 @@ func (c *console) signal(sig syscall.Signal) tea.Cmd {
 
 // quitLabel is the label of the key q.
 func (c *console) quitLabel() string {
-	if c.running && !c.bak.running {
+	if c.running && !c.backup.running {
 		return "detach"
 	}
 	return "quit"
-}
-
-// command is the equivalent command line of the screen.
-func (c *console) command() string {
-	switch c.screen {
-	case screenHome:
-		return c.deps.commands.Command("status")
-	case screenCheck:
-		return c.deps.commands.Command("upgrade check")
-	case screenBackup:
-		return c.backupCommand()
-	case screenWatch:
-		return c.watchLine()
-	case screenConfig:
-		return c.deps.commands.Command("config validate")
-	}
-	if c.upgrading() {
-		return c.upgradeCommand()
-	}
-	return c.deps.commands.Command("init --non-interactive --yes")
 }
 
 func (c *console) copyText(text, what string) {
@@ -621,22 +551,10 @@ func (c *console) copyText(text, what string) {
 	}
 }
 
-// newScreens makes the screens in their initial states.
-func (c *console) newScreens() {
-	c.start = &startScreen{c}
-	c.overview = &homeScreen{c: c}
-	c.form = &configScreen{c: c}
-	c.pre = &preflightScreen{c: c}
-	c.initConfirm = &initConfirmScreen{c: c}
-	c.run = newRunView(c)
-	c.result = &resultScreen{c}
-	c.log = &logScreen{c: c}
-	c.chk = &checkScreen{c: c}
-	c.bak = &backupScreen{c: c}
-	c.wat = &watchScreen{c: c}
-	c.upgradePlan = &upgradePlanScreen{c}
-	c.upgradeConfirm = &upgradeConfirmScreen{c}
+// runCommand is the command line of the run: init or the upgrade.
+func (c *console) runCommand() string {
+	if c.upgrading() {
+		return c.upgradeCommand()
+	}
+	return c.deps.commands.Command("init --non-interactive --yes")
 }
-
-// startScreen is shown until the workspace has been read.
-type startScreen struct{ c *console }

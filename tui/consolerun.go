@@ -70,7 +70,7 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		defer a.Close()
 		c.deps.after = a.After
 		c.deps.watch, c.deps.onlyWatch, c.deps.replay = o.watch.WatchRequest, true, o.replay
-		c.wat.filter, c.screen = o.watch.filter, screenWatch
+		c.watch.filter, c.screen = o.watch.filter, c.watch
 	}
 	c.w, c.h = tty.Width, tty.Height
 	// The context ends the run, not the screen: the console decides when to quit.
@@ -120,7 +120,7 @@ func (c *console) exitSummary() []string {
 	frame := c.lastFrame()
 	switch {
 	case c.deps.onlyWatch:
-		return c.watchExitSummary()
+		return c.watch.exitSummary()
 	case !c.ran && c.upgrading():
 		what := "nothing has been changed; come back: "
 		if c.err != nil {
@@ -192,45 +192,45 @@ func (c *console) exitSummary() []string {
 // lastFrame is the last frame of an upgrade without overlays and prompts; nil if there was
 // no run.
 func (c *console) lastFrame() []string {
-	if c.screen == screenLog {
+	if c.screen == c.log {
 		c.screen = c.back
 	}
-	shows := c.aboutUpgrade(c.screen) || c.screen == screenWatch
+	shows := c.aboutUpgrade(c.screen) || c.screen == c.watch
 	if !c.upgrading() || !c.ran || !shows || c.w < minWidth || c.h < minHeight {
 		return nil
 	}
 	c.help, c.pal, c.confirmLeave, c.rolloutPrompt, c.note = false, palette{}, false, nil, ""
 	head, foot := c.header(), c.footer()
-	lines := append(head, c.body(c.w, c.h-len(head)-len(foot))...)
+	lines := append(head, c.screen.view(c.w, c.h-len(head)-len(foot))...)
 	for len(lines) > 0 && strings.TrimSpace(term.StripStyle(lines[len(lines)-1])) == "" {
 		lines = lines[:len(lines)-1]
 	}
 	return append(lines, c.th.Paint(term.Faint, strings.Repeat(c.th.Signs.Rule, c.w)))
 }
 
-// watchExitSummary is exitSummary for a watch: its progress and the command that opens it again.
-func (c *console) watchExitSummary() []string {
-	t, w := c.th.Printed(), min(max(c.w, minWidth), 120)
-	b, now := c.wat.shown(), c.watchNow()
+// exitSummary is exitSummary for a watch: its progress and the command that opens it again.
+func (scr *watchScreen) exitSummary() []string {
+	t, w := scr.c.th.Printed(), min(max(scr.c.w, minWidth), 120)
+	b, now := scr.shown(), scr.clock()
 	if b.Events == 0 {
-		if c.wat.err != nil {
-			x := view.Explain(c.wat.err, c.deps.commands)
+		if scr.err != nil {
+			x := view.Explain(scr.err, scr.c.deps.commands)
 			return []string{t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Plain, x.What).String(), t.Row(w).Add(term.Faint, "  fix  ").Add(term.Plain, x.Remedy).String()}
 		}
 		return nil
 	}
 	done, total := b.Places()
 	head := fmt.Sprintf("%d of %s at the target", done, term.Count(total, "node"))
-	if eta := view.ETA(c.page(), b, now); eta != "" {
+	if eta := view.ETA(scr.c.page(), b, now); eta != "" {
 		head += ", " + eta
 	}
-	if c.wat.origin == fromReplay {
+	if scr.origin == fromReplay {
 		head += ", recorded"
 	}
-	reason, _ := c.watchReason()
+	reason, _ := scr.reason()
 	return []string{
 		t.Row(w).Add(term.Strong, cmp.Or(term.Clean(b.Cluster), "cluster")+": ").Add(term.Plain, head+", "+now.UTC().Format("15:04:05Z")).String(),
 		t.Row(w).Add(term.Faint, "  why  ").Add(term.Plain, term.AsciiIf(t.Ascii, reason)).String(),
-		t.Row(w).Add(term.Faint, "  back ").Add(term.Accent, c.watchLine()).String(),
+		t.Row(w).Add(term.Faint, "  back ").Add(term.Accent, scr.command()).String(),
 	}
 }

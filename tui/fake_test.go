@@ -404,8 +404,8 @@ func (s *stage) replay(events []engine.Event, until time.Duration) *stage {
 	s.c.home = &s.eng.home
 	s.c.busy = "running"
 	s.c.plan = planIn(s.t, events)
-	s.c.screen, s.c.running, s.c.ran = screenRun, true, true
-	s.c.t, s.c.run = view.Timeline{}, newRunView(s.c)
+	s.c.screen, s.c.running, s.c.ran = s.c.run, true, true
+	s.c.t, *s.c.run = view.Timeline{}, *newRunScreen(s.c)
 	s.c.t.SetPlan(s.c.plan)
 	s.at(until)
 	cut := slices.IndexFunc(events, func(e engine.Event) bool { return e.Time.After(s.clock) })

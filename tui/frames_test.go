@@ -13,6 +13,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"constellation/engine"
+	"constellation/internal/testneeds"
 	"constellation/tui/term"
 )
 
@@ -303,6 +304,7 @@ func TestThemes(t *testing.T) {
 
 // Frames of all scenes fit every terminal size.
 func TestFramesFitEverySize(t *testing.T) {
+	testneeds.Time(t, "10 s")
 	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes) {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -337,9 +339,9 @@ func TestSmallestWindow(t *testing.T) {
 				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 60, 16) })
 				frame := s.c.View()
 				checkGolden(t, "frames/"+sc.name+".60x16.txt", frame+"\n")
-				if s.c.screen == screenBackup && !s.c.bak.open {
+				if s.c.screen == s.c.backup && !s.c.backup.open {
 					for range 3 {
-						if b := s.c.chosenBackup(); !strings.Contains(s.c.View(), b.ID) {
+						if b := s.c.backup.chosen(); !strings.Contains(s.c.View(), b.ID) {
 							t.Errorf("%s is selected and not visible:\n%s", b.ID, s.c.View())
 						}
 						s.press("down")

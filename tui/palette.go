@@ -19,18 +19,20 @@ type palette struct {
 }
 
 // paletteKeys work while the palette is open; other keys are text.
-var paletteKeys = []binding{
-	on("enter", "Enter", "run the selected action", "do", (*console).doPalette).footed("run"),
-	on("up ctrl+p", "↑", "up", "move", act(func(c *console) { c.pal.at-- })),
-	on("down ctrl+n", "↓", "down", "move", act(func(c *console) { c.pal.at++ })),
-	on("esc", "Esc", "back", "back", act(func(c *console) { c.pal = palette{} })).footed("back"),
-	on("ctrl+c", "Ctrl-C", "leave", "leave", (*console).leave),
+func (c *console) paletteKeys() []binding {
+	return []binding{
+		on("enter", "Enter", "run the selected action", "do", c.doPalette).footed("run"),
+		on("up ctrl+p", "↑", "up", "move", act(func() { c.pal.at-- })),
+		on("down ctrl+n", "↓", "down", "move", act(func() { c.pal.at++ })),
+		on("esc", "Esc", "back", "back", act(func() { c.pal = palette{} })).footed("back"),
+		on("ctrl+c", "Ctrl-C", "leave", "leave", c.leave),
+	}
 }
 
 // paletteList are the bindings whose key, help, group or label contain all typed words.
 func (c *console) paletteList() (list []binding) {
 	words := strings.Fields(strings.ToLower(c.pal.text))
-	for _, b := range slices.Concat(c.screenKeys(), globalKeys) {
+	for _, b := range slices.Concat(c.screen.keys(), c.globalKeys()) {
 		if b.label == ":" || slices.ContainsFunc(list, func(o binding) bool { return slices.Equal(o.keys, b.keys) }) {
 			continue // the palette itself, or overridden by the screen
 		}
@@ -52,11 +54,11 @@ func (c *console) doPalette() tea.Cmd {
 	}
 	b := list[c.pal.at]
 	c.pal = palette{}
-	if why := b.disabled(c); why != "" {
+	if why := b.disabled(); why != "" {
 		c.note = b.label + " is off: " + why
 		return nil
 	}
-	return b.do(c)
+	return b.do()
 }
 
 // typedPalette adds a key to the text. It reports false for keys that have a binding.
@@ -91,7 +93,7 @@ func (c *console) paletteView(w, h int) []string {
 			st = term.Strong
 		}
 		r := t.Row(inner-2).Add(term.Accent, view.Marker(c.page(), i == c.pal.at)).Col(term.Accent, b.label, 8).Add(st, b.help)
-		if why := b.disabled(c); why != "" {
+		if why := b.disabled(); why != "" {
 			r.Add(term.Faint, "  off now: "+why)
 		}
 		out = append(out, view.BoxLine(c.page(), w, inner, r.String()))

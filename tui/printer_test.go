@@ -172,7 +172,7 @@ func TestPrinterAndConsoleAgree(t *testing.T) {
 			events := recorded(t, name)
 			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, term.Display{}, 80, 24)
 			s.c.plan = planIn(t, events)
-			s.c.screen, s.c.running, s.c.ran = screenRun, true, true
+			s.c.screen, s.c.running, s.c.ran = s.c.run, true, true
 			s.c.t.SetPlan(s.c.plan)
 			p := newPlainPrinter(&guarded{w: &bytes.Buffer{}}, nil, func() time.Time { return start })
 			for i, ev := range events {

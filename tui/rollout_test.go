@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/internal/testneeds"
 	"constellation/tui/view"
 )
 
@@ -190,6 +191,7 @@ func simulated(t testing.TB, workers, surge, breaks int, seed uint64) []engine.E
 // TestCountsAgree folds simulated rollouts and compares the counts of the board, the printer's
 // fold and the event after every progress event.
 func TestCountsAgree(t *testing.T) {
+	testneeds.Time(t, "5 s")
 	for _, tt := range []struct{ workers, surge, breaks int }{{5, 1, 0}, {5, 2, 2}, {500, 10, 20}, {5000, 75, 20}} {
 		t.Run(fmt.Sprintf("%d workers, %d failures", tt.workers, tt.breaks), func(t *testing.T) {
 			var b engine.Board

@@ -50,7 +50,7 @@ func executeStart(r engine.ApplyRequest, yes bool) *upgradeStart {
 // over. Its text comes unfiltered from outside; rendering cleans it.
 type upgradeState struct {
 	start *upgradeStart // nil: the console shows no upgrade
-	from  screenID      // where Esc leads; screenStart if the upgrade comes from the command line
+	from  screen        // where Esc leads; screenStart if the upgrade comes from the command line
 
 	planning bool
 	began    time.Time
@@ -75,10 +75,39 @@ type rolloutPrompt struct {
 }
 
 // upgradePlanScreen shows the plan of an upgrade, or the progress of planning.
-type upgradePlanScreen struct{ c *console }
+type upgradePlanScreen struct {
+	defaults
+	c *console
+}
+
+func (scr *upgradePlanScreen) title() string   { return "plan" }
+func (scr *upgradePlanScreen) command() string { return scr.c.runCommand() }
+func (scr *upgradePlanScreen) mode() string    { return scr.c.upgradeMode(scr) }
+func (scr *upgradePlanScreen) rail() string    { return scr.c.upgradeRail(scr) }
+func (scr *upgradePlanScreen) why() []string   { return scr.c.upgradeWhy() }
+func (scr *upgradePlanScreen) safety() string  { return "scripted  " + scr.command() }
+
+func (scr *upgradePlanScreen) take(msg tea.Msg) (tea.Cmd, bool) {
+	if msg, ok := msg.(upgradePlanned); ok {
+		return scr.c.tookUpgradePlan(msg), true
+	}
+	return nil, false
+}
 
 // upgradeConfirmScreen asks for the acceptance of an upgrade. upgradeState has its state.
-type upgradeConfirmScreen struct{ c *console }
+type upgradeConfirmScreen struct {
+	defaults
+	c *console
+}
+
+func (scr *upgradeConfirmScreen) title() string   { return "confirm" }
+func (scr *upgradeConfirmScreen) command() string { return scr.c.runCommand() }
+func (scr *upgradeConfirmScreen) mode() string    { return scr.c.upgradeMode(scr) }
+func (scr *upgradeConfirmScreen) rail() string    { return scr.c.upgradeRail(scr) }
+func (scr *upgradeConfirmScreen) why() []string   { return scr.c.upgradeWhy() }
+func (scr *upgradeConfirmScreen) safety() string  { return "scripted  " + scr.command() }
+
+func (scr *upgradeConfirmScreen) takesText() bool { return scr.typing() }
 
 // Messages of upgrades.
 type (
@@ -99,17 +128,17 @@ func (c *console) upgrading() bool { return c.upg.start != nil }
 func (c *console) openUpgrade(u *upgradeStart) tea.Cmd {
 	c.upg = upgradeState{start: u, from: c.upg.from, planning: true, began: c.now}
 	switch c.screen {
-	case screenHome, screenCheck, screenStart:
+	case c.overview, c.check, c.start:
 		c.upg.from = c.screen
 	}
-	c.screen, c.plan, c.err, c.exit = screenUpgradePlan, nil, nil, engine.ExitDone
-	c.ran, c.t, c.bak.ended = false, view.Timeline{}, false
-	c.chk.busy, c.chk.progress = false, view.RunningCheck{} // launch cancels a running check
+	c.screen, c.plan, c.err, c.exit = c.upgradePlan, nil, nil, engine.ExitDone
+	c.ran, c.t, c.backup.ended = false, view.Timeline{}, false
+	c.check.busy, c.check.progress = false, view.RunningCheck{} // launch cancels a running check
 	plan := c.launch("planning the upgrade", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		p, err := u.plan(ctx, c.deps.engine, u.request, emit)
 		return upgradePlanned{p, err}
 	})
-	return tea.Batch(plan, c.readBackups())
+	return tea.Batch(plan, c.backup.read())
 }
 
 // startUpgrade is openUpgrade for the next hop.
@@ -146,75 +175,81 @@ func (c *console) runUpgrade() tea.Cmd {
 	return c.startRun()
 }
 
-var upgradePlanKeys = []binding{
-	on("enter", "Enter", "continue to the confirmation", "do", act((*console).showUpgradeConfirm)).footed("continue").unless(func(c *console) string {
-		switch {
-		case c.upg.planning:
-			return "checking and planning"
-		case c.plan == nil:
-			return "there is no plan"
-		case len(c.plan.Blocked()) > 0:
-			return term.Count(len(c.plan.Blocked()), "blocking finding") + "; fix it, then r"
-		}
-		return ""
-	}),
-	on("r", "r", "check and plan again", "do", func(c *console) tea.Cmd { return c.openUpgrade(c.upg.start) }).footed("plan again").unless(func(c *console) string {
-		if c.upg.planning {
-			return "checking and planning"
-		}
-		return ""
-	}),
-	on("up k", "↑ k", "up", "move", act(func(c *console) { c.scrollPlan(-1) })),
-	on("down j", "↓ j", "down", "move", act(func(c *console) { c.scrollPlan(1) })),
-	on("pgup ctrl+u", "PgUp", "page up", "move", act(func(c *console) { c.scrollPlan(-c.h / 2) })),
-	on("pgdown ctrl+d", "PgDn", "page down", "move", act(func(c *console) { c.scrollPlan(c.h / 2) })),
-	on("g home", "g", "to the beginning", "move", act(func(c *console) { c.upg.scroll = 0 })),
-	on("G end", "G", "to the end", "move", act(func(c *console) { c.scrollPlan(1 << 20) })),
-	on("y", "y", "copy the blocking finding, or the equivalent command", "copy", act(func(c *console) {
-		if c.plan != nil && len(c.plan.Blocked()) > 0 {
-			f := c.plan.Blocked()[0]
-			c.copyText(term.Clean(f.Title+": "+term.OneLine(f.Detail)), "the blocking finding")
-			return
-		}
-		c.copyText(c.command(), "the command")
-	})).footed("copy"),
-	on("esc", "Esc", "back; nothing has been changed", "leave", (*console).leavePlan).footed("back"),
+func (scr *upgradePlanScreen) keys() []binding {
+	return []binding{
+		on("enter", "Enter", "continue to the confirmation", "do", act(scr.c.upgradeConfirm.show)).footed("continue").unless(func() string {
+			switch {
+			case scr.c.upg.planning:
+				return "checking and planning"
+			case scr.c.plan == nil:
+				return "there is no plan"
+			case len(scr.c.plan.Blocked()) > 0:
+				return term.Count(len(scr.c.plan.Blocked()), "blocking finding") + "; fix it, then r"
+			}
+			return ""
+		}),
+		on("r", "r", "check and plan again", "do", func() tea.Cmd { return scr.c.openUpgrade(scr.c.upg.start) }).footed("plan again").unless(func() string {
+			if scr.c.upg.planning {
+				return "checking and planning"
+			}
+			return ""
+		}),
+		on("up k", "↑ k", "up", "move", act(func() { scr.scroll(-1) })),
+		on("down j", "↓ j", "down", "move", act(func() { scr.scroll(1) })),
+		on("pgup ctrl+u", "PgUp", "page up", "move", act(func() { scr.scroll(-scr.c.h / 2) })),
+		on("pgdown ctrl+d", "PgDn", "page down", "move", act(func() { scr.scroll(scr.c.h / 2) })),
+		on("g home", "g", "to the beginning", "move", act(func() { scr.c.upg.scroll = 0 })),
+		on("G end", "G", "to the end", "move", act(func() { scr.scroll(1 << 20) })),
+		on("y", "y", "copy the blocking finding, or the equivalent command", "copy", act(func() {
+			if scr.c.plan != nil && len(scr.c.plan.Blocked()) > 0 {
+				f := scr.c.plan.Blocked()[0]
+				scr.c.copyText(term.Clean(f.Title+": "+term.OneLine(f.Detail)), "the blocking finding")
+				return
+			}
+			scr.c.copyText(scr.command(), "the command")
+		})).footed("copy"),
+		on("esc", "Esc", "back; nothing has been changed", "leave", scr.c.leavePlan).footed("back"),
+	}
 }
 
-var upgradeConfirmKeys = []binding{
-	on("enter", "Enter", "accept the name, or confirm the selected answer", "do", (*console).answerUpgradeConfirm).footed("answer"),
-	on("left right tab shift+tab h l", "← →", "choose", "do", act(func(c *console) { c.upg.yes = !c.upg.yes })).footed("choose"),
-	on("y", "y", "choose yes", "do", act(func(c *console) { c.upg.yes = true })),
-	on("n", "n", "choose no", "do", act(func(c *console) { c.upg.yes = false })),
-	on("esc", "Esc", "back to the plan", "leave", act(func(c *console) { c.screen = screenUpgradePlan })).footed("plan"),
+func (scr *upgradeConfirmScreen) keys() []binding {
+	return []binding{
+		on("enter", "Enter", "accept the name, or confirm the selected answer", "do", scr.answer).footed("answer"),
+		on("left right tab shift+tab h l", "← →", "choose", "do", act(func() { scr.c.upg.yes = !scr.c.upg.yes })).footed("choose"),
+		on("y", "y", "choose yes", "do", act(func() { scr.c.upg.yes = true })),
+		on("n", "n", "choose no", "do", act(func() { scr.c.upg.yes = false })),
+		on("esc", "Esc", "back to the plan", "leave", act(func() { scr.c.screen = scr.c.upgradePlan })).footed("plan"),
+	}
 }
 
 // rolloutKeys change a rollout in progress, after a confirmation.
-var rolloutKeys = []binding{
-	on("P", "P", "pause: start no further replacement (asks)", "changes the cluster", act(func(c *console) {
-		yes := true
-		c.rolloutPrompt = &rolloutPrompt{
-			"Pause the rollout?", "Replacements in progress finish, no new ones start. The autoscaler resumes after 10 minutes.", "pause",
-			c.changeRollout("paused", engine.RolloutChange{Paused: &yes}),
-		}
-	})).footed("pause").unless((*console).targetNotSet),
-	on("R", "R", "resume: continue a paused or cancelled one (asks)", "changes the cluster", act(func(c *console) {
-		no := false
-		c.rolloutPrompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", c.changeRollout("resumed", engine.RolloutChange{Paused: &no, Cancelled: &no})}
-	})).footed("resume").unless((*console).targetNotSet),
-	on("C", "C", "cancel: keep the other nodes as they are (asks)", "changes the cluster", act(func(c *console) {
-		yes := true
-		c.rolloutPrompt = &rolloutPrompt{
-			"Cancel the rollout?", "Replacements in progress finish, other nodes stay as they are. R resumes to the same target.", "cancel it",
-			c.changeRollout("cancelled", engine.RolloutChange{Cancelled: &yes}),
-		}
-	})).unless((*console).targetNotSet),
+func (c *console) rolloutKeys() []binding {
+	return []binding{
+		on("P", "P", "pause: start no further replacement (asks)", "changes the cluster", act(func() {
+			yes := true
+			c.rolloutPrompt = &rolloutPrompt{
+				"Pause the rollout?", "Replacements in progress finish, no new ones start. The autoscaler resumes after 10 minutes.", "pause",
+				c.changeRollout("paused", engine.RolloutChange{Paused: &yes}),
+			}
+		})).footed("pause").unless(c.targetNotSet),
+		on("R", "R", "resume: continue a paused or cancelled one (asks)", "changes the cluster", act(func() {
+			no := false
+			c.rolloutPrompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", c.changeRollout("resumed", engine.RolloutChange{Paused: &no, Cancelled: &no})}
+		})).footed("resume").unless(c.targetNotSet),
+		on("C", "C", "cancel: keep the other nodes as they are (asks)", "changes the cluster", act(func() {
+			yes := true
+			c.rolloutPrompt = &rolloutPrompt{
+				"Cancel the rollout?", "Replacements in progress finish, other nodes stay as they are. R resumes to the same target.", "cancel it",
+				c.changeRollout("cancelled", engine.RolloutChange{Cancelled: &yes}),
+			}
+		})).unless(c.targetNotSet),
+	}
 }
 
 // targetNotSet returns why a rollout cannot be changed yet.
 func (c *console) targetNotSet() string {
-	if c.screen == screenWatch && c.wat.origin != fromRun {
-		return c.readOnlyReason()
+	if c.screen == c.watch && c.watch.origin != fromRun {
+		return c.watch.readOnlyReason()
 	}
 	switch {
 	case c.plan != nil && c.plan.Rehearsal:
@@ -229,42 +264,46 @@ func (c *console) targetNotSet() string {
 // back after the user has left it.
 func (c *console) openWatchForRollout() tea.Cmd {
 	s := c.t.Running()
-	if c.screen != screenRun || !c.upgrading() || c.upg.watched || c.plan.Rehearsal || s == nil || s.ID != engine.StepRollout {
+	if c.screen != c.run || !c.upgrading() || c.upg.watched || c.plan.Rehearsal || s == nil || s.ID != engine.StepRollout {
 		return nil
 	}
 	c.upg.watched = true
-	return c.showWatch()
+	return c.watch.show()
 }
 
 // attach shows the run that holds the lock, read-only.
 func (c *console) attach(err error) tea.Cmd {
 	x := view.Explain(err, c.deps.commands)
 	c.upg.lockedBy = cmp.Or(x.Why, x.What)
-	return c.openWatch()
+	return c.watch.open()
 }
 
 // watchAgain opens the watch screen from the run screen or the result.
 func (c *console) watchAgain() tea.Cmd {
 	if c.upg.lockedBy != "" {
-		return c.openWatch()
+		return c.watch.open()
 	}
-	return c.showWatch()
+	return c.watch.show()
 }
 
-var watchKey = on("w", "w", "watch the nodes", "view", (*console).watchAgain).footed("nodes").unless(func(c *console) string {
-	switch {
-	case !c.upgrading() || c.wat.board == nil:
-		return "no rollout was watched"
-	case c.upg.lockedBy == "" && !c.upg.watched:
-		return "no node is being replaced yet"
-	}
-	return ""
-})
+func (c *console) watchKey() binding {
+	return on("w", "w", "watch the nodes", "view", c.watchAgain).footed("nodes").unless(func() string {
+		switch {
+		case !c.upgrading() || c.watch.board == nil:
+			return "no rollout was watched"
+		case c.upg.lockedBy == "" && !c.upg.watched:
+			return "no node is being replaced yet"
+		}
+		return ""
+	})
+}
 
-var rolloutPromptKeys = []binding{
-	on("enter y", "Enter", "confirm", "do", (*console).confirmRolloutChange).footed("confirm"),
-	on("esc n q", "Esc", "go back without a change", "back", act(func(c *console) { c.rolloutPrompt = nil })).footed("back"),
-	on("ctrl+c", "Ctrl-C", "leave", "leave", func(c *console) tea.Cmd { c.rolloutPrompt = nil; return c.leave() }),
+func (c *console) rolloutPromptKeys() []binding {
+	return []binding{
+		on("enter y", "Enter", "confirm", "do", c.confirmRolloutChange).footed("confirm"),
+		on("esc n q", "Esc", "go back without a change", "back", act(func() { c.rolloutPrompt = nil })).footed("back"),
+		on("ctrl+c", "Ctrl-C", "leave", "leave", func() tea.Cmd { c.rolloutPrompt = nil; return c.leave() }),
+	}
 }
 
 func (c *console) confirmRolloutChange() tea.Cmd {
@@ -299,16 +338,16 @@ func (c *console) tookRolloutChange(msg rolloutChanged) {
 	c.note = "the rollout is " + msg.what
 }
 
-func (c *console) scrollPlan(by int) {
-	c.upg.scroll = max(0, min(c.upg.scroll+by, len(c.upgradePlanRows(c.planWidth()))-1))
+func (scr *upgradePlanScreen) scroll(by int) {
+	scr.c.upg.scroll = max(0, min(scr.c.upg.scroll+by, len(scr.rows(scr.width()))-1))
 }
 
-// planWidth is the width of the rows of the plan.
-func (c *console) planWidth() int {
-	if c.w >= 110 && c.h >= 26 {
-		return c.w * 3 / 5
+// width is the width of the rows of the plan.
+func (scr *upgradePlanScreen) width() int {
+	if scr.c.w >= 110 && scr.c.h >= 26 {
+		return scr.c.w * 3 / 5
 	}
-	return c.w
+	return scr.c.w
 }
 
 // leavePlan goes back to the screen from which the upgrade was opened.
@@ -321,34 +360,34 @@ func (c *console) leavePlan() tea.Cmd {
 	from := c.upg.from
 	c.upg = upgradeState{}
 	switch from {
-	case screenCheck:
+	case c.check:
 		c.exit = engine.ExitDone
 		return c.openCheck()
-	case screenHome:
+	case c.overview:
 		c.exit = engine.ExitDone
 	}
 	return c.goHome()
 }
 
-// showUpgradeConfirm shows the confirmation of the upgrade. The safe answer is selected.
-func (c *console) showUpgradeConfirm() {
-	c.screen = screenUpgradeConfirm
-	c.upg.at, c.upg.typed, c.upg.wrong = 0, "", false
-	c.upg.shown, c.upg.yes = c.now, c.plan.Rehearsal
+// show shows the confirmation of the upgrade. The safe answer is selected.
+func (scr *upgradeConfirmScreen) show() {
+	scr.c.screen = scr
+	scr.c.upg.at, scr.c.upg.typed, scr.c.upg.wrong = 0, "", false
+	scr.c.upg.shown, scr.c.upg.yes = scr.c.now, scr.c.plan.Rehearsal
 }
 
-// typingID reports whether the ID of a finding is being typed.
-func (c *console) typingID() bool {
-	return c.screen == screenUpgradeConfirm && c.upg.at < len(c.upg.need.names)
+// typing reports whether the ID of a finding is being typed.
+func (scr *upgradeConfirmScreen) typing() bool {
+	return scr.c.screen == scr && scr.c.upg.at < len(scr.c.upg.need.names)
 }
 
-// typeID handles a key of the ID being typed.
-func (c *console) typeID(k tea.KeyMsg) {
-	u := &c.upg
+// typed handles a key of the ID being typed.
+func (scr *upgradeConfirmScreen) typed(k tea.KeyMsg) {
+	u := &scr.c.upg
 	u.wrong = false
 	switch k.Type {
 	case tea.KeyEsc:
-		c.screen = screenUpgradePlan
+		scr.c.screen = scr.c.upgradePlan
 	case tea.KeyEnter:
 		id := u.need.names[u.at].ID
 		if strings.TrimSpace(u.typed) != id {
@@ -359,7 +398,7 @@ func (c *console) typeID(k tea.KeyMsg) {
 		for u.at < len(u.need.names) && u.need.names[u.at].ID == id { // two findings may have one ID
 			u.at++
 		}
-		u.shown = c.now
+		u.shown = scr.c.now
 	case tea.KeyBackspace:
 		if r := []rune(u.typed); len(r) > 0 {
 			u.typed = string(r[:len(r)-1])
@@ -373,19 +412,19 @@ func (c *console) typeID(k tea.KeyMsg) {
 	}
 }
 
-func (c *console) answerUpgradeConfirm() tea.Cmd {
-	if c.now.Sub(c.upg.shown) < confirmDelay {
-		c.note = "read it first, then press Enter"
+func (scr *upgradeConfirmScreen) answer() tea.Cmd {
+	if scr.c.now.Sub(scr.c.upg.shown) < confirmDelay {
+		scr.c.note = "read it first, then press Enter"
 		return nil
 	}
-	if c.upg.yes {
-		return c.runUpgrade()
+	if scr.c.upg.yes {
+		return scr.c.runUpgrade()
 	}
-	if c.upg.from == screenStart {
+	if scr.c.upg.from == scr.c.start {
 		return tea.Quit
 	}
-	c.note = "nothing was changed"
-	return c.leavePlan()
+	scr.c.note = "nothing was changed"
+	return scr.c.leavePlan()
 }
 
 // upgradeCommand is the equivalent command line of the upgrade.
@@ -436,82 +475,82 @@ func (c *console) resumeCommand() string {
 	return c.deps.commands.Command(u.verb + upgradeFlags(u.request, u.request.Acknowledge))
 }
 
-// upgradePlanView renders the plan, or the progress of planning, in h lines.
-func (c *console) upgradePlanView(w, h int) []string {
-	u := &c.upg
-	if u.planning || c.plan == nil {
+// view renders the plan, or the progress of planning, in h lines.
+func (scr *upgradePlanScreen) view(w, h int) []string {
+	u := &scr.c.upg
+	if u.planning || scr.c.plan == nil {
 		what := "querying cluster, cloud and releases"
 		if u.progress.Total > 0 {
 			what = u.progress.Summary()
 		}
-		lines := []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, "Checking the next hop, like upgrade check").String()}
-		lines = append(lines, c.th.Below(w, 4, 3, term.Faint, what)...)
-		return append(lines, "", c.th.Row(w).Pad(4).Add(term.Faint, "Then you review and confirm the plan. Nothing is changed before.").String())
+		lines := []string{"", scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Spin(scr.c.frame)+" ").Add(term.Plain, "Checking the next hop, like upgrade check").String()}
+		lines = append(lines, scr.c.th.Below(w, 4, 3, term.Faint, what)...)
+		return append(lines, "", scr.c.th.Row(w).Pad(4).Add(term.Faint, "Then you review and confirm the plan. Nothing is changed before.").String())
 	}
-	left := c.planWidth()
-	rows := c.upgradePlanRows(left)
+	left := scr.width()
+	rows := scr.rows(left)
 	from := max(0, min(u.scroll, len(rows)-h))
 	to := min(len(rows), from+h)
 	lines := slices.Clone(rows[from:to])
 	if to < len(rows) {
-		lines[len(lines)-1] = c.th.Row(left).Pad(3).Add(term.Faint, fmt.Sprintf("%s %s: ↓", c.th.Ellipsis, term.Count(len(rows)-to+1, "more line"))).String()
+		lines[len(lines)-1] = scr.c.th.Row(left).Pad(3).Add(term.Faint, fmt.Sprintf("%s %s: ↓", scr.c.th.Ellipsis, term.Count(len(rows)-to+1, "more line"))).String()
 	}
 	if left == w {
 		return lines
 	}
 	right := w - left - 3
-	side := c.riskRows(right, h)
-	return view.Beside(lines, side, left, h, c.th)
+	side := scr.riskRows(right, h)
+	return view.Beside(lines, side, left, h, scr.c.th)
 }
 
-// upgradePlanRows is the plan: changes, risks, steps. The most important for the decision comes
+// rows is the plan: changes, risks, steps. The most important for the decision comes
 // first.
-func (c *console) upgradePlanRows(w int) []string {
-	p := c.plan
-	lines := view.UpgradeSections(c.page(), w, p)
-	if w == c.w { // else the risks are beside the plan
-		i := slices.Index(lines, c.th.Rule(w, "Steps", term.Count(len(p.Steps), "step")))
+func (scr *upgradePlanScreen) rows(w int) []string {
+	p := scr.c.plan
+	lines := view.UpgradeSections(scr.c.page(), w, p)
+	if w == scr.c.w { // else the risks are beside the plan
+		i := slices.Index(lines, scr.c.th.Rule(w, "Steps", term.Count(len(p.Steps), "step")))
 		if i < 0 {
 			i = len(lines)
 		}
-		lines = slices.Insert(lines, i, c.riskRows(w, 24)...)
+		lines = slices.Insert(lines, i, scr.riskRows(w, 24)...)
 	}
 	return lines
 }
 
 // riskRows show the risks: which data is backed up, which is lost, what is irreversible.
-func (c *console) riskRows(w, h int) []string {
-	p := c.plan
-	lines := []string{c.th.Rule(w, "Before nodes are replaced", "")}
-	lines = append(lines, view.BackupCoverageRows(c.page(), w, h, &c.bak.Backups, "")...)
+func (scr *upgradePlanScreen) riskRows(w, h int) []string {
+	p := scr.c.plan
+	lines := []string{scr.c.th.Rule(w, "Before nodes are replaced", "")}
+	lines = append(lines, view.BackupCoverageRows(scr.c.page(), w, h, &scr.c.backup.Backups, "")...)
 	i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.ID == engine.StepBackup })
 	switch {
 	case i >= 0 && p.Steps[i].Finished:
-		lines = append(lines, view.Signed(c.page(), w, term.Good, c.th.OK, "this upgrade already has a backup")...)
+		lines = append(lines, view.Signed(scr.c.page(), w, term.Good, scr.c.th.OK, "this upgrade already has a backup")...)
 	case i >= 0:
-		lines = append(lines, view.Signed(c.page(), w, term.Good, c.th.OK, "a backup is taken and verified first")...)
+		lines = append(lines, view.Signed(scr.c.page(), w, term.Good, scr.c.th.OK, "a backup is taken and verified first")...)
 	case !p.OnlyWatches():
-		lines = append(lines, view.Signed(c.page(), w, term.Caution, c.th.Warn, "no backup is taken")...)
+		lines = append(lines, view.Signed(scr.c.page(), w, term.Caution, scr.c.th.Warn, "no backup is taken")...)
 	}
-	return append(lines, view.RollbackRows(c.page(), w, p)...)
+	return append(lines, view.RollbackRows(scr.c.page(), w, p)...)
 }
 
-// upgradeConfirmView renders the confirmation of an upgrade in h lines: a summary of the changes and
+// view renders the confirmation of an upgrade in h lines: a summary of the changes and
 // the findings whose IDs must be typed.
-func (c *console) upgradeConfirmView(w, h int) []string {
-	p, u := c.plan, &c.upg
-	lines := []string{c.th.Rule(w, "Upgrade cluster "+term.Clean(p.Cluster), term.Count(len(p.Steps), "step"))}
+func (scr *upgradeConfirmScreen) view(w, h int) []string {
+	p, u := scr.c.plan, &scr.c.upg
+	lines := []string{scr.c.th.Rule(w, "Upgrade cluster "+term.Clean(p.Cluster), term.Count(len(p.Steps), "step"))}
 	add := func(head string, st term.Style, text string) {
 		for i, l := range term.Wrap(text, max(20, w-20)) {
 			if i > 0 {
 				head = ""
 			}
-			lines = append(lines, c.th.Row(w).Pad(2).Col(term.Faint, head, 16).Add(st, l).String())
+			lines = append(lines, scr.c.th.Row(w).Pad(2).Col(term.Faint, head, 16).Add(st, l).String())
 		}
 	}
 	for _, x := range p.Components {
 		if !x.Part {
-			add(term.Clean(x.Name), term.Strong, cmp.Or(term.Clean(x.Now), "(none)")+" "+c.th.To+" "+term.Clean(x.NextHop))
+			add(term.Clean(x.Name), term.Strong, cmp.Or(term.Clean(x.Now), "(none)")+" "+scr.c.th.To+" "+term.Clean(x.NextHop))
 		}
 	}
 	if x := p.Changes; x != nil {
@@ -540,14 +579,14 @@ func (c *console) upgradeConfirmView(w, h int) []string {
 		add("warnings", term.Caution, fmt.Sprintf("%d accepted by yes alone", n))
 	}
 	if names := ids(u.need.names); len(names) > 0 {
-		lines = append(lines, c.th.Rule(w, "To be accepted by name", fmt.Sprintf("%d of %d", len(ids(u.need.names[:u.at])), len(names))))
+		lines = append(lines, scr.c.th.Rule(w, "To be accepted by name", fmt.Sprintf("%d of %d", len(ids(u.need.names[:u.at])), len(names))))
 		var blocks [][]string
 		here := 0
 		for i, f := range u.need.names {
 			if i == u.at {
 				here = len(blocks)
 			}
-			blocks = append(blocks, c.findingIDRows(w, i, f))
+			blocks = append(blocks, scr.findingIDRows(w, i, f))
 		}
 		from := 0
 		for room := h - len(lines) - 1; from < here; from++ { // the one being typed must be visible
@@ -567,20 +606,20 @@ func (c *console) upgradeConfirmView(w, h int) []string {
 }
 
 // findingIDRows render a finding that must be accepted by name.
-func (c *console) findingIDRows(w, i int, f engine.Finding) []string {
-	u := &c.upg
+func (scr *upgradeConfirmScreen) findingIDRows(w, i int, f engine.Finding) []string {
+	u := &scr.c.upg
 	if i < u.at {
-		return []string{c.th.Row(w).Pad(1).Add(term.Good, c.th.OK+" ").Add(term.Plain, term.Clean(f.ID)).Add(term.Faint, "  accepted: "+term.Clean(f.Title)).String()}
+		return []string{scr.c.th.Row(w).Pad(1).Add(term.Good, scr.c.th.OK+" ").Add(term.Plain, term.Clean(f.ID)).Add(term.Faint, "  accepted: "+term.Clean(f.Title)).String()}
 	}
-	lines := view.Signed(c.page(), w, term.Caution, c.th.Warn, term.Clean(f.Title))
+	lines := view.Signed(scr.c.page(), w, term.Caution, scr.c.th.Warn, term.Clean(f.Title))
 	if i > u.at {
 		return lines
 	}
-	lines = append(lines, c.th.Below(w, 3, 2, term.Faint, term.OneLine(term.CleanLines(f.Detail)))...)
+	lines = append(lines, scr.c.th.Below(w, 3, 2, term.Faint, term.OneLine(term.CleanLines(f.Detail)))...)
 	if len(f.Objects) > 0 {
-		lines = append(lines, c.th.Below(w, 3, 2, term.Faint, term.Clean(view.SomeNames(f.Objects, 6)))...)
+		lines = append(lines, scr.c.th.Below(w, 3, 2, term.Faint, term.Clean(view.SomeNames(f.Objects, 6)))...)
 	}
-	r := c.th.Row(w).Pad(3).Add(term.Plain, "Type ").Add(term.Strong, term.Clean(f.ID)).Add(term.Plain, " to accept it: ").Add(term.Chosen, " "+u.typed+" ").Add(term.Accent, "▏")
+	r := scr.c.th.Row(w).Pad(3).Add(term.Plain, "Type ").Add(term.Strong, term.Clean(f.ID)).Add(term.Plain, " to accept it: ").Add(term.Chosen, " "+u.typed+" ").Add(term.Accent, "▏")
 	if u.wrong {
 		r.Add(term.Bad, "  does not match")
 	}
@@ -603,11 +642,11 @@ func (c *console) upgradeWhy() []string {
 			lines = append(lines, c.th.Below(c.w, 3, 2, term.Accent, term.Clean(c.deps.commands.Text(f.Remedy)))...)
 		}
 		return lines
-	case c.screen == screenUpgradePlan && c.plan.Rehearsal:
+	case c.screen == c.upgradePlan && c.plan.Rehearsal:
 		return []string{r.Add(term.Strong, "Review the plan, then press Enter. Rehearsal: nothing will be changed.").String()}
-	case c.screen == screenUpgradePlan:
+	case c.screen == c.upgradePlan:
 		return []string{r.Add(term.Strong, "Review the plan, then press Enter. Nothing is changed before you confirm.").String()}
-	case c.typingID():
+	case c.upgradeConfirm.typing():
 		return []string{r.Add(term.Faint, "Enter accepts the name, Esc returns to the plan. Nothing has been changed yet.").String()}
 	}
 	text := "Upgrade cluster " + term.Clean(c.plan.Cluster) + "?"
@@ -629,17 +668,17 @@ func (c *console) upgradeWhy() []string {
 }
 
 // upgradeMode is the right end of the first line.
-func (c *console) upgradeMode(s screenID) string {
+func (c *console) upgradeMode(s screen) string {
 	badge := ""
 	if c.upg.start.request.Rehearse {
 		badge = "REHEARSAL  "
 	}
 	switch {
-	case s == screenUpgradePlan && c.upg.planning:
+	case s == c.upgradePlan && c.upg.planning:
 		return badge + "planning"
-	case s == screenUpgradePlan:
+	case s == c.upgradePlan:
 		return badge + "plan"
-	case s == screenUpgradeConfirm:
+	case s == c.upgradeConfirm:
 		return badge + "confirm"
 	case c.running && badge == "":
 		return "LIVE  " + term.Clock(c.t.Elapsed(c.now))
@@ -650,7 +689,7 @@ func (c *console) upgradeMode(s screenID) string {
 }
 
 // upgradeRail is the second line: the screens up to the run, then the steps of the run.
-func (c *console) upgradeRail(s screenID) string {
+func (c *console) upgradeRail(s screen) string {
 	type stop struct {
 		name, sign string
 		st, word   term.Style
@@ -658,12 +697,12 @@ func (c *console) upgradeRail(s screenID) string {
 	}
 	var stops []stop
 	at := 0
-	if (s == screenUpgradePlan || s == screenUpgradeConfirm || !c.ran) && len(c.t.Steps) == 0 {
+	if (s == c.upgradePlan || s == c.upgradeConfirm || !c.ran) && len(c.t.Steps) == 0 {
 		names := []string{"Check", "Plan", "Confirm", "Run", "Result"}
 		switch {
-		case s == screenUpgradePlan && !c.upg.planning:
+		case s == c.upgradePlan && !c.upg.planning:
 			at = 1
-		case s == screenUpgradeConfirm:
+		case s == c.upgradeConfirm:
 			at = 2
 		}
 		for i, n := range names {
@@ -721,7 +760,7 @@ func (c *console) upgradeRail(s screenID) string {
 
 // atTarget is how many of all nodes are at the target; zero while unknown.
 func (c *console) atTarget() (n, total int64) {
-	if b := c.wat.board; b != nil {
+	if b := c.watch.board; b != nil {
 		if done, of := b.Places(); of > 0 { // a node and its replacement count as one
 			return int64(done), int64(of)
 		}

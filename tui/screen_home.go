@@ -3,6 +3,7 @@ package tui
 import (
 	"slices"
 	"strings"
+	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
 
@@ -13,98 +14,135 @@ import (
 
 // homeScreen is the cursor in the list of suggestions.
 type homeScreen struct {
-	c *console
+	defaults
+	c     *console
 	at    int
 	nodes int // first node shown
 }
 
-var homeKeys = []binding{
-	on("enter", "Enter", "run or copy the selected suggestion", "do", (*console).doNext).footed("choose"),
-	on("up k", "↑ k", "up", "move", act(func(c *console) { c.overview.at = max(0, c.overview.at-1) })),
-	on("down j", "↓ j", "down", "move", act(func(c *console) { c.overview.at = max(0, min(c.overview.at+1, len(c.suggestions())-1)) })),
-	on("pgdown J", "J PgDn", "more nodes", "move", act(func(c *console) {
-		if c.status != nil {
-			c.overview.nodes = max(0, min(c.overview.nodes+1, len(c.status.Nodes)+len(c.status.Machines)-1))
+func (scr *homeScreen) title() string   { return "home" }
+func (scr *homeScreen) command() string { return scr.c.deps.commands.Command("status") }
+
+func (scr *homeScreen) stale() bool {
+	c := scr.c
+	return c.status != nil && (c.statusErr != nil || c.now.Sub(c.statusAt) > staleAfter)
+}
+
+func (scr *homeScreen) mode() string {
+	c := scr.c
+	utc := c.now.UTC().Format("15:04:05 UTC")
+	switch {
+	case c.status == nil:
+		return utc
+	case scr.stale():
+		return "STALE " + term.Duration(c.now.Sub(c.statusAt)) + "  " + utc
+	}
+	return "LIVE  as of " + c.statusAt.UTC().Format("15:04:05 UTC")
+}
+
+func (scr *homeScreen) take(msg tea.Msg) (tea.Cmd, bool) {
+	c := scr.c
+	switch msg := msg.(type) {
+	case statusRead:
+		if msg.gen != c.statusGen {
+			return nil, true
 		}
-	})),
-	on("pgup K", "K PgUp", "fewer nodes", "move", act(func(c *console) { c.overview.nodes = max(0, c.overview.nodes-1) })),
-	on("c", "c", "check for upgrades", "do", (*console).openCheck).footed("check versions").unless(func(c *console) string {
-		if c.home == nil || c.home.Stage != engine.StageCluster {
-			return "there is no cluster yet"
+		c.statusPending = false
+		if c.statusErr = msg.err; msg.err == nil {
+			c.status, c.statusAt = &msg.st, c.now
 		}
-		return ""
-	}),
-	on("u", "u", "upgrade: plan the next hop and confirm it", "do", (*console).startUpgrade).footed("upgrade").unless(func(c *console) string {
-		if c.home == nil || c.home.Stage != engine.StageCluster {
-			return "there is no cluster yet"
+		gen := c.statusGen
+		again := tea.Tick(refreshAfter, func(time.Time) tea.Msg { return refresh{gen} })
+		if c.screen == scr && msg.err == nil && msg.st.Reachable {
+			return tea.Batch(again, c.check.backgroundCheck()), true
 		}
-		return ""
-	}),
-	on("b", "b", "list backups or create one", "do", (*console).openBackup).footed("back up").unless(func(c *console) string {
-		if c.home == nil || c.home.Stage != engine.StageCluster {
-			return "there is no cluster yet"
+		return again, true
+	case refresh:
+		if msg.gen == c.statusGen && c.screen == scr && !c.statusPending {
+			return c.readStatus(), true
 		}
-		return ""
-	}),
-	on("w", "w", "watch the rollout of the nodes", "do", (*console).openWatch).footed("watch").unless(func(c *console) string {
-		if c.home == nil || c.home.Stage != engine.StageCluster {
-			return "there is no cluster yet"
-		}
-		return ""
-	}),
-	on("i", "i", "set up a cluster", "do", (*console).toWizard).footed("set up").unless(func(c *console) string {
-		if c.home != nil && c.home.Stage == engine.StageCluster {
-			return "this workspace has a cluster"
-		}
-		return ""
-	}),
-	on("r", "r", "refresh the status", "do", (*console).goHome).footed("refresh"),
-	on("y", "y", "copy the selected command", "copy", act(func(c *console) {
-		if s := c.suggestions(); c.overview.at < len(s) {
-			c.copyText(s[c.overview.at].Command, "the command")
-		}
-	})).footed("copy command"),
+		return nil, true
+	}
+	return nil, false
+}
+
+func (scr *homeScreen) keys() []binding {
+	return []binding{
+		on("enter", "Enter", "run or copy the selected suggestion", "do", scr.doNext).footed("choose"),
+		on("up k", "↑ k", "up", "move", act(func() { scr.at = max(0, scr.at-1) })),
+		on("down j", "↓ j", "down", "move", act(func() { scr.at = max(0, min(scr.at+1, len(scr.suggestions())-1)) })),
+		on("pgdown J", "J PgDn", "more nodes", "move", act(func() {
+			if scr.c.status != nil {
+				scr.nodes = max(0, min(scr.nodes+1, len(scr.c.status.Nodes)+len(scr.c.status.Machines)-1))
+			}
+		})),
+		on("pgup K", "K PgUp", "fewer nodes", "move", act(func() { scr.nodes = max(0, scr.nodes-1) })),
+		on("c", "c", "check for upgrades", "do", scr.c.openCheck).footed("check versions").unless(scr.noCluster),
+		on("u", "u", "upgrade: plan the next hop and confirm it", "do", scr.c.startUpgrade).footed("upgrade").unless(scr.noCluster),
+		on("b", "b", "list backups or create one", "do", scr.c.openBackup).footed("back up").unless(scr.noCluster),
+		on("w", "w", "watch the rollout of the nodes", "do", scr.c.watch.open).footed("watch").unless(scr.noCluster),
+		on("i", "i", "set up a cluster", "do", scr.c.toWizard).footed("set up").unless(func() string {
+			if scr.c.home != nil && scr.c.home.Stage == engine.StageCluster {
+				return "this workspace has a cluster"
+			}
+			return ""
+		}),
+		on("r", "r", "refresh the status", "do", scr.c.goHome).footed("refresh"),
+		on("y", "y", "copy the selected command", "copy", act(func() {
+			if s := scr.suggestions(); scr.at < len(s) {
+				scr.c.copyText(s[scr.at].Command, "the command")
+			}
+		})).footed("copy command"),
+	}
+}
+
+// noCluster disables keys that need a cluster.
+func (scr *homeScreen) noCluster() string {
+	if scr.c.home == nil || scr.c.home.Stage != engine.StageCluster {
+		return "there is no cluster yet"
+	}
+	return ""
 }
 
 func (c *console) toWizard() tea.Cmd {
-	c.screen = screenConfig
+	c.screen = c.config
 	return nil
 }
 
-func (c *console) suggestions() []engine.Suggestion {
-	if c.home == nil {
+func (scr *homeScreen) suggestions() []engine.Suggestion {
+	if scr.c.home == nil {
 		return nil
 	}
-	i := slices.IndexFunc(c.home.Next, func(s engine.Suggestion) bool { return isVerb(s.Command, "upgrade") })
-	words := view.UpgradeSummary(c.page(), c.chk.result)
+	i := slices.IndexFunc(scr.c.home.Next, func(s engine.Suggestion) bool { return isVerb(s.Command, "upgrade") })
+	words := view.UpgradeSummary(scr.c.page(), scr.c.check.result)
 	if i < 0 || words == "" {
-		return c.home.Next
+		return scr.c.home.Next
 	}
 	// An available upgrade comes first.
-	s := c.home.Next[i]
+	s := scr.c.home.Next[i]
 	s.Title, s.Why = "Check "+words, ""
-	return slices.Concat([]engine.Suggestion{s}, c.home.Next[:i], c.home.Next[i+1:])
+	return slices.Concat([]engine.Suggestion{s}, scr.c.home.Next[:i], scr.c.home.Next[i+1:])
 }
 
 // doNext runs the selected suggestion if the console can, else it copies the command.
-func (c *console) doNext() tea.Cmd {
-	s := c.suggestions()
-	if c.overview.at >= len(s) {
+func (scr *homeScreen) doNext() tea.Cmd {
+	s := scr.suggestions()
+	if scr.at >= len(s) {
 		return nil
 	}
-	switch cmd := s[c.overview.at].Command; {
+	switch cmd := s[scr.at].Command; {
 	case isVerb(cmd, "init"):
-		return c.toWizard()
+		return scr.c.toWizard()
 	case isVerb(cmd, "status"):
-		return c.goHome()
+		return scr.c.goHome()
 	case isVerb(cmd, "upgrade") && strings.Contains(cmd+" ", " apply "):
-		return c.startUpgrade()
+		return scr.c.startUpgrade()
 	case isVerb(cmd, "upgrade"):
-		return c.openCheck()
+		return scr.c.openCheck()
 	case isVerb(cmd, "backup"):
-		return c.openBackup()
+		return scr.c.openBackup()
 	default:
-		c.copyText(cmd, "the command to run in a shell")
+		scr.c.copyText(cmd, "the command to run in a shell")
 	}
 	return nil
 }
@@ -125,39 +163,39 @@ func isVerb(command, verb string) bool {
 	return false
 }
 
-func (c *console) homeView(w, h int) []string {
+func (scr *homeScreen) view(w, h int) []string {
 	var lines []string
 	switch {
-	case c.homeErr != nil:
-		lines = append(lines, view.Problem(c.page(), w, c.homeErr)...)
-	case c.home == nil:
-		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy).String()}
+	case scr.c.homeErr != nil:
+		lines = append(lines, view.Problem(scr.c.page(), w, scr.c.homeErr)...)
+	case scr.c.home == nil:
+		return []string{"", scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Spin(scr.c.frame)+" ").Add(term.Plain, scr.c.busy).String()}
 	}
 	var foot []string
-	if n := c.suggestions(); len(n) > 0 {
-		foot = append(foot, c.th.Rule(w, "Do next", ""))
+	if n := scr.suggestions(); len(n) > 0 {
+		foot = append(foot, scr.c.th.Rule(w, "Do next", ""))
 		for i, s := range n {
 			if i >= 4 {
 				break
 			}
 			st := term.Plain
-			if i == c.overview.at {
+			if i == scr.at {
 				st = term.Strong
 			}
-			r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, view.Marker(c.page(), i == c.overview.at)).Add(st, term.Clean(s.Title)).Add(term.Plain, "  ").Add(term.Accent, term.Clean(s.Command))
+			r := scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, view.Marker(scr.c.page(), i == scr.at)).Add(st, term.Clean(s.Title)).Add(term.Plain, "  ").Add(term.Accent, term.Clean(s.Command))
 			if s.Why != "" {
 				r.Add(term.Faint, "  "+term.Clean(s.Why))
 			}
 			foot = append(foot, r.String())
 		}
 	}
-	if c.home != nil && c.home.Stage == engine.StageCluster {
+	if scr.c.home != nil && scr.c.home.Stage == engine.StageCluster {
 		room := h - len(foot) - len(lines)
-		lines = append(lines, c.clusterView(w, room)...)
-	} else if c.home != nil {
-		lines = append(lines, view.WorkspaceView(c.page(), w, c.home)...)
+		lines = append(lines, scr.clusterView(w, room)...)
+	} else if scr.c.home != nil {
+		lines = append(lines, view.WorkspaceView(scr.c.page(), w, scr.c.home)...)
 		if room := h - len(foot) - len(lines); room > 2 {
-			lines = append(lines, view.Recent(c.page(), w, room, c.home)...)
+			lines = append(lines, view.Recent(scr.c.page(), w, room, scr.c.home)...)
 		}
 	}
 	lines = lines[:max(0, min(len(lines), h-len(foot)))]
@@ -168,31 +206,31 @@ func (c *console) homeView(w, h int) []string {
 }
 
 // clusterView renders the cluster in h lines.
-func (c *console) clusterView(w, h int) []string {
-	st := c.status
+func (scr *homeScreen) clusterView(w, h int) []string {
+	st := scr.c.status
 	if st == nil {
-		if c.statusErr != nil {
-			return view.Problem(c.page(), w, c.statusErr)
+		if scr.c.statusErr != nil {
+			return view.Problem(scr.c.page(), w, scr.c.statusErr)
 		}
 		return append([]string{
-			c.th.Rule(w, "Cluster", ""),
-			c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, "querying the cluster").String(),
-		}, view.Recent(c.page(), w, h-2, c.home)...)
+			scr.c.th.Rule(w, "Cluster", ""),
+			scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Spin(scr.c.frame)+" ").Add(term.Plain, "querying the cluster").String(),
+		}, view.Recent(scr.c.page(), w, h-2, scr.c.home)...)
 	}
-	lines := []string{c.th.Rule(w, "Cluster", term.Clean(st.Provider))}
-	lines = append(lines, view.ClusterSummary(c.page(), w, st, c.chk.result)...)
-	if c.statusErr != nil {
-		lines = append(lines, c.th.Row(w).Add(term.Plain, "  ").Add(term.Bad, c.th.Fail+" ").Add(term.Plain, term.Clean(c.statusErr.Error())).String())
+	lines := []string{scr.c.th.Rule(w, "Cluster", term.Clean(st.Provider))}
+	lines = append(lines, view.ClusterSummary(scr.c.page(), w, st, scr.c.check.result)...)
+	if scr.c.statusErr != nil {
+		lines = append(lines, scr.c.th.Row(w).Add(term.Plain, "  ").Add(term.Bad, scr.c.th.Fail+" ").Add(term.Plain, term.Clean(scr.c.statusErr.Error())).String())
 	}
-	lines = append(lines, view.Findings(c.page(), w, st.Health, 3)...)
+	lines = append(lines, view.Findings(scr.c.page(), w, st.Health, 3)...)
 	room := h - len(lines)
 	recentRows := 0
 	if room > 9 {
 		recentRows = min(3, room-8) + 1
 	}
-	lines = append(lines, view.NodeRows(c.page(), w, room-recentRows, st, c.overview.nodes)...)
+	lines = append(lines, view.NodeRows(scr.c.page(), w, room-recentRows, st, scr.nodes)...)
 	if recentRows > 1 {
-		lines = append(lines, view.Recent(c.page(), w, recentRows, c.home)...)
+		lines = append(lines, view.Recent(scr.c.page(), w, recentRows, scr.c.home)...)
 	}
 	return lines
 }

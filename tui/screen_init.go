@@ -22,7 +22,8 @@ import (
 // configScreen edits the few configuration values that a new user chooses. The others are
 // shown here and edited in the file.
 type configScreen struct {
-	c *console
+	defaults
+	c        *console
 	exists   bool // the file exists
 	locked   string
 	fields   []formField
@@ -32,6 +33,35 @@ type configScreen struct {
 	problems []engine.Finding
 	err      error
 	rows     [][2]string // other values of the configuration
+}
+
+func (scr *configScreen) title() string   { return "config" }
+func (scr *configScreen) mode() string    { return scr.c.wizardMode(scr) }
+func (scr *configScreen) rail() string    { return scr.c.rail(scr.c.wizardAt(scr)) }
+func (scr *configScreen) safety() string  { return "scripted  " + scr.command() }
+func (scr *configScreen) command() string { return scr.c.deps.commands.Command("config validate") }
+func (scr *configScreen) takesText() bool { return scr.editing }
+
+// typed handles a key of the field being edited.
+func (scr *configScreen) typed(k tea.KeyMsg) {
+	switch k.Type {
+	case tea.KeyEnter, tea.KeyTab:
+		scr.fields[scr.at].value = strings.TrimSpace(scr.input.Value())
+		scr.editing = false
+		scr.input.Blur()
+	case tea.KeyEsc:
+		scr.editing = false
+		scr.input.Blur()
+	default:
+		scr.input, _ = scr.input.Update(k) // its command only makes the cursor blink
+	}
+}
+
+func (scr *configScreen) take(msg tea.Msg) (tea.Cmd, bool) {
+	if msg, ok := msg.(configSet); ok {
+		return scr.tookConfig(msg), true
+	}
+	return nil, false
 }
 
 type formField struct {
@@ -84,92 +114,43 @@ func (f *configScreen) changed() bool {
 	return slices.ContainsFunc(f.fields, formField.changed)
 }
 
-var configKeys = []binding{
-	on("enter", "Enter", "continue to the checks", "wizard", (*console).configNext).footed("continue").unless(func(c *console) string {
-		switch {
-		case c.home == nil:
-			return "the workspace cannot be read"
-		case c.form.exists && c.home.Config == nil:
-			return "correct the file first, then r"
-		}
-		return ""
-	}),
-	on("e", "e", "edit the selected field", "wizard", (*console).editField).footed("edit").unless((*console).configLocked),
-	on("left h", "← h", "previous choice", "wizard", act(func(c *console) { c.chooseField(-1) })).unless((*console).configLocked),
-	on("right l", "→ l", "next choice", "wizard", act(func(c *console) { c.chooseField(1) })).unless((*console).configLocked),
-	on("up k shift+tab", "↑ k", "previous field", "move", act(func(c *console) { c.form.at = max(0, c.form.at-1) })),
-	on("down j tab", "↓ j", "next field", "move", act(func(c *console) { c.form.at = min(len(c.form.fields)-1, c.form.at+1) })),
-	on("r", "r", "reload the file", "wizard", (*console).reread).footed("reload"),
-	on("y", "y", "copy the path of the file", "copy", act(func(c *console) {
-		if c.home != nil {
-			c.copyText(c.home.Dir+"/constellation-conf.yaml", "the path")
-		}
-	})),
-	on("esc", "Esc", "home", "back", (*console).goHome).footed("home"),
+func (scr *configScreen) keys() []binding {
+	return []binding{
+		on("enter", "Enter", "continue to the checks", "wizard", scr.next).footed("continue").unless(func() string {
+			switch {
+			case scr.c.home == nil:
+				return "the workspace cannot be read"
+			case scr.exists && scr.c.home.Config == nil:
+				return "correct the file first, then r"
+			}
+			return ""
+		}),
+		on("e", "e", "edit the selected field", "wizard", scr.editField).footed("edit").unless(scr.isLocked),
+		on("left h", "← h", "previous choice", "wizard", act(func() { scr.chooseField(-1) })).unless(scr.isLocked),
+		on("right l", "→ l", "next choice", "wizard", act(func() { scr.chooseField(1) })).unless(scr.isLocked),
+		on("up k shift+tab", "↑ k", "previous field", "move", act(func() { scr.at = max(0, scr.at-1) })),
+		on("down j tab", "↓ j", "next field", "move", act(func() { scr.at = min(len(scr.fields)-1, scr.at+1) })),
+		on("r", "r", "reload the file", "wizard", scr.reread).footed("reload"),
+		on("y", "y", "copy the path of the file", "copy", act(func() {
+			if scr.c.home != nil {
+				scr.c.copyText(scr.c.home.Dir+"/constellation-conf.yaml", "the path")
+			}
+		})),
+		on("esc", "Esc", "home", "back", scr.c.goHome).footed("home"),
+	}
 }
 
-func (c *console) reread() tea.Cmd {
-	c.busy = "reading the workspace"
-	return c.readHome()
+func (scr *configScreen) reread() tea.Cmd {
+	scr.c.busy = "reading the workspace"
+	return scr.c.readHome()
 }
 
-func (c *console) configLocked() string { return c.form.locked }
+func (scr *configScreen) isLocked() string { return scr.locked }
 
-// typing reports whether keys go into a text field.
-func (c *console) typing() bool {
-	if c.confirmLeave || c.help || c.rolloutPrompt != nil {
-		return false
-	}
-	if c.pal.open {
-		return true
-	}
-	return c.typingID() || c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing || c.screen == screenCheck && c.chk.typing || c.screen == screenWatch && c.wat.typing
-}
-
-// typed passes a key to the open text field. It reports false for keys that keep their
-// binding.
-func (c *console) typed(k tea.KeyMsg) bool {
-	if k.Type == tea.KeyCtrlC {
-		return false
-	}
-	if c.pal.open {
-		return c.typedPalette(k)
-	}
-	if c.screen == screenUpgradeConfirm {
-		c.typeID(k)
-		return true
-	}
-	if c.screen == screenLog {
-		c.log.typed(k)
-		return true
-	}
-	if c.screen == screenWatch {
-		c.typedWatch(k)
-		return true
-	}
-	if c.screen == screenCheck {
-		c.chk.typeFilter(k)
-		return true
-	}
-	f := c.form
-	switch k.Type {
-	case tea.KeyEnter, tea.KeyTab:
-		f.fields[f.at].value = strings.TrimSpace(f.input.Value())
-		f.editing = false
-		f.input.Blur()
-	case tea.KeyEsc:
-		f.editing = false
-		f.input.Blur()
-	default:
-		f.input, _ = f.input.Update(k) // its command only makes the cursor blink
-	}
-	return true
-}
-
-func (c *console) editField() tea.Cmd {
-	f := c.form
+func (scr *configScreen) editField() tea.Cmd {
+	f := scr
 	if len(f.fields[f.at].choices) > 0 {
-		c.chooseField(1)
+		scr.chooseField(1)
 		return nil
 	}
 	f.editing = true
@@ -179,24 +160,24 @@ func (c *console) editField() tea.Cmd {
 	return nil
 }
 
-func (c *console) chooseField(by int) {
-	f := &c.form.fields[c.form.at]
+func (scr *configScreen) chooseField(by int) {
+	f := &scr.fields[scr.at]
 	if n := len(f.choices); n > 0 {
 		i := slices.Index(f.choices, f.value)
 		f.value = f.choices[(i+by+n)%n]
 	}
 }
 
-// configNext writes the changed values and continues to the checks.
-func (c *console) configNext() tea.Cmd {
-	f := c.form
+// next writes the changed values and continues to the checks.
+func (scr *configScreen) next() tea.Cmd {
+	f := scr
 	if f.exists && !f.changed() {
-		return c.startPreflight()
+		return scr.c.startPreflight()
 	}
 	fields, exists := slices.Clone(f.fields), f.exists
-	d := c.deps
-	c.busy = "writing the configuration"
-	ctx := c.ctx
+	d := scr.c.deps
+	scr.c.busy = "writing the configuration"
+	ctx := scr.c.ctx
 	return func() tea.Msg {
 		path, err := writeConfig(ctx, d, exists, fields)
 		return configSet{path, err}
@@ -250,25 +231,26 @@ func setScalar(b []byte, key, value string) []byte {
 	return slices.Concat(b[:at[4]], []byte(value), b[at[5]:])
 }
 
-func (c *console) tookConfig(msg configSet) tea.Cmd {
-	c.busy = ""
+func (scr *configScreen) tookConfig(msg configSet) tea.Cmd {
+	scr.c.busy = ""
 	if msg.err != nil {
-		c.form.err = msg.err
+		scr.err = msg.err
 		return nil
 	}
-	c.form.err = nil
-	c.note = "wrote " + term.Clean(msg.path)
-	if c.form.exists {
-		for i := range c.form.fields {
-			c.form.fields[i].was = c.form.fields[i].value
+	scr.err = nil
+	scr.c.note = "wrote " + term.Clean(msg.path)
+	if scr.exists {
+		for i := range scr.fields {
+			scr.fields[i].was = scr.fields[i].value
 		}
-		return tea.Batch(c.readHome(), c.startPreflight())
+		return tea.Batch(scr.c.readHome(), scr.c.startPreflight())
 	}
-	return c.goHome() // a new file needs machines first: home suggests how to create them
+	return scr.c.goHome() // a new file needs machines first: home suggests how to create them
 }
 
-// verdict is the line that says what Enter does.
-func (f *configScreen) verdict(c *console) string {
+// why is the line that says what Enter does.
+func (f *configScreen) why() []string {
+	c := f.c
 	r := c.th.Row(c.w).Add(term.Plain, " ")
 	switch {
 	case c.busy != "":
@@ -284,23 +266,23 @@ func (f *configScreen) verdict(c *console) string {
 	default:
 		r.Add(term.Strong, "Enter continues to the checks; nothing is created before you confirm")
 	}
-	return r.String()
+	return []string{r.String()}
 }
 
-func (c *console) configView(w, h int) []string {
-	f := c.form
+func (scr *configScreen) view(w, h int) []string {
+	f := scr
 	where := "new file"
 	if f.exists {
 		where = "constellation-conf.yaml"
 	}
-	lines := []string{c.th.Rule(w, "Configuration", where), ""}
+	lines := []string{scr.c.th.Rule(w, "Configuration", where), ""}
 	for i, x := range f.fields {
 		here := i == f.at
 		st := term.Plain
 		if here {
 			st = term.Strong
 		}
-		r := c.th.Row(w).Add(term.Plain, "  ").Add(term.Accent, view.Marker(c.page(), here)).Col(st, x.title, 16)
+		r := scr.c.th.Row(w).Add(term.Plain, "  ").Add(term.Accent, view.Marker(scr.c.page(), here)).Col(st, x.title, 16)
 		switch {
 		case here && f.editing:
 			r.Add(term.Chosen, " "+f.input.Value()+" ").Add(term.Accent, "▏").Add(term.Faint, "  "+x.hint)
@@ -323,28 +305,44 @@ func (c *console) configView(w, h int) []string {
 		lines = append(lines, r.String())
 	}
 	if f.locked != "" {
-		lines = append(lines, c.th.Row(w).Pad(4).Add(term.Faint, "read-only: "+f.locked).String())
+		lines = append(lines, scr.c.th.Row(w).Pad(4).Add(term.Faint, "read-only: "+f.locked).String())
 	}
 	lines = append(lines, "")
 	for _, kv := range f.rows {
-		lines = append(lines, c.th.Row(w).Pad(4).Col(term.Faint, kv[0], 16).Add(term.Plain, term.Clean(kv[1])).String())
+		lines = append(lines, scr.c.th.Row(w).Pad(4).Col(term.Faint, kv[0], 16).Add(term.Plain, term.Clean(kv[1])).String())
 	}
 	if f.err != nil {
 		lines = append(lines, "")
-		lines = append(lines, view.Problem(c.page(), w, f.err)...)
+		lines = append(lines, view.Problem(scr.c.page(), w, f.err)...)
 	}
-	lines = append(lines, view.Findings(c.page(), w, f.problems, max(1, (h-len(lines))/2))...)
+	lines = append(lines, view.Findings(scr.c.page(), w, f.problems, max(1, (h-len(lines))/2))...)
 	return lines
 }
 
 // preflightScreen is the screen of the preflight checks and their results.
 type preflightScreen struct {
-	c *console
+	defaults
+	c        *console
 	t        view.Timeline
 	done     bool
 	err      error
 	findings []engine.Finding
 	at       int
+}
+
+func (scr *preflightScreen) title() string   { return "preflight" }
+func (scr *preflightScreen) mode() string    { return scr.c.wizardMode(scr) }
+func (scr *preflightScreen) rail() string    { return scr.c.rail(scr.c.wizardAt(scr)) }
+func (scr *preflightScreen) safety() string  { return "scripted  " + scr.command() }
+func (scr *preflightScreen) command() string { return scr.c.runCommand() }
+
+func (scr *preflightScreen) take(msg tea.Msg) (tea.Cmd, bool) {
+	if msg, ok := msg.(preflightEnded); ok {
+		scr.done, scr.err, scr.findings = true, msg.err, msg.findings
+		scr.selectWorst()
+		return nil, true
+	}
+	return nil, false
 }
 
 // results returns the results: the checks of events, and findings without an event.
@@ -385,38 +383,41 @@ func (p *preflightScreen) counts() (done, warn, block, total int) {
 	return done, warn, block, total
 }
 
-var preflightKeys = []binding{
-	on("enter", "Enter", "continue to the plan", "wizard", (*console).makePlan).footed("show plan").unless(func(c *console) string {
-		_, _, block, _ := c.pre.counts()
-		switch {
-		case !c.pre.done:
-			return "the checks are still running"
-		case c.pre.err != nil:
-			return "the checks could not run"
-		case block > 0:
-			return term.Count(block, "check") + " failed; fix it, then r"
-		case c.busy != "":
-			return "planning"
-		}
-		return ""
-	}),
-	on("r", "r", "run the checks again", "wizard", (*console).startPreflight).footed("check again"),
-	on("up k", "↑ k", "previous check", "move", act(func(c *console) { c.pre.at = max(0, c.pre.at-1) })),
-	on("down j", "↓ j", "next check", "move", act(func(c *console) { c.pre.at = max(0, min(len(c.pre.results())-1, c.pre.at+1)) })),
-	on("y", "y", "copy the remedy of the selected check", "copy", act(func(c *console) {
-		if l := c.pre.results(); c.pre.at < len(l) {
-			c.copyText(c.deps.commands.Text(l[c.pre.at].Remedy), "the remedy")
-		}
-	})).footed("copy fix"),
-	on("esc", "Esc", "back to the configuration", "back", act(func(c *console) {
-		if c.cancel != nil {
-			c.cancel()
-		}
-		c.screen = screenConfig
-	})).footed("back"),
+func (scr *preflightScreen) keys() []binding {
+	return []binding{
+		on("enter", "Enter", "continue to the plan", "wizard", scr.c.makePlan).footed("show plan").unless(func() string {
+			_, _, block, _ := scr.counts()
+			switch {
+			case !scr.done:
+				return "the checks are still running"
+			case scr.err != nil:
+				return "the checks could not run"
+			case block > 0:
+				return term.Count(block, "check") + " failed; fix it, then r"
+			case scr.c.busy != "":
+				return "planning"
+			}
+			return ""
+		}),
+		on("r", "r", "run the checks again", "wizard", scr.c.startPreflight).footed("check again"),
+		on("up k", "↑ k", "previous check", "move", act(func() { scr.at = max(0, scr.at-1) })),
+		on("down j", "↓ j", "next check", "move", act(func() { scr.at = max(0, min(len(scr.results())-1, scr.at+1)) })),
+		on("y", "y", "copy the remedy of the selected check", "copy", act(func() {
+			if l := scr.results(); scr.at < len(l) {
+				scr.c.copyText(scr.c.deps.commands.Text(l[scr.at].Remedy), "the remedy")
+			}
+		})).footed("copy fix"),
+		on("esc", "Esc", "back to the configuration", "back", act(func() {
+			if scr.c.cancel != nil {
+				scr.c.cancel()
+			}
+			scr.c.screen = scr.c.config
+		})).footed("back"),
+	}
 }
 
-func (p *preflightScreen) verdict(c *console) string {
+func (p *preflightScreen) why() []string {
+	c := p.c
 	r := c.th.Row(c.w).Add(term.Plain, " ")
 	_, warn, block, _ := p.counts()
 	switch {
@@ -431,11 +432,11 @@ func (p *preflightScreen) verdict(c *console) string {
 	default:
 		r.Add(term.Good, c.th.OK+" ").Add(term.Strong, "All checks passed. Enter shows the plan; nothing has been created yet.")
 	}
-	return r.String()
+	return []string{r.String()}
 }
 
-func (c *console) preflightView(w, h int) []string {
-	p := c.pre
+func (scr *preflightScreen) view(w, h int) []string {
+	p := scr
 	done, warn, block, total := p.counts()
 	remark := fmt.Sprintf("%d of %d done", done, total)
 	if warn > 0 {
@@ -444,13 +445,13 @@ func (c *console) preflightView(w, h int) []string {
 	if block > 0 {
 		remark += fmt.Sprintf(", %d failed", block)
 	}
-	lines := []string{c.th.Rule(w, "Preflight", remark)}
+	lines := []string{scr.c.th.Rule(w, "Preflight", remark)}
 	if p.err != nil {
-		return append(lines, view.Problem(c.page(), w, p.err)...)
+		return append(lines, view.Problem(scr.c.page(), w, p.err)...)
 	}
 	list := p.results()
 	if len(list) == 0 && p.done {
-		return append(lines, c.th.Row(w).Add(term.Faint, "   there was nothing to check").String())
+		return append(lines, scr.c.th.Row(w).Add(term.Faint, "   there was nothing to check").String())
 	}
 	left := w
 	if w >= 110 { // the details of the selected check are beside the list
@@ -462,15 +463,15 @@ func (c *console) preflightView(w, h int) []string {
 		if i == p.at {
 			top = len(rows)
 		}
-		rows = append(rows, view.CheckRow(c.page(), x, left, i == p.at))
+		rows = append(rows, view.CheckRow(scr.c.page(), x, left, i == p.at))
 		if left == w && (i == p.at || engine.Severity(x.State) == engine.Block || engine.Severity(x.State) == engine.Warn) {
-			rows = append(rows, view.CheckDetail(c.page(), x, w, 16)...)
+			rows = append(rows, view.CheckDetail(scr.c.page(), x, w, 16)...)
 		}
 	}
 	from, to := view.Window(len(rows), top, h-1)
 	if hidden := len(rows) - (to - from); hidden > 0 && h > 3 { // the last row shows their number
 		from, to = view.Window(len(rows), top, h-2)
-		rows = append(rows[from:to:to], c.th.Row(left).Pad(3).Add(term.Faint, fmt.Sprintf("%s %s: ↑↓ scrolls", c.th.Ellipsis, term.Count(hidden+1, "more line"))).String())
+		rows = append(rows[from:to:to], scr.c.th.Row(left).Pad(3).Add(term.Faint, fmt.Sprintf("%s %s: ↑↓ scrolls", scr.c.th.Ellipsis, term.Count(hidden+1, "more line"))).String())
 	} else {
 		rows = rows[from:to]
 	}
@@ -481,10 +482,10 @@ func (c *console) preflightView(w, h int) []string {
 	if p.at < len(list) {
 		x := list[p.at]
 		for _, l := range term.Wrap(x.Title, w-left-4) {
-			side = append(side, c.th.Paint(term.Strong, l))
+			side = append(side, scr.c.th.Paint(term.Strong, l))
 		}
 		side = append(side, "")
-		side = append(side, view.CheckDetail(c.page(), x, w-left-3, 0)...)
+		side = append(side, view.CheckDetail(scr.c.page(), x, w-left-3, 0)...)
 	}
 	for i := range max(len(rows), len(side)) {
 		var l, r string
@@ -494,84 +495,94 @@ func (c *console) preflightView(w, h int) []string {
 		if i < len(side) {
 			r = side[i]
 		}
-		lines = append(lines, l+strings.Repeat(" ", max(0, left-term.StyledWidth(l)))+c.th.Paint(term.Faint, c.th.Side)+" "+r)
+		lines = append(lines, l+strings.Repeat(" ", max(0, left-term.StyledWidth(l)))+scr.c.th.Paint(term.Faint, scr.c.th.Side)+" "+r)
 	}
 	return lines
 }
 
 // initConfirmScreen is the screen of init's plan and its confirmation.
 type initConfirmScreen struct {
-	c *console
+	defaults
+	c      *console
 	yes    bool // the cursor is on "create"
 	scroll int
 	shown  time.Time
 	plan   *engine.Plan
 }
 
+func (scr *initConfirmScreen) title() string   { return "confirm" }
+func (scr *initConfirmScreen) mode() string    { return scr.c.wizardMode(scr) }
+func (scr *initConfirmScreen) rail() string    { return scr.c.rail(scr.c.wizardAt(scr)) }
+func (scr *initConfirmScreen) safety() string  { return "scripted  " + scr.command() }
+func (scr *initConfirmScreen) command() string { return scr.c.runCommand() }
+
 // newInitConfirm selects the safe answer if there are warnings.
 func newInitConfirm(c *console, p *engine.Plan, now time.Time) *initConfirmScreen {
 	return &initConfirmScreen{c: c, plan: p, shown: now, yes: len(p.Warnings()) == 0 && !slices.ContainsFunc(p.Steps, func(s engine.Step) bool { return s.Warning != "" && !s.Finished })}
 }
 
-var initConfirmKeys = []binding{
-	on("enter", "Enter", "confirm the selected answer", "wizard", (*console).answerInitConfirm).footed("answer").unless(func(c *console) string {
-		if c.initConfirm.yes && c.plan != nil && len(c.plan.Blocked()) > 0 {
-			return "the plan is blocked"
-		}
-		return ""
-	}),
-	on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func(c *console) { c.initConfirm.yes = !c.initConfirm.yes })).footed("choose"),
-	on("up k", "↑ k", "scroll up", "move", act(func(c *console) { c.initConfirm.scroll = max(0, c.initConfirm.scroll-1) })),
-	on("down j", "↓ j", "scroll down", "move", act(func(c *console) {
-		c.initConfirm.scroll = min(c.initConfirm.scroll+1, len(view.InitPlanRows(c.page(), c.w, c.plan)))
-	})),
-	on("esc", "Esc", "back to the checks", "back", (*console).startPreflight).footed("back"),
+func (scr *initConfirmScreen) keys() []binding {
+	return []binding{
+		on("enter", "Enter", "confirm the selected answer", "wizard", scr.answer).footed("answer").unless(func() string {
+			if scr.yes && scr.c.plan != nil && len(scr.c.plan.Blocked()) > 0 {
+				return "the plan is blocked"
+			}
+			return ""
+		}),
+		on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func() { scr.yes = !scr.yes })).footed("choose"),
+		on("up k", "↑ k", "scroll up", "move", act(func() { scr.scroll = max(0, scr.scroll-1) })),
+		on("down j", "↓ j", "scroll down", "move", act(func() {
+			scr.scroll = min(scr.scroll+1, len(view.InitPlanRows(scr.c.page(), scr.c.w, scr.c.plan)))
+		})),
+		on("esc", "Esc", "back to the checks", "back", scr.c.startPreflight).footed("back"),
+	}
 }
 
-func (c *console) answerInitConfirm() tea.Cmd {
-	if c.now.Sub(c.initConfirm.shown) < confirmDelay {
-		c.note = "read it first, then press Enter"
+func (scr *initConfirmScreen) answer() tea.Cmd {
+	if scr.c.now.Sub(scr.shown) < confirmDelay {
+		scr.c.note = "read it first, then press Enter"
 		return nil
 	}
-	if c.initConfirm.yes {
-		return c.startRun()
+	if scr.yes {
+		return scr.c.startRun()
 	}
-	return c.startPreflight()
+	return scr.c.startPreflight()
 }
 
-func (a *initConfirmScreen) verdict(c *console) string {
+func (a *initConfirmScreen) why() []string {
+	c := a.c
 	create, back := "Create the cluster", "Back"
 	if a.plan != nil && a.plan.Resumes() {
 		create = "Resume"
 	}
 	r := c.th.Row(c.w).Add(term.Plain, " ")
 	if a.plan != nil && len(a.plan.Blocked()) > 0 {
-		return r.Add(term.Bad, c.th.Fail+" ").Add(term.Strong, "Blocked: "+term.Clean(a.plan.Blocked()[0].Title)).String()
+		return []string{r.Add(term.Bad, c.th.Fail+" ").Add(term.Strong, "Blocked: "+term.Clean(a.plan.Blocked()[0].Title)).String()}
 	}
 	if a.yes {
-		return r.Add(term.Accent, c.th.Cursor+" ").Add(term.Chosen, " "+create+" ").Add(term.Plain, "   ").Add(term.Faint, "  "+back+" ").String()
+		return []string{r.Add(term.Accent, c.th.Cursor+" ").Add(term.Chosen, " "+create+" ").Add(term.Plain, "   ").Add(term.Faint, "  "+back+" ").String()}
 	}
-	return r.Add(term.Faint, "   "+create+" ").Add(term.Plain, "   ").Add(term.Accent, c.th.Cursor+" ").Add(term.Chosen, " "+back+" ").String()
+	return []string{r.Add(term.Faint, "   "+create+" ").Add(term.Plain, "   ").Add(term.Accent, c.th.Cursor+" ").Add(term.Chosen, " "+back+" ").String()}
 }
 
-func (c *console) initConfirmView(w, h int) []string {
-	p := c.plan
+func (scr *initConfirmScreen) view(w, h int) []string {
+	p := scr.c.plan
 	remark := term.Count(len(p.Steps), "step")
 	if n := view.NodesOf(p); n > 0 {
 		remark += ", " + term.Count(n, "machine")
 	}
-	lines := []string{c.th.Rule(w, "Plan: "+string(p.Verb)+" "+term.Clean(p.Cluster), remark)}
+	lines := []string{scr.c.th.Rule(w, "Plan: "+string(p.Verb)+" "+term.Clean(p.Cluster), remark)}
 	if to := view.Target(p.To); to != "" {
-		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Faint, "to ").Add(term.Plain, to).String())
+		lines = append(lines, scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Faint, "to ").Add(term.Plain, to).String())
 	}
-	rows := view.InitPlanRows(c.page(), w, p)
+	rows := view.InitPlanRows(scr.c.page(), w, p)
 	room := h - len(lines)
-	from := max(0, min(c.initConfirm.scroll, len(rows)-room))
+	from := max(0, min(scr.scroll, len(rows)-room))
 	to := min(len(rows), from+room)
 	shown := rows[from:to]
 	lines = append(lines, shown...)
 	if to < len(rows) {
-		lines[len(lines)-1] = c.th.Row(w).Pad(5).Add(term.Faint, fmt.Sprintf("… %d more lines: ↓", len(rows)-to+1)).String()
+		lines[len(lines)-1] = scr.c.th.Row(w).Pad(5).Add(term.Faint, fmt.Sprintf("… %d more lines: ↓", len(rows)-to+1)).String()
 	}
 	return lines
 }

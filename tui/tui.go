@@ -1,15 +1,38 @@
 // Package tui is the user interface: the commands, the console, the plain printer and JSON
-// Lines output.
+// Lines output. It has these rooms, and imports go from left to right only:
+//
+//		tui ──► tui/view ──► tui/term
+//
+//	  - tui/term talks to the terminal and formats text.
+//	  - tui/view draws pages: pure functions of a theme, a width and values.
+//	  - tui, this package, has the console (the only Bubble Tea model), the verbs (cobra
+//	    commands), the session of one invocation, the plain printer and JSON Lines.
 //
 // All of them render the data of package engine. The console and the plain printer fold the
-// events of a run into the same timeline, so the two cannot disagree. JSON Lines are the
-// events themselves. The console is one Bubble Tea model whose screens are values that
-// return strings. Only terminal.go accesses the terminal.
+// events of a run into the same view.Timeline, so the two cannot disagree. JSON Lines are the
+// events themselves.
+//
+// # The console
+//
+// console (console.go) has what all screens share: the engine, the current task, the run, and
+// the screen that is shown. A screen (screen.go) is one type in a file screen_*.go with its
+// view, its keys, its command line, and the messages that it takes. To add a screen, write its
+// type and add it to console and newScreens; the compiler reports what is missing.
+//
+// A key press becomes a command in keys.go: console.key looks the key up in console.bindings,
+// which are those of the innermost prompt or overlay, or those of the current screen (its
+// method keys) and globalKeys. The binding's action, do, returns the tea.Cmd. Key line, help
+// and palette use the same bindings.
+//
+// The result of a command comes back as a message: console.take handles those of runs and
+// tasks and gives all others to the screens' take.
+//
+// # Rules
 //
 // The package makes no decision about a cluster and has no connection to one; it imports
-// package engine and no other package of this module. Leaving the console never harms a
-// run. Text from outside, such as a log line or the name of a node, is cleaned of terminal
-// control characters before it is shown.
+// package engine and its value packages only. Leaving the console never harms a run. Text from
+// outside, such as a log line or the name of a node, is cleaned of terminal control characters
+// before it is shown.
 //
 // Stdout gets the output of a verb or the events of its run. Stderr gets errors and remarks
 // about the invocation.

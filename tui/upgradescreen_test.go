@@ -292,11 +292,11 @@ func TestUpgradeFromCheckToResult(t *testing.T) {
 		s.settle()
 		s.press("a")
 		s.settle()
-		if s.c.screen != screenUpgradePlan || s.c.plan == nil {
+		if s.c.screen != s.c.upgradePlan || s.c.plan == nil {
 			t.Fatalf("a shows %s", s.c.screen.title())
 		}
 		s.press("enter")
-		if s.c.screen != screenUpgradeConfirm || !s.c.typingID() {
+		if s.c.screen != s.c.upgradeConfirm || !s.c.upgradeConfirm.typing() {
 			t.Fatalf("the plan is followed by %s", s.c.screen.title())
 		}
 		s.press("n", "o", "enter")
@@ -310,7 +310,7 @@ func TestUpgradeFromCheckToResult(t *testing.T) {
 		}
 		s.at(confirmDelay).press("enter")
 		s.settle()
-		if want := []string{"local-data", "oldest-supports-kubernetes"}; e.ran != 1 || s.c.screen != screenResult || s.c.exit != 0 || !slices.Equal(e.plan.Acknowledged, want) {
+		if want := []string{"local-data", "oldest-supports-kubernetes"}; e.ran != 1 || s.c.screen != s.c.result || s.c.exit != 0 || !slices.Equal(e.plan.Acknowledged, want) {
 			t.Fatalf("ran %d times, shows %s, exit %d, accepted %q; want one run, its result and %q", e.ran, s.c.screen.title(), s.c.exit, e.plan.Acknowledged, want)
 		}
 		if f := strings.Join(s.c.exitSummary(), "\n"); !strings.Contains(f, "cluster demo runs release v1.1.0 with image v1.1.0") || !strings.Contains(f, "back constellation -C .demo\n") {
@@ -318,7 +318,7 @@ func TestUpgradeFromCheckToResult(t *testing.T) {
 		}
 		s.press("enter")
 		s.settle()
-		if v := s.c.View(); s.c.screen != screenHome || strings.Contains(v, "v1.0.0→v1.1.0") {
+		if v := s.c.View(); s.c.screen != s.c.overview || strings.Contains(v, "v1.0.0→v1.1.0") {
 			t.Errorf("Enter on the result shows %s, still with the upgrade:\n%s", s.c.screen.title(), v)
 		}
 	})
@@ -378,7 +378,7 @@ func TestUpgradesWithoutConfirmation(t *testing.T) {
 				tt.change(e.plan)
 				s := upgrades(newStage(t, e, term.Display{}, 80, 24), func(u *upgradeStart) { u.yes = tt.yes })
 				s.settle()
-				if e.ran != 1 || s.c.screen != screenResult {
+				if e.ran != 1 || s.c.screen != s.c.result {
 					t.Errorf("ran %d times, shows %s", e.ran, s.c.screen.title())
 				}
 			})
@@ -488,7 +488,7 @@ func TestSecondConsoleIsReadOnly(t *testing.T) {
 			}
 		}
 		v := s.c.View()
-		if s.c.screen != screenWatch || !strings.Contains(v, "READ-ONLY") || !strings.Contains(v, "it is held by eve@build-7 (process 4711") || !strings.Contains(v, "since 2026-11-21T06:55:01Z") {
+		if s.c.screen != s.c.watch || !strings.Contains(v, "READ-ONLY") || !strings.Contains(v, "it is held by eve@build-7 (process 4711") || !strings.Contains(v, "since 2026-11-21T06:55:01Z") {
 			t.Fatalf("it shows\n%s", v)
 		}
 		s.press("P")
@@ -496,11 +496,11 @@ func TestSecondConsoleIsReadOnly(t *testing.T) {
 			t.Errorf("P asks %v, note %q", s.c.rolloutPrompt, s.c.note)
 		}
 		s.press("esc")
-		if s.c.screen != screenResult {
+		if s.c.screen != s.c.result {
 			t.Errorf("Esc shows %s", s.c.screen.title())
 		}
 		s.press("w")
-		if s.c.screen != screenWatch {
+		if s.c.screen != s.c.watch {
 			t.Errorf("w shows %s", s.c.screen.title())
 		}
 		s.press("q")
@@ -515,16 +515,16 @@ func TestSecondConsoleIsReadOnly(t *testing.T) {
 func TestRolloutOpensTheWatchScreenOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := rolling(t, 80, 24)
-		if s.c.screen != screenWatch {
+		if s.c.screen != s.c.watch {
 			t.Fatalf("shows %s", s.c.screen.title())
 		}
 		s.press("esc")
 		s.tell(batch{s.c.task, []engine.Event{{Time: s.clock, Kind: engine.KindLog, Source: "operator", Text: "more"}}})
-		if s.c.screen != screenRun {
+		if s.c.screen != s.c.run {
 			t.Errorf("Esc shows %s", s.c.screen.title())
 		}
 		s.press("w")
-		if s.c.screen != screenWatch {
+		if s.c.screen != s.c.watch {
 			t.Errorf("w shows %s", s.c.screen.title())
 		}
 	})

@@ -22,8 +22,8 @@ type trouble struct {
 
 // troubles are the machines that failed, are retried or are waited for, grouped by cause, the
 // most frequent cause first.
-func (c *console) troubles() []trouble {
-	b := c.wat.shown()
+func (scr *watchScreen) troubles() []trouble {
+	b := scr.shown()
 	var out []trouble
 	for n := range b.Moving() {
 		if n.State != engine.NodeFailed && n.Attempts < 2 && (b.Wait.Node == "" || n.Name != b.Wait.Node) {
@@ -48,18 +48,18 @@ func (c *console) troubles() []trouble {
 	return out
 }
 
-func (c *console) noTrouble() string {
-	b := c.wat.shown()
-	if b.Wait.Remedy == "" && b.Exit == 0 && len(c.troubles()) == 0 {
+func (scr *watchScreen) noTrouble() string {
+	b := scr.shown()
+	if b.Wait.Remedy == "" && b.Exit == 0 && len(scr.troubles()) == 0 {
 		return "there are no failures"
 	}
 	return ""
 }
 
 // cause is the most important failure in one sentence.
-func (c *console) cause() string {
-	b := c.wat.shown()
-	switch t := c.troubles(); {
+func (scr *watchScreen) cause() string {
+	b := scr.shown()
+	switch t := scr.troubles(); {
 	case b.Wait.Remedy != "":
 		return term.Clean(b.Wait.Text)
 	case b.Result != nil && b.Exit != 0:
@@ -76,66 +76,66 @@ type choice struct {
 	do                   func() tea.Cmd
 }
 
-func (c *console) choices() []choice {
-	b := c.wat.shown()
+func (scr *watchScreen) choices() []choice {
+	b := scr.shown()
 	var out []choice
 	remedy := cmp.Or(b.Wait.Remedy, b.Remedy)
 	if _, rest, ok := strings.Cut(remedy, "`"); ok {
 		if cmd, _, ok := strings.Cut(rest, "`"); ok {
-			out = append(out, choice{title: "copy the suggested remedy", command: c.deps.commands.Text("`" + term.Clean(cmd) + "`")})
+			out = append(out, choice{title: "copy the suggested remedy", command: scr.c.deps.commands.Text("`" + term.Clean(cmd) + "`")})
 		}
 	}
-	if t := c.troubles(); len(t) > 0 {
+	if t := scr.troubles(); len(t) > 0 {
 		n := t[0].nodes[0]
-		out = append(out, choice{title: "show " + term.Clean(n.Name), says: "the first one, with its log", do: func() tea.Cmd { c.openNode(n.Name); return nil }})
+		out = append(out, choice{title: "show " + term.Clean(n.Name), says: "the first one, with its log", do: func() tea.Cmd { scr.openNode(n.Name); return nil }})
 		if len(t[0].nodes) > 1 {
 			out = append(out, choice{title: fmt.Sprintf("list the %d affected machines", len(t[0].nodes)), says: "in the table", do: func() tea.Cmd {
-				c.wat.lens, c.wat.filter = lensTable, "state:"+term.Clean(n.State)
+				scr.lens, scr.filter = lensTable, "state:"+term.Clean(n.State)
 				return nil
 			}})
 		}
 	}
-	for _, k := range rolloutKeys {
-		if k.disabled(c) == "" {
+	for _, k := range scr.c.rolloutKeys() {
+		if k.disabled() == "" {
 			what, says, _ := strings.Cut(k.help, ": ")
-			out = append(out, choice{title: what, says: says, do: func() tea.Cmd { return k.do(c) }})
+			out = append(out, choice{title: what, says: says, do: k.do})
 		}
 	}
-	return append(out, choice{title: "leave, and come back later", says: "to reattach", command: c.deps.commands.Command("watch")})
+	return append(out, choice{title: "leave, and come back later", says: "to reattach", command: scr.c.deps.commands.Command("watch")})
 }
 
 // choose runs the selected action.
-func (c *console) choose() tea.Cmd {
-	list := c.choices()
-	x := list[min(c.wat.choice, len(list)-1)]
+func (scr *watchScreen) choose() tea.Cmd {
+	list := scr.choices()
+	x := list[min(scr.choice, len(list)-1)]
 	switch {
 	case x.do != nil:
 		return x.do()
 	default:
-		c.copyText(strings.Trim(x.command, "`"), "the command")
+		scr.c.copyText(strings.Trim(x.command, "`"), "the command")
 	}
 	return nil
 }
 
 // troubleView renders the failures, their scope, and the possible actions.
-func (c *console) troubleView(b *engine.Board, w, h int) []string {
-	lines := []string{c.th.Rule(w, "What happened", "")}
-	cause := c.cause()
+func (scr *watchScreen) troubleView(b *engine.Board, w, h int) []string {
+	lines := []string{scr.c.th.Rule(w, "What happened", "")}
+	cause := scr.cause()
 	if cause == "" {
-		lines = append(lines, c.th.Row(w).Add(term.Good, "  "+c.th.OK+" ").Add(term.Plain, "there are no failures").String())
+		lines = append(lines, scr.c.th.Row(w).Add(term.Good, "  "+scr.c.th.OK+" ").Add(term.Plain, "there are no failures").String())
 	} else {
-		lines = append(lines, c.th.Below(w, 2, 4, term.Strong, cause)...)
+		lines = append(lines, scr.c.th.Below(w, 2, 4, term.Strong, cause)...)
 	}
 	if remedy := term.Clean(cmp.Or(b.Wait.Remedy, b.Remedy)); remedy != "" {
-		lines = append(lines, c.th.Below(w, 2, 3, term.Accent, "To do: "+c.deps.commands.Text(remedy))...)
+		lines = append(lines, scr.c.th.Below(w, 2, 3, term.Accent, "To do: "+scr.c.deps.commands.Text(remedy))...)
 	}
-	all := c.troubles()
+	all := scr.troubles()
 	for i, t := range all {
 		if i == 4 || len(lines) > h/2 {
-			lines = append(lines, c.th.Row(w).Pad(2).Add(term.Faint, fmt.Sprintf("… %d more causes", len(all)-i)).String())
+			lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Faint, fmt.Sprintf("… %d more causes", len(all)-i)).String())
 			break
 		}
-		r := c.th.Row(w).Pad(2).Add(term.Bad, c.th.Fail+" ").Num(term.Plain, strconv.Itoa(len(t.nodes)), 4).Add(term.Plain, t.cause)
+		r := scr.c.th.Row(w).Pad(2).Add(term.Bad, scr.c.th.Fail+" ").Num(term.Plain, strconv.Itoa(len(t.nodes)), 4).Add(term.Plain, t.cause)
 		lines = append(lines, r.String())
 		var names []string
 		for _, n := range t.nodes[:min(len(t.nodes), 12)] {
@@ -144,11 +144,11 @@ func (c *console) troubleView(b *engine.Board, w, h int) []string {
 		if more := len(t.nodes) - len(names); more > 0 {
 			names = append(names, fmt.Sprintf("and %d more", more))
 		}
-		lines = append(lines, c.th.Row(w).Pad(9).Add(term.Faint, "since "+t.nodes[0].Since.UTC().Format("15:04:05Z")+"  "+strings.Join(names, " ")).String())
+		lines = append(lines, scr.c.th.Row(w).Pad(9).Add(term.Faint, "since "+t.nodes[0].Since.UTC().Format("15:04:05Z")+"  "+strings.Join(names, " ")).String())
 	}
-	lines = append(lines, c.th.Rule(w, "Scope", ""))
+	lines = append(lines, scr.c.th.Rule(w, "Scope", ""))
 	done, total := b.Places()
-	lines = append(lines, c.th.Row(w).Pad(2).Add(term.Plain, fmt.Sprintf("%d of %d at the target, %d outdated, %d in progress, %d failed", done, total, b.Count(engine.NodeOutdated), b.InFlight(), b.Count(engine.NodeFailed))).String())
+	lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Plain, fmt.Sprintf("%d of %d at the target, %d outdated, %d in progress, %d failed", done, total, b.Count(engine.NodeOutdated), b.InFlight(), b.Count(engine.NodeFailed))).String())
 	var hit, spared []string
 	for _, g := range b.Groups() {
 		if g.Counts[engine.NodeFailed] > 0 {
@@ -158,14 +158,14 @@ func (c *console) troubleView(b *engine.Board, w, h int) []string {
 		}
 	}
 	if len(hit) > 0 {
-		lines = append(lines, c.th.Row(w).Pad(2).Add(term.Plain, "failed in: "+strings.Join(hit, ", ")).String())
+		lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Plain, "failed in: "+strings.Join(hit, ", ")).String())
 	}
 	if len(spared) > 0 {
-		lines = append(lines, c.th.Row(w).Pad(2).Add(term.Faint, "not affected: "+strings.Join(spared, ", ")).String())
+		lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Faint, "not affected: "+strings.Join(spared, ", ")).String())
 	}
-	lines = append(lines, c.th.Rule(w, "Actions", ""))
-	list := c.choices()
-	at := min(c.wat.choice, len(list)-1)
+	lines = append(lines, scr.c.th.Rule(w, "Actions", ""))
+	list := scr.choices()
+	at := min(scr.choice, len(list)-1)
 	from, to := view.Window(len(list), at, max(1, h-len(lines)))
 	for i := from; i < to; i++ {
 		x := list[i]
@@ -173,7 +173,7 @@ func (c *console) troubleView(b *engine.Board, w, h int) []string {
 		if i == at {
 			st = term.Strong
 		}
-		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, view.Marker(c.boardPage(), i == at)).Col(st, x.title, 32).Add(term.Accent, strings.Trim(x.command, "`")).Add(term.Faint, "  "+x.says).String())
+		lines = append(lines, scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, view.Marker(scr.page(), i == at)).Col(st, x.title, 32).Add(term.Accent, strings.Trim(x.command, "`")).Add(term.Faint, "  "+x.says).String())
 	}
 	return lines
 }

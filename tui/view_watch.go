@@ -15,37 +15,37 @@ import (
 	"constellation/tui/view"
 )
 
-// watchHeader is the header of the watch screen: cluster, target, mode, clocks and ETA, and
+// header is the header of the watch screen: cluster, target, mode, clocks and ETA, and
 // below it the progress line.
-func (c *console) watchHeader() []string {
-	b, now := c.wat.shown(), c.watchNow()
-	r := c.th.Row(c.w).Add(term.Accent, " "+c.th.Brand+" ").Add(term.Strong, cmp.Or(term.Clean(b.Cluster), "cluster")).Add(term.Caution, view.MarkIf(c.boardPage(), c.w, b.Simulated))
-	word, st := c.watchMode(b)
+func (scr *watchScreen) header() []string {
+	b, now := scr.shown(), scr.clock()
+	r := scr.c.th.Row(scr.c.w).Add(term.Accent, " "+scr.c.th.Brand+" ").Add(term.Strong, cmp.Or(term.Clean(b.Cluster), "cluster")).Add(term.Caution, view.MarkIf(scr.page(), scr.c.w, b.Simulated))
+	word, st := scr.badge(b)
 	tail := []string{now.UTC().Format("15:04:05 UTC")}
 	if !b.Started.IsZero() {
 		tail = append(tail, term.Clock(now.Sub(b.Started)))
 	}
-	if eta := view.ETA(c.boardPage(), b, now); eta != "" {
+	if eta := view.ETA(scr.page(), b, now); eta != "" {
 		tail = append(tail, eta)
 	}
 	right := strings.Join(tail, "  ")
-	if to := view.TargetText(c.boardPage(), b); to != "" && r.Used+term.Width(to)+term.Width(word)+term.Width(right)+8 <= c.w {
+	if to := view.TargetText(scr.page(), b); to != "" && r.Used+term.Width(to)+term.Width(word)+term.Width(right)+8 <= scr.c.w {
 		r.Add(term.Faint, "  "+to)
 	}
-	if room := c.w - r.Used - term.Width(term.AsciiIf(c.th.Ascii, word)) - 4; term.Width(right) > room {
+	if room := scr.c.w - r.Used - term.Width(term.AsciiIf(scr.c.th.Ascii, word)) - 4; term.Width(right) > room {
 		right = strings.Join(tail[:1], "  ")
-		if eta := view.ETA(c.boardPage(), b, now); eta != "" && term.Width(tail[0]+"  "+eta) <= room {
+		if eta := view.ETA(scr.page(), b, now); eta != "" && term.Width(tail[0]+"  "+eta) <= room {
 			right += "  " + eta
 		}
 	}
-	gap := c.w - r.Used - term.Width(term.AsciiIf(c.th.Ascii, word)) - term.Width(term.AsciiIf(c.th.Ascii, right)) - 3
+	gap := scr.c.w - r.Used - term.Width(term.AsciiIf(scr.c.th.Ascii, word)) - term.Width(term.AsciiIf(scr.c.th.Ascii, right)) - 3
 	r.Pad(max(2, gap)).Add(st, word).Add(term.Faint, "  "+right)
-	return []string{r.String(), c.watchRail(b)}
+	return []string{r.String(), scr.watchRail(b)}
 }
 
-// watchMode is the mode in the header: live, frozen, stale, replay or ended.
-func (c *console) watchMode(b *engine.Board) (string, term.Style) {
-	w := c.wat
+// badge is the mode in the header: live, frozen, stale, replay or ended.
+func (scr *watchScreen) badge(b *engine.Board) (string, term.Style) {
+	w := scr
 	word, st := "LIVE", term.Good
 	switch {
 	case w.origin == fromReplay:
@@ -57,17 +57,17 @@ func (c *console) watchMode(b *engine.Board) (string, term.Style) {
 			word = "REPLAY paused"
 		}
 	case w.frozen != nil:
-		word, st = "FROZEN "+term.Duration(c.now.Sub(w.frozenAt)), term.Caution
+		word, st = "FROZEN "+term.Duration(scr.c.now.Sub(w.frozenAt)), term.Caution
 	case !b.Away.IsZero():
-		word, st = "STALE "+term.Duration(c.now.Sub(b.Away)), term.Bad
+		word, st = "STALE "+term.Duration(scr.c.now.Sub(b.Away)), term.Bad
 	case b.Result != nil || w.ended:
 		word, st = "ENDED", term.Faint
-	case c.opening():
+	case scr.opening():
 		word, st = "REPLAY opening", term.Faint
 	case b.Events == 0:
 		word, st = "connecting", term.Faint
 	}
-	if w.origin == fromLive && (c.deps.watch.Kubeconfig != "" || c.upg.lockedBy != "") {
+	if w.origin == fromLive && (scr.c.deps.watch.Kubeconfig != "" || scr.c.upg.lockedBy != "") {
 		word = "READ-ONLY " + word
 	}
 	return word, st
@@ -79,7 +79,7 @@ type railPart struct {
 }
 
 // watchRail is the progress line: the steps of the run, then the groups of the rollout.
-func (c *console) watchRail(b *engine.Board) string {
+func (scr *watchScreen) watchRail(b *engine.Board) string {
 	var parts []railPart
 	for _, s := range b.Steps {
 		if s.ID == engine.StepRollout {
@@ -119,30 +119,30 @@ func (c *console) watchRail(b *engine.Board) string {
 		}
 		return n
 	}
-	if steps > 1 && long(parts) > c.w && !slices.ContainsFunc(parts[:steps], func(p railPart) bool { return p.state != engine.StateDone && p.state != engine.StateSkipped }) {
+	if steps > 1 && long(parts) > scr.c.w && !slices.ContainsFunc(parts[:steps], func(p railPart) bool { return p.state != engine.StateDone && p.state != engine.StateSkipped }) {
 		parts = append([]railPart{{fmt.Sprintf("%d steps", steps), engine.StateDone}}, parts[steps:]...)
 	}
-	if most := max(2, (c.w-20)/14); len(parts) > most && long(parts) > c.w { // only the first groups fit
+	if most := max(2, (scr.c.w-20)/14); len(parts) > most && long(parts) > scr.c.w { // only the first groups fit
 		more := len(parts) - most
 		parts = append(parts[:most:most], railPart{fmt.Sprintf("%d more", more), ""})
 	}
-	r := c.th.Row(c.w).Add(term.Plain, " ")
+	r := scr.c.th.Row(scr.c.w).Add(term.Plain, " ")
 	for i, p := range parts {
-		sign, st, name := c.th.Pending, term.Faint, term.Faint
+		sign, st, name := scr.c.th.Pending, term.Faint, term.Faint
 		switch p.state {
 		case engine.StateDone, engine.StateSkipped:
-			sign, st, name = c.th.OK, term.Good, term.Plain
+			sign, st, name = scr.c.th.OK, term.Good, term.Plain
 		case engine.StateRunning:
-			sign, st, name = c.th.Running, term.Accent, term.Strong
+			sign, st, name = scr.c.th.Running, term.Accent, term.Strong
 		case engine.StateFailed:
-			sign, st, name = c.th.Fail, term.Bad, term.Strong
+			sign, st, name = scr.c.th.Fail, term.Bad, term.Strong
 		case engine.StateStopped, engine.StateDetached:
-			sign, st, name = c.th.Stopped, term.Caution, term.Plain
+			sign, st, name = scr.c.th.Stopped, term.Caution, term.Plain
 		}
 		if i > 0 {
-			line := c.th.Signs.Rule
+			line := scr.c.th.Signs.Rule
 			if p.state != "" {
-				line = c.th.Heavy
+				line = scr.c.th.Heavy
 			}
 			r.Add(term.Faint, " "+line+" ")
 		}
@@ -154,89 +154,89 @@ func (c *console) watchRail(b *engine.Board) string {
 	return r.String()
 }
 
-// staleWatch reports whether the watch screen may be out of date.
-func (c *console) staleWatch() bool {
-	return c.wat.origin != fromReplay && c.wat.frozen == nil && !c.wat.shown().Away.IsZero()
+// stale reports whether the watch screen may be out of date.
+func (scr *watchScreen) stale() bool {
+	return scr.origin != fromReplay && scr.frozen == nil && !scr.shown().Away.IsZero()
 }
 
-// watchView renders the lens in w columns and h lines.
-func (c *console) watchView(w, h int) []string {
-	b := c.wat.shown()
-	switch c.wat.lens {
+// view renders the lens in w columns and h lines.
+func (scr *watchScreen) view(w, h int) []string {
+	b := scr.shown()
+	switch scr.lens {
 	case lensMap:
-		return c.mapView(b, w, h)
+		return scr.mapView(b, w, h)
 	case lensNode:
-		return c.nodeView(b, w, h)
+		return scr.nodeView(b, w, h)
 	case lensLog:
-		return c.linesView(b, w, h)
+		return scr.linesView(b, w, h)
 	case lensTrouble:
-		return c.troubleView(b, w, h)
+		return scr.troubleView(b, w, h)
 	}
-	return c.tableView(b, w, h)
+	return scr.tableView(b, w, h)
 }
 
-func (c *console) tableView(b *engine.Board, w, h int) []string {
-	if b.Events == 0 || b.Moves() == 0 && b.Running() == nil && c.wat.origin == fromLive {
-		return c.emptyWatch(b, w)
+func (scr *watchScreen) tableView(b *engine.Board, w, h int) []string {
+	if b.Events == 0 || b.Moves() == 0 && b.Running() == nil && scr.origin == fromLive {
+		return scr.emptyWatch(b, w)
 	}
-	lines := view.Pipeline(c.boardPage(), b, w, h)
+	lines := view.Pipeline(scr.page(), b, w, h)
 	if g := b.Groups(); h >= 30 && len(g) > 1 {
-		lines = append(lines, view.GroupRows(c.boardPage(), b, w, min(len(g), h/6))...)
+		lines = append(lines, view.GroupRows(scr.page(), b, w, min(len(g), h/6))...)
 	}
 	if n := min(len(b.Plans), max(1, h/8)); n > 0 && h-len(lines) >= n+4 {
-		lines = append(lines, view.NodePlanRows(c.boardPage(), b, w, n)...)
+		lines = append(lines, view.NodePlanRows(scr.page(), b, w, n)...)
 	}
 	said := 0
 	if h-len(lines) >= 8 {
 		said = min(max(4, (h-len(lines))/3), 14)
 	}
-	lines = append(lines, view.FlightView(c.boardPage(), b, c.flight(), w, h-len(lines)-said)...)
+	lines = append(lines, view.FlightView(scr.page(), b, scr.flight(), w, h-len(lines)-said)...)
 	if said > 0 { // with the room that few machines leave
-		lines = append(lines, view.LogExcerpt(c.boardPage(), b, w, h-len(lines))...)
+		lines = append(lines, view.LogExcerpt(scr.page(), b, w, h-len(lines))...)
 	}
 	return lines
 }
 
 // emptyWatch is the screen before the first events.
-func (c *console) emptyWatch(b *engine.Board, w int) []string {
+func (scr *watchScreen) emptyWatch(b *engine.Board, w int) []string {
 	switch {
-	case c.wat.err != nil:
-		return append([]string{""}, view.Problem(c.boardPage(), w, c.wat.err)...)
-	case c.opening():
-		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Running+" ").Add(term.Plain, "opening the record "+term.Clean(c.deps.replay.path)).String()}
-	case b.Events == 0 && c.wat.origin == fromRun:
-		return []string{"", c.th.Row(w).Add(term.Faint, "  No run is in progress here. Esc goes back.").String()}
+	case scr.err != nil:
+		return append([]string{""}, view.Problem(scr.page(), w, scr.err)...)
+	case scr.opening():
+		return []string{"", scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Running+" ").Add(term.Plain, "opening the record "+term.Clean(scr.c.deps.replay.path)).String()}
+	case b.Events == 0 && scr.origin == fromRun:
+		return []string{"", scr.c.th.Row(w).Add(term.Faint, "  No run is in progress here. Esc goes back.").String()}
 	}
-	return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Running+" ").Add(term.Plain, "listing the nodes of the cluster").String()}
+	return []string{"", scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Running+" ").Add(term.Plain, "listing the nodes of the cluster").String()}
 }
 
-// watchReason is reason for the board on the screen, or why there is none.
-func (c *console) watchReason() (text, remedy string) {
+// reason is reason for the board on the screen, or why there is none.
+func (scr *watchScreen) reason() (text, remedy string) {
 	switch {
-	case c.wat.err != nil && c.wat.frozen == nil:
-		x := view.Explain(c.wat.err, c.deps.commands)
+	case scr.err != nil && scr.frozen == nil:
+		x := view.Explain(scr.err, scr.c.deps.commands)
 		return "The watch has ended: " + x.What, x.Remedy
-	case c.opening():
+	case scr.opening():
 		return "Opening the record", ""
 	}
-	return view.BoardReason(c.boardPage(), c.wat.shown())
+	return view.BoardReason(scr.page(), scr.shown())
 }
 
 // watchWhy is the why line of the watch screen and the remedy, if there is one.
-func (c *console) watchWhy() []string {
-	text, remedy := c.watchReason()
+func (scr *watchScreen) watchWhy() []string {
+	text, remedy := scr.reason()
 	most := 3
-	if c.h < 22 || c.wat.lens == lensTrouble {
+	if scr.c.h < 22 || scr.lens == lensTrouble {
 		most = 1
 	}
-	lines := c.th.Below(c.w, 1, most, term.Strong, text)
-	if c.wat.lens == lensTrouble { // which shows the remedy itself
+	lines := scr.c.th.Below(scr.c.w, 1, most, term.Strong, text)
+	if scr.lens == lensTrouble { // which shows the remedy itself
 		return lines
 	}
 	if remedy != "" {
-		for i, l := range c.th.Below(c.w, 8, most, term.Accent, c.deps.commands.Text(remedy)) {
+		for i, l := range scr.c.th.Below(scr.c.w, 8, most, term.Accent, scr.c.deps.commands.Text(remedy)) {
 			if i == 0 {
-				l = " " + c.th.Paint(term.Faint, "To do:") + " " + strings.TrimLeft(l, " ")
+				l = " " + scr.c.th.Paint(term.Faint, "To do:") + " " + strings.TrimLeft(l, " ")
 			}
 			lines = append(lines, l)
 		}
@@ -245,23 +245,23 @@ func (c *console) watchWhy() []string {
 }
 
 // boardSafety is view.WatchSafety for the board on the screen.
-func (c *console) boardSafety() string {
+func (scr *watchScreen) boardSafety() string {
 	api, backup := "", time.Time{}
-	if c.wat.origin != fromReplay {
-		if !c.wat.ended {
-			api = view.APIStatus(c.page(), c.wat.pulse)
+	if scr.origin != fromReplay {
+		if !scr.ended {
+			api = view.APIStatus(scr.c.page(), scr.pulse)
 		}
-		if c.home != nil && c.home.Backup != nil {
-			backup = c.home.Backup.Created
+		if scr.c.home != nil && scr.c.home.Backup != nil {
+			backup = scr.c.home.Backup.Created
 		}
 	}
-	return view.WatchSafety(c.page(), c.wat.shown(), c.w, api, backup)
+	return view.WatchSafety(scr.c.page(), scr.shown(), scr.c.w, api, backup)
 }
 
 // linesView is the log lens.
-func (c *console) linesView(b *engine.Board, w, h int) []string {
-	list := c.lines()
-	v := &c.wat.log
+func (scr *watchScreen) linesView(b *engine.Board, w, h int) []string {
+	list := scr.lines()
+	v := &scr.log
 	remark := term.Count(b.Log.Len(), "line")
 	if len(list) != b.Log.Len() {
 		remark = fmt.Sprintf("%d of %s", len(list), remark)
@@ -272,10 +272,10 @@ func (c *console) linesView(b *engine.Board, w, h int) []string {
 	if !v.pinned {
 		remark += ", following"
 	}
-	lines := []string{c.th.Rule(w, "Log", remark)}
-	r := c.th.Row(w).Add(term.Faint, " sources ")
+	lines := []string{scr.c.th.Rule(w, "Log", remark)}
+	r := scr.c.th.Row(w).Add(term.Faint, " sources ")
 	counts := b.Log.Sources()
-	for _, s := range c.sources()[1:] {
+	for _, s := range scr.sources()[1:] {
 		st := term.Faint
 		if v.source == "" || v.source == s {
 			st = term.Accent
@@ -286,9 +286,9 @@ func (c *console) linesView(b *engine.Board, w, h int) []string {
 		r.Right(term.Caution, view.LogLevels[v.level]+" and above")
 	}
 	lines = append(lines, r.String())
-	r = c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ")
+	r = scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ")
 	switch {
-	case c.wat.typing:
+	case scr.typing:
 		r.Add(term.Strong, v.filter).Add(term.Accent, "▏").Add(term.Faint, "  Enter applies the filter, Esc clears it")
 	case v.filter != "":
 		r.Add(term.Plain, v.filter)
@@ -304,15 +304,15 @@ func (c *console) linesView(b *engine.Board, w, h int) []string {
 		if b.Log.Len() > 0 {
 			text = "no line matches; Esc clears the filter"
 		}
-		return append(lines, c.th.Row(w).Add(term.Faint, "   "+text).String())
+		return append(lines, scr.c.th.Row(w).Add(term.Faint, "   "+text).String())
 	}
-	return append(lines, c.linePart(b, list, w, h-len(lines), v.wrap)...)
+	return append(lines, scr.linePart(b, list, w, h-len(lines), v.wrap)...)
 }
 
 // linePart renders the lines around the cursor that fit into h rows.
-func (c *console) linePart(b *engine.Board, list []int, w, h int, wraps bool) []string {
-	at := c.lineIndex(list)
-	v := &c.wat.log
+func (scr *watchScreen) linePart(b *engine.Board, list []int, w, h int, wraps bool) []string {
+	at := scr.lineIndex(list)
+	v := &scr.log
 	first, last := at, at
 	var rows []string
 	entry := func(i int) []string {
@@ -320,22 +320,22 @@ func (c *console) linePart(b *engine.Board, list []int, w, h int, wraps bool) []
 		col := view.SourceColumn{Width: min(22, w/4)}
 		here := i == at && v.pinned
 		if !wraps || !here && term.Width(x.Text) < w-col.Width-14 {
-			row := view.LogRow(c.boardPage(), x, w, col)
+			row := view.LogRow(scr.page(), x, w, col)
 			if here {
-				row = c.th.Paint(term.Chosen, term.StripStyle(row))
+				row = scr.c.th.Paint(term.Chosen, term.StripStyle(row))
 			}
 			return []string{row}
 		}
 		head := x
 		parts := term.Wrap(x.Text, max(20, w-col.Width-14))
 		head.Text = parts[0]
-		out := []string{view.LogRow(c.boardPage(), head, w, col)}
+		out := []string{view.LogRow(scr.page(), head, w, col)}
 		for _, p := range parts[1:] {
-			out = append(out, c.th.Row(w).Pad(col.Width+13).Add(term.Plain, p).String())
+			out = append(out, scr.c.th.Row(w).Pad(col.Width+13).Add(term.Plain, p).String())
 		}
 		if here {
 			for k := range out {
-				out[k] = c.th.Paint(term.Chosen, term.StripStyle(out[k]))
+				out[k] = scr.c.th.Paint(term.Chosen, term.StripStyle(out[k]))
 			}
 		}
 		return out
@@ -373,7 +373,7 @@ type mapCursor struct {
 
 const mapName = 12 // columns of a group's name
 
-func (c *console) mapView(b *engine.Board, w, h int) []string {
+func (scr *watchScreen) mapView(b *engine.Board, w, h int) []string {
 	groups := b.Groups()
 	columns := w - mapName - 10
 	if w >= 112 {
@@ -381,19 +381,19 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 	}
 	room := h - 4
 	each := view.MapScale(groups, columns, room)
-	c.wat.place.columns, c.wat.place.each = columns, each
+	scr.place.columns, scr.place.each = columns, each
 	remark := "1 cell = " + term.Count(each, "node")
 	if each > 1 {
 		remark += ", shows the worst"
 	}
-	lines := []string{c.th.Rule(w, "Fleet map", remark)}
-	at, cell := c.cursorCell(groups)
+	lines := []string{scr.c.th.Rule(w, "Fleet map", remark)}
+	at, cell := scr.cursorCell(groups)
 	var rows []string
 	cursorRow := 0
 	for gi, g := range groups {
 		cells := (len(g.Places) + each - 1) / each
 		for row := 0; row == 0 || row*columns < cells; row++ {
-			r := c.th.Row(w).Pad(1)
+			r := scr.c.th.Row(w).Pad(1)
 			switch row {
 			case 0:
 				r.Col(term.Plain, term.Clean(g.Name), mapName).Num(term.Faint, strconv.Itoa(g.Total), 6)
@@ -411,7 +411,7 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 			for k := row * columns; k < min(cells, (row+1)*columns); k++ {
 				sign, st := " ", term.Plain
 				if p := view.WorstPlace(g.Places[k*each : min(len(g.Places), (k+1)*each)]); p != nil {
-					sign, st = view.MapCell(c.boardPage(), p.State())
+					sign, st = view.MapCell(scr.page(), p.State())
 				}
 				if gi == at && k == cell {
 					flush()
@@ -432,39 +432,39 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 	from, to := view.Window(len(rows), cursorRow, room)
 	rows = rows[from:to]
 	if w >= 112 && at >= 0 {
-		rows = view.BesideAt(c.boardPage(), rows, view.CellDetail(c.boardPage(), groups[at], cell, each, 34, room), w-36, room)
+		rows = view.BesideAt(scr.page(), rows, view.CellDetail(scr.page(), groups[at], cell, each, 34, room), w-36, room)
 	}
 	lines = append(lines, rows...)
 	for len(lines) < h-3 {
 		lines = append(lines, "")
 	}
 	if at >= 0 {
-		lines = append(lines, view.CellLine(c.boardPage(), groups[at], cell, each, w))
+		lines = append(lines, view.CellLine(scr.page(), groups[at], cell, each, w))
 	} else {
-		lines = append(lines, c.th.Row(w).Add(term.Faint, "   no node seen yet").String())
+		lines = append(lines, scr.c.th.Row(w).Add(term.Faint, "   no node seen yet").String())
 	}
-	return append(lines, view.Legend(c.boardPage(), b, w)...)
+	return append(lines, view.Legend(scr.page(), b, w)...)
 }
 
 // cursorCell is the group and the cell under the cursor; -1 if there are no groups.
-func (c *console) cursorCell(groups []*engine.BoardGroup) (group, cell int) {
+func (scr *watchScreen) cursorCell(groups []*engine.BoardGroup) (group, cell int) {
 	if len(groups) == 0 {
 		return -1, 0
 	}
-	i := max(0, slices.IndexFunc(groups, func(g *engine.BoardGroup) bool { return g.Name == c.wat.place.group }))
-	each := max(1, c.wat.place.each)
+	i := max(0, slices.IndexFunc(groups, func(g *engine.BoardGroup) bool { return g.Name == scr.place.group }))
+	each := max(1, scr.place.each)
 	cells := max(1, (len(groups[i].Places)+each-1)/each)
-	return i, min(c.wat.place.cell, cells-1)
+	return i, min(scr.place.cell, cells-1)
 }
 
 // moveCell moves the cursor of the map.
-func (c *console) moveCell(rows, columns int) {
-	groups := c.wat.shown().Groups()
-	g, cell := c.cursorCell(groups)
+func (scr *watchScreen) moveCell(rows, columns int) {
+	groups := scr.shown().Groups()
+	g, cell := scr.cursorCell(groups)
 	if g < 0 {
 		return
 	}
-	p := &c.wat.place
+	p := &scr.place
 	wide, each := max(1, p.columns), max(1, p.each)
 	cells := func(i int) int { return max(1, (len(groups[i].Places)+each-1)/each) }
 	to := cell + rows*wide + columns
@@ -479,70 +479,70 @@ func (c *console) moveCell(rows, columns int) {
 	p.group, p.cell = groups[g].Name, max(0, min(to, cells(g)-1))
 }
 
-func (c *console) nextGroup(by int) {
-	groups := c.wat.shown().Groups()
-	if g, _ := c.cursorCell(groups); g >= 0 {
-		c.wat.place.group, c.wat.place.cell = groups[(g+by+len(groups))%len(groups)].Name, 0
+func (scr *watchScreen) nextGroup(by int) {
+	groups := scr.shown().Groups()
+	if g, _ := scr.cursorCell(groups); g >= 0 {
+		scr.place.group, scr.place.cell = groups[(g+by+len(groups))%len(groups)].Name, 0
 	}
 }
 
 // nextActiveCell goes to the next cell with a failed or moving node.
-func (c *console) nextActiveCell() tea.Cmd {
-	groups := c.wat.shown().Groups()
-	g, cell := c.cursorCell(groups)
+func (scr *watchScreen) nextActiveCell() tea.Cmd {
+	groups := scr.shown().Groups()
+	g, cell := scr.cursorCell(groups)
 	if g < 0 {
 		return nil
 	}
-	each := max(1, c.wat.place.each)
+	each := max(1, scr.place.each)
 	at := cell + 1
 	for range len(groups) + 1 {
 		cells := (len(groups[g].Places) + each - 1) / each
 		for ; at < cells; at++ {
 			if p := view.WorstPlace(view.CellPlaces(groups[g], at, each)); p != nil && p.Node() != nil && view.InFlight(p.Node()) {
-				c.wat.place.group, c.wat.place.cell = groups[g].Name, at
+				scr.place.group, scr.place.cell = groups[g].Name, at
 				return nil
 			}
 		}
 		g, at = (g+1)%len(groups), 0
 	}
-	c.note = "no node is in flight"
+	scr.c.note = "no node is in flight"
 	return nil
 }
 
-func (c *console) openCell() tea.Cmd {
-	groups := c.wat.shown().Groups()
-	g, cell := c.cursorCell(groups)
+func (scr *watchScreen) openCell() tea.Cmd {
+	groups := scr.shown().Groups()
+	g, cell := scr.cursorCell(groups)
 	if g >= 0 {
-		if p := view.WorstPlace(view.CellPlaces(groups[g], cell, max(1, c.wat.place.each))); p != nil && p.Node() != nil {
-			c.openNode(p.Node().Name)
+		if p := view.WorstPlace(view.CellPlaces(groups[g], cell, max(1, scr.place.each))); p != nil && p.Node() != nil {
+			scr.openNode(p.Node().Name)
 			return nil
 		}
 	}
-	c.note = "no machine in this cell"
+	scr.c.note = "no machine in this cell"
 	return nil
 }
 
-func (c *console) copyCell() {
-	groups := c.wat.shown().Groups()
-	g, cell := c.cursorCell(groups)
+func (scr *watchScreen) copyCell() {
+	groups := scr.shown().Groups()
+	g, cell := scr.cursorCell(groups)
 	var names []string
 	if g >= 0 {
-		for _, p := range view.CellPlaces(groups[g], cell, max(1, c.wat.place.each)) {
+		for _, p := range view.CellPlaces(groups[g], cell, max(1, scr.place.each)) {
 			if n := p.Node(); n != nil {
 				names = append(names, term.Clean(n.Name))
 			}
 		}
 	}
-	c.copyText(strings.Join(names, " "), term.Count(len(names), "name"))
+	scr.c.copyText(strings.Join(names, " "), term.Count(len(names), "name"))
 }
 
 // nodeView shows the details of one machine.
-func (c *console) nodeView(b *engine.Board, w, h int) []string {
-	n := b.Node(c.wat.node)
+func (scr *watchScreen) nodeView(b *engine.Board, w, h int) []string {
+	n := b.Node(scr.node)
 	if n == nil {
-		return []string{c.th.Rule(w, "Machine "+term.Clean(c.wat.node), ""), c.th.Row(w).Add(term.Faint, "   not known now; Esc goes back").String()}
+		return []string{scr.c.th.Rule(w, "Machine "+term.Clean(scr.node), ""), scr.c.th.Row(w).Add(term.Faint, "   not known now; Esc goes back").String()}
 	}
-	lines := []string{c.th.Rule(w, "Machine "+term.Clean(n.Name), "group "+term.Clean(n.Group))}
+	lines := []string{scr.c.th.Rule(w, "Machine "+term.Clean(n.Name), "group "+term.Clean(n.Group))}
 	pair := []*engine.BoardNode{n}
 	if o := b.Node(n.With); o != nil {
 		pair = []*engine.BoardNode{o, n}
@@ -551,13 +551,13 @@ func (c *console) nodeView(b *engine.Board, w, h int) []string {
 		}
 	}
 	for _, x := range pair {
-		lines = append(lines, view.StateHistoryRows(c.boardPage(), b, x, x == n, w)...)
+		lines = append(lines, view.StateHistoryRows(scr.page(), b, x, x == n, w)...)
 	}
 	if len(pair) > 1 && h >= 16 {
-		lines = append(lines, view.ReplacementTimeline(c.boardPage(), pair, w)...)
+		lines = append(lines, view.ReplacementTimeline(scr.page(), pair, w)...)
 	}
 	lines = append(lines, "")
-	facts := []string{view.Facts(c.boardPage(), n)}
+	facts := []string{view.Facts(scr.page(), n)}
 	if wt := b.Wait; wt.Node == n.Name && wt.Text != "" {
 		facts = append(facts, "waiting: "+term.Clean(wt.Text))
 	}
@@ -565,16 +565,16 @@ func (c *console) nodeView(b *engine.Board, w, h int) []string {
 		facts = append(facts, term.Clean(n.State)+": "+term.Clean(n.Text))
 	}
 	for _, f := range facts {
-		lines = append(lines, c.th.Below(w, 2, 2, term.Plain, f)...)
+		lines = append(lines, scr.c.th.Below(w, 2, 2, term.Plain, f)...)
 	}
-	list := c.lines()
+	list := scr.lines()
 	remark := term.Count(len(list), "line")
-	if !c.wat.log.pinned {
+	if !scr.log.pinned {
 		remark += ", following"
 	}
-	lines = append(lines, c.th.Rule(w, "Log", remark))
+	lines = append(lines, scr.c.th.Rule(w, "Log", remark))
 	if len(list) == 0 {
-		return append(lines, c.th.Row(w).Add(term.Faint, "   no log lines yet").String())
+		return append(lines, scr.c.th.Row(w).Add(term.Faint, "   no log lines yet").String())
 	}
-	return append(lines, c.linePart(b, list, w, max(1, h-len(lines)), true)...)
+	return append(lines, scr.linePart(b, list, w, max(1, h-len(lines)), true)...)
 }

@@ -263,28 +263,28 @@ func (s *session) printBoard(b *engine.Board, o watchOptions, origin watchOrigin
 	s.print(append(lines, view.WatchSafety(pg, b, w, api, time.Time{})))
 }
 
-// watchLine returns the command line that reproduces the watch screen.
-func (c *console) watchLine() string {
+// command returns the command line that reproduces the watch screen.
+func (scr *watchScreen) command() string {
 	args := "watch"
-	if c.wat.origin == fromReplay {
-		args += " --replay " + view.QuoteArg(c.deps.replay.path+"@"+c.wat.player.now.UTC().Format(time.RFC3339))
+	if scr.origin == fromReplay {
+		args += " --replay " + view.QuoteArg(scr.c.deps.replay.path+"@"+scr.player.now.UTC().Format(time.RFC3339))
 	}
-	if k := c.deps.watch.Kubeconfig; k != "" {
+	if k := scr.c.deps.watch.Kubeconfig; k != "" {
 		args += " --kubeconfig " + view.QuoteArg(k)
 	}
-	if c.wat.filter != "" {
-		args += " --filter " + view.QuoteArg(c.wat.filter)
+	if scr.filter != "" {
+		args += " --filter " + view.QuoteArg(scr.filter)
 	}
-	return c.deps.commands.Command(args)
+	return scr.c.deps.commands.Command(args)
 }
 
-// beginWatch is the initial command of the console when it was started by `watch`.
-func (c *console) beginWatch() tea.Cmd {
-	c.busy = ""
-	if c.deps.replay != nil {
-		return c.openReplay(c.deps.replay)
+// begin is the initial command of the console when it was started by `watch`.
+func (scr *watchScreen) begin() tea.Cmd {
+	scr.c.busy = ""
+	if scr.c.deps.replay != nil {
+		return scr.openReplay(scr.c.deps.replay)
 	}
-	return c.openWatch()
+	return scr.open()
 }
 
 func (s *session) historyCommand() *cobra.Command {

@@ -110,10 +110,10 @@ var benchBegin = start.Add(20 * time.Minute)
 // benchWatch is a console that watches a rollout of 5,000 nodes.
 func benchWatch(b *testing.B, w, h int) *console {
 	c := newConsole(b.Context(), term.Display{Colours: term.Colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return benchBegin }})
-	c.w, c.h, c.screen, c.busy, c.ticking = w, h, screenWatch, "", true
-	c.wat = &watchScreen{c: c, origin: fromLive, board: &engine.Board{}, ticks: true}
+	c.w, c.h, c.screen, c.busy, c.ticking = w, h, c.watch, "", true
+	*c.watch = watchScreen{c: c, origin: fromLive, board: &engine.Board{}, ticks: true}
 	c.now = benchBegin
-	c.watchEvents(until(rolloutOf(b, 5000), benchBegin.Sub(start)))
+	c.watch.apply(until(rolloutOf(b, 5000), benchBegin.Sub(start)))
 	return c
 }
 

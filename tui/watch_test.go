@@ -82,8 +82,8 @@ func attached(events []engine.Event, d time.Duration) []engine.Event {
 func watching(s *stage, events []engine.Event, d time.Duration) *stage {
 	s.at(d)
 	s.c.busy = ""
-	s.c.screen = screenWatch
-	s.c.wat = &watchScreen{c: s.c, origin: fromLive, gen: 1, board: &engine.Board{}, cancel: func() {}}
+	s.c.screen = s.c.watch
+	*s.c.watch = watchScreen{c: s.c, origin: fromLive, gen: 1, board: &engine.Board{}, cancel: func() {}}
 	s.tell(watchBatch{1, events})
 	return s
 }
@@ -303,11 +303,10 @@ func TestWatchThemes(t *testing.T) {
 func TestEveryLensIsReached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type state struct {
-			screen screenID
-			lens   lens
-			asks   bool
+			lens lens
+			asks bool
 		}
-		at := func(c *console) state { return state{c.screen, c.wat.lens, c.rolloutPrompt != nil} }
+		at := func(c *console) state { return state{c.watch.lens, c.rolloutPrompt != nil} }
 		open := func(path []string) *stage {
 			s := watching(newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, term.Display{}, 80, 24), failing(t), middle)
 			return s.view(path)
@@ -321,17 +320,17 @@ func TestEveryLensIsReached(t *testing.T) {
 			seen := map[string]bool{}
 			for _, b := range open(path).c.bindings() {
 				for _, k := range b.keys {
-					if seen[k] && slices.ContainsFunc(open(path).c.watchKeys(), func(o binding) bool { return &o != &b && slices.Contains(o.keys, k) && o.help != b.help }) {
+					if seen[k] && slices.ContainsFunc(open(path).c.watch.keys(), func(o binding) bool { return &o != &b && slices.Contains(o.keys, k) && o.help != b.help }) {
 						t.Errorf("after %v %q has two meanings", path, k)
 					}
 					seen[k] = true
 				}
-				if b.group == "leave" || b.keys[0] == "?" || b.disabled(open(path).c) != "" {
+				if b.group == "leave" || b.keys[0] == "?" || b.disabled() != "" {
 					continue
 				}
 				next := append(slices.Clone(path), b.keys[0])
 				s := open(next)
-				if s.c.screen != screenWatch {
+				if s.c.screen != s.c.watch {
 					continue
 				}
 				if _, ok := found[at(s.c)]; !ok {
@@ -341,7 +340,7 @@ func TestEveryLensIsReached(t *testing.T) {
 			}
 		}
 		for l := lensTable; l <= lensTrouble; l++ {
-			path, ok := found[state{screenWatch, l, false}]
+			path, ok := found[state{l, false}]
 			if !ok {
 				t.Errorf("%s is not reached", l.title())
 				continue
@@ -350,11 +349,11 @@ func TestEveryLensIsReached(t *testing.T) {
 			for range 4 {
 				s.press("esc")
 			}
-			if s.c.screen != screenHome {
+			if s.c.screen != s.c.overview {
 				t.Errorf("from %s Esc leads to %s", l.title(), s.c.screen.title())
 			}
 		}
-		if _, ok := found[state{screenWatch, lensTable, true}]; !ok {
+		if _, ok := found[state{lensTable, true}]; !ok {
 			t.Error("the question whether to pause is not reached")
 		}
 	})
@@ -480,10 +479,10 @@ func TestReplaySeeks(t *testing.T) {
 			for _, e := range until(events, d) {
 				b.Apply(e)
 			}
-			if got := s.c.wat.board.Counts(); !cmp.Equal(b.Counts(), got) {
+			if got := s.c.watch.board.Counts(); !cmp.Equal(b.Counts(), got) {
 				t.Errorf("%s: counts %v, want %v", what, got, b.Counts())
 			}
-			if got := s.c.watchNow(); !got.Equal(start.Add(d)) {
+			if got := s.c.watch.clock(); !got.Equal(start.Add(d)) {
 				t.Errorf("%s: at %s, want %s", what, got, start.Add(d))
 			}
 		}
@@ -497,13 +496,13 @@ func TestReplaySeeks(t *testing.T) {
 		s.press("}")
 		last := events[len(events)-1].Time.Sub(start)
 		want("the end", last)
-		if mode, _ := s.c.watchMode(s.c.wat.board); mode != "REPLAY end" {
+		if mode, _ := s.c.watch.badge(s.c.watch.board); mode != "REPLAY end" {
 			t.Errorf("mode %q", mode)
 		}
 		s.press("{", " ")
 		s.clock = s.clock.Add(100 * time.Millisecond)
 		s.c.now = s.clock
-		s.tell(watchTick{s.c.wat.gen})
+		s.tell(watchTick{s.c.watch.gen})
 		want("played for a tenth of a second, eight times as fast", 800*time.Millisecond)
 		if why := s.press("P").c.note; !strings.Contains(why, "this is a replay") {
 			t.Errorf("P says %q", why)
@@ -533,7 +532,7 @@ func TestReplayShowsReadingProgress(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
-		s.c.deps.onlyWatch, s.c.deps.replay, s.c.screen = true, r, screenWatch
+		s.c.deps.onlyWatch, s.c.deps.replay, s.c.screen = true, r, s.c.watch
 		frame := s.c.View() // before the first message
 		for _, want := range []string{"REPLAY opening", "opening the record " + path, "Opening the record"} {
 			if !strings.Contains(frame, want) {

@@ -18,8 +18,8 @@ func TestCachesDoNotChangeFrames(t *testing.T) {
 			at := start
 			console := func() *console {
 				c := newConsole(t.Context(), term.Display{Colours: term.Colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return at }})
-				c.w, c.h, c.screen, c.busy, c.ticking = 120, 40, screenWatch, "", true
-				c.wat = &watchScreen{c: c, origin: fromLive, board: &engine.Board{}, ticks: true}
+				c.w, c.h, c.screen, c.busy, c.ticking = 120, 40, c.watch, "", true
+				*c.watch = watchScreen{c: c, origin: fromLive, board: &engine.Board{}, ticks: true}
 				for _, k := range keys {
 					c.key(keyOf(k))
 				}

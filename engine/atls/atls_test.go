@@ -275,13 +275,13 @@ func TestHandshakeIsRefused(t *testing.T) {
 			wantClient: &RefusedError{ReasonTrust}, wantServer: attestation.ErrTrust,
 		},
 		{
-			name:       "a used machine wants to join again",
+			name:       "a used machine joins again",
 			client:     with(w.clientConfig(), func(c *Config) { c.Issuer = w.service }),
 			server:     w.serverConfig(),
 			wantClient: &RefusedError{ReasonMember}, wantServer: attestation.ErrMember, serverText: "already belongs to a cluster",
 		},
 		{
-			name:       "a used machine wants to be the first of a cluster",
+			name:       "a used machine initializes a cluster",
 			client:     Config{Purpose: PurposeInit, Validator: w.accepts(attestation.PCR15Zero())},
 			server:     Config{Purpose: PurposeInit, Issuer: w.service},
 			wantClient: attestation.ErrMember, clientText: "already belongs to a cluster", wantServer: ErrRefused,
@@ -500,7 +500,7 @@ func TestClientRefusesHostileServers(t *testing.T) {
 			},
 		},
 		{
-			name: "parts of what is bound are moved across their border", want: attestation.ErrQuote,
+			name: "the parts of the bound data are split differently", want: attestation.ErrQuote,
 			serve: func(n []byte) *tls.Certificate {
 				h := sha256.New()
 				for _, p := range [][]byte{[]byte(domain), []byte(PurposeJoin), []byte(server), n, l.spki} {
@@ -1145,10 +1145,10 @@ func TestGRPC(t *testing.T) {
 		want := attestation.Statement{Identity: identity("worker-0", cloud.Worker)}
 		if d := cmp.Diff(want, <-svc.saw, cmpopts.EquateComparable(netip.Addr{}),
 			cmpopts.IgnoreFields(attestation.Statement{}, "PCRs", "Firmware", "Resets")); d != "" {
-			t.Errorf("what the server knows (-want +got):\n%s", d)
+			t.Errorf("the server's statement (-want +got):\n%s", d)
 		}
 		if st, ok := PeerStatement(peer.NewContext(t.Context(), &p)); !ok || st.Identity.Name != "control-plane-0" {
-			t.Errorf("the client knows %v, %v", st.Identity, ok)
+			t.Errorf("the client's statement: %v, %v", st.Identity, ok)
 		}
 	})
 	t.Run("a refused client learns why from the call and from OnFailure", func(t *testing.T) {

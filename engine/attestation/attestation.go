@@ -1,28 +1,25 @@
-// Package attestation says what a machine booted and proves it.
+// Package attestation creates and verifies evidence of what a machine booted.
 //
-// A machine's TPM 2.0 measures what boots into platform configuration registers
-// (PCRs). An [Issuer] has the TPM sign a quote over PCRs 0 to 15 and a value of
-// the caller's choice; the result is a document. A [Validator] accepts a
-// document if the quote was signed by a key that the cloud certified, if it
-// carries the caller's value, and if the PCRs are those of an operating system
-// image that we know: its [Measurements]. What it learns is a [Statement]: which
-// instance of the cloud this is, and what runs on it.
+// A machine's TPM 2.0 measures the boot into platform configuration registers (PCRs). An
+// [Issuer] has the TPM sign a quote over PCRs 0 to 15 and a value of the caller's choice; the
+// result is a document. A [Validator] accepts a document if the quote was signed by a key that
+// the cloud certified, if it contains the caller's value, and if the PCRs match those of a
+// known operating system image: its [Measurements]. The result is a [Statement]: which
+// instance of the cloud this is, and what it runs.
 //
-// PCR 15 tells whether a machine is used. It is zero until the machine belongs
-// to a cluster and then holds [ClusterIDPCR] of the cluster's ID. A register can
-// only be extended, so a machine that once was a member can neither start nor
-// join a cluster again before its TPM is reset. A TPM is reset by power, never by
-// software: a member that reboots starts with a zero PCR 15 and extends it again
-// from the ID it keeps on disk, before anything on it listens. Giving a machine
-// back for another use means to stop it, wipe its disk and give it a new TPM
-// state, in this order.
+// PCR 15 marks a machine as used. It is zero until the machine belongs to a cluster and then
+// contains [ClusterIDPCR] of the cluster's ID. A register can only be extended, so a former
+// member can neither initialize nor join a cluster before its TPM is reset. Only a power cycle
+// resets a TPM, never software: a member that reboots starts with a zero PCR 15 and extends it
+// again from the ID on its disk, before anything on it listens. To reuse a machine, stop it,
+// wipe its disk and give it a new TPM state, in this order.
 //
 // The cloud's half, which certifies attestation keys, is in package attestationtest: only a test
 // cloud needs it. The trust root is configuration; nothing in here trusts anyone by default. The
 // implementation is in internal/evidence, the order of a validator's checks in its validator.go.
 //
-// Nothing here speaks to the network, and no secret passes through: documents,
-// certificates and logs are public.
+// The package uses no network and handles no secrets: documents, certificates and logs are
+// public.
 package attestation
 
 import (

@@ -187,6 +187,7 @@ func TestSyncBeforeManifestIsRenamed(t *testing.T) {
 }
 
 func TestVerifyDetectsEveryFlippedBit(t *testing.T) {
+	testneeds.Time(t, "10 s")
 	dir := filepath.Join(t.TempDir(), "runs")
 	if err := makeBackup(dir, nil); err != nil {
 		t.Fatal(err)

@@ -95,7 +95,7 @@ func scripted(script string) int {
 		signal.Ignore(syscall.SIGTERM)
 		fmt.Println("pids", os.Getpid(), os.Getpid())
 		time.Sleep(5 * time.Minute)
-	case "spell": // starts a kubeadm that outlives it, and tells which
+	case "spell": // starts a kubeadm that outlives it, and prints its process ID
 		os.Setenv(scriptEnv, "slow")
 		d := Detached{Path: os.Args[0], Dir: os.Args[1]}
 		if _, err := d.Start(UpgradeNode, Config{Upgrade: &UpgradeConfiguration{}}, func(p Process) error {

@@ -35,7 +35,7 @@ func TestThirdPartyCharts(t *testing.T) {
 		{"with a tag for a digest", "digest: \"1.17.4\" is not a digest", func(c *Chart) { c.Digest = "1.17.4" }},
 		{"without a version", "version: \"\" is not a version", func(c *Chart) { c.Version = "" }},
 		{"without a source", "source: is missing", func(c *Chart) { c.Source = "" }},
-		{"with a tag", "source: is no repository", func(c *Chart) { c.Source += ":v1" }},
+		{"with a tag", "source: is not a repository", func(c *Chart) { c.Source += ":v1" }},
 		{"twice", "name: above occurs twice", func(c *Chart) { c.Name = "above" }},
 		{"with an invalid name", "name: ", func(c *Chart) { c.Name = "A b" }},
 		{"with an invalid namespace", "namespace: ", func(c *Chart) { c.Namespace = "a.b" }},

@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"constellation/engine/version"
+	"constellation/internal/testneeds"
 )
 
 // today is the day of the tests.
@@ -323,6 +324,7 @@ func TestSignaturesMatchCosign(t *testing.T) {
 }
 
 func TestUntrustedFeedsAreRefused(t *testing.T) {
+	testneeds.Time(t, "10 s")
 	key, stranger := newTestKey(t, "tests"), newTestKey(t, "stranger")
 	for _, tt := range []struct {
 		name   string
@@ -339,7 +341,7 @@ func TestUntrustedFeedsAreRefused(t *testing.T) {
 		{
 			name:   "an empty signature",
 			change: func(t *testing.T, dir string) { write(t, dir, "index.json.sig", "") },
-			is:     ErrSigner, want: "or it was altered or replaced after it was signed; trusted: tests (",
+			is:     ErrSigner, want: "or it was modified or replaced after it was signed; trusted: tests (",
 		},
 		{
 			name:   "a signature that is no base64",
@@ -354,14 +356,14 @@ func TestUntrustedFeedsAreRefused(t *testing.T) {
 		{
 			name:   "another key",
 			change: func(t *testing.T, dir string) { forge(t, dir, stranger, func(*index) {}) },
-			is:     ErrSigner, want: "a key signed it that is not trusted, or it was altered",
+			is:     ErrSigner, want: "an untrusted key signed it, or it was modified",
 		},
 		{
 			name: "an index of another publication",
 			change: func(t *testing.T, dir string) {
 				write(t, dir, "index.json", strings.Replace(string(read(t, dir, "index.json")), `"sequence": `, `"sequence": 1`, 1))
 			},
-			is: ErrSigner, want: "a key signed it that is not trusted, or it was altered",
+			is: ErrSigner, want: "an untrusted key signed it, or it was modified",
 		},
 		{
 			name: "a signed file in place of the index",

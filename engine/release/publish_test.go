@@ -381,13 +381,13 @@ func TestKeysAreReadStrictly(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, content := range map[string]string{
-		"it is empty":                                  "",
-		"it contains data that is not PEM":             "hello",
-		"it is a private key":                          string(private),
-		"contains data that is not PEM":                string(key.PEM()) + "hello",
-		"it is not an ECDSA public key":                "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
+		"it is empty":                                 "",
+		"it contains data that is not PEM":            "hello",
+		"it is a private key":                         string(private),
+		"contains data that is not PEM":               string(key.PEM()) + "hello",
+		"it is not an ECDSA public key":               "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
 		"read key bad: it is not an ECDSA public key": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
-		"is not on the curve P-256":                    string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})),
+		"is not on the curve P-256":                   string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})),
 	} {
 		if _, err := ParseKeys("bad", []byte(content)); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("got %v, want %q", err, name)

@@ -868,6 +868,9 @@ func TestExplore(t *testing.T) {
 	limit := *exploreStates
 	if limit == 0 {
 		limit = 4_000
+		if testing.Short() {
+			limit = 400
+		}
 	}
 	total := 0
 	for i := range scenarios {

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"constellation/internal/testneeds"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -848,6 +849,9 @@ func TestSimulate(t *testing.T) {
 	first, n := max(1, *simSeed), *simSeeds
 	if n == 0 {
 		n = 2000
+		if testing.Short() {
+			n = 100
+		}
 		if *simSeed != 0 {
 			n = 1
 		}
@@ -887,6 +891,7 @@ var missed = []rule{
 
 // TestSimulatedMutants switches rules off one by one. Some seed has to miss each.
 func TestSimulatedMutants(t *testing.T) {
+	testneeds.Time(t, "half a minute")
 	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	if *simSeeds != 0 || *simSeed != 0 {
 		t.Skip("seeds were asked for")

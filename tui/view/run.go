@@ -1,6 +1,11 @@
 package view
 
 import (
+	"cmp"
+	"strings"
+
+	"github.com/charmbracelet/x/ansi"
+
 	"fmt"
 
 	"constellation/engine"
@@ -258,4 +263,89 @@ func LogRow(pg Page, x LogLine, w int, col SourceColumn) string {
 		st = term.Faint
 	}
 	return r.Add(st, sign+" "+x.Text).String()
+}
+
+// Rehearsed lists what each step of a rehearsal would do.
+func Rehearsed(pg Page, w int, steps []Step) []string {
+	var lines []string
+	for i := range steps {
+		s := &steps[i]
+		sign, st := StepSign(pg, s, false)
+		r := pg.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Strong, s.ID, 17)
+		if s.State == engine.StateSkipped {
+			lines = append(lines, r.Add(term.Faint, "already done").String())
+			continue
+		}
+		for n, l := range term.Wrap(cmp.Or(s.Text, s.Title), max(20, w-24)) {
+			if n > 0 {
+				r = pg.Row(w).Pad(22)
+			}
+			lines = append(lines, r.Add(term.Plain, l).String())
+		}
+	}
+	return lines
+}
+
+// FilesWritten lists the files that a run wrote, those in the workspace dir by relative paths.
+// An empty dir means that the workspace is unknown.
+func FilesWritten(pg Page, w int, files []engine.File, dir string) []string {
+	if len(files) == 0 {
+		return nil
+	}
+	where := ""
+	if dir != "" {
+		where = " in " + term.CutMiddle(dir, w-18, pg.Ellipsis)
+	}
+	lines := []string{"", pg.Row(w).Add(term.Plain, " ").Add(term.Strong, "Files written"+where).String()}
+	path := func(f engine.File) string {
+		p := term.Clean(f.Path)
+		if rel, ok := strings.CutPrefix(p, dir+"/"); ok && dir != "" {
+			return rel
+		}
+		return p
+	}
+	names := 20
+	for _, f := range files {
+		names = max(names, term.Width(path(f)))
+	}
+	names = min(names, w/2)
+	for _, f := range files {
+		r := pg.Row(w).Pad(2).Col(term.Plain, term.CutMiddle(path(f), names, pg.Ellipsis), names)
+		if f.Secret {
+			r.Col(term.Caution, "SECRET", 6)
+		} else {
+			r.Pad(7)
+		}
+		r.Col(term.Faint, term.Clean(f.Mode), 4)
+		note := term.Clean(f.Note)
+		if r.Fits(" " + note) {
+			lines = append(lines, r.Add(term.Plain, " "+note).String())
+		} else {
+			lines = append(append(lines, r.String()), pg.Below(w, 4, 2, term.Faint, note)...)
+		}
+	}
+	return lines
+}
+
+// NextCommands lists the commands to run next; the first one can be copied.
+func NextCommands(pg Page, w int, next []string) []string {
+	if len(next) == 0 {
+		return nil
+	}
+	lines := []string{""}
+	for i, n := range next {
+		for j, l := range strings.Split(ansi.Hardwrap(pg.Commands.Line(term.Clean(n)), w-8, true), "\n") {
+			r := pg.Row(w)
+			if i == 0 && j == 0 {
+				r.Add(term.Plain, " ").Col(term.Strong, "Next", 5)
+			} else {
+				r.Pad(7)
+			}
+			lines = append(lines, r.Add(term.Accent, l).String())
+		}
+		if i == 0 {
+			lines = append(lines, pg.Row(w).Pad(7).Add(term.Faint, "y copies it").String())
+		}
+	}
+	return lines
 }

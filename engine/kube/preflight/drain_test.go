@@ -325,24 +325,24 @@ func TestTheRehearsalEndsInTime(t *testing.T) {
 		want []string
 		most int
 	}{
-		{"it may take 30 s, and fails what it cannot judge", silent.URL + "/fail", admissionv1.Fail, 30, []string{
+		{name: "it may take 30 s, and fails what it cannot judge", url: silent.URL + "/fail", failure: admissionv1.Fail, seconds: 30, want: []string{
 			"block: webhook safe.bank.example responds to no eviction within 2s, and its failurePolicy is Fail: " +
 				`kubectl patch validatingwebhookconfiguration safe --type=json -p '[{"op":"test","path":"/webhooks/0/name","value":"safe.bank.example"},{"op":"add","path":"/webhooks/0/failurePolicy","value":"Ignore"},{"op":"add","path":"/webhooks/0/timeoutSeconds","value":1}]'`,
 			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
-		}, evictionWorkers},
-		{"it may take 30 s, and lets pass what it cannot judge", silent.URL + "/ignore", admissionv1.Ignore, 30, []string{
+		}, most: evictionWorkers},
+		{name: "it may take 30 s, and lets pass what it cannot judge", url: silent.URL + "/ignore", failure: admissionv1.Ignore, seconds: 30, want: []string{
 			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
 			"warn: webhook safe.bank.example is slow for evictions: more than 2s each, the drain of 40 pods would take more than 1m20s one after the other: " +
 				`kubectl patch validatingwebhookconfiguration safe --type=json -p '[{"op":"test","path":"/webhooks/0/name","value":"safe.bank.example"},{"op":"add","path":"/webhooks/0/timeoutSeconds","value":1}]'`,
-		}, evictionWorkers},
-		{"it may take 1 s, and lets pass what it cannot judge", silent.URL + "/slow", admissionv1.Ignore, 1, []string{
+		}, most: evictionWorkers},
+		{name: "it may take 1 s, and lets pass what it cannot judge", url: silent.URL + "/slow", failure: admissionv1.Ignore, seconds: 1, want: []string{
 			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
 			"warn: webhook safe.bank.example is slow for evictions",
-		}, 3 * evictionWorkers},
-		{"nothing listens", refusing.URL + "/", admissionv1.Fail, 30, []string{
+		}, most: 3 * evictionWorkers},
+		{name: "nothing listens", url: refusing.URL + "/", failure: admissionv1.Fail, seconds: 30, want: []string{
 			"block: webhook safe.bank.example denies the eviction of",
 			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
-		}, maxStrikes + evictionWorkers},
+		}, most: maxStrikes + evictionWorkers},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			hooks := c.core.AdmissionregistrationV1().ValidatingWebhookConfigurations()

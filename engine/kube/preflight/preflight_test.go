@@ -644,14 +644,14 @@ func TestCertificatesOfKubeletsAreDueByWhoRenewsThem(t *testing.T) {
 		life, left   time.Duration
 		want         []string
 	}{
-		{"a third is left of one that is renewed", renews, 90 * day, 30*day - time.Hour, nil},
-		{"a tenth is left of one that is renewed", renews, 90 * day, 9*day + time.Hour, nil},
-		{"less than a tenth is left of one that is renewed", renews, 90 * day, 9*day - time.Hour, []string{"warn : the certificate of the kubelet of 1 node expires in 8 days"}},
-		{"little is left of one that is renewed", renews, 90 * day, 4 * day, []string{"block : the certificate of the kubelet of 1 node expires in 3 days"}},
-		{"one that is renewed has expired", renews, 90 * day, -3 * day, []string{"block : the certificate of the kubelet of 1 node expired 3 days ago"}},
-		{"a third is left of one that nobody renews", keeps, 90 * day, 30*day - time.Hour, []string{"warn : the certificate of the kubelet of 1 node expires in 29 days"}},
-		{"less than a week is left of one that nobody renews", "", 90 * day, 7*day - time.Hour, []string{"block : the certificate of the kubelet of 1 node expires in 6 days"}},
-		{"a configuration that cannot be read", "{", 90 * day, 20 * day, []string{"warn : the certificate of the kubelet of 1 node expires in 19 days"}},
+		{name: "a third is left of one that is renewed", config: renews, life: 90 * day, left: 30*day - time.Hour},
+		{name: "a tenth is left of one that is renewed", config: renews, life: 90 * day, left: 9*day + time.Hour},
+		{name: "less than a tenth is left of one that is renewed", config: renews, life: 90 * day, left: 9*day - time.Hour, want: []string{"warn : the certificate of the kubelet of 1 node expires in 8 days"}},
+		{name: "little is left of one that is renewed", config: renews, life: 90 * day, left: 4 * day, want: []string{"block : the certificate of the kubelet of 1 node expires in 3 days"}},
+		{name: "one that is renewed has expired", config: renews, life: 90 * day, left: -3 * day, want: []string{"block : the certificate of the kubelet of 1 node expired 3 days ago"}},
+		{name: "a third is left of one that nobody renews", config: keeps, life: 90 * day, left: 30*day - time.Hour, want: []string{"warn : the certificate of the kubelet of 1 node expires in 29 days"}},
+		{name: "less than a week is left of one that nobody renews", life: 90 * day, left: 7*day - time.Hour, want: []string{"block : the certificate of the kubelet of 1 node expires in 6 days"}},
+		{name: "a configuration that cannot be read", config: "{", life: 90 * day, left: 20 * day, want: []string{"warn : the certificate of the kubelet of 1 node expires in 19 days"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := selfSigned(t, tt.life, tt.left)

@@ -33,30 +33,30 @@ func TestExhaustedQuotas(t *testing.T) {
 		change func(*corev1.ResourceQuota)
 		want   []string // title: detail: command
 	}{
-		{"no pod more", quota(ownNamespace, list("pods", "1"), list("pods", "1")), nil, []string{
+		{name: "no pod more", quota: quota(ownNamespace, list("pods", "1"), list("pods", "1")), want: []string{
 			"ResourceQuota constellation-system/limits refuses new pods: 1 of 1 pods are used: no additional pod of " + operator +
 				`: kubectl -n constellation-system patch resourcequota limits --type=merge -p '{"spec":{"hard":{"pods":"2"}}}'`,
 		}},
-		{"room for one more", quota(ownNamespace, list("pods", "2"), list("pods", "1")), nil, nil},
-		{"CPU is left, but not enough", quota(ownNamespace, list("requests.cpu", "1"), list("requests.cpu", "950m")), nil, []string{
+		{name: "room for one more", quota: quota(ownNamespace, list("pods", "2"), list("pods", "1"))},
+		{name: "CPU is left, but not enough", quota: quota(ownNamespace, list("requests.cpu", "1"), list("requests.cpu", "950m")), want: []string{
 			"ResourceQuota constellation-system/limits refuses new pods: 950m of 1 requests.cpu are used: no additional pod of " + operator +
 				`: kubectl -n constellation-system patch resourcequota limits --type=merge -p '{"spec":{"hard":{"requests.cpu":"1050m"}}}'`,
 		}},
-		{"memory that the pods do not ask for", quota(ownNamespace, list("limits.memory", "1Gi"), list("limits.memory", "1Gi")), nil, nil},
-		{"pods of the system", quota("kube-system", list("count/pods", "7"), list("count/pods", "9")), nil, []string{
+		{name: "memory that the pods do not ask for", quota: quota(ownNamespace, list("limits.memory", "1Gi"), list("limits.memory", "1Gi"))},
+		{name: "pods of the system", quota: quota("kube-system", list("count/pods", "7"), list("count/pods", "9")), want: []string{
 			"ResourceQuota kube-system/limits refuses new pods: 9 of 7 count/pods are used: no additional pod of " + proxy +
 				`: kubectl -n kube-system patch resourcequota limits --type=merge -p '{"spec":{"hard":{"count/pods":"10"}}}'`,
 		}},
-		{"another namespace", quota("shop", list("pods", "1"), list("pods", "1")), nil, nil},
-		{"not yet computed", quota(ownNamespace, list("pods", "1"), nil), nil, nil},
-		{"pods without requests alone", quota(ownNamespace, list("pods", "1"), list("pods", "1")), func(q *corev1.ResourceQuota) {
+		{name: "another namespace", quota: quota("shop", list("pods", "1"), list("pods", "1"))},
+		{name: "not yet computed", quota: quota(ownNamespace, list("pods", "1"), nil)},
+		{name: "pods without requests alone", quota: quota(ownNamespace, list("pods", "1"), list("pods", "1")), change: func(q *corev1.ResourceQuota) {
 			q.Spec.Scopes = []corev1.ResourceQuotaScope{corev1.ResourceQuotaScopeBestEffort}
-		}, nil},
-		{"pods of another priority class", quota(ownNamespace, list("pods", "1"), list("pods", "1")), func(q *corev1.ResourceQuota) {
+		}},
+		{name: "pods of another priority class", quota: quota(ownNamespace, list("pods", "1"), list("pods", "1")), change: func(q *corev1.ResourceQuota) {
 			q.Spec.ScopeSelector = &corev1.ScopeSelector{MatchExpressions: []corev1.ScopedResourceSelectorRequirement{
 				{ScopeName: corev1.ResourceQuotaScopePriorityClass, Operator: corev1.ScopeSelectorOpIn, Values: []string{"low"}},
 			}}
-		}, nil},
+		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := &world{}

@@ -65,7 +65,7 @@ func FuzzDocument(f *testing.F) {
 		if n != 1 {
 			t.Errorf("the error wraps %d reasons: %v", n, err)
 		}
-		// What can be read can be written, and is the same then.
+		// A decoded document encodes to the same bytes.
 		if d, err := parseDocument(b); err == nil {
 			if again, err := d.marshal(); err != nil || !bytes.Equal(again, b) {
 				t.Errorf("the document has two forms: %x and %x, %v", b, again, err)

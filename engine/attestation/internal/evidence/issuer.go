@@ -12,27 +12,25 @@ import (
 	"github.com/google/go-tpm/tpm2/transport"
 )
 
-// TPMIssuer makes evidence with the TPM of this machine. It may be used
-// concurrently, and beside issuers in other processes: each quote opens the TPM
-// and closes it again.
+// TPMIssuer makes evidence with the TPM of this machine. It may be used concurrently, and
+// beside issuers in other processes: each quote opens the TPM and closes it again.
 //
-// What is the same for every quote is kept for keepKey: the certificate of the
-// attestation key and the key itself, in the form in which a TPM hands keys out. Such
-// a key is useless to anybody but the TPM that made it, and to that one after a
-// reset, so a TPM that was reset or exchanged refuses it, and everything is read and
-// made anew.
+// Data common to all quotes is cached for keepKey: the certificate of the attestation key and
+// the key itself, in the wrapped form in which a TPM exports keys. Such a key is usable only
+// by the TPM that created it, until its reset. A TPM that was reset or exchanged rejects it,
+// and then everything is read and created again.
 type TPMIssuer struct {
 	address string
 	log     string
-	turn    chan struct{}   // is full while a quote is made
-	kept    *attestationKey // belongs to who has the turn; nil: make it anew
+	turn    chan struct{}   // full while a quote is made
+	kept    *attestationKey // owned by the holder of the slot; nil: create it
 }
 
-// keepKey bounds how long an attestation key is used that was made once. Nothing
-// but a reset changes it; the bound is for what nobody thought of.
+// keepKey bounds the use of a cached attestation key. Only a reset invalidates it; the bound
+// is a precaution.
 const keepKey = time.Minute
 
-// attestationKey is what quotes have in common.
+// attestationKey is the data common to all quotes.
 type attestationKey struct {
 	made                time.Time
 	certificate, public []byte
@@ -50,8 +48,8 @@ func NewTPMIssuer(address string) *TPMIssuer {
 // Variant implements Issuer.
 func (*TPMIssuer) Variant() Variant { return TPM2 }
 
-// quoteAttempts is how often a quote is tried while something else extends the
-// registers between reading and quoting them.
+// quoteAttempts bounds the attempts while another process extends the registers between
+// reading and quoting them.
 const quoteAttempts = 3
 
 // Issue implements Issuer. It takes some ten milliseconds with an emulator and up
@@ -81,7 +79,7 @@ func (i *TPMIssuer) Issue(ctx context.Context, userData []byte) ([]byte, error) 
 	return out, nil
 }
 
-// quote fills in everything but the log. The caller holds the turn.
+// quote fills in everything except the log. The caller holds the slot.
 func (i *TPMIssuer) quote(t transport.TPM, d *document, userData []byte) (err error) {
 	key, handle, err := i.key(t)
 	if err != nil {
@@ -121,7 +119,7 @@ func (i *TPMIssuer) key(t transport.TPM) (*attestationKey, tpm2.NamedHandle, err
 		return nil, tpm2.NamedHandle{}, err
 	}
 	k.public, k.name = public, handle.Name
-	// A TPM that does not hand the key out makes it anew for each quote.
+	// A TPM that does not export the key creates it for each quote.
 	if saved, err := (tpm2.ContextSave{SaveHandle: handle.Handle}).Execute(t); err == nil {
 		k.saved = saved.Context
 		i.kept = k

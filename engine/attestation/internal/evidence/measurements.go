@@ -20,7 +20,7 @@ const lastPCR = 23
 // pcrSize is the size of a SHA-256 register in bytes.
 const pcrSize = 32
 
-// Measurement is what one PCR shall hold.
+// Measurement is the expected value of one PCR.
 type Measurement struct {
 	// Expected is the SHA-256 register's value, 32 bytes; hex in JSON and YAML.
 	Expected []byte
@@ -28,16 +28,16 @@ type Measurement struct {
 	WarnOnly bool
 }
 
-// Measurements maps the index of a PCR, 0 to 23, to what it shall hold. A
-// register without an entry may hold anything.
+// Measurements maps the index of a PCR, 0 to 23, to its expected value. A register without an
+// entry may have any value.
 //
-// In JSON and YAML it is an object such as {"4": {"expected": "<64 hex digits>",
-// "warnOnly": false}}. A bare string of hex digits is accepted in place of the
-// inner object and means enforced. Reading is strict: unknown fields, repeated
-// registers, other lengths and other indices are errors.
+// In JSON and YAML it is an object such as {"4": {"expected": "<64 hex digits>", "warnOnly":
+// false}}. A bare string of hex digits is accepted in place of the inner object and means
+// enforced. Decoding is strict: unknown fields, repeated registers, other lengths and other
+// indices are errors.
 type Measurements map[uint32]Measurement
 
-// Enforced returns measurements that demand exactly pcrs.
+// Enforced returns measurements that require exactly pcrs.
 func Enforced(pcrs map[uint32][]byte) Measurements {
 	m := make(Measurements, len(pcrs))
 	for i, v := range pcrs {
@@ -46,8 +46,7 @@ func Enforced(pcrs map[uint32][]byte) Measurements {
 	return m
 }
 
-// Enforces reports whether a machine can fail m: at least one register does more than
-// warn.
+// Enforces reports whether a machine can fail m: at least one register is not WarnOnly.
 func (m Measurements) Enforces() bool {
 	for _, v := range m {
 		if !v.WarnOnly {
@@ -82,7 +81,7 @@ func (m Measurements) Clone() Measurements {
 	return c
 }
 
-// Equal reports whether m and o demand the same, warnings included.
+// Equal reports whether m and o require the same, warnings included.
 func (m Measurements) Equal(o Measurements) bool {
 	return maps.EqualFunc(m, o, func(a, b Measurement) bool {
 		return a.WarnOnly == b.WarnOnly && bytes.Equal(a.Expected, b.Expected)
@@ -91,7 +90,7 @@ func (m Measurements) Equal(o Measurements) bool {
 
 func (m Measurements) indices() []uint32 { return slices.Sorted(maps.Keys(m)) }
 
-// Mismatch is a register that does not hold what it shall.
+// Mismatch is a register with an unexpected value.
 type Mismatch struct {
 	PCR      uint32
 	Expected []byte
@@ -106,7 +105,7 @@ func (m Mismatch) String() string {
 	return fmt.Sprintf("%s is %x, expected %x", pcrName(m.PCR), m.Actual, m.Expected)
 }
 
-// pcrName is how people call a register.
+// pcrName is the common name of a register.
 func pcrName(i uint32) string {
 	n := ""
 	switch i {
@@ -152,9 +151,9 @@ func (e *MeasurementError) Error() string {
 // Unwrap makes errors.Is(err, ErrMeasurement) true.
 func (e *MeasurementError) Unwrap() error { return ErrMeasurement }
 
-// Compare checks pcrs, SHA-256 registers by index, against m. The error, a
-// *MeasurementError, lists every enforced register that differs or is missing;
-// warnings name those that only warn, in order.
+// Compare checks pcrs, SHA-256 registers by index, against m. The error, a *MeasurementError,
+// lists every enforced register that differs or is missing; warnings name those that only
+// warn, in order.
 func (m Measurements) Compare(pcrs map[uint32][]byte) (warnings []string, err error) {
 	var wrong []Mismatch
 	for _, i := range m.indices() {
@@ -175,15 +174,14 @@ func (m Measurements) Compare(pcrs map[uint32][]byte) (warnings []string, err er
 	return warnings, nil
 }
 
-// Weakened says in sentences where by, the newer measurements, protect less than
-// m: a register that is no longer checked, or that only warns from now on. An
-// expected value that is replaced by another weakens nothing. The result is nil
-// if by is at least as strict.
+// Weakened describes where by, the newer measurements, protect less than m: a register that is
+// no longer checked, or only warns. A changed expected value weakens nothing. The result is
+// nil if by is at least as strict.
 func (m Measurements) Weakened(by Measurements) []string {
 	var s []string
 	for _, i := range m.indices() {
 		if m[i].WarnOnly {
-			continue // a warning that goes away protected nothing
+			continue // removing a warning weakens nothing
 		}
 		switch n, ok := by[i]; {
 		case !ok:
@@ -272,7 +270,7 @@ func (m *Measurement) set(fields map[string]any) error {
 			}
 			v, err := hex.DecodeString(s)
 			if err != nil {
-				return errors.New("field expected holds something else than hex digits")
+				return errors.New("field expected contains characters other than hex digits")
 			}
 			if len(v) != pcrSize {
 				return fmt.Errorf("field expected has %d hex digits, want %d", len(s), 2*pcrSize)
@@ -352,8 +350,8 @@ func (m *Measurements) UnmarshalYAML(unmarshal func(any) error) error {
 	return nil
 }
 
-// members calls each for every key of the object that d has just entered, and
-// refuses keys that are repeated: which of two would count is anyone's guess.
+// members calls each for every key of the object that d has just entered, and rejects repeated
+// keys, whose meaning is ambiguous.
 func members(d *json.Decoder, each func(key string) error) error {
 	seen := map[string]bool{}
 	for d.More() {

@@ -33,23 +33,23 @@ func clusterIDDigest(clusterID []byte) []byte {
 	return d[:]
 }
 
-// PCR15 says what a validator wants of the register that carries the cluster ID.
-// The zero value is PCR15Zero, the strictest: an unused machine.
+// PCR15 is a validator's rule for the register with the cluster ID. The zero value is
+// PCR15Zero, the strictest: an unused machine.
 type PCR15 struct {
 	member bool
 	want   []byte // nil with member: any cluster
 }
 
-// PCR15Zero demands a machine that belongs to no cluster yet.
+// PCR15Zero requires a machine that belongs to no cluster yet.
 func PCR15Zero() PCR15 { return PCR15{} }
 
-// PCR15ClusterID demands a member of exactly this cluster.
+// PCR15ClusterID requires a member of exactly this cluster.
 func PCR15ClusterID(clusterID []byte) PCR15 {
 	return PCR15{member: true, want: ClusterIDPCR(clusterID)}
 }
 
-// PCR15Member demands a member of some cluster. It is for those who cannot know
-// the cluster's ID yet; they must learn from [Identity] whose machine it is.
+// PCR15Member requires a member of some cluster. It is for callers without the cluster's ID;
+// they must verify the machine's owner by [Identity].
 func PCR15Member() PCR15 { return PCR15{member: true} }
 
 // check returns an error that wraps ErrMember if got breaks the rule.
@@ -66,12 +66,12 @@ func (r PCR15) check(got []byte) error {
 	return nil
 }
 
-// MeasuredEvent is one thing that firmware or a boot loader measures.
+// MeasuredEvent is one measurement of firmware or a boot loader.
 type MeasuredEvent struct {
 	PCR uint32 `json:"pcr"`
 	// Digest is the SHA-256 of what was measured, 32 bytes.
 	Digest []byte `json:"digest"`
-	// Description is for people; it is not measured.
+	// Description is for users; it is not measured.
 	Description string `json:"description"`
 }
 

@@ -15,13 +15,12 @@ import (
 	"github.com/google/go-tpm/tpm2/transport"
 )
 
-// Provision does once what a cloud does when it makes a machine: it has the TPM
-// at address create the attestation key, certifies with ca that the key is that
-// of the instance id, and leaves certificate and template in the TPM's memory.
+// Provision prepares a new machine's TPM once, as a cloud does: it has the TPM at address
+// create the attestation key, certifies with ca that the key belongs to the instance id, and
+// stores certificate and template in the TPM's memory.
 //
-// Repeating it replaces the certificate; the key stays the same for as long as the
-// TPM keeps its state. It must precede HandOver in a boot. Errors wrap ErrTPM
-// unless they are about id.
+// Repeating it replaces the certificate; the key stays the same while the TPM keeps its state.
+// It must precede HandOver in a boot. Errors wrap ErrTPM unless they are about id.
 func Provision(ctx context.Context, address string, ca *CA, id Identity) error {
 	if err := id.check(); err != nil {
 		return fmt.Errorf("provision TPM of %q: %w", id.Name, err)
@@ -68,10 +67,10 @@ func provision(t transport.TPM, ca *CA, id Identity) (err error) {
 	return nil
 }
 
-// HandOver does what firmware does last, before an operating system runs: it takes
-// the platform's authorisation away from everyone, until the next reset of the
-// TPM. From then on the machine can read what Provision left, but neither change
-// nor remove it. Repeating it changes nothing. Errors wrap ErrTPM.
+// HandOver is the last step of firmware before an operating system runs: it disables the
+// platform's authorization until the next reset of the TPM. From then on the machine can read
+// the data of Provision, but neither change nor remove it. Repeating it changes nothing.
+// Errors wrap ErrTPM.
 func HandOver(ctx context.Context, address string) error {
 	secret := make([]byte, sha256.Size)
 	if _, err := rand.Read(secret); err != nil {
@@ -80,7 +79,7 @@ func HandOver(ctx context.Context, address string) error {
 	if err := use(ctx, address, func(t transport.TPM) error {
 		_, err := tpm2.HierarchyChangeAuth{
 			AuthHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHPlatform, Auth: tpm2.PasswordAuth(nil)},
-			NewAuth:    tpm2.TPM2BAuth{Buffer: secret}, // nobody keeps it
+			NewAuth:    tpm2.TPM2BAuth{Buffer: secret}, // never stored
 		}.Execute(t)
 		if errors.Is(err, tpm2.TPMRCBadAuth) { // it is gone already
 			return nil
@@ -142,14 +141,13 @@ func writeNV(t transport.TPM, index tpm2.TPMHandle, data []byte) error {
 	return nil
 }
 
-// Measure does at every boot what firmware and a boot loader do before the
-// operating system runs: it extends the TPM at address with events, in order, and
-// writes them to the event log at logPath, which EventLogPath names.
+// Measure performs the measurements of firmware and a boot loader at every boot: it extends
+// the TPM at address with events, in order, and writes them to the event log at logPath, which
+// EventLogPath names.
 //
-// After a reset of the TPM the log starts anew. Called again in the same boot it
-// goes on where it stopped. A TPM whose registers are neither fresh nor what the
-// log says was not reset since another boot; it is refused. Errors wrap ErrTPM
-// unless they are about an event.
+// After a reset of the TPM the log starts over. Called again in the same boot it continues. A
+// TPM whose registers are neither fresh nor match the log was not reset since another boot,
+// and is rejected. Errors wrap ErrTPM unless they are about an event.
 func Measure(ctx context.Context, address, logPath string, events []MeasuredEvent) error {
 	for _, e := range events {
 		if err := e.check(); err != nil {

@@ -13,11 +13,10 @@ import (
 	"golang.org/x/crypto/cryptobyte/asn1"
 )
 
-// SoftwareIssuer is a simulation: it makes the document that a TPM would make, of
-// a machine that need not exist, in pure Go and without a TPM. It is for load
-// tests, where thousands of machines join from one process. It proves nothing
-// about the machine it runs on. It works only for who holds the CA's key, and no
-// shipped role constructs one.
+// SoftwareIssuer is a simulation: it makes the document of a TPM for a machine that need not
+// exist, in pure Go and without a TPM. It is for load tests, where thousands of machines join
+// from one process. It proves nothing about the machine it runs on. It requires the CA's key,
+// and no production program constructs one.
 type SoftwareIssuer struct {
 	key       *ecdsa.PrivateKey
 	cert, pub []byte

@@ -23,18 +23,16 @@ import (
 // TPM may take most of a second for a single command.
 const tpmTimeout = 30 * time.Second
 
-// lockPoll is how often a waiting process looks whether the TPM is free; a quote
-// takes a few milliseconds.
+// lockPoll is the poll interval for the lock of the TPM; a quote takes a few milliseconds.
 const lockPoll = 2 * time.Millisecond
 
-// OpenTPM opens the TPM at address, "unix:" and the path of the socket of an
-// emulator, or the path of a device such as /dev/tpmrm0.
+// OpenTPM opens the TPM at address, "unix:" and the path of the socket of an emulator, or the
+// path of a device such as /dev/tpmrm0.
 //
-// An emulator serves one client at a time and keeps others waiting without a
-// word, so users take turns by a lock on the file beside the socket whose name
-// ends in ".lock": open, use, close quickly. ctx bounds the wait and everything
-// done with the result. The device /dev/tpmrm0 needs no turns; the kernel keeps
-// its users apart. Errors wrap ErrTPM.
+// An emulator serves one client at a time and blocks others silently, so clients lock the file
+// beside the socket whose name ends in ".lock": open, use, close quickly. ctx bounds the wait
+// and all use of the result. The device /dev/tpmrm0 needs no lock; the kernel separates its
+// users. Errors wrap ErrTPM.
 func OpenTPM(ctx context.Context, address string) (transport.TPMCloser, error) {
 	path, socket := strings.CutPrefix(address, "unix:")
 	if !socket {
@@ -78,9 +76,9 @@ func OpenTPM(ctx context.Context, address string) (transport.TPMCloser, error) {
 	return e, nil
 }
 
-// forget flushes the objects that a client left which died: an emulator has room for
-// three, and no resource manager as a device has. Whoever holds the lock is alone. A
-// TPM that nobody has started yet has none.
+// forget flushes the objects of clients that died: an emulator has room for three, and no
+// resource manager as a device has. The holder of the lock is the only user. A TPM that was
+// not started yet has none.
 func forget(t transport.TPM) error {
 	got, err := tpm2.GetCapability{Capability: tpm2.TPMCapHandles, Property: uint32(tpm2.TPMHTTransient) << 24, PropertyCount: 16}.Execute(t)
 	if errors.Is(err, tpm2.TPMRCInitialize) {
@@ -413,8 +411,8 @@ func readNV(t transport.TPM, index tpm2.TPMHandle) ([]byte, error) {
 	return out, nil
 }
 
-// primary makes the attestation key anew from its template. The same template and
-// the same TPM always give the same key.
+// primary recreates the attestation key from its template. The same template and the same TPM
+// always give the same key.
 func primary(t transport.TPM, template []byte) (handle tpm2.NamedHandle, public []byte, err error) {
 	r, err := tpm2.CreatePrimary{
 		PrimaryHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(nil)},

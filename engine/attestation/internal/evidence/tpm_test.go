@@ -87,7 +87,7 @@ func TestLifeOfATPM(t *testing.T) {
 		t.Errorf("a member after an attempt to take it over: %v", err)
 	}
 
-	// A reboot: the firmware measures anew, and the member marks itself again.
+	// A reboot: the firmware measures again, and the member extends PCR 15 again.
 	reset()
 	if err := Measure(ctx, address, log, boot()); err != nil {
 		t.Fatal(err)
@@ -646,7 +646,7 @@ func TestKeptKey(t *testing.T) {
 	}
 	states(worker(0))
 	if issuer.kept != first {
-		t.Error("the second quote made the key anew")
+		t.Error("the second quote created the key again")
 	}
 
 	before := states(worker(0))

@@ -13,8 +13,8 @@ import (
 	"constellation/engine/cloud"
 )
 
-// Options refine what a TPMValidator accepts. The zero value demands an unused
-// machine, of any role and any project that the roots vouch for.
+// Options refine the acceptance of a TPMValidator. The zero value requires an unused machine,
+// of any role and any project that the roots certify.
 type Options struct {
 	// PCR15 is the rule for the register that carries the cluster ID.
 	PCR15 PCR15
@@ -28,8 +28,8 @@ type Options struct {
 	Now func() time.Time
 }
 
-// TPMValidator judges documents of variant TPM2. It never changes, so it may be
-// used concurrently without a lock: who has new measurements makes a new one.
+// TPMValidator verifies documents of variant TPM2. It is immutable, so it may be used
+// concurrently without a lock: new measurements need a new validator.
 type TPMValidator struct {
 	roots  *x509.CertPool
 	images []Measurements
@@ -58,10 +58,9 @@ func (*TPMValidator) Variant() Variant { return TPM2 }
 
 // Validate implements Validator.
 //
-// What is cheap is checked first. The attestation key's own public area is part
-// of the evidence: the quote names its signer by a hash over that area, so the
-// TPM itself vouches that the key is restricted and never left it, whatever the
-// cloud looked at when it certified the key.
+// Cheap checks come first. The attestation key's public area is part of the evidence: the
+// quote names its signer by a hash over that area, so the TPM itself proves that the key is
+// restricted and never left it, independently of the cloud's certification.
 func (v *TPMValidator) Validate(ctx context.Context, doc, userData []byte) (Statement, error) {
 	if err := ctx.Err(); err != nil {
 		return Statement{}, err
@@ -110,7 +109,7 @@ func (v *TPMValidator) Validate(ctx context.Context, doc, userData []byte) (Stat
 	case subtle.ConstantTimeCompare(q.signer, pub.qualifiedName()) != 1:
 		return Statement{}, fmt.Errorf("%w: it names another key, or one outside of the endorsement hierarchy", ErrQuote)
 	case !sig.verify(cert.PublicKey, d.quote):
-		return Statement{}, fmt.Errorf("%w: signature does not fit", ErrQuote)
+		return Statement{}, fmt.Errorf("%w: signature is invalid", ErrQuote)
 	}
 
 	if err := checkLog(d.log, pcrs); err != nil {

@@ -342,10 +342,10 @@ func TestValidateRefuses(t *testing.T) {
 			want: ErrDocument, text: "PCR 9 (kernel and initrd) is",
 		},
 
-		// Who vouches for the key.
+		// Trust in the key.
 		{name: "another cloud certified the key", edit: func(f *forger) { f.ca = foreign }, want: ErrTrust, text: "unknown authority"},
 		{name: "a cloud of the same name certified the key", edit: func(f *forger) { f.ca = newCA(t, "cloud") }, want: ErrTrust},
-		{name: "nobody is trusted", roots: func(*x509.CertPool) *x509.CertPool { return nil }, want: ErrTrust},
+		{name: "no trusted root", roots: func(*x509.CertPool) *x509.CertPool { return nil }, want: ErrTrust},
 		{name: "the certificate is signed by the key itself", edit: func(f *forger) {
 			f.ca = &CA{cert: &f.template, key: f.key}
 		}, want: ErrTrust},
@@ -396,7 +396,7 @@ func TestValidateRefuses(t *testing.T) {
 		}, want: ErrDocument, text: "not 2048 bits"},
 
 		// The signature.
-		{name: "another key signed", edit: func(f *forger) { f.certified = f.key.Public(); f.key = other }, want: ErrQuote, text: "signature does not fit"},
+		{name: "another key signed", edit: func(f *forger) { f.certified = f.key.Public(); f.key = other }, want: ErrQuote, text: "signature is invalid"},
 		{name: "the quote was changed after it was signed", edit: func(f *forger) {
 			f.editDocument = func(d *document) { d.quote = bytes.Clone(d.quote); d.quote[len(d.quote)-60] ^= 1 } // firmware version
 		}, want: ErrQuote},
@@ -406,10 +406,10 @@ func TestValidateRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 			f.editSignature = func([]byte) []byte { return d.signature }
-		}, want: ErrQuote, text: "signature does not fit"},
+		}, want: ErrQuote, text: "signature is invalid"},
 		{name: "the signature is zero", edit: func(f *forger) {
 			f.editSignature = func([]byte) []byte { return []byte{0, algECDSA, 0, algSHA256, 0, 0, 0, 0} }
-		}, want: ErrQuote, text: "signature does not fit"},
+		}, want: ErrQuote, text: "signature is invalid"},
 		{name: "the signature is as large as the curve's order", edit: func(f *forger) {
 			n := elliptic.P256().Params().N
 			f.editSignature = func([]byte) []byte {
@@ -602,7 +602,7 @@ func TestMutatedDocuments(t *testing.T) {
 		}
 	}
 	t.Logf("%d of %d documents with a flipped bit state the same", same, 8*len(honest))
-	// What may change without harm is the text of the event log, which is not measured.
+	// The text of the event log is not measured, so it may change.
 	text := 0
 	for _, e := range boot() {
 		text += 8 * len(e.Description)

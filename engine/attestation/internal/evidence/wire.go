@@ -16,10 +16,9 @@ import (
 	"golang.org/x/crypto/cryptobyte/asn1"
 )
 
-// The structures below come from strangers and are read on the hot path of a
-// join, so they are parsed by hand: every length is bounded before it is used,
-// nothing may be left over, and nothing is read by reflection. A fuzz test holds
-// them against go-tpm's own reader.
+// The structures below are untrusted and parsed on the hot path of a join, so they are parsed
+// by hand: every length is bounded before use, no data may remain, and there is no reflection.
+// A fuzz test compares them with go-tpm's own decoder.
 
 // Bounds in bytes of what a document carries; all of it together is bounded by
 // MaxDocument.
@@ -151,7 +150,7 @@ func parseDocument(b []byte) (document, error) {
 		return document{}, fmt.Errorf("its event log has %d bytes, at most %d are allowed", len(d.log), maxLog)
 	}
 	if !body.Empty() {
-		return document{}, errors.New("something follows its last field")
+		return document{}, errors.New("unexpected data after its last field")
 	}
 	return d, nil
 }

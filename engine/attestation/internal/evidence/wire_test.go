@@ -56,7 +56,7 @@ func TestDocumentsAreRefused(t *testing.T) {
 	}
 	d.log = make([]byte, MaxDocument)
 	if _, err := d.marshal(); err == nil {
-		t.Error("a document that nobody would read was made")
+		t.Error("a document beyond the limit was made")
 	}
 }
 
