@@ -41,16 +41,16 @@ const surge = 1
 // the cloud is asked what it has.
 const checkLimit = 15 * time.Second
 
-// Check says what may be gone to from what runs, by which path, what the next hop will
-// change and what it would trip over. It changes nothing but the configuration, and that
-// only if the request says so.
+// Check determines the versions that the cluster can be upgraded to, the upgrade path, the
+// changes of the next hop and its preflight findings. It changes only the configuration, and
+// only on request.
 //
-// emit gets a check event called CheckVersions as soon as versions and path are known,
-// then those of the preflight; calls do not overlap. If the cluster cannot be asked, the
-// event and the result hold what is known without it, and the error says why; it has
-// ExitUsage if workspace or request are at fault.
+// emit gets a check event called CheckVersions as soon as versions and path are known, then
+// those of the preflight; calls do not overlap. If the cluster is unreachable, the event and
+// the result have the data known without it, and the error has the reason; it has ExitUsage if
+// workspace or request are at fault.
 //
-// Exit of the result is ExitBlocked if there is something newer and no way to it, or the
+// Exit of the result is ExitBlocked if newer versions exist but none can be reached, or the
 // preflight forbids the next hop; ExitUpgradeAvailable if there is a next hop; else zero.
 func (e *Engine) Check(ctx context.Context, r CheckRequest, emit func(plan.Event)) (Check, error) {
 	c := &checkRun{e: e, request: r}
@@ -118,7 +118,7 @@ type checkRun struct {
 	path   []compat.Hop
 	hop    *compat.Hop          // the first of path; nil if there is none
 	inUse  []cluster.Components // that get a statement in the hop
-	enrols []cluster.Node       // whose agents get to verify in the hop
+	enrols []cluster.Node       // whose agents are enrolled in the hop
 	next   *workspace.Config    // nil if there is no hop
 	edited []byte               // the configuration with the values of the next hop; nil if it is not to be written
 	// unmeasured is why the measurements of the next hop's image are not known.
@@ -318,7 +318,7 @@ func deniedFinding(denied []cluster.Denial) *plan.Finding {
 // runningDenied is the ID of the finding about what the API server refused to tell.
 const runningDenied = "running-denied"
 
-// without fills what can be told without the cluster, or with the little that it told.
+// without fills in the data that is known without the cluster, or with its partial answer.
 func (c *checkRun) without() {
 	if f := deniedFinding(c.now.Denied); f != nil {
 		f.Severity = plan.Block
@@ -412,8 +412,8 @@ func (c *checkRun) decide(ctx context.Context) error {
 	return nil
 }
 
-// beyond says why versions of Kubernetes that are newer than where the path ends cannot
-// be gone to from there: what is in the way now the path clears.
+// beyond explains why versions of Kubernetes beyond the end of the path cannot be reached from
+// there: the path resolves today's obstacles.
 func (c *checkRun) beyond() {
 	if len(c.path) == 0 {
 		return
@@ -452,8 +452,8 @@ func (c *checkRun) reached() plan.Target {
 	}
 }
 
-// offers is the cloud's word. What a cloud that does not answer has is not known, and
-// told as such; it forbids nothing.
+// offers returns the cloud's images. If the cloud is unreachable, they count as unknown, which
+// forbids nothing.
 func (c *checkRun) offers() compat.Offer {
 	if c.silent != nil {
 		return compat.Offer{}
@@ -493,7 +493,7 @@ func (c *checkRun) image(v version.Version) *cloud.Image {
 	return nil
 }
 
-// summary returns what is known about a release; nil if nothing is.
+// summary returns the summary of a release; nil if unknown.
 func (c *checkRun) summary(v version.Version) *release.Summary {
 	for i := range c.releases {
 		if c.releases[i].Version.Equal(v) {
@@ -565,8 +565,8 @@ func (c *checkRun) measured(ctx context.Context, v version.Version) (attestation
 	return out, nil
 }
 
-// registersOf returns what a machine that booted an image has measured: the cloud knows
-// its own images, the feed all others.
+// registersOf returns the expected measurements of an image: the cloud has those of its own
+// images, the feed all others.
 func (c *checkRun) registersOf(ctx context.Context, v version.Version) (map[uint32][]byte, error) {
 	var text map[uint32]string
 	if i := c.image(v); i != nil {
@@ -629,7 +629,7 @@ func (c *checkRun) planned() compat.Planned {
 	return to
 }
 
-// tell emits what is known so far.
+// tell emits the data known so far.
 func (c *checkRun) tell(emit func(plan.Event)) {
 	c.sort()
 	data, err := json.Marshal(c.out)
@@ -735,9 +735,9 @@ func (c *checkRun) later(r PreflightRequest) []PreflightRequest {
 	return []PreflightRequest{r}
 }
 
-// onlyLater returns what later hops would trip over and the next one does not, as far as
-// it can be seen from here. Nothing of it is in the way yet, so it only warns. There is
-// one finding at least.
+// onlyLater returns findings of later hops that the next one does not have, as far as they can
+// be determined now. They are not obstacles yet, so they only warn. There is at least one
+// finding.
 func onlyLater(next, later []plan.Finding) (out []plan.Finding) {
 	for _, f := range later {
 		told := slices.ContainsFunc(next, func(o plan.Finding) bool {
@@ -830,7 +830,7 @@ func (c *checkRun) write() error {
 		return err
 	}
 	c.out.Config.Written = true
-	// What was said about values that are not there any more.
+	// Remove findings about values that no longer exist.
 	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f plan.Finding) bool { return f.ID == CheckConfigTarget })
 	return nil
 }

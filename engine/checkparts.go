@@ -161,7 +161,8 @@ func (c *checkRun) after() compat.Planned {
 	return c.hop.Planned()
 }
 
-// kubernetesParts are the rows of what is bound to the version of Kubernetes and runs.
+// kubernetesParts are the rows of running services that are bound to the version of
+// Kubernetes.
 func (c *checkRun) kubernetesParts(reach []version.Version, newest version.Version) (rows []plan.ComponentCheck) {
 	for _, p := range c.now.Parts {
 		if p.Kind != cluster.ServiceOfKubernetes {
@@ -517,8 +518,7 @@ func (c *checkRun) kindsOf(ctx context.Context, v version.Version) ([]assets.Fil
 	return slices.DeleteFunc(all, func(f assets.File) bool { return !slices.Contains(r.CRDs, f.Name) }), nil
 }
 
-// changes works out what the next hop changes, as far as that can be told without
-// asking anybody again.
+// changes determines the changes of the next hop without further requests.
 func (c *checkRun) changes(ctx context.Context) *plan.Changes {
 	to := c.hop.Planned()
 	out := &plan.Changes{Nodes: map[string]int{}}

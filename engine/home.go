@@ -120,8 +120,8 @@ func completed(w *workspace.Workspace, runs []plan.RunSummary) bool {
 	})
 }
 
-// newerThan says what the program knows that is newer than what the configuration says;
-// empty if nothing is. Nobody is asked.
+// newerThan describes a newer version than the configured one in the program's own release
+// data; empty if there is none. It sends no request.
 func newerThan(c *workspace.Config) string {
 	source, err := release.Embedded(assets.Releases())
 	if err != nil || c == nil {

@@ -38,7 +38,7 @@ const ruleOldest = "oldest-supports-kubernetes"
 // name. All others that block cannot be forced.
 var acknowledgeable = []string{ruleWeaker, ruleOldest}
 
-// PrepareRequest says what is to be prepared.
+// PrepareRequest selects the target of prepare.
 type PrepareRequest struct {
 	// CheckRequest names the goal, of which the next hop is prepared. Without one it is what
 	// the configuration asks for; if nothing of that is newer than what runs, the newest
@@ -141,8 +141,8 @@ func (r PrepareRequest) flags() string {
 	return b.String()
 }
 
-// set reports whether what is asked for is the target of all nodes, and some of them are
-// not there yet.
+// set reports whether the requested target is the target of all nodes, and some of them have
+// not reached it.
 func (c *checkRun) set() bool {
 	n, t := &c.now, c.now.Target
 	image, err := version.Parse(t.ImageVersion)
@@ -196,7 +196,7 @@ func (c *checkRun) choose() {
 	}
 }
 
-// verb is what is done with the hop, flag how a finding is accepted by name.
+// verb is the verb of the hop, flag the one that accepts a finding by name.
 func (c *checkRun) verb() string {
 	if c.applies {
 		return "upgrade"
@@ -350,7 +350,7 @@ func (c *checkRun) vouchInUse(ctx context.Context, next cluster.Components) {
 			if !have.Serves(offered) {
 				c.inUse = append(c.inUse, offered)
 			}
-		case have.Statement != "": // of whoever published it
+		case have.Statement != "": // from the publisher
 		case name == c.now.Target.Components: // only with this one machines join for sure
 			detail := "the cloud offers other components for Kubernetes " + have.Kubernetes
 			if why != nil {
@@ -425,7 +425,7 @@ var occasional = []string{
 // one that was given. One whose finding did not come up this time is no mistake: the
 // same command may be given again.
 func (c *checkRun) unknown() error {
-	var open []string // what a word would change
+	var open []string // changes that a confirmation would make
 	known := map[string]bool{}
 	for _, id := range slices.Concat(acknowledgeable, occasional) {
 		known[id] = true
@@ -554,7 +554,7 @@ func (p *prepareRun) plan(ctx context.Context, out *plan.Plan) error {
 		Effect: TargetFile + " asks for " + what + p.workers(),
 		Done: func(context.Context) (bool, error) {
 			b, err := os.ReadFile(p.e.ws.Path(TargetFile))
-			return err == nil && bytes.Equal(b, p.file), nil // what cannot be read is written anew
+			return err == nil && bytes.Equal(b, p.file), nil // an unreadable file is rewritten
 		},
 		Run: func(context.Context, *plan.Reporter) error { return p.e.ws.Write(TargetFile, p.file, 0o644) },
 	})
@@ -674,9 +674,9 @@ func lostRegisters(before, after string) (lost []string, err error) {
 	return lost, nil
 }
 
-// generations returns what join-config becomes, and the images that lose their generation:
-// those that no machine runs and that are older than what nodes are brought to. A newer
-// one may have been prepared by somebody else. Nil for inUse means that nobody knows.
+// generations returns the new content of join-config, and the images that lose their
+// generation: those that no machine runs and that are older than the target. Another console
+// may have prepared a newer one. Nil for inUse means unknown.
 func (p *prepareRun) generations(have cluster.JoinConfig, inUse map[string]bool) (want cluster.JoinConfig, gone []string) {
 	want = have
 	want.Generations = maps.Clone(have.Generations)
@@ -704,7 +704,7 @@ func older(image, than string) bool {
 	return err == nil && err2 == nil && a.Less(b)
 }
 
-// readInUse is imagesInUse of what the cluster says now.
+// readInUse is imagesInUse of the cluster's present state.
 func (p *prepareRun) readInUse(ctx context.Context, k Cluster) (map[string]bool, error) {
 	nodes, err := k.Nodes(ctx)
 	if err != nil {

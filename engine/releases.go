@@ -19,11 +19,10 @@ import (
 	"constellation/engine/workspace"
 )
 
-// OpenReleases opens what is known about releases: what the program brings with it, or
-// a feed at a directory or an address, signed by one of keys; without keys, by one that
-// the program brings with it. What the program brings is joined with a feed: a release that
-// both have must have the same content, and the feed says what turned out to be faulty.
-// Copies of feeds are kept below the user's cache directory.
+// OpenReleases opens the release data: the program's own releases, or a feed at a directory or
+// an address, signed by one of keys; without keys, by one of the program's. The program's
+// releases are merged with a feed: a release in both must have the same content, and the feed
+// lists faulty versions. Copies of feeds are kept below the user's cache directory.
 func OpenReleases(ctx context.Context, location string, keys []release.Key) (release.Source, error) {
 	if location == "" {
 		return release.Embedded(assets.Releases())
@@ -49,7 +48,7 @@ func OpenReleases(ctx context.Context, location string, keys []release.Key) (rel
 	return release.Join(own, feed)
 }
 
-// knowledge is what the program knows about releases.
+// knowledge is the program's release data.
 type knowledge struct {
 	// feed is a feed joined with what the program brings with it; nil if there is none, or
 	// it cannot be used.
@@ -61,8 +60,8 @@ type knowledge struct {
 // feedLimit bounds how long a feed is asked.
 const feedLimit = 10 * time.Second
 
-// feedOf returns where the feed is that a check shall use, and the keys for it. The
-// error has ExitUsage.
+// feedOf returns the location of the feed that a check uses, and its keys. The error has
+// ExitUsage.
 func (e *Engine) feedOf(c *workspace.Config, r CheckRequest) (location string, keys []release.Key, err error) {
 	location = r.Feed
 	if location == "" {
@@ -144,7 +143,7 @@ func (k *knowledge) summaries(ctx context.Context) ([]release.Summary, error) {
 	return k.source().Summaries(ctx)
 }
 
-// release returns one release. The error wraps release.ErrNotOffered if nobody knows it.
+// release returns one release. The error wraps release.ErrNotOffered if it is unknown.
 func (k *knowledge) release(ctx context.Context, v version.Version) (*release.Release, error) {
 	return k.source().Release(ctx, v)
 }
@@ -209,8 +208,8 @@ func (c *checkRun) refuse(ctx context.Context, read map[string]bool) (refused bo
 	return refused
 }
 
-// measurements returns what machines of an image must have measured. The error wraps
-// release.ErrNotOffered if nobody knows.
+// measurements returns the expected measurements of machines with an image. The error wraps
+// release.ErrNotOffered if they are unknown.
 func (k *knowledge) measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error) {
 	return k.source().Measurements(ctx, v, provider)
 }
