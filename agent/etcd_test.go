@@ -381,7 +381,7 @@ func TestSnapshotIsWhole(t *testing.T) {
 	}
 }
 
-// TestStateOfEtcd compares what one member says of a revision with what the snapshot of
+// TestStateOfEtcd compares one member's keys at a revision with what the snapshot of
 // another one has.
 func TestStateOfEtcd(t *testing.T) {
 	members, pki := startEtcd(t, 3)
@@ -441,7 +441,7 @@ func TestStateOfEtcd(t *testing.T) {
 	}
 	for _, m := range file {
 		if !slices.Contains(got.GetMembers(), m.ID) || len(file) != 3 {
-			t.Errorf("members %v, the other member knows %v", file, got.GetMembers())
+			t.Errorf("members %v, the other member has %v", file, got.GetMembers())
 		}
 	}
 	// One bit of one value is another state.
