@@ -142,7 +142,7 @@ func TestSocketIsForRootOnly(t *testing.T) {
 		t.Errorf("socket has mode %o, want 600", fi.Mode().Perm())
 	}
 	testneeds.Root(t, "to connect as another user")
-	// Even if someone loosens the mode, the kernel says who calls.
+	// Even if the mode is changed, the kernel reports the caller's user.
 	for _, p := range []string{socket, filepath.Dir(socket), filepath.Dir(filepath.Dir(socket))} {
 		if err := os.Chmod(p, 0o777); err != nil {
 			t.Fatal(err)

@@ -320,7 +320,7 @@ func (a *applyRun) targetStep(replaced, kept []string) plan.Step {
 	return s
 }
 
-// targetSet reports whether the target is set as it is wanted, and may be gone to.
+// targetSet reports whether the target is set as requested and may be set.
 func (a *applyRun) targetSet(ctx context.Context) (bool, error) {
 	return a.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 		got, err := k.NodeTarget(ctx)

@@ -34,10 +34,10 @@ type BackupCluster interface {
 
 // Backups reads what a backup holds.
 type Backups interface {
-	// Dump writes every kind, every custom resource and what an upgrade changes besides to
-	// w, and says where it comes from. What cannot be read for good is a hole of w; the
-	// error is of the writer, of ctx, or wraps ErrUnreachable or ErrDenied. report is called
-	// from one goroutine at a time and holds the reading up.
+	// Dump writes every kind, every custom resource and all other objects that an upgrade changes
+	// to w, with their origin. Permanently unreadable types are recorded as holes of w; the error
+	// is of the writer, of ctx, or wraps ErrUnreachable or ErrDenied. report is not called
+	// concurrently, and delays the dump.
 	Dump(ctx context.Context, w *backup.Writer, o DumpOptions, report func(BackupProgress)) error
 }
 
@@ -53,7 +53,7 @@ type BackupProgress struct {
 	Type string
 	// Types is how many have been read of how many. More may be found meanwhile.
 	Types, AllTypes int64
-	// AllObjects is what the API server says; zero if it does not.
+	// AllObjects is the API server's count; zero if unknown.
 	Objects, AllObjects int64
 	Bytes               int64
 }
@@ -105,7 +105,7 @@ type backupRun struct {
 	clusterID string
 	cluster   BackupCluster
 	w         *backup.Writer
-	done      backup.Manifest // what was committed
+	done      backup.Manifest // the committed manifest
 }
 
 // PlanBackup returns the plan to back up what an upgrade can destroy. It changes nothing
@@ -254,7 +254,7 @@ func (b *backupRun) finish(ctx context.Context, r *plan.Reporter) error {
 	return err
 }
 
-// progressEvery is how often progress is told: it is recorded, too.
+// progressEvery is the interval of progress events, which are recorded, too.
 const progressEvery = 500 * time.Millisecond
 
 // meter makes events of progress, with rate and time left.
@@ -316,9 +316,9 @@ func (m *meter) event(p BackupProgress, last bool) (plan.Event, bool) {
 	return plan.Event{Kind: plan.KindProgress, Current: p.Objects, Total: total, Counts: counts, Text: text}, true
 }
 
-// ListBackups returns the backups in dir, the newest first; an empty dir means that of the
-// workspace's runs. With verify each is read as a whole, else judged by names and sizes.
-// progress, which may be nil, is told which is read and how much of it.
+// ListBackups returns the backups in dir, newest first; an empty dir means that of the
+// workspace's runs. With verify each is read completely, else judged by names and sizes.
+// progress, which may be nil, receives the backup being read and its progress.
 func (e *Engine) ListBackups(ctx context.Context, dir string, verify bool, progress func(id string, done, total int64)) ([]BackupEntry, error) {
 	path, err := e.BackupDir(dir)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"constellation/engine/workspace"
 )
 
-// BundleRequest says what is to be carried to where no network is.
+// BundleRequest selects the content of a bundle for an air-gapped site.
 type BundleRequest struct {
 	FeedRequest
 	// To is the newest release that is wanted; zero means all that are known.
@@ -57,9 +57,9 @@ func openBundle(location string) (*release.Bundle, error) {
 	return b, nil
 }
 
-// MakeBundle writes a file with all that an upgrade reads from elsewhere: the whole feed of
-// releases, and the charts that releases up to r.To and the workspace's configuration name.
-// The same contents make the same bytes. What is at r.Out is replaced when all is there.
+// MakeBundle writes a file with all external data of an upgrade: the whole feed of releases,
+// and the charts of releases up to r.To and of the workspace's configuration. The output is
+// reproducible, and replaces r.Out atomically.
 func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (BundleReport, error) {
 	out := BundleReport{Schema: plan.Schema, File: r.Out, Releases: []string{}, Charts: []release.BundleChart{}}
 	e := New(w, Deps{})

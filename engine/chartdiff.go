@@ -38,7 +38,7 @@ func DiffValues(from, to map[string]any) (out []plan.ValueChange) {
 	return out
 }
 
-// value is a leaf of values: JSON, and whether nobody may see it.
+// value is a leaf of values: JSON, and whether it is secret.
 type value struct {
 	text   string
 	secret bool

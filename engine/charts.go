@@ -33,8 +33,8 @@ func (i *clusterRun) kinds() ([]assets.File, error) {
 	return out, nil
 }
 
-// want takes of the configuration which charts there are to be besides those of the release, and
-// what these are to do.
+// want reads from the configuration which charts to install besides those of the release, and
+// their settings.
 func (f *facts) want(c *workspace.Config) { f.extra, f.noPlans = c.Charts, c.Plans != nil && !*c.Plans }
 
 // PlansNamespace is where the cluster carries out Plans.
@@ -174,8 +174,8 @@ func (i *clusterRun) chartsDone(ctx context.Context) (bool, error) {
 	})
 }
 
-// installCharts brings the kinds and then the charts. Whoever leaves while they get ready
-// finds them installed the next time.
+// installCharts installs the kinds and then the charts. If it is canceled while they become
+// ready, the next run finds them installed.
 func (i *clusterRun) installCharts(ctx context.Context, r *plan.Reporter) error {
 	k, err := i.connect(ctx)
 	if err != nil {

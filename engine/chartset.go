@@ -20,8 +20,8 @@ type ChartSet struct {
 	Charts []cluster.Chart
 	// Limit is how long all of them may take.
 	Limit time.Duration
-	// Report tells how far a chart is: state is that of a step, ready of wanted are pods. It
-	// may be called concurrently.
+	// Report reports the progress of a chart: state is that of a step, ready of wanted are pods.
+	// It may be called concurrently.
 	Report func(chart, state, text string, ready, wanted int64)
 	// Explain makes an error of the cluster one for people; nil leaves it as it is.
 	Explain func(op string, err error) error
@@ -38,15 +38,14 @@ type chartWork struct {
 	changed bool
 }
 
-// Apply brings all charts at once, each when those are ready that it needs; those that are
-// just so are left alone. If one fails where there were charts before, the others are not
-// waited for, and all go back to the revisions that they had; the error says so. On a
-// cluster without any of them what is ready stays. Whoever cancels ctx finds what was
-// applied, and another call goes on from there.
+// Apply applies all charts concurrently, each when the charts that it needs are ready;
+// up-to-date charts are skipped. If one fails on a cluster with earlier charts, all roll back
+// to their previous revisions, and the error reports it. On a cluster without earlier charts
+// the ready ones stay. After a cancellation the applied charts stay, and another call
+// continues.
 //
-// What the charts were is recorded in the cluster before the first one is changed, until
-// the set has come to an end. So a call that goes on where another one was cut off knows
-// what to go back to.
+// The previous revisions are recorded in the cluster before the first change, until the set
+// has ended. So a call that continues an interrupted one has the revisions to roll back to.
 func (s ChartSet) Apply(ctx context.Context, k Cluster) error {
 	working, cancel := context.WithTimeout(ctx, s.Limit)
 	defer cancel()
@@ -177,8 +176,8 @@ func (s ChartSet) bring(ctx context.Context, k Cluster, c *chartWork, all []*cha
 // goBackLimit bounds the way back of a set.
 const goBackLimit = 2 * time.Minute
 
-// goBack brings all charts of a set that failed because of cause back to the revisions that
-// they had, and returns the one error that tells of it.
+// goBack rolls all charts of a set that failed because of cause back to their previous
+// revisions, and returns the combined error.
 func (s ChartSet) goBack(ctx context.Context, k Cluster, all []*chartWork, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goBackLimit)
 	defer cancel()

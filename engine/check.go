@@ -13,12 +13,12 @@ import (
 // change and what it would trip over. It changes nothing but the configuration, and that
 // only if the request says so.
 //
-// emit gets a check event called CheckVersions as soon as versions and path are known,
-// then those of the preflight; calls do not overlap. If the cluster cannot be asked, the
-// event and the result hold what is known without it, and the error says why; it has
-// ExitUsage if workspace or request are at fault.
+// emit gets a check event called CheckVersions as soon as versions and path are known, then
+// those of the preflight; calls do not overlap. If the cluster is unreachable, the event and
+// the result have the data known without it, and the error has the reason; it has ExitUsage if
+// workspace or request are at fault.
 //
-// Exit of the result is ExitBlocked if there is something newer and no way to it, or the
+// Exit of the result is ExitBlocked if newer versions exist but none can be reached, or the
 // preflight forbids the next hop; ExitUpgradeAvailable if there is a next hop; else zero.
 func (e *Engine) Check(ctx context.Context, r check.CheckRequest, emit func(plan.Event)) (check.Check, error) {
 	c := &check.Run{Deps: e.checkDeps(), Request: r}

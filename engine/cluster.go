@@ -93,8 +93,7 @@ type Cluster interface {
 	// Holding returns whether the node, or else the group, of a name is left as it is. The
 	// error is ErrAbsent if there is neither.
 	Holding(ctx context.Context, name string) (cluster.Holding, error)
-	// SetHolding has h left as it is, or lets it go; a node that is let go is not postponed
-	// any more either.
+	// SetHolding puts h on hold, or resumes it; a resumed node is no longer postponed either.
 	SetHolding(ctx context.Context, h cluster.Holding, held bool) error
 	// Revoked returns the record of revoked machines; empty if there is none.
 	Revoked(ctx context.Context) (revocation.List, error)
@@ -150,7 +149,7 @@ func enforces(j cluster.JoinConfig) error {
 	for _, image := range slices.Sorted(maps.Keys(all)) {
 		var d cluster.Demand
 		if err := json.Unmarshal([]byte(all[image]), &d); err != nil || d.Measurements.Enforces() {
-			continue // what cannot be read they say themselves
+			continue // unreadable releases report the problem themselves
 		}
 		key := "attestationConfig"
 		if image != "" {

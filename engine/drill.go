@@ -15,7 +15,7 @@ type Drills interface {
 	Faults() []DrillFault
 }
 
-// DrillSpec says what a drill shall be. Zero fields take their defaults.
+// DrillSpec configures a drill. Zero fields take their defaults.
 type DrillSpec struct {
 	// Workspace is the absolute path of a directory without a sandbox. What the drill
 	// needs lies below it while it runs.
@@ -61,7 +61,7 @@ type DrillReport struct {
 	Machines string `json:"machines"`
 	// ControlPlanes is how many there were of machines in which programs run.
 	ControlPlanes int       `json:"control_planes,omitempty"`
-	Cluster       string    `json:"cluster"` // what was upgraded, in words
+	Cluster       string    `json:"cluster"` // a description of the upgraded cluster
 	Program       string    `json:"program"` // release of the program that ran it
 	Started       time.Time `json:"started"`
 	TookMS        int64     `json:"took_ms"`    // of the drill, from its first machine to its last

@@ -44,8 +44,8 @@ type Sandbox interface {
 	Exec(ctx context.Context, name, machine string, command []string, stdin io.Reader, stdout, stderr io.Writer, tty bool) (int, error)
 	// Fetch builds the binaries and images of a Kubernetes version into the cache.
 	Fetch(ctx context.Context, version string, emit func(plan.Event)) error
-	// Power does something to machines' switches, to all of them if none is named, and
-	// returns when those that shall run are ready.
+	// Power operates the power switches of machines, of all of them if none is named, and returns
+	// when the machines that should run are ready.
 	Power(ctx context.Context, name string, action PowerAction, machines []string, emit func(plan.Event)) error
 	// SetFaults makes the faults of a running sandbox those of the list, and no others.
 	SetFaults(ctx context.Context, name string, faults []string) error
@@ -63,7 +63,7 @@ type FaultKind struct {
 // PowerAction is what can be done to a machine's switch.
 type PowerAction string
 
-// What can be done to a machine's switch.
+// Actions on a machine's power switch.
 const (
 	PowerReboot PowerAction = "reboot"    // it shuts down in order, and is switched on
 	PowerCut    PowerAction = "power-cut" // it is off at once, and switched on again
@@ -71,7 +71,7 @@ const (
 	PowerOn     PowerAction = "on"
 )
 
-// SandboxSpec is what a sandbox shall be. Zero fields take their defaults.
+// SandboxSpec configures a sandbox. Zero fields take their defaults.
 type SandboxSpec struct {
 	// Name is a DNS label; the default is made from the workspace's directory.
 	Name string
@@ -90,8 +90,8 @@ type SandboxSpec struct {
 	Boot, Join, Drain time.Duration
 	// Install allows the missing packages of this computer to be installed.
 	Install bool
-	// Faults are what the cloud shall do wrong, such as "api-429=0.2" or
-	// "boot-delay=worker-1:30s"; an error names those that exist.
+	// Faults are the faults to inject into the cloud, such as "api-429=0.2" or
+	// "boot-delay=worker-1:30s"; an error lists the existing ones.
 	Faults []string
 }
 
@@ -133,9 +133,9 @@ type Deps struct {
 	// Backups returns what reads and restores backups of the cluster that a kubeconfig leads
 	// to. It need not reach it.
 	Backups func(ctx context.Context, kubeconfig []byte) (BackupCluster, error)
-	// Releases opens what is known about releases at a directory or an address, signed by
-	// one of keys, together with what the program brings with it; no location means that
-	// alone. The default is OpenReleases.
+	// Releases opens the release data at a directory or an address, signed by one of keys, merged
+	// with the program's own releases; without a location only the latter. The default is
+	// OpenReleases.
 	Releases func(ctx context.Context, location string, keys []release.Key) (release.Source, error)
 	// Provider returns the cloud that the machines are in; the default is NewProvider.
 	Provider func(ctx context.Context, c *workspace.Config, s *workspace.State) (Provider, error)

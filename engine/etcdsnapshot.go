@@ -82,8 +82,8 @@ func confirmIn(all []cluster.CloudMachine, node, providerID string) error {
 	return fmt.Errorf("%w: the cloud has no machine %q, which Node %s says to be", ErrImpostor, providerID, node)
 }
 
-// etcd takes the snapshot. One that was asked for and cannot be had is a hole; where it
-// was not, it is left out if nobody can take one for this user.
+// etcd takes the snapshot. A requested snapshot that cannot be taken is a hole; an optional
+// one is left out if this user cannot take one.
 func (b *backupRun) etcd(ctx context.Context, r *plan.Reporter) error {
 	confirm, err := b.e.confirmControlPlane(ctx)
 	if err != nil {

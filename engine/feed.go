@@ -52,10 +52,10 @@ type ReleaseRow struct {
 	Version     string    `json:"version"`
 	UpgradeFrom string    `json:"upgradeFrom,omitempty"`
 	Published   time.Time `json:"published,omitzero"`
-	// Faulty is why nobody may go to it; empty if it is fine.
+	// Faulty is the reason why upgrades to it are refused; empty if it is fine.
 	Faulty string `json:"faulty,omitempty"`
-	// Kubernetes are the patches that it offers, oldest first; FaultyKubernetes those
-	// that nobody may go to, with the reason.
+	// Kubernetes are the patches that it offers, oldest first; FaultyKubernetes the faulty ones,
+	// with the reason.
 	Kubernetes       []string          `json:"kubernetes"`
 	FaultyKubernetes map[string]string `json:"faultyKubernetes,omitempty"`
 	// Source is "program", "feed" or "program and feed".
@@ -109,7 +109,7 @@ type ReleaseComponent struct {
 	Digest string `json:"digest"`
 }
 
-// knownReleases opens what is known about releases.
+// knownReleases opens the release data.
 func knownReleases(ctx context.Context, w *workspace.Workspace, r FeedRequest) (*knowledge, error) {
 	c := &workspace.Config{}
 	if r.Feed == "" {
@@ -228,8 +228,8 @@ func ShowRelease(ctx context.Context, w *workspace.Workspace, name string, r Fee
 	return out, nil
 }
 
-// images returns the images of a release. The error wraps release.ErrNotOffered if
-// nobody knows.
+// images returns the images of a release. The error wraps release.ErrNotOffered if they are
+// unknown.
 func (k *knowledge) images(ctx context.Context, v version.Version) (*release.Images, error) {
 	if k.feed != nil {
 		return k.feed.Images(ctx, v)
@@ -237,9 +237,8 @@ func (k *knowledge) images(ctx context.Context, v version.Version) (*release.Ima
 	return k.embedded.Images(ctx, v)
 }
 
-// VerifyFeed checks every file of the feed at a directory or an address. What is wrong
-// is in the report. keyFiles hold public keys; without any, those that the program
-// brings with it are used.
+// VerifyFeed verifies every file of the feed at a directory or an address. Problems are in the
+// report. keyFiles contain public keys; without any, the program's keys are used.
 func VerifyFeed(ctx context.Context, location string, keyFiles []string) (FeedReport, error) {
 	keys, err := readFeedKeys(keyFiles)
 	if err == nil && len(keyFiles) == 0 {

@@ -42,15 +42,15 @@ type limits struct {
 	contact time.Duration // until a first machine is reached
 	silence time.Duration // of a machine at work
 	api     time.Duration // until the API server answers through the load balancer
-	ack     time.Duration // until the machine was told that its result is stored
+	ack     time.Duration // until the machine got the acknowledgement of its result
 	glance  time.Duration // of an observation, which must not hold anything up
 	chart   time.Duration // until a chart's pods are ready
 	still   time.Duration // without any change while machines become nodes
-	poll    time.Duration // between two looks at the cloud, which has no watch
+	poll    time.Duration // poll interval of the cloud, which has no watch
 
 	services time.Duration // for pods on nodes that are Ready
 	gone     time.Duration // of a first machine that was asked before while its API server answers: it has nothing more to say
-	quiet    time.Duration // of the API server, until the user is told
+	quiet    time.Duration // silence of the API server until it is reported
 	denials  time.Duration // by the API server, until they are believed: one that starts does not know at once what anybody may do
 }
 
@@ -145,8 +145,8 @@ func (e *Engine) PlanInit(ctx context.Context) (*plan.Plan, error) {
 	return p, nil
 }
 
-// observe notes which steps are done. A step that cannot be judged is not done: it
-// looks again when its turn comes.
+// observe determines which steps are done. A step that cannot be judged counts as not done: it
+// checks again when it runs.
 func (i *initRun) observe(ctx context.Context, p *plan.Plan) error {
 	if err := i.sameCluster(ctx); err != nil {
 		return err
@@ -198,9 +198,8 @@ func (i *clusterRun) connect(ctx context.Context) (Cluster, error) {
 	return c, nil
 }
 
-// glance is what a Done does: it looks at the cluster, but not for long. What is
-// absent, or cannot be asked at the moment, is not done; the step that then runs
-// waits, and says what for.
+// glance is the body of a Done: a short observation of the cluster. If it fails, the step
+// counts as not done; the step then runs, waits, and reports the reason.
 func (i *clusterRun) glance(ctx context.Context, look func(context.Context, Cluster) (bool, error)) (bool, error) {
 	k, err := i.connect(ctx)
 	if err != nil {
@@ -525,8 +524,8 @@ func (i *initRun) firstNode(ctx context.Context, r *plan.Reporter) error {
 	}
 }
 
-// servesTLS reports whether somebody completes a TLS handshake at endpoint. Who that is
-// does not matter: nothing is sent.
+// servesTLS reports whether a server completes a TLS handshake at endpoint. Its identity does
+// not matter: nothing is sent.
 func servesTLS(ctx context.Context, endpoint string) bool {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -584,9 +583,9 @@ func (i *initRun) prepareSecrets(r *plan.Reporter) error {
 	return nil
 }
 
-// retreat takes back what this run wrote for a cluster that will not be: the machine
-// belongs to another one, and no other machine was asked. What an earlier run wrote
-// stays, since that one may have got further.
+// retreat removes the files of this run after an init that cannot succeed: the machine belongs
+// to another cluster, and no other machine was contacted. Files of an earlier run stay, since
+// that run may have got further.
 func (i *initRun) retreat(r *plan.Reporter) {
 	if !i.madeID {
 		return
@@ -606,8 +605,8 @@ func (i *initRun) retreat(r *plan.Reporter) {
 const taken = "another init was there first: go on in the directory where it was run, which has that cluster's files. " +
 	"For a new cluster `constellation sandbox down`, then `up`, gives unused machines in place of used ones"
 
-// unpin forgets the machine that was asked before if the cloud says that it is gone:
-// then nothing of what it did is left, and another one may be asked.
+// unpin discards the machine of an earlier attempt if the cloud reports that it was deleted:
+// its work is lost, and another machine may be used.
 func (i *initRun) unpin(ctx context.Context, r *plan.Reporter) error {
 	pinned := i.state.ClusterValues.InitNode
 	if pinned == "" {
@@ -758,8 +757,8 @@ func (i *initRun) request() *initproto.InitRequest {
 	}
 }
 
-// store keeps the result of the first node where no crash can lose it. The machine
-// has it until it is told so, which is the next step's business.
+// store writes the result of the first node to disk, safe from crashes. The machine keeps it
+// until the acknowledgement, which is the next step.
 func (i *initRun) store(r *plan.Reporter, s *initproto.Success) error {
 	defer i.nodes.Set(r, rollout.Entry{Name: s.NodeName, State: plan.NodeNotReady})
 	if id := i.state.ClusterValues.ClusterID; string(s.ClusterId) != string(id) {
@@ -785,8 +784,8 @@ func (i *initRun) kubeconfigWritten(ctx context.Context) (bool, error) {
 	})
 }
 
-// writeKubeconfig tells the machine that its result is stored, gives the kubeconfig
-// its name and waits until it works.
+// writeKubeconfig acknowledges the result to the machine, renames the kubeconfig to its final
+// name and waits until it works.
 func (i *initRun) writeKubeconfig(ctx context.Context, r *plan.Reporter) error {
 	defer i.closeLink()
 	ws, endpoint := i.e.ws, i.state.Infrastructure.ClusterEndpoint
@@ -833,9 +832,9 @@ func (i *initRun) writeKubeconfig(ctx context.Context, r *plan.Reporter) error {
 	}
 }
 
-// acknowledge tells the first node that its result is stored, so that it forgets it
-// and stops listening. A machine that cannot be told any more was told before, or
-// was switched off; both are fine by us.
+// acknowledge confirms to the first node that its result is stored, so that it deletes it and
+// stops listening. An unreachable machine was acknowledged before, or was switched off; both
+// are fine.
 func (i *initRun) acknowledge(ctx context.Context, r *plan.Reporter) error {
 	limited, cancel := context.WithTimeout(ctx, i.e.limits.ack)
 	defer cancel()
@@ -867,7 +866,7 @@ func (i *initRun) acknowledge(ctx context.Context, r *plan.Reporter) error {
 			return nil
 		}
 		failures++
-		// A machine that stops as soon as it was told may cut its own answer off.
+		// A machine that stops right after the acknowledgement may lose its own answer.
 		if sent && failures >= 4 || pause(limited, wait.next()) != nil {
 			r.Log("engine", "", "info", "the first machine does not answer any more; it knows that its result is stored, or was switched off")
 			return nil
@@ -884,8 +883,8 @@ func (i *initRun) joinConfig() (cluster.JoinConfig, error) {
 	return cluster.JoinConfig{Attestation: demanded, TrustRoots: i.config.Attestation.TPM2.TrustRoots, ClusterID: hex.EncodeToString(i.state.ClusterValues.ClusterID)}, nil
 }
 
-// setTarget has the first node annotated as any other and tells the operator what all
-// nodes shall be.
+// setTarget annotates the first node like any other and sets the target of all nodes for the
+// operator.
 func (i *initRun) setTarget(ctx context.Context, r *plan.Reporter) error {
 	id, name := i.state.ClusterValues.InitNode, ""
 	for _, m := range i.machines {

@@ -53,8 +53,8 @@ func (e *Engine) Pulse() Pulse {
 	return Pulse{e.pulse.at, sorted[(len(sorted)-1)*99/100]}
 }
 
-// lookout looks after the API server while a step works in the cluster: the calls of
-// the step wait until it answers and say nothing meanwhile.
+// lookout is the API health monitor of a step that works in the cluster: the step's calls
+// block silently until the API server answers.
 type lookout struct {
 	i *clusterRun
 	r *plan.Reporter
@@ -64,12 +64,12 @@ type lookout struct {
 	mu    sync.Mutex
 	since time.Time // of the first look that had no answer; zero while it answers
 	told  bool
-	last  string // what is said about the time before
+	last  string // text about the last known state
 }
 
-// lookOut begins to look, until stop is called or ctx ends: every so often while the API
-// server answers, and otherwise each poll. While the API server does
-// not answer, the wait events of the step are the lookout's; away tells the step so.
+// lookOut polls the API server until stop is called or ctx ends: at a long interval while it
+// answers, otherwise at each poll interval. While it does not answer, the monitor sends the
+// wait events of the step; away reports this to the step.
 func (i *clusterRun) lookOut(ctx context.Context, r *plan.Reporter, k Cluster, every time.Duration) (l *lookout, stop func()) {
 	l = &lookout{i: i, r: r, doubt: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(ctx)
@@ -119,8 +119,7 @@ func (l *lookout) look() {
 	}
 }
 
-// note takes the outcome of a look that began at a time, and tells what the user does
-// not know yet.
+// note processes the result of a poll that began at a time, and reports the news.
 func (l *lookout) note(ctx context.Context, silent bool, began time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -147,8 +146,8 @@ func (l *lookout) note(ctx context.Context, silent bool, began time.Time) {
 	}
 }
 
-// remember has what was last known told with every silence from now on. What is known
-// while there is one is older than it looks.
+// remember sets the last known state, which is reported with every later outage, since the
+// displayed state is stale then.
 func (l *lookout) remember(text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -157,7 +156,7 @@ func (l *lookout) remember(text string) {
 	}
 }
 
-// away reports whether the user was told that the API server does not answer.
+// away reports whether the user was informed that the API server does not answer.
 func (l *lookout) away() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -26,8 +26,8 @@ import (
 	"constellation/engine/workspace"
 )
 
-// facts is what is known before init starts. Fields that could not be learned are
-// zero, and a Block finding says why.
+// facts are the data known before init starts. Unknown fields are zero, and a Block finding
+// has the reason.
 type facts struct {
 	config   *workspace.Config
 	state    *workspace.State
@@ -85,7 +85,7 @@ func (e *Engine) examine(ctx context.Context, emit func(plan.Event)) (*facts, []
 	failed := map[string]bool{}
 	for _, c := range e.checks(f) {
 		if slices.ContainsFunc(strings.Fields(c.needs), func(id string) bool { return failed[id] }) {
-			failed[c.id] = true // the reason has been told
+			failed[c.id] = true // the reason was reported
 			continue
 		}
 		emit(plan.Event{Kind: plan.KindCheck, Object: c.id, Source: c.source, State: plan.StateRunning, Text: c.title, Time: e.now().UTC()})
@@ -315,7 +315,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 	}
 }
 
-// whyCloudIsSilent tells a sandbox that is gone from one whose daemon has died.
+// whyCloudIsSilent distinguishes a deleted sandbox from one whose daemon has died.
 func (e *Engine) whyCloudIsSilent(ctx context.Context, name string, cause error) *plan.Finding {
 	err := check.CloudError("ask sandbox "+name, name, cause)
 	if e.sandbox == nil || !errors.Is(cause, cloud.ErrUnavailable) {
@@ -331,8 +331,8 @@ func (e *Engine) whyCloudIsSilent(ctx context.Context, name string, cause error)
 	return blockErr("sandbox "+name+" does not answer", err)
 }
 
-// checkEndpoints compares the addresses of the state file with those that the cloud
-// says. A wrong one would be waited for until the patience is over.
+// checkEndpoints compares the addresses of the state file with the cloud's. Otherwise init
+// would wait for a wrong one until its timeout.
 func (f *facts) checkEndpoints(e *Engine) *plan.Finding {
 	s := f.state.Infrastructure
 	for _, x := range []struct{ field, have, want string }{
@@ -350,8 +350,8 @@ func (f *facts) checkEndpoints(e *Engine) *plan.Finding {
 	return nil
 }
 
-// sameEndpoint reports whether two host:port lead to the same place as far as can be
-// told without asking anybody: this computer has more than one name for itself.
+// sameEndpoint reports whether two host:port are equal without a request: this computer has
+// several names for itself.
 func sameEndpoint(a, b string) bool {
 	hostA, portA, errA := net.SplitHostPort(a)
 	hostB, portB, errB := net.SplitHostPort(b)

@@ -229,7 +229,7 @@ func (p *prepareRun) plan(ctx context.Context, out *plan.Plan) error {
 		Effect: TargetFile + " asks for " + what + p.workers(),
 		Done: func(context.Context) (bool, error) {
 			b, err := os.ReadFile(p.e.ws.Path(TargetFile))
-			return err == nil && bytes.Equal(b, p.file), nil // what cannot be read is written anew
+			return err == nil && bytes.Equal(b, p.file), nil // an unreadable file is rewritten
 		},
 		Run: func(context.Context, *plan.Reporter) error { return p.e.ws.Write(TargetFile, p.file, 0o644) },
 	})
@@ -349,9 +349,9 @@ func lostRegisters(before, after string) (lost []string, err error) {
 	return lost, nil
 }
 
-// generations returns what join-config becomes, and the images that lose their generation:
-// those that no machine runs and that are older than what nodes are brought to. A newer
-// one may have been prepared by somebody else. Nil for inUse means that nobody knows.
+// generations returns the new content of join-config, and the images that lose their
+// generation: those that no machine runs and that are older than the target. Another console
+// may have prepared a newer one. Nil for inUse means unknown.
 func (p *prepareRun) generations(have cluster.JoinConfig, inUse map[string]bool) (want cluster.JoinConfig, gone []string) {
 	want = have
 	want.Generations = maps.Clone(have.Generations)
@@ -379,7 +379,7 @@ func older(image, than string) bool {
 	return err == nil && err2 == nil && a.Less(b)
 }
 
-// readInUse is imagesInUse of what the cluster says now.
+// readInUse is imagesInUse of the cluster's present state.
 func (p *prepareRun) readInUse(ctx context.Context, k Cluster) (map[string]bool, error) {
 	nodes, err := k.Nodes(ctx)
 	if err != nil {

@@ -18,11 +18,10 @@ import (
 	"constellation/engine/workspace"
 )
 
-// OpenReleases opens what is known about releases: what the program brings with it, or
-// a feed at a directory or an address, signed by one of keys; without keys, by one that
-// the program brings with it. What the program brings is joined with a feed: a release that
-// both have must have the same content, and the feed says what turned out to be faulty.
-// Copies of feeds are kept below the user's cache directory.
+// OpenReleases opens the release data: the program's own releases, or a feed at a directory or
+// an address, signed by one of keys; without keys, by one of the program's. The program's
+// releases are merged with a feed: a release in both must have the same content, and the feed
+// lists faulty versions. Copies of feeds are kept below the user's cache directory.
 func OpenReleases(ctx context.Context, location string, keys []release.Key) (release.Source, error) {
 	if location == "" {
 		return release.Embedded(assets.Releases())
@@ -48,7 +47,7 @@ func OpenReleases(ctx context.Context, location string, keys []release.Key) (rel
 	return release.Join(own, feed)
 }
 
-// knowledge is what the program knows about releases.
+// knowledge is the program's release data.
 type knowledge struct {
 	// feed is a feed joined with what the program brings with it; nil if there is none, or
 	// it cannot be used.

@@ -18,17 +18,16 @@ import (
 // Restorer is what restoring a backup and comparing with it need of a cluster. engine/kube
 // implements it on the Kubernetes API.
 type Restorer interface {
-	// Restore brings back what the cluster does not have of a backup, and reports each
-	// object once; calls of report do not overlap. What fails for one object is in its
-	// report. The error is about the restoring as a whole: the API server refuses the user,
-	// the backup cannot be read, a selector matches nothing, or ctx ended. It can be
-	// called again after any interruption and goes on then.
+	// Restore restores the objects of a backup that the cluster lacks, and reports each object
+	// once; calls of report do not overlap. The failure of one object is in its report. The error
+	// concerns the whole restore: the API server denies access, the backup is unreadable, a
+	// selector matches nothing, or ctx ended. It can be called again after any interruption and
+	// continues.
 	Restore(ctx context.Context, b *backup.Backup, o RestoreOptions, report func(RestoreReport)) error
 	// Differences compares the cluster with a backup, without what API servers set, and
 	// reports each object that differs. It needs the same memory however many there are.
 	Differences(ctx context.Context, b *backup.Backup, only []Selector, report func(Difference)) (Compared, error)
-	// ClusterUID returns what tells the cluster from all others: the UID of the namespace
-	// kube-system.
+	// ClusterUID returns the unique ID of the cluster: the UID of the namespace kube-system.
 	ClusterUID(ctx context.Context) (string, error)
 }
 
@@ -63,7 +62,7 @@ type RestoreReport struct {
 	Object ObjectName
 	// State is one of the constants above.
 	State string
-	// Text says why, or what is to be known about it. It holds no content of the object.
+	// Text is the reason or a note. It contains no content of the object.
 	Text string
 	// Remedy is what can be done about it; often empty.
 	Remedy string
@@ -166,7 +165,7 @@ type Difference struct {
 
 // Compared says what was compared.
 type Compared struct {
-	// Types and Objects count what the backup has of what was asked for.
+	// Types and Objects count the selected content of the backup.
 	Types   int64 `json:"types"`
 	Objects int64 `json:"objects"`
 	// Skipped says what could not be compared, and why.
@@ -330,12 +329,12 @@ func (t tally) String() string {
 	return cmp.Or(strings.Join(parts, ", "), "no objects")
 }
 
-// PlanRestore verifies a backup and looks at the cluster, and returns the plan to bring
-// back what is not there any more. It changes nothing. emit gets progress; calls do not
-// overlap. The plan has to be closed in the end, run or not.
+// PlanRestore verifies a backup, observes the cluster, and returns the plan to restore missing
+// objects. It changes nothing. emit gets progress; calls do not overlap. The caller must close
+// the plan at the end, run or not.
 //
-// The error has ExitUsage if the request is at fault. A backup that is damaged is refused;
-// one that has a hole is a warning.
+// The error has ExitUsage if the request is at fault. A damaged backup is refused; one with a
+// hole is a warning.
 func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(plan.Event)) (*plan.Plan, error) {
 	x, err := e.openRestore(ctx, r, emit)
 	if err != nil {
@@ -397,10 +396,10 @@ func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(pl
 	return p, nil
 }
 
-// maxFailures bounds how many objects that fail are told one by one as such.
+// maxFailures bounds the failed objects that are reported one by one.
 const maxFailures = 20
 
-// step restores, and tells what becomes of each object.
+// step restores, and reports the result of each object.
 func (x *restoring) step(p *plan.Plan, would tally) plan.Step {
 	title, what := "Restore backup "+x.r.ID, "of "+x.name
 	if x.r.DryRun {
@@ -468,9 +467,9 @@ func (x *restoring) step(p *plan.Plan, would tally) plan.Step {
 	return s
 }
 
-// Differ compares the cluster with a backup and reports each object that differs, in the
-// order of the backup; calls of report do not overlap. emit gets progress. A backup that
-// is damaged is refused; what one with a hole does not have is told as skipped.
+// Differ compares the cluster with a backup and reports each object that differs, in the order
+// of the backup; calls of report do not overlap. emit gets progress. A damaged backup is
+// refused; the missing types of one with a hole are reported as skipped.
 func (e *Engine) Differ(ctx context.Context, r RestoreRequest, emit func(plan.Event), report func(Difference)) (Compared, error) {
 	x, err := e.openRestore(ctx, r, emit)
 	if err != nil {

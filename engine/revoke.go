@@ -534,8 +534,8 @@ func (x *revoking) waitRemoved(ctx context.Context, r *plan.Reporter) error {
 	if err != nil {
 		return err
 	}
-	// A ticket that was being made as the record was written could have left a token. By now
-	// the join service knows the record, and the machine is gone.
+	// A ticket issued while the record was written could have left a token. By now the join
+	// service has read the record, and the machine is gone.
 	return x.note(ctx, r, func(e *revocation.Entry) { e.Removed = x.e.now() })
 }
 

@@ -22,8 +22,8 @@ func (i *clusterRun) rolloutDone(ctx context.Context, want cluster.NodeTarget) (
 	})
 }
 
-// waitRollout watches until all nodes are at a target. It changes nothing: whoever
-// leaves misses nothing but the sight.
+// waitRollout watches until all nodes are at a target. It changes nothing, so it can be
+// canceled at any time.
 func (i *clusterRun) waitRollout(ctx context.Context, r *plan.Reporter, want cluster.NodeTarget) error {
 	k, err := i.connect(ctx)
 	if err != nil {
@@ -38,8 +38,8 @@ func (i *clusterRun) waitRollout(ctx context.Context, r *plan.Reporter, want clu
 	return i.waitServices(ctx, r, k)
 }
 
-// followRollout tells how the rollout goes until seen, which gets each look at it, says
-// that it was the last one, or ctx ends.
+// followRollout reports the rollout until seen, which gets each observation, returns true for
+// the last one, or ctx ends.
 func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Cluster, seen func(*rollout.View) (last bool, err error)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -95,7 +95,7 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 			outlook.Look(&now)
 			i.tellRollout(r, &now)
 			plans.Tell(r, now.Plans, now.Planless)
-			// What machines are is told one by one, and counted as it was told.
+			// Nodes are reported one by one, and counted as reported.
 			if states := i.nodes.Counts(); !maps.Equal(states, told) {
 				told = states
 				r.Counts(now.Current, now.Total, states)
@@ -128,7 +128,7 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 	}
 }
 
-// tellRollout tells what became of machines since the look before.
+// tellRollout reports the changes since the last observation.
 func (i *clusterRun) tellRollout(r *plan.Reporter, now *rollout.View) {
 	for _, m := range now.Fresh {
 		i.tellMachine(r, *m)
@@ -201,9 +201,9 @@ func (e *Engine) ChangeRollout(ctx context.Context, c cluster.RolloutChange) (wa
 	return was, err
 }
 
-// Skip has rollouts leave the node, or else the group, of a name as it is, or, if skip is
-// false, lets it go and tries it again now. It returns what was so before. The error has
-// ExitNothing if it is so already, and ExitUsage if there is neither node nor group.
+// Skip puts the node, or else the group, of a name on hold, or, if skip is false, resumes it
+// and retries now. It returns the previous state. The error has ExitNothing if there is no
+// change, and ExitUsage if there is neither node nor group.
 func (e *Engine) Skip(ctx context.Context, name string, skip bool) (was cluster.Holding, err error) {
 	err = e.onCluster(ctx, "change what rollouts do with "+name, func(ctx context.Context, k Cluster) error {
 		was, err = k.Holding(ctx, name)

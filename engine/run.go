@@ -126,7 +126,7 @@ func someone() string {
 	return name
 }
 
-// SendPlan tells what will be done.
+// SendPlan emits the plan.
 func (r *run) SendPlan() error {
 	p := r.plan
 	data, err := json.Marshal(p)
@@ -251,7 +251,7 @@ func (r *run) sendLocked(e plan.Event) {
 			_, err = r.file.Write(append(b, '\n'))
 		}
 		if err != nil {
-			// The run matters more than its record. The user is told once.
+			// The run matters more than its record. The user is informed once.
 			r.file.Close()
 			r.file = nil
 			defer r.sendLocked(plan.Event{Kind: plan.KindLog, Level: "warn", Source: "engine", Text: fmt.Sprintf("the rest of this run is not recorded: %v", workspace.WithoutPath(err))})

@@ -28,12 +28,12 @@ type Status struct {
 	Time     time.Time `json:"time"`
 	// Stage is how far the cluster's life has come.
 	Stage Stage `json:"stage"`
-	// Reachable reports whether the API server answered. If it did not, Problem says
-	// why and only what the cloud knows is filled in.
+	// Reachable reports whether the API server answered. If not, Problem has the reason and only
+	// the cloud's data is filled in.
 	Reachable bool   `json:"reachable"`
 	Problem   string `json:"problem,omitempty"`
 	Remedy    string `json:"remedy,omitempty"`
-	// APIServer is the version that the API server says it has.
+	// APIServer is the version that the API server reports.
 	APIServer string `json:"apiServer,omitempty"`
 	// Target is what NodeVersion asks for; zero fields are not set.
 	Target     plan.Target         `json:"target"`
@@ -46,7 +46,7 @@ type Status struct {
 	Counts map[string]int64 `json:"counts"`
 	// Backup is the last one; nil if there is none.
 	Backup *plan.LastBackup `json:"backup,omitempty"`
-	// Health is what is not as it should be; empty if all is well.
+	// Health lists the problems; empty if there are none.
 	Health []plan.Finding `json:"health"`
 }
 
@@ -105,9 +105,8 @@ type Suggestion struct {
 // lookLimit bounds how long Status asks the API server, and how long the cloud.
 const lookLimit = 8 * time.Second
 
-// Status describes the cluster as it is now. That the API server does not answer is
-// part of the description: what the cloud knows is told all the same. The error is
-// about the workspace.
+// Status describes the present state of the cluster. If the API server does not answer, the
+// description has the cloud's data. The error is about the workspace.
 func (e *Engine) Status(ctx context.Context) (Status, error) {
 	c, s, err := e.ws.Load()
 	if err != nil {
@@ -186,7 +185,7 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	return st, nil
 }
 
-// inside is what the API server says.
+// inside is the data from the API server.
 type inside struct {
 	version   string
 	clusterID string
@@ -296,7 +295,7 @@ func (st *Status) merge(machines []cluster.CloudMachine, in inside) {
 	slices.SortFunc(st.Machines, func(a, b Machine) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// judge counts, and says what is not as it should be.
+// judge counts, and lists the problems.
 func (st *Status) judge(c *workspace.Config, cloudErr error, in inside) {
 	bad := func(id string, s plan.Severity, title, detail, remedy string) {
 		st.Health = append(st.Health, plan.Finding{ID: id, Severity: s, Title: title, Detail: detail, Remedy: remedy, Source: "health"})

@@ -39,8 +39,8 @@ func (i *initRun) allReady(ctx context.Context) (bool, error) {
 	})
 }
 
-// waitReady watches until every machine is a Ready node. It changes nothing: whoever
-// leaves here misses nothing but the sight.
+// waitReady watches until every machine is a Ready node. It changes nothing, so it can be
+// canceled at any time.
 func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 	k, err := i.connect(ctx)
 	if err != nil {
@@ -76,7 +76,7 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil:
-			// Of an API server that is away the lookout tells, and better.
+			// The API health monitor reports an unreachable API server with more detail.
 			if i.e.now().Sub(answered) > 2*i.e.limits.quiet && !lookout.away() {
 				r.Wait("cloud", "", fmt.Sprintf("no answer (%v); machines go on joining meanwhile", err))
 			}
@@ -92,7 +92,7 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 			}
 			r.SetNodes(int(ready))
 			if now.Complete() {
-				r.Wait("", "", "") // for machines; what is still waited for is told when it is known
+				r.Wait("", "", "") // for machines; the remaining waits are reported when they are known
 				return i.waitServices(ctx, r, k)
 			}
 			if err := now.Hopeless(); err != nil {
@@ -126,9 +126,9 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 	}
 }
 
-// waitServices waits a little for what runs on the nodes: a node is Ready a moment
-// before its kube-proxy is, and until then services do not answer from there. What is
-// slower than that is told and left to the cluster.
+// waitServices waits a little for the services on the nodes: a node is Ready a moment before
+// its kube-proxy is, and until then services do not answer from there. Slower services are
+// reported and left to the cluster.
 func (i *clusterRun) waitServices(ctx context.Context, r *plan.Reporter, k Cluster) error {
 	limited, cancel := context.WithTimeout(ctx, i.e.limits.services)
 	defer cancel()
@@ -167,7 +167,7 @@ func (i *clusterRun) waitServices(ctx context.Context, r *plan.Reporter, k Clust
 	}
 }
 
-// tell emits what changed since the last look.
+// tell emits the changes since the last observation.
 func (i *clusterRun) tell(r *plan.Reporter, now rollout.Joining) (changed bool) {
 	names := map[string]bool{}
 	for _, m := range now.Machines {
@@ -177,7 +177,7 @@ func (i *clusterRun) tell(r *plan.Reporter, now rollout.Joining) (changed bool) 
 	return i.nodes.Forget(r, names, nil) || changed
 }
 
-// tellMachine tells what a machine is, and reports whether its state changed.
+// tellMachine reports a machine's state, and whether it changed.
 func (i *clusterRun) tellMachine(r *plan.Reporter, m rollout.Entry) (changed bool) {
 	if k := rollout.Rank[m.State]; k > 0 && k < rollout.Rank[plan.NodeNotReady] && k < rollout.Rank[i.nodes.State(m.Name)] {
 		return false // a cloud that lags behind
@@ -185,7 +185,7 @@ func (i *clusterRun) tellMachine(r *plan.Reporter, m rollout.Entry) (changed boo
 	return i.nodes.Set(r, m)
 }
 
-// followService passes on what a service says from now on, such as the join service about
+// followService passes on a service's log from now on, such as the join service's about
 // joining machines.
 func (i *clusterRun) followService(ctx context.Context, r *plan.Reporter, k Cluster, service string) {
 	since := i.e.now()

@@ -19,12 +19,12 @@ import (
 
 // WatchRequest says what is watched, and for how long.
 type WatchRequest struct {
-	// Kubeconfig is the path of the file that leads to the cluster; empty means that of the
-	// workspace. Rights to read nodes and our kinds are enough; without those to Plans none is
-	// told of, without those to the logs of constellation-system nobody's lines are.
+	// Kubeconfig is the path of the cluster's kubeconfig; empty means that of the workspace.
+	// Permission to read nodes and our kinds is sufficient; without permission for Plans none is
+	// reported, without permission for the logs of constellation-system no lines are.
 	Kubeconfig string
-	// Once ends the watch when all was told that is there now. Stay goes on when all nodes
-	// are at the target and no Plan has a node under way; else that is the end.
+	// Once ends the watch after the present state was reported. Stay continues when all nodes are
+	// at the target and no Plan has a node in progress; otherwise the watch ends then.
 	Once, Stay bool
 	// After is what the watch waits with until it looks again whether the API server answers:
 	// [time.After], or what does the same at moments at which the caller works anyway, so that
@@ -47,8 +47,7 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(plan.Event
 	p.Steps = []plan.Step{{ID: plan.StepRollout, Title: "Watch the nodes", Effect: "nothing changes", Run: func(ctx context.Context, to *plan.Reporter) error {
 		return i.watch(ctx, to, r, p)
 	}}}
-	// What the target is comes first, if it can be known soon. Who wants an answer once waits
-	// longer for it, and not for ever.
+	// The target comes first if it is available soon. With Once the wait is longer, but bounded.
 	limit := e.limits.quiet
 	if r.Once {
 		limit = e.limits.glance

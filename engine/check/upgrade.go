@@ -17,11 +17,11 @@ type Inspector interface {
 	// Running returns which versions run. It makes at most 8 requests, however many
 	// kinds the cluster has.
 	Running(ctx context.Context) (compat.Running, error)
-	// Preflight looks for what hops would trip over, the next one and others as if they
-	// came next, and returns the findings of each. It reads the cluster once. emit gets
-	// an event when a check of the first begins and when it ends; calls do not overlap. A check that could not be
-	// made is a finding with the severity NotChecked. The error is about the checking
-	// as a whole: the API server does not answer, or ctx ended.
+	// Preflight checks hops for obstacles, the next one and others as if they came next, and
+	// returns the findings of each. It reads the cluster once. emit gets an event when a check of
+	// the first hop begins and when it ends; calls do not overlap. A check that could not run is
+	// a finding with the severity NotChecked. The error concerns the whole preflight: the API
+	// server does not answer, or ctx ended.
 	Preflight(ctx context.Context, hops []PreflightRequest, emit func(plan.Event)) ([][]plan.Finding, error)
 	// LocalData returns what is on the disks of nodes and in no backup.
 	LocalData(ctx context.Context) (cluster.LocalData, error)
@@ -41,7 +41,7 @@ type PreflightRequest struct {
 	Surge int
 	// DrainTimeout is how long a drain waits for one node; zero means the default.
 	DrainTimeout time.Duration
-	// DryRun allows requests that the API server is told not to carry out.
+	// DryRun allows dry-run requests to the API server.
 	DryRun bool
 }
 
@@ -64,7 +64,7 @@ type Check struct {
 	// Path are the hops to Goal; empty if nothing is newer, or there is no path, which
 	// Blocked explains.
 	Path []compat.Hop `json:"path"`
-	// Blocked are the rules that forbid what is not reachable.
+	// Blocked are the rules that forbid unreachable versions.
 	Blocked []compat.Unreachable `json:"blocked,omitempty"`
 	// Notes are sentences that people must read: "In newer CLI versions there are even
 	// newer versions available."
@@ -104,12 +104,12 @@ type ConfigChange struct {
 	Fields  []workspace.FieldChange `json:"fields"`
 }
 
-// CheckRequest says what is asked.
+// CheckRequest configures a check.
 type CheckRequest struct {
 	// Release and Kubernetes are the goal; zero means the newest that can be reached.
 	Release, Kubernetes version.Version
-	// NoDryRun leaves out requests that the API server is told not to carry out,
-	// NoPreflight everything but versions and path.
+	// NoDryRun omits dry-run requests to the API server, NoPreflight everything except versions
+	// and path.
 	NoDryRun, NoPreflight bool
 	// WriteConfig writes the values of the next hop into the configuration.
 	WriteConfig bool

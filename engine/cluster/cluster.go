@@ -64,8 +64,8 @@ type JoinConfig struct {
 	// Generations are all demands of which a machine must satisfy one, Attestation among
 	// them, by the version of the image that they describe. Nil: Attestation alone.
 	Generations map[string]string
-	// Weakened tells who reads the cluster when and how demands were weakened on request, a
-	// line for each time, oldest first. Empty: never.
+	// Weakened records when and how attestation requirements were weakened on request, a line per
+	// change, oldest first. Empty: never.
 	Weakened string
 	// Revision says what was read, for PublishJoinConfig; empty: whatever is there.
 	Revision string
@@ -131,7 +131,7 @@ type NodeTarget struct {
 	MaxSurge string
 	// Paused and Cancelled say that the rollout does not go on. SetNodeTarget ignores them.
 	Paused, Cancelled bool
-	// Conditions are what the operator says about it. SetNodeTarget ignores them.
+	// Conditions are reported by the operator. SetNodeTarget ignores them.
 	Conditions []Condition
 }
 

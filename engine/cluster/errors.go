@@ -14,8 +14,8 @@ var (
 	// ErrDenied means that the kubeconfig does not allow the call, or is not of this
 	// cluster. Trying again does not help.
 	ErrDenied = errors.New("denied by the API server")
-	// ErrForbidden is an ErrDenied of a user that the API server knows: the kubeconfig is
-	// of this cluster, and its user has not the rights that the call needs.
+	// ErrForbidden is an ErrDenied of an authenticated user: the kubeconfig is of this cluster,
+	// but its user lacks permissions for the call.
 	ErrForbidden = fmt.Errorf("%w: too few rights", ErrDenied)
 	// ErrConflict means that the object was changed after it was read.
 	ErrConflict = errors.New("changed by somebody else")

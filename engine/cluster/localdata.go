@@ -20,7 +20,7 @@ type LocalVolume struct {
 	Nodes []string `json:"nodes,omitempty"`
 	// Path is that on the node's disk; empty if a driver knows it alone.
 	Path string `json:"path,omitempty"`
-	// Bytes is the capacity; zero if none is told.
+	// Bytes is the capacity; zero if unknown.
 	Bytes int64 `json:"bytes,omitempty"`
 	// Workloads are those whose pods use it, "statefulset/db/postgres"; empty if none runs.
 	Workloads []string `json:"workloads,omitempty"`

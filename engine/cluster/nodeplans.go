@@ -6,8 +6,8 @@ import (
 	"constellation/engine/plan"
 )
 
-// NodePlan is a Plan of upgrade.cattle.io/v1, by which a Job is run once on each of some nodes,
-// as far as its controller says. That need not be ours; one of others says less.
+// NodePlan is a Plan of upgrade.cattle.io/v1, which runs a Job once on each of some nodes, as
+// reported by its controller. Controllers of other vendors report less.
 type NodePlan struct {
 	// Name is namespace/name.
 	Name string
@@ -21,9 +21,9 @@ type NodePlan struct {
 	Remedy string
 	// Alone says that it has the cluster's nodes to itself.
 	Alone bool
-	// Total nodes are meant, of which Done have the version. Applying are being upgraded, Failed
-	// have failed, and Pending wait for their turn. All but Applying are zero where the controller
-	// does not count.
+	// Total nodes are selected, of which Done have the version. Applying are being upgraded,
+	// Failed have failed, and Pending wait. All except Applying are zero if the controller does
+	// not count.
 	Total, Done, Applying, Failed, Pending int64
 	// Nodes are those that are being upgraded and those that failed, by name. Of many some are left out.
 	Nodes []NodePlanNode
@@ -35,7 +35,7 @@ type NodePlanNode struct {
 	// State is NodeDraining, NodeUpgrading or NodeFailed.
 	State string
 	Text  string
-	// Held is what to do about it if it does not get on by itself; empty if it does.
+	// Held is the remedy if it is blocked; empty if it makes progress.
 	Held string
 }
 
@@ -60,7 +60,7 @@ type NodePlanFacts struct {
 	Alone bool `json:"alone,omitempty"`
 }
 
-// Event tells how a Plan is.
+// Event returns the event of a Plan.
 func (p *NodePlan) Event() plan.Event {
 	data, err := json.Marshal(NodePlanFacts{p.Version, p.Channel, p.Alone})
 	if err != nil { // strings and a bool
@@ -75,7 +75,7 @@ func (p *NodePlan) Event() plan.Event {
 	return e
 }
 
-// Held is how many of its nodes do not get on by themselves.
+// Held counts its blocked nodes.
 func (p *NodePlan) Held() (n int) {
 	for _, x := range p.Nodes {
 		if x.Held != "" {

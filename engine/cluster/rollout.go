@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// Rollout is how far the nodes of a cluster are on their way to its target, as the
-// operator says.
+// Rollout is the operator's report on the nodes' progress to the target.
 type Rollout struct {
 	Target NodeTarget
 	// Observed reports whether the operator has seen the target as it is now. Until then
@@ -66,21 +65,20 @@ type Move struct {
 	Upgrades bool
 	// Donor is the node that it replaces; for one that leaves often itself.
 	Donor string
-	// Machine is what the cloud says: Creating, Ready, Terminating, Failed, ...
+	// Machine is its state in the cloud: Creating, Ready, Terminating, Failed, ...
 	Machine string
-	// Phase is how far the run of its own agent is, for one that is upgraded as it is:
-	// download, plan, apply, done or failed; empty before the agent has begun. Line is what
-	// was said last in it.
+	// Phase is the stage of the agent's run for a node that is upgraded in place: download, plan,
+	// apply, done or failed; empty before the agent has started. Line is its last line of output.
 	Phase, Line string
 	// NextTry is when a run that has failed is tried again; zero if that is not known.
 	NextTry time.Time
 	// Reached says that the machine is where it goes: a node, or gone.
 	Reached bool
-	// Revoked says who revoked the machine, and why; empty if nobody did.
+	// Revoked describes who revoked the machine, and why; empty if it was not revoked.
 	Revoked string
 }
 
-// RolloutChange says what is done to a rollout; nil fields stay.
+// RolloutChange changes a rollout; nil fields stay.
 type RolloutChange struct{ Paused, Cancelled *bool }
 
 // Holding is whether people have a rollout leave a node, or a group with all its nodes,
@@ -100,7 +98,7 @@ type Holding struct {
 	Failed bool `json:"failed,omitempty"`
 }
 
-// What a Holding is about.
+// Kinds of a Holding.
 const (
 	HoldingNode  = "node"
 	HoldingGroup = "group"
@@ -157,6 +155,5 @@ func (ro Rollout) WithoutStrangers(nodes []*Node, now time.Time) []*Node {
 	return slices.DeleteFunc(slices.Clone(nodes), func(n *Node) bool { return strange(n) && !named[n.Name] })
 }
 
-// strangeFor is how long a node may be there before the operator says what it is. It does so
-// when the node appears.
+// strangeFor is how long a node may exist before the operator reports its state.
 const strangeFor = 15 * time.Second

@@ -98,7 +98,7 @@ type Hop struct {
 	CLI  version.Version `json:"cli"`
 	From plan.Target     `json:"from"`
 	To   plan.Target     `json:"to"`
-	// ReplaceControlPlanes and ReplaceWorkers say which nodes are made anew. Workers
+	// ReplaceControlPlanes and ReplaceWorkers are whether the hop replaces these nodes. Workers
 	// that are kept are replaced by a later hop.
 	ReplaceControlPlanes bool `json:"replaceControlPlanes"`
 	ReplaceWorkers       bool `json:"replaceWorkers"`
@@ -120,7 +120,7 @@ type RuleResult struct {
 	Remedy    string `json:"remedy,omitempty"`
 }
 
-// Unreachable says why a newer version cannot be gone to.
+// Unreachable explains why a newer version cannot be reached.
 type Unreachable struct {
 	Component string `json:"component"`
 	Version   string `json:"version"`

@@ -653,7 +653,7 @@ func (t *tunnel) LocalAddr() net.Addr { return tunnelAddr{} }
 // RemoteAddr implements net.Conn.
 func (t *tunnel) RemoteAddr() net.Addr { return tunnelAddr{} }
 
-// SetDeadline implements net.Conn. There is none: whoever waits closes the connection.
+// SetDeadline implements net.Conn. It does nothing: waiting callers close the connection.
 func (t *tunnel) SetDeadline(time.Time) error { return nil }
 
 // SetReadDeadline implements net.Conn.

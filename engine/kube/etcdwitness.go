@@ -384,7 +384,7 @@ func (c *Client) compareWith(ctx context.Context, r io.ReaderAt, s *backup.Snaps
 		return fmt.Errorf("%w: %s", engine.ErrImpostor, text)
 	}
 	switch latest, err := before.latest, before.failed; {
-	case errors.Is(err, engine.ErrForbidden): // it is among what was not compared
+	case errors.Is(err, engine.ErrForbidden): // reported as not compared
 	case err != nil:
 		return fmt.Errorf("read the revision of etcd: %w", err)
 	case revision > latest:

@@ -21,6 +21,5 @@ type LastBackup struct {
 	Etcd bool `json:"etcd"`
 }
 
-// Old reports whether it is so old at a moment that it should be made anew. Nil is none,
-// and old.
+// Old reports whether the backup is so old that a new one is needed. Nil, no backup, is old.
 func (b *LastBackup) Old(now time.Time) bool { return b == nil || now.Sub(b.Created) > backupMaxAge }

@@ -25,7 +25,7 @@ type ChartChange struct {
 	// Destroys are sentences about what is lost, Objects what they are about.
 	Destroys []string `json:"destroys,omitempty"`
 	Objects  []string `json:"objects,omitempty"`
-	// ByHand says who changed the installation besides this program; empty if nobody did.
+	// ByHand describes changes of the installation by other programs; empty if there are none.
 	ByHand string `json:"byHand,omitempty"`
 }
 
@@ -118,8 +118,8 @@ type ComponentCheck struct {
 	Part bool `json:"part,omitempty"`
 	// Now is what runs; "v1.35.4-v1.36.3" while it is mixed.
 	Now string `json:"now"`
-	// Reachable are the newer versions that may be gone to in one hop with this
-	// program, oldest first.
+	// Reachable are the newer versions that can be reached in one hop with this program, oldest
+	// first.
 	Reachable []string `json:"reachable,omitempty"`
 	// NextHop and Newest are the versions after the next hop, and the newest known;
 	// empty if they are not newer than Now.

@@ -60,7 +60,7 @@ func ExitCode(err error) int {
 	return ExitFailed
 }
 
-// Remedy returns what the user can do about err; empty if nobody knows.
+// Remedy returns the user's remedy for err; empty if there is none.
 func Remedy(err error) string {
 	var e *Error
 	for errors.As(err, &e) {

@@ -71,8 +71,8 @@ type Event struct {
 	Group string `json:"group,omitempty"`
 	From  string `json:"from,omitempty"`
 	To    string `json:"to,omitempty"`
-	// With is the other machine of a replacement: the heir of a node that leaves, the donor
-	// of one that comes. Role is control-plane of a machine that is one.
+	// With is the other machine of a replacement: the replacement node of a node that leaves, the
+	// old node of one that joins. Role is control-plane for control planes.
 	With string `json:"with,omitempty"`
 	Role string `json:"role,omitempty"`
 	// Source is who speaks in a log event: kubeadm, bootstrapper, join-service.
@@ -127,10 +127,10 @@ type File struct {
 	SHA256 string `json:"sha256,omitempty"` // hex; of files that are no secret
 }
 
-// States of a node that a rollout replaces, as node events tell them. Its heir goes
-// through those of any machine on its way into the cluster.
+// States of a node that a rollout replaces, in node events. Its replacement node passes the
+// states of any joining machine.
 const (
-	NodeOutdated  = "outdated"  // it waits for its turn
+	NodeOutdated  = "outdated"  // waits for a surge slot
 	NodeReplacing = "replacing" // the machine that will replace it is on its way
 	NodeDraining  = "draining"  // it takes no new pods, and those that it has are evicted
 	NodeUpgrading = "upgrading" // its own agent brings Kubernetes on it to the target: it is upgraded in place

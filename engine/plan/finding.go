@@ -7,9 +7,9 @@ import (
 // Severity is what a finding means for the plan.
 type Severity string
 
-// Severities. Info findings are fine, Warn findings are acknowledged by the user,
-// Block findings cannot be forced. NotChecked means that nobody knows: the finding
-// says why.
+// Severities. Info findings are fine, Warn findings are acknowledged by the user, Block
+// findings cannot be forced. NotChecked means that the result is unknown, for the given
+// reason.
 const (
 	Info       Severity = "ok"
 	Warn       Severity = "warn"

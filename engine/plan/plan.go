@@ -125,8 +125,7 @@ type Plan struct {
 	// By is who runs it, such as ops@laptop; empty until somebody does.
 	By string `json:"by,omitempty"`
 
-	// Hold takes the cluster for the run, which ends with lost; nil if nobody has to be
-	// kept from it.
+	// Hold locks the cluster for the run, which ends with lost; nil if no lock is needed.
 	Hold func(ctx context.Context, r *Reporter, lost func(error)) (release func(), err error) `json:"-"`
 	// End is what the result says; zero fields have defaults.
 	End Ending `json:"-"`
@@ -217,7 +216,7 @@ type Step struct {
 	Undo func(context.Context, *Reporter) error `json:"-"`
 }
 
-// String is "v1.1.0, image v1.0.0, Kubernetes v1.35.4" without what is not known.
+// String is "v1.1.0, image v1.0.0, Kubernetes v1.35.4" without unknown parts.
 func (t Target) String() string {
 	var parts []string
 	if t.Release != "" {

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// Reporter is how a step tells what happens. Its methods may be called concurrently.
+// Reporter reports a step's progress. Its methods may be called concurrently.
 type Reporter struct {
 	Sink
 	step string
@@ -33,8 +33,7 @@ type Sink interface {
 // NewReporter returns a reporter for the step of an ID; empty for what belongs to no step.
 func NewReporter(to Sink, step string) *Reporter { return &Reporter{Sink: to, step: step} }
 
-// Conclude says what the step has done, in place of its title. It is told when the step is
-// done.
+// Conclude sets the text that replaces the step's title when it is done.
 func (r *Reporter) Conclude(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,13 +53,12 @@ func (r *Reporter) Send(e Event) {
 	r.Sink.Send(e)
 }
 
-// Progress tells how far the step is, in the unit that text names; total is zero if
-// it is not known.
+// Progress reports the progress of the step, in the unit in text; total is zero if unknown.
 func (r *Reporter) Progress(current, total int64, text string) {
 	r.Send(Event{Kind: KindProgress, Current: current, Total: total, Text: text})
 }
 
-// Counts tells how many things are in which state.
+// Counts reports the number of objects per state.
 func (r *Reporter) Counts(current, total int64, counts map[string]int64) {
 	r.Send(Event{Kind: KindProgress, Current: current, Total: total, Counts: maps.Clone(counts)})
 }
@@ -70,14 +68,14 @@ func (r *Reporter) Log(source, node, level, line string) {
 	r.Send(Event{Kind: KindLog, Source: source, Node: node, Level: level, Text: line})
 }
 
-// Wait tells why nothing happens; an empty text ends the wait. The same text again is
-// not repeated.
+// Wait reports why the step makes no progress; an empty text ends the wait. A repeated text is
+// dropped.
 func (r *Reporter) Wait(object, node, text string) {
 	r.Send(Event{Kind: KindWait, Object: object, Node: node, Text: text})
 }
 
-// Part tells how far a named part of the step is: state is a state of a step, current
-// and total are in the unit that text names, zero if they are not known.
+// Part reports the progress of a named part of the step: state is a state of a step, current
+// and total are in the unit in text, zero if unknown.
 func (r *Reporter) Part(name, state, text string, current, total int64) {
 	r.Send(Event{Kind: KindProgress, Object: name, State: state, Text: text, Current: current, Total: total})
 }

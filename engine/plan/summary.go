@@ -13,7 +13,7 @@ const (
 	EventsFile = "events.jsonl" // 0600
 )
 
-// RunSummary is a past or current run as its directory tells it.
+// RunSummary summarizes a past or current run from its directory.
 type RunSummary struct {
 	ID      string `json:"id"`
 	Verb    Verb   `json:"verb"`

@@ -25,8 +25,8 @@ const (
 	boardSwing = 256     // durations of one stage
 )
 
-// Stages are the states of machines in the order in which a rollout takes them: those of
-// nodes that are replaced, and those of their heirs.
+// Stages are the states of machines in the order of a rollout: those of old nodes, and those
+// of their replacement nodes.
 var (
 	StagesOld = []string{plan.NodeOutdated, plan.NodeReplacing, plan.NodeDraining, plan.NodeUpgrading, plan.NodeLeaving, plan.NodeGone}
 	StagesNew = []string{plan.NodeCreating, plan.NodeBooting, plan.NodeJoining, plan.NodeNotReady, plan.NodeReady}
@@ -90,7 +90,7 @@ type BoardStep struct {
 	Parts                          []BoardPart
 }
 
-// BoardPart is something inside of a step that was told about by name.
+// BoardPart is a named part of a step.
 type BoardPart struct {
 	Name, State, Text string
 	Current, Total    int64
@@ -111,7 +111,7 @@ type BoardPlan struct {
 	Since time.Time
 }
 
-// Counts is "2 of 5 nodes done, 1 applying, 1 failed, 1 pending", without what is not known.
+// Counts is "2 of 5 nodes done, 1 applying, 1 failed, 1 pending", without unknown counts.
 func (p *BoardPlan) Counts() string {
 	var parts []string
 	if p.Total > 0 {
@@ -231,7 +231,7 @@ func (n *BoardNode) serves() bool {
 // Done is how many places have a node that is at the target.
 func (g *BoardGroup) Done() int { return g.Counts[plan.NodeReady] }
 
-// stage is what is known about the machines that have been in one state.
+// stage has the statistics of machines that were in one state.
 type stage struct {
 	left  recently
 	took  [boardSwing]time.Duration // a ring
@@ -339,7 +339,7 @@ func (b *Board) Apply(e plan.Event) {
 	}
 }
 
-// bounded cuts a text that nobody would read to its end.
+// bounded limits the length of a text.
 func bounded(s string) string {
 	if len(s) > boardText {
 		return strings.ToValidUTF8(s[:boardText], "")

@@ -19,16 +19,16 @@ import (
 	"constellation/engine/words"
 )
 
-// What is assumed where nothing was recorded. The ranges are wide on purpose: clouds
-// differ, and a hop that takes longer than it was said to is worse than one that does not.
+// Assumptions without recorded runs. The ranges are wide on purpose: clouds differ, and a hop
+// that exceeds its estimate is worse than one that does not.
 var (
 	assumedBoot   = Interval{20 * time.Second, 4 * time.Minute} // from the order to a machine that joins
 	assumedJoin   = Interval{5 * time.Second, time.Minute}      // from there to a Ready node
 	assumedDrain  = Interval{time.Second, 2 * time.Minute}      // of one node
 	assumedCharts = Interval{10 * time.Second, 5 * time.Minute}
-	// A node that is upgraded in place, when it has been emptied: binaries come from the
-	// mirror, kubeadm writes configuration, the kubelet is started anew. 15 s were measured
-	// of a worker; a control plane exchanges its static pods besides.
+	// In-place upgrade of a drained node: binaries come from the mirror, kubeadm writes
+	// configuration, the kubelet is restarted. A worker took 15 s in measurements; a control
+	// plane also replaces its static pods.
 	assumedInPlace = Interval{10 * time.Second, 5 * time.Minute}
 	// kubeadm upgrades one control plane in place, once per hop; the others are replaced.
 	// With one control plane it was measured to take 3m5s, the time without an API server
@@ -89,8 +89,8 @@ type History struct {
 	runs   int // that had any of it
 }
 
-// ReadHistory reads the newest runs recorded in dir. What cannot be read is left out: it
-// only makes the estimate rougher.
+// ReadHistory reads the newest runs recorded in dir. It skips unreadable runs, which only
+// makes the estimate rougher.
 func ReadHistory(dir string) History {
 	var x History
 	entries, err := os.ReadDir(dir)
@@ -255,7 +255,7 @@ type Estimate struct {
 
 func NewEstimate(past History) *Estimate { return &Estimate{past: past, surge: 1} }
 
-// Look takes what the operator says about the rollout.
+// Look adds an observation of the rollout.
 func (o *Estimate) Look(v *View) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -279,8 +279,8 @@ func surgeOf(s string, nodes int) int {
 	return n
 }
 
-// Complete folds an event in, and gives one that tells how far the rollout is the times
-// between which it will be over.
+// Complete adds an event, and sets the estimated end of the rollout on events that report its
+// progress.
 func (o *Estimate) Complete(e *plan.Event) {
 	switch {
 	case e.Kind == plan.KindNode:
@@ -294,7 +294,7 @@ func (o *Estimate) Complete(e *plan.Event) {
 // record of earlier rollouts.
 const enough = 3
 
-// over returns between which times the rollout will be over; zero if nobody can know.
+// over returns the estimated range of the rollout's end; zero if unknown.
 func (o *Estimate) over(now time.Time) (least, most time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -34,7 +34,7 @@ func onNodes(plans []cluster.NodePlan) map[string]planOf {
 	return out
 }
 
-// words are what is said of a node that a Plan is at.
+// words describes the state of a node that a Plan applies to.
 func (p planOf) words() string {
 	text := "plan " + p.plan[strings.IndexByte(p.plan, '/')+1:]
 	if p.text != "" {
@@ -43,13 +43,13 @@ func (p planOf) words() string {
 	return text
 }
 
-// PlanTeller tells what becomes of Plans. The zero value has told of none.
+// PlanTeller reports changes of Plans. The zero value has reported none.
 type PlanTeller struct {
 	told   map[string]cluster.NodePlan
 	unseen string // why none is seen, as told
 }
 
-// Tell tells what has changed since it was called last. err is why no Plan can be seen.
+// Tell reports the changes since its last call. err is why Plans cannot be listed.
 func (t *PlanTeller) Tell(r *plan.Reporter, plans []cluster.NodePlan, err error) {
 	if err != nil {
 		level, text := "warn", "Plans are not shown: "+err.Error()
@@ -107,7 +107,7 @@ func WhyPlans(plans []cluster.NodePlan) plan.Event {
 	return plan.Event{Kind: plan.KindWait}
 }
 
-// whyState tells of a Plan in a state in which it takes no nodes.
+// whyState describes a Plan in a state in which it starts no nodes.
 func whyState(state string) func(*cluster.NodePlan) plan.Event {
 	return func(p *cluster.NodePlan) plan.Event {
 		if p.State != state {
@@ -117,7 +117,7 @@ func whyState(state string) func(*cluster.NodePlan) plan.Event {
 	}
 }
 
-// whyHeld tells of the first node that does not get on by itself.
+// whyHeld describes the first blocked node.
 func whyHeld(p *cluster.NodePlan) plan.Event {
 	for _, x := range p.Nodes {
 		if x.Held != "" {

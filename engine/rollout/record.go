@@ -142,7 +142,7 @@ type PastWait struct {
 	TookMS int64     `json:"took_ms"`
 }
 
-// pastWaits is how many waits a past run tells of.
+// pastWaits is the number of waits in a summary of a past run.
 const pastWaits = 5
 
 // step notes what became of a step.

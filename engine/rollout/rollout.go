@@ -205,8 +205,8 @@ func (l *NodeDiff) count(n *cluster.Node, e *Entry, by int64) {
 	}
 }
 
-// unready is how many nodes that are not Ready hold a place of their own: all but those that
-// the operator does not know yet, and heirs whose donor holds theirs.
+// unready is the number of nodes that are not Ready and count by themselves: all except those
+// without an entry by the operator yet, and replacement nodes whose old node still counts.
 func (l *NodeDiff) unready() (n int64) {
 	for e, node := range l.late {
 		if node.Image == "" {
@@ -224,8 +224,8 @@ func (l *NodeDiff) unready() (n int64) {
 	return n
 }
 
-// Size is how many machines there are, all who they are, nodes before those that are none.
-// Both are as of the look before, until the next.
+// Size is the number of machines, and All lists them, nodes first. Both are as of the last
+// observation.
 func (l *NodeDiff) Size() int { return len(l.known) + len(l.rest) }
 
 func (l *NodeDiff) All() iter.Seq[*Entry] {
@@ -258,8 +258,8 @@ func nameless(m cluster.Move) string {
 // worker-0", because the cloud had not named it yet.
 func Unnamed(machine string) bool { return strings.Contains(machine, " ") }
 
-// nodeEntry says what state a node is in on its way to t: m is its own move if moves, heir that of
-// the machine that will replace it if replaced.
+// nodeEntry returns the state of a node with target t: m is its own move if moves, heir that
+// of its replacement machine if replaced.
 func nodeEntry(t cluster.NodeTarget, n *cluster.Node, m cluster.Move, moves bool, heir cluster.Move, replaced bool) *Entry {
 	e := &Entry{Name: n.Name, Group: cmp.Or(n.Group, m.Group, n.Role), State: plan.NodeNotReady, Text: n.Message, With: cmp.Or(n.Heir, n.Donor)}
 	if n.Role == cluster.ControlPlaneRole {
@@ -305,7 +305,7 @@ func nodeEntry(t cluster.NodeTarget, n *cluster.Node, m cluster.Move, moves bool
 	return e
 }
 
-// upgradeOf is the state of a node that is upgraded as it is, with what is said of it.
+// upgradeOf is the state of a node that is upgraded in place, with its text.
 func upgradeOf(n *cluster.Node, m cluster.Move) (state, text string) {
 	switch m.Phase {
 	case "":
@@ -341,7 +341,7 @@ func runWords(phase, line string) string {
 	return phase + ": " + line
 }
 
-// heirWords say how far the machine is that will replace a node, by what the cloud says.
+// heirWords describe the progress of a replacement machine by its state in the cloud.
 var heirWords = map[string]string{
 	"Creating": "its heir is being created", "Ready": "its heir is up, and has not joined yet", "Failed": "its heir has failed", "Stopped": "its heir is stopped",
 }

@@ -57,8 +57,8 @@ func (t *Tracker) Set(r *plan.Reporter, m Entry) (changed bool) {
 	return old.state != now.state
 }
 
-// Forget drops machines that are not in names and tells that they are gone. One that had no
-// name may have it now: named are those of heirs, by their donors.
+// Forget removes machines that are not in names and reports their removal. A machine may have
+// a name by now: named has those of replacement nodes, by their old nodes.
 func (t *Tracker) Forget(r *plan.Reporter, names map[string]bool, named map[string]string) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -169,8 +169,8 @@ func (r Joining) Counts() (byState map[string]int64, ready, wanted int64) {
 	return byState, byState[plan.NodeReady], wanted
 }
 
-// Complete reports whether every group has as many Ready nodes as it shall have, and
-// no machine that is none.
+// Complete reports whether every group has its number of Ready nodes, and every machine is a
+// node.
 func (r Joining) Complete() bool {
 	ready := map[string]int{}
 	for _, m := range r.Machines {
@@ -247,7 +247,7 @@ var stateWords = map[string]string{
 	plan.NodeNotReady: "is not ready", plan.NodeFailed: "has failed",
 }
 
-// Gather is how long changes are gathered before the next look.
+// Gather is how long changes are collected before the next observation.
 const Gather = 50 * time.Millisecond
 
 // Hopeless returns an error if only machines are missing that the cloud has given up.

@@ -107,10 +107,10 @@ type ReleasesConfig struct {
 	Keys string `json:"keys,omitempty"`
 }
 
-// ControlPlanes returns how many control planes the cluster shall have.
+// ControlPlanes returns the configured number of control planes.
 func (c *Config) ControlPlanes() int { return c.count(cloud.ControlPlane) }
 
-// Workers returns how many workers the cluster shall have.
+// Workers returns the configured number of workers.
 func (c *Config) Workers() int { return c.count(cloud.Worker) }
 
 func (c *Config) count(r cloud.Role) (n int) {
@@ -378,7 +378,7 @@ func readValues(r *reader, to *map[string]any) field {
 	}
 }
 
-// badFeed says what is wrong with where a feed shall be; empty if nothing is.
+// badFeed returns the problem of a feed's location; empty if it is valid.
 func badFeed(s string) (problem, remedy string) {
 	if s == "" || s != strings.TrimSpace(s) || strings.ContainsFunc(s, unicode.IsControl) {
 		return fmt.Sprintf("%q is neither a directory nor an address", s), "write the path of a directory, or an https address"
@@ -404,7 +404,7 @@ func badFeed(s string) (problem, remedy string) {
 	return fmt.Sprintf("has the scheme %q", scheme), "write an https address, or the path of a directory"
 }
 
-// PCRCluster is the register that tells whether a machine belongs to a cluster.
+// PCRCluster is the register that marks a machine as a member of a cluster.
 const PCRCluster = 15
 
 // readMeasurements reads the registers from their nodes, not through the decoder:
@@ -492,9 +492,9 @@ type GenerateOptions struct {
 	Image      string
 	// ControlPlanes and Workers; negative workers mean none.
 	ControlPlanes, Workers int
-	// Sandbox is the running sandbox that the configuration is for. It gives what is
-	// not set above, and the measurements and trust roots. Without one these are left
-	// for the user to fill in, and validate says so.
+	// Sandbox is the running sandbox that the configuration is for. It supplies the measurements,
+	// the trust roots and fields not set above. Without it these are left for the user to fill
+	// in, and validate reports them.
 	Sandbox *SandboxInfo
 }
 

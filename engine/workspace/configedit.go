@@ -243,8 +243,8 @@ func (s *source) blank(at int) int {
 	return at
 }
 
-// scalar returns the text of a scalar within its quotes, if it has any, and where the
-// scalar ends with them. What is replaced here is on one line and has no blanks.
+// scalar returns the text of a scalar without its quotes, and its end including them. Edited
+// scalars are on one line and contain no blanks.
 func (s *source) scalar(n *yaml.Node) (from, to, end int, err error) {
 	at, err := s.offset(n)
 	if err != nil {
@@ -323,8 +323,8 @@ func (s *source) replace(n *yaml.Node, text string) error {
 	return err
 }
 
-// result makes the edits, which must not overlap. What an alias stands for may have been
-// edited twice in the same way.
+// result applies the edits, which must not overlap. An aliased value may have been edited
+// twice in the same way.
 func (s *source) result() ([]byte, error) {
 	slices.SortStableFunc(s.edits, func(a, b replacement) int { return a.from - b.from })
 	s.edits = slices.Compact(s.edits)

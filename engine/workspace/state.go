@@ -15,16 +15,16 @@ import (
 // StateVersion is the format of constellation-state.yaml.
 const StateVersion = "v1"
 
-// State is what is known about the machines and the cluster that was made of them:
-// constellation-state.yaml. It holds the init secret, so its file is 0600 and it is
-// never shown as a whole.
+// State has the data of the machines and their cluster: constellation-state.yaml. It contains
+// the init secret, so its file is 0600 and it is never shown as a whole.
 type State struct {
 	Version        string         `yaml:"version"`
 	Infrastructure Infrastructure `yaml:"infrastructure"`
 	ClusterValues  ClusterValues  `yaml:"clusterValues,omitempty"`
 }
 
-// Infrastructure is what was made before init: machines and the ways to them.
+// Infrastructure is the result of creating machines, before init: the machines and their
+// addresses.
 type Infrastructure struct {
 	// UID names this incarnation of the machines: attestation keys are certified for it.
 	UID      string `yaml:"uid"`

@@ -191,7 +191,7 @@ func (r *reader) each(n *yaml.Node, path string, f func(key, value *yaml.Node, p
 		default:
 			seen[key.Value] = true
 			at := *value
-			at.Line = key.Line // what is wrong with a value is said at its key, also when it starts further down
+			at.Line = key.Line // problems of a value are reported at its key, also if the value starts further down
 			f(key, &at, p)
 		}
 	}

@@ -61,7 +61,7 @@ func (w *Workspace) Belong(c *Config, s *State) error {
 func (w *Workspace) OnMachines(v plan.Verb) error {
 	s, err := w.State()
 	if err != nil || s.Infrastructure.Sandbox == nil || !s.Infrastructure.Sandbox.Hollow {
-		return nil // what is wrong with the state others say
+		return nil // other callers report problems of the state
 	}
 	return &plan.Error{
 		Op: "run " + string(v), Err: errors.New("the machines of this cluster are hollow: simulated, so there is nothing to attest, to install or to upgrade on them"),
@@ -105,8 +105,8 @@ const (
 	StateFile        = "constellation-state.yaml"        // 0600
 	KubeconfigFile   = "constellation-admin.conf"        // 0600
 	MasterSecretFile = "constellation-mastersecret.json" // 0600
-	// PendingFile holds the kubeconfig from the moment it arrived until the machine
-	// that made it was told so.
+	// PendingFile has the kubeconfig from its arrival until the machine that created it got the
+	// acknowledgement.
 	PendingFile = ".constellation-admin.conf.pending"
 	lockFile    = "lock" // in RunsDir
 )
