@@ -162,7 +162,6 @@ func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next Comp
 		c.find(agentsFinding(left, replaceOnce(left)))
 	}
 	if len(c.enrols) > 0 {
-		c.out.Notes = append(c.out.Notes, fmt.Sprintf("The hop installs the release keys and the verifying agent on %s in place, once: %s.", many(len(c.enrols), "machine"), inGroups(c.enrols)))
 		c.find(Finding{
 			ID: findingEnrolled, Severity: Info, Source: "release", Title: "the hop installs the release keys and the verifying agent on " + many(len(c.enrols), "machine") + " in place",
 			Detail: inGroups(c.enrols) + ": their agents run components that nobody vouches for, until then", Objects: namesOf(c.enrols),

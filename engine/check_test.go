@@ -91,7 +91,6 @@ type pretendedCloud struct {
 	testCloud
 	kubernetes []version.Version
 	extra      string // an image whose measurements it does not tell; empty for none
-	unsigned   bool   // it vouches for no components
 	agent      *component.Component
 }
 

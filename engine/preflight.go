@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -339,6 +340,20 @@ func (e *Engine) checks(f *facts) []check {
 				}
 			}
 			f.list, f.statement = l.List, l.Statement
+			if l.Statement != "" || f.config.Releases.Feed == "" {
+				return nil
+			}
+			location, keys, err := e.feedOf(f.config, CheckRequest{})
+			var known *knowledge
+			if err == nil {
+				known, err = e.learnReleases(ctx, location, keys)
+			}
+			if err == nil {
+				f.statement, err = known.vouch(ctx, f.config.Services, f.config.Kubernetes, runtime.GOARCH, l.List)
+			}
+			if err != nil {
+				return block("the feed's statement over the components of Kubernetes "+f.config.Kubernetes.String()+" cannot be used", err.Error(), "look at the feed with "+verifyCommand(location, keys))
+			}
 			return nil
 		}},
 		{"init-endpoint", "network", "the first machine can be reached", "machines endpoints", func(ctx context.Context) *Finding {

@@ -234,6 +234,7 @@ type testCloud struct {
 	measurements map[uint32]string
 	down         error
 	components   error
+	unsigned     bool // it vouches for no components
 	// clusterEndpoint and initEndpoint are what it says about itself, if anything.
 	clusterEndpoint, initEndpoint string
 }
@@ -317,6 +318,9 @@ func (c *testCloud) Components(_ context.Context, v version.Version) (component.
 	var l component.List
 	for _, name := range []string{"kubeadm", "kubelet", "kubectl"} {
 		l = append(l, component.Component{Name: name, URL: "http://10.42.0.1:8080/" + name, Digest: "sha256:" + strings.Repeat("ab", 32), Path: "/usr/local/bin/" + name, Mode: 0o755})
+	}
+	if c.unsigned {
+		return component.Signed{List: l}, nil
 	}
 	return signed(l), nil
 }

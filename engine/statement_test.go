@@ -145,9 +145,9 @@ func (f *ownFeed) put(name string, b []byte) {
 }
 
 // sign has the builder vouch for what the cloud offers for a version of Kubernetes.
-func (f *ownFeed) sign(s *checkStage, kubernetes string) {
+func (f *ownFeed) sign(from engine.Provider, kubernetes string) {
 	f.Helper()
-	l, err := s.cloud.Components(f.Context(), v(kubernetes))
+	l, err := from.Components(f.Context(), v(kubernetes))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -189,8 +189,8 @@ func TestStatementsOfAFeedReachTheCluster(t *testing.T) {
 			s.cloud.unsigned = true
 			f := newOwnFeed(t)
 			f.build(f.machines, f.machines.Public, f.own.Public)
-			f.sign(s, "v1.35.4")
-			f.sign(s, "v1.36.3")
+			f.sign(s.cloud, "v1.35.4")
+			f.sign(s.cloud, "v1.36.3")
 			f.build(f.own)
 			at := f.dir
 			switch from {
@@ -294,7 +294,7 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 			s := newPrepareStage(t)
 			s.cloud.unsigned = true
 			f := newOwnFeed(t)
-			f.sign(s, "v1.36.3")
+			f.sign(s.cloud, "v1.36.3")
 			f.build(f.machines, f.machines.Public, f.own.Public)
 			f.build(f.own)
 			statements, err := filepath.Glob(filepath.Join(f.dir, "releases/v1.1.0/components", strings.Repeat("[0-9a-f]", 64)+".json"))
@@ -321,7 +321,7 @@ func TestStatementThatThisComputerCannotRead(t *testing.T) {
 	s := newPrepareStage(t)
 	s.cloud.unsigned = true
 	f := newOwnFeed(t)
-	f.sign(s, "v1.36.3")
+	f.sign(s.cloud, "v1.36.3")
 	f.build(f.machines, f.machines.Public, f.own.Public)
 	f.build(f.own)
 	statements, err := filepath.Glob(filepath.Join(f.dir, "releases/v1.1.0/components", strings.Repeat("[0-9a-f]", 64)+".json"))
@@ -360,5 +360,66 @@ func TestComponentsThatNobodyVouchesFor(t *testing.T) {
 		return f.ID == "components-unsigned" && f.Severity == engine.Warn && strings.Contains(f.Remedy, "releases/v1.1.0/components/")
 	}) {
 		t.Errorf("findings %+v", p.Findings)
+	}
+}
+
+// TestInitTakesTheStatementOfTheFeed makes a cluster in a cloud that vouches for nothing, with the
+// feed that the configuration names.
+func TestInitTakesTheStatementOfTheFeed(t *testing.T) {
+	s := newStage(t, 1, 0)
+	s.cloud.unsigned = true
+	f := newOwnFeed(t)
+	f.sign(s.cloud, "v1.35.4")
+	f.build(f.own)
+	pem, err := os.ReadFile(f.own.Public)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(s.dir, engine.ConfigFile)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := string(b) + "releases:\n  feed: " + f.dir + "\n  keys: |\n    " + strings.ReplaceAll(strings.TrimSpace(string(pem)), "\n", "\n    ") + "\n"
+	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := s.engine().PlanInit(t.Context())
+	if err != nil || len(p.Blocked()) > 0 {
+		t.Fatalf("%v, blocked by %+v", err, p.Blocked())
+	}
+	if err := s.engine().Run(t.Context(), p, func(engine.Event) {}); err != nil {
+		t.Fatal(err)
+	}
+	l, err := s.cloud.Components(t.Context(), v("v1.35.4"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.cluster.Components(t.Context(), engine.ComponentsName(l.List))
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := release.ParseKeys("own", pem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := release.NewTrust(keys...).Verify(got.Statement, v("v1.35.4"), runtime.GOARCH, got.List); err != nil {
+		t.Error(err)
+	}
+
+	// A statement that was altered ends in a plan that is blocked.
+	statements, err := filepath.Glob(filepath.Join(f.dir, "releases/v1.1.0/components", strings.Repeat("[0-9a-f]", 64)+".json"))
+	if err != nil || len(statements) != 1 {
+		t.Fatalf("%q, %v", statements, err)
+	}
+	if b, err = os.ReadFile(statements[0]); err == nil {
+		err = os.WriteFile(statements[0], []byte(strings.Replace(string(b), "v1.35.4", "v1.35.5", 1)), 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err = s.engine().PlanInit(t.Context())
+	if err != nil || len(p.Blocked()) != 1 || !strings.Contains(p.Blocked()[0].Title, "the feed's statement") {
+		t.Errorf("%v, %+v", err, p)
 	}
 }
