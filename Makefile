@@ -25,6 +25,8 @@ MACHINES   ?= hollow
 CONTROL_PLANES ?=
 
 export CGO_ENABLED := 0
+# The flags of the release build, also for tests, so that both share compiled packages.
+export GOFLAGS := -trimpath
 GO_BUILD = go build -trimpath -buildvcs=false
 TOOL     = go tool -modfile=.ci/go.mod
 
@@ -37,8 +39,9 @@ build: binaries bin/kubectl ## build all binaries into bin/, and kubectl of the 
 
 .PHONY: binaries
 binaries:
-	@echo "building bin/constellation and the daemons of $(RELEASES)"
+	@echo "building bin/constellation, bin/constellation-sandbox and the daemons of $(RELEASES)"
 	@$(GO_BUILD) -ldflags "-s -w -X constellation/engine/version.Release=$(RELEASE)" -o bin/constellation .
+	@$(GO_BUILD) -ldflags "-s -w -X constellation/engine/version.Release=$(RELEASE)" -o bin/constellation-sandbox ./engine/sandbox/cmd
 	@for r in $(RELEASES); do for d in $(DAEMONS); do \
 	  $(GO_BUILD) -ldflags "-s -w -X constellation/engine/version.Release=$$r" -o bin/releases/$$r/$$d ./$$d/cmd; done; done
 
@@ -55,24 +58,36 @@ bin/kubectl: FORCE
 demo: build ## create a cluster in a sandbox; ARGS=--non-interactive for scripts
 	@DEMO_DIR='$(DEMO_DIR)' KEEP='$(KEEP)' KUBERNETES='$(KUBERNETES)' .ci/demo.sh $(ARGS)
 
+.PHONY: check
+check: ## build, vet, lint what changed, run the tests that need no cluster and no root
+	@.ci/check.sh $(TESTFLAGS)
+
 .PHONY: test
 test: build ## run all tests; as root also those on real machines
 	@.ci/test.sh $(TESTFLAGS)
 
+.PHONY: soak
+soak: build ## run what takes hours: fuzzing, 100,000 seeds, opt-in tests, drills
+	@.ci/soak.sh
+
+.PHONY: golden
+golden: ## rewrite golden files and show what changed
+	@.ci/golden.sh $(TESTFLAGS)
+
 .PHONY: explore
 explore: ## model-check the decisions of the operator; STATES=n limits each model
-	@mkdir -p bin && go test -c -o bin/explore.test ./operator && cd operator && \
-	 GOMAXPROCS=1 ../bin/explore.test -test.run '^TestExplore$$|^TestMutants$$' -test.timeout 30m -explore.states $(STATES) && rm ../bin/explore.test
+	@mkdir -p bin && go test -c -o bin/explore.test ./operator/decision && cd operator/decision && \
+	 GOMAXPROCS=1 ../../bin/explore.test -test.run '^TestExplore$$|^TestMutants$$' -test.timeout 30m -explore.states $(STATES) && rm ../../bin/explore.test
 
 .PHONY: sim
 sim: ## simulate random rollouts with faults; SEEDS=n SEED=s, SEED alone prints a trace
-	@mkdir -p bin && go test -c -o bin/sim.test ./operator && cd operator && \
-	 ../bin/sim.test -test.run '^TestSimulate$$' -test.timeout 60m -test.v=$(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),false,true),false) \
-	 -sim.seed $(SEED) -sim.seeds $(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),$(SEEDS),1),$(SEEDS)) && rm ../bin/sim.test
+	@mkdir -p bin && go test -c -o bin/sim.test ./operator/decision && cd operator/decision && \
+	 ../../bin/sim.test -test.run '^TestSimulate$$' -test.timeout 60m -test.v=$(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),false,true),false) \
+	 -sim.seed $(SEED) -sim.seeds $(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),$(SEEDS),1),$(SEEDS)) && rm ../../bin/sim.test
 
 .PHONY: drills
 drills: build ## upgrade test clusters under fault injection; N=n MACHINES=hollow|simulated|real CONTROL_PLANES=n
-	@bin/constellation -C bin/drills sandbox drill --machines=$(MACHINES) $(if $(CONTROL_PLANES),--control-planes=$(CONTROL_PLANES)) --results docs/drills.jsonl --until $(N)
+	@bin/constellation -C bin/drills sandbox drill --machines=$(MACHINES) $(if $(CONTROL_PLANES),--control-planes=$(CONTROL_PLANES)) --results engine/sandbox/drill/testdata/drills.jsonl --until $(N)
 
 .PHONY: bench
 bench: build ## run all benchmarks and write docs/bench.md; BENCH=regexp selects sections
@@ -96,7 +111,12 @@ verify: generate ## regenerate and fail if a file differs
 .PHONY: lint
 lint: ## run the linters, check formatting and language
 	@$(TOOL) golangci-lint run ./...
-	@cd .ci && go test ./prose && go run ./prose
+	@cd .ci && go test ./prose ./testreport && go run ./prose
+	@.ci/commits.sh
+
+.PHONY: hooks
+hooks: ## check the messages of your commits when you make them
+	@ln -sf "$(CURDIR)/.ci/commit-msg" "$$(git rev-parse --git-path hooks)/commit-msg"
 
 .PHONY: prose-baseline
 prose-baseline:

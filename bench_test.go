@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -17,6 +16,7 @@ import (
 	"github.com/creack/pty"
 
 	"constellation/engine"
+	"constellation/internal/testneeds"
 )
 
 // These benchmarks run the programs in bin/, which `make bench` builds.
@@ -72,9 +72,7 @@ func BenchmarkFirstFrame(b *testing.B) {
 //   - kubeadm is the time of the first node, image pulls included; joins is kubeadm and the
 //     start of the other nodes.
 func BenchmarkInit(b *testing.B) {
-	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
-		b.Skip("real machines need Linux and root")
-	}
+	testneeds.Machines(b)
 	bin := built(b, "constellation")
 	aloneWithMachines(b)
 	parts := map[string][]time.Duration{}

@@ -16,8 +16,8 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/kubeadm"
-	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/recorder"
+	"constellation/internal/testneeds"
 )
 
 // TestApplyReplacesAnImage upgrades the image of one control plane and one worker with
@@ -26,9 +26,7 @@ import (
 //
 //	CONSTELLATION_E2E_ROLLOUT=1 go test -timeout 30m -run TestApplyReplacesAnImage .
 func TestApplyReplacesAnImage(t *testing.T) {
-	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
-		t.Skip("takes four minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
-	}
+	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "four minutes")
 	c := newCloud(t, 1, 1, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
 	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
 	c.wantVIP("control-plane-0", "worker-0")
@@ -96,9 +94,7 @@ func TestApplyReplacesAnImage(t *testing.T) {
 //
 //	CONSTELLATION_E2E_ROLLOUT=1 go test -timeout 30m -run TestApplyIsKilledInEachStep .
 func TestApplyIsKilledInEachStep(t *testing.T) {
-	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
-		t.Skip("takes three minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
-	}
+	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "three minutes")
 	c := newCloud(t, 1, 1, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
 	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
 	verb := []string{"upgrade", "apply", "--yes", "--to", "v1.1.0", "--kubernetes", "v1.35.4", "-o", "json"}
@@ -192,13 +188,7 @@ const next = "v1.36.3"
 // withNext skips the test if that Kubernetes is not in the cache.
 func withNext(t *testing.T) {
 	t.Helper()
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !build.Cached(filepath.Join(cache, "constellation"), next) {
-		t.Skipf("needs Kubernetes %[1]s, built from source: bin/constellation sandbox fetch %[1]s", next)
-	}
+	testneeds.Kubernetes(t, next)
 }
 
 // applies upgrades a cluster of one control plane and two workers with `upgrade apply`, while

@@ -15,6 +15,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/atls/flood"
+	"constellation/internal/testneeds"
 )
 
 func TestMain(m *testing.M) {
@@ -26,9 +27,7 @@ func TestMain(m *testing.M) {
 // the bootstrapper from 200 addresses, the join service from one. The console and the other
 // workers must still be served.
 func TestFloodOfRealMachines(t *testing.T) {
-	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
-		t.Skip("takes five minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
-	}
+	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "five minutes")
 	const limit = 10 * time.Second
 	c := newCloud(t, 1, 3)
 	machines, _ := c.reach(slog.New(slog.DiscardHandler))

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,14 +15,13 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/sandbox"
+	"constellation/internal/testneeds"
 )
 
 // TestHollowSandbox watches a rollout of hollow machines as a user without root: it starts
 // them, injects a fault, sets a target, and leaves nothing behind.
 func TestHollowSandbox(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes a minute")
-	}
+	testneeds.Time(t, "a minute")
 	c := newHollow(t)
 	up := func(args ...string) *result {
 		t.Helper()
@@ -135,9 +133,7 @@ func TestHollowSandbox(t *testing.T) {
 // that nothing of its sandbox is left.
 func newHollow(t *testing.T) *cloud {
 	t.Helper()
-	if runtime.GOOS != "linux" {
-		t.Skip("hollow machines need Linux")
-	}
+	testneeds.Hollow(t)
 	wd, err := os.Getwd()
 	if err != nil {
 		t.Fatal(err)

@@ -21,6 +21,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/sandbox/recorder"
+	"constellation/internal/testneeds"
 )
 
 // olderCommit is the newest commit whose clusters have no admission policies, no signed
@@ -35,9 +36,7 @@ const kubeadmTokens = "system:bootstrappers:kubeadm:default-node-token"
 // release and image v1.0.0, and those of this build as v1.1.0.
 func newOlderCluster(t *testing.T) *cloud {
 	t.Helper()
-	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
-		t.Skip("takes ten minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
-	}
+	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "ten minutes")
 	withNext(t)
 	if out, err := exec.CommandContext(t.Context(), "git", "cat-file", "-e", olderCommit+"^{commit}").CombinedOutput(); err != nil {
 		t.Skipf("commit %s is not in the history of this clone: %v %s", olderCommit, err, out)
@@ -58,7 +57,7 @@ func newOlderCluster(t *testing.T) *cloud {
 	for _, daemon := range []string{"bootstrapper", "agent", "joinservice", "operator"} {
 		sh(source, build+`-o "bin/releases/v1.0.0/$2" "./$2/cmd"`, "v1.0.0", daemon)
 	}
-	sh(mixed, `cp "$1/constellation" "$1/kubectl" . && mkdir releases && cp -r "$1/releases/v1.1.0" releases/ && cp -r "$2/bin/releases/v1.0.0" releases/`, c.bin, source)
+	sh(mixed, `cp "$1/constellation" "$1/constellation-sandbox" "$1/kubectl" . && mkdir releases && cp -r "$1/releases/v1.1.0" releases/ && cp -r "$2/bin/releases/v1.0.0" releases/`, c.bin, source)
 	c.bin = mixed
 	c.up(1, 2, "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", "v1.35.4")
 	older := *c

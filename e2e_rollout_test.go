@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,6 +18,7 @@ import (
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/recorder"
+	"constellation/internal/testneeds"
 )
 
 // targetFile is the target that `upgrade prepare` writes for GitOps.
@@ -149,9 +149,7 @@ func cordoned(e recorder.Entry) bool { return e.Node != nil && e.Node.CordonedBy
 // image. The operator is killed twice: after the new control plane has joined, and during a
 // drain.
 func TestRolloutOfAnImage(t *testing.T) {
-	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
-		t.Skip("takes four minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
-	}
+	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "four minutes")
 	c := newCloud(t, 1, 1, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
 	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
 	c.wantVIP("control-plane-0", "worker-0")
@@ -170,9 +168,7 @@ func TestRolloutOfAnImage(t *testing.T) {
 //	bin/constellation sandbox fetch v1.36.3
 //	CONSTELLATION_E2E_ROLLOUT=1 go test -timeout 60m -run TestRolloutToTheNextKubernetes .
 func TestRolloutToTheNextKubernetes(t *testing.T) {
-	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
-		t.Skip("takes twenty minutes and Kubernetes v1.36.3, built from source; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
-	}
+	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "twenty minutes and Kubernetes v1.36.3, built from source")
 	c := newCloud(t, 3, 2, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
 	c.run(10*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
 	c.wantVIP("control-plane-0", "control-plane-1", "control-plane-2", "worker-0", "worker-1")

@@ -71,7 +71,7 @@ func TestMachinesRunVouchedComponentsOnly(t *testing.T) {
 		t.Fatalf("ConfigMap %s has the statement %q", honest, statement)
 	}
 	c.kubectl("-n", "kube-system", "annotate", "configmap", name, "constellation.edgeless.systems/components-statement="+statement)
-	refused("does not vouch for these components")
+	refused("does not cover these components")
 	if _, err := os.Stat(owned); err == nil {
 		t.Error("an unsigned program ran as root on a machine")
 	}

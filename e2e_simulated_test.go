@@ -19,8 +19,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"constellation/engine"
+	"constellation/engine/cloud/cloudtest"
+	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/simulated"
+	"constellation/internal/testneeds"
 )
 
 // ordinaryUser is the user of these tests if root starts them.
@@ -30,20 +33,12 @@ const ordinaryUser = 54321
 // read access to the built programs and Kubernetes.
 func newSimulated(t *testing.T) *cloud {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("starts control planes; not in -short")
-	}
+	testneeds.ControlPlane(t)
 	wd, err := os.Getwd()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !build.Cached(filepath.Join(cache, "constellation"), "v1.35.4") {
-		t.Skip("no Kubernetes in the cache: run `constellation sandbox fetch v1.35.4`")
-	}
+	cache := filepath.Join(testneeds.Kubernetes(t, "v1.35.4"), "..", "..", "..") // of this user
 	// Socket paths must be short, and root's home is not readable by others.
 	home, err := os.MkdirTemp("/tmp", "con")
 	if err != nil {
@@ -59,8 +54,8 @@ func newSimulated(t *testing.T) *cloud {
 	}}
 	share(t, filepath.Join(wd, "bin"), c.bin)
 	for _, v := range build.Versions() {
-		if build.Cached(filepath.Join(cache, "constellation"), v) {
-			share(t, filepath.Join(cache, "constellation/kubernetes", v), filepath.Join(home, ".cache/constellation/kubernetes", v))
+		if build.Cached(cache, v) {
+			share(t, filepath.Join(cache, "kubernetes", v), filepath.Join(home, ".cache/constellation/kubernetes", v))
 		}
 	}
 	if os.Geteuid() == 0 {
@@ -243,6 +238,18 @@ func (c *cloud) survivesACrash(all []string) {
 	}
 }
 
+// TestCloudOfSimulatedMachinesConforms runs the conformance suite of clouds.
+func TestCloudOfSimulatedMachinesConforms(t *testing.T) {
+	t.Parallel()
+	c := newSimulated(t)
+	c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--control-planes", "1", "--workers", "0").want(engine.ExitDone)
+	name := c.name()
+	cloudtest.Run(t, cloudtest.Options{
+		Cloud: local.NewClient("unix:"+filepath.Join(c.sandboxDir(), "api.sock"), ""), Group: local.GroupID(name, local.WorkerGroup),
+		Unknown: local.ProviderID(name, "worker-999"), Images: []string{local.ImageReference(name, "v1.0.0"), local.ImageReference(name, "v1.1.0")},
+	})
+}
+
 // TestControlPlaneLosesItsPowerAsItJoins cuts the power of a second control plane when it is a
 // member of etcd and not yet a node. etcd has no quorum without it.
 func TestControlPlaneLosesItsPowerAsItJoins(t *testing.T) {
@@ -284,7 +291,7 @@ func TestControlPlaneLosesItsPowerAsItJoins(t *testing.T) {
 	}, "get", "nodes", "-o", "name", "-l", "node-role.kubernetes.io/control-plane")
 	c.wantNodes(both...)
 	c.wantEtcdMembers(2)
-	if !says(joins, "taking this machine's member out of etcd") {
+	if !says(joins, "removing this machine's member from etcd") {
 		t.Error("its member was not removed from etcd")
 	}
 }

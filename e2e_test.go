@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -19,6 +18,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/sandbox/machine/machinetest"
+	"constellation/internal/testneeds"
 )
 
 // These tests run bin/constellation as a user does, each against its own sandbox. `make test`
@@ -74,12 +74,7 @@ func newCluster(t *testing.T, kind machineKind, controlPlanes, workers int, more
 // newReal returns a workspace for real machines, which it locks against other tests.
 func newReal(t *testing.T) *cloud {
 	t.Helper()
-	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
-		t.Skip("real machines need Linux and root")
-	}
-	if testing.Short() {
-		t.Skip("starts real machines; not in -short")
-	}
+	testneeds.Machines(t)
 	wd, err := os.Getwd()
 	if err != nil {
 		t.Fatal(err)
@@ -389,9 +384,7 @@ func lives(t *testing.T, kind machineKind) (c *cloud, machines []string) {
 }
 
 func TestInitOfThreeControlPlanesOnRealMachines(t *testing.T) {
-	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
-		t.Skip("takes five minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
-	}
+	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "five minutes")
 	c, _ := threeControlPlanes(t, realMachines)
 	c.recovers(realMachines, "control-plane-1", "control-plane-2")
 }

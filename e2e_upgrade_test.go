@@ -2,12 +2,12 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"constellation/engine"
+	"constellation/internal/testneeds"
 )
 
 // upgradeConfig is the kubeadm configuration for control planes and workers.
@@ -32,9 +32,7 @@ node:
 //	bin/constellation sandbox fetch v1.36.3
 //	CONSTELLATION_E2E_UPGRADE=1 go test -run TestKubeadmUpgrades .
 func TestKubeadmUpgradesMachinesOfASandbox(t *testing.T) {
-	if os.Getenv("CONSTELLATION_E2E_UPGRADE") == "" {
-		t.Skip("takes five minutes and Kubernetes v1.36.3, built from source; set CONSTELLATION_E2E_UPGRADE=1 to run it")
-	}
+	testneeds.OptIn(t, "CONSTELLATION_E2E_UPGRADE", "five minutes and Kubernetes v1.36.3, built from source")
 	const from, to = "v1.35.4", "v1.36.3"
 	c := newCloud(t, 1, 1, "--kubernetes", from)
 	c.run(10*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)

@@ -37,6 +37,7 @@ import (
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
+	"constellation/internal/testneeds"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -59,9 +60,8 @@ type hollowRollout struct {
 
 func newHollowRollout(t *testing.T, workers, surge, pods int, times hollow.Times) *hollowRollout {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("a rollout takes a minute")
-	}
+	testneeds.Time(t, "a minute")
+	testneeds.Hollow(t)
 	wd, err := os.Getwd()
 	if err != nil {
 		t.Fatal(err)
@@ -280,9 +280,7 @@ type screen struct {
 
 func newScreen(t *testing.T, dir string, argv ...string) *screen {
 	t.Helper()
-	if _, err := exec.LookPath("tmux"); err != nil {
-		t.Skipf("needs tmux: %v", err)
-	}
+	testneeds.Program(t, "tmux", "tmux")
 	s := &screen{t: t, socket: filepath.Join(t.TempDir(), "tmux")}
 	for _, v := range os.Environ() {
 		if name, _, _ := strings.Cut(v, "="); name != "CI" && name != "TMUX" && name != "NO_COLOR" {

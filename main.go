@@ -3,19 +3,20 @@
 // This comment is the map of the repository. The program has one engine and three outputs:
 // a console for people, plain lines for logs, JSON Lines for other programs.
 //
-//	main ──► tui ──► engine ◄── engine/kube ◄── main ──► engine/sandbox
+//	main ──► tui ──► engine ◄── engine/kube ◄── main ··exec··► engine/sandbox/cmd
 //
 // On the user's computer:
 //
 //   - main (this file) connects the parts and has no logic.
-//   - tui is the user interface: commands, console, printers. It imports engine and no
-//     other package of this module.
+//   - tui is the user interface: commands, console, printers; tui/view draws pages, tui/term
+//     talks to the terminal. They import engine and its value packages only.
 //   - engine plans and runs all operations on a cluster: configuration, findings, plans,
 //     runs, events, the workspace's files. It imports no Kubernetes client.
 //   - engine/kube implements the engine's access to a cluster: client-go, Helm.
 //   - engine/sandbox is a local test cloud, with real machines (engine/sandbox/machine),
 //     Kubernetes built from source modules (engine/sandbox/build), and upgrades under fault
-//     injection (engine/sandbox/drill).
+//     injection (engine/sandbox/drill). It is a program of its own, constellation-sandbox
+//     (engine/sandbox/cmd), which main executes for the verb sandbox. main links none of it.
 //   - assets are embedded files: charts, CRDs, release data, the default
 //     configuration, systemd units.
 //
@@ -42,41 +43,24 @@ import (
 	"os"
 
 	"constellation/engine"
+	"constellation/engine/cloud/local/sandboxexec"
 	"constellation/engine/kube"
-	"constellation/engine/sandbox"
-	"constellation/engine/sandbox/build"
-	"constellation/engine/sandbox/drill"
-	"constellation/engine/sandbox/hollow"
-	"constellation/engine/sandbox/machine/disk"
-	"constellation/engine/sandbox/simulated"
 	"constellation/engine/version"
 	"constellation/tui"
 )
 
 func main() {
-	if args := os.Args[1:]; disk.IsServer(args) {
-		os.Exit(disk.Main(args))
-	} else if simulated.IsStandIn(args) {
-		os.Exit(simulated.Main(args))
-	}
 	os.Exit(tui.App{
-		Release:    version.Release,
-		Kubernetes: build.Versions(),
-		Images:     []string{version.Release, "v1.0.0"},
-		Releases:   []string{version.Release, "v1.0.0"},
-		Faults:     sandbox.FaultNames(),
-		Engine:     newEngine,
-		Sandbox:    newSandbox,
-		Drills:     newDrills,
-		Daemon:     serveSandbox,
+		Release:     version.Release,
+		Kubernetes:  sandboxexec.KubernetesVersions(),
+		Releases:    []string{version.Release, "v1.0.0"},
+		Engine:      newEngine,
+		FindSandbox: sandboxexec.Find,
+		RunSandbox:  sandboxexec.Run,
 	}.Main())
 }
 
 func newEngine(w *engine.Workspace, log *slog.Logger) (tui.Engine, error) {
-	box, err := newSandbox(log)
-	if err != nil {
-		return nil, err
-	}
 	connect := func(_ context.Context, kubeconfig []byte) (engine.Cluster, error) {
 		return kube.Connect(kubeconfig, log)
 	}
@@ -86,29 +70,7 @@ func newEngine(w *engine.Workspace, log *slog.Logger) (tui.Engine, error) {
 	backups := func(_ context.Context, kubeconfig []byte) (engine.BackupCluster, error) {
 		return kube.Connect(kubeconfig, log)
 	}
-	return engine.New(w, engine.Deps{Connect: connect, Inspect: inspect, Backups: backups, Sandbox: box, Buildable: build.Versions(), Log: log}), nil
-}
-
-func newSandbox(log *slog.Logger) (engine.Sandbox, error) {
-	dirs, err := sandbox.DefaultDirs()
-	if err != nil {
-		return nil, err
-	}
-	return sandbox.New(dirs, "", log), nil
-}
-
-func newDrills(log *slog.Logger) (engine.Drills, error) {
-	dirs, err := sandbox.DefaultDirs()
-	if err != nil {
-		return nil, err
-	}
-	return drill.New(dirs, sandbox.New(dirs, "", log), log), nil
-}
-
-func serveSandbox(ctx context.Context, name string, log *slog.Logger) error {
-	dirs, err := sandbox.DefaultDirs()
-	if err != nil {
-		return err
-	}
-	return sandbox.Serve(ctx, dirs, name, log, hollow.Serve)
+	return engine.New(w, engine.Deps{
+		Connect: connect, Inspect: inspect, Backups: backups, FindSandbox: sandboxexec.Find, Buildable: sandboxexec.KubernetesVersions(), Log: log,
+	}), nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -44,6 +45,39 @@ func TestDocumentedEventsAreEvents(t *testing.T) {
 	}
 }
 
+// TestProductionLinksNoSandbox checks that the console and the daemons link no part of the test
+// cloud, and nothing that can forge attestation evidence.
+func TestProductionLinksNoSandbox(t *testing.T) {
+	never := []string{"constellation/engine/sandbox", "constellation/engine/attestation/attestationtest", "github.com/hanwen/go-fuse"}
+	for _, pkg := range []string{".", "./bootstrapper/cmd", "./agent/cmd", "./joinservice/cmd", "./operator/cmd"} {
+		t.Run(pkg, func(t *testing.T) {
+			for _, dep := range dependencies(t, pkg) {
+				for _, n := range never {
+					if dep == n || strings.HasPrefix(dep, n+"/") {
+						t.Errorf("%s links %s", pkg, dep)
+					}
+				}
+			}
+		})
+	}
+	deps := dependencies(t, "./engine/sandbox/cmd")
+	for _, n := range never { // else the names above are out of date
+		if !slices.ContainsFunc(deps, func(dep string) bool { return dep == n || strings.HasPrefix(dep, n+"/") }) {
+			t.Errorf("constellation-sandbox does not link %s", n)
+		}
+	}
+}
+
+// dependencies lists the packages that pkg links.
+func dependencies(t *testing.T, pkg string) []string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", pkg).CombinedOutput()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, out)
+	}
+	return strings.Fields(string(out))
+}
+
 // TestDaemonsLinkNoConsole checks that programs that run as root on a node or inside a cluster
 // link no terminal library and no Helm.
 func TestDaemonsLinkNoConsole(t *testing.T) {
@@ -57,17 +91,13 @@ func TestDaemonsLinkNoConsole(t *testing.T) {
 		{"./joinservice/cmd", []string{"helm.sh/", "github.com/charmbracelet/", "constellation/tui", "constellation/engine/kube", "constellation/engine/sandbox"}, "what runs in the cluster installs no charts and has no terminal"},
 		{"./operator/cmd", []string{"helm.sh/", "github.com/charmbracelet/", "constellation/tui", "constellation/engine/kube", "constellation/engine/sandbox"}, "what runs in the cluster installs no charts and has no terminal"},
 		{"./tui", []string{"k8s.io/", "helm.sh/", "constellation/engine/kube", "constellation/engine/sandbox", "constellation/operator"}, "the console shows what the engine says"},
+		{"./tui/term", []string{"constellation/assets", "constellation/engine/version", "constellation/engine/kube", "github.com/spf13/"}, "a terminal knows no cluster and no command"},
 		{"./engine", []string{"k8s.io/", "sigs.k8s.io/controller-runtime", "helm.sh/", "github.com/charmbracelet/", "constellation/engine/kube", "constellation/engine/sandbox"}, "the engine decides; its hands are elsewhere"},
 		{"./engine/backup", []string{"k8s.io/", "sigs.k8s.io/", "helm.sh/", "github.com/charmbracelet/", "constellation/engine/kube", "constellation/engine/version", "constellation/assets", "constellation/tui", "constellation/operator"}, "a backup is bytes, and knows no cluster"},
 		{"./assets", []string{"constellation/engine", "constellation/tui"}, "assets hold no logic"},
 	} {
 		t.Run(tt.pkg, func(t *testing.T) {
-			out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", tt.pkg).CombinedOutput()
-			if err != nil {
-				t.Fatalf("go list: %v\n%s", err, out)
-			}
-			for dep := range strings.Lines(string(out)) {
-				dep = strings.TrimSpace(dep)
+			for _, dep := range dependencies(t, tt.pkg) {
 				for _, n := range tt.never {
 					if n = strings.TrimSuffix(n, "/"); dep == n || strings.HasPrefix(dep, n+"/") {
 						t.Errorf("%s links %s: %s", tt.pkg, dep, tt.reason)

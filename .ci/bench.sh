@@ -11,7 +11,7 @@ out=$(mktemp -d "${TMPDIR:-/tmp}/constellation-bench.XXXXXX")
 trap 'rm -r -- "$out"' EXIT
 failed=0 chosen=0 complete=1
 
-for f in bin/constellation bin/kubectl; do
+for f in bin/constellation bin/constellation-sandbox bin/kubectl; do
   [ -x "$f" ] || { echo "$f is missing: run 'make build' first" >&2; exit 2; }
 done
 
@@ -223,7 +223,7 @@ engine() {
   go_bench engine ./engine '^BenchmarkEvents$' 20000x 3 || return
   go_bench engine ./tui 'Fold$' 200x 3 || return
   go_bench engine ./engine/component 'Install$' 2x 3 || return
-  go_bench engine ./engine/attestation 'Validate(BareSignatures)?$' 500x 5 || return
+  go_bench engine ./engine/attestation/internal/evidence 'Validate(BareSignatures)?$' 500x 5 || return
   local e f o t v s
   e=$(value engine Events ns/op) && f=$(value engine Fold ns/event) && o=$(value engine Install/one-pass MB/s) && t=$(value engine Install/three-pass MB/s) || return
   v=$(value engine Validate ns/op) && s=$(value engine ValidateBareSignatures ns/op) || return

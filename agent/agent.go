@@ -1,21 +1,20 @@
 //go:build linux
 
-// Package agent does on the host it runs on what needs the host's rights: it tells
-// what the host is, upgrades Kubernetes on it with kubeadm, and serves the host's
-// member of etcd, so that nothing in a pod needs the host's files.
+// Package agent does the work on its host that requires the host's privileges: it reports the
+// host's state, upgrades Kubernetes with kubeadm, and serves the host's member of etcd, so
+// that no pod needs the host's files.
 //
-// It serves its contract, package upgradeproto, on a unix socket that only root and
-// the operator's user can open, and asks the kernel who each caller is besides. The
-// verbs are few and narrow: what may be installed, and where, is a list; everything is
-// named by its digest; no verb runs what a caller writes.
+// It serves its contract, package upgradeproto, on a unix socket that only root and the
+// operator's user can open, and verifies each caller's user with the kernel. The verbs are few
+// and narrow: a fixed list limits which components can be installed, and where; everything is
+// identified by its digest; no verb runs a caller's command.
 //
-// An upgrade does not depend on who asked for it. It is kept in a journal, which every
-// caller is told from the line that it names on; kubeadm itself goes on when the agent
-// ends, and the next agent finds it again. Everything else is read from the host when
-// it is asked.
+// An upgrade does not depend on its caller. It is recorded in a journal, which every caller
+// can read from any line on; kubeadm keeps running when the agent ends, and the next agent
+// finds it again. All other data is read from the host on request.
 //
-// The agent never decides whether anything should change, and never talks to the
-// cluster's API. That is package operator's job.
+// The agent does not decide whether anything should change, and does not use the cluster's
+// API. That is package operator's job.
 package agent
 
 import (
@@ -44,29 +43,29 @@ import (
 const DefaultSocket = "/run/constellation-agent/agent.sock"
 
 const (
-	// maxRequest is in bytes; no request of the contract comes near.
+	// maxRequest is in bytes, far above any request of the contract.
 	maxRequest = 64 << 10
-	// maxConnections bounds who may be connected at a time, for each user; others are
-	// hung up on. The operator needs one.
+	// maxConnections bounds the connections per user; further ones are closed. The operator needs
+	// one.
 	maxConnections = 32
-	// maxStreams bounds what one connection may ask at a time.
+	// maxStreams bounds the concurrent requests of one connection.
 	maxStreams = 16
-	// A client may ask for so much at once, and so often in a second from then on. The
-	// bound is for all together: whoever may ask at all may do worse than that.
+	// Burst of requests, and requests per second from then on, for all clients together: an
+	// authorized client could do worse anyway.
 	requestBurst = 100
 	requestRate  = 50
-	// answerTimeout is how long a request may take that is answered at once.
+	// answerTimeout bounds a request that is answered at once.
 	answerTimeout = time.Minute
-	// stopGrace is how long running requests may take after the end was asked for.
+	// stopGrace is how long running requests may take during a shutdown.
 	stopGrace = 5 * time.Second
 )
 
-// Server answers the operator. The zero value is not usable; see [New].
+// Server serves the operator. The zero value is not usable; see [New].
 type Server struct {
 	upgradeproto.UnimplementedAgentServer
 
-	// Operator is the user that may ask besides root; zero means nobody. It owns the
-	// socket then.
+	// Operator is the user that may connect besides root; zero means none. It owns the socket
+	// then.
 	Operator uint32
 
 	host   Host
@@ -85,17 +84,16 @@ func New(host Host, path string, log *slog.Logger) *Server {
 	return &Server{host: host, socket: path, log: log}
 }
 
-// Run serves until ctx ends, and returns nil then. An upgrade that is under way stops
-// where the next agent can go on; its kubeadm is left alone. Run fails if another
-// agent listens on the socket, or if something that is no socket stands in its place.
-// It is called once.
+// Run serves until ctx ends, and returns nil then. An upgrade in progress stops where the next
+// agent can resume it; its kubeadm keeps running. Run fails if another agent listens on the
+// socket, or if its path is not a socket. It is called once.
 func (s *Server) Run(ctx context.Context) error {
 	l, err := listen(ctx, s.socket, s.Operator)
 	if err != nil {
 		return err
 	}
 	life, end := context.WithCancel(ctx)
-	// After the socket is ours: two agents must not work on one host.
+	// After the socket is acquired: two agents must not work on one host.
 	s.upgrades, err = openUpgrader(life, s.host, s.log)
 	if err != nil {
 		end()
@@ -171,9 +169,9 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	return nil
 }
 
-var errTooMany = status.Error(codes.ResourceExhausted, "too many requests; ask again in a second")
+var errTooMany = status.Error(codes.ResourceExhausted, "too many requests; retry in a second")
 
-// Status says what this host is and what it runs.
+// Status returns the state of this host.
 func (s *Server) Status(ctx context.Context, _ *upgradeproto.StatusRequest) (*upgradeproto.StatusResponse, error) {
 	r, err := s.host.Status(ctx)
 	if err != nil {
@@ -183,13 +181,13 @@ func (s *Server) Status(ctx context.Context, _ *upgradeproto.StatusRequest) (*up
 	return r, nil
 }
 
-// Upgrade begins a run, or attaches to the one that is under way.
+// Upgrade starts a run, or attaches to the one in progress.
 func (s *Server) Upgrade(req *upgradeproto.UpgradeRequest, stream grpc.ServerStreamingServer[upgradeproto.UpgradeResponse]) error {
 	o, err := parseOrder(req)
 	if err != nil {
 		return status.Error(codes.InvalidArgument, clip(err.Error()))
 	}
-	// Before anything of the host changes, and for whoever only attaches.
+	// Before anything of the host changes, and also for a caller that attaches.
 	if err := s.host.vouched(o); err != nil {
 		return status.Error(codes.FailedPrecondition, clip("components: "+err.Error()))
 	}
@@ -199,7 +197,7 @@ func (s *Server) Upgrade(req *upgradeproto.UpgradeRequest, stream grpc.ServerStr
 	}
 	after := req.GetAfter()
 	if begun {
-		after = 0 // numbers of another run mean nothing
+		after = 0 // numbers of another run have no meaning
 	}
 	return s.upgrades.journal.follow(stream.Context(), s.stop, started, after, stream.Send)
 }
@@ -209,7 +207,7 @@ func (s *Server) EtcdMembers(ctx context.Context, _ *upgradeproto.EtcdMembersReq
 	return s.etcd.members(ctx)
 }
 
-// RemoveEtcdMember takes a member out of the cluster's etcd.
+// RemoveEtcdMember removes a member from the cluster's etcd.
 func (s *Server) RemoveEtcdMember(ctx context.Context, req *upgradeproto.RemoveEtcdMemberRequest) (*upgradeproto.RemoveEtcdMemberResponse, error) {
 	r, err := s.etcd.remove(ctx, req)
 	if r.GetRemoved() {
@@ -218,7 +216,7 @@ func (s *Server) RemoveEtcdMember(ctx context.Context, req *upgradeproto.RemoveE
 	return r, err
 }
 
-// MoveEtcdLeader makes sure that a member of etcd does not lead.
+// MoveEtcdLeader ensures that a member of etcd is not the leader.
 func (s *Server) MoveEtcdLeader(ctx context.Context, req *upgradeproto.MoveEtcdLeaderRequest) (*upgradeproto.MoveEtcdLeaderResponse, error) {
 	r, err := s.etcd.move(ctx, req)
 	if r.GetMoved() {
@@ -232,16 +230,21 @@ func (s *Server) SnapshotEtcd(_ *upgradeproto.SnapshotEtcdRequest, stream grpc.S
 	return s.etcd.snapshot(stream.Context(), stream.Send)
 }
 
-// listen takes path over from an agent that is gone, never from one that lives.
+// EtcdState returns the state of this host's member of etcd at a revision.
+func (s *Server) EtcdState(ctx context.Context, req *upgradeproto.EtcdStateRequest) (*upgradeproto.EtcdStateResponse, error) {
+	return s.etcd.state(ctx, req.GetRevision())
+}
+
+// listen takes path over from an agent that has ended, never from a running one.
 // The socket belongs to operator, whose user may enter its directory then.
 func listen(ctx context.Context, path string, operator uint32) (net.Listener, error) {
 	fi, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		return nil, fmt.Errorf("look at the agent's socket: %w", err)
+		return nil, fmt.Errorf("stat the agent's socket: %w", err)
 	case fi.Mode().Type() != fs.ModeSocket:
-		return nil, fmt.Errorf("listen on %s: there is something that is no socket; remove it", path)
+		return nil, fmt.Errorf("listen on %s: it is not a socket; remove it", path)
 	default:
 		var d net.Dialer
 		c, err := d.DialContext(ctx, "unix", path)
@@ -249,25 +252,25 @@ func listen(ctx context.Context, path string, operator uint32) (net.Listener, er
 			c.Close()
 			return nil, fmt.Errorf("listen on %s: another agent answers there", path)
 		}
-		// A socket that nobody listens on refuses; any other error says nothing about that.
+		// A socket without listener refuses connections; any other error proves nothing.
 		if !errors.Is(err, syscall.ECONNREFUSED) {
-			return nil, fmt.Errorf("find out whether another agent listens: %w", err)
+			return nil, fmt.Errorf("probe for another agent: %w", err)
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("remove the socket of an agent that is gone: %w", err)
+			return nil, fmt.Errorf("remove the socket of an agent that has ended: %w", err)
 		}
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("make the socket's directory: %w", err)
+		return nil, fmt.Errorf("create the socket's directory: %w", err)
 	}
 	if operator != 0 {
-		// Its owner comes through the directory, and sees nothing of it.
+		// Its owner can enter the directory, but not list it.
 		if err := os.Chmod(filepath.Dir(path), 0o711); err != nil {
 			return nil, fmt.Errorf("open the socket's directory to the operator: %w", err)
 		}
 	}
-	// The socket is made under a name that nobody knows, gets its mode, and is then
-	// put in place: at no moment can somebody else connect to it.
+	// The socket is created under a secret name, gets its mode, and is then renamed: at no moment
+	// can another user connect to it.
 	tmp := fmt.Sprintf("%s.%d", path, os.Getpid())
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("remove an unfinished socket: %w", err)
@@ -288,7 +291,7 @@ func listen(ctx context.Context, path string, operator uint32) (net.Listener, er
 	}
 	if err != nil {
 		l.Close()
-		return nil, fmt.Errorf("put the agent's socket in place: %w", err)
+		return nil, fmt.Errorf("rename the agent's socket: %w", err)
 	}
 	return l, nil
 }

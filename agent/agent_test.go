@@ -27,6 +27,7 @@ import (
 
 	"constellation/agent/upgradeproto"
 	"constellation/engine/version"
+	"constellation/internal/testneeds"
 )
 
 // shortDir is a directory of the test whose name is short, as that of a socket must be: the
@@ -77,7 +78,7 @@ func write(t *testing.T, root, name, content string, mode os.FileMode) {
 	}
 }
 
-func TestStatusTellsWhatTheHostRuns(t *testing.T) {
+func TestStatusOfHost(t *testing.T) {
 	root := t.TempDir()
 	write(t, root, "etc/os-release", "NAME=Debian\nIMAGE_VERSION=\"v1.1.0\"\n", 0o644)
 	write(t, root, "usr/local/bin/kubeadm", "#!/bin/sh\n[ \"$1 $2 $3\" = 'version -o short' ] && echo v1.35.4\n", 0o755)
@@ -115,7 +116,7 @@ func TestStatusOfAHostOfNoCluster(t *testing.T) {
 func TestStatusNamesWhatItCannotRead(t *testing.T) {
 	for _, tt := range []struct{ name, file, content, want string }{
 		{"a kubelet that fails", "usr/local/bin/kubelet", "#!/bin/sh\nexit 3\n", "kubelet"},
-		{"a kubeadm that says nothing", "usr/local/bin/kubeadm", "#!/bin/sh\n", "no version in its answer"},
+		{"a kubeadm that says nothing", "usr/local/bin/kubeadm", "#!/bin/sh\n", "no version in its output"},
 		{"a static pod that is no YAML", "etc/kubernetes/manifests/etcd.yaml", "spec: [", "etcd.yaml"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -130,7 +131,7 @@ func TestStatusNamesWhatItCannotRead(t *testing.T) {
 	}
 }
 
-func TestSocketIsRootsAlone(t *testing.T) {
+func TestSocketIsForRootOnly(t *testing.T) {
 	_, socket := start(t, Host{Root: t.TempDir()})
 	wait(t, socket)
 	fi, err := os.Lstat(socket)
@@ -140,9 +141,7 @@ func TestSocketIsRootsAlone(t *testing.T) {
 	if fi.Mode().Perm() != 0o600 {
 		t.Errorf("socket has mode %o, want 600", fi.Mode().Perm())
 	}
-	if os.Geteuid() != 0 {
-		t.Skip("to connect as another user, the test must be root")
-	}
+	testneeds.Root(t, "to connect as another user")
 	// Even if someone loosens the mode, the kernel says who calls.
 	for _, p := range []string{socket, filepath.Dir(socket), filepath.Dir(filepath.Dir(socket))} {
 		if err := os.Chmod(p, 0o777); err != nil {
@@ -169,7 +168,7 @@ func TestHelperConnect(t *testing.T) {
 	if err := c.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	// gRPC servers speak first (SETTINGS), so whoever is let in reads something.
+	// gRPC servers speak first (SETTINGS), so an accepted client reads something.
 	switch n, err := c.Read(make([]byte, 1)); {
 	case n > 0:
 		os.Stdout.WriteString("greeted")
@@ -178,7 +177,7 @@ func TestHelperConnect(t *testing.T) {
 	}
 }
 
-func TestListenTakesOverOnlyFromTheDead(t *testing.T) {
+func TestListenTakesOverOnlyFromDeadAgents(t *testing.T) {
 	t.Run("a living agent is left alone", func(t *testing.T) {
 		_, socket := start(t, Host{Root: t.TempDir()})
 		wait(t, socket)
@@ -206,7 +205,7 @@ func TestListenTakesOverOnlyFromTheDead(t *testing.T) {
 		if err := os.WriteFile(path, []byte("mine"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := listen(t.Context(), path, 0); err == nil || !strings.Contains(err.Error(), "no socket") {
+		if _, err := listen(t.Context(), path, 0); err == nil || !strings.Contains(err.Error(), "not a socket") {
 			t.Errorf("listen: %v, want a refusal", err)
 		}
 		if b, _ := os.ReadFile(path); string(b) != "mine" {
@@ -254,7 +253,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	for _, c := range open {
 		c.Close()
 	}
-	// Their places are free again, and who was served before still is.
+	// Their slots are free again, and the earlier client is still served.
 	if _, err := client.Status(t.Context(), &upgradeproto.StatusRequest{}); err != nil {
 		t.Error(err)
 	}
@@ -296,7 +295,7 @@ func TestThousandsOfConnections(t *testing.T) {
 		}
 	}
 	if _, err := client.Status(t.Context(), &upgradeproto.StatusRequest{}); err != nil {
-		t.Errorf("who was served before: %v", err)
+		t.Errorf("the earlier client: %v", err)
 	}
 	for _, c := range open {
 		c.Close()
@@ -336,14 +335,14 @@ func TestRequestsAreBounded(t *testing.T) {
 	})
 }
 
-// FuzzFrames sends what is no HTTP/2, or nearly: the agent hangs up and serves others.
+// FuzzFrames sends invalid or nearly valid HTTP/2: the agent disconnects and serves others.
 func FuzzFrames(f *testing.F) {
 	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 	settings := "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 	for _, s := range []string{
 		"", "GET / HTTP/1.1\r\n\r\n", preface, preface + settings,
 		preface + settings + "\x00\xff\xff\x00\x00\x00\x00\x00\x01",                     // data without a stream
-		preface + settings + "\x00\x00\x05\x01\x05\x00\x00\x00\x01\x82\x87\xff\xff\xff", // headers that are none
+		preface + settings + "\x00\x00\x05\x01\x05\x00\x00\x00\x01\x82\x87\xff\xff\xff", // invalid headers
 		preface + settings + "\xff\xff\xff\x01\x04\x00\x00\x00\x01",                     // longer than allowed
 		preface + settings + "\x00\x00\x04\x03\x00\x00\x00\x00\x01\x00\x00\x00\x08",     // the reset of an idle stream
 		preface + settings + "\x00\x00\x04\x08\x00\x00\x00\x00\x00\x00\x00\x00\x00",     // a window that does not grow
@@ -409,9 +408,7 @@ func FuzzRequests(f *testing.F) {
 }
 
 func TestOperatorsUserIsServed(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("to give a socket away, the test must be root")
-	}
+	testneeds.Root(t, "to give a socket away")
 	const nobody = 65534
 	dir, err := os.MkdirTemp("", "agent")
 	if err != nil {
@@ -439,7 +436,7 @@ func TestOperatorsUserIsServed(t *testing.T) {
 	if o := i.Sys().(*syscall.Stat_t); o.Uid != nobody || i.Mode().Perm() != 0o600 {
 		t.Errorf("socket of %d, mode %o", o.Uid, i.Mode().Perm())
 	}
-	// By the file's mode, and by the kernel's word if that is loosened.
+	// By the file's mode, and by the kernel's answer if the mode is changed.
 	if out := connectAs(t, socket, nobody); !strings.Contains(out, "greeted") {
 		t.Errorf("operator: %s", out)
 	}

@@ -70,7 +70,7 @@ func BenchmarkInstall(b *testing.B) {
 		if err != nil || !strings.Contains(all[len(all)-1].GetFailure().GetMessage(), "exec format error") {
 			b.Fatalf("%v, %v", err, all)
 		}
-		// The last word is told after what could not be run was in place.
+		// The final message follows the installation of the component, which cannot run.
 		install += time.Duration(all[len(all)-1].GetTime().AsTime().UnixNano() - served.Load())
 		peak = max(peak, memory(b, cmd.Process.Pid))
 		cmd.Process.Kill()
@@ -104,7 +104,7 @@ func BenchmarkInstall(b *testing.B) {
 	b.ReportMetric(peak, "peak-MB")
 }
 
-// memory is the most that a process has had in memory, in MB.
+// memory is the peak memory of a process, in MB.
 func memory(b *testing.B, pid int) float64 {
 	b.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

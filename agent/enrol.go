@@ -23,8 +23,8 @@ import (
 	"constellation/engine/version"
 )
 
-// Where an agent lies below the root of a host, and where one that verifies nothing puts what
-// its caller calls kubeadm.
+// Path of an agent below the root of a host, and where an agent that verifies nothing stores
+// the program that its caller calls kubeadm.
 const (
 	programPath   = "usr/lib/constellation/agent"
 	enrolmentPath = "usr/local/bin/kubeadm"
@@ -33,9 +33,9 @@ const (
 // enrolTimeout is how long the old agent may take to end. It waits five seconds for streams.
 const enrolTimeout = time.Minute
 
-// enrolment is the agent as an old agent runs it in the place of kubeadm: it installs itself and
-// the release keys behind it on the host, and has the old agent end. Its unit starts the new
-// one, which finds an interrupted run that it does not go on with.
+// enrolment is the agent as an old agent runs it in place of kubeadm: it installs itself and
+// the appended release keys on the host, and terminates the old agent. The unit starts the new
+// one, which finds an interrupted run that it does not resume.
 type enrolment struct {
 	root    string // of the host
 	program string // path of the enrolment program
@@ -45,7 +45,7 @@ type enrolment struct {
 	gone    func(pid int) bool
 }
 
-// IsEnrolment reports whether this program runs in the place of kubeadm.
+// IsEnrolment reports whether this program runs in place of kubeadm.
 func IsEnrolment() bool { return filepath.Base(os.Args[0]) == filepath.Base(enrolmentPath) }
 
 // Enrol is the main function of an enrolment program. It returns the exit code.
@@ -85,7 +85,7 @@ func (e enrolment) run(args []string) error {
 	case len(args) > 1 && args[0] == "upgrade" && args[1] == "node":
 		return e.install()
 	}
-	return fmt.Errorf("%q: this program stands in the place of kubeadm once, to install the agent", strings.Join(args, " "))
+	return fmt.Errorf("unknown arguments %q: this program replaces kubeadm once, to install the agent", strings.Join(args, " "))
 }
 
 // version is that of the request in the journal: an old agent compares it with kubeadm's.
@@ -117,7 +117,7 @@ func (e enrolment) install() error {
 	}
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", e.parent))
 	if err != nil || filepath.Base(strings.TrimSuffix(exe, " (deleted)")) != filepath.Base(programPath) {
-		return errors.Join(fmt.Errorf("process %d, which started this program, is no agent", e.parent), err)
+		return errors.Join(fmt.Errorf("process %d, which started this program, is not an agent", e.parent), err)
 	}
 	// The keys come first: an agent without keys installs nothing. Those of the image stay.
 	switch _, err := release.MachineTrust(e.root); {
@@ -136,7 +136,7 @@ func (e enrolment) install() error {
 	if err := e.end(e.parent); err != nil {
 		return fmt.Errorf("end the old agent: %w", err)
 	}
-	// The old agent must not see a success: it would go on with its stages.
+	// The old agent must not see a success: it would continue with its stages.
 	ctx, cancel := context.WithTimeout(context.Background(), enrolTimeout)
 	defer cancel()
 	for tick := time.NewTicker(20 * time.Millisecond); !e.gone(e.parent); {
@@ -149,7 +149,7 @@ func (e enrolment) install() error {
 	return nil
 }
 
-// putWhole writes a file whole, on disk before it is visible.
+// putWhole writes a file atomically and durably.
 func putWhole(path string, b []byte, mode fs.FileMode) error {
 	fail := func(err error) error { return fmt.Errorf("install %s: %w", filepath.Base(path), err) }
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -159,7 +159,7 @@ func putWhole(path string, b []byte, mode fs.FileMode) error {
 	if err != nil {
 		return fail(err)
 	}
-	defer os.Remove(f.Name()) // it has another name if all went well
+	defer os.Remove(f.Name()) // it was renamed on success
 	_, err = f.Write(b)
 	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
 	if err == nil {

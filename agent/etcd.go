@@ -26,23 +26,25 @@ import (
 	"google.golang.org/grpc/status"
 
 	"constellation/agent/upgradeproto"
+	"constellation/engine/backup"
 )
 
 const (
-	// memberTimeout is how long one member may take to say how it is. The operator believes
-	// what it was told for twice as long after it has asked.
+	// memberTimeout bounds the status request of one member. The operator trusts the answer for
+	// twice as long after its request.
 	memberTimeout = 5 * time.Second
 	// chunkSize is in bytes, of a snapshot.
 	chunkSize = 32 << 10
+	// statePage is about how many bytes are read of etcd at a time.
+	statePage = 2 << 20
 	// window is in bytes, of what etcd may send before it was read.
 	window = 256 << 10
-	// snapshotStall is how long a snapshot may wait for whoever reads it, or for etcd:
-	// meanwhile etcd keeps all that is deleted.
+	// snapshotStall is how long a snapshot may wait for its receiver, or for etcd: in the
+	// meantime etcd keeps all deleted data.
 	snapshotStall = time.Minute
 )
 
-// Etcd is how a host's member of etcd is reached. The zero value is what kubeadm sets
-// up.
+// Etcd is the access to a host's member of etcd. The zero value is kubeadm's default.
 type Etcd struct {
 	// Endpoint is the member's URL. Empty means https://127.0.0.1:2379.
 	Endpoint string
@@ -54,8 +56,8 @@ type Etcd struct {
 // etcd serves the verbs of etcd.
 type etcd struct {
 	endpoint, pki string
-	// change is held by verbs that change the membership or the leader, from the look to
-	// the deed.
+	// change is held by verbs that change the membership or the leader, from the check to the
+	// change.
 	change sync.Mutex
 	// snapshots holds a token while one is taken.
 	snapshots chan struct{}
@@ -76,12 +78,12 @@ func newEtcd(h Host) *etcd {
 func (e *etcd) dial(ctx context.Context, endpoint string) (*clientv3.Client, error) {
 	cfg := clientv3.Config{
 		Endpoints: []string{endpoint}, Context: ctx, DialTimeout: memberTimeout, Logger: zap.NewNop(),
-		// Fixed windows: gRPC's own grow to megabytes for a snapshot.
+		// Fixed windows: gRPC's dynamic ones grow to megabytes for a snapshot.
 		DialOptions:       []grpc.DialOption{grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window)},
 		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 10 * time.Second,
 	}
 	if strings.HasPrefix(endpoint, "https:") {
-		// Read each time: certificates are renewed by upgrades.
+		// Read each time: upgrades renew the certificates.
 		ca, err := os.ReadFile(filepath.Join(e.pki, "ca.crt"))
 		if errors.Is(err, os.ErrNotExist) {
 			return nil, status.Error(codes.FailedPrecondition, "the host has no etcd")
@@ -102,7 +104,7 @@ func (e *etcd) dial(ctx context.Context, endpoint string) (*clientv3.Client, err
 	return clientv3.New(cfg)
 }
 
-// members lists the members as a quorum of them knows them, and asks each.
+// members lists the members with a linearizable read, and queries each.
 func (e *etcd) members(ctx context.Context) (*upgradeproto.EtcdMembersResponse, error) {
 	c, err := e.dial(ctx, e.endpoint)
 	if err != nil {
@@ -135,14 +137,14 @@ func (e *etcd) members(ctx context.Context) (*upgradeproto.EtcdMembersResponse, 
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	// A member leads if it says so itself: others may not have heard yet.
+	// A member leads only if it reports so itself: the others may lag.
 	for i, em := range r.Members {
 		em.Leader = leaders[i] == em.Id
 	}
 	return r, nil
 }
 
-// ask asks one member how it is, and who leads.
+// ask queries the status of one member, and the leader that it sees.
 func (e *etcd) ask(ctx context.Context, m *upgradeproto.EtcdMember) (leader uint64, err error) {
 	if m.GetName() == "" || len(m.GetClientUrls()) == 0 {
 		return 0, errors.New("has not started")
@@ -161,22 +163,22 @@ func (e *etcd) ask(ctx context.Context, m *upgradeproto.EtcdMember) (leader uint
 	m.Version, m.DbSize, m.AppliedIndex = s.Version, s.DbSize, s.RaftAppliedIndex
 	switch {
 	case s.Header.GetMemberId() != m.GetId():
-		return 0, fmt.Errorf("another member, %x, answers for it", s.Header.GetMemberId())
+		return 0, fmt.Errorf("another member, %x, answers at its address", s.Header.GetMemberId())
 	case s.Leader == 0:
-		return 0, errors.New("knows no leader")
+		return 0, errors.New("has no leader")
 	case len(s.Errors) > 0:
 		return s.Leader, errors.New(strings.Join(s.Errors, "; "))
 	case s.IsLearner:
-		return s.Leader, nil // a learner answers no reads
+		return s.Leader, nil // a learner serves no reads
 	}
-	// Through a quorum, as `etcdctl endpoint health` asks.
+	// Through a quorum, like `etcdctl endpoint health`.
 	if _, err := c.Get(ctx, "health"); err != nil && !errors.Is(err, rpctypes.ErrPermissionDenied) {
-		return s.Leader, fmt.Errorf("reads nothing with a quorum: %w", err)
+		return s.Leader, fmt.Errorf("linearizable read failed: %w", err)
 	}
 	return s.Leader, nil
 }
 
-// called names a member.
+// called formats the name of a member.
 func called(m *upgradeproto.EtcdMember) string {
 	if m.GetName() == "" {
 		return fmt.Sprintf("%x", m.GetId())
@@ -184,7 +186,7 @@ func called(m *upgradeproto.EtcdMember) string {
 	return fmt.Sprintf("%s (%x)", m.GetName(), m.GetId())
 }
 
-// remove takes a member out, unless the others would be the worse for it.
+// remove removes a member, unless that would endanger the others.
 func (e *etcd) remove(ctx context.Context, req *upgradeproto.RemoveEtcdMemberRequest) (*upgradeproto.RemoveEtcdMemberResponse, error) {
 	if req.GetId() == 0 {
 		return nil, status.Error(codes.InvalidArgument, "id is missing")
@@ -210,7 +212,7 @@ func (e *etcd) remove(ctx context.Context, req *upgradeproto.RemoveEtcdMemberReq
 	ctx, cancel := context.WithTimeout(ctx, 2*memberTimeout)
 	defer cancel()
 	switch _, err := c.MemberRemove(ctx, m.GetId()); {
-	case errors.Is(err, rpctypes.ErrMemberNotFound): // somebody else did
+	case errors.Is(err, rpctypes.ErrMemberNotFound): // another caller did
 		return &upgradeproto.RemoveEtcdMemberResponse{}, nil
 	case err != nil:
 		return nil, fmt.Errorf("remove member %s of etcd: %w", called(m), err)
@@ -218,8 +220,8 @@ func (e *etcd) remove(ctx context.Context, req *upgradeproto.RemoveEtcdMemberReq
 	return &upgradeproto.RemoveEtcdMemberResponse{Removed: true}, nil
 }
 
-// mayLeave returns the member with id and name if the others can do without it, nil
-// if there is none, and otherwise why it must stay.
+// mayLeave returns the member with id and name if the others can do without it, nil if there
+// is none, and otherwise why it must stay.
 func mayLeave(members []*upgradeproto.EtcdMember, id uint64, name string) (*upgradeproto.EtcdMember, error) {
 	var leaving *upgradeproto.EtcdMember
 	var sick []string
@@ -256,7 +258,7 @@ func mayLeave(members []*upgradeproto.EtcdMember, id uint64, name string) (*upgr
 	return leaving, nil
 }
 
-// move makes sure that a member does not lead.
+// move ensures that a member is not the leader.
 func (e *etcd) move(ctx context.Context, req *upgradeproto.MoveEtcdLeaderRequest) (*upgradeproto.MoveEtcdLeaderResponse, error) {
 	if req.GetAwayFrom() == 0 || req.GetAwayFrom() == req.GetTo() {
 		return nil, status.Error(codes.InvalidArgument, "away_from is missing, or the same as to")
@@ -277,7 +279,7 @@ func (e *etcd) move(ctx context.Context, req *upgradeproto.MoveEtcdLeaderRequest
 	if heir == nil {
 		return nil, status.Error(codes.FailedPrecondition, "no other voter is healthy")
 	}
-	// Only the leader itself takes this request.
+	// Only the leader itself accepts this request.
 	c, err := e.dial(ctx, leader.GetClientUrls()[0])
 	if err != nil {
 		return nil, err
@@ -291,8 +293,8 @@ func (e *etcd) move(ctx context.Context, req *upgradeproto.MoveEtcdLeaderRequest
 	return &upgradeproto.MoveEtcdLeaderResponse{Moved: true, Leader: heir.GetId()}, nil
 }
 
-// successor returns the leader and who shall be it next: the voter with id, or the
-// healthy one that has come farthest if id is zero; nil if there is none.
+// successor returns the leader and its successor: the voter with id, or the healthy one with
+// the highest applied index if id is zero; nil if there is none.
 func successor(members []*upgradeproto.EtcdMember, id uint64) (leader, heir *upgradeproto.EtcdMember, err error) {
 	for _, m := range members {
 		if m.GetLeader() {
@@ -311,13 +313,13 @@ func successor(members []*upgradeproto.EtcdMember, id uint64) (leader, heir *upg
 		}
 	}
 	if id != 0 && heir == nil && leader.GetId() != id {
-		return nil, nil, fmt.Errorf("%x is no healthy voter", id)
+		return nil, nil, fmt.Errorf("%x is not a healthy voter", id)
 	}
 	return leader, heir, nil
 }
 
-// snapshot sends a snapshot of the host's member, and its summary once it is known to
-// be whole. It keeps one chunk of it.
+// snapshot sends a snapshot of the host's member, and its summary once it is verified. It
+// keeps one chunk in memory.
 func (e *etcd) snapshot(ctx context.Context, send func(*upgradeproto.SnapshotEtcdResponse) error) error {
 	select {
 	case e.snapshots <- struct{}{}:
@@ -328,7 +330,7 @@ func (e *etcd) snapshot(ctx context.Context, send func(*upgradeproto.SnapshotEtc
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stall := time.AfterFunc(snapshotStall, func() {
-		cancel(status.Errorf(codes.DeadlineExceeded, "the snapshot stood still for %s", snapshotStall))
+		cancel(status.Errorf(codes.DeadlineExceeded, "the snapshot made no progress for %s", snapshotStall))
 	})
 	defer stall.Stop()
 	c, err := e.dial(ctx, e.endpoint)
@@ -336,8 +338,8 @@ func (e *etcd) snapshot(ctx context.Context, send func(*upgradeproto.SnapshotEtc
 		return err
 	}
 	defer c.Close()
-	// Asked first: the client would wait long for a member that is away, and what a
-	// snapshot says of itself is not always there.
+	// Asked first: the client would wait long for an unreachable member, and a snapshot does not
+	// always contain its description.
 	sctx, done := context.WithTimeout(ctx, memberTimeout)
 	now, err := c.Status(sctx, e.endpoint)
 	done()
@@ -357,7 +359,64 @@ func (e *etcd) snapshot(ctx context.Context, send func(*upgradeproto.SnapshotEtc
 		return cause(ctx, err)
 	}
 	sum.Revision, sum.EtcdVersion = now.Header.GetRevision(), now.Version
+	sum.ClusterId, sum.MemberId = now.Header.GetClusterId(), now.Header.GetMemberId()
 	return send(&upgradeproto.SnapshotEtcdResponse{Kind: &upgradeproto.SnapshotEtcdResponse_Summary{Summary: sum}})
+}
+
+// state returns a hash of all keys that the host's member has at a revision. It reads page by
+// page, and keeps a hash of each key.
+func (e *etcd) state(ctx context.Context, revision int64) (*upgradeproto.EtcdStateResponse, error) {
+	if revision <= 0 {
+		return nil, status.Error(codes.InvalidArgument, "revision is missing")
+	}
+	select {
+	case e.snapshots <- struct{}{}:
+		defer func() { <-e.snapshots }()
+	default:
+		return nil, status.Error(codes.ResourceExhausted, "a snapshot is being taken")
+	}
+	c, err := e.dial(ctx, e.endpoint)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	first, cancel := context.WithTimeout(ctx, 2*memberTimeout)
+	defer cancel()
+	l, err := c.MemberList(first) // linearizable: the member has applied the revision then
+	if err == nil {
+		_, err = c.Get(first, "health")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read etcd at revision %d: %w", revision, err)
+	}
+	r := &upgradeproto.EtcdStateResponse{ClusterId: l.Header.GetClusterId(), MemberId: l.Header.GetMemberId()}
+	for _, m := range l.Members {
+		r.Members = append(r.Members, m.GetID())
+	}
+	var s backup.EtcdState
+	for from, limit := "\x00", int64(16); ; {
+		page, cancel := context.WithTimeout(ctx, snapshotStall)
+		got, err := c.Get(page, from, clientv3.WithFromKey(), clientv3.WithRev(revision), clientv3.WithLimit(limit), clientv3.WithSerializable())
+		cancel()
+		switch {
+		case errors.Is(err, rpctypes.ErrCompacted):
+			return nil, status.Errorf(codes.OutOfRange, "etcd has compacted revision %d", revision)
+		case err != nil:
+			return nil, fmt.Errorf("read etcd at revision %d: %w", revision, err)
+		}
+		size := int64(1)
+		for _, kv := range got.Kvs {
+			s.Put(backup.EtcdEntry{Key: kv.Key, Value: kv.Value, Created: kv.CreateRevision, Modified: kv.ModRevision, Version: kv.Version, Lease: kv.Lease})
+			size += int64(len(kv.Key) + len(kv.Value))
+		}
+		if !got.More || len(got.Kvs) == 0 {
+			break
+		}
+		from = string(got.Kvs[len(got.Kvs)-1].Key) + "\x00"
+		limit = min(max(statePage*int64(len(got.Kvs))/size, 16), 512)
+	}
+	r.Sha256 = s.Sum()
+	return r, nil
 }
 
 // cause returns why ctx ended if it did, and err otherwise.
@@ -368,14 +427,14 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
-// checkSnapshot passes a snapshot on and checks it meanwhile: a database of whole
-// pages, then its SHA-256.
+// checkSnapshot passes a snapshot on and verifies it on the way: a database of whole pages,
+// then its SHA-256.
 func checkSnapshot(r io.Reader, send func([]byte) error) (*upgradeproto.SnapshotSummary, error) {
 	body, whole := sha256.New(), sha256.New()
 	var size int64
-	var tail []byte // what may be the hash at the end
+	var tail []byte // possibly the hash at the end
 	for {
-		buf := make([]byte, chunkSize) // gRPC may hold on to what it sends
+		buf := make([]byte, chunkSize) // gRPC may retain the sent buffer
 		n, err := io.ReadFull(r, buf)
 		if n > 0 {
 			size += int64(n)
@@ -394,14 +453,14 @@ func checkSnapshot(r io.Reader, send func([]byte) error) (*upgradeproto.Snapshot
 	}
 	switch {
 	case size%512 != sha256.Size || size == sha256.Size:
-		return nil, status.Errorf(codes.DataLoss, "the snapshot has %d bytes, which is no database with its hash", size)
+		return nil, status.Errorf(codes.DataLoss, "the snapshot has %d bytes, which is not a database with its hash", size)
 	case !bytes.Equal(body.Sum(nil), tail):
-		return nil, status.Error(codes.DataLoss, "the snapshot is not what its hash says")
+		return nil, status.Error(codes.DataLoss, "the snapshot does not match its hash")
 	}
 	return &upgradeproto.SnapshotSummary{Size: size, Sha256: whole.Sum(nil)}, nil
 }
 
-// advance hashes all of tail and b but their last 32 bytes, which it returns.
+// advance hashes all of tail and b except their last 32 bytes, which it returns.
 func advance(h hash.Hash, tail, b []byte) []byte {
 	if len(b) >= sha256.Size {
 		h.Write(tail)

@@ -20,6 +20,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,6 +31,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"constellation/agent/upgradeproto"
+	"constellation/engine/backup"
+	"constellation/internal/testneeds"
 )
 
 // member is a real etcd.
@@ -103,6 +106,7 @@ func certificates(t testing.TB, dir string) {
 // startEtcd runs a cluster of n members with kubeadm's certificates.
 func startEtcd(t testing.TB, n int) (members []*member, pki string) {
 	t.Helper()
+	testneeds.ControlPlane(t)
 	bin := filepath.Join(os.Getenv("HOME"), ".cache/constellation/kubernetes/v1.35.4/bin/etcd")
 	if _, err := os.Stat(bin); err != nil {
 		t.Skip("needs the etcd that `make build` and a sandbox build: " + err.Error())
@@ -201,7 +205,7 @@ func TestMembersOfEtcd(t *testing.T) {
 	_, err = remove(4711, others[1].Name)
 	refused(t, err, "not 1267")
 	_, err = move(leader.Id, 4711)
-	refused(t, err, "no healthy voter")
+	refused(t, err, "is not a healthy voter")
 
 	r, err := move(leader.Id, others[1].Id)
 	if err != nil || !r.Moved || r.Leader != others[1].Id {
@@ -247,7 +251,7 @@ func TestMembersOfEtcd(t *testing.T) {
 		t.Errorf("remove it again: %v, %v", ok, err)
 	}
 
-	// A learner is told as one, never leads, and its sickness keeps the voters.
+	// A learner is reported as one, never leads, and its failure blocks changes of voters.
 	by, leader = settled(t, c, 2)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
@@ -266,7 +270,7 @@ func TestMembersOfEtcd(t *testing.T) {
 			_, err = remove(m.Id, m.Name)
 			refused(t, err, "has not started")
 			_, err = move(leader.Id, learner.Member.ID)
-			refused(t, err, "no healthy voter")
+			refused(t, err, "is not a healthy voter")
 		}
 	}
 	if ok, err := remove(learner.Member.ID, ""); err != nil || !ok {
@@ -354,7 +358,7 @@ func TestSnapshotIsWhole(t *testing.T) {
 	if int64(len(b)) != sum.GetSize() || len(b) < 3_000_000 || !bytes.Equal(whole[:], sum.GetSha256()) || !bytes.Equal(body[:], b[len(b)-sha256.Size:]) || sum.Revision != 31 || sum.EtcdVersion != "3.6.6" {
 		t.Errorf("%d bytes, %v", len(b), sum)
 	}
-	// Whoever leaves in the middle leaves the place for the next.
+	// A canceled receiver frees the slot for the next.
 	ctx, cancel := context.WithCancel(t.Context())
 	stream, err := c.SnapshotEtcd(ctx, &upgradeproto.SnapshotEtcdRequest{})
 	if err != nil {
@@ -374,6 +378,85 @@ func TestSnapshotIsWhole(t *testing.T) {
 	members[0].kill()
 	if _, sum, err := snapshot(c.SnapshotEtcd(t.Context(), &upgradeproto.SnapshotEtcdRequest{})); err == nil || sum != nil {
 		t.Error("a snapshot of an etcd that is gone")
+	}
+}
+
+// TestStateOfEtcd compares what one member says of a revision with what the snapshot of
+// another one has.
+func TestStateOfEtcd(t *testing.T) {
+	members, pki := startEtcd(t, 3)
+	ctx := t.Context()
+	var agents []upgradeproto.AgentClient
+	for _, m := range members[:2] {
+		c, _ := start(t, Host{Root: t.TempDir(), Etcd: Etcd{Endpoint: m.client, PKI: pki}})
+		agents = append(agents, c)
+	}
+	settled(t, agents[0], 3)
+	own, err := newEtcd(Host{Etcd: Etcd{PKI: pki}}).dial(ctx, members[2].client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	must := func(_ any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	lease, err := own.Grant(ctx, 3600)
+	must(nil, err)
+	for i := range 700 {
+		must(own.Put(ctx, fmt.Sprintf("k%d", i%600), strings.Repeat("v", i*i%9000), clientv3.WithLease(lease.ID)))
+	}
+	must(own.Txn(ctx).Then(clientv3.OpPut("a", "1"), clientv3.OpPut("b", "2"), clientv3.OpDelete("k1")).Commit())
+	must(own.Delete(ctx, "k2", clientv3.WithPrefix()))
+	compact, err := own.Put(ctx, "a", "2")
+	must(nil, err)
+	must(own.Delete(ctx, "a"))
+	must(own.Put(ctx, "a", "3"))
+	must(own.Compact(ctx, compact.Header.GetRevision(), clientv3.WithCompactPhysical()))
+	at, err := own.Put(ctx, "empty", "")
+	must(nil, err)
+	revision := at.Header.GetRevision()
+	must(own.Put(ctx, "a", "4")) // is not of the revision
+	must(own.Delete(ctx, "b"))
+
+	b, sum, err := snapshot(agents[0].SnapshotEtcd(ctx, &upgradeproto.SnapshotEtcdRequest{}))
+	must(nil, err)
+	f, err := backup.OpenEtcd(bytes.NewReader(b), sum.GetSize())
+	must(nil, err)
+	var s backup.EtcdState
+	must(f.Read(ctx, func(e backup.EtcdEntry) error {
+		if e.Revision <= revision {
+			s.Put(e)
+		}
+		return nil
+	}))
+	file, err := f.Members()
+	must(nil, err)
+	got, err := agents[1].EtcdState(ctx, &upgradeproto.EtcdStateRequest{Revision: revision})
+	must(nil, err)
+	if !bytes.Equal(got.GetSha256(), s.Sum()) || s.Len() != 491 || got.GetClusterId() != sum.GetClusterId() || got.GetMemberId() == sum.GetMemberId() || sum.GetMemberId() == 0 {
+		t.Errorf("the snapshot of %v has %x of %d keys, the other member %v", sum, s.Sum(), s.Len(), got)
+	}
+	for _, m := range file {
+		if !slices.Contains(got.GetMembers(), m.ID) || len(file) != 3 {
+			t.Errorf("members %v, the other member knows %v", file, got.GetMembers())
+		}
+	}
+	// One bit of one value is another state.
+	s.Put(backup.EtcdEntry{Key: []byte("empty"), Value: []byte{0}, Created: revision, Modified: revision, Version: 1})
+	if bytes.Equal(got.GetSha256(), s.Sum()) {
+		t.Error("another value has the same sum")
+	}
+	for revision, want := range map[int64]codes.Code{0: codes.InvalidArgument, 2: codes.OutOfRange} {
+		if _, err := agents[1].EtcdState(ctx, &upgradeproto.EtcdStateRequest{Revision: revision}); status.Code(err) != want {
+			t.Errorf("revision %d: %v, want %s", revision, err, want)
+		}
+	}
+	members[1].kill()
+	if _, err := agents[1].EtcdState(ctx, &upgradeproto.EtcdStateRequest{Revision: revision}); err == nil {
+		t.Error("the state of an etcd that is gone")
 	}
 }
 

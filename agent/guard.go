@@ -15,9 +15,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// guard is a listener that hangs up on everyone but root and the operator. The file's
-// mode says the same; this holds if someone loosens it, or bind-mounts the socket
-// elsewhere.
+// guard is a listener that closes the connections of all users except root and the operator.
+// The file's mode has the same effect; the guard also holds if the mode is changed, or the
+// socket is bind-mounted elsewhere.
 type guard struct {
 	net.Listener
 	operator uint32
@@ -34,9 +34,8 @@ func newGuard(l net.Listener, operator uint32, log *slog.Logger) *guard {
 	return &guard{Listener: l, operator: operator, log: log, open: map[uint32]int{}, seldom: rate.Sometimes{Interval: time.Second}}
 }
 
-// Accept returns the next connection of somebody who may ask. The agent of a machine
-// is root itself; one that a developer runs serves its own user as well, who could
-// trace it anyway.
+// Accept returns the next connection of an authorized user. A machine's agent runs as root; a
+// developer's also serves its own user, who could trace it anyway.
 func (g *guard) Accept() (net.Conn, error) {
 	for {
 		c, err := g.Listener.Accept()
@@ -59,7 +58,7 @@ func (g *guard) Accept() (net.Conn, error) {
 	}
 }
 
-// enter counts a connection of a user, if that may have another one.
+// enter counts a connection of a user, unless the user has too many.
 func (g *guard) enter(uid uint32) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -77,7 +76,7 @@ func (g *guard) leave(uid uint32) {
 	g.open[uid]--
 }
 
-// counted gives its place back when it is closed.
+// counted decrements the count when it is closed.
 type counted struct {
 	net.Conn
 	release func()
@@ -89,7 +88,7 @@ func (c *counted) Close() error {
 	return c.Conn.Close()
 }
 
-// peerUID asks the kernel who connected.
+// peerUID returns the connected user from the kernel.
 func peerUID(c net.Conn) (uint32, error) {
 	uc, ok := c.(*net.UnixConn)
 	if !ok {

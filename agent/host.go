@@ -27,39 +27,35 @@ import (
 	"constellation/engine/version"
 )
 
-// programTimeout is how long a program may take to tell its version.
+// programTimeout is how long a program may take to print its version.
 const programTimeout = 10 * time.Second
 
-// Host is the host that the agent speaks of. The zero value is this one.
+// Host is the agent's host. The zero value is this one.
 type Host struct {
-	// Root is where the host's file system begins. Empty means "/".
+	// Root is the root of the host's file system. Empty means "/".
 	Root string
-	// Name is the name of the host. Empty means what the kernel says.
+	// Name is the name of the host. Empty means the kernel's.
 	Name string
-	// Address is where the host's own kubelet, API server and etcd listen. Empty means
-	// 127.0.0.1.
+	// Address is where the host's own kubelet, API server and etcd listen. Empty means 127.0.0.1.
 	Address string
-	// StateDir is where runs are remembered. Empty means /var/lib/constellation/agent
-	// below Root.
+	// StateDir stores the runs. Empty means /var/lib/constellation/agent below Root.
 	StateDir string
-	// KubeadmTimeout is how long one run of kubeadm may take; zero means ten minutes.
+	// KubeadmTimeout bounds one run of kubeadm; zero means ten minutes.
 	KubeadmTimeout time.Duration
-	// RestartKubelet starts the kubelet that was installed; nil means systemctl.
+	// RestartKubelet restarts the kubelet after its installation; nil means systemctl.
 	RestartKubelet func(context.Context) error
-	// KubeletHealth is the URL of the kubelet's health. Empty means the one that
-	// kubelets have.
+	// KubeletHealth is the URL of the kubelet's health. Empty means the kubelet's default.
 	KubeletHealth string
-	// APIHealth is the URL of the readiness of a control plane's API server. Empty
-	// means the one that kubeadm sets up.
+	// APIHealth is the URL of the readiness of a control plane's API server. Empty means
+	// kubeadm's default.
 	APIHealth string
-	// APICalm is how long that must be good without a break; zero means 10 s.
+	// APICalm is how long it must be ready without interruption; zero means 10 s.
 	APICalm time.Duration
-	// Etcd is how the host's member of etcd is reached. Its zero value is what kubeadm
-	// sets up.
+	// Etcd is the access to the host's member of etcd. Its zero value is kubeadm's default.
 	Etcd Etcd
 }
 
-// local returns the URL of a port of the host's own.
+// local returns the URL of a port of the host itself.
 func (h Host) local(scheme, port, path string) string {
 	address := h.Address
 	if address == "" {
@@ -83,8 +79,8 @@ func (h Host) path(elem ...string) string {
 	return filepath.Join(append([]string{root}, elem...)...)
 }
 
-// Status reads what the host is and what it runs. What is not there is left empty;
-// what is there and cannot be read is an error.
+// Status reads the state of the host. A missing part is left empty; an unreadable one is an
+// error.
 func (h Host) Status(ctx context.Context) (*upgradeproto.StatusResponse, error) {
 	r := &upgradeproto.StatusResponse{AgentVersion: version.Release}
 	var err error
@@ -104,7 +100,7 @@ func (h Host) Status(ctx context.Context) (*upgradeproto.StatusResponse, error) 
 	case errors.Is(err, fs.ErrNotExist):
 		return r, nil // belongs to no cluster
 	case err != nil:
-		return nil, fmt.Errorf("look for the kubelet's credentials: %w", err)
+		return nil, fmt.Errorf("stat the kubelet's credentials: %w", err)
 	}
 	if r.NodeName = h.Name; r.NodeName == "" {
 		if r.NodeName, err = os.Hostname(); err != nil {
@@ -112,7 +108,7 @@ func (h Host) Status(ctx context.Context) (*upgradeproto.StatusResponse, error) 
 		}
 	}
 	r.Role = "worker"
-	for _, name := range controlPlane { // one of them may be on its way to another version
+	for _, name := range controlPlane { // one of them may be in transition to another version
 		if _, ok := r.StaticPods[name]; ok {
 			r.Role = "control-plane"
 		}
@@ -140,8 +136,8 @@ func (h Host) imageVersion() (string, error) {
 
 var versionPattern = regexp.MustCompile(`v[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]*`)
 
-// programVersion runs program and returns the first version that it prints. A
-// program that is not there has none.
+// programVersion runs program and returns the first version that it prints. A missing program
+// has none.
 func programVersion(ctx context.Context, program string, args ...string) (string, error) {
 	if _, err := os.Stat(program); errors.Is(err, fs.ErrNotExist) {
 		return "", nil
@@ -150,11 +146,11 @@ func programVersion(ctx context.Context, program string, args ...string) (string
 	defer cancel()
 	out, err := exec.CommandContext(ctx, program, args...).Output()
 	if err != nil {
-		return "", fmt.Errorf("ask %s for its version: %w", program, err)
+		return "", fmt.Errorf("read version of %s: %w", program, err)
 	}
 	v := versionPattern.FindString(string(out))
 	if v == "" {
-		return "", fmt.Errorf("ask %s for its version: no version in its answer", program)
+		return "", fmt.Errorf("read version of %s: no version in its output", program)
 	}
 	return v, nil
 }

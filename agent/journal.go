@@ -27,28 +27,28 @@ import (
 const (
 	journalFile = "upgrade.jsonl"
 
-	// maxKept bounds what a journal keeps of a run, in lines and in bytes of their text;
-	// the oldest go first. A run has about 150 lines.
+	// maxKept bounds the lines of a run in a journal, and the bytes of their text; the oldest are
+	// dropped. A run has about 150 lines.
 	maxKept      = 4000
 	maxKeptBytes = 1 << 20
-	// maxJournal is in bytes: beyond, the file is written anew with what is kept.
+	// maxJournal is in bytes: beyond, the file is rewritten with the kept lines.
 	maxJournal = 4 << 20
 	// maxEntry is in bytes, for one line of the file.
 	maxEntry = 256 << 10
-	// unsynced bounds the lines that a loss of power can take.
+	// unsynced bounds the lines that a power failure can lose.
 	unsynced = 500
 )
 
-// errStopping ends streams of an agent that stops. The work may go on.
+// errStopping ends streams of an agent that stops. The work may continue.
 var errStopping = errors.New("the agent is stopping")
 
-// head begins a journal.
+// head is the first entry of a journal.
 type head struct {
-	// Request is without its place in the stream.
+	// Request is without its position in the stream.
 	Request json.RawMessage `json:"request"`
 	Started time.Time       `json:"started"`
 	Boot    string          `json:"boot"`
-	// Stage is the latest; Dropped counts lines that are not kept any more.
+	// Stage is the latest; Dropped counts lines that were dropped.
 	Stage   string `json:"stage,omitempty"`
 	Dropped uint64 `json:"dropped,omitempty"`
 }
@@ -58,20 +58,20 @@ type entry struct {
 	Head *head `json:"head,omitempty"`
 	// Said is an UpgradeResponse.
 	Said json.RawMessage `json:"said,omitempty"`
-	// Next is where the output of kubeadm goes on after Said.
+	// Next is the position in kubeadm's output after Said.
 	Next int64 `json:"next,omitempty"`
 	// Process is a kubeadm that is about to run.
 	Process *kubeadm.Process `json:"process,omitempty"`
 }
 
-// journal is what became of the latest request, as it is told to everybody who asks,
-// now or later, by this process or the next. It is safe for concurrent use.
+// journal is the record of the latest request for all present and future callers, of this
+// process or the next. It is safe for concurrent use.
 type journal struct {
 	log *slog.Logger
 	dir *os.Root
 
 	mu      sync.Mutex
-	request *upgradeproto.UpgradeRequest // nil: nothing was ever asked
+	request *upgradeproto.UpgradeRequest // nil: no request yet
 	head    head
 	said    []*upgradeproto.UpgradeResponse
 	bytes   int // of the text of said
@@ -79,17 +79,17 @@ type journal struct {
 	stage   string
 	final   bool
 	process *kubeadm.Process
-	next    int64         // where the output of process goes on
+	next    int64         // position in the output of process
 	changed chan struct{} // closed and replaced at each change
 
 	file   *os.File
 	size   int64
 	lines  int  // since the last sync
-	broken bool // lines cannot be written; memory goes on
+	broken bool // lines cannot be written; memory continues
 }
 
-// openJournal reads what an earlier process wrote. An entry that was cut is dropped,
-// and everything after it.
+// openJournal reads the journal of an earlier process. It drops a truncated entry, and
+// everything after it.
 func openJournal(dir *os.Root, boot string, log *slog.Logger) (*journal, error) {
 	j := &journal{log: log, dir: dir, changed: make(chan struct{})}
 	f, err := dir.OpenFile(journalFile, os.O_RDWR, 0)
@@ -107,7 +107,7 @@ func openJournal(dir *os.Root, boot string, log *slog.Logger) (*journal, error) 
 		}
 		j.size += int64(len(line))
 	}
-	if j.request == nil { // it never began: heads are written whole
+	if j.request == nil { // it never began: heads are written atomically
 		f.Close()
 		return j, nil
 	}
@@ -120,15 +120,14 @@ func openJournal(dir *os.Root, boot string, log *slog.Logger) (*journal, error) 
 		return nil, fmt.Errorf("open journal of upgrades: %w", err)
 	}
 	if j.head.Boot != boot {
-		// Lines that were told and did not reach the disk must not share their numbers
-		// with others.
+		// Lines that were sent but did not reach the disk must not share their numbers with others.
 		j.seq += 2 * unsynced
 	}
 	j.file = f
 	return j, nil
 }
 
-// readEntry reads one line with its end, and fails at one that is too long.
+// readEntry reads one line with its end, and fails if it is too long.
 func readEntry(br *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for {
@@ -143,7 +142,7 @@ func readEntry(br *bufio.Reader) ([]byte, error) {
 	}
 }
 
-// replay takes one line of the file into memory and reports whether it could.
+// replay adds one line of the file in memory and reports whether it is valid.
 func (j *journal) replay(line []byte, first bool) bool {
 	var e entry
 	if json.Unmarshal(line, &e) != nil || first != (e.Head != nil) {
@@ -171,7 +170,7 @@ func (j *journal) replay(line []byte, first bool) bool {
 	return true
 }
 
-// keep takes m into memory. The caller holds mu, or nobody else knows j.
+// keep adds m in memory. The caller holds mu, or has exclusive access to j.
 func (j *journal) keep(m *upgradeproto.UpgradeResponse) {
 	j.seq = m.GetSeq()
 	j.said = append(j.said, m)
@@ -190,7 +189,7 @@ func (j *journal) keep(m *upgradeproto.UpgradeResponse) {
 	}
 }
 
-// begin forgets the latest run and begins another. It returns when that is on disk.
+// begin discards the latest run and starts another. It returns when that is on disk.
 func (j *journal) begin(req *upgradeproto.UpgradeRequest, boot string) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -208,14 +207,13 @@ func (j *journal) begin(req *upgradeproto.UpgradeRequest, boot string) error {
 	return nil
 }
 
-// resume goes on with a run that was interrupted, in the name of req, which asks for
-// the same.
+// resume continues an interrupted run for req, an equal request.
 func (j *journal) resume(req *upgradeproto.UpgradeRequest, boot string) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	b, err := protojson.Marshal(req)
 	if err != nil {
-		return fmt.Errorf("go on with journal: %w", err)
+		return fmt.Errorf("continue journal: %w", err)
 	}
 	h := j.head
 	h.Request, h.Boot, h.Stage = b, boot, j.stage
@@ -228,8 +226,8 @@ func (j *journal) resume(req *upgradeproto.UpgradeRequest, boot string) error {
 	return nil
 }
 
-// write writes what n holds to a new file, puts it in the place of the old one, and
-// returns when it is on disk.
+// write writes the content of n to a new file, renames it to the journal, and returns when it
+// is on disk.
 func (j *journal) write(n *journal) (*os.File, int64, error) {
 	const tmp = journalFile + ".new"
 	var b bytes.Buffer
@@ -270,7 +268,7 @@ func (j *journal) write(n *journal) (*os.File, int64, error) {
 	}
 	if err != nil {
 		f.Close()
-		_ = j.dir.Remove(tmp) // the error at hand says more
+		_ = j.dir.Remove(tmp) // the present error is more specific
 		return nil, 0, fmt.Errorf("write journal: %w", err)
 	}
 	return f, int64(b.Len()), nil
@@ -283,22 +281,22 @@ func (j *journal) replace(f *os.File, size int64) {
 	j.file, j.size, j.lines, j.broken = f, size, 0, false
 }
 
-// stageIs tells a change of a stage's state, and returns when it is on disk.
+// stageIs reports a change of a stage's state, and returns when it is on disk.
 func (j *journal) stageIs(stage, state, text string) error {
 	return j.add(&upgradeproto.UpgradeResponse{Kind: &upgradeproto.UpgradeResponse_Progress{
 		Progress: &upgradeproto.Progress{Stage: stage, State: state, Text: text},
 	}}, 0)
 }
 
-// line tells a line. That it is not on disk is no reason to stop.
+// line reports a line. A failure to write it to disk is not fatal.
 func (j *journal) line(source, level, text string, next int64) {
 	_ = j.add(&upgradeproto.UpgradeResponse{Kind: &upgradeproto.UpgradeResponse_Log{
 		Log: &upgradeproto.Log{Source: source, Level: level, Line: text},
 	}}, next)
 }
 
-// succeed and fail tell the last word. It stands even if it cannot be written: the
-// next agent will call the run interrupted, and going on with it is harmless.
+// succeed and fail report the final message. It stands even if it cannot be written: the next
+// agent will treat the run as interrupted, and resuming it is harmless.
 func (j *journal) succeed() {
 	_ = j.add(&upgradeproto.UpgradeResponse{Kind: &upgradeproto.UpgradeResponse_Success{
 		Success: &upgradeproto.Success{KubernetesVersion: j.request.GetKubernetesVersion()},
@@ -309,8 +307,8 @@ func (j *journal) fail(f *upgradeproto.Failure) {
 	_ = j.add(&upgradeproto.UpgradeResponse{Kind: &upgradeproto.UpgradeResponse_Failure{Failure: f}}, 0)
 }
 
-// add tells m to everybody who follows and writes it down. All but lines are on disk
-// when it returns nil; an error means that they are not, and that m was told anyway.
+// add sends m to all followers and writes it to disk. All messages except lines are on disk
+// when it returns nil; an error means that m is not, but was sent.
 func (j *journal) add(m *upgradeproto.UpgradeResponse, next int64) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -327,13 +325,13 @@ func (j *journal) add(m *upgradeproto.UpgradeResponse, next int64) error {
 	return j.put(m, next)
 }
 
-// put writes m down. The caller holds mu.
+// put writes m to disk. The caller holds mu.
 func (j *journal) put(m *upgradeproto.UpgradeResponse, next int64) error {
 	if j.broken && m.GetLog() != nil {
 		return nil
 	}
 	if j.broken || j.size > maxJournal {
-		// Also the way back after a disk that was full: everything that is kept, anew.
+		// This also recovers from a full disk: everything that is kept is rewritten.
 		h := j.head
 		h.Stage = j.stage
 		f, size, err := j.write(&journal{head: h, said: j.said, process: j.process, next: j.next})
@@ -380,44 +378,44 @@ func (j *journal) unwritten(err error) error {
 	return err
 }
 
-// started writes down which process is about to become kubeadm.
+// started records the process that is about to become kubeadm.
 func (j *journal) started(p kubeadm.Process) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.broken {
-		return errors.New("write down which process it is: the journal cannot be written")
+		return errors.New("record the process: the journal cannot be written")
 	}
 	if err := j.append(entry{Process: &p}, true); err != nil {
-		return j.unwritten(fmt.Errorf("write down which process it is: %w", err))
+		return j.unwritten(fmt.Errorf("record the process: %w", err))
 	}
 	j.process, j.next = &p, 0
 	return nil
 }
 
-// latest returns what the run was asked for, when, and whether it has ended; nil if
-// there never was one.
+// latest returns the request of the run, its start, and whether it has ended; nil if there was
+// none.
 func (j *journal) latest() (req *upgradeproto.UpgradeRequest, started time.Time, final bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.request, j.head.Started, j.final
 }
 
-// current returns the stage that the run is in.
+// current returns the stage of the run.
 func (j *journal) current() string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.stage
 }
 
-// kubeadm returns the latest process that was to become kubeadm, and where its output
-// goes on.
+// kubeadm returns the latest process that was to become kubeadm, and the position in its
+// output.
 func (j *journal) kubeadm() (*kubeadm.Process, int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.process, j.next
 }
 
-// run describes the latest run; nil if there never was one.
+// run describes the latest run; nil if there was none.
 func (j *journal) run(running bool) *upgradeproto.Run {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -454,14 +452,14 @@ func (j *journal) run(running bool) *upgradeproto.Run {
 	return r
 }
 
-// follow sends what comes after number after, until the last word of the run that
-// began at started, or until ctx or stop end. A slow receiver delays nobody else.
+// follow sends the messages after number after, until the final one of the run that started at
+// started, or until ctx or stop end. A slow receiver delays no other.
 func (j *journal) follow(ctx context.Context, stop <-chan struct{}, started time.Time, after uint64, send func(*upgradeproto.UpgradeResponse) error) error {
 	for {
 		j.mu.Lock()
 		if !j.head.Started.Equal(started) { // the run ended and another began
 			j.mu.Unlock()
-			return errors.New("the run has ended, and another has begun")
+			return errors.New("the run has ended, and another has started")
 		}
 		i := len(j.said)
 		for i > 0 && j.said[i-1].GetSeq() > after {

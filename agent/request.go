@@ -20,13 +20,13 @@ import (
 	"constellation/engine/version"
 )
 
-// place is where a component may go.
+// place is the destination of a component.
 type place struct {
 	path    string
 	extract bool
 }
 
-// places are the components that an upgrade may install, and where releases put them.
+// places are the components that an upgrade may install, with their destinations in releases.
 var places = map[string]place{
 	"kubeadm":     {"/usr/local/bin/kubeadm", false},
 	"kubelet":     {"/usr/local/bin/kubelet", false},
@@ -35,18 +35,18 @@ var places = map[string]place{
 	"cni-plugins": {"/opt/cni/bin", true},
 }
 
-// order is a request that was found to be in order.
+// order is a valid request.
 type order struct {
-	proto   *upgradeproto.UpgradeRequest // without its place in the stream
+	proto   *upgradeproto.UpgradeRequest // without its position in the stream
 	version version.Version
 	config  kubeadm.Config
 	// first is kubeadm, rest are the others.
 	first, rest component.List
-	// list is both in the order of the request, which is the one that was signed.
+	// list is both in the order of the request, which was signed.
 	list component.List
 }
 
-// parseOrder checks what can be checked without a look at the host.
+// parseOrder validates a request without access to the host.
 func parseOrder(req *upgradeproto.UpgradeRequest) (*order, error) {
 	o := &order{proto: proto.CloneOf(req)}
 	o.proto.After = 0
@@ -62,7 +62,7 @@ func parseOrder(req *upgradeproto.UpgradeRequest) (*order, error) {
 		return nil, fmt.Errorf("kubernetes version: %w", err)
 	}
 	if s := o.version.String(); s != req.GetKubernetesVersion() || strings.ContainsRune(s, '+') {
-		return nil, fmt.Errorf("kubernetes version: %q is not written as %s", req.GetKubernetesVersion(), o.version)
+		return nil, fmt.Errorf("kubernetes version: %q is not in canonical form %s", req.GetKubernetesVersion(), o.version)
 	}
 	o.config, err = kubeadm.NewUpgrade(kubeadm.Upgrade{
 		Version: o.version, IgnorePreflightErrors: req.GetConfiguration().GetIgnorePreflightErrors(), ImagePullPolicy: req.GetConfiguration().GetImagePullPolicy(),
@@ -84,9 +84,9 @@ func parseOrder(req *upgradeproto.UpgradeRequest) (*order, error) {
 		case !ok:
 			return nil, fmt.Errorf("component %s is not one that an upgrade installs", c.Name)
 		case c.Path != p.path || c.Extract != p.extract:
-			return nil, fmt.Errorf("component %s: path %s is not its place, %s", c.Name, c.Path, p.path)
+			return nil, fmt.Errorf("component %s: path is %s, want %s", c.Name, c.Path, p.path)
 		case !p.extract && c.Mode != 0 && c.Mode != 0o755:
-			return nil, fmt.Errorf("component %s: mode %#o is not 0755", c.Name, c.Mode)
+			return nil, fmt.Errorf("component %s: mode is %#o, want 0755", c.Name, c.Mode)
 		}
 		if c.Name == "kubeadm" {
 			o.first = component.List{c}
@@ -95,13 +95,13 @@ func parseOrder(req *upgradeproto.UpgradeRequest) (*order, error) {
 		}
 	}
 	if _, ok := o.rest.ByName("kubelet"); !ok || len(o.first) == 0 {
-		return nil, errors.New("components: kubeadm and kubelet must be among them")
+		return nil, errors.New("components: kubeadm or kubelet is missing")
 	}
 	return o, nil
 }
 
-// vouched returns nil if a release builder whom this host trusts vouches for o's
-// components as those of its version. The caller alone must not decide what runs as root.
+// vouched returns nil if a release builder that this host trusts vouches for o's components
+// for its version. The caller alone must not decide what runs as root.
 func (h Host) vouched(o *order) error {
 	trust, err := release.MachineTrust(h.Root)
 	if err != nil {
@@ -110,8 +110,7 @@ func (h Host) vouched(o *order) error {
 	return trust.Verify(o.proto.GetComponentsStatement(), o.version, runtime.GOARCH, o.list)
 }
 
-// same reports whether two requests ask for the same thing, whatever their tokens, and
-// whatever vouches for it.
+// same reports whether two requests are equal apart from their tokens and statements.
 func same(a, b *upgradeproto.UpgradeRequest) bool {
 	a, b = proto.CloneOf(a), proto.CloneOf(b)
 	a.Token, b.Token = "", ""
@@ -119,7 +118,7 @@ func same(a, b *upgradeproto.UpgradeRequest) bool {
 	return proto.Equal(a, b)
 }
 
-// words says what a request asks for.
+// words describes a request.
 func words(r *upgradeproto.UpgradeRequest) string {
 	what := "node"
 	if r.GetWhat() == upgradeproto.What_APPLY {
@@ -128,9 +127,9 @@ func words(r *upgradeproto.UpgradeRequest) string {
 	return fmt.Sprintf("upgrade of the %s to %s (%s)", what, r.GetKubernetesVersion(), r.GetToken())
 }
 
-// admit says whether this host may be brought to o's version. What counts is what
-// runs: the kubelet and, on a control plane, its static pods. kubeadm may be of
-// another version since a run that did not come far.
+// admit reports whether this host may be upgraded to o's version. The running versions count:
+// the kubelet's and, on a control plane, those of static pods. kubeadm may be newer after an
+// unfinished run.
 func (h Host) admit(ctx context.Context, o *order) error {
 	s, err := h.Status(ctx)
 	if err != nil {
@@ -140,7 +139,7 @@ func (h Host) admit(ctx context.Context, o *order) error {
 	case s.GetRole() == "":
 		return errors.New("the host belongs to no cluster")
 	case o.proto.GetWhat() == upgradeproto.What_APPLY && s.GetRole() != "control-plane":
-		return errors.New("the host is no control plane")
+		return errors.New("the host is not a control plane")
 	case s.GetKubeletVersion() == "":
 		return errors.New("the host has no kubelet")
 	}
@@ -148,7 +147,7 @@ func (h Host) admit(ctx context.Context, o *order) error {
 	for _, name := range controlPlane {
 		if image := s.GetStaticPods()[name]; image != "" {
 			if runs[name] = tag(image); runs[name] == "" {
-				return fmt.Errorf("%s runs %s, which names no version", name, image)
+				return fmt.Errorf("%s runs %s, which has no version", name, image)
 			}
 		}
 	}
@@ -161,7 +160,7 @@ func (h Host) admit(ctx context.Context, o *order) error {
 			return fmt.Errorf("version of %s: %w", name, err)
 		}
 		if o.version.Less(v) {
-			return fmt.Errorf("%s is %s: versions do not go down to %s", name, v, o.version)
+			return fmt.Errorf("%s is %s: downgrade to %s is not possible", name, v, o.version)
 		}
 		if v.MinorDistance(o.version) > 1 {
 			return fmt.Errorf("%s is %s: %s is more than one minor ahead", name, v, o.version)
@@ -170,7 +169,7 @@ func (h Host) admit(ctx context.Context, o *order) error {
 	return nil
 }
 
-// controlPlane are the static pods whose version is that of Kubernetes.
+// controlPlane are the static pods that have Kubernetes' version.
 var controlPlane = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 
 // tag returns the tag of an image; empty if it has none.

@@ -26,8 +26,8 @@ import (
 	"constellation/engine/version"
 )
 
-// Stages of a run, in their order. Each finds what an earlier run has done and leaves
-// it, so that a run that was interrupted begins with the first one again.
+// Stages of a run, in order. Each skips the work that an earlier run has done, so an
+// interrupted run restarts with the first one.
 const (
 	stageVerify         = "verify"
 	stageInstallKubeadm = "install-kubeadm"
@@ -50,16 +50,16 @@ const (
 const (
 	// kubeletTimeout is how long a kubelet may take to be healthy after its start.
 	kubeletTimeout = 2 * time.Minute
-	// apiTimeout is how long the API server may take to come to rest after that.
+	// apiTimeout is how long the API server may take to become stable after that.
 	apiTimeout = 5 * time.Minute
-	// kubeadm is repeated while there is no API server for it, with pauses that grow.
+	// kubeadm is retried with backoff while it has no API server.
 	pauseMin = time.Second
 	pauseMax = 15 * time.Second
-	// retryTimeout is how long, from its first attempt on.
+	// retryTimeout limits the retries, from the first attempt on.
 	retryTimeout = 15 * time.Minute
 )
 
-// upgrader runs one upgrade at a time, and knows the latest.
+// upgrader runs one upgrade at a time, and stores the latest.
 type upgrader struct {
 	host    Host
 	log     *slog.Logger
@@ -67,9 +67,9 @@ type upgrader struct {
 	boot    string
 	journal *journal
 
-	// starting is held from the decision on a request until what it decides is so.
+	// starting is held from the decision on a request until it is in effect.
 	starting sync.Mutex
-	// life ends with the agent; work then stops where it can go on.
+	// life ends with the agent; work then stops where it can be resumed.
 	life context.Context //nolint:containedctx // runs outlive the requests that start them
 	wg   sync.WaitGroup
 
@@ -77,15 +77,15 @@ type upgrader struct {
 	running bool
 }
 
-// openUpgrader reads what an earlier agent was doing. If its kubeadm still runs, the
-// run goes on; otherwise it was interrupted.
+// openUpgrader reads the state of an earlier agent. If its kubeadm still runs, the run
+// continues; otherwise it was interrupted.
 func openUpgrader(life context.Context, h Host, log *slog.Logger) (*upgrader, error) {
 	boot, err := kubeadm.BootID()
 	if err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(h.stateDir(), 0o700); err != nil {
-		return nil, fmt.Errorf("make the agent's directory: %w", err)
+		return nil, fmt.Errorf("create the agent's directory: %w", err)
 	}
 	dir, err := os.OpenRoot(h.stateDir())
 	if err != nil {
@@ -103,10 +103,10 @@ func openUpgrader(life context.Context, h Host, log *slog.Logger) (*upgrader, er
 	o, err := parseOrder(req)
 	unvouched := err
 	if err == nil {
-		unvouched = h.vouched(o) // the agent before this one may have verified nothing
+		unvouched = h.vouched(o) // the previous agent may not have verified anything
 	}
 	if p, _ := u.journal.kubeadm(); unvouched == nil && p != nil && p.Running() {
-		log.Info("kubeadm found again", "pid", p.PID, "token", req.GetToken())
+		log.Info("running kubeadm found", "pid", p.PID, "token", req.GetToken())
 		u.start(o, p)
 		return u, nil
 	}
@@ -116,12 +116,12 @@ func openUpgrader(life context.Context, h Host, log *slog.Logger) (*upgrader, er
 			why = clip("components: " + unvouched.Error())
 		}
 		if u.journal.head.Boot != boot {
-			why = "the host was started anew"
+			why = "the host was restarted"
 		}
-		// If it cannot be written, the next agent finds the same.
+		// If it cannot be written, the next agent finds the same state.
 		_ = u.journal.stageIs(u.journal.current(), interrupted, why)
 	}
-	log.Warn("upgrade was interrupted", "token", req.GetToken(), "stage", u.journal.current())
+	log.Warn("interrupted upgrade found", "token", req.GetToken(), "stage", u.journal.current())
 	return u, nil
 }
 
@@ -131,7 +131,7 @@ func (u *upgrader) close() {
 	u.dir.Close()
 }
 
-// status describes the latest run; nil if there never was one.
+// status describes the latest run; nil if there was none.
 func (u *upgrader) status() *upgradeproto.Run { return u.journal.run(u.isRunning()) }
 
 func (u *upgrader) isRunning() bool {
@@ -140,22 +140,22 @@ func (u *upgrader) isRunning() bool {
 	return u.running
 }
 
-// take decides what becomes of o. It returns when the run began that answers it, and
-// whether that is a new one.
+// take decides what to do with o. It returns the start of the run that answers it, and whether
+// that run is new.
 func (u *upgrader) take(ctx context.Context, o *order) (started time.Time, begun bool, err error) {
 	u.starting.Lock()
 	defer u.starting.Unlock()
 	if u.life.Err() != nil {
 		return time.Time{}, false, status.Error(codes.Unavailable, errStopping.Error())
 	}
-	busy := u.isRunning() // first: a run tells its last word before it stops running
+	busy := u.isRunning() // first: a run sends its final message before it ends
 	latest, started, final := u.journal.latest()
 	switch {
 	case latest == nil:
 	case busy && same(latest, o.proto):
 		return started, false, nil
 	case busy:
-		return time.Time{}, false, status.Errorf(codes.FailedPrecondition, "%s is under way, in stage %s; ask again when it has ended", words(latest), u.journal.current())
+		return time.Time{}, false, status.Errorf(codes.FailedPrecondition, "%s is in progress, in stage %s; retry when it has ended", words(latest), u.journal.current())
 	case latest.GetToken() == o.proto.GetToken() && !same(latest, o.proto):
 		return time.Time{}, false, status.Errorf(codes.InvalidArgument, "token: %s was another request; choose a new token", words(latest))
 	case latest.GetToken() == o.proto.GetToken() && final:
@@ -181,7 +181,7 @@ func (u *upgrader) take(ctx context.Context, o *order) (started time.Time, begun
 	return started, begun, nil
 }
 
-// start works on o, first of all on the kubeadm that still runs, if any.
+// start works on o, first on a kubeadm that still runs, if any.
 func (u *upgrader) start(o *order, found *kubeadm.Process) {
 	u.mu.Lock()
 	u.running = true
@@ -194,10 +194,10 @@ func (u *upgrader) start(o *order, found *kubeadm.Process) {
 			u.journal.succeed()
 			u.log.Info("upgrade succeeded", "token", o.proto.GetToken(), "version", o.version.String())
 		case u.life.Err() != nil:
-			// Not its end: the next agent finds what is on disk.
-			u.log.Info("upgrade left", "token", o.proto.GetToken(), "stage", stage)
+			// Not the end of the run: the next agent resumes from disk.
+			u.log.Info("upgrade interrupted", "token", o.proto.GetToken(), "stage", stage)
 		default:
-			_ = u.journal.stageIs(stage, failed, "") // the failure says the same
+			_ = u.journal.stageIs(stage, failed, "") // the failure includes the details
 			u.journal.fail(&upgradeproto.Failure{Stage: stage, Message: clip(err.Error()), Remedy: remedy(err)})
 			u.log.Error("upgrade failed", "token", o.proto.GetToken(), "stage", stage, "err", err)
 		}
@@ -207,20 +207,20 @@ func (u *upgrader) start(o *order, found *kubeadm.Process) {
 	})
 }
 
-// remedy says what a user can do about err; often nothing but to try again.
+// remedy returns a user's remedy for err; often only a retry.
 func remedy(err error) string {
 	var e *kubeadm.Error
 	switch {
 	case errors.Is(err, component.ErrDigest):
-		return "Whoever serves the component delivers something else than was published; mend the source, or name another one."
+		return "The component's server delivers content other than the published one; fix the source, or use another one."
 	case errors.Is(err, syscall.ENOSPC):
 		return "Free space on the host's disk; images and logs are usual."
 	case errors.Is(err, kubeadm.ErrDeadline):
-		return "Look at the control plane's containers and the kubelet's log on the host; what has been upgraded stays."
+		return "Check the control plane's containers and the kubelet's log on the host; completed stages stay."
 	case errors.As(err, &e):
-		return "What kubeadm says is in the lines above; mend it and ask again with a new token. What has been upgraded stays."
+		return "See kubeadm's output above; fix the cause and retry with a new token. Completed stages stay."
 	}
-	return "Ask again with a new token."
+	return "Retry with a new token."
 }
 
 // clip keeps an error short enough for a status.
@@ -231,12 +231,12 @@ func clip(s string) string {
 	return s
 }
 
-// run does o, stage by stage.
+// run executes o, stage by stage.
 func (u *upgrader) run(ctx context.Context, o *order, found *kubeadm.Process) error {
 	if found != nil {
-		// Its outcome is not known, so it is run again: kubeadm finds what is done.
+		// Its result is unknown, so it is run again: kubeadm skips completed work.
 		_, next := u.journal.kubeadm()
-		u.say("info", "the agent was started anew; kubeadm upgrade "+found.Verb+" still runs")
+		u.say("info", "the agent was restarted; kubeadm upgrade "+found.Verb+" still runs")
 		if err := u.wait(ctx, found, next); err != nil && !repeatable(err) {
 			return err
 		}
@@ -259,7 +259,7 @@ func (u *upgrader) run(ctx context.Context, o *order, found *kubeadm.Process) er
 		if s.name == stageNode && apply || (s.name == stageApply || s.name == stagePlan) && !apply {
 			continue
 		}
-		// Nothing is begun that is not on disk before.
+		// Each stage is recorded on disk before it starts.
 		if err := u.journal.stageIs(s.name, running, ""); err != nil {
 			return fmt.Errorf("begin stage %s: %w", s.name, err)
 		}
@@ -275,7 +275,7 @@ func (u *upgrader) run(ctx context.Context, o *order, found *kubeadm.Process) er
 
 func (u *upgrader) say(level, text string) { u.journal.line("agent", level, text, 0) }
 
-// verify looks at the host again: it may have changed since the request was taken.
+// verify checks the host again: it may have changed since the request was accepted.
 func (u *upgrader) verify(ctx context.Context, o *order) error {
 	if err := u.mend(); err != nil {
 		return err
@@ -283,7 +283,7 @@ func (u *upgrader) verify(ctx context.Context, o *order) error {
 	return u.host.admit(ctx, o)
 }
 
-// mend puts back what an interrupted kubeadm lost.
+// mend restores static pods that an interrupted kubeadm lost.
 func (u *upgrader) mend() error {
 	root, err := os.OpenRoot(u.host.path())
 	if err != nil {
@@ -292,7 +292,7 @@ func (u *upgrader) mend() error {
 	defer root.Close()
 	restored, err := kubeadm.RestoreManifests(root)
 	for _, pod := range restored {
-		u.say("warn", "static pod "+pod+" was put back from its backup")
+		u.say("warn", "static pod "+pod+" was restored from its backup")
 	}
 	return err
 }
@@ -320,8 +320,8 @@ func is(name, got string, want version.Version) error {
 	return nil
 }
 
-// kubeadmStage returns the stage that runs a verb of kubeadm upgrade until it
-// succeeds, or fails for another reason than an API server that is away.
+// kubeadmStage returns the stage that runs a verb of kubeadm upgrade until it succeeds, or
+// fails for a reason other than an unavailable API server.
 func (u *upgrader) kubeadmStage(verb string) func(context.Context, *order) error {
 	return func(ctx context.Context, o *order) error {
 		end := time.Now().Add(retryTimeout)
@@ -339,7 +339,7 @@ func (u *upgrader) kubeadmStage(verb string) func(context.Context, *order) error
 			if !repeatable(err) || time.Now().After(end) {
 				return err
 			}
-			u.say("warn", fmt.Sprintf("kubeadm upgrade %s is repeated in %s: it needs an API server and what runs on it", verb, pause))
+			u.say("warn", fmt.Sprintf("kubeadm upgrade %s is retried in %s: it needs a healthy API server", verb, pause))
 			if err := sleep(ctx, pause); err != nil {
 				return err
 			}
@@ -347,7 +347,7 @@ func (u *upgrader) kubeadmStage(verb string) func(context.Context, *order) error
 		if verb == kubeadm.UpgradePlan {
 			return nil
 		}
-		// An exit code of zero says little; the manifests say what runs.
+		// An exit code of zero is not sufficient; the manifests show what runs.
 		s, err := u.host.staticPods()
 		if err != nil {
 			return err
@@ -373,7 +373,7 @@ func (u *upgrader) kubeadmStage(verb string) func(context.Context, *order) error
 	}
 }
 
-// repeatable reports whether the same command may succeed later.
+// repeatable reports whether a retry may succeed.
 func repeatable(err error) bool {
 	var e *kubeadm.Error
 	return errors.Is(err, kubeadm.ErrOutcomeUnknown) || errors.As(err, &e) && e.Transient()
@@ -383,7 +383,7 @@ func (u *upgrader) detached() kubeadm.Detached {
 	return kubeadm.Detached{Path: u.host.path("usr/local/bin/kubeadm"), Dir: u.host.stateDir(), Timeout: u.host.KubeadmTimeout}
 }
 
-// wait tells what kubeadm says until it ends.
+// wait passes on kubeadm's output until it ends.
 func (u *upgrader) wait(ctx context.Context, p *kubeadm.Process, from int64) error {
 	return u.detached().Wait(ctx, p, from, func(l kubeadm.Line, next int64) {
 		text := l.Text
@@ -429,9 +429,9 @@ func (u *upgrader) restartKubelet(ctx context.Context, _ *order) error {
 	}
 }
 
-// waitForAPI waits until a control plane's API server has answered without a break for
-// a while: a kubelet of another minor takes static pods for others and replaces them
-// once more, soon after its start. Its readiness includes that of etcd.
+// waitForAPI waits until a control plane's API server has answered without interruption for a
+// while: a kubelet of another minor treats static pods as changed and replaces them once more,
+// soon after its start. Its readiness includes that of etcd.
 func (u *upgrader) waitForAPI(ctx context.Context, _ *order) error {
 	if s, err := u.host.staticPods(); err != nil || s["kube-apiserver"] == "" {
 		return err
@@ -448,7 +448,7 @@ func (u *upgrader) waitForAPI(ctx context.Context, _ *order) error {
 		if !pool.AppendCertsFromPEM(ca) {
 			return errors.New("read the cluster's authority: no certificate in ca.crt")
 		}
-		// A new connection each time: one that is open says nothing about the next.
+		// A new connection each time, since an open one proves nothing about the next.
 		client = &http.Client{Transport: &http.Transport{
 			DisableKeepAlives: true, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool},
 		}}
@@ -456,7 +456,7 @@ func (u *upgrader) waitForAPI(ctx context.Context, _ *order) error {
 	if calm == 0 {
 		calm = 10 * time.Second
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, apiTimeout, fmt.Errorf("the API server did not come to rest within %s after the kubelet's restart", apiTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, apiTimeout, fmt.Errorf("the API server was not stable within %s after the kubelet's restart", apiTimeout))
 	defer cancel()
 	for since := time.Now(); time.Since(since) < calm; {
 		if err := sleep(ctx, min(calm/10, 500*time.Millisecond)); err != nil {

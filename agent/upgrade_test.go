@@ -89,7 +89,7 @@ func process(arg string) int {
 	return 0
 }
 
-// note appends what was done to the list of deeds.
+// note appends an action to the list of actions.
 func note(ctl, deed string) {
 	f, err := os.OpenFile(filepath.Join(ctl, "deeds"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
@@ -224,7 +224,7 @@ func (r *rig) write(name, content string, mode os.FileMode) {
 	}
 }
 
-// script tells the stand-in how to behave.
+// script configures the stand-in.
 func (r *rig) script(name, content string) {
 	r.t.Helper()
 	if err := os.WriteFile(filepath.Join(r.settings.Ctl, name), []byte(content), 0o600); err != nil {
@@ -232,7 +232,7 @@ func (r *rig) script(name, content string) {
 	}
 }
 
-// release lets everything go on that hangs.
+// release resumes everything that hangs.
 func (r *rig) release() {
 	found, _ := filepath.Glob(filepath.Join(r.settings.Ctl, "hang-*"))
 	for _, f := range found {
@@ -310,7 +310,7 @@ func (r *rig) up() {
 	})
 }
 
-// kill ends the agent with no chance to say a word.
+// kill ends the agent without a shutdown.
 func (r *rig) kill() {
 	r.t.Helper()
 	r.cmd.Process.Kill()
@@ -433,7 +433,7 @@ func TestUpgradeOfAControlPlane(t *testing.T) {
 	if run.State != upgradeproto.Run_SUCCEEDED || run.Token != "t1" || run.Seq != all[len(all)-1].Seq || run.Started == nil || run.Updated == nil {
 		t.Errorf("run: %v", run)
 	}
-	// The same request is told the same again, from any number on, and does nothing.
+	// The same request gets the same messages, from any number on, and changes nothing.
 	for _, after := range []uint64{0, 5} {
 		req := r.request("t1")
 		req.After = after
@@ -442,7 +442,7 @@ func TestUpgradeOfAControlPlane(t *testing.T) {
 			t.Errorf("after %d: %v, %v", after, err, again)
 		}
 	}
-	// Its token is no other request's, and versions do not go down.
+	// Its token cannot be used for another request, and downgrades are refused.
 	other := r.request("t1")
 	other.What = upgradeproto.What_NODE
 	if _, err := collect(c.Upgrade(t.Context(), other)); status.Code(err) != codes.InvalidArgument {
@@ -450,7 +450,7 @@ func TestUpgradeOfAControlPlane(t *testing.T) {
 	}
 	down := r.request("t2")
 	down.KubernetesVersion = from
-	if _, err := collect(c.Upgrade(t.Context(), r.vouched(down))); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "do not go down") {
+	if _, err := collect(c.Upgrade(t.Context(), r.vouched(down))); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "downgrade to") {
 		t.Errorf("down: %v", err)
 	}
 	if d := r.deeds(); d != "plan apply restart-kubelet" {
@@ -465,7 +465,7 @@ func TestUpgradeOfAWorker(t *testing.T) {
 	r := newRig(t, false)
 	c := r.inside()
 	req := r.request("t1")
-	if _, err := collect(c.Upgrade(t.Context(), req)); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no control plane") {
+	if _, err := collect(c.Upgrade(t.Context(), req)); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "not a control plane") {
 		t.Errorf("apply on a worker: %v", err)
 	}
 	req.What = upgradeproto.What_NODE
@@ -492,16 +492,16 @@ func TestClientsShareARun(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.hangs("apply")
-	// A cut connection ends nothing, a second client with a token of its own is told
-	// everything, and something else is refused by name.
+	// A broken connection ends nothing, a second client with a token of its own gets all
+	// messages, and another request is refused with the name of the run.
 	leave()
 	other := r.request("t3")
 	other.KubernetesVersion = "v1.36.4"
 	_, err = collect(c2.Upgrade(t.Context(), r.vouched(other)))
-	if want := "upgrade of the control plane to v1.36.3 (t1) is under way, in stage apply"; status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), want) {
+	if want := "upgrade of the control plane to v1.36.3 (t1) is in progress, in stage apply"; status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), want) {
 		t.Errorf("busy: %v, want %q", err, want)
 	}
-	until(t, "the status tells the latest line", func() bool {
+	until(t, "the status has the latest line", func() bool {
 		s, err := c2.Status(t.Context(), &upgradeproto.StatusRequest{})
 		return err == nil && s.Run.State == upgradeproto.Run_RUNNING && s.Run.Stage == "apply" && s.Run.LastLine == "[WARNING Swap]: swap is on"
 	})
@@ -537,17 +537,17 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"nothing to upgrade", codes.InvalidArgument, "what", func(r *upgradeproto.UpgradeRequest) { r.What = 0 }},
 		{"no version", codes.InvalidArgument, "version", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "" }},
 		{"an option instead of a version", codes.InvalidArgument, "version", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "--force" }},
-		{"a version in other words", codes.InvalidArgument, "not written as", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "1.36.3" }},
-		{"a version down", codes.FailedPrecondition, "do not go down", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v1.35.3" }},
+		{"a version in other words", codes.InvalidArgument, "is not in canonical form", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "1.36.3" }},
+		{"a version down", codes.FailedPrecondition, "downgrade to", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v1.35.3" }},
 		{"two minors at once", codes.FailedPrecondition, "more than one minor", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v1.37.0" }},
 		{"another major", codes.FailedPrecondition, "more than one minor", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v2.36.3" }},
 		{"no digest", codes.InvalidArgument, "digest", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Digest = "" }},
-		{"another path", codes.InvalidArgument, "not its place", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Path = "/usr/bin/kubeadm" }},
+		{"another path", codes.InvalidArgument, "path is", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Path = "/usr/bin/kubeadm" }},
 		{"another component", codes.InvalidArgument, "not one that", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Name = "sudo" }},
-		{"a file as an archive", codes.InvalidArgument, "not its place", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Extract = true }},
+		{"a file as an archive", codes.InvalidArgument, "path is", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Extract = true }},
 		{"another mode", codes.InvalidArgument, "mode", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Mode = 0o500 }},
 		{"a local file", codes.InvalidArgument, "url", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Url = "file:///etc/shadow" }},
-		{"no kubelet", codes.InvalidArgument, "must be among", func(r *upgradeproto.UpgradeRequest) { r.Components = r.Components[:1] }},
+		{"no kubelet", codes.InvalidArgument, "kubelet is missing", func(r *upgradeproto.UpgradeRequest) { r.Components = r.Components[:1] }},
 		{"all checks ignored", codes.InvalidArgument, "not the name of one check", func(r *upgradeproto.UpgradeRequest) { r.Configuration.IgnorePreflightErrors = []string{"ALL"} }},
 		{"a check with a space", codes.InvalidArgument, "not the name of one check", func(r *upgradeproto.UpgradeRequest) { r.Configuration.IgnorePreflightErrors = []string{"Swap Mem"} }},
 		{"another way to pull", codes.InvalidArgument, "pull policy", func(r *upgradeproto.UpgradeRequest) { r.Configuration.ImagePullPolicy = "Sometimes" }},
@@ -573,7 +573,7 @@ func TestRequestsAreRefused(t *testing.T) {
 	}
 }
 
-func TestFailuresAreToldAndTriedAgain(t *testing.T) {
+func TestFailuresAreReportedAndRetried(t *testing.T) {
 	for _, tt := range []struct{ name, script, content, outline, deeds, message string }{
 		{"kubeadm refuses", "fail-apply", "[ERROR CoreDNSUnsupportedPlugins]: no", "verify:running install-kubeadm:running plan:running apply:running apply:failed failure in apply", "plan apply", "CoreDNSUnsupportedPlugins"},
 		{"the API server is away for a while", "fail-plan", "dial tcp 10.0.0.1:6443: connect: connection refused\nfailed to get config map: context deadline exceeded", straight, "plan plan plan apply restart-kubelet", ""},
@@ -599,7 +599,7 @@ func TestFailuresAreToldAndTriedAgain(t *testing.T) {
 			if err != nil || s.Run.State != upgradeproto.Run_FAILED || s.Run.Stage != "apply" || !strings.Contains(s.Run.Message, tt.message) {
 				t.Errorf("status %v, %v", s.GetRun(), err)
 			}
-			// The same token is told the same; a new one is a new try.
+			// The same token gets the same messages; a new one is a new attempt.
 			if again, err := collect(c.Upgrade(t.Context(), r.request("t1"))); err != nil || outline(again) != tt.outline {
 				t.Errorf("%v\n%s", err, outline(again))
 			}
@@ -660,7 +660,7 @@ func TestKubeadmThatHangsIsEnded(t *testing.T) {
 	}
 }
 
-func TestFloodsAreBounded(t *testing.T) {
+func TestFloodsOfLinesAreBounded(t *testing.T) {
 	r := newRig(t, true)
 	r.script("flood", "")
 	c := r.inside()
@@ -730,7 +730,7 @@ func TestKilledAgentGoesOn(t *testing.T) {
 			if tt.found { // nothing else may begin
 				other := r.request("t3")
 				other.What = upgradeproto.What_NODE
-				if _, err := collect(c.Upgrade(t.Context(), other)); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "is under way") {
+				if _, err := collect(c.Upgrade(t.Context(), other)); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "is in progress, in stage") {
 					t.Errorf("busy: %v", err)
 				}
 			}
@@ -801,7 +801,7 @@ func TestJournalsEndAnywhere(t *testing.T) {
 				}
 			default:
 				if run.State != upgradeproto.Run_INTERRUPTED || run.Seq < all[len(all)-1].Seq {
-					t.Errorf("%d entries: %v", n, run) // numbers that were told are not used again
+					t.Errorf("%d entries: %v", n, run) // numbers of sent lines are not reused
 				}
 				if err := j.stageIs("verify", running, ""); err != nil {
 					t.Errorf("%d entries: %v", n, err)
@@ -819,7 +819,7 @@ func TestJournalsEndAnywhere(t *testing.T) {
 		r.write("var/lib/constellation/agent/"+journalFile, string(text), 0o600)
 		c := r.inside()
 		s, err := c.Status(t.Context(), &upgradeproto.StatusRequest{})
-		if err != nil || s.Run.State != upgradeproto.Run_INTERRUPTED || s.Run.Message != "the host was started anew" {
+		if err != nil || s.Run.State != upgradeproto.Run_INTERRUPTED || s.Run.Message != "the host was restarted" {
 			t.Fatalf("%v, %v", s.GetRun(), err)
 		}
 		got, err := collect(c.Upgrade(t.Context(), req))
@@ -851,7 +851,7 @@ func TestLostManifestIsPutBack(t *testing.T) {
 	if err != nil || outline(all) != straight {
 		t.Fatalf("%v\n%s", err, outline(all))
 	}
-	if got := lines(all)[0]; got != "agent warn static pod kube-apiserver was put back from its backup" {
+	if got := lines(all)[0]; got != "agent warn static pod kube-apiserver was restored from its backup" {
 		t.Errorf("first line: %s", got)
 	}
 	entries, err := os.ReadDir(filepath.Join(r.settings.Root, "etc/kubernetes/tmp"))

@@ -23,9 +23,9 @@ import (
 	"constellation/engine/release/releasetest"
 )
 
-// TestOnlyVouchedComponentsRun asks the agent for programs that no release builder of this
-// machine vouches for, as whoever can write NodeVersion and a ConfigMap has the operator do.
-// Nothing is fetched and nothing runs.
+// TestOnlyVouchedComponentsRun requests programs without a statement of this machine's release
+// builder, as an attacker with write access to NodeVersion and a ConfigMap could through the
+// operator. Nothing is fetched and nothing runs.
 func TestOnlyVouchedComponentsRun(t *testing.T) {
 	r := newRig(t, true)
 	var fetched atomic.Int64
@@ -68,8 +68,8 @@ func TestOnlyVouchedComponentsRun(t *testing.T) {
 			theirs(req)
 			req.ComponentsStatement = ""
 		}},
-		{"a caller's own programs with the statement over others", "does not vouch for these components", theirs},
-		{"a caller's own programs and statement", "does not fit", func(req *upgradeproto.UpgradeRequest) {
+		{"a caller's own programs with the statement over others", "does not cover these components", theirs},
+		{"a caller's own programs and statement", "an untrusted key signed it", func(req *upgradeproto.UpgradeRequest) {
 			theirs(req)
 			req.ComponentsStatement = by(stranger, release.Vouched{to: {runtime.GOARCH: list(req).Digest()}})
 		}},
@@ -80,14 +80,14 @@ func TestOnlyVouchedComponentsRun(t *testing.T) {
 		{"a statement for another architecture", "does not name Kubernetes " + to, func(req *upgradeproto.UpgradeRequest) {
 			req.ComponentsStatement = by(releasetest.Key(t), release.Vouched{to: {"other": list(req).Digest()}})
 		}},
-		{"another address", "does not vouch for these components", func(req *upgradeproto.UpgradeRequest) { req.Components[0].Url = attacker.URL + "/kubeadm" }},
-		{"another order", "does not vouch for these components", func(req *upgradeproto.UpgradeRequest) {
+		{"another address", "does not cover these components", func(req *upgradeproto.UpgradeRequest) { req.Components[0].Url = attacker.URL + "/kubeadm" }},
+		{"another order", "does not cover these components", func(req *upgradeproto.UpgradeRequest) {
 			req.Components[0], req.Components[1] = req.Components[1], req.Components[0]
 		}},
-		{"a digest that was changed", "does not vouch for these components", func(req *upgradeproto.UpgradeRequest) {
+		{"a digest that was changed", "does not cover these components", func(req *upgradeproto.UpgradeRequest) {
 			req.Components[1].Digest = "sha256:" + hex.EncodeToString(sum[:])
 		}},
-		{"a statement that was changed", "does not fit", func(req *upgradeproto.UpgradeRequest) {
+		{"a statement that was changed", "an untrusted key signed it", func(req *upgradeproto.UpgradeRequest) {
 			req.ComponentsStatement = strings.Replace(req.ComponentsStatement, to, "v1.36.4", 1)
 		}},
 		{"no JSON", "read statement", func(req *upgradeproto.UpgradeRequest) { req.ComponentsStatement = "yes" }},
@@ -108,7 +108,7 @@ func TestOnlyVouchedComponentsRun(t *testing.T) {
 	if err := os.Chmod(keys, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := collect(c.Upgrade(t.Context(), r.request("t1"))); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "lets others write") {
+	if _, err := collect(c.Upgrade(t.Context(), r.request("t1"))); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "writable by others") {
 		t.Errorf("keys that others can write: %v", err)
 	}
 	if err := os.Remove(keys); err != nil {

@@ -13,14 +13,15 @@ import (
 	"google.golang.org/grpc/status"
 
 	"constellation/agent/upgradeproto"
+	"constellation/internal/testneeds"
 )
 
-// Weak points of another agent, each as a test that fails on the way it does things.
-// Package operator has the operator's.
+// Weak points of another agent, each as a test that fails on its design. Package operator has
+// the operator's.
 
-// The old way: kubeadm is a child of the request, and killed when the connection is
-// cut, which the restart of the API server that kubeadm itself brings about can cause.
-// TestKilledAgentGoesOn and TestStoppedAgentLeavesKubeadmAlone say the same of the agent.
+// Old design: kubeadm is a child of the request, and is killed when the connection breaks,
+// which the restart of the API server by kubeadm itself can cause. TestKilledAgentGoesOn and
+// TestStoppedAgentLeavesKubeadmAlone cover the same.
 func TestWeakPointR8CutConnectionEndsNothing(t *testing.T) {
 	r := newRig(t, true)
 	r.script("hang-apply", "")
@@ -39,7 +40,7 @@ func TestWeakPointR8CutConnectionEndsNothing(t *testing.T) {
 		t.Errorf("the stream ended with %v", err)
 	}
 	r.release()
-	// Nobody follows it, and it goes on to its end.
+	// Without a follower, it completes.
 	until(t, "the run has succeeded", func() bool {
 		s, err := c.Status(t.Context(), &upgradeproto.StatusRequest{})
 		if err == nil && s.Run.State == upgradeproto.Run_FAILED {
@@ -56,14 +57,14 @@ func TestWeakPointR8CutConnectionEndsNothing(t *testing.T) {
 	}
 }
 
-// The old way: everything at the socket's path is removed, the socket is open to whoever
-// comes, and URL, digest, path and version are the caller's, who may leave the digest out
-// and go down. TestRequestsAreRefused has more of what is refused.
+// Old design: everything at the socket's path is removed, the socket is open to all users, and
+// URL, digest, path and version are the caller's, who may omit the digest and downgrade.
+// TestRequestsAreRefused covers further refusals.
 func TestWeakPointR9CallersAreNotTrusted(t *testing.T) {
-	t.Run("what is at the socket's path stays", func(t *testing.T) {
+	t.Run("a file at the socket's path is kept", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "a.sock")
 		write(t, path, "precious", "mine", 0o600)
-		if _, err := listen(t.Context(), path, 0); err == nil || !strings.Contains(err.Error(), "no socket") {
+		if _, err := listen(t.Context(), path, 0); err == nil || !strings.Contains(err.Error(), "not a socket") {
 			t.Errorf("listen: %v, want a refusal", err)
 		}
 		if b, err := os.ReadFile(filepath.Join(path, "precious")); err != nil || string(b) != "mine" {
@@ -84,9 +85,7 @@ func TestWeakPointR9CallersAreNotTrusted(t *testing.T) {
 		if d, err := os.Stat(filepath.Dir(socket)); err != nil || d.Mode().Perm() != 0o700 {
 			t.Errorf("its directory %v, %v", d.Mode(), err)
 		}
-		if os.Geteuid() != 0 {
-			t.Skip("to connect as another user, the test must be root")
-		}
+		testneeds.Root(t, "to connect as another user")
 		_, open := start(t, Host{Root: t.TempDir()})
 		wait(t, open)
 		for _, p := range []string{open, filepath.Dir(open), filepath.Dir(filepath.Dir(open))} {
@@ -98,19 +97,19 @@ func TestWeakPointR9CallersAreNotTrusted(t *testing.T) {
 			t.Errorf("another user: %s", out)
 		}
 	})
-	t.Run("requests name what is known, by its digest, and never go down", func(t *testing.T) {
+	t.Run("components are fixed and identified by digest, and downgrades are refused", func(t *testing.T) {
 		r := newRig(t, true)
 		c := r.inside()
 		for what, change := range map[string]func(*upgradeproto.UpgradeRequest){
-			"digest":           func(r *upgradeproto.UpgradeRequest) { r.Components[0].Digest = "" },
-			"not its place":    func(r *upgradeproto.UpgradeRequest) { r.Components[0].Path = "/etc/cron.d/kubeadm" },
-			"not one that":     func(r *upgradeproto.UpgradeRequest) { r.Components[0].Name = "bash" },
-			"do not go down":   func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v1.35.3" },
-			"not written as v": func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "1.36.3" },
+			"digest":                  func(r *upgradeproto.UpgradeRequest) { r.Components[0].Digest = "" },
+			"path is":                 func(r *upgradeproto.UpgradeRequest) { r.Components[0].Path = "/etc/cron.d/kubeadm" },
+			"not one that":            func(r *upgradeproto.UpgradeRequest) { r.Components[0].Name = "bash" },
+			"downgrade to":            func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v1.35.3" },
+			"not in canonical form v": func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "1.36.3" },
 		} {
 			req := r.request("t1")
 			change(req)
-			if what == "do not go down" {
+			if what == "downgrade to" {
 				r.vouched(req)
 			}
 			if _, err := collect(c.Upgrade(t.Context(), req)); err == nil || !strings.Contains(err.Error(), what) {

@@ -33,8 +33,8 @@ type File struct {
 	Data []byte
 }
 
-// Releases returns what the program knows about releases, laid out as a feed; package
-// release reads it.
+// Releases returns the program's releases in the layout of a feed; package release reads
+// it.
 func Releases() fs.FS { return sub("releases") }
 
 // DefaultConfig returns the commented configuration that package engine fills in: a
@@ -90,12 +90,13 @@ func ChartFor(name, release string) ([]File, error) {
 	return out, err
 }
 
-// HasValue reports whether a chart, as [ChartFor] returns it, knows a value at the top of its values.
-func HasValue(chart []File, name string) bool {
+// HasValue reports whether a chart, as [ChartFor] returns it, has a default for
+// the value at path.
+func HasValue(chart []File, path ...string) bool {
 	for _, f := range chart {
 		if f.Name == "values.yaml" {
 			var doc yaml.Node
-			return yaml.Unmarshal(f.Data, &doc) == nil && child(&doc, name) != nil
+			return yaml.Unmarshal(f.Data, &doc) == nil && child(&doc, path...) != nil
 		}
 	}
 	return false

@@ -96,8 +96,8 @@ var rightsOfPlans = []string{
 	"system-upgrade: upgrade.cattle.io/plans: list,watch",
 }
 
-// rightsOf is the list of what each service may do in the cluster. Who changes a role
-// changes this list, and has to say why.
+// rightsOf lists the permissions of each service in the cluster. A change of a role
+// requires a change of this list, with a reason.
 var rightsOf = map[string][]string{
 	"constellation-operator": {
 		"*: apps/daemonsets: get",
@@ -134,7 +134,7 @@ var rightsOf = map[string][]string{
 		"kube-system: coordination.k8s.io/leases (constellation-node-upgrades): get,update",
 		"kube-system: coordination.k8s.io/leases: create",
 	},
-	// Whose token its callers show.
+	// The audience of its callers' tokens.
 	"constellation-relay": {"*: authentication.k8s.io/tokenreviews: create"},
 	"constellation-services": {
 		"*: nodes: get",
@@ -161,9 +161,9 @@ var rightsOf = map[string][]string{
 	},
 }
 
-// TestRightsAreExactly asks the real authorizer as each service: for its rules, and
-// for every verb on every resource that the API server knows. Neither may give more or
-// less than the list above.
+// TestRightsAreExactly asks the real authorizer as each service: for its rules, and for
+// every verb on every resource of the API server. Both must match the list above
+// exactly.
 func TestRightsAreExactly(t *testing.T) {
 	cp := controlplane.ForTest(t, controlplane.Options{})
 	admin := kubernetes.NewForConfigOrDie(unlimited(cp.Config()))
@@ -533,7 +533,7 @@ func mountsOfHost(t *testing.T, pod *corev1.PodSpec) []string {
 	return out
 }
 
-// TestRelayHasNothingButTheSocket: it runs where the operator says, whatever taints a
+// TestRelayHasNothingButTheSocket: it runs where the operator places it, whatever taints a
 // node has, with an account that can review tokens only (see TestRightsAreExactly).
 func TestRelayHasNothingButTheSocket(t *testing.T) {
 	var d appsv1.DaemonSet
@@ -548,7 +548,7 @@ func TestRelayHasNothingButTheSocket(t *testing.T) {
 		return d
 	}
 	if old := relay("v1.0.0"); old.Name != "" {
-		t.Errorf("v1.0.0, whose operator knows no relay, has %s", old.Name)
+		t.Errorf("v1.0.0, whose operator supports no relay, has %s", old.Name)
 	}
 	relay("v1.1.0")
 	pod := d.Spec.Template.Spec
@@ -602,7 +602,7 @@ func deployment(t *testing.T, release, name string) (out appsv1.Deployment) {
 // same, but names, labels and what only one of them can know.
 func TestPlansAreCarriedOutAsByTheManifest(t *testing.T) {
 	if d := deployment(t, "v1.0.0", "constellation-plans"); d.Name != "" {
-		t.Errorf("v1.0.0, whose operator knows no Plans, has %s", d.Name)
+		t.Errorf("v1.0.0, whose operator supports no Plans, has %s", d.Name)
 	}
 	if b, err := render.Chart("constellation-operator", "v1.1.0", namespace, map[string]any{"release": "v1.1.0", "plans": map[string]any{"enabled": false}}); err != nil || strings.Contains(string(b), "system-upgrade") {
 		t.Errorf("switched off (%v) it is still there", err)
@@ -777,7 +777,7 @@ func TestSchemaRefusesWhatItDoesNotKnow(t *testing.T) {
 		{"a key that is not known", "constellation-services", "v1.1.0", map[string]any{"release": "v1.1.0", "joinservce": map[string]any{}}, "joinservce"},
 		{"a port out of range", "constellation-services", "v1.1.0", map[string]any{"release": "v1.1.0", "joinservice": map[string]any{"nodePort": 80}}, "nodePort"},
 		{"an image without a tag", "constellation-operator", "v1.1.0", map[string]any{"release": "v1.1.0", "operator": map[string]any{"image": "operator"}}, "image"},
-		{"an unknown provider", "constellation-operator", "v1.1.0", map[string]any{"release": "v1.1.0", "provider": "gcp"}, "provider"},
+		{"an empty provider", "constellation-operator", "v1.1.0", map[string]any{"release": "v1.1.0", "provider": ""}, "provider"},
 		{"a value of the newer release", "constellation-operator", "v1.0.0", map[string]any{"release": "v1.0.0", "operator": map[string]any{"discoveryInterval": "1m"}}, "discoveryInterval"},
 		{"the same in the newer release", "constellation-operator", "v1.1.0", map[string]any{"release": "v1.1.0", "operator": map[string]any{"discoveryInterval": "1m"}}, ""},
 	} {

@@ -1,7 +1,6 @@
 package assets_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"reflect"
@@ -11,9 +10,9 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-)
 
-var update = flag.Bool("update", false, "rewrite the golden files")
+	"constellation/internal/golden"
+)
 
 // fieldsOf returns the JSON names of the fields of a struct, those that it embeds included.
 func fieldsOf(t reflect.Type) (names []string) {
@@ -63,7 +62,7 @@ func TestAutoscalerPolicyNamesEveryField(t *testing.T) {
 	if !ok || !ok2 {
 		t.Fatalf("%s has no part between %q and %q", file, begin, end)
 	}
-	if *update {
+	if golden.Updating() {
 		if err := os.WriteFile(file, []byte(head+begin+want.String()+end+tail), 0o644); err != nil {
 			t.Fatal(err)
 		}

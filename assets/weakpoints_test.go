@@ -32,7 +32,7 @@ func TestWeakPointR21NoPodOwnsItsHost(t *testing.T) {
 				daemons = append(daemons, &appsv1.DaemonSet{})
 				return daemons[len(daemons)-1]
 			case "Pod", "Job", "CronJob", "StatefulSet", "ReplicaSet":
-				t.Errorf("chart %s has a %s, which nobody looks at here", chart, kind)
+				t.Errorf("chart %s has a %s, which this test does not check", chart, kind)
 			}
 			return nil
 		})
@@ -68,8 +68,8 @@ func TestWeakPointR21NoPodOwnsItsHost(t *testing.T) {
 	if pods < 3 {
 		t.Errorf("only %d pods were looked at", pods)
 	}
-	// What does upgrade a host is one of its own services, which no pod can become: it
-	// has a socket and a user that it serves.
+	// Hosts are upgraded by one of their own services, which is not a pod: it has a
+	// socket and an authorized user.
 	unit, err := fs.ReadFile(assets.Systemd(), "constellation-agent.service")
 	if err != nil {
 		t.Fatal(err)

@@ -16,9 +16,9 @@ import (
 	"constellation/engine/release"
 )
 
-// Why a console is refused. answer knows what each means to it.
+// Reasons for refusing a console. answer maps them to the console's error.
 var (
-	errSecret      = errors.New("the init secret is not the one that this machine's cloud knows")
+	errSecret      = errors.New("the init secret differs from the one in this machine's cloud")
 	errOtherInit   = errors.New("another init, for another cluster, has claimed this machine")
 	errCluster     = errors.New("there is a cluster behind the load balancer already; this machine is about to join it")
 	errNotFinished = errors.New("there is no result to acknowledge yet")
@@ -28,19 +28,19 @@ var (
 	errStopping    = errors.New("the bootstrapper is stopping")
 )
 
-// fieldError is a field of a request that cannot be accepted.
+// fieldError is an invalid field of a request.
 type fieldError struct{ field, problem string }
 
 func (e *fieldError) Error() string { return e.field + ": " + e.problem }
 
-// limitedError asks a caller to wait.
+// limitedError asks a caller to retry later.
 type limitedError struct{ wait time.Duration }
 
 func (e *limitedError) Error() string {
-	return fmt.Sprintf("too many wrong init secrets; ask again in %s", max(time.Second, e.wait.Round(time.Second)))
+	return fmt.Sprintf("too many wrong init secrets; retry in %s", max(time.Second, e.wait.Round(time.Second)))
 }
 
-// answer turns an error into what the caller is told.
+// answer converts an error for the caller.
 func answer(err error) error {
 	var field *fieldError
 	var limited *limitedError
@@ -62,9 +62,9 @@ func answer(err error) error {
 	case errors.Is(err, errStopping):
 		return later(codes.Unavailable, err.Error(), time.Second)
 	case errors.Is(err, context.Canceled):
-		return status.Error(codes.Canceled, "the caller went away")
+		return status.Error(codes.Canceled, "the caller disconnected")
 	case errors.Is(err, context.DeadlineExceeded):
-		return status.Error(codes.DeadlineExceeded, "the caller's time is over")
+		return status.Error(codes.DeadlineExceeded, "the caller's deadline expired")
 	case errors.Is(err, cloud.ErrUnavailable), errors.Is(err, cloud.ErrThrottled), errors.Is(err, attestation.ErrTPM):
 		return later(codes.Unavailable, err.Error(), 2*time.Second)
 	}

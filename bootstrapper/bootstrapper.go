@@ -1,41 +1,38 @@
 // Package bootstrapper makes an unused machine a node of a cluster, once.
 //
-// It runs on every new machine. A control plane listens for a console that wants to
-// begin a cluster (InitServer, the contract of package initproto, on port 9000 over
-// attested TLS), and every machine asks the join services of its cloud's control
-// planes for a ticket ([JoinClient]). Both run side by side; whichever takes the
-// node lock first wins, once, for ever. Then it installs components, runs kubeadm
-// and stops.
+// It runs on every new machine. A control plane listens for a console that initializes a
+// cluster (InitServer, the contract of package initproto, on port 9000 over attested TLS), and
+// every machine requests a ticket from the join services on its cloud's control planes
+// ([JoinClient]). Both run concurrently; the first one takes the node lock, permanently. Then
+// it installs components, runs kubeadm and stops.
 //
 // # The node lock
 //
-// A machine is free, claimed by an init or a join for one cluster, or a member. The
-// lock is a file, made by a link that can succeed only once, and register 15 of the
-// TPM, which carries the cluster's ID from the claim on, so that nobody can be made
-// to believe that the machine is unused. At each start both must agree; a register
-// that is set without a file, or for another cluster, is refused.
+// A machine is free, claimed by an init or a join for one cluster, or a member. The lock is a
+// file, created by a link that can succeed only once, and register 15 of the TPM. The register
+// contains the cluster's ID from the claim on, so that a claimed machine cannot be presented
+// as unused. At each start both must agree; a register that is set without a file, or for
+// another cluster, is an error.
 //
-// What happens after a death half-way depends on who had claimed the node:
+// A restart after a crash depends on the claimant:
 //
-//   - Init. The request and everything that was told to the console are on disk. The
-//     next start extends register 15 first if the machine was rebooted, undoes with
-//     "kubeadm reset" what the unfinished init left, and begins again, for the same
-//     cluster. The console attaches again and gets the replay.
-//   - Join. The ticket is on disk. The next start goes on with it while it is valid.
-//     Without one, a machine that was rebooted asks for another, and takes it from the
-//     same cluster only; one that was not cannot, as it no longer looks unused, and
-//     says that it must be restarted.
-//   - A reported failure of an init is final, unless kubeadm had not run yet or had got
-//     no further than its preflight: then there is the claim and nothing of a cluster,
-//     and the next request for the same cluster begins the work again.
-//   - In any state, [Reset] followed by a reboot makes the machine unused again; in
-//     the sandbox it is as cheap to replace it.
+//   - Init. The request and all messages to the console are on disk. After a reboot the
+//     next start first extends register 15. It undoes the unfinished init with "kubeadm
+//     reset", and starts over for the same cluster. The console reattaches and gets the
+//     replay.
+//   - Join. The ticket is on disk. The next start continues with it while it is valid.
+//     Without one, a rebooted machine requests another, from the same cluster only. A
+//     machine that was not rebooted cannot, since it no longer looks unused, and reports
+//     that it must be restarted.
+//   - A reported failure of an init is final, unless kubeadm has not run yet, or has not
+//     passed its preflight: then only the claim exists, and the next request for the same
+//     cluster starts over.
+//   - In any state, [Reset] followed by a reboot makes the machine unused again; in the
+//     sandbox it is as cheap to replace it.
 //
-// A member that boots extends register 15 before anything else, starts its kubelet,
-// and is done.
+// A member that boots extends register 15 before anything else, starts its kubelet, and exits.
 //
-// The package never decides which version is installed, and never talks to a
-// Kubernetes API.
+// The package does not decide which version is installed, and does not use the Kubernetes API.
 package bootstrapper
 
 import (
@@ -61,21 +58,20 @@ import (
 	"constellation/engine/kubeadm"
 )
 
-// Where things are on a machine.
+// Paths on a machine.
 const (
 	DefaultStateDir = "/var/lib/constellation"
 	DefaultListen   = ":9000"
 )
 
-// Machine is what a Bootstrapper must know of its machine. All fields without a
-// word on their zero value are required.
+// Machine configures a Bootstrapper. A field is required unless its comment describes the zero
+// value.
 type Machine struct {
-	// StateDir outlives a reboot, and is gone with the machine. Only root enters it.
+	// StateDir survives a reboot, and is deleted with the machine. Only root has access.
 	StateDir string
-	// RunDir holds files with secrets while kubeadm runs. What is in it at the start
-	// is removed.
+	// RunDir holds files with secrets while kubeadm runs. It is emptied at the start.
 	RunDir string
-	// Root is where the host's file system begins; "" means "/".
+	// Root is the root of the host's file system; "" means "/".
 	Root string
 	// Listen is the address of the InitServer.
 	Listen   string
@@ -83,34 +79,33 @@ type Machine struct {
 	// TPM is the address of the machine's TPM; see attestation.OpenTPM.
 	TPM    string
 	Issuer attestation.Issuer
-	// Roots are whom this machine believes which machine is which.
+	// Roots are the trust anchors for the identity of machines.
 	Roots *x509.CertPool
-	// Images are the measurements of further images that a join service may run,
-	// beside that of this machine.
+	// Images are the measurements of further images that a join service may run, in addition to
+	// this machine's.
 	Images []attestation.Measurements
-	// Kubeadm is the path of kubeadm once it is installed; "" means where components
-	// put it.
+	// Kubeadm is the path of the installed kubeadm; "" means the default of the components.
 	Kubeadm string
 	// Client downloads components; nil means that of package component.
 	Client *http.Client
 	// StartKubelet starts the kubelet of a member; nil asks systemd.
 	StartKubelet func(context.Context) error
-	// Ready, unless nil, is called when the machine can be used as far as it can: it
-	// listens, or asks for tickets, or its kubelet was started.
+	// Ready, unless nil, is called when the bootstrapper is operational: it listens, requests
+	// tickets, or has started the kubelet.
 	Ready func()
 	Log   *slog.Logger
 
 	registers registers      // nil: those of TPM
 	apiPort   int            // of API servers at the load balancer; 0: 6443
 	joinPort  int            // of join services; 0: 30090
-	listening func(net.Addr) // nil: nobody asks
-	hurry     time.Duration  // bounds pauses; 0: they are as long as they are
+	listening func(net.Addr) // nil: no requests for tickets
+	hurry     time.Duration  // bounds pauses; 0: no bound
 }
 
-// Metadata is what a machine asks its cloud.
+// Metadata is the part of the cloud that a machine uses.
 type Metadata interface {
 	Self(context.Context) (cloud.Instance, error)
-	// Peers returns all instances of the cluster, this one included. It may be behind.
+	// Peers returns all instances of the cluster, including this one. The list may lag.
 	Peers(context.Context) ([]cloud.Instance, error)
 	// LoadBalancer returns the host in front of the control planes.
 	LoadBalancer(context.Context) (string, error)
@@ -118,17 +113,17 @@ type Metadata interface {
 	InitSecretHash(context.Context) ([]byte, error)
 }
 
-// ErrStuck means that this machine gets nowhere without somebody's help; the error
-// says which. Starting the bootstrapper again changes nothing.
-var ErrStuck = errors.New("this machine cannot go on by itself")
+// ErrStuck means that the machine needs help, which the error describes. Restarting the
+// bootstrapper changes nothing.
+var ErrStuck = errors.New("this machine needs manual help")
 
 const lockFileName = "bootstrapper.lock"
 
-// Run makes the machine a node, or lets it be one. It returns nil when its work is
-// done for this boot: the machine is a member, its kubelet was started, and the
-// result of an init was fetched. It returns an error that wraps ErrStuck if only
-// somebody's help, or a reboot, can change anything, and other errors if another
-// try can. At most one Run or [Reset] of a StateDir is under way.
+// Run makes the machine a node, or starts the kubelet of one. It returns nil when its work is
+// done for this boot: the machine is a member, its kubelet was started, and the result of an
+// init was fetched. It returns an error that wraps ErrStuck if only manual help or a reboot
+// can solve the problem, and other errors if a retry can. At most one Run or [Reset] of a
+// StateDir may be in progress.
 func Run(ctx context.Context, m Machine) error {
 	b, err := open(m)
 	if err != nil {
@@ -144,7 +139,7 @@ func Run(ctx context.Context, m Machine) error {
 	h, held := b.lock.holder()
 	switch {
 	case !held:
-		// What a process left that died before its claim: nobody was promised anything.
+		// Left by a process that died before its claim, so no caller depends on it.
 		if err := removeAll(b.state, ticketFile, requestFile, recordFile, kubeconfigFile); err != nil {
 			return err
 		}
@@ -171,7 +166,7 @@ type bootstrapper struct {
 	host  host
 }
 
-// open makes the state directory this process's own.
+// open locks the state directory for this process.
 func open(m Machine) (*bootstrapper, error) {
 	if m.Log == nil {
 		m.Log = slog.New(slog.DiscardHandler)
@@ -217,7 +212,7 @@ func open(m Machine) (*bootstrapper, error) {
 	if err != nil {
 		b.close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, errors.New("another bootstrapper is at work: `systemctl stop constellation-bootstrapper` ends it")
+			return nil, errors.New("another bootstrapper is running: stop it with `systemctl stop constellation-bootstrapper`")
 		}
 		return nil, fmt.Errorf("lock state directory: %w", err)
 	}
@@ -231,7 +226,7 @@ func (b *bootstrapper) close() {
 	b.state.Close()
 }
 
-// free offers the machine to whoever comes first.
+// free offers the machine to inits and joins.
 func (b *bootstrapper) free(ctx context.Context) error {
 	self, err := b.self(ctx)
 	if err != nil {
@@ -242,7 +237,7 @@ func (b *bootstrapper) free(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	join := func() error { return b.join(ctx, nil) }
-	// A worker can be no first node, so nobody has a reason to talk to it.
+	// A worker cannot be the first node, so it does not listen.
 	if self.Role != cloud.ControlPlane {
 		b.m.Ready()
 		return join()
@@ -250,9 +245,8 @@ func (b *bootstrapper) free(ctx context.Context) error {
 	return b.serve(ctx, join)
 }
 
-// serve runs the InitServer until a console has fetched the result of its init, or
-// until join, unless nil, has made the machine a member. It takes an init up that
-// was under way.
+// serve runs the InitServer until a console has fetched the result of its init, or until join,
+// unless nil, has made the machine a member. It resumes an init in progress.
 func (b *bootstrapper) serve(ctx context.Context, join func() error) error {
 	rec, err := openRecord(b.state, b.m.Log)
 	if err != nil {
@@ -260,7 +254,7 @@ func (b *bootstrapper) serve(ctx context.Context, join func() error) error {
 	}
 	defer rec.close()
 	var wg sync.WaitGroup
-	defer wg.Wait() // after cancel: kubeadm ends before we do
+	defer wg.Wait() // after cancel: kubeadm ends first
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s := newInitServer(b, rec, func(work func(context.Context)) { wg.Go(func() { work(ctx) }) })
@@ -281,7 +275,7 @@ func (b *bootstrapper) serve(ctx context.Context, join func() error) error {
 	served := make(chan error, 1)
 	go func() { served <- s.run(l, stop) }()
 	end := func() error { close(stop); return <-served }
-	b.m.Log.Info("waiting for a console", "address", l.Addr().String())
+	b.m.Log.Info("listening for a console", "address", l.Addr().String())
 	if b.m.listening != nil {
 		b.m.listening(l.Addr())
 	}
@@ -295,12 +289,12 @@ func (b *bootstrapper) serve(ctx context.Context, join func() error) error {
 			cancel()
 			return errors.Join(cause, end())
 		case <-s.acked:
-			b.m.Log.Info("result fetched, the bootstrapper's work is done")
+			b.m.Log.Info("init result fetched, bootstrapper done")
 			return end()
 		case err := <-joined:
 			h, _ := b.lock.holder()
 			if err == nil && h.By == byInit {
-				joined = nil // the console was first; the server goes on
+				joined = nil // the console was first; the server continues
 				continue
 			}
 			return errors.Join(err, end())
@@ -308,9 +302,9 @@ func (b *bootstrapper) serve(ctx context.Context, join func() error) error {
 	}
 }
 
-// member does what a member does at each boot.
+// member runs at each boot of a member.
 func (b *bootstrapper) member(ctx context.Context, h holder) error {
-	// Before anything else: until register 15 says so, this machine looks unused.
+	// Before anything else: until register 15 is extended, this machine looks unused.
 	if err := b.lock.seal(ctx); err != nil {
 		return err
 	}
@@ -318,18 +312,18 @@ func (b *bootstrapper) member(ctx context.Context, h holder) error {
 		return err
 	}
 	b.m.Log.Info("kubelet of a member started", "claimed_by", h.By, "since", h.Time)
-	// A ticket and the key of a request that nobody makes any more.
+	// The ticket and key of a request that is obsolete.
 	if err := removeAll(b.state, ticketFile, keyFile, requestCSR); err != nil {
 		return err
 	}
 	if _, err := b.state.Lstat(kubeconfigFile); err == nil {
-		return b.serve(ctx, nil) // nobody has fetched the result yet
+		return b.serve(ctx, nil) // the result has not been fetched yet
 	}
 	b.m.Ready()
 	return nil
 }
 
-// resumeJoin goes on with a join whose process died.
+// resumeJoin continues a join whose process died.
 func (b *bootstrapper) resumeJoin(ctx context.Context, h holder) error {
 	zero, err := b.lock.unsealed(ctx)
 	if err != nil {
@@ -337,22 +331,22 @@ func (b *bootstrapper) resumeJoin(ctx context.Context, h holder) error {
 	}
 	log := b.m.Log.With("claimed_at", h.Time, "rebooted", zero)
 	if h.Failure != "" && !zero {
-		return fmt.Errorf("%w: its join failed: %s; restart the machine to let it try again, or replace it", ErrStuck, h.Failure)
+		return fmt.Errorf("%w: its join failed: %s; restart the machine to retry, or replace it", ErrStuck, h.Failure)
 	}
 	ticket, _, err := keptTicket(b.state, time.Now())
 	if err != nil {
 		return err
 	}
 	if ticket == nil && !zero {
-		return fmt.Errorf("%w: it was claimed for a join and has no valid ticket any more, and no join service gives another one to a machine that does not look unused; restart the machine, or replace it", ErrStuck)
+		return fmt.Errorf("%w: it was claimed for a join, its ticket has expired, and join services issue tickets to unused machines only; restart the machine, or replace it", ErrStuck)
 	}
 	b.m.Ready()
-	log.Info("join taken up", "ticket", ticket != nil)
+	log.Info("join resumed", "ticket", ticket != nil)
 	return b.join(ctx, h.clusterID())
 }
 
-// join runs the JoinClient and records how it ends. cluster is the only one that may
-// be joined, since the node was claimed for it; nil if it was not.
+// join runs the JoinClient and records its result. cluster is the only one that may be joined
+// if the node was claimed for it; nil if it was not.
 func (b *bootstrapper) join(ctx context.Context, cluster []byte) error {
 	validator, err := b.serviceValidator(ctx)
 	if err != nil {
@@ -366,28 +360,28 @@ func (b *bootstrapper) join(ctx context.Context, cluster []byte) error {
 	}
 	err = c.Run(ctx)
 	if errors.Is(err, errJoinFailed) {
-		// Restarting the process would only repeat what was tried often enough.
+		// Restarting the process would only repeat a step that was retried often enough.
 		if e := b.lock.fail(err.Error(), false); e != nil {
 			return errors.Join(err, e)
 		}
-		return fmt.Errorf("%w: %w; restart the machine to let it try again, or replace it", ErrStuck, err)
+		return fmt.Errorf("%w: %w; restart the machine to retry, or replace it", ErrStuck, err)
 	}
 	return err
 }
 
-// imageRegisters are what an OS image decides; see package sandbox/machine.
+// imageRegisters are the registers that an OS image determines; see package sandbox/machine.
 var imageRegisters = []uint32{4, 9, 11}
 
-// serviceValidator returns what judges join services: a control plane of this
-// machine's own project that runs this machine's image or one that the image knows,
-// and that is a member of some cluster. Of which one is checked with the ticket.
+// serviceValidator returns the validator of join services: a control plane of this machine's
+// own project that runs this machine's image or one of Images, and that is a member of some
+// cluster. The cluster is checked with the ticket.
 func (b *bootstrapper) serviceValidator(ctx context.Context) (attestation.Validator, error) {
 	pcrs, err := b.m.registers.read(ctx, imageRegisters...)
 	if err != nil {
 		return nil, fmt.Errorf("measure this machine: %w", err)
 	}
 	own := attestation.Enforced(pcrs)
-	// Which project this machine belongs to is in the certificate of its own key.
+	// This machine's project is in the certificate of its own key.
 	self, err := attestSelf(ctx, b.m.Issuer, b.m.Roots, own)
 	if err != nil {
 		return nil, err
@@ -397,7 +391,7 @@ func (b *bootstrapper) serviceValidator(ctx context.Context) (attestation.Valida
 	}), nil
 }
 
-// attestSelf returns who this machine can prove to be.
+// attestSelf returns the identity that this machine can prove.
 func attestSelf(ctx context.Context, issuer attestation.Issuer, roots *x509.CertPool, own attestation.Measurements) (attestation.Identity, error) {
 	nonce, err := randomBytes(attestation.MaxUserData)
 	if err != nil {
@@ -420,12 +414,12 @@ func attestSelf(ctx context.Context, issuer attestation.Issuer, roots *x509.Cert
 	return st.Identity, nil
 }
 
-// self waits until the cloud says who this machine is.
+// self waits until the cloud returns this machine's identity.
 func (b *bootstrapper) self(ctx context.Context) (cloud.Instance, error) {
 	return waitSelf(ctx, b.m.Metadata, b.m.Log)
 }
 
-// emptyDir removes what is in dir. It is ours alone and holds files only.
+// emptyDir removes the files in dir, which is ours alone.
 func emptyDir(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -26,21 +26,21 @@ import (
 
 const (
 	etcdPort = "2379"
-	// etcdTimeout bounds one try to take a member out of etcd.
+	// etcdTimeout bounds one attempt to remove a member from etcd.
 	etcdTimeout = 10 * time.Second
 )
 
-// memberDir is where etcd keeps what it has acknowledged.
+// memberDir is where etcd stores acknowledged data.
 const memberDir = "var/lib/etcd/member"
 
-// leaveEtcd takes this machine's member out of etcd if an unfinished join left one with
-// data, and returns when etcd has none. It comes before what removes the data: `kubeadm
-// reset` takes the member out only if the cluster answers, and removes the data in any
-// case. A voter counts for the quorum all the same, so that two members of which one has
-// lost its data are none; and one that comes back empty has forgotten what it acknowledged.
+// leaveEtcd removes this machine's member from etcd if an unfinished join left one with data,
+// and waits until etcd has none. It runs before the data is deleted: `kubeadm reset` removes
+// the member only if the cluster answers, but deletes the data in any case. A voter counts for
+// the quorum without its data, so two members would have no quorum; and a member that returns
+// empty has lost acknowledged data.
 //
-// The kubelet is started, since etcd may have no quorum without the member that is to go.
-// An error leaves the data and the kubelet as they are.
+// The kubelet is started, since etcd may have no quorum without the member to remove. An error
+// leaves the data and the kubelet unchanged.
 func (c *JoinClient) leaveEtcd(ctx context.Context, self netip.Addr, say func(text string)) error {
 	root, err := os.OpenRoot(cmp.Or(c.Root, "/"))
 	if err != nil {
@@ -52,9 +52,9 @@ func (c *JoinClient) leaveEtcd(ctx context.Context, self netip.Addr, say func(te
 	}
 	config, err := etcdAccess(root)
 	if err != nil {
-		return fmt.Errorf("read what etcd is asked with: %w", err)
+		return fmt.Errorf("read etcd client credentials: %w", err)
 	}
-	say("taking this machine's member out of etcd")
+	say("removing this machine's member from etcd")
 	if err := c.StartKubelet(ctx); err != nil {
 		return err
 	}
@@ -65,10 +65,10 @@ func (c *JoinClient) leaveEtcd(ctx context.Context, self netip.Addr, say func(te
 			return nil
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("take this machine's member out of etcd: %w: %w", context.Cause(ctx), err)
+			return fmt.Errorf("remove this machine's member from etcd: %w: %w", context.Cause(ctx), err)
 		}
 		if why := err.Error(); why != told {
-			say("waiting for etcd to let this machine's member go: " + why)
+			say("waiting for etcd to remove this machine's member: " + why)
 			told = why
 		}
 		if err := c.pause(ctx, &p, 0, quietPause); err != nil {
@@ -77,7 +77,7 @@ func (c *JoinClient) leaveEtcd(ctx context.Context, self netip.Addr, say func(te
 	}
 }
 
-// removeMember asks any member of etcd, this machine's among them, to go on without the one at self.
+// removeMember asks any member of etcd, including this machine's, to remove the one at self.
 func (c *JoinClient) removeMember(ctx context.Context, self netip.Addr, config *tls.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()
@@ -99,7 +99,7 @@ func (c *JoinClient) removeMember(ctx context.Context, self netip.Addr, config *
 		return err
 	}
 	defer e.Close()
-	list, err := e.MemberList(ctx) // linearizable: a quorum says so
+	list, err := e.MemberList(ctx) // linearizable: confirmed by a quorum
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (c *JoinClient) removeMember(ctx context.Context, self netip.Addr, config *
 	return nil
 }
 
-// etcdAccess reads what kubeadm makes for its own questions to etcd.
+// etcdAccess reads kubeadm's client credentials for etcd.
 func etcdAccess(root *os.Root) (*tls.Config, error) {
 	dir := strings.TrimPrefix(kubeadm.PKIDir, "/") + "/etcd/"
 	ca, err := root.ReadFile(dir + "ca.crt")

@@ -9,7 +9,7 @@ import (
 	"path"
 )
 
-// replaceFile writes a file whole or not at all, and returns when it is on disk.
+// replaceFile writes a file atomically, and returns when it is on disk.
 func replaceFile(root *os.Root, name string, data []byte, mode fs.FileMode) error {
 	tmp := name + ".new"
 	err := root.Remove(tmp)
@@ -51,7 +51,7 @@ func syncDir(d *os.Root) error {
 	return f.Sync()
 }
 
-// removeAll removes files that may not be there.
+// removeAll removes files that may not exist.
 func removeAll(root *os.Root, names ...string) error {
 	for _, n := range names {
 		if err := root.Remove(n); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -13,7 +13,9 @@ import (
 	"constellation/bootstrapper/initproto"
 	"constellation/engine/atls/flood"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
+	"constellation/internal/testneeds"
 )
 
 // floodRig is a rig whose evidence is that of a TPM emulator.
@@ -21,10 +23,10 @@ func floodRig(t *testing.T) *rig {
 	t.Helper()
 	r := newRig(t, cloud.ControlPlane)
 	address, _ := startSWTPM(t)
-	if err := attestation.Provision(t.Context(), address, r.ca, identity("control-plane-0", cloud.ControlPlane)); err != nil {
+	if err := attestationtest.Provision(t.Context(), address, r.ca, identity("control-plane-0", cloud.ControlPlane)); err != nil {
 		t.Fatal(err)
 	}
-	if err := attestation.Measure(t.Context(), address, attestation.EventLogPath(address), image("v1.1.0")); err != nil {
+	if err := attestationtest.Measure(t.Context(), address, attestation.EventLogPath(address), image("v1.1.0")); err != nil {
 		t.Fatal(err)
 	}
 	r.m.Issuer = attestation.NewTPMIssuer(address)
@@ -39,7 +41,7 @@ func (r *rig) heard(addr string, limit time.Duration) (time.Duration, error) {
 	defer cancel()
 	start := time.Now()
 	for {
-		try, cancel := context.WithTimeout(ctx, 2*time.Second) // as a console does, which dials anew
+		try, cancel := context.WithTimeout(ctx, 2*time.Second) // like a console, which dials again
 		_, err := r.console(addr).Ack(try, &initproto.AckRequest{InitSecret: initSecret})
 		cancel()
 		if status.Code(err) == codes.FailedPrecondition {
@@ -53,9 +55,9 @@ func (r *rig) heard(addr string, limit time.Duration) (time.Duration, error) {
 	}
 }
 
-// TestSilentConnectionsCloseInitForNobody is 64 connections from one source that send
+// TestSilentConnectionsDoNotBlockInit opens 64 connections from one source that send
 // nothing, and 20 consoles that try once each.
-func TestSilentConnectionsCloseInitForNobody(t *testing.T) {
+func TestSilentConnectionsDoNotBlockInit(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	x := r.start()
 	for range 64 {
@@ -83,6 +85,7 @@ func TestSilentConnectionsCloseInitForNobody(t *testing.T) {
 // handshakes, all replaced whenever they are closed, and consoles among them.
 func TestConsoleGetsThroughAFlood(t *testing.T) {
 	const limit = 10 * time.Second
+	testneeds.Sockets(t)
 	if err := flood.Descriptors(12_000); err != nil {
 		t.Skip(err)
 	}
@@ -127,9 +130,9 @@ func TestConsoleGetsThroughAFlood(t *testing.T) {
 	}
 }
 
-// TestGuesserLocksNobodyOut guesses the secret past every limit, from the console's
-// source and from others.
-func TestGuesserLocksNobodyOut(t *testing.T) {
+// TestGuesserDoesNotLockOutConsole guesses the secret beyond every limit, from the console's source
+// and from others.
+func TestGuesserDoesNotLockOutConsole(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	x := r.start()
 	client := r.console(x.addr)

@@ -27,26 +27,26 @@ import (
 )
 
 const (
-	// servingTTL and clockSkew are as the join service has them for all other nodes.
+	// servingTTL and clockSkew equal those of the join service.
 	servingTTL = 90 * 24 * time.Hour
 	clockSkew  = 10 * time.Minute
 )
 
-// host is what an init and a join do to this machine.
+// host has the operations of an init and a join on this machine.
 type host struct {
 	root      string
 	installer *component.Installer
 	kubeadm   kubeadm.Runner
 }
 
-// hostFile is a file that must be there before kubeadm runs.
+// hostFile is a file that must exist before kubeadm runs.
 type hostFile struct {
 	path string // absolute
 	data []byte
 	mode fs.FileMode
 }
 
-// write puts files in place, each whole or not at all.
+// write writes files, each atomically.
 func (h host) write(files []hostFile) error {
 	root, err := os.OpenRoot(h.root)
 	if err != nil {
@@ -65,7 +65,7 @@ func (h host) write(files []hostFile) error {
 	return nil
 }
 
-// controlPlaneFiles are what every control plane needs beside its authorities.
+// controlPlaneFiles are files that every control plane needs beside the CAs.
 func controlPlaneFiles() []hostFile {
 	var files []hostFile
 	m := kubeadm.ControlPlaneFiles()
@@ -75,9 +75,8 @@ func controlPlaneFiles() []hostFile {
 	return files
 }
 
-// init runs kubeadm init. The kubelet serves with a certificate of the cluster's
-// authority, so that is made, and the certificate signed, before kubeadm starts the
-// kubelet.
+// init runs kubeadm init. The kubelet's serving certificate is signed by the cluster's CA, so
+// both are created before kubeadm starts the kubelet.
 func (h host) init(ctx context.Context, c kubeadm.Cluster, n kubeadm.Node, lines func(kubeadm.Line)) error {
 	config, err := kubeadm.NewInit(c, n)
 	if err != nil {
@@ -95,10 +94,9 @@ func (h host) init(ctx context.Context, c kubeadm.Cluster, n kubeadm.Node, lines
 	return h.kubeadm.Init(ctx, config, lines)
 }
 
-// untouched reports whether nothing of a cluster is on this machine: no kubelet was
-// told of one, no control plane was to run, and no etcd has data. A kubeadm init that
-// got no further than its preflight leaves it so. What cannot be read is taken for a
-// trace.
+// untouched reports whether nothing of a cluster is on this machine: no kubelet configuration,
+// no static pods, and no etcd data. A kubeadm init that failed in its preflight leaves it so.
+// An unreadable path counts as a trace.
 func (h host) untouched() bool {
 	root, err := os.OpenRoot(h.root)
 	if err != nil {
@@ -120,8 +118,8 @@ func (h host) untouched() bool {
 	return true
 }
 
-// signServing makes the kubelet's serving certificate with the cluster's authority,
-// as the join service does for all other nodes.
+// signServing creates the kubelet's serving certificate with the cluster's CA, like the join
+// service does for all other nodes.
 func (h host) signServing(n kubeadm.Node, now time.Time) error {
 	root, err := os.OpenRoot(h.root)
 	if err != nil {
@@ -134,7 +132,7 @@ func (h host) signServing(n kubeadm.Node, now time.Time) error {
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return fmt.Errorf("make the kubelet's key: %w", err)
+		return fmt.Errorf("generate the kubelet's key: %w", err)
 	}
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
@@ -162,7 +160,7 @@ func (h host) signServing(n kubeadm.Node, now time.Time) error {
 	return h.write(files)
 }
 
-// servingFiles are what the kubelet serves with.
+// servingFiles are the kubelet's serving key and certificate.
 func servingFiles(certificate []byte, key *ecdsa.PrivateKey) ([]hostFile, error) {
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
@@ -174,13 +172,12 @@ func servingFiles(certificate []byte, key *ecdsa.PrivateKey) ([]hostFile, error)
 	}, nil
 }
 
-// nodeSubject is who a kubelet is.
+// nodeSubject is the subject of a kubelet's certificate.
 func nodeSubject(name string) pkix.Name {
 	return pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}
 }
 
-// readAuthority reads the cluster's authority that kubeadm made. Its errors say
-// nothing of the content.
+// readAuthority reads the CA that kubeadm created. Its errors contain nothing of the content.
 func readAuthority(root *os.Root) (*x509.Certificate, crypto.Signer, error) {
 	dir := strings.TrimPrefix(kubeadm.PKIDir, "/")
 	b, err := root.ReadFile(dir + "/ca.crt")
@@ -189,7 +186,7 @@ func readAuthority(root *os.Root) (*x509.Certificate, crypto.Signer, error) {
 	}
 	block, _ := pem.Decode(b)
 	if block == nil {
-		return nil, nil, errors.New("read the cluster's authority: ca.crt is no PEM")
+		return nil, nil, errors.New("read the cluster's authority: ca.crt is not PEM")
 	}
 	cert, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
@@ -214,10 +211,10 @@ func readAuthority(root *os.Root) (*x509.Certificate, crypto.Signer, error) {
 			return cert, s, nil
 		}
 	}
-	return nil, nil, errors.New("read the cluster's authority: ca.key holds no private key")
+	return nil, nil, errors.New("read the cluster's authority: ca.key contains no private key")
 }
 
-// startKubelet asks systemd for the kubelet of a member.
+// startKubelet starts the kubelet of a member with systemd.
 func startKubelet(ctx context.Context) error {
 	out, err := exec.CommandContext(ctx, "systemctl", "start", "--no-block", "kubelet.service").CombinedOutput()
 	if err != nil {

@@ -44,51 +44,49 @@ const (
 	// ticketTimeout bounds one request for a ticket, dialTimeout its connection.
 	ticketTimeout = 30 * time.Second
 	dialTimeout   = 3 * time.Second
-	// Pauses between tries are drawn between minPause and three times the last one
-	// (decorrelated jitter), so that machines that booted together do not ask
-	// together. They grow to maxPause if somebody answered and said no, and to
-	// quietPause if nobody answered: that costs nobody anything, and a cluster that
-	// comes up shall not wait for its machines.
+	// Pauses between attempts are drawn between minPause and three times the last one
+	// (decorrelated jitter), so that machines that booted together do not retry together. They
+	// grow to maxPause after refusals, and only to quietPause without an answer: that costs no
+	// server anything, and a cluster that starts should not wait for its machines.
 	minPause   = 500 * time.Millisecond
 	maxPause   = 30 * time.Second
 	quietPause = time.Second
-	// maxAsked bounds what a join service can ask a machine to wait.
+	// maxAsked bounds the delay that a join service can request.
 	maxAsked = 2 * time.Minute
-	// maxDirect is how many control planes are asked directly, beside the load balancer.
+	// maxDirect is how many control planes are tried directly, beside the load balancer.
 	maxDirect = 3
-	// maxJoins bounds how often a join is tried with one ticket. Pauses of about two
-	// seconds, doubled each time up to maxPause, make two minutes of that: a mirror or a
-	// load balancer that is ill for a moment costs no machine.
+	// maxJoins bounds the attempts to join with one ticket. Pauses of about two seconds, doubled
+	// each time up to maxPause, add up to two minutes, so that a short outage of a mirror or a
+	// load balancer costs no machine.
 	maxJoins     = 8
 	firstOfJoins = 2 * time.Second
-	// ghostLife is for how long the Node of a machine that joined before, and was
-	// reset, may still look alive to the cluster, which notices after 50 s. kubeadm
-	// refuses to join until then, which is no failure of this machine's.
+	// ghostLife is how long the Node of a machine that joined before, and was reset, may still
+	// look alive to the cluster, which notices after 50 s. kubeadm refuses to join until then,
+	// which is not a failure of this machine.
 	ghostLife = 3 * time.Minute
-	// ticketLife is how long a ticket is good for; its token is valid for 15 minutes.
+	// ticketLife is how long a ticket is used; its token is valid for 15 minutes.
 	ticketLife = 14 * time.Minute
 
 	keyFile    = "kubelet-serving.key"
 	requestCSR = "kubelet-serving.csr"
 	ticketFile = "join-ticket"
-	// maxTicket is in bytes; components may carry small content inline.
+	// in bytes; components may carry small inline content
 	maxTicket = 4 << 20
 
-	stepJoin = "kubeadm-join" // the others are those of an init
+	stepJoin = "kubeadm-join" // the other steps are those of an init
 )
 
 // errClaimed means that an init holds the node.
 var errClaimed = errors.New("the node was claimed by an init")
 
-// errJoinFailed means that a claimed node could not join and will not by trying
-// again.
+// errJoinFailed means that a claimed node could not join, and a retry cannot help.
 var errJoinFailed = errors.New("join failed")
 
-// nodeLock is what a JoinClient needs of the lock of this node.
+// nodeLock is the part of this node's lock that a JoinClient uses.
 type nodeLock interface {
-	// ClaimJoin takes the node for the cluster, persists it and extends register 15.
-	// The error wraps errClaimed if an init holds it. Calling it again with the same
-	// cluster is fine.
+	// ClaimJoin claims the node for the cluster, persists the claim and extends register 15. The
+	// error wraps errClaimed if an init has claimed it. Repeating it with the same cluster
+	// succeeds.
 	ClaimJoin(ctx context.Context, clusterID []byte) error
 	// Joined records that the node, called name, is a member.
 	Joined(ctx context.Context, name string) error
@@ -96,34 +94,34 @@ type nodeLock interface {
 	Claimed() <-chan struct{}
 }
 
-// JoinClient makes this machine a node of the cluster whose join service accepts
-// its evidence. All fields without a word on their zero value are required.
+// JoinClient makes this machine a node of the cluster whose join service accepts its evidence.
+// A field is required unless its comment describes the zero value.
 type JoinClient struct {
 	Metadata Metadata
 	Lock     nodeLock
-	// Issuer proves what this machine booted; Validator judges join services.
+	// Issuer proves what this machine booted; Validator verifies join services.
 	Issuer    attestation.Issuer
 	Validator func() attestation.Validator
 	Installer *component.Installer
 	Kubeadm   *kubeadm.Runner
-	// StartKubelet starts the kubelet of a machine whose join was under way.
+	// StartKubelet starts the kubelet of a machine whose join was in progress.
 	StartKubelet func(context.Context) error
-	// State keeps the node's key and an unused ticket over restarts; only root enters it.
+	// State stores the node's key and an unused ticket across restarts; only root has access.
 	State *os.Root
-	// Root is where the host's file system begins; "" means "/".
+	// Root is the root of the host's file system; "" means "/".
 	Root string
-	// Cluster is the ID of the only cluster that may be joined, on a node that was
-	// claimed for it before; nil means any.
+	// Cluster is the ID of the only cluster that may be joined, if the node was claimed for it
+	// before; nil means any.
 	Cluster []byte
 	Log     *slog.Logger
 
 	port  int           // of join services; 0: joinPort
-	hurry time.Duration // bounds all pauses; 0: they are as long as they are
+	hurry time.Duration // bounds all pauses; 0: no bound
 }
 
-// Run asks for a ticket until it gets one, claims the node and joins. It returns nil
-// when the node is a member, or when an init claimed it first. It returns an error
-// when ctx ends, and one that wraps errJoinFailed when a claimed node could not join.
+// Run requests a ticket until it gets one, claims the node and joins. It returns nil when the
+// node is a member, or when an init claimed it first. It returns an error when ctx ends, and
+// one that wraps errJoinFailed when a claimed node could not join.
 func (c *JoinClient) Run(parent context.Context) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
@@ -141,7 +139,7 @@ func (c *JoinClient) Run(parent context.Context) error {
 		c.Log.Info("join ended, an init claimed the node")
 		return nil
 	}
-	if err != nil && parent.Err() != nil { // the process ends, the next one goes on
+	if err != nil && parent.Err() != nil { // the process ends, the next one continues
 		return context.Cause(parent)
 	}
 	return err
@@ -166,7 +164,7 @@ func (c *JoinClient) run(ctx context.Context) error {
 			return fmt.Errorf("%w: read the kept ticket: %w", errJoinFailed, err)
 		}
 		t.received = received
-		c.Log.Info("ticket at hand used")
+		c.Log.Info("stored ticket used")
 		return c.join(ctx, self, t, c.newReport(ctx, self, t, nil))
 	}
 	t, conn, err := c.ticket(ctx, self, key, csr)
@@ -244,9 +242,9 @@ func (c *JoinClient) ticket(ctx context.Context, self cloud.Instance, key *ecdsa
 			}
 		}
 		if err == nil {
-			err = errors.New("the cloud knows no control plane yet")
+			err = errors.New("the cloud lists no control plane yet")
 		}
-		// Before there is a cluster this fails for minutes; each new reason is told once.
+		// Before the cluster exists this fails for minutes; each new reason is logged once.
 		if why := err.Error(); why != told {
 			c.Log.Info("no join ticket yet", "err", err)
 			told = why
@@ -330,7 +328,7 @@ func (c *JoinClient) connect(endpoint string, v attestation.Validator) (*service
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 			return (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", addr)
 		}),
-		// A control plane that is not heard for 15 s loses its turn.
+		// A control plane without a report for 15 s loses the turn.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 4 * time.Second}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxTicket)),
 	)
@@ -370,19 +368,19 @@ func (c *JoinClient) ask(ctx context.Context, endpoint string, self cloud.Instan
 	}
 	id := raw.GetClusterId()
 	if len(id) == 0 || !bytes.Equal(st.PCRs[clusterRegister], attestation.ClusterIDPCR(id)) {
-		return nil, nil, true, fmt.Errorf("%s issued a ticket for a cluster that it is no member of", st.Identity.Name)
+		return nil, nil, true, fmt.Errorf("%s issued a ticket for a cluster of which it is not a member", st.Identity.Name)
 	}
 	if c.Cluster != nil && !bytes.Equal(c.Cluster, id) {
-		return nil, nil, true, fmt.Errorf("%s belongs to another cluster than the one that this machine was claimed for", st.Identity.Name)
+		return nil, nil, true, fmt.Errorf("%s belongs to a cluster other than the one that claimed this machine", st.Identity.Name)
 	}
 	t, err := c.parse(raw, self, key)
 	if err != nil {
-		return nil, nil, true, fmt.Errorf("%s issued a ticket that is no good: %w", st.Identity.Name, err)
+		return nil, nil, true, fmt.Errorf("%s issued an invalid ticket: %w", st.Identity.Name, err)
 	}
 	return t, conn, true, nil
 }
 
-// parse checks a ticket, with the release keys of this machine.
+// parse verifies a ticket with the release keys of this machine.
 func (c *JoinClient) parse(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, key *ecdsa.PrivateKey) (*ticket, error) {
 	trust, err := release.MachineTrust(c.Root)
 	if err != nil {
@@ -391,8 +389,8 @@ func (c *JoinClient) parse(raw *joinproto.IssueJoinTicketResponse, self cloud.In
 	return parseTicket(raw, self, key, trust)
 }
 
-// attested reports whether a handshake failed because of evidence, ours or theirs,
-// and not because nobody was there.
+// attested reports whether a handshake failed because of evidence, ours or theirs, and not
+// because of the network.
 func attested(err error) bool {
 	for _, e := range []error{
 		atls.ErrRefused, atls.ErrBusy, attestation.ErrDocument, attestation.ErrTrust, attestation.ErrQuote,
@@ -411,7 +409,7 @@ func (c *JoinClient) join(ctx context.Context, self cloud.Instance, t *ticket, r
 	r.say(stepClaim, stateRunning, slog.LevelInfo, "writing the cluster's ID to register 15 of the TPM")
 	if err := c.Lock.ClaimJoin(ctx, t.cluster); err != nil {
 		err = fmt.Errorf("claim the node: %w", err)
-		// Tells the join service that nobody comes, so that it gives the turn to others.
+		// This tells the join service to release the turn.
 		r.say(stepClaim, stateFailed, slog.LevelWarn, err.Error())
 		if errors.Is(err, errClaimed) {
 			return errors.Join(err, removeAll(c.State, ticketFile))
@@ -441,7 +439,7 @@ func (c *JoinClient) join(ctx context.Context, self cloud.Instance, t *ticket, r
 			return err
 		}
 		least, limit := min(firstOfJoins<<(try-1), maxPause), maxPause
-		least = least/2 + mathrand.N(least) // those that failed together do not ask together
+		least = least/2 + mathrand.N(least) // machines that failed together should not retry together
 		if ghost {
 			try--
 			least, limit = 0, quietPause
@@ -461,14 +459,14 @@ func (c *JoinClient) join(ctx context.Context, self cloud.Instance, t *ticket, r
 	return removeAll(c.State, ticketFile, keyFile, requestCSR)
 }
 
-// ghostMessage is part of what kubeadm says when a Node of this name looks alive.
+// ghostMessage is part of kubeadm's message when a Node of this name looks alive.
 const ghostMessage = "already exists in the cluster"
 
-// errVersion means that what was installed is not what the ticket says it is.
+// errVersion means that the installed version differs from the ticket.
 var errVersion = errors.New("installed kubeadm is of another version")
 
-// joinOnce takes all steps behind the claim once, and names the one that failed.
-// clean says that an earlier try may have left something.
+// joinOnce runs all steps after the claim once, and names the one that failed. clean means
+// that an earlier attempt may have left files.
 func (c *JoinClient) joinOnce(ctx context.Context, self cloud.Instance, t *ticket, r *report, clean bool) (step string, err error) {
 	var list []string
 	for _, k := range t.components {
@@ -483,7 +481,7 @@ func (c *JoinClient) joinOnce(ctx context.Context, self cloud.Instance, t *ticke
 		return stepInstall, err
 	}
 	if !v.Equal(t.version) {
-		return stepInstall, fmt.Errorf("%w: it is %s, the ticket says %s", errVersion, v, t.version)
+		return stepInstall, fmt.Errorf("%w: it is %s, want %s as in the ticket", errVersion, v, t.version)
 	}
 	r.say(stepInstall, stateDone, slog.LevelInfo, "Kubernetes "+v.String())
 
@@ -494,7 +492,7 @@ func (c *JoinClient) joinOnce(ctx context.Context, self cloud.Instance, t *ticke
 		if err := c.leaveEtcd(limit, self.IP, func(text string) { r.say(stepJoin, stateRunning, slog.LevelInfo, text) }); err != nil {
 			return stepJoin, err
 		}
-		r.say(stepJoin, stateRunning, slog.LevelInfo, "removing what an unfinished join left")
+		r.say(stepJoin, stateRunning, slog.LevelInfo, "cleaning up after an unfinished join")
 		if err := c.Kubeadm.Reset(ctx, lines); err != nil {
 			return stepJoin, err
 		}
@@ -506,15 +504,15 @@ func (c *JoinClient) joinOnce(ctx context.Context, self cloud.Instance, t *ticke
 	return stepJoin, c.Kubeadm.Join(ctx, t.config, lines)
 }
 
-// identity returns the key of the kubelet's serving certificate and the request for
-// it. Both are made once and kept: however often a machine asks, it is the same node.
+// identity returns the key of the kubelet's serving certificate and its CSR. Both are created
+// once and stored: every retry presents the same node.
 func (c *JoinClient) identity(self cloud.Instance) (*ecdsa.PrivateKey, []byte, error) {
 	b, err := c.State.ReadFile(keyFile)
 	var key *ecdsa.PrivateKey
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
-			return nil, nil, fmt.Errorf("make the node's key: %w", err)
+			return nil, nil, fmt.Errorf("generate the node's key: %w", err)
 		}
 		der, err := x509.MarshalECPrivateKey(key)
 		if err != nil {
@@ -527,7 +525,7 @@ func (c *JoinClient) identity(self cloud.Instance) (*ecdsa.PrivateKey, []byte, e
 		return nil, nil, fmt.Errorf("read the node's key: %w", err)
 	default:
 		if key, err = x509.ParseECPrivateKey(b); err != nil {
-			return nil, nil, fmt.Errorf("read the node's key: %s is damaged; remove it to have another one made", keyFile)
+			return nil, nil, fmt.Errorf("read the node's key: %s is damaged; remove it, and another one is generated", keyFile)
 		}
 	}
 	want := &x509.CertificateRequest{
@@ -541,17 +539,17 @@ func (c *JoinClient) identity(self cloud.Instance) (*ecdsa.PrivateKey, []byte, e
 	}
 	der, err := x509.CreateCertificateRequest(rand.Reader, want, key)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make the certificate request: %w", err)
+		return nil, nil, fmt.Errorf("create the certificate request: %w", err)
 	}
 	return key, der, replaceFile(c.State, requestCSR, der, 0o600)
 }
 
-// waitSelf waits until the cloud says who this machine is.
+// waitSelf waits until the cloud returns this machine's identity.
 func waitSelf(ctx context.Context, m Metadata, log *slog.Logger) (cloud.Instance, error) {
 	for p := (pause{}); ; {
 		self, err := m.Self(ctx)
 		if err == nil && (self.Name == "" || !self.Role.Valid() || !self.IP.IsValid() || self.ProviderID == "") {
-			err = errors.New("name, role or address of this machine is not known yet")
+			err = errors.New("name, role or address of this machine is unknown")
 		}
 		if err == nil {
 			return self, nil
@@ -559,15 +557,14 @@ func waitSelf(ctx context.Context, m Metadata, log *slog.Logger) (cloud.Instance
 		if ctx.Err() != nil {
 			return cloud.Instance{}, context.Cause(ctx)
 		}
-		log.Warn("cloud did not say who this machine is", "err", err)
+		log.Warn("identity of this machine not read from the cloud", "err", err)
 		if err := p.wait(ctx, 0, quietPause); err != nil {
 			return cloud.Instance{}, err
 		}
 	}
 }
 
-// askedToWait is how long the join service wants to be left alone; zero if it does
-// not say.
+// askedToWait is the delay that the join service requests; zero if none.
 func askedToWait(err error) time.Duration {
 	st, ok := status.FromError(err)
 	if !ok || st.Code() != codes.Unavailable && st.Code() != codes.ResourceExhausted {
@@ -581,17 +578,17 @@ func askedToWait(err error) time.Duration {
 	return 0
 }
 
-// pause is decorrelated jitter. The zero value begins with minPause.
+// pause is decorrelated jitter. The zero value starts with minPause.
 type pause struct{ last time.Duration }
 
-// wait pauses for limit at most; asked, if not zero, is how long the other side wants
-// it to be.
+// wait pauses for at most limit; asked, if not zero, is the delay that the other side
+// requests.
 func (p *pause) wait(ctx context.Context, asked, limit time.Duration) error {
 	p.last = max(minPause, min(p.last, limit))
 	d := min(limit, minPause+mathrand.N(3*p.last-minPause+1))
 	p.last = d
 	if asked > 0 {
-		// The other side spreads those that it turns away itself.
+		// The other side adds jitter for the callers that it refuses.
 		d, p.last = asked, minPause
 	}
 	t := time.NewTimer(d)

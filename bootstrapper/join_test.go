@@ -183,7 +183,7 @@ func TestJoinMakesANode(t *testing.T) {
 				t.Errorf("holder %+v, register 15 %x", h, r.tpm.sealed())
 			}
 			if r.calls() != "join" {
-				t.Errorf("kubeadm was asked for %s", r.calls())
+				t.Errorf("kubeadm was called with %s", r.calls())
 			}
 			for name, mode := range authorityFiles {
 				i, err := os.Stat(filepath.Join(r.m.Root, kubeadm.PKIDir, name))
@@ -233,9 +233,9 @@ func TestJoinServicesThatAreNotTrusted(t *testing.T) {
 		{"one of another cloud", func(s *service) { s.member.ca = newCA(s.t) }, "not trusted"},
 		{
 			"one that hands out tickets of another cluster",
-			func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.ClusterId = clusterA } }, "a cluster that it is no member of",
+			func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.ClusterId = clusterA } }, "issued a ticket for a cluster of which it is not a member",
 		},
-		{"one whose ticket has no cluster", func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.ClusterId = nil } }, "a cluster that it is no member of"},
+		{"one whose ticket has no cluster", func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.ClusterId = nil } }, "issued a ticket for a cluster of which it is not a member"},
 		{"one whose ticket is no good", func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.Token = "" } }, "token is malformed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -322,9 +322,9 @@ func TestDataOfAMemberOfEtcdIsNotRemovedUnasked(t *testing.T) {
 		t.Errorf("%v, want that it cannot go on", err)
 	}
 	if r.calls() != "join" {
-		t.Errorf("kubeadm was asked for %s, want no reset", r.calls())
+		t.Errorf("kubeadm was called with %s, want no reset", r.calls())
 	}
-	if said := s.said(); !strings.Contains(said, "what etcd is asked with") {
+	if said := s.said(); !strings.Contains(said, "read etcd client credentials") {
 		t.Errorf("it does not say why:\n%s", said)
 	}
 }
@@ -337,7 +337,7 @@ func TestJoinTriesAgainAfterAReset(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.calls() != "join reset join reset join" || s.asked() != 1 {
-		t.Errorf("kubeadm was asked for %s, with %d tickets", r.calls(), s.asked())
+		t.Errorf("kubeadm was called with %s, with %d tickets", r.calls(), s.asked())
 	}
 	said := s.said()
 	if !strings.Contains(said, "kubeadm-join:running warn try 2 of 8 failed: kubeadm join: error execution phase join: scripted") || strings.Contains(said, ":failed") {
@@ -374,7 +374,7 @@ func TestJoinThatKeepsFailingEnds(t *testing.T) {
 
 func TestJoinThatFailsEndsUntilTheMachineIsRestarted(t *testing.T) {
 	r := newRig(t, cloud.Worker)
-	r.script("fail-join", "3") // what no repetition mends
+	r.script("fail-join", "3") // a permanent failure
 	s := r.serveJoins(nil)
 	err := r.start().end(t)
 	if !errors.Is(err, ErrStuck) || !strings.Contains(err.Error(), "scripted") || !strings.Contains(err.Error(), "restart the machine") {
@@ -384,14 +384,14 @@ func TestJoinThatFailsEndsUntilTheMachineIsRestarted(t *testing.T) {
 		t.Errorf("reported\n%s", s.said())
 	}
 	if err := r.start().end(t); !errors.Is(err, ErrStuck) || r.calls() != "join" {
-		t.Errorf("a restart of the process: %v, kubeadm was asked for %s", err, r.calls())
+		t.Errorf("a restart of the process: %v, kubeadm was called with %s", err, r.calls())
 	}
 	r.tpm.reboot()
 	if err := r.start().end(t); err != nil {
 		t.Errorf("a restart of the machine: %v", err)
 	}
 	if h, _ := r.holder(); h.State != member || h.Failure != "" || r.calls() != "join reset join" {
-		t.Errorf("holder %+v, kubeadm was asked for %s", h, r.calls())
+		t.Errorf("holder %+v, kubeadm was called with %s", h, r.calls())
 	}
 }
 
@@ -402,7 +402,7 @@ func TestKilledJoinGoesOnWithItsTicket(t *testing.T) {
 	x := r.start()
 	wait(t, "kubeadm hangs", func() bool { return exists(filepath.Join(r.ctl, "hanging-join")) })
 
-	// Meanwhile a console is told who has the node.
+	// In the meantime a console gets the claimant.
 	if _, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA))); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("init during a join: %v", err)
 	}
@@ -417,7 +417,7 @@ func TestKilledJoinGoesOnWithItsTicket(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.asked() != 1 || r.calls() != "join reset join" {
-		t.Errorf("%d tickets, kubeadm was asked for %s", s.asked(), r.calls())
+		t.Errorf("%d tickets, kubeadm was called with %s", s.asked(), r.calls())
 	}
 	// It is reported as the first part was.
 	if said := s.said(); !strings.HasSuffix(said, "kubeadm-join:done info this machine is a node") || s.ended != 2 {
@@ -450,7 +450,7 @@ func TestKilledJoinWithoutATicket(t *testing.T) {
 	s.mu.Unlock()
 	x = r.start()
 	wait(t, "the other cluster is refused", func() bool {
-		return strings.Contains(r.logged(), "another cluster than the one that this machine was claimed for")
+		return strings.Contains(r.logged(), "belongs to a cluster other than the one that claimed this machine")
 	})
 	x.stop(t)
 	s.mu.Lock()
@@ -472,16 +472,16 @@ func TestTicketsThatAreRefused(t *testing.T) {
 		{"a short cluster ID", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.ClusterId = clusterB[:8] }, "8 bytes"},
 		{"no version", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.KubernetesVersion = "" }, "version"},
 		{"components without a digest", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.Components[0].Digest = "" }, "digest"},
-		{"no kubeadm", worker, func(s *service, t *joinproto.IssueJoinTicketResponse) {
+		{"lack kubeadm", worker, func(s *service, t *joinproto.IssueJoinTicketResponse) {
 			t.Components = t.Components[1:]
 			l, _ := component.FromProto(t.Components)
 			t.ComponentsStatement = releasetest.Vouch(s.t, "v1.35.4", l)
-		}, "no kubeadm"},
+		}, "lack kubeadm"},
 		{"no statement, as of an old join service", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.ComponentsStatement = "" }, "no statement of a release builder"},
 		{"other programs", controlPlane, func(_ *service, t *joinproto.IssueJoinTicketResponse) {
 			t.Components[1].Url = "http://192.0.2.1/kubelet"
-		}, "does not vouch for these components"},
-		{"another path", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.Components[1].Path = "/etc/cron.d/kubelet" }, "does not vouch for these components"},
+		}, "does not cover these components"},
+		{"another path", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.Components[1].Path = "/etc/cron.d/kubelet" }, "does not cover these components"},
 		{"another version", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.KubernetesVersion = "v1.34.8" }, "does not name Kubernetes v1.34.8"},
 		{"the statement of a stranger", worker, func(s *service, t *joinproto.IssueJoinTicketResponse) {
 			k, err := release.NewPrivateKey("stranger")
@@ -492,11 +492,11 @@ func TestTicketsThatAreRefused(t *testing.T) {
 			if err != nil {
 				s.t.Fatal(err)
 			}
-		}, "does not fit"},
+		}, "an untrusted key signed it"},
 		{"no hash", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.DiscoveryTokenCaCertHash = "sha256:ab" }, "hash"},
 		{"no token", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.Token = "canary" }, "token"},
 		{"no endpoint", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.ApiServerEndpoint = "x" }, "endpoint"},
-		{"no certificate", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.KubeletCertificate = nil }, "no PEM certificate"},
+		{"no certificate", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.KubeletCertificate = nil }, "is not a PEM certificate"},
 		{"a certificate of another node", worker, func(s *service, t *joinproto.IssueJoinTicketResponse) {
 			t.KubeletCertificate = s.ca.sign(s.t, s.requests[0], func(c *x509.Certificate) { c.DNSNames = []string{"worker-1"} })
 		}, "another node"},
@@ -509,26 +509,26 @@ func TestTicketsThatAreRefused(t *testing.T) {
 		}, "another key"},
 		{"keys of the cluster for a worker", worker, func(s *service, t *joinproto.IssueJoinTicketResponse) {
 			t.ControlPlaneFiles = []*joinproto.File{{Name: "ca.key", Data: s.ca.keyPEM()}}
-		}, "not for a worker"},
+		}, "a worker must not have"},
 		{"a control plane without keys", controlPlane, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.ControlPlaneFiles = nil }, "0 of the 8 files"},
 		{"a control plane with too few", controlPlane, func(_ *service, t *joinproto.IssueJoinTicketResponse) {
 			t.ControlPlaneFiles = slices.DeleteFunc(t.ControlPlaneFiles, func(f *joinproto.File) bool { return f.Name == "sa.key" })
 		}, "7 of the 8 files"},
 		{"a file that climbs out", controlPlane, func(_ *service, t *joinproto.IssueJoinTicketResponse) {
 			t.ControlPlaneFiles[0].Name = "../../cron.d/x"
-		}, "does not belong there"},
+		}, "unexpected file"},
 		{"a file twice", controlPlane, func(_ *service, t *joinproto.IssueJoinTicketResponse) {
 			t.ControlPlaneFiles = append(t.ControlPlaneFiles, t.ControlPlaneFiles[0])
-		}, "does not belong there"},
+		}, "unexpected file"},
 		{"an empty file", controlPlane, func(_ *service, t *joinproto.IssueJoinTicketResponse) {
 			for _, f := range t.ControlPlaneFiles {
 				f.Data = nil
 			}
-		}, "does not belong there"},
+		}, "unexpected file"},
 		{"another authority than its hash says", controlPlane, func(_ *service, t *joinproto.IssueJoinTicketResponse) {
 			other := newAuthority()
 			t.DiscoveryTokenCaCertHash = other.hash()
-		}, "not the one that its hash"},
+		}, "does not match its hash"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := &JoinClient{State: openState(t, t.TempDir())}
@@ -706,7 +706,7 @@ func TestInitAndJoinWantTheSameMachine(t *testing.T) {
 		wins[h.By]++
 		if h.By == byInit {
 			if err != nil || outline(got) != goodInit || string(r.tpm.sealed()) != string(clusterA) || strings.Contains(r.calls(), "join") {
-				t.Errorf("round %d: %s, %v, kubeadm was asked for %s", round, outline(got), err, r.calls())
+				t.Errorf("round %d: %s, %v, kubeadm was called with %s", round, outline(got), err, r.calls())
 			}
 			x.stop(t)
 			continue
@@ -716,7 +716,7 @@ func TestInitAndJoinWantTheSameMachine(t *testing.T) {
 			t.Errorf("round %d: %v, %s", round, err, outline(got))
 		}
 		if err := x.end(t); err != nil || r.calls() != "join" || string(r.tpm.sealed()) != string(clusterB) {
-			t.Errorf("round %d: %v, kubeadm was asked for %s", round, err, r.calls())
+			t.Errorf("round %d: %v, kubeadm was called with %s", round, err, r.calls())
 		}
 		if s.asked() != 1 {
 			t.Errorf("round %d: %d tickets", round, s.asked())

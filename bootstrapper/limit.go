@@ -6,34 +6,34 @@ import (
 )
 
 const (
-	// A source may be wrong so often at once, and once more per sourceRefill. The
-	// secret has 256 bits; this is to keep guessing from being free, and loud.
+	// A source may fail this often at once, and once more per sourceRefill. The secret has 256
+	// bits; the limit makes guessing slow and visible.
 	sourceBurst  = 5
 	sourceRefill = 12 * time.Second
-	// All sources together, behind a load balancer perhaps one and the same.
+	// All sources together, which may share an address behind a load balancer.
 	globalBurst  = 20
 	globalRefill = 3 * time.Second
-	// maxSources bounds memory; beyond, sources share one allowance.
+	// maxSources bounds memory; further sources share one allowance.
 	maxSources = 1024
 )
 
-// limiter bounds how often a caller with a wrong secret is answered. It never
-// concerns the right secret, so a guesser cannot lock a console out. A guess beyond
-// the limit costs one hash and one comparison and is answered like those that were
-// not looked at. The zero value is ready to use.
+// limiter bounds how often a caller with a wrong secret is answered. It never applies to the
+// right secret, so a guesser cannot lock out a console. A guess beyond the limit costs one
+// hash and one comparison, and gets the same answer as a guess that was not checked. The zero
+// value is ready to use.
 type limiter struct {
 	mu      sync.Mutex
 	global  bucket
 	sources map[string]*bucket
 }
 
-// bucket counts failures that are not yet forgiven.
+// bucket counts failures that have not expired.
 type bucket struct {
 	n    int
-	last time.Time // when the last one was forgiven
+	last time.Time // when the last one expired
 }
 
-// forgive takes back one failure per refill.
+// forgive expires one failure per refill.
 func (b *bucket) forgive(now time.Time, refill time.Duration) {
 	if k := int(now.Sub(b.last) / refill); b.n > 0 && k > 0 {
 		b.n = max(0, b.n-k)
@@ -57,8 +57,8 @@ func (b *bucket) add(now time.Time) {
 	b.n++
 }
 
-// wrong notes a wrong attempt of source, and returns how long source must wait if
-// that was one too many. Attempts beyond the limit do not extend the wait.
+// wrong records a failure of source, and returns how long source must wait if it exceeds the
+// limit. Attempts beyond the limit do not extend the wait.
 func (l *limiter) wrong(source string, now time.Time) (wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -71,8 +71,7 @@ func (l *limiter) wrong(source string, now time.Time) (wait time.Duration) {
 	return 0
 }
 
-// bucket returns that of source, and forgets those that have nothing to tell. The
-// caller holds mu.
+// bucket returns that of source, and removes unused ones. The caller holds mu.
 func (l *limiter) bucket(source string, now time.Time) *bucket {
 	if b := l.sources[source]; b != nil {
 		return b
@@ -98,16 +97,16 @@ func (l *limiter) bucket(source string, now time.Time) *bucket {
 	return b
 }
 
-// refusals bounds how many refused requests are logged: one a second, with the
-// number of the others. The zero value is ready to use.
+// refusals limits the log of refused requests to one per second, with the number of the
+// others. The zero value is ready to use.
 type refusals struct {
 	mu       sync.Mutex
 	last     time.Time
 	unlogged int
 }
 
-// next reports whether a refusal at now is logged, and how many were not since the
-// last one.
+// next reports whether a refusal at now is logged, and how many were dropped since the last
+// one.
 func (r *refusals) next(now time.Time) (unlogged int, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

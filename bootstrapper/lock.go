@@ -17,7 +17,7 @@ import (
 
 const holderFile = "node.json"
 
-// States and claimants of a node, as they are on disk.
+// States and claimants of a node, as stored on disk.
 const (
 	claimed = "claimed"
 	member  = "member"
@@ -26,28 +26,28 @@ const (
 	byJoin = "join"
 )
 
-// holder is who has the node, once and for ever.
+// holder is the permanent claimant of the node.
 type holder struct {
 	State string `json:"state"`
 	By    string `json:"by"`
 	// ClusterID is hex.
 	ClusterID string    `json:"clusterID"`
 	Time      time.Time `json:"time"`
-	// Node is the name of a member, as far as its claimant told it.
+	// Node is the name of a member, if its claimant provided it.
 	Node string `json:"node,omitempty"`
-	// Failure is why the claimant will not make the node a member; "" while it may.
+	// Failure is why the claimant failed permanently; "" while it can succeed.
 	Failure string `json:"failure,omitempty"`
-	// Retry says that the claimant may try again after its Failure: there is nothing of
-	// a cluster on the machine yet.
+	// Retry is whether the claimant may try again after its Failure: nothing of a cluster is on
+	// the machine yet.
 	Retry bool `json:"retry,omitempty"`
 }
 
-// registers is what the lock needs of the TPM.
+// registers is the part of the TPM that the lock uses.
 type registers interface {
 	// read returns SHA-256 registers.
 	read(ctx context.Context, indices ...uint32) (map[uint32][]byte, error)
-	// extend marks the machine as a member of the cluster. Repeating it changes
-	// nothing; for another cluster it fails.
+	// extend marks the machine as a member of the cluster. Repeating it changes nothing; for
+	// another cluster it fails.
 	extend(ctx context.Context, clusterID []byte) error
 }
 
@@ -65,14 +65,14 @@ func (t tpm) extend(ctx context.Context, clusterID []byte) error {
 // clusterRegister is the register that carries the cluster ID.
 const clusterRegister = 15
 
-// Who has the node, to those who wanted it.
+// Reasons why a claim fails.
 var (
 	errJoinHolds   = errors.New("the machine is joining a cluster")
 	errMember      = errors.New("the machine is a node of a cluster already")
 	errOtherHolder = errors.New("the machine was claimed for another cluster")
 )
 
-// lock decides who gets the node. It is safe for concurrent use; between processes
+// lock decides which claimant gets the node. It is safe for concurrent use; between processes
 // the link of its file decides.
 type lock struct {
 	state *os.Root
@@ -83,16 +83,16 @@ type lock struct {
 	byInit chan struct{} // closed when an init has claimed the node
 }
 
-// openLock reads who has the node and checks that the TPM agrees.
+// openLock reads the claimant and verifies that the TPM agrees.
 func openLock(ctx context.Context, state *os.Root, t registers) (*lock, error) {
 	l := &lock{state: state, tpm: t, byInit: make(chan struct{})}
-	// What is left of claims whose process died before the link.
+	// Left by processes that died before the link.
 	stale, err := fs.Glob(state.FS(), holderFile+".*")
 	if err == nil && len(stale) > 0 {
 		err = removeAll(state, stale...)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read who has the node: %w", err)
+		return nil, fmt.Errorf("read claim of the node: %w", err)
 	}
 	h, err := readHolder(state)
 	if err != nil {
@@ -108,7 +108,7 @@ func openLock(ctx context.Context, state *os.Root, t registers) (*lock, error) {
 	switch zero := len(bytes.Trim(pcr, "\x00")) == 0; {
 	case zero:
 	case h == nil:
-		return nil, fmt.Errorf("%w: register 15 of its TPM says that it belongs to a cluster, and its disk does not know which; restart the machine to use it anew, or replace it", ErrStuck)
+		return nil, fmt.Errorf("%w: register 15 of its TPM contains a cluster's ID, but the disk has no claim; restart the machine to use it again, or replace it", ErrStuck)
 	case !bytes.Equal(pcr, attestation.ClusterIDPCR(h.clusterID())):
 		return nil, fmt.Errorf("%w: register 15 of its TPM and its disk name different clusters; replace the machine", ErrStuck)
 	}
@@ -122,17 +122,17 @@ func readHolder(state *os.Root) (*holder, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read who has the node: %w", err)
+		return nil, fmt.Errorf("read claim of the node: %w", err)
 	}
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
 	var h holder
 	err = d.Decode(&h)
 	if err == nil && (h.State != claimed && h.State != member || h.By != byInit && h.By != byJoin || len(h.clusterID()) == 0) {
-		err = errors.New("a field has a value that it never gets")
+		err = errors.New("a field has an invalid value")
 	}
 	if err != nil {
-		// Its file is written whole or not at all: this is rot, or somebody's hand.
+		// Its file is written atomically: this is disk corruption or tampering.
 		return nil, fmt.Errorf("%w: %s is damaged (%w); `bootstrapper reset` and a reboot make the machine unused", ErrStuck, holderFile, err)
 	}
 	return &h, nil
@@ -146,7 +146,7 @@ func (h holder) clusterID() []byte {
 	return b
 }
 
-// holder returns who has the node; false if it is free.
+// holder returns the claimant of the node; false if it is free.
 func (l *lock) holder() (holder, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -156,7 +156,7 @@ func (l *lock) holder() (holder, bool) {
 	return *l.now, true
 }
 
-// set makes h the holder in memory. The caller holds mu, or nobody else knows l.
+// set makes h the claimant in memory. The caller holds mu, or has exclusive access to l.
 func (l *lock) set(h *holder) {
 	if l.now == nil && h.By == byInit {
 		close(l.byInit)
@@ -164,9 +164,9 @@ func (l *lock) set(h *holder) {
 	l.now = h
 }
 
-// take claims the node on disk, for one claimant and cluster; whoever comes first
-// has it for ever. Repeating a claim that succeeded is fine. Register 15 is not
-// touched yet: see seal.
+// take claims the node on disk, for one claimant and cluster; the first one has it
+// permanently. Repeating a successful claim succeeds. It does not extend register 15: see
+// seal.
 func (l *lock) take(by string, clusterID []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -181,7 +181,7 @@ func (l *lock) take(by string, clusterID []byte) error {
 				return err
 			}
 			if h == nil {
-				return errors.New("claim the node: its file comes and goes")
+				return errors.New("claim the node: its file changes concurrently")
 			}
 		}
 		l.set(h)
@@ -199,12 +199,12 @@ func (l *lock) take(by string, clusterID []byte) error {
 	return nil
 }
 
-// seal makes register 15 say which cluster the node belongs to. Repeating it changes
-// nothing. It fails if nobody has the node.
+// seal extends register 15 with the claimant's cluster. Repeating it changes nothing. It fails
+// without a claim.
 func (l *lock) seal(ctx context.Context) error {
 	h, held := l.holder()
 	if !held {
-		return errors.New("extend register 15: nobody has claimed the node")
+		return errors.New("extend register 15: the node is not claimed")
 	}
 	if err := l.tpm.extend(ctx, h.clusterID()); err != nil {
 		return fmt.Errorf("extend register 15: %w", err)
@@ -231,7 +231,7 @@ func (l *lock) finish(name string) error {
 	return l.change("record the membership", func(h *holder) { h.State, h.Node, h.Failure, h.Retry = member, name, "", false })
 }
 
-// fail records why the claimant gave up, and whether it may try again.
+// fail records why the claimant gave up, and whether it may retry.
 func (l *lock) fail(why string, retry bool) error {
 	return l.change("record the failure", func(h *holder) {
 		if h.State == claimed {
@@ -242,7 +242,7 @@ func (l *lock) fail(why string, retry bool) error {
 
 // retry records that the claimant tries again.
 func (l *lock) retry() error {
-	return l.change("take back the failure", func(h *holder) {
+	return l.change("clear the failure", func(h *holder) {
 		if h.State == claimed && h.Retry {
 			h.Failure, h.Retry = "", false
 		}
@@ -253,7 +253,7 @@ func (l *lock) change(what string, f func(*holder)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.now == nil {
-		return fmt.Errorf("%s: nobody has claimed the node", what)
+		return fmt.Errorf("%s: the node is not claimed", what)
 	}
 	h := *l.now
 	f(&h)
@@ -282,8 +282,8 @@ func (l *lock) Joined(_ context.Context, name string) error { return l.finish(na
 // Claimed implements nodeLock.
 func (l *lock) Claimed() <-chan struct{} { return l.byInit }
 
-// createOnce writes v as name if there is no such file. It reports whether it did:
-// of several that try at once, one does.
+// createOnce writes v as name if there is no such file. It reports whether it did: one of
+// several concurrent calls does.
 func createOnce(dir *os.Root, name string, v any) (bool, error) {
 	b, err := json.Marshal(v)
 	if err != nil {

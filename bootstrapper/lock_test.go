@@ -40,7 +40,7 @@ func TestLockAndTPMMustAgree(t *testing.T) {
 		{"a claimed one after a reboot", file(claimed, byJoin, clusterA), nil, claimed, ""},
 		{"a member", file(member, byJoin, clusterA), clusterA, member, ""},
 		{"a member after a reboot", file(member, byInit, clusterA), nil, member, ""},
-		{"a used machine with an empty disk", "", clusterA, "", "its disk does not know which"},
+		{"a used machine with an empty disk", "", clusterA, "", "the disk has no claim"},
 		{"a disk of another machine", file(member, byJoin, clusterA), clusterB, "", "different clusters"},
 		{"a file that is cut", file(member, byJoin, clusterA)[:40], clusterA, "", "damaged"},
 		{"a file with a state that does not exist", file("free", byJoin, clusterA), nil, "", "damaged"},
@@ -70,7 +70,7 @@ func TestLockAndTPMMustAgree(t *testing.T) {
 	}
 }
 
-func TestClaimIsForOneAndForEver(t *testing.T) {
+func TestClaimIsExclusiveAndPermanent(t *testing.T) {
 	tpm := &softTPM{t: t}
 	dir := t.TempDir()
 	l, err := openLock(t.Context(), openState(t, dir), tpm)

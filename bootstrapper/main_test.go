@@ -33,9 +33,11 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/atls/flood"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/release/releasetest"
+	"constellation/internal/testneeds"
 )
 
 // The test binary plays two more parts: kubeadm, and a bootstrapper that is killed.
@@ -232,11 +234,11 @@ func (a authority) sign(t testing.TB, csr []byte, change func(*x509.Certificate)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// softTPM is a TPM as far as these tests look at one, with registers and evidence
-// that agree. The evidence is of the real format and is judged by the real validator.
+// softTPM is the part of a TPM that these tests use, with registers and matching evidence. The
+// evidence has the real format and is judged by the real validator.
 type softTPM struct {
 	t      testing.TB
-	ca     *attestation.CA
+	ca     *attestationtest.CA
 	id     attestation.Identity
 	events []attestation.MeasuredEvent
 
@@ -294,7 +296,7 @@ func (s *softTPM) sealed() []byte {
 func (*softTPM) Variant() attestation.Variant { return attestation.TPM2 }
 
 func (s *softTPM) Issue(ctx context.Context, userData []byte) ([]byte, error) {
-	i, err := attestation.NewSoftwareIssuer(s.ca, s.id, s.events, s.sealed())
+	i, err := attestationtest.NewSoftwareIssuer(s.ca, s.id, s.events, s.sealed())
 	if err != nil {
 		return nil, err
 	}
@@ -375,13 +377,13 @@ func identity(name string, role cloud.Role) attestation.Identity {
 	}
 }
 
-func newCA(t testing.TB) *attestation.CA {
+func newCA(t testing.TB) *attestationtest.CA {
 	t.Helper()
-	cert, key, err := attestation.CreateCA("cloud")
+	cert, key, err := attestationtest.CreateCA("cloud")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca, err := attestation.ParseCA(cert, key)
+	ca, err := attestationtest.ParseCA(cert, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -392,7 +394,7 @@ func newCA(t testing.TB) *attestation.CA {
 type rig struct {
 	t     *testing.T
 	ctl   string
-	ca    *attestation.CA
+	ca    *attestationtest.CA
 	tpm   *softTPM
 	cloud *fakeCloud
 	m     Machine
@@ -446,7 +448,7 @@ func (r *rig) logged() string {
 	return r.log.String()
 }
 
-// closedPort is a port that nobody listens on.
+// closedPort is a port without listener.
 func closedPort(t testing.TB) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -457,7 +459,7 @@ func closedPort(t testing.TB) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// script bends the scripted kubeadm.
+// script configures the scripted kubeadm.
 func (r *rig) script(file, content string) {
 	r.t.Helper()
 	if err := os.WriteFile(filepath.Join(r.ctl, file), []byte(content), 0o600); err != nil {
@@ -467,7 +469,7 @@ func (r *rig) script(file, content string) {
 
 func (r *rig) unscript(file string) { os.Remove(filepath.Join(r.ctl, file)) }
 
-// calls are what kubeadm was asked for.
+// calls are the calls of kubeadm.
 func (r *rig) calls() string {
 	b, err := os.ReadFile(filepath.Join(r.ctl, "calls"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -665,10 +667,7 @@ func exists(name string) bool { _, err := os.Lstat(name); return err == nil }
 // startSWTPM runs a TPM emulator and returns its address and what a power cycle does.
 func startSWTPM(t testing.TB) (address string, reset func()) {
 	t.Helper()
-	swtpm, err := exec.LookPath("swtpm")
-	if err != nil {
-		t.Skip("needs a TPM emulator: install the package swtpm")
-	}
+	swtpm := testneeds.Program(t, "swtpm", "swtpm")
 	dir, err := os.MkdirTemp("", "tpm") // t.TempDir can be too long for a socket's name
 	if err != nil {
 		t.Fatal(err)

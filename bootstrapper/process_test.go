@@ -21,6 +21,7 @@ import (
 
 	"constellation/bootstrapper/initproto"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 )
@@ -74,11 +75,11 @@ func newMachine(t *testing.T, role cloud.Role) (m *machine, powerCycle func()) {
 	address, reset := startSWTPM(t)
 	boot := func() {
 		t.Helper()
-		if err := attestation.Measure(t.Context(), address, filepath.Join(r.ctl, "eventlog"), r.tpm.events); err != nil {
+		if err := attestationtest.Measure(t.Context(), address, filepath.Join(r.ctl, "eventlog"), r.tpm.events); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := attestation.Provision(t.Context(), address, r.ca, r.tpm.id); err != nil {
+	if err := attestationtest.Provision(t.Context(), address, r.ca, r.tpm.id); err != nil {
 		t.Fatal(err)
 	}
 	boot()
@@ -93,15 +94,15 @@ func newMachine(t *testing.T, role cloud.Role) (m *machine, powerCycle func()) {
 	answer("/v1/initsecrethash", func() any { return local.InitSecretHash{SHA256: hex.EncodeToString(hash[:])} })
 	meta := httptest.NewServer(mux)
 	t.Cleanup(meta.Close)
-	cert, key, err := attestation.CreateCA("cloud")
+	cert, key, err := attestationtest.CreateCA("cloud")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.ca, err = attestation.ParseCA(cert, key); err != nil {
+	if r.ca, err = attestationtest.ParseCA(cert, key); err != nil {
 		t.Fatal(err)
 	}
 	r.tpm.ca = r.ca
-	if err := attestation.Provision(t.Context(), address, r.ca, r.tpm.id); err != nil {
+	if err := attestationtest.Provision(t.Context(), address, r.ca, r.tpm.id); err != nil {
 		t.Fatal(err)
 	}
 	return &machine{rig: r, settings: settings{
@@ -144,7 +145,7 @@ func (m *machine) listens() {
 	})
 }
 
-// kill ends the process with no chance to say a word.
+// kill ends the process without a shutdown.
 func (m *machine) kill() {
 	m.t.Helper()
 	m.cmd.Process.Kill()
@@ -211,7 +212,7 @@ func TestKilledInitGoesOn(t *testing.T) {
 					t.Fatalf("%s, %v\n%s", outline(got), err, m.out)
 				}
 				if calls := m.calls(); strings.Count(calls, "reset") != 1 || !strings.HasSuffix(calls, " reset init-phase-certs-ca init") {
-					t.Errorf("kubeadm was asked for %s", calls)
+					t.Errorf("kubeadm was called with %s", calls)
 				}
 				if left, _ := os.ReadDir(filepath.Join(m.ctl, "run")); len(left) > 0 {
 					t.Errorf("configuration of the killed kubeadm was left: %v", left)
@@ -252,7 +253,7 @@ func TestKilledJoinGoesOn(t *testing.T) {
 				t.Fatalf("exit %d\n%s", code, m.out)
 			}
 			if s.asked() != 1 || m.calls() != "join reset join" || !bytes.Equal(m.register(), attestation.ClusterIDPCR(clusterB)) {
-				t.Errorf("%d tickets, kubeadm was asked for %s, register 15 is %x", s.asked(), m.calls(), m.register())
+				t.Errorf("%d tickets, kubeadm was called with %s, register 15 is %x", s.asked(), m.calls(), m.register())
 			}
 			powerCycle()
 			m.up()
@@ -263,8 +264,8 @@ func TestKilledJoinGoesOn(t *testing.T) {
 	}
 }
 
-// TestKilledAtAnyMoment kills the process again and again, at moments that nobody
-// chose, until the machine is a member. Whatever happens, one init wins, once.
+// TestKilledAtAnyMoment kills the process repeatedly at random moments until the machine is a
+// member. Exactly one init wins, once.
 func TestKilledAtAnyMoment(t *testing.T) {
 	m, powerCycle := newMachine(t, cloud.ControlPlane)
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)

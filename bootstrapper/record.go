@@ -23,15 +23,15 @@ const (
 	requestFile    = "init-request.json"
 	kubeconfigFile = "init-kubeconfig"
 
-	// maxLines bounds the lines that a record keeps; an init has a few hundred.
+	// maxLines bounds the lines of a record; an init has a few hundred.
 	maxLines = 10_000
 	// maxResponse is in bytes, for one line of the file.
 	maxResponse = 1 << 20
 )
 
-// record is everything that a console is told about an init, from the first byte. It
-// is kept on disk, so that a console that attaches later, or to a later process, is
-// told the same. The kubeconfig lies in a file of its own, and is gone after the Ack.
+// record has all messages to a console about an init, from the first byte. It is stored on
+// disk, so that a console that attaches later, or to a later process, gets the same. The
+// kubeconfig is in a separate file, which is deleted after the Ack.
 type record struct {
 	log *slog.Logger
 
@@ -39,16 +39,15 @@ type record struct {
 	said    []*initproto.InitResponse
 	final   bool
 	lines   int
-	left    int           // lines that were too many
+	left    int           // number of dropped lines
 	changed chan struct{} // closed and replaced at each change
 	file    *os.File
 	size    int64 // of the file
 	last    int64 // of its last line
-	broken  bool  // the file cannot be written; memory goes on
+	broken  bool  // the file cannot be written; memory continues
 }
 
-// openRecord reads what an earlier process told, if any. A last line that was cut is
-// dropped.
+// openRecord reads the messages of an earlier process. It drops a truncated last line.
 func openRecord(state *os.Root, log *slog.Logger) (*record, error) {
 	f, err := state.OpenFile(recordFile, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -85,21 +84,21 @@ func (r *record) close() {
 	r.file.Close()
 }
 
-// empty reports whether nothing was told yet.
+// empty reports whether there is no message yet.
 func (r *record) empty() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.said) == 0
 }
 
-// ended reports whether the last word was told.
+// ended reports whether the final message was sent.
 func (r *record) ended() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.final
 }
 
-// keep takes m into memory. The caller holds mu, or nobody else knows r.
+// keep adds m in memory. The caller holds mu, or has exclusive access to r.
 func (r *record) keep(m *initproto.InitResponse) {
 	m.Seq = uint64(len(r.said)) + 1
 	r.said = append(r.said, m)
@@ -111,8 +110,8 @@ func (r *record) keep(m *initproto.InitResponse) {
 	}
 }
 
-// reopen takes a failure back that was the last word, because the work goes on.
-// Whoever was told it has heard the end; all others hear how it goes on.
+// reopen removes a failure that was the final message, because the work continues. Followers
+// that received it have ended; all others receive the further messages.
 func (r *record) reopen() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -135,8 +134,7 @@ func (r *record) reopen() {
 	r.unwritten(err)
 }
 
-// add tells m to everybody who follows, now or later. After the last word nothing is
-// added.
+// add sends m to all present and future followers. After the final message nothing is added.
 func (r *record) add(m *initproto.InitResponse) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,7 +155,7 @@ func (r *record) add(m *initproto.InitResponse) {
 	r.changed = make(chan struct{})
 }
 
-// put keeps m and writes it down. The caller holds mu.
+// put keeps m and writes it to disk. The caller holds mu.
 func (r *record) put(m *initproto.InitResponse) {
 	m.Time = timestamppb.Now()
 	r.keep(m)
@@ -170,14 +168,14 @@ func (r *record) put(m *initproto.InitResponse) {
 		_, err = r.file.Write(b)
 		r.size, r.last = r.size+int64(len(b)), int64(len(b))
 	}
-	// Lines are not worth a wait for the disk; what happened is.
+	// Lines are not synced to disk; other messages are.
 	if err == nil && m.GetLog() == nil {
 		err = r.file.Sync()
 	}
 	r.unwritten(err)
 }
 
-// unwritten gives the file up if err is not nil. The caller holds mu.
+// unwritten abandons the file if err is not nil. The caller holds mu.
 func (r *record) unwritten(err error) {
 	if err != nil {
 		r.broken = true
@@ -193,8 +191,8 @@ func (r *record) line(source, level, line string) {
 	r.add(&initproto.InitResponse{Kind: &initproto.InitResponse_Log{Log: &initproto.Log{Source: source, Level: level, Line: line}}})
 }
 
-// follow sends everything from the beginning until the last word, or until ctx or
-// stop end. A slow receiver delays nobody else.
+// follow sends all messages from the start to the final one, or until ctx or stop end. A slow
+// receiver delays no other.
 func (r *record) follow(ctx context.Context, stop <-chan struct{}, send func(*initproto.InitResponse) error) error {
 	for next := 0; ; {
 		r.mu.Lock()
@@ -219,7 +217,7 @@ func (r *record) follow(ctx context.Context, stop <-chan struct{}, send func(*in
 	}
 }
 
-// keepRequest writes down what an init was asked for, without its secret.
+// keepRequest stores the request of an init, without its secret.
 func keepRequest(state *os.Root, req *initproto.InitRequest) error {
 	b, err := protojson.Marshal(cloneRequest(req))
 	if err != nil {
@@ -228,7 +226,7 @@ func keepRequest(state *os.Root, req *initproto.InitRequest) error {
 	return replaceFile(state, requestFile, b, 0o600)
 }
 
-// keptRequest returns what keepRequest wrote, or nil.
+// keptRequest returns the stored request, or nil.
 func keptRequest(state *os.Root) (*initproto.InitRequest, error) {
 	b, err := state.ReadFile(requestFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -244,7 +242,7 @@ func keptRequest(state *os.Root) (*initproto.InitRequest, error) {
 	return r, nil
 }
 
-// withKubeconfig returns m as it is sent: a success carries the kubeconfig.
+// withKubeconfig returns m in the form to send: a success carries the kubeconfig.
 func withKubeconfig(state *os.Root, m *initproto.InitResponse) (*initproto.InitResponse, error) {
 	if m.GetSuccess() == nil {
 		return m, nil

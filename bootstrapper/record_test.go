@@ -25,7 +25,7 @@ func newRecord(t testing.TB, dir string) *record {
 	return r
 }
 
-// all is what a console would be told until the end.
+// all is the complete stream of messages to a console.
 func all(t testing.TB, r *record) []*initproto.InitResponse {
 	t.Helper()
 	var got []*initproto.InitResponse
@@ -37,7 +37,7 @@ func all(t testing.TB, r *record) []*initproto.InitResponse {
 	return got
 }
 
-func TestEveryFollowerIsToldTheSame(t *testing.T) {
+func TestFollowersReceiveSameMessages(t *testing.T) {
 	r := newRecord(t, t.TempDir())
 	var wg sync.WaitGroup
 	outlines := make([]string, 20)
@@ -68,7 +68,7 @@ func TestEveryFollowerIsToldTheSame(t *testing.T) {
 	wg.Wait()
 	for i := range outlines {
 		if outlines[i] != "s0:running s100:running s200:running failure s" || lines[i] != 304 {
-			t.Errorf("follower %d was told %q in %d messages", i, outlines[i], lines[i])
+			t.Errorf("follower %d received %q in %d messages", i, outlines[i], lines[i])
 		}
 	}
 }

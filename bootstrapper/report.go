@@ -14,22 +14,21 @@ import (
 )
 
 const (
-	// reportBuffer is how many lines wait while the join service does not take them;
-	// more are dropped. What is said is also in this machine's journal.
+	// reportBuffer is how many lines wait while the join service does not accept them; more are
+	// dropped. All lines are in this machine's journal as well.
 	reportBuffer = 512
-	// reportFlush is how long the last words may take.
+	// reportFlush is how long the final messages may take.
 	reportFlush = 5 * time.Second
-	// reportOpen bounds how long one join service may take until it listens, and
-	// reportPause the pauses until the next ones are asked. A control plane that is not
-	// heard for 15 s loses its turn.
+	// reportOpen bounds the time to open a stream to one join service, and reportPause the pauses
+	// before the next one is tried. A control plane without a report for 15 s loses the turn.
 	reportOpen  = 5 * time.Second
 	reportPause = 2 * time.Second
 )
 
-// report tells the join service how the join goes, for as long as the join lasts: a
-// stream that breaks is opened anew at once, whether or not there is something to say,
-// because the join service keeps a control plane's turn for as long as one is open. It
-// never fails and never makes the join wait: what cannot be sent is dropped.
+// report sends the progress of the join to the join service while the join lasts. A broken
+// stream is reopened at once, even without a line to send, because an open stream renews the
+// turn. It never fails and never delays the join: lines that cannot be sent
+// are dropped.
 type report struct {
 	log   *slog.Logger
 	lines chan *joinproto.ReportRequest
@@ -42,10 +41,10 @@ type report struct {
 	wait func(context.Context, *pause) error
 }
 
-// newReport begins a report to first, or, if that is nil, to one that dial finds.
+// newReport starts a report to first, or, if that is nil, to one that dial finds.
 func newReport(ctx context.Context, first *serviceConn, dial func(context.Context) ([]*serviceConn, error), wait func(context.Context, *pause) error, log *slog.Logger) *report {
 	r := &report{log: log, lines: make(chan *joinproto.ReportRequest, reportBuffer), sent: make(chan struct{}), dial: dial, wait: wait}
-	// The last words are said when ctx may have ended already.
+	// The final messages are sent even if ctx has ended.
 	ctx, r.stop = context.WithCancel(context.WithoutCancel(ctx))
 	go func() {
 		defer close(r.sent)
@@ -54,12 +53,12 @@ func newReport(ctx context.Context, first *serviceConn, dial func(context.Contex
 	return r
 }
 
-// send reports to one join service after the other until one has taken the last word,
-// or ctx ends.
+// send reports to one join service after another until one has accepted the final message, or
+// ctx ends.
 func (r *report) send(ctx context.Context, first *serviceConn) {
 	var p pause
 	var told string
-	var last *joinproto.ReportRequest // how the join ended, once it did
+	var last *joinproto.ReportRequest // result of the join, once it ended
 	next := []*serviceConn{first}
 	if first == nil {
 		next = nil
@@ -76,7 +75,7 @@ func (r *report) send(ctx context.Context, first *serviceConn) {
 				continue
 			}
 			if told != "" {
-				r.log.Info("join reported again")
+				r.log.Info("join report resumed")
 				told = ""
 			}
 			start := time.Now()
@@ -88,7 +87,7 @@ func (r *report) send(ctx context.Context, first *serviceConn) {
 			break
 		}
 		if err == nil {
-			err = errors.New("the cloud knows no control plane")
+			err = errors.New("the cloud lists no control plane")
 		}
 		closeAll(next)
 		next = nil
@@ -99,7 +98,8 @@ func (r *report) send(ctx context.Context, first *serviceConn) {
 			r.log.Warn("join not reported", "err", err)
 			told = why
 		}
-		// What was long there is asked for at once: another replica answers, if there is one.
+		// A stream that was open for long is replaced at once: another replica answers, if there is
+		// one.
 		if lived >= reportPause {
 			p = pause{}
 			continue
@@ -133,13 +133,12 @@ func openReport(ctx context.Context, conn *serviceConn) (reportStream, error) {
 	return s, nil
 }
 
-// stream sends lines until there are no more, and returns nil once the join service
-// has confirmed that it took them. The end of the join is returned, and said first on
-// the next stream: whether it arrived is not known.
+// stream sends lines until there are no more, and returns nil once the join service has
+// confirmed them. The end of the join is returned, and sent first on the next stream, since
+// its delivery is unknown.
 func (r *report) stream(s reportStream, last *joinproto.ReportRequest) (*joinproto.ReportRequest, error) {
-	// The join service answers once, at the end. Waiting for that from the beginning
-	// notices that it is gone while there is nothing to say. So does a line that cannot
-	// be sent.
+	// The join service answers once, at the end. Waiting for that from the start detects a lost
+	// connection while there is nothing to send. So does a line that cannot be sent.
 	ended := make(chan error, 1)
 	go func() { ended <- s.RecvMsg(&joinproto.ReportResponse{}) }()
 	if last != nil {
@@ -165,8 +164,8 @@ func (r *report) stream(s reportStream, last *joinproto.ReportRequest) (*joinpro
 	}
 }
 
-// say reports one line. It is not safe for concurrent use: the lines of kubeadm come
-// while the join waits for it.
+// say reports one line. It is not safe for concurrent use: kubeadm's lines come while the join
+// waits for it.
 func (r *report) say(step, state string, level slog.Level, text string) {
 	r.log.Log(context.Background(), level, "join progressed", "step", step, "state", state, "text", text)
 	select {
@@ -175,7 +174,7 @@ func (r *report) say(step, state string, level slog.Level, text string) {
 	}
 }
 
-// close sends what is left, for a few seconds at most.
+// close sends the remaining lines, for a few seconds at most.
 func (r *report) close() {
 	r.once.Do(func() {
 		close(r.lines)

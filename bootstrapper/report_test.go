@@ -10,8 +10,7 @@ import (
 	"constellation/engine/cloud"
 )
 
-// reporting returns a report of a machine that is claimed for the cluster, to whatever
-// join service its cloud knows.
+// reporting returns a report of a claimed machine, to any join service in its cloud.
 func (r *rig) reporting(cluster []byte) *report {
 	r.t.Helper()
 	if err := r.tpm.extend(r.t.Context(), cluster); err != nil {
@@ -32,7 +31,7 @@ func (s *service) reportsWere(opened, ended int) func() bool {
 	}
 }
 
-func TestReportIsOpenedAgainWhileNothingIsSaid(t *testing.T) {
+func TestIdleReportIsReopened(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	s := r.serveJoins(nil)
 	x := r.reporting(clusterB)
@@ -49,14 +48,14 @@ func TestReportIsOpenedAgainWhileNothingIsSaid(t *testing.T) {
 	}
 }
 
-func TestLastWordIsSaidUntilItIsHeard(t *testing.T) {
+func TestFinalMessageIsRepeatedUntilConfirmed(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	s := r.serveJoins(nil)
 	x := r.reporting(clusterB)
 	wait(t, "the report", s.reportsWere(1, 0))
 	s.stop()
 	x.say(stepJoin, stateDone, slog.LevelInfo, "this machine is a node")
-	wait(t, "nobody listens", func() bool { return strings.Contains(r.logged(), "connection refused") })
+	wait(t, "nothing listens", func() bool { return strings.Contains(r.logged(), "connection refused") })
 	s.serve()
 	x.close()
 	if !s.reportsWere(2, 1)() || s.said() != "kubeadm-join:done info this machine is a node" {
@@ -71,7 +70,7 @@ func TestReportIsForItsOwnClusterOnly(t *testing.T) {
 	x.say(stepJoin, stateRunning, slog.LevelInfo, "one line")
 	wait(t, "it is refused", func() bool { return strings.Contains(r.logged(), "belongs to another cluster") })
 	if !s.reportsWere(0, 0)() {
-		t.Error("another cluster's join service was told")
+		t.Error("another cluster's join service received a report")
 	}
 	x.stop()
 	x.close()

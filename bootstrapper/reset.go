@@ -15,21 +15,19 @@ import (
 	"constellation/engine/kubeadm"
 )
 
-// nodeDirs are what Kubernetes and this package leave on a machine beside what
-// kubeadm removes. Their contents are removed, not they themselves: some are mounts.
+// nodeDirs are directories with files of Kubernetes and this package that kubeadm does not
+// remove. Only their contents are removed, since some are mounts.
 var nodeDirs = []string{
 	"/etc/kubernetes", "/var/lib/etcd", "/var/lib/kubelet", "/var/log/kubernetes",
 }
 
-// Reset takes the node back out of its cluster: kubeadm resets what it made, and
-// everything that belongs to the cluster is removed from the disk, the claim last, so
-// that a reset which was interrupted can be repeated. It needs no Metadata, Issuer or
-// Roots.
+// Reset removes the node from its cluster: kubeadm undoes its changes, and everything that
+// belongs to the cluster is removed from the disk, the claim last, so that an interrupted
+// reset can be repeated. It needs no Metadata, Issuer or Roots.
 //
-// unused reports whether the machine looks unused now. Register 15 of a TPM is
-// cleared by nothing but a restart of the machine, so it usually does not, and says
-// so to everyone who asks: then the machine must be rebooted, or replaced, before it
-// can become a node again.
+// unused reports whether the machine looks unused now. Only a restart clears register 15 of a
+// TPM, so usually it does not: then the machine must be rebooted, or replaced, before it can
+// become a node again.
 func Reset(ctx context.Context, m Machine, say func(line string)) (unused bool, err error) {
 	b, err := open(m)
 	if err != nil {
@@ -53,7 +51,7 @@ func Reset(ctx context.Context, m Machine, say func(line string)) (unused bool, 
 		if err := empty(root, b.m.Root, dir); err != nil {
 			return false, err
 		}
-		say("removed what was in " + dir)
+		say("cleared " + dir)
 	}
 	if err := b.forget(); err != nil {
 		return false, err
@@ -65,7 +63,7 @@ func Reset(ctx context.Context, m Machine, say func(line string)) (unused bool, 
 	return len(bytes.Trim(pcrs[clusterRegister], "\x00")) == 0, nil
 }
 
-// forget removes all that this package keeps, and the claim last.
+// forget removes all files of this package, the claim last.
 func (b *bootstrapper) forget() error {
 	entries, err := fs.ReadDir(b.state.FS(), ".")
 	if err != nil {
@@ -85,7 +83,7 @@ func (b *bootstrapper) forget() error {
 	return removeAll(b.state, holderFile)
 }
 
-// empty removes what is in dir, but nothing while something is mounted below it.
+// empty removes the content of dir, or fails if anything is mounted below it.
 func empty(root *os.Root, base, dir string) error {
 	name := strings.TrimPrefix(dir, "/")
 	d, err := root.OpenRoot(name)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"constellation/engine/cloud"
+	"constellation/internal/testneeds"
 )
 
 func TestResetAndAReboot(t *testing.T) {
@@ -30,7 +31,7 @@ func TestResetAndAReboot(t *testing.T) {
 		t.Errorf("unused %t, %v: register 15 is still set", unused, err)
 	}
 	if !strings.HasSuffix(r.calls(), " reset") || !strings.Contains(strings.Join(said, "\n"), "[reset] Stopping the kubelet service") {
-		t.Errorf("kubeadm was asked for %s; said %q", r.calls(), said)
+		t.Errorf("kubeadm was called with %s; said %q", r.calls(), said)
 	}
 	for _, dir := range nodeDirs {
 		if e, err := os.ReadDir(filepath.Join(r.m.Root, dir)); err == nil && len(e) > 0 {
@@ -72,9 +73,7 @@ func TestResetThatFailsKeepsTheClaim(t *testing.T) {
 	if h, held := r.holder(); !held || h.State != member {
 		t.Errorf("holder %+v", h)
 	}
-	if os.Getuid() != 0 {
-		t.Skip("needs root to mount something")
-	}
+	testneeds.Root(t, "to mount a file system")
 	below := filepath.Join(r.m.Root, "var/lib/kubelet/pods/x")
 	os.MkdirAll(below, 0o700)
 	if err := syscall.Mount("tmpfs", below, "tmpfs", 0, "size=64k"); err != nil {

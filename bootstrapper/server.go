@@ -29,49 +29,49 @@ import (
 )
 
 const (
-	// apiPort is the API server's at the load balancer and on each control plane.
+	// apiPort is the API server's port at the load balancer and on each control plane.
 	apiPort = 6443
 	// clusterIDSize is in bytes.
 	clusterIDSize = 32
 	// maxSANs bounds the names in the API server's certificate.
 	maxSANs = 64
-	// probeTimeout bounds the look for a cluster that exists.
+	// probeTimeout bounds the probe for an existing cluster.
 	probeTimeout = 3 * time.Second
 	// maxSecret bounds an init secret in bytes; ours has 32.
 	maxSecret = 1 << 10
-	// maxRequest bounds a request in bytes. Components may carry small content inline.
+	// maxRequest bounds a request in bytes. Components may carry small inline content.
 	maxRequest = 1 << 20
 
-	// What strangers may hold of this server. A console sends its secret at once.
+	// Limits for unauthenticated callers. A console sends its secret at once.
 	maxSilent     = 1024
 	maxHandshakes = 256
 	maxUnproven   = 64
 	proofTimeout  = 15 * time.Second
 )
 
-// initServer lets a console begin a cluster on this machine and follow it.
+// initServer lets a console initialize a cluster on this machine and follow the progress.
 type initServer struct {
 	initproto.UnimplementedBootstrapperServer
 
 	b   *bootstrapper
 	rec *record
-	// spawn runs the work in the bootstrapper's own context, so that it outlives
-	// every connection, and is waited for at the end.
+	// spawn runs the work in the bootstrapper's context, so that it outlives every connection;
+	// the bootstrapper waits for it at the end.
 	spawn    func(func(context.Context))
 	limiter  limiter
 	refusals refusals
-	stopping chan struct{} // closed when no stream shall wait any longer
+	stopping chan struct{} // closed when streams must end
 	acked    chan struct{} // closed when the result was fetched
 
-	mu      sync.Mutex // serialises what decides
+	mu      sync.Mutex // serializes decisions
 	working bool
-	// dirty says that kubeadm may have left something. The work owns it while it goes on.
+	// dirty means that kubeadm may have left files. The work owns it while it runs.
 	dirty   bool
 	ackOnce sync.Once
 
-	asking chan struct{} // is full while a call uses secret
-	secret []byte        // SHA-256, as the cloud says; nil until it did
-	// noSecret is why it did not when it was asked last, at the time asked.
+	asking chan struct{} // full while a call uses secret
+	secret []byte        // SHA-256 from the cloud; nil until it was read
+	// noSecret is the error of the last read, and its time.
 	noSecret error
 	asked    time.Time
 }
@@ -153,8 +153,8 @@ func (s *initServer) Ack(ctx context.Context, req *initproto.AckRequest) (*initp
 	return &initproto.AckResponse{}, nil
 }
 
-// refused logs why a request was refused. Guesses of the secret can be many, so
-// their log is bounded.
+// refused logs why a request was refused. Guesses of the secret may be many, so the log is
+// rate-limited.
 func (s *initServer) refused(ctx context.Context, err error) {
 	attrs := []any{"peer", source(ctx), "err", err}
 	var limited *limitedError
@@ -168,15 +168,15 @@ func (s *initServer) refused(ctx context.Context, err error) {
 	s.b.m.Log.Warn("init request refused", attrs...)
 }
 
-// authorize lets only those pass who know the init secret. Until then a caller
-// learns nothing but that it is wrong, or too often so.
+// authorize passes callers with the right init secret. All others learn only that it is wrong,
+// or that they must wait.
 func (s *initServer) authorize(ctx context.Context, secret []byte) error {
 	want, err := s.secretHash(ctx)
 	if err != nil {
 		return err
 	}
-	// The secret is judged before any limit: 256 bits cannot be guessed, but a guesser
-	// must not lock out the console that has the right one.
+	// The secret is checked before any limit: 256 bits cannot be guessed, but a guesser must not
+	// lock out the console that has the right one.
 	if len(secret) <= maxSecret {
 		if got := sha256.Sum256(secret); subtle.ConstantTimeCompare(got[:], want) == 1 {
 			atls.Prove(ctx)
@@ -189,9 +189,9 @@ func (s *initServer) authorize(ctx context.Context, secret []byte) error {
 	return errSecret
 }
 
-// secretHash asks the cloud once; the secret never changes. One caller asks at a
-// time, and its failure answers all that came before it asked, so that strangers
-// cannot flood the cloud through this machine.
+// secretHash asks the cloud once; the secret never changes. One caller asks at a time, and its
+// failure answers all callers that waited, so that unauthenticated callers cannot flood the
+// cloud through this machine.
 func (s *initServer) secretHash(ctx context.Context) ([]byte, error) {
 	came := time.Now()
 	select {
@@ -210,20 +210,20 @@ func (s *initServer) secretHash(ctx context.Context) ([]byte, error) {
 	h, err := s.b.m.Metadata.InitSecretHash(ctx)
 	switch {
 	case err != nil:
-		err = fmt.Errorf("ask the cloud for the hash of the init secret: %w", err)
+		err = fmt.Errorf("read hash of the init secret from the cloud: %w", err)
 	case len(h) != sha256.Size:
 		err = fmt.Errorf("read cloud metadata: init secret hash has %d bytes, want %d", len(h), sha256.Size)
 	default:
 		s.secret = h
 		return h, nil
 	}
-	if ctx.Err() == nil { // else it is this caller's own failure
+	if ctx.Err() == nil { // otherwise it is this caller's own failure
 		s.noSecret, s.asked = err, asked
 	}
 	return nil, err
 }
 
-// source is who calls, for the limits.
+// source identifies the caller for the limits.
 func source(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -236,7 +236,7 @@ func source(ctx context.Context) string {
 	return host
 }
 
-// begin starts the work that req asks for, or finds it begun.
+// begin starts the work of req, or attaches to it.
 func (s *initServer) begin(ctx context.Context, req *initproto.InitRequest) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -252,7 +252,7 @@ func (s *initServer) begin(ctx context.Context, req *initproto.InitRequest) erro
 	if err := s.noClusterYet(ctx); err != nil {
 		return err
 	}
-	// On disk before the claim, so that whoever finds the claim finds what for.
+	// On disk before the claim, so that every claim has a request.
 	if err := keepRequest(s.b.state, req); err != nil {
 		return err
 	}
@@ -267,7 +267,7 @@ func (s *initServer) begin(ctx context.Context, req *initproto.InitRequest) erro
 	return nil
 }
 
-// attach lets a console follow an init that was begun.
+// attach lets a console follow an init in progress.
 func (s *initServer) attach(h holder, req *initproto.InitRequest) error {
 	switch {
 	case h.By == byJoin && h.State == claimed:
@@ -280,13 +280,13 @@ func (s *initServer) attach(h holder, req *initproto.InitRequest) error {
 	return nil
 }
 
-// again begins the work anew after a failure that is not final, with what req asks
-// for: the configuration may have been the cause. The caller holds mu.
+// again restarts the work after a failure that is not final, with the new request: the
+// configuration may have been the cause. The caller holds mu.
 func (s *initServer) again(req *initproto.InitRequest) error {
 	if _, err := s.b.understand(req); err != nil {
 		return err
 	}
-	// The failure last: until it is gone, the next process tells it again.
+	// The failure last: until it is removed, the next process reports it again.
 	if err := keepRequest(s.b.state, req); err != nil {
 		return err
 	}
@@ -294,12 +294,12 @@ func (s *initServer) again(req *initproto.InitRequest) error {
 	if err := s.b.lock.retry(); err != nil {
 		return err
 	}
-	s.b.m.Log.Info("init tried again", "cluster", req.GetClusterName(), "version", req.GetKubernetesVersion())
+	s.b.m.Log.Info("init retried", "cluster", req.GetClusterName(), "version", req.GetKubernetesVersion())
 	s.start(cloneRequest(req))
 	return nil
 }
 
-// resume goes on with an init that an earlier process began.
+// resume continues an init of an earlier process.
 func (s *initServer) resume() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -307,28 +307,28 @@ func (s *initServer) resume() error {
 	if !held || h.By != byInit {
 		return nil
 	}
-	s.dirty = true // as far as this process knows
+	s.dirty = true // as far as this process is informed
 	req, err := keptRequest(s.b.state)
 	if err != nil {
 		return err
 	}
 	if req == nil {
-		return fmt.Errorf("%w: an init claimed it and its request is gone; `bootstrapper reset` and a reboot make the machine unused", ErrStuck)
+		return fmt.Errorf("%w: an init claimed it, but its request is missing; `bootstrapper reset` and a reboot make the machine unused", ErrStuck)
 	}
 	switch {
 	case h.State == member && !s.rec.ended():
-		// The process died between its success and saying so.
+		// The process died between its success and its report.
 		s.rec.add(success(h))
 	case !s.rec.ended() && h.Failure != "":
 		s.rec.add(failure("", h.Failure, h.Retry))
 	case !s.rec.ended():
-		s.b.m.Log.Info("init taken up", "claimed_at", h.Time)
+		s.b.m.Log.Info("init resumed", "claimed_at", h.Time)
 		s.start(req)
 	}
 	return nil
 }
 
-// start begins the work, which no connection can end. The caller holds mu.
+// start starts the work, which no connection can end. The caller holds mu.
 func (s *initServer) start(req *initproto.InitRequest) {
 	if s.working {
 		return
@@ -337,7 +337,7 @@ func (s *initServer) start(req *initproto.InitRequest) {
 	s.spawn(func(ctx context.Context) { s.work(ctx, req) })
 }
 
-// acknowledge forgets the result and ends the server.
+// acknowledge deletes the result and stops the server.
 func (s *initServer) acknowledge() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -352,7 +352,7 @@ func (s *initServer) acknowledge() error {
 	case h.State != member || !s.rec.ended():
 		return errNotFinished
 	}
-	// The kubeconfig last: while it is there, the next start serves again.
+	// The kubeconfig last: while it exists, the next start serves again.
 	if err := removeAll(s.b.state, recordFile, requestFile, keyFile, requestCSR, kubeconfigFile); err != nil {
 		return err
 	}
@@ -360,8 +360,8 @@ func (s *initServer) acknowledge() error {
 	return nil
 }
 
-// noClusterYet returns errCluster if an API server answers behind the load balancer.
-// A machine that was added to a living cluster is free for a moment as well.
+// noClusterYet returns errCluster if an API server answers behind the load balancer. A machine
+// added to a running cluster is also free for a moment.
 func (s *initServer) noClusterYet(ctx context.Context) error {
 	host, err := s.b.m.Metadata.LoadBalancer(ctx)
 	if err != nil {
@@ -369,7 +369,7 @@ func (s *initServer) noClusterYet(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	// Whose certificate it is does not matter: nobody else has a reason to answer there.
+	// Its certificate does not matter: nothing else answers there.
 	d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}}
 	c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(s.b.m.apiPort)))
 	if err != nil {
@@ -379,7 +379,7 @@ func (s *initServer) noClusterYet(ctx context.Context) error {
 	return errCluster
 }
 
-// demand is a request that was understood.
+// demand is a validated request.
 type demand struct {
 	name        string
 	clusterID   []byte
@@ -396,8 +396,8 @@ var (
 	dnsNameRE     = regexp.MustCompile(`^(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 )
 
-// understand parses a request and verifies that a release builder whom this machine trusts
-// vouches for its components. The init secret alone must not decide what runs as root.
+// understand parses a request and verifies that a trusted release builder vouches for its
+// components. The init secret alone must not decide what runs as root.
 func (b *bootstrapper) understand(r *initproto.InitRequest) (demand, error) {
 	d, err := parseRequest(r)
 	if err != nil {
@@ -413,7 +413,7 @@ func (b *bootstrapper) understand(r *initproto.InitRequest) (demand, error) {
 	return d, nil
 }
 
-// parseRequest names the first field that cannot be accepted.
+// parseRequest returns an error for the first invalid field.
 func parseRequest(r *initproto.InitRequest) (demand, error) {
 	d := demand{name: r.GetClusterName(), clusterID: r.GetClusterId(), sans: r.GetApiServerCertSans()}
 	bad := func(field, format string, args ...any) (demand, error) {
@@ -441,7 +441,7 @@ func parseRequest(r *initproto.InitRequest) (demand, error) {
 		return bad("components", "kubeadm must have the path %s", kubeadm.DefaultPath)
 	}
 	if len(d.sans) > maxSANs {
-		return bad("api_server_cert_sans", "%d names, at most %d are possible", len(d.sans), maxSANs)
+		return bad("api_server_cert_sans", "%d names, at most %d are allowed", len(d.sans), maxSANs)
 	}
 	for _, s := range d.sans {
 		if _, err := netip.ParseAddr(s); err != nil && (len(s) > 253 || !dnsNameRE.MatchString(strings.ToLower(s))) {

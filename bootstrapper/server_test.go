@@ -34,6 +34,7 @@ import (
 	"constellation/engine/kubeadm"
 	"constellation/engine/release"
 	"constellation/engine/release/releasetest"
+	"constellation/internal/testneeds"
 )
 
 const goodInit = "claim-node:running claim-node:done install-components:running install-components:done " +
@@ -70,7 +71,7 @@ func TestInitMakesTheFirstNode(t *testing.T) {
 		t.Errorf("phases: %q", phases)
 	}
 	if string(r.tpm.sealed()) != string(clusterA) || r.calls() != "init-phase-certs-ca init" {
-		t.Errorf("register 15 %x, kubeadm was asked for %s", r.tpm.sealed(), r.calls())
+		t.Errorf("register 15 %x, kubeadm was called with %s", r.tpm.sealed(), r.calls())
 	}
 
 	// The kubelet serves with a certificate of the cluster's authority.
@@ -93,7 +94,7 @@ func TestInitMakesTheFirstNode(t *testing.T) {
 		t.Errorf("serving key is %s", i.Mode())
 	}
 
-	// Until the result is acknowledged it can be fetched again; then it is forgotten.
+	// Until the result is acknowledged it can be fetched again; then it is deleted.
 	again, err := collect(client.Init(t.Context(), r.request(clusterA)))
 	if err != nil || fmt.Sprint(again) != fmt.Sprint(got) {
 		t.Errorf("the replay differs: %v", err)
@@ -122,13 +123,13 @@ func TestInitMakesTheFirstNode(t *testing.T) {
 		}
 	}
 
-	// A member only starts its kubelet, once register 15 says that it is one.
+	// A member only starts its kubelet, after register 15 was extended.
 	r.tpm.reboot()
 	if err := r.start().end(t); err != nil {
 		t.Errorf("reboot: %v", err)
 	}
 	if len(r.kubelets) != 1 || r.kubelets[0] != fmt.Sprintf("%x", clusterA) || r.calls() != "init-phase-certs-ca init" {
-		t.Errorf("kubelet was started with register 15 %q, kubeadm was asked for %s", r.kubelets, r.calls())
+		t.Errorf("kubelet was started with register 15 %q, kubeadm was called with %s", r.kubelets, r.calls())
 	}
 }
 
@@ -159,7 +160,7 @@ func TestWrongSecretLearnsNothing(t *testing.T) {
 	if _, err := client.Ack(t.Context(), &initproto.AckRequest{InitSecret: req.InitSecret}); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("Ack is a way around the limit: %v", err)
 	}
-	// It begins nothing, so there is nothing to acknowledge: but it is heard.
+	// It started nothing, so there is nothing to acknowledge; but it is answered.
 	if _, err := client.Ack(t.Context(), &initproto.AckRequest{InitSecret: initSecret}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("the right secret, after too many wrong ones from the same source: %v", err)
 	}
@@ -172,7 +173,7 @@ func TestWrongSecretLearnsNothing(t *testing.T) {
 	x.stop(t)
 }
 
-// holder reads who has the node from disk.
+// holder reads the claimant from disk.
 func (r *rig) holder() (holder, bool) {
 	r.t.Helper()
 	root, err := os.OpenRoot(r.m.StateDir)
@@ -250,12 +251,12 @@ func TestTwoInitsAtOnce(t *testing.T) {
 		}
 	}
 	if r.calls() != "init-phase-certs-ca init" || r.tpm.extends != 1 {
-		t.Errorf("kubeadm was asked for %s, register 15 extended %d times", r.calls(), r.tpm.extends)
+		t.Errorf("kubeadm was called with %s, register 15 extended %d times", r.calls(), r.tpm.extends)
 	}
 	x.stop(t)
 }
 
-func TestLostConsoleFindsEverythingAgain(t *testing.T) {
+func TestReattachedConsoleGetsReplay(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	r.script("hang-init", "")
 	x := r.start()
@@ -284,14 +285,14 @@ func TestLostConsoleFindsEverythingAgain(t *testing.T) {
 		t.Errorf("the replay begins with %v, %v", again, err)
 	}
 	if r.calls() != "init-phase-certs-ca init" {
-		t.Errorf("kubeadm was asked for %s", r.calls())
+		t.Errorf("kubeadm was called with %s", r.calls())
 	}
-	x.stop(t) // systemd stops the unit: the stream ends and can be taken up
+	x.stop(t) // systemd stops the unit: the stream ends and can be resumed
 	if _, err := collect(stream, nil); status.Code(err) != codes.Unavailable {
 		t.Errorf("the stream of a bootstrapper that stops: %v", err)
 	}
 
-	// The next process undoes what was begun, and does it again.
+	// The next process undoes the unfinished init and starts over.
 	r.unscript("hang-init")
 	r.tpm.reboot()
 	x = r.start()
@@ -303,14 +304,14 @@ func TestLostConsoleFindsEverythingAgain(t *testing.T) {
 		t.Errorf("told %s, %v", outline(got), err)
 	}
 	if r.calls() != "init-phase-certs-ca init reset init-phase-certs-ca init" {
-		t.Errorf("kubeadm was asked for %s", r.calls())
+		t.Errorf("kubeadm was called with %s", r.calls())
 	}
 	if _, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterB))); status.Code(err) != codes.AlreadyExists {
 		t.Errorf("init for another cluster: %v", err)
 	}
 	x.stop(t)
 
-	// A member whose result nobody has fetched serves it, also after a reboot.
+	// A member whose result was not fetched serves it, also after a reboot.
 	r.tpm.reboot()
 	x = r.start()
 	replay, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
@@ -328,14 +329,14 @@ func TestLostConsoleFindsEverythingAgain(t *testing.T) {
 	}
 }
 
-func TestSuccessThatWasNotSaidIsSaidLater(t *testing.T) {
+func TestUnreportedSuccessIsReportedLater(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	x := r.start()
 	if _, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA))); err != nil {
 		t.Fatal(err)
 	}
 	x.stop(t)
-	// As if the process had died between becoming a member and saying so.
+	// As if the process had died between becoming a member and reporting it.
 	file := filepath.Join(r.m.StateDir, recordFile)
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -361,7 +362,7 @@ func TestFailuresOfKubeadm(t *testing.T) {
 			"init-phase-certs-ca init reset init-phase-certs-ca init",
 		},
 		{
-			"one that stays is told", "1\n1",
+			"a permanent one is reported", "1\n1",
 			"claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running reset-node:running reset-node:done kubeadm-init:running kubeadm-init:failed failure kubeadm-init",
 			"init-phase-certs-ca init reset init-phase-certs-ca init",
 		},
@@ -377,7 +378,7 @@ func TestFailuresOfKubeadm(t *testing.T) {
 			x := r.start()
 			got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
 			if err != nil || outline(got) != tt.want || r.calls() != tt.calls {
-				t.Errorf("told %s, %v; kubeadm was asked for %s", outline(got), err, r.calls())
+				t.Errorf("told %s, %v; kubeadm was called with %s", outline(got), err, r.calls())
 			}
 			if strings.Contains(fmt.Sprint(got), "zyxwvu.98") || strings.Contains(r.logged(), "zyxwvu.98") || strings.Contains(r.logged(), "canary") {
 				t.Error("a secret got out")
@@ -390,7 +391,7 @@ func TestFailuresOfKubeadm(t *testing.T) {
 			if !strings.Contains(f.Message, "error execution phase init: scripted") || f.Remedy == "" || f.Retry {
 				t.Errorf("failure %v", f)
 			}
-			// It is final: for who attaches again, for the next process, and for an Ack.
+			// It is final for later callers, for the next process, and for an Ack.
 			again, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
 			if err != nil || fmt.Sprint(again) != fmt.Sprint(got) {
 				t.Errorf("again: %s, %v", outline(again), err)
@@ -409,7 +410,7 @@ func TestFailuresOfKubeadm(t *testing.T) {
 	}
 }
 
-// TestInitRunsOnlyVouchedComponents: who knows the init secret does not decide what runs as
+// TestInitRunsOnlyVouchedComponents: knowledge of the init secret does not decide what runs as
 // root. A refused request leaves the machine free.
 func TestInitRunsOnlyVouchedComponents(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
@@ -438,15 +439,15 @@ func TestInitRunsOnlyVouchedComponents(t *testing.T) {
 		change     func(*initproto.InitRequest)
 	}{
 		{"no statement", "no statement of a release builder", func(q *initproto.InitRequest) { q.ComponentsStatement = "" }},
-		{"other programs", "does not vouch for these components", theirs},
-		{"other programs of a stranger", "does not fit", func(q *initproto.InitRequest) {
+		{"other programs", "does not cover these components", theirs},
+		{"other programs of a stranger", "an untrusted key signed it", func(q *initproto.InitRequest) {
 			theirs(q)
 			l, _ := component.FromProto(q.Components)
 			q.ComponentsStatement, err = stranger.Vouch(release.Vouched{"v1.35.4": {runtime.GOARCH: l.Digest()}})
 		}},
 		{"another version", "does not name Kubernetes v1.36.3", func(q *initproto.InitRequest) { q.KubernetesVersion = "v1.36.3" }},
-		{"another path", "does not vouch for these components", func(q *initproto.InitRequest) { q.Components[1].Path = "/etc/cron.d/kubelet" }},
-		{"a further component", "does not vouch for these components", func(q *initproto.InitRequest) {
+		{"another path", "does not cover these components", func(q *initproto.InitRequest) { q.Components[1].Path = "/etc/cron.d/kubelet" }},
+		{"a further component", "does not cover these components", func(q *initproto.InitRequest) {
 			q.Components = append(q.Components, &componentproto.Component{Name: "x", Url: attacker.URL, Digest: q.Components[0].Digest, Path: "/etc/cron.d/x"})
 		}},
 	} {
@@ -463,7 +464,7 @@ func TestInitRunsOnlyVouchedComponents(t *testing.T) {
 		t.Errorf("a machine without keys: %v", err)
 	}
 	if n := fetched.Load(); n != 0 || r.calls() != "" {
-		t.Errorf("%d fetched, kubeadm was asked for %q", n, r.calls())
+		t.Errorf("%d fetched, kubeadm was called with %q", n, r.calls())
 	}
 	releasetest.Furnish(t, r.m.Root)
 	if got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA))); err != nil || outline(got) != goodInit {
@@ -484,7 +485,7 @@ func TestFailuresBeforeKubeadm(t *testing.T) {
 			r.t.Cleanup(s.Close)
 			q.Components[1].Url = s.URL + "/kubelet?signature=canary"
 		}, stepInstall, "HTTP 404"},
-		{"a kubeadm of another version", func(r *rig, _ *initproto.InitRequest) { r.script("version", "v1.36.3") }, stepInstall, "installed kubeadm is v1.36.3, but Kubernetes v1.35.4"},
+		{"a kubeadm of another version", func(r *rig, _ *initproto.InitRequest) { r.script("version", "v1.36.3") }, stepInstall, "installed kubeadm is v1.36.3, want v1.35.4"},
 		{"a TPM that breaks", func(r *rig, _ *initproto.InitRequest) {
 			r.tpm.mu.Lock()
 			defer r.tpm.mu.Unlock()
@@ -512,7 +513,7 @@ func TestFailuresBeforeKubeadm(t *testing.T) {
 	}
 }
 
-// mirror serves a component as a broken mirror does, until it is mended.
+// mirror serves a component like a broken mirror, until it is fixed.
 type mirror struct {
 	mu    sync.Mutex
 	body  []byte
@@ -540,9 +541,9 @@ func (m *mirror) mend() {
 // attempts of a download are made by package component for each try.
 const attempts = 10
 
-// TestMendedMirrorAndTheSameRequestSucceed is a first node whose component cannot be
-// had at first. The claim is kept, and the same request goes on with the same machine.
-func TestMendedMirrorAndTheSameRequestSucceed(t *testing.T) {
+// TestInitSucceedsAfterMirrorIsFixed is a first node whose component is unavailable at
+// first. The claim is kept, and the same request continues on the same machine.
+func TestInitSucceedsAfterMirrorIsFixed(t *testing.T) {
 	early := func(w http.ResponseWriter, b []byte) {
 		w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 		w.Write(b[:4])
@@ -594,7 +595,7 @@ func TestMendedMirrorAndTheSameRequestSucceed(t *testing.T) {
 				t.Errorf("failure %v, the mirror was asked %d times", f, m.asked)
 			}
 			if string(r.tpm.sealed()) != string(clusterA) || r.calls() != "" {
-				t.Errorf("register 15 %x, kubeadm was asked for %s", r.tpm.sealed(), r.calls())
+				t.Errorf("register 15 %x, kubeadm was called with %s", r.tpm.sealed(), r.calls())
 			}
 			before, _ := r.holder()
 			if tt.restart {
@@ -604,12 +605,12 @@ func TestMendedMirrorAndTheSameRequestSucceed(t *testing.T) {
 				}
 				x = r.start()
 			}
-			// Nobody else gets the machine meanwhile.
+			// No other claimant gets the machine in the meantime.
 			if _, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterB))); status.Code(err) != codes.AlreadyExists {
 				t.Errorf("another cluster: %v", err)
 			}
 			if !tt.newOrder {
-				// While the mirror is as it was, it fails as before.
+				// While the mirror is broken, it fails as before.
 				again, err := collect(r.console(x.addr).Init(t.Context(), req))
 				if err != nil || again[len(again)-1].GetFailure().GetMessage() != f.GetMessage() || m.asked != 2*tt.tries {
 					t.Errorf("too early: %s, %v, the mirror was asked %d times", outline(again), err, m.asked)
@@ -631,9 +632,9 @@ func TestMendedMirrorAndTheSameRequestSucceed(t *testing.T) {
 				t.Errorf("holder %+v, was %+v; %d extensions of register 15", h, before, r.tpm.extends)
 			}
 			if calls := r.calls(); !strings.HasSuffix(calls, "init-phase-certs-ca init") || !tt.restart && strings.Contains(calls, "reset") {
-				t.Errorf("kubeadm was asked for %s", calls)
+				t.Errorf("kubeadm was called with %s", calls)
 			}
-			// A console of a later process is told the same.
+			// A console of a later process gets the same messages.
 			x.stop(t)
 			x = r.start()
 			again, err := collect(r.console(x.addr).Init(t.Context(), req))
@@ -645,9 +646,9 @@ func TestMendedMirrorAndTheSameRequestSucceed(t *testing.T) {
 	}
 }
 
-// TestFilledRegistryAndTheSameRequestSucceed is a first node whose kubeadm is refused
-// by its preflight. Nothing of a cluster is there, and so the claim is kept.
-func TestFilledRegistryAndTheSameRequestSucceed(t *testing.T) {
+// TestInitSucceedsAfterPreflightIsFixed is a first node whose kubeadm fails in its
+// preflight. Nothing of a cluster exists, so the claim is kept.
+func TestInitSucceedsAfterPreflightIsFixed(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		restart bool // of the process before the second request
@@ -698,7 +699,7 @@ func TestFilledRegistryAndTheSameRequestSucceed(t *testing.T) {
 			got, err = collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
 			if !tt.retry {
 				if err != nil || got[len(got)-1].GetFailure() == nil || r.calls() != calls {
-					t.Errorf("told %s, %v; kubeadm was asked for %s", outline(got), err, r.calls())
+					t.Errorf("told %s, %v; kubeadm was called with %s", outline(got), err, r.calls())
 				}
 				x.stop(t)
 				return
@@ -708,7 +709,7 @@ func TestFilledRegistryAndTheSameRequestSucceed(t *testing.T) {
 				t.Errorf("told %s, %v", outline(got), err)
 			}
 			if r.calls() != calls+" reset init-phase-certs-ca init" {
-				t.Errorf("kubeadm was asked for %s", r.calls())
+				t.Errorf("kubeadm was called with %s", r.calls())
 			}
 			h, _ := r.holder()
 			if h.Time != before.Time || h.State != member || h.Failure != "" || h.Retry || string(r.tpm.sealed()) != string(clusterA) || r.tpm.extends != 1 && !tt.reboot {
@@ -719,7 +720,7 @@ func TestFilledRegistryAndTheSameRequestSucceed(t *testing.T) {
 	}
 }
 
-func TestCloudThatIsAwayForAMomentIsAskedAgain(t *testing.T) {
+func TestUnavailableCloudIsRetried(t *testing.T) {
 	away, throttled := fmt.Errorf("%w: down", cloud.ErrUnavailable), fmt.Errorf("%w: too often", cloud.ErrThrottled)
 	for _, tt := range []struct {
 		name  string
@@ -732,7 +733,7 @@ func TestCloudThatIsAwayForAMomentIsAskedAgain(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t, cloud.ControlPlane)
-			// A machine that is claimed asks for nothing but this init: one that is tried again.
+			// A claimed machine requests only this init again.
 			r.script("preflight", "not yet")
 			x := r.start()
 			if _, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA))); err != nil {
@@ -762,7 +763,7 @@ func TestCloudThatIsAwayForAMomentIsAskedAgain(t *testing.T) {
 	}
 }
 
-func TestWhatIsOfAClusterIsSeen(t *testing.T) {
+func TestTracesOfAClusterAreDetected(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		files []string // a directory if it ends in a slash
@@ -800,10 +801,8 @@ func TestWhatIsOfAClusterIsSeen(t *testing.T) {
 	}
 }
 
-func TestRoomOnTheDiskAndTheSameRequestSucceed(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root to mount a small file system")
-	}
+func TestInitSucceedsAfterDiskIsFreed(t *testing.T) {
+	testneeds.Root(t, "to mount a small file system")
 	r := newRig(t, cloud.ControlPlane)
 	disk := filepath.Join(r.m.Root, "usr")
 	if err := os.MkdirAll(disk, 0o755); err != nil {

@@ -25,8 +25,8 @@ import (
 	"constellation/joinservice/joinproto"
 )
 
-// authorityFiles are what a control plane gets of the cluster's PKI, and with which
-// mode. Each must be there, and nothing else may be.
+// authorityFiles are the files of the cluster's PKI for a control plane, with their modes. All
+// must be present, and no others.
 var authorityFiles = map[string]fs.FileMode{
 	"ca.crt": 0o644, "ca.key": 0o600,
 	"sa.pub": 0o644, "sa.key": 0o600,
@@ -36,7 +36,7 @@ var authorityFiles = map[string]fs.FileMode{
 
 var hashRE = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
-// ticket is a join ticket that was checked and understood.
+// ticket is a validated join ticket.
 type ticket struct {
 	raw        *joinproto.IssueJoinTicketResponse
 	received   time.Time
@@ -47,9 +47,9 @@ type ticket struct {
 	files      []hostFile
 }
 
-// parseTicket checks everything that a machine can check about a ticket before it
-// becomes part of a cluster. Whose ticket it is was proven by the connection; who vouches
-// for its components is proven by their statement, because a ConfigMap names them.
+// parseTicket validates everything about a ticket that a machine can validate before it joins.
+// The connection proves the issuer; the statement proves the origin of the components, because
+// a ConfigMap names them.
 func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, key *ecdsa.PrivateKey, trust release.Trust) (*ticket, error) {
 	t := &ticket{raw: raw, received: time.Now(), cluster: raw.GetClusterId()}
 	if len(t.cluster) != clusterIDSize {
@@ -67,7 +67,7 @@ func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, ke
 	}
 	k, ok := t.components.ByName("kubeadm")
 	if !ok || k.Path != kubeadm.DefaultPath {
-		return nil, fmt.Errorf("there is no kubeadm with the path %s among its components", kubeadm.DefaultPath)
+		return nil, fmt.Errorf("its components lack kubeadm with the path %s", kubeadm.DefaultPath)
 	}
 	controlPlane := self.Role == cloud.ControlPlane
 	hash := raw.GetDiscoveryTokenCaCertHash()
@@ -94,8 +94,8 @@ func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, ke
 	}
 	if !controlPlane {
 		if len(raw.GetControlPlaneFiles()) > 0 {
-			// They must not lie on a worker's disk, not even unused.
-			return nil, errors.New("it holds keys of the cluster, which are not for a worker")
+			// They must not be on a worker's disk, not even unused.
+			return nil, errors.New("it contains keys of the cluster, which a worker must not have")
 		}
 		return t, nil
 	}
@@ -104,7 +104,7 @@ func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, ke
 	for _, f := range raw.GetControlPlaneFiles() {
 		mode, ok := authorityFiles[f.GetName()]
 		if !ok || got[f.GetName()] || len(f.GetData()) == 0 {
-			return nil, fmt.Errorf("it holds a file %.80q that does not belong there", f.GetName())
+			return nil, fmt.Errorf("it contains an unexpected file %.80q", f.GetName())
 		}
 		got[f.GetName()] = true
 		t.files = append(t.files, hostFile{path.Join(kubeadm.PKIDir, f.GetName()), f.GetData(), mode})
@@ -115,12 +115,12 @@ func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, ke
 			}
 			sum := sha256.Sum256(ca.RawSubjectPublicKeyInfo)
 			if "sha256:"+hex.EncodeToString(sum[:]) != hash || cert.CheckSignatureFrom(ca) != nil {
-				return nil, errors.New("the cluster's CA is not the one that its hash and the kubelet certificate name")
+				return nil, errors.New("the cluster's CA does not match its hash and the kubelet certificate")
 			}
 		}
 	}
 	if len(got) != len(authorityFiles) {
-		return nil, fmt.Errorf("it holds %d of the %d files of the cluster's PKI that a control plane needs", len(got), len(authorityFiles))
+		return nil, fmt.Errorf("it contains %d of the %d files of the cluster's PKI that a control plane needs", len(got), len(authorityFiles))
 	}
 	return t, nil
 }
@@ -128,7 +128,7 @@ func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, ke
 func parseCertificate(what string, b []byte) (*x509.Certificate, error) {
 	block, _ := pem.Decode(b)
 	if block == nil || block.Type != "CERTIFICATE" {
-		return nil, fmt.Errorf("the %s is no PEM certificate", what)
+		return nil, fmt.Errorf("the %s is not a PEM certificate", what)
 	}
 	cert, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
@@ -137,7 +137,7 @@ func parseCertificate(what string, b []byte) (*x509.Certificate, error) {
 	return cert, nil
 }
 
-// keepTicket writes the ticket down for a later process of this boot.
+// keepTicket stores the ticket for a later process of this boot.
 func keepTicket(state *os.Root, t *joinproto.IssueJoinTicketResponse) error {
 	b, err := proto.Marshal(t)
 	if err != nil {
@@ -146,8 +146,8 @@ func keepTicket(state *os.Root, t *joinproto.IssueJoinTicketResponse) error {
 	return replaceFile(state, ticketFile, b, 0o600)
 }
 
-// keptTicket returns the ticket that keepTicket wrote and when, or nil if there is
-// none that is still good at now. One that is damaged or has expired is removed.
+// keptTicket returns the stored ticket and its time, or nil if there is none that is valid at
+// now. It removes a damaged or expired one.
 func keptTicket(state *os.Root, now time.Time) (*joinproto.IssueJoinTicketResponse, time.Time, error) {
 	i, err := state.Stat(ticketFile)
 	if errors.Is(err, fs.ErrNotExist) {

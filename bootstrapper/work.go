@@ -20,7 +20,7 @@ import (
 	"constellation/engine/kubeadm"
 )
 
-// Steps of an init, as they are told.
+// Steps of an init, as reported.
 const (
 	stepClaim   = "claim-node"
 	stepReset   = "reset-node"
@@ -33,33 +33,32 @@ const (
 )
 
 const (
-	// maxInstalls bounds how often the installation of components is tried before the
-	// init has failed, and installPatience for how long: what was tried in vain for
-	// minutes is told, and the console's next try goes on. What is wrong with a mirror
-	// is usually a file that is just being replaced.
+	// maxInstalls bounds the attempts to install components before the init fails, and
+	// installPatience their total time: after minutes the failure is reported, and the console's
+	// next attempt continues. A mirror usually fails while a file is being replaced.
 	maxInstalls     = 3
 	installPatience = 30 * time.Second
-	// cloudPatience is for how long a cloud that does not answer is asked again.
+	// cloudPatience is how long requests to an unavailable cloud are retried.
 	cloudPatience = 30 * time.Second
-	// maxInits bounds how often kubeadm init is tried before the init has failed.
+	// maxInits bounds the attempts of kubeadm init before the init fails.
 	maxInits = 2
-	// tellEvery bounds how often the progress of downloads is told.
+	// tellEvery is the interval of download progress reports.
 	tellEvery = 250 * time.Millisecond
-	// nodeResetAdvice is what helps after a failure.
-	nodeResetAdvice = "mend the cause, then replace the machine, which accepts no second init; in the sandbox by `constellation sandbox down` and `up`"
-	// retryAdvice is what helps after one that is not final.
-	retryAdvice = "mend the cause, then run the same command again: the machine is still this cluster's and tries again"
+	// nodeResetAdvice is the remedy after a failure.
+	nodeResetAdvice = "fix the cause, then replace the machine, which accepts no second init; in the sandbox run `constellation sandbox down` and `up`"
+	// retryAdvice is the remedy after a failure that is not final.
+	retryAdvice = "fix the cause, then run the same command again: the machine is still claimed for this cluster and retries"
 )
 
-// initPhases are kubeadm's phases in their order, to show how far it is. Names that
-// a version does not have only make a step longer.
+// initPhases are kubeadm's phases in order, to show progress. A phase that a version lacks
+// only makes a step longer.
 var initPhases = []string{
 	"preflight", "certs", "kubeconfig", "etcd", "control-plane", "kubelet-start", "wait-control-plane",
 	"kubelet-check", "control-plane-check", "upload-config", "mark-control-plane", "bootstrap-token", "kubelet-finalize", "addons",
 }
 
-// work makes this machine the first node and tells how it goes. When ctx ends, the
-// process is ending, and the next one goes on.
+// work makes this machine the first node and reports progress. When ctx ends, the process is
+// ending, and the next one continues.
 func (s *initServer) work(ctx context.Context, req *initproto.InitRequest) {
 	start := time.Now()
 	w := &worker{initServer: s, step: stepClaim}
@@ -67,16 +66,17 @@ func (s *initServer) work(ctx context.Context, req *initproto.InitRequest) {
 	if err == nil {
 		h, _ := s.b.lock.holder()
 		s.rec.add(success(h))
-		s.b.m.Log.Info("cluster begun", "node", h.Node, "took", time.Since(start).Round(time.Millisecond))
+		s.b.m.Log.Info("cluster initialized", "node", h.Node, "took", time.Since(start).Round(time.Millisecond))
 		return
 	}
 	if ctx.Err() != nil {
-		s.b.m.Log.Info("init interrupted, the next start goes on", "step", w.step, "err", err)
+		s.b.m.Log.Info("init interrupted, the next start resumes it", "step", w.step, "err", err)
 		return
 	}
 	retry := w.step == stepClaim || w.step == stepInstall || w.b.host.untouched()
 	s.b.m.Log.Error("init failed", "step", w.step, "retry", retry, "err", err)
-	// Whoever hears the failure and asks at once finds it recorded and the work ended.
+	// A caller that receives the failure and retries at once finds it recorded and the work
+	// ended.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.working = false
@@ -105,7 +105,7 @@ type worker struct {
 	step string
 }
 
-// tell says how the current step is.
+// tell reports the state of the current step.
 func (w *worker) tell(state, text string) {
 	w.rec.progress(&initproto.Progress{Step: w.step, State: state, Text: text})
 }
@@ -115,7 +115,7 @@ func (w *worker) begin(step, text string) {
 	w.tell(stateRunning, text)
 }
 
-// run takes the steps. Each may be repeated.
+// run runs the steps. Each may be repeated.
 func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 	d, err := w.b.understand(req)
 	if err != nil {
@@ -142,7 +142,7 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 	}
 
 	if w.dirty && w.b.host.kubeadm.Installed() {
-		if err := w.reset(ctx, "an earlier try was not finished"); err != nil {
+		if err := w.reset(ctx, "an earlier attempt was not finished"); err != nil {
 			return err
 		}
 	}
@@ -165,7 +165,7 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 			return err
 		}
 		w.rec.line("bootstrapper", "warn", fmt.Sprintf("try %d of %d failed: %v", try, maxInits, err))
-		if err := w.reset(ctx, "the last try failed"); err != nil {
+		if err := w.reset(ctx, "the last attempt failed"); err != nil {
 			return err
 		}
 	}
@@ -173,7 +173,7 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 	if err != nil {
 		return fmt.Errorf("read the administrator's kubeconfig: %w", err)
 	}
-	// First the result, then the membership, then the word: whoever hears the word
+	// First the result, then the membership, then the message: a caller that receives the message
 	// finds the rest.
 	if err := replaceFile(w.b.state, kubeconfigFile, kubeconfig, 0o600); err != nil {
 		return err
@@ -185,8 +185,7 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 	return nil
 }
 
-// loadBalancer asks the cloud for its address, and rides a cloud out that is away for
-// a moment.
+// loadBalancer reads its address from the cloud, with retries.
 func (w *worker) loadBalancer(ctx context.Context) (string, error) {
 	start := time.Now()
 	var p pause
@@ -207,7 +206,7 @@ func (w *worker) loadBalancer(ctx context.Context) (string, error) {
 	}
 }
 
-// hurried is how long a pause may be, which is less in tests.
+// hurried shortens a pause in tests.
 func (w *worker) hurried(limit time.Duration) time.Duration {
 	if w.b.m.hurry > 0 {
 		return w.b.m.hurry
@@ -215,7 +214,7 @@ func (w *worker) hurried(limit time.Duration) time.Duration {
 	return limit
 }
 
-// install installs the components, and tries a few times.
+// install installs the components, with a few retries.
 func (w *worker) install(ctx context.Context, d demand) error {
 	start := time.Now()
 	var p pause
@@ -237,7 +236,7 @@ func (w *worker) install(ctx context.Context, d demand) error {
 		return err
 	}
 	if !v.Equal(d.version) {
-		return fmt.Errorf("installed kubeadm is %s, but Kubernetes %s was asked for", v, d.version)
+		return fmt.Errorf("installed kubeadm is %s, want %s", v, d.version)
 	}
 	return nil
 }
@@ -247,11 +246,11 @@ func (w *worker) reset(ctx context.Context, why string) error {
 	if err := w.b.host.kubeadm.Reset(ctx, w.lines()); err != nil {
 		return err
 	}
-	w.tell(stateDone, "nothing is left of it")
+	w.tell(stateDone, "cleaned up")
 	return nil
 }
 
-// lines passes kubeadm's lines on, and tells which phase it is in.
+// lines passes kubeadm's lines on, and reports its phase.
 func (w *worker) lines() func(kubeadm.Line) {
 	phase := -1
 	return func(l kubeadm.Line) {
@@ -265,7 +264,7 @@ func (w *worker) lines() func(kubeadm.Line) {
 	}
 }
 
-// lineText is how a line of kubeadm is shown.
+// lineText formats a line of kubeadm.
 func lineText(l kubeadm.Line) string {
 	if l.Phase == "" {
 		return l.Text
@@ -275,7 +274,7 @@ func lineText(l kubeadm.Line) string {
 
 func levelName(l slog.Level) string { return strings.ToLower(l.String()) }
 
-// downloads tells how many bytes of all components are there.
+// downloads reports the progress of all downloads in bytes.
 func (w *worker) downloads(l component.List) func(component.Component, int64, int64) {
 	var mu sync.Mutex
 	done, total := map[string]int64{}, map[string]int64{}

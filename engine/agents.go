@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,8 +10,11 @@ import (
 	"strings"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
+	"constellation/engine/words"
 )
 
 // StepAgents is the ID of the step that names the enrolment program. Only plans have it that
@@ -30,16 +34,16 @@ const findingEnrolled = "agents-enrolled"
 // its Node, and the group stands in a command that the user copies. A node that was enrolled is
 // known by its components, which the operator records: their ConfigMap names an enrolment program,
 // and it did so before any node had them.
-func unverified(nodes []Node, machines []CloudMachine, enrolled map[string]Components) []Node {
-	of := make(map[string]*CloudMachine, len(machines))
+func unverified(nodes []cluster.Node, machines []cluster.CloudMachine, enrolled map[string]cluster.Components) []cluster.Node {
+	of := make(map[string]*cluster.CloudMachine, len(machines))
 	for i := range machines {
 		of[machines[i].Name] = &machines[i]
 	}
-	var out []Node
+	var out []cluster.Node
 	for i := range nodes {
 		n := &nodes[i]
 		m := of[n.Name]
-		if !n.InPlace || m == nil || enrolled[n.Components].enrolled(n.Name) {
+		if !n.InPlace || m == nil || enrolled[n.Components].Enrolled(n.Name) {
 			continue
 		}
 		v, err := version.Parse(m.Image[strings.LastIndexByte(m.Image, '/')+1:])
@@ -47,15 +51,15 @@ func unverified(nodes []Node, machines []CloudMachine, enrolled map[string]Compo
 			continue
 		}
 		found := *n
-		found.Group = groupName(m.Group)
+		found.Group = cluster.GroupName(m.Group)
 		out = append(out, found)
 	}
-	slices.SortFunc(out, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b cluster.Node) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 
 // withComponents returns the sorted names of the nodes that have, or claim, components.
-func withComponents(nodes []Node, components string) (names []string) {
+func withComponents(nodes []cluster.Node, components string) (names []string) {
 	for i := range nodes {
 		if nodes[i].Components == components {
 			names = append(names, nodes[i].Name)
@@ -67,15 +71,15 @@ func withComponents(nodes []Node, components string) (names []string) {
 
 // enrolledBy returns the components of nodes that are upgraded in place by their names.
 // ConfigMaps that are not there name no enrolment program.
-func enrolledBy(ctx context.Context, k Cluster, nodes []Node) (map[string]Components, error) {
-	out := map[string]Components{}
+func enrolledBy(ctx context.Context, k Cluster, nodes []cluster.Node) (map[string]cluster.Components, error) {
+	out := map[string]cluster.Components{}
 	for i := range nodes {
 		name := nodes[i].Components
 		if _, known := out[name]; known || name == "" || !nodes[i].InPlace {
 			continue
 		}
 		c, err := k.Components(ctx, name)
-		if err != nil && !errors.Is(err, ErrAbsent) {
+		if err != nil && !errors.Is(err, cluster.ErrAbsent) {
 			return nil, err
 		}
 		out[name] = c
@@ -84,23 +88,23 @@ func enrolledBy(ctx context.Context, k Cluster, nodes []Node) (map[string]Compon
 }
 
 // inGroups is "2 of workers (worker-0, worker-1)".
-func inGroups(nodes []Node) string {
+func inGroups(nodes []cluster.Node) string {
 	by := map[string][]string{}
 	for i := range nodes {
-		g := orElse(nodes[i].Group, nodes[i].Role)
+		g := cmp.Or(nodes[i].Group, nodes[i].Role)
 		by[g] = append(by[g], nodes[i].Name)
 	}
 	var out []string
 	for _, g := range slices.Sorted(maps.Keys(by)) {
 		out = append(out, fmt.Sprintf("%d of %s (%s)", len(by[g]), g, strings.Join(by[g], ", ")))
 	}
-	return and(out)
+	return words.And(out)
 }
 
 // agentsFinding warns of agents that verify nothing.
-func agentsFinding(nodes []Node, remedy string) Finding {
-	f := Finding{
-		ID: findingAgents, Severity: Warn, Source: "release", Title: "the agents of " + many(len(nodes), "node") + " run components that nobody vouches for",
+func agentsFinding(nodes []cluster.Node, remedy string) plan.Finding {
+	f := plan.Finding{
+		ID: findingAgents, Severity: plan.Warn, Source: "release", Title: "the agents of " + words.Count(len(nodes), "node") + " run components that nobody vouches for",
 		Detail: inGroups(nodes) + ": the machines have images of releases before " + release.FirstVerifying.String() + ", and their groups are upgraded in place", Remedy: remedy,
 	}
 	for i := range nodes {
@@ -110,15 +114,15 @@ func agentsFinding(nodes []Node, remedy string) Finding {
 }
 
 // agentsUnchecked reports why the agents could not be judged.
-func agentsUnchecked(err error) Finding {
-	return Finding{ID: findingAgents, Severity: NotChecked, Source: "release", Title: "not checked which agents verify components", Detail: err.Error(), Remedy: "try again when the cluster and the cloud answer"}
+func agentsUnchecked(err error) plan.Finding {
+	return plan.Finding{ID: findingAgents, Severity: plan.NotChecked, Source: "release", Title: "not checked which agents verify components", Detail: err.Error(), Remedy: "try again when the cluster and the cloud answer"}
 }
 
 // replaceOnce is the remedy where no upgrade of Kubernetes in place enrols the agents.
-func replaceOnce(nodes []Node) string {
+func replaceOnce(nodes []cluster.Node) string {
 	var groups []string
 	for i := range nodes {
-		groups = append(groups, orElse(nodes[i].Group, nodes[i].Role))
+		groups = append(groups, cmp.Or(nodes[i].Group, nodes[i].Role))
 	}
 	slices.Sort(groups)
 	var patches []string
@@ -126,13 +130,13 @@ func replaceOnce(nodes []Node) string {
 		patches = append(patches, "`kubectl patch scalinggroup "+g+" --type merge -p '{\"spec\":{\"strategy\":\"Replace\"}}'`")
 	}
 	return "upgrade Kubernetes: the step `" + StepAgents + "` of the plan installs the release keys and the verifying agent in place; or have the machines replaced once: " +
-		and(patches) + ", then an upgrade of the image"
+		words.And(patches) + ", then an upgrade of the image"
 }
 
 // judgeAgents finds agents that verify nothing. Those of nodes whose Kubernetes the hop upgrades
 // in place are enrolled by it, if the cloud has an enrolment program.
-func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next Components) {
-	if c.enrols = nil; c.provider == nil || !slices.ContainsFunc(c.now.Nodes, func(n Node) bool { return n.InPlace }) {
+func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next cluster.Components) {
+	if c.enrols = nil; c.provider == nil || !slices.ContainsFunc(c.now.Nodes, func(n cluster.Node) bool { return n.InPlace }) {
 		return
 	}
 	limited, cancel := context.WithTimeout(ctx, checkLimit)
@@ -149,7 +153,7 @@ func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next Comp
 		c.find(agentsUnchecked(err))
 		return
 	}
-	var left []Node
+	var left []cluster.Node
 	for _, n := range unverified(c.now.Nodes, machines, enrolled) {
 		// The operator upgrades no node that has, or claims, the next components already.
 		if c.upgradesInPlace(&n) && next.Agent != nil && n.Components != next.Name {
@@ -162,15 +166,15 @@ func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next Comp
 		c.find(agentsFinding(left, replaceOnce(left)))
 	}
 	if len(c.enrols) > 0 {
-		c.find(Finding{
-			ID: findingEnrolled, Severity: Info, Source: "release", Title: "the hop installs the release keys and the verifying agent on " + many(len(c.enrols), "machine") + " in place",
+		c.find(plan.Finding{
+			ID: findingEnrolled, Severity: plan.Info, Source: "release", Title: "the hop installs the release keys and the verifying agent on " + words.Count(len(c.enrols), "machine") + " in place",
 			Detail: inGroups(c.enrols) + ": their agents run components that nobody vouches for, until then", Objects: namesOf(c.enrols),
 		})
 	}
 }
 
 // upgradesInPlace reports whether the hop upgrades Kubernetes of a node as it is.
-func (c *checkRun) upgradesInPlace(n *Node) bool {
+func (c *checkRun) upgradesInPlace(n *cluster.Node) bool {
 	touched := c.hop.ReplaceWorkers
 	if n.Role == string(cloud.ControlPlane) {
 		touched = c.hop.ReplaceControlPlanes
@@ -178,7 +182,7 @@ func (c *checkRun) upgradesInPlace(n *Node) bool {
 	return n.InPlace && touched && c.hop.To.Kubernetes != c.hop.From.Kubernetes
 }
 
-func namesOf(nodes []Node) []string {
+func namesOf(nodes []cluster.Node) []string {
 	out := make([]string, len(nodes))
 	for i := range nodes {
 		out[i] = nodes[i].Name
@@ -187,21 +191,21 @@ func namesOf(nodes []Node) []string {
 }
 
 // agentsStep names the enrolment program, with which the operator begins on each node.
-func (i *initRun) agentsStep() Step {
+func (i *clusterRun) agentsStep() plan.Step {
 	want := i.components
-	return Step{
+	return plan.Step{
 		ID:    StepAgents,
-		Title: "Install the release keys and the verifying agent on " + many(len(i.enrols), "machine") + " in place",
+		Title: "Install the release keys and the verifying agent on " + words.Count(len(i.enrols), "machine") + " in place",
 		Effect: fmt.Sprintf("ConfigMap %s names the agent of the new image; the operator installs it on %s once, before it upgrades Kubernetes there",
-			shortName(want.Name), and(namesOf(i.enrols))),
+			shortName(want.Name), words.And(namesOf(i.enrols))),
 		Details: []string{inGroups(i.enrols) + ": from then on they install only what a release builder vouches for"},
 		Done: func(ctx context.Context) (bool, error) {
 			return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 				got, err := k.Components(ctx, want.Name)
-				return err == nil && got.serves(want), err
+				return err == nil && got.Serves(want), err
 			})
 		},
-		Run: func(ctx context.Context, r *Reporter) error {
+		Run: func(ctx context.Context, r *plan.Reporter) error {
 			return i.inCluster(ctx, r, "name the verifying agent", func(ctx context.Context, k Cluster) error { return k.PublishComponents(ctx, want) })
 		},
 	}

@@ -7,7 +7,9 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
+	"constellation/engine/plan"
 )
 
 // TestAgentsThatVerifyNothing plans upgrades of groups that are upgraded in place on machines of
@@ -20,32 +22,32 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 			n := &s.inside.running.Nodes[i]
 			n.InPlace = n.Role == "worker"
 			s.cluster.PutNode(*n)
-			s.cloud.machines = append(s.cloud.machines, engine.CloudMachine{Instance: cloud.Instance{Name: n.Name, Group: "sandboxes/demo/groups/" + n.Group, Image: "sandboxes/demo/images/v1.0.0"}})
+			s.cloud.machines = append(s.cloud.machines, cluster.CloudMachine{Instance: cloud.Instance{Name: n.Name, Group: "sandboxes/demo/groups/" + n.Group, Image: "sandboxes/demo/images/v1.0.0"}})
 		}
 		s.cloud.agent = program
 		return s
 	}
-	plan := func(t *testing.T, s *checkStage) *engine.Plan {
+	planned := func(t *testing.T, s *checkStage) *plan.Plan {
 		t.Helper()
-		p, err := s.engine().PlanPrepare(t.Context(), both, func(engine.Event) {})
+		p, err := s.engine().PlanPrepare(t.Context(), both, func(plan.Event) {})
 		if err != nil || len(p.Blocked()) > 0 {
 			t.Fatalf("%v, blocked by %+v", err, p.Blocked())
 		}
 		return p
 	}
-	step := func(p *engine.Plan) *engine.Step {
-		if i := slices.IndexFunc(p.Steps, func(x engine.Step) bool { return x.ID == engine.StepAgents }); i >= 0 {
+	step := func(p *plan.Plan) *plan.Step {
+		if i := slices.IndexFunc(p.Steps, func(x plan.Step) bool { return x.ID == engine.StepAgents }); i >= 0 {
 			return &p.Steps[i]
 		}
 		return nil
 	}
-	finding := func(found []engine.Finding, id string) *engine.Finding {
-		if i := slices.IndexFunc(found, func(f engine.Finding) bool { return f.ID == id }); i >= 0 {
+	finding := func(found []plan.Finding, id string) *plan.Finding {
+		if i := slices.IndexFunc(found, func(f plan.Finding) bool { return f.ID == id }); i >= 0 {
 			return &found[i]
 		}
 		return nil
 	}
-	health := func(t *testing.T, s *checkStage) *engine.Finding {
+	health := func(t *testing.T, s *checkStage) *plan.Finding {
 		t.Helper()
 		st, err := s.engine().Status(t.Context())
 		if err != nil || !st.Reachable {
@@ -53,13 +55,13 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 		}
 		return finding(st.Health, "agents-unverified")
 	}
-	published := func(t *testing.T, s *checkStage) engine.Components {
+	published := func(t *testing.T, s *checkStage) cluster.Components {
 		t.Helper()
 		l, err := s.cloud.Components(t.Context(), v("v1.36.3"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := s.cluster.Components(t.Context(), engine.ComponentsName(l.List))
+		c, err := s.cluster.Components(t.Context(), cluster.ComponentsName(l.List))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -68,7 +70,7 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 
 	t.Run("a hop of Kubernetes enrols them", func(t *testing.T) {
 		s := newStage(t)
-		if f := health(t, s); f == nil || f.Severity != engine.Warn || !slices.Equal(f.Objects, []string{"worker-0", "worker-1"}) || !strings.Contains(f.Detail, "2 of workers") {
+		if f := health(t, s); f == nil || f.Severity != plan.Warn || !slices.Equal(f.Objects, []string{"worker-0", "worker-1"}) || !strings.Contains(f.Detail, "2 of workers") {
 			t.Errorf("status: %+v", f)
 		}
 		p, _, err := s.prepare(t.Context(), both)
@@ -101,7 +103,7 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 		n := &s.inside.running.Nodes[1]
 		n.Image = "sandboxes/demo/images/v1.1.0"
 		s.cluster.PutNode(*n)
-		if x := step(plan(t, s)); x == nil || !strings.Contains(x.Title, "2 machines") {
+		if x := step(planned(t, s)); x == nil || !strings.Contains(x.Title, "2 machines") {
 			t.Errorf("step %+v", x)
 		}
 	})
@@ -121,7 +123,7 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 		for i := range s.cloud.machines {
 			s.cloud.machines[i].Image = "sandboxes/demo/images/v1.1.0"
 		}
-		p := plan(t, s)
+		p := planned(t, s)
 		if x := step(p); x != nil || finding(p.Findings, "agents-unverified") != nil || health(t, s) != nil {
 			t.Errorf("step %+v, findings %+v", x, p.Findings)
 		}
@@ -142,9 +144,9 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 	t.Run("a cloud without an enrolment program", func(t *testing.T) {
 		s := newStage(t)
 		s.cloud.agent = nil
-		p := plan(t, s)
+		p := planned(t, s)
 		f := finding(p.Findings, "agents-unverified")
-		if step(p) != nil || f == nil || f.Severity != engine.Warn || !strings.Contains(f.Remedy, "kubectl patch scalinggroup workers") {
+		if step(p) != nil || f == nil || f.Severity != plan.Warn || !strings.Contains(f.Remedy, "kubectl patch scalinggroup workers") {
 			t.Errorf("step %+v, finding %+v", step(p), f)
 		}
 	})
@@ -155,7 +157,7 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		// An older operator brought worker-0 there, with the agent that it had.
-		c := engine.Components{Name: engine.ComponentsName(l.List), Kubernetes: "v1.36.3", List: l.List}
+		c := cluster.Components{Name: cluster.ComponentsName(l.List), Kubernetes: "v1.36.3", List: l.List}
 		if err := s.cluster.PublishComponents(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}

@@ -17,17 +17,22 @@ import (
 
 	"constellation/engine/backup"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/compat"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/engine/version"
+	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // IDs of the steps of `upgrade apply` that other verbs do not have.
 const (
-	StepBackup  = "backup"
-	StepRollout = "wait-for-rollout"
+	StepBackup = "backup"
 )
 
 // ApplySteps are the IDs of the steps of `upgrade apply`, in order.
-var ApplySteps = []string{StepBackup, StepComponents, StepAgents, StepJoinConfig, StepCharts, StepRevocations, StepTarget, StepRollout}
+var ApplySteps = []string{StepBackup, StepComponents, StepAgents, StepJoinConfig, plan.StepCharts, StepRevocations, StepTarget, plan.StepRollout}
 
 // IDs of findings of `upgrade apply`.
 const (
@@ -53,11 +58,11 @@ var surgeRE = regexp.MustCompile(`^([1-9][0-9]{0,4}|([1-9][0-9]?|100)%)$`)
 
 func (r ApplyRequest) check() error {
 	if r.Surge != "" && !surgeRE.MatchString(r.Surge) {
-		return &Error{Err: fmt.Errorf("surge is %q", r.Surge), Remedy: "give a number of machines of at least 1, or a percentage of all nodes from 1% to 100%", Exit: ExitUsage}
+		return &plan.Error{Err: fmt.Errorf("surge is %q", r.Surge), Remedy: "give a number of machines of at least 1, or a percentage of all nodes from 1% to 100%", Exit: plan.ExitUsage}
 	}
 	for _, id := range r.Skip {
 		if !slices.Contains(ApplySteps, id) {
-			return &Error{Err: fmt.Errorf("there is no step %q to skip", id), Remedy: "the steps are " + and(ApplySteps), Exit: ExitUsage}
+			return &plan.Error{Err: fmt.Errorf("there is no step %q to skip", id), Remedy: "the steps are " + words.And(ApplySteps), Exit: plan.ExitUsage}
 		}
 	}
 	return nil
@@ -84,11 +89,11 @@ func (r ApplyRequest) skips(id string) bool { return slices.Contains(r.Skip, id)
 //
 // Findings that forbid the plan are in it. The error has ExitNothing if there is nothing
 // to do, and ExitUsage if workspace or request are at fault.
-func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(Event)) (*Plan, error) {
+func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.Event)) (*plan.Plan, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	if err := e.ws.onMachines(VerbApply); err != nil {
+	if err := e.ws.OnMachines(plan.VerbApply); err != nil {
 		return nil, err
 	}
 	r.WriteConfig = false
@@ -103,11 +108,11 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(Event)
 		return nil, c.down
 	}
 	now := e.now()
-	p := &Plan{
-		ID: newRunID(VerbApply, now), Verb: VerbApply, Cluster: c.config.Name, Simulated: e.simulated(), Nodes: c.config.counts(), Created: now.UTC(),
+	p := &plan.Plan{
+		ID: newRunID(plan.VerbApply, now), Verb: plan.VerbApply, Cluster: c.config.Name, Simulated: e.simulated(), Nodes: c.config.Counts(), Created: now.UTC(),
 		Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse,
 	}
-	p.end.command = e.command(string(VerbApply)) + r.flags()
+	p.End.Command = e.command(string(plan.VerbApply)) + r.flags()
 	if c.set() && !c.now.Services.Oldest.Less(c.services()) {
 		return p, c.goOn(ctx, p, r)
 	}
@@ -127,7 +132,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(Event)
 	if err := c.foresee(ctx, emit); err != nil {
 		return nil, err
 	}
-	if !r.skips(StepCharts) {
+	if !r.skips(plan.StepCharts) {
 		if err := c.foreseeCharts(ctx); err != nil {
 			return nil, err
 		}
@@ -142,7 +147,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(Event)
 	c.sort()
 	p.To, p.Findings, p.Changes = c.hop.To, c.out.Findings, c.out.Changes
 	p.Surge = cmp.Or(r.Surge, c.now.Target.MaxSurge)
-	p.Components = slices.DeleteFunc(slices.Clone(c.out.Components), func(x ComponentCheck) bool { return x.NextHop == "" })
+	p.Components = slices.DeleteFunc(slices.Clone(c.out.Components), func(x plan.ComponentCheck) bool { return x.NextHop == "" })
 	if len(p.Blocked()) > 0 {
 		return p, nil
 	}
@@ -150,14 +155,14 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(Event)
 	if err != nil {
 		return nil, err
 	}
-	a := &applyRun{prepareRun: prepared, request: r, plan: p}
+	a := &applyRun{clusterRun: prepared.clusterRun, prepared: prepared, request: r, plan: p}
 	a.want(c.config)
-	a.fetched, a.accepted = c.fetched, p.accepted
+	a.fetched, a.accepted = c.fetched, p.Accepted
 	if a.release, err = c.known.release(ctx, c.hop.Planned().Services); err != nil {
-		return nil, &Error{Op: "read release " + c.hop.To.Release, Err: err, Remedy: "point `--feed` to where it is published"}
+		return nil, &plan.Error{Op: "read release " + c.hop.To.Release, Err: err, Remedy: "point `--feed` to where it is published"}
 	}
-	a.weaker = slices.ContainsFunc(p.Findings, func(f Finding) bool { return f.ID == ruleWeaker }) // Run makes sure that it is accepted
-	a.target.MaxSurge = r.Surge
+	a.prepared.weaker = slices.ContainsFunc(p.Findings, func(f plan.Finding) bool { return f.ID == ruleWeaker }) // Run makes sure that it is accepted
+	a.prepared.target.MaxSurge = r.Surge
 	return p, a.fill(ctx, c)
 }
 
@@ -172,7 +177,7 @@ func (c *checkRun) services() version.Version {
 // current says that there is nothing to apply.
 func (c *checkRun) current() error {
 	what := fmt.Sprintf("cluster %s runs release %s with Kubernetes %s", c.config.Name, c.now.Services, c.now.Kubernetes)
-	e := &Error{Err: errors.New(what + ": nothing that can be reached is newer"), Remedy: "`constellation upgrade check` says what there is", Exit: ExitNothing}
+	e := &plan.Error{Err: errors.New(what + ": nothing that can be reached is newer"), Remedy: "`constellation upgrade check` says what there is", Exit: plan.ExitNothing}
 	if c.there {
 		e.Err = errors.New(what + ": what is asked for runs already")
 	}
@@ -185,17 +190,17 @@ func (c *checkRun) judgeApply(r ApplyRequest) {
 	if r.skips(StepBackup) {
 		c.find(withoutBackup)
 	} else {
-		c.drop(BackupAge) // one is made
+		c.drop(plan.BackupAge) // one is made
 	}
 	if r.skips(StepAgents) && len(c.enrols) > 0 {
 		c.drop(findingEnrolled)
 		c.find(agentsFinding(c.enrols, "leave `--skip-phases "+StepAgents+"` out: the hop then installs the release keys and the verifying agent in place"))
 	}
-	if r.skips(StepCharts) && !r.skips(StepTarget) && !c.now.Services.is(c.hop.Planned().Services) {
-		c.find(Finding{
-			ID: "services-first", Severity: Block, Source: "release", Title: fmt.Sprintf("services %s run, and the hop needs those of release %s", c.now.Services, c.hop.To.Release),
+	if r.skips(plan.StepCharts) && !r.skips(StepTarget) && !c.now.Services.Is(c.hop.Planned().Services) {
+		c.find(plan.Finding{
+			ID: "services-first", Severity: plan.Block, Source: "release", Title: fmt.Sprintf("services %s run, and the hop needs those of release %s", c.now.Services, c.hop.To.Release),
 			Detail: "the operator and the join service in the cluster do the work, and those of another release may not know how",
-			Remedy: "leave `--skip-phases " + StepCharts + "` out",
+			Remedy: "leave `--skip-phases " + plan.StepCharts + "` out",
 		})
 	}
 }
@@ -207,10 +212,10 @@ func (c *checkRun) name() {
 		f := &c.out.Findings[i]
 		lost := func(o string) bool { return strings.HasPrefix(o, "persistentvolume") }
 		switch {
-		case f.Severity == Block && slices.Contains(acknowledgeable, f.ID):
-			f.Severity, f.Named = Warn, true
+		case f.Severity == plan.Block && slices.Contains(acknowledgeable, f.ID):
+			f.Severity, f.Named = plan.Warn, true
 		case f.Named:
-		case f.Severity == Warn && (f.ID == findingNoBackup || f.ID == findingLocal && slices.ContainsFunc(f.Objects, lost)):
+		case f.Severity == plan.Warn && (f.ID == findingNoBackup || f.ID == findingLocal && slices.ContainsFunc(f.Objects, lost)):
 			f.Named = true
 		default:
 			continue
@@ -221,64 +226,27 @@ func (c *checkRun) name() {
 	}
 }
 
-// Unacknowledged returns the findings that must be accepted by name and are not.
-func (p *Plan) Unacknowledged() []Finding {
-	var out []Finding
-	for _, f := range p.Findings {
-		if f.Named && f.Severity != Block && !slices.Contains(p.Acknowledged, f.ID) {
-			out = append(out, f)
-		}
-	}
-	return out
-}
-
-func (p *Plan) accepted(id string) bool { return slices.Contains(p.Acknowledged, id) }
-
-// Accept notes that findings were accepted by their IDs; in a rehearsal, of which nothing
-// need be accepted, all are.
-func (p *Plan) Accept(ids ...string) {
-	if p.Rehearsal {
-		for _, f := range p.Unacknowledged() {
-			ids = append(ids, f.ID)
-		}
-	}
-	for _, id := range ids {
-		if !slices.Contains(p.Acknowledged, id) {
-			p.Acknowledged = append(p.Acknowledged, id)
-		}
-	}
-}
-
-// OnlyWatches reports whether all that is left of the plan is to wait: it changes nothing.
-func (p *Plan) OnlyWatches() bool {
-	for _, s := range p.Steps {
-		if !s.Finished && s.ID != StepRollout {
-			return false
-		}
-	}
-	return true
-}
-
 // applyRun is what the steps of one upgrade share. Steps run one after the other.
 type applyRun struct {
-	*prepareRun
-	request ApplyRequest
-	plan    *Plan
+	*clusterRun
+	prepared *prepareRun // what the rollout is prepared with
+	request  ApplyRequest
+	plan     *plan.Plan
 }
 
 // fill completes the plan.
 func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
-	join, err := a.joinConfigStep(ctx)
+	join, err := a.prepared.joinConfigStep(ctx)
 	if err != nil {
 		return err
 	}
 	p := a.plan
-	p.Notes = a.notes
+	p.Notes = a.prepared.notes
 	replaced, groups := perGroup(c.out.Changes.Nodes)
 	kept, keptGroups := perGroup(c.out.Changes.InPlace)
 	charts := a.chartsStep()
 	for _, x := range c.out.Changes.ChartChanges {
-		charts.Details = append(charts.Details, x.line())
+		charts.Details = append(charts.Details, x.Line())
 	}
 	if len(c.out.Changes.ChartChanges) == 0 {
 		for _, x := range c.out.Changes.Charts {
@@ -302,27 +270,27 @@ func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
 		steps = append(steps, a.revocationsStep(expired))
 	}
 	steps = append(steps, a.targetStep(groups, keptGroups), a.rolloutStep())
-	rollout := &steps[len(steps)-1]
-	rollout.Effect = "all nodes are at the target"
+	wait := &steps[len(steps)-1]
+	wait.Effect = "all nodes are at the target"
 	switch {
 	case replaced > 0 && kept > 0:
-		rollout.Effect = "replaces " + many(replaced, "node") + " and upgrades " + many(kept, "node") + " in place" + inOrder(replaced+kept)
+		wait.Effect = "replaces " + words.Count(replaced, "node") + " and upgrades " + words.Count(kept, "node") + " in place" + inOrder(replaced+kept)
 	case replaced > 0:
-		rollout.Effect = "replaces " + many(replaced, "node") + inOrder(replaced)
+		wait.Effect = "replaces " + words.Count(replaced, "node") + inOrder(replaced)
 	case kept > 0:
-		rollout.Effect = "upgrades " + many(kept, "node") + " in place" + inOrder(kept) + ": no machine is replaced"
+		wait.Effect = "upgrades " + words.Count(kept, "node") + " in place" + inOrder(kept) + ": no machine is replaced"
 	}
-	rollout.Details = append(rollout.Details, fmt.Sprintf("takes about %s: %s", interval{c.out.Changes.Least, c.out.Changes.Most}, c.out.Changes.Basis))
+	wait.Details = append(wait.Details, fmt.Sprintf("takes about %s: %s", rollout.Interval{Least: c.out.Changes.Least, Most: c.out.Changes.Most}, c.out.Changes.Basis))
 	// What mutates decides whether a backup is needed.
-	steps = append([]Step{a.backupStep(steps[:len(steps)-1])}, steps...)
+	steps = append([]plan.Step{a.backupStep(steps[:len(steps)-1])}, steps...)
 	if err := a.skip(ctx, steps); err != nil {
 		return err
 	}
-	what := fmt.Sprintf("image %s and Kubernetes %s", a.target.ImageVersion, a.target.Kubernetes)
-	p.end.done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
-	p.end.nothing = p.end.done + " already: nothing to do"
-	if a.hops > 1 {
-		p.end.done += fmt.Sprintf("; that was hop 1 of %d, the same command makes the next one", a.hops)
+	what := fmt.Sprintf("image %s and Kubernetes %s", a.prepared.target.ImageVersion, a.prepared.target.Kubernetes)
+	p.End.Done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
+	p.End.Nothing = p.End.Done + " already: nothing to do"
+	if a.prepared.hops > 1 {
+		p.End.Done += fmt.Sprintf("; that was hop 1 of %d, the same command makes the next one", a.prepared.hops)
 	}
 	a.finish(fmt.Sprintf("the target of cluster %s is set to %s; the cluster goes there alone", p.Cluster, what))
 	return nil
@@ -331,16 +299,16 @@ func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
 // finish applies what the request says about how the plan ends.
 func (a *applyRun) finish(detached string) {
 	p := a.plan
-	p.hold = func(ctx context.Context, r *Reporter, lost func(error)) (func(), error) {
+	p.Hold = func(ctx context.Context, r *plan.Reporter, lost func(error)) (func(), error) {
 		return a.hold(ctx, r, p.ID, lost)
 	}
-	p.end.next = []string{a.e.command("status")}
-	if p.end.done == "" || len(p.Steps) == 0 || p.Steps[len(p.Steps)-1].ID != StepRollout {
-		p.end.done = detached
-		p.end.next = append([]string{a.e.command(string(VerbApply))}, p.end.next...)
+	p.End.Next = []string{a.e.command("status")}
+	if p.End.Done == "" || len(p.Steps) == 0 || p.Steps[len(p.Steps)-1].ID != plan.StepRollout {
+		p.End.Done = detached
+		p.End.Next = append([]string{a.e.command(string(plan.VerbApply))}, p.End.Next...)
 	}
 	if a.request.Rehearse {
-		p.end.done = "this was a rehearsal: nothing was changed"
+		p.End.Done = "this was a rehearsal: nothing was changed"
 		for i := range p.Steps {
 			s := &p.Steps[i]
 			s.Final = false
@@ -351,7 +319,7 @@ func (a *applyRun) finish(detached string) {
 
 // skip puts the steps into the plan, without those that are skipped, and notes which of
 // them are done.
-func (a *applyRun) skip(ctx context.Context, steps []Step) error {
+func (a *applyRun) skip(ctx context.Context, steps []plan.Step) error {
 	p := a.plan
 	for _, s := range steps {
 		done, err := s.Done(ctx)
@@ -362,15 +330,15 @@ func (a *applyRun) skip(ctx context.Context, steps []Step) error {
 		leave := a.request.skips(s.ID)
 		switch {
 		case leave && !s.Finished && (s.ID == StepComponents || s.ID == StepJoinConfig) && !a.request.skips(StepTarget):
-			p.Findings = append([]Finding{{
-				ID: "skipped-step", Severity: Block, Source: "versions", Title: "without step " + s.ID + " no machine could join with the target",
+			p.Findings = append([]plan.Finding{{
+				ID: "skipped-step", Severity: plan.Block, Source: "versions", Title: "without step " + s.ID + " no machine could join with the target",
 				Remedy: "leave `--skip-phases " + s.ID + "` out, or skip " + StepTarget + ", too",
 			}}, p.Findings...)
 			continue
 		case leave:
 			p.Notes = append(p.Notes, "Step "+s.ID+" is left out on request.")
 			continue
-		case s.ID == StepRollout && (a.request.Detach || a.request.skips(StepTarget)):
+		case s.ID == plan.StepRollout && (a.request.Detach || a.request.skips(StepTarget)):
 			continue
 		}
 		p.Steps = append(p.Steps, s)
@@ -378,8 +346,8 @@ func (a *applyRun) skip(ctx context.Context, steps []Step) error {
 	return nil
 }
 
-func (a *applyRun) chartsStep() Step {
-	return Step{ID: StepCharts, Title: "Upgrade the services", Effect: a.chartsEffect(), Done: a.chartsDone, Run: a.installCharts}
+func (a *applyRun) chartsStep() plan.Step {
+	return plan.Step{ID: plan.StepCharts, Title: "Upgrade the services", Effect: a.chartsEffect(), Done: a.chartsDone, Run: a.installCharts}
 }
 
 // perGroup is the sum of the numbers of nodes of groups, and each as "2 of workers".
@@ -393,16 +361,16 @@ func perGroup(nodes map[string]int) (sum int, each []string) {
 
 // targetStep sets the target, by which nodes of groups are replaced, and others upgraded in
 // place.
-func (a *applyRun) targetStep(replaced, kept []string) Step {
-	s := Step{
+func (a *applyRun) targetStep(replaced, kept []string) plan.Step {
+	s := plan.Step{
 		ID:    StepTarget,
 		Title: "Set the target of all nodes",
 		Effect: fmt.Sprintf("NodeVersion %s asks for image %s and Kubernetes %s in one write%s; from then on the cluster goes on alone, also without this program",
-			nodeVersionName, a.target.ImageVersion, a.target.Kubernetes, a.workers()),
+			nodeVersionName, a.prepared.target.ImageVersion, a.prepared.target.Kubernetes, a.prepared.workers()),
 		Final: true,
 		Done:  a.targetSet,
-		Run: func(ctx context.Context, r *Reporter) error {
-			return a.inCluster(ctx, r, "set the target", func(ctx context.Context, k Cluster) error { return k.SetNodeTarget(ctx, a.target) })
+		Run: func(ctx context.Context, r *plan.Reporter) error {
+			return a.inCluster(ctx, r, "set the target", func(ctx context.Context, k Cluster) error { return k.SetNodeTarget(ctx, a.prepared.target) })
 		},
 	}
 	if len(kept) > 0 {
@@ -426,55 +394,53 @@ func (a *applyRun) targetStep(replaced, kept []string) Step {
 func (a *applyRun) targetSet(ctx context.Context) (bool, error) {
 	return a.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 		got, err := k.NodeTarget(ctx)
-		return got.same(a.target) && got.KeepWorkers == a.target.KeepWorkers && !got.Cancelled && (a.request.Surge == "" || got.MaxSurge == a.request.Surge), err
+		return got.Same(a.prepared.target) && got.KeepWorkers == a.prepared.target.KeepWorkers && !got.Cancelled && (a.request.Surge == "" || got.MaxSurge == a.request.Surge), err
 	})
 }
 
-func (a *applyRun) rolloutStep() Step {
-	return Step{
-		ID: StepRollout, Title: "Wait until all nodes are new", Effect: "all nodes are at the target",
-		Done: func(ctx context.Context) (bool, error) { return a.rolloutDone(ctx, a.target) },
-		Run:  func(ctx context.Context, r *Reporter) error { return a.waitRollout(ctx, r, a.target) },
+func (a *applyRun) rolloutStep() plan.Step {
+	return plan.Step{
+		ID: plan.StepRollout, Title: "Wait until all nodes are new", Effect: "all nodes are at the target",
+		Done: func(ctx context.Context) (bool, error) { return a.rolloutDone(ctx, a.prepared.target) },
+		Run:  func(ctx context.Context, r *plan.Reporter) error { return a.waitRollout(ctx, r, a.prepared.target) },
 	}
 }
 
 // goOn fills the plan where the target is set and not reached: what is left is to wait,
 // and to end a cancelling.
-func (c *checkRun) goOn(ctx context.Context, p *Plan, r ApplyRequest) error {
+func (c *checkRun) goOn(ctx context.Context, p *plan.Plan, r ApplyRequest) error {
 	n, t := &c.now, c.now.Target
 	images := n.ControlPlaneImage.Add(n.WorkerImage.Oldest).Add(n.WorkerImage.Newest)
-	p.From = Target{Release: n.Services.String(), Image: images.String(), Kubernetes: n.ControlPlaneKubelet.Add(n.WorkerKubelet.Oldest).Add(n.Kubernetes.Newest).String()}
-	p.To = Target{Release: n.Services.String(), Image: t.ImageVersion, Kubernetes: t.Kubernetes}
-	a := &applyRun{
-		prepareRun: &prepareRun{initRun: &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}, target: t},
-		request:    r, plan: p,
-	}
+	p.From = plan.Target{Release: n.Services.String(), Image: images.String(), Kubernetes: n.ControlPlaneKubelet.Add(n.WorkerKubelet.Oldest).Add(n.Kubernetes.Newest).String()}
+	p.To = plan.Target{Release: n.Services.String(), Image: t.ImageVersion, Kubernetes: t.Kubernetes}
+	run := &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}
+	a := &applyRun{clusterRun: run, prepared: &prepareRun{clusterRun: run, target: t}, request: r, plan: p}
 	p.Surge = cmp.Or(r.Surge, t.MaxSurge)
-	a.target.MaxSurge = p.Surge
+	a.prepared.target.MaxSurge = p.Surge
 	kubernetes, _ := version.Parse(t.Kubernetes) // one that cannot be read is another one
 	left, inPlace, first := 0, 0, 0
 	for _, node := range n.Nodes {
-		if kept := t.KeepWorkers && node.Role != string(cloud.ControlPlane); !kept && !t.has(&node) {
+		if kept := t.KeepWorkers && node.Role != string(cloud.ControlPlane); !kept && !t.Has(&node) {
 			left++
 			if node.InPlace {
 				inPlace++
-				if node.Role == string(cloud.ControlPlane) && !n.Kubernetes.is(kubernetes) {
+				if node.Role == string(cloud.ControlPlane) && !n.Kubernetes.Is(kubernetes) {
 					first = 1
 				}
 			}
 		}
 	}
 	rollout := a.rolloutStep()
-	rollout.Effect = "replaces " + many(left, "node") + " not yet at the target"
+	rollout.Effect = "replaces " + words.Count(left, "node") + " not yet at the target"
 	switch {
 	case inPlace > 0 && inPlace == left:
-		rollout.Effect = "upgrades " + many(left, "node") + " not yet at the target in place: no machine is replaced"
+		rollout.Effect = "upgrades " + words.Count(left, "node") + " not yet at the target in place: no machine is replaced"
 	case inPlace > 0:
-		rollout.Effect = fmt.Sprintf("of %s not yet at the target replaces %d, and upgrades %d in place: their machines stay", many(left, "node"), left-inPlace, inPlace)
+		rollout.Effect = fmt.Sprintf("of %s not yet at the target replaces %d, and upgrades %d in place: their machines stay", words.Count(left, "node"), left-inPlace, inPlace)
 	}
-	least, basis := c.past.estimate(left-inPlace, inPlace-first, !n.Kubernetes.is(kubernetes))
+	least, basis := c.past.Estimate(left-inPlace, inPlace-first, !n.Kubernetes.Is(kubernetes))
 	rollout.Details = []string{fmt.Sprintf("takes about %s: %s", least, basis)}
-	steps := []Step{a.targetStep(nil, nil), rollout}
+	steps := []plan.Step{a.targetStep(nil, nil), rollout}
 	a.request.Skip = nil // what could be skipped is done
 	if err := a.skip(ctx, steps); err != nil {
 		return err
@@ -483,25 +449,25 @@ func (c *checkRun) goOn(ctx context.Context, p *Plan, r ApplyRequest) error {
 		p.Notes = append(p.Notes, "The rollout is paused; `constellation upgrade resume` goes on.")
 	}
 	what := fmt.Sprintf("image %s and Kubernetes %s", t.ImageVersion, t.Kubernetes)
-	p.end.done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
-	p.end.nothing = p.end.done + " already: nothing to do"
+	p.End.Done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
+	p.End.Nothing = p.End.Done + " already: nothing to do"
 	if r.Detach {
-		p.end.nothing = fmt.Sprintf("the target of cluster %s is set to %s already; the cluster goes there alone", p.Cluster, what)
+		p.End.Nothing = fmt.Sprintf("the target of cluster %s is set to %s already; the cluster goes there alone", p.Cluster, what)
 	}
-	a.finish(p.end.nothing)
+	a.finish(p.End.Nothing)
 	return nil
 }
 
 // rehearsed is what a step does in a rehearsal: it asks what it can ask.
-func (a *applyRun) rehearsed(s *Step) func(context.Context, *Reporter) error {
+func (a *applyRun) rehearsed(s *plan.Step) func(context.Context, *plan.Reporter) error {
 	effect := s.Effect
-	return func(ctx context.Context, r *Reporter) error {
+	return func(ctx context.Context, r *plan.Reporter) error {
 		r.Conclude("would: " + effect)
 		if s.ID != StepTarget {
 			return nil
 		}
 		return a.inCluster(ctx, r, "ask whether the target would be taken", func(ctx context.Context, k Cluster) error {
-			return k.TryNodeTarget(ctx, a.target)
+			return k.TryNodeTarget(ctx, a.prepared.target)
 		})
 	}
 }
@@ -510,19 +476,19 @@ func (a *applyRun) rehearsed(s *Step) func(context.Context, *Reporter) error {
 const holdLimit = 30 * time.Second
 
 // hold takes the cluster for a run.
-func (i *initRun) hold(ctx context.Context, r *Reporter, run string, lost func(error)) (release func(), err error) {
-	k, err := i.connect(ctx)
+func (a *applyRun) hold(ctx context.Context, r *plan.Reporter, run string, lost func(error)) (release func(), err error) {
+	k, err := a.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	h := Holder{User: "somebody", Workspace: i.e.ws.dir, PID: os.Getpid(), Run: run, Since: i.e.now().UTC().Truncate(time.Second)}
+	h := cluster.Holder{User: "somebody", Workspace: a.e.ws.Dir(), PID: os.Getpid(), Run: run, Since: a.e.now().UTC().Truncate(time.Second)}
 	if u, err := user.Current(); err == nil {
 		h.User = u.Username
 	}
 	h.Host, _ = os.Hostname() // an empty one is as good
 	held := func(err error) error {
-		return &Error{
-			Op: "take the cluster for this run", Err: err, Exit: ExitHeld,
+		return &plan.Error{
+			Op: "take the cluster for this run", Err: err, Exit: plan.ExitHeld,
 			Remedy: "wait for that run to end, or end its process; what it began can be resumed. `constellation status` shows the cluster meanwhile",
 		}
 	}
@@ -535,14 +501,14 @@ func (i *initRun) hold(ctx context.Context, r *Reporter, run string, lost func(e
 	if !tell.Stop() {
 		r.Wait("", "", "")
 	}
-	var other *HeldError
+	var other *cluster.HeldError
 	switch {
 	case errors.As(err, &other):
 		return nil, held(err)
-	case errors.Is(err, ErrAbsent):
-		return nil, &Error{Op: "take the cluster for this run", Err: err, Remedy: "the services are not installed: `constellation init` installs them"}
+	case errors.Is(err, cluster.ErrAbsent):
+		return nil, &plan.Error{Op: "take the cluster for this run", Err: err, Remedy: "the services are not installed: `constellation init` installs them"}
 	}
-	return release, i.clusterError("take the cluster for this run", err)
+	return release, a.clusterError("take the cluster for this run", err)
 }
 
 // reusable is how long the backup of a run that did not get to its end serves the next one.
@@ -550,9 +516,9 @@ const reusable = time.Hour
 
 // backupStep backs up what the given steps can destroy. It is done where they are done, or
 // where an earlier run to the same target made a whole backup and got no further.
-func (a *applyRun) backupStep(mutating []Step) Step {
-	dir := a.e.ws.Path(filepath.Join(RunsDir, a.plan.ID, backup.Dir))
-	return Step{
+func (a *applyRun) backupStep(mutating []plan.Step) plan.Step {
+	dir := a.e.ws.Path(filepath.Join(plan.RunsDir, a.plan.ID, backup.Dir))
+	return plan.Step{
 		ID: StepBackup, Title: "Back up what an upgrade can destroy",
 		Effect: "every definition and custom resource, Helm's records and the ConfigMaps that an upgrade changes are in " + dir + ", with a snapshot of etcd where one can be had",
 		Done: func(ctx context.Context) (bool, error) {
@@ -577,27 +543,27 @@ func (a *applyRun) backedUp(ctx context.Context) bool {
 		return false
 	}
 	for _, r := range runs {
-		if r.Verb != a.plan.Verb || r.To != a.plan.To || r.Exit == ExitDone || a.e.now().Sub(r.Started) > reusable {
+		if r.Verb != a.plan.Verb || r.To != a.plan.To || r.Exit == plan.ExitDone || a.e.now().Sub(r.Started) > reusable {
 			continue
 		}
-		if a.e.verify(ctx, a.e.ws.Path(RunsDir), r.ID, nil) == nil {
+		if a.e.verify(ctx, a.e.ws.Path(plan.RunsDir), r.ID, nil) == nil {
 			return true
 		}
 	}
 	return false
 }
 
-func (a *applyRun) backUp(ctx context.Context, r *Reporter) error {
+func (a *applyRun) backUp(ctx context.Context, r *plan.Reporter) error {
 	kubeconfig, err := a.e.ws.Kubeconfig()
 	if err != nil {
 		return err
 	}
 	cluster, err := a.e.backups(ctx, kubeconfig)
 	if err != nil {
-		return &Error{Op: "back up the cluster", Err: err, Remedy: "restore " + KubeconfigFile + " from a backup"}
+		return &plan.Error{Op: "back up the cluster", Err: err, Remedy: "restore " + workspace.KubeconfigFile + " from a backup"}
 	}
 	b := &backupRun{
-		e: a.e, dir: a.e.ws.Path(RunsDir), id: a.plan.ID, name: a.plan.Cluster,
+		e: a.e, dir: a.e.ws.Path(plan.RunsDir), id: a.plan.ID, name: a.plan.Cluster,
 		clusterID: hex.EncodeToString(a.state.ClusterValues.ClusterID), cluster: cluster,
 	}
 	defer b.abort()
@@ -613,12 +579,12 @@ func (a *applyRun) backUp(ctx context.Context, r *Reporter) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		return &Error{
+		return &plan.Error{
 			Op: "back up before the upgrade", Err: err,
-			Remedy: strings.TrimPrefix(Remedy(err)+"; ", "; ") + "nothing was changed. To go on without a backup: `--skip-phases " + StepBackup + " --ack " + findingNoBackup + "`",
+			Remedy: strings.TrimPrefix(plan.Remedy(err)+"; ", "; ") + "nothing was changed. To go on without a backup: `--skip-phases " + StepBackup + " --ack " + findingNoBackup + "`",
 		}
 	}
-	text := fmt.Sprintf("Backed up %d objects of %d kinds, %s, verified", b.done.Objects, len(b.done.Types), sizeOf(b.done.Bytes))
+	text := fmt.Sprintf("Backed up %d objects of %d kinds, %s, verified", b.done.Objects, len(b.done.Types), workspace.SizeOf(b.done.Bytes))
 	if b.done.Etcd == nil {
 		text += "; without a snapshot of etcd"
 	}
@@ -632,11 +598,11 @@ func (a *applyRun) backUp(ctx context.Context, r *Reporter) error {
 //
 // Findings that forbid the plan are in it. The error has ExitUsage if the workspace is at
 // fault.
-func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*Plan, error) {
+func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	if err := e.ws.onMachines(VerbApply); err != nil {
+	if err := e.ws.OnMachines(plan.VerbApply); err != nil {
 		return nil, err
 	}
 	s, err := e.ws.State()
@@ -644,8 +610,8 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*Plan, error)
 		return nil, err
 	}
 	kubeconfig, err := e.ws.Kubeconfig()
-	if errors.Is(err, errAbsent) {
-		return nil, &Error{Op: "upgrade the services", Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
+	if errors.Is(err, workspace.ErrAbsent) {
+		return nil, &plan.Error{Op: "upgrade the services", Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
 	}
 	if err != nil {
 		return nil, err
@@ -673,29 +639,29 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*Plan, error)
 		return nil, c.clusterDown(err)
 	}
 	if j := c.now.JoinConfig; j.ClusterID != "" && j.ClusterID != hex.EncodeToString(s.ClusterValues.ClusterID) {
-		return nil, e.ws.foreignKubeconfig()
+		return nil, e.ws.ForeignKubeconfig()
 	}
-	c.matrix = NewMatrix(c.releases)
-	if !c.now.Services.is(c.cli) {
-		for _, x := range c.matrix.Check(c.cli, c.now, Planned{Services: c.cli}, Offer{}) {
-			c.find(Finding{ID: x.Rule, Severity: x.Severity, Title: x.Title, Remedy: x.Remedy, Reference: x.Reference, Source: "matrix"})
+	c.matrix = compat.NewMatrix(c.releases)
+	if !c.now.Services.Is(c.cli) {
+		for _, x := range c.matrix.Check(c.cli, c.now, compat.Planned{Services: c.cli}, compat.Offer{}) {
+			c.find(plan.Finding{ID: x.Rule, Severity: x.Severity, Title: x.Title, Remedy: x.Remedy, Reference: x.Reference, Source: "matrix"})
 		}
 	}
 	if r.skips(StepBackup) {
 		c.find(withoutBackup)
 	}
-	run := &initRun{e: e, facts: &facts{state: s}}
-	cfg, err := partOfConfig(e.ws, "releases", "charts", "plans") // the rest is not needed
+	run := &clusterRun{e: e, facts: &facts{state: s}}
+	cfg, err := workspace.PartOfConfig(e.ws, "releases", "charts", "plans") // the rest is not needed
 	if err != nil {
 		return nil, err
 	}
 	run.want(cfg)
 	run.feed, _, _ = e.feedOf(cfg, CheckRequest{}) // its keys are not asked for
 	if run.release, err = c.known.release(ctx, c.cli); err != nil {
-		return nil, &Error{Op: "read release " + c.cli.String(), Err: err, Remedy: "install the program anew"}
+		return nil, &plan.Error{Op: "read release " + c.cli.String(), Err: err, Remedy: "install the program anew"}
 	}
-	var changes []ChartChange
-	if !r.skips(StepCharts) {
+	var changes []plan.ChartChange
+	if !r.skips(plan.StepCharts) {
 		changes, _ = c.lookAtCharts(ctx, run) // what it found is told; the step itself says the rest
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -704,9 +670,9 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*Plan, error)
 	c.name()
 	c.sort()
 	now := e.now()
-	p := &Plan{
-		ID: newRunID(VerbApply, now), Verb: VerbExecute, Cluster: s.Infrastructure.Name, Simulated: e.simulated(), Findings: c.out.Findings, Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse, Created: now.UTC(),
-		From: Target{Release: c.now.Services.String()}, To: Target{Release: c.cli.String()},
+	p := &plan.Plan{
+		ID: newRunID(plan.VerbApply, now), Verb: plan.VerbExecute, Cluster: s.Infrastructure.Name, Simulated: e.simulated(), Findings: c.out.Findings, Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse, Created: now.UTC(),
+		From: plan.Target{Release: c.now.Services.String()}, To: plan.Target{Release: c.cli.String()},
 	}
 	if cfg, err := e.ws.Config(); err == nil { // it is not needed
 		p.Cluster = cfg.Name
@@ -714,29 +680,37 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*Plan, error)
 	if len(p.Blocked()) > 0 {
 		return p, nil
 	}
-	a := &applyRun{prepareRun: &prepareRun{initRun: run}, request: r, plan: p}
+	a := &applyRun{clusterRun: run, prepared: &prepareRun{clusterRun: run}, request: r, plan: p}
 	a.request.Detach = true
-	a.accepted = p.accepted
+	a.accepted = p.Accepted
 	charts := a.chartsStep()
 	if len(changes) > 0 {
-		p.Changes = &Changes{ChartChanges: changes}
+		p.Changes = &plan.Changes{ChartChanges: changes}
 	}
 	for _, x := range changes {
-		charts.Details = append(charts.Details, x.line())
+		charts.Details = append(charts.Details, x.Line())
 		p.Changes.Charts = append(p.Changes.Charts, x.String())
 	}
-	if err := a.skip(ctx, []Step{a.backupStep([]Step{charts}), charts}); err != nil {
+	if err := a.skip(ctx, []plan.Step{a.backupStep([]plan.Step{charts}), charts}); err != nil {
 		return nil, err
 	}
-	p.end.nothing = fmt.Sprintf("the services of cluster %s are those of release %s already: nothing to do", p.Cluster, c.cli)
+	p.End.Nothing = fmt.Sprintf("the services of cluster %s are those of release %s already: nothing to do", p.Cluster, c.cli)
 	a.finish(fmt.Sprintf("the services of cluster %s are those of release %s; nothing else was changed", p.Cluster, c.cli))
-	p.end.command = e.command(string(VerbExecute)) + " --helm" + r.flags()
-	p.end.next = []string{e.command("status")}
+	p.End.Command = e.command(string(plan.VerbExecute)) + " --helm" + r.flags()
+	p.End.Next = []string{e.command("status")}
 	return p, nil
 }
 
 // withoutBackup is the finding about a backup that is left out.
-var withoutBackup = Finding{
-	ID: findingNoBackup, Severity: Warn, Source: "backup", Title: "no backup is made: what the upgrade destroys cannot be restored",
+var withoutBackup = plan.Finding{
+	ID: findingNoBackup, Severity: plan.Warn, Source: "backup", Title: "no backup is made: what the upgrade destroys cannot be restored",
 	Remedy: "leave `--skip-phases " + StepBackup + "` out",
+}
+
+// inOrder says how so many nodes are replaced, where that needs words.
+func inOrder(n int) string {
+	if n == 1 {
+		return ""
+	}
+	return ", control planes first, one after the other"
 }

@@ -17,6 +17,9 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // applyStage is a cluster that an operator looks after.
@@ -24,12 +27,12 @@ type applyStage struct {
 	*checkStage
 	dumps int
 	holes bool
-	moves bool              // whether the operator does anything
-	told  chan engine.Event // node events, for those who wait for one
+	moves bool            // whether the operator does anything
+	told  chan plan.Event // node events, for those who wait for one
 }
 
 func newApplyStage(t *testing.T) *applyStage {
-	s := &applyStage{checkStage: newPrepareStage(t), moves: true, told: make(chan engine.Event, 1000)}
+	s := &applyStage{checkStage: newPrepareStage(t), moves: true, told: make(chan plan.Event, 1000)}
 	for i := range s.inside.running.Nodes {
 		n := &s.inside.running.Nodes[i]
 		n.Components = s.inside.running.Target.Components
@@ -78,32 +81,34 @@ func (d dumper) Dump(_ context.Context, w *backup.Writer, _ engine.DumpOptions, 
 
 func (s *applyStage) engine() *engine.Engine {
 	s.Helper()
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		s.Fatal(err)
 	}
 	e := engine.New(w, engine.Deps{
-		Connect:  func(context.Context, []byte) (engine.Cluster, error) { return s.cluster, nil },
-		Inspect:  func(context.Context, []byte) (engine.Inspector, error) { return s.inside, nil },
-		Backups:  func(context.Context, []byte) (engine.BackupCluster, error) { return dumper{s: s}, nil },
-		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) { return s.cloud, nil },
+		Connect: func(context.Context, []byte) (engine.Cluster, error) { return s.cluster, nil },
+		Inspect: func(context.Context, []byte) (engine.Inspector, error) { return s.inside, nil },
+		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return dumper{s: s}, nil },
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+			return s.cloud, nil
+		},
 	})
 	e.SetLimits(2*time.Second, 5*time.Second, time.Second, 500*time.Millisecond, time.Second, 1500*time.Millisecond)
 	return e
 }
 
 // apply plans and runs once. see is called with every event.
-func (s *applyStage) apply(ctx context.Context, r engine.ApplyRequest, see func(engine.Event)) (*engine.Plan, []engine.Event, error) {
+func (s *applyStage) apply(ctx context.Context, r engine.ApplyRequest, see func(plan.Event)) (*plan.Plan, []plan.Event, error) {
 	s.Helper()
 	e := s.engine()
-	p, err := e.PlanApply(ctx, r, func(engine.Event) {})
+	p, err := e.PlanApply(ctx, r, func(plan.Event) {})
 	if err != nil {
 		return nil, nil, err
 	}
-	var events []engine.Event
-	err = e.Run(ctx, p, func(ev engine.Event) {
+	var events []plan.Event
+	err = e.Run(ctx, p, func(ev plan.Event) {
 		events = append(events, ev)
-		if ev.Kind == engine.KindNode {
+		if ev.Kind == plan.KindNode {
 			s.told <- ev
 		}
 		if see != nil {
@@ -133,39 +138,39 @@ func (s *applyStage) operate() {
 		if err != nil {
 			return
 		}
-		await(s.inside.running.Nodes[0].Name, engine.NodeOutdated)
-		s.cluster.SetRollout(func(r *engine.Rollout) { r.Observed, r.Busy, r.Reason = true, true, "RollingOut" })
+		await(s.inside.running.Nodes[0].Name, plan.NodeOutdated)
+		s.cluster.SetRollout(func(r *cluster.Rollout) { r.Observed, r.Busy, r.Reason = true, true, "RollingOut" })
 		for _, old := range s.inside.running.Nodes {
 			heir := strings.TrimRight(old.Name, "0123456789") + "9"
 			if strings.HasSuffix(old.Name, "1") {
 				heir = "worker-8"
 			}
-			move := engine.Move{Name: "replace-0", Node: heir, Group: old.Group, Donor: old.Name, Machine: "Creating"}
-			set := func() { s.cluster.SetRollout(func(r *engine.Rollout) { r.Moves = []engine.Move{move} }) }
+			move := cluster.Move{Name: "replace-0", Node: heir, Group: old.Group, Donor: old.Name, Machine: "Creating"}
+			set := func() { s.cluster.SetRollout(func(r *cluster.Rollout) { r.Moves = []cluster.Move{move} }) }
 			set()
-			await(heir, engine.NodeCreating)
+			await(heir, plan.NodeCreating)
 			n := old
 			n.Name, n.Image, n.Components, n.Kubernetes = heir, target.Image, target.Components, target.Kubernetes
 			s.cluster.PutNode(n)
-			await(heir, engine.NodeReady)
+			await(heir, plan.NodeReady)
 			old.Cordoned, old.Heir = true, heir
 			s.cluster.PutNode(old)
 			move.Node, move.Leaves = old.Name, true
 			set()
-			await(old.Name, engine.NodeDraining)
+			await(old.Name, plan.NodeDraining)
 			s.cluster.RemoveNode(old.Name)
-			await(old.Name, engine.NodeLeaving)
-			s.cluster.SetRollout(func(r *engine.Rollout) { r.Moves = nil })
-			await(old.Name, engine.NodeGone)
+			await(old.Name, plan.NodeLeaving)
+			s.cluster.SetRollout(func(r *cluster.Rollout) { r.Moves = nil })
+			await(old.Name, plan.NodeGone)
 		}
-		s.cluster.SetRollout(func(r *engine.Rollout) { r.Observed, r.Reached, r.Busy, r.Reason = true, true, false, "UpToDate" })
+		s.cluster.SetRollout(func(r *cluster.Rollout) { r.Observed, r.Reached, r.Busy, r.Reason = true, true, false, "UpToDate" })
 	}()
 }
 
 // steps are what became of the steps.
-func steps(events []engine.Event) (out []string) {
+func steps(events []plan.Event) (out []string) {
 	for _, e := range events {
-		if e.Kind == engine.KindStep && e.State != engine.StateRunning {
+		if e.Kind == plan.KindStep && e.State != plan.StateRunning {
 			out = append(out, e.Step+" "+e.State)
 		}
 	}
@@ -179,14 +184,14 @@ func TestApplyUpgradesACluster(t *testing.T) {
 	s := newApplyStage(t)
 	p, events, err := s.apply(t.Context(), upgrade, nil)
 	if err != nil {
-		t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+		t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
 	}
 	if d := cmp.Diff([]string{"backup done", "components done", "join-config done", "charts done", "set-target done", "wait-for-rollout done"}, steps(events)); d != "" {
 		t.Errorf("steps (-want +got):\n%s", d)
 	}
 	var nodes []string
 	for _, e := range events {
-		if e.Kind == engine.KindNode && e.Node != "worker-1" && e.Node != "worker-8" && e.Node != "worker-0" && e.Node != "worker-9" {
+		if e.Kind == plan.KindNode && e.Node != "worker-1" && e.Node != "worker-8" && e.Node != "worker-0" && e.Node != "worker-9" {
 			nodes = append(nodes, e.Node+" "+e.To)
 		}
 	}
@@ -203,11 +208,11 @@ func TestApplyUpgradesACluster(t *testing.T) {
 	if got := s.joined(); got.Attestation != newDemand {
 		t.Errorf("join-config %+v", got)
 	}
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b, err := backup.Open(w.Path(engine.RunsDir), p.ID); err != nil {
+	if b, err := backup.Open(w.Path(plan.RunsDir), p.ID); err != nil {
 		t.Error(err)
 	} else if err := b.Verify(t.Context(), nil); err != nil {
 		t.Error(err)
@@ -231,7 +236,7 @@ func TestApplyUpgradesACluster(t *testing.T) {
 	r := &s.inside.running
 	r.Target, r.ControlPlaneImage, r.WorkerImage = target, at("v1.1.0"), at("v1.1.0")
 	r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Etcd = at("v1.36.3"), at("v1.36.3"), at("v1.36.3"), "3.6.8-0"
-	if _, _, err := s.apply(t.Context(), upgrade, nil); engine.ExitCode(err) != engine.ExitNothing || !strings.Contains(err.Error(), "what is asked for runs already") {
+	if _, _, err := s.apply(t.Context(), upgrade, nil); plan.ExitCode(err) != plan.ExitNothing || !strings.Contains(err.Error(), "what is asked for runs already") {
 		t.Errorf("again: %v", err)
 	}
 }
@@ -251,11 +256,11 @@ func TestApplyIsInterruptedAnywhereAndGoesOn(t *testing.T) {
 				return nil
 			})
 			_, events, err := s.apply(ctx, upgrade, nil)
-			want := engine.ExitStopped
+			want := plan.ExitStopped
 			if call == "WatchRollout" {
-				want = engine.ExitDone // the cluster goes on alone
+				want = plan.ExitDone // the cluster goes on alone
 			}
-			if engine.ExitCode(err) != want {
+			if plan.ExitCode(err) != want {
 				t.Fatalf("interrupted: %v", err)
 			}
 			resume := "constellation upgrade apply -C " + s.dir + " --to v1.1.0 --kubernetes v1.36.3 --ack oldest-supports-kubernetes --surge 10%"
@@ -269,7 +274,7 @@ func TestApplyIsInterruptedAnywhereAndGoesOn(t *testing.T) {
 			}
 			_, events, err = s.apply(t.Context(), upgrade, nil)
 			if err != nil {
-				t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+				t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
 			}
 			if s.dumps != 1 {
 				t.Errorf("%d backups", s.dumps)
@@ -282,7 +287,7 @@ func TestApplyIsInterruptedAnywhereAndGoesOn(t *testing.T) {
 }
 
 func TestApplyRefuses(t *testing.T) {
-	other := engine.Holder{User: "ops", Host: "desk", Workspace: "/w", PID: 7, Run: "upgrade-1", Since: checkTime}
+	other := cluster.Holder{User: "ops", Host: "desk", Workspace: "/w", PID: 7, Run: "upgrade-1", Since: checkTime}
 	with := func(f func(*engine.ApplyRequest)) engine.ApplyRequest {
 		r := upgrade
 		f(&r)
@@ -295,24 +300,24 @@ func TestApplyRefuses(t *testing.T) {
 		exit    int
 		says    string
 	}{
-		{"a surge that is none", nil, with(func(r *engine.ApplyRequest) { r.Surge = "0" }), engine.ExitUsage, `surge is "0"`},
-		{"a step that there is not", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{"preflight"} }), engine.ExitUsage, `no step "preflight"`},
+		{"a surge that is none", nil, with(func(r *engine.ApplyRequest) { r.Surge = "0" }), plan.ExitUsage, `surge is "0"`},
+		{"a step that there is not", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{"preflight"} }), plan.ExitUsage, `no step "preflight"`},
 		{"image and minor at once, asked for in the configuration without the name", func(s *applyStage) {
 			s.edit("image: v1.0.0", "image: v1.1.0")
 			s.edit("kubernetesVersion: v1.35.4", "kubernetesVersion: v1.36.3")
 			s.edit(value(2), value(12))
 			s.edit(value(3), value(13))
-		}, engine.ApplyRequest{}, engine.ExitUnacknowledged, "not accepted by name"},
+		}, engine.ApplyRequest{}, plan.ExitUnacknowledged, "not accepted by name"},
 		{"local volumes go", func(s *applyStage) {
-			s.inside.findings = []engine.Finding{{ID: "local-data", Severity: engine.Warn, Title: "data will be lost", Objects: []string{"statefulset/db/pg", "persistentvolumeclaim/db/data"}}}
-		}, upgrade, engine.ExitUnacknowledged, "data will be lost"},
-		{"no backup", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{engine.StepBackup} }), engine.ExitUnacknowledged, "no backup is made"},
+			s.inside.findings = []plan.Finding{{ID: "local-data", Severity: plan.Warn, Title: "data will be lost", Objects: []string{"statefulset/db/pg", "persistentvolumeclaim/db/data"}}}
+		}, upgrade, plan.ExitUnacknowledged, "data will be lost"},
+		{"no backup", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{engine.StepBackup} }), plan.ExitUnacknowledged, "no backup is made"},
 		{"a finding that blocks", func(s *applyStage) {
-			s.inside.findings = []engine.Finding{{ID: "pdb", Severity: engine.Block, Title: "no room"}}
-		}, upgrade, engine.ExitBlocked, "no room"},
-		{"components are skipped that nobody has published", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{engine.StepComponents} }), engine.ExitBlocked, "without step components"},
-		{"a backup with a hole", func(s *applyStage) { s.holes = true }, upgrade, engine.ExitFailed, "back up before the upgrade"},
-		{"somebody else works on it", func(s *applyStage) { s.cluster.Seize(other, true) }, upgrade, engine.ExitHeld, "held by ops@desk (process 7 in /w, run upgrade-1) since 2026-11-21T07:05:01Z"},
+			s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Block, Title: "no room"}}
+		}, upgrade, plan.ExitBlocked, "no room"},
+		{"components are skipped that nobody has published", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{engine.StepComponents} }), plan.ExitBlocked, "without step components"},
+		{"a backup with a hole", func(s *applyStage) { s.holes = true }, upgrade, plan.ExitFailed, "back up before the upgrade"},
+		{"somebody else works on it", func(s *applyStage) { s.cluster.Seize(other, true) }, upgrade, plan.ExitHeld, "held by ops@desk (process 7 in /w, run upgrade-1) since 2026-11-21T07:05:01Z"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newApplyStage(t)
@@ -321,8 +326,8 @@ func TestApplyRefuses(t *testing.T) {
 			}
 			before := len(s.cluster.Calls())
 			_, _, err := s.apply(t.Context(), tt.request, nil)
-			if engine.ExitCode(err) != tt.exit || err == nil || !strings.Contains(err.Error(), tt.says) {
-				t.Errorf("%v (exit %d), want exit %d and %q", err, engine.ExitCode(err), tt.exit, tt.says)
+			if plan.ExitCode(err) != tt.exit || err == nil || !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("%v (exit %d), want exit %d and %q", err, plan.ExitCode(err), tt.exit, tt.says)
 			}
 			if calls := s.cluster.Calls()[before:]; len(calls) > 0 {
 				t.Errorf("changed: %q", calls)
@@ -333,7 +338,7 @@ func TestApplyRefuses(t *testing.T) {
 
 func TestApplyTakesNamesForWhatItDestroys(t *testing.T) {
 	s := newApplyStage(t)
-	s.inside.findings = []engine.Finding{{ID: "local-data", Severity: engine.Warn, Title: "data will be lost", Objects: []string{"persistentvolumeclaim/db/data"}}}
+	s.inside.findings = []plan.Finding{{ID: "local-data", Severity: plan.Warn, Title: "data will be lost", Objects: []string{"persistentvolumeclaim/db/data"}}}
 	r := upgrade
 	r.Acknowledge = append(slices.Clone(r.Acknowledge), "local-data", "no-backup")
 	r.Skip = []string{engine.StepBackup}
@@ -358,7 +363,7 @@ func TestARehearsalHasNoEffect(t *testing.T) {
 	if calls := s.cluster.Calls()[before:]; len(calls) > 0 || s.dumps > 0 {
 		t.Errorf("changed: %q, %d backups", calls, s.dumps)
 	}
-	if left, err := filepath.Glob(filepath.Join(s.dir, engine.RunsDir, "upgrade-*")); err != nil || len(left) > 0 {
+	if left, err := filepath.Glob(filepath.Join(s.dir, plan.RunsDir, "upgrade-*")); err != nil || len(left) > 0 {
 		t.Errorf("a record was made: %q, %v", left, err)
 	}
 	if !p.Rehearsal || len(steps(events)) != 6 || !strings.Contains(events[len(events)-1].Text, "nothing was changed") {
@@ -369,7 +374,7 @@ func TestARehearsalHasNoEffect(t *testing.T) {
 // Who loses the cluster to somebody else stops, and says to whom.
 func TestApplyStopsWhenSomebodyElseHasTakenTheCluster(t *testing.T) {
 	s := newApplyStage(t)
-	other := engine.Holder{User: "ops", Host: "desk", Run: "upgrade-2"}
+	other := cluster.Holder{User: "ops", Host: "desk", Run: "upgrade-2"}
 	s.hook(func(call string) error {
 		if call == "PublishJoinConfig" {
 			s.cluster.Seize(other, true)
@@ -377,7 +382,7 @@ func TestApplyStopsWhenSomebodyElseHasTakenTheCluster(t *testing.T) {
 		return nil
 	})
 	_, events, err := s.apply(t.Context(), upgrade, nil)
-	if engine.ExitCode(err) != engine.ExitHeld || !strings.Contains(err.Error(), "ops@desk") || result(t, events).Status != engine.StateStopped {
+	if plan.ExitCode(err) != plan.ExitHeld || !strings.Contains(err.Error(), "ops@desk") || result(t, events).Status != plan.StateStopped {
 		t.Errorf("%v; %+v", err, events[len(events)-1])
 	}
 }
@@ -407,40 +412,40 @@ func TestTheRolloutIsWaitedFor(t *testing.T) {
 		says string
 	}{
 		{"it is cancelled", func(s *applyStage) {
-			s.must(s.cluster.ChangeRollout(s.Context(), engine.RolloutChange{Cancelled: &yes}))
-			s.cluster.SetRollout(func(r *engine.Rollout) { r.Observed, r.Reason = true, "Cancelled" })
-		}, "", engine.ExitStopped, "it was cancelled with 0 of 3 nodes at the target, 3 outdated"},
+			s.must(s.cluster.ChangeRollout(s.Context(), cluster.RolloutChange{Cancelled: &yes}))
+			s.cluster.SetRollout(func(r *cluster.Rollout) { r.Observed, r.Reason = true, "Cancelled" })
+		}, "", plan.ExitStopped, "it was cancelled with 0 of 3 nodes at the target, 3 outdated"},
 		{"the target is refused", func(s *applyStage) {
-			s.cluster.SetRollout(func(r *engine.Rollout) {
+			s.cluster.SetRollout(func(r *cluster.Rollout) {
 				r.Observed, r.Stalled, r.Reason, r.Message = true, true, "TargetRefused", "it is older"
 			})
-		}, "", engine.ExitFailed, "the operator refuses the target: it is older"},
+		}, "", plan.ExitFailed, "the operator refuses the target: it is older"},
 		{"what is left is skipped", func(s *applyStage) {
-			s.cluster.SetRollout(func(r *engine.Rollout) {
+			s.cluster.SetRollout(func(r *cluster.Rollout) {
 				r.Observed, r.Reached, r.Reason, r.Message = true, true, "NodesHeld", "all other nodes are at the target; held as they are: 1"
 			})
-		}, "", engine.ExitStopped, "held as they are: 1"},
-		{"the rights are gone, and stay so", func(s *applyStage) { s.deny(1 << 30) }, "", engine.ExitFailed, "too few rights"},
+		}, "", plan.ExitStopped, "held as they are: 1"},
+		{"the rights are gone, and stay so", func(s *applyStage) { s.deny(1 << 30) }, "", plan.ExitFailed, "too few rights"},
 		{"an API server begins, and knows nobody's rights for a moment", func(s *applyStage) {
 			s.deny(3)
-			s.cluster.SetRollout(func(r *engine.Rollout) {
-				r.Waiting = engine.RolloutWait{Reason: "DrainBlocked", Message: "no room, still"}
+			s.cluster.SetRollout(func(r *cluster.Rollout) {
+				r.Waiting = cluster.RolloutWait{Reason: "DrainBlocked", Message: "no room, still"}
 				r.Observed = true
 			})
 		}, "no room, still", 0, ""},
 		{"somebody sets another target", func(s *applyStage) {
-			s.must(s.cluster.SetNodeTarget(s.Context(), engine.NodeTarget{Image: "x", ImageVersion: "v1.2.0", Kubernetes: "v1.36.4"}))
-		}, "", engine.ExitFailed, "the target was changed meanwhile, to image v1.2.0 and Kubernetes v1.36.4"},
+			s.must(s.cluster.SetNodeTarget(s.Context(), cluster.NodeTarget{Image: "x", ImageVersion: "v1.2.0", Kubernetes: "v1.36.4"}))
+		}, "", plan.ExitFailed, "the target was changed meanwhile, to image v1.2.0 and Kubernetes v1.36.4"},
 		{"a drain is blocked", func(s *applyStage) {
-			s.cluster.SetRollout(func(r *engine.Rollout) {
+			s.cluster.SetRollout(func(r *cluster.Rollout) {
 				r.Observed, r.Stalled = true, true
-				r.Waiting = engine.RolloutWait{Reason: "DrainBlocked", Message: "no room for shop/cart", Node: "worker-0", NextTry: checkTime}
+				r.Waiting = cluster.RolloutWait{Reason: "DrainBlocked", Message: "no room for shop/cart", Node: "worker-0", NextTry: checkTime}
 			})
 		}, "no room for shop/cart; it is tried again at 07:05:01Z", 0, ""},
 		{"it is paused while a node drains", func(s *applyStage) {
-			s.must(s.cluster.ChangeRollout(s.Context(), engine.RolloutChange{Paused: &yes}))
-			s.cluster.SetRollout(func(r *engine.Rollout) {
-				r.Observed, r.Waiting = true, engine.RolloutWait{Reason: "DrainBlocked", Message: "no room for shop/cart", Node: "worker-0"}
+			s.must(s.cluster.ChangeRollout(s.Context(), cluster.RolloutChange{Paused: &yes}))
+			s.cluster.SetRollout(func(r *cluster.Rollout) {
+				r.Observed, r.Waiting = true, cluster.RolloutWait{Reason: "DrainBlocked", Message: "no room for shop/cart", Node: "worker-0"}
 			})
 		}, "it is being paused: no room for shop/cart", 0, ""},
 		{"nobody looks at it", func(*applyStage) {}, "the operator has not looked at the target yet", 0, ""},
@@ -452,24 +457,24 @@ func TestTheRolloutIsWaitedFor(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			seen := 0
-			_, events, err := s.apply(ctx, upgrade, func(ev engine.Event) {
-				if ev.Kind == engine.KindNode {
+			_, events, err := s.apply(ctx, upgrade, func(ev plan.Event) {
+				if ev.Kind == plan.KindNode {
 					if seen++; seen == 3 {
 						go tt.do(s)
 					}
 				}
-				if ev.Kind == engine.KindWait && tt.wait != "" && strings.Contains(ev.Text, tt.wait) {
+				if ev.Kind == plan.KindWait && tt.wait != "" && strings.Contains(ev.Text, tt.wait) {
 					cancel()
 				}
 			})
 			if tt.wait != "" {
-				if err != nil || result(t, events).Status != engine.StateDetached {
+				if err != nil || result(t, events).Status != plan.StateDetached {
 					t.Errorf("left: %v", err)
 				}
 				return
 			}
-			if engine.ExitCode(err) != tt.exit || !strings.Contains(err.Error(), tt.says) {
-				t.Errorf("%v (exit %d), want exit %d and %q", err, engine.ExitCode(err), tt.exit, tt.says)
+			if plan.ExitCode(err) != tt.exit || !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("%v (exit %d), want exit %d and %q", err, plan.ExitCode(err), tt.exit, tt.says)
 			}
 		})
 	}
@@ -480,7 +485,7 @@ func (s *applyStage) deny(n int64) {
 	var looks atomic.Int64
 	s.hook(func(call string) error {
 		if call == "Rollout" && looks.Add(1) <= n {
-			return fmt.Errorf("read NodeVersion: %w", engine.ErrForbidden)
+			return fmt.Errorf("read NodeVersion: %w", cluster.ErrForbidden)
 		}
 		return nil
 	})
@@ -494,17 +499,17 @@ func (s *applyStage) must(err error) {
 
 func TestExecuteBringsTheServicesAlone(t *testing.T) {
 	s := newApplyStage(t)
-	if err := os.Remove(filepath.Join(s.dir, engine.ConfigFile)); err != nil {
+	if err := os.Remove(filepath.Join(s.dir, workspace.ConfigFile)); err != nil {
 		t.Fatal(err)
 	}
-	execute := func() ([]engine.Event, error) {
+	execute := func() ([]plan.Event, error) {
 		e := s.engine()
 		p, err := e.PlanExecute(t.Context(), engine.ApplyRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		var events []engine.Event
-		err = e.Run(t.Context(), p, func(ev engine.Event) { events = append(events, ev) })
+		var events []plan.Event
+		err = e.Run(t.Context(), p, func(ev plan.Event) { events = append(events, ev) })
 		checkStream(t, events, err)
 		return events, err
 	}
@@ -515,7 +520,7 @@ func TestExecuteBringsTheServicesAlone(t *testing.T) {
 	if target, err := s.cluster.NodeTarget(t.Context()); err != nil || target.ImageVersion != "v1.0.0" {
 		t.Errorf("target %+v, %v", target, err)
 	}
-	if _, err := execute(); engine.ExitCode(err) != engine.ExitNothing {
+	if _, err := execute(); plan.ExitCode(err) != plan.ExitNothing {
 		t.Errorf("again: %v", err)
 	}
 }
@@ -524,26 +529,26 @@ func TestChangeRollout(t *testing.T) {
 	s := newApplyStage(t)
 	yes, no := true, false
 	for _, tt := range []struct {
-		change engine.RolloutChange
+		change cluster.RolloutChange
 		exit   int
 	}{
-		{engine.RolloutChange{Paused: &no, Cancelled: &no}, engine.ExitNothing},
-		{engine.RolloutChange{Paused: &yes}, engine.ExitDone},
-		{engine.RolloutChange{Paused: &yes}, engine.ExitNothing},
-		{engine.RolloutChange{Cancelled: &yes}, engine.ExitDone},
-		{engine.RolloutChange{Paused: &no, Cancelled: &no}, engine.ExitDone},
+		{cluster.RolloutChange{Paused: &no, Cancelled: &no}, plan.ExitNothing},
+		{cluster.RolloutChange{Paused: &yes}, plan.ExitDone},
+		{cluster.RolloutChange{Paused: &yes}, plan.ExitNothing},
+		{cluster.RolloutChange{Cancelled: &yes}, plan.ExitDone},
+		{cluster.RolloutChange{Paused: &no, Cancelled: &no}, plan.ExitDone},
 	} {
-		if _, err := s.engine().ChangeRollout(t.Context(), tt.change); engine.ExitCode(err) != tt.exit {
+		if _, err := s.engine().ChangeRollout(t.Context(), tt.change); plan.ExitCode(err) != tt.exit {
 			b, _ := json.Marshal(tt.change)
 			t.Errorf("%s: %v, want exit %d", b, err, tt.exit)
 		}
 	}
 
-	if err := os.Remove(filepath.Join(s.dir, engine.KubeconfigFile)); err != nil {
+	if err := os.Remove(filepath.Join(s.dir, workspace.KubeconfigFile)); err != nil {
 		t.Fatal(err)
 	}
-	_, err := s.engine().ChangeRollout(t.Context(), engine.RolloutChange{Paused: &yes})
-	if told := (*engine.Error)(nil); engine.ExitCode(err) != engine.ExitUsage || !errors.As(err, &told) || told.Remedy == "" {
+	_, err := s.engine().ChangeRollout(t.Context(), cluster.RolloutChange{Paused: &yes})
+	if told := (*plan.Error)(nil); plan.ExitCode(err) != plan.ExitUsage || !errors.As(err, &told) || told.Remedy == "" {
 		t.Errorf("without a kubeconfig: %v, want a remedy", err)
 	}
 }
@@ -551,16 +556,16 @@ func TestChangeRollout(t *testing.T) {
 func TestSkip(t *testing.T) {
 	s := newApplyStage(t)
 	for _, name := range []string{"worker-8", "control-plane-8"} {
-		s.cluster.PutNode(engine.Node{Name: name, Group: "core", State: engine.NodeReady, InPlace: true})
+		s.cluster.PutNode(cluster.Node{Name: name, Group: "core", State: plan.NodeReady, InPlace: true})
 	}
-	s.cluster.PutNode(engine.Node{Name: "worker-9", Group: "edge", Role: "worker", State: engine.NodeReady})
+	s.cluster.PutNode(cluster.Node{Name: "worker-9", Group: "edge", Role: "worker", State: plan.NodeReady})
 	target, err := s.cluster.NodeTarget(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.cluster.SetRollout(func(ro *engine.Rollout) {
-		ro.Agent = engine.AgentRun{Node: "control-plane-8", Phase: "failed", Version: target.Kubernetes}
-		ro.Moves = []engine.Move{{Name: "replace-0", Node: "worker-8", Upgrades: true, Phase: "failed"}, {Name: "replace-1", Node: "worker-9", Upgrades: true, Phase: "apply"}}
+	s.cluster.SetRollout(func(ro *cluster.Rollout) {
+		ro.Agent = cluster.AgentRun{Node: "control-plane-8", Phase: "failed", Version: target.Kubernetes}
+		ro.Moves = []cluster.Move{{Name: "replace-0", Node: "worker-8", Upgrades: true, Phase: "failed"}, {Name: "replace-1", Node: "worker-9", Upgrades: true, Phase: "apply"}}
 	})
 	for _, tt := range []struct {
 		name string
@@ -568,85 +573,22 @@ func TestSkip(t *testing.T) {
 		exit int
 		says string
 	}{
-		{"worker-9", false, engine.ExitNothing, "neither skipped nor postponed, and no upgrade of it has failed"},
-		{"worker-9", true, engine.ExitDone, ""},
-		{"worker-9", true, engine.ExitNothing, "node worker-9 is skipped already"},
-		{"worker-9", false, engine.ExitDone, ""},
-		{"edge", true, engine.ExitDone, ""},
-		{"worker-9", true, engine.ExitNothing, "with its group edge"},
-		{"worker-9", false, engine.ExitUsage, "skipped with all of its group edge"},
-		{"edge", true, engine.ExitNothing, "group edge is skipped already"},
-		{"edge", false, engine.ExitDone, ""},
-		{"worker-8", false, engine.ExitDone, ""}, // whose upgrade in place has failed
-		{"control-plane-8", false, engine.ExitDone, ""},
-		{"worker-99", true, engine.ExitUsage, `no node and no group is called "worker-99"`},
+		{"worker-9", false, plan.ExitNothing, "neither skipped nor postponed, and no upgrade of it has failed"},
+		{"worker-9", true, plan.ExitDone, ""},
+		{"worker-9", true, plan.ExitNothing, "node worker-9 is skipped already"},
+		{"worker-9", false, plan.ExitDone, ""},
+		{"edge", true, plan.ExitDone, ""},
+		{"worker-9", true, plan.ExitNothing, "with its group edge"},
+		{"worker-9", false, plan.ExitUsage, "skipped with all of its group edge"},
+		{"edge", true, plan.ExitNothing, "group edge is skipped already"},
+		{"edge", false, plan.ExitDone, ""},
+		{"worker-8", false, plan.ExitDone, ""}, // whose upgrade in place has failed
+		{"control-plane-8", false, plan.ExitDone, ""},
+		{"worker-99", true, plan.ExitUsage, `no node and no group is called "worker-99"`},
 	} {
 		_, err := s.engine().Skip(t.Context(), tt.name, tt.skip)
-		if engine.ExitCode(err) != tt.exit || tt.says != "" && !strings.Contains(err.Error(), tt.says) {
+		if plan.ExitCode(err) != tt.exit || tt.says != "" && !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%s %t: %v, want exit %d and %q", tt.name, tt.skip, err, tt.exit, tt.says)
 		}
-	}
-}
-
-func TestNodesOfARolloutAreInOneState(t *testing.T) {
-	target := engine.NodeTarget{Image: "img/v2", Components: "c2"}
-	old := func(name string, f func(*engine.Node)) engine.Node {
-		n := engine.Node{Name: name, Role: "worker", Group: "workers", State: engine.NodeReady, Image: "img/v1", Components: "c1"}
-		if f != nil {
-			f(&n)
-		}
-		return n
-	}
-	fresh := func(n *engine.Node) { n.Image, n.Components = "IMG/v2", "c2" }
-	for _, tt := range []struct {
-		name     string
-		node     *engine.Node
-		move     *engine.Move
-		expected string
-		keep     bool
-		want     string
-	}{
-		{name: "it waits for its turn", node: new(old("w", nil)), want: "w outdated"},
-		{name: "it is at the target, however the cloud writes its image", node: new(old("w", fresh)), want: "w ready"},
-		{name: "it is at the target and not ready", node: new(old("w", func(n *engine.Node) { fresh(n); n.State = engine.NodeNotReady })), want: "w not-ready"},
-		{name: "workers are kept", node: new(old("w", nil)), keep: true, want: "w ready"},
-		{name: "it is left as it is", node: new(old("w", func(n *engine.Node) { n.Skipped = true })), want: "w outdated"},
-		{name: "its heir is on its way", node: new(old("w", nil)), move: &engine.Move{Node: "", Donor: "w"}, want: "w replacing"},
-		{name: "it is emptied", node: new(old("w", func(n *engine.Node) { n.Cordoned, n.Heir = true, "x" })), move: &engine.Move{Node: "w", Donor: "w", Leaves: true}, want: "w draining"},
-		{name: "it is emptied before its leave is written", node: new(old("w", func(n *engine.Node) { n.Cordoned, n.Heir = true, "x" })), want: "w draining"},
-		{name: "it is at the target in place, and its image stays", node: new(old("w", func(n *engine.Node) { n.Components, n.InPlace = "c2", true })), want: "w ready"},
-		{name: "it waits for its turn in place", node: new(old("w", func(n *engine.Node) { n.InPlace = true })), want: "w outdated"},
-		{name: "its agent is asked", node: new(old("w", func(n *engine.Node) { n.InPlace = true })), move: &engine.Move{Node: "w", Upgrades: true, Machine: "Ready"}, want: "w outdated"},
-		{name: "it is emptied before its agent begins", node: new(old("w", func(n *engine.Node) { n.InPlace, n.Cordoned = true, true })), move: &engine.Move{Node: "w", Upgrades: true, Machine: "Ready"}, want: "w draining"},
-		{name: "its agent upgrades it", node: new(old("w", func(n *engine.Node) { n.InPlace, n.Cordoned, n.State = true, true, engine.NodeNotReady })), move: &engine.Move{Node: "w", Upgrades: true, Machine: "Ready", Phase: "apply", Line: "restart-kubelet"}, want: "w upgrading"},
-		{name: "its agent has failed", node: new(old("w", func(n *engine.Node) { n.InPlace, n.Cordoned = true, true })), move: &engine.Move{Node: "w", Upgrades: true, Machine: "Ready", Phase: "failed", Line: "no space left on device", NextTry: checkTime}, want: "w failed"},
-		{name: "it is no node while it is upgraded in place", move: &engine.Move{Node: "w", Upgrades: true, Machine: "Ready"}, want: ""},
-		{name: "its machine is deleted", node: new(old("w", nil)), move: &engine.Move{Node: "w", Leaves: true, Machine: "Terminating"}, want: "w leaving"},
-		{name: "it is a node no more", move: &engine.Move{Node: "w", Leaves: true}, want: "w leaving"},
-		{name: "a new machine is made", move: &engine.Move{Node: "x", Machine: "Creating"}, want: "x creating"},
-		{name: "it boots", move: &engine.Move{Node: "x", Machine: "Ready"}, want: "x booting"},
-		{name: "it joins", move: &engine.Move{Node: "x", Machine: "Ready"}, expected: "x", want: "x joining"},
-		{name: "it has joined and is not known yet", node: new(old("x", func(n *engine.Node) { n.Image, n.Components = "", "" })), move: &engine.Move{Node: "x"}, want: "x joining"},
-		{name: "the cloud has given it up", move: &engine.Move{Node: "x", Machine: "Failed"}, want: "x failed"},
-		{name: "somebody else's cordon changes nothing", node: new(old("w", func(n *engine.Node) { n.Cordoned = true })), want: "w outdated"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			ro := engine.Rollout{Target: target}
-			ro.Target.KeepWorkers = tt.keep
-			var nodes []engine.Node
-			var expected []engine.ExpectedNode
-			if tt.node != nil {
-				nodes = append(nodes, *tt.node)
-			}
-			if tt.move != nil {
-				ro.Moves = append(ro.Moves, *tt.move)
-			}
-			if tt.expected != "" {
-				expected = append(expected, engine.ExpectedNode{Name: tt.expected})
-			}
-			if got := fmt.Sprint(engine.Lineup(ro, nodes, expected)); got != "["+tt.want+"]" {
-				t.Errorf("%s, want [%s]", got, tt.want)
-			}
-		})
 	}
 }

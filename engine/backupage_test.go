@@ -10,6 +10,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/plan"
 )
 
 // backup writes a backup of a cluster with a hole for each reason, and returns its ID.
@@ -17,7 +18,7 @@ func (s *checkStage) backup(age time.Duration, cluster string, holes ...string) 
 	s.Helper()
 	created := checkTime.Add(-age)
 	id := "backup-" + created.Format("20060102150405") + "-0a1b2c3d"
-	w, err := backup.Create(filepath.Join(s.dir, engine.RunsDir), id)
+	w, err := backup.Create(filepath.Join(s.dir, plan.RunsDir), id)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -51,7 +52,7 @@ func TestAgeOfTheLastBackupIsTold(t *testing.T) {
 		}, "warn backup-age: the last backup is 30h old", "the last one is 30h old"},
 		{"a directory that others may write is not believed", func(s *checkStage) string {
 			s.backup(time.Minute, clusterID)
-			if err := os.Chmod(filepath.Join(s.dir, engine.RunsDir), 0o777); err != nil {
+			if err := os.Chmod(filepath.Join(s.dir, plan.RunsDir), 0o777); err != nil {
 				s.Fatal(err)
 			}
 			return ""
@@ -59,14 +60,14 @@ func TestAgeOfTheLastBackupIsTold(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
-			if err := os.RemoveAll(filepath.Join(s.dir, engine.RunsDir)); err != nil {
+			if err := os.RemoveAll(filepath.Join(s.dir, plan.RunsDir)); err != nil {
 				t.Fatal(err)
 			}
 			id := tt.given(s)
 			c := s.mustCheck(engine.CheckRequest{NoPreflight: true})
 			var got []string
 			for _, f := range c.Findings {
-				if f.ID == engine.BackupAge {
+				if f.ID == plan.BackupAge {
 					got = append(got, string(f.Severity)+" "+f.ID+": "+f.Title)
 				}
 			}
@@ -90,11 +91,11 @@ func TestAgeOfTheLastBackupIsTold(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			told := slices.ContainsFunc(st.Health, func(f engine.Finding) bool { return f.ID == engine.BackupAge })
+			told := slices.ContainsFunc(st.Health, func(f plan.Finding) bool { return f.ID == plan.BackupAge })
 			if ok := strings.HasPrefix(tt.find, "ok"); told == ok {
 				t.Errorf("status: %+v", st.Health)
 			}
-			for _, b := range []*engine.LastBackup{h.Backup, st.Backup} {
+			for _, b := range []*plan.LastBackup{h.Backup, st.Backup} {
 				if b == nil && id != "" || b != nil && b.ID != id {
 					t.Errorf("the last one is %+v, want %q", b, id)
 				}

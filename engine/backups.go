@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // IDs of the steps of `backup create`.
@@ -81,11 +84,11 @@ type BackupRequest struct {
 // if dir is empty.
 func (e *Engine) BackupDir(dir string) (string, error) {
 	if dir == "" {
-		return e.ws.Path(RunsDir), nil
+		return e.ws.Path(plan.RunsDir), nil
 	}
 	abs, err := filepath.Abs(dir)
 	if err != nil {
-		return "", &Error{Op: "find directory " + dir, Err: err, Exit: ExitUsage}
+		return "", &plan.Error{Op: "find directory " + dir, Err: err, Exit: plan.ExitUsage}
 	}
 	return abs, nil
 }
@@ -107,17 +110,17 @@ type backupRun struct {
 // PlanBackup returns the plan to back up what an upgrade can destroy. It changes nothing
 // yet, and does not ask the cluster. The error has ExitUsage if the workspace or the
 // request are at fault.
-func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*Plan, error) {
+func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, error) {
 	kubeconfig, err := e.ws.Kubeconfig()
-	if errors.Is(err, errAbsent) {
-		return nil, &Error{Op: "back up the cluster", Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
+	if errors.Is(err, workspace.ErrAbsent) {
+		return nil, &plan.Error{Op: "back up the cluster", Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
 	}
 	if err != nil {
 		return nil, err
 	}
-	b := &backupRun{e: e, request: r, name: "of " + KubeconfigFile}
+	b := &backupRun{e: e, request: r, name: "of " + workspace.KubeconfigFile}
 	if b.cluster, err = e.backups(ctx, kubeconfig); err != nil {
-		return nil, &Error{Op: "read " + e.ws.Path(KubeconfigFile), Err: err, Exit: ExitUsage, Remedy: "restore the file from a backup"}
+		return nil, &plan.Error{Op: "read " + e.ws.Path(workspace.KubeconfigFile), Err: err, Exit: plan.ExitUsage, Remedy: "restore the file from a backup"}
 	}
 	// A configuration or state that cannot be read must not keep anybody from making a
 	// backup.
@@ -132,13 +135,13 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*Plan, error)
 	}
 	_, takes := b.cluster.(Snapshots)
 	if r.Etcd == EtcdTake && !takes {
-		return nil, &Error{Op: "back up the cluster", Err: errors.New("this program takes no snapshots of etcd"), Exit: ExitUsage, Remedy: "leave --etcd out"}
+		return nil, &plan.Error{Op: "back up the cluster", Err: errors.New("this program takes no snapshots of etcd"), Exit: plan.ExitUsage, Remedy: "leave --etcd out"}
 	}
 	now := e.now()
 	b.id = newRunID("backup", now)
 	path := filepath.Join(b.dir, b.id, backup.Dir)
-	p := &Plan{ID: b.id, Verb: VerbBackup, Cluster: b.name, Simulated: b.e.simulated(), Created: now.UTC()}
-	p.Files = []File{
+	p := &plan.Plan{ID: b.id, Verb: plan.VerbBackup, Cluster: b.name, Simulated: b.e.simulated(), Created: now.UTC()}
+	p.Files = []plan.File{
 		{Path: filepath.Join(path, backup.ManifestFile), Mode: "0600", Note: "says what the backup beside it holds"},
 		{Path: filepath.Join(path, backup.Releases+".json"), Mode: "0600", Secret: true, Note: "Helm's records, with the values of charts"},
 		{Path: filepath.Join(path, "core", "secrets.json"), Mode: "0600", Secret: true, Note: "the Secrets of the cluster"},
@@ -148,19 +151,19 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*Plan, error)
 	if r.Secrets {
 		what += ", and all Secrets,"
 	}
-	p.Steps = []Step{{ID: StepBackupResources, Title: "Back up custom resources", Effect: what + " are in " + path, Run: b.resources}}
+	p.Steps = []plan.Step{{ID: StepBackupResources, Title: "Back up custom resources", Effect: what + " are in " + path, Run: b.resources}}
 	if takes && r.Etcd != EtcdLeave {
-		p.Steps = append(p.Steps, Step{ID: StepBackupEtcd, Title: "Take a snapshot of etcd", Effect: "all of etcd is in " + filepath.Join(path, backup.SnapshotFile), Run: b.etcd})
+		p.Steps = append(p.Steps, plan.Step{ID: StepBackupEtcd, Title: "Take a snapshot of etcd", Effect: "all of etcd is in " + filepath.Join(path, backup.SnapshotFile), Run: b.etcd})
 	}
-	p.Steps = append(p.Steps, Step{ID: StepBackupFinish, Title: "Complete and verify the backup", Effect: "the backup is on the disk, and was read again", Run: b.finish})
-	p.end.command = e.command(string(VerbBackup)) + r.flags()
-	p.end.done = "backup " + b.id + " of cluster " + b.name + " is whole"
+	p.Steps = append(p.Steps, plan.Step{ID: StepBackupFinish, Title: "Complete and verify the backup", Effect: "the backup is on the disk, and was read again", Run: b.finish})
+	p.End.Command = e.command(string(plan.VerbBackup)) + r.flags()
+	p.End.Done = "backup " + b.id + " of cluster " + b.name + " is whole"
 	at := ""
 	if r.Dir != "" {
 		at = " --dir " + shellQuote(b.dir)
 	}
-	p.end.next = []string{e.command("backup verify "+b.id) + at, e.command("backup restore "+b.id) + at}
-	p.end.cleanup = b.abort
+	p.End.Next = []string{e.command("backup verify "+b.id) + at, e.command("backup restore "+b.id) + at}
+	p.End.Cleanup = b.abort
 	return p, nil
 }
 
@@ -191,41 +194,41 @@ func (b *backupRun) abort() {
 }
 
 func (b *backupRun) fail(err error) error {
-	var have *Error
+	var have *plan.Error
 	if errors.As(err, &have) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	e := &Error{Op: "back up to " + filepath.Join(b.dir, b.id), Err: err}
+	e := &plan.Error{Op: "back up to " + filepath.Join(b.dir, b.id), Err: err}
 	switch {
 	case errors.Is(err, backup.ErrRefused):
-		e.Exit, e.Remedy = ExitUsage, "a backup may hold secrets: use a directory that is yours alone (chmod 0700), or another one with --dir"
+		e.Exit, e.Remedy = plan.ExitUsage, "a backup may hold secrets: use a directory that is yours alone (chmod 0700), or another one with --dir"
 	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
 		e.Remedy = "free some space (`constellation backup prune --keep 1" + BackupRequest{Dir: b.request.Dir}.flags() + "` removes old backups), or use another disk with --dir; nothing is left of this one"
 	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) || errors.Is(err, fs.ErrNotExist):
-		e.Exit, e.Remedy = ExitUsage, "make the directory, and writable for this user, or use another one with --dir"
-	case errors.Is(err, ErrUnreachable):
+		e.Exit, e.Remedy = plan.ExitUsage, "make the directory, and writable for this user, or use another one with --dir"
+	case errors.Is(err, cluster.ErrUnreachable):
 		e.Op, e.Remedy = "read the cluster", "see that its API server is up, then run the same command again"
-	case errors.Is(err, ErrDenied):
-		e.Op, e.Remedy = "read the cluster", "see that "+KubeconfigFile+" is of this cluster"
+	case errors.Is(err, cluster.ErrDenied):
+		e.Op, e.Remedy = "read the cluster", "see that "+workspace.KubeconfigFile+" is of this cluster"
 	}
 	return e
 }
 
-func (b *backupRun) resources(ctx context.Context, r *Reporter) (err error) {
+func (b *backupRun) resources(ctx context.Context, r *plan.Reporter) (err error) {
 	if b.w, err = backup.Create(b.dir, b.id); err != nil {
 		return b.fail(err)
 	}
 	m := newMeter(b.e.now)
 	err = b.cluster.Dump(ctx, b.w, DumpOptions{Secrets: b.request.Secrets}, func(p BackupProgress) {
 		if ev, ok := m.event(p, false); ok {
-			r.send(ev)
+			r.Send(ev)
 		}
 	})
 	if err != nil {
 		return b.fail(err)
 	}
 	if ev, ok := m.event(m.last, true); ok {
-		r.send(ev)
+		r.Send(ev)
 	}
 	for _, h := range b.w.Holes() {
 		r.Log("backup", "", "error", "missing: "+h.String())
@@ -233,7 +236,7 @@ func (b *backupRun) resources(ctx context.Context, r *Reporter) (err error) {
 	return nil
 }
 
-func (b *backupRun) finish(ctx context.Context, r *Reporter) error {
+func (b *backupRun) finish(ctx context.Context, r *plan.Reporter) error {
 	m, err := b.w.Commit(backup.Manifest{Secrets: b.request.Secrets, Cluster: backup.Cluster{Name: b.name, ID: b.clusterID}})
 	if err != nil {
 		return b.fail(err)
@@ -271,11 +274,11 @@ type sample struct {
 func newMeter(now func() time.Time) *meter { t := now(); return &meter{now: now, begun: t, said: t} }
 
 // event returns the event of p, if it is time for one.
-func (m *meter) event(p BackupProgress, last bool) (Event, bool) {
+func (m *meter) event(p BackupProgress, last bool) (plan.Event, bool) {
 	m.last = p
 	now := m.now()
 	if !last && now.Sub(m.said) < progressEvery {
-		return Event{}, false
+		return plan.Event{}, false
 	}
 	m.said = now
 	if len(m.past) == 0 {
@@ -299,7 +302,7 @@ func (m *meter) event(p BackupProgress, last bool) (Event, bool) {
 	if p.AllObjects > 0 && !last {
 		text += fmt.Sprintf(" of %d", m.total)
 	}
-	text += fmt.Sprintf(" objects, %s, %s/s", sizeOf(p.Bytes), sizeOf(max(0, int64(rate))))
+	text += fmt.Sprintf(" objects, %s, %s/s", workspace.SizeOf(p.Bytes), workspace.SizeOf(max(0, int64(rate))))
 	if left := m.total - p.Objects; !last && p.AllObjects > 0 && left >= 0 && objects > 0 {
 		s := int64(float64(left)/objects + 0.5)
 		counts["seconds_left"] = s
@@ -309,7 +312,7 @@ func (m *meter) event(p BackupProgress, last bool) (Event, bool) {
 	if p.AllObjects == 0 && !last {
 		total = 0
 	}
-	return Event{Kind: KindProgress, Current: p.Objects, Total: total, Counts: counts, Text: text}, true
+	return plan.Event{Kind: plan.KindProgress, Current: p.Objects, Total: total, Counts: counts, Text: text}, true
 }
 
 // ListBackups returns the backups in dir, the newest first; an empty dir means that of the
@@ -321,7 +324,7 @@ func (e *Engine) ListBackups(ctx context.Context, dir string, verify bool, progr
 		return nil, err
 	}
 	if _, err := os.Lstat(path); dir != "" && err != nil {
-		return nil, &Error{Op: "list backups in " + path, Err: withoutPath(err), Exit: ExitUsage, Remedy: "name the directory that `backup create --dir` was given"}
+		return nil, &plan.Error{Op: "list backups in " + path, Err: workspace.WithoutPath(err), Exit: plan.ExitUsage, Remedy: "name the directory that `backup create --dir` was given"}
 	}
 	var out []BackupEntry
 	if verify {
@@ -347,11 +350,11 @@ func (e *Engine) OpenBackup(dir, id string) (*backup.Backup, error) {
 
 func openBackup(dir, id string) (*backup.Backup, error) {
 	if !backup.ValidID(id) {
-		return nil, &Error{Op: "open backup " + id, Err: errors.New("that is no ID of a backup"), Exit: ExitUsage, Remedy: "`constellation backup list` shows those that there are"}
+		return nil, &plan.Error{Op: "open backup " + id, Err: errors.New("that is no ID of a backup"), Exit: plan.ExitUsage, Remedy: "`constellation backup list` shows those that there are"}
 	}
 	b, err := backup.Open(dir, id)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &Error{Op: "open backup " + id, Err: fmt.Errorf("there is none in %s", dir), Exit: ExitUsage, Remedy: "`constellation backup list` shows those that there are; --dir names another directory"}
+		return nil, &plan.Error{Op: "open backup " + id, Err: fmt.Errorf("there is none in %s", dir), Exit: plan.ExitUsage, Remedy: "`constellation backup list` shows those that there are; --dir names another directory"}
 	}
 	if err != nil {
 		return nil, backupError("open backup "+id, err)
@@ -370,11 +373,11 @@ func backupError(op string, err error) error {
 		if len(n.Damage) == 0 {
 			remedy = "what it names was not readable when the backup was made; mend that, then run `constellation backup create` again"
 		}
-		return &Error{Err: err, Remedy: remedy}
+		return &plan.Error{Err: err, Remedy: remedy}
 	case errors.Is(err, backup.ErrRefused):
-		return &Error{Op: op, Err: err, Exit: ExitUsage, Remedy: "somebody else could have changed it: if you trust what is there, make it yours alone (chown, chmod go-w)"}
+		return &plan.Error{Op: op, Err: err, Exit: plan.ExitUsage, Remedy: "somebody else could have changed it: if you trust what is there, make it yours alone (chown, chmod go-w)"}
 	}
-	return &Error{Op: op, Err: err}
+	return &plan.Error{Op: op, Err: err}
 }
 
 // ShowBackup returns what a backup holds, as its manifest says, and the directory that it
@@ -429,13 +432,13 @@ func BackupProblems(err error) []string {
 // ExitHeld while a run holds the workspace.
 func (e *Engine) PruneBackups(_ context.Context, dir string, keep int) (removed []string, err error) {
 	if keep < 1 {
-		return nil, &Error{Op: "prune backups", Err: fmt.Errorf("--keep is %d: the newest whole backup always stays", keep), Exit: ExitUsage, Remedy: "keep at least one"}
+		return nil, &plan.Error{Op: "prune backups", Err: fmt.Errorf("--keep is %d: the newest whole backup always stays", keep), Exit: plan.ExitUsage, Remedy: "keep at least one"}
 	}
 	path, err := e.BackupDir(dir)
 	if err != nil {
 		return nil, err
 	}
-	unlock, err := e.ws.lock("backup prune", e.now())
+	unlock, err := e.ws.Lock("backup prune", e.now())
 	if err != nil {
 		return nil, err
 	}
@@ -445,7 +448,7 @@ func (e *Engine) PruneBackups(_ context.Context, dir string, keep int) (removed 
 		return removed, backupError("prune backups in "+path, err)
 	}
 	if len(removed) == 0 {
-		return nil, &Error{Err: fmt.Errorf("nothing to prune: there are no more than %d whole backups, and nothing unfinished is older than them", keep), Exit: ExitNothing}
+		return nil, &plan.Error{Err: fmt.Errorf("nothing to prune: there are no more than %d whole backups, and nothing unfinished is older than them", keep), Exit: plan.ExitNothing}
 	}
 	return removed, nil
 }

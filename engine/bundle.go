@@ -14,8 +14,10 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/chart"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 // BundleRequest says what is to be carried to where no network is.
@@ -49,7 +51,7 @@ func openBundle(location string) (*release.Bundle, error) {
 	}
 	b, err := release.OpenBundle(path)
 	if err != nil {
-		return nil, &Error{Op: "open bundle " + path, Err: err, Remedy: bundleRemedy, Exit: ExitUsage}
+		return nil, &plan.Error{Op: "open bundle " + path, Err: err, Remedy: bundleRemedy, Exit: plan.ExitUsage}
 	}
 	return b, nil
 }
@@ -57,10 +59,10 @@ func openBundle(location string) (*release.Bundle, error) {
 // MakeBundle writes a file with all that an upgrade reads from elsewhere: the whole feed of
 // releases, and the charts that releases up to r.To and the workspace's configuration name.
 // The same contents make the same bytes. What is at r.Out is replaced when all is there.
-func MakeBundle(ctx context.Context, w *Workspace, r BundleRequest) (BundleReport, error) {
-	out := BundleReport{Schema: Schema, File: r.Out, Releases: []string{}, Charts: []release.BundleChart{}}
+func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (BundleReport, error) {
+	out := BundleReport{Schema: plan.Schema, File: r.Out, Releases: []string{}, Charts: []release.BundleChart{}}
 	e := New(w, Deps{})
-	c, err := partOfConfig(w, "releases", "charts") // a feed can be carried without a workspace
+	c, err := workspace.PartOfConfig(w, "releases", "charts") // a feed can be carried without a workspace
 	if err != nil {
 		return out, err
 	}
@@ -81,7 +83,7 @@ func MakeBundle(ctx context.Context, w *Workspace, r BundleRequest) (BundleRepor
 		}
 		var from *release.Feed
 		if feed, from, err = release.CopyFeed(ctx, location, release.Options{Keys: keys}); err != nil {
-			return out, &Error{Op: "copy feed " + location, Err: err, Remedy: cmp.Or(feedRemedy(err), "look at the feed with "+verifyCommand(location, keys))}
+			return out, &plan.Error{Op: "copy feed " + location, Err: err, Remedy: cmp.Or(feedRemedy(err), "look at the feed with "+verifyCommand(location, keys))}
 		}
 		out.Feed = from.State().Source
 	}
@@ -91,10 +93,10 @@ func MakeBundle(ctx context.Context, w *Workspace, r BundleRequest) (BundleRepor
 	}
 	all, err := known.summaries(ctx)
 	if err != nil {
-		return out, &Error{Op: "read releases", Err: err}
+		return out, &plan.Error{Op: "read releases", Err: err}
 	}
 	if !r.To.IsZero() && !slices.ContainsFunc(all, func(s release.Summary) bool { return s.Version.Equal(r.To) }) {
-		return out, &Error{Op: "bundle release " + r.To.String(), Err: errors.New("it is not known"), Exit: ExitUsage, Remedy: "`constellation release list` shows what is known"}
+		return out, &plan.Error{Op: "bundle release " + r.To.String(), Err: errors.New("it is not known"), Exit: plan.ExitUsage, Remedy: "`constellation release list` shows what is known"}
 	}
 	wanted := c.Charts
 	for _, s := range all {
@@ -103,7 +105,7 @@ func MakeBundle(ctx context.Context, w *Workspace, r BundleRequest) (BundleRepor
 		}
 		rel, err := known.release(ctx, s.Version)
 		if err != nil {
-			return out, &Error{Op: "read release " + s.Version.String(), Err: err, Remedy: feedRemedy(err)}
+			return out, &plan.Error{Op: "read release " + s.Version.String(), Err: err, Remedy: feedRemedy(err)}
 		}
 		out.Releases = append(out.Releases, s.Version.String())
 		for _, x := range rel.Charts {
@@ -127,7 +129,7 @@ func MakeBundle(ctx context.Context, w *Workspace, r BundleRequest) (BundleRepor
 			if ctx.Err() != nil {
 				return out, ctx.Err()
 			}
-			return out, &Error{Op: "bundle chart " + x.Name, Err: err, Remedy: chartRemedy(err)}
+			return out, &plan.Error{Op: "bundle chart " + x.Name, Err: err, Remedy: chartRemedy(err)}
 		}
 		for dgst, b := range got.Blobs {
 			blobs[dgst] = b
@@ -138,9 +140,9 @@ func MakeBundle(ctx context.Context, w *Workspace, r BundleRequest) (BundleRepor
 		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Version, b.Version), strings.Compare(a.Source, b.Source), strings.Compare(a.Digest, b.Digest))
 	})
 	if len(feed) == 0 && len(out.Charts) == 0 {
-		return out, &Error{
-			Op: "bundle", Err: errors.New("there is nothing to carry: neither a feed nor charts of others are named"), Exit: ExitNothing,
-			Remedy: "all else comes with the program; `--feed` names a feed, and charts stand in " + ConfigFile,
+		return out, &plan.Error{
+			Op: "bundle", Err: errors.New("there is nothing to carry: neither a feed nor charts of others are named"), Exit: plan.ExitNothing,
+			Remedy: "all else comes with the program; `--feed` names a feed, and charts stand in " + workspace.ConfigFile,
 		}
 	}
 	err = writeWhole(r.Out, func(f io.Writer) error {
@@ -157,7 +159,7 @@ func MakeBundle(ctx context.Context, w *Workspace, r BundleRequest) (BundleRepor
 		}
 	}
 	if err != nil {
-		return out, &Error{Op: "write " + r.Out, Err: withoutPath(err), Remedy: "look at whether you may write there, and whether there is room"}
+		return out, &plan.Error{Op: "write " + r.Out, Err: workspace.WithoutPath(err), Remedy: "look at whether you may write there, and whether there is room"}
 	}
 	return out, nil
 }

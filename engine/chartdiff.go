@@ -9,66 +9,16 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"constellation/engine/plan"
 )
 
 // ErrChart means that a chart does not go together with its values, or with the cluster.
 var ErrChart = errors.New("the chart cannot be used as it is")
 
-// ChartChange is what applying a chart does.
-type ChartChange struct {
-	Chart     string `json:"chart"`
-	Namespace string `json:"namespace"`
-	// From and To are versions; From is empty if the chart is not installed.
-	From string `json:"from,omitempty"`
-	To   string `json:"to"`
-	// Content says that the same version has another content.
-	Content bool `json:"content,omitempty"`
-	// Values are those that are given to the chart and change; Defaults is how many of its
-	// own do.
-	Values   []ValueChange `json:"values,omitempty"`
-	Defaults int           `json:"defaults,omitempty"`
-	// Destroys are sentences about what is lost, Objects what they are about.
-	Destroys []string `json:"destroys,omitempty"`
-	Objects  []string `json:"objects,omitempty"`
-	// ByHand says who changed the installation besides this program; empty if nobody did.
-	ByHand string `json:"byHand,omitempty"`
-}
-
-// Same reports whether applying the chart changes nothing.
-func (c ChartChange) Same() bool {
-	return c.From == c.To && !c.Content && len(c.Values) == 0 && len(c.Destroys) == 0
-}
-
-// ValueChange is a value of a chart that changes.
-type ValueChange struct {
-	// Path is like joinservice.image or env[0].value.
-	Path string `json:"path"`
-	// From and To are JSON, shortened; empty if there is none. Of what is Hidden both are
-	// empty.
-	From   string `json:"from,omitempty"`
-	To     string `json:"to,omitempty"`
-	Hidden bool   `json:"hidden,omitempty"`
-}
-
-// String is "replicas: 1 to 2".
-func (v ValueChange) String() string {
-	switch {
-	case v.Hidden:
-		return v.Path + ": (hidden, changed)"
-	case v.From == "":
-		return v.Path + ": " + v.To + " (new)"
-	case v.To == "":
-		return v.Path + ": " + v.From + " (removed)"
-	}
-	return v.Path + ": " + v.From + " to " + v.To
-}
-
-// ChartKey names the installation of a chart in a cluster.
-func ChartKey(c Chart) string { return c.Namespace + "/" + c.Name }
-
 // DiffValues returns what differs between the values of a chart, sorted by path. What
 // looks like a secret, by a key on its way or by itself, is hidden.
-func DiffValues(from, to map[string]any) (out []ValueChange) {
+func DiffValues(from, to map[string]any) (out []plan.ValueChange) {
 	a, b := map[string]value{}, map[string]value{}
 	flatten(a, "", from, false)
 	flatten(b, "", to, false)
@@ -79,9 +29,9 @@ func DiffValues(from, to map[string]any) (out []ValueChange) {
 		if x.text == y.text {
 			continue
 		}
-		v := ValueChange{Path: p, From: short(x.text), To: short(y.text)}
+		v := plan.ValueChange{Path: p, From: short(x.text), To: short(y.text)}
 		if x.secret || y.secret {
-			v = ValueChange{Path: p, Hidden: true}
+			v = plan.ValueChange{Path: p, Hidden: true}
 		}
 		out = append(out, v)
 	}

@@ -8,11 +8,15 @@ import (
 	"strings"
 
 	"constellation/assets"
+	"constellation/engine/cloud/providers"
+	"constellation/engine/cluster"
 	"constellation/engine/kubeadm"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // kinds returns the definitions of the release, in the order of its data.
-func (i *initRun) kinds() ([]assets.File, error) {
+func (i *clusterRun) kinds() ([]assets.File, error) {
 	all, err := assets.CRDsFor(i.release.Version.String())
 	if err != nil {
 		return nil, err
@@ -30,14 +34,14 @@ func (i *initRun) kinds() ([]assets.File, error) {
 
 // want takes of the configuration which charts there are to be besides those of the release, and
 // what these are to do.
-func (f *facts) want(c *Config) { f.extra, f.noPlans = c.Charts, c.Plans != nil && !*c.Plans }
+func (f *facts) want(c *workspace.Config) { f.extra, f.noPlans = c.Charts, c.Plans != nil && !*c.Plans }
 
 // PlansNamespace is where the cluster carries out Plans.
 const PlansNamespace = "system-upgrade"
 
 // otherPlans names the Deployment that carries out Plans where ours would; empty if none does, and if
 // ours is not wanted.
-func (i *initRun) otherPlans(ctx context.Context, k Cluster) (string, error) {
+func (i *clusterRun) otherPlans(ctx context.Context, k Cluster) (string, error) {
 	if i.noPlans {
 		return "", nil
 	}
@@ -46,8 +50,13 @@ func (i *initRun) otherPlans(ctx context.Context, k Cluster) (string, error) {
 
 // charts returns the charts of the release with their values for this cluster, in which others,
 // if not empty, carries out Plans.
-func (i *initRun) charts(others string) ([]Chart, error) {
-	var out []Chart
+func (i *clusterRun) charts(others string) ([]cluster.Chart, error) {
+	from, err := providers.Find(i.state.Infrastructure.Provider)
+	if err != nil {
+		return nil, err
+	}
+	cloudValues := from.ChartValues()
+	var out []cluster.Chart
 	for _, c := range i.release.Charts {
 		if c.Source != "" {
 			one, err := i.foreignChart(c)
@@ -63,7 +72,11 @@ func (i *initRun) charts(others string) ([]Chart, error) {
 		}
 		values := deepCopy(c.Values)
 		values["release"] = i.release.Version.String()
-		values["provider"] = i.state.Infrastructure.Provider
+		for path, v := range cloudValues {
+			if keys := strings.Split(path, "."); assets.HasValue(files, keys...) {
+				setValue(values, v, keys...)
+			}
+		}
 		for _, s := range i.release.Services {
 			if s.Chart == c.Name {
 				setValue(values, s.Image, valueKey(s.Name), "image")
@@ -72,7 +85,7 @@ func (i *initRun) charts(others string) ([]Chart, error) {
 		if (others != "" || i.noPlans) && assets.HasValue(files, "plans") {
 			setValue(values, false, "plans", "enabled")
 		}
-		out = append(out, Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values, Needs: c.Needs})
+		out = append(out, cluster.Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values, Needs: c.Needs})
 	}
 	for _, c := range i.extra {
 		one, err := i.foreignChart(c)
@@ -116,7 +129,7 @@ func deepCopy(m map[string]any) map[string]any {
 	return out
 }
 
-func (i *initRun) chartsEffect() string {
+func (i *clusterRun) chartsEffect() string {
 	if i.release == nil {
 		return ""
 	}
@@ -132,7 +145,7 @@ func (i *initRun) chartsEffect() string {
 	return fmt.Sprintf("%d kinds and %d charts with %s", len(i.release.CRDs), len(i.release.Charts)+len(i.extra), strings.Join(parts, ", "))
 }
 
-func (i *initRun) chartsDone(ctx context.Context) (bool, error) {
+func (i *clusterRun) chartsDone(ctx context.Context) (bool, error) {
 	kinds, err := i.kinds()
 	if err != nil {
 		return false, err
@@ -162,7 +175,7 @@ func (i *initRun) chartsDone(ctx context.Context) (bool, error) {
 
 // installCharts brings the kinds and then the charts. Whoever leaves while they get ready
 // finds them installed the next time.
-func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
+func (i *clusterRun) installCharts(ctx context.Context, r *plan.Reporter) error {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return err
@@ -188,19 +201,19 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 	defer stop()
 	total := int64(len(kinds))
 	done := int64(0)
-	r.Part("kinds", StateRunning, "", 0, total)
+	r.Part("kinds", plan.StateRunning, "", 0, total)
 	limited, cancel = context.WithTimeout(ctx, i.e.limits.api)
 	err = k.ApplyKinds(limited, kinds, func(name string) {
 		done++
-		r.Part("kinds", StateRunning, name, done, total)
+		r.Part("kinds", plan.StateRunning, name, done, total)
 	})
 	err = i.clusterError("apply kinds", err)
 	cancel()
 	if err != nil {
-		r.Part("kinds", StateFailed, "", done, total)
+		r.Part("kinds", plan.StateFailed, "", done, total)
 		return err
 	}
-	r.Part("kinds", StateDone, "", total, total)
+	r.Part("kinds", plan.StateDone, "", total, total)
 
 	// Clusters of older programs have certificates of nodes that live a year.
 	limited, cancel = context.WithTimeout(ctx, i.e.limits.api)

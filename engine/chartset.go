@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,11 +10,14 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 )
 
 // ChartSet are charts that are brought to a cluster together.
 type ChartSet struct {
-	Charts []Chart
+	Charts []cluster.Chart
 	// Limit is how long all of them may take.
 	Limit time.Duration
 	// Report tells how far a chart is: state is that of a step, ready of wanted are pods. It
@@ -25,7 +29,7 @@ type ChartSet struct {
 
 // chartWork is what becomes of one chart.
 type chartWork struct {
-	Chart
+	cluster.Chart
 	before   int           // the revision from before the set began, zero for none
 	deployed int           // the revision that is deployed as this call begins
 	ready    chan struct{} // closed when it is
@@ -62,10 +66,10 @@ func (s ChartSet) Apply(ctx context.Context, k Cluster) error {
 			return s.explain("look at chart "+c.Name, err)
 		}
 		w := &chartWork{Chart: c, before: revision, deployed: revision, ready: make(chan struct{})}
-		if was, ok := recorded[ChartKey(c)]; ok {
+		if was, ok := recorded[cluster.ChartKey(c)]; ok {
 			w.before, w.changed = was, true // perhaps, by the run that was cut off
 		}
-		before[ChartKey(c)] = w.before
+		before[cluster.ChartKey(c)] = w.before
 		upgrades = upgrades || w.before > 0
 		all[n] = w
 	}
@@ -141,7 +145,7 @@ func (s ChartSet) bring(ctx context.Context, k Cluster, c *chartWork, all []*cha
 	}
 	current, err := k.ChartCurrent(ctx, c.Chart)
 	if err == nil && current {
-		s.Report(c.Name, StateSkipped, c.Version+", as before", 0, 0)
+		s.Report(c.Name, plan.StateSkipped, c.Version+", as before", 0, 0)
 		close(c.ready)
 		return nil
 	}
@@ -150,22 +154,22 @@ func (s ChartSet) bring(ctx context.Context, k Cluster, c *chartWork, all []*cha
 	}
 	if err == nil {
 		c.changed = true
-		s.Report(c.Name, StateRunning, "install "+c.Version, 0, 0)
+		s.Report(c.Name, plan.StateRunning, "install "+c.Version, 0, 0)
 		err = k.ApplyChart(ctx, c.Chart, func(text string, ready, wanted int64) {
-			s.Report(c.Name, StateRunning, text, ready, wanted)
+			s.Report(c.Name, plan.StateRunning, text, ready, wanted)
 		})
 	}
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
-		s.Report(c.Name, StateStopped, "", 0, 0)
+		s.Report(c.Name, plan.StateStopped, "", 0, 0)
 		return ctx.Err()
 	case err != nil:
 		// It was taken back to what was deployed, or the error says why not.
 		c.changed = c.deployed != c.before
-		s.Report(c.Name, StateFailed, err.Error(), 0, 0)
+		s.Report(c.Name, plan.StateFailed, err.Error(), 0, 0)
 		return s.explain("install chart "+c.Name, err)
 	}
-	s.Report(c.Name, StateDone, c.Version, 0, 0)
+	s.Report(c.Name, plan.StateDone, c.Version, 0, 0)
 	close(c.ready)
 	return nil
 }
@@ -184,13 +188,13 @@ func (s ChartSet) goBack(ctx context.Context, k Cluster, all []*chartWork, cause
 		if !c.changed {
 			continue
 		}
-		what, state := fmt.Sprintf("chart %s is back at revision %d", c.Name, c.before), StateStopped
+		what, state := fmt.Sprintf("chart %s is back at revision %d", c.Name, c.before), plan.StateStopped
 		if c.before == 0 {
 			what = fmt.Sprintf("chart %s was removed again", c.Name)
 		}
 		if err := k.RevertChart(ctx, c.Chart, c.before); err != nil {
 			whole = false
-			what, state = fmt.Sprintf("chart %s could not be brought back to revision %d: %v", c.Name, c.before, err), StateFailed
+			what, state = fmt.Sprintf("chart %s could not be brought back to revision %d: %v", c.Name, c.before, err), plan.StateFailed
 		}
 		told = append(told, what)
 		s.Report(c.Name, state, what, 0, 0)
@@ -203,8 +207,8 @@ func (s ChartSet) goBack(ctx context.Context, k Cluster, all []*chartWork, cause
 	if len(told) == 0 {
 		return cause
 	}
-	return &Error{
+	return &plan.Error{
 		Op: "upgrade the services", Err: fmt.Errorf("%w; %s", cause, strings.Join(told, "; ")),
-		Remedy: orElse(Remedy(cause), "run the same command again; finished steps are skipped"),
+		Remedy: cmp.Or(plan.Remedy(cause), "run the same command again; finished steps are skipped"),
 	}
 }

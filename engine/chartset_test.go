@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/engine/twin"
 )
 
@@ -25,7 +27,7 @@ type told struct {
 func (x *told) report(chart, state, text string, _, _ int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if state != engine.StateRunning {
+	if state != plan.StateRunning {
 		x.lines = append(x.lines, strings.TrimSpace(fmt.Sprintf("%s %s %s", chart, state, text)))
 	}
 }
@@ -34,7 +36,7 @@ func setOf(version string, charts ...string) engine.ChartSet {
 	s := engine.ChartSet{Limit: 10 * time.Second}
 	for _, c := range charts {
 		name, needs, _ := strings.Cut(c, " after ")
-		s.Charts = append(s.Charts, engine.Chart{Name: name, Namespace: "n", Version: version, Needs: strings.Fields(needs)})
+		s.Charts = append(s.Charts, cluster.Chart{Name: name, Namespace: "n", Version: version, Needs: strings.Fields(needs)})
 	}
 	return s
 }
@@ -119,7 +121,7 @@ func TestSetOfChartsThatFailsGoesBack(t *testing.T) {
 			once.Do(func() { close(waits) })
 		}
 	}
-	c.NeverReady(func(ch engine.Chart) bool { return ch.Name == "slow" && ch.Version == "1.1.0" })
+	c.NeverReady(func(ch cluster.Chart) bool { return ch.Name == "slow" && ch.Version == "1.1.0" })
 	c.OnCall(func(call string) error {
 		if call == "ApplyChart bad" {
 			<-waits
@@ -179,7 +181,7 @@ func TestSetOfChartsThatIsLeftStays(t *testing.T) {
 	set := setOf("1.1.0", "a", "slow after a")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	c.NeverReady(func(ch engine.Chart) bool { return ch.Name == "slow" && ch.Version == "1.1.0" })
+	c.NeverReady(func(ch cluster.Chart) bool { return ch.Name == "slow" && ch.Version == "1.1.0" })
 	set.Report = func(chart, state, text string, _, _ int64) {
 		if chart == "slow" && text == "deployment slow" {
 			cancel()
@@ -223,7 +225,7 @@ func TestWhatWasBeforeSurvivesAKill(t *testing.T) {
 				t.Fatal("it was not killed")
 			}
 			c.OnCall(func(string) error { return nil })
-			c.NeverReady(func(ch engine.Chart) bool { return ch.Name == "d" && ch.Version == "3.0.0" })
+			c.NeverReady(func(ch cluster.Chart) bool { return ch.Name == "d" && ch.Version == "3.0.0" })
 			next := setOf("3.0.0", charts...)
 			next.Report, next.Limit = (&told{}).report, 200*time.Millisecond
 			err := next.Apply(t.Context(), c)
@@ -289,7 +291,7 @@ func TestTheTimeOfASetEndsBetweenTwoCharts(t *testing.T) {
 	over := make(chan struct{})
 	time.AfterFunc(2*set.Limit, func() { close(over) })
 	set.Report = func(chart, state, _ string, _, _ int64) {
-		if chart == "a" && state == engine.StateDone {
+		if chart == "a" && state == plan.StateDone {
 			<-over // b may begin only then
 		}
 	}

@@ -20,8 +20,14 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/chart"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/compat"
+	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/rollout"
 	"constellation/engine/version"
+	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // CheckVersions is the Object of the check event that carries the versions and the path:
@@ -46,7 +52,7 @@ const checkLimit = 15 * time.Second
 //
 // Exit of the result is ExitBlocked if there is something newer and no way to it, or the
 // preflight forbids the next hop; ExitUpgradeAvailable if there is a next hop; else zero.
-func (e *Engine) Check(ctx context.Context, r CheckRequest, emit func(Event)) (Check, error) {
+func (e *Engine) Check(ctx context.Context, r CheckRequest, emit func(plan.Event)) (Check, error) {
 	c := &checkRun{e: e, request: r}
 	if err := c.begin(); err != nil {
 		return Check{}, err
@@ -71,7 +77,7 @@ func (e *Engine) Check(ctx context.Context, r CheckRequest, emit func(Event)) (C
 	}
 	if err := c.write(); err != nil {
 		c.sort()
-		c.out.Exit = ExitCode(err)
+		c.out.Exit = plan.ExitCode(err)
 		return c.out, err
 	}
 	c.finish()
@@ -86,12 +92,12 @@ type checkRun struct {
 	out     Check
 
 	text     []byte // of the configuration
-	config   *Config
-	state    *State
+	config   *workspace.Config
+	state    *workspace.State
 	location string // of the feed
 	keys     []release.Key
 
-	now  Running
+	now  compat.Running
 	down error // why the cluster could not be asked
 
 	provider   Provider
@@ -103,18 +109,18 @@ type checkRun struct {
 	known    *knowledge
 	fetched  map[string]*chart.Chart // of the hop
 	releases []release.Summary       // oldest first
-	past     experience
+	past     rollout.History
 
-	matrix *Matrix
-	offer  Offer
-	goal   Planned
+	matrix *compat.Matrix
+	offer  compat.Offer
+	goal   compat.Planned
 	there  bool // what the request asks for runs already
-	path   []Hop
-	hop    *Hop         // the first of path; nil if there is none
-	inUse  []Components // that get a statement in the hop
-	enrols []Node       // whose agents get to verify in the hop
-	next   *Config      // nil if there is no hop
-	edited []byte       // the configuration with the values of the next hop; nil if it is not to be written
+	path   []compat.Hop
+	hop    *compat.Hop          // the first of path; nil if there is none
+	inUse  []cluster.Components // that get a statement in the hop
+	enrols []cluster.Node       // whose agents get to verify in the hop
+	next   *workspace.Config    // nil if there is no hop
+	edited []byte               // the configuration with the values of the next hop; nil if it is not to be written
 	// unmeasured is why the measurements of the next hop's image are not known.
 	unmeasured error
 
@@ -139,17 +145,17 @@ func (c *checkRun) begin() (err error) {
 	if c.text, err = e.ws.ReadConfig(); err != nil {
 		return err
 	}
-	if c.config, err = ParseConfig(c.text); err != nil {
-		return &Error{Err: err, Exit: ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
+	if c.config, err = workspace.ParseConfig(c.text); err != nil {
+		return &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
 	}
-	if !e.ws.has(KubeconfigFile) {
-		err := &Error{Op: "check for upgrades", Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
+	if !e.ws.Has(workspace.KubeconfigFile) {
+		err := &plan.Error{Op: "check for upgrades", Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
 		runs, _ := e.Runs() // without them less is known
 		switch {
 		case len(c.state.ClusterValues.ClusterID) == 0:
-		case e.ws.has(pendingFile):
+		case e.ws.Has(workspace.PendingFile):
 			err.Remedy = "the cluster was begun and is not complete: `" + e.command("init") + "` goes on"
-		case e.ws.completed(runs):
+		case completed(e.ws, runs):
 			err.Remedy = restoreKubeconfig
 		default:
 			err.Remedy = "if the cluster was complete before, " + restoreKubeconfig + ". If it never was: `" + e.command("init") + "` goes on"
@@ -161,8 +167,8 @@ func (c *checkRun) begin() (err error) {
 		return err
 	}
 	c.out = Check{
-		Schema: Schema, Cluster: c.config.Name, Simulated: e.simulated(), Provider: c.config.Provider.Name(), Time: e.now().UTC(), CLI: c.cli.String(),
-		Components: []ComponentCheck{}, Path: []Hop{}, Findings: []Finding{},
+		Schema: plan.Schema, Cluster: c.config.Name, Simulated: e.simulated(), Provider: c.config.Provider.Name(), Time: e.now().UTC(), CLI: c.cli.String(),
+		Components: []plan.ComponentCheck{}, Path: []compat.Hop{}, Findings: []plan.Finding{},
 	}
 	return nil
 }
@@ -177,7 +183,7 @@ func (c *checkRun) look(ctx context.Context) error {
 		var i Inspector
 		if err == nil {
 			if i, err = c.e.inspect(limited, b); err != nil {
-				c.down = c.e.ws.badKubeconfig(err)
+				c.down = c.e.ws.BadKubeconfig(err)
 				return
 			}
 		}
@@ -185,7 +191,7 @@ func (c *checkRun) look(ctx context.Context) error {
 			c.now, err = i.Running(limited)
 		}
 		if c.down = c.clusterDown(err); c.down != nil {
-			c.now = Running{}
+			c.now = compat.Running{}
 		} else if c.now.Services.IsZero() || c.now.ControlPlaneImage.IsZero() || c.now.Kubernetes.IsZero() {
 			c.down = c.denied() // nothing can be planned
 		}
@@ -201,7 +207,7 @@ func (c *checkRun) look(ctx context.Context) error {
 			c.releases, releasesErr = c.known.summaries(ctx)
 		}
 	})
-	wg.Go(func() { c.past = c.e.ws.learn() })
+	wg.Go(func() { c.past = rollout.ReadHistory(c.e.ws.Path(plan.RunsDir)) })
 	wg.Wait()
 	if err := ctx.Err(); err != nil {
 		return err
@@ -212,7 +218,7 @@ func (c *checkRun) look(ctx context.Context) error {
 	c.out.Feed = c.known.state
 	id := hex.EncodeToString(c.state.ClusterValues.ClusterID)
 	if j := c.now.JoinConfig; c.down == nil && j.ClusterID != "" && j.ClusterID != id {
-		return c.e.ws.foreignKubeconfig()
+		return c.e.ws.ForeignKubeconfig()
 	}
 	return nil
 }
@@ -228,8 +234,8 @@ func (c *checkRun) askCloud(ctx context.Context) error {
 		return err
 	}
 	if about.UID != c.state.Infrastructure.UID {
-		return &Error{
-			Err:    fmt.Errorf("it is not the one of %s: it was made anew", StateFile),
+		return &plan.Error{
+			Err:    fmt.Errorf("it is not the one of %s: it was made anew", workspace.StateFile),
 			Remedy: "the cluster went with the earlier sandbox: use another directory with -C, or move this one's files away",
 		}
 	}
@@ -245,13 +251,13 @@ func (c *checkRun) clusterDown(err error) error {
 	if err == nil {
 		return nil
 	}
-	out := &Error{Op: "ask the cluster which versions it runs", Err: err}
+	out := &plan.Error{Op: "ask the cluster which versions it runs", Err: err}
 	switch {
-	case errors.Is(err, ErrForbidden):
+	case errors.Is(err, cluster.ErrForbidden):
 		out.Remedy = "use a kubeconfig that may do this, such as the one that `constellation init` wrote"
-	case errors.Is(err, ErrDenied):
-		out.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
-	case errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, cluster.ErrDenied):
+		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
+	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		out.Err = fmt.Errorf("the API server at %s does not answer: %w", c.state.Infrastructure.ClusterEndpoint, err)
 		out.Remedy = "is the control plane up? `" + c.e.command("status") + "` tells what the cloud knows; run the same command again afterwards"
 	default:
@@ -267,7 +273,7 @@ func (c *checkRun) denied() error {
 	if f == nil {
 		return nil
 	}
-	return &Error{Op: "ask the cluster which versions it runs", Err: fmt.Errorf("%w: %s", ErrForbidden, f.Detail), Remedy: f.Remedy}
+	return &plan.Error{Op: "ask the cluster which versions it runs", Err: fmt.Errorf("%w: %s", cluster.ErrForbidden, f.Detail), Remedy: f.Remedy}
 }
 
 // plainUser are the names that a shell takes as they are.
@@ -275,7 +281,7 @@ var plainUser = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:@._-]*$`)
 
 // deniedFinding is the one finding about all reads that the API server refused, and how
 // to allow them; nil if there are none.
-func deniedFinding(denied []Denial) *Finding {
+func deniedFinding(denied []cluster.Denial) *plan.Finding {
 	if len(denied) == 0 {
 		return nil
 	}
@@ -295,12 +301,12 @@ func deniedFinding(denied []Denial) *Finding {
 	}
 	slices.Sort(verbs)
 	slices.Sort(resources)
-	f := &Finding{
-		ID: runningDenied, Severity: NotChecked, Source: "versions", Title: who + " may not read all that tells which versions run",
-		Detail: "the API server refused to " + and(reads), Reference: "https://kubernetes.io/docs/reference/access-authn-authz/rbac/",
+	f := &plan.Finding{
+		ID: runningDenied, Severity: plan.NotChecked, Source: "versions", Title: who + " may not read all that tells which versions run",
+		Detail: "the API server refused to " + words.And(reads), Reference: "https://kubernetes.io/docs/reference/access-authn-authz/rbac/",
 		Remedy: "use a kubeconfig that may, such as the one that `constellation init` wrote, or let an administrator allow it",
 	}
-	if slices.ContainsFunc(denied, func(d Denial) bool { return d.User == "" }) {
+	if slices.ContainsFunc(denied, func(d cluster.Denial) bool { return d.User == "" }) {
 		return f // in words that no command can be made of
 	}
 	f.Command = fmt.Sprintf("kubectl create clusterrole constellation-check --verb=%s --resource=%s && kubectl create clusterrolebinding constellation-check --clusterrole=constellation-check %s",
@@ -315,14 +321,14 @@ const runningDenied = "running-denied"
 // without fills what can be told without the cluster, or with the little that it told.
 func (c *checkRun) without() {
 	if f := deniedFinding(c.now.Denied); f != nil {
-		f.Severity = Block
+		f.Severity = plan.Block
 		c.find(*f)
 	} else {
-		c.find(Finding{
-			ID: "api-server", Severity: Block, Title: "the cluster could not be asked", Detail: c.down.Error(), Remedy: Remedy(c.down), Source: "versions",
+		c.find(plan.Finding{
+			ID: "api-server", Severity: plan.Block, Title: "the cluster could not be asked", Detail: c.down.Error(), Remedy: plan.Remedy(c.down), Source: "versions",
 		})
 	}
-	c.matrix = NewMatrix(c.releases)
+	c.matrix = compat.NewMatrix(c.releases)
 	c.judgeFeed()
 	c.judgeCloud()
 	c.components(nil)
@@ -331,18 +337,18 @@ func (c *checkRun) without() {
 			r.Verdict = "not known"
 		}
 	}
-	c.out.Exit = ExitCode(c.down)
+	c.out.Exit = plan.ExitCode(c.down)
 }
 
 // decide works out versions, path and what the next hop writes.
 func (c *checkRun) decide(ctx context.Context) error {
-	c.matrix = NewMatrix(c.releases)
+	c.matrix = compat.NewMatrix(c.releases)
 	c.offer = c.offers()
-	c.out.Current = Target{Release: c.now.Services.String(), Image: c.now.ControlPlaneImage.Add(c.now.WorkerImage.Oldest).Add(c.now.WorkerImage.Newest).String(), Kubernetes: c.now.Kubernetes.String()}
+	c.out.Current = plan.Target{Release: c.now.Services.String(), Image: c.now.ControlPlaneImage.Add(c.now.WorkerImage.Oldest).Add(c.now.WorkerImage.Newest).String(), Kubernetes: c.now.Kubernetes.String()}
 
-	var results []*RuleResult
-	for read := map[string]bool{}; ; c.matrix = NewMatrix(c.releases) {
-		c.goal = Planned{Services: c.request.Release, Kubernetes: c.request.Kubernetes}
+	var results []*compat.RuleResult
+	for read := map[string]bool{}; ; c.matrix = compat.NewMatrix(c.releases) {
+		c.goal = compat.Planned{Services: c.request.Release, Kubernetes: c.request.Kubernetes}
 		if c.asked() {
 			c.path, results = c.matrix.Path(c.now, c.goal, c.offer)
 			c.there = len(c.path)+len(results) == 0
@@ -370,7 +376,7 @@ func (c *checkRun) decide(ctx context.Context) error {
 		results = c.matrix.Check(c.hop.CLI, c.now, c.planned(), c.offer)
 	}
 	for _, r := range results {
-		f := Finding{ID: r.Rule, Severity: r.Severity, Title: r.Title, Remedy: r.Remedy, Reference: r.Reference, Source: "matrix"}
+		f := plan.Finding{ID: r.Rule, Severity: r.Severity, Title: r.Title, Remedy: r.Remedy, Reference: r.Reference, Source: "matrix"}
 		if weakens(f) {
 			f.Detail = c.weaker(ctx)
 		}
@@ -413,12 +419,12 @@ func (c *checkRun) beyond() {
 		return
 	}
 	end := c.path[len(c.path)-1].Planned()
-	at := Running{
-		Services: At(end.Services), ControlPlaneImage: At(end.Image), Kubernetes: At(end.Kubernetes), ControlPlaneKubelet: At(end.Kubernetes),
+	at := compat.Running{
+		Services: compat.At(end.Services), ControlPlaneImage: compat.At(end.Image), Kubernetes: compat.At(end.Kubernetes), ControlPlaneKubelet: compat.At(end.Kubernetes),
 		JoinConfig: c.now.JoinConfig,
 	}
 	if !c.now.WorkerKubelet.IsZero() {
-		at.WorkerImage, at.WorkerKubelet = At(end.Image), At(end.Kubernetes)
+		at.WorkerImage, at.WorkerKubelet = compat.At(end.Image), compat.At(end.Kubernetes)
 	}
 	for i := range c.out.Blocked {
 		b := &c.out.Blocked[i]
@@ -426,7 +432,7 @@ func (c *checkRun) beyond() {
 		if err != nil || b.Component != rowKubernetes || !end.Kubernetes.Less(v) {
 			continue
 		}
-		if found := blocks(c.matrix.Check(end.Services, at, Planned{Services: end.Services, Image: end.Image, Kubernetes: v}, c.offer)); len(found) > 0 {
+		if found := compat.Blocks(c.matrix.Check(end.Services, at, compat.Planned{Services: end.Services, Image: end.Image, Kubernetes: v}, c.offer)); len(found) > 0 {
 			b.Rule, b.Reason, b.Remedy, b.Reference = found[0].Rule, found[0].Title, found[0].Remedy, found[0].Reference
 		}
 	}
@@ -436,11 +442,11 @@ func (c *checkRun) beyond() {
 func (c *checkRun) asked() bool { return !c.request.Release.IsZero() || !c.request.Kubernetes.IsZero() }
 
 // reached is where the path ends.
-func (c *checkRun) reached() Target {
+func (c *checkRun) reached() plan.Target {
 	if n := len(c.path); n > 0 {
 		return c.path[n-1].To
 	}
-	return Target{
+	return plan.Target{
 		Release: cmp.Or(c.goal.Services.String(), c.now.Services.Oldest.String()), Image: cmp.Or(c.goal.Image.String(), c.now.ControlPlaneImage.Oldest.String()),
 		Kubernetes: cmp.Or(c.goal.Kubernetes.String(), c.now.Kubernetes.Oldest.String()),
 	}
@@ -448,11 +454,11 @@ func (c *checkRun) reached() Target {
 
 // offers is the cloud's word. What a cloud that does not answer has is not known, and
 // told as such; it forbids nothing.
-func (c *checkRun) offers() Offer {
+func (c *checkRun) offers() compat.Offer {
 	if c.silent != nil {
-		return Offer{}
+		return compat.Offer{}
 	}
-	o := Offer{Images: func(v version.Version) (bool, string, string) {
+	o := compat.Offer{Images: func(v version.Version) (bool, string, string) {
 		if c.image(v) != nil {
 			return true, "", ""
 		}
@@ -460,7 +466,7 @@ func (c *checkRun) offers() Offer {
 		for _, i := range c.images {
 			have = append(have, i.Version)
 		}
-		return false, "the cloud has no image " + v.String(), "the cloud has " + and(have) + "; the sandbox of constellation " + v.String() + " has this one"
+		return false, "the cloud has no image " + v.String(), "the cloud has " + words.And(have) + "; the sandbox of constellation " + v.String() + " has this one"
 	}}
 	if c.kubernetes != nil {
 		o.Kubernetes = func(v version.Version) (bool, string, string) {
@@ -469,7 +475,7 @@ func (c *checkRun) offers() Offer {
 			}
 			why := "the mirror has no " + v.String()
 			if b := c.e.buildable; len(b) > 0 && !slices.Contains(b, v.String()) {
-				return false, why, "of this Kubernetes a sandbox can have " + or(b) + " only"
+				return false, why, "of this Kubernetes a sandbox can have " + words.Or(b) + " only"
 			}
 			return false, why, "`constellation sandbox fetch " + v.String() + "`"
 		}
@@ -500,26 +506,26 @@ func (c *checkRun) summary(v version.Version) *release.Summary {
 // prepare works out the configuration of the next hop.
 func (c *checkRun) prepare(ctx context.Context) error {
 	to := c.hop.Planned()
-	behind := !c.now.WorkerKubelet.IsZero() && (!c.now.WorkerKubelet.is(to.Kubernetes) || !c.now.WorkerImage.is(to.Image))
-	h := hopConfig{image: to.Image, services: to.Services, kubernetes: to.Kubernetes, keepWorkers: to.KeepWorkers && c.hop.ReplaceControlPlanes && behind}
-	if h.measurements, c.unmeasured = c.measured(ctx, to.Image); ctx.Err() != nil {
+	behind := !c.now.WorkerKubelet.IsZero() && (!c.now.WorkerKubelet.Is(to.Kubernetes) || !c.now.WorkerImage.Is(to.Image))
+	h := workspace.HopConfig{Image: to.Image, Services: to.Services, Kubernetes: to.Kubernetes, KeepWorkers: to.KeepWorkers && c.hop.ReplaceControlPlanes && behind}
+	if h.Measurements, c.unmeasured = c.measured(ctx, to.Image); ctx.Err() != nil {
 		return ctx.Err()
 	}
-	c.next = h.apply(c.config)
-	out, fields, err := editConfig(c.text, h)
+	c.next = h.Apply(c.config)
+	out, fields, err := workspace.EditConfig(c.text, h)
 	switch {
 	case err != nil && c.request.WriteConfig:
 		return err
 	case err != nil:
-		c.out.Notes = append(c.out.Notes, fmt.Sprintf("--write-config cannot be used: %v; %s", err, Remedy(err)))
-		c.out.Config = &ConfigChange{Path: c.e.ws.Path(ConfigFile), Fields: []FieldChange{}}
+		c.out.Notes = append(c.out.Notes, fmt.Sprintf("--write-config cannot be used: %v; %s", err, plan.Remedy(err)))
+		c.out.Config = &ConfigChange{Path: c.e.ws.Path(workspace.ConfigFile), Fields: []workspace.FieldChange{}}
 	case c.unmeasured != nil && c.request.WriteConfig:
-		return &Error{
-			Op: "write " + c.e.ws.Path(ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", to.Image, c.unmeasured),
+		return &plan.Error{
+			Op: "write " + c.e.ws.Path(workspace.ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", to.Image, c.unmeasured),
 			Remedy: "image and measurements belong together: get them from whoever published the image, and write both by hand",
 		}
 	default:
-		c.out.Config = &ConfigChange{Path: c.e.ws.Path(ConfigFile), Fields: append([]FieldChange{}, fields...)}
+		c.out.Config = &ConfigChange{Path: c.e.ws.Path(workspace.ConfigFile), Fields: append([]workspace.FieldChange{}, fields...)}
 		c.edited = out
 	}
 	return nil
@@ -555,7 +561,7 @@ func (c *checkRun) measured(ctx context.Context, v version.Version) (attestation
 			delete(out, i)
 		}
 	}
-	delete(out, pcrCluster) // of a machine that belongs to no cluster
+	delete(out, workspace.PCRCluster) // of a machine that belongs to no cluster
 	return out, nil
 }
 
@@ -575,7 +581,7 @@ func (c *checkRun) registersOf(ctx context.Context, v version.Version) (map[uint
 	out := make(map[uint32][]byte, len(text))
 	for i, s := range text {
 		b, err := hex.DecodeString(s)
-		if err != nil || !isDigest(s) {
+		if err != nil || !workspace.IsDigest(s) {
 			return nil, fmt.Errorf("register %d of image %s is %q, which is no SHA-256 value", i, v, s)
 		}
 		out[i] = b
@@ -586,11 +592,11 @@ func (c *checkRun) registersOf(ctx context.Context, v version.Version) (map[uint
 // ruleWeaker is the rule that no register is enforced less.
 const ruleWeaker = "measurements-weaker"
 
-func weakens(f Finding) bool { return f.ID == ruleWeaker && f.Severity == Block }
+func weakens(f plan.Finding) bool { return f.ID == ruleWeaker && f.Severity == plan.Block }
 
 // weaker says which values the registers should have that the configuration weakens.
 func (c *checkRun) weaker(ctx context.Context) string {
-	var now demand
+	var now cluster.Demand
 	if json.Unmarshal([]byte(c.now.JoinConfig.Attestation), &now) != nil || c.next == nil {
 		return ""
 	}
@@ -615,7 +621,7 @@ func (c *checkRun) weaker(ctx context.Context) string {
 }
 
 // planned is the next hop as the rules take it.
-func (c *checkRun) planned() Planned {
+func (c *checkRun) planned() compat.Planned {
 	to := c.hop.Planned()
 	if b, err := attestationJSON(c.next); err == nil {
 		to.Attestation = b
@@ -624,23 +630,23 @@ func (c *checkRun) planned() Planned {
 }
 
 // tell emits what is known so far.
-func (c *checkRun) tell(emit func(Event)) {
+func (c *checkRun) tell(emit func(plan.Event)) {
 	c.sort()
 	data, err := json.Marshal(c.out)
 	if err != nil {
 		c.e.log.Warn("check not told", "err", err)
 		return
 	}
-	ev := Event{Kind: KindCheck, Object: CheckVersions, Source: "versions", State: string(Info), Text: "Versions and path", Time: c.e.now().UTC(), Data: data}
+	ev := plan.Event{Kind: plan.KindCheck, Object: CheckVersions, Source: "versions", State: string(plan.Info), Text: "Versions and path", Time: c.e.now().UTC(), Data: data}
 	if c.down != nil {
-		ev.State, ev.Text, ev.Remedy = string(Block), c.down.Error(), Remedy(c.down)
+		ev.State, ev.Text, ev.Remedy = string(plan.Block), c.down.Error(), plan.Remedy(c.down)
 	}
 	emit(ev)
 }
 
 // foresee makes the preflight of the next hop, and asks cluster and cloud what else it
 // will change.
-func (c *checkRun) foresee(ctx context.Context, emit func(Event)) error {
+func (c *checkRun) foresee(ctx context.Context, emit func(plan.Event)) error {
 	if c.hop == nil || c.request.NoPreflight {
 		return nil
 	}
@@ -658,9 +664,9 @@ func (c *checkRun) foresee(ctx context.Context, emit func(Event)) error {
 		ReplaceControlPlanes: c.hop.ReplaceControlPlanes, ReplaceWorkers: c.hop.ReplaceWorkers,
 	}
 	hops := append([]PreflightRequest{r}, c.later(r)...)
-	var found [][]Finding
+	var found [][]plan.Finding
 	var kinds, components error
-	var list Components
+	var list cluster.Components
 	var outdated []string
 	var wg sync.WaitGroup
 	wg.Go(func() { found, err = i.Preflight(ctx, hops, emit) })
@@ -676,14 +682,14 @@ func (c *checkRun) foresee(ctx context.Context, emit func(Event)) error {
 	}
 	if err != nil {
 		why := c.clusterDown(err)
-		c.find(Finding{
-			ID: "preflight", Severity: NotChecked, Title: "not checked what the hop would trip over", Detail: why.Error(), Remedy: Remedy(why), Source: "preflight",
+		c.find(plan.Finding{
+			ID: "preflight", Severity: plan.NotChecked, Title: "not checked what the hop would trip over", Detail: why.Error(), Remedy: plan.Remedy(why), Source: "preflight",
 		})
 	}
 	for n, f := range found {
 		if n > 0 {
 			f = onlyLater(found[0], f)
-			emit(Event{Kind: KindCheck, Object: laterHops, Source: "path", State: string(f[0].Severity), Text: f[0].Title, Time: c.e.now().UTC()})
+			emit(plan.Event{Kind: plan.KindCheck, Object: laterHops, Source: "path", State: string(f[0].Severity), Text: f[0].Title, Time: c.e.now().UTC()})
 		}
 		c.out.Findings = append(c.out.Findings, f...)
 	}
@@ -732,25 +738,25 @@ func (c *checkRun) later(r PreflightRequest) []PreflightRequest {
 // onlyLater returns what later hops would trip over and the next one does not, as far as
 // it can be seen from here. Nothing of it is in the way yet, so it only warns. There is
 // one finding at least.
-func onlyLater(next, later []Finding) (out []Finding) {
+func onlyLater(next, later []plan.Finding) (out []plan.Finding) {
 	for _, f := range later {
-		told := slices.ContainsFunc(next, func(o Finding) bool {
+		told := slices.ContainsFunc(next, func(o plan.Finding) bool {
 			return o.ID == f.ID && (o.Title == f.Title || len(f.Objects) > 0 && slices.Equal(o.Objects, f.Objects))
 		})
-		if f.Severity == Info || f.Severity == NotChecked || told {
+		if f.Severity == plan.Info || f.Severity == plan.NotChecked || told {
 			continue
 		}
-		f.Severity, f.Title = Warn, "a later hop: "+f.Title
+		f.Severity, f.Title = plan.Warn, "a later hop: "+f.Title
 		out = append(out, f)
 	}
 	if len(out) == 0 {
-		out = []Finding{{ID: laterHops, Severity: Info, Title: "the hops after the next one find nothing in their way that can be seen from here", Source: "path"}}
+		out = []plan.Finding{{ID: laterHops, Severity: plan.Info, Title: "the hops after the next one find nothing in their way that can be seen from here", Source: "path"}}
 	}
 	return out
 }
 
 // etcd returns the tag of etcd after a hop; empty if it is not known.
-func (c *checkRun) etcd(to Planned) string {
+func (c *checkRun) etcd(to compat.Planned) string {
 	if s := c.summary(to.Services); s != nil {
 		for _, k := range s.Kubernetes {
 			if k.Version.Equal(to.Kubernetes) {
@@ -779,9 +785,9 @@ func (c *checkRun) outdated(ctx context.Context, kubeconfig []byte) ([]string, e
 
 // list returns what nodes install in the next hop, with the statement of the cloud or, if that
 // has none, of the feed. The error wraps release.ErrUntrusted if the feed's is not genuine.
-func (c *checkRun) list(ctx context.Context, v version.Version) (Components, error) {
+func (c *checkRun) list(ctx context.Context, v version.Version) (cluster.Components, error) {
 	if c.provider == nil {
-		return Components{}, c.silent
+		return cluster.Components{}, c.silent
 	}
 	limited, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
@@ -795,7 +801,7 @@ func (c *checkRun) list(ctx context.Context, v version.Version) (Components, err
 			err = statementError{err}
 		}
 	}
-	out := Components{Name: ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement, Agent: l.Agent}
+	out := cluster.Components{Name: cluster.ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement, Agent: l.Agent}
 	if out.Name == c.now.Target.Components {
 		out.Agent = nil // it would say that the nodes were enrolled
 	}
@@ -822,49 +828,49 @@ func (c *checkRun) write() error {
 		}
 	}
 	if c.out.Config == nil || len(c.out.Config.Fields) == 0 {
-		note := "Nothing to write: " + ConfigFile + " says already what the next hop needs."
+		note := "Nothing to write: " + workspace.ConfigFile + " says already what the next hop needs."
 		switch {
 		case c.hop == nil:
 			note = "Nothing to write: there is no next hop."
 		case slices.ContainsFunc(c.out.Findings, weakens):
-			note = "Nothing else to write: " + ConfigFile + " says already what the next hop needs but for the measurements."
+			note = "Nothing else to write: " + workspace.ConfigFile + " says already what the next hop needs but for the measurements."
 		}
 		c.out.Notes = append(c.out.Notes, note)
 		return nil
 	}
-	if err := c.e.ws.updateConfig(c.text, c.edited); err != nil {
+	if err := c.e.ws.UpdateConfig(c.text, c.edited); err != nil {
 		return err
 	}
 	c.out.Config.Written = true
 	// What was said about values that are not there any more.
-	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f Finding) bool { return f.ID == CheckConfigTarget })
+	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f plan.Finding) bool { return f.ID == CheckConfigTarget })
 	return nil
 }
 
 // finish sorts, and says how to exit.
 func (c *checkRun) finish() {
 	c.sort()
-	blocked := func(f Finding) bool { return f.Severity == Block }
+	blocked := func(f plan.Finding) bool { return f.Severity == plan.Block }
 	switch {
 	case c.hop != nil && !slices.ContainsFunc(c.out.Findings, blocked):
-		c.out.Exit = ExitUpgradeAvailable
+		c.out.Exit = plan.ExitUpgradeAvailable
 	case c.hop != nil || slices.ContainsFunc(c.out.Findings, blocked) || len(c.out.Blocked) > 0 && !c.asked():
-		c.out.Exit = ExitBlocked
+		c.out.Exit = plan.ExitBlocked
 	}
 }
 
 // sort brings the worst findings to the front and leaves the order of equals.
 func (c *checkRun) sort() {
-	order := []Severity{Block, Warn, NotChecked, Info}
-	slices.SortStableFunc(c.out.Findings, func(a, b Finding) int {
+	order := []plan.Severity{plan.Block, plan.Warn, plan.NotChecked, plan.Info}
+	slices.SortStableFunc(c.out.Findings, func(a, b plan.Finding) int {
 		return cmp.Compare(slices.Index(order, a.Severity), slices.Index(order, b.Severity))
 	})
 }
 
 // attestationJSON is what the join service demands of joining machines under a
 // configuration.
-func attestationJSON(c *Config) (string, error) {
-	b, err := json.Marshal(demand{string(attestation.TPM2), c.Attestation.TPM2.Measurements})
+func attestationJSON(c *workspace.Config) (string, error) {
+	b, err := json.Marshal(cluster.Demand{Variant: string(attestation.TPM2), Measurements: c.Attestation.TPM2.Measurements})
 	if err != nil {
 		return "", fmt.Errorf("marshal measurements: %w", err)
 	}

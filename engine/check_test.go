@@ -21,17 +21,21 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
-	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/compat"
 	"constellation/engine/component"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/twin"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 var v = version.MustParse
 
-func at(s string) engine.Span { return engine.At(v(s)) }
+func at(s string) compat.Span { return compat.At(v(s)) }
 
 func value(b byte) string { return strings.Repeat(fmt.Sprintf("%02x", b), 32) }
 
@@ -39,29 +43,29 @@ func value(b byte) string { return strings.Repeat(fmt.Sprintf("%02x", b), 32) }
 // ones are tested where they are made, and in the benchmark.
 type pretendedCluster struct {
 	mu       sync.Mutex
-	running  engine.Running
+	running  compat.Running
 	err      error
-	findings []engine.Finding
+	findings []plan.Finding
 	broken   error // of the preflight
 	asked    []engine.PreflightRequest
 	// meanwhile is called when the preflight begins.
 	meanwhile func()
 	// later is what a preflight finds that also replaces workers.
-	later []engine.Finding
+	later []plan.Finding
 }
 
-func (p *pretendedCluster) Running(ctx context.Context) (engine.Running, error) {
+func (p *pretendedCluster) Running(ctx context.Context) (compat.Running, error) {
 	if p.err != nil {
-		return engine.Running{}, p.err
+		return compat.Running{}, p.err
 	}
 	return p.running, nil
 }
 
-func (p *pretendedCluster) LocalData(context.Context) (engine.LocalData, error) {
-	return engine.LocalData{}, nil
+func (p *pretendedCluster) LocalData(context.Context) (cluster.LocalData, error) {
+	return cluster.LocalData{}, nil
 }
 
-func (p *pretendedCluster) Preflight(_ context.Context, hops []engine.PreflightRequest, emit func(engine.Event)) ([][]engine.Finding, error) {
+func (p *pretendedCluster) Preflight(_ context.Context, hops []engine.PreflightRequest, emit func(plan.Event)) ([][]plan.Finding, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.asked = append(p.asked, hops...)
@@ -70,12 +74,12 @@ func (p *pretendedCluster) Preflight(_ context.Context, hops []engine.PreflightR
 		p.meanwhile = nil
 	}
 	for _, f := range p.findings {
-		emit(engine.Event{Kind: engine.KindCheck, Object: f.ID, State: string(f.Severity)})
+		emit(plan.Event{Kind: plan.KindCheck, Object: f.ID, State: string(f.Severity)})
 	}
 	if p.broken != nil {
 		return nil, p.broken
 	}
-	var found [][]engine.Finding
+	var found [][]plan.Finding
 	for _, r := range hops {
 		if r.ReplaceWorkers {
 			found = append(found, append(slices.Clone(p.findings), p.later...))
@@ -155,15 +159,15 @@ func newCheckStage(t *testing.T) *checkStage {
 	t.Helper()
 	s := &checkStage{T: t, dir: t.TempDir(), inside: &pretendedCluster{}, cluster: twin.New()}
 	s.cloud = &pretendedCloud{testCloud: testCloud{uid: "0123456789abcdef"}, kubernetes: []version.Version{v("v1.34.2"), v("v1.35.4"), v("v1.36.3")}}
-	rootPEM, _, err := attestation.CreateCA("test")
+	rootPEM, _, err := attestationtest.CreateCA("test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.AdoptSandbox(engine.SandboxInfo{
+	if _, err := w.AdoptSandbox(workspace.SandboxInfo{
 		Name: "demo", UID: s.cloud.uid, Release: "v1.0.0", Kubernetes: "v1.35.4", Image: "v1.0.0", TrustRoots: string(rootPEM),
 		Measurements:    map[uint32]string{4: value(1), 9: value(2), 11: value(3)},
 		ClusterEndpoint: "127.0.0.1:36443", InitEndpoint: "127.0.0.1:39000", InClusterEndpoint: "10.42.0.1",
@@ -172,22 +176,22 @@ func newCheckStage(t *testing.T) *checkStage {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	s.write(engine.StateFile, s.read(engine.StateFile)+"clusterValues:\n  clusterID: "+clusterID+"\n  measurementSalt: "+clusterID+"\n")
-	s.write(engine.KubeconfigFile, "leads to it")
-	s.inside.running = engine.Running{
+	s.write(workspace.StateFile, s.read(workspace.StateFile)+"clusterValues:\n  clusterID: "+clusterID+"\n  measurementSalt: "+clusterID+"\n")
+	s.write(workspace.KubeconfigFile, "leads to it")
+	s.inside.running = compat.Running{
 		Services: at("v1.0.0"), ControlPlaneImage: at("v1.0.0"), WorkerImage: at("v1.0.0"), Kubernetes: at("v1.35.4"),
 		ControlPlaneKubelet: at("v1.35.4"), WorkerKubelet: at("v1.35.4"), Etcd: "3.6.6-0",
-		Parts: []engine.Service{
-			{Name: "coredns", Version: "v1.13.1", Kind: engine.ServiceOfKubernetes},
-			{Name: "join-service", Version: "v1.0.0", Kind: engine.ServiceOfRelease},
-			{Name: "kube-proxy", Version: "v1.35.4", Kind: engine.ServiceOfKubernetes},
-			{Name: "operator", Version: "v1.0.0", Kind: engine.ServiceOfRelease},
+		Parts: []cluster.Service{
+			{Name: "coredns", Version: "v1.13.1", Kind: cluster.ServiceOfKubernetes},
+			{Name: "join-service", Version: "v1.0.0", Kind: cluster.ServiceOfRelease},
+			{Name: "kube-proxy", Version: "v1.35.4", Kind: cluster.ServiceOfKubernetes},
+			{Name: "operator", Version: "v1.0.0", Kind: cluster.ServiceOfRelease},
 		},
-		Nodes: []engine.Node{
+		Nodes: []cluster.Node{
 			{Name: "control-plane-0", Group: "control-plane", Role: "control-plane"}, {Name: "worker-0", Group: "workers", Role: "worker"}, {Name: "worker-1", Group: "workers", Role: "worker"},
 		},
-		Target: engine.NodeTarget{ImageVersion: "v1.0.0", Kubernetes: "v1.35.4", Components: "k8s-components-old"},
-		JoinConfig: engine.JoinConfig{ClusterID: clusterID, Attestation: fmt.Sprintf(
+		Target: cluster.NodeTarget{ImageVersion: "v1.0.0", Kubernetes: "v1.35.4", Components: "k8s-components-old"},
+		JoinConfig: cluster.JoinConfig{ClusterID: clusterID, Attestation: fmt.Sprintf(
 			`{"variant":"tpm2","measurements":{"4":{"expected":"%s","warnOnly":false},"9":{"expected":"%s","warnOnly":false},"11":{"expected":"%s","warnOnly":false}}}`, value(1), value(2), value(3))},
 	}
 	kinds, err := assets.CRDsFor("v1.0.0")
@@ -220,33 +224,35 @@ func (s *checkStage) write(name, text string) {
 // edit replaces text in the configuration.
 func (s *checkStage) edit(old, with string) {
 	s.Helper()
-	text := s.read(engine.ConfigFile)
+	text := s.read(workspace.ConfigFile)
 	if !strings.Contains(text, old) {
 		s.Fatalf("the configuration has no %q", old)
 	}
-	s.write(engine.ConfigFile, strings.ReplaceAll(text, old, with))
+	s.write(workspace.ConfigFile, strings.ReplaceAll(text, old, with))
 }
 
 func (s *checkStage) engine() *engine.Engine {
 	s.Helper()
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		s.Fatal(err)
 	}
 	return engine.New(w, engine.Deps{
-		Connect:  func(context.Context, []byte) (engine.Cluster, error) { return s.cluster, nil },
-		Inspect:  func(context.Context, []byte) (engine.Inspector, error) { return s.inside, nil },
-		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) { return s.cloud, nil },
+		Connect: func(context.Context, []byte) (engine.Cluster, error) { return s.cluster, nil },
+		Inspect: func(context.Context, []byte) (engine.Inspector, error) { return s.inside, nil },
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+			return s.cloud, nil
+		},
 		Releases: s.feed,
 		Now:      func() time.Time { return checkTime },
 	})
 }
 
 // check runs one check and returns what it emitted, too.
-func (s *checkStage) check(r engine.CheckRequest) (engine.Check, []engine.Event, error) {
+func (s *checkStage) check(r engine.CheckRequest) (engine.Check, []plan.Event, error) {
 	s.Helper()
-	var events []engine.Event
-	c, err := s.engine().Check(s.Context(), r, func(e engine.Event) { events = append(events, e) })
+	var events []plan.Event
+	c, err := s.engine().Check(s.Context(), r, func(e plan.Event) { events = append(events, e) })
 	return c, events, err
 }
 
@@ -254,7 +260,7 @@ func (s *checkStage) mustCheck(r engine.CheckRequest) engine.Check {
 	s.Helper()
 	c, _, err := s.check(r)
 	if err != nil {
-		s.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+		s.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
 	}
 	return c
 }
@@ -262,7 +268,7 @@ func (s *checkStage) mustCheck(r engine.CheckRequest) engine.Check {
 // found returns the findings that are worth reading, as "severity id: title".
 func found(c engine.Check) (out []string) {
 	for _, f := range c.Findings {
-		if f.Severity != engine.Info {
+		if f.Severity != plan.Info {
 			out = append(out, fmt.Sprintf("%s %s: %s", f.Severity, f.ID, f.Title))
 		}
 	}
@@ -280,7 +286,7 @@ func table(c engine.Check) string {
 
 func TestCheckTellsVersionsPathAndChanges(t *testing.T) {
 	s := newCheckStage(t)
-	s.inside.findings = []engine.Finding{{ID: "pdb", Severity: engine.Warn, Title: "a budget without room"}}
+	s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Warn, Title: "a budget without room"}}
 	c, events, err := s.check(engine.CheckRequest{NoDryRun: true})
 	if err != nil {
 		t.Fatal(err)
@@ -297,23 +303,23 @@ CLI | cli | v1.1.0 |  |  |  |  | not updated
 `, table(c)); d != "" {
 		t.Errorf("table (-want +got):\n%s", d)
 	}
-	if d := cmp.Diff(engine.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.36.3"}, c.Goal); d != "" || len(c.Path) != 2 {
+	if d := cmp.Diff(plan.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.36.3"}, c.Goal); d != "" || len(c.Path) != 2 {
 		t.Errorf("goal (-want +got):\n%s%+v", d, c.Path)
 	}
 	components, err := s.cloud.Components(t.Context(), v("v1.35.4"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &engine.Changes{
+	want := &plan.Changes{
 		Nodes:        map[string]int{"control-plane": 1},
 		KindsChanged: []string{"nodeversions.update.edgeless.systems", "scalinggroups.update.edgeless.systems"},
-		Measurements: []engine.MeasurementChange{{PCR: 9, From: value(2), To: value(12)}, {PCR: 11, From: value(3), To: value(13)}, {PCR: 12, To: value(14)}},
-		ConfigMaps:   []string{"kube-system/" + engine.ComponentsName(components.List) + " (new)", "kube-system/join-config (changed)"},
+		Measurements: []plan.MeasurementChange{{PCR: 9, From: value(2), To: value(12)}, {PCR: 11, From: value(3), To: value(13)}, {PCR: 12, To: value(14)}},
+		ConfigMaps:   []string{"kube-system/" + cluster.ComponentsName(components.List) + " (new)", "kube-system/join-config (changed)"},
 		Charts:       []string{"constellation-policies 1.1.0 (new)", "constellation-operator 1.1.0 (new)", "constellation-services 1.1.0 (new)"}, // as the twin has none
-		ChartChanges: []engine.ChartChange{
+		ChartChanges: []plan.ChartChange{
 			{Chart: "constellation-policies", Namespace: "constellation-system", To: "1.1.0"}, {Chart: "constellation-operator", Namespace: "constellation-system", To: "1.1.0"}, {Chart: "constellation-services", Namespace: "constellation-system", To: "1.1.0"},
 		},
-		Images: []engine.ImageChange{
+		Images: []plan.ImageChange{
 			{Service: "join-service", From: "registry.constellation.example/joinservice:v1.0.0", To: "registry.constellation.example/joinservice:v1.1.0"},
 			{Service: "operator", From: "registry.constellation.example/operator:v1.0.0", To: "registry.constellation.example/operator:v1.1.0"},
 		},
@@ -326,7 +332,7 @@ CLI | cli | v1.1.0 |  |  |  |  | not updated
 	if d := cmp.Diff([]string{"warn pdb: a budget without room"}, found(c)); d != "" {
 		t.Errorf("findings (-want +got):\n%s", d)
 	}
-	if c.Exit != engine.ExitUpgradeAvailable || c.Config == nil || c.Config.Written || len(c.Config.Fields) != 6 {
+	if c.Exit != plan.ExitUpgradeAvailable || c.Config == nil || c.Config.Written || len(c.Config.Fields) != 6 {
 		t.Errorf("exit %d, configuration %+v", c.Exit, c.Config)
 	}
 	request := engine.PreflightRequest{From: v("v1.35.4"), To: v("v1.35.4"), Release: v("v1.1.0"), Etcd: "3.6.6-0", ReplaceControlPlanes: true, Surge: 1}
@@ -356,61 +362,63 @@ CLI | cli | v1.1.0 |  |  |  |  | not updated
 // A kubeconfig that is none is said to be that, and not that the API server is away.
 func TestKubeconfigThatLeadsNowhere(t *testing.T) {
 	s := newCheckStage(t)
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	none := errors.New("read kubeconfig: it is not valid")
 	e := engine.New(w, engine.Deps{
-		Connect:  func(context.Context, []byte) (engine.Cluster, error) { return nil, none },
-		Inspect:  func(context.Context, []byte) (engine.Inspector, error) { return nil, none },
-		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) { return s.cloud, nil },
+		Connect: func(context.Context, []byte) (engine.Cluster, error) { return nil, none },
+		Inspect: func(context.Context, []byte) (engine.Inspector, error) { return nil, none },
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+			return s.cloud, nil
+		},
 		Releases: s.feed,
 		Now:      func() time.Time { return checkTime },
 	})
-	want := "read " + filepath.Join(s.dir, engine.KubeconfigFile) + ": read kubeconfig: it is not valid"
+	want := "read " + filepath.Join(s.dir, workspace.KubeconfigFile) + ": read kubeconfig: it is not valid"
 	const fix = "restore the file from a backup"
-	if _, err := e.Check(t.Context(), engine.CheckRequest{}, func(engine.Event) {}); err == nil || err.Error() != want || engine.Remedy(err) != fix || engine.ExitCode(err) != engine.ExitUsage {
-		t.Errorf("check says %v, fix %q, exit %d", err, engine.Remedy(err), engine.ExitCode(err))
+	if _, err := e.Check(t.Context(), engine.CheckRequest{}, func(plan.Event) {}); err == nil || err.Error() != want || plan.Remedy(err) != fix || plan.ExitCode(err) != plan.ExitUsage {
+		t.Errorf("check says %v, fix %q, exit %d", err, plan.Remedy(err), plan.ExitCode(err))
 	}
 	st, err := e.Status(t.Context())
 	if err != nil || st.Reachable || st.Problem != want || st.Remedy != fix {
 		t.Errorf("status says %q, fix %q, %v", st.Problem, st.Remedy, err)
 	}
-	if len(st.Health) == 0 || st.Health[0].ID != engine.KubeconfigFile || st.Health[0].Title != "constellation-admin.conf leads to no cluster" || st.Health[0].Remedy != fix {
+	if len(st.Health) == 0 || st.Health[0].ID != workspace.KubeconfigFile || st.Health[0].Title != "constellation-admin.conf leads to no cluster" || st.Health[0].Remedy != fix {
 		t.Errorf("health %+v", st.Health)
 	}
-	if err := e.Watch(t.Context(), engine.WatchRequest{Once: true}, func(engine.Event) {}); err == nil || engine.ExitCode(err) != engine.ExitUsage || !strings.HasPrefix(engine.Remedy(err), fix) {
-		t.Errorf("watch says %v, fix %q", err, engine.Remedy(err))
+	if err := e.Watch(t.Context(), engine.WatchRequest{Once: true}, func(plan.Event) {}); err == nil || plan.ExitCode(err) != plan.ExitUsage || !strings.HasPrefix(plan.Remedy(err), fix) {
+		t.Errorf("watch says %v, fix %q", err, plan.Remedy(err))
 	}
 }
 
 // What keeps watch from seeing anything is named, with what helps.
 func TestWatchOnceThatSeesNothing(t *testing.T) {
 	s := newCheckStage(t)
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	e := engine.New(w, engine.Deps{Connect: func(context.Context, []byte) (engine.Cluster, error) { return awayCluster{}, nil }})
-	err = e.Watch(t.Context(), engine.WatchRequest{Once: true}, func(engine.Event) {})
-	if want := "the API server at 127.0.0.1:36443 does not answer"; err == nil || !strings.Contains(err.Error(), want) || engine.Remedy(err) != "try again when the API server answers" {
-		t.Errorf("it says %v, fix %q, want %q", err, engine.Remedy(err), want)
+	err = e.Watch(t.Context(), engine.WatchRequest{Once: true}, func(plan.Event) {})
+	if want := "the API server at 127.0.0.1:36443 does not answer"; err == nil || !strings.Contains(err.Error(), want) || plan.Remedy(err) != "try again when the API server answers" {
+		t.Errorf("it says %v, fix %q, want %q", err, plan.Remedy(err), want)
 	}
-	if err := os.Remove(filepath.Join(s.dir, engine.KubeconfigFile)); err != nil {
+	if err := os.Remove(filepath.Join(s.dir, workspace.KubeconfigFile)); err != nil {
 		t.Fatal(err)
 	}
-	err = e.Watch(t.Context(), engine.WatchRequest{Once: true}, func(engine.Event) {})
-	if err == nil || !strings.Contains(err.Error(), "there is no constellation-admin.conf") || !strings.Contains(engine.Remedy(err), "`--kubeconfig`") || engine.ExitCode(err) != engine.ExitUsage {
-		t.Errorf("without a kubeconfig it says %v, fix %q", err, engine.Remedy(err))
+	err = e.Watch(t.Context(), engine.WatchRequest{Once: true}, func(plan.Event) {})
+	if err == nil || !strings.Contains(err.Error(), "there is no constellation-admin.conf") || !strings.Contains(plan.Remedy(err), "`--kubeconfig`") || plan.ExitCode(err) != plan.ExitUsage {
+		t.Errorf("without a kubeconfig it says %v, fix %q", err, plan.Remedy(err))
 	}
 }
 
 // awayCluster is a cluster whose API server does not answer.
 type awayCluster struct{ engine.Cluster }
 
-func (awayCluster) Rollout(context.Context) (engine.Rollout, error) {
-	return engine.Rollout{}, fmt.Errorf("read the rollout: %w", engine.ErrUnreachable)
+func (awayCluster) Rollout(context.Context) (cluster.Rollout, error) {
+	return cluster.Rollout{}, fmt.Errorf("read the rollout: %w", cluster.ErrUnreachable)
 }
 
 func TestCheckWithBadLuck(t *testing.T) {
@@ -437,7 +445,7 @@ func TestCheckWithBadLuck(t *testing.T) {
 		find        []string
 	}{
 		{
-			"the API server is down", func(s *checkStage) { s.inside.err = fmt.Errorf("read version: %w", engine.ErrUnreachable) },
+			"the API server is down", func(s *checkStage) { s.inside.err = fmt.Errorf("read version: %w", cluster.ErrUnreachable) },
 			engine.CheckRequest{},
 			"the API server at 127.0.0.1:36443 does not answer", "is the control plane up?", 1, nil,
 		},
@@ -447,12 +455,12 @@ func TestCheckWithBadLuck(t *testing.T) {
 			"the API server at 127.0.0.1:36443 does not answer", "is the control plane up?", 1, nil,
 		},
 		{
-			"the API server denies everything", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", engine.ErrDenied) },
+			"the API server denies everything", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", cluster.ErrDenied) },
 			engine.CheckRequest{},
 			"denied by the API server", "restore the file", 1, nil,
 		},
 		{
-			"the API server knows the user and refuses", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", engine.ErrForbidden) },
+			"the API server knows the user and refuses", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", cluster.ErrForbidden) },
 			engine.CheckRequest{},
 			"denied by the API server: too few rights", "use a kubeconfig that may do this", 1, nil,
 		},
@@ -463,9 +471,9 @@ func TestCheckWithBadLuck(t *testing.T) {
 		},
 		{
 			"there is no cluster yet", func(s *checkStage) {
-				os.Remove(filepath.Join(s.dir, engine.KubeconfigFile))
-				text, _, _ := strings.Cut(s.read(engine.StateFile), "clusterValues:")
-				s.write(engine.StateFile, text)
+				os.Remove(filepath.Join(s.dir, workspace.KubeconfigFile))
+				text, _, _ := strings.Cut(s.read(workspace.StateFile), "clusterValues:")
+				s.write(workspace.StateFile, text)
 			}, engine.CheckRequest{}, "there is no constellation-admin.conf", "create the cluster first", 2, nil,
 		},
 		{
@@ -479,14 +487,14 @@ func TestCheckWithBadLuck(t *testing.T) {
 			"read key /nowhere.pub: no such file or directory", "name a file with", 2, nil,
 		},
 		{
-			"the preflight breaks off", func(s *checkStage) { s.inside.broken = fmt.Errorf("look for trouble: %w", engine.ErrUnreachable) },
+			"the preflight breaks off", func(s *checkStage) { s.inside.broken = fmt.Errorf("look for trouble: %w", cluster.ErrUnreachable) },
 			engine.CheckRequest{},
 			"", "", 6,
 			[]string{"not-checked preflight: not checked what the hop would trip over"},
 		},
 		{
 			"the preflight forbids the hop", func(s *checkStage) {
-				s.inside.findings = []engine.Finding{{ID: "pdb", Severity: engine.Block, Title: "no room"}}
+				s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Block, Title: "no room"}}
 			}, engine.CheckRequest{}, "", "", 4, []string{"block pdb: no room"},
 		},
 		{
@@ -519,8 +527,8 @@ func TestCheckWithBadLuck(t *testing.T) {
 			}
 			c, events, err := s.check(tt.request)
 			if tt.err != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.err) || !strings.Contains(engine.Remedy(err), tt.remedy) || engine.ExitCode(err) != tt.exit {
-					t.Errorf("error %v, remedy %q, exit %d", err, engine.Remedy(err), engine.ExitCode(err))
+				if err == nil || !strings.Contains(err.Error(), tt.err) || !strings.Contains(plan.Remedy(err), tt.remedy) || plan.ExitCode(err) != tt.exit {
+					t.Errorf("error %v, remedy %q, exit %d", err, plan.Remedy(err), plan.ExitCode(err))
 				}
 				if tt.exit == 1 && c.Exit != 1 {
 					t.Errorf("the document says exit %d", c.Exit)
@@ -539,7 +547,7 @@ func TestCheckWithBadLuck(t *testing.T) {
 				t.Errorf("exit %d, findings (-want +got):\n%s", c.Exit, d)
 			}
 			for _, f := range c.Findings {
-				if f.Severity != engine.Info && f.ID != "pdb" && (f.Detail == "" || f.Remedy == "") {
+				if f.Severity != plan.Info && f.ID != "pdb" && (f.Detail == "" || f.Remedy == "") {
 					t.Errorf("finding %+v lacks detail or remedy", f)
 				}
 			}
@@ -557,8 +565,8 @@ func (s staleSource) State() release.State { return s.state }
 
 func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
 	s := newCheckStage(t)
-	before := s.read(engine.ConfigFile)
-	if err := os.Chmod(filepath.Join(s.dir, engine.ConfigFile), 0o640); err != nil {
+	before := s.read(workspace.ConfigFile)
+	if err := os.Chmod(filepath.Join(s.dir, workspace.ConfigFile), 0o640); err != nil {
 		t.Fatal(err)
 	}
 	c := s.mustCheck(engine.CheckRequest{WriteConfig: true})
@@ -570,15 +578,15 @@ func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
 		"# keepWorkers: false\n", "# keepWorkers: false\nkeepWorkers: true\n", value(2), value(12),
 		`"`+value(3)+"\"\n        warnOnly: false\n", `"`+value(13)+"\"\n        warnOnly: false\n      12:\n        expected: \""+value(14)+"\"\n        warnOnly: false\n",
 	).Replace(before)
-	if d := cmp.Diff(want, s.read(engine.ConfigFile)); d != "" {
+	if d := cmp.Diff(want, s.read(workspace.ConfigFile)); d != "" {
 		t.Errorf("written (-want +got):\n%s", d)
 	}
-	if info, err := os.Stat(filepath.Join(s.dir, engine.ConfigFile)); err != nil || info.Mode().Perm() != 0o640 {
+	if info, err := os.Stat(filepath.Join(s.dir, workspace.ConfigFile)); err != nil || info.Mode().Perm() != 0o640 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
 
 	c = s.mustCheck(engine.CheckRequest{WriteConfig: true})
-	if note := "Nothing to write: constellation-conf.yaml says already what the next hop needs."; c.Config.Written || !cmp.Equal(c.Notes, []string{note}) || s.read(engine.ConfigFile) != want {
+	if note := "Nothing to write: constellation-conf.yaml says already what the next hop needs."; c.Config.Written || !cmp.Equal(c.Notes, []string{note}) || s.read(workspace.ConfigFile) != want {
 		t.Errorf("a second time: %+v, notes %q", c.Config, c.Notes)
 	}
 }
@@ -587,7 +595,7 @@ func TestCheckPutsMeasurementsOfAnImageRightThatWasWrittenByHand(t *testing.T) {
 	s := newCheckStage(t)
 	s.edit("image: v1.0.0", "image: v1.1.0")
 	c := s.mustCheck(engine.CheckRequest{WriteConfig: true, NoPreflight: true})
-	want := []engine.FieldChange{
+	want := []workspace.FieldChange{
 		{Field: "microserviceVersion", From: "v1.0.0", To: "v1.1.0"},
 		{Field: "keepWorkers", From: "false", To: "true"},
 		{Field: "attestation.tpm2.measurements.9.expected", From: value(2), To: value(12)},
@@ -600,17 +608,17 @@ func TestCheckPutsMeasurementsOfAnImageRightThatWasWrittenByHand(t *testing.T) {
 
 func TestCheckForeseesWhatLaterHopsTripOver(t *testing.T) {
 	s := newCheckStage(t)
-	s.inside.findings = []engine.Finding{{ID: "pdb", Severity: engine.Warn, Title: "a budget without room"}, {ID: "nodes", Severity: engine.Info, Title: "fine"}}
-	s.inside.later = []engine.Finding{
-		{ID: "webhook", Severity: engine.Block, Title: "nobody answers it"},
-		{ID: "capacity", Severity: engine.Info, Title: "fine"},
-		{ID: "metrics", Severity: engine.NotChecked, Title: "not read"},
+	s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Warn, Title: "a budget without room"}, {ID: "nodes", Severity: plan.Info, Title: "fine"}}
+	s.inside.later = []plan.Finding{
+		{ID: "webhook", Severity: plan.Block, Title: "nobody answers it"},
+		{ID: "capacity", Severity: plan.Info, Title: "fine"},
+		{ID: "metrics", Severity: plan.NotChecked, Title: "not read"},
 	}
 	c := s.mustCheck(engine.CheckRequest{})
 	if d := cmp.Diff([]string{"warn pdb: a budget without room", "warn webhook: a later hop: nobody answers it"}, found(c)); d != "" {
 		t.Errorf("findings (-want +got):\n%s", d)
 	}
-	if c.Exit != engine.ExitUpgradeAvailable {
+	if c.Exit != plan.ExitUpgradeAvailable {
 		t.Errorf("exit %d: what is in the way of a later hop does not block this one", c.Exit)
 	}
 }
@@ -618,20 +626,20 @@ func TestCheckForeseesWhatLaterHopsTripOver(t *testing.T) {
 func TestCheckWritesNothingThatItDidNotSee(t *testing.T) {
 	s := newCheckStage(t)
 	s.inside.meanwhile = func() { s.edit("count: 2", "count: 3") }
-	before := s.read(engine.ConfigFile)
+	before := s.read(workspace.ConfigFile)
 	_, _, err := s.check(engine.CheckRequest{WriteConfig: true})
-	if err == nil || !strings.Contains(err.Error(), "somebody changed it meanwhile") || engine.ExitCode(err) != engine.ExitUsage {
+	if err == nil || !strings.Contains(err.Error(), "somebody changed it meanwhile") || plan.ExitCode(err) != plan.ExitUsage {
 		t.Errorf("got %v", err)
 	}
-	if got := s.read(engine.ConfigFile); got != strings.Replace(before, "count: 2", "count: 3", 1) {
+	if got := s.read(workspace.ConfigFile); got != strings.Replace(before, "count: 2", "count: 3", 1) {
 		t.Errorf("the configuration became\n%s", got)
 	}
 
 	s = newCheckStage(t)
 	s.cloud.end(cloud.ErrUnavailable)
-	before = s.read(engine.ConfigFile)
+	before = s.read(workspace.ConfigFile)
 	_, _, err = s.check(engine.CheckRequest{WriteConfig: true})
-	if err == nil || !strings.Contains(err.Error(), "the measurements of image v1.1.0 are not known") || engine.Remedy(err) == "" || s.read(engine.ConfigFile) != before {
+	if err == nil || !strings.Contains(err.Error(), "the measurements of image v1.1.0 are not known") || plan.Remedy(err) == "" || s.read(workspace.ConfigFile) != before {
 		t.Errorf("without measurements: %v", err)
 	}
 }
@@ -640,10 +648,10 @@ func TestCheckEndsWhenItIsLeft(t *testing.T) {
 	s := newCheckStage(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	s.inside.meanwhile = cancel
-	if _, err := s.engine().Check(ctx, engine.CheckRequest{WriteConfig: true}, func(engine.Event) {}); !errors.Is(err, context.Canceled) {
+	if _, err := s.engine().Check(ctx, engine.CheckRequest{WriteConfig: true}, func(plan.Event) {}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	if strings.Contains(s.read(engine.ConfigFile), "image: v1.1.0") {
+	if strings.Contains(s.read(workspace.ConfigFile), "image: v1.1.0") {
 		t.Error("it has written all the same")
 	}
 }
@@ -672,22 +680,22 @@ func TestHomeSuggestsToCheckForUpgrades(t *testing.T) {
 
 func TestEstimatesComeFromRecordedRuns(t *testing.T) {
 	s := newCheckStage(t)
-	dir := filepath.Join(s.dir, engine.RunsDir, "init-20261121070501-1a2b3c4d")
+	dir := filepath.Join(s.dir, plan.RunsDir, "init-20261121070501-1a2b3c4d")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	start := time.Date(2026, 11, 21, 7, 0, 0, 0, time.UTC)
 	var lines []byte
-	for _, e := range []engine.Event{
-		{Kind: engine.KindNode, Node: "a", To: engine.NodeBooting, Time: start},
-		{Kind: engine.KindNode, Node: "b", To: engine.NodeCreating, Time: start},
-		{Kind: engine.KindNode, Node: "b", To: engine.NodeBooting, Time: start.Add(5 * time.Second)},
-		{Kind: engine.KindNode, Node: "c", To: engine.NodeBooting, Time: start},
-		{Kind: engine.KindNode, Node: "a", To: engine.NodeReady, Time: start.Add(10 * time.Second)},
-		{Kind: engine.KindNode, Node: "c", To: engine.NodeFailed, Time: start.Add(12 * time.Second)},
-		{Kind: engine.KindNode, Node: "c", To: engine.NodeReady, Time: start.Add(time.Hour)},
-		{Kind: engine.KindNode, Node: "b", To: engine.NodeReady, Time: start.Add(20 * time.Second)},
-		{Kind: engine.KindStep, Step: engine.StepCharts, State: engine.StateDone, TookMS: 10_000},
+	for _, e := range []plan.Event{
+		{Kind: plan.KindNode, Node: "a", To: plan.NodeBooting, Time: start},
+		{Kind: plan.KindNode, Node: "b", To: plan.NodeCreating, Time: start},
+		{Kind: plan.KindNode, Node: "b", To: plan.NodeBooting, Time: start.Add(5 * time.Second)},
+		{Kind: plan.KindNode, Node: "c", To: plan.NodeBooting, Time: start},
+		{Kind: plan.KindNode, Node: "a", To: plan.NodeReady, Time: start.Add(10 * time.Second)},
+		{Kind: plan.KindNode, Node: "c", To: plan.NodeFailed, Time: start.Add(12 * time.Second)},
+		{Kind: plan.KindNode, Node: "c", To: plan.NodeReady, Time: start.Add(time.Hour)},
+		{Kind: plan.KindNode, Node: "b", To: plan.NodeReady, Time: start.Add(20 * time.Second)},
+		{Kind: plan.KindStep, Step: plan.StepCharts, State: plan.StateDone, TookMS: 10_000},
 	} {
 		b, err := json.Marshal(e)
 		if err != nil {
@@ -705,36 +713,12 @@ func TestEstimatesComeFromRecordedRuns(t *testing.T) {
 	}
 }
 
-func TestOutlookLearnsFromWhatIsLeft(t *testing.T) {
-	took := func(d time.Duration) []time.Duration { return []time.Duration{d} }
-	all := engine.Experience{Boot: took(100 * time.Second), Drain: took(20 * time.Second), Kept: took(10 * time.Second)}
-	for _, tt := range []struct {
-		name        string
-		past        engine.Experience
-		left, kept  int
-		surge       string
-		least, most time.Duration
-	}{
-		{"all are replaced", all, 4, 0, "1", 4 * 96 * time.Second, 4 * 180 * time.Second},
-		{"all are upgraded in place", all, 4, 4, "1", 4 * 8 * time.Second, 4 * 15 * time.Second},
-		{"two at a time", all, 4, 4, "2", 2 * 8 * time.Second, 2 * 15 * time.Second},
-		{"one is replaced, others are not", all, 4, 3, "1", 3*8*time.Second + 96*time.Second, 3*15*time.Second + 180*time.Second},
-		{"replacements say nothing about nodes that stay", engine.Experience{Boot: all.Boot, Drain: all.Drain}, 4, 4, "1", 0, 0},
-		{"and nodes that stayed nothing about replacements", engine.Experience{Kept: all.Kept}, 4, 3, "1", 0, 0},
-	} {
-		least, most := engine.Over(tt.past, tt.left, tt.kept, tt.surge)
-		if least != tt.least || most != tt.most {
-			t.Errorf("%s: %s to %s, want %s to %s", tt.name, least, most, tt.least, tt.most)
-		}
-	}
-}
-
 // Where Kubernetes changes, kubeadm takes its time beside that of the machines.
 func TestEstimateOfANewKubernetesCountsKubeadm(t *testing.T) {
 	s := newCheckStage(t)
 	r := &s.inside.running
 	r.Services, r.ControlPlaneImage, r.WorkerImage = at("v1.1.0"), at("v1.1.0"), at("v1.1.0")
-	r.Target = engine.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.35.4"}
+	r.Target = cluster.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.35.4"}
 	for old, now := range map[string]string{"image: v1.0.0": "image: v1.1.0", "microserviceVersion: v1.0.0": "microserviceVersion: v1.1.0"} {
 		s.edit(old, now)
 	}
@@ -770,7 +754,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 		r := &s.inside.running
 		r.Services, r.ControlPlaneImage, r.WorkerImage = at("v1.1.0"), at("v1.1.0"), at("v1.1.0")
 		r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Etcd = at("v1.36.4"), at("v1.36.4"), at("v1.36.4"), "3.6.8-0"
-		r.Target = engine.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.36.4"}
+		r.Target = cluster.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.36.4"}
 		for old, now := range map[string]string{"image: v1.0.0": "image: v1.1.0", "microserviceVersion: v1.0.0": "microserviceVersion: v1.1.0", "v1.35.4": "v1.36.4"} {
 			s.edit(old, now)
 		}
@@ -837,7 +821,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 		{
 			"a rollout that is under way", func(s *checkStage) {
 				r := &s.inside.running
-				r.Services, r.ControlPlaneImage, r.Target.ImageVersion = at("v1.1.0"), engine.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, "v1.1.0"
+				r.Services, r.ControlPlaneImage, r.Target.ImageVersion = at("v1.1.0"), compat.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, "v1.1.0"
 			},
 			engine.CheckRequest{},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
@@ -867,7 +851,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 		},
 		{
 			"an API server that forbids what the path does not need", func(s *checkStage) {
-				s.inside.running.Denied = []engine.Denial{{Verb: "get", Resource: "configmaps", Namespace: "kube-system", User: "reader"}, {Verb: "list", Resource: "customresourcedefinitions.apiextensions.k8s.io", User: "reader"}}
+				s.inside.running.Denied = []cluster.Denial{{Verb: "get", Resource: "configmaps", Namespace: "kube-system", User: "reader"}, {Verb: "list", Resource: "customresourcedefinitions.apiextensions.k8s.io", User: "reader"}}
 			},
 			engine.CheckRequest{NoPreflight: true},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
@@ -882,7 +866,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 				tt.given(s)
 			}
 			c := s.mustCheck(tt.request)
-			if c.Exit == engine.ExitUpgradeAvailable && slices.ContainsFunc(c.Findings, func(f engine.Finding) bool { return f.Severity == engine.Block }) {
+			if c.Exit == plan.ExitUpgradeAvailable && slices.ContainsFunc(c.Findings, func(f plan.Finding) bool { return f.Severity == plan.Block }) {
 				t.Errorf("exit %d although something blocks: %q", c.Exit, found(c))
 			}
 			var path []string
@@ -972,7 +956,7 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 			if err := os.CopyFS(filepath.Join(s.dir, "feed"), os.DirFS(feed)); err != nil {
 				s.Fatal(err)
 			}
-			s.write(engine.ConfigFile, s.read(engine.ConfigFile)+"releases:\n  feed: feed\n  keys: |\n    "+strings.ReplaceAll(strings.TrimSpace(string(pem)), "\n", "\n    ")+"\n")
+			s.write(workspace.ConfigFile, s.read(workspace.ConfigFile)+"releases:\n  feed: feed\n  keys: |\n    "+strings.ReplaceAll(strings.TrimSpace(string(pem)), "\n", "\n    ")+"\n")
 		}, engine.CheckRequest{NoPreflight: true}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -999,7 +983,7 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 			}, path); d != "" {
 				t.Errorf("path (-want +got):\n%s", d)
 			}
-			if d := cmp.Diff([]string{engine.NoteNewerCLI, engine.NoteFinishServices}, c.Notes); d != "" {
+			if d := cmp.Diff([]string{compat.NoteNewerCLI, compat.NoteFinishServices}, c.Notes); d != "" {
 				t.Errorf("notes (-want +got):\n%s", d)
 			}
 			if last := c.Components[len(c.Components)-1]; last.Newest != "v1.2.0" || last.Verdict != "after hop 1" {
@@ -1017,11 +1001,11 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 			if len(c.Path) != 1 || !c.Path[0].CLI.Equal(v("v1.2.0")) || len(c.Changes.KindsChanged) > 0 {
 				t.Errorf("path %+v, kinds %v", c.Path, c.Changes.KindsChanged)
 			}
-			want := []engine.MeasurementChange{{PCR: 4, From: value(1), To: value(21)}, {PCR: 9, From: value(12), To: value(22)}, {PCR: 11, From: value(3), Weaker: true}}
+			want := []plan.MeasurementChange{{PCR: 4, From: value(1), To: value(21)}, {PCR: 9, From: value(12), To: value(22)}, {PCR: 11, From: value(3), Weaker: true}}
 			if d := cmp.Diff(want, c.Changes.Measurements); d != "" {
 				t.Errorf("measurements (-want +got):\n%s", d)
 			}
-			if d := cmp.Diff([]string{engine.NoteNewerCLI, "Which kinds hop 1 changes only constellation v1.2.0 knows."}, c.Notes); d != "" {
+			if d := cmp.Diff([]string{compat.NoteNewerCLI, "Which kinds hop 1 changes only constellation v1.2.0 knows."}, c.Notes); d != "" {
 				t.Errorf("notes (-want +got):\n%s", d)
 			}
 		})
@@ -1100,9 +1084,9 @@ func TestCheckTellsWhatRunsAndWasFoundFaulty(t *testing.T) {
 			c := s.mustCheck(engine.CheckRequest{NoPreflight: true, Feed: "https://releases.example"})
 			var titles []string
 			for _, f := range c.Findings {
-				if f.ID == "running-faulty" || f.ID == "faulty" && f.Severity != engine.Info {
+				if f.ID == "running-faulty" || f.ID == "faulty" && f.Severity != plan.Info {
 					titles = append(titles, f.Title)
-					if f.Severity != engine.Warn || f.Remedy != tt.remedy {
+					if f.Severity != plan.Warn || f.Remedy != tt.remedy {
 						t.Errorf("%s: remedy %q, want %q", f.Severity, f.Remedy, tt.remedy)
 					}
 				}
@@ -1149,20 +1133,20 @@ func TestRowsOfWhatIsNotAskedFor(t *testing.T) {
 func TestCheckWithFewRights(t *testing.T) {
 	s := newCheckStage(t)
 	r := &s.inside.running
-	r.Parts, r.Services, r.Kinds, r.Target, r.JoinConfig = nil, engine.Span{}, nil, engine.NodeTarget{}, engine.JoinConfig{}
-	r.Denied = []engine.Denial{
+	r.Parts, r.Services, r.Kinds, r.Target, r.JoinConfig = nil, compat.Span{}, nil, cluster.NodeTarget{}, cluster.JoinConfig{}
+	r.Denied = []cluster.Denial{
 		{Verb: "get", Resource: "configmaps", Namespace: "kube-system", User: "system:serviceaccount:ops:reader"},
 		{Verb: "list", Resource: "deployments.apps", Namespace: "constellation-system", User: "system:serviceaccount:ops:reader"},
 		{Verb: "get", Resource: "nodeversions.update.edgeless.systems", User: "system:serviceaccount:ops:reader"},
 	}
 	c, events, err := s.check(engine.CheckRequest{})
-	if err == nil || engine.ExitCode(err) != 1 || c.Exit != 1 || !errors.Is(err, engine.ErrForbidden) || len(events) != 1 || events[0].State != "block" {
+	if err == nil || plan.ExitCode(err) != 1 || c.Exit != 1 || !errors.Is(err, cluster.ErrForbidden) || len(events) != 1 || events[0].State != "block" {
 		t.Errorf("error %v, the document says exit %d, told %+v", err, c.Exit, events)
 	}
 	const command = "kubectl create clusterrole constellation-check --verb=get,list --resource=configmaps,deployments.apps,nodeversions.update.edgeless.systems" +
 		" && kubectl create clusterrolebinding constellation-check --clusterrole=constellation-check --serviceaccount=ops:reader"
-	want := []engine.Finding{{
-		ID: "running-denied", Severity: engine.Block, Source: "versions", Title: `user "system:serviceaccount:ops:reader" may not read all that tells which versions run`,
+	want := []plan.Finding{{
+		ID: "running-denied", Severity: plan.Block, Source: "versions", Title: `user "system:serviceaccount:ops:reader" may not read all that tells which versions run`,
 		Detail:  "the API server refused to get configmaps in kube-system, list deployments.apps in constellation-system and get nodeversions.update.edgeless.systems",
 		Remedy:  "use a kubeconfig that may, such as the one that `constellation init` wrote, or let an administrator allow it: `" + command + "`",
 		Command: command, Reference: "https://kubernetes.io/docs/reference/access-authn-authz/rbac/",
@@ -1188,7 +1172,7 @@ func TestCheckTellsMeasurementsThatGetWeaker(t *testing.T) {
 	s := newCheckStage(t)
 	s.edit("expected: \""+value(2)+"\"\n        warnOnly: false", "expected: \""+value(2)+"\"\n        warnOnly: true")
 	s.edit("      11:\n        expected: \""+value(3)+"\"\n        warnOnly: false\n", "")
-	changes := []engine.MeasurementChange{
+	changes := []plan.MeasurementChange{
 		{PCR: 9, From: value(2), To: value(12) + " (warns only)", Weaker: true}, {PCR: 11, From: value(3), Weaker: true}, {PCR: 12, To: value(14)},
 	}
 	const title = "PCR 9 and 11 would no longer be enforced"
@@ -1210,14 +1194,14 @@ func TestCheckTellsMeasurementsThatGetWeaker(t *testing.T) {
 		if d := cmp.Diff(changes, c.Changes.Measurements); d != "" {
 			t.Errorf("%s: changes (-want +got):\n%s", tt.name, d)
 		}
-		i := slices.IndexFunc(c.Findings, func(f engine.Finding) bool { return f.ID == "measurements-weaker" })
-		if f := c.Findings[i]; f.Severity != engine.Block || f.Title != title || f.Detail != detail || f.Remedy != remedy {
+		i := slices.IndexFunc(c.Findings, func(f plan.Finding) bool { return f.ID == "measurements-weaker" })
+		if f := c.Findings[i]; f.Severity != plan.Block || f.Title != title || f.Detail != detail || f.Remedy != remedy {
 			t.Errorf("%s: finding %+v", tt.name, f)
 		}
 		if d := cmp.Diff(tt.notes, c.Notes); d != "" {
 			t.Errorf("%s: notes (-want +got):\n%s", tt.name, d)
 		}
-		if c.Config == nil || c.Config.Written != tt.written || c.Exit != engine.ExitBlocked {
+		if c.Config == nil || c.Config.Written != tt.written || c.Exit != plan.ExitBlocked {
 			t.Errorf("%s: configuration %+v, exit %d", tt.name, c.Config, c.Exit)
 		}
 	}
@@ -1226,12 +1210,12 @@ func TestCheckTellsMeasurementsThatGetWeaker(t *testing.T) {
 func TestCheckTellsWhatTheHopNeedsIfTheFileCannotBeEdited(t *testing.T) {
 	s := newCheckStage(t)
 	s.edit("image: v1.0.0", "image: &same v1.0.0")
-	s.write(engine.ConfigFile, s.read(engine.ConfigFile)+"releases:\n  feed: *same\n") // which must not change with it
+	s.write(workspace.ConfigFile, s.read(workspace.ConfigFile)+"releases:\n  feed: *same\n") // which must not change with it
 	c := s.mustCheck(engine.CheckRequest{NoPreflight: true})
 	if len(c.Notes) != 1 || !strings.HasPrefix(c.Notes[0], "--write-config cannot be used: ") {
 		t.Errorf("notes %q", c.Notes)
 	}
-	if d := cmp.Diff(&engine.ConfigChange{Path: filepath.Join(s.dir, engine.ConfigFile), Fields: []engine.FieldChange{}}, c.Config); d != "" {
+	if d := cmp.Diff(&engine.ConfigChange{Path: filepath.Join(s.dir, workspace.ConfigFile), Fields: []workspace.FieldChange{}}, c.Config); d != "" {
 		t.Errorf("configuration (-want +got):\n%s", d)
 	}
 }

@@ -11,8 +11,13 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/compat"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
+	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // Kinds of rows of the version table that are no parts.
@@ -28,7 +33,7 @@ const CheckConfigTarget = "config-target"
 
 // components fills the version table. reach is what the matrix says; nil if nothing is
 // known about the cluster.
-func (c *checkRun) components(reach []Reach) {
+func (c *checkRun) components(reach []compat.Reach) {
 	versions := func(component string) []version.Version {
 		for _, r := range reach {
 			if r.Component == component {
@@ -38,9 +43,9 @@ func (c *checkRun) components(reach []Reach) {
 		return nil
 	}
 	images := c.now.ControlPlaneImage.Add(c.now.WorkerImage.Oldest).Add(c.now.WorkerImage.Newest)
-	newest, newestKubernetes := newestOf(c.releases)
-	main := func(name, kind string, now Span, at func(Planned) version.Version, newest version.Version) ComponentCheck {
-		row := ComponentCheck{Name: name, Kind: kind, Now: now.String(), Reachable: texts(versions(kind))}
+	newest, newestKubernetes := compat.NewestOf(c.releases)
+	main := func(name, kind string, now compat.Span, at func(compat.Planned) version.Version, newest version.Version) plan.ComponentCheck {
+		row := plan.ComponentCheck{Name: name, Kind: kind, Now: now.String(), Reachable: texts(versions(kind))}
 		if newest = laterThan(newest, now.Newest); !newest.IsZero() {
 			row.Newest = newest.String()
 		}
@@ -48,13 +53,13 @@ func (c *checkRun) components(reach []Reach) {
 		before := now
 		for i, h := range c.path {
 			to := at(h.Planned())
-			if to.IsZero() || before.is(to) {
+			if to.IsZero() || before.Is(to) {
 				continue
 			}
 			if i == 0 {
 				row.NextHop = to.String()
 			}
-			hops, last, before = hops+1, i, At(to)
+			hops, last, before = hops+1, i, compat.At(to)
 		}
 		switch {
 		case hops == 1 && last > 0:
@@ -79,11 +84,11 @@ func (c *checkRun) components(reach []Reach) {
 		}
 		return row
 	}
-	rows := []ComponentCheck{main("Kubernetes", rowKubernetes, c.now.Kubernetes, func(p Planned) version.Version { return p.Kubernetes }, newestKubernetes)}
+	rows := []plan.ComponentCheck{main("Kubernetes", rowKubernetes, c.now.Kubernetes, func(p compat.Planned) version.Version { return p.Kubernetes }, newestKubernetes)}
 	rows = append(rows, c.kubernetesParts(versions(rowKubernetes), newestKubernetes)...)
 	rows = append(rows,
-		main("OS image", rowImage, images, func(p Planned) version.Version { return p.Image }, newest),
-		main("Services", rowServices, c.now.Services, func(p Planned) version.Version { return p.Services }, newest))
+		main("OS image", rowImage, images, func(p compat.Planned) version.Version { return p.Image }, newest),
+		main("Services", rowServices, c.now.Services, func(p compat.Planned) version.Version { return p.Services }, newest))
 	rows = append(rows, c.releaseParts(images, versions(rowServices), versions(rowImage), newest)...)
 	rows = append(rows, c.cliRow(versions(rowCLI)))
 	c.out.Components = rows
@@ -112,29 +117,10 @@ func texts(versions []version.Version) (out []string) {
 	return out
 }
 
-// newestOf returns the newest release and the newest Kubernetes that are known and fine;
-// pre-releases are left out.
-func newestOf(all []release.Summary) (r, k version.Version) {
-	for _, s := range all {
-		if s.Faulty != "" || s.Version.Prerelease() != "" {
-			continue
-		}
-		if r.Less(s.Version) {
-			r = s.Version
-		}
-		for _, x := range s.Kubernetes {
-			if x.Faulty == "" && k.Less(x.Version) {
-				k = x.Version
-			}
-		}
-	}
-	return r, k
-}
-
 // part is a row of something that belongs to another row. of returns its version in a
 // version of that row, empty if it has none there.
-func (c *checkRun) part(name, kind, now, in string, reach []version.Version, at func(Planned) version.Version, newest version.Version, of func(version.Version) string) ComponentCheck {
-	row := ComponentCheck{Name: name, Kind: kind, Part: true, Now: now, Verdict: "not updated"}
+func (c *checkRun) part(name, kind, now, in string, reach []version.Version, at func(compat.Planned) version.Version, newest version.Version, of func(version.Version) string) plan.ComponentCheck {
+	row := plan.ComponentCheck{Name: name, Kind: kind, Part: true, Now: now, Verdict: "not updated"}
 	runs, unread := version.Parse(now)
 	if unread != nil {
 		runs, unread = version.Parse(now[strings.LastIndex(now, "-v")+1:]) // the newest of a span
@@ -168,21 +154,21 @@ func (c *checkRun) part(name, kind, now, in string, reach []version.Version, at 
 }
 
 // after returns where the next hop leads; zero if there is none.
-func (c *checkRun) after() Planned {
+func (c *checkRun) after() compat.Planned {
 	if c.hop == nil {
-		return Planned{}
+		return compat.Planned{}
 	}
 	return c.hop.Planned()
 }
 
 // kubernetesParts are the rows of what is bound to the version of Kubernetes and runs.
-func (c *checkRun) kubernetesParts(reach []version.Version, newest version.Version) (rows []ComponentCheck) {
+func (c *checkRun) kubernetesParts(reach []version.Version, newest version.Version) (rows []plan.ComponentCheck) {
 	for _, p := range c.now.Parts {
-		if p.Kind != ServiceOfKubernetes {
+		if p.Kind != cluster.ServiceOfKubernetes {
 			continue
 		}
 		of := func(v version.Version) string { return c.bound(p.Name, v) }
-		rows = append(rows, c.part(p.Name, ServiceOfKubernetes, p.Version, "in Kubernetes", reach, func(p Planned) version.Version { return p.Kubernetes }, newest, of))
+		rows = append(rows, c.part(p.Name, cluster.ServiceOfKubernetes, p.Version, "in Kubernetes", reach, func(p compat.Planned) version.Version { return p.Kubernetes }, newest, of))
 	}
 	return rows
 }
@@ -202,15 +188,15 @@ func (c *checkRun) bound(name string, v version.Version) string {
 
 // releaseParts are the rows of the services of a release. One that is part of the OS
 // image runs in the version that the image has.
-func (c *checkRun) releaseParts(images Span, reach, reachImages []version.Version, newest version.Version) (rows []ComponentCheck) {
+func (c *checkRun) releaseParts(images compat.Span, reach, reachImages []version.Version, newest version.Version) (rows []plan.ComponentCheck) {
 	running := map[string]bool{}
 	for _, p := range c.now.Parts {
-		if p.Kind != ServiceOfRelease {
+		if p.Kind != cluster.ServiceOfRelease {
 			continue
 		}
 		running[p.Name] = true
 		of := func(v version.Version) string { return c.serviceIn(p.Name, v) }
-		rows = append(rows, c.part(p.Name, ServiceOfRelease, p.Version, "in services", reach, func(p Planned) version.Version { return p.Services }, newest, of))
+		rows = append(rows, c.part(p.Name, cluster.ServiceOfRelease, p.Version, "in services", reach, func(p compat.Planned) version.Version { return p.Services }, newest, of))
 	}
 	at := newest
 	if !c.now.Services.IsZero() {
@@ -229,12 +215,12 @@ func (c *checkRun) releaseParts(images Span, reach, reachImages []version.Versio
 		}
 		of := func(v version.Version) string { return c.serviceIn(x.Name, v) }
 		if x.Image == "" {
-			rows = append(rows, c.part(x.Name, ServiceOfRelease, c.serviceSpan(x.Name, images), "in OS image", reachImages, func(p Planned) version.Version { return p.Image }, newest, of))
+			rows = append(rows, c.part(x.Name, cluster.ServiceOfRelease, c.serviceSpan(x.Name, images), "in OS image", reachImages, func(p compat.Planned) version.Version { return p.Image }, newest, of))
 			continue
 		}
-		rows = append(rows, c.part(x.Name, ServiceOfRelease, "", "in services", reach, func(p Planned) version.Version { return p.Services }, newest, of))
+		rows = append(rows, c.part(x.Name, cluster.ServiceOfRelease, "", "in services", reach, func(p compat.Planned) version.Version { return p.Services }, newest, of))
 	}
-	slices.SortFunc(rows, func(a, b ComponentCheck) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(rows, func(a, b plan.ComponentCheck) int { return strings.Compare(a.Name, b.Name) })
 	return rows
 }
 
@@ -251,8 +237,8 @@ func (c *checkRun) serviceIn(name string, v version.Version) string {
 }
 
 // serviceSpan is serviceIn for releases that run side by side.
-func (c *checkRun) serviceSpan(name string, of Span) string {
-	var s Span
+func (c *checkRun) serviceSpan(name string, of compat.Span) string {
+	var s compat.Span
 	for _, v := range []version.Version{of.Oldest, of.Newest} {
 		if x, err := version.Parse(c.serviceIn(name, v)); err == nil {
 			s = s.Add(x)
@@ -261,9 +247,9 @@ func (c *checkRun) serviceSpan(name string, of Span) string {
 	return s.String()
 }
 
-func (c *checkRun) cliRow(reach []version.Version) ComponentCheck {
-	row := ComponentCheck{Name: "CLI", Kind: rowCLI, Now: c.cli.String(), Reachable: texts(reach), Verdict: "not updated"}
-	newest, _ := newestOf(c.releases)
+func (c *checkRun) cliRow(reach []version.Version) plan.ComponentCheck {
+	row := plan.ComponentCheck{Name: "CLI", Kind: rowCLI, Now: c.cli.String(), Reachable: texts(reach), Verdict: "not updated"}
+	newest, _ := compat.NewestOf(c.releases)
 	if v := laterThan(newest, c.cli); !v.IsZero() {
 		row.Newest = v.String()
 	}
@@ -282,7 +268,7 @@ func (c *checkRun) cliRow(reach []version.Version) ComponentCheck {
 }
 
 // find adds a finding.
-func (c *checkRun) find(f Finding) { c.out.Findings = append(c.out.Findings, f) }
+func (c *checkRun) find(f plan.Finding) { c.out.Findings = append(c.out.Findings, f) }
 
 // judgeRunning says what is odd about what runs.
 func (c *checkRun) judgeRunning() {
@@ -291,27 +277,27 @@ func (c *checkRun) judgeRunning() {
 	}
 	for _, m := range c.now.Missing {
 		what, why, found := strings.Cut(m, ": ")
-		f := Finding{ID: "running", Severity: NotChecked, Title: "not known: " + what, Detail: why, Source: "versions", Remedy: "repair what is named, then check again"}
+		f := plan.Finding{ID: "running", Severity: plan.NotChecked, Title: "not known: " + what, Detail: why, Source: "versions", Remedy: "repair what is named, then check again"}
 		if !found {
 			f.Title, f.Detail = m, ""
 		}
 		c.find(f)
 	}
 	if c.cli.Less(c.now.Services.Newest) {
-		severity := Block // there is nothing that this program can do
+		severity := plan.Block // there is nothing that this program can do
 		if c.hop != nil {
-			severity = Warn // the path says which program can
+			severity = plan.Warn // the path says which program can
 		}
-		c.find(Finding{
+		c.find(plan.Finding{
 			ID: "cli-older", Severity: severity, Title: fmt.Sprintf("the cluster runs release %s, which is newer than this program, %s", c.now.Services.Newest, c.cli), Source: "versions",
-			Remedy: c.matrix.get(c.now.Services.Newest),
+			Remedy: c.matrix.Get(c.now.Services.Newest),
 		})
 	}
 	for _, v := range slices.CompactFunc([]version.Version{c.now.Services.Oldest, c.now.Services.Newest}, version.Version.Equal) {
 		if !v.IsZero() && c.summary(v) == nil {
-			c.find(Finding{
-				ID: "running-release", Severity: Warn, Title: fmt.Sprintf("release %s, which runs, is not known", v), Source: "versions",
-				Detail: "known are " + c.matrix.list(), Remedy: "point `--feed` to where it is published",
+			c.find(plan.Finding{
+				ID: "running-release", Severity: plan.Warn, Title: fmt.Sprintf("release %s, which runs, is not known", v), Source: "versions",
+				Detail: "known are " + c.matrix.List(), Remedy: "point `--feed` to where it is published",
 			})
 		}
 	}
@@ -327,9 +313,9 @@ func (c *checkRun) judgeRunning() {
 				have = append(have, k.Version.String())
 			}
 		}
-		f := Finding{
-			ID: "running-kubernetes", Severity: Warn, Title: fmt.Sprintf("Kubernetes %s, which runs, is not in release %s", v, s.Version), Source: "versions",
-			Detail: "nodes of this version cannot be made from the release's data", Remedy: "go to " + or(have),
+		f := plan.Finding{
+			ID: "running-kubernetes", Severity: plan.Warn, Title: fmt.Sprintf("Kubernetes %s, which runs, is not in release %s", v, s.Version), Source: "versions",
+			Detail: "nodes of this version cannot be made from the release's data", Remedy: "go to " + words.Or(have),
 		}
 		if len(have) == 0 {
 			f.Remedy = "go to a newer minor, or to a release that has a newer Kubernetes " + v.MinorString()
@@ -344,16 +330,16 @@ const runningFaulty = "running-faulty"
 // judgeFaulty says what runs and was found faulty after it was released. It takes the
 // place of what the rule says about the same if a hop leaves it as it is.
 func (c *checkRun) judgeFaulty() {
-	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f Finding) bool { return f.ID == "faulty" && f.Severity == Warn })
+	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f plan.Finding) bool { return f.ID == "faulty" && f.Severity == plan.Warn })
 	told := map[string]bool{}
-	tell := func(what string, v version.Version, workers bool, why string, newer []version.Version, at func(Planned) version.Version) {
+	tell := func(what string, v version.Version, workers bool, why string, newer []version.Version, at func(compat.Planned) version.Version) {
 		if why == "" || told[what+v.String()] {
 			return
 		}
 		told[what+v.String()] = true
-		f := Finding{
-			ID: runningFaulty, Severity: Warn, Title: fmt.Sprintf("%s %s, which runs, was found faulty: %s", what, v, why), Source: "versions",
-			Detail: "said by the releases of " + c.out.Feed.Source, Remedy: "wait for a newer version, and check again then", Reference: policyPage,
+		f := plan.Finding{
+			ID: runningFaulty, Severity: plan.Warn, Title: fmt.Sprintf("%s %s, which runs, was found faulty: %s", what, v, why), Source: "versions",
+			Detail: "said by the releases of " + c.out.Feed.Source, Remedy: "wait for a newer version, and check again then", Reference: compat.PolicyPage,
 		}
 		if len(newer) > 0 {
 			f.Remedy = fmt.Sprintf("go to %s as soon as there is a way: the findings and `-o json` say what is in it", newer[0])
@@ -383,16 +369,16 @@ func (c *checkRun) judgeFaulty() {
 	}
 	for _, v := range []version.Version{c.now.Services.Oldest, c.now.Services.Newest} {
 		why, newer := image(v)
-		tell("release", v, false, why, newer, func(p Planned) version.Version { return p.Services })
+		tell("release", v, false, why, newer, func(p compat.Planned) version.Version { return p.Services })
 	}
-	for i, s := range []Span{c.now.ControlPlaneImage, c.now.WorkerImage} {
+	for i, s := range []compat.Span{c.now.ControlPlaneImage, c.now.WorkerImage} {
 		for _, v := range []version.Version{s.Oldest, s.Newest} {
 			if why, newer := image(v); !told["release"+v.String()] { // image and release are one
-				tell("image", v, i == 1, why, newer, func(p Planned) version.Version { return p.Image })
+				tell("image", v, i == 1, why, newer, func(p compat.Planned) version.Version { return p.Image })
 			}
 		}
 	}
-	for i, s := range []Span{c.now.Kubernetes, c.now.ControlPlaneKubelet, c.now.WorkerKubelet} {
+	for i, s := range []compat.Span{c.now.Kubernetes, c.now.ControlPlaneKubelet, c.now.WorkerKubelet} {
 		for _, v := range []version.Version{s.Oldest, s.Newest} {
 			why := ""
 			var newer []version.Version
@@ -407,7 +393,7 @@ func (c *checkRun) judgeFaulty() {
 				}
 			}
 			slices.SortFunc(newer, version.Version.Compare)
-			tell("Kubernetes", v, i == 2, why, newer, func(p Planned) version.Version { return p.Kubernetes })
+			tell("Kubernetes", v, i == 2, why, newer, func(p compat.Planned) version.Version { return p.Kubernetes })
 		}
 	}
 }
@@ -421,21 +407,13 @@ func (c *checkRun) offered(v version.Version) bool {
 	return ok
 }
 
-// or joins words: "a, b or c".
-func or(words []string) string {
-	if n := len(words); n > 1 {
-		return strings.Join(words[:n-1], ", ") + " or " + words[n-1]
-	}
-	return strings.Join(words, "")
-}
-
 // judgeConfig says whether an upgrade to what the configuration asks for would be
 // refused. It is about the configuration as it stands, not about the path, so it only
 // warns: the next hop is made with what it needs written.
 func (c *checkRun) judgeConfig() {
 	f := c.config
-	to := Planned{Services: f.Services, Image: f.Image, Kubernetes: f.Kubernetes, KeepWorkers: f.KeepWorkers}
-	if c.now.Services.is(to.Services) && c.now.ControlPlaneImage.is(to.Image) && c.now.Kubernetes.is(to.Kubernetes) {
+	to := compat.Planned{Services: f.Services, Image: f.Image, Kubernetes: f.Kubernetes, KeepWorkers: f.KeepWorkers}
+	if c.now.Services.Is(to.Services) && c.now.ControlPlaneImage.Is(to.Image) && c.now.Kubernetes.Is(to.Kubernetes) {
 		return
 	}
 	if c.configured {
@@ -445,11 +423,11 @@ func (c *checkRun) judgeConfig() {
 		to.Attestation = a
 	}
 	cli := c.cli
-	if c.now.Services.is(to.Services) {
+	if c.now.Services.Is(to.Services) {
 		cli = to.Services // which program would do it is not the configuration's business
 	}
 	said := map[string]bool{}
-	for _, r := range blocks(c.matrix.Check(cli, c.now, to, c.offer)) {
+	for _, r := range compat.Blocks(c.matrix.Check(cli, c.now, to, c.offer)) {
 		field := fieldOf(r.Rule, to, c.now)
 		if said[field] {
 			continue // of several reasons the first is enough
@@ -463,8 +441,8 @@ func (c *checkRun) judgeConfig() {
 		default:
 			remedy += fmt.Sprintf("; what runs is services %s, image %s, Kubernetes %s", c.now.Services, c.now.ControlPlaneImage, c.now.Kubernetes)
 		}
-		c.find(Finding{
-			ID: CheckConfigTarget, Field: field, Severity: Warn, Title: fmt.Sprintf("%s%s asks for what cannot be: %s", ConfigFile, f.at(field), r.Title),
+		c.find(plan.Finding{
+			ID: CheckConfigTarget, Field: field, Severity: plan.Warn, Title: fmt.Sprintf("%s%s asks for what cannot be: %s", workspace.ConfigFile, f.At(field), r.Title),
 			Detail: fmt.Sprintf("rule %s: services %s, image %s, Kubernetes %s", r.Rule, f.Services, f.Image, f.Kubernetes), Source: "config", Reference: r.Reference,
 			Remedy: remedy,
 		})
@@ -472,7 +450,7 @@ func (c *checkRun) judgeConfig() {
 }
 
 // fieldOf is the field of the configuration that a rule is about.
-func fieldOf(rule string, to Planned, now Running) string {
+func fieldOf(rule string, to compat.Planned, now compat.Running) string {
 	switch {
 	case rule == "variant":
 		return "attestation"
@@ -482,9 +460,9 @@ func fieldOf(rule string, to Planned, now Running) string {
 		return "kubernetesVersion"
 	case strings.Contains(rule, "image"):
 		return "image"
-	case now.Services.is(to.Services) && !now.ControlPlaneImage.is(to.Image):
+	case now.Services.Is(to.Services) && !now.ControlPlaneImage.Is(to.Image):
 		return "image"
-	case now.Services.is(to.Services):
+	case now.Services.Is(to.Services):
 		return "kubernetesVersion"
 	}
 	return "microserviceVersion"
@@ -493,10 +471,10 @@ func fieldOf(rule string, to Planned, now Running) string {
 // judgeMeasured says if the next hop's image cannot be demanded from machines.
 func (c *checkRun) judgeMeasured() {
 	if c.unmeasured != nil {
-		c.find(Finding{
-			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: Warn, Source: "attestation",
+		c.find(plan.Finding{
+			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: plan.Warn, Source: "attestation",
 			Title:  fmt.Sprintf("the measurements of image %s are not known", c.hop.To.Image),
-			Detail: c.unmeasured.Error(), Remedy: "get them from whoever published the image, and write both into " + ConfigFile,
+			Detail: c.unmeasured.Error(), Remedy: "get them from whoever published the image, and write both into " + workspace.ConfigFile,
 		})
 	}
 }
@@ -506,9 +484,9 @@ func (c *checkRun) judgeFeed() {
 	s := c.out.Feed
 	switch {
 	case s.Problem != "" && s.Stale:
-		c.find(Finding{ID: "feed", Severity: Warn, Title: "an older copy of the feed was used", Detail: s.Problem, Remedy: s.Remedy, Source: "release"})
+		c.find(plan.Finding{ID: "feed", Severity: plan.Warn, Title: "an older copy of the feed was used", Detail: s.Problem, Remedy: s.Remedy, Source: "release"})
 	case s.Problem != "":
-		c.find(Finding{ID: "feed", Severity: NotChecked, Title: "not checked what the feed knows", Detail: s.Problem, Remedy: s.Remedy, Source: "release"})
+		c.find(plan.Finding{ID: "feed", Severity: plan.NotChecked, Title: "not checked what the feed knows", Detail: s.Problem, Remedy: s.Remedy, Source: "release"})
 	}
 }
 
@@ -519,9 +497,9 @@ func (c *checkRun) judgeCloud() {
 	}
 	name := c.config.Provider.Sandbox.Name
 	err := cloudError("ask sandbox "+name, name, c.silent)
-	c.find(Finding{
-		ID: "cloud-offers", Severity: NotChecked, Title: "not checked whether the cloud has the images and versions", Detail: err.Error(), Source: "cloud",
-		Remedy: Remedy(err),
+	c.find(plan.Finding{
+		ID: "cloud-offers", Severity: plan.NotChecked, Title: "not checked whether the cloud has the images and versions", Detail: err.Error(), Source: "cloud",
+		Remedy: plan.Remedy(err),
 	})
 }
 
@@ -541,9 +519,9 @@ func (c *checkRun) kindsOf(ctx context.Context, v version.Version) ([]assets.Fil
 
 // changes works out what the next hop changes, as far as that can be told without
 // asking anybody again.
-func (c *checkRun) changes(ctx context.Context) *Changes {
+func (c *checkRun) changes(ctx context.Context) *plan.Changes {
 	to := c.hop.Planned()
-	out := &Changes{Nodes: map[string]int{}}
+	out := &plan.Changes{Nodes: map[string]int{}}
 	kubernetes := c.hop.To.Kubernetes != c.hop.From.Kubernetes
 	replaced, kept, first := 0, 0, 0
 	for _, n := range c.now.Nodes {
@@ -555,18 +533,18 @@ func (c *checkRun) changes(ctx context.Context) *Changes {
 			if out.InPlace == nil {
 				out.InPlace = map[string]int{}
 			}
-			out.InPlace[orElse(n.Group, n.Role)]++
+			out.InPlace[cmp.Or(n.Group, n.Role)]++
 			kept++
 			if controlPlane {
 				first = 1 // the one that kubeadm brings the cluster's Kubernetes on is done by that
 			}
 		default:
-			out.Nodes[orElse(n.Group, n.Role)]++
+			out.Nodes[cmp.Or(n.Group, n.Role)]++
 			replaced++
 		}
 	}
-	whole, basis := c.past.estimate(replaced, kept-first, kubernetes)
-	out.Least, out.Most, out.Basis = whole.least, whole.most, basis
+	whole, basis := c.past.Estimate(replaced, kept-first, kubernetes)
+	out.Least, out.Most, out.Basis = whole.Least, whole.Most, basis
 	out.Measurements = c.measurementChanges()
 	if want, err := attestationJSON(c.next); err == nil && want != c.now.JoinConfig.Attestation && c.now.JoinConfig.Attestation != "" {
 		out.ConfigMaps = append(out.ConfigMaps, "kube-system/join-config (changed)")
@@ -577,13 +555,13 @@ func (c *checkRun) changes(ctx context.Context) *Changes {
 
 // measurementChanges compares what the cluster demands of joining machines with what it
 // will. If it could not be asked, what the configuration demands stands for it.
-func (c *checkRun) measurementChanges() (out []MeasurementChange) {
+func (c *checkRun) measurementChanges() (out []plan.MeasurementChange) {
 	before, after := c.config.Attestation.TPM2.Measurements, c.next.Attestation.TPM2.Measurements
-	var now demand
+	var now cluster.Demand
 	if err := json.Unmarshal([]byte(c.now.JoinConfig.Attestation), &now); err == nil {
 		before = now.Measurements
 	}
-	for _, i := range registers(before, after) {
+	for _, i := range workspace.Registers(before, after) {
 		from, was := before[i]
 		to, is := after[i]
 		text := func(ok, warns bool, b []byte) string {
@@ -595,7 +573,7 @@ func (c *checkRun) measurementChanges() (out []MeasurementChange) {
 			}
 			return fmt.Sprintf("%x", b)
 		}
-		m := MeasurementChange{PCR: i, From: text(was, from.WarnOnly, from.Expected), To: text(is, to.WarnOnly, to.Expected)}
+		m := plan.MeasurementChange{PCR: i, From: text(was, from.WarnOnly, from.Expected), To: text(is, to.WarnOnly, to.Expected)}
 		m.Weaker = was && !from.WarnOnly && (!is || to.WarnOnly)
 		if m.From != m.To {
 			out = append(out, m)
@@ -605,7 +583,7 @@ func (c *checkRun) measurementChanges() (out []MeasurementChange) {
 }
 
 // serviceChanges adds kinds, charts and images of services.
-func (c *checkRun) serviceChanges(ctx context.Context, out *Changes, to Planned) {
+func (c *checkRun) serviceChanges(ctx context.Context, out *plan.Changes, to compat.Planned) {
 	after, err := c.known.release(ctx, to.Services)
 	if err != nil {
 		c.e.log.Debug("release not read", "release", to.Services, "err", err)
@@ -617,10 +595,10 @@ func (c *checkRun) serviceChanges(ctx context.Context, out *Changes, to Planned)
 	}
 	image := func(name, from, now string) {
 		if from != now && now != "" {
-			out.Images = append(out.Images, ImageChange{name, from, now})
+			out.Images = append(out.Images, plan.ImageChange{Service: name, From: from, To: now})
 		}
 	}
-	if !c.now.Services.is(to.Services) {
+	if !c.now.Services.Is(to.Services) {
 		for _, x := range after.Charts {
 			from := strings.TrimPrefix(c.now.Services.Oldest.String(), "v")
 			out.Charts = append(out.Charts, fmt.Sprintf("%s %s to %s", x.Name, from, strings.TrimPrefix(to.Services.String(), "v")))
@@ -631,7 +609,7 @@ func (c *checkRun) serviceChanges(ctx context.Context, out *Changes, to Planned)
 		}
 		c.kindChanges(ctx, out, to)
 	}
-	if !c.now.Kubernetes.is(to.Kubernetes) {
+	if !c.now.Kubernetes.Is(to.Kubernetes) {
 		old, _ := before.Images(c.now.Kubernetes.Oldest)
 		now, _ := after.Images(to.Kubernetes)
 		for _, name := range []string{"kube-proxy", "coredns"} {
@@ -642,7 +620,7 @@ func (c *checkRun) serviceChanges(ctx context.Context, out *Changes, to Planned)
 
 // kindChanges compares the definitions of two releases; what the cluster has made of
 // them only it can say.
-func (c *checkRun) kindChanges(ctx context.Context, out *Changes, to Planned) {
+func (c *checkRun) kindChanges(ctx context.Context, out *plan.Changes, to compat.Planned) {
 	after, err := c.kindsOf(ctx, to.Services)
 	if err != nil {
 		if errors.Is(err, assets.ErrUnknownRelease) {

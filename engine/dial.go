@@ -23,6 +23,8 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // errOther means that another machine answered behind the load balancer than the one
@@ -160,11 +162,11 @@ func (v eitherValidator) Validate(ctx context.Context, document, userData []byte
 // initValidator returns what judges the machine that becomes, or became, the first
 // node. Its register 15 is zero, or holds the ID of this very cluster. Its error is
 // an *Error about the trust roots.
-func initValidator(c *Config, s *State) (attestation.Validator, error) {
+func initValidator(c *workspace.Config, s *workspace.State) (attestation.Validator, error) {
 	t := c.Attestation.TPM2
 	roots, err := attestation.ParseRoots([]byte(t.TrustRoots))
 	if err != nil {
-		return nil, &Error{Op: "read attestation.tpm2.trustRoots", Err: err, Remedy: "correct the field in " + ConfigFile, Exit: ExitUsage}
+		return nil, &plan.Error{Op: "read attestation.tpm2.trustRoots", Err: err, Remedy: "correct the field in " + workspace.ConfigFile, Exit: plan.ExitUsage}
 	}
 	o := attestation.Options{PCR15: attestation.PCR15Zero(), UID: s.Infrastructure.UID, Role: cloud.ControlPlane}
 	unused := attestation.NewTPMValidator(roots, t.Measurements, o)
@@ -174,8 +176,8 @@ func initValidator(c *Config, s *State) (attestation.Validator, error) {
 
 // dialError puts an error of dial into the user's words, and reports whether trying
 // again may help.
-func dialError(endpoint string, err error) (e *Error, again bool) {
-	e = &Error{Op: "connect to the first machine at " + endpoint, Err: err}
+func dialError(endpoint string, err error) (e *plan.Error, again bool) {
+	e = &plan.Error{Op: "connect to the first machine at " + endpoint, Err: err}
 	var record tls.RecordHeaderError
 	var alert tls.AlertError
 	switch {
@@ -183,27 +185,27 @@ func dialError(endpoint string, err error) (e *Error, again bool) {
 		return e, true
 	case errors.Is(err, attestation.ErrMeasurement):
 		e.Op = "check what the first machine booted"
-		e.Remedy = "the machine was not trusted and got nothing. If it runs the image that you want, copy that image's measurements to attestation.tpm2.measurements in " + ConfigFile
+		e.Remedy = "the machine was not trusted and got nothing. If it runs the image that you want, copy that image's measurements to attestation.tpm2.measurements in " + workspace.ConfigFile
 	case errors.Is(err, attestation.ErrTrust):
 		e.Op = "check who vouches for the first machine"
-		e.Remedy = "the machine was not trusted and got nothing. attestation.tpm2.trustRoots in " + ConfigFile + " must hold the root of the cloud that the machine is in"
+		e.Remedy = "the machine was not trusted and got nothing. attestation.tpm2.trustRoots in " + workspace.ConfigFile + " must hold the root of the cloud that the machine is in"
 	case errors.Is(err, attestation.ErrMember):
 		e.Op = "check that the first machine is unused"
-		e.Remedy = "it belongs to another cluster. Is initEndpoint in " + StateFile + " right? A used machine must be replaced: `constellation sandbox down`, then `up`"
+		e.Remedy = "it belongs to another cluster. Is initEndpoint in " + workspace.StateFile + " right? A used machine must be replaced: `constellation sandbox down`, then `up`"
 	case errors.Is(err, attestation.ErrIdentity):
 		e.Op = "check which machine answers"
-		e.Remedy = "what answers there is no control plane of this sandbox. Is initEndpoint in " + StateFile + " right?"
+		e.Remedy = "what answers there is no control plane of this sandbox. Is initEndpoint in " + workspace.StateFile + " right?"
 	case errors.Is(err, attestation.ErrDocument):
 		e.Op = "read the evidence of the first machine"
-		e.Remedy = "nothing was sent to it. Either initEndpoint in " + StateFile + " leads to something else, or the machine's image is of a release that this program does not understand"
+		e.Remedy = "nothing was sent to it. Either initEndpoint in " + workspace.StateFile + " leads to something else, or the machine's image is of a release that this program does not understand"
 	case errors.Is(err, attestation.ErrQuote):
 		e.Op = "check the evidence of the first machine"
 		e.Remedy = "somebody between here and the machine altered or replayed it, or the machine is broken. Nothing was sent to it"
 	case errors.As(err, &record) || errors.As(err, &alert) || strings.Contains(err.Error(), "first record does not look like a TLS handshake") || strings.Contains(err.Error(), "no application protocol"):
 		e.Err = fmt.Errorf("what answers there is no bootstrapper: %w", err)
-		e.Remedy = "initEndpoint in " + StateFile + " leads to something else; `constellation sandbox up` writes the right one"
+		e.Remedy = "initEndpoint in " + workspace.StateFile + " leads to something else; `constellation sandbox up` writes the right one"
 	case isName(err):
-		e.Remedy = "initEndpoint in " + StateFile + " names a host that does not exist"
+		e.Remedy = "initEndpoint in " + workspace.StateFile + " names a host that does not exist"
 	default:
 		e.Err = plainCause(err)
 		return e, true
@@ -235,16 +237,16 @@ func isName(err error) bool {
 
 // callError puts an error of a call to the bootstrapper into the user's words, and
 // reports whether attaching again may help.
-func callError(err error) (e *Error, again bool) {
+func callError(err error) (e *plan.Error, again bool) {
 	s, _ := status.FromError(err)
-	e = &Error{Op: "start the first node", Err: errors.New(s.Message())}
+	e = &plan.Error{Op: "start the first node", Err: errors.New(s.Message())}
 	switch s.Code() {
 	case codes.Unauthenticated, codes.PermissionDenied:
-		e.Remedy = "the init secret in " + StateFile + " is not the one that the machines were made with: restore the file, or take the sandbox down and up again"
+		e.Remedy = "the init secret in " + workspace.StateFile + " is not the one that the machines were made with: restore the file, or take the sandbox down and up again"
 	case codes.ResourceExhausted, codes.Unavailable, codes.Aborted, codes.DeadlineExceeded:
 		return e, true
 	case codes.FailedPrecondition, codes.AlreadyExists:
-		e.Remedy = "if that cluster is yours, bring its " + StateFile + " and " + KubeconfigFile + " back; otherwise `constellation sandbox down`, then `up`, gives new machines"
+		e.Remedy = "if that cluster is yours, bring its " + workspace.StateFile + " and " + workspace.KubeconfigFile + " back; otherwise `constellation sandbox down`, then `up`, gives new machines"
 	case codes.Unimplemented:
 		e.Err = errors.New("what answers there is no bootstrapper of this release")
 		e.Remedy = "image and this program do not fit together: take an image of the release that this program belongs to"

@@ -1,14 +1,24 @@
 package engine
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
+	"math/big"
 	"testing"
+	"time"
 
 	"constellation/engine/attestation"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 func TestTrustRootsThatAreNotWholeAreRefused(t *testing.T) {
-	good := testRoot(t)
+	good := cloudRoot(t)
 	for _, tt := range []struct {
 		name, roots, want string // want "": they are taken
 	}{
@@ -19,8 +29,8 @@ func TestTrustRootsThatAreNotWholeAreRefused(t *testing.T) {
 		{"text behind", good + "garbage", "read attestation.tpm2.trustRoots: read trust roots: it is not PEM"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c, s := &Config{}, &State{}
-			c.Attestation.TPM2 = &TPM2Config{TrustRoots: tt.roots, Measurements: attestation.Measurements{}}
+			c, s := &workspace.Config{}, &workspace.State{}
+			c.Attestation.TPM2 = &workspace.TPM2Config{TrustRoots: tt.roots, Measurements: attestation.Measurements{}}
 			_, err := initValidator(c, s)
 			if tt.want == "" {
 				if err != nil {
@@ -28,10 +38,28 @@ func TestTrustRootsThatAreNotWholeAreRefused(t *testing.T) {
 				}
 				return
 			}
-			var e *Error
-			if !errors.As(err, &e) || e.Error() != tt.want || e.Exit != ExitUsage || e.Remedy == "" {
+			var e *plan.Error
+			if !errors.As(err, &e) || e.Error() != tt.want || e.Exit != plan.ExitUsage || e.Remedy == "" {
 				t.Errorf("got %v, want %s", err, tt.want)
 			}
 		})
 	}
+}
+
+// cloudRoot returns a certificate in PEM.
+func cloudRoot(t testing.TB) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "cloud"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }

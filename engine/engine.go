@@ -19,79 +19,12 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"strings"
 	"time"
 
+	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/workspace"
 )
-
-// Exit codes, the same for every verb.
-const (
-	ExitDone             = 0
-	ExitFailed           = 1
-	ExitUsage            = 2 // bad usage or configuration
-	ExitNothing          = 3 // nothing to do
-	ExitBlocked          = 4 // by a finding
-	ExitUnacknowledged   = 5 // an acknowledgement is missing
-	ExitUpgradeAvailable = 6 // only with `upgrade check --exit-code`
-	ExitStopped          = 7 // part-way, can be resumed
-	ExitHeld             = 8 // another console holds the run
-	ExitDiffers          = 9 // only `backup diff`: the cluster is not as it was
-	ExitHungUp           = 129
-	ExitInterrupted      = 130
-	ExitTerminated       = 143
-)
-
-// Error is an error in the user's words.
-type Error struct {
-	// Op is what was tried: "connect to the first machine at 127.0.0.1:9000".
-	Op string
-	// Err is why it did not work. It holds no secret.
-	Err error
-	// Remedy is what the user can do, as a sentence.
-	Remedy string
-	// Exit is the program's exit code; zero means ExitFailed.
-	Exit int
-}
-
-// Error returns "op: cause".
-func (e *Error) Error() string {
-	switch {
-	case e.Err == nil:
-		return e.Op
-	case e.Op == "":
-		return e.Err.Error()
-	}
-	return e.Op + ": " + e.Err.Error()
-}
-
-// Unwrap returns the cause.
-func (e *Error) Unwrap() error { return e.Err }
-
-// ExitCode returns the exit code of err: 0 for nil, that of the first Error in its
-// tree, else ExitFailed.
-func ExitCode(err error) int {
-	if err == nil {
-		return ExitDone
-	}
-	var e *Error
-	if errors.As(err, &e) && e.Exit != 0 {
-		return e.Exit
-	}
-	return ExitFailed
-}
-
-// Remedy returns what the user can do about err; empty if nobody knows.
-func Remedy(err error) string {
-	var e *Error
-	for errors.As(err, &e) {
-		if e.Remedy != "" {
-			return e.Remedy
-		}
-		err = e.Err
-	}
-	return ""
-}
 
 // Sandbox is the cloud on this computer, as the verbs of the command line need it.
 // Package sandbox implements it. Where a method takes the name of a sandbox, the
@@ -99,20 +32,20 @@ func Remedy(err error) string {
 type Sandbox interface {
 	// Up starts the sandbox that spec describes, or finds it running, and returns
 	// when its API answers; its machines may still be booting.
-	Up(ctx context.Context, spec SandboxSpec, emit func(Event)) (SandboxInfo, error)
+	Up(ctx context.Context, spec SandboxSpec, emit func(plan.Event)) (workspace.SandboxInfo, error)
 	// Down removes the sandbox and all it left on this computer. Nothing to remove
 	// is a success.
-	Down(ctx context.Context, name string, emit func(Event)) error
+	Down(ctx context.Context, name string, emit func(plan.Event)) error
 	// Status describes one sandbox. The error wraps cloud.ErrNotFound if there is none.
 	Status(ctx context.Context, name string) (SandboxStatus, error)
 	// Exec runs command in a machine, a login shell if there is none, and returns
 	// its exit code.
 	Exec(ctx context.Context, name, machine string, command []string, stdin io.Reader, stdout, stderr io.Writer, tty bool) (int, error)
 	// Fetch builds the binaries and images of a Kubernetes version into the cache.
-	Fetch(ctx context.Context, version string, emit func(Event)) error
+	Fetch(ctx context.Context, version string, emit func(plan.Event)) error
 	// Power does something to machines' switches, to all of them if none is named, and
 	// returns when those that shall run are ready.
-	Power(ctx context.Context, name string, action PowerAction, machines []string, emit func(Event)) error
+	Power(ctx context.Context, name string, action PowerAction, machines []string, emit func(plan.Event)) error
 	// SetFaults makes the faults of a running sandbox those of the list, and no others.
 	SetFaults(ctx context.Context, name string, faults []string) error
 	// FaultKinds lists the faults that a sandbox can have.
@@ -161,54 +94,9 @@ type SandboxSpec struct {
 	Faults []string
 }
 
-// SandboxInfo is what a workspace must know about its sandbox.
-type SandboxInfo struct {
-	Name string `json:"name"`
-	// Hollow says that its machines are simulated, and that its cluster is there.
-	Hollow     bool   `json:"hollow,omitempty"`
-	UID        string `json:"uid"`
-	Release    string `json:"release"`
-	Kubernetes string `json:"kubernetes"`
-	// Image is the version of the OS image, Measurements its expected registers:
-	// PCR index to 64 hex digits.
-	Image        string            `json:"image"`
-	Measurements map[uint32]string `json:"measurements"`
-	// TrustRoots are PEM certificates: the roots of attestation keys.
-	TrustRoots string `json:"trustRoots"`
-	// ClusterEndpoint and InitEndpoint are host:port on this computer;
-	// InClusterEndpoint is the load balancer as machines see it.
-	ClusterEndpoint   string `json:"clusterEndpoint"`
-	InitEndpoint      string `json:"initEndpoint"`
-	InClusterEndpoint string `json:"inClusterEndpoint"`
-	NodeCIDR          string `json:"nodeCIDR"`
-	PodCIDR           string `json:"podCIDR"`
-	ServiceCIDR       string `json:"serviceCIDR"`
-	ControlPlanes     int    `json:"controlPlanes"`
-	Workers           int    `json:"workers"`
-	// Socket is the path of the control API.
-	Socket string `json:"socket"`
-	// Simulated says that its machines are processes that only do as machines would.
-	Simulated bool `json:"simulated,omitempty"`
-	// InitSecret proves that the caller owns the machines. It goes into the state
-	// file and nowhere else.
-	InitSecret []byte `json:"-"`
-	// Kubeconfig leads to the cluster, where that comes with the sandbox.
-	Kubeconfig []byte `json:"-"`
-}
-
-// clusterName names the cluster in a sandbox. That of hollow machines says so, wherever
-// it is shown.
-func (i SandboxInfo) clusterName() string {
-	if !i.Hollow || strings.Contains(i.Name, "hollow") {
-		return i.Name
-	}
-	name := "hollow-" + i.Name
-	return strings.TrimRight(name[:min(len(name), 37)], "-")
-}
-
 // SandboxStatus is a sandbox as it is now.
 type SandboxStatus struct {
-	SandboxInfo
+	workspace.SandboxInfo
 	State   string    `json:"state"` // running, stopped (the daemon does not answer)
 	Created time.Time `json:"created,omitzero"`
 	// KubernetesVersions are those that its mirror serves.
@@ -230,13 +118,14 @@ type SandboxMachine struct {
 	Started time.Time `json:"started,omitzero"`
 }
 
-// Deps are what an engine works with. Zero fields get defaults, except Connect,
-// Inspect and Sandbox: without them, what needs a cluster or starts a sandbox is an
-// error.
+// Deps are what an engine works with. Zero fields get defaults, except Connect and Inspect:
+// without them, everything that needs a cluster is an error.
 type Deps struct {
 	// Connect returns the cluster that a kubeconfig leads to. It need not reach it.
 	Connect func(ctx context.Context, kubeconfig []byte) (Cluster, error)
-	Sandbox Sandbox
+	// FindSandbox returns the sandbox called name. The error wraps cloud.ErrNotFound if there is
+	// none. It may be nil.
+	FindSandbox func(ctx context.Context, name string) (SandboxStatus, error)
 	// Inspect returns what looks at the cluster that a kubeconfig leads to without changing
 	// it. It need not reach it.
 	Inspect func(ctx context.Context, kubeconfig []byte) (Inspector, error)
@@ -248,8 +137,8 @@ type Deps struct {
 	// alone. The default is OpenReleases.
 	Releases func(ctx context.Context, location string, keys []release.Key) (release.Source, error)
 	// Provider returns the cloud that the machines are in; the default is NewProvider.
-	Provider func(ctx context.Context, c *Config, s *State) (Provider, error)
-	// Buildable are the versions of Kubernetes that Sandbox.Fetch can build; empty if
+	Provider func(ctx context.Context, c *workspace.Config, s *workspace.State) (Provider, error)
+	// Buildable are the versions of Kubernetes that a sandbox can build; empty if
 	// that is not known.
 	Buildable []string
 	// Log is for those who debug the program; the default discards everything.
@@ -260,13 +149,13 @@ type Deps struct {
 // Engine works on the cluster of one workspace. Its methods may be called
 // concurrently.
 type Engine struct {
-	ws       *Workspace
+	ws       *workspace.Workspace
 	connect  func(context.Context, []byte) (Cluster, error)
 	inspect  func(context.Context, []byte) (Inspector, error)
 	backups  func(context.Context, []byte) (BackupCluster, error)
 	releases func(context.Context, string, []release.Key) (release.Source, error)
-	sandbox  Sandbox
-	provider func(context.Context, *Config, *State) (Provider, error)
+	sandbox  func(context.Context, string) (SandboxStatus, error)
+	provider func(context.Context, *workspace.Config, *workspace.State) (Provider, error)
 	log      *slog.Logger
 	now      func() time.Time
 	limits   limits
@@ -276,9 +165,9 @@ type Engine struct {
 }
 
 // New returns an engine for a workspace.
-func New(w *Workspace, d Deps) *Engine {
+func New(w *workspace.Workspace, d Deps) *Engine {
 	e := &Engine{
-		ws: w, connect: d.Connect, inspect: d.Inspect, backups: d.Backups, releases: d.Releases, sandbox: d.Sandbox, provider: d.Provider,
+		ws: w, connect: d.Connect, inspect: d.Inspect, backups: d.Backups, releases: d.Releases, sandbox: d.FindSandbox, provider: d.Provider,
 		log: d.Log, now: d.Now, limits: defaultLimits, buildable: d.Buildable,
 	}
 	if e.connect == nil {

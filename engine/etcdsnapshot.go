@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 
 	"constellation/engine/backup"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 )
 
 // Snapshots takes snapshots of etcd.
@@ -51,7 +54,7 @@ func (e *Engine) confirmControlPlane(ctx context.Context) (ConfirmControlPlane, 
 	return func(ctx context.Context, node, providerID string) error {
 		all, err := p.Machines(ctx)
 		if err != nil && ctx.Err() == nil {
-			return fmt.Errorf("%w: ask the cloud whether %s is a control plane: %w", ErrUnreachable, node, err)
+			return fmt.Errorf("%w: ask the cloud whether %s is a control plane: %w", cluster.ErrUnreachable, node, err)
 		}
 		if err != nil {
 			return ctx.Err()
@@ -61,7 +64,7 @@ func (e *Engine) confirmControlPlane(ctx context.Context) (ConfirmControlPlane, 
 }
 
 // confirmIn looks a Node up among the cloud's machines.
-func confirmIn(all []CloudMachine, node, providerID string) error {
+func confirmIn(all []cluster.CloudMachine, node, providerID string) error {
 	for i := range all {
 		m := &all[i]
 		switch {
@@ -70,8 +73,8 @@ func confirmIn(all []CloudMachine, node, providerID string) error {
 			return fmt.Errorf("%w: the machine of Node %s, %s, is called %s in the cloud", ErrImpostor, node, providerID, m.Name)
 		case m.Role != cloud.ControlPlane:
 			return fmt.Errorf("%w: machine %s is no control plane in the cloud", ErrImpostor, node)
-		case m.Stage == NodeGone || m.State != cloud.Ready:
-			return fmt.Errorf("%w: machine %s does not run: its state in the cloud is %s", ErrUnreachable, node, m.State)
+		case m.Stage == plan.NodeGone || m.State != cloud.Ready:
+			return fmt.Errorf("%w: machine %s does not run: its state in the cloud is %s", cluster.ErrUnreachable, node, m.State)
 		default:
 			return nil
 		}
@@ -81,14 +84,14 @@ func confirmIn(all []CloudMachine, node, providerID string) error {
 
 // etcd takes the snapshot. One that was asked for and cannot be had is a hole; where it
 // was not, it is left out if nobody can take one for this user.
-func (b *backupRun) etcd(ctx context.Context, r *Reporter) error {
+func (b *backupRun) etcd(ctx context.Context, r *plan.Reporter) error {
 	confirm, err := b.e.confirmControlPlane(ctx)
 	if err != nil {
 		// Without configuration or state, a backup is still wanted.
 		r.Log("backup", "", "warn", "no cloud can be asked which machines are control planes: a snapshot of etcd is only taken where an API server announces itself: "+err.Error())
 	}
 	err = b.snapshot(ctx, r, confirm)
-	if errors.Is(err, ErrUnreachable) && ctx.Err() == nil {
+	if errors.Is(err, cluster.ErrUnreachable) && ctx.Err() == nil {
 		r.Log("backup", "", "warn", "once more: "+err.Error())
 		err = b.snapshot(ctx, r, confirm)
 	}
@@ -97,7 +100,7 @@ func (b *backupRun) etcd(ctx context.Context, r *Reporter) error {
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case b.request.Etcd == EtcdAuto && (errors.Is(err, ErrAbsent) || errors.Is(err, ErrForbidden)):
+	case b.request.Etcd == EtcdAuto && (errors.Is(err, cluster.ErrAbsent) || errors.Is(err, cluster.ErrForbidden)):
 		text := "without a snapshot of etcd: " + err.Error()
 		b.w.Note(text)
 		r.Log("backup", "", "warn", text)
@@ -111,7 +114,7 @@ func (b *backupRun) etcd(ctx context.Context, r *Reporter) error {
 	return nil
 }
 
-func (b *backupRun) snapshot(ctx context.Context, r *Reporter, confirm ConfirmControlPlane) error {
+func (b *backupRun) snapshot(ctx context.Context, r *plan.Reporter, confirm ConfirmControlPlane) error {
 	var n int64
 	said := b.e.now()
 	var known backup.Snapshot
@@ -131,8 +134,46 @@ func (b *backupRun) snapshot(ctx context.Context, r *Reporter, confirm ConfirmCo
 		for _, text := range known.Unchecked {
 			r.Log("backup", "", "warn", "snapshot of etcd not compared: "+text)
 		}
+		if len(known.Witnesses) > 0 {
+			r.Log("backup", "", "info", "etcd has the same on "+strings.Join(known.Witnesses, ", "))
+		}
+		if text := b.otherEtcd(known); text != "" {
+			b.w.Note(text)
+			r.Log("backup", "", "warn", text)
+		}
 	}
 	return err
+}
+
+// otherEtcd says so if the last backup of this cluster has a snapshot of an etcd with
+// another ID.
+func (b *backupRun) otherEtcd(s backup.Snapshot) string {
+	if s.ClusterID == "" || b.clusterID == "" {
+		return ""
+	}
+	all, err := backup.List(b.dir)
+	if err != nil {
+		return "" // what is wrong with the directory is found when the backup is completed
+	}
+	for _, e := range all {
+		if !e.Etcd || e.Cluster.ID != b.clusterID {
+			continue
+		}
+		old, err := backup.Open(b.dir, e.ID)
+		if err != nil {
+			continue
+		}
+		had := old.Manifest().Etcd
+		old.Close()
+		if had == nil || had.ClusterID == "" {
+			continue
+		}
+		if had.ClusterID == s.ClusterID {
+			return ""
+		}
+		return fmt.Sprintf("etcd has the cluster ID %s, and had %s in backup %s: only restoring etcd from a snapshot changes it; if nobody did, find out what this etcd is before you restore this backup", s.ClusterID, had.ClusterID, e.ID)
+	}
+	return ""
 }
 
 // countedSink is a file whose writes are seen.

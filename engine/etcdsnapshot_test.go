@@ -14,6 +14,9 @@ import (
 	"constellation/engine"
 	"constellation/engine/backup"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // backupTwin is a cluster that has nothing but etcd, whose snapshots fail with one error
@@ -23,6 +26,7 @@ type backupTwin struct {
 	errs    []error
 	taken   int
 	confirm engine.ConfirmControlPlane // what it was given
+	etcd    string                     // its cluster ID
 }
 
 func (*backupTwin) Dump(context.Context, *backup.Writer, engine.DumpOptions, func(engine.BackupProgress)) error {
@@ -39,13 +43,13 @@ func (b *backupTwin) EtcdSnapshot(_ context.Context, w backup.Sink, confirm engi
 	page := bytes.Repeat([]byte("etcd"), 128)
 	sum := sha256.Sum256(page)
 	_, err := w.Write(append(page, sum[:]...))
-	return backup.Snapshot{Member: "control-plane-0", Revision: 7, Version: "3.6.6"}, err
+	return backup.Snapshot{Member: "control-plane-0", Revision: 7, Version: "3.6.6", ClusterID: b.etcd}, err
 }
 
 func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
-	broke := &engine.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: it broke off", engine.ErrUnreachable)}
-	absent := &engine.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: the operator has no pod", engine.ErrAbsent)}
-	denied := &engine.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: ask somebody", engine.ErrForbidden)}
+	broke := &plan.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: it broke off", cluster.ErrUnreachable)}
+	absent := &plan.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: the operator has no pod", cluster.ErrAbsent)}
+	denied := &plan.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: ask somebody", cluster.ErrForbidden)}
 	for _, tt := range []struct {
 		name, etcd string
 		errs       []error
@@ -54,18 +58,18 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 		says       string // the log, or the hole
 		exit       int
 	}{
-		{"it is taken by default", engine.EtcdAuto, nil, 1, true, "", engine.ExitDone},
-		{"it is left out on request", engine.EtcdLeave, nil, 0, false, "", engine.ExitDone},
-		{"by default nobody need be there", engine.EtcdAuto, []error{absent}, 1, false, "without a snapshot of etcd: take a snapshot of etcd: not found: the operator has no pod", engine.ExitDone},
-		{"by default the user need not have the right", engine.EtcdAuto, []error{denied}, 1, false, "too few rights: ask somebody", engine.ExitDone},
-		{"what was asked for and cannot be had is missing", engine.EtcdTake, []error{absent}, 1, false, "missing: etcd: take a snapshot of etcd", engine.ExitFailed},
-		{"so is what was not allowed", engine.EtcdTake, []error{denied}, 1, false, "missing: etcd", engine.ExitFailed},
-		{"one that breaks off is taken once more", engine.EtcdTake, []error{broke}, 2, true, "once more: ", engine.ExitDone},
-		{"and not for ever", engine.EtcdAuto, []error{broke, broke}, 2, false, "missing: etcd: take a snapshot of etcd", engine.ExitFailed},
+		{"it is taken by default", engine.EtcdAuto, nil, 1, true, "", plan.ExitDone},
+		{"it is left out on request", engine.EtcdLeave, nil, 0, false, "", plan.ExitDone},
+		{"by default nobody need be there", engine.EtcdAuto, []error{absent}, 1, false, "without a snapshot of etcd: take a snapshot of etcd: not found: the operator has no pod", plan.ExitDone},
+		{"by default the user need not have the right", engine.EtcdAuto, []error{denied}, 1, false, "too few rights: ask somebody", plan.ExitDone},
+		{"what was asked for and cannot be had is missing", engine.EtcdTake, []error{absent}, 1, false, "missing: etcd: take a snapshot of etcd", plan.ExitFailed},
+		{"so is what was not allowed", engine.EtcdTake, []error{denied}, 1, false, "missing: etcd", plan.ExitFailed},
+		{"one that breaks off is taken once more", engine.EtcdTake, []error{broke}, 2, true, "once more: ", plan.ExitDone},
+		{"and not for ever", engine.EtcdAuto, []error{broke, broke}, 2, false, "missing: etcd: take a snapshot of etcd", plan.ExitFailed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
-			w, err := engine.OpenWorkspace(s.dir)
+			w, err := workspace.OpenWorkspace(s.dir)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -79,9 +83,9 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 				t.Fatal(err)
 			}
 			var said []string
-			err = e.Run(t.Context(), p, func(ev engine.Event) { said = append(said, ev.Text) })
-			if engine.ExitCode(err) != tt.exit || cluster.taken != tt.taken {
-				t.Errorf("exit %d (%v) after %d snapshots, want %d after %d", engine.ExitCode(err), err, cluster.taken, tt.exit, tt.taken)
+			err = e.Run(t.Context(), p, func(ev plan.Event) { said = append(said, ev.Text) })
+			if plan.ExitCode(err) != tt.exit || cluster.taken != tt.taken {
+				t.Errorf("exit %d (%v) after %d snapshots, want %d after %d", plan.ExitCode(err), err, cluster.taken, tt.exit, tt.taken)
 			}
 			if !slices.ContainsFunc(said, func(l string) bool { return strings.Contains(l, tt.says) }) {
 				t.Errorf("said %q, want %q", said, tt.says)
@@ -93,41 +97,85 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 			if m.Cluster.ID != clusterID || (m.Etcd != nil) != tt.has || tt.has && (m.Etcd.Revision != 7 || m.Etcd.Member != "control-plane-0") {
 				t.Errorf("the manifest says %+v, etcd %+v", m.Cluster, m.Etcd)
 			}
-			if whole := e.VerifyBackup(t.Context(), "", p.ID, nil) == nil; whole != (tt.exit == engine.ExitDone) {
+			if whole := e.VerifyBackup(t.Context(), "", p.ID, nil) == nil; whole != (tt.exit == plan.ExitDone) {
 				t.Errorf("whole: %t", whole)
 			}
 		})
 	}
 }
 
-// machines is a cloud that has machines.
-type machines struct {
-	engine.Provider
-	list []engine.CloudMachine
-	err  error
-}
-
-func (m *machines) Machines(context.Context) ([]engine.CloudMachine, error) { return m.list, m.err }
-
-func TestTheCloudConfirmsWhereSnapshotsComeFrom(t *testing.T) {
+func TestAnotherEtcdThanInEarlierBackupsIsTold(t *testing.T) {
 	s := newCheckStage(t)
 	w, err := engine.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	machine := func(name, id string, role cloud.Role, state cloud.State) engine.CloudMachine {
-		return engine.CloudMachine{Instance: cloud.Instance{Name: name, ProviderID: id, Role: role, State: state}}
+	cluster, now := &backupTwin{}, checkTime
+	e := engine.New(w, engine.Deps{
+		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return cluster, nil },
+		Now:     func() time.Time { return now },
+	})
+	for _, tt := range []struct {
+		etcd string
+		told bool
+	}{
+		{"cdf818194e3a8c32", false}, // there is no earlier one
+		{"cdf818194e3a8c32", false},
+		{"", false}, // an older operator does not say
+		{"1", true},
+		{"1", false}, // it was told once
+		{"cdf818194e3a8c32", true},
+	} {
+		now = now.Add(time.Hour)
+		cluster.etcd = tt.etcd
+		p, err := e.PlanBackup(t.Context(), engine.BackupRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		told := false
+		if err := e.Run(t.Context(), p, func(ev engine.Event) {
+			told = told || strings.HasPrefix(ev.Text, "etcd has the cluster ID "+tt.etcd+", and had ")
+		}); err != nil {
+			t.Fatal(err)
+		}
+		m, _, err := e.ShowBackup("", p.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if told != tt.told || (len(m.Notes) > 0) != tt.told || m.Etcd.ClusterID != tt.etcd {
+			t.Errorf("etcd %q: told %t, notes %q, manifest %+v", tt.etcd, told, m.Notes, m.Etcd)
+		}
 	}
-	has := &machines{list: []engine.CloudMachine{
+}
+
+// machines is a cloud that has machines.
+type machines struct {
+	engine.Provider
+	list []cluster.CloudMachine
+	err  error
+}
+
+func (m *machines) Machines(context.Context) ([]cluster.CloudMachine, error) { return m.list, m.err }
+
+func TestTheCloudConfirmsWhereSnapshotsComeFrom(t *testing.T) {
+	s := newCheckStage(t)
+	w, err := workspace.OpenWorkspace(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine := func(name, id string, role cloud.Role, state cloud.State) cluster.CloudMachine {
+		return cluster.CloudMachine{Instance: cloud.Instance{Name: name, ProviderID: id, Role: role, State: state}}
+	}
+	has := &machines{list: []cluster.CloudMachine{
 		machine("control-plane-0", "sandbox://demo/control-plane-0", cloud.ControlPlane, cloud.Ready),
 		machine("control-plane-1", "sandbox://demo/control-plane-1", cloud.ControlPlane, cloud.Stopped),
 		machine("worker-1", "sandbox://demo/worker-1", cloud.Worker, cloud.Ready),
 	}}
-	cluster := &backupTwin{}
+	twinned := &backupTwin{}
 	var asked error
 	e := engine.New(w, engine.Deps{
-		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return cluster, nil },
-		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) {
+		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return twinned, nil },
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
 			return has, asked
 		},
 		Now: func() time.Time { return checkTime },
@@ -138,7 +186,7 @@ func TestTheCloudConfirmsWhereSnapshotsComeFrom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := e.Run(t.Context(), p, func(ev engine.Event) { said = append(said, ev.Text) }); err != nil {
+		if err := e.Run(t.Context(), p, func(ev plan.Event) { said = append(said, ev.Text) }); err != nil {
 			t.Fatal(err)
 		}
 		return said
@@ -154,20 +202,20 @@ func TestTheCloudConfirmsWhereSnapshotsComeFrom(t *testing.T) {
 		{"a Node with the name of a control plane and another ID", "control-plane-0", "sandbox://demo/worker-1", engine.ErrImpostor},
 		{"a machine that the cloud does not know", "control-plane-9", "sandbox://demo/control-plane-9", engine.ErrImpostor},
 		{"a Node that names no machine", "control-plane-0", "", engine.ErrImpostor},
-		{"a control plane that is switched off", "control-plane-1", "sandbox://demo/control-plane-1", engine.ErrUnreachable},
+		{"a control plane that is switched off", "control-plane-1", "sandbox://demo/control-plane-1", cluster.ErrUnreachable},
 	} {
-		if err := cluster.confirm(t.Context(), tt.node, tt.id); !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) {
+		if err := twinned.confirm(t.Context(), tt.node, tt.id); !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) {
 			t.Errorf("%s: %v, want %v", tt.name, err, tt.err)
 		}
 	}
 	has.err = cloud.ErrUnavailable
-	if err := cluster.confirm(t.Context(), "control-plane-0", "sandbox://demo/control-plane-0"); !errors.Is(err, engine.ErrUnreachable) {
+	if err := twinned.confirm(t.Context(), "control-plane-0", "sandbox://demo/control-plane-0"); !errors.Is(err, cluster.ErrUnreachable) {
 		t.Errorf("a cloud that does not answer: %v", err)
 	}
 
 	asked = errors.New("provider \"x\" is not in this release")
 	said := run()
-	if cluster.confirm != nil || !slices.ContainsFunc(said, func(l string) bool { return strings.Contains(l, "only taken where an API server announces itself") }) {
-		t.Errorf("without a cloud: asked %t, said %q", cluster.confirm != nil, said)
+	if twinned.confirm != nil || !slices.ContainsFunc(said, func(l string) bool { return strings.Contains(l, "only taken where an API server announces itself") }) {
+		t.Errorf("without a cloud: asked %t, said %q", twinned.confirm != nil, said)
 	}
 }

@@ -2,11 +2,14 @@ package engine
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
+	"constellation/engine/workspace"
 )
 
 // SetLimits shortens what init waits for.
@@ -16,69 +19,36 @@ func (e *Engine) SetLimits(contact, silence, api, ack, chart, still time.Duratio
 
 // Names of files that only tests look into.
 const (
-	PendingFile = pendingFile
-	EventsFile  = eventsFile
-	PlanFile    = planFile
+	PendingFile = workspace.PendingFile
+	EventsFile  = plan.EventsFile
+	PlanFile    = workspace.PlanFile
 )
 
 // PlanFor returns a plan of steps for tests of Run.
-func PlanFor(e *Engine, steps ...Step) *Plan {
-	return &Plan{ID: newRunID(VerbInit, e.now()), Verb: VerbInit, Cluster: "demo", Steps: steps, Created: e.now()}
+func PlanFor(e *Engine, steps ...plan.Step) *plan.Plan {
+	return &plan.Plan{ID: newRunID(plan.VerbInit, e.now()), Verb: plan.VerbInit, Cluster: "demo", Steps: steps, Created: e.now()}
 }
 
 // ParseLine is what takes lines of the join service apart.
-var ParseLine = parseLine
+var ParseLine = rollout.ParseLine
 
 // BenchLook merges and tells n machines, one of which changes each time.
 func BenchLook(b *testing.B, n int) {
-	var machines []CloudMachine
-	var nodes []*Node
+	var machines []cluster.CloudMachine
+	var nodes []*cluster.Node
 	for i := range n {
 		name := fmt.Sprintf("worker-%d", i)
-		machines = append(machines, CloudMachine{Instance: cloud.Instance{Name: name, Group: "sandboxes/demo/groups/workers"}})
-		nodes = append(nodes, &Node{Name: name, State: NodeReady})
+		machines = append(machines, cluster.CloudMachine{Instance: cloud.Instance{Name: name, Group: "sandboxes/demo/groups/workers"}})
+		nodes = append(nodes, &cluster.Node{Name: name, State: plan.NodeReady})
 	}
-	i := &initRun{}
-	r := &Reporter{run: &run{plan: &Plan{}, now: time.Now, out: func(Event) {}}}
-	i.tell(r, call(machines, nodes, nil, nil))
+	i := &clusterRun{}
+	r := plan.NewReporter(&run{plan: &plan.Plan{}, now: time.Now, out: func(plan.Event) {}}, "")
+	i.tell(r, rollout.Join(machines, nodes, nil, nil))
 	b.ReportAllocs()
 	for b.Loop() {
-		nodes[0].State = map[string]string{NodeReady: NodeNotReady, NodeNotReady: NodeReady}[nodes[0].State]
-		if !i.tell(r, call(machines, nodes, nil, nil)) {
+		nodes[0].State = map[string]string{plan.NodeReady: plan.NodeNotReady, plan.NodeNotReady: plan.NodeReady}[nodes[0].State]
+		if !i.tell(r, rollout.Join(machines, nodes, nil, nil)) {
 			b.Fatal("nothing changed")
 		}
 	}
-}
-
-// Lineup is what state each machine of a rollout is in: "worker-0 draining".
-func Lineup(ro Rollout, nodes []Node, expected []ExpectedNode) (out []string) {
-	var shared []*Node
-	for _, n := range nodes {
-		shared = append(shared, &n)
-	}
-	var l lineup
-	l.look(ro, nil, shared, expected)
-	for m := range l.all() {
-		out = append(out, m.name+" "+m.state)
-	}
-	slices.Sort(out)
-	return out
-}
-
-// Experience is how long things took in earlier rollouts.
-type Experience struct{ Boot, Drain, Kept []time.Duration }
-
-// Over is in how long at least, and at most, a rollout will be over of which nothing is done
-// yet and left nodes are to be brought to the target, kept of them in place; zero: nobody knows.
-func Over(x Experience, left, kept int, surge string) (least, most time.Duration) {
-	o, now := newOutlook(experience{boot: x.Boot, drain: x.Drain, kept: x.Kept}), time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
-	for i := range left {
-		o.complete(&Event{Kind: KindNode, Time: now, Node: fmt.Sprintf("worker-%d", i), Group: "workers", To: NodeOutdated})
-	}
-	o.look(&rolloutView{Rollout: Rollout{Observed: true, Target: NodeTarget{MaxSurge: surge}}, total: int64(left), machines: &lineup{kept: int64(kept)}})
-	a, b := o.over(now)
-	if a.IsZero() {
-		return 0, 0
-	}
-	return a.Sub(now), b.Sub(now)
 }

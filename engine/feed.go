@@ -13,8 +13,11 @@ import (
 	"time"
 
 	"constellation/assets"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
+	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // FeedReport is what was found in a feed.
@@ -106,11 +109,11 @@ type ReleaseComponent struct {
 }
 
 // knownReleases opens what is known about releases.
-func knownReleases(ctx context.Context, w *Workspace, r FeedRequest) (*knowledge, error) {
-	c := &Config{}
+func knownReleases(ctx context.Context, w *workspace.Workspace, r FeedRequest) (*knowledge, error) {
+	c := &workspace.Config{}
 	if r.Feed == "" {
 		var err error
-		if c, err = partOfConfig(w, "releases"); err != nil {
+		if c, err = workspace.PartOfConfig(w, "releases"); err != nil {
 			return nil, err
 		}
 	}
@@ -122,33 +125,10 @@ func knownReleases(ctx context.Context, w *Workspace, r FeedRequest) (*knowledge
 	return e.learnReleases(ctx, location, keys)
 }
 
-// partOfConfig reads where releases are looked up, or which charts are added, and nothing
-// else: the rest of a configuration may still be unfinished.
-func partOfConfig(w *Workspace, fields ...string) (*Config, error) {
-	c := &Config{lines: map[string]int{}}
-	b, err := w.ReadConfig()
-	if errors.Is(err, fs.ErrNotExist) {
-		return c, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	r := &reader{}
-	if doc := r.document(b); doc != nil {
-		read := map[string]field{"releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r)}
-		for _, name := range fields {
-			if n := find(doc, name); n != nil {
-				read[name](n, name)
-			}
-		}
-	}
-	return c, r.err(ConfigFile)
-}
-
 // ListReleases returns all releases that are known. A feed that cannot be used is in the
 // answer, not an error.
-func ListReleases(ctx context.Context, w *Workspace, r FeedRequest) (ReleaseList, error) {
-	out := ReleaseList{Schema: Schema, Releases: []ReleaseRow{}}
+func ListReleases(ctx context.Context, w *workspace.Workspace, r FeedRequest) (ReleaseList, error) {
+	out := ReleaseList{Schema: plan.Schema, Releases: []ReleaseRow{}}
 	k, err := knownReleases(ctx, w, r)
 	if err != nil {
 		return out, err
@@ -156,7 +136,7 @@ func ListReleases(ctx context.Context, w *Workspace, r FeedRequest) (ReleaseList
 	out.Feed = k.state
 	all, err := k.summaries(ctx)
 	if err != nil {
-		return out, &Error{Op: "read releases", Err: err}
+		return out, &plan.Error{Op: "read releases", Err: err}
 	}
 	for _, s := range all {
 		out.Releases = append(out.Releases, k.row(ctx, s))
@@ -198,10 +178,10 @@ func (k *knowledge) row(ctx context.Context, s release.Summary) ReleaseRow {
 }
 
 // ShowRelease returns what is in one release, such as v1.1.0.
-func ShowRelease(ctx context.Context, w *Workspace, name string, r FeedRequest) (ReleaseDetail, error) {
+func ShowRelease(ctx context.Context, w *workspace.Workspace, name string, r FeedRequest) (ReleaseDetail, error) {
 	v, err := version.Parse(name)
 	if err != nil {
-		return ReleaseDetail{}, &Error{Err: err, Exit: ExitUsage, Remedy: "`constellation release list` shows what is known"}
+		return ReleaseDetail{}, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "`constellation release list` shows what is known"}
 	}
 	k, err := knownReleases(ctx, w, r)
 	if err != nil {
@@ -209,13 +189,13 @@ func ShowRelease(ctx context.Context, w *Workspace, name string, r FeedRequest) 
 	}
 	rel, err := k.release(ctx, v)
 	if errors.Is(err, release.ErrNotOffered) {
-		return ReleaseDetail{}, &Error{Op: "show release " + v.String(), Err: err, Exit: ExitUsage, Remedy: "`constellation release list` shows what is known"}
+		return ReleaseDetail{}, &plan.Error{Op: "show release " + v.String(), Err: err, Exit: plan.ExitUsage, Remedy: "`constellation release list` shows what is known"}
 	}
 	if err != nil {
-		return ReleaseDetail{}, &Error{Op: "show release " + v.String(), Err: err, Remedy: feedRemedy(err)}
+		return ReleaseDetail{}, &plan.Error{Op: "show release " + v.String(), Err: err, Remedy: feedRemedy(err)}
 	}
 	out := ReleaseDetail{
-		Schema: Schema, ReleaseRow: k.row(ctx, rel.Summary()), DefaultKubernetes: rel.DefaultKubernetes.String(), Services: rel.Services,
+		Schema: plan.Schema, ReleaseRow: k.row(ctx, rel.Summary()), DefaultKubernetes: rel.DefaultKubernetes.String(), Services: rel.Services,
 		Charts: []string{}, CRDs: rel.CRDs, Downloads: append([]release.Download{}, rel.CLI...), Feed: k.state,
 	}
 	if out.Source != "program" {
@@ -233,7 +213,7 @@ func ShowRelease(ctx context.Context, w *Workspace, name string, r FeedRequest) 
 		for arch := range p.Digests {
 			list, err := rel.Components(p.Version, arch)
 			if err != nil {
-				return ReleaseDetail{}, &Error{Op: "show release " + v.String(), Err: err}
+				return ReleaseDetail{}, &plan.Error{Op: "show release " + v.String(), Err: err}
 			}
 			for _, c := range list {
 				patch.Components[arch] = append(patch.Components[arch], ReleaseComponent{c.Name, c.URL, c.Digest})
@@ -242,7 +222,7 @@ func ShowRelease(ctx context.Context, w *Workspace, name string, r FeedRequest) 
 		out.Patches = append(out.Patches, patch)
 	}
 	if out.Images, err = k.images(ctx, rel.Version); err != nil && !errors.Is(err, release.ErrNotOffered) {
-		return ReleaseDetail{}, &Error{Op: "show release " + v.String(), Err: err, Remedy: feedRemedy(err)}
+		return ReleaseDetail{}, &plan.Error{Op: "show release " + v.String(), Err: err, Remedy: feedRemedy(err)}
 	}
 	return out, nil
 }
@@ -269,8 +249,8 @@ func VerifyFeed(ctx context.Context, location string, keyFiles []string) (FeedRe
 	}
 	r, err := release.Verify(ctx, location, release.Options{Keys: keys})
 	if err != nil {
-		e := &Error{Op: "verify feed " + location, Err: err, Remedy: feedRemedy(err)}
-		fill(&e.Remedy, "look at the folder, or ask its publisher")
+		e := &plan.Error{Op: "verify feed " + location, Err: err, Remedy: feedRemedy(err)}
+		e.Remedy = cmp.Or(e.Remedy, "look at the folder, or ask its publisher")
 		return FeedReport{Report: r}, e
 	}
 	return FeedReport{r, feedRemedy(r.Err)}, nil
@@ -282,14 +262,14 @@ func readFeedKeys(files []string) ([]release.Key, error) {
 	for _, name := range files {
 		b, err := os.ReadFile(name)
 		if err != nil {
-			return nil, &Error{
-				Op: "read key " + name, Err: withoutPath(err), Exit: ExitUsage,
+			return nil, &plan.Error{
+				Op: "read key " + name, Err: workspace.WithoutPath(err), Exit: plan.ExitUsage,
 				Remedy: "name a file with a public key; `constellation release key new` makes a pair",
 			}
 		}
 		k, err := release.ParseKeys(keyName(name), b)
 		if err != nil {
-			return nil, &Error{Err: err, Exit: ExitUsage, Remedy: "name a file with a public key of ECDSA P-256 in PEM, such as feed.key.pub"}
+			return nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "name a file with a public key of ECDSA P-256 in PEM, such as feed.key.pub"}
 		}
 		for i := range k {
 			k[i].File = name
@@ -306,13 +286,13 @@ func verifyCommand(location string, keys []release.Key) string {
 	configured := false
 	for _, k := range keys {
 		if k.File == "" {
-			configured = k.Name == ConfigFile
+			configured = k.Name == workspace.ConfigFile
 		} else if !slices.Contains(files, k.File) {
 			files = append(files, k.File)
 		}
 	}
 	if configured {
-		return "copy releases.keys of " + ConfigFile + " into a file feed.pub: then " + command + " --feed-key feed.pub`"
+		return "copy releases.keys of " + workspace.ConfigFile + " into a file feed.pub: then " + command + " --feed-key feed.pub`"
 	}
 	for _, f := range files {
 		command += " --feed-key " + shellQuote(f)
@@ -383,17 +363,17 @@ type FeedBuild struct {
 func BuildFeed(ctx context.Context, b FeedBuild) (FeedPublication, error) {
 	pem, err := os.ReadFile(b.KeyFile)
 	if err != nil {
-		return FeedPublication{}, &Error{Op: "read key " + b.KeyFile, Err: withoutPath(err), Exit: ExitUsage, Remedy: "make one with `constellation release key new " + b.KeyFile + "`"}
+		return FeedPublication{}, &plan.Error{Op: "read key " + b.KeyFile, Err: workspace.WithoutPath(err), Exit: plan.ExitUsage, Remedy: "make one with `constellation release key new " + b.KeyFile + "`"}
 	}
 	key, err := release.ParsePrivateKey(keyName(b.KeyFile), pem)
 	if err != nil {
-		return FeedPublication{}, &Error{Err: err, Exit: ExitUsage, Remedy: "name the private key that `constellation release key new` made"}
+		return FeedPublication{}, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "name the private key that `constellation release key new` made"}
 	}
 	if info, err := os.Stat(b.From); err != nil || !info.IsDir() {
-		return FeedPublication{}, &Error{Op: "read releases", Err: fmt.Errorf("%s is no folder", b.From), Exit: ExitUsage, Remedy: "name the folder that holds v1.1.0.yaml and the like with --from"}
+		return FeedPublication{}, &plan.Error{Op: "read releases", Err: fmt.Errorf("%s is no folder", b.From), Exit: plan.ExitUsage, Remedy: "name the folder that holds v1.1.0.yaml and the like with --from"}
 	}
 	if b.Expires != 0 && (b.Expires < release.MinExpiry || b.Expires > release.MaxExpiry) {
-		return FeedPublication{}, &Error{Op: "publish to " + b.Out, Err: errors.New("a publication is good for an hour to 400 days"), Exit: ExitUsage, Remedy: "say how long with --expires, such as 30d"}
+		return FeedPublication{}, &plan.Error{Op: "publish to " + b.Out, Err: errors.New("a publication is good for an hour to 400 days"), Exit: plan.ExitUsage, Remedy: "say how long with --expires, such as 30d"}
 	}
 	trust, err := readFeedKeys(b.Trust)
 	if err != nil {
@@ -403,10 +383,10 @@ func BuildFeed(ctx context.Context, b FeedBuild) (FeedPublication, error) {
 	if err == nil || ctx.Err() != nil {
 		return r, err
 	}
-	e := &Error{Op: "publish to " + b.Out, Err: err, Remedy: "correct what is named and publish again: nothing was changed; `constellation release build --help` says what the folder holds"}
+	e := &plan.Error{Op: "publish to " + b.Out, Err: err, Remedy: "correct what is named and publish again: nothing was changed; `constellation release build --help` says what the folder holds"}
 	switch {
 	case errors.Is(err, release.ErrPublished):
-		e.Exit = ExitBlocked
+		e.Exit = plan.ExitBlocked
 		e.Remedy = "put back what was published, then publish again: nothing was changed"
 	case errors.Is(err, release.ErrSigner):
 		e.Remedy = "sign with the key that " + b.Out + " was signed with, or name another folder with --out; if it is that key, restore " + b.Out + " from a copy"
@@ -433,14 +413,14 @@ const otherKeyFile = "name another file: a key that is there is never replaced"
 // NewFeedKey makes a pair of keys that a feed is signed with: the private one in file,
 // the public one in file.pub. A file that is there is never replaced.
 func NewFeedKey(file string) (FeedKey, error) {
-	out := FeedKey{Schema: Schema, Private: file, Public: file + ".pub"}
+	out := FeedKey{Schema: plan.Schema, Private: file, Public: file + ".pub"}
 	key, err := release.NewPrivateKey(keyName(file))
 	if err != nil {
-		return out, &Error{Op: "make a key", Err: err}
+		return out, &plan.Error{Op: "make a key", Err: err}
 	}
 	private, err := key.PrivatePEM()
 	if err != nil {
-		return out, &Error{Op: "make a key", Err: err}
+		return out, &plan.Error{Op: "make a key", Err: err}
 	}
 	out.ID = key.ID()
 	op := "make the keys " + out.Private + " and " + out.Public
@@ -455,7 +435,7 @@ func NewFeedKey(file string) (FeedKey, error) {
 		if len(there) > 1 {
 			verb = " are"
 		}
-		return out, &Error{Op: op, Err: errors.New(and(there) + verb + " there already"), Exit: ExitUsage, Remedy: otherKeyFile}
+		return out, &plan.Error{Op: op, Err: errors.New(words.And(there) + verb + " there already"), Exit: plan.ExitUsage, Remedy: otherKeyFile}
 	}
 	for _, f := range []struct {
 		path    string
@@ -463,7 +443,7 @@ func NewFeedKey(file string) (FeedKey, error) {
 		mode    os.FileMode
 	}{{out.Public, key.PEM(), 0o644}, {out.Private, private, 0o600}} {
 		if err = writeNew(f.path, f.content, f.mode); err != nil {
-			e := &Error{Op: op, Err: fmt.Errorf("write %s: %w", f.path, withoutPath(err)), Exit: ExitUsage, Remedy: "name a file in a folder that is there and that you may write to"}
+			e := &plan.Error{Op: op, Err: fmt.Errorf("write %s: %w", f.path, workspace.WithoutPath(err)), Exit: plan.ExitUsage, Remedy: "name a file in a folder that is there and that you may write to"}
 			if errors.Is(err, fs.ErrExist) { // somebody else made it just now
 				e.Remedy = otherKeyFile
 			}

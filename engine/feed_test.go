@@ -11,12 +11,14 @@ import (
 	"testing"
 
 	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // feedError returns the cause and the remedy of an error.
 func feedError(t *testing.T, err error) (cause, remedy string) {
 	t.Helper()
-	var e *engine.Error
+	var e *plan.Error
 	if !errors.As(err, &e) {
 		t.Fatalf("%T %v has no remedy", err, err)
 	}
@@ -36,7 +38,7 @@ func TestWhatSaysMoreOfAFeedIsACommandThatWorks(t *testing.T) {
 	// Nothing can be remembered in a cache that is a file.
 	t.Setenv("XDG_CACHE_HOME", odd)
 	dir := t.TempDir()
-	w, err := engine.OpenWorkspace(dir)
+	w, err := workspace.OpenWorkspace(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +50,7 @@ func TestWhatSaysMoreOfAFeedIsACommandThatWorks(t *testing.T) {
 		t.Errorf("remedy %q, want %q", l.Feed.Remedy, want)
 	}
 	config := "releases:\n  feed: " + feed + "\n  keys: |\n    " + strings.ReplaceAll(strings.TrimSpace(string(pem)), "\n", "\n    ") + "\n"
-	if err := os.WriteFile(filepath.Join(dir, engine.ConfigFile), []byte(config), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, workspace.ConfigFile), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if l, err = engine.ListReleases(t.Context(), w, engine.FeedRequest{}); err != nil {
@@ -204,7 +206,7 @@ func TestAReleaseWhoseFileIsNotTheOneThatWasPublishedIsNoGoal(t *testing.T) {
 						t.Errorf("remedy %q, want %q", f.Remedy, want)
 					}
 				}
-				faulty = faulty || f.ID == "faulty" && f.Severity == engine.Block
+				faulty = faulty || f.ID == "faulty" && f.Severity == plan.Block
 			}
 			for _, h := range c.Path {
 				there = there || h.To.Release == "v1.2.0"
@@ -229,8 +231,8 @@ func TestAReleaseWhoseFileCannotBeReachedIsNotChecked(t *testing.T) {
 	s := newCheckStage(t)
 	s.cloud.extra = "v1.2.0"
 	c := s.mustCheck(engine.CheckRequest{Feed: server.URL, FeedKeys: []string{key}, NoPreflight: true})
-	i := slices.IndexFunc(c.Findings, func(f engine.Finding) bool { return f.ID == "feed-release" })
-	if i < 0 || c.Findings[i].Severity != engine.NotChecked || !strings.Contains(c.Findings[i].Detail, "the server answers 503") || c.Findings[i].Remedy == "" {
+	i := slices.IndexFunc(c.Findings, func(f plan.Finding) bool { return f.ID == "feed-release" })
+	if i < 0 || c.Findings[i].Severity != plan.NotChecked || !strings.Contains(c.Findings[i].Detail, "the server answers 503") || c.Findings[i].Remedy == "" {
 		t.Fatalf("findings %+v", c.Findings)
 	}
 	if last := c.Path[len(c.Path)-1]; last.To.Release != "v1.2.0" { // its summary is signed

@@ -12,7 +12,10 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/chart"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/workspace"
 )
 
 // IDs of findings about charts.
@@ -41,7 +44,7 @@ func (f *facts) foreignCharts() (out []release.Chart) {
 // chartStore is what fetches charts; those that are in a bundle, if feed is one, come from
 // there.
 func (e *Engine) chartStore(feed string) (*chart.Store, error) {
-	s := &chart.Store{Base: e.ws.dir}
+	s := &chart.Store{Base: e.ws.Dir()}
 	bundle, err := openBundle(feed)
 	if err != nil {
 		return nil, err
@@ -63,14 +66,14 @@ func (e *Engine) chartStore(feed string) (*chart.Store, error) {
 
 // fetchCharts fetches the charts that do not come with the program, and returns what
 // stands in the way. Those that are there already it leaves.
-func (i *initRun) fetchCharts(ctx context.Context) (found []Finding) {
+func (i *clusterRun) fetchCharts(ctx context.Context) (found []plan.Finding) {
 	all := i.foreignCharts()
 	if len(all) == 0 {
 		return nil
 	}
 	store, err := i.e.chartStore(i.feed)
 	if err != nil {
-		return []Finding{{ID: findingChartSource, Severity: Block, Source: "charts", Title: "the bundle cannot be used", Detail: err.Error(), Remedy: Remedy(err)}}
+		return []plan.Finding{{ID: findingChartSource, Severity: plan.Block, Source: "charts", Title: "the bundle cannot be used", Detail: err.Error(), Remedy: plan.Remedy(err)}}
 	}
 	if i.fetched == nil {
 		i.fetched = map[string]*chart.Chart{}
@@ -84,9 +87,9 @@ func (i *initRun) fetchCharts(ctx context.Context) (found []Finding) {
 			field = fmt.Sprintf("charts[%d]", n-own)
 		}
 		if i.release != nil && n >= own && slices.ContainsFunc(i.release.Charts, func(o release.Chart) bool { return o.Name == c.Name }) {
-			found = append(found, Finding{
-				ID: findingChartSource, Severity: Block, Source: "charts", Field: field + ".name", Title: fmt.Sprintf("release %s brings a chart called %s, too", i.release.Version, c.Name),
-				Remedy: "remove it from " + ConfigFile + ", or give it another name",
+			found = append(found, plan.Finding{
+				ID: findingChartSource, Severity: plan.Block, Source: "charts", Field: field + ".name", Title: fmt.Sprintf("release %s brings a chart called %s, too", i.release.Version, c.Name),
+				Remedy: "remove it from " + workspace.ConfigFile + ", or give it another name",
 			})
 			continue
 		}
@@ -104,14 +107,14 @@ func (i *initRun) fetchCharts(ctx context.Context) (found []Finding) {
 			if field != "" {
 				field += ".source"
 			}
-			found = append(found, Finding{
-				ID: findingChartSource, Severity: Block, Source: "charts", Field: field, Title: fmt.Sprintf("chart %s %s cannot be had", c.Name, c.Version),
+			found = append(found, plan.Finding{
+				ID: findingChartSource, Severity: plan.Block, Source: "charts", Field: field, Title: fmt.Sprintf("chart %s %s cannot be had", c.Name, c.Version),
 				Detail: err.Error(), Remedy: chartRemedy(err),
 			})
 		})
 	}
 	wg.Wait()
-	slices.SortStableFunc(found, func(a, b Finding) int { return strings.Compare(a.Title, b.Title) })
+	slices.SortStableFunc(found, func(a, b plan.Finding) int { return strings.Compare(a.Title, b.Title) })
 	return found
 }
 
@@ -132,12 +135,12 @@ func chartRemedy(err error) string {
 }
 
 // foreignChart is a chart that was fetched, as the cluster takes it.
-func (i *initRun) foreignChart(c release.Chart) (Chart, error) {
+func (i *clusterRun) foreignChart(c release.Chart) (cluster.Chart, error) {
 	got := i.fetched[c.Name]
 	if got == nil {
-		return Chart{}, fmt.Errorf("chart %s %s was not fetched", c.Name, c.Version)
+		return cluster.Chart{}, fmt.Errorf("chart %s %s was not fetched", c.Name, c.Version)
 	}
-	out := Chart{
+	out := cluster.Chart{
 		Name: c.Name, Namespace: c.Namespace, Version: c.Version, Values: deepCopy(c.Values), Needs: c.Needs,
 		Foreign: true, OwnName: c.Chart, SkipKinds: c.CRDs == release.SkipCRDs, Destructive: c.Destructive,
 	}
@@ -149,7 +152,7 @@ func (i *initRun) foreignChart(c release.Chart) (Chart, error) {
 
 // compareCharts returns what the charts change in the cluster, without those that change
 // nothing, and what somebody has to know or to accept before.
-func (i *initRun) compareCharts(ctx context.Context) (changes []ChartChange, found []Finding, err error) {
+func (i *clusterRun) compareCharts(ctx context.Context) (changes []plan.ChartChange, found []plan.Finding, err error) {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -165,14 +168,14 @@ func (i *initRun) compareCharts(ctx context.Context) (changes []ChartChange, fou
 		return nil, nil, err
 	}
 	if others != "" {
-		found = append(found, Finding{
-			ID: findingOtherPlans, Severity: Warn, Source: "charts", Title: fmt.Sprintf("Deployment %s/%s carries out Plans, so the controller of the release stays off", PlansNamespace, others),
+		found = append(found, plan.Finding{
+			ID: findingOtherPlans, Severity: plan.Warn, Source: "charts", Title: fmt.Sprintf("Deployment %s/%s carries out Plans, so the controller of the release stays off", PlansNamespace, others),
 			Detail: "if that one goes, the release's takes over Plans, Jobs and the labels of nodes as they are", Objects: []string{"Deployment " + PlansNamespace + "/" + others},
-			Remedy:  "leave it so with plans: false in " + ConfigFile + ", or scale it to zero and check again",
+			Remedy:  "leave it so with plans: false in " + workspace.ConfigFile + ", or scale it to zero and check again",
 			Command: "kubectl scale -n " + PlansNamespace + " --replicas=0 deployment/" + others,
 		})
 	}
-	all := make([]ChartChange, len(charts))
+	all := make([]plan.ChartChange, len(charts))
 	errs := make([]error, len(charts))
 	var wg sync.WaitGroup
 	for n, c := range charts {
@@ -184,82 +187,48 @@ func (i *initRun) compareCharts(ctx context.Context) (changes []ChartChange, fou
 		case ctx.Err() != nil:
 			return nil, nil, ctx.Err()
 		case errors.Is(err, ErrChart):
-			found = append(found, Finding{
-				ID: findingChartValues, Severity: Block, Source: "charts", Title: fmt.Sprintf("chart %s %s cannot be used with its values", x.Chart, x.To),
+			found = append(found, plan.Finding{
+				ID: findingChartValues, Severity: plan.Block, Source: "charts", Title: fmt.Sprintf("chart %s %s cannot be used with its values", x.Chart, x.To),
 				Detail: err.Error(), Remedy: "correct the values of the chart, or take another version of it",
 			})
 		case err != nil:
-			f := Finding{
-				ID: findingChartValues, Severity: NotChecked, Source: "charts", Title: fmt.Sprintf("not checked what chart %s changes", x.Chart), Detail: err.Error(),
+			f := plan.Finding{
+				ID: findingChartValues, Severity: plan.NotChecked, Source: "charts", Title: fmt.Sprintf("not checked what chart %s changes", x.Chart), Detail: err.Error(),
 				Remedy: "look at the cluster, and try again",
 			}
 			if x.From != "" { // it is there, and what is not known may be lost
-				f.ID, f.Severity, f.Named = findingDestructive+x.Chart, Warn, true
+				f.ID, f.Severity, f.Named = findingDestructive+x.Chart, plan.Warn, true
 				f.Title = fmt.Sprintf("not checked what chart %s destroys", x)
 			}
 			found = append(found, f)
 		case !x.Same():
 			changes = append(changes, x)
-			found = append(found, x.findings()...)
+			found = append(found, chartFindings(x)...)
 		}
 	}
 	return changes, found, nil
 }
 
-// findings are what somebody has to know or to accept before the chart is applied.
-func (x ChartChange) findings() (out []Finding) {
+// chartFindings are what somebody has to know or to accept before the chart is applied.
+func chartFindings(x plan.ChartChange) (out []plan.Finding) {
 	if len(x.Destroys) > 0 {
-		out = append(out, Finding{
-			ID: findingDestructive + x.Chart, Severity: Warn, Named: true, Source: "charts", Title: fmt.Sprintf("chart %s destroys what it cannot bring back", x),
+		out = append(out, plan.Finding{
+			ID: findingDestructive + x.Chart, Severity: plan.Warn, Named: true, Source: "charts", Title: fmt.Sprintf("chart %s destroys what it cannot bring back", x),
 			Detail: strings.Join(x.Destroys, "; "), Objects: x.Objects, Remedy: "copy what you need before",
 		})
 	}
 	if x.ByHand != "" {
-		f := Finding{
-			ID: findingChartByHand, Severity: Warn, Source: "charts", Title: fmt.Sprintf("chart %s was changed by hand, and goes to what release and configuration say", x.Chart),
+		f := plan.Finding{
+			ID: findingChartByHand, Severity: plan.Warn, Source: "charts", Title: fmt.Sprintf("chart %s was changed by hand, and goes to what release and configuration say", x.Chart),
 			Detail: x.ByHand + "; no value of it changes", Remedy: "put what is to stay into the values of the chart",
 			Command: "helm history -n " + x.Namespace + " " + x.Chart,
 		}
 		if len(x.Values) > 0 {
-			f.Detail = x.ByHand + "; overwritten: " + strings.Join(x.values(), ", ")
+			f.Detail = x.ByHand + "; overwritten: " + strings.Join(x.ValueLines(), ", ")
 		}
 		out = append(out, f)
 	}
 	return out
-}
-
-// values are the values that change, one line each.
-func (x ChartChange) values() (out []string) {
-	for _, v := range x.Values {
-		out = append(out, v.String())
-	}
-	return out
-}
-
-// String is "cilium 1.16.9 to 1.17.4".
-func (x ChartChange) String() string {
-	switch x.From {
-	case "":
-		return x.Chart + " " + x.To + " (new)"
-	case x.To:
-		return x.Chart + " " + x.To
-	}
-	return x.Chart + " " + x.From + " to " + x.To
-}
-
-// line says what a chart changes, without its values.
-func (x ChartChange) line() string {
-	s := "chart " + x.String()
-	if x.Content {
-		s += ", with other content"
-	}
-	if n := len(x.Values); n > 0 {
-		s += ", " + many(n, "value") + " " + verb(n, "change")
-	}
-	if x.Defaults > 0 {
-		s += fmt.Sprintf(", %d of its defaults change", x.Defaults)
-	}
-	return s
 }
 
 // foreseeCharts fetches the charts of the hop and compares them with those that run.
@@ -272,7 +241,7 @@ func (c *checkRun) foreseeCharts(ctx context.Context) error {
 		c.e.log.Debug("release not read", "release", c.hop.To.Release, "err", err)
 		return ctx.Err()
 	}
-	i := &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider, release: rel, feed: c.location}}
+	i := &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider, release: rel, feed: c.location}}
 	i.want(c.config)
 	changes, err := c.lookAtCharts(ctx, i)
 	if err == nil && changes != nil {
@@ -287,10 +256,10 @@ func (c *checkRun) foreseeCharts(ctx context.Context) error {
 
 // lookAtCharts notes what stands against the charts of a run, and returns what they change;
 // nil if that is not known.
-func (c *checkRun) lookAtCharts(ctx context.Context, i *initRun) ([]ChartChange, error) {
+func (c *checkRun) lookAtCharts(ctx context.Context, i *clusterRun) ([]plan.ChartChange, error) {
 	if blocked := i.fetchCharts(ctx); len(blocked) > 0 {
 		c.out.Findings = append(c.out.Findings, blocked...)
-		return nil, errAbsent
+		return nil, workspace.ErrAbsent
 	}
 	changes, found, err := i.compareCharts(ctx)
 	if err != nil {
@@ -301,7 +270,7 @@ func (c *checkRun) lookAtCharts(ctx context.Context, i *initRun) ([]ChartChange,
 	}
 	c.out.Findings = append(c.out.Findings, found...)
 	if changes == nil {
-		changes = []ChartChange{}
+		changes = []plan.ChartChange{}
 	}
 	return changes, nil
 }

@@ -12,7 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/engine/twin"
+	"constellation/engine/workspace"
 )
 
 // withChart adds a chart called cni to the configuration, of that version, from the
@@ -34,7 +37,7 @@ func (s *applyStage) withChart(version, more string) {
 // setCharts replaces what the configuration says about charts.
 func (s *applyStage) setCharts(text string) {
 	s.Helper()
-	path := filepath.Join(s.dir, engine.ConfigFile)
+	path := filepath.Join(s.dir, workspace.ConfigFile)
 	b, err := os.ReadFile(path)
 	if err != nil {
 		s.Fatal(err)
@@ -46,14 +49,14 @@ func (s *applyStage) setCharts(text string) {
 }
 
 // execute plans and runs the charts alone.
-func (s *applyStage) execute(r engine.ApplyRequest) (*engine.Plan, error) {
+func (s *applyStage) execute(r engine.ApplyRequest) (*plan.Plan, error) {
 	s.Helper()
 	e := s.engine()
 	p, err := e.PlanExecute(s.Context(), r)
 	if err != nil {
 		return nil, err
 	}
-	return p, e.Run(s.Context(), p, func(engine.Event) {})
+	return p, e.Run(s.Context(), p, func(plan.Event) {})
 }
 
 func TestChartsOfTheConfigurationAreAppliedWithTheOthers(t *testing.T) {
@@ -61,9 +64,9 @@ func TestChartsOfTheConfigurationAreAppliedWithTheOthers(t *testing.T) {
 	s.withChart("1.16.0", ", values: {replicas: 1, adminPassword: S3CR3T}")
 	p, events, err := s.apply(t.Context(), upgrade, nil)
 	if err != nil {
-		t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+		t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
 	}
-	cni := engine.Chart{Name: "cni", Namespace: "kube-system"}
+	cni := cluster.Chart{Name: "cni", Namespace: "kube-system"}
 	if n := s.cluster.Revisions(cni); n != 1 {
 		t.Errorf("%d revisions of the chart", n)
 	}
@@ -71,15 +74,15 @@ func TestChartsOfTheConfigurationAreAppliedWithTheOthers(t *testing.T) {
 		t.Errorf("the plan changes %v", p.Changes.Charts)
 	}
 	// Unchanged it is left alone, silently.
-	if _, err := s.execute(engine.ApplyRequest{}); engine.ExitCode(err) != engine.ExitNothing {
+	if _, err := s.execute(engine.ApplyRequest{}); plan.ExitCode(err) != plan.ExitNothing {
 		t.Errorf("again: %v", err)
 	}
 	// Another version, with other values: the plan says which, and keeps the secret.
 	s.withChart("1.17.4", ", values: {replicas: 2, adminPassword: S3CR3T2}, destructive: policies that were made by hand")
 	p, err = s.execute(engine.ApplyRequest{})
-	want := []engine.ChartChange{{
+	want := []plan.ChartChange{{
 		Chart: "cni", Namespace: "kube-system", From: "1.16.0", To: "1.17.4", Destroys: []string{"policies that were made by hand"},
-		Values: []engine.ValueChange{{Path: "adminPassword", Hidden: true}, {Path: "replicas", From: "1", To: "2"}},
+		Values: []plan.ValueChange{{Path: "adminPassword", Hidden: true}, {Path: "replicas", From: "1", To: "2"}},
 	}}
 	if d := cmp.Diff(want, p.Changes.ChartChanges); d != "" {
 		t.Errorf("changes (-want +got):\n%s", d)
@@ -90,7 +93,7 @@ func TestChartsOfTheConfigurationAreAppliedWithTheOthers(t *testing.T) {
 	}
 	// What is destroyed is accepted by its name, and by nothing else.
 	named := p.Unacknowledged()
-	if engine.ExitCode(err) != engine.ExitUnacknowledged || len(named) != 1 || named[0].ID != "destructive-cni" || !strings.Contains(named[0].Remedy, "`--ack destructive-cni`") || s.cluster.Revisions(cni) != 1 {
+	if plan.ExitCode(err) != plan.ExitUnacknowledged || len(named) != 1 || named[0].ID != "destructive-cni" || !strings.Contains(named[0].Remedy, "`--ack destructive-cni`") || s.cluster.Revisions(cni) != 1 {
 		t.Fatalf("not accepted: %v, %+v, %d revisions", err, named, s.cluster.Revisions(cni))
 	}
 	r := engine.ApplyRequest{}
@@ -111,16 +114,16 @@ func TestPlansAreCarriedOutOnce(t *testing.T) {
 	s.cluster.SetOtherPlans("system-upgrade-controller")
 	_, _, err := s.apply(t.Context(), upgrade, nil)
 	if err != nil {
-		t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+		t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
 	}
 	plans := func() any { return s.cluster.Values("constellation-system", "constellation-operator")["plans"] }
 	off := map[string]any{"enabled": false}
 	if d := cmp.Diff(any(off), plans()); d != "" {
 		t.Errorf("beside another controller (-want +got):\n%s", d)
 	}
-	var told []engine.Finding
+	var told []plan.Finding
 	p, err := s.execute(engine.ApplyRequest{})
-	if engine.ExitCode(err) != engine.ExitNothing {
+	if plan.ExitCode(err) != plan.ExitNothing {
 		t.Errorf("again: %v", err)
 	}
 	for _, f := range p.Findings {
@@ -128,7 +131,7 @@ func TestPlansAreCarriedOutOnce(t *testing.T) {
 			told = append(told, f)
 		}
 	}
-	if len(told) != 1 || told[0].Severity != engine.Warn || told[0].Command != "kubectl scale -n system-upgrade --replicas=0 deployment/system-upgrade-controller" {
+	if len(told) != 1 || told[0].Severity != plan.Warn || told[0].Command != "kubectl scale -n system-upgrade --replicas=0 deployment/system-upgrade-controller" {
 		t.Errorf("told: %+v", told)
 	}
 	s.cluster.SetOtherPlans("")
@@ -177,7 +180,7 @@ func TestChartsThatCannotBeHadBlockBeforeTheFirstEffect(t *testing.T) {
 				}
 			}
 			p, events, err := s.apply(t.Context(), upgrade, nil)
-			if p == nil || len(p.Blocked()) != 1 || engine.ExitCode(err) != engine.ExitBlocked {
+			if p == nil || len(p.Blocked()) != 1 || plan.ExitCode(err) != plan.ExitBlocked {
 				t.Fatalf("%+v: %v", p, err)
 			}
 			b := p.Blocked()[0]
@@ -196,7 +199,7 @@ func TestChartsThatCannotBeHadBlockBeforeTheFirstEffect(t *testing.T) {
 func TestBundlesReplaceEverySource(t *testing.T) {
 	s := newApplyStage(t)
 	s.withChart("1.16.0", "")
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +207,7 @@ func TestBundlesReplaceEverySource(t *testing.T) {
 		t.Helper()
 		r, err := engine.MakeBundle(t.Context(), w, engine.BundleRequest{Out: filepath.Join(s.dir, name)})
 		if err != nil {
-			t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+			t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
 		}
 		b, err := os.ReadFile(r.File)
 		if err != nil {
@@ -225,7 +228,7 @@ func TestBundlesReplaceEverySource(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := upgrade
-	if p, _, err := s.apply(t.Context(), r, nil); engine.ExitCode(err) != engine.ExitBlocked {
+	if p, _, err := s.apply(t.Context(), r, nil); plan.ExitCode(err) != plan.ExitBlocked {
 		t.Fatalf("without the bundle: %+v, %v", p, err)
 	}
 	bad := filepath.Join(s.dir, "bad.tar")
@@ -233,30 +236,30 @@ func TestBundlesReplaceEverySource(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Feed = "bundle:" + bad
-	if _, _, err := s.apply(t.Context(), r, nil); engine.ExitCode(err) != engine.ExitUsage || !strings.Contains(err.Error(), "it is no whole bundle: it ends") || !strings.Contains(engine.Remedy(err), "copy it again") {
+	if _, _, err := s.apply(t.Context(), r, nil); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), "it is not a complete bundle: it ends") || !strings.Contains(plan.Remedy(err), "copy it again") {
 		t.Fatalf("half a bundle: %v", err)
 	}
 	r.Feed = "bundle:" + report.File
 	if _, _, err := s.apply(t.Context(), r, nil); err != nil {
-		t.Fatalf("with the bundle: %v (remedy %q)", err, engine.Remedy(err))
+		t.Fatalf("with the bundle: %v (remedy %q)", err, plan.Remedy(err))
 	}
-	if n := s.cluster.Revisions(engine.Chart{Name: "cni", Namespace: "kube-system"}); n != 1 {
+	if n := s.cluster.Revisions(cluster.Chart{Name: "cni", Namespace: "kube-system"}); n != 1 {
 		t.Errorf("%d revisions of the chart", n)
 	}
 }
 
 func TestBundlesOfNothingAreNotMade(t *testing.T) {
 	s := newApplyStage(t)
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	out := filepath.Join(s.dir, "bundle.tar")
-	if _, err := engine.MakeBundle(t.Context(), w, engine.BundleRequest{Out: out}); engine.ExitCode(err) != engine.ExitNothing {
+	if _, err := engine.MakeBundle(t.Context(), w, engine.BundleRequest{Out: out}); plan.ExitCode(err) != plan.ExitNothing {
 		t.Errorf("nothing to carry: %v", err)
 	}
 	s.withChart("1.16.0", "")
-	if _, err := engine.MakeBundle(t.Context(), w, engine.BundleRequest{Out: filepath.Join(s.dir, "no", "where")}); engine.Remedy(err) == "" {
+	if _, err := engine.MakeBundle(t.Context(), w, engine.BundleRequest{Out: filepath.Join(s.dir, "no", "where")}); plan.Remedy(err) == "" {
 		t.Errorf("no folder: %v", err)
 	}
 	if err := os.RemoveAll(filepath.Join(s.dir, "charts")); err != nil {

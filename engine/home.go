@@ -7,13 +7,17 @@ import (
 	"slices"
 
 	"constellation/assets"
+	"constellation/engine/compat"
+	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // Home reads the workspace and says what makes sense to do next. It asks neither cloud
 // nor cluster, so it answers at once.
 func (e *Engine) Home(ctx context.Context) (Home, error) {
-	h := Home{Dir: e.ws.dir, Stage: StageEmpty}
+	h := Home{Dir: e.ws.Dir(), Stage: StageEmpty}
 	if err := ctx.Err(); err != nil {
 		return h, err
 	}
@@ -30,41 +34,41 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 	switch {
 	case err == nil:
 		h.Config, h.Cluster, h.Stage = c, c.Name, StageConfigured
-	case !errors.Is(err, errAbsent):
-		problem(ConfigFile, err)
+	case !errors.Is(err, workspace.ErrAbsent):
+		problem(workspace.ConfigFile, err)
 		h.Stage = StageConfigured
 	}
 	s, err := e.ws.State()
 	switch {
 	case err == nil:
-		h.State, h.Simulated = s, s.simulated()
+		h.State, h.Simulated = s, s.Simulated()
 		if h.Cluster == "" {
 			h.Cluster = s.Infrastructure.Name
 		}
 		switch {
 		case len(s.ClusterValues.ClusterID) == 0:
 			h.Stage = StageReady
-		case !e.ws.has(KubeconfigFile):
+		case !e.ws.Has(workspace.KubeconfigFile):
 			h.Stage = StagePartial
 		default:
 			h.Stage = StageCluster
 		}
-	case !errors.Is(err, errAbsent):
-		problem(StateFile, err)
+	case !errors.Is(err, workspace.ErrAbsent):
+		problem(workspace.StateFile, err)
 	}
 	if h.Config != nil && h.State != nil {
-		if err := e.ws.belong(h.Config, h.State); err != nil {
-			problem(StateFile, err)
+		if err := e.ws.Belong(h.Config, h.State); err != nil {
+			problem(workspace.StateFile, err)
 		}
 	}
 	if h.Runs, err = e.Runs(); err != nil {
-		problem(RunsDir, err)
+		problem(plan.RunsDir, err)
 	}
-	if len(h.Runs) > 0 && h.Stage == StageCluster && h.Runs[0].Verb == VerbInit && !h.Runs[0].whole() && !e.ws.completed(h.Runs) {
+	if len(h.Runs) > 0 && h.Stage == StageCluster && h.Runs[0].Verb == plan.VerbInit && !h.Runs[0].Whole() && !completed(e.ws, h.Runs) {
 		h.Stage = StagePartial // the first node is there, the rest may not be
 	}
 	// Only the first init of a cluster gets a kubeconfig.
-	lost := h.Stage == StagePartial && !e.ws.has(KubeconfigFile) && !e.ws.has(pendingFile) && e.ws.completed(h.Runs)
+	lost := h.Stage == StagePartial && !e.ws.Has(workspace.KubeconfigFile) && !e.ws.Has(workspace.PendingFile) && completed(e.ws, h.Runs)
 
 	if h.Config == nil && len(h.Problems) > 0 {
 		suggest("Check the configuration", "config validate", "it cannot be read as it is")
@@ -79,7 +83,7 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		suggest("Create the cluster", "init", "machines are there and belong to no cluster yet")
 	case StagePartial:
 		if lost {
-			problem(KubeconfigFile, &Error{Err: absentFile{KubeconfigFile, e.ws.dir}, Remedy: restoreKubeconfig})
+			problem(workspace.KubeconfigFile, &plan.Error{Err: e.ws.Absent(workspace.KubeconfigFile), Remedy: restoreKubeconfig})
 			suggest("Look at the machines", "status", "the cluster was complete, and the file that leads into it is gone")
 			break
 		}
@@ -87,7 +91,7 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		suggest("Look at the cluster", "status", "")
 	case StageCluster:
 		suggest("Look at the cluster", "status", "")
-		suggest("Check for upgrades", "upgrade check", h.Config.newer())
+		suggest("Check for upgrades", "upgrade check", newerThan(h.Config))
 		var err error
 		if h.Backup, err = e.lastBackup(h.State); err == nil && h.Backup.Old(e.now()) {
 			why := "there is none yet"
@@ -104,26 +108,21 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 // gives it away once.
 const restoreKubeconfig = "restore the file from your copy: the first machine gave it away once, and `init` cannot get it again. If it is lost, take the machines down and up again"
 
-// whole reports whether the run left a complete cluster, if it was an init.
-func (r RunSummary) whole() bool {
-	return r.Status == StateDone || r.Status == StateNothing || r.Status == StateDetached
-}
-
 // completed reports whether one of the runs made the cluster of this workspace complete.
 // A run that ended before the master secret was written was of an earlier cluster.
-func (w *Workspace) completed(runs []RunSummary) bool {
-	info, err := os.Stat(w.Path(MasterSecretFile))
+func completed(w *workspace.Workspace, runs []plan.RunSummary) bool {
+	info, err := os.Stat(w.Path(workspace.MasterSecretFile))
 	if err != nil {
 		return false
 	}
-	return slices.ContainsFunc(runs, func(r RunSummary) bool {
-		return r.Verb == VerbInit && r.whole() && !r.Ended.Before(info.ModTime())
+	return slices.ContainsFunc(runs, func(r plan.RunSummary) bool {
+		return r.Verb == plan.VerbInit && r.Whole() && !r.Ended.Before(info.ModTime())
 	})
 }
 
-// newer says what the program knows that is newer than what the configuration says;
+// newerThan says what the program knows that is newer than what the configuration says;
 // empty if nothing is. Nobody is asked.
-func (c *Config) newer() string {
+func newerThan(c *workspace.Config) string {
 	source, err := release.Embedded(assets.Releases())
 	if err != nil || c == nil {
 		return ""
@@ -132,7 +131,7 @@ func (c *Config) newer() string {
 	if err != nil {
 		return ""
 	}
-	r, k := newestOf(all)
+	r, k := compat.NewestOf(all)
 	var parts []string
 	if c.Services.Less(r) || c.Image.Less(r) {
 		parts = append(parts, "release "+r.String())
@@ -146,5 +145,5 @@ func (c *Config) newer() string {
 	if len(parts) == 1 {
 		return parts[0] + " is known"
 	}
-	return and(parts) + " are known"
+	return words.And(parts) + " are known"
 }

@@ -8,12 +8,14 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 func TestHomeOfAClusterWhoseKubeconfigWasLost(t *testing.T) {
 	s := newStage(t, 1, 1)
 	s.mustInit()
-	kubeconfig := s.read(engine.KubeconfigFile)
+	kubeconfig := s.read(workspace.KubeconfigFile)
 	home := func() engine.Home {
 		t.Helper()
 		h, err := s.engine().Home(t.Context())
@@ -22,13 +24,13 @@ func TestHomeOfAClusterWhoseKubeconfigWasLost(t *testing.T) {
 		}
 		return h
 	}
-	if err := os.Remove(filepath.Join(s.dir, engine.KubeconfigFile)); err != nil {
+	if err := os.Remove(filepath.Join(s.dir, workspace.KubeconfigFile)); err != nil {
 		t.Fatal(err)
 	}
 	lost := func() {
 		t.Helper()
 		h := home()
-		if h.Stage != engine.StagePartial || len(h.Problems) != 1 || h.Problems[0].ID != engine.KubeconfigFile || !strings.HasPrefix(h.Problems[0].Remedy, "restore the file from your copy") {
+		if h.Stage != engine.StagePartial || len(h.Problems) != 1 || h.Problems[0].ID != workspace.KubeconfigFile || !strings.HasPrefix(h.Problems[0].Remedy, "restore the file from your copy") {
 			t.Errorf("stage %s, problems %+v", h.Stage, h.Problems)
 		}
 		for _, n := range h.Next {
@@ -36,9 +38,9 @@ func TestHomeOfAClusterWhoseKubeconfigWasLost(t *testing.T) {
 				t.Errorf("suggested is %q, which cannot succeed", n.Command)
 			}
 		}
-		_, err := s.engine().Check(t.Context(), engine.CheckRequest{}, func(engine.Event) {})
-		if engine.ExitCode(err) != engine.ExitUsage || !strings.HasPrefix(engine.Remedy(err), "restore the file from your copy") {
-			t.Errorf("check: %v (remedy %q)", err, engine.Remedy(err))
+		_, err := s.engine().Check(t.Context(), engine.CheckRequest{}, func(plan.Event) {})
+		if plan.ExitCode(err) != plan.ExitUsage || !strings.HasPrefix(plan.Remedy(err), "restore the file from your copy") {
+			t.Errorf("check: %v (remedy %q)", err, plan.Remedy(err))
 		}
 	}
 	lost()
@@ -46,11 +48,11 @@ func TestHomeOfAClusterWhoseKubeconfigWasLost(t *testing.T) {
 		t.Fatal("init went on without a kubeconfig")
 	}
 	lost()
-	if err := os.WriteFile(filepath.Join(s.dir, engine.KubeconfigFile), []byte(kubeconfig), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(s.dir, workspace.KubeconfigFile), []byte(kubeconfig), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	h := home()
-	if len(h.Runs) != 2 || h.Runs[0].Status == engine.StateDone {
+	if len(h.Runs) != 2 || h.Runs[0].Status == plan.StateDone {
 		t.Fatalf("runs %+v", h.Runs)
 	}
 	if h.Stage != engine.StageCluster || len(h.Problems) > 0 {
@@ -59,7 +61,7 @@ func TestHomeOfAClusterWhoseKubeconfigWasLost(t *testing.T) {
 
 	// A run that ended before the master secret was written was of an earlier cluster.
 	later := time.Now().Add(time.Hour)
-	if err := os.Chtimes(filepath.Join(s.dir, engine.MasterSecretFile), later, later); err != nil {
+	if err := os.Chtimes(filepath.Join(s.dir, workspace.MasterSecretFile), later, later); err != nil {
 		t.Fatal(err)
 	}
 	if h := home(); h.Stage != engine.StagePartial {

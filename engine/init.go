@@ -18,7 +18,12 @@ import (
 	"constellation/bootstrapper/initproto"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
+	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // IDs of the steps of init.
@@ -28,7 +33,6 @@ const (
 	StepKubeconfig = "write-kubeconfig"
 	StepComponents = "components"
 	StepJoinConfig = "join-config"
-	StepCharts     = "charts"
 	StepTarget     = "set-target"
 	StepReady      = "wait-ready"
 )
@@ -66,25 +70,30 @@ var defaultLimits = limits{
 	denials:  time.Minute,
 }
 
-// initRun is what the steps of one init plan share. Steps run one after the other.
-type initRun struct {
+// clusterRun is what the steps of every verb share. Steps run one after the other.
+type clusterRun struct {
 	e *Engine
 	*facts
-	components Components
+	components cluster.Components
 	// inUse are other components that the cluster's machines may still join with. They get
 	// the statement that they lack.
-	inUse []Components
+	inUse []cluster.Components
 	// enrols are the nodes whose agents verify nothing yet and get to do so.
-	enrols []Node
-	target NodeTarget
+	enrols []cluster.Node
 
 	// accepted says which findings were accepted by name; nil: none.
 	accepted func(id string) bool
 
 	cluster Cluster // nil until there is a kubeconfig
-	link    *link   // to the first node's bootstrapper; nil if there is none
-	nodes   tracker
+	nodes   rollout.Tracker
 	after   func(time.Duration) <-chan time.Time // see WatchRequest; nil is time.After
+}
+
+// initRun is what the steps of one init plan share.
+type initRun struct {
+	*clusterRun
+	target cluster.NodeTarget
+	link   *link // to the first node's bootstrapper; nil if there is none
 
 	// What this run has made before any machine was asked, and takes back if the
 	// machine turns out to be another's.
@@ -96,14 +105,14 @@ type initRun struct {
 //
 // Findings that forbid the plan are in it. The error has ExitUsage if the
 // configuration cannot be read or the workspace's files belong to another cluster.
-func (e *Engine) PlanInit(ctx context.Context) (*Plan, error) {
+func (e *Engine) PlanInit(ctx context.Context) (*plan.Plan, error) {
 	if _, _, err := e.load(); err != nil {
 		return nil, err
 	}
-	if err := e.ws.onMachines(VerbInit); err != nil {
+	if err := e.ws.OnMachines(plan.VerbInit); err != nil {
 		return nil, err
 	}
-	f, findings, err := e.examine(ctx, func(Event) {})
+	f, findings, err := e.examine(ctx, func(plan.Event) {})
 	if err != nil {
 		return nil, err
 	}
@@ -111,21 +120,21 @@ func (e *Engine) PlanInit(ctx context.Context) (*Plan, error) {
 		return nil, f.foreign
 	}
 	now := e.now()
-	p := &Plan{ID: newRunID(VerbInit, now), Verb: VerbInit, Simulated: e.simulated(), Findings: findings, Created: now.UTC()}
+	p := &plan.Plan{ID: newRunID(plan.VerbInit, now), Verb: plan.VerbInit, Simulated: e.simulated(), Findings: findings, Created: now.UTC()}
 	if f.config == nil || f.state == nil {
 		// load has just read them: somebody changes the files at this moment.
 		return p, nil
 	}
-	i := &initRun{e: e, facts: f}
-	p.Cluster, p.Nodes = f.config.Name, f.config.counts()
-	p.To = Target{Release: f.config.Services.String(), Image: f.config.Image.String(), Kubernetes: f.config.Kubernetes.String()}
-	p.Files = []File{
-		{Path: e.ws.Path(MasterSecretFile), Mode: "0600", Secret: true, Note: "keys of the cluster are derived from it: keep a copy offline"},
-		{Path: e.ws.Path(KubeconfigFile), Mode: "0600", Secret: true, Note: "access to the cluster as administrator"},
-		{Path: e.ws.Path(StateFile), Mode: "0600", Secret: true, Note: "needed for every later change of the cluster"},
+	i := &initRun{clusterRun: &clusterRun{e: e, facts: f}}
+	p.Cluster, p.Nodes = f.config.Name, f.config.Counts()
+	p.To = plan.Target{Release: f.config.Services.String(), Image: f.config.Image.String(), Kubernetes: f.config.Kubernetes.String()}
+	p.Files = []plan.File{
+		{Path: e.ws.Path(workspace.MasterSecretFile), Mode: "0600", Secret: true, Note: "keys of the cluster are derived from it: keep a copy offline"},
+		{Path: e.ws.Path(workspace.KubeconfigFile), Mode: "0600", Secret: true, Note: "access to the cluster as administrator"},
+		{Path: e.ws.Path(workspace.StateFile), Mode: "0600", Secret: true, Note: "needed for every later change of the cluster"},
 	}
-	i.components = Components{Name: ComponentsName(f.list), Kubernetes: f.config.Kubernetes.String(), List: f.list, Statement: f.statement}
-	i.target = NodeTarget{Image: f.image.Reference, ImageVersion: f.image.Version, Components: i.components.Name, Kubernetes: i.components.Kubernetes}
+	i.components = cluster.Components{Name: cluster.ComponentsName(f.list), Kubernetes: f.config.Kubernetes.String(), List: f.list, Statement: f.statement}
+	i.target = cluster.NodeTarget{Image: f.image.Reference, ImageVersion: f.image.Version, Components: i.components.Name, Kubernetes: i.components.Kubernetes}
 	p.Steps = i.steps()
 	if len(p.Blocked()) > 0 {
 		return p, nil
@@ -138,7 +147,7 @@ func (e *Engine) PlanInit(ctx context.Context) (*Plan, error) {
 
 // observe notes which steps are done. A step that cannot be judged is not done: it
 // looks again when its turn comes.
-func (i *initRun) observe(ctx context.Context, p *Plan) error {
+func (i *initRun) observe(ctx context.Context, p *plan.Plan) error {
 	if err := i.sameCluster(ctx); err != nil {
 		return err
 	}
@@ -169,11 +178,11 @@ func (i *initRun) sameCluster(ctx context.Context) error {
 	if err != nil || !foreign {
 		return ctx.Err() // of other errors the steps tell
 	}
-	return i.e.ws.foreignKubeconfig()
+	return i.e.ws.ForeignKubeconfig()
 }
 
 // connect returns the cluster, which needs a kubeconfig.
-func (i *initRun) connect(ctx context.Context) (Cluster, error) {
+func (i *clusterRun) connect(ctx context.Context) (Cluster, error) {
 	if i.cluster != nil {
 		return i.cluster, nil
 	}
@@ -183,7 +192,7 @@ func (i *initRun) connect(ctx context.Context) (Cluster, error) {
 	}
 	c, err := i.e.connect(ctx, b)
 	if err != nil {
-		return nil, &Error{Op: "read " + i.e.ws.Path(KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}
+		return nil, &plan.Error{Op: "read " + i.e.ws.Path(workspace.KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}
 	}
 	i.cluster = c
 	return c, nil
@@ -192,7 +201,7 @@ func (i *initRun) connect(ctx context.Context) (Cluster, error) {
 // glance is what a Done does: it looks at the cluster, but not for long. What is
 // absent, or cannot be asked at the moment, is not done; the step that then runs
 // waits, and says what for.
-func (i *initRun) glance(ctx context.Context, look func(context.Context, Cluster) (bool, error)) (bool, error) {
+func (i *clusterRun) glance(ctx context.Context, look func(context.Context, Cluster) (bool, error)) (bool, error) {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return false, absentIsFine(err)
@@ -207,16 +216,16 @@ func (i *initRun) glance(ctx context.Context, look func(context.Context, Cluster
 }
 
 func absentIsFine(err error) error {
-	if errors.Is(err, ErrAbsent) || errors.Is(err, ErrUnreachable) || errors.Is(err, errAbsent) {
+	if errors.Is(err, cluster.ErrAbsent) || errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, workspace.ErrAbsent) {
 		return nil
 	}
 	return err
 }
 
-func (i *initRun) steps() []Step {
+func (i *initRun) steps() []plan.Step {
 	c := i.config
-	machines := many(c.ControlPlanes(), "control plane") + " and " + many(c.Workers(), "worker")
-	steps := []Step{
+	machines := words.Count(c.ControlPlanes(), "control plane") + " and " + words.Count(c.Workers(), "worker")
+	steps := []plan.Step{
 		{
 			ID:     StepPreflight,
 			Title:  "Check what init needs",
@@ -227,16 +236,16 @@ func (i *initRun) steps() []Step {
 		{
 			ID:     StepFirstNode,
 			Title:  "Make the first node",
-			Effect: fmt.Sprintf("one control plane is attested and runs kubeadm init with Kubernetes %s; %s is written", c.Kubernetes, MasterSecretFile),
+			Effect: fmt.Sprintf("one control plane is attested and runs kubeadm init with Kubernetes %s; %s is written", c.Kubernetes, workspace.MasterSecretFile),
 			Done: func(context.Context) (bool, error) {
-				return i.e.ws.has(KubeconfigFile) || i.e.ws.has(pendingFile), nil
+				return i.e.ws.Has(workspace.KubeconfigFile) || i.e.ws.Has(workspace.PendingFile), nil
 			},
 			Run: i.firstNode,
 		},
 		{
 			ID:     StepKubeconfig,
 			Title:  "Write the kubeconfig",
-			Effect: fmt.Sprintf("%s leads to the cluster at %s", KubeconfigFile, i.state.Infrastructure.ClusterEndpoint),
+			Effect: fmt.Sprintf("%s leads to the cluster at %s", workspace.KubeconfigFile, i.state.Infrastructure.ClusterEndpoint),
 			Done:   i.kubeconfigWritten,
 			Run:    i.writeKubeconfig,
 		},
@@ -252,16 +261,16 @@ func (i *initRun) steps() []Step {
 				}
 				return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 					got, err := k.JoinConfig(ctx)
-					return got.accepts(want.Attestation) && got.TrustRoots == want.TrustRoots && got.ClusterID == want.ClusterID, err
+					return got.Accepts(want.Attestation) && got.TrustRoots == want.TrustRoots && got.ClusterID == want.ClusterID, err
 				})
 			},
-			Run: func(ctx context.Context, r *Reporter) error {
+			Run: func(ctx context.Context, r *plan.Reporter) error {
 				want, err := i.joinConfig()
 				if err != nil {
 					return err
 				}
 				return i.inCluster(ctx, r, "publish join configuration", func(ctx context.Context, k Cluster) error {
-					return changeJoinConfig(ctx, k, func(have JoinConfig) (JoinConfig, error) {
+					return changeJoinConfig(ctx, k, func(have cluster.JoinConfig) (cluster.JoinConfig, error) {
 						if have.Generations == nil {
 							return want, nil
 						}
@@ -274,7 +283,7 @@ func (i *initRun) steps() []Step {
 			},
 		},
 		{
-			ID:     StepCharts,
+			ID:     plan.StepCharts,
 			Title:  "Install the services",
 			Effect: i.chartsEffect(),
 			Done:   i.chartsDone,
@@ -288,7 +297,7 @@ func (i *initRun) steps() []Step {
 			Done: func(ctx context.Context) (bool, error) {
 				return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 					got, err := k.NodeTarget(ctx)
-					return got.same(i.target), err
+					return got.Same(i.target), err
 				})
 			},
 			Run: i.setTarget,
@@ -305,35 +314,35 @@ func (i *initRun) steps() []Step {
 }
 
 // componentsSteps publish what nodes install, and the agent where that is due.
-func (i *initRun) componentsSteps() []Step {
+func (i *clusterRun) componentsSteps() []plan.Step {
 	if len(i.enrols) == 0 {
-		return []Step{i.componentsStep()}
+		return []plan.Step{i.componentsStep()}
 	}
-	return []Step{i.componentsStep(), i.agentsStep()}
+	return []plan.Step{i.componentsStep(), i.agentsStep()}
 }
 
 // componentsStep publishes what nodes install.
-func (i *initRun) componentsStep() Step {
+func (i *clusterRun) componentsStep() plan.Step {
 	first := i.components
 	if len(i.enrols) > 0 {
 		first.Agent = nil // a step of its own names it
 	}
-	all := append([]Components{first}, i.inUse...)
-	s := Step{
+	all := append([]cluster.Components{first}, i.inUse...)
+	s := plan.Step{
 		ID:     StepComponents,
 		Title:  "Publish what nodes install",
 		Effect: fmt.Sprintf("ConfigMap %s lists %s", shortName(i.components.Name), names(i.components.List)),
 		Done: func(ctx context.Context) (bool, error) {
 			return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 				for _, want := range all {
-					if got, err := k.Components(ctx, want.Name); err != nil || !got.serves(want) {
+					if got, err := k.Components(ctx, want.Name); err != nil || !got.Serves(want) {
 						return false, err
 					}
 				}
 				return true, nil
 			})
 		},
-		Run: func(ctx context.Context, r *Reporter) error {
+		Run: func(ctx context.Context, r *plan.Reporter) error {
 			return i.inCluster(ctx, r, "publish components", func(ctx context.Context, k Cluster) error {
 				for _, want := range all {
 					if err := k.PublishComponents(ctx, want); err != nil {
@@ -352,21 +361,21 @@ func (i *initRun) componentsStep() Step {
 
 // changeJoinConfig replaces what machines must prove by what change makes of it, which
 // may be asked again if somebody else is faster. have is zero if there is nothing yet.
-func changeJoinConfig(ctx context.Context, k Cluster, change func(have JoinConfig) (JoinConfig, error)) error {
+func changeJoinConfig(ctx context.Context, k Cluster, change func(have cluster.JoinConfig) (cluster.JoinConfig, error)) error {
 	for {
 		have, err := k.JoinConfig(ctx)
-		if err != nil && !errors.Is(err, ErrAbsent) {
+		if err != nil && !errors.Is(err, cluster.ErrAbsent) {
 			return err
 		}
 		want, err := change(have)
 		if err != nil {
 			return err
 		}
-		if err := want.enforces(); err != nil {
+		if err := enforces(want); err != nil {
 			return err
 		}
 		want.Revision = have.Revision
-		if err := k.PublishJoinConfig(ctx, want); !errors.Is(err, ErrConflict) {
+		if err := k.PublishJoinConfig(ctx, want); !errors.Is(err, cluster.ErrConflict) {
 			return err
 		}
 		if err := ctx.Err(); err != nil {
@@ -389,22 +398,22 @@ func (i *initRun) finished(ctx context.Context) (bool, error) {
 // preflight checks again: the plan may be old. What it learns replaces what the plan
 // was made with only if that is the same; otherwise the plan that was shown is not
 // the one that would be carried out.
-func (i *initRun) preflight(ctx context.Context, r *Reporter) error {
-	f, findings, err := i.e.examine(ctx, r.send)
+func (i *initRun) preflight(ctx context.Context, r *plan.Reporter) error {
+	f, findings, err := i.e.examine(ctx, r.Send)
 	if err != nil {
 		return err
 	}
-	var blocks []Finding
+	var blocks []plan.Finding
 	for _, f := range findings {
-		if f.Severity == Block {
+		if f.Severity == plan.Block {
 			blocks = append(blocks, f)
 		}
 	}
 	if len(blocks) > 0 {
 		return blocked(blocks)
 	}
-	if f.image.Reference != i.image.Reference || ComponentsName(f.list) != i.components.Name || f.config.Services.Compare(i.config.Services) != 0 {
-		return &Error{Op: "check before start", Err: errors.New("configuration or cloud changed after the plan was made"), Exit: ExitBlocked, Remedy: "look at the new plan: run the same command again"}
+	if f.image.Reference != i.image.Reference || cluster.ComponentsName(f.list) != i.components.Name || f.config.Services.Compare(i.config.Services) != 0 {
+		return &plan.Error{Op: "check before start", Err: errors.New("configuration or cloud changed after the plan was made"), Exit: plan.ExitBlocked, Remedy: "look at the new plan: run the same command again"}
 	}
 	// Not least the state: another run may have gone on since the plan was made.
 	i.facts = f
@@ -412,7 +421,7 @@ func (i *initRun) preflight(ctx context.Context, r *Reporter) error {
 }
 
 // inCluster calls f with the cluster and puts its error into the user's words.
-func (i *initRun) inCluster(ctx context.Context, r *Reporter, op string, f func(context.Context, Cluster) error) error {
+func (i *clusterRun) inCluster(ctx context.Context, r *plan.Reporter, op string, f func(context.Context, Cluster) error) error {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return err
@@ -424,18 +433,18 @@ func (i *initRun) inCluster(ctx context.Context, r *Reporter, op string, f func(
 	return i.clusterError(op, f(ctx, k))
 }
 
-func (i *initRun) clusterError(op string, err error) error {
-	var own *Error
+func (i *clusterRun) clusterError(op string, err error) error {
+	var own *plan.Error
 	if err == nil || errors.Is(err, context.Canceled) || errors.As(err, &own) {
 		return err
 	}
-	e := &Error{Op: op, Err: err}
+	e := &plan.Error{Op: op, Err: err}
 	switch {
-	case errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		e.Err = fmt.Errorf("the API server at %s does not answer in time: %w", i.state.Infrastructure.ClusterEndpoint, err)
 		e.Remedy = "is the sandbox running, and its control plane up? `constellation status` tells; run the same command again afterwards"
-	case errors.Is(err, ErrDenied):
-		e.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
+	case errors.Is(err, cluster.ErrDenied):
+		e.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	default:
 		e.Remedy = "run the same command again; finished steps are skipped"
 	}
@@ -444,7 +453,7 @@ func (i *initRun) clusterError(op string, err error) error {
 
 // firstNode makes sure of the secrets, finds a machine, has it run kubeadm init and
 // stores what it gives back.
-func (i *initRun) firstNode(ctx context.Context, r *Reporter) error {
+func (i *initRun) firstNode(ctx context.Context, r *plan.Reporter) error {
 	if err := i.prepareSecrets(r); err != nil {
 		return err
 	}
@@ -489,23 +498,23 @@ func (i *initRun) firstNode(ctx context.Context, r *Reporter) error {
 			// long before.
 			failure.Op = "get the result of the first machine"
 			failure.Err = fmt.Errorf("it was fetched before: the API server at %s answers, and no bootstrapper does", i.state.Infrastructure.ClusterEndpoint)
-			failure.Remedy = "restore " + KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
+			failure.Remedy = "restore " + workspace.KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
 			return failure.Error
 		}
 		if over > limit {
 			failure.Op = fmt.Sprintf("wait %s for the first machine at %s", over.Round(time.Second), d.endpoint)
 			failure.Remedy = "is a machine up? `constellation sandbox status` shows them and where their console is. Run the same command again to go on waiting"
 			if errors.Is(failure.Err, errOther) {
-				failure.Remedy = "if the first machine has given its result away already, restore " + KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
+				failure.Remedy = "if the first machine has given its result away already, restore " + workspace.KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
 			}
 			return failure.Error
 		}
-		waiting := Event{Kind: KindWait, Object: "first-node", Attempt: attempt, Text: i.whyWaiting(failure, seq)}
+		waiting := plan.Event{Kind: plan.KindWait, Object: "first-node", Attempt: attempt, Text: i.whyWaiting(failure, seq)}
 		if errors.Is(i.tellBoot(ctx, r), cloud.ErrUnavailable) {
 			waiting.Text = "the cloud does not answer, and so no machine can be reached; this goes on by itself when it does"
 			waiting.Remedy = i.restart()
 		}
-		r.send(waiting)
+		r.Send(waiting)
 		pauseFor := wait.next()
 		if errors.Is(failure.Err, errOther) {
 			pauseFor = wait.least // the load balancer takes the next one at once
@@ -532,7 +541,7 @@ func servesTLS(ctx context.Context, endpoint string) bool {
 
 // attempt is a try that did not work.
 type attempt struct {
-	*Error
+	*plan.Error
 	again bool // whether another one may
 	taken bool // the machine is another cluster's, and got nothing of ours
 }
@@ -550,42 +559,42 @@ func (i *initRun) whyWaiting(a *attempt, seq uint64) string {
 
 // prepareSecrets makes the master secret and derives the cluster's ID, once. The
 // order of the two writes matters: without the secret the ID would be worth nothing.
-func (i *initRun) prepareSecrets(r *Reporter) error {
+func (i *initRun) prepareSecrets(r *plan.Reporter) error {
 	ws, v := i.e.ws, &i.state.ClusterValues
-	m, err := ws.masterSecret()
-	if errors.Is(err, errAbsent) {
-		m = newMasterSecret()
-		err = ws.writeMasterSecret(m)
+	m, err := ws.MasterSecret()
+	if errors.Is(err, workspace.ErrAbsent) {
+		m = workspace.NewMasterSecret()
+		err = ws.WriteMasterSecret(m)
 		i.madeSecret = err == nil
 	}
 	if err != nil {
 		return err
 	}
-	r.run.hide(m.Key, m.Salt, i.state.Infrastructure.InitSecret)
+	r.Hide(m.Key, m.Salt, i.state.Infrastructure.InitSecret)
 	if len(v.ClusterID) == 0 {
-		v.MeasurementSalt = newMasterSecret().Salt
-		v.ClusterID = m.clusterID(v.MeasurementSalt)
+		v.MeasurementSalt = workspace.NewMasterSecret().Salt
+		v.ClusterID = m.ClusterID(v.MeasurementSalt)
 		v.InitNode = ""
-		if err := ws.writeState(i.state); err != nil {
+		if err := ws.WriteState(i.state); err != nil {
 			return err
 		}
 		i.madeID = true
 	}
-	r.run.hide(v.MeasurementSalt)
+	r.Hide(v.MeasurementSalt)
 	return nil
 }
 
 // retreat takes back what this run wrote for a cluster that will not be: the machine
 // belongs to another one, and no other machine was asked. What an earlier run wrote
 // stays, since that one may have got further.
-func (i *initRun) retreat(r *Reporter) {
+func (i *initRun) retreat(r *plan.Reporter) {
 	if !i.madeID {
 		return
 	}
-	i.state.ClusterValues = ClusterValues{}
-	err := i.e.ws.writeState(i.state)
+	i.state.ClusterValues = workspace.ClusterValues{}
+	err := i.e.ws.WriteState(i.state)
 	if err == nil && i.madeSecret {
-		err = withoutPath(os.Remove(i.e.ws.Path(MasterSecretFile)))
+		err = workspace.WithoutPath(os.Remove(i.e.ws.Path(workspace.MasterSecretFile)))
 	}
 	if err != nil {
 		r.Log("engine", "", "warn", fmt.Sprintf("what this run wrote could not be taken back: %v", err))
@@ -599,7 +608,7 @@ const taken = "another init was there first: go on in the directory where it was
 
 // unpin forgets the machine that was asked before if the cloud says that it is gone:
 // then nothing of what it did is left, and another one may be asked.
-func (i *initRun) unpin(ctx context.Context, r *Reporter) error {
+func (i *initRun) unpin(ctx context.Context, r *plan.Reporter) error {
 	pinned := i.state.ClusterValues.InitNode
 	if pinned == "" {
 		return nil
@@ -609,13 +618,13 @@ func (i *initRun) unpin(ctx context.Context, r *Reporter) error {
 		return cloudError("list machines", i.config.Provider.Sandbox.Name, err)
 	}
 	for _, m := range machines {
-		if m.ProviderID == pinned && m.Stage != NodeGone {
+		if m.ProviderID == pinned && m.Stage != plan.NodeGone {
 			return nil
 		}
 	}
 	r.Log("engine", "", "warn", pinned+" was asked to be the first node and does not exist any more; another machine is asked")
 	i.state.ClusterValues.InitNode = ""
-	return i.e.ws.writeState(i.state)
+	return i.e.ws.WriteState(i.state)
 }
 
 // accept takes the first machine that shows good evidence, remembers it before it is
@@ -629,7 +638,7 @@ func (i *initRun) accept(s attestation.Statement) error {
 		return fmt.Errorf("%w: %s, not %s", errOther, s.Identity.ProviderID, *pinned)
 	}
 	*pinned = s.Identity.ProviderID
-	if err := i.e.ws.writeState(i.state); err != nil {
+	if err := i.e.ws.WriteState(i.state); err != nil {
 		*pinned = ""
 		return err
 	}
@@ -645,17 +654,17 @@ func (i *initRun) closeLink() {
 
 // attach connects to the machine, starts its work or follows what is under way, and
 // passes on what it says after the response number seq.
-func (i *initRun) attach(ctx context.Context, r *Reporter, d dialer, seq *uint64) (*initproto.Success, *attempt) {
+func (i *initRun) attach(ctx context.Context, r *plan.Reporter, d dialer, seq *uint64) (*initproto.Success, *attempt) {
 	l, err := d.dial(ctx)
 	if err != nil {
-		var own *Error
+		var own *plan.Error
 		if errors.As(err, &own) { // the state could not be written
 			return nil, &attempt{Error: own}
 		}
 		e, again := dialError(d.endpoint, err)
 		a := &attempt{Error: e, again: again}
 		if errors.Is(err, attestation.ErrMember) {
-			e.Remedy, e.Exit = taken, ExitBlocked
+			e.Remedy, e.Exit = taken, plan.ExitBlocked
 			a.taken = i.state.ClusterValues.InitNode == ""
 		}
 		return nil, a
@@ -663,7 +672,7 @@ func (i *initRun) attach(ctx context.Context, r *Reporter, d dialer, seq *uint64
 	i.link = l
 	name := l.machine.Name
 	r.Wait("", "", "")
-	i.nodes.set(r, rollEntry{name: name, group: groupName(l.machine.Group), state: NodeJoining, text: "attested"})
+	i.nodes.Set(r, rollout.Entry{Name: name, Group: cluster.GroupName(l.machine.Group), State: plan.NodeJoining, Text: "attested"})
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -683,15 +692,15 @@ func (i *initRun) attach(ctx context.Context, r *Reporter, d dialer, seq *uint64
 		switch k := resp.Kind.(type) {
 		case *initproto.InitResponse_Progress:
 			p := k.Progress
-			r.send(Event{Kind: KindProgress, Object: p.Step, State: p.State, Text: p.Text, Node: name, Current: p.Current, Total: p.Total})
+			r.Send(plan.Event{Kind: plan.KindProgress, Object: p.Step, State: p.State, Text: p.Text, Node: name, Current: p.Current, Total: p.Total})
 		case *initproto.InitResponse_Log:
 			r.Log(k.Log.Source, name, k.Log.Level, k.Log.Line)
 		case *initproto.InitResponse_Success:
 			return k.Success, nil
 		case *initproto.InitResponse_Failure:
 			f := k.Failure
-			i.nodes.set(r, rollEntry{name: name, state: NodeFailed, text: f.Message})
-			e := &Error{Op: fmt.Sprintf("make %s the first node (%s)", name, f.Step), Err: errors.New(f.Message), Remedy: f.Remedy}
+			i.nodes.Set(r, rollout.Entry{Name: name, State: plan.NodeFailed, Text: f.Message})
+			e := &plan.Error{Op: fmt.Sprintf("make %s the first node (%s)", name, f.Step), Err: errors.New(f.Message), Remedy: f.Remedy}
 			if !f.Retry {
 				e.Err = &deadEnd{e.Err}
 			}
@@ -707,7 +716,7 @@ func (i *initRun) attach(ctx context.Context, r *Reporter, d dialer, seq *uint64
 	e, again := streamError(name, err)
 	a := &attempt{Error: e, again: again}
 	if c := status.Code(err); *seq == 0 && (c == codes.AlreadyExists || c == codes.FailedPrecondition) {
-		e.Remedy, e.Exit = taken, ExitBlocked
+		e.Remedy, e.Exit = taken, plan.ExitBlocked
 		a.taken = true
 	}
 	return nil, a
@@ -721,16 +730,16 @@ func (e *deadEnd) Unwrap() error { return e.error }
 // errSilent means that a machine said nothing for too long.
 var errSilent = errors.New("the machine says nothing any more")
 
-func streamError(node string, err error) (*Error, bool) {
+func streamError(node string, err error) (*plan.Error, bool) {
 	if errors.Is(err, io.EOF) {
-		return &Error{Op: "make " + node + " the first node", Err: errors.New("the connection ended before the result")}, true
+		return &plan.Error{Op: "make " + node + " the first node", Err: errors.New("the connection ended before the result")}, true
 	}
 	if _, ok := status.FromError(err); ok {
 		e, again := callError(err)
 		e.Op = "make " + node + " the first node"
 		return e, again
 	}
-	return &Error{Op: "make " + node + " the first node", Err: err}, true
+	return &plan.Error{Op: "make " + node + " the first node", Err: err}, true
 }
 
 func (i *initRun) request() *initproto.InitRequest {
@@ -751,23 +760,23 @@ func (i *initRun) request() *initproto.InitRequest {
 
 // store keeps the result of the first node where no crash can lose it. The machine
 // has it until it is told so, which is the next step's business.
-func (i *initRun) store(r *Reporter, s *initproto.Success) error {
-	defer i.nodes.set(r, rollEntry{name: s.NodeName, state: NodeNotReady})
+func (i *initRun) store(r *plan.Reporter, s *initproto.Success) error {
+	defer i.nodes.Set(r, rollout.Entry{Name: s.NodeName, State: plan.NodeNotReady})
 	if id := i.state.ClusterValues.ClusterID; string(s.ClusterId) != string(id) {
-		return &Error{Op: "store the result of " + s.NodeName, Err: &deadEnd{errors.New("it is of another cluster")}, Remedy: "take the machines down and up again"}
+		return &plan.Error{Op: "store the result of " + s.NodeName, Err: &deadEnd{errors.New("it is of another cluster")}, Remedy: "take the machines down and up again"}
 	}
-	k, err := withServer(s.Kubeconfig, i.state.Infrastructure.ClusterEndpoint)
+	k, err := workspace.WithServer(s.Kubeconfig, i.state.Infrastructure.ClusterEndpoint)
 	if err != nil {
-		return &Error{Op: "store the result of " + s.NodeName, Err: err, Remedy: "image and this program do not fit together"}
+		return &plan.Error{Op: "store the result of " + s.NodeName, Err: err, Remedy: "image and this program do not fit together"}
 	}
-	return i.e.ws.write(pendingFile, k, 0o600)
+	return i.e.ws.Write(workspace.PendingFile, k, 0o600)
 }
 
 // kubeconfigWritten reports whether the kubeconfig has its name, leads to where the
 // API server is now, and works.
 func (i *initRun) kubeconfigWritten(ctx context.Context) (bool, error) {
 	b, err := i.e.ws.Kubeconfig()
-	if err != nil || i.e.ws.has(pendingFile) || !leadsTo(b, i.state.Infrastructure.ClusterEndpoint) {
+	if err != nil || i.e.ws.Has(workspace.PendingFile) || !workspace.LeadsTo(b, i.state.Infrastructure.ClusterEndpoint) {
 		return false, absentIsFine(err)
 	}
 	return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
@@ -778,14 +787,14 @@ func (i *initRun) kubeconfigWritten(ctx context.Context) (bool, error) {
 
 // writeKubeconfig tells the machine that its result is stored, gives the kubeconfig
 // its name and waits until it works.
-func (i *initRun) writeKubeconfig(ctx context.Context, r *Reporter) error {
+func (i *initRun) writeKubeconfig(ctx context.Context, r *plan.Reporter) error {
 	defer i.closeLink()
 	ws, endpoint := i.e.ws, i.state.Infrastructure.ClusterEndpoint
-	if ws.has(pendingFile) {
+	if ws.Has(workspace.PendingFile) {
 		if err := i.acknowledge(ctx, r); err != nil {
 			return err
 		}
-		if err := ws.rename(pendingFile, KubeconfigFile); err != nil {
+		if err := ws.Rename(workspace.PendingFile, workspace.KubeconfigFile); err != nil {
 			return err
 		}
 	}
@@ -793,11 +802,11 @@ func (i *initRun) writeKubeconfig(ctx context.Context, r *Reporter) error {
 	if err != nil {
 		return err
 	}
-	if !leadsTo(b, endpoint) { // the way to the API server changed
-		if b, err = withServer(b, endpoint); err != nil {
-			return &Error{Op: "read " + ws.Path(KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}
+	if !workspace.LeadsTo(b, endpoint) { // the way to the API server changed
+		if b, err = workspace.WithServer(b, endpoint); err != nil {
+			return &plan.Error{Op: "read " + ws.Path(workspace.KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}
 		}
-		if err := ws.write(KubeconfigFile, b, 0o600); err != nil {
+		if err := ws.Write(workspace.KubeconfigFile, b, 0o600); err != nil {
 			return err
 		}
 	}
@@ -814,7 +823,7 @@ func (i *initRun) writeKubeconfig(ctx context.Context, r *Reporter) error {
 		if err == nil {
 			return nil
 		}
-		if ctx.Err() != nil || !errors.Is(err, ErrUnreachable) {
+		if ctx.Err() != nil || !errors.Is(err, cluster.ErrUnreachable) {
 			return i.clusterError("reach the API server", err)
 		}
 		r.Wait("api-server", "", fmt.Sprintf("the API server at %s does not answer yet (%v)", endpoint, err))
@@ -827,7 +836,7 @@ func (i *initRun) writeKubeconfig(ctx context.Context, r *Reporter) error {
 // acknowledge tells the first node that its result is stored, so that it forgets it
 // and stops listening. A machine that cannot be told any more was told before, or
 // was switched off; both are fine by us.
-func (i *initRun) acknowledge(ctx context.Context, r *Reporter) error {
+func (i *initRun) acknowledge(ctx context.Context, r *plan.Reporter) error {
 	limited, cancel := context.WithTimeout(ctx, i.e.limits.ack)
 	defer cancel()
 	wait := backoff{least: 100 * time.Millisecond, most: time.Second}
@@ -867,24 +876,24 @@ func (i *initRun) acknowledge(ctx context.Context, r *Reporter) error {
 }
 
 // joinConfig returns what the join service is to demand.
-func (i *initRun) joinConfig() (JoinConfig, error) {
+func (i *initRun) joinConfig() (cluster.JoinConfig, error) {
 	demanded, err := attestationJSON(i.config)
 	if err != nil {
-		return JoinConfig{}, err
+		return cluster.JoinConfig{}, err
 	}
-	return JoinConfig{Attestation: demanded, TrustRoots: i.config.Attestation.TPM2.TrustRoots, ClusterID: hex.EncodeToString(i.state.ClusterValues.ClusterID)}, nil
+	return cluster.JoinConfig{Attestation: demanded, TrustRoots: i.config.Attestation.TPM2.TrustRoots, ClusterID: hex.EncodeToString(i.state.ClusterValues.ClusterID)}, nil
 }
 
 // setTarget has the first node annotated as any other and tells the operator what all
 // nodes shall be.
-func (i *initRun) setTarget(ctx context.Context, r *Reporter) error {
+func (i *initRun) setTarget(ctx context.Context, r *plan.Reporter) error {
 	id, name := i.state.ClusterValues.InitNode, ""
 	for _, m := range i.machines {
 		if m.ProviderID == id {
 			name = m.Name
 		}
 	}
-	first := ExpectedNode{Name: name, Components: i.components.Name, ControlPlane: true, ProviderID: id, Deadline: i.e.now().Add(time.Hour)}
+	first := cluster.ExpectedNode{Name: name, Components: i.components.Name, ControlPlane: true, ProviderID: id, Deadline: i.e.now().Add(time.Hour)}
 	return i.inCluster(ctx, r, "set the target", func(ctx context.Context, k Cluster) error {
 		if name != "" {
 			if err := k.Expect(ctx, first); err != nil {
@@ -896,10 +905,10 @@ func (i *initRun) setTarget(ctx context.Context, r *Reporter) error {
 }
 
 // tellBoot passes on how far the machines' start has come.
-func (i *initRun) tellBoot(ctx context.Context, r *Reporter) error {
+func (i *initRun) tellBoot(ctx context.Context, r *plan.Reporter) error {
 	machines, err := i.provider.Machines(ctx)
 	if err == nil {
-		i.tell(r, call(machines, nil, nil, i.config.counts()))
+		i.tell(r, rollout.Join(machines, nil, nil, i.config.Counts()))
 	}
 	return err
 }
@@ -920,9 +929,6 @@ func (i *initRun) demands() string {
 	}
 	return s
 }
-
-// groupName is the last part of a group's ID.
-func groupName(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }
 
 // shortName is a components ConfigMap's name as people can compare it.
 func shortName(name string) string {

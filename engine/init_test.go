@@ -28,7 +28,12 @@ import (
 	"constellation/bootstrapper/initproto"
 	"constellation/engine"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
+	"constellation/internal/golden"
 )
 
 func TestInitMakesACluster(t *testing.T) {
@@ -42,7 +47,7 @@ func TestInitMakesACluster(t *testing.T) {
 	if got, want := states(events), "preflight:running preflight:done init-first-node:running init-first-node:done write-kubeconfig:running write-kubeconfig:done components:running components:done join-config:running join-config:done charts:running charts:done set-target:running set-target:done wait-ready:running wait-ready:done"; got != want {
 		t.Errorf("states\n%s\nwant\n%s", got, want)
 	}
-	for file, mode := range map[string]fs.FileMode{engine.MasterSecretFile: 0o600, engine.KubeconfigFile: 0o600, engine.StateFile: 0o600, engine.ConfigFile: 0o644} {
+	for file, mode := range map[string]fs.FileMode{workspace.MasterSecretFile: 0o600, workspace.KubeconfigFile: 0o600, workspace.StateFile: 0o600, workspace.ConfigFile: 0o644} {
 		if info, err := os.Stat(filepath.Join(s.dir, file)); err != nil || info.Mode().Perm() != mode {
 			t.Errorf("%s: %v, %v", file, info, err)
 		}
@@ -50,14 +55,14 @@ func TestInitMakesACluster(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(s.dir, engine.PendingFile)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s is left: %v", engine.PendingFile, err)
 	}
-	if k := s.read(engine.KubeconfigFile); !strings.Contains(k, "server: https://127.0.0.1:36443") || !strings.Contains(k, "U0VDUkVULUtFWS1PRi1BRE1JTg==") {
+	if k := s.read(workspace.KubeconfigFile); !strings.Contains(k, "server: https://127.0.0.1:36443") || !strings.Contains(k, "U0VDUkVULUtFWS1PRi1BRE1JTg==") {
 		t.Errorf("kubeconfig:\n%s", k)
 	}
 	m := s.machines[0]
 	if runs, acks := m.counts(); runs != 1 || acks != 1 {
 		t.Errorf("%d runs, %d acknowledgements", runs, acks)
 	}
-	if m.seenAtAck != s.read(engine.KubeconfigFile) {
+	if m.seenAtAck != s.read(workspace.KubeconfigFile) {
 		t.Errorf("when the machine was told that its result is stored, this was stored: %q", m.seenAtAck)
 	}
 	st := s.state()
@@ -77,9 +82,9 @@ func TestInitMakesACluster(t *testing.T) {
 	}
 
 	// The record is what was emitted.
-	var recorded []engine.Event
-	for line := range strings.Lines(s.read(filepath.Join(engine.RunsDir, p.ID, engine.EventsFile))) {
-		var e engine.Event
+	var recorded []plan.Event
+	for line := range strings.Lines(s.read(filepath.Join(plan.RunsDir, p.ID, engine.EventsFile))) {
+		var e plan.Event
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
 			t.Fatal(err)
 		}
@@ -90,13 +95,13 @@ func TestInitMakesACluster(t *testing.T) {
 	if !bytes.Equal(a, b) {
 		t.Errorf("emitted and recorded differ:\n%s\n%s", a, b)
 	}
-	if info, err := os.Stat(filepath.Join(s.dir, engine.RunsDir, p.ID, engine.EventsFile)); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(filepath.Join(s.dir, plan.RunsDir, p.ID, engine.EventsFile)); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("record: %v, %v", info, err)
 	}
 
-	var res engine.Result
+	var res plan.Result
 	last := events[len(events)-1]
-	if err := json.Unmarshal(last.Data, &res); err != nil || res.Status != engine.StateDone || res.Nodes != 3 || len(res.Files) != 3 || res.Resume != "" || len(res.Next) == 0 {
+	if err := json.Unmarshal(last.Data, &res); err != nil || res.Status != plan.StateDone || res.Nodes != 3 || len(res.Files) != 3 || res.Resume != "" || len(res.Next) == 0 {
 		t.Errorf("result %+v, %v", res, err)
 	}
 	text := fmt.Sprint(nodeLines(events))
@@ -107,7 +112,7 @@ func TestInitMakesACluster(t *testing.T) {
 	}
 	var sources []string
 	for _, e := range events {
-		if e.Kind == engine.KindLog && e.Node != "" {
+		if e.Kind == plan.KindLog && e.Node != "" {
 			sources = append(sources, e.Source+" "+e.Node+" "+e.Text)
 		}
 	}
@@ -116,26 +121,26 @@ func TestInitMakesACluster(t *testing.T) {
 	}
 }
 
-func stepIDs(p *engine.Plan) (ids []string) {
+func stepIDs(p *plan.Plan) (ids []string) {
 	for _, s := range p.Steps {
 		ids = append(ids, s.ID)
 	}
 	return ids
 }
 
-func states(events []engine.Event) string {
+func states(events []plan.Event) string {
 	var out []string
 	for _, e := range events {
-		if e.Kind == engine.KindStep {
+		if e.Kind == plan.KindStep {
 			out = append(out, e.Step+":"+e.State)
 		}
 	}
 	return strings.Join(out, " ")
 }
 
-func nodeLines(events []engine.Event) (out []string) {
+func nodeLines(events []plan.Event) (out []string) {
 	for _, e := range events {
-		if e.Kind == engine.KindNode {
+		if e.Kind == plan.KindNode {
 			out = append(out, e.Node+" "+e.From+">"+e.To)
 		}
 	}
@@ -161,25 +166,13 @@ func TestPlanOfInit(t *testing.T) {
 		fmt.Fprintf(&b, "%s %s %t %s\n", filepath.Base(f.Path), f.Mode, f.Secret, f.Note)
 	}
 	text := regexp.MustCompile(`sha256-[0-9a-f]{8}`).ReplaceAllString(b.String(), "sha256-XXXXXXXX")
-	const golden = "testdata/plan-init.txt"
-	if os.Getenv("UPDATE_GOLDENS") != "" {
-		if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(string(want), text); d != "" {
-		t.Errorf("plan (-%s +got; UPDATE_GOLDENS=1 rewrites):\n%s", golden, d)
-	}
+	golden.Equal(t, "testdata/plan-init.txt", text)
 	for _, f := range p.Findings {
-		if f.Severity != engine.Info {
+		if f.Severity != plan.Info {
 			t.Errorf("finding %+v", f)
 		}
 	}
-	if names := list(t, s.dir); !cmp.Equal(names, []string{engine.ConfigFile, engine.StateFile}) {
+	if names := list(t, s.dir); !cmp.Equal(names, []string{workspace.ConfigFile, workspace.StateFile}) {
 		t.Errorf("planning wrote something: %v", names)
 	}
 	if c := s.cluster.Calls(); len(c) > 0 {
@@ -206,14 +199,14 @@ func TestASecondInitHasNothingToDo(t *testing.T) {
 	calls := len(s.cluster.Calls())
 	events, p, err := s.init(t.Context(), nil)
 	checkStream(t, events, err)
-	if engine.ExitCode(err) != engine.ExitNothing || !p.Finished() || p.Resumes() {
+	if plan.ExitCode(err) != plan.ExitNothing || !p.Finished() || p.Resumes() {
 		t.Errorf("got %v, finished %t", err, p.Finished())
 	}
 	if strings.Contains(states(events), "running") || len(s.cluster.Calls()) != calls {
 		t.Errorf("something was done: %s, %v", states(events), s.cluster.Calls()[calls:])
 	}
 	runs, err := s.engine().Runs()
-	if err != nil || len(runs) != 2 || runs[0].Status != engine.StateNothing || runs[0].Exit != engine.ExitNothing || runs[1].Status != engine.StateDone || runs[1].Events == 0 || runs[1].Ended.IsZero() {
+	if err != nil || len(runs) != 2 || runs[0].Status != plan.StateNothing || runs[0].Exit != plan.ExitNothing || runs[1].Status != plan.StateDone || runs[1].Events == 0 || runs[1].Ended.IsZero() {
 		t.Errorf("runs %+v, %v", runs, err)
 	}
 }
@@ -226,18 +219,18 @@ func TestInitIsResumedAtEveryStep(t *testing.T) {
 			s := newStage(t, 1, 1)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			events, _, err := s.init(ctx, func(e engine.Event) {
-				if e.Kind == engine.KindStep && e.Step == step && e.State == engine.StateRunning {
+			events, _, err := s.init(ctx, func(e plan.Event) {
+				if e.Kind == plan.KindStep && e.Step == step && e.State == plan.StateRunning {
 					cancel()
 				}
 			})
 			checkStream(t, events, err)
 			last := events[len(events)-1]
 			if step == "wait-ready" {
-				if err != nil || last.State != engine.StateDetached {
+				if err != nil || last.State != plan.StateDetached {
 					t.Errorf("left after the target was set: %v, %s", err, last.State)
 				}
-			} else if engine.ExitCode(err) != engine.ExitStopped && (err != nil || step != "set-target") {
+			} else if plan.ExitCode(err) != plan.ExitStopped && (err != nil || step != "set-target") {
 				t.Errorf("left before the target was set: %v, %s", err, last.State)
 			}
 			s.resume(step)
@@ -260,7 +253,7 @@ func TestInitIsResumedAtEveryStep(t *testing.T) {
 				}
 				return nil
 			})
-			if _, _, err := s.init(ctx, nil); err != nil && engine.ExitCode(err) != engine.ExitStopped {
+			if _, _, err := s.init(ctx, nil); err != nil && plan.ExitCode(err) != plan.ExitStopped {
 				t.Errorf("got %v", err)
 			}
 			s.cluster.OnCall(func(c string) error {
@@ -277,12 +270,12 @@ func TestInitIsResumedAtEveryStep(t *testing.T) {
 // resume runs init again and checks that the cluster is whole and made once.
 func (s *stage) resume(after string) {
 	s.t.Helper()
-	secret, _ := os.ReadFile(filepath.Join(s.dir, engine.MasterSecretFile))
+	secret, _ := os.ReadFile(filepath.Join(s.dir, workspace.MasterSecretFile))
 	if _, err := s.cluster.NodeTarget(s.t.Context()); err == nil { // the cluster went on alone
 		s.lifeOnce.Do(s.live)
 	}
 	events, p, err := s.init(s.t.Context(), nil)
-	if engine.ExitCode(err) == engine.ExitNothing && (after == "wait-ready" || after == "Nodes") {
+	if plan.ExitCode(err) == plan.ExitNothing && (after == "wait-ready" || after == "Nodes") {
 		return
 	}
 	if err != nil {
@@ -292,7 +285,7 @@ func (s *stage) resume(after string) {
 	if after != "preflight" && after != "init-first-node" && !p.Resumes() {
 		s.t.Errorf("the plan does not say that it resumes: %s", states(events))
 	}
-	if now, _ := os.ReadFile(filepath.Join(s.dir, engine.MasterSecretFile)); len(secret) > 0 && !bytes.Equal(now, secret) {
+	if now, _ := os.ReadFile(filepath.Join(s.dir, workspace.MasterSecretFile)); len(secret) > 0 && !bytes.Equal(now, secret) {
 		s.t.Error("the master secret changed")
 	}
 	runs := 0
@@ -303,7 +296,7 @@ func (s *stage) resume(after string) {
 	if runs != 1 {
 		s.t.Errorf("kubeadm init ran %d times", runs)
 	}
-	if _, _, err := s.init(s.t.Context(), nil); engine.ExitCode(err) != engine.ExitNothing {
+	if _, _, err := s.init(s.t.Context(), nil); plan.ExitCode(err) != plan.ExitNothing {
 		s.t.Errorf("a third time: %v", err)
 	}
 }
@@ -314,7 +307,7 @@ func TestLostConnectionToTheFirstNodeIsMadeAgain(t *testing.T) {
 	events, _ := s.mustInit()
 	lines := 0
 	for _, e := range events {
-		if e.Kind == engine.KindLog && strings.Contains(e.Text, "[certs]") {
+		if e.Kind == plan.KindLog && strings.Contains(e.Text, "[certs]") {
 			lines++
 		}
 	}
@@ -323,7 +316,7 @@ func TestLostConnectionToTheFirstNodeIsMadeAgain(t *testing.T) {
 	}
 	waits := 0
 	for _, e := range events {
-		if e.Kind == engine.KindWait && strings.Contains(e.Text, "its work goes on") {
+		if e.Kind == plan.KindWait && strings.Contains(e.Text, "its work goes on") {
 			waits++
 		}
 	}
@@ -352,8 +345,8 @@ func TestMachineThatIsGoneIsReplacedByAnother(t *testing.T) {
 	s := newStage(t, 3, 0)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	s.init(ctx, func(e engine.Event) {
-		if e.Kind == engine.KindLog && e.Source == "kubeadm" {
+	s.init(ctx, func(e plan.Event) {
+		if e.Kind == plan.KindLog && e.Source == "kubeadm" {
 			cancel()
 		}
 	})
@@ -364,13 +357,13 @@ func TestMachineThatIsGoneIsReplacedByAnother(t *testing.T) {
 	for _, m := range s.machines {
 		if strings.HasSuffix(first, m.name) {
 			m.stop()
-			s.cloud.set(m.name, func(c *engine.CloudMachine) { c.Stage = engine.NodeGone })
+			s.cloud.set(m.name, func(c *cluster.CloudMachine) { c.Stage = plan.NodeGone })
 		}
 	}
 	// The group makes another machine in its place.
 	s.cloud.add("control-plane-3", cloud.ControlPlane, 3)
 	s.cloud.mu.Lock()
-	s.cloud.machines = append(s.cloud.machines[:0:0], filter(s.cloud.machines, func(m engine.CloudMachine) bool { return m.Stage != engine.NodeGone })...)
+	s.cloud.machines = append(s.cloud.machines[:0:0], filter(s.cloud.machines, func(m cluster.CloudMachine) bool { return m.Stage != plan.NodeGone })...)
 	s.cloud.mu.Unlock()
 	s.mustInit()
 	if now := s.state().ClusterValues.InitNode; now == first {
@@ -402,140 +395,140 @@ func TestBadLuckHasASentence(t *testing.T) {
 			other := append([]attestation.MeasuredEvent{}, s.events...)
 			other[1].Digest = bytes.Repeat([]byte{0xee}, 32)
 			m.boot(s.ca, m.identity(), other, nil)
-		}, engine.ExitFailed, "measurements differ: PCR 9", "measurements"},
+		}, plan.ExitFailed, "measurements differ: PCR 9", "measurements"},
 		{"measurements that are not the image's", func(t *testing.T, s *stage) {
 			s.cloud.measurements[9] = strings.Repeat("ee", 32)
-		}, engine.ExitBlocked, "the measurements are not those of image v1.1.0", "write the value that the image has"},
+		}, plan.ExitBlocked, "the measurements are not those of image v1.1.0", "write the value that the image has"},
 		{"a cloud that we do not trust", func(t *testing.T, s *stage) {
-			certPEM, keyPEM, err := attestation.CreateCA("other")
+			certPEM, keyPEM, err := attestationtest.CreateCA("other")
 			if err != nil {
 				t.Fatal(err)
 			}
-			ca, err := attestation.ParseCA(certPEM, keyPEM)
+			ca, err := attestationtest.ParseCA(certPEM, keyPEM)
 			if err != nil {
 				t.Fatal(err)
 			}
 			m := s.machines[0]
 			m.stop()
 			m.boot(ca, m.identity(), s.events, nil)
-		}, engine.ExitFailed, "check who vouches for the first machine", "trustRoots"},
+		}, plan.ExitFailed, "check who vouches for the first machine", "trustRoots"},
 		{"a machine of another sandbox", func(t *testing.T, s *stage) {
 			m := s.machines[0]
 			m.stop()
 			id := m.identity()
 			id.UID = "another"
 			m.boot(s.ca, id, s.events, nil)
-		}, engine.ExitFailed, "check which machine answers", "initEndpoint"},
+		}, plan.ExitFailed, "check which machine answers", "initEndpoint"},
 		{"a worker behind the endpoint", func(t *testing.T, s *stage) {
 			m := s.machines[0]
 			m.stop()
 			id := m.identity()
 			id.Role = cloud.Worker
 			m.boot(s.ca, id, s.events, nil)
-		}, engine.ExitFailed, "check which machine answers", "initEndpoint"},
+		}, plan.ExitFailed, "check which machine answers", "initEndpoint"},
 		{"a machine of another cluster", func(t *testing.T, s *stage) {
 			m := s.machines[0]
 			m.stop()
 			m.start(bytes.Repeat([]byte{9}, 32))
-		}, engine.ExitBlocked, "check that the first machine is unused", "used ones"},
+		}, plan.ExitBlocked, "check that the first machine is unused", "used ones"},
 		{
 			"a wrong init secret", func(t *testing.T, s *stage) { s.secret = []byte("quite another secret, also long.") },
-			engine.ExitFailed, "wrong init secret", "init secret in constellation-state.yaml",
+			plan.ExitFailed, "wrong init secret", "init secret in constellation-state.yaml",
 		},
 		{"another initEndpoint than the cloud's", func(t *testing.T, s *stage) {
 			s.cloud.initEndpoint = s.balancer.addr()
-			s.edit(engine.StateFile, s.balancer.addr(), "127.0.0.1:1")
-		}, engine.ExitBlocked, "initEndpoint in constellation-state.yaml leads elsewhere: it says 127.0.0.1:1, and the cloud has 127.0.0.1:", "write initEndpoint: 127.0.0.1:"},
+			s.edit(workspace.StateFile, s.balancer.addr(), "127.0.0.1:1")
+		}, plan.ExitBlocked, "initEndpoint in constellation-state.yaml leads elsewhere: it says 127.0.0.1:1, and the cloud has 127.0.0.1:", "write initEndpoint: 127.0.0.1:"},
 		{
 			"another clusterEndpoint than the cloud's", func(t *testing.T, s *stage) { s.cloud.clusterEndpoint = "127.0.0.1:7" },
-			engine.ExitBlocked, "clusterEndpoint in constellation-state.yaml leads elsewhere", "sandbox up",
+			plan.ExitBlocked, "clusterEndpoint in constellation-state.yaml leads elsewhere", "sandbox up",
 		},
 		{"an endpoint where something else listens", func(t *testing.T, s *stage) {
 			web := httptest.NewServer(http.NotFoundHandler())
 			t.Cleanup(web.Close)
-			s.edit(engine.StateFile, s.balancer.addr(), web.Listener.Addr().String())
-		}, engine.ExitFailed, "what answers there is no bootstrapper", "initEndpoint"},
+			s.edit(workspace.StateFile, s.balancer.addr(), web.Listener.Addr().String())
+		}, plan.ExitFailed, "what answers there is no bootstrapper", "initEndpoint"},
 		{"an endpoint where a TLS server listens", func(t *testing.T, s *stage) {
 			web := httptest.NewTLSServer(http.NotFoundHandler())
 			t.Cleanup(web.Close)
-			s.edit(engine.StateFile, s.balancer.addr(), web.Listener.Addr().String())
-		}, engine.ExitFailed, "what answers there is no bootstrapper", "initEndpoint"},
+			s.edit(workspace.StateFile, s.balancer.addr(), web.Listener.Addr().String())
+		}, plan.ExitFailed, "what answers there is no bootstrapper", "initEndpoint"},
 		{"an endpoint where nobody listens", func(t *testing.T, s *stage) {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
 			}
 			l.Close()
-			s.edit(engine.StateFile, s.balancer.addr(), l.Addr().String())
-		}, engine.ExitFailed, "connection refused", "is a machine up?"},
-		{"machines that never boot", func(t *testing.T, s *stage) { s.machines[0].stop() }, engine.ExitFailed, " for the first machine at 127.0.0.1:", "is a machine up?"},
+			s.edit(workspace.StateFile, s.balancer.addr(), l.Addr().String())
+		}, plan.ExitFailed, "connection refused", "is a machine up?"},
+		{"machines that never boot", func(t *testing.T, s *stage) { s.machines[0].stop() }, plan.ExitFailed, " for the first machine at 127.0.0.1:", "is a machine up?"},
 		{"kubeadm fails", func(t *testing.T, s *stage) {
 			s.machines[0].fail = &initproto.Failure{Step: "kubeadm-init", Message: "port 6443 is in use", Remedy: "reset the machine"}
-		}, engine.ExitFailed, "make control-plane-0 the first node (kubeadm-init): port 6443 is in use", "reset the machine"},
+		}, plan.ExitFailed, "make control-plane-0 the first node (kubeadm-init): port 6443 is in use", "reset the machine"},
 		{
 			"the cloud is down", func(t *testing.T, s *stage) {
 				s.cloud.down = fmt.Errorf("%w: connection refused", cloud.ErrUnavailable)
 			},
-			engine.ExitBlocked, "sandbox demo does not answer", "sandbox status",
+			plan.ExitBlocked, "sandbox demo does not answer", "sandbox status",
 		},
-		{"an earlier sandbox of that name", func(t *testing.T, s *stage) { s.cloud.uid = "fedcba9876543210" }, engine.ExitUsage, "it belongs to an earlier sandbox", "away"},
+		{"an earlier sandbox of that name", func(t *testing.T, s *stage) { s.cloud.uid = "fedcba9876543210" }, plan.ExitUsage, "it belongs to an earlier sandbox", "away"},
 		{
-			"a Kubernetes version that the mirror has not", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "v1.35.4", "v1.36.3") },
-			engine.ExitBlocked, "Kubernetes v1.36.3 cannot be had here", "sandbox fetch v1.36.3",
+			"a Kubernetes version that the mirror has not", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "v1.35.4", "v1.36.3") },
+			plan.ExitBlocked, "Kubernetes v1.36.3 cannot be had here", "sandbox fetch v1.36.3",
 		},
 		{
-			"a Kubernetes version that the release has not", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "v1.35.4", "v1.34.2") },
-			engine.ExitBlocked, "Kubernetes v1.34.2 is not offered", "constellation-conf.yaml, line ",
+			"a Kubernetes version that the release has not", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "v1.35.4", "v1.34.2") },
+			plan.ExitBlocked, "Kubernetes v1.34.2 is not offered", "constellation-conf.yaml, line ",
 		},
 		{"a release that this program does not know", func(t *testing.T, s *stage) {
-			s.edit(engine.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v7.0.0")
-		}, engine.ExitBlocked, "release v7.0.0 is not known", "name one of them"},
+			s.edit(workspace.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v7.0.0")
+		}, plan.ExitBlocked, "release v7.0.0 is not known", "name one of them"},
 		{"an image that is newer than the services", func(t *testing.T, s *stage) {
-			s.edit(engine.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v1.0.0")
-		}, engine.ExitBlocked, "image v1.1.0 is newer than the services v1.0.0", "image: v1.0.0"},
+			s.edit(workspace.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v1.0.0")
+		}, plan.ExitBlocked, "image v1.1.0 is newer than the services v1.0.0", "image: v1.0.0"},
 		{
-			"more workers wanted than there are", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "count: 2", "count: 5") },
-			engine.ExitBlocked, "group workers has 2 machines, and the configuration wants 5", "count: 2",
+			"more workers wanted than there are", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "count: 2", "count: 5") },
+			plan.ExitBlocked, "group workers has 2 machines, and the configuration wants 5", "count: 2",
 		},
 		{"a machine that failed to boot", func(t *testing.T, s *stage) {
-			s.cloud.set("worker-1", func(m *engine.CloudMachine) { m.Stage, m.Message = engine.NodeFailed, "no space" })
-		}, engine.ExitBlocked, "1 machine failed to start: worker-1: no space", "console"},
+			s.cloud.set("worker-1", func(m *cluster.CloudMachine) { m.Stage, m.Message = plan.NodeFailed, "no space" })
+		}, plan.ExitBlocked, "1 machine failed to start: worker-1: no space", "console"},
 		{
 			"another pod network than the cloud's", func(t *testing.T, s *stage) {
-				s.edit(engine.ConfigFile, "podCIDR: 10.244.0.0/16", "podCIDR: 10.200.0.0/16")
+				s.edit(workspace.ConfigFile, "podCIDR: 10.244.0.0/16", "podCIDR: 10.200.0.0/16")
 			},
-			engine.ExitBlocked, "podCIDR is not what the cloud routes", "podCIDR: 10.244.0.0/16",
+			plan.ExitBlocked, "podCIDR is not what the cloud routes", "podCIDR: 10.244.0.0/16",
 		},
-		{"a wrong configuration", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "count: 2", "count: two") }, engine.ExitUsage, "nodeGroups.workers.count", "config validate"},
+		{"a wrong configuration", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "count: 2", "count: two") }, plan.ExitUsage, "nodeGroups.workers.count", "config validate"},
 		{"no state file", func(t *testing.T, s *stage) {
-			if err := os.Remove(filepath.Join(s.dir, engine.StateFile)); err != nil {
+			if err := os.Remove(filepath.Join(s.dir, workspace.StateFile)); err != nil {
 				t.Fatal(err)
 			}
-		}, engine.ExitUsage, "there is no constellation-state.yaml", "sandbox up"},
+		}, plan.ExitUsage, "there is no constellation-state.yaml", "sandbox up"},
 		{
-			"the state file of another sandbox", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "name: demo", "name: other") },
-			engine.ExitUsage, `it belongs to sandbox "demo", and the configuration names "other"`, "move constellation-state.yaml to a safe place and run `constellation sandbox up`",
+			"the state file of another sandbox", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "name: demo", "name: other") },
+			plan.ExitUsage, `it belongs to sandbox "demo", and the configuration names "other"`, "move constellation-state.yaml to a safe place and run `constellation sandbox up`",
 		},
 		{"a kubeconfig of another cluster", func(t *testing.T, s *stage) {
-			if err := os.WriteFile(filepath.Join(s.dir, engine.KubeconfigFile), []byte(testKubeconfig), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(s.dir, workspace.KubeconfigFile), []byte(testKubeconfig), 0o600); err != nil {
 				t.Fatal(err)
 			}
-		}, engine.ExitUsage, "it belongs to another cluster", "-C"},
+		}, plan.ExitUsage, "it belongs to another cluster", "-C"},
 		{"a chart that does not become ready", func(t *testing.T, s *stage) {
-			s.cluster.NeverReady(func(c engine.Chart) bool { return c.Name == "constellation-operator" })
-		}, engine.ExitFailed, "install chart constellation-operator", "again"},
-		{"an API server that never answers", func(t *testing.T, s *stage) { s.cluster.SetDown(true) }, engine.ExitFailed, "the API server at 127.0.0.1:36443 does not answer in time", "sandbox running"},
-		{"machines that never become ready", func(t *testing.T, s *stage) { s.nodesOnly.Store(true) }, engine.ExitFailed, "nothing changed for", "console"},
+			s.cluster.NeverReady(func(c cluster.Chart) bool { return c.Name == "constellation-operator" })
+		}, plan.ExitFailed, "install chart constellation-operator", "again"},
+		{"an API server that never answers", func(t *testing.T, s *stage) { s.cluster.SetDown(true) }, plan.ExitFailed, "the API server at 127.0.0.1:36443 does not answer in time", "sandbox running"},
+		{"machines that never become ready", func(t *testing.T, s *stage) { s.nodesOnly.Store(true) }, plan.ExitFailed, "nothing changed for", "console"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			s := newStage(t, 1, 2)
 			tt.break_(t, s)
 			events, _, err := s.init(t.Context(), nil)
-			if err == nil || engine.ExitCode(err) != tt.exit || !strings.Contains(err.Error(), tt.text) {
-				t.Fatalf("got %v (exit %d), want %q (exit %d)\n%s", err, engine.ExitCode(err), tt.text, tt.exit, states(events))
+			if err == nil || plan.ExitCode(err) != tt.exit || !strings.Contains(err.Error(), tt.text) {
+				t.Fatalf("got %v (exit %d), want %q (exit %d)\n%s", err, plan.ExitCode(err), tt.text, tt.exit, states(events))
 			}
-			if r := engine.Remedy(err); !strings.Contains(r, tt.remedy) {
+			if r := plan.Remedy(err); !strings.Contains(r, tt.remedy) {
 				t.Errorf("remedy %q, want %q in it", r, tt.remedy)
 			}
 			if events != nil {
@@ -556,8 +549,8 @@ func TestNoSecretIsShown(t *testing.T) {
 	s.machines[0].cut = 4
 	events, p := s.mustInit()
 	_, _, again := s.init(t.Context(), nil)
-	var m engine.MasterSecret
-	if err := json.Unmarshal([]byte(s.read(engine.MasterSecretFile)), &m); err != nil {
+	var m workspace.MasterSecret
+	if err := json.Unmarshal([]byte(s.read(workspace.MasterSecretFile)), &m); err != nil {
 		t.Fatal(err)
 	}
 	var canaries []string
@@ -592,7 +585,7 @@ func TestNoSecretIsShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	shown["home"] = string(b) + fmt.Sprintf("%+v", home)
-	err = filepath.WalkDir(filepath.Join(s.dir, engine.RunsDir), func(path string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(filepath.Join(s.dir, plan.RunsDir), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
@@ -620,12 +613,12 @@ func TestNoSecretIsShown(t *testing.T) {
 
 func TestServicesThatAreLateAreToldAndLeftToTheCluster(t *testing.T) {
 	s := newStage(t, 1, 0)
-	s.cluster.SetServices(engine.Service{Name: "coredns", Version: "v1.13.1", Kind: engine.ServiceOfKubernetes, Ready: 1, Wanted: 2})
+	s.cluster.SetServices(cluster.Service{Name: "coredns", Version: "v1.13.1", Kind: cluster.ServiceOfKubernetes, Ready: 1, Wanted: 2})
 	events, _ := s.mustInit()
 	var waits, warnings int
 	for _, e := range events {
 		if strings.Contains(e.Text, "coredns is ready on 1 of 2") {
-			if e.Kind == engine.KindWait {
+			if e.Kind == plan.KindWait {
 				waits++
 			} else if e.Level == "warn" {
 				warnings++
@@ -644,19 +637,19 @@ func TestStatusTellsWhatIsKnown(t *testing.T) {
 		t.Errorf("before init: %+v, %v", st, err)
 	}
 	s.mustInit()
-	s.cluster.SetServices(engine.Service{Name: "join-service", Version: "v1.1.0", Kind: engine.ServiceOfRelease, Ready: 0, Wanted: 1, Message: "ImagePullBackOff"})
+	s.cluster.SetServices(cluster.Service{Name: "join-service", Version: "v1.1.0", Kind: cluster.ServiceOfRelease, Ready: 0, Wanted: 1, Message: "ImagePullBackOff"})
 	st, err = s.engine().Status(t.Context())
-	if err != nil || st.Stage != engine.StageCluster || !st.Reachable || len(st.Nodes) != 3 || len(st.Machines) != 0 || st.Counts["ready"] != 3 || st.Target != (engine.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"}) {
+	if err != nil || st.Stage != engine.StageCluster || !st.Reachable || len(st.Nodes) != 3 || len(st.Machines) != 0 || st.Counts["ready"] != 3 || st.Target != (plan.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"}) {
 		t.Errorf("after init: %+v, %v", st, err)
 	}
 	if len(st.Health) == 0 || !strings.Contains(fmt.Sprint(st.Health), "join-service is not ready: 0 of 1 pods") {
 		t.Errorf("health %+v", st.Health)
 	}
-	s.cloud.set("worker-1", func(m *engine.CloudMachine) { m.Stage, m.Message = engine.NodeFailed, "killed" })
+	s.cloud.set("worker-1", func(m *cluster.CloudMachine) { m.Stage, m.Message = plan.NodeFailed, "killed" })
 	s.cluster.RemoveNode("worker-1")
 	s.cluster.SetDown(true)
 	st, err = s.engine().Status(t.Context())
-	if err != nil || st.Reachable || !strings.Contains(st.Problem, "does not answer") || len(st.Machines) != 3 || st.Machines[0].State != engine.StateUnknown || st.Machines[2].State != engine.NodeFailed {
+	if err != nil || st.Reachable || !strings.Contains(st.Problem, "does not answer") || len(st.Machines) != 3 || st.Machines[0].State != plan.StateUnknown || st.Machines[2].State != plan.NodeFailed {
 		t.Errorf("with the API server down: %+v, %v", st, err)
 	}
 	s.cloud.down = errors.New("no daemon")
@@ -672,13 +665,13 @@ func TestStatusTellsWhatIsKnown(t *testing.T) {
 func TestLinesOfTheJoinServiceAreTakenApart(t *testing.T) {
 	for _, tt := range []struct {
 		line string
-		want engine.Event
+		want plan.Event
 	}{
-		{`{"time":"t","level":"INFO","msg":"node reported","node":"w","step":"kubeadm-join","state":"running","text":"[x] y","at":"t"}`, engine.Event{Level: "info", Node: "w", Source: "kubeadm", Text: "[x] y"}},
-		{`{"level":"INFO","msg":"node reported","node":"w","step":"claim-node","state":"done","text":""}`, engine.Event{Level: "info", Node: "w", Source: "bootstrapper", Text: "claim-node done"}},
-		{`{"level":"WARN","msg":"ticket refused","node":"w","err":"no turn","took":1.5}`, engine.Event{Level: "warn", Node: "w", Text: "ticket refused  err=no turn took=1.5"}},
-		{`panic: oh no`, engine.Event{Level: "info", Text: "panic: oh no"}},
-		{`{"no":"message"}`, engine.Event{Level: "info", Text: `{"no":"message"}`}},
+		{`{"time":"t","level":"INFO","msg":"node reported","node":"w","step":"kubeadm-join","state":"running","text":"[x] y","at":"t"}`, plan.Event{Level: "info", Node: "w", Source: "kubeadm", Text: "[x] y"}},
+		{`{"level":"INFO","msg":"node reported","node":"w","step":"claim-node","state":"done","text":""}`, plan.Event{Level: "info", Node: "w", Source: "bootstrapper", Text: "claim-node done"}},
+		{`{"level":"WARN","msg":"ticket refused","node":"w","err":"no turn","took":1.5}`, plan.Event{Level: "warn", Node: "w", Text: "ticket refused  err=no turn took=1.5"}},
+		{`panic: oh no`, plan.Event{Level: "info", Text: "panic: oh no"}},
+		{`{"no":"message"}`, plan.Event{Level: "info", Text: `{"no":"message"}`}},
 	} {
 		if d := cmp.Diff(tt.want, engine.ParseLine(tt.line)); d != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.line, d)
@@ -704,7 +697,7 @@ func TestHomeSaysWhatIsNext(t *testing.T) {
 		{"machines and no cluster", func() {}, engine.StageReady, "init"},
 		{"init was left", func() {
 			ctx, cancel := context.WithCancel(t.Context())
-			s.init(ctx, func(e engine.Event) {
+			s.init(ctx, func(e plan.Event) {
 				if e.Step == "components" {
 					cancel()
 				}
@@ -712,9 +705,9 @@ func TestHomeSaysWhatIsNext(t *testing.T) {
 			cancel()
 		}, engine.StagePartial, "init"},
 		{"a cluster", func() { s.mustInit() }, engine.StageCluster, "status"},
-		{"the state is gone", func() { os.Remove(filepath.Join(s.dir, engine.StateFile)) }, engine.StageConfigured, "sandbox up"},
-		{"the configuration is broken", func() { s.edit(engine.ConfigFile, "count: 1", "count: x") }, engine.StageConfigured, "config validate"},
-		{"nothing at all", func() { os.Remove(filepath.Join(s.dir, engine.ConfigFile)) }, engine.StageEmpty, "sandbox up"},
+		{"the state is gone", func() { os.Remove(filepath.Join(s.dir, workspace.StateFile)) }, engine.StageConfigured, "sandbox up"},
+		{"the configuration is broken", func() { s.edit(workspace.ConfigFile, "count: 1", "count: x") }, engine.StageConfigured, "config validate"},
+		{"nothing at all", func() { os.Remove(filepath.Join(s.dir, workspace.ConfigFile)) }, engine.StageEmpty, "sandbox up"},
 	} {
 		tt.do()
 		h, err := s.engine().Home(t.Context())
@@ -733,10 +726,10 @@ func TestPlainTLSIsNotEnough(t *testing.T) {
 	web.TLS = &tls.Config{MinVersion: tls.VersionTLS13}
 	web.StartTLS()
 	defer web.Close()
-	s.edit(engine.StateFile, s.balancer.addr(), web.Listener.Addr().String())
+	s.edit(workspace.StateFile, s.balancer.addr(), web.Listener.Addr().String())
 	start := time.Now()
 	_, _, err := s.init(t.Context(), nil)
-	if err == nil || !strings.Contains(engine.Remedy(err), "leads to something else") || time.Since(start) > 4*time.Second {
+	if err == nil || !strings.Contains(plan.Remedy(err), "leads to something else") || time.Since(start) > 4*time.Second {
 		t.Errorf("after %s: %v", time.Since(start), err)
 	}
 	if s.state().ClusterValues.InitNode != "" {
@@ -749,7 +742,7 @@ func TestPlainTLSIsNotEnough(t *testing.T) {
 func TestFailedMachineDoesNotBlockWhatWasBegun(t *testing.T) {
 	s := newStage(t, 1, 2)
 	s.mustInit()
-	s.cloud.set("worker-1", func(m *engine.CloudMachine) { m.Stage, m.Message = engine.NodeFailed, "no space" })
+	s.cloud.set("worker-1", func(m *cluster.CloudMachine) { m.Stage, m.Message = plan.NodeFailed, "no space" })
 	p, err := s.engine().PlanInit(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -765,11 +758,11 @@ func TestAPIServerThatGoesAwayIsWaitedFor(t *testing.T) {
 	s := newStage(t, 1, 1)
 	s.nodesOnly.Store(true)
 	var once, back sync.Once
-	events, _, err := s.init(t.Context(), func(e engine.Event) {
-		if e.Step == "wait-ready" && e.To == engine.NodeNotReady && e.Node == "worker-0" {
+	events, _, err := s.init(t.Context(), func(e plan.Event) {
+		if e.Step == "wait-ready" && e.To == plan.NodeNotReady && e.Node == "worker-0" {
 			once.Do(func() { s.cluster.SetDown(true) })
 		}
-		if e.Kind == engine.KindWait && strings.Contains(e.Text, "the API server at 127.0.0.1:36443 has not answered since") {
+		if e.Kind == plan.KindWait && strings.Contains(e.Text, "the API server at 127.0.0.1:36443 has not answered since") {
 			back.Do(func() {
 				go func() {
 					s.cluster.SetDown(false)
@@ -807,9 +800,9 @@ func TestCloudThatEndsIsToldWhileChartsGetReady(t *testing.T) {
 		}
 		return nil
 	})
-	var told engine.Event
-	events, _, err := s.init(t.Context(), func(e engine.Event) {
-		if told.Text == "" && e.Kind == engine.KindWait && e.Object == "api-server" {
+	var told plan.Event
+	events, _, err := s.init(t.Context(), func(e plan.Event) {
+		if told.Text == "" && e.Kind == plan.KindWait && e.Object == "api-server" {
 			told = e
 			s.cloud.end(nil)
 			s.cluster.SetDown(false)
@@ -831,12 +824,12 @@ func TestCloudThatEndsIsToldWhileTheFirstMachineIsAwaited(t *testing.T) {
 	s := newStage(t, 1, 0)
 	s.machines[0].stop()
 	var back sync.Once
-	var told engine.Event
-	events, _, err := s.init(t.Context(), func(e engine.Event) {
+	var told plan.Event
+	events, _, err := s.init(t.Context(), func(e plan.Event) {
 		switch {
-		case e.Kind == engine.KindStep && e.Step == "init-first-node" && e.State == engine.StateRunning:
+		case e.Kind == plan.KindStep && e.Step == "init-first-node" && e.State == plan.StateRunning:
 			s.cloud.end(fmt.Errorf("%w: connection refused", cloud.ErrUnavailable))
-		case e.Kind == engine.KindWait && e.Remedy != "":
+		case e.Kind == plan.KindWait && e.Remedy != "":
 			back.Do(func() {
 				told = e
 				s.cloud.end(nil)
@@ -859,14 +852,14 @@ func TestResultThatWasFetchedBeforeIsSaidSo(t *testing.T) {
 	s.mustInit()
 	api := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(api.Close)
-	s.edit(engine.StateFile, "127.0.0.1:36443", api.Listener.Addr().String())
-	if err := os.Remove(filepath.Join(s.dir, engine.KubeconfigFile)); err != nil {
+	s.edit(workspace.StateFile, "127.0.0.1:36443", api.Listener.Addr().String())
+	if err := os.Remove(filepath.Join(s.dir, workspace.KubeconfigFile)); err != nil {
 		t.Fatal(err)
 	}
 	events, _, err := s.init(t.Context(), nil)
 	want := fmt.Sprintf("get the result of the first machine: it was fetched before: the API server at %s answers, and no bootstrapper does", api.Listener.Addr())
-	if err == nil || err.Error() != want || !strings.HasPrefix(engine.Remedy(err), "restore constellation-admin.conf from your copy") {
-		t.Errorf("got  %v (%s)\nwant %s", err, engine.Remedy(err), want)
+	if err == nil || err.Error() != want || !strings.HasPrefix(plan.Remedy(err), "restore constellation-admin.conf from your copy") {
+		t.Errorf("got  %v (%s)\nwant %s", err, plan.Remedy(err), want)
 	}
 	checkStream(t, events, err)
 }
@@ -875,8 +868,8 @@ func TestResultThatWasFetchedBeforeIsSaidSo(t *testing.T) {
 func TestSilentFirstMachineIsWaitedForWhileItsAPIServerIsSilent(t *testing.T) {
 	s := newStage(t, 1, 0)
 	s.mustInit()
-	s.edit(engine.StateFile, "127.0.0.1:36443", "127.0.0.1:1")
-	if err := os.Remove(filepath.Join(s.dir, engine.KubeconfigFile)); err != nil {
+	s.edit(workspace.StateFile, "127.0.0.1:36443", "127.0.0.1:1")
+	if err := os.Remove(filepath.Join(s.dir, workspace.KubeconfigFile)); err != nil {
 		t.Fatal(err)
 	}
 	_, _, err := s.init(t.Context(), nil)
@@ -907,28 +900,28 @@ func TestInitThatLosesTheRaceLeavesNothingOfItsOwn(t *testing.T) {
 			s.machines[0].stop()
 			s.machines[0].start(bytes.Repeat([]byte{7}, 32))
 			secret := `{"key":"` + base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{1}, 32)) + `","salt":"` + base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{2}, 32)) + `"}`
-			if err := os.WriteFile(filepath.Join(s.dir, engine.MasterSecretFile), []byte(secret), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(s.dir, workspace.MasterSecretFile), []byte(secret), 0o600); err != nil {
 				s.t.Fatal(err)
 			}
-		}, []string{engine.MasterSecretFile}},
+		}, []string{workspace.MasterSecretFile}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newStage(t, 1, 0)
 			tt.lose(s)
-			before := s.read(engine.StateFile)
+			before := s.read(workspace.StateFile)
 			events, _, err := s.init(t.Context(), nil)
-			if engine.ExitCode(err) != engine.ExitBlocked || !strings.HasPrefix(engine.Remedy(err), "another init was there first: go on in the directory where it was run") {
-				t.Errorf("got %v, exit %d, remedy %q", err, engine.ExitCode(err), engine.Remedy(err))
+			if plan.ExitCode(err) != plan.ExitBlocked || !strings.HasPrefix(plan.Remedy(err), "another init was there first: go on in the directory where it was run") {
+				t.Errorf("got %v, exit %d, remedy %q", err, plan.ExitCode(err), plan.Remedy(err))
 			}
-			want := append([]string{engine.ConfigFile}, tt.left...)
-			want = append(want, engine.StateFile, engine.RunsDir)
+			want := append([]string{workspace.ConfigFile}, tt.left...)
+			want = append(want, workspace.StateFile, plan.RunsDir)
 			if got := list(t, s.dir); !cmp.Equal(got, want) {
 				t.Errorf("the directory holds %v, want %v", got, want)
 			}
-			if d := cmp.Diff(before, s.read(engine.StateFile)); d != "" {
+			if d := cmp.Diff(before, s.read(workspace.StateFile)); d != "" {
 				t.Errorf("the state file changed (-before +after):\n%s", d)
 			}
-			var res engine.Result
+			var res plan.Result
 			if err := json.Unmarshal(events[len(events)-1].Data, &res); err != nil || res.Resume != "" {
 				t.Errorf("result %+v, %v", res, err)
 			}
@@ -944,7 +937,7 @@ func TestFailedMachineOffersTheSameCommandIfThatCanSucceed(t *testing.T) {
 		defer m.mu.Unlock()
 		m.fail = f
 	}
-	result := func(events []engine.Event) (res engine.Result) {
+	result := func(events []plan.Event) (res plan.Result) {
 		t.Helper()
 		if err := json.Unmarshal(events[len(events)-1].Data, &res); err != nil {
 			t.Fatal(err)
@@ -955,10 +948,10 @@ func TestFailedMachineOffersTheSameCommandIfThatCanSucceed(t *testing.T) {
 	for range 2 { // the mirror is as it was
 		events, _, err := s.init(t.Context(), nil)
 		checkStream(t, events, err)
-		if engine.ExitCode(err) != engine.ExitFailed || !strings.HasSuffix(err.Error(), "(install-components): install kubelet: digest mismatch") || engine.Remedy(err) != "mend the cause" {
-			t.Fatalf("got %v, remedy %q", err, engine.Remedy(err))
+		if plan.ExitCode(err) != plan.ExitFailed || !strings.HasSuffix(err.Error(), "(install-components): install kubelet: digest mismatch") || plan.Remedy(err) != "mend the cause" {
+			t.Fatalf("got %v, remedy %q", err, plan.Remedy(err))
 		}
-		if res := result(events); res.Status != engine.StateFailed || !strings.Contains(res.Resume, "constellation init") {
+		if res := result(events); res.Status != plan.StateFailed || !strings.Contains(res.Resume, "constellation init") {
 			t.Errorf("result %+v", res)
 		}
 	}
@@ -973,27 +966,27 @@ func TestFailedMachineOffersTheSameCommandIfThatCanSucceed(t *testing.T) {
 	m = s.machines[0]
 	set(&initproto.Failure{Step: "kubeadm-init", Message: "port 6443 is in use", Remedy: "replace the machine"})
 	events, _, err := s.init(t.Context(), nil)
-	if res := result(events); engine.ExitCode(err) != engine.ExitFailed || res.Resume != "" {
+	if res := result(events); plan.ExitCode(err) != plan.ExitFailed || res.Resume != "" {
 		t.Errorf("final failure: %v, result %+v", err, res)
 	}
 }
 
 func TestLeavingDoesNotWaitForAChart(t *testing.T) {
 	s := newStage(t, 1, 0)
-	s.cluster.NeverReady(func(c engine.Chart) bool { return c.Name == "constellation-operator" })
+	s.cluster.NeverReady(func(c cluster.Chart) bool { return c.Name == "constellation-operator" })
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var left time.Time
-	events, _, err := s.init(ctx, func(e engine.Event) {
+	events, _, err := s.init(ctx, func(e plan.Event) {
 		if e.Object == "constellation-operator" && strings.HasPrefix(e.Text, "deployment") {
 			left = time.Now()
 			cancel()
 		}
 	})
 	checkStream(t, events, err)
-	if engine.ExitCode(err) != engine.ExitStopped || time.Since(left) > 800*time.Millisecond {
+	if plan.ExitCode(err) != plan.ExitStopped || time.Since(left) > 800*time.Millisecond {
 		t.Errorf("after %s: %v", time.Since(left), err)
 	}
-	s.cluster.NeverReady(func(engine.Chart) bool { return false })
+	s.cluster.NeverReady(func(cluster.Chart) bool { return false })
 	s.resume("charts")
 }

@@ -3,43 +3,19 @@ package engine
 import (
 	"context"
 	"fmt"
+
+	"constellation/engine/cluster"
 )
 
-// LocalData is what is on the disks of nodes. No backup holds it, and it is lost when
-// its node is replaced.
-type LocalData struct {
-	// Volumes are bound to claims, sorted by claim.
-	Volumes []LocalVolume `json:"volumes,omitempty"`
-	// EmptyDirs and HostPaths count pods with such volumes, hostPath only where they can
-	// be written. Parts of the cluster itself are left out.
-	EmptyDirs int `json:"emptyDirs,omitempty"`
-	HostPaths int `json:"hostPaths,omitempty"`
-}
-
-// LocalVolume is a PersistentVolume whose data is on one node.
-type LocalVolume struct {
-	Namespace string `json:"namespace"`
-	Claim     string `json:"claim"`
-	Volume    string `json:"volume"`
-	// Nodes is where it can be used; empty if nothing tells where the data is.
-	Nodes []string `json:"nodes,omitempty"`
-	// Path is that on the node's disk; empty if a driver knows it alone.
-	Path string `json:"path,omitempty"`
-	// Bytes is the capacity; zero if none is told.
-	Bytes int64 `json:"bytes,omitempty"`
-	// Workloads are those whose pods use it, "statefulset/db/postgres"; empty if none runs.
-	Workloads []string `json:"workloads,omitempty"`
-}
-
 // LocalData asks the cluster what is on the disks of its nodes and in no backup.
-func (e *Engine) LocalData(ctx context.Context) (LocalData, error) {
+func (e *Engine) LocalData(ctx context.Context) (cluster.LocalData, error) {
 	b, err := e.ws.Kubeconfig()
 	if err != nil {
-		return LocalData{}, err
+		return cluster.LocalData{}, err
 	}
 	i, err := e.inspect(ctx, b)
 	if err != nil {
-		return LocalData{}, fmt.Errorf("look for volumes on nodes: %w", err)
+		return cluster.LocalData{}, fmt.Errorf("look for volumes on nodes: %w", err)
 	}
 	return i.LocalData(ctx)
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 )
 
 // Pulse is how the API server of a workspace's cluster answers while a run or a watch looks
@@ -54,8 +56,8 @@ func (e *Engine) Pulse() Pulse {
 // lookout looks after the API server while a step works in the cluster: the calls of
 // the step wait until it answers and say nothing meanwhile.
 type lookout struct {
-	i *initRun
-	r *Reporter
+	i *clusterRun
+	r *plan.Reporter
 
 	doubt chan struct{} // holds that there is a reason to look now
 
@@ -68,7 +70,7 @@ type lookout struct {
 // lookOut begins to look, until stop is called or ctx ends: every so often while the API
 // server answers, and otherwise each poll. While the API server does
 // not answer, the wait events of the step are the lookout's; away tells the step so.
-func (i *initRun) lookOut(ctx context.Context, r *Reporter, k Cluster, every time.Duration) (l *lookout, stop func()) {
+func (i *clusterRun) lookOut(ctx context.Context, r *plan.Reporter, k Cluster, every time.Duration) (l *lookout, stop func()) {
 	l = &lookout{i: i, r: r, doubt: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -80,7 +82,7 @@ func (i *initRun) lookOut(ctx context.Context, r *Reporter, k Cluster, every tim
 			if err == nil {
 				i.e.pulse.note(i.e.now(), i.e.now().Sub(began))
 			}
-			silent := errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded)
+			silent := errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded)
 			end()
 			if ctx.Err() != nil {
 				return
@@ -102,7 +104,7 @@ func (i *initRun) lookOut(ctx context.Context, r *Reporter, k Cluster, every tim
 }
 
 // rest is time.After, or what its caller has this run wait with.
-func (i *initRun) rest(d time.Duration) <-chan time.Time {
+func (i *clusterRun) rest(d time.Duration) <-chan time.Time {
 	if i.after != nil {
 		return i.after(d)
 	}
@@ -140,7 +142,7 @@ func (l *lookout) note(ctx context.Context, silent bool, began time.Time) {
 		e.Text += "; " + l.last
 	}
 	if ctx.Err() == nil {
-		l.r.send(e)
+		l.r.Send(e)
 		l.told = true
 	}
 }
@@ -164,9 +166,9 @@ func (l *lookout) away() bool {
 
 // silence is the event that says that the API server does not answer, since when, and
 // what to do about it.
-func (i *initRun) silence(ctx context.Context, since time.Time) Event {
-	e := Event{
-		Kind: KindWait, Object: "api-server",
+func (i *clusterRun) silence(ctx context.Context, since time.Time) plan.Event {
+	e := plan.Event{
+		Kind: plan.KindWait, Object: "api-server",
 		Text: fmt.Sprintf("the API server at %s has not answered since %s; this goes on by itself when it does",
 			i.state.Infrastructure.ClusterEndpoint, since.UTC().Format("15:04:05Z")),
 		Remedy: "`constellation sandbox status` shows whether a control plane is up",
@@ -184,6 +186,6 @@ func (i *initRun) silence(ctx context.Context, since time.Time) Event {
 }
 
 // restart is what to do about a cloud that does not answer.
-func (i *initRun) restart() string {
+func (i *clusterRun) restart() string {
 	return "run `" + i.e.command("sandbox up") + "` in another terminal, which starts it again; its machines are kept"
 }

@@ -16,21 +16,25 @@ import (
 	"constellation/assets"
 	"constellation/engine/chart"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
+	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // facts is what is known before init starts. Fields that could not be learned are
 // zero, and a Block finding says why.
 type facts struct {
-	config   *Config
-	state    *State
+	config   *workspace.Config
+	state    *workspace.State
 	release  *release.Release
 	provider Provider
 	about    ProviderInfo
 	groups   []cloud.Group
-	machines []CloudMachine
+	machines []cluster.CloudMachine
 	image    cloud.Image
 	list     component.List
 	// statement vouches for list.
@@ -47,7 +51,7 @@ type facts struct {
 
 // load reads configuration and state and makes sure that they, and the files beside
 // them, belong to one cluster. Its errors have ExitUsage.
-func (e *Engine) load() (*Config, *State, error) {
+func (e *Engine) load() (*workspace.Config, *workspace.State, error) {
 	c, err := e.ws.Config()
 	if err != nil {
 		return nil, nil, err
@@ -56,63 +60,13 @@ func (e *Engine) load() (*Config, *State, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return c, s, e.ws.belong(c, s)
-}
-
-// belong returns an error unless the workspace's files belong to one cluster.
-func (w *Workspace) belong(c *Config, s *State) error {
-	foreign := func(file, why, remedy string) error {
-		return &Error{Op: "use " + w.Path(file), Err: errors.New(why), Remedy: remedy, Exit: ExitUsage}
-	}
-	const away = "move it to a safe place, or use another directory with -C"
-	if want, have := c.Provider.Sandbox.Name, s.Infrastructure.Sandbox.Name; want != have {
-		return foreign(StateFile, fmt.Sprintf("it belongs to sandbox %q, and the configuration names %q%s", have, want, c.at("provider")),
-			fmt.Sprintf("move %s to a safe place and run `constellation sandbox up`, which writes that of sandbox %s. If sandbox %s is the one that you want, write provider.sandbox.name: %s", strings.Join(w.clusterFiles(), ", "), want, have, have))
-	}
-	v := s.ClusterValues
-	for _, f := range []string{KubeconfigFile, pendingFile} {
-		if len(v.ClusterID) == 0 && w.has(f) {
-			return foreign(f, "it belongs to another cluster: "+StateFile+" knows of none yet", away)
-		}
-	}
-	m, err := w.masterSecret()
-	switch {
-	case errors.Is(err, errAbsent) && len(v.ClusterID) > 0 && !w.has(KubeconfigFile):
-		return foreign(StateFile, "a cluster was begun with a master secret that is not there any more", "put "+MasterSecretFile+" back; without it, take the machines down and start over")
-	case errors.Is(err, errAbsent):
-	case err != nil:
-		return err
-	case len(v.ClusterID) > 0 && string(m.clusterID(v.MeasurementSalt)) != string(v.ClusterID):
-		return foreign(MasterSecretFile, "it belongs to another cluster: the cluster ID in "+StateFile+" is not derived from it", "put the file of this cluster back")
-	}
-	return nil
-}
-
-// onMachines is the error of a verb that changes what is on machines, where these are
-// hollow.
-func (w *Workspace) onMachines(v Verb) error {
-	s, err := w.State()
-	if err != nil || s.Infrastructure.Sandbox == nil || !s.Infrastructure.Sandbox.Hollow {
-		return nil // what is wrong with the state others say
-	}
-	return &Error{
-		Op: "run " + string(v), Err: errors.New("the machines of this cluster are hollow: simulated, so there is nothing to attest, to install or to upgrade on them"),
-		Remedy: "change the target alone, with the kubectl line that `constellation sandbox up` ends with; `constellation watch` shows the rollout", Exit: ExitUsage,
-	}
-}
-
-// foreignKubeconfig is the error of a kubeconfig that leads to another cluster.
-func (w *Workspace) foreignKubeconfig() error {
-	return &Error{
-		Op: "use " + w.Path(KubeconfigFile), Err: errors.New("it leads to another cluster than the one of " + StateFile), Exit: ExitUsage,
-		Remedy: "put the files of one cluster back together, or use another directory with -C",
-	}
+	return c, s, e.ws.Belong(c, s)
 }
 
 // Preflight checks everything that init needs and can know beforehand, changes
 // nothing, and emits two events for each check: when it begins and when it ends.
 // The error is about the checking itself; what the checks say is in the findings.
-func (e *Engine) Preflight(ctx context.Context, emit func(Event)) ([]Finding, error) {
+func (e *Engine) Preflight(ctx context.Context, emit func(plan.Event)) ([]plan.Finding, error) {
 	_, findings, err := e.examine(ctx, emit)
 	return findings, err
 }
@@ -121,45 +75,47 @@ func (e *Engine) Preflight(ctx context.Context, emit func(Event)) ([]Finding, er
 type check struct {
 	id, source, title string
 	needs             string // IDs of the checks without which this one cannot be made, with spaces between
-	run               func(context.Context) *Finding
+	run               func(context.Context) *plan.Finding
 }
 
-func block(title, detail, remedy string) *Finding {
-	return &Finding{Severity: Block, Title: title, Detail: detail, Remedy: remedy}
+func block(title, detail, remedy string) *plan.Finding {
+	return &plan.Finding{Severity: plan.Block, Title: title, Detail: detail, Remedy: remedy}
 }
 
-func warn(title, detail, remedy string) *Finding {
-	return &Finding{Severity: Warn, Title: title, Detail: detail, Remedy: remedy}
+func warn(title, detail, remedy string) *plan.Finding {
+	return &plan.Finding{Severity: plan.Warn, Title: title, Detail: detail, Remedy: remedy}
 }
 
 // blockErr makes a finding of an error.
-func blockErr(title string, err error) *Finding { return block(title, err.Error(), Remedy(err)) }
+func blockErr(title string, err error) *plan.Finding {
+	return block(title, err.Error(), plan.Remedy(err))
+}
 
 // examine makes the checks of init, in order, and returns what it learned on the way.
-func (e *Engine) examine(ctx context.Context, emit func(Event)) (*facts, []Finding, error) {
+func (e *Engine) examine(ctx context.Context, emit func(plan.Event)) (*facts, []plan.Finding, error) {
 	f := &facts{}
-	var findings []Finding
+	var findings []plan.Finding
 	failed := map[string]bool{}
 	for _, c := range e.checks(f) {
 		if slices.ContainsFunc(strings.Fields(c.needs), func(id string) bool { return failed[id] }) {
 			failed[c.id] = true // the reason has been told
 			continue
 		}
-		emit(Event{Kind: KindCheck, Object: c.id, Source: c.source, State: StateRunning, Text: c.title, Time: e.now().UTC()})
+		emit(plan.Event{Kind: plan.KindCheck, Object: c.id, Source: c.source, State: plan.StateRunning, Text: c.title, Time: e.now().UTC()})
 		start := e.now()
 		found := c.run(ctx)
 		if err := ctx.Err(); err != nil {
 			return nil, nil, err
 		}
 		if found == nil {
-			found = &Finding{Severity: Info, Title: c.title}
+			found = &plan.Finding{Severity: plan.Info, Title: c.title}
 		}
 		found.ID, found.Source, found.Took = c.id, c.source, e.now().Sub(start)
-		if found.Severity == Block {
+		if found.Severity == plan.Block {
 			failed[c.id] = true
 		}
 		findings = append(findings, *found)
-		ev := checkEvent(*found)
+		ev := plan.CheckEvent(*found)
 		ev.Time = e.now().UTC()
 		emit(ev)
 	}
@@ -169,12 +125,12 @@ func (e *Engine) examine(ctx context.Context, emit func(Event)) (*facts, []Findi
 func (e *Engine) checks(f *facts) []check {
 	clusterBegun := func() bool { return len(f.state.ClusterValues.ClusterID) > 0 }
 	return []check{
-		{"config", "config", ConfigFile + " can be read", "", func(context.Context) *Finding {
+		{"config", "config", workspace.ConfigFile + " can be read", "", func(context.Context) *plan.Finding {
 			c, err := e.ws.Config()
 			if err != nil {
-				if list, ok := asConfigErrors(err); ok {
+				if list, ok := workspace.AsConfigErrors(err); ok {
 					first := list.Errors[0]
-					b := block(fmt.Sprintf("%s has %d problem(s)", ConfigFile, len(list.Errors)), list.Error(), Remedy(err))
+					b := block(fmt.Sprintf("%s has %d problem(s)", workspace.ConfigFile, len(list.Errors)), list.Error(), plan.Remedy(err))
 					b.Field = first.Field
 					return b
 				}
@@ -183,10 +139,10 @@ func (e *Engine) checks(f *facts) []check {
 			f.config = c
 			return nil
 		}},
-		{"state", "files", StateFile + " belongs to this configuration", "config", func(context.Context) *Finding {
+		{"state", "files", workspace.StateFile + " belongs to this configuration", "config", func(context.Context) *plan.Finding {
 			s, err := e.ws.State()
 			if err == nil {
-				err = e.ws.belong(f.config, s)
+				err = e.ws.Belong(f.config, s)
 			}
 			if err != nil {
 				return blockErr("files do not fit together", err)
@@ -194,46 +150,46 @@ func (e *Engine) checks(f *facts) []check {
 			f.state = s
 			return nil
 		}},
-		{"file-modes", "files", "secrets are readable by their owner alone", "state", func(context.Context) *Finding {
-			if l := e.ws.loose(); len(l) > 0 {
+		{"file-modes", "files", "secrets are readable by their owner alone", "state", func(context.Context) *plan.Finding {
+			if l := e.ws.Loose(); len(l) > 0 {
 				return warn("others can read "+strings.Join(l, ", "), "these files hold secrets", "chmod 0600 "+strings.Join(l, " "))
 			}
 			return nil
 		}},
-		{"workspace", "files", "files can be written", "config", func(context.Context) *Finding {
-			t, err := os.CreateTemp(e.ws.dir, ".constellation-*")
+		{"workspace", "files", "files can be written", "config", func(context.Context) *plan.Finding {
+			t, err := os.CreateTemp(e.ws.Dir(), ".constellation-*")
 			if err == nil {
 				t.Close()
 				err = os.Remove(t.Name())
 			}
 			if err != nil {
-				return block("files cannot be written", fmt.Sprintf("%s: %v", e.ws.dir, withoutPath(err)), "make the directory writable for this user, or use another one with -C")
+				return block("files cannot be written", fmt.Sprintf("%s: %v", e.ws.Dir(), workspace.WithoutPath(err)), "make the directory writable for this user, or use another one with -C")
 			}
 			return nil
 		}},
-		{"secret", "files", "no master secret is there yet", "state", func(context.Context) *Finding {
-			if !clusterBegun() && e.ws.has(MasterSecretFile) {
-				return warn("an existing "+MasterSecretFile+" will be used", "an earlier init wrote it, or you did; the keys of the new cluster are derived from it",
+		{"secret", "files", "no master secret is there yet", "state", func(context.Context) *plan.Finding {
+			if !clusterBegun() && e.ws.Has(workspace.MasterSecretFile) {
+				return warn("an existing "+workspace.MasterSecretFile+" will be used", "an earlier init wrote it, or you did; the keys of the new cluster are derived from it",
 					"move it away if it belongs to another cluster: a new one is made then")
 			}
 			return nil
 		}},
-		{"release", "release", "the release is known to this program", "config", func(context.Context) *Finding {
+		{"release", "release", "the release is known to this program", "config", func(context.Context) *plan.Finding {
 			catalogue, err := release.Load(assets.Releases())
 			if err != nil {
 				return blockErr("release data cannot be read", err)
 			}
 			if f.release, err = catalogue.Release(f.config.Services); err != nil {
 				b := blockErr(fmt.Sprintf("release %s is not known", f.config.Services), err)
-				b.Field, b.Remedy = "microserviceVersion", "name one of them in "+ConfigFile+f.config.at("microserviceVersion")
+				b.Field, b.Remedy = "microserviceVersion", "name one of them in "+workspace.ConfigFile+f.config.At("microserviceVersion")
 				return b
 			}
 			return nil
 		}},
-		{findingChartSource, "release", "charts that do not come with the program can be fetched", "release state", func(ctx context.Context) *Finding {
+		{findingChartSource, "release", "charts that do not come with the program can be fetched", "release state", func(ctx context.Context) *plan.Finding {
 			f.want(f.config)
 			f.feed, _, _ = e.feedOf(f.config, CheckRequest{}) // its keys are not asked for
-			i := &initRun{e: e, facts: f}
+			i := &clusterRun{e: e, facts: f}
 			found := i.fetchCharts(ctx)
 			if len(found) == 0 {
 				return nil
@@ -244,15 +200,15 @@ func (e *Engine) checks(f *facts) []check {
 			}
 			return &first
 		}},
-		{"kubernetes-version", "release", "the release offers the Kubernetes version", "release", func(context.Context) *Finding {
+		{"kubernetes-version", "release", "the release offers the Kubernetes version", "release", func(context.Context) *plan.Finding {
 			if _, err := f.release.ForKubernetes(f.config.Kubernetes); err != nil {
 				b := blockErr("Kubernetes "+f.config.Kubernetes.String()+" is not offered", err)
-				b.Field, b.Remedy = "kubernetesVersion", "name one of them in "+ConfigFile+f.config.at("kubernetesVersion")
+				b.Field, b.Remedy = "kubernetesVersion", "name one of them in "+workspace.ConfigFile+f.config.At("kubernetesVersion")
 				return b
 			}
 			return nil
 		}},
-		{"image-version", "release", "image and services fit together", "release", func(context.Context) *Finding {
+		{"image-version", "release", "image and services fit together", "release", func(context.Context) *plan.Finding {
 			i, s := f.config.Image, f.config.Services
 			switch d := s.MinorDistance(i); {
 			case d > 0:
@@ -267,7 +223,7 @@ func (e *Engine) checks(f *facts) []check {
 			}
 			return nil
 		}},
-		{"control-planes", "config", "the number of control planes makes sense", "config", func(context.Context) *Finding {
+		{"control-planes", "config", "the number of control planes makes sense", "config", func(context.Context) *plan.Finding {
 			if n := f.config.ControlPlanes(); n%2 == 0 {
 				w := warn(fmt.Sprintf("%d control planes survive no more losses than %d", n, n-1), "etcd needs more than half of its members", fmt.Sprintf("take %d or %d", n-1, n+1))
 				w.Field = "nodeGroups"
@@ -275,7 +231,7 @@ func (e *Engine) checks(f *facts) []check {
 			}
 			return nil
 		}},
-		{"networks", "config", "address ranges fit the machines' network", "state", func(context.Context) *Finding {
+		{"networks", "config", "address ranges fit the machines' network", "state", func(context.Context) *plan.Finding {
 			i, c := f.state.Infrastructure, f.config
 			if c.PodCIDR != i.PodCIDR {
 				b := block("podCIDR is not what the cloud routes", fmt.Sprintf("the configuration says %s, the machines' network %s", c.PodCIDR, i.PodCIDR), "write podCIDR: "+i.PodCIDR.String())
@@ -289,7 +245,7 @@ func (e *Engine) checks(f *facts) []check {
 			}
 			return nil
 		}},
-		{"cloud", "cloud", "the cloud answers", "state", func(ctx context.Context) *Finding {
+		{"cloud", "cloud", "the cloud answers", "state", func(ctx context.Context) *plan.Finding {
 			name := f.config.Provider.Sandbox.Name
 			p, err := e.provider(ctx, f.config, f.state)
 			if err != nil {
@@ -300,11 +256,11 @@ func (e *Engine) checks(f *facts) []check {
 				return e.whyCloudIsSilent(ctx, name, err)
 			}
 			if info.UID != f.state.Infrastructure.UID {
-				f.foreign = &Error{
-					Op: "use " + e.ws.Path(StateFile), Err: fmt.Errorf("it belongs to an earlier sandbox %q, which was taken down", name), Exit: ExitUsage,
-					Remedy: "move " + strings.Join(e.ws.clusterFiles(), ", ") + " away and run `constellation sandbox up`, which writes the file anew",
+				f.foreign = &plan.Error{
+					Op: "use " + e.ws.Path(workspace.StateFile), Err: fmt.Errorf("it belongs to an earlier sandbox %q, which was taken down", name), Exit: plan.ExitUsage,
+					Remedy: "move " + strings.Join(e.ws.ClusterFiles(), ", ") + " away and run `constellation sandbox up`, which writes the file anew",
 				}
-				return blockErr("the machines are not those of "+StateFile, f.foreign)
+				return blockErr("the machines are not those of "+workspace.StateFile, f.foreign)
 			}
 			if f.groups, err = p.Groups(ctx); err == nil {
 				f.machines, err = p.Machines(ctx)
@@ -315,17 +271,17 @@ func (e *Engine) checks(f *facts) []check {
 			f.provider, f.about = p, info
 			return nil
 		}},
-		{"endpoints", "cloud", "the addresses in " + StateFile + " are the cloud's", "cloud", func(context.Context) *Finding { return f.checkEndpoints(e) }},
-		{"machines", "cloud", "the machines are there", "cloud", func(context.Context) *Finding { return f.checkGroups() }},
-		{"image", "cloud", "the image is in the catalogue and is what machines run", "cloud", func(ctx context.Context) *Finding {
+		{"endpoints", "cloud", "the addresses in " + workspace.StateFile + " are the cloud's", "cloud", func(context.Context) *plan.Finding { return f.checkEndpoints(e) }},
+		{"machines", "cloud", "the machines are there", "cloud", func(context.Context) *plan.Finding { return f.checkGroups() }},
+		{"image", "cloud", "the image is in the catalogue and is what machines run", "cloud", func(ctx context.Context) *plan.Finding {
 			images, err := f.provider.Images(ctx)
 			if err != nil {
 				return blockErr("the cloud does not answer", cloudError("list images", f.config.Provider.Sandbox.Name, err))
 			}
 			return f.checkImage(images)
 		}},
-		{"measurements", "attestation", "the measurements are those of the image", "image", func(context.Context) *Finding { return f.checkMeasurements() }},
-		{"components", "cloud", "the cloud offers the Kubernetes version", "cloud", func(ctx context.Context) *Finding {
+		{"measurements", "attestation", "the measurements are those of the image", "image", func(context.Context) *plan.Finding { return f.checkMeasurements() }},
+		{"components", "cloud", "the cloud offers the Kubernetes version", "cloud", func(ctx context.Context) *plan.Finding {
 			l, err := f.provider.Components(ctx, f.config.Kubernetes)
 			if err != nil {
 				b := blockErr("Kubernetes "+f.config.Kubernetes.String()+" cannot be had here", cloudError("list components", f.config.Provider.Sandbox.Name, err))
@@ -356,8 +312,8 @@ func (e *Engine) checks(f *facts) []check {
 			}
 			return nil
 		}},
-		{"init-endpoint", "network", "the first machine can be reached", "machines endpoints", func(ctx context.Context) *Finding {
-			if e.ws.has(KubeconfigFile) || e.ws.has(pendingFile) {
+		{"init-endpoint", "network", "the first machine can be reached", "machines endpoints", func(ctx context.Context) *plan.Finding {
+			if e.ws.Has(workspace.KubeconfigFile) || e.ws.Has(workspace.PendingFile) {
 				return nil // it has done its work
 			}
 			endpoint := f.state.Infrastructure.InitEndpoint
@@ -373,15 +329,15 @@ func (e *Engine) checks(f *facts) []check {
 }
 
 // whyCloudIsSilent tells a sandbox that is gone from one whose daemon has died.
-func (e *Engine) whyCloudIsSilent(ctx context.Context, name string, cause error) *Finding {
+func (e *Engine) whyCloudIsSilent(ctx context.Context, name string, cause error) *plan.Finding {
 	err := cloudError("ask sandbox "+name, name, cause)
 	if e.sandbox == nil || !errors.Is(cause, cloud.ErrUnavailable) {
 		return blockErr("sandbox "+name+" does not answer", err)
 	}
-	switch st, serr := e.sandbox.Status(ctx, name); {
+	switch st, serr := e.sandbox(ctx, name); {
 	case errors.Is(serr, cloud.ErrNotFound):
 		return block("there is no sandbox "+name, "it was taken down, or belongs to another user",
-			"move "+strings.Join(e.ws.clusterFiles(), ", ")+" away and run `constellation sandbox up`, which makes a new one")
+			"move "+strings.Join(e.ws.ClusterFiles(), ", ")+" away and run `constellation sandbox up`, which makes a new one")
 	case serr == nil && st.State == "stopped":
 		return block("the daemon of sandbox "+name+" has ended", err.Error(), "run `"+e.command("sandbox up")+"`, which starts it again; its machines are kept")
 	}
@@ -390,7 +346,7 @@ func (e *Engine) whyCloudIsSilent(ctx context.Context, name string, cause error)
 
 // checkEndpoints compares the addresses of the state file with those that the cloud
 // says. A wrong one would be waited for until the patience is over.
-func (f *facts) checkEndpoints(e *Engine) *Finding {
+func (f *facts) checkEndpoints(e *Engine) *plan.Finding {
 	s := f.state.Infrastructure
 	for _, x := range []struct{ field, have, want string }{
 		{"initEndpoint", s.InitEndpoint, f.about.InitEndpoint},
@@ -399,8 +355,8 @@ func (f *facts) checkEndpoints(e *Engine) *Finding {
 		if x.want == "" || sameEndpoint(x.have, x.want) {
 			continue
 		}
-		b := block(x.field+" in "+StateFile+" leads elsewhere", fmt.Sprintf("it says %s, and the cloud has %s", x.have, x.want),
-			fmt.Sprintf("write %s: %s in %s, or run `%s`, which writes the right addresses", x.field, x.want, StateFile, e.command("sandbox up")))
+		b := block(x.field+" in "+workspace.StateFile+" leads elsewhere", fmt.Sprintf("it says %s, and the cloud has %s", x.have, x.want),
+			fmt.Sprintf("write %s: %s in %s, or run `%s`, which writes the right addresses", x.field, x.want, workspace.StateFile, e.command("sandbox up")))
 		b.Field = "infrastructure." + x.field
 		return b
 	}
@@ -420,12 +376,12 @@ func sameEndpoint(a, b string) bool {
 }
 
 // checkGroups compares the cloud's groups with those of the configuration.
-func (f *facts) checkGroups() *Finding {
+func (f *facts) checkGroups() *plan.Finding {
 	byName := map[string]cloud.Group{}
 	for _, g := range f.groups {
 		byName[g.Name] = g
 	}
-	bad := func(name, title, remedy string) *Finding {
+	bad := func(name, title, remedy string) *plan.Finding {
 		b := block(title, "", remedy)
 		b.Field = "nodeGroups." + name
 		return b
@@ -433,7 +389,7 @@ func (f *facts) checkGroups() *Finding {
 	for _, name := range slices.Sorted(maps.Keys(f.config.NodeGroups)) {
 		want := f.config.NodeGroups[name]
 		have, ok := byName[name]
-		at := ConfigFile + f.config.at("nodeGroups."+name)
+		at := workspace.ConfigFile + f.config.At("nodeGroups."+name)
 		switch {
 		case !ok:
 			return bad(name, fmt.Sprintf("the cloud has no group %s", name), fmt.Sprintf("it has %s; correct %s", strings.Join(slices.Sorted(maps.Keys(byName)), " and "), at))
@@ -447,28 +403,28 @@ func (f *facts) checkGroups() *Finding {
 	}
 	for name, g := range byName {
 		if g.Count > 0 {
-			return bad(name, fmt.Sprintf("the cloud has a group %s with %d machines that the configuration does not name", name, g.Count), "add it to nodeGroups in "+ConfigFile)
+			return bad(name, fmt.Sprintf("the cloud has a group %s with %d machines that the configuration does not name", name, g.Count), "add it to nodeGroups in "+workspace.ConfigFile)
 		}
 	}
 	var broken []string
 	for _, m := range f.machines {
-		if m.Stage == NodeFailed {
+		if m.Stage == plan.NodeFailed {
 			broken = append(broken, m.Name+": "+m.Message)
 		}
 	}
 	if n := len(broken); n > 0 && len(f.state.ClusterValues.ClusterID) > 0 {
 		// What was begun can go on without them, and says at its end what is missing.
-		return warn(many(n, "machine")+" failed to start", strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; the others go on without them")
+		return warn(words.Count(n, "machine")+" failed to start", strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; the others go on without them")
 	}
 	if len(broken) > 0 {
-		return block(many(len(broken), "machine")+" failed to start", strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; take the sandbox down and up again")
+		return block(words.Count(len(broken), "machine")+" failed to start", strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; take the sandbox down and up again")
 	}
 	return nil
 }
 
 // checkImage finds the image and compares it with what machines run.
-func (f *facts) checkImage(images []cloud.Image) *Finding {
-	bad := func(title, detail, remedy string) *Finding {
+func (f *facts) checkImage(images []cloud.Image) *plan.Finding {
+	bad := func(title, detail, remedy string) *plan.Finding {
 		b := block(title, detail, remedy)
 		b.Field = "image"
 		return b
@@ -482,7 +438,7 @@ func (f *facts) checkImage(images []cloud.Image) *Finding {
 		}
 	}
 	if !found {
-		return bad("image "+f.config.Image.String()+" is not in the catalogue", "it has "+strings.Join(have, ", "), "name one of them in "+ConfigFile+f.config.at("image")+", with its measurements")
+		return bad("image "+f.config.Image.String()+" is not in the catalogue", "it has "+strings.Join(have, ", "), "name one of them in "+workspace.ConfigFile+f.config.At("image")+", with its measurements")
 	}
 	for _, g := range f.groups {
 		if g.Image != f.image.Reference && g.Count > 0 {
@@ -496,7 +452,7 @@ func (f *facts) checkImage(images []cloud.Image) *Finding {
 // checkMeasurements compares the configuration with the catalogue. The catalogue is
 // the cloud's word and proves nothing; but where the two differ, a machine would be
 // refused later.
-func (f *facts) checkMeasurements() *Finding {
+func (f *facts) checkMeasurements() *plan.Finding {
 	known := map[uint32][]byte{}
 	for i, h := range f.image.Measurements {
 		if b, err := hex.DecodeString(h); err == nil {

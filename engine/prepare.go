@@ -16,8 +16,13 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/compat"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
+	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // StepTargetFile is the ID of the step of `upgrade prepare` that init does not have.
@@ -52,9 +57,9 @@ type PrepareRequest struct {
 // Findings that forbid the plan are in it, and it has no steps if there is no hop for
 // them. The error has ExitNothing if there is nothing to prepare, and ExitUsage if
 // workspace or request are at fault.
-func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(Event)) (*Plan, error) {
+func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(plan.Event)) (*plan.Plan, error) {
 	r.WriteConfig = false
-	if err := e.ws.onMachines(VerbPrepare); err != nil {
+	if err := e.ws.OnMachines(plan.VerbPrepare); err != nil {
 		return nil, err
 	}
 	c := &checkRun{e: e, request: r.CheckRequest, prepares: true, acknowledged: r.Acknowledge}
@@ -68,17 +73,17 @@ func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(Ev
 		return nil, c.down
 	}
 	if c.set() {
-		return nil, &Error{
+		return nil, &plan.Error{
 			Err:    fmt.Errorf("nothing to prepare: image %s and Kubernetes %s are the target of all nodes already", c.now.Target.ImageVersion, c.now.Target.Kubernetes),
-			Remedy: "`constellation status` shows how far the rollout is", Exit: ExitNothing,
+			Remedy: "`constellation status` shows how far the rollout is", Exit: plan.ExitNothing,
 		}
 	}
 	if err := c.decide(ctx); err != nil {
 		return nil, err
 	}
 	now := e.now()
-	p := &Plan{ID: newRunID(VerbPrepare, now), Verb: VerbPrepare, Cluster: c.config.Name, Simulated: e.simulated(), From: c.out.Current, Created: now.UTC()}
-	p.end.command = e.command(string(VerbPrepare)) + r.flags()
+	p := &plan.Plan{ID: newRunID(plan.VerbPrepare, now), Verb: plan.VerbPrepare, Cluster: c.config.Name, Simulated: e.simulated(), From: c.out.Current, Created: now.UTC()}
+	p.End.Command = e.command(string(plan.VerbPrepare)) + r.flags()
 	if c.hop == nil {
 		c.sort()
 		p.To, p.Findings = c.out.Goal, c.out.Findings
@@ -145,7 +150,7 @@ func (c *checkRun) set() bool {
 	if err != nil || err2 != nil {
 		return false
 	}
-	reached := func(images, kubelets Span) bool { return images.is(image) && kubelets.is(kubernetes) }
+	reached := func(images, kubelets compat.Span) bool { return images.Is(image) && kubelets.Is(kubernetes) }
 	if reached(n.ControlPlaneImage, n.ControlPlaneKubelet) && (t.KeepWorkers || n.WorkerKubelet.IsZero() || reached(n.WorkerImage, n.WorkerKubelet)) {
 		return false
 	}
@@ -160,7 +165,7 @@ func (c *checkRun) set() bool {
 
 // nothing says why there is nothing to prepare.
 func (c *checkRun) nothing() error {
-	e := &Error{Err: errors.New("nothing to prepare: nothing that can be reached is newer than what runs"), Remedy: "`constellation upgrade check` says what there is", Exit: ExitNothing}
+	e := &plan.Error{Err: errors.New("nothing to prepare: nothing that can be reached is newer than what runs"), Remedy: "`constellation upgrade check` says what there is", Exit: plan.ExitNothing}
 	if c.there {
 		e.Err = errors.New("nothing to prepare: what is asked for runs already")
 	}
@@ -170,7 +175,7 @@ func (c *checkRun) nothing() error {
 // choose decides which hop is prepared: without a goal, what the configuration asks for.
 func (c *checkRun) choose() {
 	if h, ok := c.configuredHop(); ok && !c.asked() {
-		c.path, c.there, c.configured = []Hop{h}, false, true
+		c.path, c.there, c.configured = []compat.Hop{h}, false, true
 		return
 	}
 	c.join()
@@ -181,12 +186,12 @@ func (c *checkRun) choose() {
 	// by an earlier hop have waited long enough.
 	h := &c.path[0]
 	n := &c.now
-	same := func(a, b Span) bool { return a.Oldest.Equal(b.Oldest) && a.Newest.Equal(b.Newest) }
+	same := func(a, b compat.Span) bool { return a.Oldest.Equal(b.Oldest) && a.Newest.Equal(b.Newest) }
 	behind := !same(n.WorkerImage, n.ControlPlaneImage) || !same(n.WorkerKubelet, n.ControlPlaneKubelet)
 	if c.config.KeepWorkers && h.ReplaceControlPlanes && h.ReplaceWorkers && !behind {
 		to := h.Planned()
 		to.KeepWorkers = true
-		against := slices.DeleteFunc(blocks(c.matrix.Check(h.CLI, c.now, to, c.offer)), func(r *RuleResult) bool { return slices.Contains(c.acknowledged, r.Rule) })
+		against := slices.DeleteFunc(compat.Blocks(c.matrix.Check(h.CLI, c.now, to, c.offer)), func(r *compat.RuleResult) bool { return slices.Contains(c.acknowledged, r.Rule) })
 		h.ReplaceWorkers = len(against) > 0
 	}
 }
@@ -208,16 +213,16 @@ func (c *checkRun) flag() string {
 
 // configuredHop is the hop to what the configuration asks for; false if nothing of that
 // is newer than what runs.
-func (c *checkRun) configuredHop() (Hop, bool) {
+func (c *checkRun) configuredHop() (compat.Hop, bool) {
 	f, n := c.config, &c.now
 	images := n.ControlPlaneImage.Add(n.WorkerImage.Oldest).Add(n.WorkerImage.Newest)
 	if !n.Services.Newest.Less(f.Services) && !images.Newest.Less(f.Image) && !n.Kubernetes.Newest.Less(f.Kubernetes) {
-		return Hop{}, false
+		return compat.Hop{}, false
 	}
-	differ := func(image, kubelet Span) bool { return !image.is(f.Image) || !kubelet.is(f.Kubernetes) }
-	h := Hop{
-		Number: 1, CLI: f.Services, From: Target{Release: n.Services.String(), Image: images.String(), Kubernetes: n.Kubernetes.String()},
-		To:                   Target{Release: f.Services.String(), Image: f.Image.String(), Kubernetes: f.Kubernetes.String()},
+	differ := func(image, kubelet compat.Span) bool { return !image.Is(f.Image) || !kubelet.Is(f.Kubernetes) }
+	h := compat.Hop{
+		Number: 1, CLI: f.Services, From: plan.Target{Release: n.Services.String(), Image: images.String(), Kubernetes: n.Kubernetes.String()},
+		To:                   plan.Target{Release: f.Services.String(), Image: f.Image.String(), Kubernetes: f.Kubernetes.String()},
 		ReplaceControlPlanes: differ(n.ControlPlaneImage, n.ControlPlaneKubelet),
 	}
 	h.ReplaceWorkers = !f.KeepWorkers && !n.WorkerKubelet.IsZero() && differ(n.WorkerImage, n.WorkerKubelet)
@@ -234,14 +239,14 @@ func (c *checkRun) join() {
 		return
 	}
 	first, last := c.path[0], c.path[len(c.path)-1]
-	h := Hop{Number: 1, CLI: first.CLI, From: first.From, To: last.To, ReplaceControlPlanes: true, ReplaceWorkers: last.ReplaceWorkers}
-	found := blocks(c.matrix.Check(h.CLI, c.now, h.Planned(), c.offer))
-	same := func(o Hop) bool { return o.CLI.Equal(h.CLI) }
-	if len(found) != 1 || found[0].Rule != ruleOldest || slices.ContainsFunc(c.path, func(o Hop) bool { return !same(o) }) {
+	h := compat.Hop{Number: 1, CLI: first.CLI, From: first.From, To: last.To, ReplaceControlPlanes: true, ReplaceWorkers: last.ReplaceWorkers}
+	found := compat.Blocks(c.matrix.Check(h.CLI, c.now, h.Planned(), c.offer))
+	same := func(o compat.Hop) bool { return o.CLI.Equal(h.CLI) }
+	if len(found) != 1 || found[0].Rule != ruleOldest || slices.ContainsFunc(c.path, func(o compat.Hop) bool { return !same(o) }) {
 		return
 	}
 	if slices.Contains(c.acknowledged, ruleOldest) {
-		c.path = []Hop{h}
+		c.path = []compat.Hop{h}
 		return
 	}
 	c.out.Notes = append(c.out.Notes, fmt.Sprintf(
@@ -251,25 +256,25 @@ func (c *checkRun) join() {
 
 // judgePrepare finds what stands against preparing the hop, and returns what its nodes
 // install.
-func (c *checkRun) judgePrepare(ctx context.Context) Components {
+func (c *checkRun) judgePrepare(ctx context.Context) cluster.Components {
 	to := c.hop.Planned()
 	block := func(id, source, title, detail, remedy string) {
-		c.find(Finding{ID: id, Severity: Block, Source: source, Title: title, Detail: detail, Remedy: remedy})
+		c.find(plan.Finding{ID: id, Severity: plan.Block, Source: source, Title: title, Detail: detail, Remedy: remedy})
 	}
 	if !c.hop.CLI.Equal(c.cli) {
-		block("cli", "release", fmt.Sprintf("the hop needs constellation %s, and this is %s", c.hop.CLI, c.cli), "", cmp.Or(c.hop.Get, c.matrix.get(c.hop.CLI)))
+		block("cli", "release", fmt.Sprintf("the hop needs constellation %s, and this is %s", c.hop.CLI, c.cli), "", cmp.Or(c.hop.Get, c.matrix.Get(c.hop.CLI)))
 	}
-	if !c.applies && !c.now.Services.is(to.Services) {
+	if !c.applies && !c.now.Services.Is(to.Services) {
 		block("services-first", "release", fmt.Sprintf("services %s run, and the hop needs those of release %s", c.now.Services, to.Services),
 			"the operator and the join service in the cluster do the work, and those of another release may not know how",
-			fmt.Sprintf("write microserviceVersion: %s into %s, with image and kubernetesVersion as they run, and bring the services with `constellation init`; then prepare again", to.Services, ConfigFile))
+			fmt.Sprintf("write microserviceVersion: %s into %s, with image and kubernetesVersion as they run, and bring the services with `constellation init`; then prepare again", to.Services, workspace.ConfigFile))
 	}
 	if c.now.Target.Image == "" {
 		block("node-version", "versions", "the cluster has no NodeVersion constellation-version", "there is nothing to set the target in", "`constellation init` makes it")
 	}
 	if j := c.now.JoinConfig; j.TrustRoots != "" && strings.TrimSpace(j.TrustRoots) != strings.TrimSpace(c.config.Attestation.TPM2.TrustRoots) {
-		c.find(Finding{
-			ID: "trust-roots", Field: "attestation.tpm2.trustRoots", Severity: Warn, Source: "attestation", Title: "the trust roots of " + ConfigFile + " are not those of the cluster",
+		c.find(plan.Finding{
+			ID: "trust-roots", Field: "attestation.tpm2.trustRoots", Severity: plan.Warn, Source: "attestation", Title: "the trust roots of " + workspace.ConfigFile + " are not those of the cluster",
 			Detail: "they say whose machines are trusted; preparing an upgrade leaves those of the cluster", Remedy: "write those of the cluster: `kubectl -n kube-system get configmap join-config -o jsonpath={.data.trustRoots}`",
 		})
 	}
@@ -277,8 +282,8 @@ func (c *checkRun) judgePrepare(ctx context.Context) Components {
 		name := c.config.Provider.Sandbox.Name
 		err := cloudError("ask sandbox "+name, name, c.silent)
 		c.drop("cloud-offers")
-		block("cloud", "cloud", "the cloud does not say what it has", err.Error(), orElse(Remedy(err), "try again when it answers"))
-		return Components{}
+		block("cloud", "cloud", "the cloud does not say what it has", err.Error(), cmp.Or(plan.Remedy(err), "try again when it answers"))
+		return cluster.Components{}
 	}
 	c.judgeRegisters(ctx, to.Image)
 	if c.image(to.Image) == nil {
@@ -288,8 +293,8 @@ func (c *checkRun) judgePrepare(ctx context.Context) Components {
 	list, err := c.list(ctx, to.Kubernetes)
 	switch {
 	case errors.As(err, new(statementError)):
-		f := Finding{
-			ID: "components-statement", Severity: Block, Source: "release", Title: "the feed's statement over the components of Kubernetes " + to.Kubernetes.String() + " is not genuine",
+		f := plan.Finding{
+			ID: "components-statement", Severity: plan.Block, Source: "release", Title: "the feed's statement over the components of Kubernetes " + to.Kubernetes.String() + " is not genuine",
 			Detail: err.Error(), Remedy: "look at the feed with " + verifyCommand(c.location, c.keys) + ", and get it anew from its publisher: machines would refuse these components",
 		}
 		if !errors.Is(err, release.ErrUntrusted) && !errors.Is(err, release.ErrAltered) {
@@ -301,14 +306,14 @@ func (c *checkRun) judgePrepare(ctx context.Context) Components {
 		c.find(f)
 	case err != nil:
 		err = cloudError("list components", c.config.Provider.Sandbox.Name, err)
-		remedy := orElse(Remedy(err), "try again when the cloud answers")
+		remedy := cmp.Or(plan.Remedy(err), "try again when the cloud answers")
 		if errors.Is(err, cloud.ErrNotFound) {
 			remedy = "run `constellation sandbox fetch " + to.Kubernetes.String() + "`, or choose a version that is there"
 		}
 		block("components", "cloud", "Kubernetes "+to.Kubernetes.String()+" cannot be had here", err.Error(), remedy)
 	case list.Statement == "" && c.location != "":
-		c.find(Finding{
-			ID: "components-unsigned", Severity: Warn, Source: "release", Title: "nobody vouches for the components of Kubernetes " + to.Kubernetes.String(),
+		c.find(plan.Finding{
+			ID: "components-unsigned", Severity: plan.Warn, Source: "release", Title: "nobody vouches for the components of Kubernetes " + to.Kubernetes.String(),
 			Detail: "neither the cloud nor the feed has a statement over the list " + list.List.Digest() + "; machines whose image holds release keys install none of it",
 			Remedy: "have the publisher of the feed sign the list: put it into releases/" + to.Services.String() + "/components/ and run `constellation release build`",
 		})
@@ -319,7 +324,7 @@ func (c *checkRun) judgePrepare(ctx context.Context) Components {
 // vouchInUse finds the components that machines may still join with beside those of the
 // target, which is next, and that lack a statement of the release builder: an older program
 // published none, and machines of a newer image install nothing without one.
-func (c *checkRun) vouchInUse(ctx context.Context, next Components) {
+func (c *checkRun) vouchInUse(ctx context.Context, next cluster.Components) {
 	if c.inUse = nil; next.Statement == "" {
 		return // the cloud's images have no release keys either
 	}
@@ -328,24 +333,24 @@ func (c *checkRun) vouchInUse(ctx context.Context, next Components) {
 		used = append(used, c.now.Nodes[i].Components)
 	}
 	slices.Sort(used)
-	k, err := (&initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}).connect(ctx)
+	k, err := (&clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}).connect(ctx)
 	for _, name := range slices.Compact(used) {
 		if name == "" || name == next.Name || ctx.Err() != nil {
 			continue
 		}
-		var have Components
+		var have cluster.Components
 		why := err
 		if why == nil {
 			have, why = k.Components(ctx, name)
 		}
-		var offered Components
+		var offered cluster.Components
 		if v, bad := version.Parse(have.Kubernetes); why == nil && bad == nil {
 			offered, why = c.list(ctx, v)
 		}
 		switch {
-		case errors.Is(why, ErrAbsent): // no machine can join with it
+		case errors.Is(why, cluster.ErrAbsent): // no machine can join with it
 		case why == nil && offered.Name == name && offered.Statement != "":
-			if !have.serves(offered) {
+			if !have.Serves(offered) {
 				c.inUse = append(c.inUse, offered)
 			}
 		case have.Statement != "": // of whoever published it
@@ -354,9 +359,9 @@ func (c *checkRun) vouchInUse(ctx context.Context, next Components) {
 			if why != nil {
 				detail = why.Error()
 			}
-			c.find(Finding{
-				ID: "components-statement", Severity: Block, Source: "release", Title: "no release builder vouches for the components that the cluster uses", Detail: detail,
-				Remedy: "offer the components of Kubernetes " + orElse(have.Kubernetes, "the version that runs") + " again, with `constellation sandbox fetch`: machines of the new image join with them until the control planes are upgraded",
+			c.find(plan.Finding{
+				ID: "components-statement", Severity: plan.Block, Source: "release", Title: "no release builder vouches for the components that the cluster uses", Detail: detail,
+				Remedy: "offer the components of Kubernetes " + cmp.Or(have.Kubernetes, "the version that runs") + " again, with `constellation sandbox fetch`: machines of the new image join with them until the control planes are upgraded",
 			})
 		}
 	}
@@ -367,10 +372,10 @@ func (c *checkRun) judgeRegisters(ctx context.Context, image version.Version) {
 	known, err := c.registersOf(ctx, image)
 	if c.unmeasured != nil {
 		c.drop("measurements-unknown")
-		c.find(Finding{
-			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: Block, Source: "attestation",
+		c.find(plan.Finding{
+			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: plan.Block, Source: "attestation",
 			Title: fmt.Sprintf("the measurements of image %s are not known", image), Detail: c.unmeasured.Error(),
-			Remedy: "get them from whoever published the image, and write both into " + ConfigFile,
+			Remedy: "get them from whoever published the image, and write both into " + workspace.ConfigFile,
 		})
 		return
 	}
@@ -385,9 +390,9 @@ func (c *checkRun) judgeRegisters(ctx context.Context, image version.Version) {
 		}
 	}
 	if len(wrong) > 0 {
-		c.find(Finding{
-			ID: "measurements", Field: "attestation.tpm2.measurements", Severity: Block, Source: "attestation",
-			Title: fmt.Sprintf("machines of image %s would not be let in: the measurements of %s are not theirs", image, ConfigFile), Detail: strings.Join(wrong, "; "),
+		c.find(plan.Finding{
+			ID: "measurements", Field: "attestation.tpm2.measurements", Severity: plan.Block, Source: "attestation",
+			Title: fmt.Sprintf("machines of image %s would not be let in: the measurements of %s are not theirs", image, workspace.ConfigFile), Detail: strings.Join(wrong, "; "),
 			Remedy: "write those of the image; `constellation upgrade check --write-config` writes image and measurements together",
 		})
 	}
@@ -395,7 +400,7 @@ func (c *checkRun) judgeRegisters(ctx context.Context, image version.Version) {
 
 // drop takes findings back.
 func (c *checkRun) drop(id string) {
-	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f Finding) bool { return f.ID == id })
+	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f plan.Finding) bool { return f.ID == id })
 }
 
 // settle makes warnings of what blocks, may be acknowledged and is.
@@ -403,9 +408,9 @@ func (c *checkRun) settle() {
 	for i := range c.out.Findings {
 		f := &c.out.Findings[i]
 		switch {
-		case f.Severity != Block || !slices.Contains(acknowledgeable, f.ID):
+		case f.Severity != plan.Block || !slices.Contains(acknowledgeable, f.ID):
 		case slices.Contains(c.acknowledged, f.ID):
-			f.Severity, f.Title = Warn, f.Title+" (acknowledged)"
+			f.Severity, f.Title = plan.Warn, f.Title+" (acknowledged)"
 		default:
 			f.Remedy += "; if it is meant as it is, `--acknowledge " + f.ID + "`"
 		}
@@ -428,12 +433,12 @@ func (c *checkRun) unknown() error {
 	for _, id := range slices.Concat(acknowledgeable, occasional) {
 		known[id] = true
 	}
-	for _, r := range rules {
-		known[r.id] = true
+	for _, r := range compat.Rules {
+		known[r.ID] = true
 	}
 	for _, f := range c.out.Findings {
 		known[f.ID] = true
-		if f.Severity == Warn || f.Severity == Block && slices.Contains(acknowledgeable, f.ID) {
+		if f.Severity == plan.Warn || f.Severity == plan.Block && slices.Contains(acknowledgeable, f.ID) {
 			open = append(open, f.ID)
 		}
 	}
@@ -451,17 +456,17 @@ func (c *checkRun) unknown() error {
 	if open = slices.Compact(open); len(open) > 0 {
 		remedy = "here these can be: " + strings.Join(open, ", ")
 	}
-	return &Error{Op: "acknowledge " + strings.Join(wrong, ", "), Err: errors.New("no finding has this ID"), Remedy: remedy, Exit: ExitUsage}
+	return &plan.Error{Op: "acknowledge " + strings.Join(wrong, ", "), Err: errors.New("no finding has this ID"), Remedy: remedy, Exit: plan.ExitUsage}
 }
 
 // prepareRun is what the steps of one plan share. Steps run one after the other.
 type prepareRun struct {
-	*initRun
-	hop      Hop
-	now      Running
-	target   NodeTarget
+	*clusterRun
+	hop      compat.Hop
+	now      compat.Running
+	target   cluster.NodeTarget
 	demanded string // of machines of the target's image
-	changes  []MeasurementChange
+	changes  []plan.MeasurementChange
 	images   []cloud.Image
 	weaker   bool // is acknowledged
 	notes    []string
@@ -470,7 +475,7 @@ type prepareRun struct {
 	file     []byte // YAML
 }
 
-func (c *checkRun) prepareRun(list Components) (*prepareRun, error) {
+func (c *checkRun) prepareRun(list cluster.Components) (*prepareRun, error) {
 	demanded, err := attestationJSON(c.next)
 	if err != nil {
 		return nil, err
@@ -478,24 +483,24 @@ func (c *checkRun) prepareRun(list Components) (*prepareRun, error) {
 	to := c.hop.Planned()
 	image := c.image(to.Image)
 	p := &prepareRun{
-		initRun: &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}, components: list, inUse: c.inUse, enrols: c.enrols},
-		hop:     *c.hop, now: c.now, demanded: demanded, changes: c.measurementChanges(), images: c.images, hops: len(c.path), notes: c.out.Notes,
+		clusterRun: &clusterRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}, components: list, inUse: c.inUse, enrols: c.enrols},
+		hop:        *c.hop, now: c.now, demanded: demanded, changes: c.measurementChanges(), images: c.images, hops: len(c.path), notes: c.out.Notes,
 		weaker: slices.Contains(c.acknowledged, ruleWeaker),
-		target: NodeTarget{Image: image.Reference, ImageVersion: image.Version, Components: list.Name, Kubernetes: list.Kubernetes, KeepWorkers: !c.hop.ReplaceWorkers},
+		target: cluster.NodeTarget{Image: image.Reference, ImageVersion: image.Version, Components: list.Name, Kubernetes: list.Kubernetes, KeepWorkers: !c.hop.ReplaceWorkers},
 	}
 	return p, p.write()
 }
 
 // nodeVersionSpec is the part of a NodeVersion that is set in one write.
 type nodeVersionSpec struct {
-	Image        string   `json:"image" yaml:"image"`
-	ImageVersion string   `json:"imageVersion" yaml:"imageVersion"`
-	Components   string   `json:"kubernetesComponentsReference" yaml:"kubernetesComponentsReference"`
-	Kubernetes   string   `json:"kubernetesClusterVersion" yaml:"kubernetesClusterVersion"`
-	Rollout      *rollout `json:"rollout,omitempty" yaml:"rollout,omitempty"`
+	Image        string       `json:"image" yaml:"image"`
+	ImageVersion string       `json:"imageVersion" yaml:"imageVersion"`
+	Components   string       `json:"kubernetesComponentsReference" yaml:"kubernetesComponentsReference"`
+	Kubernetes   string       `json:"kubernetesClusterVersion" yaml:"kubernetesClusterVersion"`
+	Rollout      *rolloutSpec `json:"rollout,omitempty" yaml:"rollout,omitempty"`
 }
 
-type rollout struct {
+type rolloutSpec struct {
 	KeepWorkers bool `json:"keepWorkers" yaml:"keepWorkers"`
 }
 
@@ -504,7 +509,7 @@ type rollout struct {
 func (p *prepareRun) write() (err error) {
 	spec := nodeVersionSpec{Image: p.target.Image, ImageVersion: p.target.ImageVersion, Components: p.target.Components, Kubernetes: p.target.Kubernetes}
 	if p.target.KeepWorkers || p.now.Target.KeepWorkers {
-		spec.Rollout = &rollout{p.target.KeepWorkers}
+		spec.Rollout = &rolloutSpec{p.target.KeepWorkers}
 	}
 	if p.patch, err = json.Marshal(map[string]any{"spec": spec}); err != nil {
 		return fmt.Errorf("marshal patch: %w", err)
@@ -534,19 +539,19 @@ func (p *prepareRun) write() (err error) {
 const nodeVersionName = "constellation-version"
 
 // plan fills in a plan, which says what to do next with what was prepared.
-func (p *prepareRun) plan(ctx context.Context, out *Plan) error {
+func (p *prepareRun) plan(ctx context.Context, out *plan.Plan) error {
 	what := fmt.Sprintf("image %s and Kubernetes %s", p.target.ImageVersion, p.target.Kubernetes)
-	out.end.done = fmt.Sprintf("cluster %s is prepared for %s; nothing is replaced until the target is set", p.config.Name, what)
-	out.end.nothing = fmt.Sprintf("cluster %s was prepared for %s before: nothing to do until the target is set", p.config.Name, what)
-	out.end.next = []string{"kubectl patch nodeversion " + nodeVersionName + " --type merge -p " + shellQuote(string(p.patch))}
-	out.end.patch = p.patch
+	out.End.Done = fmt.Sprintf("cluster %s is prepared for %s; nothing is replaced until the target is set", p.config.Name, what)
+	out.End.Nothing = fmt.Sprintf("cluster %s was prepared for %s before: nothing to do until the target is set", p.config.Name, what)
+	out.End.Next = []string{"kubectl patch nodeversion " + nodeVersionName + " --type merge -p " + shellQuote(string(p.patch))}
+	out.End.Patch = p.patch
 	out.Notes = p.notes
-	out.Files = []File{{Path: p.e.ws.Path(TargetFile), Mode: "0644", Note: "the same target as an object, for GitOps"}}
+	out.Files = []plan.File{{Path: p.e.ws.Path(TargetFile), Mode: "0644", Note: "the same target as an object, for GitOps"}}
 	join, err := p.joinConfigStep(ctx)
 	if err != nil {
 		return err
 	}
-	out.Steps = append(p.componentsSteps(), join, Step{
+	out.Steps = append(p.componentsSteps(), join, plan.Step{
 		ID:     StepTargetFile,
 		Title:  "Write the target to a file",
 		Effect: TargetFile + " asks for " + what + p.workers(),
@@ -554,7 +559,7 @@ func (p *prepareRun) plan(ctx context.Context, out *Plan) error {
 			b, err := os.ReadFile(p.e.ws.Path(TargetFile))
 			return err == nil && bytes.Equal(b, p.file), nil // what cannot be read is written anew
 		},
-		Run: func(context.Context, *Reporter) error { return p.e.ws.write(TargetFile, p.file, 0o644) },
+		Run: func(context.Context, *plan.Reporter) error { return p.e.ws.Write(TargetFile, p.file, 0o644) },
 	})
 	for i := range out.Steps {
 		s := &out.Steps[i]
@@ -576,7 +581,7 @@ func (p *prepareRun) workers() string {
 
 // joinConfigStep publishes what machines of the target's image must prove, beside what
 // those of images that still run must.
-func (p *prepareRun) joinConfigStep(ctx context.Context) (Step, error) {
+func (p *prepareRun) joinConfigStep(ctx context.Context) (plan.Step, error) {
 	effect := fmt.Sprintf("ConfigMap join-config demands of machines of image %s what it demands now", p.target.ImageVersion)
 	var details, names []string
 	for _, m := range p.changes {
@@ -584,14 +589,14 @@ func (p *prepareRun) joinConfigStep(ctx context.Context) (Step, error) {
 		details = append(details, m.String())
 	}
 	if len(names) > 0 {
-		effect = fmt.Sprintf("ConfigMap join-config lets in machines of image %s, too: PCR %s differ", p.target.ImageVersion, and(names))
+		effect = fmt.Sprintf("ConfigMap join-config lets in machines of image %s, too: PCR %s differ", p.target.ImageVersion, words.And(names))
 		if len(names) == 1 {
 			effect += "s"
 		}
 	}
 	want, gone := p.generations(p.now.JoinConfig, p.imagesInUse(ctx, p.now.Nodes, p.now.Target))
 	if ctx.Err() != nil {
-		return Step{}, ctx.Err()
+		return plan.Step{}, ctx.Err()
 	}
 	for _, image := range slices.Sorted(maps.Keys(want.Generations)) {
 		if image != p.target.ImageVersion {
@@ -601,7 +606,7 @@ func (p *prepareRun) joinConfigStep(ctx context.Context) (Step, error) {
 	for _, image := range gone {
 		details = append(details, "machines of image "+image+" are not let in any more: none runs it")
 	}
-	return Step{
+	return plan.Step{
 		ID: StepJoinConfig, Title: "Publish what machines must prove", Effect: effect, Details: details,
 		Done: func(ctx context.Context) (bool, error) {
 			return p.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
@@ -618,24 +623,24 @@ func (p *prepareRun) joinConfigStep(ctx context.Context) (Step, error) {
 					have.Attestation == want.Attestation && maps.Equal(have.Generations, want.Generations), nil
 			})
 		},
-		Run: func(ctx context.Context, r *Reporter) error {
+		Run: func(ctx context.Context, r *plan.Reporter) error {
 			return p.inCluster(ctx, r, "publish join configuration", func(ctx context.Context, k Cluster) error {
 				inUse, err := p.readInUse(ctx, k)
 				if err != nil {
 					return err
 				}
-				return changeJoinConfig(ctx, k, func(have JoinConfig) (JoinConfig, error) {
+				return changeJoinConfig(ctx, k, func(have cluster.JoinConfig) (cluster.JoinConfig, error) {
 					if have.Attestation == "" {
-						return JoinConfig{}, fmt.Errorf("read join-config: %w", ErrAbsent)
+						return cluster.JoinConfig{}, fmt.Errorf("read join-config: %w", cluster.ErrAbsent)
 					}
 					lost, err := lostRegisters(have.Attestation, p.demanded)
 					if err != nil {
-						return JoinConfig{}, err
+						return cluster.JoinConfig{}, err
 					}
 					if len(lost) > 0 && !p.weaker {
-						return JoinConfig{}, &Error{
-							Op: "publish join configuration", Err: fmt.Errorf("join-config changed after the plan was made, and %s would not be enforced any more", and(lost)),
-							Remedy: "look at the new plan: run the same command again", Exit: ExitBlocked,
+						return cluster.JoinConfig{}, &plan.Error{
+							Op: "publish join configuration", Err: fmt.Errorf("join-config changed after the plan was made, and %s would not be enforced any more", words.And(lost)),
+							Remedy: "look at the new plan: run the same command again", Exit: plan.ExitBlocked,
 						}
 					}
 					want, _ := p.generations(have, inUse)
@@ -653,20 +658,20 @@ func (p *prepareRun) joinConfigStep(ctx context.Context) (Step, error) {
 func weakened(record string, at time.Time, image string, lost []string) string {
 	const most = 20
 	lines := strings.FieldsFunc(record, func(r rune) bool { return r == '\n' })
-	lines = append(lines, fmt.Sprintf("%s image %s: %s not enforced any more", at.UTC().Format(time.RFC3339), image, and(lost)))
+	lines = append(lines, fmt.Sprintf("%s image %s: %s not enforced any more", at.UTC().Format(time.RFC3339), image, words.And(lost)))
 	return strings.Join(lines[max(0, len(lines)-most):], "\n")
 }
 
 // lostRegisters names the registers that one demand enforces and another does not.
 func lostRegisters(before, after string) (lost []string, err error) {
-	var a, b demand
+	var a, b cluster.Demand
 	if err := json.Unmarshal([]byte(before), &a); err != nil {
 		return nil, fmt.Errorf("read join-config: %w", err)
 	}
 	if err := json.Unmarshal([]byte(after), &b); err != nil {
 		return nil, fmt.Errorf("read planned attestation: %w", err)
 	}
-	for _, i := range a.weakenedBy(b) {
+	for _, i := range a.WeakenedBy(b) {
 		lost = append(lost, fmt.Sprintf("PCR %d", i))
 	}
 	return lost, nil
@@ -675,7 +680,7 @@ func lostRegisters(before, after string) (lost []string, err error) {
 // generations returns what join-config becomes, and the images that lose their generation:
 // those that no machine runs and that are older than what nodes are brought to. A newer
 // one may have been prepared by somebody else. Nil for inUse means that nobody knows.
-func (p *prepareRun) generations(have JoinConfig, inUse map[string]bool) (want JoinConfig, gone []string) {
+func (p *prepareRun) generations(have cluster.JoinConfig, inUse map[string]bool) (want cluster.JoinConfig, gone []string) {
 	want = have
 	want.Generations = maps.Clone(have.Generations)
 	if want.Generations == nil {
@@ -712,7 +717,7 @@ func (p *prepareRun) readInUse(ctx context.Context, k Cluster) (map[string]bool,
 	if err != nil {
 		return nil, err
 	}
-	all := make([]Node, len(nodes))
+	all := make([]cluster.Node, len(nodes))
 	for i, n := range nodes {
 		all[i] = *n
 	}
@@ -721,7 +726,7 @@ func (p *prepareRun) readInUse(ctx context.Context, k Cluster) (map[string]bool,
 
 // imagesInUse returns the versions of the images that nodes, machines and groups have, and
 // the one that nodes are brought to; nil if one of them does not tell.
-func (p *prepareRun) imagesInUse(ctx context.Context, nodes []Node, target NodeTarget) map[string]bool {
+func (p *prepareRun) imagesInUse(ctx context.Context, nodes []cluster.Node, target cluster.NodeTarget) map[string]bool {
 	out := map[string]bool{target.ImageVersion: true}
 	known := map[string]string{target.Image: target.ImageVersion}
 	for _, i := range p.images {
@@ -759,25 +764,9 @@ func (p *prepareRun) imagesInUse(ctx context.Context, nodes []Node, target NodeT
 		}
 	}
 	for _, m := range machines {
-		if m.Stage != NodeGone && !add(m.Image) {
+		if m.Stage != plan.NodeGone && !add(m.Image) {
 			return nil
 		}
 	}
 	return out
-}
-
-// String is "PCR 9: 0202… to 1212…", with digests cut to what people compare.
-func (m MeasurementChange) String() string {
-	short := func(s string) string {
-		digest, rest, _ := strings.Cut(s, " ")
-		if len(digest) > 12 {
-			digest = digest[:12] + "…"
-		}
-		return strings.TrimSpace(digest + " " + rest)
-	}
-	text := fmt.Sprintf("PCR %d: %s to %s", m.PCR, orElse(short(m.From), "not demanded"), orElse(short(m.To), "not demanded"))
-	if m.Weaker {
-		text += ", which is weaker"
-	}
-	return text
 }

@@ -17,6 +17,9 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // demand is what join-config demands of machines with these registers.
@@ -56,12 +59,12 @@ func newPrepareStage(t *testing.T) *checkStage {
 	r := &s.inside.running
 	r.Services = at("v1.1.0")
 	for i := range r.Parts {
-		if r.Parts[i].Kind == engine.ServiceOfRelease {
+		if r.Parts[i].Kind == cluster.ServiceOfRelease {
 			r.Parts[i].Version = "v1.1.0"
 		}
 	}
 	for i := range r.Nodes {
-		r.Nodes[i].Image, r.Nodes[i].Kubernetes, r.Nodes[i].State = "sandboxes/demo/images/v1.0.0", "v1.35.4", engine.NodeReady
+		r.Nodes[i].Image, r.Nodes[i].Kubernetes, r.Nodes[i].State = "sandboxes/demo/images/v1.0.0", "v1.35.4", plan.NodeReady
 		s.cluster.PutNode(r.Nodes[i])
 	}
 	r.Target.Image = "sandboxes/demo/images/v1.0.0"
@@ -69,14 +72,14 @@ func newPrepareStage(t *testing.T) *checkStage {
 		t.Fatal(err)
 	}
 	r.JoinConfig.Attestation = oldDemand
-	s.join(engine.JoinConfig{Attestation: oldDemand, ClusterID: clusterID})
+	s.join(cluster.JoinConfig{Attestation: oldDemand, ClusterID: clusterID})
 	return s
 }
 
 // join sets what the cluster demands, with the trust roots of the configuration.
-func (s *checkStage) join(j engine.JoinConfig) {
+func (s *checkStage) join(j cluster.JoinConfig) {
 	s.Helper()
-	c, err := engine.ParseConfig([]byte(s.read(engine.ConfigFile)))
+	c, err := workspace.ParseConfig([]byte(s.read(workspace.ConfigFile)))
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -88,7 +91,7 @@ func (s *checkStage) join(j engine.JoinConfig) {
 }
 
 // joined is what the cluster demands, with sorted keys.
-func (s *checkStage) joined() engine.JoinConfig {
+func (s *checkStage) joined() cluster.JoinConfig {
 	s.Helper()
 	j, err := s.cluster.JoinConfig(context.Background())
 	if err != nil {
@@ -102,20 +105,20 @@ func (s *checkStage) joined() engine.JoinConfig {
 }
 
 // prepare plans and runs once.
-func (s *checkStage) prepare(ctx context.Context, r engine.PrepareRequest) (*engine.Plan, []engine.Event, error) {
+func (s *checkStage) prepare(ctx context.Context, r engine.PrepareRequest) (*plan.Plan, []plan.Event, error) {
 	s.Helper()
 	e := s.engine()
-	p, err := e.PlanPrepare(ctx, r, func(engine.Event) {})
+	p, err := e.PlanPrepare(ctx, r, func(plan.Event) {})
 	if err != nil {
 		return nil, nil, err
 	}
-	var events []engine.Event
-	err = e.Run(ctx, p, func(ev engine.Event) { events = append(events, ev) })
+	var events []plan.Event
+	err = e.Run(ctx, p, func(ev plan.Event) { events = append(events, ev) })
 	checkStream(s.T, events, err)
 	return p, events, err
 }
 
-func result(t *testing.T, events []engine.Event) (r engine.Result) {
+func result(t *testing.T, events []plan.Event) (r plan.Result) {
 	t.Helper()
 	if err := json.Unmarshal(events[len(events)-1].Data, &r); err != nil {
 		t.Fatal(err)
@@ -132,13 +135,13 @@ func TestPrepareForImageAndKubernetesInOneWrite(t *testing.T) {
 	s := newPrepareStage(t)
 	p, events, err := s.prepare(t.Context(), both)
 	if err != nil {
-		t.Fatalf("%v (remedy %q); findings %+v", err, engine.Remedy(err), p.Blocked())
+		t.Fatalf("%v (remedy %q); findings %+v", err, plan.Remedy(err), p.Blocked())
 	}
 	list, err := s.cloud.Components(t.Context(), v("v1.36.3"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := engine.ComponentsName(list.List)
+	name := cluster.ComponentsName(list.List)
 	if got, err := s.cluster.Components(t.Context(), name); err != nil || got.Kubernetes != "v1.36.3" || !slices.Equal(got.List, list.List) || got.Statement != list.Statement {
 		t.Errorf("components %+v, %v", got, err)
 	}
@@ -153,7 +156,7 @@ func TestPrepareForImageAndKubernetesInOneWrite(t *testing.T) {
 		t.Errorf("patch %s, want %s", r.Patch, patch)
 	}
 	if d := cmp.Diff([]string{
-		"export KUBECONFIG=" + filepath.Join(s.dir, engine.KubeconfigFile),
+		"export KUBECONFIG=" + filepath.Join(s.dir, workspace.KubeconfigFile),
 		"kubectl patch nodeversion constellation-version --type merge -p '" + patch + "'",
 	}, r.Next); d != "" {
 		t.Errorf("next (-want +got):\n%s", d)
@@ -188,7 +191,7 @@ spec:
 
 	// The second says that all is done, and how to go on, once more.
 	p, again, err := s.prepare(t.Context(), both)
-	if engine.ExitCode(err) != engine.ExitNothing || !p.Finished() || !strings.Contains(err.Error(), "was prepared for image v1.1.0 and Kubernetes v1.36.3 before") {
+	if plan.ExitCode(err) != plan.ExitNothing || !p.Finished() || !strings.Contains(err.Error(), "was prepared for image v1.1.0 and Kubernetes v1.36.3 before") {
 		t.Errorf("again: %v, finished %t", err, p.Finished())
 	}
 	if d := cmp.Diff(r.Next, result(t, again).Next); d != "" || string(result(t, again).Patch) != patch {
@@ -196,14 +199,14 @@ spec:
 	}
 
 	// When the target is set there is nothing left to prepare.
-	if err := s.cluster.SetNodeTarget(t.Context(), engine.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: name, Kubernetes: "v1.36.3"}); err != nil {
+	if err := s.cluster.SetNodeTarget(t.Context(), cluster.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: name, Kubernetes: "v1.36.3"}); err != nil {
 		t.Fatal(err)
 	}
 	s.inside.running.Target, err = s.cluster.NodeTarget(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.prepare(t.Context(), both); engine.ExitCode(err) != engine.ExitNothing {
+	if _, _, err := s.prepare(t.Context(), both); plan.ExitCode(err) != plan.ExitNothing {
 		t.Errorf("after the target was set: %v", err)
 	}
 }
@@ -211,11 +214,11 @@ spec:
 func TestPrepareTakesTheHopOfTheConfiguration(t *testing.T) {
 	s := newPrepareStage(t)
 	// Nothing newer is asked for: the next hop, to the newest that can be reached.
-	p, err := s.engine().PlanPrepare(t.Context(), engine.PrepareRequest{}, func(engine.Event) {})
+	p, err := s.engine().PlanPrepare(t.Context(), engine.PrepareRequest{}, func(plan.Event) {})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(engine.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"}, p.To); d != "" || len(p.Notes) != 1 || !strings.HasPrefix(p.Notes[0], "This is hop 1 of 2;") {
+	if d := cmp.Diff(plan.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"}, p.To); d != "" || len(p.Notes) != 1 || !strings.HasPrefix(p.Notes[0], "This is hop 1 of 2;") {
 		t.Errorf("target (-want +got):\n%snotes %q", d, p.Notes)
 	}
 
@@ -225,7 +228,7 @@ func TestPrepareTakesTheHopOfTheConfiguration(t *testing.T) {
 	}
 	p, events, err := s.prepare(t.Context(), engine.PrepareRequest{})
 	if err != nil {
-		t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+		t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
 	}
 	if p.To.Image != "v1.1.0" || p.To.Kubernetes != "v1.35.4" || len(p.Warnings()) > 0 {
 		t.Errorf("to %+v, warnings %+v", p.To, p.Warnings())
@@ -277,9 +280,9 @@ func TestPrepareRefuses(t *testing.T) {
 		{"a new image and a new minor at once, without a word", config, engine.PrepareRequest{}, []string{"oldest-supports-kubernetes"}, 0},
 		{"they are asked for with a word, and all is fine", config, engine.PrepareRequest{Acknowledge: []string{"oldest-supports-kubernetes"}}, nil, 0},
 		{"a word for something else", config, engine.PrepareRequest{Acknowledge: []string{"measurements-weaker", "kubernetes-minor"}}, []string{"oldest-supports-kubernetes"}, 0},
-		{"a word that no finding knows", config, engine.PrepareRequest{Acknowledge: []string{"oldest-supports-kubernetes", "measurement-weaker"}}, nil, engine.ExitUsage},
+		{"a word that no finding knows", config, engine.PrepareRequest{Acknowledge: []string{"oldest-supports-kubernetes", "measurement-weaker"}}, nil, plan.ExitUsage},
 		{"a finding that cannot be acknowledged", func(s *checkStage) {
-			s.inside.findings = []engine.Finding{{ID: "pdb", Severity: engine.Block, Title: "no room"}}
+			s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Block, Title: "no room"}}
 		}, engine.PrepareRequest{Acknowledge: []string{"pdb"}}, []string{"pdb"}, 0},
 		{"services of the release before", func(s *checkStage) {
 			s.edit("microserviceVersion: v1.1.0", "microserviceVersion: v1.0.0")
@@ -297,15 +300,15 @@ func TestPrepareRefuses(t *testing.T) {
 			s.edit("kubernetesVersion: v1.36.3", "kubernetesVersion: v1.35.4")
 			s.inside.running.JoinConfig.Attestation = demand(map[uint32]string{4: value(1), 9: value(2), 11: value(3), 13: value(7)})
 		}, engine.PrepareRequest{}, []string{"measurements-weaker"}, 0},
-		{"there is no NodeVersion", func(s *checkStage) { s.inside.running.Target = engine.NodeTarget{} }, engine.PrepareRequest{}, []string{"node-version"}, 0},
+		{"there is no NodeVersion", func(s *checkStage) { s.inside.running.Target = cluster.NodeTarget{} }, engine.PrepareRequest{}, []string{"node-version"}, 0},
 		{"nothing is newer", func(s *checkStage) {
 			r := &s.inside.running
 			r.ControlPlaneImage, r.WorkerImage, r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet = at("v1.1.0"), at("v1.1.0"), at("v1.36.3"), at("v1.36.3"), at("v1.36.3")
-			r.Target = engine.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Kubernetes: "v1.36.3"}
+			r.Target = cluster.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Kubernetes: "v1.36.3"}
 			r.Etcd = "3.6.8-0"
-		}, engine.PrepareRequest{}, nil, engine.ExitNothing},
-		{"the API server is down", func(s *checkStage) { s.inside.err = engine.ErrUnreachable }, engine.PrepareRequest{}, nil, engine.ExitFailed},
-		{"the configuration cannot be read", func(s *checkStage) { s.edit("count: 2", "count: two") }, engine.PrepareRequest{}, nil, engine.ExitUsage},
+		}, engine.PrepareRequest{}, nil, plan.ExitNothing},
+		{"the API server is down", func(s *checkStage) { s.inside.err = cluster.ErrUnreachable }, engine.PrepareRequest{}, nil, plan.ExitFailed},
+		{"the configuration cannot be read", func(s *checkStage) { s.edit("count: 2", "count: two") }, engine.PrepareRequest{}, nil, plan.ExitUsage},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newPrepareStage(t)
@@ -313,12 +316,12 @@ func TestPrepareRefuses(t *testing.T) {
 				tt.given(s)
 			}
 			before := s.joined()
-			p, err := s.engine().PlanPrepare(t.Context(), tt.request, func(engine.Event) {})
-			if engine.ExitCode(err) != tt.exit {
-				t.Fatalf("%v: exit %d, want %d", err, engine.ExitCode(err), tt.exit)
+			p, err := s.engine().PlanPrepare(t.Context(), tt.request, func(plan.Event) {})
+			if plan.ExitCode(err) != tt.exit {
+				t.Fatalf("%v: exit %d, want %d", err, plan.ExitCode(err), tt.exit)
 			}
-			if len(tt.request.Acknowledge) > 1 && err != nil && (!strings.Contains(err.Error(), "measurement-weaker") || !strings.Contains(engine.Remedy(err), "oldest-supports-kubernetes")) {
-				t.Errorf("refused with %q and the remedy %q", err, engine.Remedy(err))
+			if len(tt.request.Acknowledge) > 1 && err != nil && (!strings.Contains(err.Error(), "measurement-weaker") || !strings.Contains(plan.Remedy(err), "oldest-supports-kubernetes")) {
+				t.Errorf("refused with %q and the remedy %q", err, plan.Remedy(err))
 			}
 			if err != nil {
 				return
@@ -336,7 +339,7 @@ func TestPrepareRefuses(t *testing.T) {
 			if len(blocks) == 0 {
 				return
 			}
-			if err := s.engine().Run(t.Context(), p, func(engine.Event) {}); engine.ExitCode(err) != engine.ExitBlocked {
+			if err := s.engine().Run(t.Context(), p, func(plan.Event) {}); plan.ExitCode(err) != plan.ExitBlocked {
 				t.Errorf("run: %v", err)
 			}
 			if d := cmp.Diff(before, s.joined()); d != "" {
@@ -353,7 +356,7 @@ func TestPrepareRefuses(t *testing.T) {
 func TestPrepareRecordsWhatIsWeakened(t *testing.T) {
 	s := newPrepareStage(t)
 	stronger := demand(map[uint32]string{4: value(1), 9: value(2), 11: value(3), 13: value(7)})
-	s.join(engine.JoinConfig{Attestation: stronger, ClusterID: clusterID, Weakened: "2026-01-01T00:00:00Z image v0.9.0: PCR 8 not enforced any more"})
+	s.join(cluster.JoinConfig{Attestation: stronger, ClusterID: clusterID, Weakened: "2026-01-01T00:00:00Z image v0.9.0: PCR 8 not enforced any more"})
 	r := engine.PrepareRequest{Acknowledge: []string{"measurements-weaker"}}
 	p, _, err := s.prepare(t.Context(), r)
 	if err != nil {
@@ -371,7 +374,7 @@ func TestPrepareRecordsWhatIsWeakened(t *testing.T) {
 	if d := cmp.Diff(want, s.joined()); d != "" {
 		t.Errorf("join-config (-want +got):\n%s", d)
 	}
-	if _, _, err := s.prepare(t.Context(), r); engine.ExitCode(err) != engine.ExitNothing {
+	if _, _, err := s.prepare(t.Context(), r); plan.ExitCode(err) != plan.ExitNothing {
 		t.Errorf("again: %v", err)
 	}
 	if got := s.joined().Weakened; got != want.Weakened {
@@ -383,15 +386,15 @@ func TestPrepareRecordsWhatIsWeakened(t *testing.T) {
 func TestPrepareComparesWithWhatIsThereWhenItWrites(t *testing.T) {
 	s := newPrepareStage(t)
 	e := s.engine()
-	p, err := e.PlanPrepare(t.Context(), engine.PrepareRequest{}, func(engine.Event) {})
+	p, err := e.PlanPrepare(t.Context(), engine.PrepareRequest{}, func(plan.Event) {})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.join(engine.JoinConfig{Attestation: demand(map[uint32]string{4: value(1), 13: value(7)}), ClusterID: clusterID})
+	s.join(cluster.JoinConfig{Attestation: demand(map[uint32]string{4: value(1), 13: value(7)}), ClusterID: clusterID})
 	before := s.joined()
-	err = e.Run(t.Context(), p, func(engine.Event) {})
-	if engine.ExitCode(err) != engine.ExitBlocked || !strings.Contains(err.Error(), "PCR 13 would not be enforced any more") {
-		t.Errorf("run: %v (exit %d)", err, engine.ExitCode(err))
+	err = e.Run(t.Context(), p, func(plan.Event) {})
+	if plan.ExitCode(err) != plan.ExitBlocked || !strings.Contains(err.Error(), "PCR 13 would not be enforced any more") {
+		t.Errorf("run: %v (exit %d)", err, plan.ExitCode(err))
 	}
 	if d := cmp.Diff(before, s.joined()); d != "" {
 		t.Errorf("join-config (-want +got):\n%s", d)
@@ -407,17 +410,17 @@ func TestPreparePrunesGenerationsThatNobodyRuns(t *testing.T) {
 	}{
 		{"older ones that nobody runs go, newer ones may be another's", nil, []string{"v1.0.0", "v1.1.0", "v1.2.0"}},
 		{"one node still runs it", func(s *checkStage) {
-			s.cluster.PutNode(engine.Node{Name: "worker-9", Image: "sandboxes/demo/images/v0.9.0", State: engine.NodeReady})
+			s.cluster.PutNode(cluster.Node{Name: "worker-9", Image: "sandboxes/demo/images/v0.9.0", State: plan.NodeReady})
 		}, []string{"v0.9.0", "v1.0.0", "v1.1.0", "v1.2.0"}},
 		{"a machine that is no node yet runs it", func(s *checkStage) {
 			s.cloud.add("worker-9", cloud.Worker, 9)
-			s.cloud.set("worker-9", func(m *engine.CloudMachine) { m.Image = "sandboxes/demo/images/v0.9.0" })
+			s.cloud.set("worker-9", func(m *cluster.CloudMachine) { m.Image = "sandboxes/demo/images/v0.9.0" })
 		}, []string{"v0.9.0", "v1.0.0", "v1.1.0", "v1.2.0"}},
-		{"a node does not tell what it runs", func(s *checkStage) { s.cluster.PutNode(engine.Node{Name: "worker-9", State: engine.NodeReady}) }, []string{"v0.9.0", "v1.0.0", "v1.1.0", "v1.2.0"}},
+		{"a node does not tell what it runs", func(s *checkStage) { s.cluster.PutNode(cluster.Node{Name: "worker-9", State: plan.NodeReady}) }, []string{"v0.9.0", "v1.0.0", "v1.1.0", "v1.2.0"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newPrepareStage(t)
-			s.join(engine.JoinConfig{Attestation: oldDemand, ClusterID: clusterID, Generations: maps.Clone(all)})
+			s.join(cluster.JoinConfig{Attestation: oldDemand, ClusterID: clusterID, Generations: maps.Clone(all)})
 			if tt.given != nil {
 				tt.given(s)
 			}
@@ -437,11 +440,11 @@ func TestPreparePrunesGenerationsThatNobodyRuns(t *testing.T) {
 func TestPrepareCarriesNoDemandOnThatOnlyWarns(t *testing.T) {
 	s := newPrepareStage(t)
 	warns := demand(map[uint32]string{4: value(8) + " warns"})
-	s.join(engine.JoinConfig{Attestation: oldDemand, ClusterID: clusterID, Generations: map[string]string{"v1.0.0": oldDemand, "v1.2.0": warns}})
+	s.join(cluster.JoinConfig{Attestation: oldDemand, ClusterID: clusterID, Generations: map[string]string{"v1.0.0": oldDemand, "v1.2.0": warns}})
 	before := s.joined()
 	_, _, err := s.prepare(t.Context(), engine.PrepareRequest{})
-	if err == nil || !strings.Contains(err.Error(), "attestationConfig.v1.2.0 enforces no measurement") || !strings.Contains(engine.Remedy(err), "edit configmap join-config") {
-		t.Errorf("got %v, remedy %q", err, engine.Remedy(err))
+	if err == nil || !strings.Contains(err.Error(), "attestationConfig.v1.2.0 enforces no measurement") || !strings.Contains(plan.Remedy(err), "edit configmap join-config") {
+		t.Errorf("got %v, remedy %q", err, plan.Remedy(err))
 	}
 	if d := cmp.Diff(before, s.joined()); d != "" {
 		t.Errorf("join-config (-want +got):\n%s", d)
@@ -453,7 +456,7 @@ func TestPrepareCarriesNoDemandOnThatOnlyWarns(t *testing.T) {
 func TestTwoPreparesAtOnce(t *testing.T) {
 	s, other := newPrepareStage(t), newPrepareStage(t)
 	other.cluster = s.cluster
-	roots := func(s *checkStage) { s.join(engine.JoinConfig{Attestation: oldDemand, ClusterID: clusterID}) }
+	roots := func(s *checkStage) { s.join(cluster.JoinConfig{Attestation: oldDemand, ClusterID: clusterID}) }
 	roots(s)
 	other.inside.running.JoinConfig = s.joined()
 	// Both have read join-config before one of them writes it.
@@ -481,11 +484,11 @@ func TestTwoPreparesAtOnce(t *testing.T) {
 		r engine.PrepareRequest
 	}{{s, both}, {other, engine.PrepareRequest{CheckRequest: engine.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}}}} {
 		e := x.s.engine()
-		p, err := e.PlanPrepare(t.Context(), x.r, func(engine.Event) {})
+		p, err := e.PlanPrepare(t.Context(), x.r, func(plan.Event) {})
 		if err != nil {
 			t.Fatal(err)
 		}
-		wg.Go(func() { errs[i] = e.Run(t.Context(), p, func(engine.Event) {}) })
+		wg.Go(func() { errs[i] = e.Run(t.Context(), p, func(plan.Event) {}) })
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
@@ -503,7 +506,7 @@ func TestTwoPreparesAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.cluster.Components(t.Context(), engine.ComponentsName(list.List)); err != nil {
+		if _, err := s.cluster.Components(t.Context(), cluster.ComponentsName(list.List)); err != nil {
 			t.Errorf("components of %s: %v", k, err)
 		}
 	}
@@ -519,7 +522,7 @@ func TestPrepareIsInterruptedAndGoesOn(t *testing.T) {
 		return ctx.Err()
 	})
 	_, events, err := s.prepare(ctx, both)
-	if engine.ExitCode(err) != engine.ExitStopped {
+	if plan.ExitCode(err) != plan.ExitStopped {
 		t.Fatalf("interrupted: %v", err)
 	}
 	r := result(t, events)
@@ -533,7 +536,7 @@ func TestPrepareIsInterruptedAndGoesOn(t *testing.T) {
 	}
 	var steps []string
 	for _, e := range events {
-		if e.Kind == engine.KindStep && e.State != engine.StateRunning {
+		if e.Kind == plan.KindStep && e.State != plan.StateRunning {
 			steps = append(steps, e.Step+" "+e.State)
 		}
 	}
@@ -555,7 +558,7 @@ func TestInitLeavesGenerations(t *testing.T) {
 	if err := s.cluster.PublishJoinConfig(t.Context(), j); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.init(t.Context(), nil); engine.ExitCode(err) != engine.ExitNothing {
+	if _, _, err := s.init(t.Context(), nil); plan.ExitCode(err) != plan.ExitNothing {
 		t.Errorf("init again: %v", err)
 	}
 	delete(j.Generations, "v1.1.0")

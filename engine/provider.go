@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
+	"constellation/engine/plan"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 // Provider is what the engine needs from the cloud that the machines are in. Errors
@@ -19,7 +21,7 @@ type Provider interface {
 	Describe(ctx context.Context) (ProviderInfo, error)
 	Groups(ctx context.Context) ([]cloud.Group, error)
 	// Machines returns all instances.
-	Machines(ctx context.Context) ([]CloudMachine, error)
+	Machines(ctx context.Context) ([]cluster.CloudMachine, error)
 	Images(ctx context.Context) ([]cloud.Image, error)
 	// Components returns what a node must have installed for a Kubernetes version, with what
 	// vouches for it. The error wraps cloud.ErrNotFound and names what there is.
@@ -42,21 +44,11 @@ type ProviderInfo struct {
 	Arch string
 }
 
-// CloudMachine is an instance and how far its start has come.
-type CloudMachine struct {
-	cloud.Instance
-	// Stage is NodeCreating, NodeBooting, NodeFailed, NodeGone, or "" when it is up.
-	Stage string
-	Since time.Time // of the last start; zero if the cloud does not tell
-	// Console is the path of its console's log; empty if there is none here.
-	Console string
-}
-
 // sandboxProvider speaks to the sandbox on this computer through its socket.
 type sandboxProvider struct{ client *local.Client }
 
 // NewProvider returns the provider that configuration and state name.
-func NewProvider(_ context.Context, c *Config, s *State) (Provider, error) {
+func NewProvider(_ context.Context, c *workspace.Config, s *workspace.State) (Provider, error) {
 	if c.Provider.Sandbox == nil || s.Infrastructure.Sandbox == nil {
 		return nil, fmt.Errorf("provider %q is not in this release", s.Infrastructure.Provider)
 	}
@@ -86,23 +78,23 @@ func (p sandboxProvider) Components(ctx context.Context, v version.Version) (com
 	return p.client.Components(ctx, v.String())
 }
 
-func (p sandboxProvider) Machines(ctx context.Context) ([]CloudMachine, error) {
+func (p sandboxProvider) Machines(ctx context.Context) ([]cluster.CloudMachine, error) {
 	i, err := p.client.Sandbox(ctx)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]CloudMachine, 0, len(i.Machines))
+	out := make([]cluster.CloudMachine, 0, len(i.Machines))
 	for _, m := range i.Machines {
-		c := CloudMachine{Instance: m.Instance, Since: m.Started, Console: m.Console}
+		c := cluster.CloudMachine{Instance: m.Instance, Since: m.Started, Console: m.Console}
 		switch {
 		case m.State == cloud.Terminating || m.State == cloud.Terminated:
-			c.Stage = NodeGone
+			c.Stage = plan.NodeGone
 		case m.State == cloud.Failed || m.State == cloud.Stopped || m.Boot == local.BootFailed || m.Boot == local.BootStopped:
-			c.Stage = NodeFailed
+			c.Stage = plan.NodeFailed
 		case m.Boot == local.BootCreating:
-			c.Stage = NodeCreating
+			c.Stage = plan.NodeCreating
 		case m.Boot == local.BootBooting:
-			c.Stage = NodeBooting
+			c.Stage = plan.NodeBooting
 		}
 		out = append(out, c)
 	}
@@ -111,7 +103,7 @@ func (p sandboxProvider) Machines(ctx context.Context) ([]CloudMachine, error) {
 
 // cloudError puts an error of a provider into the user's words.
 func cloudError(op, name string, err error) error {
-	e := &Error{Op: op, Err: err}
+	e := &plan.Error{Op: op, Err: err}
 	switch {
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		return err

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,8 +13,10 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/component"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 // OpenReleases opens what is known about releases: what the program brings with it, or
@@ -60,7 +63,7 @@ const feedLimit = 10 * time.Second
 
 // feedOf returns where the feed is that a check shall use, and the keys for it. The
 // error has ExitUsage.
-func (e *Engine) feedOf(c *Config, r CheckRequest) (location string, keys []release.Key, err error) {
+func (e *Engine) feedOf(c *workspace.Config, r CheckRequest) (location string, keys []release.Key, err error) {
 	location = r.Feed
 	if location == "" {
 		location = c.Releases.Feed
@@ -77,8 +80,8 @@ func (e *Engine) feedOf(c *Config, r CheckRequest) (location string, keys []rele
 		return "", nil, err
 	}
 	if len(r.FeedKeys) == 0 && c.Releases.Keys != "" && r.Feed == "" {
-		if keys, err = release.ParseKeys(ConfigFile, []byte(c.Releases.Keys)); err != nil {
-			return "", nil, &Error{Err: err, Exit: ExitUsage, Remedy: "correct releases.keys in " + ConfigFile + c.at("releases")}
+		if keys, err = release.ParseKeys(workspace.ConfigFile, []byte(c.Releases.Keys)); err != nil {
+			return "", nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct releases.keys in " + workspace.ConfigFile + c.At("releases")}
 		}
 	}
 	return location, keys, nil
@@ -88,7 +91,7 @@ func (e *Engine) feedOf(c *Config, r CheckRequest) (location string, keys []rele
 func (e *Engine) learnReleases(ctx context.Context, location string, keys []release.Key) (*knowledge, error) {
 	embedded, err := e.releases(ctx, "", nil)
 	if err != nil {
-		return nil, &Error{Op: "read release data", Err: err, Remedy: "install the program anew"}
+		return nil, &plan.Error{Op: "read release data", Err: err, Remedy: "install the program anew"}
 	}
 	k := &knowledge{embedded: embedded, state: feedState(embedded.State())}
 	if location == "" {
@@ -113,12 +116,12 @@ func (e *Engine) learnReleases(ctx context.Context, location string, keys []rele
 		if errors.Is(err, context.DeadlineExceeded) {
 			k.state.Problem = fmt.Sprintf("the feed %s did not answer within %s", location, feedLimit)
 		}
-		fill(&k.state.Remedy, verifyCommand(location, keys)+" says more; until then what this program brings with it is used")
+		k.state.Remedy = cmp.Or(k.state.Remedy, verifyCommand(location, keys)+" says more; until then what this program brings with it is used")
 	default:
 		k.feed, k.state = feed, feedState(feed.State())
 		if k.state.Problem != "" {
 			k.state.Remedy = feedRemedy(feed.State().Err)
-			fill(&k.state.Remedy, verifyCommand(location, keys)+" says more")
+			k.state.Remedy = cmp.Or(k.state.Remedy, verifyCommand(location, keys)+" says more")
 		}
 	}
 	return k, nil
@@ -180,20 +183,20 @@ func (c *checkRun) refuse(ctx context.Context, read map[string]bool) (refused bo
 		if err == nil || errors.Is(err, release.ErrNotOffered) {
 			continue
 		}
-		f := Finding{
-			ID: "feed-release", Severity: NotChecked, Title: fmt.Sprintf("not checked whether the file of release %s is genuine", v), Detail: err.Error(),
+		f := plan.Finding{
+			ID: "feed-release", Severity: plan.NotChecked, Title: fmt.Sprintf("not checked whether the file of release %s is genuine", v), Detail: err.Error(),
 			Remedy: feedRemedy(err), Source: "release",
 		}
 		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, release.ErrUnreachable) {
-			fill(&f.Remedy, "look at the address and the network, and try again")
+			f.Remedy = cmp.Or(f.Remedy, "look at the address and the network, and try again")
 			c.find(f)
 			continue // its summary is signed
 		}
 		f.Title = fmt.Sprintf("release %s is not gone to: its file in the feed cannot be used", v)
 		if v.Equal(c.request.Release) {
-			f.Severity = Block
+			f.Severity = plan.Block
 		}
-		fill(&f.Remedy, verifyCommand(c.location, c.keys)+" says more")
+		f.Remedy = cmp.Or(f.Remedy, verifyCommand(c.location, c.keys)+" says more")
 		c.find(f)
 		c.releases = slices.Clone(c.releases) // they are shared
 		for i := range c.releases {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,9 @@ import (
 	"time"
 
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // Restorer is what restoring a backup and comparing with it need of a cluster. engine/kube
@@ -75,7 +79,7 @@ type ObjectName struct {
 // String is "example.com/widgets/shop/blue", without a namespace
 // "example.com/widgets/blue", "core/secrets/shop/password" for the core group.
 func (o ObjectName) String() string {
-	parts := []string{orElse(o.Group, "core"), o.Resource}
+	parts := []string{cmp.Or(o.Group, "core"), o.Resource}
 	if o.Namespace != "" {
 		parts = append(parts, o.Namespace)
 	}
@@ -212,24 +216,24 @@ type restoring struct {
 
 // openRestore opens and verifies a backup and connects to the cluster. The backup has to
 // be closed.
-func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(Event)) (x *restoring, err error) {
+func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(plan.Event)) (x *restoring, err error) {
 	x = &restoring{e: e, r: r}
 	for _, o := range r.Only {
 		s, err := ParseSelector(o)
 		if err != nil {
-			return nil, &Error{Op: "read --only", Err: err, Exit: ExitUsage, Remedy: "`constellation backup show " + shellQuote(r.ID) + "` names the types of the backup"}
+			return nil, &plan.Error{Op: "read --only", Err: err, Exit: plan.ExitUsage, Remedy: "`constellation backup show " + shellQuote(r.ID) + "` names the types of the backup"}
 		}
 		x.only = append(x.only, s)
 	}
 	kubeconfig, err := e.ws.Kubeconfig()
-	if errors.Is(err, errAbsent) {
-		return nil, &Error{Op: "use backup " + r.ID, Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
+	if errors.Is(err, workspace.ErrAbsent) {
+		return nil, &plan.Error{Op: "use backup " + r.ID, Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
 	}
 	if err != nil {
 		return nil, err
 	}
 	if x.cluster, err = e.backups(ctx, kubeconfig); err != nil {
-		return nil, &Error{Op: "read " + e.ws.Path(KubeconfigFile), Err: err, Exit: ExitUsage, Remedy: restoreKubeconfig}
+		return nil, &plan.Error{Op: "read " + e.ws.Path(workspace.KubeconfigFile), Err: err, Exit: plan.ExitUsage, Remedy: restoreKubeconfig}
 	}
 	if x.b, err = e.OpenBackup(r.Dir, r.ID); err != nil {
 		return nil, err
@@ -245,9 +249,9 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(Ev
 	if c, err := e.ws.Config(); err == nil { // a workspace without one can be restored, too
 		x.name = c.Name
 	}
-	x.name = orElse(x.name, "the cluster")
+	x.name = cmp.Or(x.name, "the cluster")
 	err = x.b.Verify(ctx, func(done, total int64) {
-		emit(Event{Kind: KindProgress, Object: "verify", Text: "backup " + r.ID, Current: done, Total: total})
+		emit(plan.Event{Kind: plan.KindProgress, Object: "verify", Text: "backup " + r.ID, Current: done, Total: total})
 	})
 	var broken *backup.NotWhole
 	if errors.As(err, &broken) && len(broken.Damage) == 0 {
@@ -258,7 +262,7 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(Ev
 	}
 	if err != nil {
 		err = backupError("verify backup "+r.ID, err)
-		return nil, &Error{Err: err, Remedy: Remedy(err) + ". Files of this one that are sound can be given to `kubectl create -f`"}
+		return nil, &plan.Error{Err: err, Remedy: plan.Remedy(err) + ". Files of this one that are sound can be given to `kubectl create -f`"}
 	}
 	// Reading waits for an API server that is away as long as that takes, which is right in
 	// the middle of a restore and says nothing before it.
@@ -267,8 +271,8 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(Ev
 	if _, err := x.cluster.ClusterUID(reach); ctx.Err() != nil {
 		return nil, ctx.Err()
 	} else if errors.Is(err, context.DeadlineExceeded) {
-		return nil, x.clusterFailed("ask the cluster", fmt.Errorf("%w: no answer within %s", ErrUnreachable, restoreReach))
-	} else if errors.Is(err, ErrUnreachable) {
+		return nil, x.clusterFailed("ask the cluster", fmt.Errorf("%w: no answer within %s", cluster.ErrUnreachable, restoreReach))
+	} else if errors.Is(err, cluster.ErrUnreachable) {
 		return nil, x.clusterFailed("ask the cluster", err)
 	}
 	return x, nil
@@ -279,21 +283,21 @@ const restoreReach = 20 * time.Second
 
 // clusterFailed makes an error in the user's words of one of [Restorer].
 func (x *restoring) clusterFailed(what string, err error) error {
-	var e *Error
+	var e *plan.Error
 	switch {
 	case errors.As(err, &e):
 		return err
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		return err
 	}
-	out := &Error{Op: what, Err: err, Remedy: "run the same command again; what was restored stays"}
+	out := &plan.Error{Op: what, Err: err, Remedy: "run the same command again; what was restored stays"}
 	switch {
-	case errors.Is(err, ErrForbidden):
+	case errors.Is(err, cluster.ErrForbidden):
 		out.Remedy = "use a kubeconfig of a user who may do that"
-	case errors.Is(err, ErrUnreachable):
+	case errors.Is(err, cluster.ErrUnreachable):
 		out.Remedy = "see that its API server is up, then run the same command again; what was restored stays"
-	case errors.Is(err, ErrDenied):
-		out.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
+	case errors.Is(err, cluster.ErrDenied):
+		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	}
 	return out
 }
@@ -322,7 +326,7 @@ func (t tally) String() string {
 			parts = append(parts, fmt.Sprintf("%d %s", n, p.words))
 		}
 	}
-	return orElse(strings.Join(parts, ", "), "no objects")
+	return cmp.Or(strings.Join(parts, ", "), "no objects")
 }
 
 // PlanRestore verifies a backup and looks at the cluster, and returns the plan to bring
@@ -331,7 +335,7 @@ func (t tally) String() string {
 //
 // The error has ExitUsage if the request is at fault. A backup that is damaged is refused;
 // one that has a hole is a warning.
-func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(Event)) (*Plan, error) {
+func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(plan.Event)) (*plan.Plan, error) {
 	x, err := e.openRestore(ctx, r, emit)
 	if err != nil {
 		return nil, err
@@ -349,7 +353,7 @@ func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(Ev
 			failed = append(failed, o)
 		}
 		if seen++; seen%1000 == 0 {
-			emit(Event{Kind: KindProgress, Object: "compare", Text: "objects with those of the cluster", Current: seen, Total: m.Objects})
+			emit(plan.Event{Kind: plan.KindProgress, Object: "compare", Text: "objects with those of the cluster", Current: seen, Total: m.Objects})
 		}
 	})
 	var here string
@@ -361,31 +365,31 @@ func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(Ev
 		return nil, x.clusterFailed("compare backup "+r.ID+" with the cluster", err)
 	}
 	now := e.now()
-	p := &Plan{ID: newRunID(VerbRestore, now), Verb: VerbRestore, Cluster: x.name, Simulated: x.e.simulated(), Created: now.UTC()}
-	p.close = x.b.Close
-	p.end.command = e.command(string(VerbRestore)) + r.flags()
-	p.end.next = []string{e.command("backup diff") + RestoreRequest{ID: r.ID, Dir: r.Dir, Only: r.Only}.flags()}
-	p.end.nothing = "nothing to restore: " + would.String()
+	p := &plan.Plan{ID: newRunID(plan.VerbRestore, now), Verb: plan.VerbRestore, Cluster: x.name, Simulated: x.e.simulated(), Created: now.UTC()}
+	p.OnClose = x.b.Close
+	p.End.Command = e.command(string(plan.VerbRestore)) + r.flags()
+	p.End.Next = []string{e.command("backup diff") + RestoreRequest{ID: r.ID, Dir: r.Dir, Only: r.Only}.flags()}
+	p.End.Nothing = "nothing to restore: " + would.String()
 	if would[RestoreLeft] > 0 {
-		p.end.nothing += "; --overwrite makes what differs as it was"
+		p.End.Nothing += "; --overwrite makes what differs as it was"
 	}
-	find := func(id string, s Severity, title, detail, remedy string) {
-		p.Findings = append(p.Findings, Finding{ID: id, Severity: s, Source: "backup", Title: title, Detail: detail, Remedy: remedy})
+	find := func(id string, s plan.Severity, title, detail, remedy string) {
+		p.Findings = append(p.Findings, plan.Finding{ID: id, Severity: s, Source: "backup", Title: title, Detail: detail, Remedy: remedy})
 	}
 	if here != m.Cluster.UID {
-		find("other-cluster", Warn, "the backup is of another cluster", "what that cluster itself lives by is left out: its ConfigMaps, Helm's records and our own kinds, unless --only names them",
+		find("other-cluster", plan.Warn, "the backup is of another cluster", "what that cluster itself lives by is left out: its ConfigMaps, Helm's records and our own kinds, unless --only names them",
 			"go on if this cluster is to take its place")
 	}
 	for _, h := range x.holes {
-		find("hole", Warn, "the backup was never whole: it has no "+Selector{Group: h.Group, Resource: h.Resource}.String(), h.Reason, "go on if that is not what you miss; else `constellation backup list` names others")
+		find("hole", plan.Warn, "the backup was never whole: it has no "+Selector{Group: h.Group, Resource: h.Resource}.String(), h.Reason, "go on if that is not what you miss; else `constellation backup list` names others")
 	}
 	for _, o := range failed {
-		find("cannot", Warn, o.Object.String()+" cannot be restored as the cluster is now", o.Text, o.Remedy)
+		find("cannot", plan.Warn, o.Object.String()+" cannot be restored as the cluster is now", o.Text, o.Remedy)
 	}
 	if r.Overwrite && would[RestoreOverwritten] > 0 {
-		find("overwrite", Warn, fmt.Sprintf("%d objects that differ are made as they were", would[RestoreOverwritten]), "what was changed in them since is lost", p.end.next[0]+" names them and the fields")
+		find("overwrite", plan.Warn, fmt.Sprintf("%d objects that differ are made as they were", would[RestoreOverwritten]), "what was changed in them since is lost", p.End.Next[0]+" names them and the fields")
 	}
-	p.Steps = []Step{x.step(p, would)}
+	p.Steps = []plan.Step{x.step(p, would)}
 	if would[RestoreFailed] > 0 { // of each the run says why
 		p.Steps[0].Finished = false
 	}
@@ -396,19 +400,19 @@ func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(Ev
 const maxFailures = 20
 
 // step restores, and tells what becomes of each object.
-func (x *restoring) step(p *Plan, would tally) Step {
+func (x *restoring) step(p *plan.Plan, would tally) plan.Step {
 	title, what := "Restore backup "+x.r.ID, "of "+x.name
 	if x.r.DryRun {
 		title = "Try to restore backup " + x.r.ID + " (dry run)"
 	}
 	finished := would.did() == 0 && would[RestoreFailed] == 0
-	s := Step{ID: StepRestore, Title: title, Effect: would.String(), Finished: finished}
+	s := plan.Step{ID: StepRestore, Title: title, Effect: would.String(), Finished: finished}
 	if x.r.DryRun {
 		s.Effect = "the API server judges what would be done and changes nothing: " + s.Effect
 	}
 	// What the cluster has was looked at when the plan was made, and Run looks again.
 	s.Done = func(context.Context) (bool, error) { return finished, nil }
-	s.Run = func(ctx context.Context, r *Reporter) error {
+	s.Run = func(ctx context.Context, r *plan.Reporter) error {
 		got, told := tally{}, int64(0)
 		var total, seen int64
 		for _, n := range would {
@@ -438,7 +442,7 @@ func (x *restoring) step(p *Plan, would tally) Step {
 			if o.Text != "" {
 				text += ": " + o.Text
 			}
-			r.send(Event{Kind: KindLog, Source: "restore", Level: level, Object: o.Object.String(), State: o.State, Text: text, Remedy: o.Remedy})
+			r.Send(plan.Event{Kind: plan.KindLog, Source: "restore", Level: level, Object: o.Object.String(), State: o.State, Text: text, Remedy: o.Remedy})
 			if now := x.e.now(); now.Sub(last) >= progressEvery {
 				last = now
 				r.Progress(seen, max(total, seen), "objects")
@@ -448,14 +452,14 @@ func (x *restoring) step(p *Plan, would tally) Step {
 			return x.clusterFailed("restore backup "+x.r.ID, err)
 		}
 		r.Progress(seen, max(total, seen), "objects")
-		p.end.done = fmt.Sprintf("backup %s %s: %s", x.r.ID, what, got)
+		p.End.Done = fmt.Sprintf("backup %s %s: %s", x.r.ID, what, got)
 		if x.r.DryRun {
-			p.end.done = fmt.Sprintf("nothing was changed; backup %s %s would be restored: %s", x.r.ID, what, got)
+			p.End.Done = fmt.Sprintf("nothing was changed; backup %s %s would be restored: %s", x.r.ID, what, got)
 		}
 		if n := got[RestoreFailed]; n > 0 {
-			return &Error{
+			return &plan.Error{
 				Op: "restore backup " + x.r.ID, Err: fmt.Errorf("%d of %d objects could not be restored; the first: %s: %s", n, seen, first.Object, first.Text),
-				Remedy: orElse(first.Remedy, "see to the reasons, then run the same command again; what was restored stays"),
+				Remedy: cmp.Or(first.Remedy, "see to the reasons, then run the same command again; what was restored stays"),
 			}
 		}
 		return nil
@@ -466,7 +470,7 @@ func (x *restoring) step(p *Plan, would tally) Step {
 // Differ compares the cluster with a backup and reports each object that differs, in the
 // order of the backup; calls of report do not overlap. emit gets progress. A backup that
 // is damaged is refused; what one with a hole does not have is told as skipped.
-func (e *Engine) Differ(ctx context.Context, r RestoreRequest, emit func(Event), report func(Difference)) (Compared, error) {
+func (e *Engine) Differ(ctx context.Context, r RestoreRequest, emit func(plan.Event), report func(Difference)) (Compared, error) {
 	x, err := e.openRestore(ctx, r, emit)
 	if err != nil {
 		return Compared{}, err

@@ -16,6 +16,9 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 func TestSelectors(t *testing.T) {
@@ -106,32 +109,32 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 		says   string
 		remedy string
 	}{
-		{"there is no room", nil, fmt.Errorf("write x: %w", syscall.ENOSPC), engine.ExitFailed, "no space left", "free some space"},
-		{"a quota is used up", nil, fmt.Errorf("write x: %w", syscall.EDQUOT), engine.ExitFailed, "quota", "free some space"},
-		{"the disk is broken", nil, fmt.Errorf("write x: %w", syscall.EIO), engine.ExitFailed, "input/output error", ""},
-		{"the API server is away", nil, fmt.Errorf("list widgets: %w", engine.ErrUnreachable), engine.ExitFailed, "read the cluster", "see that its API server is up"},
-		{"it is not this cluster's kubeconfig", nil, fmt.Errorf("list widgets: %w", engine.ErrDenied), engine.ExitFailed, "read the cluster", engine.KubeconfigFile},
-		{"there is no room on another disk", func(t *testing.T) string { return t.TempDir() }, fmt.Errorf("write x: %w", syscall.ENOSPC), engine.ExitFailed, "no space left", "backup prune --keep 1 --dir "},
-		{"the user has enough", nil, context.Canceled, engine.ExitStopped, "", "to begin anew; nothing of this one is left"},
+		{"there is no room", nil, fmt.Errorf("write x: %w", syscall.ENOSPC), plan.ExitFailed, "no space left", "free some space"},
+		{"a quota is used up", nil, fmt.Errorf("write x: %w", syscall.EDQUOT), plan.ExitFailed, "quota", "free some space"},
+		{"the disk is broken", nil, fmt.Errorf("write x: %w", syscall.EIO), plan.ExitFailed, "input/output error", ""},
+		{"the API server is away", nil, fmt.Errorf("list widgets: %w", cluster.ErrUnreachable), plan.ExitFailed, "read the cluster", "see that its API server is up"},
+		{"it is not this cluster's kubeconfig", nil, fmt.Errorf("list widgets: %w", cluster.ErrDenied), plan.ExitFailed, "read the cluster", workspace.KubeconfigFile},
+		{"there is no room on another disk", func(t *testing.T) string { return t.TempDir() }, fmt.Errorf("write x: %w", syscall.ENOSPC), plan.ExitFailed, "no space left", "backup prune --keep 1 --dir "},
+		{"the user has enough", nil, context.Canceled, plan.ExitStopped, "", "to begin anew; nothing of this one is left"},
 		{"others may write the directory", func(t *testing.T) string {
 			dir := t.TempDir()
 			if err := os.Chmod(dir, 0o770); err != nil {
 				t.Fatal(err)
 			}
 			return dir
-		}, nil, engine.ExitUsage, "others may write it", "chmod 0700"},
+		}, nil, plan.ExitUsage, "others may write it", "chmod 0700"},
 		{"the directory is a link", func(t *testing.T) string {
 			dir := filepath.Join(t.TempDir(), "link")
 			if err := os.Symlink(t.TempDir(), dir); err != nil {
 				t.Fatal(err)
 			}
 			return dir
-		}, nil, engine.ExitUsage, "it is a symbolic link", "use a directory that is yours alone"},
-		{"what is above the directory is not there", func(t *testing.T) string { return filepath.Join(t.TempDir(), "a", "b") }, nil, engine.ExitUsage, "no such file or directory", "make the directory"},
+		}, nil, plan.ExitUsage, "it is a symbolic link", "use a directory that is yours alone"},
+		{"what is above the directory is not there", func(t *testing.T) string { return filepath.Join(t.TempDir(), "a", "b") }, nil, plan.ExitUsage, "no such file or directory", "make the directory"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
-			w, err := engine.OpenWorkspace(s.dir)
+			w, err := workspace.OpenWorkspace(s.dir)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -156,9 +159,9 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = e.Run(ctx, p, func(engine.Event) {})
-			if engine.ExitCode(err) != tt.exit || !strings.Contains(fmt.Sprint(err), tt.says) || !strings.Contains(engine.Remedy(err), tt.remedy) {
-				t.Errorf("exit %d: %v\nfix %s", engine.ExitCode(err), err, engine.Remedy(err))
+			err = e.Run(ctx, p, func(plan.Event) {})
+			if plan.ExitCode(err) != tt.exit || !strings.Contains(fmt.Sprint(err), tt.says) || !strings.Contains(plan.Remedy(err), tt.remedy) {
+				t.Errorf("exit %d: %v\nfix %s", plan.ExitCode(err), err, plan.Remedy(err))
 			}
 			dir, err := e.BackupDir(r.Dir)
 			if err != nil {
@@ -197,23 +200,23 @@ func (a *awayTwin) Differences(ctx context.Context, _ *backup.Backup, _ []engine
 // Nobody waits without an end for a cluster that was away from the beginning.
 func TestAnAPIServerThatIsAwayIsToldBeforeARestore(t *testing.T) {
 	s := newCheckStage(t)
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cluster := &awayTwin{failingTwin: failingTwin{end: func(context.Context, *backup.Writer) error { return nil }}}
+	twinned := &awayTwin{failingTwin: failingTwin{end: func(context.Context, *backup.Writer) error { return nil }}}
 	e := engine.New(w, engine.Deps{
-		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return cluster, nil },
+		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return twinned, nil },
 		Now:     func() time.Time { return checkTime },
 	})
 	p, err := e.PlanBackup(t.Context(), engine.BackupRequest{Etcd: engine.EtcdLeave})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Run(t.Context(), p, func(engine.Event) {}); err != nil {
+	if err := e.Run(t.Context(), p, func(plan.Event) {}); err != nil {
 		t.Fatal(err)
 	}
-	none := func(engine.Event) {}
+	none := func(plan.Event) {}
 	for _, verb := range []struct {
 		name string
 		do   func(ctx context.Context, r engine.RestoreRequest) error
@@ -231,11 +234,11 @@ func TestAnAPIServerThatIsAwayIsToldBeforeARestore(t *testing.T) {
 			name string
 			last error // what the last try said; nil: it did not come back
 		}{
-			{"nobody listens", fmt.Errorf("%w: connection refused", engine.ErrUnreachable)},
+			{"nobody listens", fmt.Errorf("%w: connection refused", cluster.ErrUnreachable)},
 			{"somebody listens and says nothing", nil},
 		} {
 			t.Run(verb.name+": "+tt.name, func(t *testing.T) {
-				cluster.asked = func(ctx context.Context) error {
+				twinned.asked = func(ctx context.Context) error {
 					<-ctx.Done() // tries until then
 					if tt.last != nil {
 						return tt.last
@@ -244,8 +247,8 @@ func TestAnAPIServerThatIsAwayIsToldBeforeARestore(t *testing.T) {
 				}
 				synctest.Test(t, func(t *testing.T) {
 					err := verb.do(t.Context(), engine.RestoreRequest{ID: p.ID})
-					if engine.ExitCode(err) != engine.ExitFailed || !errors.Is(err, engine.ErrUnreachable) || !strings.Contains(engine.Remedy(err), "see that its API server is up") {
-						t.Errorf("exit %d: %v\nfix %s", engine.ExitCode(err), err, engine.Remedy(err))
+					if plan.ExitCode(err) != plan.ExitFailed || !errors.Is(err, cluster.ErrUnreachable) || !strings.Contains(plan.Remedy(err), "see that its API server is up") {
+						t.Errorf("exit %d: %v\nfix %s", plan.ExitCode(err), err, plan.Remedy(err))
 					}
 				})
 			})

@@ -12,7 +12,11 @@ import (
 	"unicode"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/engine/revocation"
+	"constellation/engine/rollout"
+	"constellation/engine/words"
 )
 
 // IDs of the steps of `machine revoke`.
@@ -43,10 +47,10 @@ const maxReason = 200
 
 func (r RevokeRequest) check() error {
 	if n := len(r.Reason); n > maxReason {
-		return &Error{Err: fmt.Errorf("the reason has %d bytes, at most %d are kept", n, maxReason), Remedy: "give a shorter --reason", Exit: ExitUsage}
+		return &plan.Error{Err: fmt.Errorf("the reason has %d bytes, at most %d are kept", n, maxReason), Remedy: "give a shorter --reason", Exit: plan.ExitUsage}
 	}
 	if strings.ContainsFunc(r.Reason, func(c rune) bool { return !unicode.IsPrint(c) }) {
-		return &Error{Err: errors.New("the reason contains characters that cannot be printed"), Remedy: "give --reason in one line of plain text", Exit: ExitUsage}
+		return &plan.Error{Err: errors.New("the reason contains characters that cannot be printed"), Remedy: "give --reason in one line of plain text", Exit: plan.ExitUsage}
 	}
 	return nil
 }
@@ -71,12 +75,12 @@ func (r RevokeRequest) flags() string {
 //
 // Findings that forbid the plan are in it: the machine is the only control plane, or etcd
 // would lose its quorum without it. The error has ExitUsage if there is no such machine.
-func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*Plan, error) {
+func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
 	if r.Kubeconfig == "" {
-		if err := e.ws.onMachines(VerbRevoke); err != nil {
+		if err := e.ws.OnMachines(plan.VerbRevoke); err != nil {
 			return nil, err
 		}
 	}
@@ -91,7 +95,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*Plan, error)
 			}
 		}
 	}
-	x := &revoking{initRun: i, request: r, by: someone()}
+	x := &revoking{clusterRun: i, request: r, by: someone()}
 	limited, cancel := context.WithTimeout(ctx, e.limits.api)
 	defer cancel()
 	v, err := x.see(limited)
@@ -99,16 +103,16 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*Plan, error)
 		return nil, i.clusterError("look at machine "+r.Node, err)
 	}
 	if !v.exists() && !v.recorded {
-		return nil, &Error{Op: "revoke machine " + r.Node, Err: errors.New("there is no such node and no such machine"), Exit: ExitUsage, Remedy: "`constellation status` lists nodes and machines"}
+		return nil, &plan.Error{Op: "revoke machine " + r.Node, Err: errors.New("there is no such node and no such machine"), Exit: plan.ExitUsage, Remedy: "`constellation status` lists nodes and machines"}
 	}
 	now := e.now()
-	p := &Plan{
-		ID: newRunID(VerbRevoke, now), Verb: VerbRevoke, Cluster: i.state.Infrastructure.Name, Node: r.Node, Simulated: e.simulated(), Created: now.UTC(), Rehearsal: r.Rehearse,
+	p := &plan.Plan{
+		ID: newRunID(plan.VerbRevoke, now), Verb: plan.VerbRevoke, Cluster: i.state.Infrastructure.Name, Node: r.Node, Simulated: e.simulated(), Created: now.UTC(), Rehearsal: r.Rehearse,
 	}
-	p.end.command = e.command(string(VerbRevoke)) + r.flags()
-	p.end.next = []string{e.command("status")}
-	p.end.done = fmt.Sprintf("machine %s is revoked and removed", r.Node)
-	p.end.nothing = p.end.done + " already: nothing to do"
+	p.End.Command = e.command(string(plan.VerbRevoke)) + r.flags()
+	p.End.Next = []string{e.command("status")}
+	p.End.Done = fmt.Sprintf("machine %s is revoked and removed", r.Node)
+	p.End.Nothing = p.End.Done + " already: nothing to do"
 	x.plan = p
 	x.judge(v)
 	if len(p.Blocked()) > 0 {
@@ -121,7 +125,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*Plan, error)
 		if r.Rehearse {
 			effect := s.Effect
 			s.Final = false
-			s.Run = func(_ context.Context, to *Reporter) error {
+			s.Run = func(_ context.Context, to *plan.Reporter) error {
 				to.Conclude("would: " + effect)
 				return nil
 			}
@@ -129,29 +133,29 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*Plan, error)
 		p.Steps = append(p.Steps, s)
 	}
 	if r.Rehearse {
-		p.end.done = "this was a rehearsal: nothing was changed"
+		p.End.Done = "this was a rehearsal: nothing was changed"
 	}
 	return p, nil
 }
 
 // revoking is one request with what it is about. Steps run one after the other.
 type revoking struct {
-	*initRun
+	*clusterRun
 	request RevokeRequest
 	by      string
-	plan    *Plan
+	plan    *plan.Plan
 }
 
 // revokeView is what the cluster, and the cloud if it was asked, report of one machine.
 type revokeView struct {
 	entry    revocation.Entry
 	recorded bool // the entry is of this machine, and not of an earlier one of its name
-	node     *Node
-	nodes    []*Node
-	joins    bool  // it was given a ticket and is no Node yet
-	removal  *Move // nil: there is none
-	refill   *Move
-	heir     *Node // has taken its place; nil: none has
+	node     *cluster.Node
+	nodes    []*cluster.Node
+	joins    bool          // it was given a ticket and is no Node yet
+	removal  *cluster.Move // nil: there is none
+	refill   *cluster.Move
+	heir     *cluster.Node // has taken its place; nil: none has
 	inCloud  bool
 	claims   string // another provider ID that the Node claims; empty: it does not
 	// machine is the provider ID for the operator, which compares it with the cloud. Without
@@ -168,7 +172,7 @@ func (v *revokeView) removed() bool {
 
 // replaced reports whether another node has taken the place and is, or was, Ready.
 func (v *revokeView) replaced() bool {
-	return v.entry.Replacement != "" || v.heir != nil && v.heir.State == NodeReady
+	return v.entry.Replacement != "" || v.heir != nil && v.heir.State == plan.NodeReady
 }
 
 func (x *revoking) see(ctx context.Context) (*revokeView, error) {
@@ -178,8 +182,8 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 		return nil, err
 	}
 	ro, err := x.cluster.Rollout(ctx)
-	if errors.Is(err, ErrAbsent) {
-		return nil, &Error{Op: "revoke machine " + name, Err: errors.New("the cluster has no NodeVersion, so no operator removes machines"), Remedy: "`constellation init` completes the cluster"}
+	if errors.Is(err, cluster.ErrAbsent) {
+		return nil, &plan.Error{Op: "revoke machine " + name, Err: errors.New("the cluster has no NodeVersion, so no operator removes machines"), Remedy: "`constellation init` completes the cluster"}
 	}
 	if err != nil {
 		return nil, err
@@ -188,7 +192,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 		return nil, err
 	}
 	expected, err := x.cluster.Expected(ctx)
-	if err != nil && !errors.Is(err, ErrAbsent) {
+	if err != nil && !errors.Is(err, cluster.ErrAbsent) {
 		return nil, err
 	}
 	now := revocation.Entry{By: x.by, Reason: x.request.Reason}
@@ -217,7 +221,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 			machines = nil // a part of them is true, the rest of another error is not
 		}
 		for _, m := range machines {
-			if m.Name != name || m.Stage == NodeGone {
+			if m.Name != name || m.Stage == plan.NodeGone {
 				continue
 			}
 			// The cloud decides which machine it is: a Node can claim another one.
@@ -253,7 +257,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 
 // heirOf returns the node that has taken the place of another one and stays; nil if there
 // is none. A rollout may have made one that it gives up now.
-func heirOf(name string, nodes []*Node, moves []Move) *Node {
+func heirOf(name string, nodes []*cluster.Node, moves []cluster.Move) *cluster.Node {
 	leaves := map[string]bool{}
 	for _, m := range moves {
 		if m.Leaves {
@@ -279,7 +283,7 @@ const StepRevocations = "revocations"
 //
 // The console removes their entries, and nothing in the cluster may: an admission policy cannot
 // compare an entry with the time, so a program that may remove one may remove all.
-func (i *initRun) expired(ctx context.Context) (names []string, err error) {
+func (i *clusterRun) expired(ctx context.Context) (names []string, err error) {
 	_, err = i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 		list, err := k.Revoked(ctx)
 		names = list.Expired(i.e.now())
@@ -288,10 +292,10 @@ func (i *initRun) expired(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-func (i *initRun) revocationsStep(nodes []string) Step {
+func (i *clusterRun) revocationsStep(nodes []string) Step {
 	return Step{
 		ID: StepRevocations, Title: "Remove expired revocations",
-		Effect: fmt.Sprintf("ConfigMap %s/%s refuses %s no longer: no certificate of the revoked machines is valid any more", revocation.Namespace, revocation.ConfigMap, and(nodes)),
+		Effect: fmt.Sprintf("ConfigMap %s/%s refuses %s no longer: no certificate of the revoked machines is valid any more", revocation.Namespace, revocation.ConfigMap, words.And(nodes)),
 		Done: func(ctx context.Context) (bool, error) {
 			left, err := i.expired(ctx)
 			return err == nil && len(left) == 0, err
@@ -305,16 +309,16 @@ func (i *initRun) revocationsStep(nodes []string) Step {
 // judge finds what forbids the removal, and what must be known before it is accepted.
 func (x *revoking) judge(v *revokeView) {
 	name, p := x.request.Node, x.plan
-	find := func(f Finding) { p.Findings = append(p.Findings, f) }
+	find := func(f plan.Finding) { p.Findings = append(p.Findings, f) }
 	if v.machine == "" && v.exists() {
-		find(Finding{
-			ID: "machine-unknown", Severity: Block, Source: "cloud", Title: fmt.Sprintf("which machine of the cloud %s is, is not known", name),
+		find(plan.Finding{
+			ID: "machine-unknown", Severity: plan.Block, Source: "cloud", Title: fmt.Sprintf("which machine of the cloud %s is, is not known", name),
 			Detail: "its Node has no providerID, and the cloud was not asked or does not list it", Remedy: "run the command in the workspace of the cluster, so that the cloud can be asked",
 		})
 	}
 	if v.claims != "" {
-		find(Finding{
-			ID: "node-claims-other-machine", Severity: Warn, Source: "cluster", Title: fmt.Sprintf("Node %s claims machine %s, and the cloud says it is %s", name, v.claims, v.machine),
+		find(plan.Finding{
+			ID: "node-claims-other-machine", Severity: plan.Warn, Source: "cluster", Title: fmt.Sprintf("Node %s claims machine %s, and the cloud says it is %s", name, v.claims, v.machine),
 			Detail: "the machine that the cloud names is removed; the other one is not touched",
 		})
 	}
@@ -322,8 +326,8 @@ func (x *revoking) judge(v *revokeView) {
 		x.judgeEtcd(v)
 	}
 	if x.request.Replace && v.entry.Group == "" && !v.replaced() {
-		find(Finding{
-			ID: "group-unknown", Severity: Block, Source: "cloud", Title: "the scaling group of " + name + " is not known, so no machine can be made in it",
+		find(plan.Finding{
+			ID: "group-unknown", Severity: plan.Block, Source: "cloud", Title: "the scaling group of " + name + " is not known, so no machine can be made in it",
 			Remedy: "run the command in the workspace of the cluster, or leave `--replace` out",
 		})
 	}
@@ -354,28 +358,28 @@ func (x *revoking) judgeEtcd(v *revokeView) {
 			continue
 		}
 		others = append(others, n.Name)
-		if n.State != NodeReady {
+		if n.State != plan.NodeReady {
 			sick = append(sick, n.Name)
 		}
 		if n.State != NodeReady || n.Cordoned {
 			closed = append(closed, n.Name)
 		}
 	}
-	find := func(f Finding) {
+	find := func(f plan.Finding) {
 		f.Source = "cluster"
 		x.plan.Findings = append(x.plan.Findings, f)
 	}
 	healthy, quorum := len(others)-len(sick), len(others)/2+1
 	switch {
 	case len(others) == 0:
-		find(Finding{
-			ID: "last-control-plane", Severity: Block, Title: name + " is the only control plane: without it there is no cluster",
+		find(plan.Finding{
+			ID: "last-control-plane", Severity: plan.Block, Title: name + " is the only control plane: without it there is no cluster",
 			Remedy: "create a new cluster and restore a backup into it: `constellation backup restore`",
 		})
 		return
 	case healthy < quorum:
-		find(Finding{
-			ID: "etcd-quorum", Severity: Block, Title: fmt.Sprintf("without %s etcd has %d healthy of %s, and needs %d", name, healthy, many(len(others), "member"), quorum),
+		find(plan.Finding{
+			ID: "etcd-quorum", Severity: plan.Block, Title: fmt.Sprintf("without %s etcd has %d healthy of %s, and needs %d", name, healthy, words.Count(len(others), "member"), quorum),
 			Detail: "not Ready: " + strings.Join(sick, ", "), Remedy: fmt.Sprintf("bring %s back first; `constellation status` says what is wrong with it", sick[0]),
 		})
 		return
@@ -387,29 +391,29 @@ func (x *revoking) judgeEtcd(v *revokeView) {
 		})
 		return
 	case len(sick) > 0:
-		find(Finding{
-			ID: "control-plane-not-ready", Severity: Warn, Title: fmt.Sprintf("%s is not Ready: the machine is removed when every other member of etcd is healthy", strings.Join(sick, ", ")),
+		find(plan.Finding{
+			ID: "control-plane-not-ready", Severity: plan.Warn, Title: fmt.Sprintf("%s is not Ready: the machine is removed when every other member of etcd is healthy", strings.Join(sick, ", ")),
 			Remedy: fmt.Sprintf("bring %s back, so that the removal does not wait", sick[0]),
 		})
 	}
-	find(Finding{
-		ID: "control-plane-keys", Severity: Warn, Title: name + " is a control plane and has the keys of the cluster's certificate authorities",
+	find(plan.Finding{
+		ID: "control-plane-keys", Severity: plan.Warn, Title: name + " is a control plane and has the keys of the cluster's certificate authorities",
 		Detail: "with these keys anybody can make certificates for any identity; a revocation does not take them back",
 		Remedy: "if root on it was lost, create a new cluster and restore a backup into it",
 	})
 }
 
 // steps are all steps; each observes whether its effect is there.
-func (x *revoking) steps(v *revokeView) []Step {
+func (x *revoking) steps(v *revokeView) []plan.Step {
 	name, e := x.request.Node, v.entry
 	first := ""
 	if e.Role == string(cloud.ControlPlane) {
 		first = "its member of etcd is removed, then "
 	}
-	steps := []Step{
+	steps := []plan.Step{
 		{
 			ID: StepRevoke, Title: "Revoke the credentials of " + name,
-			Effect: fmt.Sprintf("ConfigMap %s/%s names %s, its machine %s and its address %s; its bootstrap token and its JoiningNode are deleted; no join service gives it a ticket", revocation.Namespace, revocation.ConfigMap, name, orElse(v.machine, "(unknown)"), orElse(e.Address, "(the cloud's)")),
+			Effect: fmt.Sprintf("ConfigMap %s/%s names %s, its machine %s and its address %s; its bootstrap token and its JoiningNode are deleted; no join service gives it a ticket", revocation.Namespace, revocation.ConfigMap, name, cmp.Or(v.machine, "(unknown)"), cmp.Or(e.Address, "(the cloud's)")),
 			Done:   x.done(func(v *revokeView) bool { return v.recorded && (v.removal != nil || v.removed()) }),
 			Run:    x.revoke,
 		},
@@ -429,9 +433,9 @@ func (x *revoking) steps(v *revokeView) []Step {
 		},
 	}
 	if x.request.Replace {
-		steps = append(steps, Step{
+		steps = append(steps, plan.Step{
 			ID: StepReplacement, Title: "Wait until its replacement is Ready",
-			Effect: fmt.Sprintf("a new machine in group %s has joined and is Ready, so the group has as many as before", groupName(e.Group)),
+			Effect: fmt.Sprintf("a new machine in group %s has joined and is Ready, so the group has as many as before", cluster.GroupName(e.Group)),
 			Done:   x.done(func(v *revokeView) bool { return v.recorded && v.entry.Replacement != "" }),
 			Run:    x.waitReplaced,
 		})
@@ -448,7 +452,7 @@ func (x *revoking) done(is func(*revokeView) bool) func(context.Context) (bool, 
 	}
 }
 
-func (x *revoking) revoke(ctx context.Context, r *Reporter) error {
+func (x *revoking) revoke(ctx context.Context, r *plan.Reporter) error {
 	return x.inCluster(ctx, r, "revoke the credentials of "+x.request.Node, func(ctx context.Context, k Cluster) error {
 		v, err := x.see(ctx)
 		if err != nil {
@@ -461,7 +465,7 @@ func (x *revoking) revoke(ctx context.Context, r *Reporter) error {
 		if err := k.Revoke(ctx, x.request.Node, v.entry); err != nil {
 			return err
 		}
-		r.send(Event{Kind: KindLog, Source: "revocation", Level: "info", Node: x.request.Node, Text: fmt.Sprintf("%s was revoked by %s at %s", x.request.Node, said(v.entry), v.entry.Since.UTC().Format(time.RFC3339))})
+		r.Send(plan.Event{Kind: plan.KindLog, Source: "revocation", Level: "info", Node: x.request.Node, Text: fmt.Sprintf("%s was revoked by %s at %s", x.request.Node, said(v.entry), v.entry.Since.UTC().Format(time.RFC3339))})
 		return nil
 	})
 }
@@ -477,7 +481,7 @@ func said(e revocation.Entry) string {
 // refillWithin bounds how long after the command a new machine may be created.
 const refillWithin = 30 * time.Minute
 
-func (x *revoking) remove(ctx context.Context, r *Reporter) error {
+func (x *revoking) remove(ctx context.Context, r *plan.Reporter) error {
 	name := x.request.Node
 	return x.inCluster(ctx, r, "have machine "+name+" removed", func(ctx context.Context, k Cluster) error {
 		v, err := x.see(ctx)
@@ -503,15 +507,15 @@ func (x *revoking) remove(ctx context.Context, r *Reporter) error {
 }
 
 // follow reports what happens in the cluster until over does not return false.
-func (x *revoking) follow(ctx context.Context, r *Reporter, op string, over func(*revokeView) (bool, error)) error {
-	return x.followRollout(ctx, r, x.cluster, func(*rolloutView) (bool, error) {
+func (x *revoking) follow(ctx context.Context, r *plan.Reporter, op string, over func(*revokeView) (bool, error)) error {
+	return x.followRollout(ctx, r, x.cluster, func(*rollout.View) (bool, error) {
 		limited, cancel := context.WithTimeout(ctx, x.e.limits.glance)
 		defer cancel()
 		v, err := x.see(limited)
 		switch {
 		case ctx.Err() != nil:
 			return false, ctx.Err()
-		case errors.Is(err, ErrDenied):
+		case errors.Is(err, cluster.ErrDenied):
 			return false, x.clusterError(op, err)
 		case err != nil:
 			x.e.log.Debug("machine not seen", "node", x.request.Node, "err", err)
@@ -521,7 +525,7 @@ func (x *revoking) follow(ctx context.Context, r *Reporter, op string, over func
 	})
 }
 
-func (x *revoking) waitRemoved(ctx context.Context, r *Reporter) error {
+func (x *revoking) waitRemoved(ctx context.Context, r *plan.Reporter) error {
 	name := x.request.Node
 	err := x.follow(ctx, r, "wait until machine "+name+" is gone", func(v *revokeView) (bool, error) {
 		return v.node == nil && v.removal == nil && !v.inCloud, nil
@@ -535,7 +539,7 @@ func (x *revoking) waitRemoved(ctx context.Context, r *Reporter) error {
 }
 
 // note changes the entry of the machine.
-func (x *revoking) note(ctx context.Context, r *Reporter, change func(*revocation.Entry)) error {
+func (x *revoking) note(ctx context.Context, r *plan.Reporter, change func(*revocation.Entry)) error {
 	return x.inCluster(ctx, r, "note what has become of machine "+x.request.Node, func(ctx context.Context, k Cluster) error {
 		all, err := k.Revoked(ctx)
 		if err != nil {
@@ -543,30 +547,30 @@ func (x *revoking) note(ctx context.Context, r *Reporter, change func(*revocatio
 		}
 		e, ok := all[x.request.Node]
 		if !ok {
-			return &Error{Op: "note what has become of machine " + x.request.Node, Err: errors.New("its entry was removed meanwhile"), Remedy: "run the same command again"}
+			return &plan.Error{Op: "note what has become of machine " + x.request.Node, Err: errors.New("its entry was removed meanwhile"), Remedy: "run the same command again"}
 		}
 		change(&e)
 		return k.Revoke(ctx, x.request.Node, e)
 	})
 }
 
-func (x *revoking) waitReplaced(ctx context.Context, r *Reporter) error {
+func (x *revoking) waitReplaced(ctx context.Context, r *plan.Reporter) error {
 	name, heir := x.request.Node, ""
 	op := "wait for the replacement of " + name
 	err := x.follow(ctx, r, op, func(v *revokeView) (bool, error) {
 		switch {
-		case v.heir != nil && v.heir.State == NodeReady:
+		case v.heir != nil && v.heir.State == plan.NodeReady:
 			heir = v.heir.Name
 			return true, nil
 		case v.heir == nil && (v.refill == nil || v.refill.Leaves):
-			return false, &Error{Op: op, Err: errors.New("no machine was made in time, or it has not joined and was given up"), Remedy: "`kubectl -n constellation-system logs deploy/constellation-operator` says why; run the same command again for another one"}
+			return false, &plan.Error{Op: op, Err: errors.New("no machine was made in time, or it has not joined and was given up"), Remedy: "`kubectl -n constellation-system logs deploy/constellation-operator` says why; run the same command again for another one"}
 		}
 		return false, nil
 	})
 	if err != nil {
 		return err
 	}
-	x.plan.end.done = fmt.Sprintf("machine %s is revoked and removed; %s has taken its place and is Ready", name, heir)
+	x.plan.End.Done = fmt.Sprintf("machine %s is revoked and removed; %s has taken its place and is Ready", name, heir)
 	r.Conclude(heir + " has taken its place and is Ready")
 	return x.note(ctx, r, func(e *revocation.Entry) { e.Replacement = heir })
 }

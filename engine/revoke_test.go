@@ -15,6 +15,8 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/engine/revocation"
 )
 
@@ -40,14 +42,14 @@ func newRevokeStage(t *testing.T, controlPlanes int) *revokeStage {
 		s.cloud.add(name, role, i)
 		s.node(name)
 	}
-	s.cluster.SetRollout(func(r *engine.Rollout) { r.Observed, r.Reached = true, true })
+	s.cluster.SetRollout(func(r *cluster.Rollout) { r.Observed, r.Reached = true, true })
 	return s
 }
 
 // node puts a Ready node into the cluster.
-func (s *revokeStage) node(name string, edit ...func(*engine.Node)) {
-	n := engine.Node{
-		Name: name, Role: "worker", Group: "workers", GroupID: "sandboxes/demo/groups/workers", State: engine.NodeReady, ProviderID: "sandbox://demo/" + name, IP: "10.42.0.99", UID: "uid-" + name,
+func (s *revokeStage) node(name string, edit ...func(*cluster.Node)) {
+	n := cluster.Node{
+		Name: name, Role: "worker", Group: "workers", GroupID: "sandboxes/demo/groups/workers", State: plan.NodeReady, ProviderID: "sandbox://demo/" + name, IP: "10.42.0.99", UID: "uid-" + name,
 		Image: "sandboxes/demo/images/v1.0.0", Components: s.inside.running.Target.Components, Kubernetes: "v1.35.4",
 	}
 	if strings.HasPrefix(name, "control") {
@@ -75,10 +77,10 @@ func (s *revokeStage) operatorFrom(begin <-chan struct{}) {
 			if err != nil {
 				continue
 			}
-			removal := slices.IndexFunc(ro.Moves, func(m engine.Move) bool { return m.Leaves })
+			removal := slices.IndexFunc(ro.Moves, func(m cluster.Move) bool { return m.Leaves })
 			if removal >= 0 {
 				m := ro.Moves[removal]
-				s.cloud.set(m.Node, func(c *engine.CloudMachine) { c.State, c.Stage = cloud.Terminated, engine.NodeGone })
+				s.cloud.set(m.Node, func(c *cluster.CloudMachine) { c.State, c.Stage = cloud.Terminated, plan.NodeGone })
 				s.cluster.RemoveNode(m.Node)
 				s.cluster.EndMove(m.Name)
 				continue
@@ -87,10 +89,10 @@ func (s *revokeStage) operatorFrom(begin <-chan struct{}) {
 				name := fmt.Sprintf("worker-%d", next)
 				next++
 				s.cloud.add(name, cloud.Worker, next)
-				s.node(name, func(n *engine.Node) { n.State, n.Donor = engine.NodeNotReady, m.Donor })
+				s.node(name, func(n *cluster.Node) { n.State, n.Donor = plan.NodeNotReady, m.Donor })
 				s.cluster.EndMove(m.Name)
 				time.Sleep(30 * time.Millisecond)
-				s.node(name, func(n *engine.Node) { n.Donor = m.Donor })
+				s.node(name, func(n *cluster.Node) { n.Donor = m.Donor })
 			}
 		}
 	})
@@ -102,25 +104,25 @@ func (s *revokeStage) operator() {
 	s.operatorFrom(now)
 }
 
-func (s *revokeStage) plan(r engine.RevokeRequest) *engine.Plan {
+func (s *revokeStage) plan(r engine.RevokeRequest) *plan.Plan {
 	s.t.Helper()
 	p, err := s.engine().PlanRevoke(s.t.Context(), r)
 	if err != nil {
-		s.t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+		s.t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
 	}
 	return p
 }
 
 // revoke plans and runs once.
-func (s *revokeStage) revoke(ctx context.Context, r engine.RevokeRequest, see func(engine.Event)) ([]engine.Event, error) {
+func (s *revokeStage) revoke(ctx context.Context, r engine.RevokeRequest, see func(plan.Event)) ([]plan.Event, error) {
 	s.t.Helper()
 	e := s.engine()
 	p, err := e.PlanRevoke(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	var events []engine.Event
-	err = e.Run(ctx, p, func(ev engine.Event) {
+	var events []plan.Event
+	err = e.Run(ctx, p, func(ev plan.Event) {
 		events = append(events, ev)
 		if see != nil {
 			see(ev)
@@ -139,11 +141,11 @@ func (s *revokeStage) entry(node string) revocation.Entry {
 	return l[node]
 }
 
-func findingIDs(p *engine.Plan, severity engine.Severity) (out []string) {
+func findingIDs(p *plan.Plan, severity plan.Severity) (out []string) {
 	for _, f := range p.Findings {
 		if f.Severity == severity {
 			out = append(out, f.ID)
-			if severity == engine.Block && (f.Remedy == "" || f.Title == "") {
+			if severity == plan.Block && (f.Remedy == "" || f.Title == "") {
 				out = append(out, "no remedy")
 			}
 		}
@@ -164,13 +166,13 @@ func TestRevokeRemovesAMachineAndHasAnotherOneMade(t *testing.T) {
 		}
 		return nil
 	})
-	events, err := s.revoke(t.Context(), engine.RevokeRequest{Node: "worker-1", Replace: true, Reason: "its keys were copied"}, func(ev engine.Event) {
-		if ev.Kind == engine.KindNode && ev.Node == "worker-1" && ev.To == engine.NodeLeaving {
+	events, err := s.revoke(t.Context(), engine.RevokeRequest{Node: "worker-1", Replace: true, Reason: "its keys were copied"}, func(ev plan.Event) {
+		if ev.Kind == plan.KindNode && ev.Node == "worker-1" && ev.To == plan.NodeLeaving {
 			show()
 		}
 	})
 	if err != nil {
-		t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+		t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
 	}
 	// The record comes before everything else; the last two note what has become of it.
 	if want := []string{"Revoke", "RefillMachine", "RemoveMachine", "Revoke", "Revoke"}; !slices.Equal(order, want) {
@@ -194,20 +196,20 @@ func TestRevokeRemovesAMachineAndHasAnotherOneMade(t *testing.T) {
 	}
 	var leaves, comes bool
 	for _, ev := range events {
-		leaves = leaves || ev.Kind == engine.KindNode && ev.Node == "worker-1" && ev.From == engine.NodeLeaving && ev.To == engine.NodeGone
-		comes = comes || ev.Kind == engine.KindNode && ev.Node == "worker-2" && ev.To == engine.NodeReady
+		leaves = leaves || ev.Kind == plan.KindNode && ev.Node == "worker-1" && ev.From == plan.NodeLeaving && ev.To == plan.NodeGone
+		comes = comes || ev.Kind == plan.KindNode && ev.Node == "worker-2" && ev.To == plan.NodeReady
 	}
 	if !leaves || !comes {
 		t.Errorf("events report that the old machine leaves: %t, that the new one is Ready: %t", leaves, comes)
 	}
 	runs, err := s.engine().Runs()
-	if err != nil || len(runs) == 0 || runs[0].Verb != engine.VerbRevoke || runs[0].By != e.By || runs[0].Node != "worker-1" || !strings.Contains(runs[0].Text, "worker-1") {
+	if err != nil || len(runs) == 0 || runs[0].Verb != plan.VerbRevoke || runs[0].By != e.By || runs[0].Node != "worker-1" || !strings.Contains(runs[0].Text, "worker-1") {
 		t.Errorf("history %+v, %v", runs, err)
 	}
 
 	// Once more: everything is there.
 	_, err = s.revoke(t.Context(), engine.RevokeRequest{Node: "worker-1", Replace: true}, nil)
-	if engine.ExitCode(err) != engine.ExitNothing {
+	if plan.ExitCode(err) != plan.ExitNothing {
 		t.Errorf("a second time: %v", err)
 	}
 }
@@ -230,7 +232,7 @@ func TestRevokeIsResumed(t *testing.T) {
 			})
 			_, err := s.revoke(ctx, r, nil)
 			final := call == "WatchRollout" // the cluster goes on alone
-			if final && err != nil || !final && engine.ExitCode(err) != engine.ExitStopped {
+			if final && err != nil || !final && plan.ExitCode(err) != plan.ExitStopped {
 				t.Fatalf("interrupted: %v", err)
 			}
 			first := s.entry("worker-1")
@@ -239,7 +241,7 @@ func TestRevokeIsResumed(t *testing.T) {
 			again := r
 			again.Reason = "another one"
 			if _, err := s.revoke(t.Context(), again, nil); err != nil {
-				t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+				t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
 			}
 			e := s.entry("worker-1")
 			if !first.Since.IsZero() && (!e.Since.Equal(first.Since) || e.Reason != "captured") {
@@ -284,8 +286,8 @@ func TestRevokeRunsBesideAnotherRun(t *testing.T) {
 	free := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		other := engine.PlanFor(e, engine.Step{ID: "upgrade", Run: func(context.Context, *engine.Reporter) error { close(held); <-free; return nil }})
-		if err := e.Run(context.Background(), other, func(engine.Event) {}); err != nil {
+		other := engine.PlanFor(e, plan.Step{ID: "upgrade", Run: func(context.Context, *plan.Reporter) error { close(held); <-free; return nil }})
+		if err := e.Run(context.Background(), other, func(plan.Event) {}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -310,10 +312,10 @@ func TestRevokeFindsWhatForbidsIt(t *testing.T) {
 		{"one of three control planes", 3, "control-plane-1", nil, nil, []string{"control-plane-keys"}},
 		{"one of two", 2, "control-plane-1", nil, nil, []string{"control-plane-keys"}},
 		{"one of two, and the other one is not Ready", 2, "control-plane-1", func(s *revokeStage) {
-			s.node("control-plane-0", func(n *engine.Node) { n.State = engine.NodeNotReady })
+			s.node("control-plane-0", func(n *cluster.Node) { n.State = plan.NodeNotReady })
 		}, []string{"etcd-quorum"}, nil},
 		{"one of three, and another one is not Ready", 3, "control-plane-1", func(s *revokeStage) {
-			s.node("control-plane-0", func(n *engine.Node) { n.State = engine.NodeNotReady })
+			s.node("control-plane-0", func(n *cluster.Node) { n.State = plan.NodeNotReady })
 		}, []string{"etcd-quorum"}, nil},
 		{"one of two, and the other one is cordoned", 2, "control-plane-1", func(s *revokeStage) {
 			s.node("control-plane-0", func(n *engine.Node) { n.Cordoned = true })
@@ -322,13 +324,13 @@ func TestRevokeFindsWhatForbidsIt(t *testing.T) {
 			s.node("control-plane-0", func(n *engine.Node) { n.Cordoned = true })
 		}, nil, []string{"control-plane-keys"}},
 		{"one of four, and another one is not Ready", 4, "control-plane-1", func(s *revokeStage) {
-			s.node("control-plane-0", func(n *engine.Node) { n.State = engine.NodeNotReady })
+			s.node("control-plane-0", func(n *cluster.Node) { n.State = plan.NodeNotReady })
 		}, nil, []string{"control-plane-not-ready", "control-plane-keys"}},
 		{"a Node that claims the machine of another one", 1, "worker-1", func(s *revokeStage) {
-			s.node("worker-1", func(n *engine.Node) { n.ProviderID = "sandbox://demo/control-plane-0" })
+			s.node("worker-1", func(n *cluster.Node) { n.ProviderID = "sandbox://demo/control-plane-0" })
 		}, nil, []string{"node-claims-other-machine"}},
 		{"a Node without a machine, and a cloud that is away", 1, "worker-1", func(s *revokeStage) {
-			s.node("worker-1", func(n *engine.Node) { n.ProviderID, n.GroupID = "", "" })
+			s.node("worker-1", func(n *cluster.Node) { n.ProviderID, n.GroupID = "", "" })
 			s.cloud.end(fmt.Errorf("ask: %w", cloud.ErrUnavailable))
 		}, []string{"machine-unknown", "group-unknown"}, nil},
 	} {
@@ -338,10 +340,10 @@ func TestRevokeFindsWhatForbidsIt(t *testing.T) {
 				tt.edit(s)
 			}
 			p := s.plan(engine.RevokeRequest{Node: tt.node, Replace: true})
-			if got := findingIDs(p, engine.Block); !slices.Equal(got, tt.block) {
+			if got := findingIDs(p, plan.Block); !slices.Equal(got, tt.block) {
 				t.Errorf("blocked by %v, want %v", got, tt.block)
 			}
-			if got := findingIDs(p, engine.Warn); tt.block == nil && !slices.Equal(got, tt.warn) {
+			if got := findingIDs(p, plan.Warn); tt.block == nil && !slices.Equal(got, tt.warn) {
 				t.Errorf("warned of %v, want %v", got, tt.warn)
 			}
 			if tt.block == nil {
@@ -350,9 +352,9 @@ func TestRevokeFindsWhatForbidsIt(t *testing.T) {
 			if len(p.Blocked()) == 0 {
 				return
 			}
-			err := s.engine().Run(t.Context(), p, func(engine.Event) {})
-			if engine.ExitCode(err) != engine.ExitBlocked || engine.Remedy(err) == "" {
-				t.Errorf("exit %d (remedy %q), want %d", engine.ExitCode(err), engine.Remedy(err), engine.ExitBlocked)
+			err := s.engine().Run(t.Context(), p, func(plan.Event) {})
+			if plan.ExitCode(err) != plan.ExitBlocked || plan.Remedy(err) == "" {
+				t.Errorf("exit %d (remedy %q), want %d", plan.ExitCode(err), plan.Remedy(err), plan.ExitBlocked)
 			}
 			if l, err := s.cluster.Revoked(t.Context()); err != nil || len(l) > 0 {
 				t.Errorf("record %v, %v", l, err)
@@ -364,7 +366,7 @@ func TestRevokeFindsWhatForbidsIt(t *testing.T) {
 // The machine that the cloud calls so is removed, and not the one that its Node claims.
 func TestRevokeBelievesTheCloud(t *testing.T) {
 	s := newRevokeStage(t, 1)
-	s.node("worker-1", func(n *engine.Node) {
+	s.node("worker-1", func(n *cluster.Node) {
 		n.ProviderID, n.GroupID = "sandbox://demo/control-plane-0", "sandboxes/demo/groups/control-plane"
 	})
 	s.operator()
@@ -395,8 +397,8 @@ func TestRevokeRefusesWhatIsNotThere(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := s.engine().PlanRevoke(t.Context(), tt.request)
-			if engine.ExitCode(err) != engine.ExitUsage || !strings.Contains(err.Error(), tt.says) || engine.Remedy(err) == "" {
-				t.Errorf("exit %d, %v (remedy %q)", engine.ExitCode(err), err, engine.Remedy(err))
+			if plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), tt.says) || plan.Remedy(err) == "" {
+				t.Errorf("exit %d, %v (remedy %q)", plan.ExitCode(err), err, plan.Remedy(err))
 			}
 		})
 	}
@@ -446,12 +448,12 @@ func TestRehearsedRevokeChangesNothing(t *testing.T) {
 	if ro, err := s.cluster.Rollout(t.Context()); err != nil || len(ro.Moves) > 0 || s.cluster.Tainted("control-plane-1") {
 		t.Errorf("moves %v, %v", ro.Moves, err)
 	}
-	if runs, err := s.engine().Runs(); err != nil || slices.ContainsFunc(runs, func(r engine.RunSummary) bool { return r.Verb == engine.VerbRevoke }) {
+	if runs, err := s.engine().Runs(); err != nil || slices.ContainsFunc(runs, func(r plan.RunSummary) bool { return r.Verb == plan.VerbRevoke }) {
 		t.Errorf("a rehearsal left a run: %v, %v", runs, err)
 	}
 	told := 0
 	for _, ev := range events {
-		if ev.Kind == engine.KindStep && strings.HasPrefix(ev.Text, "would: ") {
+		if ev.Kind == plan.KindStep && strings.HasPrefix(ev.Text, "would: ") {
 			told++
 		}
 	}
@@ -464,7 +466,7 @@ func TestRevokeSaysWhenNoMachineCame(t *testing.T) {
 	s := newRevokeStage(t, 1)
 	s.hook(func(call string) error {
 		if call == "WatchRollout" { // the operator removes the machine and gives the other one up
-			s.cloud.set("worker-1", func(c *engine.CloudMachine) { c.Stage = engine.NodeGone })
+			s.cloud.set("worker-1", func(c *cluster.CloudMachine) { c.Stage = plan.NodeGone })
 			s.cluster.RemoveNode("worker-1")
 			s.cluster.EndMove(revocation.RemovalPrefix + "worker-1")
 			s.cluster.EndMove(revocation.RefillPrefix + "worker-1")
@@ -473,8 +475,8 @@ func TestRevokeSaysWhenNoMachineCame(t *testing.T) {
 	})
 	r := engine.RevokeRequest{Node: "worker-1", Replace: true}
 	_, err := s.revoke(t.Context(), r, nil)
-	if engine.ExitCode(err) != engine.ExitFailed || !strings.Contains(err.Error(), "no machine was made in time") || engine.Remedy(err) == "" {
-		t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+	if plan.ExitCode(err) != plan.ExitFailed || !strings.Contains(err.Error(), "no machine was made in time") || plan.Remedy(err) == "" {
+		t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
 	}
 	s.hook(nil)
 	s.operator()
@@ -491,15 +493,15 @@ func TestWatchShowsARevokedMachine(t *testing.T) {
 	if err := s.cluster.RemoveMachine(t.Context(), "worker-1", revocation.Entry{ProviderID: "sandbox://demo/worker-1", By: "ops@laptop", Reason: "captured"}); err != nil {
 		t.Fatal(err)
 	}
-	var got engine.Event
-	if err := s.engine().Watch(t.Context(), engine.WatchRequest{Once: true}, func(ev engine.Event) {
-		if ev.Kind == engine.KindNode && ev.Node == "worker-1" {
+	var got plan.Event
+	if err := s.engine().Watch(t.Context(), engine.WatchRequest{Once: true}, func(ev plan.Event) {
+		if ev.Kind == plan.KindNode && ev.Node == "worker-1" {
 			got = ev
 		}
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if got.To != engine.NodeLeaving || got.Text != "revoked by ops@laptop: captured" {
+	if got.To != plan.NodeLeaving || got.Text != "revoked by ops@laptop: captured" {
 		b, _ := json.Marshal(got)
 		t.Errorf("event %s", b)
 	}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -10,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -21,23 +21,18 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"constellation/engine/plan"
 	"constellation/engine/version"
-)
-
-const (
-	planFile   = "plan.json"    // in a run's directory
-	eventsFile = "events.jsonl" // 0600
+	"constellation/engine/workspace"
 )
 
 // newRunID returns "<verb>-<YYYYMMDDhhmmss>-<8 hex digits>"; IDs of one verb sort by
 // time.
-func newRunID(v Verb, now time.Time) string {
+func newRunID(v plan.Verb, now time.Time) string {
 	b := make([]byte, 4)
 	rand.Read(b)
 	name := strings.ReplaceAll(string(v), " ", "-")
-	if v == VerbApply {
+	if v == plan.VerbApply {
 		name = "upgrade"
 	}
 	return fmt.Sprintf("%s-%s-%x", name, now.UTC().Format("20060102150405"), b)
@@ -54,47 +49,47 @@ func newRunID(v Verb, now time.Time) string {
 // an error with ExitNothing, a second run in the same workspace, or of another one in the
 // same cluster where the plan needs it for itself, one with ExitHeld. A finding that is
 // to be accepted by name and is not gives ExitUnacknowledged. A rehearsal leaves no trace.
-func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error) {
-	p.By = orElse(p.By, someone())
-	r := &run{plan: p, out: emit, now: e.now, log: e.log, started: e.now(), dir: e.ws.Path(filepath.Join(RunsDir, p.ID))}
-	r.final = p.Verb == VerbWatch // the cluster goes on alone from the beginning
-	r.resume = orElse(p.end.command, e.command(string(p.Verb)))
+func (e *Engine) Run(ctx context.Context, p *plan.Plan, emit func(plan.Event)) (err error) {
+	p.By = cmp.Or(p.By, someone())
+	r := &run{plan: p, out: emit, now: e.now, log: e.log, started: e.now(), dir: e.ws.Path(filepath.Join(plan.RunsDir, p.ID))}
+	r.final = p.Verb == plan.VerbWatch // the cluster goes on alone from the beginning
+	r.resume = cmp.Or(p.End.Command, e.command(string(p.Verb)))
 	defer r.close()
 	defer func() { err = r.finish(ctx, err, e) }()
-	if p.end.cleanup != nil {
-		defer p.end.cleanup()
+	if p.End.Cleanup != nil {
+		defer p.End.Cleanup()
 	}
 
-	if !p.Rehearsal && p.Verb != VerbWatch {
+	if !p.Rehearsal && p.Verb != plan.VerbWatch {
 		var unlock func()
-		unlock, err = e.ws.lock(p.ID, r.started)
+		unlock, err = e.ws.Lock(p.ID, r.started)
 		switch {
 		case err == nil:
 			defer unlock()
 			err = r.record(p)
-		case p.Verb == VerbRevoke && ExitCode(err) == ExitHeld:
+		case p.Verb == plan.VerbRevoke && plan.ExitCode(err) == plan.ExitHeld:
 			// A captured machine does not wait for an upgrade to end. Each write of a revocation
 			// is safe beside any other run.
 			err = r.record(p)
 		}
 	}
-	r.send(Event{Kind: KindHello, Schema: Schema, Tool: "constellation " + version.Release, Object: p.Cluster, Simulated: p.Simulated, Text: r.title(), By: p.By})
+	r.Send(plan.Event{Kind: plan.KindHello, Schema: plan.Schema, Tool: "constellation " + version.Release, Object: p.Cluster, Simulated: p.Simulated, Text: r.title(), By: p.By})
 	if err != nil {
 		return err
 	}
-	if err := r.sendPlan(); err != nil {
+	if err := r.SendPlan(); err != nil {
 		return err
 	}
 	if b := p.Blocked(); len(b) > 0 {
 		return blocked(b)
 	}
 	if f := p.Unacknowledged(); len(f) > 0 {
-		return &Error{Op: "check before start", Err: errors.New(f[0].Title + " (not accepted by name)"), Remedy: f[0].Remedy, Exit: ExitUnacknowledged}
+		return &plan.Error{Op: "check before start", Err: errors.New(f[0].Title + " (not accepted by name)"), Remedy: f[0].Remedy, Exit: plan.ExitUnacknowledged}
 	}
-	if p.hold != nil && !p.Rehearsal && !p.Finished() {
+	if p.Hold != nil && !p.Rehearsal && !p.Finished() {
 		held, stop := context.WithCancelCause(ctx)
 		defer stop(nil)
-		release, err := p.hold(held, &Reporter{run: r}, stop)
+		release, err := p.Hold(held, plan.NewReporter(r, ""), stop)
 		if err != nil {
 			return err
 		}
@@ -113,7 +108,7 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 		}
 	}
 	if did == 0 {
-		return &Error{Err: errors.New(orElse(p.end.nothing, "cluster "+p.Cluster+" is complete: nothing to do")), Exit: ExitNothing}
+		return &plan.Error{Err: errors.New(cmp.Or(p.End.Nothing, "cluster "+p.Cluster+" is complete: nothing to do")), Exit: plan.ExitNothing}
 	}
 	return nil
 }
@@ -130,19 +125,19 @@ func someone() string {
 	return name
 }
 
-// sendPlan tells what will be done.
-func (r *run) sendPlan() error {
+// SendPlan tells what will be done.
+func (r *run) SendPlan() error {
 	p := r.plan
 	data, err := json.Marshal(p)
 	if err != nil {
 		return fmt.Errorf("marshal plan: %w", err)
 	}
-	r.send(Event{Kind: KindPlan, From: p.From.String(), To: p.To.String(), Total: int64(len(p.Steps)), Data: data})
+	r.Send(plan.Event{Kind: plan.KindPlan, From: p.From.String(), To: p.To.String(), Total: int64(len(p.Steps)), Data: data})
 	return nil
 }
 
 // blocked makes one error of the findings that forbid a plan.
-func blocked(findings []Finding) error {
+func blocked(findings []plan.Finding) error {
 	f := findings[0]
 	text := f.Title
 	if f.Detail != "" {
@@ -151,27 +146,12 @@ func blocked(findings []Finding) error {
 	if n := len(findings) - 1; n > 0 {
 		text += fmt.Sprintf(" (and %d more)", n)
 	}
-	return &Error{Op: "check before start", Err: errors.New(text), Remedy: f.Remedy, Exit: ExitBlocked}
-}
-
-// String is "v1.1.0, image v1.0.0, Kubernetes v1.35.4" without what is not known.
-func (t Target) String() string {
-	var parts []string
-	if t.Release != "" {
-		parts = append(parts, t.Release)
-	}
-	if t.Image != "" {
-		parts = append(parts, "image "+t.Image)
-	}
-	if t.Kubernetes != "" {
-		parts = append(parts, "Kubernetes "+t.Kubernetes)
-	}
-	return strings.Join(parts, ", ")
+	return &plan.Error{Op: "check before start", Err: errors.New(text), Remedy: f.Remedy, Exit: plan.ExitBlocked}
 }
 
 // run is one execution of a plan.
 type run struct {
-	plan    *Plan
+	plan    *plan.Plan
 	now     func() time.Time
 	log     *slog.Logger
 	started time.Time
@@ -179,7 +159,7 @@ type run struct {
 	resume  string
 
 	mu       sync.Mutex // held while an event is numbered, recorded and emitted
-	out      func(Event)
+	out      func(plan.Event)
 	seq      uint64
 	file     *os.File // nil if the run is not recorded
 	hidden   []string
@@ -191,15 +171,15 @@ type run struct {
 	// lost is why the cluster was lost to somebody else, or the run's context ended; nil if
 	// it needs no cluster for itself.
 	lost func() error
-	// outlook says when a rollout will be over; nil before one is waited for.
-	outlook *outlook
+	// complete adds when a rollout will be over; nil before one is waited for.
+	complete func(e *plan.Event)
 }
 
-// foresee has progress of a rollout told with when it will be over.
-func (r *run) foresee(o *outlook) {
+// Forecast has complete called with every event from now on.
+func (r *run) Forecast(complete func(e *plan.Event)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.outlook = o
+	r.complete = complete
 }
 
 func (r *run) title() string {
@@ -213,9 +193,9 @@ func (r *run) title() string {
 }
 
 // record starts the directory of the run.
-func (r *run) record(p *Plan) error {
+func (r *run) record(p *plan.Plan) error {
 	fail := func(err error) error {
-		return &Error{Op: "record run in " + r.dir, Err: withoutPath(err), Remedy: "make room, and the directory writable; nothing has been started"}
+		return &plan.Error{Op: "record run in " + r.dir, Err: workspace.WithoutPath(err), Remedy: "make room, and the directory writable; nothing has been started"}
 	}
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
 		return fail(err)
@@ -224,10 +204,10 @@ func (r *run) record(p *Plan) error {
 	if err != nil {
 		return fail(err)
 	}
-	if err := (&Workspace{r.dir}).write(planFile, append(b, '\n'), 0o600); err != nil {
+	if err := workspace.WriteIn(r.dir, workspace.PlanFile, append(b, '\n'), 0o600); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(filepath.Join(r.dir, eventsFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	f, err := os.OpenFile(filepath.Join(r.dir, plan.EventsFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return fail(err)
 	}
@@ -241,15 +221,15 @@ func (r *run) close() {
 	}
 }
 
-// send numbers an event, records it and emits it.
-func (r *run) send(e Event) {
+// Send numbers an event, records it and emits it.
+func (r *run) Send(e plan.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sendLocked(e)
 }
 
-func (r *run) sendLocked(e Event) {
-	if e.Kind == KindWait {
+func (r *run) sendLocked(e plan.Event) {
+	if e.Kind == plan.KindWait {
 		if e.Text == r.waiting { // the same reason again is no news
 			return
 		}
@@ -261,8 +241,8 @@ func (r *run) sendLocked(e Event) {
 	if r.replacer != nil && len(e.Data) > 0 {
 		e.Data = json.RawMessage(r.replacer.Replace(string(e.Data)))
 	}
-	if r.outlook != nil {
-		r.outlook.complete(&e)
+	if r.complete != nil {
+		r.complete(&e)
 	}
 	if r.file != nil {
 		b, err := json.Marshal(e)
@@ -273,7 +253,7 @@ func (r *run) sendLocked(e Event) {
 			// The run matters more than its record. The user is told once.
 			r.file.Close()
 			r.file = nil
-			defer r.sendLocked(Event{Kind: KindLog, Level: "warn", Source: "engine", Text: fmt.Sprintf("the rest of this run is not recorded: %v", withoutPath(err))})
+			defer r.sendLocked(plan.Event{Kind: plan.KindLog, Level: "warn", Source: "engine", Text: fmt.Sprintf("the rest of this run is not recorded: %v", workspace.WithoutPath(err))})
 		}
 	}
 	r.out(e)
@@ -297,8 +277,8 @@ func (r *run) clean(s string) string {
 	return s
 }
 
-// hide keeps a secret out of all events from now on, in the forms it could take.
-func (r *run) hide(secrets ...[]byte) {
+// Hide keeps a secret out of all events from now on, in the forms it could take.
+func (r *run) Hide(secrets ...[]byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, s := range secrets {
@@ -320,7 +300,7 @@ func (r *run) hide(secrets ...[]byte) {
 }
 
 // step runs one step unless its effect is there already, and reports whether it ran.
-func (r *run) step(ctx context.Context, s *Step) (ran bool, err error) {
+func (r *run) step(ctx context.Context, s *plan.Step) (ran bool, err error) {
 	defer func() {
 		if err == nil && s.Final {
 			r.final = true
@@ -335,36 +315,36 @@ func (r *run) step(ctx context.Context, s *Step) (ran bool, err error) {
 		}
 		if err != nil {
 			err = fmt.Errorf("look at what step %s has done: %w", s.ID, err)
-			r.send(Event{Kind: KindStep, Step: s.ID, State: StateFailed, Text: err.Error(), Remedy: Remedy(err), TookMS: r.since(start)})
+			r.Send(plan.Event{Kind: plan.KindStep, Step: s.ID, State: plan.StateFailed, Text: err.Error(), Remedy: plan.Remedy(err), TookMS: r.since(start)})
 			return false, err
 		}
 		if done {
-			r.send(Event{Kind: KindStep, Step: s.ID, State: StateSkipped, Text: s.Title, TookMS: r.since(start)})
+			r.Send(plan.Event{Kind: plan.KindStep, Step: s.ID, State: plan.StateSkipped, Text: s.Title, TookMS: r.since(start)})
 			return false, nil
 		}
 	}
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	r.send(Event{Kind: KindStep, Step: s.ID, State: StateRunning, Text: s.Title})
-	to := &Reporter{run: r, step: s.ID}
+	r.Send(plan.Event{Kind: plan.KindStep, Step: s.ID, State: plan.StateRunning, Text: s.Title})
+	to := plan.NewReporter(r, s.ID)
 	err = r.guard(s.ID, func() error { return s.Run(ctx, to) })
-	r.send(Event{Kind: KindWait, Step: s.ID}) // ends a wait, if there was one
-	e := Event{Kind: KindStep, Step: s.ID, State: StateDone, Text: orElse(to.concluded(), s.Title), TookMS: r.since(start)}
+	r.Send(plan.Event{Kind: plan.KindWait, Step: s.ID}) // ends a wait, if there was one
+	e := plan.Event{Kind: plan.KindStep, Step: s.ID, State: plan.StateDone, Text: cmp.Or(to.Concluded(), s.Title), TookMS: r.since(start)}
 	if err != nil {
-		e.State, e.Text, e.Remedy = StateFailed, err.Error(), Remedy(err)
+		e.State, e.Text, e.Remedy = plan.StateFailed, err.Error(), plan.Remedy(err)
 		if left(ctx, err) {
-			e.State, e.Text, e.Remedy = StateStopped, "stopped on request", ""
+			e.State, e.Text, e.Remedy = plan.StateStopped, "stopped on request", ""
 			if r.final {
-				e.State, e.Text = StateDetached, "the cluster goes on alone"
+				e.State, e.Text = plan.StateDetached, "the cluster goes on alone"
 			}
 		}
 	}
-	r.send(e)
+	r.Send(e)
 	return true, err
 }
 
-func (r *run) observe(ctx context.Context, s *Step) (done bool, err error) {
+func (r *run) observe(ctx context.Context, s *plan.Step) (done bool, err error) {
 	err = r.guard(s.ID, func() error { done, err = s.Done(ctx); return err })
 	return done, err
 }
@@ -374,7 +354,7 @@ func (r *run) guard(step string, f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			r.log.Error("step panicked", "step", step, "err", v, "stack", string(debug.Stack()))
-			err = &Error{Op: "run step " + step, Err: fmt.Errorf("the program has a fault: %v", v), Remedy: "run the same command again; finished steps are skipped. Please report this with " + filepath.Join(r.dir, eventsFile)}
+			err = &plan.Error{Op: "run step " + step, Err: fmt.Errorf("the program has a fault: %v", v), Remedy: "run the same command again; finished steps are skipped. Please report this with " + filepath.Join(r.dir, plan.EventsFile)}
 		}
 	}()
 	return f()
@@ -385,8 +365,8 @@ func left(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded))
 }
 
-// setNodes notes how many nodes are Ready, for the result.
-func (r *run) setNodes(n int) {
+// SetNodes notes how many nodes are Ready, for the result.
+func (r *run) SetNodes(n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.nodes = n
@@ -397,39 +377,39 @@ func (r *run) since(t time.Time) int64 { return r.now().Sub(t).Milliseconds() }
 // finish emits the result and returns the error of Run. A cause of ctx's end that is an
 // Error gives its exit code: that of a signal.
 func (r *run) finish(ctx context.Context, err error, e *Engine) error {
-	res := Result{Status: StateDone, TookMS: r.since(r.started), Nodes: r.nodes}
+	res := plan.Result{Status: plan.StateDone, TookMS: r.since(r.started), Nodes: r.nodes}
 	for _, f := range r.plan.Files {
 		if _, err := os.Lstat(f.Path); err == nil {
 			res.Files = append(res.Files, f)
 		}
 	}
-	if e.ws.has(KubeconfigFile) && r.plan.Verb != VerbWatch && r.plan.Verb != VerbBackup {
-		res.Next = []string{"export KUBECONFIG=" + shellQuote(e.ws.Path(KubeconfigFile)), "kubectl get nodes"}
+	if e.ws.Has(workspace.KubeconfigFile) && r.plan.Verb != plan.VerbWatch && r.plan.Verb != plan.VerbBackup {
+		res.Next = []string{"export KUBECONFIG=" + shellQuote(e.ws.Path(workspace.KubeconfigFile)), "kubectl get nodes"}
 	}
-	if end := r.plan.end; err == nil || ExitCode(err) == ExitNothing {
-		if len(end.next) > 0 && len(res.Next) > 0 {
+	if end := r.plan.End; err == nil || plan.ExitCode(err) == plan.ExitNothing {
+		if len(end.Next) > 0 && len(res.Next) > 0 {
 			res.Next = res.Next[:1] // access to the cluster
 		}
-		res.Next, res.Patch = append(res.Next, end.next...), end.patch
+		res.Next, res.Patch = append(res.Next, end.Next...), end.Patch
 	}
-	text := orElse(r.plan.end.done, "cluster "+r.plan.Cluster+" is up")
+	text := cmp.Or(r.plan.End.Done, "cluster "+r.plan.Cluster+" is up")
 	switch {
 	case err == nil:
-	case ExitCode(err) == ExitNothing:
-		res.Status, text = StateNothing, err.Error()
+	case plan.ExitCode(err) == plan.ExitNothing:
+		res.Status, text = plan.StateNothing, err.Error()
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
-		res.Status, res.Resume = StateStopped, r.resume
-		stop := &Error{Err: fmt.Errorf("stopped before step %s was done", r.current), Exit: ExitStopped, Remedy: "run `" + r.resume + "` to go on; finished steps are skipped"}
-		if r.plan.Verb == VerbBackup { // a backup that was not finished is removed
+		res.Status, res.Resume = plan.StateStopped, r.resume
+		stop := &plan.Error{Err: fmt.Errorf("stopped before step %s was done", r.current), Exit: plan.ExitStopped, Remedy: "run `" + r.resume + "` to go on; finished steps are skipped"}
+		if r.plan.Verb == plan.VerbBackup { // a backup that was not finished is removed
 			stop.Remedy = "run `" + r.resume + "` to begin anew; nothing of this one is left"
 		}
-		var why *Error
+		var why *plan.Error
 		signalled := errors.As(context.Cause(ctx), &why) && why.Exit > 128
 		if signalled {
 			stop.Exit = why.Exit
 		}
-		if r.lost != nil && errors.As(r.lost(), &why) && why.Exit == ExitHeld {
-			stop.Err, stop.Exit, stop.Remedy = fmt.Errorf("stopped before step %s was done: %w", r.current, why), ExitHeld, why.Remedy
+		if r.lost != nil && errors.As(r.lost(), &why) && why.Exit == plan.ExitHeld {
+			stop.Err, stop.Exit, stop.Remedy = fmt.Errorf("stopped before step %s was done: %w", r.current, why), plan.ExitHeld, why.Remedy
 			if r.final { // somebody else watches now, or goes on
 				stop.Err, stop.Remedy = fmt.Errorf("%w; the cluster goes on alone", why), "`constellation status` shows how far it is"
 			}
@@ -442,19 +422,19 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 		}
 		switch {
 		case signalled:
-			res.Status, stop.Err = StateDetached, fmt.Errorf("%w; the cluster goes on alone", why.Err)
+			res.Status, stop.Err = plan.StateDetached, fmt.Errorf("%w; the cluster goes on alone", why.Err)
 		case errors.Is(ctx.Err(), context.DeadlineExceeded):
 			stop.Err = errors.New("the time was over before all nodes were ready; the cluster goes on alone")
 		default:
-			res.Status, text, err = StateDetached, "you left; the cluster goes on alone", nil
+			res.Status, text, err = plan.StateDetached, "you left; the cluster goes on alone", nil
 		}
 		if err != nil {
 			stop.Remedy, text = "run `"+r.resume+"` to see the rest of it", stop.Error()
 		}
 	default:
-		res.Status, res.Resume, text = StateFailed, r.resume, err.Error()
+		res.Status, res.Resume, text = plan.StateFailed, r.resume, err.Error()
 		var end *deadEnd
-		if c := ExitCode(err); c == ExitHeld || c == ExitUsage || c == ExitBlocked || errors.As(err, &end) {
+		if c := plan.ExitCode(err); c == plan.ExitHeld || c == plan.ExitUsage || c == plan.ExitBlocked || errors.As(err, &end) {
 			res.Resume = ""
 		}
 	}
@@ -462,8 +442,8 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 	if merr != nil { // a struct of strings and numbers
 		panic(merr)
 	}
-	exit := ExitCode(err)
-	r.send(Event{Kind: KindResult, State: res.Status, Text: text, Remedy: Remedy(err), TookMS: res.TookMS, Data: data, Exit: &exit})
+	exit := plan.ExitCode(err)
+	r.Send(plan.Event{Kind: plan.KindResult, State: res.Status, Text: text, Remedy: plan.Remedy(err), TookMS: res.TookMS, Data: data, Exit: &exit})
 	if r.file != nil {
 		if serr := r.file.Sync(); serr != nil {
 			r.log.Warn("run not flushed to disk", "dir", r.dir, "err", serr)
@@ -472,85 +452,19 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 	return err
 }
 
-// Reporter is how a step tells what happens. Its methods may be called concurrently.
-type Reporter struct {
-	run  *run
-	step string
-	end  string // guarded by run.mu
-}
-
-// Conclude says what the step has done, in place of its title. It is told when the step is
-// done.
-func (r *Reporter) Conclude(text string) {
-	r.run.mu.Lock()
-	defer r.run.mu.Unlock()
-	r.end = text
-}
-
-func (r *Reporter) concluded() string {
-	r.run.mu.Lock()
-	defer r.run.mu.Unlock()
-	return r.end
-}
-
-func (r *Reporter) send(e Event) {
-	e.Step = r.step
-	r.run.send(e)
-}
-
-// Progress tells how far the step is, in the unit that text names; total is zero if
-// it is not known.
-func (r *Reporter) Progress(current, total int64, text string) {
-	r.send(Event{Kind: KindProgress, Current: current, Total: total, Text: text})
-}
-
-// Counts tells how many things are in which state.
-func (r *Reporter) Counts(current, total int64, counts map[string]int64) {
-	r.send(Event{Kind: KindProgress, Current: current, Total: total, Counts: maps.Clone(counts)})
-}
-
-// Log passes on one line of another program.
-func (r *Reporter) Log(source, node, level, line string) {
-	r.send(Event{Kind: KindLog, Source: source, Node: node, Level: level, Text: line})
-}
-
-// Wait tells why nothing happens; an empty text ends the wait. The same text again is
-// not repeated.
-func (r *Reporter) Wait(object, node, text string) {
-	r.send(Event{Kind: KindWait, Object: object, Node: node, Text: text})
-}
-
-// Part tells how far a named part of the step is: state is a state of a step, current
-// and total are in the unit that text names, zero if they are not known.
-func (r *Reporter) Part(name, state, text string, current, total int64) {
-	r.send(Event{Kind: KindProgress, Object: name, State: state, Text: text, Current: current, Total: total})
-}
-
-// Check passes on a finding.
-func (r *Reporter) Check(e Event) { r.send(e) }
-
-// check emits what a check found.
-func checkEvent(f Finding) Event {
-	data, err := json.Marshal(f)
-	if err != nil { // strings and a number
-		panic(err)
-	}
-	return Event{Kind: KindCheck, Object: f.ID, State: string(f.Severity), Source: f.Source, Text: f.Title, Remedy: f.Remedy, TookMS: f.Took.Milliseconds(), Data: data}
-}
-
 // Runs returns the runs that this workspace has a record of, the newest first. A
 // record that cannot be read is left out.
-func (e *Engine) Runs() ([]RunSummary, error) {
-	dir := e.ws.Path(RunsDir)
+func (e *Engine) Runs() ([]plan.RunSummary, error) {
+	dir := e.ws.Path(plan.RunsDir)
 	entries, err := os.ReadDir(dir)
-	if errors.Is(err, errAbsent) {
+	if errors.Is(err, workspace.ErrAbsent) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, &Error{Op: "list runs in " + dir, Err: withoutPath(err)}
+		return nil, &plan.Error{Op: "list runs in " + dir, Err: workspace.WithoutPath(err)}
 	}
-	held := e.ws.heldBy()
-	var out []RunSummary
+	held := e.ws.HeldBy()
+	var out []plan.RunSummary
 	for _, entry := range entries {
 		if !entry.IsDir() {
 			continue
@@ -561,46 +475,28 @@ func (e *Engine) Runs() ([]RunSummary, error) {
 			continue
 		}
 		if s.ID == held && s.Ended.IsZero() {
-			s.Status = StateRunning
+			s.Status = plan.StateRunning
 		}
 		out = append(out, s)
 	}
-	slices.SortFunc(out, func(a, b RunSummary) int { return b.Started.Compare(a.Started) })
+	slices.SortFunc(out, func(a, b plan.RunSummary) int { return b.Started.Compare(a.Started) })
 	return out, nil
 }
 
-// heldBy returns the ID of the run that holds the workspace now; empty if none does.
-func (w *Workspace) heldBy() string {
-	f, err := os.Open(w.Path(filepath.Join(RunsDir, lockFile)))
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	if unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
-		return "" // given back when f closes
-	}
-	var h holder
-	b, err := io.ReadAll(io.LimitReader(f, 4096))
-	if err != nil || json.Unmarshal(b, &h) != nil {
-		return ""
-	}
-	return h.Run
-}
-
 // summarise reads a run's plan and the end of its events.
-func summarise(dir string) (RunSummary, error) {
-	b, err := os.ReadFile(filepath.Join(dir, planFile))
+func summarise(dir string) (plan.RunSummary, error) {
+	b, err := os.ReadFile(filepath.Join(dir, workspace.PlanFile))
 	if err != nil {
-		return RunSummary{}, err
+		return plan.RunSummary{}, err
 	}
-	var p Plan
+	var p plan.Plan
 	if err := json.Unmarshal(b, &p); err != nil {
-		return RunSummary{}, err
+		return plan.RunSummary{}, err
 	}
-	s := RunSummary{ID: p.ID, Verb: p.Verb, Cluster: p.Cluster, By: p.By, To: p.To, Node: p.Node, Started: p.Created, Status: "interrupted", Dir: dir, Exit: ExitStopped}
-	events, err := lastEvents(filepath.Join(dir, eventsFile))
+	s := plan.RunSummary{ID: p.ID, Verb: p.Verb, Cluster: p.Cluster, By: p.By, To: p.To, Node: p.Node, Started: p.Created, Status: "interrupted", Dir: dir, Exit: plan.ExitStopped}
+	events, err := lastEvents(filepath.Join(dir, plan.EventsFile))
 	if err != nil {
-		return RunSummary{}, err
+		return plan.RunSummary{}, err
 	}
 	for _, e := range events {
 		s.Events = int(e.Seq)
@@ -610,7 +506,7 @@ func summarise(dir string) (RunSummary, error) {
 		if e.Step != "" {
 			s.Step = e.Step
 		}
-		if e.Kind == KindResult && e.Exit != nil {
+		if e.Kind == plan.KindResult && e.Exit != nil {
 			s.Status, s.Text, s.Exit, s.Ended = e.State, e.Text, *e.Exit, e.Time
 		}
 	}
@@ -619,7 +515,7 @@ func summarise(dir string) (RunSummary, error) {
 
 // lastEvents returns the first event of a record and those of its last 64 kB. A line
 // that was cut off by a crash is left out.
-func lastEvents(path string) ([]Event, error) {
+func lastEvents(path string) ([]plan.Event, error) {
 	const tail = 64 << 10
 	f, err := os.Open(path)
 	if err != nil {
@@ -646,9 +542,9 @@ func lastEvents(path string) ([]Event, error) {
 		lines = append(lines, first)
 	}
 	lines = append(lines, bytes.Split(b, []byte("\n"))...)
-	var out []Event
+	var out []plan.Event
 	for _, l := range lines {
-		var e Event
+		var e plan.Event
 		if json.Unmarshal(l, &e) == nil && e.Seq > 0 {
 			out = append(out, e)
 		}
@@ -659,8 +555,8 @@ func lastEvents(path string) ([]Event, error) {
 // command returns the command line for a verb in this workspace.
 func (e *Engine) command(verb string) string {
 	cmd := "constellation " + verb
-	if wd, err := os.Getwd(); err != nil || wd != e.ws.dir {
-		cmd += " -C " + shellQuote(e.ws.dir)
+	if wd, err := os.Getwd(); err != nil || wd != e.ws.Dir() {
+		cmd += " -C " + shellQuote(e.ws.Dir())
 	}
 	return cmd
 }

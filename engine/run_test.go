@@ -14,28 +14,31 @@ import (
 	"testing"
 
 	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
+	"constellation/internal/testneeds"
 )
 
 func bare(t testing.TB) (*engine.Engine, string) {
 	t.Helper()
 	dir := t.TempDir()
-	w, err := engine.OpenWorkspace(dir)
+	w, err := workspace.OpenWorkspace(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return engine.New(w, engine.Deps{}), dir
 }
 
-func runPlan(ctx context.Context, e *engine.Engine, steps ...engine.Step) ([]engine.Event, error) {
-	var events []engine.Event
-	err := e.Run(ctx, engine.PlanFor(e, steps...), func(ev engine.Event) { events = append(events, ev) })
+func runPlan(ctx context.Context, e *engine.Engine, steps ...plan.Step) ([]plan.Event, error) {
+	var events []plan.Event
+	err := e.Run(ctx, engine.PlanFor(e, steps...), func(ev plan.Event) { events = append(events, ev) })
 	return events, err
 }
 
 func TestEventsAreNumberedInOrderWhoeverSpeaks(t *testing.T) {
 	e, _ := bare(t)
 	const speakers, lines = 20, 200
-	events, err := runPlan(t.Context(), e, engine.Step{ID: "talk", Run: func(_ context.Context, r *engine.Reporter) error {
+	events, err := runPlan(t.Context(), e, plan.Step{ID: "talk", Run: func(_ context.Context, r *plan.Reporter) error {
 		var wg sync.WaitGroup
 		for s := range speakers {
 			wg.Go(func() {
@@ -53,7 +56,7 @@ func TestEventsAreNumberedInOrderWhoeverSpeaks(t *testing.T) {
 	checkStream(t, events, err)
 	next := map[string]int{}
 	for _, ev := range events {
-		if ev.Kind == engine.KindLog {
+		if ev.Kind == plan.KindLog {
 			if ev.Text != fmt.Sprint(next[ev.Source]) {
 				t.Fatalf("%s said %s, want %d", ev.Source, ev.Text, next[ev.Source])
 			}
@@ -68,55 +71,55 @@ func TestEventsAreNumberedInOrderWhoeverSpeaks(t *testing.T) {
 func TestStepsEndTheRunAsTheyShould(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		step func(cancel func()) engine.Step
+		step func(cancel func()) plan.Step
 		want string // states of the steps
 		exit int
 		text string
 	}{
-		{"a step that fails", func(func()) engine.Step {
-			return engine.Step{ID: "x", Run: func(context.Context, *engine.Reporter) error {
-				return &engine.Error{Op: "do x", Err: errors.New("no"), Remedy: "do y"}
+		{"a step that fails", func(func()) plan.Step {
+			return plan.Step{ID: "x", Run: func(context.Context, *plan.Reporter) error {
+				return &plan.Error{Op: "do x", Err: errors.New("no"), Remedy: "do y"}
 			}}
-		}, "x:running x:failed", engine.ExitFailed, "do x: no"},
-		{"a step that panics", func(func()) engine.Step {
-			return engine.Step{ID: "x", Run: func(context.Context, *engine.Reporter) error { panic("boom") }}
-		}, "x:running x:failed", engine.ExitFailed, "run step x: the program has a fault: boom"},
-		{"a look that panics", func(func()) engine.Step {
-			return engine.Step{ID: "x", Done: func(context.Context) (bool, error) { panic("boom") }}
-		}, "x:failed", engine.ExitFailed, "boom"},
-		{"a look that fails", func(func()) engine.Step {
-			return engine.Step{ID: "x", Done: func(context.Context) (bool, error) { return false, errors.New("dark") }}
-		}, "x:failed", engine.ExitFailed, "look at what step x has done: dark"},
-		{"a step that is done", func(func()) engine.Step {
-			return engine.Step{ID: "x", Done: func(context.Context) (bool, error) { return true, nil }}
-		}, "x:skipped y:running y:done", engine.ExitDone, ""},
-		{"the user leaves", func(cancel func()) engine.Step {
-			return engine.Step{ID: "x", Run: func(ctx context.Context, _ *engine.Reporter) error { cancel(); return ctx.Err() }}
-		}, "x:running x:stopped", engine.ExitStopped, "stopped before step x was done"},
-		{"the user leaves a step that finishes all the same", func(cancel func()) engine.Step {
-			return engine.Step{ID: "x", Run: func(context.Context, *engine.Reporter) error { cancel(); return nil }}
-		}, "x:running x:done", engine.ExitStopped, "stopped before step y was done"},
-		{"the user leaves after the point of no return", func(cancel func()) engine.Step {
-			return engine.Step{ID: "x", Final: true, Run: func(context.Context, *engine.Reporter) error { cancel(); return nil }}
-		}, "x:running x:done", engine.ExitDone, ""},
-		{"a step fails while the user leaves", func(cancel func()) engine.Step {
-			return engine.Step{ID: "x", Run: func(context.Context, *engine.Reporter) error { cancel(); return errors.New("broken") }}
-		}, "x:running x:failed", engine.ExitFailed, "broken"},
+		}, "x:running x:failed", plan.ExitFailed, "do x: no"},
+		{"a step that panics", func(func()) plan.Step {
+			return plan.Step{ID: "x", Run: func(context.Context, *plan.Reporter) error { panic("boom") }}
+		}, "x:running x:failed", plan.ExitFailed, "run step x: the program has a fault: boom"},
+		{"a look that panics", func(func()) plan.Step {
+			return plan.Step{ID: "x", Done: func(context.Context) (bool, error) { panic("boom") }}
+		}, "x:failed", plan.ExitFailed, "boom"},
+		{"a look that fails", func(func()) plan.Step {
+			return plan.Step{ID: "x", Done: func(context.Context) (bool, error) { return false, errors.New("dark") }}
+		}, "x:failed", plan.ExitFailed, "look at what step x has done: dark"},
+		{"a step that is done", func(func()) plan.Step {
+			return plan.Step{ID: "x", Done: func(context.Context) (bool, error) { return true, nil }}
+		}, "x:skipped y:running y:done", plan.ExitDone, ""},
+		{"the user leaves", func(cancel func()) plan.Step {
+			return plan.Step{ID: "x", Run: func(ctx context.Context, _ *plan.Reporter) error { cancel(); return ctx.Err() }}
+		}, "x:running x:stopped", plan.ExitStopped, "stopped before step x was done"},
+		{"the user leaves a step that finishes all the same", func(cancel func()) plan.Step {
+			return plan.Step{ID: "x", Run: func(context.Context, *plan.Reporter) error { cancel(); return nil }}
+		}, "x:running x:done", plan.ExitStopped, "stopped before step y was done"},
+		{"the user leaves after the point of no return", func(cancel func()) plan.Step {
+			return plan.Step{ID: "x", Final: true, Run: func(context.Context, *plan.Reporter) error { cancel(); return nil }}
+		}, "x:running x:done", plan.ExitDone, ""},
+		{"a step fails while the user leaves", func(cancel func()) plan.Step {
+			return plan.Step{ID: "x", Run: func(context.Context, *plan.Reporter) error { cancel(); return errors.New("broken") }}
+		}, "x:running x:failed", plan.ExitFailed, "broken"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e, _ := bare(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			events, err := runPlan(ctx, e, tt.step(cancel), engine.Step{ID: "y", Run: func(context.Context, *engine.Reporter) error { return nil }})
+			events, err := runPlan(ctx, e, tt.step(cancel), plan.Step{ID: "y", Run: func(context.Context, *plan.Reporter) error { return nil }})
 			checkStream(t, events, err)
-			if states(events) != tt.want || engine.ExitCode(err) != tt.exit || tt.text != "" && !strings.Contains(err.Error(), tt.text) {
-				t.Errorf("%s; %v (exit %d); want %s; %q (exit %d)", states(events), err, engine.ExitCode(err), tt.want, tt.text, tt.exit)
+			if states(events) != tt.want || plan.ExitCode(err) != tt.exit || tt.text != "" && !strings.Contains(err.Error(), tt.text) {
+				t.Errorf("%s; %v (exit %d); want %s; %q (exit %d)", states(events), err, plan.ExitCode(err), tt.want, tt.text, tt.exit)
 			}
-			var res engine.Result
+			var res plan.Result
 			if err := json.Unmarshal(events[len(events)-1].Data, &res); err != nil {
 				t.Fatal(err)
 			}
-			if resumable := tt.exit != engine.ExitDone || tt.name == "the user leaves after the point of no return"; (res.Resume != "") != resumable {
+			if resumable := tt.exit != plan.ExitDone || tt.name == "the user leaves after the point of no return"; (res.Resume != "") != resumable {
 				t.Errorf("resume %q", res.Resume)
 			}
 		})
@@ -125,13 +128,13 @@ func TestStepsEndTheRunAsTheyShould(t *testing.T) {
 
 func TestBlockedPlansDoNothing(t *testing.T) {
 	e, _ := bare(t)
-	p := engine.PlanFor(e, engine.Step{ID: "x", Run: func(context.Context, *engine.Reporter) error { t.Error("it ran"); return nil }})
-	p.Findings = []engine.Finding{{ID: "ok", Severity: engine.Info}, {ID: "b", Severity: engine.Block, Title: "no machines", Remedy: "make some"}}
-	var events []engine.Event
-	err := e.Run(t.Context(), p, func(ev engine.Event) { events = append(events, ev) })
+	p := engine.PlanFor(e, plan.Step{ID: "x", Run: func(context.Context, *plan.Reporter) error { t.Error("it ran"); return nil }})
+	p.Findings = []plan.Finding{{ID: "ok", Severity: plan.Info}, {ID: "b", Severity: plan.Block, Title: "no machines", Remedy: "make some"}}
+	var events []plan.Event
+	err := e.Run(t.Context(), p, func(ev plan.Event) { events = append(events, ev) })
 	checkStream(t, events, err)
-	if engine.ExitCode(err) != engine.ExitBlocked || engine.Remedy(err) != "make some" {
-		t.Errorf("got %v, exit %d, remedy %q", err, engine.ExitCode(err), engine.Remedy(err))
+	if plan.ExitCode(err) != plan.ExitBlocked || plan.Remedy(err) != "make some" {
+		t.Errorf("got %v, exit %d, remedy %q", err, plan.ExitCode(err), plan.Remedy(err))
 	}
 }
 
@@ -140,24 +143,24 @@ func TestTwoRunsInOneWorkspaceAreKeptApart(t *testing.T) {
 	started, end := make(chan struct{}), make(chan struct{})
 	done := make(chan error, 1)
 	go func() {
-		_, err := runPlan(context.Background(), e, engine.Step{ID: "x", Run: func(context.Context, *engine.Reporter) error { close(started); <-end; return nil }})
+		_, err := runPlan(context.Background(), e, plan.Step{ID: "x", Run: func(context.Context, *plan.Reporter) error { close(started); <-end; return nil }})
 		done <- err
 	}()
 	<-started
-	events, err := runPlan(t.Context(), e, engine.Step{ID: "x", Run: func(context.Context, *engine.Reporter) error { t.Error("it ran"); return nil }})
+	events, err := runPlan(t.Context(), e, plan.Step{ID: "x", Run: func(context.Context, *plan.Reporter) error { t.Error("it ran"); return nil }})
 	checkStream(t, events, err)
-	if engine.ExitCode(err) != engine.ExitHeld || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) {
-		t.Errorf("got %v, exit %d", err, engine.ExitCode(err))
+	if plan.ExitCode(err) != plan.ExitHeld || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) {
+		t.Errorf("got %v, exit %d", err, plan.ExitCode(err))
 	}
 	runs, rerr := e.Runs()
-	if rerr != nil || len(runs) != 1 || runs[0].Status != engine.StateRunning || runs[0].Step != "x" {
+	if rerr != nil || len(runs) != 1 || runs[0].Status != plan.StateRunning || runs[0].Step != "x" {
 		t.Errorf("runs %+v, %v", runs, rerr)
 	}
 	close(end)
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if runs, _ = e.Runs(); len(runs) != 1 || runs[0].Status != engine.StateDone {
+	if runs, _ = e.Runs(); len(runs) != 1 || runs[0].Status != plan.StateDone {
 		t.Errorf("afterwards %+v", runs)
 	}
 	_ = dir
@@ -166,7 +169,7 @@ func TestTwoRunsInOneWorkspaceAreKeptApart(t *testing.T) {
 // A console that was killed leaves a record without a result, perhaps with half a line.
 func TestRecordOfAKilledRunIsReadable(t *testing.T) {
 	e, dir := bare(t)
-	events, err := runPlan(t.Context(), e, engine.Step{ID: "x", Run: func(_ context.Context, r *engine.Reporter) error {
+	events, err := runPlan(t.Context(), e, plan.Step{ID: "x", Run: func(_ context.Context, r *plan.Reporter) error {
 		for range 2000 {
 			r.Log("kubeadm", "", "info", strings.Repeat("x", 100))
 		}
@@ -175,7 +178,7 @@ func TestRecordOfAKilledRunIsReadable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(dir, engine.RunsDir, events[0].Run, engine.EventsFile)
+	file := filepath.Join(dir, plan.RunsDir, events[0].Run, engine.EventsFile)
 	b, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -183,11 +186,11 @@ func TestRecordOfAKilledRunIsReadable(t *testing.T) {
 	if err := os.WriteFile(file, b[:len(b)-2000], 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(filepath.Join(dir, engine.RunsDir, "not-a-run"), 0o755); err != nil {
+	if err := os.Mkdir(filepath.Join(dir, plan.RunsDir, "not-a-run"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	runs, err := e.Runs()
-	if err != nil || len(runs) != 1 || runs[0].Status != "interrupted" || runs[0].Step != "x" || runs[0].Exit != engine.ExitStopped || !runs[0].Started.Equal(events[0].Time) || runs[0].Events < 1900 {
+	if err != nil || len(runs) != 1 || runs[0].Status != "interrupted" || runs[0].Step != "x" || runs[0].Exit != plan.ExitStopped || !runs[0].Started.Equal(events[0].Time) || runs[0].Events < 1900 {
 		t.Errorf("runs %+v, %v", runs, err)
 	}
 }
@@ -199,9 +202,7 @@ const fullDisk = "ENGINE_TEST_FULL_DISK"
 // goes on once there is room.
 func TestFullDisk(t *testing.T) {
 	if os.Getenv(fullDisk) == "" {
-		if os.Geteuid() != 0 {
-			t.Skip("mounting a small disk in a mount namespace of its own needs root")
-		}
+		testneeds.Root(t, "to mount a small disk in a mount namespace of its own")
 		self, err := os.Executable()
 		if err != nil {
 			t.Fatal(err)
@@ -222,7 +223,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := newStage(t, 1, 0)
-	for _, f := range []string{engine.ConfigFile, engine.StateFile} {
+	for _, f := range []string{workspace.ConfigFile, workspace.StateFile} {
 		if err := os.WriteFile(filepath.Join(disk, f), []byte(s.read(f)), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -230,8 +231,8 @@ func TestFullDisk(t *testing.T) {
 	s.dir = disk
 	s.machines[0].chatty = 200
 	filler := filepath.Join(disk, "filler")
-	events, _, err := s.init(t.Context(), func(e engine.Event) {
-		if e.Kind == engine.KindLog && e.Source == "kubeadm" {
+	events, _, err := s.init(t.Context(), func(e plan.Event) {
+		if e.Kind == plan.KindLog && e.Source == "kubeadm" {
 			f, err := os.OpenFile(filler, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 			if err != nil {
 				return
@@ -242,11 +243,11 @@ func TestFullDisk(t *testing.T) {
 			}
 		}
 	})
-	if engine.ExitCode(err) != engine.ExitFailed || !strings.Contains(err.Error(), "no space left on device") || !strings.Contains(engine.Remedy(err), "free some space") {
-		t.Errorf("got %v, remedy %q", err, engine.Remedy(err))
+	if plan.ExitCode(err) != plan.ExitFailed || !strings.Contains(err.Error(), "no space left on device") || !strings.Contains(plan.Remedy(err), "free some space") {
+		t.Errorf("got %v, remedy %q", err, plan.Remedy(err))
 	}
 	for _, name := range list(t, disk) {
-		if name == engine.KubeconfigFile || name == engine.PendingFile || strings.HasPrefix(name, "."+engine.PendingFile) {
+		if name == workspace.KubeconfigFile || name == engine.PendingFile || strings.HasPrefix(name, "."+engine.PendingFile) {
 			t.Errorf("half-written: %s", name)
 		}
 	}
@@ -270,12 +271,12 @@ func BenchmarkEvents(b *testing.B) {
 	e, _ := bare(b)
 	n := 0
 	b.ReportAllocs()
-	err := e.Run(b.Context(), engine.PlanFor(e, engine.Step{ID: "x", Run: func(_ context.Context, r *engine.Reporter) error {
+	err := e.Run(b.Context(), engine.PlanFor(e, plan.Step{ID: "x", Run: func(_ context.Context, r *plan.Reporter) error {
 		for b.Loop() {
 			r.Log("kubeadm", "control-plane-0", "info", "[control-plane] Creating static Pod manifest for \"kube-apiserver\"")
 		}
 		return nil
-	}}), func(engine.Event) { n++ })
+	}}), func(plan.Event) { n++ })
 	if err != nil || n < b.N {
 		b.Fatalf("%d events, %v", n, err)
 	}

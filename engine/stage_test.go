@@ -29,10 +29,14 @@ import (
 	"constellation/engine"
 	"constellation/engine/atls"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
+	"constellation/engine/plan"
 	"constellation/engine/twin"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 // stage is a workspace, a cloud with attested machines and the twin of the cluster
@@ -42,7 +46,7 @@ type stage struct {
 	dir       string
 	cloud     *testCloud
 	cluster   *twin.Cluster
-	ca        *attestation.CA
+	ca        *attestationtest.CA
 	machines  []*testMachine
 	balancer  *balancer
 	log       *bytes.Buffer
@@ -61,11 +65,11 @@ const bootstrapToken = "abcdef.0123456789abcdef"
 func newStage(t *testing.T, controlPlanes, workers int) *stage {
 	t.Helper()
 	s := &stage{t: t, dir: t.TempDir(), cluster: twin.New(), log: &bytes.Buffer{}, secret: []byte("init-secret-0123456789-abcdefghi"), cloud: &testCloud{uid: "0123456789abcdef"}}
-	certPEM, keyPEM, err := attestation.CreateCA("test")
+	certPEM, keyPEM, err := attestationtest.CreateCA("test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.ca, err = attestation.ParseCA(certPEM, keyPEM); err != nil {
+	if s.ca, err = attestationtest.ParseCA(certPEM, keyPEM); err != nil {
 		t.Fatal(err)
 	}
 	s.rootsPEM = string(certPEM)
@@ -86,7 +90,7 @@ func newStage(t *testing.T, controlPlanes, workers int) *stage {
 			s.cloud.measurements[i] = hex.EncodeToString(v)
 		}
 	}
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,14 +106,14 @@ func newStage(t *testing.T, controlPlanes, workers int) *stage {
 	return s
 }
 
-func (s *stage) info(controlPlanes, workers int) engine.SandboxInfo {
+func (s *stage) info(controlPlanes, workers int) workspace.SandboxInfo {
 	m := map[uint32]string{}
 	for i, v := range attestation.PredictPCRs(s.events) {
 		if slices.Contains([]uint32{4, 9, 11}, i) {
 			m[i] = hex.EncodeToString(v)
 		}
 	}
-	return engine.SandboxInfo{
+	return workspace.SandboxInfo{
 		Name: "demo", UID: s.cloud.uid, Release: "v1.1.0", Kubernetes: "v1.35.4", Image: "v1.1.0", Measurements: m, TrustRoots: s.rootsPEM,
 		ClusterEndpoint: "127.0.0.1:36443", InitEndpoint: s.balancer.addr(), InClusterEndpoint: "10.42.0.1",
 		NodeCIDR: "10.42.0.0/24", PodCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/12",
@@ -120,17 +124,17 @@ func (s *stage) info(controlPlanes, workers int) engine.SandboxInfo {
 // live is what kubelets and the operator do once there is a target.
 func (s *stage) live() {
 	for _, i := range s.cloud.list() {
-		n := engine.Node{Name: i.Name, Role: string(i.Role), State: engine.NodeNotReady, ProviderID: i.ProviderID, Kubernetes: "v1.35.4"}
+		n := cluster.Node{Name: i.Name, Role: string(i.Role), State: plan.NodeNotReady, ProviderID: i.ProviderID, Kubernetes: "v1.35.4"}
 		if i.Role == cloud.Worker {
-			s.cluster.Expect(context.Background(), engine.ExpectedNode{Name: i.Name, Components: "c"})
-			s.cluster.Say(engine.LogLine{Time: time.Now().Add(time.Second), Pod: "joinservice-x", Text: `{"time":"2026-11-21T07:00:00Z","level":"INFO","msg":"node reported","node":"` + i.Name + `","step":"kubeadm-join","state":"running","at":"2026-11-21T07:00:00Z","text":"[kubelet-start] Starting the kubelet"}`})
+			s.cluster.Expect(context.Background(), cluster.ExpectedNode{Name: i.Name, Components: "c"})
+			s.cluster.Say(cluster.LogLine{Time: time.Now().Add(time.Second), Pod: "joinservice-x", Text: `{"time":"2026-11-21T07:00:00Z","level":"INFO","msg":"node reported","node":"` + i.Name + `","step":"kubeadm-join","state":"running","at":"2026-11-21T07:00:00Z","text":"[kubelet-start] Starting the kubelet"}`})
 		}
 		s.cluster.PutNode(n)
 		if s.nodesOnly.Load() {
 			continue
 		}
 		time.Sleep(50 * time.Millisecond) // what a kubelet does takes time
-		n.State = engine.NodeReady
+		n.State = plan.NodeReady
 		s.cluster.PutNode(n)
 		s.cluster.Annotate(i.Name)
 	}
@@ -138,7 +142,7 @@ func (s *stage) live() {
 
 // engine returns a new engine, as each start of the program makes one.
 func (s *stage) engine() *engine.Engine {
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -149,8 +153,10 @@ func (s *stage) engine() *engine.Engine {
 			}
 			return s.cluster, nil
 		},
-		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) { return s.cloud, nil },
-		Log:      slog.New(slog.NewTextHandler(lockedWriter{s}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+			return s.cloud, nil
+		},
+		Log: slog.New(slog.NewTextHandler(lockedWriter{s}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	e.SetLimits(2*time.Second, 5*time.Second, time.Second, 500*time.Millisecond, time.Second, 1500*time.Millisecond)
 	return e
@@ -165,15 +171,15 @@ func (w lockedWriter) Write(b []byte) (int, error) {
 }
 
 // init plans and runs once. see is called with every event.
-func (s *stage) init(ctx context.Context, see func(engine.Event)) ([]engine.Event, *engine.Plan, error) {
+func (s *stage) init(ctx context.Context, see func(plan.Event)) ([]plan.Event, *plan.Plan, error) {
 	s.t.Helper()
 	e := s.engine()
 	p, err := e.PlanInit(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	var events []engine.Event
-	err = e.Run(ctx, p, func(ev engine.Event) {
+	var events []plan.Event
+	err = e.Run(ctx, p, func(ev plan.Event) {
 		events = append(events, ev)
 		if see != nil {
 			see(ev)
@@ -183,14 +189,14 @@ func (s *stage) init(ctx context.Context, see func(engine.Event)) ([]engine.Even
 }
 
 // mustInit runs init to its end.
-func (s *stage) mustInit() ([]engine.Event, *engine.Plan) {
+func (s *stage) mustInit() ([]plan.Event, *plan.Plan) {
 	s.t.Helper()
 	events, p, err := s.init(s.t.Context(), nil)
 	if err != nil {
 		for _, e := range events {
 			s.t.Logf("%+v", e)
 		}
-		s.t.Fatalf("init: %v (remedy %q)", err, engine.Remedy(err))
+		s.t.Fatalf("init: %v (remedy %q)", err, plan.Remedy(err))
 	}
 	return events, p
 }
@@ -204,9 +210,9 @@ func (s *stage) read(name string) string {
 	return string(b)
 }
 
-func (s *stage) state() *engine.State {
+func (s *stage) state() *workspace.State {
 	s.t.Helper()
-	st, err := engine.ParseState([]byte(s.read(engine.StateFile)))
+	st, err := workspace.ParseState([]byte(s.read(workspace.StateFile)))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -230,7 +236,7 @@ func (s *stage) edit(name, old, with string) {
 type testCloud struct {
 	mu           sync.Mutex
 	uid          string
-	machines     []engine.CloudMachine
+	machines     []cluster.CloudMachine
 	measurements map[uint32]string
 	down         error
 	components   error
@@ -246,19 +252,19 @@ func (c *testCloud) add(name string, role cloud.Role, n int) {
 	if role == cloud.ControlPlane {
 		group = "control-plane"
 	}
-	c.machines = append(c.machines, engine.CloudMachine{Instance: cloud.Instance{
+	c.machines = append(c.machines, cluster.CloudMachine{Instance: cloud.Instance{
 		Name: name, ProviderID: "sandbox://demo/" + name, Group: "sandboxes/demo/groups/" + group, Role: role, State: cloud.Ready, Image: "sandboxes/demo/images/v1.1.0",
 		IP: netip.AddrFrom4([4]byte{10, 42, 0, byte(10 + len(c.machines))}), Created: time.Now(),
 	}})
 }
 
-func (c *testCloud) list() []engine.CloudMachine {
+func (c *testCloud) list() []cluster.CloudMachine {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.machines)
 }
 
-func (c *testCloud) set(name string, f func(*engine.CloudMachine)) {
+func (c *testCloud) set(name string, f func(*cluster.CloudMachine)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range c.machines {
@@ -285,7 +291,7 @@ func (c *testCloud) Describe(context.Context) (engine.ProviderInfo, error) {
 	return engine.ProviderInfo{UID: c.uid, Name: "demo", ClusterEndpoint: c.clusterEndpoint, InitEndpoint: c.initEndpoint}, c.state()
 }
 
-func (c *testCloud) Machines(context.Context) ([]engine.CloudMachine, error) {
+func (c *testCloud) Machines(context.Context) ([]cluster.CloudMachine, error) {
 	return c.list(), c.state()
 }
 
@@ -367,9 +373,9 @@ func (m *testMachine) start(clusterID []byte) {
 	m.boot(m.s.ca, m.identity(), m.s.events, clusterID)
 }
 
-func (m *testMachine) boot(ca *attestation.CA, id attestation.Identity, events []attestation.MeasuredEvent, clusterID []byte) {
+func (m *testMachine) boot(ca *attestationtest.CA, id attestation.Identity, events []attestation.MeasuredEvent, clusterID []byte) {
 	m.s.t.Helper()
-	issuer, err := attestation.NewSoftwareIssuer(ca, id, events, clusterID)
+	issuer, err := attestationtest.NewSoftwareIssuer(ca, id, events, clusterID)
 	if err != nil {
 		m.s.t.Fatal(err)
 	}
@@ -424,7 +430,7 @@ func (m *testMachine) Init(r *initproto.InitRequest, stream grpc.ServerStreaming
 	if m.clusterID == nil {
 		m.clusterID = r.ClusterId
 		var err error
-		if m.issuer, err = attestation.NewSoftwareIssuer(m.s.ca, m.identity(), m.s.events, r.ClusterId); err != nil {
+		if m.issuer, err = attestationtest.NewSoftwareIssuer(m.s.ca, m.identity(), m.s.events, r.ClusterId); err != nil {
 			m.mu.Unlock()
 			return status.Error(codes.Internal, err.Error())
 		}
@@ -595,7 +601,7 @@ func (b *balancer) forward(c net.Conn) {
 }
 
 // checkStream checks what holds for the events of every run.
-func checkStream(t *testing.T, events []engine.Event, err error) {
+func checkStream(t *testing.T, events []plan.Event, err error) {
 	t.Helper()
 	if len(events) == 0 {
 		t.Fatal("no events")
@@ -604,7 +610,7 @@ func checkStream(t *testing.T, events []engine.Event, err error) {
 		if e.Seq != uint64(i+1) {
 			t.Errorf("event %d has number %d", i+1, e.Seq)
 		}
-		if (e.Kind == engine.KindHello) != (i == 0) || (e.Kind == engine.KindResult) != (i == len(events)-1) {
+		if (e.Kind == plan.KindHello) != (i == 0) || (e.Kind == plan.KindResult) != (i == len(events)-1) {
 			t.Errorf("event %d of %d is %s", i+1, len(events), e.Kind)
 		}
 		if e.Time.IsZero() || e.Run == "" {
@@ -615,8 +621,8 @@ func checkStream(t *testing.T, events []engine.Event, err error) {
 		}
 	}
 	last := events[len(events)-1]
-	if last.Exit == nil || *last.Exit != engine.ExitCode(err) {
-		t.Errorf("result %+v, and the error %v has exit code %d", last, err, engine.ExitCode(err))
+	if last.Exit == nil || *last.Exit != plan.ExitCode(err) {
+		t.Errorf("result %+v, and the error %v has exit code %d", last, err, plan.ExitCode(err))
 	}
 	if err != nil && last.Text == "" {
 		t.Errorf("the result does not say why: %+v", last)

@@ -15,36 +15,39 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/workspace"
 )
 
 // TestComponentsInUseGetTheirStatement prepares an upgrade of a cluster whose ConfigMaps an
 // older program published. Until the control planes are upgraded, machines of the new image
 // join with what is there, so it has to be vouched for before the target is set.
 func TestComponentsInUseGetTheirStatement(t *testing.T) {
-	publish := func(s *checkStage, k string, change func(*engine.Components)) engine.Components {
+	publish := func(s *checkStage, k string, change func(*cluster.Components)) cluster.Components {
 		t.Helper()
 		l, err := s.cloud.Components(t.Context(), v(k))
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := engine.Components{Kubernetes: k, List: l.List}
+		c := cluster.Components{Kubernetes: k, List: l.List}
 		change(&c)
-		c.Name = engine.ComponentsName(c.List)
+		c.Name = cluster.ComponentsName(c.List)
 		if err := s.cluster.PublishComponents(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
 		return c
 	}
-	use := func(s *checkStage, c engine.Components) {
+	use := func(s *checkStage, c cluster.Components) {
 		t.Helper()
 		s.inside.running.Target.Components = c.Name
 		if err := s.cluster.SetNodeTarget(t.Context(), s.inside.running.Target); err != nil {
 			t.Fatal(err)
 		}
 	}
-	as := func(*engine.Components) {}
-	blocks := func(p *engine.Plan) (ids []string) {
+	as := func(*cluster.Components) {}
+	blocks := func(p *plan.Plan) (ids []string) {
 		for _, f := range p.Blocked() {
 			ids = append(ids, f.ID)
 		}
@@ -57,11 +60,11 @@ func TestComponentsInUseGetTheirStatement(t *testing.T) {
 		use(s, old)
 		older := publish(s, "v1.34.2", as) // of a worker that was left behind
 		s.inside.running.Nodes[1].Components = older.Name
-		p, err := s.engine().PlanPrepare(t.Context(), both, func(engine.Event) {})
+		p, err := s.engine().PlanPrepare(t.Context(), both, func(plan.Event) {})
 		if err != nil || len(p.Blocked()) > 0 {
 			t.Fatalf("%v, %v", err, blocks(p))
 		}
-		if i := slices.IndexFunc(p.Steps, func(x engine.Step) bool { return x.ID == engine.StepComponents }); i != 0 || p.Steps[i].Finished ||
+		if i := slices.IndexFunc(p.Steps, func(x plan.Step) bool { return x.ID == engine.StepComponents }); i != 0 || p.Steps[i].Finished ||
 			!slices.ContainsFunc(p.Steps[i].Details, func(d string) bool {
 				return strings.Contains(d, "of Kubernetes v1.35.4, gets the release builder's statement")
 			}) {
@@ -75,29 +78,29 @@ func TestComponentsInUseGetTheirStatement(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got, err := s.cluster.Components(t.Context(), engine.ComponentsName(want.List)); err != nil || got.Statement != want.Statement || !slices.Equal(got.List, want.List) {
+			if got, err := s.cluster.Components(t.Context(), cluster.ComponentsName(want.List)); err != nil || got.Statement != want.Statement || !slices.Equal(got.List, want.List) {
 				t.Errorf("Kubernetes %s: %+v, %v", k, got, err)
 			}
 		}
-		p, err = s.engine().PlanPrepare(t.Context(), both, func(engine.Event) {})
+		p, err = s.engine().PlanPrepare(t.Context(), both, func(plan.Event) {})
 		if err != nil || !p.Steps[0].Finished || len(p.Steps[0].Details) > 0 {
 			t.Errorf("planned again: %v, %+v", err, p.Steps[0])
 		}
 	})
 	t.Run("what nobody vouches for any more", func(t *testing.T) {
 		s := newPrepareStage(t)
-		use(s, publish(s, "v1.35.4", func(c *engine.Components) { c.List[0].Digest = "sha256:" + strings.Repeat("cd", 32) }))
-		p, err := s.engine().PlanPrepare(t.Context(), both, func(engine.Event) {})
+		use(s, publish(s, "v1.35.4", func(c *cluster.Components) { c.List[0].Digest = "sha256:" + strings.Repeat("cd", 32) }))
+		p, err := s.engine().PlanPrepare(t.Context(), both, func(plan.Event) {})
 		if err != nil || !slices.Equal(blocks(p), []string{"components-statement"}) {
 			t.Errorf("%v, blocked by %v", err, blocks(p))
 		}
 	})
 	t.Run("what somebody else vouches for", func(t *testing.T) {
 		s := newPrepareStage(t)
-		use(s, publish(s, "v1.35.4", func(c *engine.Components) {
+		use(s, publish(s, "v1.35.4", func(c *cluster.Components) {
 			c.List[0].Digest, c.Statement = "sha256:"+strings.Repeat("cd", 32), "of a release builder"
 		}))
-		if p, err := s.engine().PlanPrepare(t.Context(), both, func(engine.Event) {}); err != nil || len(p.Blocked()) > 0 {
+		if p, err := s.engine().PlanPrepare(t.Context(), both, func(plan.Event) {}); err != nil || len(p.Blocked()) > 0 {
 			t.Errorf("%v, blocked by %v", err, blocks(p))
 		}
 	})
@@ -201,7 +204,7 @@ func TestStatementsOfAFeedReachTheCluster(t *testing.T) {
 			case "bundle":
 				server := httptest.NewServer(http.FileServer(http.Dir(f.dir)))
 				r := engine.BundleRequest{FeedRequest: engine.FeedRequest{Feed: server.URL, FeedKeys: []string{f.machines.Public}}, Out: filepath.Join(t.TempDir(), "bundle.tar")}
-				w, err := engine.OpenWorkspace(s.dir)
+				w, err := workspace.OpenWorkspace(s.dir)
 				if err == nil {
 					_, err = engine.MakeBundle(t.Context(), w, r)
 				}
@@ -216,7 +219,7 @@ func TestStatementsOfAFeedReachTheCluster(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c := engine.Components{Name: engine.ComponentsName(old.List), Kubernetes: "v1.35.4", List: old.List}
+			c := cluster.Components{Name: cluster.ComponentsName(old.List), Kubernetes: "v1.35.4", List: old.List}
 			if err := s.cluster.PublishComponents(t.Context(), c); err != nil {
 				t.Fatal(err)
 			}
@@ -234,7 +237,7 @@ func TestStatementsOfAFeedReachTheCluster(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				got, err := s.cluster.Components(t.Context(), engine.ComponentsName(l.List))
+				got, err := s.cluster.Components(t.Context(), cluster.ComponentsName(l.List))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -253,7 +256,7 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 		name, want string
 		forge      func(f *ownFeed, statement string)
 	}{
-		{"altered", "its signature does not fit", func(f *ownFeed, statement string) {
+		{"altered", "invalid signature", func(f *ownFeed, statement string) {
 			b, err := os.ReadFile(statement)
 			if err == nil {
 				err = os.WriteFile(statement, []byte(strings.Replace(string(b), "v1.36.3", "v1.36.4", 1)), 0o644)
@@ -262,7 +265,7 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 				f.Fatal(err)
 			}
 		}},
-		{"signed by a stranger", "its signature does not fit", func(f *ownFeed, statement string) {
+		{"signed by a stranger", "invalid signature", func(f *ownFeed, statement string) {
 			stranger := newOwnFeed(f.T)
 			stranger.from = f.from
 			stranger.build(stranger.own)
@@ -274,7 +277,7 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 				f.Fatal(err)
 			}
 		}},
-		{"signed by a key that was retired", "a key signed it that may not sign any more", func(f *ownFeed, statement string) {
+		{"signed by a key that was retired", "the key that signed it may no longer sign", func(f *ownFeed, statement string) {
 			b, err := os.ReadFile(statement)
 			if err != nil {
 				f.Fatal(err)
@@ -304,7 +307,7 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 			tt.forge(f, statements[0])
 			r := both
 			r.Feed, r.FeedKeys = f.dir, []string{f.machines.Public}
-			p, err := s.engine().PlanPrepare(t.Context(), r, func(engine.Event) {})
+			p, err := s.engine().PlanPrepare(t.Context(), r, func(plan.Event) {})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -352,12 +355,12 @@ func TestComponentsThatNobodyVouchesFor(t *testing.T) {
 	f.build(f.own)
 	r := both
 	r.Feed, r.FeedKeys = f.dir, []string{f.own.Public}
-	p, err := s.engine().PlanPrepare(t.Context(), r, func(engine.Event) {})
+	p, err := s.engine().PlanPrepare(t.Context(), r, func(plan.Event) {})
 	if err != nil || len(p.Blocked()) > 0 {
 		t.Fatalf("%v, blocked by %+v", err, p.Blocked())
 	}
-	if !slices.ContainsFunc(p.Findings, func(f engine.Finding) bool {
-		return f.ID == "components-unsigned" && f.Severity == engine.Warn && strings.Contains(f.Remedy, "releases/v1.1.0/components/")
+	if !slices.ContainsFunc(p.Findings, func(f plan.Finding) bool {
+		return f.ID == "components-unsigned" && f.Severity == plan.Warn && strings.Contains(f.Remedy, "releases/v1.1.0/components/")
 	}) {
 		t.Errorf("findings %+v", p.Findings)
 	}

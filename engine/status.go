@@ -9,6 +9,11 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/words"
+	"constellation/engine/workspace"
 )
 
 // Status is a cluster as it is now. It marshals as the document of `status -o json`.
@@ -30,78 +35,18 @@ type Status struct {
 	// APIServer is the version that the API server says it has.
 	APIServer string `json:"apiServer,omitempty"`
 	// Target is what NodeVersion asks for; zero fields are not set.
-	Target     Target      `json:"target"`
-	Conditions []Condition `json:"conditions,omitempty"`
-	Services   []Service   `json:"services,omitempty"`
-	Nodes      []Node      `json:"nodes"`
+	Target     plan.Target         `json:"target"`
+	Conditions []cluster.Condition `json:"conditions,omitempty"`
+	Services   []cluster.Service   `json:"services,omitempty"`
+	Nodes      []cluster.Node      `json:"nodes"`
 	// Machines exist in the cloud and are not nodes yet, or no longer.
 	Machines []Machine `json:"machines"`
 	// Counts are the totals of the above: nodes, ready, current, machines, wanted.
 	Counts map[string]int64 `json:"counts"`
 	// Backup is the last one; nil if there is none.
-	Backup *LastBackup `json:"backup,omitempty"`
+	Backup *plan.LastBackup `json:"backup,omitempty"`
 	// Health is what is not as it should be; empty if all is well.
-	Health []Finding `json:"health"`
-}
-
-// Condition is a condition of NodeVersion, in Kubernetes' sense.
-type Condition struct {
-	Type    string    `json:"type"`
-	Status  string    `json:"status"`
-	Reason  string    `json:"reason,omitempty"`
-	Message string    `json:"message,omitempty"`
-	Since   time.Time `json:"since,omitzero"`
-}
-
-// Service is something that runs in the cluster and has a version.
-type Service struct {
-	Name    string `json:"name"`
-	Version string `json:"version"`
-	Kind    string `json:"kind"` // ServiceOfRelease or ServiceOfKubernetes
-	Ready   int    `json:"ready"`
-	Wanted  int    `json:"wanted"`
-	Message string `json:"message,omitempty"` // why it is not ready
-}
-
-// Kinds of services.
-const (
-	ServiceOfRelease    = "release"    // installed by a chart of the release
-	ServiceOfKubernetes = "kubernetes" // bound to the version of Kubernetes
-)
-
-// StateUnknown is the state of a machine in a Status if only the cloud was asked: it
-// runs, and whether it is a node the API server would know.
-const StateUnknown = "unknown"
-
-// Node is a node of the cluster.
-type Node struct {
-	Name  string `json:"name"`
-	Group string `json:"group,omitempty"`
-	Role  string `json:"role"` // control-plane, worker
-	// State is one of the Node constants: ready, not-ready.
-	State      string `json:"state"`
-	Kubernetes string `json:"kubernetes"` // of the kubelet
-	Image      string `json:"image,omitempty"`
-	// Components is the name of the ConfigMap that the node was installed from.
-	Components string `json:"components,omitempty"`
-	IP         string `json:"ip,omitempty"`
-	ProviderID string `json:"providerID,omitempty"`
-	Cordoned   bool   `json:"cordoned,omitempty"`
-	// Current reports whether image and components are the target's.
-	Current bool `json:"current"`
-	// Heir is the node that replaces it, Donor the one that it replaces; empty outside of
-	// a rollout.
-	Heir  string `json:"heir,omitempty"`
-	Donor string `json:"donor,omitempty"`
-	// InPlace says that its group is upgraded in place: its image stays.
-	InPlace bool `json:"inPlace,omitempty"`
-	// Skipped says that people have rollouts leave it as it is. With a whole group it is not set.
-	Skipped bool      `json:"skipped,omitempty"`
-	Message string    `json:"message,omitempty"` // why it is not ready
-	Created time.Time `json:"created,omitzero"`
-	// UID is that of the object, GroupID the cloud's ID of the group.
-	UID     string `json:"-"`
-	GroupID string `json:"-"`
+	Health []plan.Finding `json:"health"`
 }
 
 // Machine is an instance of the cloud that is no node.
@@ -138,15 +83,15 @@ type Home struct {
 	// Simulated says that the machines only do as machines would.
 	Simulated bool `json:"simulated,omitempty"`
 	// Config and State are nil if the file is absent or cannot be read; Problems says why.
-	Config   *Config   `json:"config,omitempty"`
-	State    *State    `json:"-"`
-	Problems []Finding `json:"problems,omitempty"`
+	Config   *workspace.Config `json:"config,omitempty"`
+	State    *workspace.State  `json:"-"`
+	Problems []plan.Finding    `json:"problems,omitempty"`
 	// Next are the commands that make sense, the best one first.
 	Next []Suggestion `json:"next"`
 	// Runs are the past runs, the newest first.
-	Runs []RunSummary `json:"runs,omitempty"`
+	Runs []plan.RunSummary `json:"runs,omitempty"`
 	// Backup is the last one of the cluster; nil if there is none, or no cluster.
-	Backup *LastBackup `json:"backup,omitempty"`
+	Backup *plan.LastBackup `json:"backup,omitempty"`
 }
 
 // Suggestion is a command that makes sense now.
@@ -154,28 +99,6 @@ type Suggestion struct {
 	Title   string `json:"title"`   // "Create the cluster"
 	Command string `json:"command"` // "constellation init"
 	Why     string `json:"why,omitempty"`
-}
-
-// RunSummary is a past or current run as its directory tells it.
-type RunSummary struct {
-	ID      string `json:"id"`
-	Verb    Verb   `json:"verb"`
-	Cluster string `json:"cluster,omitempty"`
-	// By is who ran it, such as ops@laptop; empty in records of older programs.
-	By string `json:"by,omitempty"`
-	To Target `json:"to,omitzero"`
-	// Node is the one node that the run was about; empty if it was about all.
-	Node    string    `json:"node,omitempty"`
-	Started time.Time `json:"started"`
-	Ended   time.Time `json:"ended,omitzero"` // zero if it was cut off or still runs
-	// Status is a state of a run; "interrupted" if the record has no result.
-	Status string `json:"status"`
-	// Step is the last step that the run was in.
-	Step   string `json:"step,omitempty"`
-	Text   string `json:"text,omitempty"`
-	Exit   int    `json:"exit"`
-	Events int    `json:"events"`
-	Dir    string `json:"dir"`
 }
 
 // lookLimit bounds how long Status asks the API server, and how long the cloud.
@@ -190,17 +113,17 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 		return Status{}, err
 	}
 	st := Status{
-		Schema: Schema, Cluster: c.Name, Simulated: s.simulated(), Provider: c.Provider.Name(), Time: e.now().UTC(), Stage: StageReady,
-		Nodes: []Node{}, Machines: []Machine{}, Health: []Finding{}, Counts: map[string]int64{},
+		Schema: plan.Schema, Cluster: c.Name, Simulated: s.Simulated(), Provider: c.Provider.Name(), Time: e.now().UTC(), Stage: StageReady,
+		Nodes: []cluster.Node{}, Machines: []Machine{}, Health: []plan.Finding{}, Counts: map[string]int64{},
 	}
 	switch {
-	case e.ws.has(KubeconfigFile):
+	case e.ws.Has(workspace.KubeconfigFile):
 		st.Stage = StageCluster
 	case len(s.ClusterValues.ClusterID) > 0:
 		st.Stage = StagePartial
 	}
 
-	var machines []CloudMachine
+	var machines []cluster.CloudMachine
 	var cloudErr error
 	var inside inside
 	var wg sync.WaitGroup
@@ -227,18 +150,18 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	st.Reachable = st.Stage == StageCluster && inside.err == nil
 	if inside.err != nil {
 		st.Problem, st.Remedy = inside.err.Error(), "is the control plane up? What the cloud knows is below"
-		if errors.Is(inside.err, ErrDenied) {
-			st.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's"
+		if errors.Is(inside.err, cluster.ErrDenied) {
+			st.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's"
 		}
 		if inside.unread != nil {
 			st.Remedy = inside.unread.Remedy
 		}
 	}
 	if st.Reachable && inside.clusterID != "" && inside.clusterID != hex.EncodeToString(s.ClusterValues.ClusterID) {
-		return Status{}, e.ws.foreignKubeconfig()
+		return Status{}, e.ws.ForeignKubeconfig()
 	}
 	st.APIServer, st.Services, st.Conditions = inside.version, inside.services, inside.target.Conditions
-	st.Target = Target{Image: inside.target.ImageVersion, Kubernetes: inside.target.Kubernetes}
+	st.Target = plan.Target{Image: inside.target.ImageVersion, Kubernetes: inside.target.Kubernetes}
 	if st.Reachable {
 		st.Target.Release = releaseOf(inside.services)
 	}
@@ -255,7 +178,7 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	if st.Stage == StageCluster {
 		var err error
 		st.Backup, err = e.lastBackup(s)
-		if f := e.backupFinding(st.Backup, err); f.Severity != Info {
+		if f := e.backupFinding(st.Backup, err); f.Severity != plan.Info {
 			st.Health = append(st.Health, f)
 		}
 	}
@@ -266,14 +189,14 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 type inside struct {
 	version   string
 	clusterID string
-	target    NodeTarget
-	nodes     []*Node
-	expected  []ExpectedNode
-	services  []Service
+	target    cluster.NodeTarget
+	nodes     []*cluster.Node
+	expected  []cluster.ExpectedNode
+	services  []cluster.Service
 	err       error
-	unread    *Error // err, if it is about the kubeconfig
+	unread    *plan.Error // err, if it is about the kubeconfig
 	// enrolled are the components of nodes that are upgraded in place, by name; nil if unknown.
-	enrolled   map[string]Components
+	enrolled   map[string]cluster.Components
 	unenrolled error // why they are unknown
 }
 
@@ -285,7 +208,7 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 	}
 	k, err := e.connect(ctx, b)
 	if err != nil {
-		i.unread = e.ws.badKubeconfig(err)
+		i.unread = e.ws.BadKubeconfig(err)
 		i.err = i.unread
 		return
 	}
@@ -296,7 +219,7 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 	var errs [5]error
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		var j JoinConfig
+		var j cluster.JoinConfig
 		j, errs[0] = k.JoinConfig(ctx)
 		i.clusterID = j.ClusterID
 	})
@@ -306,12 +229,12 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 	wg.Go(func() { i.services, errs[4] = k.Services(ctx) })
 	wg.Wait()
 	for _, err := range errs {
-		if err != nil && !errors.Is(err, ErrAbsent) {
+		if err != nil && !errors.Is(err, cluster.ErrAbsent) {
 			i.err = err
 			return
 		}
 	}
-	nodes := make([]Node, len(i.nodes))
+	nodes := make([]cluster.Node, len(i.nodes))
 	for at, n := range i.nodes {
 		nodes[at] = *n
 	}
@@ -323,10 +246,10 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 
 // releaseOf returns the version of the services that come with a release; empty if
 // they differ, as during an upgrade.
-func releaseOf(services []Service) string {
+func releaseOf(services []cluster.Service) string {
 	found := ""
 	for _, s := range services {
-		if s.Kind != ServiceOfRelease {
+		if s.Kind != cluster.ServiceOfRelease {
 			continue
 		}
 		if found != "" && s.Version != found {
@@ -338,7 +261,7 @@ func releaseOf(services []Service) string {
 }
 
 // merge fills nodes and machines.
-func (st *Status) merge(machines []CloudMachine, in inside) {
+func (st *Status) merge(machines []cluster.CloudMachine, in inside) {
 	isNode := map[string]bool{}
 	for _, shared := range in.nodes {
 		n := *shared
@@ -357,15 +280,15 @@ func (st *Status) merge(machines []CloudMachine, in inside) {
 		state := m.Stage
 		switch {
 		case state == "" && joining[m.Name]:
-			state = NodeJoining
+			state = plan.NodeJoining
 		case state == "":
-			state = NodeBooting
+			state = plan.NodeBooting
 			if !st.Reachable && st.Stage == StageCluster {
-				state = StateUnknown // it may well be a node
+				state = plan.StateUnknown // it may well be a node
 			}
 		}
 		st.Machines = append(st.Machines, Machine{
-			Name: m.Name, Group: groupName(m.Group), Role: string(m.Role), State: state, Image: m.Image,
+			Name: m.Name, Group: cluster.GroupName(m.Group), Role: string(m.Role), State: state, Image: m.Image,
 			IP: m.IP.String(), ProviderID: m.ProviderID, Message: m.Message, Created: m.Created,
 		})
 	}
@@ -373,9 +296,9 @@ func (st *Status) merge(machines []CloudMachine, in inside) {
 }
 
 // judge counts, and says what is not as it should be.
-func (st *Status) judge(c *Config, cloudErr error, in inside) {
-	bad := func(id string, s Severity, title, detail, remedy string) {
-		st.Health = append(st.Health, Finding{ID: id, Severity: s, Title: title, Detail: detail, Remedy: remedy, Source: "health"})
+func (st *Status) judge(c *workspace.Config, cloudErr error, in inside) {
+	bad := func(id string, s plan.Severity, title, detail, remedy string) {
+		st.Health = append(st.Health, plan.Finding{ID: id, Severity: s, Title: title, Detail: detail, Remedy: remedy, Source: "health"})
 	}
 	count := st.Counts
 	for _, k := range []string{"nodes", "ready", "current", "machines", "wanted"} {
@@ -387,7 +310,7 @@ func (st *Status) judge(c *Config, cloudErr error, in inside) {
 	var notReady, old []string
 	for _, n := range st.Nodes {
 		count["nodes"]++
-		if n.State == NodeReady {
+		if n.State == plan.NodeReady {
 			count["ready"]++
 		} else {
 			notReady = append(notReady, named(n.Name, n.Message))
@@ -402,45 +325,45 @@ func (st *Status) judge(c *Config, cloudErr error, in inside) {
 
 	switch {
 	case in.unread != nil:
-		bad(KubeconfigFile, Block, KubeconfigFile+" leads to no cluster", st.Problem, st.Remedy)
+		bad(workspace.KubeconfigFile, plan.Block, workspace.KubeconfigFile+" leads to no cluster", st.Problem, st.Remedy)
 	case st.Problem != "":
-		bad("api-server", Block, "the API server does not answer", st.Problem, st.Remedy)
+		bad("api-server", plan.Block, "the API server does not answer", st.Problem, st.Remedy)
 	}
 	if cloudErr != nil {
 		e := cloudError("ask the cloud", c.Provider.Sandbox.Name, cloudErr)
-		bad("cloud", Block, "the cloud does not answer", e.Error(), Remedy(e))
+		bad("cloud", plan.Block, "the cloud does not answer", e.Error(), plan.Remedy(e))
 	}
 	if st.Stage == StagePartial {
-		bad("init", Warn, "the cluster was begun and is not complete", "", "run `constellation init` to go on")
+		bad("init", plan.Warn, "the cluster was begun and is not complete", "", "run `constellation init` to go on")
 	}
 	if len(notReady) > 0 {
-		bad("nodes-ready", Warn, fmt.Sprintf("%d of %d nodes are not ready", len(notReady), count["nodes"]), some(notReady), "")
+		bad("nodes-ready", plan.Warn, fmt.Sprintf("%d of %d nodes are not ready", len(notReady), count["nodes"]), some(notReady), "")
 	}
 	if st.Reachable && in.target.Components != "" && len(old) > 0 {
-		bad("nodes-current", Warn, fmt.Sprintf("%d of %d nodes are not at the target", len(old), count["nodes"]), some(old), "")
+		bad("nodes-current", plan.Warn, fmt.Sprintf("%d of %d nodes are not at the target", len(old), count["nodes"]), some(old), "")
 	}
 	var failed, waiting []string
 	for _, m := range st.Machines {
-		if m.State == NodeFailed {
+		if m.State == plan.NodeFailed {
 			failed = append(failed, named(m.Name, m.Message))
 		} else {
 			waiting = append(waiting, m.Name)
 		}
 	}
 	if len(failed) > 0 {
-		bad("machines-failed", Block, many(len(failed), "machine")+" failed", some(failed), "`constellation sandbox status` shows where their console is")
+		bad("machines-failed", plan.Block, words.Count(len(failed), "machine")+" failed", some(failed), "`constellation sandbox status` shows where their console is")
 	}
 	if st.Reachable && len(waiting) > 0 {
-		bad("machines-joining", Warn, fmt.Sprintf("%s not yet in the cluster", many(len(waiting), "machine")), some(waiting), "")
+		bad("machines-joining", plan.Warn, fmt.Sprintf("%s not yet in the cluster", words.Count(len(waiting), "machine")), some(waiting), "")
 	}
 	for _, s := range st.Services {
 		if s.Ready < s.Wanted {
-			bad("service-"+s.Name, Warn, fmt.Sprintf("%s is not ready: %d of %d pods", s.Name, s.Ready, s.Wanted), s.Message, "")
+			bad("service-"+s.Name, plan.Warn, fmt.Sprintf("%s is not ready: %d of %d pods", s.Name, s.Ready, s.Wanted), s.Message, "")
 		}
 	}
 	for _, x := range st.Conditions {
 		if x.Type == "Stalled" && x.Status == "True" {
-			bad("operator", Block, "the operator cannot go on", x.Message, "")
+			bad("operator", plan.Block, "the operator cannot go on", x.Message, "")
 		}
 	}
 }

@@ -1,17 +1,20 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"net/url"
 	"os"
 	"slices"
 	"time"
 
-	"constellation/engine/version"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
+	"constellation/engine/workspace"
 )
 
 // WatchRequest says what is watched, and for how long.
@@ -33,15 +36,15 @@ type WatchRequest struct {
 // then what changes, as the events of a run that does nothing. The cluster does not notice,
 // and nothing is recorded. While the API server is away Watch says so and goes on when it
 // answers. Leaving is no error.
-func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(Event)) error {
+func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(plan.Event)) error {
 	i, err := e.watcher(ctx, "watch the cluster", r)
 	if err != nil {
 		return err
 	}
 	now := e.now()
-	p := &Plan{ID: newRunID(VerbWatch, now), Verb: VerbWatch, Cluster: i.state.Infrastructure.Name, Simulated: e.simulated(), Created: now.UTC()}
-	p.end.command = e.command(string(VerbWatch))
-	p.Steps = []Step{{ID: StepRollout, Title: "Watch the nodes", Effect: "nothing changes", Run: func(ctx context.Context, to *Reporter) error {
+	p := &plan.Plan{ID: newRunID(plan.VerbWatch, now), Verb: plan.VerbWatch, Cluster: i.state.Infrastructure.Name, Simulated: e.simulated(), Created: now.UTC()}
+	p.End.Command = e.command(string(plan.VerbWatch))
+	p.Steps = []plan.Step{{ID: plan.StepRollout, Title: "Watch the nodes", Effect: "nothing changes", Run: func(ctx context.Context, to *plan.Reporter) error {
 		return i.watch(ctx, to, r, p)
 	}}}
 	// What the target is comes first, if it can be known soon. Who wants an answer once waits
@@ -51,12 +54,12 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(Event)) er
 		limit = e.limits.glance
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
-	v, err := e.seeRollout(limited, i.cluster, &lineup{})
+	v, err := rollout.See(limited, i.cluster, &rollout.NodeDiff{}, e.now())
 	cancel()
 	switch {
 	case err == nil:
-		p.aim(&v)
-	case ctx.Err() == nil && (r.Once || errors.Is(err, ErrDenied) || errors.Is(err, ErrAbsent)):
+		aim(p, &v)
+	case ctx.Err() == nil && (r.Once || errors.Is(err, cluster.ErrDenied) || errors.Is(err, cluster.ErrAbsent)):
 		return i.unseen(err)
 	}
 	return e.Run(ctx, p, emit)
@@ -64,33 +67,33 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(Event)) er
 
 // watcher connects to the cluster that a request means, for op. No file of the workspace but the
 // kubeconfig is needed.
-func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*initRun, error) {
-	path, remedy := e.ws.Path(KubeconfigFile), "restore the file from a backup, or name another one with `--kubeconfig`"
+func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*clusterRun, error) {
+	path, remedy := e.ws.Path(workspace.KubeconfigFile), "restore the file from a backup, or name another one with `--kubeconfig`"
 	read := e.ws.Kubeconfig
 	if r.Kubeconfig != "" {
 		path, remedy = r.Kubeconfig, "name a kubeconfig that leads to the cluster"
 		read = func() ([]byte, error) { return readKubeconfig(path) }
 	}
 	b, err := read()
-	if r.Kubeconfig == "" && errors.Is(err, errAbsent) {
-		return nil, &Error{
-			Op: op, Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage,
+	if r.Kubeconfig == "" && errors.Is(err, workspace.ErrAbsent) {
+		return nil, &plan.Error{
+			Op: op, Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage,
 			Remedy: "name a kubeconfig of the cluster with `--kubeconfig`, or another directory with -C",
 		}
 	}
 	if err != nil {
-		var own *Error
+		var own *plan.Error
 		if errors.As(err, &own) {
 			return nil, err
 		}
-		return nil, &Error{Op: "read " + path, Err: withoutPath(err), Remedy: remedy, Exit: ExitUsage}
+		return nil, &plan.Error{Op: "read " + path, Err: workspace.WithoutPath(err), Remedy: remedy, Exit: plan.ExitUsage}
 	}
 	k, err := e.connect(ctx, b)
 	if err != nil {
-		return nil, &Error{Op: "read " + path, Err: err, Remedy: remedy, Exit: ExitUsage}
+		return nil, &plan.Error{Op: "read " + path, Err: err, Remedy: remedy, Exit: plan.ExitUsage}
 	}
-	i := &initRun{e: e, facts: &facts{state: &State{}}, cluster: k, after: r.After}
-	if _, server, err := kubeconfigServer(b); err == nil {
+	i := &clusterRun{e: e, facts: &facts{state: &workspace.State{}}, cluster: k, after: r.After}
+	if _, server, err := workspace.KubeconfigServer(b); err == nil {
 		if u, err := url.Parse(server.Value); err == nil {
 			i.state.Infrastructure.ClusterEndpoint = u.Host
 		}
@@ -103,7 +106,7 @@ func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*initR
 			i.state.Infrastructure.Name = c.Name
 		}
 	}
-	i.state.Infrastructure.Name = orElse(i.state.Infrastructure.Name, i.state.Infrastructure.ClusterEndpoint)
+	i.state.Infrastructure.Name = cmp.Or(i.state.Infrastructure.Name, i.state.Infrastructure.ClusterEndpoint)
 	return i, nil
 }
 
@@ -117,16 +120,16 @@ func readKubeconfig(path string) ([]byte, error) {
 }
 
 // unseen is why nothing could be seen.
-func (i *initRun) unseen(err error) error {
-	e := &Error{Op: "look at the rollout of " + i.state.Infrastructure.Name, Err: err, Remedy: "try again when the API server answers"}
+func (i *clusterRun) unseen(err error) error {
+	e := &plan.Error{Op: "look at the rollout of " + i.state.Infrastructure.Name, Err: err, Remedy: "try again when the API server answers"}
 	switch {
-	case errors.Is(err, ErrForbidden):
+	case errors.Is(err, cluster.ErrForbidden):
 		e.Remedy = "ask for the right to read nodes, and nodeversions, pendingnodes and joiningnodes of update.edgeless.systems"
-	case errors.Is(err, ErrDenied):
+	case errors.Is(err, cluster.ErrDenied):
 		e.Remedy = "name the kubeconfig of this cluster with `--kubeconfig`"
-	case errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		e.Err = fmt.Errorf("the API server at %s does not answer: %w", i.state.Infrastructure.ClusterEndpoint, err)
-	case errors.Is(err, ErrAbsent):
+	case errors.Is(err, cluster.ErrAbsent):
 		e.Err = errors.New("the cluster has no NodeVersion: no target was ever set")
 		e.Remedy = "`constellation init` sets the target of a cluster"
 	}
@@ -135,44 +138,30 @@ func (i *initRun) unseen(err error) error {
 
 // aim notes in the plan of a watch where the cluster goes, and reports whether it goes
 // there only now.
-func (p *Plan) aim(v *rolloutView) (news bool) {
-	to := Target{Image: v.Target.ImageVersion, Kubernetes: v.Target.Kubernetes}
+func aim(p *plan.Plan, v *rollout.View) (news bool) {
+	to := plan.Target{Image: v.Target.ImageVersion, Kubernetes: v.Target.Kubernetes}
 	if p.To == to && p.Surge == v.Target.MaxSurge {
 		return false
 	}
-	p.To, p.From, p.Surge = to, Target{Kubernetes: v.oldest}, v.Target.MaxSurge
+	p.To, p.From, p.Surge = to, plan.Target{Kubernetes: v.Oldest}, v.Target.MaxSurge
 	return true
 }
 
 // watch is the only step of a watch.
-func (i *initRun) watch(ctx context.Context, r *Reporter, w WatchRequest, p *Plan) error {
-	p.end.done = "you left; the cluster goes on alone"
-	err := i.followRollout(ctx, r, i.cluster, func(now *rolloutView) (bool, error) {
-		if p.aim(now) {
-			if err := r.run.sendPlan(); err != nil {
+func (i *clusterRun) watch(ctx context.Context, r *plan.Reporter, w WatchRequest, p *plan.Plan) error {
+	p.End.Done = "you left; the cluster goes on alone"
+	err := i.followRollout(ctx, r, i.cluster, func(now *rollout.View) (bool, error) {
+		if aim(p, now) {
+			if err := r.SendPlan(); err != nil {
 				return false, err
 			}
 		}
-		p.end.done = now.String()
-		applying := slices.ContainsFunc(now.plans, func(p NodePlan) bool { return p.Applying > 0 })
+		p.End.Done = now.String()
+		applying := slices.ContainsFunc(now.Plans, func(p cluster.NodePlan) bool { return p.Applying > 0 })
 		return w.Once || !w.Stay && now.Observed && now.Reached && !applying, nil
 	})
-	if err != nil && (errors.Is(err, ErrDenied) || errors.Is(err, ErrAbsent)) {
+	if err != nil && (errors.Is(err, cluster.ErrDenied) || errors.Is(err, cluster.ErrAbsent)) {
 		return i.unseen(err)
 	}
 	return err
-}
-
-// oldestVersion is the oldest of some versions; empty if none is one.
-func oldestVersion(all iter.Seq[string]) string {
-	var least version.Version
-	for text := range all {
-		if v, err := version.Parse(text); err == nil && (least.IsZero() || v.Less(least)) {
-			least = v
-		}
-	}
-	if least.IsZero() {
-		return ""
-	}
-	return least.String()
 }

@@ -8,28 +8,31 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
+	"constellation/engine/workspace"
 )
 
 // TestWatchSeesARollout watches while apply and the operator bring all nodes to the target,
 // from the moment that the target is set, without a lock, a lease or a record of its own.
 func TestWatchSeesARollout(t *testing.T) {
 	s := newApplyStage(t)
-	var list []engine.Event
+	var list []plan.Event
 	began, ended := make(chan bool), make(chan error, 1)
-	_, _, err := s.apply(t.Context(), upgrade, func(ev engine.Event) {
-		if ev.Kind != engine.KindStep || ev.Step != engine.StepRollout || ev.State != engine.StateRunning {
+	_, _, err := s.apply(t.Context(), upgrade, func(ev plan.Event) {
+		if ev.Kind != plan.KindStep || ev.Step != plan.StepRollout || ev.State != plan.StateRunning {
 			return
 		}
 		go func() {
 			told := false
-			ended <- s.engine().Watch(t.Context(), engine.WatchRequest{}, func(ev engine.Event) {
+			ended <- s.engine().Watch(t.Context(), engine.WatchRequest{}, func(ev plan.Event) {
 				list = append(list, ev)
-				if !told && ev.Kind == engine.KindProgress { // all nodes were told
+				if !told && ev.Kind == plan.KindProgress { // all nodes were told
 					told = true
 					close(began)
 				}
@@ -44,10 +47,10 @@ func TestWatchSeesARollout(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkStream(t, list, nil)
-	var b engine.Board
+	var b rollout.Board
 	for _, ev := range list {
 		b.Apply(ev)
-		if ev.Kind == engine.KindProgress && len(ev.Counts) > 0 && ev.Object == "" && !cmp.Equal(ev.Counts, b.Counts()) {
+		if ev.Kind == plan.KindProgress && len(ev.Counts) > 0 && ev.Object == "" && !cmp.Equal(ev.Counts, b.Counts()) {
 			t.Errorf("event %d counts %v, the board %v", ev.Seq, ev.Counts, b.Counts())
 		}
 	}
@@ -57,7 +60,7 @@ func TestWatchSeesARollout(t *testing.T) {
 	if diff := cmp.Diff(map[string]int64{"ready": 3}, b.Counts()); diff != "" {
 		t.Errorf("at the end (-want +got):\n%s", diff)
 	}
-	runs, err := os.ReadDir(filepath.Join(s.dir, engine.RunsDir))
+	runs, err := os.ReadDir(filepath.Join(s.dir, plan.RunsDir))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +74,7 @@ func TestWatchSeesARollout(t *testing.T) {
 func TestWatchOnce(t *testing.T) {
 	s := newApplyStage(t)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(kubeconfig, []byte(s.read(engine.KubeconfigFile)), 0o600); err != nil {
+	if err := os.WriteFile(kubeconfig, []byte(s.read(workspace.KubeconfigFile)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
@@ -83,21 +86,21 @@ func TestWatchOnce(t *testing.T) {
 	}{
 		{"of the workspace", engine.WatchRequest{Once: true}, nil, 0, "3 of 3 nodes at the target"},
 		{"of a kubeconfig", engine.WatchRequest{Once: true, Kubeconfig: kubeconfig}, nil, 0, "3 of 3 nodes at the target"},
-		{"no kubeconfig", engine.WatchRequest{Once: true, Kubeconfig: kubeconfig + "-none"}, nil, engine.ExitUsage, "no such file"},
-		{"the API server is away", engine.WatchRequest{Once: true}, func() { s.cluster.SetDown(true) }, engine.ExitFailed, "look at the rollout of demo"},
+		{"no kubeconfig", engine.WatchRequest{Once: true, Kubeconfig: kubeconfig + "-none"}, nil, plan.ExitUsage, "no such file"},
+		{"the API server is away", engine.WatchRequest{Once: true}, func() { s.cluster.SetDown(true) }, plan.ExitFailed, "look at the rollout of demo"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.before != nil {
 				tt.before()
 			}
-			var events []engine.Event
-			err := s.engine().Watch(t.Context(), tt.request, func(ev engine.Event) { events = append(events, ev) })
-			if engine.ExitCode(err) != tt.exit {
-				t.Fatalf("exit %d, want %d: %v", engine.ExitCode(err), tt.exit, err)
+			var events []plan.Event
+			err := s.engine().Watch(t.Context(), tt.request, func(ev plan.Event) { events = append(events, ev) })
+			if plan.ExitCode(err) != tt.exit {
+				t.Fatalf("exit %d, want %d: %v", plan.ExitCode(err), tt.exit, err)
 			}
 			if err != nil {
-				if !strings.Contains(err.Error(), tt.says) || engine.Remedy(err) == "" {
-					t.Errorf("error %v (remedy %q), want %s", err, engine.Remedy(err), tt.says)
+				if !strings.Contains(err.Error(), tt.says) || plan.Remedy(err) == "" {
+					t.Errorf("error %v (remedy %q), want %s", err, plan.Remedy(err), tt.says)
 				}
 				return
 			}
@@ -113,12 +116,12 @@ func TestWatchOnce(t *testing.T) {
 // nodes. That there are none is told as well, and nothing else.
 func TestWatchTellsPlans(t *testing.T) {
 	s := newApplyStage(t)
-	s.cluster.SetRollout(func(r *engine.Rollout) { r.Observed, r.Reached = true, true })
-	watch := func(change func(engine.Event)) (list []engine.Event) {
+	s.cluster.SetRollout(func(r *cluster.Rollout) { r.Observed, r.Reached = true, true })
+	watch := func(change func(plan.Event)) (list []plan.Event) {
 		t.Helper()
-		err := s.engine().Watch(t.Context(), engine.WatchRequest{}, func(ev engine.Event) {
-			if ev.Kind == engine.KindNodePlan || ev.Kind == engine.KindNode && ev.Node == "worker-0" || ev.Source == "plans" {
-				list = append(list, engine.Event{Kind: ev.Kind, Object: ev.Object, State: ev.State, From: ev.From, To: ev.To, Text: ev.Text, Current: ev.Current, Total: ev.Total, Counts: ev.Counts})
+		err := s.engine().Watch(t.Context(), engine.WatchRequest{}, func(ev plan.Event) {
+			if ev.Kind == plan.KindNodePlan || ev.Kind == plan.KindNode && ev.Node == "worker-0" || ev.Source == "plans" {
+				list = append(list, plan.Event{Kind: ev.Kind, Object: ev.Object, State: ev.State, From: ev.From, To: ev.To, Text: ev.Text, Current: ev.Current, Total: ev.Total, Counts: ev.Counts})
 			}
 			change(ev)
 		})
@@ -127,38 +130,38 @@ func TestWatchTellsPlans(t *testing.T) {
 		}
 		return list
 	}
-	got := watch(func(engine.Event) {})
-	want := []engine.Event{
-		{Kind: engine.KindNode, To: engine.NodeReady},
-		{Kind: engine.KindLog, Text: "there are no Plans: the cluster does not have the kind plans.upgrade.cattle.io"},
+	got := watch(func(plan.Event) {})
+	want := []plan.Event{
+		{Kind: plan.KindNode, To: plan.NodeReady},
+		{Kind: plan.KindLog, Text: "there are no Plans: the cluster does not have the kind plans.upgrade.cattle.io"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("without Plans (-want +got):\n%s", diff)
 	}
-	p := engine.NodePlan{
-		Name: "a/b", Version: "v1", State: engine.PlanApplying, Total: 3, Done: 1, Applying: 1, Pending: 1,
-		Nodes: []engine.NodePlanNode{{Name: "worker-0", State: engine.NodeDraining, Text: "drains"}},
+	p := cluster.NodePlan{
+		Name: "a/b", Version: "v1", State: cluster.PlanApplying, Total: 3, Done: 1, Applying: 1, Pending: 1,
+		Nodes: []cluster.NodePlanNode{{Name: "worker-0", State: plan.NodeDraining, Text: "drains"}},
 	}
 	s.cluster.SetPlans(p)
-	got = watch(func(ev engine.Event) {
-		if ev.Kind != engine.KindProgress { // all was told
+	got = watch(func(ev plan.Event) {
+		if ev.Kind != plan.KindProgress { // all was told
 			return
 		}
 		switch {
 		case p.Nodes == nil:
-		case p.Nodes[0].State == engine.NodeDraining:
-			p.Nodes = []engine.NodePlanNode{{Name: "worker-0", State: engine.NodeUpgrading}}
+		case p.Nodes[0].State == plan.NodeDraining:
+			p.Nodes = []cluster.NodePlanNode{{Name: "worker-0", State: plan.NodeUpgrading}}
 		default:
-			p.Nodes, p.State, p.Done, p.Applying, p.Pending = nil, engine.PlanComplete, 3, 0, 0
+			p.Nodes, p.State, p.Done, p.Applying, p.Pending = nil, cluster.PlanComplete, 3, 0, 0
 		}
 		s.cluster.SetPlans(p)
 	})
-	want = []engine.Event{
-		{Kind: engine.KindNode, To: engine.NodeDraining, Text: "plan b: drains"},
-		{Kind: engine.KindNodePlan, Object: "a/b", State: engine.PlanApplying, Current: 1, Total: 3, Counts: map[string]int64{"done": 1, "applying": 1, "pending": 1}},
-		{Kind: engine.KindNode, From: engine.NodeDraining, To: engine.NodeUpgrading, Text: "plan b"},
-		{Kind: engine.KindNode, From: engine.NodeUpgrading, To: engine.NodeReady},
-		{Kind: engine.KindNodePlan, Object: "a/b", State: engine.PlanComplete, Current: 3, Total: 3, Counts: map[string]int64{"done": 3}},
+	want = []plan.Event{
+		{Kind: plan.KindNode, To: plan.NodeDraining, Text: "plan b: drains"},
+		{Kind: plan.KindNodePlan, Object: "a/b", State: cluster.PlanApplying, Current: 1, Total: 3, Counts: map[string]int64{"done": 1, "applying": 1, "pending": 1}},
+		{Kind: plan.KindNode, From: plan.NodeDraining, To: plan.NodeUpgrading, Text: "plan b"},
+		{Kind: plan.KindNode, From: plan.NodeUpgrading, To: plan.NodeReady},
+		{Kind: plan.KindNodePlan, Object: "a/b", State: cluster.PlanComplete, Current: 3, Total: 3, Counts: map[string]int64{"done": 3}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("with a Plan (-want +got):\n%s", diff)
@@ -170,7 +173,7 @@ func TestReadRecordNamesBadLines(t *testing.T) {
 	long := `{"text":"` + strings.Repeat("x", 17<<20) + `"}`
 	text := strings.Join([]string{good, "", "no event", `{"kind":"node"}`, `{"seq":"x","time":"2026-11-21T07:05:01Z","kind":"node"}`, long, good, `{"seq":3,"time":"2026`}, "\n")
 	n := 0
-	bad, err := engine.ReadRecord(strings.NewReader(text), func(engine.Event) error { n++; return nil })
+	bad, err := rollout.ReadRecord(strings.NewReader(text), func(plan.Event) error { n++; return nil })
 	if err != nil || n != 2 {
 		t.Errorf("%d events, %v, want 2", n, err)
 	}
@@ -198,7 +201,7 @@ func TestPastRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if run.Verb != engine.VerbApply || run.Status != engine.StateDone || run.Exit != 0 || run.By == "" || !strings.HasPrefix(run.Tool, "constellation v") || run.TookMS <= 0 || run.Replaced != 3 || run.Failed != 0 {
+	if run.Verb != plan.VerbApply || run.Status != plan.StateDone || run.Exit != 0 || run.By == "" || !strings.HasPrefix(run.Tool, "constellation v") || run.TookMS <= 0 || run.Replaced != 3 || run.Failed != 0 {
 		t.Errorf("run %+v", run.RunSummary)
 	}
 	var steps []string
@@ -212,77 +215,19 @@ func TestPastRun(t *testing.T) {
 	for _, st := range run.Stages {
 		stages = append(stages, fmt.Sprint(st.State, " ", st.Machines))
 	}
-	if len(stages) == 0 || !strings.HasPrefix(stages[0], engine.NodeReplacing) {
+	if len(stages) == 0 || !strings.HasPrefix(stages[0], plan.NodeReplacing) {
 		t.Errorf("stages %v", stages)
 	}
 	if b, err := json.Marshal(run); err != nil || bytes.Contains(b, []byte("null")) {
 		t.Errorf("as JSON %s, %v: lists are never null", b, err)
 	}
 	for id, want := range map[string]string{"none": "this workspace has no record of it", "": "this workspace has no record of it"} {
-		if _, err := e.PastRun(id); err == nil || !strings.Contains(err.Error(), want) || engine.ExitCode(err) != engine.ExitUsage {
+		if _, err := e.PastRun(id); err == nil || !strings.Contains(err.Error(), want) || plan.ExitCode(err) != plan.ExitUsage {
 			t.Errorf("run %q: %v", id, err)
 		}
 	}
 	path, err := e.Record(run.ID[:len(run.ID)-3])
 	if err != nil || filepath.Base(filepath.Dir(path)) != run.ID {
 		t.Errorf("the record is %s, %v", path, err)
-	}
-}
-
-// TestBoardIsBounded feeds a board more machines, lines and steps than there can be.
-func TestBoardIsBounded(t *testing.T) {
-	var b engine.Board
-	at := boardStart
-	big := strings.Repeat("x", 100_000)
-	for i := range 120_000 {
-		at = at.Add(time.Millisecond)
-		name := fmt.Sprintf("worker-%d", i)
-		b.Apply(engine.Event{Time: at, Kind: engine.KindNode, Node: name, Group: fmt.Sprint("g", i%3), To: engine.NodeReady, Text: big[:i%10]})
-		b.Apply(engine.Event{Time: at, Kind: engine.KindNode, Node: name, Group: fmt.Sprint("g", i%3), From: engine.NodeReady, To: engine.NodeGone})
-		b.Apply(engine.Event{Time: at, Kind: engine.KindLog, Source: fmt.Sprint("s", i), Text: big[:200+i%50_000]})
-		b.Apply(engine.Event{Time: at, Kind: engine.KindStep, Step: fmt.Sprint("step", i), State: engine.StateRunning})
-	}
-	machines := 0
-	for range b.Nodes() {
-		machines++
-	}
-	bytes := 0
-	for i := range b.Log.Len() {
-		bytes += len(b.Log.At(i).Text)
-	}
-	if machines > 12_000 || b.Log.Len() > 50_000 || bytes > 16<<20 || len(b.Steps) > 256 || len(b.Log.Sources()) > 256 {
-		t.Errorf("%d machines, %d lines of %d bytes, %d steps, %d sources", machines, b.Log.Len(), bytes, len(b.Steps), len(b.Log.Sources()))
-	}
-	if b.Log.Len()+b.Log.Dropped() != 120_000 {
-		t.Errorf("%d lines are kept and %d are not", b.Log.Len(), b.Log.Dropped())
-	}
-}
-
-// TestCloneStaysAsItIs takes a copy of a board in the middle of a rollout.
-func TestCloneStaysAsItIs(t *testing.T) {
-	var b engine.Board
-	for i := range 6 {
-		b.Apply(engine.Event{Time: boardStart, Kind: engine.KindNode, Node: fmt.Sprintf("worker-%d", i), Group: "workers", To: engine.NodeOutdated})
-	}
-	events := replacement("workers", "worker-1", "worker-9", boardStart.Add(time.Minute), false)
-	for _, e := range events[:6] {
-		b.Apply(e)
-	}
-	clone := b.Clone()
-	want := clone.Counts()
-	for _, e := range events[6:] {
-		b.Apply(e)
-	}
-	if diff := cmp.Diff(want, clone.Counts()); diff != "" {
-		t.Errorf("the copy has changed (-want +got):\n%s", diff)
-	}
-	for _, e := range events[6:] {
-		clone.Apply(e)
-	}
-	if diff := cmp.Diff(b.Counts(), clone.Counts()); diff != "" {
-		t.Errorf("the copy takes other ways (-want +got):\n%s", diff)
-	}
-	if n := clone.Node("worker-9"); n.Place == b.Node("worker-9").Place || n.Place.Old != clone.Node("worker-1") {
-		t.Error("the copy shares machines with the board")
 	}
 }

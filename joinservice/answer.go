@@ -18,24 +18,24 @@ import (
 	"constellation/engine/cloud"
 )
 
-// Why a ticket is refused. answer knows what each means to the caller.
+// Reasons for refusing a ticket. answer maps them to the caller's error.
 var (
 	errNoEvidence      = errors.New("the connection carries no evidence")
 	errNotReady        = errors.New("the join service has no usable join-config yet")
 	errStopping        = errors.New("this join service is stopping")
 	errBusy            = errors.New("too many machines are joining at once")
-	errUnknownInstance = errors.New("the cloud does not know this instance yet, or no longer")
+	errUnknownInstance = errors.New("the cloud does not list this instance yet, or no longer")
 	errUsedMachine     = errors.New("this machine already belongs to the cluster; it needs a new TPM state to join again")
 	errAlreadyNode     = errors.New("there is a Node of this name already, and a machine that was a node does not join again; replace the machine, or delete the Node")
-	errOtherInstance   = errors.New("the cloud knows this instance otherwise")
+	errOtherInstance   = errors.New("the cloud's data of this instance differs from the evidence")
 	errRequest         = errors.New("certificate request refused")
-	errNoComponents    = errors.New("nothing is published yet for joining machines")
-	errComponents      = errors.New("components are not what their name says")
-	errTokenTaken      = errors.New("the name of this machine's token is in use by another's")
+	errNoComponents    = errors.New("no components are published yet for joining machines")
+	errComponents      = errors.New("components do not match the digest in their name")
+	errTokenTaken      = errors.New("the name of this machine's bootstrap token is used by another machine")
 )
 
-// answer turns an error into what the caller is told: a code, a sentence and, where
-// asking again can help, when. Details of the cluster stay in the log.
+// answer converts an error for the caller: a code, a sentence, and a retry delay if a retry
+// can help. Details of the cluster stay in the log.
 func answer(err error) error {
 	var (
 		held    *turnHeldError
@@ -67,19 +67,19 @@ func answer(err error) error {
 	case errors.Is(err, errComponents):
 		return status.Error(codes.FailedPrecondition, "the published components are damaged; see the join service's log")
 	case errors.Is(err, context.Canceled):
-		return status.Error(codes.Canceled, "the caller went away")
+		return status.Error(codes.Canceled, "the caller disconnected")
 	case apierrors.IsInvalid(err):
 		return status.Error(codes.FailedPrecondition, "a JoiningNode of this name contradicts the request; see the join service's log")
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-		// An API server that has just started denies everything until it has read the roles.
-		return later(codes.Unavailable, "the join service lacks a right in the cluster; see its log", 5*time.Second)
+		// An API server that has just started denies everything until it has loaded the roles.
+		return later(codes.Unavailable, "the join service lacks a permission in the cluster; see its log", 5*time.Second)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, cloud.ErrUnavailable), errors.Is(err, cloud.ErrThrottled), transient(err):
 		return later(codes.Unavailable, "the cluster or its cloud does not answer at the moment", 3*time.Second)
 	}
 	return status.Error(codes.Internal, "the join service failed; see its log")
 }
 
-// transient reports whether the API server could not answer, which passes.
+// transient reports whether the API server was unavailable for the moment.
 func transient(err error) bool {
 	return apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err) ||
@@ -87,8 +87,8 @@ func transient(err error) bool {
 		utilnet.IsProbableEOF(err) || utilnet.IsHTTP2ConnectionLost(err)
 }
 
-// later asks the caller to come back after about wait, so that those who were turned
-// away together do not return together.
+// later asks the caller to retry after about wait, with jitter, so that callers refused
+// together do not return together.
 func later(c codes.Code, text string, wait time.Duration) error {
 	st := status.New(c, text)
 	wait += rand.N(wait / 2)
@@ -110,7 +110,7 @@ func (s *Server) recoverStream(srv any, stream grpc.ServerStream, info *grpc.Str
 	return handle(srv, stream)
 }
 
-// recovered keeps one request's bug from ending everybody's service.
+// recovered contains a panic of one request.
 func (s *Server) recovered(method string, err *error) {
 	if p := recover(); p != nil {
 		s.log.Error("request panicked", "method", method, "panic", p, "stack", string(debug.Stack()))

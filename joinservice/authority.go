@@ -2,13 +2,10 @@ package joinservice
 
 import (
 	"crypto"
-	"crypto/ecdsa"
-	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/sha256"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/hex"
 	"encoding/pem"
 	"errors"
@@ -20,23 +17,19 @@ import (
 	"time"
 
 	"constellation/engine/attestation"
+	"constellation/internal/kubeletcsr"
 	"constellation/joinservice/joinproto"
 )
 
 const (
-	// certificateTTL bounds how long a stolen kubelet key can impersonate its node's
-	// server: a quarter of the year that kubeadm's own certificates live.
+	// certificateTTL bounds how long a stolen kubelet key can impersonate its node's server: a
+	// quarter of the year of kubeadm's own certificates.
 	certificateTTL = 90 * 24 * time.Hour
-	// clockSkew is how far the clock of a machine may be behind ours.
+	// clockSkew is how far the clock of a machine may lag behind.
 	clockSkew = 10 * time.Minute
-	// minRSA is in bits.
-	minRSA = 2048
-
-	nodeUser  = "system:node:"
-	nodeGroup = "system:nodes"
 )
 
-// controlPlaneFiles are what a joining control plane gets, relative to the PKI.
+// controlPlaneFiles are the files for a joining control plane, relative to the PKI.
 var controlPlaneFiles = []string{
 	"ca.crt", "ca.key", "sa.key", "sa.pub", "front-proxy-ca.crt", "front-proxy-ca.key", "etcd/ca.crt", "etcd/ca.key",
 }
@@ -46,7 +39,7 @@ type authority struct {
 	dir  string
 	cert *x509.Certificate
 	key  crypto.Signer
-	// hash is what kubeadm pins the CA by: sha256:<hex> of its public key.
+	// hash is kubeadm's pin of the CA: sha256:<hex> of its public key.
 	hash string
 }
 
@@ -84,8 +77,8 @@ func readAuthority(dir string) (*authority, error) {
 	return a, nil
 }
 
-// parseKey reads the forms in which kubeadm and its owners write keys. Its errors
-// say nothing of the content.
+// parseKey decodes the formats in which kubeadm and users store keys. Its errors contain
+// nothing of the content.
 func parseKey(data []byte) (crypto.Signer, error) {
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
 		var key any
@@ -108,46 +101,29 @@ func parseKey(data []byte) (crypto.Signer, error) {
 	return nil, errors.New("read ca.key of the cluster's PKI: not a private key in PEM")
 }
 
-// parseRequest returns the request if it asks for exactly what the caller is: the
-// name and address that the cloud certified, no more and no less. Errors wrap
-// errRequest.
+// parseRequest returns the request if it contains exactly the name and address that the cloud
+// certified for the caller. Errors wrap errRequest.
 func parseRequest(der []byte, id attestation.Identity) (*x509.CertificateRequest, error) {
 	bad := func(format string, args ...any) (*x509.CertificateRequest, error) {
 		return nil, fmt.Errorf("%w: "+format, append([]any{errRequest}, args...)...)
 	}
-	r, err := x509.ParseCertificateRequest(der)
+	r, err := kubeletcsr.Parse(der)
 	if err != nil {
-		return bad("not a PKCS #10 request")
+		return bad("%w", err)
 	}
-	if err := r.CheckSignature(); err != nil {
-		return bad("its signature is wrong")
-	}
-	switch k := r.PublicKey.(type) {
-	case *ecdsa.PublicKey, ed25519.PublicKey:
-	case *rsa.PublicKey:
-		if k.N.BitLen() < minRSA {
-			return bad("its RSA key has %d bits, at least %d are needed", k.N.BitLen(), minRSA)
-		}
-	default:
-		return bad("its kind of key is not known")
-	}
-	if len(r.Subject.Names) != 2 || r.Subject.CommonName != nodeUser+id.Name || !slices.Equal(r.Subject.Organization, []string{nodeGroup}) {
-		return bad("its subject is %q, want %q", printable(r.Subject.String(), maxText), nodeSubject(id))
+	if subject := kubeletcsr.Subject(id.Name); !kubeletcsr.HasSubject(r, subject.CommonName) {
+		return bad("its subject is %q, want %q", printable(r.Subject.String(), maxText), subject)
 	}
 	if !slices.Equal(r.DNSNames, []string{id.Name}) {
-		return bad("its DNS names are %q, want %q alone", printable(fmt.Sprint(r.DNSNames), maxText), id.Name)
+		return bad("its DNS names are %q, want only %q", printable(fmt.Sprint(r.DNSNames), maxText), id.Name)
 	}
 	if len(r.IPAddresses) != 1 || !r.IPAddresses[0].Equal(id.IP.AsSlice()) {
-		return bad("its addresses are %v, want %v alone", r.IPAddresses, id.IP)
+		return bad("its addresses are %v, want only %v", r.IPAddresses, id.IP)
 	}
-	if len(r.EmailAddresses) > 0 || len(r.URIs) > 0 {
-		return bad("it asks for e-mail addresses or URIs")
+	if err := kubeletcsr.CheckServerNames(r); err != nil {
+		return bad("%w", err)
 	}
 	return r, nil
-}
-
-func nodeSubject(id attestation.Identity) pkix.Name {
-	return pkix.Name{CommonName: nodeUser + id.Name, Organization: []string{nodeGroup}}
 }
 
 // sign returns the kubelet's serving certificate as PEM. Of the request only the
@@ -166,11 +142,11 @@ func (a *authority) sign(r *x509.CertificateRequest, id attestation.Identity, no
 		usage |= x509.KeyUsageKeyEncipherment
 	}
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: serial, Subject: nodeSubject(id),
+		SerialNumber: serial, Subject: kubeletcsr.Subject(id.Name),
 		DNSNames: []string{id.Name}, IPAddresses: []net.IP{id.IP.AsSlice()},
 		NotBefore: now.Add(-clockSkew), NotAfter: until,
 		KeyUsage: usage,
-		// For serving only: what the node may do as a client it gets by its token.
+		// For serving only: as a client the node authenticates with its token.
 		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		BasicConstraintsValid: true,
 	}, a.cert, r.PublicKey, a.key)
@@ -180,8 +156,8 @@ func (a *authority) sign(r *x509.CertificateRequest, id attestation.Identity, no
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
 }
 
-// controlPlaneFiles reads what a control plane needs. It is called for attested
-// control planes alone, so the keys are in memory for as long as their ticket.
+// controlPlaneFiles reads the files for a control plane. It is called only for attested
+// control planes, so the keys are in memory only while their ticket is issued.
 func (a *authority) controlPlaneFiles() ([]*joinproto.File, error) {
 	root, err := os.OpenRoot(a.dir)
 	if err != nil {

@@ -29,6 +29,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 	"constellation/joinservice/joinproto"
@@ -123,7 +124,7 @@ type joinerMachine struct {
 	id      attestation.Identity
 	issuer  attestation.Issuer
 	key     *ecdsa.PrivateKey
-	from    netip.Addr // to connect from; the zero value: any
+	from    netip.Addr // local address; the zero value: any
 	took    time.Duration
 	retries int
 	err     error
@@ -262,7 +263,7 @@ func (p *serverProcess) peak(b *testing.B) int64 {
 	return 0
 }
 
-// cpu returns what a process has used of the processors.
+// cpu returns the processor time of a process.
 func cpu(b *testing.B, pid int) time.Duration {
 	b.Helper()
 	f, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -294,11 +295,11 @@ func TestBenchServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	access := &rest.Config{Host: c.Host, TLSClientConfig: rest.TLSClientConfig{CAData: c.Root, CertData: c.CertData, KeyData: c.KeyData}}
-	ca, err := attestation.ParseCA([]byte(c.CloudCert), []byte(c.CloudKey))
+	ca, err := attestationtest.ParseCA([]byte(c.CloudCert), []byte(c.CloudKey))
 	if err != nil {
 		t.Fatal(err)
 	}
-	issuer, err := attestation.NewSoftwareIssuer(ca, c.Self, goodBoot, clusterID)
+	issuer, err := attestationtest.NewSoftwareIssuer(ca, c.Self, goodBoot, clusterID)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"constellation/engine/atls/flood"
 	"constellation/engine/cloud"
+	"constellation/internal/testneeds"
 )
 
 // TestJoinersGetThroughAFlood is 10,000 silent connections and 1,000 half-spoken
@@ -16,6 +17,7 @@ import (
 // them: each asks until it has its ticket.
 func TestJoinersGetThroughAFlood(t *testing.T) {
 	const limit = 10 * time.Second
+	testneeds.Sockets(t)
 	if err := flood.Descriptors(12_000); err != nil {
 		t.Skip(err)
 	}

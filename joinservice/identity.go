@@ -12,8 +12,8 @@ import (
 	"constellation/engine/cloud"
 )
 
-// directory knows the instances of the cluster, as the cloud says. Machines that
-// boot together share one look-up.
+// directory caches the cloud's list of instances. Machines that boot together share one
+// look-up.
 type directory struct {
 	meta   metadata
 	flight singleflight.Group
@@ -23,15 +23,15 @@ type directory struct {
 	instances map[string]cloud.Instance
 }
 
-// directoryAge is how old the list may be that confirms an instance. What denies one
-// is read anew: the instance may have just been made.
+// directoryAge is the maximum age of a list that confirms an instance. Before an instance is
+// denied, the list is refreshed, since it may be new.
 const directoryAge = 5 * time.Second
 
 func newDirectory(m metadata) *directory { return &directory{meta: m} }
 
-// verify returns nil if the cloud knows the instance exactly as the evidence states
-// it. The cloud's list may be behind, so an instance that is missing is asked to
-// come back (errUnknownInstance); one that differs is refused (errOtherInstance).
+// verify returns nil if the cloud's data of the instance matches the evidence. The cloud's
+// list may lag, so a missing instance gets errUnknownInstance, which asks it to retry; a
+// different one is refused with errOtherInstance.
 func (d *directory) verify(ctx context.Context, id attestation.Identity) error {
 	err := d.check(ctx, id, directoryAge)
 	if err != nil && ctx.Err() == nil {
@@ -55,7 +55,7 @@ func (d *directory) check(ctx context.Context, id attestation.Identity, age time
 		{"group", id.Group, i.Group},
 	} {
 		if f.attested != f.known {
-			return fmt.Errorf("%w: %s of %s is %q, the cloud says %q", errOtherInstance, f.field, id.Name, f.attested, f.known)
+			return fmt.Errorf("%w: %s of %s is %q, in the cloud %q", errOtherInstance, f.field, id.Name, f.attested, f.known)
 		}
 	}
 	return nil
@@ -69,7 +69,7 @@ func (d *directory) find(ctx context.Context, name string, age time.Duration) (c
 	if fresh {
 		return i, ok, nil
 	}
-	// One caller's end must not fail the others, so the look-up has its own deadline.
+	// One caller's cancellation must not fail the others, so the look-up has its own deadline.
 	_, err, _ := d.flight.Do("", func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ticketTimeout/2)
 		defer cancel()

@@ -1,21 +1,21 @@
-// Package joinservice lets machines into the cluster.
+// Package joinservice admits machines to the cluster.
 //
-// A machine that wants to become a node proves over attested TLS what it booted
-// and which instance of the cloud it is, and is given a ticket: what kubeadm join
-// needs, and nothing more. Everything in the ticket follows from the attested
-// identity; a request decides nothing but the public key of the kubelet's
-// certificate. Joining machines report their progress on the same connection.
+// A machine that wants to become a node proves over attested TLS what it booted and which
+// instance of the cloud it is, and receives a ticket: the input of kubeadm join, and nothing
+// more. Everything in the ticket follows from the attested identity; a request supplies only
+// the public key for the kubelet's certificate. Joining machines report their progress on the
+// same connection.
 //
-// The order of a ticket is: evidence; the instance as its cloud knows it; that it is not
-// bound to leave; that it was not revoked; that there is no Node of its name; components as
-// the operator published them for the role; for a control plane its turn; the certificate,
-// bound to the identity; a JoiningNode, so that the machine is
-// accounted for; a bootstrap token. No secret is made or read before the steps
-// above it are passed, and asking again at any point is safe.
+// The checks of a ticket in order: evidence; the instance matches the cloud's data; it is not
+// scheduled for removal; it was not revoked; there is no Node of its name; the operator has
+// published components for the role; a control plane holds the join turn. Then come the
+// certificate, bound to the identity; a JoiningNode, which tracks the machine; and a bootstrap
+// token. No secret is created or read before the checks pass, and repeating a request at any
+// point is safe.
 //
-// Several replicas work side by side without knowing of each other: what must
-// outlive a request is in the API server. The package never decides which version a
-// machine gets, and never stores or logs a token or a key.
+// Several replicas run independently: state that outlives a request is in the API server. The
+// package does not decide which version a machine gets, and never stores or logs a token or a
+// key.
 package joinservice
 
 import (
@@ -45,32 +45,32 @@ import (
 	"constellation/joinservice/joinproto"
 )
 
-// metadata is what the service asks its cloud.
+// metadata is the part of the cloud that the service uses.
 type metadata interface {
-	// Peers returns all instances of the cluster. The list may be behind.
+	// Peers returns all instances of the cluster. The list may lag.
 	Peers(context.Context) ([]cloud.Instance, error)
 	// LoadBalancer returns the host of the load balancer in front of the API servers.
 	LoadBalancer(context.Context) (string, error)
 }
 
-// Config is what a Server needs. All fields but Log are required.
+// Config configures a Server. All fields except Log are required.
 type Config struct {
 	// Cluster is the access to the API server. Its rate limits are replaced.
 	Cluster *rest.Config
-	// Namespace holds the lease of the control planes' turn.
+	// Namespace has the Lease of the control planes' join turn.
 	Namespace string
-	// Metadata is the cloud that machines belong to.
+	// Metadata is the machines' cloud.
 	Metadata metadata
 	// Issuer proves to joining machines that this one is a member of the cluster.
 	Issuer attestation.Issuer
-	// PKI is a folder laid out as /etc/kubernetes/pki.
+	// PKI is a folder with the layout of /etc/kubernetes/pki.
 	PKI string
 	// APIServerPort is the API server's port at the load balancer.
 	APIServerPort int
 	Log           *slog.Logger
 }
 
-// Server issues tickets. Make it with New.
+// Server issues tickets. Create it with New.
 type Server struct {
 	joinproto.UnimplementedJoinServiceServer
 
@@ -83,40 +83,39 @@ type Server struct {
 	meta      metadata
 	apiPort   int
 
-	// snapshot is what the cluster demands of joining machines at the moment; nil
-	// until it was read.
+	// snapshot has the present attestation requirements; nil until they were read.
 	snapshot atomic.Pointer[snapshot]
-	// slots bounds the tickets that are being made at a time.
+	// slots limits the number of concurrent tickets.
 	slots chan struct{}
-	// reporters bounds what each joining machine may say.
+	// reporters limits the reports of each joining machine.
 	reporters reporters
-	// refusals bounds how often refused connections are logged.
+	// refusals limits the log of refused connections.
 	refusals quiet
-	// sources contains the addresses whose connections are closed; nil: none.
+	// sources has the addresses whose connections are closed; nil: none.
 	sources atomic.Pointer[map[netip.Addr]string]
 }
 
 const (
-	// ticketTimeout bounds the work on one ticket, in all.
+	// ticketTimeout bounds the total work on one ticket.
 	ticketTimeout = 10 * time.Second
-	// concurrent tickets keep the API server busy without piling up inside it;
-	// more wait up to patience and are then asked to come back.
+	// concurrent tickets keep the API server busy without overloading it; further requests wait
+	// up to patience and are then asked to retry.
 	concurrent = 64
 	patience   = 5 * time.Second
-	// joinDeadline is when a machine with a ticket is given up. It is longer than
-	// tokenTTL: a machine that registers at the last moment is still waited for.
+	// joinDeadline is when a machine with a ticket is given up. It is longer than tokenTTL, since
+	// a machine may register at the last moment.
 	joinDeadline = 20 * time.Minute
 
 	// A request is a CSR or a line of a report; both are small.
 	maxMessage = 64 << 10
-	// What idle connections hold is what a thousand joiners cost.
+	// Idle connections cost this much for a thousand joiners.
 	bufferSize = 4 << 10
-	// A peer that does not answer for this long is gone. It bounds, with
-	// turnDuration, how long a dead control plane keeps its turn.
+	// A peer that does not answer for this long is disconnected. With turnDuration, it bounds how
+	// long a dead control plane keeps the turn.
 	pingEvery, pingTimeout = 4 * time.Second, 4 * time.Second
 )
 
-// New returns a Server that has read the cluster's CA and nothing else yet.
+// New returns a Server that has read the cluster's CA, and nothing else yet.
 func New(c Config) (*Server, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -136,9 +135,9 @@ func New(c Config) (*Server, error) {
 	}, nil
 }
 
-// Run serves tickets on join and health on health until ctx ends; then it lets
-// requests that have begun finish for a few seconds. It takes no connection before
-// it knows what to demand of machines. It closes both listeners.
+// Run serves tickets on join and health on health until ctx ends; then it lets running
+// requests finish for a few seconds. It accepts no connection before it has the attestation
+// requirements. It closes both listeners.
 func (s *Server) Run(ctx context.Context, join, health net.Listener) error {
 	defer join.Close()
 	g, ctx := errgroup.WithContext(ctx)
@@ -184,7 +183,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener) error {
 		<-ctx.Done()
 		hard := time.AfterFunc(ticketTimeout, srv.Stop)
 		defer hard.Stop()
-		// Reports last as long as a join; their senders find another replica.
+		// Reports last as long as a join; their senders reconnect to another replica.
 		s.reporters.close()
 		srv.GracefulStop()
 	}()
@@ -197,8 +196,8 @@ func (s *Server) serve(ctx context.Context, l net.Listener) error {
 	return fmt.Errorf("serve join requests: %w", err)
 }
 
-// refused logs why a machine did not get past the handshake. Anybody who reaches
-// the port can cause it, so the log is bounded.
+// refused logs why a handshake failed. Anybody who reaches the port can cause it, so the log
+// is rate-limited.
 func (s *Server) refused(peer net.Addr, err error) {
 	if n, ok := s.refusals.next(time.Now()); ok {
 		s.log.Warn("connection refused", "peer", peer.String(), "err", printable(err.Error(), maxText), "unlogged", n)
@@ -233,7 +232,7 @@ func (s *Server) IssueJoinTicket(ctx context.Context, req *joinproto.IssueJoinTi
 	return t, nil
 }
 
-// ticket takes the steps in the order that the package comment promises.
+// ticket runs the checks in the order of the package comment.
 func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Identity, req *joinproto.IssueJoinTicketRequest) (*joinproto.IssueJoinTicketResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, ticketTimeout)
 	defer cancel()
@@ -266,8 +265,7 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 		return nil, err
 	}
 	t := &joinproto.IssueJoinTicketResponse{ClusterId: demands.clusterID, DiscoveryTokenCaCertHash: s.authority.hash}
-	// Before the turn: a machine that cannot be given a ticket yet must not use its
-	// turn up.
+	// Before the turn: a machine that cannot get a ticket yet must not occupy it.
 	c, err := s.kube.components(ctx, id.Role)
 	if err != nil {
 		return nil, err
@@ -287,8 +285,8 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 		}
 		log.Info("control-plane turn taken", "until", expires)
 		t.TurnExpires = timestamppb.New(expires)
-		// The watch may be behind, and a machine that goes must not become a member of
-		// etcd. The turn is left to end by itself: this machine may be half joined.
+		// The watch may lag, and a machine that is being removed must not become a member of etcd.
+		// The turn expires by itself: this machine may be half joined.
 		if err := s.kube.stayingNow(ctx, id); err != nil {
 			return nil, err
 		}
@@ -313,12 +311,12 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 	return t, nil
 }
 
-// components are what joining machines of a role install.
+// components are the components that joining machines of a role install.
 type components struct {
 	name    string
 	version string
 	list    []*componentproto.Component
-	// statement vouches for list. The machine verifies it, as this service might be lied to.
+	// statement vouches for list. The machine verifies it, since this service may be deceived.
 	statement string
 	read      time.Time
 }

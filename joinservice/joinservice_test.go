@@ -47,12 +47,14 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/atls/flood"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
 	"constellation/engine/release/releasetest"
 	"constellation/engine/revocation"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/internal/testneeds"
 	"constellation/joinservice/joinproto"
 	"constellation/operator/api/v1alpha1"
 )
@@ -90,14 +92,14 @@ func reference(l component.List) string {
 	return "k8s-components-" + strings.ReplaceAll(l.Digest(), ":", "-")
 }
 
-// site is a cluster with its cloud: a real API server with kinds and chart installed,
-// and the instances that the cloud knows.
+// site is a cluster with its cloud: a real API server with kinds and chart installed, and the
+// cloud's instances.
 type site struct {
 	t     testing.TB
 	cp    *controlplane.ControlPlane
 	admin kubernetes.Interface
 	kinds dynamic.Interface
-	ca    *attestation.CA
+	ca    *attestationtest.CA
 	roots string
 	caKey string
 	sky   *sky
@@ -126,7 +128,7 @@ func (s *sky) set(f func(*sky)) {
 	f(s)
 }
 
-// machine makes an instance that the cloud knows, and the issuer of its evidence.
+// machine creates an instance in the cloud, and the issuer of its evidence.
 func (s *site) machine(name string, role cloud.Role, boot []attestation.MeasuredEvent, member []byte) (attestation.Identity, attestation.Issuer) {
 	s.t.Helper()
 	var id attestation.Identity
@@ -148,7 +150,7 @@ func (s *site) machine(name string, role cloud.Role, boot []attestation.Measured
 
 func (s *site) issuer(id attestation.Identity, boot []attestation.MeasuredEvent, member []byte) attestation.Issuer {
 	s.t.Helper()
-	i, err := attestation.NewSoftwareIssuer(s.ca, id, boot, member)
+	i, err := attestationtest.NewSoftwareIssuer(s.ca, id, boot, member)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -159,11 +161,11 @@ func newSite(t testing.TB) *site {
 	t.Helper()
 	cp := controlplane.ForTest(t, controlplane.Options{})
 	s := &site{t: t, cp: cp, sky: &sky{}, admin: kubernetes.NewForConfigOrDie(cp.Config()), kinds: dynamic.NewForConfigOrDie(cp.Config())}
-	certPEM, keyPEM, err := attestation.CreateCA("test")
+	certPEM, keyPEM, err := attestationtest.CreateCA("test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.ca, err = attestation.ParseCA(certPEM, keyPEM); err != nil {
+	if s.ca, err = attestationtest.ParseCA(certPEM, keyPEM); err != nil {
 		t.Fatal(err)
 	}
 	s.roots, s.caKey = string(certPEM), string(keyPEM)
@@ -226,7 +228,7 @@ func (s *site) joinConfig(boot []attestation.MeasuredEvent) {
 	s.rawJoinConfig(s.demand(boot), nil)
 }
 
-// demand is what machines of one image are to show.
+// demand has the attestation requirements of one image.
 func (s *site) demand(boot []attestation.MeasuredEvent) string {
 	s.t.Helper()
 	m, err := json.Marshal(map[string]any{"variant": "tpm2", "measurements": attestation.Enforced(attestation.PredictPCRs(boot))})
@@ -236,7 +238,7 @@ func (s *site) demand(boot []attestation.MeasuredEvent) string {
 	return string(m)
 }
 
-// rawJoinConfig publishes the newest demand and generations by image.
+// rawJoinConfig publishes the newest requirements and generations by image.
 func (s *site) rawJoinConfig(attestationConfig string, generations map[string]string) {
 	s.t.Helper()
 	data := map[string]string{"attestationConfig": attestationConfig, "clusterID": hex.EncodeToString(clusterID), "trustRoots": s.roots}
@@ -255,7 +257,7 @@ func (s *site) rawJoinConfig(attestationConfig string, generations map[string]st
 	}
 }
 
-// replica is one join service that runs with the rights of the chart and nothing more.
+// replica is one join service that runs with exactly the chart's permissions.
 type replica struct {
 	*Server
 	addr   string
@@ -394,8 +396,7 @@ func (s *site) ask(addr string, id attestation.Identity, issuer attestation.Issu
 	return s.dial(addr, issuer).IssueJoinTicket(s.t.Context(), &joinproto.IssueJoinTicketRequest{CertificateRequest: csr(s.t, id, p256(s.t), nil)})
 }
 
-// refused fails the test unless err has the code and, if it is one that passes, says
-// when to come back.
+// refused fails the test unless err has the code and, if it is transient, a retry delay.
 func refused(t *testing.T, err error, want codes.Code, text string) {
 	t.Helper()
 	st := status.Convert(err)
@@ -447,7 +448,7 @@ func (s *site) token(name string) *corev1.Secret {
 	return o
 }
 
-// authenticates returns whom the API server takes the bearer of the token for.
+// authenticates returns the user as which the API server authenticates the token.
 func (s *site) authenticates(token string) (authenticationv1.UserInfo, error) {
 	s.t.Helper()
 	cfg := s.cp.Config()
@@ -475,7 +476,7 @@ func TestJoinService(t *testing.T) {
 		{"another machine's token is left alone", tokenTaken},
 		{"a policy that refuses the token is named", tokenRefused},
 		{"control planes join one at a time", controlPlanes},
-		{"nobody gets more than the cloud says it is", impostors},
+		{"tickets match the cloud's data", impostors},
 		{"a machine that is bound to leave gets nothing", leavers},
 		{"a revoked machine gets nothing, by its name or by its ID", revokedMachines},
 		{"a machine that is revoked while its ticket is made keeps no token", revokedMeanwhile},
@@ -531,7 +532,7 @@ func workerTicket(t *testing.T, s *site, r *replica) {
 	if n := r.writes.Load() - before; n > 2 {
 		t.Errorf("%d writes for a ticket, at most 2 are paid for", n)
 	}
-	// The joiner knows that it spoke with a member of the cluster on the ticket.
+	// The joiner has verified that it talks to a member of the ticket's cluster.
 	st, ok := atls.PeerStatement(peer.NewContext(t.Context(), &p))
 	if !ok || !bytes.Equal(st.PCRs[15], attestation.ClusterIDPCR(got.GetClusterId())) || !bytes.Equal(got.GetClusterId(), clusterID) {
 		t.Errorf("cluster ID %x is not that of the join service", got.GetClusterId())
@@ -627,7 +628,7 @@ func ticketAgain(t *testing.T, s *site, r *replica) {
 	if s.noted("worker-1").UID != uid {
 		t.Error("there was a second JoiningNode")
 	}
-	// The API server reads tokens from a cache of its own.
+	// The API server has a cache of tokens.
 	eventually(t, "the last token is known", func() (string, bool) {
 		_, err := s.authenticates(last.GetToken())
 		return fmt.Sprint(err), err == nil
@@ -638,7 +639,7 @@ func ticketAgain(t *testing.T, s *site, r *replica) {
 	other.stop()
 }
 
-// replyCut loses the ticket after the service has issued it, as a broken connection does.
+// replyCut loses the ticket after the service has issued it, like a broken connection.
 func replyCut(t *testing.T, s *site, r *replica) {
 	id, issuer := s.machine("worker-2", cloud.Worker, goodBoot, nil)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -660,7 +661,7 @@ func replyCut(t *testing.T, s *site, r *replica) {
 			}
 			go func() { _, _ = io.Copy(out, in) }()
 			go func() {
-				// The handshake passes; the answer, which comes after the note was made, does not.
+				// The handshake passes; the answer, which follows the note, is lost.
 				buf := make([]byte, 32<<10)
 				for {
 					n, err := out.Read(buf)
@@ -706,7 +707,7 @@ func tokenTaken(t *testing.T, s *site, r *replica) {
 			t.Fatal(err)
 		}
 		_, err := s.ask(r.addr, id, issuer)
-		refused(t, err, codes.Unavailable, "in use by another")
+		refused(t, err, codes.Unavailable, "used by another machine")
 		if got := s.token(id.Name); string(got.Data["token-secret"]) != "0123456789abcdef" {
 			t.Error("the other machine's token was changed")
 		}
@@ -746,11 +747,11 @@ func controlPlanes(t *testing.T, s *site, r *replica) {
 	if !slices.Equal(names, controlPlaneFiles) {
 		t.Errorf("files %v", names)
 	}
-	// Neither token nor note nor key for the one whose turn it is not.
+	// A refused control plane gets no token, note or key.
 	_, err = s.ask(r.addr, id2, issuer2)
 	refused(t, err, codes.Unavailable, "control plane control-plane-1 is joining")
 	if s.token("control-plane-2") != nil || s.noted("control-plane-2") != nil {
-		t.Error("a control plane got something before its turn")
+		t.Error("a control plane got something without the turn")
 	}
 	if _, err := ask(c1, id1); err != nil {
 		t.Errorf("the holder asks again: %v", err)
@@ -774,7 +775,7 @@ func controlPlanes(t *testing.T, s *site, r *replica) {
 	if _, err := ask(c2, id2); err != nil {
 		t.Errorf("after the first has joined: %v", err)
 	}
-	// A join that failed gives the turn up as well.
+	// A failed join releases the turn as well.
 	stream, err = c2.Report(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -804,15 +805,15 @@ func impostors(t *testing.T, s *site, r *replica) {
 		edit(&id)
 		return s.issuer(id, goodBoot, nil)
 	}
-	otherPEM, otherKey, err := attestation.CreateCA("other")
+	otherPEM, otherKey, err := attestationtest.CreateCA("other")
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := attestation.ParseCA(otherPEM, otherKey)
+	other, err := attestationtest.ParseCA(otherPEM, otherKey)
 	if err != nil {
 		t.Fatal(err)
 	}
-	foreign, err := attestation.NewSoftwareIssuer(other, honest, goodBoot, nil)
+	foreign, err := attestationtest.NewSoftwareIssuer(other, honest, goodBoot, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -832,12 +833,12 @@ func impostors(t *testing.T, s *site, r *replica) {
 		{"a key certified by another cloud", foreign, request(nil), codes.Unavailable, ""},
 		{"a member of another cluster", s.issuer(honest, goodBoot, bytes.Repeat([]byte{8}, 32)), request(nil), codes.Unavailable, ""},
 		{"a machine of another project of the same cloud", certified(func(i *attestation.Identity) { i.UID = "other" }), request(nil), codes.Unavailable, ""},
-		// The instance: what the cloud certified and what it says now must agree.
+		// The instance: the certified identity and the cloud's data must agree.
 		{"a worker certified as control plane", certified(func(i *attestation.Identity) { i.Role = cloud.ControlPlane }), request(nil), codes.PermissionDenied, "role of worker-3"},
 		{"an address that is not its own", certified(func(i *attestation.Identity) { i.IP = netip.MustParseAddr("10.42.0.99") }), request(nil), codes.PermissionDenied, "address of worker-3"},
 		{"another instance under the name", certified(func(i *attestation.Identity) { i.ProviderID = "sandbox://test/worker-99" }), request(nil), codes.PermissionDenied, "provider ID of worker-3"},
 		{"another group", certified(func(i *attestation.Identity) { i.Group = "sandboxes/test/groups/gpu" }), request(nil), codes.PermissionDenied, "group of worker-3"},
-		{"an instance that the cloud does not know", certified(func(i *attestation.Identity) { i.Name = "worker-98" }), request(nil), codes.Unavailable, "does not know this instance"},
+		{"an instance that the cloud does not know", certified(func(i *attestation.Identity) { i.Name = "worker-98" }), request(nil), codes.Unavailable, "does not list this instance"},
 		// The request: nothing but the key is the caller's to choose.
 		{"another node's certificate", own, request(func(r *x509.CertificateRequest) { r.Subject.CommonName = "system:node:control-plane-0" }), codes.InvalidArgument, "subject"},
 		{"the administrators' group", own, request(func(r *x509.CertificateRequest) { r.Subject.Organization = []string{"system:masters"} }), codes.InvalidArgument, "subject"},
@@ -859,13 +860,13 @@ func impostors(t *testing.T, s *site, r *replica) {
 			t.Errorf("an impostor left a note or a token of %s", name)
 		}
 	}
-	// The honest machine is not kept out by what others did in its name.
+	// The honest machine is not blocked by requests in its name.
 	if _, err := s.ask(r.addr, honest, own); err != nil {
 		t.Errorf("the honest machine: %v", err)
 	}
 }
 
-// bind makes an intent of the operator's; goal Leave binds its machine to leave.
+// bind creates an intent of the operator; goal Leave schedules its machine for removal.
 func (s *site) bind(name string, goal v1alpha1.Goal, providerID string) (undo func()) {
 	s.t.Helper()
 	pn := fmt.Sprintf(`{apiVersion: update.edgeless.systems/v1alpha1, kind: PendingNode, metadata: {name: %s},
@@ -886,26 +887,26 @@ func leavers(t *testing.T, s *site, r *replica) {
 	cp, cpIssuer := s.machine("control-plane-l", cloud.ControlPlane, goodBoot, nil)
 	other, otherIssuer := s.machine("control-plane-m", cloud.ControlPlane, goodBoot, nil)
 
-	// Its intent says Join: that is what it is there for.
+	// Its intent has the goal Join.
 	free := s.bind("replace-1", v1alpha1.JoinGoal, worker.ProviderID)
 	if _, err := s.ask(r.addr, worker, workerIssuer); err != nil {
 		t.Errorf("a machine that is to join: %v", err)
 	}
 	free()
-	// A control plane is refused at once, however far behind the watch is.
+	// A control plane is refused at once, however far the watch lags.
 	told := r.kube.pending
 	staleIntents(r)
 	free = s.bind("replace-2", v1alpha1.LeaveGoal, cp.ProviderID)
 	_, err := s.ask(r.addr, cp, cpIssuer)
-	refused(t, err, codes.FailedPrecondition, "this machine is to leave the cluster, says PendingNode replace-2")
+	refused(t, err, codes.FailedPrecondition, "this machine is scheduled for removal by PendingNode replace-2")
 	if s.token(cp.Name) != nil || s.noted(cp.Name) != nil {
 		t.Error("a machine that is bound to leave got something")
 	}
 	r.kube.pending = told
-	// It goes on asking and keeps nobody from their turn.
+	// It keeps asking, and blocks no other control plane.
 	eventually(t, "another control plane's turn", func() (string, bool) {
 		_, err := s.ask(r.addr, cp, cpIssuer)
-		refused(t, err, codes.FailedPrecondition, "this machine is to leave")
+		refused(t, err, codes.FailedPrecondition, "this machine is scheduled for removal")
 		_, err = s.ask(r.addr, other, otherIssuer)
 		return fmt.Sprint(err), err == nil
 	})
@@ -920,17 +921,17 @@ func leavers(t *testing.T, s *site, r *replica) {
 	if err := r.turn.release(t.Context(), cp.Name); err != nil {
 		t.Error(err)
 	}
-	// A worker is refused when the watch has told; some clouds change the case of IDs.
+	// A worker is refused when the watch has caught up; some clouds vary the case of IDs.
 	free = s.bind("replace-3", v1alpha1.LeaveGoal, strings.ToUpper(worker.ProviderID))
 	defer free()
 	eventually(t, "no ticket for the worker", func() (string, bool) {
 		_, err = s.ask(r.addr, worker, workerIssuer)
 		return fmt.Sprint(err), err != nil
 	})
-	refused(t, err, codes.FailedPrecondition, "this machine is to leave the cluster, says PendingNode replace-3")
+	refused(t, err, codes.FailedPrecondition, "this machine is scheduled for removal by PendingNode replace-3")
 }
 
-// staleIntents is what a watch has told that never told anything.
+// staleIntents is a watch that never delivered an event.
 func staleIntents(r *replica) {
 	r.kube.pending = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{byLeaver: func(any) ([]string, error) { return nil, nil }})
 }
@@ -945,9 +946,9 @@ func passing(t *testing.T, s *site, r *replica) {
 			return fmt.Sprint(err), status.Code(err) == codes.Unavailable
 		})
 		_, err := s.ask(r.addr, id, issuer)
-		refused(t, err, codes.Unavailable, "nothing is published yet")
+		refused(t, err, codes.Unavailable, "no components are published yet for joining machines")
 	})
-	t.Run("what is published is not what its name says", func(t *testing.T) {
+	t.Run("published components do not match their name", func(t *testing.T) {
 		forged := slices.Clone(workerList)
 		forged[0].URL = "http://elsewhere/kubeadm"
 		b, err := json.Marshal(workerList)
@@ -976,7 +977,7 @@ func passing(t *testing.T, s *site, r *replica) {
 		})
 	})
 	t.Run("the cloud is away", func(t *testing.T) {
-		// One that was not seen before, so that nothing remembered helps.
+		// A new one, so that no cache helps.
 		id, issuer := s.machine("worker-10", cloud.Worker, goodBoot, nil)
 		s.sky.set(func(k *sky) { k.err = fmt.Errorf("list: %w", cloud.ErrUnavailable) })
 		_, err := s.ask(r.addr, id, issuer)
@@ -1024,7 +1025,7 @@ func measurementsChange(t *testing.T, s *site, r *replica) {
 	if _, err := s.ask(r.addr, oldID, oldIssuer); err == nil {
 		t.Error("the former image still joins")
 	}
-	// While an upgrade is under way machines of either image join, and no others.
+	// During an upgrade machines of either image join, and no others.
 	otherID, otherIssuer := s.machine("worker-6b", cloud.Worker, []attestation.MeasuredEvent{{PCR: 4, Digest: digest("boot loader v1.3.0"), Description: "boot loader"}}, nil)
 	s.rawJoinConfig(s.demand(nextBoot), map[string]string{"v1.1.0": s.demand(goodBoot), "v1.2.0": s.demand(nextBoot)})
 	eventually(t, "the former image joins, too", func() (string, bool) {
@@ -1037,7 +1038,7 @@ func measurementsChange(t *testing.T, s *site, r *replica) {
 	if _, err := s.ask(r.addr, otherID, otherIssuer); err == nil {
 		t.Error("an image of no generation joins")
 	}
-	// A register that one generation enforces is not made up for by another generation.
+	// Each generation must be satisfied on its own.
 	mixed := append(slices.Clone(nextBoot), attestation.MeasuredEvent{PCR: 9, Digest: digest("root of v1.2.0"), Description: "root"})
 	former := append(slices.Clone(goodBoot), attestation.MeasuredEvent{PCR: 9, Digest: digest("root of v1.1.0"), Description: "root"})
 	s.rawJoinConfig(s.demand(mixed), map[string]string{"v1.1.0": s.demand(former), "v1.2.0": s.demand(mixed)})
@@ -1057,8 +1058,8 @@ func measurementsChange(t *testing.T, s *site, r *replica) {
 	if _, err := s.ask(r.addr, oldID, oldIssuer); err == nil {
 		t.Error("the former image joins although it was pruned")
 	}
-	// What cannot be used, or would let everybody in, leaves the last good in place; also if
-	// it is but one of the generations.
+	// An unusable join-config, or one that would accept every machine, leaves the last good
+	// snapshot in place; also if only one of the generations is unusable.
 	warns := fmt.Sprintf(`{"variant":"tpm2","measurements":{"4":{"expected":%q,"warnOnly":true},"9":{"expected":%[1]q,"warnOnly":true}}}`, strings.Repeat("ab", 32))
 	for _, bad := range []string{"", "{", warns, `{"variant":"tpm2","measurements":{}}`, `{"variant":"dummy","measurements":{}}`, `{"variant":"tpm2","measurements":{"4":{"expected":"zz"}}}`} {
 		for _, publish := range []func(){
@@ -1169,12 +1170,10 @@ func politeStop(t *testing.T, s *site, r *replica) {
 	refused(t, err, codes.Unavailable, "stopping")
 }
 
-// TestDeadControlPlaneGivesItsTurnUp is the one that needs real time: a machine that
-// vanishes without a word is noticed by its silence.
-func TestDeadControlPlaneGivesItsTurnUp(t *testing.T) {
-	if testing.Short() {
-		t.Skip("waits up to 30 s for a silent machine")
-	}
+// TestDeadControlPlaneReleasesTurn needs real time: a machine that
+// disappears is detected by the timeout.
+func TestDeadControlPlaneReleasesTurn(t *testing.T) {
+	testneeds.Time(t, "30 s, to notice a silent machine")
 	t.Parallel()
 	s := newSite(t)
 	a, b := s.start("control-plane-0"), s.start("control-plane-1")
@@ -1212,8 +1211,8 @@ func TestDeadControlPlaneGivesItsTurnUp(t *testing.T) {
 	t.Logf("taken over %v after the machine fell silent", time.Since(died).Round(time.Second))
 }
 
-// wire is a connection that can fall silent without being closed, as when the machine
-// at its other end loses power.
+// wire is a connection that can stall without being closed, as when the machine at its other
+// end loses power.
 type wire struct {
 	addr   string
 	frozen atomic.Bool
@@ -1267,8 +1266,8 @@ func newWire(t *testing.T, to string) *wire {
 
 func (w *wire) freeze() { w.frozen.Store(true) }
 
-// turnHasOneWinner runs the turn's code, which TestTurn holds in virtual time, against
-// a real API server with the chart's rights.
+// turnHasOneWinner runs the code of TestTurn, which uses virtual time, against a real API
+// server with the chart's permissions.
 func turnHasOneWinner(t *testing.T, s *site, _ *replica) {
 	k, err := newKube(s.access(), namespace)
 	if err != nil {

@@ -39,31 +39,29 @@ const (
 	joinConfig      = "join-config"
 	componentPrefix = "k8s-components-"
 
-	// requests a second and in a burst: client-go's own 5 and 10 would let two machines
-	// join a second. The API server sheds what is too much for it.
+	// requests per second and burst: client-go's defaults, 5 and 10, would admit two machines per
+	// second. The API server throttles the excess.
 	clientQPS, clientBurst = 600, 1200
 
-	// tokenTTL is how long a machine may take from its ticket to kubeadm's first
-	// request.
+	// tokenTTL is how long a machine may take from its ticket to kubeadm's first request.
 	tokenTTL = 15 * time.Minute
-	// componentsAge is how long a components ConfigMap counts as read: its statement may
-	// change.
+	// componentsAge is how long a components ConfigMap is cached; its statement may change.
 	componentsAge = time.Minute
 )
 
-// kube is the service's hands in the cluster.
+// kube is the service's client of the cluster.
 type kube struct {
 	core   coreclient.CoreV1Interface
 	coord  coordinationclient.LeasesGetter
-	update *rest.RESTClient // our own kinds
+	update *rest.RESTClient // of our own kinds
 	ns     string
 
 	configs  cache.Store   // the ConfigMap join-config
 	versions cache.Store   // the NodeVersion
 	pending  cache.Indexer // PendingNodes, by machine
 	revoked  cache.Store   // the record of revoked machines
-	record   reads         // of the same, past the store
-	// revokedChanged holds one signal while the record has changed and was not read.
+	record   reads         // the same, read past the store
+	// revokedChanged holds one signal while a change of the record is unread.
 	revokedChanged chan struct{}
 	changed        chan struct{}
 	watches        []cache.Controller
@@ -104,12 +102,12 @@ func newKube(c *rest.Config, namespace string) (*kube, error) {
 	return k, nil
 }
 
-// byLeaver is the index of PendingNodes whose machine is bound to leave, by the
+// byLeaver is the index of PendingNodes whose machine is scheduled for removal, by the
 // machine's ID.
 const byLeaver = "leaver"
 
-// pendingNodes keeps all PendingNodes in a store. They are as many as machines are on
-// their way, not as nodes.
+// pendingNodes keeps all PendingNodes in a store. Their number is that of machines in
+// transition, not of nodes.
 func (k *kube) pendingNodes() cache.Indexer {
 	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: cache.NewListWatchFromClient(k.update, "pendingnodes", metav1.NamespaceAll, fields.Everything()),
@@ -117,7 +115,7 @@ func (k *kube) pendingNodes() cache.Indexer {
 		Handler:       cache.ResourceEventHandlerFuncs{},
 		Indexers: cache.Indexers{byLeaver: func(obj any) ([]string, error) {
 			if p, ok := obj.(*v1alpha1.PendingNode); ok && p.Spec.Goal == v1alpha1.LeaveGoal {
-				return []string{strings.ToLower(p.Spec.ProviderID)}, nil // some clouds change the case between calls
+				return []string{strings.ToLower(p.Spec.ProviderID)}, nil // some clouds vary the case
 			}
 			return nil, nil
 		}},
@@ -126,14 +124,14 @@ func (k *kube) pendingNodes() cache.Indexer {
 	return store.(cache.Indexer)
 }
 
-// leavingError means that a machine is bound to leave the cluster, for ever.
+// leavingError means that a machine is scheduled for removal, permanently.
 type leavingError struct{ intent string }
 
 func (e *leavingError) Error() string {
-	return fmt.Sprintf("this machine is to leave the cluster, says PendingNode %s", e.intent)
+	return fmt.Sprintf("this machine is scheduled for removal by PendingNode %s", e.intent)
 }
 
-// staying returns a *leavingError if the machine was seen to be bound to leave.
+// staying returns a *leavingError if the store has the machine as scheduled for removal.
 func (k *kube) staying(id attestation.Identity) error {
 	bound, err := k.pending.ByIndex(byLeaver, strings.ToLower(id.ProviderID))
 	if err != nil {
@@ -145,7 +143,7 @@ func (k *kube) staying(id attestation.Identity) error {
 	return nil
 }
 
-// stayingNow is staying as the API server knows it now, not as it was seen last.
+// stayingNow is staying with a fresh read of the API server.
 func (k *kube) stayingNow(ctx context.Context, id attestation.Identity) error {
 	var all v1alpha1.PendingNodeList
 	if err := k.update.Get().Resource("pendingnodes").Do(ctx).Into(&all); err != nil {
@@ -159,10 +157,10 @@ func (k *kube) stayingNow(ctx context.Context, id attestation.Identity) error {
 	return nil
 }
 
-// notYetNode returns an error that wraps errAlreadyNode if there is a Node of the machine's name. A
-// machine that was a node keeps what was written to its disk, whatever its TPM says after a power
-// cycle, so it is not let in again as a new one. Asked of the API server now: the next request of
-// the same machine may come at once.
+// notYetNode returns an error that wraps errAlreadyNode if there is a Node of the machine's
+// name. The disk of a former node keeps its data, whatever its TPM reports after a power
+// cycle, so it is not admitted again as a new machine. It reads the API server directly, since
+// the same machine may retry at once.
 func (k *kube) notYetNode(ctx context.Context, id attestation.Identity) error {
 	_, err := k.core.Nodes().Get(ctx, id.Name, metav1.GetOptions{})
 	switch {
@@ -179,7 +177,7 @@ func (k *kube) informer(c cache.Getter, resource, namespace, name string, kind r
 	notify := func() {
 		select {
 		case k.changed <- struct{}{}:
-		default: // somebody has not looked yet, and will see this change too
+		default: // the reader has not seen the last change yet, and will see this one too
 		}
 	}
 	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
@@ -195,9 +193,8 @@ func (k *kube) informer(c cache.Getter, resource, namespace, name string, kind r
 	return store
 }
 
-// await returns when the API server answers, or ctx ends. On a new machine the service
-// may start before the machine's network leads to it; the watches would only come back
-// later each time.
+// await returns when the API server answers, or ctx ends. On a new machine the service may
+// start before the network works; the watches would back off instead.
 func (k *kube) await(ctx context.Context, log *slog.Logger) {
 	const least, most = 100 * time.Millisecond, 500 * time.Millisecond
 	for wait := least; ; wait = min(2*wait, most) {
@@ -217,7 +214,7 @@ func (k *kube) await(ctx context.Context, log *slog.Logger) {
 	}
 }
 
-// watch keeps the stores up to date until ctx ends.
+// watch updates the stores until ctx ends.
 func (k *kube) watch(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for _, w := range k.watches {
@@ -227,7 +224,7 @@ func (k *kube) watch(ctx context.Context) error {
 	return nil
 }
 
-// synced waits until the stores hold what the API server has, or ctx ends.
+// synced waits until the stores are filled, or ctx ends.
 func (k *kube) synced(ctx context.Context) bool {
 	var all []cache.InformerSynced
 	for _, w := range k.watches {
@@ -236,7 +233,7 @@ func (k *kube) synced(ctx context.Context) bool {
 	return cache.WaitForCacheSync(ctx.Done(), all...)
 }
 
-// config returns the data of join-config as it was seen last; nil if it is not there.
+// config returns the cached data of join-config; nil if it does not exist.
 func (k *kube) config() map[string]string {
 	obj, ok, err := k.configs.GetByKey(systemNamespace + "/" + joinConfig)
 	if err != nil || !ok {
@@ -245,10 +242,9 @@ func (k *kube) config() map[string]string {
 	return obj.(*corev1.ConfigMap).Data
 }
 
-// nodeVersion returns the NodeVersion as the API server has it now. What was seen last may
-// be old for seconds after an API server began anew, and that is just when the upgrade of
-// a control plane has changed what machines install. Machines that ask together share a
-// look.
+// nodeVersion reads the NodeVersion from the API server. A cached copy may be stale for
+// seconds after an API server restarts, and such restarts happen exactly when the upgrade of a
+// control plane has changed the components. Concurrent callers share a request.
 func (k *kube) nodeVersion(ctx context.Context) (*v1alpha1.NodeVersion, error) {
 	if _, ok, err := k.versions.GetByKey(v1alpha1.NodeVersionName); err != nil || !ok {
 		return nil, fmt.Errorf("%w: there is no NodeVersion %s", errNoComponents, v1alpha1.NodeVersionName)
@@ -269,8 +265,8 @@ func (k *kube) nodeVersion(ctx context.Context) (*v1alpha1.NodeVersion, error) {
 	return nv.(*v1alpha1.NodeVersion), nil
 }
 
-// components returns what machines of a role install. The error wraps
-// errNoComponents while the operator has published nothing for the role.
+// components returns the components for machines of a role. The error wraps errNoComponents
+// while the operator has published none.
 func (k *kube) components(ctx context.Context, role cloud.Role) (components, error) {
 	nv, err := k.nodeVersion(ctx)
 	if err != nil {
@@ -284,7 +280,7 @@ func (k *kube) components(ctx context.Context, role cloud.Role) (components, err
 	if name == "" {
 		return components{}, fmt.Errorf("%w for the role %s", errNoComponents, role)
 	}
-	// The list never changes; the statement may, when a release builder changes keys.
+	// The list is immutable; the statement changes when a release builder rotates keys.
 	if c, ok := k.known.Load(name); ok && time.Since(c.(components).read) < componentsAge {
 		return c.(components), nil
 	}
@@ -293,7 +289,7 @@ func (k *kube) components(ctx context.Context, role cloud.Role) (components, err
 		defer cancel()
 		cm, err := k.core.ConfigMaps(systemNamespace).Get(ctx, name, metav1.GetOptions{})
 		if c, ok := k.known.Load(name); ok && err != nil && !apierrors.IsNotFound(err) {
-			return c, nil // as good as it was a minute ago
+			return c, nil // a copy of a minute ago is good enough
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read components: %w", err)
@@ -303,7 +299,7 @@ func (k *kube) components(ctx context.Context, role cloud.Role) (components, err
 			return nil, fmt.Errorf("read components %s: %w", name, err)
 		}
 		c.read = time.Now()
-		k.known.Store(name, c) // checked against its name
+		k.known.Store(name, c) // verified against its name
 		return c, nil
 	})
 	if err != nil {
@@ -318,7 +314,7 @@ func parseComponents(cm *corev1.ConfigMap) (components, error) {
 		return components{}, fmt.Errorf("%w: %w", errComponents, err)
 	}
 	if want := componentPrefix + strings.ReplaceAll(list.Digest(), ":", "-"); cm.Name != want {
-		return components{}, fmt.Errorf("%w: the content is that of %s", errComponents, want)
+		return components{}, fmt.Errorf("%w: the content matches %s", errComponents, want)
 	}
 	c := components{name: cm.Name, version: cm.Data["cluster-version"], statement: cm.Annotations[v1alpha1.AnnotationStatement]}
 	if c.version == "" || len(list) == 0 {
@@ -332,8 +328,8 @@ func parseComponents(cm *corev1.ConfigMap) (components, error) {
 	return c, nil
 }
 
-// expect notes that a machine is about to join, or extends the note. One write for a
-// machine that asks for the first time.
+// expect records that a machine is about to join, or extends the record. The first request of
+// a machine costs one write.
 func (k *kube) expect(ctx context.Context, id attestation.Identity, components string, deadline time.Time) error {
 	d := metav1.NewTime(deadline.UTC().Truncate(time.Second))
 	jn := &v1alpha1.JoiningNode{
@@ -359,8 +355,8 @@ func (k *kube) expect(ctx context.Context, id attestation.Identity, components s
 	return nil
 }
 
-// put creates an object or, if it exists, changes it. For machines that ask once, which
-// is most, it costs the API server a fifth less than server-side apply.
+// put creates an object or, if it exists, changes it. Most machines ask once, and then this
+// costs the API server a fifth less than server-side apply.
 func put(ctx context.Context, create, change func() error) error {
 	for {
 		err := create()
@@ -370,24 +366,24 @@ func put(ctx context.Context, create, change func() error) error {
 		if err = change(); !apierrors.IsNotFound(err) || ctx.Err() != nil {
 			return err
 		}
-		// Somebody removed it in between.
+		// It was deleted in between.
 	}
 }
 
-// tokenNode is the annotation of a token's Secret that says whose it is.
+// tokenNode is the annotation of a token's Secret with its machine's name.
 const tokenNode = "constellation.edgeless.systems/node"
 
-// putToken makes the bootstrap token of a machine, or replaces the one it had: the
-// Secret's name follows from the machine's, so a machine has at most one. One write
-// for a machine that asks for the first time.
+// putToken creates the bootstrap token of a machine, or replaces it. The Secret's name follows
+// from the machine's, so a machine has at most one. The first request of a machine costs one
+// write.
 //
-// Two machines can be unlucky enough to share a name of six characters. Then the
-// second comes back until the first has joined.
+// Two machines can share a name of six characters. Then the second one is asked to retry until
+// the first has joined.
 func (k *kube) putToken(ctx context.Context, id attestation.Identity, expires time.Time) (string, error) {
 	tokenID := kubeadm.TokenID(id.Name)
 	token, err := tokenSecret()
 	if err != nil {
-		return "", fmt.Errorf("make bootstrap token: %w", err)
+		return "", fmt.Errorf("create bootstrap token: %w", err)
 	}
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: revocation.TokenSecret(id.Name), Annotations: map[string]string{tokenNode: id.Name}},
@@ -397,20 +393,20 @@ func (k *kube) putToken(ctx context.Context, id attestation.Identity, expires ti
 			"token-secret":                   []byte(token),
 			"expiration":                     []byte(expires.UTC().Format(time.RFC3339)),
 			"usage-bootstrap-authentication": []byte("true"),
-			// kubeadm's discovery wants cluster-info signed with the token.
+			// kubeadm's discovery requires cluster-info to be signed with the token.
 			"usage-bootstrap-signing": []byte("true"),
 			"auth-extra-groups":       []byte(kubeadm.JoinGroup),
 			"description":             []byte("lets " + id.Name + " join"),
 		},
 	}
-	// The test makes sure that another machine's token is left alone: this service may
-	// not read Secrets, so it cannot look first.
+	// The test operation protects another machine's token: this service may not read Secrets, so
+	// it cannot check first.
 	patch, err := json.Marshal([]map[string]any{
 		{"op": "test", "path": "/metadata/annotations", "value": secret.Annotations},
 		{"op": "replace", "path": "/data", "value": secret.Data},
 	})
 	if err != nil {
-		return "", errors.New("make bootstrap token: cannot be encoded")
+		return "", errors.New("encode bootstrap token")
 	}
 	secrets := k.core.Secrets(systemNamespace)
 	err = put(ctx,
@@ -429,7 +425,7 @@ func (k *kube) putToken(ctx context.Context, id attestation.Identity, expires ti
 	return tokenID + "." + token, nil
 }
 
-// deleteToken removes the token of a machine that has joined.
+// deleteToken deletes the token of a machine that has joined.
 func (k *kube) deleteToken(ctx context.Context, node string) error {
 	err := k.core.Secrets(systemNamespace).Delete(ctx, revocation.TokenSecret(node), metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -442,7 +438,7 @@ const tokenAlphabet = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 // tokenSecret is sixteen random characters, 82 bits.
 func tokenSecret() (string, error) {
-	const fair = 256 - 256%len(tokenAlphabet) // bytes below it give each character equally often
+	const fair = 256 - 256%len(tokenAlphabet) // bytes below it give each character equal probability
 	var out []byte
 	for buf := make([]byte, 32); len(out) < 16; {
 		if _, err := rand.Read(buf); err != nil {

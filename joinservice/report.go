@@ -21,24 +21,24 @@ import (
 )
 
 const (
-	// What a joining machine may say: maxText bytes a line, linesPerSecond with a burst
-	// for kubeadm's start. Lines beyond are counted, not kept.
+	// Limits of a joining machine's report: maxText bytes per line, linesPerSecond with a burst
+	// for kubeadm's start. Further lines are counted and dropped.
 	maxText        = 1024
 	maxWord        = 64
 	linesPerSecond = 20
 	lineBurst      = 400
 
-	// lastStep is the step of a join whose end is the end of the join.
+	// lastStep is the step whose end is the end of the join.
 	lastStep    = "kubeadm-join"
 	stateDone   = "done"
 	stateFailed = "failed"
 
-	// finishTimeout bounds the cleaning up after a join.
+	// finishTimeout bounds the cleanup after a join.
 	finishTimeout = 10 * time.Second
 )
 
-// Report implements the contract of package joinproto. While it is open it keeps the
-// turn of a joining control plane.
+// Report implements the contract of package joinproto. While it is open it renews the turn of
+// a joining control plane.
 func (s *Server) Report(stream joinproto.JoinService_ReportServer) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
@@ -59,7 +59,7 @@ func (s *Server) Report(stream joinproto.JoinService_ReportServer) error {
 		defer wg.Wait()
 		defer cancel()
 	}
-	// Recv does not end with our context, only with the stream's.
+	// Recv ends only with the stream's context.
 	type received struct {
 		m   *joinproto.ReportRequest
 		err error
@@ -98,8 +98,8 @@ func (s *Server) Report(stream joinproto.JoinService_ReportServer) error {
 	}
 }
 
-// keepTurn renews the turn of a control plane until ctx ends or it is not its turn,
-// while r has new lines.
+// keepTurn renews the turn of a control plane until ctx ends or the turn is lost, while r
+// receives lines.
 func (s *Server) keepTurn(ctx context.Context, log *slog.Logger, node string, r *reporter) {
 	tick := time.NewTicker(turnRenewal)
 	defer tick.Stop()
@@ -107,7 +107,7 @@ func (s *Server) keepTurn(ctx context.Context, log *slog.Logger, node string, r 
 	for {
 		if d := r.silence(time.Now()); d >= turnSilence {
 			if !silent {
-				log.Warn("control-plane turn not renewed", "err", fmt.Errorf("its report has had no new line for %s", d.Round(time.Second)))
+				log.Warn("control-plane turn not renewed", "err", fmt.Errorf("no new line in its report for %s", d.Round(time.Second)))
 			}
 			silent = true
 			select {
@@ -138,10 +138,10 @@ func (s *Server) keepTurn(ctx context.Context, log *slog.Logger, node string, r 
 	}
 }
 
-// finish takes back what the ticket gave. A machine whose join failed keeps its token,
-// since it may try again with it.
+// finish revokes the ticket's token and turn. A machine whose join failed keeps its token for
+// a retry.
 func (s *Server) finish(ctx context.Context, log *slog.Logger, node string, role cloud.Role, done bool) {
-	// The machine may hang up right after its last word.
+	// The machine may disconnect right after its last message.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), finishTimeout)
 	defer cancel()
 	if role == cloud.ControlPlane {
@@ -157,26 +157,25 @@ func (s *Server) finish(ctx context.Context, log *slog.Logger, node string, role
 	}
 }
 
-// reporters are the joining machines that are speaking, by name. The zero value is
-// ready to use.
+// reporters has the machines with open reports, by name. The zero value is ready to use.
 type reporters struct {
 	mu     sync.Mutex
 	byName map[string]*reporter
 	closed bool
 }
 
-// reporter bounds what one machine says, over however many connections.
+// reporter limits the reports of one machine over all its connections.
 type reporter struct {
 	limit   *rate.Limiter
 	dropped atomic.Int64
-	heard   atomic.Int64 // when the last line came, in nanoseconds since 1970
-	// streams that are open, and how to end them. Guarded by reporters.mu.
+	heard   atomic.Int64 // time of the last line, in nanoseconds since 1970
+	// open streams with their cancel functions. Guarded by reporters.mu.
 	streams map[int]context.CancelFunc
 	next    int
 }
 
-// open notes that a stream of the machine has begun, which stop ends; end notes its
-// end. When the service is stopping it returns nil.
+// open registers a stream of the machine, which stop cancels; end removes it. It returns nil
+// while the service is stopping.
 func (r *reporters) open(name string, stop context.CancelFunc) (one *reporter, end func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -204,7 +203,7 @@ func (r *reporters) open(name string, stop context.CancelFunc) (one *reporter, e
 	}
 }
 
-// close ends all streams and admits no other.
+// close cancels all streams and accepts no more.
 func (r *reporters) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -216,12 +215,12 @@ func (r *reporters) close() {
 	}
 }
 
-// silence returns how long the machine has said nothing.
+// silence returns the time since the machine's last line.
 func (r *reporter) silence(now time.Time) time.Duration {
 	return now.Sub(time.Unix(0, r.heard.Load()))
 }
 
-// line writes one line of the log for m.
+// line logs one line for m.
 func (r *reporter) line(ctx context.Context, log *slog.Logger, m *joinproto.ReportRequest) {
 	r.heard.Store(time.Now().UnixNano())
 	if !r.limit.Allow() {
@@ -254,8 +253,8 @@ func levelOf(s string) slog.Level {
 	return slog.LevelInfo
 }
 
-// printable returns s with everything escaped that a terminal could act upon or that
-// could make a line look like another, cut to about limit bytes.
+// printable returns s with control characters and other misleading characters escaped, cut to
+// about limit bytes.
 func printable(s string, limit int) string {
 	var b strings.Builder
 	for i := 0; i < len(s); {
@@ -279,7 +278,7 @@ func printable(s string, limit int) string {
 	return b.String()
 }
 
-// quiet lets through a few events a second and counts the others.
+// quiet passes a few events per second and counts the others.
 type quiet struct {
 	mu      sync.Mutex
 	window  time.Time
@@ -289,7 +288,7 @@ type quiet struct {
 
 const quietPerSecond = 5
 
-// next reports whether the event may be logged, and how many were not since the last.
+// next reports whether the event may be logged, and how many were dropped since the last one.
 func (q *quiet) next(now time.Time) (dropped int64, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

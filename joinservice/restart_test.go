@@ -51,7 +51,7 @@ func (j *newcomer) Issue(ctx context.Context, data []byte) ([]byte, error) {
 	return j.unused.Issue(ctx, data)
 }
 
-// watchBehind has the service's watch of the target know what was true before.
+// watchBehind makes the service's watch of the target stale.
 func watchBehind(t *testing.T, _ *site, r *replica) {
 	want, err := r.kube.components(t.Context(), cloud.ControlPlane)
 	if err != nil {
@@ -75,8 +75,8 @@ func watchBehind(t *testing.T, _ *site, r *replica) {
 	}
 }
 
-// restarts has a control plane join while its join service is stopped and started, and
-// while it is itself interrupted: it says nothing meanwhile, and keeps its turn.
+// restarts has a control plane join while its join service is restarted, and while it is
+// interrupted itself: it keeps the turn without reporting.
 func restarts(t *testing.T, s *site, r *replica) {
 	dir := t.TempDir()
 	releasetest.Furnish(t, dir)
@@ -185,7 +185,7 @@ func restarts(t *testing.T, s *site, r *replica) {
 	if l := lease(); holderOf(&coordinationv1.Lease{Spec: l}) != "" || *l.LeaseTransitions != before || s.token(id.Name) != nil {
 		t.Errorf("after the join: lease %+v, token %t", l, s.token(id.Name) != nil)
 	}
-	if n := strings.Count(log.String(), "join reported again"); n != 3 {
+	if n := strings.Count(log.String(), "join report resumed"); n != 3 {
 		t.Errorf("%d reports were opened again, want 3:\n%s", n, log)
 	}
 }

@@ -101,11 +101,6 @@ func (k *kube) allowedNow(ctx context.Context, id attestation.Identity) error {
 	return nil
 }
 
-// readEvery is the shortest time from one request for the record to the next. A read
-// costs the API server and etcd a tenth of what a ticket costs them, and hundreds of
-// tickets are made per second.
-const readEvery = 25 * time.Millisecond
-
 // reads shares reads of one object among callers. Each caller gets the answer to a
 // request that was sent after it called, so many callers at once cost two requests.
 //
@@ -118,7 +113,6 @@ type reads struct {
 }
 
 type oneRead struct {
-	at   time.Time // when it was sent; set before r.sent is
 	done chan struct{}
 	list revocation.List
 	err  error
@@ -136,10 +130,8 @@ func (r *reads) read(ctx context.Context, get func(context.Context) (revocation.
 		go func() {
 			if before != nil {
 				<-before.done
-				time.Sleep(time.Until(before.at.Add(readEvery)))
 			}
 			r.mu.Lock()
-			mine.at = time.Now()
 			r.sent, r.next = mine, nil
 			r.mu.Unlock()
 			ctx, cancel := context.WithTimeout(detached, ticketTimeout/2)

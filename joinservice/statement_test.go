@@ -38,7 +38,7 @@ func statements(t *testing.T, s *site, r *replica) {
 	annotate(`{"` + v1alpha1.AnnotationStatement + `":"late"}`)
 	c, err := r.kube.components(t.Context(), cloud.Worker)
 	if err != nil || c.statement != "" {
-		t.Errorf("read anew within a minute: %+v, %v", c, err)
+		t.Errorf("read again within a minute: %+v, %v", c, err)
 	}
 	c.read = time.Now().Add(-componentsAge)
 	r.kube.known.Store(c.name, c)

@@ -12,69 +12,69 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Control planes join one at a time: each adds a member to etcd, and two half-joined
-// members can cost a small cluster its quorum. Whose turn it is stands in a Lease
-// that the joiner's report keeps alive. It ends when the join is reported done or
-// failed, or when the joiner is no longer heard: a machine that dies gives the turn
-// up within half a minute, counting pingEvery, pingTimeout and the next one's retry.
+// Control planes join one at a time: each adds a member to etcd, and two half-joined members
+// can cost a small cluster its quorum. A Lease, the join turn, serializes them; the joiner's
+// report renews it. The turn ends when the join is reported done or failed, or when the
+// joiner's reports stop: a dead machine loses the turn within half a minute, including
+// pingEvery, pingTimeout and the next one's retry.
 //
-// A turn also ends without progress. Requests for a ticket extend it for turnStart,
-// a report without a new line for turnSilence, and a report with lines for turnLimit,
-// all counted from its beginning. Whoever used its turn up waits turnRest before it
-// may have another, and whoever else waits comes first.
+// A turn also ends without progress. Requests for a ticket extend it for turnStart, a report
+// without a new line for turnSilence, and a report with lines for turnLimit, all counted from
+// its start. A joiner that used up the turn waits turnRest before it may get another, and
+// other waiting joiners come first.
 //
-// That the JoiningNode is gone does not end a turn: the Node registers long before
-// kubeadm has added the member to etcd.
+// Deleting the JoiningNode does not end a turn: the Node registers long before kubeadm has
+// added the member to etcd.
 const (
 	turnName     = "control-plane-join"
 	turnDuration = 15 * time.Second
 	turnRenewal  = 4 * time.Second
-	// turnStart is how long asking for a ticket extends a turn: a joiner that has its
-	// ticket reports within seconds.
+	// turnStart is how long a ticket request extends a turn: a joiner with a ticket reports
+	// within seconds.
 	turnStart = time.Minute
-	// turnSilence ends the turn of a joiner whose report has no new line. kubeadm waits
-	// five minutes for the kubelet and says nothing meanwhile.
+	// turnSilence ends the turn of a joiner whose report has no new line. kubeadm waits five
+	// minutes for the kubelet without output.
 	turnSilence = 6 * time.Minute
-	// turnLimit ends the turn of a joiner that is heard but gets nowhere.
+	// turnLimit ends the turn of a joiner that reports without completing.
 	turnLimit = 15 * time.Minute
-	// turnRest is how long the joiner that used its turn up leaves it to others, which
-	// ask every turnRetry and a half.
+	// turnRest is how long a joiner that used up the turn must let others go first. They retry
+	// every turnRetry and a half.
 	turnRest = 15 * time.Second
-	// turnRetry is when a waiting control plane shall ask again, and how often the
-	// record is looked at while one waits.
+	// turnRetry is the retry interval of waiting control planes, and the poll interval of the
+	// record while one waits.
 	turnRetry = 2 * time.Second
-	// turnGap is how long the record may be out of sight and still count as unchanged.
+	// turnGap is how long reads of the record may fail while it still counts as unchanged.
 	turnGap = 5 * time.Second
-	// turnInterest is how long a control plane that was turned away is taken to wait.
+	// turnInterest is how long a refused control plane counts as waiting.
 	turnInterest = 30 * time.Second
 )
 
-// leases is what a turn needs of the API server: one Lease, with optimistic locking.
+// leases is the access to one Lease with optimistic locking.
 type leases interface {
 	getLease(ctx context.Context, name string) (*coordinationv1.Lease, error)
 	createLease(ctx context.Context, l *coordinationv1.Lease) (*coordinationv1.Lease, error)
 	updateLease(ctx context.Context, l *coordinationv1.Lease) (*coordinationv1.Lease, error)
 }
 
-// turn hands the Lease out. Whether a holder is still alive is judged by how long
-// its record was seen not to change, on our own clock, so clocks need not agree. Time
-// in which the API server did not answer does not count: the holder could not renew
-// either, and that is just what happens while a member is added to etcd.
+// turn manages the Lease. A holder's liveness is judged by how long its record has not
+// changed, on the local clock, so clocks need not agree. Time without an answer of the API
+// server does not count: the holder could not renew either, which happens while a member is
+// added to etcd.
 type turn struct {
 	leases leases
-	// waiter tells watch that a control plane was turned away.
+	// waiter signals watch that a control plane was refused.
 	waiter chan struct{}
 
 	mu      sync.Mutex
-	version string    // of the record seen last
-	since   time.Time // when that version was seen first
-	seen    time.Time // and when last
+	version string    // of the last observed record
+	since   time.Time // when that version was first seen
+	seen    time.Time // when it was last seen
 }
 
 func newTurn(l leases) *turn { return &turn{leases: l, waiter: make(chan struct{}, 1)} }
 
-// watch looks at the record while somebody waits for the turn, so that its age is
-// known however seldom they ask. It ends with ctx.
+// watch polls the record while a control plane waits for the turn, so that its age is known
+// however rarely joiners retry. It ends with ctx.
 func (t *turn) watch(ctx context.Context) {
 	tick := time.NewTicker(turnRetry)
 	defer tick.Stop()
@@ -105,38 +105,38 @@ func (e *turnHeldError) Error() string {
 	return fmt.Sprintf("control plane %s is joining; one joins at a time", e.holder)
 }
 
-// turnUsedError means that a control plane had its turn and did not join.
+// turnUsedError means that a control plane used up the turn without joining.
 type turnUsedError struct{ wait time.Duration }
 
 func (e *turnUsedError) Error() string {
-	return fmt.Sprintf("this control plane had its turn to join and made no progress; others come first for %s", e.wait.Round(time.Second))
+	return fmt.Sprintf("this control plane made no progress while it held the join turn; others go first for %s", e.wait.Round(time.Second))
 }
 
-// errTurnLost means that a node is not, or no longer, the one whose turn it is.
-var errTurnLost = errors.New("not this node's turn")
+// errTurnLost means that a node does not hold the turn, or no longer.
+var errTurnLost = errors.New("this node does not hold the join turn")
 
-// take gives node the turn, or extends it, and returns when it ends unless renewed.
-// The error is a *turnHeldError if another node has it, and a *turnUsedError if node
-// used its turn up.
+// take gives the turn to node, or extends it, and returns when it expires unless renewed. The
+// error is a *turnHeldError if another node has it, and a *turnUsedError if node used up the
+// turn.
 func (t *turn) take(ctx context.Context, node string) (time.Time, error) {
 	return t.change(ctx, func(l *coordinationv1.Lease, now time.Time) error {
 		holder := holderOf(l)
 		if holder != "" && holder != node && !t.expired(l, now) {
 			select {
 			case t.waiter <- struct{}{}:
-			default: // it knows already
+			default: // the caller is informed already
 			}
 			return &turnHeldError{holder}
 		}
 		if holder == node {
 			switch end := endOf(l); {
 			case l.Spec.AcquireTime == nil || now.Sub(end) >= turnRest:
-				// It rested, and nobody wanted the turn meanwhile.
+				// It rested, and no other control plane asked in the meantime.
 			case now.Sub(l.Spec.AcquireTime.Time) < turnStart:
 				hold(l, node, now)
 				return nil
 			case now.Before(end) && now.Sub(l.Spec.AcquireTime.Time) < turnLimit:
-				return errTurnAsIs // its report keeps it
+				return errTurnAsIs // its report renews it
 			default:
 				return &turnUsedError{end.Add(turnRest).Sub(now)}
 			}
@@ -154,11 +154,11 @@ func (t *turn) take(ctx context.Context, node string) (time.Time, error) {
 	})
 }
 
-// errTurnAsIs ends a change of the Lease that changes nothing.
-var errTurnAsIs = errors.New("the turn stays as it is")
+// errTurnAsIs aborts an update of the Lease without a change.
+var errTurnAsIs = errors.New("the turn is unchanged")
 
-// endOf returns when the turn ends unless it is renewed, by the clock of the replica
-// that renewed it last.
+// endOf returns when the turn expires unless renewed, by the clock of the replica that renewed
+// it last.
 func endOf(l *coordinationv1.Lease) time.Time {
 	if l.Spec.RenewTime == nil {
 		return time.Time{}
@@ -166,8 +166,8 @@ func endOf(l *coordinationv1.Lease) time.Time {
 	return l.Spec.RenewTime.Add(turnDuration)
 }
 
-// renew extends the turn of a node that has it. The error wraps errTurnLost if it has
-// not, or has had it for too long.
+// renew extends the turn of a node that holds it. The error wraps errTurnLost if it does not,
+// or has held it for too long.
 func (t *turn) renew(ctx context.Context, node string) error {
 	_, err := t.change(ctx, func(l *coordinationv1.Lease, now time.Time) error {
 		if holder := holderOf(l); holder != node {
@@ -182,7 +182,7 @@ func (t *turn) renew(ctx context.Context, node string) error {
 	return err
 }
 
-// release ends the turn of node. It is no error if node does not have it.
+// release ends the turn of node. It is no error if node does not hold it.
 func (t *turn) release(ctx context.Context, node string) error {
 	_, err := t.change(ctx, func(l *coordinationv1.Lease, _ time.Time) error {
 		if holderOf(l) != node {
@@ -198,8 +198,7 @@ func (t *turn) release(ctx context.Context, node string) error {
 	return err
 }
 
-// change reads the Lease, lets edit change it, and writes it, again if somebody else
-// was faster.
+// change reads the Lease, lets edit change it, and writes it, with a retry after a conflict.
 func (t *turn) change(ctx context.Context, edit func(*coordinationv1.Lease, time.Time) error) (time.Time, error) {
 	for {
 		now := time.Now()
@@ -232,7 +231,7 @@ func (t *turn) change(ctx context.Context, edit func(*coordinationv1.Lease, time
 	}
 }
 
-// observe notes since when the record is seen to be as it is.
+// observe records since when the record is unchanged.
 func (t *turn) observe(l *coordinationv1.Lease, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

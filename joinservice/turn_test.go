@@ -102,8 +102,8 @@ func TestTurn(t *testing.T) {
 			if _, err := a.take(ctx, "cp-1"); err != nil {
 				t.Fatal(err)
 			}
-			// The connection of a dead machine is noticed after pingEvery + pingTimeout;
-			// until then its turn is renewed.
+			// The connection of a dead machine is closed after pingEvery + pingTimeout; until then the
+			// turn is renewed.
 			died := time.Now()
 			for time.Since(died) < pingEvery+pingTimeout {
 				if err := a.renew(ctx, "cp-1"); err != nil {
@@ -180,11 +180,11 @@ func TestTurn(t *testing.T) {
 				_ = a.renew(ctx, "cp-1")
 			}
 			api.set(false)
-			// Whoever comes first.
+			// The first caller wins.
 			_, err = b.take(ctx, "cp-2")
 			held(t, err, "cp-1")
 			if err := a.renew(ctx, "cp-1"); err != nil {
-				t.Errorf("the holder lost its turn: %v", err)
+				t.Errorf("the holder lost the turn: %v", err)
 			}
 		}},
 		{"one that asks seldom is served as well", func(t *testing.T, a, b *turn, api *memory) {
@@ -205,7 +205,7 @@ func TestTurn(t *testing.T) {
 			start := time.Now()
 			for a.renew(ctx, "cp-1") == nil {
 				if time.Since(start) > turnLimit {
-					t.Fatal("it is renewed for ever")
+					t.Fatal("it is renewed indefinitely")
 				}
 				time.Sleep(turnRenewal)
 			}
@@ -222,7 +222,7 @@ func TestTurn(t *testing.T) {
 		{"one that asks and reports nothing new loses it after the limit", func(t *testing.T, a, b *turn, api *memory) {
 			passes(t, a, b, turnLimit+turnDuration+2*turnRetry, func() { _ = a.renew(ctx, "cp-1") })
 		}},
-		{"one that used its turn up gets another when nobody else waits", func(t *testing.T, a, b *turn, api *memory) {
+		{"a control plane that used up the turn gets another if no other waits", func(t *testing.T, a, b *turn, api *memory) {
 			start := time.Now()
 			var used bool
 			for {
@@ -278,8 +278,8 @@ func TestTurn(t *testing.T) {
 	}
 }
 
-// passes lets cp-1 ask for the turn as often as it can, and fails the test unless
-// cp-2, which asks as seldom as it is told to, has it within limit.
+// passes lets cp-1 request the turn continuously, and fails the test unless cp-2, which
+// retries as rarely as requested, gets it within limit.
 func passes(t *testing.T, a, b *turn, limit time.Duration, meanwhile func()) {
 	t.Helper()
 	start := time.Now()

@@ -1,15 +1,11 @@
 package operator
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,155 +14,105 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
-// writers is how many writes to the API server are made at a time: a wave of a hundred
-// machines that become Ready together does not wait for its own first half.
+// writers is the number of concurrent writes to the API server. It is large, so that a hundred machines
+// that become Ready together do not wait for each other.
 const writers = 128
 
-// Replacements begin a few at a time: a hundred machines that are made in the same moment
-// boot, register, empty and go in the same moments, and all wait there for the API server,
-// which has nothing to do in between. Of each wave that costs more than the first of them
-// loses by beginning over some seconds.
+// Replacements start a few at a time. A hundred machines that are created together also boot,
+// register, drain and leave together, and wait for the API server each time. A start over some
+// seconds costs less.
 const startRate, startBurst = 60, 25 // per second, and at once
 
-// act lets what was decided be done, and does not wait for it: a round that waits for
-// the slowest of a hundred writes sees late what has happened meanwhile. What is under
-// way is not begun again; what fails is decided again in the next round, and tried again
-// after a pause that grows. It returns what joining machines shall get, if that is to
-// change.
-func (r *nodeVersions) act(o *observed, actions []action) *v1alpha1.JoinComponents {
-	var (
-		publish  *v1alpha1.JoinComponents
-		creates  = map[string][]string{} // tokens by group
-		deletes  []string
-		draining = map[string]bool{}
-		begins   = false
-		held     = false
-	)
+// act starts the actions and does not wait for them: a round that waits for the slowest of a hundred
+// writes observes changes late. An action in progress is not started again. A failed action is
+// decided again in the next round, with exponential backoff. act returns the components to
+// publish for joining machines, or nil.
+func (r *nodeVersions) act(o *observed, actions []decision.Action) *v1alpha1.JoinComponents {
+	b := &batch{o: o, creates: map[string][]string{}, draining: map[string]bool{}}
 	for _, a := range actions {
-		begins = begins || a.kind == recordIntent
-		switch a.kind {
-		case publishComponents:
-			join := a.join
-			publish = &join
-		case createInstance:
-			if p := o.pending[a.intent.name]; p != nil && p.Spec.Goal == v1alpha1.JoinGoal && p.Spec.Token == a.intent.token {
-				creates[p.Spec.GroupID] = append(creates[p.Spec.GroupID], a.intent.token)
-			}
-		case deleteInstance:
-			// No machine is deleted that nothing is written about, and none of a control plane
-			// by an old view of etcd.
-			if !r.fleet.goes(a.machine) && o.bound(a.machine) && (!o.controlPlane(a.node) || r.hostView.fresh(r.now(), actMembers)) {
-				deletes = append(deletes, a.machine)
-			}
-		case drainNode:
-			draining[a.node] = true
-		case setGroupImage:
-			r.effort(a, "image of "+a.group, func(ctx context.Context) error {
-				err := r.fleet.SetGroupImage(ctx, a.group, a.image)
-				if err == nil {
-					r.regrouped()
-				}
-				return err
-			})
-		case yieldLease:
-			r.effort(a, "leave", r.leave)
-		case moveLeader, removeMember:
-			r.member(a)
-		case startUpgrade:
-			r.follow(a)
-		case upgradeNode:
-			// No control plane by an old view of etcd.
-			if !o.controlPlane(a.node) || r.hostView.fresh(r.now(), actMembers) {
-				r.upgradeNode(o, a)
-			}
-		default:
-			if a.kind == bindIntent && r.host != nil && o.controlPlane(a.intent.node) && !r.hostView.fresh(r.now(), actMembers) {
-				continue
-			}
-			if a.kind == recordIntent && !o.begins {
-				continue // which places are free is known when the last ones are taken
-			}
-			if a.kind == recordIntent && !r.starts.AllowN(r.now(), 1) {
-				held = true
-				continue
-			}
-			r.put(o, a)
+		switch e := effects[a.Kind]; {
+		case e.apply != nil:
+			e.apply(r, b, a)
+		case r.mayWrite(b, a):
+			r.put(o, a, e)
 		}
 	}
-	r.gather(o, begins, creates, deletes)
-	if held {
+	r.gather(o, b.begins, b.creates, b.deletes)
+	if b.startsDelayed {
 		r.ripens = min(r.ripens, time.Second/startRate)
 	}
-	r.drain(o, draining)
+	r.drain(o, b.draining)
 	r.ask(o)
-	if run, known := r.hostView.run(); known && r.host != nil && run.active() && run.components != "" {
-		r.follow(action{kind: startUpgrade, version: run.version, components: run.components}) // begun before we were
+	if run, known := r.hostView.run(); known && r.host != nil && run.Active() && run.Components != "" {
+		r.follow(decision.Action{Kind: decision.StartUpgrade, Version: run.Version, Components: run.Components}) // started by an earlier leader
 	}
-	return publish
+	return b.publish
 }
 
-// put lets an action be done that the API server does.
-func (r *nodeVersions) put(o *observed, a action) {
+// put starts a write to the API server in the background.
+func (r *nodeVersions) put(o *observed, a decision.Action, e effect) {
 	key := a.String()
-	if !r.efforts.begin(key) {
+	if !r.retries.begin(key) {
 		return
 	}
-	if a.kind == recordIntent {
+	if a.Kind == decision.RecordIntent {
 		r.beginning.Add(1)
 	}
 	o = o.of(a) // the rest belongs to this round
 	r.spawn(func(ctx context.Context) {
 		r.writes <- struct{}{}
-		r.point("before", a.kind)
+		r.point("before", a.Kind)
 		r.counters.asked(o.woken)
-		did, err := r.write(ctx, o, a)
+		did, err := e.write(r, ctx, o, a)
 		<-r.writes
-		r.counters.action(a.kind, err)
+		r.counters.action(a.Kind, err)
 		if err == nil {
-			r.point("after", a.kind)
+			r.point("after", a.Kind)
 			r.answered.Store(true)
 		}
-		if r.efforts.end(key, 0, err) && ctx.Err() == nil {
+		if r.retries.end(key, 0, err) && ctx.Err() == nil {
 			r.log.Warn("action failed, will retry", "action", key, "err", err)
 		}
 		if did && err == nil {
-			r.did(o, a)
+			r.logDone(a, e.log)
+			if e.event != nil {
+				e.event(r, o, a)
+			}
 		}
-		if a.kind == recordIntent {
+		if a.Kind == decision.RecordIntent {
 			r.beginning.Add(-1)
 		}
 		r.wake()
 	})
 }
 
-// Machines are created and deleted in few requests: one waits for others until a part of
-// those under way has come together, which is at once if they are few; or, if it is a
-// smaller part, no more come for a while; or patience, which grows with their number, has
-// an end.
+// Machines are created and deleted in batches. A request waits until a part of the machines in
+// progress has been collected, or no more come for a while, or its patience ends. Patience grows
+// with the number of machines in progress.
 const (
 	gatherPart, gatherLess = 4, 6
 	gatherQuiet            = 100 * time.Millisecond
-	patience               = 12 * time.Millisecond // for each that is under way
+	patience               = 12 * time.Millisecond // for each that is in progress
 	patienceUp             = 1200 * time.Millisecond
 )
 
-// gathering is a request to the cloud that waits for more.
+// gathering is a batch for the cloud that waits for more machines.
 type gathering struct {
 	since, grown time.Time // when the first came, and the last
 	n            int
 }
 
-// gather asks the cloud for machines and for their deletion when enough has come
-// together. begins is whether more replacements begin in this round.
+// gather requests machines and deletions from the cloud when a batch is large enough. begins is
+// whether more replacements start in this round.
 func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]string, deletes []string) {
 	before, waits, now := r.gathered, map[string]gathering{}, r.now()
 	r.gathered, r.ripens = waits, never
 	ripe := func(key string, n int, all bool) bool {
-		if r.efforts.running(key) {
+		if r.retries.running(key) {
 			return false // what it asks for is among them
 		}
 		g, ok := before[key]
@@ -177,11 +123,11 @@ func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]str
 			g.n, g.grown = n, now
 		}
 		waits[key] = g
-		left := min(patience*time.Duration(len(o.intents)), patienceUp) - now.Sub(g.since)
+		left := min(patience*time.Duration(len(o.Intents)), patienceUp) - now.Sub(g.since)
 		// The smaller a part is, the longer no more may come before it goes alone.
-		quiet := max(gatherQuiet, gatherQuiet*time.Duration(len(o.intents))/time.Duration(max(1, n*gatherLess)))
+		quiet := max(gatherQuiet, gatherQuiet*time.Duration(len(o.Intents))/time.Duration(max(1, n*gatherLess)))
 		left = min(left, quiet-now.Sub(g.grown))
-		if all || n*gatherPart >= len(o.intents) || left <= 0 {
+		if all || n*gatherPart >= len(o.Intents) || left <= 0 {
 			return true
 		}
 		r.ripens = min(r.ripens, left)
@@ -198,26 +144,26 @@ func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]str
 	}
 }
 
-// Keys of efforts that are asked of the cloud for many machines at a time.
+// Keys of retries for requests to the cloud about many machines.
 const (
 	creating = "create in " // and the group
 	deleting = "delete machines"
 )
 
-// Keys of efforts that follow what an agent does.
+// Keys of retries for runs of agents.
 const (
 	upgradeHere = "upgrade"
 	upgradeOn   = "upgrade " // and the node
 )
 
-// actMembers is how old the members may be when one of them is to go, counted from when they
-// were asked for: an agent takes 5 s to find out that one does not answer, and just then one
-// may have to go. The agent looks again, and refuses what a quorum cannot do without.
+// actMembers is the maximum age of the member list when a member is removed, from the time of the
+// request. An agent takes 5 s to detect a member that does not answer. The agent checks again and
+// refuses a removal that would break the quorum.
 const actMembers = 10 * time.Second
 
-func (r *nodeVersions) point(when string, kind actionKind) { r.at(when + ":" + actionNames[kind]) }
+func (r *nodeVersions) point(when string, kind decision.ActionKind) { r.at(when + ":" + kind.String()) }
 
-// bound reports whether a PendingNode says that the machine goes.
+// bound reports whether a PendingNode is bound to the machine for its removal.
 func (o *observed) bound(machine string) bool {
 	for _, p := range o.pending {
 		if p.Spec.Goal == v1alpha1.LeaveGoal && p.Spec.ProviderID == machine && machine != "" {
@@ -228,110 +174,14 @@ func (o *observed) bound(machine string) bool {
 }
 
 func (o *observed) controlPlane(name string) bool {
-	if n := o.find().nodes[name]; n != nil && n.role == v1alpha1.ControlPlaneRole {
+	if n := o.find().Nodes[name]; n != nil && n.Role == v1alpha1.ControlPlaneRole {
 		return true
 	}
 	n := o.nodes[name]
 	return n != nil && roleOf(n) == v1alpha1.ControlPlaneRole
 }
 
-// write does an action that the API server does. did is false if it was not needed.
-func (r *nodeVersions) write(ctx context.Context, o *observed, a action) (did bool, err error) {
-	switch a.kind {
-	case pauseAutoscaler:
-		return true, r.scaling.pause(ctx)
-	case resumeAutoscaler:
-		return true, r.scaling.resume(ctx)
-	case recordIntent:
-		p := a.intent.pendingNode()
-		err := r.client.Create(ctx, p)
-		if apierrors.IsAlreadyExists(err) {
-			return false, nil
-		}
-		if err == nil {
-			r.view.wrote(kindPending, p)
-		}
-		return true, err
-	case bindIntent:
-		return r.patchPending(ctx, o.pending[a.intent.name], func(p *v1alpha1.PendingNode) bool { return a.intent.bind(p, r.now()) })
-	case clearIntent:
-		p := o.pending[a.intent.name]
-		if p == nil || p.Spec.Goal != a.intent.goal || p.Spec.Token != a.intent.token {
-			return false, nil
-		}
-		err := r.client.Delete(ctx, p.DeepCopy(), client.Preconditions{UID: &p.UID, ResourceVersion: &p.ResourceVersion})
-		if client.IgnoreNotFound(err) == nil {
-			r.view.deleted(kindPending, p.Name, p.UID)
-		}
-		return err == nil, client.IgnoreNotFound(err)
-	case adoptHeir:
-		return r.adopt(ctx, o.nodes[a.node], o.nodes[a.donor], a.donor)
-	case cordonNode:
-		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
-			if !n.Spec.Unschedulable {
-				n.Spec.Unschedulable = true
-				metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationCordoned, r.now().UTC().Format(time.RFC3339))
-			}
-			if a.heir != "" {
-				metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationHeir, a.heir)
-			}
-			return true
-		})
-	case releaseNode:
-		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
-			delete(n.Annotations, v1alpha1.AnnotationHeir)
-			if _, ours := n.Annotations[v1alpha1.AnnotationCordoned]; ours && a.uncordon {
-				delete(n.Annotations, v1alpha1.AnnotationCordoned)
-				n.Spec.Unschedulable = false
-			}
-			return true
-		})
-	case markInPlace:
-		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
-			if a.uncordon {
-				delete(n.Labels, v1alpha1.LabelInPlace)
-			} else {
-				metav1.SetMetaDataLabel(&n.ObjectMeta, v1alpha1.LabelInPlace, "true")
-			}
-			return true
-		})
-	case noteComponents:
-		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
-			if !strings.EqualFold(n.Spec.ProviderID, a.machine) {
-				return false
-			}
-			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationComponents, a.components)
-			return true
-		})
-	case markRetry:
-		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
-			delete(n.Annotations, v1alpha1.AnnotationRetry)
-			if a.mark != "" {
-				metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationRetry, a.mark)
-			}
-			return true
-		})
-	case postponeNode:
-		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
-			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationPostponed, a.until.UTC().Format(time.RFC3339))
-			return true
-		})
-	case deleteNode:
-		n := o.nodes[a.node]
-		if n == nil || !strings.EqualFold(n.Spec.ProviderID, a.machine) {
-			return false, nil
-		}
-		err := r.client.Delete(ctx, n.DeepCopy(), client.Preconditions{UID: &n.UID})
-		if client.IgnoreNotFound(err) == nil {
-			r.view.deleted(kindNode, n.Name, n.UID)
-		}
-		return err == nil, client.IgnoreNotFound(err)
-	}
-	return false, fmt.Errorf("unknown action %q", actionNames[a.kind])
-}
-
-// patchNode changes a Node as it was seen; if it has changed since, nothing happens
-// and the error is a conflict.
+// patchNode changes the observed Node. If the Node has changed since, the error is a conflict.
 func (r *nodeVersions) patchNode(ctx context.Context, n *corev1.Node, change func(*corev1.Node) bool) (did bool, err error) {
 	if n == nil {
 		return false, nil
@@ -351,11 +201,11 @@ func (r *nodeVersions) patchNode(ctx context.Context, n *corev1.Node, change fun
 	return false, client.IgnoreNotFound(err)
 }
 
-// adopt notes the donor on its heir, with what the heir takes over. A new Node changes
+// adopt notes the old node on its replacement node, with what the replacement node takes over. A new Node changes
 // several times within a moment, by its kubelet and by controllers, so what is written
-// depends only on that it is the same Node. Which donor it has follows from its machine,
+// depends only on that it is the same Node. Which old node it has follows from its machine,
 // so another that the Node names is overwritten. Taints are a list
-// that others change, too: with them, the heir is changed as it was seen.
+// that others change, too: with them, the replacement node is changed if it is unchanged.
 func (r *nodeVersions) adopt(ctx context.Context, heir, donor *corev1.Node, name string) (did bool, err error) {
 	change := func(n *corev1.Node) bool {
 		if donor != nil {
@@ -414,7 +264,7 @@ func pathOf(field, key string) string {
 	return "/metadata/" + field + "/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
 }
 
-// patchPending changes a PendingNode as it was seen.
+// patchPending changes a PendingNode if it is unchanged.
 func (r *nodeVersions) patchPending(ctx context.Context, p *v1alpha1.PendingNode, change func(*v1alpha1.PendingNode) bool) (did bool, err error) {
 	if p == nil {
 		return false, nil
@@ -434,143 +284,47 @@ func (r *nodeVersions) patchPending(ctx context.Context, p *v1alpha1.PendingNode
 	return false, client.IgnoreNotFound(err)
 }
 
-// did tells what was done.
-func (r *nodeVersions) did(o *observed, a action) {
-	args := []any{"action", actionNames[a.kind]}
-	tracked, leaves := a.intent.machine, ""
-	if a.intent.goal == v1alpha1.LeaveGoal {
-		tracked, leaves = "", a.intent.machine
-	}
-	for _, f := range []struct{ key, value string }{
-		{"node", a.node},
-		{"heir", a.heir},
-		{"donor", a.donor},
-		{"machine", a.machine},
-		{"group", a.group},
-		{"image", a.image},
-		{"pending_node", a.intent.name},
-		{"replaces", a.intent.donor},
-		{"tracks", tracked},
-		{"leaves", leaves},
-	} {
-		if f.value != "" {
-			args = append(args, f.key, f.value)
-		}
-	}
-	r.log.Info(string(actionLogs[a.kind]), args...)
-	normal := corev1.EventTypeNormal
-	switch n := o.nodes[a.node]; a.kind {
-	case recordIntent:
-		if donor := o.nodes[a.intent.donor]; donor != nil {
-			r.event(donor, normal, "ReplacementBegins", "Replace", "a machine of the target's image is asked for, as "+a.intent.name)
-		}
-		if up := o.nodes[a.intent.node]; up != nil && a.intent.goal == v1alpha1.UpgradeGoal {
-			r.event(up, normal, "UpgradeScheduled", "Upgrade", "this node is emptied, and then upgraded as it is, as "+a.intent.name)
-		}
-	case noteComponents:
-		if n != nil {
-			r.event(n, normal, "UpgradeCompleted", "Upgrade", "this node runs Kubernetes "+n.Status.NodeInfo.KubeletVersion+" now")
-		}
-	case adoptHeir:
-		r.event(n, normal, "Replaces", "Replace", "this node takes the place of "+a.donor)
-	case cordonNode:
-		if a.heir != "" {
-			r.event(n, normal, "Cordoned", "Cordon", "this node is emptied; its pods go to others, and "+a.heir+" takes its place")
-		}
-	case releaseNode:
-		if a.uncordon {
-			r.event(n, normal, "Uncordoned", "Cordon", "this node stays")
-		}
-	case markRetry:
-		if a.mark != "" { // how often it has failed does not count
-			r.efforts.hurry(upgradeOn + a.node)
-			r.efforts.hurry(upgradeHere)
-		}
-	case postponeNode:
-		r.event(n, corev1.EventTypeWarning, "Postponed", "Replace", "the replacement of this node is tried again after "+a.until.UTC().Format(time.RFC3339))
-	case bindIntent:
-		if p := o.pending[a.intent.name]; p != nil {
-			r.event(p, normal, "Leaves", "Bind", "the machine of "+a.intent.node+" goes")
-		}
-		if n := o.nodes[a.intent.node]; n != nil && strings.HasPrefix(a.intent.name, machinePrefix) {
-			r.event(n, corev1.EventTypeWarning, reasonNeverReady, "Delete", "the join of its machine broke off after the Node was made, and its time is over: machine and Node are deleted; a new machine can join in its place")
-		}
-	case deleteNode:
-		if n != nil {
-			r.event(n, normal, "Deleted", "Delete", "its machine "+a.machine+" goes or is gone")
-		}
-	}
-}
-
-// effort does beside the rounds what may take its time.
-func (r *nodeVersions) effort(a action, key string, do func(context.Context) error) {
-	r.try(key, func(ctx context.Context) error {
-		r.point("before", a.kind)
-		err := do(ctx)
-		r.counters.action(a.kind, err)
-		if err == nil {
-			r.point("after", a.kind)
-			r.log.Info(string(actionLogs[a.kind]), "action", a.String())
-		}
-		return err
-	})
-}
-
-// member changes the members of etcd, one thing at a time, and never from an old view.
-func (r *nodeVersions) member(a action) {
-	if r.host == nil || !r.hostView.fresh(r.now(), actMembers) {
-		return
-	}
-	r.effort(a, "etcd", func(ctx context.Context) error {
-		defer r.hostView.outdate()
-		if a.kind == moveLeader {
-			return r.host.MoveLeader(ctx, a.node, a.heir)
-		}
-		return r.host.RemoveMember(ctx, a.node, a.voters)
-	})
-}
-
-// create asks the cloud for the machines of a group in one request.
+// create requests the machines of a group from the cloud.
 func (r *nodeVersions) create(group string, tokens []string) {
 	key := creating + group
 	r.try(key, func(ctx context.Context) error {
-		tokens := r.efforts.some(key, tokens)
-		r.point("before", createInstance)
+		tokens := r.retries.some(key, tokens)
+		r.point("before", decision.CreateInstance)
 		_, err := r.fleet.CreateInstances(ctx, group, tokens)
-		r.counters.action(createInstance, err)
+		r.counters.action(decision.CreateInstance, err)
 		if err == nil {
-			r.point("after", createInstance)
-			r.log.Info("machines created", "action", actionNames[createInstance], "group", group, "machines", len(tokens))
+			r.point("after", decision.CreateInstance)
+			r.log.Info("machines created", "action", decision.CreateInstance.String(), "group", group, "machines", len(tokens))
 		}
 		return err
 	})
 }
 
-// remove asks the cloud to delete machines in one request, and then what it says of them.
+// remove requests the deletion of machines from the cloud, and then describes them.
 func (r *nodeVersions) remove(ids []string) {
 	r.try(deleting, func(ctx context.Context) error {
-		ids := r.efforts.some(deleting, ids)
-		r.point("before", deleteInstance)
+		ids := r.retries.some(deleting, ids)
+		r.point("before", decision.DeleteInstance)
 		err := r.fleet.DeleteInstances(ctx, ids)
-		r.counters.action(deleteInstance, err)
+		r.counters.action(decision.DeleteInstance, err)
 		if err == nil {
-			r.point("after", deleteInstance)
-			r.log.Info("machines deleted", "action", actionNames[deleteInstance], "machines", len(ids), "first", ids[0])
+			r.point("after", decision.DeleteInstance)
+			r.log.Info("machines deleted", "action", decision.DeleteInstance.String(), "machines", len(ids), "first", ids[0])
 		}
-		if err != nil || !r.fleet.bye(ctx, ids) { // what has become of them is what comes next
-			r.efforts.outdate(describing)
+		if err != nil || !r.fleet.confirmDeletion(ctx, ids) { // what has become of them is what comes next
+			r.retries.outdate(describing)
 		}
 		return err
 	})
 }
 
-// drain goes on with what is to be emptied, and ends the rest. What is empty is kept
-// in mind as long as it takes no new pods.
+// drain starts or continues the drains of nodes, and stops all others. A drained node is remembered
+// while it is cordoned.
 func (r *nodeVersions) drain(o *observed, nodes map[string]bool) {
 	keep := map[string]bool{}
-	for i := range o.world.nodes {
-		if n := &o.world.nodes[i]; n.cordon != uncordoned && n.drained {
-			keep[n.name] = true
+	for i := range o.World.Nodes {
+		if n := &o.World.Nodes[i]; n.Cordon != decision.Uncordoned && n.Drained {
+			keep[n.Name] = true
 		}
 	}
 	for name := range nodes {
@@ -578,40 +332,40 @@ func (r *nodeVersions) drain(o *observed, nodes map[string]bool) {
 	}
 	r.drains.keep(keep)
 	for name := range nodes {
-		r.point("before", drainNode)
+		r.point("before", decision.DrainNode)
 		r.drains.drain(name)
-		r.point("after", drainNode)
+		r.point("after", decision.DrainNode)
 	}
 }
 
-// follow lets the host's agent upgrade Kubernetes, or attaches to its run, and follows
-// it to its end.
-func (r *nodeVersions) follow(a action) {
-	version, reference := a.version, a.components
+// follow starts an upgrade of Kubernetes by the host's agent or attaches to it, and follows it to its
+// end.
+func (r *nodeVersions) follow(a decision.Action) {
+	version, reference := a.Version, a.Components
 	r.try(upgradeHere, func(ctx context.Context) error {
 		last, err := r.host.Run(ctx)
 		if err != nil {
 			return err
 		}
-		if !a.ended.IsZero() && last.mark() != "" && !last.ended.Equal(a.ended) { // it has been tried again
-			r.hostView.setRun(last.ofCluster())
+		if !a.Ended.IsZero() && last.RetryMark() != "" && !last.Ended.Equal(a.Ended) { // it has been retried
+			r.hostView.setRun(last.OfCluster())
 			return nil
 		}
 		c, err := r.readComponents(ctx, reference)
 		if err != nil {
 			return err
 		}
-		r.point("before", startUpgrade)
+		r.point("before", decision.StartUpgrade)
 		r.log.Info("upgrade of Kubernetes followed", "node", r.nodeName, "version", version, "components", reference)
-		if !last.active() { // else it was told by who began it
+		if !last.Active() { // else the leader that started it has recorded it
 			r.tellVersion(ctx, corev1.EventTypeNormal, "UpgradeStarted", fmt.Sprintf("the control plane's Kubernetes is brought to %s by the agent of %s", version, r.nodeName))
 		}
-		failed := r.host.Upgrade(ctx, upgradeToken(version, reference, last), version, reference, c.Signed, func(run upgradeRun) {
+		failed := r.host.Upgrade(ctx, upgradeToken(version, reference, last), version, reference, c.Signed, func(run decision.UpgradeRun) {
 			r.hostView.setRun(run)
 			r.wake()
 		})
 		if failed == nil {
-			r.point("after", startUpgrade)
+			r.point("after", decision.StartUpgrade)
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -622,7 +376,7 @@ func (r *nodeVersions) follow(a action) {
 		}
 		r.hostView.setRun(run)
 		if failed != nil {
-			r.tellVersion(ctx, corev1.EventTypeWarning, "UpgradeFailed", limited(failed.Error(), 500))
+			r.tellVersion(ctx, corev1.EventTypeWarning, "UpgradeFailed", decision.Truncate(failed.Error(), 500))
 			return failed
 		}
 		r.tellVersion(ctx, corev1.EventTypeNormal, "UpgradeCompleted", fmt.Sprintf("the control plane runs Kubernetes %s", version))
@@ -630,8 +384,8 @@ func (r *nodeVersions) follow(a action) {
 	})
 }
 
-// tellVersion records what is done about the cluster's Kubernetes, at the NodeVersion and at
-// the Node whose agent does it.
+// tellVersion records an event about the cluster's Kubernetes on the NodeVersion and on the Node of
+// the agent.
 func (r *nodeVersions) tellVersion(ctx context.Context, kind, reason, note string) {
 	for name, about := range map[string]client.Object{v1alpha1.NodeVersionName: &v1alpha1.NodeVersion{}, r.nodeName: &corev1.Node{}} {
 		if err := r.client.Get(ctx, client.ObjectKey{Name: name}, about); err == nil {
@@ -640,304 +394,17 @@ func (r *nodeVersions) tellVersion(ctx context.Context, kind, reason, note strin
 	}
 }
 
-// try does something beside the rounds, unless it is under way or has failed a moment
-// ago, and wakes the next round at its end.
+// try runs do in the background, unless it is in progress or in backoff, and wakes the next round at
+// its end.
 func (r *nodeVersions) try(key string, do func(context.Context) error) {
-	if !r.efforts.begin(key) {
+	if !r.retries.begin(key) {
 		return
 	}
 	r.spawn(func(ctx context.Context) {
 		err := do(ctx)
-		if r.efforts.end(key, fleetLeast/2, err) && ctx.Err() == nil {
+		if r.retries.end(key, fleetLeast/2, err) && ctx.Err() == nil {
 			r.log.Warn("action failed, will retry", "action", key, "err", err)
 		}
 		r.wake()
 	})
-}
-
-// efforts remembers what is under way and what has failed, so that nothing is done
-// twice at a time and what fails is tried less and less often. It is safe for
-// concurrent use.
-type efforts struct {
-	now func() time.Time
-
-	mu  sync.Mutex
-	all map[string]*effort
-	// done has what has ended well since the last round began, which cannot have seen it.
-	done map[string]bool
-}
-
-type effort struct {
-	running  bool
-	wanted   bool      // it is to be done when its pause is over
-	outdated bool      // what it read last has changed since
-	fails    int       // in a row
-	since    time.Time // when it began to fail
-	conflict bool      // the last failure was one
-	next     time.Time
-	used     time.Time
-	last     string // error
-	most     int    // of what one request may hold; 0: everything
-}
-
-func newEfforts(now func() time.Time) *efforts {
-	return &efforts{now: now, all: map[string]*effort{}, done: map[string]bool{}}
-}
-
-// round begins a round, which sees what was done before.
-func (e *efforts) round() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	clear(e.done)
-}
-
-func (e *efforts) of(key string) *effort {
-	t := e.all[key]
-	if t == nil {
-		t = &effort{}
-		e.all[key] = t
-	}
-	t.used = e.now()
-	return t
-}
-
-// begin reports whether key may be done now, and takes it. What ended in this round was
-// decided again from before it, and waits for the next.
-func (e *efforts) begin(key string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.done[key] {
-		return false
-	}
-	t := e.of(key)
-	if t.running {
-		return false
-	}
-	if e.now().Before(t.next) {
-		t.wanted = true
-		return false
-	}
-	if !t.wanted && e.now().Sub(t.next) > conflictLasts { // what failed then was for another reason
-		t.fails = 0
-	}
-	t.running, t.wanted, t.outdated = true, false, false
-	return true
-}
-
-// ready reports whether begin would, and if not, remembers that key was to be done.
-func (e *efforts) ready(key string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	t := e.of(key)
-	wait := e.now().Before(t.next)
-	t.wanted = t.wanted || wait && !t.running
-	return !wait && !t.running
-}
-
-func (e *efforts) running(key string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	t := e.all[key]
-	return t != nil && t.running
-}
-
-// end gives key back. After a success it rests for so long. It reports whether an
-// error is news.
-func (e *efforts) end(key string, rest time.Duration, err error) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	t := e.of(key)
-	t.running = false
-	if err == nil {
-		if rest == 0 {
-			delete(e.all, key)
-			e.done[key] = true
-			return false
-		}
-		t.fails, t.last, t.next = 0, "", e.now().Add(rest)
-		if t.most > 0 {
-			t.most *= 2
-		}
-		return false
-	}
-	if t.fails == 0 {
-		t.since = e.now()
-	}
-	t.next, t.wanted = e.now().Add(pauseAfter(t.fails, err)), true
-	t.fails++
-	text := err.Error()
-	t.conflict = apierrors.IsConflict(err)
-	news := t.last != text && !t.conflict
-	t.last = text
-	return news
-}
-
-// pauseAfter is how long to wait after so many failures and one more.
-func pauseAfter(fails int, err error) time.Duration {
-	least, most := 250*time.Millisecond, 10*time.Second
-	switch {
-	case apierrors.IsConflict(err):
-		least, most = 30*time.Millisecond, time.Second // the cache is behind
-	case errors.Is(err, cloud.ErrThrottled), apierrors.IsTooManyRequests(err):
-		least, most = time.Second, 30*time.Second
-	}
-	d := min(most, least<<min(fails, 10))
-	return d/2 + rand.N(d/2)
-}
-
-// some returns as much as one request may hold: all, unless larger requests have
-// failed. Which is chance, so that one that always fails does not stop the others.
-func (e *efforts) some(key string, all []string) []string {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	t := e.of(key)
-	all = slices.Clone(all)
-	slices.Sort(all)
-	all = slices.Compact(all)
-	if t.fails > 0 {
-		t.most = max(1, min(len(all), cmp.Or(t.most, len(all)))/2)
-	}
-	if t.most > 0 && len(all) > t.most {
-		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-		return all[:t.most]
-	}
-	return all
-}
-
-// hurry ends the pause of key.
-func (e *efforts) hurry(key string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if t := e.all[key]; t != nil {
-		t.next = time.Time{}
-	}
-}
-
-func (e *efforts) outdate(key string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.of(key).outdated = true
-}
-
-func (e *efforts) outdated(key string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	t := e.all[key]
-	return t != nil && t.outdated && !t.running
-}
-
-// conflictLasts is how long something may meet conflicts before that is told: until the
-// cache has caught up, each try meets one, and they follow each other within milliseconds.
-const conflictLasts = 10 * time.Second
-
-// unwanted is how long something may be tried again before it is known that nobody wants
-// it any more: it failed, and what it was for has come about without it.
-const unwanted = time.Second
-
-// failing returns what has failed several times in a row and is still to be done, and the
-// last error.
-func (e *efforts) failing() (key, text string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	most := 2
-	for k, t := range e.all {
-		if t.fails > most && (t.running || t.wanted) && (!t.conflict || e.now().Sub(t.since) >= conflictLasts) {
-			key, text, most = k, t.last, t.fails
-		}
-	}
-	return key, text
-}
-
-// trouble is the last error of key.
-func (e *efforts) trouble(key string) string {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if t := e.all[key]; t != nil {
-		return t.last
-	}
-	return ""
-}
-
-// due returns when the next of what was refused may be done, and forgets what was not
-// asked for in a long time.
-func (e *efforts) due(now time.Time) time.Duration {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	next := resting
-	for key, t := range e.all {
-		switch {
-		case t.running:
-		case now.Sub(t.used) > resting:
-			delete(e.all, key)
-		case t.wanted && now.Sub(t.next) > unwanted:
-			t.wanted, next = false, pace // that it failed is not told any more
-		case t.wanted:
-			next = min(next, max(pace, t.next.Sub(now)))
-		}
-	}
-	return next
-}
-
-// inherit copies to an heir what its donor was given by people: labels, taints, and
-// the annotations that are listed here. docs/design/operator.md has the rules. What the
-// heir has already is its own.
-func inherit(heir, donor *corev1.Node) {
-	for k, v := range donor.Labels {
-		if _, has := heir.Labels[k]; !has && inherited(k) {
-			metav1.SetMetaDataLabel(&heir.ObjectMeta, k, v)
-		}
-	}
-	for k, v := range donor.Annotations {
-		if _, has := heir.Annotations[k]; !has && (k == annotationScaleDown || strings.HasPrefix(k, ownersPrefix)) {
-			metav1.SetMetaDataAnnotation(&heir.ObjectMeta, k, v)
-		}
-	}
-	for _, t := range donor.Spec.Taints {
-		has := slices.ContainsFunc(heir.Spec.Taints, func(o corev1.Taint) bool { return o.MatchTaint(&t) })
-		if !has && taintInherited(t.Key) {
-			heir.Spec.Taints = append(heir.Spec.Taints, t)
-		}
-	}
-}
-
-// Annotations of a Node that go to its heir: the autoscaler's, and those that an owner
-// writes for this purpose.
-const (
-	annotationScaleDown = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
-	ownersPrefix        = "node.constellation.edgeless.systems/"
-)
-
-// inherited reports whether a label goes to the heir: people's do, those of Kubernetes
-// and of the machine's place do not.
-func inherited(key string) bool {
-	host, name, ok := strings.Cut(key, "/")
-	if !ok {
-		return true
-	}
-	switch {
-	case host == "node-role.kubernetes.io":
-		return name != "control-plane"
-	case host == "node-restriction.kubernetes.io": // kubelets may not set them, so people did
-		return true
-	case strings.HasPrefix(host, "topology."):
-		return false
-	}
-	return !reserved(host)
-}
-
-func taintInherited(key string) bool {
-	if key == v1alpha1.AnnotationRevoked || key == "ToBeDeletedByClusterAutoscaler" || key == "DeletionCandidateOfClusterAutoscaler" {
-		return false
-	}
-	host, _, _ := strings.Cut(key, "/")
-	return host != "node.kubernetes.io" && host != "node.cloudprovider.kubernetes.io"
-}
-
-func reserved(host string) bool {
-	for _, domain := range []string{"kubernetes.io", "k8s.io"} {
-		if host == domain || strings.HasSuffix(host, "."+domain) {
-			return true
-		}
-	}
-	return false
 }

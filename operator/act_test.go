@@ -17,7 +17,7 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// A new Node is changed by its kubelet and by controllers while its donor is noted on
+// A new Node is changed by its kubelet and by controllers while its old node is noted on
 // it.
 func TestHeirsAreAdoptedWhateverElseChanges(t *testing.T) {
 	c := newCluster(t)
@@ -101,7 +101,7 @@ func TestHeirsAreAdoptedWhateverElseChanges(t *testing.T) {
 
 // deletions is a cloud that takes deletions and is slow to say so.
 type deletions struct {
-	machines
+	cloudAPI
 	is  []cloud.Instance
 	err error
 }
@@ -134,7 +134,7 @@ func TestAnAcceptedDeletionIsNotAskedForAgainBeforeItCanBeSeen(t *testing.T) {
 	remove(nil)
 	step("the cloud accepted", true)
 	now = now.Add(time.Second)
-	if err := f.follow(t.Context(), map[string]spoken{"x://a": {leaves: true}}); err != nil {
+	if err := f.follow(t.Context(), map[string]claim{"x://a": {leaves: true}}); err != nil {
 		t.Fatal(err)
 	}
 	step("the cloud says that it is there", false)
@@ -146,7 +146,7 @@ func TestAnAcceptedDeletionIsNotAskedForAgainBeforeItCanBeSeen(t *testing.T) {
 
 // busyCloud does something while it answers with what there was before.
 type busyCloud struct {
-	machines
+	cloudAPI
 	meanwhile func()
 	follows   bool                      // it does so once when it is asked for IDs
 	is        map[string]cloud.Instance // by ID
@@ -205,7 +205,7 @@ func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
 	ends := func(ctx context.Context, f *fleet) error {
 		ids := []string{"x://old"}
 		err := f.DeleteInstances(ctx, ids)
-		if !f.bye(ctx, ids) {
+		if !f.confirmDeletion(ctx, ids) {
 			return errors.New("it is still there")
 		}
 		return err
@@ -242,7 +242,7 @@ func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := &busyCloud{meanwhile: func() {}, is: map[string]cloud.Instance{"x://old": {ProviderID: "x://old", State: cloud.Ready}}, hidden: map[string]bool{}}
 			f := newFleet(c, time.Now)
-			about := map[string]spoken{"x://old": {ready: true}}
+			about := map[string]claim{"x://old": {ready: true}}
 			if err := f.refresh(t.Context(), about); err != nil {
 				t.Fatal(err)
 			}
@@ -256,7 +256,7 @@ func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
 			}
 			var err error
 			if c.follows = tt.follow; tt.follow {
-				about["x://old"] = spoken{leaves: true}
+				about["x://old"] = claim{leaves: true}
 				err = f.follow(t.Context(), about)
 			} else {
 				err = f.refresh(t.Context(), about)
@@ -267,11 +267,22 @@ func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
 			all, complete, _, _ := f.view()
 			is := view{map[string]v1alpha1.InstanceState{}, complete}
 			for _, i := range all {
-				is.all[i.id] = i.state
+				is.all[i.ID] = i.State
 			}
 			if !reflect.DeepEqual(is, tt.want) {
 				t.Errorf("is %+v, want %+v", is, tt.want)
 			}
 		})
+	}
+}
+
+func TestTaintOfARevokedNodeIsNotInherited(t *testing.T) {
+	donor := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{
+		{Key: v1alpha1.AnnotationRevoked, Effect: corev1.TaintEffectNoExecute}, {Key: "gpu", Effect: corev1.TaintEffectNoSchedule},
+	}}}
+	heir := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-2"}}
+	inherit(heir, donor)
+	if len(heir.Spec.Taints) != 1 || heir.Spec.Taints[0].Key != "gpu" {
+		t.Errorf("heir has taints %v, want gpu alone", heir.Spec.Taints)
 	}
 }

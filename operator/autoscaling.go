@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 const (
@@ -109,10 +110,10 @@ func newStrategy() *v1alpha1.AutoscalingStrategy {
 
 // observe returns whether the autoscaler is told to run, whether it may do, and who
 // stopped it.
-func (r *autoscaling) observe(ctx context.Context) (autoscaler, error) {
+func (r *autoscaling) observe(ctx context.Context) (decision.Autoscaler, error) {
 	s, _, err := r.strategy(ctx)
 	if err != nil {
-		return autoscaler{}, err
+		return decision.Autoscaler{}, err
 	}
 	// While it ends, that it has is waited for.
 	age := lookAgain
@@ -127,10 +128,10 @@ func (r *autoscaling) observe(ctx context.Context) (autoscaler, error) {
 	}
 	seen, err := r.look(ctx, s.Spec, age)
 	if err != nil {
-		return autoscaler{}, err
+		return decision.Autoscaler{}, err
 	}
 	runs := seen.runs || seen.deployment != nil && s.Spec.Enabled // soon
-	return autoscaler{enabled: s.Spec.Enabled, running: runs, ours: s.Annotations[v1alpha1.AnnotationPaused] == "true"}, nil
+	return decision.Autoscaler{Enabled: s.Spec.Enabled, Running: runs, PausedByUs: s.Annotations[v1alpha1.AnnotationPaused] == "true"}, nil
 }
 
 // pause stops the autoscaler and notes that it was us, in one write, if it is enabled.
@@ -262,7 +263,7 @@ func (r *autoscaling) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Resul
 }
 
 // adjust gives the Deployment its replicas and arguments. Its command and everything
-// else are its owner's. It changes the Deployment only as it was seen.
+// else are its owner's. It changes the Deployment only if it is unchanged.
 func (r *autoscaling) adjust(ctx context.Context, s *v1alpha1.AutoscalingStrategy, groups []v1alpha1.ScalingGroup, seen deployed) (deployed, error) {
 	changed := seen.deployment.DeepCopy()
 	changed.Spec.Replicas = ptr(int32(0))
@@ -309,13 +310,13 @@ func (r *autoscaling) report(ctx context.Context, s *v1alpha1.AutoscalingStrateg
 	st, gen := &changed.Status, s.Generation
 	st.ObservedGeneration, st.Enabled, st.Replicas = gen, false, 0
 	name := s.Spec.DeploymentNamespace + "/" + s.Spec.DeploymentName
-	stalled := condition(v1alpha1.ConditionStalled, false, gen, "DeploymentFound", "Deployment %s is told what to do", name)
-	moving := condition(v1alpha1.ConditionReconciling, false, gen, "Stopped", "the autoscaler is stopped")
+	stalled := decision.NewCondition(v1alpha1.ConditionStalled, false, gen, "DeploymentFound", "Deployment %s is told what to do", name)
+	moving := decision.NewCondition(v1alpha1.ConditionReconciling, false, gen, "Stopped", "the autoscaler is stopped")
 	switch seen.reason {
 	case reasonNotFound:
-		stalled = condition(v1alpha1.ConditionStalled, true, gen, seen.reason, "there is no Deployment %s: nothing scales this cluster, and nodes are replaced without it", name)
+		stalled = decision.NewCondition(v1alpha1.ConditionStalled, true, gen, seen.reason, "there is no Deployment %s: nothing scales this cluster, and nodes are replaced without it", name)
 	case reasonForbidden:
-		stalled = condition(v1alpha1.ConditionStalled, true, gen, seen.reason, "the operator may not read and change Deployment %s: give it the right, no node is replaced while the autoscaler may run", name)
+		stalled = decision.NewCondition(v1alpha1.ConditionStalled, true, gen, seen.reason, "the operator may not read and change Deployment %s: give it the right, no node is replaced while the autoscaler may run", name)
 	}
 	if d := seen.deployment; d != nil {
 		if st.Replicas = 1; d.Spec.Replicas != nil {
@@ -329,11 +330,11 @@ func (r *autoscaling) report(ctx context.Context, s *v1alpha1.AutoscalingStrateg
 	case st.Enabled:
 		moving.Reason, moving.Message = "Runs", "the autoscaler is told to run"
 	case seen.runs:
-		moving = condition(v1alpha1.ConditionReconciling, true, gen, "Ending", "pods of the autoscaler still end")
+		moving = decision.NewCondition(v1alpha1.ConditionReconciling, true, gen, "Ending", "pods of the autoscaler still end")
 	}
 	now := metav1.Now()
-	setCondition(&st.Conditions, stalled, now)
-	setCondition(&st.Conditions, moving, now)
+	decision.SetCondition(&st.Conditions, stalled, now)
+	decision.SetCondition(&st.Conditions, moving, now)
 	if equality.Semantic.DeepEqual(changed.Status, s.Status) {
 		return nil
 	}

@@ -22,6 +22,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 func TestAutoscalerArgs(t *testing.T) {
@@ -109,7 +110,7 @@ func (c *cluster) theStrategy() *v1alpha1.AutoscalingStrategy {
 	return &s
 }
 
-func (c *cluster) observes(r *autoscaling, want autoscaler) {
+func (c *cluster) observes(r *autoscaling, want decision.Autoscaler) {
 	c.t.Helper()
 	c.eventually(fmt.Sprintf("the autoscaler is %+v", want), func() (string, bool) {
 		got, err := r.observe(c.t.Context())
@@ -141,7 +142,7 @@ func TestAutoscalerIsPausedAndGivenBack(t *testing.T) {
 		t.Fatalf("the stand-in does not say that it is one: %v, %s", d.Labels, d.Spec.Template.Spec.Containers[0].Name)
 	}
 	r := c.scaled()
-	c.observes(r, autoscaler{enabled: true, running: true})
+	c.observes(r, decision.Autoscaler{Enabled: true, Running: true})
 	c.says("Stalled=False DeploymentFound", "Reconciling=False Runs")
 	args := []string{"--logtostderr=true", "--namespace=kube-system", "--nodes=1:4:w", "--stderrthreshold=info", "--v=2"}
 	c.eventually("the Deployment has its arguments", func() (string, bool) {
@@ -165,24 +166,24 @@ func TestAutoscalerIsPausedAndGivenBack(t *testing.T) {
 	c.eventually("it is told to stop", func() (string, bool) { d := c.scaler(); return fmt.Sprint(*d.Spec.Replicas), *d.Spec.Replicas == 0 })
 	c.deploymentSeen()
 	c.says("Stalled=False DeploymentFound", "Reconciling=True Ending")
-	c.observes(r, autoscaler{running: true, ours: true})
+	c.observes(r, decision.Autoscaler{Running: true, PausedByUs: true})
 	if err := c.admin.Delete(t.Context(), p, client.GracePeriodSeconds(0)); err != nil {
 		t.Fatal(err)
 	}
-	c.observes(r, autoscaler{ours: true})
+	c.observes(r, decision.Autoscaler{PausedByUs: true})
 	c.says("Stalled=False DeploymentFound", "Reconciling=False Stopped")
 
 	for range 2 {
 		c.eventually("it is given back", func() (string, bool) { err := r.resume(t.Context()); return fmt.Sprint(err), err == nil })
 	}
-	c.observes(r, autoscaler{enabled: true, running: true})
+	c.observes(r, decision.Autoscaler{Enabled: true, Running: true})
 	c.eventually("it is told to run", func() (string, bool) { d := c.scaler(); return fmt.Sprint(*d.Spec.Replicas), *d.Spec.Replicas == 1 })
 	c.says("Stalled=False DeploymentFound", "Reconciling=False Runs")
 
 	// What its owner has stopped is not ours to start.
 	c.owner(func(s *v1alpha1.AutoscalingStrategySpec) { s.Enabled = false })
 	c.deploymentStops()
-	c.observes(r, autoscaler{})
+	c.observes(r, decision.Autoscaler{})
 	if err := errors.Join(r.resume(t.Context()), r.pause(t.Context())); err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +196,7 @@ func TestAutoscalerIsPausedAndGivenBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.owner(func(s *v1alpha1.AutoscalingStrategySpec) { s.Enabled = true })
-	c.observes(r, autoscaler{enabled: true})
+	c.observes(r, decision.Autoscaler{Enabled: true})
 	c.says("Stalled=True DeploymentNotFound", "Reconciling=False DeploymentNotFound")
 	c.denied.mu.Lock()
 	if len(c.denied.all) > 0 {
@@ -205,7 +206,7 @@ func TestAutoscalerIsPausedAndGivenBack(t *testing.T) {
 
 	// One that it may not read may run.
 	c.owner(func(s *v1alpha1.AutoscalingStrategySpec) { s.DeploymentName = "mine" })
-	c.observes(r, autoscaler{enabled: true, running: true})
+	c.observes(r, decision.Autoscaler{Enabled: true, Running: true})
 	c.says("Stalled=True DeploymentForbidden", "Reconciling=False DeploymentForbidden")
 }
 
@@ -236,7 +237,7 @@ func (c *cluster) owner(change func(*v1alpha1.AutoscalingStrategySpec)) {
 	}
 }
 
-// A second leader, or one with an old view, does not overwrite what others decided.
+// A second leader, or one with a stale observation, does not overwrite what others decided.
 func TestAutoscalerIsChangedOnlyAsItWasSeen(t *testing.T) {
 	c := newCluster(t)
 	c.create(newStrategy())
@@ -256,7 +257,7 @@ func TestAutoscalerIsChangedOnlyAsItWasSeen(t *testing.T) {
 
 	// While the view catches up nobody is told of it; a conflict that lasts is told.
 	now := time.Now()
-	e := newEfforts(func() time.Time { return now })
+	e := newRetries(func() time.Time { return now })
 	tries := func(until time.Duration) (n int, told string) {
 		for end := now.Add(until); now.Before(end); now = now.Add(10 * time.Millisecond) {
 			if e.begin("pause autoscaler") {

@@ -19,7 +19,9 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/engine/kubeadm"
+	"constellation/internal/kubeletcsr"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/readiness"
 )
 
 // A machine that joins holds a bootstrap token, and asks with it for the certificate with which
@@ -56,8 +58,8 @@ func (r *servingRequests) judgeClient(ctx context.Context, csr *certificatesv1.C
 	if err != nil {
 		return refuse("%v", err)
 	}
-	name, ok := strings.CutPrefix(c.Subject.CommonName, nodeUser)
-	if !ok || name == "" || !subjectIs(c, nodeUser+name) {
+	name, ok := strings.CutPrefix(c.Subject.CommonName, kubeletcsr.UserPrefix)
+	if !ok || name == "" || !kubeletcsr.HasSubject(c, kubeletcsr.UserPrefix+name) {
 		return refuse("its subject is %.200q, want that of a node", c.Subject.String())
 	}
 	if csr.Spec.Username != kubeadm.TokenUser+kubeadm.TokenID(name) {
@@ -70,7 +72,7 @@ func (r *servingRequests) judgeClient(ctx context.Context, csr *certificatesv1.C
 		return denied, "it asks for more than a subject", nil
 	}
 	node := r.node(ctx, name)
-	if node != nil && ready(node) {
+	if node != nil && readiness.Node(node) {
 		return undecided, fmt.Sprintf("Node %s is Ready, and a machine that joins is not", name), node
 	}
 	id, err := r.machineOf(ctx, name, node)

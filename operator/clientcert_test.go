@@ -244,7 +244,7 @@ func TestTokenOfAWorkerBecomesNothingElse(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// An upgrade of a control plane by an older agent makes the binding anew. Nobody gets through in
+	// An upgrade of a control plane by an older agent makes the binding again. Nobody gets through in
 	// the moment before it is removed: the policy keeps the controller manager from it.
 	c.create(binding())
 	left := ask(t, kubeadms, "left", "control-plane-0")

@@ -49,7 +49,7 @@ const (
 )
 
 // drainer empties nodes in the background: it evicts what `kubectl drain` would, and
-// goes on while budgets refuse. It never deletes a pod and never cordons; a node takes
+// continues while budgets refuse. It never deletes a pod and never cordons; a node takes
 // new pods unless somebody else keeps them off. It is safe for concurrent use.
 //
 // Pods of DaemonSets and mirror pods stay; pods without a controller and pods with
@@ -79,7 +79,7 @@ func newDrainer(c kubernetes.Interface, wake func(), log *slog.Logger) *drainer 
 	}
 }
 
-// drain begins to evict what is on the node, or goes on. It returns at once.
+// drain begins to evict what is on the node, or continues. It returns at once.
 func (d *drainer) drain(node string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -105,7 +105,7 @@ func (d *drainer) state(node string) (drained bool, blocker string) {
 }
 
 // keep ends work on all other nodes and forgets them. It does not wait for requests
-// that are under way: each evicts one pod, which does no harm.
+// that are in progress: each evicts one pod, which does no harm.
 func (d *drainer) keep(nodes map[string]bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -37,6 +37,8 @@ import (
 	signing "constellation/engine/release"
 	"constellation/engine/release/releasetest"
 	"constellation/engine/version"
+	"constellation/internal/testneeds"
+	"constellation/operator/decision"
 )
 
 // oldAgentEnv makes the test binary an agent that verifies nothing; its value is the root of
@@ -227,6 +229,7 @@ func (r *enrolRig) agentHost() *agentHost {
 // TestAgentsOfOldImagesAreEnrolled upgrades a worker in place whose agent verifies nothing. The
 // operator sees to it that the agent verifies from this upgrade on, and does so once.
 func TestAgentsOfOldImagesAreEnrolled(t *testing.T) {
+	testneeds.Time(t, "20 s")
 	r := newEnrolRig(t)
 	h := r.agentHost()
 	if verifies, err := h.verifies(t.Context()); err != nil || verifies {
@@ -269,6 +272,7 @@ func TestAgentsOfOldImagesAreEnrolled(t *testing.T) {
 // TestEnrolmentThatFails has the old agent fetch something else than was published. The upgrade
 // does not begin, and the next try succeeds.
 func TestEnrolmentThatFails(t *testing.T) {
+	testneeds.Time(t, "10 s")
 	r := newEnrolRig(t)
 	h := r.agentHost()
 	bad := r.components
@@ -302,7 +306,7 @@ func TestEnrolmentWaitsForTheAgent(t *testing.T) {
 	c.Agent = &component.Component{Name: "kubeadm", URL: r.mirror.URL + "/agent", Digest: "sha256:" + strings.Repeat("ab", 32), Path: "/usr/local/bin/kubeadm"}
 	done := make(chan error, 1)
 	go func() {
-		done <- h.Upgrade(t.Context(), upgradeToken(newKubernetes, "c", upgradeRun{}), newKubernetes, "c", c, func(upgradeRun) {})
+		done <- h.Upgrade(t.Context(), upgradeToken(newKubernetes, "c", decision.UpgradeRun{}), newKubernetes, "c", c, func(decision.UpgradeRun) {})
 	}()
 	r.until("the operator waits for the agent", func() bool {
 		select {

@@ -24,6 +24,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/kubeadm"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/internal/kubeletcsr"
 )
 
 // slowSky is a cloud that takes a while for each answer, as clouds do.
@@ -70,7 +71,7 @@ func TestFloodOfRequestsDelaysNobody(t *testing.T) {
 	c.node("captured", false)
 	c.node("honest", false)
 	node := func(name string) rest.ImpersonationConfig {
-		return rest.ImpersonationConfig{UserName: nodeUser + name, Groups: []string{nodeGroup, "system:authenticated"}}
+		return rest.ImpersonationConfig{UserName: kubeletcsr.UserPrefix + name, Groups: []string{kubeletcsr.Group, "system:authenticated"}}
 	}
 	token := func(name string) rest.ImpersonationConfig {
 		return rest.ImpersonationConfig{UserName: kubeadm.TokenUser + kubeadm.TokenID(name), Groups: []string{bootstrapGroup, kubeadm.JoinGroup, "system:authenticated"}}
@@ -165,7 +166,7 @@ func TestFloodOfRequestsDelaysNobody(t *testing.T) {
 		}
 		t.Logf("%s: approved after %s, issued after %s; %d of %d requests are answered", name, approved.Round(time.Millisecond), time.Since(start).Round(time.Millisecond), answered(), 3*flood)
 	}
-	// None is dropped: the requests of the captured machine go on being answered.
+	// None is dropped: the requests of the captured machine continue being answered.
 	n := answered()
 	c.eventually("more requests are answered", func() (string, bool) { return fmt.Sprint(n), answered() > n })
 }

@@ -14,6 +14,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // Times of the view of the cloud. A machine that is coming or going changes within
@@ -27,7 +28,7 @@ const (
 	// An instance of which the cloud's answer to its creation is all that was ever
 	// seen may be unknown for a while to whoever asks for it. One whose Node is Ready
 	// is believed to be there for a while.
-	unseenLag = createDeadline
+	unseenLag = decision.CreateDeadline
 	readyLag  = time.Minute
 
 	// askedFor is how long a deletion that was accepted is not asked for again though
@@ -51,14 +52,14 @@ type describer interface {
 // of it. If the cloud does not know the ID it is gone, and is remembered as
 // Terminated; if it does, the list was partial.
 type fleet struct {
-	machines
+	cloudAPI
 	now func() time.Time
 
 	mu       sync.Mutex
-	known    map[string]seen  // by ID
-	since    map[string]shown // those of known as view first showed them
-	sorted   []instance       // known as view returns it; nil: known has changed
-	finder   *finder          // what finds those of sorted
+	known    map[string]seen     // by ID
+	since    map[string]shown    // those of known as view first showed them
+	sorted   []decision.Instance // known as view returns it; nil: known has changed
+	finder   *decision.Index     // what finds those of sorted
 	complete bool
 	listed   time.Time // when the last list was asked for
 	heard    time.Time // when anything was
@@ -66,7 +67,7 @@ type fleet struct {
 	asked map[string]time.Time
 }
 
-// seen is an instance as it was seen last.
+// seen is an instance if it is unchanged last.
 type seen struct {
 	cloud.Instance
 	at      time.Time // when the cloud was asked what it then said
@@ -74,8 +75,8 @@ type seen struct {
 	missing time.Time // since when the cloud says that there is none; zero: it does not
 }
 
-// spoken is an instance that a Node or an intent speaks of.
-type spoken struct {
+// claim is an instance that a Node or an intent speaks of.
+type claim struct {
 	ready  bool   // its Node is Ready
 	leaves bool   // it is bound to go
 	name   string // that an intent has noted; empty: none
@@ -87,18 +88,18 @@ type shown struct {
 	mark string
 }
 
-func newFleet(m machines, now func() time.Time) *fleet {
-	return &fleet{machines: m, now: now, known: map[string]seen{}, since: map[string]shown{}, asked: map[string]time.Time{}}
+func newFleet(m cloudAPI, now func() time.Time) *fleet {
+	return &fleet{cloudAPI: m, now: now, known: map[string]seen{}, since: map[string]shown{}, asked: map[string]time.Time{}}
 }
 
 // view returns the instances, whether they are all, how old the view is, and what finds
 // them. Before the first list it is older than anything. What it returns must not be
 // changed: it is the same as long as nothing changes.
-func (f *fleet) view() (all []instance, complete bool, age time.Duration, x *finder) {
+func (f *fleet) view() (all []decision.Instance, complete bool, age time.Duration, x *decision.Index) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.sorted == nil {
-		f.sorted = make([]instance, 0, len(f.known))
+		f.sorted = make([]decision.Instance, 0, len(f.known))
 		before := f.since
 		f.since = make(map[string]shown, len(f.known))
 		now := f.now()
@@ -106,16 +107,16 @@ func (f *fleet) view() (all []instance, complete bool, age time.Duration, x *fin
 			// Not when it was created: that is told by another clock.
 			since, ok := before[id]
 			if !ok {
-				since = shown{at: now, mark: markOf(id)}
+				since = shown{at: now, mark: decision.MachineHash(id)}
 			}
 			f.since[id] = since
-			f.sorted = append(f.sorted, instance{
-				id: s.ProviderID, name: s.Name, group: s.Group, role: roles[s.Role], image: s.Image, token: s.Token, mark: since.mark, replaces: replacedBy(s.Token),
-				state: v1alpha1.InstanceState(s.State), since: since.at, address: addressOf(s.IP),
+			f.sorted = append(f.sorted, decision.Instance{
+				ID: s.ProviderID, Name: s.Name, Group: s.Group, Role: roles[s.Role], Image: s.Image, Token: s.Token, Hash: since.mark, ReplacesHash: decision.ReplacedHash(s.Token),
+				State: v1alpha1.InstanceState(s.State), Since: since.at, Address: addressOf(s.IP),
 			})
 		}
-		slices.SortFunc(f.sorted, func(a, b instance) int { return strings.Compare(a.id, b.id) })
-		f.finder = newFinder(f.sorted)
+		slices.SortFunc(f.sorted, func(a, b decision.Instance) int { return strings.Compare(a.ID, b.ID) })
+		f.finder = decision.NewIndex(f.sorted)
 	}
 	if f.listed.IsZero() {
 		return f.sorted, false, never, f.finder
@@ -144,7 +145,7 @@ func (f *fleet) quiet() time.Duration {
 }
 
 // refresh lists the instances, and asks for those of about that the list lacks.
-func (f *fleet) refresh(ctx context.Context, about map[string]spoken) error {
+func (f *fleet) refresh(ctx context.Context, about map[string]claim) error {
 	begun := f.now()
 	// What is made or ends while the cloud answers may be in the list or not, so what was
 	// there before is what it must have.
@@ -205,7 +206,7 @@ func (f *fleet) refresh(ctx context.Context, about map[string]spoken) error {
 // follow asks for those of about that were seen to come or go, or are bound to go, and
 // leaves the others as they were seen. A cloud that can only be asked for one at a time
 // lists all instead.
-func (f *fleet) follow(ctx context.Context, about map[string]spoken) error {
+func (f *fleet) follow(ctx context.Context, about map[string]claim) error {
 	begun := f.now()
 	var ask []string
 	f.mu.Lock()
@@ -230,12 +231,12 @@ func (f *fleet) follow(ctx context.Context, about map[string]spoken) error {
 	return nil
 }
 
-// bye asks what has become of instances whose deletion was just accepted, and reports
+// confirmDeletion asks what has become of instances whose deletion was just accepted, and reports
 // whether the cloud says of all that they go or are gone.
-func (f *fleet) bye(ctx context.Context, ids []string) bool {
-	begun, about := f.now(), make(map[string]spoken, len(ids))
+func (f *fleet) confirmDeletion(ctx context.Context, ids []string) bool {
+	begun, about := f.now(), make(map[string]claim, len(ids))
 	for _, id := range ids {
-		about[id] = spoken{leaves: true}
+		about[id] = claim{leaves: true}
 	}
 	found, _, err := f.bulk(ctx, ids)
 	if err != nil {
@@ -250,7 +251,7 @@ func (f *fleet) bye(ctx context.Context, ids []string) bool {
 
 // heardOf takes in what the cloud said when it was asked for instances by their IDs, unless
 // more is known since: answers may overtake each other.
-func (f *fleet) heardOf(ids []string, found map[string]cloud.Instance, about map[string]spoken, begun time.Time) {
+func (f *fleet) heardOf(ids []string, found map[string]cloud.Instance, about map[string]claim, begun time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, id := range ids {
@@ -268,7 +269,7 @@ func (s seen) moves() bool {
 
 // told is what is known of an instance after the cloud was asked for it by its ID. s is
 // what was known before; zero: nothing.
-func (s seen) told(id string, found map[string]cloud.Instance, a spoken, now time.Time) seen {
+func (s seen) told(id string, found map[string]cloud.Instance, a claim, now time.Time) seen {
 	if i, ok := found[id]; ok {
 		return seen{Instance: i, at: now, listed: true}
 	}
@@ -296,7 +297,7 @@ func (f *fleet) bulk(ctx context.Context, ids []string) (found map[string]cloud.
 	if len(ids) == 0 {
 		return found, asked, nil
 	}
-	d, ok := f.machines.(describer)
+	d, ok := f.cloudAPI.(describer)
 	if !ok {
 		return found, asked, errors.ErrUnsupported
 	}
@@ -324,7 +325,7 @@ func (f *fleet) describe(ctx context.Context, ids []string) (found map[string]cl
 	g.SetLimit(8)
 	for _, id := range ids {
 		g.Go(func() error {
-			i, err := f.machines.Instance(ctx, id)
+			i, err := f.cloudAPI.Instance(ctx, id)
 			mu.Lock()
 			defer mu.Unlock()
 			if err == nil {
@@ -347,12 +348,12 @@ func (f *fleet) Instance(ctx context.Context, id string) (cloud.Instance, error)
 	if ok && s.missing.IsZero() && s.Image != "" && s.Group != "" {
 		return s.Instance, nil
 	}
-	return f.machines.Instance(ctx, id)
+	return f.cloudAPI.Instance(ctx, id)
 }
 
 // DeleteInstances implements machines, and remembers what was asked for.
 func (f *fleet) DeleteInstances(ctx context.Context, ids []string) error {
-	if err := f.machines.DeleteInstances(ctx, ids); err != nil {
+	if err := f.cloudAPI.DeleteInstances(ctx, ids); err != nil {
 		return err
 	}
 	f.mu.Lock()
@@ -376,7 +377,7 @@ func (f *fleet) goes(id string) bool {
 
 // CreateInstances implements machines, and takes the answer into the view.
 func (f *fleet) CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error) {
-	made, err := f.machines.CreateInstances(ctx, groupID, tokens)
+	made, err := f.cloudAPI.CreateInstances(ctx, groupID, tokens)
 	if err != nil {
 		return nil, err
 	}

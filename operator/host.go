@@ -19,6 +19,7 @@ import (
 	"constellation/agent/upgradeproto"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/operator/decision"
 )
 
 const (
@@ -31,7 +32,7 @@ const (
 )
 
 // agentHost is the agent of one host, through its socket. It connects when it is
-// first asked, and again when the agent was started anew. It is safe for concurrent
+// first asked, and again when the agent was started again. It is safe for concurrent
 // use.
 type agentHost struct {
 	node  string
@@ -55,19 +56,19 @@ func newHost(socket, node string) (*agentHost, error) {
 	return &agentHost{node: node, conn: conn, agent: upgradeproto.NewAgentClient(conn), what: upgradeproto.What_APPLY}, nil
 }
 
-// Close ends what is under way with an error.
+// Close ends what is in progress with an error.
 func (h *agentHost) Close() error { return h.conn.Close() }
 
 // Members lists the members of etcd, as a quorum of them knows them. A member that
 // has not started has no name yet, and is there under the URL of its peers.
-func (h *agentHost) Members(ctx context.Context) ([]member, error) {
+func (h *agentHost) Members(ctx context.Context) ([]decision.Member, error) {
 	all, err := h.list(ctx)
 	if err != nil {
 		return nil, err
 	}
-	members := make([]member, 0, len(all))
+	members := make([]decision.Member, 0, len(all))
 	for _, m := range all {
-		members = append(members, member{node: nodeOf(m), voter: started(m), healthy: m.GetHealthy(), leader: m.GetLeader(), nameless: m.GetName() == "", address: addressIn(m)})
+		members = append(members, decision.Member{Node: nodeOf(m), Voter: started(m), Healthy: m.GetHealthy(), Leader: m.GetLeader(), NotStarted: m.GetName() == "", Address: addressIn(m)})
 	}
 	return members, nil
 }
@@ -180,12 +181,12 @@ func (h *agentHost) RemoveMember(ctx context.Context, node string, voters int) e
 
 // upgradeToken names one try at a target: the first, or the one after a run that
 // failed. Decided again from the same run it is the same, so that who lost its memory
-// attaches to the try that is under way. The agent keeps it, and Run reads from it
+// attaches to the try that is in progress. The agent keeps it, and Run reads from it
 // what the run was for.
-func upgradeToken(version, reference string, last upgradeRun) string {
+func upgradeToken(version, reference string, last decision.UpgradeRun) string {
 	try := int64(0)
-	if last.phase == "failed" && !last.ended.IsZero() && last.version == version {
-		try = last.ended.UnixMilli()
+	if last.Phase == "failed" && !last.Ended.IsZero() && last.Version == version {
+		try = last.Ended.UnixMilli()
 	}
 	return fmt.Sprintf("%s/%d/%s", version, try, reference)
 }
@@ -193,31 +194,31 @@ func upgradeToken(version, reference string, last upgradeRun) string {
 // Run returns the latest run that the host knows of; the zero value if there is none.
 // One that was interrupted is asked for again: before it began to change the host it
 // is as none, afterwards as one that failed and needs no pause (ended is zero).
-func (h *agentHost) Run(ctx context.Context) (upgradeRun, error) {
+func (h *agentHost) Run(ctx context.Context) (decision.UpgradeRun, error) {
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()
 	s, err := h.agent.Status(ctx, &upgradeproto.StatusRequest{})
 	if err != nil {
-		return upgradeRun{}, fmt.Errorf("ask the agent of %s for its run: %w", h.node, words(err))
+		return decision.UpgradeRun{}, fmt.Errorf("ask the agent of %s for its run: %w", h.node, words(err))
 	}
 	r := s.GetRun()
 	if r == nil {
-		return upgradeRun{}, nil
+		return decision.UpgradeRun{}, nil
 	}
-	run := upgradeRun{version: r.GetKubernetesVersion(), node: h.node, inPlace: r.GetWhat() == upgradeproto.What_NODE, phase: phaseOf(r.GetStage()), line: r.GetLastLine(), started: r.GetStarted().AsTime()}
-	if parts := strings.SplitN(r.GetToken(), "/", 3); len(parts) == 3 && parts[0] == run.version {
-		run.components = parts[2]
+	run := decision.UpgradeRun{Version: r.GetKubernetesVersion(), Node: h.node, InPlace: r.GetWhat() == upgradeproto.What_NODE, Phase: phaseOf(r.GetStage()), Line: r.GetLastLine(), Started: r.GetStarted().AsTime()}
+	if parts := strings.SplitN(r.GetToken(), "/", 3); len(parts) == 3 && parts[0] == run.Version {
+		run.Components = parts[2]
 	}
 	switch r.GetState() {
 	case upgradeproto.Run_SUCCEEDED:
-		run.phase, run.ended = "done", r.GetUpdated().AsTime()
+		run.Phase, run.Ended = "done", r.GetUpdated().AsTime()
 	case upgradeproto.Run_FAILED:
-		run.phase, run.line, run.ended = "failed", r.GetMessage(), r.GetUpdated().AsTime()
+		run.Phase, run.Line, run.Ended = "failed", r.GetMessage(), r.GetUpdated().AsTime()
 	case upgradeproto.Run_INTERRUPTED:
-		if run.phase != "apply" {
-			return upgradeRun{}, nil
+		if run.Phase != "apply" {
+			return decision.UpgradeRun{}, nil
 		}
-		run.phase, run.line = "failed", "interrupted: "+r.GetMessage()
+		run.Phase, run.Line = "failed", "interrupted: "+r.GetMessage()
 	case upgradeproto.Run_RUNNING, upgradeproto.Run_STATE_UNSPECIFIED:
 	}
 	return run, nil
@@ -239,15 +240,15 @@ func phaseOf(stage string) string {
 // of every change of phase and every line, from one goroutine; all lines go to the
 // log besides. Upgrade returns nil when the host runs the version.
 //
-// Connections that are cut, by an agent that is started anew for example, are made
-// again until ctx ends, and go on with the line after the last. A refusal, because
-// another run is under way for example, is returned in the agent's words.
-func (h *agentHost) Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(upgradeRun)) error {
+// Connections that are cut, by an agent that is started again for example, are made
+// again until ctx ends, and continue with the line after the last. A refusal, because
+// another run is in progress for example, is returned in the agent's words.
+func (h *agentHost) Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error {
 	req := &upgradeproto.UpgradeRequest{
 		Token: token, KubernetesVersion: version, What: h.what, Components: component.ToProto(components.List), ComponentsStatement: components.Statement,
 		Configuration: &upgradeproto.Configuration{IgnorePreflightErrors: kubeadm.IgnoredChecks()}, // as when the machine joined
 	}
-	f := &following{host: h, tell: tell, run: upgradeRun{version: version, components: reference, node: h.node, phase: "download", inPlace: h.what == upgradeproto.What_NODE}}
+	f := &following{host: h, tell: tell, run: decision.UpgradeRun{Version: version, Components: reference, Node: h.node, Phase: "download", InPlace: h.what == upgradeproto.What_NODE}}
 	cut, enrolled := false, false
 	for pause := reconnectMin; ; pause = min(2*pause, reconnectMax) {
 		before := f.after
@@ -290,8 +291,8 @@ func (h *agentHost) Upgrade(ctx context.Context, token, version, reference strin
 // following is one call of Upgrade.
 type following struct {
 	host  *agentHost
-	tell  func(upgradeRun)
-	run   upgradeRun
+	tell  func(decision.UpgradeRun)
+	run   decision.UpgradeRun
 	stage string
 	after uint64 // number of the last line
 }
@@ -324,34 +325,34 @@ func (f *following) follow(ctx context.Context, req *upgradeproto.UpgradeRequest
 			return err
 		}
 		f.after = m.GetSeq()
-		if f.run.started.IsZero() {
-			f.run.started = m.GetTime().AsTime()
+		if f.run.Started.IsZero() {
+			f.run.Started = m.GetTime().AsTime()
 		}
 		switch k := m.GetKind().(type) {
 		case *upgradeproto.UpgradeResponse_Progress:
 			f.stage = k.Progress.GetStage()
 			// A run that is taken up again begins with the first stage, and has changed the
 			// host all the same.
-			if f.run.phase != "apply" {
-				f.run.phase = phaseOf(f.stage)
+			if f.run.Phase != "apply" {
+				f.run.Phase = phaseOf(f.stage)
 			}
 			text := k.Progress.GetState()
 			if t := k.Progress.GetText(); t != "" {
 				text += ": " + t
 			}
 			if k.Progress.GetState() == "running" {
-				f.run.line = f.stage
+				f.run.Line = f.stage
 			}
 			f.note("agent", text)
 		case *upgradeproto.UpgradeResponse_Log:
-			f.run.line = k.Log.GetLine()
+			f.run.Line = k.Log.GetLine()
 			f.note(k.Log.GetSource(), k.Log.GetLine())
 		case *upgradeproto.UpgradeResponse_Success:
-			f.run.phase, f.run.ended = "done", m.GetTime().AsTime()
+			f.run.Phase, f.run.Ended = "done", m.GetTime().AsTime()
 			f.tell(f.run)
 			return nil
 		case *upgradeproto.UpgradeResponse_Failure:
-			f.run.phase, f.run.line, f.run.ended = "failed", k.Failure.GetMessage(), m.GetTime().AsTime()
+			f.run.Phase, f.run.Line, f.run.Ended = "failed", k.Failure.GetMessage(), m.GetTime().AsTime()
 			f.tell(f.run)
 			return errFailed{k.Failure}
 		}

@@ -35,6 +35,8 @@ import (
 	"constellation/engine/kubeadm"
 	"constellation/engine/release/releasetest"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/internal/testneeds"
+	"constellation/operator/decision"
 )
 
 // The agent starts its kubeadm through a gate in its own binary, here that of the test.
@@ -124,7 +126,7 @@ func (r *hostRig) components(version string) component.Signed {
 
 func (r *hostRig) socket() string { return filepath.Join(r.dir, "s", "agent.sock") }
 
-// up starts an agent, down ends it; what kubeadm does goes on.
+// up starts an agent, down ends it; what kubeadm does continues.
 func (r *hostRig) up() {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -183,10 +185,10 @@ func (r *hostRig) release(what string) {
 // told gathers what Upgrade tells.
 type told struct {
 	mu  sync.Mutex
-	all []upgradeRun
+	all []decision.UpgradeRun
 }
 
-func (t *told) tell(r upgradeRun) {
+func (t *told) tell(r decision.UpgradeRun) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.all = append(t.all, r)
@@ -197,7 +199,7 @@ func (t *told) phases() []string {
 	defer t.mu.Unlock()
 	var out []string
 	for _, r := range t.all {
-		out = append(out, r.phase)
+		out = append(out, r.Phase)
 	}
 	return slices.Compact(out)
 }
@@ -212,11 +214,11 @@ func TestHostUpgrades(t *testing.T) {
 		t.Errorf("an agent that is away says %v", err)
 	}
 	r.up()
-	r.until("the agent answers", func() bool { run, err := h.Run(t.Context()); return err == nil && run == upgradeRun{} })
+	r.until("the agent answers", func() bool { run, err := h.Run(t.Context()); return err == nil && run == decision.UpgradeRun{} })
 
-	// The agent is started anew in the middle: the upgrade goes on, and so does its tale.
+	// The agent is started again in the middle: the upgrade continues, and so does its tale.
 	r.write("ctl/hang-apply", "", 0o600)
-	token := upgradeToken(newKubernetes, reference, upgradeRun{})
+	token := upgradeToken(newKubernetes, reference, decision.UpgradeRun{})
 	var tale told
 	done := make(chan error, 1)
 	go func() {
@@ -224,13 +226,13 @@ func TestHostUpgrades(t *testing.T) {
 	}()
 	r.until("kubeadm applies", func() bool { return r.at("apply") && slices.Contains(tale.phases(), "apply") })
 	run, err := h.Run(t.Context())
-	if want := (upgradeRun{version: newKubernetes, components: reference, node: "cp-1", phase: "apply", line: run.line, started: run.started}); err != nil || run != want || run.started.IsZero() {
+	if want := (decision.UpgradeRun{Version: newKubernetes, Components: reference, Node: "cp-1", Phase: "apply", Line: run.Line, Started: run.Started}); err != nil || run != want || run.Started.IsZero() {
 		t.Errorf("run is %+v, %v; want %+v", run, err, want)
 	}
 	if got := upgradeToken(newKubernetes, reference, run); got != token {
 		t.Errorf("whoever forgot the token %s would ask with %s", token, got)
 	}
-	err = r.client().Upgrade(t.Context(), "another/0/one", "v1.35.5", "one", r.components("v1.35.5"), func(upgradeRun) {})
+	err = r.client().Upgrade(t.Context(), "another/0/one", "v1.35.5", "one", r.components("v1.35.5"), func(decision.UpgradeRun) {})
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "upgrade of the control plane to "+newKubernetes+" ("+token+") is under way") {
 		t.Errorf("another upgrade is answered: %v", err)
 	}
@@ -245,14 +247,14 @@ func TestHostUpgrades(t *testing.T) {
 		t.Errorf("phases %v", got)
 	}
 	last := tale.all[len(tale.all)-1]
-	if last.ended.Before(last.started) || last.started.IsZero() || last.version != newKubernetes || last.components != reference || last.node != "cp-1" {
+	if last.Ended.Before(last.Started) || last.Started.IsZero() || last.Version != newKubernetes || last.Components != reference || last.Node != "cp-1" {
 		t.Errorf("in the end %+v", last)
 	}
 	// The second agent begins with the first stage again; no line is told twice for that.
 	for line, want := range map[string]int{
 		`msg="upgrade progressed" node=cp-1 stage=verify source=agent line=running`:                                                       2,
 		`msg="upgrade progressed" node=cp-1 stage=plan source=kubeadm line="[upgrade] SUCCESS of plan"`:                                   2,
-		`msg="upgrade progressed" node=cp-1 stage=apply source=agent line="the agent was started anew; kubeadm upgrade apply still runs"`: 1,
+		`msg="upgrade progressed" node=cp-1 stage=apply source=agent line="the agent was restarted; kubeadm upgrade apply still runs"`: 1,
 		`msg="upgrade progressed" node=cp-1 stage=apply source=kubeadm line="[upgrade] running apply of v1.36.3"`:                         2,
 		`msg="upgrade progressed" node=cp-1 stage=wait-for-api source=agent line=done`:                                                    1,
 	} {
@@ -261,13 +263,13 @@ func TestHostUpgrades(t *testing.T) {
 		}
 	}
 	run, err = h.Run(t.Context())
-	if err != nil || run.phase != "done" || run.ended.IsZero() || run.components != reference {
+	if err != nil || run.Phase != "done" || run.Ended.IsZero() || run.Components != reference {
 		t.Errorf("afterwards run is %+v, %v", run, err)
 	}
 
 	// The same once more tells the same and does nothing.
 	deeds := log.String()
-	if err := r.client().Upgrade(t.Context(), token, newKubernetes, reference, r.components(newKubernetes), func(upgradeRun) {}); err != nil {
+	if err := r.client().Upgrade(t.Context(), token, newKubernetes, reference, r.components(newKubernetes), func(decision.UpgradeRun) {}); err != nil {
 		t.Errorf("the same once more: %v", err)
 	}
 	if log.String() != deeds {
@@ -282,13 +284,13 @@ func TestHostUpgradeFails(t *testing.T) {
 	r.until("the agent answers", func() bool { _, err := h.Run(t.Context()); return err == nil })
 	r.write("ctl/fail-apply", "", 0o600)
 	var tale told
-	first := upgradeToken(newKubernetes, "ref", upgradeRun{})
+	first := upgradeToken(newKubernetes, "ref", decision.UpgradeRun{})
 	err := h.Upgrade(t.Context(), first, newKubernetes, "ref", r.components(newKubernetes), tale.tell)
 	if err == nil || !strings.Contains(err.Error(), "apply: ") || !strings.Contains(err.Error(), "cheese") {
 		t.Fatalf("failed with %v", err)
 	}
 	run, err := h.Run(t.Context())
-	if err != nil || run.phase != "failed" || !strings.Contains(run.line, "cheese") || run.ended.IsZero() || tale.all[len(tale.all)-1].phase != "failed" {
+	if err != nil || run.Phase != "failed" || !strings.Contains(run.Line, "cheese") || run.Ended.IsZero() || tale.all[len(tale.all)-1].Phase != "failed" {
 		t.Errorf("run is %+v, %v; told %v", run, err, tale.phases())
 	}
 	second := upgradeToken(newKubernetes, "ref", run)
@@ -298,7 +300,7 @@ func TestHostUpgradeFails(t *testing.T) {
 	if err := h.Upgrade(t.Context(), second, newKubernetes, "ref", r.components(newKubernetes), tale.tell); err != nil {
 		t.Errorf("the second try: %v", err)
 	}
-	if run, err := h.Run(t.Context()); err != nil || run.phase != "done" {
+	if run, err := h.Run(t.Context()); err != nil || run.Phase != "done" {
 		t.Errorf("run is %+v, %v", run, err)
 	}
 	// Whoever gives up is told so.
@@ -313,6 +315,7 @@ func TestHostUpgradeFails(t *testing.T) {
 // realEtcd runs a cluster of n members called m0, m1, ... and returns the URL of each.
 func realEtcd(t *testing.T, n int) (urls []string) {
 	t.Helper()
+	testneeds.ControlPlane(t)
 	bin, err := controlplane.FindBinaries()
 	if errors.Is(err, controlplane.ErrNoBinaries) {
 		t.Skip(err)
@@ -345,26 +348,26 @@ func TestHostChangesEtcd(t *testing.T) {
 	r.host.Etcd.Endpoint = realEtcd(t, 3)[0]
 	r.up()
 	h := r.client()
-	var members []member
+	var members []decision.Member
 	leader := func() (name string) {
 		t.Helper()
 		r.until("all members are healthy", func() bool {
 			var err error
 			members, err = h.Members(t.Context())
-			i := slices.IndexFunc(members, func(m member) bool { return m.leader })
+			i := slices.IndexFunc(members, func(m decision.Member) bool { return m.Leader })
 			if i >= 0 {
-				name = members[i].node
+				name = members[i].Node
 			}
-			return err == nil && i >= 0 && !slices.ContainsFunc(members, func(m member) bool { return !m.healthy })
+			return err == nil && i >= 0 && !slices.ContainsFunc(members, func(m decision.Member) bool { return !m.Healthy })
 		})
 		return name
 	}
 	first := leader()
-	var want []member
+	var want []decision.Member
 	for _, name := range []string{"m0", "m1", "m2"} {
-		want = append(want, member{node: name, voter: true, healthy: true, leader: name == first})
+		want = append(want, decision.Member{Node: name, Voter: true, Healthy: true, Leader: name == first})
 	}
-	slices.SortFunc(members, func(a, b member) int { return cmp.Compare(a.node, b.node) })
+	slices.SortFunc(members, func(a, b decision.Member) int { return cmp.Compare(a.Node, b.Node) })
 	if !reflect.DeepEqual(members, want) {
 		t.Fatalf("members %+v, want %+v", members, want)
 	}
@@ -404,7 +407,7 @@ func TestHostChangesEtcd(t *testing.T) {
 		})
 	}
 	leader()
-	if len(members) != 2 || slices.ContainsFunc(members, func(m member) bool { return m.node == others[1] }) {
+	if len(members) != 2 || slices.ContainsFunc(members, func(m decision.Member) bool { return m.Node == others[1] }) {
 		t.Errorf("members %+v", members)
 	}
 	if err := h.RemoveMember(t.Context(), "", 0); err == nil {
@@ -422,7 +425,7 @@ func TestHostRemovesAMemberThatNeverStarted(t *testing.T) {
 			r.host.Etcd.Endpoint = url
 			r.up()
 			h := r.client()
-			dead := member{node: "https://10.42.0.99:2380", voter: false, nameless: true, address: "10.42.0.99"}
+			dead := decision.Member{Node: "https://10.42.0.99:2380", Voter: false, NotStarted: true, Address: "10.42.0.99"}
 			add := func(peer string) (string, error) {
 				resp, err := http.Post(url+"/v3/cluster/member/add", "application/json", strings.NewReader(fmt.Sprintf(`{"peerURLs":[%q],"isLearner":%v}`, peer, learner)))
 				if err != nil {
@@ -434,7 +437,7 @@ func TestHostRemovesAMemberThatNeverStarted(t *testing.T) {
 			}
 			// etcd itself refuses until its members have known each other for some seconds.
 			r.until("it is added", func() bool {
-				answer, err := add(dead.node)
+				answer, err := add(dead.Node)
 				return err == nil && strings.Contains(answer, `"member":`)
 			})
 			if answer, err := add("https://10.42.0.98:2380"); err != nil || strings.Contains(answer, `"member":`) {
@@ -444,18 +447,18 @@ func TestHostRemovesAMemberThatNeverStarted(t *testing.T) {
 			if err != nil || !slices.Contains(members, dead) || len(members) != 4 {
 				t.Fatalf("members %+v, %v", members, err)
 			}
-			led := members[slices.IndexFunc(members, func(m member) bool { return m.leader })].node
+			led := members[slices.IndexFunc(members, func(m decision.Member) bool { return m.Leader })].Node
 			other := slices.DeleteFunc([]string{"m0", "m1", "m2"}, func(s string) bool { return s == led })[0]
 			if err := h.RemoveMember(t.Context(), other, 2); err == nil || !strings.Contains(err.Error(), "has not started") {
 				t.Errorf("a member left beside it: %v", err)
 			}
-			if err := h.RemoveMember(t.Context(), dead.node, 4); err == nil || !strings.Contains(err.Error(), "3 voters would stay") {
+			if err := h.RemoveMember(t.Context(), dead.Node, 4); err == nil || !strings.Contains(err.Error(), "3 voters would stay") {
 				t.Errorf("it left though more voters were wanted: %v", err)
 			}
-			if err := h.RemoveMember(t.Context(), dead.node, 3); err != nil {
+			if err := h.RemoveMember(t.Context(), dead.Node, 3); err != nil {
 				t.Fatal(err)
 			}
-			if members, err = h.Members(t.Context()); err != nil || slices.ContainsFunc(members, func(m member) bool { return m.nameless }) || len(members) != 3 {
+			if members, err = h.Members(t.Context()); err != nil || slices.ContainsFunc(members, func(m decision.Member) bool { return m.NotStarted }) || len(members) != 3 {
 				t.Errorf("members %+v, %v", members, err)
 			}
 		})
@@ -508,23 +511,23 @@ func TestHostSaysWhatBecameOfARun(t *testing.T) {
 			Started: timestamppb.New(begun), Updated: timestamppb.New(heard),
 		}
 	}
-	token := upgradeToken(newKubernetes, "a/ref", upgradeRun{})
-	base := upgradeRun{version: newKubernetes, components: "a/ref", node: "cp-1", line: "a line", started: begun}
-	with := func(change func(*upgradeRun)) upgradeRun { r := base; change(&r); return r }
+	token := upgradeToken(newKubernetes, "a/ref", decision.UpgradeRun{})
+	base := decision.UpgradeRun{Version: newKubernetes, Components: "a/ref", Node: "cp-1", Line: "a line", Started: begun}
+	with := func(change func(*decision.UpgradeRun)) decision.UpgradeRun { r := base; change(&r); return r }
 	for _, tt := range []struct {
 		name string
 		run  *upgradeproto.Run
-		want upgradeRun
+		want decision.UpgradeRun
 	}{
-		{"there was none", nil, upgradeRun{}},
-		{"its components are fetched", run(upgradeproto.Run_RUNNING, "install-kubeadm", token), with(func(r *upgradeRun) { r.phase = "download" })},
-		{"it is planned", run(upgradeproto.Run_RUNNING, "plan", token), with(func(r *upgradeRun) { r.phase = "plan" })},
-		{"kubelet is part of it", run(upgradeproto.Run_RUNNING, "restart-kubelet", token), with(func(r *upgradeRun) { r.phase = "apply" })},
-		{"it succeeded", run(upgradeproto.Run_SUCCEEDED, "wait-for-api", token), with(func(r *upgradeRun) { r.phase, r.ended = "done", heard })},
-		{"it failed", run(upgradeproto.Run_FAILED, "plan", token), with(func(r *upgradeRun) { r.phase, r.line, r.ended = "failed", "why", heard })},
-		{"it was interrupted before it did anything", run(upgradeproto.Run_INTERRUPTED, "plan", token), upgradeRun{}},
-		{"it was interrupted later, and needs no pause", run(upgradeproto.Run_INTERRUPTED, "apply", token), with(func(r *upgradeRun) { r.phase, r.line = "failed", "interrupted: why" })},
-		{"somebody else asked for it", run(upgradeproto.Run_SUCCEEDED, "wait-for-api", "mine"), with(func(r *upgradeRun) { r.phase, r.ended, r.components = "done", heard, "" })},
+		{"there was none", nil, decision.UpgradeRun{}},
+		{"its components are fetched", run(upgradeproto.Run_RUNNING, "install-kubeadm", token), with(func(r *decision.UpgradeRun) { r.Phase = "download" })},
+		{"it is planned", run(upgradeproto.Run_RUNNING, "plan", token), with(func(r *decision.UpgradeRun) { r.Phase = "plan" })},
+		{"kubelet is part of it", run(upgradeproto.Run_RUNNING, "restart-kubelet", token), with(func(r *decision.UpgradeRun) { r.Phase = "apply" })},
+		{"it succeeded", run(upgradeproto.Run_SUCCEEDED, "wait-for-api", token), with(func(r *decision.UpgradeRun) { r.Phase, r.Ended = "done", heard })},
+		{"it failed", run(upgradeproto.Run_FAILED, "plan", token), with(func(r *decision.UpgradeRun) { r.Phase, r.Line, r.Ended = "failed", "why", heard })},
+		{"it was interrupted before it did anything", run(upgradeproto.Run_INTERRUPTED, "plan", token), decision.UpgradeRun{}},
+		{"it was interrupted later, and needs no pause", run(upgradeproto.Run_INTERRUPTED, "apply", token), with(func(r *decision.UpgradeRun) { r.Phase, r.Line = "failed", "interrupted: why" })},
+		{"somebody else asked for it", run(upgradeproto.Run_SUCCEEDED, "wait-for-api", "mine"), with(func(r *decision.UpgradeRun) { r.Phase, r.Ended, r.Components = "done", heard, "" })},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := (&standInAgent{run: tt.run}).serve(t).Run(t.Context())
@@ -544,7 +547,7 @@ func TestHostTakesNoMemberForAnother(t *testing.T) {
 	}}
 	h := s.serve(t)
 	got, err := h.Members(t.Context())
-	want := []member{{node: "cp-1", voter: true, healthy: true, leader: true}, {node: "cp-2", healthy: true}, {node: "https://10.42.0.7:2380", nameless: true, address: "10.42.0.7"}, {node: "ff", nameless: true}}
+	want := []decision.Member{{Node: "cp-1", Voter: true, Healthy: true, Leader: true}, {Node: "cp-2", Healthy: true}, {Node: "https://10.42.0.7:2380", NotStarted: true, Address: "10.42.0.7"}, {Node: "ff", NotStarted: true}}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("members %+v, %v; want %+v", got, err, want)
 	}

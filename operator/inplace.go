@@ -10,16 +10,17 @@ import (
 
 	"constellation/engine/component"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // agents are the agents of other machines, each asked about and for its own node alone.
 // Its methods are called at the same time by several goroutines.
 type agents interface {
 	// Run returns the latest run of a node's agent; zero: there was none.
-	Run(ctx context.Context, node string) (upgradeRun, error)
+	Run(ctx context.Context, node string) (decision.UpgradeRun, error)
 	// Upgrade asks for an upgrade of the node, or attaches to it, as host.Upgrade does
 	// for the cluster's Kubernetes.
-	Upgrade(ctx context.Context, node, token, version, reference string, components component.Signed, tell func(upgradeRun)) error
+	Upgrade(ctx context.Context, node, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error
 	// keep ends connections to all other nodes.
 	keep(nodes map[string]bool)
 }
@@ -32,7 +33,7 @@ type nodeRuns struct {
 }
 
 type nodeRun struct {
-	upgradeRun
+	decision.UpgradeRun
 	heard bool
 	gone  context.Context // ends when the machine is not upgraded any more
 	end   context.CancelFunc
@@ -40,10 +41,10 @@ type nodeRun struct {
 
 // keep forgets all other machines, ends what is asked of their agents, and returns what
 // was heard of the rest; nil if nothing was.
-func (r *nodeRuns) keep(machines map[string]bool) map[string]upgradeRun {
+func (r *nodeRuns) keep(machines map[string]bool) map[string]decision.UpgradeRun {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var out map[string]upgradeRun
+	var out map[string]decision.UpgradeRun
 	for id, n := range r.all {
 		switch {
 		case !machines[id]:
@@ -51,9 +52,9 @@ func (r *nodeRuns) keep(machines map[string]bool) map[string]upgradeRun {
 			delete(r.all, id)
 		case n.heard:
 			if out == nil {
-				out = map[string]upgradeRun{}
+				out = map[string]decision.UpgradeRun{}
 			}
-			out[id] = n.upgradeRun
+			out[id] = n.UpgradeRun
 		}
 	}
 	for id := range machines {
@@ -70,11 +71,11 @@ func (r *nodeRuns) keep(machines map[string]bool) map[string]upgradeRun {
 }
 
 // set notes what was heard, unless the machine is not upgraded any more.
-func (r *nodeRuns) set(machine string, run upgradeRun) {
+func (r *nodeRuns) set(machine string, run decision.UpgradeRun) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if n := r.all[machine]; n != nil {
-		n.upgradeRun, n.heard = run, true
+		n.UpgradeRun, n.heard = run, true
 	}
 }
 
@@ -94,11 +95,11 @@ func (r *nodeRuns) while(ctx context.Context, machine string) (context.Context, 
 
 // hear returns what was heard of the agents of machines that are upgraded in place, and
 // lets go of all others.
-func (r *nodeVersions) hear(intents []intent) map[string]upgradeRun {
+func (r *nodeVersions) hear(intents []decision.Intent) map[string]decision.UpgradeRun {
 	machines, nodes := map[string]bool{}, map[string]bool{}
 	for i := range intents {
-		if in := &intents[i]; in.goal == v1alpha1.UpgradeGoal {
-			machines[in.machine], nodes[in.node] = true, true
+		if in := &intents[i]; in.Goal == v1alpha1.UpgradeGoal {
+			machines[in.Machine], nodes[in.Node] = true, true
 		}
 	}
 	heard := r.runs.keep(machines) // what is asked of others ends before its connection does
@@ -111,22 +112,22 @@ func (r *nodeVersions) hear(intents []intent) map[string]upgradeRun {
 // ask lets the agents be asked of which nothing was heard, and follows the runs that they
 // have begun.
 func (r *nodeVersions) ask(o *observed) {
-	for i := range o.intents {
-		in := &o.intents[i]
-		if in.goal != v1alpha1.UpgradeGoal || r.agents == nil {
+	for i := range o.Intents {
+		in := &o.Intents[i]
+		if in.Goal != v1alpha1.UpgradeGoal || r.agents == nil {
 			continue
 		}
-		run, heard := o.runs[in.machine]
+		run, heard := o.NodeRuns[in.Machine]
 		switch {
-		case run.active() && run.components != "":
-			r.upgradeNode(o, action{kind: upgradeNode, node: in.node, machine: in.machine, version: run.version, components: run.components})
-		case !heard || run.active(): // which was begun by somebody else, so it can only be looked at
-			r.try("ask the agent of "+in.node, func(ctx context.Context) error {
-				ctx, end := r.runs.while(ctx, in.machine)
+		case run.Active() && run.Components != "":
+			r.upgradeNode(o, decision.Action{Kind: decision.UpgradeNode, Node: in.Node, Machine: in.Machine, Version: run.Version, Components: run.Components})
+		case !heard || run.Active(): // which was begun by somebody else, so it can only be looked at
+			r.try("ask the agent of "+in.Node, func(ctx context.Context) error {
+				ctx, end := r.runs.while(ctx, in.Machine)
 				defer end()
-				run, err := r.agents.Run(ctx, in.node)
+				run, err := r.agents.Run(ctx, in.Node)
 				if err == nil {
-					r.runs.set(in.machine, run)
+					r.runs.set(in.Machine, run)
 				}
 				return err
 			})
@@ -136,52 +137,52 @@ func (r *nodeVersions) ask(o *observed) {
 
 // upgradeNode lets a node's agent upgrade it, or attaches to its run, and follows it to
 // its end.
-func (r *nodeVersions) upgradeNode(o *observed, a action) {
+func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 	if r.agents == nil {
 		return
 	}
-	about := o.nodes[a.node]
-	r.try(upgradeOn+a.node, func(ctx context.Context) error {
-		ctx, end := r.runs.while(ctx, a.machine)
+	about := o.nodes[a.Node]
+	r.try(upgradeOn+a.Node, func(ctx context.Context) error {
+		ctx, end := r.runs.while(ctx, a.Machine)
 		defer end()
-		last, err := r.agents.Run(ctx, a.node)
+		last, err := r.agents.Run(ctx, a.Node)
 		if err != nil {
 			return err
 		}
-		if last.mark() != "" && last.version == a.version && last.components == a.components && !last.ended.Equal(a.ended) {
-			r.runs.set(a.machine, last) // it has failed since; when it is tried again is decided
+		if last.RetryMark() != "" && last.Version == a.Version && last.Components == a.Components && !last.Ended.Equal(a.Ended) {
+			r.runs.set(a.Machine, last) // it has failed since; when it is retried is decided
 			return nil
 		}
-		c, err := r.readComponents(ctx, a.components)
+		c, err := r.readComponents(ctx, a.Components)
 		if err != nil {
 			return err
 		}
-		r.point("before", upgradeNode)
-		r.log.Info("upgrade of a node followed", "node", a.node, "version", a.version, "components", a.components)
-		if about != nil && !last.active() { // else it was told by who began it
-			r.event(about, corev1.EventTypeNormal, "UpgradeStarted", "Upgrade", "its agent brings it to Kubernetes "+a.version)
+		r.point("before", decision.UpgradeNode)
+		r.log.Info("upgrade of a node followed", "node", a.Node, "version", a.Version, "components", a.Components)
+		if about != nil && !last.Active() { // else it was told by who began it
+			r.event(about, corev1.EventTypeNormal, "UpgradeStarted", "Upgrade", "its agent brings it to Kubernetes "+a.Version)
 		}
-		failed := r.agents.Upgrade(ctx, a.node, upgradeToken(a.version, a.components, last), a.version, a.components, c.Signed, func(run upgradeRun) {
-			r.runs.set(a.machine, run)
+		failed := r.agents.Upgrade(ctx, a.Node, upgradeToken(a.Version, a.Components, last), a.Version, a.Components, c.Signed, func(run decision.UpgradeRun) {
+			r.runs.set(a.Machine, run)
 			r.wake()
 		})
-		r.counters.action(upgradeNode, failed)
+		r.counters.action(decision.UpgradeNode, failed)
 		if failed == nil {
-			r.point("after", upgradeNode)
+			r.point("after", decision.UpgradeNode)
 		}
-		run, err := r.agents.Run(ctx, a.node)
+		run, err := r.agents.Run(ctx, a.Node)
 		switch {
 		case ctx.Err() != nil: // what was told has ended the matter
 			return nil
 		case err != nil:
 			return errors.Join(failed, err)
 		}
-		r.runs.set(a.machine, run)
+		r.runs.set(a.Machine, run)
 		if failed != nil && about != nil {
-			r.event(about, corev1.EventTypeWarning, "UpgradeFailed", "Upgrade", limited(failed.Error(), 500))
+			r.event(about, corev1.EventTypeWarning, "UpgradeFailed", "Upgrade", decision.Truncate(failed.Error(), 500))
 		}
 		if failed != nil {
-			return fmt.Errorf("upgrade %s: %w", a.node, failed)
+			return fmt.Errorf("upgrade %s: %w", a.Node, failed)
 		}
 		return nil
 	})

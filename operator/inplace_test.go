@@ -30,6 +30,7 @@ import (
 	"constellation/engine/component"
 	"constellation/engine/sandbox/controlplane/kubelettest"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // relayOf runs the relay of a node to an agent and returns where it listens.
@@ -108,7 +109,7 @@ func TestRelayPassesOnTwoVerbs(t *testing.T) {
 	t.Cleanup(func() { conn.Close() })
 	h.agent = upgradeproto.NewAgentClient(conn)
 
-	if run, err := h.Run(t.Context()); err != nil || run != (upgradeRun{}) {
+	if run, err := h.Run(t.Context()); err != nil || run != (decision.UpgradeRun{}) {
 		t.Errorf("the run of an agent that had none: %+v, %v", run, err)
 	}
 	recv := func(stream interface {
@@ -156,7 +157,7 @@ func TestRelayPassesOnTwoVerbs(t *testing.T) {
 		t.Errorf("told %v", told.phases())
 	}
 	run, err := h.Run(ctx)
-	if err != nil || !run.inPlace || run.phase != "done" || run.components != "c" || run.version != newKubernetes {
+	if err != nil || !run.InPlace || run.Phase != "done" || run.Components != "c" || run.Version != newKubernetes {
 		t.Errorf("the run: %+v, %v", run, err)
 	}
 }
@@ -313,7 +314,7 @@ type agentsInTest struct {
 	*cloudInTest
 
 	lock   sync.Mutex
-	runs   map[string]upgradeRun
+	runs   map[string]decision.UpgradeRun
 	fails  map[string]int // so often
 	active map[string]int // that work, by node
 	most   int            // at a time
@@ -321,19 +322,19 @@ type agentsInTest struct {
 
 func (a *agentsInTest) keep(map[string]bool) {}
 
-func (a *agentsInTest) Run(_ context.Context, node string) (upgradeRun, error) {
+func (a *agentsInTest) Run(_ context.Context, node string) (decision.UpgradeRun, error) {
 	a.lock.Lock()
 	defer a.lock.Unlock()
 	return a.runs[node], nil
 }
 
-// Upgrade goes on when nobody follows it any more, as an agent does.
-func (a *agentsInTest) Upgrade(ctx context.Context, node, token, version, reference string, list component.Signed, tell func(upgradeRun)) error {
+// Upgrade continues when nobody follows it any more, as an agent does.
+func (a *agentsInTest) Upgrade(ctx context.Context, node, token, version, reference string, list component.Signed, tell func(decision.UpgradeRun)) error {
 	if len(list.List) == 0 || !strings.HasSuffix(token, "/"+reference) {
 		return errors.New("no components")
 	}
 	a.lock.Lock()
-	if run := a.runs[node]; !run.active() && (run.phase != "done" || run.components != reference) {
+	if run := a.runs[node]; !run.Active() && (run.Phase != "done" || run.Components != reference) {
 		a.begin(node, version, reference)
 	}
 	a.lock.Unlock()
@@ -343,10 +344,10 @@ func (a *agentsInTest) Upgrade(ctx context.Context, node, token, version, refere
 		a.lock.Unlock()
 		tell(run)
 		switch {
-		case run.phase == "done":
+		case run.Phase == "done":
 			return nil
-		case run.phase == "failed":
-			return errors.New(run.line)
+		case run.Phase == "failed":
+			return errors.New(run.Line)
 		case ctx.Err() != nil:
 			return ctx.Err()
 		}
@@ -355,7 +356,7 @@ func (a *agentsInTest) Upgrade(ctx context.Context, node, token, version, refere
 }
 
 func (a *agentsInTest) begin(node, version, reference string) {
-	a.runs[node] = upgradeRun{version: version, components: reference, node: node, phase: "apply", inPlace: true, started: time.Now()}
+	a.runs[node] = decision.UpgradeRun{Version: version, Components: reference, Node: node, Phase: "apply", InPlace: true, Started: time.Now()}
 	a.active[node]++
 	a.most = max(a.most, len(a.active))
 	ctx := context.Background()
@@ -376,14 +377,14 @@ func (a *agentsInTest) begin(node, version, reference string) {
 		time.Sleep(50 * time.Millisecond)
 		a.lock.Lock()
 		run := a.runs[node]
-		run.phase, run.ended = "done", time.Now()
+		run.Phase, run.Ended = "done", time.Now()
 		if a.fails[node] > 0 {
 			a.fails[node]--
-			run.phase, run.line, run.ended = "failed", "kubeadm has failed", time.Now().Add(-upgradeRetry)
+			run.Phase, run.Line, run.Ended = "failed", "kubeadm has failed", time.Now().Add(-decision.UpgradeRetry)
 		}
 		delete(a.active, node)
 		a.lock.Unlock()
-		if run.phase == "done" {
+		if run.Phase == "done" {
 			a.persist("the kubelet of "+node+" says its version", func(ctx context.Context) error {
 				var n corev1.Node
 				if err := a.admin.Get(ctx, client.ObjectKey{Name: node}, &n); err != nil {
@@ -423,7 +424,7 @@ func (r *rolling) inPlace(which ...string) {
 // inPlaceKilled upgrades a whole cluster in place with an operator that is killed at each
 // point where it has an effect.
 func inPlaceKilled(t *testing.T, r *rolling) {
-	a := &agentsInTest{cloudInTest: r.cloud, runs: map[string]upgradeRun{}, fails: map[string]int{}, active: map[string]int{}}
+	a := &agentsInTest{cloudInTest: r.cloud, runs: map[string]decision.UpgradeRun{}, fails: map[string]int{}, active: map[string]int{}}
 	r.agents = a
 	var nodes corev1.NodeList
 	if err := r.admin.List(t.Context(), &nodes); err != nil {
@@ -446,7 +447,7 @@ func inPlaceKilled(t *testing.T, r *rolling) {
 		t.Fatal(err)
 	}
 	for _, n := range nodes.Items {
-		if machines[n.Name] != n.Spec.ProviderID || n.Annotations[v1alpha1.AnnotationComponents] != refB || n.Status.NodeInfo.KubeletVersion != "v1.36.3" && a.runs[n.Name].phase != "" {
+		if machines[n.Name] != n.Spec.ProviderID || n.Annotations[v1alpha1.AnnotationComponents] != refB || n.Status.NodeInfo.KubeletVersion != "v1.36.3" && a.runs[n.Name].Phase != "" {
 			t.Errorf("%s was not kept and upgraded: %+v %s", n.Name, n.ObjectMeta, n.Status.NodeInfo.KubeletVersion)
 		}
 	}

@@ -26,6 +26,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // joiningNodes turns the note that a machine was given a ticket into annotations of
@@ -34,11 +35,11 @@ import (
 // long the cloud cannot be asked.
 type joiningNodes struct {
 	client client.Client
-	cloud  machines
+	cloud  cloudAPI
 	events events.EventRecorder
 	log    *slog.Logger
 	now    func() time.Time
-	clocks sightings
+	clocks decision.FirstSeen
 }
 
 func (r *joiningNodes) setup(mgr manager.Manager) error {
@@ -95,7 +96,7 @@ func (r *joiningNodes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Re
 		if w := r.report(ctx, &jn, "CloudUnavailable", err.Error()); w != nil {
 			err = errors.Join(err, w)
 		}
-		return ctrl.Result{}, err // tried again, later each time
+		return ctrl.Result{}, err // retried, later each time
 	}
 	if wait != nil {
 		return ctrl.Result{RequeueAfter: retryUnknown}, r.report(ctx, &jn, wait.reason, wait.message)
@@ -118,7 +119,7 @@ func (r *joiningNodes) absent(ctx context.Context, jn *v1alpha1.JoiningNode) (ct
 	// The join service wrote the deadline by its clock. By ours the machine has as long as
 	// it was given.
 	given := jn.Spec.Deadline.Sub(jn.CreationTimestamp.Time)
-	over := r.clocks.until(string(jn.UID)+jn.Spec.Deadline.String(), jn.Spec.Deadline.Time, r.now(), given)
+	over := r.clocks.Until(string(jn.UID)+jn.Spec.Deadline.String(), jn.Spec.Deadline.Time, r.now(), given)
 	if left := over.Sub(r.now()); left > 0 {
 		return ctrl.Result{RequeueAfter: left + time.Second}, nil
 	}
@@ -189,7 +190,7 @@ func (r *joiningNodes) patch(ctx context.Context, node *corev1.Node, want map[st
 	return nil
 }
 
-// remove deletes the note as it was seen; one that a new ticket has changed stays.
+// remove deletes the note if it is unchanged; one that a new ticket has changed stays.
 func (r *joiningNodes) remove(ctx context.Context, jn *v1alpha1.JoiningNode) error {
 	err := r.client.Delete(ctx, jn, client.Preconditions{UID: &jn.UID, ResourceVersion: &jn.ResourceVersion})
 	if client.IgnoreNotFound(err) != nil {
@@ -201,7 +202,7 @@ func (r *joiningNodes) remove(ctx context.Context, jn *v1alpha1.JoiningNode) err
 // report says in the note why it is still there, once.
 func (r *joiningNodes) report(ctx context.Context, jn *v1alpha1.JoiningNode, reason, message string) error {
 	changed := jn.DeepCopy()
-	setCondition(&changed.Status.Conditions, condition(v1alpha1.ConditionReady, false, jn.Generation, reason, "%s", message), metav1.Now())
+	decision.SetCondition(&changed.Status.Conditions, decision.NewCondition(v1alpha1.ConditionReady, false, jn.Generation, reason, "%s", message), metav1.Now())
 	if equality.Semantic.DeepEqual(changed.Status, jn.Status) {
 		return nil
 	}

@@ -14,6 +14,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // gauges are the figures of the NodeVersion for whoever watches the operator. They are
@@ -96,15 +97,15 @@ func (g *gauges) set(s v1alpha1.NodeVersionStatus) {
 
 // observe takes over what a pass has seen besides, and how long nodes took to drain
 // that are seen empty for the first time.
-func (g *gauges) observe(w world) {
+func (g *gauges) observe(w decision.World) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var c rolloutCounts
-	for _, in := range w.intents {
-		if _, ok := placeOf(in.name); ok {
+	for _, in := range w.Intents {
+		if _, ok := decision.SurgeSlot(in.Name); ok {
 			c.inFlight++
 		}
-		switch in.goal {
+		switch in.Goal {
 		case v1alpha1.LeaveGoal:
 			c.leaving++
 		case v1alpha1.JoinGoal:
@@ -114,21 +115,21 @@ func (g *gauges) observe(w world) {
 		}
 	}
 	emptying := make(map[string]bool, len(g.emptying))
-	for i := range w.nodes {
-		n := &w.nodes[i]
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
 		switch {
-		case n.cordon != cordonedByUs:
-		case !n.drained:
-			emptying[n.name] = true
+		case n.Cordon != decision.CordonedByUs:
+		case !n.Drained:
+			emptying[n.Name] = true
 			c.draining++
-			if n.blocker != "" {
+			if n.DrainBlocker != "" {
 				c.blocked++
 			}
-		case g.emptying[n.name] && !n.cordonedSince.IsZero():
-			g.drained.Observe(max(0, w.now.Sub(n.cordonedSince).Seconds()))
+		case g.emptying[n.Name] && !n.CordonedSince.IsZero():
+			g.drained.Observe(max(0, w.Now.Sub(n.CordonedSince).Seconds()))
 		}
 	}
-	c.autoscalerPaused = w.autoscaler.ours
+	c.autoscalerPaused = w.Autoscaler.PausedByUs
 	g.rollout, g.emptying = &c, emptying
 }
 
@@ -183,7 +184,7 @@ func (g *gauges) Collect(out chan<- prometheus.Metric) {
 		put(descGroupNew, float64(c.UpToDate), c.Name, string(c.Role))
 		put(descGroupReady, float64(c.Ready), c.Name, string(c.Role))
 	}
-	put(descReached, is(readyCondition(*s).Reason == reasonUpToDate))
+	put(descReached, is(readyCondition(*s).Reason == decision.ReasonUpToDate))
 	for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled, v1alpha1.ConditionOutdated} {
 		for _, c := range s.Conditions {
 			if c.Type == kind {
@@ -272,20 +273,18 @@ func newCounters() (*counters, error) {
 		serving.WithLabelValues(result)
 		joining.WithLabelValues(result)
 	}
-	for kind := range actionNames {
-		if actionNames[kind] != "" {
-			actions.WithLabelValues(metricKind(actionKind(kind)), "ok")
-			actions.WithLabelValues(metricKind(actionKind(kind)), "error")
-		}
+	for _, kind := range decision.ActionKinds() {
+		actions.WithLabelValues(metricKind(kind), "ok")
+		actions.WithLabelValues(metricKind(kind), "error")
 	}
 	return &counters{actions: actions, calls: calls, serving: serving, client: joining, steps: steps}, nil
 }
 
-func metricKind(k actionKind) string { return strings.ReplaceAll(actionNames[k], " ", "_") }
+func metricKind(k decision.ActionKind) string { return strings.ReplaceAll(k.String(), " ", "_") }
 
 // action counts an action and its result. That the world has moved on is no error: the
 // next pass decides again.
-func (c *counters) action(k actionKind, err error) {
+func (c *counters) action(k decision.ActionKind, err error) {
 	result := "error"
 	switch {
 	case err == nil:
@@ -322,7 +321,7 @@ func (c *counters) cloudCall(verb string, start time.Time, err error) {
 
 // countedCloud counts what is asked of a cloud.
 type countedCloud struct {
-	machines
+	cloudAPI
 	counters *counters
 }
 
@@ -334,34 +333,34 @@ func counted[T any](c *counters, verb string, ask func() (T, error)) (T, error) 
 }
 
 func (c countedCloud) Groups(ctx context.Context) ([]cloud.Group, error) {
-	return counted(c.counters, "list_groups", func() ([]cloud.Group, error) { return c.machines.Groups(ctx) })
+	return counted(c.counters, "list_groups", func() ([]cloud.Group, error) { return c.cloudAPI.Groups(ctx) })
 }
 
 func (c countedCloud) Instance(ctx context.Context, providerID string) (cloud.Instance, error) {
-	return counted(c.counters, "get_instance", func() (cloud.Instance, error) { return c.machines.Instance(ctx, providerID) })
+	return counted(c.counters, "get_instance", func() (cloud.Instance, error) { return c.cloudAPI.Instance(ctx, providerID) })
 }
 
 func (c countedCloud) Instances(ctx context.Context) ([]cloud.Instance, error) {
-	return counted(c.counters, "list_instances", func() ([]cloud.Instance, error) { return c.machines.Instances(ctx) })
+	return counted(c.counters, "list_instances", func() ([]cloud.Instance, error) { return c.cloudAPI.Instances(ctx) })
 }
 
 func (c countedCloud) CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error) {
-	return counted(c.counters, "create_instances", func() ([]cloud.Instance, error) { return c.machines.CreateInstances(ctx, groupID, tokens) })
+	return counted(c.counters, "create_instances", func() ([]cloud.Instance, error) { return c.cloudAPI.CreateInstances(ctx, groupID, tokens) })
 }
 
 func (c countedCloud) DeleteInstances(ctx context.Context, providerIDs []string) error {
-	_, err := counted(c.counters, "delete_instances", func() (struct{}, error) { return struct{}{}, c.machines.DeleteInstances(ctx, providerIDs) })
+	_, err := counted(c.counters, "delete_instances", func() (struct{}, error) { return struct{}{}, c.cloudAPI.DeleteInstances(ctx, providerIDs) })
 	return err
 }
 
 func (c countedCloud) SetGroupImage(ctx context.Context, groupID, image string) error {
-	_, err := counted(c.counters, "set_group_image", func() (struct{}, error) { return struct{}{}, c.machines.SetGroupImage(ctx, groupID, image) })
+	_, err := counted(c.counters, "set_group_image", func() (struct{}, error) { return struct{}{}, c.cloudAPI.SetGroupImage(ctx, groupID, image) })
 	return err
 }
 
 // Describe implements describer, if the cloud does.
 func (c countedCloud) Describe(ctx context.Context, ids []string) ([]cloud.Instance, error) {
-	d, ok := c.machines.(describer)
+	d, ok := c.cloudAPI.(describer)
 	if !ok {
 		return nil, errors.ErrUnsupported
 	}

@@ -26,6 +26,7 @@ import (
 	"constellation/assets/render"
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // figures gathers what c exports: "name{label=value,...}" to value; of a histogram its
@@ -86,22 +87,22 @@ func TestGaugesTellOfARollout(t *testing.T) {
 		Upgrade: &v1alpha1.UpgradeProgress{Phase: "apply", Started: metav1.NewTime(at.Add(-time.Minute))},
 		Waiting: &v1alpha1.Waiting{Reason: "DrainBlocked", Since: metav1.NewTime(at.Add(-time.Hour))},
 		Conditions: []metav1.Condition{
-			{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonRollout},
+			{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: decision.ReasonRollout},
 			{Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, Reason: "DrainBlocked"},
 		},
 	}
-	w := world{
-		now: at, autoscaler: autoscaler{ours: true},
-		nodes: []node{
-			{name: "a", cordon: cordonedByUs, cordonedSince: at.Add(-40 * time.Second)},
-			{name: "b", cordon: cordonedByUs, cordonedSince: at.Add(-30 * time.Second), blocker: "budget web"},
-			{name: "c", cordon: cordonedByOthers, blocker: "whatever"},
-			{name: "d"},
+	w := decision.World{
+		Now: at, Autoscaler: decision.Autoscaler{PausedByUs: true},
+		Nodes: []decision.Node{
+			{Name: "a", Cordon: decision.CordonedByUs, CordonedSince: at.Add(-40 * time.Second)},
+			{Name: "b", Cordon: decision.CordonedByUs, CordonedSince: at.Add(-30 * time.Second), DrainBlocker: "budget web"},
+			{Name: "c", Cordon: decision.CordonedByOthers, DrainBlocker: "whatever"},
+			{Name: "d"},
 		},
-		intents: []intent{
-			{name: "replace-0", goal: v1alpha1.JoinGoal},
-			{name: "replace-1", goal: v1alpha1.LeaveGoal, machine: "m"},
-			{name: "machine-x", goal: v1alpha1.LeaveGoal, machine: "x"},
+		Intents: []decision.Intent{
+			{Name: "replace-0", Goal: v1alpha1.JoinGoal},
+			{Name: "replace-1", Goal: v1alpha1.LeaveGoal, Machine: "m"},
+			{Name: "machine-x", Goal: v1alpha1.LeaveGoal, Machine: "x"},
 		},
 	}
 	g.set(status)
@@ -133,9 +134,9 @@ func TestGaugesTellOfARollout(t *testing.T) {
 
 	// What is over leaves nothing behind.
 	g.set(v1alpha1.NodeVersionStatus{Nodes: v1alpha1.NodeCounts{Total: 1, UpToDate: 1}, Conditions: []metav1.Condition{
-		{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: reasonUpToDate},
+		{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: decision.ReasonUpToDate},
 	}})
-	g.observe(world{now: at})
+	g.observe(decision.World{Now: at})
 	got := figures(t, g)
 	for name := range got {
 		if strings.Contains(name, "waiting_since") || strings.Contains(name, "phase") || strings.Contains(name, "group=") || strings.Contains(name, "Stalled") {
@@ -149,15 +150,15 @@ func TestGaugesTellOfARollout(t *testing.T) {
 
 func TestDrainsAreMeasuredOnce(t *testing.T) {
 	start := time.Unix(1_800_000_000, 0)
-	ours := func(name string, drained bool) node {
-		return node{name: name, cordon: cordonedByUs, cordonedSince: start, drained: drained}
+	ours := func(name string, drained bool) decision.Node {
+		return decision.Node{Name: name, Cordon: decision.CordonedByUs, CordonedSince: start, Drained: drained}
 	}
 	g := freshGauges()
-	for _, w := range []world{
-		{now: start.Add(5 * time.Second), nodes: []node{ours("a", false), ours("b", false), ours("c", false)}},
-		{now: start.Add(20 * time.Second), nodes: []node{ours("a", true), ours("b", false), {name: "c"}}},
-		{now: start.Add(25 * time.Second), nodes: []node{ours("a", true), ours("b", false)}},
-		{now: start.Add(60 * time.Second), nodes: []node{ours("b", true), ours("never seen full", true)}},
+	for _, w := range []decision.World{
+		{Now: start.Add(5 * time.Second), Nodes: []decision.Node{ours("a", false), ours("b", false), ours("c", false)}},
+		{Now: start.Add(20 * time.Second), Nodes: []decision.Node{ours("a", true), ours("b", false), {Name: "c"}}},
+		{Now: start.Add(25 * time.Second), Nodes: []decision.Node{ours("a", true), ours("b", false)}},
+		{Now: start.Add(60 * time.Second), Nodes: []decision.Node{ours("b", true), ours("never seen full", true)}},
 	} {
 		g.observe(w)
 	}
@@ -176,9 +177,9 @@ func TestActionsAndCallsAreCountedByResult(t *testing.T) {
 	c.calls.Reset()
 	nodes := schema.GroupResource{Resource: "nodes"}
 	for _, err := range []error{nil, apierrors.NewConflict(nodes, "a", nil), fmt.Errorf("cordon: %w", apierrors.NewNotFound(nodes, "a")), context.Canceled, errors.New("x")} {
-		c.action(cordonNode, err)
+		c.action(decision.CordonNode, err)
 	}
-	c.action(removeMember, nil)
+	c.action(decision.RemoveMember, nil)
 	want := map[string]float64{
 		"constellation_actions_total{kind=cordon,result=ok}": 1, "constellation_actions_total{kind=cordon,result=conflict}": 2,
 		"constellation_actions_total{kind=cordon,result=cancelled}": 1, "constellation_actions_total{kind=cordon,result=error}": 1,
@@ -226,13 +227,13 @@ func sampleMetrics(t *testing.T) []*dto.MetricFamily {
 			{Type: v1alpha1.ConditionReady}, {Type: v1alpha1.ConditionStalled}, {Type: v1alpha1.ConditionReconciling}, {Type: v1alpha1.ConditionOutdated},
 		},
 	})
-	g.observe(world{now: now, nodes: []node{{name: "a", cordon: cordonedByUs}}})
+	g.observe(decision.World{Now: now, Nodes: []decision.Node{{Name: "a", Cordon: decision.CordonedByUs}}})
 	g.reconciled(now)
 	c, err := newCounters()
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.action(cordonNode, nil)
+	c.action(decision.CordonNode, nil)
 	c.cloudCall("list_groups", now, nil)
 	c.asked(now)
 	all := gathered(t, g, g.drained, c.actions, c.calls, c.serving, c.client, c.steps)

@@ -105,7 +105,7 @@ func (r *mirror) read(ctx context.Context) (*corev1.ConfigMap, error) {
 	return m, wrap("read ConfigMap "+mirrorName, err)
 }
 
-// write sets the two keys of the ConfigMap as it was seen, and leaves others alone.
+// write sets the two keys of the ConfigMap if it is unchanged, and leaves others alone.
 func (r *mirror) write(ctx context.Context, seen *corev1.ConfigMap, s v1alpha1.NodeVersionSpec) error {
 	body, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"resourceVersion": seen.ResourceVersion},

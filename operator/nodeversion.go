@@ -33,21 +33,22 @@ import (
 
 	"constellation/engine/component"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 	"constellation/operator/nodelock"
+	"constellation/operator/readiness"
 )
 
-// nodeVersions brings the cluster to the NodeVersion: observe, decide, act, report.
-// There is one reconciliation at a time; what waits for the cloud or for the host is
-// done beside it and wakes it.
+// nodeVersions reconciles the NodeVersion: observe, decide, act, report. One reconciliation runs at a
+// time. Requests to the cloud and the host run in the background and wake it.
 type nodeVersions struct {
 	client   client.Client
 	live     client.Reader // past the cache
-	settled  *settled
+	gate     *readinessGate
 	fleet    *fleet
 	host     host   // nil: none
 	agents   agents // nil: none
 	drains   drains
-	lock     *nodelock.Lock // of the cluster's nodes; nil: nobody else wants them
+	lock     *nodelock.Lock // of the cluster's nodes; nil: no other program locks them
 	scaling  scaling
 	events   events.EventRecorder
 	gauges   *gauges
@@ -57,22 +58,22 @@ type nodeVersions struct {
 	interval time.Duration // of lists of the cloud's machines while some come or go
 	// leave makes another replica the leader.
 	leave func(context.Context) error
-	// regrouped lets the groups be read again after one was changed.
+	// regrouped starts a discovery of groups after one was changed.
 	regrouped func()
 	now       func() time.Time
-	// spawn runs what waits for others; it need not wait for it.
+	// spawn runs a function in the background.
 	spawn func(func(context.Context))
-	// at is told before and after each effect; see package crash.
+	// at is called before and after each effect; see package crash.
 	at func(point string)
 
 	view     *view
-	clocks   sightings
+	clocks   decision.FirstSeen
 	hostView *hostView
 	runs     nodeRuns
-	efforts  *efforts
-	writes   chan struct{} // holds the writes that are being made
+	retries  *retries
+	writes   chan struct{} // semaphore of concurrent writes
 	answered atomic.Bool   // the API server has answered a write
-	// beginning is how many replacements are being written down.
+	// beginning is the number of PendingNodes that are being created.
 	beginning atomic.Int32
 	// gathered are the requests to the cloud that wait for more, and ripens when the
 	// first is due.
@@ -81,7 +82,7 @@ type nodeVersions struct {
 	versions map[string]string // Kubernetes of components, by name
 	cached   func() []any      // the Nodes of the cache
 	book     nodeBook
-	nodes    []node // room for those of a world; see nodesOf
+	nodes    []decision.Node // room for those of a world; see nodesOf
 
 	// woken is when the first event came in that no round has seen, in nanoseconds; 0:
 	// there is none.
@@ -95,11 +96,11 @@ type nodeVersions struct {
 	took       time.Duration // about, to observe, to decide and to begin what was decided
 	heard      time.Time     // when the API server last answered past the cache
 	behind     time.Time     // since when the cache is behind it; zero: it is not
-	assessed   time.Time     // when there was a look at what to tell
+	assessed   time.Time     // when the status was computed last
 	reported   time.Time     // when the status was written last
 	told       map[string]string
 	toldDrains map[string]string // by node
-	// toldImpostors is what was told of each, by node.
+	// toldImpostors is the last message about each impostor, by node.
 	toldImpostors map[string]string
 	lines         map[string]time.Time // when the run of a machine's agent was told last
 	starts        *rate.Limiter        // of replacements
@@ -112,7 +113,7 @@ const lockHolder = "node replacements"
 
 // scaling is the cluster autoscaler.
 type scaling interface {
-	observe(context.Context) (autoscaler, error)
+	observe(context.Context) (decision.Autoscaler, error)
 	pause(context.Context) error
 	resume(context.Context) error
 }
@@ -126,12 +127,12 @@ const (
 	paceTimes    = 3
 	// statusPace is the least time between two writes of a status that only counts on.
 	statusPace = time.Second
-	// assessPace is the least time between two looks at what there is to tell.
+	// assessPace is the minimum time between two computations of the status.
 	assessPace = 200 * time.Millisecond
-	// Deadlines are looked at this often while something is under way, and otherwise.
+	// Deadlines are checked this often: while something is in progress, and otherwise.
 	restless, resting = 10 * time.Second, 5 * time.Minute
-	// The API server is asked past the cache after askAgain, and nothing is done with a
-	// view, of it or of the cloud, that could not be renewed for tooOld.
+	// The API server is read past the cache after askAgain. No action is based on an observation, of it or
+	// of the cloud, that could not be renewed for tooOld.
 	askAgain, tooOld = 20 * time.Second, time.Minute
 	// staleView is how long the cache is given to catch up.
 	staleView = 100 * time.Millisecond
@@ -142,9 +143,8 @@ const (
 	partialPace = 5
 )
 
-// What is told about single machines is limited, so that a rollout over thousands of
-// nodes does not cost the API server more for being told than for being done: events,
-// and what the cloud says about pending machines.
+// Events and status updates about single machines are rate-limited, so that reporting a rollout of
+// thousands of nodes does not cost the API server more than the rollout.
 const (
 	eventBurst, eventRate   = 100, 0.5
 	statusBurst, statusRate = 50, 1
@@ -164,7 +164,7 @@ func (r *nodeVersions) init() {
 		r.regrouped = func() {}
 	}
 	r.begun = r.now()
-	r.view, r.hostView, r.efforts = newView(r.client, r.now), &hostView{}, newEfforts(r.now)
+	r.view, r.hostView, r.retries = newView(r.client, r.now), &hostView{}, newRetries(r.now)
 	r.writes, r.gathered = make(chan struct{}, writers), map[string]gathering{}
 	r.versions, r.told, r.toldDrains, r.lines = map[string]string{}, map[string]string{}, map[string]string{}, map[string]time.Time{}
 	r.toldImpostors = map[string]string{}
@@ -207,10 +207,10 @@ func (r *nodeVersions) setup(mgr manager.Manager) error {
 	return nil
 }
 
-// news notes that there is something that no round has seen.
+// news records that a change has come in since the last round.
 func (r *nodeVersions) news() { r.woken.CompareAndSwap(0, time.Now().UnixNano()) }
 
-// wake lets the world be looked at again. It is safe for concurrent use.
+// wake starts a round. It is safe for concurrent use.
 func (r *nodeVersions) wake() {
 	r.news()
 	r.queueMu.Lock()
@@ -220,24 +220,24 @@ func (r *nodeVersions) wake() {
 	}
 }
 
-// nodeMatters lets through what decide looks at; heartbeats are most of the rest.
+// nodeMatters passes changes that decisions depend on. Most other changes are heartbeats.
 func nodeMatters() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		o, ok1 := e.ObjectOld.(*corev1.Node)
 		n, ok2 := e.ObjectNew.(*corev1.Node)
-		return ok1 && ok2 && (ready(o) != ready(n) || o.Spec.ProviderID != n.Spec.ProviderID || roleOf(o) != roleOf(n) ||
+		return ok1 && ok2 && (readiness.Node(o) != readiness.Node(n) || o.Spec.ProviderID != n.Spec.ProviderID || roleOf(o) != roleOf(n) ||
 			o.Spec.Unschedulable != n.Spec.Unschedulable || o.Status.NodeInfo.KubeletVersion != n.Status.NodeInfo.KubeletVersion ||
 			o.Labels[v1alpha1.LabelInPlace] != n.Labels[v1alpha1.LabelInPlace] || !maps.Equal(o.Annotations, n.Annotations))
 	}}
 }
 
-// intentMatters lets through what is not only told about an intent.
+// intentMatters passes changes of an intent's spec, not of its status.
 func intentMatters() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool { return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() }}
 }
 
-func sortIntents(all []intent) {
-	slices.SortFunc(all, func(a, b intent) int { return strings.Compare(a.name, b.name) })
+func sortIntents(all []decision.Intent) {
+	slices.SortFunc(all, func(a, b decision.Intent) int { return strings.Compare(a.Name, b.Name) })
 }
 
 // Reconcile implements reconcile.Reconciler.
@@ -252,8 +252,8 @@ func (r *nodeVersions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Re
 	}
 	again, err := r.reconcile(ctx, &nv)
 	if err != nil && ctx.Err() == nil {
-		// The framework's pauses grow to a quarter of an hour, which is too long for
-		// those who wait for an API server that was away for a minute.
+		// The framework's backoff grows to 15 minutes, which is too long after an API server was away for a
+		// minute.
 		once(r.told, "reconcile", err.Error(), func() { r.log.Warn("cluster not observed", "err", err) })
 		return ctrl.Result{RequeueAfter: offline}, nil
 	}
@@ -261,7 +261,7 @@ func (r *nodeVersions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Re
 	return ctrl.Result{RequeueAfter: again}, nil
 }
 
-// reconcile does one round, and returns when the next is due at the latest.
+// reconcile runs one round and returns when the next is due.
 func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) (time.Duration, error) {
 	current, err := r.current(ctx, nv)
 	if err != nil {
@@ -277,39 +277,39 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 		r.renew(o, nil, age, false)
 		return r.interval, nil
 	}
-	d := plan(o.version.Spec, o.world, everyRule)
+	d := decision.Decide(o.version.Spec, o.World)
 	r.able(d)
 	switch {
 	case r.lock == nil:
-	case d.alone:
+	case d.Exclusive:
 		r.lock.Want(lockHolder, r.wake)
 	default:
 		r.lock.Drop(lockHolder)
 	}
-	actions, waits := d.actions, d.waits
-	var instead *wait // of what waits by itself
-	// A list that some machines are missing from is all that such a wait is for.
-	lacking := slices.ContainsFunc(waits, func(w wait) bool { return w.reason == reasonPartial })
+	actions, waits := d.Actions, d.Waits
+	var instead *decision.Wait // of what waits by itself
+	// Such a wait ends with a complete list.
+	lacking := slices.ContainsFunc(waits, func(w decision.Wait) bool { return w.Reason == decision.ReasonPartial })
 	moving, look := r.renew(o, actions, age, lacking)
 	stale := false
 	switch {
 	case !current:
-		instead = &wait{reason: "ClusterStale", message: "the view of the cluster is too old to act on; it is renewed"}
+		instead = &decision.Wait{Reason: "ClusterStale", Message: "the view of the cluster is too old to act on; it is renewed"}
 		actions = nil
 	case len(actions) > 0 && age > tooOld:
 		actions, stale = nil, true
-		if why := r.efforts.trouble(listing); why != "" {
-			instead = &wait{reason: "CloudUnavailable", message: limited("the cloud has not listed its machines for a minute: "+why, 200)}
+		if why := r.retries.trouble(listing); why != "" {
+			instead = &decision.Wait{Reason: "CloudUnavailable", Message: decision.Truncate("the cloud has not listed its machines for a minute: "+why, 200)}
 		}
 	case r.host != nil && !r.runKnown():
 		actions = nil // what an agent may be doing counts
-		if why := r.efforts.trouble(recalling); why != "" {
-			instead = &wait{reason: "AgentUnavailable", message: limited("the agent of "+r.nodeName+" does not answer: "+why, 200)}
+		if why := r.retries.trouble(recalling); why != "" {
+			instead = &decision.Wait{Reason: "AgentUnavailable", Message: decision.Truncate("the agent of "+r.nodeName+" does not answer: "+why, 200)}
 		}
 	}
 	published := r.act(o, actions)
 	r.tellPending(o, actions)
-	// What had to wait for a processor did not take more of it.
+	// Time without a processor does not count.
 	if took := r.now().Sub(began); took < r.took || r.took == 0 {
 		r.took = took
 	} else {
@@ -317,16 +317,16 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	}
 	r.tellDrains(o)
 	r.tellImpostors(o)
-	// What is told costs as much as what is decided, and nobody reads it as often.
+	// A status costs as much as a decision, and is read less often.
 	again := assessPace - r.now().Sub(r.assessed)
 	if again <= 0 || again > assessPace || published != nil {
 		r.assessed = r.now()
-		status := d.status()
+		status := d.Status()
 		if instead != nil {
-			status.Waiting = d.since(*instead)
+			status.Waiting = d.WaitingFor(*instead)
 		}
-		if key, text := r.efforts.failing(); key != "" && status.Waiting == nil {
-			status.Waiting = d.since(wait{reason: "Failing", message: limited(key+" fails and is tried again: "+text, 500)})
+		if key, text := r.retries.failing(); key != "" && status.Waiting == nil {
+			status.Waiting = d.WaitingFor(decision.Wait{Reason: "Failing", Message: decision.Truncate(key+" fails and is tried again: "+text, 500)})
 		}
 		if published != nil {
 			status.JoinComponents = *published
@@ -336,17 +336,17 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 		}
 		r.gauges.set(status)
 	}
-	r.gauges.observe(o.world)
+	r.gauges.observe(o.World)
 	r.gauges.reconciled(r.now())
 	next := resting
-	if moving || len(actions) > 0 || len(o.intents) > 0 {
+	if moving || len(actions) > 0 || len(o.Intents) > 0 {
 		next = restless
 	}
 	if stale {
 		next = min(next, r.interval)
 	}
 	for _, w := range waits {
-		if left := w.next.Sub(r.now()); !w.next.IsZero() && left > 0 {
+		if left := w.Next.Sub(r.now()); !w.Next.IsZero() && left > 0 {
 			next = min(next, left+10*time.Millisecond)
 		}
 	}
@@ -356,39 +356,33 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	if lacking {
 		next = min(next, partialPace*r.interval)
 	}
-	if o.autoscaler.running && !o.autoscaler.enabled { // nobody tells when it has ended
+	if o.Autoscaler.Running && !o.Autoscaler.Enabled { // no event reports its end
 		next = min(next, time.Second)
 	}
-	next = min(next, look, r.efforts.due(r.now()), r.ripens)
+	next = min(next, look, r.retries.due(r.now()), r.ripens)
 	if again > 0 {
 		next = min(next, again)
 	}
 	return max(next, pace), nil
 }
 
-// able takes out of a decision what cannot be done from here, and says so.
-func (r *nodeVersions) able(d *decision) {
-	d.actions = slices.DeleteFunc(d.actions, func(a action) bool {
-		if a.kind == setGroupImage {
-			g := d.group(a.group)
-			return g != nil && g.image == "" // about to be read
+// able removes actions that this replica cannot carry out, and adds a wait for them.
+func (r *nodeVersions) able(d *decision.Decision) {
+	d.Actions = slices.DeleteFunc(d.Actions, func(a decision.Action) bool {
+		if a.Kind == decision.SetGroupImage {
+			g := d.Group(a.Group)
+			return g != nil && g.Image == "" // about to be read
 		}
-		if a.kind != startUpgrade || r.host != nil && a.node == r.nodeName {
+		if a.Kind != decision.StartUpgrade || r.host != nil && a.Node == r.nodeName {
 			return false
 		}
-		d.wait("NoAgent", fmt.Sprintf("Kubernetes is upgraded by the agent of %s, and this operator has no connection to it", a.node), ref(a.node), time.Time{})
+		d.Wait("NoAgent", fmt.Sprintf("Kubernetes is upgraded by the agent of %s, and this operator has no connection to it", a.Node), decision.NodeReference(a.Node), time.Time{})
 		return true
 	})
 }
 
-// since is a wait of the status that has lasted since the same one was told.
-func (d *decision) since(w wait) *v1alpha1.Waiting {
-	d.waits, d.actions = []wait{w}, nil
-	return d.waiting()
-}
-
-// current asks the API server past the cache now and then, and reports whether the
-// cache may be acted on. It fails if the API server does not answer for too long.
+// current sometimes reads past the cache, and reports whether the cache is fresh enough to act on. It
+// fails if the API server does not answer for too long.
 func (r *nodeVersions) current(ctx context.Context, nv *v1alpha1.NodeVersion) (bool, error) {
 	now := r.now()
 	if r.answered.Swap(false) {
@@ -415,7 +409,7 @@ func (r *nodeVersions) current(ctx context.Context, nv *v1alpha1.NodeVersion) (b
 	return r.behind.IsZero() || now.Sub(r.behind) < tooOld, nil
 }
 
-// Keys of efforts that are not actions.
+// Keys of retries that are not actions.
 const (
 	listing    = "list machines"
 	describing = "ask for machines"
@@ -424,48 +418,46 @@ const (
 	reporting  = "report on NodeVersion"
 )
 
-// renew lets what is known of the cloud and of the host be asked for anew, as often as
-// it matters, and reports whether something is moving there, and in how long something is
-// asked for again if nothing happens. lacking is whether a whole list is waited for.
-func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration, lacking bool) (moving bool, look time.Duration) {
+// renew polls the cloud and the host as often as needed. moving reports whether machines come or go,
+// and look is the time until the next poll. lacking says that a complete list is waited for.
+func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Duration, lacking bool) (moving bool, look time.Duration) {
 	moves, due := 0, resting*3
-	for i := range o.instances {
-		if s := o.instances[i].state; s == "Creating" || s == "Terminating" || s == "Unknown" {
+	for i := range o.Instances {
+		if s := o.Instances[i].State; s == "Creating" || s == "Terminating" || s == "Unknown" {
 			moves++
 		}
 	}
 	x := o.find()
-	for i := range o.intents {
-		in := &o.intents[i]
-		m := x.instance(in.machine)
-		if in.machine == "" {
-			m = x.tokens[in.token]
+	for i := range o.Intents {
+		in := &o.Intents[i]
+		m := x.Instance(in.Machine)
+		if in.Machine == "" {
+			m = x.ByToken[in.Token]
 		}
-		if m == nil || in.goal == v1alpha1.JoinGoal && x.machineOf[m.id] == nil || in.goal == v1alpha1.LeaveGoal && !gone(m) && m.state != "Ready" {
+		if m == nil || in.Goal == v1alpha1.JoinGoal && x.NodeOf[m.ID] == nil || in.Goal == v1alpha1.LeaveGoal && !decision.Gone(m) && m.State != "Ready" {
 			moves++
 		}
 	}
 	controlPlanes := false
-	for i := range o.world.nodes {
-		n := &o.world.nodes[i]
-		if n.providerID != "" && x.instance(n.providerID) == nil {
+	for i := range o.World.Nodes {
+		n := &o.World.Nodes[i]
+		if n.ProviderID != "" && x.Instance(n.ProviderID) == nil {
 			due = min(due, r.interval)
 		}
-		if !n.ready {
+		if !n.Ready {
 			due = min(due, fleetSick)
 		}
-		controlPlanes = controlPlanes || n.role == v1alpha1.ControlPlaneRole && n.cordon != uncordoned
+		controlPlanes = controlPlanes || n.Role == v1alpha1.ControlPlaneRole && n.Cordon != decision.Uncordoned
 	}
-	for i := range o.intents {
-		if g := o.group(o.intents[i].group); g != nil && g.role == v1alpha1.ControlPlaneRole {
+	for i := range o.Intents {
+		if g := o.group(o.Intents[i].Group); g != nil && g.Role == v1alpha1.ControlPlaneRole {
 			controlPlanes = true
 		}
 	}
 	if len(actions) > 0 {
 		due = min(due, tooOld/2)
 	}
-	// One that comes or goes is asked for by its ID, so the list only tells of those that
-	// nobody knows.
+	// Machines that come or go are described by ID, so the list is needed only for unknown ones.
 	follow := never
 	if moves > 0 {
 		due = min(due, r.interval*time.Duration(min(moves, 10)))
@@ -474,15 +466,15 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration, l
 	if lacking {
 		due = min(due, partialPace*r.interval)
 	}
-	if r.efforts.outdated(describing) {
+	if r.retries.outdated(describing) {
 		follow = fleetLeast
 	}
 	switch {
-	case age >= due && r.efforts.ready(listing):
-		about := o.about()
+	case age >= due && r.retries.ready(listing):
+		about := o.claims()
 		r.try(listing, func(ctx context.Context) error { return r.fleet.refresh(ctx, about) })
-	case r.fleet.quiet() >= follow && r.efforts.ready(describing):
-		about := o.about()
+	case r.fleet.quiet() >= follow && r.retries.ready(describing):
+		about := o.claims()
 		r.try(describing, func(ctx context.Context) error { return r.fleet.follow(ctx, about) })
 	}
 	moving, look = moves > 0, max(due-age, r.interval)
@@ -493,7 +485,7 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration, l
 	if controlPlanes {
 		fresh = freshMembers
 	}
-	if o.lostMember() { // nothing tells when it shows that it is dead
+	if o.LostMember() { // no event reports that a member is dead
 		look = min(look, fresh)
 	}
 	if !r.hostView.fresh(r.now(), fresh) {
@@ -510,7 +502,7 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration, l
 		r.try(recalling, func(ctx context.Context) error {
 			run, err := r.host.Run(ctx)
 			if err == nil {
-				r.hostView.setRun(run.ofCluster())
+				r.hostView.setRun(run.OfCluster())
 			}
 			return err
 		})
@@ -518,17 +510,10 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration, l
 	return moving || controlPlanes, look
 }
 
-// lostMember reports whether etcd has a member that is not healthy, or has no Node.
-func (w *world) lostMember() bool {
-	return slices.ContainsFunc(w.etcd, func(m member) bool {
-		return !m.healthy || !slices.ContainsFunc(w.nodes, func(n node) bool { return n.name == m.node })
-	})
-}
-
-func (o *observed) group(id string) *group {
-	for i := range o.groups {
-		if strings.EqualFold(o.groups[i].id, id) {
-			return &o.groups[i]
+func (o *observed) group(id string) *decision.Group {
+	for i := range o.Groups {
+		if strings.EqualFold(o.Groups[i].ID, id) {
+			return &o.Groups[i]
 		}
 	}
 	return nil
@@ -539,8 +524,8 @@ func (r *nodeVersions) runKnown() bool {
 	return known
 }
 
-// report writes the status if it has changed: at once what others wait for, and what
-// only counts on once a second. It returns when the rest is due.
+// report writes the status if it has changed: conditions at once, counters once a second. It returns
+// when the rest is due.
 func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.NodeVersionStatus, publish bool) (time.Duration, error) {
 	before := o.version
 	if equality.Semantic.DeepEqual(status, before.Status) {
@@ -557,42 +542,42 @@ func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.
 	}
 	changed := before.DeepCopy()
 	changed.Status = status
-	if !urgent { // what only counts on, no round waits for
-		if r.efforts.begin(reporting) {
+	if !urgent { // no round waits for an update of counters
+		if r.retries.begin(reporting) {
 			r.reported = r.now()
 			changed.Status = *status.DeepCopy() // the answer is read into it
 			r.spawn(func(ctx context.Context) {
 				err := r.tellStatus(ctx, before, changed)
-				if r.efforts.end(reporting, 0, err) && ctx.Err() == nil {
+				if r.retries.end(reporting, 0, err) && ctx.Err() == nil {
 					r.log.Warn("action failed, will retry", "action", reporting, "err", err)
 				}
 			})
 		}
 		return statusPace, nil
 	}
-	if r.efforts.running(reporting) {
+	if r.retries.running(reporting) {
 		return staleView, nil // it changes what this one is made from
 	}
 	if publish {
-		r.point("before", publishComponents)
+		r.point("before", decision.PublishComponents)
 	}
 	err := r.tellStatus(ctx, before, changed)
 	if apierrors.IsConflict(err) {
-		return staleView, nil // the cache is behind somebody's write
+		return staleView, nil // the cache is stale
 	}
 	if err != nil {
 		return 0, client.IgnoreNotFound(fmt.Errorf("report on NodeVersion: %w", err))
 	}
 	if publish {
-		r.point("after", publishComponents)
+		r.point("after", decision.PublishComponents)
 		r.wake()
 	}
 	r.reported, r.heard = r.now(), r.now()
 	return 0, nil
 }
 
-// tellStatus writes a status where before is the last. What joining machines get must
-// not be overwritten from a stale view, so a conflict is an error.
+// tellStatus writes a status over before. A conflict is an error, because a stale status must not
+// overwrite the published components.
 func (r *nodeVersions) tellStatus(ctx context.Context, before, changed *v1alpha1.NodeVersion) error {
 	err := r.client.Status().Patch(ctx, changed, client.MergeFromWithOptions(before.DeepCopy(), client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsConflict(err) {
@@ -607,7 +592,7 @@ func (r *nodeVersions) tellStatus(ctx context.Context, before, changed *v1alpha1
 	return nil
 }
 
-// tell logs and records what has changed for people.
+// tell logs changes of the status and records events.
 func (r *nodeVersions) tell(before, after *v1alpha1.NodeVersion) {
 	if j := after.Status.JoinComponents; j != before.Status.JoinComponents {
 		r.log.Info("components of joining machines published", "control_plane", j.ControlPlane, "worker", j.Worker)
@@ -628,7 +613,7 @@ func (r *nodeVersions) tell(before, after *v1alpha1.NodeVersion) {
 	r.event(after, kind, is.Reason, "Assess", is.Message)
 }
 
-// event records one, unless there were too many lately.
+// event records an event, unless the rate limit is reached.
 func (r *nodeVersions) event(about client.Object, kind, reason, action, note string) {
 	if r.recording.AllowN(r.now(), 1) {
 		r.events.Eventf(about, nil, kind, reason, action, "%s", note)
@@ -648,52 +633,52 @@ func conditionOf(s v1alpha1.NodeVersionStatus, kind string) metav1.Condition {
 	return metav1.Condition{}
 }
 
-// onlyLine reports whether two tellings of a run differ in the last line at most.
+// onlyLine reports whether a and b differ in the last line at most.
 func onlyLine(a, b *v1alpha1.UpgradeProgress) bool {
 	return a != nil && b != nil && a.Phase == b.Phase && a.Version == b.Version
 }
 
-// tellPending writes what the cloud says about pending machines, and how far the agents of
-// those are that are upgraded in place, into their objects, once per change, and later if
-// there is much to tell. Those that are about to change are left for a later round.
-func (r *nodeVersions) tellPending(o *observed, actions []action) {
+// tellPending writes the status of PendingNodes: the machine's state in the cloud and the progress of its
+// agent. It writes once per change, within a rate limit. PendingNodes that change in this round
+// are left for a later one.
+func (r *nodeVersions) tellPending(o *observed, actions []decision.Action) {
 	change := map[string]bool{}
 	for i := range actions {
-		if a := &actions[i]; a.kind == recordIntent || a.kind == bindIntent || a.kind == clearIntent {
-			change[a.intent.name] = true
+		if a := &actions[i]; a.Kind == decision.RecordIntent || a.Kind == decision.BindIntent || a.Kind == decision.ClearIntent {
+			change[a.Intent.Name] = true
 		}
 	}
 	x := o.find()
-	all := slices.Clone(o.intents)
+	all := slices.Clone(o.Intents)
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	for _, in := range all {
-		p := o.pending[in.name]
-		if p == nil || change[in.name] {
+		p := o.pending[in.Name]
+		if p == nil || change[in.Name] {
 			continue
 		}
-		if cur := r.view.current(kindPending, in.name); cur != nil {
+		if cur := r.view.current(kindPending, in.Name); cur != nil {
 			var ok bool
 			if p, ok = cur.(*v1alpha1.PendingNode); !ok || p == nil { // changed or deleted in this round
 				continue
 			}
 		}
-		in = intentOf(p)
-		status := pendingStatus(in, x, o.runs[in.machine], p.Status)
-		if equality.Semantic.DeepEqual(status, p.Status) || in.goal == v1alpha1.LeaveGoal && status.ReachedGoal {
+		in = decision.IntentOf(p)
+		status := decision.PendingStatus(in, x, o.NodeRuns[in.Machine], p.Status)
+		if equality.Semantic.DeepEqual(status, p.Status) || in.Goal == v1alpha1.LeaveGoal && status.ReachedGoal {
 			continue // what has reached its end is about to be removed
 		}
-		if onlyLine(status.Upgrade, p.Status.Upgrade) && r.now().Sub(r.lines[in.machine]) < statusPace {
+		if onlyLine(status.Upgrade, p.Status.Upgrade) && r.now().Sub(r.lines[in.Machine]) < statusPace {
 			continue // kubeadm prints many lines at a time
 		}
 		if !r.telling.AllowN(r.now(), 1) {
 			return
 		}
-		key := "status of " + in.name
-		if !r.efforts.begin(key) {
+		key := "status of " + in.Name
+		if !r.retries.begin(key) {
 			continue
 		}
 		if status.Upgrade != nil {
-			r.lines[in.machine] = r.now()
+			r.lines[in.Machine] = r.now()
 		}
 		before, changed := p.DeepCopy(), p.DeepCopy()
 		changed.Status = status
@@ -707,31 +692,31 @@ func (r *nodeVersions) tellPending(o *observed, actions []action) {
 			if apierrors.IsNotFound(err) {
 				err = nil
 			}
-			if r.efforts.end(key, 0, err) && ctx.Err() == nil {
+			if r.retries.end(key, 0, err) && ctx.Err() == nil {
 				r.log.Warn("pending node not reported", "pending_node", changed.Name, "err", err)
 			}
 		})
 	}
 }
 
-// tellDrains records what has become of drains.
+// tellDrains records the results of drains.
 func (r *nodeVersions) tellDrains(o *observed) {
-	for i := range o.world.nodes {
-		n := &o.world.nodes[i]
-		if n.cordon == uncordoned {
-			delete(r.toldDrains, n.name)
+	for i := range o.World.Nodes {
+		n := &o.World.Nodes[i]
+		if n.Cordon == decision.Uncordoned {
+			delete(r.toldDrains, n.Name)
 			continue
 		}
-		switch obj := o.nodes[n.name]; {
-		case n.drained:
-			once(r.toldDrains, n.name, "drained", func() {
-				r.log.Info("node drained", "node", n.name)
+		switch obj := o.nodes[n.Name]; {
+		case n.Drained:
+			once(r.toldDrains, n.Name, "drained", func() {
+				r.log.Info("node drained", "node", n.Name)
 				r.event(obj, corev1.EventTypeNormal, "Drained", "Drain", "nothing is left to evict")
 			})
-		case n.blocker != "":
-			once(r.toldDrains, n.name, n.blocker, func() {
-				r.log.Warn("drain blocked", "node", n.name, "blocker", n.blocker)
-				r.event(obj, corev1.EventTypeWarning, "DrainBlocked", "Drain", limited(n.blocker, 500))
+		case n.DrainBlocker != "":
+			once(r.toldDrains, n.Name, n.DrainBlocker, func() {
+				r.log.Warn("drain blocked", "node", n.Name, "blocker", n.DrainBlocker)
+				r.event(obj, corev1.EventTypeWarning, "DrainBlocked", "Drain", decision.Truncate(n.DrainBlocker, 500))
 			})
 		}
 	}
@@ -772,4 +757,24 @@ func (r *nodeVersions) readComponents(ctx context.Context, name string) (compone
 		}
 	}
 	return c, nil
+}
+
+// tellImpostors logs and records each impostor once, and again when its claim changes.
+func (r *nodeVersions) tellImpostors(o *observed) {
+	there := make(map[string]bool, len(o.Impostors))
+	for i := range o.Impostors {
+		n := &o.Impostors[i]
+		there[n.Name] = true
+		once(r.toldImpostors, n.Name, n.Why(), func() {
+			r.log.Warn("node rejected", "node", n.Name, "provider_id", n.ProviderID, "machine", n.Machine)
+			if obj := o.nodes[n.Name]; obj != nil {
+				r.event(obj, corev1.EventTypeWarning, "NodeRejected", "Verify", n.Why()+"; nothing is decided from it, so drain and delete the Node if it is not yours")
+			}
+		})
+	}
+	for name := range r.toldImpostors {
+		if !there[name] {
+			delete(r.toldImpostors, name)
+		}
+	}
 }

@@ -16,10 +16,12 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
+	"constellation/operator/readiness"
 )
 
-// view is the cache of the API server with our own last writes laid over it. What was
-// just written is thereby not decided once more from a cache that is behind.
+// view is the informer cache with our own last writes laid over it, so that a stale cache decides nothing
+// twice.
 //
 // It is safe for concurrent use.
 type view struct {
@@ -39,8 +41,8 @@ type ownWrite struct {
 	at     time.Time
 }
 
-// unseenWrite is how long an object that we wrote is believed to exist though the
-// cache does not show it; somebody else may have deleted it at once.
+// unseenWrite is how long our own write counts while the cache does not show the object. After that,
+// somebody else has deleted it.
 const unseenWrite = 5 * time.Second
 
 func newView(c client.Client, now func() time.Time) *view {
@@ -140,7 +142,7 @@ func newer(a, b client.Object) bool {
 
 // observed is a world with the objects that it was read from, by name.
 type observed struct {
-	world
+	decision.World
 	version *v1alpha1.NodeVersion
 	nodes   map[string]*corev1.Node // belongs to the round; see of
 	pending map[string]*v1alpha1.PendingNode
@@ -149,26 +151,26 @@ type observed struct {
 }
 
 // of is what an action needs of what was observed. It may be kept beyond the round.
-func (o *observed) of(a action) *observed {
+func (o *observed) of(a decision.Action) *observed {
 	out := &observed{version: o.version, nodes: map[string]*corev1.Node{}, pending: map[string]*v1alpha1.PendingNode{}, woken: o.woken}
-	for _, name := range []string{a.node, a.donor, a.intent.donor, a.intent.node} {
-		if n := o.nodes[name]; n != nil && (name == a.node || o.find().nodes[name] != nil) { // nothing is inherited from an impostor
+	for _, name := range []string{a.Node, a.Donor, a.Intent.Donor, a.Intent.Node} {
+		if n := o.nodes[name]; n != nil && (name == a.Node || o.find().Nodes[name] != nil) { // nothing is inherited from an impostor
 			out.nodes[name] = n
 		}
 	}
-	if p := o.pending[a.intent.name]; p != nil {
+	if p := o.pending[a.Intent.Name]; p != nil {
 		out.pending[p.Name] = p
 	}
 	return out
 }
 
-// find finds what the world holds, whose nodes, instances and intents must be complete by
-// then, and judges the nodes.
-func (o *observed) find() *lookup {
-	if o.found == nil {
-		o.found = newLookup(&o.world, everyRule)
+// find returns the Lookup of the world, which judges the nodes. Nodes, instances and intents must be
+// complete.
+func (o *observed) find() *decision.Lookup {
+	if o.Lookup == nil {
+		o.Lookup = decision.NewLookup(&o.World)
 	}
-	return o.found
+	return o.Lookup
 }
 
 // Kinds in a view.
@@ -178,16 +180,15 @@ const (
 	kindVersion = "NodeVersion"
 )
 
-// observe reads the world from the cache, and from what was last heard of the cloud
-// and of this host. Nothing of it waits for the network, but names of components that
-// were never read.
+// observe builds the world from the cache and from the last answers of the cloud and the host. It waits
+// for the network only to read a components ConfigMap for the first time.
 func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*observed, error) {
 	var (
 		groups  v1alpha1.ScalingGroupList
 		pending v1alpha1.PendingNodeList
 		joining v1alpha1.JoiningNodeList
 	)
-	r.efforts.round()
+	r.retries.round()
 	woken := time.Time{}
 	if at := r.woken.Swap(0); at != 0 {
 		woken = time.Unix(0, at)
@@ -206,101 +207,100 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 		pending: over(r.view, kindPending, pending.Items),
 	}
 	o.version = over(r.view, kindVersion, []v1alpha1.NodeVersion{*nv})[nv.Name]
-	w := &o.world
-	w.now, w.generation, w.before, w.leader = r.now(), o.version.Generation, o.version.Status, r.nodeName
-	w.instances, w.complete, _, w.finder = r.fleet.view()
+	w := &o.World
+	w.Now, w.Generation, w.Before, w.LeaderNode = r.now(), o.version.Generation, o.version.Status, r.nodeName
+	w.Instances, w.Complete, _, w.Index = r.fleet.view()
 	for i := range groups.Items {
 		g := &groups.Items[i]
-		w.groups = append(w.groups, group{name: g.Name, id: g.Spec.GroupID, role: g.Spec.Role, image: g.Status.ImageReference, strategy: g.Spec.Strategy, missing: notListed(g), held: g.Annotations[v1alpha1.AnnotationHeld] == "true"})
+		w.Groups = append(w.Groups, decision.Group{Name: g.Name, ID: g.Spec.GroupID, Role: g.Spec.Role, Image: g.Status.ImageReference, Strategy: g.Spec.Strategy, NotListed: notListed(g), OnHold: g.Annotations[v1alpha1.AnnotationHeld] == "true"})
 	}
-	w.nodes = r.nodesOf()
+	w.Nodes = r.nodesOf()
 	for _, p := range o.pending {
-		in := intentOf(p)
-		least := createDeadline
-		if in.token == "" { // its machine exists, and is to join
-			least = joinDeadline / 2
+		in := decision.IntentOf(p)
+		least := decision.CreateDeadline
+		if in.Token == "" { // its machine exists, and is to join
+			least = decision.JoinDeadline / 2
 		}
-		in.deadline = r.clocks.until("intent "+string(p.UID)+string(in.goal), in.deadline, w.now, least)
-		w.intents = append(w.intents, in)
+		in.Deadline = r.clocks.Until("intent "+string(p.UID)+string(in.Goal), in.Deadline, w.Now, least)
+		w.Intents = append(w.Intents, in)
 	}
-	sortIntents(w.intents)
-	w.runs = r.hear(w.intents)
+	sortIntents(w.Intents)
+	w.NodeRuns = r.hear(w.Intents)
 	x := o.find()
-	r.settle(o, x)
-	for i := range w.intents {
-		in := &w.intents[i]
-		s := pendingStatus(*in, x, upgradeRun{}, v1alpha1.PendingNodeStatus{})
-		p := pendingMachine{kind: kindPending, name: in.name, node: in.node, ready: in.goal == v1alpha1.JoinGoal && s.CSPState == v1alpha1.InstanceState(cloud.Ready)}
-		if m := x.tokens[in.token]; in.node == "" && in.token != "" && m != nil {
-			p.node = m.name
+	r.gateHeirs(o, x)
+	for i := range w.Intents {
+		in := &w.Intents[i]
+		s := decision.PendingStatus(*in, x, decision.UpgradeRun{}, v1alpha1.PendingNodeStatus{})
+		p := decision.PendingMachine{Kind: kindPending, Name: in.Name, Node: in.Node, Ready: in.Goal == v1alpha1.JoinGoal && s.CSPState == v1alpha1.InstanceState(cloud.Ready)}
+		if m := x.ByToken[in.Token]; in.Node == "" && in.Token != "" && m != nil {
+			p.Node = m.Name
 		}
-		w.pending = append(w.pending, p)
+		w.Pending = append(w.Pending, p)
 	}
-	w.joining = make(map[string]bool, len(joining.Items))
+	w.Joining = make(map[string]bool, len(joining.Items))
 	for i := range joining.Items {
-		w.joining[joining.Items[i].Spec.Name] = true
-		w.pending = append(w.pending, pendingMachine{kind: "JoiningNode", name: joining.Items[i].Name, node: joining.Items[i].Spec.Name})
+		w.Joining[joining.Items[i].Spec.Name] = true
+		w.Pending = append(w.Pending, decision.PendingMachine{Kind: "JoiningNode", Name: joining.Items[i].Name, Node: joining.Items[i].Spec.Name})
 	}
 	var err error
-	if w.autoscaler, err = r.scaling.observe(ctx); err != nil {
+	if w.Autoscaler, err = r.scaling.observe(ctx); err != nil {
 		return nil, err
 	}
 	if r.lock != nil {
 		have, other, trouble := r.lock.State(lockHolder)
-		w.barred = !have
+		w.NodesLocked = !have
 		switch {
 		case have:
 		case other != "":
-			w.bar = fmt.Sprintf("waits for %s, which has the cluster's nodes to itself", other)
+			w.NodesLockedBy = fmt.Sprintf("waits for %s, which has the cluster's nodes to itself", other)
 		case trouble != nil:
-			w.bar = fmt.Sprintf("the lock of the cluster's nodes cannot be had: %v", trouble)
+			w.NodesLockedBy = fmt.Sprintf("the lock of the cluster's nodes cannot be had: %v", trouble)
 		}
 	}
-	if w.versions, err = r.componentVersions(ctx, o.version); err != nil {
+	if w.Versions, err = r.componentVersions(ctx, o.version); err != nil {
 		return nil, err
 	}
-	w.etcd = slices.Clone(r.hostView.etcd(w.now))
-	for i := range w.etcd {
-		if m := &w.etcd[i]; m.nameless {
-			m.since = r.clocks.since("member "+m.node, w.now)
+	w.Etcd = slices.Clone(r.hostView.etcd(w.Now))
+	for i := range w.Etcd {
+		if m := &w.Etcd[i]; m.NotStarted {
+			m.Since = r.clocks.Since("member "+m.Node, w.Now)
 		}
 	}
 	journal, _ := r.hostView.run()
 	known := time.Duration(0)
 	if u := o.version.Status.Upgrade; u != nil {
-		known = w.now.Sub(r.clocks.since("run "+u.Node+u.Started.String(), w.now))
+		known = w.Now.Sub(r.clocks.Since("run "+u.Node+u.Started.String(), w.Now))
 	}
-	w.run = lastRun(journal, o.version.Status.Upgrade, known, o.version.Spec, *x, w.leader)
+	w.Run = decision.LastRun(journal, o.version.Status.Upgrade, known, o.version.Spec, *x, w.LeaderNode)
 	return o, nil
 }
 
-// nodesOf returns the nodes, by name, as their Nodes describe themselves. kubeadm labels
-// a control plane some time after its Node is there, so the role is known when judge has
-// taken it from the cloud. What it returns is overwritten by the next call.
-func (r *nodeVersions) nodesOf() []node {
+// nodesOf returns the nodes in the order of their names, as their Nodes claim. kubeadm labels a control
+// plane some time after its Node exists, so judge takes the role from the cloud. The next call
+// overwrites the result.
+func (r *nodeVersions) nodesOf() []decision.Node {
 	r.nodes = r.nodes[:0]
 	for _, known := range r.book.order {
-		r.nodes = append(r.nodes, known.node)
+		r.nodes = append(r.nodes, known.Node)
 		n := &r.nodes[len(r.nodes)-1]
-		if n.cordon != uncordoned {
-			n.drained, n.blocker = r.drains.state(n.name)
+		if n.Cordon != decision.Uncordoned {
+			n.Drained, n.DrainBlocker = r.drains.state(n.Name)
 		}
-		if n.cordon == cordonedByUs {
-			key := "cordon " + n.name + known.object.Annotations[v1alpha1.AnnotationCordoned]
-			n.cordonedSince = r.clocks.until(key, n.cordonedSince.Add(drainDeadline), r.now(), drainDeadline/3).Add(-drainDeadline)
+		if n.Cordon == decision.CordonedByUs {
+			key := "cordon " + n.Name + known.object.Annotations[v1alpha1.AnnotationCordoned]
+			n.CordonedSince = r.clocks.Until(key, n.CordonedSince.Add(decision.DrainDeadline), r.now(), decision.DrainDeadline/3).Add(-decision.DrainDeadline)
 		}
-		if !n.postponed.IsZero() { // no Node postpones itself for longer than we do
-			if most := r.clocks.since("postponed "+n.name+known.object.Annotations[v1alpha1.AnnotationPostponed], r.now()).Add(postponement); n.postponed.After(most) {
-				n.postponed = most
+		if !n.PostponedUntil.IsZero() { // no Node can postpone itself for longer than the operator does
+			if most := r.clocks.Since("postponed "+n.Name+known.object.Annotations[v1alpha1.AnnotationPostponed], r.now()).Add(decision.Postponement); n.PostponedUntil.After(most) {
+				n.PostponedUntil = most
 			}
 		}
 	}
 	return r.nodes
 }
 
-// nodeBook is the Nodes as the cache has them with our own last writes laid over, and
-// what was read of them. Few change between two rounds, and only those are read again:
-// what a round costs must not grow with what does not move.
+// nodeBook has the Nodes of the view and what was parsed from them. Only Nodes that changed between two
+// rounds are parsed again, so that unchanged nodes cost nothing.
 //
 // The zero value is empty. It belongs to the rounds, of which there is one at a time.
 type nodeBook struct {
@@ -313,7 +313,7 @@ type nodeBook struct {
 
 // readNode is a Node with what was read of it, but of its drain.
 type readNode struct {
-	node
+	decision.Node
 	cached, object *corev1.Node // as the cache has it, and with our write laid over; nil: not there
 	seen           uint64       // the last update that found it in the cache
 }
@@ -336,7 +336,7 @@ func (b *nodeBook) update(cached []any, v *view) {
 		}
 		k := b.known[n.Name]
 		if k == nil {
-			k = &readNode{node: node{name: n.Name}}
+			k = &readNode{Node: decision.Node{Name: n.Name}}
 			b.known[n.Name] = k
 		}
 		if k.seen, there = b.updates, there+1; k.cached != n {
@@ -363,7 +363,7 @@ func (b *nodeBook) update(cached []any, v *view) {
 	for name := range changed {
 		k := b.known[name]
 		if k == nil {
-			k = &readNode{node: node{name: name}}
+			k = &readNode{Node: decision.Node{Name: name}}
 			b.known[name] = k
 		}
 		is := k.cached
@@ -380,10 +380,10 @@ func (b *nodeBook) update(cached []any, v *view) {
 				delete(b.known, name)
 			}
 		case is != was:
-			k.node = nodeFrom(is)
+			k.Node = nodeFrom(is)
 			b.objects[name] = is
 			if was == nil {
-				at, _ := slices.BinarySearchFunc(b.order, name, func(k *readNode, name string) int { return strings.Compare(k.name, name) })
+				at, _ := slices.BinarySearchFunc(b.order, name, func(k *readNode, name string) int { return strings.Compare(k.Name, name) })
 				b.order = slices.Insert(b.order, at, k)
 			}
 		}
@@ -395,21 +395,21 @@ func (b *nodeBook) update(cached []any, v *view) {
 
 // nodeFrom is what a Node claims, with times by the clocks of others; of its drain nothing
 // is known.
-func nodeFrom(n *corev1.Node) node {
+func nodeFrom(n *corev1.Node) decision.Node {
 	a := n.Annotations
-	out := node{
-		name: n.Name, role: roleOf(n), ready: ready(n), providerID: n.Spec.ProviderID, kubelet: n.Status.NodeInfo.KubeletVersion,
-		image: a[v1alpha1.AnnotationImage], components: a[v1alpha1.AnnotationComponents],
-		group: a[v1alpha1.AnnotationGroup], donor: a[v1alpha1.AnnotationDonor],
-		heir: a[v1alpha1.AnnotationHeir], obsolete: a[v1alpha1.AnnotationObsolete] == "true", held: a[v1alpha1.AnnotationHeld] == "true", retry: a[v1alpha1.AnnotationRetry], marked: n.Labels[v1alpha1.LabelInPlace] == "true",
+	out := decision.Node{
+		Name: n.Name, Role: roleOf(n), Ready: readiness.Node(n), ProviderID: n.Spec.ProviderID, Kubelet: n.Status.NodeInfo.KubeletVersion,
+		Image: a[v1alpha1.AnnotationImage], Components: a[v1alpha1.AnnotationComponents],
+		Group: a[v1alpha1.AnnotationGroup], Donor: a[v1alpha1.AnnotationDonor],
+		Heir: a[v1alpha1.AnnotationHeir], Obsolete: a[v1alpha1.AnnotationObsolete] == "true", OnHold: a[v1alpha1.AnnotationHeld] == "true", RetryRequest: a[v1alpha1.AnnotationRetry], InPlaceLabel: n.Labels[v1alpha1.LabelInPlace] == "true",
 	}
 	if n.Spec.Unschedulable {
-		out.cordon = cordonedByOthers
+		out.Cordon = decision.CordonedByOthers
 		if since, ok := a[v1alpha1.AnnotationCordoned]; ok {
-			out.cordon, out.cordonedSince = cordonedByUs, stamp(since)
+			out.Cordon, out.CordonedSince = decision.CordonedByUs, stamp(since)
 		}
 	}
-	out.postponed = stamp(a[v1alpha1.AnnotationPostponed])
+	out.PostponedUntil = stamp(a[v1alpha1.AnnotationPostponed])
 	return out
 }
 
@@ -446,53 +446,24 @@ func (r *nodeVersions) componentVersions(ctx context.Context, nv *v1alpha1.NodeV
 	return out, nil
 }
 
-// lastRun is the latest run of an agent that is known of: that of this host's journal,
-// or, if the leader has moved since, the one that the last status speaks of.
-//
-// A run on another host cannot be followed. It is over when its Node has the version,
-// since the kubelet comes last. Otherwise it is given as long as a run takes, so that
-// no second control plane restarts meanwhile, and is then tried again from here. known
-// is how long we have known of it: when it began is told by the clock of its host.
-func lastRun(journal upgradeRun, told *v1alpha1.UpgradeProgress, known time.Duration, spec v1alpha1.NodeVersionSpec, x lookup, here string) upgradeRun {
-	if told == nil || told.Node == here || !told.Started.After(journal.started) {
-		return journal
-	}
-	r := upgradeRun{version: told.Version, node: told.Node, phase: told.Phase, line: told.Line, started: told.Started.Time}
-	if told.Version == spec.KubernetesClusterVersion {
-		r.components = spec.KubernetesComponentsReference
-	}
-	n := x.nodes[told.Node]
-	switch {
-	case !r.active():
-	case n != nil && n.ready && n.kubelet == told.Version:
-		r.phase = "done"
-	case n == nil, known > lostRun:
-		r.phase, r.line = "failed", fmt.Sprintf("nothing was heard of the upgrade on %s since the operator has left it", told.Node)
-	}
-	return r // a failed one has not ended a moment ago, so it needs no pause
-}
-
-// lostRun is longer than a run of the agent takes.
-const lostRun = 30 * time.Minute
-
-// hostView is what was last heard of this host's agent. It is safe for concurrent use.
+// hostView has the last answers of this host's agent. It is safe for concurrent use.
 type hostView struct {
 	mu       sync.Mutex
-	members  []member
+	members  []decision.Member
 	heard    time.Time // when members was asked for
 	outdated bool      // we have changed them since
-	latest   upgradeRun
+	latest   decision.UpgradeRun
 	runKnown bool
 }
 
-// Members are asked for again after freshMembers while control planes move, and not
-// believed any more after staleMembers.
+// Members are listed again after freshMembers while control planes join or leave. After staleMembers
+// the list no longer counts.
 const (
 	freshMembers = 2 * time.Second
 	staleMembers = time.Minute
 )
 
-func (h *hostView) etcd(now time.Time) []member {
+func (h *hostView) etcd(now time.Time) []decision.Member {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if now.Sub(h.heard) > staleMembers {
@@ -501,8 +472,7 @@ func (h *hostView) etcd(now time.Time) []member {
 	return h.members
 }
 
-// fresh reports whether the members are as they were a moment ago, so that they may
-// be changed.
+// fresh reports whether the list of members is fresh enough for a change.
 func (h *hostView) fresh(now time.Time, within time.Duration) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -515,48 +485,47 @@ func (h *hostView) outdate() {
 	h.outdated = true
 }
 
-func (h *hostView) setMembers(m []member, asked time.Time) {
+func (h *hostView) setMembers(m []decision.Member, asked time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.members, h.heard, h.outdated = m, asked, false
 }
 
 // run returns the latest run; known is false before it was asked for.
-func (h *hostView) run() (latest upgradeRun, known bool) {
+func (h *hostView) run() (latest decision.UpgradeRun, known bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.latest, h.runKnown
 }
 
-func (h *hostView) setRun(r upgradeRun) {
+func (h *hostView) setRun(r decision.UpgradeRun) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.latest, h.runKnown = r, true
 }
 
-// about are the machines that Nodes and intents speak of. What impostors claim is known
-// to be another's.
-func (o *observed) about() map[string]spoken {
-	out := make(map[string]spoken, len(o.world.nodes))
-	for i := range o.world.nodes {
-		if n := &o.world.nodes[i]; n.providerID != "" {
-			out[n.providerID] = spoken{ready: n.ready}
+// claims returns the machines that Nodes and intents name. Claims of impostors do not count.
+func (o *observed) claims() map[string]claim {
+	out := make(map[string]claim, len(o.World.Nodes))
+	for i := range o.World.Nodes {
+		if n := &o.World.Nodes[i]; n.ProviderID != "" {
+			out[n.ProviderID] = claim{ready: n.Ready}
 		}
 	}
-	tokens := o.find().tokens
-	for _, in := range o.intents {
-		if m := tokens[in.token]; m != nil {
-			out[m.id] = spoken{ready: out[m.id].ready}
+	tokens := o.find().ByToken
+	for _, in := range o.Intents {
+		if m := tokens[in.Token]; m != nil {
+			out[m.ID] = claim{ready: out[m.ID].ready}
 		}
-		if in.machine != "" {
-			s := out[in.machine]
-			s.leaves = s.leaves || in.goal == v1alpha1.LeaveGoal
-			s.name = in.node
-			out[in.machine] = s
+		if in.Machine != "" {
+			s := out[in.Machine]
+			s.leaves = s.leaves || in.Goal == v1alpha1.LeaveGoal
+			s.name = in.Node
+			out[in.Machine] = s
 		}
 	}
 	for id := range out {
-		if !strings.Contains(id, "://") { // no ID of a cloud: nobody to ask
+		if !strings.Contains(id, "://") { // not the ID of a machine in a cloud
 			delete(out, id)
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -19,65 +18,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
-
-func TestLastRun(t *testing.T) {
-	const here, there = "control-plane-0", "control-plane-1"
-	s := spec()
-	s.KubernetesClusterVersion, s.KubernetesComponentsReference = "v1.36.3", refB
-	begun := modelNow.Add(-10 * time.Minute)
-	ours := upgradeRun{version: "v1.36.3", components: refB, node: here, phase: "apply", line: "ours", started: begun}
-	told := func(edit func(*v1alpha1.UpgradeProgress)) *v1alpha1.UpgradeProgress {
-		u := &v1alpha1.UpgradeProgress{Version: "v1.36.3", Node: there, Phase: "apply", Line: "theirs", Started: metav1.NewTime(begun)}
-		if edit != nil {
-			edit(u)
-		}
-		return u
-	}
-	theirs := upgradeRun{version: "v1.36.3", components: refB, node: there, phase: "apply", line: "theirs", started: begun}
-	with := func(r upgradeRun, edit func(*upgradeRun)) upgradeRun { edit(&r); return r }
-	other := func(edit func(*node)) lookup { // control plane
-		n := machine(there, edit)
-		return lookup{nodes: map[string]*node{there: &n}}
-	}
-	old := other(func(n *node) { n.kubelet = "v1.35.4" })
-	for _, tt := range []struct {
-		name    string
-		journal upgradeRun
-		told    *v1alpha1.UpgradeProgress
-		known   time.Duration
-		x       lookup
-		want    upgradeRun
-	}{
-		{"nobody ever ran", upgradeRun{}, nil, 0, old, upgradeRun{}},
-		{"the journal of this host knows best of its own run", ours, told(func(u *v1alpha1.UpgradeProgress) { u.Node = here; u.Phase = "plan" }), 0, old, ours},
-		{"a journal that was lost is believed", upgradeRun{}, told(func(u *v1alpha1.UpgradeProgress) { u.Node = here }), 0, old, upgradeRun{}},
-		{"a run here after that of another host counts", with(ours, func(r *upgradeRun) { r.started = begun.Add(time.Minute) }), told(nil), 0, old, with(ours, func(r *upgradeRun) { r.started = begun.Add(time.Minute) })},
-		{"a run on another host goes on", upgradeRun{}, told(nil), 0, old, theirs},
-		{"and is later than one here", with(ours, func(r *upgradeRun) { r.started = begun.Add(-time.Hour); r.phase = "failed" }), told(nil), 0, old, theirs},
-		{"it is over when the Node has the version", upgradeRun{}, told(nil), 0, other(func(n *node) { n.kubelet = "v1.36.3" }), with(theirs, func(r *upgradeRun) { r.phase = "done" })},
-		{"but not before the Node is Ready", upgradeRun{}, told(nil), 0, other(func(n *node) { n.kubelet, n.ready = "v1.36.3", false }), theirs},
-		{"one that finished stays so", upgradeRun{}, told(func(u *v1alpha1.UpgradeProgress) { u.Phase = "done" }), 0, old, with(theirs, func(r *upgradeRun) { r.phase = "done" })},
-		{"one that failed may be tried again at once", upgradeRun{}, told(func(u *v1alpha1.UpgradeProgress) { u.Phase = "failed" }), 0, old, with(theirs, func(r *upgradeRun) { r.phase = "failed" })},
-		{"with the host it is lost", upgradeRun{}, told(nil), 0, lookup{}, with(theirs, func(r *upgradeRun) {
-			r.phase, r.line = "failed", "nothing was heard of the upgrade on control-plane-1 since the operator has left it"
-		})},
-		{"and after the time that a run takes", upgradeRun{}, told(nil), lostRun + time.Second, old, with(theirs, func(r *upgradeRun) {
-			r.phase, r.line = "failed", "nothing was heard of the upgrade on control-plane-1 since the operator has left it"
-		})},
-		{"but not by what another clock says of its beginning", upgradeRun{}, told(func(u *v1alpha1.UpgradeProgress) { u.Started = metav1.NewTime(modelNow.Add(-lostRun - time.Second)) }), 0, old, with(theirs, func(r *upgradeRun) {
-			r.started = modelNow.Add(-lostRun - time.Second)
-		})},
-		{"that of another target says nothing of this one's components", upgradeRun{}, told(func(u *v1alpha1.UpgradeProgress) { u.Version, u.Phase = "v1.35.9", "done" }), 0, old, upgradeRun{version: "v1.35.9", node: there, phase: "done", line: "theirs", started: begun}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			got := lastRun(tt.journal, tt.told, tt.known, s, tt.x, here)
-			if d := cmp.Diff(tt.want, got, cmp.AllowUnexported(upgradeRun{})); d != "" {
-				t.Errorf("run, want and got:\n%s", d)
-			}
-		})
-	}
-}
 
 // server is an API server that answers with one NodeVersion, or not at all.
 type server struct {
@@ -96,7 +38,7 @@ func (s *server) Get(_ context.Context, _ client.ObjectKey, o client.Object, _ .
 }
 
 func TestAViewIsActedOnOnlyWhileItIsCurrent(t *testing.T) {
-	api, now := &server{version: "7"}, modelNow
+	api, now := &server{version: "7"}, testNow
 	r := &nodeVersions{live: api, now: func() time.Time { return now }, log: slog.New(slog.DiscardHandler)}
 	r.init()
 	for _, tt := range []struct {
@@ -134,7 +76,7 @@ func TestAViewIsActedOnOnlyWhileItIsCurrent(t *testing.T) {
 }
 
 func TestOwnWritesLieOverTheCache(t *testing.T) {
-	now := modelNow
+	now := testNow
 	v := newView(nil, func() time.Time { return now })
 	object := func(name, uid, version string) corev1.Node {
 		return corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid), ResourceVersion: version}}
@@ -151,7 +93,7 @@ func TestOwnWritesLieOverTheCache(t *testing.T) {
 			out[name] = fmt.Sprint(n.UID, " ", n.ResourceVersion)
 		}
 		for _, k := range book.order {
-			order = append(order, k.name)
+			order = append(order, k.Name)
 		}
 		if d := cmp.Diff(slices.Sorted(maps.Keys(out)), order, cmpopts.EquateEmpty()); d != "" {
 			t.Errorf("nodes by name and in order differ:\n%s", d)
@@ -186,36 +128,36 @@ func TestOwnWritesLieOverTheCache(t *testing.T) {
 // A Node that says "n" is machine "i"; what the cloud says of the machine counts.
 func TestNodesAreWhatTheCloudSaysOfTheirMachines(t *testing.T) {
 	labelled := map[string]string{"node-role.kubernetes.io/control-plane": ""}
-	groups := []group{{id: cpGroup, role: v1alpha1.ControlPlaneRole}, {id: workerGroup, role: v1alpha1.WorkerRole}}
+	groups := []decision.Group{{ID: cpGroup, Role: v1alpha1.ControlPlaneRole}, {ID: workerGroup, Role: v1alpha1.WorkerRole}}
 	const id = "sandbox://t/n"
-	machineIn := func(group string, edit ...func(*instance)) []instance {
-		m := instance{id: id, name: "n", group: group, image: image2, state: "Ready"}
+	machineIn := func(group string, edit ...func(*decision.Instance)) []decision.Instance {
+		m := decision.Instance{ID: id, Name: "n", Group: group, Image: image2, State: "Ready"}
 		for _, e := range edit {
 			e(&m)
 		}
-		return []instance{m}
+		return []decision.Instance{m}
 	}
 	worker, controlPlane := v1alpha1.WorkerRole, v1alpha1.ControlPlaneRole
 	for _, tt := range []struct {
 		name      string
 		labels    map[string]string
 		claims    string // group
-		instances []instance
-		want      node
+		instances []decision.Instance
+		want      decision.Node
 		rejected  string // name of the machine that the Node claims
 	}{
-		{"a control plane that kubeadm has labelled", labelled, cpGroup, machineIn(cpGroup), node{role: controlPlane, group: cpGroup, image: image2, confirmed: true}, ""},
-		{"a joining control plane without a label or an annotation", nil, "", machineIn(cpGroup), node{role: controlPlane, group: cpGroup, image: image2, confirmed: true}, ""},
-		{"IDs of groups are the same in any case", nil, "", machineIn("SANDBOXES/T/Groups/Control-Plane"), node{role: controlPlane, group: "SANDBOXES/T/Groups/Control-Plane", image: image2, confirmed: true}, ""},
-		{"a worker stays one whatever it claims", labelled, cpGroup, machineIn(workerGroup), node{role: worker, group: workerGroup, image: image2, confirmed: true}, ""},
-		{"a control plane stays one whatever it claims", nil, workerGroup, machineIn(cpGroup), node{role: controlPlane, group: cpGroup, image: image2, confirmed: true}, ""},
-		{"of a group without a ScalingGroup the cloud knows the role", nil, "", machineIn("other", func(m *instance) { m.role = controlPlane }), node{role: controlPlane, group: "other", image: image2, confirmed: true}, ""},
-		{"and otherwise the label", labelled, "", machineIn("other"), node{role: controlPlane, group: "other", image: image2, confirmed: true}, ""},
-		{"IDs of machines are the same in any case", nil, "", machineIn(workerGroup, func(m *instance) { m.id = "SANDBOX://T/n" }), node{role: worker, group: workerGroup, image: image2, confirmed: true}, ""},
-		{"an image that the cloud does not name is not known", nil, "", machineIn(workerGroup, func(m *instance) { m.image = "" }), node{role: worker, group: workerGroup, confirmed: true}, ""},
-		{"a machine that the cloud does not list is unknown", labelled, cpGroup, nil, node{role: controlPlane, group: cpGroup, image: image1}, ""},
-		{"so is one that it has never described", nil, workerGroup, machineIn("", func(m *instance) { m.name, m.image, m.state = "", "", "Terminated" }), node{role: worker, group: workerGroup, image: image1}, ""},
-		{"a machine of another name is not this Node's", labelled, cpGroup, machineIn(cpGroup, func(m *instance) { m.name = "control-plane-0" }), node{}, "control-plane-0"},
+		{"a control plane that kubeadm has labelled", labelled, cpGroup, machineIn(cpGroup), decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}, ""},
+		{"a joining control plane without a label or an annotation", nil, "", machineIn(cpGroup), decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}, ""},
+		{"IDs of groups are the same in any case", nil, "", machineIn("SANDBOXES/T/Groups/Control-Plane"), decision.Node{Role: controlPlane, Group: "SANDBOXES/T/Groups/Control-Plane", Image: image2, Confirmed: true}, ""},
+		{"a worker stays one whatever it claims", labelled, cpGroup, machineIn(workerGroup), decision.Node{Role: worker, Group: workerGroup, Image: image2, Confirmed: true}, ""},
+		{"a control plane stays one whatever it claims", nil, workerGroup, machineIn(cpGroup), decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}, ""},
+		{"of a group without a ScalingGroup the cloud knows the role", nil, "", machineIn("other", func(m *decision.Instance) { m.Role = controlPlane }), decision.Node{Role: controlPlane, Group: "other", Image: image2, Confirmed: true}, ""},
+		{"and otherwise the label", labelled, "", machineIn("other"), decision.Node{Role: controlPlane, Group: "other", Image: image2, Confirmed: true}, ""},
+		{"IDs of machines are the same in any case", nil, "", machineIn(workerGroup, func(m *decision.Instance) { m.ID = "SANDBOX://T/n" }), decision.Node{Role: worker, Group: workerGroup, Image: image2, Confirmed: true}, ""},
+		{"an image that the cloud does not name is not known", nil, "", machineIn(workerGroup, func(m *decision.Instance) { m.Image = "" }), decision.Node{Role: worker, Group: workerGroup, Confirmed: true}, ""},
+		{"a machine that the cloud does not list is unknown", labelled, cpGroup, nil, decision.Node{Role: controlPlane, Group: cpGroup, Image: image1}, ""},
+		{"so is one that it has never described", nil, workerGroup, machineIn("", func(m *decision.Instance) { m.Name, m.Image, m.State = "", "", "Terminated" }), decision.Node{Role: worker, Group: workerGroup, Image: image1}, ""},
+		{"a machine of another name is not this Node's", labelled, cpGroup, machineIn(cpGroup, func(m *decision.Instance) { m.Name = "control-plane-0" }), decision.Node{}, "control-plane-0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := &corev1.Node{
@@ -224,45 +166,24 @@ func TestNodesAreWhatTheCloudSaysOfTheirMachines(t *testing.T) {
 			}
 			r := new(nodeVersions)
 			r.book.update([]any{n}, newView(nil, time.Now))
-			w := world{nodes: r.nodesOf(), groups: groups, instances: tt.instances}
-			x := newLookup(&w, everyRule)
+			w := decision.World{Nodes: r.nodesOf(), Groups: groups, Instances: tt.instances}
+			x := decision.NewLookup(&w)
 			if tt.rejected != "" {
-				if len(w.nodes) > 0 || len(w.impostors) != 1 || w.impostors[0].name != "n" || w.impostors[0].machine != tt.rejected || x.nodes["n"] != nil || x.machineOf[id] != nil {
-					t.Errorf("nodes %+v, impostors %+v", w.nodes, w.impostors)
+				if len(w.Nodes) > 0 || len(w.Impostors) != 1 || w.Impostors[0].Name != "n" || w.Impostors[0].Machine != tt.rejected || x.Nodes["n"] != nil || x.NodeOf[id] != nil {
+					t.Errorf("nodes %+v, impostors %+v", w.Nodes, w.Impostors)
 				}
 				return
 			}
-			tt.want.name, tt.want.providerID = "n", id
-			if tt.want.confirmed {
-				tt.want.providerID = tt.instances[0].id
+			tt.want.Name, tt.want.ProviderID = "n", id
+			if tt.want.Confirmed {
+				tt.want.ProviderID = tt.instances[0].ID
 			}
-			if d := cmp.Diff([]node{tt.want}, w.nodes, cmp.AllowUnexported(node{})); d != "" {
+			if d := cmp.Diff([]decision.Node{tt.want}, w.Nodes, cmp.AllowUnexported(decision.Node{})); d != "" {
 				t.Errorf("nodes, want and got:\n%s", d)
 			}
-			if is := x.machineOf[tt.want.providerID] != nil; is != tt.want.confirmed {
+			if is := x.NodeOf[tt.want.ProviderID] != nil; is != tt.want.Confirmed {
 				t.Errorf("found by its machine: %t", is)
 			}
 		})
-	}
-}
-
-// Of several Nodes that claim one machine the one that bears its name counts on.
-func TestOfNodesThatClaimOneMachineTheHonestOneCounts(t *testing.T) {
-	w := world{instances: []instance{{id: "sandbox://t/b", name: "b", group: workerGroup, image: image2, state: "Ready"}}}
-	for _, name := range []string{"a", "b", "c"} {
-		w.nodes = append(w.nodes, node{name: name, providerID: strings.Replace("sandbox://t/b", "sandbox", map[string]string{"a": "SANDBOX", "b": "sandbox", "c": "Sandbox"}[name], 1)})
-	}
-	x := newLookup(&w, everyRule)
-	if n := x.machineOf["sandbox://t/b"]; n == nil || n.name != "b" || len(w.nodes) != 1 || len(w.impostors) != 2 {
-		t.Errorf("the machine's Node is %+v, nodes %+v, impostors %+v", n, w.nodes, w.impostors)
-	}
-	// While the cloud does not describe the machine, only our own record does.
-	w = world{nodes: []node{{name: "a", providerID: "sandbox://t/b"}, {name: "b", providerID: "sandbox://t/b"}}}
-	if x := newLookup(&w, everyRule); x.machineOf["sandbox://t/b"] != nil || len(w.impostors) > 0 {
-		t.Errorf("the machine's Node is %+v, impostors %+v", x.machineOf["sandbox://t/b"], w.impostors)
-	}
-	w.intents = []intent{{name: "machine-b", goal: v1alpha1.LeaveGoal, machine: "sandbox://t/b", node: "b"}}
-	if n := newLookup(&w, everyRule).machineOf["sandbox://t/b"]; n == nil || n.name != "b" {
-		t.Errorf("the machine's Node is %+v", n)
 	}
 }

@@ -1,25 +1,19 @@
-// Package operator brings a cluster's nodes to their target. It finds the scaling
-// groups of the cloud, notes on every Node what it was made from, replaces machines
-// that differ from the target, one safe step at a time, lets the agent upgrade
-// Kubernetes, and says in NodeVersion how far all that is and what it waits for.
+// Package operator brings a cluster's nodes to their target. It discovers the scaling groups of the
+// cloud, records on every Node its image and components, replaces machines that differ from the
+// target, starts upgrades of Kubernetes through the agent, and reports in NodeVersion.
 //
-// One round is: observe, decide, act, report. What was observed is a plain value
-// (world); it may be old or incomplete. All policy is in one pure function of it,
-// decide: the target and the world go in, actions that are safe in any order come out,
-// each on a condition that it names (actionKind). Its conditions have names (rule),
-// and an explorer runs it through all states of small worlds and shows that each is
-// needed; docs/design/operator.md says how to change one. Whoever acts (act.go) makes every
-// effect conditional on what it was decided from, so rounds may be repeated, may stop
-// anywhere, and may be done by two leaders at a time.
+// One round is: observe, decide, act, report. The observation is a plain value and may be stale or
+// incomplete. Package decision decides; it is pure. effects.go has one row for each kind of action.
+// Every effect is conditional on the observation that it was decided from. So rounds may be
+// repeated, may stop anywhere, and may run in two leaders at a time. docs/design/operator.md
+// describes how to change a rule.
 //
-// Nothing is kept but in the cluster: intents are PendingNodes, written before the
-// cloud is asked for anything, and marks are annotations of Nodes. What the operator
-// itself remembers (fleet, view, hostView, efforts) only saves it from asking again
-// or too often; a new process starts without it.
+// All state is in the cluster. Intents are PendingNodes, written before any request to the cloud.
+// Marks are annotations of Nodes. The process itself keeps caches and backoff alone (fleet, view,
+// hostView, retries); a new process starts without them.
 //
-// No machine is deleted unless a PendingNode is bound to it, and no ScalingGroup is
-// ever removed: a cloud's list may be partial, and the object carries what its owner
-// set.
+// No machine is deleted unless a PendingNode is bound to it. No ScalingGroup is ever removed,
+// because a cloud's list may be partial and the object has settings of its owner.
 package operator
 
 import (
@@ -36,7 +30,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/discovery"
@@ -55,6 +48,7 @@ import (
 	"constellation/engine/component"
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/crash"
+	"constellation/operator/decision"
 	"constellation/operator/liblog"
 	"constellation/operator/nodelock"
 )
@@ -62,10 +56,9 @@ import (
 // LeaseName is the Lease of the leader, in the operator's namespace.
 const LeaseName = "constellation-operator"
 
-// machines is where the cluster's nodes come from. Its methods are called at the same
-// time by several goroutines. Errors wrap those of package cloud; after one, nothing
-// is known about what was asked for.
-type machines interface {
+// cloudAPI is the cloud of the cluster's machines. Its methods are called concurrently. Errors wrap
+// those of package cloud; after an error the outcome of a request is unknown.
+type cloudAPI interface {
 	// Groups returns the scaling groups. The list may be partial.
 	Groups(context.Context) ([]cloud.Group, error)
 	// Instances returns the machines of all groups, those that are being deleted
@@ -80,7 +73,7 @@ type machines interface {
 	// before: that one's instance is returned, Terminated if it is gone. The answer is
 	// in the order of the tokens.
 	CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error)
-	// DeleteInstances asks for the machines to be deleted. What is not there is a
+	// DeleteInstances requests the deletion of the machines. A machine that does not exist is a
 	// success.
 	DeleteInstances(ctx context.Context, providerIDs []string) error
 }
@@ -89,27 +82,26 @@ type machines interface {
 // planes have members of etcd, and all of these know all members.
 type host interface {
 	// Members returns the members of etcd.
-	Members(context.Context) ([]member, error)
-	// MoveLeader makes another member than from the leader: that of node to, or, if to
-	// is empty, one that the agent chooses.
+	Members(context.Context) ([]decision.Member, error)
+	// MoveLeader moves etcd leadership from one node to another. If to is empty, the agent chooses.
 	MoveLeader(ctx context.Context, from, to string) error
-	// RemoveMember removes the member of a node, unless fewer than voters started ones
-	// would stay. If there is none nothing happens.
+	// RemoveMember removes the member of a node, unless fewer than voters started voters would remain.
+	// A node without a member is a success.
 	RemoveMember(ctx context.Context, node string, voters int) error
 	// Run returns the latest run of this machine's agent; zero: there was none.
-	Run(context.Context) (upgradeRun, error)
-	// Upgrade asks for an upgrade of Kubernetes, or attaches to it, and follows it to its
-	// end, over cut connections and restarts of the agent. What happens goes to tell. It
-	// returns nil when the machine runs the version.
-	Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(upgradeRun)) error
+	Run(context.Context) (decision.UpgradeRun, error)
+	// Upgrade requests an upgrade of Kubernetes or attaches to it, and follows it to its end, over cut
+	// connections and restarts of the agent. It reports progress to tell, and returns nil when the
+	// machine runs the version.
+	Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error
 }
 
 // drains empties nodes in the background. See drainer.
 type drains interface {
-	// drain begins to evict what is on the node, or goes on. It returns at once.
+	// drain starts or continues evictions from the node. It returns at once.
 	drain(node string)
-	// state returns what was seen last: whether nothing is left to evict, and what
-	// refuses. Of a node that was never drained nothing is known: false, "".
+	// state returns whether nothing is left to evict, and what blocks. It returns false and "" for a
+	// node that was never drained.
 	state(node string) (drained bool, blocker string)
 	// keep ends work on all other nodes and forgets them.
 	keep(nodes map[string]bool)
@@ -121,10 +113,10 @@ type Config struct {
 	Cluster *rest.Config
 	// Namespace holds the leader's Lease.
 	Namespace string
-	Cloud     machines
+	Cloud     cloudAPI
 	// Agent is the path of the socket of this machine's agent. Empty: there is none, and
 	// then no control plane is replaced and Kubernetes is not upgraded. Host, if not nil,
-	// is asked instead.
+	// is used instead.
 	Agent string
 	Host  host
 	// Relay reaches the agents of other machines, through the relays in Namespace. Without
@@ -135,11 +127,11 @@ type Config struct {
 	Node, Pod string
 	// MetricsAddress and HealthAddress are host:port of plain HTTP; empty serves none.
 	MetricsAddress, HealthAddress string
-	// SnapshotAddress is host:port where snapshots of etcd are had, see [SnapshotPath];
-	// empty, or without Agent, serves none.
+	// SnapshotAddress is host:port of the server of etcd snapshots, see [SnapshotPath]. Empty, or
+	// without Agent: no server.
 	SnapshotAddress string
-	// DiscoveryInterval is how often the cloud is asked for its groups, besides when
-	// nodes come and go. Zero means 15 minutes.
+	// DiscoveryInterval is how often the cloud's groups are listed, besides when nodes come and go. Zero
+	// means 15 minutes.
 	DiscoveryInterval time.Duration
 	// CloudInterval is how often machines are listed while some come or go. Zero means
 	// 2 seconds.
@@ -148,12 +140,12 @@ type Config struct {
 	NoElection bool
 	Log        *slog.Logger
 
-	// For tests. at is told before and after each effect; leave takes the place of what
-	// makes another replica the leader; now is the clock of all deadlines.
+	// For tests. at is called before and after each effect, leave replaces the release of the leader
+	// election lease, and now is the clock of all deadlines.
 	at     func(point string)
 	leave  func(context.Context) error
 	now    func() time.Time
-	agents agents // asked instead of those that Relay reaches
+	agents agents // used instead of the agents that Relay reaches
 }
 
 const (
@@ -162,14 +154,14 @@ const (
 	// The API server sheds load by itself; these only keep a bug from becoming a flood.
 	clientQPS, clientBurst = 500, 1000
 
-	// A leader that hangs is replaced after leaseDuration, one that stops at once.
+	// A leader that hangs is replaced after leaseDuration. A leader that stops is replaced at once.
 	leaseDuration = 15 * time.Second
 	renewDeadline = 10 * time.Second
 	retryPeriod   = 2 * time.Second
 )
 
-// Run runs the operator until ctx ends or leadership is lost. After an error the
-// process must end: what it began as leader it may not continue.
+// Run runs the operator until ctx ends or leadership is lost. After an error the process must end,
+// because it may not continue as leader.
 func Run(ctx context.Context, c Config) error {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -200,7 +192,7 @@ func Run(ctx context.Context, c Config) error {
 	yes := true
 	metrics := c.MetricsAddress
 	if metrics == "" {
-		metrics = "0" // controller-runtime's word for none
+		metrics = "0" // controller-runtime: no server
 	}
 	mgr, err := manager.New(access, manager.Options{
 		Scheme: scheme,
@@ -215,7 +207,7 @@ func Run(ctx context.Context, c Config) error {
 				&v1alpha1.NodeVersion{}: {Field: fields.OneTermEqualSelector("metadata.name", v1alpha1.NodeVersionName)},
 			},
 		},
-		// These are read by name and now and then; nobody may list them.
+		// These are read by name, rarely; the role permits no list.
 		Client:         client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.ConfigMap{}, &appsv1.Deployment{}}}},
 		LeaderElection: !c.NoElection, LeaderElectionID: LeaseName, LeaderElectionNamespace: c.Namespace,
 		LeaderElectionReleaseOnCancel: true,
@@ -251,8 +243,9 @@ func Run(ctx context.Context, c Config) error {
 		h.log = c.Log
 		c.Host = h
 		if c.SnapshotAddress != "" {
-			// Every replica does, leader or not: each speaks for its own host.
+			// Every replica serves snapshots of its own host, leader or not.
 			s := newSnapshots(core, h.snapshot, c.Log)
+			s.state = h.etcdState
 			if err := mgr.Add(everywhere(func(ctx context.Context) error { return s.serve(ctx, c.SnapshotAddress) })); err != nil {
 				return err
 			}
@@ -284,17 +277,17 @@ func Run(ctx context.Context, c Config) error {
 	drainer := newDrainer(core, versions.wake, c.Log)
 	defer drainer.close()
 	versions.drains = drainer
-	versions.settled = newSettled(core, versions.wake, c.Log)
-	defer versions.settled.close()
+	versions.gate = newReadinessGate(core, versions.wake, c.Log)
+	defer versions.gate.close()
 	versions.lock = nodelock.New(mgr.GetClient(), mgr.GetAPIReader(), c.now)
 	versions.init()
 	for _, add := range []func(manager.Manager) error{
 		(&joiningNodes{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log, now: c.now}).setup,
-		(&servingRequests{client: mgr.GetClient(), cloud: fleet.machines, events: events, counters: counters, log: c.Log, now: c.now}).setup,
+		(&servingRequests{client: mgr.GetClient(), cloud: fleet.cloudAPI, events: events, counters: counters, log: c.Log, now: c.now}).setup,
 		(&autoApprovals{client: mgr.GetClient(), log: c.Log}).setup,
 		groups.setup, scaling.setup, versions.setup,
 		(&mirror{client: mgr.GetClient(), fresh: mgr.GetAPIReader(), log: c.Log}).setup,
-		readiness,
+		addHealthChecks,
 		func(mgr manager.Manager) error {
 			return mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
 				versions.lock.Keep(ctx)
@@ -313,9 +306,8 @@ func Run(ctx context.Context, c Config) error {
 	return nil
 }
 
-// await returns when the API server answers, or ctx ends. On a new machine the operator
-// may start before the machine's network leads to it, and giving up would cost it
-// kubelet's pause before the next start.
+// await returns when the API server answers, or ctx ends. On a new machine the operator may start
+// before the network works, and an exit would cost kubelet's restart backoff.
 func await(ctx context.Context, access *rest.Config, log *slog.Logger) error {
 	d, err := discovery.NewDiscoveryClientForConfig(access)
 	if err != nil {
@@ -339,9 +331,9 @@ func await(ctx context.Context, access *rest.Config, log *slog.Logger) error {
 	}
 }
 
-// readiness says ready once the caches hold what the API server has; a replica that
-// is not the leader is ready to become it.
-func readiness(mgr manager.Manager) error {
+// addHealthChecks adds the health checks. A replica is ready when its caches are synced, leader or
+// not.
+func addHealthChecks(mgr manager.Manager) error {
 	var synced atomic.Bool
 	return errors.Join(
 		mgr.AddHealthzCheck("ping", healthz.Ping),
@@ -367,8 +359,8 @@ type everywhere func(context.Context) error
 func (f everywhere) Start(ctx context.Context) error { return f(ctx) }
 func (everywhere) NeedLeaderElection() bool          { return false }
 
-// trimNode keeps of a Node what the operator reads: at thousands of nodes the rest,
-// such as the list of images, is most of the memory.
+// trimNode removes the fields of a Node that the operator does not read. With thousands of nodes they,
+// for example the list of images, are most of the memory.
 func trimNode(obj any) (any, error) {
 	n, ok := obj.(*corev1.Node)
 	if !ok { // a tombstone
@@ -379,47 +371,12 @@ func trimNode(obj any) (any, error) {
 	return n, nil
 }
 
-// roleOf is what kubeadm's label says.
+// roleOf returns the role of kubeadm's label.
 func roleOf(n *corev1.Node) v1alpha1.Role {
 	if _, ok := n.Labels["node-role.kubernetes.io/control-plane"]; ok {
 		return v1alpha1.ControlPlaneRole
 	}
 	return v1alpha1.WorkerRole
-}
-
-func ready(n *corev1.Node) bool {
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
-
-// setCondition sets c, and its transition time if the status changes.
-func setCondition(all *[]metav1.Condition, c metav1.Condition, now metav1.Time) {
-	for i := range *all {
-		old := &(*all)[i]
-		if old.Type != c.Type {
-			continue
-		}
-		c.LastTransitionTime = old.LastTransitionTime
-		if old.Status != c.Status {
-			c.LastTransitionTime = now
-		}
-		*old = c
-		return
-	}
-	c.LastTransitionTime = now
-	*all = append(*all, c)
-}
-
-func condition(kind string, status bool, generation int64, reason, format string, args ...any) metav1.Condition {
-	s := metav1.ConditionFalse
-	if status {
-		s = metav1.ConditionTrue
-	}
-	return metav1.Condition{Type: kind, Status: s, ObservedGeneration: generation, Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
 func ptr[T any](v T) *T { return &v }

@@ -226,7 +226,7 @@ func (c *cluster) startWith(access *rest.Config) (stop func()) {
 }
 
 // startCloud runs an operator with another cloud as well.
-func (c *cluster) startCloud(access *rest.Config, sky machines) (stop func()) {
+func (c *cluster) startCloud(access *rest.Config, sky cloudAPI) (stop func()) {
 	c.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

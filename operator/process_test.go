@@ -31,7 +31,9 @@ import (
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
+	"constellation/internal/testneeds"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // processEnv names the file with the configuration of an operator: the binary of the test
@@ -70,7 +72,7 @@ func operatorProcess(path string) error {
 		return err
 	}
 	return Run(context.Background(), Config{
-		Cluster: access, Namespace: namespace, Cloud: NewSandboxCloud(local.NewMetadata(c.Metadata), c.Control), Agent: c.Socket, Node: c.Node,
+		Cluster: access, Namespace: namespace, Cloud: local.NewInCluster(local.NewMetadata(c.Metadata), c.Control), Agent: c.Socket, Node: c.Node,
 		CloudInterval: 100 * time.Millisecond, NoElection: true, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		at: func(point string) {
 			if !slices.Contains(c.Points, point) {
@@ -173,6 +175,7 @@ type etcdProcess struct {
 
 func newRing(t *testing.T, names ...string) *ring {
 	t.Helper()
+	testneeds.ControlPlane(t)
 	bin, err := controlplane.FindBinaries()
 	if errors.Is(err, controlplane.ErrNoBinaries) {
 		t.Skip(err)
@@ -341,9 +344,7 @@ func (r *ring) end(name string) {
 // process; so is the agent, but for kubeadm; so are the API server and the operators, which
 // have the rights of their chart. Machines are hollow.
 func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes half a minute")
-	}
+	testneeds.Time(t, "half a minute")
 	const staying, other, leaving, heir = "control-plane-0", "control-plane-1", "control-plane-2", "control-plane-3"
 	etcd := newRing(t, staying, other, leaving)
 	c := newCluster(t)
@@ -398,14 +399,14 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	agent := rig.client()
 	within("the one that leaves leads etcd", func() (string, bool) {
 		all, err := agent.Members(ctx)
-		if err != nil || slices.ContainsFunc(all, func(m member) bool { return !m.healthy || !m.voter }) || len(all) != 3 {
+		if err != nil || slices.ContainsFunc(all, func(m decision.Member) bool { return !m.Healthy || !m.Voter }) || len(all) != 3 {
 			return fmt.Sprint(all, err), false
 		}
-		i := slices.IndexFunc(all, func(m member) bool { return m.leader })
-		if i < 0 || all[i].node == leaving {
+		i := slices.IndexFunc(all, func(m decision.Member) bool { return m.Leader })
+		if i < 0 || all[i].Node == leaving {
 			return "nobody leads", i >= 0
 		}
-		return fmt.Sprint(agent.MoveLeader(ctx, all[i].node, leaving)), false
+		return fmt.Sprint(agent.MoveLeader(ctx, all[i].Node, leaving)), false
 	})
 
 	// Machines that become Nodes join etcd, those that are gone have left it.
@@ -489,8 +490,8 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	})
 
 	var points []string
-	for _, kind := range []actionKind{startUpgrade, moveLeader, removeMember} {
-		points = append(points, "before:"+actionNames[kind], "after:"+actionNames[kind])
+	for _, kind := range []decision.ActionKind{decision.StartUpgrade, decision.MoveLeader, decision.RemoveMember} {
+		points = append(points, "before:"+kind.String(), "after:"+kind.String())
 	}
 	o := &operators{t: t, config: filepath.Join(t.TempDir(), "operator.json"), log: filepath.Join(t.TempDir(), "operator.log")}
 	config := processConfig{Kubeconfig: c.kubeconfig(), Metadata: machines.Metadata, Control: machines.Control, Socket: rig.socket(), Node: staying, Points: points, Once: t.TempDir()}
@@ -564,7 +565,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 		all, err := agent.Members(ctx)
 		names := map[string]bool{}
 		for _, m := range all {
-			names[m.node] = m.voter && m.healthy
+			names[m.Node] = m.Voter && m.Healthy
 		}
 		return fmt.Sprint(all, err), maps.Equal(names, map[string]bool{staying: true, other: true, heir: true})
 	})

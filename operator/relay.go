@@ -30,6 +30,7 @@ import (
 
 	"constellation/agent/upgradeproto"
 	"constellation/engine/component"
+	"constellation/operator/decision"
 )
 
 // The agents of other machines are reached through a relay: a pod on each node that is
@@ -188,16 +189,16 @@ func (r *relays) host(node string) (*agentHost, error) {
 }
 
 // Run implements agents.
-func (r *relays) Run(ctx context.Context, node string) (upgradeRun, error) {
+func (r *relays) Run(ctx context.Context, node string) (decision.UpgradeRun, error) {
 	h, err := r.host(node)
 	if err != nil {
-		return upgradeRun{}, err
+		return decision.UpgradeRun{}, err
 	}
 	return h.Run(ctx)
 }
 
 // Upgrade implements agents.
-func (r *relays) Upgrade(ctx context.Context, node, token, version, reference string, components component.Signed, tell func(upgradeRun)) error {
+func (r *relays) Upgrade(ctx context.Context, node, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error {
 	h, err := r.host(node)
 	if err != nil {
 		return err

@@ -49,7 +49,7 @@ func forged(t *testing.T, account, audience string, expires time.Time, n int) st
 }
 
 // TestRelayUnderAFlood runs a relay with a real API server and the chart's rights. Strangers hold
-// connections and send forged tokens by the hundred. The operator's calls go on, and the API server
+// connections and send forged tokens by the hundred. The operator's calls continue, and the API server
 // is asked for few reviews.
 func TestRelayUnderAFlood(t *testing.T) {
 	c := newCluster(t)

@@ -32,7 +32,9 @@ import (
 	"constellation/engine/component"
 	"constellation/operator/api/upgradev1"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 	"constellation/operator/plans"
+	"constellation/operator/readiness"
 )
 
 // cloudInTest is a cloud in this process, for the operator's tests: the machines that
@@ -54,7 +56,7 @@ type cloudInTest struct {
 	leader    string
 	members   map[string]time.Time // voters by node, and since when
 	listed    map[string]bool      // IDs
-	run       upgradeRun
+	run       decision.UpgradeRun
 	calls     map[string]int
 	breaches  []string
 	stopped   bool // the machines of the scenario are no more
@@ -418,7 +420,7 @@ type hostInTest struct {
 	node string
 }
 
-func (h hostInTest) Members(context.Context) (all []member, err error) {
+func (h hostInTest) Members(context.Context) (all []decision.Member, err error) {
 	if err := h.enter("members"); err != nil {
 		return nil, err
 	}
@@ -426,7 +428,7 @@ func (h hostInTest) Members(context.Context) (all []member, err error) {
 	defer h.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(h.members)) {
 		i := h.instances["sandbox://t/"+name]
-		all = append(all, member{node: name, voter: true, healthy: i.State == cloud.Ready, leader: name == h.leader})
+		all = append(all, decision.Member{Node: name, Voter: true, Healthy: i.State == cloud.Ready, Leader: name == h.leader})
 	}
 	return all, nil
 }
@@ -453,29 +455,29 @@ func (h hostInTest) RemoveMember(_ context.Context, node string, voters int) err
 	return nil
 }
 
-func (h hostInTest) Run(context.Context) (upgradeRun, error) {
+func (h hostInTest) Run(context.Context) (decision.UpgradeRun, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.run.node != h.node {
-		return upgradeRun{}, nil
+	if h.run.Node != h.node {
+		return decision.UpgradeRun{}, nil
 	}
 	return h.run, nil
 }
 
-func (h hostInTest) Upgrade(ctx context.Context, _, version, reference string, list component.Signed, tell func(upgradeRun)) error {
+func (h hostInTest) Upgrade(ctx context.Context, _, version, reference string, list component.Signed, tell func(decision.UpgradeRun)) error {
 	if len(list.List) == 0 {
 		return errors.New("no components")
 	}
 	h.mu.Lock()
 	h.calls["upgrade"]++
-	if h.run.active() && h.run.node != h.node {
+	if h.run.Active() && h.run.Node != h.node {
 		h.breach("two control planes upgraded at a time")
 	}
-	if h.run.phase == "done" && h.run.version == version {
+	if h.run.Phase == "done" && h.run.Version == version {
 		h.mu.Unlock()
 		return nil
 	}
-	h.run = upgradeRun{version: version, components: reference, node: h.node, phase: "download", started: time.Now()}
+	h.run = decision.UpgradeRun{Version: version, Components: reference, Node: h.node, Phase: "download", Started: time.Now()}
 	fails := h.upgradeFail > 0
 	if fails {
 		h.upgradeFail--
@@ -483,7 +485,7 @@ func (h hostInTest) Upgrade(ctx context.Context, _, version, reference string, l
 	h.mu.Unlock()
 	for _, phase := range []string{"plan", "apply"} {
 		h.mu.Lock()
-		h.run.phase, h.run.line = phase, "[upgrade] "+phase
+		h.run.Phase, h.run.Line = phase, "[upgrade] "+phase
 		run := h.run
 		h.mu.Unlock()
 		tell(run)
@@ -491,9 +493,9 @@ func (h hostInTest) Upgrade(ctx context.Context, _, version, reference string, l
 	}
 	var err error
 	h.mu.Lock()
-	h.run.phase, h.run.ended = "done", time.Now()
+	h.run.Phase, h.run.Ended = "done", time.Now()
 	if fails {
-		h.run.phase, h.run.line, h.run.ended = "failed", "kubeadm has failed", time.Now().Add(-upgradeRetry)
+		h.run.Phase, h.run.Line, h.run.Ended = "failed", "kubeadm has failed", time.Now().Add(-decision.UpgradeRetry)
 		err = errors.New("kubeadm has failed")
 	}
 	run := h.run
@@ -708,7 +710,7 @@ func toNew(s *v1alpha1.NodeVersionSpec) {
 }
 
 // operate runs an operator as if on the first control plane that is not cordoned, and
-// starts it anew there when it has crashed or left. stop ends it for good.
+// starts it again there when it has crashed or left. stop ends it for good.
 func (r *rolling) operate() (stop func()) {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -735,7 +737,7 @@ func (r *rolling) life(ctx context.Context) {
 		return
 	}
 	for _, n := range nodes.Items {
-		if roleOf(&n) == v1alpha1.ControlPlaneRole && !n.Spec.Unschedulable && ready(&n) {
+		if roleOf(&n) == v1alpha1.ControlPlaneRole && !n.Spec.Unschedulable && readiness.Node(&n) {
 			node = n.Name
 			break
 		}
@@ -1119,17 +1121,17 @@ func killedAtEachPoint(t *testing.T, r *rolling) {
 	r.finished(image2)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, kind := range []actionKind{
-		pauseAutoscaler, resumeAutoscaler, setGroupImage, recordIntent, bindIntent, clearIntent, createInstance, adoptHeir, cordonNode, drainNode,
-		yieldLease, moveLeader, removeMember, deleteInstance, deleteNode, startUpgrade, publishComponents,
+	for _, kind := range []decision.ActionKind{
+		decision.PauseAutoscaler, decision.ResumeAutoscaler, decision.SetGroupImage, decision.RecordIntent, decision.BindIntent, decision.ClearIntent, decision.CreateInstance, decision.AdoptHeir, decision.CordonNode, decision.DrainNode,
+		decision.YieldLease, decision.MoveLeader, decision.RemoveMember, decision.DeleteInstance, decision.DeleteNode, decision.StartUpgrade, decision.PublishComponents,
 	} {
 		for _, when := range []string{"before:", "after:"} {
-			if !r.crashed[when+actionNames[kind]] {
-				t.Errorf("never came to %s%s", when, actionNames[kind])
+			if !r.crashed[when+kind.String()] {
+				t.Errorf("never came to %s%s", when, kind.String())
 			}
 		}
 	}
-	// A run is not begun anew where one has finished.
+	// A run is not begun again where one has finished.
 	if n := r.cloud.calls["upgrade"]; n > 3 {
 		t.Errorf("Kubernetes was upgraded %d times", n)
 	}
@@ -1232,7 +1234,7 @@ func badMachines(t *testing.T, r *rolling) {
 	}
 }
 
-// noIntents waits until nothing is under way.
+// noIntents waits until nothing is in progress.
 func (r *rolling) noIntents() {
 	r.t.Helper()
 	r.within(60*time.Second, "no intent is left", func() (string, bool) {
@@ -1245,7 +1247,7 @@ func (r *rolling) noIntents() {
 }
 
 // outOfTime lets the time of the first new worker pass before it has joined, and
-// returns it and its donor's name when it is bound to go. The cloud does not delete
+// returns it and its old node's name when it is bound to go. The cloud does not delete
 // anything meanwhile.
 func (r *rolling) outOfTime() (m *cloud.Instance, donor string) {
 	r.t.Helper()
@@ -1271,7 +1273,7 @@ func (r *rolling) outOfTime() (m *cloud.Instance, donor string) {
 		return fmt.Sprint(len(r.cloud.byToken), " were made"), m != nil
 	})
 	// It has as long as it has, and not less.
-	r.pass(joinDeadline - time.Minute)
+	r.pass(decision.JoinDeadline - time.Minute)
 	r.within(10*time.Second, "it is waited for", func() (string, bool) {
 		var nv v1alpha1.NodeVersion
 		r.get(v1alpha1.NodeVersionName, &nv)
@@ -1291,7 +1293,7 @@ func (r *rolling) outOfTime() (m *cloud.Instance, donor string) {
 	return m, donor
 }
 
-// givenUp waits until a machine is gone, and checks that its donor is as it was.
+// givenUp waits until a machine is gone, and checks that its old node is as it was.
 func (r *rolling) givenUp(m *cloud.Instance, donor string) {
 	r.t.Helper()
 	r.cloud.mu.Lock()
@@ -1321,7 +1323,7 @@ func (r *rolling) givenUp(m *cloud.Instance, donor string) {
 		return fmt.Sprint(old, " are old"), old == 1 && r.get(donor, &n)
 	})
 	r.noIntents()
-	r.pass(postponement)
+	r.pass(decision.Postponement)
 	r.finished(image2)
 	if n := len(r.cloud.byToken); n != 4 {
 		r.t.Errorf("%d machines were made; want one for each of 3 nodes, and one that was given up", n)
@@ -1403,7 +1405,7 @@ func foreignCordons(t *testing.T, r *rolling) {
 	if !kept {
 		t.Errorf("the cordon of %s was taken off, or over", old)
 	}
-	// So is a new one that goes on as it is while others are replaced.
+	// So is a new one that continues as it is while others are replaced.
 	r.within(30*time.Second, "its heir is there for good", func() (string, bool) {
 		var l corev1.NodeList
 		var p v1alpha1.PendingNodeList
@@ -1463,7 +1465,7 @@ func objectsMadeAnew(t *testing.T, r *rolling) {
 	stop = r.operate()
 	begun(3)
 	stop()
-	// Deleted, with all that the status remembers, and made anew; so is what the operator
+	// Deleted, with all that the status remembers, and made again; so is what the operator
 	// has made itself.
 	var nv v1alpha1.NodeVersion
 	r.get(v1alpha1.NodeVersionName, &nv)
@@ -1508,7 +1510,7 @@ func peopleIntervene(t *testing.T, r *rolling) {
 		t.Error("somebody else's cordon was taken off")
 	}
 	r.edit(toNew)
-	// Every intent is deleted by hand once, and an heir's machine vanishes.
+	// Every intent is deleted by hand once, and a replacement node's machine vanishes.
 	deleted := map[string]bool{}
 	vanished := false
 	r.within(90*time.Second, "a heir has vanished and intents were deleted", func() (string, bool) {
@@ -1546,7 +1548,7 @@ func ownersHold(t *testing.T, r *rolling) {
 			t.Fatal(err)
 		}
 	}
-	// at waits until nothing is under way, only these nodes are not at the target, and the
+	// at waits until nothing is in progress, only these nodes are not at the target, and the
 	// autoscaler runs.
 	at := func(ready string, old ...string) {
 		t.Helper()
@@ -1720,7 +1722,7 @@ func apiServerAwayForLong(t *testing.T, r *rolling) {
 	}
 	r.cloud.mu.Lock()
 	for verb, n := range r.cloud.calls {
-		if perSecond := float64(n-calls[verb]) / away; perSecond > 11 { // lists may go on, ten a second
+		if perSecond := float64(n-calls[verb]) / away; perSecond > 11 { // lists may continue, ten a second
 			t.Errorf("%.0f calls of %s a second without an API server", perSecond, verb)
 		}
 	}
@@ -1757,7 +1759,7 @@ func apiServerAway(t *testing.T, r *rolling) {
 	time.Sleep(3 * time.Second)
 	r.cloud.mu.Lock()
 	for verb, n := range r.cloud.calls {
-		if d := n - before[verb]; d > 40 { // lists go on, ten a second at most
+		if d := n - before[verb]; d > 40 { // lists continue, ten a second at most
 			t.Errorf("%d calls of %s in 3 s without an API server", d, verb)
 		}
 	}

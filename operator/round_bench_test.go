@@ -16,6 +16,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // BenchmarkRound is what a round costs before anything is done: the cache read, decided
@@ -24,32 +25,23 @@ import (
 func BenchmarkRound(b *testing.B) {
 	for _, size := range []int{100, 1000, 5000} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			spec, w := rollout(func(s *v1alpha1.NodeVersionSpec, w *world) {
-				surge := intstr.FromInt(100)
-				s.Rollout.MaxSurge = &surge
-				for i := 2; i < size; i++ {
-					n := machine(fmt.Sprintf("worker-%d", i), func(n *node) { n.image = image1 })
-					w.nodes = append(w.nodes, n)
-					w.instances = append(w.instances, instance{id: n.providerID, name: n.name, group: n.group, state: "Ready"})
-				}
-				halfWay(w)
-			})
+			spec, w := halfReplaced(size)
 			c := cacheOf(w)
 			var all []any
-			for i := range w.nodes {
-				all = append(all, nodeObject(w.nodes[i]))
+			for i := range w.Nodes {
+				all = append(all, nodeObject(w.Nodes[i]))
 			}
 			r := &nodeVersions{
 				client: c, live: componentsServer{}, cached: func() []any { return all }, fleet: newFleet(nil, time.Now), drains: idle{}, scaling: noScaling{},
-				settled: newSettled(fake.NewClientset(), func() {}, slog.New(slog.DiscardHandler)), log: slog.New(slog.DiscardHandler),
+				gate: newReadinessGate(fake.NewClientset(), func() {}, slog.New(slog.DiscardHandler)), log: slog.New(slog.DiscardHandler),
 			}
-			b.Cleanup(r.settled.close)
+			b.Cleanup(r.gate.close)
 			r.init()
-			for _, m := range w.instances {
-				r.fleet.known[m.id] = seen{listed: true, Instance: cloud.Instance{ProviderID: m.id, Name: m.name, Group: m.group, Image: m.image, Token: m.token, State: cloud.State(m.state)}}
+			for _, m := range w.Instances {
+				r.fleet.known[m.ID] = seen{listed: true, Instance: cloud.Instance{ProviderID: m.ID, Name: m.Name, Group: m.Group, Image: m.Image, Token: m.Token, State: cloud.State(m.State)}}
 			}
 			r.fleet.complete, r.fleet.listed = true, time.Now()
-			nv := &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName, Generation: 1}, Spec: spec, Status: w.before}
+			nv := &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName, Generation: 1}, Spec: spec, Status: w.Before}
 			n := 0
 			b.ReportAllocs()
 			for b.Loop() {
@@ -62,9 +54,8 @@ func BenchmarkRound(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				d := plan(spec, o.world, everyRule)
-				d.status()
-				if len(o.world.nodes) != len(all) || len(d.places) == 0 {
+				status := decision.Decide(spec, o.World).Status()
+				if len(o.World.Nodes) != len(all) || status.Nodes.Donors == 0 {
 					b.Fatal("not the world that was meant")
 				}
 			}
@@ -72,29 +63,75 @@ func BenchmarkRound(b *testing.B) {
 	}
 }
 
+// halfReplaced is a cluster of three control planes and size workers. Half of the workers are
+// replaced, and the machines that replace 100 others exist, half of them as Nodes already.
+func halfReplaced(size int) (v1alpha1.NodeVersionSpec, decision.World) {
+	s, surge := spec(), intstr.FromInt(100)
+	s.Rollout.MaxSurge = &surge
+	now := testNow
+	w := decision.World{
+		Groups: []decision.Group{{Name: "control-plane", ID: cpGroup, Role: v1alpha1.ControlPlaneRole, Image: image2}, {Name: "workers", ID: workerGroup, Role: v1alpha1.WorkerRole, Image: image2}},
+		Before: v1alpha1.NodeVersionStatus{JoinComponents: v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA}},
+	}
+	add := func(name, group, image, token string) *decision.Node {
+		role := v1alpha1.WorkerRole
+		if group == cpGroup {
+			role = v1alpha1.ControlPlaneRole
+		}
+		w.Nodes = append(w.Nodes, decision.Node{Name: name, Role: role, Ready: true, ProviderID: "sandbox://t/" + name, Kubelet: "v1.35.4", Image: image, Components: refA, Group: group})
+		w.Instances = append(w.Instances, decision.Instance{ID: "sandbox://t/" + name, Name: name, Group: group, Image: image, Token: token, State: "Ready"})
+		return &w.Nodes[len(w.Nodes)-1]
+	}
+	for i := range 3 {
+		add(fmt.Sprintf("control-plane-%d", i), cpGroup, image2, "")
+	}
+	for i := range size {
+		name := fmt.Sprintf("worker-%d", i)
+		if i < size/2 {
+			add(name, workerGroup, image2, "token-"+name).Donor = "old-" + name
+		} else {
+			add(name, workerGroup, image1, "")
+		}
+	}
+	for busy := range min(100, size-size/2) {
+		donor, heir := 3+size/2+busy, fmt.Sprintf("heir-of-worker-%d", size/2+busy)
+		w.Intents = append(w.Intents, decision.Intent{
+			Name: fmt.Sprint("replace-", busy), Goal: v1alpha1.JoinGoal, Token: "token-" + heir, Donor: w.Nodes[donor].Name, Group: workerGroup, Deadline: now.Add(time.Minute),
+		})
+		add(heir, workerGroup, image2, "token-"+heir)
+		if busy%2 == 0 {
+			n := &w.Nodes[donor]
+			w.Nodes[len(w.Nodes)-1].Donor, n.Heir, n.Cordon, n.CordonedSince = n.Name, heir, decision.CordonedByUs, now
+		} else {
+			w.Nodes = w.Nodes[:len(w.Nodes)-1] // its machine has not joined
+		}
+	}
+	return s, w
+}
+
 // nodeObject is an object that n can be read from.
-func nodeObject(n node) *corev1.Node {
+func nodeObject(n decision.Node) *corev1.Node {
 	o := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: n.name, UID: types.UID(n.name), ResourceVersion: "1", Annotations: map[string]string{}},
-		Spec:       corev1.NodeSpec{ProviderID: n.providerID, Unschedulable: n.cordon != uncordoned},
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: types.UID(n.Name), ResourceVersion: "1", Annotations: map[string]string{}},
+		Spec:       corev1.NodeSpec{ProviderID: n.ProviderID, Unschedulable: n.Cordon != decision.Uncordoned},
 		Status: corev1.NodeStatus{
-			NodeInfo:   corev1.NodeSystemInfo{KubeletVersion: n.kubelet},
+			NodeInfo:   corev1.NodeSystemInfo{KubeletVersion: n.Kubelet},
 			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
 		},
 	}
-	if n.role == v1alpha1.ControlPlaneRole {
+	if n.Role == v1alpha1.ControlPlaneRole {
 		o.Labels = map[string]string{"node-role.kubernetes.io/control-plane": ""}
 	}
 	for k, v := range map[string]string{
-		v1alpha1.AnnotationImage: n.image, v1alpha1.AnnotationComponents: n.components, v1alpha1.AnnotationGroup: n.group,
-		v1alpha1.AnnotationDonor: n.donor, v1alpha1.AnnotationHeir: n.heir,
+		v1alpha1.AnnotationImage: n.Image, v1alpha1.AnnotationComponents: n.Components, v1alpha1.AnnotationGroup: n.Group,
+		v1alpha1.AnnotationDonor: n.Donor, v1alpha1.AnnotationHeir: n.Heir,
 	} {
 		if v != "" {
 			o.Annotations[k] = v
 		}
 	}
-	if n.cordon == cordonedByUs {
-		o.Annotations[v1alpha1.AnnotationCordoned] = n.cordonedSince.UTC().Format(time.RFC3339)
+	if n.Cordon == decision.CordonedByUs {
+		o.Annotations[v1alpha1.AnnotationCordoned] = n.CordonedSince.UTC().Format(time.RFC3339)
 	}
 	return o
 }
@@ -106,15 +143,15 @@ type listed struct {
 	pending []v1alpha1.PendingNode
 }
 
-func cacheOf(w world) *listed {
+func cacheOf(w decision.World) *listed {
 	l := &listed{}
-	for _, g := range w.groups {
+	for _, g := range w.Groups {
 		l.groups = append(l.groups, v1alpha1.ScalingGroup{
-			ObjectMeta: metav1.ObjectMeta{Name: g.name}, Spec: v1alpha1.ScalingGroupSpec{GroupID: g.id, Role: g.role}, Status: v1alpha1.ScalingGroupStatus{ImageReference: g.image},
+			ObjectMeta: metav1.ObjectMeta{Name: g.Name}, Spec: v1alpha1.ScalingGroupSpec{GroupID: g.ID, Role: g.Role}, Status: v1alpha1.ScalingGroupStatus{ImageReference: g.Image},
 		})
 	}
-	for _, in := range w.intents {
-		p := in.pendingNode()
+	for _, in := range w.Intents {
+		p := in.PendingNode()
 		p.UID = types.UID(p.Name)
 		l.pending = append(l.pending, *p)
 	}
@@ -134,6 +171,8 @@ func (l *listed) List(_ context.Context, into client.ObjectList, _ ...client.Lis
 // noScaling is a cluster without an autoscaler.
 type noScaling struct{}
 
-func (noScaling) observe(context.Context) (autoscaler, error) { return autoscaler{}, nil }
-func (noScaling) pause(context.Context) error                 { return nil }
-func (noScaling) resume(context.Context) error                { return nil }
+func (noScaling) observe(context.Context) (decision.Autoscaler, error) {
+	return decision.Autoscaler{}, nil
+}
+func (noScaling) pause(context.Context) error  { return nil }
+func (noScaling) resume(context.Context) error { return nil }

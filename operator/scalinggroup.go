@@ -29,6 +29,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // groups keeps a ScalingGroup for each group of the cloud, and the one
@@ -36,7 +37,7 @@ import (
 // asked once however many there are.
 type groups struct {
 	client   client.Client
-	cloud    machines
+	cloud    cloudAPI
 	events   events.EventRecorder
 	log      *slog.Logger
 	interval time.Duration
@@ -167,7 +168,7 @@ func groupCondition(g *v1alpha1.ScalingGroup, target string, found []cloud.Group
 	f := groupByID(found, g.Spec.GroupID)
 	switch {
 	case err != nil:
-		c.Reason, c.Message = "CloudUnavailable", shorten(err.Error())
+		c.Reason, c.Message = "CloudUnavailable", decision.TruncateMessage(err.Error())
 	case f == nil:
 		c.Reason, c.Message = reasonNotListed, "the cloud does not list this group; the object is kept, delete it if the group is gone"
 	case target == "":
@@ -207,7 +208,7 @@ func (r *groups) describe(ctx context.Context, g *v1alpha1.ScalingGroup, f cloud
 func (r *groups) report(ctx context.Context, g *v1alpha1.ScalingGroup, image string, c metav1.Condition) error {
 	changed := g.DeepCopy()
 	changed.Status.ObservedGeneration, changed.Status.ImageReference = g.Generation, image
-	setCondition(&changed.Status.Conditions, c, metav1.Now())
+	decision.SetCondition(&changed.Status.Conditions, c, metav1.Now())
 	if equality.Semantic.DeepEqual(changed.Status, g.Status) {
 		return nil
 	}
@@ -291,13 +292,4 @@ func objectName(f cloud.Group, known []v1alpha1.ScalingGroup) string {
 	}
 	sum := sha256.Sum256([]byte(strings.ToLower(f.ID)))
 	return strings.TrimLeft(name+"-"+hex.EncodeToString(sum[:4]), "-")
-}
-
-// shorten keeps an error's text within a condition that people read.
-func shorten(s string) string {
-	const limit = 256
-	if len(s) <= limit {
-		return s
-	}
-	return strings.ToValidUTF8(s[:limit], "") + "…"
 }

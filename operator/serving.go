@@ -2,9 +2,6 @@ package operator
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/ed25519"
-	"crypto/rsa"
 	"crypto/x509"
 	"encoding/asn1"
 	"encoding/pem"
@@ -31,13 +28,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"constellation/engine/cloud"
+	"constellation/internal/kubeletcsr"
 )
 
 const (
-	nodeUser  = "system:node:"
-	nodeGroup = "system:nodes"
-	// minRSA is in bits.
-	minRSA = 2048
 	// approvers is how many requests to one signer are judged at a time, and so how many
 	// requests about them the cloud gets at a time. Each is of another user.
 	approvers = 4
@@ -55,7 +49,7 @@ const (
 // judged yet waits, and one that is not a kubelet's is left to people.
 type servingRequests struct {
 	client   client.Client
-	cloud    machines // asked anew for each request: addresses are given again
+	cloud    cloudAPI // asked again for each request: addresses are given again
 	events   events.EventRecorder
 	counters *counters
 	log      *slog.Logger
@@ -225,8 +219,8 @@ func (r *servingRequests) answer(ctx context.Context, csr *certificatesv1.Certif
 // and the Node that asks if there is one.
 func (r *servingRequests) judge(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) (verdict, string, *corev1.Node) {
 	// Both are what the API server knows of the caller.
-	name, ok := strings.CutPrefix(csr.Spec.Username, nodeUser)
-	if !ok || name == "" || !slices.Contains(csr.Spec.Groups, nodeGroup) {
+	name, ok := strings.CutPrefix(csr.Spec.Username, kubeletcsr.UserPrefix)
+	if !ok || name == "" || !slices.Contains(csr.Spec.Groups, kubeletcsr.Group) {
 		return foreign, "no kubelet has asked for it", nil
 	}
 	asked, err := parseServing(csr.Spec.Request, csr.Spec.Usages, csr.Spec.Username)
@@ -317,11 +311,11 @@ func parseServing(request []byte, usages []certificatesv1.KeyUsage, user string)
 	if err != nil {
 		return servingRequest{}, err
 	}
-	if !subjectIs(c, user) {
-		return bad("its subject is %.200q, want CN=%s,O=%s", c.Subject.String(), user, nodeGroup)
+	if !kubeletcsr.HasSubject(c, user) {
+		return bad("its subject is %.200q, want CN=%s,O=%s", c.Subject.String(), user, kubeletcsr.Group)
 	}
-	if len(c.EmailAddresses) > 0 || len(c.URIs) > 0 {
-		return bad("it asks for e-mail addresses or URIs")
+	if err := kubeletcsr.CheckServerNames(c); err != nil {
+		return servingRequest{}, err
 	}
 	if len(c.Extensions) != 1 || !c.Extensions[0].Id.Equal(oidSubjectAltName) {
 		return bad("it asks for something else than names of a server")
@@ -348,33 +342,11 @@ func usagesAre(usages []certificatesv1.KeyUsage, sets [][]certificatesv1.KeyUsag
 	return got, slices.ContainsFunc(sets, func(want []certificatesv1.KeyUsage) bool { return slices.Equal(got, want) })
 }
 
-// subjectIs reports whether the subject of c is a node's user name and the group of nodes, and
-// nothing else.
-func subjectIs(c *x509.CertificateRequest, user string) bool {
-	return len(c.Subject.Names) == 2 && c.Subject.CommonName == user && slices.Equal(c.Subject.Organization, []string{nodeGroup})
-}
-
 // parseKubeletRequest reads one PEM block with a request that its own key has signed.
 func parseKubeletRequest(request []byte) (*x509.CertificateRequest, error) {
 	block, rest := pem.Decode(request)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" || len(block.Headers) > 0 || strings.TrimSpace(string(rest)) != "" {
 		return nil, errors.New("it is not one CERTIFICATE REQUEST in PEM")
 	}
-	c, err := x509.ParseCertificateRequest(block.Bytes)
-	if err != nil {
-		return nil, errors.New("it is no PKCS #10 request")
-	}
-	if err := c.CheckSignature(); err != nil {
-		return nil, errors.New("its signature is wrong")
-	}
-	switch k := c.PublicKey.(type) {
-	case *ecdsa.PublicKey, ed25519.PublicKey:
-	case *rsa.PublicKey:
-		if k.N.BitLen() < minRSA {
-			return nil, fmt.Errorf("its RSA key has %d bits, at least %d are needed", k.N.BitLen(), minRSA)
-		}
-	default:
-		return nil, errors.New("its kind of key is not known")
-	}
-	return c, nil
+	return kubeletcsr.Parse(block.Bytes)
 }

@@ -159,7 +159,7 @@ func TestServingRequestsAreJudged(t *testing.T) {
 		{"a weak key", func(t *testing.T, s *subject) {
 			t.Setenv("GODEBUG", "rsa1024min=0")
 			s.key = rsaKey(t, 1024)
-		}, denied, "its RSA key has 1024 bits, at least 2048 are needed"},
+		}, denied, "its RSA key has 1024 bits, want at least 2048"},
 		{"no PEM", func(_ *testing.T, s *subject) { s.csr.Spec.Request = []byte("hello") }, denied, "it is not one CERTIFICATE REQUEST in PEM"},
 		{"a second request behind the first", func(t *testing.T, s *subject) {
 			s.csr.Spec.Request = slices.Concat(requestPEM(t, s.req, s.key), requestPEM(t, s.req, s.key))
@@ -169,7 +169,7 @@ func TestServingRequestsAreJudged(t *testing.T) {
 		}, denied, "it is not one CERTIFICATE REQUEST in PEM"},
 		{"PEM with nothing in it", func(_ *testing.T, s *subject) {
 			s.csr.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST"})
-		}, denied, "it is no PKCS #10 request"},
+		}, denied, "it is not a PKCS #10 request"},
 		{"a request that was changed after it was signed", func(t *testing.T, s *subject) {
 			block, _ := pem.Decode(requestPEM(t, s.req, s.key))
 			i := strings.Index(string(block.Bytes), "system:node:w")
@@ -407,7 +407,7 @@ func TestKubeletsRenewTheirCertificates(t *testing.T) {
 		if !k.Current().Leaf.NotAfter.After(k.first.NotAfter) {
 			t.Errorf("it ends at %s, the first at %s", k.Current().Leaf.NotAfter, k.first.NotAfter)
 		}
-		// What a kubelet that starts anew finds.
+		// What a kubelet that starts again finds.
 		again, err := certificate.NewFileStore("kubelet-server", k.dir, k.dir, "", "")
 		if err != nil {
 			t.Fatal(err)

@@ -3,6 +3,7 @@ package operator
 import (
 	"context"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,6 +34,9 @@ import (
 const (
 	// SnapshotPath is where a snapshot is had with GET.
 	SnapshotPath = "/v1/etcd-snapshot"
+	// EtcdStatePath is where with GET and ?revision=N is had what the host's member of etcd
+	// has at a revision, see [EtcdState].
+	EtcdStatePath = "/v1/etcd-state"
 	// SnapshotAudience is for whom the token must have been made.
 	SnapshotAudience = "constellation-etcd-snapshot"
 	// SnapshotAccount is the ServiceAccount, in the operator's namespace, that may create
@@ -47,7 +53,17 @@ const (
 	TrailerSize     = "Snapshot-Size"     // in bytes
 	TrailerRevision = "Snapshot-Revision" // which it shows, or a later one
 	TrailerVersion  = "Snapshot-Etcd-Version"
+	TrailerCluster  = "Snapshot-Etcd-Cluster" // ID, in hex
+	TrailerMember   = "Snapshot-Etcd-Member"  // ID, in hex
 )
+
+// EtcdState is what a member of etcd has at a revision. IDs are in hex.
+type EtcdState struct {
+	ClusterID string   `json:"cluster_id"`
+	MemberID  string   `json:"member_id"` // that answers
+	Members   []string `json:"members"`   // all of the cluster
+	SHA256    string   `json:"sha256"`    // of all keys, see backup.EtcdState
+}
 
 // reviewTimeout bounds what is asked of the API server about a caller.
 const reviewTimeout = 10 * time.Second
@@ -56,6 +72,7 @@ const reviewTimeout = 10 * time.Second
 type snapshots struct {
 	client kubernetes.Interface
 	take   func(context.Context, io.Writer) (*upgradeproto.SnapshotSummary, error)
+	state  func(ctx context.Context, revision int64) (*upgradeproto.EtcdStateResponse, error) // nil serves none
 	log    *slog.Logger
 	free   chan struct{} // holds the permission to take one
 }
@@ -72,9 +89,7 @@ func (s *snapshots) serve(ctx context.Context, address string) error {
 	if err != nil {
 		return fmt.Errorf("serve snapshots: %w", err)
 	}
-	mux := http.NewServeMux()
-	mux.Handle("GET "+SnapshotPath, s)
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: reviewTimeout, BaseContext: func(net.Listener) context.Context { return ctx }}
+	server := &http.Server{Handler: s.handler(), ReadHeaderTimeout: reviewTimeout, BaseContext: func(net.Listener) context.Context { return ctx }}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
 	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -83,24 +98,83 @@ func (s *snapshots) serve(ctx context.Context, address string) error {
 	return nil
 }
 
-// ServeHTTP implements http.Handler.
-func (s *snapshots) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// handler returns what serves all paths.
+func (s *snapshots) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET "+SnapshotPath, s)
+	if s.state != nil {
+		mux.HandleFunc("GET "+EtcdStatePath, s.serveState)
+	}
+	return mux
+}
+
+// begin admits a caller, and answers those that it does not. What it admits calls end.
+func (s *snapshots) begin(w http.ResponseWriter, r *http.Request) (user string, end func(), ok bool) {
 	user, code, err := s.admit(r)
 	if err != nil {
 		s.log.Warn("snapshot refused", "user", user, "err", err)
 		http.Error(w, err.Error(), code)
-		return
+		return user, nil, false
 	}
 	select {
 	case <-s.free:
-		defer func() { s.free <- struct{}{} }()
+		return user, func() { s.free <- struct{}{} }, true
 	default:
 		w.Header().Set("Retry-After", "10")
 		http.Error(w, "another snapshot is being taken; try again when it has ended", http.StatusServiceUnavailable)
+		return user, nil, false
+	}
+}
+
+// serveState answers what the host's member has at a revision.
+func (s *snapshots) serveState(w http.ResponseWriter, r *http.Request) {
+	user, end, ok := s.begin(w, r)
+	if !ok {
+		return
+	}
+	defer end()
+	revision, err := strconv.ParseInt(r.URL.Query().Get("revision"), 10, 64)
+	if err != nil || revision <= 0 {
+		http.Error(w, "revision must be a number above zero", http.StatusBadRequest)
 		return
 	}
 	start := time.Now()
-	w.Header().Set("Trailer", strings.Join([]string{TrailerSHA256, TrailerSize, TrailerRevision, TrailerVersion}, ", "))
+	state, err := s.state(r.Context(), revision)
+	if err != nil {
+		s.log.Warn("state of etcd not read", "user", user, "revision", revision, "err", err)
+		code := http.StatusBadGateway
+		if status.Code(err) == codes.Unimplemented {
+			code = http.StatusNotFound // the agent is older
+		}
+		http.Error(w, err.Error(), code)
+		return
+	}
+	out := EtcdState{ClusterID: hexID(state.GetClusterId()), MemberID: hexID(state.GetMemberId()), SHA256: hex.EncodeToString(state.GetSha256())}
+	for _, id := range state.GetMembers() {
+		out.Members = append(out.Members, hexID(id))
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(out) // the caller sees that it is cut off
+	s.log.Info("state of etcd read", "user", user, "revision", revision, "took", time.Since(start))
+}
+
+// hexID is how etcd writes an ID; empty for none.
+func hexID(id uint64) string {
+	if id == 0 {
+		return ""
+	}
+	return strconv.FormatUint(id, 16)
+}
+
+// ServeHTTP implements http.Handler.
+func (s *snapshots) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	user, end, ok := s.begin(w, r)
+	if !ok {
+		return
+	}
+	defer end()
+	start := time.Now()
+	w.Header().Set("Trailer", strings.Join([]string{TrailerSHA256, TrailerSize, TrailerRevision, TrailerVersion, TrailerCluster, TrailerMember}, ", "))
 	w.Header().Set("Content-Type", "application/octet-stream")
 	out := &sent{to: w}
 	sum, err := s.take(r.Context(), out)
@@ -119,6 +193,8 @@ func (s *snapshots) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set(TrailerSize, strconv.FormatInt(sum.GetSize(), 10))
 	h.Set(TrailerRevision, strconv.FormatInt(sum.GetRevision(), 10))
 	h.Set(TrailerVersion, sum.GetEtcdVersion())
+	h.Set(TrailerCluster, hexID(sum.GetClusterId()))
+	h.Set(TrailerMember, hexID(sum.GetMemberId()))
 	s.log.Info("snapshot taken", "user", user, "bytes", sum.GetSize(), "revision", sum.GetRevision(), "took", time.Since(start))
 }
 
@@ -196,4 +272,13 @@ func (h *agentHost) snapshot(ctx context.Context, w io.Writer) (*upgradeproto.Sn
 			return nil, fmt.Errorf("pass snapshot of etcd on: %w", err)
 		}
 	}
+}
+
+// etcdState returns what the host's member has at a revision.
+func (h *agentHost) etcdState(ctx context.Context, revision int64) (*upgradeproto.EtcdStateResponse, error) {
+	r, err := h.agent.EtcdState(ctx, &upgradeproto.EtcdStateRequest{Revision: revision})
+	if err != nil {
+		return nil, fmt.Errorf("read etcd at revision %d: %w", revision, words(err))
+	}
+	return r, nil
 }

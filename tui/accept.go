@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // consent is what a user must still accept before a plan may run.
@@ -55,7 +56,7 @@ func fixedQuestion(text string) func(*engine.Plan) string {
 // run. If it returns an error, it has written the refusal to out.
 func (s *session) accept(p *engine.Plan, out sink, f format, a acceptance) (sink, error) {
 	if list := p.Blocked(); len(list) > 0 {
-		return out, s.refuse(p, out, engine.ExitBlocked, fmt.Errorf("%s: %s", count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
+		return out, s.refuse(p, out, engine.ExitBlocked, fmt.Errorf("%s: %s", term.Count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
 	}
 	c := consentTo(p, a.yes, a.acknowledged)
 	names := ids(c.names)
@@ -102,13 +103,13 @@ func ids(findings []engine.Finding) (out []string) {
 
 // acknowledged prompts for the ID of a finding. Anything else is a no.
 func (s *session) acknowledged(f engine.Finding) bool {
-	return s.prompted(fmt.Sprintf("%s\nType %s to accept it: ", clean(f.Title), clean(f.ID)), f.ID)
+	return s.prompted(fmt.Sprintf("%s\nType %s to accept it: ", term.Clean(f.Title), term.Clean(f.ID)), f.ID)
 }
 
 // prompted prints question and reports whether the user typed want.
 func (s *session) prompted(question, want string) bool {
 	if f, ok := s.Stdin.(*os.File); ok {
-		discardInput(f)
+		term.DiscardInput(f)
 	}
 	fmt.Fprint(s.Stderr, question)
 	line, err := bufio.NewReader(s.Stdin).ReadString('\n')

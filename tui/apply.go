@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func (s *session) upgradeApplyCommand() *cobra.Command {
@@ -123,99 +125,20 @@ func (s *session) apply(ctx context.Context, u *upgradeStart, o runOptions) erro
 		return s.console(ctx, consoleOptions{upgrade: u, timeout: o.timeout})
 	}
 	return s.planAndRun(ctx, o, acceptance{
-		acknowledged: u.request.Acknowledge, question: func(p *engine.Plan) string { return "Upgrade cluster " + clean(p.Cluster) + "?" },
+		acknowledged: u.request.Acknowledge, question: func(p *engine.Plan) string { return "Upgrade cluster " + term.Clean(p.Cluster) + "?" },
 		show: func(p *engine.Plan, _ sink) { s.print(s.planText(p)) },
 	}, func(ctx context.Context, eng Engine) (*engine.Plan, error) {
 		progress := s.checkProgress()
-		defer progress.live.clear()
+		defer progress.live.Clear()
 		return u.plan(ctx, eng, u.request, progress.event)
 	})
 }
 
 // planText renders an upgrade's plan for the prompt.
 func (s *session) planText(p *engine.Plan) []string {
-	c := s.renderer()
-	c.w = s.answerWidth()
-	w := c.w
-	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, clean(p.Cluster)+marked(p.Simulated, ", "), clean(p.From.String()), clean(p.To.String())), ""}
-	return append(lines, c.upgradeSections(w, p)...)
-}
-
-// upgradeSections renders an upgrade's plan: versions, other changes, steps, findings,
-// notes and warnings. On the screen a blocked plan shows only its findings.
-func (c *console) upgradeSections(w int, p *engine.Plan) []string {
-	k := &engine.Check{Findings: p.Findings, Changes: p.Changes, Path: []engine.Hop{{}}}
-	var lines []string
-	if !c.th.uncut && len(p.Blocked()) > 0 {
-		return c.findingGroups(w, &engine.Check{Findings: p.Findings})
-	}
-	if len(p.Components) > 0 {
-		lines = append(lines, c.th.rule(w, "Versions", ""))
-		for _, x := range p.Components {
-			lines = append(lines, c.th.row(w).pad(2).add(plain, c.componentLine(x)).String())
-		}
-	}
-	if rows := c.changeRows(w, k); len(rows) > 0 {
-		rows[0] = c.th.rule(w, "Will change", "")
-		lines = append(lines, rows...)
-		if c.th.uncut { // the screen shows the backup's age elsewhere
-			lines = append(lines, c.th.row(w).pad(2).col(faint, "last backup", 14).add(plain, c.backupWords(p.LastBackup)).String())
-		}
-	}
-	lines = append(lines, c.th.rule(w, "Steps", count(len(p.Steps), "step")))
-	const indent = 22
-	for i, st := range p.Steps {
-		r := c.th.row(w).num(faint, fmt.Sprint(i+1), 2).pad(1).col(strong, clean(st.ID), 17)
-		if st.Finished {
-			lines = append(lines, r.add(faint, "done before: "+clean(st.Title)).String())
-			continue
-		}
-		text := clean(st.Title) + ": " + clean(st.Effect)
-		if st.Final {
-			text += " (point of no return)"
-		}
-		for n, l := range wrap(text, max(20, w-indent)) {
-			if n > 0 {
-				r = c.th.row(w).pad(indent)
-			}
-			lines = append(lines, r.add(plain, l).String())
-		}
-		for _, d := range st.Details {
-			lines = append(lines, c.prose(w, indent, faint, clean(d))...)
-		}
-	}
-	lines = append(lines, c.findingGroups(w, k)...)
-	lines = append(lines, "")
-	for _, n := range p.Notes {
-		lines = append(lines, c.prose(w, 0, plain, clean(c.deps.commands.text(n)))...)
-	}
-	for _, st := range p.Steps {
-		if st.Warning != "" && !st.Finished {
-			lines = append(lines, c.prose(w, 0, caution, "Warning: "+clean(st.Warning))...)
-		}
-	}
-	return lines
-}
-
-// backupWords describes age and contents of a backup.
-func (c *console) backupWords(b *engine.LastBackup) string {
-	if b == nil {
-		return "none"
-	}
-	s := fmt.Sprintf("%s, %s, %s", ago(b.Created, c.now), amountOf(b.Objects, "object"), bytesOf(b.Bytes))
-	if !b.Etcd {
-		return s + ", without an etcd snapshot"
-	}
-	return s + ", with an etcd snapshot"
-}
-
-// componentLine is "Kubernetes: v1.35.4 -> v1.36.3".
-func (c *console) componentLine(x engine.ComponentCheck) string {
-	name := clean(x.Name)
-	if x.Part {
-		name = "  " + name
-	}
-	return fmt.Sprintf("%-22s %s %s %s", name, orElse(clean(x.Now), "(none)"), c.th.to, clean(x.NextHop))
+	w := s.answerWidth()
+	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, term.Clean(p.Cluster)+view.Marked(p.Simulated, ", "), term.Clean(p.From.String()), term.Clean(p.To.String())), ""}
+	return append(lines, view.UpgradeSections(s.page(), w, p)...)
 }
 
 // rolloutCommands returns pause, resume, cancel, skip and retry.
@@ -322,9 +245,9 @@ func (s *session) skip(ctx context.Context, name string, skip bool, done string,
 	case h.Failed && !skip:
 		done = "retried now"
 	case skip:
-		done += "; `" + s.command("upgrade retry "+clean(a.Name)) + "` resumes it"
+		done += "; `" + s.command("upgrade retry "+term.Clean(a.Name)) + "` resumes it"
 	}
-	fmt.Fprintf(s.out, "%s %s is %s\n", a.Kind, clean(a.Name), done)
+	fmt.Fprintf(s.out, "%s %s is %s\n", a.Kind, term.Clean(a.Name), done)
 	return nil
 }
 
@@ -399,7 +322,7 @@ func (s *session) changeRollout(ctx context.Context, c engine.RolloutChange, don
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(s.out, "the rollout to image %s and Kubernetes %s %s\n", clean(a.Target.Image), clean(a.Target.Kubernetes), done)
+	fmt.Fprintf(s.out, "the rollout to image %s and Kubernetes %s %s\n", term.Clean(a.Target.Image), term.Clean(a.Target.Kubernetes), done)
 	fmt.Fprintf(s.out, "next  %s\n", s.command("watch"))
 	return nil
 }

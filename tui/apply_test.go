@@ -167,7 +167,7 @@ func TestApplyWritesASummary(t *testing.T) {
 	if code != 0 || !strings.Contains(errs, "wait-for-rollout   ok") {
 		t.Fatalf("exit %d, stderr %q", code, errs)
 	}
-	golden(t, "plain/apply.md", out)
+	checkGolden(t, "plain/apply.md", out)
 }
 
 func TestApplyWritesASummaryOfARefusal(t *testing.T) {

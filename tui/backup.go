@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func (s *session) backupCommand() *cobra.Command {
@@ -83,7 +86,7 @@ func (s *session) completeBackup(cmd *cobra.Command, args []string, _ string) ([
 	}
 	var out []string
 	for _, b := range all {
-		text := fmt.Sprintf("%s, %s", ago(b.Created, s.Now()), count(int(b.Objects), "object"))
+		text := fmt.Sprintf("%s, %s", term.Ago(b.Created, s.Now()), term.Count(int(b.Objects), "object"))
 		if !b.Whole {
 			text = "incomplete"
 		}
@@ -189,7 +192,7 @@ which does not detect changed contents.`,
 			defer stop()
 			live := s.reading()
 			all, err := eng.ListBackups(ctx, dir, !quick, live.of)
-			live.clear()
+			live.Clear()
 			if err != nil {
 				return err
 			}
@@ -219,7 +222,7 @@ which does not detect changed contents.`,
 				if !b.Whole {
 					whole = "NO: " + b.Why
 				}
-				rows = append(rows, []string{b.ID, ago(b.Created, s.Now()), fmt.Sprint(b.Objects), bytesOf(b.Bytes), etcd, whole})
+				rows = append(rows, []string{b.ID, term.Ago(b.Created, s.Now()), fmt.Sprint(b.Objects), term.Bytes(b.Bytes), etcd, whole})
 			}
 			table(s.out, "", rows)
 			return nil
@@ -233,21 +236,21 @@ which does not detect changed contents.`,
 
 // reading shows on stderr how much of a backup was read, if stderr is a terminal.
 type reading struct {
-	liveLine
+	term.LiveLine
 	now   func() time.Time
 	shown time.Time
 }
 
 func (s *session) reading() *reading {
 	r := &reading{now: s.Now}
-	r.liveLine = s.liveLine()
+	r.LiveLine = s.liveLine()
 	return r
 }
 
 func (r *reading) of(id string, done, total int64) {
-	if now := r.now(); r.out != nil && now.Sub(r.shown) > 100*time.Millisecond {
+	if now := r.now(); r.Out != nil && now.Sub(r.shown) > 100*time.Millisecond {
 		r.shown = now
-		r.set(fmt.Sprintf("read %s, %s of %s", id, bytesOf(done), bytesOf(total)))
+		r.Set(fmt.Sprintf("read %s, %s of %s", id, term.Bytes(done), term.Bytes(total)))
 	}
 }
 
@@ -287,14 +290,14 @@ This does not read the files; backup verify does.`,
 }
 
 func (s *session) showBackup(m *engine.BackupManifest, path string) {
-	contents := fmt.Sprintf("%s of %s, %s", count(int(m.Objects), "object"), count(len(m.Types), "type"), bytesOf(m.Bytes))
+	contents := fmt.Sprintf("%s of %s, %s", term.Count(int(m.Objects), "object"), term.Count(len(m.Types), "type"), term.Bytes(m.Bytes))
 	secrets := "only in Helm records"
 	if m.Secrets {
 		secrets = "all"
 	}
 	etcd := "no snapshot"
 	if m.Etcd != nil {
-		etcd = bytesOf(m.Etcd.Size)
+		etcd = term.Bytes(m.Etcd.Size)
 		if m.Etcd.Revision > 0 {
 			etcd += fmt.Sprintf(", revision %d", m.Etcd.Revision)
 		}
@@ -302,8 +305,8 @@ func (s *session) showBackup(m *engine.BackupManifest, path string) {
 	cluster := strings.TrimSpace(m.Cluster.Name + " " + m.Cluster.Server)
 	rows := [][]string{
 		{"backup", m.ID},
-		{"cluster", orElse(cluster, "-")},
-		{"created", m.Created.Local().Format("2006-01-02 15:04:05") + ", " + ago(m.Created, s.Now()) + ", in " + m.Ended.Sub(m.Created).Round(time.Millisecond).String()},
+		{"cluster", cmp.Or(cluster, "-")},
+		{"created", m.Created.Local().Format("2006-01-02 15:04:05") + ", " + term.Ago(m.Created, s.Now()) + ", in " + m.Ended.Sub(m.Created).Round(time.Millisecond).String()},
 		{"contents", contents},
 		{"secrets", secrets},
 		{"etcd", etcd},
@@ -311,10 +314,10 @@ func (s *session) showBackup(m *engine.BackupManifest, path string) {
 	}
 	table(s.out, "", rows)
 	for _, h := range m.Holes {
-		fmt.Fprintf(s.out, "missing  %s\n", oneLine(clean(h.String())))
+		fmt.Fprintf(s.out, "missing  %s\n", term.OneLine(term.Clean(h.String())))
 	}
 	for _, n := range m.Notes {
-		fmt.Fprintf(s.out, "note     %s\n", oneLine(clean(n)))
+		fmt.Fprintf(s.out, "note     %s\n", term.OneLine(term.Clean(n)))
 	}
 	size := map[string]int64{}
 	for _, f := range m.Files {
@@ -331,12 +334,12 @@ func (s *session) showBackup(m *engine.BackupManifest, path string) {
 		for _, f := range t.Files {
 			n += size[f]
 		}
-		list = append(list, []string{t.String(), t.Version, fmt.Sprint(t.Objects), bytesOf(n), strings.Join(t.Files, " ")})
+		list = append(list, []string{t.String(), t.Version, fmt.Sprint(t.Objects), term.Bytes(n), strings.Join(t.Files, " ")})
 	}
 	fmt.Fprintln(s.out)
 	table(s.out, "", list)
 	if empty > 0 {
-		fmt.Fprintf(s.out, "and %s without objects\n", count(empty, "type"))
+		fmt.Fprintf(s.out, "and %s without objects\n", term.Count(empty, "type"))
 	}
 }
 
@@ -372,7 +375,7 @@ backup is incomplete or damaged.`,
 			defer stop()
 			live := s.reading()
 			err = eng.VerifyBackup(ctx, dir, args[0], func(done, total int64) { live.of(args[0], done, total) })
-			live.clear()
+			live.Clear()
 			problems := engine.BackupProblems(err)
 			if err != nil && len(problems) == 0 {
 				return err
@@ -391,7 +394,7 @@ backup is incomplete or damaged.`,
 				return nil
 			}
 			for _, p := range problems {
-				fmt.Fprintf(s.out, "%s\n", oneLine(clean(p)))
+				fmt.Fprintf(s.out, "%s\n", term.OneLine(term.Clean(p)))
 			}
 			return err
 		},
@@ -454,5 +457,5 @@ func dirFlag(dir string) string {
 	if dir == "" {
 		return ""
 	}
-	return " --dir " + quoteArg(dir)
+	return " --dir " + view.QuoteArg(dir)
 }

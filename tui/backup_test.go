@@ -12,6 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/tui/term"
 )
 
 // backupScenes are the screen of backups at moments that matter.
@@ -172,14 +173,14 @@ func backupAt(s func(*fakeEngine) *stage, n int) *stage {
 
 func TestBackupIsMadeInTheConsole(t *testing.T) {
 	show := func(t *testing.T, n int) *stage {
-		return backupAt(func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) }, n)
+		return backupAt(func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) }, n)
 	}
 	t.Run("as the user wants it with etcd", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) }, func(e *fakeEngine) { e.plan, e.events = backupPlan(), backupEvents() })
+			s := backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) }, func(e *fakeEngine) { e.plan, e.events = backupPlan(), backupEvents() })
 			for _, want := range []string{engine.EtcdTake, engine.EtcdLeave, engine.EtcdAuto} {
 				s.press("e")
-				if got := s.c.command(); (want != "") != strings.Contains(got, "--etcd="+want) || want == "" && strings.Contains(got, "--etcd") {
+				if got := s.c.screen.command(); (want != "") != strings.Contains(got, "--etcd="+want) || want == "" && strings.Contains(got, "--etcd") {
 					t.Errorf("the command is %q, want --etcd=%s", got, want)
 				}
 				s.press("b")
@@ -193,15 +194,15 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 	t.Run("Esc stops it and stays", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := show(t, 4).press("b", "v", "e") // which do nothing now
-			if s.eng.ran != 1 || s.c.bak.etcd != "" {
-				t.Errorf("ran %d times, etcd %q", s.eng.ran, s.c.bak.etcd)
+			if s.eng.ran != 1 || s.c.backup.etcd != "" {
+				t.Errorf("ran %d times, etcd %q", s.eng.ran, s.c.backup.etcd)
 			}
 			s.press("esc")
 			s.settle()
-			if s.quit || s.c.running || s.c.screen != screenBackup || engine.ExitCode(s.c.bak.err) != engine.ExitStopped {
-				t.Errorf("quit %t, running %t, screen %s, error %v", s.quit, s.c.running, s.c.screen.title(), s.c.bak.err)
+			if s.quit || s.c.running || s.c.screen != s.c.backup || engine.ExitCode(s.c.backup.err) != engine.ExitStopped {
+				t.Errorf("quit %t, running %t, screen %s, error %v", s.quit, s.c.running, s.c.screen.title(), s.c.backup.err)
 			}
-			if s.press("esc"); s.c.screen != screenHome {
+			if s.press("esc"); s.c.screen != s.c.overview {
 				t.Errorf("Esc leads to %s", s.c.screen.title())
 			}
 		})
@@ -214,31 +215,31 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 			}
 			s.press("ctrl+c")
 			s.settle()
-			if !s.quit || s.c.bak.running || s.c.exit != engine.ExitStopped {
-				t.Errorf("quit %t, running %t, exit %d", s.quit, s.c.bak.running, s.c.exit)
+			if !s.quit || s.c.backup.running || s.c.exit != engine.ExitStopped {
+				t.Errorf("quit %t, running %t, exit %d", s.quit, s.c.backup.running, s.c.exit)
 			}
 		})
 	})
 	t.Run("Esc leads back to the check it was opened from", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := checkShown("trouble")(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+			s := checkShown("trouble")(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 			s.press("b")
 			s.settle()
-			if s.c.screen != screenBackup {
+			if s.c.screen != s.c.backup {
 				t.Fatalf("b leads to %s", s.c.screen.title())
 			}
-			if s.press("esc"); s.c.screen != screenCheck {
+			if s.press("esc"); s.c.screen != s.c.check {
 				t.Errorf("Esc leads to %s", s.c.screen.title())
 			}
 		})
 	})
 	t.Run("what is not whole is not restored", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) }, nil).press("down", "y")
+			s := backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) }, nil).press("down", "y")
 			if want := "y is off: this backup is incomplete: manifest.json is not there: it was not made to the end"; len(s.copied) != 0 || s.c.note != want {
 				t.Errorf("copied %q, the note is %q, want %q", s.copied, s.c.note, want)
 			}
-			s = backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) }, func(e *fakeEngine) { e.verifyErr = errors.New("a file differs") }).press("v")
+			s = backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) }, func(e *fakeEngine) { e.verifyErr = errors.New("a file differs") }).press("v")
 			s.settle()
 			if s.press("y"); len(s.copied) != 0 || s.c.note != "y is off: this backup failed its verification" {
 				t.Errorf("copied %q, the note is %q", s.copied, s.c.note)
@@ -247,7 +248,7 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 	})
 	t.Run("the command that restores is copied", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) }, nil).press("down", "down", "y")
+			s := backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) }, nil).press("down", "down", "y")
 			if want := "backup restore upgrade-20261101120000-00ff00ff"; len(s.copied) != 1 || !strings.HasSuffix(s.copied[0], want) {
 				t.Errorf("copied %q, want %q", s.copied, want)
 			}
@@ -314,7 +315,7 @@ func TestBackupOutput(t *testing.T) {
 				if code != tt.code || (errs != "") != (tt.code != 0 && (format == "text" || tt.name == "prune-none")) {
 					t.Errorf("exit %d, stderr %q", code, errs)
 				}
-				golden(t, "backup/"+tt.name+"."+ext, out)
+				checkGolden(t, "backup/"+tt.name+"."+ext, out)
 				if format != "json" {
 					return
 				}

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // checks are the checks with goldens; their values are from real checks.
@@ -74,7 +76,7 @@ func TestPrintedChecks(t *testing.T) {
 				if i := strings.IndexAny(out, "\x1b\x07\u202e"); i >= 0 {
 					t.Errorf("a control character is printed: %q", out[i:min(len(out), i+20)])
 				}
-				golden(t, f.file, out)
+				checkGolden(t, f.file, out)
 			})
 		}
 	}
@@ -191,7 +193,7 @@ func checking(t *testing.T, s func(*fakeEngine) *stage, told int) *stage {
 	st := s(e).begin()
 	st.press("c")
 	st.settle()
-	time.Sleep(2 * frameGap) // of the synctest bubble: the pending batch is sent
+	time.Sleep(2 * term.FrameGap) // of the synctest bubble: the pending batch is sent
 	st.settle()
 	st.at(2300 * time.Millisecond)
 	return st
@@ -224,7 +226,7 @@ func TestKeysOfACheck(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+				s := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 				if !slices.Equal(s.copied, tt.copied) || !strings.Contains(s.c.note, tt.note) || tt.note == "" && s.c.note != "" {
 					t.Errorf("copied %q and says %q; want %q and %q", s.copied, s.c.note, tt.copied, tt.note)
 				}
@@ -250,13 +252,13 @@ func TestSmallestChecks(t *testing.T) {
 	} {
 		t.Run(strings.Join(append([]string{tt.check}, tt.keys...), " "), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				v := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 60, 16) }).c.View()
+				v := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 60, 16) }).c.View()
 				for _, want := range tt.want {
 					if !strings.Contains(v, want) {
 						t.Errorf("there is no %q in\n%s", want, v)
 					}
 				}
-				golden(t, "frames/check-"+strings.Join(append([]string{tt.check}, tt.keys...), "-")+".60x16.txt", v+"\n")
+				checkGolden(t, "frames/check-"+strings.Join(append([]string{tt.check}, tt.keys...), "-")+".60x16.txt", v+"\n")
 			})
 		})
 	}
@@ -274,7 +276,7 @@ func TestAnswersFitTheTerminal(t *testing.T) {
 			widest := 0
 			for l := range strings.Lines(p.output()) {
 				l = strings.TrimRight(l[strings.LastIndexByte(strings.TrimRight(l, "\r\n"), '\r')+1:], "\r\n")
-				widest = max(widest, width(stripStyle(l)))
+				widest = max(widest, term.Width(term.StripStyle(l)))
 			}
 			if widest < tt.least || widest > tt.most {
 				t.Errorf("the widest line has %d columns, want %d to %d:\n%s", widest, tt.least, tt.most, p.output())
@@ -285,9 +287,9 @@ func TestAnswersFitTheTerminal(t *testing.T) {
 
 func TestWritingAsksOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checkShown("two-hops", "W", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
-		if s.eng.checkedAs.WriteConfig || s.c.chk.confirmWrite {
-			t.Fatalf("Esc wrote: %v, still asks: %v", s.eng.checkedAs.WriteConfig, s.c.chk.confirmWrite)
+		s := checkShown("two-hops", "W", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
+		if s.eng.checkedAs.WriteConfig || s.c.check.confirmWrite {
+			t.Fatalf("Esc wrote: %v, still asks: %v", s.eng.checkedAs.WriteConfig, s.c.check.confirmWrite)
 		}
 		s.eng.check = checkIn(t, "written")
 		s.press("W", "enter")
@@ -295,30 +297,30 @@ func TestWritingAsksOnce(t *testing.T) {
 		if want := (engine.CheckRequest{WriteConfig: true, NoPreflight: true}); !reflect.DeepEqual(s.eng.checkedAs, want) {
 			t.Errorf("asked for %+v, want %+v", s.eng.checkedAs, want)
 		}
-		if !s.c.chk.result.Config.Written || len(s.c.chk.result.Findings) != 71 || !strings.Contains(s.c.note, "wrote 6 values") {
-			t.Errorf("written: %v with %d findings, says %q", s.c.chk.result.Config.Written, len(s.c.chk.result.Findings), s.c.note)
+		if !s.c.check.result.Config.Written || len(s.c.check.result.Findings) != 71 || !strings.Contains(s.c.note, "wrote 6 values") {
+			t.Errorf("written: %v with %d findings, says %q", s.c.check.result.Config.Written, len(s.c.check.result.Findings), s.c.note)
 		}
 		s.press("W")
-		if s.c.chk.confirmWrite || s.c.note != "W is off: it is written already" {
-			t.Errorf("after writing W asks: %v, says %q", s.c.chk.confirmWrite, s.c.note)
+		if s.c.check.confirmWrite || s.c.note != "W is off: it is written already" {
+			t.Errorf("after writing W asks: %v, says %q", s.c.check.confirmWrite, s.c.note)
 		}
 		s.eng.check = checkIn(t, "two-hops") // the file was changed back meanwhile
 		s.press("r")
 		s.settle()
 		s.press("W")
-		if !s.c.chk.confirmWrite {
+		if !s.c.check.confirmWrite {
 			t.Errorf("after r W does not ask, and says %q", s.c.note)
 		}
 		s.press("esc")
 		s.eng.checkErr = &engine.Error{Op: "write constellation-conf.yaml", Err: errors.New("it was changed meanwhile")}
-		s.c.chk.result.Config.Written = false
+		s.c.check.result.Config.Written = false
 		s.press("W", "enter")
 		s.settle()
 		if v := strings.Join(strings.Fields(s.c.View()), " "); !strings.Contains(v, s.c.note) {
 			t.Errorf("the error is not whole in\n%s", s.c.View())
 		}
-		if s.c.chk.result.Config.Written || s.c.note != "not written: write constellation-conf.yaml: it was changed meanwhile" {
-			t.Errorf("written: %v, says %q", s.c.chk.result.Config.Written, s.c.note)
+		if s.c.check.result.Config.Written || s.c.note != "not written: write constellation-conf.yaml: it was changed meanwhile" {
+			t.Errorf("written: %v, says %q", s.c.check.result.Config.Written, s.c.note)
 		}
 	})
 }
@@ -326,7 +328,7 @@ func TestWritingAsksOnce(t *testing.T) {
 // Versions and path are shown while the check runs, and keys work meanwhile.
 func TestCheckShowsPartialResults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checking(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) }, 31)
+		s := checking(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) }, 31)
 		v := s.c.View()
 		for _, want := range []string{"v1.34.2 ━━1━━▶ v1.35.4", "PodDisruptionBudget shop/cart", "Now (2.3s): 9 of 49 checked"} {
 			if !strings.Contains(v, want) {
@@ -334,8 +336,8 @@ func TestCheckShowsPartialResults(t *testing.T) {
 			}
 		}
 		s.press("W")
-		if s.c.chk.confirmWrite || s.c.note != "W is off: a check is running" {
-			t.Errorf("W during a check: asks %v, says %q", s.c.chk.confirmWrite, s.c.note)
+		if s.c.check.confirmWrite || s.c.note != "W is off: a check is running" {
+			t.Errorf("W during a check: asks %v, says %q", s.c.check.confirmWrite, s.c.note)
 		}
 		s.press("r")
 		if s.c.note != "r is off: a check is running" {
@@ -343,14 +345,14 @@ func TestCheckShowsPartialResults(t *testing.T) {
 		}
 		s.press("esc")
 		s.settle()
-		if s.c.screen != screenHome || s.c.chk.busy || s.c.busy != "" {
-			t.Errorf("Esc leads to %s, busy %v with %q", s.c.screen.title(), s.c.chk.busy, s.c.busy)
+		if s.c.screen != s.c.overview || s.c.check.busy || s.c.busy != "" {
+			t.Errorf("Esc leads to %s, busy %v with %q", s.c.screen.title(), s.c.check.busy, s.c.busy)
 		}
 		s.eng.checkPause = 0
 		s.press("c")
 		s.settle()
-		if !s.c.chk.complete || len(s.c.findingsNow()) != 71 {
-			t.Errorf("after coming back the check is whole: %v, with %d findings", s.c.chk.complete, len(s.c.findingsNow()))
+		if !s.c.check.complete || len(s.c.check.findingsNow()) != 71 {
+			t.Errorf("after coming back the check is whole: %v, with %d findings", s.c.check.complete, len(s.c.check.findingsNow()))
 		}
 	})
 }
@@ -358,7 +360,7 @@ func TestCheckShowsPartialResults(t *testing.T) {
 // During a new check, the old result is shown without colours.
 func TestOldCheckIsDimmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, display{colours: colours256}, 80, 24) })
+		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{Colours: term.Colours256}, 80, 24) })
 		s.settle()
 		s.at(staleAfter + time.Second)
 		cmd := s.c.openCheck()
@@ -370,13 +372,13 @@ func TestOldCheckIsDimmed(t *testing.T) {
 			}
 			return ""
 		}
-		if got := row(); !s.c.chk.busy || got != s.c.dim(got) {
-			t.Errorf("busy %v, shows %q", s.c.chk.busy, got)
+		if got := row(); !s.c.check.busy || got != view.Dim(s.c.page(), got) {
+			t.Errorf("busy %v, shows %q", s.c.check.busy, got)
 		}
 		s.do(cmd)
 		s.settle()
-		if got := row(); s.c.chk.busy || got == s.c.dim(got) {
-			t.Errorf("busy %v, shows %q", s.c.chk.busy, got)
+		if got := row(); s.c.check.busy || got == view.Dim(s.c.page(), got) {
+			t.Errorf("busy %v, shows %q", s.c.check.busy, got)
 		}
 	})
 }
@@ -384,12 +386,12 @@ func TestOldCheckIsDimmed(t *testing.T) {
 // A recent check is shown again without a new one; an old one is not.
 func TestCheckIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 		s.settle()
 		s.eng.check = checkIn(t, "trouble")
 		s.press("c")
 		s.settle()
-		if n := len(s.c.chk.result.Path); n != 2 {
+		if n := len(s.c.check.result.Path); n != 2 {
 			t.Errorf("the path has %d hops, want those of the check before", n)
 		}
 		s.press("esc")
@@ -397,7 +399,7 @@ func TestCheckIsKept(t *testing.T) {
 		s.at(staleAfter + time.Second)
 		s.press("c")
 		s.settle()
-		if n := len(s.c.chk.result.Path); n != 3 {
+		if n := len(s.c.check.result.Path); n != 3 {
 			t.Errorf("the path has %d hops, want those of a new check", n)
 		}
 	})
@@ -409,7 +411,7 @@ func TestHomeChecksForUpgrades(t *testing.T) {
 		st := demoStatus()
 		st.Target = checkIn(t, "two-hops").Current
 		e := &fakeEngine{home: upgradeHome(), status: st, check: checkIn(t, "two-hops")}
-		s := newStage(t, e, display{}, 80, 24).begin()
+		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		if !e.checkedAs.NoPreflight {
 			t.Fatalf("asked for %+v, want versions alone", e.checkedAs)
 		}
@@ -421,21 +423,21 @@ func TestHomeChecksForUpgrades(t *testing.T) {
 		}
 		s.press("enter")
 		s.settle()
-		if s.c.screen != screenCheck || !s.c.chk.complete || e.checkedAs.NoPreflight {
-			t.Errorf("Enter shows %s, a whole check: %v", s.c.screen.title(), s.c.chk.complete)
+		if s.c.screen != s.c.check || !s.c.check.complete || e.checkedAs.NoPreflight {
+			t.Errorf("Enter shows %s, a whole check: %v", s.c.screen.title(), s.c.check.complete)
 		}
 
 		e = &fakeEngine{home: upgradeHome(), status: st, checkErr: errors.New("no answer")}
-		s = newStage(t, e, display{}, 80, 24).begin()
+		s = newStage(t, e, term.Display{}, 80, 24).begin()
 		if v := s.c.View(); strings.Contains(v, "no answer") || !strings.Contains(v, "release v1.1.0 and") {
 			t.Errorf("home says\n%s", v)
 		}
 
 		e = &fakeEngine{home: demoHome(engine.StageReady)}
-		s = newStage(t, e, display{}, 80, 24).begin()
-		s.c.screen = screenHome
+		s = newStage(t, e, term.Display{}, 80, 24).begin()
+		s.c.screen = s.c.overview
 		s.press("c")
-		if s.c.screen != screenHome || s.c.note != "c is off: there is no cluster yet" {
+		if s.c.screen != s.c.overview || s.c.note != "c is off: there is no cluster yet" {
 			t.Errorf("without a cluster c shows %s and says %q", s.c.screen.title(), s.c.note)
 		}
 	})
@@ -453,7 +455,7 @@ func TestNewer(t *testing.T) {
 		{"", "v1.36.3", false},
 		{"v1.36.3", "v1.35.4-v1.36.3", true},
 	} {
-		if got := newer(tt.a, tt.b); got != tt.want {
+		if got := view.Newer(tt.a, tt.b); got != tt.want {
 			t.Errorf("%q after %q: %v, want %v", tt.a, tt.b, got, tt.want)
 		}
 	}
@@ -468,7 +470,7 @@ func TestOwners(t *testing.T) {
 		{"argocd-controller", "argocd-controller"},
 		{"", ""},
 	} {
-		if got := ownerText(tt.owner); got != tt.want {
+		if got := view.OwnerText(tt.owner); got != tt.want {
 			t.Errorf("%q: %q, want %q", tt.owner, got, tt.want)
 		}
 	}
@@ -484,7 +486,7 @@ func TestEstimates(t *testing.T) {
 		{190 * time.Minute, 230 * time.Minute, "3h10m to 3h50m"},
 		{119 * time.Second, 2 * time.Hour, "119s to 2h00m"},
 	} {
-		if got := durationRange(tt.least, tt.most); got != tt.want {
+		if got := view.DurationRange(tt.least, tt.most); got != tt.want {
 			t.Errorf("%s, %s: %q, want %q", tt.least, tt.most, got, tt.want)
 		}
 	}
@@ -517,7 +519,7 @@ func TestRelatedFindingsAreGrouped(t *testing.T) {
 		finding("running", "an image is not known", ""),
 	}}
 	got := ""
-	for _, l := range (&session{App: App{Now: func() time.Time { return start }, Env: func(string) string { return "" }}}).renderer().findingGroups(100, k) {
+	for _, l := range view.FindingGroups((&session{App: App{Now: func() time.Time { return start }, Env: func(string) string { return "" }}}).page(), 100, k) {
 		got += strings.TrimRight(l, " ") + "\n"
 	}
 	want := `
@@ -619,23 +621,23 @@ func TestDocsNameEveryField(t *testing.T) {
 
 // A check with several findings counts once.
 func TestChecksAreCounted(t *testing.T) {
-	var l runningCheck
+	var l view.RunningCheck
 	tell := func(kind engine.Kind, object, state string) {
 		ev := engine.Event{Kind: kind, Object: object, State: state}
 		if state != "" && state != engine.StateRunning {
 			ev.Data = json.RawMessage(`{"id":"x","severity":"` + state + `"}`)
 		}
-		l.apply(ev)
+		l.Apply(ev)
 	}
 	for _, id := range []string{"pdb-room", "capacity", "drain-rehearsal", "evil\x1b[2J", "leaders"} {
 		tell(engine.KindCheck, id, engine.StateRunning)
 	}
 	tell(engine.KindCheck, "pdb-room", "block")
 	tell(engine.KindCheck, "pdb-room", "warn")
-	l.apply(engine.Event{Kind: engine.KindProgress, Object: "drain-rehearsal", Current: 42, Total: 300})
-	l.apply(engine.Event{Kind: engine.KindProgress, Object: "pdb-room", Current: 1, Total: 2})
-	if got, want := l.summary(), `1 of 5 checked; capacity, drain-rehearsal 42 of 300, evil\x1b[2J and 1 more`; got != want || len(l.found) != 2 {
-		t.Errorf("%q with %d findings, want %q", got, len(l.found), want)
+	l.Apply(engine.Event{Kind: engine.KindProgress, Object: "drain-rehearsal", Current: 42, Total: 300})
+	l.Apply(engine.Event{Kind: engine.KindProgress, Object: "pdb-room", Current: 1, Total: 2})
+	if got, want := l.Summary(), `1 of 5 checked; capacity, drain-rehearsal 42 of 300, evil\x1b[2J and 1 more`; got != want || len(l.Found) != 2 {
+		t.Errorf("%q with %d findings, want %q", got, len(l.Found), want)
 	}
 }
 
@@ -643,7 +645,7 @@ func TestChecksInASCII(t *testing.T) {
 	for _, name := range checks {
 		for _, keys := range [][]string{nil, {"tab"}, {"tab", "tab"}, {"enter"}} {
 			synctest.Test(t, func(t *testing.T) {
-				s := checkShown(name, keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, display{ascii: true}, 120, 40) })
+				s := checkShown(name, keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{Ascii: true}, 120, 40) })
 				for _, r := range s.c.View() {
 					if r > 0x7e {
 						t.Fatalf("%s after %q: %q is not ASCII", name, keys, r)

@@ -6,11 +6,12 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // collector batches the events of a run for the console. The run never waits for the
 // screen: emit only appends. The console gets the first event at once and later ones in
-// batches, at most one per frameGap. No event is dropped.
+// batches, at most one per term.FrameGap. No event is dropped.
 //
 // All methods may be called concurrently.
 type collector struct {
@@ -68,6 +69,6 @@ func (c *collector) Run(ctx context.Context) {
 			}
 		}
 		c.flush()
-		next = time.Now().Add(frameGap)
+		next = time.Now().Add(term.FrameGap)
 	}
 }

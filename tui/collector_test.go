@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func TestCollectorKeepsOrderAndDropsNothing(t *testing.T) {
@@ -90,9 +92,9 @@ func BenchmarkFold(b *testing.B) {
 	events := recorded(b, "many")
 	b.ReportAllocs()
 	for b.Loop() {
-		var t timeline
+		var t view.Timeline
 		for _, ev := range events {
-			t.apply(ev)
+			t.Apply(ev)
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(events)), "ns/event")
@@ -101,14 +103,14 @@ func BenchmarkFold(b *testing.B) {
 // benchStage is a console in the middle of a run.
 func benchStage(b *testing.B, w, h int) *console {
 	events := recorded(b, "init")
-	c := newConsole(b.Context(), display{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: time.Now})
+	c := newConsole(b.Context(), term.Display{Colours: term.Colours256}, consoleDeps{engine: &fakeEngine{}, now: time.Now})
 	c.w, c.h = w, h
 	c.plan = planIn(b, events)
-	c.screen, c.running, c.ran = screenRun, true, true
-	c.run = newRunView()
+	c.screen, c.running, c.ran = c.run, true, true
+	*c.run = *newRunScreen(c)
 	c.ticking = true // no tick of its own
 	for _, ev := range events[:40] {
-		c.t.apply(ev)
+		c.t.Apply(ev)
 	}
 	return c
 }

@@ -19,6 +19,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // session is one invocation of the program.
@@ -47,8 +49,8 @@ type exitStatus int
 func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
 // longVerbs are the verbs that change something step by step. A signal stops them at a
-// point where they can be resumed. All other verbs are read-only or short.
-var longVerbs = []string{"init", "upgrade prepare", "backup create", "backup restore", "upgrade apply", "upgrade execute", "machine revoke", "sandbox up", "sandbox down", "sandbox fetch", "sandbox daemon"}
+// point where they can be resumed; see also Resumable. All other verbs are read-only or short.
+var longVerbs = []string{"init", "upgrade prepare", "backup create", "backup restore", "upgrade apply", "upgrade execute", "machine revoke"}
 
 func newSession(a App) *session {
 	s := &session{App: a, level: &slog.LevelVar{}}
@@ -82,6 +84,14 @@ func (s *session) execute(args []string) int {
 	defer signal.Stop(pipe)
 
 	root := s.root()
+	if s.RunSandbox != nil && delegated(root, SandboxVerb, args) {
+		code, err := s.RunSandbox(args)
+		if err != nil {
+			view.WriteError(s.Stderr, s.formatter(), err)
+			return engine.ExitCode(err)
+		}
+		return code
+	}
 	root.SetArgs(args)
 	root.SetIn(s.Stdin)
 	root.SetOut(s.out)
@@ -95,14 +105,14 @@ func (s *session) execute(args []string) int {
 	case errors.As(err, &status):
 		return int(status)
 	case err == nil && caught == 0 && s.out.failed != nil:
-		writeError(s.Stderr, s.formatter(), &engine.Error{Op: "write output", Err: s.out.failed, Remedy: "free disk space or redirect the output, then run the command again"})
+		view.WriteError(s.Stderr, s.formatter(), &engine.Error{Op: "write output", Err: s.out.failed, Remedy: "free disk space or redirect the output, then run the command again"})
 		return engine.ExitFailed
 	case err == nil && caught == 0:
 		return engine.ExitDone
 	case caught != 0 && !s.runs:
 		switch {
 		case s.wrote != "":
-			s.remark("%s; %s was written", signalName(caught), clean(s.wrote))
+			s.remark("%s; %s was written", signalName(caught), term.Clean(s.wrote))
 		case err != nil:
 			s.remark("%s; nothing was changed", signalName(caught))
 		default:
@@ -114,9 +124,9 @@ func (s *session) execute(args []string) int {
 	}
 	switch {
 	case err != nil && engine.ExitCode(err) == engine.ExitNothing:
-		s.remark("%s", explain(err, s.formatter()).what)
+		s.remark("%s", view.Explain(err, s.formatter()).What)
 	case err != nil:
-		writeError(s.Stderr, s.formatter(), err)
+		view.WriteError(s.Stderr, s.formatter(), err)
 	}
 	if caught != 0 {
 		return 128 + int(caught)
@@ -197,16 +207,16 @@ func (s *session) newWorkspace() (*engine.Workspace, string, error) {
 }
 
 // formatter returns the command formatter of this invocation.
-func (s *session) formatter() commandFormatter {
-	sp := commandFormatter{program: s.Program, dir: s.dir}
+func (s *session) formatter() view.CommandFormatter {
+	sp := view.CommandFormatter{Program: s.Program, Dir: s.dir}
 	if dir, err := filepath.Abs(s.dir); err == nil { // else kubectl commands get no --kubeconfig
-		sp.home, sp.kubeconfig = dir, filepath.Join(dir, engine.KubeconfigFile)
+		sp.Home, sp.Kubeconfig = dir, filepath.Join(dir, engine.KubeconfigFile)
 	}
 	return sp
 }
 
 // command returns a command line of this program for the same workspace.
-func (s *session) command(args string) string { return s.formatter().command(args) }
+func (s *session) command(args string) string { return s.formatter().Command(args) }
 
 // format is the value of -o.
 type format string
@@ -266,7 +276,8 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 		SilenceUsage:  true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			s.began = true
-			s.runs = slices.Contains(longVerbs, strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" "))
+			_, s.runs = cmd.Annotations[resumable]
+			s.runs = s.runs || slices.Contains(longVerbs, strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" "))
 			if s.debug {
 				s.level.Set(slog.LevelDebug)
 			}
@@ -290,18 +301,24 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 	_ = root.MarkPersistentFlagDirname("workspace")
 	root.Flags().Bool("version", false, "print the version of this program")
 	root.SetVersionTemplate("constellation {{.Version}}\n")
+	root.SetFlagErrorFunc(flagError)
+	if s.Verbs != nil {
+		root.Short, root.Long, root.Example = SandboxShort, "Run the verb sandbox of constellation. Call it as `constellation sandbox`.", "  constellation sandbox --help"
+		root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		root.AddCommand(s.Verbs(&Invocation{s})...)
+		return root
+	}
 	root.SetHelpCommandGroupID("around")
 	root.AddGroup(&cobra.Group{ID: "cluster", Title: "Cluster commands:"}, &cobra.Group{ID: "around", Title: "Other commands:"})
 	for _, c := range []*cobra.Command{s.initCommand(), s.upgradeCommand(), s.backupCommand(), s.machineCommand(), s.statusCommand(), s.watchCommand(), s.historyCommand()} {
 		c.GroupID = "cluster"
 		root.AddCommand(c)
 	}
-	for _, c := range []*cobra.Command{s.configCommand(), s.releaseCommand(), s.sandboxCommand(), s.versionCommand()} {
+	for _, c := range []*cobra.Command{s.configCommand(), s.releaseCommand(), s.sandboxStub(), s.versionCommand()} {
 		c.GroupID = "around"
 		root.AddCommand(c)
 	}
 	root.SetCompletionCommandGroupID("around")
-	root.SetFlagErrorFunc(flagError)
 	s.completionExamples(root)
 	return root
 }
@@ -322,7 +339,7 @@ func flagError(_ *cobra.Command, err error) error {
 	if want == "" {
 		return err
 	}
-	return fmt.Errorf("--%s is %q, want %s", f.Name, clean(bad.GetValue()), want)
+	return fmt.Errorf("--%s is %q, want %s", f.Name, term.Clean(bad.GetValue()), want)
 }
 
 // completionExamples adds examples to cobra's completion commands.
@@ -364,7 +381,7 @@ func (s *session) interactive(declined bool) bool {
 	if declined || s.plainly() {
 		return false
 	}
-	why := notInteractive(s.Stdin, s.Stdout, s.Env)
+	why := term.NotInteractive(s.Stdin, s.Stdout, s.Env)
 	if why != "" {
 		s.remark("%s: continuing as with --non-interactive", why)
 	}
@@ -465,7 +482,7 @@ If the workspace has a sandbox, the file gets the sandbox's measurements and ver
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(s.out, "wrote %s\n", clean(path))
+			fmt.Fprintf(s.out, "wrote %s\n", term.Clean(path))
 			if args[0] == "sandbox" && o.Sandbox == nil {
 				fmt.Fprintf(s.out, "next  %s\n", s.command("sandbox up"))
 			} else {
@@ -521,7 +538,7 @@ exit code is 2 if there are errors.`,
 				return err
 			}
 			if out == asJSON {
-				v := validation{Schema: engine.Schema, File: configFile, Valid: err == nil, Errors: []engine.FieldError{}}
+				v := validation{Schema: engine.Schema, File: view.ConfigFile, Valid: err == nil, Errors: []engine.FieldError{}}
 				if list != nil {
 					v.Errors = list.Errors
 				}
@@ -536,17 +553,14 @@ exit code is 2 if there are errors.`,
 			if list != nil {
 				return &engine.Error{Err: list, Exit: engine.ExitUsage}
 			}
-			fmt.Fprintf(s.out, "%s is valid: cluster %s, %s, %s, Kubernetes %s, image %s, release %s\n", configFile, clean(c.Name),
-				count(c.ControlPlanes(), "control plane"), count(c.Workers(), "worker"), c.Kubernetes, c.Image, c.Services)
+			fmt.Fprintf(s.out, "%s is valid: cluster %s, %s, %s, Kubernetes %s, image %s, release %s\n", view.ConfigFile, term.Clean(c.Name),
+				term.Count(c.ControlPlanes(), "control plane"), term.Count(c.Workers(), "worker"), c.Kubernetes, c.Image, c.Services)
 			return nil
 		},
 	}
 	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
-
-// configFile is the name of the configuration in a workspace.
-const configFile = "constellation-conf.yaml"
 
 func (s *session) configMigrate() *cobra.Command {
 	return &cobra.Command{
@@ -570,13 +584,13 @@ layout are kept. The exit code is 3 if the file has that format already.`,
 				return usage(err)
 			}
 			if !changed {
-				fmt.Fprintf(s.out, "%s has the current format already\n", configFile)
+				fmt.Fprintf(s.out, "%s has the current format already\n", view.ConfigFile)
 				return exitStatus(engine.ExitNothing)
 			}
 			if err := ws.ReplaceConfig(b); err != nil {
 				return err
 			}
-			fmt.Fprintf(s.out, "%s now has the current format\n", configFile)
+			fmt.Fprintf(s.out, "%s now has the current format\n", view.ConfigFile)
 			return nil
 		},
 	}
@@ -625,11 +639,10 @@ func (s *session) versionCommand() *cobra.Command {
 
 // findSandbox returns the sandbox of a workspace; nil if it has none.
 func (s *session) findSandbox(ctx context.Context, dir string) *engine.SandboxInfo {
-	box, err := s.Sandbox(s.log)
-	if err != nil {
+	if s.FindSandbox == nil {
 		return nil
 	}
-	st, err := box.Status(ctx, dir)
+	st, err := s.FindSandbox(ctx, dir)
 	if err != nil {
 		s.log.Debug("sandbox not found", "workspace", dir, "err", err)
 		return nil

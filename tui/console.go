@@ -3,13 +3,14 @@ package tui
 import (
 	"context"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 const (
@@ -29,34 +30,12 @@ const (
 	confirmDelay = 700 * time.Millisecond
 )
 
-type screenID int
-
-const (
-	screenStart screenID = iota
-	screenHome
-	screenConfig
-	screenPreflight
-	screenInitConfirm
-	screenRun
-	screenResult
-	screenLog
-	screenCheck
-	screenBackup
-	screenWatch
-	screenUpgradePlan    // of an upgrade
-	screenUpgradeConfirm // of an upgrade: confirmation
-)
-
-func (s screenID) title() string {
-	return [...]string{"start", "home", "config", "preflight", "confirm", "run", "result", "log", "upgrade check", "backup", "watch", "plan", "confirm"}[s]
-}
-
 // consoleDeps are the dependencies of a console.
 type consoleDeps struct {
 	engine Engine
 	ws     *engine.Workspace
 	// commands formats commands to copy.
-	commands commandFormatter
+	commands view.CommandFormatter
 	// versions are the Kubernetes versions to choose from, the default first.
 	versions []string
 	// wizard opens the init wizard even if there is a cluster; yes skips the confirmation
@@ -86,12 +65,13 @@ type consoleDeps struct {
 type console struct {
 	deps    consoleDeps
 	ctx     context.Context
-	display display
-	th      *theme
+	display term.Display
+	th      *term.Theme
 	w, h    int
 	now     time.Time
 
-	screen, back   screenID // back is where Esc leads from the log
+	screen         screen
+	back           screen // where Esc leads from the log
 	help           bool
 	pal            palette
 	confirmLeave   bool // the question whether to leave is shown
@@ -115,17 +95,24 @@ type console struct {
 	statusPending bool
 	statusGen     int
 
-	next        nextList
-	form        configForm
-	pre         preflight
-	initConfirm initConfirm
-	t           timeline // of the run
-	run         runView
-	log         logView
-	chk         checkScreen
-	bak         backupScreen
-	wat         watchScreen // also gets the events of a run
-	upg         upgradeScreen
+	// The screens; see newScreens.
+	screens        []screen
+	start          *startScreen
+	overview       *homeScreen
+	config         *configScreen
+	preflight      *preflightScreen
+	initConfirm    *initConfirmScreen
+	run            *runScreen
+	result         *resultScreen
+	log            *logScreen
+	check          *checkScreen
+	backup         *backupScreen
+	watch          *watchScreen // also gets the events of a run
+	upgradePlan    *upgradePlanScreen
+	upgradeConfirm *upgradeConfirmScreen
+
+	t   view.Timeline // of the run
+	upg upgradeState
 	// rolloutPrompt is the pending confirmation of a change to the rollout; nil if there is none.
 	rolloutPrompt *rolloutPrompt
 
@@ -177,8 +164,8 @@ type (
 	stopTimedOut struct{}
 )
 
-func newConsole(ctx context.Context, l display, d consoleDeps) *console {
-	c := &console{deps: d, ctx: ctx, display: l, th: newTheme(l), w: 80, h: 24, now: d.now()}
+func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
+	c := &console{deps: d, ctx: ctx, display: l, th: term.NewTheme(l), w: 80, h: 24, now: d.now()}
 	if c.deps.copy == nil {
 		c.deps.copy = func(string) bool { return true }
 	}
@@ -186,13 +173,14 @@ func newConsole(ctx context.Context, l display, d consoleDeps) *console {
 		c.deps.redraw = func() {}
 	}
 	c.busy = "reading the workspace"
+	c.newScreens()
 	return c
 }
 
 // Init reads the workspace, or starts a watch.
 func (c *console) Init() tea.Cmd {
 	if c.deps.onlyWatch {
-		return c.beginWatch()
+		return c.watch.begin()
 	}
 	return tea.Batch(c.readHome(), c.scheduleTick())
 }
@@ -220,14 +208,14 @@ func (c *console) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case tea.WindowSizeMsg:
 		c.w, c.h = msg.Width, msg.Height
 		return c, nil
-	case background:
-		if msg.light != c.display.light {
-			c.display.light = msg.light
-			c.th = newTheme(c.display)
+	case term.Background:
+		if msg.Light != c.display.Light {
+			c.display.Light = msg.Light
+			c.th = term.NewTheme(c.display)
 		}
 		return c, nil
-	case signalled:
-		return c, c.signal(msg.sig)
+	case term.Signalled:
+		return c, c.signal(msg.Sig)
 	case stopTimedOut:
 		return c, tea.Quit
 	case tick:
@@ -245,55 +233,37 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 	switch msg := msg.(type) {
 	case homeRead:
 		return c.tookHome(msg)
-	case statusRead:
-		if msg.gen != c.statusGen {
-			return nil
-		}
-		c.statusPending = false
-		if c.statusErr = msg.err; msg.err == nil {
-			c.status, c.statusAt = &msg.st, c.now
-		}
-		gen := c.statusGen
-		again := tea.Tick(refreshAfter, func(time.Time) tea.Msg { return refresh{gen} })
-		if c.screen == screenHome && msg.err == nil && msg.st.Reachable {
-			return tea.Batch(again, c.backgroundCheck())
-		}
-		return again
-	case refresh:
-		if msg.gen == c.statusGen && c.screen == screenHome && !c.statusPending {
-			return c.readStatus()
-		}
 	case batch:
 		if msg.task != c.task {
 			return nil
 		}
-		if c.bak.running {
+		if c.backup.running {
 			for _, ev := range msg.events {
-				c.bak.t.apply(ev)
+				c.backup.t.Apply(ev)
 			}
 			return nil
 		}
-		if c.chk.busy {
-			c.takeCheckEvents(msg.events)
+		if c.check.busy {
+			c.check.takeEvents(msg.events)
 			return nil
 		}
 		if c.upg.planning {
 			for _, ev := range msg.events {
 				if ev.Object != engine.CheckVersions {
-					c.upg.progress.apply(ev)
+					c.upg.progress.Apply(ev)
 				}
 			}
 			return nil
 		}
 		t := &c.t
-		if c.screen == screenPreflight && !c.running {
-			t = &c.pre.t
+		if c.screen == c.preflight && !c.running {
+			t = &c.preflight.t
 		}
 		for _, ev := range msg.events {
-			t.apply(ev)
+			t.Apply(ev)
 		}
 		if t == &c.t {
-			c.watchEvents(msg.events)
+			c.watch.apply(msg.events)
 			return c.openWatchForRollout()
 		}
 	case ended:
@@ -302,30 +272,18 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		}
 		c.busy, c.cancel = "", nil
 		return c.take(msg.msg)
-	case preflightEnded:
-		c.pre.done, c.pre.err, c.pre.findings = true, msg.err, msg.findings
-		c.pre.selectWorst()
-	case checkEnded:
-		return c.tookCheck(msg)
-	case backgroundEnded:
-		c.tookBackground(msg)
-	case configWritten:
-		c.tookWritten(msg)
 	case planMade:
 		return c.tookPlan(msg)
-	case configSet:
-		return c.tookConfig(msg)
 	case runEnded:
 		return c.tookRunEnd(msg.err)
-	case upgradePlanned:
-		return c.tookUpgradePlan(msg)
 	case rolloutChanged:
 		c.tookRolloutChange(msg)
-	case watchBatch, watchEnded, watchTick:
-		return c.takeWatch(msg)
 	default:
-		cmd, _ := c.takeBackup(msg)
-		return cmd
+		for _, s := range c.screens {
+			if cmd, ok := s.take(msg); ok {
+				return cmd
+			}
+		}
 	}
 	return nil
 }
@@ -374,39 +332,39 @@ func (c *console) tookHome(msg homeRead) tea.Cmd {
 	c.home, c.homeErr = &msg.home, msg.err
 	if msg.err != nil {
 		c.home = nil
-		c.screen = screenHome
+		c.screen = c.overview
 		return nil
 	}
 	c.home.Next = slices.Clone(c.home.Next)
 	for i := range c.home.Next {
-		c.home.Next[i].Command = c.deps.commands.line(c.home.Next[i].Command)
+		c.home.Next[i].Command = c.deps.commands.Line(c.home.Next[i].Command)
 	}
-	c.form = newConfigForm(c.home, c.deps.versions)
-	first := c.screen == screenStart
+	*c.config = *newConfigScreen(c, c.home, c.deps.versions)
+	first := c.screen == c.start
 	switch {
 	case first && c.deps.upgrade != nil:
 		return c.openUpgrade(c.deps.upgrade)
 	case first && c.home.Stage == engine.StagePartial && len(c.home.Problems) == 0:
 		// A partial init was confirmed when it started; resuming it needs no second confirmation.
 		c.resumed = true
-		c.screen = screenRun
+		c.screen = c.run
 		return c.makePlan()
 	case first && c.home.Stage == engine.StageCluster && !c.deps.wizard:
-		c.screen = screenHome
+		c.screen = c.overview
 		return c.readStatus()
 	case first && c.deps.wizard && c.deps.yes && c.home.Config != nil:
 		return c.startPreflight()
 	case first && c.home.Stage == engine.StageEmpty:
-		c.screen = screenHome // which suggests how to create machines
+		c.screen = c.overview // which suggests how to create machines
 		return nil
 	case first && (c.deps.wizard || c.home.Stage != engine.StageCluster):
-		c.screen = screenConfig
+		c.screen = c.config
 		return nil
 	}
-	if c.screen == screenStart {
-		c.screen = screenHome
+	if c.screen == c.start {
+		c.screen = c.overview
 	}
-	if c.screen == screenHome && c.home.Stage == engine.StageCluster {
+	if c.screen == c.overview && c.home.Stage == engine.StageCluster {
 		return c.readStatus()
 	}
 	return nil
@@ -426,18 +384,18 @@ func (c *console) readStatus() tea.Cmd {
 
 // goHome shows the home screen and reloads all of it.
 func (c *console) goHome() tea.Cmd {
-	c.screen, c.busy = screenHome, "reading the workspace"
-	c.chk.backgroundStarted = c.chk.result != nil // without a result, check again
+	c.screen, c.busy = c.overview, "reading the workspace"
+	c.check.backgroundStarted = c.check.result != nil // without a result, check again
 	if !c.ran {
-		c.upg = upgradeScreen{}
+		c.upg = upgradeState{}
 	}
 	return c.readHome()
 }
 
 // startPreflight runs the checks.
 func (c *console) startPreflight() tea.Cmd {
-	c.screen = screenPreflight
-	c.pre, c.upg = preflight{}, upgradeScreen{}
+	c.screen = c.preflight
+	*c.preflight, c.upg = preflightScreen{c: c}, upgradeState{}
 	return c.launch("checking", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		f, err := c.deps.engine.Preflight(ctx, emit)
 		return preflightEnded{f, err}
@@ -468,19 +426,19 @@ func (c *console) tookPlan(msg planMade) tea.Cmd {
 			return c.startRun()
 		}
 	}
-	c.screen = screenInitConfirm
-	c.initConfirm = newInitConfirm(c.plan, c.now)
+	c.screen = c.initConfirm
+	*c.initConfirm = *newInitConfirm(c, c.plan, c.now)
 	return nil
 }
 
 // startRun executes the plan.
 func (c *console) startRun() tea.Cmd {
 	plan := c.plan
-	c.screen, c.running, c.ran = screenRun, true, true
+	c.screen, c.running, c.ran = c.run, true, true
 	c.err = nil
-	c.t, c.run, c.wat = timeline{}, newRunView(), watchScreen{}
-	c.t.setPlan(plan)
-	c.t.run = clean(plan.ID)
+	c.t, *c.run, *c.watch = view.Timeline{}, *newRunScreen(c), watchScreen{c: c}
+	c.t.SetPlan(plan)
+	c.t.Run = term.Clean(plan.ID)
 	return c.launch("running", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		return runEnded{c.deps.engine.Run(ctx, plan, emit)}
 	})
@@ -496,7 +454,7 @@ func (c *console) tookRunEnd(err error) tea.Cmd {
 	if c.leaving {
 		return tea.Quit
 	}
-	c.screen = screenResult
+	c.screen = c.result
 	if c.upgrading() && engine.ExitCode(err) == engine.ExitHeld {
 		return c.attach(err)
 	}
@@ -506,7 +464,7 @@ func (c *console) tookRunEnd(err error) tea.Cmd {
 // fail shows an error on the result screen.
 func (c *console) fail(err error) {
 	c.err, c.exit = err, engine.ExitCode(err)
-	c.screen = screenResult
+	c.screen = c.result
 }
 
 // leave quits; during a run it asks for confirmation first.
@@ -544,7 +502,7 @@ func (c *console) detach() tea.Cmd {
 // start finds the result.
 func (c *console) quitNow() tea.Cmd {
 	c.confirmLeave, c.leaving = false, true
-	if c.bak.running { // the partial backup is deleted first
+	if c.backup.running { // the partial backup is deleted first
 		if c.cancel != nil {
 			c.cancel()
 		}
@@ -555,7 +513,7 @@ func (c *console) quitNow() tea.Cmd {
 	}
 	if !c.hasExit {
 		c.exit = engine.ExitStopped
-		if c.t.pastFinal() {
+		if c.t.PastFinal() {
 			c.exit = engine.ExitDone
 		}
 		c.hasExit = true
@@ -576,38 +534,10 @@ func (c *console) signal(sig syscall.Signal) tea.Cmd {
 
 // quitLabel is the label of the key q.
 func (c *console) quitLabel() string {
-	if c.running && !c.bak.running {
+	if c.running && !c.backup.running {
 		return "detach"
 	}
 	return "quit"
-}
-
-// command is the equivalent command line of the screen.
-func (c *console) command() string {
-	switch c.screen {
-	case screenHome:
-		return c.deps.commands.command("status")
-	case screenCheck:
-		return c.deps.commands.command("upgrade check")
-	case screenBackup:
-		return c.backupCommand()
-	case screenWatch:
-		return c.watchLine()
-	case screenConfig:
-		return c.deps.commands.command("config validate")
-	}
-	if c.upgrading() {
-		return c.upgradeCommand()
-	}
-	return c.deps.commands.command("init --non-interactive --yes")
-}
-
-// quoteArg quotes an argument for a shell.
-func quoteArg(s string) string {
-	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./_-") == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 func (c *console) copyText(text, what string) {
@@ -619,4 +549,12 @@ func (c *console) copyText(text, what string) {
 	default:
 		c.note = "too long for the terminal's clipboard"
 	}
+}
+
+// runCommand is the command line of the run: init or the upgrade.
+func (c *console) runCommand() string {
+	if c.upgrading() {
+		return c.upgradeCommand()
+	}
+	return c.deps.commands.Command("init --non-interactive --yes")
 }

@@ -19,6 +19,8 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func TestWizardFromConfigToResult(t *testing.T) {
@@ -26,32 +28,32 @@ func TestWizardFromConfigToResult(t *testing.T) {
 		events := recorded(t, "init")
 		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: quorumFindings(t), events: events}
 		e.plan.Findings = e.findings
-		s := newStage(t, e, display{}, 80, 24).begin()
-		if s.c.screen != screenConfig {
+		s := newStage(t, e, term.Display{}, 80, 24).begin()
+		if s.c.screen != s.c.config {
 			t.Fatalf("starts with %s, want config", s.c.screen.title())
 		}
 		s.press("enter")
 		s.settle()
-		if s.c.screen != screenPreflight || !s.c.pre.done {
+		if s.c.screen != s.c.preflight || !s.c.preflight.done {
 			t.Fatalf("config is followed by %s", s.c.screen.title())
 		}
 		s.press("enter")
 		s.settle()
-		if s.c.screen != screenInitConfirm || s.c.initConfirm.yes {
+		if s.c.screen != s.c.initConfirm || s.c.initConfirm.yes {
 			t.Fatalf("the checks are followed by %s, create selected: %v; want confirm on the safe answer, since there is a warning", s.c.screen.title(), s.c.initConfirm.yes)
 		}
 		s.press("right", "enter") // typed ahead: must not create anything
 		s.settle()
-		if e.ran != 0 || s.c.screen != screenInitConfirm {
+		if e.ran != 0 || s.c.screen != s.c.initConfirm {
 			t.Fatalf("keys typed ahead started the run")
 		}
 		s.at(confirmDelay)
 		s.press("enter")
 		s.settle()
-		if e.ran != 1 || s.c.screen != screenResult || s.c.exit != 0 {
+		if e.ran != 1 || s.c.screen != s.c.result || s.c.exit != 0 {
 			t.Fatalf("ran %d times, shows %s, exit %d; want one run and its result", e.ran, s.c.screen.title(), s.c.exit)
 		}
-		if ready, _ := s.c.t.ready(); ready != 3 {
+		if ready, _ := s.c.t.Ready(); ready != 3 {
 			t.Errorf("%d nodes ready, want 3: events were lost", ready)
 		}
 		s.press("y")
@@ -68,11 +70,11 @@ func TestWizardFromConfigToResult(t *testing.T) {
 func TestBlockedPreflightStopsTheWizard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{home: demoHome(engine.StageReady), findings: []engine.Finding{{ID: "cloud", Severity: engine.Block, Title: "the cloud does not answer", Remedy: "constellation sandbox up"}}}
-		s := newStage(t, e, display{}, 80, 24).begin().press("enter")
+		s := newStage(t, e, term.Display{}, 80, 24).begin().press("enter")
 		s.settle()
 		s.press("enter")
 		s.settle()
-		if s.c.screen != screenPreflight || !strings.Contains(s.c.note, "1 check failed") {
+		if s.c.screen != s.c.preflight || !strings.Contains(s.c.note, "1 check failed") {
 			t.Fatalf("shows %s with note %q, want the checks and the reason", s.c.screen.title(), s.c.note)
 		}
 		s.press("y")
@@ -84,7 +86,7 @@ func TestBlockedPreflightStopsTheWizard(t *testing.T) {
 		s.settle()
 		s.press("enter")
 		s.settle()
-		if s.c.screen != screenInitConfirm {
+		if s.c.screen != s.c.initConfirm {
 			t.Errorf("after the cause is gone, shows %s", s.c.screen.title())
 		}
 	})
@@ -95,12 +97,12 @@ func TestPartialInitIsResumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "taken-up")
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events}
-		s := newStage(t, e, display{}, 80, 24).begin()
+		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		s.settle()
-		if e.ran != 1 || s.c.screen != screenResult || !s.c.resumed {
+		if e.ran != 1 || s.c.screen != s.c.result || !s.c.resumed {
 			t.Fatalf("ran %d times, shows %s", e.ran, s.c.screen.title())
 		}
-		if got := s.c.t.steps[1].state; got != engine.StateSkipped {
+		if got := s.c.t.Steps[1].State; got != engine.StateSkipped {
 			t.Errorf("the second step is %q, want skipped", got)
 		}
 	})
@@ -111,9 +113,9 @@ func TestPartialInitThatIsBlockedAsks(t *testing.T) {
 		p := planIn(t, recorded(t, "taken-up"))
 		p.Findings = append(p.Findings, engine.Finding{ID: "cloud", Severity: engine.Block, Title: "the cloud does not answer"})
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: p}
-		s := newStage(t, e, display{}, 80, 24).begin()
+		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		s.settle()
-		if e.ran != 0 || s.c.screen != screenInitConfirm {
+		if e.ran != 0 || s.c.screen != s.c.initConfirm {
 			t.Fatalf("ran %d times, shows %s; want the plan with what blocks it", e.ran, s.c.screen.title())
 		}
 	})
@@ -123,11 +125,11 @@ func TestYesSkipsTheConfirmation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "init")
 		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: quorumFindings(t), events: events}
-		s := newStage(t, e, display{}, 80, 24, func(d *consoleDeps) { d.wizard, d.yes = true, true }).begin()
+		s := newStage(t, e, term.Display{}, 80, 24, func(d *consoleDeps) { d.wizard, d.yes = true, true }).begin()
 		s.settle()
 		s.press("enter")
 		s.settle()
-		if e.ran != 1 || s.c.screen != screenResult {
+		if e.ran != 1 || s.c.screen != s.c.result {
 			t.Fatalf("ran %d times, shows %s", e.ran, s.c.screen.title())
 		}
 	})
@@ -137,9 +139,9 @@ func TestYesSkipsTheConfirmation(t *testing.T) {
 func running(t *testing.T) *stage {
 	events := recorded(t, "init")
 	e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, pauseAt: 60}
-	s := newStage(t, e, display{}, 80, 24).begin()
+	s := newStage(t, e, term.Display{}, 80, 24).begin()
 	s.settle()
-	if !s.c.running || s.c.screen != screenRun {
+	if !s.c.running || s.c.screen != s.c.run {
 		t.Fatalf("shows %s, running %v", s.c.screen.title(), s.c.running)
 	}
 	return s
@@ -190,7 +192,7 @@ func TestLeavingAfterTheTargetIsSet(t *testing.T) {
 		events := recorded(t, "init")
 		at := slices.IndexFunc(events, func(e engine.Event) bool { return e.Step == "wait-ready" })
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, pauseAt: at}
-		s := newStage(t, e, display{}, 80, 24).begin()
+		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		s.settle()
 		s.press("ctrl+c", "ctrl+c")
 		if !s.quit || s.c.exit != engine.ExitDone {
@@ -203,13 +205,13 @@ func TestSignalsEndTheConsole(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for sig, exit := range map[syscall.Signal]int{syscall.SIGHUP: 129, syscall.SIGINT: 130, syscall.SIGTERM: 143} {
 			s := running(t)
-			s.tell(signalled{sig})
+			s.tell(term.Signalled{Sig: sig})
 			s.settle()
 			if !s.quit || s.c.exit != exit {
 				t.Errorf("%v: left %v with exit %d, want %d", sig, s.quit, s.c.exit, exit)
 			}
-			idle := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, display{}, 80, 24).begin()
-			idle.tell(signalled{sig})
+			idle := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, term.Display{}, 80, 24).begin()
+			idle.tell(term.Signalled{Sig: sig})
 			if !idle.quit || idle.c.exit != exit {
 				t.Errorf("%v with nothing under way: left %v with exit %d, want %d", sig, idle.quit, idle.c.exit, exit)
 			}
@@ -221,20 +223,20 @@ func TestFailedRunIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "failed")
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, runErr: &engine.Error{Op: "init demo", Err: errors.New("kubeadm failed"), Remedy: "look"}}
-		s := newStage(t, e, display{}, 80, 24).begin()
+		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		s.settle()
-		if s.c.screen != screenResult || s.c.exit != engine.ExitFailed {
+		if s.c.screen != s.c.result || s.c.exit != engine.ExitFailed {
 			t.Fatalf("shows %s, exit %d", s.c.screen.title(), s.c.exit)
 		}
 		s.press("enter")
-		if s.c.screen != screenResult || !strings.Contains(s.c.note, "off") {
+		if s.c.screen != s.c.result || !strings.Contains(s.c.note, "off") {
 			t.Errorf("Enter on a failure leads to %s", s.c.screen.title())
 		}
 		ok := recorded(t, "taken-up")
 		e.plan, e.events, e.runErr = planIn(t, ok), ok, nil
 		s.press("r")
 		s.settle()
-		if e.ran != 2 || s.c.screen != screenResult || s.c.exit != 0 {
+		if e.ran != 2 || s.c.screen != s.c.result || s.c.exit != 0 {
 			t.Errorf("ran %d times, shows %s, exit %d", e.ran, s.c.screen.title(), s.c.exit)
 		}
 	})
@@ -252,11 +254,11 @@ func TestRunIsNotRetriedIfEveryRetryMustFail(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				events := deadEnd(t)
 				e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, runErr: &engine.Error{Op: "init demo", Err: errors.New("no"), Exit: tt.exit}}
-				s := newStage(t, e, display{}, 80, 24).begin()
+				s := newStage(t, e, term.Display{}, 80, 24).begin()
 				s.settle()
 				s.press("r")
 				s.settle()
-				if e.ran != tt.ran || s.c.screen != screenResult || tt.ran == 1 && !strings.Contains(s.c.note, "a retry would fail the same way") {
+				if e.ran != tt.ran || s.c.screen != s.c.result || tt.ran == 1 && !strings.Contains(s.c.note, "a retry would fail the same way") {
 					t.Errorf("ran %d times, want %d; shows %s, says %q", e.ran, tt.ran, s.c.screen.title(), s.c.note)
 				}
 			})
@@ -271,10 +273,10 @@ func TestNothingToDo(t *testing.T) {
 			p.Steps[i].Finished = true
 		}
 		e := &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus(), plan: p}
-		s := newStage(t, e, display{}, 80, 24, func(d *consoleDeps) { d.wizard = true }).begin()
+		s := newStage(t, e, term.Display{}, 80, 24, func(d *consoleDeps) { d.wizard = true }).begin()
 		s.press("enter")
 		s.press("enter")
-		if s.c.screen != screenHome || s.c.exit != engine.ExitNothing || e.ran != 0 || !strings.Contains(s.c.View(), "nothing to do") {
+		if s.c.screen != s.c.overview || s.c.exit != engine.ExitNothing || e.ran != 0 || !strings.Contains(s.c.View(), "nothing to do") {
 			t.Errorf("shows %s, exit %d, ran %d times", s.c.screen.title(), s.c.exit, e.ran)
 		}
 	})
@@ -286,7 +288,7 @@ func TestLockedRunNamesTheHolder(t *testing.T) {
 			home: demoHome(engine.StagePartial), plan: planIn(t, recorded(t, "taken-up")),
 			runErr: &engine.Error{Op: "lock workspace", Err: errors.New("process 41 on box holds it"), Exit: engine.ExitHeld, Remedy: "wait for it to end"},
 		}
-		s := newStage(t, e, display{}, 80, 24).begin()
+		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		s.settle()
 		if v := s.c.View(); s.c.exit != engine.ExitHeld || !strings.Contains(v, "process 41 on box holds it") || !strings.Contains(v, "wait for it to end") {
 			t.Errorf("exit %d, shows\n%s", s.c.exit, v)
@@ -298,11 +300,11 @@ func TestLockedRunNamesTheHolder(t *testing.T) {
 func TestLateEventsOfAnEarlierTaskAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := running(t)
-		n := s.c.t.events
+		n := s.c.t.Events
 		s.tell(batch{s.c.task - 1, []engine.Event{{Kind: engine.KindNode, Node: "ghost", To: engine.NodeReady}}})
 		s.tell(ended{s.c.task - 1, runEnded{errors.New("late")}})
-		if s.c.t.events != n || s.c.screen != screenRun {
-			t.Errorf("%d events of %d, shows %s", s.c.t.events, n, s.c.screen.title())
+		if s.c.t.Events != n || s.c.screen != s.c.run {
+			t.Errorf("%d events of %d, shows %s", s.c.t.Events, n, s.c.screen.title())
 		}
 	})
 }
@@ -310,7 +312,7 @@ func TestLateEventsOfAnEarlierTaskAreDropped(t *testing.T) {
 func TestConfigIsEditedInPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{home: demoHome(engine.StageReady), findings: quorumFindings(t)}
-		s := newStage(t, e, display{}, 80, 24)
+		s := newStage(t, e, term.Display{}, 80, 24)
 		b, err := engine.GenerateConfig("sandbox", engine.GenerateOptions{Name: "demo", Kubernetes: "v1.35.4"})
 		if err != nil {
 			t.Fatal(err)
@@ -325,8 +327,8 @@ func TestConfigIsEditedInPlace(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s.c.form.err == nil || string(after) != string(b) || s.c.screen != screenConfig {
-			t.Errorf("error %v, file changed: %v, shows %s", s.c.form.err, string(after) != string(b), s.c.screen.title())
+		if s.c.config.err == nil || string(after) != string(b) || s.c.screen != s.c.config {
+			t.Errorf("error %v, file changed: %v, shows %s", s.c.config.err, string(after) != string(b), s.c.screen.title())
 		}
 		if v := s.c.View(); !strings.Contains(v, "attestation") {
 			t.Errorf("the screen does not say what is wrong:\n%s", v)
@@ -338,7 +340,7 @@ func TestNewConfigIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var box *engine.SandboxInfo
 		e := &fakeEngine{home: engine.Home{Dir: "/x", Stage: engine.StageEmpty}}
-		s := newStage(t, e, display{}, 80, 24, func(d *consoleDeps) {
+		s := newStage(t, e, term.Display{}, 80, 24, func(d *consoleDeps) {
 			d.sandbox = func(context.Context) *engine.SandboxInfo { return box }
 		}).begin()
 		s.press("i", "e", "backspace", "backspace", "backspace", "backspace", "p", "1", "enter", "down", "right", "enter")
@@ -352,12 +354,12 @@ func TestNewConfigIsWritten(t *testing.T) {
 		s.press("enter")
 		b, err := s.c.deps.ws.ReadConfig()
 		if err != nil {
-			t.Fatalf("%v, form says %v", err, s.c.form.err)
+			t.Fatalf("%v, form says %v", err, s.c.config.err)
 		}
 		if !strings.Contains(string(b), "name: p1") || !strings.Contains(string(b), "kubernetesVersion: v1.36.3") {
 			t.Errorf("the file holds\n%s", b)
 		}
-		if s.c.screen != screenHome {
+		if s.c.screen != s.c.overview {
 			t.Errorf("shows %s, want home, which says what comes next", s.c.screen.title())
 		}
 	})
@@ -383,11 +385,11 @@ func certificate(t *testing.T) string {
 func TestBindings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := running(t)
-		for id := screenHome; id <= screenLog; id++ {
+		for _, id := range []screen{s.c.overview, s.c.config, s.c.preflight, s.c.initConfirm, s.c.run, s.c.result, s.c.log} {
 			s.c.screen = id
 			seen := map[string]string{}
 			leave := false
-			for _, b := range append(slices.Clone(s.c.screenKeys()), globalKeys...) {
+			for _, b := range append(slices.Clone(s.c.screen.keys()), s.c.globalKeys()...) {
 				if b.help == "" || b.label == "" || b.group == "" || b.do == nil {
 					t.Errorf("%s: %+v lacks something", id.title(), b)
 				}
@@ -405,7 +407,7 @@ func TestBindings(t *testing.T) {
 			s.c.help = true
 			s.c.w, s.c.h = 100, 60
 			v := s.c.View()
-			for _, b := range s.c.screenKeys() {
+			for _, b := range s.c.screen.keys() {
 				if !strings.Contains(v, b.help) {
 					t.Errorf("%s: the help does not name %q", id.title(), b.help)
 				}
@@ -418,7 +420,7 @@ func TestBindings(t *testing.T) {
 // Without a spinner there are no ticks.
 func TestNothingTicksWhenIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, display{}, 80, 24).begin()
+		s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, term.Display{}, 80, 24).begin()
 		s.c.ticking = false
 		if s.c.hasSpinner() || s.c.scheduleTick() != nil {
 			t.Error("the home screen ticks")
@@ -439,12 +441,12 @@ func TestKeysThatComeTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := running(t)
 		s.tell(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune("l/certs")})
-		if s.c.screen != screenLog || s.c.log.filter != "certs" {
+		if s.c.screen != s.c.log || s.c.log.filter != "certs" {
 			t.Errorf("shows %s with filter %q, want the log filtered by certs", s.c.screen.title(), s.c.log.filter)
 		}
 		p := running(t)
 		p.tell(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune("lq"), Paste: true})
-		if p.c.screen != screenRun || p.c.confirmLeave {
+		if p.c.screen != p.c.run || p.c.confirmLeave {
 			t.Errorf("pasted text was read as keys: shows %s", p.c.screen.title())
 		}
 	})
@@ -452,13 +454,13 @@ func TestKeysThatComeTogether(t *testing.T) {
 
 func TestBackgroundChangesTheTheme(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, display{colours: colours256}, 80, 24)
+		s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, term.Display{Colours: term.Colours256}, 80, 24)
 		dark := s.c.View()
-		s.tell(background{light: true})
+		s.tell(term.Background{Light: true})
 		if s.c.View() == dark {
 			t.Error("a light background changes nothing")
 		}
-		s.tell(background{light: false})
+		s.tell(term.Background{Light: false})
 		if s.c.View() != dark {
 			t.Error("the dark theme does not come back")
 		}
@@ -467,11 +469,11 @@ func TestBackgroundChangesTheTheme(t *testing.T) {
 
 func TestLogScreen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, display{}, 80, 24).replay(recorded(t, "hung"), 241200*time.Millisecond)
+		s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, term.Display{}, 80, 24).replay(recorded(t, "hung"), 241200*time.Millisecond)
 		s.press("l")
-		count := func() int { return len(s.c.matching()) }
-		if count() != s.c.t.log.len() {
-			t.Fatalf("%d of %d lines", count(), s.c.t.log.len())
+		count := func() int { return len(s.c.log.matching()) }
+		if count() != s.c.t.Log.Len() {
+			t.Fatalf("%d of %d lines", count(), s.c.t.Log.Len())
 		}
 		s.press("e")
 		if count() != 2 {
@@ -486,21 +488,21 @@ func TestLogScreen(t *testing.T) {
 			t.Errorf("copied %q", s.copied)
 		}
 		s.press("esc")
-		if s.c.screen != screenLog || s.c.log.filter != "" {
+		if s.c.screen != s.c.log || s.c.log.filter != "" {
 			t.Error("the first Esc must clear the filter")
 		}
 		s.press("esc")
-		if s.c.screen != screenRun {
+		if s.c.screen != s.c.run {
 			t.Errorf("the second Esc leads to %s", s.c.screen.title())
 		}
-		var log lines
-		for i := range logLines + 10 {
-			log.add(logLine{text: string(rune('a' + i%26))})
+		var log view.Lines
+		for i := range view.LogLines + 10 {
+			log.Add(view.LogLine{Text: string(rune('a' + i%26))})
 		}
-		if log.len() != logLines || log.dropped != 10 || log.at(0).text != string(rune('a'+10)) {
-			t.Errorf("%d lines, %d dropped, the first is %q", log.len(), log.dropped, log.at(0).text)
+		if log.Len() != view.LogLines || log.Dropped != 10 || log.At(0).Text != string(rune('a'+10)) {
+			t.Errorf("%d lines, %d dropped, the first is %q", log.Len(), log.Dropped, log.At(0).Text)
 		}
 	})
 }
 
-var _ tea.Model = host{}
+var _ tea.Model = term.Host{}

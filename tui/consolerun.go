@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // consoleOptions are the flags that affect the console.
@@ -42,18 +45,18 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	in, out := s.Stdin.(*os.File), s.Stdout.(*os.File) // notInteractive has checked it
+	in, out := s.Stdin.(*os.File), s.Stdout.(*os.File) // term.NotInteractive has checked it
 	if s.debug {
 		if err := s.logToFile(ws); err != nil {
 			return err
 		}
 		defer s.debugFile.Close()
 	}
-	term := newTerminal(in, out, s.Env)
-	c := newConsole(ctx, term.display, consoleDeps{
+	tty := term.NewTerminal(in, out, s.Env)
+	c := newConsole(ctx, tty.Display, consoleDeps{
 		engine: eng, ws: ws, commands: s.formatter(), versions: s.Kubernetes, wizard: o.wizard, yes: o.yes, upgrade: o.upgrade, now: s.Now,
 		sandbox: func(ctx context.Context) *engine.SandboxInfo { return s.findSandbox(ctx, dir) },
-		send:    term.send, copy: term.copy, redraw: func() { term.redraw() },
+		send:    tty.Send, copy: tty.Copy, redraw: func() { tty.Redraw() },
 	})
 	if o.watch != nil {
 		// One processor suffices, and while idle most CPU time goes to threads that wake
@@ -61,17 +64,17 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 		// A watch stays open for hours and produces little garbage: keep the heap small.
 		defer debug.SetGCPercent(debug.SetGCPercent(watchGarbage))
-		releaseStartupPages()
-		c.deps.releaseMemory = releaseStartupPages
-		a := newAlarm()
-		defer a.close()
-		c.deps.after = a.after
+		term.ReleaseStartupPages()
+		c.deps.releaseMemory = term.ReleaseStartupPages
+		a := term.NewAlarm()
+		defer a.Close()
+		c.deps.after = a.After
 		c.deps.watch, c.deps.onlyWatch, c.deps.replay = o.watch.WatchRequest, true, o.replay
-		c.wat.filter, c.screen = o.watch.filter, screenWatch
+		c.watch.filter, c.screen = o.watch.filter, c.watch
 	}
-	c.w, c.h = term.width, term.height
+	c.w, c.h = tty.Width, tty.Height
 	// The context ends the run, not the screen: the console decides when to quit.
-	m, err := term.run(context.WithoutCancel(ctx), c)
+	m, err := tty.Run(context.WithoutCancel(ctx), c)
 	if end, ok := m.(*console); ok {
 		c = end
 	}
@@ -107,29 +110,29 @@ const exitSummaryLines = 12
 // exitSummary returns the lines that stay on the terminal after the console: the state of the
 // run and the command that comes back to it.
 func (c *console) exitSummary() []string {
-	t, w := c.th.printed(), min(max(c.w, minWidth), 120)
+	t, w := c.th.Printed(), min(max(c.w, minWidth), 120)
 	var lines []string
-	add := func(r *row) { lines = append(lines, r.String()) }
-	back := c.deps.commands.command("")
-	if c.upgrading() && (c.t.result == nil || c.t.result.Status != engine.StateDone) {
+	add := func(r *term.Row) { lines = append(lines, r.String()) }
+	back := c.deps.commands.Command("")
+	if c.upgrading() && (c.t.Result == nil || c.t.Result.Status != engine.StateDone) {
 		back = c.resumeCommand()
 	}
 	frame := c.lastFrame()
 	switch {
 	case c.deps.onlyWatch:
-		return c.watchExitSummary()
+		return c.watch.exitSummary()
 	case !c.ran && c.upgrading():
 		what := "nothing has been changed; come back: "
 		if c.err != nil {
-			x := explain(c.err, c.deps.commands)
-			add(t.row(w).add(bad, t.fail+" ").add(strong, x.what))
-			for _, p := range [][2]string{{"why", x.why}, {"fix", x.remedy}} {
+			x := view.Explain(c.err, c.deps.commands)
+			add(t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Strong, x.What))
+			for _, p := range [][2]string{{"why", x.Why}, {"fix", x.Remedy}} {
 				if p[1] != "" {
-					add(t.row(w).add(faint, "  "+p[0]+"  ").add(plain, p[1]))
+					add(t.Row(w).Add(term.Faint, "  "+p[0]+"  ").Add(term.Plain, p[1]))
 				}
 			}
 		}
-		add(t.row(w).add(faint, what).add(accent, back))
+		add(t.Row(w).Add(term.Faint, what).Add(term.Accent, back))
 		return lines
 	case !c.ran:
 		if c.home == nil || c.home.Stage == engine.StageCluster {
@@ -139,49 +142,49 @@ func (c *console) exitSummary() []string {
 		if c.home != nil && c.home.Stage == engine.StagePartial {
 			what = "nothing has been changed; come back: "
 		}
-		add(t.row(w).add(faint, what).add(accent, back))
+		add(t.Row(w).Add(term.Faint, what).Add(term.Accent, back))
 		return lines
 	case c.running || c.leaving && !c.succeeded():
-		add(t.row(w).add(caution, t.stopped+" ").add(strong, c.t.cluster+": ").add(plain, fmt.Sprintf("left after %s, %s", clock(c.t.elapsed(c.now)), c.stepsRemark())))
+		add(t.Row(w).Add(term.Caution, t.Stopped+" ").Add(term.Strong, c.t.Cluster+": ").Add(term.Plain, fmt.Sprintf("left after %s, %s", term.Clock(c.t.Elapsed(c.now)), view.StepsRemark(c.page(), &c.t))))
 	case c.succeeded():
 		text := "done"
-		if c.t.result != nil && c.t.result.text != "" {
-			text = c.t.result.text
+		if c.t.Result != nil && c.t.Result.Text != "" {
+			text = c.t.Result.Text
 		}
-		add(t.row(w).add(good, t.ok+" ").add(strong, c.t.cluster+": ").add(plain, text))
+		add(t.Row(w).Add(term.Good, t.OK+" ").Add(term.Strong, c.t.Cluster+": ").Add(term.Plain, text))
 	default:
-		x := explain(c.err, c.deps.commands)
-		add(t.row(w).add(bad, t.fail+" ").add(strong, c.t.cluster+": ").add(plain, x.what))
-		if x.why != "" {
-			add(t.row(w).add(faint, "  why  ").add(plain, x.why))
+		x := view.Explain(c.err, c.deps.commands)
+		add(t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Strong, c.t.Cluster+": ").Add(term.Plain, x.What))
+		if x.Why != "" {
+			add(t.Row(w).Add(term.Faint, "  why  ").Add(term.Plain, x.Why))
 		}
-		if x.remedy != "" {
-			add(t.row(w).add(faint, "  fix  ").add(plain, x.remedy))
+		if x.Remedy != "" {
+			add(t.Row(w).Add(term.Faint, "  fix  ").Add(term.Plain, x.Remedy))
 		}
 	}
 	var steps []string
-	for i := range c.t.steps {
-		s := &c.t.steps[i]
-		if s.state == engine.StateRunning || s.state == engine.StateStopped || s.state == engine.StateFailed {
-			steps = append(steps, s.title)
+	for i := range c.t.Steps {
+		s := &c.t.Steps[i]
+		if s.State == engine.StateRunning || s.State == engine.StateStopped || s.State == engine.StateFailed {
+			steps = append(steps, s.Title)
 		}
 	}
 	if len(steps) > 0 {
-		add(t.row(w).add(faint, "  at   ").add(plain, strings.Join(steps, ", ")))
+		add(t.Row(w).Add(term.Faint, "  at   ").Add(term.Plain, strings.Join(steps, ", ")))
 	}
 	if n, total := c.atTarget(); total > 0 && c.upgrading() {
-		add(t.row(w).add(faint, "  nodes ").add(plain, fmt.Sprintf("%d of %d at the target", n, total)))
-	} else if ready, wanted := c.t.ready(); wanted > 0 && !c.upgrading() {
-		add(t.row(w).add(faint, "  nodes ").add(plain, fmt.Sprintf("%d of %d ready", ready, wanted)))
+		add(t.Row(w).Add(term.Faint, "  nodes ").Add(term.Plain, fmt.Sprintf("%d of %d at the target", n, total)))
+	} else if ready, wanted := c.t.Ready(); wanted > 0 && !c.upgrading() {
+		add(t.Row(w).Add(term.Faint, "  nodes ").Add(term.Plain, fmt.Sprintf("%d of %d ready", ready, wanted)))
 	}
-	if c.succeeded() && !c.leaving && c.t.result != nil {
-		for _, n := range c.t.result.Next {
-			add(t.row(w).add(faint, "  next ").add(accent, c.deps.commands.line(clean(n))))
+	if c.succeeded() && !c.leaving && c.t.Result != nil {
+		for _, n := range c.t.Result.Next {
+			add(t.Row(w).Add(term.Faint, "  next ").Add(term.Accent, c.deps.commands.Line(term.Clean(n))))
 		}
 	}
-	add(t.row(w).add(faint, "  back ").add(accent, back))
-	if c.t.run != "" && c.deps.ws != nil && c.upg.lockedBy == "" && (c.plan == nil || !c.plan.Rehearsal) {
-		add(t.row(w).add(faint, "  log  ").add(plain, c.deps.ws.Path(engine.RunsDir+"/"+c.t.run)))
+	add(t.Row(w).Add(term.Faint, "  back ").Add(term.Accent, back))
+	if c.t.Run != "" && c.deps.ws != nil && c.upg.lockedBy == "" && (c.plan == nil || !c.plan.Rehearsal) {
+		add(t.Row(w).Add(term.Faint, "  log  ").Add(term.Plain, c.deps.ws.Path(engine.RunsDir+"/"+c.t.Run)))
 	}
 	return append(frame, lines[:min(len(lines), exitSummaryLines)]...)
 }
@@ -189,45 +192,45 @@ func (c *console) exitSummary() []string {
 // lastFrame is the last frame of an upgrade without overlays and prompts; nil if there was
 // no run.
 func (c *console) lastFrame() []string {
-	if c.screen == screenLog {
+	if c.screen == c.log {
 		c.screen = c.back
 	}
-	shows := c.aboutUpgrade(c.screen) || c.screen == screenWatch
+	shows := c.aboutUpgrade(c.screen) || c.screen == c.watch
 	if !c.upgrading() || !c.ran || !shows || c.w < minWidth || c.h < minHeight {
 		return nil
 	}
 	c.help, c.pal, c.confirmLeave, c.rolloutPrompt, c.note = false, palette{}, false, nil, ""
 	head, foot := c.header(), c.footer()
-	lines := append(head, c.body(c.w, c.h-len(head)-len(foot))...)
-	for len(lines) > 0 && strings.TrimSpace(stripStyle(lines[len(lines)-1])) == "" {
+	lines := append(head, c.screen.view(c.w, c.h-len(head)-len(foot))...)
+	for len(lines) > 0 && strings.TrimSpace(term.StripStyle(lines[len(lines)-1])) == "" {
 		lines = lines[:len(lines)-1]
 	}
-	return append(lines, c.th.paint(faint, strings.Repeat(c.th.signs.rule, c.w)))
+	return append(lines, c.th.Paint(term.Faint, strings.Repeat(c.th.Signs.Rule, c.w)))
 }
 
-// watchExitSummary is exitSummary for a watch: its progress and the command that opens it again.
-func (c *console) watchExitSummary() []string {
-	t, w := c.th.printed(), min(max(c.w, minWidth), 120)
-	b, now := c.wat.shown(), c.watchNow()
+// exitSummary is exitSummary for a watch: its progress and the command that opens it again.
+func (scr *watchScreen) exitSummary() []string {
+	t, w := scr.c.th.Printed(), min(max(scr.c.w, minWidth), 120)
+	b, now := scr.shown(), scr.clock()
 	if b.Events == 0 {
-		if c.wat.err != nil {
-			x := explain(c.wat.err, c.deps.commands)
-			return []string{t.row(w).add(bad, t.fail+" ").add(plain, x.what).String(), t.row(w).add(faint, "  fix  ").add(plain, x.remedy).String()}
+		if scr.err != nil {
+			x := view.Explain(scr.err, scr.c.deps.commands)
+			return []string{t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Plain, x.What).String(), t.Row(w).Add(term.Faint, "  fix  ").Add(term.Plain, x.Remedy).String()}
 		}
 		return nil
 	}
 	done, total := b.Places()
-	head := fmt.Sprintf("%d of %s at the target", done, count(total, "node"))
-	if eta := c.eta(b, now); eta != "" {
+	head := fmt.Sprintf("%d of %s at the target", done, term.Count(total, "node"))
+	if eta := view.ETA(scr.c.page(), b, now); eta != "" {
 		head += ", " + eta
 	}
-	if c.wat.origin == fromReplay {
+	if scr.origin == fromReplay {
 		head += ", recorded"
 	}
-	reason, _ := c.reason(b, now)
+	reason, _ := scr.reason()
 	return []string{
-		t.row(w).add(strong, orElse(clean(b.Cluster), "cluster")+": ").add(plain, head+", "+now.UTC().Format("15:04:05Z")).String(),
-		t.row(w).add(faint, "  why  ").add(plain, asciiIf(t.ascii, reason)).String(),
-		t.row(w).add(faint, "  back ").add(accent, c.watchLine()).String(),
+		t.Row(w).Add(term.Strong, cmp.Or(term.Clean(b.Cluster), "cluster")+": ").Add(term.Plain, head+", "+now.UTC().Format("15:04:05Z")).String(),
+		t.Row(w).Add(term.Faint, "  why  ").Add(term.Plain, term.AsciiIf(t.Ascii, reason)).String(),
+		t.Row(w).Add(term.Faint, "  back ").Add(term.Accent, scr.command()).String(),
 	}
 }

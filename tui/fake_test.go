@@ -6,13 +6,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
-	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,30 +16,15 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/internal/golden"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
-var update = flag.Bool("update", false, "rewrite the golden files")
-
-// golden compares got with a file in testdata, or writes it with -update.
-func golden(t *testing.T, name, got string) {
+// checkGolden compares got with a file in testdata, or writes it with -update.
+func checkGolden(t *testing.T, name, got string) {
 	t.Helper()
-	path := filepath.Join("testdata", filepath.FromSlash(name))
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("read golden: %v (write it with -update)", err)
-	}
-	if got != string(want) {
-		t.Errorf("%s differs; inspect it with `go test ./tui -update` and git diff\n--- got\n%s\n--- want\n%s", path, got, want)
-	}
+	golden.Equal(t, filepath.Join("testdata", filepath.FromSlash(name)), got)
 }
 
 // recorded returns the events of a recorded run.
@@ -293,109 +274,6 @@ func (f *fakeEngine) Run(ctx context.Context, _ *engine.Plan, emit func(engine.E
 
 func (f *fakeEngine) Status(context.Context) (engine.Status, error) { return f.status, f.statusErr }
 
-// fakeSandbox is a sandbox in memory.
-type fakeSandbox struct {
-	needs   bool // packages, until Install is set
-	running bool
-	spec    engine.SandboxSpec
-}
-
-var errNoSandbox = errors.New("not found: there is no such sandbox")
-
-func (f *fakeSandbox) Up(_ context.Context, spec engine.SandboxSpec, emit func(engine.Event)) (engine.SandboxInfo, error) {
-	f.spec = spec
-	emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "check-computer", State: engine.StateRunning, Text: "Check this computer"})
-	if f.needs && !spec.Install {
-		err := &engine.Error{Op: "start sandbox demo", Err: errors.New("the Debian packages runc and swtpm are missing"), Remedy: "apt-get install runc swtpm", Exit: engine.ExitUnacknowledged}
-		emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "check-computer", State: engine.StateFailed, Text: err.Error()})
-		return engine.SandboxInfo{}, err
-	}
-	emit(engine.Event{Time: start.Add(time.Second), Kind: engine.KindStep, Step: "check-computer", State: engine.StateDone, Text: "it can run these machines", TookMS: 1000})
-	for i, n := range []string{"control-plane-0", "worker-0"} {
-		emit(engine.Event{Time: start.Add(time.Duration(2+i) * time.Second), Kind: engine.KindNode, Node: n, From: engine.NodeCreating, To: "ready"})
-	}
-	f.running = true
-	return engine.SandboxInfo{Name: "demo", Kubernetes: "v1.35.4", Image: "v1.1.0", ControlPlanes: 1, Workers: 1}, nil
-}
-
-func (f *fakeSandbox) Down(_ context.Context, _ string, emit func(engine.Event)) error {
-	emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "remove-machines", State: engine.StateDone, Text: "nothing is left", TookMS: 400})
-	f.running = false
-	return nil
-}
-
-func (f *fakeSandbox) Status(context.Context, string) (engine.SandboxStatus, error) {
-	if !f.running {
-		return engine.SandboxStatus{}, &engine.Error{Op: "look at sandbox demo", Err: errNoSandbox, Remedy: "start it with `constellation sandbox up`"}
-	}
-	return engine.SandboxStatus{
-		SandboxInfo: engine.SandboxInfo{Name: "demo", Kubernetes: "v1.35.4", Image: "v1.1.0", Release: "v1.1.0", ClusterEndpoint: "127.0.0.1:41943", InitEndpoint: "127.0.0.1:43871"},
-		State:       "running", KubernetesVersions: []string{"v1.35.4"}, Faults: f.spec.Faults,
-		Machines: []engine.SandboxMachine{
-			{Name: "control-plane-0", Group: "control-plane", IP: "10.42.0.2", Image: "v1.1.0", Boot: "ready"},
-			{Name: "worker-0", Group: "workers", IP: "10.42.0.3", Image: "v1.1.0", Boot: "failed", Message: "no \x1b[31mmetadata\x1b[0m"},
-		},
-	}, nil
-}
-
-func (f *fakeSandbox) Exec(_ context.Context, _, machine string, command []string, _ io.Reader, stdout, _ io.Writer, _ bool) (int, error) {
-	if machine != "worker-0" {
-		return 0, &engine.Error{Op: "run command in " + machine, Err: errors.New("no such machine"), Exit: engine.ExitUsage}
-	}
-	fmt.Fprintln(stdout, strings.Join(command, " "))
-	return len(command), nil
-}
-
-func (f *fakeSandbox) Fetch(_ context.Context, version string, emit func(engine.Event)) error {
-	emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "build-kubernetes", State: engine.StateSkipped, Text: version + " is in the cache"})
-	return nil
-}
-
-func (f *fakeSandbox) Power(_ context.Context, _ string, action engine.PowerAction, machines []string, emit func(engine.Event)) error {
-	if len(machines) == 0 {
-		machines = []string{"control-plane-0", "worker-0"}
-	}
-	emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "switch-machines", State: engine.StateDone, Text: fmt.Sprintf("%s: %s", action, strings.Join(machines, ", "))})
-	return nil
-}
-
-func (f *fakeSandbox) SetFaults(_ context.Context, _ string, faults []string) error {
-	f.spec.Faults = faults
-	return nil
-}
-
-func (f *fakeSandbox) FaultKinds() []engine.FaultKind {
-	return []engine.FaultKind{{Name: "quota", Form: "quota=MACHINES", Does: "there are to be no more machines than this"}, {Name: "registry-empty", Form: "registry-empty", Does: "it has no image"}}
-}
-
-// fakeDrills passes drills with an even seed and fails the others; seed 7 injects no fault.
-type fakeDrills struct{}
-
-func (fakeDrills) Faults() []engine.DrillFault {
-	return []engine.DrillFault{{Name: "power-cut", Does: "a machine loses its power", Machines: []string{"real"}, Points: []string{"cordoned"}}}
-}
-
-func (fakeDrills) Drill(_ context.Context, spec engine.DrillSpec, tell func(string)) (engine.DrillReport, error) {
-	tell("the upgrade \x1b[31mbegins")
-	r := engine.DrillReport{
-		Seed: spec.Seed, Machines: spec.Machines, Cluster: "2 workers", Started: start, TookMS: 61250, RolledMS: 50000, Outcome: engine.DrillPassed,
-		Injected: []engine.DrillInjection{
-			{Fault: "power-cut", Point: "cordoned", Nth: 2, On: "worker-0", AtMS: 10000, EndMS: 12500},
-			{Fault: "quota", Point: "going", Nth: 1, AtMS: -1, EndMS: -1},
-		},
-		Rules:   []engine.DrillRule{{Rule: "pairs"}, {Rule: "ready-floor", Excused: []string{"it was off (power-cut)"}}, {Rule: "etcd-voters", NotAsked: true}},
-		Summary: []string{"makespan 50s"}, Repeat: []string{"sandbox", "drill", fmt.Sprint("--seed=", spec.Seed)},
-	}
-	switch {
-	case spec.Seed == 7:
-		r.Outcome, r.Why = engine.DrillVoid, "nothing was tried"
-	case spec.Seed%2 == 1:
-		r.Outcome, r.Why = engine.DrillFailed, "pairs did not hold"
-		r.Rules[0].Breaches = []string{"a and b"}
-	}
-	return r, nil
-}
-
 // start is the start time of all recorded runs.
 var start = time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC)
 
@@ -412,7 +290,7 @@ type stage struct {
 	queue  chan tea.Msg
 }
 
-func newStage(t *testing.T, eng *fakeEngine, l display, w, h int, change ...func(*consoleDeps)) *stage {
+func newStage(t *testing.T, eng *fakeEngine, l term.Display, w, h int, change ...func(*consoleDeps)) *stage {
 	t.Helper()
 	s := &stage{t: t, eng: eng, clock: start, queue: make(chan tea.Msg, 1024)}
 	t.Cleanup(func() { time.Sleep(time.Hour) }) // of the bubble: ticks under way end
@@ -421,7 +299,7 @@ func newStage(t *testing.T, eng *fakeEngine, l display, w, h int, change ...func
 		t.Fatal(err)
 	}
 	d := consoleDeps{
-		engine: eng, ws: ws, commands: commandFormatter{dir: ".demo", home: "/home/ops/demo", kubeconfig: "/home/ops/demo/constellation-admin.conf"}, versions: []string{"v1.35.4", "v1.36.3"},
+		engine: eng, ws: ws, commands: view.CommandFormatter{Dir: ".demo", Home: "/home/ops/demo", Kubeconfig: "/home/ops/demo/constellation-admin.conf"}, versions: []string{"v1.35.4", "v1.36.3"},
 		now:  func() time.Time { return s.clock },
 		send: func(m tea.Msg) { s.queue <- m },
 		copy: func(text string) bool { s.copied = append(s.copied, text); return true },
@@ -487,7 +365,7 @@ func (s *stage) settle() {
 				return
 			}
 			idle = true
-			time.Sleep(frameGap) // of the bubble: a batch that is being collected comes
+			time.Sleep(term.FrameGap) // of the bubble: a batch that is being collected comes
 		}
 	}
 }
@@ -526,19 +404,19 @@ func (s *stage) replay(events []engine.Event, until time.Duration) *stage {
 	s.c.home = &s.eng.home
 	s.c.busy = "running"
 	s.c.plan = planIn(s.t, events)
-	s.c.screen, s.c.running, s.c.ran = screenRun, true, true
-	s.c.t, s.c.run = timeline{}, newRunView()
-	s.c.t.setPlan(s.c.plan)
+	s.c.screen, s.c.running, s.c.ran = s.c.run, true, true
+	s.c.t, *s.c.run = view.Timeline{}, *newRunScreen(s.c)
+	s.c.t.SetPlan(s.c.plan)
 	s.at(until)
 	cut := slices.IndexFunc(events, func(e engine.Event) bool { return e.Time.After(s.clock) })
 	if cut < 0 {
 		cut = len(events)
 	}
 	s.tell(batch{s.c.task, events[:cut]})
-	if s.c.t.result != nil {
+	if s.c.t.Result != nil {
 		var err error
-		if code := s.c.t.result.exit; code != 0 {
-			err = &engine.Error{Op: "init demo", Err: errors.New(s.c.t.result.text), Remedy: s.c.t.result.remedy, Exit: code}
+		if code := s.c.t.Result.Exit; code != 0 {
+			err = &engine.Error{Op: "init demo", Err: errors.New(s.c.t.Result.Text), Remedy: s.c.t.Result.Remedy, Exit: code}
 		}
 		s.tell(ended{s.c.task, runEnded{err}})
 	}

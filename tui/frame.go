@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // View renders the screen. It is pure: the same model gives the same frame.
@@ -22,7 +24,7 @@ func (c *console) View() string {
 	case c.help:
 		body = c.helpView(c.w, room)
 	default:
-		body = c.body(c.w, room)
+		body = c.screen.view(c.w, room)
 	}
 	if len(body) > room {
 		body = body[:room]
@@ -30,50 +32,12 @@ func (c *console) View() string {
 	for len(body) < room {
 		body = append(body, "")
 	}
-	if c.stale() {
+	if c.screen.stale() {
 		for i := range body {
-			body[i] = c.dim(body[i])
+			body[i] = view.Dim(c.page(), body[i])
 		}
 	}
 	return strings.Join(append(append(head, body...), foot...), "\n")
-}
-
-// dim removes the colours of a line that may be out of date.
-func (c *console) dim(line string) string {
-	if c.th.colours == noColours {
-		return line
-	}
-	return c.th.paint(faint, stripStyle(line))
-}
-
-func (c *console) body(w, h int) []string {
-	switch c.screen {
-	case screenHome:
-		return c.homeView(w, h)
-	case screenConfig:
-		return c.configView(w, h)
-	case screenPreflight:
-		return c.preflightView(w, h)
-	case screenInitConfirm:
-		return c.initConfirmView(w, h)
-	case screenRun:
-		return c.runView(w, h)
-	case screenResult:
-		return c.resultView(w, h)
-	case screenLog:
-		return c.logView(w, h)
-	case screenCheck:
-		return c.checkView(w, h)
-	case screenBackup:
-		return c.backupView(w, h)
-	case screenWatch:
-		return c.watchView(w, h)
-	case screenUpgradePlan:
-		return c.upgradePlanView(w, h)
-	case screenUpgradeConfirm:
-		return c.upgradeConfirmView(w, h)
-	}
-	return []string{"", " " + c.th.spin(c.frame) + " " + c.busy}
 }
 
 // tooSmall replaces the screen in a window that is too small.
@@ -95,188 +59,97 @@ func (c *console) tooSmall() []string {
 	}
 	var out []string
 	for _, l := range lines {
-		out = append(out, wrap(asciiIf(c.th.ascii, l), max(c.w, 1))...)
+		out = append(out, term.Wrap(term.AsciiIf(c.th.Ascii, l), max(c.w, 1))...)
 	}
 	return out[:min(len(out), max(c.h, 1))]
 }
 
-func asciiIf(yes bool, s string) string {
-	if yes {
-		return asciiOf(s)
-	}
-	return s
-}
-
-// wizardSteps are the screens of init, in order.
-var wizardSteps = []struct {
-	id   screenID
-	name string
-}{
-	{screenConfig, "Config"}, {screenPreflight, "Preflight"}, {screenInitConfirm, "Confirm"}, {screenRun, "Create"}, {screenResult, "Result"},
-}
-
 // header is the top of the screen: cluster, target, mode, and the progress of the steps.
 func (c *console) header() []string {
-	if c.screen == screenWatch {
-		return c.watchHeader()
+	if s, ok := c.screen.(interface{ header() []string }); ok {
+		return s.header()
 	}
 	name := "no cluster yet"
 	switch {
-	case c.t.cluster != "" && (c.ran || c.upgrading()):
-		name = c.t.cluster
+	case c.t.Cluster != "" && (c.ran || c.upgrading()):
+		name = c.t.Cluster
 	case c.home != nil && c.home.Cluster != "":
-		name = clean(c.home.Cluster)
+		name = term.Clean(c.home.Cluster)
 	}
-	r := c.th.row(c.w).add(accent, " "+c.th.brand+" ").add(strong, name).add(caution, c.mark())
+	r := c.th.Row(c.w).Add(term.Accent, " "+c.th.Brand+" ").Add(term.Strong, name).Add(term.Caution, c.mark())
 	if to := c.headTarget(); to != "" {
-		r.add(faint, "  "+to)
+		r.Add(term.Faint, "  "+to)
 	}
-	screen := c.screen
-	if screen == screenLog {
-		screen = c.back
-	}
-	r.right(faint, c.mode(screen))
+	r.Right(term.Faint, c.screen.mode())
 	lines := []string{r.String()}
-	switch i := wizardAt(screen); {
-	case c.aboutUpgrade(screen):
-		lines = append(lines, c.upgradeRail(screen))
-	case i >= 0:
-		lines = append(lines, c.rail(i))
+	if rail := c.screen.rail(); rail != "" {
+		lines = append(lines, rail)
 	}
 	return lines
 }
 
-// simulatedLabel are in every screen and answer about simulated machines.
-const simulatedLabel = "simulated machines"
-
-// marked returns the label for a cluster of simulated machines, or "" for a real one.
-func marked(simulated bool, before string) string {
-	if !simulated {
-		return ""
-	}
-	return before + simulatedLabel
-}
-
 // mark is the label behind the cluster's name in the header.
 func (c *console) mark() string {
-	return c.markIf(c.t.simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated)
-}
-
-func (c *console) markIf(simulated bool) string {
-	if c.w < 80 && simulated {
-		return "  simulated"
-	}
-	return marked(simulated, "  ")
+	return view.MarkIf(c.page(), c.w, c.t.Simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated)
 }
 
 // aboutUpgrade reports whether a screen belongs to an upgrade.
-func (c *console) aboutUpgrade(s screenID) bool {
-	return c.upgrading() && (s == screenUpgradePlan || s == screenUpgradeConfirm || s == screenRun || s == screenResult)
-}
-
-func wizardAt(s screenID) int {
-	for i, w := range wizardSteps {
-		if w.id == s {
-			return i
-		}
-	}
-	return -1
+func (c *console) aboutUpgrade(s screen) bool {
+	return c.upgrading() && (s == c.upgradePlan || s == c.upgradeConfirm || s == c.run || s == c.result)
 }
 
 func (c *console) headTarget() string {
 	if c.plan != nil && c.upgrading() {
-		if !c.aboutUpgrade(c.screen) && c.screen != screenLog {
+		if !c.aboutUpgrade(c.screen) && c.screen != c.log {
 			return "" // the upgrade has ended
 		}
-		return c.changeSummary(c.plan)
+		return view.ChangeSummary(c.page(), c.plan)
 	}
 	if c.plan != nil && c.w >= 80 {
 		var parts []string
 		for _, v := range []string{c.plan.To.Kubernetes, c.plan.To.Release} {
 			if v != "" {
-				parts = append(parts, clean(v))
+				parts = append(parts, term.Clean(v))
 			}
 		}
-		return strings.Join(parts, " "+c.th.dot+" ")
+		return strings.Join(parts, " "+c.th.Dot+" ")
 	}
 	return ""
-}
-
-// mode is the right end of the first line.
-func (c *console) mode(s screenID) string {
-	switch {
-	case s == screenHome:
-		utc := c.now.UTC().Format("15:04:05 UTC")
-		switch {
-		case c.status == nil:
-			return utc
-		case c.stale():
-			return "STALE " + short(c.now.Sub(c.statusAt)) + "  " + utc
-		}
-		return "LIVE  as of " + c.statusAt.UTC().Format("15:04:05 UTC")
-	case s == screenCheck:
-		return c.checkMode()
-	case s == screenBackup:
-		return c.backupMode()
-	case c.aboutUpgrade(s):
-		return c.upgradeMode(s)
-	case c.ran && (s == screenRun || s == screenResult):
-		word := "init"
-		if c.resumed {
-			word = "init, resumed"
-		}
-		return word + "   elapsed " + clock(c.t.elapsed(c.now))
-	}
-	if i := wizardAt(s); i >= 0 {
-		return fmt.Sprintf("init  step %d of %d", i+1, len(wizardSteps))
-	}
-	return ""
-}
-
-// stale reports whether the screen may be out of date.
-func (c *console) stale() bool {
-	switch c.screen {
-	case screenCheck:
-		return c.staleCheck()
-	case screenWatch:
-		return c.staleWatch()
-	}
-	return c.screen == screenHome && c.status != nil && (c.statusErr != nil || c.now.Sub(c.statusAt) > staleAfter)
 }
 
 // rail shows the screens of init as a progress line.
 func (c *console) rail(at int) string {
-	r := c.th.row(c.w).add(plain, " ")
+	r := c.th.Row(c.w).Add(term.Plain, " ")
 	link := 4
 	if c.w < 80 {
 		link = 1
 	}
-	for i, s := range wizardSteps {
-		sign, st, line := c.th.pending, faint, c.th.signs.rule
+	for i, s := range c.wizardSteps() {
+		sign, st, line := c.th.Pending, term.Faint, c.th.Signs.Rule
 		switch {
-		case !c.succeeded() && at == len(wizardSteps)-1 && i >= c.failedAt():
-			sign, st = c.th.fail, bad
+		case !c.succeeded() && at == len(c.wizardSteps())-1 && i >= c.failedAt():
+			sign, st = c.th.Fail, term.Bad
 			if i > c.failedAt() && i < at {
-				sign, st = c.th.pending, faint
+				sign, st = c.th.Pending, term.Faint
 			}
-		case i < at || i == at && s.id == screenResult:
-			sign, st = c.th.ok, good
+		case i < at || i == at && s.screen == c.result:
+			sign, st = c.th.OK, term.Good
 		case i == at:
-			sign, st = c.th.running, accent
+			sign, st = c.th.Running, term.Accent
 		}
 		if i < at {
-			line = c.th.heavy
+			line = c.th.Heavy
 		}
-		name := plain
+		name := term.Plain
 		if i > at {
-			name = faint
+			name = term.Faint
 		}
 		if i == at {
-			name = strong
+			name = term.Strong
 		}
-		r.add(st, sign).add(name, " "+s.name)
-		if i < len(wizardSteps)-1 {
-			r.add(faint, " "+strings.Repeat(line, link)+" ")
+		r.Add(st, sign).Add(name, " "+s.name)
+		if i < len(c.wizardSteps())-1 {
+			r.Add(term.Faint, " "+strings.Repeat(line, link)+" ")
 		}
 	}
 	return r.String()
@@ -285,9 +158,9 @@ func (c *console) rail(at int) string {
 // failedAt is the index of the failed screen on the rail.
 func (c *console) failedAt() int {
 	if c.ran {
-		return wizardAt(screenRun)
+		return c.wizardAt(c.run)
 	}
-	return wizardAt(screenPreflight)
+	return c.wizardAt(c.preflight)
 }
 
 func (c *console) succeeded() bool {
@@ -298,21 +171,21 @@ func (c *console) succeeded() bool {
 func (c *console) footer() []string {
 	var lines []string
 	if q := c.rolloutPrompt; q != nil {
-		lines = append(lines, c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" "+q.text+" ").String())
-		lines = append(lines, c.th.below(c.w, 3, 2, plain, q.detail+" Enter confirms, Esc goes back.")...)
+		lines = append(lines, c.th.Row(c.w).Add(term.Plain, " ").Add(term.Caution, c.th.Warn+" "+q.text+" ").String())
+		lines = append(lines, c.th.Below(c.w, 3, 2, term.Plain, q.detail+" Enter confirms, Esc goes back.")...)
 	} else if c.confirmLeave {
 		lines = append(lines, c.leaveQuestion()...)
 	} else {
-		lines = append(lines, c.whyLines()...)
+		lines = append(lines, c.screen.why()...)
 	}
-	lines = append(lines, c.th.paint(faint, strings.Repeat(c.th.signs.rule, c.w)))
+	lines = append(lines, c.th.Paint(term.Faint, strings.Repeat(c.th.Signs.Rule, c.w)))
 	if c.note != "" {
-		lines = append(lines, c.th.below(c.w, 1, 2, caution, c.note)...)
+		lines = append(lines, c.th.Below(c.w, 1, 2, term.Caution, c.note)...)
 	} else {
 		lines = append(lines, c.keyLine(c.w))
 	}
-	if s := c.safetyLine(); s != "" {
-		lines = append(lines, c.th.row(c.w).add(faint, " "+s).String())
+	if s := c.screen.safety(); s != "" {
+		lines = append(lines, c.th.Row(c.w).Add(term.Faint, " "+s).String())
 	}
 	return lines
 }
@@ -320,18 +193,18 @@ func (c *console) footer() []string {
 // leaveQuestion asks whether to leave and says what that does.
 func (c *console) leaveQuestion() []string {
 	what := "The current step finishes first; the same command resumes."
-	if c.bak.running {
+	if c.backup.running {
 		return []string{
-			c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" Stop this backup, and leave? ").add(plain, "Its files are deleted.").String(),
-			c.th.row(c.w).add(faint, "   Enter leaves, Esc stays. Complete backups are kept.").String(),
+			c.th.Row(c.w).Add(term.Plain, " ").Add(term.Caution, c.th.Warn+" Stop this backup, and leave? ").Add(term.Plain, "Its files are deleted.").String(),
+			c.th.Row(c.w).Add(term.Faint, "   Enter leaves, Esc stays. Complete backups are kept.").String(),
 		}
 	}
-	if c.t.pastFinal() {
+	if c.t.PastFinal() {
 		what = "The cluster continues alone; the same command reattaches."
 	}
 	return []string{
-		c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" Leave this run? ").add(plain, what).String(),
-		c.th.row(c.w).add(faint, "   Enter leaves, Esc stays, Ctrl-C again leaves at once. Nothing is lost.").String(),
+		c.th.Row(c.w).Add(term.Plain, " ").Add(term.Caution, c.th.Warn+" Leave this run? ").Add(term.Plain, what).String(),
+		c.th.Row(c.w).Add(term.Faint, "   Enter leaves, Esc stays, Ctrl-C again leaves at once. Nothing is lost.").String(),
 	}
 }
 
@@ -340,15 +213,15 @@ func (c *console) why() string {
 	switch {
 	case c.leaving:
 		return "Leaving when this step can be resumed. Ctrl-C leaves at once."
-	case c.running && c.t.why.text != "":
-		return "Why waiting (" + short(c.now.Sub(c.t.why.since)) + "): " + c.t.why.text
+	case c.running && c.t.Why.Text != "":
+		return "Why waiting (" + term.Duration(c.now.Sub(c.t.Why.Since)) + "): " + c.t.Why.Text
 	case c.running:
-		s := c.t.running()
+		s := c.t.Running()
 		if s == nil {
 			return "Reading the current state"
 		}
-		text := "Now (" + short(c.now.Sub(s.began)) + "): " + s.title
-		if d := s.doing(); d != "" {
+		text := "Now (" + term.Duration(c.now.Sub(s.Began)) + "): " + s.Title
+		if d := s.Doing(); d != "" {
 			text += ": " + d
 		}
 		return text
@@ -358,125 +231,16 @@ func (c *console) why() string {
 	return ""
 }
 
-// whyLines are the why line of the screen and the remedy, if there is one.
-func (c *console) whyLines() []string {
-	screen := c.screen
-	if screen == screenLog {
-		screen = c.back
-	}
-	switch screen {
-	case screenRun:
-		if c.running || c.busy != "" {
-			// The steps show the progress as well, and it changes often: a growing why line
-			// must not move the panes. A small window needs its lines for them.
-			most := 3
-			if c.t.why.text == "" || c.h < 22 {
-				most = 1
-			}
-			lines := c.th.below(c.w, 1, most, strong, c.why())
-			if c.running && !c.leaving && c.t.why.remedy != "" {
-				for i, l := range c.th.below(c.w, 8, max(2, most), accent, c.deps.commands.text(c.t.why.remedy)) {
-					if i == 0 {
-						l = " " + c.th.paint(faint, "To do:") + " " + strings.TrimLeft(l, " ")
-					}
-					lines = append(lines, l)
-				}
-			}
-			return lines
-		}
-	case screenPreflight:
-		return []string{c.pre.verdict(c)}
-	case screenInitConfirm:
-		return []string{c.initConfirm.verdict(c)}
-	case screenConfig:
-		return []string{c.form.verdict(c)}
-	case screenCheck:
-		return c.checkWhy(c.w)
-	case screenBackup:
-		return c.backupWhy()
-	case screenUpgradePlan, screenUpgradeConfirm:
-		return c.upgradeWhy()
-	case screenWatch:
-		if c.upg.lockedBy != "" {
-			return append(c.th.below(c.w, 1, 2, caution, "Read-only: "+c.upg.lockedBy), c.watchWhy()...)
-		}
-		return c.watchWhy()
-	}
-	return nil
-}
-
-// safetyLine is the last line: ready nodes and what leaving does, or the scripted command.
-func (c *console) safetyLine() string {
-	screen := c.screen
-	if screen == screenLog {
-		screen = c.back
-	}
-	switch screen {
-	case screenRun:
-		if c.upgrading() {
-			return c.upgradeSafety()
-		}
-		ready, wanted := c.t.ready()
-		parts := []string{fmt.Sprintf("nodes %d/%d ready", ready, wanted)}
-		switch {
-		case c.t.pastFinal():
-			parts = append(parts, "the cluster continues on its own")
-		default:
-			parts = append(parts, "leaving loses nothing")
-		}
-		if c.t.run != "" && c.w >= 120 {
-			parts = append(parts, "record "+engine.RunsDir+"/"+c.t.run)
-		}
-		return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
-	case screenWatch:
-		return c.watchSafety()
-	case screenConfig, screenPreflight, screenInitConfirm, screenBackup, screenUpgradePlan, screenUpgradeConfirm:
-		return "scripted  " + c.command()
-	case screenCheck:
-		s := "scripted  " + c.command()
-		if !c.chk.complete || c.chk.busy {
-			return s
-		}
-		exit := fmt.Sprintf("   exit %d", c.chk.result.Exit)
-		return cut(s+" --exit-code", c.w-1-width(exit), c.th.ellipsis) + exit
-	}
-	return ""
-}
-
 // Boxes are centred in w columns. Their lines have at most inner columns.
 
-func (c *console) boxTop(w, inner int, title string) string {
-	t := c.th
-	r := t.row(w).pad((w-inner-2)/2).add(faint, t.cornerTL+t.signs.rule).add(strong, title)
-	return r.add(faint, strings.Repeat(t.signs.rule, max(0, inner-1-width(asciiIf(t.ascii, title))))+t.cornerTR).String()
+// page is what the pages of this frame share.
+func (c *console) page() view.Page {
+	return view.Page{Theme: c.th, Now: c.now, Frame: c.frame, Commands: c.deps.commands}
 }
 
-func (c *console) boxLine(w, inner int, line string) string {
-	t := c.th
-	r := t.row(w).pad((w-inner-2)/2).add(faint, t.side)
-	gap := inner - 1 - styledWidth(line)
-	return r.String() + " " + line + strings.Repeat(" ", max(0, gap)) + t.paint(faint, t.side)
-}
-
-func (c *console) boxBottom(w, inner int, foot string) string {
-	t := c.th
-	r := t.row(w).pad((w-inner-2)/2).add(faint, t.cornerBL+strings.Repeat(t.signs.rule, max(0, inner-1-width(foot))))
-	return r.add(faint, foot).add(faint, t.signs.rule+t.cornerBR).String()
-}
-
-// window returns the part of a list of n rows that fits into h lines and contains row at.
-func window(n, at, h int) (from, to int) {
-	if n <= h || h <= 0 {
-		return 0, min(n, max(h, 0))
-	}
-	from = min(max(at-h/2, 0), n-h)
-	return from, from + h
-}
-
-// marker is the cursor sign of a selected row, else blanks.
-func (c *console) marker(here bool) string {
-	if here {
-		return c.th.cursor + " "
-	}
-	return "  "
+// page is page at the time on the clock of the board.
+func (scr *watchScreen) page() view.Page {
+	p := scr.c.page()
+	p.Now = scr.clock()
+	return p
 }

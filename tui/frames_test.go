@@ -13,6 +13,8 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"constellation/engine"
+	"constellation/internal/testneeds"
+	"constellation/tui/term"
 )
 
 // scene is a state of the console.
@@ -244,12 +246,12 @@ func TestFrames(t *testing.T) {
 	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes) {
 		for _, v := range []struct {
 			name    string
-			display display
+			display term.Display
 			w, h    int
 		}{
-			{"80x24", display{}, 80, 24},
-			{"120x40", display{}, 120, 40},
-			{"80x24-colour", display{colours: colours256}, 80, 24},
+			{"80x24", term.Display{}, 80, 24},
+			{"120x40", term.Display{}, 120, 40},
+			{"80x24-colour", term.Display{Colours: term.Colours256}, 80, 24},
 		} {
 			t.Run(sc.name+"/"+v.name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
@@ -265,7 +267,7 @@ func TestFrames(t *testing.T) {
 						}
 						lines[i] = strings.TrimRight(strings.ReplaceAll(l, "\x1b", "␛"), " ")
 					}
-					golden(t, fmt.Sprintf("frames/%s.%s.txt", sc.name, v.name), strings.Join(lines, "\n")+"\n")
+					checkGolden(t, fmt.Sprintf("frames/%s.%s.txt", sc.name, v.name), strings.Join(lines, "\n")+"\n")
 				})
 			})
 		}
@@ -275,26 +277,26 @@ func TestFrames(t *testing.T) {
 func TestThemes(t *testing.T) {
 	for _, v := range []struct {
 		name    string
-		display display
+		display term.Display
 	}{
-		{"ascii", display{ascii: true}},
-		{"16-dark", display{colours: colours16}},
-		{"16-light", display{colours: colours16, light: true}},
-		{"256-light", display{colours: colours256, light: true}},
-		{"true-dark", display{colours: trueColour}},
+		{"ascii", term.Display{Ascii: true}},
+		{"16-dark", term.Display{Colours: term.Colours16}},
+		{"16-light", term.Display{Colours: term.Colours16, Light: true}},
+		{"256-light", term.Display{Colours: term.Colours256, Light: true}},
+		{"true-dark", term.Display{Colours: term.TrueColour}},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, v.display, 80, 24).replay(recorded(t, "init"), 12*time.Second)
 				frame := s.c.View()
-				if v.display.ascii {
+				if v.display.Ascii {
 					for _, r := range frame {
 						if r > 0x7e {
 							t.Errorf("%q is not ASCII", r)
 						}
 					}
 				}
-				golden(t, "themes/"+v.name+".txt", strings.ReplaceAll(frame, "\x1b", "␛")+"\n")
+				checkGolden(t, "themes/"+v.name+".txt", strings.ReplaceAll(frame, "\x1b", "␛")+"\n")
 			})
 		})
 	}
@@ -302,10 +304,11 @@ func TestThemes(t *testing.T) {
 
 // Frames of all scenes fit every terminal size.
 func TestFramesFitEverySize(t *testing.T) {
+	testneeds.Time(t, "10 s")
 	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes) {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 				for w := 20; w <= 200; w += 9 {
 					for h := 5; h <= 70; h += 5 {
 						s.c.w, s.c.h = w, h
@@ -333,12 +336,12 @@ func TestSmallestWindow(t *testing.T) {
 		}
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 60, 16) })
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 60, 16) })
 				frame := s.c.View()
-				golden(t, "frames/"+sc.name+".60x16.txt", frame+"\n")
-				if s.c.screen == screenBackup && !s.c.bak.open {
+				checkGolden(t, "frames/"+sc.name+".60x16.txt", frame+"\n")
+				if s.c.screen == s.c.backup && !s.c.backup.open {
 					for range 3 {
-						if b := s.c.chosenBackup(); !strings.Contains(s.c.View(), b.ID) {
+						if b := s.c.backup.chosen(); !strings.Contains(s.c.View(), b.ID) {
 							t.Errorf("%s is selected and not visible:\n%s", b.ID, s.c.View())
 						}
 						s.press("down")
@@ -354,7 +357,7 @@ func TestKeyLineAlwaysHasHelp(t *testing.T) {
 	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes) {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 				if !slices.ContainsFunc(s.c.bindings(), func(b binding) bool { return b.label == "?" }) {
 					return // a question, or the help itself
 				}
@@ -378,7 +381,7 @@ func TestTooSmallWindowNamesTheDimension(t *testing.T) {
 			{90, 14, "height 14 of 16"},
 			{30, 10, "width 30 of 60, height 10 of 16"},
 		} {
-			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, display{}, tt.w, tt.h).replay(recorded(t, "init"), 12*time.Second)
+			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, term.Display{}, tt.w, tt.h).replay(recorded(t, "init"), 12*time.Second)
 			got := strings.Join(strings.Fields(s.c.View()), " ")
 			if !strings.Contains(got, tt.want) || !strings.Contains(got, "The run continues.") {
 				t.Errorf("%dx%d shows %q, want %q", tt.w, tt.h, got, tt.want)

@@ -5,6 +5,9 @@ import (
 	"strings"
 
 	tea "github.com/charmbracelet/bubbletea"
+
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // binding is a key and its action. Key line, help, palette and dispatch all use the same
@@ -16,105 +19,80 @@ type binding struct {
 	group     string   // heading in the help
 	footLabel string   // label in the key line; empty: not shown there
 	// off returns why the key is disabled; nil or "" means that it works.
-	off func(*console) string
-	do  func(*console) tea.Cmd
+	off func() string
+	do  func() tea.Cmd
 }
 
-func (b binding) disabled(c *console) string {
+func (b binding) disabled() string {
 	if b.off == nil {
 		return ""
 	}
-	return b.off(c)
+	return b.off()
 }
 
 // on makes a binding.
-func on(keys, label, help, group string, do func(*console) tea.Cmd) binding {
+func on(keys, label, help, group string, do func() tea.Cmd) binding {
 	return binding{keys: strings.Fields(keys), label: label, help: help, group: group, do: do}
 }
 
-func (b binding) footed(word string) binding                  { b.footLabel = word; return b }
-func (b binding) unless(reason func(*console) string) binding { b.off = reason; return b }
+func (b binding) footed(word string) binding          { b.footLabel = word; return b }
+func (b binding) unless(reason func() string) binding { b.off = reason; return b }
 
 // act wraps an action that returns no command.
-func act(f func(*console)) func(*console) tea.Cmd {
-	return func(c *console) tea.Cmd { f(c); return nil }
+func act(f func()) func() tea.Cmd {
+	return func() tea.Cmd { f(); return nil }
 }
 
 // bindings are the active keys, those of the innermost overlay first.
 func (c *console) bindings() []binding {
 	switch {
-	case c.confirmLeave && c.bak.running:
-		return stopBackupKeys
+	case c.confirmLeave && c.backup.running:
+		return c.stopBackupKeys()
 	case c.confirmLeave:
-		return leaveKeys
+		return c.leaveKeys()
 	case c.rolloutPrompt != nil:
-		return rolloutPromptKeys
+		return c.rolloutPromptKeys()
 	case c.help:
-		return helpKeys
+		return c.helpKeys()
 	case c.pal.open:
-		return paletteKeys
-	case c.screen == screenCheck && c.chk.confirmWrite:
-		return confirmWriteKeys
+		return c.paletteKeys()
 	}
-	return slices.Concat(c.screenKeys(), globalKeys)
-}
-
-// screenKeys are the keys of the current screen.
-func (c *console) screenKeys() []binding {
-	switch c.screen {
-	case screenHome:
-		return homeKeys
-	case screenConfig:
-		return configKeys
-	case screenPreflight:
-		return preflightKeys
-	case screenInitConfirm:
-		return initConfirmKeys
-	case screenUpgradePlan:
-		return upgradePlanKeys
-	case screenUpgradeConfirm:
-		return upgradeConfirmKeys
-	case screenRun:
-		if c.upgrading() {
-			return slices.Concat(runKeys, []binding{watchKey}, rolloutKeys)
-		}
-		return runKeys
-	case screenResult:
-		return resultKeys
-	case screenLog:
-		return logKeys
-	case screenCheck:
-		return checkKeys
-	case screenBackup:
-		return backupKeys
-	case screenWatch:
-		return c.watchKeys()
+	if keys := c.screen.promptKeys(); keys != nil {
+		return keys
 	}
-	return nil
+	return slices.Concat(c.screen.keys(), c.globalKeys())
 }
 
-var globalKeys = []binding{
-	on("?", "?", "show these keys", "anywhere", act(func(c *console) { c.help = true })).footed("help"),
-	on(":", ":", "search for an action by name", "anywhere", act(func(c *console) { c.pal.open = true })),
-	on("Y", "Y", "copy the equivalent command", "anywhere", act(func(c *console) { c.copyText(c.command(), "the command") })),
-	on("F ctrl+l", "F", "redraw the screen", "anywhere", act(func(c *console) { c.deps.redraw() })),
-	on("q ctrl+c", "q", "leave", "leave", (*console).leave),
+func (c *console) globalKeys() []binding {
+	return []binding{
+		on("?", "?", "show these keys", "anywhere", act(func() { c.help = true })).footed("help"),
+		on(":", ":", "search for an action by name", "anywhere", act(func() { c.pal.open = true })),
+		on("Y", "Y", "copy the equivalent command", "anywhere", act(func() { c.copyText(c.screen.command(), "the command") })),
+		on("F ctrl+l", "F", "redraw the screen", "anywhere", act(func() { c.deps.redraw() })),
+		on("q ctrl+c", "q", "leave", "leave", c.leave),
+	}
 }
 
-var leaveKeys = []binding{
-	on("y enter", "Enter", "leave; the run can be resumed", "leave", (*console).detach).footed("leave, resume later"),
-	on("ctrl+c", "Ctrl-C", "leave at once", "leave", (*console).interruptAgain).footed("leave at once"),
-	on("n esc q", "Esc", "stay", "leave", act(func(c *console) { c.confirmLeave = false })).footed("stay"),
+func (c *console) leaveKeys() []binding {
+	return []binding{
+		on("y enter", "Enter", "leave; the run can be resumed", "leave", c.detach).footed("leave, resume later"),
+		on("ctrl+c", "Ctrl-C", "leave at once", "leave", c.interruptAgain).footed("leave at once"),
+		on("n esc q", "Esc", "stay", "leave", act(func() { c.confirmLeave = false })).footed("stay"),
+	}
 }
 
-var stopBackupKeys = []binding{
-	on("y enter ctrl+c", "Enter", "stop the backup, delete its files, and leave", "leave", (*console).detach).footed("stop it and leave"),
-	on("n esc q", "Esc", "stay", "leave", act(func(c *console) { c.confirmLeave = false })).footed("stay"),
+func (c *console) stopBackupKeys() []binding {
+	return []binding{
+		on("y enter ctrl+c", "Enter", "stop the backup, delete its files, and leave", "leave", c.detach).footed("stop it and leave"),
+		on("n esc q", "Esc", "stay", "leave", act(func() { c.confirmLeave = false })).footed("stay"),
+	}
 }
 
-var helpKeys = []binding{
-	on("? esc q enter", "Esc", "back", "back", act(func(c *console) { c.help = false })).footed("back"),
-	on("ctrl+c", "Ctrl-C", "leave", "leave", (*console).leave),
+func (c *console) helpKeys() []binding {
+	return []binding{
+		on("? esc q enter", "Esc", "back", "back", act(func() { c.help = false })).footed("back"),
+		on("ctrl+c", "Ctrl-C", "leave", "leave", c.leave),
+	}
 }
 
 // keys handles a key message. On a slow line one message holds several keys. Pasted text
@@ -148,11 +126,11 @@ func (c *console) key(k tea.KeyMsg) tea.Cmd {
 		if !slices.Contains(b.keys, name) {
 			continue
 		}
-		if why := b.disabled(c); why != "" {
+		if why := b.disabled(); why != "" {
 			c.note = b.label + " is off: " + why
 			return nil
 		}
-		return b.do(c)
+		return b.do()
 	}
 	return nil
 }
@@ -167,34 +145,34 @@ func (c *console) keyLine(w int) string {
 	}
 	shown := c.bindings()
 	helps := slices.IndexFunc(shown, func(b binding) bool { return b.label == "?" && b.footLabel != "" })
-	end := w - width(leave) - 3 // of the columns for keys
+	end := w - term.Width(leave) - 3 // of the columns for keys
 	if helps >= 0 {
-		end -= width(shown[helps].label) + width(shown[helps].footLabel) + 3
+		end -= term.Width(shown[helps].label) + term.Width(shown[helps].footLabel) + 3
 	}
-	r := c.th.row(w).add(plain, " ")
+	r := c.th.Row(w).Add(term.Plain, " ")
 	for i, b := range shown {
 		if i == helps {
-			end = w - width(leave) - 3
+			end = w - term.Width(leave) - 3
 		}
 		if b.footLabel == "" {
 			continue
 		}
-		st, word := accent, b.footLabel
-		if b.disabled(c) != "" {
+		st, word := term.Accent, b.footLabel
+		if b.disabled() != "" {
 			if b.label != "Enter" {
 				continue
 			}
-			st, word = faint, word+" (off)"
+			st, word = term.Faint, word+" (off)"
 		}
-		if r.used+width(b.label)+width(word)+3 > end {
+		if r.Used+term.Width(b.label)+term.Width(word)+3 > end {
 			continue // a shorter one may fit
 		}
-		if r.used > 1 {
-			r.add(plain, "  ")
+		if r.Used > 1 {
+			r.Add(term.Plain, "  ")
 		}
-		r.add(st, b.label).add(faint, " "+word)
+		r.Add(st, b.label).Add(term.Faint, " "+word)
 	}
-	return r.right(faint, leave).String()
+	return r.Right(term.Faint, leave).String()
 }
 
 // helpView lists the keys of the screen in w columns and h lines.
@@ -206,9 +184,9 @@ func (c *console) helpView(w, h int) []string {
 		rows []binding
 	}
 	var heads []heading
-	all := slices.Clone(c.screenKeys())
-	for _, b := range globalKeys {
-		if !slices.ContainsFunc(c.screenKeys(), func(s binding) bool { return slices.Equal(s.keys, b.keys) }) {
+	all := slices.Clone(c.screen.keys())
+	for _, b := range c.globalKeys() {
+		if !slices.ContainsFunc(c.screen.keys(), func(s binding) bool { return slices.Equal(s.keys, b.keys) }) {
 			all = append(all, b) // the screen overrides the others
 		}
 	}
@@ -223,27 +201,48 @@ func (c *console) helpView(w, h int) []string {
 	var body []string
 	for _, hd := range heads {
 		for i, b := range hd.rows {
-			r := t.row(inner - 2)
+			r := t.Row(inner - 2)
 			if i == 0 {
-				r.col(faint, hd.name, 10)
+				r.Col(term.Faint, hd.name, 10)
 			} else {
-				r.pad(11)
+				r.Pad(11)
 			}
-			r.col(accent, b.label, 12).add(plain, b.help)
-			if why := b.disabled(c); why != "" {
-				r.add(faint, "  off now: "+why)
+			r.Col(term.Accent, b.label, 12).Add(term.Plain, b.help)
+			if why := b.disabled(); why != "" {
+				r.Add(term.Faint, "  off now: "+why)
 			}
 			body = append(body, r.String())
 		}
 	}
 	shown := min(len(body), h-2)
-	out := []string{c.boxTop(w, inner, " Keys: "+c.screen.title()+" ")}
+	out := []string{view.BoxTop(c.page(), w, inner, " Keys: "+c.screen.title()+" ")}
 	for _, l := range body[:shown] {
-		out = append(out, c.boxLine(w, inner, l))
+		out = append(out, view.BoxLine(c.page(), w, inner, l))
 	}
 	foot := " all keys shown "
 	if shown < len(body) {
-		foot = " " + count(len(body)-shown, "more key") + ": make the terminal taller "
+		foot = " " + term.Count(len(body)-shown, "more key") + ": make the terminal taller "
 	}
-	return append(out, c.boxBottom(w, inner, foot))
+	return append(out, view.BoxBottom(c.page(), w, inner, foot))
+}
+
+// typing reports whether keys go into a text field.
+func (c *console) typing() bool {
+	if c.confirmLeave || c.help || c.rolloutPrompt != nil {
+		return false
+	}
+	return c.pal.open || c.screen.takesText()
+}
+
+// typed passes a key to the open text field. It reports false for keys that keep their
+// binding.
+func (c *console) typed(k tea.KeyMsg) bool {
+	switch {
+	case k.Type == tea.KeyCtrlC:
+		return false
+	case c.pal.open:
+		return c.typedPalette(k)
+	}
+	c.screen.typed(k)
+	return true
 }

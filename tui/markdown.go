@@ -1,29 +1,23 @@
 package tui
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
-// cellOf escapes a text for a cell of a Markdown table; an empty one becomes a dash.
-func cellOf(s string) string {
-	s = strings.NewReplacer("|", `\|`, "\n", " ", "<", "&lt;", "`", "'").Replace(clean(s))
-	return orElse(s, "-")
-}
-
-// codeOf quotes text from outside as inline code, where Markdown has no effect.
-func codeOf(s string) string { return "`" + strings.ReplaceAll(clean(s), "`", "'") + "`" }
-
-// summary prints a run as Markdown at its end, for the job page of a CI pipeline. Meanwhile
+// runSummary prints a run as Markdown at its end, for the job page of a CI pipeline. Meanwhile
 // lines prints the events to another writer.
-type summary struct {
+type runSummary struct {
 	out   *guarded
 	lines *plainPrinter
-	sp    commandFormatter
-	t     timeline
+	sp    view.CommandFormatter
+	t     view.Timeline
 	waits []wait
 }
 
@@ -33,15 +27,15 @@ type wait struct {
 	long time.Duration
 }
 
-func (m *summary) event(ev engine.Event) {
+func (m *runSummary) event(ev engine.Event) {
 	m.lines.event(ev)
-	before := m.t.why
-	if c, _ := m.t.apply(ev); before.text != "" && (c == waits || c == stepped || c == concluded) && m.t.why.text != before.text {
-		m.add(before.text, ev.Time.Sub(before.since))
+	before := m.t.Why
+	if c, _ := m.t.Apply(ev); before.Text != "" && (c == view.Waits || c == view.Stepped || c == view.Concluded) && m.t.Why.Text != before.Text {
+		m.add(before.Text, ev.Time.Sub(before.Since))
 	}
 }
 
-func (m *summary) add(text string, long time.Duration) {
+func (m *runSummary) add(text string, long time.Duration) {
 	for i := range m.waits {
 		if m.waits[i].text == text {
 			m.waits[i].long += long
@@ -55,47 +49,47 @@ func (m *summary) add(text string, long time.Duration) {
 const minReportedWait = 10 * time.Second
 
 // close writes the summary.
-func (m *summary) close() {
+func (m *runSummary) close() {
 	m.lines.close()
-	if m.t.events == 0 { // the run was not confirmed
+	if m.t.Events == 0 { // the run was not confirmed
 		return
 	}
 	fmt.Fprint(m.out, m.String())
 }
 
 // String is the summary of the events so far.
-func (m *summary) String() string {
+func (m *runSummary) String() string {
 	t := &m.t
 	var b strings.Builder
 	verb, status, text, exit := "run", "interrupted", "", -1
-	if t.plan != nil {
-		verb = string(t.plan.Verb)
-		if t.plan.Rehearsal {
+	if t.Plan != nil {
+		verb = string(t.Plan.Verb)
+		if t.Plan.Rehearsal {
 			verb += " (rehearsal)"
 		}
 	}
-	if o := t.result; o != nil {
-		status, text, exit = o.status, o.text, o.exit
+	if o := t.Result; o != nil {
+		status, text, exit = o.Ended, o.Text, o.Exit
 	}
-	fmt.Fprintf(&b, "## %s of cluster %s: %s\n\n", strings.ToUpper(verb[:1])+verb[1:], codeOf(t.cluster)+marked(t.simulated, ", "), cellOf(status))
-	fmt.Fprintf(&b, "%s (exit %d, %s, %s)\n", cellOf(text), exit, short(t.last.Sub(t.started)), orElse(cellOf(t.tool), "-"))
-	if o := t.result; o != nil && o.remedy != "" {
-		fmt.Fprintf(&b, "\n**To do**: %s\n", cellOf(m.sp.text(o.remedy)))
+	fmt.Fprintf(&b, "## %s of cluster %s: %s\n\n", strings.ToUpper(verb[:1])+verb[1:], view.CodeOf(t.Cluster)+view.Marked(t.Simulated, ", "), view.CellOf(status))
+	fmt.Fprintf(&b, "%s (exit %d, %s, %s)\n", view.CellOf(text), exit, term.Duration(t.Last.Sub(t.Started)), cmp.Or(view.CellOf(t.Tool), "-"))
+	if o := t.Result; o != nil && o.Remedy != "" {
+		fmt.Fprintf(&b, "\n**To do**: %s\n", view.CellOf(m.sp.Text(o.Remedy)))
 	}
-	if p := t.plan; p != nil && len(p.Components) > 0 {
+	if p := t.Plan; p != nil && len(p.Components) > 0 {
 		b.WriteString("\n| component | from | to |\n|---|---|---|\n")
 		for _, x := range p.Components {
-			fmt.Fprintf(&b, "| %s | %s | %s |\n", cellOf(x.Name), cellOf(x.Now), cellOf(x.NextHop))
+			fmt.Fprintf(&b, "| %s | %s | %s |\n", view.CellOf(x.Name), view.CellOf(x.Now), view.CellOf(x.NextHop))
 		}
 	}
-	if len(t.steps) > 0 {
+	if len(t.Steps) > 0 {
 		b.WriteString("\n| step | state | took | outcome |\n|---|---|---|---|\n")
-		for _, s := range t.steps {
+		for _, s := range t.Steps {
 			took := "-"
-			if s.took > 0 {
-				took = short(s.took)
+			if s.Took > 0 {
+				took = term.Duration(s.Took)
 			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", cellOf(s.id), orElse(cellOf(s.state), "not started"), took, cellOf(orElse(s.text, s.title)))
+			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", view.CellOf(s.ID), cmp.Or(view.CellOf(s.State), "not started"), took, view.CellOf(cmp.Or(s.Text, s.Title)))
 		}
 	}
 	m.nodes(&b)
@@ -109,57 +103,57 @@ func (m *summary) String() string {
 			b.WriteString("\n### Waited for\n\n")
 			first = false
 		}
-		fmt.Fprintf(&b, "- %s: %s\n", short(w.long), cellOf(w.text))
+		fmt.Fprintf(&b, "- %s: %s\n", term.Duration(w.long), view.CellOf(w.text))
 	}
-	if o := t.result; o != nil {
+	if o := t.Result; o != nil {
 		for _, c := range append([]string{o.Resume}, o.Next...) {
 			if c != "" {
-				fmt.Fprintf(&b, "\n    %s\n", clean(m.sp.line(c)))
+				fmt.Fprintf(&b, "\n    %s\n", term.Clean(m.sp.Line(c)))
 			}
 		}
 	}
-	if t.run != "" {
-		fmt.Fprintf(&b, "\nRun %s\n", codeOf(t.run))
+	if t.Run != "" {
+		fmt.Fprintf(&b, "\nRun %s\n", view.CodeOf(t.Run))
 	}
 	return b.String()
 }
 
 // nodes writes the final states of the machines by group.
-func (m *summary) nodes(b *strings.Builder) {
+func (m *runSummary) nodes(b *strings.Builder) {
 	t := &m.t
-	if len(t.machines) == 0 {
+	if len(t.Machines) == 0 {
 		return
 	}
 	total := ""
-	for _, s := range t.steps {
-		if s.id == engine.StepRollout && s.total > 0 {
-			total = fmt.Sprintf(": %d of %d at the target", s.progress, s.total)
+	for _, s := range t.Steps {
+		if s.ID == engine.StepRollout && s.Total > 0 {
+			total = fmt.Sprintf(": %d of %d at the target", s.Progress, s.Total)
 		}
 	}
 	fmt.Fprintf(b, "\n### Nodes%s\n\n| group | ready | replaced | other |\n|---|---|---|---|\n", total)
-	for _, g := range t.groups() {
+	for _, g := range t.Groups() {
 		var other []string
-		for _, s := range nodeStates {
-			if n := g.states[s]; n > 0 && s != engine.NodeReady && s != engine.NodeGone {
+		for _, s := range view.NodeStates {
+			if n := g.States[s]; n > 0 && s != engine.NodeReady && s != engine.NodeGone {
 				other = append(other, fmt.Sprintf("%d %s", n, s))
 			}
 		}
-		fmt.Fprintf(b, "| %s | %d | %d | %s |\n", cellOf(g.group), g.states[engine.NodeReady], g.states[engine.NodeGone], cellOf(strings.Join(other, ", ")))
+		fmt.Fprintf(b, "| %s | %d | %d | %s |\n", view.CellOf(g.Group), g.States[engine.NodeReady], g.States[engine.NodeGone], view.CellOf(strings.Join(other, ", ")))
 	}
 }
 
 // findings writes the findings of the plan and which of them were accepted by name.
-func (m *summary) findings(b *strings.Builder) {
-	if m.t.plan == nil {
+func (m *runSummary) findings(b *strings.Builder) {
+	if m.t.Plan == nil {
 		return
 	}
-	list, fine := needAttention(m.t.plan.Findings)
-	if len(m.t.plan.Findings) == 0 {
+	list, fine := view.NeedAttention(m.t.Plan.Findings)
+	if len(m.t.Plan.Findings) == 0 {
 		return
 	}
-	fmt.Fprintf(b, "\n### Findings: %s\n\n", countBySeverity(m.t.plan.Findings))
+	fmt.Fprintf(b, "\n### Findings: %s\n\n", view.CountBySeverity(m.t.Plan.Findings))
 	accepted := map[string]bool{}
-	for _, id := range m.t.plan.Acknowledged {
+	for _, id := range m.t.Plan.Acknowledged {
 		accepted[id] = true
 	}
 	for _, f := range list {
@@ -167,9 +161,9 @@ func (m *summary) findings(b *strings.Builder) {
 		if accepted[f.ID] {
 			how = ", accepted by name"
 		}
-		fmt.Fprintf(b, "- **%s**%s: %s %s\n", f.Severity, how, cellOf(f.Title), codeOf(f.ID))
+		fmt.Fprintf(b, "- **%s**%s: %s %s\n", f.Severity, how, view.CellOf(f.Title), view.CodeOf(f.ID))
 	}
 	if fine > 0 {
-		fmt.Fprintf(b, "- %s passed\n", count(fine, "check"))
+		fmt.Fprintf(b, "- %s passed\n", term.Count(fine, "check"))
 	}
 }

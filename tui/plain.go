@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -10,11 +11,9 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
-
-// manyMachines is the number of machines above which the printer summarises groups instead
-// of printing single machines.
-const manyMachines = 50
 
 // tailLines is the number of log lines printed when a step fails.
 const tailLines = 25
@@ -40,32 +39,32 @@ type plainPrinter struct {
 	out *guarded
 	// first is the heartbeat's reason before a step runs; may be empty.
 	first string
-	live  *liveLine // on a terminal: the current activity, instead of heartbeats
+	live  *term.LiveLine // on a terminal: the current activity, instead of heartbeats
 	now   func() time.Time
 
 	mu       sync.Mutex
-	t        timeline
+	t        view.Timeline
 	last     time.Time         // time of the last line
 	beat     int               // index into heartbeats
 	groups   time.Time         // time of the last summary of groups
-	waited   waiting           // the last wait printed
+	waited   view.Waiting      // the last wait printed
 	printed  map[string]string // the last text printed for each group and check
 	dirty    bool              // machines have changed since the last summary
 	findings int
 	closed   bool
 	timer    *time.Timer
 	spin     int
-	th       *theme
-	sp       commandFormatter
+	th       *term.Theme
+	sp       view.CommandFormatter
 }
 
 // newPlainPrinter returns a printer. live may be nil.
-func newPlainPrinter(out *guarded, live *liveLine, now func() time.Time) *plainPrinter {
-	l := display{ascii: true}
+func newPlainPrinter(out *guarded, live *term.LiveLine, now func() time.Time) *plainPrinter {
+	l := term.Display{Ascii: true}
 	if live != nil {
-		l = live.display
+		l = live.Display
 	}
-	p := &plainPrinter{out: out, live: live, now: now, th: newTheme(l)}
+	p := &plainPrinter{out: out, live: live, now: now, th: term.NewTheme(l)}
 	p.last = now()
 	p.timer = time.AfterFunc(p.pause(), p.tick)
 	return p
@@ -107,76 +106,68 @@ func (p *plainPrinter) tick() {
 
 // draw shows the current activity on the live line.
 func (p *plainPrinter) draw() {
-	s := p.t.running()
+	s := p.t.Running()
 	if s == nil {
-		p.live.clear()
+		p.live.Clear()
 		return
 	}
-	text := s.title
-	if d := s.doing(); d != "" {
+	text := s.Title
+	if d := s.Doing(); d != "" {
 		text += ": " + d
 	}
-	if s.total > 0 {
-		text += "  " + p.th.meter(s.progress, s.total, 20) + s.amount(" ")
+	if s.Total > 0 {
+		text += "  " + p.th.Meter(s.Progress, s.Total, 20) + s.Amount(" ")
 	}
-	p.live.set(p.th.spin(p.spin) + " " + text + "  " + short(p.now().Sub(s.began)))
-}
-
-// amount formats a progress; large totals are bytes.
-func amount(n, total int64) string {
-	if total >= 1<<16 {
-		return bytesOf(n) + " of " + bytesOf(total)
-	}
-	return fmt.Sprintf("%d of %d", n, total)
+	p.live.Set(p.th.Spin(p.spin) + " " + text + "  " + term.Duration(p.now().Sub(s.Began)))
 }
 
 func (p *plainPrinter) event(ev engine.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c, i := p.t.apply(ev)
+	c, i := p.t.Apply(ev)
 	wrote := true
 	switch c {
-	case began:
-		text := p.t.tool
-		if p.t.cluster != "" {
-			text += "  cluster " + p.t.cluster
+	case view.Began:
+		text := p.t.Tool
+		if p.t.Cluster != "" {
+			text += "  cluster " + p.t.Cluster
 		}
-		text += marked(p.t.simulated, "  ")
-		if p.t.run != "" {
-			text += "  run " + p.t.run
+		text += view.Marked(p.t.Simulated, "  ")
+		if p.t.Run != "" {
+			text += "  run " + p.t.Run
 		}
 		p.line(ev.Time, "run", "start", strings.TrimSpace(text))
-	case planned:
+	case view.Planned:
 		p.printPlan(ev.Time)
-	case checked:
-		wrote = p.printCheck(ev.Time, p.t.checks[i])
-	case nodePlanChanged:
+	case view.Checked:
+		wrote = p.printCheck(ev.Time, p.t.Checks[i])
+	case view.NodePlanChanged:
 		wrote = p.printNodePlan(ev)
-	case stepped:
+	case view.Stepped:
 		p.printChecks(ev.Time)
-		p.printStep(ev.Time, &p.t.steps[i])
-	case moved:
-		wrote = p.printMachine(ev.Time, &p.t.machines[i])
-	case waits:
-		if p.t.why.text == "" {
+		p.printStep(ev.Time, &p.t.Steps[i])
+	case view.Moved:
+		wrote = p.printMachine(ev.Time, &p.t.Machines[i])
+	case view.Waits:
+		if p.t.Why.Text == "" {
 			// Only the end of a wait with a remedy is printed: the user may be acting on it.
-			if wrote = p.waited.remedy != ""; wrote {
-				p.line(ev.Time, p.subject(), "go on", "wait ended after "+short(ev.Time.Sub(p.waited.since)))
+			if wrote = p.waited.Remedy != ""; wrote {
+				p.line(ev.Time, p.subject(), "go on", "wait ended after "+term.Duration(ev.Time.Sub(p.waited.Since)))
 			}
-			p.waited = waiting{}
+			p.waited = view.Waiting{}
 			break
 		}
-		if p.waited.remedy == "" || p.waited.object != p.t.why.object {
-			p.waited = p.t.why
+		if p.waited.Remedy == "" || p.waited.Object != p.t.Why.Object {
+			p.waited = p.t.Why
 		}
-		p.line(ev.Time, p.subject(), "wait", p.t.why.text+p.remedyTail(p.t.why.remedy))
-	case logged:
-		x := p.t.log.at(i)
+		p.line(ev.Time, p.subject(), "wait", p.t.Why.Text+p.remedyTail(p.t.Why.Remedy))
+	case view.Logged:
+		x := p.t.Log.At(i)
 		// Machines log many harmless warnings; the record of the run keeps them.
-		if wrote = x.level == "error" || x.level == "warn" && x.node == ""; wrote {
-			p.line(ev.Time, source(x), x.level, x.text)
+		if wrote = x.Level == "error" || x.Level == "warn" && x.Node == ""; wrote {
+			p.line(ev.Time, view.Source(x), x.Level, x.Text)
 		}
-	case concluded:
+	case view.Concluded:
 		p.printChecks(ev.Time)
 		if p.dirty {
 			p.printGroups()
@@ -191,7 +182,7 @@ func (p *plainPrinter) event(ev engine.Event) {
 			p.timer.Reset(p.pause())
 		}
 	}
-	if p.live != nil && p.t.result == nil {
+	if p.live != nil && p.t.Result == nil {
 		p.draw()
 	}
 }
@@ -202,118 +193,92 @@ func (p *plainPrinter) close() {
 	p.closed = true
 	p.timer.Stop()
 	if p.live != nil {
-		p.live.clear()
+		p.live.Clear()
 	}
 }
 
 // line writes one line: time, subject, state and text.
 func (p *plainPrinter) line(at time.Time, subject, state, text string) {
 	if p.live != nil {
-		p.live.clear()
+		p.live.Clear()
 	}
 	fmt.Fprintln(p.out, strings.TrimRight(fmt.Sprintf("%s %-18s %-9s %s", at.UTC().Format("15:04:05Z"), subject, state, text), " "))
 }
 
 func (p *plainPrinter) subject() string {
-	if s := p.t.running(); s != nil {
-		return s.id
+	if s := p.t.Running(); s != nil {
+		return s.ID
 	}
 	return "run"
-}
-
-func source(x logLine) string {
-	if x.node != "" && x.source != "" {
-		return x.node + "/" + x.source
-	}
-	return x.node + x.source
 }
 
 func (p *plainPrinter) remedyTail(remedy string) string {
 	if remedy == "" {
 		return ""
 	}
-	return "; to do: " + p.sp.text(remedy)
+	return "; to do: " + p.sp.Text(remedy)
 }
 
 func (p *plainPrinter) printPlan(at time.Time) {
-	plan := p.t.plan
+	plan := p.t.Plan
 	done := 0
 	for _, s := range plan.Steps {
 		if s.Finished {
 			done++
 		}
 	}
-	text := fmt.Sprintf("%s %s: %s", plan.Verb, clean(plan.Cluster), count(len(plan.Steps), "step"))
+	text := fmt.Sprintf("%s %s: %s", plan.Verb, term.Clean(plan.Cluster), term.Count(len(plan.Steps), "step"))
 	if len(plan.Steps) == 0 { // blocked before its steps were planned
-		text = fmt.Sprintf("%s %s", plan.Verb, clean(plan.Cluster))
+		text = fmt.Sprintf("%s %s", plan.Verb, term.Clean(plan.Cluster))
 	}
 	if done > 0 {
 		text += fmt.Sprintf(", %d done before", done)
 	}
-	if to := target(plan.To); to != "" {
+	if to := view.Target(plan.To); to != "" {
 		text += "  to " + to
 	}
-	if n := nodesOf(plan); n > 0 {
-		text += "  " + count(n, "machine")
+	if n := view.NodesOf(plan); n > 0 {
+		text += "  " + term.Count(n, "machine")
 	}
 	p.line(at, "plan", "ok", text)
 	for _, x := range plan.Components {
-		p.line(at, "version", "plan", fmt.Sprintf("%s %s -> %s", clean(x.Name), orElse(clean(x.Now), "(none)"), clean(x.NextHop)))
+		p.line(at, "version", "plan", fmt.Sprintf("%s %s -> %s", term.Clean(x.Name), cmp.Or(term.Clean(x.Now), "(none)"), term.Clean(x.NextHop)))
 	}
-	for _, c := range p.t.checks {
+	for _, c := range p.t.Checks {
 		p.printCheck(at, c)
 	}
 	p.printChecks(at)
 	for _, n := range plan.Notes {
-		p.line(at, "plan", "note", p.sp.text(clean(n)))
+		p.line(at, "plan", "note", p.sp.Text(term.Clean(n)))
 	}
 	for _, s := range plan.Steps {
 		if s.Finished {
 			continue
 		}
 		for _, d := range s.Details {
-			p.line(at, clean(s.ID), "plan", clean(d))
+			p.line(at, term.Clean(s.ID), "plan", term.Clean(d))
 		}
 	}
-}
-
-// target formats the versions of a target.
-func target(t engine.Target) string {
-	var parts []string
-	for _, x := range [][2]string{{"kubernetes", t.Kubernetes}, {"image", t.Image}, {"release", t.Release}} {
-		if x[1] != "" {
-			parts = append(parts, x[0]+" "+clean(x[1]))
-		}
-	}
-	return strings.Join(parts, ", ")
-}
-
-func nodesOf(p *engine.Plan) int {
-	n := 0
-	for _, c := range p.Nodes {
-		n += c
-	}
-	return n
 }
 
 // printCheck writes a finding that is a warning, blocks or was not checked. It counts the
 // others for printChecks.
-func (p *plainPrinter) printCheck(at time.Time, c check) bool {
-	switch engine.Severity(c.state) {
+func (p *plainPrinter) printCheck(at time.Time, c view.Check) bool {
+	switch engine.Severity(c.State) {
 	case engine.Info:
 		p.findings++
 		return false
 	case engine.Warn, engine.Block, engine.NotChecked:
 		p.findings++
-		if !p.news("check "+c.id, c.state+c.title+c.detail) {
+		if !p.news("check "+c.ID, c.State+c.Title+c.Detail) {
 			return false
 		}
-		state := map[engine.Severity]string{engine.Warn: "WARN", engine.Block: "BLOCK", engine.NotChecked: "unknown"}[engine.Severity(c.state)]
-		text := c.title
-		if c.detail != "" {
-			text += ": " + oneLine(c.detail)
+		state := map[engine.Severity]string{engine.Warn: "WARN", engine.Block: "BLOCK", engine.NotChecked: "unknown"}[engine.Severity(c.State)]
+		text := c.Title
+		if c.Detail != "" {
+			text += ": " + term.OneLine(c.Detail)
 		}
-		p.line(at, "check", state, text+p.remedyTail(c.remedy))
+		p.line(at, "check", state, text+p.remedyTail(c.Remedy))
 		return true
 	}
 	return false
@@ -325,10 +290,10 @@ func (p *plainPrinter) printChecks(at time.Time) {
 		return
 	}
 	p.findings = 0
-	total, _, warn, block := p.t.checkCounts()
-	text := count(total, "check")
+	total, _, warn, block := p.t.CheckCounts()
+	text := term.Count(total, "check")
 	if warn > 0 {
-		text += ", " + count(warn, "warning")
+		text += ", " + term.Count(warn, "warning")
 	}
 	state := "ok"
 	if block > 0 {
@@ -352,69 +317,69 @@ func (p *plainPrinter) news(subject, text string) bool {
 	return true
 }
 
-func (p *plainPrinter) printStep(at time.Time, s *step) {
-	switch s.state {
+func (p *plainPrinter) printStep(at time.Time, s *view.Step) {
+	switch s.State {
 	case engine.StateRunning:
-		text := s.title
-		if s.text != "" {
-			text += ": " + s.text
+		text := s.Title
+		if s.Text != "" {
+			text += ": " + s.Text
 		}
-		p.line(at, s.id, "start", text)
+		p.line(at, s.ID, "start", text)
 	case engine.StateDone:
-		p.line(at, s.id, "ok", orElse(s.text, s.title)+", "+short(s.took))
+		p.line(at, s.ID, "ok", cmp.Or(s.Text, s.Title)+", "+term.Duration(s.Took))
 	case engine.StateSkipped:
-		text := s.title
-		if s.text != "" {
-			text += ": " + s.text
+		text := s.Title
+		if s.Text != "" {
+			text += ": " + s.Text
 		}
-		p.line(at, s.id, "skip", text)
+		p.line(at, s.ID, "skip", text)
 	case engine.StateFailed:
 		p.tail(at)
-		p.line(at, s.id, "FAIL", s.text+p.remedyTail(s.remedy))
+		p.line(at, s.ID, "FAIL", s.Text+p.remedyTail(s.Remedy))
 	default:
-		p.line(at, s.id, s.state, s.text)
+		p.line(at, s.ID, s.State, s.Text)
 	}
 }
 
 // tail writes the last lines of the log after a step failed.
 func (p *plainPrinter) tail(at time.Time) {
-	n := p.t.log.len()
+	n := p.t.Log.Len()
 	if n == 0 {
 		return
 	}
 	from := max(0, n-tailLines)
-	p.line(at, "log", "last", fmt.Sprintf("%d of %s", n-from, count(n+p.t.log.dropped, "line")))
+	p.line(at, "log", "last", fmt.Sprintf("%d of %s", n-from, term.Count(n+p.t.Log.Dropped, "line")))
 	for i := from; i < n; i++ {
-		x := p.t.log.at(i)
-		fmt.Fprintf(p.out, "  | %s %s\n", source(x), x.text)
+		x := p.t.Log.At(i)
+		fmt.Fprintf(p.out, "  | %s %s\n", view.Source(x), x.Text)
 	}
 }
 
-// printMachine writes the state of a machine. With more than manyMachines it writes only
+// printMachine writes the state of a machine. With more than view.ManyMachines it writes only
 // failures, and summarises the rest.
-func (p *plainPrinter) printMachine(at time.Time, m *machine) bool {
-	state := m.state
+func (p *plainPrinter) printMachine(at time.Time, m *view.Machine) bool {
+	state := m.State
 	if state == engine.NodeFailed {
 		state = "FAIL"
 	}
-	if len(p.t.machines) > manyMachines || p.t.plan != nil && nodesOf(p.t.plan) > manyMachines {
+	if len(p.t.Machines) > view.ManyMachines || p.t.Plan != nil && view.NodesOf(p.t.Plan) > view.ManyMachines {
 		p.dirty = true
 		if state != "FAIL" {
 			if p.groups.IsZero() {
-				p.groups = p.t.started
+				p.groups = p.t.Started
 			}
 			return at.Sub(p.groups) >= heartbeats[0] && p.printGroups()
 		}
 	}
-	text := m.name
-	if m.group != "" {
-		text += " (" + m.group + ")"
+	text := m.Name
+	if m.Group != "" {
+		text += " (" + m.Group + ")"
 	}
-	if m.text != "" {
-		text += ": " + m.text
+	if m.Text != "" {
+		text += ": " + m.Text
 	}
-	if m.state == engine.NodeReady && m.took > 0 {
-		text += ", " + short(m.took)
+	if m.State == engine.NodeReady && m.Took > 0 {
+		text += ", " + term.Duration(m.Took)
 	}
 	p.line(at, "node", state, text)
 	return true
@@ -424,7 +389,7 @@ func (p *plainPrinter) printMachine(at time.Time, m *machine) bool {
 func (p *plainPrinter) printNodePlan(ev engine.Event) bool {
 	var b engine.Board
 	b.Apply(ev)
-	name := clean(ev.Object)
+	name := term.Clean(ev.Object)
 	text := name + " deleted"
 	if len(b.Plans) > 0 {
 		text = planWords(&b.Plans[0])
@@ -436,20 +401,20 @@ func (p *plainPrinter) printNodePlan(ev engine.Event) bool {
 	if state == engine.PlanFailed || state == engine.PlanInvalid {
 		state = strings.ToUpper(state)
 	}
-	p.line(ev.Time, "node-plan", clean(state), text+p.remedyTail(clean(ev.Remedy)))
+	p.line(ev.Time, "node-plan", term.Clean(state), text+p.remedyTail(term.Clean(ev.Remedy)))
 	return true
 }
 
 // planWords describes a Plan without its state: "system-upgrade/k3s-server v1.36.3: 2 of 5
 // nodes done, 1 applying; waits for ...".
 func planWords(p *engine.BoardPlan) string {
-	text := strings.TrimSpace(clean(p.Name) + " " + clean(p.Version))
+	text := strings.TrimSpace(term.Clean(p.Name) + " " + term.Clean(p.Version))
 	alone := ""
 	if p.Alone {
 		alone = "exclusive"
 	}
 	sep := ": "
-	for _, more := range []string{p.Counts(), alone, clean(p.Text)} {
+	for _, more := range []string{p.Counts(), alone, term.Clean(p.Text)} {
 		if more != "" {
 			text += sep + more
 			sep = "; "
@@ -460,85 +425,85 @@ func planWords(p *engine.BoardPlan) string {
 
 // printGroups writes one line for each group of machines that has changed.
 func (p *plainPrinter) printGroups() (wrote bool) {
-	p.dirty, p.groups = false, p.t.last
-	for _, g := range p.t.groups() {
-		if text := g.String(); p.news("group "+g.group, text) {
+	p.dirty, p.groups = false, p.t.Last
+	for _, g := range p.t.Groups() {
+		if text := g.String(); p.news("group "+g.Group, text) {
 			wrote = true
-			p.line(p.t.last, "nodes", "now", text)
+			p.line(p.t.Last, "nodes", "now", text)
 		}
 	}
 	if eta := p.eta(); eta != "" && wrote {
-		p.line(p.t.last, "nodes", "ETA", eta)
+		p.line(p.t.Last, "nodes", "ETA", eta)
 	}
 	return wrote
 }
 
 // eta is the estimated range of the rollout's end: "17:16Z-17:44Z"; empty if unknown.
 func (p *plainPrinter) eta() string {
-	if p.t.etaMost.IsZero() {
+	if p.t.ETAMost.IsZero() {
 		return ""
 	}
 	layout := "15:04Z"
-	if p.t.etaMost.Sub(p.t.last) < 10*time.Minute {
+	if p.t.ETAMost.Sub(p.t.Last) < 10*time.Minute {
 		layout = "15:04:05Z"
 	}
-	return p.t.etaLeast.UTC().Format(layout) + "-" + p.t.etaMost.UTC().Format(layout)
+	return p.t.ETALeast.UTC().Format(layout) + "-" + p.t.ETAMost.UTC().Format(layout)
 }
 
 // printHeartbeat writes the running step, its duration, and the interval to the next
 // heartbeat.
 func (p *plainPrinter) printHeartbeat() {
 	next := heartbeats[min(p.beat+1, len(heartbeats)-1)]
-	text := orElse(p.first, "waiting")
+	text := cmp.Or(p.first, "waiting")
 	now := p.now()
-	if s := p.t.running(); s != nil {
-		text = s.title + " for " + short(now.Sub(s.began))
-		if d := s.doing(); d != "" {
+	if s := p.t.Running(); s != nil {
+		text = s.Title + " for " + term.Duration(now.Sub(s.Began))
+		if d := s.Doing(); d != "" {
 			text += ": " + d
 		}
-		if s.total > 0 {
-			text += s.amount(", ")
+		if s.Total > 0 {
+			text += s.Amount(", ")
 		}
 	}
-	if p.t.why.text != "" {
-		text += "; why: " + p.t.why.text
+	if p.t.Why.Text != "" {
+		text += "; why: " + p.t.Why.Text
 	}
 	if eta := p.eta(); eta != "" {
 		text += "; ETA " + eta
 	}
-	p.line(now, p.subject(), "still", fmt.Sprintf("%s; next report in %s", text, short(next)))
+	p.line(now, p.subject(), "still", fmt.Sprintf("%s; next report in %s", text, term.Duration(next)))
 }
 
 // resultWord is the result of a run, for the second column.
-func resultWord(o *outcome) string {
+func resultWord(o *view.Outcome) string {
 	switch {
-	case o.status == engine.StateDone || o.status == engine.StateNothing || o.exit == engine.ExitDone:
+	case o.Ended == engine.StateDone || o.Ended == engine.StateNothing || o.Exit == engine.ExitDone:
 		return "ok"
-	case o.status == engine.StateStopped || o.status == engine.StateDetached:
+	case o.Ended == engine.StateStopped || o.Ended == engine.StateDetached:
 		return "left"
 	}
 	return "FAIL"
 }
 
 func (p *plainPrinter) printResult(at time.Time) {
-	o := p.t.result
-	text := o.text
+	o := p.t.Result
+	text := o.Text
 	if text == "" {
-		text = o.status
+		text = o.Ended
 	}
-	p.line(at, "done", resultWord(o), fmt.Sprintf("%s  exit %d", text, o.exit))
+	p.line(at, "done", resultWord(o), fmt.Sprintf("%s  exit %d", text, o.Exit))
 	for _, f := range o.Files {
-		note := clean(f.Note)
+		note := term.Clean(f.Note)
 		if f.Secret {
 			note = strings.TrimSpace("SECRET  " + note)
 		}
-		p.line(at, "file", clean(f.Mode), strings.TrimSpace(clean(f.Path)+"  "+note))
+		p.line(at, "file", term.Clean(f.Mode), strings.TrimSpace(term.Clean(f.Path)+"  "+note))
 	}
 	if o.Resume != "" {
-		p.line(at, "resume", "", p.sp.line(clean(o.Resume)))
+		p.line(at, "resume", "", p.sp.Line(term.Clean(o.Resume)))
 	}
 	for _, n := range o.Next {
-		p.line(at, "next", "", p.sp.line(clean(n)))
+		p.line(at, "next", "", p.sp.Line(term.Clean(n)))
 	}
 }
 

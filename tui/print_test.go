@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // printed runs a verb without a terminal and returns what it wrote.
@@ -21,8 +22,7 @@ func printed(t *testing.T, e *fakeEngine, program string, args ...string) (stdou
 	code = App{
 		Release: "v1.1.0", Program: program, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
 		Env: func(k string) string { return map[string]string{"LANG": "C.UTF-8"}[k] }, Now: func() time.Time { return start },
-		Engine:  func(*engine.Workspace, *slog.Logger) (Engine, error) { return e, nil },
-		Sandbox: func(*slog.Logger) (engine.Sandbox, error) { return &fakeSandbox{}, nil },
+		Engine: func(*engine.Workspace, *slog.Logger) (Engine, error) { return e, nil },
 	}.Run(append([]string{"-C", t.TempDir()}, args...))
 	return out.String(), errs.String(), code
 }
@@ -119,7 +119,7 @@ func TestTruncatedPathsKeepTheFileName(t *testing.T) {
 		{"a sentence that has an end that matters", 20, "a sente…that matters"},
 		{"short", 2, "s…"},
 	} {
-		if got := cutMiddle(tt.s, tt.w, "…"); width(got) > tt.w || got != tt.want {
+		if got := term.CutMiddle(tt.s, tt.w, "…"); term.Width(got) > tt.w || got != tt.want {
 			t.Errorf("%q in %d columns: %q, want %q", tt.s, tt.w, got, tt.want)
 		}
 	}

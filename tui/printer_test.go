@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // plainOf replays a recorded run in its own time to the plain printer.
@@ -40,7 +41,7 @@ func TestPlainPrinter(t *testing.T) {
 	for _, name := range []string{"init", "failed", "hung", "stopped", "resumed", "taken-up", "many", "prepare"} {
 		t.Run(name, func(t *testing.T) {
 			out := plainOf(t, recorded(t, name))
-			golden(t, "plain/"+name+".txt", out)
+			checkGolden(t, "plain/"+name+".txt", out)
 			for _, r := range out {
 				if r != '\n' && engine.HiddenRune(r) {
 					t.Errorf("the output holds %q", r)
@@ -105,7 +106,7 @@ func TestJSONLinesAreTheEvents(t *testing.T) {
 			}
 		}
 		if name == "hung" || name == "prepare" {
-			golden(t, "json/"+name+".jsonl", b.String())
+			checkGolden(t, "json/"+name+".jsonl", b.String())
 		}
 	}
 }
@@ -129,7 +130,7 @@ func TestHiddenCharactersAreEscaped(t *testing.T) {
 		{"bad \xff", `bad \xff`, `"bad \ufffd"`},
 		{"del \x7f", `del \x7f`, `"del \u007f"`},
 	} {
-		if got := clean(tt.in); got != tt.plain {
+		if got := term.Clean(tt.in); got != tt.plain {
 			t.Errorf("clean(%q) = %q, want %q", tt.in, got, tt.plain)
 		}
 		b, err := encode(tt.in, "")
@@ -151,14 +152,14 @@ func FuzzClean(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		out := clean(s)
+		out := term.Clean(s)
 		var filter engine.TextFilter
 		for _, r := range out {
 			if !filter.Shows(r) {
 				t.Fatalf("clean(%q) = %q holds %q", s, out, r)
 			}
 		}
-		if again := clean(out); again != out {
+		if again := term.Clean(out); again != out {
 			t.Fatalf("clean(%q) = %q, and again %q", s, out, again)
 		}
 	})
@@ -169,18 +170,18 @@ func TestPrinterAndConsoleAgree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, name := range []string{"init", "many", "resumed", "taken-up"} {
 			events := recorded(t, name)
-			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, display{}, 80, 24)
+			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, term.Display{}, 80, 24)
 			s.c.plan = planIn(t, events)
-			s.c.screen, s.c.running, s.c.ran = screenRun, true, true
-			s.c.t.setPlan(s.c.plan)
+			s.c.screen, s.c.running, s.c.ran = s.c.run, true, true
+			s.c.t.SetPlan(s.c.plan)
 			p := newPlainPrinter(&guarded{w: &bytes.Buffer{}}, nil, func() time.Time { return start })
 			for i, ev := range events {
 				s.tell(batch{s.c.task, []engine.Event{ev}})
 				p.event(ev)
-				if p.t.plan == nil {
+				if p.t.Plan == nil {
 					continue
 				}
-				if a, b := fmt.Sprint(s.c.t.groups(), s.c.t.finished(), s.c.t.why.text), fmt.Sprint(p.t.groups(), p.t.finished(), p.t.why.text); a != b {
+				if a, b := fmt.Sprint(s.c.t.Groups(), s.c.t.Finished(), s.c.t.Why.Text), fmt.Sprint(p.t.Groups(), p.t.Finished(), p.t.Why.Text); a != b {
 					t.Fatalf("%s, event %d: the console has %s, the printer %s", name, i+1, a, b)
 				}
 			}
@@ -199,8 +200,8 @@ func TestClosedPipe(t *testing.T) {
 		p.event(ev)
 	}
 	p.close()
-	if told != 1 || w.calls != 1 || p.t.result == nil {
-		t.Errorf("reported %d times after %d writes, result %v; want once after one write, and the whole run", told, w.calls, p.t.result)
+	if told != 1 || w.calls != 1 || p.t.Result == nil {
+		t.Errorf("reported %d times after %d writes, result %v; want once after one write, and the whole run", told, w.calls, p.t.Result)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/view"
 )
 
 // streams are rollouts with hollow machines that TestRecordRollouts of the root package
@@ -93,18 +94,18 @@ func TestCountsOfRecordedRollouts(t *testing.T) {
 	for _, name := range streamNames {
 		t.Run(name, func(t *testing.T) {
 			var b engine.Board
-			var tl timeline
+			var tl view.Timeline
 			compared := 0
 			for _, ev := range streamOf(t, name) {
 				b.Apply(ev)
-				tl.apply(ev)
-				if ev.Kind != engine.KindProgress || len(ev.Counts) == 0 || len(tl.machines) > 1000 && ev.Seq%23 != 0 {
+				tl.Apply(ev)
+				if ev.Kind != engine.KindProgress || len(ev.Counts) == 0 || len(tl.Machines) > 1000 && ev.Seq%23 != 0 {
 					continue
 				}
 				compared++
 				folded := map[string]int64{}
-				for _, g := range tl.groups() {
-					for s, n := range g.states {
+				for _, g := range tl.Groups() {
+					for s, n := range g.States {
 						if s != engine.NodeGone {
 							folded[s] += int64(n)
 						}

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func (s *session) releaseCommand() *cobra.Command {
@@ -86,7 +89,7 @@ func table(w io.Writer, indent string, rows [][]string) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
 		for i, cell := range row {
-			row[i] = oneLine(clean(cell))
+			row[i] = term.OneLine(term.Clean(cell))
 		}
 		fmt.Fprintln(t, indent+strings.TrimRight(strings.Join(row, "\t"), "\t"))
 	}
@@ -105,11 +108,11 @@ func (s *session) listText(l *engine.ReleaseList) {
 		for _, v := range slices.Sorted(maps.Keys(r.FaultyKubernetes)) {
 			faulty = append(faulty, fmt.Sprintf("Kubernetes %s in %s: %s", v, r.Version, r.FaultyKubernetes[v]))
 		}
-		rows = append(rows, []string{name, orElse(r.UpgradeFrom, "-"), span(r.Kubernetes), strconv.Itoa(len(r.Kubernetes)), day(r.Published), r.Source})
+		rows = append(rows, []string{name, cmp.Or(r.UpgradeFrom, "-"), span(r.Kubernetes), strconv.Itoa(len(r.Kubernetes)), day(r.Published), r.Source})
 	}
 	table(s.out, "", rows)
 	for _, f := range faulty {
-		fmt.Fprintf(s.out, "faulty  %s\n", oneLine(clean(f)))
+		fmt.Fprintf(s.out, "faulty  %s\n", term.OneLine(term.Clean(f)))
 	}
 	s.feedText(l.Feed)
 }
@@ -140,7 +143,7 @@ func minute(t time.Time) string {
 	return t.UTC().Format("2006-01-02 15:04 UTC")
 }
 
-// feedText prints the source of the release data.
+// view.FeedText prints the source of the release data.
 func (s *session) feedText(f engine.FeedState) {
 	embedded := f.Source == "embedded"
 	switch {
@@ -149,15 +152,15 @@ func (s *session) feedText(f engine.FeedState) {
 	case embedded:
 		fmt.Fprintln(s.out, "feed    unusable: showing embedded releases")
 	case f.Stale:
-		fmt.Fprintf(s.out, "feed    %s, publication %d, signed by %s: stale copy, fetched %s\n", clean(f.Source), f.Sequence, clean(f.Signer), ago(f.Fetched, s.Now()))
+		fmt.Fprintf(s.out, "feed    %s, publication %d, signed by %s: stale copy, fetched %s\n", term.Clean(f.Source), f.Sequence, term.Clean(f.Signer), term.Ago(f.Fetched, s.Now()))
 	default:
-		fmt.Fprintf(s.out, "feed    %s, publication %d, signed by %s\n", clean(f.Source), f.Sequence, clean(f.Signer))
+		fmt.Fprintf(s.out, "feed    %s, publication %d, signed by %s\n", term.Clean(f.Source), f.Sequence, term.Clean(f.Signer))
 	}
 	if f.Problem != "" {
-		fmt.Fprintf(s.out, "cause   %s\n", oneLine(clean(f.Problem)))
+		fmt.Fprintf(s.out, "cause   %s\n", term.OneLine(term.Clean(f.Problem)))
 	}
 	if f.Remedy != "" {
-		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().text(oneLine(clean(f.Remedy))))
+		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().Text(term.OneLine(term.Clean(f.Remedy))))
 	}
 }
 
@@ -207,7 +210,7 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 	}
 	head := [][]string{
 		{"release", d.Version},
-		{"upgrade from", orElse(d.UpgradeFrom, "none")},
+		{"upgrade from", cmp.Or(d.UpgradeFrom, "none")},
 		{"published", day(d.Published)},
 		{"source", from},
 		{"charts", strings.Join(d.Charts, ", ")},
@@ -255,11 +258,11 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 		table(w, "  ", rows)
 	}
 
-	fmt.Fprintf(w, "\nkubernetes (default for new clusters: %s)\n", clean(d.DefaultKubernetes))
+	fmt.Fprintf(w, "\nkubernetes (default for new clusters: %s)\n", term.Clean(d.DefaultKubernetes))
 	rows = [][]string{{"PATCH", "ETCD", "COREDNS", "AUTOSCALER", "PAUSE", "CRICTL", "CNI PLUGINS"}}
 	components := 0
 	for _, p := range d.Patches {
-		row := []string{p.Version.String(), p.Etcd, p.CoreDNS, orElse(p.Autoscaler, "-"), p.Pause, p.Crictl, p.CNIPlugins}
+		row := []string{p.Version.String(), p.Etcd, p.CoreDNS, cmp.Or(p.Autoscaler, "-"), p.Pause, p.Crictl, p.CNIPlugins}
 		if p.Faulty != "" {
 			row = append(row, "FAULTY: "+p.Faulty)
 		}
@@ -358,7 +361,7 @@ func (s *session) verifyText(r *engine.FeedReport) {
 	var rows [][]string
 	wrong := len(r.Problems)
 	for _, f := range r.Files {
-		state, detail := "ok", orElse(f.Signer, "-")
+		state, detail := "ok", cmp.Or(f.Signer, "-")
 		if f.Problem != "" {
 			wrong++
 			state, detail = "INVALID", f.Problem
@@ -372,22 +375,22 @@ func (s *session) verifyText(r *engine.FeedReport) {
 	for _, n := range byImage(r.NoDigest) {
 		fmt.Fprintf(s.out, "no digest  %s\n", n)
 	}
-	fmt.Fprintf(s.out, "feed    %s, publication %d, from %s to %s\n", clean(r.Source), r.Sequence, minute(r.Created), minute(r.Expires))
-	signer := orElse(r.Signer, "no trusted key")
+	fmt.Fprintf(s.out, "feed    %s, publication %d, from %s to %s\n", term.Clean(r.Source), r.Sequence, minute(r.Created), minute(r.Expires))
+	signer := cmp.Or(r.Signer, "no trusted key")
 	if r.KeySet > 0 {
 		signer += fmt.Sprintf("; key set %d is trusted: %s", r.KeySet, strings.Join(r.Keys, ", "))
 	}
-	fmt.Fprintf(s.out, "signed  by %s\n", clean(signer))
-	verdict := count(len(r.Files), "file") + ", all valid"
+	fmt.Fprintf(s.out, "signed  by %s\n", term.Clean(signer))
+	verdict := term.Count(len(r.Files), "file") + ", all valid"
 	if wrong > 0 {
-		verdict = count(len(r.Files), "file") + ", " + count(wrong, "problem")
+		verdict = term.Count(len(r.Files), "file") + ", " + term.Count(wrong, "problem")
 	}
 	if n := len(r.NoDigest); n > 0 {
-		verdict += fmt.Sprintf("; %s without a digest cannot be verified when fetched", count(n, "image or download"))
+		verdict += fmt.Sprintf("; %s without a digest cannot be verified when fetched", term.Count(n, "image or download"))
 	}
 	fmt.Fprintf(s.out, "result  %s\n", strings.Replace(verdict, "image or downloads", "images or downloads", 1))
 	if r.Remedy != "" {
-		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().text(oneLine(clean(r.Remedy))))
+		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().Text(term.OneLine(term.Clean(r.Remedy))))
 	}
 }
 
@@ -407,9 +410,9 @@ func byImage(all []string) []string {
 	for i, s := range all {
 		switch of := image(s); {
 		case tags[of] == 1:
-			out = append(out, oneLine(clean(s)))
+			out = append(out, term.OneLine(term.Clean(s)))
 		case i == slices.IndexFunc(all, func(o string) bool { return image(o) == of }):
-			out = append(out, fmt.Sprintf("%s, %d tags", oneLine(clean(strings.TrimSuffix(of, ":"))), tags[of]))
+			out = append(out, fmt.Sprintf("%s, %d tags", term.OneLine(term.Clean(strings.TrimSuffix(of, ":"))), tags[of]))
 		}
 	}
 	return out
@@ -557,17 +560,17 @@ bundle is rejected.`,
 			if out == asJSON {
 				return document(s.out, b)
 			}
-			fmt.Fprintf(s.out, "packed    %s: %s, sha256:%s\n", clean(b.File), bytesOf(b.Bytes), b.SHA256)
-			fmt.Fprintf(s.out, "feed      %s\n", orElse(clean(b.Feed), "none: embedded releases only"))
+			fmt.Fprintf(s.out, "packed    %s: %s, sha256:%s\n", term.Clean(b.File), term.Bytes(b.Bytes), b.SHA256)
+			fmt.Fprintf(s.out, "feed      %s\n", cmp.Or(term.Clean(b.Feed), "none: embedded releases only"))
 			var charts []string
 			for _, c := range b.Charts {
 				charts = append(charts, c.Name+" "+c.Version)
 			}
-			fmt.Fprintf(s.out, "charts    %s\n", orElse(clean(strings.Join(charts, ", ")), "embedded charts only"))
+			fmt.Fprintf(s.out, "charts    %s\n", cmp.Or(term.Clean(strings.Join(charts, ", ")), "embedded charts only"))
 			fmt.Fprintf(s.out, "excluded  the program, OS images, container images, node components\n")
-			next := "upgrade check --feed " + quoteArg("bundle:"+b.File)
+			next := "upgrade check --feed " + view.QuoteArg("bundle:"+b.File)
 			for _, k := range r.FeedKeys {
-				next += " --feed-key " + quoteArg(k)
+				next += " --feed-key " + view.QuoteArg(k)
 			}
 			fmt.Fprintf(s.out, "next      copy the file to the offline side and run: %s\n", s.command(next))
 			return nil
@@ -582,28 +585,28 @@ bundle is rejected.`,
 }
 
 func (s *session) buildText(r *engine.FeedPublication, public string) {
-	fmt.Fprintf(s.out, "published %s in %s: publication %d, valid until %s\n", count(len(r.Releases), "release"), clean(r.Out), r.Sequence, minute(r.Expires))
-	fmt.Fprintf(s.out, "signed    by %s\n", clean(r.Signer))
+	fmt.Fprintf(s.out, "published %s in %s: publication %d, valid until %s\n", term.Count(len(r.Releases), "release"), term.Clean(r.Out), r.Sequence, minute(r.Expires))
+	fmt.Fprintf(s.out, "signed    by %s\n", term.Clean(r.Signer))
 	if r.KeySet > 0 {
-		fmt.Fprintf(s.out, "keys      set %d: %s\n", r.KeySet, clean(strings.Join(r.Keys, ", ")))
+		fmt.Fprintf(s.out, "keys      set %d: %s\n", r.KeySet, term.Clean(strings.Join(r.Keys, ", ")))
 	}
 	if len(r.Added) > 0 {
-		fmt.Fprintf(s.out, "added     %s\n", clean(strings.Join(r.Added, ", ")))
+		fmt.Fprintf(s.out, "added     %s\n", term.Clean(strings.Join(r.Added, ", ")))
 	}
 	if len(r.Dropped) > 0 {
-		fmt.Fprintf(s.out, "dropped   %s\n", clean(strings.Join(r.Dropped, ", ")))
+		fmt.Fprintf(s.out, "dropped   %s\n", term.Clean(strings.Join(r.Dropped, ", ")))
 	}
 	for _, n := range r.Elsewhere {
 		absent := "not in this folder"
 		if n.Release.IsZero() {
 			absent = "not offered by a release in this folder"
 		}
-		fmt.Fprintf(s.out, "notice    %s: %s, published for programs that know it\n", clean(n.String()), absent)
+		fmt.Fprintf(s.out, "notice    %s: %s, published for programs that know it\n", term.Clean(n.String()), absent)
 	}
 	if n := len(r.NoDigest); n > 0 {
 		fmt.Fprintf(s.out, "no digest known for %d images and downloads; release verify lists them\n", n)
 	}
-	fmt.Fprintf(s.out, "next      %s\n", s.command("release verify "+quoteArg(r.Out)+" --feed-key "+quoteArg(public)))
+	fmt.Fprintf(s.out, "next      %s\n", s.command("release verify "+view.QuoteArg(r.Out)+" --feed-key "+view.QuoteArg(public)))
 }
 
 func (s *session) releaseKey() *cobra.Command {
@@ -629,9 +632,9 @@ and the public key in FILE.pub. Existing files are never replaced.`,
 			if out == asJSON {
 				return document(s.out, k)
 			}
-			fmt.Fprintf(s.out, "wrote %s, the private key: keep it secret, and store a copy in a safe place\n", clean(k.Private))
-			fmt.Fprintf(s.out, "wrote %s, the public key %s for users of the feed\n", clean(k.Public), k.ID)
-			fmt.Fprintf(s.out, "next  %s\n", s.command("release build --from DIR --out DIR --key "+quoteArg(k.Private)))
+			fmt.Fprintf(s.out, "wrote %s, the private key: keep it secret, and store a copy in a safe place\n", term.Clean(k.Private))
+			fmt.Fprintf(s.out, "wrote %s, the public key %s for users of the feed\n", term.Clean(k.Public), k.ID)
+			fmt.Fprintf(s.out, "next  %s\n", s.command("release build --from DIR --out DIR --key "+view.QuoteArg(k.Private)))
 			return nil
 		},
 	}

@@ -13,6 +13,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 const (
@@ -58,25 +59,25 @@ func (p *player) faster(by int) { p.speed = max(0, min(p.speed+by, len(speeds)-1
 func (p *player) toggle() { p.playing = !p.playing && p.at < len(p.events) }
 
 // play advances the replay by the wall-clock time since the last step.
-func (c *console) play() {
-	p := &c.wat.player
-	passed := min(c.now.Sub(p.moved), time.Second)
+func (scr *watchScreen) play() {
+	p := &scr.player
+	passed := min(scr.c.now.Sub(p.moved), time.Second)
 	if p.moved.IsZero() {
 		passed = playGap
 	}
-	p.moved = c.now
+	p.moved = scr.c.now
 	to := p.now.Add(passed * time.Duration(speeds[p.speed]))
 	if p.at < len(p.events) {
 		if next := p.events[p.at].Time; next.Sub(p.now) > longGap && next.After(to.Add(longGap)) {
 			to = next.Add(-longGap)
 		}
 	}
-	c.playTo(to)
+	scr.playTo(to)
 }
 
 // playTo applies the events up to a time, which must not be before p.now.
-func (c *console) playTo(to time.Time) {
-	p := &c.wat.player
+func (scr *watchScreen) playTo(to time.Time) {
+	p := &scr.player
 	if last := p.last(); to.After(last) {
 		to = last
 	}
@@ -86,9 +87,9 @@ func (c *console) playTo(to time.Time) {
 	}
 	for p.at < n {
 		if p.at%checkpoints == 0 && p.at > 0 && !slices.ContainsFunc(p.kept, func(k checkpoint) bool { return k.at == p.at }) {
-			p.kept = append(p.kept, checkpoint{p.at, c.wat.board.Clone()})
+			p.kept = append(p.kept, checkpoint{p.at, scr.board.Clone()})
 		}
-		c.wat.board.Apply(p.events[p.at])
+		scr.board.Apply(p.events[p.at])
 		p.at++
 	}
 	p.now = to
@@ -98,41 +99,41 @@ func (c *console) playTo(to time.Time) {
 }
 
 // seek moves the replay forwards or backwards.
-func (c *console) seek(by time.Duration) { c.seekTo(c.wat.player.now.Add(by)) }
+func (scr *watchScreen) seek(by time.Duration) { scr.seekTo(scr.player.now.Add(by)) }
 
 // seekTo moves the replay to a time of the record.
-func (c *console) seekTo(to time.Time) {
-	p := &c.wat.player
+func (scr *watchScreen) seekTo(to time.Time) {
+	p := &scr.player
 	if to.Before(p.first()) {
 		to = p.first()
 	}
 	if to.Before(p.now) {
-		p.at, c.wat.board = 0, &engine.Board{}
+		p.at, scr.board = 0, &engine.Board{}
 		for _, k := range p.kept {
 			if k.at > p.at && !p.events[k.at-1].Time.After(to) {
-				p.at, c.wat.board = k.at, k.board.Clone()
+				p.at, scr.board = k.at, k.board.Clone()
 			}
 		}
 	}
-	c.playTo(to)
+	scr.playTo(to)
 }
 
 // opening reports whether a record is loaded but not shown yet.
-func (c *console) opening() bool { return c.deps.replay != nil && c.wat.origin != fromReplay }
+func (scr *watchScreen) opening() bool { return scr.c.deps.replay != nil && scr.origin != fromReplay }
 
 // openReplay shows a record from its beginning, or paused at r.at.
-func (c *console) openReplay(r *record) tea.Cmd {
-	c.closeWatch()
-	c.wat = watchScreen{origin: fromReplay, gen: c.wat.gen + 1, board: &engine.Board{}, player: newPlayer(r.events), filter: c.wat.filter}
-	c.enterWatch()
-	c.note = r.note
+func (scr *watchScreen) openReplay(r *record) tea.Cmd {
+	scr.close()
+	*scr = watchScreen{c: scr.c, origin: fromReplay, gen: scr.gen + 1, board: &engine.Board{}, player: newPlayer(r.events), filter: scr.filter}
+	scr.enter()
+	scr.c.note = r.note
 	if r.at.IsZero() {
-		c.playTo(c.wat.player.first())
+		scr.playTo(scr.player.first())
 	} else {
-		c.playTo(r.at)
-		c.wat.player.playing = false
+		scr.playTo(r.at)
+		scr.player.playing = false
 	}
-	return c.watchTicking()
+	return scr.ticking()
 }
 
 // record is a recorded run.
@@ -178,9 +179,9 @@ func readRecord(arg string, find func(run string) (string, error), progress func
 	}
 	r := &record{path: name}
 	in := &progressReader{Reader: f, progress: func(n int64) {
-		text := "reading the record " + clean(name) + ": " + bytesOf(n)
+		text := "reading the record " + term.Clean(name) + ": " + term.Bytes(n)
 		if about, serr := f.Stat(); serr == nil && about.Mode().IsRegular() {
-			text += " of " + bytesOf(about.Size())
+			text += " of " + term.Bytes(about.Size())
 		}
 		progress(text)
 	}}
@@ -231,7 +232,7 @@ func (r *record) begin(when string) error {
 	case err != nil:
 		return err
 	case at.After(last):
-		return fmt.Errorf("%s is after the end: the record lasts from %s to %s, %s", at.UTC().Format(whole), first.UTC().Format(whole), last.UTC().Format(whole), short(last.Sub(first)))
+		return fmt.Errorf("%s is after the end: the record lasts from %s to %s, %s", at.UTC().Format(whole), first.UTC().Format(whole), last.UTC().Format(whole), term.Duration(last.Sub(first)))
 	case at.Before(first):
 		r.note = fmt.Sprintf("%s is before the record: playing from its beginning at %s", at.UTC().Format(whole), first.UTC().Format(whole))
 		at = first

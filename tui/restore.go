@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 func (s *session) backupRestoreCommand() *cobra.Command {
@@ -104,7 +106,7 @@ func (s *session) completeOnly(cmd *cobra.Command, args []string, _ string) ([]s
 	}
 	var out []string
 	for o, n := range objects {
-		out = append(out, o.String()+"\t"+count(int(n), "object"))
+		out = append(out, o.String()+"\t"+term.Count(int(n), "object"))
 	}
 	slices.Sort(out)
 	return out, done
@@ -122,7 +124,7 @@ func (s *session) restore(ctx context.Context, r engine.RestoreRequest, yes, non
 	defer stop()
 	progress := s.restoreProgress()
 	plan, err := eng.PlanRestore(ctx, r, progress.event)
-	progress.live.clear()
+	progress.live.Clear()
 	if err != nil {
 		return s.unplanned(out, f, err)
 	}
@@ -152,10 +154,10 @@ func (p *plainPrinter) printRestored(ev engine.Event, dryRun bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if dryRun {
-		p.line(ev.Time, ev.Source, "would", clean(ev.Text))
+		p.line(ev.Time, ev.Source, "would", term.Clean(ev.Text))
 		return
 	}
-	p.line(ev.Time, ev.Source, ev.State, clean(strings.TrimPrefix(ev.Text, ev.State+" ")))
+	p.line(ev.Time, ev.Source, ev.State, term.Clean(strings.TrimPrefix(ev.Text, ev.State+" ")))
 }
 
 func (s *session) backupDiffCommand() *cobra.Command {
@@ -205,11 +207,11 @@ func (s *session) differ(ctx context.Context, r engine.RestoreRequest, f format)
 	}
 	counts := map[string]int64{}
 	c, err := eng.Differ(ctx, r, progress.event, func(x engine.Difference) {
-		progress.live.clear()
+		progress.live.Clear()
 		counts[x.Change]++
 		d.write(x)
 	})
-	progress.live.clear()
+	progress.live.Clear()
 	if err != nil && c.Types == 0 && len(counts) == 0 {
 		return err
 	}
@@ -218,7 +220,7 @@ func (s *session) differ(ctx context.Context, r engine.RestoreRequest, f format)
 	case err != nil:
 		return err
 	case len(c.Skipped) > 0:
-		return &engine.Error{Op: "compare with backup " + r.ID, Err: fmt.Errorf("%s: %s", count(len(c.Skipped), "part")+" could not be compared", clean(c.Skipped[0])), Remedy: "see above for the compared parts"}
+		return &engine.Error{Op: "compare with backup " + r.ID, Err: fmt.Errorf("%s: %s", term.Count(len(c.Skipped), "part")+" could not be compared", term.Clean(c.Skipped[0])), Remedy: "see above for the compared parts"}
 	case len(counts) > 0:
 		return exitStatus(engine.ExitDiffers)
 	}
@@ -236,9 +238,9 @@ type differenceLines struct{ out io.Writer }
 
 func (d *differenceLines) write(x engine.Difference) {
 	sign := map[string]string{engine.ChangeAdded: "+", engine.ChangeRemoved: "-", engine.ChangeChanged: "~"}[x.Change]
-	line := sign + " " + clean(x.Object.String())
+	line := sign + " " + term.Clean(x.Object.String())
 	if len(x.Fields) > 0 {
-		line += "  " + clean(strings.Join(x.Fields, ", "))
+		line += "  " + term.Clean(strings.Join(x.Fields, ", "))
 	}
 	if x.More > 0 {
 		line += fmt.Sprintf(" and %d more", x.More)
@@ -248,7 +250,7 @@ func (d *differenceLines) write(x engine.Difference) {
 
 func (d *differenceLines) end(id string, c engine.Compared, counts map[string]int64, err error) {
 	for _, s := range c.Skipped {
-		fmt.Fprintln(d.out, "? "+clean(s))
+		fmt.Fprintln(d.out, "? "+term.Clean(s))
 	}
 	text := fmt.Sprintf("%d removed, %d changed, %d added since backup %s", counts[engine.ChangeRemoved], counts[engine.ChangeChanged], counts[engine.ChangeAdded], id)
 	switch {
@@ -259,7 +261,7 @@ func (d *differenceLines) end(id string, c engine.Compared, counts map[string]in
 	case len(counts) == 0 && len(c.Skipped) == 0:
 		text = "nothing differs from backup " + id
 	}
-	fmt.Fprintf(d.out, "%s (%s of %s)\n", text, count(int(c.Objects), "object"), count(int(c.Types), "type"))
+	fmt.Fprintf(d.out, "%s (%s of %s)\n", text, term.Count(int(c.Objects), "object"), term.Count(int(c.Types), "type"))
 }
 
 // differenceDocument streams one JSON document and buffers nothing.
@@ -307,7 +309,7 @@ func (d *differenceDocument) end(id string, c engine.Compared, counts map[string
 
 // restoreProgress shows the progress of reading on stderr, if stderr is a terminal.
 type restoreProgress struct {
-	live  liveLine
+	live  term.LiveLine
 	now   func() time.Time
 	shown time.Time
 }
@@ -321,6 +323,6 @@ func (s *session) restoreProgress() *restoreProgress {
 func (p *restoreProgress) event(ev engine.Event) {
 	if now := p.now(); now.Sub(p.shown) > 100*time.Millisecond {
 		p.shown = now
-		p.live.set(clean(ev.Object + " " + ev.Text + ": " + amount(ev.Current, ev.Total)))
+		p.live.Set(term.Clean(ev.Object + " " + ev.Text + ": " + view.Amount(ev.Current, ev.Total)))
 	}
 }

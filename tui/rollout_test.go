@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/internal/testneeds"
+	"constellation/tui/view"
 )
 
 // simulated returns the events of a watched rollout of workers and three control planes with
@@ -189,19 +191,20 @@ func simulated(t testing.TB, workers, surge, breaks int, seed uint64) []engine.E
 // TestCountsAgree folds simulated rollouts and compares the counts of the board, the printer's
 // fold and the event after every progress event.
 func TestCountsAgree(t *testing.T) {
+	testneeds.Time(t, "5 s")
 	for _, tt := range []struct{ workers, surge, breaks int }{{5, 1, 0}, {5, 2, 2}, {500, 10, 20}, {5000, 75, 20}} {
 		t.Run(fmt.Sprintf("%d workers, %d failures", tt.workers, tt.breaks), func(t *testing.T) {
 			var b engine.Board
-			var tl timeline
+			var tl view.Timeline
 			for _, ev := range simulated(t, tt.workers, tt.surge, tt.breaks, 1) {
 				b.Apply(ev)
-				tl.apply(ev)
-				if ev.Kind != engine.KindProgress || len(tl.machines) > 1000 && ev.Seq%97 != 0 {
+				tl.Apply(ev)
+				if ev.Kind != engine.KindProgress || len(tl.Machines) > 1000 && ev.Seq%97 != 0 {
 					continue
 				}
 				folded := map[string]int64{}
-				for _, g := range tl.groups() {
-					for s, n := range g.states {
+				for _, g := range tl.Groups() {
+					for s, n := range g.States {
 						if s != engine.NodeGone {
 							folded[s] += int64(n)
 						}

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -11,6 +12,8 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // upgradeStart describes the upgrade that the console shows.
@@ -43,15 +46,15 @@ func executeStart(r engine.ApplyRequest, yes bool) *upgradeStart {
 	}
 }
 
-// upgradeScreen is an upgrade from its check to its confirmation; then the run screen takes
+// upgradeState is an upgrade from its check to its confirmation; then the run screen takes
 // over. Its text comes unfiltered from outside; rendering cleans it.
-type upgradeScreen struct {
+type upgradeState struct {
 	start *upgradeStart // nil: the console shows no upgrade
-	from  screenID      // where Esc leads; screenStart if the upgrade comes from the command line
+	from  screen        // where Esc leads; screenStart if the upgrade comes from the command line
 
 	planning bool
 	began    time.Time
-	progress runningCheck
+	progress view.RunningCheck
 	scroll   int // of the plan
 
 	// The confirmation: finding IDs that must be typed, one after the other, then yes or no.
@@ -68,8 +71,43 @@ type upgradeScreen struct {
 // rolloutPrompt is the confirmation of a change to the rollout: pause, resume, cancel.
 type rolloutPrompt struct {
 	text, detail, yes string
-	do                func(*console) tea.Cmd
+	do                func() tea.Cmd
 }
+
+// upgradePlanScreen shows the plan of an upgrade, or the progress of planning.
+type upgradePlanScreen struct {
+	defaults
+	c *console
+}
+
+func (scr *upgradePlanScreen) title() string   { return "plan" }
+func (scr *upgradePlanScreen) command() string { return scr.c.runCommand() }
+func (scr *upgradePlanScreen) mode() string    { return scr.c.upgradeMode(scr) }
+func (scr *upgradePlanScreen) rail() string    { return scr.c.upgradeRail(scr) }
+func (scr *upgradePlanScreen) why() []string   { return scr.c.upgradeWhy() }
+func (scr *upgradePlanScreen) safety() string  { return "scripted  " + scr.command() }
+
+func (scr *upgradePlanScreen) take(msg tea.Msg) (tea.Cmd, bool) {
+	if msg, ok := msg.(upgradePlanned); ok {
+		return scr.c.tookUpgradePlan(msg), true
+	}
+	return nil, false
+}
+
+// upgradeConfirmScreen asks for the acceptance of an upgrade. upgradeState has its state.
+type upgradeConfirmScreen struct {
+	defaults
+	c *console
+}
+
+func (scr *upgradeConfirmScreen) title() string   { return "confirm" }
+func (scr *upgradeConfirmScreen) command() string { return scr.c.runCommand() }
+func (scr *upgradeConfirmScreen) mode() string    { return scr.c.upgradeMode(scr) }
+func (scr *upgradeConfirmScreen) rail() string    { return scr.c.upgradeRail(scr) }
+func (scr *upgradeConfirmScreen) why() []string   { return scr.c.upgradeWhy() }
+func (scr *upgradeConfirmScreen) safety() string  { return "scripted  " + scr.command() }
+
+func (scr *upgradeConfirmScreen) takesText() bool { return scr.typing() }
 
 // Messages of upgrades.
 type (
@@ -88,19 +126,19 @@ func (c *console) upgrading() bool { return c.upg.start != nil }
 
 // openUpgrade checks and plans an upgrade and shows the plan.
 func (c *console) openUpgrade(u *upgradeStart) tea.Cmd {
-	c.upg = upgradeScreen{start: u, from: c.upg.from, planning: true, began: c.now}
+	c.upg = upgradeState{start: u, from: c.upg.from, planning: true, began: c.now}
 	switch c.screen {
-	case screenHome, screenCheck, screenStart:
+	case c.overview, c.check, c.start:
 		c.upg.from = c.screen
 	}
-	c.screen, c.plan, c.err, c.exit = screenUpgradePlan, nil, nil, engine.ExitDone
-	c.ran, c.t, c.bak.ended = false, timeline{}, false
-	c.chk.busy, c.chk.progress = false, runningCheck{} // launch cancels a running check
+	c.screen, c.plan, c.err, c.exit = c.upgradePlan, nil, nil, engine.ExitDone
+	c.ran, c.t, c.backup.ended = false, view.Timeline{}, false
+	c.check.busy, c.check.progress = false, view.RunningCheck{} // launch cancels a running check
 	plan := c.launch("planning the upgrade", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		p, err := u.plan(ctx, c.deps.engine, u.request, emit)
 		return upgradePlanned{p, err}
 	})
-	return tea.Batch(plan, c.readBackups())
+	return tea.Batch(plan, c.backup.read())
 }
 
 // startUpgrade is openUpgrade for the next hop.
@@ -111,13 +149,13 @@ func (c *console) startUpgrade() tea.Cmd {
 // tookUpgradePlan shows the plan; it starts one that needs no confirmation.
 func (c *console) tookUpgradePlan(msg upgradePlanned) tea.Cmd {
 	u := &c.upg
-	u.planning, u.progress, c.note = false, runningCheck{}, "" // the note may say that Enter is off
+	u.planning, u.progress, c.note = false, view.RunningCheck{}, "" // the note may say that Enter is off
 	if msg.err != nil {
 		c.fail(msg.err)
 		return nil
 	}
 	c.plan = msg.plan
-	c.t.cluster = clean(c.plan.Cluster)
+	c.t.Cluster = term.Clean(c.plan.Cluster)
 	u.need = consentTo(c.plan, u.start.yes, u.start.request.Acknowledge)
 	switch {
 	case len(c.plan.Blocked()) > 0:
@@ -137,80 +175,86 @@ func (c *console) runUpgrade() tea.Cmd {
 	return c.startRun()
 }
 
-var upgradePlanKeys = []binding{
-	on("enter", "Enter", "continue to the confirmation", "do", act((*console).showUpgradeConfirm)).footed("continue").unless(func(c *console) string {
-		switch {
-		case c.upg.planning:
-			return "checking and planning"
-		case c.plan == nil:
-			return "there is no plan"
-		case len(c.plan.Blocked()) > 0:
-			return count(len(c.plan.Blocked()), "blocking finding") + "; fix it, then r"
-		}
-		return ""
-	}),
-	on("r", "r", "check and plan again", "do", func(c *console) tea.Cmd { return c.openUpgrade(c.upg.start) }).footed("plan again").unless(func(c *console) string {
-		if c.upg.planning {
-			return "checking and planning"
-		}
-		return ""
-	}),
-	on("up k", "↑ k", "up", "move", act(func(c *console) { c.scrollPlan(-1) })),
-	on("down j", "↓ j", "down", "move", act(func(c *console) { c.scrollPlan(1) })),
-	on("pgup ctrl+u", "PgUp", "page up", "move", act(func(c *console) { c.scrollPlan(-c.h / 2) })),
-	on("pgdown ctrl+d", "PgDn", "page down", "move", act(func(c *console) { c.scrollPlan(c.h / 2) })),
-	on("g home", "g", "to the beginning", "move", act(func(c *console) { c.upg.scroll = 0 })),
-	on("G end", "G", "to the end", "move", act(func(c *console) { c.scrollPlan(1 << 20) })),
-	on("y", "y", "copy the blocking finding, or the equivalent command", "copy", act(func(c *console) {
-		if c.plan != nil && len(c.plan.Blocked()) > 0 {
-			f := c.plan.Blocked()[0]
-			c.copyText(clean(f.Title+": "+oneLine(f.Detail)), "the blocking finding")
-			return
-		}
-		c.copyText(c.command(), "the command")
-	})).footed("copy"),
-	on("esc", "Esc", "back; nothing has been changed", "leave", (*console).leavePlan).footed("back"),
+func (scr *upgradePlanScreen) keys() []binding {
+	return []binding{
+		on("enter", "Enter", "continue to the confirmation", "do", act(scr.c.upgradeConfirm.show)).footed("continue").unless(func() string {
+			switch {
+			case scr.c.upg.planning:
+				return "checking and planning"
+			case scr.c.plan == nil:
+				return "there is no plan"
+			case len(scr.c.plan.Blocked()) > 0:
+				return term.Count(len(scr.c.plan.Blocked()), "blocking finding") + "; fix it, then r"
+			}
+			return ""
+		}),
+		on("r", "r", "check and plan again", "do", func() tea.Cmd { return scr.c.openUpgrade(scr.c.upg.start) }).footed("plan again").unless(func() string {
+			if scr.c.upg.planning {
+				return "checking and planning"
+			}
+			return ""
+		}),
+		on("up k", "↑ k", "up", "move", act(func() { scr.scroll(-1) })),
+		on("down j", "↓ j", "down", "move", act(func() { scr.scroll(1) })),
+		on("pgup ctrl+u", "PgUp", "page up", "move", act(func() { scr.scroll(-scr.c.h / 2) })),
+		on("pgdown ctrl+d", "PgDn", "page down", "move", act(func() { scr.scroll(scr.c.h / 2) })),
+		on("g home", "g", "to the beginning", "move", act(func() { scr.c.upg.scroll = 0 })),
+		on("G end", "G", "to the end", "move", act(func() { scr.scroll(1 << 20) })),
+		on("y", "y", "copy the blocking finding, or the equivalent command", "copy", act(func() {
+			if scr.c.plan != nil && len(scr.c.plan.Blocked()) > 0 {
+				f := scr.c.plan.Blocked()[0]
+				scr.c.copyText(term.Clean(f.Title+": "+term.OneLine(f.Detail)), "the blocking finding")
+				return
+			}
+			scr.c.copyText(scr.command(), "the command")
+		})).footed("copy"),
+		on("esc", "Esc", "back; nothing has been changed", "leave", scr.c.leavePlan).footed("back"),
+	}
 }
 
-var upgradeConfirmKeys = []binding{
-	on("enter", "Enter", "accept the name, or confirm the selected answer", "do", (*console).answerUpgradeConfirm).footed("answer"),
-	on("left right tab shift+tab h l", "← →", "choose", "do", act(func(c *console) { c.upg.yes = !c.upg.yes })).footed("choose"),
-	on("y", "y", "choose yes", "do", act(func(c *console) { c.upg.yes = true })),
-	on("n", "n", "choose no", "do", act(func(c *console) { c.upg.yes = false })),
-	on("esc", "Esc", "back to the plan", "leave", act(func(c *console) { c.screen = screenUpgradePlan })).footed("plan"),
+func (scr *upgradeConfirmScreen) keys() []binding {
+	return []binding{
+		on("enter", "Enter", "accept the name, or confirm the selected answer", "do", scr.answer).footed("answer"),
+		on("left right tab shift+tab h l", "← →", "choose", "do", act(func() { scr.c.upg.yes = !scr.c.upg.yes })).footed("choose"),
+		on("y", "y", "choose yes", "do", act(func() { scr.c.upg.yes = true })),
+		on("n", "n", "choose no", "do", act(func() { scr.c.upg.yes = false })),
+		on("esc", "Esc", "back to the plan", "leave", act(func() { scr.c.screen = scr.c.upgradePlan })).footed("plan"),
+	}
 }
 
 // rolloutKeys change a rollout in progress, after a confirmation.
-var rolloutKeys = []binding{
-	on("P", "P", "pause: start no further replacement (asks)", "changes the cluster", act(func(c *console) {
-		yes := true
-		c.rolloutPrompt = &rolloutPrompt{
-			"Pause the rollout?", "Replacements in progress finish, no new ones start. The autoscaler resumes after 10 minutes.", "pause",
-			changeRollout("paused", engine.RolloutChange{Paused: &yes}),
-		}
-	})).footed("pause").unless(targetNotSet),
-	on("R", "R", "resume: continue a paused or cancelled one (asks)", "changes the cluster", act(func(c *console) {
-		no := false
-		c.rolloutPrompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", changeRollout("resumed", engine.RolloutChange{Paused: &no, Cancelled: &no})}
-	})).footed("resume").unless(targetNotSet),
-	on("C", "C", "cancel: keep the other nodes as they are (asks)", "changes the cluster", act(func(c *console) {
-		yes := true
-		c.rolloutPrompt = &rolloutPrompt{
-			"Cancel the rollout?", "Replacements in progress finish, other nodes stay as they are. R resumes to the same target.", "cancel it",
-			changeRollout("cancelled", engine.RolloutChange{Cancelled: &yes}),
-		}
-	})).unless(targetNotSet),
+func (c *console) rolloutKeys() []binding {
+	return []binding{
+		on("P", "P", "pause: start no further replacement (asks)", "changes the cluster", act(func() {
+			yes := true
+			c.rolloutPrompt = &rolloutPrompt{
+				"Pause the rollout?", "Replacements in progress finish, no new ones start. The autoscaler resumes after 10 minutes.", "pause",
+				c.changeRollout("paused", engine.RolloutChange{Paused: &yes}),
+			}
+		})).footed("pause").unless(c.targetNotSet),
+		on("R", "R", "resume: continue a paused or cancelled one (asks)", "changes the cluster", act(func() {
+			no := false
+			c.rolloutPrompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", c.changeRollout("resumed", engine.RolloutChange{Paused: &no, Cancelled: &no})}
+		})).footed("resume").unless(c.targetNotSet),
+		on("C", "C", "cancel: keep the other nodes as they are (asks)", "changes the cluster", act(func() {
+			yes := true
+			c.rolloutPrompt = &rolloutPrompt{
+				"Cancel the rollout?", "Replacements in progress finish, other nodes stay as they are. R resumes to the same target.", "cancel it",
+				c.changeRollout("cancelled", engine.RolloutChange{Cancelled: &yes}),
+			}
+		})).unless(c.targetNotSet),
+	}
 }
 
 // targetNotSet returns why a rollout cannot be changed yet.
-func targetNotSet(c *console) string {
-	if c.screen == screenWatch && c.wat.origin != fromRun {
-		return c.readOnlyReason()
+func (c *console) targetNotSet() string {
+	if c.screen == c.watch && c.watch.origin != fromRun {
+		return c.watch.readOnlyReason()
 	}
 	switch {
 	case c.plan != nil && c.plan.Rehearsal:
 		return "this is a rehearsal"
-	case c.upgrading() && !c.t.pastFinal():
+	case c.upgrading() && !c.t.PastFinal():
 		return "no node is being replaced yet; q stops after this step"
 	}
 	return ""
@@ -219,54 +263,58 @@ func targetNotSet(c *console) string {
 // openWatchForRollout shows the watch screen once, when the run only waits for nodes. It does not come
 // back after the user has left it.
 func (c *console) openWatchForRollout() tea.Cmd {
-	s := c.t.running()
-	if c.screen != screenRun || !c.upgrading() || c.upg.watched || c.plan.Rehearsal || s == nil || s.id != engine.StepRollout {
+	s := c.t.Running()
+	if c.screen != c.run || !c.upgrading() || c.upg.watched || c.plan.Rehearsal || s == nil || s.ID != engine.StepRollout {
 		return nil
 	}
 	c.upg.watched = true
-	return c.showWatch()
+	return c.watch.show()
 }
 
 // attach shows the run that holds the lock, read-only.
 func (c *console) attach(err error) tea.Cmd {
-	x := explain(err, c.deps.commands)
-	c.upg.lockedBy = orElse(x.why, x.what)
-	return c.openWatch()
+	x := view.Explain(err, c.deps.commands)
+	c.upg.lockedBy = cmp.Or(x.Why, x.What)
+	return c.watch.open()
 }
 
 // watchAgain opens the watch screen from the run screen or the result.
 func (c *console) watchAgain() tea.Cmd {
 	if c.upg.lockedBy != "" {
-		return c.openWatch()
+		return c.watch.open()
 	}
-	return c.showWatch()
+	return c.watch.show()
 }
 
-var watchKey = on("w", "w", "watch the nodes", "view", (*console).watchAgain).footed("nodes").unless(func(c *console) string {
-	switch {
-	case !c.upgrading() || c.wat.board == nil:
-		return "no rollout was watched"
-	case c.upg.lockedBy == "" && !c.upg.watched:
-		return "no node is being replaced yet"
-	}
-	return ""
-})
+func (c *console) watchKey() binding {
+	return on("w", "w", "watch the nodes", "view", c.watchAgain).footed("nodes").unless(func() string {
+		switch {
+		case !c.upgrading() || c.watch.board == nil:
+			return "no rollout was watched"
+		case c.upg.lockedBy == "" && !c.upg.watched:
+			return "no node is being replaced yet"
+		}
+		return ""
+	})
+}
 
-var rolloutPromptKeys = []binding{
-	on("enter y", "Enter", "confirm", "do", (*console).confirmRolloutChange).footed("confirm"),
-	on("esc n q", "Esc", "go back without a change", "back", act(func(c *console) { c.rolloutPrompt = nil })).footed("back"),
-	on("ctrl+c", "Ctrl-C", "leave", "leave", func(c *console) tea.Cmd { c.rolloutPrompt = nil; return c.leave() }),
+func (c *console) rolloutPromptKeys() []binding {
+	return []binding{
+		on("enter y", "Enter", "confirm", "do", c.confirmRolloutChange).footed("confirm"),
+		on("esc n q", "Esc", "go back without a change", "back", act(func() { c.rolloutPrompt = nil })).footed("back"),
+		on("ctrl+c", "Ctrl-C", "leave", "leave", func() tea.Cmd { c.rolloutPrompt = nil; return c.leave() }),
+	}
 }
 
 func (c *console) confirmRolloutChange() tea.Cmd {
 	q := c.rolloutPrompt
 	c.rolloutPrompt = nil
-	return q.do(c)
+	return q.do()
 }
 
 // changeRollout returns an action that changes the rollout without disturbing the current task.
-func changeRollout(what string, change engine.RolloutChange) func(*console) tea.Cmd {
-	return func(c *console) tea.Cmd {
+func (c *console) changeRollout(what string, change engine.RolloutChange) func() tea.Cmd {
+	return func() tea.Cmd {
 		c.note = "sending the request"
 		eng, ctx := c.deps.engine, c.ctx
 		return func() tea.Msg {
@@ -280,26 +328,26 @@ func changeRollout(what string, change engine.RolloutChange) func(*console) tea.
 
 func (c *console) tookRolloutChange(msg rolloutChanged) {
 	if msg.err != nil {
-		x := explain(msg.err, c.deps.commands)
-		c.note = x.what
-		if x.why != "" {
-			c.note += ": " + x.why
+		x := view.Explain(msg.err, c.deps.commands)
+		c.note = x.What
+		if x.Why != "" {
+			c.note += ": " + x.Why
 		}
 		return
 	}
 	c.note = "the rollout is " + msg.what
 }
 
-func (c *console) scrollPlan(by int) {
-	c.upg.scroll = max(0, min(c.upg.scroll+by, len(c.upgradePlanRows(c.planWidth()))-1))
+func (scr *upgradePlanScreen) scroll(by int) {
+	scr.c.upg.scroll = max(0, min(scr.c.upg.scroll+by, len(scr.rows(scr.width()))-1))
 }
 
-// planWidth is the width of the rows of the plan.
-func (c *console) planWidth() int {
-	if c.w >= 110 && c.h >= 26 {
-		return c.w * 3 / 5
+// width is the width of the rows of the plan.
+func (scr *upgradePlanScreen) width() int {
+	if scr.c.w >= 110 && scr.c.h >= 26 {
+		return scr.c.w * 3 / 5
 	}
-	return c.w
+	return scr.c.w
 }
 
 // leavePlan goes back to the screen from which the upgrade was opened.
@@ -310,36 +358,36 @@ func (c *console) leavePlan() tea.Cmd {
 		c.task++ // its late messages are dropped
 	}
 	from := c.upg.from
-	c.upg = upgradeScreen{}
+	c.upg = upgradeState{}
 	switch from {
-	case screenCheck:
+	case c.check:
 		c.exit = engine.ExitDone
 		return c.openCheck()
-	case screenHome:
+	case c.overview:
 		c.exit = engine.ExitDone
 	}
 	return c.goHome()
 }
 
-// showUpgradeConfirm shows the confirmation of the upgrade. The safe answer is selected.
-func (c *console) showUpgradeConfirm() {
-	c.screen = screenUpgradeConfirm
-	c.upg.at, c.upg.typed, c.upg.wrong = 0, "", false
-	c.upg.shown, c.upg.yes = c.now, c.plan.Rehearsal
+// show shows the confirmation of the upgrade. The safe answer is selected.
+func (scr *upgradeConfirmScreen) show() {
+	scr.c.screen = scr
+	scr.c.upg.at, scr.c.upg.typed, scr.c.upg.wrong = 0, "", false
+	scr.c.upg.shown, scr.c.upg.yes = scr.c.now, scr.c.plan.Rehearsal
 }
 
-// typingID reports whether the ID of a finding is being typed.
-func (c *console) typingID() bool {
-	return c.screen == screenUpgradeConfirm && c.upg.at < len(c.upg.need.names)
+// typing reports whether the ID of a finding is being typed.
+func (scr *upgradeConfirmScreen) typing() bool {
+	return scr.c.screen == scr && scr.c.upg.at < len(scr.c.upg.need.names)
 }
 
-// typeID handles a key of the ID being typed.
-func (c *console) typeID(k tea.KeyMsg) {
-	u := &c.upg
+// typed handles a key of the ID being typed.
+func (scr *upgradeConfirmScreen) typed(k tea.KeyMsg) {
+	u := &scr.c.upg
 	u.wrong = false
 	switch k.Type {
 	case tea.KeyEsc:
-		c.screen = screenUpgradePlan
+		scr.c.screen = scr.c.upgradePlan
 	case tea.KeyEnter:
 		id := u.need.names[u.at].ID
 		if strings.TrimSpace(u.typed) != id {
@@ -350,7 +398,7 @@ func (c *console) typeID(k tea.KeyMsg) {
 		for u.at < len(u.need.names) && u.need.names[u.at].ID == id { // two findings may have one ID
 			u.at++
 		}
-		u.shown = c.now
+		u.shown = scr.c.now
 	case tea.KeyBackspace:
 		if r := []rune(u.typed); len(r) > 0 {
 			u.typed = string(r[:len(r)-1])
@@ -358,25 +406,25 @@ func (c *console) typeID(k tea.KeyMsg) {
 	case tea.KeyCtrlU:
 		u.typed = ""
 	case tea.KeyRunes, tea.KeySpace:
-		if u.typed += clean(string(k.Runes)); len(u.typed) > 64 {
+		if u.typed += term.Clean(string(k.Runes)); len(u.typed) > 64 {
 			u.typed = u.typed[:64]
 		}
 	}
 }
 
-func (c *console) answerUpgradeConfirm() tea.Cmd {
-	if c.now.Sub(c.upg.shown) < confirmDelay {
-		c.note = "read it first, then press Enter"
+func (scr *upgradeConfirmScreen) answer() tea.Cmd {
+	if scr.c.now.Sub(scr.c.upg.shown) < confirmDelay {
+		scr.c.note = "read it first, then press Enter"
 		return nil
 	}
-	if c.upg.yes {
-		return c.runUpgrade()
+	if scr.c.upg.yes {
+		return scr.c.runUpgrade()
 	}
-	if c.upg.from == screenStart {
+	if scr.c.upg.from == scr.c.start {
 		return tea.Quit
 	}
-	c.note = "nothing was changed"
-	return c.leavePlan()
+	scr.c.note = "nothing was changed"
+	return scr.c.leavePlan()
 }
 
 // upgradeCommand is the equivalent command line of the upgrade.
@@ -394,21 +442,21 @@ func (c *console) upgradeCommand() string {
 			}
 		}
 	}
-	return c.deps.commands.command(line + upgradeFlags(u.request, acked))
+	return c.deps.commands.Command(line + upgradeFlags(u.request, acked))
 }
 
 // upgradeFlags are the flags of a request, with a leading space each.
 func upgradeFlags(r engine.ApplyRequest, acked []string) string {
 	s := ""
 	for _, id := range acked {
-		s += " --ack " + quoteArg(id)
+		s += " --ack " + view.QuoteArg(id)
 	}
-	s += planFlags(r.CheckRequest)
+	s += view.PlanFlags(r.CheckRequest)
 	if r.Surge != "" {
-		s += " --surge " + quoteArg(r.Surge)
+		s += " --surge " + view.QuoteArg(r.Surge)
 	}
 	if len(r.Skip) > 0 {
-		s += " --skip-phases " + quoteArg(strings.Join(r.Skip, ","))
+		s += " --skip-phases " + view.QuoteArg(strings.Join(r.Skip, ","))
 	}
 	for _, f := range []struct {
 		set  bool
@@ -424,163 +472,121 @@ func upgradeFlags(r engine.ApplyRequest, acked []string) string {
 // resumeCommand is the command that resumes or reattaches to the upgrade.
 func (c *console) resumeCommand() string {
 	u := c.upg.start
-	return c.deps.commands.command(u.verb + upgradeFlags(u.request, u.request.Acknowledge))
+	return c.deps.commands.Command(u.verb + upgradeFlags(u.request, u.request.Acknowledge))
 }
 
-// upgradePlanView renders the plan, or the progress of planning, in h lines.
-func (c *console) upgradePlanView(w, h int) []string {
-	u := &c.upg
-	if u.planning || c.plan == nil {
+// view renders the plan, or the progress of planning, in h lines.
+func (scr *upgradePlanScreen) view(w, h int) []string {
+	u := &scr.c.upg
+	if u.planning || scr.c.plan == nil {
 		what := "querying cluster, cloud and releases"
-		if u.progress.total > 0 {
-			what = u.progress.summary()
+		if u.progress.Total > 0 {
+			what = u.progress.Summary()
 		}
-		lines := []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "Checking the next hop, like upgrade check").String()}
-		lines = append(lines, c.th.below(w, 4, 3, faint, what)...)
-		return append(lines, "", c.th.row(w).pad(4).add(faint, "Then you review and confirm the plan. Nothing is changed before.").String())
+		lines := []string{"", scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Spin(scr.c.frame)+" ").Add(term.Plain, "Checking the next hop, like upgrade check").String()}
+		lines = append(lines, scr.c.th.Below(w, 4, 3, term.Faint, what)...)
+		return append(lines, "", scr.c.th.Row(w).Pad(4).Add(term.Faint, "Then you review and confirm the plan. Nothing is changed before.").String())
 	}
-	left := c.planWidth()
-	rows := c.upgradePlanRows(left)
+	left := scr.width()
+	rows := scr.rows(left)
 	from := max(0, min(u.scroll, len(rows)-h))
 	to := min(len(rows), from+h)
 	lines := slices.Clone(rows[from:to])
 	if to < len(rows) {
-		lines[len(lines)-1] = c.th.row(left).pad(3).add(faint, fmt.Sprintf("%s %s: ↓", c.th.ellipsis, count(len(rows)-to+1, "more line"))).String()
+		lines[len(lines)-1] = scr.c.th.Row(left).Pad(3).Add(term.Faint, fmt.Sprintf("%s %s: ↓", scr.c.th.Ellipsis, term.Count(len(rows)-to+1, "more line"))).String()
 	}
 	if left == w {
 		return lines
 	}
 	right := w - left - 3
-	side := c.riskRows(right, h)
-	return beside(lines, side, left, h, c.th)
+	side := scr.riskRows(right, h)
+	return view.Beside(lines, side, left, h, scr.c.th)
 }
 
-// upgradePlanRows is the plan: changes, risks, steps. The most important for the decision comes
+// rows is the plan: changes, risks, steps. The most important for the decision comes
 // first.
-func (c *console) upgradePlanRows(w int) []string {
-	p := c.plan
-	lines := c.upgradeSections(w, p)
-	if w == c.w { // else the risks are beside the plan
-		i := slices.Index(lines, c.th.rule(w, "Steps", count(len(p.Steps), "step")))
+func (scr *upgradePlanScreen) rows(w int) []string {
+	p := scr.c.plan
+	lines := view.UpgradeSections(scr.c.page(), w, p)
+	if w == scr.c.w { // else the risks are beside the plan
+		i := slices.Index(lines, scr.c.th.Rule(w, "Steps", term.Count(len(p.Steps), "step")))
 		if i < 0 {
 			i = len(lines)
 		}
-		lines = slices.Insert(lines, i, c.riskRows(w, 24)...)
+		lines = slices.Insert(lines, i, scr.riskRows(w, 24)...)
 	}
 	return lines
 }
 
 // riskRows show the risks: which data is backed up, which is lost, what is irreversible.
-func (c *console) riskRows(w, h int) []string {
-	p := c.plan
-	lines := []string{c.th.rule(w, "Before nodes are replaced", "")}
-	lines = append(lines, c.backupCoverageRows(w, h)...)
+func (scr *upgradePlanScreen) riskRows(w, h int) []string {
+	p := scr.c.plan
+	lines := []string{scr.c.th.Rule(w, "Before nodes are replaced", "")}
+	lines = append(lines, view.BackupCoverageRows(scr.c.page(), w, h, &scr.c.backup.Backups, "")...)
 	i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.ID == engine.StepBackup })
 	switch {
 	case i >= 0 && p.Steps[i].Finished:
-		lines = append(lines, c.signed(w, good, c.th.ok, "this upgrade already has a backup")...)
+		lines = append(lines, view.Signed(scr.c.page(), w, term.Good, scr.c.th.OK, "this upgrade already has a backup")...)
 	case i >= 0:
-		lines = append(lines, c.signed(w, good, c.th.ok, "a backup is taken and verified first")...)
+		lines = append(lines, view.Signed(scr.c.page(), w, term.Good, scr.c.th.OK, "a backup is taken and verified first")...)
 	case !p.OnlyWatches():
-		lines = append(lines, c.signed(w, caution, c.th.warn, "no backup is taken")...)
+		lines = append(lines, view.Signed(scr.c.page(), w, term.Caution, scr.c.th.Warn, "no backup is taken")...)
 	}
-	return append(lines, c.rollbackRows(w)...)
+	return append(lines, view.RollbackRows(scr.c.page(), w, p)...)
 }
 
-// rollbackRows show the stop points, what is irreversible, and how to roll back.
-func (c *console) rollbackRows(w int) []string {
-	p := c.plan
-	lines := []string{c.th.rule(w, "Rollback", "")}
-	add := func(head, text string) {
-		for i, l := range wrap(text, max(20, w-18)) {
-			if i > 0 {
-				head = ""
-			}
-			lines = append(lines, c.th.row(w).pad(2).col(faint, head, 14).add(plain, l).String())
-		}
-	}
-	if i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.Final && !s.Finished }); i >= 0 || p.Rehearsal {
-		add("stop points", "before set-target: after each step with q; then: P pauses, C cancels")
-	}
-	if replaced(p) > 0 {
-		add("irreversible", "disks of replaced nodes are deleted; Kubernetes cannot be downgraded")
-		add("certificates", "kubelets on new machines get new ones; the certificate authority stays")
-	}
-	add("rollback", "services: helm rollback; nodes: fix forward, or upgrade to the previous image")
-	return lines
-}
-
-// inPlaceOf lists how many nodes of each group are upgraded in place: "2 of workers".
-func inPlaceOf(x *engine.Changes) []string {
-	var groups []string
-	for _, g := range slices.Sorted(maps.Keys(x.InPlace)) {
-		groups = append(groups, fmt.Sprintf("%d of %s", x.InPlace[g], clean(g)))
-	}
-	return groups
-}
-
-// replaced is how many nodes a plan replaces.
-func replaced(p *engine.Plan) (n int) {
-	if p.Changes != nil {
-		for _, x := range p.Changes.Nodes {
-			n += x
-		}
-	}
-	return n
-}
-
-// upgradeConfirmView renders the confirmation of an upgrade in h lines: a summary of the changes and
+// view renders the confirmation of an upgrade in h lines: a summary of the changes and
 // the findings whose IDs must be typed.
-func (c *console) upgradeConfirmView(w, h int) []string {
-	p, u := c.plan, &c.upg
-	lines := []string{c.th.rule(w, "Upgrade cluster "+clean(p.Cluster), count(len(p.Steps), "step"))}
-	add := func(head string, st style, text string) {
-		for i, l := range wrap(text, max(20, w-20)) {
+func (scr *upgradeConfirmScreen) view(w, h int) []string {
+	p, u := scr.c.plan, &scr.c.upg
+	lines := []string{scr.c.th.Rule(w, "Upgrade cluster "+term.Clean(p.Cluster), term.Count(len(p.Steps), "step"))}
+	add := func(head string, st term.Style, text string) {
+		for i, l := range term.Wrap(text, max(20, w-20)) {
 			if i > 0 {
 				head = ""
 			}
-			lines = append(lines, c.th.row(w).pad(2).col(faint, head, 16).add(st, l).String())
+			lines = append(lines, scr.c.th.Row(w).Pad(2).Col(term.Faint, head, 16).Add(st, l).String())
 		}
 	}
 	for _, x := range p.Components {
 		if !x.Part {
-			add(clean(x.Name), strong, orElse(clean(x.Now), "(none)")+" "+c.th.to+" "+clean(x.NextHop))
+			add(term.Clean(x.Name), term.Strong, cmp.Or(term.Clean(x.Now), "(none)")+" "+scr.c.th.To+" "+term.Clean(x.NextHop))
 		}
 	}
 	if x := p.Changes; x != nil {
 		var groups []string
 		for _, g := range slices.Sorted(maps.Keys(x.Nodes)) {
-			groups = append(groups, fmt.Sprintf("%d of %s", x.Nodes[g], clean(g)))
+			groups = append(groups, fmt.Sprintf("%d of %s", x.Nodes[g], term.Clean(g)))
 		}
-		add("nodes replaced", plain, orElse(strings.Join(groups, ", "), "none"))
-		if kept := inPlaceOf(x); len(kept) > 0 {
-			add("in place", plain, strings.Join(kept, ", "))
+		add("nodes replaced", term.Plain, cmp.Or(strings.Join(groups, ", "), "none"))
+		if kept := view.InPlaceOf(x); len(kept) > 0 {
+			add("in place", term.Plain, strings.Join(kept, ", "))
 		}
 		if x.Most > 0 {
-			add("takes", plain, durationRange(x.Least, x.Most))
+			add("takes", term.Plain, view.DurationRange(x.Least, x.Most))
 		}
 	}
 	if s := u.start.request.Surge; s != "" {
-		add("surge", plain, "at most "+clean(s)+" extra machines")
+		add("surge", term.Plain, "at most "+term.Clean(s)+" extra machines")
 	}
 	if i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.Final && !s.Finished }); i >= 0 {
-		add("no return from", caution, clean(p.Steps[i].ID)+" on: "+orElse(clean(p.Steps[i].Warning), "the cluster continues on its own"))
+		add("no return from", term.Caution, term.Clean(p.Steps[i].ID)+" on: "+cmp.Or(term.Clean(p.Steps[i].Warning), "the cluster continues on its own"))
 	}
 	if p.Rehearsal {
-		add("rehearsal", plain, "server-side dry run; nothing is changed or recorded")
+		add("rehearsal", term.Plain, "server-side dry run; nothing is changed or recorded")
 	}
 	if n := len(p.Warnings()) - len(u.need.names); n > 0 {
-		add("warnings", caution, fmt.Sprintf("%d accepted by yes alone", n))
+		add("warnings", term.Caution, fmt.Sprintf("%d accepted by yes alone", n))
 	}
 	if names := ids(u.need.names); len(names) > 0 {
-		lines = append(lines, c.th.rule(w, "To be accepted by name", fmt.Sprintf("%d of %d", len(ids(u.need.names[:u.at])), len(names))))
+		lines = append(lines, scr.c.th.Rule(w, "To be accepted by name", fmt.Sprintf("%d of %d", len(ids(u.need.names[:u.at])), len(names))))
 		var blocks [][]string
 		here := 0
 		for i, f := range u.need.names {
 			if i == u.at {
 				here = len(blocks)
 			}
-			blocks = append(blocks, c.findingIDRows(w, i, f))
+			blocks = append(blocks, scr.findingIDRows(w, i, f))
 		}
 		from := 0
 		for room := h - len(lines) - 1; from < here; from++ { // the one being typed must be visible
@@ -600,22 +606,22 @@ func (c *console) upgradeConfirmView(w, h int) []string {
 }
 
 // findingIDRows render a finding that must be accepted by name.
-func (c *console) findingIDRows(w, i int, f engine.Finding) []string {
-	u := &c.upg
+func (scr *upgradeConfirmScreen) findingIDRows(w, i int, f engine.Finding) []string {
+	u := &scr.c.upg
 	if i < u.at {
-		return []string{c.th.row(w).pad(1).add(good, c.th.ok+" ").add(plain, clean(f.ID)).add(faint, "  accepted: "+clean(f.Title)).String()}
+		return []string{scr.c.th.Row(w).Pad(1).Add(term.Good, scr.c.th.OK+" ").Add(term.Plain, term.Clean(f.ID)).Add(term.Faint, "  accepted: "+term.Clean(f.Title)).String()}
 	}
-	lines := c.signed(w, caution, c.th.warn, clean(f.Title))
+	lines := view.Signed(scr.c.page(), w, term.Caution, scr.c.th.Warn, term.Clean(f.Title))
 	if i > u.at {
 		return lines
 	}
-	lines = append(lines, c.th.below(w, 3, 2, faint, oneLine(cleanLines(f.Detail)))...)
+	lines = append(lines, scr.c.th.Below(w, 3, 2, term.Faint, term.OneLine(term.CleanLines(f.Detail)))...)
 	if len(f.Objects) > 0 {
-		lines = append(lines, c.th.below(w, 3, 2, faint, clean(someNames(f.Objects, 6)))...)
+		lines = append(lines, scr.c.th.Below(w, 3, 2, term.Faint, term.Clean(view.SomeNames(f.Objects, 6)))...)
 	}
-	r := c.th.row(w).pad(3).add(plain, "Type ").add(strong, clean(f.ID)).add(plain, " to accept it: ").add(chosen, " "+u.typed+" ").add(accent, "▏")
+	r := scr.c.th.Row(w).Pad(3).Add(term.Plain, "Type ").Add(term.Strong, term.Clean(f.ID)).Add(term.Plain, " to accept it: ").Add(term.Chosen, " "+u.typed+" ").Add(term.Accent, "▏")
 	if u.wrong {
-		r.add(bad, "  does not match")
+		r.Add(term.Bad, "  does not match")
 	}
 	return append(lines, r.String())
 }
@@ -623,118 +629,106 @@ func (c *console) findingIDRows(w, i int, f engine.Finding) []string {
 // upgradeWhy is the line above the keys: the progress of planning, the verdict, or the answers.
 func (c *console) upgradeWhy() []string {
 	u := &c.upg
-	r := c.th.row(c.w).add(plain, " ")
+	r := c.th.Row(c.w).Add(term.Plain, " ")
 	switch {
 	case u.planning:
-		return []string{r.add(accent, c.th.spin(c.frame)+" ").add(strong, "Now ("+short(c.now.Sub(u.began))+"): checking and planning. Nothing is changed.").String()}
+		return []string{r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Strong, "Now ("+term.Duration(c.now.Sub(u.began))+"): checking and planning. Nothing is changed.").String()}
 	case c.plan == nil:
 		return nil
 	case len(c.plan.Blocked()) > 0:
 		f := c.plan.Blocked()[0]
-		lines := c.signed(c.w, bad, c.th.fail, "Blocked: "+clean(f.Title))
+		lines := view.Signed(c.page(), c.w, term.Bad, c.th.Fail, "Blocked: "+term.Clean(f.Title))
 		if f.Remedy != "" {
-			lines = append(lines, c.th.below(c.w, 3, 2, accent, clean(c.deps.commands.text(f.Remedy)))...)
+			lines = append(lines, c.th.Below(c.w, 3, 2, term.Accent, term.Clean(c.deps.commands.Text(f.Remedy)))...)
 		}
 		return lines
-	case c.screen == screenUpgradePlan && c.plan.Rehearsal:
-		return []string{r.add(strong, "Review the plan, then press Enter. Rehearsal: nothing will be changed.").String()}
-	case c.screen == screenUpgradePlan:
-		return []string{r.add(strong, "Review the plan, then press Enter. Nothing is changed before you confirm.").String()}
-	case c.typingID():
-		return []string{r.add(faint, "Enter accepts the name, Esc returns to the plan. Nothing has been changed yet.").String()}
+	case c.screen == c.upgradePlan && c.plan.Rehearsal:
+		return []string{r.Add(term.Strong, "Review the plan, then press Enter. Rehearsal: nothing will be changed.").String()}
+	case c.screen == c.upgradePlan:
+		return []string{r.Add(term.Strong, "Review the plan, then press Enter. Nothing is changed before you confirm.").String()}
+	case c.upgradeConfirm.typing():
+		return []string{r.Add(term.Faint, "Enter accepts the name, Esc returns to the plan. Nothing has been changed yet.").String()}
 	}
-	text := "Upgrade cluster " + clean(c.plan.Cluster) + "?"
+	text := "Upgrade cluster " + term.Clean(c.plan.Cluster) + "?"
 	if c.plan.Rehearsal {
 		text = "Rehearse it?"
 	}
-	r.add(strong, text+"  ")
+	r.Add(term.Strong, text+"  ")
 	for _, a := range []struct {
 		word string
 		here bool
 	}{{"yes", u.yes}, {"No", !u.yes}} {
 		if a.here {
-			r.add(accent, c.th.cursor+" ").add(chosen, " "+a.word+" ").add(plain, "   ")
+			r.Add(term.Accent, c.th.Cursor+" ").Add(term.Chosen, " "+a.word+" ").Add(term.Plain, "   ")
 		} else {
-			r.add(faint, "   "+a.word+" ").add(plain, "   ")
+			r.Add(term.Faint, "   "+a.word+" ").Add(term.Plain, "   ")
 		}
 	}
 	return []string{r.String()}
 }
 
 // upgradeMode is the right end of the first line.
-func (c *console) upgradeMode(s screenID) string {
+func (c *console) upgradeMode(s screen) string {
 	badge := ""
 	if c.upg.start.request.Rehearse {
 		badge = "REHEARSAL  "
 	}
 	switch {
-	case s == screenUpgradePlan && c.upg.planning:
+	case s == c.upgradePlan && c.upg.planning:
 		return badge + "planning"
-	case s == screenUpgradePlan:
+	case s == c.upgradePlan:
 		return badge + "plan"
-	case s == screenUpgradeConfirm:
+	case s == c.upgradeConfirm:
 		return badge + "confirm"
 	case c.running && badge == "":
-		return "LIVE  " + clock(c.t.elapsed(c.now))
+		return "LIVE  " + term.Clock(c.t.Elapsed(c.now))
 	case c.ran:
-		return badge + "elapsed " + clock(c.t.elapsed(c.now))
+		return badge + "elapsed " + term.Clock(c.t.Elapsed(c.now))
 	}
 	return badge + "upgrade"
 }
 
-// changeSummary are the changed versions: "image v1.0.0→v1.1.0  k8s v1.35.4→v1.36.3".
-func (c *console) changeSummary(p *engine.Plan) string {
-	var parts []string
-	for _, x := range [][3]string{{"release", p.From.Release, p.To.Release}, {"image", p.From.Image, p.To.Image}, {"k8s", p.From.Kubernetes, p.To.Kubernetes}} {
-		if x[2] != "" && x[1] != x[2] {
-			oldest, _, _ := strings.Cut(clean(x[1]), "-v") // a range in the middle of an upgrade
-			parts = append(parts, x[0]+" "+orElse(oldest, "?")+c.th.to+clean(x[2]))
-		}
-	}
-	return strings.Join(parts, "  ")
-}
-
 // upgradeRail is the second line: the screens up to the run, then the steps of the run.
-func (c *console) upgradeRail(s screenID) string {
+func (c *console) upgradeRail(s screen) string {
 	type stop struct {
 		name, sign string
-		st, word   style
+		st, word   term.Style
 		done       bool
 	}
 	var stops []stop
 	at := 0
-	if (s == screenUpgradePlan || s == screenUpgradeConfirm || !c.ran) && len(c.t.steps) == 0 {
+	if (s == c.upgradePlan || s == c.upgradeConfirm || !c.ran) && len(c.t.Steps) == 0 {
 		names := []string{"Check", "Plan", "Confirm", "Run", "Result"}
 		switch {
-		case s == screenUpgradePlan && !c.upg.planning:
+		case s == c.upgradePlan && !c.upg.planning:
 			at = 1
-		case s == screenUpgradeConfirm:
+		case s == c.upgradeConfirm:
 			at = 2
 		}
 		for i, n := range names {
-			x := stop{n, c.th.pending, faint, faint, i < at}
+			x := stop{n, c.th.Pending, term.Faint, term.Faint, i < at}
 			switch {
 			case i < at:
-				x.sign, x.st, x.word = c.th.ok, good, plain
+				x.sign, x.st, x.word = c.th.OK, term.Good, term.Plain
 			case i == at && (c.err != nil || c.plan != nil && len(c.plan.Blocked()) > 0):
-				x.sign, x.st, x.word = c.th.fail, bad, strong
+				x.sign, x.st, x.word = c.th.Fail, term.Bad, term.Strong
 			case i == at:
-				x.sign, x.st, x.word = c.th.running, accent, strong
+				x.sign, x.st, x.word = c.th.Running, term.Accent, term.Strong
 			}
 			stops = append(stops, x)
 		}
 	} else {
-		for i := range c.t.steps {
-			p := &c.t.steps[i]
-			x := stop{name: p.id, word: plain}
-			x.sign, x.st = c.stepSign(p)
-			x.done = p.state == engine.StateDone || p.state == engine.StateSkipped
-			switch p.state {
+		for i := range c.t.Steps {
+			p := &c.t.Steps[i]
+			x := stop{name: p.ID, word: term.Plain}
+			x.sign, x.st = view.StepSign(c.page(), p, c.running)
+			x.done = p.State == engine.StateDone || p.State == engine.StateSkipped
+			switch p.State {
 			case "":
-				x.sign, x.st, x.word = c.th.pending, faint, faint
+				x.sign, x.st, x.word = c.th.Pending, term.Faint, term.Faint
 			case engine.StateRunning:
-				if x.word = strong; c.running {
-					x.sign = c.th.running
+				if x.word = term.Strong; c.running {
+					x.sign = c.th.Running
 				}
 			}
 			stops = append(stops, x)
@@ -743,22 +737,22 @@ func (c *console) upgradeRail(s screenID) string {
 	// If the line is too long, finished entries lose their names, the first one first.
 	used := 1
 	for _, x := range stops {
-		used += width(x.sign) + width(x.name) + 4
+		used += term.Width(x.sign) + term.Width(x.name) + 4
 	}
-	r := c.th.row(c.w).add(plain, " ")
+	r := c.th.Row(c.w).Add(term.Plain, " ")
 	for i, x := range stops {
-		r.add(x.st, x.sign)
+		r.Add(x.st, x.sign)
 		if used-3 > c.w && x.done && i < len(stops)-1 {
-			used -= width(x.name) + 1
+			used -= term.Width(x.name) + 1
 		} else {
-			r.add(x.word, " "+x.name)
+			r.Add(x.word, " "+x.name)
 		}
 		if i < len(stops)-1 {
-			line := c.th.signs.rule
+			line := c.th.Signs.Rule
 			if x.done {
-				line = c.th.heavy
+				line = c.th.Heavy
 			}
-			r.add(faint, " "+line+" ")
+			r.Add(term.Faint, " "+line+" ")
 		}
 	}
 	return r.String()
@@ -766,14 +760,14 @@ func (c *console) upgradeRail(s screenID) string {
 
 // atTarget is how many of all nodes are at the target; zero while unknown.
 func (c *console) atTarget() (n, total int64) {
-	if b := c.wat.board; b != nil {
+	if b := c.watch.board; b != nil {
 		if done, of := b.Places(); of > 0 { // a node and its replacement count as one
 			return int64(done), int64(of)
 		}
 	}
-	for i := range c.t.steps {
-		if s := &c.t.steps[i]; s.id == engine.StepRollout {
-			return s.progress, s.total
+	for i := range c.t.Steps {
+		if s := &c.t.Steps[i]; s.ID == engine.StepRollout {
+			return s.Progress, s.Total
 		}
 	}
 	return 0, 0
@@ -788,21 +782,21 @@ func (c *console) upgradeSafety() string {
 	switch {
 	case c.plan != nil && c.plan.Rehearsal:
 		parts = append(parts, "a rehearsal changes nothing")
-	case c.t.pastFinal():
+	case c.t.PastFinal():
 		parts = append(parts, "the rollout continues without this console")
 	default:
 		parts = append(parts, "no node is replaced before set-target; leaving loses nothing")
 	}
-	if i := slices.IndexFunc(c.t.steps, func(s step) bool { return s.id == engine.StepBackup }); i >= 0 && c.w >= 100 {
-		switch c.t.steps[i].state {
+	if i := slices.IndexFunc(c.t.Steps, func(s view.Step) bool { return s.ID == engine.StepBackup }); i >= 0 && c.w >= 100 {
+		switch c.t.Steps[i].State {
 		case engine.StateDone:
 			parts = append(parts, "backup taken and verified")
 		case engine.StateSkipped:
 			parts = append(parts, "backup already taken")
 		}
 	}
-	if c.t.run != "" && c.w >= 140 {
-		parts = append(parts, "record "+engine.RunsDir+"/"+c.t.run)
+	if c.t.Run != "" && c.w >= 140 {
+		parts = append(parts, "record "+engine.RunsDir+"/"+c.t.Run)
 	}
-	return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
+	return "safety  " + strings.Join(parts, " "+c.th.Dot+" ")
 }

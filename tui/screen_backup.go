@@ -1,29 +1,29 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // backupScreen shows what backups contain, lists them, and creates one. Its text comes
 // unfiltered from outside; rendering cleans it.
 type backupScreen struct {
-	from screenID // where Esc leads
+	defaults
+	c    *console
+	from screen // where Esc leads
 
-	entries  []engine.BackupEntry
-	listErr  error
-	listed   bool
-	local    *engine.LocalData // nil if unknown
-	localErr error             // why local is unknown
-	gen      int               // generation of the last request
+	view.Backups
+	gen int // generation of the last request
 
 	sel  int
 	open bool // the volume list fills the screen
@@ -31,7 +31,7 @@ type backupScreen struct {
 	etcd string
 
 	// t is the run of the current or last backup, which started at began.
-	t        timeline
+	t        view.Timeline
 	running  bool
 	stopping bool
 	began    time.Time
@@ -43,6 +43,10 @@ type backupScreen struct {
 	done, total int64
 	verified    map[string]error
 }
+
+func (scr *backupScreen) title() string  { return "backup" }
+func (scr *backupScreen) mode() string   { return view.BackupMode(scr.c.page()) }
+func (scr *backupScreen) safety() string { return "scripted  " + scr.command() }
 
 // Messages of the backup screen.
 type (
@@ -72,51 +76,53 @@ type (
 )
 
 // busyReason disables a key while a task runs.
-func busyReason(c *console) string {
+func (scr *backupScreen) busyReason() string {
 	switch {
-	case c.bak.running:
+	case scr.running:
 		return "a backup is running"
-	case c.bak.verifying != "":
+	case scr.verifying != "":
 		return "a backup is being verified"
-	case c.busy != "":
-		return "the console is " + c.busy
+	case scr.c.busy != "":
+		return "the console is " + scr.c.busy
 	}
 	return ""
 }
 
-var backupKeys = []binding{
-	on("b", "b", "create a backup now", "do", (*console).startBackup).footed("back up now").unless(busyReason),
-	on("e", "e", "etcd snapshot: if available, required, never", "do", act((*console).nextEtcd)).footed("etcd").unless(busyReason),
-	on("v", "v", "verify the selected backup", "do", (*console).verifyBackup).footed("verify").unless(func(c *console) string {
-		if len(c.bak.entries) == 0 {
-			return "there is no backup yet"
-		}
-		return busyReason(c)
-	}),
-	on("enter", "Enter", "list the volumes that are in no backup", "view", act(func(c *console) { c.bak.open, c.bak.at = true, 0 })).footed("volumes").unless(func(c *console) string {
-		if c.bak.local == nil || len(c.bak.local.Volumes) == 0 {
-			return "there are no local volumes to list"
-		}
-		return ""
-	}),
-	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveBackup(-1) })),
-	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveBackup(1) })),
-	on("r", "r", "refresh", "do", (*console).readBackups).unless(busyReason),
-	on("esc", "Esc", "back; stops a running backup and deletes its files", "leave", (*console).leaveBackup).footed("back"),
-	on("y", "y", "copy the restore command of the selected backup", "copy", act(func(c *console) {
-		c.copyText(c.deps.commands.command("backup restore "+quoteArg(c.chosenBackup().ID)), "the restore command")
-	})).footed("copy restore").unless((*console).restoreOff),
+func (scr *backupScreen) keys() []binding {
+	return []binding{
+		on("b", "b", "create a backup now", "do", scr.start).footed("back up now").unless(scr.busyReason),
+		on("e", "e", "etcd snapshot: if available, required, never", "do", act(scr.nextEtcd)).footed("etcd").unless(scr.busyReason),
+		on("v", "v", "verify the selected backup", "do", scr.verify).footed("verify").unless(func() string {
+			if len(scr.Entries) == 0 {
+				return "there is no backup yet"
+			}
+			return scr.busyReason()
+		}),
+		on("enter", "Enter", "list the volumes that are in no backup", "view", act(func() { scr.open, scr.at = true, 0 })).footed("volumes").unless(func() string {
+			if scr.Local == nil || len(scr.Local.Volumes) == 0 {
+				return "there are no local volumes to list"
+			}
+			return ""
+		}),
+		on("up k", "↑ k", "up", "move", act(func() { scr.move(-1) })),
+		on("down j", "↓ j", "down", "move", act(func() { scr.move(1) })),
+		on("r", "r", "refresh", "do", scr.read).unless(scr.busyReason),
+		on("esc", "Esc", "back; stops a running backup and deletes its files", "leave", scr.leave).footed("back"),
+		on("y", "y", "copy the restore command of the selected backup", "copy", act(func() {
+			scr.c.copyText(scr.c.deps.commands.Command("backup restore "+view.QuoteArg(scr.chosen().ID)), "the restore command")
+		})).footed("copy restore").unless(scr.restoreOff),
+	}
 }
 
 // restoreOff returns why the selected backup cannot be restored.
-func (c *console) restoreOff() string {
-	b := c.chosenBackup()
+func (scr *backupScreen) restoreOff() string {
+	b := scr.chosen()
 	switch {
 	case b == nil:
 		return "there is no backup yet"
 	case !b.Whole:
-		return "this backup is incomplete: " + orElse(clean(b.Why), "something is missing")
-	case c.bak.verified[b.ID] != nil:
+		return "this backup is incomplete: " + cmp.Or(term.Clean(b.Why), "something is missing")
+	case scr.verified[b.ID] != nil:
 		return "this backup failed its verification"
 	}
 	return ""
@@ -125,29 +131,29 @@ func (c *console) restoreOff() string {
 // openBackup shows the screen and lists backups and volumes.
 func (c *console) openBackup() tea.Cmd {
 	from := c.screen
-	if from != screenCheck {
-		from = screenHome
+	if from != c.check {
+		from = c.overview
 	}
-	c.screen = screenBackup
-	c.bak.from, c.bak.open = from, false
-	if c.bak.running {
+	c.screen = c.backup
+	c.backup.from, c.backup.open = from, false
+	if c.backup.running {
 		return nil
 	}
-	c.bak.ended = false
-	return c.readBackups()
+	c.backup.ended = false
+	return c.backup.read()
 }
 
-// readBackups queries workspace and cluster. Until they answer, the old data stays on screen.
-func (c *console) readBackups() tea.Cmd {
-	c.bak.gen++
-	gen, eng := c.bak.gen, c.deps.engine
+// read queries workspace and cluster. Until they answer, the old data stays on screen.
+func (scr *backupScreen) read() tea.Cmd {
+	scr.gen++
+	gen, eng := scr.gen, scr.c.deps.engine
 	return tea.Batch(
 		func() tea.Msg {
-			l, err := eng.ListBackups(c.ctx, "", false, nil)
+			l, err := eng.ListBackups(scr.c.ctx, "", false, nil)
 			return backupsListed{gen, l, err}
 		},
 		func() tea.Msg {
-			ctx, cancel := context.WithTimeout(c.ctx, staleAfter)
+			ctx, cancel := context.WithTimeout(scr.c.ctx, staleAfter)
 			defer cancel()
 			d, err := eng.LocalData(ctx)
 			return localDataRead{gen, d, err}
@@ -155,35 +161,35 @@ func (c *console) readBackups() tea.Cmd {
 	)
 }
 
-// takeBackup handles the messages of the screen; it reports whether msg is one.
-func (c *console) takeBackup(msg tea.Msg) (tea.Cmd, bool) {
-	b := &c.bak
+// take handles the messages of the screen; it reports whether msg is one.
+func (scr *backupScreen) take(msg tea.Msg) (tea.Cmd, bool) {
+	b := scr
 	switch msg := msg.(type) {
 	case backupsListed:
 		if msg.gen == b.gen {
-			b.listed, b.entries, b.listErr = true, msg.entries, msg.err
-			b.sel = max(0, min(b.sel, len(b.entries)-1))
+			b.Listed, b.Entries, b.ListErr = true, msg.entries, msg.err
+			b.sel = max(0, min(b.sel, len(b.Entries)-1))
 		}
 	case localDataRead:
 		if msg.gen != b.gen {
 			break
 		}
-		if b.localErr = msg.err; msg.err == nil {
-			b.local = &msg.local
+		if b.LocalErr = msg.err; msg.err == nil {
+			b.Local = &msg.local
 		}
 	case backupPlanned:
 		if msg.err != nil {
 			b.running, b.ended, b.err = false, true, msg.err
 			break
 		}
-		b.t.setPlan(msg.plan)
-		b.t.run = clean(msg.plan.ID)
+		b.t.SetPlan(msg.plan)
+		b.t.Run = term.Clean(msg.plan.ID)
 		plan := msg.plan
-		return c.launch("creating a backup", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
-			return backupEnded{c.deps.engine.Run(ctx, plan, emit)}
+		return scr.c.launch("creating a backup", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
+			return backupEnded{scr.c.deps.engine.Run(ctx, plan, emit)}
 		}), true
 	case backupEnded:
-		return c.tookBackupEnd(msg.err), true
+		return scr.tookBackupEnd(msg.err), true
 	case verifyAdvanced:
 		if msg.id == b.verifying {
 			b.done, b.total = msg.done, msg.total
@@ -196,23 +202,23 @@ func (c *console) takeBackup(msg tea.Msg) (tea.Cmd, bool) {
 		if !errors.Is(msg.err, context.Canceled) { // a cancelled verification has no result
 			b.verified[msg.id] = msg.err
 		}
-		return c.readBackups(), true
+		return scr.read(), true
 	default:
 		return nil, false
 	}
 	return nil, true
 }
 
-// startBackup plans and runs a backup.
-func (c *console) startBackup() tea.Cmd {
-	b := &c.bak
-	b.t, b.began, b.err = timeline{}, c.now, nil
+// start plans and runs a backup.
+func (scr *backupScreen) start() tea.Cmd {
+	b := scr
+	b.t, b.began, b.err = view.Timeline{}, scr.c.now, nil
 	b.running, b.ended, b.stopping, b.open = true, false, false, false
-	c.running = true
-	c.chk.busy = false // launch cancels a running check
+	scr.c.running = true
+	scr.c.check.busy = false // launch cancels a running check
 	r := engine.BackupRequest{Etcd: b.etcd}
-	return c.launch("planning the backup", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
-		p, err := c.deps.engine.PlanBackup(ctx, r)
+	return scr.c.launch("planning the backup", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
+		p, err := scr.c.deps.engine.PlanBackup(ctx, r)
 		if err == nil {
 			err = ctx.Err()
 		}
@@ -220,56 +226,56 @@ func (c *console) startBackup() tea.Cmd {
 	})
 }
 
-func (c *console) tookBackupEnd(err error) tea.Cmd {
-	b := &c.bak
-	c.running, c.confirmLeave = false, false
+func (scr *backupScreen) tookBackupEnd(err error) tea.Cmd {
+	b := scr
+	scr.c.running, scr.c.confirmLeave = false, false
 	b.running, b.ended, b.err = false, true, err
-	if c.leaving {
-		if !c.hasExit {
-			c.exit = engine.ExitCode(err)
+	if scr.c.leaving {
+		if !scr.c.hasExit {
+			scr.c.exit = engine.ExitCode(err)
 		}
 		return tea.Quit
 	}
 	b.sel = 0
 	// The home screen shows its age.
-	return tea.Batch(c.readBackups(), c.readHome())
+	return tea.Batch(scr.read(), scr.c.readHome())
 }
 
-// leaveBackup stops a running backup or verification, or goes back.
-func (c *console) leaveBackup() tea.Cmd {
-	b := &c.bak
+// leave stops a running backup or verification, or goes back.
+func (scr *backupScreen) leave() tea.Cmd {
+	b := scr
 	switch {
 	case b.running:
 		b.stopping = true
-		if c.cancel != nil {
-			c.cancel()
+		if scr.c.cancel != nil {
+			scr.c.cancel()
 		}
 		return nil
 	case b.verifying != "":
-		if c.cancel != nil {
-			c.cancel()
+		if scr.c.cancel != nil {
+			scr.c.cancel()
 		}
 		return nil
 	case b.open:
 		b.open = false
 		return nil
-	case b.from == screenCheck:
-		return c.openCheck()
+	case b.from == scr.c.check:
+		return scr.c.openCheck()
 	}
-	return c.goHome()
+	return scr.c.goHome()
 }
 
-// verifyBackup verifies the selected backup.
-func (c *console) verifyBackup() tea.Cmd {
-	e := c.chosenBackup()
+// verify verifies the selected backup.
+func (scr *backupScreen) verify() tea.Cmd {
+	e := scr.chosen()
 	if e == nil {
 		return nil
 	}
-	id, send := e.ID, c.deps.send
-	c.bak.verifying, c.bak.done, c.bak.total, c.bak.ended = id, 0, 0, false
+	id, send := e.ID, scr.c.deps.send
+	scr.verifying, scr.done, scr.total, scr.ended = id, 0, 0, false
 	var last time.Time
-	return c.launch("verifying a backup", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
-		err := c.deps.engine.VerifyBackup(ctx, "", id, func(done, total int64) {
+	return scr.c.launch("verifying a backup", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
+		err := scr.c.deps.engine.VerifyBackup(ctx, "", id, func(done, total int64) {
 			if now := time.Now(); now.Sub(last) >= spinGap {
 				last = now
 				send(verifyAdvanced{id, done, total})
@@ -279,69 +285,59 @@ func (c *console) verifyBackup() tea.Cmd {
 	})
 }
 
-func (c *console) nextEtcd() {
+func (scr *backupScreen) nextEtcd() {
 	all := []string{engine.EtcdAuto, engine.EtcdTake, engine.EtcdLeave}
-	c.bak.etcd = all[(slices.Index(all, c.bak.etcd)+1)%len(all)]
+	scr.etcd = all[(slices.Index(all, scr.etcd)+1)%len(all)]
 }
 
-func (c *console) chosenBackup() *engine.BackupEntry {
-	if c.bak.sel >= len(c.bak.entries) {
+func (scr *backupScreen) chosen() *engine.BackupEntry {
+	if scr.sel >= len(scr.Entries) {
 		return nil
 	}
-	return &c.bak.entries[c.bak.sel]
+	return &scr.Entries[scr.sel]
 }
 
-func (c *console) moveBackup(by int) {
-	if c.bak.open {
-		c.bak.at = max(0, min(c.bak.at+by, len(c.bak.local.Volumes)-1))
+func (scr *backupScreen) move(by int) {
+	if scr.open {
+		scr.at = max(0, min(scr.at+by, len(scr.Local.Volumes)-1))
 		return
 	}
-	c.bak.sel = max(0, min(c.bak.sel+by, len(c.bak.entries)-1))
+	scr.sel = max(0, min(scr.sel+by, len(scr.Entries)-1))
 }
 
-// newestComplete is the newest complete backup; nil if there is none.
-func (b *backupScreen) newestComplete() *engine.BackupEntry {
-	for i := range b.entries {
-		if b.entries[i].Whole {
-			return &b.entries[i]
-		}
+// view renders the screen in h lines.
+func (scr *backupScreen) view(w, h int) []string {
+	b := scr
+	if b.open && b.Local != nil {
+		return view.VolumesView(scr.c.page(), w, h, b.Local.Volumes, b.at)
 	}
-	return nil
-}
-
-// backupView renders the screen in h lines.
-func (c *console) backupView(w, h int) []string {
-	b := &c.bak
-	if b.open && b.local != nil {
-		return c.volumesView(w, h)
-	}
-	title := c.th.rule(w, "What a backup contains", "")
+	title := scr.c.th.Rule(w, "What a backup contains", "")
 	lines := []string{title}
-	for _, l := range wrap("Upgrades can delete custom resources, CRDs, and the disks of replaced nodes.", w-2) {
-		lines = append(lines, c.th.row(w).add(plain, " ").add(plain, l).String())
+	for _, l := range term.Wrap("Upgrades can delete custom resources, CRDs, and the disks of replaced nodes.", w-2) {
+		lines = append(lines, scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Plain, l).String())
 	}
-	kept := c.backupCoverageRows(w, h)
+	kept := view.BackupCoverageRows(scr.c.page(), w, h, &b.Backups, ": press b")
 	lines = append(lines, kept...)
 	var below []string
 	switch {
 	case b.running:
-		below = c.backupProgress(w)
+		below = view.BackupProgress(scr.c.page(), w, &b.t, b.began)
 	case b.verifying != "":
 		below = []string{
-			c.th.rule(w, "Verify", clean(b.verifying)),
-			c.th.row(w).add(plain, " ").add(accent, c.th.spin(c.frame)+" ").add(accent, c.th.meter(b.done, b.total, min(30, w/3))).
-				add(plain, " "+bytesOf(b.done)+" of "+bytesOf(b.total)).String(),
+			scr.c.th.Rule(w, "Verify", term.Clean(b.verifying)),
+			scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, scr.c.th.Spin(scr.c.frame)+" ").Add(term.Accent, scr.c.th.Meter(b.done, b.total, min(30, w/3))).
+				Add(term.Plain, " "+term.Bytes(b.done)+" of "+term.Bytes(b.total)).String(),
 		}
 	case b.ended:
-		below = c.backupOutcome(w)
+		below = scr.backupOutcome(w)
 	}
 	// In a small window the list of backups, which has the cursor, comes first.
-	if list := min(1+max(1, len(b.entries)), 5); !b.running && len(below) <= h/3 && len(lines)+list+len(below) > h {
+	if list := min(1+max(1, len(b.Entries)), 5); !b.running && len(below) <= h/3 && len(lines)+list+len(below) > h {
 		lines = append([]string{title}, kept...)
 		lines = lines[:min(len(lines), max(1, h-list-len(below)))]
 	}
 	room := h - len(lines) - len(below)
-	lines = append(lines, c.backupRows(w, room)...)
+	lines = append(lines, scr.backupRows(w, room)...)
 	for len(lines)+len(below) < h {
 		lines = append(lines, "")
 	}
@@ -351,320 +347,111 @@ func (c *console) backupView(w, h int) []string {
 	return append(lines, below...)
 }
 
-// backupCoverageRows show for each kind of data whether a backup contains it.
-func (c *console) backupCoverageRows(w, h int) []string {
-	b := &c.bak
-	last := b.newestComplete()
-	const what = 26
-	row := func(st style, sign, name string, state style, text, age string) string {
-		if w < 70 { // two lines instead of a cut one
-			r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").add(plain, name).right(faint, age)
-			return strings.Join(append([]string{r.String()}, c.th.below(w, 5, 2, state, text)...), "\n")
-		}
-		return c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").col(plain, name, what).add(state, text).right(faint, age).String()
-	}
-	var lines []string
-	switch {
-	case b.listErr != nil:
-		lines = append(lines, row(caution, c.th.warn, "definitions and objects", plain, "unknown: the backups cannot be listed", ""))
-	case !b.listed:
-		lines = append(lines, row(accent, c.th.spin(c.frame), "definitions and objects", faint, "listing backups", ""))
-	case last == nil:
-		none := "no complete backup yet"
-		if c.screen == screenBackup {
-			none += ": press b"
-		}
-		lines = append(lines, row(bad, c.th.fail, "definitions and objects", plain, none, "-"),
-			row(bad, c.th.fail, "etcd snapshot", plain, "none yet", "-"))
-	default:
-		old := c.now.Sub(last.Created) > 24*time.Hour
-		st, sign := good, c.th.ok
-		if old {
-			st, sign = caution, c.th.warn
-		}
-		lines = append(lines, row(st, sign, "definitions and objects", plain, amountOf(last.Objects, "object")+", "+bytesOf(last.Bytes), ago(last.Created, c.now)))
-		i := slices.IndexFunc(b.entries, func(e engine.BackupEntry) bool { return e.Whole && e.Etcd })
-		switch {
-		case i < 0:
-			lines = append(lines, row(bad, c.th.fail, "etcd snapshot", plain, "in no backup", "-"))
-		case i > 0 && b.entries[i].ID != last.ID:
-			lines = append(lines, row(caution, c.th.warn, "etcd snapshot", plain, "not in the last backup", ago(b.entries[i].Created, c.now)))
-		default:
-			lines = append(lines, row(st, sign, "etcd snapshot", plain, "in the last backup", ago(b.entries[i].Created, c.now)))
-		}
-	}
-	switch l := b.local; {
-	case l == nil && b.localErr != nil:
-		lines = append(lines, row(caution, c.th.warn, "volumes on nodes", plain, "unknown: "+clean(b.localErr.Error()), ""))
-	case l == nil:
-		lines = append(lines, row(accent, c.th.spin(c.frame), "volumes on nodes", faint, "querying the cluster", ""))
-	case len(l.Volumes) == 0:
-		lines = append(lines, row(good, c.th.ok, "volumes on nodes", plain, "none is bound to a claim", ""))
-	default:
-		nodes := map[string]bool{}
-		for _, v := range l.Volumes {
-			for _, n := range v.Nodes {
-				nodes[n] = true
-			}
-		}
-		text := fmt.Sprint(len(l.Volumes))
-		if len(nodes) > 0 {
-			text += " on " + count(len(nodes), "node")
-		}
-		lines = append(lines, row(caution, c.th.warn, "volumes on nodes", caution, text+": in no backup, lost with the node", ""))
-		most := 2
-		if h > 24 {
-			most = 8
-		}
-		shown := min(most, len(l.Volumes))
-		for i, v := range l.Volumes[:shown] {
-			r := c.th.row(w).pad(3).add(faint, c.th.branch+" ").add(plain, clean(volumeSummary(v)))
-			if i == shown-1 && shown < len(l.Volumes) {
-				r.right(faint, fmt.Sprintf("%d more: Enter", len(l.Volumes)-shown))
-			}
-			lines = append(lines, r.String())
-		}
-	}
-	if l := b.local; l != nil && l.EmptyDirs+l.HostPaths > 0 {
-		var parts []string
-		if l.EmptyDirs > 0 {
-			parts = append(parts, "emptyDir of "+count(l.EmptyDirs, "pod"))
-		}
-		if l.HostPaths > 0 {
-			parts = append(parts, fmt.Sprintf("hostPath of %d", l.HostPaths))
-		}
-		lines = append(lines, row(faint, c.th.dot, "scratch space of pods", faint, strings.Join(parts, ", ")+": in no backup", ""))
-	}
-	lines = append(lines, row(faint, c.th.dot, "master secret, kubeconfig", faint, "not included: keep a copy of this folder's files", ""))
-	return strings.Split(strings.Join(lines, "\n"), "\n")
-}
-
-// volumeSummary describe a volume: "db/pg-0  worker-0  statefulset/db/postgres".
-func volumeSummary(v engine.LocalVolume) string {
-	s := v.Namespace + "/" + v.Claim
-	if len(v.Nodes) > 0 {
-		s += "  " + someNames(v.Nodes, 2)
-	}
-	if len(v.Workloads) > 0 {
-		return s + "  " + someNames(v.Workloads, 2)
-	}
-	return s + "  (no pod uses it now)"
-}
-
-func amountOf(n int64, noun string) string {
-	s := thousands(n) + " " + noun
-	if n != 1 {
-		s += "s"
-	}
-	return s
-}
-
-// thousands writes 12345 as 12,345.
-func thousands(n int64) string {
-	s := fmt.Sprint(n)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
-}
-
 // backupRows lists the backups in at most h lines.
-func (c *console) backupRows(w, h int) []string {
-	b := &c.bak
+func (scr *backupScreen) backupRows(w, h int) []string {
+	b := scr
 	if h < 2 {
 		return nil
 	}
 	remark := map[string]string{
 		engine.EtcdAuto: "next backup: etcd if available", engine.EtcdTake: "next backup: etcd required", engine.EtcdLeave: "next backup: without etcd",
 	}[b.etcd]
-	lines := []string{c.th.rule(w, fmt.Sprintf("Backups %d", len(b.entries)), remark)}
+	lines := []string{scr.c.th.Rule(w, fmt.Sprintf("Backups %d", len(b.Entries)), remark)}
 	switch {
-	case b.listErr != nil:
-		x := explain(b.listErr, c.deps.commands)
-		lines = append(lines, c.th.row(w).add(plain, " ").add(bad, c.th.fail+" ").add(plain, x.what).String())
-		lines = append(lines, c.th.below(w, 3, 2, faint, x.why)...)
-		lines = append(lines, c.th.below(w, 3, 3, accent, x.remedy)...)
+	case b.ListErr != nil:
+		x := view.Explain(b.ListErr, scr.c.deps.commands)
+		lines = append(lines, scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Bad, scr.c.th.Fail+" ").Add(term.Plain, x.What).String())
+		lines = append(lines, scr.c.th.Below(w, 3, 2, term.Faint, x.Why)...)
+		lines = append(lines, scr.c.th.Below(w, 3, 3, term.Accent, x.Remedy)...)
 		return lines[:min(len(lines), h)]
-	case !b.listed:
+	case !b.Listed:
 		return lines
-	case len(b.entries) == 0:
-		return append(lines, c.th.row(w).add(faint, "   none yet: b creates one in "+engine.RunsDir).String())
+	case len(b.Entries) == 0:
+		return append(lines, scr.c.th.Row(w).Add(term.Faint, "   none yet: b creates one in "+engine.RunsDir).String())
 	}
-	from, to := window(len(b.entries), b.sel, h-1)
-	for i, e := range b.entries[from:to] {
-		sign, st, text := c.th.ok, good, ""
+	from, to := view.Window(len(b.Entries), b.sel, h-1)
+	for i, e := range b.Entries[from:to] {
+		sign, st, text := scr.c.th.OK, term.Good, ""
 		if !e.Whole {
-			sign, st, text = c.th.fail, bad, clean(e.Why)
+			sign, st, text = scr.c.th.Fail, term.Bad, term.Clean(e.Why)
 		}
 		switch err, ok := b.verified[e.ID]; {
 		case ok && err == nil:
 			text = "verified"
 		case ok:
-			sign, st, text = c.th.fail, bad, clean(err.Error())
+			sign, st, text = scr.c.th.Fail, term.Bad, term.Clean(err.Error())
 			if p := engine.BackupProblems(err); len(p) > 0 {
-				text = clean(p[0])
+				text = term.Clean(p[0])
 			}
 		}
-		name := plain
+		name := term.Plain
 		if from+i == b.sel {
-			name = strong
+			name = term.Strong
 		}
 		etcd := ""
 		if e.Etcd {
 			etcd = "etcd"
 		}
-		r := c.th.row(w).add(accent, c.marker(from+i == b.sel)).add(st, sign).add(plain, " ").col(name, clean(e.ID), 31)
-		r.num(faint, ago(e.Created, c.now), 8).num(plain, thousands(e.Objects), 10)
+		r := scr.c.th.Row(w).Add(term.Accent, view.Marker(scr.c.page(), from+i == b.sel)).Add(st, sign).Add(term.Plain, " ").Col(name, term.Clean(e.ID), 31)
+		r.Num(term.Faint, term.Ago(e.Created, scr.c.now), 8).Num(term.Plain, view.Thousands(e.Objects), 10)
 		if w >= 70 { // a cut number would be wrong
-			r.num(plain, bytesOf(e.Bytes), 9).pad(1).col(faint, etcd, 4)
+			r.Num(term.Plain, term.Bytes(e.Bytes), 9).Pad(1).Col(term.Faint, etcd, 4)
 		}
 		var below []string // the text, if it is too long for the row
-		if r.fits(text) {
-			r.add(faint, text)
+		if r.Fits(text) {
+			r.Add(term.Faint, text)
 		} else if from+i == b.sel {
-			below = c.th.below(w, 4, 2, faint, text)
+			below = scr.c.th.Below(w, 4, 2, term.Faint, text)
 		}
 		lines = append(append(lines, r.String()), below...)
 	}
 	return lines[:min(len(lines), h)]
 }
 
-// backupProgress renders the running backup: its steps and the progress of the current one.
-func (c *console) backupProgress(w int) []string {
-	b := &c.bak
-	lines := []string{c.th.rule(w, "Backup in progress", clock(c.now.Sub(b.began)))}
-	if len(b.t.steps) == 0 {
-		return append(lines, c.th.row(w).add(accent, " "+c.th.spin(c.frame)+" ").add(plain, "planning").String())
-	}
-	for i := range b.t.steps {
-		s := &b.t.steps[i]
-		sign, st := c.th.dot, faint
-		switch s.state {
-		case engine.StateRunning:
-			sign, st = c.th.spin(c.frame), accent
-		case engine.StateDone, engine.StateSkipped:
-			sign, st = c.th.ok, good
-		case engine.StateFailed:
-			sign, st = c.th.fail, bad
-		case engine.StateStopped:
-			sign, st = c.th.stopped, caution
-		}
-		r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").add(plain, s.title)
-		if s.took > 0 {
-			r.right(faint, short(s.took))
-		}
-		lines = append(lines, r.String())
-		if s.state == engine.StateRunning {
-			lines = append(lines, c.stepProgress(w, s)...)
-		}
-	}
-	return lines
-}
-
-// stepProgress renders types, objects, bytes, rate and remaining time of the current step.
-func (c *console) stepProgress(w int, s *step) []string {
-	b := &c.bak
-	n := b.t.counts
-	switch {
-	case s.id == engine.StepBackupResources && n["all_types"] > 0:
-		left := ""
-		if v, ok := n["seconds_left"]; ok {
-			left = ", " + short(time.Duration(v)*time.Second) + " left"
-		}
-		doing := ""
-		for _, p := range s.parts {
-			doing = p.name
-		}
-		return []string{
-			c.th.row(w).pad(3).add(accent, c.th.meter(n["types"], n["all_types"], min(24, w/4))).add(plain, fmt.Sprintf(" %d of %d types  ", n["types"], n["all_types"])).add(faint, doing).String(),
-			c.th.row(w).pad(3).add(plain, amountOf(n["objects"], "object")+", "+bytesOf(n["bytes"])).add(faint, ", "+bytesOf(n["bytes_per_second"])+"/s"+left).String(),
-		}
-	case s.total > 0:
-		return []string{c.th.row(w).pad(3).add(accent, c.th.meter(s.progress, s.total, min(24, w/4))).add(plain, " "+bytesOf(s.progress)+" of "+bytesOf(s.total)).String()}
-	case s.progress > 0:
-		text := bytesOf(s.progress)
-		if d := c.now.Sub(s.began); d >= time.Second {
-			text += ", " + bytesOf(int64(float64(s.progress)/d.Seconds())) + "/s"
-		}
-		return []string{c.th.row(w).pad(3).add(plain, text).String()}
-	}
-	return nil
-}
-
 // backupOutcome renders the result of the last backup.
-func (c *console) backupOutcome(w int) []string {
-	b := &c.bak
+func (scr *backupScreen) backupOutcome(w int) []string {
+	b := scr
 	if b.err == nil {
-		lines := []string{c.th.rule(w, "Done", clock(b.t.last.Sub(b.t.started)))}
+		lines := []string{scr.c.th.Rule(w, "Done", term.Clock(b.t.Last.Sub(b.t.Started)))}
 		text := "the backup is complete"
-		if b.t.result != nil && b.t.result.text != "" {
-			text = b.t.result.text
+		if b.t.Result != nil && b.t.Result.Text != "" {
+			text = b.t.Result.Text
 		}
-		lines = append(lines, c.th.row(w).add(plain, " ").add(good, c.th.ok+" ").add(plain, text).String())
-		for i := range b.t.log.len() {
-			if l := b.t.log.at(i); l.level == "warn" || l.level == "error" {
-				lines = append(lines, c.th.below(w, 3, 2, caution, l.text)...)
+		lines = append(lines, scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Good, scr.c.th.OK+" ").Add(term.Plain, text).String())
+		for i := range b.t.Log.Len() {
+			if l := b.t.Log.At(i); l.Level == "warn" || l.Level == "error" {
+				lines = append(lines, scr.c.th.Below(w, 3, 2, term.Caution, l.Text)...)
 			}
 		}
 		return lines
 	}
 	if engine.ExitCode(b.err) == engine.ExitStopped {
-		return []string{c.th.rule(w, "Stopped", ""), c.th.row(w).add(plain, " ").add(caution, c.th.stopped+" ").add(plain, "the backup was stopped; its files were deleted").String()}
+		return []string{scr.c.th.Rule(w, "Stopped", ""), scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Caution, scr.c.th.Stopped+" ").Add(term.Plain, "the backup was stopped; its files were deleted").String()}
 	}
-	return c.problemWithin(w, 3, "`"+c.command()+"` shows them", b.err)
+	return view.ProblemWithin(scr.c.page(), w, 3, "`"+scr.command()+"` shows them", b.err)
 }
 
-// volumesView lists the volumes that are in no backup.
-func (c *console) volumesView(w, h int) []string {
-	all := c.bak.local.Volumes
-	lines := []string{
-		c.th.rule(w, fmt.Sprintf("Volumes on nodes %d", len(all)), "in no backup, lost when the node is replaced"),
-		c.th.row(w).pad(1).col(faint, "claim", 28).col(faint, "node", 18).col(faint, "size", 9).add(faint, "used by").String(),
-	}
-	from := min(c.bak.at, max(0, len(all)-(h-3)))
-	for _, v := range all[from:min(len(all), from+max(1, h-3))] {
-		size, nodes, users := "-", "-", "no pod now"
-		if v.Bytes > 0 {
-			size = bytesOf(v.Bytes)
-		}
-		if len(v.Nodes) > 0 {
-			nodes = someNames(v.Nodes, 1)
-		}
-		if len(v.Workloads) > 0 {
-			users = someNames(v.Workloads, 2)
-		}
-		lines = append(lines, c.th.row(w).pad(1).col(plain, clean(v.Namespace+"/"+v.Claim), 28).col(plain, clean(nodes), 18).col(faint, size, 9).add(plain, clean(users)).String())
-	}
-	if rest := len(all) - (len(lines) - 2); rest > 0 {
-		lines = append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("%s %d more: ↑↓ moves", c.th.ellipsis, rest)).String())
-	}
-	return lines
-}
-
-// backupMode is the right end of the first line.
-func (c *console) backupMode() string { return "backup  " + c.now.UTC().Format("15:04:05 UTC") }
-
-// backupWhy is the line above the keys.
-func (c *console) backupWhy() []string {
-	b := &c.bak
+// why is the line above the keys.
+func (scr *backupScreen) why() []string {
+	b := scr
 	text := ""
 	switch {
-	case b.stopping && b.running, c.leaving:
+	case b.stopping && b.running, scr.c.leaving:
 		text = "Stopping; the partial backup is deleted."
-	case b.running && b.t.why.text != "":
-		text = "Why waiting (" + short(c.now.Sub(b.t.why.since)) + "): " + b.t.why.text
+	case b.running && b.t.Why.Text != "":
+		text = "Why waiting (" + term.Duration(scr.c.now.Sub(b.t.Why.Since)) + "): " + b.t.Why.Text
 	}
 	if text == "" {
 		return nil
 	}
-	return c.th.below(c.w, 1, 2, strong, text)
+	return scr.c.th.Below(scr.c.w, 1, 2, term.Strong, text)
 }
 
-// backupCommand is the command line that creates the same backup as the key b.
-func (c *console) backupCommand() string {
+// command is the command line that creates the same backup as the key b.
+func (scr *backupScreen) command() string {
 	verb := "backup create"
-	if c.bak.etcd != engine.EtcdAuto {
-		verb += " --etcd=" + c.bak.etcd
+	if scr.etcd != engine.EtcdAuto {
+		verb += " --etcd=" + scr.etcd
 	}
-	return c.deps.commands.command(verb)
+	return scr.c.deps.commands.Command(verb)
 }

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // checkStale is the age from which a check is shown as STALE. It is longer than that of a
@@ -28,6 +31,8 @@ const (
 // checkScreen is the check for upgrades: its result, and the state of the screen. Its text
 // comes unfiltered from outside; rendering cleans it.
 type checkScreen struct {
+	defaults
+	c      *console
 	result *engine.Check // the newest result; nil if there is none yet
 	// complete is set if known is the result of a complete check, preflight included.
 	complete bool
@@ -36,7 +41,7 @@ type checkScreen struct {
 	// busy is set while a check runs; live is its progress.
 	busy     bool
 	began    time.Time
-	progress runningCheck
+	progress view.RunningCheck
 	// backgroundStarted is set once the home screen has started its background check of versions.
 	backgroundStarted bool
 
@@ -51,53 +56,39 @@ type checkScreen struct {
 	writing      bool
 }
 
-// runningCheck is the progress of a check.
-type runningCheck struct {
-	total, done int
-	running     []string // IDs in the order of their start
-	progress    map[string]string
-	found       []engine.Finding
+func (scr *checkScreen) title() string   { return "upgrade check" }
+func (scr *checkScreen) command() string { return scr.c.deps.commands.Command("upgrade check") }
+func (scr *checkScreen) takesText() bool { return scr.typing }
+
+func (scr *checkScreen) promptKeys() []binding {
+	if scr.confirmWrite {
+		return scr.confirmWriteKeys()
+	}
+	return nil
 }
 
-func (l *runningCheck) apply(ev engine.Event) {
-	i := slices.Index(l.running, ev.Object)
-	switch {
-	case ev.Kind == engine.KindProgress && i >= 0:
-		if l.progress == nil {
-			l.progress = map[string]string{}
-		}
-		l.progress[ev.Object] = amount(ev.Current, ev.Total)
-	case ev.Kind != engine.KindCheck:
-	case ev.State == engine.StateRunning:
-		l.total++
-		l.running = append(l.running, ev.Object)
-	default:
-		if i >= 0 {
-			l.running = slices.Delete(l.running, i, i+1)
-			l.done++
-		}
-		var f engine.Finding
-		if json.Unmarshal(ev.Data, &f) == nil && f.Severity != "" {
-			l.found = append(l.found, f)
-		}
+func (scr *checkScreen) take(msg tea.Msg) (tea.Cmd, bool) {
+	switch msg := msg.(type) {
+	case checkEnded:
+		return scr.tookCheck(msg), true
+	case backgroundEnded:
+		scr.tookBackground(msg)
+		return nil, true
+	case configWritten:
+		scr.tookWritten(msg)
+		return nil, true
 	}
+	return nil, false
 }
 
-// summary is the progress as text: "31 of 44 checked; drain-rehearsal 42 of 300".
-func (l *runningCheck) summary() string {
-	s := fmt.Sprintf("%d of %d checked", l.done, l.total)
-	var names []string
-	for _, id := range l.running {
-		name := clean(id)
-		if p := l.progress[id]; p != "" {
-			name += " " + p
-		}
-		names = append(names, name)
+// safety is the scripted command with its exit code.
+func (scr *checkScreen) safety() string {
+	s := "scripted  " + scr.command()
+	if !scr.complete || scr.busy {
+		return s
 	}
-	if len(names) > 0 {
-		s += "; " + someNames(names, 3)
-	}
-	return s
+	exit := fmt.Sprintf("   exit %d", scr.result.Exit)
+	return term.Cut(s+" --exit-code", scr.c.w-1-term.Width(exit), scr.c.th.Ellipsis) + exit
 }
 
 // Messages of checks.
@@ -116,71 +107,75 @@ type (
 	}
 )
 
-var checkKeys = []binding{
-	on("enter", "Enter", "open the finding, or the rule that blocks", "view", act((*console).openSelected)).footed("open").unless(func(c *console) string {
-		if c.chk.pane == checkChanges && !c.chk.open || len(c.checkItems()) == 0 {
-			return "there is nothing to open here"
-		}
-		return ""
-	}),
-	on("a", "a", "upgrade: plan the next hop and confirm it", "do", (*console).startUpgrade).footed("apply").unless(func(c *console) string {
-		switch {
-		case c.chk.busy:
-			return "a check is running"
-		case c.chk.writing:
-			return "the configuration is being written"
-		case c.chk.result == nil:
-			return "there is no result yet; r checks"
-		case len(c.chk.result.Path) == 0:
-			return "there is no next hop"
-		}
-		return ""
-	}),
-	on("W", "W", "write the next hop into the configuration (asks)", "do", act(func(c *console) { c.chk.confirmWrite = true })).footed("write").unless(nothingToWrite),
-	on("r", "r", "check again", "do", (*console).startCheck).unless(func(c *console) string {
-		switch {
-		case c.chk.busy:
-			return "a check is running"
-		case c.chk.writing:
-			return "the configuration is being written"
-		}
-		return ""
-	}),
-	on("esc", "Esc", "back", "back", (*console).leaveCheck).footed("back"),
-	on("Y", "Y", "copy the finding's command, or that of the check", "copy", act((*console).copyCheckCommand)).footed("copy"),
-	on("y", "y", "copy the line", "copy", act((*console).copyCheckLine)),
-	on("tab", "Tab", "next pane", "panes", act((*console).nextCheckPane)).footed("pane"),
-	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveCheck(-1) })),
-	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveCheck(1) })),
-	on("pgup", "PgUp", "a page up", "move", act(func(c *console) { c.moveCheck(-8) })),
-	on("pgdown", "PgDn", "a page down", "move", act(func(c *console) { c.moveCheck(8) })),
-	on("home g", "g", "to the first", "move", act(func(c *console) { c.moveCheck(-1 << 20) })),
-	on("end G", "G", "to the last", "move", act(func(c *console) { c.moveCheck(1 << 20) })),
-	on("/", "/", "filter findings", "view", act(func(c *console) { c.chk.typing, c.chk.open, c.chk.pane = true, false, checkFindings })).footed("filter"),
-	on("b", "b", "list backups or create one", "do", (*console).openBackup).unless(func(c *console) string {
-		if c.chk.writing {
-			return "the configuration is being written"
-		}
-		return ""
-	}),
+func (scr *checkScreen) keys() []binding {
+	return []binding{
+		on("enter", "Enter", "open the finding, or the rule that blocks", "view", act(scr.openSelected)).footed("open").unless(func() string {
+			if scr.pane == checkChanges && !scr.open || len(scr.items()) == 0 {
+				return "there is nothing to open here"
+			}
+			return ""
+		}),
+		on("a", "a", "upgrade: plan the next hop and confirm it", "do", scr.c.startUpgrade).footed("apply").unless(func() string {
+			switch {
+			case scr.busy:
+				return "a check is running"
+			case scr.writing:
+				return "the configuration is being written"
+			case scr.result == nil:
+				return "there is no result yet; r checks"
+			case len(scr.result.Path) == 0:
+				return "there is no next hop"
+			}
+			return ""
+		}),
+		on("W", "W", "write the next hop into the configuration (asks)", "do", act(func() { scr.confirmWrite = true })).footed("write").unless(scr.nothingToWrite),
+		on("r", "r", "check again", "do", scr.start).unless(func() string {
+			switch {
+			case scr.busy:
+				return "a check is running"
+			case scr.writing:
+				return "the configuration is being written"
+			}
+			return ""
+		}),
+		on("esc", "Esc", "back", "back", scr.leave).footed("back"),
+		on("Y", "Y", "copy the finding's command, or that of the check", "copy", act(scr.copyCheckCommand)).footed("copy"),
+		on("y", "y", "copy the line", "copy", act(scr.copyCheckLine)),
+		on("tab", "Tab", "next pane", "panes", act(scr.nextPane)).footed("pane"),
+		on("up k", "↑ k", "up", "move", act(func() { scr.move(-1) })),
+		on("down j", "↓ j", "down", "move", act(func() { scr.move(1) })),
+		on("pgup", "PgUp", "a page up", "move", act(func() { scr.move(-8) })),
+		on("pgdown", "PgDn", "a page down", "move", act(func() { scr.move(8) })),
+		on("home g", "g", "to the first", "move", act(func() { scr.move(-1 << 20) })),
+		on("end G", "G", "to the last", "move", act(func() { scr.move(1 << 20) })),
+		on("/", "/", "filter findings", "view", act(func() { scr.typing, scr.open, scr.pane = true, false, checkFindings })).footed("filter"),
+		on("b", "b", "list backups or create one", "do", scr.c.openBackup).unless(func() string {
+			if scr.writing {
+				return "the configuration is being written"
+			}
+			return ""
+		}),
+	}
 }
 
-var confirmWriteKeys = []binding{
-	on("enter", "Enter", "write the configuration", "do", (*console).writeConfig).footed("write").unless(func(c *console) string {
-		if c.chk.writing {
-			return "it is being written"
-		}
-		return ""
-	}),
-	on("esc n q", "Esc", "keep the file as it is", "back", act(func(c *console) { c.chk.confirmWrite = false })).footed("keep the file"),
-	on("ctrl+c", "Ctrl-C", "leave", "leave", (*console).leave),
+func (scr *checkScreen) confirmWriteKeys() []binding {
+	return []binding{
+		on("enter", "Enter", "write the configuration", "do", scr.writeConfig).footed("write").unless(func() string {
+			if scr.writing {
+				return "it is being written"
+			}
+			return ""
+		}),
+		on("esc n q", "Esc", "keep the file as it is", "back", act(func() { scr.confirmWrite = false })).footed("keep the file"),
+		on("ctrl+c", "Ctrl-C", "leave", "leave", scr.c.leave),
+	}
 }
 
 // nothingToWrite returns why W is off.
-func nothingToWrite(c *console) string {
-	k := c.chk.result
+func (scr *checkScreen) nothingToWrite() string {
+	k := scr.result
 	switch {
-	case c.chk.busy || k == nil:
+	case scr.busy || k == nil:
 		return "a check is running"
 	case len(k.Path) == 0:
 		return "there is no next hop"
@@ -196,132 +191,132 @@ func nothingToWrite(c *console) string {
 
 // openCheck shows the check. It starts a new one unless the last complete one is recent.
 func (c *console) openCheck() tea.Cmd {
-	c.screen = screenCheck
-	c.chk.open, c.chk.confirmWrite, c.chk.typing = false, false, false
-	if c.chk.complete && c.chk.err == nil && c.now.Sub(c.chk.at) <= staleAfter {
+	c.screen = c.check
+	c.check.open, c.check.confirmWrite, c.check.typing = false, false, false
+	if c.check.complete && c.check.err == nil && c.now.Sub(c.check.at) <= staleAfter {
 		return nil
 	}
-	return c.startCheck()
+	return c.check.start()
 }
 
-// startCheck checks for upgrades. The last result stays on the screen meanwhile.
-func (c *console) startCheck() tea.Cmd {
-	c.chk.busy, c.chk.began, c.chk.progress, c.chk.err = true, c.now, runningCheck{}, nil
-	return c.launch("checking for upgrades", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
-		k, err := c.deps.engine.Check(ctx, engine.CheckRequest{}, emit)
+// start checks for upgrades. The last result stays on the screen meanwhile.
+func (scr *checkScreen) start() tea.Cmd {
+	scr.busy, scr.began, scr.progress, scr.err = true, scr.c.now, view.RunningCheck{}, nil
+	return scr.c.launch("checking for upgrades", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
+		k, err := scr.c.deps.engine.Check(ctx, engine.CheckRequest{}, emit)
 		return checkEnded{k, err}
 	})
 }
 
 // backgroundCheck checks versions in the background, once; nil if there is nothing to do. Its
 // error is dropped: the check screen runs its own check and shows the error.
-func (c *console) backgroundCheck() tea.Cmd {
-	if c.chk.backgroundStarted || c.chk.result != nil || c.chk.busy {
+func (scr *checkScreen) backgroundCheck() tea.Cmd {
+	if scr.backgroundStarted || scr.result != nil || scr.busy {
 		return nil
 	}
-	c.chk.backgroundStarted = true
+	scr.backgroundStarted = true
 	return func() tea.Msg {
-		ctx, cancel := context.WithTimeout(c.ctx, staleAfter)
+		ctx, cancel := context.WithTimeout(scr.c.ctx, staleAfter)
 		defer cancel()
-		k, err := c.deps.engine.Check(ctx, engine.CheckRequest{NoPreflight: true}, func(engine.Event) {})
+		k, err := scr.c.deps.engine.Check(ctx, engine.CheckRequest{NoPreflight: true}, func(engine.Event) {})
 		return backgroundEnded{k, err}
 	}
 }
 
-// takeCheckEvents applies the events of the running check.
-func (c *console) takeCheckEvents(events []engine.Event) {
+// takeEvents applies the events of the running check.
+func (scr *checkScreen) takeEvents(events []engine.Event) {
 	for _, ev := range events {
 		if ev.Kind != engine.KindCheck || ev.Object != engine.CheckVersions {
-			c.chk.progress.apply(ev)
+			scr.progress.Apply(ev)
 			continue
 		}
 		var k engine.Check
-		if json.Unmarshal(ev.Data, &k) != nil || k.Current == (engine.Target{}) && c.chk.result != nil {
+		if json.Unmarshal(ev.Data, &k) != nil || k.Current == (engine.Target{}) && scr.result != nil {
 			continue // keep the last result: this one has no cluster data
 		}
-		c.chk.result, c.chk.at, c.chk.complete = &k, c.now, false
+		scr.result, scr.at, scr.complete = &k, scr.c.now, false
 	}
 }
 
 // tookCheck takes the end of a check.
-func (c *console) tookCheck(msg checkEnded) tea.Cmd {
-	c.chk.busy, c.chk.err = false, msg.err
-	if msg.check.Schema != "" && (msg.err == nil || c.chk.result == nil || c.chk.result.Current == (engine.Target{})) {
-		c.chk.result, c.chk.at, c.chk.complete = &msg.check, c.now, msg.err == nil
+func (scr *checkScreen) tookCheck(msg checkEnded) tea.Cmd {
+	scr.busy, scr.err = false, msg.err
+	if msg.check.Schema != "" && (msg.err == nil || scr.result == nil || scr.result.Current == (engine.Target{})) {
+		scr.result, scr.at, scr.complete = &msg.check, scr.c.now, msg.err == nil
 	}
-	c.chk.progress = runningCheck{}
-	c.moveCheck(0)
-	if k := c.chk.result; k != nil && len(k.Findings) == 0 && len(k.Blocked) > 0 && c.chk.pane == checkFindings {
-		c.chk.pane = checkPath // the only pane with content
+	scr.progress = view.RunningCheck{}
+	scr.move(0)
+	if k := scr.result; k != nil && len(k.Findings) == 0 && len(k.Blocked) > 0 && scr.pane == checkFindings {
+		scr.pane = checkPath // the only pane with content
 	}
 	return tea.Tick(checkStale, func(time.Time) tea.Msg { return refresh{-1} }) // draws again
 }
 
-func (c *console) tookBackground(msg backgroundEnded) {
-	if msg.err == nil && msg.check.Schema != "" && c.chk.result == nil {
-		c.chk.result, c.chk.at = &msg.check, c.now
+func (scr *checkScreen) tookBackground(msg backgroundEnded) {
+	if msg.err == nil && msg.check.Schema != "" && scr.result == nil {
+		scr.result, scr.at = &msg.check, scr.c.now
 	}
 }
 
-// leaveCheck closes the open row or clears the filter; else it cancels the check and goes home.
-func (c *console) leaveCheck() tea.Cmd {
+// leave closes the open row or clears the filter; else it cancels the check and goes home.
+func (scr *checkScreen) leave() tea.Cmd {
 	switch {
-	case c.chk.open:
-		c.chk.open = false
+	case scr.open:
+		scr.open = false
 		return nil
-	case c.chk.filter != "":
-		c.chk.filter = ""
+	case scr.filter != "":
+		scr.filter = ""
 		return nil
 	}
-	if c.chk.busy && c.cancel != nil {
-		c.cancel()
-		c.cancel = nil
-		c.task++ // drops its late messages
-		c.chk.busy, c.chk.progress = false, runningCheck{}
+	if scr.busy && scr.c.cancel != nil {
+		scr.c.cancel()
+		scr.c.cancel = nil
+		scr.c.task++ // drops its late messages
+		scr.busy, scr.progress = false, view.RunningCheck{}
 	}
-	return c.goHome()
+	return scr.c.goHome()
 }
 
-func (c *console) writeConfig() tea.Cmd {
-	c.chk.writing = true
-	return c.launch("writing the configuration", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
-		k, err := c.deps.engine.Check(ctx, engine.CheckRequest{WriteConfig: true, NoPreflight: true}, func(engine.Event) {})
+func (scr *checkScreen) writeConfig() tea.Cmd {
+	scr.writing = true
+	return scr.c.launch("writing the configuration", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
+		k, err := scr.c.deps.engine.Check(ctx, engine.CheckRequest{WriteConfig: true, NoPreflight: true}, func(engine.Event) {})
 		return configWritten{k, err}
 	})
 }
 
-func (c *console) tookWritten(msg configWritten) {
-	c.chk.writing, c.chk.confirmWrite = false, false
+func (scr *checkScreen) tookWritten(msg configWritten) {
+	scr.writing, scr.confirmWrite = false, false
 	switch x := msg.check.Config; {
 	case msg.err != nil:
-		e := explain(msg.err, c.deps.commands)
-		c.note = "not written: " + e.what
-		if e.why != "" {
-			c.note += ": " + e.why
+		e := view.Explain(msg.err, scr.c.deps.commands)
+		scr.c.note = "not written: " + e.What
+		if e.Why != "" {
+			scr.c.note += ": " + e.Why
 		}
 	case x == nil || !x.Written:
-		c.note = "nothing was written: the configuration is already up to date; r checks again"
+		scr.c.note = "nothing was written: the configuration is already up to date; r checks again"
 	default:
-		k := *c.chk.result
-		c.note = fmt.Sprintf("wrote %s into %s", count(len(x.Fields), "value"), clean(x.Path))
+		k := *scr.result
+		scr.c.note = fmt.Sprintf("wrote %s into %s", term.Count(len(x.Fields), "value"), term.Clean(x.Path))
 		if !slices.Equal(k.Config.Fields, x.Fields) {
-			c.note += "; they differ from those shown, r checks again"
+			scr.c.note += "; they differ from those shown, r checks again"
 		}
 		k.Config = x
 		k.Findings = slices.DeleteFunc(slices.Clone(k.Findings), func(f engine.Finding) bool { return f.ID == engine.CheckConfigTarget })
-		c.chk.result = &k
+		scr.result = &k
 	}
 }
 
 // findingsNow are the findings so far, the most severe first.
-func (c *console) findingsNow() []engine.Finding {
-	if c.chk.result == nil {
+func (scr *checkScreen) findingsNow() []engine.Finding {
+	if scr.result == nil {
 		return nil
 	}
-	if len(c.chk.progress.found) == 0 {
-		return c.chk.result.Findings
+	if len(scr.progress.Found) == 0 {
+		return scr.result.Findings
 	}
-	out := slices.Concat(c.chk.result.Findings, c.chk.progress.found)
+	out := slices.Concat(scr.result.Findings, scr.progress.Found)
 	order := []engine.Severity{engine.Block, engine.Warn, engine.NotChecked, engine.Info}
 	slices.SortStableFunc(out, func(a, b engine.Finding) int {
 		return slices.Index(order, a.Severity) - slices.Index(order, b.Severity)
@@ -331,13 +326,13 @@ func (c *console) findingsNow() []engine.Finding {
 
 // shown are the findings that match the filter. folded is the number of passed checks that
 // are folded into one line.
-func (c *console) shown() (list []engine.Finding, folded int) {
-	words := strings.Fields(strings.ToLower(c.chk.filter))
-	for _, f := range c.findingsNow() {
+func (scr *checkScreen) shown() (list []engine.Finding, folded int) {
+	words := strings.Fields(strings.ToLower(scr.filter))
+	for _, f := range scr.findingsNow() {
 		text := strings.ToLower(strings.Join([]string{f.ID, string(f.Severity), f.Source, f.Title, f.Detail, f.Owner, strings.Join(f.Objects, " ")}, " "))
 		switch {
 		case slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }):
-		case f.Severity == engine.Info && !c.chk.showPassed && len(words) == 0:
+		case f.Severity == engine.Info && !scr.showPassed && len(words) == 0:
 			folded++
 		default:
 			list = append(list, f)
@@ -346,105 +341,98 @@ func (c *console) shown() (list []engine.Finding, folded int) {
 	return list, folded
 }
 
-// checkItem is a selectable row: a finding, a reason, or the line for the passed checks.
-type checkItem struct {
-	finding *engine.Finding
-	reason  *reason
-	folded  int
-}
-
-// checkItems are the rows of the pane that has the focus.
-func (c *console) checkItems() (items []checkItem) {
-	if c.chk.result == nil {
+// items are the rows of the pane that has the focus.
+func (scr *checkScreen) items() (items []view.CheckItem) {
+	if scr.result == nil {
 		return nil
 	}
-	switch c.chk.pane {
+	switch scr.pane {
 	case checkPath:
-		for _, r := range reasonsOf(c.chk.result) {
-			items = append(items, checkItem{reason: &r})
+		for _, r := range view.ReasonsOf(scr.result) {
+			items = append(items, view.CheckItem{Reason: &r})
 		}
 	case checkFindings:
-		list, folded := c.shown()
+		list, folded := scr.shown()
 		for i := range list {
-			items = append(items, checkItem{finding: &list[i]})
+			items = append(items, view.CheckItem{Finding: &list[i]})
 		}
-		if folded > 0 || c.chk.showPassed && c.chk.filter == "" && len(list) > 0 {
-			items = append(items, checkItem{folded: folded})
+		if folded > 0 || scr.showPassed && scr.filter == "" && len(list) > 0 {
+			items = append(items, view.CheckItem{Folded: folded})
 		}
 	}
 	return items
 }
 
 // selected is the selected row; the zero value if there is none.
-func (c *console) selected() checkItem {
-	items := c.checkItems()
+func (scr *checkScreen) selected() view.CheckItem {
+	items := scr.items()
 	if len(items) == 0 {
-		return checkItem{}
+		return view.CheckItem{}
 	}
-	return items[max(0, min(c.chk.sel[c.chk.pane], len(items)-1))]
+	return items[max(0, min(scr.sel[scr.pane], len(items)-1))]
 }
 
-func (c *console) openSelected() {
-	switch x := c.selected(); {
-	case c.chk.open:
-		c.chk.open = false
-	case x.finding != nil || x.reason != nil:
-		c.chk.open, c.chk.scroll = true, 0
+func (scr *checkScreen) openSelected() {
+	switch x := scr.selected(); {
+	case scr.open:
+		scr.open = false
+	case x.Finding != nil || x.Reason != nil:
+		scr.open, scr.scroll = true, 0
 	default:
-		c.chk.showPassed = !c.chk.showPassed
-		c.moveCheck(0)
+		scr.showPassed = !scr.showPassed
+		scr.move(0)
 	}
 }
 
-func (c *console) nextCheckPane() {
-	c.chk.open = false
-	c.chk.pane = (c.chk.pane + 1) % checkPanes
+func (scr *checkScreen) nextPane() {
+	scr.open = false
+	scr.pane = (scr.pane + 1) % checkPanes
 }
 
-func (c *console) moveCheck(by int) {
-	k := &c.chk
+func (scr *checkScreen) move(by int) {
+	k := scr
 	switch {
 	case k.open:
 		k.scroll = max(0, k.scroll+by)
 	case k.pane == checkChanges:
 		k.sel[k.pane] = max(0, min(k.sel[k.pane]+by, 200))
 	default:
-		k.sel[k.pane] = max(0, min(k.sel[k.pane]+by, len(c.checkItems())-1))
+		k.sel[k.pane] = max(0, min(k.sel[k.pane]+by, len(scr.items())-1))
 	}
 }
 
-func (c *console) copyCheckCommand() {
-	if f := c.selected().finding; f != nil && f.Command != "" {
-		if clean(f.Command) != f.Command {
-			c.note = "the command contains control characters: it is not copied"
+func (scr *checkScreen) copyCheckCommand() {
+	if f := scr.selected().Finding; f != nil && f.Command != "" {
+		if term.Clean(f.Command) != f.Command {
+			scr.c.note = "the command contains control characters: it is not copied"
 			return
 		}
-		c.copyText(c.deps.commands.alone(f.Command), "the command")
+		scr.c.copyText(scr.c.deps.commands.Alone(f.Command), "the command")
 		return
 	}
-	c.copyText(c.deps.commands.command("upgrade check"), "the command of the check")
+	scr.c.copyText(scr.c.deps.commands.Command("upgrade check"), "the command of the check")
 }
 
-func (c *console) copyCheckLine() {
-	switch x := c.selected(); {
-	case x.finding != nil:
-		s := clean(x.finding.Title)
-		if d := clean(oneLine(x.finding.Detail)); d != "" {
+func (scr *checkScreen) copyCheckLine() {
+	switch x := scr.selected(); {
+	case x.Finding != nil:
+		s := term.Clean(x.Finding.Title)
+		if d := term.Clean(term.OneLine(x.Finding.Detail)); d != "" {
 			s += ": " + d
 		}
-		c.copyText(s, "the line")
-	case x.reason != nil:
-		c.copyText(clean(x.reason.what)+": "+clean(x.reason.text), "the line")
-	case c.chk.result != nil:
-		_, s := verdict(c.chk.result)
-		c.copyText(clean(s), "the line")
+		scr.c.copyText(s, "the line")
+	case x.Reason != nil:
+		scr.c.copyText(term.Clean(x.Reason.What)+": "+term.Clean(x.Reason.Text), "the line")
+	case scr.result != nil:
+		_, s := view.Verdict(scr.result)
+		scr.c.copyText(term.Clean(s), "the line")
 	default:
-		c.copyText("", "")
+		scr.c.copyText("", "")
 	}
 }
 
-// typeFilter handles a key of the filter.
-func (v *checkScreen) typeFilter(k tea.KeyMsg) {
+// typed handles a key of the filter.
+func (v *checkScreen) typed(k tea.KeyMsg) {
 	switch k.Type {
 	case tea.KeyEnter:
 		v.typing = false
@@ -457,186 +445,172 @@ func (v *checkScreen) typeFilter(k tea.KeyMsg) {
 	case tea.KeyCtrlU:
 		v.filter = ""
 	case tea.KeyRunes, tea.KeySpace:
-		v.filter += clean(string(k.Runes))
+		v.filter += term.Clean(string(k.Runes))
 	}
 	v.sel[checkFindings] = 0
 }
 
-// staleCheck reports whether the check on the screen may be out of date.
-func (c *console) staleCheck() bool {
-	k := &c.chk
+// stale reports whether the check on the screen may be out of date.
+func (scr *checkScreen) stale() bool {
+	k := scr
 	if k.busy { // the last result is shown meanwhile
 		return k.result != nil && k.began.Sub(k.at) > staleAfter
 	}
-	return k.result != nil && (k.err != nil && k.result.Current != (engine.Target{}) || c.now.Sub(k.at) > checkStale)
+	return k.result != nil && (k.err != nil && k.result.Current != (engine.Target{}) || scr.c.now.Sub(k.at) > checkStale)
 }
 
-// checkMode is the right end of the first line.
-func (c *console) checkMode() string {
-	k := &c.chk
+// mode is the right end of the first line.
+func (scr *checkScreen) mode() string {
+	k := scr
 	switch {
-	case k.busy && k.progress.total > 0:
-		return fmt.Sprintf("upgrade check  %d of %d", k.progress.done, k.progress.total)
+	case k.busy && k.progress.Total > 0:
+		return fmt.Sprintf("upgrade check  %d of %d", k.progress.Done, k.progress.Total)
 	case k.busy:
 		return "upgrade check"
 	case k.result == nil:
-		return "upgrade check  " + c.now.UTC().Format("15:04:05 UTC")
-	case c.staleCheck():
-		return "upgrade check  STALE " + short(c.now.Sub(k.at)) + "  r refresh"
+		return "upgrade check  " + scr.c.now.UTC().Format("15:04:05 UTC")
+	case scr.stale():
+		return "upgrade check  STALE " + term.Duration(scr.c.now.Sub(k.at)) + "  r refresh"
 	}
 	return "upgrade check  as of " + k.at.UTC().Format("15:04:05 UTC")
 }
 
-// checkWhy is the line below the body: the progress, the error or the verdict.
-func (c *console) checkWhy(w int) []string {
-	k := &c.chk
-	r := c.th.row(w).add(plain, " ")
+// why is the line below the body: the progress, the error or the verdict.
+func (scr *checkScreen) why() []string {
+	w := scr.c.w
+	k := scr
+	r := scr.c.th.Row(w).Add(term.Plain, " ")
 	switch {
-	case k.busy && k.progress.total > 0:
-		return []string{r.add(accent, c.th.spin(c.frame)+" ").add(strong, "Now ("+short(c.now.Sub(k.began))+"): "+k.progress.summary()).String()}
+	case k.busy && k.progress.Total > 0:
+		return []string{r.Add(term.Accent, scr.c.th.Spin(scr.c.frame)+" ").Add(term.Strong, "Now ("+term.Duration(scr.c.now.Sub(k.began))+"): "+k.progress.Summary()).String()}
 	case k.busy:
-		return []string{r.add(accent, c.th.spin(c.frame)+" ").add(strong, "Now ("+short(c.now.Sub(k.began))+"): querying cluster, cloud and releases").String()}
+		return []string{r.Add(term.Accent, scr.c.th.Spin(scr.c.frame)+" ").Add(term.Strong, "Now ("+term.Duration(scr.c.now.Sub(k.began))+"): querying cluster, cloud and releases").String()}
 	case k.err != nil:
-		e := explain(k.err, c.deps.commands)
-		what := e.what
-		if e.why != "" {
-			what += ": " + e.why
+		e := view.Explain(k.err, scr.c.deps.commands)
+		what := e.What
+		if e.Why != "" {
+			what += ": " + e.Why
 		}
-		lines := c.signed(w, bad, c.th.fail, what)
-		if e.remedy != "" {
-			lines = append(lines, c.th.row(w).add(faint, "   fix ").add(accent, e.remedy).String())
+		lines := view.Signed(scr.c.page(), w, term.Bad, scr.c.th.Fail, what)
+		if e.Remedy != "" {
+			lines = append(lines, scr.c.th.Row(w).Add(term.Faint, "   fix ").Add(term.Accent, e.Remedy).String())
 		}
 		return lines
 	case k.result == nil:
 		return nil
 	case !k.complete:
-		return []string{r.add(faint, "Versions only; r runs the preflight checks of the next hop.").String()}
+		return []string{r.Add(term.Faint, "Versions only; r runs the preflight checks of the next hop.").String()}
 	}
-	severity, text := verdict(k.result)
-	sign, st := c.severitySignOf(severity)
-	return c.signed(w, st, sign, clean(text))
+	severity, text := view.Verdict(k.result)
+	sign, st := view.SeveritySignOf(scr.c.page(), severity)
+	return view.Signed(scr.c.page(), w, st, sign, term.Clean(text))
 }
 
-// signed is a sentence behind a sign, on at most two lines.
-func (c *console) signed(w int, st style, sign, text string) []string {
-	lines := c.th.below(w, 3, 2, strong, text)
-	lines[0] = " " + c.th.paint(st, asciiIf(c.th.ascii, sign)) + lines[0][2:]
-	return lines
-}
-
-// checkView renders the check in h lines.
-func (c *console) checkView(w, h int) []string {
-	k := c.chk.result
+// view renders the check in h lines.
+func (scr *checkScreen) view(w, h int) []string {
+	k := scr.result
 	switch {
-	case k == nil && c.chk.err != nil:
-		return c.problem(w, c.chk.err)
+	case k == nil && scr.err != nil:
+		return view.Problem(scr.c.page(), w, scr.err)
 	case k == nil:
-		return []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "querying cluster, cloud and releases").String()}
-	case c.chk.confirmWrite:
-		return c.confirmWriteView(w, h)
-	case c.chk.open:
-		return c.openView(w, h)
+		return []string{"", scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Spin(scr.c.frame)+" ").Add(term.Plain, "querying cluster, cloud and releases").String()}
+	case scr.confirmWrite:
+		return scr.confirmWriteView(w, h)
+	case scr.open:
+		return scr.openView(w, h)
 	case w >= 110 && h >= 26:
-		return c.checkWide(w, h)
+		return scr.wide(w, h)
 	}
-	trouble, _ := needAttention(c.findingsNow())
+	trouble, _ := view.NeedAttention(scr.findingsNow())
 	roomy := len(k.Path) == 0 && len(trouble) == 0 && len(k.Components)+10 <= h
-	lines := c.versionRows(w, k, feedRemark(k.Feed, c.now), roomy)
+	lines := view.VersionRows(scr.c.page(), w, k, view.FeedRemark(k.Feed, scr.c.now), roomy)
 	most := h - len(lines) - 3
 	switch low := h < 14; {
-	case low && c.chk.pane == checkPath:
+	case low && scr.pane == checkPath:
 		most = h - len(lines)
 	case low:
 		most = h - len(lines) - 2
-	case len(trouble) > 0 && c.chk.pane != checkPath:
+	case len(trouble) > 0 && scr.pane != checkPath:
 		most -= min(2, len(trouble)-1) // keeps the most severe finding visible
 	}
-	lines = append(lines, c.checkPathPane(w, most, k)...)
-	lines = append(lines, c.noteRows(w, k)...)
+	lines = append(lines, scr.pathPane(w, most, k)...)
+	lines = append(lines, view.NoteRows(scr.c.page(), w, k)...)
 	room := h - len(lines)
-	if c.chk.pane == checkChanges {
-		return append(lines, c.changesPane(w, room, k)...)
+	if scr.pane == checkChanges {
+		return append(lines, scr.changesPane(w, room, k)...)
 	}
-	lines = append(lines, c.findingsPane(w, room)...)
-	return append(lines, c.findingsFooter(w, h-len(lines), k)...)
+	lines = append(lines, scr.findingsPane(w, room)...)
+	return append(lines, scr.findingsFooter(w, h-len(lines), k)...)
 }
 
 // findingsFooter fills the room under the findings of a narrow screen with details of the selected
 // one or with the changes of the next hop.
-func (c *console) findingsFooter(w, room int, k *engine.Check) []string {
-	f := c.selected().finding
+func (scr *checkScreen) findingsFooter(w, room int, k *engine.Check) []string {
+	f := scr.selected().Finding
 	if f != nil && f.Severity != engine.Info && room > 2 {
-		detail := c.findingDetail(w, 4, *f)
-		lines := []string{c.th.rule(w, clean(f.ID), "Enter shows all")}
+		detail := view.FindingDetail(scr.c.page(), w, 4, *f)
+		lines := []string{scr.c.th.Rule(w, term.Clean(f.ID), "Enter shows all")}
 		if len(detail)+1 <= room {
-			lines[0] = c.th.rule(w, clean(f.ID), "")
+			lines[0] = scr.c.th.Rule(w, term.Clean(f.ID), "")
 		}
 		return append(lines, detail[:min(len(detail), room-1)]...)
 	}
 	if f != nil && room > 0 && (f.Command != "" || f.Remedy != "") { // only one line: show the command or the remedy
-		what := clean(orElse(c.deps.commands.line(f.Command), c.deps.commands.text(f.Remedy)))
-		return []string{c.th.row(w).pad(2).add(faint, "To do: ").add(accent, what).String()}
+		what := term.Clean(cmp.Or(scr.c.deps.commands.Line(f.Command), scr.c.deps.commands.Text(f.Remedy)))
+		return []string{scr.c.th.Row(w).Pad(2).Add(term.Faint, "To do: ").Add(term.Accent, what).String()}
 	}
-	if changes := c.changeRows(w, k); room > 2 && len(changes) > 0 {
+	if changes := view.ChangeRows(scr.c.page(), w, k); room > 2 && len(changes) > 0 {
 		if len(changes) > room {
-			changes[0] = c.th.rule(w, "Will change in hop 1", "Tab shows all")
+			changes[0] = scr.c.th.Rule(w, "Will change in hop 1", "Tab shows all")
 		}
 		return changes[:min(len(changes), room)]
 	}
 	return nil
 }
 
-func (c *console) noteRows(w int, k *engine.Check) []string {
-	var lines []string
-	for _, n := range k.Notes {
-		lines = append(lines, c.th.below(w, 2, 2, plain, clean(n))...)
-	}
-	return lines
-}
-
 // focusRule is the heading of a pane; the focused one is marked with the cursor.
-func (c *console) focusRule(w, pane int, title, remark string) string {
-	if c.chk.pane == pane {
-		title += " " + c.th.cursor
+func (scr *checkScreen) focusRule(w, pane int, title, remark string) string {
+	if scr.pane == pane {
+		title += " " + scr.c.th.Cursor
 	}
-	return c.th.rule(w, title, remark)
+	return scr.c.th.Rule(w, title, remark)
 }
 
-// checkPathPane renders the path in at most h lines; its reasons can be selected while it has
+// pathPane renders the path in at most h lines; its reasons can be selected while it has
 // the focus.
-func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
-	reasons := reasonsOf(k)
+func (scr *checkScreen) pathPane(w, h int, k *engine.Check) []string {
+	reasons := view.ReasonsOf(k)
 	remark := "none"
 	if len(k.Path) > 0 {
-		remark = pathRemark(k)
+		remark = view.PathRemark(k)
 	}
 	if len(k.Path) == 0 && len(reasons) == 0 {
-		if c.chk.pane != checkPath {
+		if scr.pane != checkPath {
 			return nil
 		}
-		return []string{c.focusRule(w, checkPath, "Path", remark), c.th.row(w).add(faint, "   no newer version is known").String()}
+		return []string{scr.focusRule(w, checkPath, "Path", remark), scr.c.th.Row(w).Add(term.Faint, "   no newer version is known").String()}
 	}
-	lines := []string{c.focusRule(w, checkPath, "Path", remark)}
+	lines := []string{scr.focusRule(w, checkPath, "Path", remark)}
 	terse := 1 // leaves out why hops are needed, unless there is nothing more urgent
-	if trouble, _ := needAttention(c.findingsNow()); w >= 110 && (len(trouble) == 0 || c.chk.pane == checkPath) {
+	if trouble, _ := view.NeedAttention(scr.findingsNow()); w >= 110 && (len(trouble) == 0 || scr.pane == checkPath) {
 		terse = 0
 	}
-	hops := c.hopRows(w, k, terse)
+	hops := view.HopRows(scr.c.page(), w, k, terse)
 	switch {
 	case w >= 110:
-		lines = append(lines, c.lattice(w, k)...)
+		lines = append(lines, view.Lattice(scr.c.page(), w, k)...)
 	case len(k.Path) > 0:
 		more := 0
-		if c.chk.pane == checkPath {
+		if scr.pane == checkPath {
 			more = min(2, len(reasons))
 		}
-		if rails := c.rails(w, k); len(lines)+len(rails)+len(hops)+more <= h { // the other rows matter more
+		if rails := view.Rails(scr.c.page(), w, k); len(lines)+len(rails)+len(hops)+more <= h { // the other rows matter more
 			lines = append(lines, rails...)
 		}
 	}
 	lines = append(lines, hops...)
 	most := h - len(lines)
-	if c.chk.pane != checkPath {
+	if scr.pane != checkPath {
 		switch {
 		case len(k.Path) == 0:
 			most = min(most, 8)
@@ -647,7 +621,7 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 		}
 		beyond := 0
 		for _, x := range reasons {
-			if x.beyond {
+			if x.Beyond {
 				beyond++
 			}
 		}
@@ -657,8 +631,8 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 		return lines[:min(len(lines), max(h, 2))]
 	}
 	at := -1
-	if c.chk.pane == checkPath {
-		at = max(0, min(c.chk.sel[checkPath], len(reasons)-1))
+	if scr.pane == checkPath {
+		at = max(0, min(scr.sel[checkPath], len(reasons)-1))
 	}
 	if len(k.Path) == 0 {
 		// Without a path, the reasons are the main content of the screen.
@@ -668,384 +642,153 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 			if i == at {
 				from = len(blocks)
 			}
-			blocks = append(blocks, c.reasonBlock(w, x, i == at)...)
+			blocks = append(blocks, view.ReasonBlock(scr.c.page(), w, x, i == at)...)
 		}
 		from = max(0, min(from, len(blocks)-most))
 		return append(lines, blocks[from:min(len(blocks), from+most)]...)
 	}
-	from, to := window(len(reasons), max(at, 0), most)
+	from, to := view.Window(len(reasons), max(at, 0), most)
 	for i := from; i < to; i++ {
-		lines = append(lines, c.reasonRow(w, reasons[i], i == at))
+		lines = append(lines, view.ReasonRow(scr.c.page(), w, reasons[i], i == at))
 	}
 	return lines
 }
 
 // findingsPane lists the findings in at most h lines.
-func (c *console) findingsPane(w, h int) []string {
-	all := c.findingsNow()
-	remark := countBySeverity(all)
-	if c.chk.filter != "" || c.chk.typing {
-		list, _ := c.shown()
-		remark = fmt.Sprintf("%d of %s", len(list), count(len(all), "finding"))
+func (scr *checkScreen) findingsPane(w, h int) []string {
+	all := scr.findingsNow()
+	remark := view.CountBySeverity(all)
+	if scr.filter != "" || scr.typing {
+		list, _ := scr.shown()
+		remark = fmt.Sprintf("%d of %s", len(list), term.Count(len(all), "finding"))
 	}
-	lines := []string{c.focusRule(w, checkFindings, "Findings", remark)}
-	if c.chk.typing || c.chk.filter != "" {
-		r := c.th.row(w).add(plain, " ").add(accent, "/ ").add(strong, c.chk.filter)
-		if c.chk.typing {
-			r.add(accent, "▏").add(faint, "  Enter applies the filter, Esc clears it")
+	lines := []string{scr.focusRule(w, checkFindings, "Findings", remark)}
+	if scr.typing || scr.filter != "" {
+		r := scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ").Add(term.Strong, scr.filter)
+		if scr.typing {
+			r.Add(term.Accent, "▏").Add(term.Faint, "  Enter applies the filter, Esc clears it")
 		}
 		lines = append(lines, r.String())
 	}
-	focus := c.chk.pane
-	c.chk.pane = checkFindings
-	items := c.checkItems()
-	c.chk.pane = focus
+	focus := scr.pane
+	scr.pane = checkFindings
+	items := scr.items()
+	scr.pane = focus
 	if len(items) == 0 {
 		text := "none"
 		switch {
-		case c.chk.filter != "":
+		case scr.filter != "":
 			text = "no finding matches; Esc clears the filter"
-		case c.chk.busy:
+		case scr.busy:
 			text = "none so far"
-		case len(c.chk.result.Path) == 0:
+		case len(scr.result.Path) == 0:
 			text = "none: there is no next hop to check"
 		}
-		return append(lines, c.th.row(w).add(faint, "   "+text).String())
+		return append(lines, scr.c.th.Row(w).Add(term.Faint, "   "+text).String())
 	}
-	at := max(0, min(c.chk.sel[checkFindings], len(items)-1))
+	at := max(0, min(scr.sel[checkFindings], len(items)-1))
 	room := h - len(lines)
-	from, to := window(len(items), at, room)
+	from, to := view.Window(len(items), at, room)
 	if to < len(items) && to-from > 1 && to-1 > at { // the last line shows how many follow
 		to--
 	}
 	for i := from; i < to; i++ {
-		lines = append(lines, c.itemRow(w, items[i], i == at && focus == checkFindings, len(items)))
+		lines = append(lines, scr.itemRow(w, items[i], i == at && focus == checkFindings, len(items)))
 	}
 	if n := len(items) - to; n > 0 && len(lines) < h {
-		lines = append(lines, c.th.row(w).pad(4).add(faint, fmt.Sprintf("%s %d more", c.th.ellipsis, n)).String())
+		lines = append(lines, scr.c.th.Row(w).Pad(4).Add(term.Faint, fmt.Sprintf("%s %d more", scr.c.th.Ellipsis, n)).String())
 	}
 	return lines
 }
 
-func (c *console) itemRow(w int, x checkItem, here bool, items int) string {
+func (scr *checkScreen) itemRow(w int, x view.CheckItem, here bool, items int) string {
 	switch {
-	case x.finding != nil:
-		sign, st := c.severitySignOf(x.finding.Severity)
-		title := plain
+	case x.Finding != nil:
+		sign, st := view.SeveritySignOf(scr.c.page(), x.Finding.Severity)
+		title := term.Plain
 		if here {
-			title = strong
+			title = term.Strong
 		}
-		return c.th.row(w).add(accent, c.marker(here)).add(st, sign+" ").col(faint, clean(x.finding.Source), areaWidth).add(title, clean(x.finding.Title)).String()
-	case x.folded == 0:
-		st := faint
+		return scr.c.th.Row(w).Add(term.Accent, view.Marker(scr.c.page(), here)).Add(st, sign+" ").Col(term.Faint, term.Clean(x.Finding.Source), view.AreaWidth).Add(title, term.Clean(x.Finding.Title)).String()
+	case x.Folded == 0:
+		st := term.Faint
 		if here {
-			st = strong
+			st = term.Strong
 		}
-		return c.th.row(w).add(accent, c.marker(here)).add(st, "  hide passed checks").String()
+		return scr.c.th.Row(w).Add(term.Accent, view.Marker(scr.c.page(), here)).Add(st, "  hide passed checks").String()
 	}
-	return c.passedRow(w, x.folded, items == 1 && !c.chk.busy, here)
+	return view.PassedRow(scr.c.page(), w, x.Folded, scr.busy, items == 1 && !scr.busy, here)
 }
 
 // changesPane lists what the next hop changes, scrolled.
-func (c *console) changesPane(w, h int, k *engine.Check) []string {
-	rows := c.changeRows(w, k)
+func (scr *checkScreen) changesPane(w, h int, k *engine.Check) []string {
+	rows := view.ChangeRows(scr.c.page(), w, k)
 	if len(rows) == 0 {
-		return []string{c.focusRule(w, checkChanges, "Will change", ""), c.th.row(w).add(faint, "   nothing: there is no next hop").String()}
+		return []string{scr.focusRule(w, checkChanges, "Will change", ""), scr.c.th.Row(w).Add(term.Faint, "   nothing: there is no next hop").String()}
 	}
 	rows = rows[1:]
 	if x := k.Config; x != nil && len(x.Fields) > 0 {
-		rows = append(rows, c.fieldRows(w, x.Fields)...)
+		rows = append(rows, view.FieldRows(scr.c.page(), w, x.Fields)...)
 	}
 	remark := ""
-	from := max(0, min(c.chk.sel[checkChanges], len(rows)-(h-1)))
+	from := max(0, min(scr.sel[checkChanges], len(rows)-(h-1)))
 	if from+h-1 < len(rows) {
 		remark = "more below"
 	}
-	return append([]string{c.focusRule(w, checkChanges, "Will change in hop 1", remark)}, rows[from:min(len(rows), from+h-1)]...)
-}
-
-// fieldRows are values of the configuration that change.
-func (c *console) fieldRows(w int, fields []engine.FieldChange) []string {
-	names := 20
-	for _, f := range fields {
-		names = max(names, width(clean(f.Field)))
-	}
-	names = min(names, w/2)
-	var lines []string
-	for _, f := range fields {
-		from, to := orElse(shortDigests(f.From, c.th.ellipsis), "not set"), orElse(shortDigests(f.To, c.th.ellipsis), "removed")
-		lines = append(lines, c.th.row(w).pad(2).col(plain, cutMiddle(clean(f.Field), names, c.th.ellipsis), names).
-			add(bad, clean(oneLine(from))).add(faint, " "+c.th.to+" ").add(good, clean(oneLine(to))).String())
-	}
-	return lines
+	return append([]string{scr.focusRule(w, checkChanges, "Will change in hop 1", remark)}, rows[from:min(len(rows), from+h-1)]...)
 }
 
 // confirmWriteView shows the values to write and asks for confirmation.
-func (c *console) confirmWriteView(w, h int) []string {
-	x := c.chk.result.Config
-	lines := []string{c.th.rule(w, "Write the configuration?", count(len(x.Fields), "value"))}
-	lines = append(lines, c.th.row(w).pad(2).add(faint, cutMiddle(clean(x.Path), w-3, c.th.ellipsis)).String())
-	rows := c.fieldRows(w, x.Fields)
+func (scr *checkScreen) confirmWriteView(w, h int) []string {
+	x := scr.result.Config
+	lines := []string{scr.c.th.Rule(w, "Write the configuration?", term.Count(len(x.Fields), "value"))}
+	lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Faint, term.CutMiddle(term.Clean(x.Path), w-3, scr.c.th.Ellipsis)).String())
+	rows := view.FieldRows(scr.c.page(), w, x.Fields)
 	if room := h - len(lines) - 4; len(rows) > room && room > 0 {
 		more := len(rows) - room + 1
-		rows = append(rows[:room-1], c.th.row(w).pad(2).add(faint, fmt.Sprintf("%s %d more", c.th.ellipsis, more)).String())
+		rows = append(rows[:room-1], scr.c.th.Row(w).Pad(2).Add(term.Faint, fmt.Sprintf("%s %d more", scr.c.th.Ellipsis, more)).String())
 	}
 	lines = append(append(lines, rows...), "")
-	lines = append(lines, c.prose(w, 2, plain, "Comments and order of the file are kept. The cluster is not changed; upgrade apply does that.")...)
+	lines = append(lines, view.Prose(scr.c.page(), w, 2, term.Plain, "Comments and order of the file are kept. The cluster is not changed; upgrade apply does that.")...)
 	return lines
 }
 
 // openView shows all of the selected row.
-func (c *console) openView(w, h int) []string {
-	lines := c.detail(w)
+func (scr *checkScreen) openView(w, h int) []string {
+	lines := view.ItemDetail(scr.c.page(), w, scr.selected())
 	title := lines[0]
 	lines = lines[1:]
-	from := max(0, min(c.chk.scroll, len(lines)-(h-1)))
+	from := max(0, min(scr.scroll, len(lines)-(h-1)))
 	return append([]string{title}, lines[from:min(len(lines), from+h-1)]...)
 }
 
-// detail are the details of the selected row; the first line is their heading.
-func (c *console) detail(w int) []string {
-	switch x := c.selected(); {
-	case x.finding != nil:
-		f := x.finding
-		sign, st := c.severitySignOf(f.Severity)
-		lines := []string{c.th.rule(w, clean(f.ID), severityText(f.Severity))}
-		for i, p := range wrap(clean(f.Title), max(20, w-4)) {
-			r := c.th.row(w).pad(3)
-			if i == 0 {
-				r = c.th.row(w).pad(1).add(st, sign+" ")
-			}
-			lines = append(lines, r.add(strong, p).String())
-		}
-		lines = append(lines, "")
-		return append(lines, c.findingDetail(w, 1, *f)...)
-	case x.reason != nil:
-		lines := []string{c.th.rule(w, "rule "+clean(x.reason.rule), "")}
-		add := func(head string, st style, s string) {
-			if s == "" {
-				return
-			}
-			for i, p := range wrap(s, max(20, w-11)) {
-				if i > 0 {
-					head = ""
-				}
-				lines = append(lines, c.th.row(w).pad(1).col(faint, head, 8).add(st, p).String())
-			}
-		}
-		add("version", strong, clean(x.reason.what))
-		add("why", plain, clean(x.reason.text))
-		add("fix", accent, clean(c.deps.commands.text(x.reason.remedy)))
-		add("source", faint, clean(x.reason.reference))
-		if !x.reason.beyond {
-			add("", faint, "A later hop of the path reaches it or a newer version.")
-		}
-		return lines
-	case x.folded > 0:
-		return []string{c.th.rule(w, "Details", ""), c.th.row(w).pad(1).add(faint, "Enter lists the checks that passed.").String()}
-	}
-	return []string{c.th.rule(w, "Details", "")}
-}
-
-func severityText(s engine.Severity) string {
-	switch s {
-	case engine.Block:
-		return "blocks"
-	case engine.Warn:
-		return "warning"
-	case engine.NotChecked:
-		return "not checked"
-	}
-	return "passed"
-}
-
-// checkWide is checkView for wide screens, with component parts, the lattice, and details at the right.
-func (c *console) checkWide(w, h int) []string {
-	k := c.chk.result
+// wide is checkView for wide screens, with component parts, the lattice, and details at the right.
+func (scr *checkScreen) wide(w, h int) []string {
+	k := scr.result
 	right := max(40, w*2/5)
 	left := w - right - 3
-	lines := c.versionRows(w, k, feedRemark(k.Feed, c.now), true)
-	lines = append(lines, c.checkPathPane(w, max(3, h-len(lines)-8), k)...)
-	lines = append(lines, c.noteRows(w, k)...)
+	lines := view.VersionRows(scr.c.page(), w, k, view.FeedRemark(k.Feed, scr.c.now), true)
+	lines = append(lines, scr.pathPane(w, max(3, h-len(lines)-8), k)...)
+	lines = append(lines, view.NoteRows(scr.c.page(), w, k)...)
 	room := h - len(lines)
 	var a []string
-	if c.chk.pane == checkChanges {
-		a = c.changesPane(left, room, k)
+	if scr.pane == checkChanges {
+		a = scr.changesPane(left, room, k)
 	} else {
-		a = c.findingsPane(left, room)
+		a = scr.findingsPane(left, room)
 	}
-	b := c.detail(right)
-	if x := c.selected(); x.finding == nil && x.reason == nil {
-		if changes := c.changeRows(right, k); len(changes) > 0 && c.chk.pane != checkChanges {
+	b := view.ItemDetail(scr.c.page(), right, scr.selected())
+	if x := scr.selected(); x.Finding == nil && x.Reason == nil {
+		if changes := view.ChangeRows(scr.c.page(), right, k); len(changes) > 0 && scr.pane != checkChanges {
 			b = changes
 		}
 	}
 	if len(b) > room && room > 1 {
 		how := "Enter shows all"
-		if c.selected().finding == nil && c.selected().reason == nil {
+		if scr.selected().Finding == nil && scr.selected().Reason == nil {
 			how = "Tab shows all"
 		}
-		b = append(b[:room-1], c.th.row(right).pad(1).add(faint, c.th.ellipsis+" "+how).String())
+		b = append(b[:room-1], scr.c.th.Row(right).Pad(1).Add(term.Faint, scr.c.th.Ellipsis+" "+how).String())
 	}
-	return append(lines, beside(a, b, left, room, c.th)...)
-}
-
-// beside puts two blocks next to each other, h lines high.
-func beside(a, b []string, left, h int, t *theme) []string {
-	var lines []string
-	for i := range min(h, max(len(a), len(b))) {
-		var l, r string
-		if i < len(a) {
-			l = a[i]
-		}
-		if i < len(b) {
-			r = b[i]
-		}
-		lines = append(lines, l+strings.Repeat(" ", max(0, left-styledWidth(l)))+" "+t.paint(faint, t.side)+" "+r)
-	}
-	return lines
-}
-
-// cell is a minor version in the lattice.
-type cell struct {
-	version, rule string
-	at            int // the hop that reaches it; 0 for the current version, -1 if none does
-}
-
-// lattice draws components as rows and minor versions as columns. Versions on the path are
-// linked; unreachable ones show the rule that blocks them.
-func (c *console) lattice(w int, k *engine.Check) []string {
-	var lines []string
-	var minors []string // of the rows above
-	for _, row := range []struct{ name, component string }{{"Kubernetes", "kubernetes"}, {"OS image", "image"}, {"Services", "services"}} {
-		cells := latticeRow(k, row.component)
-		if len(cells) == 0 {
-			continue
-		}
-		var heads []string
-		for _, x := range cells {
-			heads = append(heads, minorOf(x.version))
-		}
-		col := max(20, min(28, (w-18)/len(cells)))
-		if !slices.Equal(heads, minors) {
-			r := c.th.row(w).pad(18)
-			for _, m := range heads {
-				r.col(faint, m, col-1)
-			}
-			lines, minors = append(lines, strings.TrimRight(r.String(), " ")), heads
-		}
-		r := c.th.row(w).pad(2).col(faint, row.name, 13)
-		for i, x := range cells {
-			r.to(16 + i*col)
-			switch {
-			case x.at < 0:
-				r.add(bad, c.th.fail+" ").add(faint, clean(x.version)+" "+clean(x.rule))
-			default:
-				sign, st := c.th.running, accent
-				if x.at > 0 {
-					sign, st = c.th.pending, good
-				}
-				r.add(st, sign+" ").add(plain, clean(x.version)+" ")
-			}
-			if i+1 < len(cells) && cells[i+1].at > 0 {
-				link, st := c.link(k, cells[i+1].at)
-				label := fmt.Sprintf("hop %d", cells[i+1].at)
-				n := 16 + (i+1)*col - r.used - width(label) - 2
-				r.add(st, strings.Repeat(link, max(1, n/2))+label+strings.Repeat(link, max(1, n-n/2))+c.th.arrow)
-			}
-		}
-		lines = append(lines, r.String())
-	}
-	return lines
-}
-
-// latticeRow are the minor versions of a component: the current one, those on the path, and
-// newer ones that cannot be reached.
-func latticeRow(k *engine.Check, component string) []cell {
-	of := func(t engine.Target) string {
-		switch component {
-		case "kubernetes":
-			return t.Kubernetes
-		case "image":
-			return t.Image
-		}
-		return t.Release
-	}
-	now := of(k.Current)
-	if len(k.Path) > 0 {
-		now = orElse(of(k.Path[0].From), now)
-	}
-	if now == "" {
-		return nil
-	}
-	cells := []cell{{version: now}}
-	for _, h := range k.Path {
-		last := &cells[len(cells)-1]
-		switch to := of(h.To); {
-		case to == "" || to == last.version:
-		case minorOf(to) == minorOf(last.version) && last.at > 0: // a newer patch of the same minor
-			last.version = to
-		default:
-			cells = append(cells, cell{version: to, at: h.Number})
-		}
-	}
-	for _, b := range k.Blocked {
-		last := &cells[len(cells)-1]
-		if b.Component != component || !newer(b.Version, last.version) {
-			continue
-		}
-		switch {
-		case last.at < 0 && minorOf(last.version) == minorOf(b.Version):
-			last.version, last.rule = b.Version, b.Rule
-		case minorOf(last.version) == minorOf(b.Version): // the reasons below list a newer patch
-		default:
-			cells = append(cells, cell{version: b.Version, rule: b.Rule, at: -1})
-		}
-	}
-	return cells
-}
-
-// minorOf is "v1.36" of v1.36.3.
-func minorOf(v string) string {
-	if i := strings.LastIndexByte(v, '.'); i > 0 && strings.Count(v, ".") >= 2 {
-		j := strings.IndexByte(v[strings.IndexByte(v, '.')+1:], '.')
-		return v[:strings.IndexByte(v, '.')+1+j]
-	}
-	return v
-}
-
-// feedRemark is the source and age of the release data in few words.
-func feedRemark(f engine.FeedState, now time.Time) string {
-	if f.Source == "" || f.Source == "embedded" {
-		return ""
-	}
-	s := "feed " + ago(f.Fetched, now)
-	if f.Stale {
-		s = "feed STALE, fetched " + ago(f.Fetched, now)
-	}
-	return s
-}
-
-// available is the newest reachable version of a component that is newer than now; empty if
-// none is known.
-func (c *console) available(component, now string) string {
-	if c.chk.result == nil {
-		return ""
-	}
-	if goal := goalOf(c.chk.result, component); newer(goal, now) {
-		return goal
-	}
-	return ""
-}
-
-// upgradeSummary summarise the available upgrade; empty if none is known.
-func (c *console) upgradeSummary() string {
-	k := c.chk.result
-	if k == nil || len(k.Path) == 0 {
-		return ""
-	}
-	if len(k.Path) == 1 {
-		return "the upgrade: " + targetSummary(k.Path[0])
-	}
-	return fmt.Sprintf("hop 1 of %d: %s", len(k.Path), targetSummary(k.Path[0]))
+	return append(lines, view.Beside(a, b, left, room, scr.c.th)...)
 }

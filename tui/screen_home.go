@@ -1,7 +1,6 @@
 package tui
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -9,101 +8,141 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
-// nextList is the cursor in the list of suggestions.
-type nextList struct {
+// homeScreen is the cursor in the list of suggestions.
+type homeScreen struct {
+	defaults
+	c     *console
 	at    int
 	nodes int // first node shown
 }
 
-var homeKeys = []binding{
-	on("enter", "Enter", "run or copy the selected suggestion", "do", (*console).doNext).footed("choose"),
-	on("up k", "↑ k", "up", "move", act(func(c *console) { c.next.at = max(0, c.next.at-1) })),
-	on("down j", "↓ j", "down", "move", act(func(c *console) { c.next.at = max(0, min(c.next.at+1, len(c.suggestions())-1)) })),
-	on("pgdown J", "J PgDn", "more nodes", "move", act(func(c *console) {
-		if c.status != nil {
-			c.next.nodes = max(0, min(c.next.nodes+1, len(c.status.Nodes)+len(c.status.Machines)-1))
+func (scr *homeScreen) title() string   { return "home" }
+func (scr *homeScreen) command() string { return scr.c.deps.commands.Command("status") }
+
+func (scr *homeScreen) stale() bool {
+	c := scr.c
+	return c.status != nil && (c.statusErr != nil || c.now.Sub(c.statusAt) > staleAfter)
+}
+
+func (scr *homeScreen) mode() string {
+	c := scr.c
+	utc := c.now.UTC().Format("15:04:05 UTC")
+	switch {
+	case c.status == nil:
+		return utc
+	case scr.stale():
+		return "STALE " + term.Duration(c.now.Sub(c.statusAt)) + "  " + utc
+	}
+	return "LIVE  as of " + c.statusAt.UTC().Format("15:04:05 UTC")
+}
+
+func (scr *homeScreen) take(msg tea.Msg) (tea.Cmd, bool) {
+	c := scr.c
+	switch msg := msg.(type) {
+	case statusRead:
+		if msg.gen != c.statusGen {
+			return nil, true
 		}
-	})),
-	on("pgup K", "K PgUp", "fewer nodes", "move", act(func(c *console) { c.next.nodes = max(0, c.next.nodes-1) })),
-	on("c", "c", "check for upgrades", "do", (*console).openCheck).footed("check versions").unless(func(c *console) string {
-		if c.home == nil || c.home.Stage != engine.StageCluster {
-			return "there is no cluster yet"
+		c.statusPending = false
+		if c.statusErr = msg.err; msg.err == nil {
+			c.status, c.statusAt = &msg.st, c.now
 		}
-		return ""
-	}),
-	on("u", "u", "upgrade: plan the next hop and confirm it", "do", (*console).startUpgrade).footed("upgrade").unless(func(c *console) string {
-		if c.home == nil || c.home.Stage != engine.StageCluster {
-			return "there is no cluster yet"
+		gen := c.statusGen
+		again := tea.Tick(refreshAfter, func(time.Time) tea.Msg { return refresh{gen} })
+		if c.screen == scr && msg.err == nil && msg.st.Reachable {
+			return tea.Batch(again, c.check.backgroundCheck()), true
 		}
-		return ""
-	}),
-	on("b", "b", "list backups or create one", "do", (*console).openBackup).footed("back up").unless(func(c *console) string {
-		if c.home == nil || c.home.Stage != engine.StageCluster {
-			return "there is no cluster yet"
+		return again, true
+	case refresh:
+		if msg.gen == c.statusGen && c.screen == scr && !c.statusPending {
+			return c.readStatus(), true
 		}
-		return ""
-	}),
-	on("w", "w", "watch the rollout of the nodes", "do", (*console).openWatch).footed("watch").unless(func(c *console) string {
-		if c.home == nil || c.home.Stage != engine.StageCluster {
-			return "there is no cluster yet"
-		}
-		return ""
-	}),
-	on("i", "i", "set up a cluster", "do", (*console).toWizard).footed("set up").unless(func(c *console) string {
-		if c.home != nil && c.home.Stage == engine.StageCluster {
-			return "this workspace has a cluster"
-		}
-		return ""
-	}),
-	on("r", "r", "refresh the status", "do", (*console).goHome).footed("refresh"),
-	on("y", "y", "copy the selected command", "copy", act(func(c *console) {
-		if s := c.suggestions(); c.next.at < len(s) {
-			c.copyText(s[c.next.at].Command, "the command")
-		}
-	})).footed("copy command"),
+		return nil, true
+	}
+	return nil, false
+}
+
+func (scr *homeScreen) keys() []binding {
+	return []binding{
+		on("enter", "Enter", "run or copy the selected suggestion", "do", scr.doNext).footed("choose"),
+		on("up k", "↑ k", "up", "move", act(func() { scr.at = max(0, scr.at-1) })),
+		on("down j", "↓ j", "down", "move", act(func() { scr.at = max(0, min(scr.at+1, len(scr.suggestions())-1)) })),
+		on("pgdown J", "J PgDn", "more nodes", "move", act(func() {
+			if scr.c.status != nil {
+				scr.nodes = max(0, min(scr.nodes+1, len(scr.c.status.Nodes)+len(scr.c.status.Machines)-1))
+			}
+		})),
+		on("pgup K", "K PgUp", "fewer nodes", "move", act(func() { scr.nodes = max(0, scr.nodes-1) })),
+		on("c", "c", "check for upgrades", "do", scr.c.openCheck).footed("check versions").unless(scr.noCluster),
+		on("u", "u", "upgrade: plan the next hop and confirm it", "do", scr.c.startUpgrade).footed("upgrade").unless(scr.noCluster),
+		on("b", "b", "list backups or create one", "do", scr.c.openBackup).footed("back up").unless(scr.noCluster),
+		on("w", "w", "watch the rollout of the nodes", "do", scr.c.watch.open).footed("watch").unless(scr.noCluster),
+		on("i", "i", "set up a cluster", "do", scr.c.toWizard).footed("set up").unless(func() string {
+			if scr.c.home != nil && scr.c.home.Stage == engine.StageCluster {
+				return "this workspace has a cluster"
+			}
+			return ""
+		}),
+		on("r", "r", "refresh the status", "do", scr.c.goHome).footed("refresh"),
+		on("y", "y", "copy the selected command", "copy", act(func() {
+			if s := scr.suggestions(); scr.at < len(s) {
+				scr.c.copyText(s[scr.at].Command, "the command")
+			}
+		})).footed("copy command"),
+	}
+}
+
+// noCluster disables keys that need a cluster.
+func (scr *homeScreen) noCluster() string {
+	if scr.c.home == nil || scr.c.home.Stage != engine.StageCluster {
+		return "there is no cluster yet"
+	}
+	return ""
 }
 
 func (c *console) toWizard() tea.Cmd {
-	c.screen = screenConfig
+	c.screen = c.config
 	return nil
 }
 
-func (c *console) suggestions() []engine.Suggestion {
-	if c.home == nil {
+func (scr *homeScreen) suggestions() []engine.Suggestion {
+	if scr.c.home == nil {
 		return nil
 	}
-	i := slices.IndexFunc(c.home.Next, func(s engine.Suggestion) bool { return isVerb(s.Command, "upgrade") })
-	words := c.upgradeSummary()
+	i := slices.IndexFunc(scr.c.home.Next, func(s engine.Suggestion) bool { return isVerb(s.Command, "upgrade") })
+	words := view.UpgradeSummary(scr.c.page(), scr.c.check.result)
 	if i < 0 || words == "" {
-		return c.home.Next
+		return scr.c.home.Next
 	}
 	// An available upgrade comes first.
-	s := c.home.Next[i]
+	s := scr.c.home.Next[i]
 	s.Title, s.Why = "Check "+words, ""
-	return slices.Concat([]engine.Suggestion{s}, c.home.Next[:i], c.home.Next[i+1:])
+	return slices.Concat([]engine.Suggestion{s}, scr.c.home.Next[:i], scr.c.home.Next[i+1:])
 }
 
 // doNext runs the selected suggestion if the console can, else it copies the command.
-func (c *console) doNext() tea.Cmd {
-	s := c.suggestions()
-	if c.next.at >= len(s) {
+func (scr *homeScreen) doNext() tea.Cmd {
+	s := scr.suggestions()
+	if scr.at >= len(s) {
 		return nil
 	}
-	switch cmd := s[c.next.at].Command; {
+	switch cmd := s[scr.at].Command; {
 	case isVerb(cmd, "init"):
-		return c.toWizard()
+		return scr.c.toWizard()
 	case isVerb(cmd, "status"):
-		return c.goHome()
+		return scr.c.goHome()
 	case isVerb(cmd, "upgrade") && strings.Contains(cmd+" ", " apply "):
-		return c.startUpgrade()
+		return scr.c.startUpgrade()
 	case isVerb(cmd, "upgrade"):
-		return c.openCheck()
+		return scr.c.openCheck()
 	case isVerb(cmd, "backup"):
-		return c.openBackup()
+		return scr.c.openBackup()
 	default:
-		c.copyText(cmd, "the command to run in a shell")
+		scr.c.copyText(cmd, "the command to run in a shell")
 	}
 	return nil
 }
@@ -124,39 +163,39 @@ func isVerb(command, verb string) bool {
 	return false
 }
 
-func (c *console) homeView(w, h int) []string {
+func (scr *homeScreen) view(w, h int) []string {
 	var lines []string
 	switch {
-	case c.homeErr != nil:
-		lines = append(lines, c.problem(w, c.homeErr)...)
-	case c.home == nil:
-		return []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, c.busy).String()}
+	case scr.c.homeErr != nil:
+		lines = append(lines, view.Problem(scr.c.page(), w, scr.c.homeErr)...)
+	case scr.c.home == nil:
+		return []string{"", scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Spin(scr.c.frame)+" ").Add(term.Plain, scr.c.busy).String()}
 	}
 	var foot []string
-	if n := c.suggestions(); len(n) > 0 {
-		foot = append(foot, c.th.rule(w, "Do next", ""))
+	if n := scr.suggestions(); len(n) > 0 {
+		foot = append(foot, scr.c.th.Rule(w, "Do next", ""))
 		for i, s := range n {
 			if i >= 4 {
 				break
 			}
-			st := plain
-			if i == c.next.at {
-				st = strong
+			st := term.Plain
+			if i == scr.at {
+				st = term.Strong
 			}
-			r := c.th.row(w).add(plain, " ").add(accent, c.marker(i == c.next.at)).add(st, clean(s.Title)).add(plain, "  ").add(accent, clean(s.Command))
+			r := scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, view.Marker(scr.c.page(), i == scr.at)).Add(st, term.Clean(s.Title)).Add(term.Plain, "  ").Add(term.Accent, term.Clean(s.Command))
 			if s.Why != "" {
-				r.add(faint, "  "+clean(s.Why))
+				r.Add(term.Faint, "  "+term.Clean(s.Why))
 			}
 			foot = append(foot, r.String())
 		}
 	}
-	if c.home != nil && c.home.Stage == engine.StageCluster {
+	if scr.c.home != nil && scr.c.home.Stage == engine.StageCluster {
 		room := h - len(foot) - len(lines)
-		lines = append(lines, c.clusterView(w, room)...)
-	} else if c.home != nil {
-		lines = append(lines, c.workspaceView(w)...)
+		lines = append(lines, scr.clusterView(w, room)...)
+	} else if scr.c.home != nil {
+		lines = append(lines, view.WorkspaceView(scr.c.page(), w, scr.c.home)...)
 		if room := h - len(foot) - len(lines); room > 2 {
-			lines = append(lines, c.recent(w, room)...)
+			lines = append(lines, view.Recent(scr.c.page(), w, room, scr.c.home)...)
 		}
 	}
 	lines = lines[:max(0, min(len(lines), h-len(foot)))]
@@ -166,345 +205,32 @@ func (c *console) homeView(w, h int) []string {
 	return append(lines, foot...)
 }
 
-// workspaceView shows the workspace while there is no cluster.
-func (c *console) workspaceView(w int) []string {
-	words := map[engine.Stage]string{
-		engine.StageEmpty:      "This folder has no " + configFile + " yet. Create machines first.",
-		engine.StageConfigured: "There is a configuration, but there are no machines yet.",
-		engine.StageReady:      "The machines exist. The cluster can be created.",
-		engine.StagePartial:    "An init started here and did not finish.",
-	}
-	lines := []string{
-		c.th.rule(w, "Workspace", ""),
-		c.th.row(w).add(plain, "  ").add(plain, clean(c.home.Dir)).String(),
-		c.th.row(w).add(plain, "  ").add(strong, words[c.home.Stage]).String(),
-	}
-	return append(lines, c.findings(w, c.home.Problems, 4)...)
-}
-
-// findingLines is the maximum number of lines of a finding's detail or remedy.
-const findingLines = 4
-
-// findings lists findings with their remedies.
-func (c *console) findings(w int, list []engine.Finding, most int) []string {
-	if len(list) == 0 {
-		return nil
-	}
-	lines := []string{c.th.rule(w, fmt.Sprintf("Needs attention (%d)", len(list)), "")}
-	for i, f := range list {
-		if i == most {
-			lines = append(lines, c.th.row(w).pad(4).add(faint, fmt.Sprintf("… %d more", len(list)-most)).String())
-			break
-		}
-		sign, st := c.severitySign(f.Severity)
-		title := wrap(clean(f.Title), w-5)
-		if c.th.uncut {
-			title = []string{clean(f.Title)}
-		}
-		r := c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").add(plain, title[0])
-		for _, l := range title[1:] {
-			lines = append(lines, r.String())
-			r = c.th.row(w).pad(4).add(plain, l)
-		}
-		detail := cleanLines(f.Detail)
-		if detail != "" && !strings.Contains(detail, "\n") && r.fits(": "+detail) {
-			r.add(faint, ": "+detail)
-			detail = ""
-		}
-		lines = append(lines, r.String())
-		for l := range strings.SplitSeq(detail, "\n") {
-			if l != "" {
-				lines = append(lines, c.th.below(w, 4, findingLines, faint, l)...)
-			}
-		}
-		if f.Remedy != "" {
-			for i, l := range c.th.below(w, 6, findingLines, accent, c.deps.commands.text(clean(f.Remedy))) {
-				if i == 0 {
-					l = "    " + c.th.paint(faint, c.th.branch+" ") + strings.TrimPrefix(l, "      ")
-				}
-				lines = append(lines, l)
-			}
-		}
-	}
-	return lines
-}
-
-func (c *console) severitySign(s engine.Severity) (string, style) {
-	switch s {
-	case engine.Block:
-		return c.th.fail, bad
-	case engine.Warn:
-		return c.th.warn, caution
-	}
-	return c.th.ok, good
-}
-
 // clusterView renders the cluster in h lines.
-func (c *console) clusterView(w, h int) []string {
-	st := c.status
+func (scr *homeScreen) clusterView(w, h int) []string {
+	st := scr.c.status
 	if st == nil {
-		if c.statusErr != nil {
-			return c.problem(w, c.statusErr)
+		if scr.c.statusErr != nil {
+			return view.Problem(scr.c.page(), w, scr.c.statusErr)
 		}
 		return append([]string{
-			c.th.rule(w, "Cluster", ""),
-			c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "querying the cluster").String(),
-		}, c.recent(w, h-2)...)
+			scr.c.th.Rule(w, "Cluster", ""),
+			scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Spin(scr.c.frame)+" ").Add(term.Plain, "querying the cluster").String(),
+		}, view.Recent(scr.c.page(), w, h-2, scr.c.home)...)
 	}
-	lines := []string{c.th.rule(w, "Cluster", clean(st.Provider))}
-	lines = append(lines, c.summary(w, st)...)
-	if c.statusErr != nil {
-		lines = append(lines, c.th.row(w).add(plain, "  ").add(bad, c.th.fail+" ").add(plain, clean(c.statusErr.Error())).String())
+	lines := []string{scr.c.th.Rule(w, "Cluster", term.Clean(st.Provider))}
+	lines = append(lines, view.ClusterSummary(scr.c.page(), w, st, scr.c.check.result)...)
+	if scr.c.statusErr != nil {
+		lines = append(lines, scr.c.th.Row(w).Add(term.Plain, "  ").Add(term.Bad, scr.c.th.Fail+" ").Add(term.Plain, term.Clean(scr.c.statusErr.Error())).String())
 	}
-	lines = append(lines, c.findings(w, st.Health, 3)...)
+	lines = append(lines, view.Findings(scr.c.page(), w, st.Health, 3)...)
 	room := h - len(lines)
-	recent := 0
+	recentRows := 0
 	if room > 9 {
-		recent = min(3, room-8) + 1
+		recentRows = min(3, room-8) + 1
 	}
-	lines = append(lines, c.nodeRows(w, room-recent, st)...)
-	if recent > 1 {
-		lines = append(lines, c.recent(w, recent)...)
-	}
-	return lines
-}
-
-// summary is the state of the cluster in two columns.
-func (c *console) summary(w int, st *engine.Status) []string {
-	ready := map[string][2]int{}
-	for _, n := range st.Nodes {
-		r := ready[n.Role]
-		r[1]++
-		if n.State == engine.NodeReady {
-			r[0]++
-		}
-		ready[n.Role] = r
-	}
-	health := "healthy"
-	if n := len(st.Health); n > 0 {
-		health = count(n, "finding")
-	}
-	narrow := w < 76
-	if !st.Reachable {
-		health = "API server unreachable"
-		if narrow {
-			health = "unreachable"
-		}
-	}
-	if slices.ContainsFunc(st.Health, func(f engine.Finding) bool { return f.ID == engine.KubeconfigFile }) {
-		health = "invalid kubeconfig"
-	}
-	kubernetes := clean(st.Target.Kubernetes)
-	if st.APIServer != "" && st.APIServer != st.Target.Kubernetes {
-		kubernetes += " (API server " + clean(st.APIServer) + ")"
-	}
-	age, etcd := "none", "-"
-	if b := st.Backup; b != nil {
-		age, etcd = ago(b.Created, c.now), "not included"
-		if b.Etcd {
-			etcd = "included"
-		}
-	}
-	pair := func(role string) string { return fmt.Sprintf("%d/%d ready", ready[role][0], ready[role][1]) }
-	half := max(w/2, 38)
-	newer := map[string]string{}
-	if st.Reachable {
-		for _, x := range [][3]string{
-			{"Kubernetes", "kubernetes", st.Target.Kubernetes}, {"OS image", "image", st.Target.Image}, {"Release", "services", st.Target.Release},
-		} {
-			if v := c.available(x[1], x[2]); v != "" {
-				newer[x[0]], half = clean(v), max(half, 46)
-			}
-		}
-	}
-	if narrow { // both columns need room
-		half = 34
-	}
-	rowOf := func(a, b, d, e string) string {
-		r := c.th.row(w).add(plain, "  ").col(faint, a, 12)
-		v := newer[a]
-		switch {
-		case v != "" && narrow:
-			r.add(plain, dash(b)).pad(2).add(good, c.th.up+" "+v)
-		case v != "":
-			r.add(plain, dash(b)).pad(2).add(good, c.th.up+" "+v).add(faint, " available")
-		case narrow:
-			r.add(plain, cut(dash(b), half-1-r.used, c.th.ellipsis))
-		default:
-			r.add(plain, dash(b))
-		}
-		return r.pad(1).to(half).col(faint, d, 14).add(plain, dash(e)).String()
-	}
-	return []string{
-		rowOf("Kubernetes", kubernetes, "control plane", pair("control-plane")),
-		rowOf("OS image", clean(st.Target.Image), "workers", pair("worker")),
-		rowOf("Release", clean(st.Target.Release), "health", health),
-		rowOf("Last backup", age, "etcd snapshot", etcd),
-	}
-}
-
-func dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
-
-// nodeRows lists the nodes, then the machines that are no nodes, in h lines.
-func (c *console) nodeRows(w, h int, st *engine.Status) []string {
-	if h < 2 {
-		return nil
-	}
-	type entry struct{ name, group, state, kubernetes, image, ip, text string }
-	rows := make([]entry, 0, len(st.Nodes)+len(st.Machines))
-	for _, n := range st.Nodes {
-		text := clean(n.Message)
-		if n.Cordoned {
-			text = strings.TrimSpace("cordoned " + text)
-		}
-		rows = append(rows, entry{clean(n.Name), clean(n.Group), n.State, clean(n.Kubernetes), clean(n.Image), clean(n.IP), text})
-	}
-	for _, m := range st.Machines {
-		text := clean(m.Message)
-		if text == "" {
-			text = "not a node yet"
-		}
-		rows = append(rows, entry{clean(m.Name), clean(m.Group), m.State, "-", clean(m.Image), clean(m.IP), text})
-	}
-	title := fmt.Sprintf("Nodes %d", len(st.Nodes))
-	remark := ""
-	if n := len(st.Machines); n > 0 {
-		remark = count(n, "machine") + " not in the cluster"
-	}
-	lines := []string{c.th.rule(w, title, remark)}
-	if len(rows) == 0 {
-		return append(lines, c.th.row(w).add(faint, "   none yet: machines appear here after they join").String())
-	}
-	fit := h - 1
-	from := max(0, min(c.next.nodes, len(rows)-fit))
-	to := min(len(rows), from+fit)
-	more := len(rows) - (to - from)
-	if more > 0 && to-from > 1 {
-		to--
-	}
-	names := 14
-	for _, e := range rows[from:to] {
-		names = max(names, width(e.name))
-	}
-	if !c.th.uncut {
-		names = min(names, w/3)
-	}
-	spare := fit - (to - from)
-	if more > 0 {
-		spare--
-	}
-	for _, e := range rows[from:to] {
-		sign, sty := c.nodeSign(e.state)
-		r := c.th.row(w).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, e.name, names).col(sty, e.state, 9)
-		r.col(plain, e.kubernetes, 9)
-		if w >= 100 {
-			r.col(faint, e.group, 14).col(faint, e.ip, 15)
-		}
-		r.col(faint, imageVersion(e.image), 8)
-		var below []string // the text, if it is too long for the row and there is room
-		if !r.fits(e.text) {
-			below = c.th.below(w, 4, 3, faint, e.text)
-		}
-		if len(below) > spare {
-			below = nil
-		}
-		if below == nil {
-			r.add(faint, e.text)
-		}
-		spare -= len(below)
-		lines = append(append(lines, r.String()), below...)
-	}
-	if more > 0 {
-		lines = append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more: J and K scroll", more+1)).String())
-	}
-	return lines
-}
-
-// imageVersion is the last part of an image reference.
-func imageVersion(ref string) string {
-	if i := strings.LastIndexByte(ref, '/'); i >= 0 {
-		return ref[i+1:]
-	}
-	return ref
-}
-
-// recent lists past runs in at most h lines.
-func (c *console) recent(w, h int) []string {
-	if c.home == nil || len(c.home.Runs) == 0 || h < 2 {
-		return nil
-	}
-	lines := []string{c.th.rule(w, "Recent", "")}
-	for _, r := range c.home.Runs[:min(len(c.home.Runs), h-1)] {
-		sign, st := c.th.ok, good
-		switch r.Status {
-		case engine.StateDone, engine.StateNothing, engine.StateDetached:
-		case engine.StateFailed:
-			sign, st = c.th.fail, bad
-		default:
-			sign, st = c.th.stopped, caution
-		}
-		took := ""
-		if !r.Ended.IsZero() {
-			took = " in " + short(r.Ended.Sub(r.Started).Round(time.Second))
-		}
-		text := clean(r.Text)
-		if text == "" && r.Step != "" && r.Status != engine.StateDone {
-			text = "at " + clean(r.Step)
-		}
-		lines = append(lines, c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").col(faint, ago(r.Started, c.now), 9).
-			col(plain, string(r.Verb), 6).add(plain, clean(r.Status)+took).add(faint, "  "+text).String())
-	}
-	return lines
-}
-
-// problem renders an error: operation, cause, remedy.
-func (c *console) problem(w int, err error) []string { return c.problemWithin(w, 0, "", err) }
-
-// problemWithin is problem with at most most lines for the operation and the cause each, so
-// that the remedy is visible; 0 means all. rest names the place of the other lines.
-func (c *console) problemWithin(w, most int, rest string, err error) []string {
-	e := explain(err, c.deps.commands)
-	lines := []string{c.th.rule(w, "What happened", "")}
-	bound := func(all []string) []string {
-		if most == 0 || len(all) <= most+1 { // one hidden line would only make room for the hint
-			return all
-		}
-		return append(all[:most:most], fmt.Sprintf("%s %d more lines: %s", c.th.ellipsis, len(all)-most, rest))
-	}
-	for i, l := range bound(wrap(e.what, w-6)) {
-		r := c.th.row(w).add(plain, " ")
-		if i == 0 {
-			r.add(bad, c.th.fail+" ")
-		} else {
-			r.pad(2)
-		}
-		lines = append(lines, r.add(strong, l).String())
-	}
-	for _, p := range []struct{ head, text string }{{"why", e.why}, {"fix", e.remedy}} {
-		if p.text == "" {
-			continue
-		}
-		all := wrap(p.text, w-10)
-		if p.head == "why" {
-			all = bound(all)
-		}
-		for i, l := range all {
-			r := c.th.row(w).add(plain, "   ")
-			if i == 0 {
-				r.col(faint, p.head, 4)
-			} else {
-				r.pad(5)
-			}
-			lines = append(lines, r.add(plain, l).String())
-		}
-	}
-	for _, d := range e.details {
-		lines = append(lines, c.th.below(w, 3, findingLines, plain, d)...)
+	lines = append(lines, view.NodeRows(scr.c.page(), w, room-recentRows, st, scr.nodes)...)
+	if recentRows > 1 {
+		lines = append(lines, view.Recent(scr.c.page(), w, recentRows, scr.c.home)...)
 	}
 	return lines
 }

@@ -13,13 +13,17 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // The screens of the init wizard: config, preflight, confirm.
 
-// configForm edits the few configuration values that a new user chooses. The others are
+// configScreen edits the few configuration values that a new user chooses. The others are
 // shown here and edited in the file.
-type configForm struct {
+type configScreen struct {
+	defaults
+	c        *console
 	exists   bool // the file exists
 	locked   string
 	fields   []formField
@@ -31,6 +35,35 @@ type configForm struct {
 	rows     [][2]string // other values of the configuration
 }
 
+func (scr *configScreen) title() string   { return "config" }
+func (scr *configScreen) mode() string    { return scr.c.wizardMode(scr) }
+func (scr *configScreen) rail() string    { return scr.c.rail(scr.c.wizardAt(scr)) }
+func (scr *configScreen) safety() string  { return "scripted  " + scr.command() }
+func (scr *configScreen) command() string { return scr.c.deps.commands.Command("config validate") }
+func (scr *configScreen) takesText() bool { return scr.editing }
+
+// typed handles a key of the field being edited.
+func (scr *configScreen) typed(k tea.KeyMsg) {
+	switch k.Type {
+	case tea.KeyEnter, tea.KeyTab:
+		scr.fields[scr.at].value = strings.TrimSpace(scr.input.Value())
+		scr.editing = false
+		scr.input.Blur()
+	case tea.KeyEsc:
+		scr.editing = false
+		scr.input.Blur()
+	default:
+		scr.input, _ = scr.input.Update(k) // its command only makes the cursor blink
+	}
+}
+
+func (scr *configScreen) take(msg tea.Msg) (tea.Cmd, bool) {
+	if msg, ok := msg.(configSet); ok {
+		return scr.tookConfig(msg), true
+	}
+	return nil, false
+}
+
 type formField struct {
 	key, title, value, was string
 	hint                   string
@@ -39,8 +72,8 @@ type formField struct {
 
 func (f formField) changed() bool { return f.value != f.was }
 
-func newConfigForm(h *engine.Home, versions []string) configForm {
-	f := configForm{exists: h.Stage != engine.StageEmpty, problems: h.Problems}
+func newConfigScreen(con *console, h *engine.Home, versions []string) *configScreen {
+	f := &configScreen{c: con, exists: h.Stage != engine.StageEmpty, problems: h.Problems}
 	name, kubernetes := "demo", ""
 	if len(versions) > 0 {
 		kubernetes = versions[0]
@@ -77,96 +110,47 @@ func newConfigForm(h *engine.Home, versions []string) configForm {
 	return f
 }
 
-func (f *configForm) changed() bool {
+func (f *configScreen) changed() bool {
 	return slices.ContainsFunc(f.fields, formField.changed)
 }
 
-var configKeys = []binding{
-	on("enter", "Enter", "continue to the checks", "wizard", (*console).configNext).footed("continue").unless(func(c *console) string {
-		switch {
-		case c.home == nil:
-			return "the workspace cannot be read"
-		case c.form.exists && c.home.Config == nil:
-			return "correct the file first, then r"
-		}
-		return ""
-	}),
-	on("e", "e", "edit the selected field", "wizard", (*console).editField).footed("edit").unless(configLocked),
-	on("left h", "← h", "previous choice", "wizard", act(func(c *console) { c.chooseField(-1) })).unless(configLocked),
-	on("right l", "→ l", "next choice", "wizard", act(func(c *console) { c.chooseField(1) })).unless(configLocked),
-	on("up k shift+tab", "↑ k", "previous field", "move", act(func(c *console) { c.form.at = max(0, c.form.at-1) })),
-	on("down j tab", "↓ j", "next field", "move", act(func(c *console) { c.form.at = min(len(c.form.fields)-1, c.form.at+1) })),
-	on("r", "r", "reload the file", "wizard", (*console).reread).footed("reload"),
-	on("y", "y", "copy the path of the file", "copy", act(func(c *console) {
-		if c.home != nil {
-			c.copyText(c.home.Dir+"/constellation-conf.yaml", "the path")
-		}
-	})),
-	on("esc", "Esc", "home", "back", (*console).goHome).footed("home"),
+func (scr *configScreen) keys() []binding {
+	return []binding{
+		on("enter", "Enter", "continue to the checks", "wizard", scr.next).footed("continue").unless(func() string {
+			switch {
+			case scr.c.home == nil:
+				return "the workspace cannot be read"
+			case scr.exists && scr.c.home.Config == nil:
+				return "correct the file first, then r"
+			}
+			return ""
+		}),
+		on("e", "e", "edit the selected field", "wizard", scr.editField).footed("edit").unless(scr.isLocked),
+		on("left h", "← h", "previous choice", "wizard", act(func() { scr.chooseField(-1) })).unless(scr.isLocked),
+		on("right l", "→ l", "next choice", "wizard", act(func() { scr.chooseField(1) })).unless(scr.isLocked),
+		on("up k shift+tab", "↑ k", "previous field", "move", act(func() { scr.at = max(0, scr.at-1) })),
+		on("down j tab", "↓ j", "next field", "move", act(func() { scr.at = min(len(scr.fields)-1, scr.at+1) })),
+		on("r", "r", "reload the file", "wizard", scr.reread).footed("reload"),
+		on("y", "y", "copy the path of the file", "copy", act(func() {
+			if scr.c.home != nil {
+				scr.c.copyText(scr.c.home.Dir+"/constellation-conf.yaml", "the path")
+			}
+		})),
+		on("esc", "Esc", "home", "back", scr.c.goHome).footed("home"),
+	}
 }
 
-func (c *console) reread() tea.Cmd {
-	c.busy = "reading the workspace"
-	return c.readHome()
+func (scr *configScreen) reread() tea.Cmd {
+	scr.c.busy = "reading the workspace"
+	return scr.c.readHome()
 }
 
-func configLocked(c *console) string { return c.form.locked }
+func (scr *configScreen) isLocked() string { return scr.locked }
 
-// typing reports whether keys go into a text field.
-func (c *console) typing() bool {
-	if c.confirmLeave || c.help || c.rolloutPrompt != nil {
-		return false
-	}
-	if c.pal.open {
-		return true
-	}
-	return c.typingID() || c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing || c.screen == screenCheck && c.chk.typing || c.screen == screenWatch && c.wat.typing
-}
-
-// typed passes a key to the open text field. It reports false for keys that keep their
-// binding.
-func (c *console) typed(k tea.KeyMsg) bool {
-	if k.Type == tea.KeyCtrlC {
-		return false
-	}
-	if c.pal.open {
-		return c.typedPalette(k)
-	}
-	if c.screen == screenUpgradeConfirm {
-		c.typeID(k)
-		return true
-	}
-	if c.screen == screenLog {
-		c.log.typed(k)
-		return true
-	}
-	if c.screen == screenWatch {
-		c.typedWatch(k)
-		return true
-	}
-	if c.screen == screenCheck {
-		c.chk.typeFilter(k)
-		return true
-	}
-	f := &c.form
-	switch k.Type {
-	case tea.KeyEnter, tea.KeyTab:
-		f.fields[f.at].value = strings.TrimSpace(f.input.Value())
-		f.editing = false
-		f.input.Blur()
-	case tea.KeyEsc:
-		f.editing = false
-		f.input.Blur()
-	default:
-		f.input, _ = f.input.Update(k) // its command only makes the cursor blink
-	}
-	return true
-}
-
-func (c *console) editField() tea.Cmd {
-	f := &c.form
+func (scr *configScreen) editField() tea.Cmd {
+	f := scr
 	if len(f.fields[f.at].choices) > 0 {
-		c.chooseField(1)
+		scr.chooseField(1)
 		return nil
 	}
 	f.editing = true
@@ -176,24 +160,24 @@ func (c *console) editField() tea.Cmd {
 	return nil
 }
 
-func (c *console) chooseField(by int) {
-	f := &c.form.fields[c.form.at]
+func (scr *configScreen) chooseField(by int) {
+	f := &scr.fields[scr.at]
 	if n := len(f.choices); n > 0 {
 		i := slices.Index(f.choices, f.value)
 		f.value = f.choices[(i+by+n)%n]
 	}
 }
 
-// configNext writes the changed values and continues to the checks.
-func (c *console) configNext() tea.Cmd {
-	f := &c.form
+// next writes the changed values and continues to the checks.
+func (scr *configScreen) next() tea.Cmd {
+	f := scr
 	if f.exists && !f.changed() {
-		return c.startPreflight()
+		return scr.c.startPreflight()
 	}
 	fields, exists := slices.Clone(f.fields), f.exists
-	d := c.deps
-	c.busy = "writing the configuration"
-	ctx := c.ctx
+	d := scr.c.deps
+	scr.c.busy = "writing the configuration"
+	ctx := scr.c.ctx
 	return func() tea.Msg {
 		path, err := writeConfig(ctx, d, exists, fields)
 		return configSet{path, err}
@@ -247,127 +231,145 @@ func setScalar(b []byte, key, value string) []byte {
 	return slices.Concat(b[:at[4]], []byte(value), b[at[5]:])
 }
 
-func (c *console) tookConfig(msg configSet) tea.Cmd {
-	c.busy = ""
+func (scr *configScreen) tookConfig(msg configSet) tea.Cmd {
+	scr.c.busy = ""
 	if msg.err != nil {
-		c.form.err = msg.err
+		scr.err = msg.err
 		return nil
 	}
-	c.form.err = nil
-	c.note = "wrote " + clean(msg.path)
-	if c.form.exists {
-		for i := range c.form.fields {
-			c.form.fields[i].was = c.form.fields[i].value
+	scr.err = nil
+	scr.c.note = "wrote " + term.Clean(msg.path)
+	if scr.exists {
+		for i := range scr.fields {
+			scr.fields[i].was = scr.fields[i].value
 		}
-		return tea.Batch(c.readHome(), c.startPreflight())
+		return tea.Batch(scr.c.readHome(), scr.c.startPreflight())
 	}
-	return c.goHome() // a new file needs machines first: home suggests how to create them
+	return scr.c.goHome() // a new file needs machines first: home suggests how to create them
 }
 
-// verdict is the line that says what Enter does.
-func (f *configForm) verdict(c *console) string {
-	r := c.th.row(c.w).add(plain, " ")
+// why is the line that says what Enter does.
+func (f *configScreen) why() []string {
+	c := f.c
+	r := c.th.Row(c.w).Add(term.Plain, " ")
 	switch {
 	case c.busy != "":
-		r.add(accent, c.th.spin(c.frame)+" ").add(plain, c.busy)
+		r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy)
 	case f.exists && c.home != nil && c.home.Config == nil:
-		r.add(bad, c.th.fail+" ").add(strong, "The configuration has errors. Correct the file and press r.")
+		r.Add(term.Bad, c.th.Fail+" ").Add(term.Strong, "The configuration has errors. Correct the file and press r.")
 	case f.editing:
-		r.add(plain, "Enter accepts the value, Esc discards it")
+		r.Add(term.Plain, "Enter accepts the value, Esc discards it")
 	case !f.exists:
-		r.add(strong, "Enter writes constellation-conf.yaml")
+		r.Add(term.Strong, "Enter writes constellation-conf.yaml")
 	case f.changed():
-		r.add(strong, "Enter writes the changes and continues to the checks")
+		r.Add(term.Strong, "Enter writes the changes and continues to the checks")
 	default:
-		r.add(strong, "Enter continues to the checks; nothing is created before you confirm")
+		r.Add(term.Strong, "Enter continues to the checks; nothing is created before you confirm")
 	}
-	return r.String()
+	return []string{r.String()}
 }
 
-func (c *console) configView(w, h int) []string {
-	f := &c.form
+func (scr *configScreen) view(w, h int) []string {
+	f := scr
 	where := "new file"
 	if f.exists {
 		where = "constellation-conf.yaml"
 	}
-	lines := []string{c.th.rule(w, "Configuration", where), ""}
+	lines := []string{scr.c.th.Rule(w, "Configuration", where), ""}
 	for i, x := range f.fields {
 		here := i == f.at
-		st := plain
+		st := term.Plain
 		if here {
-			st = strong
+			st = term.Strong
 		}
-		r := c.th.row(w).add(plain, "  ").add(accent, c.marker(here)).col(st, x.title, 16)
+		r := scr.c.th.Row(w).Add(term.Plain, "  ").Add(term.Accent, view.Marker(scr.c.page(), here)).Col(st, x.title, 16)
 		switch {
 		case here && f.editing:
-			r.add(chosen, " "+f.input.Value()+" ").add(accent, "▏").add(faint, "  "+x.hint)
+			r.Add(term.Chosen, " "+f.input.Value()+" ").Add(term.Accent, "▏").Add(term.Faint, "  "+x.hint)
 		case len(x.choices) > 1 && here && f.locked == "":
 			for _, v := range x.choices {
 				if v == x.value {
-					r.add(chosen, " "+v+" ")
+					r.Add(term.Chosen, " "+v+" ")
 				} else {
-					r.add(faint, " "+v+" ")
+					r.Add(term.Faint, " "+v+" ")
 				}
 			}
-			r.add(faint, "  ← →")
+			r.Add(term.Faint, "  ← →")
 		default:
-			r.add(st, " "+dash(clean(x.value)))
+			r.Add(st, " "+view.Dash(term.Clean(x.value)))
 		}
 		if x.changed() && f.exists {
-			r.add(caution, "  was "+clean(x.was))
+			r.Add(term.Caution, "  was "+term.Clean(x.was))
 		}
-		r.right(faint, x.key)
+		r.Right(term.Faint, x.key)
 		lines = append(lines, r.String())
 	}
 	if f.locked != "" {
-		lines = append(lines, c.th.row(w).pad(4).add(faint, "read-only: "+f.locked).String())
+		lines = append(lines, scr.c.th.Row(w).Pad(4).Add(term.Faint, "read-only: "+f.locked).String())
 	}
 	lines = append(lines, "")
 	for _, kv := range f.rows {
-		lines = append(lines, c.th.row(w).pad(4).col(faint, kv[0], 16).add(plain, clean(kv[1])).String())
+		lines = append(lines, scr.c.th.Row(w).Pad(4).Col(term.Faint, kv[0], 16).Add(term.Plain, term.Clean(kv[1])).String())
 	}
 	if f.err != nil {
 		lines = append(lines, "")
-		lines = append(lines, c.problem(w, f.err)...)
+		lines = append(lines, view.Problem(scr.c.page(), w, f.err)...)
 	}
-	lines = append(lines, c.findings(w, f.problems, max(1, (h-len(lines))/2))...)
+	lines = append(lines, view.Findings(scr.c.page(), w, f.problems, max(1, (h-len(lines))/2))...)
 	return lines
 }
 
-// preflight is the screen of the preflight checks and their results.
-type preflight struct {
-	t        timeline
+// preflightScreen is the screen of the preflight checks and their results.
+type preflightScreen struct {
+	defaults
+	c        *console
+	t        view.Timeline
 	done     bool
 	err      error
 	findings []engine.Finding
 	at       int
 }
 
+func (scr *preflightScreen) title() string   { return "preflight" }
+func (scr *preflightScreen) mode() string    { return scr.c.wizardMode(scr) }
+func (scr *preflightScreen) rail() string    { return scr.c.rail(scr.c.wizardAt(scr)) }
+func (scr *preflightScreen) safety() string  { return "scripted  " + scr.command() }
+func (scr *preflightScreen) command() string { return scr.c.runCommand() }
+
+func (scr *preflightScreen) take(msg tea.Msg) (tea.Cmd, bool) {
+	if msg, ok := msg.(preflightEnded); ok {
+		scr.done, scr.err, scr.findings = true, msg.err, msg.findings
+		scr.selectWorst()
+		return nil, true
+	}
+	return nil, false
+}
+
 // results returns the results: the checks of events, and findings without an event.
-func (p *preflight) results() []check {
-	list := p.t.checks
+func (p *preflightScreen) results() []view.Check {
+	list := p.t.Checks
 	for _, f := range p.findings {
-		if !slices.ContainsFunc(list, func(c check) bool { return c.id == clean(f.ID) }) {
-			list = append(list[:len(list):len(list)], checkOf(f))
+		if !slices.ContainsFunc(list, func(c view.Check) bool { return c.ID == term.Clean(f.ID) }) {
+			list = append(list[:len(list):len(list)], view.CheckOf(f))
 		}
 	}
 	return list
 }
 
 // selectWorst selects the worst check.
-func (p *preflight) selectWorst() {
+func (p *preflightScreen) selectWorst() {
 	for _, s := range []engine.Severity{engine.Block, engine.Warn} {
-		if i := slices.IndexFunc(p.results(), func(c check) bool { return c.state == string(s) }); i >= 0 {
+		if i := slices.IndexFunc(p.results(), func(c view.Check) bool { return c.State == string(s) }); i >= 0 {
 			p.at = i
 			return
 		}
 	}
 }
 
-func (p *preflight) counts() (done, warn, block, total int) {
+func (p *preflightScreen) counts() (done, warn, block, total int) {
 	for _, c := range p.results() {
 		total++
-		switch engine.Severity(c.state) {
+		switch engine.Severity(c.State) {
 		case engine.Warn:
 			warn++
 			done++
@@ -381,72 +383,75 @@ func (p *preflight) counts() (done, warn, block, total int) {
 	return done, warn, block, total
 }
 
-var preflightKeys = []binding{
-	on("enter", "Enter", "continue to the plan", "wizard", (*console).makePlan).footed("show plan").unless(func(c *console) string {
-		_, _, block, _ := c.pre.counts()
-		switch {
-		case !c.pre.done:
-			return "the checks are still running"
-		case c.pre.err != nil:
-			return "the checks could not run"
-		case block > 0:
-			return count(block, "check") + " failed; fix it, then r"
-		case c.busy != "":
-			return "planning"
-		}
-		return ""
-	}),
-	on("r", "r", "run the checks again", "wizard", (*console).startPreflight).footed("check again"),
-	on("up k", "↑ k", "previous check", "move", act(func(c *console) { c.pre.at = max(0, c.pre.at-1) })),
-	on("down j", "↓ j", "next check", "move", act(func(c *console) { c.pre.at = max(0, min(len(c.pre.results())-1, c.pre.at+1)) })),
-	on("y", "y", "copy the remedy of the selected check", "copy", act(func(c *console) {
-		if l := c.pre.results(); c.pre.at < len(l) {
-			c.copyText(c.deps.commands.text(l[c.pre.at].remedy), "the remedy")
-		}
-	})).footed("copy fix"),
-	on("esc", "Esc", "back to the configuration", "back", act(func(c *console) {
-		if c.cancel != nil {
-			c.cancel()
-		}
-		c.screen = screenConfig
-	})).footed("back"),
+func (scr *preflightScreen) keys() []binding {
+	return []binding{
+		on("enter", "Enter", "continue to the plan", "wizard", scr.c.makePlan).footed("show plan").unless(func() string {
+			_, _, block, _ := scr.counts()
+			switch {
+			case !scr.done:
+				return "the checks are still running"
+			case scr.err != nil:
+				return "the checks could not run"
+			case block > 0:
+				return term.Count(block, "check") + " failed; fix it, then r"
+			case scr.c.busy != "":
+				return "planning"
+			}
+			return ""
+		}),
+		on("r", "r", "run the checks again", "wizard", scr.c.startPreflight).footed("check again"),
+		on("up k", "↑ k", "previous check", "move", act(func() { scr.at = max(0, scr.at-1) })),
+		on("down j", "↓ j", "next check", "move", act(func() { scr.at = max(0, min(len(scr.results())-1, scr.at+1)) })),
+		on("y", "y", "copy the remedy of the selected check", "copy", act(func() {
+			if l := scr.results(); scr.at < len(l) {
+				scr.c.copyText(scr.c.deps.commands.Text(l[scr.at].Remedy), "the remedy")
+			}
+		})).footed("copy fix"),
+		on("esc", "Esc", "back to the configuration", "back", act(func() {
+			if scr.c.cancel != nil {
+				scr.c.cancel()
+			}
+			scr.c.screen = scr.c.config
+		})).footed("back"),
+	}
 }
 
-func (p *preflight) verdict(c *console) string {
-	r := c.th.row(c.w).add(plain, " ")
+func (p *preflightScreen) why() []string {
+	c := p.c
+	r := c.th.Row(c.w).Add(term.Plain, " ")
 	_, warn, block, _ := p.counts()
 	switch {
 	case p.err != nil:
-		r.add(bad, c.th.fail+" ").add(strong, "The checks could not run. Nothing has been created.")
+		r.Add(term.Bad, c.th.Fail+" ").Add(term.Strong, "The checks could not run. Nothing has been created.")
 	case !p.done || c.busy != "":
-		r.add(accent, c.th.spin(c.frame)+" ").add(plain, c.busy)
+		r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy)
 	case block > 0:
-		r.add(bad, c.th.fail+" ").add(strong, "Blocked: "+count(block, "failed check")+". Fix it and press r; nothing has been created yet.")
+		r.Add(term.Bad, c.th.Fail+" ").Add(term.Strong, "Blocked: "+term.Count(block, "failed check")+". Fix it and press r; nothing has been created yet.")
 	case warn > 0:
-		r.add(caution, c.th.warn+" ").add(strong, count(warn, "warning")+": read before you continue. Enter shows the plan.")
+		r.Add(term.Caution, c.th.Warn+" ").Add(term.Strong, term.Count(warn, "warning")+": read before you continue. Enter shows the plan.")
 	default:
-		r.add(good, c.th.ok+" ").add(strong, "All checks passed. Enter shows the plan; nothing has been created yet.")
+		r.Add(term.Good, c.th.OK+" ").Add(term.Strong, "All checks passed. Enter shows the plan; nothing has been created yet.")
 	}
-	return r.String()
+	return []string{r.String()}
 }
 
-func (c *console) preflightView(w, h int) []string {
-	p := &c.pre
+func (scr *preflightScreen) view(w, h int) []string {
+	p := scr
 	done, warn, block, total := p.counts()
 	remark := fmt.Sprintf("%d of %d done", done, total)
 	if warn > 0 {
-		remark += ", " + count(warn, "warning")
+		remark += ", " + term.Count(warn, "warning")
 	}
 	if block > 0 {
 		remark += fmt.Sprintf(", %d failed", block)
 	}
-	lines := []string{c.th.rule(w, "Preflight", remark)}
+	lines := []string{scr.c.th.Rule(w, "Preflight", remark)}
 	if p.err != nil {
-		return append(lines, c.problem(w, p.err)...)
+		return append(lines, view.Problem(scr.c.page(), w, p.err)...)
 	}
 	list := p.results()
 	if len(list) == 0 && p.done {
-		return append(lines, c.th.row(w).add(faint, "   there was nothing to check").String())
+		return append(lines, scr.c.th.Row(w).Add(term.Faint, "   there was nothing to check").String())
 	}
 	left := w
 	if w >= 110 { // the details of the selected check are beside the list
@@ -458,15 +463,15 @@ func (c *console) preflightView(w, h int) []string {
 		if i == p.at {
 			top = len(rows)
 		}
-		rows = append(rows, c.checkRow(x, left, i == p.at))
-		if left == w && (i == p.at || engine.Severity(x.state) == engine.Block || engine.Severity(x.state) == engine.Warn) {
-			rows = append(rows, c.checkDetail(x, w, 16)...)
+		rows = append(rows, view.CheckRow(scr.c.page(), x, left, i == p.at))
+		if left == w && (i == p.at || engine.Severity(x.State) == engine.Block || engine.Severity(x.State) == engine.Warn) {
+			rows = append(rows, view.CheckDetail(scr.c.page(), x, w, 16)...)
 		}
 	}
-	from, to := window(len(rows), top, h-1)
+	from, to := view.Window(len(rows), top, h-1)
 	if hidden := len(rows) - (to - from); hidden > 0 && h > 3 { // the last row shows their number
-		from, to = window(len(rows), top, h-2)
-		rows = append(rows[from:to:to], c.th.row(left).pad(3).add(faint, fmt.Sprintf("%s %s: ↑↓ scrolls", c.th.ellipsis, count(hidden+1, "more line"))).String())
+		from, to = view.Window(len(rows), top, h-2)
+		rows = append(rows[from:to:to], scr.c.th.Row(left).Pad(3).Add(term.Faint, fmt.Sprintf("%s %s: ↑↓ scrolls", scr.c.th.Ellipsis, term.Count(hidden+1, "more line"))).String())
 	} else {
 		rows = rows[from:to]
 	}
@@ -476,11 +481,11 @@ func (c *console) preflightView(w, h int) []string {
 	var side []string
 	if p.at < len(list) {
 		x := list[p.at]
-		for _, l := range wrap(x.title, w-left-4) {
-			side = append(side, c.th.paint(strong, l))
+		for _, l := range term.Wrap(x.Title, w-left-4) {
+			side = append(side, scr.c.th.Paint(term.Strong, l))
 		}
 		side = append(side, "")
-		side = append(side, c.checkDetail(x, w-left-3, 0)...)
+		side = append(side, view.CheckDetail(scr.c.page(), x, w-left-3, 0)...)
 	}
 	for i := range max(len(rows), len(side)) {
 		var l, r string
@@ -490,183 +495,94 @@ func (c *console) preflightView(w, h int) []string {
 		if i < len(side) {
 			r = side[i]
 		}
-		lines = append(lines, l+strings.Repeat(" ", max(0, left-styledWidth(l)))+c.th.paint(faint, c.th.side)+" "+r)
+		lines = append(lines, l+strings.Repeat(" ", max(0, left-term.StyledWidth(l)))+scr.c.th.Paint(term.Faint, scr.c.th.Side)+" "+r)
 	}
 	return lines
 }
 
-func (c *console) checkRow(x check, w int, here bool) string {
-	sign, st := c.severitySign(engine.Severity(x.state))
-	if x.state == engine.StateRunning {
-		sign, st = c.th.spin(c.frame), accent
-	}
-	name := plain
-	if here {
-		name = strong
-	}
-	r := c.th.row(w).add(accent, c.marker(here)).add(st, sign).add(plain, " ").col(faint, x.source, 11)
-	tail := ""
-	if x.took > 0 {
-		tail = fmt.Sprintf("%.2fs", x.took.Seconds())
-	}
-	return r.add(name, cut(x.title, w-r.used-width(tail)-3, c.th.ellipsis)).right(faint, tail).String()
-}
-
-// checkDetail renders the cause and the remedy of a check.
-func (c *console) checkDetail(x check, w, indent int) []string {
-	var lines []string
-	parts := []struct{ head, text string }{{"why", x.detail}, {"fix", c.deps.commands.text(x.remedy)}}
-	if indent > 0 && width(x.title) > w-indent-3 { // the row shows only its beginning
-		parts = slices.Insert(parts, 0, struct{ head, text string }{"what", x.title})
-	}
-	for _, p := range parts {
-		if p.text == "" {
-			continue
-		}
-		for i, l := range wrap(p.text, max(10, w-indent-7)) {
-			r := c.th.row(w).pad(indent)
-			if i == 0 {
-				r.col(faint, p.head, 4)
-			} else {
-				r.pad(5)
-			}
-			st := plain
-			if p.head == "fix" {
-				st = accent
-			}
-			lines = append(lines, r.add(st, l).String())
-		}
-	}
-	return lines
-}
-
-// initConfirm is the screen of init's plan and its confirmation.
-type initConfirm struct {
+// initConfirmScreen is the screen of init's plan and its confirmation.
+type initConfirmScreen struct {
+	defaults
+	c      *console
 	yes    bool // the cursor is on "create"
 	scroll int
 	shown  time.Time
 	plan   *engine.Plan
 }
 
+func (scr *initConfirmScreen) title() string   { return "confirm" }
+func (scr *initConfirmScreen) mode() string    { return scr.c.wizardMode(scr) }
+func (scr *initConfirmScreen) rail() string    { return scr.c.rail(scr.c.wizardAt(scr)) }
+func (scr *initConfirmScreen) safety() string  { return "scripted  " + scr.command() }
+func (scr *initConfirmScreen) command() string { return scr.c.runCommand() }
+
 // newInitConfirm selects the safe answer if there are warnings.
-func newInitConfirm(p *engine.Plan, now time.Time) initConfirm {
-	return initConfirm{plan: p, shown: now, yes: len(p.Warnings()) == 0 && !slices.ContainsFunc(p.Steps, func(s engine.Step) bool { return s.Warning != "" && !s.Finished })}
+func newInitConfirm(c *console, p *engine.Plan, now time.Time) *initConfirmScreen {
+	return &initConfirmScreen{c: c, plan: p, shown: now, yes: len(p.Warnings()) == 0 && !slices.ContainsFunc(p.Steps, func(s engine.Step) bool { return s.Warning != "" && !s.Finished })}
 }
 
-var initConfirmKeys = []binding{
-	on("enter", "Enter", "confirm the selected answer", "wizard", (*console).answerInitConfirm).footed("answer").unless(func(c *console) string {
-		if c.initConfirm.yes && c.plan != nil && len(c.plan.Blocked()) > 0 {
-			return "the plan is blocked"
-		}
-		return ""
-	}),
-	on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func(c *console) { c.initConfirm.yes = !c.initConfirm.yes })).footed("choose"),
-	on("up k", "↑ k", "scroll up", "move", act(func(c *console) { c.initConfirm.scroll = max(0, c.initConfirm.scroll-1) })),
-	on("down j", "↓ j", "scroll down", "move", act(func(c *console) { c.initConfirm.scroll = min(c.initConfirm.scroll+1, len(c.initPlanRows(c.w))) })),
-	on("esc", "Esc", "back to the checks", "back", (*console).startPreflight).footed("back"),
+func (scr *initConfirmScreen) keys() []binding {
+	return []binding{
+		on("enter", "Enter", "confirm the selected answer", "wizard", scr.answer).footed("answer").unless(func() string {
+			if scr.yes && scr.c.plan != nil && len(scr.c.plan.Blocked()) > 0 {
+				return "the plan is blocked"
+			}
+			return ""
+		}),
+		on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func() { scr.yes = !scr.yes })).footed("choose"),
+		on("up k", "↑ k", "scroll up", "move", act(func() { scr.scroll = max(0, scr.scroll-1) })),
+		on("down j", "↓ j", "scroll down", "move", act(func() {
+			scr.scroll = min(scr.scroll+1, len(view.InitPlanRows(scr.c.page(), scr.c.w, scr.c.plan)))
+		})),
+		on("esc", "Esc", "back to the checks", "back", scr.c.startPreflight).footed("back"),
+	}
 }
 
-func (c *console) answerInitConfirm() tea.Cmd {
-	if c.now.Sub(c.initConfirm.shown) < confirmDelay {
-		c.note = "read it first, then press Enter"
+func (scr *initConfirmScreen) answer() tea.Cmd {
+	if scr.c.now.Sub(scr.shown) < confirmDelay {
+		scr.c.note = "read it first, then press Enter"
 		return nil
 	}
-	if c.initConfirm.yes {
-		return c.startRun()
+	if scr.yes {
+		return scr.c.startRun()
 	}
-	return c.startPreflight()
+	return scr.c.startPreflight()
 }
 
-func (a *initConfirm) verdict(c *console) string {
+func (a *initConfirmScreen) why() []string {
+	c := a.c
 	create, back := "Create the cluster", "Back"
 	if a.plan != nil && a.plan.Resumes() {
 		create = "Resume"
 	}
-	r := c.th.row(c.w).add(plain, " ")
+	r := c.th.Row(c.w).Add(term.Plain, " ")
 	if a.plan != nil && len(a.plan.Blocked()) > 0 {
-		return r.add(bad, c.th.fail+" ").add(strong, "Blocked: "+clean(a.plan.Blocked()[0].Title)).String()
+		return []string{r.Add(term.Bad, c.th.Fail+" ").Add(term.Strong, "Blocked: "+term.Clean(a.plan.Blocked()[0].Title)).String()}
 	}
 	if a.yes {
-		return r.add(accent, c.th.cursor+" ").add(chosen, " "+create+" ").add(plain, "   ").add(faint, "  "+back+" ").String()
+		return []string{r.Add(term.Accent, c.th.Cursor+" ").Add(term.Chosen, " "+create+" ").Add(term.Plain, "   ").Add(term.Faint, "  "+back+" ").String()}
 	}
-	return r.add(faint, "   "+create+" ").add(plain, "   ").add(accent, c.th.cursor+" ").add(chosen, " "+back+" ").String()
+	return []string{r.Add(term.Faint, "   "+create+" ").Add(term.Plain, "   ").Add(term.Accent, c.th.Cursor+" ").Add(term.Chosen, " "+back+" ").String()}
 }
 
-// initPlanRows are the findings and the steps of the plan, with the effect of each.
-func (c *console) initPlanRows(w int) []string {
-	var rows []string
-	for _, f := range slices.Concat(c.plan.Blocked(), c.plan.Warnings()) {
-		sign, st := c.severitySign(f.Severity)
-		for i, l := range wrap(clean(f.Title), w-6) {
-			r := c.th.row(w).pad(5)
-			if i == 0 {
-				r = c.th.row(w).add(plain, " ").add(st, " "+sign+"  ")
-			}
-			rows = append(rows, r.add(strong, l).String())
-		}
-		for _, l := range wrap(cleanLines(f.Detail), w-8) {
-			if l != "" {
-				rows = append(rows, c.th.row(w).pad(5).add(faint, l).String())
-			}
-		}
-		if f.Remedy != "" {
-			for _, l := range wrap(c.deps.commands.text(clean(f.Remedy)), w-8) {
-				rows = append(rows, c.th.row(w).pad(5).add(accent, l).String())
-			}
-		}
+func (scr *initConfirmScreen) view(w, h int) []string {
+	p := scr.c.plan
+	remark := term.Count(len(p.Steps), "step")
+	if n := view.NodesOf(p); n > 0 {
+		remark += ", " + term.Count(n, "machine")
 	}
-	if len(c.plan.Blocked()) > 0 {
-		return rows // the steps of a blocked plan will not run
+	lines := []string{scr.c.th.Rule(w, "Plan: "+string(p.Verb)+" "+term.Clean(p.Cluster), remark)}
+	if to := view.Target(p.To); to != "" {
+		lines = append(lines, scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Faint, "to ").Add(term.Plain, to).String())
 	}
-	for i, s := range c.plan.Steps {
-		sign, st := fmt.Sprintf("%2d", i+1), faint
-		if s.Finished {
-			sign, st = " "+c.th.ok, good
-		}
-		r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, "  ").add(strong, clean(s.Title))
-		switch {
-		case s.Finished:
-			r.right(faint, "already done")
-		case s.Final:
-			r.right(caution, "point of no return")
-		}
-		rows = append(rows, r.String())
-		for _, l := range wrap(clean(s.Effect), w-8) {
-			if l != "" {
-				rows = append(rows, c.th.row(w).pad(5).add(faint, l).String())
-			}
-		}
-		if s.Warning != "" && !s.Finished {
-			for i, l := range wrap(clean(s.Warning), w-10) {
-				lead := "  "
-				if i == 0 {
-					lead = c.th.warn + " "
-				}
-				rows = append(rows, c.th.row(w).pad(5).add(caution, lead).add(plain, l).String())
-			}
-		}
-	}
-	return rows
-}
-
-func (c *console) initConfirmView(w, h int) []string {
-	p := c.plan
-	remark := count(len(p.Steps), "step")
-	if n := nodesOf(p); n > 0 {
-		remark += ", " + count(n, "machine")
-	}
-	lines := []string{c.th.rule(w, "Plan: "+string(p.Verb)+" "+clean(p.Cluster), remark)}
-	if to := target(p.To); to != "" {
-		lines = append(lines, c.th.row(w).add(plain, " ").add(faint, "to ").add(plain, to).String())
-	}
-	rows := c.initPlanRows(w)
+	rows := view.InitPlanRows(scr.c.page(), w, p)
 	room := h - len(lines)
-	from := max(0, min(c.initConfirm.scroll, len(rows)-room))
+	from := max(0, min(scr.scroll, len(rows)-room))
 	to := min(len(rows), from+room)
 	shown := rows[from:to]
 	lines = append(lines, shown...)
 	if to < len(rows) {
-		lines[len(lines)-1] = c.th.row(w).pad(5).add(faint, fmt.Sprintf("… %d more lines: ↓", len(rows)-to+1)).String()
+		lines[len(lines)-1] = scr.c.th.Row(w).Pad(5).Add(term.Faint, fmt.Sprintf("… %d more lines: ↓", len(rows)-to+1)).String()
 	}
 	return lines
 }

@@ -6,92 +6,106 @@ import (
 	"strings"
 
 	tea "github.com/charmbracelet/bubbletea"
-	"github.com/charmbracelet/x/ansi"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
-var resultKeys = []binding{
-	on("enter", "Enter", "home", "do", (*console).goHome).footed("home").unless(func(c *console) string {
-		if !c.succeeded() && !c.upgrading() {
-			return "there is no cluster to show; r retries"
-		}
-		return ""
-	}),
-	on("r", "r", "retry; finished steps are skipped", "do", (*console).retry).footed("retry").unless(func(c *console) string {
-		if c.succeeded() {
-			return "the run succeeded"
-		}
-		if c.deadEnd() {
-			return "a retry would fail the same way; apply the fix first"
-		}
-		return ""
-	}),
-	watchKey,
-	on("l", "l", "full log", "view", act(func(c *console) { c.openLog() })).footed("full log"),
-	on("y", "y", "copy the next command, or the cause", "copy", act((*console).copyResult)).footed("copy"),
-	on("esc", "Esc", "home", "back", (*console).goHome),
+// resultScreen shows how a run ended.
+type resultScreen struct {
+	defaults
+	c *console
+}
+
+func (scr *resultScreen) title() string   { return "result" }
+func (scr *resultScreen) command() string { return scr.c.runCommand() }
+func (scr *resultScreen) mode() string    { return scr.c.runMode(scr) }
+func (scr *resultScreen) rail() string    { return scr.c.runRail(scr) }
+
+func (scr *resultScreen) keys() []binding {
+	return []binding{
+		on("enter", "Enter", "home", "do", scr.c.goHome).footed("home").unless(func() string {
+			if !scr.c.succeeded() && !scr.c.upgrading() {
+				return "there is no cluster to show; r retries"
+			}
+			return ""
+		}),
+		on("r", "r", "retry; finished steps are skipped", "do", scr.retry).footed("retry").unless(func() string {
+			if scr.c.succeeded() {
+				return "the run succeeded"
+			}
+			if scr.deadEnd() {
+				return "a retry would fail the same way; apply the fix first"
+			}
+			return ""
+		}),
+		scr.c.watchKey(),
+		on("l", "l", "full log", "view", act(func() { scr.c.openLog() })).footed("full log"),
+		on("y", "y", "copy the next command, or the cause", "copy", act(scr.copyResult)).footed("copy"),
+		on("esc", "Esc", "home", "back", scr.c.goHome),
+	}
 }
 
 // deadEnd reports whether every retry of this plan must fail. If the obstacle is outside of
 // the plan, such as another run or a file, a retry checks for it again.
-func (c *console) deadEnd() bool {
-	return c.ran && c.t.result != nil && c.t.result.Resume == "" && engine.ExitCode(c.err) == engine.ExitFailed
+func (scr *resultScreen) deadEnd() bool {
+	return scr.c.ran && scr.c.t.Result != nil && scr.c.t.Result.Resume == "" && engine.ExitCode(scr.c.err) == engine.ExitFailed
 }
 
 // retry makes a new plan and resumes the run.
-func (c *console) retry() tea.Cmd {
-	if c.upgrading() {
-		return c.openUpgrade(c.upg.start)
+func (scr *resultScreen) retry() tea.Cmd {
+	if scr.c.upgrading() {
+		return scr.c.openUpgrade(scr.c.upg.start)
 	}
-	c.resumed = c.ran
-	c.err = nil
-	if c.ran {
-		c.screen = screenRun
-		c.plan = nil
-		return c.makePlan()
+	scr.c.resumed = scr.c.ran
+	scr.c.err = nil
+	if scr.c.ran {
+		scr.c.screen = scr.c.run
+		scr.c.plan = nil
+		return scr.c.makePlan()
 	}
-	return c.startPreflight()
+	return scr.c.startPreflight()
 }
 
-func (c *console) copyResult() {
-	if c.t.result != nil && c.succeeded() && len(c.t.result.Next) > 0 {
-		c.copyText(c.deps.commands.line(c.t.result.Next[0]), "the command")
+func (scr *resultScreen) copyResult() {
+	if scr.c.t.Result != nil && scr.c.succeeded() && len(scr.c.t.Result.Next) > 0 {
+		scr.c.copyText(scr.c.deps.commands.Line(scr.c.t.Result.Next[0]), "the command")
 		return
 	}
-	if c.err != nil {
-		c.copyText(clean(c.err.Error()), "the cause")
+	if scr.c.err != nil {
+		scr.c.copyText(term.Clean(scr.c.err.Error()), "the cause")
 		return
 	}
-	c.copyText("", "")
+	scr.c.copyText("", "")
 }
 
-func (c *console) resultView(w, h int) []string {
-	if c.succeeded() {
-		return c.successView(w, h)
+func (scr *resultScreen) view(w, h int) []string {
+	if scr.c.succeeded() {
+		return scr.successView(w, h)
 	}
-	return c.failureView(w, h)
+	return scr.failureView(w, h)
 }
 
-func (c *console) successView(w, h int) []string {
-	name := c.t.cluster
-	if name == "" && c.home != nil {
-		name = clean(c.home.Cluster)
+func (scr *resultScreen) successView(w, h int) []string {
+	name := scr.c.t.Cluster
+	if name == "" && scr.c.home != nil {
+		name = term.Clean(scr.c.home.Cluster)
 	}
 	if name == "" {
 		name = "the cluster"
 	}
 	remark, title := "", name+" is up"
-	if c.upgrading() {
+	if scr.c.upgrading() {
 		title = name + " is upgraded"
 	}
 	var res engine.Result
-	if c.t.result != nil {
-		res = c.t.result.Result
+	if scr.c.t.Result != nil {
+		res = scr.c.t.Result.Result
 		if res.Nodes > 0 {
-			remark = count(res.Nodes, "node") + " ready in " + short(c.t.elapsed(c.now))
+			remark = term.Count(res.Nodes, "node") + " ready in " + term.Duration(scr.c.t.Elapsed(scr.c.now))
 		}
-		switch c.t.result.status {
+		switch scr.c.t.Result.Ended {
 		case engine.StateNothing:
 			title = name + ": nothing to do"
 		case engine.StateDetached:
@@ -99,188 +113,135 @@ func (c *console) successView(w, h int) []string {
 		}
 	}
 	switch {
-	case c.upgrading() && !c.ran && c.err != nil: // nothing to upgrade
+	case scr.c.upgrading() && !scr.c.ran && scr.c.err != nil: // nothing to upgrade
 		title = name + ": nothing to do"
-	case c.plan != nil && c.plan.Rehearsal:
+	case scr.c.plan != nil && scr.c.plan.Rehearsal:
 		title = name + ": rehearsed"
 	}
-	lines := []string{c.th.rule(w, title, remark)}
-	if c.t.result != nil && c.t.result.text != "" {
-		for i, l := range c.th.below(w, 4, 3, plain, c.t.result.text) {
+	lines := []string{scr.c.th.Rule(w, title, remark)}
+	if scr.c.t.Result != nil && scr.c.t.Result.Text != "" {
+		for i, l := range scr.c.th.Below(w, 4, 3, term.Plain, scr.c.t.Result.Text) {
 			if i == 0 {
-				l = "  " + c.th.paint(good, c.th.ok+" ") + strings.TrimPrefix(l, "    ")
+				l = "  " + scr.c.th.Paint(term.Good, scr.c.th.OK+" ") + strings.TrimPrefix(l, "    ")
 			}
 			lines = append(lines, l)
 		}
 	}
-	if c.plan != nil && c.plan.Rehearsal {
+	if scr.c.plan != nil && scr.c.plan.Rehearsal {
+		lines = append(append(lines, ""), view.Rehearsed(scr.c.page(), w, scr.c.t.Steps)...)
+	}
+	if scr.c.t.Result == nil && scr.c.err != nil {
+		x := view.Explain(scr.c.err, scr.c.deps.commands)
+		lines = append(lines, scr.c.th.Below(w, 2, 3, term.Plain, x.What)...)
+		lines = append(lines, scr.c.th.Below(w, 2, 3, term.Faint, x.Remedy)...)
+	}
+	dir := ""
+	if scr.c.home != nil {
+		dir = term.Clean(scr.c.home.Dir)
+	}
+	lines = append(lines, view.FilesWritten(scr.c.page(), w, res.Files, dir)...)
+	lines = append(lines, view.NextCommands(scr.c.page(), w, res.Next)...)
+	if left := h - len(lines); left > len(scr.c.t.Machines)+1 && len(scr.c.t.Machines) > 0 {
 		lines = append(lines, "")
-		for i := range c.t.steps {
-			s := &c.t.steps[i]
-			sign, st := c.stepSign(s)
-			r := c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").col(strong, s.id, 17)
-			if s.state == engine.StateSkipped {
-				lines = append(lines, r.add(faint, "already done").String())
-				continue
-			}
-			for n, l := range wrap(orElse(s.text, s.title), max(20, w-24)) {
-				if n > 0 {
-					r = c.th.row(w).pad(22)
-				}
-				lines = append(lines, r.add(plain, l).String())
-			}
-		}
-	}
-	if c.t.result == nil && c.err != nil {
-		x := explain(c.err, c.deps.commands)
-		lines = append(lines, c.th.below(w, 2, 3, plain, x.what)...)
-		lines = append(lines, c.th.below(w, 2, 3, faint, x.remedy)...)
-	}
-	if len(res.Files) > 0 {
-		dir := ""
-		if c.home != nil {
-			dir = " in " + cutMiddle(clean(c.home.Dir), w-18, c.th.ellipsis)
-		}
-		lines = append(lines, "", c.th.row(w).add(plain, " ").add(strong, "Files written"+dir).String())
-		names := 20
-		for _, f := range res.Files {
-			names = max(names, width(c.inWorkspace(f.Path)))
-		}
-		names = min(names, w/2)
-		for _, f := range res.Files {
-			r := c.th.row(w).pad(2).col(plain, cutMiddle(c.inWorkspace(f.Path), names, c.th.ellipsis), names)
-			if f.Secret {
-				r.col(caution, "SECRET", 6)
-			} else {
-				r.pad(7)
-			}
-			r.col(faint, clean(f.Mode), 4)
-			note := clean(f.Note)
-			if r.fits(" " + note) {
-				lines = append(lines, r.add(plain, " "+note).String())
-			} else {
-				lines = append(append(lines, r.String()), c.th.below(w, 4, 2, faint, note)...)
-			}
-		}
-	}
-	if len(res.Next) > 0 {
-		lines = append(lines, "")
-		for i, n := range res.Next {
-			for j, l := range strings.Split(ansi.Hardwrap(c.deps.commands.line(clean(n)), w-8, true), "\n") {
-				r := c.th.row(w)
-				if i == 0 && j == 0 {
-					r.add(plain, " ").col(strong, "Next", 5)
-				} else {
-					r.pad(7)
-				}
-				lines = append(lines, r.add(accent, l).String())
-			}
-			if i == 0 {
-				lines = append(lines, c.th.row(w).pad(7).add(faint, "y copies it").String())
-			}
-		}
-	}
-	if left := h - len(lines); left > len(c.t.machines)+1 && len(c.t.machines) > 0 {
-		lines = append(lines, "")
-		lines = append(lines, c.machinesView(w, min(len(c.t.machines), left-2))...)
+		lines = append(lines, scr.c.run.machinesView(w, min(len(scr.c.t.Machines), left-2))...)
 	}
 	return lines
-}
-
-// inWorkspace is a path relative to the workspace if it is in there.
-func (c *console) inWorkspace(path string) string {
-	path = clean(path)
-	if c.home == nil {
-		return path
-	}
-	if rel, ok := strings.CutPrefix(path, clean(c.home.Dir)+"/"); ok {
-		return rel
-	}
-	return path
 }
 
 // causeLines is the maximum number of lines of the failed operation and of its cause.
 const causeLines = 4
 
-func (c *console) failureView(w, h int) []string {
+func (scr *resultScreen) failureView(w, h int) []string {
 	rest := "l shows the log"
-	if !c.ran {
+	if !scr.c.ran {
 		rest = "y copies them" // there is no log yet
 	}
-	lines := c.problemWithin(w, causeLines, rest, c.err)
-	if !c.ran && c.upgrading() {
-		return append(lines, "", c.th.row(w).add(plain, "   ").add(faint, "Nothing has been changed. r checks and plans again.").String())
+	lines := view.ProblemWithin(scr.c.page(), w, causeLines, rest, scr.c.err)
+	if !scr.c.ran && scr.c.upgrading() {
+		return append(lines, "", scr.c.th.Row(w).Add(term.Plain, "   ").Add(term.Faint, "Nothing has been changed. r checks and plans again.").String())
 	}
-	if !c.ran {
-		return append(lines, "", c.th.row(w).add(plain, "   ").add(faint, "Nothing has been created.").String())
+	if !scr.c.ran {
+		return append(lines, "", scr.c.th.Row(w).Add(term.Plain, "   ").Add(term.Faint, "Nothing has been created.").String())
 	}
-	lines = append(lines, c.th.rule(w, "State", c.stepsRemark()))
-	for i := range c.t.steps {
-		s := &c.t.steps[i]
-		if s.state == "" {
+	lines = append(lines, scr.c.th.Rule(w, "State", view.StepsRemark(scr.c.page(), &scr.c.t)))
+	for i := range scr.c.t.Steps {
+		s := &scr.c.t.Steps[i]
+		if s.State == "" {
 			continue
 		}
-		sign, st := c.stepSign(s)
-		r := c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").col(plain, s.title, min(48, w-24))
-		lines = append(lines, r.right(faint, short(s.took)).String())
+		sign, st := view.StepSign(scr.c.page(), s, scr.c.running)
+		r := scr.c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, s.Title, min(48, w-24))
+		lines = append(lines, r.Right(term.Faint, term.Duration(s.Took)).String())
 	}
-	ready, wanted := c.t.ready()
+	ready, wanted := scr.c.t.Ready()
 	on := "Finished steps are kept; r or the same command resumes."
-	if c.deadEnd() {
+	if scr.deadEnd() {
 		on = "The same command cannot resume: see the fix."
 	}
 	nodes := fmt.Sprintf("nodes %d/%d ready", ready, wanted)
-	if c.upgrading() {
-		n, total := c.atTarget()
+	if scr.c.upgrading() {
+		n, total := scr.c.atTarget()
 		if nodes = fmt.Sprintf("%d/%d nodes at the target", n, total); total == 0 {
 			nodes = "No node was replaced"
 		}
 	}
-	lines = append(lines, c.th.below(w, 4, 2, faint, nodes+". "+on)...)
-	if c.upgrading() {
-		lines = append(lines, c.th.row(w).pad(4).add(faint, "come back: ").add(accent, c.resumeCommand()).String())
+	lines = append(lines, scr.c.th.Below(w, 4, 2, term.Faint, nodes+". "+on)...)
+	if scr.c.upgrading() {
+		lines = append(lines, scr.c.th.Row(w).Pad(4).Add(term.Faint, "come back: ").Add(term.Accent, scr.c.resumeCommand()).String())
 	}
 	if room := h - len(lines); room > 3 {
-		lines = append(lines, c.logTail(w, room)...)
+		lines = append(lines, scr.c.run.logTail(w, room)...)
 	}
 	return lines
 }
 
-// logView is the state of the log screen.
-type logView struct {
+// logScreen is the state of the log screen.
+type logScreen struct {
+	defaults
+	c      *console
 	follow bool
 	at     int // line under the cursor, among those that match
 	filter string
 	typing bool
-	level  int // index into logLevels: the lowest level shown
+	level  int // index into view.LogLevels: the lowest level shown
 	wrap   bool
 }
 
-// logLevels are in ascending order.
-var logLevels = []string{"", "info", "warn", "error"}
+func (scr *logScreen) title() string   { return "log" }
+func (scr *logScreen) command() string { return scr.c.runCommand() }
+func (scr *logScreen) takesText() bool { return scr.typing }
 
-var logKeys = []binding{
-	on("/", "/", "filter", "find", act(func(c *console) { c.log.typing = true })).footed("filter"),
-	on("e", "e", "toggle: warnings and errors only", "find", act(func(c *console) { c.log.level = (c.log.level + 2) % 4 })).footed("errors"),
-	on("w", "w", "wrap long lines", "view", act(func(c *console) { c.log.wrap = !c.log.wrap })).footed("wrap"),
-	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveLog(-1) })),
-	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveLog(1) })),
-	on("pgup ctrl+u", "PgUp", "page up", "move", act(func(c *console) { c.moveLog(-c.h / 2) })),
-	on("pgdown ctrl+d", "PgDn", "page down", "move", act(func(c *console) { c.moveLog(c.h / 2) })),
-	on("g home", "g", "first line", "move", act(func(c *console) { c.moveLog(-logLines) })),
-	on("G end f", "G", "follow the newest", "move", act(func(c *console) { c.log.follow = true })).footed("follow"),
-	on("y", "y", "copy the line", "copy", act((*console).copyLogLine)).footed("copy line"),
-	on("esc l", "Esc", "back", "back", act(func(c *console) {
-		if c.log.filter != "" {
-			c.log.filter = ""
-			return
-		}
-		c.screen = c.back
-	})).footed("back"),
+// The lines around the log are those of the screen from which it was opened.
+
+func (scr *logScreen) mode() string   { return scr.c.back.mode() }
+func (scr *logScreen) rail() string   { return scr.c.back.rail() }
+func (scr *logScreen) why() []string  { return scr.c.back.why() }
+func (scr *logScreen) safety() string { return scr.c.back.safety() }
+
+func (scr *logScreen) keys() []binding {
+	return []binding{
+		on("/", "/", "filter", "find", act(func() { scr.typing = true })).footed("filter"),
+		on("e", "e", "toggle: warnings and errors only", "find", act(func() { scr.level = (scr.level + 2) % 4 })).footed("errors"),
+		on("w", "w", "wrap long lines", "view", act(func() { scr.wrap = !scr.wrap })).footed("wrap"),
+		on("up k", "↑ k", "up", "move", act(func() { scr.move(-1) })),
+		on("down j", "↓ j", "down", "move", act(func() { scr.move(1) })),
+		on("pgup ctrl+u", "PgUp", "page up", "move", act(func() { scr.move(-scr.c.h / 2) })),
+		on("pgdown ctrl+d", "PgDn", "page down", "move", act(func() { scr.move(scr.c.h / 2) })),
+		on("g home", "g", "first line", "move", act(func() { scr.move(-view.LogLines) })),
+		on("G end f", "G", "follow the newest", "move", act(func() { scr.follow = true })).footed("follow"),
+		on("y", "y", "copy the line", "copy", act(scr.copyLine)).footed("copy line"),
+		on("esc l", "Esc", "back", "back", act(func() {
+			if scr.filter != "" {
+				scr.filter = ""
+				return
+			}
+			scr.c.screen = scr.c.back
+		})).footed("back"),
+	}
 }
 
 // typed handles a key of the filter.
-func (v *logView) typed(k tea.KeyMsg) {
+func (v *logScreen) typed(k tea.KeyMsg) {
 	switch k.Type {
 	case tea.KeyEnter:
 		v.typing = false
@@ -293,22 +254,22 @@ func (v *logView) typed(k tea.KeyMsg) {
 	case tea.KeyCtrlU:
 		v.filter = ""
 	case tea.KeyRunes, tea.KeySpace:
-		v.filter += clean(string(k.Runes))
+		v.filter += term.Clean(string(k.Runes))
 	}
 	v.follow = true
 }
 
 // matching returns the indices of the lines that match the filter.
-func (c *console) matching() []int {
-	words := strings.Fields(strings.ToLower(c.log.filter))
-	out := make([]int, 0, c.t.log.len())
-	for i := range c.t.log.len() {
-		x := c.t.log.at(i)
-		if c.log.level > 0 && slices.Index(logLevels, x.level) < c.log.level {
+func (scr *logScreen) matching() []int {
+	words := strings.Fields(strings.ToLower(scr.filter))
+	out := make([]int, 0, scr.c.t.Log.Len())
+	for i := range scr.c.t.Log.Len() {
+		x := scr.c.t.Log.At(i)
+		if scr.level > 0 && slices.Index(view.LogLevels, x.Level) < scr.level {
 			continue
 		}
 		if len(words) > 0 {
-			text := strings.ToLower(source(x) + " " + x.text)
+			text := strings.ToLower(view.Source(x) + " " + x.Text)
 			if slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }) {
 				continue
 			}
@@ -318,73 +279,73 @@ func (c *console) matching() []int {
 	return out
 }
 
-func (c *console) logAt(n int) int {
-	if c.log.follow {
+func (scr *logScreen) cursor(n int) int {
+	if scr.follow {
 		return n - 1
 	}
-	return max(0, min(c.log.at, n-1))
+	return max(0, min(scr.at, n-1))
 }
 
-func (c *console) moveLog(by int) {
-	n := len(c.matching())
-	at := max(0, c.logAt(n)+by)
-	c.log.follow = at >= n-1
-	c.log.at = min(at, max(0, n-1))
+func (scr *logScreen) move(by int) {
+	n := len(scr.matching())
+	at := max(0, scr.cursor(n)+by)
+	scr.follow = at >= n-1
+	scr.at = min(at, max(0, n-1))
 }
 
-func (c *console) copyLogLine() {
-	if m := c.matching(); len(m) > 0 {
-		c.copyText(c.t.log.at(m[c.logAt(len(m))]).text, "the line")
+func (scr *logScreen) copyLine() {
+	if m := scr.matching(); len(m) > 0 {
+		scr.c.copyText(scr.c.t.Log.At(m[scr.cursor(len(m))]).Text, "the line")
 		return
 	}
-	c.copyText("", "")
+	scr.c.copyText("", "")
 }
 
-func (c *console) logView(w, h int) []string {
-	m := c.matching()
-	remark := count(c.t.log.len(), "line")
-	if len(m) != c.t.log.len() {
+func (scr *logScreen) view(w, h int) []string {
+	m := scr.matching()
+	remark := term.Count(scr.c.t.Log.Len(), "line")
+	if len(m) != scr.c.t.Log.Len() {
 		remark = fmt.Sprintf("%d of %s", len(m), remark)
 	}
-	if c.t.log.dropped > 0 {
-		remark += fmt.Sprintf(", %d older lines in the record", c.t.log.dropped)
+	if scr.c.t.Log.Dropped > 0 {
+		remark += fmt.Sprintf(", %d older lines in the record", scr.c.t.Log.Dropped)
 	}
-	if c.log.follow {
+	if scr.follow {
 		remark += ", following"
 	}
-	lines := []string{c.th.rule(w, "Log", remark)}
-	r := c.th.row(w).add(plain, " ").add(accent, "/ ")
+	lines := []string{scr.c.th.Rule(w, "Log", remark)}
+	r := scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ")
 	switch {
-	case c.log.typing:
-		r.add(strong, c.log.filter).add(accent, "▏").add(faint, "  Enter applies the filter, Esc clears it")
-	case c.log.filter != "":
-		r.add(plain, c.log.filter)
+	case scr.typing:
+		r.Add(term.Strong, scr.filter).Add(term.Accent, "▏").Add(term.Faint, "  Enter applies the filter, Esc clears it")
+	case scr.filter != "":
+		r.Add(term.Plain, scr.filter)
 	default:
-		r.add(faint, "no filter")
+		r.Add(term.Faint, "no filter")
 	}
-	if c.log.level > 1 {
-		r.right(caution, "level "+logLevels[c.log.level]+" and above")
+	if scr.level > 1 {
+		r.Right(term.Caution, "level "+view.LogLevels[scr.level]+" and above")
 	}
 	lines = append(lines, r.String())
 	if len(m) == 0 {
 		text := "no log lines yet"
-		if c.t.log.len() > 0 {
+		if scr.c.t.Log.Len() > 0 {
 			text = "no line matches; Esc clears the filter"
 		}
-		return append(lines, c.th.row(w).add(faint, "   "+text).String())
+		return append(lines, scr.c.th.Row(w).Add(term.Faint, "   "+text).String())
 	}
-	at := c.logAt(len(m))
+	at := scr.cursor(len(m))
 	room := h - len(lines)
 	// Fill the room upwards from the cursor, because wrapped lines take several rows.
 	var rows []string
 	last := min(len(m)-1, at+room/2)
 	first := max(0, last-room-room/2)
-	col := c.sourceColumn(func(i int) logLine { return c.t.log.at(m[first+i]) }, last-first+1)
-	if col.node != "" {
-		lines[0] = c.th.rule(w, "Log of "+col.node, remark)
+	col := view.SourceColumnOf(scr.c.page(), scr.c.w, func(i int) view.LogLine { return scr.c.t.Log.At(m[first+i]) }, last-first+1)
+	if col.Node != "" {
+		lines[0] = scr.c.th.Rule(w, "Log of "+col.Node, remark)
 	}
 	for i := last; i >= first && len(rows) < room+room/2; i-- {
-		one := c.logEntry(c.t.log.at(m[i]), w, i == at && !c.log.follow, col)
+		one := scr.entry(scr.c.t.Log.At(m[i]), w, i == at && !scr.follow, col)
 		rows = append(one, rows...)
 	}
 	if n := len(rows); n > room {
@@ -393,20 +354,20 @@ func (c *console) logView(w, h int) []string {
 	return append(lines, rows...)
 }
 
-func (c *console) logEntry(x logLine, w int, here bool, col sourceColumn) []string {
-	if !c.log.wrap {
+func (scr *logScreen) entry(x view.LogLine, w int, here bool, col view.SourceColumn) []string {
+	if !scr.wrap {
 		if !here {
-			return []string{c.logRow(x, w, col)}
+			return []string{view.LogRow(scr.c.page(), x, w, col)}
 		}
-		return []string{c.th.row(w).add(chosen, stripStyle(c.logRow(x, w, col))).String()}
+		return []string{scr.c.th.Row(w).Add(term.Chosen, term.StripStyle(view.LogRow(scr.c.page(), x, w, col))).String()}
 	}
-	lead := 10 + col.width + 1 + 2
-	parts := wrap(x.text, max(10, w-lead))
+	lead := 10 + col.Width + 1 + 2
+	parts := term.Wrap(x.Text, max(10, w-lead))
 	first := x
-	first.text = parts[0]
-	out := []string{c.logRow(first, w, col)}
+	first.Text = parts[0]
+	out := []string{view.LogRow(scr.c.page(), first, w, col)}
 	for _, p := range parts[1:] {
-		out = append(out, c.th.row(w).pad(lead).add(plain, p).String())
+		out = append(out, scr.c.th.Row(w).Pad(lead).Add(term.Plain, p).String())
 	}
 	return out
 }

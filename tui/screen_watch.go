@@ -1,17 +1,16 @@
 package tui
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // lens is a view of the watch screen on a board.
@@ -41,21 +40,23 @@ const (
 // watchScreen shows the board of a run of this console, of a live watch, or of a replay.
 // The zero value has no board yet.
 type watchScreen struct {
+	defaults
+	c     *console
 	board *engine.Board // gets all events, also while the view is frozen
 	// frozen, if not nil, is shown instead: a copy as of frozenAt on the board's clock.
 	frozen   *engine.Board
 	frozenAt time.Time
 	origin   watchOrigin
-	back     screenID // where Esc leads from the table
+	back     screen // where Esc leads from the table
 	lens     lens
 	from     lens // where Esc leads from a machine, the log and trouble
 
 	at     string // name of the machine under the cursor; empty: the first
 	node   string // the machine of the node lens
-	sort   sortBy
+	sort   view.SortBy
 	filter string
 	typing bool // keys go into the filter of the table or the log
-	rows   machineRows
+	rows   machineCache
 	place  mapCursor
 	log    lineView
 	choice int // index of the selected action of the trouble lens
@@ -69,18 +70,25 @@ type watchScreen struct {
 	player player
 }
 
-// sortBy is the order of a list of machines.
-type sortBy int
+func (scr *watchScreen) title() string   { return scr.lens.title() }
+func (scr *watchScreen) mode() string    { return "" } // its header shows it
+func (scr *watchScreen) takesText() bool { return scr.typing }
+func (scr *watchScreen) safety() string  { return scr.boardSafety() }
 
-const (
-	sortSlowest sortBy = iota
-	sortName
-	sortState
-	sortGroup
-	sorts
-)
+func (scr *watchScreen) why() []string {
+	if by := scr.c.upg.lockedBy; by != "" {
+		return append(scr.c.th.Below(scr.c.w, 1, 2, term.Caution, "Read-only: "+by), scr.watchWhy()...)
+	}
+	return scr.watchWhy()
+}
 
-func (s sortBy) String() string { return [...]string{"slowest", "name", "state", "group"}[s] }
+func (scr *watchScreen) take(msg tea.Msg) (tea.Cmd, bool) {
+	switch msg.(type) {
+	case watchBatch, watchEnded, watchTick:
+		return scr.takeMsg(msg), true
+	}
+	return nil, false
+}
 
 // Messages of the watch screen.
 type (
@@ -97,109 +105,161 @@ type (
 	watchTick struct{ gen int }
 )
 
-var (
-	filterKey      = on("/", "/", "filter: state:drain group:x node:a* age>5m try>1 word", "find", act(func(c *console) { c.wat.typing = true })).footed("filter")
-	freezeKey      = binding{keys: []string{" "}, label: "space", help: "freeze the view, the rollout continues; pause a replay", group: "view", footLabel: "freeze", do: (*console).freeze}
-	backKey        = on("esc", "Esc", "back", "back", (*console).watchBack).footed("back")
-	earlier        = on("[", "[", "back one minute", "replay", act(func(c *console) { c.seek(-time.Minute) })).unless((*console).noReplay)
-	later          = on("]", "]", "forward one minute", "replay", act(func(c *console) { c.seek(time.Minute) })).unless((*console).noReplay)
-	faster         = on("+ =", "+", "faster", "replay", act(func(c *console) { c.wat.player.faster(1) })).unless((*console).noReplay)
-	slower         = on("-", "-", "slower", "replay", act(func(c *console) { c.wat.player.faster(-1) })).unless((*console).noReplay)
-	toFirst        = on("{", "{", "to the beginning", "replay", act(func(c *console) { c.seekTo(c.wat.player.first()) })).unless((*console).noReplay)
-	toLast         = on("}", "}", "to the end", "replay", act(func(c *console) { c.seekTo(c.wat.player.last()) })).unless((*console).noReplay)
-	lensTroubleKey = on("t", "t", "failures and possible actions", "view", act(func(c *console) { c.showLens(lensTrouble) })).footed("trouble").unless((*console).noTrouble)
-	lensLogKey     = on("l L", "l", "log of operator and machines", "view", act(func(c *console) { c.showLens(lensLog) })).footed("log")
+func (scr *watchScreen) filterKey() binding {
+	return on("/", "/", "filter: state:drain group:x node:a* age>5m try>1 word", "find", act(func() { scr.typing = true })).footed("filter")
+}
 
-	// lensKeys are the keys of every lens.
-	lensKeys = slices.Concat([]binding{freezeKey, earlier, later, faster, slower, toFirst, toLast}, rolloutKeys)
-)
+func (scr *watchScreen) freezeKey() binding {
+	return binding{keys: []string{" "}, label: "space", help: "freeze the view, the rollout continues; pause a replay", group: "view", footLabel: "freeze", do: scr.freeze}
+}
 
-var watchTableKeys = slices.Concat([]binding{
-	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveRow(-1) })),
-	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveRow(1) })),
-	on("pgup ctrl+u", "PgUp", "page up", "move", act(func(c *console) { c.moveRow(-c.h / 2) })),
-	on("pgdown ctrl+d", "PgDn", "page down", "move", act(func(c *console) { c.moveRow(c.h / 2) })),
-	on("g home", "g", "first", "move", act(func(c *console) { c.moveRow(-1 << 30) })),
-	on("G end", "G", "last", "move", act(func(c *console) { c.moveRow(1 << 30) })),
-	on("enter", "Enter", "details of the machine", "view", (*console).openRow).footed("node").unless(func(c *console) string {
-		if len(c.machines()) == 0 {
-			return "no machine is listed"
-		}
-		return ""
-	}),
-	on("m", "m", "map of all nodes", "view", act(func(c *console) { c.wat.lens = lensMap })).footed("map"),
-	lensLogKey, lensTroubleKey, filterKey,
-	on("s", "s", "sort by another column", "view", act(func(c *console) { c.wat.sort = (c.wat.sort + 1) % sorts })).footed("sort"),
-	on("y", "y", "copy the row", "copy", act((*console).copyRow)),
-	backKey,
-}, lensKeys)
+func (scr *watchScreen) backKey() binding {
+	return on("esc", "Esc", "back", "back", scr.leave).footed("back")
+}
 
-var watchMapKeys = slices.Concat([]binding{
-	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveCell(-1, 0) })),
-	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveCell(1, 0) })),
-	on("left h", "← h", "left", "move", act(func(c *console) { c.moveCell(0, -1) })),
-	on("right", "→", "right", "move", act(func(c *console) { c.moveCell(0, 1) })),
-	on("tab", "Tab", "next group", "move", act(func(c *console) { c.nextGroup(1) })).footed("group"),
-	on("shift+tab", "⇧Tab", "previous group", "move", act(func(c *console) { c.nextGroup(-1) })),
-	on("n", "n", "next cell with a failed or moving node", "move", (*console).nextActiveCell).footed("next active"),
-	on("enter", "Enter", "details of the worst machine in the cell", "view", (*console).openCell).footed("node"),
-	on("m", "m", "table", "view", act(func(c *console) { c.wat.lens = lensTable })).footed("table"),
-	backKey, lensLogKey, lensTroubleKey,
-	on("y", "y", "copy the names in the cell", "copy", act((*console).copyCell)),
-}, lensKeys)
+func (scr *watchScreen) earlierKey() binding {
+	return on("[", "[", "back one minute", "replay", act(func() { scr.seek(-time.Minute) })).unless(scr.noReplay)
+}
 
-var watchNodeKeys = slices.Concat([]binding{
-	on("up k", "↑ k", "older lines", "move", act(func(c *console) { c.moveLine(-1) })),
-	on("down j", "↓ j", "newer lines", "move", act(func(c *console) { c.moveLine(1) })),
-	on("left p", "←", "previous machine", "move", act(func(c *console) { c.stepNode(-1) })),
-	on("right n", "→", "next machine", "move", act(func(c *console) { c.stepNode(1) })).footed("next"),
-	on("o", "o", "the other machine of the replacement", "view", act((*console).otherNode)).footed("other").unless(func(c *console) string {
-		if n := c.wat.shown().Node(c.wat.node); n == nil || c.wat.shown().Node(n.With) == nil {
-			return "no other machine is known"
-		}
-		return ""
-	}),
-	on("l L", "l", "its log, with filters", "view", act(func(c *console) {
-		c.wat.log.filter = "node:" + strings.ReplaceAll(c.wat.node, " ", "?") // filter terms cannot contain spaces
-		c.showLens(lensLog)
-	})).footed("log"),
-	on("y", "y", "copy its newest log line, or its state", "copy", act((*console).copyNode)).footed("copy"),
-	backKey,
-}, lensKeys)
+func (scr *watchScreen) laterKey() binding {
+	return on("]", "]", "forward one minute", "replay", act(func() { scr.seek(time.Minute) })).unless(scr.noReplay)
+}
 
-var watchLogKeys = slices.Concat([]binding{
-	on("/", "/", "filter: source:operator node:a* level:warn word", "find", act(func(c *console) { c.wat.typing = true })).footed("filter"),
-	on("f", "f", "cycle through the sources", "find", act((*console).nextSource)).footed("source"),
-	on("e", "e", "toggle: warnings and errors only", "find", act(func(c *console) { c.wat.log.level = (c.wat.log.level + 2) % 4 })).footed("errors"),
-	on("w", "w", "wrap long lines", "view", act(func(c *console) { c.wat.log.wrap = !c.wat.log.wrap })).footed("wrap"),
-	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveLine(-1) })),
-	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveLine(1) })),
-	on("pgup ctrl+u", "PgUp", "page up", "move", act(func(c *console) { c.moveLine(-c.h / 2) })),
-	on("pgdown ctrl+d", "PgDn", "page down", "move", act(func(c *console) { c.moveLine(c.h / 2) })),
-	on("g home", "g", "first line", "move", act(func(c *console) { c.moveLine(-1 << 30) })),
-	on("G end", "G", "follow the newest", "move", act(func(c *console) { c.wat.log.pinned = false })).footed("follow"),
-	on("enter", "Enter", "details of the machine in the line", "view", (*console).openLine).unless(func(c *console) string {
-		if x, ok := c.lineAt(); !ok || c.wat.shown().Node(x.Node) == nil {
-			return "the line names no machine"
-		}
-		return ""
-	}),
-	on("y", "y", "copy the line", "copy", act((*console).copyLine)).footed("copy"),
-	backKey,
-}, lensKeys)
+func (scr *watchScreen) fasterKey() binding {
+	return on("+ =", "+", "faster", "replay", act(func() { scr.player.faster(1) })).unless(scr.noReplay)
+}
 
-var watchTroubleKeys = slices.Concat([]binding{
-	on("up k", "↑ k", "up", "move", act(func(c *console) { c.wat.choice = max(0, c.wat.choice-1) })),
-	on("down j", "↓ j", "down", "move", act(func(c *console) { c.wat.choice = min(c.wat.choice+1, len(c.choices())-1) })),
-	on("enter", "Enter", "do it (asks first), or copy the command", "do", (*console).choose).footed("choose"),
-	lensLogKey,
-	on("y", "y", "copy the cause", "copy", act(func(c *console) { c.copyText(c.cause(), "the cause") })).footed("copy cause"),
-	backKey,
-}, lensKeys)
+func (scr *watchScreen) slowerKey() binding {
+	return on("-", "-", "slower", "replay", act(func() { scr.player.faster(-1) })).unless(scr.noReplay)
+}
 
-// watchKeys are the keys of the current lens.
-func (c *console) watchKeys() []binding {
-	return [...][]binding{watchTableKeys, watchMapKeys, watchNodeKeys, watchLogKeys, watchTroubleKeys}[c.wat.lens]
+func (scr *watchScreen) firstKey() binding {
+	return on("{", "{", "to the beginning", "replay", act(func() { scr.seekTo(scr.player.first()) })).unless(scr.noReplay)
+}
+
+func (scr *watchScreen) lastKey() binding {
+	return on("}", "}", "to the end", "replay", act(func() { scr.seekTo(scr.player.last()) })).unless(scr.noReplay)
+}
+
+func (scr *watchScreen) lensTroubleKey() binding {
+	return on("t", "t", "failures and possible actions", "view", act(func() { scr.showLens(lensTrouble) })).footed("trouble").unless(scr.noTrouble)
+}
+
+func (scr *watchScreen) lensLogKey() binding {
+	return on("l L", "l", "log of operator and machines", "view", act(func() { scr.showLens(lensLog) })).footed("log")
+}
+
+// lensKeys are the keys of every lens.
+func (scr *watchScreen) lensKeys() []binding {
+	return slices.Concat([]binding{scr.freezeKey(), scr.earlierKey(), scr.laterKey(), scr.fasterKey(), scr.slowerKey(), scr.firstKey(), scr.lastKey()}, scr.c.rolloutKeys())
+}
+
+func (scr *watchScreen) tableKeys() []binding {
+	return slices.Concat([]binding{
+		on("up k", "↑ k", "up", "move", act(func() { scr.moveRow(-1) })),
+		on("down j", "↓ j", "down", "move", act(func() { scr.moveRow(1) })),
+		on("pgup ctrl+u", "PgUp", "page up", "move", act(func() { scr.moveRow(-scr.c.h / 2) })),
+		on("pgdown ctrl+d", "PgDn", "page down", "move", act(func() { scr.moveRow(scr.c.h / 2) })),
+		on("g home", "g", "first", "move", act(func() { scr.moveRow(-1 << 30) })),
+		on("G end", "G", "last", "move", act(func() { scr.moveRow(1 << 30) })),
+		on("enter", "Enter", "details of the machine", "view", scr.openRow).footed("node").unless(func() string {
+			if len(scr.machines()) == 0 {
+				return "no machine is listed"
+			}
+			return ""
+		}),
+		on("m", "m", "map of all nodes", "view", act(func() { scr.lens = lensMap })).footed("map"),
+		scr.lensLogKey(), scr.lensTroubleKey(), scr.filterKey(),
+		on("s", "s", "sort by another column", "view", act(func() { scr.sort = (scr.sort + 1) % view.Sorts })).footed("sort"),
+		on("y", "y", "copy the row", "copy", act(scr.copyRow)),
+		scr.backKey(),
+	}, scr.lensKeys())
+}
+
+func (scr *watchScreen) mapKeys() []binding {
+	return slices.Concat([]binding{
+		on("up k", "↑ k", "up", "move", act(func() { scr.moveCell(-1, 0) })),
+		on("down j", "↓ j", "down", "move", act(func() { scr.moveCell(1, 0) })),
+		on("left h", "← h", "left", "move", act(func() { scr.moveCell(0, -1) })),
+		on("right", "→", "right", "move", act(func() { scr.moveCell(0, 1) })),
+		on("tab", "Tab", "next group", "move", act(func() { scr.nextGroup(1) })).footed("group"),
+		on("shift+tab", "⇧Tab", "previous group", "move", act(func() { scr.nextGroup(-1) })),
+		on("n", "n", "next cell with a failed or moving node", "move", scr.nextActiveCell).footed("next active"),
+		on("enter", "Enter", "details of the worst machine in the cell", "view", scr.openCell).footed("node"),
+		on("m", "m", "table", "view", act(func() { scr.lens = lensTable })).footed("table"),
+		scr.backKey(), scr.lensLogKey(), scr.lensTroubleKey(),
+		on("y", "y", "copy the names in the cell", "copy", act(scr.copyCell)),
+	}, scr.lensKeys())
+}
+
+func (scr *watchScreen) nodeKeys() []binding {
+	return slices.Concat([]binding{
+		on("up k", "↑ k", "older lines", "move", act(func() { scr.moveLine(-1) })),
+		on("down j", "↓ j", "newer lines", "move", act(func() { scr.moveLine(1) })),
+		on("left p", "←", "previous machine", "move", act(func() { scr.stepNode(-1) })),
+		on("right n", "→", "next machine", "move", act(func() { scr.stepNode(1) })).footed("next"),
+		on("o", "o", "the other machine of the replacement", "view", act(scr.otherNode)).footed("other").unless(func() string {
+			if n := scr.shown().Node(scr.node); n == nil || scr.shown().Node(n.With) == nil {
+				return "no other machine is known"
+			}
+			return ""
+		}),
+		on("l L", "l", "its log, with filters", "view", act(func() {
+			scr.log.filter = "node:" + strings.ReplaceAll(scr.node, " ", "?") // filter terms cannot contain spaces
+			scr.showLens(lensLog)
+		})).footed("log"),
+		on("y", "y", "copy its newest log line, or its state", "copy", act(scr.copyNode)).footed("copy"),
+		scr.backKey(),
+	}, scr.lensKeys())
+}
+
+func (scr *watchScreen) logKeys() []binding {
+	return slices.Concat([]binding{
+		on("/", "/", "filter: source:operator node:a* level:warn word", "find", act(func() { scr.typing = true })).footed("filter"),
+		on("f", "f", "cycle through the sources", "find", act(scr.nextSource)).footed("source"),
+		on("e", "e", "toggle: warnings and errors only", "find", act(func() { scr.log.level = (scr.log.level + 2) % 4 })).footed("errors"),
+		on("w", "w", "wrap long lines", "view", act(func() { scr.log.wrap = !scr.log.wrap })).footed("wrap"),
+		on("up k", "↑ k", "up", "move", act(func() { scr.moveLine(-1) })),
+		on("down j", "↓ j", "down", "move", act(func() { scr.moveLine(1) })),
+		on("pgup ctrl+u", "PgUp", "page up", "move", act(func() { scr.moveLine(-scr.c.h / 2) })),
+		on("pgdown ctrl+d", "PgDn", "page down", "move", act(func() { scr.moveLine(scr.c.h / 2) })),
+		on("g home", "g", "first line", "move", act(func() { scr.moveLine(-1 << 30) })),
+		on("G end", "G", "follow the newest", "move", act(func() { scr.log.pinned = false })).footed("follow"),
+		on("enter", "Enter", "details of the machine in the line", "view", scr.openLine).unless(func() string {
+			if x, ok := scr.lineAt(); !ok || scr.shown().Node(x.Node) == nil {
+				return "the line names no machine"
+			}
+			return ""
+		}),
+		on("y", "y", "copy the line", "copy", act(scr.copyLine)).footed("copy"),
+		scr.backKey(),
+	}, scr.lensKeys())
+}
+
+func (scr *watchScreen) troubleKeys() []binding {
+	return slices.Concat([]binding{
+		on("up k", "↑ k", "up", "move", act(func() { scr.choice = max(0, scr.choice-1) })),
+		on("down j", "↓ j", "down", "move", act(func() { scr.choice = min(scr.choice+1, len(scr.choices())-1) })),
+		on("enter", "Enter", "do it (asks first), or copy the command", "do", scr.choose).footed("choose"),
+		scr.lensLogKey(),
+		on("y", "y", "copy the cause", "copy", act(func() { scr.c.copyText(scr.cause(), "the cause") })).footed("copy cause"),
+		scr.backKey(),
+	}, scr.lensKeys())
+}
+
+// keys are the keys of the current lens.
+func (scr *watchScreen) keys() []binding {
+	switch scr.lens {
+	case lensMap:
+		return scr.mapKeys()
+	case lensNode:
+		return scr.nodeKeys()
+	case lensLog:
+		return scr.logKeys()
+	case lensTrouble:
+		return scr.troubleKeys()
+	}
+	return scr.tableKeys()
 }
 
 // shown is the board on the screen: the frozen copy or the live one.
@@ -213,53 +273,53 @@ func (w *watchScreen) shown() *engine.Board {
 	return w.board
 }
 
-// watchEvents applies events to the board.
-func (c *console) watchEvents(events []engine.Event) {
-	if c.wat.board == nil {
-		c.wat.board = &engine.Board{}
+// apply applies events to the board.
+func (scr *watchScreen) apply(events []engine.Event) {
+	if scr.board == nil {
+		scr.board = &engine.Board{}
 	}
 	for _, ev := range events {
-		c.wat.board.Apply(ev)
+		scr.board.Apply(ev)
 	}
 }
 
-// showWatch opens the watch screen on the board of this console's run and starts its clock.
-func (c *console) showWatch() tea.Cmd {
-	c.wat.origin = fromRun
-	c.enterWatch()
-	return c.watchTicking()
+// show opens the watch screen on the board of this console's run and starts its clock.
+func (scr *watchScreen) show() tea.Cmd {
+	scr.origin = fromRun
+	scr.enter()
+	return scr.ticking()
 }
 
-func (c *console) enterWatch() {
-	if c.screen != screenWatch {
-		c.wat.back = c.screen
+func (scr *watchScreen) enter() {
+	if scr.c.screen != scr {
+		scr.back = scr.c.screen
 	}
-	c.screen, c.wat.lens = screenWatch, lensTable
+	scr.c.screen, scr.lens = scr, lensTable
 }
 
-// openWatch starts a live watch of the cluster, or shows the one in progress.
-func (c *console) openWatch() tea.Cmd {
-	if c.running {
-		return c.showWatch()
+// open starts a live watch of the cluster, or shows the one in progress.
+func (scr *watchScreen) open() tea.Cmd {
+	if scr.c.running {
+		return scr.show()
 	}
-	if c.wat.cancel != nil && c.wat.origin == fromLive {
-		c.enterWatch()
-		return c.watchTicking()
+	if scr.cancel != nil && scr.origin == fromLive {
+		scr.enter()
+		return scr.ticking()
 	}
-	c.closeWatch()
-	c.wat = watchScreen{origin: fromLive, gen: c.wat.gen + 1, board: &engine.Board{}, filter: c.wat.filter}
-	c.enterWatch()
-	gen, send, after := c.wat.gen, c.deps.send, c.deps.after
-	ctx, cancel := context.WithCancel(c.ctx)
-	c.wat.cancel = cancel
-	return tea.Batch(c.watchTicking(), func() tea.Msg {
+	scr.close()
+	*scr = watchScreen{c: scr.c, origin: fromLive, gen: scr.gen + 1, board: &engine.Board{}, filter: scr.filter}
+	scr.enter()
+	gen, send, after := scr.gen, scr.c.deps.send, scr.c.deps.after
+	ctx, cancel := context.WithCancel(scr.c.ctx)
+	scr.cancel = cancel
+	return tea.Batch(scr.ticking(), func() tea.Msg {
 		events := newCollector(func(b []engine.Event) { send(watchBatch{gen, b}) })
 		collecting, stop := context.WithCancel(context.Background())
 		gone := make(chan struct{})
 		go func() { defer close(gone); events.Run(collecting) }()
-		r := c.deps.watch
+		r := scr.c.deps.watch
 		r.Stay, r.After = true, after
-		err := c.deps.engine.Watch(ctx, r, events.emit)
+		err := scr.c.deps.engine.Watch(ctx, r, events.emit)
 		stop()
 		<-gone
 		events.flush()
@@ -267,49 +327,49 @@ func (c *console) openWatch() tea.Cmd {
 	})
 }
 
-// closeWatch ends a live watch, if there is one.
-func (c *console) closeWatch() {
-	if c.wat.cancel != nil {
-		c.wat.cancel()
-		c.wat.cancel = nil
+// close ends a live watch, if there is one.
+func (scr *watchScreen) close() {
+	if scr.cancel != nil {
+		scr.cancel()
+		scr.cancel = nil
 	}
 }
 
-// takeWatch handles the messages of the watch screen.
-func (c *console) takeWatch(msg tea.Msg) tea.Cmd {
+// takeMsg handles the messages of the watch screen.
+func (scr *watchScreen) takeMsg(msg tea.Msg) tea.Cmd {
 	switch msg := msg.(type) {
 	case watchBatch:
-		if msg.gen == c.wat.gen {
-			if c.wat.board.Events == 0 && c.deps.releaseMemory != nil {
-				c.deps.releaseMemory() // all nodes were read
+		if msg.gen == scr.gen {
+			if scr.board.Events == 0 && scr.c.deps.releaseMemory != nil {
+				scr.c.deps.releaseMemory() // all nodes were read
 			}
-			c.watchEvents(msg.events)
-			c.wat.pulse = c.deps.engine.Pulse()
+			scr.apply(msg.events)
+			scr.pulse = scr.c.deps.engine.Pulse()
 		}
 	case watchEnded:
-		if msg.gen == c.wat.gen {
-			c.wat.ended, c.wat.err, c.wat.cancel = true, msg.err, nil
+		if msg.gen == scr.gen {
+			scr.ended, scr.err, scr.cancel = true, msg.err, nil
 		}
 	case watchTick:
-		if msg.gen != c.wat.gen {
+		if msg.gen != scr.gen {
 			return nil
 		}
-		c.wat.ticks = false
-		c.wat.pulse = c.deps.engine.Pulse()
-		if c.wat.origin == fromReplay && c.wat.player.playing {
-			c.play()
+		scr.ticks = false
+		scr.pulse = scr.c.deps.engine.Pulse()
+		if scr.origin == fromReplay && scr.player.playing {
+			scr.play()
 		}
-		return c.watchTicking()
+		return scr.ticking()
 	}
 	return nil
 }
 
-// watchTicking schedules the next clock tick while the screen is visible: every second, and
+// ticking schedules the next clock tick while the screen is visible: every second, and
 // more often during a replay. A frozen view has no ticks.
-func (c *console) watchTicking() tea.Cmd {
-	w := &c.wat
+func (scr *watchScreen) ticking() tea.Cmd {
+	w := scr
 	plays := w.origin == fromReplay && w.player.playing
-	if w.ticks || c.screen != screenWatch || w.frozen != nil && !plays || w.origin == fromReplay && !plays {
+	if w.ticks || scr.c.screen != scr || w.frozen != nil && !plays || w.origin == fromReplay && !plays {
 		return nil
 	}
 	w.ticks = true
@@ -318,57 +378,57 @@ func (c *console) watchTicking() tea.Cmd {
 		gap = playGap
 	}
 	gen := w.gen
-	if c.deps.after != nil && !plays {
-		second := c.deps.after(gap)
+	if scr.c.deps.after != nil && !plays {
+		second := scr.c.deps.after(gap)
 		return func() tea.Msg { <-second; return watchTick{gen} }
 	}
 	return tea.Tick(gap, func(time.Time) tea.Msg { return watchTick{gen} })
 }
 
-// watchNow is the time on the clock of the board on the screen: that of the freeze, of the
+// clock is the time on the clock of the board on the screen: that of the freeze, of the
 // replay, of the end of the run, or now.
-func (c *console) watchNow() time.Time {
+func (scr *watchScreen) clock() time.Time {
 	switch {
-	case c.wat.frozen != nil:
-		return c.wat.frozenAt
-	case c.wat.origin == fromReplay:
-		return c.wat.player.now
-	case c.wat.board != nil && c.wat.board.Result != nil:
-		return c.wat.board.Last
+	case scr.frozen != nil:
+		return scr.frozenAt
+	case scr.origin == fromReplay:
+		return scr.player.now
+	case scr.board != nil && scr.board.Result != nil:
+		return scr.board.Last
 	}
-	return c.now
+	return scr.c.now
 }
 
 // freeze freezes or unfreezes the view; events are still applied to the board. It pauses or
 // resumes a replay.
-func (c *console) freeze() tea.Cmd {
-	w := &c.wat
+func (scr *watchScreen) freeze() tea.Cmd {
+	w := scr
 	switch {
 	case w.origin == fromReplay:
 		w.player.toggle()
-		return c.watchTicking()
+		return scr.ticking()
 	case w.frozen != nil:
 		w.frozen = nil
-		return c.watchTicking()
+		return scr.ticking()
 	}
-	w.frozenAt = c.watchNow()
+	w.frozenAt = scr.clock()
 	w.frozen = w.shown().Clone()
 	return nil
 }
 
-func (c *console) showLens(l lens) {
-	if c.wat.lens != lensNode && c.wat.lens != l {
-		c.wat.from = c.wat.lens
+func (scr *watchScreen) showLens(l lens) {
+	if scr.lens != lensNode && scr.lens != l {
+		scr.from = scr.lens
 	}
 	if l == lensLog {
-		c.wat.log.pinned = false
+		scr.log.pinned = false
 	}
-	c.wat.lens = l
+	scr.lens = l
 }
 
-// watchBack clears the filter, leaves the lens, or leaves the screen.
-func (c *console) watchBack() tea.Cmd {
-	w := &c.wat
+// leave clears the filter, leaves the lens, or leaves the screen.
+func (scr *watchScreen) leave() tea.Cmd {
+	w := scr
 	switch {
 	case w.lens == lensLog && w.log.filter != "":
 		w.log.filter = ""
@@ -382,65 +442,56 @@ func (c *console) watchBack() tea.Cmd {
 			w.lens = lensTable
 		}
 	case w.origin == fromRun:
-		c.screen = w.back
-	case c.upg.lockedBy != "":
-		c.closeWatch()
-		c.screen = screenResult
-	case c.deps.onlyWatch:
-		return c.leave()
+		scr.c.screen = w.back
+	case scr.c.upg.lockedBy != "":
+		scr.close()
+		scr.c.screen = scr.c.result
+	case scr.c.deps.onlyWatch:
+		return scr.c.leave()
 	default:
-		c.closeWatch()
-		return c.goHome()
+		scr.close()
+		return scr.c.goHome()
 	}
 	return nil
 }
 
-func (c *console) readOnlyReason() string {
+func (scr *watchScreen) readOnlyReason() string {
 	switch {
-	case c.wat.origin == fromReplay:
+	case scr.origin == fromReplay:
 		return "this is a replay"
-	case c.upg.lockedBy != "":
+	case scr.c.upg.lockedBy != "":
 		return "another run holds the lock of the cluster"
-	case c.deps.watch.Kubeconfig != "":
+	case scr.c.deps.watch.Kubeconfig != "":
 		return "opened read-only with --kubeconfig"
 	}
 	return ""
 }
 
-func (c *console) noReplay() string {
-	if c.wat.origin != fromReplay {
+func (scr *watchScreen) noReplay() string {
+	if scr.origin != fromReplay {
 		return "this is not a replay"
 	}
 	return ""
 }
 
-// machineRows caches a list of machines with the inputs it was computed from.
-type machineRows struct {
+// machineCache caches a list of machines with the inputs it was computed from.
+type machineCache struct {
 	board  *engine.Board
 	moves  int
 	filter string
-	sort   sortBy
+	sort   view.SortBy
 	second int64 // for filters by age
 	list   []*engine.BoardNode
 	err    error // of the filter
 }
 
-// inFlight reports whether a machine is in transition or has failed.
-func inFlight(n *engine.BoardNode) bool {
-	switch n.State {
-	case engine.NodeOutdated, engine.NodeReady, engine.NodeGone:
-		return false
-	}
-	return true
-}
-
 // machines are the rows of the table: those in flight, or those that match the filter.
-func (c *console) machines() []*engine.BoardNode {
-	w := &c.wat
-	b, now := w.shown(), c.watchNow()
-	f, err := parseFilter(w.filter)
-	r := machineRows{board: b, moves: b.Moves(), filter: w.filter, sort: w.sort}
-	if f.usesAge {
+func (scr *watchScreen) machines() []*engine.BoardNode {
+	w := scr
+	b, now := w.shown(), scr.clock()
+	f, err := view.ParseFilter(w.filter)
+	r := machineCache{board: b, moves: b.Moves(), filter: w.filter, sort: w.sort}
+	if f.UsesAge {
 		r.second = now.Unix()
 	}
 	old := &w.rows
@@ -448,140 +499,98 @@ func (c *console) machines() []*engine.BoardNode {
 		return old.list
 	}
 	r.err = err
-	r.list = make([]*engine.BoardNode, 0, 64)
-	all := b.Nodes()
-	if len(f.terms) == 0 {
-		all = b.Moving()
-	}
-	for n := range all {
-		if f.node(n, now) {
-			r.list = append(r.list, n)
-		}
-	}
-	if len(f.terms) == 0 && w.sort == sortSlowest { // already in the board's order
-		*old = r
-		return r.list
-	}
-	slices.SortFunc(r.list, func(x, y *engine.BoardNode) int {
-		var d int
-		switch w.sort {
-		case sortSlowest:
-			d = x.Since.Compare(y.Since)
-		case sortState:
-			d = cmp.Compare(slices.Index(nodeStates, x.State), slices.Index(nodeStates, y.State))
-		case sortGroup:
-			d = strings.Compare(x.Group, y.Group)
-		}
-		return cmp.Or(d, strings.Compare(x.Name, y.Name))
-	})
+	r.list = view.MachinesOf(b, f, w.sort, now)
 	*old = r
 	return r.list
 }
 
-// rowAt is the index of the machine under the cursor.
-func (c *console) rowAt(list []*engine.BoardNode) int {
-	return max(0, slices.IndexFunc(list, func(n *engine.BoardNode) bool { return n.Name == c.wat.at }))
+// flight is the list of machines on the screen.
+func (scr *watchScreen) flight() view.Flight {
+	list := scr.machines()
+	return view.Flight{List: list, At: scr.rowAt(list), Sort: scr.sort, Filter: scr.filter, Typing: scr.typing, Err: scr.rows.err}
 }
 
-func (c *console) moveRow(by int) {
-	list := c.machines()
+// rowAt is the index of the machine under the cursor.
+func (scr *watchScreen) rowAt(list []*engine.BoardNode) int {
+	return max(0, slices.IndexFunc(list, func(n *engine.BoardNode) bool { return n.Name == scr.at }))
+}
+
+func (scr *watchScreen) moveRow(by int) {
+	list := scr.machines()
 	if len(list) == 0 {
 		return
 	}
-	c.wat.at = list[max(0, min(c.rowAt(list)+by, len(list)-1))].Name
+	scr.at = list[max(0, min(scr.rowAt(list)+by, len(list)-1))].Name
 }
 
-func (c *console) openRow() tea.Cmd {
-	list := c.machines()
-	c.openNode(list[c.rowAt(list)].Name)
+func (scr *watchScreen) openRow() tea.Cmd {
+	list := scr.machines()
+	scr.openNode(list[scr.rowAt(list)].Name)
 	return nil
 }
 
-func (c *console) openNode(name string) {
-	c.showLens(lensNode)
-	c.wat.node, c.wat.at = name, name
-	c.wat.log.pinned = false
+func (scr *watchScreen) openNode(name string) {
+	scr.showLens(lensNode)
+	scr.node, scr.at = name, name
+	scr.log.pinned = false
 }
 
-func (c *console) copyRow() {
-	list := c.machines()
+func (scr *watchScreen) copyRow() {
+	list := scr.machines()
 	if len(list) == 0 {
-		c.copyText("", "")
+		scr.c.copyText("", "")
 		return
 	}
-	c.copyText(c.nodeLine(list[c.rowAt(list)]), "the line")
-}
-
-// nodeLine is the row of a machine as text.
-func (c *console) nodeLine(n *engine.BoardNode) string {
-	return strings.TrimSpace(fmt.Sprintf("%s  %s  %s  %s  %s", clean(n.Name), clean(n.Group), clean(n.State), c.age(n), clean(n.Text)))
-}
-
-// age is how long a machine has been in its state. If it was in that state at the first
-// observation, the age is a lower bound.
-func (c *console) age(n *engine.BoardNode) string {
-	d := seconds(c.watchNow().Sub(n.Since))
-	if !n.Seen {
-		return "≥" + d
-	}
-	return d
-}
-
-// seconds is short without fractions of seconds, which would flicker.
-func seconds(d time.Duration) string {
-	if d < 10*time.Second {
-		return strconv.Itoa(int(max(d, 0)/time.Second)) + "s"
-	}
-	return short(d)
+	scr.c.copyText(view.NodeLine(scr.page(), list[scr.rowAt(list)]), "the line")
 }
 
 // stepNode shows the previous or next machine, in the order of the table or, if the machine
 // is not in the table, by name.
-func (c *console) stepNode(by int) {
-	list := c.machines()
-	i := slices.IndexFunc(list, func(n *engine.BoardNode) bool { return n.Name == c.wat.node })
+func (scr *watchScreen) stepNode(by int) {
+	list := scr.machines()
+	i := slices.IndexFunc(list, func(n *engine.BoardNode) bool { return n.Name == scr.node })
 	if i < 0 {
 		list = list[:0:0]
-		for n := range c.wat.shown().Nodes() {
+		for n := range scr.shown().Nodes() {
 			list = append(list, n)
 		}
 		slices.SortFunc(list, func(x, y *engine.BoardNode) int { return strings.Compare(x.Name, y.Name) })
-		i = slices.IndexFunc(list, func(n *engine.BoardNode) bool { return n.Name == c.wat.node })
+		i = slices.IndexFunc(list, func(n *engine.BoardNode) bool { return n.Name == scr.node })
 	}
 	if len(list) > 0 {
-		c.openNode(list[max(0, min(i+by, len(list)-1))].Name)
+		scr.openNode(list[max(0, min(i+by, len(list)-1))].Name)
 	}
 }
 
-func (c *console) otherNode() {
-	if n := c.wat.shown().Node(c.wat.node); n != nil {
-		c.openNode(n.With)
+func (scr *watchScreen) otherNode() {
+	if n := scr.shown().Node(scr.node); n != nil {
+		scr.openNode(n.With)
 	}
 }
 
-func (c *console) copyNode() {
-	if x, ok := c.lineAt(); ok {
-		c.copyText(clean(x.Text), "the line")
+func (scr *watchScreen) copyNode() {
+	if x, ok := scr.lineAt(); ok {
+		scr.c.copyText(term.Clean(x.Text), "the line")
 		return
 	}
-	if n := c.wat.shown().Node(c.wat.node); n != nil {
-		c.copyText(c.nodeLine(n), "its state")
+	if n := scr.shown().Node(scr.node); n != nil {
+		scr.c.copyText(view.NodeLine(scr.page(), n), "its state")
 		return
 	}
-	c.copyText("", "")
+	scr.c.copyText("", "")
 }
 
-// typedWatch handles a key of the filter of the table or the log.
-func (c *console) typedWatch(k tea.KeyMsg) {
-	text := &c.wat.filter
-	if c.wat.lens == lensLog {
-		text = &c.wat.log.filter
+// typed handles a key of the filter of the table or the log.
+func (scr *watchScreen) typed(k tea.KeyMsg) {
+	text := &scr.filter
+	if scr.lens == lensLog {
+		text = &scr.log.filter
 	}
 	switch k.Type {
 	case tea.KeyEnter:
-		c.wat.typing = false
+		scr.typing = false
 	case tea.KeyEsc:
-		c.wat.typing, *text = false, ""
+		scr.typing, *text = false, ""
 	case tea.KeyBackspace:
 		if r := []rune(*text); len(r) > 0 {
 			*text = string(r[:len(r)-1])
@@ -589,16 +598,16 @@ func (c *console) typedWatch(k tea.KeyMsg) {
 	case tea.KeyCtrlU:
 		*text = ""
 	case tea.KeyRunes, tea.KeySpace:
-		*text += clean(string(k.Runes))
+		*text += term.Clean(string(k.Runes))
 	}
-	c.wat.log.pinned = false
+	scr.log.pinned = false
 }
 
 // lineView is the state of the log lens.
 type lineView struct {
 	filter string
 	source string // "" for all
-	level  int    // index into logLevels: the lowest level shown
+	level  int    // index into view.LogLevels: the lowest level shown
 	wrap   bool
 	// pinned keeps line number at, counted from the first line ever logged, in view; else the
 	// view follows the newest line.
@@ -621,8 +630,8 @@ type matchedLines struct {
 
 // lines are the numbers of the lines that the log lens shows. For the node lens they are
 // those of its machine and of the other machine of the replacement.
-func (c *console) lines() []int {
-	w := &c.wat
+func (scr *watchScreen) lines() []int {
+	w := scr
 	b := w.shown()
 	key := matchedLines{board: b, filter: w.log.filter, source: w.log.source, level: w.log.level}
 	if w.lens == lensNode {
@@ -632,7 +641,7 @@ func (c *console) lines() []int {
 	if f.board != key.board || f.filter != key.filter || f.source != key.source || f.level != key.level || f.only != key.only {
 		*f = key
 	}
-	chosen, err := parseFilter(f.filter)
+	chosen, err := view.ParseFilter(f.filter)
 	f.err = err
 	other := ""
 	if n := b.Node(f.only); n != nil {
@@ -644,8 +653,8 @@ func (c *console) lines() []int {
 		switch {
 		case f.only != "" && x.Node != f.only && (other == "" || x.Node != other):
 		case f.source != "" && x.Source != f.source:
-		case f.level > 0 && slices.Index(logLevels, x.Level) < f.level:
-		case !chosen.line(&x):
+		case f.level > 0 && slices.Index(view.LogLevels, x.Level) < f.level:
+		case !chosen.Line(&x):
 		default:
 			f.list = append(f.list, gone+i)
 		}
@@ -658,57 +667,57 @@ func (c *console) lines() []int {
 }
 
 // lineIndex is the index of the line under the cursor.
-func (c *console) lineIndex(list []int) int {
-	if !c.wat.log.pinned {
+func (scr *watchScreen) lineIndex(list []int) int {
+	if !scr.log.pinned {
 		return len(list) - 1
 	}
-	i, _ := slices.BinarySearch(list, c.wat.log.at)
+	i, _ := slices.BinarySearch(list, scr.log.at)
 	return min(i, len(list)-1)
 }
 
-func (c *console) moveLine(by int) {
-	list := c.lines()
+func (scr *watchScreen) moveLine(by int) {
+	list := scr.lines()
 	if len(list) == 0 {
 		return
 	}
-	i := max(0, min(c.lineIndex(list)+by, len(list)-1))
-	c.wat.log.pinned, c.wat.log.at = i < len(list)-1, list[i]
+	i := max(0, min(scr.lineIndex(list)+by, len(list)-1))
+	scr.log.pinned, scr.log.at = i < len(list)-1, list[i]
 }
 
 // lineAt is the line under the cursor.
-func (c *console) lineAt() (x engine.BoardLine, ok bool) {
-	list := c.lines()
+func (scr *watchScreen) lineAt() (x engine.BoardLine, ok bool) {
+	list := scr.lines()
 	if len(list) == 0 {
 		return x, false
 	}
-	l := &c.wat.shown().Log
-	return l.At(list[c.lineIndex(list)] - l.Dropped()), true
+	l := &scr.shown().Log
+	return l.At(list[scr.lineIndex(list)] - l.Dropped()), true
 }
 
-func (c *console) copyLine() {
-	x, _ := c.lineAt()
-	c.copyText(clean(x.Text), "the line")
+func (scr *watchScreen) copyLine() {
+	x, _ := scr.lineAt()
+	scr.c.copyText(term.Clean(x.Text), "the line")
 }
 
-func (c *console) openLine() tea.Cmd {
-	if x, ok := c.lineAt(); ok {
-		c.openNode(x.Node)
+func (scr *watchScreen) openLine() tea.Cmd {
+	if x, ok := scr.lineAt(); ok {
+		scr.openNode(x.Node)
 	}
 	return nil
 }
 
 // nextSource filters by the next source.
-func (c *console) nextSource() {
-	all := c.sources()
-	i := slices.Index(all, c.wat.log.source)
-	c.wat.log.source = all[(i+1)%len(all)]
-	c.wat.log.pinned = false
+func (scr *watchScreen) nextSource() {
+	all := scr.sources()
+	i := slices.Index(all, scr.log.source)
+	scr.log.source = all[(i+1)%len(all)]
+	scr.log.pinned = false
 }
 
 // sources are the names of the log's sources in order, after "" for all.
-func (c *console) sources() []string {
+func (scr *watchScreen) sources() []string {
 	out := []string{""}
-	for s := range c.wat.shown().Log.Sources() {
+	for s := range scr.shown().Log.Sources() {
 		if s != "" {
 			out = append(out, s)
 		}

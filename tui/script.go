@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,9 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/term"
-
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // unplanned ends the event stream of a verb whose planning failed with err, so that
@@ -43,24 +44,24 @@ func (s *session) printer(f format, live bool) sink {
 	case asMarkdown: // progress lines go to stderr, the page to stdout
 		p := newPlainPrinter(&guarded{w: s.Stderr}, nil, s.Now)
 		p.sp = s.formatter()
-		return &summary{out: s.out, lines: p, sp: p.sp}
+		return &runSummary{out: s.out, lines: p, sp: p.sp}
 	}
-	var l *liveLine
-	if file, ok := s.Stdout.(*os.File); ok && live && !s.plainly() && notInteractive(file, file, s.Env) == "" {
-		l = &liveLine{out: file, display: display{ascii: displayOf(s.Env).ascii}}
+	var l *term.LiveLine
+	if file, ok := s.Stdout.(*os.File); ok && live && !s.plainly() && term.NotInteractive(file, file, s.Env) == "" {
+		l = &term.LiveLine{Out: file, Display: term.Display{Ascii: term.DisplayOf(s.Env).Ascii}}
 	}
 	p := newPlainPrinter(s.out, l, s.Now)
 	p.sp = s.formatter()
 	return p
 }
 
-// liveLine returns a progress line on stderr. It shows nothing if stderr is not a terminal
+// term.LiveLine returns a progress line on stderr. It shows nothing if stderr is not a terminal
 // or lines must not be overwritten.
-func (s *session) liveLine() liveLine {
-	if f, ok := s.Stderr.(*os.File); ok && isTerminal(f) && !s.plainly() {
-		return liveLine{out: f, display: display{ascii: displayOf(s.Env).ascii}}
+func (s *session) liveLine() term.LiveLine {
+	if f, ok := s.Stderr.(*os.File); ok && term.IsTerminal(f) && !s.plainly() {
+		return term.LiveLine{Out: f, Display: term.Display{Ascii: term.DisplayOf(s.Env).Ascii}}
 	}
-	return liveLine{}
+	return term.LiveLine{}
 }
 
 // plainly reports accessible mode: output is only appended, line by line, and prompts are
@@ -122,7 +123,7 @@ func (s *session) scriptedInit(ctx context.Context, o consoleOptions, f format, 
 	if err != nil {
 		return s.unplanned(out, f, err)
 	}
-	out, err = s.accept(plan, out, f, acceptance{yes: o.yes, asks: asks, question: fixedQuestion("Create cluster " + clean(plan.Cluster) + "?"), show: s.printPreview})
+	out, err = s.accept(plan, out, f, acceptance{yes: o.yes, asks: asks, question: fixedQuestion("Create cluster " + term.Clean(plan.Cluster) + "?"), show: s.printPreview})
 	if err != nil {
 		return err
 	}
@@ -187,35 +188,26 @@ func (p *plainPrinter) printSteps(plan *engine.Plan) {
 		if st.Finished {
 			state = "skip"
 		}
-		p.line(p.now(), clean(st.ID), state, clean(st.Title)+": "+clean(st.Effect))
+		p.line(p.now(), term.Clean(st.ID), state, term.Clean(st.Title)+": "+term.Clean(st.Effect))
 		if st.Warning != "" && !st.Finished {
-			p.line(p.now(), clean(st.ID), "WARN", clean(st.Warning))
+			p.line(p.now(), term.Clean(st.ID), "WARN", term.Clean(st.Warning))
 		}
 	}
 }
 
-// renderer returns a console that only renders printed output: without colours, in a width
-// that fits most windows and logs.
-func (s *session) renderer() *console {
-	l := displayOf(s.Env)
-	c := newConsole(context.Background(), display{ascii: l.ascii}, consoleDeps{now: s.Now, commands: s.formatter()})
-	c.th = c.th.printed()
-	return c
+// page is what printed pages share: without colours, in a width that fits most windows and
+// logs. It needs no console.
+func (s *session) page() view.Page {
+	th := term.NewTheme(term.Display{Ascii: term.DisplayOf(s.Env).Ascii})
+	return view.Page{Theme: th.Printed(), Now: s.Now(), Commands: s.formatter()}
 }
 
-// printedWidth is the width of printed output; longer cells overflow.
-const printedWidth = 100
-
 // answerWidth is the line width of printed output: the width of the terminal within
-// limits, else printedWidth.
+// limits, else view.PrintedWidth.
 func (s *session) answerWidth() int {
-	f, ok := s.Stdout.(*os.File)
-	if !ok {
-		return printedWidth
-	}
-	w, _, err := term.GetSize(int(f.Fd()))
-	if err != nil || w <= 0 {
-		return printedWidth
+	w := term.Columns(s.Stdout)
+	if w <= 0 {
+		return view.PrintedWidth
 	}
 	return max(minWidth, min(w, 120))
 }
@@ -247,36 +239,33 @@ func (s *session) printStatus(ctx context.Context, f format) error {
 		s.print(s.statusText(&st))
 	}
 	if st.Stage == engine.StageCluster && !st.Reachable {
-		return &engine.Error{Op: "get status of cluster " + st.Cluster, Err: errors.New(orElse(st.Problem, "the API server does not answer")), Remedy: st.Remedy}
+		return &engine.Error{Op: "get status of cluster " + st.Cluster, Err: errors.New(cmp.Or(st.Problem, "the API server does not answer")), Remedy: st.Remedy}
 	}
 	return nil
 }
 
-func orElse(s, other string) string {
-	if s == "" {
-		return other
-	}
-	return s
+// asks reports whether the program can prompt: stdin and stdout are terminals, outside CI.
+func (s *session) asks() bool {
+	return term.IsTerminal(s.Stdin) && term.IsTerminal(s.Stdout) && s.Env("CI") == ""
 }
 
 // statusText renders the output of status.
 func (s *session) statusText(st *engine.Status) []string {
-	c := s.renderer()
-	c.w, c.status, c.statusAt = printedWidth, st, c.now
-	w := printedWidth
-	lines := []string{c.th.row(w).add(plain, "cluster "+orElse(clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)+marked(st.Simulated, "   ")).String()}
-	lines = append(lines, c.summary(w, st)...)
-	lines = append(lines, c.findings(w, st.Health, len(st.Health))...)
-	lines = append(lines, c.nodeRows(w, len(st.Nodes)+len(st.Machines)+2, st)...)
+	pg := s.page()
+	w := view.PrintedWidth
+	lines := []string{pg.Row(w).Add(term.Plain, "cluster "+cmp.Or(term.Clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)+view.Marked(st.Simulated, "   ")).String()}
+	lines = append(lines, view.ClusterSummary(pg, w, st, nil)...)
+	lines = append(lines, view.Findings(pg, w, st.Health, len(st.Health))...)
+	lines = append(lines, view.NodeRows(pg, w, len(st.Nodes)+len(st.Machines)+2, st, 0)...)
 	if len(st.Services) > 0 {
-		lines = append(lines, c.th.rule(w, "Services", ""))
+		lines = append(lines, pg.Rule(w, "Services", ""))
 		for _, v := range st.Services {
-			sign, sty := c.th.ok, good
+			sign, sty := pg.OK, term.Good
 			if v.Ready < v.Wanted {
-				sign, sty = c.th.warn, caution
+				sign, sty = pg.Warn, term.Caution
 			}
-			lines = append(lines, c.th.row(w).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, clean(v.Name), 30).
-				col(plain, fmt.Sprintf("%d/%d", v.Ready, v.Wanted), 7).col(plain, clean(v.Version), 16).add(faint, clean(v.Message)).String())
+			lines = append(lines, pg.Row(w).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, term.Clean(v.Name), 30).
+				Col(term.Plain, fmt.Sprintf("%d/%d", v.Ready, v.Wanted), 7).Col(term.Plain, term.Clean(v.Version), 16).Add(term.Faint, term.Clean(v.Message)).String())
 		}
 	}
 	return lines
@@ -311,14 +300,13 @@ func (s *session) printHome(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c := s.renderer()
-	c.w, c.home = printedWidth, &h
-	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", clean(h.Dir), orElse(clean(h.Cluster), "(none)"), stageWord(h.Stage)+marked(h.Simulated, ", "))
-	s.print(c.findings(printedWidth, h.Problems, len(h.Problems)))
-	s.print(c.recent(printedWidth, 6))
+	pg := s.page()
+	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", term.Clean(h.Dir), cmp.Or(term.Clean(h.Cluster), "(none)"), stageWord(h.Stage)+view.Marked(h.Simulated, ", "))
+	s.print(view.Findings(pg, view.PrintedWidth, h.Problems, len(h.Problems)))
+	s.print(view.Recent(pg, view.PrintedWidth, 6, &h))
 	for _, n := range h.Next {
-		line := "next      " + s.formatter().line(clean(n.Command))
-		if t := clean(n.Title); t != "" {
+		line := "next      " + s.formatter().Line(term.Clean(n.Command))
+		if t := term.Clean(n.Title); t != "" {
 			line += "   # " + t
 		}
 		fmt.Fprintln(s.out, line)

@@ -1,15 +1,38 @@
 // Package tui is the user interface: the commands, the console, the plain printer and JSON
-// Lines output.
+// Lines output. It has these rooms, and imports go from left to right only:
+//
+//		tui ──► tui/view ──► tui/term
+//
+//	  - tui/term talks to the terminal and formats text.
+//	  - tui/view draws pages: pure functions of a theme, a width and values.
+//	  - tui, this package, has the console (the only Bubble Tea model), the verbs (cobra
+//	    commands), the session of one invocation, the plain printer and JSON Lines.
 //
 // All of them render the data of package engine. The console and the plain printer fold the
-// events of a run into the same timeline, so the two cannot disagree. JSON Lines are the
-// events themselves. The console is one Bubble Tea model whose screens are values that
-// return strings. Only terminal.go accesses the terminal.
+// events of a run into the same view.Timeline, so the two cannot disagree. JSON Lines are the
+// events themselves.
+//
+// # The console
+//
+// console (console.go) has what all screens share: the engine, the current task, the run, and
+// the screen that is shown. A screen (screen.go) is one type in a file screen_*.go with its
+// view, its keys, its command line, and the messages that it takes. To add a screen, write its
+// type and add it to console and newScreens; the compiler reports what is missing.
+//
+// A key press becomes a command in keys.go: console.key looks the key up in console.bindings,
+// which are those of the innermost prompt or overlay, or those of the current screen (its
+// method keys) and globalKeys. The binding's action, do, returns the tea.Cmd. Key line, help
+// and palette use the same bindings.
+//
+// The result of a command comes back as a message: console.take handles those of runs and
+// tasks and gives all others to the screens' take.
+//
+// # Rules
 //
 // The package makes no decision about a cluster and has no connection to one; it imports
-// package engine and no other package of this module. Leaving the console never harms a
-// run. Text from outside, such as a log line or the name of a node, is cleaned of terminal
-// control characters before it is shown.
+// package engine and its value packages only. Leaving the console never harms a run. Text from
+// outside, such as a log line or the name of a node, is cleaned of terminal control characters
+// before it is shown.
 //
 // Stdout gets the output of a verb or the events of its run. Stderr gets errors and remarks
 // about the invocation.
@@ -22,7 +45,10 @@ import (
 	"os"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"constellation/engine"
+	"constellation/tui/view"
 )
 
 // Engine is what this package needs of one workspace. *engine.Engine implements it.
@@ -91,22 +117,21 @@ type App struct {
 	// Kubernetes are the versions that a sandbox can run, the default first. They are
 	// completions and choices.
 	Kubernetes []string
-	// Images and Releases are the versions that a sandbox supports, the default first.
-	Images, Releases []string
-	// Faults are prefixes of the faults that a sandbox supports, such as "quota=". They are
-	// completions.
-	Faults []string
+	// Releases are the releases that the program knows, the default first. They are completions.
+	Releases []string
 
-	// Engine, Sandbox and Drills are called only by verbs that need them, so that all others
-	// start fast. Engine returns the engine of a workspace, and is called at most once.
+	// Engine returns the engine of a workspace. It is called at most once, and only by verbs
+	// that need it, so that all others start fast.
 	Engine func(*engine.Workspace, *slog.Logger) (Engine, error)
-	// Sandbox returns the test cloud on this computer.
-	Sandbox func(*slog.Logger) (engine.Sandbox, error)
-	// Drills returns the runner of upgrades under fault injection.
-	Drills func(*slog.Logger) (engine.Drills, error)
-	// Daemon runs a sandbox until ctx ends. It implements the hidden verb `sandbox daemon`,
-	// which Sandbox.Up starts.
-	Daemon func(ctx context.Context, name string, log *slog.Logger) error
+	// FindSandbox returns the sandbox of the workspace in dir, an absolute path. The error wraps
+	// cloud.ErrNotFound if there is none.
+	FindSandbox func(ctx context.Context, dir string) (engine.SandboxStatus, error)
+	// RunSandbox executes the verb sandbox, its help and its completions in another program.
+	// args are those of this program. It returns the exit code, or an error if the other program
+	// did not start.
+	RunSandbox func(args []string) (int, error)
+	// Verbs returns the verbs of a program that has other verbs than this package defines.
+	Verbs func(*Invocation) []*cobra.Command
 
 	// Program is the program's name in commands that the user copies; the default is taken
 	// from the process.
@@ -123,7 +148,7 @@ type App struct {
 func (a App) Main() int {
 	if a.Program == "" && len(os.Args) > 0 {
 		wd, _ := os.Getwd() // on error, paths stay absolute
-		a.Program = calledAs(os.Args[0], wd)
+		a.Program = view.CalledAs(os.Args[0], wd)
 	}
 	return a.Run(os.Args[1:])
 }

@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // checkFormat is the value of -o where markdown is allowed, too.
@@ -153,7 +154,7 @@ func (s *session) prepare(ctx context.Context, r engine.PrepareRequest, o runOpt
 	a := acceptance{acknowledged: r.Acknowledge, question: fixedQuestion("Publish this?"), show: s.printPreview}
 	return s.planAndRun(ctx, o, a, func(ctx context.Context, eng Engine) (*engine.Plan, error) {
 		progress := s.checkProgress()
-		defer progress.live.clear()
+		defer progress.live.Clear()
 		return eng.PlanPrepare(ctx, r, progress.event)
 	})
 }
@@ -168,7 +169,7 @@ func (s *session) printCheck(ctx context.Context, r engine.CheckRequest, f check
 	defer stop()
 	progress := s.checkProgress()
 	k, err := eng.Check(ctx, r, progress.event)
-	progress.live.clear()
+	progress.live.Clear()
 	if k.Config != nil && k.Config.Written {
 		s.wrote = k.Config.Path
 	}
@@ -191,7 +192,7 @@ func (s *session) writeCheck(k *engine.Check, r engine.CheckRequest, f checkForm
 	case "json":
 		return document(s.out, k)
 	case "markdown":
-		_, err := fmt.Fprint(s.out, markdown(k, s.formatter()))
+		_, err := fmt.Fprint(s.out, view.Markdown(k, s.formatter()))
 		return err
 	}
 	s.print(s.checkText(k, r))
@@ -200,110 +201,37 @@ func (s *session) writeCheck(k *engine.Check, r engine.CheckRequest, f checkForm
 
 // checkText renders the check that r asked for: the verdict first, then the details.
 func (s *session) checkText(k *engine.Check, r engine.CheckRequest) []string {
-	c := s.renderer()
-	c.w = s.answerWidth()
-	w := c.w
-	severity, text := verdict(k)
-	sign, st := c.severitySignOf(severity)
-	head, feed := "upgrade check of cluster "+clean(k.Cluster)+marked(k.Simulated, ", "), feedText(k.Feed, c.now)
+	pg, w := s.page(), s.answerWidth()
+	severity, text := view.Verdict(k)
+	sign, st := view.SeveritySignOf(pg, severity)
+	head, feed := "upgrade check of cluster "+term.Clean(k.Cluster)+view.Marked(k.Simulated, ", "), view.FeedText(k.Feed, pg.Now)
 	lines := []string{head + ", " + feed}
-	if width(lines[0]) > w {
-		lines = append([]string{head}, wrap(feed, w)...)
+	if term.Width(lines[0]) > w {
+		lines = append([]string{head}, term.Wrap(feed, w)...)
 	}
-	for _, p := range wrap(clean(text), w-2) {
-		lines = append(lines, c.th.row(w).add(st, sign+" ").add(strong, p).String())
+	for _, p := range term.Wrap(term.Clean(text), w-2) {
+		lines = append(lines, pg.Row(w).Add(st, sign+" ").Add(term.Strong, p).String())
 		sign = " "
 	}
 	lines = append(lines, "")
-	lines = append(lines, c.versionRows(w, k, "", true)...)
-	lines = append(lines, c.pathRows(w, k, 0)...)
-	lines = append(lines, c.changeRows(w, k)...)
-	lines = append(lines, c.findingGroups(w, k)...)
+	lines = append(lines, view.VersionRows(pg, w, k, "", true)...)
+	lines = append(lines, view.PathRows(pg, w, k, 0)...)
+	lines = append(lines, view.ChangeRows(pg, w, k)...)
+	lines = append(lines, view.FindingGroups(pg, w, k)...)
 	for i, n := range k.Notes {
 		if i == 0 {
 			lines = append(lines, "")
 		}
-		lines = append(lines, clean(n))
+		lines = append(lines, term.Clean(n))
 	}
-	return append(lines, c.nextRows(k, r)...)
-}
-
-// targetOf names all versions of a target.
-func targetOf(t engine.Target) string {
-	var parts []string
-	for _, p := range [][2]string{{"release", t.Release}, {"image", t.Image}, {"Kubernetes", t.Kubernetes}} {
-		if p[1] != "" {
-			parts = append(parts, p[0]+" "+p[1])
-		}
-	}
-	return strings.Join(parts, ", ")
-}
-
-// planFlags returns the flags that reproduce r, each with a leading space; empty if there
-// are none.
-func planFlags(r engine.CheckRequest) string {
-	var b strings.Builder
-	add := func(flag, value string) {
-		b.WriteString(" --" + flag)
-		if value != "" {
-			b.WriteString(" " + quoteArg(value))
-		}
-	}
-	if !r.Release.IsZero() {
-		add("to", r.Release.String())
-	}
-	if !r.Kubernetes.IsZero() {
-		add("kubernetes", r.Kubernetes.String())
-	}
-	if r.Feed != "" {
-		add("feed", r.Feed)
-	}
-	for _, k := range r.FeedKeys {
-		add("feed-key", k)
-	}
-	if r.NoDryRun {
-		add("no-dry-run", "")
-	}
-	if r.NoPreflight {
-		add("no-preflight", "")
-	}
-	return b.String()
-}
-
-// nextRows renders the next command after the check that r asked for.
-func (c *console) nextRows(k *engine.Check, r engine.CheckRequest) []string {
-	var lines []string
-	sp := c.deps.commands
-	switch x := k.Config; {
-	case x != nil && x.Written:
-		lines = append(lines, "", "written to "+clean(x.Path)+":")
-		for _, f := range x.Fields {
-			lines = append(lines, fmt.Sprintf("  %s: %s %s %s", clean(f.Field), clean(orElse(shortValue(f.From), "(not set)")), c.th.to, clean(orElse(shortValue(f.To), "(removed)"))))
-		}
-		next := "config validate"
-		if len(k.Path) > 0 && k.Path[0].CLI.String() == k.CLI { // else another version of this program must run the hop
-			next = "upgrade apply" + planFlags(engine.CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
-		}
-		lines = append(lines, "", "next  "+sp.command(next))
-	case x != nil && len(x.Fields) > 0 && k.Exit == engine.ExitUpgradeAvailable:
-		lines = append(lines, "", "next  "+sp.command("upgrade check --write-config"+planFlags(r)))
-	}
-	return lines
-}
-
-// shortValue shortens digests.
-func shortValue(s string) string {
-	if len(s) > 24 && !strings.ContainsAny(s, " \n") {
-		return s[:12] + "..."
-	}
-	return s
+	return append(lines, view.NextRows(pg, k, r)...)
 }
 
 // checkProgress shows the progress of a check on stderr, if stderr is a terminal.
 type checkProgress struct {
-	live  liveLine
+	live  term.LiveLine
 	now   func() time.Time
-	so    runningCheck
+	so    view.RunningCheck
 	shown time.Time
 }
 
@@ -317,81 +245,9 @@ func (p *checkProgress) event(ev engine.Event) {
 	if ev.Object == engine.CheckVersions {
 		return
 	}
-	p.so.apply(ev)
+	p.so.Apply(ev)
 	if now := p.now(); now.Sub(p.shown) > 100*time.Millisecond {
 		p.shown = now
-		p.live.set(p.so.summary())
+		p.live.Set(p.so.Summary())
 	}
-}
-
-// markdown renders a check for a ticket or a pull request.
-func markdown(k *engine.Check, sp commandFormatter) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", codeOf(k.Cluster)+marked(k.Simulated, ", "), k.Time.UTC().Format(time.RFC3339), cellOf(k.CLI), cellOf(feedText(k.Feed, k.Time)))
-	severity, text := verdict(k)
-	fmt.Fprintf(&b, "**%s**: %s\n\n", severity, cellOf(text))
-	b.WriteString("| component | now | this CLI, in one hop | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")
-	for _, x := range k.Components {
-		name := cellOf(x.Name)
-		if x.Part {
-			name = "&nbsp;&nbsp;" + name
-		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, cellOf(x.Now), cellOf(last(x.Reachable)), cellOf(x.NextHop), cellOf(x.Newest), cellOf(verdictText(x)))
-	}
-	if len(k.Path) > 0 {
-		b.WriteString("\n### Path\n\n")
-		for _, h := range k.Path {
-			fmt.Fprintf(&b, "%d. %s → %s, with constellation %s; %s\n", h.Number, cellOf(targetOf(h.From)), cellOf(targetOf(h.To)), cellOf(h.CLI.String()), replacedNodes(h))
-			for _, why := range h.Why {
-				fmt.Fprintf(&b, "   - %s\n", cellOf(why))
-			}
-			if h.Get != "" {
-				fmt.Fprintf(&b, "   - %s\n", cellOf(h.Get))
-			}
-		}
-	}
-	if reasons := reasonsOf(k); len(reasons) > 0 {
-		b.WriteString("\n### Not reachable in one hop\n\n")
-		for _, x := range reasons {
-			fmt.Fprintf(&b, "- %s: %s (%s)", cellOf(x.what), cellOf(x.text), codeOf(x.rule))
-			if x.remedy != "" && x.beyond {
-				fmt.Fprintf(&b, "; %s", cellOf(sp.text(x.remedy)))
-			}
-			b.WriteString("\n")
-		}
-	}
-	c := &console{th: newTheme(display{}).printed(), deps: consoleDeps{commands: sp}}
-	if rows := c.changeRows(printedWidth, k); len(rows) > 1 {
-		b.WriteString("\n### Will change in hop 1\n\n```\n")
-		for _, l := range rows[1:] {
-			b.WriteString(strings.TrimRight(strings.TrimPrefix(l, "  "), " ") + "\n")
-		}
-		b.WriteString("```\n")
-	}
-	list, fine := needAttention(k.Findings)
-	fmt.Fprintf(&b, "\n### Findings: %s\n", orElse(countBySeverity(k.Findings), "none"))
-	if sp.needExport(list) {
-		fmt.Fprintf(&b, "\n```\n%s\n```\n", clean(sp.export()))
-	}
-	for _, x := range list {
-		fmt.Fprintf(&b, "\n- **%s** %s %s\n", x.Severity, cellOf(x.Title), codeOf(x.ID))
-		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", ownerText(x.Owner)}, {"fix", sp.text(x.Remedy)}} {
-			if l.text != "" {
-				fmt.Fprintf(&b, "  - %s: %s\n", l.head, cellOf(oneLine(l.text)))
-			}
-		}
-		if len(x.Objects) > 0 {
-			fmt.Fprintf(&b, "  - objects: %s\n", codeOf(someNames(x.Objects, 12)))
-		}
-		if x.Command != "" {
-			fmt.Fprintf(&b, "  - command: %s\n", codeOf(sp.line(x.Command)))
-		}
-	}
-	if fine > 0 {
-		fmt.Fprintf(&b, "\n%s passed.\n", count(fine, "check"))
-	}
-	for _, n := range k.Notes {
-		fmt.Fprintf(&b, "\n%s\n", cellOf(n))
-	}
-	return b.String()
 }

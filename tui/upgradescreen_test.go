@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // hopPlan is a realistic plan of an image and Kubernetes upgrade of a small cluster.
@@ -285,17 +286,17 @@ func TestUpgradeFromCheckToResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := hopEngine(t)
 		e.check = engine.Check{Schema: "1.0", Cluster: "demo", Path: []engine.Hop{{Number: 1}}, Exit: engine.ExitUpgradeAvailable}
-		s := newStage(t, e, display{}, 80, 24).begin()
+		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		s.settle()
 		s.press("c")
 		s.settle()
 		s.press("a")
 		s.settle()
-		if s.c.screen != screenUpgradePlan || s.c.plan == nil {
+		if s.c.screen != s.c.upgradePlan || s.c.plan == nil {
 			t.Fatalf("a shows %s", s.c.screen.title())
 		}
 		s.press("enter")
-		if s.c.screen != screenUpgradeConfirm || !s.c.typingID() {
+		if s.c.screen != s.c.upgradeConfirm || !s.c.upgradeConfirm.typing() {
 			t.Fatalf("the plan is followed by %s", s.c.screen.title())
 		}
 		s.press("n", "o", "enter")
@@ -309,7 +310,7 @@ func TestUpgradeFromCheckToResult(t *testing.T) {
 		}
 		s.at(confirmDelay).press("enter")
 		s.settle()
-		if want := []string{"local-data", "oldest-supports-kubernetes"}; e.ran != 1 || s.c.screen != screenResult || s.c.exit != 0 || !slices.Equal(e.plan.Acknowledged, want) {
+		if want := []string{"local-data", "oldest-supports-kubernetes"}; e.ran != 1 || s.c.screen != s.c.result || s.c.exit != 0 || !slices.Equal(e.plan.Acknowledged, want) {
 			t.Fatalf("ran %d times, shows %s, exit %d, accepted %q; want one run, its result and %q", e.ran, s.c.screen.title(), s.c.exit, e.plan.Acknowledged, want)
 		}
 		if f := strings.Join(s.c.exitSummary(), "\n"); !strings.Contains(f, "cluster demo runs release v1.1.0 with image v1.1.0") || !strings.Contains(f, "back constellation -C .demo\n") {
@@ -317,7 +318,7 @@ func TestUpgradeFromCheckToResult(t *testing.T) {
 		}
 		s.press("enter")
 		s.settle()
-		if v := s.c.View(); s.c.screen != screenHome || strings.Contains(v, "v1.0.0→v1.1.0") {
+		if v := s.c.View(); s.c.screen != s.c.overview || strings.Contains(v, "v1.0.0→v1.1.0") {
 			t.Errorf("Enter on the result shows %s, still with the upgrade:\n%s", s.c.screen.title(), v)
 		}
 	})
@@ -335,7 +336,7 @@ func TestUpgradesThatAreNotAccepted(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := upgrades(newStage(t, hopEngine(t), display{}, 80, 24))
+				s := upgrades(newStage(t, hopEngine(t), term.Display{}, 80, 24))
 				for _, k := range tt.keys {
 					if k == "wait" {
 						s.at(confirmDelay)
@@ -375,9 +376,9 @@ func TestUpgradesWithoutConfirmation(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				e := hopEngine(t)
 				tt.change(e.plan)
-				s := upgrades(newStage(t, e, display{}, 80, 24), func(u *upgradeStart) { u.yes = tt.yes })
+				s := upgrades(newStage(t, e, term.Display{}, 80, 24), func(u *upgradeStart) { u.yes = tt.yes })
 				s.settle()
-				if e.ran != 1 || s.c.screen != screenResult {
+				if e.ran != 1 || s.c.screen != s.c.result {
 					t.Errorf("ran %d times, shows %s", e.ran, s.c.screen.title())
 				}
 			})
@@ -389,9 +390,9 @@ func TestUpgradesWithoutConfirmation(t *testing.T) {
 func rolling(t *testing.T, w, h int) *stage {
 	e := hopEngine(t)
 	_, e.pauseAt = hopEvents(t, e.plan)
-	s := accepts(upgrades(newStage(t, e, display{}, w, h)))
+	s := accepts(upgrades(newStage(t, e, term.Display{}, w, h)))
 	s.settle()
-	if !s.c.running || !s.c.t.pastFinal() {
+	if !s.c.running || !s.c.t.PastFinal() {
 		t.Fatalf("shows %s, running %t", s.c.screen.title(), s.c.running)
 	}
 	return s
@@ -427,7 +428,7 @@ func TestRolloutKeysAreOffBeforeTheTargetIsSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := hopEngine(t)
 		e.pauseAt = slices.IndexFunc(e.events, func(ev engine.Event) bool { return ev.Step == engine.StepCharts }) + 1
-		s := accepts(upgrades(newStage(t, e, display{}, 80, 24)))
+		s := accepts(upgrades(newStage(t, e, term.Display{}, 80, 24)))
 		s.settle()
 		s.press("P")
 		if s.c.rolloutPrompt != nil || !strings.Contains(s.c.note, "no node is being replaced yet") {
@@ -448,8 +449,8 @@ func TestLeavingAnUpgrade(t *testing.T) {
 		{"a step before the target, q", engine.StepCharts, func(s *stage) { s.press("q", "enter") }, engine.ExitStopped, "left after"},
 		{"a step before the target, Ctrl-C twice", engine.StepCharts, func(s *stage) { s.press("ctrl+c", "ctrl+c") }, engine.ExitStopped, "left after"},
 		{"the rollout, Ctrl-C twice", engine.StepRollout, func(s *stage) { s.press("ctrl+c", "ctrl+c") }, engine.ExitDone, "2 of 4 at the target"},
-		{"hung up", engine.StepCharts, func(s *stage) { s.tell(signalled{syscall.SIGHUP}) }, 129, "left after"},
-		{"terminated", engine.StepRollout, func(s *stage) { s.tell(signalled{syscall.SIGTERM}) }, 143, "2 of 4 at the target"},
+		{"hung up", engine.StepCharts, func(s *stage) { s.tell(term.Signalled{Sig: syscall.SIGHUP}) }, 129, "left after"},
+		{"terminated", engine.StepRollout, func(s *stage) { s.tell(term.Signalled{Sig: syscall.SIGTERM}) }, 143, "2 of 4 at the target"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -458,7 +459,7 @@ func TestLeavingAnUpgrade(t *testing.T) {
 				if tt.until == engine.StepRollout {
 					_, e.pauseAt = hopEvents(t, e.plan)
 				}
-				s := accepts(upgrades(newStage(t, e, display{}, 80, 24)))
+				s := accepts(upgrades(newStage(t, e, term.Display{}, 80, 24)))
 				s.settle()
 				tt.leave(s)
 				s.settle()
@@ -483,11 +484,11 @@ func TestSecondConsoleIsReadOnly(t *testing.T) {
 		var s *stage
 		for _, sc := range upgradeScenes {
 			if sc.name == "upgrade-held" {
-				s = sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+				s = sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 			}
 		}
 		v := s.c.View()
-		if s.c.screen != screenWatch || !strings.Contains(v, "READ-ONLY") || !strings.Contains(v, "it is held by eve@build-7 (process 4711") || !strings.Contains(v, "since 2026-11-21T06:55:01Z") {
+		if s.c.screen != s.c.watch || !strings.Contains(v, "READ-ONLY") || !strings.Contains(v, "it is held by eve@build-7 (process 4711") || !strings.Contains(v, "since 2026-11-21T06:55:01Z") {
 			t.Fatalf("it shows\n%s", v)
 		}
 		s.press("P")
@@ -495,11 +496,11 @@ func TestSecondConsoleIsReadOnly(t *testing.T) {
 			t.Errorf("P asks %v, note %q", s.c.rolloutPrompt, s.c.note)
 		}
 		s.press("esc")
-		if s.c.screen != screenResult {
+		if s.c.screen != s.c.result {
 			t.Errorf("Esc shows %s", s.c.screen.title())
 		}
 		s.press("w")
-		if s.c.screen != screenWatch {
+		if s.c.screen != s.c.watch {
 			t.Errorf("w shows %s", s.c.screen.title())
 		}
 		s.press("q")
@@ -514,16 +515,16 @@ func TestSecondConsoleIsReadOnly(t *testing.T) {
 func TestRolloutOpensTheWatchScreenOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := rolling(t, 80, 24)
-		if s.c.screen != screenWatch {
+		if s.c.screen != s.c.watch {
 			t.Fatalf("shows %s", s.c.screen.title())
 		}
 		s.press("esc")
 		s.tell(batch{s.c.task, []engine.Event{{Time: s.clock, Kind: engine.KindLog, Source: "operator", Text: "more"}}})
-		if s.c.screen != screenRun {
+		if s.c.screen != s.c.run {
 			t.Errorf("Esc shows %s", s.c.screen.title())
 		}
 		s.press("w")
-		if s.c.screen != screenWatch {
+		if s.c.screen != s.c.watch {
 			t.Errorf("w shows %s", s.c.screen.title())
 		}
 	})

@@ -10,6 +10,8 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // trouble is a cause of failure with its machines.
@@ -20,14 +22,14 @@ type trouble struct {
 
 // troubles are the machines that failed, are retried or are waited for, grouped by cause, the
 // most frequent cause first.
-func (c *console) troubles() []trouble {
-	b := c.wat.shown()
+func (scr *watchScreen) troubles() []trouble {
+	b := scr.shown()
 	var out []trouble
 	for n := range b.Moving() {
 		if n.State != engine.NodeFailed && n.Attempts < 2 && (b.Wait.Node == "" || n.Name != b.Wait.Node) {
 			continue
 		}
-		cause := orElse(clean(n.Text), clean(n.State)+", no reason reported")
+		cause := cmp.Or(term.Clean(n.Text), term.Clean(n.State)+", no reason reported")
 		i := slices.IndexFunc(out, func(t trouble) bool { return t.cause == cause })
 		if i < 0 {
 			out = append(out, trouble{cause: cause})
@@ -46,24 +48,24 @@ func (c *console) troubles() []trouble {
 	return out
 }
 
-func (c *console) noTrouble() string {
-	b := c.wat.shown()
-	if b.Wait.Remedy == "" && b.Exit == 0 && len(c.troubles()) == 0 {
+func (scr *watchScreen) noTrouble() string {
+	b := scr.shown()
+	if b.Wait.Remedy == "" && b.Exit == 0 && len(scr.troubles()) == 0 {
 		return "there are no failures"
 	}
 	return ""
 }
 
 // cause is the most important failure in one sentence.
-func (c *console) cause() string {
-	b := c.wat.shown()
-	switch t := c.troubles(); {
+func (scr *watchScreen) cause() string {
+	b := scr.shown()
+	switch t := scr.troubles(); {
 	case b.Wait.Remedy != "":
-		return clean(b.Wait.Text)
+		return term.Clean(b.Wait.Text)
 	case b.Result != nil && b.Exit != 0:
-		return clean(b.Outcome)
+		return term.Clean(b.Outcome)
 	case len(t) > 0:
-		return clean(t[0].nodes[0].Name) + ": " + t[0].cause
+		return term.Clean(t[0].nodes[0].Name) + ": " + t[0].cause
 	}
 	return ""
 }
@@ -71,107 +73,107 @@ func (c *console) cause() string {
 // choice is a possible action: a change of the rollout, another lens, or a command to copy.
 type choice struct {
 	title, says, command string
-	do                   func(*console) tea.Cmd
+	do                   func() tea.Cmd
 }
 
-func (c *console) choices() []choice {
-	b := c.wat.shown()
+func (scr *watchScreen) choices() []choice {
+	b := scr.shown()
 	var out []choice
-	remedy := orElse(b.Wait.Remedy, b.Remedy)
+	remedy := cmp.Or(b.Wait.Remedy, b.Remedy)
 	if _, rest, ok := strings.Cut(remedy, "`"); ok {
 		if cmd, _, ok := strings.Cut(rest, "`"); ok {
-			out = append(out, choice{title: "copy the suggested remedy", command: c.deps.commands.text("`" + clean(cmd) + "`")})
+			out = append(out, choice{title: "copy the suggested remedy", command: scr.c.deps.commands.Text("`" + term.Clean(cmd) + "`")})
 		}
 	}
-	if t := c.troubles(); len(t) > 0 {
+	if t := scr.troubles(); len(t) > 0 {
 		n := t[0].nodes[0]
-		out = append(out, choice{title: "show " + clean(n.Name), says: "the first one, with its log", do: func(c *console) tea.Cmd { c.openNode(n.Name); return nil }})
+		out = append(out, choice{title: "show " + term.Clean(n.Name), says: "the first one, with its log", do: func() tea.Cmd { scr.openNode(n.Name); return nil }})
 		if len(t[0].nodes) > 1 {
-			out = append(out, choice{title: fmt.Sprintf("list the %d affected machines", len(t[0].nodes)), says: "in the table", do: func(c *console) tea.Cmd {
-				c.wat.lens, c.wat.filter = lensTable, "state:"+clean(n.State)
+			out = append(out, choice{title: fmt.Sprintf("list the %d affected machines", len(t[0].nodes)), says: "in the table", do: func() tea.Cmd {
+				scr.lens, scr.filter = lensTable, "state:"+term.Clean(n.State)
 				return nil
 			}})
 		}
 	}
-	for _, k := range rolloutKeys {
-		if k.disabled(c) == "" {
+	for _, k := range scr.c.rolloutKeys() {
+		if k.disabled() == "" {
 			what, says, _ := strings.Cut(k.help, ": ")
 			out = append(out, choice{title: what, says: says, do: k.do})
 		}
 	}
-	return append(out, choice{title: "leave, and come back later", says: "to reattach", command: c.deps.commands.command("watch")})
+	return append(out, choice{title: "leave, and come back later", says: "to reattach", command: scr.c.deps.commands.Command("watch")})
 }
 
 // choose runs the selected action.
-func (c *console) choose() tea.Cmd {
-	list := c.choices()
-	x := list[min(c.wat.choice, len(list)-1)]
+func (scr *watchScreen) choose() tea.Cmd {
+	list := scr.choices()
+	x := list[min(scr.choice, len(list)-1)]
 	switch {
 	case x.do != nil:
-		return x.do(c)
+		return x.do()
 	default:
-		c.copyText(strings.Trim(x.command, "`"), "the command")
+		scr.c.copyText(strings.Trim(x.command, "`"), "the command")
 	}
 	return nil
 }
 
 // troubleView renders the failures, their scope, and the possible actions.
-func (c *console) troubleView(b *engine.Board, w, h int) []string {
-	lines := []string{c.th.rule(w, "What happened", "")}
-	cause := c.cause()
+func (scr *watchScreen) troubleView(b *engine.Board, w, h int) []string {
+	lines := []string{scr.c.th.Rule(w, "What happened", "")}
+	cause := scr.cause()
 	if cause == "" {
-		lines = append(lines, c.th.row(w).add(good, "  "+c.th.ok+" ").add(plain, "there are no failures").String())
+		lines = append(lines, scr.c.th.Row(w).Add(term.Good, "  "+scr.c.th.OK+" ").Add(term.Plain, "there are no failures").String())
 	} else {
-		lines = append(lines, c.th.below(w, 2, 4, strong, cause)...)
+		lines = append(lines, scr.c.th.Below(w, 2, 4, term.Strong, cause)...)
 	}
-	if remedy := clean(orElse(b.Wait.Remedy, b.Remedy)); remedy != "" {
-		lines = append(lines, c.th.below(w, 2, 3, accent, "To do: "+c.deps.commands.text(remedy))...)
+	if remedy := term.Clean(cmp.Or(b.Wait.Remedy, b.Remedy)); remedy != "" {
+		lines = append(lines, scr.c.th.Below(w, 2, 3, term.Accent, "To do: "+scr.c.deps.commands.Text(remedy))...)
 	}
-	all := c.troubles()
+	all := scr.troubles()
 	for i, t := range all {
 		if i == 4 || len(lines) > h/2 {
-			lines = append(lines, c.th.row(w).pad(2).add(faint, fmt.Sprintf("… %d more causes", len(all)-i)).String())
+			lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Faint, fmt.Sprintf("… %d more causes", len(all)-i)).String())
 			break
 		}
-		r := c.th.row(w).pad(2).add(bad, c.th.fail+" ").num(plain, strconv.Itoa(len(t.nodes)), 4).add(plain, t.cause)
+		r := scr.c.th.Row(w).Pad(2).Add(term.Bad, scr.c.th.Fail+" ").Num(term.Plain, strconv.Itoa(len(t.nodes)), 4).Add(term.Plain, t.cause)
 		lines = append(lines, r.String())
 		var names []string
 		for _, n := range t.nodes[:min(len(t.nodes), 12)] {
-			names = append(names, clean(n.Name))
+			names = append(names, term.Clean(n.Name))
 		}
 		if more := len(t.nodes) - len(names); more > 0 {
 			names = append(names, fmt.Sprintf("and %d more", more))
 		}
-		lines = append(lines, c.th.row(w).pad(9).add(faint, "since "+t.nodes[0].Since.UTC().Format("15:04:05Z")+"  "+strings.Join(names, " ")).String())
+		lines = append(lines, scr.c.th.Row(w).Pad(9).Add(term.Faint, "since "+t.nodes[0].Since.UTC().Format("15:04:05Z")+"  "+strings.Join(names, " ")).String())
 	}
-	lines = append(lines, c.th.rule(w, "Scope", ""))
+	lines = append(lines, scr.c.th.Rule(w, "Scope", ""))
 	done, total := b.Places()
-	lines = append(lines, c.th.row(w).pad(2).add(plain, fmt.Sprintf("%d of %d at the target, %d outdated, %d in progress, %d failed", done, total, b.Count(engine.NodeOutdated), b.InFlight(), b.Count(engine.NodeFailed))).String())
+	lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Plain, fmt.Sprintf("%d of %d at the target, %d outdated, %d in progress, %d failed", done, total, b.Count(engine.NodeOutdated), b.InFlight(), b.Count(engine.NodeFailed))).String())
 	var hit, spared []string
 	for _, g := range b.Groups() {
 		if g.Counts[engine.NodeFailed] > 0 {
-			hit = append(hit, fmt.Sprintf("%s %d of %d", clean(g.Name), g.Counts[engine.NodeFailed], g.Total))
+			hit = append(hit, fmt.Sprintf("%s %d of %d", term.Clean(g.Name), g.Counts[engine.NodeFailed], g.Total))
 		} else if g.Total > 0 {
-			spared = append(spared, clean(g.Name))
+			spared = append(spared, term.Clean(g.Name))
 		}
 	}
 	if len(hit) > 0 {
-		lines = append(lines, c.th.row(w).pad(2).add(plain, "failed in: "+strings.Join(hit, ", ")).String())
+		lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Plain, "failed in: "+strings.Join(hit, ", ")).String())
 	}
 	if len(spared) > 0 {
-		lines = append(lines, c.th.row(w).pad(2).add(faint, "not affected: "+strings.Join(spared, ", ")).String())
+		lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Faint, "not affected: "+strings.Join(spared, ", ")).String())
 	}
-	lines = append(lines, c.th.rule(w, "Actions", ""))
-	list := c.choices()
-	at := min(c.wat.choice, len(list)-1)
-	from, to := window(len(list), at, max(1, h-len(lines)))
+	lines = append(lines, scr.c.th.Rule(w, "Actions", ""))
+	list := scr.choices()
+	at := min(scr.choice, len(list)-1)
+	from, to := view.Window(len(list), at, max(1, h-len(lines)))
 	for i := from; i < to; i++ {
 		x := list[i]
-		st := plain
+		st := term.Plain
 		if i == at {
-			st = strong
+			st = term.Strong
 		}
-		lines = append(lines, c.th.row(w).add(plain, " ").add(accent, c.marker(i == at)).col(st, x.title, 32).add(accent, strings.Trim(x.command, "`")).add(faint, "  "+x.says).String())
+		lines = append(lines, scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, view.Marker(scr.page(), i == at)).Col(st, x.title, 32).Add(term.Accent, strings.Trim(x.command, "`")).Add(term.Faint, "  "+x.says).String())
 	}
 	return lines
 }

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -10,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // watchOptions are the flags of `watch`.
@@ -44,7 +47,7 @@ minutes after the beginning.`,
   constellation watch --replay events.jsonl@14:02:11`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if _, err := parseFilter(o.filter); err != nil {
+			if _, err := view.ParseFilter(o.filter); err != nil {
 				return &engine.Error{Op: "read --filter", Err: err, Exit: engine.ExitUsage, Remedy: "write a filter such as 'state:drain group:workers age>5m text'"}
 			}
 			if o.replay != "" {
@@ -127,20 +130,20 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 		return eng.Record(run)
 	}
 	live := s.liveLine()
-	r, err := readRecord(o.replay, find, live.set)
-	live.clear()
+	r, err := readRecord(o.replay, find, live.Set)
+	live.Clear()
 	if err != nil {
 		return err
 	}
 	for i, bad := range r.bad {
 		if i == 5 {
-			s.remark("%s: %d more invalid lines skipped", clean(r.path), len(r.bad)-i)
+			s.remark("%s: %d more invalid lines skipped", term.Clean(r.path), len(r.bad)-i)
 			break
 		}
-		s.remark("%s, %s; line skipped", clean(r.path), bad)
+		s.remark("%s, %s; line skipped", term.Clean(r.path), bad)
 	}
 	if r.note != "" {
-		s.remark("%s: %s", clean(r.path), r.note)
+		s.remark("%s: %s", term.Clean(r.path), r.note)
 	}
 	switch {
 	case o.out == text && !o.Once && s.interactive(o.nonInteractive):
@@ -190,8 +193,8 @@ func (s *session) filtered(o watchOptions) sink {
 		}
 		out = p
 	}
-	f, err := parseFilter(o.filter)
-	if err != nil || len(f.terms) == 0 { // the command has validated the filter
+	f, err := view.ParseFilter(o.filter)
+	if err != nil || len(f.Terms) == 0 { // the command has validated the filter
 		return out
 	}
 	return &sieve{sink: out, f: f}
@@ -200,7 +203,7 @@ func (s *session) filtered(o watchOptions) sink {
 // sieve passes on the nodes and log lines that match a filter, and all other events.
 type sieve struct {
 	sink
-	f filter
+	f view.Filter
 	b engine.Board
 }
 
@@ -215,11 +218,11 @@ func (s *sieve) event(ev engine.Event) {
 	switch ev.Kind {
 	case engine.KindNode:
 		s.b.Apply(ev)
-		if n := s.b.Node(ev.Node); n == nil || !s.f.node(n, ev.Time) {
+		if n := s.b.Node(ev.Node); n == nil || !s.f.Node(n, ev.Time) {
 			return
 		}
 	case engine.KindLog:
-		if x := (engine.BoardLine{Time: ev.Time, Source: ev.Source, Node: ev.Node, Level: ev.Level, Text: ev.Text}); !s.f.line(&x) {
+		if x := (engine.BoardLine{Time: ev.Time, Source: ev.Source, Node: ev.Node, Level: ev.Level, Text: ev.Text}); !s.f.Line(&x) {
 			return
 		}
 	}
@@ -228,58 +231,60 @@ func (s *sieve) event(ev engine.Event) {
 
 // printBoard prints the state of a rollout.
 func (s *session) printBoard(b *engine.Board, o watchOptions, origin watchOrigin, at time.Time, pulse engine.Pulse) {
-	c := s.renderer()
-	c.w, c.h = s.answerWidth(), 1000
-	c.now = at
-	c.wat = watchScreen{board: b, origin: origin, filter: o.filter, pulse: pulse}
-	c.wat.player.now = at
-	w := c.w
+	pg, w := s.page(), s.answerWidth()
+	pg.Now = at
 	what := "as of " + at.UTC().Format("2006-01-02 15:04:05Z")
 	if origin == fromReplay {
 		what = "recorded, " + what
 	}
-	lines := []string{fmt.Sprintf("cluster %s  to %s  %s", orElse(clean(b.Cluster), "(unknown)"), orElse(asciiIf(c.th.ascii, c.targetText(b)), "(no target)"), what)}
-	if eta := c.eta(b, at); eta != "" {
+	lines := []string{fmt.Sprintf("cluster %s  to %s  %s", cmp.Or(term.Clean(b.Cluster), "(unknown)"), cmp.Or(term.AsciiIf(pg.Ascii, view.TargetText(pg, b)), "(no target)"), what)}
+	if eta := view.ETA(pg, b, at); eta != "" {
 		lines[0] += "  " + eta
 	}
-	lines = append(lines, c.pipeline(b, w, 30)...)
+	f, err := view.ParseFilter(o.filter)
+	list := view.Flight{List: view.MachinesOf(b, f, view.SortSlowest, at), Filter: o.filter, Err: err}
+	lines = append(lines, view.Pipeline(pg, b, w, 30)...)
 	if len(b.Groups()) > 0 {
-		lines = append(lines, c.groupRows(b, w, 100)...)
+		lines = append(lines, view.GroupRows(pg, b, w, 100)...)
 	}
 	if len(b.Plans) > 0 {
-		lines = append(lines, c.nodePlanRows(b, w, 100)...)
+		lines = append(lines, view.NodePlanRows(pg, b, w, 100)...)
 	}
-	lines = append(lines, c.flightView(b, w, 60)...)
-	reason, remedy := c.reason(b, at)
+	lines = append(lines, view.FlightView(pg, b, list, w, 60)...)
+	reason, remedy := view.BoardReason(pg, b)
 	lines = append(lines, "", reason)
 	if remedy != "" {
-		lines = append(lines, "To do: "+c.deps.commands.text(remedy))
+		lines = append(lines, "To do: "+pg.Commands.Text(remedy))
 	}
-	s.print(append(lines, c.watchSafety()))
+	api := ""
+	if origin != fromReplay {
+		api = view.APIStatus(pg, pulse)
+	}
+	s.print(append(lines, view.WatchSafety(pg, b, w, api, time.Time{})))
 }
 
-// watchLine returns the command line that reproduces the watch screen.
-func (c *console) watchLine() string {
+// command returns the command line that reproduces the watch screen.
+func (scr *watchScreen) command() string {
 	args := "watch"
-	if c.wat.origin == fromReplay {
-		args += " --replay " + quoteArg(c.deps.replay.path+"@"+c.wat.player.now.UTC().Format(time.RFC3339))
+	if scr.origin == fromReplay {
+		args += " --replay " + view.QuoteArg(scr.c.deps.replay.path+"@"+scr.player.now.UTC().Format(time.RFC3339))
 	}
-	if k := c.deps.watch.Kubeconfig; k != "" {
-		args += " --kubeconfig " + quoteArg(k)
+	if k := scr.c.deps.watch.Kubeconfig; k != "" {
+		args += " --kubeconfig " + view.QuoteArg(k)
 	}
-	if c.wat.filter != "" {
-		args += " --filter " + quoteArg(c.wat.filter)
+	if scr.filter != "" {
+		args += " --filter " + view.QuoteArg(scr.filter)
 	}
-	return c.deps.commands.command(args)
+	return scr.c.deps.commands.Command(args)
 }
 
-// beginWatch is the initial command of the console when it was started by `watch`.
-func (c *console) beginWatch() tea.Cmd {
-	c.busy = ""
-	if c.deps.replay != nil {
-		return c.openReplay(c.deps.replay)
+// begin is the initial command of the console when it was started by `watch`.
+func (scr *watchScreen) begin() tea.Cmd {
+	scr.c.busy = ""
+	if scr.c.deps.replay != nil {
+		return scr.openReplay(scr.c.deps.replay)
 	}
-	return c.openWatch()
+	return scr.open()
 }
 
 func (s *session) historyCommand() *cobra.Command {
@@ -349,30 +354,30 @@ func (s *session) listRuns(eng Engine, f format) error {
 	for _, r := range runs {
 		took := "-"
 		if !r.Ended.IsZero() {
-			took = short(r.Ended.Sub(r.Started))
+			took = term.Duration(r.Ended.Sub(r.Started))
 		}
-		what := strings.TrimSpace(clean(r.By) + "  " + clean(orElse(r.Node, r.To.String())))
+		what := strings.TrimSpace(term.Clean(r.By) + "  " + term.Clean(cmp.Or(r.Node, r.To.String())))
 		exit := fmt.Sprint(r.Exit)
 		if r.Status == engine.StateRunning {
 			exit = ""
 		}
-		lines = append(lines, fmt.Sprintf("%-42s %-20s %8s  %-11s %4s  %s", clean(r.ID), r.Started.UTC().Format("2006-01-02 15:04:05Z"), took, clean(r.Status), exit, what))
+		lines = append(lines, fmt.Sprintf("%-42s %-20s %8s  %-11s %4s  %s", term.Clean(r.ID), r.Started.UTC().Format("2006-01-02 15:04:05Z"), took, term.Clean(r.Status), exit, what))
 	}
-	s.print(append(lines, "", "next  "+s.command("history "+clean(runs[0].ID))))
+	s.print(append(lines, "", "next  "+s.command("history "+term.Clean(runs[0].ID))))
 	return nil
 }
 
 // pastRun renders a run in detail.
 func (s *session) pastRun(r *engine.PastRun) []string {
-	c := s.renderer()
+	pg := s.page()
 	w := s.answerWidth()
 	lines := []string{
-		fmt.Sprintf("run       %s  (%s of cluster %s)", clean(r.ID), r.Verb, orElse(clean(r.Cluster), "(unknown)")),
-		fmt.Sprintf("by        %s, with %s", orElse(clean(r.By), "(unknown user)"), orElse(clean(r.Tool), "(unknown program)")),
-		fmt.Sprintf("began     %s, took %s", r.Started.UTC().Format("2006-01-02 15:04:05Z"), short(time.Duration(r.TookMS)*time.Millisecond)),
-		fmt.Sprintf("end       %s, exit %d  %s", clean(r.Status), r.Exit, clean(r.Text)),
+		fmt.Sprintf("run       %s  (%s of cluster %s)", term.Clean(r.ID), r.Verb, cmp.Or(term.Clean(r.Cluster), "(unknown)")),
+		fmt.Sprintf("by        %s, with %s", cmp.Or(term.Clean(r.By), "(unknown user)"), cmp.Or(term.Clean(r.Tool), "(unknown program)")),
+		fmt.Sprintf("began     %s, took %s", r.Started.UTC().Format("2006-01-02 15:04:05Z"), term.Duration(time.Duration(r.TookMS)*time.Millisecond)),
+		fmt.Sprintf("end       %s, exit %d  %s", term.Clean(r.Status), r.Exit, term.Clean(r.Text)),
 	}
-	from, to := clean(r.From.String()), clean(r.To.String())
+	from, to := term.Clean(r.From.String()), term.Clean(r.To.String())
 	if from != "" {
 		lines = append(lines, "from      "+from)
 	}
@@ -383,21 +388,21 @@ func (s *session) pastRun(r *engine.PastRun) []string {
 		lines = append(lines, fmt.Sprintf("machines  %d seen, %d nodes reached the target, %d failed", r.Nodes, r.Replaced, r.Failed))
 	}
 	if r.Resume != "" {
-		lines = append(lines, "resume    "+s.formatter().line(clean(r.Resume)))
+		lines = append(lines, "resume    "+s.formatter().Line(term.Clean(r.Resume)))
 	}
-	lines = append(lines, c.th.rule(w, "Steps", ""))
+	lines = append(lines, pg.Rule(w, "Steps", ""))
 	for _, st := range r.Steps {
 		took := ""
 		if st.TookMS > 0 {
-			took = short(time.Duration(st.TookMS) * time.Millisecond)
+			took = term.Duration(time.Duration(st.TookMS) * time.Millisecond)
 		}
-		what := clean(st.Text)
+		what := term.Clean(st.Text)
 		if what == "" {
-			what = clean(st.Title)
+			what = term.Clean(st.Title)
 		}
-		lines = append(lines, fmt.Sprintf("  %-18s %-9s %8s  %s", clean(st.ID), orElse(clean(st.State), "pending"), took, what))
+		lines = append(lines, fmt.Sprintf("  %-18s %-9s %8s  %s", term.Clean(st.ID), cmp.Or(term.Clean(st.State), "pending"), took, what))
 	}
-	lines = append(lines, c.th.rule(w, "Accepted", ""))
+	lines = append(lines, pg.Rule(w, "Accepted", ""))
 	if len(r.Accepted) == 0 {
 		lines = append(lines, "  no warnings")
 	}
@@ -406,22 +411,22 @@ func (s *session) pastRun(r *engine.PastRun) []string {
 		if f.Named {
 			by = "by name"
 		}
-		lines = append(lines, fmt.Sprintf("  %-26s %-14s %s", clean(f.ID), by, clean(f.Title)))
+		lines = append(lines, fmt.Sprintf("  %-26s %-14s %s", term.Clean(f.ID), by, term.Clean(f.Title)))
 	}
 	if len(r.Stages) > 0 {
-		lines = append(lines, c.th.rule(w, "Time in each state", ""), fmt.Sprintf("  %-12s %8s %8s %8s", "state", "machines", "p50", "p95"))
+		lines = append(lines, pg.Rule(w, "Time in each state", ""), fmt.Sprintf("  %-12s %8s %8s %8s", "state", "machines", "p50", "p95"))
 		for _, st := range r.Stages {
-			lines = append(lines, fmt.Sprintf("  %-12s %8d %8s %8s", clean(st.State), st.Machines, short(time.Duration(st.P50MS)*time.Millisecond), short(time.Duration(st.P95MS)*time.Millisecond)))
+			lines = append(lines, fmt.Sprintf("  %-12s %8d %8s %8s", term.Clean(st.State), st.Machines, term.Duration(time.Duration(st.P50MS)*time.Millisecond), term.Duration(time.Duration(st.P95MS)*time.Millisecond)))
 		}
 	}
 	if len(r.Waits) > 0 {
-		lines = append(lines, c.th.rule(w, "Longest waits", ""))
+		lines = append(lines, pg.Rule(w, "Longest waits", ""))
 		for _, x := range r.Waits {
-			lines = append(lines, fmt.Sprintf("  %8s  %s  %s", short(time.Duration(x.TookMS)*time.Millisecond), x.Since.UTC().Format("15:04:05Z"), clean(x.Text)))
+			lines = append(lines, fmt.Sprintf("  %8s  %s  %s", term.Duration(time.Duration(x.TookMS)*time.Millisecond), x.Since.UTC().Format("15:04:05Z"), term.Clean(x.Text)))
 		}
 	}
 	for _, b := range r.Bad {
-		lines = append(lines, "  invalid record: "+clean(b))
+		lines = append(lines, "  invalid record: "+term.Clean(b))
 	}
-	return append(lines, "", "replay  "+s.command("watch --replay "+quoteArg(clean(r.ID))))
+	return append(lines, "", "replay  "+s.command("watch --replay "+view.QuoteArg(term.Clean(r.ID))))
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // BenchmarkWatch measures the watch screen of a rollout of 5,000 nodes at ten updates a
@@ -43,20 +44,20 @@ func BenchmarkWatch(b *testing.B) {
 					}
 				}
 			}()
-			term := &terminal{out: w, live: true, width: size.w, height: size.h}
+			painted := &term.Terminal{Out: w, Live: true, Width: size.w, Height: size.h}
 			updates := updatesOf(b)
 			c := benchWatch(b, size.w, size.h)
 			for _, k := range size.keys {
 				c.key(keyOf(k))
 			}
-			term.paint(c.View())
+			painted.Paint(c.View())
 			first := written.Load()
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
 				c.deps.now = func() time.Time { return benchBegin.Add(time.Duration(i) * 100 * time.Millisecond) }
 				c.Update(watchBatch{0, updates(i)})
-				term.paint(c.View())
+				painted.Paint(c.View())
 				i++
 			}
 			w.Close()
@@ -72,7 +73,7 @@ func BenchmarkWatch(b *testing.B) {
 func BenchmarkWatchBurst(b *testing.B) {
 	c := benchWatch(b, 120, 40)
 	updates := updatesOf(b)
-	perFrame := int(1000 * frameGap / time.Second)
+	perFrame := int(1000 * term.FrameGap / time.Second)
 	worst := time.Duration(0)
 	i, seen := 0, []engine.Event(nil)
 	for b.Loop() {
@@ -108,11 +109,11 @@ var benchBegin = start.Add(20 * time.Minute)
 
 // benchWatch is a console that watches a rollout of 5,000 nodes.
 func benchWatch(b *testing.B, w, h int) *console {
-	c := newConsole(b.Context(), display{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return benchBegin }})
-	c.w, c.h, c.screen, c.busy, c.ticking = w, h, screenWatch, "", true
-	c.wat = watchScreen{origin: fromLive, board: &engine.Board{}, ticks: true}
+	c := newConsole(b.Context(), term.Display{Colours: term.Colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return benchBegin }})
+	c.w, c.h, c.screen, c.busy, c.ticking = w, h, c.watch, "", true
+	*c.watch = watchScreen{c: c, origin: fromLive, board: &engine.Board{}, ticks: true}
 	c.now = benchBegin
-	c.watchEvents(until(rolloutOf(b, 5000), benchBegin.Sub(start)))
+	c.watch.apply(until(rolloutOf(b, 5000), benchBegin.Sub(start)))
 	return c
 }
 

@@ -19,6 +19,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/engine"
+	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // rollouts caches simulated rollouts for all tests.
@@ -80,8 +82,8 @@ func attached(events []engine.Event, d time.Duration) []engine.Event {
 func watching(s *stage, events []engine.Event, d time.Duration) *stage {
 	s.at(d)
 	s.c.busy = ""
-	s.c.screen = screenWatch
-	s.c.wat = watchScreen{origin: fromLive, gen: 1, board: &engine.Board{}, cancel: func() {}}
+	s.c.screen = s.c.watch
+	*s.c.watch = watchScreen{c: s.c, origin: fromLive, gen: 1, board: &engine.Board{}, cancel: func() {}}
 	s.tell(watchBatch{1, events})
 	return s
 }
@@ -234,8 +236,8 @@ func TestWatchFitsEverySize(t *testing.T) {
 	for _, sc := range watchScenes {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
-				fresh := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
+				fresh := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 				for w := minWidth; w <= 300; w += 24 {
 					for h := minHeight; h <= 90; h += 15 {
 						s.c.w, s.c.h = w, h
@@ -268,7 +270,7 @@ func TestWatchInAscii(t *testing.T) {
 	for _, sc := range watchScenes {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{ascii: true}, 120, 40) })
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{Ascii: true}, 120, 40) })
 				for _, r := range s.c.View() {
 					if r > 0x7e {
 						t.Fatalf("%q is not ASCII:\n%s", r, s.c.View())
@@ -281,16 +283,16 @@ func TestWatchInAscii(t *testing.T) {
 
 // TestWatchThemes renders one frame in each theme.
 func TestWatchThemes(t *testing.T) {
-	for name, l := range map[string]display{
-		"16-dark": {colours: colours16}, "16-light": {colours: colours16, light: true}, "256-light": {colours: colours256, light: true},
-		"true-dark": {colours: trueColour}, "ascii": {ascii: true},
+	for name, l := range map[string]term.Display{
+		"16-dark": {Colours: term.Colours16}, "16-light": {Colours: term.Colours16, Light: true}, "256-light": {Colours: term.Colours256, Light: true},
+		"true-dark": {Colours: term.TrueColour}, "ascii": {Ascii: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				events := streamOf(t, "500-good")
 				d := inTheMiddle(events)
 				s := watching(newStage(t, &fakeEngine{}, l, 80, 24), until(events, d), d).view([]string{"m", "n"})
-				golden(t, "themes/watch-"+name+".txt", strings.ReplaceAll(s.c.View(), "\x1b", "␛")+"\n")
+				checkGolden(t, "themes/watch-"+name+".txt", strings.ReplaceAll(s.c.View(), "\x1b", "␛")+"\n")
 			})
 		})
 	}
@@ -301,13 +303,12 @@ func TestWatchThemes(t *testing.T) {
 func TestEveryLensIsReached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type state struct {
-			screen screenID
-			lens   lens
-			asks   bool
+			lens lens
+			asks bool
 		}
-		at := func(c *console) state { return state{c.screen, c.wat.lens, c.rolloutPrompt != nil} }
+		at := func(c *console) state { return state{c.watch.lens, c.rolloutPrompt != nil} }
 		open := func(path []string) *stage {
-			s := watching(newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, display{}, 80, 24), failing(t), middle)
+			s := watching(newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, term.Display{}, 80, 24), failing(t), middle)
 			return s.view(path)
 		}
 		found := map[state][]string{}
@@ -319,17 +320,17 @@ func TestEveryLensIsReached(t *testing.T) {
 			seen := map[string]bool{}
 			for _, b := range open(path).c.bindings() {
 				for _, k := range b.keys {
-					if seen[k] && slices.ContainsFunc(open(path).c.watchKeys(), func(o binding) bool { return &o != &b && slices.Contains(o.keys, k) && o.help != b.help }) {
+					if seen[k] && slices.ContainsFunc(open(path).c.watch.keys(), func(o binding) bool { return &o != &b && slices.Contains(o.keys, k) && o.help != b.help }) {
 						t.Errorf("after %v %q has two meanings", path, k)
 					}
 					seen[k] = true
 				}
-				if b.group == "leave" || b.keys[0] == "?" || b.disabled(open(path).c) != "" {
+				if b.group == "leave" || b.keys[0] == "?" || b.disabled() != "" {
 					continue
 				}
 				next := append(slices.Clone(path), b.keys[0])
 				s := open(next)
-				if s.c.screen != screenWatch {
+				if s.c.screen != s.c.watch {
 					continue
 				}
 				if _, ok := found[at(s.c)]; !ok {
@@ -339,7 +340,7 @@ func TestEveryLensIsReached(t *testing.T) {
 			}
 		}
 		for l := lensTable; l <= lensTrouble; l++ {
-			path, ok := found[state{screenWatch, l, false}]
+			path, ok := found[state{l, false}]
 			if !ok {
 				t.Errorf("%s is not reached", l.title())
 				continue
@@ -348,11 +349,11 @@ func TestEveryLensIsReached(t *testing.T) {
 			for range 4 {
 				s.press("esc")
 			}
-			if s.c.screen != screenHome {
+			if s.c.screen != s.c.overview {
 				t.Errorf("from %s Esc leads to %s", l.title(), s.c.screen.title())
 			}
 		}
-		if _, ok := found[state{screenWatch, lensTable, true}]; !ok {
+		if _, ok := found[state{lensTable, true}]; !ok {
 			t.Error("the question whether to pause is not reached")
 		}
 	})
@@ -382,12 +383,12 @@ func TestFilterMatches(t *testing.T) {
 		{"backend", false},
 		{"web/front", true},
 	} {
-		f, err := parseFilter(tt.filter)
+		f, err := view.ParseFilter(tt.filter)
 		if err != nil {
 			t.Errorf("%q: %v", tt.filter, err)
 			continue
 		}
-		if got := f.node(n, now); got != tt.want {
+		if got := f.Node(n, now); got != tt.want {
 			t.Errorf("%q matches: %v, want %v", tt.filter, got, tt.want)
 		}
 	}
@@ -396,7 +397,7 @@ func TestFilterMatches(t *testing.T) {
 		"try>x": `"try>x": want a number`, "state:": `"state:": want state:VALUE`, "node:[": `"node:[": not a pattern`,
 		"state:ready,nope !state:nope": `"state:nope": no such state, want one of ready, outdated, replacing, draining, upgrading, leaving, not-ready, joining, booting, creating, failed, gone`,
 	} {
-		if _, err := parseFilter(filter); err == nil || err.Error() != want {
+		if _, err := view.ParseFilter(filter); err == nil || err.Error() != want {
 			t.Errorf("%q: error %v, want %s", filter, err, want)
 		}
 	}
@@ -447,7 +448,7 @@ func TestHostileRecordIsHarmless(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		for _, keys := range [][]string{{}, {"m", "n"}, {"enter"}, {"l"}, {"l", "w", "up"}, {"t"}, {"?"}} {
-			s := newStage(t, &fakeEngine{}, display{}, 120, 40)
+			s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
 			s.c.busy, s.c.deps.replay, s.c.deps.onlyWatch = "", r, true
 			s.do(s.c.Init())
 			s.view(keys)
@@ -468,7 +469,7 @@ func TestHostileRecordIsHarmless(t *testing.T) {
 func TestReplaySeeks(t *testing.T) {
 	events := rolloutOf(t, 500)
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{}, display{}, 120, 40)
+		s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
 		s.c.busy, s.c.deps.onlyWatch = "", true
 		s.c.deps.replay = &record{path: "x", events: events, at: start.Add(middle)}
 		s.do(s.c.Init())
@@ -478,10 +479,10 @@ func TestReplaySeeks(t *testing.T) {
 			for _, e := range until(events, d) {
 				b.Apply(e)
 			}
-			if got := s.c.wat.board.Counts(); !cmp.Equal(b.Counts(), got) {
+			if got := s.c.watch.board.Counts(); !cmp.Equal(b.Counts(), got) {
 				t.Errorf("%s: counts %v, want %v", what, got, b.Counts())
 			}
-			if got := s.c.watchNow(); !got.Equal(start.Add(d)) {
+			if got := s.c.watch.clock(); !got.Equal(start.Add(d)) {
 				t.Errorf("%s: at %s, want %s", what, got, start.Add(d))
 			}
 		}
@@ -495,13 +496,13 @@ func TestReplaySeeks(t *testing.T) {
 		s.press("}")
 		last := events[len(events)-1].Time.Sub(start)
 		want("the end", last)
-		if mode, _ := s.c.watchMode(s.c.wat.board); mode != "REPLAY end" {
+		if mode, _ := s.c.watch.badge(s.c.watch.board); mode != "REPLAY end" {
 			t.Errorf("mode %q", mode)
 		}
 		s.press("{", " ")
 		s.clock = s.clock.Add(100 * time.Millisecond)
 		s.c.now = s.clock
-		s.tell(watchTick{s.c.wat.gen})
+		s.tell(watchTick{s.c.watch.gen})
 		want("played for a tenth of a second, eight times as fast", 800*time.Millisecond)
 		if why := s.press("P").c.note; !strings.Contains(why, "this is a replay") {
 			t.Errorf("P says %q", why)
@@ -526,12 +527,12 @@ func TestReplayShowsReadingProgress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "reading the record " + path + ": 1 MiB of " + bytesOf(int64(lines.Len())); len(told) != lines.Len()/progressEach || told[0] != want {
+	if want := "reading the record " + path + ": 1 MiB of " + term.Bytes(int64(lines.Len())); len(told) != lines.Len()/progressEach || told[0] != want {
 		t.Errorf("progress %q, want %q first", told, want)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{}, display{}, 120, 40)
-		s.c.deps.onlyWatch, s.c.deps.replay, s.c.screen = true, r, screenWatch
+		s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
+		s.c.deps.onlyWatch, s.c.deps.replay, s.c.screen = true, r, s.c.watch
 		frame := s.c.View() // before the first message
 		for _, want := range []string{"REPLAY opening", "opening the record " + path, "Opening the record"} {
 			if !strings.Contains(frame, want) {
@@ -678,7 +679,7 @@ func TestHistoryVerb(t *testing.T) {
 			_, rest, _ := strings.Cut(dir[i], " ")
 			dir[i] = "DIR " + rest
 		}
-		golden(t, "plain/history-"+name+".txt", strings.Join(dir, "constellation -C "))
+		checkGolden(t, "plain/history-"+name+".txt", strings.Join(dir, "constellation -C "))
 	}
 }
 
@@ -691,7 +692,7 @@ func TestEndOfAWatchIsNotTheEndOfTheRollout(t *testing.T) {
 		engine.VerbApply: "Ended: 1 of 2 nodes at the target",
 	} {
 		b.Plan = &engine.Plan{Verb: verb}
-		if got, _ := (&console{}).reason(&b, start); got != want {
+		if got, _ := view.BoardReason((&console{}).page(), &b); got != want {
 			t.Errorf("%s: %q", verb, got)
 		}
 	}
@@ -700,7 +701,7 @@ func TestEndOfAWatchIsNotTheEndOfTheRollout(t *testing.T) {
 // Notes disappear after a while, because they may be out of date.
 func TestNotesExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := watching(newStage(t, &fakeEngine{}, display{}, 80, 24), until(rolloutOf(t, 5), time.Minute), time.Minute)
+		s := watching(newStage(t, &fakeEngine{}, term.Display{}, 80, 24), until(rolloutOf(t, 5), time.Minute), time.Minute)
 		s.tell(rolloutChanged{what: "paused"})
 		for after, want := range map[time.Duration]bool{time.Second: true, noteTTL: true} {
 			s.at(time.Minute + after).c.Update(nil)
@@ -719,7 +720,7 @@ func TestNotesExpire(t *testing.T) {
 func TestWatchShowsTheKubernetesUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := start.Add(time.Second)
-		s := newStage(t, &fakeEngine{}, display{}, 120, 40)
+		s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
 		s.c.home = &engine.Home{Backup: &engine.LastBackup{Created: start.Add(-26 * time.Hour)}}
 		watching(s, []engine.Event{
 			{Time: start, Kind: engine.KindPlan, Data: json.RawMessage(`{"cluster":"demo","steps":[{"id":"backup","title":"Back up"},{"id":"wait-for-rollout","title":"Wait"}]}`)},

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // A console that has rendered many frames renders the same as a new one with the same events:
@@ -16,9 +17,9 @@ func TestCachesDoNotChangeFrames(t *testing.T) {
 		for _, keys := range [][]string{nil, {"s"}, {"m"}, {"l"}, {"/", "d", "r", "a", "enter"}} {
 			at := start
 			console := func() *console {
-				c := newConsole(t.Context(), display{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return at }})
-				c.w, c.h, c.screen, c.busy, c.ticking = 120, 40, screenWatch, "", true
-				c.wat = watchScreen{origin: fromLive, board: &engine.Board{}, ticks: true}
+				c := newConsole(t.Context(), term.Display{Colours: term.Colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return at }})
+				c.w, c.h, c.screen, c.busy, c.ticking = 120, 40, c.watch, "", true
+				*c.watch = watchScreen{c: c, origin: fromLive, board: &engine.Board{}, ticks: true}
 				for _, k := range keys {
 					c.key(keyOf(k))
 				}
@@ -34,7 +35,7 @@ func TestCachesDoNotChangeFrames(t *testing.T) {
 				anew := console()
 				anew.Update(watchBatch{0, events[:slices.IndexFunc(events, func(e engine.Event) bool { return e.Seq == batch[len(batch)-1].Seq })+1]})
 				if got, want := warm.View(), anew.View(); got != want {
-					t.Fatalf("%s, keys %q, until %s:\n%s\nwant\n%s", name, keys, at, stripStyle(got), stripStyle(want))
+					t.Fatalf("%s, keys %q, until %s:\n%s\nwant\n%s", name, keys, at, term.StripStyle(got), term.StripStyle(want))
 				}
 			}
 		}

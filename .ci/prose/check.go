@@ -1,8 +1,8 @@
 package main
 
 import (
-	"errors"
 	"cmp"
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"

@@ -46,6 +46,9 @@ const (
 	baselinePath = ".ci/prose/baseline.txt"
 )
 
+// maxPrinted is the number of hits of a unit that are printed. A unit can have hundreds after a move.
+const maxPrinted = 20
+
 // run checks the repository at root and reports whether it passes. Non-empty paths restrict
 // the output to hits below them.
 func run(root string, rewrite bool, paths []string, out io.Writer) (ok bool, err error) {
@@ -98,12 +101,18 @@ func run(root string, rewrite bool, paths []string, out io.Writer) (ok bool, err
 			continue
 		}
 		ok = false
+		printed := 0
 		for _, h := range hits {
-			if unit(h.path) == u {
+			if unit(h.path) == u && printed < maxPrinted {
 				fmt.Fprintln(out, h)
+				printed++
 			}
 		}
-		fmt.Fprintf(out, "%s: %d hits, %d allowed by %s\n", u, n, base[u], baselinePath)
+		fmt.Fprintf(out, "%s: %d hits, %d allowed by %s", u, n, base[u], baselinePath)
+		if n > printed {
+			fmt.Fprintf(out, "; `cd .ci && go run ./prose ../%s` prints all", u)
+		}
+		fmt.Fprintln(out)
 	}
 	for _, u := range slices.Sorted(maps.Keys(base)) {
 		if counts[u] < base[u] {

@@ -26,16 +26,16 @@ func main() {
 	if agent.IsEnrolment() {
 		os.Exit(agent.Enrol())
 	}
-	operator := flag.Uint("operator", 0, "`user` ID that may ask besides root; 0 means nobody")
+	operator := flag.Uint("operator", 0, "`user` ID that may connect besides root; 0 means none")
 	socket := flag.String("socket", agent.DefaultSocket, "unix socket to listen on, `path`")
-	root := flag.String("root", "/", "`directory` where the host's file system begins; kubeadm itself works on /")
-	name := flag.String("name", "", "`name` of the host; empty is what the kernel says")
+	root := flag.String("root", "/", "root `directory` of the host's file system; kubeadm itself uses /")
+	name := flag.String("name", "", "`name` of the host; empty means the kernel's")
 	address := flag.String("address", "", "`address` of the host's own kubelet, API server and etcd; empty is 127.0.0.1")
-	etcd := flag.String("etcd", "", "`URL` of the host's member of etcd; empty is what kubeadm sets up")
-	pki := flag.String("etcd-pki", "", "`directory` of etcd's client certificate; empty is what kubeadm sets up")
+	etcd := flag.String("etcd", "", "`URL` of the host's member of etcd; empty means kubeadm's default")
+	pki := flag.String("etcd-pki", "", "`directory` of etcd's client certificate; empty means kubeadm's default")
 	show := flag.Bool("version", false, "print the version and exit")
 	flag.Usage = func() {
-		fmt.Fprint(flag.CommandLine.Output(), "agent does for the operator what needs this host's rights: it upgrades Kubernetes and serves etcd, on a unix socket that only root and the operator can open.\n\nUsage:\n  agent [flags]\n\nFlags:\n")
+		fmt.Fprint(flag.CommandLine.Output(), "agent upgrades Kubernetes on this host and serves its etcd, on a unix socket that only root and the operator can open.\n\nUsage:\n  agent [flags]\n\nFlags:\n")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -44,14 +44,14 @@ func main() {
 		os.Exit(2)
 	}
 	if uint64(*operator) > math.MaxInt32 {
-		fmt.Fprintf(os.Stderr, "agent: -operator %d is no user ID\n", *operator)
+		fmt.Fprintf(os.Stderr, "agent: -operator %d is not a user ID\n", *operator)
 		os.Exit(2)
 	}
 	if *show {
 		fmt.Println(version.Release)
 		return
 	}
-	// A machine's memory is for its pods: collect early rather than grow.
+	// A machine's memory is for its pods: collect garbage early rather than grow.
 	debug.SetGCPercent(50)
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

@@ -1475,7 +1475,10 @@ type SnapshotSummary struct {
 	// Revision of the cluster just before: the snapshot shows it, or a later one.
 	Revision int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Version of etcd that made it.
-	EtcdVersion   string `protobuf:"bytes,4,opt,name=etcd_version,json=etcdVersion,proto3" json:"etcd_version,omitempty"`
+	EtcdVersion string `protobuf:"bytes,4,opt,name=etcd_version,json=etcdVersion,proto3" json:"etcd_version,omitempty"`
+	// Of the cluster, and of the member that made it.
+	ClusterId     uint64 `protobuf:"varint,5,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	MemberId      uint64 `protobuf:"varint,6,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1536,6 +1539,135 @@ func (x *SnapshotSummary) GetEtcdVersion() string {
 		return x.EtcdVersion
 	}
 	return ""
+}
+
+func (x *SnapshotSummary) GetClusterId() uint64 {
+	if x != nil {
+		return x.ClusterId
+	}
+	return 0
+}
+
+func (x *SnapshotSummary) GetMemberId() uint64 {
+	if x != nil {
+		return x.MemberId
+	}
+	return 0
+}
+
+type EtcdStateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Revision      int64                  `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"` // above zero
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EtcdStateRequest) Reset() {
+	*x = EtcdStateRequest{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EtcdStateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EtcdStateRequest) ProtoMessage() {}
+
+func (x *EtcdStateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EtcdStateRequest.ProtoReflect.Descriptor instead.
+func (*EtcdStateRequest) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *EtcdStateRequest) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+type EtcdStateResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId uint64                 `protobuf:"varint,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	// The member that answers.
+	MemberId uint64 `protobuf:"varint,2,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	// All members, as a quorum of them knows them.
+	Members []uint64 `protobuf:"varint,3,rep,packed,name=members,proto3" json:"members,omitempty"`
+	// SHA-256 of all keys at the revision, see package backup.
+	Sha256        []byte `protobuf:"bytes,4,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EtcdStateResponse) Reset() {
+	*x = EtcdStateResponse{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EtcdStateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EtcdStateResponse) ProtoMessage() {}
+
+func (x *EtcdStateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EtcdStateResponse.ProtoReflect.Descriptor instead.
+func (*EtcdStateResponse) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *EtcdStateResponse) GetClusterId() uint64 {
+	if x != nil {
+		return x.ClusterId
+	}
+	return 0
+}
+
+func (x *EtcdStateResponse) GetMemberId() uint64 {
+	if x != nil {
+		return x.MemberId
+	}
+	return 0
+}
+
+func (x *EtcdStateResponse) GetMembers() []uint64 {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *EtcdStateResponse) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
 }
 
 var File_agent_upgradeproto_upgrade_proto protoreflect.FileDescriptor
@@ -1648,23 +1780,35 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\x14SnapshotEtcdResponse\x12\x14\n" +
 	"\x04data\x18\x01 \x01(\fH\x00R\x04data\x127\n" +
 	"\asummary\x18\x02 \x01(\v2\x1b.upgrade.v1.SnapshotSummaryH\x00R\asummaryB\x06\n" +
-	"\x04kind\"|\n" +
+	"\x04kind\"\xb8\x01\n" +
 	"\x0fSnapshotSummary\x12\x12\n" +
 	"\x04size\x18\x01 \x01(\x03R\x04size\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\fR\x06sha256\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x03R\brevision\x12!\n" +
-	"\fetcd_version\x18\x04 \x01(\tR\vetcdVersion*1\n" +
+	"\fetcd_version\x18\x04 \x01(\tR\vetcdVersion\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x05 \x01(\x04R\tclusterId\x12\x1b\n" +
+	"\tmember_id\x18\x06 \x01(\x04R\bmemberId\".\n" +
+	"\x10EtcdStateRequest\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x03R\brevision\"\x81\x01\n" +
+	"\x11EtcdStateResponse\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\x04R\tclusterId\x12\x1b\n" +
+	"\tmember_id\x18\x02 \x01(\x04R\bmemberId\x12\x18\n" +
+	"\amembers\x18\x03 \x03(\x04R\amembers\x12\x16\n" +
+	"\x06sha256\x18\x04 \x01(\fR\x06sha256*1\n" +
 	"\x04What\x12\x14\n" +
 	"\x10WHAT_UNSPECIFIED\x10\x00\x12\t\n" +
 	"\x05APPLY\x10\x01\x12\b\n" +
-	"\x04NODE\x10\x022\xeb\x03\n" +
+	"\x04NODE\x10\x022\xb5\x04\n" +
 	"\x05Agent\x12?\n" +
 	"\x06Status\x12\x19.upgrade.v1.StatusRequest\x1a\x1a.upgrade.v1.StatusResponse\x12D\n" +
 	"\aUpgrade\x12\x1a.upgrade.v1.UpgradeRequest\x1a\x1b.upgrade.v1.UpgradeResponse0\x01\x12N\n" +
 	"\vEtcdMembers\x12\x1e.upgrade.v1.EtcdMembersRequest\x1a\x1f.upgrade.v1.EtcdMembersResponse\x12]\n" +
 	"\x10RemoveEtcdMember\x12#.upgrade.v1.RemoveEtcdMemberRequest\x1a$.upgrade.v1.RemoveEtcdMemberResponse\x12W\n" +
 	"\x0eMoveEtcdLeader\x12!.upgrade.v1.MoveEtcdLeaderRequest\x1a\".upgrade.v1.MoveEtcdLeaderResponse\x12S\n" +
-	"\fSnapshotEtcd\x12\x1f.upgrade.v1.SnapshotEtcdRequest\x1a .upgrade.v1.SnapshotEtcdResponse0\x01B\"Z constellation/agent/upgradeprotob\x06proto3"
+	"\fSnapshotEtcd\x12\x1f.upgrade.v1.SnapshotEtcdRequest\x1a .upgrade.v1.SnapshotEtcdResponse0\x01\x12H\n" +
+	"\tEtcdState\x12\x1c.upgrade.v1.EtcdStateRequest\x1a\x1d.upgrade.v1.EtcdStateResponseB\"Z constellation/agent/upgradeprotob\x06proto3"
 
 var (
 	file_agent_upgradeproto_upgrade_proto_rawDescOnce sync.Once
@@ -1679,7 +1823,7 @@ func file_agent_upgradeproto_upgrade_proto_rawDescGZIP() []byte {
 }
 
 var file_agent_upgradeproto_upgrade_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_agent_upgradeproto_upgrade_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_agent_upgradeproto_upgrade_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_agent_upgradeproto_upgrade_proto_goTypes = []any{
 	(What)(0),                        // 0: upgrade.v1.What
 	(Run_State)(0),                   // 1: upgrade.v1.Run.State
@@ -1703,21 +1847,23 @@ var file_agent_upgradeproto_upgrade_proto_goTypes = []any{
 	(*SnapshotEtcdRequest)(nil),      // 19: upgrade.v1.SnapshotEtcdRequest
 	(*SnapshotEtcdResponse)(nil),     // 20: upgrade.v1.SnapshotEtcdResponse
 	(*SnapshotSummary)(nil),          // 21: upgrade.v1.SnapshotSummary
-	nil,                              // 22: upgrade.v1.StatusResponse.StaticPodsEntry
-	(*timestamppb.Timestamp)(nil),    // 23: google.protobuf.Timestamp
-	(*componentproto.Component)(nil), // 24: component.v1.Component
+	(*EtcdStateRequest)(nil),         // 22: upgrade.v1.EtcdStateRequest
+	(*EtcdStateResponse)(nil),        // 23: upgrade.v1.EtcdStateResponse
+	nil,                              // 24: upgrade.v1.StatusResponse.StaticPodsEntry
+	(*timestamppb.Timestamp)(nil),    // 25: google.protobuf.Timestamp
+	(*componentproto.Component)(nil), // 26: component.v1.Component
 }
 var file_agent_upgradeproto_upgrade_proto_depIdxs = []int32{
-	22, // 0: upgrade.v1.StatusResponse.static_pods:type_name -> upgrade.v1.StatusResponse.StaticPodsEntry
+	24, // 0: upgrade.v1.StatusResponse.static_pods:type_name -> upgrade.v1.StatusResponse.StaticPodsEntry
 	4,  // 1: upgrade.v1.StatusResponse.run:type_name -> upgrade.v1.Run
 	0,  // 2: upgrade.v1.Run.what:type_name -> upgrade.v1.What
 	1,  // 3: upgrade.v1.Run.state:type_name -> upgrade.v1.Run.State
-	23, // 4: upgrade.v1.Run.started:type_name -> google.protobuf.Timestamp
-	23, // 5: upgrade.v1.Run.updated:type_name -> google.protobuf.Timestamp
+	25, // 4: upgrade.v1.Run.started:type_name -> google.protobuf.Timestamp
+	25, // 5: upgrade.v1.Run.updated:type_name -> google.protobuf.Timestamp
 	0,  // 6: upgrade.v1.UpgradeRequest.what:type_name -> upgrade.v1.What
-	24, // 7: upgrade.v1.UpgradeRequest.components:type_name -> component.v1.Component
+	26, // 7: upgrade.v1.UpgradeRequest.components:type_name -> component.v1.Component
 	6,  // 8: upgrade.v1.UpgradeRequest.configuration:type_name -> upgrade.v1.Configuration
-	23, // 9: upgrade.v1.UpgradeResponse.time:type_name -> google.protobuf.Timestamp
+	25, // 9: upgrade.v1.UpgradeResponse.time:type_name -> google.protobuf.Timestamp
 	8,  // 10: upgrade.v1.UpgradeResponse.progress:type_name -> upgrade.v1.Progress
 	9,  // 11: upgrade.v1.UpgradeResponse.log:type_name -> upgrade.v1.Log
 	10, // 12: upgrade.v1.UpgradeResponse.success:type_name -> upgrade.v1.Success
@@ -1730,14 +1876,16 @@ var file_agent_upgradeproto_upgrade_proto_depIdxs = []int32{
 	15, // 19: upgrade.v1.Agent.RemoveEtcdMember:input_type -> upgrade.v1.RemoveEtcdMemberRequest
 	17, // 20: upgrade.v1.Agent.MoveEtcdLeader:input_type -> upgrade.v1.MoveEtcdLeaderRequest
 	19, // 21: upgrade.v1.Agent.SnapshotEtcd:input_type -> upgrade.v1.SnapshotEtcdRequest
-	3,  // 22: upgrade.v1.Agent.Status:output_type -> upgrade.v1.StatusResponse
-	7,  // 23: upgrade.v1.Agent.Upgrade:output_type -> upgrade.v1.UpgradeResponse
-	13, // 24: upgrade.v1.Agent.EtcdMembers:output_type -> upgrade.v1.EtcdMembersResponse
-	16, // 25: upgrade.v1.Agent.RemoveEtcdMember:output_type -> upgrade.v1.RemoveEtcdMemberResponse
-	18, // 26: upgrade.v1.Agent.MoveEtcdLeader:output_type -> upgrade.v1.MoveEtcdLeaderResponse
-	20, // 27: upgrade.v1.Agent.SnapshotEtcd:output_type -> upgrade.v1.SnapshotEtcdResponse
-	22, // [22:28] is the sub-list for method output_type
-	16, // [16:22] is the sub-list for method input_type
+	22, // 22: upgrade.v1.Agent.EtcdState:input_type -> upgrade.v1.EtcdStateRequest
+	3,  // 23: upgrade.v1.Agent.Status:output_type -> upgrade.v1.StatusResponse
+	7,  // 24: upgrade.v1.Agent.Upgrade:output_type -> upgrade.v1.UpgradeResponse
+	13, // 25: upgrade.v1.Agent.EtcdMembers:output_type -> upgrade.v1.EtcdMembersResponse
+	16, // 26: upgrade.v1.Agent.RemoveEtcdMember:output_type -> upgrade.v1.RemoveEtcdMemberResponse
+	18, // 27: upgrade.v1.Agent.MoveEtcdLeader:output_type -> upgrade.v1.MoveEtcdLeaderResponse
+	20, // 28: upgrade.v1.Agent.SnapshotEtcd:output_type -> upgrade.v1.SnapshotEtcdResponse
+	23, // 29: upgrade.v1.Agent.EtcdState:output_type -> upgrade.v1.EtcdStateResponse
+	23, // [23:30] is the sub-list for method output_type
+	16, // [16:23] is the sub-list for method input_type
 	16, // [16:16] is the sub-list for extension type_name
 	16, // [16:16] is the sub-list for extension extendee
 	0,  // [0:16] is the sub-list for field type_name
@@ -1764,7 +1912,7 @@ func file_agent_upgradeproto_upgrade_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_upgradeproto_upgrade_proto_rawDesc), len(file_agent_upgradeproto_upgrade_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   21,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -28,6 +28,7 @@ const (
 	Agent_RemoveEtcdMember_FullMethodName = "/upgrade.v1.Agent/RemoveEtcdMember"
 	Agent_MoveEtcdLeader_FullMethodName   = "/upgrade.v1.Agent/MoveEtcdLeader"
 	Agent_SnapshotEtcd_FullMethodName     = "/upgrade.v1.Agent/SnapshotEtcd"
+	Agent_EtcdState_FullMethodName        = "/upgrade.v1.Agent/EtcdState"
 )
 
 // AgentClient is the client API for Agent service.
@@ -57,6 +58,10 @@ type AgentClient interface {
 	// stream ends with its summary: the agent checks the hash that etcd appends before
 	// it sends one, and ends with DataLoss if it does not hold.
 	SnapshotEtcd(ctx context.Context, in *SnapshotEtcdRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotEtcdResponse], error)
+	// EtcdState says what this host's member has at a revision, so that a snapshot of
+	// another member can be compared with it. It reads all of etcd and changes nothing.
+	// OutOfRange: etcd has compacted the revision.
+	EtcdState(ctx context.Context, in *EtcdStateRequest, opts ...grpc.CallOption) (*EtcdStateResponse, error)
 }
 
 type agentClient struct {
@@ -145,6 +150,16 @@ func (c *agentClient) SnapshotEtcd(ctx context.Context, in *SnapshotEtcdRequest,
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Agent_SnapshotEtcdClient = grpc.ServerStreamingClient[SnapshotEtcdResponse]
 
+func (c *agentClient) EtcdState(ctx context.Context, in *EtcdStateRequest, opts ...grpc.CallOption) (*EtcdStateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EtcdStateResponse)
+	err := c.cc.Invoke(ctx, Agent_EtcdState_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AgentServer is the server API for Agent service.
 // All implementations must embed UnimplementedAgentServer
 // for forward compatibility.
@@ -172,6 +187,10 @@ type AgentServer interface {
 	// stream ends with its summary: the agent checks the hash that etcd appends before
 	// it sends one, and ends with DataLoss if it does not hold.
 	SnapshotEtcd(*SnapshotEtcdRequest, grpc.ServerStreamingServer[SnapshotEtcdResponse]) error
+	// EtcdState says what this host's member has at a revision, so that a snapshot of
+	// another member can be compared with it. It reads all of etcd and changes nothing.
+	// OutOfRange: etcd has compacted the revision.
+	EtcdState(context.Context, *EtcdStateRequest) (*EtcdStateResponse, error)
 	mustEmbedUnimplementedAgentServer()
 }
 
@@ -199,6 +218,9 @@ func (UnimplementedAgentServer) MoveEtcdLeader(context.Context, *MoveEtcdLeaderR
 }
 func (UnimplementedAgentServer) SnapshotEtcd(*SnapshotEtcdRequest, grpc.ServerStreamingServer[SnapshotEtcdResponse]) error {
 	return status.Error(codes.Unimplemented, "method SnapshotEtcd not implemented")
+}
+func (UnimplementedAgentServer) EtcdState(context.Context, *EtcdStateRequest) (*EtcdStateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EtcdState not implemented")
 }
 func (UnimplementedAgentServer) mustEmbedUnimplementedAgentServer() {}
 func (UnimplementedAgentServer) testEmbeddedByValue()               {}
@@ -315,6 +337,24 @@ func _Agent_SnapshotEtcd_Handler(srv interface{}, stream grpc.ServerStream) erro
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Agent_SnapshotEtcdServer = grpc.ServerStreamingServer[SnapshotEtcdResponse]
 
+func _Agent_EtcdState_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EtcdStateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServer).EtcdState(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Agent_EtcdState_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServer).EtcdState(ctx, req.(*EtcdStateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Agent_ServiceDesc is the grpc.ServiceDesc for Agent service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -337,6 +377,10 @@ var Agent_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "MoveEtcdLeader",
 			Handler:    _Agent_MoveEtcdLeader_Handler,
+		},
+		{
+			MethodName: "EtcdState",
+			Handler:    _Agent_EtcdState_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

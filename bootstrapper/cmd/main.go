@@ -1,14 +1,15 @@
-// Command bootstrapper makes the machine that it runs on a node of a cluster, once;
-// see package bootstrapper. It reads where it is from the environment:
+// Command bootstrapper makes the machine that it runs on a node of a cluster, once; see
+// package bootstrapper. It reads its environment from:
 //
-//	CONSTELLATION_PROVIDER   where the machine comes from: sandbox
+//	CONSTELLATION_PROVIDER   cloud provider of the machine: sandbox
 //	CONSTELLATION_METADATA   URL of the cloud's metadata server
 //	CONSTELLATION_TPM        address of the TPM, unix:PATH or a device
 //
-// It exits with 3 if starting it again cannot help.
+// It exits with 3 if restarting it cannot help.
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,7 +24,7 @@ import (
 
 	"constellation/bootstrapper"
 	"constellation/engine/attestation"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/version"
 )
 
@@ -48,9 +49,9 @@ func run(ctx context.Context, args []string) int {
 	f := flag.NewFlagSet("bootstrapper", flag.ContinueOnError)
 	var m bootstrapper.Machine
 	var level slog.LevelVar
-	f.StringVar(&m.Listen, "listen", bootstrapper.DefaultListen, "`address` for a console that begins a cluster")
-	f.StringVar(&m.Root, "root", "/", "`directory` where the machine's file system begins; a simulated machine's is elsewhere")
-	f.StringVar(&m.StateDir, "state", bootstrapper.DefaultStateDir, "`folder`, below the root, of what outlives a reboot")
+	f.StringVar(&m.Listen, "listen", bootstrapper.DefaultListen, "`address` for a console that initializes a cluster")
+	f.StringVar(&m.Root, "root", "/", "root `directory` of the machine's file system; differs for simulated machines")
+	f.StringVar(&m.StateDir, "state", bootstrapper.DefaultStateDir, "state `folder`, below the root, which survives a reboot")
 	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
 	f.Usage = func() {
 		fmt.Fprint(f.Output(), "bootstrapper makes this machine a node of a cluster, once.\n\nUsage:\n"+
@@ -95,12 +96,13 @@ func run(ctx context.Context, args []string) int {
 	return exitFailed
 }
 
-// offer runs the bootstrapper with what is known about this machine.
+// offer runs the bootstrapper with the data of this machine.
 func offer(ctx context.Context, m bootstrapper.Machine) error {
-	if p := os.Getenv("CONSTELLATION_PROVIDER"); p != "sandbox" {
-		return fmt.Errorf("%w: provider %q is not known; CONSTELLATION_PROVIDER must be sandbox", bootstrapper.ErrStuck, p)
+	from, err := providers.Find(os.Getenv("CONSTELLATION_PROVIDER"))
+	if err != nil {
+		return fmt.Errorf("%w: read CONSTELLATION_PROVIDER: %w", bootstrapper.ErrStuck, err)
 	}
-	m.Metadata = local.NewMetadata(os.Getenv("CONSTELLATION_METADATA"))
+	m.Metadata = from.Metadata(cmp.Or(os.Getenv("CONSTELLATION_METADATA"), from.MetadataAddress))
 	m.Issuer = attestation.NewTPMIssuer(m.TPM)
 	pem, err := os.ReadFile(filepath.Join(m.Root, rootsFile))
 	if err != nil {
@@ -135,7 +137,7 @@ func reset(ctx context.Context, m bootstrapper.Machine) int {
 	return 0
 }
 
-// notify tells systemd that the unit is up, if it is of Type=notify.
+// notify reports readiness to systemd, if the unit is of Type=notify.
 func notify(log *slog.Logger) {
 	addr := os.Getenv("NOTIFY_SOCKET")
 	if addr == "" {
@@ -147,6 +149,6 @@ func notify(log *slog.Logger) {
 		c.Close()
 	}
 	if err != nil {
-		log.Warn("systemd not told", "err", err)
+		log.Warn("systemd not notified", "err", err)
 	}
 }

@@ -269,8 +269,8 @@ type guard struct {
 
 func newGuard(raw net.Conn, s *slot) *guard {
 	g := &guard{Conn: raw, slot: s, in: new(atomic.Pointer[pool]), limit: maxHello, left: maxHello}
-	// gRPC closes the connection below if it fails right after the handshake. The
-	// slot knows nothing of that, and must not be kept for ever.
+	// gRPC closes the connection below if it fails right after the handshake. The slot gets no
+	// notice of that, and must not be held indefinitely.
 	runtime.AddCleanup(g, func(in *atomic.Pointer[pool]) {
 		if p := in.Load(); p != nil {
 			p.remove(s)
@@ -318,7 +318,7 @@ func (g *guard) move(to *pool, source string) error {
 	if from == nil {
 		return net.ErrClosed
 	}
-	// First, so that whoever closes the connection meanwhile finds the slot in one of both.
+	// First, so that a concurrent Close finds the slot in one of both.
 	g.in.Store(to)
 	return g.slot.move(from, to, source)
 }
@@ -382,15 +382,14 @@ func sourceName(s string) string {
 	return s
 }
 
-// quotes decides whose evidence is made next. A TPM makes one quote at a time, and
-// each takes a millisecond with an emulator and up to a second with hardware, so
-// this is what a flood exhausts first.
+// quotes schedules the server's evidence. A TPM makes one quote at a time, which takes a
+// millisecond with an emulator and up to a second with hardware, so a flood exhausts this
+// first.
 //
-// The source that wasted the fewest quotes of late is first. A quote is wasted until
-// its connection is proven: the client's evidence was accepted, or the server called
-// [Prove]. A source is forgiven one quote per forgiveEvery. Among equals, and within
-// a source, the newest is first: whoever waited longest is the first to give up, and
-// a quote for it would be lost.
+// The source with the fewest wasted quotes is first. A quote is wasted until its connection is
+// proven: the client's evidence was accepted, or the server called [Prove]. One wasted quote
+// of a source expires per forgiveEvery. Among equals, and within a source, the newest is
+// first: the longest waiting client will give up first, and its quote would be lost.
 //
 // The zero value is ready to use.
 type quotes struct {
@@ -472,7 +471,7 @@ func (q *quotes) release() {
 	q.next(time.Now())
 }
 
-// next gives the turn to the one whose turn it is. The caller holds mu.
+// next starts the next waiter by the order above. The caller holds mu.
 func (q *quotes) next(now time.Time) {
 	var best *debtor
 	var name string

@@ -160,7 +160,7 @@ func fill(t *testing.T, q *quotes) {
 	}
 }
 
-// order lets waiters of a full queue have their turns and returns whose they were.
+// order releases the waiters of a full queue one by one and returns their order.
 func order(t *testing.T, q *quotes, sources ...string) (got []string) {
 	t.Helper()
 	if err := q.acquire(t.Context(), "first"); err != nil {
@@ -188,7 +188,7 @@ func TestQuotesGoToWhoWastedTheFewest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q quotes
 		fill(t, &q)
-		// Nobody has wasted any: the newest first, and each source before any has two.
+		// Without wasted quotes: the newest first, and each source before any has two.
 		if got, want := order(t, &q, "a", "a", "b"), []string{"b", "a", "a"}; !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}

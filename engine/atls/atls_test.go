@@ -33,6 +33,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 )
 
@@ -40,9 +41,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // world is a cloud with one machine of each kind.
 type world struct {
-	ca      *attestation.CA
-	node    *attestation.SoftwareIssuer // unused
-	service *attestation.SoftwareIssuer // member of a cluster
+	ca      *attestationtest.CA
+	node    *attestationtest.SoftwareIssuer // unused
+	service *attestationtest.SoftwareIssuer // member of a cluster
 	images  attestation.Measurements
 }
 
@@ -63,11 +64,11 @@ func events(image string) []attestation.MeasuredEvent {
 
 func newWorld(t testing.TB) world {
 	t.Helper()
-	cert, key, err := attestation.CreateCA("cloud")
+	cert, key, err := attestationtest.CreateCA("cloud")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca, err := attestation.ParseCA(cert, key)
+	ca, err := attestationtest.ParseCA(cert, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,9 +80,9 @@ func newWorld(t testing.TB) world {
 	}
 }
 
-func machine(t testing.TB, ca *attestation.CA, id attestation.Identity, image string, cluster []byte) *attestation.SoftwareIssuer {
+func machine(t testing.TB, ca *attestationtest.CA, id attestation.Identity, image string, cluster []byte) *attestationtest.SoftwareIssuer {
 	t.Helper()
-	i, err := attestation.NewSoftwareIssuer(ca, id, events(image), cluster)
+	i, err := attestationtest.NewSoftwareIssuer(ca, id, events(image), cluster)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,13 +275,13 @@ func TestHandshakeIsRefused(t *testing.T) {
 			wantClient: &RefusedError{ReasonTrust}, wantServer: attestation.ErrTrust,
 		},
 		{
-			name:       "a used machine wants to join again",
+			name:       "a used machine joins again",
 			client:     with(w.clientConfig(), func(c *Config) { c.Issuer = w.service }),
 			server:     w.serverConfig(),
 			wantClient: &RefusedError{ReasonMember}, wantServer: attestation.ErrMember, serverText: "already belongs to a cluster",
 		},
 		{
-			name:       "a used machine wants to be the first of a cluster",
+			name:       "a used machine initializes a cluster",
 			client:     Config{Purpose: PurposeInit, Validator: w.accepts(attestation.PCR15Zero())},
 			server:     Config{Purpose: PurposeInit, Issuer: w.service},
 			wantClient: attestation.ErrMember, clientText: "already belongs to a cluster", wantServer: ErrRefused,
@@ -499,7 +500,7 @@ func TestClientRefusesHostileServers(t *testing.T) {
 			},
 		},
 		{
-			name: "parts of what is bound are moved across their border", want: attestation.ErrQuote,
+			name: "the parts of the bound data are split differently", want: attestation.ErrQuote,
 			serve: func(n []byte) *tls.Certificate {
 				h := sha256.New()
 				for _, p := range [][]byte{[]byte(domain), []byte(PurposeJoin), []byte(server), n, l.spki} {
@@ -1144,10 +1145,10 @@ func TestGRPC(t *testing.T) {
 		want := attestation.Statement{Identity: identity("worker-0", cloud.Worker)}
 		if d := cmp.Diff(want, <-svc.saw, cmpopts.EquateComparable(netip.Addr{}),
 			cmpopts.IgnoreFields(attestation.Statement{}, "PCRs", "Firmware", "Resets")); d != "" {
-			t.Errorf("what the server knows (-want +got):\n%s", d)
+			t.Errorf("the server's statement (-want +got):\n%s", d)
 		}
 		if st, ok := PeerStatement(peer.NewContext(t.Context(), &p)); !ok || st.Identity.Name != "control-plane-0" {
-			t.Errorf("the client knows %v, %v", st.Identity, ok)
+			t.Errorf("the client's statement: %v, %v", st.Identity, ok)
 		}
 	})
 	t.Run("a refused client learns why from the call and from OnFailure", func(t *testing.T) {

@@ -26,8 +26,8 @@ import (
 
 const (
 	protocol = "h2"
-	// nonceProtocol opens the name of the protocol that is none and carries the
-	// client's nonce in hex.
+	// nonceProtocol is the prefix of the pseudo protocol name that carries the client's nonce in
+	// hex.
 	nonceProtocol = "constellation-atls-1/"
 	// maxCertificate leaves room for what surrounds the document.
 	maxCertificate = attestation.MaxDocument + 2048

@@ -10,16 +10,15 @@ import (
 	"time"
 
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
+	"constellation/internal/testneeds"
 )
 
 // startTPM runs a TPM emulator, provisioned and measured, for the test.
-func startTPM(t *testing.T, ca *attestation.CA, id attestation.Identity) (address string) {
+func startTPM(t *testing.T, ca *attestationtest.CA, id attestation.Identity) (address string) {
 	t.Helper()
-	swtpm, err := exec.LookPath("swtpm")
-	if err != nil {
-		t.Skip("needs a TPM emulator: install the package swtpm")
-	}
+	swtpm := testneeds.Program(t, "swtpm", "swtpm")
 	dir, err := os.MkdirTemp("", "tpm") // t.TempDir can be too long for a socket's name
 	if err != nil {
 		t.Fatal(err)
@@ -44,9 +43,9 @@ func startTPM(t *testing.T, ca *attestation.CA, id attestation.Identity) (addres
 	}
 	address = "unix:" + socket
 	if err := errors.Join(
-		attestation.Provision(t.Context(), address, ca, id),
-		attestation.Measure(t.Context(), address, attestation.EventLogPath(address), events("v1.1.0")),
-		attestation.HandOver(t.Context(), address),
+		attestationtest.Provision(t.Context(), address, ca, id),
+		attestationtest.Measure(t.Context(), address, attestation.EventLogPath(address), events("v1.1.0")),
+		attestationtest.HandOver(t.Context(), address),
 	); err != nil {
 		t.Fatal(err)
 	}

@@ -1,158 +1,151 @@
-// Package attestation says what a machine booted and proves it.
+// Package attestation creates and verifies evidence of what a machine booted.
 //
-// A machine's TPM 2.0 measures what boots into platform configuration registers
-// (PCRs). An [Issuer] has the TPM sign a quote over PCRs 0 to 15 and a value of
-// the caller's choice; the result is a document. A [Validator] accepts a
-// document if the quote was signed by a key that the cloud certified, if it
-// carries the caller's value, and if the PCRs are those of an operating system
-// image that we know: its [Measurements]. What it learns is a [Statement]: which
-// instance of the cloud this is, and what runs on it.
+// A machine's TPM 2.0 measures the boot into platform configuration registers (PCRs). An
+// [Issuer] has the TPM sign a quote over PCRs 0 to 15 and a value of the caller's choice; the
+// result is a document. A [Validator] accepts a document if the quote was signed by a key that
+// the cloud certified, if it contains the caller's value, and if the PCRs match those of a
+// known operating system image: its [Measurements]. The result is a [Statement]: which
+// instance of the cloud this is, and what it runs.
 //
-// PCR 15 tells whether a machine is used. It is zero until the machine belongs
-// to a cluster and then holds [ClusterIDPCR] of the cluster's ID. A register can
-// only be extended, so a machine that once was a member can neither start nor
-// join a cluster again before its TPM is reset. A TPM is reset by power, never by
-// software: a member that reboots starts with a zero PCR 15 and extends it again
-// from the ID it keeps on disk, before anything on it listens. Giving a machine
-// back for another use means to stop it, wipe its disk and give it a new TPM
-// state, in this order.
+// PCR 15 marks a machine as used. It is zero until the machine belongs to a cluster and then
+// contains [ClusterIDPCR] of the cluster's ID. A register can only be extended, so a former
+// member can neither initialize nor join a cluster before its TPM is reset. Only a power cycle
+// resets a TPM, never software: a member that reboots starts with a zero PCR 15 and extends it
+// again from the ID on its disk, before anything on it listens. To reuse a machine, stop it,
+// wipe its disk and give it a new TPM state, in this order.
 //
-// The package also holds the cloud's half, [CA], [Provision], [Measure] and
-// [HandOver], which package sandbox plays and which a public cloud does out of our sight. The
-// trust root is configuration; nothing in here trusts anyone by default.
+// The cloud's half, which certifies attestation keys, is in package attestationtest: only a test
+// cloud needs it. The trust root is configuration; nothing in here trusts anyone by default. The
+// implementation is in internal/evidence, the order of a validator's checks in its validator.go.
 //
-// Nothing here speaks to the network, and no secret passes through: documents,
-// certificates and logs are public.
+// The package uses no network and handles no secrets: documents, certificates and logs are
+// public.
 package attestation
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"net/netip"
-	"unicode/utf8"
+	"crypto/x509"
 
-	"constellation/engine/cloud"
-	"constellation/engine/plain"
+	"github.com/google/go-tpm/tpm2/transport"
+
+	"constellation/engine/attestation/internal/evidence"
 )
 
-// Variant names a kind of evidence. Both sides of a connection must speak the
-// same one.
-type Variant string
+// Variant names a kind of evidence. Both sides of a connection must use the same one.
+type Variant = evidence.Variant
 
 // TPM2 is evidence by a TPM 2.0 whose attestation key the cloud certified.
-const TPM2 Variant = "tpm2"
+const TPM2 = evidence.TPM2
 
-// MaxDocument is the size in bytes that no document exceeds. Issuers refuse to
-// make a larger one; validators refuse it before they look inside. Most of it is
-// the event log: those of real servers have up to 60 kB.
-const MaxDocument = 128 << 10
+// Limits in bytes.
+const (
+	// MaxDocument is the maximum size of a document. Issuers make no larger one. Validators
+	// refuse a larger one before they parse it.
+	MaxDocument = evidence.MaxDocument
+	// MaxUserData is the maximum size of the value that a quote can bind.
+	MaxUserData = evidence.MaxUserData
+)
 
-// MaxUserData is the greatest length in bytes of what a quote can bind. Callers
-// with more hash it.
-const MaxUserData = 32
-
-// Issuer makes evidence about the machine that it runs on.
-type Issuer interface {
-	Variant() Variant
-	// Issue returns a document that binds userData, which has 1 to MaxUserData
-	// bytes. It may be called concurrently.
-	Issue(ctx context.Context, userData []byte) (document []byte, err error)
-}
-
-// Validator judges evidence about another machine.
-type Validator interface {
-	Variant() Variant
-	// Validate returns what document states if it is genuine, binds exactly
-	// userData and describes an acceptable machine. Errors wrap one of the
-	// package's sentinels. It may be called concurrently and holds no lock.
-	Validate(ctx context.Context, document, userData []byte) (Statement, error)
-}
-
-// Why evidence is refused. Every error of a Validator wraps exactly one of them.
+// Why a validator refuses a document.
 var (
-	// ErrDocument means that the document cannot be read: malformed, too large,
-	// or inconsistent in itself.
-	ErrDocument = errors.New("evidence is malformed")
-	// ErrTrust means that no trusted cloud vouches for the attestation key.
-	ErrTrust = errors.New("attestation key is not trusted")
-	// ErrQuote means that the quote is not what it must be: wrong signature,
-	// made for another connection, or not over the registers carried beside it.
-	ErrQuote = errors.New("quote is not valid")
+	// ErrDocument means that the document is malformed, too large or inconsistent in itself.
+	ErrDocument = evidence.ErrDocument
+	// ErrTrust means that no trusted cloud certified the attestation key.
+	ErrTrust = evidence.ErrTrust
+	// ErrQuote means that the quote has a wrong signature, was made for another connection, or
+	// does not cover the registers in the document.
+	ErrQuote = evidence.ErrQuote
 	// ErrMeasurement means that the machine runs something else than allowed.
-	ErrMeasurement = errors.New("measurements differ")
-	// ErrMember means that PCR 15 breaks the rule: a used machine wants to start
-	// over, or a machine that should be a member of a cluster is none.
-	ErrMember = errors.New("cluster membership differs")
-	// ErrIdentity means that the evidence is sound, but of the wrong instance.
-	ErrIdentity = errors.New("wrong instance")
+	ErrMeasurement = evidence.ErrMeasurement
+	// ErrMember means that PCR 15 breaks the rule for members of clusters.
+	ErrMember = evidence.ErrMember
+	// ErrIdentity means that the evidence is valid, but of the wrong instance.
+	ErrIdentity = evidence.ErrIdentity
 )
 
 // ErrTPM means that the TPM of this machine could not be used.
-var ErrTPM = errors.New("TPM not usable")
+var ErrTPM = evidence.ErrTPM
 
-// Identity is what the cloud certified about the instance that owns a TPM. It is
-// part of the attestation key's certificate, never of a request.
-type Identity struct {
-	Name       string `json:"name"`
-	ProviderID string `json:"providerID"`
-	// UID identifies the sandbox or project that the instance belongs to.
-	UID   string     `json:"uid"`
-	Group string     `json:"group"`
-	Role  cloud.Role `json:"role"`
-	IP    netip.Addr `json:"ip"`
+// Issuers, validators and what they work on.
+type (
+	// Issuer makes evidence about the machine that it runs on.
+	Issuer = evidence.Issuer
+	// Validator verifies evidence.
+	Validator = evidence.Validator
+	// TPMIssuer makes evidence with a TPM 2.0.
+	TPMIssuer = evidence.TPMIssuer
+	// TPMValidator verifies evidence of a TPM 2.0.
+	TPMValidator = evidence.TPMValidator
+	// Options change what a TPMValidator accepts.
+	Options = evidence.Options
+	// Identity is the instance of the cloud that a machine is.
+	Identity = evidence.Identity
+	// Statement is the content of verified evidence.
+	Statement = evidence.Statement
+	// PCR15 is the expected state of the register with the cluster ID.
+	PCR15 = evidence.PCR15
+	// MeasuredEvent is one thing that firmware or a boot loader measures.
+	MeasuredEvent = evidence.MeasuredEvent
+	// Measurement is the expected value of one register.
+	Measurement = evidence.Measurement
+	// Measurements are the expected values of registers, by index.
+	Measurements = evidence.Measurements
+	// MeasurementError lists the registers that differ. It wraps ErrMeasurement.
+	MeasurementError = evidence.MeasurementError
+	// Mismatch is one register that differs.
+	Mismatch = evidence.Mismatch
+)
+
+// NewTPMIssuer returns an issuer that uses the TPM at address; see OpenTPM.
+func NewTPMIssuer(address string) *TPMIssuer { return evidence.NewTPMIssuer(address) }
+
+// NewTPMValidator returns a validator that accepts quotes of keys that one of roots certified, if
+// the registers are those of m.
+func NewTPMValidator(roots *x509.CertPool, m Measurements, opts Options) *TPMValidator {
+	return evidence.NewTPMValidator(roots, m, opts)
 }
 
-// check refuses what a certificate must not say.
-func (id Identity) check() error {
-	for _, f := range []struct{ name, value string }{
-		{"name", id.Name},
-		{"provider ID", id.ProviderID},
-		{"UID", id.UID},
-		{"group", id.Group},
-	} {
-		switch {
-		case f.value == "":
-			return fmt.Errorf("%s of the instance is empty", f.name)
-		case len(f.value) > maxIdentityField:
-			return fmt.Errorf("%s of the instance has %d bytes, at most %d are allowed", f.name, len(f.value), maxIdentityField)
-		case !printable(f.value):
-			return fmt.Errorf("%s of the instance holds characters that cannot be printed", f.name)
-		}
-	}
-	if !id.Role.Valid() {
-		return fmt.Errorf("role of the instance is %q", id.Role)
-	}
-	if !id.IP.IsValid() || id.IP.IsUnspecified() || id.IP.Is4In6() || id.IP.Zone() != "" {
-		return errors.New("address of the instance is not an IP address")
-	}
-	return nil
+// ParseRoots reads trust roots from PEM. Anything but certificates of authorities and white space
+// is an error, and so is an empty list.
+func ParseRoots(pemBytes []byte) (*x509.CertPool, error) { return evidence.ParseRoots(pemBytes) }
+
+// Enforced returns measurements that all must match.
+func Enforced(pcrs map[uint32][]byte) Measurements { return evidence.Enforced(pcrs) }
+
+// PredictPCRs returns the registers after a boot that measures events in this order. Registers
+// without an event are left out.
+func PredictPCRs(events []MeasuredEvent) map[uint32][]byte { return evidence.PredictPCRs(events) }
+
+// PCR15Zero demands a machine that belongs to no cluster yet.
+func PCR15Zero() PCR15 { return evidence.PCR15Zero() }
+
+// PCR15ClusterID demands a member of exactly this cluster.
+func PCR15ClusterID(clusterID []byte) PCR15 { return evidence.PCR15ClusterID(clusterID) }
+
+// PCR15Member demands a member of some cluster. It is for callers that cannot know the cluster's
+// ID yet; they must compare the Identity.
+func PCR15Member() PCR15 { return evidence.PCR15Member() }
+
+// ClusterIDPCR returns the value of PCR 15 on a member of the cluster: a zero register extended
+// once with SHA-256(clusterID).
+func ClusterIDPCR(clusterID []byte) []byte { return evidence.ClusterIDPCR(clusterID) }
+
+// OpenTPM opens the TPM at address: the path of a device, or unix: and the path of an emulator's
+// socket.
+func OpenTPM(ctx context.Context, address string) (transport.TPMCloser, error) {
+	return evidence.OpenTPM(ctx, address)
 }
 
-// maxIdentityField is in bytes; provider IDs of public clouds have up to 250.
-const maxIdentityField = 256
-
-func printable(s string) bool {
-	if !utf8.ValidString(s) {
-		return false
-	}
-	var f plain.Filter
-	for _, r := range s {
-		if !f.Shows(r) {
-			return false
-		}
-	}
-	return true
+// ReadPCRs reads SHA-256 registers, 0 to 23, of the TPM at address. Errors wrap ErrTPM.
+func ReadPCRs(ctx context.Context, address string, indices ...uint32) (map[uint32][]byte, error) {
+	return evidence.ReadPCRs(ctx, address, indices...)
 }
 
-// Statement is what accepted evidence says.
-type Statement struct {
-	Identity Identity `json:"identity"`
-	// PCRs are the quoted SHA-256 registers, 32 bytes each.
-	PCRs map[uint32][]byte `json:"pcrs"`
-	// Warnings name registers that differ from a measurement which only warns.
-	Warnings []string `json:"warnings,omitempty"`
-	// Firmware is the version that the TPM reports, Resets how often it was reset.
-	Firmware uint64 `json:"firmware"`
-	Resets   uint32 `json:"resets"`
+// ExtendClusterID marks the machine as a member of the cluster until its TPM is reset. Repeating
+// it changes nothing. On a member of another cluster the error wraps ErrMember, otherwise ErrTPM.
+func ExtendClusterID(ctx context.Context, address string, clusterID []byte) error {
+	return evidence.ExtendClusterID(ctx, address, clusterID)
 }
+
+// EventLogPath returns the path of the event log of the TPM at address.
+func EventLogPath(address string) string { return evidence.EventLogPath(address) }

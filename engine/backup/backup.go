@@ -1,30 +1,30 @@
-// Package backup keeps what an upgrade can destroy in a directory that can be judged,
-// read again, and used with kubectl alone.
+// Package backup stores the objects that an upgrade can destroy in a directory that can be
+// verified, read again, and used with kubectl alone.
 //
 // A backup is the directory <parent>/<id>/backups:
 //
-//	manifest.json                 what the backup holds, written last
+//	manifest.json                 description of the backup, written last
 //	crds.json                     every CustomResourceDefinition
 //	<group>/<resource>.json       objects without owners; the core group is "core"
 //	<group>/<resource>.owned.json objects that have owners, without their ownerReferences
 //	helm/releases.json            the records of Helm, which are Secrets
-//	core/secrets.json             all other Secrets, only where asked for
-//	etcd.snapshot                 only where asked for
+//	core/secrets.json             all other Secrets, only on request
+//	etcd.snapshot                 only on request
 //
-// Every .json file but the manifest is a List that `kubectl create -f` takes, one object
-// a line. What an API server sets itself and refuses at creation is cut out of it:
+// Every .json file except the manifest is a List for `kubectl create -f`, one object per
+// line. Fields that an API server sets itself and rejects at creation are removed:
 // resourceVersion, managedFields, creationTimestamp, generation, selfLink and the
-// deletion's fields. The uid stays, though a new object gets another one, because owners
-// are known by it. An object whose ownerReferences name a UID that is no more would be
-// collected within seconds; so the references are in the manifest.
+// deletion's fields. The uid stays, although a new object gets another one, because it
+// identifies owners. The garbage collector would delete an object whose ownerReferences
+// name an old UID within seconds, so the references are in the manifest.
 //
-// The manifest gets its name when all else is on the disk, and holds size, SHA-256 and
-// number of objects of each file and a SHA-256 of itself. [Backup.Verify] alone decides
+// The manifest gets its name when all other files are on disk. It has size, SHA-256 and
+// number of objects of each file, and a SHA-256 of itself. [Backup.Verify] alone decides
 // whether a backup is whole.
 //
-// Directories are 0700, files 0600. A directory or file that is a symbolic link, belongs
-// to somebody else or may be written by others is refused. The package knows nothing of a
-// cluster: what it is given are bytes.
+// Directories are 0700, files 0600. A directory or file is refused if it is a symbolic
+// link, or owned or writable by other users. The package handles bytes and has no access
+// to a cluster.
 package backup
 
 import (
@@ -40,11 +40,11 @@ import (
 // refuses another major.
 const Schema = "1.0"
 
-// Names in a backup's directory.
+// File names in a backup's directory.
 const (
 	ManifestFile = "manifest.json"
 	SnapshotFile = "etcd.snapshot"
-	// Dir is the directory of a backup in that of its run.
+	// Dir is the backup's directory below that of its run.
 	Dir = "backups"
 
 	// Files whose name does not follow from group and resource, without ".json".
@@ -52,8 +52,8 @@ const (
 	Releases = "helm/releases"
 )
 
-// Manifest says what a backup holds. As JSON (lower snake case) it is manifest.json,
-// which has also the owners, see [Backup.Owners], and a digest of itself.
+// Manifest describes a backup's content. As JSON (lower snake case) it is manifest.json, which
+// additionally has the owners, see [Backup.Owners], and a digest of itself.
 type Manifest struct {
 	Schema string `json:"schema"`
 	// ID is "backup-<YYYYMMDDhhmmss>-<8 hex digits>", or begins with "upgrade-".
@@ -61,26 +61,26 @@ type Manifest struct {
 	Created time.Time `json:"created"`
 	Ended   time.Time `json:"ended"`
 	Cluster Cluster   `json:"cluster"`
-	// Secrets is whether Secrets were asked for. The records of Helm, which are Secrets
-	// too, are there in any case.
+	// Secrets is whether Secrets were requested. The records of Helm, which are Secrets too, are
+	// always included.
 	Secrets bool `json:"secrets"`
-	// Objects and Bytes count what is in Files, the snapshot's bytes included.
+	// Objects and Bytes are the sums over Files, including the snapshot's bytes.
 	Objects int64 `json:"objects"`
 	Bytes   int64 `json:"bytes"`
-	// Holes are what could not be read. A backup with one is not whole.
+	// Holes are types that could not be read. A backup with a hole is not whole.
 	Holes []Hole    `json:"holes"`
 	Types []Type    `json:"types"`
 	Files []File    `json:"files"`
 	Etcd  *Snapshot `json:"etcd,omitempty"`
-	// Notes are sentences for people: what vanished while it was read.
+	// Notes are sentences for users: kinds that disappeared during the backup.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// Cluster is where a backup comes from.
+// Cluster is the origin of a backup.
 type Cluster struct {
-	// Name is what the configuration calls it; empty if there is none.
+	// Name is from the configuration; empty if it has none.
 	Name string `json:"name,omitempty"`
-	// ID is what the cluster's machines are bound to, in hex; empty if it is not known.
+	// ID is the cluster ID to which machines are bound, in hex; empty if unknown.
 	ID string `json:"id,omitempty"`
 	// UID is that of the namespace kube-system.
 	UID string `json:"uid"`
@@ -88,22 +88,22 @@ type Cluster struct {
 	Server string `json:"server"`
 }
 
-// Type is a kind of objects as it was read. Two may have the same resource: Helm's
-// records and all other Secrets.
+// Type is a kind of objects in the version that was read. Two types may have the same
+// resource: Helm's records and all other Secrets.
 type Type struct {
 	Group string `json:"group"` // empty for the core group
-	// Version is the one that was read: the one stored, where it is served.
+	// Version is the version that was read: the storage version if it is served.
 	Version    string `json:"version"`
 	Resource   string `json:"resource"` // plural, lower case
 	Kind       string `json:"kind"`
 	Namespaced bool   `json:"namespaced,omitempty"`
-	// Status is whether the status is a subresource: creating an object leaves it out.
+	// Status is whether the status is a subresource, which is ignored at creation.
 	Status bool `json:"status,omitempty"`
-	// ResourceVersion is the state of the cluster that all objects of the type show.
+	// ResourceVersion is the state of the cluster that all objects of the type are from.
 	ResourceVersion string `json:"resource_version"`
 	Objects         int64  `json:"objects"`
-	// Files are the names of its files, slash-separated: that without owners first. Empty
-	// if there are no objects.
+	// Files are the names of its files, slash-separated, the one without owners first. Empty
+	// without objects.
 	Files []string `json:"files,omitempty"`
 }
 
@@ -140,22 +140,21 @@ type File struct {
 	Size    int64  `json:"size"` // bytes
 	Objects int64  `json:"objects"`
 	SHA256  string `json:"sha256"` // hex
-	// Owners is where the owners of its objects are in the manifest; nil unless the
-	// file's objects have some.
+	// Owners is the position of the objects' owners in the manifest; nil without owners.
 	Owners *Span `json:"owners,omitempty"`
 }
 
-// Span is a part of the manifest, in bytes after the beginning of the owners.
+// Span is a part of the manifest, in bytes after the start of the owners.
 type Span struct {
 	At   int64 `json:"at"`
 	Size int64 `json:"size"`
 }
 
-// Hole is something that the backup should hold and does not.
+// Hole is a type that the backup lacks.
 type Hole struct {
 	Group    string `json:"group"`
-	Resource string `json:"resource"` // "etcd" of no group is the snapshot
-	// Reason is a sentence for people. It holds no content of an object.
+	Resource string `json:"resource"` // "etcd" without group is the snapshot
+	// Reason is a sentence for users, without content of an object.
 	Reason string `json:"reason"`
 }
 
@@ -164,48 +163,54 @@ func (h Hole) String() string {
 	return resourceName(h.Group, h.Resource) + ": " + h.Reason
 }
 
-// Snapshot is what is known of etcd.snapshot.
+// Snapshot describes etcd.snapshot.
 type Snapshot struct {
-	// Member is the machine whose etcd it is of; empty if that was not told.
+	// Member is the machine of the etcd member; empty if unknown.
 	Member string `json:"member,omitempty"`
-	// Revision is the revision that it shows, or one before.
+	// Revision is the revision of the snapshot, or one less.
 	Revision int64 `json:"revision,omitempty"`
 	// Version is that of etcd.
 	Version string `json:"version,omitempty"`
 	Size    int64  `json:"size"`   // bytes
 	SHA256  string `json:"sha256"` // hex, of the whole file
-	// Unchecked says what of it could not be compared with the API server; empty if all
-	// was that can be, and for backups of before.
+	// ClusterID is the ID of the etcd cluster, in hex; empty in older backups.
+	ClusterID string `json:"cluster_id,omitempty"`
+	// MemberID is the ID of Member, in hex; empty in older backups.
+	MemberID string `json:"member_id,omitempty"`
+	// Witnesses are other members of etcd with the same hash at the revision before the
+	// snapshot.
+	Witnesses []string `json:"witnesses,omitempty"`
+	// Unchecked describes the part that could not be compared with the API server; empty if all
+	// was compared, and in older backups.
 	Unchecked []string `json:"unchecked,omitempty"`
 }
 
 // Object is one object of a backup.
 type Object struct {
-	// JSON is the object as it is in its file, on one line. It is valid until the next one
-	// is asked for.
+	// JSON is the object as stored, on one line. It is valid until the next iteration.
 	JSON []byte
-	// Owners are its metadata.ownerReferences as they were, a JSON array; nil without
-	// owners. Their UIDs are those of the cluster that the backup was made of.
+	// Owners are its original metadata.ownerReferences, a JSON array; nil without owners. Their
+	// UIDs are from the backup's cluster.
 	Owners json.RawMessage
 }
 
-// Owned tells who owned an object.
+// Owned has the owners of an object.
 type Owned struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name"`
 	UID       string `json:"uid"`
-	// References are its metadata.ownerReferences as they were, a JSON array.
+	// References are its original metadata.ownerReferences, a JSON array.
 	References json.RawMessage `json:"references"`
 }
 
-// NotWhole is the error of a backup that is not whole. Errors that have nothing to do
-// with the backup, such as the end of a context, are others.
+// NotWhole is the error of a backup that is not whole. Errors unrelated to the backup, such as
+// the end of a context, are not wrapped by it.
 type NotWhole struct {
 	ID string
-	// Damage is what is wrong with files and directories, as sentences.
+	// Damage lists problems of files and directories, as sentences.
 	Damage []string
-	// Holes are what was missing when the backup was made. Without Damage, all that the
-	// backup claims to hold is there.
+	// Holes are the gaps since the backup was made. Without Damage, all content that the manifest
+	// lists is intact.
 	Holes []Hole
 }
 
@@ -216,7 +221,7 @@ func (e *NotWhole) Error() string {
 	case len(e.Damage) > 0:
 		text = e.Damage[0]
 	case len(e.Holes) > 0:
-		text = "it has no " + e.Holes[0].String()
+		text = "it lacks " + e.Holes[0].String()
 	}
 	if n > 1 {
 		text += fmt.Sprintf(" (and %d more)", n-1)
@@ -224,25 +229,25 @@ func (e *NotWhole) Error() string {
 	return "backup " + e.ID + ": " + text
 }
 
-// ErrRefused is inside the error where a directory or file is not safe to use: a symbolic
-// link, somebody else's, or writable by others.
+// ErrRefused is wrapped if a directory or file is not safe to use: a symbolic link, or owned
+// or writable by other users.
 var ErrRefused = errors.New("refused")
 
 var idRE = regexp.MustCompile(`^[a-z][a-z-]*-[0-9]{14}-[0-9a-f]{8}$`)
 
-// ValidID reports whether id can be one of a backup: "backup-20261121070501-1a2b3c4d".
+// ValidID reports whether id has the form of a backup's ID: "backup-20261121070501-1a2b3c4d".
 func ValidID(id string) bool { return idRE.MatchString(id) }
 
 var partRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
 
-// checkName returns an error unless name can be a file of a backup.
+// checkName returns an error unless name has the form of a backup's file.
 func checkName(name string) error {
 	dir, base, ok := strings.Cut(name, "/")
 	if !ok {
 		dir, base = "x", name
 	}
 	if len(name) > 400 || !partRE.MatchString(dir) || !partRE.MatchString(base) || strings.Contains(name, "..") {
-		return fmt.Errorf("file name %q is not one of a backup", name)
+		return fmt.Errorf("invalid file name %q in a backup", name)
 	}
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 
 const testID = "backup-20261121070501-1a2b3c4d"
 
-// fill writes a small backup with everything that one can have, all but the commit.
+// fill writes a small backup with every feature, without the commit.
 func fill(w *Writer) error {
 	for _, group := range []string{"a.example.com", "b.example.com"} {
 		t, err := w.Type(Type{Group: group, Version: "v1", Resource: "widgets", Kind: "Widget", Namespaced: true}, "")
@@ -50,7 +50,7 @@ func fill(w *Writer) error {
 	return nil
 }
 
-func TestBackupIsReadAsItWasWritten(t *testing.T) {
+func TestBackupRoundTrip(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "runs")
 	w, err := Create(dir, testID)
 	if err != nil {

@@ -11,16 +11,16 @@ import (
 	"syscall"
 )
 
-// disk is a directory and everything that is done in it. All names are slash-separated
-// and relative, and cannot lead out of it.
+// disk is a directory with all operations in it. All names are slash-separated and relative,
+// and cannot leave it.
 type disk struct {
 	root *os.Root
-	// before, if set, is asked before each effect on the disk, and decides whether it
-	// fails. Tests kill, fail and watch there.
+	// before, if set, is called before each write operation, and can make it fail. Tests inject
+	// crashes and failures there.
 	before func(op, name string, n int) error
 }
 
-// Effects of a disk.
+// Write operations of a disk.
 const (
 	opMkdir   = "mkdir"
 	opCreate  = "create"
@@ -39,7 +39,7 @@ func (d *disk) ask(op, name string, n int) error {
 	return d.before(op, name, n)
 }
 
-// openDisk opens dir, which must be an own directory.
+// openDisk opens dir, which this user must own.
 func openDisk(dir string) (*disk, error) {
 	info, err := os.Lstat(dir)
 	if err == nil {
@@ -54,7 +54,7 @@ func openDisk(dir string) (*disk, error) {
 	}
 	now, err := r.Stat(".")
 	if err == nil && !os.SameFile(info, now) {
-		err = errors.New("it was replaced meanwhile")
+		err = errors.New("it was replaced in the meantime")
 	}
 	if err != nil {
 		r.Close()
@@ -63,7 +63,7 @@ func openDisk(dir string) (*disk, error) {
 	return &disk{root: r}, nil
 }
 
-// sub opens a directory of d, which must be an own one.
+// sub opens a directory of d, which this user must own.
 func (d *disk) sub(name string) (*disk, error) {
 	where := filepath.Join(d.root.Name(), name)
 	info, err := d.root.Lstat(name)
@@ -79,7 +79,7 @@ func (d *disk) sub(name string) (*disk, error) {
 	}
 	now, err := r.Stat(".")
 	if err == nil && !os.SameFile(info, now) {
-		err = errors.New("it was replaced meanwhile")
+		err = errors.New("it was replaced in the meantime")
 	}
 	if err != nil {
 		r.Close()
@@ -90,8 +90,8 @@ func (d *disk) sub(name string) (*disk, error) {
 
 func (d *disk) close() { d.root.Close() }
 
-// own returns an error unless info is of a directory, or a regular file, that belongs to
-// this process's user and that nobody else may write.
+// own returns an error unless info is of a directory, or a regular file, that this process's
+// user owns and that no other user can write.
 func own(info fs.FileInfo, dir bool) error {
 	want := "regular file"
 	if dir {
@@ -101,7 +101,7 @@ func own(info fs.FileInfo, dir bool) error {
 	case info.Mode()&fs.ModeSymlink != 0:
 		return fmt.Errorf("%w: it is a symbolic link", ErrRefused)
 	case dir && !info.IsDir(), !dir && !info.Mode().IsRegular():
-		return fmt.Errorf("%w: it is no %s", ErrRefused, want)
+		return fmt.Errorf("%w: it is not a %s", ErrRefused, want)
 	}
 	if s, ok := info.Sys().(*syscall.Stat_t); ok && int(s.Uid) != os.Geteuid() {
 		return fmt.Errorf("%w: it belongs to user %d", ErrRefused, s.Uid)
@@ -112,7 +112,7 @@ func own(info fs.FileInfo, dir bool) error {
 	return nil
 }
 
-// open opens an own file for reading.
+// open opens a file of this user for reading.
 func (d *disk) open(name string) (*os.File, fs.FileInfo, error) {
 	info, err := d.root.Lstat(name)
 	if err == nil {
@@ -127,7 +127,7 @@ func (d *disk) open(name string) (*os.File, fs.FileInfo, error) {
 	}
 	now, err := f.Stat()
 	if err == nil && !os.SameFile(info, now) {
-		err = errors.New("it was replaced meanwhile")
+		err = errors.New("it was replaced in the meantime")
 	}
 	if err != nil {
 		f.Close()
@@ -136,19 +136,19 @@ func (d *disk) open(name string) (*os.File, fs.FileInfo, error) {
 	return f, now, nil
 }
 
-// mkdir makes a directory, 0700. The error wraps fs.ErrExist if it is there.
+// mkdir creates a directory, 0700. The error wraps fs.ErrExist if it exists.
 func (d *disk) mkdir(name string) error {
 	err := d.ask(opMkdir, name, 0)
 	if err == nil {
 		err = d.root.Mkdir(name, 0o700)
 	}
 	if err != nil {
-		return fmt.Errorf("make %s: %w", filepath.Join(d.root.Name(), name), bare(err))
+		return fmt.Errorf("create %s: %w", filepath.Join(d.root.Name(), name), bare(err))
 	}
 	return nil
 }
 
-// ensure makes a directory unless an own one is there.
+// ensure creates a directory unless this user has one there.
 func (d *disk) ensure(name string) error {
 	err := d.mkdir(name)
 	if !errors.Is(err, fs.ErrExist) {
@@ -164,13 +164,13 @@ func (d *disk) ensure(name string) error {
 	return nil
 }
 
-// syncDir makes what was made, renamed and removed in a directory last.
+// syncDir makes earlier creations, renames and removals in a directory durable.
 func (d *disk) syncDir(name string) error {
 	err := d.ask(opSyncDir, name, 0)
 	if err == nil {
 		var f *os.File
 		if f, err = d.root.Open(name); err == nil {
-			// Some file systems cannot flush a directory.
+			// Some file systems cannot sync a directory.
 			if err = f.Sync(); errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOTSUP) {
 				err = nil
 			}
@@ -178,7 +178,7 @@ func (d *disk) syncDir(name string) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("flush %s: %w", path.Join(d.root.Name(), name), bare(err))
+		return fmt.Errorf("sync %s: %w", path.Join(d.root.Name(), name), bare(err))
 	}
 	return nil
 }
@@ -194,7 +194,7 @@ func (d *disk) rename(from, to string) error {
 	return nil
 }
 
-// remove removes a file, a link or an empty directory. What is not there is fine.
+// remove removes a file, a link or an empty directory. A missing one is no error.
 func (d *disk) remove(name string) error {
 	err := d.ask(opRemove, name, 0)
 	if err == nil {
@@ -206,7 +206,7 @@ func (d *disk) remove(name string) error {
 	return nil
 }
 
-// removeTree removes a directory with all that is in it, and follows no link.
+// removeTree removes a directory recursively, without following links.
 func (d *disk) removeTree(name string) error {
 	entries, err := d.entries(name)
 	if err != nil {
@@ -266,7 +266,7 @@ func (f *file) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// cut makes the file n bytes long and writes go on there.
+// cut truncates the file to n bytes; later writes continue there.
 func (f *file) cut(n int64) error {
 	err := f.d.ask(opCut, f.name, int(n))
 	if err == nil {
@@ -281,7 +281,7 @@ func (f *file) cut(n int64) error {
 	return nil
 }
 
-// finish flushes the file to the disk and closes it.
+// finish syncs the file to disk and closes it.
 func (f *file) finish() error {
 	err := f.d.ask(opSync, f.name, 0)
 	if err == nil {
@@ -291,12 +291,12 @@ func (f *file) finish() error {
 		err = e
 	}
 	if err != nil {
-		return fmt.Errorf("flush %s: %w", f.name, bare(err))
+		return fmt.Errorf("sync %s: %w", f.name, bare(err))
 	}
 	return nil
 }
 
-// bare takes operation and path out of an error of package os: callers name them better.
+// bare strips operation and path from an error of package os: callers name them.
 func bare(err error) error {
 	var p *fs.PathError
 	var l *os.LinkError
@@ -307,7 +307,7 @@ func bare(err error) error {
 		err = l.Err
 	}
 	if err != nil && strings.Contains(err.Error(), "path escapes from parent") {
-		return fmt.Errorf("%w: it leads out of the backup", ErrRefused)
+		return fmt.Errorf("%w: it leaves the backup's directory", ErrRefused)
 	}
 	return err
 }

@@ -6,14 +6,14 @@ import (
 	"hash"
 )
 
-// page is what a database of etcd is made of, in bytes, or a part of it.
+// page is the unit of etcd's database size, in bytes, or a fraction of it.
 const page = 512
 
-// etcdEnd checks how etcd ends a snapshot: after the database, which is whole pages,
-// comes its SHA-256. `etcdutl snapshot restore` asks for the same.
+// etcdEnd verifies the end of an etcd snapshot: after the database, which is a whole number of
+// pages, comes its SHA-256. `etcdutl snapshot restore` requires the same.
 type etcdEnd struct {
 	body hash.Hash
-	tail []byte // the last bytes, which may be the hash
+	tail []byte // the last bytes, possibly the hash
 	size int64
 }
 
@@ -34,13 +34,13 @@ func (e *etcdEnd) write(p []byte) {
 	}
 }
 
-// wrong says why what was written is no snapshot; empty if it is one.
+// wrong describes why the bytes are not a snapshot; empty if they are one.
 func (e *etcdEnd) wrong() string {
 	switch {
 	case e.size%page != sha256.Size || e.size == sha256.Size:
-		return "is no snapshot of etcd: it is not a database with its hash"
+		return "is not a snapshot of etcd: want a database followed by its hash"
 	case !bytes.Equal(e.body.Sum(nil), e.tail):
-		return "is not what etcd's own hash at its end says"
+		return "does not match etcd's hash at its end"
 	}
 	return ""
 }

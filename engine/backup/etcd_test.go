@@ -8,14 +8,14 @@ import (
 	"testing"
 )
 
-// etcdSnapshot is a database of n pages as etcd sends it.
+// etcdSnapshot is a database of n pages in etcd's snapshot format.
 func etcdSnapshot(n int) []byte {
 	b := bytes.Repeat([]byte("0123456789abcdef"), n*page/16)
 	sum := sha256.Sum256(b)
 	return append(b, sum[:]...)
 }
 
-func TestVerifyKnowsSnapshotsOfEtcd(t *testing.T) {
+func TestVerifyEtcdSnapshot(t *testing.T) {
 	flipped := etcdSnapshot(2000)
 	flipped[4711]++
 	for _, tt := range []struct {
@@ -25,11 +25,11 @@ func TestVerifyKnowsSnapshotsOfEtcd(t *testing.T) {
 	}{
 		{"one of a page", etcdSnapshot(1), ""},
 		{"a long one", etcdSnapshot(2000), ""},
-		{"a flipped byte", flipped, "etcd's own hash"},
-		{"a hash and nothing else", etcdSnapshot(0), "no snapshot of etcd"},
-		{"half a page", etcdSnapshot(3)[page/2:], "no snapshot of etcd"},
-		{"no hash", etcdSnapshot(3)[:3*page], "no snapshot of etcd"},
-		{"nothing", nil, "no snapshot of etcd"},
+		{"a flipped byte", flipped, "etcd's hash"},
+		{"a hash and nothing else", etcdSnapshot(0), "not a snapshot of etcd"},
+		{"half a page", etcdSnapshot(3)[page/2:], "not a snapshot of etcd"},
+		{"no hash", etcdSnapshot(3)[:3*page], "not a snapshot of etcd"},
+		{"nothing", nil, "not a snapshot of etcd"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			const id = "backup-20261121070501-1a2b3c4d"
@@ -65,7 +65,7 @@ func TestVerifyKnowsSnapshotsOfEtcd(t *testing.T) {
 			}
 		})
 	}
-	t.Run("the check does not depend on how it is fed", func(t *testing.T) {
+	t.Run("the check does not depend on the size of writes", func(t *testing.T) {
 		data := etcdSnapshot(4)
 		for n := 1; n < 200; n++ {
 			e := newEtcdEnd()

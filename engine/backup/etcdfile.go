@@ -15,9 +15,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// The format of etcd's database, which is that of bbolt. The file comes from a machine
-// that may be hostile, so every offset is checked before it is used; bbolt itself maps the
-// file and trusts it.
+// The format of etcd's database, which is that of bbolt. The file comes from a machine that
+// may be hostile, so every offset is checked before use; bbolt itself maps the file and trusts
+// it.
 const (
 	boltMagic   = 0xED0CDAED
 	boltVersion = 2
@@ -32,18 +32,17 @@ const (
 
 	boltBucket = 0x01 // flag of a leaf's element whose value is a bucket
 
-	// maxBoltPage bounds one page with its overflow, in bytes. etcd takes no request
-	// that is larger than a few megabytes.
+	// maxBoltPage bounds one page with its overflow, in bytes. etcd's largest request has a few
+	// megabytes.
 	maxBoltPage = 64 << 20
-	// maxBoltDepth bounds how deep a tree is; one of this depth holds more than a disk.
+	// maxBoltDepth bounds the depth of a tree; one of this depth exceeds any disk.
 	maxBoltDepth = 32
 )
 
-// errEtcdFile means that a file is no database of etcd.
+// errEtcdFile means that a file is not a database of etcd.
 var errEtcdFile = errors.New("not a database of etcd")
 
-// EtcdFile is a snapshot of etcd, read without trust in what it says. It is safe for
-// concurrent use if its reader is.
+// EtcdFile is an untrusted snapshot of etcd. It is safe for concurrent use if its reader is.
 type EtcdFile struct {
 	r     io.ReaderAt
 	page  int64 // size of a page, in bytes
@@ -51,27 +50,28 @@ type EtcdFile struct {
 	root  uint64
 }
 
-// EtcdMember is a member of etcd as a snapshot has it.
+// EtcdMember is a member of etcd in a snapshot.
 type EtcdMember struct {
 	ID   uint64
 	Name string // empty before its first start
 }
 
-// EtcdEntry is one revision of one key. Its slices are valid until the function returns
-// that was called with it.
+// EtcdEntry is one revision of one key. Its slices are valid until the callback returns.
 type EtcdEntry struct {
 	Key, Value []byte
-	// Revision is that of the change, as the API server's resourceVersion.
+	// Revision is that of the change, like the API server's resourceVersion.
 	Revision int64
 	Deleted  bool // by this revision; Value is empty then
+	// Created, Modified, Version and Lease are what the value says of itself.
+	Created, Modified, Version, Lease int64
 }
 
-// OpenEtcd opens the snapshot of size bytes that r reads. The digest that etcd appends may
-// be there and is not looked at.
+// OpenEtcd opens the snapshot of size bytes in r. It ignores the digest that etcd may append.
 func OpenEtcd(r io.ReaderAt, size int64) (*EtcdFile, error) {
 	f := &EtcdFile{r: r}
 	var best uint64
-	// The second meta is at a page's size, which only a meta tells: try those there are.
+	// The second meta page is at an offset of one page, and only a meta page has the page size:
+	// try all possible ones.
 	for at := int64(0); at == 0 || at <= 64<<10; at = max(4096, 2*at) {
 		var b [boltHeader + boltMeta]byte
 		if at > 0 && f.page != 0 && at != f.page {
@@ -128,9 +128,8 @@ func (f *EtcdFile) Members() ([]EtcdMember, error) {
 	return out, nil
 }
 
-// Read calls do with every entry, older revisions first, and returns the revision of the
-// database: that of its last entry, or of its compaction if that is later.
-func (f *EtcdFile) Read(ctx context.Context, do func(EtcdEntry) error) (revision int64, err error) {
+// Compacted returns the revision before which the database has no history.
+func (f *EtcdFile) Compacted() (revision int64, err error) {
 	root, inline, err := f.bucket("meta")
 	if err != nil {
 		return 0, err
@@ -141,20 +140,32 @@ func (f *EtcdFile) Read(ctx context.Context, do func(EtcdEntry) error) (revision
 		}
 		return nil
 	})
-	if err := w.tree(root, inline); err != nil {
+	return revision, w.tree(root, inline)
+}
+
+// Read calls do with every entry, older revisions first, and returns the revision of the
+// database: that of its last entry, or of its compaction if that is later.
+func (f *EtcdFile) Read(ctx context.Context, do func(EtcdEntry) error) (revision int64, err error) {
+	if revision, err = f.Compacted(); err != nil {
 		return 0, err
 	}
-	if root, inline, err = f.bucket("key"); err != nil {
+	root, inline, err := f.bucket("key")
+	if err != nil {
 		return 0, err
 	}
 	n := 0
-	w = f.walk(func(_ uint32, key, value []byte) error {
+	w := f.walk(func(_ uint32, key, value []byte) error {
 		if n++; n%1024 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
 		e, err := entryOf(key, value)
 		if err != nil {
 			return err
+		}
+		// etcd finds a key by the revision that it is stored under, and returns the one in the
+		// value. Restoring with a higher revision writes an entry that has no key.
+		if !e.Deleted && len(e.Key) > 0 && e.Modified != e.Revision {
+			return fmt.Errorf("%w: revision %d says to be revision %d", errEtcdFile, e.Revision, e.Modified)
 		}
 		revision = max(revision, e.Revision)
 		return do(e)
@@ -165,16 +176,16 @@ func (f *EtcdFile) Read(ctx context.Context, do func(EtcdEntry) error) (revision
 	return revision, nil
 }
 
-// entryOf reads an entry: its key is the revision (8 bytes, '_', 8 bytes, and 't' for a
+// entryOf decodes an entry: its key is the revision (8 bytes, '_', 8 bytes, and 't' for a
 // deletion), its value the protocol buffer mvccpb.KeyValue.
 func entryOf(key, value []byte) (EtcdEntry, error) {
 	e := EtcdEntry{Deleted: len(key) == 18 && key[17] == 't'}
 	if len(key) < 17 || key[8] != '_' || len(key) > 17 && !e.Deleted {
-		return e, fmt.Errorf("%w: %q is no revision", errEtcdFile, clipped(key))
+		return e, fmt.Errorf("%w: invalid revision %q", errEtcdFile, clipped(key))
 	}
 	e.Revision = int64(binary.BigEndian.Uint64(key))
 	if e.Revision < 0 {
-		return e, fmt.Errorf("%w: %q is no revision", errEtcdFile, clipped(key))
+		return e, fmt.Errorf("%w: invalid revision %q", errEtcdFile, clipped(key))
 	}
 	for len(value) > 0 {
 		num, typ, n := protowire.ConsumeTag(value)
@@ -193,6 +204,19 @@ func entryOf(key, value []byte) (EtcdEntry, error) {
 				e.Value = b
 			}
 			continue
+		}
+		if typ == protowire.VarintType {
+			v, _ := protowire.ConsumeVarint(value) // whether there is one is seen below
+			switch num {
+			case 2:
+				e.Created = int64(v)
+			case 3:
+				e.Modified = int64(v)
+			case 4:
+				e.Version = int64(v)
+			case 6:
+				e.Lease = int64(v)
+			}
 		}
 		if n = protowire.ConsumeFieldValue(num, typ, value); n < 0 {
 			return e, fmt.Errorf("%w: revision %d is not readable", errEtcdFile, e.Revision)
@@ -222,7 +246,7 @@ func (f *EtcdFile) bucket(name string) (root uint64, inline []byte, err error) {
 		return 0, nil, err
 	}
 	if !found {
-		return 0, nil, fmt.Errorf("%w: it has no bucket %s", errEtcdFile, name)
+		return 0, nil, fmt.Errorf("%w: bucket %s is missing", errEtcdFile, name)
 	}
 	return root, inline, nil
 }
@@ -236,7 +260,7 @@ type boltWalk struct {
 	f    *EtcdFile
 	do   func(flags uint32, key, value []byte) error
 	seen int64  // pages
-	last []byte // the key before; nil before the first one
+	last []byte // the previous key; nil at the start
 	bufs [maxBoltDepth][]byte
 }
 
@@ -248,15 +272,15 @@ func (w *boltWalk) tree(root uint64, inline []byte) error {
 	return w.node(root, nil, nil, 0)
 }
 
-// node reads a page and all below it, whose keys are at least from and, unless to is nil,
-// less than to: etcd finds by these bounds what is read here one after the other.
+// node reads a page and all below it. Keys must be at least from and, unless to is nil, less
+// than to: etcd searches by these bounds.
 func (w *boltWalk) node(id uint64, from, to []byte, depth int) error {
 	f := w.f
 	if depth >= maxBoltDepth || w.seen >= f.pages { // a loop
-		return fmt.Errorf("%w: its tree has no end", errEtcdFile)
+		return fmt.Errorf("%w: cycle in its tree", errEtcdFile)
 	}
 	if id >= uint64(f.pages) {
-		return fmt.Errorf("%w: it has no page %d", errEtcdFile, id)
+		return fmt.Errorf("%w: page %d is missing", errEtcdFile, id)
 	}
 	var h [boltHeader]byte
 	if _, err := f.r.ReadAt(h[:], int64(id)*f.page); err != nil {
@@ -266,9 +290,9 @@ func (w *boltWalk) node(id uint64, from, to []byte, depth int) error {
 	if n > maxBoltPage || int64(id)*f.page+n > f.pages*f.page {
 		return fmt.Errorf("%w: page %d has %d bytes", errEtcdFile, id, n)
 	}
-	// A page with overflow counts as all that it has, or few elements could have it read for ever.
+	// A page with overflow counts fully, or a few elements could make the read endless.
 	if w.seen += n / f.page; w.seen > f.pages {
-		return fmt.Errorf("%w: its tree has no end", errEtcdFile)
+		return fmt.Errorf("%w: cycle in its tree", errEtcdFile)
 	}
 	if int64(cap(w.bufs[depth])) < n {
 		w.bufs[depth] = make([]byte, n)
@@ -289,7 +313,7 @@ func (w *boltWalk) elements(b, from, to []byte, depth int) error {
 	if boltHeader+count*boltElement > len(b) || flags != boltBranch && flags != boltLeaf {
 		return bad()
 	}
-	// part returns n bytes at pos behind the beginning of element i.
+	// part returns n bytes at pos after the start of element i.
 	part := func(i int, pos, n uint64) ([]byte, bool) {
 		at := uint64(boltHeader+i*boltElement) + pos
 		if at > uint64(len(b)) || n > uint64(len(b))-at {
@@ -309,8 +333,8 @@ func (w *boltWalk) elements(b, from, to []byte, depth int) error {
 			if ok && i+1 < count {
 				next, ok = branchKey(i + 1)
 			}
-			// The first bound of a page may be lower than that of its parent: keys that were
-			// its first ones may have been deleted.
+			// The first bound of a page may be lower than that of its parent, if its first keys were
+			// deleted.
 			if !ok || i > 0 && from != nil && bytes.Compare(key, from) < 0 || next != nil && bytes.Compare(key, next) >= 0 {
 				return bad()
 			}
@@ -338,5 +362,5 @@ func (w *boltWalk) elements(b, from, to []byte, depth int) error {
 	return nil
 }
 
-// clipped shortens what a file says for an error.
+// clipped shortens untrusted text for an error.
 func clipped(b []byte) []byte { return b[:min(len(b), 32)] }

@@ -98,7 +98,7 @@ func seal(meta []byte) {
 	binary.LittleEndian.PutUint64(meta[boltMeta-8:], h.Sum64())
 }
 
-// readAll reads a database in full.
+// readAll reads a whole database.
 func readAll(b []byte) (members []EtcdMember, entries int, revision int64, err error) {
 	f, err := OpenEtcd(bytes.NewReader(b), int64(len(b)))
 	if err != nil {
@@ -117,7 +117,7 @@ func TestEtcdFile(t *testing.T) {
 	if err != nil || entries != 60 || revision != 60 || len(members) != 1 || members[0] != (EtcdMember{ID: 10276657743932975437, Name: "control-plane-0"}) {
 		t.Errorf("got %v, %d entries, revision %d, %v", members, entries, revision, err)
 	}
-	// etcd's sequence may end with a compaction that has left less.
+	// etcd's history may end with a compaction that left fewer entries.
 	if _, entries, revision, err := readAll(boltFile(2)); err != nil || entries != 2 || revision != 3 {
 		t.Errorf("got %d entries, revision %d, %v", entries, revision, err)
 	}
@@ -141,17 +141,18 @@ func TestEtcdFile(t *testing.T) {
 		change func([]byte)
 		words  string
 	}{
-		"no meta":                      {func(b []byte) { clear(b[:1024]) }, "meta page"},
-		"a page beyond the end":        {func(b []byte) { binary.LittleEndian.PutUint64(at(b, "key"), 1<<40) }, "no page"},
-		"a bucket that is the root":    {func(b []byte) { binary.LittleEndian.PutUint64(at(b, "key"), uint64(root/512)) }, ""},
-		"an element beyond its page":   {func(b []byte) { binary.LittleEndian.PutUint32(b[root+boltHeader+4:], 1<<30) }, "not readable"},
-		"an overflow beyond the file":  {func(b []byte) { binary.LittleEndian.PutUint32(b[root+12:], 1<<31) }, "bytes"},
-		"a page of another kind":       {func(b []byte) { binary.LittleEndian.PutUint16(b[root+8:], 0x10) }, "not readable"},
-		"more elements than page":      {func(b []byte) { binary.LittleEndian.PutUint16(b[root+10:], 0xffff) }, "not readable"},
-		"keys that are not in order":   {func(b []byte) { copy(b[bytes.Index(b, []byte("\x00\x00\x00\x02_")):], "\x00\x00\x00\x01_") }, "order"},
-		"a member that is not JSON":    {func(b []byte) { copy(b[bytes.Index(b, []byte(`{"id"`)):], "?????") }, "not readable"},
-		"a database without members":   {func(b []byte) { copy(b[root+bytes.Index(b[root:], []byte("members")):], "mem6ers") }, "no bucket members"},
-		"a revision that has no shape": {func(b []byte) { copy(b[bytes.Index(b, []byte("\x00\x07_")):], "\x00\x07-") }, "no revision"},
+		"no meta":                     {func(b []byte) { clear(b[:1024]) }, "meta page"},
+		"a page beyond the end":       {func(b []byte) { binary.LittleEndian.PutUint64(at(b, "key"), 1<<40) }, "is missing"},
+		"a bucket that is the root":   {func(b []byte) { binary.LittleEndian.PutUint64(at(b, "key"), uint64(root/512)) }, ""},
+		"an element beyond its page":  {func(b []byte) { binary.LittleEndian.PutUint32(b[root+boltHeader+4:], 1<<30) }, "not readable"},
+		"an overflow beyond the file": {func(b []byte) { binary.LittleEndian.PutUint32(b[root+12:], 1<<31) }, "bytes"},
+		"a page of another kind":      {func(b []byte) { binary.LittleEndian.PutUint16(b[root+8:], 0x10) }, "not readable"},
+		"more elements than page":     {func(b []byte) { binary.LittleEndian.PutUint16(b[root+10:], 0xffff) }, "not readable"},
+		"keys that are not in order":  {func(b []byte) { copy(b[bytes.Index(b, []byte("\x00\x00\x00\x02_")):], "\x00\x00\x00\x01_") }, "order"},
+		"a member that is not JSON":   {func(b []byte) { copy(b[bytes.Index(b, []byte(`{"id"`)):], "?????") }, "not readable"},
+		"a database without members":  {func(b []byte) { copy(b[root+bytes.Index(b[root:], []byte("members")):], "mem6ers") }, "bucket members is missing"},
+		"a malformed revision":        {func(b []byte) { copy(b[bytes.Index(b, []byte("\x00\x07_")):], "\x00\x07-") }, "invalid revision"},
+		"a value of another revision": {func(b []byte) { copy(b[bytes.Index(b, []byte("/registry/x/7\x18\x07")):], "/registry/x/7\x18\x06") }, "revision 7 says to be revision 6"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := bytes.Clone(b)
@@ -161,20 +162,20 @@ func TestEtcdFile(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a tree without an end", func(t *testing.T) {
+	t.Run("a cyclic tree", func(t *testing.T) {
 		b := bytes.Clone(b)
-		for at := 1024; at < len(b); at += 512 { // every branch leads to itself
+		for at := 1024; at < len(b); at += 512 { // every branch points to itself
 			if binary.LittleEndian.Uint16(b[at+8:]) == boltBranch && binary.LittleEndian.Uint64(b[at:]) == uint64(at/512) {
 				binary.LittleEndian.PutUint64(b[at+boltHeader+8:], uint64(at/512))
 			}
 		}
-		if _, _, _, err := readAll(b); err == nil || !strings.Contains(err.Error(), "no end") {
+		if _, _, _, err := readAll(b); err == nil || !strings.Contains(err.Error(), "cycle in its tree") {
 			t.Errorf("got %v", err)
 		}
 	})
 }
 
-// FuzzEtcdFile reads what a hostile machine may send: it ends, and does not panic.
+// FuzzEtcdFile reads data of a hostile machine: it terminates and does not panic.
 func FuzzEtcdFile(f *testing.F) {
 	f.Add([]byte{}, uint32(0), uint64(0))
 	f.Add([]byte("key"), uint32(1024), uint64(1<<40))

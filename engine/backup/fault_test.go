@@ -15,12 +15,14 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"constellation/internal/testneeds"
 )
 
-// whole is what a whole backup of fill holds.
+// whole is the content of a whole backup of fill.
 const wholeObjects = 12
 
-// make writes a backup with everything, as the engine does; before may be nil.
+// make writes a backup with every feature, like the engine does; before may be nil.
 func makeBackup(dir string, before func(op, name string, n int) error) (err error) {
 	w, err := create(dir, testID, before)
 	if err != nil {
@@ -46,8 +48,8 @@ func makeBackup(dir string, before func(op, name string, n int) error) (err erro
 	return err
 }
 
-// verdict returns what is in dir: nothing, whole, or why it is not. It fails the test if
-// something verifies and is not whole.
+// verdict describes the content of dir: nothing, whole, or why it is not whole. It fails the
+// test if something verifies without being whole.
 func verdict(t *testing.T, dir string) string {
 	t.Helper()
 	all, err := ListVerified(t.Context(), dir, nil)
@@ -78,12 +80,12 @@ func verdict(t *testing.T, dir string) string {
 		}
 	}
 	if n != wholeObjects || b.Manifest().Etcd.Size != 4128 {
-		t.Errorf("it verifies and has %d objects and %d bytes of etcd", n, b.Manifest().Etcd.Size)
+		t.Errorf("it verifies but has %d objects and %d bytes of etcd", n, b.Manifest().Etcd.Size)
 	}
 	return "whole"
 }
 
-// effects counts what makeBackup does to the disk.
+// effects counts the write operations of makeBackup.
 func effects(t *testing.T) (ops []string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "runs")
@@ -96,7 +98,7 @@ func effects(t *testing.T) (ops []string) {
 	return ops
 }
 
-func TestWhereverItIsKilledNothingVerifiesThatIsNotWhole(t *testing.T) {
+func TestKillAtEachEffect(t *testing.T) {
 	ops := effects(t)
 	killed := errors.New("killed")
 	seen := map[string]int{}
@@ -104,7 +106,7 @@ func TestWhereverItIsKilledNothingVerifiesThatIsNotWhole(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "runs")
 		n := 0
 		err := makeBackup(dir, func(string, string, int) error {
-			if n++; n > i { // what is dead does nothing more, Abort included
+			if n++; n > i { // a killed process does nothing more, including Abort
 				return killed
 			}
 			return nil
@@ -121,7 +123,7 @@ func TestWhereverItIsKilledNothingVerifiesThatIsNotWhole(t *testing.T) {
 	t.Logf("%d points: %v", len(ops), seen)
 }
 
-func TestWhateverFailsIsToldAndRemoved(t *testing.T) {
+func TestFailureOfEachEffect(t *testing.T) {
 	ops := effects(t)
 	for _, fault := range []error{syscall.ENOSPC, syscall.EIO, syscall.EDQUOT, syscall.EROFS} {
 		for i := range ops {
@@ -143,7 +145,7 @@ func TestWhateverFailsIsToldAndRemoved(t *testing.T) {
 	}
 }
 
-func TestEverythingIsOnTheDiskBeforeTheManifestHasItsName(t *testing.T) {
+func TestSyncBeforeManifestIsRenamed(t *testing.T) {
 	ops := effects(t)
 	at := slices.Index(ops, opRename+" "+ManifestFile)
 	if at < 0 || slices.Index(ops[at:], opSyncDir+" .") != 1 || len(ops) != at+2 {
@@ -176,15 +178,16 @@ func TestEverythingIsOnTheDiskBeforeTheManifestHasItsName(t *testing.T) {
 	}
 	for name, d := range dirty {
 		if d {
-			t.Errorf("%s is not flushed", name)
+			t.Errorf("%s is not synced", name)
 		}
 	}
 	for name := range entries {
-		t.Errorf("the directory of %s is not flushed", name)
+		t.Errorf("the directory of %s is not synced", name)
 	}
 }
 
-func TestEveryFlippedBitIsFound(t *testing.T) {
+func TestVerifyDetectsEveryFlippedBit(t *testing.T) {
+	testneeds.Time(t, "10 s")
 	dir := filepath.Join(t.TempDir(), "runs")
 	if err := makeBackup(dir, nil); err != nil {
 		t.Fatal(err)
@@ -233,18 +236,18 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 	}
 }
 
-func TestWhatIsMissingOrTooMuchIsFound(t *testing.T) {
+func TestVerifyDetectsMissingAndUnexpectedFiles(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change func(root string) error
-		want   string // in the reason
+		want   string // contained in the reason
 	}{
-		{"a file less", func(r string) error { return os.Remove(filepath.Join(r, "a.example.com/widgets.json")) }, "widgets.json is not there"},
+		{"a file less", func(r string) error { return os.Remove(filepath.Join(r, "a.example.com/widgets.json")) }, "widgets.json is missing"},
 		{"a file more", func(r string) error { return os.WriteFile(filepath.Join(r, "a.example.com/x.json"), nil, 0o600) }, "x.json does not belong to it"},
 		{"a directory more", func(r string) error { return os.Mkdir(filepath.Join(r, "x"), 0o700) }, "x does not belong to it"},
-		{"a file cut off", func(r string) error { return os.Truncate(filepath.Join(r, SnapshotFile), 10) }, "has 10 bytes, and 4128 were written"},
-		{"a manifest cut off", func(r string) error { return os.Truncate(filepath.Join(r, ManifestFile), 100) }, "manifest.json is cut off"},
-		{"no manifest", func(r string) error { return os.Remove(filepath.Join(r, ManifestFile)) }, "it was not made to the end"},
+		{"a truncated file", func(r string) error { return os.Truncate(filepath.Join(r, SnapshotFile), 10) }, "has 10 bytes, want 4128"},
+		{"a truncated manifest", func(r string) error { return os.Truncate(filepath.Join(r, ManifestFile), 100) }, "manifest.json is truncated"},
+		{"no manifest", func(r string) error { return os.Remove(filepath.Join(r, ManifestFile)) }, "the backup was not completed"},
 		{"a file that is a link", func(r string) error {
 			f := filepath.Join(r, "a.example.com/widgets.json")
 			return errors.Join(os.Rename(f, r+"/../moved"), os.Symlink(r+"/../moved", f))
@@ -295,7 +298,7 @@ func TestUnsafeDirectoriesAreRefused(t *testing.T) {
 		}},
 		{"somebody else's", func(d string) error {
 			if os.Geteuid() != 0 {
-				return errors.ErrUnsupported // only root can give something away
+				return errors.ErrUnsupported // only root can change the owner
 			}
 			return errors.Join(os.Mkdir(d, 0o700), os.Chown(d, 12345, 12345))
 		}},
@@ -329,7 +332,7 @@ func TestHolesAreNotWhole(t *testing.T) {
 	if _, err := w.Commit(Manifest{}); err != nil {
 		t.Fatal(err)
 	}
-	if v := verdict(t, dir); v != "it has no widgets.example.com: its conversion webhook does not answer" {
+	if v := verdict(t, dir); v != "it lacks widgets.example.com: its conversion webhook does not answer" {
 		t.Error(v)
 	}
 }
@@ -377,7 +380,7 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-func TestPruneThatIsKilledLeavesNothingThatVerifies(t *testing.T) {
+func TestKilledPruneLeavesNoValidBackup(t *testing.T) {
 	for i := range 100 {
 		dir := filepath.Join(t.TempDir(), "runs")
 		if err := makeBackup(dir, nil); err != nil {
@@ -403,10 +406,10 @@ func TestPruneThatIsKilledLeavesNothingThatVerifies(t *testing.T) {
 			return
 		}
 	}
-	t.Error("it does not end")
+	t.Error("it does not terminate")
 }
 
-// helperDir says to the test binary that it is the program that is killed.
+// helperDir makes the test binary run the program to kill.
 const helperDir = "BACKUP_TEST_HELPER_DIR"
 
 func TestMain(m *testing.M) {
@@ -420,16 +423,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestKernelFaults does to the system calls of a process of its own what the tests above
-// do to the package's: kill it at each, or let it fail.
+// TestKernelFaults injects faults into the system calls of a process of its own, as the tests
+// above do into the package's operations: it kills the process at each, or lets the call fail.
 func TestKernelFaults(t *testing.T) {
-	strace, err := exec.LookPath("strace")
-	if err != nil {
-		t.Skip("there is no strace here")
-	}
-	if testing.Short() {
-		t.Skip("hundreds of processes")
-	}
+	testneeds.Time(t, "half a minute: it starts hundreds of processes")
+	strace := testneeds.Program(t, "strace", "strace")
 	log := filepath.Join(t.TempDir(), "calls")
 	run := func(args ...string) (dir string, err error) {
 		dir = filepath.Join(t.TempDir(), "runs")
@@ -458,8 +456,8 @@ func TestKernelFaults(t *testing.T) {
 				if v == "whole" {
 					whole++
 				}
-				if err == nil && v != "whole" { // Go's own calls may fail without harm
-					t.Errorf("%s %s %d: it ended well, and there is: %s", call, fault, n+1, v)
+				if err == nil && v != "whole" { // Go's runtime tolerates failures of its own calls
+					t.Errorf("%s %s %d: exit 0, but found: %s", call, fault, n+1, v)
 				}
 			}
 		}

@@ -19,7 +19,7 @@ import (
 	"sync/atomic"
 )
 
-// maxHead bounds what of a manifest is kept in memory: all but the owners.
+// maxHead bounds the part of a manifest in memory: all except the owners.
 const maxHead = 64 << 20
 
 var ownersMark = []byte(",\n\"owners\":{")
@@ -29,16 +29,15 @@ type Backup struct {
 	id       string
 	disk     *disk
 	manifest Manifest
-	owners   int64 // where they begin in the manifest
+	owners   int64 // start of the owners in the manifest
 }
 
-// Open opens the backup id in dir, and judges it only as far as its manifest can be read:
-// see [Backup.Verify]. The error is a [*NotWhole] if there is no manifest or not a sound
-// one, and wraps fs.ErrNotExist if there is no such backup, [ErrRefused] if a directory is
-// not safe to use.
+// Open opens the backup id in dir and reads its manifest only: see [Backup.Verify]. The error
+// is a [*NotWhole] if the manifest is missing or invalid. It wraps fs.ErrNotExist if there is
+// no such backup, and [ErrRefused] if a directory is not safe to use.
 func Open(dir, id string) (*Backup, error) {
 	if !ValidID(id) {
-		return nil, fmt.Errorf("open backup %q: that is no ID", id)
+		return nil, fmt.Errorf("open backup %q: invalid ID", id)
 	}
 	top, err := openDisk(dir)
 	if err != nil {
@@ -62,7 +61,7 @@ func Open(dir, id string) (*Backup, error) {
 	return b, nil
 }
 
-// Close ends the use of the backup.
+// Close closes the backup.
 func (b *Backup) Close() { b.disk.close() }
 
 // ID returns the ID of the backup.
@@ -71,29 +70,29 @@ func (b *Backup) ID() string { return b.id }
 // Path returns the directory of the backup.
 func (b *Backup) Path() string { return b.disk.root.Name() }
 
-// Manifest returns what the backup holds.
+// Manifest returns the backup's manifest.
 func (b *Backup) Manifest() Manifest { return b.manifest }
 
 func (b *Backup) damaged(format string, a ...any) error {
 	return &NotWhole{ID: b.id, Damage: []string{fmt.Sprintf(format, a...)}}
 }
 
-// damage is the error of a file that cannot be used.
+// damage is the error of an unusable file.
 func (b *Backup) damage(name string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return b.damaged("%s is not there", name)
+		return b.damaged("%s is missing", name)
 	case errors.Is(err, ErrRefused):
 		return fmt.Errorf("backup %s: %w", b.id, err)
 	}
 	return b.damaged("%v", err)
 }
 
-// read reads the manifest but for the owners.
+// read reads the manifest without the owners.
 func (b *Backup) read() error {
 	f, _, err := b.disk.open(ManifestFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		return b.damaged("%s is not there: it was not made to the end", ManifestFile)
+		return b.damaged("%s is missing: the backup was not completed", ManifestFile)
 	}
 	if err != nil {
 		return b.damage(ManifestFile, err)
@@ -113,7 +112,7 @@ func (b *Backup) read() error {
 			return b.damaged("%s is not the manifest of a backup", ManifestFile)
 		}
 		if err == io.EOF {
-			return b.damaged("%s is cut off", ManifestFile)
+			return b.damaged("%s is truncated", ManifestFile)
 		}
 		if err != nil {
 			return b.damaged("read %s: %v", ManifestFile, bare(err))
@@ -126,21 +125,21 @@ func (b *Backup) read() error {
 	return b.check()
 }
 
-// check returns an error unless the manifest is one that Commit writes.
+// check returns an error unless Commit could have written the manifest.
 func (b *Backup) check() error {
 	m := &b.manifest
 	if major, _, _ := strings.Cut(m.Schema, "."); major != "1" {
 		return fmt.Errorf("backup %s has format %q, and this program reads %s: use a newer one", b.id, m.Schema, Schema)
 	}
 	if m.ID != b.id {
-		return b.damaged("%s is that of backup %q", ManifestFile, m.ID)
+		return b.damaged("%s belongs to backup %q", ManifestFile, m.ID)
 	}
 	var objects, size, ofTypes int64
 	files := map[string]*File{}
 	for i := range m.Files {
 		f := &m.Files[i]
 		if err := checkName(f.Name); err != nil || f.Name == ManifestFile || files[f.Name] != nil || f.Size < 0 || f.Objects < 0 || f.Owners != nil && (f.Owners.At < 1 || f.Owners.Size < 0) {
-			return b.damaged("%s names a file %q that cannot be", ManifestFile, f.Name)
+			return b.damaged("%s names an invalid file %q", ManifestFile, f.Name)
 		}
 		files[f.Name] = f
 		objects += f.Objects
@@ -151,7 +150,7 @@ func (b *Backup) check() error {
 		ofTypes += t.Objects
 		for _, name := range t.Files {
 			if files[name] == nil || named[name] {
-				return b.damaged("%s names %s where it cannot be", ManifestFile, name)
+				return b.damaged("%s names %s in the wrong place", ManifestFile, name)
 			}
 			named[name] = true
 		}
@@ -175,10 +174,9 @@ func (b *Backup) file(name string) *File {
 	return &b.manifest.Files[i]
 }
 
-// Objects yields the objects of t, which is one of the manifest's, in the order of the
-// files: those without owners first. Memory is that of one object. After an error nothing
-// follows; it is a [*NotWhole] if a file is damaged, as far as that can be seen without
-// [Backup.Verify].
+// Objects yields the objects of t, a type of the manifest, in the order of the files, those
+// without owners first. Memory holds one object. It ends after an error, which is a
+// [*NotWhole] for damage that can be detected without [Backup.Verify].
 func (b *Backup) Objects(t Type) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		for _, name := range t.Files {
@@ -223,7 +221,7 @@ func (b *Backup) objects(name string, yield func(Object, error) bool) bool {
 			return false
 		}
 		if entry.Owners != nil && (len(s.Item().UID) < 2 || string(s.Item().UID[1:len(s.Item().UID)-1]) != o.UID) {
-			yield(Object{}, b.damaged("%s names the owners of another object than %s", ManifestFile, name))
+			yield(Object{}, b.damaged("%s names the owners of an object other than %s", ManifestFile, name))
 			return false
 		}
 		if !yield(Object{JSON: s.Item().JSON, Owners: o.References}, nil) {
@@ -235,14 +233,14 @@ func (b *Backup) objects(name string, yield func(Object, error) bool) bool {
 		return false
 	}
 	if n != entry.Objects {
-		yield(Object{}, b.damaged("%s has %d objects, and %d is written in %s", name, n, entry.Objects, ManifestFile))
+		yield(Object{}, b.damaged("%s has %d objects, want %d as in %s", name, n, entry.Objects, ManifestFile))
 		return false
 	}
 	return true
 }
 
-// Owners yields who owned the objects of t that had owners, in the order of the file.
-// Memory is that of one object.
+// Owners yields the owners of the objects of t that have owners, in the order of the file.
+// Memory holds one object.
 func (b *Backup) Owners(t Type) iter.Seq2[Owned, error] {
 	return func(yield func(Owned, error) bool) {
 		for _, name := range t.Files {
@@ -273,7 +271,7 @@ func (b *Backup) ownersOf(entry *File) iter.Seq2[Owned, error] {
 			if len(line) > 0 {
 				var o Owned
 				if json.Unmarshal(bytes.TrimSuffix(bytes.TrimSuffix(line, []byte("\n")), []byte(",")), &o) != nil {
-					yield(Owned{}, b.damaged("%s has no owners for %s where it should", ManifestFile, entry.Name))
+					yield(Owned{}, b.damaged("%s lacks the owners for %s", ManifestFile, entry.Name))
 					return
 				}
 				if !yield(o, nil) {
@@ -291,15 +289,15 @@ func (b *Backup) ownersOf(entry *File) iter.Seq2[Owned, error] {
 	}
 }
 
-// Verify reads all of the backup and returns nil if it is whole: nothing is missing,
-// nothing is there that does not belong, every byte is as it was written, and there is no
-// hole. Else the error is a [*NotWhole] with all reasons, or that of ctx. progress, which
-// may be nil, is told how many bytes of how many were read, from one goroutine at a time.
+// Verify reads the whole backup and returns nil if it is whole: no file is missing or
+// unexpected, every byte is unchanged, and there is no hole. Otherwise the error is a
+// [*NotWhole] with all reasons, or that of ctx. progress, which may be nil, receives the read
+// and total bytes, never concurrently.
 func (b *Backup) Verify(ctx context.Context, progress func(done, total int64)) error {
 	return b.verify(ctx, true, progress)
 }
 
-// Look is Verify without reading the files' content: a byte that changed is not found.
+// Look is Verify without reading the files' content: it does not detect changed bytes.
 func (b *Backup) Look(ctx context.Context) error { return b.verify(ctx, false, nil) }
 
 func (b *Backup) verify(ctx context.Context, deep bool, progress func(done, total int64)) error {
@@ -358,8 +356,7 @@ func (b *Backup) verify(ctx context.Context, deep bool, progress func(done, tota
 	return out
 }
 
-// strangers tells of what is there and does not belong, and of directories that are not
-// safe.
+// strangers reports unexpected files, and directories that are not safe.
 func (b *Backup) strangers(wrong func(string, ...any)) {
 	known, dirs := map[string]bool{ManifestFile: true}, map[string]bool{}
 	for _, f := range b.manifest.Files {
@@ -420,7 +417,7 @@ func (b *Backup) verifyManifest(ctx context.Context, buf []byte, read func(int),
 	}
 	defer f.Close()
 	h := sha256.New()
-	var tail []byte // the last bytes, which are not of the digest
+	var tail []byte // the last bytes, which are not part of the digest
 	err = each(ctx, f, buf, func(p []byte) {
 		read(len(p))
 		tail = append(tail, p...)
@@ -434,7 +431,7 @@ func (b *Backup) verifyManifest(ctx context.Context, buf []byte, read func(int),
 		return
 	}
 	if string(tail) != sumHead+hex.EncodeToString(h.Sum(nil))+sumTail {
-		wrong("%s is not what was written: its SHA-256 differs", ManifestFile)
+		wrong("%s was modified: its SHA-256 differs", ManifestFile)
 	}
 }
 
@@ -442,7 +439,7 @@ func (b *Backup) verifyFile(ctx context.Context, want *File, deep bool, buf []by
 	f, info, err := b.disk.open(want.Name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		wrong("%s is not there", want.Name)
+		wrong("%s is missing", want.Name)
 		return
 	case err != nil:
 		wrong("%v", err)
@@ -450,7 +447,7 @@ func (b *Backup) verifyFile(ctx context.Context, want *File, deep bool, buf []by
 	}
 	defer f.Close()
 	if info.Size() != want.Size {
-		wrong("%s has %d bytes, and %d were written", want.Name, info.Size(), want.Size)
+		wrong("%s has %d bytes, want %d", want.Name, info.Size(), want.Size)
 		return
 	}
 	if !deep {
@@ -475,7 +472,7 @@ func (b *Backup) verifyFile(ctx context.Context, want *File, deep bool, buf []by
 		return
 	}
 	if hex.EncodeToString(h.Sum(nil)) != want.SHA256 {
-		wrong("%s is not what was written: its SHA-256 differs", want.Name)
+		wrong("%s was modified: its SHA-256 differs", want.Name)
 		return
 	}
 	if end != nil {
@@ -484,7 +481,7 @@ func (b *Backup) verifyFile(ctx context.Context, want *File, deep bool, buf []by
 		}
 		return
 	}
-	if lines != want.Objects+2 { // a line each, one before and one after
-		wrong("%s has %d objects, and %d is written in %s", want.Name, lines-2, want.Objects, ManifestFile)
+	if lines != want.Objects+2 { // an object per line, with one line before and one after
+		wrong("%s has %d objects, want %d as in %s", want.Name, lines-2, want.Objects, ManifestFile)
 	}
 }

@@ -8,37 +8,37 @@ import (
 	"io"
 )
 
-// ErrSyntax is inside the error of a list that is not what an API server sends.
+// ErrSyntax is wrapped if a list is not in the format of an API server.
 var ErrSyntax = errors.New("not a list in JSON")
 
 const (
 	windowSize = 256 << 10
-	// maxItem bounds one object: etcd takes 1.5 MiB, and JSON makes more of it.
+	// maxItem bounds one object: etcd takes 1.5 MiB, and JSON needs more for it.
 	maxItem  = 64 << 20
-	maxDepth = 10000 // as encoding/json has it
+	maxDepth = 10000 // like encoding/json
 )
 
-// Item is one object of a list, without what an API server sets itself. All of it is
-// valid until the next item is asked for.
+// Item is one object of a list, without the fields that an API server sets itself. It is valid
+// until the next item is requested.
 type Item struct {
-	// JSON is the object on one line. It has apiVersion and kind if it had them.
+	// JSON is the object on one line. It has apiVersion and kind if they were present.
 	JSON []byte
 	// Owners is metadata.ownerReferences, which is not in JSON; nil if there are none.
 	Owners []byte
 	// Namespace, Name and UID are the values of the metadata as JSON, quotes included; nil
 	// if absent.
 	Namespace, Name, UID []byte
-	// Typed is whether the object says apiVersion and kind itself, which objects of built-in
-	// types in a list do not.
+	// Typed is whether the object has apiVersion and kind, which objects of built-in types in a
+	// list lack.
 	Typed bool
 }
 
-// Scanner cuts a List into its objects, as it arrives and without decoding it: memory is
-// that of the largest object. It accepts what encoding/json accepts.
+// Scanner splits a List into its objects as it arrives, without decoding it: memory is that of
+// the largest object. It accepts the syntax of encoding/json.
 type Scanner struct {
 	r    io.Reader
 	buf  []byte
-	pos  int // of what comes next in buf
+	pos  int // the unread part of buf
 	end  int // of what was read
 	eof  bool
 	err  error
@@ -48,7 +48,7 @@ type Scanner struct {
 	meta   []byte // of the list, raw
 	out    []byte
 	item   Item
-	spaced bool // what was skipped had spaces
+	spaced bool // the skipped part had spaces
 }
 
 // States of a Scanner.
@@ -64,7 +64,7 @@ func NewScanner(r io.Reader) *Scanner {
 	return &Scanner{r: r, buf: make([]byte, windowSize)}
 }
 
-// Reset begins anew with another list, and keeps the memory.
+// Reset restarts with another list, and keeps the memory.
 func (s *Scanner) Reset(r io.Reader) {
 	*s = Scanner{r: r, buf: s.buf, out: s.out}
 }
@@ -73,10 +73,10 @@ func (s *Scanner) Reset(r io.Reader) {
 func (s *Scanner) Item() *Item { return &s.item }
 
 // Err returns why Next returned false: nil at the end of the list, the reader's error,
-// [io.ErrUnexpectedEOF] if the list is cut off, or one that wraps [ErrSyntax].
+// [io.ErrUnexpectedEOF] if the list is truncated, or one that wraps [ErrSyntax].
 func (s *Scanner) Err() error { return s.err }
 
-// Read returns how many bytes were read.
+// Read returns the number of bytes read.
 func (s *Scanner) Read() int64 { return s.read }
 
 // ListMeta is the metadata of a list.
@@ -99,7 +99,7 @@ func (s *Scanner) Meta() (ListMeta, error) {
 	return m, nil
 }
 
-// errShort says that a value does not end in what was read so far.
+// errShort means that a value exceeds the bytes read so far.
 var errShort = errors.New("short")
 
 // Next goes to the next object, and reports whether there is one.
@@ -194,8 +194,8 @@ func (s *Scanner) peek() (byte, bool) {
 	}
 }
 
-// whole calls f with what was read from s.pos on, and again with more as long as that is
-// too short. f returns how much it took.
+// whole calls f with the bytes from s.pos on, and again with more while they are too few. f
+// returns how many it consumed.
 func (s *Scanner) whole(f func(b []byte) (int, error)) bool {
 	for {
 		n, err := f(s.buf[s.pos:s.end])
@@ -207,8 +207,7 @@ func (s *Scanner) whole(f func(b []byte) (int, error)) bool {
 			s.err = err
 			return false
 		}
-		// Each attempt gets twice what the last one had, so that together they cost what two
-		// do.
+		// Each attempt gets twice as many bytes, so all attempts together cost as much as two.
 		had := s.end - s.pos
 		for s.end-s.pos < 2*had && s.fill() {
 		}
@@ -222,7 +221,7 @@ func (s *Scanner) whole(f func(b []byte) (int, error)) bool {
 	}
 }
 
-// head reads the members of the list, up to the items with begin and after them without.
+// head reads the members of the list, up to the items if begin is set, else those after them.
 func (s *Scanner) head(begin bool) bool {
 	c, ok := s.peek()
 	if !ok {
@@ -282,13 +281,13 @@ func (s *Scanner) head(begin bool) bool {
 		if !s.whole(func(b []byte) (int, error) {
 			n, err := s.skip(b, 0, 1)
 			if err == nil && n == len(b) && !s.eof && b[0] != '{' && b[0] != '[' && b[0] != '"' {
-				return 0, errShort // a number may go on
+				return 0, errShort // a number may continue
 			}
 			if err == nil && string(key) == "metadata" {
 				s.meta = append(s.meta[:0], b[:n]...)
 			}
 			if err == nil && string(key) == "items" && string(b[:n]) != "null" {
-				err = fmt.Errorf("%w: its items are no array", ErrSyntax)
+				err = fmt.Errorf("%w: its items are not an array", ErrSyntax)
 			}
 			return n, err
 		}) {
@@ -299,7 +298,7 @@ func (s *Scanner) head(begin bool) bool {
 		}
 	}
 	s.pos++
-	for { // nothing may follow
+	for { // the document must end here
 		for ; s.pos < s.end; s.pos++ {
 			if c := s.buf[s.pos]; c != ' ' && c != '\n' && c != '\t' && c != '\r' {
 				return s.fail("it is followed by %q", c)
@@ -315,7 +314,7 @@ func (s *Scanner) head(begin bool) bool {
 	return false
 }
 
-// What an API server sets itself and does not take from who creates an object.
+// Fields that an API server sets itself and ignores at creation.
 func serverSet(key []byte) bool {
 	switch string(key) {
 	case "resourceVersion", "managedFields", "creationTimestamp", "generation", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds":
@@ -324,7 +323,7 @@ func serverSet(key []byte) bool {
 	return false
 }
 
-// cutItem makes s.item of the object that b begins with.
+// cutItem decodes the object at the start of b into s.item.
 func (s *Scanner) cutItem(b []byte) (int, error) {
 	s.item = Item{}
 	s.spaced = false
@@ -365,8 +364,8 @@ func (s *Scanner) cutItem(b []byte) (int, error) {
 	return n, nil
 }
 
-// metadata appends the metadata of an object, which is known to be valid, without what
-// the server sets and the owners.
+// metadata appends the metadata of an object, which is valid JSON, without server-set fields
+// and owners.
 func (s *Scanner) metadata(out, b []byte) []byte {
 	out = append(out, '{')
 	first := true
@@ -401,7 +400,7 @@ func (s *Scanner) metadata(out, b []byte) []byte {
 
 func emptyArray(b []byte) bool { return len(bytes.TrimLeft(b[1:], " \t\r\n")) == 1 }
 
-// object reads the object that b[i:] begins with and calls member for each of its members.
+// object parses the object at b[i:] and calls member for each member.
 func (s *Scanner) object(b []byte, i, depth int, member func(rawKey, key, value []byte) error) (int, error) {
 	if i >= len(b) {
 		return 0, errShort
@@ -455,7 +454,7 @@ func (s *Scanner) object(b []byte, i, depth int, member func(rawKey, key, value 
 	}
 }
 
-// plainKey is the key that stands between quotes.
+// plainKey is the key between quotes.
 func plainKey(raw []byte) []byte {
 	if bytes.IndexByte(raw, '\\') < 0 {
 		return raw[1 : len(raw)-1]
@@ -467,7 +466,7 @@ func plainKey(raw []byte) []byte {
 	return []byte(k)
 }
 
-// space returns where the spaces end that begin at i; there is a byte then.
+// space returns the end of the spaces at i, followed by a byte.
 func (s *Scanner) space(b []byte, i int) (int, error) {
 	for j := i; j < len(b); j++ {
 		if c := b[j]; c != ' ' && c != '\n' && c != '\t' && c != '\r' {
@@ -480,7 +479,7 @@ func (s *Scanner) space(b []byte, i int) (int, error) {
 	return 0, errShort
 }
 
-// skip returns where the value ends that begins at i.
+// skip returns the end of the value at i.
 func (s *Scanner) skip(b []byte, i, depth int) (int, error) {
 	if i >= len(b) {
 		return 0, errShort
@@ -542,7 +541,7 @@ func skipWord(b []byte, i int, word string) (int, error) {
 	return i + n, nil
 }
 
-// skipString returns where the string ends that begins at i.
+// skipString returns the end of the string at i.
 func skipString(b []byte, i int) (int, error) {
 	if i >= len(b) {
 		return 0, errShort
@@ -551,8 +550,7 @@ func skipString(b []byte, i int) (int, error) {
 		return 0, fmt.Errorf("%w: %q, want a string", ErrSyntax, b[i])
 	}
 	for i++; ; {
-		// Eight bytes at a time: one is set in the high bits if it is a quote, a backslash or
-		// a control character.
+		// Eight bytes at a time: a high bit is set for a quote, a backslash or a control character.
 		for i+8 <= len(b) {
 			w := uint64(b[i]) | uint64(b[i+1])<<8 | uint64(b[i+2])<<16 | uint64(b[i+3])<<24 |
 				uint64(b[i+4])<<32 | uint64(b[i+5])<<40 | uint64(b[i+6])<<48 | uint64(b[i+7])<<56
@@ -604,8 +602,8 @@ func skipEscape(b []byte, i int) (int, error) {
 	return 0, fmt.Errorf("%w: escape of %q", ErrSyntax, b[i+1])
 }
 
-// skipNumber returns where the number ends that begins at i. A number at the end of b may
-// go on, of which its caller must think; inside objects and arrays something follows.
+// skipNumber returns the end of the number at i. A number at the end of b may continue, which
+// its caller must handle; inside objects and arrays it cannot.
 func skipNumber(b []byte, i int) (int, error) {
 	digits := func() error {
 		from := i

@@ -12,20 +12,20 @@ import (
 	"testing/iotest"
 )
 
-// decoded is what encoding/json makes of a list: the reference.
+// decoded is a list as decoded by encoding/json, the reference.
 type decoded struct {
 	meta  ListMeta
 	items []cut
 }
 
 type cut struct {
-	object any    // without what is cut out
-	owners any    // nil if there are none
+	object any    // without removed fields
+	owners any    // nil without owners
 	uid    string // as JSON
 	typed  bool
 }
 
-// reference decodes a list, and reports whether it is one.
+// reference decodes a list, and reports whether it is valid.
 func reference(b []byte) (decoded, bool) {
 	var out decoded
 	var members map[string]json.RawMessage
@@ -71,7 +71,7 @@ func reference(b []byte) (decoded, bool) {
 	return out, true
 }
 
-// scanned is what the scanner makes of it.
+// scanned is a list as decoded by the scanner.
 func scanned(t *testing.T, r io.Reader) (decoded, error) {
 	t.Helper()
 	var out decoded
@@ -101,8 +101,8 @@ func scanned(t *testing.T, r io.Reader) (decoded, error) {
 	return out, err
 }
 
-// repeated reports whether an object in b has a key twice, of which encoding/json takes
-// the last, or two that differ in case alone.
+// repeated reports whether an object in b has a key twice, of which encoding/json takes the
+// last, or two keys that differ in case only.
 func repeated(b []byte) bool {
 	if !json.Valid(b) {
 		return false
@@ -151,7 +151,7 @@ func compare(t *testing.T, b []byte) {
 	for name, r := range map[string]io.Reader{"at once": bytes.NewReader(b), "byte by byte": iotest.OneByteReader(bytes.NewReader(b))} {
 		got, err := scanned(t, r)
 		if (err == nil) != ok {
-			t.Fatalf("%s: %q: error %v, encoding/json takes it: %t", name, b, err, ok)
+			t.Fatalf("%s: %q: error %v, encoding/json accepts it: %t", name, b, err, ok)
 		}
 		if err == nil && !reflect.DeepEqual(got, want) {
 			t.Fatalf("%s: %q:\n got %+v\nwant %+v", name, b, got, want)
@@ -172,11 +172,11 @@ var lists = []string{
 	`{"a":1`, `{"a":12345`, `{"a":"x`, `{"a":nul`, `{"a":-0.0e+10,"items":[{"b":-0}]}`, `{"a":` + strings.Repeat("[", 50) + strings.Repeat("]", 50) + `}`,
 }
 
-func TestScannerDoesAsEncodingJSON(t *testing.T) {
+func TestScannerMatchesEncodingJSON(t *testing.T) {
 	for _, l := range lists {
 		compare(t, []byte(l))
 	}
-	// Every prefix and every byte changed of the first.
+	// Every prefix of the first list, and every changed byte.
 	for i := range lists[0] {
 		compare(t, []byte(lists[0][:i]))
 		b := []byte(lists[0])
@@ -185,7 +185,7 @@ func TestScannerDoesAsEncodingJSON(t *testing.T) {
 	}
 }
 
-func TestScannerTakesObjectsLargerThanItsWindow(t *testing.T) {
+func TestScannerAcceptsObjectsLargerThanItsWindow(t *testing.T) {
 	var b bytes.Buffer
 	b.WriteString(`{"items":[`)
 	for i, n := range []int{10, windowSize, 3 * windowSize, 10, windowSize - 20} {
@@ -198,7 +198,7 @@ func TestScannerTakesObjectsLargerThanItsWindow(t *testing.T) {
 	compare(t, b.Bytes())
 }
 
-func TestScannerPassesErrorsOfItsReaderOn(t *testing.T) {
+func TestScannerReturnsReaderErrors(t *testing.T) {
 	want := errors.New("connection lost")
 	for i := range lists[0] {
 		_, err := scanned(t, io.MultiReader(strings.NewReader(lists[0][:i]), iotest.ErrReader(want)))

@@ -11,31 +11,31 @@ import (
 	"time"
 )
 
-// Entry is a backup of a list.
+// Entry is a backup in a list.
 type Entry struct {
 	ID string
-	// Created, Objects and Bytes are what the manifest says; without one Created is that of
-	// the ID, or zero.
+	// Created, Objects and Bytes are from the manifest; without one Created is from the ID, or
+	// zero.
 	Created time.Time
 	Objects int64
 	Bytes   int64
 	Whole   bool
-	// Why says why it is not whole; empty if it is.
+	// Why is why it is not whole; empty if it is.
 	Why string
 	// Etcd is whether it has a snapshot of etcd.
 	Etcd bool
-	// Cluster is where it comes from; zero if that cannot be told.
+	// Cluster is its origin; zero if unknown.
 	Cluster Cluster
 }
 
-// List returns the backups in dir, the newest first; none if dir is not there. Whole is
-// judged by names and sizes: that no byte changed, only [ListVerified] knows.
+// List returns the backups in dir, newest first; none if dir does not exist. Whole is judged
+// by names and sizes; only [ListVerified] detects changed bytes.
 func List(dir string) ([]Entry, error) {
 	return list(context.Background(), dir, func(ctx context.Context, b *Backup) error { return b.Look(ctx) })
 }
 
-// ListVerified is List with [Backup.Verify] of each. progress, which may be nil, is told
-// which backup is read and how much of it.
+// ListVerified is List with [Backup.Verify] of each. progress, which may be nil, receives the
+// backup being read and its progress.
 func ListVerified(ctx context.Context, dir string, progress func(id string, done, total int64)) ([]Entry, error) {
 	return list(ctx, dir, func(ctx context.Context, b *Backup) error {
 		return b.Verify(ctx, func(done, total int64) {
@@ -92,7 +92,7 @@ func list(ctx context.Context, dir string, judge func(context.Context, *Backup) 
 	return out, nil
 }
 
-// why is err without the name of the backup where it has one.
+// why is err without the name of the backup.
 func why(err error) string {
 	var n *NotWhole
 	if errors.As(err, &n) {
@@ -103,11 +103,11 @@ func why(err error) string {
 	return err.Error()
 }
 
-// Prune removes backups from dir but for the newest keep whole ones, which is at least
-// one, and returns the IDs of those that it removed, the oldest first. What is not whole
-// goes if a whole one is newer: else it may still be in the making. Of a run that keeps
-// something else in its directory, only the backup is removed. After an error, removed is
-// what was removed until then.
+// Prune removes all backups from dir except the newest keep whole ones, at least one. It
+// returns the IDs of the removed backups, oldest first. A backup that is not whole is removed
+// only if a whole one is newer: otherwise it may be in progress. If the directory of a run has
+// other files, only the backup is removed. After an error, removed has the backups removed so
+// far.
 func Prune(dir string, keep int) (removed []string, err error) { return prune(dir, keep, nil) }
 
 func prune(dir string, keep int, before func(op, name string, n int) error) (removed []string, err error) {
@@ -145,8 +145,8 @@ func prune(dir string, keep int, before func(op, name string, n int) error) (rem
 	return removed, nil
 }
 
-// removeBackup removes the manifest for good before anything else, so that what is left
-// after an interruption is not taken for a backup.
+// removeBackup first removes the manifest durably, so that an interrupted removal leaves no
+// valid backup.
 func (d *disk) removeBackup(id string) error {
 	run, err := d.sub(id)
 	if err != nil {

@@ -26,16 +26,16 @@ const (
 	listHead = `{"apiVersion":"v1","kind":"List","items":[` + "\n"
 	listTail = "\n]}\n"
 
-	// temporary is the name of the manifest until it is whole.
+	// temporary is the name of the incomplete manifest.
 	temporary = ".manifest.json.tmp"
 
 	writeBuffer = 128 << 10
-	// ownersBlock is how much of a type's owners is kept in memory.
+	// ownersBlock is the size of the in-memory part of a type's owners.
 	ownersBlock = 64 << 10
 )
 
-// Writer makes one backup. Its methods may be called concurrently, but for Commit and
-// Abort, one of which must be called in the end.
+// Writer makes one backup. Its methods may be called concurrently, except Commit and Abort,
+// one of which must be called at the end.
 type Writer struct {
 	parent string
 	id     string
@@ -46,38 +46,38 @@ type Writer struct {
 	spool  *spool
 
 	mu     sync.Mutex
-	names  map[string]bool // taken
+	names  map[string]bool // names in use
 	types  []Type
 	files  []File
-	owners map[string][]block // by name of file
+	owners map[string][]block // by file name
 	holes  []Hole
 	notes  []string
 	etcd   *Snapshot
 	from   Cluster
 	open   map[*stream]bool
 	bytes  atomic.Int64
-	made   bool // the directory of the run
-	inside bool // the directory of the backup is made
+	made   bool // this backup created the directory of the run
+	inside bool // this backup created its directory
 }
 
-// Create begins a backup in parent, which is made if it is absent, but not what is above
-// it. The error wraps [ErrRefused] if a directory is not safe to use.
+// Create starts a backup in parent, which is created if missing, but not its parents. The
+// error wraps [ErrRefused] if a directory is not safe to use.
 func Create(parent, id string) (*Writer, error) { return create(parent, id, nil) }
 
 func create(parent, id string, before func(op, name string, n int) error) (*Writer, error) {
 	if !ValidID(id) {
-		return nil, fmt.Errorf("make backup %q: that is no ID", id)
+		return nil, fmt.Errorf("create backup %q: invalid ID", id)
 	}
 	parent, err := filepath.Abs(parent)
 	if err != nil {
-		return nil, fmt.Errorf("make backup %s: %w", id, err)
+		return nil, fmt.Errorf("create backup %s: %w", id, err)
 	}
 	if err := os.Mkdir(parent, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("make %s: %w", parent, bare(err))
+		return nil, fmt.Errorf("create %s: %w", parent, bare(err))
 	}
 	w := &Writer{parent: parent, id: id, began: time.Now().UTC(), names: map[string]bool{}, owners: map[string][]block{}, open: map[*stream]bool{}}
 	if err := w.begin(before); err != nil {
-		// What is refused or somebody else's was not made here, and stays.
+		// A refused directory, or one of another user, was not created here, and stays.
 		if w.disk != nil {
 			_ = w.disk.remove(spoolFile)
 		}
@@ -93,7 +93,7 @@ func create(parent, id string, before func(op, name string, n int) error) (*Writ
 	return w, nil
 }
 
-// begin makes the directories.
+// begin creates the directories.
 func (w *Writer) begin(before func(op, name string, n int) error) (err error) {
 	if w.top, err = openDisk(w.parent); err != nil {
 		return err
@@ -102,7 +102,7 @@ func (w *Writer) begin(before func(op, name string, n int) error) (err error) {
 	switch err := w.top.mkdir(w.id); {
 	case err == nil:
 		w.made = true
-	case !errors.Is(err, fs.ErrExist): // it is there if the run keeps its events in it
+	case !errors.Is(err, fs.ErrExist): // it exists if the run stores its events there
 		return err
 	}
 	if w.run, err = w.top.sub(w.id); err != nil {
@@ -125,24 +125,24 @@ func (w *Writer) Path() string { return filepath.Join(w.parent, w.id, Dir) }
 // ID returns the ID of the backup.
 func (w *Writer) ID() string { return w.id }
 
-// Bytes returns how many bytes of objects and snapshot were written so far.
+// Bytes returns the number of bytes of objects and snapshot written so far.
 func (w *Writer) Bytes() int64 { return w.bytes.Load() }
 
-// Hole notes that something is missing.
+// Hole records a gap.
 func (w *Writer) Hole(h Hole) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.holes = append(w.holes, h)
 }
 
-// From says where the objects come from.
+// From records the origin of the objects.
 func (w *Writer) From(c Cluster) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.from = c
 }
 
-// Holes returns the holes that were noted so far.
+// Holes returns the gaps recorded so far.
 func (w *Writer) Holes() []Hole {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -156,8 +156,8 @@ func (w *Writer) Note(text string) {
 	w.notes = append(w.notes, text)
 }
 
-// Type begins the objects of t, of which Objects and Files are not looked at. name is that
-// of the file without ".json"; empty means <group>/<resource>.
+// Type starts the objects of t; it ignores t.Objects and t.Files. name is the name of the file
+// without ".json"; empty means <group>/<resource>.
 func (w *Writer) Type(t Type, name string) (*TypeWriter, error) {
 	if name == "" {
 		name = t.name()
@@ -168,7 +168,7 @@ func (w *Writer) Type(t Type, name string) (*TypeWriter, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.names[name] {
-		return nil, fmt.Errorf("write %s.json: it is there already", name)
+		return nil, fmt.Errorf("write %s.json: it exists already", name)
 	}
 	w.names[name] = true
 	t.Objects, t.Files = 0, nil
@@ -187,7 +187,7 @@ func (w *Writer) Type(t Type, name string) (*TypeWriter, error) {
 type TypeWriter struct {
 	w            *Writer
 	t            Type
-	prefix       []byte // of objects that do not say their type
+	prefix       []byte // for objects without type
 	plain, owned *stream
 	refs         bytes.Buffer // owners that are not in the spool yet
 	blocks       []block
@@ -240,7 +240,7 @@ func (t *TypeWriter) addOwners(i *Item) error {
 	if b.Len() < ownersBlock {
 		return nil
 	}
-	// What is after the mark may be taken back; all of it goes at the next mark.
+	// Owners after the mark may be rolled back; all are flushed at the next mark.
 	return t.flushOwners()
 }
 
@@ -257,8 +257,8 @@ func (t *TypeWriter) flushOwners() error {
 	return nil
 }
 
-// Mark makes Rollback return to here: at the beginning of a page that may have to be asked
-// for again.
+// Mark sets the position to which Rollback returns: the start of a page that may have to be
+// requested again.
 func (t *TypeWriter) Mark() error {
 	if err := t.flushOwners(); err != nil {
 		return err
@@ -272,7 +272,7 @@ func (t *TypeWriter) Mark() error {
 	return err
 }
 
-// Rollback takes back what was added after the last Mark.
+// Rollback discards everything added since the last Mark.
 func (t *TypeWriter) Rollback() error {
 	t.refs.Reset()
 	t.blocks = t.blocks[:t.mark.blocks]
@@ -282,7 +282,7 @@ func (t *TypeWriter) Rollback() error {
 	return t.owned.back(t.mark.owned)
 }
 
-// Reset takes back everything: the type is read again from the start.
+// Reset discards everything: the type is read again from the start.
 func (t *TypeWriter) Reset() error {
 	t.refs.Reset()
 	t.blocks, t.mark.blocks, t.mark.plain, t.mark.owned = nil, 0, position{}, position{}
@@ -292,18 +292,18 @@ func (t *TypeWriter) Reset() error {
 	return t.owned.back(position{})
 }
 
-// Retype says that the objects are read anew as another version.
+// Retype records that the objects are read again in another version.
 func (t *TypeWriter) Retype(as Type) { t.t.Version, t.t.Status = as.Version, as.Status }
 
-// Objects returns how many objects there are.
+// Objects returns the number of objects.
 func (t *TypeWriter) Objects() int64 { return t.plain.at.objects + t.owned.at.objects }
 
-// Discard removes what was written of the type.
+// Discard removes the files of the type.
 func (t *TypeWriter) Discard() error {
 	return errors.Join(t.plain.discard(), t.owned.discard())
 }
 
-// Close makes the type a part of the backup. Its files are on the disk then.
+// Close adds the type to the backup. Its files are on disk then.
 func (t *TypeWriter) Close(resourceVersion string) error {
 	if err := t.flushOwners(); err != nil {
 		return err
@@ -336,7 +336,7 @@ type position struct {
 	hash          hash.Hash // nil at the beginning
 }
 
-// stream is a file of objects. It is there as long as it has some.
+// stream is a file of objects. The file exists only with objects.
 type stream struct {
 	w    *Writer
 	name string
@@ -437,7 +437,7 @@ func (s *stream) forget() {
 	s.w.mu.Unlock()
 }
 
-// finish completes the file; without a name if there is none.
+// finish completes the file; the name is empty if there is none.
 func (s *stream) finish() (File, error) {
 	if s.f == nil {
 		return File{}, nil
@@ -455,15 +455,15 @@ func (s *stream) finish() (File, error) {
 	return File{Name: s.name, Size: s.at.size, Objects: s.at.objects, SHA256: hex.EncodeToString(s.at.hash.Sum(nil))}, nil
 }
 
-// Sink is a file that is written from its beginning. What was written can be read.
+// Sink is a file that is written sequentially and can be read back.
 type Sink interface {
 	io.Writer
 	io.ReaderAt
 }
 
-// Snapshot writes etcd.snapshot: fill writes the bytes and returns what is known of them.
-// Size and digest are those of what was written. After an error nothing is left of it, and
-// it may be called again.
+// Snapshot writes etcd.snapshot: fill writes the bytes and returns their description. Size and
+// digest are computed from the bytes. After an error it removes the file and may be called
+// again.
 func (w *Writer) Snapshot(fill func(Sink) (Snapshot, error)) error {
 	f, err := w.disk.create(SnapshotFile)
 	if err != nil {
@@ -489,7 +489,7 @@ func (w *Writer) Snapshot(fill func(Sink) (Snapshot, error)) error {
 	sum := hex.EncodeToString(h.Sum(nil))
 	if info.SHA256 != "" && info.SHA256 != sum || info.Size != 0 && info.Size != n {
 		w.bytes.Add(-n)
-		return errors.Join(errors.New("the snapshot that arrived is not the one that was taken"), w.disk.remove(SnapshotFile))
+		return errors.Join(errors.New("the received snapshot differs from the one taken"), w.disk.remove(SnapshotFile))
 	}
 	info.Size, info.SHA256 = n, sum
 	w.mu.Lock()
@@ -507,9 +507,9 @@ type sink struct {
 // Write implements [io.Writer].
 func (s sink) Write(b []byte) (int, error) { return s.write(b) }
 
-// Commit makes the backup one. Of m, Secrets is taken, Created if it is set, and what
-// From has not said of the Cluster; the manifest that was written is returned. After an error the backup is not one,
-// and Abort removes it.
+// Commit completes the backup. It uses Secrets of m, Created if set, and the fields of Cluster
+// that From has not set, and returns the written manifest. After an error the backup is
+// invalid, and Abort removes it.
 func (w *Writer) Commit(m Manifest) (Manifest, error) {
 	out := Manifest{
 		Schema: Schema, ID: w.id, Created: w.began, Ended: time.Now().UTC(), Cluster: w.from, Secrets: m.Secrets,
@@ -600,7 +600,7 @@ func ownersKey(name string, more bool) string {
 	return comma + "\n\"" + name + "\":[\n"
 }
 
-// The end of a manifest, between which are the hex digits.
+// The end of a manifest, around the hex digits.
 const (
 	sumHead = "},\n\"sha256\":\""
 	sumTail = "\"}\n"
@@ -658,14 +658,14 @@ func (w *Writer) writeManifest(m *Manifest) error {
 	return f.finish()
 }
 
-// Abort ends a backup that was not committed and removes what there is of it.
+// Abort ends a backup that was not committed and removes its files.
 func (w *Writer) Abort() error {
 	for s := range w.open {
 		s.f.f.Close()
 	}
 	w.open = nil
 	defer w.close()
-	// Without its manifest first: a directory that is half removed must not be taken for one.
+	// The manifest goes first: a partly removed directory must not pass for a backup.
 	if err := w.disk.remove(ManifestFile); err != nil {
 		return err
 	}
@@ -689,8 +689,8 @@ func (w *Writer) close() {
 	}
 }
 
-// spool holds the owners until the manifest is written. Its file has no name, so that
-// nothing is left of it.
+// spool holds the owners until the manifest is written. Its file has no name, so that a crash
+// leaves nothing behind.
 type spool struct {
 	mu   sync.Mutex
 	d    *disk

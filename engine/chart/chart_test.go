@@ -232,9 +232,9 @@ func TestInvalidChartsAreRejected(t *testing.T) {
 		want                 error
 		text                 string
 	}{
-		{"no digest", "file:" + dir, "", nil, "is no digest"},
-		{"no source", "charts", right, nil, "is no source"},
-		{"credentials", "https://me:pa55@" + s.host(), right, nil, "holds credentials"},
+		{"no digest", "file:" + dir, "", nil, "is not a digest"},
+		{"no source", "charts", right, nil, "is not a source"},
+		{"credentials", "https://me:pa55@" + s.host(), right, nil, "contains credentials"},
 		{"another digest of a file", half, right, ErrDigest, "want " + right},
 		{"another digest of a server", base + "/charts", other, ErrDigest, "want " + other},
 		{"truncated archive", half, halfDigest, ErrArchive, "truncated"},

@@ -9,6 +9,7 @@ package cloud
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"time"
 )
@@ -102,4 +103,42 @@ var (
 	ErrPartial = errors.New("list is not complete")
 	// ErrDenied means that the credentials do not allow the call.
 	ErrDenied = errors.New("denied by the cloud")
+	// ErrConflict means that the object changed, or that its name is taken
+	// (HTTP 409, 412). Reading it again and repeating the call can help.
+	ErrConflict = errors.New("conflict in the cloud")
+	// ErrCapacity means that the cloud has no machine of the requested kind now.
+	// Waiting, another zone or another kind of machine can help.
+	ErrCapacity = errors.New("no capacity in the cloud")
+	// ErrQuota means that a limit of the account is reached. Only its owner can
+	// raise it, or delete something.
+	ErrQuota = errors.New("quota of the account is used up")
 )
+
+// ThrottledError is an ErrThrottled of a cloud that names a time.
+type ThrottledError struct {
+	// Until is when the next request may be sent.
+	Until time.Time
+	// Message is the answer of the cloud; often empty.
+	Message string
+}
+
+// Error implements error.
+func (e *ThrottledError) Error() string {
+	text := fmt.Sprintf("%v until %s", ErrThrottled, e.Until.UTC().Format(time.RFC3339))
+	if e.Message != "" {
+		text += ": " + e.Message
+	}
+	return text
+}
+
+// Unwrap returns ErrThrottled.
+func (*ThrottledError) Unwrap() error { return ErrThrottled }
+
+// ThrottledUntil returns the time that a ThrottledError in err names. It is
+// zero if there is none, also for an ErrThrottled without a time.
+func ThrottledUntil(err error) time.Time {
+	if t, ok := errors.AsType[*ThrottledError](err); ok {
+		return t.Until
+	}
+	return time.Time{}
+}

@@ -1,8 +1,8 @@
-// Package component describes what a node must have installed, and installs it:
-// named artifacts, pinned by digest, fetched over HTTP or carried inline.
+// Package component describes and installs the artifacts of a node: named, pinned by digest,
+// fetched over HTTP or carried inline.
 //
-// Nothing unverified ever becomes visible under its final path. The package never
-// decides which artifacts a node needs; release data does.
+// Nothing unverified ever becomes visible under its final path. The package does not decide
+// which artifacts a node needs; release data does.
 package component
 
 import (
@@ -34,27 +34,26 @@ type Component struct {
 	Extract bool `json:"extract,omitempty"`
 }
 
-// List is what a node must have, in the order in which it is described.
+// List has the artifacts of a node, in the order of installation.
 type List []Component
 
-// Signed is a list with what vouches for it.
+// Signed is a list with its statement.
 type Signed struct {
 	List List
-	// Statement is that of a release builder, see package release. Empty: nobody vouches for
-	// the list, and no machine of an image with release keys installs it.
+	// Statement is that of a release builder, see package release. If empty, no builder vouches
+	// for the list, and no machine of an image with release keys installs it.
 	Statement string
-	// Agent is the enrolment program for agents that verify no statements, see package
-	// release; nil: there is none. It is no part of the list.
+	// Agent is the enrolment program for agents that verify no statements, see package release;
+	// nil: there is none. It is not part of the list.
 	Agent *Component
 }
 
-// ErrDigest means that the bytes are not the ones named. Trying again helps only after
-// somebody has mended the source, or with a new list.
+// ErrDigest means that the downloaded bytes differ from the digest. A retry helps only after
+// the source was fixed, or with a new list.
 var ErrDigest = errors.New("digest mismatch")
 
-// Digest names the list by everything that decides what is installed: a change
-// of any field of any component, or of their order, changes it. The form is
-// "sha256:<64 hex>".
+// Digest identifies the list by everything that determines the installation: a change of any
+// field of any component, or of their order, changes it. The form is "sha256:<64 hex>".
 func (l List) Digest() string {
 	// Marshalling a struct of strings cannot fail; field order is fixed by the type.
 	b, err := json.Marshal(l)
@@ -94,7 +93,7 @@ func (c Component) Validate() error {
 	case c.Mode&0o022 != 0:
 		return fmt.Errorf("component %s: mode %#o lets others write", c.Name, c.Mode)
 	}
-	// What url.Parse says repeats the URL, and a URL may carry a signature.
+	// errors of url.Parse repeat the URL, which may carry a signature
 	scheme, _, _ := strings.Cut(c.URL, ":")
 	switch strings.ToLower(scheme) {
 	case "data":

@@ -21,8 +21,8 @@ import (
 	"unicode/utf8"
 )
 
-// manifest records what an archive put into its directory, so that a later look
-// can tell whether it is still there. It lies beside what it describes.
+// manifest records the entries that an archive created in its directory, so that a later check
+// can detect changes. It is stored beside the directory's content.
 type manifest struct {
 	Digest string  `json:"digest"`
 	Size   int64   `json:"size"`
@@ -59,7 +59,7 @@ func (in *Installer) extract(ctx context.Context, d *os.Root, f *os.File, c Comp
 	if err := d.Mkdir(staging, 0o700); err != nil {
 		return extractError(c, err)
 	}
-	// What cannot be removed now is removed by the next try.
+	// Files that cannot be removed now are removed by the next attempt.
 	defer func() { _ = d.RemoveAll(staging) }()
 	s, err := d.OpenRoot(staging)
 	if err != nil {
@@ -205,7 +205,7 @@ func (u *unpacker) run(ctx context.Context, r io.Reader) error {
 		if err != nil {
 			return fmt.Errorf("read archive: %w", err)
 		}
-		if h.Typeflag == tar.TypeXGlobalHeader { // a remark by whoever made the archive
+		if h.Typeflag == tar.TypeXGlobalHeader { // a comment in the archive
 			if u.limits.entries--; u.limits.entries < 0 {
 				return errors.New("archive has too many entries")
 			}
@@ -277,7 +277,7 @@ func (u *unpacker) parents(dir string) error {
 	kind, ok := u.kinds[dir]
 	if ok {
 		if !kind.IsDir() {
-			return errors.New("lies below something that is no directory")
+			return errors.New("is below an entry that is not a directory")
 		}
 		return nil
 	}
@@ -376,7 +376,7 @@ func (u *unpacker) link(name, target string) error {
 	}
 	i, ok := u.files[path.Clean(target)]
 	if !ok {
-		return errors.New("links to a file that the archive has not brought")
+		return errors.New("links to a file that is not in the archive")
 	}
 	if err := u.root.Link(path.Clean(target), name); err != nil {
 		return err

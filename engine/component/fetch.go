@@ -66,7 +66,7 @@ type download struct {
 	// doubtful says that pieces were joined on trust, or that an end was taken for
 	// complete without a length: a wrong digest may then be our own doing.
 	doubtful bool
-	again    bool // everything was fetched anew because of a doubt
+	again    bool // everything was fetched again because of a doubt
 }
 
 // fetch fills f, which may hold a beginning from an earlier call, with the content
@@ -326,7 +326,7 @@ func (d *download) accept(resp *http.Response) error {
 	switch resp.StatusCode {
 	case http.StatusOK:
 		// Also the answer to a range request if the content has changed, or if the
-		// server knows no ranges: everything comes again.
+		// server does not support ranges: everything is sent again.
 		if d.n > 0 {
 			if err := d.restart(); err != nil {
 				return err

@@ -56,7 +56,7 @@ const (
 	// stallBytes is what must arrive within limits.stall: a server that keeps the
 	// connection alive with a byte now and then is as good as silent.
 	stallBytes = 8 << 10
-	// reportEvery bounds how often progress is told.
+	// reportEvery is the interval of progress reports.
 	reportEvery = 100 * time.Millisecond
 )
 
@@ -229,8 +229,8 @@ func (in *Installer) install(ctx context.Context, root *os.Root, client *http.Cl
 		err = place(d, f, temp, path.Base(rel), c)
 	}
 	if err != nil {
-		// After a failure that repeating cannot mend nobody needs what has come so
-		// far; a cut connection or an ended process goes on from it.
+		// After a permanent failure the partial download is useless; after a lost
+		// connection or a killed process it is resumed.
 		var final *finalError
 		if errors.As(err, &final) {
 			_ = d.Remove(temp) // the error at hand says more

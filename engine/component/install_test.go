@@ -26,6 +26,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"constellation/internal/testneeds"
 )
 
 func digestOf(b []byte) string {
@@ -147,7 +149,7 @@ func TestDownloadsFromServersThatMisbehave(t *testing.T) {
 			serve(b, tag),
 		}, []request{{}, {"bytes=60000-", tag}, {"bytes=80000-", tag}}, ""},
 		{
-			"changed content comes anew as 200",
+			"changed content is sent in full with status 200",
 			[]http.HandlerFunc{cut(other, `"v0"`, 60_000), serve(b, tag)},
 			[]request{{}, {"bytes=60000-", `"v0"`}},
 			"",
@@ -177,7 +179,7 @@ func TestDownloadsFromServersThatMisbehave(t *testing.T) {
 		{"206 to a plain request", []http.HandlerFunc{raw(206, b, "Content-Range", "bytes 0-99999/100000"), serve(b, tag)}, nil, ""},
 		{"a range that cannot be satisfied", []http.HandlerFunc{cut(b, tag, 60_000), status(416), serve(b, tag)}, nil, ""},
 		{
-			"pieces of different content without tags are told apart by the digest",
+			"mixed content without ETags is detected by the digest",
 			[]http.HandlerFunc{cut(other, "", 60_000), serve(b, ""), serve(b, "")},
 			[]request{{}, {"bytes=60000-", ""}, {}},
 			"",
@@ -221,7 +223,7 @@ func TestDownloadsFromServersThatMisbehave(t *testing.T) {
 		{"a server that always fails is given up", []http.HandlerFunc{status(502)}, make([]request, 5), "gave up after 5 attempts"},
 		{"a server that always cuts at once is given up", []http.HandlerFunc{cut(b, tag, 0)}, make([]request, 5), "gave up after 5 attempts"},
 		{
-			"a server that always cuts at the same place is told from one whose content is another",
+			"a server that always truncates at the same place is distinguished from changed content",
 			[]http.HandlerFunc{cut(b, "", 60_000)},
 			nil, "ended after 60000 of 100000 bytes",
 		},
@@ -668,9 +670,7 @@ func TestOneFailureEndsTheOthers(t *testing.T) {
 }
 
 func TestFullDisk(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root to mount a small file system")
-	}
+	testneeds.Root(t, "to mount a small file system")
 	root := t.TempDir()
 	if err := syscall.Mount("tmpfs", root, "tmpfs", 0, "size=1m"); err != nil {
 		t.Skip("cannot mount a small file system: ", err)

@@ -15,8 +15,8 @@ func ToProto(l List) []*componentproto.Component {
 	return out
 }
 
-// FromProto is the reverse of [ToProto]. What comes from the network is checked
-// as by [List.Validate].
+// FromProto is the reverse of [ToProto]. It validates untrusted input like
+// [List.Validate].
 func FromProto(in []*componentproto.Component) (List, error) {
 	l := make(List, 0, len(in))
 	for _, c := range in {

@@ -27,17 +27,17 @@ import (
 	"constellation/engine/sandbox/controlplane"
 )
 
-// benchTypes is how many kinds the objects of BenchmarkBackup are of.
+// benchTypes is the number of kinds of objects in BenchmarkBackup.
 const benchTypes = 20
 
-// BenchmarkBackup measures how long the program takes to back up custom resources of
-// 1.5 kB, half of them random, and one of 64 kB for each fifty of them: from exec to exit, the files
-// on the disk and verified. Beside it, in turn and in the same run: a client that lists the
-// same in pages, gzipped, and throws it away; and `kubectl get` of the same, as JSON and
-// as YAML. Then `backup verify`, beside SHA-256 of the same files. BENCH_BACKUP_OBJECTS says how many
-// objects of 1.5 kB there are.
+// BenchmarkBackup measures how long the program takes, from exec to exit, to back up custom
+// resources of 1.5 kB, half of them random, and one of 64 kB per fifty of them, with the files
+// on disk and verified. Two peers run interleaved: a client that lists the same in pages,
+// gzipped, and discards it; and `kubectl get` of the same, as JSON and as YAML. Then it
+// measures `backup verify` against SHA-256 of the same files. BENCH_BACKUP_OBJECTS sets the
+// number of objects of 1.5 kB.
 //
-// It needs the program itself, which `make build` makes.
+// It needs the program that `make build` builds.
 func BenchmarkBackup(b *testing.B) {
 	program, err := filepath.Abs("../../bin/constellation")
 	if err != nil {
@@ -73,7 +73,7 @@ func benchBackup(b *testing.B, program string, n int) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	// run returns how long a program took, and its memory at its highest in MiB.
+	// run returns how long a program took, and its peak memory in MiB.
 	run := func(args ...string) (took time.Duration, all, own float64) {
 		cmd := exec.CommandContext(b.Context(), args[0], args[1:]...)
 		var stderr strings.Builder
@@ -99,7 +99,7 @@ func benchBackup(b *testing.B, program string, n int) {
 		}
 		return time.Since(begun)
 	}
-	list() // the API server has everything in its cache then
+	list() // the API server has everything in its cache afterwards
 	var ours, bare, asJSON, asYAML, verify, hash time.Duration
 	var highest, own, bytes float64
 	rounds := 0
@@ -134,13 +134,12 @@ func benchBackup(b *testing.B, program string, n int) {
 	}
 }
 
-// footprint is how much memory a process had at most, in bytes: all that the kernel counts,
-// and what of it is no page of a file.
+// footprint is the peak memory of a process in bytes: everything that the kernel counts, and
+// the share without page cache.
 type footprint struct{ all, own float64 }
 
-// sampleMemory looks at a process a hundred times a second until it ends. What the kernel
-// tells at its end will not do: that is the most of this process, too, as the child shares
-// its memory until it becomes another program.
+// sampleMemory samples a process's memory a hundred times a second until it ends. The kernel's
+// rusage of a child does not help, since it includes this process until the exec.
 func sampleMemory(pid int) <-chan footprint {
 	most := make(chan footprint, 1)
 	go func() {
@@ -152,7 +151,7 @@ func sampleMemory(pid int) <-chan footprint {
 		}
 		for ; ; time.Sleep(10 * time.Millisecond) {
 			if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && exe == self {
-				continue // it is not the other program yet
+				continue // before exec
 			}
 			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 			if err != nil {
@@ -174,7 +173,7 @@ func sampleMemory(pid int) <-chan footprint {
 	return most
 }
 
-// listAway lists a type as a backup has to, and keeps nothing.
+// listAway lists a type like a backup and discards it.
 func listAway(ctx context.Context, client *http.Client, address string) error {
 	next := ""
 	for {
@@ -194,7 +193,7 @@ func listAway(ctx context.Context, client *http.Client, address string) error {
 				return err
 			}
 		}
-		// What says whether there is more comes before the objects.
+		// The continue token comes before the objects.
 		head := make([]byte, 4096)
 		n, err := io.ReadFull(body, head)
 		if err != nil && n == 0 || resp.StatusCode != http.StatusOK {
@@ -238,8 +237,8 @@ func hashAll(b *testing.B, dir string) (time.Duration, float64) {
 	return time.Since(begun), size
 }
 
-// fillEtcd puts n objects of 1.5 kB and n/50 of 64 kB into etcd, as the API server
-// would write them, and returns their types for kubectl.
+// fillEtcd writes n objects of 1.5 kB and n/50 of 64 kB directly into etcd, in the API
+// server's format, and returns their types for kubectl.
 func fillEtcd(b *testing.B, cp *controlplane.ControlPlane, n int) (names string) {
 	b.Helper()
 	pair, err := tls.LoadX509KeyPair(filepath.Join(cp.PKI(), "apiserver-etcd-client.crt"), filepath.Join(cp.PKI(), "apiserver-etcd-client.key"))

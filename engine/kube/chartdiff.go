@@ -31,13 +31,13 @@ import (
 	"constellation/engine"
 )
 
-// by is how descriptions end of revisions that are rolled back by us.
+// by ends the descriptions of revisions that this program rolled back.
 const by = " by constellation"
 
 // CompareChart implements [engine.Cluster].
 //
-// The new manifest is rendered here, with what the API server offers: a dry run there
-// refuses objects whose kinds come with the same upgrade.
+// It renders the new manifest locally with the API server's capabilities. A server-side dry
+// run would reject objects whose kinds come with the same upgrade.
 func (c *Client) CompareChart(ctx context.Context, want engine.Chart) (engine.ChartChange, error) {
 	out := engine.ChartChange{Chart: want.Name, Namespace: want.Namespace, To: want.Version}
 	ch, err := load(want)
@@ -79,7 +79,7 @@ func (c *Client) CompareChart(ctx context.Context, want engine.Chart) (engine.Ch
 	return out, err
 }
 
-// deployed returns the revision that is; nil if none is.
+// deployed returns the deployed revision; nil if there is none.
 func deployed(cfg *action.Configuration, name string) (*release.Release, error) {
 	r, err := cfg.Releases.Deployed(name)
 	if absentRelease(err) {
@@ -88,7 +88,7 @@ func deployed(cfg *action.Configuration, name string) (*release.Release, error) 
 	return r, err
 }
 
-// byHand says that somebody else made a revision; empty if it was this program.
+// byHand describes a revision that another program made; empty if this program made it.
 func byHand(r *release.Release) string {
 	ours := r.Chart != nil && r.Chart.Metadata != nil && r.Chart.Metadata.Annotations[digestAnnotation] != ""
 	text := r.Info.Description
@@ -98,7 +98,7 @@ func byHand(r *release.Release) string {
 	return fmt.Sprintf("revision %d of %s (%q)", r.Version, r.Info.LastDeployed.UTC().Format("2006-01-02 15:04 UTC"), text)
 }
 
-// render returns the manifest that a chart makes.
+// render renders a chart's manifest.
 func (c *Client) render(ctx context.Context, want engine.Chart) (string, error) {
 	ch, err := load(want) // rendering changes it
 	if err != nil {
@@ -116,7 +116,7 @@ func (c *Client) render(ctx context.Context, want engine.Chart) (string, error) 
 		return err
 	})
 	if err != nil {
-		return "", fmt.Errorf("read what the API server offers: %w", err)
+		return "", fmt.Errorf("read API server capabilities: %w", err)
 	}
 	kinds, err := kindsIn(want, ch)
 	if err != nil {
@@ -144,7 +144,7 @@ func served(kind assets.File) (out []string) {
 			Versions []struct{ Name string } `json:"versions"`
 		} `json:"spec"`
 	}
-	if yaml.Unmarshal(kind.Data, &crd) != nil { // applying it will say so
+	if yaml.Unmarshal(kind.Data, &crd) != nil { // the error is reported when it is applied
 		return nil
 	}
 	for _, v := range crd.Spec.Versions {
@@ -175,7 +175,7 @@ func kindsIn(want engine.Chart, ch *chart.Chart) (out []assets.File, err error) 
 	return out, nil
 }
 
-// objectsOf reads a manifest.
+// objectsOf parses a manifest.
 func objectsOf(manifest string) (out []*unstructured.Unstructured, err error) {
 	d := yamlutil.NewYAMLOrJSONDecoder(strings.NewReader(manifest), 4096)
 	for {
@@ -192,15 +192,15 @@ func objectsOf(manifest string) (out []*unstructured.Unstructured, err error) {
 	}
 }
 
-// piece is an object of a manifest and where the API server has it.
+// piece is an object of a manifest with its client for the API server.
 type piece struct {
 	*unstructured.Unstructured
 	at   dynamic.ResourceInterface
 	name string // "StatefulSet shop/db"
 }
 
-// manifest reads the objects of a manifest by their identity. Those of kinds that the
-// cluster does not have are left out: none of them is there.
+// manifest maps the objects of a manifest by identity. It omits objects whose kind the cluster
+// does not have, since none of them can exist.
 func (c *Client) manifest(text, namespace string) (map[string]piece, []string, error) {
 	all, err := objectsOf(text)
 	if err != nil {
@@ -236,18 +236,18 @@ func (c *Client) manifest(text, namespace string) (map[string]piece, []string, e
 	return out, order, nil
 }
 
-// lost is what goes with an object of a kind that a chart does not have any more.
+// lost describes the data loss when a chart no longer has an object of a kind.
 var lost = map[schema.GroupKind]string{
 	{Group: "apps", Kind: "StatefulSet"}:   "is deleted with its pods; its volumes stay",
-	{Kind: "PersistentVolumeClaim"}:        "is deleted with what its volume holds",
-	{Kind: "PersistentVolume"}:             "is deleted with what it holds",
+	{Kind: "PersistentVolumeClaim"}:        "is deleted with its volume's data",
+	{Kind: "PersistentVolume"}:             "is deleted with its data",
 	{Kind: "Namespace"}:                    "is deleted with everything in it",
 	{Group: kindsOfKinds.Group, Kind: crd}: "",
 }
 
 const crd = "CustomResourceDefinition"
 
-// destroyed adds what is deleted on the way from one manifest to another.
+// destroyed adds the objects that a change of manifests deletes.
 func (c *Client) destroyed(ctx context.Context, want engine.Chart, from, to string, out *engine.ChartChange) error {
 	old, order, err := c.manifest(from, want.Namespace)
 	if err != nil {
@@ -282,9 +282,9 @@ func (c *Client) destroyed(ctx context.Context, want engine.Chart, from, to stri
 			if n == 0 {
 				continue
 			}
-			text = "is deleted, and 1 object of it with it"
+			text = "is deleted together with 1 object of its kind"
 			if n > 1 {
-				text = fmt.Sprintf("is deleted, and %d objects of it with it", n)
+				text = fmt.Sprintf("is deleted together with %d objects of its kind", n)
 			}
 		}
 		add(o, text)
@@ -294,19 +294,19 @@ func (c *Client) destroyed(ctx context.Context, want engine.Chart, from, to stri
 		return err
 	}
 	for _, o := range fixed {
-		text := "is deleted and made anew, because it cannot be changed so: " + o.why
+		text := "is deleted and recreated because it cannot be updated: " + o.why
 		switch o.GetKind() {
 		case "PersistentVolumeClaim", "PersistentVolume":
-			text += "; what it holds is lost"
+			text += "; its data is lost"
 		case "StatefulSet":
-			text += "; its pods stop meanwhile, its volumes stay"
+			text += "; its pods stop in the meantime, its volumes stay"
 		}
 		add(o.piece, text)
 	}
 	return nil
 }
 
-// get returns an object as it is; nil if it is not there.
+// get returns an object of the API server; nil if it does not exist.
 func get(ctx context.Context, o piece) (live *unstructured.Unstructured, err error) {
 	err = retry(ctx, func(ctx context.Context) error {
 		live, err = o.at.Get(ctx, o.GetName(), metav1.GetOptions{})
@@ -321,7 +321,7 @@ func get(ctx context.Context, o piece) (live *unstructured.Unstructured, err err
 	return live, nil
 }
 
-// countOf returns how many objects a definition has.
+// countOf counts the objects of a definition.
 func (c *Client) countOf(ctx context.Context, kind *unstructured.Unstructured) (n int64, err error) {
 	group, _, _ := unstructured.NestedString(kind.Object, "spec", "group")
 	plural, _, _ := unstructured.NestedString(kind.Object, "spec", "names", "plural")
@@ -352,17 +352,17 @@ func (c *Client) countOf(ctx context.Context, kind *unstructured.Unstructured) (
 	return 0, nil
 }
 
-// fixed is an object that cannot become what a manifest says.
+// fixed is an object that cannot be updated to its manifest.
 type fixed struct {
 	piece
 	why string
 }
 
-// immutableRE finds how the API server says that a field cannot be changed.
+// immutableRE matches the API server's messages about immutable fields.
 var immutableRE = regexp.MustCompile(`immutable|[Ff]orbidden: updates to|may not (be )?change|cannot change|updates to \S+ are forbidden`)
 
-// immutable returns the objects of the manifest to, other than in from, that the API
-// server would not let become so. It asks by a dry run what it would say.
+// immutable returns the changed objects of the manifest to that the API server refuses to
+// update. It finds out by a dry run.
 func (c *Client) immutable(ctx context.Context, namespace, from, to string) (out []fixed, err error) {
 	old, _, err := c.manifest(from, namespace)
 	if err != nil {
@@ -383,7 +383,7 @@ func (c *Client) immutable(ctx context.Context, namespace, from, to string) (out
 		}
 		var refused error
 		err = retry(ctx, func(ctx context.Context) error {
-			if _, err := o.at.Get(ctx, o.GetName(), metav1.GetOptions{}); err != nil { // a patch would make it
+			if _, err := o.at.Get(ctx, o.GetName(), metav1.GetOptions{}); err != nil { // a patch would create it
 				return client404(err)
 			}
 			_, err := o.at.Patch(ctx, o.GetName(), types.ApplyPatchType, b, metav1.PatchOptions{FieldManager: fieldManager, Force: new(true), DryRun: []string{metav1.DryRunAll}})
@@ -394,12 +394,12 @@ func (c *Client) immutable(ctx context.Context, namespace, from, to string) (out
 			return err
 		})
 		if err != nil {
-			return nil, fmt.Errorf("ask whether %s can be changed: %w", o.name, err)
+			return nil, fmt.Errorf("dry-run update of %s: %w", o.name, err)
 		}
 		if refused == nil || !immutableRE.MatchString(refused.Error()) {
 			continue
 		}
-		why := "the API server says that a field of it is immutable"
+		why := "the API server reports an immutable field"
 		var s apierrors.APIStatus
 		if errors.As(refused, &s) && s.Status().Details != nil {
 			var fields []string
@@ -415,7 +415,7 @@ func (c *Client) immutable(ctx context.Context, namespace, from, to string) (out
 	return out, nil
 }
 
-// client404 takes what is missing for fine.
+// client404 ignores NotFound errors.
 func client404(err error) error {
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -423,15 +423,15 @@ func client404(err error) error {
 	return err
 }
 
-// clear deletes objects that cannot become what the manifest to says, and returns when
-// they are gone.
+// clear deletes objects that cannot be updated to the manifest to, and waits until they are
+// gone.
 func (c *Client) clear(ctx context.Context, namespace, from, to string) error {
 	all, err := c.immutable(ctx, namespace, from, to)
 	if err != nil {
 		return err
 	}
 	for _, o := range all {
-		c.log.Warn("object deleted to be made anew", "object", o.name, "why", o.why)
+		c.log.Warn("immutable object deleted, will be recreated", "object", o.name, "why", o.why)
 		err := retry(ctx, func(ctx context.Context) error {
 			return client404(o.at.Delete(ctx, o.GetName(), metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)}))
 		})
@@ -450,7 +450,7 @@ func (c *Client) clear(ctx context.Context, namespace, from, to string) error {
 			}
 			select {
 			case <-ctx.Done():
-				return fmt.Errorf("wait until %s is gone: %w", o.name, ctx.Err())
+				return fmt.Errorf("wait for deletion of %s: %w", o.name, ctx.Err())
 			case <-time.After(readyPoll):
 			}
 		}
@@ -458,7 +458,8 @@ func (c *Client) clear(ctx context.Context, namespace, from, to string) error {
 	return nil
 }
 
-// chartSet is the name of the ConfigMap that says what charts were before a set began.
+// chartSet is the name of the ConfigMap with the revisions of all charts before the current
+// set began.
 const chartSet = "constellation-chart-set"
 
 // ChartSet implements [engine.Cluster].

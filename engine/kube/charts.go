@@ -35,23 +35,23 @@ import (
 )
 
 const (
-	// digestAnnotation of a chart is what the whole of its files is, so that a chart of
-	// the same version with other content counts as another.
+	// digestAnnotation of a chart is the digest of all its files: a chart of the same version
+	// with other content counts as another.
 	digestAnnotation = "constellation.edgeless.systems/digest"
-	// maxRevisions of a chart are kept.
+	// maxRevisions is the number of revisions kept per chart.
 	maxRevisions = 10
-	// readyPoll is how often the objects of a chart are looked at. Each look is a
-	// request per object, of which a chart of ours has about ten.
+	// readyPoll is how often the objects of a chart are polled. Each poll is a request per
+	// object; our charts have about ten objects.
 	readyPoll = 300 * time.Millisecond
-	// bringLimit bounds the requests that make one revision.
+	// bringLimit bounds the requests of one revision.
 	bringLimit = 30 * time.Second
-	// hookLimit bounds what a chart of others does before and after its objects are applied.
+	// hookLimit bounds the hooks of other vendors' charts.
 	hookLimit = 4 * time.Minute
-	// undoLimit bounds the way back after a chart failed.
+	// undoLimit bounds the rollback of a failed chart.
 	undoLimit = 2 * time.Minute
 )
 
-// getter gives Helm the clients that we have.
+// getter hands our clients to Helm.
 type getter struct{ c *Client }
 
 func (g getter) ToRESTConfig() (*rest.Config, error) { return rest.CopyConfig(g.c.config), nil }
@@ -66,23 +66,23 @@ func (g getter) ToRESTMapper() (meta.RESTMapper, error) {
 
 func (g getter) ToRawKubeConfigLoader() clientcmd.ClientConfig { return g.c.kubeconfig }
 
-// helm returns Helm's view of one namespace.
+// helm returns Helm's configuration for one namespace.
 func (c *Client) helm(namespace string) (*action.Configuration, error) {
 	cfg := &action.Configuration{}
 	log := func(format string, args ...any) {
-		c.log.Debug("helm said something", "line", fmt.Sprintf(format, args...))
+		c.log.Debug("helm logged", "line", fmt.Sprintf(format, args...))
 	}
 	if err := cfg.Init(getter{c}, namespace, "secret", log); err != nil {
 		return nil, fmt.Errorf("set up Helm: %w", err)
 	}
 	if k, ok := cfg.KubeClient.(*helmkube.Client); ok {
-		k.Namespace = namespace // of objects that name none; else it is the kubeconfig's
+		k.Namespace = namespace // namespace of objects that name none; the default is the kubeconfig's
 	}
 	cfg.Releases.MaxHistory = maxRevisions
 	return cfg, nil
 }
 
-// load makes Helm's chart of ours.
+// load converts our chart to Helm's type.
 func load(c engine.Chart) (*chart.Chart, error) {
 	files := make([]*loader.BufferedFile, len(c.Files))
 	h := sha256.New()
@@ -96,7 +96,7 @@ func load(c engine.Chart) (*chart.Chart, error) {
 		return nil, fmt.Errorf("load chart %s: %w", c.Name, err)
 	}
 	if ch.Metadata.Name != cmp.Or(c.OwnName, c.Name) || ch.Metadata.Version != c.Version {
-		return nil, fmt.Errorf("load chart %s: it is %s %s, want version %s", c.Name, ch.Metadata.Name, ch.Metadata.Version, c.Version)
+		return nil, fmt.Errorf("load chart %s: content is %s %s, want version %s", c.Name, ch.Metadata.Name, ch.Metadata.Version, c.Version)
 	}
 	if ch.Metadata.Annotations == nil {
 		ch.Metadata.Annotations = map[string]string{}
@@ -105,7 +105,7 @@ func load(c engine.Chart) (*chart.Chart, error) {
 	return ch, nil
 }
 
-// isJust reports whether a revision was made from this chart and these values.
+// isJust reports whether a revision was made from exactly this chart and these values.
 func isJust(r *release.Release, ch *chart.Chart, values map[string]any) bool {
 	return r.Chart != nil && r.Chart.Metadata != nil &&
 		r.Chart.Metadata.Version == ch.Metadata.Version &&
@@ -113,14 +113,14 @@ func isJust(r *release.Release, ch *chart.Chart, values map[string]any) bool {
 		reflect.DeepEqual(asStored(values), asStored(r.Config))
 }
 
-// asStored gives values the types that they have after storage.
+// asStored converts values to the types that they have after storage.
 func asStored(values map[string]any) map[string]any {
 	out := map[string]any{}
 	b, err := json.Marshal(values)
 	if err == nil {
 		err = json.Unmarshal(b, &out)
 	}
-	if err != nil { // values come from YAML and JSON
+	if err != nil { // YAML and JSON input differ in their number types
 		return values
 	}
 	return out
@@ -171,8 +171,8 @@ func (c *Client) ChartCurrent(ctx context.Context, want engine.Chart) (bool, err
 
 // ApplyChart implements [engine.Cluster].
 //
-// Helm's own waiting tells nothing while it waits, and looks every two seconds; so
-// Helm only stores and applies, and the waiting and the way back are ours.
+// Helm's own waiting reports no progress and polls every two seconds. So Helm only stores and
+// applies, and the wait and the rollback are ours.
 func (c *Client) ApplyChart(ctx context.Context, want engine.Chart, report func(text string, ready, wanted int64)) error {
 	ch, err := load(want)
 	if err != nil {
@@ -193,10 +193,10 @@ func (c *Client) ApplyChart(ctx context.Context, want engine.Chart, report func(
 	if want.Foreign {
 		limit += hookLimit
 	}
-	var before *release.Release // what was deployed before; nil: nothing
+	var before *release.Release // the revision deployed before; nil if none
 	var now *release.Release
 	err = retry(ctx, func(context.Context) (err error) {
-		// A few requests that belong together; whoever leaves meanwhile leaves after them.
+		// These few requests belong together, so cancellation takes effect after them.
 		whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 		defer cancel()
 		before, now, err = c.bring(whole, cfg, ch, want)
@@ -204,7 +204,7 @@ func (c *Client) ApplyChart(ctx context.Context, want engine.Chart, report func(
 	})
 	if err != nil {
 		err = fmt.Errorf("apply chart %s: %w", want.Name, err)
-		if now == nil || errors.Is(err, context.Canceled) { // Helm recorded nothing that would have to be taken back
+		if now == nil || errors.Is(err, context.Canceled) { // Helm recorded no revision that needs a rollback
 			return err
 		}
 		return c.takeBack(ctx, cfg, want, before, err)
@@ -218,9 +218,9 @@ func (c *Client) ApplyChart(ctx context.Context, want engine.Chart, report func(
 	return nil
 }
 
-// bring makes chart and values the newest revision, unless they are, after clearing up
-// what a killed console has left. It returns the revision that was deployed before,
-// and the new one, which is not nil once Helm has recorded it.
+// bring makes chart and values the newest revision if they are not yet, after cleaning up
+// behind a console that was killed. It returns the previously deployed revision and the new
+// one, which is not nil once Helm has recorded it.
 func (c *Client) bring(ctx context.Context, cfg *action.Configuration, ch *chart.Chart, want engine.Chart) (before, now *release.Release, err error) {
 	if want.Namespace == Namespace {
 		if err := c.ownNamespace(ctx); err != nil {
@@ -231,11 +231,11 @@ func (c *Client) bring(ctx context.Context, cfg *action.Configuration, ch *chart
 	if err != nil {
 		return nil, nil, err
 	}
-	// A revision that is pending has nobody who waits for it: whoever works on this
-	// chart holds the workspace. Its record is dropped; its objects are adopted by what
-	// comes next, since they carry the chart's name.
+	// No process waits for a pending revision, since all work on this chart requires the lock of
+	// the workspace. Its record is dropped; the next revision adopts its objects, since they
+	// carry the chart's name.
 	for r != nil && r.Info.Status.IsPending() {
-		c.log.Warn("half-installed chart adopted", "chart", want.Name, "revision", r.Version, "status", r.Info.Status)
+		c.log.Warn("pending chart revision dropped, objects adopted", "chart", want.Name, "revision", r.Version, "status", r.Info.Status)
 		if _, err := cfg.Releases.Delete(r.Name, r.Version); err != nil {
 			return nil, nil, err
 		}
@@ -254,7 +254,7 @@ func (c *Client) bring(ctx context.Context, cfg *action.Configuration, ch *chart
 	}
 	switch {
 	case before != nil && r.Version == before.Version && isJust(r, ch, want.Values):
-		return before, r, nil // applied before, perhaps not ready yet
+		return before, r, nil // applied before, possibly not ready yet
 	case before != nil:
 		if want.Recreate {
 			manifest, err := c.render(ctx, want)
@@ -272,31 +272,31 @@ func (c *Client) bring(ctx context.Context, cfg *action.Configuration, ch *chart
 		now, err = u.RunWithContext(ctx, want.Name, ch, want.Values)
 		return before, now, err
 	case r != nil:
-		// Failed before anything was deployed: begin anew.
+		// It failed before anything was deployed: start over.
 		if err := purge(cfg, want.Name); err != nil {
 			return nil, nil, err
 		}
 	}
 	i := action.NewInstall(cfg)
 	i.ReleaseName, i.Namespace, i.CreateNamespace, i.SkipCRDs, i.DisableOpenAPIValidation = want.Name, want.Namespace, true, true, true
-	// What ours are made of may be there already, such as the namespace of Plans.
+	// Objects of our charts may exist already, such as the namespace of Plans.
 	i.TakeOwnership = !want.Foreign
 	i.Timeout = timeout
 	now, err = i.RunWithContext(ctx, ch, want.Values)
 	return nil, now, err
 }
 
-// ownNamespace makes the namespace of our services. They use the host's network, which
-// a cluster whose default is a stricter level than privileged would not admit.
+// ownNamespace creates the namespace of our services. They use the host network, which a
+// cluster with a stricter default pod security level would not admit.
 func (c *Client) ownNamespace(ctx context.Context) error {
 	n := applycorev1.Namespace(Namespace).WithLabels(map[string]string{"pod-security.kubernetes.io/enforce": "privileged"})
 	if _, err := c.core.CoreV1().Namespaces().Apply(ctx, n, metav1.ApplyOptions{FieldManager: fieldManager, Force: true}); err != nil {
-		return fmt.Errorf("make namespace %s: %w", Namespace, err)
+		return fmt.Errorf("create namespace %s: %w", Namespace, err)
 	}
 	return nil
 }
 
-// purge drops all records of a chart. Its objects stay.
+// purge deletes all records of a chart. Its objects stay.
 func purge(cfg *action.Configuration, name string) error {
 	all, err := cfg.Releases.History(name)
 	if err != nil {
@@ -310,8 +310,8 @@ func purge(cfg *action.Configuration, name string) error {
 	return nil
 }
 
-// takeBack brings the cluster to what it had before and returns cause, with what
-// became of the way back.
+// takeBack rolls the cluster back to the previous revision. It returns cause, extended by the
+// result of the rollback.
 func (c *Client) takeBack(ctx context.Context, cfg *action.Configuration, want engine.Chart, before *release.Release, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 	defer cancel()
@@ -320,7 +320,7 @@ func (c *Client) takeBack(ctx context.Context, cfg *action.Configuration, want e
 		revision = before.Version
 	}
 	if err := c.revert(ctx, cfg, want, revision); err != nil {
-		return fmt.Errorf("%w; and it could not be taken back: %w", cause, err)
+		return fmt.Errorf("%w; and the rollback failed: %w", cause, err)
 	}
 	if before == nil {
 		return fmt.Errorf("%w; it was removed again", cause)
@@ -328,8 +328,8 @@ func (c *Client) takeBack(ctx context.Context, cfg *action.Configuration, want e
 	return fmt.Errorf("%w; revision %d is back", cause, before.Version)
 }
 
-// revert brings a revision of a chart back, unless it is there; with zero it removes the
-// chart.
+// revert rolls a chart back to a revision unless it is deployed already; with zero it
+// uninstalls the chart.
 func (c *Client) revert(ctx context.Context, cfg *action.Configuration, ch engine.Chart, revision int) error {
 	return retry(ctx, func(context.Context) error {
 		if revision == 0 {
@@ -347,12 +347,12 @@ func (c *Client) revert(ctx context.Context, cfg *action.Configuration, ch engin
 		}
 		target, err := cfg.Releases.Get(ch.Name, revision)
 		if absentRelease(err) {
-			return fmt.Errorf("revision %d is not kept any more", revision)
+			return fmt.Errorf("revision %d is no longer stored", revision)
 		}
 		if err != nil {
 			return err
 		}
-		if r != nil { // what was made anew on the way there has to be on the way back
+		if r != nil { // objects recreated on the way forward must be recreated on the way back
 			if err := c.clear(ctx, ch.Namespace, r.Manifest, target.Manifest); err != nil {
 				return err
 			}
@@ -362,13 +362,13 @@ func (c *Client) revert(ctx context.Context, cfg *action.Configuration, ch engin
 		if err := b.Run(ch.Name); err != nil {
 			return err
 		}
-		// So that nobody takes it for what a person did.
+		// The description marks the revision as ours, so that it is not taken for a manual change.
 		if r, err = last(cfg, ch.Name); err == nil && r != nil {
 			r.Info.Description += by
 			err = cfg.Releases.Update(r)
 		}
 		if err != nil {
-			c.log.Debug("rollback not marked", "chart", ch.Name, "err", err)
+			c.log.Debug("rollback description not stored", "chart", ch.Name, "err", err)
 		}
 		return nil
 	})
@@ -405,12 +405,12 @@ func (c *Client) RevertChart(ctx context.Context, want engine.Chart, revision in
 		return err
 	}
 	if err := c.revert(ctx, cfg, want, revision); err != nil {
-		return fmt.Errorf("bring chart %s back: %w", want.Name, err)
+		return fmt.Errorf("roll back chart %s: %w", want.Name, err)
 	}
 	return nil
 }
 
-// readiness is how far the objects of a chart are.
+// readiness counts the ready objects of a chart.
 type readiness struct {
 	objects, readyObjects int
 	pods, readyPods       int64
@@ -419,7 +419,7 @@ type readiness struct {
 
 func (r readiness) complete() bool { return r.readyObjects == r.objects }
 
-// readiness looks at everything that a revision consists of.
+// readiness checks all objects of a revision.
 func (c *Client) readiness(ctx context.Context, cfg *action.Configuration, r *release.Release) (readiness, error) {
 	var out readiness
 	resources, err := cfg.KubeClient.Build(strings.NewReader(r.Manifest), false)
@@ -431,16 +431,16 @@ func (c *Client) readiness(ctx context.Context, cfg *action.Configuration, r *re
 		out.objects++
 		ready, err := checker.IsReady(ctx, info)
 		if err == nil {
-			err = info.Get() // what the checker looks at is a copy of its own
+			err = info.Get() // the checker works on its own copy
 		}
 		if err != nil && !apierrors.IsNotFound(err) {
 			return out, err
 		}
-		if err != nil { // somebody deleted it: not as it was installed
+		if err != nil { // it was deleted: not as installed
 			ready = false
 		} else if typed, err := scheme.Scheme.ConvertToVersion(info.Object, info.Mapping.GroupVersionKind.GroupVersion()); err == nil {
-			// Helm takes a Deployment of one replica, which may be unavailable during an
-			// update, for ready without any.
+			// Helm counts a Deployment with one replica and maxUnavailable 1 as ready without any ready
+			// pod.
 			switch w := typed.(type) {
 			case *appsv1.Deployment:
 				s := ofDeployment(w, "")
@@ -461,7 +461,7 @@ func (c *Client) readiness(ctx context.Context, cfg *action.Configuration, r *re
 	return out, nil
 }
 
-// waitChart returns when everything of a revision is ready.
+// waitChart returns when all objects of a revision are ready.
 func (c *Client) waitChart(ctx context.Context, cfg *action.Configuration, r *release.Release, report func(string, int64, int64)) error {
 	t := time.NewTicker(readyPoll)
 	defer t.Stop()
@@ -476,7 +476,7 @@ func (c *Client) waitChart(ctx context.Context, cfg *action.Configuration, r *re
 			return err
 		})
 		switch {
-		case ctx.Err() != nil: // said below
+		case ctx.Err() != nil: // reported below
 		case err != nil:
 			return err
 		case now.complete():
@@ -496,17 +496,17 @@ func (c *Client) waitChart(ctx context.Context, cfg *action.Configuration, r *re
 			if errors.Is(ctx.Err(), context.Canceled) {
 				return ctx.Err()
 			}
-			if now.objects == 0 { // never seen
+			if now.objects == 0 { // never observed
 				return err
 			}
-			return fmt.Errorf("%s: not ready in time, %d of %d pods are", text, now.readyPods, now.pods)
+			return fmt.Errorf("%s: not ready in time, %d of %d pods are ready", text, now.readyPods, now.pods)
 		case <-t.C:
 		}
 	}
 }
 
-// problem returns what is wrong with the first troubled pod of the objects that are not
-// ready, given as "daemonset joinservice".
+// problem describes the first failing pod of the objects that are not ready, which are given
+// as "daemonset joinservice".
 func (c *Client) problem(ctx context.Context, namespace string, waiting []string) string {
 	l, err := c.core.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -527,8 +527,8 @@ func (c *Client) problem(ctx context.Context, namespace string, waiting []string
 	return ""
 }
 
-// lastWords returns the last line that a container of p wrote before it ended; empty
-// if none did, or nobody knows.
+// lastWords returns the last line that a container of p logged before it terminated; empty if
+// unknown.
 func (c *Client) lastWords(ctx context.Context, p *corev1.Pod) string {
 	for _, s := range p.Status.ContainerStatuses {
 		if s.State.Terminated == nil && s.LastTerminationState.Terminated == nil {
@@ -538,7 +538,7 @@ func (c *Client) lastWords(ctx context.Context, p *corev1.Pod) string {
 			Container: s.Name, Previous: s.State.Terminated == nil, TailLines: new(int64(1)), LimitBytes: new(int64(1024)),
 		}).DoRaw(ctx)
 		if line := strings.TrimSpace(string(b)); err == nil && line != "" {
-			return fmt.Sprintf("its last words were %q", line)
+			return fmt.Sprintf("last log line: %q", line)
 		}
 	}
 	return ""

@@ -16,20 +16,19 @@ import (
 	"constellation/engine/sandbox/controlplane"
 )
 
-// settling is how long a workload of a benchmark takes to get ready, as pulling an image
-// and starting does.
+// settling is how long a workload of a benchmark takes until it is ready, in place of pulling
+// an image and starting.
 const settling = 3 * time.Second
 
-// BenchmarkCharts brings six charts to a real API server, of which each has one Deployment
-// that is ready some seconds after it was made; nobody but the benchmark tells its state.
-// They depend on each other as those of a cluster do:
+// BenchmarkCharts applies six charts to a real API server. Each has one Deployment, which the
+// benchmark sets ready some seconds after its creation. Their dependencies resemble those of a
+// cluster:
 //
 //	cni ── services ── csi
 //	 └──── certs ───── operators
 //	       dns
 //
-// The peers are the longest chain of them (cni, services, csi) alone, and all of them one
-// after the other.
+// The peers are the longest chain (cni, services, csi) alone, and all charts in sequence.
 func BenchmarkCharts(b *testing.B) {
 	kubeconfig, err := controlplane.ForTest(b, controlplane.Options{}).Kubeconfig()
 	if err != nil {
@@ -82,7 +81,7 @@ func BenchmarkCharts(b *testing.B) {
 	b.ReportMetric(serial.Seconds()/n, "serial-s")
 }
 
-// workChart is a chart of one Deployment and what usually comes with it.
+// workChart is a chart of one Deployment and its usual companions.
 func workChart(name string) engine.Chart {
 	return engine.Chart{Name: name, Namespace: Namespace, Version: "1.0.0", Files: []assets.File{
 		{Name: "Chart.yaml", Data: []byte("apiVersion: v2\nname: " + name + "\nversion: 1.0.0\n")},
@@ -118,8 +117,8 @@ spec:
 	}}
 }
 
-// makeReady is the controllers and kubelets: it says of each Deployment that it is ready, some
-// time after it was made.
+// makeReady stands in for the controllers and kubelets: it sets each Deployment ready some
+// time after its creation.
 func makeReady(ctx context.Context, b *testing.B, c *Client, wg *sync.WaitGroup) {
 	w, err := c.core.AppsV1().Deployments(Namespace).Watch(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -146,7 +145,7 @@ func makeReady(ctx context.Context, b *testing.B, c *Client, wg *sync.WaitGroup)
 					return
 				case <-time.After(settling):
 				}
-				// Ready is what Helm finds in the newest ReplicaSet.
+				// Helm checks the readiness of the newest ReplicaSet.
 				rs := &appsv1.ReplicaSet{
 					ObjectMeta: metav1.ObjectMeta{Name: d.Name + "-1", Labels: d.Spec.Template.Labels, OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(d, appsv1.SchemeGroupVersion.WithKind("Deployment"))}, Annotations: map[string]string{"deployment.kubernetes.io/revision": "1"}},
 					Spec:       appsv1.ReplicaSetSpec{Replicas: new(int32(1)), Selector: d.Spec.Selector, Template: d.Spec.Template},

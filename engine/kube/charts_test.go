@@ -32,8 +32,8 @@ import (
 	"constellation/engine/twin"
 )
 
-// shop is a chart of others that keeps data in every way. Its values leave out, or change,
-// what holds it.
+// shop is a third-party chart that keeps data in every way. Its values omit or change the
+// objects with data.
 const shop = `{{- if .Values.kind }}
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -94,7 +94,7 @@ spec:
   names: {plural: coupons, singular: coupon, kind: Coupon, listKind: CouponList}
   versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, description: "` + version + `"}}}]
 `,
-		// It is made only where its kind is served, and needs it at once.
+		// It is rendered only if its kind is served, and needs that kind at once.
 		"templates/coupon.yaml": "{{ if .Capabilities.APIVersions.Has \"example.com/v1/Coupon\" }}\napiVersion: example.com/v1\nkind: Coupon\nmetadata: {name: welcome}\n{{ end }}\n",
 		"templates/hook.yaml":   "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: shop-hook, annotations: {helm.sh/hook: \"pre-install,pre-upgrade\"}}\n",
 	})
@@ -130,7 +130,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 		}
 		return got
 	}
-	// A claim that nobody binds is not ready, which is no subject here.
+	// An unbound claim is never ready, which is not tested here.
 	bind := func(t *testing.T) {
 		t.Helper()
 		claims := c.core.CoreV1().PersistentVolumeClaims("shop")
@@ -147,7 +147,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 		}
 	}
 
-	t.Run("the namespace of Plans is taken over as it is, unless somebody else carries them out", func(t *testing.T) {
+	t.Run("the namespace of Plans is adopted unless another controller applies Plans", func(t *testing.T) {
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: engine.PlansNamespace, Labels: map[string]string{"theirs": "yes"}}}
 		if _, err := c.core.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
@@ -211,7 +211,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 			t.Errorf("installed (-want +got):\n%s", d)
 		}
 		if got, err := c.OtherPlans(ctx); got != "" || err != nil {
-			t.Errorf("ours is taken for another: %q, %v", got, err)
+			t.Errorf("our controller is reported as another: %q, %v", got, err)
 		}
 		ours.Values = map[string]any{"release": "v1.1.0", "plans": map[string]any{"enabled": false}}
 		if got := compare(t, ours); len(got.Destroys) > 0 {
@@ -224,7 +224,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 	})
 
 	first := shopChart(t, "1.0.0", map[string]any{"text": "one", "claim": false})
-	t.Run("it is new, and comes with its kinds, its hooks and what needs them", func(t *testing.T) {
+	t.Run("a new chart with kinds, hooks and custom resources", func(t *testing.T) {
 		if d := cmp.Diff(engine.ChartChange{Chart: "web-shop", Namespace: "shop", To: "1.0.0"}, compare(t, first)); d != "" {
 			t.Errorf("(-want +got):\n%s", d)
 		}
@@ -244,7 +244,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 			t.Errorf("it changes %+v", got)
 		}
 	})
-	t.Run("its kinds are upgraded with it", func(t *testing.T) {
+	t.Run("an upgrade includes its kinds", func(t *testing.T) {
 		next := shopChart(t, "1.0.1", map[string]any{"text": "one", "claim": false})
 		if ok, err := c.ChartCurrent(ctx, next); ok || err != nil {
 			t.Errorf("before: %t, %v", ok, err)
@@ -256,7 +256,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 		}
 		apply(t, first)
 	})
-	t.Run("it does not go together with its values", func(t *testing.T) {
+	t.Run("values that the chart rejects", func(t *testing.T) {
 		bad := first
 		bad.Files = append(slices.Clone(first.Files), assets.File{Name: "templates/bad.yaml", Data: []byte(`{{ fail "give me a name" }}`)})
 		if _, err := c.CompareChart(ctx, bad); !errors.Is(err, engine.ErrChart) || !strings.Contains(err.Error(), "give me a name") {
@@ -264,7 +264,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 		}
 	})
 
-	// What holds data, and what becomes of it.
+	// Objects with data, and the reported loss.
 	if _, err := c.core.CoreV1().PersistentVolumeClaims("shop").Create(ctx, &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{"app.kubernetes.io/managed-by": "Helm"}, Annotations: map[string]string{"meta.helm.sh/release-name": "web-shop", "meta.helm.sh/release-namespace": "shop"}},
 		Spec:       corev1.PersistentVolumeClaimSpec{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}}},
@@ -287,26 +287,26 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 		more   string
 		want   []string
 	}{
-		{"nothing that holds data", map[string]any{"text": "two", "tag": "v2"}, "", nil},
+		{"an object without data", map[string]any{"text": "two", "tag": "v2"}, "", nil},
 		{"a definition without objects", map[string]any{"text": "one", "kind": false}, "", nil},
 		{"a namespace", map[string]any{"text": "one", "namespace": false}, "", []string{"Namespace shop-files is deleted with everything in it"}},
-		{"a claim", map[string]any{"text": "one", "claim": false}, "", []string{"PersistentVolumeClaim shop/shop is deleted with what its volume holds"}},
+		{"a claim", map[string]any{"text": "one", "claim": false}, "", []string{"PersistentVolumeClaim shop/shop is deleted with its volume's data"}},
 		{"a database", map[string]any{"text": "one", "database": false}, "", []string{"StatefulSet shop/db is deleted with its pods; its volumes stay"}},
 		{
-			"a database that would have to be another one",
+			"a database with an immutable change",
 			map[string]any{"text": "one", "service": "other"},
 			"",
-			[]string{"StatefulSet shop/db is deleted and made anew, because it cannot be changed so: spec is immutable; its pods stop meanwhile, its volumes stay"},
+			[]string{"StatefulSet shop/db is deleted and recreated because it cannot be updated: spec is immutable; its pods stop in the meantime, its volumes stay"},
 		},
 		{
-			"a claim that would have to be another one",
+			"a claim with an immutable change",
 			map[string]any{"text": "one", "mode": "ReadWriteMany"},
 			"",
-			[]string{"PersistentVolumeClaim shop/shop is deleted and made anew, because it cannot be changed so: spec is immutable; what it holds is lost"},
+			[]string{"PersistentVolumeClaim shop/shop is deleted and recreated because it cannot be updated: spec is immutable; its data is lost"},
 		},
-		{"what its publisher says", map[string]any{"text": "one"}, "orders of the old kind", []string{"orders of the old kind"}},
+		{"the publisher's warning", map[string]any{"text": "one"}, "orders of the old kind", []string{"orders of the old kind"}},
 	} {
-		t.Run("it would destroy "+tt.name, func(t *testing.T) {
+		t.Run("destroys "+tt.name, func(t *testing.T) {
 			next := shopChart(t, "1.1.0", tt.values)
 			next.Destructive = tt.more
 			got := compare(t, next)
@@ -318,16 +318,16 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 			}
 		})
 	}
-	t.Run("it would destroy a definition with its objects", func(t *testing.T) {
+	t.Run("destroys a definition with its objects", func(t *testing.T) {
 		order("one")
 		order("two")
 		got := compare(t, shopChart(t, "1.1.0", map[string]any{"text": "one", "kind": false}))
-		want := []string{"CustomResourceDefinition orders.example.com is deleted, and 2 objects of it with it"}
+		want := []string{"CustomResourceDefinition orders.example.com is deleted together with 2 objects of its kind"}
 		if d := cmp.Diff(want, got.Destroys); d != "" || !slices.Equal(got.Objects, []string{"customresourcedefinition/orders.example.com"}) {
 			t.Errorf("(-want +got):\n%s%v", d, got.Objects)
 		}
 	})
-	t.Run("what is kept is not destroyed", func(t *testing.T) {
+	t.Run("objects with the keep policy are not destroyed", func(t *testing.T) {
 		apply(t, shopChart(t, "1.0.0", map[string]any{"text": "one", "keep": true}))
 		if got := compare(t, shopChart(t, "1.1.0", map[string]any{"text": "one", "claim": false})); len(got.Destroys) > 0 {
 			t.Errorf("%v", got.Destroys)
@@ -341,7 +341,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 		}
 		return string(s.UID) + " " + s.Spec.ServiceName
 	}
-	t.Run("what cannot be changed is made anew where that was accepted, and on the way back", func(t *testing.T) {
+	t.Run("immutable objects are recreated if accepted, and in a rollback", func(t *testing.T) {
 		next := shopChart(t, "1.1.0", map[string]any{"text": "one", "service": "other"})
 		before := uid()
 		err := c.ApplyChart(ctx, next, silent)
@@ -354,21 +354,21 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 			t.Fatal(err)
 		}
 		apply(t, next)
-		anew := uid()
-		if anew == before || !strings.HasSuffix(anew, " other") {
-			t.Errorf("accepted: %s was %s", anew, before)
+		recreated := uid()
+		if recreated == before || !strings.HasSuffix(recreated, " other") {
+			t.Errorf("accepted: %s was %s", recreated, before)
 		}
 		if err := c.RevertChart(ctx, next, revision); err != nil {
 			t.Fatal(err)
 		}
-		if now := uid(); now == anew || !strings.HasSuffix(now, " db") {
-			t.Errorf("back: %s was %s", now, anew)
+		if now := uid(); now == recreated || !strings.HasSuffix(now, " db") {
+			t.Errorf("back: %s was %s", now, recreated)
 		}
 		if got := compare(t, next); got.ByHand != "" {
-			t.Errorf("the way back is taken for a person's: %s", got.ByHand)
+			t.Errorf("the rollback is reported as a manual change: %s", got.ByHand)
 		}
 	})
-	t.Run("what somebody did with helm is told", func(t *testing.T) {
+	t.Run("manual changes with helm are reported", func(t *testing.T) {
 		byHelm(t, c, func(cfg *action.Configuration, ch *chart.Chart) error {
 			u := action.NewUpgrade(cfg)
 			u.Namespace, u.SkipCRDs = "shop", true
@@ -393,7 +393,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 		}
 		apply(t, full)
 	})
-	t.Run("helm manages what was installed", func(t *testing.T) {
+	t.Run("helm can manage installed charts", func(t *testing.T) {
 		cfg, err := c.helm("shop")
 		if err != nil {
 			t.Fatal(err)
@@ -412,8 +412,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 	})
 }
 
-// byHelm does what a person does with the helm command, which knows nothing of us: the
-// chart comes from its archive.
+// byHelm acts like a user of the helm command: it loads the chart from its archive.
 func byHelm(t *testing.T, c *Client, do func(*action.Configuration, *chart.Chart) error, of engine.Chart) {
 	t.Helper()
 	var files []*loader.BufferedFile
@@ -433,7 +432,7 @@ func byHelm(t *testing.T, c *Client, do func(*action.Configuration, *chart.Chart
 	}
 }
 
-// killedChart is a chart of the set that is killed.
+// killedChart is a chart of the set whose console is killed.
 func killedChart(name, text string, replicas int, needs ...string) engine.Chart {
 	return engine.Chart{
 		Name: name, Namespace: Namespace, Version: "1.0.0", Values: map[string]any{"text": text, "replicas": replicas}, Needs: needs,
@@ -460,12 +459,12 @@ spec:
 
 const killAt = "CONSTELLATION_TEST_KILL_AT"
 
-// TestHelperKilledSet is the console that is killed: it brings a set, and ends itself as
-// kill -9 does when a chart has reached a state.
+// TestHelperKilledSet is the console that is killed: it applies a set, and sends SIGKILL to
+// itself when a chart has reached a state.
 func TestHelperKilledSet(t *testing.T) {
 	at, file, _ := strings.Cut(os.Getenv(killAt), "@")
 	if at == "" {
-		t.Skip("it is run by TestASetThatWasKilledKnowsWhatWasBefore")
+		t.Skip("it is run by TestKilledChartSetRollsBackToPreviousRevisions")
 	}
 	kubeconfig, err := os.ReadFile(file)
 	if err != nil {
@@ -487,7 +486,7 @@ func TestHelperKilledSet(t *testing.T) {
 	t.Fatalf("it ended by itself: %v", set.Apply(t.Context(), c))
 }
 
-func TestASetThatWasKilledKnowsWhatWasBefore(t *testing.T) {
+func TestKilledChartSetRollsBackToPreviousRevisions(t *testing.T) {
 	kubeconfig, err := controlplane.ForTest(t, controlplane.Options{Controllers: true}).Kubeconfig()
 	if err != nil {
 		t.Fatal(err)
@@ -516,14 +515,14 @@ func TestASetThatWasKilledKnowsWhatWasBefore(t *testing.T) {
 			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 				t.Fatalf("it was not killed: %v\n%s", err, out)
 			}
-			// The next one comes to its end with a chart that the API server refuses.
+			// The next console gets to a chart that the API server rejects.
 			err = apply(3*time.Minute, killedChart("kill-a", "newer", 0), killedChart("kill-b", "newer", 0, "kill-a"), killedChart("kill-c", "newer", -1, "kill-b"))
 			if err == nil || !strings.Contains(err.Error(), "install chart kill-c") {
 				t.Fatalf("%v", err)
 			}
 			for _, ch := range old {
 				if ok, err := c.ChartCurrent(t.Context(), ch); !ok || err != nil {
-					t.Errorf("chart %s is what it was: %t, %v", ch.Name, ok, err)
+					t.Errorf("chart %s is at its previous revision: %t, %v", ch.Name, ok, err)
 				}
 			}
 			if n, err := c.ChartRevision(t.Context(), killedChart("kill-c", "", 0)); n != 0 || err != nil {
@@ -534,7 +533,7 @@ func TestASetThatWasKilledKnowsWhatWasBefore(t *testing.T) {
 			}
 		})
 	}
-	// One that gets to its end forgets as well.
+	// A set that completes deletes the record as well.
 	if err := apply(3*time.Minute, killedChart("kill-a", "new", 0)); err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
-	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/sandbox/controlplane"
@@ -38,10 +38,10 @@ func (pretendedCloud) Components(context.Context, version.Version) (component.Si
 	return component.Signed{}, nil
 }
 
-// BenchmarkCheckVersions measures what a user waits for until `upgrade check` shows
-// versions and path: with a new client and a feed that was never asked before each time,
-// as the first start of the program has, of a cluster with few and with many kinds of
-// others. The requests are the most that one check made.
+// BenchmarkCheckVersions measures the wait until `upgrade check` shows versions and path: with
+// a new client and an uncached feed each time, as at the first start of the program, on a
+// cluster with few and with many third-party kinds. It reports the largest number of requests
+// of one check.
 func BenchmarkCheckVersions(b *testing.B) {
 	for _, kinds := range []int{0, 2000} {
 		b.Run(fmt.Sprintf("%d kinds", kinds), func(b *testing.B) {
@@ -105,8 +105,8 @@ func BenchmarkCheckVersions(b *testing.B) {
 	}
 }
 
-// serveFeed publishes the program's own releases, and returns the address, the file of
-// the public key and the number of requests that were made.
+// serveFeed publishes the program's own releases, and returns the address, the file of the
+// public key and the request counter.
 func serveFeed(b *testing.B) (address, key string, requests *atomic.Int64) {
 	b.Helper()
 	from, dir := b.TempDir(), b.TempDir()
@@ -137,13 +137,13 @@ func serveFeed(b *testing.B) (address, key string, requests *atomic.Int64) {
 	return server.URL, k.Public, requests
 }
 
-// populate makes a cluster with services of a release and three nodes of image v1.0.0, and
-// a workspace for it.
+// populate creates a cluster with the services of a release, three nodes of image v1.0.0, and
+// a workspace.
 func populate(b testing.TB, cp *controlplane.ControlPlane, c *Client, release string) *engine.Workspace {
 	b.Helper()
 	ctx := b.Context()
 	id := strings.Repeat("c1", 32)
-	rootPEM, _, err := attestation.CreateCA("bench")
+	rootPEM, _, err := attestationtest.CreateCA("bench")
 	if err != nil {
 		b.Fatal(err)
 	}

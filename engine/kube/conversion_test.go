@@ -82,9 +82,9 @@ func convertedBy(c *converter, d definition) string {
 	return strings.Replace(string(d.json()), `"scope":`, `"conversion":`+string(conversion)+`,"scope":`, 1)
 }
 
-// Objects that a backup has in an older version come back as the cluster's webhook converts
-// them; while it does not answer, what it would have converted is missing, and said to be.
-func TestAConversionWebhookConvertsAndFails(t *testing.T) {
+// Objects in an older version of a backup are restored through the cluster's conversion
+// webhook. While it is down, the objects that need it are missing and reported.
+func TestRestoreThroughConversionWebhook(t *testing.T) {
 	_, c := lone(t)
 	h := newHand(t, c)
 	old := definition{plural: "gizmos", kind: "Gizmo", status: true, versions: []string{"v1alpha1"}}
@@ -97,7 +97,7 @@ func TestAConversionWebhookConvertsAndFails(t *testing.T) {
 	b := h.backUp(false)
 	only := []engine.Selector{{Group: "shop.example.com", Resource: "gizmos"}}
 
-	// The next release of its chart knows v1 alone to be stored.
+	// The chart's next release stores v1 only.
 	h.destroy(old)
 	hook := newConverter(t)
 	now := definition{plural: "gizmos", kind: "Gizmo", status: true, versions: []string{"v1alpha1", "v1"}}
@@ -119,12 +119,12 @@ func TestAConversionWebhookConvertsAndFails(t *testing.T) {
 		t.Errorf("differs: %q", d)
 	}
 
-	// A backup reads what is stored, and so asks nobody: it is whole with a webhook that is
-	// out of order.
+	// A backup reads the stored version and needs no conversion, so it is complete while the
+	// webhook is down.
 	hook.broken.Store(true)
 	h.backUp(false)
 
-	// What is stored in another version than the one that is read cannot be read without it.
+	// Objects stored in another version than the one that is read need the webhook.
 	older := definition{plural: "gizmos", kind: "Gizmo", status: true, versions: []string{"v1", "v1alpha1"}}
 	have := h.do(http.MethodGet, kindsPath+"/"+now.name(), "")
 	o, err := parseObject(have)
@@ -133,7 +133,7 @@ func TestAConversionWebhookConvertsAndFails(t *testing.T) {
 	}
 	stored := strings.Replace(convertedBy(hook, older), `"metadata":{`, fmt.Sprintf(`"metadata":{"resourceVersion":%s,`, o.meta["resourceVersion"]), 1)
 	h.do(http.MethodPut, kindsPath+"/"+now.name(), stored)
-	for { // until the API server goes by the new definition
+	for { // until the API server applies the new definition
 		if _, err := h.w.do(t.Context(), http.MethodGet, older.path("default")+"/g-0", nil, "application/json", nil); err != nil {
 			break
 		}
@@ -170,15 +170,15 @@ func TestAConversionWebhookConvertsAndFails(t *testing.T) {
 	if kept != 1 {
 		t.Errorf("%d widgets are in it", kept)
 	}
-	// To restore and to compare they have to be read, too; the rest is not held up.
+	// Restore and diff have to read them, too; other types are not affected.
 	all := h.restore(b, engine.RestoreOptions{})
-	if l := lines(all.told); all.states[engine.RestoreFailed] != 1 || !strings.Contains(strings.Join(l, "\n"), "failed shop.example.com/gizmos: what the cluster has could not be read") || all.states[engine.RestoreSame] < 2 {
+	if l := lines(all.told); all.states[engine.RestoreFailed] != 1 || !strings.Contains(strings.Join(l, "\n"), "failed shop.example.com/gizmos: the cluster's objects could not be read") || all.states[engine.RestoreSame] < 2 {
 		t.Errorf("restore: %v, %q", all.states, l)
 	}
 	if d := h.diff(b, only...); !strings.Contains(d[len(d)-1], "gizmos.shop.example.com: ") || !strings.Contains(d[len(d)-1], "conversion webhook") {
 		t.Errorf("diff: %q", d)
 	}
-	// And when it answers again, all is well.
+	// Once the webhook answers again, everything succeeds.
 	hook.broken.Store(false)
 	if last := h.restore(b, engine.RestoreOptions{Only: only}); last.states[engine.RestoreSame] != n {
 		t.Errorf("in the end: %v, %q", last.states, lines(last.told))
@@ -193,7 +193,7 @@ func (h hand) await(d definition) {
 			if _, err := h.w.do(h.t.Context(), http.MethodGet, "/apis/shop.example.com/"+v+"/"+d.plural, nil, "application/json", nil); err == nil {
 				break
 			}
-			time.Sleep(20 * time.Millisecond) // between two looks at a condition
+			time.Sleep(20 * time.Millisecond) // poll interval
 		}
 	}
 }

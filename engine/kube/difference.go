@@ -23,8 +23,8 @@ import (
 
 // Differences implements [engine.Restorer].
 //
-// What is compared is what a backup made now would hold. Backup and cluster are read side by
-// side, both in the order of the keys in etcd, so that nothing has to be remembered.
+// It compares what a new backup would contain. Backup and cluster are read side by side in the
+// order of the keys in etcd, so that memory stays constant.
 func (c *Client) Differences(ctx context.Context, b *backup.Backup, only []engine.Selector, report func(engine.Difference)) (engine.Compared, error) {
 	var out engine.Compared
 	w, err := c.wire()
@@ -57,10 +57,10 @@ func (c *Client) Differences(ctx context.Context, b *backup.Backup, only []engin
 type differing struct {
 	*restore
 	report func(engine.Difference)
-	since  []part // of kinds that were defined since
+	since  []part // of kinds defined after the backup
 }
 
-// part is what is compared at a time: a type, or what a backup can have of one.
+// part is the unit of comparison: a type, or a backup's share of one.
 type part struct {
 	t     backup.Type
 	path  string
@@ -68,8 +68,8 @@ type part struct {
 	skip  func(name string) bool // may be nil
 }
 
-// parts are what a backup made now would have of the types of this one: definitions,
-// what is built in, and custom resources.
+// parts are what a new backup would contain of the types of this backup: definitions, built-in
+// types, custom resources.
 func (d *differing) parts() (list []part) {
 	m := d.b.Manifest()
 	for _, t := range m.Types {
@@ -77,7 +77,7 @@ func (d *differing) parts() (list []part) {
 			list = append(list, part{t: t, path: pathOf(t, "")})
 		}
 	}
-	// Of types without objects the manifest does not say in which files they would be.
+	// For types without objects the manifest does not name the files.
 	for _, j := range builtIn(engine.DumpOptions{Secrets: m.Secrets}) {
 		p := part{t: j.t, path: j.path, skip: j.skip}
 		if j.selector != "" {
@@ -99,7 +99,7 @@ func (d *differing) parts() (list []part) {
 	return list
 }
 
-// try compares a part. What cannot be read of the cluster is noted.
+// try compares a part. It notes the parts of the cluster that cannot be read.
 func (d *differing) try(ctx context.Context, p part, out *engine.Compared) error {
 	err := d.ofOne(ctx, p, out)
 	var silent *unreadable
@@ -120,7 +120,7 @@ func (d *differing) ofOne(ctx context.Context, part part, out *engine.Compared) 
 		k := d.kindOf(ctx, &t)
 		switch {
 		case k != nil && k.absent:
-			live = func(func(*object, error) bool) {} // as are all objects of it
+			live = func(func(*object, error) bool) {} // all objects of it are unreadable
 		case k != nil && k.err != "":
 			return &unreadable{t, errors.New(k.err)}
 		case k != nil:
@@ -152,7 +152,7 @@ func (d *differing) ofOne(ctx context.Context, part part, out *engine.Compared) 
 			out.Objects++
 		}
 		if x.Change == engine.ChangeChanged {
-			// Of a definition the API server says the status.
+			// The API server sets the status of a definition.
 			f := compare(p.saved, p.live, !isKinds(t), p.saved.owners)
 			if !f.any() {
 				continue
@@ -164,7 +164,7 @@ func (d *differing) ofOne(ctx context.Context, part part, out *engine.Compared) 
 	return nil
 }
 
-// defined notes a kind of which the backup knows nothing: all its objects are new.
+// defined notes a kind that the backup does not have: all its objects are new.
 func (d *differing) defined(o *object, out *engine.Compared) error {
 	var k kindInfo
 	for field, into := range map[string]any{"spec": &k.Spec, "status": &k.Status} {
@@ -189,8 +189,7 @@ func (d *differing) defined(o *object, out *engine.Compared) error {
 	return nil
 }
 
-// compared reports whether a selector matches an object, or the definition of what it
-// matches.
+// compared reports whether a selector matches an object, or its definition.
 func (d *differing) compared(t backup.Type, o engine.ObjectName) bool {
 	if d.wants(o) {
 		return true
@@ -199,12 +198,12 @@ func (d *differing) compared(t backup.Type, o engine.ObjectName) bool {
 	return isKinds(t) && slices.ContainsFunc(d.o.Only, func(s engine.Selector) bool { return s.OfType(group, resource) })
 }
 
-// object is a JSON object that is taken apart as far as its metadata.
+// object is a JSON object, decoded down to its metadata.
 type object struct {
 	namespace, name, uid string
-	// fields are those of the object but its metadata, meta are those of that.
+	// fields are the object's fields except metadata; meta are those of metadata.
 	fields, meta map[string]json.RawMessage
-	// owners are its ownerReferences as they were, of an object of a backup.
+	// owners are the original ownerReferences of an object of a backup.
 	owners json.RawMessage
 }
 
@@ -214,17 +213,17 @@ func parseObject(b []byte) (*object, error) {
 		return nil, err
 	}
 	if err := json.Unmarshal(o.fields["metadata"], &o.meta); err != nil {
-		return nil, fmt.Errorf("metadata: %w", err)
+		return nil, fmt.Errorf("read metadata: %w", err)
 	}
 	delete(o.fields, "metadata")
 	o.namespace, o.name, o.uid = text(o.meta["namespace"]), text(o.meta["name"]), text(o.meta["uid"])
 	if o.name == "" {
-		return nil, fmt.Errorf("metadata: it has no name")
+		return nil, fmt.Errorf("read metadata: name is missing")
 	}
 	return o, nil
 }
 
-// text is a JSON string; empty if it is none.
+// text decodes a JSON string; empty if b is not one.
 func text(b json.RawMessage) string {
 	var s string
 	if json.Unmarshal(b, &s) != nil {
@@ -233,7 +232,7 @@ func text(b json.RawMessage) string {
 	return s
 }
 
-// key is what objects of a type are in the order of: their key in etcd.
+// key is the sort key of objects of a type: their key in etcd.
 func (o *object) key() string {
 	if o.namespace == "" {
 		return o.name
@@ -244,17 +243,17 @@ func (o *object) key() string {
 // deleting reports whether the object only waits for its finalizers.
 func (o *object) deleting() bool { return len(o.meta["deletionTimestamp"]) > 0 }
 
-// serverSet are the fields of metadata that an API server sets itself: of a new object
-// they are other ones, or may not be given at all.
+// serverSet are the metadata fields that an API server sets itself. A new object has other
+// values, or may not have them at all.
 var serverSet = []string{
 	"uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "selfLink",
-	"ownerReferences", // put in again with the UIDs of this cluster
+	"ownerReferences", // set again with the UIDs of this cluster
 }
 
-// pair is an object as a backup has it and as the cluster has it; one of them may be nil.
+// pair is an object in the backup and in the cluster; one of them may be nil.
 type pair struct{ saved, live *object }
 
-// pairs walks two streams in the order of keys side by side.
+// pairs merges two streams in the order of keys.
 func pairs(saved, live iter.Seq2[*object, error]) iter.Seq2[pair, error] {
 	return func(yield func(pair, error) bool) {
 		nextSaved, stop := iter.Pull2(saved)
@@ -295,7 +294,7 @@ func pairs(saved, live iter.Seq2[*object, error]) iter.Seq2[pair, error] {
 	}
 }
 
-// merged makes one stream of several, each in the order of keys.
+// merged merges streams that are each in the order of keys.
 func merged(streams ...iter.Seq2[*object, error]) iter.Seq2[*object, error] {
 	if len(streams) == 1 {
 		return streams[0]
@@ -335,8 +334,7 @@ func merged(streams ...iter.Seq2[*object, error]) iter.Seq2[*object, error] {
 	}
 }
 
-// inOrder passes a stream on and makes sure that it is in the order of keys: else what is
-// walked side by side would not meet.
+// inOrder passes a stream on and verifies the order of its keys, on which pairs depends.
 func inOrder(what string, s iter.Seq2[*object, error]) iter.Seq2[*object, error] {
 	return func(yield func(*object, error) bool) {
 		last := ""
@@ -346,7 +344,7 @@ func inOrder(what string, s iter.Seq2[*object, error]) iter.Seq2[*object, error]
 				return
 			}
 			if k := o.key(); k <= last {
-				yield(nil, fmt.Errorf("%s: %s comes after %s, and they should be in order", what, k, last))
+				yield(nil, fmt.Errorf("%s: keys out of order: %s comes after %s", what, k, last))
 				return
 			}
 			last = o.key()
@@ -357,7 +355,7 @@ func inOrder(what string, s iter.Seq2[*object, error]) iter.Seq2[*object, error]
 	}
 }
 
-// maxFields bounds how many differences of one object are named.
+// maxFields bounds the listed differences of one object.
 const maxFields = 20
 
 // fields collects the paths of differences.
@@ -376,9 +374,9 @@ func (f *fields) add(path string) {
 
 func (f *fields) any() bool { return len(f.paths) > 0 }
 
-// compare returns the paths in which two objects differ, sorted, beside what API servers
-// set. Values are not in them: they may be secret. The status of saved counts if
-// withStatus is set; its owners are those of owners, by name.
+// compare returns the sorted paths in which two objects differ, ignoring fields that API
+// servers set. It returns no values, since they may be secret. The status of saved counts if
+// withStatus is set; its owners are compared by name with owners.
 func compare(saved, live *object, withStatus bool, owners json.RawMessage) fields {
 	var f fields
 	for _, k := range keysOf(saved.meta, live.meta) {
@@ -418,7 +416,7 @@ func keysOf(a, b map[string]json.RawMessage) []string {
 	return keys
 }
 
-// value decodes JSON that was decoded before; nil of nothing.
+// value decodes JSON that was decoded before; nil for empty input.
 func value(b json.RawMessage) (v any) {
 	if len(b) == 0 {
 		return nil
@@ -431,8 +429,8 @@ func value(b json.RawMessage) (v any) {
 	return v
 }
 
-// walk adds the paths below path in which a and b differ. With lax, what is empty is as
-// if it were not there.
+// walk adds the paths below path in which a and b differ. If lax, an empty value equals an
+// absent one.
 func (f *fields) walk(path string, a, b any, lax bool) {
 	if lax && empty(a) && empty(b) {
 		return
@@ -473,7 +471,7 @@ func (f *fields) walk(path string, a, b any, lax bool) {
 		}
 	default:
 		switch b.(type) {
-		case map[string]any, []any: // cannot be compared
+		case map[string]any, []any: // not comparable
 		default:
 			if a == b {
 				return
@@ -497,7 +495,7 @@ func empty(v any) bool {
 
 var plainKey = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]*$`)
 
-// step is how a key is written in a path.
+// step formats a key as a path element.
 func step(k string) string {
 	if plainKey.MatchString(k) {
 		return "." + k
@@ -505,7 +503,7 @@ func step(k string) string {
 	return "[" + strconv.Quote(k) + "]"
 }
 
-// ownerReference is an owner as a dependant names it.
+// ownerReference is an owner as its dependent names it.
 type ownerReference struct {
 	APIVersion         string `json:"apiVersion"`
 	Kind               string `json:"kind"`
@@ -527,9 +525,9 @@ func ownersOf(b json.RawMessage) (list []ownerReference, err error) {
 	return list, err
 }
 
-// ownerNames are the owners as far as they are the same in another cluster, sorted.
+// ownerNames are the owners without their UIDs, which differ between clusters, sorted.
 func ownerNames(b json.RawMessage) (names []string) {
-	list, _ := ownersOf(b) // it was read before
+	list, _ := ownersOf(b) // it was parsed before
 	for _, r := range list {
 		yes := func(p *bool) bool { return p != nil && *p }
 		names = append(names, fmt.Sprint(r.groupKind(), "/", r.Name, yes(r.Controller), yes(r.BlockOwnerDeletion)))

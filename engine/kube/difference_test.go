@@ -15,7 +15,7 @@ import (
 	"constellation/engine/backup"
 )
 
-func TestOnlyWhatPeopleAndControllersSetDiffers(t *testing.T) {
+func TestServerSetFieldsDoNotDiffer(t *testing.T) {
 	for _, tt := range []struct {
 		name, saved, live string
 		owners            string // of saved
@@ -23,7 +23,7 @@ func TestOnlyWhatPeopleAndControllersSetDiffers(t *testing.T) {
 		want              []string
 	}{
 		{
-			"what an API server sets is another one in each cluster",
+			"fields that an API server sets differ between clusters",
 			`{"apiVersion":"a/v1","kind":"K","metadata":{"name":"x","uid":"1"},"spec":{"a":1}}`,
 			`{"apiVersion":"a/v2","kind":"K","metadata":{"name":"x","uid":"2","resourceVersion":"7","generation":3,"creationTimestamp":"2026-01-01T00:00:00Z","managedFields":[{}],"selfLink":"/x"},"spec":{"a":1}}`,
 			"", true, nil,
@@ -33,7 +33,7 @@ func TestOnlyWhatPeopleAndControllersSetDiffers(t *testing.T) {
 		{"lists of other lengths are one difference", `{"metadata":{"name":"x"},"spec":[1,2,3]}`, `{"metadata":{"name":"x"},"spec":[1,2]}`, "", true, []string{"spec"}},
 		{"another type", `{"metadata":{"name":"x"},"spec":{"a":1}}`, `{"metadata":{"name":"x"},"spec":{"a":"1"}}`, "", true, []string{"spec.a"}},
 		{"null is not false", `{"metadata":{"name":"x"},"spec":{"a":null,"b":false}}`, `{"metadata":{"name":"x"},"spec":{"a":false,"b":false}}`, "", true, []string{"spec.a"}},
-		{"the order of keys and spaces are nothing", `{"metadata":{"name":"x"},"spec":{"a":1,"b":2}}`, `{"metadata":{"name":"x"},"spec":{"b": 2,"a": 1}}`, "", true, nil},
+		{"the order of keys and spaces is ignored", `{"metadata":{"name":"x"},"spec":{"a":1,"b":2}}`, `{"metadata":{"name":"x"},"spec":{"b": 2,"a": 1}}`, "", true, nil},
 		{"numbers beyond 2^53", `{"metadata":{"name":"x"},"spec":{"a":9007199254740993}}`, `{"metadata":{"name":"x"},"spec":{"a":9007199254740992}}`, "", true, []string{"spec.a"}},
 		{"one number written in two ways", `{"metadata":{"name":"x"},"spec":{"a":1.0}}`, `{"metadata":{"name":"x"},"spec":{"a":1}}`, "", true, nil},
 		{"no labels are no labels", `{"metadata":{"name":"x","labels":{}},"status":{}}`, `{"metadata":{"name":"x","finalizers":[]}}`, "", true, nil},
@@ -64,7 +64,7 @@ func TestOnlyWhatPeopleAndControllersSetDiffers(t *testing.T) {
 	}
 }
 
-func TestManyDifferencesAreCounted(t *testing.T) {
+func TestDifferencesAreLimited(t *testing.T) {
 	list := func(x string) *object {
 		o, err := parseObject([]byte(`{"metadata":{"name":"x"},"spec":[` + strings.Repeat(x+",", 30) + `0]}`))
 		if err != nil {
@@ -77,17 +77,17 @@ func TestManyDifferencesAreCounted(t *testing.T) {
 	}
 }
 
-// What is new and what is gone is what a backup made now has and has not, also of types of
-// which there was nothing.
-func TestDifferencesAreThoseOfTwoBackups(t *testing.T) {
+// Additions and removals are those of a new backup compared with the old one, also of types
+// that had no objects.
+func TestDifferencesOfClusterAndBackup(t *testing.T) {
 	for _, secrets := range []bool{false, true} {
 		t.Run(fmt.Sprintf("with secrets %t", secrets), func(t *testing.T) {
 			_, c := lone(t)
 			h := newHand(t, c)
 			h.do(http.MethodPost, "/api/v1/namespaces", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"constellation-system"}}`)
-			// This one the API server itself makes, when it has been up for a moment.
+			// The API server creates this one itself, shortly after its start.
 			for h.all("/api/v1/namespaces/kube-system/configmaps")["kube-system/kube-apiserver-legacy-service-account-token-tracking"] == nil {
-				time.Sleep(20 * time.Millisecond) // between two looks at a condition
+				time.Sleep(20 * time.Millisecond) // poll interval
 			}
 			h.define(widgets)
 			h.put(widgets, "default", "goes", "", "{}", "")
@@ -144,7 +144,7 @@ func (h hand) eachOf(b *backup.Backup, f func(name string)) {
 	}
 }
 
-func TestTwoStreamsMeetByKey(t *testing.T) {
+func TestPairsMergesStreamsByKey(t *testing.T) {
 	stream := func(keys ...string) func(func(*object, error) bool) {
 		return func(yield func(*object, error) bool) {
 			for _, k := range keys {
@@ -155,7 +155,7 @@ func TestTwoStreamsMeetByKey(t *testing.T) {
 			}
 		}
 	}
-	// As in etcd: a-b comes before a/x, since - comes before /.
+	// As in etcd: a-b comes before a/x, since - sorts before /.
 	a := merged(inOrder("a", stream("a-b/x", "a/x", "a/z")), inOrder("a", stream("a/b", "b/a")))
 	b := inOrder("b", stream("a/b", "a/c", "a/z", "c/c"))
 	var got []string
@@ -179,7 +179,7 @@ func TestTwoStreamsMeetByKey(t *testing.T) {
 	for _, err := range pairs(inOrder("the backup", stream("b/a", "a/b")), stream()) {
 		failed = err
 	}
-	if failed == nil || !strings.Contains(failed.Error(), "the backup: a/b comes after b/a") {
+	if failed == nil || !strings.Contains(failed.Error(), "the backup: keys out of order: a/b comes after b/a") {
 		t.Errorf("out of order: %v", failed)
 	}
 }

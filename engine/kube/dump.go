@@ -28,52 +28,52 @@ import (
 
 var _ engine.Backups = (*Client)(nil)
 
-// Pages of a dump. A page costs the API server something that grows with the collection,
-// so they are large; but it holds one in memory.
+// Page sizes of a dump. A page costs the API server work that grows with the collection, so
+// pages are large. The API server holds one page in memory.
 const (
-	firstPage = 500      // objects, as long as nobody knows how large they are
-	pageBytes = 16 << 20 // of the following ones, about
+	firstPage = 500      // objects, while their size is unknown
+	pageBytes = 16 << 20 // target size of later pages
 	leastPage = 100
 	mostPage  = 10000
 )
 
-// patience says how long a dump waits for what may pass by itself. Each time something
-// arrives, it begins anew.
+// patience is how long a dump waits for transient errors. Each timer restarts when data
+// arrives.
 type patience struct {
-	// away is for an API server that does not answer, or has no time.
+	// away is for an API server that is unreachable or overloaded.
 	away time.Duration
-	// wrong is for an answer that is an error or cannot be read.
+	// wrong is for an answer that is an error or cannot be decoded.
 	wrong time.Duration
-	// silent is how long nothing may arrive in the middle of an answer.
+	// silent is how long an answer may stall.
 	silent time.Duration
-	// appear is how long a kind may not be served though the API server says that it is.
+	// appear is how long a kind may stay unserved although its definition is established.
 	appear time.Duration
 }
 
 var patient = patience{away: 2 * time.Minute, wrong: 20 * time.Second, silent: time.Minute, appear: 5 * time.Second}
 
-// readers is how many types are read at the same time.
+// readers is how many types are read concurrently.
 const readers = 2
 
-// helmType is the type of Secrets that are Helm's records.
+// helmType is the type of Secrets that hold Helm's records.
 const helmType = "helm.sh/release.v1"
 
-// volatile are ConfigMaps that controllers write by themselves: another cluster's, or an older
-// state, would only be in the way.
+// volatile are ConfigMaps that controllers write by themselves. Restoring them from another
+// cluster or an older state would do harm.
 var volatile = map[string]bool{"kube-root-ca.crt": true, "extension-apiserver-authentication": true, "cluster-autoscaler-status": true}
 
 // Dump implements [engine.Backups].
 //
-// What the API server sends is cut into objects as it arrives and written as it is: memory
-// does not depend on how much there is. Two types are read at a time, each in pages of one
-// resourceVersion.
+// The API server's answer is split into objects as it arrives, and each object is written
+// unchanged, so memory does not depend on the size of the cluster. Two types are read
+// concurrently, each in pages of one resourceVersion.
 func (c *Client) Dump(ctx context.Context, w *backup.Writer, o engine.DumpOptions, report func(engine.BackupProgress)) error {
 	return c.dump(ctx, w, o, report, patient)
 }
 
 func (c *Client) dump(ctx context.Context, w *backup.Writer, o engine.DumpOptions, report func(engine.BackupProgress), p patience) error {
 	config := rest.CopyConfig(c.config)
-	config.QPS = -1 // it has two requests in flight at most, and the API server says when it has no time
+	config.QPS = -1 // at most two requests are in flight, and the API server throttles them
 	config.APIPath, config.GroupVersion, config.NegotiatedSerializer = "/api", &metav1.Unversioned, scheme.Codecs.WithoutConversion()
 	client, err := rest.UnversionedRESTClientFor(config)
 	if err != nil {
@@ -101,21 +101,21 @@ type dumper struct {
 	seen   map[string]string // UIDs of kinds, by name
 }
 
-// job is a type that is to be read.
+// job is a type to read.
 type job struct {
 	t    backup.Type
-	file string // without ".json"; empty: follows from the type
+	file string // without ".json"; if empty, derived from the type
 	path string
 	// selector is a field selector.
 	selector string
-	// skip leaves out objects, by name.
+	// skip omits objects by name.
 	skip func(name string) bool
-	// each is called for each object; anew is called when the type is read from the start.
-	each func(*backup.Item) error
-	anew func()
-	// crd is the name of the kind that it belongs to; empty if it is built in.
+	// each is called for each object; restart, when reading the type restarts.
+	each    func(*backup.Item) error
+	restart func()
+	// crd is the name of its definition; empty for built-in types.
 	crd string
-	// size is about how many objects there are.
+	// size is the approximate number of objects.
 	size int64
 }
 
@@ -142,7 +142,7 @@ func (d *dumper) run(ctx context.Context, o engine.DumpOptions) error {
 			kinds = append(kinds, k)
 			return err
 		},
-		anew: func() { kinds = nil },
+		restart: func() { kinds = nil },
 	}, crds, &version)
 	var gap *gapError
 	if errors.As(err, &gap) {
@@ -158,7 +158,7 @@ func (d *dumper) run(ctx context.Context, o engine.DumpOptions) error {
 	for i := range jobs {
 		jobs[i].size = sizes[jobs[i].t.String()]
 	}
-	// The largest first: else one of them would be read alone in the end.
+	// The largest first: otherwise one of them would be read alone at the end.
 	slices.SortStableFunc(jobs, func(a, b job) int { return cmp.Compare(b.size, a.size) })
 	d.add(func(p *engine.BackupProgress) {
 		p.Types, p.AllTypes = 1, int64(len(jobs)+1)
@@ -176,7 +176,7 @@ func (d *dumper) run(ctx context.Context, o engine.DumpOptions) error {
 		if err := d.all(ctx, jobs); err != nil {
 			return err
 		}
-		// Kinds that appeared meanwhile are read, too.
+		// Kinds that were created in the meantime are read, too.
 		if jobs, err = d.appeared(ctx, crds); err != nil {
 			return err
 		}
@@ -186,12 +186,12 @@ func (d *dumper) run(ctx context.Context, o engine.DumpOptions) error {
 		d.add(func(p *engine.BackupProgress) { p.AllTypes += int64(len(jobs)) })
 	}
 	for _, j := range jobs {
-		d.w.Note(j.t.String() + " appeared while the backup was made; its objects are not in it")
+		d.w.Note(j.t.String() + " was created during the backup; its objects are not in the backup")
 	}
 	return crds.Close(version)
 }
 
-// add changes what is reported, and reports it.
+// add changes the progress and reports it.
 func (d *dumper) add(change func(*engine.BackupProgress)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -202,7 +202,7 @@ func (d *dumper) add(change func(*engine.BackupProgress)) {
 	}
 }
 
-// identity asks which cluster it is.
+// identity reads the identity of the cluster.
 func (d *dumper) identity(ctx context.Context) (backup.Cluster, error) {
 	var out backup.Cluster
 	var v struct {
@@ -220,14 +220,14 @@ func (d *dumper) identity(ctx context.Context) (backup.Cluster, error) {
 			return unmarshal(b, into)
 		})
 		if err != nil && (path == "/version" || !errors.Is(err, engine.ErrForbidden)) {
-			return out, fmt.Errorf("find out which cluster it is: %w", err)
+			return out, fmt.Errorf("read identity of the cluster: %w", err)
 		}
 	}
 	return backup.Cluster{UID: string(ns.UID), Server: v.GitVersion}, nil
 }
 
-// sizes returns about how many objects of each type there are, as the API server's
-// metrics say, which may be a minute old; nothing if it does not tell.
+// sizes returns the approximate number of objects of each type from the API server's metrics,
+// which may be a minute old; nothing if they cannot be read.
 func (d *dumper) sizes(ctx context.Context) map[string]int64 {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -267,7 +267,7 @@ func label(labels, name string) string {
 	return ""
 }
 
-// builtIn are the types that are no custom resources.
+// builtIn are all types except custom resources.
 func builtIn(o engine.DumpOptions) []job {
 	secrets := backup.Type{Version: "v1", Resource: "secrets", Kind: "Secret", Namespaced: true}
 	maps := backup.Type{Version: "v1", Resource: "configmaps", Kind: "ConfigMap", Namespaced: true}
@@ -281,7 +281,7 @@ func builtIn(o engine.DumpOptions) []job {
 	return jobs
 }
 
-// kindInfo is what a dump needs to know of a CustomResourceDefinition.
+// kindInfo is the slim copy of a CustomResourceDefinition.
 type kindInfo struct {
 	Metadata struct {
 		Name string `json:"name"`
@@ -329,8 +329,8 @@ func (k *kindInfo) established() bool {
 	return false
 }
 
-// version returns the version to read: the one stored where it is served, since that needs
-// no conversion; else another that may be stored, else any.
+// version returns the version to read: the stored one if it is served, since that needs no
+// conversion; else another version with stored objects, else any.
 func (k *kindInfo) version() (name string, status, ok bool) {
 	best := -1
 	for _, v := range k.Spec.Versions {
@@ -351,7 +351,7 @@ func (k *kindInfo) version() (name string, status, ok bool) {
 	return name, status, ok
 }
 
-// jobsOf returns what is to be read of kinds, and notes what cannot be.
+// jobsOf returns the jobs for kinds, and notes the kinds that cannot be read.
 func (d *dumper) jobsOf(kinds []kindInfo) []job {
 	var out []job
 	for _, k := range kinds {
@@ -363,14 +363,14 @@ func (d *dumper) jobsOf(kinds []kindInfo) []job {
 		case ok:
 			out = append(out, j)
 		case k.established():
-			d.w.Hole(backup.Hole{Group: k.Spec.Group, Resource: k.Spec.Names.Plural, Reason: "no version of it is served, so its objects cannot be read"})
+			d.w.Hole(backup.Hole{Group: k.Spec.Group, Resource: k.Spec.Names.Plural, Reason: "no version of it is served; its objects cannot be read"})
 		}
 	}
 	return out
 }
 
-// jobOf returns what is to be read of a kind, if anything is. What was never established
-// has no objects.
+// jobOf returns the job for a kind; nil if there is nothing to read. A kind that was never
+// established has no objects.
 func jobOf(k *kindInfo) (job, bool) {
 	version, status, ok := k.version()
 	if !ok || !k.established() {
@@ -380,14 +380,13 @@ func jobOf(k *kindInfo) (job, bool) {
 	return job{t: t, path: "/apis/" + k.Spec.Group + "/" + version + "/" + k.Spec.Names.Plural, crd: k.Metadata.Name}, true
 }
 
-// appeared returns what is to be read of kinds that were not there before, and adds these
-// kinds to the others.
+// appeared returns the jobs for new kinds and adds these kinds to the known ones.
 func (d *dumper) appeared(ctx context.Context, crds *backup.TypeWriter) ([]job, error) {
 	const path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 	var list metav1.PartialObjectMetadataList
 	err := d.ask(ctx, path, "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", &list)
 	if errors.Is(err, engine.ErrForbidden) {
-		return nil, nil // a hole already
+		return nil, nil // noted as a gap already
 	}
 	if err != nil {
 		return nil, err
@@ -398,7 +397,7 @@ func (d *dumper) appeared(ctx context.Context, crds *backup.TypeWriter) ([]job, 
 		case have == string(m.UID):
 			continue
 		case have != "":
-			d.w.Note(m.Name + " was removed and made anew while the backup was made")
+			d.w.Note(m.Name + " was deleted and recreated during the backup")
 			d.seen[m.Name] = string(m.UID)
 			continue
 		}
@@ -494,7 +493,7 @@ func (d *dumper) one(ctx context.Context, j job) error {
 		}
 		d.w.Hole(backup.Hole{Group: j.t.Group, Resource: j.t.Resource, Reason: reason})
 	case errors.Is(err, errGone):
-		d.w.Note(j.t.String() + " was removed while the backup was made; its objects are not in it")
+		d.w.Note(j.t.String() + " was deleted during the backup; its objects are not in the backup")
 		if err := t.Discard(); err != nil {
 			return err
 		}
@@ -510,10 +509,10 @@ func (d *dumper) one(ctx context.Context, j job) error {
 	return nil
 }
 
-// errGone is the error of a kind that was removed.
+// errGone is the error of a deleted kind.
 var errGone = errors.New("gone")
 
-// vanished finds out why a kind is not served, and reads it if it is again.
+// vanished finds out why a kind is not served, and reads it if it is served again.
 func (d *dumper) vanished(ctx context.Context, j job, t *backup.TypeWriter, version *string) error {
 	path := "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/" + j.crd
 	for begun := time.Now(); ; {
@@ -543,7 +542,7 @@ func (d *dumper) vanished(ctx context.Context, j job, t *backup.TypeWriter, vers
 			return err
 		}
 		if time.Since(begun) > d.patience.appear {
-			return &gapError{"the API server does not serve it"}
+			return &gapError{"the API server does not serve this kind"}
 		}
 		if err := pause(ctx, 100*time.Millisecond); err != nil {
 			return err
@@ -562,29 +561,29 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// gapError says that something cannot be read for good.
+// gapError is a permanent read error of a type.
 type gapError struct{ reason string }
 
 func (e *gapError) Error() string { return e.reason }
 
-// errWriter tells an error of the backup from one of the cluster.
+// errWriter marks errors of the backup's writer, to separate them from the cluster's.
 var errWriter = &writerError{}
 
 type writerError struct{}
 
 func (*writerError) Error() string { return "" }
 
-// again takes back what was counted of a type.
+// again discards the counts of a type before it is read again.
 func (d *dumper) again(j job, t *backup.TypeWriter) {
 	n := t.Objects()
 	d.add(func(p *engine.BackupProgress) { p.Objects -= n })
-	if j.anew != nil {
-		j.anew()
+	if j.restart != nil {
+		j.restart()
 	}
 }
 
-// read reads all objects of a type. The error is a *gapError if they cannot be read for
-// good, wraps ErrAbsent if the type is not served, errWriter if they cannot be written.
+// read reads all objects of a type. The error is a *gapError if they are permanently
+// unreadable. It wraps ErrAbsent if the type is not served, and errWriter if writing fails.
 func (d *dumper) read(ctx context.Context, j job, t *backup.TypeWriter, version *string) error {
 	scanner := backup.NewScanner(nil)
 	limit, token := int64(firstPage), ""
@@ -614,13 +613,13 @@ func (d *dumper) read(ctx context.Context, j job, t *backup.TypeWriter, version 
 			return err
 		}
 		if token != "" && apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-			// What comes now would be of another time than what is there.
+			// The following pages would be of another time than those read so far.
 			d.again(j, t)
 			if err := t.Reset(); err != nil {
 				return fmt.Errorf("%w%w", errWriter, err)
 			}
 			if token, expired = "", expired+1; expired >= 3 {
-				limit = 0 // all at once cannot expire
+				limit = 0 // an unpaged list cannot expire
 			}
 			continue
 		}
@@ -640,7 +639,8 @@ func (d *dumper) read(ctx context.Context, j job, t *backup.TypeWriter, version 
 	}
 }
 
-// judge returns how long to wait until a page is asked for again, or why it is not.
+// judge returns how long to wait before the page is requested again, or why it is not
+// requested again.
 func (d *dumper) judge(err error, since time.Duration, failures int) (time.Duration, error) {
 	wait := min(100*time.Millisecond<<min(failures-1, 10), 5*time.Second)
 	wait = wait/2 + rand.N(wait)
@@ -652,16 +652,16 @@ func (d *dumper) judge(err error, since time.Duration, failures int) (time.Durat
 	case errors.Is(kind, engine.ErrAbsent):
 		return 0, kind
 	case errors.Is(kind, engine.ErrForbidden):
-		return 0, &gapError{"it may not be read: " + reasonOf(err)}
+		return 0, &gapError{"access denied: " + reasonOf(err)}
 	case errors.Is(kind, engine.ErrDenied):
 		return 0, kind
 	case errors.Is(err, backup.ErrSyntax):
 		if since < d.patience.wrong {
 			return wait, nil
 		}
-		return 0, &gapError{"the API server's answer cannot be read"}
+		return 0, &gapError{"the API server's answer cannot be decoded"}
 	case apierrors.IsInternalError(err), !errors.Is(kind, engine.ErrUnreachable):
-		// A webhook that fails, an object that cannot be decoded or decrypted.
+		// A conversion webhook that fails, or an object that cannot be decoded or decrypted.
 		if since < d.patience.wrong && errors.Is(kind, engine.ErrUnreachable) {
 			return wait, nil
 		}
@@ -672,7 +672,7 @@ func (d *dumper) judge(err error, since time.Duration, failures int) (time.Durat
 	return 0, fmt.Errorf("list %w", kind)
 }
 
-// reasonOf is what the API server says, on one line that is not too long.
+// reasonOf is the API server's message on one line of limited length.
 func reasonOf(err error) string {
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	if r := []rune(text); len(r) > 300 {
@@ -681,14 +681,14 @@ func reasonOf(err error) string {
 	return text
 }
 
-// page reads one page and returns how many bytes of objects it has. limit zero means
+// page reads one page and returns the size of its objects in bytes. A limit of zero reads
 // everything.
 func (d *dumper) page(ctx context.Context, j job, t *backup.TypeWriter, s *backup.Scanner, limit int64, token string) (meta backup.ListMeta, size int64, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	// Nothing may hang: what is silent for too long is asked for again.
+	// A stalled request is canceled and sent again.
 	silence := time.AfterFunc(d.patience.silent, func() {
-		cancel(fmt.Errorf("%w: nothing came for %s", engine.ErrUnreachable, d.patience.silent))
+		cancel(fmt.Errorf("%w: no data for %s", engine.ErrUnreachable, d.patience.silent))
 	})
 	defer silence.Stop()
 	defer func() {

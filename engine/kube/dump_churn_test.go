@@ -18,12 +18,13 @@ import (
 	"constellation/engine"
 	"constellation/engine/backup"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/internal/testneeds"
 )
 
 // proof returns full if the proofs of backups are to be as large as what they prove, and
 // else part of it, which takes seconds:
 //
-//	CONSTELLATION_E2E_BACKUP=1 go test -timeout 60m -run 'TestWhatWasThereAllTheTimeIsKept|TestWhatWasDestroyedIsBroughtBack' ./engine/kube
+//	CONSTELLATION_E2E_BACKUP=1 go test -timeout 60m -run 'TestBackupDuringChurnHasAllPermanentObjects|TestRestoreOfDestroyedObjects' ./engine/kube
 func proof(part, full int) int {
 	if os.Getenv("CONSTELLATION_E2E_BACKUP") != "" {
 		return full
@@ -31,7 +32,7 @@ func proof(part, full int) int {
 	return part
 }
 
-// life says when an object of a churn was there, in resourceVersions.
+// life is the lifetime of an object of a churn, in resourceVersions.
 type life struct {
 	plural, name string
 	made         int64
@@ -39,18 +40,18 @@ type life struct {
 	alive, gone int64
 }
 
-// churn makes and deletes objects of some kinds, and changes others, until it is ended.
+// churn creates and deletes objects of some kinds, and changes others, until it ends.
 type churn struct {
 	h     hand
 	kinds []definition
-	stays []string // paths of objects that are changed
+	stays []string // paths of changed objects
 
 	serial atomic.Int64
 	mu     sync.Mutex
 	moved  *sync.Cond
 	lives  []*life
-	done   int // how many were made and deleted
-	change int // how many changes were made
+	done   int // number of created and deleted objects
+	change int // number of changes
 	over   bool
 	err    error
 	wg     sync.WaitGroup
@@ -72,7 +73,7 @@ func startChurn(h hand, stays []string, kinds ...definition) *churn {
 	return c
 }
 
-// end stops the writers, and returns when what they began is done.
+// end stops the writers, and returns when their last writes are done.
 func (c *churn) end() error {
 	c.mu.Lock()
 	c.over = true
@@ -82,7 +83,7 @@ func (c *churn) end() error {
 	return c.err
 }
 
-// await returns when n objects came and went.
+// await returns when n objects were created and deleted.
 func (c *churn) await(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,7 +93,7 @@ func (c *churn) await(n int) {
 }
 
 func (c *churn) write(w int) error {
-	const own = 5 // of each writer, at a time
+	const own = 5 // per writer, at a time
 	var mine []*life
 	var left *life // deleted last
 	for round := 0; ; round++ {
@@ -104,7 +105,7 @@ func (c *churn) write(w int) error {
 		}
 		n := c.serial.Add(1)
 		d := c.kinds[n%int64(len(c.kinds))]
-		// Among those that stay, in the order of keys.
+		// Among the permanent objects, in the order of keys.
 		name := fmt.Sprintf("stays-%06d-%d", n*7919%int64(len(c.stays)), n)
 		now, err := c.make(d, name)
 		if err != nil {
@@ -132,7 +133,7 @@ func (c *churn) write(w int) error {
 			c.mu.Unlock()
 		}
 		if round%10 == 0 {
-			// Of each object that stays only one writer is.
+			// Each permanent object has one writer.
 			if err := c.touch(c.stays[(round/10*16+w)%len(c.stays)], n); err != nil {
 				return err
 			}
@@ -156,7 +157,7 @@ func (c *churn) make(d definition, name string) (version int64, err error) {
 	return strconv.ParseInt(m.ResourceVersion, 10, 64)
 }
 
-// touch changes an object that stays.
+// touch changes a permanent object.
 func (c *churn) touch(path string, n int64) error {
 	b, err := c.h.w.do(c.h.t.Context(), http.MethodGet, path, nil, onlyMetadata, nil)
 	if err != nil {
@@ -176,7 +177,8 @@ func (c *churn) touch(path string, n int64) error {
 	return nil
 }
 
-// judge compares what a backup has of a type with what was there at its resourceVersion.
+// judge compares the objects of a type in a backup with those that existed at its
+// resourceVersion.
 func (c *churn) judge(t backup.Type, has map[string]int) (there, not int, wrong []string) {
 	v, err := strconv.ParseInt(t.ResourceVersion, 10, 64)
 	if err != nil {
@@ -220,22 +222,19 @@ func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// Objects come and go while a backup is made, and etcd is compacted again and again: the
-// backup has each type as it was at one moment, so all that was there from beginning to
-// end is in it, once.
-func TestWhatWasThereAllTheTimeIsKept(t *testing.T) {
+// Objects come and go during a backup, and etcd is compacted repeatedly. The backup has each
+// type as of one resourceVersion, so it has every object that existed throughout, once.
+func TestBackupDuringChurnHasAllPermanentObjects(t *testing.T) {
 	t.Run("where pages come from etcd", func(t *testing.T) { // and so expire with it
 		keptAllTheTime(t, proof(1500, 100_000), proof(3000, 30_000), "--feature-gates=ListFromCacheSnapshot=false")
 	})
 	t.Run("where pages come from the API server's cache", func(t *testing.T) {
-		if proof(1, 0) == 1 {
-			t.Skip("takes minutes; set CONSTELLATION_E2E_BACKUP=1 to run it")
-		}
+		testneeds.OptIn(t, "CONSTELLATION_E2E_BACKUP", "minutes")
 		keptAllTheTime(t, 100_000, 30_000)
 	})
 }
 
-// keptAllTheTime has so many objects come and go while a backup is made of others.
+// keptAllTheTime creates and deletes n objects while it backs up others.
 func keptAllTheTime(t *testing.T, total, stay int, args ...string) {
 	cp := controlplane.ForTest(t, controlplane.Options{APIServerArgs: append(args, "--disable-admission-plugins=ServiceAccount")})
 	direct, err := ForConfig(cp.Config(), nil)
@@ -251,7 +250,7 @@ func keptAllTheTime(t *testing.T, total, stay int, args ...string) {
 		t.Fatal(err)
 	}
 	gadgets := definition{plural: "gadgets", kind: "Gadget", versions: []string{"v1"}}
-	moths := definition{plural: "moths", kind: "Moth", versions: []string{"v1"}} // none stays
+	moths := definition{plural: "moths", kind: "Moth", versions: []string{"v1"}} // all are temporary
 	h.define(widgets, gadgets, moths)
 	etcd := etcdOf(t, cp)
 	seed(t, etcd, "shop.example.com", "widgets", "Widget", "stays", stay, 1200)
@@ -283,7 +282,7 @@ func keptAllTheTime(t *testing.T, total, stay int, args ...string) {
 			h.put(late, "default", "appeared", "", "{}", "")
 		}
 		if pause%3 == 0 {
-			r, err := etcd.Put(t.Context(), "compacted", "") // a revision of its own
+			r, err := etcd.Put(t.Context(), "compacted", "") // its own resourceVersion
 			if err == nil {
 				_, err = etcd.Compact(t.Context(), r.Header.Revision, clientv3.WithCompactPhysical())
 			}

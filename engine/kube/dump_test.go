@@ -35,7 +35,7 @@ import (
 
 const dumpID = "backup-20261121070501-1a2b3c4d"
 
-// widgetKind is a definition whose objects may hold anything.
+// widgetKind is a definition whose objects may have any content.
 func widgetKind(group, plural, kind string) string {
 	return fmt.Sprintf(`apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -75,8 +75,8 @@ func etcdOf(t testing.TB, cp *controlplane.ControlPlane) *clientv3.Client {
 	return c
 }
 
-// seed writes objects of a kind of a group straight into etcd, which is ten times as
-// fast as creating them.
+// seed writes objects of a kind directly into etcd, which is ten times as fast as creating
+// them.
 func seed(t testing.TB, c *clientv3.Client, group, plural, kind, name string, n, size int) {
 	t.Helper()
 	var ops []clientv3.Op
@@ -132,7 +132,7 @@ func TestDumpOfARealCluster(t *testing.T) {
 		var churning sync.WaitGroup
 		var compactions int
 		widgets := c.dynamic.Resource(schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}).Namespace("default")
-		churning.Go(func() { // objects come and go meanwhile
+		churning.Go(func() { // objects come and go in the meantime
 			for i := 0; churn.Err() == nil; i++ {
 				name := fmt.Sprintf("comes-%d", i)
 				u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Widget", "metadata": map[string]any{"name": name}}}
@@ -147,7 +147,7 @@ func TestDumpOfARealCluster(t *testing.T) {
 				return
 			}
 			next += 700
-			r, err := etcd.Put(t.Context(), "compacted", "") // a revision of its own
+			r, err := etcd.Put(t.Context(), "compacted", "") // its own resourceVersion
 			if err == nil {
 				_, err = etcd.Compact(t.Context(), r.Header.Revision, clientv3.WithCompactPhysical())
 			}
@@ -226,12 +226,12 @@ func TestDumpOfARealCluster(t *testing.T) {
 	}
 }
 
-// script is an API server with two kinds, whose answers to lists of widgets are scripted.
+// script is an API server with two kinds and scripted answers to lists of widgets.
 type script struct {
 	mu     sync.Mutex
-	asked  []string // of widgets: the query
+	asked  []string // of widgets, by query
 	widget func(n int, q url.Values) (status int, body string)
-	crd    func() bool // whether the definition of widgets is there
+	crd    func() bool // whether the definition of widgets exists
 }
 
 const (
@@ -281,7 +281,7 @@ func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		status, body = 403, scriptStatus(403, "Forbidden", "no")
 	}
 	w.Header().Set("Content-Type", "application/json")
-	cut := status < 0 // an answer that is cut off
+	cut := status < 0 // a truncated answer
 	if cut {
 		status = -status
 		w.Header().Set("Content-Length", fmt.Sprint(len(body)+10))
@@ -293,7 +293,7 @@ func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func TestDumpGoesOnWhereItCanAndSaysWhereItCannot(t *testing.T) {
+func TestDumpRetriesAndReportsGaps(t *testing.T) {
 	const webhook = `conversion webhook for example.com/v1, Kind=Widget failed: Post "https://webhook.default.svc:443/convert": connection refused`
 	for _, tt := range []struct {
 		name    string
@@ -310,7 +310,7 @@ func TestDumpGoesOnWhereItCanAndSaysWhereItCannot(t *testing.T) {
 			}
 			return 200, scriptList("7", "", "c")
 		}}, "a b c", "7", " t", "", ""},
-		{"a token that has expired begins the type anew", &script{widget: func(n int, q url.Values) (int, string) {
+		{"an expired continue token restarts the type", &script{widget: func(n int, q url.Values) (int, string) {
 			switch {
 			case n == 1:
 				return 200, scriptList("7", "t", "a", "b")
@@ -321,7 +321,7 @@ func TestDumpGoesOnWhereItCanAndSaysWhereItCannot(t *testing.T) {
 			}
 			return 200, scriptList("8", "", "c")
 		}}, "a c", "8", " t  u", "", ""},
-		{"an answer that is cut off is asked for again", &script{widget: func(n int, q url.Values) (int, string) {
+		{"a truncated answer is requested again", &script{widget: func(n int, q url.Values) (int, string) {
 			switch n {
 			case 1:
 				return 200, scriptList("7", "t", "a", "b")
@@ -331,7 +331,7 @@ func TestDumpGoesOnWhereItCanAndSaysWhereItCannot(t *testing.T) {
 			}
 			return 200, scriptList("7", "", "c", "d")
 		}}, "a b c d", "7", " t t", "", ""},
-		{"an API server that has no time, is behind, and away", &script{widget: func(n int, _ url.Values) (int, string) {
+		{"an API server that throttles, lags and disconnects", &script{widget: func(n int, _ url.Values) (int, string) {
 			switch n {
 			case 1:
 				return 429, scriptStatus(429, "TooManyRequests", "slow down")
@@ -342,8 +342,8 @@ func TestDumpGoesOnWhereItCanAndSaysWhereItCannot(t *testing.T) {
 			}
 			return 200, scriptList("7", "", "a")
 		}}, "a", "7", "   ", "", ""},
-		{"a kind that is removed", &script{widget: func(int, url.Values) (int, string) { return 404, scriptStatus(404, "NotFound", "gone") }}, "", "", "", "", "widgets.example.com was removed while the backup was made; its objects are not in it"},
-		{"a kind that is not served any more", &script{widget: func(int, url.Values) (int, string) { return 404, scriptStatus(404, "NotFound", "gone") }}, "", "", "*", "widgets.example.com: the API server does not serve it", ""},
+		{"a deleted kind", &script{widget: func(int, url.Values) (int, string) { return 404, scriptStatus(404, "NotFound", "gone") }}, "", "", "", "", "widgets.example.com was deleted during the backup; its objects are not in the backup"},
+		{"a kind that is not served any more", &script{widget: func(int, url.Values) (int, string) { return 404, scriptStatus(404, "NotFound", "gone") }}, "", "", "*", "widgets.example.com: the API server does not serve this kind", ""},
 		{"a conversion webhook that fails", &script{widget: func(int, url.Values) (int, string) { return 500, scriptStatus(500, "InternalError", webhook) }}, "", "", "*", "widgets.example.com: " + webhook, ""},
 		{"a conversion webhook that fails half-way", &script{widget: func(_ int, q url.Values) (int, string) {
 			if q.Get("continue") == "" {
@@ -351,10 +351,10 @@ func TestDumpGoesOnWhereItCanAndSaysWhereItCannot(t *testing.T) {
 			}
 			return 500, scriptStatus(500, "InternalError", webhook)
 		}}, "a b", "7", "*", "widgets.example.com: only 2 objects could be read: " + webhook, ""},
-		{"somebody who may not", &script{widget: func(int, url.Values) (int, string) {
+		{"a user without access", &script{widget: func(int, url.Values) (int, string) {
 			return 403, scriptStatus(403, "Forbidden", `widgets.example.com is forbidden: User "eve" cannot list`)
-		}}, "", "", "", `widgets.example.com: it may not be read: widgets.example.com is forbidden: User "eve" cannot list`, ""},
-		{"an answer that is no list", &script{widget: func(int, url.Values) (int, string) { return 200, `{"items":[1]}` }}, "", "", "*", "widgets.example.com: the API server's answer cannot be read", ""},
+		}}, "", "", "", `widgets.example.com: access denied: widgets.example.com is forbidden: User "eve" cannot list`, ""},
+		{"an answer that is not a list", &script{widget: func(int, url.Values) (int, string) { return 200, `{"items":[1]}` }}, "", "", "*", "widgets.example.com: the API server's answer cannot be decoded", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.note != "" {

@@ -38,6 +38,7 @@ const (
 	operatorName     = "constellation-operator" // its label
 	snapshotPort     = "snapshots"              // the name of its container's port
 	snapshotPath     = "/v1/etcd-snapshot"
+	etcdStatePath    = "/v1/etcd-state"
 	snapshotAccount  = "etcd-snapshot"
 	snapshotAudience = "constellation-etcd-snapshot"
 	snapshotReader   = "pods/portforward and serviceaccounts/token in " + Namespace
@@ -63,6 +64,8 @@ var errSnapshotBusy = errors.New("another snapshot is being taken")
 // written is tried again, at each operator in turn, for a minute at most; one that breaks
 // off later is not, since w cannot be rewound.
 func (c *Client) EtcdSnapshot(ctx context.Context, w backup.Sink, confirm engine.ConfirmControlPlane) (backup.Snapshot, error) {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	prepare, cancel := context.WithTimeout(ctx, snapshotPrepare)
 	defer cancel()
 	token, err := c.snapshotToken(prepare)
@@ -78,16 +81,20 @@ func (c *Client) EtcdSnapshot(ctx context.Context, w backup.Sink, confirm engine
 		}
 		var before *witness
 		if len(pods) > 0 {
-			if before, err = c.witness(prepare); err != nil {
+			if before, err = c.witness(prepare, 0, false); err != nil {
 				return backup.Snapshot{}, snapshotError(err)
 			}
 		}
 		for i := range pods {
+			out.first = func() {
+				before.begun(ctx, c)
+				before.members = c.askMembers(ctx, before.revision, pods, &pods[i], token)
+			}
 			var s backup.Snapshot
 			s, err = c.snapshotFrom(ctx, &pods[i], token, out)
 			if err == nil {
 				s.Unchecked = before.unchecked
-				err = c.compare(ctx, w, s, before)
+				err = c.compare(ctx, w, &s, before)
 			}
 			if err == nil {
 				return s, nil
@@ -357,33 +364,12 @@ func (c *Client) snapshotFrom(ctx context.Context, p *corev1.Pod, token string, 
 
 // streamSnapshot does so, and calls alive for all that arrives.
 func (c *Client) streamSnapshot(ctx context.Context, p *corev1.Pod, token string, w *countingWriter, alive func()) (backup.Snapshot, error) {
-	tunnel, err := c.tunnel(ctx, p, snapshotPortOf(p))
+	resp, tunnel, err := c.askOperator(ctx, p, token, snapshotPath)
 	if err != nil {
 		return backup.Snapshot{}, err
 	}
 	defer tunnel.end()
-	stop := context.AfterFunc(ctx, tunnel.end) // which ends a read
-	defer stop()
-	client := &http.Client{
-		Transport: &http.Transport{
-			DialContext:       func(context.Context, string, string) (net.Conn, error) { return tunnel, nil },
-			DisableKeepAlives: true, DisableCompression: true,
-		},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the token goes nowhere else
-	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+operatorName+snapshotPath, nil)
-	if err != nil {
-		return backup.Snapshot{}, err
-	}
-	r.Header.Set("Authorization", "Bearer "+token)
-	resp, err := client.Do(r)
-	if err != nil {
-		return backup.Snapshot{}, fmt.Errorf("%w: %w", engine.ErrUnreachable, tunnel.why(errors.Unwrap(err)))
-	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return backup.Snapshot{}, refused(resp)
-	}
 	started, sum := time.Now(), sha256.New()
 	buf := make([]byte, snapshotBuffer)
 	for {
@@ -403,11 +389,47 @@ func (c *Client) streamSnapshot(ctx context.Context, p *corev1.Pod, token string
 		}
 	}
 	s, err := trailers(resp.Trailer, w.n, sum.Sum(nil))
-	s.Member = p.Spec.NodeName
+	s.Member, s.MemberID = p.Spec.NodeName, resp.Trailer.Get("Snapshot-Etcd-Member")
 	if err == nil {
 		c.log.Debug("snapshot of etcd taken", "pod", p.Name, "bytes", s.Size, "revision", s.Revision, "took", time.Since(started))
 	}
 	return s, err
+}
+
+// askOperator sends a request to a pod of the operator. The caller ends the tunnel, which
+// ctx ends, too.
+func (c *Client) askOperator(ctx context.Context, p *corev1.Pod, token, path string) (_ *http.Response, _ *tunnel, err error) {
+	tunnel, err := c.tunnel(ctx, p, snapshotPortOf(p))
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			tunnel.end()
+		}
+	}()
+	context.AfterFunc(ctx, tunnel.end) // which ends a read
+	client := &http.Client{
+		Transport: &http.Transport{
+			DialContext:       func(context.Context, string, string) (net.Conn, error) { return tunnel, nil },
+			DisableKeepAlives: true, DisableCompression: true,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the token goes nowhere else
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+operatorName+path, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	r.Header.Set("Authorization", "Bearer "+token)
+	resp, err := client.Do(r)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", engine.ErrUnreachable, tunnel.why(errors.Unwrap(err)))
+	}
+	if resp.StatusCode != http.StatusOK {
+		defer resp.Body.Close()
+		return nil, nil, refused(resp)
+	}
+	return resp, tunnel, nil
 }
 
 // refused makes an error of an answer that is no snapshot.
@@ -432,7 +454,7 @@ func refused(resp *http.Response) error {
 
 // trailers reads what a snapshot says of itself at its end, which it must be.
 func trailers(h http.Header, size int64, sum []byte) (backup.Snapshot, error) {
-	s := backup.Snapshot{SHA256: h.Get("Snapshot-Sha256"), Version: h.Get("Snapshot-Etcd-Version")}
+	s := backup.Snapshot{SHA256: h.Get("Snapshot-Sha256"), Version: h.Get("Snapshot-Etcd-Version"), ClusterID: h.Get("Snapshot-Etcd-Cluster")}
 	var err, err2 error
 	s.Size, err = strconv.ParseInt(h.Get("Snapshot-Size"), 10, 64)
 	s.Revision, err2 = strconv.ParseInt(h.Get("Snapshot-Revision"), 10, 64)
@@ -449,13 +471,17 @@ func trailers(h http.Header, size int64, sum []byte) (backup.Snapshot, error) {
 	return s, nil
 }
 
-// countingWriter counts what it writes, in bytes.
+// countingWriter counts what it writes, in bytes, and calls first before the first one.
 type countingWriter struct {
-	to io.Writer
-	n  int64
+	to    io.Writer
+	n     int64
+	first func()
 }
 
 func (c *countingWriter) Write(p []byte) (int, error) {
+	if c.n == 0 && c.first != nil {
+		c.first()
+	}
 	n, err := c.to.Write(p)
 	c.n += int64(n)
 	return n, err

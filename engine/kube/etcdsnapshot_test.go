@@ -45,9 +45,10 @@ type snapshotRig struct {
 	set     *appsv1.ReplicaSet // of the operator's Deployment
 }
 
-func newSnapshotRig(t *testing.T) *snapshotRig {
+func newSnapshotRig(t *testing.T, args ...string) *snapshotRig {
 	t.Helper()
-	r := &snapshotRig{t: t, cp: controlplane.ForTest(t, controlplane.Options{EtcdName: "cp-0", APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}}), kubelet: kubelettest.New()}
+	args = append([]string{"--disable-admission-plugins=ServiceAccount"}, args...)
+	r := &snapshotRig{t: t, cp: controlplane.ForTest(t, controlplane.Options{EtcdName: "cp-0", APIServerArgs: args}), kubelet: kubelettest.New()}
 	t.Cleanup(r.kubelet.Close)
 	var err error
 	r.core, err = kubernetes.NewForConfig(r.cp.Config())

@@ -258,13 +258,14 @@ func TestForgedSnapshotsAreRefused(t *testing.T) {
 	t.Run("one with a binding that the API server does not have", func(t *testing.T) {
 		// The forged database is that of an etcd which has one binding more. The API server
 		// is asked of the true one: here, its list is taken with the binding gone.
-		before, err := admin.witness(t.Context())
+		before, err := admin.witness(t.Context(), 0, false)
 		r.must(err)
 		b, rev := r.etcd()
+		before.begun(t.Context(), admin)
 		l := before.lists["/registry/clusterrolebindings/"]
 		delete(l.objects, "auditors")
 		s := backup.Snapshot{Member: "cp-0", Size: int64(len(b)), Revision: rev}
-		if err := admin.compare(t.Context(), bytes.NewReader(b), s, before); !errors.Is(err, engine.ErrImpostor) || !strings.Contains(err.Error(), "it has /registry/clusterrolebindings/auditors since revision") {
+		if err := admin.compare(t.Context(), bytes.NewReader(b), &s, before); !errors.Is(err, engine.ErrImpostor) || !strings.Contains(err.Error(), "it has /registry/clusterrolebindings/auditors since revision") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -285,6 +286,6 @@ func TestForgedSnapshotsAreRefused(t *testing.T) {
 		}
 		b = bytes.ReplaceAll(b, append(bytes.Clone(last), '_'), append([]byte{0, 0, 0, 1, 0, 0, 0, 0}, '_'))
 		sealed(b, rev)
-		refused(t, engine.ErrImpostor, "and the API server is at")
+		refused(t, engine.ErrImpostor, "and the API server was at")
 	})
 }

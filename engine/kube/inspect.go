@@ -30,15 +30,15 @@ var _ engine.Inspector = (*Client)(nil)
 // inspectLimit bounds what Running retries.
 const inspectLimit = 30 * time.Second
 
-// Labels, and values of them, that kubeadm and our charts set.
+// Labels, and their values, that kubeadm and our charts set.
 const (
 	componentLabel = "component"
-	dnsSelector    = "kube-dns" // of k8s-app, for CoreDNS too
+	dnsSelector    = "kube-dns" // value of k8s-app, for CoreDNS too
 	partOfLabel    = "app.kubernetes.io/part-of"
 	partOf         = "constellation"
 )
 
-// seen is what Running has read, each field by one request.
+// seen is the data that Running has read, one field per request.
 type seen struct {
 	version     string
 	nodes       []engine.Node
@@ -52,14 +52,14 @@ type seen struct {
 
 // Running implements [engine.Inspector].
 //
-// Eight requests, all at the same time, so that a slow line costs one round trip. The
-// API servers' versions come from one /version and the images of the static pods:
-// asking each would cost a request for every control plane, and many cannot be reached
-// from where people sit.
+// It sends eight requests concurrently, so that high latency costs one round trip. The API
+// servers' versions come from one /version and from the images of the static pods. Asking each
+// API server would cost a request per control plane node, and many are unreachable from
+// outside.
 func (c *Client) Running(ctx context.Context) (engine.Running, error) {
 	ctx, cancel := context.WithTimeout(ctx, inspectLimit)
 	defer cancel()
-	// Everything here is builtin, and nodes may be thousands.
+	// All types here are built in, and nodes may be thousands.
 	config := rest.CopyConfig(c.config)
 	config.AcceptContentTypes, config.ContentType = runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON, runtime.ContentTypeProtobuf
 	core, err := kubernetes.NewForConfig(config)
@@ -89,7 +89,7 @@ func (c *Client) Running(ctx context.Context) (engine.Running, error) {
 			}
 		})
 	}
-	// This one does not retry: it tells soon whether anybody is there.
+	// This request is not retried: it shows quickly whether the API server is reachable.
 	var down error
 	if s.version, down = c.Version(ctx); down != nil {
 		cancel()
@@ -107,7 +107,7 @@ func (c *Client) Running(ctx context.Context) (engine.Running, error) {
 		case errors.Is(err, context.Canceled):
 			return engine.Running{}, err
 		case errors.Is(err, engine.ErrAbsent):
-			out.Missing = append(out.Missing, name+": the cluster has none")
+			out.Missing = append(out.Missing, name+": not in the cluster")
 		case errors.Is(err, engine.ErrForbidden):
 			out.Denied = append(out.Denied, denial(name, err))
 		case errors.Is(err, engine.ErrDenied):
@@ -123,11 +123,11 @@ func (c *Client) Running(ctx context.Context) (engine.Running, error) {
 	return out, nil
 }
 
-// refusal is how an API server says who may not do what.
+// refusal matches the message of a forbidden request.
 var refusal = regexp.MustCompile(`User "((?:[^"\\]|\\.)*)" cannot (\S+) resource "([^"]*)" in API group "([^"]*)"(?: in the namespace "([^"]*)")?`)
 
-// denial reads what was refused. An authorizer may say it in its own words; then only
-// the name of what was read is known.
+// denial parses a forbidden request. Authorizers may word it differently; then only the name
+// of the resource is known.
 func denial(name string, err error) engine.Denial {
 	m := refusal.FindStringSubmatch(err.Error())
 	if m == nil {
@@ -144,19 +144,19 @@ func denial(name string, err error) engine.Denial {
 func (c *Client) Preflight(ctx context.Context, hops []engine.PreflightRequest, emit func(engine.Event)) ([][]engine.Finding, error) {
 	found, err := preflight.Run(ctx, c.config, hops, emit)
 	if err != nil {
-		return nil, fmt.Errorf("look for trouble: %w", classify(err))
+		return nil, fmt.Errorf("run preflight checks: %w", classify(err))
 	}
 	return found, nil
 }
 
-// running makes sense of what was read.
+// running evaluates the data that was read.
 func (s *seen) running() engine.Running {
 	out := engine.Running{Nodes: s.nodes, Target: s.target, JoinConfig: s.join, Kinds: s.kinds}
 	missing := func(format string, args ...any) { out.Missing = append(out.Missing, fmt.Sprintf(format, args...)) }
 	add := func(to *engine.Span, of, v string) {
 		parsed, err := version.Parse(v)
 		if err != nil {
-			missing("%s: %q is no version", of, v)
+			missing("%s: invalid version %q", of, v)
 			return
 		}
 		*to = to.Add(parsed)
@@ -164,7 +164,7 @@ func (s *seen) running() engine.Running {
 
 	add(&out.Kubernetes, "version of the API server", s.version)
 	servers := map[string]bool{} // by node
-	var silent []string          // nodes of those that are not ready
+	var silent []string          // nodes of API servers that are not ready
 	for i := range s.pods {
 		switch p := &s.pods[i]; p.Labels[componentLabel] {
 		case "kube-apiserver":
@@ -174,15 +174,15 @@ func (s *seen) running() engine.Running {
 				silent = append(silent, p.Spec.NodeName)
 			}
 		case "etcd":
-			// The oldest decides what may come next.
+			// The oldest version decides the next upgrade target.
 			if tag := tagOf(p); out.Etcd == "" || older(tag, out.Etcd) {
 				out.Etcd = tag
 			}
 		}
 	}
 	for _, node := range silent {
-		if len(servers) > 1 { // the only one has just answered, whatever its kubelet says yet
-			missing("API server on %s: it is not ready", node)
+		if len(servers) > 1 { // the only API server has just answered, even if the kubelet has not reported it ready
+			missing("API server on %s: not ready", node)
 		}
 	}
 	for _, n := range s.nodes {
@@ -190,15 +190,15 @@ func (s *seen) running() engine.Running {
 		if n.Role == "control-plane" {
 			image, kubelet = &out.ControlPlaneImage, &out.ControlPlaneKubelet
 			if !servers[n.Name] && len(servers) > 0 {
-				missing("API server on %s: it has no pod", n.Name)
+				missing("API server on %s: no pod found", n.Name)
 			}
 		}
 		add(kubelet, "kubelet of "+n.Name, n.Kubernetes)
 		switch v := s.imageVersion(n.Image); {
 		case n.Image == "":
-			missing("image of %s: it has no annotation", n.Name)
+			missing("image of %s: annotation is missing", n.Name)
 		case v.IsZero():
-			missing("image of %s: %q does not tell its version", n.Name, n.Image)
+			missing("image of %s: no version in %q", n.Name, n.Image)
 		default:
 			*image = image.Add(v)
 		}
@@ -216,7 +216,7 @@ func (s *seen) running() engine.Running {
 	return out
 }
 
-// imageVersion returns the version of an image, zero if its reference does not tell.
+// imageVersion returns the version in an image's reference; zero if it has none.
 func (s *seen) imageVersion(reference string) version.Version {
 	name := reference[strings.LastIndexByte(reference, '/')+1:]
 	if reference == s.target.Image {
@@ -226,7 +226,7 @@ func (s *seen) imageVersion(reference string) version.Version {
 	return v
 }
 
-// dns returns CoreDNS as its pods tell, none if there are none.
+// dns returns the version of CoreDNS from its pods; none without pods.
 func (s *seen) dns() []engine.Service {
 	out := engine.Service{Name: "coredns", Kind: engine.ServiceOfKubernetes}
 	for i := range s.pods {
@@ -251,7 +251,7 @@ func (s *seen) dns() []engine.Service {
 
 func tagOf(p *corev1.Pod) string { return versionOf(nil, p.Spec) }
 
-// older compares tags as versions; what is none is older than what is.
+// older compares tags as versions. An invalid version is older than a valid one.
 func older(a, b string) bool {
 	x, errA := version.Parse(a)
 	y, errB := version.Parse(b)
@@ -267,8 +267,8 @@ func podReady(p *corev1.Pod) bool {
 	})
 }
 
-// allNodes lists the nodes in one request: in protobuf even thousands are a few
-// megabytes, and pages would be requests.
+// allNodes lists the nodes in one request: in protobuf even thousands are a few megabytes, and
+// each page would cost a request.
 func allNodes(ctx context.Context, core kubernetes.Interface) (out []engine.Node, err error) {
 	err = retry(ctx, func(ctx context.Context) error {
 		l, err := core.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -285,9 +285,8 @@ func allNodes(ctx context.Context, core kubernetes.Interface) (out []engine.Node
 	return out, err
 }
 
-// systemPods lists the static pods of the control plane and CoreDNS, which have no
-// label in common but the lack of one that each pod of a DaemonSet has: those are as
-// many as there are nodes.
+// systemPods lists the static pods of the control plane and CoreDNS. They have no label in
+// common, but they lack the label of DaemonSet pods, of which there are as many as nodes.
 func systemPods(ctx context.Context, core kubernetes.Interface) (out []corev1.Pod, err error) {
 	err = retry(ctx, func(ctx context.Context) error {
 		l, err := core.CoreV1().Pods(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: "!" + appsv1.ControllerRevisionHashLabelKey})
@@ -337,8 +336,8 @@ func deploymentServices(ctx context.Context, core kubernetes.Interface) (out []e
 	return out, err
 }
 
-// ownKinds returns the names of our definitions. It asks for the one group: a list of
-// all definitions would cost as much as others have installed.
+// ownKinds returns the names of our definitions. It lists our API group only, since the cost
+// of a full list depends on what else is installed.
 func (c *Client) ownKinds(ctx context.Context) (out []string, err error) {
 	err = retry(ctx, func(ctx context.Context) error {
 		b, err := c.core.Discovery().RESTClient().Get().AbsPath("/apis", v1alpha1.GroupVersion.Group, v1alpha1.GroupVersion.Version).
@@ -366,7 +365,7 @@ func (c *Client) ownKinds(ctx context.Context) (out []string, err error) {
 func (c *Client) LocalData(ctx context.Context) (engine.LocalData, error) {
 	d, err := preflight.LocalData(ctx, c.config)
 	if err != nil {
-		return d, fmt.Errorf("look for volumes on nodes: %w", classify(err))
+		return d, fmt.Errorf("list volumes on nodes: %w", classify(err))
 	}
 	return d, nil
 }

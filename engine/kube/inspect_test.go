@@ -27,11 +27,11 @@ import (
 	"constellation/engine/version"
 )
 
-// counted returns a real control plane without controllers, a client of it, and the
-// number of requests that the client has made.
+// counted returns a real control plane without controllers, a client of it, and the number of
+// the client's requests.
 func counted(t controlplane.T) (*controlplane.ControlPlane, *Client, *atomic.Int64) {
 	t.Helper()
-	// Pods are made by hand here, in namespaces that nobody gave a ServiceAccount.
+	// Pods are created by hand here, in namespaces without a ServiceAccount.
 	cp := controlplane.ForTest(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
 	requests := &atomic.Int64{}
 	config := cp.Config()
@@ -52,7 +52,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// putPod creates a pod of kube-system that runs image and is ready or not.
+// putPod creates a pod of kube-system with an image and a readiness.
 func putPod(t *testing.T, c *Client, name, node, image string, labels map[string]string, ready corev1.ConditionStatus) {
 	t.Helper()
 	pods := c.core.CoreV1().Pods(systemNamespace)
@@ -69,18 +69,18 @@ func putPod(t *testing.T, c *Client, name, node, image string, labels map[string
 	}
 }
 
-func TestRunningIsToldInEightRequests(t *testing.T) {
+func TestRunningNeedsEightRequests(t *testing.T) {
 	cp, c, requests := counted(t)
 	ctx, w := t.Context(), world{t, c}
 
-	t.Run("an empty cluster misses everything and says so", func(t *testing.T) {
+	t.Run("an empty cluster reports everything as missing", func(t *testing.T) {
 		requests.Store(0)
 		r, err := c.Running(ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
 		want := engine.Running{Kubernetes: engine.At(version.MustParse("v1.35.4")), Missing: []string{
-			"NodeVersion: the cluster has none", "join-config: the cluster has none", "kinds: the cluster has none",
+			"NodeVersion: not in the cluster", "join-config: not in the cluster", "kinds: not in the cluster",
 		}}
 		r.Nodes, r.Parts = nil, nil // empty or nil is the same
 		if d := cmp.Diff(want, r); d != "" {
@@ -91,7 +91,7 @@ func TestRunningIsToldInEightRequests(t *testing.T) {
 		}
 	})
 
-	// A rollout of which half is done.
+	// A rollout that is half done.
 	if err := c.ApplyKinds(ctx, ownCRDs(t), func(string) {}); err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestRunningIsToldInEightRequests(t *testing.T) {
 	putPod(t, c, "etcd-control-1", "control-1", "registry.k8s.io/etcd:3.6.8-0", control("etcd"), corev1.ConditionTrue)
 	putPod(t, c, "etcd-control-2", "control-2", "registry.k8s.io/etcd:3.6.6-0@sha256:"+fmt.Sprintf("%064d", 1), control("etcd"), corev1.ConditionTrue)
 	putPod(t, c, "coredns-1", "worker-1", "registry.k8s.io/coredns/coredns:v1.13.1", map[string]string{"k8s-app": "kube-dns"}, corev1.ConditionTrue)
-	// There is one of these on each node: they are not asked for.
+	// Each node has one of these, and they must not be listed.
 	putPod(t, c, "kube-proxy-1", "worker-1", "registry.k8s.io/kube-apiserver:v1.30.0", map[string]string{"component": "kube-apiserver", "controller-revision-hash": "x"}, corev1.ConditionTrue)
 	for _, manifest := range []string{
 		workload("DaemonSet", systemNamespace, "kube-proxy", "registry.k8s.io/kube-proxy:v1.35.4", nil),
@@ -139,7 +139,7 @@ func TestRunningIsToldInEightRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.JoinConfig.Revision == "" {
-		t.Error("what was read of join-config has no revision")
+		t.Error("join-config has no revision")
 	}
 	r.JoinConfig.Revision = ""
 	if n := requests.Load(); n > 8 {
@@ -147,7 +147,7 @@ func TestRunningIsToldInEightRequests(t *testing.T) {
 	}
 	v := version.MustParse
 	read := target
-	read.MaxSurge = "1" // as the API server fills it in
+	read.MaxSurge = "1" // the API server's defaults
 	want := engine.Running{
 		Services:          engine.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")},
 		ControlPlaneImage: engine.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, WorkerImage: engine.At(v("v1.0.0")),
@@ -166,11 +166,11 @@ func TestRunningIsToldInEightRequests(t *testing.T) {
 			"pendingnodes.update.edgeless.systems", "scalinggroups.update.edgeless.systems",
 		},
 		Missing: []string{
-			"API server on control-2: it is not ready",
-			"API server on control-3: it has no pod",
-			`image of control-3: "ami-1" does not tell its version`,
-			`kubelet of worker-2: "v\u202enew" is no version`,
-			"image of worker-2: it has no annotation",
+			"API server on control-2: not ready",
+			"API server on control-3: no pod found",
+			`image of control-3: no version in "ami-1"`,
+			`kubelet of worker-2: invalid version "v\u202enew"`,
+			"image of worker-2: annotation is missing",
 		},
 	}
 	if len(r.Nodes) != 5 || r.Nodes[0].Name != "control-1" || r.Nodes[4].Name != "worker-2" {
@@ -181,8 +181,8 @@ func TestRunningIsToldInEightRequests(t *testing.T) {
 		t.Error(d)
 	}
 
-	t.Run("a user who may read nodes alone learns what is missing", func(t *testing.T) {
-		// system:node-reader is nobody's name; the role is made for this test.
+	t.Run("a user who may read only nodes gets the missing permissions reported", func(t *testing.T) {
+		// No user has system:node-reader; the role is made for this test.
 		if err := cp.Apply(ctx, []byte(nodeReader)); err != nil {
 			t.Fatal(err)
 		}
@@ -194,14 +194,14 @@ func TestRunningIsToldInEightRequests(t *testing.T) {
 		}
 		r, err := reader.Running(ctx)
 		for deadline := time.Now().Add(10 * time.Second); err == nil && len(r.Nodes) == 0 && time.Now().Before(deadline); {
-			r, err = reader.Running(ctx) // the API server has not seen the role yet
+			r, err = reader.Running(ctx) // the API server's authorizer lags behind
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		want := []string{
-			`image of control-1: "ami-2" does not tell its version`, `image of control-3: "ami-1" does not tell its version`,
-			`kubelet of worker-2: "v\u202enew" is no version`, "image of worker-2: it has no annotation",
+			`image of control-1: no version in "ami-2"`, `image of control-3: no version in "ami-1"`,
+			`kubelet of worker-2: invalid version "v\u202enew"`, "image of worker-2: annotation is missing",
 		}
 		if d := cmp.Diff(want, r.Missing); d != "" {
 			t.Error(d)
@@ -217,7 +217,7 @@ func TestRunningIsToldInEightRequests(t *testing.T) {
 			t.Error(d)
 		}
 	})
-	t.Run("a user who may read nothing is told so", func(t *testing.T) {
+	t.Run("a user without any permission gets an error", func(t *testing.T) {
 		config := rest.CopyConfig(c.config)
 		config.Impersonate.UserName = "nobody"
 		nobody, err := ForConfig(config, nil)
@@ -252,10 +252,10 @@ func TestRunningDoesNotWaitForAnAPIServerThatIsDown(t *testing.T) {
 	}
 }
 
-func TestPreflightTellsWhyItCannotBegin(t *testing.T) {
+func TestPreflightErrors(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		status int // of every answer; zero: nobody listens
+		status int // of every answer; zero: nothing listens
 		want   error
 	}{
 		{"an API server that is down", 0, engine.ErrUnreachable},
@@ -341,8 +341,8 @@ func ownCRDs(t controlplane.T) []assets.File {
 	return crds
 }
 
-// BenchmarkRunning measures what `upgrade check` asks of a cluster with few and with
-// many kinds of others.
+// BenchmarkRunning measures the requests of `upgrade check` to a cluster with few and with
+// many third-party kinds.
 func BenchmarkRunning(b *testing.B) {
 	for _, kinds := range []int{0, 2000} {
 		b.Run(fmt.Sprintf("%d kinds", kinds), func(b *testing.B) {
@@ -392,10 +392,9 @@ func putKinds(b *testing.B, c *Client, n int) {
 	}
 }
 
-// settle returns when the API server has digested the kinds it got. All are served
-// then, and it rests: each kind makes it publish its schemas anew for some seconds, and
-// requests that have nothing to do with kinds wait for a processor so long, those for
-// its version like all others.
+// settle returns when the API server has processed its new kinds: all are served, and it is
+// idle. Each kind makes it publish its schemas again for some seconds, during which unrelated
+// requests, such as for the version, wait for a processor.
 func settle(b *testing.B, c *Client) {
 	b.Helper()
 	const (
@@ -430,7 +429,7 @@ func settle(b *testing.B, c *Client) {
 		last, at = cpuSeconds(b, c), time.Now()
 		return last-before < rest*since.Seconds(), nil
 	}); err != nil {
-		b.Fatalf("wait until the API server rests: %v", err)
+		b.Fatalf("wait until the API server is idle: %v", err)
 	}
 }
 
@@ -450,6 +449,6 @@ func cpuSeconds(b *testing.B, c *Client) float64 {
 			return seconds
 		}
 	}
-	b.Fatal("the API server does not tell its processor time")
+	b.Fatal("the API server's metrics lack its processor time")
 	return 0
 }

@@ -1,11 +1,10 @@
-// Package kube is the engine's hands inside a cluster: it implements
-// [engine.Cluster] on the Kubernetes API and Helm's SDK.
+// Package kube is the engine's client of a cluster: it implements [engine.Cluster] with the
+// Kubernetes API and Helm's SDK.
 //
-// It hides server-side apply, watches, how charts are stored, and which of the API
-// server's many errors pass by themselves. What passes is retried until the caller's
-// context ends; what does not comes back as one of the engine's errors. It decides
-// nothing, keeps nothing between calls but caches, and writes no secret anywhere but
-// into the API.
+// It hides server-side apply, watches, the storage of charts, and which of the API server's
+// errors are transient. Transient errors are retried until the caller's context ends;
+// permanent errors are returned as one of the engine's errors. The package makes no decisions,
+// keeps only caches between calls, and writes secrets to the API alone.
 package kube
 
 import (
@@ -40,9 +39,9 @@ import (
 
 // Namespaces that we use.
 const (
-	// Namespace is where our services run.
+	// Namespace is the namespace of our services.
 	Namespace = "constellation-system"
-	// systemNamespace is where the ConfigMaps are.
+	// systemNamespace is the namespace of the ConfigMaps.
 	systemNamespace = "kube-system"
 )
 
@@ -72,11 +71,11 @@ var (
 	_ engine.Snapshots = (*Client)(nil)
 )
 
-// Connect returns the cluster that a kubeconfig leads to. Nothing is sent yet.
+// Connect returns the client for a kubeconfig. It sends no request.
 func Connect(kubeconfig []byte, log *slog.Logger) (*Client, error) {
 	cc, err := clientcmd.NewClientConfigFromBytes(kubeconfig)
 	if err != nil {
-		return nil, errors.New("read kubeconfig: it is not valid") // the error could quote its secrets
+		return nil, errors.New("read kubeconfig: it is not valid") // the error could quote secrets of the kubeconfig
 	}
 	config, err := cc.ClientConfig()
 	if err != nil {
@@ -90,15 +89,15 @@ func Connect(kubeconfig []byte, log *slog.Logger) (*Client, error) {
 	return c, nil
 }
 
-// ForConfig returns the cluster that config leads to.
+// ForConfig returns the client for config.
 func ForConfig(config *rest.Config, log *slog.Logger) (*Client, error) {
 	quiet()
 	config = rest.CopyConfig(config)
-	// Enough for a status of everything at once; far from what an API server of one
-	// control plane can take.
+	// Enough for a full status at once; well below the capacity of an API server with one control
+	// plane node.
 	config.QPS, config.Burst = 50, 100
 	config.UserAgent = "constellation/" + version.Release
-	// A hung connection must not hold a call for ever. Watches and logs have none.
+	// A hung connection must not block a call indefinitely. Watches and logs have no limit.
 	if config.Dial == nil {
 		config.Dial = (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 15 * time.Second}).DialContext
 	}
@@ -107,7 +106,7 @@ func ForConfig(config *rest.Config, log *slog.Logger) (*Client, error) {
 	}
 	c := &Client{config: config, log: log}
 	var err error
-	builtin := rest.CopyConfig(config) // whose kinds have a form that costs a third to read
+	builtin := rest.CopyConfig(config) // kinds that are decoded from a slimmer form at a third of the cost
 	builtin.AcceptContentTypes, builtin.ContentType = runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON, runtime.ContentTypeProtobuf
 	if c.core, err = kubernetes.NewForConfig(builtin); err != nil {
 		return nil, fmt.Errorf("make Kubernetes client: %w", err)
@@ -120,15 +119,15 @@ func ForConfig(config *rest.Config, log *slog.Logger) (*Client, error) {
 	return c, nil
 }
 
-// quiet keeps client-go's own log lines out of the console: what matters comes back as
-// an error. Another output is not enough, since klog writes errors to stderr as well;
-// with a logger it writes nowhere else. Clients log from the moment they are made.
+// quiet keeps client-go's own log lines out of the console; relevant ones are returned as
+// errors. Setting another output is not enough, since klog writes errors to stderr as well;
+// with a logger it writes nowhere else. Clients log from the moment they are created.
 var quiet = sync.OnceFunc(func() { klog.SetLogger(logr.Discard()) })
 
-// requestLimit bounds one request; retried ones get it each time.
+// requestLimit bounds one request. Each retry gets the full limit.
 const requestLimit = 15 * time.Second
 
-// Version implements [engine.Cluster]. It does not retry: it is how one finds out.
+// Version implements [engine.Cluster]. It does not retry, so that it can probe reachability.
 func (c *Client) Version(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -145,8 +144,8 @@ func (c *Client) Version(ctx context.Context) (string, error) {
 	return v.GitVersion, nil
 }
 
-// retry calls f until it succeeds, fails for good, or ctx ends. Then the error is
-// what f said last.
+// retry calls f until it succeeds, fails permanently, or ctx ends. If ctx ends, it returns f's
+// last error.
 func retry(ctx context.Context, f func(ctx context.Context) error) error {
 	wait := 100 * time.Millisecond
 	var last error
@@ -158,7 +157,7 @@ func retry(ctx context.Context, f func(ctx context.Context) error) error {
 			return err
 		}
 		if last != nil && errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
-			err = last // that the time is over says less than what went wrong before
+			err = last // the error before the timeout is more specific
 		}
 		last = err
 		t := time.NewTimer(wait/2 + rand.N(wait))
@@ -175,7 +174,7 @@ func retry(ctx context.Context, f func(ctx context.Context) error) error {
 	}
 }
 
-// classify wraps err with what the engine can act on.
+// classify wraps err with the engine's error for its class.
 func classify(err error) error {
 	var status apierrors.APIStatus
 	var netErr net.Error
@@ -196,7 +195,7 @@ func classify(err error) error {
 		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsUnexpectedServerError(err):
 		return fmt.Errorf("%w: %w", engine.ErrUnreachable, err)
 	case errors.As(err, &status):
-		return err // the API server understood and said no
+		return err // the API server understood the request and rejected it
 	case errors.As(err, &netErr) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNREFUSED) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, context.DeadlineExceeded) || isConnection(err.Error()):
 		return fmt.Errorf("%w: %w", engine.ErrUnreachable, short(err))
@@ -204,7 +203,7 @@ func classify(err error) error {
 	return err
 }
 
-// isConnection recognises what http2 and client-go say without a type.
+// isConnection recognises untyped errors of http2 and client-go.
 func isConnection(text string) bool {
 	for _, s := range []string{"http2: client connection lost", "GOAWAY", "connection reset", "connection refused", "use of closed network connection", "TLS handshake timeout", "client rate limiter Wait returned an error"} {
 		if strings.Contains(text, s) {
@@ -221,8 +220,8 @@ func isCertificate(err error) bool {
 	return errors.As(err, &unknown) || errors.As(err, &invalid) || errors.As(err, &host)
 }
 
-// short takes method and URL out of an error of the HTTP client: which request it was
-// our caller says, in words.
+// short strips method and URL from an error of the HTTP client, since the caller names the
+// request.
 func short(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) {

@@ -43,7 +43,7 @@ func start(t *testing.T) *Client {
 	return c
 }
 
-// world does to a real cluster what kubelets and people do.
+// world stands in for kubelets and users of a real cluster.
 type world struct {
 	t *testing.T
 	c *Client
@@ -149,14 +149,14 @@ func TestRealClusterKeepsTheContract(t *testing.T) {
 	twin.Contract(t, c, world{t, c})
 
 	t.Run("our own charts are accepted by the API server", func(t *testing.T) { ourCharts(t, c) })
-	t.Run("what a killed console has left is adopted", func(t *testing.T) { adopt(t, c) })
-	t.Run("a set of charts that fails goes back", func(t *testing.T) { set(t, c) })
-	t.Run("services are told with what they wait for", func(t *testing.T) { services(t, c) })
+	t.Run("a killed console's pending revision is adopted", func(t *testing.T) { adopt(t, c) })
+	t.Run("a failed set of charts is rolled back", func(t *testing.T) { set(t, c) })
+	t.Run("unready services report the reason", func(t *testing.T) { services(t, c) })
 	t.Run("history is bounded", func(t *testing.T) { bounded(t, c) })
 }
 
-// ourCharts applies the charts of each release. The only node has no kubelet, so no
-// pod gets ready: what the API server did not like would be another error.
+// ourCharts applies the charts of each release. The only node has no kubelet, so no pod
+// becomes ready: an object rejected by the API server would be a different error.
 func ourCharts(t *testing.T, c *Client) {
 	for _, tt := range []struct {
 		release, chart, service string
@@ -164,14 +164,14 @@ func ourCharts(t *testing.T, c *Client) {
 	}{
 		{"v1.0.0", "constellation-services", "joinservice", 1},
 		{"v1.1.0", "constellation-services", "joinservice", 1},
-		{"v1.0.0", "constellation-operator", "operator", 2}, // and the autoscaler's stand-in
+		{"v1.0.0", "constellation-operator", "operator", 2}, // and the stand-in of the autoscaler
 		{"v1.1.0", "constellation-operator", "operator", 3}, // and the controller of Plans
 	} {
 		files, err := assets.ChartFor(tt.chart, tt.release)
 		if err != nil {
 			t.Fatal(err)
 		}
-		// What the scheduler says of the pod comes when the computer has time for it.
+		// The scheduler's message takes a moment on a busy computer.
 		for patience := 1500 * time.Millisecond; patience < 20*time.Second; patience *= 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			err = c.ApplyChart(ctx, engine.Chart{Name: tt.chart, Namespace: Namespace, Version: tt.release[1:], Files: files, Values: map[string]any{
@@ -182,7 +182,7 @@ func ourCharts(t *testing.T, c *Client) {
 				break
 			}
 		}
-		if err == nil || !strings.Contains(err.Error(), "Unschedulable") || !strings.HasSuffix(err.Error(), fmt.Sprintf(": not ready in time, 0 of %d pods are; it was removed again", tt.pods)) {
+		if err == nil || !strings.Contains(err.Error(), "Unschedulable") || !strings.HasSuffix(err.Error(), fmt.Sprintf(": not ready in time, 0 of %d pods are ready; it was removed again", tt.pods)) {
 			t.Errorf("%s of %s without a kubelet: %v", tt.chart, tt.release, err)
 		}
 	}
@@ -192,8 +192,8 @@ func ourCharts(t *testing.T, c *Client) {
 	}
 }
 
-// set upgrades two charts, of which the second one never gets ready: the first one, which
-// did, and the one that is new go back as well, and helm finds a deployed revision of each.
+// set upgrades two charts and installs a third. The second chart never becomes ready, so all
+// roll back, and helm finds a deployed revision of each.
 func set(t *testing.T, c *Client) {
 	chartOf := func(name, text string, replicas int, needs ...string) engine.Chart {
 		return engine.Chart{
@@ -229,14 +229,14 @@ spec:
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"install chart set-b: ", "0 of 1 pods are; revision 1 is back", "chart set-c was removed again", "chart set-a is back at revision 1"} {
+	for _, want := range []string{"install chart set-b: ", "0 of 1 pods are ready; revision 1 is back", "chart set-c was removed again", "chart set-a is back at revision 1"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q does not say %q", err, want)
 		}
 	}
 	for _, ch := range old {
 		if ok, err := c.ChartCurrent(t.Context(), ch); !ok || err != nil {
-			t.Errorf("chart %s is what it was: %t, %v", ch.Name, ok, err)
+			t.Errorf("chart %s is at its previous revision: %t, %v", ch.Name, ok, err)
 		}
 		if m, err := c.core.CoreV1().ConfigMaps(Namespace).Get(t.Context(), ch.Name, metav1.GetOptions{}); err != nil || m.Data["text"] != "old" {
 			t.Errorf("object of %s: %v, %v", ch.Name, m.Data, err)
@@ -247,8 +247,8 @@ spec:
 	}
 }
 
-// adopt interrupts an installation and an upgrade as a kill does: the record says
-// pending, and some objects are there.
+// adopt interrupts an installation and an upgrade as a kill would: the revision is pending,
+// and some objects exist.
 func adopt(t *testing.T, c *Client) {
 	ch := engine.Chart{Name: "left", Namespace: Namespace, Version: "1.0.0", Values: map[string]any{"text": "a"}, Files: []assets.File{
 		{Name: "Chart.yaml", Data: []byte("apiVersion: v2\nname: left\nversion: 1.0.0\n")},
@@ -320,7 +320,7 @@ func services(t *testing.T, c *Client) {
 		t.Fatal(err)
 	}
 	var all []engine.Service
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) { // the controller makes a pod
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) { // the controller creates a pod
 		if all, err = c.Services(t.Context()); err != nil || len(all) == 1 && all[0].Message != "" {
 			break
 		}
@@ -350,22 +350,22 @@ func bounded(t *testing.T, c *Client) {
 	}
 }
 
-func TestErrorsAreThoseOfTheEngine(t *testing.T) {
+func TestErrorClasses(t *testing.T) {
 	gr := schema.GroupResource{Resource: "nodes"}
 	for _, tt := range []struct {
 		name string
 		err  error
-		want error // nil: none of them
+		want error // nil: none of the engine's
 	}{
 		{"absent", apierrors.NewNotFound(gr, "x"), engine.ErrAbsent},
 		{"forbidden", apierrors.NewForbidden(gr, "x", errors.New("no")), engine.ErrForbidden},
-		{"forbidden to nobody in particular", apierrors.NewForbidden(gr, "x", errors.New(`User "system:anonymous" cannot list resource "pods"`)), engine.ErrDenied},
+		{"forbidden to the anonymous user", apierrors.NewForbidden(gr, "x", errors.New(`User "system:anonymous" cannot list resource "pods"`)), engine.ErrDenied},
 		{"a kubeconfig of another cluster", apierrors.NewUnauthorized("who?"), engine.ErrDenied},
 		{"a busy API server", apierrors.NewTooManyRequests("slow down", 1), engine.ErrUnreachable},
 		{"etcd without a leader", apierrors.NewInternalError(errors.New("etcdserver: no leader")), engine.ErrUnreachable},
-		{"a connection that ended", fmt.Errorf("get: %w", io.EOF), engine.ErrUnreachable},
+		{"a lost connection", fmt.Errorf("get: %w", io.EOF), engine.ErrUnreachable},
 		{"http2 gone", errors.New("http2: client connection lost"), engine.ErrUnreachable},
-		{"an object that is not valid", apierrors.NewInvalid(schema.GroupKind{}, "x", nil), nil},
+		{"an invalid object", apierrors.NewInvalid(schema.GroupKind{}, "x", nil), nil},
 		{"the user left", context.Canceled, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -382,7 +382,7 @@ func TestErrorsAreThoseOfTheEngine(t *testing.T) {
 	}
 }
 
-func TestWhatPassesIsRetriedAndWhatDoesNotIsNot(t *testing.T) {
+func TestTransientErrorsAreRetried(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		statuses []int
@@ -430,7 +430,7 @@ func TestWhatPassesIsRetriedAndWhatDoesNotIsNot(t *testing.T) {
 	}
 }
 
-func TestUnreachableClusterIsToldWhenTheCallerHasNoMoreTime(t *testing.T) {
+func TestUnreachableErrorAtDeadline(t *testing.T) {
 	c, err := ForConfig(&rest.Config{Host: "https://127.0.0.1:1"}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -450,7 +450,7 @@ func TestUnreachableClusterIsToldWhenTheCallerHasNoMoreTime(t *testing.T) {
 	}
 }
 
-func TestKubeconfigErrorsShowNothingOfIt(t *testing.T) {
+func TestKubeconfigErrorsHideContent(t *testing.T) {
 	for _, k := range []string{"", "not yaml: [", "users:\n- name: x\n  user:\n    client-key-data: c3dvcmRmaXNo!\n", "apiVersion: v1\nkind: Config\nclusters: swordfish\n"} {
 		_, err := Connect([]byte(k), nil)
 		if err == nil || strings.Contains(err.Error(), "c3dvcmRmaXNo") || strings.Contains(err.Error(), "swordfish") {

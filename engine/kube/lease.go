@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// consoleLease is the name of the Lease of whoever works on the cluster from outside.
+	// consoleLease is the name of the Lease of the console that works on the cluster.
 	consoleLease = "constellation-console"
 	// annotationHolder has the holder as JSON; the Lease's own field has no room for it.
 	annotationHolder = "constellation.edgeless.systems/holder"
 )
 
-// How long a lease lasts without a sign of life, how often there is one, and how often one
-// looks for that of somebody else. Only tests change them.
+// Duration of a lease, its renewal interval, and the poll interval while another console holds
+// it. Only tests change them.
 var (
 	leaseDuration = 15 * time.Second
 	leaseRenewal  = 4 * time.Second
@@ -32,8 +32,8 @@ var (
 
 // Hold implements [engine.Cluster].
 //
-// Whether a holder lives is judged by its signs of life alone, counted on the own clock:
-// clocks of two computers may differ by more than a lease lasts.
+// A holder is alive if it renews its lease, timed by the local clock: two computers' clocks
+// may differ by more than a lease lasts.
 func (c *Client) Hold(ctx context.Context, h engine.Holder, lost func(error)) (release func(), err error) {
 	if err := c.takeLease(ctx, h); err != nil {
 		return nil, err
@@ -46,17 +46,17 @@ func (c *Client) Hold(ctx context.Context, h engine.Holder, lost func(error)) (r
 		wg.Wait()
 		limited, end := context.WithTimeout(context.Background(), 5*time.Second)
 		defer end()
-		// Whoever comes next need not wait. If this fails it waits a few seconds.
+		// The next console then need not wait. If this fails, it waits a few seconds.
 		if l, by, err := c.readLease(limited); err == nil && by.Run == h.Run {
 			o := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &l.UID, ResourceVersion: &l.ResourceVersion}}
 			if err := c.core.CoordinationV1().Leases(Namespace).Delete(limited, consoleLease, o); err != nil {
-				c.log.Debug("lease not given back", "err", err)
+				c.log.Debug("lease not released", "err", err)
 			}
 		}
 	}, nil
 }
 
-// readLease returns the lease and who has it. A holder that cannot be read is known by the
+// readLease returns the lease and its holder. A holder that cannot be decoded is named by the
 // lease's own field.
 func (c *Client) readLease(ctx context.Context) (*coordinationv1.Lease, engine.Holder, error) {
 	l, err := c.core.CoordinationV1().Leases(Namespace).Get(ctx, consoleLease, metav1.GetOptions{})
@@ -77,7 +77,7 @@ func orEmpty(s *string) string {
 	return *s
 }
 
-// takeLease makes the lease h's, and returns when it has.
+// takeLease acquires the lease for h, and returns when it has it.
 func (c *Client) takeLease(ctx context.Context, h engine.Holder) error {
 	var seen string // the revision that has not changed since
 	var since time.Time
@@ -115,7 +115,7 @@ func (c *Client) takeLease(ctx context.Context, h engine.Holder) error {
 			if err != nil && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
 				return fmt.Errorf("take Lease %s: %w", consoleLease, classify(err))
 			}
-			seen = "" // somebody else was faster
+			seen = "" // another console was faster
 		}
 		select {
 		case <-ctx.Done():
@@ -128,7 +128,8 @@ func (c *Client) takeLease(ctx context.Context, h engine.Holder) error {
 	}
 }
 
-// writeLease makes or renews the lease; l is what was read, nil if there was none.
+// writeLease acquires or renews the lease; l is the lease that was read, nil if there was
+// none.
 func (c *Client) writeLease(ctx context.Context, l *coordinationv1.Lease, h engine.Holder) error {
 	b, err := json.Marshal(h)
 	if err != nil {
@@ -156,8 +157,8 @@ func (c *Client) writeLease(ctx context.Context, l *coordinationv1.Lease, h engi
 	return err
 }
 
-// keepLease gives signs of life until ctx ends. What the API server does not answer is
-// tried again; what somebody removed is made again.
+// keepLease renews the lease until ctx ends. It retries failed requests, and creates the lease
+// again if it was deleted.
 func (c *Client) keepLease(ctx context.Context, h engine.Holder, lost func(error)) {
 	t := time.NewTicker(leaseRenewal)
 	defer t.Stop()

@@ -15,10 +15,10 @@ import (
 	"constellation/engine"
 )
 
-// podLabel names the service that a pod belongs to.
+// podLabel is the label with a pod's service.
 const podLabel = "app.kubernetes.io/name"
 
-// maxLine bounds one line of a log in bytes; longer ones are cut.
+// maxLine bounds one line of a log in bytes; longer lines are cut.
 const maxLine = 64 << 10
 
 // Follow implements [engine.Cluster].
@@ -27,12 +27,12 @@ func (c *Client) Follow(ctx context.Context, service string, since time.Time, li
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	var mu sync.Mutex // line is never called concurrently
+	var mu sync.Mutex // serializes calls of line
 	followed := map[string]bool{}
 	for ctx.Err() == nil {
 		err := c.eachPod(ctx, service, func(p *corev1.Pod) {
 			for _, s := range p.Status.ContainerStatuses {
-				// A container that runs, by its own ID: after a restart it has another.
+				// The key is the container's ID: after a restart it has another.
 				if s.State.Running == nil || followed[s.ContainerID] {
 					continue
 				}
@@ -57,8 +57,8 @@ func (c *Client) Follow(ctx context.Context, service string, since time.Time, li
 	return ctx.Err()
 }
 
-// eachPod calls f for the pods of a service as they are and whenever they change,
-// until the watch is lost.
+// eachPod calls f for the present pods of a service and after each change, until the watch
+// ends.
 func (c *Client) eachPod(ctx context.Context, service string, f func(*corev1.Pod)) error {
 	o := metav1.ListOptions{LabelSelector: podLabel + "=" + service}
 	l, err := c.core.CoreV1().Pods(Namespace).List(ctx, o)
@@ -82,11 +82,11 @@ func (c *Client) eachPod(ctx context.Context, service string, f func(*corev1.Pod
 	return engine.ErrUnreachable
 }
 
-// followContainer passes on the lines of a container until it ends. A lost connection
-// is made again where it ended.
+// followContainer passes on the lines of a container until it terminates. A lost connection is
+// resumed where it ended.
 func (c *Client) followContainer(ctx context.Context, pod, node, container string, since time.Time, line func(engine.LogLine)) {
 	for ctx.Err() == nil {
-		// The API takes whole seconds; what was passed on already is left out below.
+		// The API takes whole seconds; duplicate lines are skipped below.
 		from := metav1.NewTime(since.Truncate(time.Second))
 		stream, err := c.core.CoreV1().Pods(Namespace).GetLogs(pod, &corev1.PodLogOptions{Container: container, Follow: true, Timestamps: true, SinceTime: &from}).Stream(ctx)
 		if err == nil {
@@ -111,8 +111,8 @@ func (c *Client) followContainer(ctx context.Context, pod, node, container strin
 			}
 			stream.Close()
 		}
-		// A kubelet that is started anew does not know its pods at first, so only the API
-		// server is believed that there is none.
+		// A restarted kubelet does not list its pods at first, so only the API server decides that a
+		// pod is gone.
 		p, perr := c.core.CoreV1().Pods(Namespace).Get(ctx, pod, metav1.GetOptions{})
 		if perr == nil && !running(p, container) || errors.Is(classify(perr), engine.ErrAbsent) {
 			return // its successor is another container

@@ -17,8 +17,8 @@ import (
 	"constellation/engine"
 )
 
-// podServer answers what a client asks that follows the pods of a service: the list,
-// the watch, one pod, and its log, of which each call gets the next stream.
+// podServer answers a client that follows the pods of a service: the list, the watch, one pod,
+// and its log. Each request for the log gets the next stream.
 type podServer struct {
 	mu      sync.Mutex
 	id      string   // of the container
@@ -26,7 +26,7 @@ type podServer struct {
 	news    chan string
 }
 
-// unknownPod is the log of a pod that its kubelet has not heard of yet, having just started.
+// unknownPod is the log of a pod that a restarted kubelet does not list yet.
 const unknownPod = "404"
 
 func (p *podServer) pod() string {
@@ -82,7 +82,7 @@ func (p *podServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func TestLinesOfPodsAreFollowedWithoutGapAndRepetition(t *testing.T) {
+func TestFollowHasNoGapsOrDuplicates(t *testing.T) {
 	p := &podServer{id: "containerd://1", news: make(chan string), streams: []string{
 		"2026-11-21T07:00:00.1Z before the time that was asked for\n2026-11-21T07:00:01.2Z one\n2026-11-21T07:00:01.5Z two\n",
 		unknownPod,
@@ -118,7 +118,7 @@ func TestLinesOfPodsAreFollowedWithoutGapAndRepetition(t *testing.T) {
 	}
 }
 
-func TestContainerThatWasRestartedIsFollowedToo(t *testing.T) {
+func TestFollowRestartedContainer(t *testing.T) {
 	p := &podServer{id: "containerd://1", news: make(chan string), streams: []string{"2026-11-21T07:00:02Z of the first\n"}}
 	s := httptest.NewServer(p)
 	defer s.Close()
@@ -148,7 +148,7 @@ func TestContainerThatWasRestartedIsFollowedToo(t *testing.T) {
 	}
 }
 
-func TestLogsThatMayNotBeReadAreAnError(t *testing.T) {
+func TestFollowWithoutPermissionFails(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusForbidden)

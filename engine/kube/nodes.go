@@ -66,17 +66,17 @@ func toExpected(j *v1alpha1.JoiningNode) engine.ExpectedNode {
 	return out
 }
 
-// mirror is a copy of all objects of one kind, kept while a watch runs. What it holds is
-// shared and never changed: a change puts another one in its place.
+// mirror is a copy of all objects of one kind while a watch runs. Its values are shared and
+// immutable: a change replaces the value.
 type mirror[T any] struct {
 	mu    sync.Mutex
-	live  int      // watches that keep it
+	live  int      // number of watches that maintain it
 	names []string // sorted
 	items []*T     // by name, in that order
-	lent  bool     // somebody has items, who must not see them change
+	lent  bool     // items is shared with callers and must be copied before a change
 }
 
-// get returns all, by name. They are shared: nobody may change them.
+// get returns all, by name. They are shared and must not be changed.
 func (m *mirror[T]) get() (items []*T, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -87,7 +87,7 @@ func (m *mirror[T]) get() (items []*T, ok bool) {
 	return slices.Clip(m.items), true
 }
 
-// own prepares for a change of items. The caller holds mu.
+// own copies items before a change if they are shared. The caller holds mu.
 func (m *mirror[T]) own() {
 	if m.lent {
 		m.items, m.lent = slices.Clone(m.items), false
@@ -113,7 +113,7 @@ func (m *mirror[T]) end() {
 	}
 }
 
-// set puts v in its place, and reports whether another one was there, or none.
+// set replaces the entry of the same name with v, and reports whether there was one.
 func (m *mirror[T]) set(name string, v *T) (news bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -139,7 +139,7 @@ func (m *mirror[T]) remove(name string) {
 	}
 }
 
-// values are what pointers lead to.
+// values dereferences pointers.
 func values[T any](shared []*T) []T {
 	out := make([]T, len(shared))
 	for i, v := range shared {
@@ -148,7 +148,7 @@ func values[T any](shared []*T) []T {
 	return out
 }
 
-// Nodes implements [engine.Cluster]. While a Watch runs it asks nobody.
+// Nodes implements [engine.Cluster]. While a Watch runs it sends no request.
 func (c *Client) Nodes(ctx context.Context) ([]*engine.Node, error) {
 	nodes, ok := c.nodes.get()
 	if !ok {
@@ -165,7 +165,7 @@ func (c *Client) Nodes(ctx context.Context) ([]*engine.Node, error) {
 	return nodes, nil
 }
 
-// Expected implements [engine.Cluster]. While a Watch runs it asks nobody.
+// Expected implements [engine.Cluster]. While a Watch runs it sends no request.
 func (c *Client) Expected(ctx context.Context) ([]engine.ExpectedNode, error) {
 	shared, ok := c.expected.get()
 	nodes := values(shared)
@@ -183,9 +183,9 @@ func (c *Client) Expected(ctx context.Context) ([]engine.ExpectedNode, error) {
 	return nodes, nil
 }
 
-// listNodes calls f for every node and returns where a watch can begin.
+// listNodes calls f for every node and returns the resourceVersion at which a watch can start.
 func (c *Client) listNodes(ctx context.Context, f func(*corev1.Node)) (resourceVersion string, err error) {
-	o := metav1.ListOptions{Limit: 200} // a node with its images is some 15 kB
+	o := metav1.ListOptions{Limit: 200} // a node with its images has about 15 kB
 	for {
 		l, err := c.core.CoreV1().Nodes().List(ctx, o)
 		if err != nil {
@@ -195,7 +195,7 @@ func (c *Client) listNodes(ctx context.Context, f func(*corev1.Node)) (resourceV
 			f(&l.Items[i])
 		}
 		if o.Continue = l.Continue; o.Continue == "" {
-			return l.ResourceVersion, nil // every page is of the same moment
+			return l.ResourceVersion, nil // all pages are of the same resourceVersion
 		}
 	}
 }
@@ -252,7 +252,7 @@ func (c *Client) watchNodes(ctx context.Context, changed func()) error {
 		case t == watch.Deleted:
 			c.nodes.remove(n.Name)
 		case !c.nodes.set(n.Name, toNode(n)):
-			return nil // the kubelet of each node says every few minutes that it is there
+			return nil // heartbeats of kubelets change nothing that is shown
 		}
 		changed()
 		return nil

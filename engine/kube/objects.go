@@ -34,13 +34,14 @@ const (
 	keyComponents = "components"
 	keyVersion    = "cluster-version"
 
-	// The newest demand; with a dot and the version of an image, that of the image.
+	// The newest attestation requirements; followed by a dot and an image version, those of the
+	// image.
 	keyAttestation = "attestationConfig"
 	keyClusterID   = "clusterID"
 	keyTrustRoots  = "trustRoots"
 )
 
-// annotationWeakened tells when and how demands on joining machines were weakened.
+// annotationWeakened records when and how attestation requirements were weakened.
 const annotationWeakened = "constellation.edgeless.systems/measurements-weakened"
 
 func resourceOf(plural string) schema.GroupVersionResource {
@@ -89,7 +90,7 @@ func (c *Client) Components(ctx context.Context, name string) (engine.Components
 // PublishComponents implements [engine.Cluster].
 func (c *Client) PublishComponents(ctx context.Context, want engine.Components) error {
 	if want.Name != engine.ComponentsName(want.List) {
-		return fmt.Errorf("create ConfigMap %s: the name does not belong to the list", want.Name)
+		return fmt.Errorf("create ConfigMap %s: name does not match the digest of the list", want.Name)
 	}
 	b, err := json.Marshal(want.List)
 	if err != nil {
@@ -123,18 +124,18 @@ func (c *Client) PublishComponents(ctx context.Context, want engine.Components) 
 	if !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create ConfigMap %s: %w", want.Name, err)
 	}
-	// The name is a digest of the list; whoever made it made the same, or tampered.
+	// The name is a digest of the list, so an existing object is equal, or was tampered with.
 	have, err := c.Components(ctx, want.Name)
 	if err != nil {
 		return err
 	}
 	if have.Kubernetes != want.Kubernetes || !slices.Equal(have.List, want.List) {
-		return fmt.Errorf("create ConfigMap %s: it exists with other content; delete it if nobody needs it", want.Name)
+		return fmt.Errorf("create ConfigMap %s: it exists with other content; delete it if it is unused", want.Name)
 	}
 	if (want.Statement == "" || have.Statement == want.Statement) && (want.Agent == nil || have.Agent != nil && *have.Agent == *want.Agent) {
 		return nil
 	}
-	// What an older program published has neither.
+	// Objects published by older programs lack both.
 	b, err = json.Marshal(map[string]any{"metadata": map[string]any{"annotations": m.Annotations}})
 	if err != nil {
 		return fmt.Errorf("marshal statement: %w", err)
@@ -204,22 +205,21 @@ func (c *Client) PublishJoinConfig(ctx context.Context, j engine.JoinConfig) err
 	return nil
 }
 
-// kindFrom reads a CustomResourceDefinition.
+// kindFrom decodes a CustomResourceDefinition.
 func kindFrom(f assets.File) (*unstructured.Unstructured, error) {
 	u := &unstructured.Unstructured{}
 	if err := yaml.Unmarshal(f.Data, &u.Object); err != nil {
 		return nil, fmt.Errorf("read kind %s: %w", f.Name, err)
 	}
 	if u.GetKind() != "CustomResourceDefinition" || u.GetName() != f.Name {
-		return nil, fmt.Errorf("read kind %s: it is %s %q", f.Name, u.GetKind(), u.GetName())
+		return nil, fmt.Errorf("read kind %s: content is %s %q", f.Name, u.GetKind(), u.GetName())
 	}
 	unstructured.RemoveNestedField(u.Object, "status")
 	unstructured.RemoveNestedField(u.Object, "metadata", "creationTimestamp")
 	return u, nil
 }
 
-// applyKind applies a kind and returns it as the API server has it then; with dry as
-// it would be.
+// applyKind applies a kind and returns the API server's result. With dry it changes nothing.
 func (c *Client) applyKind(ctx context.Context, u *unstructured.Unstructured, dry bool) (got *unstructured.Unstructured, err error) {
 	b, err := json.Marshal(u)
 	if err != nil {
@@ -236,8 +236,8 @@ func (c *Client) applyKind(ctx context.Context, u *unstructured.Unstructured, dr
 	return got, err
 }
 
-// OutdatedKinds implements [engine.Cluster]. It asks the API server what applying
-// would change, since only that knows its own defaults.
+// OutdatedKinds implements [engine.Cluster]. It compares by dry runs, since only the API
+// server applies its own defaults.
 func (c *Client) OutdatedKinds(ctx context.Context, kinds []assets.File) (outdated []string, err error) {
 	for _, f := range kinds {
 		u, err := kindFrom(f)
@@ -301,8 +301,8 @@ func (c *Client) ApplyKinds(ctx context.Context, kinds []assets.File, report fun
 	return nil
 }
 
-// served returns when the API server answers for a kind. It says Established a moment
-// before it does.
+// served returns when the API server serves a kind, which happens a moment after the condition
+// Established.
 func (c *Client) served(ctx context.Context, crd *unstructured.Unstructured) error {
 	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
 	plural, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "plural")
@@ -325,7 +325,7 @@ func (c *Client) served(ctx context.Context, crd *unstructured.Unstructured) err
 			if !errors.Is(err, engine.ErrAbsent) {
 				return err
 			}
-			select { // nothing tells when; the gap is a fraction of a second
+			select { // there is no event for this; the gap is a fraction of a second
 			case <-ctx.Done():
 				return err
 			case <-time.After(50 * time.Millisecond):
@@ -381,7 +381,7 @@ func (c *Client) apply(ctx context.Context, r schema.GroupVersionResource, name 
 	})
 }
 
-// apiConfig makes a kubeconfig of config for those who insist on one.
+// apiConfig converts config to a kubeconfig, for APIs that require one.
 func apiConfig(config *rest.Config) clientcmdapi.Config {
 	k := clientcmdapi.NewConfig()
 	k.Clusters["c"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData, CertificateAuthority: config.CAFile, InsecureSkipTLSVerify: config.Insecure}

@@ -6,27 +6,27 @@ import (
 	"time"
 )
 
-// Writers at the same time: the first, and the most.
+// Number of concurrent writers at the start, and its maximum.
 const (
 	firstWriters = 16
 	mostWriters  = 32
 )
 
-// pace bounds how many writes are under way. It allows one more for each round of writes
-// that went well and half as many when the API server says that it has enough, and then
-// lets nobody begin before the API server said. It is safe for concurrent use.
+// pace limits the number of concurrent writes. After a round of successful writes it allows
+// one more. If the API server throttles, it allows half as many, and starts no write before
+// the time that the server names. It is safe for concurrent use.
 type pace struct {
 	mu     sync.Mutex
 	limit  float64
-	now    int           // under way
-	until  time.Time     // nobody begins before
+	now    int           // in flight
+	until  time.Time     // no write starts before
 	cut    time.Time     // when limit was halved last
-	change chan struct{} // closed when somebody may begin
+	change chan struct{} // closed when a write may start
 }
 
 func newPace() *pace { return &pace{limit: firstWriters, change: make(chan struct{})} }
 
-// begin waits for a turn. Each turn has to be given back with end.
+// begin waits for a slot. Each slot must be released with end.
 func (p *pace) begin(ctx context.Context) (began time.Time, err error) {
 	for {
 		p.mu.Lock()
@@ -53,8 +53,8 @@ func (p *pace) begin(ctx context.Context) (began time.Time, err error) {
 	}
 }
 
-// end gives a turn back. With slow the API server had enough, and said to come back after
-// wait; many that were under way together count once.
+// end releases a slot. If slow, the API server throttled the write and asked for a retry after
+// wait; several throttled writes that were in flight together count once.
 func (p *pace) end(began time.Time, slow bool, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

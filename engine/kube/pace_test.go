@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestWritersSlowDownWhenTheyAreToldTo(t *testing.T) {
+func TestPaceHalvesWhenThrottled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPace()
 		begin := func() time.Time {
@@ -29,7 +29,7 @@ func TestWritersSlowDownWhenTheyAreToldTo(t *testing.T) {
 		if _, err := p.begin(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("one more than allowed: %v", err)
 		}
-		// All are refused together: that halves once.
+		// All are rejected together: that halves the limit once.
 		refused := time.Now()
 		for _, at := range turns {
 			p.end(at, true, 3*time.Second)
@@ -47,14 +47,14 @@ func TestWritersSlowDownWhenTheyAreToldTo(t *testing.T) {
 		for _, at := range turns {
 			p.end(at, false, 0)
 		}
-		// It never ends, however often.
+		// However often it halves, one writer remains.
 		for range 10 {
 			p.end(begin(), true, 0)
 		}
 		if p.limit != 1 {
 			t.Errorf("limit %v after ten refusals", p.limit)
 		}
-		// What goes well allows more, up to a bound.
+		// Successful writes raise the limit up to the maximum.
 		for range 2000 {
 			p.end(begin(), false, 0)
 		}

@@ -20,11 +20,11 @@ import (
 
 var plans = upgradev1.GroupVersion.WithResource("plans")
 
-// planless is how long after Plans could not be seen it is tried again: the kind may come at
-// any time, and seldom does.
+// planless is the retry interval while Plans cannot be listed. Their kind may be installed at
+// any time, but rarely is.
 const planless = time.Minute
 
-// unseen is why no Plan can be seen, while a watch knows that.
+// unseen is the reason why Plans cannot be listed, while a watch has found one.
 type unseen struct {
 	mu  sync.Mutex
 	err error
@@ -42,7 +42,7 @@ func (u *unseen) get() error {
 	return u.err
 }
 
-// Plans implements [engine.Cluster]. While a WatchRollout runs it asks nobody.
+// Plans implements [engine.Cluster]. While a WatchRollout runs it sends no request.
 func (c *Client) Plans(ctx context.Context) ([]engine.NodePlan, error) {
 	if seen, ok := c.plans.get(); ok {
 		return values(seen), nil
@@ -73,8 +73,8 @@ func (c *Client) Plans(ctx context.Context) ([]engine.NodePlan, error) {
 	return out, nil
 }
 
-// watchPlans keeps a copy of all Plans. Without their kind, or the right to it, there is
-// nothing to keep, which is no reason to see nothing of the rest.
+// watchPlans keeps a copy of all Plans. If their kind is missing or access is denied, it
+// waits, and the other watches go on.
 func (c *Client) watchPlans(ctx context.Context, changed func()) error {
 	defer c.planless.set(nil)
 	for {
@@ -92,14 +92,14 @@ func (c *Client) watchPlans(ctx context.Context, changed func()) error {
 	}
 }
 
-// toPlan says how a Plan is. Of one that another controller carries out only what it says is
-// known.
+// toPlan converts a Plan. Of a Plan that another controller applies, only the reported status
+// is known.
 func toPlan(u *unstructured.Unstructured) (engine.NodePlan, error) {
 	var p upgradev1.Plan
 	name := keyOf(u)
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &p); err != nil {
-		// One that cannot be read must not hide the others, nor the nodes.
-		return engine.NodePlan{Name: name, State: engine.PlanInvalid, Text: "it cannot be read: " + err.Error()}, nil
+		// An invalid Plan must not hide the others or the nodes.
+		return engine.NodePlan{Name: name, State: engine.PlanInvalid, Text: "invalid Plan: " + err.Error()}, nil
 	}
 	s := &p.Status
 	out := engine.NodePlan{Name: name, Version: s.LatestVersion, Channel: p.Spec.Channel, Applying: int64(len(s.Applying)), State: engine.PlanUnseen}
@@ -118,7 +118,7 @@ func toPlan(u *unstructured.Unstructured) (engine.NodePlan, error) {
 	if own != nil {
 		c := own.Counts
 		out.Total, out.Done, out.Applying, out.Failed = int64(c.Total), int64(c.Done), int64(c.Applying), int64(c.Failed)
-		if wants.FailureBudget == nil { // those that failed keep their places
+		if wants.FailureBudget == nil { // failed nodes remain in the list
 			out.Applying = max(0, out.Applying-out.Failed)
 		}
 		out.Pending = max(0, out.Total-out.Done-out.Applying-out.Failed)
@@ -148,11 +148,11 @@ func toPlan(u *unstructured.Unstructured) (engine.NodePlan, error) {
 	case complete == nil:
 	case failed && own != nil:
 		out.State, out.Text = engine.PlanFailed, complete.Message
-		out.Remedy = fmt.Sprintf("mend the cause, then `kubectl -n %s patch plans.upgrade.cattle.io %s --type=merge -p '{\"spec\":{\"constellation\":{\"retry\":\"%d\"}}}'` has it tried again",
-			p.Namespace, p.Name, p.Generation) // which no earlier try had
+		out.Remedy = fmt.Sprintf("fix the cause, then retry with `kubectl -n %s patch plans.upgrade.cattle.io %s --type=merge -p '{\"spec\":{\"constellation\":{\"retry\":\"%d\"}}}'`",
+			p.Namespace, p.Name, p.Generation) // unique per retry
 	case failed:
 		out.State, out.Text = engine.PlanFailed, complete.Message
-		out.Remedy = fmt.Sprintf("see what its jobs say: `kubectl -n %s get jobs,pods -l upgrade.cattle.io/plan=%s`", p.Namespace, p.Name)
+		out.Remedy = fmt.Sprintf("inspect its jobs: `kubectl -n %s get jobs,pods -l upgrade.cattle.io/plan=%s`", p.Namespace, p.Name)
 	case complete.Status == corev1.ConditionTrue:
 		out.State, out.Text = engine.PlanComplete, complete.Message
 	case complete.Reason == "ValidationFailed":
@@ -175,7 +175,7 @@ func toPlan(u *unstructured.Unstructured) (engine.NodePlan, error) {
 	return out, nil
 }
 
-// stateOf is how a node is that a Plan has to do with.
+// stateOf is the state of a node that a Plan applies to.
 func stateOf(n upgradev1.NodeStatus) string {
 	switch {
 	case n.State == upgradev1.NodeFailed:
@@ -186,15 +186,15 @@ func stateOf(n upgradev1.NodeStatus) string {
 	return engine.NodeUpgrading
 }
 
-// remediesOfPods are what to do about a node whose pod does not get on, by its reason.
+// remediesOfPods are the remedies for a node whose pod makes no progress, by reason.
 var remediesOfPods = map[string]string{
-	"DrainBlocked":     "give what it belongs to another replica, or relax the PodDisruptionBudget; the drain tries again every few seconds",
-	"PodUnschedulable": "give the Plan tolerations of the node's taints, or make room on the node",
-	"ImagePullError":   "make the image available to the node, or name another one in the Plan",
-	"ContainerError":   "correct what the Plan says of the container",
+	"DrainBlocked":     "add a replica to its workload, or relax the PodDisruptionBudget; the drain is retried every few seconds",
+	"PodUnschedulable": "add tolerations of the node's taints to the Plan, or free resources on the node",
+	"ImagePullError":   "make the image available to the node, or change the Plan's image",
+	"ContainerError":   "correct the Plan's container settings",
 }
 
-// held is what to do about a node that does not get on by itself; empty: it does, or it is over.
+// held is the remedy for a node that is blocked; empty if it makes progress or is done.
 func held(n upgradev1.NodeStatus) string {
 	if n.State != upgradev1.NodeRunning {
 		return ""

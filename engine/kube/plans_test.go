@@ -12,8 +12,8 @@ import (
 	"constellation/operator/api/upgradev1"
 )
 
-// What Plans of either controller say is read as it is meant.
-func TestPlansSayHowTheyAre(t *testing.T) {
+// Plans of either controller are converted.
+func TestPlanStates(t *testing.T) {
 	conditions := func(status corev1.ConditionStatus, reason, message string) []upgradev1.Condition {
 		return []upgradev1.Condition{
 			{Type: upgradev1.ConditionValidated, Status: corev1.ConditionTrue},
@@ -28,13 +28,13 @@ func TestPlansSayHowTheyAre(t *testing.T) {
 		}
 		return s
 	}
-	retry := "mend the cause, then `kubectl -n default patch plans.upgrade.cattle.io k3s --type=merge -p '{\"spec\":{\"constellation\":{\"retry\":\"3\"}}}'` has it tried again"
+	retry := "fix the cause, then retry with `kubectl -n default patch plans.upgrade.cattle.io k3s --type=merge -p '{\"spec\":{\"constellation\":{\"retry\":\"3\"}}}'`"
 	for name, tt := range map[string]struct {
 		spec   upgradev1.PlanSpec
 		status upgradev1.PlanStatus
 		want   engine.NodePlan
 	}{
-		"nobody has looked at it": {
+		"not observed by a controller yet": {
 			upgradev1.PlanSpec{Version: "v1"}, upgradev1.PlanStatus{}, engine.NodePlan{Version: "v1", State: engine.PlanUnseen},
 		},
 		"it is applied to nodes, one of which is drained": {
@@ -47,7 +47,7 @@ func TestPlansSayHowTheyAre(t *testing.T) {
 				Nodes: []engine.NodePlanNode{{Name: "a", State: engine.NodeUpgrading, Text: "soaks"}, {Name: "b", State: engine.NodeDraining, Text: "drains"}},
 			},
 		},
-		"a drain is held up": {
+		"a drain is blocked": {
 			upgradev1.PlanSpec{Version: "v1"},
 			upgradev1.PlanStatus{Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "SyncJob", "version v1 is applied to Nodes a,b"), Constellation: ours(
 				2, 0, 2, 0, "", upgradev1.NodeStatus{Name: "a", State: upgradev1.NodeRunning, Reason: "DrainBlocked", Message: "pod c/d may not be evicted"}, upgradev1.NodeStatus{Name: "b", State: upgradev1.NodeRunning, Reason: "ImagePullError", Message: "no image"},
@@ -55,12 +55,12 @@ func TestPlansSayHowTheyAre(t *testing.T) {
 			engine.NodePlan{
 				Version: "v1", State: engine.PlanApplying, Total: 2, Applying: 2,
 				Nodes: []engine.NodePlanNode{
-					{Name: "a", State: engine.NodeDraining, Text: "pod c/d may not be evicted", Held: "give what it belongs to another replica, or relax the PodDisruptionBudget; the drain tries again every few seconds"},
-					{Name: "b", State: engine.NodeUpgrading, Text: "no image", Held: "make the image available to the node, or name another one in the Plan"},
+					{Name: "a", State: engine.NodeDraining, Text: "pod c/d may not be evicted", Held: "add a replica to its workload, or relax the PodDisruptionBudget; the drain is retried every few seconds"},
+					{Name: "b", State: engine.NodeUpgrading, Text: "no image", Held: "make the image available to the node, or change the Plan's image"},
 				},
 			},
 		},
-		"a node failed and keeps its place": {
+		"a node failed and stays in the list": {
 			upgradev1.PlanSpec{Version: "v1"},
 			upgradev1.PlanStatus{Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "JobFailed", "why"), Constellation: ours(4, 1, 2, 1, "", upgradev1.NodeStatus{Name: "a", State: upgradev1.NodeFailed, Message: "why"})},
 			engine.NodePlan{
@@ -68,7 +68,7 @@ func TestPlansSayHowTheyAre(t *testing.T) {
 				Nodes: []engine.NodePlanNode{{Name: "a", State: engine.NodeFailed, Text: "why"}},
 			},
 		},
-		"a node failed and gave its place away": {
+		"a node failed and left the list": {
 			upgradev1.PlanSpec{Version: "v1", Constellation: &upgradev1.Rollout{FailureBudget: new(intstr.FromInt32(2))}},
 			upgradev1.PlanStatus{Applying: []string{"b"}, Conditions: conditions(corev1.ConditionFalse, "JobFailed", "why"), Constellation: ours(4, 1, 1, 1, "")},
 			engine.NodePlan{Version: "v1", State: engine.PlanFailed, Text: "why", Remedy: retry, Total: 4, Done: 1, Applying: 1, Failed: 1, Pending: 1},
@@ -88,7 +88,7 @@ func TestPlansSayHowTheyAre(t *testing.T) {
 			upgradev1.PlanStatus{Conditions: conditions(corev1.ConditionTrue, "Complete", ""), Constellation: ours(2, 2, 0, 0, "")},
 			engine.NodePlan{Version: "v1", State: engine.PlanComplete, Total: 2, Done: 2},
 		},
-		"it is not valid": {
+		"it is invalid": {
 			upgradev1.PlanSpec{Version: "v1"},
 			upgradev1.PlanStatus{Conditions: []upgradev1.Condition{{Type: upgradev1.ConditionValidated, Status: corev1.ConditionFalse, Reason: "Error", Message: "spec.window is invalid"}}},
 			engine.NodePlan{Version: "v1", State: engine.PlanInvalid, Text: "spec.window is invalid", Remedy: "correct it: `kubectl -n default edit plans.upgrade.cattle.io k3s`"},
@@ -102,7 +102,7 @@ func TestPlansSayHowTheyAre(t *testing.T) {
 			upgradev1.PlanSpec{Version: "v1"},
 			upgradev1.PlanStatus{Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "JobFailed", "Job default/x failed on Node a: BackoffLimitExceeded: x")},
 			engine.NodePlan{
-				Version: "v1", State: engine.PlanFailed, Text: "Job default/x failed on Node a: BackoffLimitExceeded: x", Remedy: "see what its jobs say: `kubectl -n default get jobs,pods -l upgrade.cattle.io/plan=k3s`",
+				Version: "v1", State: engine.PlanFailed, Text: "Job default/x failed on Node a: BackoffLimitExceeded: x", Remedy: "inspect its jobs: `kubectl -n default get jobs,pods -l upgrade.cattle.io/plan=k3s`",
 				Applying: 1, Failed: 1, Nodes: []engine.NodePlanNode{{Name: "a", State: engine.NodeFailed}, {Name: "b", State: engine.NodeUpgrading}},
 			},
 		},

@@ -22,7 +22,7 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// preparedCloud has two images that differ, and files of every Kubernetes.
+// preparedCloud has two images that differ, and components of every Kubernetes version.
 type preparedCloud struct{ pretendedCloud }
 
 func (preparedCloud) Images(context.Context) ([]cloud.Image, error) {
@@ -46,8 +46,9 @@ func (preparedCloud) Groups(context.Context) ([]cloud.Group, error) {
 
 func (preparedCloud) Machines(context.Context) ([]engine.CloudMachine, error) { return nil, nil }
 
-// What `upgrade prepare` does to a real API server: interrupted after its first step,
-// then twice at once from two workspaces, then once more; and what it prints is accepted.
+// `upgrade prepare` runs against a real API server: interrupted after its first step, then
+// twice concurrently from two workspaces, then once more. The API server accepts the printed
+// patches.
 func TestPrepareOnARealAPIServer(t *testing.T) {
 	cp := controlplane.ForTest(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
 	c, err := ForConfig(cp.Config(), nil)
@@ -73,7 +74,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 		CheckRequest: engine.CheckRequest{Release: version.MustParse("v1.1.0"), Kubernetes: version.MustParse("v1.36.3"), NoPreflight: true},
 		Acknowledge:  []string{"oldest-supports-kubernetes"},
 	}
-	// prepare runs once; see is called with every event. It returns what the result says.
+	// prepare runs once and calls see with every event. It returns the result.
 	prepare := func(ctx context.Context, dir string, see func(engine.Event)) (engine.Result, error) {
 		ws, err := engine.OpenWorkspace(dir)
 		if err != nil {
@@ -152,7 +153,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 	<-done
 	<-done
 	for i, err := range errs {
-		// Who comes second may find everything done but its own file.
+		// The second console may find everything done except its own file.
 		if err != nil {
 			t.Errorf("console %d: %v (remedy %q)", i, err, engine.Remedy(err))
 		}

@@ -11,8 +11,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Whatever client-go has to say, by whichever of its ways, stays off the terminal.
-func TestClientsLogNothing(t *testing.T) {
+// No output of client-go reaches the terminal, whichever logger it uses.
+func TestClientGoLogsAreDiscarded(t *testing.T) {
 	if _, err := ForConfig(&rest.Config{Host: "https://127.0.0.1:1"}, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +26,7 @@ func TestClientsLogNothing(t *testing.T) {
 	klog.Error("an error")
 	klog.Warningf("a %s", "warning")
 	klog.ErrorS(errors.New("cause"), "Unexpected error when reading response body")
-	klog.Background().Error(errors.New("cause"), "with the logger of nobody")
+	klog.Background().Error(errors.New("cause"), "without a logger")
 	klog.FromContext(t.Context()).Error(errors.New("cause"), "with the logger of a context")
 	utilruntime.HandleErrorWithContext(t.Context(), errors.New("cause"), "Unhandled")
 	klog.Flush()

@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// wire sends objects to the API server and gets them from it as the bytes that they are.
-// It has no limit of its own on requests: its users have.
+// wire exchanges raw bytes of objects with the API server. It does not limit requests: its
+// callers do.
 type wire struct {
 	client *http.Client
 	base   string // without a slash at the end
@@ -39,13 +39,14 @@ func (c *Client) wire() (*wire, error) {
 	return &wire{client, strings.TrimSuffix(u.String(), "/")}, nil
 }
 
-// maxAnswer bounds what is read of one answer, in bytes: a page of large objects.
+// maxAnswer bounds one answer in bytes: a page of large objects.
 const maxAnswer = 256 << 20
 
-// onlyMetadata asks for the metadata of an answer: who has sent an object knows the rest.
+// onlyMetadata requests only the metadata of an answer, since the sender of an object has the
+// rest.
 const onlyMetadata = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
-// do makes one request. What the API server refuses is an error of package apierrors.
+// do makes one request. A rejected request returns an error of package apierrors.
 func (w *wire) do(ctx context.Context, method, path string, query url.Values, accept string, body []byte) ([]byte, error) {
 	u := w.base + path
 	if len(query) > 0 {
@@ -78,7 +79,7 @@ func (w *wire) do(ctx context.Context, method, path string, query url.Values, ac
 	return nil, refusalOf(resp, b)
 }
 
-// refusalOf makes an error of an answer that is one.
+// refusalOf converts an error answer.
 func refusalOf(resp *http.Response, b []byte) error {
 	wait, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
 	var s metav1.Status
@@ -94,15 +95,15 @@ func refusalOf(resp *http.Response, b []byte) error {
 	return &apierrors.StatusError{ErrStatus: s}
 }
 
-// Pages are as long as fits into livePage, by the size of what came before.
+// The length of a page is chosen to fit livePage, by the size of earlier objects.
 const (
 	livePage = 4 << 20
 	mostLive = 2000
 )
 
-// list yields the objects of a collection one by one, in the order of their keys in etcd.
-// Bytes are valid until the next object is asked for. An expired list goes on from where
-// it was, with objects as they are by then. A kind that is not there has no objects.
+// list yields the objects of a collection one by one, in the order of their keys in etcd. The
+// bytes are valid until the next iteration. An expired list continues at the same key with
+// newer objects. A kind that does not exist has no objects.
 func (w *wire) list(ctx context.Context, path string, query url.Values) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		limit, next := 500, ""
@@ -119,7 +120,7 @@ func (w *wire) list(ctx context.Context, path string, query url.Values) iter.Seq
 			err := retry(ctx, func(ctx context.Context) (err error) {
 				page, err = w.do(ctx, http.MethodGet, path, q, "application/json", nil)
 				if hard++; apierrors.IsInternalError(err) && hard == hardTries {
-					// A webhook that converts and is gone does not come back soon.
+					// A failing conversion webhook does not recover soon.
 					return errors.New(err.Error())
 				}
 				return err
@@ -159,11 +160,11 @@ func (w *wire) list(ctx context.Context, path string, query url.Values) iter.Seq
 	}
 }
 
-// errStopped ends what somebody has enough of.
+// errStopped ends a list when the caller breaks.
 var errStopped = errors.New("stopped")
 
-// items calls f with each item of a list until f returns false, and returns the token
-// that the list goes on with.
+// items calls f with each item of a list until f returns false, and returns the continue
+// token.
 func items(page []byte, f func([]byte) bool) (next string, err error) {
 	d := json.NewDecoder(bytes.NewReader(page))
 	if _, err := d.Token(); err != nil {

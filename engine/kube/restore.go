@@ -34,28 +34,28 @@ import (
 
 var _ engine.Restorer = (*Client)(nil)
 
-// restoreManager owns the fields that a restore sets. It tells objects that an
-// interrupted restore made from those that others did.
+// restoreManager owns the fields that a restore sets. It separates objects that an interrupted
+// restore made from all others.
 const restoreManager = "constellation-restore"
 
 const (
-	// kindLimit is how long a definition may take until it is served, or until an old one
-	// of its name is gone.
+	// kindLimit bounds the wait until a definition is served, or until an old one of its name is
+	// deleted.
 	kindLimit = time.Minute
 	kindPoll  = 50 * time.Millisecond
-	// hardTries is how often a write is tried that fails with an internal error.
+	// hardTries is the number of attempts of a write that fails with an internal error.
 	hardTries = 3
 )
 
-// Why an object is not restored or not overwritten although the backup has it. Each rule
-// is off for objects that a selector names: who names them knows what they do.
+// Reasons why an object is not restored or overwritten. A rule does not apply to objects that
+// a selector names explicitly.
 const (
-	ruleIntents = "it records what was under way, and the operator would go on with it; name it with --only to restore it all the same"
-	ruleOther   = "it belongs to the cluster that the backup is of; name it with --only to restore it into this one"
-	ruleCareful = "it decides what nodes run or who may join, or what Helm believes; name it with --only to overwrite it"
-	ruleRecord  = "the cluster has a newer record of this Helm release; name it with --only to restore it all the same"
-	ruleTicket  = "it is a bootstrap token; name it with --only to restore it all the same"
-	ruleToken   = "it is the token of a ServiceAccount that is no more"
+	ruleIntents = "it records an operation in progress, which the operator would resume; name it with --only to restore it anyway"
+	ruleOther   = "it belongs to the cluster of the backup; name it with --only to restore it into this one"
+	ruleCareful = "it controls the version of nodes, admission of machines, or Helm's records; name it with --only to overwrite it"
+	ruleRecord  = "the cluster has a newer record of this Helm release; name it with --only to restore it anyway"
+	ruleTicket  = "it is a bootstrap token; name it with --only to restore it anyway"
+	ruleToken   = "it is the token of a deleted ServiceAccount"
 )
 
 // restore is one call of Restore.
@@ -68,34 +68,34 @@ type restore struct {
 	report func(engine.RestoreReport) // calls do not overlap
 	mapper meta.ResettableRESTMapper
 
-	types   []backup.Type   // that are restored, without definitions
+	types   []backup.Type   // types to restore, without definitions
 	foreign bool            // the backup is of another cluster
 	owned   map[string]bool // files of the backup whose objects have owners
-	level   map[string]int  // how many owners stand one above the other, by UID
+	level   map[string]int  // depth of the owner chain, by UID
 	kinds   map[schema.GroupResource]*kind
 	records map[string]int // newest revision by namespace and name of a Helm release
 
 	mu sync.Mutex
-	// uids maps owners as the backup knows them to those of the cluster: to "" before they
-	// are restored.
+	// uids maps owners' UIDs in the backup to those in the cluster: to "" before they are
+	// restored.
 	uids       map[string]owner
 	found      map[string]string // UIDs of owners that were looked up by name
 	namespaces map[string]*namespace
 }
 
-// owner is what became of an object that others name as their owner.
+// owner is the result for an object that others name as their owner.
 type owner struct {
 	uid    string
-	would  bool   // it would be made: it has no UID yet
-	failed string // what it is called, if it could not be restored
+	would  bool   // it would be created: it has no UID yet
+	failed string // its name, if it could not be restored
 }
 
-// kind is what is known of the definition of a type in the cluster.
+// kind is the definition of a type in the cluster.
 type kind struct {
 	crd    *apiextensionsv1.CustomResourceDefinition
-	fresh  bool   // it was made by this restore
-	would  bool   // it would be
-	absent bool   // there is none
+	fresh  bool   // this restore created it
+	would  bool   // a dry run would create it
+	absent bool   // it does not exist
 	err    string // why its objects cannot be restored
 }
 
@@ -107,15 +107,14 @@ type namespace struct {
 
 // Restore implements [engine.Restorer].
 //
-// Definitions come first and are waited for until they are served. Then come objects
-// without owners, then those whose owners are there, and so on. Objects are sent as they
-// were in the version in which they were read, without what API servers set; the API
-// server converts them to what it stores. Their owners are named by their new UIDs. What
-// exists is read in pages in the same order and compared, so that a restore that goes on
-// after an interruption costs little more than reading.
+// Definitions come first; it waits until they are served. Then come objects without owners,
+// then their dependents, and so on. Objects are sent in the version in which they were read,
+// without fields that API servers set; the API server converts them to the storage version.
+// Owners get their new UIDs. Existing objects are read in pages in the same order and
+// compared, so that resuming an interrupted restore costs little more than reading.
 //
-// At most mostWriters objects are in flight. Besides, it remembers something of each owner
-// and each object with owners, and nothing of all others.
+// At most mostWriters objects are in flight. In addition, memory holds a small record for each
+// owner and each object with owners, and nothing for all others.
 func (c *Client) Restore(ctx context.Context, b *backup.Backup, o engine.RestoreOptions, report func(engine.RestoreReport)) error {
 	w, err := c.wire()
 	if err != nil {
@@ -156,7 +155,7 @@ func (c *Client) Restore(ctx context.Context, b *backup.Backup, o engine.Restore
 	return nil
 }
 
-// look reads what has to be known before the first write.
+// look reads the state that is needed before the first write.
 func (r *restore) look(ctx context.Context) error {
 	here, err := r.c.ClusterUID(ctx)
 	if err != nil {
@@ -209,8 +208,7 @@ func (r *restore) look(ctx context.Context) error {
 	return nil
 }
 
-// levelOf is how many owners stand one above the other. Of owners in a circle, one is
-// taken for none.
+// levelOf is the depth of the owner chain. A cycle of owners counts as one without owner.
 func (r *restore) levelOf(uid string, dependants map[string][]string) int {
 	if l, ok := r.level[uid]; ok {
 		return max(l, 0)
@@ -219,7 +217,7 @@ func (r *restore) levelOf(uid string, dependants map[string][]string) int {
 	if !ok {
 		return 0
 	}
-	r.level[uid] = -1 // under way
+	r.level[uid] = -1 // in progress
 	level := 0
 	for _, o := range owners {
 		level = max(level, r.levelOf(o, dependants))
@@ -228,7 +226,7 @@ func (r *restore) levelOf(uid string, dependants map[string][]string) int {
 	return level + 1
 }
 
-// readRecords learns how far the releases of Helm have come.
+// readRecords reads the newest revisions of Helm releases.
 func (r *restore) readRecords(ctx context.Context) error {
 	for o, err := range r.w.list(ctx, "/api/v1/secrets", url.Values{"labelSelector": {"owner=helm"}, "fieldSelector": {"type=" + helmType}}) {
 		if err != nil {
@@ -244,10 +242,10 @@ func (r *restore) readRecords(ctx context.Context) error {
 	return nil
 }
 
-// recordOf returns the release that a record is of, and which revision.
+// recordOf returns the release and the revision of a record.
 func recordOf(s *object) (release string, revision int) {
 	var labels map[string]string
-	_ = json.Unmarshal(s.meta["labels"], &labels) // without labels it is no record
+	_ = json.Unmarshal(s.meta["labels"], &labels) // without labels it is not a record
 	revision, _ = strconv.Atoi(labels["version"])
 	return s.namespace + "/" + labels["name"], revision
 }
@@ -260,7 +258,7 @@ func isRecords(t backup.Type) bool {
 	return slices.ContainsFunc(t.Files, func(f string) bool { return strings.HasPrefix(f, backup.Releases) })
 }
 
-// perFile makes a type of each file of a type.
+// perFile splits a type into one per file.
 func perFile(t backup.Type) (list []backup.Type) {
 	for i := range t.Files {
 		one := t
@@ -296,13 +294,13 @@ func chosen(b *backup.Backup, only []engine.Selector) error {
 			}
 		}
 		if !match {
-			return &engine.Error{Op: "select " + s.String(), Err: errors.New("nothing in the backup matches"), Remedy: fmt.Sprintf("`constellation backup show %s` names what it has", b.Manifest().ID), Exit: engine.ExitUsage}
+			return &engine.Error{Op: "select " + s.String(), Err: errors.New("nothing in the backup matches"), Remedy: fmt.Sprintf("list its content with `constellation backup show %s`", b.Manifest().ID), Exit: engine.ExitUsage}
 		}
 	}
 	return nil
 }
 
-// near says which types come close to what was asked for.
+// near suggests types with similar names.
 func near(all []backup.Type, s engine.Selector) string {
 	var close []string
 	for _, t := range all {
@@ -311,7 +309,7 @@ func near(all []backup.Type, s engine.Selector) string {
 		}
 	}
 	if len(close) == 0 || len(close) > 10 {
-		return "`constellation backup show ID` names the types that it has"
+		return "list its types with `constellation backup show ID`"
 	}
 	return "it has " + strings.Join(slices.Compact(close), ", ")
 }
@@ -324,8 +322,7 @@ func saved(b *backup.Backup, t backup.Type) iter.Seq2[*object, error] {
 			streams = append(streams, inOrder(one.Files[0]+" of the backup", file(b, one)))
 			continue
 		}
-		// Definitions that appeared while the backup was made come after the others, again in
-		// order.
+		// Definitions that were created during the backup follow the others, again in order.
 		runs, last := 1, ""
 		for o, err := range file(b, one) {
 			if err != nil {
@@ -397,7 +394,7 @@ func pathOf(t backup.Type, namespace string) string {
 	return p + "/" + t.Resource
 }
 
-// ofType reports whether objects of t are restored, or some.
+// ofType reports whether any objects of t are restored.
 func (r *restore) ofType(t backup.Type) bool {
 	return len(r.o.Only) == 0 || slices.ContainsFunc(r.o.Only, func(s engine.Selector) bool { return s.OfType(t.Group, t.Resource) })
 }
@@ -411,7 +408,7 @@ func (r *restore) named(o engine.ObjectName) bool {
 	return slices.ContainsFunc(r.o.Only, func(s engine.Selector) bool { return s.Matches(o) })
 }
 
-// live yields what the cluster has of a type at a path, in the order of keys.
+// live yields the cluster's objects of a type at a path, in the order of keys.
 func (w *wire) live(ctx context.Context, t backup.Type, path string, q url.Values) iter.Seq2[*object, error] {
 	return inOrder(t.String()+" of the cluster", func(yield func(*object, error) bool) {
 		for b, err := range w.list(ctx, path, q) {
@@ -429,7 +426,7 @@ func (w *wire) live(ctx context.Context, t backup.Type, path string, q url.Value
 	})
 }
 
-// unreadable is the error of a type that the cluster does not tell of.
+// unreadable is the error of a type that the cluster cannot list.
 type unreadable struct {
 	t   backup.Type
 	err error
@@ -439,21 +436,21 @@ func (e *unreadable) Error() string { return fmt.Sprintf("list %s: %v", e.t, e.e
 
 func (e *unreadable) Unwrap() error { return e.err }
 
-// task is an object that is restored.
+// task is an object to restore.
 type task struct {
 	t           backup.Type
 	k           *kind   // nil of built-in types
 	saved, live *object // live may be nil
 }
 
-// crew carries out jobs, at most mostWriters at a time.
-type crew struct {
+// writers carries out tasks, at most mostWriters at a time.
+type writers struct {
 	jobs chan task
 	wg   sync.WaitGroup
 }
 
-func (r *restore) crew(ctx context.Context, give func(error)) *crew {
-	c := &crew{jobs: make(chan task)}
+func (r *restore) startWriters(ctx context.Context, give func(error)) *writers {
+	c := &writers{jobs: make(chan task)}
 	for range mostWriters {
 		c.wg.Go(func() {
 			for j := range c.jobs {
@@ -462,7 +459,7 @@ func (r *restore) crew(ctx context.Context, give func(error)) *crew {
 				}
 				x, err := r.one(ctx, j)
 				switch {
-				case ctx.Err() != nil: // what became of it nobody knows
+				case ctx.Err() != nil: // its result is unknown
 				case errors.Is(err, engine.ErrDenied) && !errors.Is(err, engine.ErrForbidden):
 					give(err)
 				case err != nil:
@@ -476,8 +473,8 @@ func (r *restore) crew(ctx context.Context, give func(error)) *crew {
 	return c
 }
 
-// end returns when all jobs are done.
-func (c *crew) end() {
+// end returns when all tasks are done.
+func (c *writers) end() {
 	close(c.jobs)
 	c.wg.Wait()
 }
@@ -493,7 +490,7 @@ func (r *restore) fail(j task, err error) {
 	r.report(x)
 }
 
-// brief takes away what the engine puts before an error for itself.
+// brief strips the engine's error class from an error.
 func brief(err error) string {
 	s := err.Error()
 	for _, e := range []error{engine.ErrAbsent, engine.ErrForbidden, engine.ErrDenied, engine.ErrUnreachable} {
@@ -502,15 +499,15 @@ func brief(err error) string {
 	return s
 }
 
-// hidden stands for a value of an object.
+// hidden replaces a value of an object.
 const hidden = "…"
 
-// numberRE finds the numbers that an API server quotes from an object.
+// numberRE matches the numbers that an API server quotes from an object.
 var numberRE = regexp.MustCompile(`\b(value: )-?[0-9][0-9.eE+-]*`)
 
-// without takes the values of objects out of what an API server says about them: it quotes
-// what it does not accept, and that may be secret. A short value is taken out where it is
-// quoted only, else no sentence would be left. Objects may be nil.
+// without removes values of objects from an API server's message, which quotes rejected values
+// that may be secret. A short value is removed only where it is quoted, to keep the sentence
+// readable. Objects may be nil.
 func without(text string, objects ...*object) string {
 	const short = 8
 	var values []string
@@ -529,7 +526,7 @@ func without(text string, objects ...*object) string {
 			}
 		}
 	}
-	names := map[string]bool{} // which are told anyway
+	names := map[string]bool{} // names are not secret
 	for _, o := range objects {
 		if o == nil {
 			continue
@@ -544,9 +541,9 @@ func without(text string, objects ...*object) string {
 			collect(value(o.meta[k]))
 		}
 	}
-	slices.SortFunc(values, func(a, b string) int { return len(b) - len(a) }) // what is part of another comes after it
+	slices.SortFunc(values, func(a, b string) int { return len(b) - len(a) }) // longest first, so that a substring of another value follows it
 	for _, v := range slices.Compact(values) {
-		coded, err := json.Marshal(v) // another way to write it in quotes
+		coded, err := json.Marshal(v) // another quoted form
 		if err != nil || v == "" || names[v] {
 			continue
 		}
@@ -559,14 +556,14 @@ func without(text string, objects ...*object) string {
 	return numberRE.ReplaceAllString(text, "${1}"+hidden)
 }
 
-// restoreKinds restores the definitions, and those that chosen types need.
+// restoreKinds restores the chosen definitions and those that chosen types need.
 func (r *restore) restoreKinds(ctx context.Context, give func(error)) error {
 	all := slices.IndexFunc(r.b.Manifest().Types, isKinds)
 	if all < 0 {
 		return nil
 	}
 	t := r.b.Manifest().Types[all]
-	t.Status = false // it is what the API server says about a definition
+	t.Status = false // messages about definitions quote no secrets
 	wanted := func(o *object) bool {
 		if r.wants(nameOf(t, o)) {
 			return true
@@ -574,9 +571,9 @@ func (r *restore) restoreKinds(ctx context.Context, give func(error)) error {
 		resource, group, _ := strings.Cut(o.name, ".")
 		return slices.ContainsFunc(r.o.Only, func(s engine.Selector) bool { return s.OfType(group, resource) })
 	}
-	crew := r.crew(ctx, give)
+	w := r.startWriters(ctx, give)
 	err := func() error {
-		defer crew.end()
+		defer w.end()
 		for p, err := range pairs(saved(r.b, t), r.w.live(ctx, t, pathOf(t, ""), nil)) {
 			if err != nil {
 				return err
@@ -585,7 +582,7 @@ func (r *restore) restoreKinds(ctx context.Context, give func(error)) error {
 				continue
 			}
 			select {
-			case crew.jobs <- task{t, nil, p.saved, p.live}:
+			case w.jobs <- task{t, nil, p.saved, p.live}:
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
@@ -603,7 +600,7 @@ func (r *restore) restoreKinds(ctx context.Context, give func(error)) error {
 	return r.awaitKinds(ctx)
 }
 
-// awaitKinds returns when all definitions that were made are served, or will not be.
+// awaitKinds returns when all new definitions are served or have failed.
 func (r *restore) awaitKinds(ctx context.Context) error {
 	var wait []schema.GroupResource
 	fresh := false
@@ -614,7 +611,7 @@ func (r *restore) awaitKinds(ctx context.Context) error {
 		}
 	}
 	if fresh {
-		r.report(engine.RestoreReport{State: engine.RestoreWaits, Text: "until the API server serves what was defined anew"})
+		r.report(engine.RestoreReport{State: engine.RestoreWaits, Text: "for the API server to serve new definitions"})
 	}
 	limited, cancel := context.WithTimeout(ctx, kindLimit)
 	defer cancel()
@@ -629,7 +626,7 @@ func (r *restore) awaitKinds(ctx context.Context) error {
 			return nil
 		})
 	}
-	_ = group.Wait() // nobody fails
+	_ = group.Wait() // no task fails
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -638,7 +635,7 @@ func (r *restore) awaitKinds(ctx context.Context) error {
 
 func (r *restore) awaitKind(ctx context.Context, gr schema.GroupResource, k *kind) error {
 	crd := kindsOfKinds.GroupVersion().String()
-	why := errors.New("the API server has not established it")
+	why := errors.New("the condition Established is not true")
 	for {
 		err := retry(ctx, func(ctx context.Context) error {
 			b, err := r.w.do(ctx, http.MethodGet, "/apis/"+crd+"/customresourcedefinitions/"+gr.String(), nil, "application/json", nil)
@@ -655,7 +652,7 @@ func (r *restore) awaitKind(ctx context.Context, gr schema.GroupResource, k *kin
 		for _, c := range k.crd.Status.Conditions {
 			switch {
 			case c.Type == apiextensionsv1.NamesAccepted && c.Status == apiextensionsv1.ConditionFalse:
-				return fmt.Errorf("its names are not accepted: %s", c.Message)
+				return fmt.Errorf("its names were rejected: %s", c.Message)
 			case c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue:
 				established = true
 			}
@@ -665,9 +662,9 @@ func (r *restore) awaitKind(ctx context.Context, gr schema.GroupResource, k *kin
 			if err != nil || served {
 				return err
 			}
-			why = errors.New("discovery does not tell of it")
+			why = errors.New("discovery does not list it")
 		}
-		select { // nothing tells when; the gap is a fraction of a second
+		select { // there is no event for this; the gap is a fraction of a second
 		case <-ctx.Done():
 			return why
 		case <-time.After(kindPoll):
@@ -675,7 +672,7 @@ func (r *restore) awaitKind(ctx context.Context, gr schema.GroupResource, k *kin
 	}
 }
 
-// inDiscovery reports whether the API server tells of each served version of a kind.
+// inDiscovery reports whether discovery lists each served version of a kind.
 func (r *restore) inDiscovery(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition) (bool, error) {
 	for _, v := range crd.Spec.Versions {
 		if !v.Served {
@@ -702,14 +699,13 @@ func (r *restore) inDiscovery(ctx context.Context, crd *apiextensionsv1.CustomRe
 	return true, nil
 }
 
-// restoreLevel restores the objects that have as many owners one above the other as level
-// says.
+// restoreLevel restores the objects whose owner chain has the depth level.
 func (r *restore) restoreLevel(ctx context.Context, give func(error), level int) error {
-	crew := r.crew(ctx, give)
+	w := r.startWriters(ctx, give)
 	err := func() error {
-		defer crew.end()
+		defer w.end()
 		for _, t := range r.types {
-			if err := r.restoreType(ctx, crew, t, level); err != nil {
+			if err := r.restoreType(ctx, w, t, level); err != nil {
 				return err
 			}
 		}
@@ -721,13 +717,13 @@ func (r *restore) restoreLevel(ctx context.Context, give func(error), level int)
 	return err
 }
 
-func (r *restore) restoreType(ctx context.Context, crew *crew, t backup.Type, level int) error {
+func (r *restore) restoreType(ctx context.Context, w *writers, t backup.Type, level int) error {
 	t.Files = slices.DeleteFunc(slices.Clone(t.Files), func(f string) bool { return r.owned[f] != (level > 0) })
 	if len(t.Files) == 0 {
 		return nil
 	}
 	mine := func(o *object) bool { return r.wants(nameOf(t, o)) && r.level[o.uid] == level }
-	if level > 0 { // is there any? Reading what the cluster has would be for nothing
+	if level > 0 { // skip reading the cluster if the backup has none
 		some := false
 		for o, err := range saved(r.b, t) {
 			if err != nil {
@@ -742,7 +738,7 @@ func (r *restore) restoreType(ctx context.Context, crew *crew, t backup.Type, le
 		}
 	}
 	k := r.kindOf(ctx, &t)
-	live := func(func(*object, error) bool) {} // nothing
+	live := func(func(*object, error) bool) {} // empty
 	if k == nil || k.err == "" && !k.fresh && !k.would {
 		live = r.w.live(ctx, t, pathOf(t, within(t)), selection(t))
 	}
@@ -751,7 +747,7 @@ func (r *restore) restoreType(ctx context.Context, crew *crew, t backup.Type, le
 		if errors.As(err, &silent) && ctx.Err() == nil && (!errors.Is(err, engine.ErrDenied) || errors.Is(err, engine.ErrForbidden)) {
 			r.report(engine.RestoreReport{
 				Object: engine.ObjectName{Group: t.Group, Resource: t.Resource}, State: engine.RestoreFailed,
-				Text: "what the cluster has could not be read, so no more was restored of it: " + brief(silent.err), Remedy: "make that possible, then run the same command again",
+				Text: "the cluster's objects could not be read, so restoring this type stopped: " + brief(silent.err), Remedy: "fix the cause, then run the same command again",
 			})
 			return nil
 		}
@@ -766,7 +762,7 @@ func (r *restore) restoreType(ctx context.Context, crew *crew, t backup.Type, le
 			continue
 		}
 		select {
-		case crew.jobs <- task{t, k, p.saved, p.live}:
+		case w.jobs <- task{t, k, p.saved, p.live}:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -774,8 +770,8 @@ func (r *restore) restoreType(ctx context.Context, crew *crew, t backup.Type, le
 	return nil
 }
 
-// selection is which objects of a type a backup can have, as far as the API server can
-// say.
+// selection selects the objects of a type that a backup contains, as far as the API server can
+// filter.
 func selection(t backup.Type) url.Values {
 	switch {
 	case isRecords(t):
@@ -786,8 +782,8 @@ func selection(t backup.Type) url.Values {
 	return nil
 }
 
-// within is the namespace that a backup has of a type; empty if it is all of them. Of
-// ConfigMaps there is a type for each namespace, in a folder called so.
+// within is the namespace that a backup contains of a type; empty for all. Each namespace of
+// ConfigMaps is a type of its own, in a folder of that name.
 func within(t backup.Type) string {
 	if t.Group != "" || t.Resource != "configmaps" || len(t.Files) == 0 {
 		return ""
@@ -799,8 +795,8 @@ func within(t backup.Type) string {
 	return dir
 }
 
-// kindOf returns what is known of the definition of t, and puts into t the version in which
-// its objects are written. Built-in types have none.
+// kindOf returns the definition of t, and sets in t the version in which its objects are
+// written. Built-in types have no definition.
 func (r *restore) kindOf(ctx context.Context, t *backup.Type) *kind {
 	if t.Group == "" {
 		return nil
@@ -814,7 +810,7 @@ func (r *restore) kindOf(ctx context.Context, t *backup.Type) *kind {
 		defer cancel()
 		if err := r.awaitKind(limited, gr, k); err != nil {
 			k.absent = errors.Is(err, engine.ErrAbsent)
-			k.err = "it has no definition: " + brief(err)
+			k.err = "it has no CustomResourceDefinition: " + brief(err)
 		}
 	}
 	if k.err != "" || k.would {
@@ -830,14 +826,13 @@ func (r *restore) kindOf(ctx context.Context, t *backup.Type) *kind {
 			stored = v
 		}
 	}
-	// Without conversion, versions differ by their name alone; what a schema does not know
-	// is refused by it.
+	// Without conversion, versions differ by name only. The API server rejects unknown fields.
 	if c := k.crd.Spec.Conversion; stored.Served && (c == nil || c.Strategy == apiextensionsv1.NoneConverter) {
 		t.Version = stored.Name
 		t.Status = stored.Subresources != nil && stored.Subresources.Status != nil
 		return k
 	}
-	return &kind{err: fmt.Sprintf("its version %s is not served any more; restore its definition with --overwrite, or serve that version again", t.Version)}
+	return &kind{err: fmt.Sprintf("its version %s is no longer served; restore its definition with --overwrite, or serve that version again", t.Version)}
 }
 
 // one restores an object.
@@ -870,7 +865,7 @@ func (r *restore) one(ctx context.Context, j task) (engine.RestoreReport, error)
 	if r.o.Look || r.o.DryRun && would {
 		r.made(j.saved.uid, "")
 		if r.o.DryRun && would {
-			x.Text = join(note, "the API server was not asked: its definition or namespace would only be made by the restore")
+			x.Text = join(note, "not checked by the API server: the restore would first create its definition or namespace")
 		}
 		return x, nil
 	}
@@ -892,7 +887,7 @@ func (r *restore) one(ctx context.Context, j task) (engine.RestoreReport, error)
 	if kept, err := r.writeStatus(ctx, j, got); err != nil {
 		return x, err
 	} else if kept {
-		x.Text = join(note, "its controller was faster; the status is what that wrote")
+		x.Text = join(note, "its controller wrote the status first; that one was kept")
 	}
 	return x, nil
 }
@@ -904,7 +899,7 @@ func join(a, b string) string {
 	return a + "; " + b
 }
 
-// made notes that an owner is there; without a UID it would be.
+// made records a created owner; in a dry run it has no UID.
 func (r *restore) made(old, uid string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -938,15 +933,15 @@ func (r *restore) rule(ctx context.Context, j task) (string, error) {
 	return "", nil
 }
 
-// careful reports whether the cluster itself lives by objects of a type.
+// careful reports whether the cluster itself depends on objects of a type.
 func careful(t backup.Type) bool {
 	return t.Group == v1alpha1.GroupVersion.Group || t.Group == "" && t.Resource == "configmaps" || isRecords(t)
 }
 
-// tokenRule leaves out tokens that the cluster would remove at once.
+// tokenRule skips tokens that the cluster would remove at once.
 func (r *restore) tokenRule(ctx context.Context, j task) (string, error) {
 	var notes map[string]string
-	_ = json.Unmarshal(j.saved.meta["annotations"], &notes) // without them it is nobody's
+	_ = json.Unmarshal(j.saved.meta["annotations"], &notes) // without them it belongs to no ServiceAccount
 	var m metav1.PartialObjectMetadata
 	err := retry(ctx, func(ctx context.Context) error {
 		b, err := r.w.do(ctx, http.MethodGet, "/api/v1/namespaces/"+j.saved.namespace+"/serviceaccounts/"+notes[corev1.ServiceAccountNameKey], nil, onlyMetadata, nil)
@@ -966,9 +961,9 @@ func (r *restore) tokenRule(ctx context.Context, j task) (string, error) {
 	return "", nil
 }
 
-// owners returns the ownerReferences of an object with UIDs of this cluster; nil without.
-// An owner that is gone, and that the backup does not have, is left out, and the note says
-// so: whoever deleted it would not want the object to go with it now.
+// owners returns the ownerReferences of an object with UIDs of this cluster; nil without. An
+// owner that was deleted and is not in the backup is omitted, with a note: otherwise the
+// garbage collector would delete the object.
 func (r *restore) owners(ctx context.Context, j task) (refs json.RawMessage, note string, err error) {
 	list, err := ownersOf(j.saved.owners)
 	if err != nil || len(list) == 0 {
@@ -981,9 +976,9 @@ func (r *restore) owners(ctx context.Context, j task) (refs json.RawMessage, not
 		r.mu.Unlock()
 		switch {
 		case known.failed != "":
-			return nil, "", &engine.Error{Err: fmt.Errorf("its owner %s could not be restored", known.failed), Remedy: "restore that first, then run the same command again"}
+			return nil, "", &engine.Error{Err: fmt.Errorf("its owner %s could not be restored", known.failed), Remedy: "restore its owner first, then run the same command again"}
 		case known.would:
-			out = append(out, o) // for comparing only
+			out = append(out, o) // for comparison only
 			continue
 		case known.uid == "":
 			if known.uid, err = r.find(ctx, o, j.saved.namespace); err != nil {
@@ -991,7 +986,7 @@ func (r *restore) owners(ctx context.Context, j task) (refs json.RawMessage, not
 			}
 		}
 		if known.uid == "" {
-			note = join(note, fmt.Sprintf("without its owner %s %s, which is gone", o.Kind, o.Name))
+			note = join(note, fmt.Sprintf("without its owner %s %s, which was deleted", o.Kind, o.Name))
 			continue
 		}
 		o.UID = known.uid
@@ -1004,7 +999,7 @@ func (r *restore) owners(ctx context.Context, j task) (refs json.RawMessage, not
 	return refs, note, err
 }
 
-// find returns the UID of an owner that this restore does not make; empty if there is none.
+// find returns the UID of an owner that this restore does not create; empty if there is none.
 func (r *restore) find(ctx context.Context, o ownerReference, namespace string) (string, error) {
 	gv, err := schema.ParseGroupVersion(o.APIVersion)
 	if err != nil {
@@ -1042,7 +1037,7 @@ func (r *restore) find(ctx context.Context, o ownerReference, namespace string) 
 	if err != nil && !errors.Is(err, engine.ErrAbsent) {
 		return "", fmt.Errorf("find owner %s %s: %w", o.Kind, o.Name, err)
 	}
-	if there.DeletionTimestamp == nil { // else it is as good as gone
+	if there.DeletionTimestamp == nil { // otherwise it is about to be deleted
 		uid = string(there.UID)
 	}
 	r.mu.Lock()
@@ -1051,8 +1046,8 @@ func (r *restore) find(ctx context.Context, o ownerReference, namespace string) 
 	return uid, nil
 }
 
-// namespace makes a namespace unless it is there. The backup has no namespaces: one that
-// is made has neither labels nor annotations. It reports whether it only would be made.
+// namespace creates a missing namespace. Backups do not contain namespaces, so it has neither
+// labels nor annotations. In a dry run it reports that it would create it.
 func (r *restore) namespace(ctx context.Context, name string) (would bool, err error) {
 	if name == "" {
 		return false, nil
@@ -1067,7 +1062,7 @@ func (r *restore) namespace(ctx context.Context, name string) (would bool, err e
 	n.once.Do(func() {
 		x := engine.RestoreReport{
 			Object: engine.ObjectName{Resource: "namespaces", Name: name}, State: engine.RestoreCreated,
-			Text: "objects of the backup are in it; what labels and annotations it had is not in the backup",
+			Text: "created for objects of the backup; its original labels and annotations are not in the backup",
 		}
 		if r.o.Look || r.o.DryRun {
 			n.would = true
@@ -1080,7 +1075,7 @@ func (r *restore) namespace(ctx context.Context, name string) (would bool, err e
 		case apierrors.IsAlreadyExists(n.err):
 			n.err = nil
 		case n.err != nil:
-			n.err = fmt.Errorf("make namespace %s: %w", name, n.err)
+			n.err = fmt.Errorf("create namespace %s: %w", name, n.err)
 		default:
 			r.report(x)
 		}
@@ -1088,8 +1083,8 @@ func (r *restore) namespace(ctx context.Context, name string) (would bool, err e
 	return n.would, n.err
 }
 
-// body is an object as it is sent: without what API servers set, with owners of this
-// cluster, and with what meta says besides.
+// body is the object to send: without fields that API servers set, with owners of this
+// cluster, and with meta merged in.
 func (r *restore) body(j task, refs json.RawMessage, more map[string]string) ([]byte, error) {
 	m := maps.Clone(j.saved.meta)
 	for _, k := range serverSet {
@@ -1115,8 +1110,8 @@ func (r *restore) body(j task, refs json.RawMessage, more map[string]string) ([]
 	return json.Marshal(f)
 }
 
-// parameters of writes. Fields that a schema does not know would else be dropped without
-// a word.
+// parameters are the parameters of writes. The API server would otherwise drop unknown fields
+// silently.
 func (r *restore) parameters() url.Values {
 	q := url.Values{"fieldManager": {restoreManager}, "fieldValidation": {"Strict"}}
 	if r.o.DryRun {
@@ -1125,7 +1120,7 @@ func (r *restore) parameters() url.Values {
 	return q
 }
 
-// create makes an object, and reports whether an earlier try may have made it.
+// create creates an object, and reports whether an earlier attempt may have created it.
 func (r *restore) create(ctx context.Context, j task, refs json.RawMessage) (got metav1.ObjectMeta, again bool, err error) {
 	b, err := r.body(j, refs, nil)
 	if err != nil {
@@ -1147,16 +1142,15 @@ func (r *restore) get(ctx context.Context, j task) (o *object, err error) {
 	return o, err
 }
 
-// existing compares an object with that of the cluster, and makes it as it was if that is
-// asked for.
+// existing compares an object with that of the cluster, and overwrites it if requested.
 func (r *restore) existing(ctx context.Context, j task, refs json.RawMessage) (engine.RestoreReport, error) {
 	x := engine.RestoreReport{Object: nameOf(j.t, j.saved), State: engine.RestoreSame}
 	for try := 0; ; try++ {
 		if j.live.deleting() {
-			return x, &engine.Error{Err: errors.New("it is there, but is being deleted"), Remedy: "wait until its finalizers are gone, then run the same command again"}
+			return x, &engine.Error{Err: errors.New("it exists, but is being deleted"), Remedy: "wait until its finalizers are gone, then run the same command again"}
 		}
 		r.made(j.saved.uid, j.live.uid)
-		// The status of an object that lives is what its controller says.
+		// The status of a live object belongs to its controller.
 		f := compare(j.saved, j.live, !j.t.Status && !isKinds(j.t), refs)
 		if !f.any() {
 			if !j.t.Status || none(j.saved.fields["status"]) {
@@ -1164,7 +1158,7 @@ func (r *restore) existing(ctx context.Context, j task, refs json.RawMessage) (e
 			}
 			switch interrupted, without := r.interrupted(j.live), none(j.live.fields["status"]); {
 			case interrupted || without && r.o.Overwrite && (!careful(j.t) || r.named(x.Object)):
-			case without: // who made it has not said anything, and may still
+			case without: // its controller has not set a status, and still may
 				x.State, x.Text = engine.RestoreLeft, "has no status"
 				return x, nil
 			default:
@@ -1220,8 +1214,8 @@ func none(field json.RawMessage) bool {
 	return false
 }
 
-// interrupted reports whether a restore made an object and ended before it wrote the
-// status, which nobody has written since.
+// interrupted reports whether a restore created an object and ended before it wrote the
+// status, and no status was written since.
 func (r *restore) interrupted(o *object) bool {
 	var list []metav1.ManagedFieldsEntry
 	if json.Unmarshal(o.meta["managedFields"], &list) != nil {
@@ -1241,7 +1235,8 @@ func metaOf(o *object) metav1.ObjectMeta {
 	return metav1.ObjectMeta{ResourceVersion: text(o.meta["resourceVersion"]), UID: types.UID(o.uid)}
 }
 
-// overwrite makes an object of the cluster as it was. One that is immutable is made anew.
+// overwrite resets an object of the cluster to the backup. An immutable object is deleted and
+// created again.
 func (r *restore) overwrite(ctx context.Context, j task, refs json.RawMessage) error {
 	path := pathOf(j.t, j.saved.namespace)
 	now := metaOf(j.live)
@@ -1269,8 +1264,8 @@ func (r *restore) overwrite(ctx context.Context, j task, refs json.RawMessage) e
 	return err
 }
 
-// writeStatus writes the status of an object that was just written, if it has one. Kept is
-// whether somebody else was faster.
+// writeStatus writes the status of an object that was just written, if it has one. It reports
+// in kept whether another writer was faster.
 func (r *restore) writeStatus(ctx context.Context, j task, got metav1.ObjectMeta) (kept bool, err error) {
 	status := j.saved.fields["status"]
 	if !j.t.Status || len(status) == 0 || string(status) == "null" || r.o.DryRun {
@@ -1285,7 +1280,7 @@ func (r *restore) writeStatus(ctx context.Context, j task, got metav1.ObjectMeta
 	}
 	_, again, err := r.send(ctx, http.MethodPut, pathOf(j.t, j.saved.namespace)+"/"+j.saved.name+"/status", r.parameters(), b, nil)
 	if apierrors.IsConflict(err) {
-		return !again, nil // if it was tried twice, the first may have been us
+		return !again, nil // after a retry the first attempt may have been ours
 	}
 	if err != nil {
 		return false, fmt.Errorf("write its status: %w", err)
@@ -1293,8 +1288,8 @@ func (r *restore) writeStatus(ctx context.Context, j task, got metav1.ObjectMeta
 	return false, nil
 }
 
-// send makes a write, at the pace that the API server can take, until it is done or
-// refused. Again is whether more than one was sent.
+// send makes a write at the pace of the API server until it is done or rejected. It reports in
+// again whether it sent more than one request.
 func (r *restore) send(ctx context.Context, method, path string, q url.Values, b []byte, k *kind) (got metav1.ObjectMeta, again bool, err error) {
 	since := time.Now()
 	hard := 0
@@ -1318,7 +1313,7 @@ func (r *restore) send(ctx context.Context, method, path string, q url.Values, b
 			r.pace.end(began, false, 0)
 			return got, again, ctx.Err()
 		case unserved(err) && k != nil && k.fresh && time.Since(since) < kindLimit:
-			// Another API server than that which said so, or the same a moment later.
+			// Another API server than the one that rejected it, or the same one a moment later.
 			r.pace.end(began, false, 0)
 			select {
 			case <-ctx.Done():
@@ -1330,7 +1325,7 @@ func (r *restore) send(ctx context.Context, method, path string, q url.Values, b
 			return got, again, err
 		case errors.Is(classify(err), engine.ErrUnreachable):
 			if apierrors.IsInternalError(err) {
-				hard++ // a webhook that is gone does not come back soon
+				hard++ // a failing webhook does not recover soon
 			}
 			r.pace.end(began, true, wait)
 			again = again || !apierrors.IsTooManyRequests(err)
@@ -1349,7 +1344,7 @@ func decodeMeta(b []byte, m *metav1.PartialObjectMetadata, into *metav1.ObjectMe
 	return nil
 }
 
-// unserved reports whether the API server does not know the type at all.
+// unserved reports whether the API server does not serve the type at all.
 func unserved(err error) bool {
 	var s apierrors.APIStatus
 	return apierrors.IsNotFound(err) && asStatus(err, &s) && (s.Status().Details == nil || s.Status().Details.Name == "")
@@ -1374,7 +1369,7 @@ func (r *restore) oneKind(ctx context.Context, j task) (engine.RestoreReport, er
 	if j.live != nil && j.live.deleting() {
 		if r.o.Look || r.o.DryRun {
 			k.would = true
-			x.Text = "once the deletion of the present one has ended"
+			x.Text = "when the existing one has been deleted"
 			return x, nil
 		}
 		if err := r.awaitGone(ctx, j); err != nil {
@@ -1403,15 +1398,15 @@ func (r *restore) oneKind(ctx context.Context, j task) (engine.RestoreReport, er
 	}
 	x, err := r.existing(ctx, j, nil)
 	if err != nil {
-		// The one that is there goes on to serve.
-		return x, &engine.Error{Err: err, Remedy: cmp.Or(engine.Remedy(err), "its objects are restored into the definition that is there; delete it and run the same command again if that is not meant")}
+		// The existing definition stays.
+		return x, &engine.Error{Err: err, Remedy: cmp.Or(engine.Remedy(err), "its objects are restored into the existing definition; to replace it, delete it and run the same command again")}
 	}
 	return x, nil
 }
 
-// awaitGone waits for the end of a definition's deletion.
+// awaitGone waits until a definition is deleted.
 func (r *restore) awaitGone(ctx context.Context, j task) error {
-	r.report(engine.RestoreReport{Object: nameOf(j.t, j.saved), State: engine.RestoreWaits, Text: "until the deletion of " + j.saved.name + " has ended"})
+	r.report(engine.RestoreReport{Object: nameOf(j.t, j.saved), State: engine.RestoreWaits, Text: "for the deletion of " + j.saved.name})
 	limited, cancel := context.WithTimeout(ctx, kindLimit)
 	defer cancel()
 	for {
@@ -1425,11 +1420,11 @@ func (r *restore) awaitGone(ctx context.Context, j task) error {
 		if err != nil && limited.Err() == nil {
 			return err
 		}
-		select { // its objects go one by one
+		select { // its objects are deleted one by one
 		case <-limited.Done():
 			return &engine.Error{
-				Err:    errors.New("it is being deleted, and waits for the finalizers of its objects"),
-				Remedy: fmt.Sprintf("take the finalizers off those that are left (`kubectl get %s -A`), then run the same command again", j.saved.name),
+				Err:    errors.New("it is being deleted and waits for finalizers of its objects"),
+				Remedy: fmt.Sprintf("remove the finalizers of the remaining objects (`kubectl get %s -A`), then run the same command again", j.saved.name),
 			}
 		case <-time.After(kindPoll):
 		}

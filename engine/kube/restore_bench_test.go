@@ -18,8 +18,8 @@ import (
 	"constellation/engine/sandbox/controlplane"
 )
 
-// benchObjects is how many objects BenchmarkRestore restores; BENCH_RESTORE_OBJECTS says
-// another number.
+// benchObjects is the number of objects that BenchmarkRestore restores; BENCH_RESTORE_OBJECTS
+// overrides it.
 const benchObjects = 4000
 
 // payload is 1.4 kB, half of them random.
@@ -32,10 +32,10 @@ func payload(r *rand.Rand) string {
 }
 
 // BenchmarkRestore measures how many objects of 1.5 kB a second are restored into one API
-// server, beside 16 writers that only send what is made of the same bytes, and beside
-// kubectl, which takes the files of the backup. All three have the same part of the same
-// run, one after the other; kubectl gets the objects of one of 20 types. Beside that, what
-// a restored object costs the API server and etcd of processor, and what it costs us.
+// server. The peers are 16 writers that send objects of the same size, and kubectl with the
+// backup's files. The three run one after the other on equal shares of each run; kubectl gets
+// the objects of one of 20 types. It also measures the processor time per restored object of
+// the API server and etcd, and ours.
 func BenchmarkRestore(b *testing.B) {
 	n := benchObjects
 	if s := os.Getenv("BENCH_RESTORE_OBJECTS"); s != "" {
@@ -137,16 +137,16 @@ func kubectlOf(b *testing.B, cp *controlplane.ControlPlane) (program, kubeconfig
 	return filepath.Join(dir, "kubectl"), kubeconfig
 }
 
-// cpuOf returns how much processor a process has used; zero if the system does not tell.
+// cpuOf returns the processor time of a process; zero if the system does not report it.
 func cpuOf(pid int) time.Duration {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	_, rest, ok := bytes.Cut(b, []byte(") ")) // its name may have spaces
+	_, rest, ok := bytes.Cut(b, []byte(") ")) // the command's name may contain spaces
 	fields := bytes.Fields(rest)
 	if err != nil || !ok || len(fields) < 13 {
 		return 0
 	}
 	var ticks time.Duration
-	for _, f := range fields[11:13] { // of a user and of the system, a hundredth of a second each
+	for _, f := range fields[11:13] { // user and system time in hundredths of a second
 		n, err := strconv.Atoi(string(f))
 		if err != nil {
 			return 0

@@ -44,8 +44,8 @@ func lone(t testing.TB) (*controlplane.ControlPlane, *Client) {
 // definition is a CustomResourceDefinition for tests.
 type definition struct {
 	plural, kind string
-	cluster      bool // its objects have no namespace
-	status       bool // is a subresource
+	cluster      bool // cluster-scoped
+	status       bool // has the status subresource
 	versions     []string
 	unserved     []string
 	spec         string // the schema of spec; any if empty
@@ -75,7 +75,7 @@ func (d definition) json() []byte {
 		d.name(), scope, d.plural, strings.ToLower(d.kind), d.kind, d.kind, strings.Join(versions, ","))
 }
 
-// hand does to a cluster what people and controllers do.
+// hand stands in for users and controllers of a cluster.
 type hand struct {
 	t testing.TB
 	c *Client
@@ -106,7 +106,7 @@ func (h hand) do(method, path, body string) []byte {
 	return b
 }
 
-// define makes or replaces a definition and waits until it is served.
+// define creates or replaces a definition and waits until it is served.
 func (h hand) define(list ...definition) {
 	h.t.Helper()
 	for _, d := range list {
@@ -139,19 +139,19 @@ func (h hand) define(list ...definition) {
 				if h.t.Context().Err() != nil {
 					h.t.Fatal(err)
 				}
-				time.Sleep(20 * time.Millisecond) // between two looks at a condition
+				time.Sleep(20 * time.Millisecond) // poll interval
 			}
 		}
 	}
 }
 
-// path is that of objects of a definition.
+// path is the API path of objects of a definition.
 func (d definition) path(namespace string) string {
 	t := backup.Type{Group: "shop.example.com", Version: d.versions[len(d.versions)-1], Resource: d.plural}
 	return pathOf(t, namespace)
 }
 
-// put makes an object with a status, and returns its UID.
+// put creates an object with a status, and returns its UID.
 func (h hand) put(d definition, namespace, name, meta, spec, status string) string {
 	h.t.Helper()
 	uid, err := h.tryPut(h.t.Context(), d, namespace, name, meta, spec, status)
@@ -179,7 +179,7 @@ func (h hand) tryPut(ctx context.Context, d definition, namespace, name, meta, s
 	return o.uid, err
 }
 
-// destroy deletes definitions with all of their objects, finalizers or not.
+// destroy deletes definitions with all of their objects, with or without finalizers.
 func (h hand) destroy(list ...definition) {
 	h.t.Helper()
 	for _, d := range list {
@@ -215,7 +215,7 @@ func (h hand) destroy(list ...definition) {
 			if err != nil {
 				h.t.Fatal(err)
 			}
-			time.Sleep(20 * time.Millisecond) // between two looks at a condition
+			time.Sleep(20 * time.Millisecond) // poll interval
 		}
 	}
 }
@@ -287,7 +287,7 @@ func (h hand) backUp(secrets bool) *backup.Backup {
 	return b
 }
 
-// outcome counts reports by state, and keeps those that are neither created nor the same.
+// outcome counts reports by state, and keeps those that are neither created nor unchanged.
 type outcome struct {
 	states map[string]int
 	told   []engine.RestoreReport
@@ -318,7 +318,7 @@ func (h hand) tryRestore(ctx context.Context, b *backup.Backup, o engine.Restore
 	return out, err
 }
 
-// lines writes reports for comparing.
+// lines formats reports for comparison.
 func lines(list []engine.RestoreReport) (out []string) {
 	for _, x := range list {
 		s := x.State + " " + x.Object.String()
@@ -352,7 +352,7 @@ var (
 	parts   = definition{plural: "parts", kind: "Part", status: true, versions: []string{"v1"}}
 )
 
-// shop makes n objects of three kinds: fleets own some of the widgets, widgets own parts.
+// shop creates n objects of three kinds: fleets own some of the widgets, widgets own parts.
 func (h hand) shop(n int) {
 	h.t.Helper()
 	h.define(fleets, widgets, parts)
@@ -382,7 +382,7 @@ func (h hand) shop(n int) {
 	})
 }
 
-func TestWhatWasDestroyedIsBroughtBack(t *testing.T) {
+func TestRestoreOfDestroyedObjects(t *testing.T) {
 	n := proof(1000, 10_000)
 	_, c := lone(t)
 	h := newHand(t, c)
@@ -410,7 +410,7 @@ func TestWhatWasDestroyedIsBroughtBack(t *testing.T) {
 	if d := h.diff(b); len(d) > 0 {
 		t.Errorf("differs after it was restored: %q", d[:min(9, len(d))])
 	}
-	// Not by what compares, but as whoever lists them sees them.
+	// Compare by a plain list, independently of Differences.
 	after := map[string]map[string]*object{}
 	for _, d := range []definition{fleets, widgets, parts} {
 		after[d.plural] = h.all(d.path(""))
@@ -467,9 +467,9 @@ func TestWhatWasDestroyedIsBroughtBack(t *testing.T) {
 	}
 }
 
-// A restore is killed again and again, a little later each time. What was made without its
-// status is completed, and in the end everything is as it was.
-func TestAKilledRestoreGoesOn(t *testing.T) {
+// A restore is killed repeatedly, a little later each time. Objects created without their
+// status are completed, and in the end everything is restored.
+func TestKilledRestoreResumes(t *testing.T) {
 	if dir := os.Getenv("TEST_RESTORE_DIR"); dir != "" {
 		restoreUntilKilled(t, dir)
 		return
@@ -489,7 +489,7 @@ func TestAKilledRestoreGoesOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, created := range []int{1, 3, 40, 150, 300} {
-		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestAKilledRestoreGoesOn$")
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestKilledRestoreResumes$")
 		cmd.Env = append(os.Environ(), "TEST_RESTORE_DIR="+filepath.Dir(filepath.Dir(b.Path())), "TEST_RESTORE_KUBECONFIG="+file)
 		out, err := cmd.StdoutPipe()
 		if err != nil {
@@ -541,7 +541,7 @@ func restoreUntilKilled(t *testing.T, dir string) {
 	}
 }
 
-func TestAnObjectMadeWithoutItsStatusIsCompleted(t *testing.T) {
+func TestObjectWithoutStatusIsCompleted(t *testing.T) {
 	_, c := lone(t)
 	h := newHand(t, c)
 	h.define(widgets)
@@ -575,8 +575,8 @@ func TestAnObjectMadeWithoutItsStatusIsCompleted(t *testing.T) {
 	}
 }
 
-// An API server that has too much to do says so, and is left alone for as long as it says.
-func TestAServerThatHasEnoughIsGivenTime(t *testing.T) {
+// An API server that throttles is left alone for the time that it names.
+func TestRestoreHonorsThrottling(t *testing.T) {
 	const n = 210
 	cp, direct := lone(t)
 	h := newHand(t, direct)
@@ -606,7 +606,7 @@ func TestAServerThatHasEnoughIsGivenTime(t *testing.T) {
 		writes++
 		now++
 		most = max(most, now)
-		// What was on its way when the first was refused may still arrive.
+		// Requests in flight when the first one was rejected may still arrive.
 		if time.Until(until) > 0 && time.Until(until) < 700*time.Millisecond {
 			early++
 		}
@@ -622,7 +622,7 @@ func TestAServerThatHasEnoughIsGivenTime(t *testing.T) {
 		case refuse:
 			w.Header().Set("Retry-After", "1")
 			http.Error(w, "too many requests, please try again later", http.StatusTooManyRequests)
-		case lose: // it is done, and the answer does not arrive
+		case lose: // done, but the answer is lost
 			mu.Lock()
 			lost++
 			mu.Unlock()
@@ -649,8 +649,8 @@ func TestAServerThatHasEnoughIsGivenTime(t *testing.T) {
 	}
 }
 
-// What exists is compared, and left or made as it was.
-func TestWhatExistsIsLeftUnlessItIsToBeOverwritten(t *testing.T) {
+// Existing objects are compared, and kept or overwritten.
+func TestExistingObjectsAreKeptUnlessOverwritten(t *testing.T) {
 	_, c := lone(t)
 	h := newHand(t, c)
 	h.define(widgets, fleets)
@@ -676,7 +676,7 @@ func TestWhatExistsIsLeftUnlessItIsToBeOverwritten(t *testing.T) {
 			t.Errorf("%s: differs %q, want %q", name, d, differs)
 		}
 	}
-	ends := "failed shop.example.com/widgets/default/ends: it is there, but is being deleted"
+	ends := "failed shop.example.com/widgets/default/ends: it exists, but is being deleted"
 	all := []string{
 		"changed shop.example.com/fleets/changed: spec.a",
 		"changed shop.example.com/widgets/default/changed: metadata.labels.a metadata.labels.c spec.a spec.b",
@@ -685,7 +685,7 @@ func TestWhatExistsIsLeftUnlessItIsToBeOverwritten(t *testing.T) {
 	left := []string{ends, "left shop.example.com/fleets/changed: differs in spec.a", "left shop.example.com/widgets/default/changed: differs in metadata.labels.a, metadata.labels.c, spec.a, spec.b"}
 	check("without --overwrite", engine.RestoreOptions{}, left, all)
 	would := []string{ends, "overwritten shop.example.com/fleets/changed: differs in spec.a", "overwritten shop.example.com/widgets/default/changed: differs in metadata.labels.a, metadata.labels.c, spec.a, spec.b"}
-	check("a look", engine.RestoreOptions{Look: true, Overwrite: true}, would, all)
+	check("a comparison", engine.RestoreOptions{Look: true, Overwrite: true}, would, all)
 	check("a dry run", engine.RestoreOptions{DryRun: true, Overwrite: true}, would, all)
 	check("with --overwrite", engine.RestoreOptions{Overwrite: true}, would, all[2:])
 	check("again", engine.RestoreOptions{Overwrite: true}, []string{ends}, all[2:])
@@ -707,8 +707,8 @@ func (h hand) core(kind, namespace, meta, rest string) {
 	h.do(http.MethodPost, "/api/v1/namespaces/"+namespace+"/"+strings.ToLower(kind)+"s", `{"apiVersion":"v1","kind":"`+kind+`","metadata":{`+meta+`},`+rest+`}`)
 }
 
-// What the cluster itself lives by is restored by rules.
-func TestWhatAClusterLivesByIsRestoredWithCare(t *testing.T) {
+// Objects that the cluster itself depends on are restored by rules.
+func TestRestoreRulesOfClusterObjects(t *testing.T) {
 	_, c := lone(t)
 	h := newHand(t, c)
 	pending := definition{plural: "pendingnodes", kind: "PendingNode", cluster: true, versions: []string{"v1alpha1"}}
@@ -728,7 +728,7 @@ func TestWhatAClusterLivesByIsRestoredWithCare(t *testing.T) {
 			} else if !unserved(err) {
 				t.Fatal(err)
 			}
-			time.Sleep(20 * time.Millisecond) // between two looks at a condition
+			time.Sleep(20 * time.Millisecond) // poll interval
 		}
 	}
 	h.core("ConfigMap", "kube-system", `"name":"join-config"`, `"data":{"a":"old"}`)
@@ -793,7 +793,7 @@ func TestWhatAClusterLivesByIsRestoredWithCare(t *testing.T) {
 		"overwritten update.edgeless.systems/nodeversions/x: differs in spec.a",
 	}
 	if d := cmp.Diff(want, told(did.all)); d != "" {
-		t.Errorf("what is named (-want +got):\n%s", d)
+		t.Errorf("named objects (-want +got):\n%s", d)
 	}
 	if d := h.diff(b, only...); len(d) > 0 {
 		t.Errorf("differs: %q", d)
@@ -815,7 +815,7 @@ func TestWhatAClusterLivesByIsRestoredWithCare(t *testing.T) {
 	}
 }
 
-func TestSecretsThatTheClusterWouldRemoveAreLeftOut(t *testing.T) {
+func TestSecretsThatTheClusterWouldRemoveAreSkipped(t *testing.T) {
 	_, c := lone(t)
 	h := newHand(t, c)
 	h.core("ServiceAccount", "default", `"name":"here"`, `"secrets":[]`)
@@ -846,8 +846,8 @@ func TestSecretsThatTheClusterWouldRemoveAreLeftOut(t *testing.T) {
 	}
 }
 
-// What an API server says about an object is told without what is in it.
-func TestRefusalsAreToldWithoutValues(t *testing.T) {
+// Messages of an API server are reported without values of objects.
+func TestRejectionsHideValues(t *testing.T) {
 	o := func(fields string) *object {
 		t.Helper()
 		o, err := parseObject([]byte(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"swordfish","annotations":{"note":"a long annotation"}},` + fields + `}`))
@@ -861,13 +861,13 @@ func TestRefusalsAreToldWithoutValues(t *testing.T) {
 		saved, live *object
 		text, want  string
 	}{
-		{"a value that is refused", o(`"spec":{"a":"trout-0815","b":["x"]}`), nil, `spec.a: Invalid value: "trout-0815": spec.a in body should match '^x$'`, `spec.a: Invalid value: "…": spec.a in body should match '^x$'`},
+		{"a rejected value", o(`"spec":{"a":"trout-0815","b":["x"]}`), nil, `spec.a: Invalid value: "trout-0815": spec.a in body should match '^x$'`, `spec.a: Invalid value: "…": spec.a in body should match '^x$'`},
 		{"twice, and in a sentence", o(`"spec":{"a":"trout-0815"}`), nil, `must be of type date: "trout-0815"; it is trout-0815!`, `must be of type date: "…"; it is …!`},
-		{"with what has to be written otherwise", o(`"spec":{"a":"a\"<b\u00fc>"}`), nil, `Invalid value: "a\"<bü>" and {"a":"a\"\u003cbü\u003e"}`, `Invalid value: "…" and {"a":"…"}`},
+		{"with characters that need escaping", o(`"spec":{"a":"a\"<b\u00fc>"}`), nil, `Invalid value: "a\"<bü>" and {"a":"a\"\u003cbü\u003e"}`, `Invalid value: "…" and {"a":"…"}`},
 		{"short ones where they are quoted", o(`"spec":{"a":"in"}`), nil, `Invalid value: "in": spec.a in body is wrong`, `Invalid value: "…": spec.a in body is wrong`},
 		{"one that is part of another", o(`"spec":{"a":"trout-0815","b":"trout-0815-16"}`), nil, `it is trout-0815-16`, `it is …`},
 		{"numbers", o(`"spec":{"pin":4711}`), nil, `spec.pin: Invalid value: 4711: must be less than or equal to 9`, `spec.pin: Invalid value: …: must be less than or equal to 9`},
-		{"what is there now", o(`"spec":{}`), o(`"data":{"p":"trout-0815"}`), `data: Forbidden: was trout-0815`, `data: Forbidden: was …`},
+		{"a value of the live object", o(`"spec":{}`), o(`"data":{"p":"trout-0815"}`), `data: Forbidden: was trout-0815`, `data: Forbidden: was …`},
 		{"annotations", o(`"spec":{}`), nil, `it has a long annotation`, `it has …`},
 		{"names stay", o(`"spec":{"a":"swordfish"}`), nil, `Widget.example.com "swordfish" is invalid`, `Widget.example.com "swordfish" is invalid`},
 	} {
@@ -879,7 +879,8 @@ func TestRefusalsAreToldWithoutValues(t *testing.T) {
 	}
 }
 
-// Objects come in the version in which they were read, into whatever the cluster has now.
+// Objects in the version in which they were read are restored into the versions of the
+// cluster.
 func TestAnOlderVersionIsRestoredThroughConversion(t *testing.T) {
 	_, c := lone(t)
 	h := newHand(t, c)
@@ -898,8 +899,8 @@ func TestAnOlderVersionIsRestoredThroughConversion(t *testing.T) {
 		text string // of what failed
 	}{
 		{"a newer version is stored", definition{versions: []string{"v1alpha1", "v1"}}, map[string]int{engine.RestoreCreated: 5, engine.RestoreLeft: 1}, ""},
-		{"the older is not served any more", definition{versions: []string{"v1alpha1", "v1"}, unserved: []string{"v1alpha1"}}, map[string]int{engine.RestoreCreated: 5, engine.RestoreLeft: 1}, ""},
-		{"a field is not known any more", definition{versions: []string{"v1alpha1", "v1"}, spec: schema(`"b":{"type":"integer"}`)}, map[string]int{engine.RestoreFailed: 5, engine.RestoreLeft: 1}, `unknown field "spec.a"`},
+		{"the older version is no longer served", definition{versions: []string{"v1alpha1", "v1"}, unserved: []string{"v1alpha1"}}, map[string]int{engine.RestoreCreated: 5, engine.RestoreLeft: 1}, ""},
+		{"a field was removed", definition{versions: []string{"v1alpha1", "v1"}, spec: schema(`"b":{"type":"integer"}`)}, map[string]int{engine.RestoreFailed: 5, engine.RestoreLeft: 1}, `unknown field "spec.a"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := newHand(t, c)
@@ -932,7 +933,7 @@ func TestAnOlderVersionIsRestoredThroughConversion(t *testing.T) {
 	}
 }
 
-// Owners that the restore does not bring are found by name, and left out if they are gone.
+// Owners that the restore does not create are found by name, and omitted if they were deleted.
 func TestOwnersAreFoundByName(t *testing.T) {
 	_, c := lone(t)
 	h := newHand(t, c)
@@ -950,20 +951,20 @@ func TestOwnersAreFoundByName(t *testing.T) {
 		return fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"name":%q,"uid":%q}`, apiVersion, kind, name, uid)
 	}
 	refs := func(list ...string) string { return `"ownerReferences":[` + strings.Join(list, ",") + `]` }
-	lives, anew, gone := deploy("lives"), deploy("anew"), deploy("gone")
+	lives, recreated, gone := deploy("lives"), deploy("recreated"), deploy("gone")
 	fleet := h.put(fleets, "", "fleet", "", "{}", "")
 	h.put(widgets, "default", "a", refs(ref("apps/v1", "Deployment", "lives", lives)), "{}", "")
-	h.put(widgets, "default", "b", refs(ref("apps/v1", "Deployment", "anew", anew), ref("shop.example.com/v1", "Fleet", "fleet", fleet)), "{}", "")
+	h.put(widgets, "default", "b", refs(ref("apps/v1", "Deployment", "recreated", recreated), ref("shop.example.com/v1", "Fleet", "fleet", fleet)), "{}", "")
 	h.put(widgets, "default", "c", refs(ref("apps/v1", "Deployment", "gone", gone), ref("example.com/v1", "Nothing", "nowhere", "1")), "{}", "")
-	// In a circle, one has to be the first.
+	// One of a cycle has to be the first.
 	x := h.put(widgets, "default", "x", "", "{}", "")
 	y := h.put(widgets, "default", "y", refs(ref("shop.example.com/v1", "Widget", "x", x)), "{}", "")
 	h.change(widgets.path("default")+"/x", `"metadata":{`, `"metadata":{`+refs(ref("shop.example.com/v1", "Widget", "y", y))+`,`)
 	b := h.backUp(false)
 	h.destroy(widgets)
 	h.do(http.MethodDelete, apps+"/gone", "")
-	h.do(http.MethodDelete, apps+"/anew", "")
-	anew = deploy("anew")
+	h.do(http.MethodDelete, apps+"/recreated", "")
+	recreated = deploy("recreated")
 	did := h.restore(b, engine.RestoreOptions{Only: []engine.Selector{{Group: "shop.example.com", Resource: "widgets"}}})
 	now := h.all(widgets.path(""))
 	got := map[string][]string{}
@@ -980,7 +981,7 @@ func TestOwnersAreFoundByName(t *testing.T) {
 	if len(got["x"]) > 0 {
 		circle = "y"
 	}
-	want := map[string][]string{"a": {"lives " + lives}, "b": {"anew " + anew, "fleet " + fleet}}
+	want := map[string][]string{"a": {"lives " + lives}, "b": {"recreated " + recreated, "fleet " + fleet}}
 	for _, name := range []string{"x", "y"} {
 		if name != circle {
 			want[name] = []string{circle + " " + now["default/"+circle].uid}
@@ -990,15 +991,15 @@ func TestOwnersAreFoundByName(t *testing.T) {
 		t.Errorf("owners (-want +got):\n%s", d)
 	}
 	wantTold := []string{
-		"created shop.example.com/widgets/default/c: without its owner Deployment gone, which is gone; without its owner Nothing nowhere, which is gone",
-		fmt.Sprintf("created shop.example.com/widgets/default/%s: without its owner Widget %s, which is gone", circle, map[string]string{"x": "y", "y": "x"}[circle]),
+		"created shop.example.com/widgets/default/c: without its owner Deployment gone, which was deleted; without its owner Nothing nowhere, which was deleted",
+		fmt.Sprintf("created shop.example.com/widgets/default/%s: without its owner Widget %s, which was deleted", circle, map[string]string{"x": "y", "y": "x"}[circle]),
 	}
 	if d := cmp.Diff(wantTold, lines(did.told)); d != "" {
 		t.Errorf("told (-want +got):\n%s", d)
 	}
 }
 
-// The API server judges a dry run, and changes nothing.
+// The API server validates a dry run, and nothing changes.
 func TestADryRunChangesNothing(t *testing.T) {
 	_, c := lone(t)
 	h := newHand(t, c)
@@ -1014,13 +1015,13 @@ func TestADryRunChangesNothing(t *testing.T) {
 	h.do(http.MethodDelete, widgets.path("default")+"/good", "")
 	h.do(http.MethodDelete, widgets.path("default")+"/bad", "")
 	h.destroy(fleets)
-	// Nobody finalizes namespaces here: this one is gone for good.
+	// Without controllers no namespace is finalized, so this one must be deleted directly.
 	h.do(http.MethodDelete, "/api/v1/namespaces/shop", "")
 	h.do(http.MethodPut, "/api/v1/namespaces/shop/finalize", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"shop"},"spec":{"finalizers":[]}}`)
 	strict := widgets
 	strict.spec = `{"type":"object","properties":{"a":{"type":"integer"}}}`
 	h.define(strict)
-	for { // until the API server judges by the new schema
+	for { // until the API server validates with the new schema
 		_, err := h.w.do(t.Context(), http.MethodPost, widgets.path("default"), url.Values{"dryRun": {"All"}}, "application/json", []byte(`{"apiVersion":"shop.example.com/v1","kind":"Widget","metadata":{"name":"try"},"spec":{"a":"b"}}`))
 		if apierrors.IsInvalid(err) {
 			break
@@ -1029,10 +1030,10 @@ func TestADryRunChangesNothing(t *testing.T) {
 	}
 	before := h.diff(b)
 	did := h.restore(b, engine.RestoreOptions{DryRun: true})
-	notAsked := ": the API server was not asked: its definition or namespace would only be made by the restore"
+	notAsked := ": not checked by the API server: the restore would first create its definition or namespace"
 	want := []string{
 		"created apiextensions.k8s.io/customresourcedefinitions/fleets.shop.example.com",
-		"created core/namespaces/shop: objects of the backup are in it; what labels and annotations it had is not in the backup",
+		"created core/namespaces/shop: created for objects of the backup; its original labels and annotations are not in the backup",
 		"created shop.example.com/fleets/fleet" + notAsked,
 		"created shop.example.com/widgets/default/good",
 		"created shop.example.com/widgets/shop/elsewhere" + notAsked,
@@ -1058,7 +1059,7 @@ func TestADryRunChangesNothing(t *testing.T) {
 	}
 }
 
-func TestSelectorsThatMatchNothingAreTold(t *testing.T) {
+func TestSelectorsWithoutMatchFail(t *testing.T) {
 	_, c := lone(t)
 	h := newHand(t, c)
 	h.define(widgets, fleets)
@@ -1075,8 +1076,8 @@ func TestSelectorsThatMatchNothingAreTold(t *testing.T) {
 		{"shop.example.com/widget", "select shop.example.com/widget: the backup has no widget.shop.example.com", "it has shop.example.com/fleets, shop.example.com/widgets"},
 		{"example.com/widgets", "select example.com/widgets: the backup has no widgets.example.com", "it has shop.example.com/widgets"},
 		{"core/nothing", "select core/nothing: the backup has no nothing", "it has core/configmaps, core/secrets"},
-		{"shop.example.com/widgets/w", "select shop.example.com/widgets/w: nothing in the backup matches", "`constellation backup show " + testBackup + "` names what it has"},
-		{"shop.example.com/widgets/default/v", "select shop.example.com/widgets/default/v: nothing in the backup matches", "`constellation backup show " + testBackup + "` names what it has"},
+		{"shop.example.com/widgets/w", "select shop.example.com/widgets/w: nothing in the backup matches", "list its content with `constellation backup show " + testBackup + "`"},
+		{"shop.example.com/widgets/default/v", "select shop.example.com/widgets/default/v: nothing in the backup matches", "list its content with `constellation backup show " + testBackup + "`"},
 		{"shop.example.com/fleets/default/f", "select shop.example.com/fleets/default/f: objects of fleets.shop.example.com have no namespace", "write shop.example.com/fleets/f"},
 	} {
 		t.Run(tt.selector, func(t *testing.T) {
@@ -1095,8 +1096,8 @@ func TestSelectorsThatMatchNothingAreTold(t *testing.T) {
 	}
 }
 
-// A definition that waits for the finalizers of its objects is waited for.
-func TestADefinitionThatIsBeingDeletedIsWaitedFor(t *testing.T) {
+// The restore waits for a definition that waits for the finalizers of its objects.
+func TestRestoreWaitsForDeletionOfDefinition(t *testing.T) {
 	_, c := lone(t)
 	h := newHand(t, c)
 	h.define(widgets)
@@ -1107,7 +1108,7 @@ func TestADefinitionThatIsBeingDeletedIsWaitedFor(t *testing.T) {
 		if x.State != engine.RestoreWaits || x.Object.Name != widgets.name() {
 			return false
 		}
-		for { // who deletes the definition writes to it at the same time
+		for { // the deleting controller writes to it at the same time
 			was := string(h.do(http.MethodGet, widgets.path("default")+"/held", ""))
 			_, err := h.w.do(t.Context(), http.MethodPut, widgets.path("default")+"/held", nil, "application/json", []byte(strings.Replace(was, `"example.com/hold"`, "", 1)))
 			if !apierrors.IsConflict(err) {
@@ -1137,8 +1138,8 @@ func (h hand) outcomeWith(b *backup.Backup, see func(engine.RestoreReport) bool)
 	return states, seen
 }
 
-// A user backs up, loses, compares and restores: what the engine says and how it ends.
-func TestAUserRestores(t *testing.T) {
+// A user backs up, loses, compares and restores objects: output and exit codes of the engine.
+func TestRestoreForUsers(t *testing.T) {
 	cp, c := lone(t)
 	h := newHand(t, c)
 	h.define(widgets)
@@ -1242,11 +1243,11 @@ func TestAUserRestores(t *testing.T) {
 	if err := os.WriteFile(file, good, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// What cannot be restored fails the run, and does not keep the rest from coming back.
+	// A failed object fails the run, but the rest is restored.
 	h.do(http.MethodDelete, widgets.path("default")+"/w-08", "")
 	h.put(widgets, "default", "w-08", `"finalizers":["example.com/hold"]`, "{}", "")
 	h.do(http.MethodDelete, widgets.path("default")+"/w-08", "")
-	if err := restore(request); engine.ExitCode(err) != engine.ExitFailed || !strings.Contains(err.Error(), "shop.example.com/widgets/default/w-08: it is there, but is being deleted") {
+	if err := restore(request); engine.ExitCode(err) != engine.ExitFailed || !strings.Contains(err.Error(), "shop.example.com/widgets/default/w-08: it exists, but is being deleted") {
 		t.Errorf("with an object that cannot be: %v", err)
 	}
 	if _, ok := h.all(widgets.path(""))["default/w-07"]; !ok {
@@ -1259,7 +1260,7 @@ func TestAUserRestores(t *testing.T) {
 	}{
 		{"no such backup", engine.RestoreRequest{ID: "backup-20200101000000-00000000"}, "there is none in"},
 		{"no ID", engine.RestoreRequest{ID: "x"}, "that is no ID"},
-		{"a selector that says nothing", engine.RestoreRequest{ID: p.ID, Only: []string{"widgets"}}, "want group/resource"},
+		{"an incomplete selector", engine.RestoreRequest{ID: p.ID, Only: []string{"widgets"}}, "want group/resource"},
 		{"a selector that matches nothing", engine.RestoreRequest{ID: p.ID, Only: []string{"shop.example.com/fleets"}}, "the backup has no fleets.shop.example.com"},
 	} {
 		if err := restore(tt.r); engine.ExitCode(err) != engine.ExitUsage || !strings.Contains(err.Error(), tt.want) || engine.Remedy(err) == "" {

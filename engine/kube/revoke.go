@@ -18,7 +18,7 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// Revoked implements [engine.Cluster]. A damaged entry is in the list, without what it says.
+// Revoked implements [engine.Cluster]. A damaged entry is listed without its details.
 func (c *Client) Revoked(ctx context.Context) (revocation.List, error) {
 	cm, err := c.record(ctx)
 	if err != nil || cm == nil {
@@ -26,7 +26,7 @@ func (c *Client) Revoked(ctx context.Context) (revocation.List, error) {
 	}
 	list, err := revocation.Parse(cm.Data)
 	if err != nil {
-		c.log.Warn("record of revoked machines is damaged", "err", err)
+		c.log.Warn("revocation record damaged", "err", err)
 	}
 	return list, nil
 }
@@ -46,7 +46,7 @@ func (c *Client) record(ctx context.Context) (cm *corev1.ConfigMap, err error) {
 	return cm, nil
 }
 
-// Revoke implements [engine.Cluster]. The record is written first: a join service that
+// Revoke implements [engine.Cluster]. The record is written first, since a join service that
 // writes a token reads the record afterwards.
 func (c *Client) Revoke(ctx context.Context, node string, e revocation.Entry) error {
 	news, err := c.writeEntry(ctx, node, e)
@@ -81,8 +81,8 @@ func (c *Client) Revoke(ctx context.Context, node string, e revocation.Entry) er
 	return nil
 }
 
-// writeEntry writes one entry with optimistic locking, and reports whether the machine was
-// not in the record before.
+// writeEntry writes one entry with optimistic locking, and reports whether the machine was new
+// in the record.
 func (c *Client) writeEntry(ctx context.Context, node string, e revocation.Entry) (news bool, err error) {
 	value, err := e.Encode()
 	if err != nil {
@@ -169,11 +169,11 @@ func (c *Client) ExpireRevocations(ctx context.Context, now time.Time) error {
 	}
 }
 
-// reportRevocation records events on the Node and on the NodeVersion. The record is what
-// counts, so an event that cannot be written is no error.
+// reportRevocation emits events on the Node and on the NodeVersion. The record is
+// authoritative, so a failed event is not an error.
 func (c *Client) reportRevocation(ctx context.Context, node string, e revocation.Entry) {
 	at := metav1.NewTime(e.Since)
-	text := fmt.Sprintf("machine %s of node %s was revoked by %s", e.ProviderID, node, who(e))
+	text := fmt.Sprintf("machine %s of node %s was revoked by %s", e.ProviderID, node, revokedBy(e))
 	for _, about := range []corev1.ObjectReference{
 		{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(e.UID)},
 		{APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeVersion", Name: v1alpha1.NodeVersionName},
@@ -187,13 +187,13 @@ func (c *Client) reportRevocation(ctx context.Context, node string, e revocation
 		_, err := c.core.CoreV1().Events(metav1.NamespaceDefault).Create(limited, ev, metav1.CreateOptions{FieldManager: fieldManager})
 		cancel()
 		if err != nil {
-			c.log.Warn("event of a revocation not written", "object", about.Kind+"/"+about.Name, "err", err)
+			c.log.Warn("revocation event not written", "object", about.Kind+"/"+about.Name, "err", err)
 		}
 	}
 }
 
-// who is who has revoked a machine, and why.
-func who(e revocation.Entry) string {
+// revokedBy describes the user who revoked a machine, and why.
+func revokedBy(e revocation.Entry) string {
 	if e.Reason == "" {
 		return e.By
 	}
@@ -202,19 +202,19 @@ func who(e revocation.Entry) string {
 
 // RemoveMachine implements [engine.Cluster].
 //
-// The taint comes first: by it Kubernetes deletes the pods of the node, so that others are
-// made and Services lead to them while the machine is being removed.
+// The taint comes first: Kubernetes then evicts the node's pods, so that they run elsewhere
+// while the machine is being removed.
 func (c *Client) RemoveMachine(ctx context.Context, node string, e revocation.Entry) error {
 	if err := c.taint(ctx, node); err != nil {
 		return fmt.Errorf("taint node %s: %w", node, err)
 	}
 	return c.createPending(ctx, &v1alpha1.PendingNode{
-		ObjectMeta: metav1.ObjectMeta{Name: revocation.RemovalPrefix + node, Annotations: map[string]string{v1alpha1.AnnotationRevoked: "by " + who(e)}},
+		ObjectMeta: metav1.ObjectMeta{Name: revocation.RemovalPrefix + node, Annotations: map[string]string{v1alpha1.AnnotationRevoked: "by " + revokedBy(e)}},
 		Spec:       v1alpha1.PendingNodeSpec{Goal: v1alpha1.LeaveGoal, ProviderID: e.ProviderID, NodeName: node, GroupID: groupOr(e.Group)},
 	})
 }
 
-// groupOr is a group's ID, or what the operator writes where it is not known.
+// groupOr is a group's ID, or the operator's placeholder for an unknown group.
 func groupOr(id string) string {
 	if id == "" {
 		return "unknown"
@@ -222,10 +222,10 @@ func groupOr(id string) string {
 	return id
 }
 
-// taint has all pods deleted from a node that do not tolerate everything, and no others
-// scheduled. Taints are a list that other programs change, too, so the Node is changed as
-// it was read. A Node that does not exist needs none. Finalizers, which would keep the Node
-// from being deleted, are removed.
+// taint evicts all pods of a node that do not tolerate everything, and blocks scheduling.
+// Other programs change the list of taints, too, so the update is conditional on the version
+// that was read. A missing Node needs no taint. Finalizers are removed too:
+// they would keep the Node from being deleted.
 func (c *Client) taint(ctx context.Context, node string) error {
 	nodes := c.core.CoreV1().Nodes()
 	for {
@@ -263,7 +263,7 @@ func (c *Client) taint(ctx context.Context, node string) error {
 			return err
 		})
 		switch {
-		case apierrors.IsConflict(err): // its kubelet reports every few seconds
+		case apierrors.IsConflict(err): // conflicts are frequent: its kubelet reports every few seconds
 		case apierrors.IsNotFound(err):
 			return nil
 		default:
@@ -281,8 +281,8 @@ func (c *Client) RefillMachine(ctx context.Context, node string, e revocation.En
 	})
 }
 
-// createPending creates a PendingNode unless there is one of its name. One that is bound to
-// another machine is an error.
+// createPending creates a PendingNode unless it exists. One that is bound to another machine
+// is an error.
 func (c *Client) createPending(ctx context.Context, p *v1alpha1.PendingNode) error {
 	p.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "PendingNode"}
 	o, err := runtime.DefaultUnstructuredConverter.ToUnstructured(p)
@@ -301,7 +301,7 @@ func (c *Client) createPending(ctx context.Context, p *v1alpha1.PendingNode) err
 			have, err = all.Get(ctx, p.Name, metav1.GetOptions{})
 			return err
 		})
-		if apierrors.IsNotFound(err) { // it has ended meanwhile
+		if apierrors.IsNotFound(err) { // it was deleted in the meantime
 			return nil
 		}
 		if err == nil {

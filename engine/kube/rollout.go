@@ -28,7 +28,7 @@ var (
 	v1Nodes                     = corev1.SchemeGroupVersion.WithResource("nodes")
 )
 
-// Rollout implements [engine.Cluster]. While a WatchRollout runs it asks nobody.
+// Rollout implements [engine.Cluster]. While a WatchRollout runs it sends no request.
 func (c *Client) Rollout(ctx context.Context) (engine.Rollout, error) {
 	var ro engine.Rollout
 	if seen, ok := c.rollouts.get(); ok && len(seen) == 1 {
@@ -167,7 +167,7 @@ func (c *Client) Holding(ctx context.Context, name string) (engine.Holding, erro
 		id, _, _ := unstructured.NestedString(g.Object, "spec", "groupId")
 		held := g.GetAnnotations()[v1alpha1.AnnotationHeld] == "true"
 		switch {
-		// People know a group by the end of its ID as well: nodes are shown with it.
+		// The suffix of a group's ID is accepted, since lists of nodes show it.
 		case absent != nil && (g.GetName() == name || id[strings.LastIndexByte(id, '/')+1:] == name):
 			return engine.Holding{Name: g.GetName(), Kind: engine.HoldingGroup, Held: held}, nil
 		case absent == nil && held && strings.EqualFold(id, n.Annotations[v1alpha1.AnnotationGroup]):
@@ -189,7 +189,7 @@ func (c *Client) SetHolding(ctx context.Context, h engine.Holding, held bool) er
 	if !held {
 		marks[v1alpha1.AnnotationHeld] = nil
 		if h.Kind == engine.HoldingNode {
-			// Whoever has nothing that failed to try again takes it off.
+			// Without a failure to retry, the operator removes the annotation.
 			marks[v1alpha1.AnnotationPostponed], marks[v1alpha1.AnnotationRetry] = nil, "now"
 		}
 	}
@@ -225,8 +225,8 @@ func (c *Client) WatchRollout(ctx context.Context, changed func()) error {
 		func(ctx context.Context) error { return c.watchPlans(ctx, changed) })
 }
 
-// together runs watches side by side until one ends: one without the others would be half
-// of the truth.
+// together runs watches concurrently until one ends, since the others alone would show an
+// incomplete state.
 func together(ctx context.Context, watches ...func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -244,7 +244,7 @@ func together(ctx context.Context, watches ...func(context.Context) error) error
 	return err
 }
 
-// watchAll keeps m a copy of all objects of a kind of ours, which are not many, until the
+// watchAll keeps a copy in m of all objects of one of our kinds, which are few, until the
 // watch ends.
 func watchAll[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, m *mirror[T], changed func(), to func(*unstructured.Unstructured) (T, error)) error {
 	l, err := c.dynamic.Resource(r).List(ctx, metav1.ListOptions{})
@@ -288,7 +288,7 @@ func watchAll[T any](ctx context.Context, c *Client, r schema.GroupVersionResour
 	})
 }
 
-// keyOf is namespace/name of an object, or its name if it is in no namespace.
+// keyOf is namespace/name of an object, or the name of a cluster-scoped one.
 func keyOf(u *unstructured.Unstructured) string {
 	if ns := u.GetNamespace(); ns != "" {
 		return ns + "/" + u.GetName()

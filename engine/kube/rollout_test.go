@@ -26,8 +26,8 @@ func init() {
 	leaseDuration, leaseRenewal, leaseLook = time.Second, 100*time.Millisecond, 20*time.Millisecond
 }
 
-// What the operator writes is read as it is meant, by asking and while a watch runs.
-func TestRolloutIsReadAndFollowed(t *testing.T) {
+// Objects written by the operator are converted, by requests and while a watch runs.
+func TestRolloutIsReadAndWatched(t *testing.T) {
 	c := start(t)
 	ctx := t.Context()
 	kinds, err := assets.CRDsFor("v1.1.0")
@@ -69,7 +69,7 @@ func TestRolloutIsReadAndFollowed(t *testing.T) {
 			}
 		}
 	}
-	for range 5 { // each of the five watches says that it has begun, or that it cannot
+	for range 5 { // each of the five watches reports that it has begun or failed
 		<-changed
 	}
 	if _, err := c.Plans(ctx); !errors.Is(err, engine.ErrAbsent) {
@@ -121,7 +121,7 @@ func TestRolloutIsReadAndFollowed(t *testing.T) {
 
 	followsPlans(t, c)
 
-	// A change of the target is another generation, of which nothing is known yet.
+	// A changed target has a new generation without observed state.
 	target.ImageVersion, target.Image = "v1.0.0", "sandboxes/demo/images/v1.0.0"
 	if err := c.SetNodeTarget(ctx, target); err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func TestRolloutIsReadAndFollowed(t *testing.T) {
 	}
 }
 
-// followsPlans lets a Plan come, go on and go while a watch runs.
+// followsPlans creates, changes and deletes a Plan while a watch runs.
 func followsPlans(t *testing.T, c *Client) {
 	t.Helper()
 	ctx := t.Context()
@@ -195,7 +195,7 @@ func asUnstructured(t *testing.T, o any) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: m}
 }
 
-// put writes a subresource of NodeVersion as the operator does.
+// put writes a subresource of NodeVersion, in place of the operator.
 func put(t *testing.T, c *Client, sub string, nv *v1alpha1.NodeVersion) {
 	t.Helper()
 	b, err := asUnstructured(t, nv).MarshalJSON()
@@ -207,9 +207,9 @@ func put(t *testing.T, c *Client, sub string, nv *v1alpha1.NodeVersion) {
 	}
 }
 
-// A console that died without a word is waited for, and no longer than its lease lasts;
-// one that cannot reach the API server for a while keeps what it has.
-func TestLeaseOfADeadConsoleIsTakenOver(t *testing.T) {
+// The lease of a console that died is taken over once it has expired; a console that cannot
+// reach the API server for a while keeps its lease.
+func TestExpiredLeaseIsTakenOver(t *testing.T) {
 	c := start(t)
 	ctx := t.Context()
 	if err := c.ownNamespace(ctx); err != nil {
@@ -226,7 +226,7 @@ func TestLeaseOfADeadConsoleIsTakenOver(t *testing.T) {
 	if took := time.Since(began); err != nil || took < leaseDuration {
 		t.Fatalf("after %v: %v", took, err)
 	}
-	// Somebody tidies up: it is made again.
+	// The lease is deleted: it is created again.
 	if err := c.core.CoordinationV1().Leases(Namespace).Delete(ctx, consoleLease, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -235,15 +235,15 @@ func TestLeaseOfADeadConsoleIsTakenOver(t *testing.T) {
 			break
 		}
 		if time.Now().After(limit) {
-			t.Fatal("the lease was not made again")
+			t.Fatal("the lease was not created again")
 		}
 		time.Sleep(leaseRenewal)
 	}
 	release()
 	if _, by, err := c.readLease(ctx); err == nil {
-		t.Errorf("not given back: %+v", by)
+		t.Errorf("not released: %+v", by)
 	}
-	// Whoever leaves while it waits leaves at once.
+	// Cancellation ends the wait at once.
 	if err := c.writeLease(ctx, nil, dead); err != nil {
 		t.Fatal(err)
 	}
@@ -254,9 +254,8 @@ func TestLeaseOfADeadConsoleIsTakenOver(t *testing.T) {
 	}
 }
 
-// What people have rollouts leave as it is stands on the Node or on its ScalingGroup, where
-// the operator looks for it.
-func TestNodesAndGroupsAreLeftAsTheyAre(t *testing.T) {
+// Hold requests are stored on the Node or on its ScalingGroup, where the operator reads them.
+func TestHoldRequestsOnNodesAndGroups(t *testing.T) {
 	c := start(t)
 	ctx := t.Context()
 	kinds, err := assets.CRDsFor("v1.1.0")
@@ -305,7 +304,7 @@ func TestNodesAndGroupsAreLeftAsTheyAre(t *testing.T) {
 	worker.Held, worker.Postponed = false, time.Time{}
 	is("worker-3", worker)
 	if n, err := c.core.CoreV1().Nodes().Get(ctx, "worker-3", metav1.GetOptions{}); err != nil || n.Annotations[v1alpha1.AnnotationRetry] == "" {
-		t.Errorf("the operator is not told to try again: %v, %v", n.Annotations, err)
+		t.Errorf("no retry requested from the operator: %v, %v", n.Annotations, err)
 	}
 	pending := &v1alpha1.PendingNode{
 		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "PendingNode"}, ObjectMeta: metav1.ObjectMeta{Name: "replace-0"},

@@ -17,10 +17,10 @@ import (
 
 const versionLabel = "app.kubernetes.io/version"
 
-// friendly are names of services where that of the workload says less.
+// friendly are display names of services whose workload has an unclear name.
 var friendly = map[string]string{"joinservice": "join-service", "constellation-operator": "operator"}
 
-// plansName is the Deployment of our charts that carries out Plans.
+// plansName is the Deployment of our charts that applies Plans.
 const plansName = "constellation-plans"
 
 // OtherPlans implements [engine.Cluster].
@@ -40,13 +40,13 @@ func (c *Client) OtherPlans(ctx context.Context) (name string, err error) {
 		return nil
 	})
 	if err != nil {
-		return "", fmt.Errorf("look who carries out Plans in namespace %s: %w", engine.PlansNamespace, err)
+		return "", fmt.Errorf("find controllers of Plans in namespace %s: %w", engine.PlansNamespace, err)
 	}
 	return name, nil
 }
 
-// carriesOutPlans reports whether a container is system-upgrade-controller, or stands in its
-// place: that needs to be told a name.
+// carriesOutPlans reports whether a container is system-upgrade-controller or a replacement of
+// it, which is configured by the same environment variable.
 func carriesOutPlans(c corev1.Container) bool {
 	return slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "SYSTEM_UPGRADE_CONTROLLER_NAME" })
 }
@@ -104,8 +104,7 @@ func (c *Client) Services(ctx context.Context) ([]engine.Service, error) {
 	return out, nil
 }
 
-// unused reports whether d is the relay of a cluster in which no node is upgraded in
-// place.
+// unused reports whether d is the relay of a cluster without in-place upgrades.
 func unused(d *appsv1.DaemonSet) bool {
 	return d.Spec.Template.Spec.NodeSelector[v1alpha1.LabelInPlace] != "" && d.Status.DesiredNumberScheduled == 0
 }
@@ -125,7 +124,7 @@ func ofDeployment(d *appsv1.Deployment, kind string) engine.Service {
 	return engine.Service{Name: d.Name, Version: versionOf(d.Labels, d.Spec.Template.Spec), Kind: kind, Ready: int(d.Status.ReadyReplicas), Wanted: wanted}
 }
 
-// versionOf is what the chart says, or else the tag of the first image.
+// versionOf is the chart's version, or else the tag of the first image.
 func versionOf(labels map[string]string, spec corev1.PodSpec) string {
 	if v := labels[versionLabel]; v != "" {
 		return v
@@ -140,8 +139,7 @@ func versionOf(labels map[string]string, spec corev1.PodSpec) string {
 	return ""
 }
 
-// whyNotReady says what the first pod that is not ready waits for; empty if nobody
-// knows.
+// whyNotReady describes why the first unready pod is not ready; empty if unknown.
 func (c *Client) whyNotReady(ctx context.Context, s engine.Service) string {
 	namespace, selector := Namespace, podLabel+"="+s.Name
 	if s.Kind == engine.ServiceOfKubernetes {
@@ -162,7 +160,7 @@ func (c *Client) whyNotReady(ctx context.Context, s engine.Service) string {
 	return ""
 }
 
-// trouble is podProblem with what else is known of its cause.
+// trouble is podProblem with further details of the cause.
 func (c *Client) trouble(ctx context.Context, p *corev1.Pod) string {
 	why := podProblem(p)
 	if why == "" {
@@ -171,8 +169,8 @@ func (c *Client) trouble(ctx context.Context, p *corev1.Pod) string {
 	return joinNonEmpty(why, c.lastWords(ctx, p), c.pressure(ctx, p))
 }
 
-// pressure names the nodes that take no pods because they run short of something, if p
-// waits for a node: the scheduler only says that there are taints.
+// pressure names the nodes with resource pressure if p is unschedulable: the scheduler only
+// reports taints.
 func (c *Client) pressure(ctx context.Context, p *corev1.Pod) string {
 	if p.Spec.NodeName != "" {
 		return ""
@@ -195,8 +193,8 @@ func (c *Client) pressure(ctx context.Context, p *corev1.Pod) string {
 	return strings.Join(short, ", ")
 }
 
-// podProblem says why a pod is not ready: "joinservice-x4k2z: ImagePullBackOff: ...".
-// It is empty if the pod is ready, or on its way without trouble.
+// podProblem describes why a pod is not ready: "joinservice-x4k2z: ImagePullBackOff: ...". It
+// is empty if the pod is ready or starting normally.
 func podProblem(p *corev1.Pod) string {
 	for _, s := range append(slices.Clone(p.Status.InitContainerStatuses), p.Status.ContainerStatuses...) {
 		switch w, t := s.State.Waiting, s.LastTerminationState.Terminated; {
@@ -208,7 +206,7 @@ func podProblem(p *corev1.Pod) string {
 	}
 	for _, x := range p.Status.Conditions {
 		if x.Type == corev1.PodScheduled && x.Status == corev1.ConditionFalse {
-			// The scheduler goes on about preemption for several sentences.
+			// The scheduler's message goes on about preemption for several sentences.
 			first, _, _ := strings.Cut(x.Message, ". ")
 			return joinNonEmpty(p.Name, x.Reason, first)
 		}

@@ -8,9 +8,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A pod that waits for a node is told with what the nodes run short of: the scheduler
-// only says that there are taints.
-func TestWhatWaitsForANodeIsToldWithThePressureOnNodes(t *testing.T) {
+// An unschedulable pod is reported with the resource pressure of nodes: the scheduler only
+// reports taints.
+func TestUnschedulablePodReportsPressure(t *testing.T) {
 	_, c, _ := counted(t)
 	nodes := c.core.CoreV1().Nodes()
 	put := func(name string, conditions ...corev1.NodeCondition) {
@@ -41,12 +41,12 @@ func TestWhatWaitsForANodeIsToldWithThePressureOnNodes(t *testing.T) {
 	const why = "web: Unschedulable: 0/2 nodes are available: 2 node(s) had untolerated taint(s)"
 	put("worker-0",
 		corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue}, corev1.NodeCondition{Type: corev1.NodeMemoryPressure, Status: corev1.ConditionFalse})
-	check("no node is short of anything", waits, why)
+	check("no node has pressure", waits, why)
 	put("worker-1", corev1.NodeCondition{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue}, corev1.NodeCondition{Type: corev1.NodePIDPressure, Status: corev1.ConditionUnknown})
-	check("one is", waits, why+": node worker-1 has DiskPressure")
-	check("a pod that has its node does not wait for another", placed, why)
+	check("one node has", waits, why+": node worker-1 has DiskPressure")
+	check("a scheduled pod does not wait for a node", placed, why)
 	for i := 2; i < 5; i++ {
 		put(fmt.Sprintf("worker-%d", i), corev1.NodeCondition{Type: corev1.NodeMemoryPressure, Status: corev1.ConditionTrue})
 	}
-	check("many are", waits, why+": node worker-1 has DiskPressure, node worker-2 has MemoryPressure, node worker-3 has MemoryPressure, and 1 more")
+	check("many nodes have", waits, why+": node worker-1 has DiskPressure, node worker-2 has MemoryPressure, node worker-3 has MemoryPressure, and 1 more")
 }

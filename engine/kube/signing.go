@@ -25,7 +25,7 @@ func (c *Client) BoundSigning(ctx context.Context, duration string) (changed boo
 		maps := c.core.CoreV1().ConfigMaps(systemNamespace)
 		m, err := maps.Get(ctx, kubeadmConfigName, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			return nil // no cluster of kubeadm's
+			return nil // not a kubeadm cluster
 		}
 		if err != nil {
 			return err
@@ -50,8 +50,9 @@ func (c *Client) BoundSigning(ctx context.Context, duration string) (changed boo
 	return changed, nil
 }
 
-// withSigning returns a ClusterConfiguration of kubeadm with the controller manager's flag for how
-// long what it signs lives; empty if the flag is there already. Everything else stays, in its order.
+// withSigning returns a ClusterConfiguration of kubeadm with the controller manager's flag for
+// the lifetime of signed certificates; empty if the flag is set already. All else keeps its
+// order.
 func withSigning(config, duration string) (string, error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal([]byte(config), &doc); err != nil {
@@ -61,7 +62,7 @@ func withSigning(config, duration string) (string, error) {
 		return "", errors.New("read " + keyClusterConfig + ": want a mapping")
 	}
 	scalar := func(s string) *yaml.Node { return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s} }
-	// child returns the value of a key, which is made if it is not there.
+	// child returns the value of a key, and creates it if missing.
 	child := func(m *yaml.Node, key string, kind yaml.Kind) *yaml.Node {
 		for i := 0; i+1 < len(m.Content); i += 2 {
 			if m.Content[i].Value == key {

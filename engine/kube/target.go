@@ -68,14 +68,14 @@ func (c *Client) TryNodeTarget(ctx context.Context, t engine.NodeTarget) error {
 	return c.setNodeTarget(ctx, t, []string{metav1.DryRunAll})
 }
 
-// setNodeTarget applies what t says and nothing else: server-side apply leaves to others
-// what is not named here.
+// setNodeTarget applies the fields of t only: server-side apply leaves all other fields to
+// their managers.
 func (c *Client) setNodeTarget(ctx context.Context, t engine.NodeTarget, dryRun []string) error {
 	spec := map[string]any{
 		"image": t.Image, "imageVersion": t.ImageVersion,
 		"kubernetesComponentsReference": t.Components, "kubernetesClusterVersion": t.Kubernetes,
 	}
-	how := map[string]any{} // which release v1.0.0 does not know but in part
+	how := map[string]any{} // unknown to release v1.0.0
 	if t.KeepWorkers {
 		how["keepWorkers"] = true
 	}

@@ -16,7 +16,7 @@ import (
 const apiVersion = "kubeadm.k8s.io/v1beta4"
 
 // SigningDuration is how long certificates live that the controller manager signs, those of kubelets
-// above all: 14 days, in Go's form. What a stolen key of a node is good for ends with it.
+// above all: 14 days, in Go's notation. It bounds the use of a node's stolen key.
 const SigningDuration = "336h0m0s"
 
 // Node is the machine that kubeadm runs on.
@@ -194,8 +194,7 @@ func NewInit(c Cluster, n Node) (Config, error) {
 	if err := errors.Join(c.check(), n.check()); err != nil {
 		return Config{}, fmt.Errorf("configure kubeadm init: %w", err)
 	}
-	// Without a token of ours kubeadm makes one that is valid for a day. Nobody
-	// needs it: the join service makes its own.
+	// Without a token of ours kubeadm creates one that is valid for a day, which is not needed.
 	token, err := newToken()
 	if err != nil {
 		return Config{}, err
@@ -298,8 +297,8 @@ func newKubelet(v version.Version) *KubeletConfiguration {
 		TypeMeta:     TypeMeta{"kubelet.config.k8s.io/v1beta1", "KubeletConfiguration"},
 		CgroupDriver: "systemd",
 		// Kubelets renew both certificates when 70 to 90 % of their life is over. No file
-		// is named: a kubelet that is told one (tlsCertFile) shows it to callers that
-		// come by address, as the API server does, whatever it has renewed.
+		// is configured: a kubelet with tlsCertFile presents that file to callers by
+		// address, such as the API server, even after it has renewed its certificate.
 		RotateCertificates: true,
 		ServerTLSBootstrap: true,
 	}

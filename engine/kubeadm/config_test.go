@@ -2,17 +2,14 @@ package kubeadm
 
 import (
 	"bytes"
-	"flag"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"constellation/engine/version"
+	"constellation/internal/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 const joinToken = "abcdef.0123456789abcdef"
 
@@ -78,18 +75,7 @@ func TestConfigurationIsAsRecorded(t *testing.T) {
 				t.Fatal(err)
 			}
 			file := filepath.Join("testdata", name+".yaml")
-			if *update {
-				if err := os.WriteFile(file, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !bytes.Equal(got, want) {
-				t.Errorf("differs from %s (go test -update rewrites it):\n%s", file, got)
-			}
+			golden.Equal(t, file, got)
 		})
 	}
 }

@@ -35,15 +35,15 @@ const (
 	outputFile = "kubeadm.out"
 	// maxOutput is how much of the output's file is kept, in bytes, once it was read.
 	maxOutput = 8 << 20
-	// lookEvery is how often a detached kubeadm's output is looked at. It writes to a
-	// file, which nobody can wait for.
+	// lookEvery is the poll interval of a detached kubeadm's output. It writes to a file,
+	// which gives no notification.
 	lookEvery = 50 * time.Millisecond
 	// clockTicks is how many of them a second has in /proc, on every platform of Go.
 	clockTicks = 100
 )
 
-// ErrOutcomeUnknown means that kubeadm has ended and nobody can tell how, because the
-// process that started it is gone. Running it again tells.
+// ErrOutcomeUnknown means that kubeadm has ended with an unknown exit code, because the
+// process that started it has ended. Running kubeadm again gives the result.
 var ErrOutcomeUnknown = errors.New("the outcome is not known")
 
 // ErrDeadline means that kubeadm took too long and was killed.
@@ -53,9 +53,8 @@ var ErrDeadline = errors.New("took too long and was stopped")
 // uses Detached calls it first thing in main if its first argument is
 // [GateArgument]. It does not return.
 //
-// A process behind the gate waits until whoever started it has written down which
-// process it is; if that one dies before, so does this. So no kubeadm ever runs that
-// nobody would find again.
+// A process behind the gate waits until its parent has recorded its process ID; if the
+// parent dies before that, so does the process. So every running kubeadm can be found.
 func Gate() {
 	pass := os.NewFile(3, "gate")
 	if n, _ := pass.Read(make([]byte, 1)); n != 1 || len(os.Args) < 3 {
@@ -88,7 +87,7 @@ type Process struct {
 	// Verb is one of those of kubeadm upgrade.
 	Verb string `json:"verb"`
 	PID  int    `json:"pid"`
-	// Start is when it started, in clock ticks since the boot: with Boot it tells the
+	// Start is when it started, in clock ticks since the boot: with Boot it distinguishes the
 	// process from others that get its number later.
 	Start uint64 `json:"start"`
 	// Boot is the kernel's name of this boot.
@@ -129,7 +128,7 @@ func (d Detached) Start(verb string, c Config, started func(Process) error) (*Pr
 	if err := os.WriteFile(config, b, 0o600); err != nil {
 		return fail(fmt.Errorf("write configuration: %w", err))
 	}
-	// A file, not a pipe: it takes what kubeadm says while nobody listens.
+	// A file, not a pipe: it keeps kubeadm's output while no reader is attached.
 	out, err := os.OpenFile(filepath.Join(d.Dir, outputFile), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
 		return fail(err)
@@ -184,7 +183,7 @@ func (p Process) Running() bool {
 	return err == nil && start == p.Start && state != 'Z' && state != 'X'
 }
 
-// age is how long ago p started, by a clock that nobody can set.
+// age is how long ago p started, by the monotonic clock.
 func (p Process) age() time.Duration {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
@@ -311,7 +310,7 @@ func (o *output) read() error {
 	if err != nil {
 		return err
 	}
-	if i.Size() < o.at { // it was cut by whoever read it before
+	if i.Size() < o.at { // truncated by an earlier reader
 		o.at = 0
 	}
 	buf := make([]byte, 16<<10)
@@ -330,7 +329,7 @@ func (o *output) read() error {
 			b = b[k:]
 		}
 		if o.at >= maxOutput {
-			// A flood must not fill the disk. What comes between reading and cutting is lost.
+			// A flood must not fill the disk. Output between reading and truncating is lost.
 			if err := o.f.Truncate(0); err != nil {
 				return err
 			}

@@ -76,7 +76,7 @@ func TestNoKubeadmRunsThatIsNotWrittenDown(t *testing.T) {
 	_, err := d.Start(UpgradePlan, upgradeConfig(t), func(p Process) error {
 		noted = p
 		if !p.Running() {
-			t.Error("what is written down does not run")
+			t.Error("the recorded process does not run")
 		}
 		return errors.New("disk full")
 	})

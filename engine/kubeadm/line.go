@@ -28,7 +28,7 @@ var (
 	escapeRE = regexp.MustCompile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b]*(?:\x07|\x1b\\\\)?|[@-Z\\\\^_])")
 	klogRE   = regexp.MustCompile(`^([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+\s+\d+ [^\]\s]+\] `)
 	phaseRE  = regexp.MustCompile(`^\[([a-z][a-z0-9-]*)\] `)
-	// What a token or a certificate key looks like, wherever it stands.
+	// The format of a token or a certificate key, anywhere in a line.
 	secretRE = regexp.MustCompile(`\b[a-z0-9]{6}\.[a-z0-9]{16}\b|(?i:(certificate[- ]?key[ =:"']+))[0-9a-f]{64}`)
 )
 

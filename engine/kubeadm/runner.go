@@ -189,8 +189,8 @@ func (r Runner) run(ctx context.Context, c *Config, lines func(Line), args ...st
 	if grace == 0 {
 		grace = 10 * time.Second
 	}
-	// After this time os/exec kills kubeadm and no longer waits for whoever else
-	// holds its output.
+	// After this time os/exec kills kubeadm and no longer waits for other processes that
+	// hold its output.
 	cmd.WaitDelay = grace
 
 	done := make(chan error, 1)
@@ -202,7 +202,7 @@ func (r Runner) run(ctx context.Context, c *Config, lines func(Line), args ...st
 	}()
 	err = <-done
 	if cmd.Process != nil && ctx.Err() != nil {
-		// What is left of the group, if anything.
+		// The rest of the process group, if any.
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	}
 	w.flush()

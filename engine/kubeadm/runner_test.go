@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"constellation/engine/version"
+	"constellation/internal/testneeds"
 )
 
 // scriptEnv makes the test binary behave as a kubeadm; its value says which.
@@ -94,7 +95,7 @@ func scripted(script string) int {
 		signal.Ignore(syscall.SIGTERM)
 		fmt.Println("pids", os.Getpid(), os.Getpid())
 		time.Sleep(5 * time.Minute)
-	case "spell": // starts a kubeadm that outlives it, and tells which
+	case "spell": // starts a kubeadm that outlives it, and prints its process ID
 		os.Setenv(scriptEnv, "slow")
 		d := Detached{Path: os.Args[0], Dir: os.Args[1]}
 		if _, err := d.Start(UpgradeNode, Config{Upgrade: &UpgradeConfiguration{}}, func(p Process) error {
@@ -378,15 +379,7 @@ func TestKubeadmDiesWithItsCaller(t *testing.T) {
 // realKubeadm returns the binary of the cache that package sandbox/build fills.
 func realKubeadm(t *testing.T, v string) string {
 	t.Helper()
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Skip("no cache directory: ", err)
-	}
-	p := filepath.Join(cache, "constellation", "kubernetes", v, "bin", "kubeadm")
-	if _, err := os.Stat(p); err != nil {
-		t.Skipf("needs kubeadm %s: run `constellation sandbox fetch %s`", v, v)
-	}
-	return p
+	return filepath.Join(testneeds.Kubernetes(t, v), "kubeadm")
 }
 
 func TestRealKubeadmAcceptsTheConfiguration(t *testing.T) {

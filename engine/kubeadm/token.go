@@ -17,8 +17,8 @@ const TokenUser = "system:bootstrap:"
 const tokenIDDigits = 36 // 0-9 and a-z
 
 // TokenID returns the ID of the bootstrap token of a machine: six characters of a-z and 0-9 that
-// follow from the name of its Node. It is no secret. An API server that has checked a token tells
-// the ID, and with it the only machine that the token is for.
+// follow from the name of its Node. It is not secret. An API server that has authenticated a
+// token reports the ID, and thereby the only machine that the token is for.
 func TokenID(node string) string {
 	sum := sha256.Sum256([]byte("bootstrap token of " + node))
 	s := strconv.FormatUint(binary.BigEndian.Uint64(sum[:]), tokenIDDigits)

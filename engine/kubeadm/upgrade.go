@@ -9,7 +9,7 @@ import (
 	"constellation/engine/version"
 )
 
-// Upgrade is what all verbs of kubeadm upgrade are told.
+// Upgrade has the options of all verbs of kubeadm upgrade.
 type Upgrade struct {
 	Version version.Version
 	// IgnorePreflightErrors are names of checks, such as "NumCPU"; "all" is refused.

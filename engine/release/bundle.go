@@ -17,11 +17,11 @@ import (
 	"time"
 )
 
-// BundleScheme begins the location of a bundle: bundle:PATH.
+// BundleScheme is the URL scheme of a bundle: bundle:PATH.
 const BundleScheme = "bundle:"
 
-// ErrBundle means that a file is no whole bundle.
-var ErrBundle = errors.New("it is no whole bundle")
+// ErrBundle means that a file is not a complete bundle.
+var ErrBundle = errors.New("it is not a complete bundle")
 
 const (
 	bundleManifest = "bundle.json"
@@ -30,21 +30,21 @@ const (
 	maxBlob        = 64 << 20
 )
 
-// BundleContents is bundle.json, the first file of a bundle, a tar archive that is carried
-// to where no network is. It names all others in their order:
+// BundleContents is bundle.json, the first file of a bundle: a tar archive for air-gapped
+// sites. It lists all other files in their order:
 //
 //	feed/<file>            a whole feed, as its publisher signed it; or none
-//	blobs/sha256/<digest>  what charts were fetched as
+//	blobs/sha256/<digest>  fetched charts
 //
-// The digests in it find accidents. What is believed is what the feed's signatures and the
-// digests of charts say, as without a bundle.
+// Its digests detect accidental damage. Trust comes from the feed's signatures and the
+// digests of charts, as without a bundle.
 type BundleContents struct {
 	Schema string        `json:"schema"`
 	Charts []BundleChart `json:"charts"`
 	Files  []BundleFile  `json:"files"`
 }
 
-// BundleChart is a chart that a bundle holds.
+// BundleChart is a chart in a bundle.
 type BundleChart struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
@@ -59,8 +59,8 @@ type BundleFile struct {
 	Length int64  `json:"length"`
 }
 
-// CopyFeed reads the whole feed at a location, after what Open checks; an older copy is
-// not used. All but the signatures has the digest that the index says.
+// CopyFeed reads the whole feed at a location with the checks of Open; it never uses an older
+// copy. Each file except the signatures has the digest of the index.
 func CopyFeed(ctx context.Context, location string, o Options) (map[string][]byte, *Feed, error) {
 	s, err := openStore(location, o)
 	if err != nil {
@@ -117,8 +117,8 @@ func CopyFeed(ctx context.Context, location string, o Options) (map[string][]byt
 	return out, f, nil
 }
 
-// WriteBundle writes a bundle of a feed, which may be empty, and of what charts were
-// fetched as, by digest. The same contents make the same bytes.
+// WriteBundle writes a bundle of a feed, which may be empty, and of charts' archives by
+// digest. The output is reproducible.
 func WriteBundle(w io.Writer, c BundleContents, feed, blobs map[string][]byte) error {
 	all := map[string][]byte{}
 	for name, b := range feed {
@@ -155,15 +155,15 @@ func WriteBundle(w io.Writer, c BundleContents, feed, blobs map[string][]byte) e
 	return t.Close()
 }
 
-// Bundle is a bundle whose files were all read and are what they should be.
+// Bundle is a bundle whose files were all verified.
 type Bundle struct {
 	BundleContents
 	path string
-	at   map[string]int64 // where a file begins
+	at   map[string]int64 // offset of a file
 }
 
-// OpenBundle reads the whole bundle at a path. The error wraps ErrBundle if it is none, or
-// not as it was made.
+// OpenBundle verifies the whole bundle at a path. The error wraps ErrBundle if it is not a
+// bundle, or was modified.
 func OpenBundle(path string) (*Bundle, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -204,7 +204,7 @@ func (b *Bundle) read(f *os.File) error {
 		case h.Name != name || h.Typeflag != tar.TypeReg:
 			return nil, fmt.Errorf("it holds %s instead of %s", shorten(h.Name), name)
 		case h.Size > limit:
-			return nil, fmt.Errorf("%s has %d bytes, and %d are the most it may have", name, h.Size, limit)
+			return nil, fmt.Errorf("%s has %d bytes, more than %d", name, h.Size, limit)
 		}
 		return h, nil
 	}
@@ -219,7 +219,7 @@ func (b *Bundle) read(f *os.File) error {
 		return fmt.Errorf("%s cannot be read: %w", bundleManifest, err)
 	}
 	if b.Schema != schema {
-		return fmt.Errorf("its format is %q and this program reads %q", shorten(b.Schema), schema)
+		return fmt.Errorf("its format is %q, want %q", shorten(b.Schema), schema)
 	}
 	for _, want := range b.Files {
 		feed, isFeed := strings.CutPrefix(want.Name, bundleFeed)
@@ -228,7 +228,7 @@ func (b *Bundle) read(f *os.File) error {
 		isFeed = isFeed && (plain == indexName || validName(plain) || isStatement(plain))
 		isBlob = isBlob && blob == want.SHA256
 		if !isFeed && !isBlob || b.at[want.Name] != 0 {
-			return fmt.Errorf("%s names %q, which no bundle holds, or twice", bundleManifest, shorten(want.Name))
+			return fmt.Errorf("%s names %q, which is unknown or a duplicate", bundleManifest, shorten(want.Name))
 		}
 		h, err := next(want.Name, maxBlob)
 		if err != nil {
@@ -242,24 +242,24 @@ func (b *Bundle) read(f *os.File) error {
 			return fmt.Errorf("it ends in the middle of %s", want.Name)
 		}
 		if h.Size != want.Length || hex.EncodeToString(sum.Sum(nil)) != want.SHA256 {
-			return fmt.Errorf("%s is not what it was when the bundle was made", want.Name)
+			return fmt.Errorf("%s was modified after the bundle was made", want.Name)
 		}
 	}
 	if _, err := t.Next(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows its last file")
+		return errors.New("unexpected data after its last file")
 	}
 	return nil
 }
 
-// HasFeed reports whether it holds a feed.
+// HasFeed reports whether it contains a feed.
 func (b *Bundle) HasFeed() bool { return b.at[bundleFeed+indexName] != 0 }
 
-// Blob returns what charts were fetched as, by digest; false if it is not in the bundle.
+// Blob returns a chart's archive by digest; false if it is not in the bundle.
 func (b *Bundle) Blob(dgst string) ([]byte, bool, error) {
 	return b.file(bundleBlobs + strings.TrimPrefix(dgst, "sha256:"))
 }
 
-// file returns a file, which must still be what it was when the bundle was opened.
+// file returns a file, which must not have changed since the bundle was opened.
 func (b *Bundle) file(name string) ([]byte, bool, error) {
 	i := slices.IndexFunc(b.Files, func(f BundleFile) bool { return f.Name == name })
 	if i < 0 {
@@ -272,12 +272,12 @@ func (b *Bundle) file(name string) ([]byte, bool, error) {
 	defer f.Close()
 	out := make([]byte, b.Files[i].Length)
 	if _, err := f.ReadAt(out, b.at[name]); err != nil || digest(out) != b.Files[i].SHA256 {
-		return nil, false, fmt.Errorf("%w: %s has changed meanwhile", ErrBundle, name)
+		return nil, false, fmt.Errorf("%w: %s has changed in the meantime", ErrBundle, name)
 	}
 	return out, true, nil
 }
 
-// bundleStore is the feed in a bundle.
+// bundleStore is the store of a bundle's feed.
 type bundleStore struct{ b *Bundle }
 
 func (s bundleStore) location() string { return BundleScheme + s.b.path }

@@ -31,7 +31,7 @@ func opened(t *testing.T, b []byte) (*Bundle, error) {
 	return OpenBundle(path)
 }
 
-func TestBundlesHoldWhatWasPutIn(t *testing.T) {
+func TestBundleRoundTrip(t *testing.T) {
 	whole := bundled(t)
 	if !bytes.Equal(whole, bundled(t)) {
 		t.Error("the same contents made other bytes")
@@ -45,7 +45,7 @@ func TestBundlesHoldWhatWasPutIn(t *testing.T) {
 		t.Errorf("%q %t %v, feed %t", got, ok, err, b.HasFeed())
 	}
 	if _, ok, err := b.Blob("sha256:" + strings.Repeat("0", 64)); ok || err != nil {
-		t.Errorf("what is not in it: %t, %v", ok, err)
+		t.Errorf("missing blob: %t, %v", ok, err)
 	}
 	s := bundleStore{b}
 	if a, err := s.read(t.Context(), "releases/v1.1.0.yaml", 4000, ""); err != nil || len(a.bytes) != 3000 {
@@ -56,8 +56,8 @@ func TestBundlesHoldWhatWasPutIn(t *testing.T) {
 	}
 }
 
-// Wherever a bundle is cut or changed, it is refused as a whole.
-func TestBundlesThatAreNotWholeAreRefused(t *testing.T) {
+// A truncated or modified bundle is refused as a whole.
+func TestDamagedBundlesAreRefused(t *testing.T) {
 	whole := bundled(t)
 	last := len(bytes.TrimRight(whole, "\x00"))
 	for n := 0; n < last; n += 97 {

@@ -11,23 +11,23 @@ import (
 	"time"
 )
 
-// cache remembers one feed between runs: what was seen last, which keys are trusted,
-// and the last good copy. It is a directory of its own, 0700, for each location and
-// set of keys; files are replaced by renaming. A nil *cache remembers nothing.
+// cache persists one feed's replay protection, trusted keys and last good copy. Each
+// location and set of keys has a directory of its own, 0700; files are replaced by
+// renaming. A nil *cache stores nothing.
 //
-//	seen.json      what was seen last; never goes back
+//	seen.json      the newest publication seen; never goes back
 //	good.json      the index that was accepted last, with its signature
 //	files/<sha256> contents of files
 //	statement-*    statements over components, which no index names
 type cache struct{ dir string }
 
-// seen is what a cache remembers to refuse older publications and revoked keys.
+// seen is the cache's record for the refusal of older publications and revoked keys.
 type seen struct {
 	Schema   string `json:"schema"`
-	Location string `json:"location"` // for people who look into the cache
+	Location string `json:"location"` // for users who inspect the cache
 	Sequence uint64 `json:"sequence"`
 	Index    string `json:"index"` // SHA-256 of the index with that sequence
-	// Keys is the newest key set that was accepted; nil before the first.
+	// Keys is the newest accepted key set; nil before the first.
 	Keys *signedKeySet `json:"keys,omitempty"`
 }
 
@@ -37,10 +37,10 @@ type good struct {
 	Index     string    `json:"index"`
 	Signature string    `json:"signature"`
 	ETag      string    `json:"etag,omitempty"`
-	Confirmed time.Time `json:"confirmed"` // when the source last had it
+	Confirmed time.Time `json:"confirmed"` // when the source last confirmed it
 }
 
-// openCache makes the directory for a location and keys below base; nil for no base.
+// openCache creates the directory for a location and keys below base; nil if base is empty.
 func openCache(base, location string, keys []Key) (*cache, error) {
 	if base == "" {
 		return nil, nil
@@ -53,13 +53,13 @@ func openCache(base, location string, keys []Key) (*cache, error) {
 	name := digest([]byte(location + "\n" + strings.Join(slices.Compact(ids), " ")))[:16]
 	c := &cache{filepath.Join(base, name)}
 	if err := os.MkdirAll(filepath.Join(c.dir, "files"), 0o700); err != nil {
-		return nil, fmt.Errorf("make cache of releases: %w", err)
+		return nil, fmt.Errorf("create release cache: %w", err)
 	}
 	return c, nil
 }
 
-// seen returns what was seen last; the zero value if nothing was. A record that cannot
-// be read is an error: to take it for nothing would forget what protects from replays.
+// seen returns the latest record; the zero value if there is none. An unreadable record is an
+// error: ignoring it would disable the protection from replays.
 func (c *cache) seen() (seen, error) {
 	var s seen
 	if c == nil {
@@ -76,13 +76,13 @@ func (c *cache) seen() (seen, error) {
 		err = fmt.Errorf("its format is %q", shorten(s.Schema))
 	}
 	if err != nil {
-		return seen{}, fmt.Errorf("read what was last seen of the feed, %s: %w; remove that file to begin anew", filepath.Join(c.dir, "seen.json"), err)
+		return seen{}, fmt.Errorf("read replay protection record %s: %w; remove that file to reset it", filepath.Join(c.dir, "seen.json"), err)
 	}
 	return s, nil
 }
 
-// note replaces what was seen last, unless another process has seen something newer in
-// the meantime: then the error wraps ErrRollback.
+// note replaces the record, unless another process has stored a newer one in the meantime:
+// then the error wraps ErrRollback.
 func (c *cache) note(s seen) error {
 	if c == nil {
 		return nil
@@ -92,7 +92,7 @@ func (c *cache) note(s seen) error {
 		return err
 	}
 	if now.Sequence > s.Sequence {
-		return fmt.Errorf("%w: publication %d, and number %d was seen before", ErrRollback, s.Sequence, now.Sequence)
+		return fmt.Errorf("%w: publication %d, but %d was seen before", ErrRollback, s.Sequence, now.Sequence)
 	}
 	s.Schema = schema
 	b, err := encodeJSON(s)
@@ -102,7 +102,7 @@ func (c *cache) note(s seen) error {
 	return c.replace("seen.json", b, true)
 }
 
-// good returns the last good copy; false if there is none that can be read.
+// good returns the last good copy; false if there is none.
 func (c *cache) good() (good, bool) {
 	var g good
 	if c == nil {
@@ -115,7 +115,7 @@ func (c *cache) good() (good, bool) {
 	return g, true
 }
 
-// keep makes g the last good copy and forgets files that only older ones had.
+// keep stores g as the last good copy and removes files of older ones.
 func (c *cache) keep(g good, files map[string]entry) error {
 	if c == nil {
 		return nil
@@ -138,14 +138,13 @@ func (c *cache) keep(g good, files map[string]entry) error {
 	}
 	for _, e := range entries {
 		if !wanted[e.Name()] && hexRE.MatchString(e.Name()) {
-			_ = os.Remove(filepath.Join(c.dir, "files", e.Name())) // another process may have done so
+			_ = os.Remove(filepath.Join(c.dir, "files", e.Name())) // another process may have removed it
 		}
 	}
 	return nil
 }
 
-// content returns a file by what the index says about it; false if it is not there
-// whole.
+// content returns a file that matches its entry in the index; false if there is none.
 func (c *cache) content(e entry) ([]byte, bool) {
 	if c == nil {
 		return nil, false
@@ -157,7 +156,7 @@ func (c *cache) content(e entry) ([]byte, bool) {
 	return b, true
 }
 
-// add keeps the content of a file that was checked.
+// add stores the content of a verified file.
 func (c *cache) add(e entry, b []byte) error {
 	if c == nil {
 		return nil
@@ -165,7 +164,7 @@ func (c *cache) add(e entry, b []byte) error {
 	return c.replace(filepath.Join("files", e.SHA256), b, false)
 }
 
-// replaceIfAny keeps a file, if files are kept.
+// replaceIfAny stores a file, if there is a cache.
 func (c *cache) replaceIfAny(name string, b []byte) error {
 	if c == nil {
 		return nil
@@ -182,8 +181,8 @@ func (c *cache) file(name string) ([]byte, error) {
 	return readAtMost(f, 2*maxFile)
 }
 
-// replace writes a file anew. Only what protects from replays must survive a loss of
-// power: all else is checked when it is read, and fetched again.
+// replace replaces a file. Only the replay protection must survive a power failure: all else
+// is verified when it is read, and fetched again.
 func (c *cache) replace(name string, b []byte, durable bool) error {
 	path := filepath.Join(c.dir, name)
 	f, err := os.CreateTemp(filepath.Dir(path), ".new-*") // 0600

@@ -4,7 +4,7 @@ package release
 
 import "os"
 
-// exchange makes two paths change places. For a moment b is not there.
+// exchange swaps two paths. For a moment b does not exist.
 func exchange(a, b string) error {
 	aside := a + ".old"
 	if err := os.Rename(b, aside); err != nil {

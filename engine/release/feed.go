@@ -17,54 +17,53 @@ import (
 	"constellation/engine/version"
 )
 
-// Why a feed, or a file of it, is not believed.
+// Reasons why a feed, or a file of it, is not trusted.
 var (
-	// ErrNoKeys means that there is no key to check a feed with.
-	ErrNoKeys = errors.New("there is no key to check it with")
-	// ErrAddress means that feeds are not looked for at such an address.
-	ErrAddress = errors.New("no address that is supported")
+	// ErrNoKeys means that no key is available to verify a feed.
+	ErrNoKeys = errors.New("there is no key to verify it")
+	// ErrAddress means that the address of a feed is not supported.
+	ErrAddress = errors.New("not a supported address")
 	// ErrAbsent means that a source has no such file.
-	ErrAbsent = errors.New("it is not there")
-	// ErrUnreachable means that the source did not answer, or not in time.
+	ErrAbsent = errors.New("not found")
+	// ErrUnreachable means that the source did not answer in time.
 	ErrUnreachable = errors.New("it cannot be reached")
-	// ErrRedirect means that a server sends its readers where nobody should go.
+	// ErrRedirect means that a server redirects to an address that is not allowed.
 	ErrRedirect = errors.New("it redirects")
-	// ErrUntrusted means that what was found is unsigned, or signed by a key that is not
-	// trusted.
+	// ErrUntrusted means that a file is unsigned, or signed by an untrusted key.
 	ErrUntrusted = errors.New("it is not trusted")
-	// ErrAltered means that a file is not the one that was published.
+	// ErrAltered means that a file differs from the published one.
 	ErrAltered = errors.New("it was altered")
 	// ErrRollback means that something newer was seen before.
 	ErrRollback = errors.New("it is older than what was seen before")
-	// ErrExpired means that a publication has ended.
+	// ErrExpired means that a publication has expired.
 	ErrExpired = errors.New("it has expired")
-	// ErrFuture means that a publication was made in the future of this computer's clock.
+	// ErrFuture means that a publication is newer than this computer's clock.
 	ErrFuture = errors.New("it is from the future")
-	// ErrConflict means that a feed gives a release of this program another content.
+	// ErrConflict means that a feed has other content for a release of this program.
 	ErrConflict = errors.New("it is not the one that came with this program")
 )
 
-// embeddedSource is State.Source of what comes with the program.
+// embeddedSource is State.Source of the releases in the program.
 const embeddedSource = "embedded"
 
-// clockSkew is how far clocks may be apart without anybody minding.
+// clockSkew is the tolerated difference between clocks.
 const clockSkew = time.Hour
 
 // Options say how a feed is opened.
 type Options struct {
-	// Keys are trusted from the beginning: one of them signed the index, or the first of
-	// the key sets that lead to the key that did. Without keys nothing can be opened.
+	// Keys are the initial trust anchors: one of them signed the index, or the first of the key
+	// sets that lead to the key that did. Without keys no feed can be opened.
 	Keys []Key
-	// Cache is a directory for what was seen last and the last good copy, shared by all
-	// feeds; empty: nothing is remembered, and nothing protects from replays.
+	// Cache is a directory for replay protection and the last good copy, shared by all feeds.
+	// Without it there is neither.
 	Cache string
 	// Now defaults to time.Now, Client to one of this package's own.
 	Now    func() time.Time
 	Client *http.Client
 }
 
-// Feed is the releases of one source. *Feed implements [Source]; its methods may be
-// called concurrently.
+// Feed has the releases of one source. *Feed implements [Source]; its methods may be called
+// concurrently.
 type Feed struct {
 	store     store
 	cache     *cache
@@ -72,15 +71,15 @@ type Feed struct {
 	summaries []Summary
 	notices   []Notice
 	state     State
-	// roots are trusted from the beginning, signers are the keys that may sign now.
+	// roots are trusted initially, signers are the keys that may sign now.
 	roots, signers []Key
 
 	mu       sync.Mutex
 	releases map[string]*Release
 }
 
-// Embedded returns the releases that come with the program; dir is assets.Releases().
-// They are not signed: whoever can change them can change the program.
+// Embedded returns the releases in the program; dir is assets.Releases(). They are not signed:
+// write access to them is write access to the program.
 func Embedded(dir fs.FS) (*Feed, error) {
 	f := &Feed{store: fsStore{dir}, state: State{Source: embeddedSource}}
 	b, err := fs.ReadFile(dir, indexName)
@@ -97,12 +96,11 @@ func Embedded(dir fs.FS) (*Feed, error) {
 }
 
 // Open opens the feed at a location, a directory or an address (https, or http to this
-// computer), and checks all that a decision needs: who signed it, when it ends, and
-// that nothing newer was seen before.
+// computer). It verifies the signature, the expiry, and that nothing newer was seen before.
 //
-// What is not believed is not used. If a good copy was kept in the cache, that is used
-// instead and State says that it is stale, and why; else the error says why. Open makes
-// three requests at most, and one if nothing changed.
+// Untrusted content is not used. If the cache has a good copy, Open uses that, and State
+// reports it as stale with the reason; otherwise it returns an error. Open makes at most three
+// requests, and one if nothing changed.
 func Open(ctx context.Context, location string, o Options) (*Feed, error) {
 	now := time.Now
 	if o.Now != nil {
@@ -124,7 +122,7 @@ func Open(ctx context.Context, location string, o Options) (*Feed, error) {
 		return f, nil
 	}
 	if errors.Is(ctx.Err(), context.Canceled) {
-		return nil, context.Cause(ctx) // nobody waits for an answer any more
+		return nil, context.Cause(ctx) // the caller has given up
 	}
 	f, ok := lastGood(s, c, o.Keys)
 	if !ok {
@@ -134,7 +132,7 @@ func Open(ctx context.Context, location string, o Options) (*Feed, error) {
 	return f, nil
 }
 
-// current is what the source has now.
+// current returns the source's present publication.
 func current(ctx context.Context, s store, c *cache, roots []Key, now time.Time) (*Feed, error) {
 	last, err := c.seen()
 	if err != nil {
@@ -183,8 +181,8 @@ func current(ctx context.Context, s store, c *cache, roots []Key, now time.Time)
 	return f, nil
 }
 
-// lastGood is the copy that was accepted last. Who signed it is checked again, by the
-// key sets of its own time; its end is not: that it is old is what State says.
+// lastGood returns the copy that was accepted last. Its signature is verified again with the
+// key sets of its time, but not its expiry: State reports its age.
 func lastGood(s store, c *cache, roots []Key) (*Feed, bool) {
 	g, ok := c.good()
 	if !ok {
@@ -206,7 +204,7 @@ func lastGood(s store, c *cache, roots []Key) (*Feed, bool) {
 	return f, err == nil && f.complete() == nil
 }
 
-// trusted is an index that was signed by a key that is trusted.
+// trusted is an index signed by a trusted key.
 type trusted struct {
 	index  *index
 	signer Key
@@ -215,16 +213,16 @@ type trusted struct {
 	seen   seen
 }
 
-// trust checks who signed an index and that nothing newer was seen. Key sets are
-// followed from the keys that are trusted, the roots or the set that was seen last, to
-// the newest, each signed by a key of one that is trusted already.
+// trust verifies the signature of an index, and that nothing newer was seen. It follows key
+// sets from the trusted keys, the roots or the last seen set, to the newest. Each is signed by
+// a key of a set that is trusted already.
 func trust(b, sig []byte, roots []Key, last seen) (*trusted, error) {
 	i, err := parseIndex(b)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
 	}
 	t := &trusted{index: i, keys: roots, seen: seen{Sequence: i.Sequence, Index: digest(b), Keys: last.Keys}}
-	if last.Keys != nil { // it was verified before it was remembered
+	if last.Keys != nil { // it was verified before it was stored
 		if t.set, err = parseKeySet([]byte(last.Keys.Set)); err != nil {
 			return nil, err
 		}
@@ -240,16 +238,16 @@ func trust(b, sig []byte, roots []Key, last seen) (*trusted, error) {
 	case i.Sequence == 0:
 		return nil, fmt.Errorf("%w: its sequence is zero", ErrUntrusted)
 	case i.Sequence < last.Sequence:
-		return nil, fmt.Errorf("%w: it is publication %d, and number %d was seen", ErrRollback, i.Sequence, last.Sequence)
+		return nil, fmt.Errorf("%w: it is publication %d, but %d was seen", ErrRollback, i.Sequence, last.Sequence)
 	case i.Sequence == last.Sequence && last.Index != t.seen.Index:
 		return nil, fmt.Errorf("%w: there are two publications with the number %d", ErrUntrusted, i.Sequence)
 	case i.Created.IsZero() || !i.Created.Before(i.Expires):
-		return nil, fmt.Errorf("%w: it does not say when it was made and when it ends", ErrUntrusted)
+		return nil, fmt.Errorf("%w: creation or expiry is missing", ErrUntrusted)
 	}
 	return t, nil
 }
 
-// follow goes from the keys that are trusted to the newest key set.
+// follow walks from the trusted keys to the newest key set.
 func (t *trusted) follow(chain []signedKeySet) error {
 	sets := make([]*keySet, len(chain))
 	for n, signed := range chain {
@@ -265,18 +263,18 @@ func (t *trusted) follow(chain []signedKeySet) error {
 	if t.set != nil {
 		known = t.set.Sequence
 		if len(sets) == 0 || sets[len(sets)-1].Sequence < known {
-			return fmt.Errorf("key set %d was seen before, and is not among its key sets", known)
+			return fmt.Errorf("key set %d was seen before, but is not among its key sets", known)
 		}
 	}
-	// The newest that a trusted key signed comes first: a program that brings newer keys
-	// need not know how they came about.
+	// The newest set that a trusted key signed comes first: a program with newer keys need not
+	// verify the earlier sets.
 	for n := len(sets) - 1; n >= 0 && sets[n].Sequence > known; n-- {
 		if !chain[n].signedBy(t.keys) {
 			continue
 		}
 		t.set, t.keys, known = sets[n], sets[n].keys, sets[n].Sequence
 		t.seen.Keys = &chain[n]
-		n = len(sets) // from the end again, with these keys
+		n = len(sets) // start at the end again, with these keys
 	}
 	if len(sets) == 0 {
 		return nil
@@ -291,7 +289,7 @@ func (t *trusted) follow(chain []signedKeySet) error {
 	return nil
 }
 
-// fresh says why t must not be used any more, or not yet.
+// fresh returns an error if t has expired or is from the future.
 func (t *trusted) fresh(now time.Time) error {
 	end, of := t.index.Expires, "it"
 	if t.set != nil && t.set.Expires.Before(end) {
@@ -309,7 +307,7 @@ func (t *trusted) fresh(now time.Time) error {
 
 func minute(t time.Time) string { return t.UTC().Format("2006-01-02 15:04") + " UTC" }
 
-// readSummaries reads what every decision needs.
+// readSummaries reads the file that every decision needs.
 func (f *Feed) readSummaries(ctx context.Context) error {
 	b, err := f.file(ctx, summariesName)
 	if err != nil {
@@ -321,7 +319,7 @@ func (f *Feed) readSummaries(ctx context.Context) error {
 	return f.complete()
 }
 
-// complete wants each release of the summaries to have its file, and the reverse.
+// complete verifies that each release of the summaries has a file, and the reverse.
 func (f *Feed) complete() error {
 	named := map[string]bool{}
 	for _, s := range f.summaries {
@@ -338,8 +336,8 @@ func (f *Feed) complete() error {
 	return nil
 }
 
-// file returns a file that the index names, from the cache or the source. The error
-// wraps ErrAbsent if the index does not name it, and ErrAltered if it is another one.
+// file returns a file of the index, from the cache or the source. The error wraps ErrAbsent if
+// the index does not name it, and ErrAltered if the content differs.
 func (f *Feed) file(ctx context.Context, name string) ([]byte, error) {
 	e, ok := f.index.Files[name]
 	if !ok {
@@ -383,10 +381,9 @@ func (f *Feed) summary(v version.Version) (Summary, error) {
 	return Summary{}, fmt.Errorf("release %s is %w; %s has %s", v, ErrNotOffered, where, strings.Join(have, ", "))
 }
 
-// Release returns one release, whose file is read and checked: against the index, and
-// against the summaries that decisions are made by. The error wraps ErrNotOffered if there
-// is none, and says what there is; ErrAltered if the file is not the one that was
-// published.
+// Release returns one release after verifying its file against the index and the summaries,
+// which decisions are based on. The error wraps ErrNotOffered if there is none and lists the
+// available ones, and ErrAltered if the file differs from the published one.
 func (f *Feed) Release(ctx context.Context, v version.Version) (*Release, error) {
 	s, err := f.summary(v)
 	if err != nil {
@@ -407,11 +404,11 @@ func (f *Feed) Release(ctx context.Context, v version.Version) (*Release, error)
 		return nil, fmt.Errorf("read %s of %s: %w", name, f.state.Source, err)
 	}
 	if r.Version.String() != s.Version.String() {
-		return nil, fmt.Errorf("read %s of %s: %w: it holds release %s", name, f.state.Source, ErrAltered, r.Version)
+		return nil, fmt.Errorf("read %s of %s: %w: it contains release %s", name, f.state.Source, ErrAltered, r.Version)
 	}
 	r.apply(s)
 	if canonical(r.Summary()) != canonical(s) {
-		return nil, fmt.Errorf("read %s of %s: %w: it does not agree with %s", name, f.state.Source, ErrAltered, summariesName)
+		return nil, fmt.Errorf("read %s of %s: %w: it contradicts %s", name, f.state.Source, ErrAltered, summariesName)
 	}
 	if f.releases == nil {
 		f.releases = map[string]*Release{}
@@ -420,7 +417,7 @@ func (f *Feed) Release(ctx context.Context, v version.Version) (*Release, error)
 	return r, nil
 }
 
-// apply adds what is not part of the file of a release.
+// apply adds the facts that are not part of a release's file.
 func (r *Release) apply(s Summary) {
 	r.Faulty, r.CLI = s.Faulty, s.CLI
 	for i := range r.Kubernetes {
@@ -432,8 +429,8 @@ func (r *Release) apply(s Summary) {
 	}
 }
 
-// Images returns the images of a release and their digests, where they are known. The
-// error wraps ErrNotOffered if the source does not know the release or its images.
+// Images returns the images of a release with their known digests. The error wraps
+// ErrNotOffered if the source lacks the release or its images.
 func (f *Feed) Images(ctx context.Context, v version.Version) (*Images, error) {
 	s, err := f.summary(v)
 	if err != nil {
@@ -449,8 +446,8 @@ func (f *Feed) Images(ctx context.Context, v version.Version) (*Images, error) {
 	return parseImages(b, s.Version)
 }
 
-// Measurements returns what a machine of a provider must have measured that booted the
-// image of a release. The error wraps ErrNotOffered if the source does not know them.
+// Measurements returns the expected measurements of a provider's machine that booted the image
+// of a release. The error wraps ErrNotOffered if the source lacks them.
 func (f *Feed) Measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error) {
 	b, err := []byte(nil), ErrAbsent
 	if providerRE.MatchString(provider) && validVersion(v.String()) {
@@ -465,9 +462,9 @@ func (f *Feed) Measurements(ctx context.Context, v version.Version, provider str
 	return parseMeasurements(b, v, provider)
 }
 
-// Statement returns the publisher's statement over the components of a release, as machines
-// verify it. The error wraps ErrNotOffered if the feed has none, as that of the program: what
-// comes with the program is not signed.
+// Statement returns the publisher's statement over the components of a release in the form
+// that machines verify. The error wraps ErrNotOffered if the feed has none; the releases in
+// the program are not signed.
 func (f *Feed) Statement(ctx context.Context, v version.Version) (string, error) {
 	a, err := f.store.read(ctx, statementName(v), MaxStatement, "")
 	if errors.Is(err, ErrAbsent) {
@@ -479,11 +476,11 @@ func (f *Feed) Statement(ctx context.Context, v version.Version) (string, error)
 	return string(a.bytes), nil
 }
 
-// Vouch returns the publisher's statement over list as what machines of arch install for
-// Kubernetes k in release v: the statement over this very list, or the one over the lists of the
-// release. It is verified as a machine with one of the feed's first keys does, and with the keys
-// that may sign now. The error wraps ErrNotOffered if the feed vouches for no such list, and
-// ErrUntrusted if its statement is not the publisher's.
+// Vouch returns the publisher's statement over list, the components of machines of arch for
+// Kubernetes k in release v: the statement over exactly this list, or the one over the lists
+// of the release. It is verified with the feed's first keys, like a machine does, and with the
+// current signing keys. The error wraps ErrNotOffered if the feed has no such statement, and
+// ErrUntrusted if it is not the publisher's.
 func (f *Feed) Vouch(ctx context.Context, v, k version.Version, arch string, list component.List) (string, error) {
 	for _, name := range []string{listStatementName(v, list.Digest()), statementName(v)} {
 		text, err := f.statement(ctx, name)
@@ -504,11 +501,11 @@ func (f *Feed) Vouch(ctx context.Context, v, k version.Version, arch string, lis
 	return "", fmt.Errorf("a statement over the components %s of Kubernetes %s on %s is %w by %s", list.Digest(), k, arch, ErrNotOffered, f.state.Source)
 }
 
-// statement returns a file with a statement. It is in no index, so what is kept of it for
-// times without the source is not checked here.
+// statement returns a file with a statement. No index names it, so its cached copy is not
+// verified here.
 func (f *Feed) statement(ctx context.Context, name string) (string, error) {
 	if f.index.Sequence == 0 {
-		return "", ErrAbsent // what comes with the program is not signed
+		return "", ErrAbsent // the releases in the program are not signed
 	}
 	kept := "statement-" + digest([]byte(name))[:32] + ".json"
 	a, err := f.store.read(ctx, name, MaxStatement, "")
@@ -524,7 +521,7 @@ func (f *Feed) statement(ctx context.Context, name string) (string, error) {
 }
 
 // statementsOf returns the names of the files with statements about a release, and of the file
-// that names lists.
+// that lists them.
 func (f *Feed) statementsOf(ctx context.Context, v version.Version) ([]string, error) {
 	var out []string
 	switch _, err := f.store.read(ctx, statementName(v), MaxStatement, ""); {
@@ -547,14 +544,14 @@ func (f *Feed) statementsOf(ctx context.Context, v version.Version) ([]string, e
 	out = append(out, listsName(v))
 	for _, d := range lists.Lists {
 		if !digestRE.MatchString(d) {
-			return nil, fmt.Errorf("read %s of %s: %q is no digest", listsName(v), f.state.Source, shorten(d))
+			return nil, fmt.Errorf("read %s of %s: %q is not a digest", listsName(v), f.state.Source, shorten(d))
 		}
 		out = append(out, listStatementName(v, d))
 	}
 	return out, nil
 }
 
-// believe verifies a statement as machines do, and that its key may still sign.
+// believe verifies a statement like machines do, and that its key may still sign.
 func (f *Feed) believe(text string, k version.Version, arch string, list component.List) error {
 	if err := NewTrust(f.roots...).Verify(text, k, arch, list); err != nil {
 		return err
@@ -564,29 +561,28 @@ func (f *Feed) believe(text string, k version.Version, arch string, list compone
 		return err
 	}
 	if _, err := verify([]byte(s.Statement), []byte(s.Signature), f.signers); err != nil {
-		return fmt.Errorf("%w: a key signed it that may not sign any more", ErrUntrusted)
+		return fmt.Errorf("%w: the key that signed it may no longer sign", ErrUntrusted)
 	}
 	return nil
 }
 
-// State says where the knowledge comes from.
+// State returns the origin of the releases.
 func (f *Feed) State() State { return f.state }
 
 // digestOf returns the SHA-256 of the file of a release; empty if there is none.
 func (f *Feed) digestOf(v version.Version) string { return f.index.Files[releaseName(v)].SHA256 }
 
-// Fallback returns embedded in place of a feed that could not be opened, marked as
-// stale, with the reason.
+// Fallback returns embedded in place of a feed that could not be opened, marked as stale, with
+// the reason.
 func Fallback(embedded *Feed, why error) Source {
 	s := embedded.state
 	s.Stale, s.Problem, s.Err = true, why.Error(), why
 	return &joined{embedded: embedded, all: embedded.summaries, state: s}
 }
 
-// Join returns what comes with the program together with what a feed says. To a
-// release of the program the feed adds which versions are faulty, also if it does not
-// have that release any more, and where the program is; that both have it with another
-// content is an error that wraps ErrConflict.
+// Join merges the program's releases with those of a feed. The feed adds to a release of the
+// program whether versions are faulty, even if it has dropped the release, and the download
+// addresses. Different content of the same release is an error that wraps ErrConflict.
 func Join(embedded, feed *Feed) (Source, error) {
 	j := &joined{embedded: embedded, feed: feed, state: feed.state}
 	for _, s := range embedded.summaries {
@@ -614,8 +610,8 @@ func Join(embedded, feed *Feed) (Source, error) {
 	return j, nil
 }
 
-// with returns s with what may be learned after its publication. What is faulty stays
-// so.
+// with merges facts into s that were learned after its publication. A faulty version stays
+// faulty.
 func (s Summary) with(later Summary) Summary {
 	if later.Faulty != "" {
 		s.Faulty = later.Faulty
@@ -656,7 +652,7 @@ func (j *joined) InFeed(v version.Version) bool {
 func (j *joined) Release(ctx context.Context, v version.Version) (*Release, error) {
 	from := j.feed
 	if _, err := j.embedded.summary(v); err == nil || from == nil {
-		from = j.embedded // it has the same content, and is at hand
+		from = j.embedded // it has the same content and needs no request
 	}
 	r, err := from.Release(ctx, v)
 	if errors.Is(err, ErrNotOffered) {
@@ -689,7 +685,7 @@ func (j *joined) Measurements(ctx context.Context, v version.Version, provider s
 	return j.embedded.Measurements(ctx, v, provider)
 }
 
-// Vouch is that of the feed.
+// Vouch asks the feed only.
 func (j *joined) Vouch(ctx context.Context, v, k version.Version, arch string, list component.List) (string, error) {
 	if j.feed == nil {
 		return "", fmt.Errorf("a statement over components of Kubernetes %s is %w by %s", k, ErrNotOffered, j.state.Source)

@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"constellation/engine/version"
+	"constellation/internal/testneeds"
 )
 
 // today is the day of the tests.
@@ -42,8 +43,8 @@ func newTestKey(t testing.TB, name string) *PrivateKey {
 	return k
 }
 
-// sources is what a publisher has: the releases of the program, with images,
-// measurements and downloads of his own.
+// sources is the input of a publisher: the releases of the program, with images, measurements
+// and downloads of his own.
 func sources(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -104,7 +105,7 @@ func feed(t testing.TB, key *PrivateKey) string {
 	return out
 }
 
-// forge replaces the index of a feed by a changed one, signed again.
+// forge replaces the index of a feed by a changed one with a valid signature.
 func forge(t testing.TB, dir string, key *PrivateKey, change func(*index)) {
 	t.Helper()
 	i, err := parseIndex(read(t, dir, indexName))
@@ -129,7 +130,7 @@ func resign(t testing.TB, dir, name string, key *PrivateKey, b []byte) {
 	write(t, dir, name+signature, string(sig))
 }
 
-// substitute replaces a file and all that is needed for the index to be right.
+// substitute replaces a file and makes the index match.
 func substitute(t testing.TB, dir, name string, key *PrivateKey, b []byte) {
 	t.Helper()
 	resign(t, dir, name, key, b)
@@ -247,7 +248,7 @@ func TestTheSameLayoutWorksEmbeddedFromADirectoryAndOverHTTP(t *testing.T) {
 	}
 }
 
-func TestACheckNeedsThreeRequestsAndOneIfNothingChanged(t *testing.T) {
+func TestRequestsPerCheck(t *testing.T) {
 	key, next := newTestKey(t, "tests"), newTestKey(t, "next")
 	from, dir := sources(t), filepath.Join(t.TempDir(), "feed")
 	publish(t, BuildOptions{From: from, Out: dir, Key: key, Trust: []Key{key.Key, next.Key}})
@@ -274,9 +275,9 @@ func TestACheckNeedsThreeRequestsAndOneIfNothingChanged(t *testing.T) {
 	}
 }
 
-// cosign verify-blob --key takes the base64 of an ASN.1 signature over the SHA-256 of
-// the file, and a public key in PKIX; here only Go's crypto does the same.
-func TestSignaturesAreCosigns(t *testing.T) {
+// cosign verify-blob --key takes the base64 of an ASN.1 signature over the SHA-256 of the
+// file, and a public key in PKIX; this test verifies with Go's crypto.
+func TestSignaturesMatchCosign(t *testing.T) {
 	key, next := newTestKey(t, "tests"), newTestKey(t, "next")
 	dir := filepath.Join(t.TempDir(), "feed")
 	publish(t, BuildOptions{From: sources(t), Out: dir, Key: key, Trust: []Key{key.Key, next.Key}})
@@ -322,7 +323,8 @@ func TestSignaturesAreCosigns(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotBelievedIsRefusedWithTheReason(t *testing.T) {
+func TestUntrustedFeedsAreRefused(t *testing.T) {
+	testneeds.Time(t, "10 s")
 	key, stranger := newTestKey(t, "tests"), newTestKey(t, "stranger")
 	for _, tt := range []struct {
 		name   string
@@ -339,7 +341,7 @@ func TestWhatIsNotBelievedIsRefusedWithTheReason(t *testing.T) {
 		{
 			name:   "an empty signature",
 			change: func(t *testing.T, dir string) { write(t, dir, "index.json.sig", "") },
-			is:     ErrSigner, want: "or it was altered or replaced after it was signed; trusted: tests (",
+			is:     ErrSigner, want: "or it was modified or replaced after it was signed; trusted: tests (",
 		},
 		{
 			name:   "a signature that is no base64",
@@ -349,19 +351,19 @@ func TestWhatIsNotBelievedIsRefusedWithTheReason(t *testing.T) {
 		{
 			name:   "a signature without end",
 			change: func(t *testing.T, dir string) { write(t, dir, "index.json.sig", strings.Repeat("A", 1<<20)) },
-			is:     ErrAltered, want: "it has 1048576 bytes, and 1024 are the most it may have",
+			is:     ErrAltered, want: "it has 1048576 bytes, more than 1024",
 		},
 		{
 			name:   "another key",
 			change: func(t *testing.T, dir string) { forge(t, dir, stranger, func(*index) {}) },
-			is:     ErrSigner, want: "a key signed it that is not trusted, or it was altered",
+			is:     ErrSigner, want: "an untrusted key signed it, or it was modified",
 		},
 		{
 			name: "an index of another publication",
 			change: func(t *testing.T, dir string) {
 				write(t, dir, "index.json", strings.Replace(string(read(t, dir, "index.json")), `"sequence": `, `"sequence": 1`, 1))
 			},
-			is: ErrSigner, want: "a key signed it that is not trusted, or it was altered",
+			is: ErrSigner, want: "an untrusted key signed it, or it was modified",
 		},
 		{
 			name: "a signed file in place of the index",
@@ -372,13 +374,13 @@ func TestWhatIsNotBelievedIsRefusedWithTheReason(t *testing.T) {
 			is: ErrUntrusted, want: `unknown field "releases"`,
 		},
 		{
-			name: "an index of another type", is: ErrUntrusted, want: `it is a "constellation-something"`,
+			name: "an index of another type", is: ErrUntrusted, want: `its type is "constellation-something"`,
 			change: func(t *testing.T, dir string) {
 				forge(t, dir, key, func(i *index) { i.Type = "constellation-something" })
 			},
 		},
 		{
-			name: "a format of the future", is: ErrUntrusted, want: "is there a newer program?",
+			name: "a format of the future", is: ErrUntrusted, want: "a newer program may support it",
 			change: func(t *testing.T, dir string) { forge(t, dir, key, func(i *index) { i.Schema = "2" }) },
 		},
 		{
@@ -390,21 +392,21 @@ func TestWhatIsNotBelievedIsRefusedWithTheReason(t *testing.T) {
 			change: func(t *testing.T, dir string) { forge(t, dir, key, func(i *index) { i.Sequence = 1 << 60 }) },
 		},
 		{
-			name: "no end", is: ErrUntrusted, want: "when it was made and when it ends",
+			name: "no end", is: ErrUntrusted, want: "creation or expiry is missing",
 			change: func(t *testing.T, dir string) { forge(t, dir, key, func(i *index) { i.Expires = time.Time{} }) },
 		},
 		{
-			name: "a summary that was altered", is: ErrAltered, want: "its digest is not the one in the index",
+			name: "a summary that was altered", is: ErrAltered, want: "its digest differs from the index",
 			change: func(t *testing.T, dir string) {
 				write(t, dir, "summaries.json", strings.Replace(string(read(t, dir, "summaries.json")), "v1.36.4", "v1.36.9", 1))
 			},
 		},
 		{
-			name: "a summary that is too short", is: ErrAltered, want: "and the index says",
+			name: "a summary that is too short", is: ErrAltered, want: "bytes, want",
 			change: func(t *testing.T, dir string) { write(t, dir, "summaries.json", "{}") },
 		},
 		{
-			name: "a summary that is too long", is: ErrAltered, want: "are the most it may have",
+			name: "a summary that is too long", is: ErrAltered, want: "bytes, more than",
 			change: func(t *testing.T, dir string) {
 				write(t, dir, "summaries.json", string(read(t, dir, "summaries.json"))+" ")
 			},
@@ -414,7 +416,7 @@ func TestWhatIsNotBelievedIsRefusedWithTheReason(t *testing.T) {
 			change: func(t *testing.T, dir string) { remove(t, dir, "summaries.json") },
 		},
 		{
-			name: "no index", is: ErrAbsent, want: "it is not there",
+			name: "no index", is: ErrAbsent, want: "not found",
 			change: func(t *testing.T, dir string) { remove(t, dir, "index.json") },
 		},
 		{
@@ -424,7 +426,7 @@ func TestWhatIsNotBelievedIsRefusedWithTheReason(t *testing.T) {
 			},
 		},
 		{
-			name: "a file of ten megabytes", is: ErrUntrusted, want: "summaries.json cannot have 10485760 bytes",
+			name: "a file of ten megabytes", is: ErrUntrusted, want: "invalid size of summaries.json: 10485760 bytes",
 			change: func(t *testing.T, dir string) {
 				substituteIndexOnly(t, dir, key, "summaries.json", entry{strings.Repeat("0", 64), 10 << 20})
 			},
@@ -436,13 +438,13 @@ func TestWhatIsNotBelievedIsRefusedWithTheReason(t *testing.T) {
 			},
 		},
 		{
-			name: "a key that nobody knows", is: ErrUntrusted, want: `unknown field "more"`,
+			name: "an unknown key", is: ErrUntrusted, want: `unknown field "more"`,
 			change: func(t *testing.T, dir string) {
 				resign(t, dir, "index.json", key, []byte(strings.Replace(string(read(t, dir, "index.json")), `"sequence": `, `"more": 9, "sequence": `, 1)))
 			},
 		},
 		{
-			name: "a second document", is: ErrUntrusted, want: "something follows the document",
+			name: "a second document", is: ErrUntrusted, want: "unexpected data after the document",
 			change: func(t *testing.T, dir string) {
 				resign(t, dir, "index.json", key, append(read(t, dir, "index.json"), "{}"...))
 			},
@@ -454,19 +456,19 @@ func TestWhatIsNotBelievedIsRefusedWithTheReason(t *testing.T) {
 			},
 		},
 		{
-			name: "a path that climbs", is: ErrUntrusted, want: `"releases/../../../etc/passwd" is no file of a feed`,
+			name: "a path that climbs", is: ErrUntrusted, want: `"releases/../../../etc/passwd" is not a file of a feed`,
 			change: func(t *testing.T, dir string) {
 				substituteIndexOnly(t, dir, key, "releases/../../../etc/passwd", entry{strings.Repeat("0", 64), 1})
 			},
 		},
 		{
-			name: "a name with control characters", is: ErrUntrusted, want: `"releases/v1.0.0?[2J.yaml" is no file of a feed`,
+			name: "a name with control characters", is: ErrUntrusted, want: `"releases/v1.0.0?[2J.yaml" is not a file of a feed`,
 			change: func(t *testing.T, dir string) {
 				substituteIndexOnly(t, dir, key, "releases/v1.0.0\x1b[2J.yaml", entry{strings.Repeat("0", 64), 1})
 			},
 		},
 		{
-			name: "a reason with control characters", want: "faulty is no line of text",
+			name: "a reason with control characters", want: "faulty is not one line of text",
 			change: func(t *testing.T, dir string) {
 				substitute(t, dir, "summaries.json", key, []byte(strings.Replace(string(read(t, dir, "summaries.json")), `"version": "v1.0.0",`, `"version": "v1.0.0", "faulty": "\u001b[2Jfine",`, 1)))
 			},
@@ -519,12 +521,12 @@ func TestWhatIsNotBelievedIsRefusedWithTheReason(t *testing.T) {
 				if !strings.Contains(err.Error(), tt.want) || tt.is != nil && !errors.Is(err, tt.is) || strings.ContainsRune(err.Error(), 0x1b) {
 					t.Errorf("%s: %v, want %q", location, err, tt.want)
 				}
-				// Nothing of it is remembered that would keep a good feed out.
+				// Nothing of it is stored that would block a good feed.
 				if s, err := os.ReadFile(filepath.Join(o.Cache, "seen.json")); err == nil {
 					t.Errorf("%s was remembered: %s", location, s)
 				}
 			}
-			// With a good copy from before, that is used and said to be stale.
+			// With an earlier good copy, that is used and marked as stale.
 			o.Cache = t.TempDir()
 			o.Now = at(today)
 			from, again := sources(t), filepath.Join(t.TempDir(), "feed")
@@ -581,8 +583,8 @@ func TestServersThatMisbehaveAreRefused(t *testing.T) {
 		is     error
 		want   string
 	}{
-		{"a redirect to http", redirect(elsewhere.URL), ErrRedirect, "and only https is followed"},
-		{"a redirect to a file", redirect("file://" + dir), ErrRedirect, "and only https is followed"},
+		{"a redirect to http", redirect(elsewhere.URL), ErrRedirect, "but only https is allowed"},
+		{"a redirect to a file", redirect("file://" + dir), ErrRedirect, "but only https is allowed"},
 		{"a redirect with control characters", redirect("http://\x1b[2J"), nil, "Location"},
 		{"an error", func(w http.ResponseWriter, _ *http.Request) bool {
 			w.WriteHeader(http.StatusTeapot)
@@ -595,7 +597,7 @@ func TestServersThatMisbehaveAreRefused(t *testing.T) {
 				}
 			}
 			return true
-		}, ErrAltered, "goes on after 1048576 bytes"},
+		}, ErrAltered, "more than 1048576 bytes"},
 		{"a length that is too long", func(w http.ResponseWriter, _ *http.Request) bool {
 			w.Header().Set("Content-Length", "99999999")
 			w.WriteHeader(http.StatusOK)
@@ -645,14 +647,14 @@ func TestRedirectsToHTTPSAreFollowed(t *testing.T) {
 func TestLocations(t *testing.T) {
 	key := newTestKey(t, "tests")
 	for location, want := range map[string]string{
-		"http://releases.example/v1":            "plain http is for this computer alone",
-		"http://10.0.0.1/v1":                    "plain http is for this computer alone",
-		"ftp://releases.example":                `"ftp://" is no address that is supported`,
-		"file:///etc":                           `"file://" is no address that is supported`,
-		"https://me:secret@releases.example":    "holds credentials",
-		"https://releases.example/?a=b":         "it names no folder",
-		"https:///v1":                           "it names no folder",
-		"https://releases.example/\x1b[2J":      "is no address",
+		"http://releases.example/v1":            "plain http is for this computer only",
+		"http://10.0.0.1/v1":                    "plain http is for this computer only",
+		"ftp://releases.example":                `"ftp://" is not a supported address`,
+		"file:///etc":                           `"file://" is not a supported address`,
+		"https://me:secret@releases.example":    "an address with credentials",
+		"https://releases.example/?a=b":         "it has no path",
+		"https:///v1":                           "it has no path",
+		"https://releases.example/\x1b[2J":      "is not a supported address",
 		filepath.Join(t.TempDir(), "not-there"): "cannot be reached",
 	} {
 		_, err := Open(t.Context(), location, Options{Keys: []Key{key.Key}})
@@ -665,7 +667,7 @@ func TestLocations(t *testing.T) {
 	}
 }
 
-func TestADirectoryIsNotLeft(t *testing.T) {
+func TestReadsStayInDirectory(t *testing.T) {
 	key := newTestKey(t, "tests")
 	dir := feed(t, key)
 	secret := filepath.Join(t.TempDir(), "secret")
@@ -715,10 +717,10 @@ func TestOlderThanLastSeenIsRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s := f.State(); s.Sequence != 2 || !s.Stale || !errors.Is(s.Err, ErrRollback) || !strings.Contains(s.Problem, "it is publication 1, and number 2 was seen") {
+		if s := f.State(); s.Sequence != 2 || !s.Stale || !errors.Is(s.Err, ErrRollback) || !strings.Contains(s.Problem, "it is publication 1, but 2 was seen") {
 			t.Errorf("replayed: %+v", s)
 		}
-		// Two publications with one number mean that somebody tells two stories.
+		// Two publications with one number mean an equivocating publisher.
 		forge(t, dir, key, func(i *index) { i.Sequence, i.Created = 2, i.Created.Add(time.Second) })
 		if f, err = Open(t.Context(), location, o); err != nil || !f.State().Stale || !strings.Contains(f.State().Problem, "two publications with the number 2") {
 			t.Errorf("told twice: %+v, %v", f.State(), err)
@@ -735,7 +737,7 @@ func TestOlderThanLastSeenIsRefused(t *testing.T) {
 	}
 }
 
-func TestFilesOfTwoPublicationsDoNotMix(t *testing.T) {
+func TestPublicationsDoNotMix(t *testing.T) {
 	key := newTestKey(t, "tests")
 	from, dir := sources(t), filepath.Join(t.TempDir(), "feed")
 	publish(t, BuildOptions{From: from, Out: dir, Key: key})
@@ -747,7 +749,7 @@ func TestFilesOfTwoPublicationsDoNotMix(t *testing.T) {
 	if _, err := Open(t.Context(), dir, Options{Keys: []Key{key.Key}, Now: at(today)}); !errors.Is(err, ErrAltered) {
 		t.Errorf("summaries of the publication before: %v", err)
 	}
-	// One signed file in the place of another.
+	// One signed file in place of another.
 	again := feed(t, key)
 	write(t, again, "releases/v1.1.0.yaml", string(read(t, again, "releases/v1.0.0.yaml")))
 	write(t, again, "releases/v1.1.0.yaml.sig", string(read(t, again, "releases/v1.0.0.yaml.sig")))
@@ -758,21 +760,21 @@ func TestFilesOfTwoPublicationsDoNotMix(t *testing.T) {
 	if _, err := f.Release(t.Context(), version.MustParse("v1.1.0")); !errors.Is(err, ErrAltered) {
 		t.Errorf("a release in the place of another: %v", err)
 	}
-	// A publisher's mistake: everything is signed, and the file is of another release.
+	// A publisher's mistake: everything is signed, but the file is of another release.
 	substitute(t, again, "releases/v1.1.0.yaml", key, read(t, again, "releases/v1.0.0.yaml"))
 	substitute(t, again, "releases/v1.1.0/measurements/cloudy.json", key, []byte(measured("v1.0.0", "cloudy")))
 	if f, err = Open(t.Context(), again, Options{Keys: []Key{key.Key}, Now: at(today)}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Release(t.Context(), version.MustParse("v1.1.0")); err == nil || !strings.Contains(err.Error(), "it holds release v1.0.0") {
+	if _, err := f.Release(t.Context(), version.MustParse("v1.1.0")); err == nil || !strings.Contains(err.Error(), "it contains release v1.0.0") {
 		t.Errorf("a release under another name: %v", err)
 	}
-	if _, err := f.Measurements(t.Context(), version.MustParse("v1.1.0"), "cloudy"); err == nil || !strings.Contains(err.Error(), `they are of "v1.0.0"`) {
+	if _, err := f.Measurements(t.Context(), version.MustParse("v1.1.0"), "cloudy"); err == nil || !strings.Contains(err.Error(), `content is of image "v1.0.0"`) {
 		t.Errorf("measurements under another name: %v", err)
 	}
 }
 
-func TestTheLastGoodCopyWorksWithoutTheSource(t *testing.T) {
+func TestLastGoodCopyWithoutSource(t *testing.T) {
 	key := newTestKey(t, "tests")
 	dir := feed(t, key)
 	server := serve(t, dir)
@@ -786,7 +788,7 @@ func TestTheLastGoodCopyWorksWithoutTheSource(t *testing.T) {
 		t.Fatal(err)
 	}
 	server.Close()
-	o.Now = at(today.AddDate(0, 3, 0)) // long after its end
+	o.Now = at(today.AddDate(0, 3, 0)) // long after its expiry
 	if f, err = Open(t.Context(), server.URL, o); err != nil {
 		t.Fatal(err)
 	}
@@ -800,12 +802,12 @@ func TestTheLastGoodCopyWorksWithoutTheSource(t *testing.T) {
 	if _, err := f.Release(t.Context(), version.MustParse("v1.0.0")); !errors.Is(err, ErrUnreachable) {
 		t.Errorf("a release that was never read: %v", err)
 	}
-	// Other keys are another feed: nothing is taken over.
+	// Other keys make it another feed with an empty cache.
 	other := newTestKey(t, "other")
 	if _, err := Open(t.Context(), server.URL, Options{Keys: []Key{other.Key}, Now: at(today), Cache: base}); !errors.Is(err, ErrUnreachable) {
 		t.Errorf("other keys: %v", err)
 	}
-	// Whoever changes the copy is noticed.
+	// A modified copy is detected.
 	err = filepath.WalkDir(base, func(at string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -834,7 +836,7 @@ func TestTheLastGoodCopyWorksWithoutTheSource(t *testing.T) {
 	}
 }
 
-func TestWhatWasSeenIsNotForgottenSilently(t *testing.T) {
+func TestDamagedReplayProtectionIsAnError(t *testing.T) {
 	key := newTestKey(t, "tests")
 	dir, base := feed(t, key), t.TempDir()
 	o := Options{Keys: []Key{key.Key}, Now: at(today), Cache: base}
@@ -849,18 +851,18 @@ func TestWhatWasSeenIsNotForgottenSilently(t *testing.T) {
 		t.Fatal(err)
 	}
 	f, err := Open(t.Context(), dir, o)
-	if err != nil || !f.State().Stale || !strings.Contains(f.State().Problem, "remove that file to begin anew") {
+	if err != nil || !f.State().Stale || !strings.Contains(f.State().Problem, "remove that file to reset it") {
 		t.Errorf("a torn record: %v, %v", f, err)
 	}
 	if err := os.Remove(found[0]); err != nil {
 		t.Fatal(err)
 	}
 	if f, err := Open(t.Context(), dir, o); err != nil || f.State().Stale {
-		t.Errorf("begun anew: %v, %v", f, err)
+		t.Errorf("after the reset: %v, %v", f, err)
 	}
 }
 
-func TestWhoGivesUpWaitingGetsNoOldAnswer(t *testing.T) {
+func TestCanceledOpenReturnsNoOldCopy(t *testing.T) {
 	key := newTestKey(t, "tests")
 	dir := feed(t, key)
 	server := serve(t, dir)
@@ -884,8 +886,8 @@ func TestWhoGivesUpWaitingGetsNoOldAnswer(t *testing.T) {
 func TestKeysCanBeRotated(t *testing.T) {
 	first, second, third := newTestKey(t, "first"), newTestKey(t, "second"), newTestKey(t, "third")
 	from, dir := sources(t), filepath.Join(t.TempDir(), "feed")
-	old := Options{Keys: []Key{first.Key}, Now: at(today), Cache: t.TempDir()}    // keeps up
-	absent := Options{Keys: []Key{first.Key}, Now: at(today), Cache: t.TempDir()} // comes back at the end
+	old := Options{Keys: []Key{first.Key}, Now: at(today), Cache: t.TempDir()}    // updates regularly
+	absent := Options{Keys: []Key{first.Key}, Now: at(today), Cache: t.TempDir()} // returns at the end
 	open := func(o Options) State {
 		t.Helper()
 		f, err := Open(t.Context(), dir, o)
@@ -899,8 +901,8 @@ func TestKeysCanBeRotated(t *testing.T) {
 		t.Errorf("signed by %s", s.Signer)
 	}
 	open(absent)
-	if _, err := Build(t.Context(), BuildOptions{From: from, Out: dir, Key: second, Now: at(today)}); err == nil || !strings.Contains(err.Error(), "cannot go on with") {
-		t.Errorf("a key that nobody trusts publishes: %v", err)
+	if _, err := Build(t.Context(), BuildOptions{From: from, Out: dir, Key: second, Now: at(today)}); err == nil || !strings.Contains(err.Error(), "cannot continue") {
+		t.Errorf("an untrusted key publishes: %v", err)
 	}
 	if _, err := Build(t.Context(), BuildOptions{From: from, Out: dir, Key: first, Trust: []Key{second.Key}, Now: at(today)}); err == nil || !strings.Contains(err.Error(), "would not be trusted") {
 		t.Errorf("a key retires itself: %v", err)
@@ -924,11 +926,11 @@ func TestKeysCanBeRotated(t *testing.T) {
 	}
 	publish(t, BuildOptions{From: from, Out: dir, Key: third})
 	for name, o := range map[string]Options{
-		"who kept up": old, "who was absent": absent,
-		"who has the first key":   {Keys: []Key{first.Key}, Now: at(today)},
-		"who has the second key":  {Keys: []Key{second.Key}, Now: at(today)},
-		"who has the third key":   {Keys: []Key{third.Key}, Now: at(today)},
-		"who has a stranger also": {Keys: []Key{newTestKey(t, "x").Key, first.Key}, Now: at(today)},
+		"a client that updates regularly": old, "a client that returns late": absent,
+		"a client with the first key":         {Keys: []Key{first.Key}, Now: at(today)},
+		"a client with the second key":        {Keys: []Key{second.Key}, Now: at(today)},
+		"a client with the third key":         {Keys: []Key{third.Key}, Now: at(today)},
+		"a client with an unrelated key also": {Keys: []Key{newTestKey(t, "x").Key, first.Key}, Now: at(today)},
 	} {
 		if s := open(o); s.Stale || s.Signer != third.String() || s.Sequence != 5 {
 			t.Errorf("%s: %+v", name, s)
@@ -938,7 +940,7 @@ func TestKeysCanBeRotated(t *testing.T) {
 		t.Errorf("a stranger's key: %v", err)
 	}
 
-	// Whoever holds the revoked key can fool nobody who knows.
+	// The revoked key cannot deceive clients that have seen the revocation.
 	forge(t, dir, first, func(i *index) { i.Sequence = 99 })
 	if s := open(old); !s.Stale || !errors.Is(s.Err, ErrUntrusted) || s.Sequence != 5 {
 		t.Errorf("signed by the revoked key: %+v", s)
@@ -952,7 +954,7 @@ func TestKeysCanBeRotated(t *testing.T) {
 	if s := open(old); !s.Stale || !strings.Contains(s.Problem, "key set 2 was seen before") {
 		t.Errorf("the key sets are left out: %+v", s)
 	}
-	// Nor does an old feed bring the old keys back.
+	// An old feed does not restore the old keys either.
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -977,7 +979,7 @@ func signSet(t *testing.T, key *PrivateKey, s keySet) signedKeySet {
 	return signedKeySet{Set: string(b), Signatures: []string{string(sig)}}
 }
 
-func TestKeySetsEndAndAreRenewed(t *testing.T) {
+func TestKeySetsExpireAndAreRenewed(t *testing.T) {
 	key, next := newTestKey(t, "tests"), newTestKey(t, "next")
 	from, dir := sources(t), filepath.Join(t.TempDir(), "feed")
 	month := 30 * 24 * time.Hour
@@ -997,7 +999,7 @@ func TestKeySetsEndAndAreRenewed(t *testing.T) {
 	}
 }
 
-func TestAFeedAddsToWhatTheProgramKnows(t *testing.T) {
+func TestJoinFeedWithProgram(t *testing.T) {
 	key := newTestKey(t, "tests")
 	from, dir := sources(t), filepath.Join(t.TempDir(), "feed")
 	newer := strings.NewReplacer("v1.1.0", "v1.2.0", "upgradeFrom: v1.0.0", "upgradeFrom: v1.1.0").Replace(string(read(t, from, "v1.1.0.yaml")))
@@ -1032,7 +1034,7 @@ func TestAFeedAddsToWhatTheProgramKnows(t *testing.T) {
 			t.Errorf("%s: Kubernetes %s is faulty: %q", v, k.Version, k.Faulty)
 		}
 	}
-	// What the program has is not changed by it.
+	// It does not change the program's content.
 	if own, err := embedded.Release(t.Context(), version.MustParse("v1.1.0")); err != nil || own.Kubernetes[len(own.Kubernetes)-1].Faulty != "" {
 		t.Errorf("embedded: %v", err)
 	}
@@ -1049,7 +1051,7 @@ func TestAFeedAddsToWhatTheProgramKnows(t *testing.T) {
 		t.Errorf("unknown: %v", err)
 	}
 
-	// The same version with another content.
+	// The same version with other content.
 	other := sources(t)
 	write(t, other, "v1.1.0.yaml", strings.ReplaceAll(string(read(t, other, "v1.1.0.yaml")), "registry.constellation.example", "registry.example"))
 	dir2 := filepath.Join(t.TempDir(), "feed")
@@ -1077,7 +1079,7 @@ func TestAFeedAddsToWhatTheProgramKnows(t *testing.T) {
 	}
 }
 
-func TestNoticesReachProgramsThatKnowWhatTheFeedDoesNotHave(t *testing.T) {
+func TestNoticesAboutReleasesMissingInFeed(t *testing.T) {
 	key := newTestKey(t, "tests")
 	from, dir := sources(t), filepath.Join(t.TempDir(), "feed")
 	remove(t, from, "v1.0.0.yaml")
@@ -1094,7 +1096,7 @@ func TestNoticesReachProgramsThatKnowWhatTheFeedDoesNotHave(t *testing.T) {
 		elsewhere = append(elsewhere, n.String())
 	}
 	if want := []string{"v1.0.0", "Kubernetes v1.34.2 of v1.0.0", "Kubernetes v1.34.3", "v9.0.0"}; !slices.Equal(elsewhere, want) {
-		t.Errorf("about what is not here: %q, want %q", elsewhere, want)
+		t.Errorf("notices about unknown releases: %q, want %q", elsewhere, want)
 	}
 	embedded, err := Embedded(os.DirFS("../../assets/releases"))
 	if err != nil {
@@ -1139,7 +1141,7 @@ func TestNoticesReachProgramsThatKnowWhatTheFeedDoesNotHave(t *testing.T) {
 	}
 }
 
-func TestOneFeedServesManyAtOnce(t *testing.T) {
+func TestFeedIsConcurrencySafe(t *testing.T) {
 	key := newTestKey(t, "tests")
 	server := serve(t, feed(t, key))
 	cache := t.TempDir()
@@ -1245,7 +1247,7 @@ func BenchmarkEmbedded(b *testing.B) {
 	}
 }
 
-// BenchmarkOffline opens the last good copy of a feed whose server is gone.
+// BenchmarkOffline opens the last good copy of a feed whose server is down.
 func BenchmarkOffline(b *testing.B) {
 	key := newTestKey(b, "tests")
 	server := serve(b, feed(b, key))
@@ -1261,7 +1263,7 @@ func BenchmarkOffline(b *testing.B) {
 	}
 }
 
-// BenchmarkUnchanged asks a server on this computer that has nothing new.
+// BenchmarkUnchanged polls a local server without changes.
 func BenchmarkUnchanged(b *testing.B) {
 	key := newTestKey(b, "tests")
 	server := serve(b, feed(b, key))

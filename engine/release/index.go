@@ -20,39 +20,39 @@ import (
 	"constellation/engine/version"
 )
 
-// Bounds of what a feed may hold, in bytes. The largest real files have some 10 kB.
+// Size limits of a feed's files, in bytes. The largest real files have about 10 kB.
 const (
 	maxIndex = 1 << 20
 	maxFile  = 4 << 20
-	// maxSequence keeps numbers exact for readers of JSON that know only floats.
+	// maxSequence keeps numbers exact in JSON readers that use floats.
 	maxSequence = 1 << 53
 )
 
-// Names of files of a feed.
+// File names of a feed.
 const (
 	indexName     = "index.json"
 	summariesName = "summaries.json"
-	signature     = ".sig" // follows the name of a file
+	signature     = ".sig" // suffix of signature files
 )
 
-// index names every file of a feed. Nothing of a feed is believed but what an index
-// says that was signed by a trusted key.
+// index lists every file of a feed. A file is trusted only if an index lists it that a trusted
+// key signed.
 type index struct {
 	Schema string `json:"schema"`
-	// Type keeps a signature over another document from being one over an index.
+	// Type prevents a signature over another kind of document from being valid for an index.
 	Type string `json:"type"`
-	// Sequence counts publications; it is zero in the program, which is not signed.
+	// Sequence counts publications; zero in the program, which is not signed.
 	Sequence uint64    `json:"sequence"`
 	Created  time.Time `json:"created,omitzero"`
 	Expires  time.Time `json:"expires,omitzero"`
-	// Keys are the key sets since the first, oldest first.
+	// Keys are all key sets, oldest first.
 	Keys  []signedKeySet   `json:"keys,omitempty"`
 	Files map[string]entry `json:"files"`
 }
 
 const indexType = "constellation-release-index"
 
-// entry is what the index knows about one file.
+// entry describes one file in the index.
 type entry struct {
 	SHA256 string `json:"sha256"` // 64 hex digits
 	Length int64  `json:"length"`
@@ -66,20 +66,20 @@ func digest(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// check says why b is not the file; nil if it is.
+// check returns an error if b differs from the file.
 func (e entry) check(b []byte) error {
 	switch {
 	case int64(len(b)) != e.Length:
-		return fmt.Errorf("it has %d bytes, and the index says %d", len(b), e.Length)
+		return fmt.Errorf("it has %d bytes, want %d as in the index", len(b), e.Length)
 	case digest(b) != e.SHA256:
-		return fmt.Errorf("its digest is not the one in the index: it was changed, or belongs to another publication")
+		return fmt.Errorf("its digest differs from the index: it was modified, or belongs to another publication")
 	}
 	return nil
 }
 
-// signedKeySet is a key set as text, so that its bytes are those that were signed, and
-// its signatures: the first by a key of the set before it, each other by a key of its own,
-// for those who know that one alone.
+// signedKeySet is a key set as text, to preserve the signed bytes, and its signatures: the
+// first by a key of the previous set, the others by its own keys, for clients that trust only
+// those.
 type signedKeySet struct {
 	Set        string   `json:"set"`
 	Signatures []string `json:"signatures"`
@@ -101,7 +101,7 @@ func (s signedKeySet) signedBy(keys []Key) bool {
 	})
 }
 
-// keySet says which keys may sign a feed from now on.
+// keySet lists the keys that may sign a feed from now on.
 type keySet struct {
 	Schema   string    `json:"schema"`
 	Type     string    `json:"type"`
@@ -127,19 +127,19 @@ func parseKeySet(b []byte) (*keySet, error) {
 	}
 	switch {
 	case s.Schema != schema:
-		return nil, fmt.Errorf("read key set: its format is %q and this program reads %q", s.Schema, schema)
+		return nil, fmt.Errorf("read key set: its format is %q, want %q", s.Schema, schema)
 	case s.Type != keySetType:
-		return nil, fmt.Errorf("read key set: it is a %q", s.Type)
+		return nil, fmt.Errorf("read key set: its type is %q", s.Type)
 	case s.Sequence == 0 || s.Sequence > maxSequence:
 		return nil, fmt.Errorf("read key set: sequence %d is out of bounds", s.Sequence)
 	case len(s.Keys) == 0 || len(s.Keys) > 32:
 		return nil, fmt.Errorf("read key set: it has %d keys", len(s.Keys))
 	case s.Expires.IsZero():
-		return nil, errors.New("read key set: it has no end")
+		return nil, errors.New("read key set: expiry is missing")
 	}
 	for _, k := range s.Keys {
 		if k.Name != "" && !nameRE.MatchString(k.Name) {
-			return nil, fmt.Errorf("read key set: %q is no name", k.Name)
+			return nil, fmt.Errorf("read key set: %q is not a name", k.Name)
 		}
 		keys, err := ParseKeys(k.Name, []byte(k.PEM))
 		if err != nil {
@@ -153,7 +153,7 @@ func parseKeySet(b []byte) (*keySet, error) {
 	return &s, nil
 }
 
-// keySetName is the file of a key set, which holds the same as the index does.
+// keySetName is the file of a key set, equal to the copy in the index.
 func keySetName(sequence uint64) string { return fmt.Sprintf("keys/%d.json", sequence) }
 
 func parseIndex(b []byte) (*index, error) {
@@ -163,9 +163,9 @@ func parseIndex(b []byte) (*index, error) {
 	}
 	switch {
 	case i.Schema != schema:
-		return nil, fmt.Errorf("read index: its format is %q and this program reads %q: is there a newer program?", i.Schema, schema)
+		return nil, fmt.Errorf("read index: its format is %q, want %q; a newer program may support it", i.Schema, schema)
 	case i.Type != indexType:
-		return nil, fmt.Errorf("read index: it is a %q", i.Type)
+		return nil, fmt.Errorf("read index: its type is %q", i.Type)
 	case i.Sequence > maxSequence:
 		return nil, fmt.Errorf("read index: sequence %d is out of bounds", i.Sequence)
 	case len(i.Keys) > 1000:
@@ -180,11 +180,11 @@ func parseIndex(b []byte) (*index, error) {
 		e := i.Files[name]
 		switch {
 		case !validName(name):
-			return nil, fmt.Errorf("read index: %q is no file of a feed", shorten(name))
+			return nil, fmt.Errorf("read index: %q is not a file of a feed", shorten(name))
 		case !hexRE.MatchString(e.SHA256):
-			return nil, fmt.Errorf("read index: the digest of %s is %q", name, shorten(e.SHA256))
+			return nil, fmt.Errorf("read index: invalid digest of %s: %q", name, shorten(e.SHA256))
 		case e.Length <= 0 || e.Length > maxFile:
-			return nil, fmt.Errorf("read index: %s cannot have %d bytes", name, e.Length)
+			return nil, fmt.Errorf("read index: invalid size of %s: %d bytes", name, e.Length)
 		}
 	}
 	if _, ok := i.Files[summariesName]; !ok {
@@ -200,8 +200,8 @@ var (
 	minorRE    = regexp.MustCompile(`^v(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})$`)
 )
 
-// validName reports whether a feed may have a file of that name. Every name is made of
-// versions, numbers and names of providers, so none leads out of the feed.
+// validName reports whether a feed may have a file of that name. Names consist of versions,
+// numbers and providers, so none leaves the feed's directory.
 func validName(name string) bool {
 	if name == summariesName {
 		return true
@@ -227,7 +227,7 @@ func validName(name string) bool {
 	return false
 }
 
-// validVersion reports whether s is a version as it is written in names.
+// validVersion reports whether s is a version in the form of file names.
 func validVersion(s string) bool {
 	v, err := version.Parse(s)
 	return err == nil && len(s) <= maxVersion && v.String() == s
@@ -243,11 +243,11 @@ func measurementsName(v version.Version, provider string) string {
 	return "releases/" + v.String() + "/measurements/" + provider + ".json"
 }
 
-// statementName is the file with the statement over a release's components. No index names it.
+// statementName is the file with the statement over a release's components. It is not in the index.
 func statementName(v version.Version) string { return "releases/" + v.String() + "/components.json" }
 
 // listStatementName is the file with the statement over one list of components for a release,
-// such as that of a mirror, by the list's digest. No index names it.
+// such as that of a mirror, by the list's digest. It is not in the index.
 func listStatementName(v version.Version, digest string) string {
 	return "releases/" + v.String() + "/components/" + strings.TrimPrefix(digest, "sha256:") + ".json"
 }
@@ -257,7 +257,7 @@ func listsName(v version.Version) string {
 	return "releases/" + v.String() + "/components/lists.json"
 }
 
-// signedLists is that file. It is not signed: each statement is.
+// signedLists is the content of listsName. It is not signed, but each statement is.
 type signedLists struct {
 	Schema string   `json:"schema"`
 	Lists  []string `json:"lists"` // digests
@@ -268,8 +268,8 @@ func isStatement(name string) bool {
 	return ok && (name == statementName(v) || name == listsName(v) || listOf(name, v) != "")
 }
 
-// listOf returns the digest of the list that the statement called name is over; empty if the
-// name is none of a list's statement for release v.
+// listOf returns the digest of the list of the statement called name; empty if the name is
+// not that of a list's statement for release v.
 func listOf(name string, v version.Version) string {
 	rest, inFolder := strings.CutPrefix(name, "releases/"+v.String()+"/components/")
 	hex, isJSON := strings.CutSuffix(rest, ".json")
@@ -279,7 +279,7 @@ func listOf(name string, v version.Version) string {
 	return "sha256:" + hex
 }
 
-// versionOf returns the release that a file is about; false if it is about none.
+// versionOf returns the release of a file; false if it belongs to none.
 func versionOf(name string) (version.Version, bool) {
 	rest, ok := strings.CutPrefix(name, "releases/")
 	if !ok {
@@ -290,22 +290,22 @@ func versionOf(name string) (version.Version, bool) {
 	return v, err == nil
 }
 
-// summaries is summaries.json: everything that a decision about versions needs.
+// summaries is summaries.json: the facts that version decisions need.
 type summaries struct {
 	Schema   string    `json:"schema"`
 	Releases []Summary `json:"releases"` // oldest first
-	// Notices are those that may mean releases which are not in the feed.
+	// Notices may apply to releases that are not in the feed.
 	Notices []Notice `json:"notices,omitempty"`
 }
 
-// Notice says that nobody may go to a release, or to a patch of Kubernetes.
+// Notice declares a release, or a patch of Kubernetes, faulty: upgrades to it are refused.
 type Notice struct {
 	Release    version.Version `json:"release,omitzero"`    // zero: every release that offers Kubernetes
 	Kubernetes version.Version `json:"kubernetes,omitzero"` // zero: the release itself
 	Reason     string          `json:"reason"`
 }
 
-// String is what a notice is about, such as "v1.0.0" or "Kubernetes v1.35.4 of v1.1.0".
+// String is the subject of a notice, such as "v1.0.0" or "Kubernetes v1.35.4 of v1.1.0".
 func (n Notice) String() string {
 	switch {
 	case n.Kubernetes.IsZero():
@@ -326,7 +326,7 @@ func (n Notice) check() error {
 	return nil
 }
 
-// mark writes n into a summary that is not shared, and reports whether it is meant.
+// mark applies n to an unshared summary, and reports whether n matches it.
 func (n Notice) mark(s *Summary) (meant bool) {
 	if !n.Release.IsZero() && !n.Release.Equal(s.Version) {
 		return false
@@ -349,18 +349,18 @@ func parseSummaries(b []byte) ([]Summary, []Notice, error) {
 		return nil, nil, fmt.Errorf("read %s: %w", summariesName, err)
 	}
 	if s.Schema != schema {
-		return nil, nil, fmt.Errorf("read %s: its format is %q and this program reads %q", summariesName, s.Schema, schema)
+		return nil, nil, fmt.Errorf("read %s: its format is %q, want %q", summariesName, s.Schema, schema)
 	}
 	for i, r := range s.Releases {
 		if err := r.check(); err != nil {
 			return nil, nil, fmt.Errorf("read %s: releases[%d]: %w", summariesName, i, err)
 		}
 		if i > 0 && !s.Releases[i-1].Version.Less(r.Version) {
-			return nil, nil, fmt.Errorf("read %s: releases[%d]: %s is not newer than the one before", summariesName, i, r.Version)
+			return nil, nil, fmt.Errorf("read %s: releases[%d]: %s is not newer than the previous one", summariesName, i, r.Version)
 		}
 	}
 	if len(s.Releases) == 0 {
-		return nil, nil, fmt.Errorf("read %s: it names no release", summariesName)
+		return nil, nil, fmt.Errorf("read %s: it has no releases", summariesName)
 	}
 	for i, n := range s.Notices {
 		if err := n.check(); err != nil {
@@ -370,13 +370,13 @@ func parseSummaries(b []byte) ([]Summary, []Notice, error) {
 	return s.Releases, s.Notices, nil
 }
 
-// check says what is wrong with a summary that came from elsewhere.
+// check validates an untrusted summary.
 func (s *Summary) check() error {
 	if !validVersion(s.Version.String()) {
 		return errors.New("it has no version")
 	}
 	if badText(s.Faulty) {
-		return fmt.Errorf("%s: faulty is no line of text", s.Version)
+		return fmt.Errorf("%s: faulty is not one line of text", s.Version)
 	}
 	if len(s.Kubernetes) == 0 {
 		return fmt.Errorf("%s offers no Kubernetes", s.Version)
@@ -384,11 +384,11 @@ func (s *Summary) check() error {
 	for i, k := range s.Kubernetes {
 		switch {
 		case k.Version.IsZero() || i > 0 && !s.Kubernetes[i-1].Version.Less(k.Version):
-			return fmt.Errorf("%s: kubernetes[%d] has no version that is newer than the one before", s.Version, i)
+			return fmt.Errorf("%s: kubernetes[%d]: version is not newer than the previous one", s.Version, i)
 		case !tagRE.MatchString(k.Etcd) || !tagRE.MatchString(k.CoreDNS) || k.Autoscaler != "" && !tagRE.MatchString(k.Autoscaler):
-			return fmt.Errorf("%s: Kubernetes %s: etcd, coredns or autoscaler is no tag", s.Version, k.Version)
+			return fmt.Errorf("%s: Kubernetes %s: etcd, coredns or autoscaler is not a tag", s.Version, k.Version)
 		case badText(k.Faulty):
-			return fmt.Errorf("%s: Kubernetes %s: faulty is no line of text", s.Version, k.Version)
+			return fmt.Errorf("%s: Kubernetes %s: faulty is not one line of text", s.Version, k.Version)
 		}
 	}
 	if !slices.ContainsFunc(s.Kubernetes, func(k KubernetesSummary) bool { return k.Version.Equal(s.DefaultKubernetes) }) {
@@ -411,7 +411,7 @@ type Images struct {
 	Version version.Version `json:"version"`
 	// OS are the images that machines boot, by provider.
 	OS []OSImage `json:"os"`
-	// Containers are those that run on every cluster of the release.
+	// Containers run on every cluster of the release.
 	Containers []ContainerImage `json:"containers"`
 }
 
@@ -420,14 +420,14 @@ type OSImage struct {
 	Provider string `json:"provider" yaml:"provider"`
 	// Reference is the provider's name for it.
 	Reference string `json:"reference" yaml:"reference"`
-	// Digest is sha256: and 64 hex digits; empty if it is not known.
+	// Digest is sha256: and 64 hex digits; empty if unknown.
 	Digest string `json:"digest,omitempty" yaml:"digest"`
 }
 
 // ContainerImage is an image with its tag.
 type ContainerImage struct {
 	Reference string `json:"reference"`
-	// Digest is sha256: and 64 hex digits; empty if it is not known.
+	// Digest is sha256: and 64 hex digits; empty if unknown.
 	Digest string `json:"digest,omitempty"`
 }
 
@@ -437,7 +437,7 @@ func parseImages(b []byte, v version.Version) (*Images, error) {
 		return nil, fmt.Errorf("read images of %s: %w", v, err)
 	}
 	if i.Schema != schema || i.Version.String() != v.String() {
-		return nil, fmt.Errorf("read images of %s: they are of %q, in format %q", v, i.Version, i.Schema)
+		return nil, fmt.Errorf("read images of %s: content is of release %q in format %q", v, i.Version, i.Schema)
 	}
 	for _, o := range i.OS {
 		if err := o.check(); err != nil {
@@ -446,7 +446,7 @@ func parseImages(b []byte, v version.Version) (*Images, error) {
 	}
 	for _, c := range i.Containers {
 		if !imageRE.MatchString(c.Reference) || c.Digest != "" && !digestRE.MatchString(c.Digest) {
-			return nil, fmt.Errorf("read images of %s: %q with digest %q cannot be one", v, shorten(c.Reference), shorten(c.Digest))
+			return nil, fmt.Errorf("read images of %s: invalid image %q or digest %q", v, shorten(c.Reference), shorten(c.Digest))
 		}
 	}
 	return &i, nil
@@ -455,16 +455,16 @@ func parseImages(b []byte, v version.Version) (*Images, error) {
 func (o OSImage) check() error {
 	switch {
 	case !providerRE.MatchString(o.Provider):
-		return fmt.Errorf("%q is no provider", shorten(o.Provider))
+		return fmt.Errorf("%q is not a provider", shorten(o.Provider))
 	case o.Reference == "" || badText(o.Reference):
-		return fmt.Errorf("the image of %s has no reference that can be shown", o.Provider)
+		return fmt.Errorf("the image of %s has no printable reference", o.Provider)
 	case o.Digest != "" && !digestRE.MatchString(o.Digest):
-		return fmt.Errorf("the digest of the image of %s is %q", o.Provider, shorten(o.Digest))
+		return fmt.Errorf("invalid digest of the image of %s: %q", o.Provider, shorten(o.Digest))
 	}
 	return nil
 }
 
-// measurements is what machines of one provider measure that boot one image.
+// measurements are the expected measurements of one provider's machines with one image.
 type measurements struct {
 	Schema       string            `json:"schema"`
 	Version      version.Version   `json:"version"`
@@ -478,15 +478,15 @@ func parseMeasurements(b []byte, v version.Version, provider string) (map[uint32
 		return nil, fmt.Errorf("read measurements: %w", err)
 	}
 	if m.Schema != schema || m.Version.String() != v.String() || m.Provider != provider {
-		return nil, fmt.Errorf("read measurements of image %s for %s: they are of %q for %q, in format %q", v, provider, m.Version, shorten(m.Provider), m.Schema)
+		return nil, fmt.Errorf("read measurements of image %s for %s: content is of image %q for %q in format %q", v, provider, m.Version, shorten(m.Provider), m.Schema)
 	}
 	for i, s := range m.Measurements {
 		if i > 23 || !hexRE.MatchString(s) {
-			return nil, fmt.Errorf("read measurements of image %s for %s: PCR %d is %q", v, provider, i, shorten(s))
+			return nil, fmt.Errorf("read measurements of image %s for %s: invalid PCR %d: %q", v, provider, i, shorten(s))
 		}
 	}
 	if len(m.Measurements) == 0 {
-		return nil, fmt.Errorf("read measurements of image %s for %s: there are none", v, provider)
+		return nil, fmt.Errorf("read measurements of image %s for %s: none found", v, provider)
 	}
 	return m.Measurements, nil
 }
@@ -518,7 +518,7 @@ func lists(all []Summary) map[string]list {
 	return out
 }
 
-// encodeJSON is how the publisher writes every file.
+// encodeJSON encodes the publisher's JSON files.
 func encodeJSON(v any) ([]byte, error) {
 	b, err := json.MarshalIndent(v, "", " ")
 	if err != nil {
@@ -527,9 +527,9 @@ func encodeJSON(v any) ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// strictJSON reads one JSON document. A key that v does not know or that occurs twice,
-// text that is not UTF-8, deep nesting and anything behind the document are errors:
-// two readers must not understand a signed file in two ways.
+// strictJSON decodes one JSON document. Unknown and duplicate keys, invalid UTF-8, deep
+// nesting and trailing data are errors: two readers must not interpret a signed file in
+// two ways.
 func strictJSON(b []byte, v any) error {
 	if !utf8.Valid(b) {
 		return errors.New("it is not UTF-8")
@@ -539,12 +539,12 @@ func strictJSON(b []byte, v any) error {
 		return err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows the document")
+		return errors.New("unexpected data after the document")
 	}
 	d = json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
-		return fmt.Errorf("%s", shorten(err.Error())) // it quotes what it did not like
+		return fmt.Errorf("%s", shorten(err.Error())) // it quotes untrusted text
 	}
 	return nil
 }
@@ -552,8 +552,8 @@ func strictJSON(b []byte, v any) error {
 // maxDepth is how deep documents nest; real ones have five levels.
 const maxDepth = 16
 
-// noDuplicates reads one value and compares the keys of every object as encoding/json
-// does, without regard to case.
+// noDuplicates reads one value and compares the keys of every object case-insensitively,
+// like encoding/json.
 func noDuplicates(d *json.Decoder, depth int) error {
 	if depth > maxDepth {
 		return errors.New("it is nested too deeply")
@@ -590,7 +590,7 @@ func noDuplicates(d *json.Decoder, depth int) error {
 	return nil
 }
 
-// shorten keeps what a stranger wrote from filling the screen, or driving it.
+// shorten limits untrusted text and escapes control characters.
 func shorten(s string) string {
 	if r := []rune(s); len(r) > 100 {
 		s = string(r[:99]) + "…"
@@ -603,7 +603,7 @@ func shorten(s string) string {
 	}, s)
 }
 
-// isList reports whether a file is one of lists.
+// isList reports whether a file is a list of minors or releases.
 func isList(name string) bool {
 	dir := path.Dir(name)
 	return dir == "majors" || dir == "minors"

@@ -22,9 +22,9 @@ import (
 
 // Key is a public key that a feed may be signed with: ECDSA on P-256.
 type Key struct {
-	// Name is for people: the file it was read from, without .pub; may be empty.
+	// Name is for display: the name of its file without .pub; may be empty.
 	Name string
-	// File is where whoever reads keys found it; may be empty. Nothing here looks at it.
+	// File is the path of its file; may be empty. This package ignores it.
 	File   string
 	public *ecdsa.PublicKey
 	id     string
@@ -41,7 +41,7 @@ func (k Key) String() string {
 	return fmt.Sprintf("%s (%s)", k.Name, k.id)
 }
 
-// PEM returns the key as a file holds it.
+// PEM returns the key in PEM.
 func (k Key) PEM() []byte {
 	der, err := x509.MarshalPKIXPublicKey(k.public)
 	if err != nil { // newKey has marshalled it before
@@ -62,24 +62,24 @@ func newKey(name string, public *ecdsa.PublicKey) (Key, error) {
 	return Key{Name: name, public: public, id: hex.EncodeToString(sum[:8])}, nil
 }
 
-// ParseKeys reads public keys in PEM, one or more. Nothing else may be between them.
+// ParseKeys reads one or more public keys in PEM, without other text between them.
 func ParseKeys(name string, b []byte) ([]Key, error) {
 	var keys []Key
 	for rest := bytes.TrimSpace(b); len(rest) > 0; rest = bytes.TrimSpace(rest) {
 		if !bytes.HasPrefix(rest, []byte("-----BEGIN ")) {
-			return nil, fmt.Errorf("read key %s: it holds something that is not PEM", name)
+			return nil, fmt.Errorf("read key %s: it contains data that is not PEM", name)
 		}
 		var block *pem.Block
 		if block, rest = pem.Decode(rest); block == nil {
-			return nil, fmt.Errorf("read key %s: it holds something that is not PEM", name)
+			return nil, fmt.Errorf("read key %s: it contains data that is not PEM", name)
 		}
 		if strings.Contains(block.Type, "PRIVATE") {
-			return nil, fmt.Errorf("read key %s: it is a private key, and a public one is needed", name)
+			return nil, fmt.Errorf("read key %s: it is a private key, want a public one", name)
 		}
 		public, err := x509.ParsePKIXPublicKey(block.Bytes)
 		p, ok := public.(*ecdsa.PublicKey)
 		if block.Type != "PUBLIC KEY" || err != nil || !ok {
-			return nil, fmt.Errorf("read key %s: it is no public key of ECDSA", name)
+			return nil, fmt.Errorf("read key %s: it is not an ECDSA public key", name)
 		}
 		k, err := newKey(name, p)
 		if err != nil {
@@ -93,8 +93,8 @@ func ParseKeys(name string, b []byte) ([]Key, error) {
 	return keys, nil
 }
 
-// EmbeddedKeys returns the keys that come with the program, keys/*.pub of dir, which
-// is assets.Releases(). There may be none: then no feed is official.
+// EmbeddedKeys returns the program's keys, keys/*.pub of dir, which is assets.Releases().
+// Without keys no feed is official.
 func EmbeddedKeys(dir fs.FS) ([]Key, error) {
 	names, err := fs.Glob(dir, "keys/*.pub")
 	if err != nil {
@@ -121,11 +121,11 @@ type PrivateKey struct {
 	private *ecdsa.PrivateKey
 }
 
-// NewPrivateKey makes a key.
+// NewPrivateKey generates a key.
 func NewPrivateKey(name string) (*PrivateKey, error) {
 	p, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("make key: %w", err)
+		return nil, fmt.Errorf("generate key: %w", err)
 	}
 	k, err := newKey(name, &p.PublicKey)
 	if err != nil {
@@ -134,7 +134,7 @@ func NewPrivateKey(name string) (*PrivateKey, error) {
 	return &PrivateKey{k, p}, nil
 }
 
-// PrivatePEM returns the private key as its file holds it: PKCS#8, not encrypted.
+// PrivatePEM returns the private key as PKCS#8 PEM, not encrypted.
 func (k *PrivateKey) PrivatePEM() ([]byte, error) {
 	der, err := x509.MarshalPKCS8PrivateKey(k.private)
 	if err != nil {
@@ -143,28 +143,28 @@ func (k *PrivateKey) PrivatePEM() ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// ParsePrivateKey reads a private key in PEM: PKCS#8 or SEC 1, not encrypted. No error
-// of it quotes b.
+// ParsePrivateKey reads a private key in PEM: PKCS#8 or SEC 1, not encrypted. Its errors never
+// quote b.
 func ParsePrivateKey(name string, b []byte) (*PrivateKey, error) {
 	block, rest := pem.Decode(b)
 	if block == nil || len(bytes.TrimSpace(rest)) > 0 {
-		return nil, fmt.Errorf("read private key %s: it is not one block of PEM", name)
+		return nil, fmt.Errorf("read private key %s: it is not a single PEM block", name)
 	}
 	var parsed any
 	var err error
 	switch {
 	case strings.Contains(block.Type, "ENCRYPTED"):
-		return nil, fmt.Errorf("read private key %s: it is encrypted, and only keys that are not can be used", name)
+		return nil, fmt.Errorf("read private key %s: it is encrypted, want an unencrypted key", name)
 	case block.Type == "PRIVATE KEY":
 		parsed, err = x509.ParsePKCS8PrivateKey(block.Bytes)
 	case block.Type == "EC PRIVATE KEY":
 		parsed, err = x509.ParseECPrivateKey(block.Bytes)
 	default:
-		return nil, fmt.Errorf("read private key %s: it holds a %q", name, block.Type)
+		return nil, fmt.Errorf("read private key %s: it contains a %q", name, block.Type)
 	}
 	p, ok := parsed.(*ecdsa.PrivateKey)
 	if err != nil || !ok {
-		return nil, fmt.Errorf("read private key %s: it is no key of ECDSA", name)
+		return nil, fmt.Errorf("read private key %s: it is not an ECDSA key", name)
 	}
 	k, err := newKey(name, &p.PublicKey)
 	if err != nil {
@@ -173,11 +173,11 @@ func ParsePrivateKey(name string, b []byte) (*PrivateKey, error) {
 	return &PrivateKey{k, p}, nil
 }
 
-// sign returns what <file>.sig holds for a file with the content b: the base64 of an
-// ASN.1 signature over its SHA-256, which `cosign verify-blob --key` takes.
+// sign returns the content of <file>.sig for a file with content b: the base64 of an ASN.1
+// signature over its SHA-256, for `cosign verify-blob --key`.
 func (k *PrivateKey) sign(b []byte) ([]byte, error) { return k.signWith(rand.Reader, b) }
 
-// signAgain returns the same signature each time, as RFC 6979 makes it.
+// signAgain returns a deterministic signature by RFC 6979.
 func (k *PrivateKey) signAgain(b []byte) ([]byte, error) { return k.signWith(nil, b) }
 
 func (k *PrivateKey) signWith(random io.Reader, b []byte) ([]byte, error) {
@@ -192,11 +192,11 @@ func (k *PrivateKey) signWith(random io.Reader, b []byte) ([]byte, error) {
 // maxSignature bounds a .sig file in bytes; a real one has about 96.
 const maxSignature = 1 << 10
 
-// ErrSigner means that a signature does not fit. A signature does not say which key made
-// it, so the key may be another one, or the file.
-var ErrSigner = errors.New("its signature does not fit: a key signed it that is not trusted, or it was altered or replaced after it was signed")
+// ErrSigner means that no trusted key verifies a signature. A signature does not name its key,
+// so either the key is another one, or the file was modified.
+var ErrSigner = errors.New("invalid signature: an untrusted key signed it, or it was modified or replaced after it was signed")
 
-// verify returns which of keys signed b. The error wraps ErrSigner if none did.
+// verify returns the key of keys that signed b. The error wraps ErrSigner if none did.
 func verify(b, sig []byte, keys []Key) (Key, error) {
 	der, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(sig)))
 	if err != nil || len(sig) > maxSignature {
@@ -215,7 +215,7 @@ func verify(b, sig []byte, keys []Key) (Key, error) {
 	return Key{}, fmt.Errorf("%w; trusted: %s", ErrSigner, strings.Join(names, ", "))
 }
 
-// hasKey reports whether keys holds one with that ID.
+// hasKey reports whether keys has one with that ID.
 func hasKey(keys []Key, id string) bool {
 	return slices.ContainsFunc(keys, func(k Key) bool { return k.id == id })
 }

@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// MachineTrust reads the release keys of the machine whose file system begins at root. The
-// error wraps ErrNoMachineKeys if there are none. A file that others than its owner, root or this
-// user, can write is refused.
+// MachineTrust reads the release keys of the machine whose file system is at root. The error
+// wraps ErrNoMachineKeys if there are none. A file that users other than root and this one can
+// write is refused.
 func MachineTrust(root string) (Trust, error) {
 	path := filepath.Join("/", root, MachineKeys)
 	info, err := os.Lstat(path)
@@ -24,13 +24,13 @@ func MachineTrust(root string) (Trust, error) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	switch {
 	case !info.Mode().IsRegular():
-		return Trust{}, fmt.Errorf("read release keys: /%s is no regular file", MachineKeys)
+		return Trust{}, fmt.Errorf("read release keys: /%s is not a regular file", MachineKeys)
 	case info.Mode().Perm()&0o022 != 0:
-		return Trust{}, fmt.Errorf("read release keys: /%s has mode %#o, which lets others write", MachineKeys, info.Mode().Perm())
+		return Trust{}, fmt.Errorf("read release keys: /%s has mode %#o, which is writable by others", MachineKeys, info.Mode().Perm())
 	case !ok || st.Uid != 0 && int(st.Uid) != os.Geteuid():
 		return Trust{}, fmt.Errorf("read release keys: /%s does not belong to root", MachineKeys)
 	case info.Size() > maxFile:
-		return Trust{}, fmt.Errorf("read release keys: /%s has %d bytes, and %d are the most", MachineKeys, info.Size(), maxFile)
+		return Trust{}, fmt.Errorf("read release keys: /%s has %d bytes, more than %d", MachineKeys, info.Size(), maxFile)
 	}
 	b, err := os.ReadFile(path)
 	if err != nil {

@@ -22,8 +22,7 @@ import (
 	"constellation/engine/version"
 )
 
-// How long a publication and a key set are good for if nobody says, and the bounds of
-// what may be said.
+// Default lifetimes of a publication and a key set, and the allowed range.
 const (
 	DefaultExpiry     = 30 * 24 * time.Hour
 	DefaultKeysExpiry = 365 * 24 * time.Hour
@@ -31,67 +30,67 @@ const (
 	MaxExpiry         = 400 * 24 * time.Hour
 )
 
-// ErrPublished means that a publication would drop or change what was published.
+// ErrPublished means that a publication would drop or change published content.
 var ErrPublished = errors.New("it was published")
 
-// Why nothing is published.
+// Reasons for refusing to publish.
 var (
-	// ErrKeySet means that a key may not sign what follows.
-	ErrKeySet = errors.New("the keys do not allow it")
-	// ErrOut means that the directory of the feed holds something else.
-	ErrOut = errors.New("the folder is replaced as a whole, keep it for the feed alone")
+	// ErrKeySet means that a key may not sign the next publication.
+	ErrKeySet = errors.New("the key sets do not allow it")
+	// ErrOut means that the directory of the feed has other files.
+	ErrOut = errors.New("the folder is replaced as a whole, use it for the feed only")
 )
 
-// BuildOptions say what to publish.
+// BuildOptions configure a publication.
 type BuildOptions struct {
-	// From is a directory with what people write, see [Build].
+	// From is the source directory, see [Build].
 	From string
-	// Out is the directory of the feed, which is replaced as a whole. It may be absent.
+	// Out is the directory of the feed, which is replaced as a whole, or created.
 	Out string
 	Key *PrivateKey
-	// Trust are the keys that may sign from now on; nil leaves them as they are. Key must
-	// be among them, and among those that were trusted before.
+	// Trust are the keys that may sign from now on; nil keeps them. Key must be one of them, and
+	// one of those trusted before.
 	Trust []Key
-	// Expires is how long this publication is good for, KeysExpire how long a new key set
-	// is; zero means the default.
+	// Expires is the lifetime of this publication, KeysExpire that of a new key set; zero means
+	// the default.
 	Expires, KeysExpire time.Duration
 	// Now defaults to time.Now.
 	Now func() time.Time
 }
 
-// BuildReport says what was published.
+// BuildReport describes a publication.
 type BuildReport struct {
 	Out      string    `json:"out"`
 	Sequence uint64    `json:"sequence"`
 	Created  time.Time `json:"created"`
 	Expires  time.Time `json:"expires"`
 	Signer   string    `json:"signer"`
-	// Keys are all that may sign; KeySet is the number of their set, zero if there is none.
+	// Keys may all sign; KeySet is the number of their set, zero if there is none.
 	Keys   []string `json:"keys"`
 	KeySet uint64   `json:"keySet,omitempty"`
-	// Releases are all, oldest first; Added and Dropped compare with what was there.
+	// Releases are all, oldest first; Added and Dropped are the changes.
 	Releases []string `json:"releases"`
 	Added    []string `json:"added,omitempty"`
 	Dropped  []string `json:"dropped,omitempty"`
 	Files    int      `json:"files"`
-	// Elsewhere are notices about what From does not hold: they reach programs that know it.
+	// Elsewhere are notices about releases that From lacks: they reach programs that have them.
 	Elsewhere []Notice `json:"elsewhere,omitempty"`
-	// NoDigest are images and downloads whose digest is not known.
+	// NoDigest are images and downloads without a known digest.
 	NoDigest []string `json:"noDigest,omitempty"`
 }
 
-// Build publishes what From holds:
+// Build publishes the content of From:
 //
 //	<version>.yaml                            a release; never changes afterwards
 //	<version>/images.yaml                     optional: os images, digests of containers
-//	<version>/downloads.yaml                  optional: where the program is
-//	<version>/components/<name>.json          optional: a further list to sign, see [MirroredList]
+//	<version>/downloads.yaml                  optional: download addresses of the program
+//	<version>/components/<name>.json          optional: another list to sign, see [MirroredList]
 //	<version>/measurements/<provider>.json    optional
-//	notices.yaml                              optional: what turned out to be faulty
+//	notices.yaml                              optional: releases declared faulty
 //
-// Everything is checked before anything is written, and Out changes at once: readers see
-// the old feed or the new one. Its sequence goes on from that of Out. A release that Out
-// has may be dropped only if it is faulty, and never changed; the error then wraps
+// Everything is validated before anything is written, and Out changes atomically: readers
+// see the old feed or the new one. Its sequence continues that of Out. A release of Out may
+// be dropped only if it is faulty, and never changed; otherwise the error wraps
 // ErrPublished.
 func Build(ctx context.Context, o BuildOptions) (BuildReport, error) {
 	if o.Now == nil {
@@ -103,7 +102,7 @@ func Build(ctx context.Context, o BuildOptions) (BuildReport, error) {
 			*d = map[string]time.Duration{"feed": DefaultExpiry, "key set": DefaultKeysExpiry}[what]
 		}
 		if *d < MinExpiry || *d > MaxExpiry {
-			return BuildReport{}, fmt.Errorf("a %s cannot be good for %s: from an hour to 400 days are possible", what, *d)
+			return BuildReport{}, fmt.Errorf("a %s must be valid for 1 hour to 400 days, not for %s", what, *d)
 		}
 	}
 	out, err := filepath.Abs(o.Out)
@@ -111,7 +110,7 @@ func Build(ctx context.Context, o BuildOptions) (BuildReport, error) {
 		return BuildReport{}, err
 	}
 	if real, err := filepath.EvalSymlinks(out); err == nil {
-		out = real // the link stays, what it leads to is replaced
+		out = real // a symbolic link stays, its target is replaced
 	}
 	p, err := compile(o.From)
 	if err != nil {
@@ -153,8 +152,8 @@ func Build(ctx context.Context, o BuildOptions) (BuildReport, error) {
 	if err != nil {
 		return BuildReport{}, err
 	}
-	// The index does not name them, because older programs refuse an index with a name that
-	// they do not know.
+	// The index does not name them, because older programs reject an index with a name that they
+	// do not support.
 	maps.Copy(p.files, statements)
 	for _, s := range p.summaries {
 		r.Releases = append(r.Releases, s.Version.String())
@@ -170,8 +169,8 @@ func Build(ctx context.Context, o BuildOptions) (BuildReport, error) {
 	return r, p.replace(ctx, out, o)
 }
 
-// Generate makes the lists and the index of the releases that come with the program, in
-// place: dir/releases is what Build takes as From. Nothing is signed.
+// Generate writes the lists and the index of the releases in the program, in place:
+// dir/releases is From of Build. Nothing is signed.
 func Generate(dir string) error {
 	p, err := compile(filepath.Join(dir, "releases"))
 	if err != nil {
@@ -189,7 +188,7 @@ func Generate(dir string) error {
 			return err
 		}
 		if name = filepath.ToSlash(name); validName(name) && p.files[name] == nil {
-			return os.Remove(at) // made from a release that is not there any more
+			return os.Remove(at) // generated from a release that was removed
 		}
 		return nil
 	})
@@ -199,32 +198,32 @@ func Generate(dir string) error {
 	return p.write(dir)
 }
 
-// publication is what a feed holds, before it is signed.
+// publication is the content of a feed before signing.
 type publication struct {
 	files     map[string][]byte
 	summaries []Summary
 	images    map[string]*Images
-	// lists are further lists of components that the publisher vouches for, by release.
+	// lists are further lists of components that the publisher signs, by release.
 	lists  map[string][]MirroredList
 	faulty []faulty
-	// elsewhere are the notices that nothing here is meant by.
+	// elsewhere are the notices that match no release here.
 	elsewhere []Notice
 }
 
-// notices is what is known about releases only after they were published.
+// notices are facts learned after the publication of releases.
 type notices struct {
-	Schema string   `yaml:"schema"` // empty: the one that this program reads
+	Schema string   `yaml:"schema"` // empty: the current format
 	Faulty []faulty `yaml:"faulty"`
 }
 
-// faulty is a notice as people write it.
+// faulty is a notice in notices.yaml.
 type faulty struct {
 	Notice
 	line int
 }
 
-// UnmarshalYAML reads a notice by hand: the decoder says of no version on which line it
-// is.
+// UnmarshalYAML decodes a notice by hand, since the decoder's errors about versions lack the
+// line.
 func (f *faulty) UnmarshalYAML(n *yaml.Node) error {
 	f.line = n.Line
 	if n.Kind != yaml.MappingNode {
@@ -238,7 +237,7 @@ func (f *faulty) UnmarshalYAML(n *yaml.Node) error {
 		}
 		seen[key.Value] = true
 		if value.Kind != yaml.ScalarNode {
-			return fmt.Errorf("line %d: %q is no text", value.Line, shorten(key.Value))
+			return fmt.Errorf("line %d: %q is not text", value.Line, shorten(key.Value))
 		}
 		var err error
 		switch key.Value {
@@ -276,7 +275,7 @@ type imageNotes struct {
 	Containers map[string]string `yaml:"containers"`
 }
 
-// compile reads and checks what people wrote.
+// compile reads and checks the source directory.
 func compile(from string) (*publication, error) {
 	root, err := os.OpenRoot(from)
 	if err != nil {
@@ -306,11 +305,11 @@ func compile(from string) (*publication, error) {
 			}
 		case name == "README.md":
 		default:
-			return nil, fmt.Errorf("read releases: %s has %q, which is no release (such as v1.1.0.yaml), no folder of one, and not notices.yaml", shorten(from), shorten(name))
+			return nil, fmt.Errorf("read releases: %s has %q, which is neither a release (such as v1.1.0.yaml), nor a folder of one, nor notices.yaml", shorten(from), shorten(name))
 		}
 	}
 	if len(p.summaries) == 0 {
-		return nil, fmt.Errorf("read releases: %s has none, such as v1.1.0.yaml", shorten(from))
+		return nil, fmt.Errorf("read releases: %s has no release, such as v1.1.0.yaml", shorten(from))
 	}
 	slices.SortFunc(p.summaries, func(a, b Summary) int { return a.Version.Compare(b.Version) })
 	for i := range p.summaries[1:] {
@@ -358,7 +357,7 @@ func readSource(dir fs.FS, name string) ([]byte, error) {
 	return readAtMost(f, maxFile)
 }
 
-// readYAML reads what people write beside releases, strictly.
+// readYAML decodes the files beside releases strictly.
 func readYAML(dir fs.FS, name string, to any) error {
 	b, err := readSource(dir, name)
 	if err != nil {
@@ -370,7 +369,7 @@ func readYAML(dir fs.FS, name string, to any) error {
 		return fmt.Errorf("%s: %s", name, strings.TrimPrefix(err.Error(), "yaml: "))
 	}
 	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("%s: something follows the document", name)
+		return fmt.Errorf("%s: unexpected data after the document", name)
 	}
 	return nil
 }
@@ -381,7 +380,7 @@ func (p *publication) readNotices(dir fs.FS, name string) error {
 		return err
 	}
 	if n.Schema != "" && n.Schema != schema {
-		return fmt.Errorf("%s: its format is %q and this program reads %q", name, shorten(n.Schema), schema)
+		return fmt.Errorf("%s: its format is %q, want %q", name, shorten(n.Schema), schema)
 	}
 	p.faulty = n.Faulty
 	return nil
@@ -397,7 +396,7 @@ func (p *publication) readRelease(dir fs.FS, name string) error {
 		return err
 	}
 	if r.Version.String()+".yaml" != name {
-		return fmt.Errorf("holds release %s", r.Version)
+		return fmt.Errorf("contains release %s", r.Version)
 	}
 	p.files[releaseName(r.Version)] = b
 	p.summaries = append(p.summaries, r.Summary())
@@ -429,7 +428,7 @@ func (r *Release) containers() []string {
 func (p *publication) readFolder(dir fs.FS, v string) error {
 	s := slices.IndexFunc(p.summaries, func(s Summary) bool { return s.Version.String() == v })
 	if s < 0 {
-		return fmt.Errorf("read releases: there is a folder %s and no %s.yaml", v, v)
+		return fmt.Errorf("read releases: there is a folder %s but no %s.yaml", v, v)
 	}
 	return fs.WalkDir(dir, v, func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -493,7 +492,7 @@ func (p *publication) readImages(dir fs.FS, name, v string) error {
 		case at < 0:
 			return fmt.Errorf("%s: release %s has no image %q", name, v, shorten(ref))
 		case !digestRE.MatchString(d):
-			return fmt.Errorf("%s: the digest of %s is %q", name, ref, shorten(d))
+			return fmt.Errorf("%s: invalid digest of %s: %q", name, ref, shorten(d))
 		case i.Containers[at].Digest != "" && i.Containers[at].Digest != d:
 			return fmt.Errorf("%s: %s has another digest in the release", name, ref)
 		}
@@ -502,7 +501,7 @@ func (p *publication) readImages(dir fs.FS, name, v string) error {
 	return nil
 }
 
-// madeHere allows the images.json that Generate left, and nothing that would be lost.
+// madeHere allows the images.json that Generate wrote, and nothing that would be lost.
 func (p *publication) madeHere(dir fs.FS, name, v string) error {
 	b, err := readSource(dir, name)
 	if err != nil {
@@ -513,13 +512,13 @@ func (p *publication) madeHere(dir fs.FS, name, v string) error {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	if _, err := fs.Stat(dir, v+"/images.yaml"); errors.Is(err, fs.ErrNotExist) && len(i.OS) > 0 {
-		return fmt.Errorf("%s: that file is made from images.yaml, which is missing", name)
+		return fmt.Errorf("%s: this file is generated from images.yaml, which is missing", name)
 	}
 	return nil
 }
 
-// markFaulty writes notices into summaries. It returns those that other releases may be
-// meant by, which somebody else's program knows.
+// markFaulty applies notices to summaries. It returns those that match none, but may match
+// releases of other programs.
 func (p *publication) markFaulty() (told []Notice, err error) {
 	for _, f := range p.faulty {
 		here, meant := false, false
@@ -540,7 +539,7 @@ func (p *publication) markFaulty() (told []Notice, err error) {
 	return told, nil
 }
 
-// noDigest names what has no digest.
+// noDigest lists everything without a digest.
 func (p *publication) noDigest() []string {
 	var out []string
 	for _, s := range p.summaries {
@@ -550,7 +549,7 @@ func (p *publication) noDigest() []string {
 	return slices.Compact(out)
 }
 
-// withoutDigest names the images and downloads of a release whose digest nobody wrote.
+// withoutDigest lists the images and downloads of a release without a digest.
 func withoutDigest(s Summary, i *Images) []string {
 	var out []string
 	for _, c := range i.Containers {
@@ -571,16 +570,16 @@ func withoutDigest(s Summary, i *Images) []string {
 	return out
 }
 
-// MirroredList is a list of components that differs from the one of the release: a mirror
-// has other URLs, and a build of one's own has other digests. Machines install it only with a
-// statement of its own.
+// MirroredList is a list of components that differs from the one of the release: a mirror has
+// other URLs, and a custom build has other digests. Machines install it only with a statement
+// of its own.
 type MirroredList struct {
 	Kubernetes version.Version `json:"kubernetes"`
 	Arch       string          `json:"arch"`
 	Components component.List  `json:"components"`
 }
 
-// isListFile reports whether a file in the folder of a release holds a list of components.
+// isListFile reports whether a file in the folder of a release is a list of components.
 func isListFile(rest string) bool {
 	name, ok := strings.CutPrefix(rest, "components/")
 	return ok && strings.HasSuffix(name, ".json") && !strings.Contains(name, "/")
@@ -617,7 +616,7 @@ func (p *publication) readList(dir fs.FS, name, v string) error {
 	return nil
 }
 
-// statements returns what the publisher vouches for, by file.
+// statements returns the publisher's statements, by file.
 func (p *publication) statements(key *PrivateKey, chain []signedKeySet) (map[string][]byte, error) {
 	out := map[string][]byte{}
 	sign := func(name string, lists Vouched) error {
@@ -652,7 +651,7 @@ func (p *publication) statements(key *PrivateKey, chain []signedKeySet) (map[str
 		for _, l := range p.lists[s.Version.String()] {
 			d := l.Components.Digest()
 			if slices.Contains(further.Lists, d) {
-				return nil, fmt.Errorf("release %s: two files in components/ hold the list %s: keep one of them", s.Version, d)
+				return nil, fmt.Errorf("release %s: two files in components/ have the same list %s: keep one of them", s.Version, d)
 			}
 			further.Lists = append(further.Lists, d)
 			if err := sign(listStatementName(s.Version, d), Vouched{l.Kubernetes.String(): {l.Arch: d}}); err != nil {
@@ -669,7 +668,7 @@ func (p *publication) statements(key *PrivateKey, chain []signedKeySet) (map[str
 	return out, nil
 }
 
-// vouched returns the lists of components of a release.
+// vouched returns the lists of components of a release for its statement.
 func (r *Release) vouched() (Vouched, error) {
 	out := Vouched{}
 	for _, k := range r.Kubernetes {
@@ -693,7 +692,7 @@ func (p *publication) index(i index) ([]byte, error) {
 			continue
 		}
 		if !validName(name) || len(b) > maxFile {
-			return nil, fmt.Errorf("%q cannot be in a feed", shorten(name))
+			return nil, fmt.Errorf("%q is not allowed in a feed", shorten(name))
 		}
 		i.Files[name] = entryOf(b)
 	}
@@ -704,14 +703,14 @@ func (p *publication) index(i index) ([]byte, error) {
 	return b, err
 }
 
-// existing is what a directory publishes now; empty if nothing.
+// existing is the present publication of a directory; empty if there is none.
 type existing struct {
 	index     *index
 	summaries []Summary
 	store     store
 }
 
-// published reads the feed in out, which must be one that key may go on with.
+// published reads the feed in out, which key must be able to continue.
 func published(ctx context.Context, out string, key *PrivateKey) (*existing, error) {
 	e := &existing{index: &index{}}
 	entries, err := os.ReadDir(out)
@@ -730,7 +729,7 @@ func published(ctx context.Context, out string, key *PrivateKey) (*existing, err
 			return err
 		}
 		if n := strings.TrimSuffix(filepath.ToSlash(name), signature); n != indexName && !validName(n) && !isStatement(n) {
-			return fmt.Errorf("%s has %q, which is no file of a feed: %w", out, shorten(name), ErrOut)
+			return fmt.Errorf("%s has %q, which is not a file of a feed: %w", out, shorten(name), ErrOut)
 		}
 		return nil
 	})
@@ -760,7 +759,7 @@ func published(ctx context.Context, out string, key *PrivateKey) (*existing, err
 		keys = set.keys
 	}
 	if _, err := verify(b.bytes, sig.bytes, keys); err != nil {
-		return nil, fmt.Errorf("%s holds a feed that this key cannot go on with: %w", out, err)
+		return nil, fmt.Errorf("%s has a feed that this key cannot continue: %w", out, err)
 	}
 	summed, err := e.read(ctx, summariesName)
 	if err != nil {
@@ -795,7 +794,7 @@ func nextKeys(chain []signedKeySet, o BuildOptions, now time.Time) ([]signedKeyS
 			return nil, fmt.Errorf("%w: %s is not in key set %d", ErrKeySet, o.Key.Key, current.Sequence)
 		}
 		if !chain[n-1].signedBy([]Key{o.Key.Key}) {
-			// Who knows this key alone shall be able to believe the set.
+			// Clients that trust only this key must be able to verify the set.
 			sig, err := o.Key.sign([]byte(chain[n-1].Set))
 			if err != nil {
 				return nil, err
@@ -811,14 +810,14 @@ func nextKeys(chain []signedKeySet, o BuildOptions, now time.Time) ([]signedKeyS
 			if current.Expires.Sub(now) > o.KeysExpire/2 {
 				return chain, nil
 			}
-			keys = current.keys // the same for longer
+			keys = current.keys // the same keys for longer
 		}
 	}
 	if keys == nil {
 		return chain, nil
 	}
 	if !hasKey(keys, o.Key.id) {
-		return nil, fmt.Errorf("%w: %s signs and would not be trusted: to retire it, trust the next one beside it, publish, and sign with that one", ErrKeySet, o.Key.Key)
+		return nil, fmt.Errorf("%w: %s signs but would not be trusted: to retire it, add its successor to the trusted keys, publish, and then sign with the successor", ErrKeySet, o.Key.Key)
 	}
 	for _, k := range keys {
 		next.Keys = append(next.Keys, setKey{k.Name, string(k.PEM())})
@@ -848,7 +847,7 @@ func sameKeys(a, b []Key) bool {
 	return slices.Equal(ids(a), ids(b))
 }
 
-// keeps compares with what was published, and says what may not change.
+// keeps compares with the previous publication, and returns an error for forbidden changes.
 func (p *publication) keeps(old *existing, r *BuildReport) error {
 	have := map[string]bool{}
 	for _, s := range p.summaries {
@@ -866,7 +865,7 @@ func (p *publication) keeps(old *existing, r *BuildReport) error {
 			bad = bad || f.Release.Equal(s.Version) && f.Kubernetes.IsZero()
 		}
 		if !bad {
-			return fmt.Errorf("drop release %s: %w, and clusters may run it; name it in notices.yaml with the reason why nobody may go to it, then it can go", v, ErrPublished)
+			return fmt.Errorf("drop release %s: %w, and clusters may run it; first declare it faulty in notices.yaml with a reason", v, ErrPublished)
 		}
 		r.Dropped = append(r.Dropped, v)
 	}
@@ -890,15 +889,15 @@ func (p *publication) keeps(old *existing, r *BuildReport) error {
 		}
 		switch {
 		case !kept:
-			return fmt.Errorf("drop %s: %w, and machines are judged by it", name, ErrPublished)
+			return fmt.Errorf("drop %s: %w, and machines are verified with it", name, ErrPublished)
 		case digest(b) != old.index.Files[name].SHA256:
-			return fmt.Errorf("change %s: %w; give what is different a new version", name, ErrPublished)
+			return fmt.Errorf("change %s: %w; publish the change as a new version", name, ErrPublished)
 		}
 	}
 	return nil
 }
 
-// keepsImages lets digests be added to images, and images of other providers.
+// keepsImages allows new digests of images, and images of new providers.
 func (p *publication) keepsImages(old *existing, v version.Version, name string) error {
 	b, err := old.read(context.Background(), name)
 	if err != nil {
@@ -912,7 +911,7 @@ func (p *publication) keepsImages(old *existing, v version.Version, name string)
 	for _, o := range before.OS {
 		n := slices.IndexFunc(now.OS, func(i OSImage) bool { return i.Provider == o.Provider })
 		if n < 0 || now.OS[n].Reference != o.Reference || o.Digest != "" && now.OS[n].Digest != o.Digest {
-			return fmt.Errorf("change the OS image of %s for %s: %w; give what is different a new version", v, o.Provider, ErrPublished)
+			return fmt.Errorf("change the OS image of %s for %s: %w; publish the change as a new version", v, o.Provider, ErrPublished)
 		}
 	}
 	for _, c := range before.Containers { // references are those of the release, which did not change
@@ -923,7 +922,7 @@ func (p *publication) keepsImages(old *existing, v version.Version, name string)
 	return nil
 }
 
-// write puts the files below dir.
+// write writes the files below dir.
 func (p *publication) write(dir string) error {
 	for _, name := range slices.Sorted(maps.Keys(p.files)) {
 		at := filepath.Join(dir, filepath.FromSlash(name))
@@ -937,7 +936,7 @@ func (p *publication) write(dir string) error {
 	return nil
 }
 
-// replace makes the files the whole content of out, at once.
+// replace makes the files the whole content of out, atomically.
 func (p *publication) replace(ctx context.Context, out string, o BuildOptions) error {
 	next, err := os.MkdirTemp(filepath.Dir(out), ".release-build-*")
 	if err != nil {
@@ -950,7 +949,7 @@ func (p *publication) replace(ctx context.Context, out string, o BuildOptions) e
 	if err := p.write(next); err != nil {
 		return fmt.Errorf("write feed: %w", err)
 	}
-	// What readers will say is asked before they do.
+	// Validate with the reader's code before publishing.
 	if _, err := Open(ctx, next, Options{Keys: []Key{o.Key.Key}, Now: o.Now}); err != nil {
 		return fmt.Errorf("write feed: %w", err)
 	}
@@ -958,7 +957,7 @@ func (p *publication) replace(ctx context.Context, out string, o BuildOptions) e
 		return err
 	}
 	if _, statErr := os.Lstat(out); statErr == nil {
-		err = exchange(next, out) // what was there goes with the deferred removal
+		err = exchange(next, out) // the deferred removal removes the old content
 	} else {
 		err = os.Rename(next, out)
 	}

@@ -17,12 +17,12 @@ import (
 	"time"
 )
 
-func TestWhatComesWithTheProgramIsGenerated(t *testing.T) {
+func TestGenerateEmbeddedReleases(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "releases")
 	if err := os.CopyFS(dir, os.DirFS("../../assets/releases")); err != nil {
 		t.Fatal(err)
 	}
-	write(t, dir, "minors/v0.9.json", "{}") // of a release that is not there any more
+	write(t, dir, "minors/v0.9.json", "{}") // of a removed release
 	if err := Generate(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func tree(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-func TestAPublicationGoesOnFromTheOneBefore(t *testing.T) {
+func TestPublicationContinuesThePreviousOne(t *testing.T) {
 	key := newTestKey(t, "tests")
 	from, parent := sources(t), t.TempDir()
 	out := filepath.Join(parent, "feed")
@@ -81,7 +81,7 @@ func TestAPublicationGoesOnFromTheOneBefore(t *testing.T) {
 	if left, err := os.ReadDir(parent); err != nil || len(left) != 1 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
-	// Through a link, which stays.
+	// Through a symbolic link, which stays.
 	link := filepath.Join(parent, "current")
 	if err := os.Symlink(out, link); err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestAPublicationGoesOnFromTheOneBefore(t *testing.T) {
 	}
 }
 
-func TestWhatWasPublishedStays(t *testing.T) {
+func TestPublishedReleasesAreImmutable(t *testing.T) {
 	key := newTestKey(t, "tests")
 	for _, tt := range []struct {
 		name   string
@@ -159,25 +159,25 @@ func TestWhatWasPublishedStays(t *testing.T) {
 	}
 }
 
-func TestAFeedIsNotBuiltFromWhatCannotBe(t *testing.T) {
+func TestBuildRejectsInvalidSources(t *testing.T) {
 	key := newTestKey(t, "tests")
 	for _, tt := range []struct{ name, file, content, want string }{
-		{"a stray file", "notes.txt", "hello", `has "notes.txt", which is no release`},
-		{"a hidden file", ".v1.1.0.yaml.swp", "hello", "which is no release"},
-		{"a release under another name", "v1.3.0.yaml", "", "holds release v1.1.0"},
-		{"a folder of no release", "v1.3.0/images.yaml", "os: []\n", "there is a folder v1.3.0 and no v1.3.0.yaml"},
+		{"a stray file", "notes.txt", "hello", `has "notes.txt", which is neither a release`},
+		{"a hidden file", ".v1.1.0.yaml.swp", "hello", "which is neither a release"},
+		{"a release under another name", "v1.3.0.yaml", "", "contains release v1.1.0"},
+		{"a folder of no release", "v1.3.0/images.yaml", "os: []\n", "there is a folder v1.3.0 but no v1.3.0.yaml"},
 		{"a stray file of a release", "v1.1.0/notes.txt", "hello", `"v1.1.0/notes.txt" is not images.yaml`},
-		{"measurements of another release", "v1.0.0/measurements/cloudy.json", measured("v1.1.0", "cloudy"), `they are of "v1.1.0"`},
+		{"measurements of another release", "v1.0.0/measurements/cloudy.json", measured("v1.1.0", "cloudy"), `content is of image "v1.1.0"`},
 		{"measurements of another provider", "v1.1.0/measurements/sunny.json", measured("v1.1.0", "cloudy"), `for "cloudy"`},
-		{"measurements that are none", "v1.1.0/measurements/cloudy.json", strings.ReplaceAll(measured("v1.1.0", "cloudy"), "0404", "04"), "PCR 4 is"},
-		{"measurements of no register", "v1.1.0/measurements/cloudy.json", strings.ReplaceAll(measured("v1.1.0", "cloudy"), `"4"`, `"24"`), "PCR 24 is"},
+		{"invalid measurements", "v1.1.0/measurements/cloudy.json", strings.ReplaceAll(measured("v1.1.0", "cloudy"), "0404", "04"), "invalid PCR 4"},
+		{"measurements of no register", "v1.1.0/measurements/cloudy.json", strings.ReplaceAll(measured("v1.1.0", "cloudy"), `"4"`, `"24"`), "invalid PCR 24"},
 		{"a provider that is a path", "v1.1.0/measurements/Cloudy.json", measured("v1.1.0", "Cloudy"), "is not images.yaml"},
 		{"images that nobody runs", "v1.1.0/images.yaml", "containers: {registry.k8s.io/pause:9: 'sha256:" + strings.Repeat("ab", 32) + "'}\n", `release v1.1.0 has no image "registry.k8s.io/pause:9"`},
-		{"a digest that is none", "v1.1.0/images.yaml", "containers: {registry.k8s.io/pause:3.10.2: abc}\n", "the digest of registry.k8s.io/pause:3.10.2 is"},
+		{"an invalid digest", "v1.1.0/images.yaml", "containers: {registry.k8s.io/pause:3.10.2: abc}\n", "invalid digest of registry.k8s.io/pause:3.10.2"},
 		{"an OS image twice", "v1.1.0/images.yaml", "os: [{provider: a, reference: b}, {provider: a, reference: c}]\n", "a occurs twice"},
-		{"an OS image with control characters", "v1.1.0/images.yaml", "os: [{provider: a, reference: \"\\e[2J\"}]\n", "no reference that can be shown"},
+		{"an OS image with control characters", "v1.1.0/images.yaml", "os: [{provider: a, reference: \"\\e[2J\"}]\n", "has no printable reference"},
 		{"an unknown key", "v1.1.0/images.yaml", "oss: []\n", "field oss not found"},
-		{"a download over http", "v1.1.0/downloads.yaml", "- {os: linux, arch: amd64, url: 'http://releases.example/x'}\n", "is no https address"},
+		{"a download over http", "v1.1.0/downloads.yaml", "- {os: linux, arch: amd64, url: 'http://releases.example/x'}\n", "is not an https address"},
 		{"a notice without a reason", "notices.yaml", "faulty: [{release: v1.0.0}]\n", "notices.yaml: line 1: a notice needs a reason"},
 		{"a notice about nothing", "notices.yaml", "schema: \"1\"\nfaulty: [{reason: bad}]\n", "names neither"},
 		{"a notice about no release", "notices.yaml", "faulty:\n- {kubernetes: v1.35.4, reason: bad}\n- release: v1.0\n  reason: bad\n", `notices.yaml: line 3: parse version "v1.0": want MAJOR.MINOR.PATCH`},
@@ -185,10 +185,10 @@ func TestAFeedIsNotBuiltFromWhatCannotBe(t *testing.T) {
 		{"a notice about a patch that a release does not offer", "notices.yaml", "faulty:\n- {release: v1.0.0, kubernetes: v1.20.0, reason: bad}\n", "notices.yaml: line 2: release v1.0.0 does not offer Kubernetes v1.20.0"},
 		{"a notice with a key too many", "notices.yaml", "faulty:\n- {release: v1.0.0, reasons: bad}\n", "notices.yaml: line 2: field reasons not found"},
 		{"a notice with a key twice", "notices.yaml", "faulty:\n- {release: v1.0.0, release: v1.1.0, reason: bad}\n", `line 2: "release" occurs twice`},
-		{"a notice that is none", "notices.yaml", "faulty: [v1.0.0]\n", "line 1: a notice is {release, kubernetes, reason}"},
+		{"an invalid notice", "notices.yaml", "faulty: [v1.0.0]\n", "line 1: a notice is {release, kubernetes, reason}"},
 		{"notices of the future", "notices.yaml", "schema: \"2\"\n", `its format is "2"`},
 		{"a notice in two lines", "notices.yaml", "schema: \"1\"\nfaulty: [{release: v1.0.0, reason: \"a\\nb\"}]\n", "one line of text"},
-		{"an images.json of which the source is missing", "v1.0.0/images.json", `{"os": [{"provider": "a", "reference": "b"}]}`, "is made from images.yaml, which is missing"},
+		{"an images.json of which the source is missing", "v1.0.0/images.json", `{"os": [{"provider": "a", "reference": "b"}]}`, "this file is generated from images.yaml, which is missing"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			from, out := sources(t), filepath.Join(t.TempDir(), "feed")
@@ -207,7 +207,7 @@ func TestAFeedIsNotBuiltFromWhatCannotBe(t *testing.T) {
 	}
 	from := sources(t)
 	for name, d := range map[string]time.Duration{"too short": time.Minute, "too long": 500 * 24 * time.Hour, "in the past": -time.Hour} {
-		if _, err := Build(t.Context(), BuildOptions{From: from, Out: filepath.Join(t.TempDir(), "feed"), Key: key, Expires: d}); err == nil || !strings.Contains(err.Error(), "cannot be good for") {
+		if _, err := Build(t.Context(), BuildOptions{From: from, Out: filepath.Join(t.TempDir(), "feed"), Key: key, Expires: d}); err == nil || !strings.Contains(err.Error(), "must be valid for 1 hour to 400 days, not for") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -222,12 +222,12 @@ func TestAFeedIsNotBuiltFromWhatCannotBe(t *testing.T) {
 	}
 }
 
-func TestAFolderWithOtherThingsIsNotReplaced(t *testing.T) {
+func TestBuildKeepsUnrelatedFolders(t *testing.T) {
 	key := newTestKey(t, "tests")
 	from := sources(t)
 	home := t.TempDir()
 	write(t, home, "thesis.txt", "the only copy")
-	if _, err := Build(t.Context(), BuildOptions{From: from, Out: home, Key: key}); err == nil || !strings.Contains(err.Error(), `has "thesis.txt", which is no file of a feed`) {
+	if _, err := Build(t.Context(), BuildOptions{From: from, Out: home, Key: key}); err == nil || !strings.Contains(err.Error(), `has "thesis.txt", which is not a file of a feed`) {
 		t.Errorf("got %v", err)
 	}
 	out := feed(t, key)
@@ -237,7 +237,7 @@ func TestAFolderWithOtherThingsIsNotReplaced(t *testing.T) {
 	}
 }
 
-func TestVerifyNamesEachFileThatIsWrong(t *testing.T) {
+func TestVerifyReportsEachInvalidFile(t *testing.T) {
 	key, stranger := newTestKey(t, "tests"), newTestKey(t, "stranger")
 	for _, tt := range []struct {
 		name     string
@@ -245,7 +245,7 @@ func TestVerifyNamesEachFileThatIsWrong(t *testing.T) {
 		keys     []Key
 		now      time.Time
 		problems []string          // of the feed
-		files    map[string]string // file to a part of its problem
+		files    map[string]string // file to a substring of its problem
 	}{
 		{name: "all is well"},
 		{name: "a signature is missing", change: func(t *testing.T, dir string) { remove(t, dir, "majors/v1.json.sig") }, files: map[string]string{"majors/v1.json": "it is not signed"}},
@@ -254,37 +254,37 @@ func TestVerifyNamesEachFileThatIsWrong(t *testing.T) {
 			name: "a signature of a stranger", change: func(t *testing.T, dir string) {
 				resign(t, dir, "minors/v1.0.json", stranger, read(t, dir, "minors/v1.0.json"))
 			},
-			files: map[string]string{"minors/v1.0.json": "a key signed it that is not trusted"},
+			files: map[string]string{"minors/v1.0.json": "an untrusted key signed it"},
 		},
 		{
 			name: "a list that disagrees", change: func(t *testing.T, dir string) {
 				substitute(t, dir, "minors/v1.0.json", key, []byte(`{"schema": "1", "minor": "v1.0", "releases": ["v1.0.0", "v1.0.1"]}`))
 			},
-			files: map[string]string{"minors/v1.0.json": "does not agree with summaries.json"},
+			files: map[string]string{"minors/v1.0.json": "contradicts summaries.json"},
 		},
 		{
 			name: "a release that disagrees", change: func(t *testing.T, dir string) {
 				substitute(t, dir, "releases/v1.1.0.yaml", key, []byte(strings.Replace(string(read(t, dir, "releases/v1.1.0.yaml")), "defaultKubernetes: v1.35.4", "defaultKubernetes: v1.35.3", 1)))
 			},
-			files: map[string]string{"releases/v1.1.0.yaml": "does not agree with summaries.json"},
+			files: map[string]string{"releases/v1.1.0.yaml": "contradicts summaries.json"},
 		},
 		{name: "a file is altered", change: func(t *testing.T, dir string) {
 			b := read(t, dir, "releases/v1.1.0/images.json")
 			b[len(b)/2] ^= 1
 			write(t, dir, "releases/v1.1.0/images.json", string(b))
-		}, files: map[string]string{"releases/v1.1.0/images.json": "its digest is not the one in the index"}},
+		}, files: map[string]string{"releases/v1.1.0/images.json": "its digest differs from the index"}},
 		{name: "a file is missing", change: func(t *testing.T, dir string) { remove(t, dir, "summaries.json") }, files: map[string]string{
-			"summaries.json": "it is not there",
-		}, problems: []string{"without summaries.json, nothing can be said about what is missing"}},
-		{name: "a file too many", change: func(t *testing.T, dir string) { write(t, dir, "backdoor\x1b.sh", "") }, problems: []string{`"backdoor?.sh" is there, and the index does not name it`}},
+			"summaries.json": "not found",
+		}, problems: []string{"missing files cannot be determined without summaries.json"}},
+		{name: "a file too many", change: func(t *testing.T, dir string) { write(t, dir, "backdoor\x1b.sh", "") }, problems: []string{`"backdoor?.sh" exists, but the index does not name it`}},
 		{name: "a list too few", change: func(t *testing.T, dir string) {
 			forge(t, dir, key, func(i *index) { delete(i.Files, "minors/v1.1.json") })
-		}, problems: []string{`"minors/v1.1.json" is there`, `"minors/v1.1.json.sig" is there`, "does not name minors/v1.1.json"}},
+		}, problems: []string{`"minors/v1.1.json" exists`, `"minors/v1.1.json.sig" exists`, "does not name minors/v1.1.json"}},
 		{name: "it has expired", now: today.AddDate(1, 0, 0), problems: []string{"it has expired: it ended on 2026-12-21 12:00 UTC, and this computer's clock says 2027-11-21"}},
 		{name: "another key", keys: []Key{stranger.Key}, files: map[string]string{
-			"index.json": "a key signed it that is not trusted", "summaries.json": "a key signed it that is not trusted", "releases/v1.0.0.yaml": "a key signed it that is not trusted", "releases/v1.1.0.yaml": "", "releases/v1.0.0/images.json": "",
+			"index.json": "an untrusted key signed it", "summaries.json": "an untrusted key signed it", "releases/v1.0.0.yaml": "an untrusted key signed it", "releases/v1.1.0.yaml": "", "releases/v1.0.0/images.json": "",
 			"releases/v1.1.0/images.json": "", "releases/v1.1.0/measurements/cloudy.json": "", "majors/v1.json": "", "minors/v1.0.json": "", "minors/v1.1.json": "",
-			"releases/v1.0.0/components.json": "a key signed it that is not trusted", "releases/v1.1.0/components.json": "a key signed it that is not trusted",
+			"releases/v1.0.0/components.json": "an untrusted key signed it", "releases/v1.1.0/components.json": "an untrusted key signed it",
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -334,7 +334,7 @@ func TestVerifyNamesEachFileThatIsWrong(t *testing.T) {
 	}
 }
 
-func TestVerifyKnowsRotatedKeys(t *testing.T) {
+func TestVerifyWithRotatedKeys(t *testing.T) {
 	first, second := newTestKey(t, "first"), newTestKey(t, "second")
 	from, dir := sources(t), filepath.Join(t.TempDir(), "feed")
 	publish(t, BuildOptions{From: from, Out: dir, Key: first, Trust: []Key{first.Key, second.Key}})
@@ -352,12 +352,12 @@ func TestVerifyKnowsRotatedKeys(t *testing.T) {
 	}
 }
 
-func TestWhatComesWithTheProgramIsNotSigned(t *testing.T) {
+func TestEmbeddedReleasesAreNotSigned(t *testing.T) {
 	r, err := Verify(t.Context(), "../../assets/releases", Options{Now: at(today)})
 	if err != nil || r.OK() || r.Files[0].Problem != "it is not signed" {
 		t.Errorf("%+v, %v", r.Files, err)
 	}
-	if _, err := Verify(t.Context(), t.TempDir(), Options{}); err == nil || !strings.Contains(err.Error(), "it is not there") {
+	if _, err := Verify(t.Context(), t.TempDir(), Options{}); err == nil || !strings.Contains(err.Error(), "not found") {
 		t.Errorf("an empty folder: %v", err)
 	}
 }
@@ -381,23 +381,23 @@ func TestKeysAreReadStrictly(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, content := range map[string]string{
-		"it is empty":                        "",
-		"holds something that is not PEM":    "hello",
-		"it is a private key":                string(private),
-		"something that is not PEM":          string(key.PEM()) + "hello",
-		"it is no public key of ECDSA":       "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
-		"read key bad: it is no public key ": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
-		"is not on the curve P-256":          string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})),
+		"it is empty":                                 "",
+		"it contains data that is not PEM":            "hello",
+		"it is a private key":                         string(private),
+		"contains data that is not PEM":               string(key.PEM()) + "hello",
+		"it is not an ECDSA public key":               "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
+		"read key bad: it is not an ECDSA public key": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+		"is not on the curve P-256":                   string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})),
 	} {
 		if _, err := ParseKeys("bad", []byte(content)); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("got %v, want %q", err, name)
 		}
 	}
 	for name, content := range map[string]string{
-		"it is not one block of PEM": "",
-		"it is encrypted":            "-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED SIGSTORE PRIVATE KEY-----\n",
-		`it holds a "PUBLIC KEY"`:    string(key.PEM()),
-		"it is no key of ECDSA":      "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
+		"it is not a single PEM block": "",
+		"it is encrypted":              "-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED SIGSTORE PRIVATE KEY-----\n",
+		`it contains a "PUBLIC KEY"`:   string(key.PEM()),
+		"it is not an ECDSA key":       "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
 	} {
 		if _, err := ParsePrivateKey("bad", []byte(content)); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("got %v, want %q", err, name)

@@ -1,75 +1,76 @@
-// Package release says which releases of this product exist and what each contains:
-// services and their images, charts, and the Kubernetes versions with the digest of
-// every component that a node installs.
+// Package release lists the releases of this product and their content: services and their
+// images, charts, and the Kubernetes versions with the digest of every component that a
+// node installs.
 //
 // # Feeds
 //
-// The same files are embedded in the program, lie in a directory, or are served over
-// HTTP. All names are relative to the place of the feed:
+// The same files are embedded in the program, stored in a directory, or served over HTTP.
+// All names are relative to the location of the feed:
 //
 //	index.json                        names every other file with its SHA-256 and length;
 //	                                  sequence, creation, end, and all key sets
-//	summaries.json                    what decisions about versions need, for all releases
+//	summaries.json                    the facts for version decisions, of all releases
 //	majors/v1.json                    the minors of a major
 //	minors/v1.1.json                  the releases of a minor
 //	releases/v1.1.0.yaml              a release, see below
 //	releases/v1.1.0/images.json       OS images by provider, container images, digests
 //	releases/v1.1.0/measurements/<provider>.json
-//	releases/v1.1.0/components.json   what machines may install, see Trust; no index names it
-//	keys/1.json                       the key sets, as the index has them
+//	releases/v1.1.0/components.json   components that machines may install, see Trust; not
+//	                                  in the index
+//	keys/1.json                       the key sets, equal to those in the index
 //	<file>.sig                        of each: base64 of an ASN.1 signature, ECDSA P-256
-//	                                  over SHA-256, as `cosign verify-blob --key` takes it
+//	                                  over SHA-256, for `cosign verify-blob --key`
 //
-// A client believes an index that one of its keys signed, and any other file only with
-// the digest and length that this index gives for its name; the content must say the
-// version (and provider) that it was asked for. So files of two publications do not mix.
-// The sequence never goes back: what was seen last is remembered for each place and set
-// of keys, and the same sequence with another content is refused as well. What has
-// expired, or is from the future, is refused. Whatever is refused, the last good copy is
-// used, marked as stale with the reason, and without one the error says why.
+// A client trusts an index that one of its keys signed. It trusts any other file only with
+// the digest and length in this index, and if the content states the requested version
+// (and provider). So files of two publications do not mix. The sequence never goes back:
+// the client stores the newest one for each location and set of keys, and also refuses the
+// same sequence with other content. A publication that has expired, or is from the future,
+// is refused. After a refusal the client uses the last good copy, marked as stale with the
+// reason; without one it returns an error.
 //
-// Keys change by key sets. Each is signed by a key of one before it, and from then on
-// its keys alone may sign, until it ends. The index carries all of them, so that a
-// client finds its way from any set that it trusts, in the same three requests.
+// Keys are rotated by key sets. Each is signed by a key of an earlier set, and from then on
+// only its keys may sign, until it expires. The index has all sets, so a client can follow
+// them from any set that it trusts, in the same three requests.
 //
-// What is learned after a release was published does not change its file: what is
-// faulty and where the program is stand in summaries.json. Of a release that also comes
-// with the program, a feed may say no more than that; another content is an error.
+// Facts that are learned after the publication of a release do not change its file:
+// summaries.json lists faulty versions and downloads. For a release that is also in the
+// program, a feed may add these facts only; other content is an error.
 //
-// What comes with the program is not signed: whoever can change it can change the
+// The releases in the program are not signed: write access to them is write access to the
 // program. There is no official feed yet, and so no embedded key.
 //
 // # Files of releases
 //
-// A release is one YAML file, <version>.yaml. It is read strictly: a key that this
-// program does not know, a missing digest or a name that leads nowhere makes the
-// file unusable, because whatever is installed on a node is named here.
+// A release is one YAML file, <version>.yaml. It is decoded strictly: an unknown key, a
+// missing digest or a dangling name makes the file invalid, because it determines
+// everything that is installed on a node.
 //
 //	schema: "1"              format of the file; another one is refused
 //	version: v1.1.0          the release; the same as the file's name
 //	upgradeFrom: v1.0.0      oldest release that can be upgraded to this one; absent
 //	                         if there is none
 //	published: 2026-11-21T12:00:00Z   optional
-//	services:                what runs and has a version
+//	services:                versioned programs of the cluster
 //	- name: operator         unique
 //	  kind: release          the default; or kubernetes: kube-proxy, coredns and
-//	                         cluster-autoscaler, whose versions stand below
+//	                         cluster-autoscaler, whose versions follow below
 //	  version: v1.1.0
-//	  image: host/name:tag   absent for what is part of the OS image
+//	  image: host/name:tag   absent for a part of the OS image
 //	  chart: name            the chart that installs it; with image only
 //	charts:                  in the order of installation
 //	- name: ...              unique; a directory of the charts that come with the program
 //	  namespace: ...
 //	  values: {...}          merged over those of the chart
 //	  needs: [...]           charts above that must be ready before
-//	- name: cert-manager     a chart of others; Helm calls the installation so
+//	- name: cert-manager     a third-party chart; the name of its Helm release
 //	  namespace: ...
 //	  chart: cert-manager    its name in its Chart.yaml, if that is another
 //	  source: oci://...      file:, https: or oci:, see package engine/chart
 //	  version: v1.19.1       as in its Chart.yaml
 //	  digest: sha256:...     of the archive, or for oci: of the manifest
-//	  crds: skip             its folder crds is left alone; absent: applied before the chart
-//	  destructive: ...       what is lost when another version replaces it; absent: nothing
+//	  crds: skip             its folder crds is ignored; absent: applied before the chart
+//	  destructive: ...       the loss when another version replaces it; absent: none
 //	crds: [...]              names of the definitions that the charts need
 //	artifacts:               by component: kubeadm, kubelet, kubectl, crictl, cni-plugins
 //	  kubeadm:
@@ -78,10 +79,10 @@
 //	    extract: false
 //	archives:                digests of crictl and cni-plugins: version, architecture
 //	  crictl: {v1.36.0: {amd64: "sha256:...", arm64: "sha256:..."}}
-//	images:                  what kubeadm pulls, with {kubernetes} {etcd} {coredns} {pause}
+//	images:                  kubeadm's images, with {kubernetes} {etcd} {coredns} {pause}
 //	kubernetes:              oldest first
 //	- version: v1.36.3
-//	  etcd: 3.6.8-0          tags of the images, as kubeadm of that version names them
+//	  etcd: 3.6.8-0          tags of the images of this kubeadm version
 //	  coredns: v1.14.2
 //	  pause: "3.10.2"
 //	  autoscaler: v1.36.0    tag of a cluster-autoscaler for this minor; optional
@@ -90,7 +91,7 @@
 //	  digests: {amd64: {kubeadm: "sha256:...", ...}, arm64: {...}}
 //	defaultKubernetes: v1.35.4
 //
-// The package never decides which release may follow which; package engine does.
+// The package does not decide which upgrades are possible; package engine does.
 package release
 
 import (
@@ -113,10 +114,10 @@ import (
 	"constellation/engine/version"
 )
 
-// schema is the format that this program reads.
+// schema is the supported format.
 const schema = "1"
 
-// Architectures are those that every release has components for.
+// Architectures are those for which every release has components.
 var architectures = []string{"amd64", "arm64"}
 
 // names of the components of a node, in the order of a list.
@@ -127,8 +128,8 @@ var (
 	bound = []string{"kube-proxy", "coredns", "cluster-autoscaler"}
 )
 
-// ErrNotOffered means that a release has no such Kubernetes version. The text of the
-// error names what it has.
+// ErrNotOffered means that a release lacks a version or a file. The error lists the available
+// ones.
 var ErrNotOffered = errors.New("not offered")
 
 // Release is what one release contains.
@@ -140,12 +141,12 @@ type Release struct {
 	Charts      []Chart // in the order of installation
 	CRDs        []string
 	Kubernetes  []Kubernetes // oldest first
-	// DefaultKubernetes is what a new cluster gets if its owner names nothing.
+	// DefaultKubernetes is the version of new clusters without a configured one.
 	DefaultKubernetes version.Version
-	// Published is when the release came out; zero if nobody said.
+	// Published is the publication date; zero if unknown.
 	Published time.Time
-	// Faulty is why nobody may go to this release; empty if it is fine. CLI says where
-	// its program is. Neither is part of the file, which never changes.
+	// Faulty is the reason why upgrades to this release are refused; empty if it is fine. CLI
+	// lists its downloads. Neither is part of the file, which never changes.
 	Faulty string
 	CLI    []Download
 
@@ -154,14 +155,14 @@ type Release struct {
 	images    map[string]string
 }
 
-// Service is what runs in a cluster of a release and has a version.
+// Service is a versioned program in a cluster of a release.
 type Service struct {
 	Name string `yaml:"name" json:"name"`
 	// Kind is OfRelease or OfKubernetes.
 	Kind string `yaml:"kind" json:"kind"`
-	// Version is zero for what is bound to Kubernetes.
+	// Version is zero for services bound to Kubernetes.
 	Version version.Version `yaml:"version" json:"version,omitzero"`
-	// Image is empty for what is part of the OS image.
+	// Image is empty for a part of the OS image.
 	Image string `yaml:"image" json:"image,omitempty"`
 	// Chart is the name of the chart that installs it.
 	Chart string `yaml:"chart" json:"chart,omitempty"`
@@ -179,8 +180,8 @@ type Kubernetes struct {
 	CNIPlugins string `yaml:"cni-plugins"`
 	// Autoscaler is the tag of the cluster-autoscaler for this minor; may be empty.
 	Autoscaler string `yaml:"autoscaler"`
-	// Faulty is why nobody may go to this patch; empty if it is fine. It is not part of
-	// the file.
+	// Faulty is the reason why upgrades to this patch are refused; empty if it is fine. It is not
+	// part of the file.
 	Faulty string `yaml:"-"`
 
 	// Digests are of the binaries: architecture, name.
@@ -193,7 +194,7 @@ type artifact struct {
 	Extract bool   `yaml:"extract"`
 }
 
-// file is a release as it is written.
+// file is the schema of a release's file.
 type file struct {
 	Schema            string                                  `yaml:"schema"`
 	Version           version.Version                         `yaml:"version"`
@@ -209,7 +210,7 @@ type file struct {
 	DefaultKubernetes version.Version                         `yaml:"defaultKubernetes"`
 }
 
-// Parse reads one release. The error joins everything that is wrong with it.
+// Parse reads one release. The error joins all problems.
 func Parse(b []byte) (*Release, error) {
 	var f file
 	d := yaml.NewDecoder(bytes.NewReader(b))
@@ -218,10 +219,10 @@ func Parse(b []byte) (*Release, error) {
 		return nil, fmt.Errorf("parse release: %w", err)
 	}
 	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return nil, errors.New("parse release: something follows the document")
+		return nil, errors.New("parse release: unexpected data after the document")
 	}
 	if f.Schema != schema {
-		return nil, fmt.Errorf("parse release: its format is %q and this program reads %q", f.Schema, schema)
+		return nil, fmt.Errorf("parse release: its format is %q, want %q", f.Schema, schema)
 	}
 	for i := range f.Services {
 		if f.Services[i].Kind == "" {
@@ -247,7 +248,7 @@ var (
 	fieldRE  = regexp.MustCompile(`\{[a-z]*\}`)
 )
 
-// check returns what is wrong with f, in the order of the file.
+// check returns the problems of f, in the order of the file.
 func (f *file) check() []error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -255,7 +256,7 @@ func (f *file) check() []error {
 	if f.Version.IsZero() {
 		bad("version: missing")
 	} else if !validVersion(f.Version.String()) {
-		bad("version: cannot be the name of a file")
+		bad("version: not usable as a file name")
 	}
 	if !f.UpgradeFrom.IsZero() && !f.UpgradeFrom.Less(f.Version) {
 		bad("upgradeFrom: %s is not older than the release", f.UpgradeFrom)
@@ -276,7 +277,7 @@ func (f *file) check() []error {
 	}
 	for i, c := range f.CRDs {
 		if !nameRE.MatchString(c) || slices.Index(f.CRDs, c) != i {
-			bad("crds[%d]: %q is no name or occurs twice", i, c)
+			bad("crds[%d]: %q is not a name or occurs twice", i, c)
 		}
 	}
 	for _, name := range append(slices.Clone(binaries), archives...) {
@@ -286,7 +287,7 @@ func (f *file) check() []error {
 		case !ok:
 			bad("artifacts.%s: missing", name)
 		case err != nil || u.Scheme != "https" || u.Host == "" || u.Path == "":
-			bad("artifacts.%s: %q is no https address", name, a.URL)
+			bad("artifacts.%s: %q is not an https address", name, a.URL)
 		case !strings.Contains(a.URL, "{version}") || !strings.Contains(a.URL, "{arch}") || fieldRE.MatchString(a.expand("v1.0.0", "amd64")):
 			bad("artifacts.%s: the address must contain {version} and {arch} and nothing else in braces", name)
 		case !path.IsAbs(a.Path) || path.Clean(a.Path) != a.Path || a.Path == "/":
@@ -306,7 +307,7 @@ func (f *file) check() []error {
 		}
 		for v, digests := range versions {
 			if _, err := version.Parse(v); err != nil || v[0] != 'v' {
-				bad("archives.%s: %q is no version with a v", name, v)
+				bad("archives.%s: %q is not a version with a v", name, v)
 			}
 			errs = append(errs, checkDigests("archives."+name+"."+v, digests, architectures)...)
 		}
@@ -316,7 +317,7 @@ func (f *file) check() []error {
 	}
 	for name, image := range f.Images {
 		if s := expandImage(image, Kubernetes{Version: version.MustParse("v1.0.0"), Etcd: "1", CoreDNS: "1", Pause: "1"}); !imageRE.MatchString(s) {
-			bad("images.%s: %q is no image with a tag", name, image)
+			bad("images.%s: %q is not an image with a tag", name, image)
 		}
 	}
 	for i, k := range f.Kubernetes {
@@ -327,13 +328,13 @@ func (f *file) check() []error {
 		}
 		where += " " + k.Version.String()
 		if i > 0 && !f.Kubernetes[i-1].Version.Less(k.Version) {
-			bad("%s: is not newer than the one before", where)
+			bad("%s: is not newer than the previous one", where)
 		}
 		if k.Autoscaler != "" && !tagRE.MatchString(k.Autoscaler) {
-			bad("%s: autoscaler is no tag", where)
+			bad("%s: autoscaler is not a tag", where)
 		}
 		if !tagRE.MatchString(k.Etcd) || !tagRE.MatchString(k.CoreDNS) || !tagRE.MatchString(k.Pause) {
-			bad("%s: etcd, coredns or pause is no tag", where)
+			bad("%s: etcd, coredns or pause is not a tag", where)
 		}
 		for _, name := range archives {
 			if f.Archives[name][k.archive(name)] == nil {
@@ -356,30 +357,30 @@ func (f *file) check() []error {
 	return errs
 }
 
-// checkServices wants services as a release names them; charts are those of the release,
-// nil if they are not at hand.
+// checkServices validates the services of a release; charts are those of the release, nil if
+// unknown.
 func checkServices(all []Service, charts map[string]bool) (errs []error) {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	services := map[string]bool{}
 	for i, s := range all {
 		switch {
 		case !nameRE.MatchString(s.Name):
-			bad("services[%d]: %q is no name", i, s.Name)
+			bad("services[%d]: %q is not a name", i, s.Name)
 		case services[s.Name]:
 			bad("services[%d]: %s occurs twice", i, s.Name)
 		case s.Kind == OfKubernetes && (!s.Version.IsZero() || s.Image != "" || s.Chart != ""):
-			bad("services[%d]: %s is bound to Kubernetes and has no version, image or chart of its own", i, s.Name)
+			bad("services[%d]: %s is bound to Kubernetes and must not have version, image or chart", i, s.Name)
 		case s.Kind == OfKubernetes && !slices.Contains(bound, s.Name):
-			bad("services[%d]: %s is not bound to Kubernetes; that are %s", i, s.Name, strings.Join(bound, ", "))
-		case s.Kind == OfKubernetes: // its version is that of the Kubernetes version
+			bad("services[%d]: %s is not bound to Kubernetes; only %s are", i, s.Name, strings.Join(bound, ", "))
+		case s.Kind == OfKubernetes: // the Kubernetes version determines it
 		case s.Kind != OfRelease:
 			bad("services[%d]: kind %q is neither %s nor %s", i, s.Kind, OfRelease, OfKubernetes)
 		case s.Version.IsZero():
 			bad("services[%d]: %s has no version", i, s.Name)
 		case (s.Image == "") != (s.Chart == ""):
-			bad("services[%d]: %s needs both image and chart, or none", i, s.Name)
+			bad("services[%d]: %s needs both image and chart, or neither", i, s.Name)
 		case s.Image != "" && !imageRE.MatchString(s.Image):
-			bad("services[%d]: %q is no image with a tag", i, s.Image)
+			bad("services[%d]: %q is not an image with a tag", i, s.Image)
 		case s.Chart != "" && !nameRE.MatchString(s.Chart) || charts != nil && s.Chart != "" && !charts[s.Chart]:
 			bad("services[%d]: there is no chart %s", i, s.Chart)
 		}
@@ -391,18 +392,18 @@ func checkServices(all []Service, charts map[string]bool) (errs []error) {
 	return errs
 }
 
-// checkDownloads wants one address for each platform.
+// checkDownloads requires one address per platform.
 func checkDownloads(all []Download) error {
 	seen := map[string]bool{}
 	for _, d := range all {
 		u, err := url.Parse(d.URL)
 		switch platform := d.OS + "/" + d.Arch; {
 		case !nameRE.MatchString(d.OS) || !nameRE.MatchString(d.Arch) || seen[platform]:
-			return fmt.Errorf("download for %q: it is no platform, or occurs twice", shorten(platform))
+			return fmt.Errorf("download for %q: unknown platform or duplicate", shorten(platform))
 		case err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || badText(d.URL):
-			return fmt.Errorf("download for %s: %q is no https address", platform, shorten(d.URL))
+			return fmt.Errorf("download for %s: %q is not an https address", platform, shorten(d.URL))
 		case d.Digest != "" && !digestRE.MatchString(d.Digest):
-			return fmt.Errorf("download for %s: digest %q", platform, shorten(d.Digest))
+			return fmt.Errorf("download for %s: invalid digest %q", platform, shorten(d.Digest))
 		default:
 			seen[platform] = true
 		}
@@ -410,11 +411,11 @@ func checkDownloads(all []Download) error {
 	return nil
 }
 
-// checkDigests wants exactly one digest for each of keys.
+// checkDigests requires exactly one digest for each of keys.
 func checkDigests(where string, got map[string]string, keys []string) (errs []error) {
 	for _, k := range keys {
 		if !digestRE.MatchString(got[k]) {
-			errs = append(errs, fmt.Errorf("%s: digest of %s is %q", where, k, got[k]))
+			errs = append(errs, fmt.Errorf("%s: invalid digest of %s: %q", where, k, got[k]))
 		}
 	}
 	for k := range got {
@@ -450,8 +451,8 @@ func (r *Release) Service(name string) (Service, bool) {
 	return Service{}, false
 }
 
-// ForKubernetes returns what the release knows about a Kubernetes version. The error
-// wraps ErrNotOffered.
+// ForKubernetes returns a release's entry for a Kubernetes version. The error wraps
+// ErrNotOffered.
 func (r *Release) ForKubernetes(v version.Version) (Kubernetes, error) {
 	var have []string
 	for _, k := range r.Kubernetes {
@@ -473,9 +474,8 @@ func (r *Release) Minors() []string {
 	return slices.Compact(out)
 }
 
-// Components returns what a node must have installed for a Kubernetes version, as
-// upstream publishes it, for an architecture in Go's words. The error wraps
-// ErrNotOffered.
+// Components returns the components of a node for a Kubernetes version, as published upstream,
+// for an architecture in Go's notation. The error wraps ErrNotOffered.
 func (r *Release) Components(v version.Version, arch string) (component.List, error) {
 	k, err := r.ForKubernetes(v)
 	if err != nil {
@@ -513,9 +513,9 @@ func (r *Release) Images(v version.Version) (map[string]string, error) {
 // Catalogue is a set of releases.
 type Catalogue struct{ releases []*Release }
 
-// Load reads every release of dir, releases/<version>.yaml; dir is assets.Releases().
-// One file that cannot be used makes the catalogue unusable: a hole in it would look
-// like a release that does not exist.
+// Load reads every release of dir, releases/<version>.yaml; dir is assets.Releases(). One
+// invalid file makes the catalogue invalid: a gap would look like a release that does not
+// exist.
 func Load(dir fs.FS) (*Catalogue, error) {
 	names, err := fs.Glob(dir, "releases/*.yaml")
 	if err != nil {
@@ -532,12 +532,12 @@ func Load(dir fs.FS) (*Catalogue, error) {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		if name != releaseName(r.Version) {
-			return nil, fmt.Errorf("%s: holds release %s", name, r.Version)
+			return nil, fmt.Errorf("%s: contains release %s", name, r.Version)
 		}
 		c.releases = append(c.releases, r)
 	}
 	if len(c.releases) == 0 {
-		return nil, errors.New("list releases: there are none")
+		return nil, errors.New("list releases: none found")
 	}
 	slices.SortFunc(c.releases, func(a, b *Release) int { return a.Version.Compare(b.Version) })
 	return c, nil
@@ -546,7 +546,7 @@ func Load(dir fs.FS) (*Catalogue, error) {
 // Releases returns all releases, oldest first.
 func (c *Catalogue) Releases() []*Release { return slices.Clone(c.releases) }
 
-// Release returns one release. The error wraps ErrNotOffered and names what there is.
+// Release returns one release. The error wraps ErrNotOffered and lists the available ones.
 func (c *Catalogue) Release(v version.Version) (*Release, error) {
 	var have []string
 	for _, r := range c.releases {

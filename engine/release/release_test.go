@@ -72,9 +72,9 @@ func TestReleasesAreComplete(t *testing.T) {
 	}
 }
 
-// A digest that stands for two different things was copied into the wrong line; two
-// digests for one thing mean that one of them is wrong.
-func TestDigestsNameOneThingEach(t *testing.T) {
+// A digest used for two components was copied into the wrong line; two digests of one
+// component mean that one of them is wrong.
+func TestDigestsAreUnique(t *testing.T) {
 	byDigest, byURL := map[string]string{}, map[string]string{}
 	for _, r := range embedded(t).Releases() {
 		for _, k := range r.Kubernetes {
@@ -100,7 +100,7 @@ func TestDigestsNameOneThingEach(t *testing.T) {
 	}
 }
 
-// The two that the sandbox builds, as upstream publishes them.
+// The two that the sandbox builds, as published upstream.
 func TestKnownDigests(t *testing.T) {
 	c := embedded(t)
 	for _, tt := range []struct{ release, kubernetes, arch, name, url, digest string }{
@@ -123,8 +123,8 @@ func TestKnownDigests(t *testing.T) {
 	}
 }
 
-// Every patch that upstream has published, for both architectures, and no digest but
-// those that it published.
+// All published upstream patches are offered for both architectures, with the published
+// digests only.
 func TestEveryPublishedPatchIsOffered(t *testing.T) {
 	b, err := os.ReadFile("testdata/upstream-digests.yaml")
 	if err != nil {
@@ -171,7 +171,7 @@ func TestBoundsAreSane(t *testing.T) {
 	for i, r := range c.Releases() {
 		minors := r.Minors()
 		if len(minors) < 2 {
-			t.Errorf("%s offers %v alone: nobody could go from one minor to the next", r.Version, minors)
+			t.Errorf("%s offers only %v: no upgrade from one minor to the next is possible", r.Version, minors)
 		}
 		for j := 1; j < len(r.Kubernetes); j++ {
 			if d := r.Kubernetes[j-1].Version.MinorDistance(r.Kubernetes[j].Version); d > 1 {
@@ -206,7 +206,7 @@ func TestBoundsAreSane(t *testing.T) {
 	}
 }
 
-// What `kubeadm config images list` says, from the sources of these versions.
+// The output of `kubeadm config images list`, from the sources of these versions.
 func TestImagesAreNamedAsKubeadmNamesThem(t *testing.T) {
 	c := embedded(t)
 	for _, tt := range []struct{ release, kubernetes, etcd, coredns, pause string }{
@@ -238,7 +238,7 @@ func TestImagesAreNamedAsKubeadmNamesThem(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotOfferedIsNamed(t *testing.T) {
+func TestNotOfferedErrorsListAlternatives(t *testing.T) {
 	c := embedded(t)
 	_, err := c.Release(version.MustParse("v9.0.0"))
 	if !errors.Is(err, ErrNotOffered) || !strings.Contains(err.Error(), "v1.0.0, v1.1.0") {
@@ -271,15 +271,15 @@ func TestUnusableFilesAreRefused(t *testing.T) {
 		{"a path that climbs", "path: /usr/local/bin/kubelet", "path: /usr/local/../../etc/kubelet", "artifacts.kubelet"},
 		{"an archive that does not exist", "crictl: v1.35.0", "crictl: v1.35.9", `archives.crictl has no "v1.35.9"`},
 		{"a service of no chart", "chart: constellation-operator", "chart: constellation-operators", "there is no chart constellation-operators"},
-		{"an image without a tag", "image: registry.constellation.example/operator:v1.1.0", "image: registry.constellation.example/operator", "is no image with a tag"},
+		{"an image without a tag", "image: registry.constellation.example/operator:v1.1.0", "image: registry.constellation.example/operator", "is not an image with a tag"},
 		{"a default that is not offered", "defaultKubernetes: v1.35.4", "defaultKubernetes: v1.30.0", "defaultKubernetes"},
 		{"an upgrade from the future", "upgradeFrom: v1.0.0", "upgradeFrom: v1.2.0", "upgradeFrom"},
-		{"a version that is no version", "version: v1.36.4", "version: v1.36", "MAJOR.MINOR.PATCH"},
-		{"a service bound to nothing", "  - name: coredns\n    kind: kubernetes", "  - name: corefile\n    kind: kubernetes", "corefile is not bound to Kubernetes; that are kube-proxy, coredns, cluster-autoscaler"},
-		{"a bound service with a version", "  - name: coredns\n    kind: kubernetes", "  - name: coredns\n    version: v1.0.0\n    kind: kubernetes", "has no version, image or chart of its own"},
+		{"an invalid version", "version: v1.36.4", "version: v1.36", "MAJOR.MINOR.PATCH"},
+		{"a service bound to nothing", "  - name: coredns\n    kind: kubernetes", "  - name: corefile\n    kind: kubernetes", "corefile is not bound to Kubernetes; only kube-proxy, coredns, cluster-autoscaler are"},
+		{"a bound service with a version", "  - name: coredns\n    kind: kubernetes", "  - name: coredns\n    version: v1.0.0\n    kind: kubernetes", "is bound to Kubernetes and must not have version, image or chart"},
 		{"a service of another kind", "kind: kubernetes", "kind: cloud", `kind "cloud" is neither`},
-		{"an autoscaler that is no tag", "autoscaler: v1.36.0", `autoscaler: "a b"`, "autoscaler is no tag"},
-		{"a second document", "\ndefaultKubernetes: v1.35.4", "\ndefaultKubernetes: v1.35.4\n---\na: b", "something follows the document"},
+		{"an autoscaler that is no tag", "autoscaler: v1.36.0", `autoscaler: "a b"`, "autoscaler is not a tag"},
+		{"a second document", "\ndefaultKubernetes: v1.35.4", "\ndefaultKubernetes: v1.35.4\n---\na: b", "unexpected data after the document"},
 		{"versions out of order", "  - version: v1.36.4", "  - version: v1.35.1", "is not newer"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -295,7 +295,7 @@ func TestUnusableFilesAreRefused(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Load(fstest.MapFS{"releases/v1.2.0.yaml": {Data: good}}); err == nil || !strings.Contains(err.Error(), "holds release v1.1.0") {
+	if _, err := Load(fstest.MapFS{"releases/v1.2.0.yaml": {Data: good}}); err == nil || !strings.Contains(err.Error(), "contains release v1.1.0") {
 		t.Errorf("a file under another name: %v", err)
 	}
 	if _, err := Load(fstest.MapFS{}); err == nil {

@@ -9,51 +9,51 @@ import (
 	"constellation/engine/version"
 )
 
-// A statement says which components a release builder vouches for: lists of components by
-// version of Kubernetes and architecture, each by its digest, which covers every field of
-// every component. A machine runs nothing else. Whoever can write what machines install, or
-// can call an agent, cannot sign.
+// A statement is a release builder's signature over the components that machines may run: the
+// digests of lists of components by version of Kubernetes and architecture. A list's digest
+// covers every field of every component. Write access to a list, or access to an agent, does
+// not permit signing.
 //
-// The text that travels is JSON: the statement, its signature, and the key sets that lead
-// from the keys of a machine to the one that signed. It is public, and it stands beside the
-// list wherever that goes: in the annotation of the ConfigMap, in the init request, in the
-// join ticket and in the request to an agent.
+// The transferred text is JSON: the statement, its signature, and the key sets that lead from
+// the keys of a machine to the signing key. It is public, and accompanies the list: in the
+// annotation of the ConfigMap, the init request, the join ticket and the request to an agent.
 
-// MachineKeys is where a machine has the public keys of release builders, below the root of
-// its file system: PEM, one or more. It is part of the image, which is measured.
+// MachineKeys is the path of the release builders' public keys on a machine, below the root of
+// its file system: PEM, one or more. It is part of the measured image.
 const MachineKeys = "usr/lib/constellation/release-keys.pem"
 
 // MaxStatement bounds the text of a statement in bytes; a real one has about 1 kB, and each
 // key set adds as much.
 const MaxStatement = 32 << 10
 
-// statementType keeps a signature over another document from being one over a statement.
+// statementType prevents a signature over another kind of document from being valid for a
+// statement.
 const statementType = "constellation-components"
 
-// Errors of a Trust. Their texts name the remedy.
+// Errors of a Trust. Their texts include the remedy.
 var (
-	// ErrNoStatement means that nothing vouches for the components.
-	ErrNoStatement = errors.New("no statement of a release builder comes with the components; `constellation init`, `upgrade apply` and `upgrade prepare` of the current program publish it")
-	// ErrNotVouched means that a valid statement vouches for other components.
-	ErrNotVouched = errors.New("the statement of the release builder does not vouch for these components; run `constellation upgrade prepare` of the program that published them")
+	// ErrNoStatement means that the components have no statement.
+	ErrNoStatement = errors.New("the components have no statement of a release builder; publish it with `constellation init`, `upgrade apply` or `upgrade prepare` of the current program")
+	// ErrNotVouched means that a valid statement does not cover the components.
+	ErrNotVouched = errors.New("the statement of the release builder does not cover these components; run `constellation upgrade prepare` of the program that published them")
 	// ErrNoMachineKeys means that this machine cannot verify any statement.
 	ErrNoMachineKeys = errors.New("this machine has no release keys; replace it with a machine of a newer image")
 )
 
-// Vouched are the digests of lists of components that somebody vouches for, by version of
-// Kubernetes, such as v1.36.3, and architecture, such as amd64.
+// Vouched are the digests of signed lists of components by version of Kubernetes, such as
+// v1.36.3, and architecture, such as amd64.
 type Vouched map[string]map[string]string
 
-// statement is the document that is signed.
+// statement is the signed document.
 type statement struct {
 	Schema     string  `json:"schema"`
 	Type       string  `json:"type"`
 	Kubernetes Vouched `json:"kubernetes"`
 }
 
-// signedStatement is what travels.
+// signedStatement is the transferred form.
 type signedStatement struct {
-	// Statement is the document as text, so that its bytes are those that were signed.
+	// Statement is the document as text, to preserve the signed bytes.
 	Statement string         `json:"statement"`
 	Signature string         `json:"signature"`
 	Keys      []signedKeySet `json:"keys,omitempty"`
@@ -76,7 +76,7 @@ func parseStatement(b []byte) (Vouched, error) {
 	}
 	switch {
 	case s.Schema != schema:
-		return nil, fmt.Errorf("read statement: its format is %q and this program reads %q", shorten(s.Schema), schema)
+		return nil, fmt.Errorf("read statement: its format is %q, want %q", shorten(s.Schema), schema)
 	case s.Type != statementType:
 		return nil, fmt.Errorf("read statement: its type is %q, want %q", shorten(s.Type), statementType)
 	case len(s.Kubernetes) == 0:
@@ -84,28 +84,28 @@ func parseStatement(b []byte) (Vouched, error) {
 	}
 	for v, lists := range s.Kubernetes {
 		if !validVersion(v) {
-			return nil, fmt.Errorf("read statement: %q is no version", shorten(v))
+			return nil, fmt.Errorf("read statement: %q is not a version", shorten(v))
 		}
 		for arch, d := range lists {
 			if !digestRE.MatchString(d) {
-				return nil, fmt.Errorf("read statement: the digest for Kubernetes %s on %s is %q", v, shorten(arch), shorten(d))
+				return nil, fmt.Errorf("read statement: invalid digest for Kubernetes %s on %s: %q", v, shorten(arch), shorten(d))
 			}
 		}
 	}
 	return s.Kubernetes, nil
 }
 
-// joinStatement returns the text that travels.
+// joinStatement returns the transferred text.
 func joinStatement(document, signature []byte, chain []signedKeySet) (string, error) {
 	b, err := json.Marshal(signedStatement{string(document), string(signature), chain})
 	if err == nil && len(b) > MaxStatement {
-		err = fmt.Errorf("statement has %d bytes, and %d are the most; begin a new chain of key sets with the next image", len(b), MaxStatement)
+		err = fmt.Errorf("statement has %d bytes, more than %d; start a new chain of key sets with the next image", len(b), MaxStatement)
 	}
 	return string(b), err
 }
 
-// Vouch signs a statement over v. The same v has the same text, so that a statement that is
-// made again changes nothing. Its key must be one of those of the machines.
+// Vouch signs a statement over v. It is deterministic, so signing again changes nothing. Its
+// key must be one of the machines' keys.
 func (k *PrivateKey) Vouch(v Vouched) (string, error) {
 	b, err := encodeStatement(v)
 	if err != nil {
@@ -118,20 +118,19 @@ func (k *PrivateKey) Vouch(v Vouched) (string, error) {
 	return joinStatement(b, sig, nil)
 }
 
-// Trust is whose statements a machine believes. The zero value believes nobody's.
+// Trust is the set of keys whose statements a machine accepts. The zero value accepts none.
 type Trust struct{ keys []Key }
 
 // NewTrust returns the trust in keys.
 func NewTrust(keys ...Key) Trust { return Trust{keys} }
 
-// Verify returns nil if the statement in text vouches for list as what a machine of arch
-// installs for Kubernetes v. The error wraps ErrNoStatement if text is empty, ErrNotVouched
-// if a statement of a trusted key vouches for another list or version, ErrUntrusted if no
-// trusted key signed it, and ErrNoMachineKeys if no key is trusted.
+// Verify returns nil if the statement in text covers list for a machine of arch and Kubernetes
+// v. The error wraps ErrNoStatement if text is empty, ErrNotVouched if a trusted statement
+// covers another list or version, ErrUntrusted if no trusted key signed it, and
+// ErrNoMachineKeys if there are no trusted keys.
 //
-// Key sets have an end, and a statement has none: a machine joins with what was published
-// when its cluster was upgraded last, and its clock is not trusted. A key that must not be
-// used any more is taken out of the next image.
+// Key sets expire, but statements do not: a machine joins with the statement of its cluster's
+// last upgrade, and its clock is not trusted. To revoke a key, remove it from the next image.
 func (t Trust) Verify(text string, v version.Version, arch string, list component.List) error {
 	vouched, err := t.read(text)
 	if err != nil {
@@ -142,12 +141,12 @@ func (t Trust) Verify(text string, v version.Version, arch string, list componen
 	case !ok:
 		return fmt.Errorf("%w: it does not name Kubernetes %s for %s", ErrNotVouched, v, arch)
 	case list.Digest() != want:
-		return fmt.Errorf("%w: for Kubernetes %s on %s it names the list %s, and this one is %s", ErrNotVouched, v, arch, want, list.Digest())
+		return fmt.Errorf("%w: for Kubernetes %s on %s it names the list %s, not %s", ErrNotVouched, v, arch, want, list.Digest())
 	}
 	return nil
 }
 
-// over returns nil if the statement in text vouches for the list with a digest and no other.
+// over returns nil if the statement in text covers exactly the list with a digest.
 func (t Trust) over(text, digest string) error {
 	vouched, err := t.read(text)
 	if err != nil {
@@ -163,7 +162,7 @@ func (t Trust) over(text, digest string) error {
 	return nil
 }
 
-// read returns what the statement in text vouches for, if a trusted key signed it.
+// read returns the lists of the statement in text, if a trusted key signed it.
 func (t Trust) read(text string) (Vouched, error) {
 	switch {
 	case len(t.keys) == 0:
@@ -171,7 +170,7 @@ func (t Trust) read(text string) (Vouched, error) {
 	case text == "":
 		return nil, ErrNoStatement
 	case len(text) > MaxStatement:
-		return nil, fmt.Errorf("%w: the statement has %d bytes, and %d are the most", ErrUntrusted, len(text), MaxStatement)
+		return nil, fmt.Errorf("%w: the statement has %d bytes, more than %d", ErrUntrusted, len(text), MaxStatement)
 	}
 	var s signedStatement
 	if err := strictJSON([]byte(text), &s); err != nil {

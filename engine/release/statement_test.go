@@ -30,7 +30,7 @@ func vouch(t testing.TB, k *PrivateKey) string {
 	return s
 }
 
-func TestStatementsVouchForOneListOfOneVersion(t *testing.T) {
+func TestStatementCoversOneListOfOneVersion(t *testing.T) {
 	key, stranger := newTestKey(t, "builder"), newTestKey(t, "stranger")
 	trust := NewTrust(stranger.Key, key.Key)
 	good := vouch(t, key)
@@ -57,7 +57,7 @@ func TestStatementsVouchForOneListOfOneVersion(t *testing.T) {
 		}
 		return string(b)
 	}
-	// A signature of the same key over another kind of document is none over a statement.
+	// A signature of the same key over another kind of document is not valid for a statement.
 	signed := func(document string) string {
 		sig, err := key.sign([]byte(document))
 		if err != nil {
@@ -130,9 +130,9 @@ func TestStatementsVouchForOneListOfOneVersion(t *testing.T) {
 	}
 }
 
-// TestPublishersVouchForComponents publishes a feed as its keys change, and verifies its
-// statements as machines of images of any time do.
-func TestPublishersVouchForComponents(t *testing.T) {
+// TestStatementsSurviveKeyRotation publishes a feed with rotated keys, and verifies its
+// statements with the keys of older and newer images.
+func TestStatementsSurviveKeyRotation(t *testing.T) {
 	first, second, third := newTestKey(t, "first"), newTestKey(t, "second"), newTestKey(t, "third")
 	from, dir := sources(t), filepath.Join(t.TempDir(), "feed")
 	statement := func(o Options) (string, *Release) {
@@ -182,7 +182,7 @@ func TestPublishersVouchForComponents(t *testing.T) {
 	if err := believed(s, r, newTestKey(t, "x").Key); !errors.Is(err, ErrUntrusted) {
 		t.Errorf("a stranger's key: %v", err)
 	}
-	// A machine that has the key that came last believes neither of those that were retired.
+	// A machine with only the newest key rejects statements of retired keys.
 	if err := NewTrust(third.Key).Verify(vouch(t, first), k136, "amd64", parts); !errors.Is(err, ErrSigner) {
 		t.Errorf("a retired key: %v", err)
 	}
@@ -239,9 +239,9 @@ func FuzzStatement(f *testing.F) {
 	})
 }
 
-// TestFurtherListsHaveStatements publishes a mirror's list beside the release's own, and asks for
-// its statement while the feed answers and when it does not any more.
-func TestFurtherListsHaveStatements(t *testing.T) {
+// TestStatementsOverMirroredLists publishes a mirror's list beside the release's own, and
+// requests its statement online and offline.
+func TestStatementsOverMirroredLists(t *testing.T) {
 	key := newTestKey(t, "builder")
 	mirrored := append(component.List{}, parts...)
 	mirrored = append(mirrored, component.Component{Name: "kubectl", URL: "https://example/kubectl", Digest: parts[0].Digest, Path: "/usr/local/bin/kubectl", Mode: 0o755})
@@ -301,7 +301,7 @@ func TestFurtherListsHaveStatements(t *testing.T) {
 	if !slices.ContainsFunc(report.Files, func(f FileReport) bool { return f.Name == statement }) {
 		t.Errorf("the report lacks %s", statement)
 	}
-	// A server that swaps statements of one publisher does not get far either.
+	// A server that swaps statements of one publisher is detected.
 	path := filepath.Join(dir, filepath.FromSlash(statement))
 	if err := os.WriteFile(path, []byte(vouch(t, key)), 0o600); err != nil {
 		t.Fatal(err)

@@ -16,14 +16,14 @@ import (
 	"time"
 )
 
-// store is where the files of a feed are. It believes nothing; a Feed compares what it
-// returns with the index.
+// store stores the files of a feed. It verifies nothing; a Feed compares its files with the
+// index.
 type store interface {
-	// location names the store for people and for the cache.
+	// location identifies the store in messages and in the cache.
 	location() string
-	// read returns a file of at most limit bytes. If etag is not empty and the file
-	// still has it, unchanged is true and there are no bytes. The error wraps ErrAbsent
-	// if there is no such file, and ErrUnreachable if nobody could tell.
+	// read returns a file of at most limit bytes. If the file still has a non-empty etag,
+	// unchanged is true and there are no bytes. The error wraps ErrAbsent if there is no such
+	// file, and ErrUnreachable if that is unknown.
 	read(ctx context.Context, name string, limit int64, etag string) (answer, error)
 }
 
@@ -52,13 +52,13 @@ func openStore(location string, o Options) (store, error) {
 	case err != nil:
 		return nil, fmt.Errorf("open feed: %q is %w", shorten(location), ErrAddress)
 	case u.User != nil:
-		return nil, fmt.Errorf("open feed: it holds credentials, and is %w; a feed is public, its files are signed", ErrAddress)
+		return nil, fmt.Errorf("open feed: an address with credentials is %w; a feed is public, its files are signed", ErrAddress)
 	case u.Scheme == "http" && !loopback(u.Hostname()):
-		return nil, fmt.Errorf("open feed: %s is %w: plain http is for this computer alone", shorten(location), ErrAddress)
+		return nil, fmt.Errorf("open feed: %s is %w: plain http is for this computer only", shorten(location), ErrAddress)
 	case u.Scheme != "http" && u.Scheme != "https":
 		return nil, fmt.Errorf("open feed: %q is %w", shorten(scheme)+"://", ErrAddress)
 	case u.Host == "" || u.RawQuery != "" || u.Fragment != "" || u.Opaque != "":
-		return nil, fmt.Errorf("open feed: %q is %w: it names no folder", shorten(location), ErrAddress)
+		return nil, fmt.Errorf("open feed: %q is %w: it has no path", shorten(location), ErrAddress)
 	}
 	return &httpStore{base: u, client: restrict(o.Client)}, nil
 }
@@ -68,7 +68,7 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// dirStore is a directory of this computer.
+// dirStore is a local directory.
 type dirStore struct{ dir string }
 
 func openDir(dir string) (store, error) {
@@ -97,7 +97,7 @@ func (s dirStore) read(ctx context.Context, name string, limit int64, _ string) 
 		return answer{}, ErrAbsent
 	case err != nil:
 		return answer{}, err
-	case !info.Mode().IsRegular(): // to open a pipe would wait for ever
+	case !info.Mode().IsRegular(): // opening a pipe would block indefinitely
 		return answer{}, errors.New("it is not a regular file")
 	case info.Size() > limit:
 		return answer{}, tooLong(info.Size(), limit)
@@ -111,7 +111,7 @@ func (s dirStore) read(ctx context.Context, name string, limit int64, _ string) 
 	return answer{bytes: b}, err
 }
 
-// fsStore is what comes with the program.
+// fsStore has the releases in the program.
 type fsStore struct{ dir fs.FS }
 
 func (fsStore) location() string { return embeddedSource }
@@ -124,7 +124,7 @@ func (s fsStore) read(_ context.Context, name string, _ int64, _ string) (answer
 	return answer{bytes: b}, err
 }
 
-// How long a server may take: to be reached, to begin an answer, for a whole request.
+// Time limits of a server: connection, start of an answer, whole request.
 const (
 	dialTimeout    = 3 * time.Second
 	headerTimeout  = 5 * time.Second
@@ -132,8 +132,8 @@ const (
 	maxRedirects   = 3
 )
 
-// restrict returns a client that follows redirects to https only and that waits for no
-// one for ever. c may be nil; it is not changed.
+// restrict returns a client that follows redirects to https only and that has time limits. c
+// may be nil; it is not changed.
 func restrict(c *http.Client) *http.Client {
 	out := &http.Client{Transport: &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
@@ -156,7 +156,7 @@ func restrict(c *http.Client) *http.Client {
 	out.CheckRedirect = func(r *http.Request, via []*http.Request) error {
 		switch {
 		case r.URL.Scheme != "https":
-			return fmt.Errorf("%w to %s, and only https is followed", ErrRedirect, shorten(r.URL.String()))
+			return fmt.Errorf("%w to %s, but only https is allowed", ErrRedirect, shorten(r.URL.String()))
 		case len(via) > maxRedirects:
 			return fmt.Errorf("%w more than %d times", ErrRedirect, maxRedirects)
 		}
@@ -219,7 +219,7 @@ func (s *httpStore) read(ctx context.Context, name string, limit int64, etag str
 }
 
 func tooLong(n, limit int64) error {
-	return fmt.Errorf("%w: it has %d bytes, and %d are the most it may have", ErrAltered, n, limit)
+	return fmt.Errorf("%w: it has %d bytes, more than %d", ErrAltered, n, limit)
 }
 
 // readAtMost reads r to its end, which must come within limit bytes.
@@ -229,7 +229,7 @@ func readAtMost(r io.Reader, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if int64(len(b)) > limit {
-		return nil, fmt.Errorf("%w: it goes on after %d bytes, the most it may have", ErrAltered, limit)
+		return nil, fmt.Errorf("%w: it has more than %d bytes", ErrAltered, limit)
 	}
 	return b, nil
 }

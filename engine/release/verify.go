@@ -16,23 +16,23 @@ import (
 	"constellation/engine/version"
 )
 
-// Report is what Verify found.
+// Report is the result of Verify.
 type Report struct {
 	Source   string    `json:"source"`
 	Sequence uint64    `json:"sequence,omitempty"`
 	Created  time.Time `json:"created,omitzero"`
 	Expires  time.Time `json:"expires,omitzero"`
-	// Signer is the key that signed the index; empty if none that is trusted did.
+	// Signer is the key that signed the index; empty if no trusted key did.
 	Signer string `json:"signer,omitempty"`
-	// Keys are those that may sign; KeySet is the number of their set, zero if there is none.
+	// Keys may sign; KeySet is the number of their set, zero if there is none.
 	Keys     []string `json:"keys"`
 	KeySet   uint64   `json:"keySet,omitempty"`
 	Releases []string `json:"releases"`
 	// Problems are about the feed as a whole, Files about each file.
 	Problems []string     `json:"problems"`
 	Files    []FileReport `json:"files"`
-	// NoDigest are images and downloads whose digest is not known: what will be fetched
-	// by these names cannot be compared with anything.
+	// NoDigest are images and downloads without a known digest: downloads by these names cannot
+	// be verified.
 	NoDigest []string `json:"noDigest"`
 	// Err is the first problem as an error, for errors.Is; nil if there is none.
 	Err error `json:"-"`
@@ -46,14 +46,14 @@ func (r *Report) note(err error) string {
 	return err.Error()
 }
 
-// FileReport is what Verify found about one file.
+// FileReport is the result of Verify for one file.
 type FileReport struct {
 	Name   string `json:"name"`
 	Length int64  `json:"length"`
 	SHA256 string `json:"sha256"`
-	// Signer is the key that signed it; empty if none that is trusted did.
+	// Signer is the key that signed it; empty if no trusted key did.
 	Signer string `json:"signer,omitempty"`
-	// Problem is empty if all is well.
+	// Problem is empty if there is none.
 	Problem string `json:"problem,omitempty"`
 }
 
@@ -62,10 +62,9 @@ func (r *Report) OK() bool {
 	return len(r.Problems) == 0 && !slices.ContainsFunc(r.Files, func(f FileReport) bool { return f.Problem != "" })
 }
 
-// Verify reads every file of the feed at a location and checks its signature, length,
-// digest, name and content. Options.Cache is not used: nothing is remembered, and a
-// replay is not noticed. What is wrong is in the report; the error says why there is
-// none.
+// Verify reads every file of the feed at a location and verifies its signature, length,
+// digest, name and content. It ignores Options.Cache, so it does not detect replays. Problems
+// are in the report; the error is set only without a report.
 func Verify(ctx context.Context, location string, o Options) (Report, error) {
 	now := time.Now
 	if o.Now != nil {
@@ -118,7 +117,7 @@ func Verify(ctx context.Context, location string, o Options) (Report, error) {
 	v.r.Files = append(v.r.Files, f)
 	v.feed = &Feed{store: s, index: i, state: State{Source: s.location()}}
 	if b, err := v.feed.file(ctx, summariesName); err == nil {
-		v.feed.summaries, v.feed.notices, _ = parseSummaries(b) // the file's own row says what is wrong
+		v.feed.summaries, v.feed.notices, _ = parseSummaries(b) // the file's own row has the problem
 	}
 	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
 		if err := ctx.Err(); err != nil {
@@ -168,7 +167,7 @@ func (v *verifier) file(name string) {
 	if err == nil {
 		keys := v.keys
 		if path.Dir(name) == "keys" {
-			keys = append(slices.Clone(keys), v.everyKey()...) // signed when others were trusted
+			keys = append(slices.Clone(keys), v.everyKey()...) // signed when other keys were trusted
 		}
 		sig, err := v.store.read(v.ctx, name+signature, maxSignature, "")
 		var k Key
@@ -190,7 +189,7 @@ func (v *verifier) file(name string) {
 	v.r.Files = append(v.r.Files, f)
 }
 
-// statement checks what the publisher vouches for. A feed of an older publisher has none.
+// statement verifies the publisher's statement. A feed of an older publisher has none.
 func (v *verifier) statement(of version.Version) {
 	text, err := v.feed.Statement(v.ctx, of)
 	if errors.Is(err, ErrNotOffered) {
@@ -208,7 +207,7 @@ func (v *verifier) statement(of version.Version) {
 	v.r.Files = append(v.r.Files, f)
 }
 
-// lists checks the statements over further lists of components of a release.
+// lists verifies the statements over further lists of components of a release.
 func (v *verifier) lists(of version.Version) {
 	names, err := v.feed.statementsOf(v.ctx, of)
 	if err != nil {
@@ -267,7 +266,7 @@ func (v *verifier) everyKey() (out []Key) {
 	return out
 }
 
-// content checks that a file says what its name says.
+// content verifies that a file's content matches its name.
 func (v *verifier) content(name string, b []byte) error {
 	switch dir := path.Dir(name); {
 	case name == summariesName:
@@ -288,13 +287,13 @@ func (v *verifier) content(name string, b []byte) error {
 			return err
 		}
 		if want := lists(v.feed.summaries)[name]; v.feed.summaries != nil && !reflect.DeepEqual(l, want) {
-			return errors.New("it does not agree with " + summariesName)
+			return errors.New("it contradicts " + summariesName)
 		}
 		return nil
 	}
 	ver, ok := versionOf(name)
 	if !ok {
-		return errors.New("nobody knows what it is")
+		return errors.New("unknown kind of file")
 	}
 	s, err := v.feed.summary(ver)
 	if err != nil && v.feed.summaries != nil {
@@ -307,11 +306,11 @@ func (v *verifier) content(name string, b []byte) error {
 			return err
 		}
 		if r.Version.String() != ver.String() {
-			return fmt.Errorf("it holds release %s", r.Version)
+			return fmt.Errorf("it contains release %s", r.Version)
 		}
 		r.apply(s)
 		if v.feed.summaries != nil && canonical(r.Summary()) != canonical(s) {
-			return errors.New("it does not agree with " + summariesName)
+			return errors.New("it contradicts " + summariesName)
 		}
 		return nil
 	case name == imagesName(ver):
@@ -326,7 +325,7 @@ func (v *verifier) content(name string, b []byte) error {
 	return err
 }
 
-// canonical is s as it is after it was written and read.
+// canonical is s after encoding and decoding.
 func canonical(s Summary) string {
 	b, err := encodeJSON(s)
 	if err != nil {
@@ -335,15 +334,15 @@ func canonical(s Summary) string {
 	return string(b)
 }
 
-// whole checks what is about more than one file.
+// whole verifies properties of several files.
 func (v *verifier) whole(i *index) {
 	note := func(format string, args ...any) {
 		text := fmt.Sprintf(format, args...)
 		v.r.note(fmt.Errorf("%w: %s", ErrAltered, text))
 		v.r.Problems = append(v.r.Problems, text)
 	}
-	if v.feed.summaries == nil { // its row says why
-		note("without %s, nothing can be said about what is missing", summariesName)
+	if v.feed.summaries == nil { // its row has the problem
+		note("missing files cannot be determined without %s", summariesName)
 	} else if err := v.feed.complete(); err != nil {
 		note("%v", err)
 	}
@@ -367,7 +366,7 @@ func (v *verifier) whole(i *index) {
 	}
 	if d, ok := v.store.(dirStore); ok {
 		for _, name := range extra(d.dir, i) {
-			note("%q is there, and the index does not name it", shorten(name))
+			note("%q exists, but the index does not name it", shorten(name))
 		}
 	}
 	slices.Sort(v.r.Problems)

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// The old way, R22: a channel is a URL, whatever answers with 200 to 399 is believed,
-// and the last part of where it leads to is the latest version. TestWeakPointR22 of
-// package operator says what becomes of a target that is no version.
+// Weak point R22 of the old design: a channel is a URL, any answer from 200 to 399 is trusted,
+// and the last path element after redirects is the latest version. TestWeakPointR22 of package
+// operator covers an invalid target version.
 func TestWeakPointR22AnswersAreNotBelieved(t *testing.T) {
 	key, stranger := newTestKey(t, "tests"), newTestKey(t, "stranger")
 	dir := feed(t, key)
@@ -51,7 +51,7 @@ func TestWeakPointR22AnswersAreNotBelieved(t *testing.T) {
 			}
 		})
 	}
-	// The same feed, signed by somebody, and by the one who may.
+	// The same feed, signed by an untrusted and by the trusted key.
 	s := serve(t, dir)
 	if _, err := Open(t.Context(), s.URL, Options{Keys: []Key{stranger.Key}, Now: at(today), Cache: t.TempDir()}); err == nil || errors.Is(err, ErrUnreachable) {
 		t.Errorf("signed by a stranger: %v", err)

@@ -15,6 +15,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
+	"constellation/internal/testneeds"
 )
 
 // callFrom returns a server whose callers seem to come from the address in *from.
@@ -305,6 +306,7 @@ func TestAPIFaultsHitMachinesAndSpareTheHost(t *testing.T) {
 }
 
 func TestTheCloudIsVagueAboutItsMachines(t *testing.T) {
+	testneeds.Time(t, "6 s")
 	a, f, comp := testAPI(t)
 	scale(t, f, 1, 1)
 	eventually(t, "machines are ready", func() bool {

@@ -269,7 +269,7 @@ func (c *Control) create(ctx context.Context, group string, tokens []string, flt
 	}
 	if over := len(tokens) - len(allowed); over > 0 {
 		c.log.Warn("fault injected", "fault", "quota", "group", group, "refused", over)
-		return nil, fmt.Errorf("%w: the quota is %d machines, %d more were asked for", errCapacity, flt.quota, over)
+		return nil, fmt.Errorf("%w: %w: the quota is %d machines, %d more were asked for", errCapacity, cloud.ErrQuota, flt.quota, over)
 	}
 	if strikes(flt.createTimeout) {
 		c.log.Warn("fault injected", "fault", "create-timeout", "group", group, "created", len(l))
@@ -402,7 +402,14 @@ func (c *Control) refuse(w http.ResponseWriter, err error) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	if err := json.NewEncoder(w).Encode(local.Problem{Message: err.Error()}); err != nil {
+	problem := local.Problem{Message: err.Error()}
+	switch {
+	case errors.Is(err, cloud.ErrQuota):
+		problem.Reason = local.ReasonQuota
+	case errors.Is(err, errCapacity):
+		problem.Reason = local.ReasonCapacity
+	}
+	if err := json.NewEncoder(w).Encode(problem); err != nil {
 		c.log.Debug("answer not sent", "err", err)
 	}
 }

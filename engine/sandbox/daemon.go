@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 	"constellation/engine/release"
@@ -50,7 +51,7 @@ type daemon struct {
 	log  *slog.Logger
 
 	host     host
-	ca       *attestation.CA
+	ca       *attestationtest.CA
 	trust    string // PEM
 	fleet    *fleet
 	mirror   *mirror
@@ -218,7 +219,7 @@ func (d *daemon) loadCA() error {
 		return fmt.Errorf("read attestation CA: %w", err)
 	}
 	d.trust = string(cert)
-	d.ca, err = attestation.ParseCA(cert, key)
+	d.ca, err = attestationtest.ParseCA(cert, key)
 	return err
 }
 
@@ -386,17 +387,17 @@ func (d *daemon) firmware(i cloud.Instance) machine.Firmware {
 		for n, e := range p.Events {
 			events[n] = attestation.MeasuredEvent(e)
 		}
-		if err := attestation.Measure(ctx, p.TPM, p.EventLog, events); err != nil {
+		if err := attestationtest.Measure(ctx, p.TPM, p.EventLog, events); err != nil {
 			return err
 		}
 		if p.First {
-			if err := attestation.Provision(ctx, p.TPM, d.ca, attestation.Identity{
+			if err := attestationtest.Provision(ctx, p.TPM, d.ca, attestation.Identity{
 				Name: i.Name, ProviderID: i.ProviderID, UID: s.UID, Group: i.Group, Role: i.Role, IP: i.IP,
 			}); err != nil {
 				return err
 			}
 		}
-		return attestation.HandOver(ctx, p.TPM)
+		return attestationtest.HandOver(ctx, p.TPM)
 	}
 }
 

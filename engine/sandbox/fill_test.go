@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"constellation/engine"
+	"constellation/internal/testneeds"
 )
 
 func fillInfo(t *testing.T) engine.SandboxInfo {
@@ -153,9 +154,7 @@ func TestFilesThatCannotBeUsedAreRefusedBeforeMachinesAreMade(t *testing.T) {
 			dir := t.TempDir()
 			tt.prepare(t, dir)
 			dirs := Dirs{Cache: filepath.Join(t.TempDir(), "cache"), State: filepath.Join(t.TempDir(), "state")}
-			if os.Geteuid() != 0 {
-				t.Skip("only root may start a sandbox")
-			}
+			testneeds.Root(t, "to start a sandbox")
 			_, err := New(dirs, "", discard()).Up(t.Context(), engine.SandboxSpec{Workspace: dir, Name: info.Name}, nil)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || engine.Remedy(err) == "" || engine.ExitCode(err) != engine.ExitUsage {
 				t.Errorf("got %v (exit %d, remedy %q), want %q", err, engine.ExitCode(err), engine.Remedy(err), tt.want)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud/local"
+	"constellation/internal/testneeds"
 )
 
 // dialerEnv makes this test's binary ask for a URL and print what it is told.
@@ -42,9 +43,7 @@ func askIfTold() {
 // TestSimulatedSandboxesAnswerTheirOwner asks for everything that machines are told, as
 // root and as somebody else.
 func TestSimulatedSandboxesAnswerTheirOwner(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("another user can only be had by root")
-	}
+	testneeds.Root(t, "to act as another user")
 	a, f, _ := testAPI(t)
 	scale(t, f, 1, 1)
 	self := f.Instances()[0].IP.String()

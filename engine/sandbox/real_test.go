@@ -25,11 +25,14 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/cloudtest"
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/machine/machinetest"
+	"constellation/internal/testneeds"
 )
 
 // TestMain lets this test's binary be the program that Up starts as daemon.
@@ -55,12 +58,7 @@ func TestMain(m *testing.M) {
 // its cache, and returns sandboxes whose state is thrown away.
 func realSandboxes(t *testing.T, want machine.Demand) (*Sandboxes, string) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("starts real machines")
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("real machines need root")
-	}
+	testneeds.Machines(t)
 	dirs, err := DefaultDirs()
 	if err != nil {
 		t.Skip(err)
@@ -276,15 +274,15 @@ func TestRealSandbox(t *testing.T) {
 		t.Errorf("evidence of worker-0: %+v, %v", statement, err)
 	}
 	// Nobody gives the machine another identity once its system runs.
-	cert, key, err := attestation.CreateCA("other")
+	cert, key, err := attestationtest.CreateCA("other")
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := attestation.ParseCA(cert, key)
+	other, err := attestationtest.ParseCA(cert, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := attestation.Provision(ctx, vm.TPM, other, statement.Identity); !errors.Is(err, attestation.ErrTPM) {
+	if err := attestationtest.Provision(ctx, vm.TPM, other, statement.Identity); !errors.Is(err, attestation.ErrTPM) {
 		t.Errorf("the TPM of a machine that runs was provisioned again: %v", err)
 	}
 	if code, out := inside(t, s, name, "worker-0", "test -S /var/lib/constellation-tpm/tpm.sock && head -c 80 /usr/lib/constellation/peers.json"); code != 0 || !strings.Contains(out, "expected") {
@@ -427,6 +425,12 @@ func TestRealSandbox(t *testing.T) {
 	}
 
 	// Down leaves nothing.
+	t.Run("conforms", func(t *testing.T) {
+		cloudtest.Run(t, cloudtest.Options{
+			Cloud: client, Group: local.GroupID(name, local.WorkerGroup), Unknown: local.ProviderID(name, "worker-999"),
+			Images: []string{local.ImageReference(name, "v1.0.0"), local.ImageReference(name, "v1.1.0")},
+		})
+	})
 	t.Logf("daemon's memory now %s", rss(pidOf()))
 	namespaces := networks(t, s.dirs.of(name))
 	kinds := map[string]bool{}

@@ -57,6 +57,7 @@ import (
 	"constellation/assets"
 	"constellation/engine"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 	"constellation/engine/release"
@@ -672,7 +673,7 @@ func (s *Sandboxes) writeNew(ctx context.Context, st *state) error {
 	st.InitSecretSHA256 = digest(secret)
 	st.Token = hex.EncodeToString(random[32:64])
 	st.UID = hex.EncodeToString(random[64:80])
-	cert, key, err := attestation.CreateCA(st.Name)
+	cert, key, err := attestationtest.CreateCA(st.Name)
 	if err != nil {
 		return err
 	}

@@ -12,14 +12,14 @@ import (
 	"time"
 
 	"constellation/engine"
-	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 )
 
 func testCA(t *testing.T) (cert, key string) {
 	t.Helper()
-	c, k, err := attestation.CreateCA("demo")
+	c, k, err := attestationtest.CreateCA("demo")
 	if err != nil {
 		t.Fatal(err)
 	}

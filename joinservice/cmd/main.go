@@ -1,8 +1,9 @@
-// Command joinservice attests machines that want to join the cluster of the control
-// plane that it runs on, and gives them tickets. See package joinservice.
+// Command joinservice attests machines that want to join the cluster of the control plane that
+// it runs on, and issues tickets to them. See package joinservice.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -11,6 +12,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"k8s.io/client-go/rest"
@@ -18,7 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"constellation/engine/attestation"
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/version"
 	"constellation/joinservice"
 )
@@ -37,15 +39,15 @@ func main() {
 func run(ctx context.Context, args []string) error {
 	f := flag.NewFlagSet("joinservice", flag.ContinueOnError)
 	var (
-		provider   = f.String("provider", "sandbox", "where the machines come from: sandbox")
-		metadata   = f.String("metadata", local.DefaultMetadata, "`URL` of the cloud's metadata server")
+		provider   = f.String("provider", "sandbox", "`name` of the cloud: "+strings.Join(providers.Names(), ", "))
+		metadata   = f.String("metadata", "", "`URL` of the cloud's metadata server; empty: the provider's default")
 		listen     = f.String("listen", ":9090", "`address` for joining machines (attested TLS)")
 		health     = f.String("health", "127.0.0.1:9091", "`address` for /healthz and /readyz (HTTP)")
-		tpm        = f.String("tpm", "unix:/run/tpm/tpm.sock", "`address` of this machine's TPM")
+		tpm        = f.String("tpm", "", "`address` of this machine's TPM, unix:PATH or a device; empty: the provider's default")
 		pki        = f.String("pki", "/etc/kubernetes/pki", "`folder` of the cluster's certificates and keys")
 		namespace  = f.String("namespace", "constellation-system", "`namespace` of the lease of joining control planes")
 		port       = f.Int("api-server-port", 6443, "`port` of the API server at the load balancer")
-		kubeconfig = f.String("kubeconfig", "", "`file` to reach the cluster with, for development; empty inside a pod")
+		kubeconfig = f.String("kubeconfig", "", "kubeconfig `file`, for development; empty inside a pod")
 		level      slog.LevelVar
 	)
 	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
@@ -55,8 +57,9 @@ func run(ctx context.Context, args []string) error {
 	if f.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
-	if *provider != "sandbox" {
-		return fmt.Errorf("provider %q is not known: use sandbox", *provider)
+	from, err := providers.Find(*provider)
+	if err != nil {
+		return fmt.Errorf("--provider: %w", err)
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: readable}))
 	klog.SetSlogLogger(log)
@@ -66,8 +69,8 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	s, err := joinservice.New(joinservice.Config{
-		Cluster: cluster, Namespace: *namespace, Metadata: local.NewMetadata(*metadata),
-		Issuer: attestation.NewTPMIssuer(*tpm), PKI: *pki, APIServerPort: *port, Log: log,
+		Cluster: cluster, Namespace: *namespace, Metadata: from.Metadata(cmp.Or(*metadata, from.MetadataAddress)),
+		Issuer: attestation.NewTPMIssuer(cmp.Or(*tpm, from.TPMAddress)), PKI: *pki, APIServerPort: *port, Log: log,
 	})
 	if err != nil {
 		return err
@@ -86,7 +89,7 @@ func run(ctx context.Context, args []string) error {
 	return s.Run(ctx, join, probes)
 }
 
-// access is the pod's own, or that of a kubeconfig.
+// access is the pod's service account, or a kubeconfig.
 func access(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		return rest.InClusterConfig()
@@ -94,7 +97,7 @@ func access(kubeconfig string) (*rest.Config, error) {
 	return clientcmd.BuildConfigFromFlags("", kubeconfig)
 }
 
-// readable writes durations as people do, not as nanoseconds.
+// readable formats durations for users, not as nanoseconds.
 func readable(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		a.Value = slog.StringValue(a.Value.Duration().String())

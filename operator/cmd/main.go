@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 	"time"
 
@@ -20,7 +22,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
-	"constellation/engine/cloud/local"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/version"
 	"constellation/operator"
 	"constellation/operator/liblog"
@@ -56,9 +58,9 @@ func run(ctx context.Context, args []string) error {
 	f := flag.NewFlagSet("operator", flag.ContinueOnError)
 	var (
 		role       = f.String("role", "operator", "what this process does: operator; relay, which passes on to this machine's agent what the operator asks; plans; or, as the first argument, autoscaler-stand-in")
-		provider   = f.String("provider", "sandbox", "where the machines come from: sandbox")
-		metadata   = f.String("metadata", local.DefaultMetadata, "`URL` of the cloud's metadata server")
-		address    = f.String("cloud", local.DefaultControl, "`URL` of the cloud's control API, or unix:PATH")
+		provider   = f.String("provider", "sandbox", "`name` of the cloud: "+strings.Join(providers.Names(), ", "))
+		metadata   = f.String("metadata", "", "`URL` of the cloud's metadata server; empty: the provider's default")
+		address    = f.String("cloud", "", "`URL` of the cloud's control API, or unix:PATH; empty: the provider's default")
 		namespace  = f.String("namespace", "constellation-system", "`namespace` of the operator and of the leader's lease")
 		metrics    = f.String("metrics", "127.0.0.1:9092", "`address` for /metrics; empty serves none")
 		health     = f.String("health", "127.0.0.1:9093", "`address` for /healthz and /readyz; empty serves none")
@@ -96,8 +98,10 @@ func run(ctx context.Context, args []string) error {
 		return errors.New("--agent needs --node: an agent speaks for one node")
 	case *role != "operator":
 		return fmt.Errorf("role %q is not known: use operator, relay or plans", *role)
-	case *provider != "sandbox":
-		return fmt.Errorf("provider %q is not known: use sandbox", *provider)
+	}
+	from, err := providers.Find(*provider)
+	if err != nil {
+		return fmt.Errorf("--provider: %w", err)
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: readable}))
 	klog.SetSlogLogger(slog.New(liblog.Handler(log.Handler())))
@@ -109,7 +113,7 @@ func run(ctx context.Context, args []string) error {
 	log.Info("starting", "release", version.Release, "provider", *provider, "role", *role)
 	return operator.Run(ctx, operator.Config{
 		Cluster: cluster, Namespace: *namespace,
-		Cloud: operator.NewSandboxCloud(local.NewMetadata(*metadata), *address),
+		Cloud: from.Control(cmp.Or(*metadata, from.MetadataAddress), cmp.Or(*address, from.ControlAddress)),
 		Agent: *agent, Relay: true, Node: *node, Pod: *pod,
 		MetricsAddress: *metrics, HealthAddress: *health, SnapshotAddress: *snapshots,
 		DiscoveryInterval: *interval, NoElection: !*election, Log: log,

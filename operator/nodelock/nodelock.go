@@ -2,7 +2,7 @@
 // wants nobody else to meanwhile: a Lease, which replacements of nodes and Plans take.
 //
 // Who holds it is a name such as "plan system-upgrade/k3s-server", not a process: whoever leads
-// next goes on as the same holder. A holder that shows no sign of life for a minute loses it.
+// next continues as the same holder. A holder that shows no sign of life for a minute loses it.
 package nodelock
 
 import (
@@ -108,7 +108,7 @@ func (l *Lock) Keep(ctx context.Context) {
 		l.turn(ctx)
 		select {
 		case <-ctx.Done():
-			return // what was begun goes on, so the lock stays until it is over by itself
+			return // what was begun continues, so the lock stays until it is over by itself
 		case <-t.C:
 		case <-l.kick:
 		}

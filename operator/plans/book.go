@@ -537,7 +537,7 @@ func role(controlPlane bool) string {
 	return "w"
 }
 
-// next returns a few of the nodes that are left of a role, without some, and how to go on.
+// next returns a few of the nodes that are left of a role, without some, and how to continue.
 func (b *book) next(p *upgradev1.Plan, after candidate, without map[string]bool) (out []upgraded, last candidate) {
 	const few = 16
 	b.mu.Lock()

@@ -597,7 +597,7 @@ func jobHangs(t *testing.T, w *world) {
 
 func migration(t *testing.T, w *world) {
 	s := w.site(t, "migration", 0)
-	// As the other controller left them: one is done, one is under way and cordoned, one is to come.
+	// As the other controller left them: one is done, one is in progress and cordoned, one is to come.
 	s.node("migration-done", map[string]string{"plan.upgrade.cattle.io/k3s-server": known})
 	s.node("migration-applying", nil)
 	s.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "migration-applying"}}, `{"spec":{"unschedulable":true}}`)

@@ -108,7 +108,7 @@ func inform(ctx context.Context, c cache.Cache, o client.Object, set func(any), 
 	return err
 }
 
-// podsDenied is when it is tried again after we may not look at pods.
+// podsDenied is when it is retried after we may not look at pods.
 const podsDenied = 30 * time.Second
 
 // watchPods has pods tell the book as soon as we may look at them. What they say is told and

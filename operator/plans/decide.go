@@ -297,7 +297,7 @@ func (r *roller) say(u upgraded, state upgradev1.NodeState, reason, format strin
 	return &r.nodes[len(r.nodes)-1]
 }
 
-// goOn goes on with a node that has a place, and reports whether it keeps it.
+// goOn continues with a node that has a place, and reports whether it keeps it.
 func (r *roller) goOn(u upgraded) bool {
 	was, known := r.known[u.name]
 	j := u.job

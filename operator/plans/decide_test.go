@@ -566,7 +566,7 @@ func FuzzDrainLog(f *testing.F) {
 	})
 }
 
-// What holds a drain up stays told until its log says otherwise or its pod goes on.
+// What holds a drain up stays told until its log says otherwise or its pod continues.
 func TestADrainThatIsHeldUp(t *testing.T) {
 	d := newDesk(t, planOf(), 1)
 	d.step()

@@ -29,7 +29,7 @@ const (
 	drainLog = 64 << 10
 	// drainsAtOnce is how many are asked at a time.
 	drainsAtOnce = 8
-	// logsDenied is when it is tried again after we may not read logs.
+	// logsDenied is when it is retried after we may not read logs.
 	logsDenied = 10 * time.Minute
 )
 

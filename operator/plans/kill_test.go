@@ -97,7 +97,7 @@ func killed(t *testing.T, w *world) {
 	if err := writeKubeconfig(s.controller, c.Kubeconfig); err != nil {
 		t.Fatal(err)
 	}
-	// The cordon is taken off before the node is marked, because there is a delay.
+	// The cordon is removed before the node is marked, because there is a delay.
 	for _, effect := range []string{"cordon note", "create job", "write status", "uncordon", "mark node", "delete job"} {
 		c.Points = append(c.Points, "before:"+effect, "after:"+effect)
 	}

@@ -24,7 +24,7 @@ import (
 // kubectlCommands are what Jobs need of kubectl.
 var kubectlCommands = []string{"cordon", "drain", "uncordon"}
 
-// evictAgain is when a pod is tried again that may not be evicted now.
+// evictAgain is when a pod is retried that may not be evicted now.
 const evictAgain = 5 * time.Second
 
 // IsKubectl reports whether arguments are those of a command of [Kubectl].

@@ -157,7 +157,7 @@ func Run(ctx context.Context, c Config) error {
 	if k.pods, err = corev1client.NewForConfig(access); err != nil {
 		return fmt.Errorf("connect to API server: %w", err)
 	}
-	if err := errors.Join(k.watch(ctx, mgr.GetCache()), mgr.Add(k), readiness(mgr)); err != nil {
+	if err := errors.Join(k.watch(ctx, mgr.GetCache()), mgr.Add(k), addHealthChecks(mgr)); err != nil {
 		return fmt.Errorf("set up: %w", err)
 	}
 	c.Log.Info("carrying out plans", "name", c.Name, "namespace", c.Namespace)
@@ -169,9 +169,9 @@ func Run(ctx context.Context, c Config) error {
 	return nil
 }
 
-// readiness says ready once the caches hold what the API server has; a replica that is
+// addHealthChecks says ready once the caches hold what the API server has; a replica that is
 // not the leader is ready to become it.
-func readiness(mgr manager.Manager) error {
+func addHealthChecks(mgr manager.Manager) error {
 	var synced atomic.Bool
 	return errors.Join(
 		mgr.AddHealthzCheck("ping", healthz.Ping),

@@ -42,7 +42,7 @@ func (n podNews) isBad() bool {
 	return false
 }
 
-// newsOf is what a pod of a Job says about how it gets on. What changes by itself every so
+// newsOf is what a pod of a Job says about how it makes progress. What changes by itself every so
 // often, such as how long is waited until an image is pulled again, is not in it.
 func newsOf(p *corev1.Pod) podNews {
 	n := podNews{pod: p.Name, made: p.CreationTimestamp.Time}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"constellation/operator/api/upgradev1"
+	"constellation/operator/readiness"
 )
 
 // Of Nodes, Jobs and pods that much is held, by informers and by the book alike: an object
@@ -62,9 +63,7 @@ func trimNode(obj any) (any, error) {
 	for _, role := range []string{"node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master", "node-role.kubernetes.io/etcd"} {
 		n.controlPlane = n.controlPlane || n.labels.Has(role)
 	}
-	for _, c := range in.Status.Conditions {
-		n.ready = n.ready || c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	}
+	n.ready = readiness.Node(in)
 	return n, nil
 }
 

@@ -1,8 +1,8 @@
-// Package flood attacks a server of attested TLS as somebody can who reaches its
-// port, for tests of what honest callers notice of it.
+// Package flood is a denial-of-service attack on a server of attested TLS, for tests of its
+// effect on honest callers.
 //
-// Each of its connections is replaced when the server closes it. It never completes
-// a handshake.
+// Each of its connections is replaced when the server closes it. It never completes a
+// handshake.
 package flood
 
 import (
@@ -25,8 +25,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Flood is what an attacker keeps up. It must name an Address; the zero value of the
-// rest is an attacker that does nothing.
+// Flood configures an attack. It must name an Address; the zero value of the rest opens no
+// connections.
 type Flood struct {
 	// Address is host and port of the server.
 	Address string
@@ -165,7 +165,7 @@ func child(text string) error {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin) // whoever started us ends us by closing it
+		_, _ = io.Copy(io.Discard, os.Stdin) // the parent ends this process by closing it
 		stop()
 	}()
 	r, err := f.Start(ctx)

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -31,7 +32,16 @@ const (
 type Problem struct {
 	// Message says what is wrong, for people.
 	Message string `json:"error"`
+	// Reason tells causes of one status apart; empty for most, and from sandboxes of
+	// older releases.
+	Reason string `json:"reason,omitempty"`
 }
+
+// Reasons of errors that wrap cloud.ErrCapacity and cloud.ErrQuota.
+const (
+	ReasonCapacity = "capacity"
+	ReasonQuota    = "quota"
+)
 
 // endpoint is one HTTP server of the cloud.
 type endpoint struct {
@@ -118,7 +128,7 @@ func (e endpoint) callWithin(parent context.Context, limit time.Duration, method
 		return fmt.Errorf("answer is larger than %d bytes", maxBody)
 	}
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		return problem(resp.StatusCode, data)
+		return problem(resp.StatusCode, resp.Header, data)
 	}
 	if out == nil {
 		return nil
@@ -129,8 +139,8 @@ func (e endpoint) callWithin(parent context.Context, limit time.Duration, method
 	return nil
 }
 
-// problem turns a status and the server's words into an error of package cloud.
-func problem(status int, body []byte) error {
+// problem returns the error of package cloud for a status and the server's message.
+func problem(status int, header http.Header, body []byte) error {
 	var p Problem
 	if json.Unmarshal(body, &p) != nil || p.Message == "" {
 		p.Message = "HTTP " + strings.ToLower(http.StatusText(status))
@@ -139,7 +149,14 @@ func problem(status int, body []byte) error {
 	case status == http.StatusNotFound || status == http.StatusGone:
 		return fmt.Errorf("%w: %s", cloud.ErrNotFound, p.Message)
 	case status == http.StatusTooManyRequests:
+		if s, err := strconv.Atoi(header.Get("Retry-After")); err == nil && s > 0 {
+			return &cloud.ThrottledError{Until: time.Now().Add(time.Duration(s) * time.Second), Message: p.Message}
+		}
 		return fmt.Errorf("%w: %s", cloud.ErrThrottled, p.Message)
+	case p.Reason == ReasonCapacity:
+		return fmt.Errorf("%w: %w: %s", cloud.ErrUnavailable, cloud.ErrCapacity, p.Message)
+	case p.Reason == ReasonQuota:
+		return fmt.Errorf("%w: %w: %s", cloud.ErrUnavailable, cloud.ErrQuota, p.Message)
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
 		return fmt.Errorf("%w: %s", cloud.ErrDenied, p.Message)
 	case status >= 500:

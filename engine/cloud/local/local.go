@@ -156,7 +156,7 @@ type Info struct {
 
 // Hollow is what a sandbox with simulated machines has to tell besides.
 type Hollow struct {
-	// Doing is what is done before the cluster is complete; empty: it is.
+	// Doing is the current step until the cluster is complete; then empty.
 	Doing string `json:"doing,omitempty"`
 	HollowTimes
 }

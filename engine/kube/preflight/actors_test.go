@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// A Plan that failed on a node keeps that in its place: it is not being applied there. How its
-// nodes get on is told where the controller does.
+// A node on which a Plan failed stays in the list of nodes, although the Plan is not being
+// applied there. Progress of nodes is reported if the controller reports it.
 func TestPlansThatFailOrAreApplied(t *testing.T) {
 	var all []actor
 	if err := json.Unmarshal([]byte(`[

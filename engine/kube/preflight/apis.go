@@ -342,7 +342,7 @@ func (w *world) notServed(service types.NamespacedName) string {
 		return "it does not exist"
 	}
 	if s.Spec.ExternalName != "" {
-		return "" // whoever that is, the cluster does not know
+		return "" // the cluster has no record of the client
 	}
 	for i := range w.slices {
 		e := &w.slices[i]
@@ -373,7 +373,7 @@ func apiServicesAvailable(w *world, _ *probe) (out []engine.Finding) {
 		f := engine.Finding{
 			Severity: engine.Block, Title: fmt.Sprintf("the API %s is registered and not available", printable(s.Name)),
 			Detail: "nothing has been said about it yet",
-			Remedy: fmt.Sprintf("start what serves it (service %s/%s), or delete the registration if nobody needs it: until then discovery, garbage collection and the deletion of namespaces stall",
+			Remedy: fmt.Sprintf("start its backend (service %s/%s), or delete the registration if it is unused: until then discovery, garbage collection and the deletion of namespaces stall",
 				printable(s.Spec.Service.Namespace), printable(s.Spec.Service.Name)),
 			Owner: keeperOf(&s.ObjectMeta), Objects: []string{object("APIService", "", s.Name)},
 		}

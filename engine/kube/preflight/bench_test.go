@@ -193,7 +193,7 @@ func benchNode(i int) *corev1.Node {
 	n.Status = corev1.NodeStatus{
 		Capacity: amount, Allocatable: amount, NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.35.4", ContainerRuntimeVersion: "containerd://2.1.0"},
 		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
-		Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}}, // nobody listens there
+		Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}}, // nothing listens there
 	}
 	n.Status.DaemonEndpoints.KubeletEndpoint.Port = 1
 	for j := range 50 {

@@ -18,7 +18,7 @@ import (
 	"constellation/engine/sandbox/controlplane"
 )
 
-// await waits until is true of what the API server says.
+// await polls the API server until a condition is true.
 func (c *cluster) await(what string, is func(context.Context) (bool, error)) {
 	c.t.Helper()
 	if err := wait.PollUntilContextTimeout(c.t.Context(), 20*time.Millisecond, 30*time.Second, true, is); err != nil {

@@ -13,16 +13,11 @@ import (
 	"sync"
 	"time"
 
-	admissionv1 "k8s.io/api/admissionregistration/v1"
-	appsv1 "k8s.io/api/apps/v1"
-	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	policyv1 "k8s.io/api/policy/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -130,27 +125,31 @@ func plain(err error) error {
 }
 
 func (r *reader) sources() map[source]func(context.Context) error {
+	c, w := r.core, r.w
+	w.services = map[types.NamespacedName]corev1.Service{}
+	w.volumes = map[string]corev1.PersistentVolume{}
+	w.claims = map[types.NamespacedName]corev1.PersistentVolumeClaim{}
 	return map[source]func(context.Context) error{
 		sourceNodes:        r.nodes,
 		sourceLeases:       r.leases,
 		sourcePods:         r.pods,
-		sourcePDBs:         r.pdbs,
+		sourcePDBs:         into(c.PolicyV1().PodDisruptionBudgets("").List, &w.pdbs),
 		sourceNamespaces:   r.namespaces,
 		sourceQuotas:       r.quotas,
-		sourceDeployments:  r.deployments,
-		sourceStatefulSets: r.statefulSets,
-		sourceDaemonSets:   r.daemonSets,
+		sourceDeployments:  into(c.AppsV1().Deployments("").List, &w.deployments),
+		sourceStatefulSets: into(c.AppsV1().StatefulSets("").List, &w.statefulSets),
+		sourceDaemonSets:   into(c.AppsV1().DaemonSets("").List, &w.daemonSets),
 		sourceReplicaSets:  r.replicaSets,
-		sourceServices:     r.services,
-		sourceSlices:       r.slices,
-		sourceValidating:   r.validating,
-		sourceMutating:     r.mutating,
-		sourceVolumes:      r.volumes,
-		sourceClaims:       r.claims,
-		sourceAttachments:  r.attachments,
-		sourceCSINodes:     r.csiNodes,
+		sourceServices:     byKey(c.CoreV1().Services("").List, w.services, nameOf),
+		sourceSlices:       into(c.DiscoveryV1().EndpointSlices("").List, &w.slices),
+		sourceValidating:   into(c.AdmissionregistrationV1().ValidatingWebhookConfigurations().List, &w.validating),
+		sourceMutating:     into(c.AdmissionregistrationV1().MutatingWebhookConfigurations().List, &w.mutating),
+		sourceVolumes:      byKey(c.CoreV1().PersistentVolumes().List, w.volumes, (*corev1.PersistentVolume).GetName),
+		sourceClaims:       byKey(c.CoreV1().PersistentVolumeClaims("").List, w.claims, nameOf),
+		sourceAttachments:  into(c.StorageV1().VolumeAttachments().List, &w.attachments),
+		sourceCSINodes:     into(c.StorageV1().CSINodes().List, &w.csiNodes),
 		sourceJobs:         r.jobs,
-		sourceAutoscalers:  r.autoscalers,
+		sourceAutoscalers:  into(c.AutoscalingV2().HorizontalPodAutoscalers("").List, &w.autoscalers),
 		sourceActors:       r.actors,
 		sourceKinds:        r.kinds,
 		sourceAPIServices:  r.apiServices,
@@ -184,12 +183,60 @@ func pages[L list](ctx context.Context, get func(context.Context, metav1.ListOpt
 }
 
 // slim removes metadata that no check uses, which is most of a small object.
-func slim(o *metav1.ObjectMeta) {
-	delete(o.Annotations, corev1.LastAppliedConfigAnnotation)
+func slim(o metav1.Object) {
+	delete(o.GetAnnotations(), corev1.LastAppliedConfigAnnotation)
 	// Checks need the writer, and for cordoned nodes also the written fields.
-	for i := range o.ManagedFields {
-		o.ManagedFields[i].FieldsV1 = nil
+	fields := o.GetManagedFields()
+	for i := range fields {
+		fields[i].FieldsV1 = nil
 	}
+}
+
+// pointer is a pointer to an object of the API.
+type pointer[T any] interface {
+	*T
+	metav1.Object
+}
+
+// typedList is a list whose elements meta.EachListItem finds.
+type typedList interface {
+	list
+	runtime.Object
+}
+
+// each calls f with every object that get lists, slimmed. T must be the element of L.
+func each[T any, O pointer[T], L typedList](ctx context.Context, get func(context.Context, metav1.ListOptions) (L, error), f func(O)) error {
+	var wrong error
+	err := pages(ctx, get, func(l L) {
+		wrong = cmp.Or(wrong, meta.EachListItem(l, func(item runtime.Object) error {
+			o, ok := item.(O)
+			if !ok {
+				return fmt.Errorf("list objects: got %T, want %T", item, o)
+			}
+			slim(o)
+			f(o)
+			return nil
+		}))
+	})
+	return cmp.Or(err, wrong)
+}
+
+// into returns a source that appends every object which get lists to all.
+func into[T any, O pointer[T], L typedList](get func(context.Context, metav1.ListOptions) (L, error), all *[]T) func(context.Context) error {
+	return func(ctx context.Context) error {
+		return each(ctx, get, func(o O) { *all = append(*all, *o) })
+	}
+}
+
+// byKey returns a source that puts every object which get lists into all.
+func byKey[K comparable, T any, O pointer[T], L typedList](get func(context.Context, metav1.ListOptions) (L, error), all map[K]T, key func(O) K) func(context.Context) error {
+	return func(ctx context.Context) error {
+		return each(ctx, get, func(o O) { all[key(o)] = *o })
+	}
+}
+
+func nameOf[O metav1.Object](o O) types.NamespacedName {
+	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
 func (r *reader) nodes(ctx context.Context) error {
@@ -231,27 +278,20 @@ func (r *reader) pods(ctx context.Context) error {
 	return err
 }
 
-func (r *reader) pdbs(ctx context.Context) error {
-	return pages(ctx, r.core.PolicyV1().PodDisruptionBudgets("").List, func(l *policyv1.PodDisruptionBudgetList) {
-		for _, o := range l.Items {
-			slim(&o.ObjectMeta)
-			r.w.pdbs = append(r.w.pdbs, o)
-		}
-	})
-}
-
 func (r *reader) quotas(ctx context.Context) error {
 	for _, namespace := range systemNamespaces {
-		if err := pages(ctx, r.core.CoreV1().ResourceQuotas(namespace).List, func(l *corev1.ResourceQuotaList) {
-			for _, o := range l.Items {
-				slim(&o.ObjectMeta)
-				r.w.quotas = append(r.w.quotas, o)
-			}
-		}); err != nil {
+		if err := into(r.core.CoreV1().ResourceQuotas(namespace).List, &r.w.quotas)(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (r *reader) jobs(ctx context.Context) error {
+	return each(ctx, r.core.BatchV1().Jobs("").List, func(o *batchv1.Job) {
+		o.Spec.Template = corev1.PodTemplateSpec{}
+		r.w.jobs = append(r.w.jobs, *o)
+	})
 }
 
 func (r *reader) namespaces(ctx context.Context) error {
@@ -276,33 +316,6 @@ func (r *reader) namespaces(ctx context.Context) error {
 	return err
 }
 
-func (r *reader) deployments(ctx context.Context) error {
-	return pages(ctx, r.core.AppsV1().Deployments("").List, func(l *appsv1.DeploymentList) {
-		for _, o := range l.Items {
-			slim(&o.ObjectMeta)
-			r.w.deployments = append(r.w.deployments, o)
-		}
-	})
-}
-
-func (r *reader) statefulSets(ctx context.Context) error {
-	return pages(ctx, r.core.AppsV1().StatefulSets("").List, func(l *appsv1.StatefulSetList) {
-		for _, o := range l.Items {
-			slim(&o.ObjectMeta)
-			r.w.statefulSets = append(r.w.statefulSets, o)
-		}
-	})
-}
-
-func (r *reader) daemonSets(ctx context.Context) error {
-	return pages(ctx, r.core.AppsV1().DaemonSets("").List, func(l *appsv1.DaemonSetList) {
-		for _, o := range l.Items {
-			slim(&o.ObjectMeta)
-			r.w.daemonSets = append(r.w.daemonSets, o)
-		}
-	})
-}
-
 func (r *reader) replicaSets(ctx context.Context) error {
 	r.w.replicaSets = map[types.UID]owner{}
 	get := r.meta.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "replicasets"}).List
@@ -311,100 +324,6 @@ func (r *reader) replicaSets(ctx context.Context) error {
 			if o := &l.Items[i]; metav1.GetControllerOf(o) != nil {
 				r.w.replicaSets[o.UID] = ownerOf(o)
 			}
-		}
-	})
-}
-
-func (r *reader) services(ctx context.Context) error {
-	r.w.services = map[types.NamespacedName]corev1.Service{}
-	return pages(ctx, r.core.CoreV1().Services("").List, func(l *corev1.ServiceList) {
-		for _, o := range l.Items {
-			slim(&o.ObjectMeta)
-			r.w.services[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}] = o
-		}
-	})
-}
-
-func (r *reader) slices(ctx context.Context) error {
-	return pages(ctx, r.core.DiscoveryV1().EndpointSlices("").List, func(l *discoveryv1.EndpointSliceList) {
-		for _, o := range l.Items {
-			slim(&o.ObjectMeta)
-			r.w.slices = append(r.w.slices, o)
-		}
-	})
-}
-
-func (r *reader) validating(ctx context.Context) error {
-	return pages(ctx, r.core.AdmissionregistrationV1().ValidatingWebhookConfigurations().List, func(l *admissionv1.ValidatingWebhookConfigurationList) {
-		for _, o := range l.Items {
-			slim(&o.ObjectMeta)
-			r.w.validating = append(r.w.validating, o)
-		}
-	})
-}
-
-func (r *reader) mutating(ctx context.Context) error {
-	return pages(ctx, r.core.AdmissionregistrationV1().MutatingWebhookConfigurations().List, func(l *admissionv1.MutatingWebhookConfigurationList) {
-		for _, o := range l.Items {
-			slim(&o.ObjectMeta)
-			r.w.mutating = append(r.w.mutating, o)
-		}
-	})
-}
-
-func (r *reader) volumes(ctx context.Context) error {
-	r.w.volumes = map[string]corev1.PersistentVolume{}
-	return pages(ctx, r.core.CoreV1().PersistentVolumes().List, func(l *corev1.PersistentVolumeList) {
-		for _, o := range l.Items {
-			slim(&o.ObjectMeta)
-			r.w.volumes[o.Name] = o
-		}
-	})
-}
-
-func (r *reader) claims(ctx context.Context) error {
-	r.w.claims = map[types.NamespacedName]corev1.PersistentVolumeClaim{}
-	return pages(ctx, r.core.CoreV1().PersistentVolumeClaims("").List, func(l *corev1.PersistentVolumeClaimList) {
-		for _, o := range l.Items {
-			slim(&o.ObjectMeta)
-			r.w.claims[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}] = o
-		}
-	})
-}
-
-func (r *reader) attachments(ctx context.Context) error {
-	return pages(ctx, r.core.StorageV1().VolumeAttachments().List, func(l *storagev1.VolumeAttachmentList) {
-		for _, o := range l.Items {
-			slim(&o.ObjectMeta)
-			r.w.attachments = append(r.w.attachments, o)
-		}
-	})
-}
-
-func (r *reader) csiNodes(ctx context.Context) error {
-	return pages(ctx, r.core.StorageV1().CSINodes().List, func(l *storagev1.CSINodeList) {
-		for _, o := range l.Items {
-			slim(&o.ObjectMeta)
-			r.w.csiNodes = append(r.w.csiNodes, o)
-		}
-	})
-}
-
-func (r *reader) jobs(ctx context.Context) error {
-	return pages(ctx, r.core.BatchV1().Jobs("").List, func(l *batchv1.JobList) {
-		for _, o := range l.Items {
-			slim(&o.ObjectMeta)
-			o.Spec.Template = corev1.PodTemplateSpec{}
-			r.w.jobs = append(r.w.jobs, o)
-		}
-	})
-}
-
-func (r *reader) autoscalers(ctx context.Context) error {
-	return pages(ctx, r.core.AutoscalingV2().HorizontalPodAutoscalers("").List, func(l *autoscalingv2.HorizontalPodAutoscalerList) {
-		for _, o := range l.Items {
-			slim(&o.ObjectMeta)
-			r.w.autoscalers = append(r.w.autoscalers, o)
 		}
 	})
 }

@@ -1,14 +1,13 @@
 package preflight
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
-)
 
-var update = flag.Bool("update", false, "write the list of checks in docs/upgrade-check.md anew")
+	"constellation/internal/golden"
+)
 
 // The list of checks is made from the table of checks, so it has every one.
 func TestDocsListEveryCheck(t *testing.T) {
@@ -33,7 +32,7 @@ func TestDocsListEveryCheck(t *testing.T) {
 		fmt.Fprintf(&want, "| `%s` | %s | %s | %s |\n", c.id, c.area, c.title, c.ref)
 	}
 	want.WriteString("\n")
-	if *update {
+	if golden.Updating() {
 		if err := os.WriteFile(page, []byte(head+"-update` -->\n"+want.String()+"<!-- end of checks -->"+tail), 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -495,9 +495,9 @@ type follower struct {
 	without map[*budget]hang     // budgets without allowed disruptions from the start
 }
 
-// follow drains node after node in thought. A pod that is made anew gives its budget the
-// room back that it took; one that cannot come back keeps it. Drains that run side by side
-// wait for each other's pods: that changes how long they take, not whether they end.
+// follow simulates draining node after node. A recreated pod restores its budget's allowed
+// disruptions; a pod that cannot be recreated does not. Concurrent drains wait for each
+// other's pods, which changes how long they take, not whether they end.
 func (w *world) follow(answers map[*pod]answer) (hang, bool) {
 	l := w.lookup()
 	s := &follower{w, answers, map[*budget]int32{}, map[*budget][]string{}, map[*budget]hang{}}

@@ -162,8 +162,8 @@ func (c *cluster) guard() (requests func() []*admissionapi.AdmissionRequest) {
 	}
 }
 
-// look runs one check as config's user. What that user may not read, the admin does: the
-// test is about what is asked.
+// look runs one check as config's user. The admin reads what the user may not read,
+// since only the evictions are tested.
 func (c *cluster) look(config *rest.Config, id string, r engine.PreflightRequest, progress func(int64, int64)) []engine.Finding {
 	w, err := collect(c.t.Context(), c.cp.Config(), c.core, r)
 	c.must(err)
@@ -237,7 +237,7 @@ func TestRehearsalAsksTheAPIServer(t *testing.T) {
 			defer mu.Unlock()
 			last, total = max(last, current), of
 		})
-		golden(t, "drains.yaml", "budgets, two budgets and a webhook refuse", found)
+		checkFindings(t, "drains.yaml", "budgets, two budgets and a webhook refuse", found)
 		if last != total || total != 8 {
 			t.Errorf("progress ended at %d of %d, want 8 of 8", last, total)
 		}
@@ -260,13 +260,13 @@ func TestRehearsalAsksTheAPIServer(t *testing.T) {
 	t.Run("a user who may not evict", func(t *testing.T) {
 		nobody, err := c.cp.ConfigFor("nobody")
 		c.must(err)
-		golden(t, "drains.yaml", "a user who may not evict", c.look(nobody, "drain-rehearsal", r, quiet))
+		checkFindings(t, "drains.yaml", "a user who may not evict", c.look(nobody, "drain-rehearsal", r, quiet))
 	})
 	t.Run("dry runs are switched off", func(t *testing.T) {
 		r := r
 		r.DryRun = false
 		n := len(requests())
-		golden(t, "drains.yaml", "dry runs are switched off", c.look(c.cp.Config(), "drain-rehearsal", r, quiet))
+		checkFindings(t, "drains.yaml", "dry runs are switched off", c.look(c.cp.Config(), "drain-rehearsal", r, quiet))
 		if len(requests()) != n {
 			t.Error("the webhook was asked")
 		}
@@ -277,7 +277,7 @@ func TestRehearsalAsksTheAPIServer(t *testing.T) {
 		}
 		for _, r := range requests() {
 			if r.DryRun == nil || !*r.DryRun {
-				t.Fatalf("the webhook was told of the eviction of %s as if it were meant", r.Name)
+				t.Fatalf("the webhook received the eviction of %s without dryRun", r.Name)
 			}
 		}
 	})
@@ -325,24 +325,24 @@ func TestTheRehearsalEndsInTime(t *testing.T) {
 		want []string
 		most int
 	}{
-		{"it may take 30 s, and fails what it cannot judge", silent.URL + "/fail", admissionv1.Fail, 30, []string{
+		{name: "it may take 30 s, and fails what it cannot judge", url: silent.URL + "/fail", failure: admissionv1.Fail, seconds: 30, want: []string{
 			"block: webhook safe.bank.example responds to no eviction within 2s, and its failurePolicy is Fail: " +
 				`kubectl patch validatingwebhookconfiguration safe --type=json -p '[{"op":"test","path":"/webhooks/0/name","value":"safe.bank.example"},{"op":"add","path":"/webhooks/0/failurePolicy","value":"Ignore"},{"op":"add","path":"/webhooks/0/timeoutSeconds","value":1}]'`,
 			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
-		}, evictionWorkers},
-		{"it may take 30 s, and lets pass what it cannot judge", silent.URL + "/ignore", admissionv1.Ignore, 30, []string{
+		}, most: evictionWorkers},
+		{name: "it may take 30 s, and lets pass what it cannot judge", url: silent.URL + "/ignore", failure: admissionv1.Ignore, seconds: 30, want: []string{
 			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
 			"warn: webhook safe.bank.example is slow for evictions: more than 2s each, the drain of 40 pods would take more than 1m20s one after the other: " +
 				`kubectl patch validatingwebhookconfiguration safe --type=json -p '[{"op":"test","path":"/webhooks/0/name","value":"safe.bank.example"},{"op":"add","path":"/webhooks/0/timeoutSeconds","value":1}]'`,
-		}, evictionWorkers},
-		{"it may take 1 s, and lets pass what it cannot judge", silent.URL + "/slow", admissionv1.Ignore, 1, []string{
+		}, most: evictionWorkers},
+		{name: "it may take 1 s, and lets pass what it cannot judge", url: silent.URL + "/slow", failure: admissionv1.Ignore, seconds: 1, want: []string{
 			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
 			"warn: webhook safe.bank.example is slow for evictions",
-		}, 3 * evictionWorkers},
-		{"nobody listens", refusing.URL + "/", admissionv1.Fail, 30, []string{
+		}, most: 3 * evictionWorkers},
+		{name: "nothing listens", url: refusing.URL + "/", failure: admissionv1.Fail, seconds: 30, want: []string{
 			"block: webhook safe.bank.example denies the eviction of",
 			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
-		}, maxStrikes + evictionWorkers},
+		}, most: maxStrikes + evictionWorkers},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			hooks := c.core.AdmissionregistrationV1().ValidatingWebhookConfigurations()
@@ -396,7 +396,7 @@ type transport func(*http.Request) (*http.Response, error)
 
 func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// untilAsked waits until the API server knows of the webhook at address: it asks it, or
+// untilAsked waits until the API server calls the webhook at address, or
 // fails to.
 func (c *cluster) untilAsked(address string, seen chan string) {
 	c.t.Helper()
@@ -511,7 +511,7 @@ func TestComputedDrainsAreThoseThatAreAskedFor(t *testing.T) {
 				w.pods = slices.DeleteFunc(w.pods, func(p pod) bool { return p.namespace != ns })
 				found := checkOf("drain-rehearsal").find(w, &probe{ctx: t.Context(), config: c.cp.Config(), core: c.core, progress: func(int64, int64) {}})
 				for i := range found {
-					found[i].Detail = "" // says what was asked
+					found[i].Detail = "" // quotes the requests
 				}
 				return found
 			}

@@ -38,9 +38,9 @@ func LocalData(ctx context.Context, config *rest.Config) (engine.LocalData, erro
 	var mu sync.Mutex // of failed
 	var failed error
 	var reading sync.WaitGroup
-	for what, read := range map[source]func(context.Context) error{
-		sourceNodes: r.nodes, sourcePods: r.pods, sourceReplicaSets: r.replicaSets, sourceVolumes: r.volumes, sourceClaims: r.claims,
-	} {
+	sources := r.sources()
+	for _, what := range []source{sourceNodes, sourcePods, sourceReplicaSets, sourceVolumes, sourceClaims} {
+		read := sources[what]
 		reading.Go(func() {
 			if err := read(ctx); err != nil {
 				mu.Lock()

@@ -55,7 +55,7 @@ type site struct {
 }
 
 func newSite(t *testing.T) *site {
-	// Pods are made by hand, in namespaces that nobody gave a ServiceAccount.
+	// Pods are created by hand, in namespaces without a ServiceAccount.
 	cp := controlplane.ForTest(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount", "--runtime-config=api/all=true"}})
 	s := &site{t: t, cp: cp, config: cp.Config()}
 	var err error
@@ -138,8 +138,8 @@ func (s *site) look(config *rest.Config, r engine.PreflightRequest) []engine.Fin
 	return found
 }
 
-// until looks until all that is wanted is told: what the API server says of itself it
-// says with a delay.
+// until repeats the checks until all wanted findings are reported: some metrics of the API
+// server lag.
 func (s *site) until(config *rest.Config, r engine.PreflightRequest, want ...string) []engine.Finding {
 	s.t.Helper()
 	slices.Sort(want)
@@ -292,7 +292,7 @@ func TestPlantedTroubleOnARealAPIServer(t *testing.T) {
 		w, err := collect(ctx, s.config, s.core, request)
 		s.must(err)
 		if found := signingRequests(w, nil); len(found) != 0 {
-			t.Errorf("a fresh one is told: %+v", found)
+			t.Errorf("a fresh one is reported: %+v", found)
 		}
 		w.now = w.now.Add(time.Hour)
 		if found := signingRequests(w, nil); len(found) != 1 || found[0].Command != "kubectl certificate approve somebody" {
@@ -644,14 +644,14 @@ func TestCertificatesOfKubeletsAreDueByWhoRenewsThem(t *testing.T) {
 		life, left   time.Duration
 		want         []string
 	}{
-		{"a third is left of one that is renewed", renews, 90 * day, 30*day - time.Hour, nil},
-		{"a tenth is left of one that is renewed", renews, 90 * day, 9*day + time.Hour, nil},
-		{"less than a tenth is left of one that is renewed", renews, 90 * day, 9*day - time.Hour, []string{"warn : the certificate of the kubelet of 1 node expires in 8 days"}},
-		{"little is left of one that is renewed", renews, 90 * day, 4 * day, []string{"block : the certificate of the kubelet of 1 node expires in 3 days"}},
-		{"one that is renewed has expired", renews, 90 * day, -3 * day, []string{"block : the certificate of the kubelet of 1 node expired 3 days ago"}},
-		{"a third is left of one that nobody renews", keeps, 90 * day, 30*day - time.Hour, []string{"warn : the certificate of the kubelet of 1 node expires in 29 days"}},
-		{"less than a week is left of one that nobody renews", "", 90 * day, 7*day - time.Hour, []string{"block : the certificate of the kubelet of 1 node expires in 6 days"}},
-		{"a configuration that cannot be read", "{", 90 * day, 20 * day, []string{"warn : the certificate of the kubelet of 1 node expires in 19 days"}},
+		{name: "a third is left of one that is renewed", config: renews, life: 90 * day, left: 30*day - time.Hour},
+		{name: "a tenth is left of one that is renewed", config: renews, life: 90 * day, left: 9*day + time.Hour},
+		{name: "less than a tenth is left of one that is renewed", config: renews, life: 90 * day, left: 9*day - time.Hour, want: []string{"warn : the certificate of the kubelet of 1 node expires in 8 days"}},
+		{name: "little is left of one that is renewed", config: renews, life: 90 * day, left: 4 * day, want: []string{"block : the certificate of the kubelet of 1 node expires in 3 days"}},
+		{name: "one that is renewed has expired", config: renews, life: 90 * day, left: -3 * day, want: []string{"block : the certificate of the kubelet of 1 node expired 3 days ago"}},
+		{name: "a third is left of one that nobody renews", config: keeps, life: 90 * day, left: 30*day - time.Hour, want: []string{"warn : the certificate of the kubelet of 1 node expires in 29 days"}},
+		{name: "less than a week is left of one that nobody renews", life: 90 * day, left: 7*day - time.Hour, want: []string{"block : the certificate of the kubelet of 1 node expires in 6 days"}},
+		{name: "a configuration that cannot be read", config: "{", life: 90 * day, left: 20 * day, want: []string{"warn : the certificate of the kubelet of 1 node expires in 19 days"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := selfSigned(t, tt.life, tt.left)

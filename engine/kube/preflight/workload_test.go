@@ -38,6 +38,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"constellation/engine"
+	"constellation/internal/golden"
 )
 
 // noon is when the tests' worlds are looked at.
@@ -265,7 +266,7 @@ func caUntil(until time.Time) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// look runs one check, or all if id is empty, and returns what is not ok.
+// look runs one check, or all if id is empty, and returns the findings other than ok.
 func look(w *world, id string) []engine.Finding {
 	var out []engine.Finding
 	for _, c := range workloadChecks() {
@@ -290,8 +291,8 @@ func verdicts(found []engine.Finding) []string {
 	return out
 }
 
-// golden compares whole findings with a file that people have read.
-func golden(t *testing.T, file string, name string, found []engine.Finding) {
+// checkFindings compares whole findings with a file that people have read.
+func checkFindings(t *testing.T, file string, name string, found []engine.Finding) {
 	t.Helper()
 	path := filepath.Join("testdata", file)
 	b, err := os.ReadFile(path)
@@ -302,7 +303,7 @@ func golden(t *testing.T, file string, name string, found []engine.Finding) {
 	if err := yaml.Unmarshal(b, &all); err != nil {
 		t.Fatal(err)
 	}
-	if os.Getenv("UPDATE_GOLDENS") != "" {
+	if golden.Updating() {
 		all[name] = found
 		var out bytes.Buffer
 		for _, k := range slices.Sorted(maps.Keys(all)) {
@@ -318,7 +319,7 @@ func golden(t *testing.T, file string, name string, found []engine.Finding) {
 		return
 	}
 	if d := cmp.Diff(all[name], found); d != "" {
-		t.Errorf("findings (-%s +got; UPDATE_GOLDENS=1 rewrites):\n%s", path, d)
+		t.Errorf("findings (-%s +got; -update rewrites):\n%s", path, d)
 	}
 }
 
@@ -464,80 +465,80 @@ func TestWorkloadFindings(t *testing.T) {
 		want   []string
 	}{
 		// Budgets.
-		{"a budget of maxUnavailable 0", "pdb-room", func(w *world) {
+		{name: "a budget of maxUnavailable 0", check: "pdb-room", change: func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
 			w.addBudget("shop", "web", "web", maxUnavailable(0))
-		}, []string{"block"}},
-		{"a budget whose minAvailable is all replicas", "pdb-room", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a budget whose minAvailable is all replicas", check: "pdb-room", change: func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-0", "worker-1", "worker-1")
 			w.addBudget("shop", "web", "web", minAvailable("90%"))
-		}, []string{"block"}},
-		{"a budget whose pods are on kept nodes alone", "pdb-room", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a budget whose pods are on kept nodes alone", check: "pdb-room", change: func(w *world) {
 			w.request.ReplaceWorkers = false
 			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
 			w.addBudget("shop", "web", "web", maxUnavailable(0))
-		}, nil},
-		{"a budget of pods that a drain leaves alone", "pdb-room", func(w *world) {
+		}},
+		{name: "a budget of pods that a drain leaves alone", check: "pdb-room", change: func(w *world) {
 			w.addBudget("kube-system", "proxy", "kube-proxy", maxUnavailable(0))
-		}, nil},
-		{"a budget that is short because a pod on another node is not ready", "pdb-room", func(w *world) {
+		}},
+		{name: "a budget that is short because a pod on another node is not ready", check: "pdb-room", change: func(w *world) {
 			w.request.ReplaceControlPlanes = false
 			w.addDeployment("shop", "web", func(p *pod) { p.ready = p.node != "cp-0" }, "cp-0", "worker-0", "worker-1")
 			w.addBudget("shop", "web", "web", minAvailable("2"))
-		}, []string{"warn"}},
-		{"a budget that holds pods which are not ready", "pdb-room", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "a budget that holds pods which are not ready", check: "pdb-room", change: func(w *world) {
 			w.addDeployment("shop", "web", func(p *pod) { p.ready = p.node != "worker-0" }, "worker-0", "worker-0", "worker-1")
 			w.addBudget("shop", "web", "web", minAvailable("2"))
-		}, []string{"block"}},
-		{"a budget without any healthy pod", "pdb-room", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a budget without any healthy pod", check: "pdb-room", change: func(w *world) {
 			w.addDeployment("shop", "web", func(p *pod) { p.ready = false }, "worker-0")
 			w.addBudget("shop", "web", "web", minAvailable("1"))
-		}, []string{"block"}},
-		{"a budget that never lets a pod go, and one of them is not ready", "pdb-room", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a budget that never lets a pod go, and one of them is not ready", check: "pdb-room", change: func(w *world) {
 			w.addDeployment("shop", "web", func(p *pod) { p.ready = p.node != "worker-0" }, "worker-0", "worker-1")
 			w.addBudget("shop", "web", "web", minAvailable("2"))
-		}, []string{"block"}},
-		{"a budget whose healthy pods have another one is told as two budgets", "", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a budget whose healthy pods have another one is reported as two budgets", change: func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
 			w.addBudget("shop", "all", "web", maxUnavailable(1))
 			w.addBudget("shop", "web", "web", maxUnavailable(1))
 			for i := range w.pdbs {
 				w.pdbs[i].Status.DisruptionsAllowed = 0
 			}
-		}, []string{"block", "block"}},
-		{"a budget whose controller has not counted yet", "pdb-room", func(w *world) {
+		}, want: []string{"block", "block"}},
+		{name: "a budget whose controller has not counted yet", check: "pdb-room", change: func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
 			w.addBudget("shop", "web", "web", maxUnavailable(1))
 			w.pdbs[0].Status.DisruptionsAllowed = 0
-		}, []string{"warn"}},
-		{"pods of a namespace that is being deleted", "drain-rehearsal", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "pods of a namespace that is being deleted", check: "drain-rehearsal", change: func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
 			m := w.namespaces["shop"]
 			m.DeletionTimestamp = ptr.To(metav1.NewTime(noon.Add(-time.Second)))
 			w.namespaces["shop"] = m
-		}, []string{"warn"}},
-		{"a drain waits for a budget that its controller has not seen", "drain-rehearsal", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "a drain waits for a budget that its controller has not seen", check: "drain-rehearsal", change: func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
 			w.addBudget("shop", "web", "web", func(b *policyv1.PodDisruptionBudget) {
 				maxUnavailable(1)(b)
 				b.Generation, b.Status.ObservedGeneration = 3, 2
 			})
-		}, []string{"warn"}},
-		{"a budget that lets pods go which are not ready", "pdb-room", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "a budget that lets pods go which are not ready", check: "pdb-room", change: func(w *world) {
 			w.addDeployment("shop", "web", func(p *pod) { p.ready = false }, "worker-0")
 			w.addBudget("shop", "web", "web", func(b *policyv1.PodDisruptionBudget) {
 				minAvailable("1")(b)
 				b.Spec.UnhealthyPodEvictionPolicy = ptr.To(policyv1.AlwaysAllow)
 			})
-		}, nil},
-		{"a budget that its controller has not seen", "pdb-room", func(w *world) {
+		}},
+		{name: "a budget that its controller has not seen", check: "pdb-room", change: func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
 			w.addBudget("shop", "web", "web", func(b *policyv1.PodDisruptionBudget) {
 				maxUnavailable(1)(b)
 				b.Generation, b.Status.ObservedGeneration = 3, 2
 			})
-		}, []string{"warn"}},
-		{"a budget that cannot be computed", "pdb-room", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "a budget that cannot be computed", check: "pdb-room", change: func(w *world) {
 			w.team("shop", "web", owner{}, nil, []string{"worker-0", "worker-1"})
 			w.addBudget("shop", "web", "web", func(b *policyv1.PodDisruptionBudget) {
 				maxUnavailable(1)(b)
@@ -545,65 +546,65 @@ func TestWorkloadFindings(t *testing.T) {
 					Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason, Message: "found no controllers for pod web-0",
 				}}}
 			})
-		}, []string{"block"}},
-		{"a namespace full of budgets without room is told in one screen", "pdb-room", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a namespace full of exhausted budgets fits on one screen", check: "pdb-room", change: func(w *world) {
 			for i := range 15 {
 				name := fmt.Sprintf("web%02d", i)
 				w.addDeployment("shop", name, nil, "worker-0", "worker-1")
 				w.addBudget("shop", name, name, maxUnavailable(0))
 			}
-		}, slices.Repeat([]string{"block"}, 11)},
-		{"pods with two budgets", "pdb-overlap", func(w *world) {
+		}, want: slices.Repeat([]string{"block"}, 11)},
+		{name: "pods with two budgets", check: "pdb-overlap", change: func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
 			w.addBudget("shop", "all", "web", maxUnavailable(1))
 			w.addBudget("shop", "web", "web", func(b *policyv1.PodDisruptionBudget) {
 				maxUnavailable(1)(b)
 				b.CreationTimestamp = metav1.NewTime(noon)
 			})
-		}, []string{"block"}},
+		}, want: []string{"block"}},
 		// Drains, computed.
-		{"the first drain that hangs is named, and why", "drain-rehearsal", func(w *world) {
+		{name: "the first drain that hangs is named, and why", check: "drain-rehearsal", change: func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-1", "worker-1")
 			w.addBudget("shop", "web", "web", maxUnavailable(0))
-		}, []string{"block"}},
-		{"a budget is used up by pods that do not come back", "drain-rehearsal", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a budget is used up by pods that do not come back", check: "drain-rehearsal", change: func(w *world) {
 			w.addStatefulSet("shop", "db", func(p *pod) { p.claims = []string{"data-" + p.name} }, "worker-0", "worker-1", "worker-1")
 			w.addVolume("shop", "data-db-0", "worker-0", nil)
 			w.addVolume("shop", "data-db-1", "worker-1", nil)
 			w.addVolume("shop", "data-db-2", "worker-1", nil)
 			w.addBudget("shop", "db", "db", maxUnavailable(1))
-		}, []string{"block"}},
-		{"a drain waits for a pod elsewhere to get ready", "drain-rehearsal", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a drain waits for a pod elsewhere to get ready", check: "drain-rehearsal", change: func(w *world) {
 			w.request.ReplaceControlPlanes = false
 			w.addDeployment("shop", "web", func(p *pod) { p.ready = p.node != "cp-0" }, "cp-0", "worker-0", "worker-1")
 			w.addBudget("shop", "web", "web", minAvailable("2"))
-		}, []string{"warn"}},
-		// What is lost.
-		{"pods without a controller", "unmanaged-pods", func(w *world) {
+		}, want: []string{"warn"}},
+		// Data loss.
+		{name: "pods without a controller", check: "unmanaged-pods", change: func(w *world) {
 			w.team("shop", "debug", owner{}, func(p *pod) {
 				p.keeper = keeperOf(&metav1.ObjectMeta{Namespace: "shop", ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl-run"}}})
 			}, []string{"worker-0", "worker-1"})
-		}, []string{"warn"}},
-		{"pods whose controller's kind is gone", "unmanaged-pods", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "pods whose controller's kind is gone", check: "unmanaged-pods", change: func(w *world) {
 			w.team("shop", "old", owner{"apps.example/v1", "Fleet", "old", "1"}, nil, []string{"worker-0"})
-		}, []string{"warn"}},
-		{"pods of a kind that the cluster serves", "unmanaged-pods", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "pods of a kind that the cluster serves", check: "unmanaged-pods", change: func(w *world) {
 			var k kind
 			k.Spec.Group, k.Spec.Names.Kind, k.Spec.Versions = "apps.example", "Fleet", []kindVersion{{Name: "v1", Served: true}}
 			w.kinds = append(w.kinds, k)
 			w.team("shop", "new", owner{"apps.example/v1", "Fleet", "new", "1"}, nil, []string{"worker-0"})
-		}, nil},
-		{"pods that have ended", "unmanaged-pods", func(w *world) {
+		}},
+		{name: "pods that have ended", check: "unmanaged-pods", change: func(w *world) {
 			w.team("shop", "done", owner{}, func(p *pod) { p.phase = corev1.PodSucceeded }, []string{"worker-0"})
-		}, nil},
-		{"scratch data, files of the node and volumes of one node", "local-data", func(w *world) {
+		}},
+		{name: "scratch data, files of the node and volumes of one node", check: "local-data", change: func(w *world) {
 			w.addDeployment("shop", "web", func(p *pod) { p.emptyDir = []string{"cache (Memory, 1Gi)", "tmp"} }, "worker-0", "worker-1")
 			w.addDeployment("shop", "logs", func(p *pod) { p.hostPath = []string{"out (/var/log/shop)"} }, "worker-0")
 			w.addStatefulSet("shop", "db", func(p *pod) { p.claims = []string{"data-" + p.name} }, "worker-0", "worker-1")
 			w.addVolume("shop", "data-db-0", "worker-0", nil)
 			w.addVolume("shop", "data-db-1", "worker-1", nil)
-		}, []string{"warn", "warn", "warn"}},
-		{"volumes that move within their zone", "local-data", func(w *world) {
+		}, want: []string{"warn", "warn", "warn"}},
+		{name: "volumes that move within their zone", check: "local-data", change: func(w *world) {
 			w.addStatefulSet("shop", "db", func(p *pod) { p.claims = []string{"data-" + p.name} }, "worker-0")
 			w.addVolume("shop", "data-db-0", "", func(pv *corev1.PersistentVolume) {
 				pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: "pd.csi"}
@@ -611,27 +612,27 @@ func TestWorkloadFindings(t *testing.T) {
 					MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}},
 				}}}}
 			})
-		}, nil},
-		{"workloads with a single pod", "single-replica", func(w *world) {
+		}},
+		{name: "workloads with a single pod", check: "single-replica", change: func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-0")
 			w.addDeployment("shop", "mail", nil, "worker-1")
 			w.addStatefulSet("shop", "db", nil, "worker-1")
-		}, []string{"warn"}},
-		{"the autoscaler is stopped meanwhile", "single-replica", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "the autoscaler is stopped meanwhile", check: "single-replica", change: func(w *world) {
 			w.addDeployment("kube-system", "constellation-cluster-autoscaler", nil, "worker-0")
-		}, nil},
-		{"our own controller of Plans starts again elsewhere", "single-replica", func(w *world) {
+		}},
+		{name: "our own controller of Plans starts again elsewhere", check: "single-replica", change: func(w *world) {
 			w.addDeployment("system-upgrade", "constellation-plans", func(p *pod) { p.labels = map[string]string{"app.kubernetes.io/name": "constellation-plans"} }, "worker-0")
-		}, nil},
-		{"a single pod with a budget is the budget's matter", "single-replica", func(w *world) {
+		}},
+		{name: "a single pod with a budget is the budget's matter", check: "single-replica", change: func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-0")
 			w.addBudget("shop", "web", "web", minAvailable("1"))
-		}, nil},
-		{"volumes that one node alone can have", "volume-attachments", func(w *world) {
+		}},
+		{name: "volumes that one node alone can have", check: "volume-attachments", change: func(w *world) {
 			w.addDeployment("shop", "web", func(p *pod) { p.claims = []string{"files"} }, "worker-0")
 			w.addVolume("shop", "files", "", func(pv *corev1.PersistentVolume) { pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: "pd.csi"} })
-		}, []string{"warn"}},
-		{"volumes that are stuck", "volume-attachments", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "volumes that are stuck", check: "volume-attachments", change: func(w *world) {
 			for i, node := range []string{"worker-9", "worker-0", "worker-1"} {
 				a := storagev1.VolumeAttachment{ObjectMeta: metaOf("", "csi-"+strconv.Itoa(i)), Spec: storagev1.VolumeAttachmentSpec{
 					Attacher: "pd.csi", NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("pv-" + strconv.Itoa(i))},
@@ -641,46 +642,46 @@ func TestWorkloadFindings(t *testing.T) {
 			w.attachments[1].DeletionTimestamp = ptr.To(metav1.NewTime(noon.Add(-time.Hour)))
 			w.attachments[1].Status = storagev1.VolumeAttachmentStatus{Attached: true, DetachError: &storagev1.VolumeError{Message: "disk is busy"}}
 			w.attachments[2].Status.AttachError = &storagev1.VolumeError{Message: "no such disk"}
-		}, []string{"warn", "warn", "warn"}},
-		{"pods that end late, and pods that do not end", "termination", func(w *world) {
+		}, want: []string{"warn", "warn", "warn"}},
+		{name: "pods that end late, and pods that do not end", check: "termination", change: func(w *world) {
 			w.addStatefulSet("shop", "db", func(p *pod) { p.grace = time.Hour }, "worker-0")
 			w.addDeployment("shop", "web", func(p *pod) { p.terminating = noon.Add(-10 * time.Minute) }, "worker-0")
 			w.addDeployment("shop", "api", func(p *pod) { p.terminating, p.finalizers = noon.Add(-2*time.Hour), []string{"shop.example/billing"} }, "worker-1")
 			w.addDeployment("shop", "going", func(p *pod) { p.terminating = noon.Add(10 * time.Second) }, "worker-1")
-		}, []string{"warn", "warn", "warn"}},
-		{"pods that ask not to be evicted", "do-not-evict", func(w *world) {
+		}, want: []string{"warn", "warn", "warn"}},
+		{name: "pods that ask not to be evicted", check: "do-not-evict", change: func(w *world) {
 			w.addDeployment("shop", "web", func(p *pod) { p.notEvict = "cluster-autoscaler.kubernetes.io/safe-to-evict=false" }, "worker-0")
 			w.addDeployment("shop", "api", func(p *pod) { p.notEvict = "karpenter.sh/do-not-disrupt=true" }, "worker-0")
-		}, []string{"warn"}},
+		}, want: []string{"warn"}},
 		// Capacity.
-		{"without another machine, full nodes have no place", "capacity", func(w *world) {
+		{name: "without another machine, full nodes have no place", check: "capacity", change: func(w *world) {
 			w.request.Surge, w.request.ReplaceControlPlanes = 0, false
 			w.addDeployment("shop", "web", func(p *pod) { p.request = resources{cpu: 3000, memory: 1 << 30} }, "worker-0", "worker-1")
-		}, []string{"block"}},
-		{"with another machine, full nodes have", "capacity", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "with another machine, full nodes have", check: "capacity", change: func(w *world) {
 			w.addDeployment("shop", "web", func(p *pod) { p.request = resources{cpu: 3000, memory: 1 << 30} }, "worker-0", "worker-1")
-		}, nil},
-		{"a pod that names its node", "capacity", func(w *world) {
+		}},
+		{name: "a pod that names its node", check: "capacity", change: func(w *world) {
 			w.addDeployment("shop", "web", func(p *pod) { p.nodeSelector = map[string]string{corev1.LabelHostname: "worker-0"} }, "worker-0")
-		}, []string{"block"}},
-		{"a pod that wants a device", "capacity", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a pod that wants a device", check: "capacity", change: func(w *world) {
 			w.request.Surge, w.request.ReplaceControlPlanes = 0, false
 			w.node("worker-0").Status.Allocatable["example.com/gpu"] = resource.MustParse("1")
 			w.addDeployment("shop", "train", func(p *pod) { p.request.other = map[corev1.ResourceName]int64{"example.com/gpu": 1} }, "worker-0")
-		}, []string{"block"}},
-		{"pods that keep each other away", "capacity", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "pods that keep each other away", check: "capacity", change: func(w *world) {
 			w.request.Surge, w.request.ReplaceControlPlanes = 0, false
 			w.addDeployment("shop", "web", func(p *pod) {
 				p.affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
 					TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
 				}}}}
 			}, "worker-0", "worker-1")
-		}, []string{"block"}},
-		{"a host port of the host that is in use", "capacity", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a host port of the host that is in use", check: "capacity", change: func(w *world) {
 			w.request.Surge, w.request.ReplaceControlPlanes = 0, false
 			w.addDeployment("shop", "web", func(p *pod) { p.hostPorts = []int32{80} }, "worker-0", "worker-1")
-		}, []string{"block"}},
-		{"more volumes than a node can have", "capacity", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "more volumes than a node can have", check: "capacity", change: func(w *world) {
 			w.request.Surge, w.request.ReplaceControlPlanes = 0, false
 			w.addStatefulSet("shop", "db", func(p *pod) { p.claims = []string{"data-" + p.name} }, "worker-0", "worker-1")
 			for _, claim := range []string{"data-db-0", "data-db-1"} {
@@ -691,8 +692,8 @@ func TestWorkloadFindings(t *testing.T) {
 					Drivers: []storagev1.CSINodeDriver{{Name: "pd.csi", Allocatable: &storagev1.VolumeNodeResources{Count: ptr.To[int32](1)}}},
 				}})
 			}
-		}, []string{"block"}},
-		{"a volume of another zone, and spread that is approximated", "capacity", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a volume of another zone, and spread that is approximated", check: "capacity", change: func(w *world) {
 			w.request.Surge, w.request.ReplaceControlPlanes = 0, false
 			w.node("worker-1").Labels[corev1.LabelTopologyZone] = "b"
 			w.addDeployment("shop", "web", func(p *pod) {
@@ -704,8 +705,8 @@ func TestWorkloadFindings(t *testing.T) {
 					MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}},
 				}}}}
 			})
-		}, []string{"block"}},
-		{"a group of pods moves together to the new machine", "capacity", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a group of pods moves together to the new machine", check: "capacity", change: func(w *world) {
 			w.addDeployment("shop", "cache", nil, "worker-0")
 			w.addDeployment("shop", "web", func(p *pod) {
 				p.priority = 10
@@ -713,68 +714,68 @@ func TestWorkloadFindings(t *testing.T) {
 					TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "cache"}},
 				}}}}
 			}, "worker-0")
-		}, nil},
-		{"a pod of its own that is unschedulable", "pending-pods", func(w *world) {
+		}},
+		{name: "a pod of its own that is unschedulable", check: "pending-pods", change: func(w *world) {
 			w.team("shop", "pending", owner{}, func(p *pod) { p.phase, p.ready = corev1.PodPending, false }, []string{""})
-		}, []string{"warn"}},
-		{"pods that wait for a place already", "pending-pods", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "pods that wait for a place already", check: "pending-pods", change: func(w *world) {
 			w.addDeployment("shop", "big", func(p *pod) {
 				p.phase, p.ready, p.pending = corev1.PodPending, false, "Unschedulable: 0/3 nodes are available: 3 Insufficient cpu."
 			}, "", "")
-		}, []string{"warn"}},
+		}, want: []string{"warn"}},
 		// Nodes.
-		{"a control plane that is not ready", "node-conditions", func(w *world) {
+		{name: "a control plane that is not ready", check: "node-conditions", change: func(w *world) {
 			w.node("cp-0").Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Message: "Kubelet stopped posting node status.", LastTransitionTime: metav1.NewTime(noon.Add(-time.Hour))}}
 			w.node("cp-0").Spec.Taints = append(w.node("cp-0").Spec.Taints, corev1.Taint{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoExecute})
-		}, []string{"block"}},
-		{"one worker of two without a network", "node-conditions", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "one worker of two without a network", check: "node-conditions", change: func(w *world) {
 			w.node("worker-0").Status.Conditions = append(w.node("worker-0").Status.Conditions, corev1.NodeCondition{Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue, Message: "no route"})
-		}, []string{"warn"}},
-		{"no worker is ready", "node-conditions", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "no worker is ready", check: "node-conditions", change: func(w *world) {
 			for _, name := range []string{"worker-0", "worker-1"} {
 				w.node(name).Status.Conditions[0] = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Message: "container runtime is down", LastTransitionTime: metav1.NewTime(noon.Add(-time.Minute))}
 			}
-		}, []string{"block", "block"}},
-		{"a node under pressure", "node-conditions", func(w *world) {
+		}, want: []string{"block", "block"}},
+		{name: "a node under pressure", check: "node-conditions", change: func(w *world) {
 			w.node("worker-1").Status.Conditions = append(w.node("worker-1").Status.Conditions, corev1.NodeCondition{
 				Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue, Message: "kubelet has disk pressure", LastTransitionTime: metav1.NewTime(noon.Add(-3 * time.Minute)),
 			})
-		}, []string{"warn"}},
-		{"nodes that are silent, ahead, or have never reported", "node-leases", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "nodes that are silent, ahead, or have never reported", check: "node-leases", change: func(w *world) {
 			for _, name := range []string{"worker-2", "worker-3", "worker-4"} {
 				w.addNode(name)
 			}
 			w.leases["worker-1"] = noon.Add(-3 * time.Minute)
 			w.leases["worker-2"] = noon.Add(time.Minute)
 			delete(w.leases, "worker-3")
-		}, []string{"warn", "warn", "warn"}},
-		{"a node that has just come has no lease yet", "node-leases", func(w *world) {
+		}, want: []string{"warn", "warn", "warn"}},
+		{name: "a node that has just come has no lease yet", check: "node-leases", change: func(w *world) {
 			delete(w.leases, "worker-3")
 			for i := range w.nodes {
 				if w.nodes[i].Name == "worker-3" {
 					w.nodes[i].CreationTimestamp = metav1.NewTime(noon.Add(-20 * time.Second))
 				}
 			}
-		}, nil},
-		{"one node of two is silent", "node-leases", func(w *world) {
+		}},
+		{name: "one node of two is silent", check: "node-leases", change: func(w *world) {
 			w.nodes = w.nodes[:2]
 			w.leases["worker-0"] = noon.Add(-3 * time.Minute)
-		}, []string{"warn"}},
-		{"this computer's clock is wrong, not the nodes'", "node-leases", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "this computer's clock is wrong, not the nodes'", check: "node-leases", change: func(w *world) {
 			for name := range w.leases {
 				w.leases[name] = noon.Add(-time.Hour)
 			}
-		}, []string{"warn"}},
-		{"a node that somebody cordoned", "cordoned-nodes", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "a node that somebody cordoned", check: "cordoned-nodes", change: func(w *world) {
 			n := w.node("worker-0")
 			n.Spec.Unschedulable = true
 			n.ManagedFields = []metav1.ManagedFieldsEntry{
 				{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{}}`)},
 				{Manager: "kubectl-cordon", Time: ptr.To(metav1.NewTime(noon.Add(-2 * time.Hour))), FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:unschedulable":{}}}`)},
 			}
-		}, []string{"warn"}},
+		}, want: []string{"warn"}},
 		// Others.
-		{"others who change nodes", "node-actors", func(w *world) {
+		{name: "others who change nodes", check: "node-actors", change: func(w *world) {
 			w.actors = map[schema.GroupResource][]actor{
 				plans: {{ObjectMeta: metaOf("system-upgrade", "k3s"), Status: actorStatus{Applying: []string{"worker-0"}}}, {ObjectMeta: metaOf("system-upgrade", "idle")}, {
 					ObjectMeta: metaOf("system-upgrade", "os"),
@@ -787,15 +788,15 @@ func TestWorkloadFindings(t *testing.T) {
 			w.daemonSets[len(w.daemonSets)-1].Annotations = map[string]string{kuredLock: `{"nodeID":"worker-1","metadata":{}}`}
 			w.addDeployment("kube-system", "ca", nil, "cp-0")
 			w.deployments[len(w.deployments)-1].Spec.Template.Spec.Containers = []corev1.Container{{Image: "registry.k8s.io/autoscaling/cluster-autoscaler:v1.35.0"}}
-		}, []string{"warn", "warn", "warn", "warn", "warn", "warn"}},
-		{"objects that are syncing", "gitops-sync", func(w *world) {
+		}, want: []string{"warn", "warn", "warn", "warn", "warn", "warn"}},
+		{name: "objects that are syncing", check: "gitops-sync", change: func(w *world) {
 			w.actors = map[schema.GroupResource][]actor{
 				applications:   {{ObjectMeta: metaOf("argocd", "shop"), Status: actorStatus{OperationState: operationState{"Running"}}}, {ObjectMeta: metaOf("argocd", "idle"), Status: actorStatus{OperationState: operationState{"Succeeded"}}}},
 				kustomizations: {{ObjectMeta: metaOf("flux-system", "apps"), Status: actorStatus{Conditions: []actorCondition{{Type: "Reconciling", Status: "True"}}}}},
 				helmReleases:   {{ObjectMeta: metaOf("flux-system", "db"), Spec: actorSpec{Suspend: true}, Status: actorStatus{Conditions: []actorCondition{{Type: "Ready", Status: "Unknown"}}}}},
 			}
-		}, []string{"warn", "warn"}},
-		{"workloads in the middle of a rollout", "rollouts", func(w *world) {
+		}, want: []string{"warn", "warn"}},
+		{name: "workloads in the middle of a rollout", check: "rollouts", change: func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
 			w.deployments[len(w.deployments)-1].Status.UpdatedReplicas = 1
 			w.addDeployment("shop", "api", nil, "worker-0")
@@ -807,15 +808,15 @@ func TestWorkloadFindings(t *testing.T) {
 			w.statefulSets[1].Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateStatefulSetStrategy{Partition: ptr.To[int32](1)}
 			w.addDaemonSet("shop", "logs", nil, "worker-0", "worker-1")
 			w.daemonSets[len(w.daemonSets)-1].Generation = 2
-		}, []string{"warn", "warn", "warn", "warn"}},
-		{"a job that has run for long", "long-jobs", func(w *world) {
+		}, want: []string{"warn", "warn", "warn", "warn"}},
+		{name: "a job that has run for long", check: "long-jobs", change: func(w *world) {
 			for name, since := range map[string]time.Duration{"export": 2 * time.Hour, "short": time.Minute} {
 				j := batchv1.Job{ObjectMeta: metaOf("shop", name), Status: batchv1.JobStatus{Active: 1, StartTime: ptr.To(metav1.NewTime(noon.Add(-since)))}}
 				w.jobs = append(w.jobs, j)
 				w.team("shop", name, owner{"batch/v1", "Job", name, j.UID}, nil, []string{"worker-0"})
 			}
-		}, []string{"warn"}},
-		{"an autoscaled workload at its limit", "autoscaler-limits", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "an autoscaled workload at its limit", check: "autoscaler-limits", change: func(w *world) {
 			for name, least := range map[string]int32{"web": 2, "fixed": 3} {
 				w.autoscalers = append(w.autoscalers, autoscalingv2.HorizontalPodAutoscaler{
 					ObjectMeta: metaOf("shop", name),
@@ -823,95 +824,95 @@ func TestWorkloadFindings(t *testing.T) {
 					Status:     autoscalingv2.HorizontalPodAutoscalerStatus{CurrentReplicas: 3, DesiredReplicas: 3},
 				})
 			}
-		}, []string{"warn"}},
+		}, want: []string{"warn"}},
 		// Webhooks.
-		{"a webhook that nobody answers", "webhook-endpoints", func(w *world) {
+		{name: "a webhook without backend", check: "webhook-endpoints", change: func(w *world) {
 			w.addWebhook([]string{"worker-0"}, func(h *admissionv1.ValidatingWebhook) {})
 			w.slices[0].Endpoints[0].Conditions.Ready = ptr.To(false)
-		}, []string{"block"}},
-		{"a webhook without its service", "webhook-endpoints", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a webhook without its service", check: "webhook-endpoints", change: func(w *world) {
 			w.addWebhook([]string{"worker-0"}, func(h *admissionv1.ValidatingWebhook) { h.ClientConfig.Service.Name = "gone" })
-		}, []string{"block"}},
-		{"a webhook on a port that its service has not", "webhook-endpoints", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a webhook on a port that its service has not", check: "webhook-endpoints", change: func(w *world) {
 			w.addWebhook([]string{"worker-0"}, func(h *admissionv1.ValidatingWebhook) { h.ClientConfig.Service.Port = ptr.To[int32](8443) })
-		}, []string{"block"}},
-		{"a webhook whose conditions may leave the upgrade alone", "webhook-endpoints", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a webhook whose conditions may leave the upgrade alone", check: "webhook-endpoints", change: func(w *world) {
 			w.addWebhook(nil, func(h *admissionv1.ValidatingWebhook) {
 				h.MatchConditions = []admissionv1.MatchCondition{{Name: "x", Expression: "false"}}
 			})
-		}, []string{"warn"}},
-		{"a webhook that lets pass what it cannot judge", "webhook-endpoints", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "a webhook that lets pass what it cannot judge", check: "webhook-endpoints", change: func(w *world) {
 			w.addWebhook(nil, func(h *admissionv1.ValidatingWebhook) { h.FailurePolicy = ptr.To(admissionv1.Ignore) })
-		}, nil},
-		{"a webhook for what an upgrade does not touch", "webhook-endpoints", func(w *world) {
+		}},
+		{name: "a webhook for what an upgrade does not touch", check: "webhook-endpoints", change: func(w *world) {
 			w.addWebhook(nil, func(h *admissionv1.ValidatingWebhook) {
 				h.Rules[0].APIGroups, h.Rules[0].Resources = []string{"shop.example"}, []string{"*"}
 			})
-		}, nil},
-		{"a webhook for namespaces that do not exist", "webhook-endpoints", func(w *world) {
+		}},
+		{name: "a webhook for namespaces that do not exist", check: "webhook-endpoints", change: func(w *world) {
 			w.addWebhook(nil, func(h *admissionv1.ValidatingWebhook) {
 				h.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"guarded": "yes"}}
 			})
-		}, nil},
-		{"a webhook at an address of the outside", "webhook-endpoints", func(w *world) {
+		}},
+		{name: "a webhook at an address of the outside", check: "webhook-endpoints", change: func(w *world) {
 			w.addWebhook(nil, func(h *admissionv1.ValidatingWebhook) {
 				h.ClientConfig = admissionv1.WebhookClientConfig{URL: ptr.To("https://hook.example")}
 			})
-		}, nil},
-		{"a webhook for everything", "webhook-endpoints", func(w *world) {
+		}},
+		{name: "a webhook for everything", check: "webhook-endpoints", change: func(w *world) {
 			w.addWebhook(nil, func(h *admissionv1.ValidatingWebhook) {
 				h.NamespaceSelector = nil
 				h.Rules[0] = admissionv1.RuleWithOperations{Operations: []admissionv1.OperationType{"*"}, Rule: admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"}}}
 			})
-		}, []string{"block"}},
-		{"a webhook on one node that leaves itself out", "webhook-one-node", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a webhook on one node that leaves itself out", check: "webhook-one-node", change: func(w *world) {
 			w.addWebhook([]string{"worker-1"}, func(h *admissionv1.ValidatingWebhook) {})
-		}, []string{"warn"}},
-		{"a webhook on one node that would refuse its own pods", "webhook-one-node", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "a webhook on one node that would refuse its own pods", check: "webhook-one-node", change: func(w *world) {
 			w.addWebhook([]string{"worker-1", "worker-1"}, func(h *admissionv1.ValidatingWebhook) { h.NamespaceSelector = nil })
-		}, []string{"block"}},
-		{"a webhook on one node that is kept", "webhook-one-node", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a webhook on one node that is kept", check: "webhook-one-node", change: func(w *world) {
 			w.request.ReplaceWorkers = false
 			w.addWebhook([]string{"worker-1"}, func(h *admissionv1.ValidatingWebhook) {})
-		}, nil},
-		{"a webhook that judges its own pods and the system's", "webhook-exemption", func(w *world) {
+		}},
+		{name: "a webhook that judges its own pods and the system's", check: "webhook-exemption", change: func(w *world) {
 			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) { h.NamespaceSelector = nil })
-		}, []string{"warn"}},
-		{"a webhook that leaves the system's pods out by their labels", "webhook-exemption", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "a webhook that leaves the system's pods out by their labels", check: "webhook-exemption", change: func(w *world) {
 			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) {
 				h.NamespaceSelector, h.ObjectSelector = nil, &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
 			})
-		}, nil},
-		{"a webhook that may take long", "webhook-timeout", func(w *world) {
+		}},
+		{name: "a webhook that may take long", check: "webhook-timeout", change: func(w *world) {
 			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) { h.TimeoutSeconds = ptr.To[int32](30) })
-		}, []string{"warn"}},
-		{"a CA that has expired", "webhook-ca", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "a CA that has expired", check: "webhook-ca", change: func(w *world) {
 			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) { h.ClientConfig.CABundle = caUntil(noon.Add(-24 * time.Hour)) })
-		}, []string{"block"}},
-		{"a CA that expires in six days", "webhook-ca", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a CA that expires in six days", check: "webhook-ca", change: func(w *world) {
 			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) {
 				h.ClientConfig.CABundle = caUntil(noon.Add(6 * 24 * time.Hour))
 			})
-		}, []string{"block"}},
-		{"a CA that expires in three weeks", "webhook-ca", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a CA that expires in three weeks", check: "webhook-ca", change: func(w *world) {
 			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) {
 				h.ClientConfig.CABundle = caUntil(noon.Add(21 * 24 * time.Hour))
 			})
-		}, []string{"warn"}},
-		{"an old CA next to a new one", "webhook-ca", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "an old CA next to a new one", check: "webhook-ca", change: func(w *world) {
 			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) {
 				h.ClientConfig.CABundle = append(caUntil(noon.Add(-24*time.Hour)), h.ClientConfig.CABundle...)
 			})
-		}, nil},
-		{"a CA that is no PEM", "webhook-ca", func(w *world) {
+		}},
+		{name: "a CA that is no PEM", check: "webhook-ca", change: func(w *world) {
 			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) { h.ClientConfig.CABundle = []byte("Cg==") })
-		}, []string{"block"}},
-		{"a service without a CA", "webhook-ca", func(w *world) {
+		}, want: []string{"block"}},
+		{name: "a service without a CA", check: "webhook-ca", change: func(w *world) {
 			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) { h.ClientConfig.CABundle = nil })
-		}, []string{"warn"}},
-		{"a webhook that misses newer versions", "webhook-match-policy", func(w *world) {
+		}, want: []string{"warn"}},
+		{name: "a webhook that misses newer versions", check: "webhook-match-policy", change: func(w *world) {
 			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) { h.MatchPolicy = ptr.To(admissionv1.Exact) })
-		}, []string{"warn"}},
+		}, want: []string{"warn"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := village()
@@ -925,7 +926,7 @@ func TestWorkloadFindings(t *testing.T) {
 				t.Errorf("severities %v, want %v", got, tt.want)
 			}
 			if len(tt.want) > 0 {
-				golden(t, "workloads.yaml", tt.name, found)
+				checkFindings(t, "workloads.yaml", tt.name, found)
 			}
 		})
 	}

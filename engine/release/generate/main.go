@@ -1,5 +1,5 @@
-// Generate makes the lists and the index of the releases that come with the program,
-// with the publisher's own code. `make generate` runs it.
+// Generate writes the lists and the index of the releases in the program with the publisher's
+// code. `make generate` runs it.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Package releasetest stands for release builders in tests: keys and signatures are real.
+// Package releasetest is a release builder for tests, with real keys and signatures.
 package releasetest
 
 import (
@@ -11,7 +11,7 @@ import (
 	"constellation/engine/release"
 )
 
-// T is what the functions need of a test.
+// T is the part of a test that the functions need.
 type T interface {
 	Helper()
 	Fatal(args ...any)
@@ -29,8 +29,8 @@ func Key(t T) *release.PrivateKey {
 	return k
 }
 
-// Furnish puts the builder's public key where the machine has it whose file system begins
-// at root, as an image does.
+// Furnish stores the builder's public key where an image has it, for a machine whose file
+// system is at root.
 func Furnish(t T, root string) {
 	t.Helper()
 	path := filepath.Join(root, release.MachineKeys)
@@ -42,8 +42,8 @@ func Furnish(t T, root string) {
 	}
 }
 
-// Vouch is the builder's statement over what machines of this computer's architecture
-// install for a version of Kubernetes.
+// Vouch returns the builder's statement over the components of this computer's architecture
+// for a version of Kubernetes.
 func Vouch(t T, kubernetes string, l component.List) string {
 	t.Helper()
 	s, err := Key(t).Vouch(release.Vouched{kubernetes: {runtime.GOARCH: l.Digest()}})

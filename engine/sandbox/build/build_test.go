@@ -14,6 +14,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"constellation/internal/testneeds"
 )
 
 // The tests build pause, which is the smallest program and needs no network: it goes
@@ -27,6 +29,7 @@ func needGo(t *testing.T) {
 }
 
 func TestBinaryIsBuiltOnce(t *testing.T) {
+	testneeds.Time(t, "10 s: it runs the compiler")
 	needGo(t)
 	cache := t.TempDir()
 	var stages []Stage
@@ -113,6 +116,7 @@ func TestTwoBuildersTakeTurns(t *testing.T) {
 }
 
 func TestBuildGoesOnAfterItWasStopped(t *testing.T) {
+	testneeds.Time(t, "10 s: it runs the compiler")
 	needGo(t)
 	cache := t.TempDir()
 	for _, at := range []Stage{StageLoad, StageCompile} {

@@ -1,7 +1,6 @@
 package build
 
 import (
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -10,17 +9,16 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"constellation/internal/testneeds"
 )
 
 // cached returns a version that somebody has built on this computer. Tests do not
 // build one: that takes minutes.
 func cached(t *testing.T, version string) *Artifacts {
 	t.Helper()
-	dir, err := os.UserCacheDir()
-	if err != nil {
-		t.Skip(err)
-	}
-	a, err := Load(filepath.Join(dir, "constellation"), version)
+	cache := filepath.Join(testneeds.Kubernetes(t, version), "..", "..", "..")
+	a, err := Load(cache, version)
 	if err != nil {
 		t.Skipf("needs Kubernetes %s in the cache (constellation sandbox fetch %s): %v", version, version, err)
 	}

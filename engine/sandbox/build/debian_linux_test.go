@@ -7,13 +7,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"constellation/internal/testneeds"
 )
 
 // What kube-proxy reads back of its maps must be what it has written, or it removes it.
 func TestToolsNameProtocols(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root for chroot and a network namespace")
-	}
+	testneeds.Root(t, "to change the root directory and make a network namespace")
 	for _, r := range recipes {
 		t.Run(r.version, func(t *testing.T) {
 			a := cached(t, r.version)

@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"constellation/internal/testneeds"
 )
 
 func TestDependencies(t *testing.T) {
@@ -116,9 +118,7 @@ func copyFile(t *testing.T, from, to string) {
 // The lists of apt may be missing, as in container images, or stale. The package then
 // makes its own and leaves those of the computer alone.
 func TestPackagesComeWithoutTheListsOfTheComputer(t *testing.T) {
-	if os.Getenv("CONSTELLATION_TEST_NETWORK") == "" {
-		t.Skip("fetches 20 MB from Debian's archive; set CONSTELLATION_TEST_NETWORK=1 to run it")
-	}
+	testneeds.Network(t, "fetches 20 MB from Debian's archive")
 	dir := t.TempDir()
 	d := &debs{dir: filepath.Join(dir, "debs"), tree: filepath.Join(dir, "tree"), private: filepath.Join(dir, "apt"), versions: make(map[string]string)}
 	if err := errors.Join(os.Mkdir(d.dir, 0o755), os.Mkdir(d.tree, 0o755)); err != nil {
@@ -142,9 +142,7 @@ func TestPackagesComeWithoutTheListsOfTheComputer(t *testing.T) {
 }
 
 func TestToolsRunOnTheirOwn(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root for chroot")
-	}
+	testneeds.Root(t, "to change the root directory")
 	a := cached(t, DefaultVersion)
 	root := t.TempDir()
 	f, err := os.Open(filepath.Join(a.Dir, filepath.FromSlash(toolsPath)))

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"constellation/internal/testneeds"
 )
 
 func TestPause(t *testing.T) {
@@ -47,13 +49,8 @@ func TestPause(t *testing.T) {
 		})
 	}
 	t.Run("buries the orphans of its pod", func(t *testing.T) {
-		if os.Getuid() != 0 {
-			t.Skip("needs root for a process namespace")
-		}
-		nsenter, err := exec.LookPath("nsenter")
-		if err != nil {
-			t.Skip("needs nsenter")
-		}
+		testneeds.Root(t, "to make a process namespace")
+		nsenter := testneeds.Program(t, "nsenter", "util-linux")
 		cmd, _ := start(t, &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID})
 		pid := cmd.Process.Pid
 		// The shell ends at once; what it started has no parent but pause, and dies later.

@@ -26,6 +26,8 @@ import (
 	"sync"
 	"time"
 
+	"constellation/internal/testneeds"
+
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -295,6 +297,7 @@ func kubeconfigOf(r *rest.Config, user string) *clientcmdapi.Config {
 // T is what [ForTest] needs of a *testing.T or *testing.B.
 type T interface {
 	Helper()
+	Attr(key, value string)
 	Context() context.Context
 	Cleanup(func())
 	TempDir() string
@@ -306,6 +309,7 @@ type T interface {
 // Where the binaries are missing the test is skipped with the reason.
 func ForTest(t T, o Options) *ControlPlane {
 	t.Helper()
+	testneeds.ControlPlane(t)
 	if o.Dir == "" {
 		o.Dir = t.TempDir()
 	}

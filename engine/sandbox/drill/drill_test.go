@@ -25,6 +25,7 @@ import (
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/recorder"
+	"constellation/internal/testneeds"
 )
 
 // newDrills keeps the sandboxes of a test apart from those of the user.
@@ -37,9 +38,8 @@ func newDrills(t *testing.T) *Drills {
 // TestDrillsOfHollowMachines upgrades hollow machines with three seeds. The invariants
 // hold, and nothing is left.
 func TestDrillsOfHollowMachines(t *testing.T) {
-	if testing.Short() {
-		t.Skip("three rollouts take two minutes")
-	}
+	testneeds.Time(t, "two minutes")
+	testneeds.Hollow(t)
 	if _, err := controlplane.FindBinaries(); err != nil {
 		t.Skip(err)
 	}
@@ -121,7 +121,7 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 
 // What was recorded can be repeated: its seed still means the same.
 func TestRecordedSeedsMeanTheSame(t *testing.T) {
-	f, err := os.Open("../../../docs/drills.jsonl")
+	f, err := os.Open("testdata/drills.jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}

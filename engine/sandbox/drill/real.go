@@ -37,11 +37,27 @@ import (
 // that is the smallest cluster in which everything happens.
 const workers = 2
 
+// consoleProgram returns the path of constellation: beside this program, or in PATH.
+func consoleProgram() (string, error) {
+	const name = "constellation"
+	if self, err := os.Executable(); err == nil {
+		path := filepath.Join(filepath.Dir(self), name)
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+			return path, nil
+		}
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", &engine.Error{Op: "find the program " + name, Err: err, Exit: engine.ExitUsage, Remedy: "install " + name + " beside constellation-sandbox; `make build` builds both"}
+	}
+	return path, nil
+}
+
 // running makes a cluster of real or simulated machines with the very commands that a user
 // gives, and upgrades it with the one that a user would. It has the lasting faults from the beginning.
 func (d *Drills) running(ctx context.Context, kind, place string, spec engine.DrillSpec, lasting []string, say teller) (_ *site, err error) {
 	kubernetes := spec.Kubernetes
-	exe, err := os.Executable()
+	exe, err := consoleProgram()
 	if err != nil {
 		return nil, err
 	}

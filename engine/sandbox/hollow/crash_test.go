@@ -33,6 +33,7 @@ import (
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
 	"constellation/engine/sandbox/recorder"
+	"constellation/internal/testneeds"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -48,9 +49,7 @@ var effects = []string{
 // rights of its chart. Then there are two at once, of which the second does not ask
 // who leads, and both die at moments of nobody's choice. A recorder watches.
 func TestOperatorIsKilled(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a rollout takes a minute")
-	}
+	testneeds.Time(t, "a minute")
 	const workers, surge = 16, 2
 	ctx := t.Context()
 	bin := buildOperator(t, "-tags", "crash")

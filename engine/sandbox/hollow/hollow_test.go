@@ -26,6 +26,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/cloudtest"
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
@@ -361,6 +362,20 @@ func TestHollowMachines(t *testing.T) {
 	if calls := h.Calls(); calls["create"] != 2 || calls["delete"] != 1 || calls["set image"] != 1 || calls["list groups"] != 1 {
 		t.Errorf("counted calls %v", calls)
 	}
+}
+
+func TestHollowMachinesConform(t *testing.T) {
+	c := newCluster(t, controlplane.Options{})
+	h := start(t, c, hollow.Times{Boot: 50 * time.Millisecond, Join: 50 * time.Millisecond, Drain: 50 * time.Millisecond, Off: 50 * time.Millisecond})
+	o := cloudtest.Options{
+		Cloud: local.NewInCluster(local.NewMetadata(h.Metadata), h.Control), Group: local.GroupID("hollow", local.WorkerGroup),
+		Unknown: local.ProviderID("hollow", "worker-999"), Images: []string{local.ImageReference("hollow", "v1.0.0"), local.ImageReference("hollow", "v1.1.0")},
+	}
+	t.Run("without faults", func(t *testing.T) { cloudtest.Run(t, o) })
+	if err := local.NewClient(h.Host, "").SetFaults(t.Context(), []string{"api-429=0.3", "create-timeout=0.5", "partial-list=0.3"}); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("throttled, with partial lists and answers that are lost", func(t *testing.T) { cloudtest.Run(t, o) })
 }
 
 func TestSeededMachinesJoinedLongAgo(t *testing.T) {

@@ -33,6 +33,7 @@ import (
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
+	"constellation/internal/testneeds"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -78,9 +79,7 @@ func BenchmarkRollout(b *testing.B) {
 // TestRolloutEndsWhateverTheCloudDoes replaces workers while the cloud does about
 // everything wrong that a cloud can.
 func TestRolloutEndsWhateverTheCloudDoes(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a rollout takes a minute")
-	}
+	testneeds.Time(t, "a minute")
 	times := hollow.Times{Boot: 500 * time.Millisecond, Join: 200 * time.Millisecond, Drain: 500 * time.Millisecond, Off: 500 * time.Millisecond}
 	rollout(t, 12, 3, times,
 		"api-429=0.1", "api-500=0.1", "api-latency=20ms", "partial-list=0.2", "partial-list-told=0.1", "lost-delete=0.3",

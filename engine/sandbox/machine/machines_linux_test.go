@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 
 	"github.com/creack/pty"
 	"github.com/moby/sys/mountinfo"
@@ -31,6 +32,7 @@ import (
 
 	"constellation/engine/sandbox/machine/disk"
 	"constellation/engine/sandbox/machine/machinetest"
+	"constellation/internal/testneeds"
 )
 
 // crashEnv makes the test binary a sandbox's process that dies: its value is where.
@@ -59,12 +61,7 @@ type bench struct {
 // from the user's cache, so that it is made once.
 func realMachines(t *testing.T) *bench {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("real machines are not for -short")
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("real machines need root")
-	}
+	testneeds.Machines(t)
 	unlock, err := machinetest.Lock()
 	if err != nil {
 		t.Fatal(err)
@@ -143,7 +140,7 @@ func (b *bench) spec(name string, number byte) Spec {
 func firmware(boots *[]PowerOn) Firmware {
 	return func(ctx context.Context, p PowerOn) error {
 		*boots = append(*boots, p)
-		return attestation.Measure(ctx, p.TPM, p.EventLog, measured(p.Events))
+		return attestationtest.Measure(ctx, p.TPM, p.EventLog, measured(p.Events))
 	}
 }
 
@@ -764,9 +761,7 @@ func TestMachinesAfterACrash(t *testing.T) {
 
 // Whoever waits for an answer in a machine does not keep it from being switched off.
 func TestNamespaceGoesWhileSomebodyIsInIt(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testneeds.Root(t, "to make a network namespace")
 	path := filepath.Join(t.TempDir(), "netns")
 	if err := createNamespace(path); err != nil {
 		t.Fatal(err)
@@ -782,9 +777,7 @@ func TestNamespaceGoesWhileSomebodyIsInIt(t *testing.T) {
 }
 
 func TestNothingIsRemovedBelowAMount(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("mounting needs root")
-	}
+	testneeds.Root(t, "to mount a file system")
 	parent, err := os.MkdirTemp("", "machines-")
 	if err != nil {
 		t.Fatal(err)
@@ -952,9 +945,7 @@ func TestCheckNamesNumbersAndRemedies(t *testing.T) {
 }
 
 func TestRootfsWithoutAMirrorLeavesNothing(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("making a root file system needs root")
-	}
+	testneeds.Root(t, "to make a root file system")
 	if p := missing(rootfsNeeds); len(p) > 0 {
 		t.Skip("not installed: ", p)
 	}
@@ -976,9 +967,7 @@ func TestRootfsWithoutAMirrorLeavesNothing(t *testing.T) {
 }
 
 func TestInotifyInstancesAreCounted(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root sees the files of all processes")
-	}
+	testneeds.Root(t, "to see the files of all processes")
 	const more = 3
 	// Others on this computer open and close some, too, so it may take a few tries.
 	total := func() (int, error) {

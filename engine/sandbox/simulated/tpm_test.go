@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 )
 
@@ -44,11 +45,11 @@ func TestSimulatedTPMDoesWhatAMachineNeeds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	cert, key, err := attestation.CreateCA("test")
+	cert, key, err := attestationtest.CreateCA("test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca, err := attestation.ParseCA(cert, key)
+	ca, err := attestationtest.ParseCA(cert, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +68,7 @@ func TestSimulatedTPMDoesWhatAMachineNeeds(t *testing.T) {
 		t.Helper()
 		log := attestation.EventLogPath(address)
 		os.Remove(log)
-		if err := attestation.Measure(ctx, address, log, events); err != nil {
+		if err := attestationtest.Measure(ctx, address, log, events); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -86,16 +87,16 @@ func TestSimulatedTPMDoesWhatAMachineNeeds(t *testing.T) {
 
 	address, off := startTPM(t, dir)
 	boot(address)
-	if err := attestation.Provision(ctx, address, ca, id); err != nil {
+	if err := attestationtest.Provision(ctx, address, ca, id); err != nil {
 		t.Fatal(err)
 	}
-	if err := attestation.HandOver(ctx, address); err != nil {
+	if err := attestationtest.HandOver(ctx, address); err != nil {
 		t.Fatal(err)
 	}
 	if err := validate(address, attestation.PCR15Zero()); err != nil {
 		t.Errorf("an unused machine: %v", err)
 	}
-	if err := attestation.Provision(ctx, address, ca, id); err == nil {
+	if err := attestationtest.Provision(ctx, address, ca, id); err == nil {
 		t.Error("a machine that was handed over changed its certificate")
 	}
 	cluster := []byte("a cluster's ID, of 32 bytes.....")

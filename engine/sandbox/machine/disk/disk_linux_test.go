@@ -24,6 +24,7 @@ import (
 
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/machine/disk"
+	"constellation/internal/testneeds"
 )
 
 func TestMain(m *testing.M) {
@@ -46,9 +47,7 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("a disk that fails needs root, to mount it")
-	}
+	testneeds.Root(t, "to mount a disk that fails")
 	if err := disk.Supported(); err != nil {
 		t.Skip(err)
 	}
@@ -412,6 +411,7 @@ func TestEtcdWithoutSyncsLosesWhatItAcknowledged(t *testing.T) {
 // etcd starts one on the disk and waits until it answers; kill ends it at once.
 func (r *rig) etcd(args ...string) (client *clientv3.Client, kill func()) {
 	r.t.Helper()
+	testneeds.ControlPlane(r.t)
 	bin, err := controlplane.FindBinaries()
 	if err != nil {
 		r.t.Skip(err)

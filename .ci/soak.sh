@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Runs what takes hours: fuzzing, many seeds, opt-in tests on real machines, drills. Not part of CI.
+#   FUZZTIME  time for each fuzz target (default 2m)
+#   SEEDS     seeds of the simulator (default 100000)
+#   DRILLS    drills of hollow machines (default 20)
+set -uo pipefail
+cd "$(dirname "$0")/.."
+failed=()
+step() { # step NAME COMMAND...
+  printf '\n=== %s (%s)\n' "$1" "$(date -u +%H:%M:%SZ)"
+  "${@:2}" || failed+=("$1")
+}
+
+fuzz() { # fuzz each target of each package
+  local rc=0 file target
+  while IFS=: read -r file target; do
+    printf '== %s %s for %s\n' "$(dirname "$file")" "$target" "${FUZZTIME:-2m}"
+    go test "./$(dirname "$file")" -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-2m}" || rc=1
+  done < <(git grep -oE '^func Fuzz[A-Za-z0-9_]+' -- '*_test.go' | sed 's/func //')
+  return "$rc"
+}
+optin() {
+  CONSTELLATION_E2E_ROLLOUT=1 CONSTELLATION_E2E_UPGRADE=1 CONSTELLATION_E2E_BACKUP=1 CONSTELLATION_TEST_NETWORK=1 .ci/test.sh -timeout 6h
+}
+
+step "fuzzing" fuzz
+step "simulator" make sim SEEDS="${SEEDS:-100000}"
+step "model check" make explore
+step "tests, the opt-in ones too" optin
+step "drills" bin/constellation -C bin/drills sandbox drill --machines=hollow --results bin/drills.jsonl --until "${DRILLS:-20}"
+if [ ${#failed[@]} -gt 0 ]; then
+  printf '\nfailed: %s\n' "${failed[*]}" >&2
+  exit 1
+fi
+printf '\nall passed\n'

@@ -1,0 +1,49 @@
+// Package attestationtest is the cloud's half of attestation, for test clouds and tests: an
+// authority that certifies attestation keys, the provisioning of a TPM, the measurement of a
+// boot, and an issuer without a TPM. With an authority's key it forges evidence of any machine.
+//
+// No production program imports it; a test of the module checks that.
+package attestationtest
+
+import (
+	"context"
+
+	"constellation/engine/attestation"
+	"constellation/engine/attestation/internal/evidence"
+)
+
+// CA is the cloud's authority that certifies attestation keys. Its methods may be called
+// concurrently.
+type CA = evidence.CA
+
+// CreateCA makes a new authority with a P-256 key in PKCS #8, valid for ten years.
+func CreateCA(name string) (certPEM, keyPEM []byte, err error) { return evidence.CreateCA(name) }
+
+// ParseCA reads the output of CreateCA.
+func ParseCA(certPEM, keyPEM []byte) (*CA, error) { return evidence.ParseCA(certPEM, keyPEM) }
+
+// Provision has the TPM at address create the attestation key, certifies with ca that it is the
+// key of the instance id, and stores certificate and template in the TPM. It must precede
+// HandOver in a boot.
+func Provision(ctx context.Context, address string, ca *CA, id attestation.Identity) error {
+	return evidence.Provision(ctx, address, ca, id)
+}
+
+// HandOver disables the authorisation of the platform until the next reset of the TPM, as
+// firmware does before an operating system runs.
+func HandOver(ctx context.Context, address string) error { return evidence.HandOver(ctx, address) }
+
+// Measure extends the TPM at address with the events of a boot and appends them to the event log
+// at logPath.
+func Measure(ctx context.Context, address, logPath string, events []attestation.MeasuredEvent) error {
+	return evidence.Measure(ctx, address, logPath, events)
+}
+
+// SoftwareIssuer makes the document that a TPM would make, without a TPM.
+type SoftwareIssuer = evidence.SoftwareIssuer
+
+// NewSoftwareIssuer simulates the instance id, which ca certifies, after a boot that measured
+// events. With a clusterID it is a member of that cluster; nil stands for an unused machine.
+func NewSoftwareIssuer(ca *CA, id attestation.Identity, events []attestation.MeasuredEvent, clusterID []byte) (*SoftwareIssuer, error) {
+	return evidence.NewSoftwareIssuer(ca, id, events, clusterID)
+}

@@ -1,0 +1,162 @@
+package evidence
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"encoding/pem"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestCreateCA(t *testing.T) {
+	certPEM, keyPEM, err := CreateCA("sandbox demo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := ParseCA(certPEM, keyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ca.cert.Subject.CommonName != "sandbox demo" || !ca.cert.IsCA || !ca.cert.MaxPathLenZero {
+		t.Errorf("its certificate is of %v", ca.cert.Subject)
+	}
+	if left := time.Until(ca.cert.NotAfter); left < caLife-time.Minute || left > caLife {
+		t.Errorf("it is valid for %v", left)
+	}
+	if bytes.Contains(certPEM, []byte("PRIVATE")) {
+		t.Error("the key is in the file of the certificate")
+	}
+	roots, err := ParseRoots(certPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !roots.Equal(ca.Roots()) {
+		t.Error("the roots are others")
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := ca.certify(key.Public(), worker(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, id, err := verifyKey(der, roots, ca.cert.NotAfter.Add(-time.Second))
+	if err != nil || id != worker(0) {
+		t.Fatalf("at the end of its life the certificate says %v, %v", id, err)
+	}
+	if c.NotBefore.Before(ca.cert.NotBefore) || c.NotAfter.After(ca.cert.NotAfter) {
+		t.Errorf("it is valid from %v to %v, the authority from %v to %v", c.NotBefore, c.NotAfter, ca.cert.NotBefore, ca.cert.NotAfter)
+	}
+	bad := worker(0)
+	bad.Group = strings.Repeat("g", maxIdentityField+1)
+	if _, err := ca.certify(key.Public(), bad); err == nil || !strings.Contains(err.Error(), "group of the instance has 257 bytes") {
+		t.Errorf("certified %d bytes: %v", len(bad.Group), err)
+	}
+}
+
+func TestFilesOfAuthorities(t *testing.T) {
+	cert, key, err := CreateCA("cloud")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert2, key2, err := CreateCA("another cloud")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := ParseCA(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ak, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := ca.certify(ak.Public(), worker(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf := pemBlock("CERTIFICATE", der)
+	for _, tt := range []struct {
+		name      string
+		cert, key []byte
+		text      string // empty: it is read
+	}{
+		{"an authority", cert, key, ""},
+		{"with white space behind it", append(bytes.Clone(cert), '\n', ' '), append(bytes.Clone(key), '\n'), ""},
+		{"the key of another", cert, key2, "does not belong to the certificate"},
+		{"two certificates", append(bytes.Clone(cert), cert2...), key, "exactly one certificate"},
+		{"the certificate of a machine", leaf, key, "certificate of an authority"},
+		{"no certificate", nil, key, "exactly one certificate"},
+		{"a key in place of the certificate", key, key, "PEM block PRIVATE KEY"},
+		{"a certificate in place of the key", cert, cert, "PEM block PRIVATE KEY"},
+		{"two keys", cert, append(bytes.Clone(key), key...), "exactly one PEM block"},
+		{"a key that is noise", cert, pemBlock("PRIVATE KEY", []byte("noise")), "not PKCS #8"},
+		{"a certificate that is noise", pemBlock("CERTIFICATE", []byte("noise")), key, "read certificate of the CA"},
+		{"no PEM", []byte("hello"), key, "not PEM"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := ParseCA(tt.cert, tt.key)
+			if (err == nil) != (tt.text == "") || err != nil && !strings.Contains(err.Error(), tt.text) {
+				t.Errorf("got %v, want %q", err, tt.text)
+			}
+		})
+	}
+	for _, tt := range []struct {
+		name string
+		pem  []byte
+		text string
+	}{
+		{"one", cert, ""},
+		{"two", append(bytes.Clone(cert), cert2...), ""},
+		{"none", nil, "there is no certificate"},
+		{"the certificate of a machine", append(bytes.Clone(cert), leaf...), "is not the certificate of an authority"},
+		{"with a key among them", append(bytes.Clone(cert), key...), "PEM block PRIVATE KEY"},
+		{"with noise behind them", append(bytes.Clone(cert), "noise"...), "not PEM"},
+		{"with noise before them", append([]byte("noise\n"), cert...), "text beside its PEM blocks"},
+		{"with noise between them", slices.Concat(cert, []byte("noise\n"), cert2), "text beside its PEM blocks"},
+		{"with a damaged one between them", slices.Concat(cert, bytes.Replace(cert2, []byte("MII"), []byte("!!!"), 1), cert2), "damaged PEM block"},
+		{"with white space between them", slices.Concat([]byte("\n"), cert, []byte("\r\n \n"), cert2), ""},
+	} {
+		t.Run("roots: "+tt.name, func(t *testing.T) {
+			_, err := ParseRoots(tt.pem)
+			if (err == nil) != (tt.text == "") || err != nil && !strings.Contains(err.Error(), tt.text) {
+				t.Errorf("got %v, want %q", err, tt.text)
+			}
+		})
+	}
+}
+
+func TestIdentitiesAreRefused(t *testing.T) {
+	good, err := worker(0).marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := append(bytes.Clone(good), 0x0c, 0)
+	long[1] += 2
+	for _, tt := range []struct {
+		name, text string
+		b          []byte
+	}{
+		{"another version", "version 2", edited(good, 4, 2)},
+		{"something behind the last field", "cannot be read", long},
+		{"something behind it", "cannot be read", append(bytes.Clone(good), 0)},
+		{"a field of another type", "cannot be read", edited(good, 5, 0x13)},
+		{"an address of five bytes", "cannot be read", edited(good, len(good)-5, 5)},
+		{"nothing", "cannot be read", nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := parseIdentity(tt.b); err == nil || !strings.Contains(err.Error(), tt.text) {
+				t.Errorf("got %v, want %q", err, tt.text)
+			}
+		})
+	}
+}
+
+func pemBlock(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+}

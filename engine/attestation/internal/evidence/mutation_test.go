@@ -1,0 +1,169 @@
+package evidence
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	mathrand "math/rand/v2"
+	"reflect"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// mutations is how many mutated documents TestMutatedEvidence judges; with -short a
+// tenth. Package atls judges 20,000 mutated certificates.
+const mutations = 80_000
+
+// TestMutatedEvidence changes genuine evidence at random, as bytes, inside of its
+// fields, and by mixing that of several machines. A validator must refuse each change
+// or state exactly what it states of one of the originals.
+func TestMutatedEvidence(t *testing.T) {
+	ca := newCA(t, "cloud")
+	v := NewTPMValidator(ca.Roots(), images(), Options{})
+	honest, rsa, other := newForger(t, ca), newForger(t, ca), newForger(t, ca)
+	rsa.useRSA(t, 2048, algRSAPSS)
+	ext, err := worker(1).marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	other.template.ExtraExtensions[0].Value = ext
+	var originals []mutable
+	for _, f := range []*forger{honest, rsa, other} {
+		raw := f.document(t)
+		d, err := parseDocument(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := v.Validate(t.Context(), raw, nonce)
+		if err != nil {
+			t.Fatal(err)
+		}
+		originals = append(originals, mutable{raw, d, st})
+	}
+	total := mutations
+	if testing.Short() {
+		total /= 10
+	}
+	var refused, accepted, next atomic.Int64
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for seed := next.Add(1); seed <= int64(total) && !t.Failed(); seed = next.Add(1) {
+				r := mathrand.New(mathrand.NewPCG(uint64(seed), 18))
+				b := mutate(r, originals)
+				st, err := judged(v, b)
+				if err != nil {
+					refused.Add(1)
+					continue
+				}
+				accepted.Add(1)
+				if !slices.ContainsFunc(originals, func(m mutable) bool { return reflect.DeepEqual(m.states, st) }) {
+					t.Errorf("seed %d: accepted as %+v: %x", seed, st, b)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d refused, %d accepted as what they were", refused.Load(), accepted.Load())
+	if refused.Load() < int64(total)*9/10 {
+		t.Errorf("only %d of %d changes were refused", refused.Load(), total)
+	}
+}
+
+// mutable is genuine evidence.
+type mutable struct {
+	raw    []byte
+	doc    document
+	states Statement
+}
+
+// judged turns a panic of the validator into a statement that nobody made.
+func judged(v *TPMValidator, b []byte) (st Statement, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			st, err = Statement{Warnings: []string{fmt.Sprint("panic: ", p)}}, nil
+		}
+	}()
+	return v.Validate(context.Background(), b, nonce)
+}
+
+// mutate returns evidence that differs from all of originals.
+func mutate(r *mathrand.Rand, originals []mutable) []byte {
+	for {
+		m := originals[r.IntN(len(originals))]
+		var out []byte
+		switch r.IntN(8) {
+		case 0: // the bytes as they are sent
+			out = scramble(r, m.raw)
+		case 1: // one field of another machine's
+			out = m.with(r, originals[r.IntN(len(originals))].doc, nil)
+		case 2, 3, 4, 5: // one field scrambled
+			out = m.with(r, document{}, r)
+		case 6: // one register
+			d := m.doc
+			d.pcrs = slices.Clone(d.pcrs)
+			i := r.IntN(len(d.pcrs))
+			d.pcrs[i].value = scramble(r, d.pcrs[i].value)
+			out, _ = d.marshal()
+		case 7: // one register more, less, or under another number
+			d := m.doc
+			d.pcrs = slices.Clone(d.pcrs)
+			i := r.IntN(len(d.pcrs))
+			switch r.IntN(3) {
+			case 0:
+				d.pcrs = slices.Delete(d.pcrs, i, i+1)
+			case 1:
+				d.pcrs = slices.Insert(d.pcrs, i, register{uint32(r.IntN(lastPCR + 1)), d.pcrs[r.IntN(len(d.pcrs))].value})
+			default:
+				d.pcrs[i].index = uint32(r.IntN(lastPCR + 1))
+			}
+			out, _ = d.marshal()
+		}
+		if out != nil && !slices.ContainsFunc(originals, func(m mutable) bool { return bytes.Equal(m.raw, out) }) {
+			return out
+		}
+	}
+}
+
+// with returns m with one field of donor's, or scrambled by r if scrambled is not nil.
+func (m mutable) with(r *mathrand.Rand, donor document, scrambled *mathrand.Rand) []byte {
+	d := m.doc
+	fields, theirs := []*[]byte{&d.certificate, &d.public, &d.quote, &d.signature, &d.log}, [][]byte{donor.certificate, donor.public, donor.quote, donor.signature, donor.log}
+	i := r.IntN(len(fields))
+	if *fields[i] = theirs[i]; scrambled != nil {
+		*fields[i] = scramble(scrambled, [][]byte{m.doc.certificate, m.doc.public, m.doc.quote, m.doc.signature, m.doc.log}[i])
+	}
+	out, err := d.marshal()
+	if err != nil {
+		return nil
+	}
+	return out
+}
+
+// scramble changes one to four places of b: bits, bytes, cuts, repetitions.
+func scramble(r *mathrand.Rand, b []byte) []byte {
+	b = bytes.Clone(b)
+	for range 1 + r.IntN(4) {
+		if len(b) == 0 {
+			return []byte{byte(r.Uint32())}
+		}
+		i := r.IntN(len(b))
+		switch r.IntN(6) {
+		case 0, 1:
+			b[i] ^= 1 << r.IntN(8)
+		case 2:
+			b[i] = byte(r.Uint32())
+		case 3: // the edges of every number
+			b[i] = []byte{0, 1, 0x7f, 0x80, 0xff}[r.IntN(5)]
+		case 4:
+			b = slices.Delete(b, i, min(len(b), i+1+r.IntN(8)))
+		case 5:
+			j := min(len(b), i+1+r.IntN(16))
+			b = slices.Insert(b, i, slices.Clone(b[i:j])...)
+		}
+	}
+	return b
+}

@@ -1,0 +1,199 @@
+package evidence
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"constellation/engine/cloud"
+)
+
+// Options refine the acceptance of a TPMValidator. The zero value requires an unused machine,
+// of any role and any project that the roots certify.
+type Options struct {
+	// PCR15 is the rule for the register that carries the cluster ID.
+	PCR15 PCR15
+	// UID is the sandbox or project that the instance must belong to; empty: any.
+	UID string
+	// Role is what the instance must be; empty: any.
+	Role cloud.Role
+	// Alternatives are the measurements of further images that are accepted as well.
+	Alternatives []Measurements
+	// Now is for tests; nil stands for time.Now.
+	Now func() time.Time
+}
+
+// TPMValidator verifies documents of variant TPM2. It is immutable, so it may be used
+// concurrently without a lock: new measurements need a new validator.
+type TPMValidator struct {
+	roots  *x509.CertPool
+	images []Measurements
+	opts   Options
+}
+
+// NewTPMValidator returns a validator that trusts the clouds in roots and accepts
+// machines whose registers fit m. Neither is read again later. Without a root, or
+// with measurements that name no register, everything is refused.
+func NewTPMValidator(roots *x509.CertPool, m Measurements, opts Options) *TPMValidator {
+	v := &TPMValidator{roots: x509.NewCertPool(), images: []Measurements{m.Clone()}, opts: opts}
+	if roots != nil { // x509 takes nil for the roots of the operating system
+		v.roots = roots.Clone()
+	}
+	for _, a := range opts.Alternatives {
+		v.images = append(v.images, a.Clone())
+	}
+	if opts.Now == nil {
+		v.opts.Now = time.Now
+	}
+	return v
+}
+
+// Variant implements Validator.
+func (*TPMValidator) Variant() Variant { return TPM2 }
+
+// Validate implements Validator.
+//
+// Cheap checks come first. The attestation key's public area is part of the evidence: the
+// quote names its signer by a hash over that area, so the TPM itself proves that the key is
+// restricted and never left it, independently of the cloud's certification.
+func (v *TPMValidator) Validate(ctx context.Context, doc, userData []byte) (Statement, error) {
+	if err := ctx.Err(); err != nil {
+		return Statement{}, err
+	}
+	if len(userData) == 0 || len(userData) > MaxUserData {
+		return Statement{}, fmt.Errorf("%w: %d bytes were to be bound, want 1 to %d", ErrQuote, len(userData), MaxUserData)
+	}
+	d, err := parseDocument(doc)
+	if err != nil {
+		return Statement{}, fmt.Errorf("%w: %w", ErrDocument, err)
+	}
+	q, err := parseQuote(d.quote)
+	if err != nil {
+		return Statement{}, fmt.Errorf("%w: %w", ErrQuote, err)
+	}
+	if subtle.ConstantTimeCompare(q.extraData, userData) != 1 {
+		return Statement{}, fmt.Errorf("%w: it was made for another connection", ErrQuote)
+	}
+	pcrs, err := q.registers(d.pcrs)
+	if err != nil {
+		return Statement{}, fmt.Errorf("%w: %w", ErrQuote, err)
+	}
+	if q.restarts != 0 {
+		return Statement{}, fmt.Errorf("%w: the TPM was suspended and resumed %d times, so its registers need not describe this boot", ErrQuote, q.restarts)
+	}
+	pub, err := parsePublic(d.public)
+	if err != nil {
+		return Statement{}, fmt.Errorf("%w: public area of the attestation key: %w", ErrDocument, err)
+	}
+	sig, err := parseSignature(d.signature)
+	if err != nil {
+		return Statement{}, fmt.Errorf("%w: signature: %w", ErrQuote, err)
+	}
+
+	cert, id, err := verifyKey(d.certificate, v.roots, v.opts.Now())
+	if err != nil {
+		return Statement{}, fmt.Errorf("%w: %w", ErrTrust, err)
+	}
+	switch {
+	case !pub.is(cert.PublicKey):
+		return Statement{}, fmt.Errorf("%w: the certificate belongs to another key", ErrTrust)
+	case pub.attributes&akAttributes != akAttributes || pub.attributes&attrDecrypt != 0:
+		return Statement{}, fmt.Errorf("%w: the key may sign things that its TPM did not state (attributes %#x)", ErrTrust, pub.attributes)
+	case pub.scheme != algNull && pub.scheme != sig.scheme:
+		return Statement{}, fmt.Errorf("%w: signature is of another scheme than its key", ErrQuote)
+	case subtle.ConstantTimeCompare(q.signer, pub.qualifiedName()) != 1:
+		return Statement{}, fmt.Errorf("%w: it names another key, or one outside of the endorsement hierarchy", ErrQuote)
+	case !sig.verify(cert.PublicKey, d.quote):
+		return Statement{}, fmt.Errorf("%w: signature is invalid", ErrQuote)
+	}
+
+	if err := checkLog(d.log, pcrs); err != nil {
+		return Statement{}, fmt.Errorf("%w: event log: %w", ErrDocument, err)
+	}
+	if v.opts.UID != "" && v.opts.UID != id.UID {
+		return Statement{}, fmt.Errorf("%w: %s belongs to %q, expected %q", ErrIdentity, id.Name, id.UID, v.opts.UID)
+	}
+	if v.opts.Role != "" && v.opts.Role != id.Role {
+		return Statement{}, fmt.Errorf("%w: %s is a %s, expected a %s", ErrIdentity, id.Name, id.Role, v.opts.Role)
+	}
+	warnings, err := v.measure(pcrs)
+	if err != nil {
+		return Statement{}, err
+	}
+	if pcrs[pcrCluster] == nil {
+		return Statement{}, fmt.Errorf("%w: it does not cover PCR 15 (cluster ID)", ErrQuote)
+	}
+	if err := v.opts.PCR15.check(pcrs[pcrCluster]); err != nil {
+		return Statement{}, err
+	}
+	return Statement{Identity: id, PCRs: pcrs, Warnings: warnings, Firmware: q.firmware, Resets: q.resets}, nil
+}
+
+// registers checks that carried are the registers that q is about. The values
+// are copied, because they outlive the document.
+func (q quote) registers(carried []register) (map[uint32][]byte, error) {
+	var (
+		selected uint32
+		all      = make([]byte, 0, len(carried)*pcrSize)
+		pcrs     = make(map[uint32][]byte, len(carried))
+	)
+	for _, r := range carried {
+		selected |= 1 << r.index
+		all = append(all, r.value...)
+		pcrs[r.index] = all[len(all)-pcrSize : len(all) : len(all)]
+	}
+	if selected != q.selected {
+		return nil, errors.New("it is over other registers than the ones carried beside it")
+	}
+	if d := sha256.Sum256(all); subtle.ConstantTimeCompare(d[:], q.digest) != 1 {
+		return nil, errors.New("the registers carried beside it are not the quoted ones")
+	}
+	return pcrs, nil
+}
+
+// checkLog replays the event log for the registers that it covers.
+func checkLog(log []byte, pcrs map[uint32][]byte) error {
+	replayed, err := replayLog(log)
+	if err != nil {
+		return err
+	}
+	var indices []uint32
+	for i := range replayed {
+		indices = append(indices, i)
+	}
+	slices.Sort(indices)
+	for _, i := range indices {
+		if got, ok := pcrs[i]; ok && subtle.ConstantTimeCompare(got, replayed[i]) != 1 {
+			return fmt.Errorf("%s is %x, its events add up to %x", pcrName(i), got, replayed[i])
+		}
+	}
+	return nil
+}
+
+// measure compares pcrs with the accepted images. If none fits, the error is
+// about the one that comes closest, and the first one among equals.
+func (v *TPMValidator) measure(pcrs map[uint32][]byte) ([]string, error) {
+	var closest *MeasurementError
+	for _, m := range v.images {
+		if len(m) == 0 {
+			continue
+		}
+		warnings, err := m.Compare(pcrs)
+		if err == nil {
+			return warnings, nil
+		}
+		var e *MeasurementError
+		if errors.As(err, &e) && (closest == nil || len(e.Mismatches) < len(closest.Mismatches)) {
+			closest = e
+		}
+	}
+	if closest == nil {
+		return nil, fmt.Errorf("%w: none are configured, so no machine is accepted", ErrMeasurement)
+	}
+	return nil, closest
+}

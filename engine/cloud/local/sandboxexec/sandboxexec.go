@@ -1,0 +1,104 @@
+// Package sandboxexec finds and executes constellation-sandbox, the program that contains the local
+// test cloud. The console calls it for the verb sandbox, and to find the sandbox of a workspace.
+// It links no part of the test cloud itself.
+package sandboxexec
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"constellation/engine"
+	"constellation/engine/cloud"
+)
+
+// Name is the name of the program's file.
+const Name = "constellation-sandbox"
+
+// KubernetesVersions returns the Kubernetes versions that a sandbox can run, the default first.
+func KubernetesVersions() []string { return []string{"v1.35.4", "v1.36.3"} }
+
+// FindVerb is the hidden verb below sandbox that Find calls.
+const FindVerb = "find"
+
+// path returns the path of the program: beside the executable of this process, or in PATH.
+func path() (string, error) {
+	if self, err := os.Executable(); err == nil {
+		if real, err := filepath.EvalSymlinks(self); err == nil {
+			self = real
+		}
+		p := filepath.Join(filepath.Dir(self), Name)
+		info, err := os.Stat(p)
+		if err == nil && info.Mode().IsRegular() {
+			return p, nil
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", missing(err)
+		}
+	}
+	p, err := exec.LookPath(Name)
+	if err != nil {
+		return "", missing(err)
+	}
+	return p, nil
+}
+
+func missing(err error) error {
+	if errors.Is(err, exec.ErrNotFound) {
+		err = errors.New("not found beside constellation and not in PATH")
+	}
+	return &engine.Error{
+		Op: "find the program " + Name, Err: err, Exit: engine.ExitUsage,
+		Remedy: "install " + Name + " in the directory of constellation; `make build` builds both",
+	}
+}
+
+// Run executes the program with the arguments, terminal, streams and signals of this process, and
+// returns its exit code. Where the system can replace a process, it returns only on an error.
+func Run(args []string) (int, error) {
+	p, err := path()
+	if err != nil {
+		return 0, err
+	}
+	// With the same name as this process, the program prints commands that the user can copy.
+	code, err := replace(p, append([]string{os.Args[0]}, args...))
+	if err != nil {
+		return 0, &engine.Error{Op: "execute " + p, Err: err, Exit: engine.ExitUsage, Remedy: "install " + Name + " again"}
+	}
+	return code, nil
+}
+
+// Find returns the sandbox called name, or that of the workspace if name is an absolute path. The
+// error wraps cloud.ErrNotFound if there is none. InitSecret and Kubeconfig of the result are
+// empty.
+func Find(ctx context.Context, name string) (engine.SandboxStatus, error) {
+	op := "find sandbox " + name
+	p, err := path()
+	if err != nil {
+		return engine.SandboxStatus{}, err
+	}
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(ctx, p, "sandbox", FindVerb, name)
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		if text := strings.TrimSpace(errs.String()); text != "" {
+			err = fmt.Errorf("%w: %s", err, text)
+		}
+		return engine.SandboxStatus{}, &engine.Error{Op: op, Err: err}
+	}
+	var st *engine.SandboxStatus
+	if err := json.Unmarshal(out.Bytes(), &st); err != nil {
+		return engine.SandboxStatus{}, &engine.Error{Op: op, Err: fmt.Errorf("decode the output of %s: %w", p, err)}
+	}
+	if st == nil {
+		return engine.SandboxStatus{}, &engine.Error{Op: op, Err: fmt.Errorf("%w: no such sandbox", cloud.ErrNotFound), Remedy: "start it with `constellation sandbox up`"}
+	}
+	return *st, nil
+}

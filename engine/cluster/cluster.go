@@ -1,0 +1,171 @@
+// Package cluster answers: what does a cluster hold, in values that need no client?
+//
+// It describes nodes, services, targets, rollouts, Plans and the machines of the cloud as
+// the engine sees them, and the errors that clients wrap. It reaches no API server: the
+// interfaces are at their consumers, and engine/kube implements them.
+package cluster
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"constellation/assets"
+	"constellation/engine/attestation"
+	"constellation/engine/component"
+)
+
+// ChartKey names the installation of a chart in a cluster.
+func ChartKey(c Chart) string { return c.Namespace + "/" + c.Name }
+
+// Components is a components ConfigMap.
+type Components struct {
+	// Name is ComponentsName of List.
+	Name       string
+	Kubernetes string // such as v1.35.4
+	List       component.List
+	// Statement vouches for List as what nodes of Kubernetes install, see package release.
+	// Empty: what is published keeps the statement that it has, if any.
+	Statement string
+	// Agent is the enrolment program for agents that verify nothing; nil: what is published
+	// keeps its own, if any. It is published before any node has the components, so a node that
+	// has them was enrolled, except for those of Unenrolled.
+	Agent *component.Component
+	// Unenrolled are the sorted names of the Nodes that already had the components, or claimed
+	// to have them, when the program was published. Their agents stay as they are.
+	Unenrolled []string
+}
+
+// Enrolled reports whether a node with these components was given an agent that verifies.
+func (c Components) Enrolled(node string) bool {
+	return c.Agent != nil && !slices.Contains(c.Unenrolled, node)
+}
+
+// Serves reports whether c, as it is published, is want, which may have no statement and no
+// enrolment program.
+func (c Components) Serves(want Components) bool {
+	return c.Kubernetes == want.Kubernetes && slices.Equal(c.List, want.List) && (want.Statement == "" || c.Statement == want.Statement) && (want.Agent == nil || c.Agent != nil && *c.Agent == *want.Agent)
+}
+
+// ComponentsName returns the name of the ConfigMap that holds l. It covers every field
+// that decides what is installed, so equal names mean equal content.
+func ComponentsName(l component.List) string {
+	const algorithm = len("sha256:")
+	return "k8s-components-sha256-" + l.Digest()[algorithm:]
+}
+
+// JoinConfig is what the join service demands of joining machines.
+type JoinConfig struct {
+	// Attestation is JSON: {"variant": "tpm2", "measurements": {...}}. It is what the newest
+	// image is to show, and all that join services of v1.1.0 and before look at.
+	Attestation string
+	TrustRoots  string // PEM
+	ClusterID   string // hex
+	// Generations are all demands of which a machine must satisfy one, Attestation among
+	// them, by the version of the image that they describe. Nil: Attestation alone.
+	Generations map[string]string
+	// Weakened tells who reads the cluster when and how demands were weakened on request, a
+	// line for each time, oldest first. Empty: never.
+	Weakened string
+	// Revision says what was read, for PublishJoinConfig; empty: whatever is there.
+	Revision string
+}
+
+// Accepts reports whether a machine that satisfies a demand is let in.
+func (j JoinConfig) Accepts(demanded string) bool {
+	for _, g := range j.Generations {
+		if g == demanded {
+			return true
+		}
+	}
+	return j.Attestation == demanded
+}
+
+// Chart is a chart with its values.
+type Chart struct {
+	// Name is that of its installation.
+	Name      string
+	Namespace string
+	// Version is that of the chart, as in its Chart.yaml.
+	Version string
+	Files   []assets.File
+	Values  map[string]any
+	// Needs are names of charts of the same set that must be ready before.
+	Needs []string
+	// Foreign says that it does not come with the program: it may run hooks and bring kinds
+	// of its own.
+	Foreign bool
+	// OwnName is the name in its Chart.yaml; empty if that is Name.
+	OwnName string
+	// SkipKinds leaves the kinds in its folder crds to somebody else.
+	SkipKinds bool
+	// Destructive is what is lost when it replaces another version; empty if nothing is.
+	Destructive string
+	// Recreate lets objects be deleted and made again where something is to change that
+	// cannot be changed.
+	Recreate bool
+}
+
+// ExpectedNode is a machine that is becoming a node.
+type ExpectedNode struct {
+	Name         string
+	Components   string
+	ControlPlane bool
+	ProviderID   string
+	// Deadline is when it is given up; zero means never.
+	Deadline time.Time
+}
+
+// NodeTarget is what nodes are brought to.
+type NodeTarget struct {
+	// Image is the cloud's reference, ImageVersion its release.
+	Image        string
+	ImageVersion string
+	Components   string
+	Kubernetes   string
+	// KeepWorkers says that workers stay as they are. SetNodeTarget takes back only what it
+	// has set itself.
+	KeepWorkers bool
+	// MaxSurge is how many machines there may be beyond the wanted number, such as 2 or
+	// 10%. Empty: SetNodeTarget leaves it to the default, unless somebody else has set it.
+	MaxSurge string
+	// Paused and Cancelled say that the rollout does not go on. SetNodeTarget ignores them.
+	Paused, Cancelled bool
+	// Conditions are what the operator says about it. SetNodeTarget ignores them.
+	Conditions []Condition
+}
+
+// Same reports whether nodes are brought to the same, whichever of them are.
+func (t NodeTarget) Same(o NodeTarget) bool {
+	return t.Image == o.Image && t.ImageVersion == o.ImageVersion && t.Components == o.Components && t.Kubernetes == o.Kubernetes
+}
+
+// LogLine is one line of a pod.
+type LogLine struct {
+	Time time.Time
+	Pod  string
+	Node string // that the pod runs on
+	Text string
+}
+
+// Demand is the attestation policy for joining machines.
+type Demand struct {
+	Variant      string                   `json:"variant"`
+	Measurements attestation.Measurements `json:"measurements"`
+}
+
+// WeakenedBy returns, in order, the registers that d enforces and the policy then does not.
+func (d Demand) WeakenedBy(then Demand) (lost []uint32) {
+	for i, m := range d.Measurements {
+		if after, ok := then.Measurements[i]; !m.WarnOnly && (!ok || after.WarnOnly) {
+			lost = append(lost, i)
+		}
+	}
+	slices.Sort(lost)
+	return lost
+}
+
+// Has reports whether a node is at the target.
+func (t NodeTarget) Has(n *Node) bool {
+	return t.Components != "" && n.Components == t.Components && (n.InPlace || strings.EqualFold(n.Image, t.Image))
+}

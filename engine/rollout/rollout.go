@@ -1,0 +1,509 @@
+// Package rollout answers: how far are the nodes on their way to the target, and when will they
+// be there?
+//
+// It turns observations of a cluster into what a watch shows: the state of each node
+// ([NodeDiff]), a [Board] of events, an [Estimate] of the end, and the past of recorded runs.
+// It decides nothing and changes nothing: the operator replaces nodes.
+package rollout
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/version"
+)
+
+// NodeDiff derives what state each machine of a rollout is in, look after look. Of what has not
+// changed since the look before it keeps what it derived and counted, so that a look among
+// thousands costs as much as what moves. The zero value has not looked yet.
+type NodeDiff struct {
+	target cluster.NodeTarget
+	moves  []cluster.Move
+	agent  cluster.AgentRun
+	plans  map[string]planOf
+	nodes  []*cluster.Node
+	known  []*Entry // of nodes, in their order
+	rest   []*Entry // those that are no nodes, by name
+	spare  []*Entry // room for the next known
+
+	byNode, donors map[string]cluster.Move // moves, by the node that each is about and by who is replaced
+	expected       []cluster.ExpectedNode
+
+	states  map[string]int64         // how many of known are in each
+	late    map[*Entry]*cluster.Node // those of known that are not Ready
+	goes    int64                    // how many of known leave for another one
+	kept    int64                    // how many of known are upgraded as they are, now or later
+	kubelet map[string]int64         // how many of nodes have each version of Kubernetes
+}
+
+// look looks at all machines, of which nodes are sorted by name, and returns those among them
+// that may be other than at the look before.
+func (l *NodeDiff) look(ro cluster.Rollout, plans []cluster.NodePlan, nodes []*cluster.Node, expected []cluster.ExpectedNode) (fresh []*Entry) {
+	touched := map[int]bool{}
+	find := func(name string) (int, bool) {
+		return slices.BinarySearchFunc(nodes, name, func(n *cluster.Node, name string) int { return strings.Compare(n.Name, name) })
+	}
+	touch := func(m cluster.Move) {
+		for _, name := range []string{m.Node, m.Donor} {
+			if i, is := find(name); is {
+				touched[i] = true
+			}
+		}
+	}
+	same := l.states != nil && slices.Equal(ro.Moves, l.moves) && slices.Equal(expected, l.expected) // and the rest, if no node comes or goes
+	byNode, donors := l.byNode, l.donors
+	if !same {
+		byNode, donors = make(map[string]cluster.Move, len(ro.Moves)), make(map[string]cluster.Move, len(ro.Moves))
+		was, is := make(map[cluster.Move]bool, len(l.moves)), make(map[cluster.Move]bool, len(ro.Moves))
+		for _, m := range l.moves {
+			was[m] = true
+		}
+		for _, m := range ro.Moves {
+			if m.Node != "" {
+				byNode[m.Node] = m
+			}
+			if m.Donor != "" && m.Donor != m.Node {
+				donors[m.Donor] = m
+			}
+			if is[m] = true; !was[m] {
+				touch(m)
+			}
+		}
+		for _, m := range l.moves {
+			if !is[m] {
+				touch(m)
+			}
+		}
+	}
+	by := onNodes(plans)
+	for name, is := range by {
+		if l.plans[name] != is {
+			touch(cluster.Move{Node: name})
+		}
+	}
+	for name := range l.plans {
+		if _, is := by[name]; !is {
+			touch(cluster.Move{Node: name})
+		}
+	}
+	if ro.Agent != l.agent {
+		touch(cluster.Move{Node: ro.Agent.Node, Donor: l.agent.Node})
+	}
+	if l.states == nil || !l.target.Same(ro.Target) || l.target.KeepWorkers != ro.Target.KeepWorkers {
+		*l = NodeDiff{states: map[string]int64{}, late: map[*Entry]*cluster.Node{}, kubelet: map[string]int64{}} // all anew
+		same = false
+	}
+	known := l.spare[:0]
+	at := 0 // in the nodes of the look before
+	for i, n := range nodes {
+		for at < len(l.nodes) && l.nodes[at] != n && l.nodes[at].Name < n.Name {
+			l.count(l.nodes[at], l.known[at], -1)
+			at++
+			same = false
+		}
+		if at < len(l.nodes) && (l.nodes[at] == n || l.nodes[at].Name == n.Name) {
+			at++
+			if l.nodes[at-1] == n && !touched[i] {
+				known = append(known, l.known[at-1])
+				continue
+			}
+			l.count(l.nodes[at-1], l.known[at-1], -1)
+		} else {
+			same = false
+		}
+		m, moves := byNode[n.Name]
+		heir, replaced := donors[n.Name]
+		e := nodeEntry(ro.Target, n, m, moves, heir, replaced)
+		if a := ro.Agent; n.InPlace && a.Node == n.Name && a.Active() && !ro.Target.Has(n) {
+			e.State, e.Text, e.stays = plan.NodeUpgrading, runWords(a.Phase, a.Line), true
+		}
+		if p, is := by[n.Name]; is && !moves && !replaced && (e.State == plan.NodeReady || e.State == plan.NodeOutdated || e.State == plan.NodeNotReady) {
+			e.State, e.Text, e.stays = p.state, p.words(), true
+		}
+		l.count(n, e, 1)
+		known, fresh = append(known, e), append(fresh, e)
+	}
+	for ; at < len(l.nodes); at++ {
+		l.count(l.nodes[at], l.known[at], -1)
+		same = false
+	}
+	l.target, l.agent, l.plans, l.nodes, l.known, l.spare = ro.Target, ro.Agent, by, nodes, known, l.known
+	if same {
+		return fresh
+	}
+	l.moves, l.byNode, l.donors, l.expected = slices.Clone(ro.Moves), byNode, donors, slices.Clone(expected)
+	joining := map[string]bool{}
+	for _, x := range expected {
+		joining[x.Name] = true
+	}
+	l.rest = nil
+	for _, m := range ro.Moves {
+		e := &Entry{Name: m.Node, Group: m.Group}
+		if m.Donor != m.Node {
+			e.With = m.Donor
+		}
+		switch {
+		case m.Upgrades || m.Node == "" && (m.Leaves || m.Reached || m.Machine == ""):
+			continue
+		case m.Node == "": // the cloud has not named it yet
+			e.Name, e.Unnamed = nameless(m), true
+		case byNode[m.Node] != m:
+			continue
+		default:
+			if _, is := find(m.Node); is {
+				continue
+			}
+		}
+		switch {
+		case m.Leaves:
+			if e.State = plan.NodeLeaving; m.Revoked != "" {
+				e.Text, e.stays = "revoked "+m.Revoked, true
+			}
+		case joining[m.Node]:
+			e.State = plan.NodeJoining
+		case m.Machine == "Failed":
+			e.State, e.failed = plan.NodeFailed, true
+		case m.Machine == "Ready":
+			e.State = plan.NodeBooting
+		default:
+			e.State = plan.NodeCreating
+		}
+		l.rest = append(l.rest, e)
+	}
+	slices.SortFunc(l.rest, func(a, b *Entry) int { return strings.Compare(a.Name, b.Name) })
+	return append(fresh, l.rest...)
+}
+
+// count notes that a node is there once more, or once less.
+func (l *NodeDiff) count(n *cluster.Node, e *Entry, by int64) {
+	add := func(to map[string]int64, key string) {
+		if to[key] += by; to[key] == 0 {
+			delete(to, key)
+		}
+	}
+	add(l.states, e.State)
+	add(l.kubelet, n.Kubernetes)
+	if n.InPlace && !n.Skipped && e.State != plan.NodeReady {
+		l.kept += by
+	}
+	if e.leavesForAnother() {
+		l.goes += by
+	}
+	if by > 0 && e.State == plan.NodeNotReady {
+		l.late[e] = n
+	} else {
+		delete(l.late, e)
+	}
+}
+
+// unready is how many nodes that are not Ready hold a place of their own: all but those that
+// the operator does not know yet, and heirs whose donor holds theirs.
+func (l *NodeDiff) unready() (n int64) {
+	for e, node := range l.late {
+		if node.Image == "" {
+			continue
+		}
+		donor := e.With
+		if m, moves := l.byNode[e.Name]; donor == "" && moves && !m.Leaves && !m.Upgrades {
+			donor = m.Donor
+		}
+		at, is := slices.BinarySearchFunc(l.nodes, donor, func(n *cluster.Node, name string) int { return strings.Compare(n.Name, name) })
+		if !is || l.known[at].leavesForAnother() { // of which it is known that it leaves its place
+			n++
+		}
+	}
+	return n
+}
+
+// Size is how many machines there are, all who they are, nodes before those that are none.
+// Both are as of the look before, until the next.
+func (l *NodeDiff) Size() int { return len(l.known) + len(l.rest) }
+
+func (l *NodeDiff) All() iter.Seq[*Entry] {
+	return func(yield func(*Entry) bool) {
+		for _, list := range [][]*Entry{l.known, l.rest} {
+			for _, e := range list {
+				if !yield(e) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// leavesForAnother reports whether a machine leaves and another one has its place.
+func (e *Entry) leavesForAnother() bool {
+	return !e.stays && (e.State == plan.NodeDraining || e.State == plan.NodeLeaving)
+}
+
+// nameless is what a machine is called that the cloud has not named yet. No machine can have
+// a name with spaces.
+func nameless(m cluster.Move) string {
+	if m.Donor != "" {
+		return "new for " + m.Donor
+	}
+	return "new (" + m.Name + ")"
+}
+
+// Unnamed reports whether an event calls a machine by what it is for, such as "new for
+// worker-0", because the cloud had not named it yet.
+func Unnamed(machine string) bool { return strings.Contains(machine, " ") }
+
+// nodeEntry says what state a node is in on its way to t: m is its own move if moves, heir that of
+// the machine that will replace it if replaced.
+func nodeEntry(t cluster.NodeTarget, n *cluster.Node, m cluster.Move, moves bool, heir cluster.Move, replaced bool) *Entry {
+	e := &Entry{Name: n.Name, Group: cmp.Or(n.Group, m.Group, n.Role), State: plan.NodeNotReady, Text: n.Message, With: cmp.Or(n.Heir, n.Donor)}
+	if n.Role == cluster.ControlPlaneRole {
+		e.role = n.Role
+	}
+	switch current := t.Has(n); {
+	case moves && m.Revoked != "":
+		e.State, e.Text, e.stays = plan.NodeLeaving, "revoked "+m.Revoked, replaced
+		if replaced {
+			e.With = heir.Node
+		}
+	case moves && m.Leaves && gone(m.Machine):
+		e.State = plan.NodeLeaving
+	case moves && m.Leaves && n.Cordoned:
+		e.State = plan.NodeDraining
+	case moves && m.Leaves:
+		e.State = plan.NodeReplacing
+	case moves && m.Upgrades:
+		e.State, e.Text = upgradeOf(n, m)
+		e.stays = true
+	case replaced || n.Heir != "" && !current:
+		if e.State = plan.NodeReplacing; n.Cordoned {
+			e.State = plan.NodeDraining
+		}
+		e.With = cmp.Or(n.Heir, heir.Node)
+		switch {
+		case e.Text != "":
+		case e.With != "":
+			e.Text = "by " + e.With
+		default:
+			e.Text = heirWords[heir.Machine]
+		}
+	case n.State != plan.NodeReady && (current || n.Image == "" || moves):
+	case current, t.KeepWorkers && n.Role != cluster.ControlPlaneRole && n.Image != "":
+		e.State = plan.NodeReady
+	case n.Image == "" || n.Components == "":
+		e.State, e.Text = plan.NodeJoining, "ready, and not known to the operator yet"
+	default:
+		if e.State = plan.NodeOutdated; n.Skipped {
+			e.Text = "skipped, and left as it is"
+		}
+	}
+	return e
+}
+
+// upgradeOf is the state of a node that is upgraded as it is, with what is said of it.
+func upgradeOf(n *cluster.Node, m cluster.Move) (state, text string) {
+	switch m.Phase {
+	case "":
+		if n.Cordoned {
+			return plan.NodeDraining, cmp.Or(n.Message, "to be upgraded in place")
+		}
+		return plan.NodeOutdated, "its agent is asked"
+	case "failed":
+		return plan.NodeFailed, runWords("the upgrade has failed"+NextTry(m.NextTry), m.Line)
+	case "done":
+		if n.State != plan.NodeReady {
+			return plan.NodeUpgrading, "its agent has finished, and its kubelet is not Ready yet"
+		}
+		return plan.NodeUpgrading, "its agent has finished"
+	}
+	return plan.NodeUpgrading, runWords(m.Phase, m.Line)
+}
+
+// NextTry says when something is tried again, as the end of a sentence; empty if that is not
+// known.
+func NextTry(at time.Time) string {
+	if at.IsZero() {
+		return ""
+	}
+	return ", next try at " + at.UTC().Format("15:04:05Z")
+}
+
+// runWords say how far the run of an agent is.
+func runWords(phase, line string) string {
+	if line == "" {
+		return phase
+	}
+	return phase + ": " + line
+}
+
+// heirWords say how far the machine is that will replace a node, by what the cloud says.
+var heirWords = map[string]string{
+	"Creating": "its heir is being created", "Ready": "its heir is up, and has not joined yet", "Failed": "its heir has failed", "Stopped": "its heir is stopped",
+}
+
+// gone reports whether the cloud removes a machine, or has.
+func gone(machine string) bool { return machine == "Terminating" || machine == "Terminated" }
+
+// observed is what an observation of a rollout reads of a cluster.
+type observed interface {
+	Rollout(ctx context.Context) (cluster.Rollout, error)
+	Nodes(ctx context.Context) ([]*cluster.Node, error)
+	Expected(ctx context.Context) ([]cluster.ExpectedNode, error)
+	Plans(ctx context.Context) ([]cluster.NodePlan, error)
+}
+
+// View is a rollout at one moment.
+type View struct {
+	cluster.Rollout
+	At       time.Time
+	Machines *NodeDiff // until the next look
+	Fresh    []*Entry  // those that may be other than at the look before
+	// current of total nodes are at the target, and Ready.
+	Current, Total int64
+	states         map[string]int64
+	Oldest         string // version of Kubernetes among the nodes
+	Plans          []cluster.NodePlan
+	Planless       error // why no Plan can be seen
+}
+
+func See(ctx context.Context, k observed, l *NodeDiff, at time.Time) (View, error) {
+	ro, err := k.Rollout(ctx)
+	if err != nil {
+		return View{}, err
+	}
+	nodes, err := k.Nodes(ctx)
+	if err != nil {
+		return View{}, err
+	}
+	expected, err := k.Expected(ctx)
+	if err != nil && !errors.Is(err, cluster.ErrAbsent) {
+		return View{}, err
+	}
+	v := View{Rollout: ro, At: at, Machines: l}
+	v.Plans, err = k.Plans(ctx)
+	if v.Planless = err; err != nil && !errors.Is(err, cluster.ErrAbsent) && !errors.Is(err, cluster.ErrDenied) { // which keep nobody from seeing the rest
+		return View{}, err
+	}
+	v.Fresh = l.look(ro, v.Plans, ro.WithoutStrangers(nodes, at), expected)
+	v.Oldest = oldestVersion(maps.Keys(l.kubelet))
+	v.states = maps.Clone(l.states)
+	replacements := l.goes // Ready nodes that have come for one that has not gone yet
+	for _, m := range l.rest {
+		v.states[m.State]++
+		if m.leavesForAnother() {
+			replacements++
+		}
+	}
+	v.Current = v.states[plan.NodeReady]
+	v.Total = v.Current - min(replacements, v.Current) + l.states[plan.NodeFailed] // a node fails in place, and no other comes for it
+	for _, s := range []string{plan.NodeOutdated, plan.NodeReplacing, plan.NodeDraining, plan.NodeUpgrading, plan.NodeLeaving} {
+		v.Total += v.states[s]
+	}
+	v.Total = max(v.Current, v.Total+l.unready())
+	return v, nil
+}
+
+// String is "3 of 5 nodes at the target, 1 draining, 1 outdated".
+func (v *View) String() string {
+	parts := []string{fmt.Sprintf("%d of %d nodes at the target", v.Current, v.Total)}
+	for _, s := range []string{plan.NodeFailed, plan.NodeCreating, plan.NodeBooting, plan.NodeJoining, plan.NodeNotReady, plan.NodeReplacing, plan.NodeDraining, plan.NodeUpgrading, plan.NodeLeaving, plan.NodeOutdated} {
+		if n := v.states[s]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, s))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// What to do about a rollout that waits, by reason. For others there is nothing to do.
+var rolloutRemedies = map[string]string{
+	"Paused":            "`constellation upgrade resume` goes on",
+	"Cancelled":         "`constellation upgrade resume` goes on with the same target",
+	"DrainBlocked":      "make room for the pod that is named; `constellation upgrade check` has the command that clears it",
+	"HeirCordoned":      "uncordon the new node with kubectl",
+	"EtcdUnhealthy":     "mend the member of etcd that is named",
+	"UpgradeFailed":     "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is tried again by itself, at once with `constellation upgrade retry NODE`; `constellation upgrade skip NODE` leaves the node as it is",
+	"TargetRefused":     "set a target that can be gone to: `constellation upgrade check`",
+	"ComponentsUnknown": "`constellation upgrade prepare` publishes what nodes install",
+	"NoAgent":           "the operator must run in the cluster, beside the agent of a control plane: `kubectl -n constellation-system get pods`",
+}
+
+// Why is the wait event of a moment; an empty text if nothing is waited for.
+func (v *View) Why() plan.Event {
+	e := plan.Event{Kind: plan.KindWait}
+	w := v.Waiting
+	switch {
+	case !v.Observed:
+		e.Object, e.Text = "operator", "the operator has not looked at the target yet"
+	case w.Reason != "":
+		e.Object, e.State, e.Node, e.Text = "rollout", w.Reason, w.Node, w.Message
+		switch { // asked for, and not so before what is under way is finished
+		case v.Target.Paused && w.Reason != "Paused":
+			e.Text = "it is being paused: " + e.Text
+		case v.Target.Cancelled && w.Reason != "Cancelled":
+			e.Text = "it is being cancelled: " + e.Text
+		}
+		if !w.NextTry.IsZero() {
+			e.Text += "; it is tried again at " + w.NextTry.UTC().Format("15:04:05Z")
+		}
+		e.Remedy = rolloutRemedies[w.Reason]
+	case v.Stalled || v.Reason == "Paused" || v.Reason == "Cancelled":
+		e.Object, e.State, e.Text, e.Remedy = "rollout", v.Reason, v.Message, rolloutRemedies[v.Reason]
+	case len(v.Moves) == 0:
+		return WhyPlans(v.Plans)
+	}
+	return e
+}
+
+// SomeSkipped is the reason of a rollout that has ended with nodes that people hold.
+const SomeSkipped = "NodesHeld"
+
+// RestPoll is how much rarer the cluster is asked while a watch of it works.
+const RestPoll = 5
+
+// Over returns why there is no use in waiting any longer for a target; nil if there is.
+func (v *View) Over(want cluster.NodeTarget) error {
+	switch t := v.Target; {
+	case !t.Same(want):
+		return &plan.Error{
+			Op: "wait for the rollout", Err: fmt.Errorf("the target was changed meanwhile, to image %s and Kubernetes %s; the cluster goes there", t.ImageVersion, t.Kubernetes),
+			Remedy: "`constellation status` shows how far it is",
+		}
+	case !v.Observed:
+	case v.Reason == "Cancelled" && t.Cancelled:
+		return &plan.Error{
+			Op: "wait for the rollout", Err: fmt.Errorf("it was cancelled with %s; nodes stay as they are", v), Exit: plan.ExitStopped,
+			Remedy: "`constellation upgrade resume` goes on with the same target",
+		}
+	case v.Reached && v.Reason == SomeSkipped:
+		return &plan.Error{
+			Op: "wait for the rollout", Err: errors.New(v.Message), Exit: plan.ExitStopped,
+			Remedy: "`constellation upgrade retry NODE-OR-GROUP` lets one go that was skipped",
+		}
+	case v.Stalled && v.Reason == "TargetRefused":
+		return &plan.Error{Op: "wait for the rollout", Err: errors.New("the operator refuses the target: " + v.Message), Remedy: rolloutRemedies[v.Reason]}
+	}
+	return nil
+}
+
+func NothingToDo(why string) error {
+	return &plan.Error{Err: errors.New(why + ": nothing to do"), Exit: plan.ExitNothing}
+}
+
+// oldestVersion is the oldest of some versions; empty if none is one.
+func oldestVersion(all iter.Seq[string]) string {
+	var least version.Version
+	for text := range all {
+		if v, err := version.Parse(text); err == nil && (least.IsZero() || v.Less(least)) {
+			least = v
+		}
+	}
+	if least.IsZero() {
+		return ""
+	}
+	return least.String()
+}

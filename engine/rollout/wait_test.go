@@ -1,0 +1,51 @@
+package rollout
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+)
+
+func TestMachinesThatAreWaitedForSayHowFarTheyAre(t *testing.T) {
+	at := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
+	machine := func(stage, message string, since time.Duration) []cluster.CloudMachine {
+		return []cluster.CloudMachine{{
+			Instance: cloud.Instance{Name: "worker-1", Group: "sandboxes/demo/groups/workers", Message: message},
+			Stage:    stage, Since: at.Add(-since), Console: "/var/demo/worker-1.log",
+		}}
+	}
+	for _, tt := range []struct {
+		name     string
+		machines []cluster.CloudMachine
+		nodes    []*cluster.Node
+		expected []cluster.ExpectedNode
+		want     string
+	}{
+		{"one that has just been switched on", machine(plan.NodeBooting, "", time.Second), nil, nil, "worker-1 is still booting"},
+		{"one that boots for long", machine(plan.NodeBooting, "", time.Minute), nil, nil, "worker-1 is still booting (its console: /var/demo/worker-1.log)"},
+		{"one that has failed", machine(plan.NodeFailed, "no space", time.Second), nil, nil, "worker-1 has failed (no space; its console: /var/demo/worker-1.log)"},
+		{"one that is up", machine("", "", time.Hour), nil, nil, "worker-1 has not joined yet"},
+		{"one that has its ticket", machine("", "", time.Hour), nil, []cluster.ExpectedNode{{Name: "worker-1"}}, "worker-1 is joining"},
+		{"a node", machine("", "", time.Hour), []*cluster.Node{{Name: "worker-1", State: plan.NodeNotReady, Message: "no network"}}, nil, "worker-1 is not ready (no network)"},
+		{"one that is not there", nil, nil, nil, "1 machine of group workers missing yet"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := Join(tt.machines, tt.nodes, tt.expected, map[string]int{"workers": 1})
+			if got := r.Pending(at); got != tt.want {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestMachinesWithoutHopeNameTheirConsole(t *testing.T) {
+	r := Join([]cluster.CloudMachine{{Instance: cloud.Instance{Name: "worker-1", Message: "it did not come up"}, Stage: plan.NodeFailed, Console: "/var/demo/worker-1.log"}}, nil, nil, nil)
+	err := r.Hopeless()
+	if err == nil || !strings.Contains(err.Error(), "worker-1: it did not come up (its console: /var/demo/worker-1.log)") {
+		t.Errorf("got %v", err)
+	}
+}

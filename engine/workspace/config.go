@@ -1,0 +1,658 @@
+package workspace
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"text/template"
+	"unicode"
+
+	"gopkg.in/yaml.v3"
+
+	"constellation/assets"
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
+	"constellation/engine/plan"
+	"constellation/engine/release"
+	"constellation/engine/version"
+)
+
+// ConfigVersion is the format of constellation-conf.yaml that this program reads
+// and writes. Release v1.0.0 wrote v1; MigrateConfig reads it.
+const ConfigVersion = "v2"
+
+// Config is the cluster that the user wants, as constellation-conf.yaml says it.
+type Config struct {
+	Version string `json:"version"`
+	// Name of the cluster: a DNS label of at most 37 characters.
+	Name string `json:"name"`
+	// Image is the release of the OS image, Services that of what runs in the cluster.
+	Image      version.Version `json:"image"`
+	Services   version.Version `json:"microserviceVersion"`
+	Kubernetes version.Version `json:"kubernetesVersion"`
+	// KeepWorkers leaves workers as they are during the next upgrade; they follow with a
+	// later one.
+	KeepWorkers bool `json:"keepWorkers,omitempty"`
+
+	ServiceCIDR netip.Prefix `json:"serviceCIDR"`
+	PodCIDR     netip.Prefix `json:"podCIDR"`
+
+	Provider    ProviderConfig       `json:"provider"`
+	NodeGroups  map[string]NodeGroup `json:"nodeGroups"`
+	Attestation AttestationConfig    `json:"attestation"`
+	Releases    ReleasesConfig       `json:"releases,omitzero"`
+	// Charts are installed beside those of the release, and kept at what they say.
+	Charts []release.Chart `json:"charts,omitempty"`
+	// Plans says whether the cluster carries out Plans of upgrade.cattle.io/v1; nil is yes.
+	Plans *bool `json:"plans,omitempty"`
+
+	lines map[string]int // field to line, for findings that are made later
+}
+
+// ProviderConfig says where machines come from; exactly one field is set.
+type ProviderConfig struct {
+	Sandbox *SandboxConfig `json:"sandbox,omitempty"`
+}
+
+// Name returns the provider's key in the configuration.
+func (p ProviderConfig) Name() string {
+	if p.Sandbox != nil {
+		return "sandbox"
+	}
+	return ""
+}
+
+// SandboxConfig names the sandbox on this computer.
+type SandboxConfig struct {
+	Name string `json:"name"`
+}
+
+// NodeGroup is a group of equal machines.
+type NodeGroup struct {
+	Role  cloud.Role `json:"role"`
+	Count int        `json:"count"`
+}
+
+// AttestationConfig says what evidence a machine must give; exactly one field is set.
+type AttestationConfig struct {
+	TPM2 *TPM2Config `json:"tpm2,omitempty"`
+}
+
+// TPM2Config is what a TPM's quote must show.
+type TPM2Config struct {
+	Measurements attestation.Measurements `json:"measurements"`
+	// TrustRoots are PEM certificates; one of them must vouch for the attestation key.
+	TrustRoots string `json:"trustRoots"`
+}
+
+// ReleasesConfig says who is asked about releases. The zero value is what the program
+// brings with it.
+type ReleasesConfig struct {
+	// Feed is a directory or bundle:FILE, taken from the workspace if it is relative, or an
+	// address.
+	Feed string `json:"feed,omitempty"`
+	// Keys are public keys in PEM; one of them must have signed the feed. If there are
+	// none, it is one of the keys that the program brings with it.
+	Keys string `json:"keys,omitempty"`
+}
+
+// ControlPlanes returns how many control planes the cluster shall have.
+func (c *Config) ControlPlanes() int { return c.count(cloud.ControlPlane) }
+
+// Workers returns how many workers the cluster shall have.
+func (c *Config) Workers() int { return c.count(cloud.Worker) }
+
+func (c *Config) count(r cloud.Role) (n int) {
+	for _, g := range c.NodeGroups {
+		if g.Role == r {
+			n += g.Count
+		}
+	}
+	return n
+}
+
+// Counts returns the wanted size of each group.
+func (c *Config) Counts() map[string]int {
+	m := make(map[string]int, len(c.NodeGroups))
+	for name, g := range c.NodeGroups {
+		m[name] = g.Count
+	}
+	return m
+}
+
+// At returns ", line 12" for a field of the file; empty if the line is not known.
+func (c *Config) At(field string) string {
+	if l := c.lines[field]; l > 0 {
+		return fmt.Sprintf(", line %d", l)
+	}
+	return ""
+}
+
+var (
+	clusterNameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,35}[a-z0-9])?$`)
+	groupNameRE   = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+)
+
+// later are providers that other releases will have.
+var later = []string{"aws", "azure", "gcp", "openstack", "qemu"}
+
+// ParseConfig reads constellation-conf.yaml strictly. The error is a *ConfigErrors
+// that lists everything that is wrong. Whether the versions exist and the cloud can
+// serve them is the preflight's question.
+func ParseConfig(b []byte) (*Config, error) {
+	r := &reader{}
+	c := &Config{
+		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/12"), PodCIDR: netip.MustParsePrefix("10.244.0.0/16"),
+		NodeGroups: map[string]NodeGroup{}, lines: map[string]int{},
+	}
+	if doc := r.document(b); doc != nil {
+		c.read(r, doc)
+	}
+	if err := r.err(ConfigFile); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Config) read(r *reader, doc *yaml.Node) {
+	// A file of another format would only give errors about every changed field.
+	if n := find(doc, "version"); n != nil {
+		switch v := resolve(n); {
+		case v.Value == "v1":
+			r.bad(v, "version", "v1 is the format of release v1.0.0", "run `constellation config migrate`")
+			return
+		case v.Value != ConfigVersion:
+			remedy := "write " + ConfigVersion
+			if m := regexp.MustCompile(`^v([0-9]+)$`).FindStringSubmatch(v.Value); m != nil {
+				remedy = "use the program that wrote it, or `constellation config generate` for a new one"
+			}
+			r.bad(v, "version", fmt.Sprintf("%s is not a format that this program reads", kindOf(v)), remedy)
+			return
+		}
+	}
+	note := func(f field) field {
+		return func(n *yaml.Node, path string) {
+			c.lines[path] = n.Line
+			f(n, path)
+		}
+	}
+	always := func(string) bool { return true }
+	r.mapping(doc, "", map[string]field{
+		"version":             r.str(&c.Version, always, "", ""),
+		"name":                note(r.str(&c.Name, clusterNameRE.MatchString, "cannot name a cluster", "use at most 37 of a-z, 0-9 and -, with a letter or digit at both ends")),
+		"image":               note(r.version(&c.Image, "v1.1.0")),
+		"microserviceVersion": note(r.version(&c.Services, "v1.1.0")),
+		"kubernetesVersion":   note(r.version(&c.Kubernetes, "v1.35.4")),
+		"serviceCIDR":         note(r.prefix(&c.ServiceCIDR, 12, 24)),
+		"podCIDR":             note(r.prefix(&c.PodCIDR, 8, 22)),
+		"provider":            note(c.readProvider(r)),
+		"nodeGroups":          note(c.readGroups(r)),
+		"attestation":         note(c.readAttestation(r)),
+		"keepWorkers":         note(r.boolean(&c.KeepWorkers)),
+		"releases":            note(c.readReleases(r)),
+		"charts":              note(c.readCharts(r)),
+		"plans":               note(c.readPlans(r)),
+	}, "version", "name", "image", "microserviceVersion", "kubernetesVersion", "provider", "nodeGroups", "attestation")
+	if c.PodCIDR.Overlaps(c.ServiceCIDR) {
+		r.errs = append(r.errs, FieldError{
+			"podCIDR", c.lines["podCIDR"],
+			fmt.Sprintf("%s overlaps serviceCIDR %s", c.PodCIDR, c.ServiceCIDR), "pods and services need ranges of their own",
+		})
+	}
+}
+
+func (c *Config) readPlans(r *reader) field {
+	return func(n *yaml.Node, path string) {
+		yes := true
+		r.boolean(&yes)(n, path)
+		c.Plans = &yes
+	}
+}
+
+func (c *Config) readProvider(r *reader) field {
+	return func(n *yaml.Node, path string) {
+		fields := map[string]field{"sandbox": func(n *yaml.Node, path string) {
+			c.Provider.Sandbox = &SandboxConfig{}
+			r.mapping(n, path, map[string]field{
+				"name": r.str(&c.Provider.Sandbox.Name, local.ValidName, "cannot name a sandbox", "use at most 40 of a-z, 0-9 and -"),
+			}, "name")
+		}}
+		for _, p := range later {
+			fields[p] = func(n *yaml.Node, path string) {
+				r.bad(n, path, "is not in this release", "use sandbox, the cloud on this computer")
+			}
+		}
+		before := len(r.errs)
+		if r.mapping(n, path, fields) && len(r.errs) == before && c.Provider.Name() == "" {
+			r.bad(n, path, "names no provider", "write sandbox: below it")
+		}
+	}
+}
+
+func (c *Config) readGroups(r *reader) field {
+	return func(n *yaml.Node, path string) {
+		before := len(r.errs)
+		_, ok := r.each(n, path, func(key, value *yaml.Node, path string) {
+			if !groupNameRE.MatchString(key.Value) {
+				r.bad(key, path, fmt.Sprintf("%q cannot name a group", key.Value), "use a-z, 0-9 and -")
+			}
+			var g NodeGroup
+			var role string
+			lowest := 0
+			if m := find(resolve(value), "role"); m != nil && m.Value == string(cloud.ControlPlane) {
+				lowest = 1
+			}
+			r.mapping(value, path, map[string]field{
+				"role":  r.str(&role, func(s string) bool { return cloud.Role(s).Valid() }, "is no role", "write control-plane or worker"),
+				"count": r.integer(&g.Count, lowest, 5000),
+			}, "role", "count")
+			g.Role = cloud.Role(role)
+			c.NodeGroups[key.Value] = g
+			c.lines[path] = key.Line
+		})
+		if !ok || len(r.errs) > before {
+			return
+		}
+		groups := map[cloud.Role]int{}
+		for _, g := range c.NodeGroups {
+			groups[g.Role]++
+		}
+		switch {
+		case groups[cloud.ControlPlane] == 0:
+			r.bad(n, path, "has no group with the role control-plane", "a cluster needs one")
+		case groups[cloud.ControlPlane] > 1:
+			r.bad(n, path, "has several groups with the role control-plane", "put all control planes into one")
+		}
+	}
+}
+
+func (c *Config) readAttestation(r *reader) field {
+	return func(n *yaml.Node, path string) {
+		before := len(r.errs)
+		ok := r.mapping(n, path, map[string]field{"tpm2": func(n *yaml.Node, path string) {
+			t := &TPM2Config{}
+			c.Attestation.TPM2 = t
+			r.mapping(n, path, map[string]field{
+				"measurements": readMeasurements(r, &t.Measurements),
+				"trustRoots":   readRoots(r, &t.TrustRoots),
+			}, "measurements", "trustRoots")
+		}})
+		if ok && len(r.errs) == before && c.Attestation.TPM2 == nil {
+			r.bad(n, path, "names no variant", "write tpm2: below it")
+		}
+	}
+}
+
+func (c *Config) readReleases(r *reader) field {
+	return func(n *yaml.Node, path string) {
+		r.mapping(n, path, map[string]field{
+			"feed": func(n *yaml.Node, path string) {
+				s, isText := r.text(n, path)
+				if !isText {
+					return
+				}
+				if problem, remedy := badFeed(s); problem != "" {
+					r.bad(n, path, problem, remedy)
+					return
+				}
+				c.Releases.Feed = s
+			},
+			"keys": func(n *yaml.Node, path string) {
+				s, isText := r.text(n, path)
+				if !isText {
+					return
+				}
+				if _, err := release.ParseKeys(path, []byte(s)); err != nil {
+					r.bad(n, path, fmt.Sprintf("cannot be used (%v)", err), "paste the public keys in PEM after a |, and nothing else; `constellation release key new` makes a pair")
+					return
+				}
+				c.Releases.Keys = s
+			},
+		}, "feed")
+	}
+}
+
+func (c *Config) readCharts(r *reader) field {
+	return func(n *yaml.Node, path string) {
+		n = resolve(n)
+		if n.Kind != yaml.SequenceNode {
+			r.bad(n, path, "is "+kindOf(n)+", want a list", "begin each chart with a dash: - name: cert-manager")
+			return
+		}
+		seen := map[string]bool{}
+		for i, item := range n.Content {
+			var x release.Chart
+			at := fmt.Sprintf("%s[%d]", path, i)
+			before := len(r.errs)
+			text := func(to *string) field { return r.str(to, func(string) bool { return true }, "", "") }
+			r.mapping(item, at, map[string]field{
+				"name": text(&x.Name), "namespace": text(&x.Namespace), "source": text(&x.Source), "version": text(&x.Version),
+				"digest": text(&x.Digest), "chart": text(&x.Chart), "crds": text(&x.CRDs), "destructive": text(&x.Destructive),
+				"needs":  r.list(&x.Needs, func(string) bool { return true }, ""),
+				"values": readValues(r, &x.Values),
+			}, "name", "namespace", "source", "version", "digest")
+			if len(r.errs) == before {
+				for _, p := range x.Check(func(name string) bool { return seen[name] }) {
+					where := find(resolve(item), p.Field)
+					if where == nil {
+						where = item
+					}
+					r.bad(where, join(at, p.Field), p.Problem, p.Remedy)
+				}
+			}
+			seen[x.Name] = true
+			c.lines[at] = item.Line
+			c.Charts = append(c.Charts, x)
+		}
+	}
+}
+
+// readValues reads values of a chart, whose keys are texts.
+func readValues(r *reader, to *map[string]any) field {
+	return func(n *yaml.Node, path string) {
+		var v map[string]any
+		if resolve(n).Kind != yaml.MappingNode {
+			r.bad(n, path, "is "+kindOf(resolve(n))+", want keys and values", "indent the values below it, as in a file for `helm --values`")
+			return
+		}
+		if err := n.Decode(&v); err != nil {
+			r.bad(n, path, "cannot be the values of a chart", "keys are words, and none occurs twice")
+			return
+		}
+		if _, err := json.Marshal(v); err != nil { // the cause may quote a value
+			r.bad(n, path, "holds a key that is no text", "put keys such as 1 and true in quotes")
+			return
+		}
+		*to = v
+	}
+}
+
+// badFeed says what is wrong with where a feed shall be; empty if nothing is.
+func badFeed(s string) (problem, remedy string) {
+	if s == "" || s != strings.TrimSpace(s) || strings.ContainsFunc(s, unicode.IsControl) {
+		return fmt.Sprintf("%q is neither a directory nor an address", s), "write the path of a directory, or an https address"
+	}
+	if s == release.BundleScheme {
+		return "names no file", "write bundle:PATH"
+	}
+	scheme, _, isURL := strings.Cut(s, "://")
+	if !isURL {
+		return "", ""
+	}
+	u, err := url.Parse(s)
+	switch {
+	case err != nil || u.Host == "" || u.RawQuery != "" || u.Fragment != "":
+		return "is no address of a feed", "write it as https://host/path"
+	case u.User != nil:
+		return "holds credentials", "a feed is public: its files are signed"
+	case scheme == "https" || scheme == "http" && (u.Hostname() == "localhost" || net.ParseIP(u.Hostname()).IsLoopback()):
+		return "", ""
+	case scheme == "http":
+		return "is not encrypted", "write https://; http is for this computer only"
+	}
+	return fmt.Sprintf("has the scheme %q", scheme), "write an https address, or the path of a directory"
+}
+
+// PCRCluster is the register that tells whether a machine belongs to a cluster.
+const PCRCluster = 15
+
+// readMeasurements reads the registers from their nodes, not through the decoder:
+// digits alone are a number to YAML, and 64 of them are a legal value.
+func readMeasurements(r *reader, to *attestation.Measurements) field {
+	return func(n *yaml.Node, path string) {
+		before := len(r.errs)
+		m := attestation.Measurements{}
+		_, ok := r.each(n, path, func(key, value *yaml.Node, path string) {
+			index, err := strconv.ParseUint(key.Value, 10, 32)
+			switch {
+			case err != nil || index > 23:
+				r.bad(key, path, "is no register", "registers (PCRs) are numbered 0 to 23")
+				return
+			case index == PCRCluster:
+				r.bad(key, path, "is the register that carries the cluster ID", "remove it: the program knows what it must hold")
+				return
+			}
+			var expected string
+			one := attestation.Measurement{}
+			r.mapping(value, path, map[string]field{
+				"expected": r.str(&expected, IsDigest, "is not 64 hex digits", "copy the value that belongs to the image"),
+				"warnOnly": r.boolean(&one.WarnOnly),
+			}, "expected")
+			one.Expected, _ = hex.DecodeString(expected) // checked above
+			if isPlaceholder(expected) {
+				r.bad(value, path, "is a placeholder", "run `constellation sandbox up`, which fills in the measurements of the sandbox's image")
+			}
+			m[uint32(index)] = one
+		})
+		if !ok || len(r.errs) > before {
+			return
+		}
+		if !m.Enforces() {
+			r.bad(n, path, "enforces nothing: any machine would be accepted", "give at least one register without warnOnly")
+			return
+		}
+		*to = m
+	}
+}
+
+func IsDigest(s string) bool {
+	b, err := hex.DecodeString(s)
+	return err == nil && len(b) == 32
+}
+
+func readRoots(r *reader, to *string) field {
+	return func(n *yaml.Node, path string) {
+		s, isText := r.text(n, path)
+		if !isText {
+			return
+		}
+		if _, err := attestation.ParseRoots([]byte(s)); err != nil {
+			if strings.TrimSpace(s) == "" {
+				r.bad(n, path, "is left to be filled in", "run `constellation sandbox up`, which fills in those of the sandbox")
+				return
+			}
+			r.bad(n, path, fmt.Sprintf("cannot be used (%v)", err), "paste the PEM certificates of the cloud that certifies attestation keys, after a |, and nothing else")
+			return
+		}
+		*to = s
+	}
+}
+
+// find returns the value of a key of a mapping; nil if there is none.
+func find(n *yaml.Node, key string) *yaml.Node {
+	if n == nil || n.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			return resolve(n.Content[i+1])
+		}
+	}
+	return nil
+}
+
+// GenerateOptions fill a new configuration. Zero fields get the defaults of the
+// newest release.
+type GenerateOptions struct {
+	// Name of the cluster.
+	Name       string
+	Kubernetes string
+	Release    string // of the services
+	Image      string
+	// ControlPlanes and Workers; negative workers mean none.
+	ControlPlanes, Workers int
+	// Sandbox is the running sandbox that the configuration is for. It gives what is
+	// not set above, and the measurements and trust roots. Without one these are left
+	// for the user to fill in, and validate says so.
+	Sandbox *SandboxInfo
+}
+
+// GenerateConfig returns a commented configuration for a provider.
+func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) {
+	if provider != "sandbox" {
+		e := &plan.Error{Op: "generate configuration", Err: fmt.Errorf("there is no provider %q", provider), Exit: plan.ExitUsage, Remedy: "use sandbox"}
+		if slices.Contains(later, provider) {
+			e.Err = fmt.Errorf("provider %s is not in this release", provider)
+		}
+		return nil, e
+	}
+	d := struct {
+		GenerateOptions
+		SandboxName  string
+		Measurements map[uint32]string
+		TrustRoots   []string
+		Version      string
+	}{GenerateOptions: o, Version: ConfigVersion, SandboxName: o.Name, Measurements: map[uint32]string{
+		4: strings.Repeat("1234", 16), 9: strings.Repeat("1234", 16), 11: strings.Repeat("1234", 16),
+	}}
+	if s := o.Sandbox; s != nil {
+		d.SandboxName, d.Measurements = s.Name, s.Measurements
+		d.TrustRoots = strings.Split(strings.TrimSpace(s.TrustRoots), "\n")
+		fill(&d.Name, s.clusterName())
+		fill(&d.Kubernetes, s.Kubernetes)
+		fill(&d.Release, s.Release)
+		fill(&d.Image, s.Image)
+		if d.ControlPlanes == 0 {
+			d.ControlPlanes, d.Workers = s.ControlPlanes, s.Workers
+			if s.Workers == 0 {
+				d.Workers = -1
+			}
+		}
+	}
+	fill(&d.Name, "demo")
+	fill(&d.SandboxName, d.Name)
+	fill(&d.Kubernetes, "v1.35.4")
+	fill(&d.Release, version.Release)
+	fill(&d.Image, d.Release)
+	if d.ControlPlanes == 0 {
+		d.ControlPlanes = 1
+	}
+	if d.Workers == 0 {
+		d.Workers = 2
+	}
+	d.Workers = max(d.Workers, 0)
+	if len(d.Name) > 37 {
+		d.Name = strings.TrimRight(d.Name[:37], "-")
+	}
+
+	t, err := template.New(ConfigFile).Option("missingkey=error").Parse(string(assets.DefaultConfig()))
+	if err != nil {
+		return nil, fmt.Errorf("generate configuration: %w", err)
+	}
+	var b bytes.Buffer
+	if err := t.Execute(&b, d); err != nil {
+		return nil, fmt.Errorf("generate configuration: %w", err)
+	}
+	// What the user named must not become a file that validate refuses. Measurements
+	// that are not known yet are the exception: the file says where they come from.
+	if _, err := ParseConfig(b.Bytes()); err != nil {
+		list, ok := AsConfigErrors(err)
+		if !ok {
+			return nil, err
+		}
+		list.Errors = slices.DeleteFunc(list.Errors, func(e FieldError) bool { return o.Sandbox == nil && strings.HasPrefix(e.Field, "attestation.") })
+		if len(list.Errors) > 0 {
+			return nil, &plan.Error{Op: "generate configuration", Err: list, Exit: plan.ExitUsage, Remedy: "pass other values"}
+		}
+	}
+	return b.Bytes(), nil
+}
+
+func fill(s *string, value string) {
+	if *s == "" {
+		*s = value
+	}
+}
+
+// MigrateConfig brings an older format to the current one and reports whether it
+// had to. Only what changes is touched: comments, order and layout stay. The result
+// is a valid configuration, or the error lists what is wrong with it.
+func MigrateConfig(b []byte) (out []byte, changed bool, err error) {
+	r := &reader{}
+	doc := r.document(b)
+	if doc == nil {
+		return nil, false, r.err(ConfigFile)
+	}
+	if v := find(doc, "version"); v == nil || v.Value != "v1" {
+		if _, err := ParseConfig(b); err != nil {
+			return nil, false, err
+		}
+		return b, false, nil
+	}
+	if out, err = migrateV1(b, doc); err != nil {
+		return nil, false, &plan.Error{Op: "migrate configuration", Err: err, Exit: plan.ExitUsage, Remedy: "write a new one with `constellation config generate`"}
+	}
+	if _, err := ParseConfig(out); err != nil {
+		return nil, false, err
+	}
+	return out, true, nil
+}
+
+// migrateV1 brings the format of release v1.0.0 to v2: groups had an initialCount,
+// and a measurement was its value alone.
+func migrateV1(b []byte, doc *yaml.Node) ([]byte, error) {
+	s := newSource(b)
+	if err := s.set(find(doc, "version"), ConfigVersion, nil); err != nil {
+		return nil, err
+	}
+	if groups := find(doc, "nodeGroups"); groups != nil && groups.Kind == yaml.MappingNode {
+		for i := 1; i < len(groups.Content); i += 2 {
+			g := resolve(groups.Content[i])
+			if g.Kind != yaml.MappingNode || find(g, "count") != nil {
+				continue
+			}
+			for k := 0; k+1 < len(g.Content); k += 2 {
+				if g.Content[k].Value != "initialCount" {
+					continue
+				}
+				if err := s.set(g.Content[k], "count", nil); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	if m := find(find(find(doc, "attestation"), "tpm2"), "measurements"); m != nil && m.Kind == yaml.MappingNode {
+		for i := 1; i < len(m.Content); i += 2 {
+			if v := m.Content[i]; v.Kind == yaml.ScalarNode && IsDigest(v.Value) {
+				if err := s.replace(v, fmt.Sprintf(`{expected: "%s", warnOnly: false}`, v.Value)); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	return s.result()
+}
+
+// PartOfConfig reads where releases are looked up, or which charts are added, and nothing
+// else: the rest of a configuration may still be unfinished.
+func PartOfConfig(w *Workspace, fields ...string) (*Config, error) {
+	c := &Config{lines: map[string]int{}}
+	b, err := w.ReadConfig()
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := &reader{}
+	if doc := r.document(b); doc != nil {
+		read := map[string]field{"releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r)}
+		for _, name := range fields {
+			if n := find(doc, name); n != nil {
+				read[name](n, name)
+			}
+		}
+	}
+	return c, r.err(ConfigFile)
+}

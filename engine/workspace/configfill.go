@@ -1,0 +1,249 @@
+package workspace
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+
+	"constellation/engine/attestation"
+	"constellation/engine/plan"
+)
+
+// Fields of a configuration that only its sandbox knows.
+const (
+	fieldSandboxName  = "provider.sandbox.name"
+	fieldMeasurements = "attestation.tpm2.measurements"
+	fieldTrustRoots   = "attestation.tpm2.trustRoots"
+)
+
+// isPlaceholder reports whether a measurement is one that GenerateConfig writes for want
+// of a better one.
+func isPlaceholder(digest string) bool {
+	return strings.Count(strings.ToLower(digest), "1234") == 16
+}
+
+// placeholders are the parts of a configuration that are still to be filled in.
+type placeholders struct {
+	registers []uint32
+	roots     *yaml.Node // nil unless they are an empty text
+}
+
+func (p placeholders) any() bool { return len(p.registers) > 0 || p.roots != nil }
+
+// holds reports whether the value of a field is a placeholder.
+func (p placeholders) holds(field string) bool {
+	if field == fieldTrustRoots {
+		return p.roots != nil
+	}
+	register, found := strings.CutPrefix(field, fieldMeasurements+".")
+	n, err := strconv.ParseUint(register, 10, 32)
+	return found && err == nil && slices.Contains(p.registers, uint32(n))
+}
+
+func placeholdersOf(doc *yaml.Node) (p placeholders) {
+	tpm := find(find(doc, "attestation"), "tpm2")
+	if m := find(tpm, "measurements"); m != nil && m.Kind == yaml.MappingNode {
+		for i := 0; i+1 < len(m.Content); i += 2 {
+			n, err := strconv.ParseUint(m.Content[i].Value, 10, 32)
+			expected := find(resolve(m.Content[i+1]), "expected")
+			if err == nil && expected != nil && isPlaceholder(expected.Value) {
+				p.registers = append(p.registers, uint32(n))
+			}
+		}
+	}
+	if n := valueOf(tpm, "trustRoots"); n != nil && n.Kind == yaml.ScalarNode && strings.TrimSpace(n.Value) == "" {
+		p.roots = n
+	}
+	return p
+}
+
+// checkUnfilled is ParseConfig for a configuration whose placeholders will be filled in:
+// they are no errors.
+func checkUnfilled(b []byte) error {
+	_, err := ParseConfig(b)
+	list, ok := AsConfigErrors(err)
+	if !ok {
+		return err
+	}
+	p := placeholdersOf((&reader{}).document(b))
+	list.Errors = slices.DeleteFunc(list.Errors, func(e FieldError) bool { return p.holds(e.Field) })
+	if len(list.Errors) == 0 {
+		return nil
+	}
+	return list
+}
+
+// fillConfig returns the configuration b with the values of a sandbox in the place of
+// its placeholders, and the names of the fields that it filled. Comments and layout stay.
+// The name of the sandbox is filled in with the others: a file that has none of them was
+// written before there was one. A file without placeholders is returned as it is.
+func fillConfig(b []byte, i SandboxInfo) (out []byte, filled []string, err error) {
+	doc := (&reader{}).document(b)
+	p := placeholdersOf(doc)
+	if !p.any() {
+		return b, nil, nil
+	}
+	fail := func(err error) error {
+		return &plan.Error{
+			Op: "fill in " + ConfigFile, Err: err, Exit: plan.ExitUsage,
+			Remedy: "move the file away and run the same command again, which writes one; or write by hand what `constellation sandbox status -o json` shows as measurements and trustRoots",
+		}
+	}
+	s := newSource(b)
+	if n := valueOf(find(find(doc, "provider"), "sandbox"), "name"); n != nil && resolve(n).Value != i.Name {
+		if err := s.set(n, i.Name, nil); err != nil {
+			return nil, nil, fail(err)
+		}
+		filled = append(filled, fieldSandboxName)
+	}
+	if len(p.registers) > 0 {
+		if err := s.fillRegisters(find(find(find(doc, "attestation"), "tpm2"), "measurements"), p.registers, i.Measurements); err != nil {
+			return nil, nil, fail(err)
+		}
+		filled = append(filled, fieldMeasurements)
+	}
+	if p.roots != nil {
+		if err := s.fillRoots(find(find(doc, "attestation"), "tpm2"), p.roots, i.TrustRoots); err != nil {
+			return nil, nil, fail(err)
+		}
+		filled = append(filled, fieldTrustRoots)
+	}
+	if out, err = s.result(); err != nil {
+		return nil, nil, fail(err)
+	}
+	c, err := ParseConfig(out)
+	if err != nil {
+		return nil, nil, fail(err)
+	}
+	if d := configDiffers(c, i); p.roots != nil && slices.Contains(d, fieldTrustRoots) || slices.Contains(d, fieldSandboxName) {
+		return nil, nil, fail(errTied)
+	}
+	return out, filled, nil
+}
+
+// fillRegisters gives the registers of m that are placeholders the values of a sandbox;
+// those that it does not have go, those that m lacks are added.
+func (s *source) fillRegisters(m *yaml.Node, registers []uint32, values map[uint32]string) error {
+	want := attestation.Measurements{}
+	var added []uint32
+	for r, text := range values {
+		b, err := hex.DecodeString(text)
+		if err != nil {
+			return fmt.Errorf("register %d of the sandbox: %w", r, err)
+		}
+		want[r] = attestation.Measurement{Expected: b}
+		if registerOf(m, r) == nil {
+			added = append(added, r)
+		}
+	}
+	slices.Sort(added)
+	for _, r := range registers {
+		text, ok := values[r]
+		if !ok {
+			if err := s.removeRegister(m, r); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := s.set(valueOf(registerOf(m, r), "expected"), text, nil); err != nil {
+			return err
+		}
+	}
+	return s.addRegisters(m, added, want)
+}
+
+// fillRoots puts certificates in the place of the empty text n of the mapping m: on
+// lines of their own, or as one text where something else follows on the line.
+func (s *source) fillRoots(m, n *yaml.Node, roots string) error {
+	_, _, end, err := s.scalar(n)
+	if err != nil {
+		return err
+	}
+	if m.Style&yaml.FlowStyle != 0 || len(bytes.TrimSpace(s.b[end:s.endOfLine(end)])) > 0 {
+		return s.replace(n, strconv.Quote(roots))
+	}
+	nl, indent := s.newline(end), strings.Repeat(" ", m.Content[0].Column+1)
+	var text strings.Builder
+	text.WriteString("|")
+	for l := range strings.SplitSeq(strings.TrimSpace(roots), "\n") {
+		text.WriteString(nl + indent + l)
+	}
+	return s.replace(n, text.String())
+}
+
+// configDiffers lists the fields in which a configuration is not for this sandbox.
+func configDiffers(c *Config, i SandboxInfo) (fields []string) {
+	if c.Provider.Sandbox != nil && c.Provider.Sandbox.Name != i.Name {
+		fields = append(fields, fieldSandboxName)
+	}
+	for _, r := range Registers(c.Attestation.TPM2.Measurements, nil) {
+		want, ok := i.Measurements[r]
+		if have := c.Attestation.TPM2.Measurements[r]; ok && !have.WarnOnly && hex.EncodeToString(have.Expected) != want && c.Image.String() == i.Image {
+			fields = append(fields, fmt.Sprintf("%s.%d.expected", fieldMeasurements, r))
+		}
+	}
+	if !strings.Contains(c.Attestation.TPM2.TrustRoots, strings.TrimSpace(i.TrustRoots)) {
+		fields = append(fields, fieldTrustRoots)
+	}
+	return fields
+}
+
+// FillConfig writes what only a sandbox knows into the placeholders of the configuration,
+// and returns the names of the fields that it filled, none if there was nothing to fill.
+// Values that are not placeholders are the user's: differs names those that are not the
+// sandbox's. The error of a configuration that is absent wraps fs.ErrNotExist.
+func (w *Workspace) FillConfig(i SandboxInfo) (filled, differs []string, err error) {
+	b, err := w.ReadConfig()
+	if err != nil {
+		return nil, nil, err
+	}
+	out, filled, err := fillConfig(b, i)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := ParseConfig(out)
+	if err != nil {
+		return nil, nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
+	}
+	if len(filled) > 0 {
+		if err := w.UpdateConfig(b, out); err != nil {
+			return nil, nil, err
+		}
+	}
+	return filled, configDiffers(c, i), nil
+}
+
+// CheckForSandbox reports why AdoptSandbox and FillConfig would fail for the sandbox with
+// this name and UID, before it is there; an empty UID is that of one that will be made.
+// Files that are absent will be written, and placeholders filled in.
+func (w *Workspace) CheckForSandbox(name, uid string) error {
+	switch s, err := w.State(); {
+	case errors.Is(err, ErrAbsent):
+		if err := w.checkLeftovers(name); err != nil {
+			return err
+		}
+	case err != nil:
+		return err
+	default:
+		if err := w.sameSandbox(s, SandboxInfo{Name: name, UID: uid}); err != nil {
+			return err
+		}
+	}
+	b, err := w.ReadConfig()
+	if errors.Is(err, ErrAbsent) && !w.Has(ConfigFile) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := checkUnfilled(b); err != nil {
+		return &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
+	}
+	return nil
+}

@@ -1,0 +1,70 @@
+package workspace
+
+import (
+	"bytes"
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// MasterSecret is what all keys of a cluster are derived from. It is made on the
+// user's computer, stays in one file there and never leaves: machines get what is
+// derived from it.
+type MasterSecret struct {
+	// Key and Salt have 32 bytes each.
+	Key  []byte `json:"key"`
+	Salt []byte `json:"salt"`
+}
+
+const secretSize = 32
+
+// NewMasterSecret makes one from the system's random numbers.
+func NewMasterSecret() MasterSecret {
+	m := MasterSecret{make([]byte, secretSize), make([]byte, secretSize)}
+	rand.Read(m.Key) // never fails; the runtime ends the program otherwise
+	rand.Read(m.Salt)
+	return m
+}
+
+// parseMasterSecret reads constellation-mastersecret.json. Its errors hold nothing of
+// the content.
+func parseMasterSecret(b []byte) (MasterSecret, error) {
+	var m MasterSecret
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&m); err != nil {
+		return MasterSecret{}, errors.New("is not a JSON object with key and salt in base64")
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return MasterSecret{}, errors.New("holds something after the JSON object")
+	}
+	if len(m.Key) != secretSize || len(m.Salt) != secretSize {
+		return MasterSecret{}, fmt.Errorf("key and salt must have %d bytes each", secretSize)
+	}
+	return m, nil
+}
+
+// derive returns 32 bytes for one use, named by info.
+func derive(key, salt []byte, info string) []byte {
+	out, err := hkdf.Key(sha256.New, key, salt, "key-"+info, secretSize)
+	if err != nil { // only for more than 255 times 32 bytes, or a key too short under FIPS 140
+		panic(fmt.Sprintf("derive key %s: %v", info, err))
+	}
+	return out
+}
+
+// ClusterID names the cluster that this master secret and salt make. It is not
+// secret: machines put it into PCR 15.
+func (m MasterSecret) ClusterID(measurementSalt []byte) []byte {
+	return derive(derive(m.Key, m.Salt, "measurementSecret"), measurementSalt, "clusterID")
+}
+
+// String hides the secret from careless printing.
+func (m MasterSecret) String() string { return "(hidden)" }
+
+// GoString hides the secret from %#v.
+func (m MasterSecret) GoString() string { return "(hidden)" }

@@ -1,0 +1,196 @@
+package workspace
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"net/netip"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+
+	"constellation/engine/cloud/local"
+)
+
+// StateVersion is the format of constellation-state.yaml.
+const StateVersion = "v1"
+
+// State is what is known about the machines and the cluster that was made of them:
+// constellation-state.yaml. It holds the init secret, so its file is 0600 and it is
+// never shown as a whole.
+type State struct {
+	Version        string         `yaml:"version"`
+	Infrastructure Infrastructure `yaml:"infrastructure"`
+	ClusterValues  ClusterValues  `yaml:"clusterValues,omitempty"`
+}
+
+// Infrastructure is what was made before init: machines and the ways to them.
+type Infrastructure struct {
+	// UID names this incarnation of the machines: attestation keys are certified for it.
+	UID      string `yaml:"uid"`
+	Name     string `yaml:"name"`
+	Provider string `yaml:"provider"`
+	// ClusterEndpoint is host:port of the API server as this computer reaches it,
+	// InitEndpoint that of the bootstrappers.
+	ClusterEndpoint string `yaml:"clusterEndpoint"`
+	InitEndpoint    string `yaml:"initEndpoint"`
+	// InClusterEndpoint is the load balancer's address as machines reach it.
+	InClusterEndpoint string `yaml:"inClusterEndpoint"`
+	// InitSecret proves that the caller owns the machines.
+	InitSecret HexBytes `yaml:"initSecret"`
+	// APIServerCertSANs are names and addresses that the API server's certificate
+	// must have besides those of the machines.
+	APIServerCertSANs []string      `yaml:"apiServerCertSANs,omitempty"`
+	NodeCIDR          netip.Prefix  `yaml:"ipCidrNode"`
+	PodCIDR           netip.Prefix  `yaml:"ipCidrPod"`
+	Sandbox           *SandboxState `yaml:"sandbox,omitempty"`
+}
+
+// SandboxState is how the sandbox's control API is reached.
+type SandboxState struct {
+	Name   string `yaml:"name"`
+	Socket string `yaml:"socket"`
+	// Hollow says that its machines are simulated.
+	Hollow bool `yaml:"hollow,omitempty"`
+	// Simulated says that its machines are processes that only do as machines would.
+	Simulated bool `yaml:"simulated,omitempty"`
+}
+
+// Simulated reports whether the machines only do as machines would.
+func (s *State) Simulated() bool {
+	return s.Infrastructure.Sandbox != nil && s.Infrastructure.Sandbox.Simulated
+}
+
+// ClusterValues is what init adds.
+type ClusterValues struct {
+	// ClusterID is derived from the master secret and MeasurementSalt.
+	ClusterID       HexBytes `yaml:"clusterID,omitempty"`
+	MeasurementSalt HexBytes `yaml:"measurementSalt,omitempty"`
+	// InitNode is the provider ID of the machine that was asked to be the first node.
+	// No other one is asked: a request that is half-way on one machine must not start
+	// a second cluster on another.
+	InitNode string `yaml:"initNode,omitempty"`
+}
+
+// HexBytes is binary data that YAML holds as hex digits.
+type HexBytes []byte
+
+// MarshalYAML returns the hex digits.
+func (b HexBytes) MarshalYAML() (any, error) { return hex.EncodeToString(b), nil }
+
+// String hides the value: some of them are secrets.
+func (b HexBytes) String() string { return "(hidden)" }
+
+// ParseState reads constellation-state.yaml strictly. The error is a *ConfigErrors
+// that lists everything that is wrong; it holds no value of the file that is secret.
+func ParseState(b []byte) (*State, error) {
+	r := &reader{}
+	s := &State{}
+	if doc := r.document(b); doc != nil {
+		s.read(r, doc)
+	}
+	if err := r.err(StateFile); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *State) read(r *reader, doc *yaml.Node) {
+	i := &s.Infrastructure
+	filled := func(v string) bool { return strings.TrimSpace(v) != "" && len(v) <= 256 }
+	r.mapping(doc, "", map[string]field{
+		"version": r.str(&s.Version, func(v string) bool { return v == StateVersion }, "is not a format that this program reads", "use the program that wrote the file"),
+		"infrastructure": func(n *yaml.Node, path string) {
+			r.mapping(n, path, map[string]field{
+				"uid":               r.str(&i.UID, filled, "is empty or too long", ""),
+				"name":              r.str(&i.Name, clusterNameRE.MatchString, "cannot name a cluster", ""),
+				"provider":          r.str(&i.Provider, func(v string) bool { return v == "sandbox" }, "is no provider of this release", "sandbox is the only one"),
+				"clusterEndpoint":   r.str(&i.ClusterEndpoint, isHostPort, "is not host:port", ""),
+				"initEndpoint":      r.str(&i.InitEndpoint, isHostPort, "is not host:port", ""),
+				"inClusterEndpoint": r.str(&i.InClusterEndpoint, filled, "is empty or too long", ""),
+				"initSecret":        r.secret(&i.InitSecret, 16, 64),
+				"apiServerCertSANs": r.list(&i.APIServerCertSANs, filled, "is empty or too long"),
+				"ipCidrNode":        r.prefix(&i.NodeCIDR, 8, 29),
+				"ipCidrPod":         r.prefix(&i.PodCIDR, 8, 22),
+				"sandbox": func(n *yaml.Node, path string) {
+					i.Sandbox = &SandboxState{}
+					r.mapping(n, path, map[string]field{
+						"name":      r.str(&i.Sandbox.Name, local.ValidName, "cannot name a sandbox", ""),
+						"socket":    r.str(&i.Sandbox.Socket, func(v string) bool { return strings.HasPrefix(v, "/") }, "is no absolute path", ""),
+						"hollow":    r.boolean(&i.Sandbox.Hollow),
+						"simulated": r.boolean(&i.Sandbox.Simulated),
+					}, "name", "socket")
+				},
+			}, "uid", "name", "provider", "clusterEndpoint", "initEndpoint", "inClusterEndpoint", "initSecret", "ipCidrNode", "ipCidrPod", "sandbox")
+		},
+		"clusterValues": func(n *yaml.Node, path string) {
+			v := &s.ClusterValues
+			r.mapping(n, path, map[string]field{
+				"clusterID":       r.secret(&v.ClusterID, 32, 32),
+				"measurementSalt": r.secret(&v.MeasurementSalt, 32, 32),
+				"initNode":        r.str(&v.InitNode, filled, "is empty or too long", ""),
+			})
+		},
+	}, "version", "infrastructure")
+	if v := s.ClusterValues; len(v.ClusterID) > 0 && len(v.MeasurementSalt) == 0 {
+		r.bad(nil, "clusterValues.measurementSalt", "is missing", "restore the file from a backup: the cluster ID cannot be checked without it")
+	}
+}
+
+// secret reads hex digits without ever repeating them in an error.
+func (r *reader) secret(to *HexBytes, shortest, longest int) field {
+	return func(n *yaml.Node, path string) {
+		n = resolve(n)
+		b, err := hex.DecodeString(n.Value)
+		if n.Kind != yaml.ScalarNode || err != nil || len(b) < shortest || len(b) > longest {
+			r.bad(n, path, "is not hex digits of the right length", "restore the file from a backup")
+			return
+		}
+		*to = b
+	}
+}
+
+// marshal returns the file's text.
+func (s *State) marshal() ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteString("# What is known about the machines and their cluster. It holds a secret: keep it to\n# yourself. Written by constellation; do not edit.\n")
+	e := yaml.NewEncoder(&b)
+	e.SetIndent(2)
+	if err := e.Encode(s); err != nil {
+		return nil, err
+	}
+	return b.Bytes(), e.Close()
+}
+
+// newState returns the state of a sandbox that has no cluster yet.
+func newState(i SandboxInfo) (*State, error) {
+	s := &State{Version: StateVersion, Infrastructure: Infrastructure{
+		UID: i.UID, Name: i.clusterName(), Provider: "sandbox",
+		ClusterEndpoint: i.ClusterEndpoint, InitEndpoint: i.InitEndpoint, InClusterEndpoint: i.InClusterEndpoint,
+		InitSecret: i.InitSecret,
+		Sandbox:    &SandboxState{Name: i.Name, Socket: i.Socket, Hollow: i.Hollow, Simulated: i.Simulated},
+	}}
+	var err error
+	if s.Infrastructure.NodeCIDR, err = netip.ParsePrefix(i.NodeCIDR); err != nil {
+		return nil, err
+	}
+	if s.Infrastructure.PodCIDR, err = netip.ParsePrefix(i.PodCIDR); err != nil {
+		return nil, err
+	}
+	for _, e := range []string{i.ClusterEndpoint, i.InClusterEndpoint} {
+		if h := hostOf(e); h != "" {
+			s.Infrastructure.APIServerCertSANs = append(s.Infrastructure.APIServerCertSANs, h)
+		}
+	}
+	if i.Hollow {
+		// Its cluster comes with it, and was made with no master secret.
+		sum := sha256.Sum256([]byte("hollow " + i.UID))
+		s.ClusterValues = ClusterValues{ClusterID: sum[:], MeasurementSalt: sum[:]}
+	}
+	// What we write we must be able to read.
+	b, err := s.marshal()
+	if err != nil {
+		return nil, err
+	}
+	return ParseState(b)
+}

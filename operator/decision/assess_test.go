@@ -1,0 +1,255 @@
+package decision
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"constellation/operator/api/v1alpha1"
+)
+
+const (
+	image1, image2 = "sandboxes/t/images/v1.0.0", "sandboxes/t/images/v1.1.0"
+	refA           = "k8s-components-sha256-aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+	refB           = "k8s-components-sha256-bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
+	cpGroup        = "sandboxes/t/groups/control-plane"
+	workerGroup    = "sandboxes/t/groups/workers"
+)
+
+func spec() v1alpha1.NodeVersionSpec {
+	return v1alpha1.NodeVersionSpec{Image: image2, ImageVersion: "v1.1.0", KubernetesComponentsReference: refA, KubernetesClusterVersion: "v1.35.4"}
+}
+
+// machine returns an up-to-date node after edits.
+func machine(name string, edit ...func(*Node)) Node {
+	n := Node{
+		Name: name, Role: v1alpha1.WorkerRole, Ready: true, ProviderID: "sandbox://t/" + name, Kubelet: "v1.35.4",
+		Image: image2, Components: refA, Group: workerGroup,
+	}
+	if strings.HasPrefix(name, "control-plane") {
+		n.Role, n.Group = v1alpha1.ControlPlaneRole, cpGroup
+	}
+	for _, e := range edit {
+		e(&n)
+	}
+	return n
+}
+
+func TestClassify(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		edit func(*Node)
+		want class
+	}{
+		{"at the target", func(*Node) {}, upToDate},
+		{"image in another case is the same", func(n *Node) { n.Image = strings.ToUpper(n.Image) }, upToDate},
+		{"older image", func(n *Node) { n.Image = image1 }, outdated},
+		{"other components", func(n *Node) { n.Components = refB }, outdated},
+		{"outdated with an heir", func(n *Node) { n.Image, n.Heir = image1, "x" }, donor},
+		{"replaces another", func(n *Node) { n.Donor = "x" }, heir},
+		{"an heir of an older target is outdated", func(n *Node) { n.Image, n.Donor = image1, "x" }, outdated},
+		{"nothing known of the image", func(n *Node) { n.Image = "" }, awaiting},
+		{"nothing known of the components", func(n *Node) { n.Components = "" }, awaiting},
+		{"no machine", func(n *Node) { n.ProviderID, n.Image = "", image1 }, invalid},
+		{"to go", func(n *Node) { n.Obsolete, n.Image = true, image1 }, obsolete},
+		{"new and without a donor", func(n *Node) { n.Name = "new" }, mint},
+		{"new, with other components already", func(n *Node) { n.Name, n.Components = "new", refB }, outdated},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := machine("worker-0", tt.edit)
+			if got := classify(spec(), &n, false, n.Heir != "", n.Donor != "", map[string]bool{"new": true}); got != tt.want {
+				t.Errorf("class %d, want %d", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestAssess(t *testing.T) {
+	twoGroups := []Group{
+		{Name: "workers", ID: workerGroup, Role: v1alpha1.WorkerRole, Image: image2},
+		{Name: "control-plane", ID: cpGroup, Role: v1alpha1.ControlPlaneRole, Image: image2},
+	}
+	published := v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA}
+	for _, tt := range []struct {
+		name   string
+		w      World
+		counts v1alpha1.NodeCounts
+		join   v1alpha1.JoinComponents
+	}{
+		{"no nodes", World{Groups: twoGroups}, v1alpha1.NodeCounts{}, v1alpha1.JoinComponents{}},
+		{
+			"everything at the target",
+			World{Nodes: []Node{machine("control-plane-0"), machine("worker-0")}, Groups: twoGroups},
+			v1alpha1.NodeCounts{Total: 2, UpToDate: 2},
+			published,
+		},
+		{
+			"one joins",
+			World{Nodes: []Node{machine("control-plane-0")}, Groups: twoGroups, Pending: []PendingMachine{{Kind: "JoiningNode", Name: "worker-0", Node: "worker-0"}}},
+			v1alpha1.NodeCounts{Total: 1, UpToDate: 1, Pending: 1},
+			published,
+		},
+		{
+			"one has registered and is not annotated yet",
+			World{
+				Nodes:   []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.Image, n.Components, n.Group = "", "", "" })},
+				Groups:  twoGroups,
+				Pending: []PendingMachine{{Kind: "JoiningNode", Name: "worker-0", Node: "worker-0"}},
+			},
+			v1alpha1.NodeCounts{Total: 2, UpToDate: 1, AwaitingAnnotation: 1},
+			published,
+		},
+		{
+			"two notes of one machine are one machine",
+			World{Nodes: []Node{machine("control-plane-0")}, Groups: twoGroups, Pending: []PendingMachine{
+				{Kind: "PendingNode", Name: "token-1", Node: "worker-0"}, {Kind: "JoiningNode", Name: "worker-0", Node: "worker-0"},
+			}},
+			v1alpha1.NodeCounts{Total: 1, UpToDate: 1, Pending: 1},
+			published,
+		},
+		{
+			"some are outdated, which is said and not hidden",
+			World{Nodes: []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.Image = image1 })}, Groups: twoGroups},
+			v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Outdated: 1},
+			published,
+		},
+		{
+			"a donor alone is not up to date",
+			World{Nodes: []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.Image, n.Heir = image1, "gone" })}, Groups: twoGroups},
+			v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Donors: 1},
+			published,
+		},
+		{
+			"a group would make old machines",
+			World{Nodes: []Node{machine("control-plane-0")}, Groups: []Group{{Name: "workers", ID: workerGroup, Role: v1alpha1.WorkerRole, Image: image1}}},
+			v1alpha1.NodeCounts{Total: 1, UpToDate: 1},
+			published,
+		},
+		{
+			"no providerID",
+			World{Nodes: []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.ProviderID = "" })}, Groups: twoGroups},
+			v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Invalid: 1},
+			published,
+		},
+		{
+			"the control plane runs another version than the first target asks for",
+			World{Nodes: []Node{machine("control-plane-0", func(n *Node) { n.Kubelet = "v1.34.4" })}, Groups: twoGroups},
+			v1alpha1.NodeCounts{Total: 1, UpToDate: 1},
+			v1alpha1.JoinComponents{},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := assess(spec(), 7, v1alpha1.NodeVersionStatus{}, tt.w, time.Now())
+			want := "False NodeVersionsUpToDate"
+			if tt.counts.Outdated+tt.counts.Donors+tt.counts.Obsolete > 0 {
+				want = "True NodeVersionsOutOfDate"
+			}
+			if got := conditionText(s, v1alpha1.ConditionOutdated); got != want {
+				t.Errorf("Outdated is %s, want %s", got, want)
+			}
+			if d := cmp.Diff(tt.counts, s.Nodes); d != "" {
+				t.Errorf("counts (-want +got):\n%s", d)
+			}
+			if s.JoinComponents != tt.join {
+				t.Errorf("joining machines get %+v, want %+v", s.JoinComponents, tt.join)
+			}
+			if s.ObservedGeneration != 7 {
+				t.Errorf("generation %d", s.ObservedGeneration)
+			}
+			sum := s.Nodes.UpToDate + s.Nodes.Outdated + s.Nodes.Donors + s.Nodes.Heirs + s.Nodes.Mints + s.Nodes.AwaitingAnnotation + s.Nodes.Obsolete + s.Nodes.Invalid
+			if sum != s.Nodes.Total {
+				t.Errorf("classes add up to %d of %d nodes", sum, s.Nodes.Total)
+			}
+		})
+	}
+}
+
+func conditionText(s v1alpha1.NodeVersionStatus, kind string) string {
+	for _, c := range s.Conditions {
+		if c.Type == kind {
+			return string(c.Status) + " " + c.Reason
+		}
+	}
+	return "absent"
+}
+
+func TestPublishedComponentsDoNotFollowTheTarget(t *testing.T) {
+	w := World{Nodes: []Node{machine("control-plane-0"), machine("control-plane-1")}}
+	before := assess(spec(), 1, v1alpha1.NodeVersionStatus{}, w, time.Now())
+	next := spec()
+	next.KubernetesClusterVersion, next.KubernetesComponentsReference = "v1.36.3", refB
+	after := assess(next, 2, before, w, time.Now())
+	if after.JoinComponents != before.JoinComponents || after.JoinComponents.Worker != refA {
+		t.Errorf("joining machines get %+v before the control plane was upgraded", after.JoinComponents)
+	}
+	// One control plane alone does not make a cluster's version.
+	w.Nodes[1].Kubelet = "v1.34.4"
+	if s := assess(spec(), 1, v1alpha1.NodeVersionStatus{}, w, time.Now()); s.JoinComponents.Worker != "" {
+		t.Errorf("published %q although a control plane is older", s.JoinComponents.Worker)
+	}
+}
+
+func TestConditionsKeepTheirTime(t *testing.T) {
+	w := World{Nodes: []Node{machine("control-plane-0")}}
+	start := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
+	first := assess(spec(), 1, v1alpha1.NodeVersionStatus{}, w, start)
+	again := assess(spec(), 1, first, w, start.Add(time.Hour))
+	if d := cmp.Diff(first, again); d != "" {
+		t.Errorf("nothing has changed, the status has (-first +again):\n%s", d)
+	}
+	w.Nodes[0].Image = image1
+	changed := assess(spec(), 1, again, w, start.Add(time.Hour))
+	for _, c := range changed.Conditions {
+		want := metav1.NewTime(start.Add(time.Hour))
+		if !c.LastTransitionTime.Equal(&want) {
+			t.Errorf("%s changed at %v, want %v", c.Type, c.LastTransitionTime, want)
+		}
+	}
+}
+
+func TestStatusStaysBelow4kB(t *testing.T) {
+	long := strings.Repeat("n", 200)
+	for _, name := range []string{"worker-%05d", long + "-%05d"} {
+		w := World{}
+		for i := range 10_000 {
+			n := machine(fmt.Sprintf(name, i))
+			switch i % 7 {
+			case 0:
+				n.Image = image1
+			case 1:
+				n.Image, n.Heir = image1, "x"
+			case 2:
+				n.Donor = "x"
+			case 3:
+				n.Image = ""
+			case 4:
+				n.Obsolete = true
+			case 5:
+				n.ProviderID = ""
+			}
+			n.Group = fmt.Sprintf("g-%d", i%200)
+			w.Nodes = append(w.Nodes, n)
+			w.Pending = append(w.Pending, PendingMachine{Kind: "PendingNode", Name: fmt.Sprintf(name, 20_000+i)})
+		}
+		for i := range 200 {
+			w.Groups = append(w.Groups, Group{Name: fmt.Sprintf("%.55s%d", long, i), ID: fmt.Sprintf("g-%d", i), Role: v1alpha1.WorkerRole, Image: image1})
+		}
+		s := assess(spec(), 1, v1alpha1.NodeVersionStatus{JoinComponents: v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA}}, w, time.Now())
+		b, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		examples := len(s.Outdated) + len(s.UpToDate) + len(s.Donors) + len(s.Heirs) + len(s.Mints) + len(s.AwaitingAnnotation) + len(s.Pending) + len(s.Obsolete) + len(s.Invalid)
+		if len(b) > 4096 || examples == 0 || examples > maxExamples || len(s.Groups) == 0 {
+			t.Errorf("status of %d bytes with %d examples and %d groups", len(b), examples, len(s.Groups))
+		}
+		if s.Nodes.Total != 10_000 || s.Nodes.Pending != 10_000 {
+			t.Errorf("counts %+v", s.Nodes)
+		}
+	}
+}

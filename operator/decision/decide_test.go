@@ -1,0 +1,251 @@
+package decision
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"constellation/operator/api/v1alpha1"
+)
+
+// rollout is a cluster of three control planes at the target and two old workers, with
+// the autoscaler stopped, ready for its first worker to be replaced.
+func rollout(edit ...func(*v1alpha1.NodeVersionSpec, *World)) (v1alpha1.NodeVersionSpec, World) {
+	s := spec()
+	w := World{
+		Now: modelNow, Complete: true, Autoscaler: Autoscaler{PausedByUs: true}, Versions: map[string]string{refA: "v1.35.4", refB: "v1.36.3"},
+		Groups: []Group{{Name: "control-plane", ID: cpGroup, Role: v1alpha1.ControlPlaneRole, Image: image2}, {Name: "workers", ID: workerGroup, Role: v1alpha1.WorkerRole, Image: image2}},
+	}
+	w.Before.JoinComponents = v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA}
+	for i := range 3 {
+		n := machine(fmt.Sprintf("control-plane-%d", i))
+		w.Nodes = append(w.Nodes, n)
+		w.Etcd = append(w.Etcd, Member{Node: n.Name, Voter: true, Healthy: true, Leader: i == 0})
+		w.Instances = append(w.Instances, Instance{ID: n.ProviderID, Name: n.Name, Group: n.Group, State: "Ready"})
+	}
+	for i := range 2 {
+		n := machine(fmt.Sprintf("worker-%d", i), func(n *Node) { n.Image = image1 })
+		w.Nodes = append(w.Nodes, n)
+		w.Instances = append(w.Instances, Instance{ID: n.ProviderID, Name: n.Name, Group: n.Group, State: "Ready"})
+	}
+	for _, e := range edit {
+		e(&s, &w)
+	}
+	agree(&w)
+	return s, w
+}
+
+// agree has the cloud say of machines what their Nodes say, but of those that a test has
+// given an image.
+func agree(w *World) {
+	byID := make(map[string]*Node, len(w.Nodes))
+	for i := range w.Nodes {
+		byID[w.Nodes[i].ProviderID+w.Nodes[i].Name] = &w.Nodes[i]
+	}
+	for i := range w.Instances {
+		m := &w.Instances[i]
+		if n := byID[m.ID+m.Name]; n != nil && (m.Image == "" || m.Hash != "") {
+			m.Group, m.Image, m.Hash = n.Group, n.Image, MachineHash(m.ID)
+		}
+	}
+}
+
+// addressed gives the machines addresses, from 10.42.0.1.
+func addressed(w *World) {
+	for i := range w.Instances {
+		w.Instances[i].Address = fmt.Sprintf("10.42.0.%d", i+1)
+	}
+}
+
+func TestDecide(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		edit    func(*v1alpha1.NodeVersionSpec, *World)
+		want    []string
+		waiting string
+		ready   string
+	}{
+		{"a worker's replacement begins with an intent", func(*v1alpha1.NodeVersionSpec, *World) {}, []string{"record intent replace-0 Join donor=worker-0"}, "", "False RollingOut"},
+		{"as many as the surge allows", func(s *v1alpha1.NodeVersionSpec, _ *World) {
+			surge := intstr.FromString("40%")
+			s.Rollout.MaxSurge = &surge
+		}, []string{"record intent replace-0 Join donor=worker-0", "record intent replace-1 Join donor=worker-1"}, "", "False RollingOut"},
+		{"the autoscaler is stopped first", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Autoscaler = Autoscaler{Enabled: true, Running: true}
+		}, []string{"pause autoscaler"}, "", "False RollingOut"},
+		{"workers are kept and the autoscaler is given back", func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.KeepWorkers = true }, []string{"resume autoscaler"}, "", "True WorkersKept"},
+		{"a held worker is left as it is, the next one is replaced", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }, []string{"record intent replace-0 Join donor=worker-1"}, "", "False RollingOut"},
+		{"a held group is left as it is, the autoscaler is given back", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Groups[1].OnHold = true }, []string{"resume autoscaler"}, "", "True NodesHeld"},
+		{"workers wait for a held control plane", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[0].Image, w.Nodes[0].OnHold = image1, true }, []string{"resume autoscaler"}, "ControlPlaneHeld", "False ControlPlaneHeld"},
+		{"nodes without a group are left alone and reported", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Groups = w.Groups[:1] }, []string{"resume autoscaler"}, "", "False GroupsLeftAlone"},
+		{"a cancelled rollout gives the autoscaler back", func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.Cancel = true }, []string{"resume autoscaler"}, "", "False Cancelled"},
+		{"Kubernetes never goes down", func(s *v1alpha1.NodeVersionSpec, w *World) {
+			s.KubernetesClusterVersion, s.KubernetesComponentsReference = "v1.34.1", "other"
+		}, []string{"resume autoscaler"}, "TargetRefused", "False TargetRefused"},
+		{"no minor is skipped", func(s *v1alpha1.NodeVersionSpec, w *World) {
+			s.KubernetesClusterVersion, s.KubernetesComponentsReference = "v1.37.0", "other"
+		}, []string{"resume autoscaler"}, "TargetRefused", "False TargetRefused"},
+		{"Kubernetes is upgraded by the agent beside the operator", func(s *v1alpha1.NodeVersionSpec, w *World) {
+			s.KubernetesClusterVersion, s.KubernetesComponentsReference, w.LeaderNode = "v1.36.3", refB, "control-plane-1"
+		}, []string{"start upgrade control-plane-1 v1.36.3"}, "", "False RollingOut"},
+		{"a member that has not started stays while a control plane joins", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.9:2380", NotStarted: true})
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://demo/control-plane-3", Name: "control-plane-3", Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
+			w.Nodes[2].Image = image1
+			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", Donor: "control-plane-2", Group: cpGroup}}
+		}, nil, "MachineJoins", "False MachineJoins"},
+		{"a member that never started goes when none joins", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.9:2380", NotStarted: true})
+			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
+		}, []string{"remove etcd member https://10.42.0.9:2380 leaving=3", "resume autoscaler"}, "", "True UpToDate"},
+		{"nor while it may just be about to start", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.9:2380", NotStarted: true, Address: "10.42.0.9", Since: w.Now.Add(-time.Minute)})
+			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
+		}, []string{"resume autoscaler"}, "", "True UpToDate"},
+		{"nor that of a control plane that is there", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.2:2380", NotStarted: true, Address: "10.42.0.2"})
+			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
+			addressed(w)
+		}, []string{"resume autoscaler"}, "", "True UpToDate"},
+		{"it goes at once when no control plane has its address, though one is leaving", func(s *v1alpha1.NodeVersionSpec, w *World) {
+			leavingControlPlane(nil)(s, w)
+			addressed(w)
+			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.99:2380", NotStarted: true, Address: "10.42.0.99"})
+		}, []string{"remove etcd member https://10.42.0.99:2380 leaving=4"}, "EtcdUnhealthy", "False EtcdUnhealthy"},
+		{"but not while a machine is asked for that is not seen", func(s *v1alpha1.NodeVersionSpec, w *World) {
+			leavingControlPlane(nil)(s, w)
+			addressed(w)
+			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.99:2380", NotStarted: true, Address: "10.42.0.99"})
+			w.Intents = append(w.Intents, Intent{Name: "replace-1", Goal: v1alpha1.JoinGoal, Token: "u", Donor: "control-plane-1", Group: cpGroup, Deadline: w.Now.Add(time.Minute)})
+		}, nil, "EtcdUnhealthy", "False EtcdUnhealthy"},
+		{"a machine that is given up takes its member with it", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.LeaveGoal, Token: "t", Donor: "control-plane-2", Group: cpGroup, Machine: "sandbox://t/control-plane-9", Node: "control-plane-9"}}
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/control-plane-9", Name: "control-plane-9", Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
+			addressed(w)
+			last := w.Instances[len(w.Instances)-1]
+			w.Etcd = append(w.Etcd, Member{Node: "https://" + last.Address + ":2380", NotStarted: true, Address: last.Address})
+		}, []string{"remove etcd member https://10.42.0.6:2380 leaving=3"}, "", "False RollingOut"},
+		{"a control plane that is a Node before it is a member of etcd is let join", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			heir := machine("control-plane-3", func(n *Node) { n.Donor = "control-plane-2" })
+			w.Nodes[2].Image = image1
+			w.Nodes = append(w.Nodes, heir)
+			w.Instances = append(w.Instances, Instance{ID: heir.ProviderID, Name: heir.Name, Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
+			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", Donor: "control-plane-2", Group: cpGroup}}
+		}, nil, "HeirNotVoting", "False HeirNotVoting"},
+		{"so is one that a person has added, however old its machine is", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			added := machine("control-plane-3")
+			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
+			w.Nodes = append(w.Nodes, added)
+			w.Instances = append(w.Instances, Instance{ID: added.ProviderID, Name: added.Name, Group: cpGroup, State: "Ready", Since: w.Now.Add(-24 * time.Hour)})
+		}, []string{"resume autoscaler"}, "", "True UpToDate"},
+		{"a control plane outside of etcd goes when its heir votes, though intent and cordon were taken off", func(s *v1alpha1.NodeVersionSpec, w *World) {
+			s.Rollout.Paused = true
+			w.Nodes[1].Donor = "control-plane-2"
+			w.Etcd = w.Etcd[:2]
+		}, []string{"record intent machine-control-plane-2 Leave machine=sandbox://t/control-plane-2"}, "", "False Paused"},
+		{"a group that the cloud does not list is said to be missing, and its nodes stay", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Groups[1].NotListed, w.Groups[1].Image = true, image1
+		}, nil, "GroupMissing", "False GroupMissing"},
+		{"the nodes of other groups are replaced meanwhile", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Groups[1].NotListed = true
+			w.Groups = append(w.Groups, Group{Name: "more", ID: "more", Role: v1alpha1.WorkerRole, Image: image2})
+			w.Nodes[4].Group = "more"
+		}, []string{"record intent replace-0 Join donor=worker-1"}, "GroupMissing", "False GroupMissing"},
+		{"a control plane comes before workers", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[2].Image = image1 }, []string{"record intent replace-0 Join donor=control-plane-2"}, "", "False RollingOut"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			actions, status := decide(rollout(tt.edit))
+			wantDecision(t, tt.want, tt.waiting)(actions, status)
+			if ready := conditionText(status, v1alpha1.ConditionReady); ready != tt.ready {
+				t.Errorf("Ready is %q, want %q", ready, tt.ready)
+			}
+		})
+	}
+}
+
+func TestBlockedDrainIsNamedAndItsTimeKept(t *testing.T) {
+	since := modelNow.Add(-7 * time.Minute)
+	s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		heir := machine("worker-2", func(n *Node) { n.Donor = "worker-0" })
+		w.Nodes[3].Heir, w.Nodes[3].Cordon, w.Nodes[3].CordonedSince, w.Nodes[3].DrainBlocker = "worker-2", CordonedByUs, since, "PodDisruptionBudget web/web allows no eviction"
+		w.Nodes = append(w.Nodes, heir)
+		w.Instances = append(w.Instances, Instance{ID: heir.ProviderID, Name: heir.Name, Group: heir.Group, Token: "t", State: "Ready", Since: since})
+		w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", Donor: "worker-0", Group: workerGroup}}
+		w.Before.Waiting = &v1alpha1.Waiting{Reason: "DrainBlocked", Object: &v1alpha1.Reference{Kind: "Node", Name: "worker-0"}}
+		w.Before.Waiting.Since.Time = since
+	})
+	_, status := decide(s, w)
+	want := &v1alpha1.Waiting{Reason: "DrainBlocked", Message: "worker-0 cannot be emptied: PodDisruptionBudget web/web allows no eviction", Object: &v1alpha1.Reference{Kind: "Node", Name: "worker-0"}}
+	want.Since.Time = since
+	if d := cmp.Diff(want, status.Waiting); d != "" {
+		t.Errorf("waiting, want and got:\n%s", d)
+	}
+}
+
+func TestStatusOfARolloutIsBounded(t *testing.T) {
+	s, w := rollout()
+	long := strings.Repeat("x", 240)
+	w.Run = UpgradeRun{Version: "v1.35.4", Components: refA, Node: long, Phase: "done", Line: strings.Repeat("line ", 400), Started: modelNow}
+	for i := range 3000 {
+		n := machine(fmt.Sprintf("%s-%d", long, i), func(n *Node) {
+			n.Image, n.DrainBlocker, n.Heir, n.Cordon = image1, strings.Repeat("budget ", 200), "heir", CordonedByUs
+		})
+		w.Nodes = append(w.Nodes, n)
+		w.Groups = append(w.Groups, Group{Name: fmt.Sprintf("g%d", i), ID: fmt.Sprintf("g%d", i), Role: v1alpha1.WorkerRole, Image: image2})
+		w.Intents = append(w.Intents, Intent{Name: fmt.Sprintf("machine-%d", i), Goal: v1alpha1.LeaveGoal, Machine: n.ProviderID, Node: n.Name, Group: workerGroup})
+	}
+	_, status := decide(s, w)
+	b, err := json.Marshal(status)
+	if err != nil || len(b) > 4096 || status.Waiting == nil {
+		t.Errorf("status of %d bytes, waiting %v: %v", len(b), status.Waiting, err)
+	}
+}
+
+// wantDecision returns a function that compares the result of decide with the expected actions
+// and the expected reason to wait; the empty string means that it waits for nothing.
+func wantDecision(t *testing.T, want []string, waiting string) func([]Action, v1alpha1.NodeVersionStatus) {
+	return func(actions []Action, status v1alpha1.NodeVersionStatus) {
+		t.Helper()
+		var got []string
+		for _, a := range actions {
+			got = append(got, a.String())
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("actions, want and got:\n%s", d)
+		}
+		reason := ""
+		if status.Waiting != nil {
+			reason = status.Waiting.Reason
+		}
+		if reason != waiting {
+			t.Errorf("waits for %q, want %q", reason, waiting)
+		}
+	}
+}
+
+// decide returns the actions and the status.
+func decide(spec v1alpha1.NodeVersionSpec, w World) ([]Action, v1alpha1.NodeVersionStatus) {
+	d := Decide(spec, w)
+	return d.Actions, d.Status()
+}
+
+// TestEveryActionKindHasAName fails when a new kind of action is not in the table of names.
+func TestEveryActionKindHasAName(t *testing.T) {
+	if got, want := len(actionTable), int(PublishComponents)+1; got != want {
+		t.Errorf("%d names, want %d", got, want)
+	}
+	for _, kind := range ActionKinds() {
+		if kind.String() == "" {
+			t.Errorf("action %d has no name", kind)
+		}
+		repeats := kind == DrainNode || kind == CreateInstance || kind == DeleteInstance || kind == MarkRetry
+		if moves := (Action{Kind: kind}).moves(); moves == repeats {
+			t.Errorf("%s: moves is %t", kind, moves)
+		}
+	}
+}

@@ -1,0 +1,495 @@
+package decision
+
+import "fmt"
+
+// The invariants of a rollout, written against facts and not in terms of decide. broken
+// looks at the facts; wrongEffect at an effect that is decided, in the facts before it;
+// irrevocable at one that happens, however old the view was from which it was decided.
+// Explorer and simulator share them.
+
+// noMachine and forgotten stand for the index of a machine that there is not, or that
+// is not there any more.
+const (
+	noMachine = -1
+	forgotten = -2
+)
+
+// facts are a cluster as it is, whatever anybody sees of it. Machines, groups, places,
+// images and components are numbers: their index.
+type facts struct {
+	machines []fact
+	groups   []groupFacts
+	places   []placeFacts // by surge slot
+	kube     []int        // version of components: the greater one is newer
+
+	shall, surge   int // machines that there shall be, and may be beyond
+	controlPlanes  int // that there shall be
+	voters         int // that etcd shall keep
+	image, comps   int // target
+	keepWorkers    bool
+	paused, cancel bool
+
+	enabled, ours, scaling bool // the autoscaler: told to run, stopped by us, runs
+	othersStopped          bool // people do not want it to run
+	pubCP, pubW            int  // components that joining machines get
+	run, runComps          int  // run: 0 none, 1 active, 2 done, 3 failed
+	leader                 int  // of etcd
+}
+
+// fact is a machine.
+type fact struct {
+	life, group, image, comps   int
+	ours                        bool // it was created by us, with a token
+	place                       int  // that holds its token; -1: none
+	isNode, ready, known        bool
+	cordon                      Cordon
+	drained, obsolete           bool
+	postponed, held             bool
+	donor, heir                 int
+	member                      int // 0 none, 1 learner, 2 voter
+	sick                        bool
+	api                         int // components of its API server
+	tracked                     int // PendingNode without place: 0 none, 1 Join, 2 Leave
+	trackedLate, nodeWasDeleted bool
+	counted                     bool // there shall be one more because of it
+	noted                       int  // components that its Node says
+	run                         int  // of its agent for the node: 0 none, 1 active, 2 done, 3 failed
+	broken                      bool // whatever its agent tries fails
+	recent                      bool // that has failed a moment ago
+	captured                    bool // an attacker writes its Node
+	revoked                     bool // a person has revoked it: it goes whatever is on it
+	retry                       int  // what its Node says: 0 nothing, 1 that its owner wants a try, 2 that of this run, 3 of one before
+}
+
+type groupFacts struct {
+	controlPlanes, inPlace, blocked bool
+	broken                          bool // one of its machines is
+	floor                           int  // Ready nodes that nobody but us can take
+	image                           int  // of its next machine
+}
+
+type placeFacts struct {
+	used, leave, late bool
+	group             int
+	upgrades          int // machine that is upgraded in place
+}
+
+// effect is an action as the invariants see it.
+type effect struct {
+	kind        ActionKind
+	machine     int // that it is done to
+	donor, heir int
+	made        int // machine of the intent's token
+	place       int // -1: none
+	group       int
+	leave       bool // the intent is bound
+	upgrade     bool // the intent is to upgrade a machine as it is
+	uncordon    bool
+	comps       int // that the agent is asked for
+	pubCP, pubW int
+	host        int // machine that the operator runs on
+}
+
+func (f *facts) control(m *fact) bool { return f.groups[m.group].controlPlanes }
+
+func (f *facts) atTarget(m *fact) bool {
+	return (m.image == f.image || f.groups[m.group].inPlace) && m.comps == f.comps
+}
+
+// upgradedBy is the place of the intent to upgrade machine i; -1: there is none.
+func (f *facts) upgradedBy(i int) int {
+	for p := range f.places {
+		if f.places[p].used && f.places[p].upgrades == i {
+			return p
+		}
+	}
+	return -1
+}
+
+// orphan reports whether a person has deleted the intent that m was made for, and then
+// it was outdated: it is a node like any other, and one more.
+func (f *facts) orphan(m *fact) bool {
+	return m.isNode && m.ours && m.place < 0 && !f.atTarget(m) && m.donor != forgotten && !m.counted
+}
+
+// broken says which invariant does not hold; empty: all do.
+func (f *facts) broken() string {
+	machines, controlPlanes, healthy, voters := 0, 0, 0, 0
+	allowed, allowedControl := f.shall+f.surge, f.controlPlanes+1
+	var ready [32]int
+	oldestAPI, upgraded, upgradable := 1<<30, 0, 0
+	for i := range f.machines {
+		m := &f.machines[i]
+		cp := f.control(m)
+		if m.life == booting || m.life == running || m.life == terminating {
+			machines++
+			if cp {
+				controlPlanes++
+			}
+			// A person has made us forget it.
+			if m.nodeWasDeleted || m.captured || f.orphan(m) {
+				allowed++
+				if cp {
+					allowedControl++
+				}
+			}
+		}
+		if m.member == 2 {
+			voters++
+		}
+		if m.run == 1 && m.life == running {
+			upgraded++
+		}
+		if m.life != running {
+			continue
+		}
+		if m.isNode && m.ready && !m.captured {
+			ready[m.group]++
+		}
+		if m.member == 2 && !m.sick {
+			healthy++
+		}
+		if m.isNode && cp {
+			oldestAPI = min(oldestAPI, f.kube[m.api])
+		}
+	}
+	for g := range f.groups {
+		if ready[g] < f.groups[g].floor {
+			return fmt.Sprintf("invariant 1: %d nodes of group %d are Ready because of us, there were %d", ready[g], g, f.groups[g].floor)
+		}
+	}
+	if machines > allowed {
+		return fmt.Sprintf("invariant 2: %d machines exist, %d are allowed", machines, allowed)
+	}
+	if controlPlanes > allowedControl {
+		return fmt.Sprintf("invariant 2: %d control planes exist, %d are allowed", controlPlanes, allowedControl)
+	}
+	// One that has failed once gives its place to another group, and is retried.
+	for _, g := range f.groups {
+		if g.inPlace && !g.controlPlanes {
+			upgradable++
+		}
+	}
+	if upgraded > f.surge+upgradable {
+		return fmt.Sprintf("invariant 2: %d nodes are upgraded at a time, %d may be", upgraded, f.surge)
+	}
+	if voters < f.voters {
+		return fmt.Sprintf("invariant 3: etcd has %d voters, it had %d", voters, f.voters)
+	}
+	if healthy < voters/2+1 {
+		return fmt.Sprintf("invariant 3: etcd has lost its quorum: %d of %d voters are healthy", healthy, voters)
+	}
+	for i := range f.machines {
+		m := &f.machines[i]
+		if m.isNode && m.ready && f.kube[m.comps] > oldestAPI && !f.control(m) {
+			return fmt.Sprintf("invariant 11: the kubelet of worker m%d is newer than an API server", i)
+		}
+	}
+	return ""
+}
+
+func (f *facts) controlPlanesDone(whole bool) bool {
+	for i := range f.machines {
+		if m := &f.machines[i]; m.isNode && f.control(m) && (!m.known || !f.atTarget(m) || m.noted != m.comps) {
+			return false
+		}
+	}
+	for _, p := range f.places {
+		if whole && p.used && f.groups[p.group].controlPlanes {
+			return false
+		}
+	}
+	return true
+}
+
+// wrongEffect says which invariant an effect breaks that was decided from these facts;
+// whole is whether the operator saw all of them.
+func (f *facts) wrongEffect(e *effect, whole bool) string {
+	at := func(i int) *fact {
+		if i < 0 {
+			return nil
+		}
+		return &f.machines[i]
+	}
+	m, d := at(e.machine), at(e.donor)
+	worker := false
+	switch e.kind {
+	case RecordIntent, CreateInstance:
+		worker = e.place >= 0 && !f.groups[e.group].controlPlanes
+		switch {
+		case e.kind == RecordIntent && e.place >= 0 && d != nil && e.group != d.group:
+			return "a node is replaced in another group than its own"
+		case e.kind == RecordIntent && e.leave && m != nil && !m.obsolete && !m.captured && (!f.control(m) || m.member != 0):
+			return "a machine is to leave because of what another's Node claims"
+		}
+		if e.place >= 0 && e.kind == RecordIntent && d != nil {
+			switch {
+			case f.paused || f.cancel:
+				return "a replacement is begun while the rollout is stopped"
+			case d.isNode && !d.known:
+				return "a node of which too little is known is replaced"
+			case d.held:
+				return "a held node is replaced"
+			case f.groups[d.group].inPlace:
+				return "a node of a group that is upgraded in place is replaced"
+			case f.keepWorkers && !f.control(d):
+				return "a kept worker is replaced"
+			}
+		}
+		if e.upgrade && m != nil {
+			switch {
+			case f.paused || f.cancel:
+				return "an upgrade in place is begun while the rollout is stopped"
+			case m.isNode && !m.known:
+				return "a node of which too little is known is upgraded"
+			case m.held:
+				return "a held node is upgraded"
+			case !f.groups[m.group].inPlace:
+				return "a node is upgraded in place that is to be replaced"
+			case f.keepWorkers && !f.control(m):
+				return "a kept worker is upgraded"
+			}
+		}
+		if f.scaling && e.place >= 0 {
+			return "invariant 7: a machine is made while the autoscaler runs"
+		}
+		if e.kind == CreateInstance && e.made < 0 {
+			pub := f.pubW
+			if f.groups[e.group].controlPlanes {
+				pub = f.pubCP
+			}
+			if f.groups[e.group].image != f.image || pub != f.comps {
+				return "a machine is made that will not be at the target"
+			}
+		}
+	case BindIntent:
+		leaves := d != nil && e.machine == e.donor // the old node, and not its replacement node
+		if e.place >= 0 && e.donor >= 0 && !leaves && e.machine != e.made {
+			return "an intent is bound to a machine that it does not speak of"
+		}
+		worker = e.place >= 0 && leaves && !f.control(m)
+		if e.place >= 0 && leaves {
+			h := at(e.made)
+			switch {
+			case m.held && (!f.control(m) || m.member == 2):
+				return "a held node goes"
+			case h == nil || !h.isNode || !h.ready:
+				return "invariant 1: a donor is to leave without a Ready heir"
+			case !f.atTarget(h):
+				return "a donor is to leave for an heir of another version"
+			case h.cordon == CordonedByOthers:
+				return "a donor is to leave for an heir that takes no pods"
+			case f.control(m) && h.member != 2:
+				return "invariant 3: a control plane is to leave before its heir votes"
+			}
+		}
+		if e.place < 0 && !m.trackedLate {
+			return "a machine is given up that had time to join"
+		}
+		if e.place < 0 && whole && m.isNode && m.ready && !m.captured {
+			return "a machine is given up that has joined"
+		}
+	case CordonNode:
+		worker = e.heir != noMachine && !f.control(m) && m.heir != e.heir
+	case DeleteInstance:
+		if m.isNode && m.ready && !m.drained && !m.captured && !m.revoked && whole {
+			return "a machine is deleted with work on it"
+		}
+		if e.host == e.machine && m.isNode && m.ready && whole {
+			return "the operator deletes the machine that it runs on"
+		}
+	case RemoveMember:
+		if f.leader == e.machine && m.life == running {
+			return "invariant 3: the leader of etcd is removed"
+		}
+		for i := range f.machines {
+			o := &f.machines[i]
+			if i != e.machine && o.member != 0 && m.life == running && (o.member == 1 || o.life != running || o.sick) {
+				return "invariant 3: a member is removed while another is not healthy"
+			}
+		}
+	case ClearIntent:
+		switch {
+		case !e.upgrade:
+		case whole && m.life == running && m.run == 1:
+			return "invariant 8: an intent is forgotten while the agent upgrades the node"
+		case whole && m.life == running && m.isNode && m.known && m.noted == f.comps && f.groups[m.group].inPlace && !m.ready:
+			return "an upgraded node is given back before it is Ready"
+		}
+		if e.place >= 0 && !e.leave && !e.upgrade && e.made < 0 && !f.places[e.place].late && whole {
+			return "invariant 8: an intent is forgotten whose machine may be on its way"
+		}
+	case ResumeAutoscaler:
+		if !f.ours {
+			return "an autoscaler is started that somebody else stopped"
+		}
+		for _, p := range f.places {
+			if whole && p.used {
+				return "invariant 7: the autoscaler is given back while a replacement is under way"
+			}
+		}
+		if whole && f.run == 1 {
+			return "invariant 7: the autoscaler is given back while Kubernetes is upgraded"
+		}
+	case UpgradeNode:
+		worker = !f.control(m)
+		pub := f.pubW
+		if f.control(m) {
+			pub = f.pubCP
+		}
+		switch {
+		case m.held && whole:
+			return "a held node is upgraded"
+		case m.run == 3 && m.recent && m.retry != 2:
+			return "what has failed a moment ago is tried again, and nobody wants it"
+		case f.paused || f.cancel:
+			return "an agent begins while the rollout is stopped"
+		case whole && f.upgradedBy(e.machine) < 0:
+			return "invariant 8: an agent begins without an intent"
+		case f.scaling:
+			return "invariant 7: a node is upgraded while the autoscaler runs"
+		case e.comps != pub:
+			return "an agent is asked for what joining machines do not get yet"
+		case f.kube[e.comps] < f.kube[m.comps]:
+			return "invariant 11: Kubernetes goes down"
+		case whole && !m.drained && m.isNode && (worker || f.countMembers() > 1):
+			return "an agent begins while there is work on its node"
+		case whole && e.host == e.machine && (worker || f.countMembers() > 1):
+			return "the operator upgrades the machine that it runs on"
+		}
+		for i := range f.machines {
+			if o := &f.machines[i]; f.control(m) && o.member != 0 && (o.member == 1 || o.life != running || o.sick || i != e.machine && o.run == 1) {
+				return "invariant 3: a control plane is upgraded while a member of etcd is not healthy"
+			}
+		}
+	case NoteComponents:
+		if whole && e.comps != m.comps {
+			return "a node is said to run what it does not"
+		}
+	case StartUpgrade:
+		for i := range f.machines {
+			if o := &f.machines[i]; whole && f.control(o) && o.run == 1 && o.life == running {
+				return "invariant 3: two control planes are upgraded at a time"
+			}
+		}
+		if f.run == 2 && f.runComps == e.comps {
+			return "a finished upgrade of Kubernetes is started again"
+		}
+		if f.kube[e.comps] < f.kube[f.pubCP] {
+			return "invariant 11: Kubernetes goes down"
+		}
+	}
+	if worker && !f.controlPlanesDone(whole) {
+		return "invariant 4: a worker is replaced while a control plane is outdated or being replaced"
+	}
+	return ""
+}
+
+// irrevocable says which invariant an effect breaks that cannot be taken back, or that
+// is only done if nothing has changed since it was decided.
+func (f *facts) irrevocable(e *effect, whole bool) string {
+	var m *fact
+	if e.machine >= 0 {
+		m = &f.machines[e.machine]
+	}
+	switch e.kind {
+	case ReleaseNode:
+		if e.uncordon && whole && m.run == 1 && m.life == running && f.upgradedBy(e.machine) >= 0 {
+			return "a node is uncordoned while its agent upgrades it"
+		}
+		if e.uncordon && m.cordon == CordonedByOthers {
+			return "invariant 13: what somebody else cordoned is uncordoned"
+		}
+	case DeleteInstance:
+		if m.member != 0 {
+			return "a control plane is deleted that is still a member of etcd"
+		}
+	case DeleteNode:
+		if (m.life == running || m.life == booting) && !m.captured && !m.revoked {
+			return "the Node of a running machine is deleted"
+		}
+	case ClearIntent:
+		if e.leave && m.life != terminated && m.life != absent && m.member == 0 && (!m.isNode || !f.control(m)) {
+			return "invariant 8: a machine that leaves is forgotten before it is gone"
+		}
+	case PublishComponents:
+		newer := func(a, b int) bool { return f.kube[a] > f.kube[b] }
+		if newer(e.pubCP, f.pubCP) && (f.run != 2 || newer(e.pubCP, f.runComps)) {
+			return "invariant 11: joining control planes get what no agent has finished"
+		}
+		if newer(e.pubW, f.pubW) && !f.controlPlanesDone(whole) {
+			return "invariant 11: joining workers get what not every control plane has"
+		}
+		if newer(f.pubCP, e.pubCP) || newer(f.pubW, e.pubW) {
+			return "invariant 11: what joining machines get goes down"
+		}
+	}
+	return ""
+}
+
+func (f *facts) countMembers() (n int) {
+	for i := range f.machines {
+		if f.machines[i].member != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// unfinished says what is missing to the end of a rollout: that nothing is in progress,
+// nothing is left behind, and every node that shall be is at the target. What a
+// PodDisruptionBudget blocks for ever says why it waits, and is let be.
+func (f *facts) unfinished() string {
+	stuck := false
+	for g := range f.groups {
+		stuck = stuck || f.groups[g].blocked || f.groups[g].broken
+	}
+	switch {
+	case f.run == 1:
+		return "Kubernetes is being upgraded"
+	case f.paused || f.cancel:
+		return "the rollout is stopped"
+	case f.pubCP != f.comps || f.pubW != f.comps:
+		return "joining machines do not get the target's components"
+	case !stuck && (f.ours || f.enabled != f.scaling || f.enabled == f.othersStopped):
+		return "the autoscaler is not given back"
+	}
+	for p := range f.places {
+		if f.places[p].used && !stuck {
+			return fmt.Sprintf("place %d is taken", p)
+		}
+	}
+	for i := range f.machines {
+		m := &f.machines[i]
+		if m.revoked && (m.isNode || m.life == booting || m.life == running) {
+			return fmt.Sprintf("m%d was revoked and is not removed", i)
+		}
+		if f.groups[m.group].blocked || f.groups[m.group].broken || m.life == absent && !m.isNode && m.member == 0 {
+			continue
+		}
+		kept := f.keepWorkers && !f.control(m) || m.held
+		what := ""
+		switch {
+		case m.life != running || !m.isNode:
+			what = "is no node, or no machine"
+		case !m.ready || !m.known:
+			what = "is not Ready, or not known"
+		case m.tracked != 0:
+			what = "is tracked by an intent"
+		case m.cordon != Uncordoned:
+			what = "is cordoned"
+		case m.heir >= 0 || m.heir == forgotten || m.postponed || m.obsolete || m.retry != 0:
+			what = "is marked"
+		case f.control(m) && m.member != 2:
+			what = "does not vote"
+		case !kept && !f.atTarget(m):
+			what = "is not at the target"
+		case m.noted != m.comps || m.run == 1:
+			what = "runs what its Node does not say"
+		default:
+			continue
+		}
+		return fmt.Sprintf("m%d %s", i, what)
+	}
+	return ""
+}

@@ -1,0 +1,140 @@
+package decision
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+)
+
+// A kubelet writes its own Node, so a captured machine chooses the Node's providerID,
+// annotations and version. What a Node claims is therefore compared with the cloud
+// before anything is decided from it:
+//
+//   - A Node whose machine bears its name is confirmed. Its role, group and image are
+//     those of the machine.
+//   - A Node whose machine has another name is an impostor. Nothing is decided from it.
+//   - A Node whose machine the cloud has not described is unknown. It is not replaced
+//     and not deleted, and a control plane keeps workers waiting.
+//
+// Names of Nodes are unique, so of several Nodes that claim one machine at most one is
+// confirmed. What a Node replaces follows from the token of its machine; see token.
+
+// Impostor is a Node that the cloud contradicts.
+type Impostor struct {
+	Node
+	Machine string // name of the machine whose ID the Node claims
+}
+
+func (i *Impostor) Why() string {
+	return fmt.Sprintf("Node %s claims machine %s, which the cloud calls %s", i.Name, i.ProviderID, i.Machine)
+}
+
+// judge compares the claims of the Nodes of w with the cloud. Impostors move from w.Nodes to
+// w.Impostors. Confirmed nodes get group, role and image from the cloud.
+func (x *Lookup) judge(w *World, off rule) {
+	groups := make(map[string]*Group, 2*len(w.Groups))
+	for i := range w.Groups {
+		g := &w.Groups[i]
+		groups[g.ID], groups[strings.ToLower(g.ID)] = g, g
+	}
+	// Most nodes are of the group of the node before.
+	last, lastID := groups[""], ""
+	groupOf := func(id string) *Group {
+		if id != lastID {
+			if last, lastID = groups[id], id; last == nil {
+				last = groups[strings.ToLower(id)]
+			}
+		}
+		return last
+	}
+	kept := 0
+	w.Impostors = nil
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		m := x.Instance(n.ProviderID)
+		n.Confirmed = m != nil && m.Name == n.Name
+		switch {
+		case n.Confirmed:
+		case m == nil || m.Name == "":
+			n.Confirmed = off == ruleUnknownKept && n.ProviderID != ""
+			m = nil
+		case off == ruleMachinesName:
+			n.Confirmed = true
+		default:
+			w.Impostors = append(w.Impostors, Impostor{Node: *n, Machine: m.Name})
+			continue
+		}
+		if m != nil {
+			n.ProviderID = m.ID // some clouds change the case between calls
+			if off != ruleCloudGroup {
+				n.Group = m.Group
+			}
+			if off != ruleCloudImage {
+				n.Image = m.Image
+			}
+			if g := groupOf(n.Group); g != nil {
+				n.Role = g.Role
+			} else {
+				n.Role = cmp.Or(m.Role, n.Role)
+			}
+		}
+		if kept != i {
+			w.Nodes[kept] = *n
+		}
+		kept++
+	}
+	w.Nodes = w.Nodes[:kept]
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		x.Nodes[n.Name] = n
+		if n.Confirmed {
+			x.NodeOf[n.ProviderID] = n
+		}
+	}
+	// An intent names the Node of a machine that the cloud does not describe now.
+	for i := range w.Intents {
+		in := &w.Intents[i]
+		if in.Machine == "" || in.Node == "" || x.NodeOf[in.Machine] != nil {
+			continue
+		}
+		if m := x.Instance(in.Machine); m != nil && m.Name != "" {
+			continue
+		}
+		if n := x.Nodes[in.Node]; n != nil && strings.EqualFold(n.ProviderID, in.Machine) {
+			x.NodeOf[in.Machine] = n
+		}
+	}
+}
+
+// madeFor returns the machine that m was created to replace, if the cloud still lists
+// it. pinned is false if the token does not name one, as those of older operators.
+func (k *Index) madeFor(m *Instance) (replaced *Instance, pinned bool) {
+	if m == nil || m.ReplacesHash == "" {
+		return nil, false
+	}
+	return k.marks[m.ReplacesHash], true
+}
+
+// markLength is that of the mark of a machine, in hex digits.
+const markLength = 16
+
+// MachineHash names a machine in the token of the one that replaces it. The same ID in
+// another case has the same mark.
+func MachineHash(id string) string {
+	sum := sha256.Sum256([]byte("machine\x00" + strings.ToLower(id)))
+	return hex.EncodeToString(sum[:markLength/2])
+}
+
+// ReplacedHash returns the mark of the machine that a token's machine replaces; empty if
+// the token has none.
+func ReplacedHash(token string) string {
+	_, mark, ok := strings.Cut(token, tokenSeparator)
+	if !ok || len(mark) != markLength {
+		return ""
+	}
+	return mark
+}
+
+const tokenSeparator = "-"

@@ -1,0 +1,226 @@
+package decision
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"constellation/engine/cloud/local"
+	"constellation/operator/api/v1alpha1"
+)
+
+// A Node that claims the machine of a control plane, and marks itself obsolete, once had
+// that machine deleted without its etcd member leaving first.
+func TestLyingNodeGetsNoMachineDeleted(t *testing.T) {
+	s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
+		w.Nodes = append(w.Nodes, machine("worker-9", func(n *Node) {
+			n.ProviderID, n.Obsolete = w.Nodes[0].ProviderID, true
+		}))
+	})
+	actions, _ := decide(s, w)
+	for _, a := range actions {
+		if a.Kind == RecordIntent {
+			t.Errorf("decided to %s", a)
+			// What the PendingNode leads to.
+			w.Intents = append(w.Intents, a.Intent)
+		}
+	}
+	for i := range w.Nodes {
+		w.Nodes[i].Cordon, w.Nodes[i].Drained = CordonedByUs, true
+	}
+	actions, _ = decide(s, w)
+	for _, a := range actions {
+		if a.Kind == DeleteInstance || a.Kind == BindIntent || a.Kind == RemoveMember {
+			t.Errorf("decided to %s", a)
+		}
+	}
+}
+
+// lying adds a Node that no machine bears, and edits it.
+func lying(edit func(n *Node, w *World)) func(*v1alpha1.NodeVersionSpec, *World) {
+	return func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		n := machine("worker-9")
+		edit(&n, w)
+		w.Nodes = append(w.Nodes, n)
+	}
+}
+
+// A Node that the cloud contradicts changes no decision, and the status names it.
+func TestImpostorsChangeNoDecision(t *testing.T) {
+	all, _ := decide(rollout())
+	var want []string
+	for _, a := range all {
+		want = append(want, a.String())
+	}
+	for name, edit := range map[string]func(n *Node, w *World){
+		"it is obsolete":              func(n *Node, _ *World) { n.Obsolete = true },
+		"it replaces":                 func(n *Node, _ *World) { n.Donor = "worker-0" },
+		"it is replaced":              func(n *Node, _ *World) { n.Heir, n.Cordon, n.Drained = "worker-1", CordonedByUs, true },
+		"it is an old control plane":  func(n *Node, _ *World) { n.Role, n.Group, n.Image = v1alpha1.ControlPlaneRole, cpGroup, image1 },
+		"its kubelet is newer":        func(n *Node, _ *World) { n.Kubelet = "v1.99.0" },
+		"it claims in another case":   func(n *Node, _ *World) { n.ProviderID = strings.ToUpper(n.ProviderID) },
+		"it runs where the leader is": func(n *Node, w *World) { w.LeaderNode = "worker-9" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, w := rollout(lying(func(n *Node, w *World) {
+				n.ProviderID = w.Nodes[0].ProviderID
+				edit(n, w)
+			}))
+			before := slices.Clone(w.Nodes)
+			actions, status := decide(s, w)
+			var got []string
+			for _, a := range actions {
+				got = append(got, a.String())
+			}
+			if d := cmp.Diff(want, got); d != "" {
+				t.Errorf("actions, want and got:\n%s", d)
+			}
+			if d := cmp.Diff([]v1alpha1.Reference{{Kind: "Node", Name: "worker-9"}}, status.Invalid); d != "" || status.Nodes.Invalid != 1 || status.Nodes.Total != 6 {
+				t.Errorf("counts %+v; invalid, want and got:\n%s", status.Nodes, d)
+			}
+			if d := cmp.Diff(before, w.Nodes, cmp.AllowUnexported(Node{})); d != "" {
+				t.Errorf("the world was changed:\n%s", d)
+			}
+		})
+	}
+}
+
+// A rollout has ended when the honest nodes are at the target.
+func TestImpostorsDoNotKeepTheRolloutFromItsEnd(t *testing.T) {
+	for name, tt := range map[string]struct {
+		id   string
+		want string
+	}{
+		"one that claims another's machine": {"sandbox://t/control-plane-0", "True NodesRejected"},
+		"one that claims none":              {"", "True UpToDate"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, w := rollout(lying(func(n *Node, w *World) {
+				w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
+				n.ProviderID = tt.id
+			}))
+			actions, status := decide(s, w)
+			if is := conditionText(status, v1alpha1.ConditionReady); len(actions) != 1 || actions[0].Kind != ResumeAutoscaler || is != tt.want {
+				t.Errorf("actions %v, Ready is %s; want %s", actions, is, tt.want)
+			}
+		})
+	}
+	// The Node of a machine that the cloud has is waited for.
+	s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
+	})
+	w.Nodes[4].ProviderID = ""
+	if _, status := decide(s, w); conditionText(status, v1alpha1.ConditionReady) != "False NodesInvalid" {
+		t.Errorf("Ready is %s", conditionText(status, v1alpha1.ConditionReady))
+	}
+}
+
+// What is missing from the cloud's list is unknown: its node is neither replaced nor
+// deleted, and a control plane keeps workers waiting.
+func TestNodesOfMachinesThatAreNotDescribedStay(t *testing.T) {
+	without := func(names ...string) func(*v1alpha1.NodeVersionSpec, *World) {
+		return func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Instances = slices.DeleteFunc(w.Instances, func(m Instance) bool { return slices.Contains(names, m.Name) })
+		}
+	}
+	wantActions(t, "a worker", decided(everyRule, without("worker-0")), "record intent replace-0 Join donor=worker-1")
+	wantActions(t, "a control plane", decided(everyRule, without("control-plane-1")))
+	bind := "bind intent replace-0 Leave donor=worker-0 machine=sandbox://t/worker-0"
+	wantActions(t, "a donor that may go", decided(everyRule, replacing(v1alpha1.JoinGoal, "Ready", true)), bind)
+	wantActions(t, "a donor whose machine is not described", decided(everyRule, replacing(v1alpha1.JoinGoal, "Ready", true), without("worker-0")))
+	wantActions(t, "an obsolete worker", decided(everyRule, without("worker-0", "worker-1"), func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].Obsolete = true }), "resume autoscaler")
+}
+
+// Which node a machine replaces follows from its token.
+func TestTokensTellWhatIsReplaced(t *testing.T) {
+	now := modelNow
+	old, other := machine("worker-0"), machine("worker-1")
+	made := token(&old, "replace-0", now)
+	switch {
+	case !local.ValidToken(made) || len(made) > 63:
+		t.Errorf("the token %q is not valid", made)
+	case ReplacedHash(made) != MachineHash(old.ProviderID) || ReplacedHash(made) == MachineHash(other.ProviderID):
+		t.Errorf("the token %q does not tell what is replaced", made)
+	case MachineHash(old.ProviderID) != MachineHash(strings.ToUpper(old.ProviderID)):
+		t.Error("the mark of an ID depends on its case")
+	case made == token(&old, "replace-0", now.Add(time.Second)) || made == token(&old, "replace-1", now):
+		t.Error("another attempt has the same token")
+	case ReplacedHash(strings.Repeat("0", 24)) != "":
+		t.Error("the token of an older operator is taken to tell what is replaced")
+	}
+	// A worker that has taken its place claims that of another, and the other's group is as
+	// large as before.
+	claims := func(token string, agrees bool) func(*v1alpha1.NodeVersionSpec, *World) {
+		return func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Nodes = append(w.Nodes, machine("worker-7", func(n *Node) { n.Donor = "worker-0" }))
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-7", Name: "worker-7", Group: workerGroup, Token: token, ReplacesHash: ReplacedHash(token), State: "Ready", Since: modelNow})
+			if agrees {
+				w.Nodes[3].Heir = "worker-7"
+			}
+		}
+	}
+	begun := func(edit func(*v1alpha1.NodeVersionSpec, *World)) string {
+		actions, _ := decide(rollout(edit))
+		for _, a := range actions {
+			if a.Kind == RecordIntent {
+				return a.Intent.Token
+			}
+		}
+		return ""
+	}
+	gone := Node{ProviderID: "sandbox://t/worker-6"}
+	for name, tt := range map[string]struct {
+		token   string
+		agrees  bool
+		replace bool // by worker-7
+	}{
+		"it was made for worker-0":                         {token(&old, "replace-0", now), false, true},
+		"it was made for one that is gone":                 {token(&gone, "replace-0", now), false, false},
+		"and worker-0 is captured as well":                 {token(&gone, "replace-0", now), true, false},
+		"an older operator has made it":                    {"0123456789abcdef01234567", false, false},
+		"an older operator has made it, and both say so":   {"0123456789abcdef01234567", true, true},
+		"an older operator has made it, with a dash in it": {"replace-0", false, false},
+	} {
+		if got := begun(claims(tt.token, tt.agrees)); got == "" || (got == tt.token) != tt.replace {
+			t.Errorf("%s: worker-0 is replaced by the machine of token %q, that of worker-7 is %q", name, got, tt.token)
+		}
+	}
+}
+
+// No machine is tracked because a Node has claimed it and the cloud forgets it.
+func TestMachinesThatTheCloudNeverDescribedAreNotTracked(t *testing.T) {
+	const id = "sandbox://t/ghost"
+	s, w := rollout(lying(func(n *Node, _ *World) { n.Name, n.ProviderID = "ghost", id }))
+	w.Instances = append(w.Instances, Instance{ID: id, Hash: MachineHash(id), State: "Unknown"})
+	actions, _ := decide(s, w)
+	for _, a := range actions {
+		if strings.Contains(a.String(), "ghost") {
+			t.Errorf("decided to %s", a)
+		}
+	}
+}
+
+// Of several Nodes that claim one machine the one that bears its name counts on.
+func TestOfNodesThatClaimOneMachineTheHonestOneCounts(t *testing.T) {
+	w := World{Instances: []Instance{{ID: "sandbox://t/b", Name: "b", Group: workerGroup, Image: image2, State: "Ready"}}}
+	for _, name := range []string{"a", "b", "c"} {
+		w.Nodes = append(w.Nodes, Node{Name: name, ProviderID: strings.Replace("sandbox://t/b", "sandbox", map[string]string{"a": "SANDBOX", "b": "sandbox", "c": "Sandbox"}[name], 1)})
+	}
+	x := NewLookup(&w)
+	if n := x.NodeOf["sandbox://t/b"]; n == nil || n.Name != "b" || len(w.Nodes) != 1 || len(w.Impostors) != 2 {
+		t.Errorf("the machine's Node is %+v, nodes %+v, impostors %+v", n, w.Nodes, w.Impostors)
+	}
+	// While the cloud does not describe the machine, only our own record does.
+	w = World{Nodes: []Node{{Name: "a", ProviderID: "sandbox://t/b"}, {Name: "b", ProviderID: "sandbox://t/b"}}}
+	if x := NewLookup(&w); x.NodeOf["sandbox://t/b"] != nil || len(w.Impostors) > 0 {
+		t.Errorf("the machine's Node is %+v, impostors %+v", x.NodeOf["sandbox://t/b"], w.Impostors)
+	}
+	w.Intents = []Intent{{Name: "machine-b", Goal: v1alpha1.LeaveGoal, Machine: "sandbox://t/b", Node: "b"}}
+	if n := NewLookup(&w).NodeOf["sandbox://t/b"]; n == nil || n.Name != "b" {
+		t.Errorf("the machine's Node is %+v", n)
+	}
+}

@@ -1,0 +1,51 @@
+package decision
+
+import (
+	"testing"
+	"time"
+
+	"constellation/operator/api/v1alpha1"
+)
+
+// TestHalfJoinedMachines: a join that breaks off after the Node was made is given up like one
+// that breaks off before, because the join service gives a machine that has a Node no ticket.
+func TestHalfJoinedMachines(t *testing.T) {
+	const id = "sandbox://t/worker-1"
+	joins := func(w *World, left time.Duration) {
+		w.Intents = []Intent{{Name: "machine-worker-1", Goal: v1alpha1.JoinGoal, Machine: id, Node: "worker-1", Group: workerGroup, Deadline: w.Now.Add(left)}}
+	}
+	const track = "record intent machine-worker-1 Join machine=" + id
+	for _, tt := range []struct {
+		name    string
+		edit    func(*World)
+		want    []string
+		waiting string
+	}{
+		{"a machine whose Node is Ready has joined", func(w *World) { joins(w, time.Minute) }, []string{"clear intent machine-worker-1 Join machine=" + id}, ""},
+		{"one whose Node is not Ready has time", func(w *World) {
+			w.Nodes[4].Ready = false
+			joins(w, JoinDeadline)
+		}, nil, ""},
+		{"after half of it the status names the node", func(w *World) {
+			w.Nodes[4].Ready = false
+			joins(w, JoinDeadline/2-time.Minute)
+		}, nil, "NodeNeverReady"},
+		{"and is given up when it is over", func(w *World) {
+			w.Nodes[4].Ready = false
+			joins(w, -time.Minute)
+		}, []string{"bind intent machine-worker-1 Leave machine=" + id}, ""},
+		{"unless its owner holds it", func(w *World) {
+			w.Nodes[4].Ready, w.Nodes[4].OnHold = false, true
+			joins(w, -time.Minute)
+		}, []string{"clear intent machine-worker-1 Join machine=" + id}, ""},
+		{"a Node that is there before the operator sees the machine is tracked while its ticket is noted", func(w *World) {
+			w.Nodes[4].Ready, w.Joining = false, map[string]bool{"worker-1": true}
+		}, []string{track}, ""},
+		{"one that is Ready is not", func(w *World) { w.Joining = map[string]bool{"worker-1": true} }, nil, ""},
+		{"a node that is NotReady long after its join is left alone", func(w *World) { w.Nodes[4].Ready = false }, nil, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			wantDecision(t, tt.want, tt.waiting)(decide(atRest(tt.edit)))
+		})
+	}
+}

@@ -1,0 +1,150 @@
+package decision
+
+import (
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"constellation/operator/api/v1alpha1"
+)
+
+// IntentOf reads an intent from a PendingNode.
+func IntentOf(p *v1alpha1.PendingNode) Intent {
+	in := Intent{
+		Name: p.Name, Goal: p.Spec.Goal, Token: p.Spec.Token, Donor: p.Spec.Donor, Machine: p.Spec.ProviderID,
+		Node: p.Spec.NodeName, Group: p.Spec.GroupID, Revoked: p.Annotations[v1alpha1.AnnotationRevoked] != "",
+	}
+	if p.Spec.Deadline != nil {
+		in.Deadline = p.Spec.Deadline.Time
+	} else { // written by hand
+		in.Deadline = p.CreationTimestamp.Add(JoinDeadline)
+	}
+	return in
+}
+
+// unknownGroup stands for a group that is not known.
+const unknownGroup = "unknown"
+
+// PendingNode returns the object of a new intent.
+func (in Intent) PendingNode() *v1alpha1.PendingNode {
+	p := &v1alpha1.PendingNode{
+		ObjectMeta: metav1.ObjectMeta{Name: strings.ToLower(in.Name)},
+		Spec: v1alpha1.PendingNodeSpec{
+			ProviderID: in.Machine, GroupID: in.Group, NodeName: in.Node, Goal: in.Goal, Token: in.Token, Donor: in.Donor,
+		},
+	}
+	if p.Spec.GroupID == "" {
+		p.Spec.GroupID = unknownGroup
+	}
+	if !in.Deadline.IsZero() {
+		p.Spec.Deadline = &metav1.Time{Time: in.Deadline.Truncate(time.Second)}
+	}
+	return p
+}
+
+// Bind binds p to the machine that leaves, unless p is bound already.
+func (in Intent) Bind(p *v1alpha1.PendingNode, now time.Time) bool {
+	s := &p.Spec
+	if s.Goal != v1alpha1.JoinGoal || s.Token != in.Token || s.ProviderID != "" && s.ProviderID != in.Machine || in.Machine == "" {
+		return false
+	}
+	s.Goal, s.ProviderID = v1alpha1.LeaveGoal, in.Machine
+	if s.NodeName == "" {
+		s.NodeName = in.Node
+	}
+	s.Deadline = &metav1.Time{Time: now.Add(JoinDeadline).Truncate(time.Second)}
+	return true
+}
+
+// PendingStatus returns the status of an intent. run is the latest run of the machine's agent.
+// Fields that are not known keep their value in before.
+func PendingStatus(in Intent, w *Lookup, run UpgradeRun, before v1alpha1.PendingNodeStatus) v1alpha1.PendingNodeStatus {
+	m := w.Instance(in.Machine)
+	if in.Machine == "" {
+		m = w.ByToken[in.Token]
+	}
+	s := before
+	if in.Goal == v1alpha1.UpgradeGoal && run.Phase != "" {
+		s.Upgrade = run.progress()
+	}
+	if m == nil {
+		return s
+	}
+	s.CSPState = m.State
+	switch in.Goal {
+	case v1alpha1.LeaveGoal:
+		s.ReachedGoal = Gone(m)
+	case v1alpha1.JoinGoal:
+		s.ReachedGoal = w.NodeOf[m.ID] != nil
+	case v1alpha1.UpgradeGoal: // then it is removed
+	}
+	return s
+}
+
+// Lookup finds the nodes and instances of a World.
+type Lookup struct {
+	Nodes  map[string]*Node // by name, without impostors
+	NodeOf map[string]*Node // by ID of the machine: the Node that the cloud or an intent confirms
+	*Index
+}
+
+// Index finds instances by ID, by the token that they were created with, and by the mark
+// that the token of the machine has that replaces one.
+type Index struct {
+	instances, ByToken, marks map[string]*Instance
+	folded                    map[string]*Instance // by ID in lower case, where that differs
+}
+
+func NewIndex(all []Instance) *Index {
+	k := &Index{instances: make(map[string]*Instance, len(all)), ByToken: make(map[string]*Instance, len(all))}
+	pinned := false
+	for i := range all {
+		m := &all[i]
+		k.instances[m.ID] = m
+		if folded := strings.ToLower(m.ID); folded != m.ID {
+			if k.folded == nil {
+				k.folded = map[string]*Instance{}
+			}
+			k.folded[folded] = m
+		}
+		pinned = pinned || m.ReplacesHash != ""
+		if m.Token != "" {
+			k.ByToken[m.Token] = m
+		}
+	}
+	if pinned { // else nothing is looked up by hash
+		k.marks = make(map[string]*Instance, len(all))
+		for i := range all {
+			k.marks[all[i].Hash] = &all[i]
+		}
+		delete(k.marks, "")
+	}
+	return k
+}
+
+// Instance returns a machine by its ID in any case; nil if it is not known.
+func (k *Index) Instance(id string) *Instance {
+	m := k.instances[id]
+	if m != nil || id == "" {
+		return m
+	}
+	folded := strings.ToLower(id)
+	if m = k.instances[folded]; m != nil {
+		return m
+	}
+	return k.folded[folded]
+}
+
+// NewLookup judges the nodes of w (see judge) and builds its Lookup.
+func NewLookup(w *World) *Lookup { return lookupWithout(w, everyRule) }
+
+// lookupWithout is NewLookup with the rule off switched off.
+func lookupWithout(w *World, off rule) *Lookup {
+	x := &Lookup{Nodes: make(map[string]*Node, len(w.Nodes)), NodeOf: make(map[string]*Node, len(w.Nodes)), Index: w.Index}
+	if x.Index == nil {
+		x.Index = NewIndex(w.Instances)
+	}
+	x.judge(w, off)
+	return x
+}

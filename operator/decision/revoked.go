@@ -1,0 +1,214 @@
+package decision
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"constellation/engine/revocation"
+	"constellation/operator/api/v1alpha1"
+)
+
+// A revoked machine is expected to work against the cluster. It differs from other
+// machines that leave in three ways: the operator waits for no drain, it believes the
+// cloud and not the Node, and it deletes the Node without waiting for the cloud. The
+// console has already written the record, which refuses the machine's tickets and writes,
+// and a taint, by which Kubernetes deletes the pods of the node.
+//
+// The record of the intent is an annotation of the PendingNode. The intent of the machine
+// that is made in its place is called refill-<node>; it has a token, and no place of the
+// surge budget, since the group has one machine less meanwhile.
+
+// refills reports whether in is the intent of a machine that is made in place of a revoked
+// one.
+func (in *Intent) refills() bool {
+	return strings.HasPrefix(in.Name, revocation.RefillPrefix) && in.Token != "" && in.Donor != ""
+}
+
+// removeRevoked removes a revoked machine: etcd member, machine and Node. The order of the first
+// two is kept, since a member without a machine weakens etcd.
+func (d *Decision) removeRevoked(in *Intent) {
+	about := v1alpha1.Reference{Kind: "PendingNode", Name: in.Name}
+	m := d.Instance(in.Machine)
+	switch {
+	case m == nil:
+		d.Wait("MachineUnknown", fmt.Sprintf("the cloud has not described machine %s of revoked node %s yet", in.Machine, in.Node), about, time.Time{})
+		return
+	case m.Name != "" && m.Name != in.Node:
+		// A Node may claim the machine of another one. The cloud's names decide.
+		d.Wait("OtherMachine", fmt.Sprintf("machine %s is %s in the cloud and not the revoked node %s, so it is not deleted; delete this PendingNode", in.Machine, m.Name, in.Node), about, time.Time{})
+		return
+	}
+	n := d.Nodes[in.Node]
+	for i := range d.w.Impostors { // the Node of a revoked machine may claim another one
+		if o := &d.w.Impostors[i]; n == nil && o.Name == in.Node {
+			n = &o.Node
+		}
+	}
+	if n != nil && !strings.EqualFold(n.ProviderID, in.Machine) {
+		if o := d.Instance(n.ProviderID); o != nil && o.Name == n.Name {
+			n = nil // another machine of that name, which the cloud confirms
+		}
+	}
+	if n != nil {
+		d.keepCordoned[n.Name] = true
+		if !d.must(ruleLeaseMoved, d.w.LeaderNode != n.Name) {
+			d.do(Action{Kind: YieldLease, Node: n.Name})
+			return
+		}
+	}
+	if d.roleOfMachine(in, m) == v1alpha1.ControlPlaneRole && !d.must(ruleMemberFirst, d.memberGone(in, n, in.Node)) {
+		return
+	}
+	if m.State != "Terminating" && !Gone(m) {
+		d.do(Action{Kind: DeleteInstance, Machine: in.Machine, Node: in.Node})
+	}
+	switch {
+	case n != nil:
+		d.do(Action{Kind: DeleteNode, Node: n.Name, Machine: n.ProviderID})
+	case !d.must(ruleGone, Gone(m)):
+		d.Wait("MachineLeaves", fmt.Sprintf("the cloud has not confirmed that machine %s of revoked node %s is gone", in.Machine, in.Node), about, time.Time{})
+	default:
+		d.do(Action{Kind: ClearIntent, Intent: *in})
+	}
+}
+
+// roleOfMachine is the role of the group that the cloud names, else of the intent's.
+func (d *Decision) roleOfMachine(in *Intent, m *Instance) v1alpha1.Role {
+	if g := d.Group(m.Group); g != nil {
+		return g.Role
+	}
+	return d.roleOf(in)
+}
+
+// refill creates a machine in place of a revoked one. It ends when the Node of the new machine is
+// known and has replaced the revoked node.
+func (d *Decision) refill(in *Intent) {
+	about := v1alpha1.Reference{Kind: "PendingNode", Name: in.Name}
+	m := d.ByToken[in.Token]
+	var n *Node
+	if m != nil {
+		n = d.NodeOf[m.ID]
+	}
+	switch late := d.w.Now.After(in.Deadline); {
+	case m == nil && late && !d.w.Complete:
+		d.Wait(ReasonPartial, fmt.Sprintf("whether the cloud has made a machine for %s is known when it lists all machines again", in.Donor), about, time.Time{})
+	case m == nil && !d.must(ruleNoLateCreate, !late):
+		if d.when(ruleUnseenOverdue, true) {
+			d.do(Action{Kind: ClearIntent, Intent: *in})
+		}
+	case m == nil && d.placeTaken(in):
+		d.do(Action{Kind: ClearIntent, Intent: *in})
+	case m == nil:
+		if d.mayRefill(in, about) {
+			d.do(Action{Kind: CreateInstance, Intent: *in})
+		}
+	case Gone(m):
+		if n == nil { // else its Node goes first
+			d.do(Action{Kind: ClearIntent, Intent: *in})
+		}
+	case n == nil:
+		if over := m.Since.Add(JoinDeadline); !d.giveUpRefill(in, m, over) {
+			d.Wait("MachineJoins", fmt.Sprintf("machine %s, which replaces the revoked node %s, has not joined yet; it is given up when its time is over", m.Name, in.Donor), about, over)
+		}
+	case !known(n):
+		d.Wait("HeirUnknown", fmt.Sprintf("it is not known yet what %s runs", n.Name), NodeReference(n.Name), time.Time{})
+	case d.Nodes[in.Donor] != nil && n.Donor != in.Donor:
+		// Labels and taints are not inherited from a Node that its own machine could write.
+		d.Wait("MachineLeaves", fmt.Sprintf("%s takes the place of the revoked node %s when that Node is deleted", n.Name, in.Donor), NodeReference(in.Donor), time.Time{})
+	case n.Donor != in.Donor:
+		d.do(Action{Kind: AdoptHeir, Node: n.Name, Donor: in.Donor})
+	case !d.joined(n):
+		// The machine could not be given up after the intent has ended, if its join broke off.
+		if over := m.Since.Add(JoinDeadline); !d.giveUpRefill(in, m, over) {
+			d.Wait(ReasonNeverReady, d.neverReady(n), NodeReference(n.Name), over)
+		}
+	default:
+		d.do(Action{Kind: ClearIntent, Intent: *in})
+	}
+}
+
+// giveUpRefill binds the intent of a machine that replaces a revoked one to its removal, once
+// its time to join is over or the machine has failed. It reports whether it did.
+func (d *Decision) giveUpRefill(in *Intent, m *Instance, over time.Time) bool {
+	if !d.when(ruleOverdue, d.w.Now.After(over) || m.State == "Failed") {
+		return false
+	}
+	bound := *in
+	bound.Goal, bound.Machine, bound.Node = v1alpha1.LeaveGoal, m.ID, m.Name
+	d.do(Action{Kind: BindIntent, Intent: bound})
+	return true
+}
+
+// mayRefill reports whether the machine may be created now. Else it adds a wait. The removal comes
+// first.
+func (d *Decision) mayRefill(in *Intent, about v1alpha1.Reference) bool {
+	g, role := d.Group(in.Group), d.roleOf(in)
+	switch {
+	case d.Nodes[in.Donor] != nil || d.removalPending(in.Donor):
+		d.Wait("MachineLeaves", fmt.Sprintf("the machine that replaces the revoked node %s is made when that Node is deleted", in.Donor), about, time.Time{})
+	case d.beingReplaced(in.Donor):
+		d.Wait("IntentSettles", fmt.Sprintf("a machine that was to replace %s before it was revoked is given up, or takes its place", in.Donor), about, time.Time{})
+	case g == nil || g.NotListed:
+		d.Wait("GroupMissing", fmt.Sprintf("the cloud does not list group %s, so no machine can be made in place of the revoked node %s", in.Group, in.Donor), about, time.Time{})
+	case !d.must(ruleWholeList, d.w.Complete):
+		d.Wait(ReasonPartial, "the cloud did not list all machines, so no more are made", about, time.Time{})
+	case !d.must(ruleAutoscalerStopped, !d.w.Autoscaler.Running):
+		d.Wait("AutoscalerRuns", "the cluster autoscaler has not stopped yet", about, time.Time{})
+	case d.w.Before.JoinComponents.Worker == "" || d.w.Before.JoinComponents.ControlPlane == "":
+		return false // what joining machines install was never published, which is reported already
+	case role == v1alpha1.ControlPlaneRole && !d.must(ruleOneControlPlane, !d.otherControlPlaneMoves(in)):
+		d.Wait("ControlPlaneMoves", "another control plane is on its way in or out; the next one waits until it has settled", about, time.Time{})
+	default:
+		return true
+	}
+	return false
+}
+
+// beingReplaced reports whether a rollout has made a machine to replace a node, and has not
+// settled yet which of the two goes.
+func (d *Decision) beingReplaced(donor string) bool {
+	for i := range d.replacements {
+		if r := &d.replacements[i]; r.Intent.Donor == donor && r.machine != nil && !Gone(r.machine) {
+			return true
+		}
+	}
+	return false
+}
+
+// placeTaken reports whether a rollout had replaced the node before it was revoked.
+func (d *Decision) placeTaken(in *Intent) bool {
+	if d.beingReplaced(in.Donor) {
+		return false
+	}
+	return slices.ContainsFunc(d.w.Nodes, func(n Node) bool { return n.Donor == in.Donor && n.Name != in.Donor && !d.leaves(&n) })
+}
+
+// removalPending reports whether the machine of a revoked node exists and is not being deleted.
+func (d *Decision) removalPending(node string) bool {
+	for i := range d.w.Intents {
+		in := &d.w.Intents[i]
+		if in.Revoked && in.Node == node {
+			m := d.Instance(in.Machine)
+			return m == nil || m.State != "Terminating" && !Gone(m)
+		}
+	}
+	return false
+}
+
+// otherControlPlaneMoves reports whether another control plane than that of in joins or
+// leaves.
+func (d *Decision) otherControlPlaneMoves(in *Intent) bool {
+	for i := range d.w.Intents {
+		o := &d.w.Intents[i]
+		if o.Name == in.Name || d.roleOf(o) != v1alpha1.ControlPlaneRole {
+			continue
+		}
+		// A replacement without a machine waits for this one.
+		if _, place := SurgeSlot(o.Name); !place || o.Goal != v1alpha1.JoinGoal || d.ByToken[o.Token] != nil {
+			return true
+		}
+	}
+	return d.controlPlaneJoins()
+}

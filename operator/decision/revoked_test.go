@@ -1,0 +1,241 @@
+package decision
+
+import (
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"constellation/engine/revocation"
+	"constellation/operator/api/v1alpha1"
+)
+
+// atRest is the cluster of rollout with all workers at the target, and its edits.
+func atRest(edit ...func(*World)) (v1alpha1.NodeVersionSpec, World) {
+	return rollout(func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		w.Autoscaler = Autoscaler{}
+		w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
+		for _, e := range edit {
+			e(w)
+		}
+	})
+}
+
+// revoked is the intent of a node's machine that the console has revoked.
+func revoked(node, group string) Intent {
+	return Intent{Name: revocation.RemovalPrefix + node, Goal: v1alpha1.LeaveGoal, Machine: machine(node).ProviderID, Node: node, Group: group, Revoked: true}
+}
+
+// refilling is the intent of the machine in its place.
+func refilling(node, group string) Intent {
+	return Intent{Name: revocation.RefillPrefix + node, Goal: v1alpha1.JoinGoal, Token: "r", Donor: node, Group: group, Deadline: modelNow.Add(JoinDeadline)}
+}
+
+// without removes a node, and gives its machine a state.
+func (w *World) without(name string, state v1alpha1.InstanceState) {
+	for i := range w.Nodes {
+		if w.Nodes[i].Name == name {
+			w.Nodes = append(w.Nodes[:i:i], w.Nodes[i+1:]...)
+			break
+		}
+	}
+	for i := range w.Instances {
+		if w.Instances[i].Name == name {
+			w.Instances[i].State = state
+		}
+	}
+}
+
+func TestRevokedMachines(t *testing.T) {
+	const (
+		worker = "sandbox://t/worker-1"
+		cp     = "sandbox://t/control-plane-2"
+	)
+	for _, tt := range []struct {
+		name    string
+		edit    func(*World)
+		want    []string
+		waiting string
+	}{
+		{"a worker goes with its Node, without cordon and drain", func(w *World) {
+			w.Intents = []Intent{revoked("worker-1", workerGroup)}
+		}, []string{"delete machine worker-1 " + worker, "delete node worker-1 " + worker}, ""},
+		{"so it does while its drain is blocked", func(w *World) {
+			w.Nodes[4].Cordon, w.Nodes[4].DrainBlocker = CordonedByOthers, "PodDisruptionBudget web/web allows no eviction"
+			w.Intents = []Intent{revoked("worker-1", workerGroup)}
+		}, []string{"delete machine worker-1 " + worker, "delete node worker-1 " + worker}, ""},
+		{"a control plane leaves etcd first", func(w *World) {
+			w.Intents = []Intent{revoked("control-plane-2", cpGroup)}
+		}, []string{"remove etcd member control-plane-2 leaving=2"}, ""},
+		{"then its machine and its Node go", func(w *World) {
+			w.Etcd = w.Etcd[:2]
+			w.Intents = []Intent{revoked("control-plane-2", cpGroup)}
+		}, []string{"delete machine control-plane-2 " + cp, "delete node control-plane-2 " + cp}, ""},
+		{"a control plane that claims a group of workers leaves etcd first as well", func(w *World) {
+			w.Intents = []Intent{revoked("control-plane-2", workerGroup)}
+		}, []string{"remove etcd member control-plane-2 leaving=2"}, ""},
+		{"a member leaves only while the others are healthy", func(w *World) {
+			w.Etcd[1].Healthy = false
+			w.Intents = []Intent{revoked("control-plane-2", cpGroup)}
+		}, nil, "EtcdUnhealthy"},
+		{"the leader of etcd is moved off first", func(w *World) {
+			w.Etcd[0].Leader, w.Etcd[2].Leader = false, true
+			w.Intents = []Intent{revoked("control-plane-2", cpGroup)}
+		}, []string{"move etcd leader control-plane-2 heir=control-plane-0"}, ""},
+		{"the operator leaves the machine before it goes", func(w *World) {
+			w.LeaderNode = "control-plane-2"
+			w.Intents = []Intent{revoked("control-plane-2", cpGroup)}
+		}, []string{"yield lease control-plane-2"}, ""},
+		{"a machine that has another name in the cloud stays", func(w *World) {
+			in := revoked("worker-1", workerGroup)
+			in.Machine = "sandbox://t/control-plane-0"
+			w.Intents = []Intent{in}
+		}, nil, "OtherMachine"},
+		{"a machine that the cloud has not described stays", func(w *World) {
+			in := revoked("worker-9", workerGroup)
+			w.Intents = []Intent{in}
+		}, nil, "MachineUnknown"},
+		{"a Node that claims another machine is deleted with its own", func(w *World) {
+			w.Nodes[4].ProviderID = "sandbox://t/control-plane-0"
+			w.Intents = []Intent{revoked("worker-1", workerGroup)}
+		}, []string{"delete machine worker-1 " + worker, "delete node worker-1 sandbox://t/control-plane-0"}, ""},
+		{"the intent stays until the cloud confirms that the machine is gone", func(w *World) {
+			w.without("worker-1", "Terminating")
+			w.Intents = []Intent{revoked("worker-1", workerGroup)}
+		}, nil, "MachineLeaves"},
+		{"then it ends", func(w *World) {
+			w.without("worker-1", "Terminated")
+			w.Intents = []Intent{revoked("worker-1", workerGroup)}
+		}, []string{"clear intent revoke-worker-1 Leave machine=" + worker}, ""},
+		{"a replacement waits for the removal", func(w *World) {
+			w.Intents = []Intent{refilling("worker-1", workerGroup), revoked("worker-1", workerGroup)}
+		}, []string{"delete machine worker-1 " + worker, "delete node worker-1 " + worker}, ""},
+		{"a Node that is gone while its machine runs is not replaced yet", func(w *World) {
+			w.without("worker-1", "Ready")
+			w.Intents = []Intent{refilling("worker-1", workerGroup), revoked("worker-1", workerGroup)}
+		}, []string{"delete machine worker-1 " + worker}, "MachineLeaves"},
+		{"a machine is made when the old one is being deleted", func(w *World) {
+			w.without("worker-1", "Terminating")
+			w.Intents = []Intent{refilling("worker-1", workerGroup), revoked("worker-1", workerGroup)}
+		}, []string{"create machine refill-worker-1 Join donor=worker-1"}, "MachineLeaves"},
+		{"not while the autoscaler runs", func(w *World) {
+			w.Autoscaler = Autoscaler{Enabled: true, Running: true}
+			w.without("worker-1", "Terminated")
+			w.Intents = []Intent{refilling("worker-1", workerGroup)}
+		}, []string{"pause autoscaler"}, ""},
+		{"not from half a list", func(w *World) {
+			w.Complete = false
+			w.without("worker-1", "Terminated")
+			w.Intents = []Intent{refilling("worker-1", workerGroup)}
+		}, nil, ReasonPartial},
+		{"not in a group that the cloud does not list", func(w *World) {
+			w.Groups[1].NotListed = true
+			w.without("worker-1", "Terminated")
+			w.Intents = []Intent{refilling("worker-1", workerGroup)}
+		}, nil, "GroupMissing"},
+		{"not after its deadline", func(w *World) {
+			w.without("worker-1", "Terminated")
+			in := refilling("worker-1", workerGroup)
+			in.Deadline = w.Now.Add(-time.Second)
+			w.Intents = []Intent{in}
+		}, []string{"clear intent refill-worker-1 Join donor=worker-1"}, ""},
+		{"a control plane is not made while another one joins", func(w *World) {
+			w.without("control-plane-2", "Terminated")
+			w.Etcd = w.Etcd[:2]
+			w.Intents = []Intent{refilling("control-plane-2", cpGroup), {Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", Donor: "control-plane-1", Group: cpGroup}}
+			w.Nodes[1].Image = image1
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/control-plane-3", Name: "control-plane-3", Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
+		}, nil, "MachineJoins"},
+		{"a machine that joins is waited for", func(w *World) {
+			w.without("worker-1", "Terminated")
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
+			w.Intents = []Intent{refilling("worker-1", workerGroup)}
+		}, nil, "MachineJoins"},
+		{"one that does not join in time is given up", func(w *World) {
+			w.without("worker-1", "Terminated")
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now.Add(-JoinDeadline - time.Second)})
+			w.Intents = []Intent{refilling("worker-1", workerGroup)}
+		}, []string{"bind intent refill-worker-1 Leave donor=worker-1 machine=sandbox://t/worker-2"}, ""},
+		{"one that has joined takes the place", func(w *World) {
+			w.without("worker-1", "Terminated")
+			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image = image2 }))
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
+			w.Intents = []Intent{refilling("worker-1", workerGroup)}
+		}, []string{"adopt heir worker-2 donor=worker-1"}, ""},
+		{"it inherits nothing from a Node that came back", func(w *World) {
+			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image = image2 }))
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
+			w.Intents = []Intent{refilling("worker-1", workerGroup)}
+		}, nil, "MachineLeaves"},
+		{"no machine is made while a rollout settles which of two goes", func(w *World) {
+			w.without("worker-1", "Terminated")
+			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Donor = "worker-1" }))
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "t", State: "Ready", Since: w.Now})
+			w.Intents = []Intent{refilling("worker-1", workerGroup), {Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", Donor: "worker-1", Group: workerGroup}}
+		}, []string{"clear intent replace-0 Join donor=worker-1"}, ""},
+		{"nor if a rollout had replaced it already", func(w *World) {
+			w.without("worker-1", "Terminated")
+			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Donor = "worker-1" }))
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "t", State: "Ready", Since: w.Now})
+			w.Intents = []Intent{refilling("worker-1", workerGroup)}
+		}, []string{"clear intent refill-worker-1 Join donor=worker-1"}, ""},
+		{"an heir of a rollout that is given up does not count", func(w *World) {
+			w.without("worker-1", "Terminated")
+			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Donor, n.Cordon = "worker-1", CordonedByUs }))
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "t", State: "Ready", Since: w.Now})
+			w.Intents = []Intent{refilling("worker-1", workerGroup), {Name: "replace-0", Goal: v1alpha1.LeaveGoal, Token: "t", Donor: "worker-1", Group: workerGroup, Machine: "sandbox://t/worker-2", Node: "worker-2"}}
+		}, []string{"create machine refill-worker-1 Join donor=worker-1", "drain worker-2"}, ""},
+		{"while it is not Ready its join may break off", func(w *World) {
+			w.without("worker-1", "Terminated")
+			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image, n.Donor, n.Ready = image2, "worker-1", false }))
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
+			w.Intents = []Intent{refilling("worker-1", workerGroup)}
+		}, nil, "NodeNeverReady"},
+		{"and is given up when its time is over", func(w *World) {
+			w.without("worker-1", "Terminated")
+			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image, n.Donor, n.Ready = image2, "worker-1", false }))
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now.Add(-JoinDeadline - time.Minute)})
+			w.Intents = []Intent{refilling("worker-1", workerGroup)}
+		}, []string{"bind intent refill-worker-1 Leave donor=worker-1 machine=sandbox://t/worker-2"}, ""},
+		{"then the intent ends", func(w *World) {
+			w.without("worker-1", "Terminated")
+			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image, n.Donor = image2, "worker-1" }))
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
+			w.Intents = []Intent{refilling("worker-1", workerGroup)}
+		}, []string{"clear intent refill-worker-1 Join donor=worker-1"}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			wantDecision(t, tt.want, tt.waiting)(decide(atRest(tt.edit)))
+		})
+	}
+}
+
+// A machine that has replaced a revoked one is a machine of its group like any other: a
+// rollout that is in progress must not use it up as the replacement node of another node.
+func TestReplacementOfARevokedMachineIsNobodysHeir(t *testing.T) {
+	s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		w.without("worker-1", "Terminated")
+		w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Donor = "worker-1" }))
+		w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
+	})
+	actions, _ := decide(s, w)
+	for _, a := range actions {
+		if a.Kind == RecordIntent && a.Intent.Token == "r" || a.Kind == AdoptHeir {
+			t.Errorf("the replacement is used again: %s", a)
+		}
+	}
+	if len(actions) != 1 || actions[0].Kind != RecordIntent || actions[0].Intent.Donor != "worker-0" {
+		t.Errorf("actions %v, want the replacement of worker-0 with a machine of its own", actions)
+	}
+}
+
+func TestAnnotationMarksARevokedIntent(t *testing.T) {
+	p := revoked("worker-1", workerGroup).PendingNode()
+	if IntentOf(p).Revoked {
+		t.Error("an intent without the annotation is revoked")
+	}
+	metav1.SetMetaDataAnnotation(&p.ObjectMeta, v1alpha1.AnnotationRevoked, "by ops@laptop: captured")
+	if !IntentOf(p).Revoked {
+		t.Error("an intent with the annotation is not revoked")
+	}
+}

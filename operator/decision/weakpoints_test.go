@@ -1,0 +1,253 @@
+package decision
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"constellation/operator/api/v1alpha1"
+)
+
+// Weak points of other systems that replace machines, each as a test that fails on the
+// order in which those do things. What belongs to other packages is there under the
+// same names: the agent's (R8, R9) in package agent, the charts' (R21) in package
+// assets, the feed's (R22) in package engine/release.
+
+// decided returns what is decided in a world, as words.
+func decided(off rule, edit ...func(*v1alpha1.NodeVersionSpec, *World)) []string {
+	s, w := rollout(edit...)
+	out := []string{}
+	for _, a := range plan(s, w, off).Actions {
+		out = append(out, a.String())
+	}
+	return out
+}
+
+func wantActions(t *testing.T, what string, got []string, want ...string) {
+	t.Helper()
+	if d := cmp.Diff(append([]string{}, want...), got); d != "" {
+		t.Errorf("%s: actions, want and got:\n%s", what, d)
+	}
+}
+
+// replacing puts a replacement of worker-0 into a world: its intent, and as far as they
+// are given the machine and the Node of the replacement node.
+func replacing(goal v1alpha1.Goal, machineState v1alpha1.InstanceState, heir bool) func(*v1alpha1.NodeVersionSpec, *World) {
+	return func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		in := Intent{Name: "replace-0", Goal: goal, Token: "t", Donor: "worker-0", Group: workerGroup, Deadline: modelNow.Add(time.Minute)}
+		if goal == v1alpha1.LeaveGoal {
+			in.Machine, in.Node = "sandbox://t/worker-0", "worker-0"
+		}
+		w.Intents = []Intent{in}
+		if machineState != "" {
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-9", Name: "worker-9", Group: workerGroup, Token: "t", State: machineState, Since: modelNow})
+		}
+		if heir {
+			w.Nodes = append(w.Nodes, machine("worker-9", func(n *Node) { n.Donor = "worker-0" }))
+			d := &w.Nodes[3]
+			d.Heir, d.Cordon, d.CordonedSince, d.Drained = "worker-9", CordonedByUs, modelNow, true
+		}
+	}
+}
+
+// leavingControlPlane is a world in which control-plane-0 is bound to leave, empty, and
+// its replacement node is there and votes.
+func leavingControlPlane(edit func(*World)) func(*v1alpha1.NodeVersionSpec, *World) {
+	return func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		d := &w.Nodes[0]
+		d.Image, d.Heir, d.Cordon, d.CordonedSince, d.Drained = image1, "control-plane-9", CordonedByUs, modelNow, true
+		w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
+		w.Nodes = append(w.Nodes, machine("control-plane-9", func(n *Node) { n.Donor = "control-plane-0" }))
+		w.Instances = append(w.Instances, Instance{ID: "sandbox://t/control-plane-9", Name: "control-plane-9", Group: cpGroup, Token: "t", State: "Ready", Since: modelNow})
+		w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.LeaveGoal, Token: "t", Donor: "control-plane-0", Group: cpGroup, Machine: "sandbox://t/control-plane-0", Node: "control-plane-0", Deadline: modelNow.Add(time.Hour)}}
+		w.Etcd = append(w.Etcd, Member{Node: "control-plane-9", Voter: true, Healthy: true})
+		w.Etcd[0].Leader, w.Etcd[1].Leader = false, true
+		if edit != nil {
+			edit(w)
+		}
+	}
+}
+
+// The old order: the cloud makes a machine, and then a PendingNode is recorded. After a
+// crash in between nobody knows the machine.
+func TestWeakPointR1IntentBeforeMachine(t *testing.T) {
+	wantActions(t, "nothing is written yet", decided(everyRule), "record intent replace-0 Join donor=worker-0")
+	wantActions(t, "the intent is written", decided(everyRule, replacing(v1alpha1.JoinGoal, "", false)), "create machine replace-0 Join donor=worker-0")
+	wantActions(t, "the crash was after the machine was made", decided(everyRule, replacing(v1alpha1.JoinGoal, "Creating", false)))
+	wantActions(t, "a machine that nobody has written down", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *World) {
+		s.Rollout.Paused = true
+		w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-9", Name: "worker-9", Group: workerGroup, State: "Ready", Since: modelNow})
+	}), "record intent machine-worker-9 Join machine=sandbox://t/worker-9")
+}
+
+// The old order: the Node is deleted first, and that the cloud refuses to delete the
+// machine is logged. It runs on, and nobody knows it.
+func TestWeakPointR2NodeAfterMachine(t *testing.T) {
+	state := func(donor v1alpha1.InstanceState, node bool) func(*v1alpha1.NodeVersionSpec, *World) {
+		return func(s *v1alpha1.NodeVersionSpec, w *World) {
+			s.Rollout.KeepWorkers = true // nothing else begins
+			replacing(v1alpha1.LeaveGoal, "Ready", true)(s, w)
+			for i := range w.Instances {
+				if w.Instances[i].Name == "worker-0" {
+					w.Instances[i].State = donor
+				}
+			}
+			if !node {
+				w.Nodes = slices.Delete(w.Nodes, 3, 4)
+			}
+		}
+	}
+	wantActions(t, "the machine runs", decided(everyRule, state("Ready", true)), "delete machine worker-0 sandbox://t/worker-0")
+	wantActions(t, "the cloud deletes it", decided(everyRule, state("Terminating", true)), "delete node worker-0 sandbox://t/worker-0")
+	wantActions(t, "the cloud has lost the request", decided(everyRule, state("Ready", false)), "delete machine worker-0 sandbox://t/worker-0")
+	wantActions(t, "it is not gone yet", decided(everyRule, state("Terminating", false)))
+	const clear = "clear intent replace-0 Leave donor=worker-0 machine=sandbox://t/worker-0"
+	wantActions(t, "it is gone", decided(everyRule, state("Terminated", false)), clear)
+	wantActions(t, "without the rule it is forgotten while it runs", decided(ruleGone, state("Ready", false)), "delete machine worker-0 sandbox://t/worker-0", clear)
+}
+
+// The old order: list, ask for one more, and take the first that was not in the list.
+// That may be the autoscaler's.
+func TestWeakPointR3HeirByToken(t *testing.T) {
+	strangers := func(s *v1alpha1.NodeVersionSpec, w *World) {
+		for _, name := range []string{"worker-7", "worker-8"} {
+			w.Nodes = append(w.Nodes, machine(name))
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/" + name, Name: name, Group: workerGroup, State: "Ready", Since: modelNow.Add(time.Second)})
+		}
+		w.Nodes[4].Image = image2 // nobody else is outdated
+	}
+	wantActions(t, "ours is not there", decided(everyRule, strangers, replacing(v1alpha1.JoinGoal, "", false)), "create machine replace-0 Join donor=worker-0")
+	wantActions(t, "ours comes", decided(everyRule, strangers, replacing(v1alpha1.JoinGoal, "Ready", false)))
+	wantActions(t, "ours has joined", decided(everyRule, strangers, replacing(v1alpha1.JoinGoal, "Ready", false), func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		w.Nodes = append(w.Nodes, machine("worker-9"))
+	}), "adopt heir worker-9 donor=worker-0")
+}
+
+// The old order: a member of etcd is removed when its Node is to go, and whether the
+// others can do without it is left to etcd; the machine goes even if that fails.
+// TestHostChangesEtcd and the agent's TestQuorumIsKept try the last guard on real etcd.
+func TestWeakPointR5MembersAreGuarded(t *testing.T) {
+	remove, deleted := "remove etcd member control-plane-0 leaving=3", "delete machine control-plane-0 sandbox://t/control-plane-0"
+	sick := func(w *World) { w.Etcd[2].Healthy = false }
+	learner := func(w *World) { w.Etcd[2].Voter = false }
+	leads := func(w *World) { w.Etcd[0].Leader, w.Etcd[1].Leader = true, false }
+	heirLearns := func(w *World) { w.Etcd[3].Voter = false }
+	for _, tt := range []struct {
+		name string
+		edit func(*World)
+		off  rule // without which the old order is back
+		want []string
+		old  []string
+	}{
+		{"all are well", nil, ruleMemberFirst, []string{remove}, []string{remove, deleted}},
+		{"another one is not healthy", sick, ruleMembersHealthy, nil, []string{remove}},
+		{"another one is a learner", learner, ruleMembersHealthy, nil, []string{"remove etcd member control-plane-0 leaving=2"}},
+		{"it leads", leads, ruleLeaderMoved, []string{"move etcd leader control-plane-0 heir=control-plane-1"}, []string{remove}},
+		{"its heir does not vote yet", heirLearns, ruleMemberFirst, nil, []string{deleted}},
+		{"nobody knows the members", func(w *World) { w.Etcd = nil }, ruleMemberFirst, nil, []string{deleted}},
+		{"it has left", func(w *World) { w.Etcd = w.Etcd[1:] }, everyRule, []string{deleted}, []string{deleted}},
+	} {
+		wantActions(t, tt.name, decided(everyRule, leavingControlPlane(tt.edit)), tt.want...)
+		wantActions(t, "in the old order, "+tt.name, decided(tt.off, leavingControlPlane(tt.edit)), tt.old...)
+	}
+}
+
+// The old code: the list of nodes that await their annotation is that of replacement nodes and one
+// more. Each class has its own number here, and all add up.
+func TestWeakPointR6ListsAreOfTheirOwnClass(t *testing.T) {
+	_, w := rollout(replacing(v1alpha1.JoinGoal, "Ready", true), func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		w.Nodes = append(w.Nodes, machine("worker-5", func(n *Node) { n.Image, n.Components, n.Group = "", "", "" }))
+		w.Pending = []PendingMachine{{Kind: "JoiningNode", Name: "worker-5", Node: "worker-5"}}
+	})
+	s := assess(spec(), 1, v1alpha1.NodeVersionStatus{}, w, modelNow)
+	want := v1alpha1.NodeCounts{Total: 7, UpToDate: 3, Outdated: 1, Donors: 1, Heirs: 1, AwaitingAnnotation: 1}
+	if d := cmp.Diff(want, s.Nodes); d != "" {
+		t.Errorf("counts, want and got:\n%s", d)
+	}
+}
+
+// The old lock: a field of the status says that an upgrade is active. The next write of
+// the status resets it, and a crash leaves it for ever. Here the agent's journal is what
+// counts: whoever starts attaches to its run, whatever the status says.
+func TestWeakPointR7UpgradeIsNotLockedByAField(t *testing.T) {
+	target := func(s *v1alpha1.NodeVersionSpec, w *World) {
+		s.KubernetesClusterVersion, s.KubernetesComponentsReference, w.LeaderNode = "v1.36.3", refB, "control-plane-0"
+	}
+	run := UpgradeRun{Version: "v1.36.3", Components: refB, Node: "control-plane-0", Phase: "apply", Started: modelNow}
+	attached := func(s *v1alpha1.NodeVersionSpec, w *World) { target(s, w); w.Run = run }
+	const begin = "start upgrade control-plane-0 v1.36.3"
+	wantActions(t, "no run", decided(everyRule, target), begin)
+	wantActions(t, "one is active, and the status was reset", decided(everyRule, attached))
+	wantActions(t, "the status says that one is active, and none is", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *World) {
+		target(s, w)
+		w.Before.Upgrade = &v1alpha1.UpgradeProgress{Version: "v1.36.3", Node: "control-plane-0", Phase: "apply", Started: metav1.NewTime(modelNow)}
+		w.Run = LastRun(UpgradeRun{}, w.Before.Upgrade, 0, *s, *NewLookup(w), w.LeaderNode)
+	}), begin)
+	wantActions(t, "of another host, for longer than a run takes", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *World) {
+		target(s, w)
+		told := &v1alpha1.UpgradeProgress{Version: "v1.36.3", Node: "control-plane-1", Phase: "apply", Started: metav1.NewTime(modelNow)}
+		w.Run = LastRun(UpgradeRun{}, told, lostRun+time.Minute, *s, *NewLookup(w), w.LeaderNode)
+	}), begin)
+}
+
+// The operator's part of R22: what is no version, or goes down, is refused by name, and
+// nothing is touched. The feed's part is in package engine/release.
+func TestWeakPointR22WhatIsNoVersionIsRefused(t *testing.T) {
+	for _, v := range []string{"", "latest", "index.html", "https://example.com/v1.36.3", "v1.34.1", "v1.36.3\n"} {
+		s, w := rollout(func(s *v1alpha1.NodeVersionSpec, w *World) {
+			s.KubernetesClusterVersion, s.KubernetesComponentsReference = v, refB
+			w.Autoscaler = Autoscaler{Enabled: true}
+		})
+		actions, status := decide(s, w)
+		if len(actions) > 0 || status.Waiting == nil || status.Waiting.Reason != "TargetRefused" {
+			t.Errorf("%q: actions %v, waiting %+v", v, actions, status.Waiting)
+		}
+	}
+}
+
+// The old way: a job that fails leaves its node cordoned, and keeps the place that the
+// next one would need.
+func TestWeakPointR23FailureHoldsNothing(t *testing.T) {
+	blocked := func(s *v1alpha1.NodeVersionSpec, w *World) {
+		replacing(v1alpha1.JoinGoal, "Ready", true)(s, w)
+		d := &w.Nodes[3]
+		d.Drained, d.DrainBlocker, d.CordonedSince = false, "PodDisruptionBudget web/web allows no eviction", modelNow.Add(-DrainDeadline-time.Minute)
+	}
+	postpone, drain := "postpone worker-0", "drain worker-0"
+	wantActions(t, "a drain that is blocked too long while others wait", decided(everyRule, blocked), drain, postpone)
+	wantActions(t, "in the old way it waits for ever", decided(ruleBlockedGoesBy, blocked), drain)
+	postponed := func(s *v1alpha1.NodeVersionSpec, w *World) {
+		blocked(s, w)
+		w.Nodes[3].PostponedUntil = modelNow.Add(Postponement)
+	}
+	const bind = "bind intent replace-0 Leave donor=worker-0 machine=sandbox://t/worker-9"
+	wantActions(t, "its place and its cordon are given back", decided(everyRule, postponed), bind, "release worker-0")
+	uncordon := func(off rule) bool {
+		s, w := rollout(postponed)
+		return slices.ContainsFunc(plan(s, w, off).Actions, func(a Action) bool { return a.Kind == ReleaseNode && a.Uncordon })
+	}
+	if !uncordon(everyRule) || uncordon(ruleUncordon) {
+		t.Errorf("uncordoned: %t, in the old way: %t", uncordon(everyRule), uncordon(ruleUncordon))
+	}
+	wantActions(t, "and the next one begins", decided(everyRule, postponed, func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		w.Intents, w.Nodes, w.Instances = nil, w.Nodes[:5], w.Instances[:5]
+		w.Nodes[3].Heir, w.Nodes[3].Cordon = "", Uncordoned
+	}), "record intent replace-0 Join donor=worker-1")
+
+	// An upgrade that fails holds nothing either: it is retried, and cancelled at any time.
+	failed := func(ended time.Time, cancel bool) func(*v1alpha1.NodeVersionSpec, *World) {
+		return func(s *v1alpha1.NodeVersionSpec, w *World) {
+			s.KubernetesClusterVersion, s.KubernetesComponentsReference, w.LeaderNode = "v1.36.3", refB, "control-plane-0"
+			s.Rollout.Cancel = cancel
+			w.Run = UpgradeRun{Version: "v1.36.3", Components: refB, Node: "control-plane-0", Phase: "failed", Started: ended, Ended: ended}
+		}
+	}
+	wantActions(t, "a moment after it failed", decided(everyRule, failed(modelNow, false)))
+	again := failed(modelNow.Add(-UpgradeRetry), false)
+	wantActions(t, "a while after", decided(everyRule, again), "start upgrade control-plane-0 v1.36.3")
+	wantActions(t, "in the old way", decided(ruleRetry, again))
+	wantActions(t, "cancelled", decided(everyRule, failed(modelNow, true)), "resume autoscaler")
+}

@@ -1,0 +1,190 @@
+package decision
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	"constellation/operator/api/v1alpha1"
+)
+
+// World is the observed state as plain values. It has no pointer into a cache, so a decision
+// may keep it. An observation may be stale or incomplete: what is missing from it is unknown,
+// never gone. A machine is gone only if the cloud reports that for its ID.
+type World struct {
+	Nodes []Node
+	// Impostors are Nodes that the cloud contradicts. judge moves them here from Nodes.
+	Impostors []Impostor
+	Groups    []Group
+	Pending   []PendingMachine // for the status
+	Joining   map[string]bool  // names of nodes whose machine has a join ticket
+
+	// Read by Decide alone.
+	Generation int64                      // of the spec
+	Before     v1alpha1.NodeVersionStatus // the status so far
+	Now        time.Time
+	Instances  []Instance
+	Complete   bool // the cloud listed the instances of every group
+	Intents    []Intent
+	Etcd       []Member
+	LeaderNode string // node of the operator's leader; empty: the operator runs outside of the cluster
+	Run        UpgradeRun
+	NodeRuns   map[string]UpgradeRun // latest run of each agent of an in-place upgrade, by machine ID; absent: the agent has not answered
+	Autoscaler Autoscaler
+	// NodesLocked says that nothing may start, because another program holds the node lock, or may
+	// hold it. NodesLockedBy names the holder. It is empty until the holder is known.
+	NodesLocked   bool
+	NodesLockedBy string
+	Versions      map[string]string // Kubernetes of a components ConfigMap, by its name
+
+	// Index and Lookup find the values above, if the observer has built them already; nil: Decide
+	// builds them. Lookup requires Nodes in the order of their names.
+	Index  *Index
+	Lookup *Lookup
+}
+
+type Node struct {
+	Name string
+	// Confirmed says that the cloud's machine of ProviderID bears the Node's name. Then Role, Group
+	// and Image are those of the machine. Otherwise they are the Node's own claims.
+	Confirmed         bool
+	Role              v1alpha1.Role
+	Ready             bool
+	NotReadyPod       string // node-critical pod that is not Ready yet on a replacement node
+	ProviderID        string
+	Kubelet           string // version
+	Image, Components string // empty: not known yet
+	Group             string // ID
+	Donor, Heir       string
+	Obsolete          bool
+
+	Cordon         Cordon
+	CordonedSince  time.Time // when we cordoned it
+	Drained        bool      // nothing on it is left to evict
+	DrainBlocker   string    // what refused the last eviction; empty: nothing
+	PostponedUntil time.Time // not replaced before; zero: any time
+	OnHold         bool      // on hold: not replaced until its owner resumes it
+	InPlaceLabel   bool      // it has the label of nodes that are upgraded in place
+	RetryRequest   string    // mark of the failed run that is retried now, or the owner's own text; empty: no retry request
+}
+
+// Cordon is whether a node takes new pods, and if not, who cordoned it.
+type Cordon int
+
+const (
+	Uncordoned Cordon = iota
+	CordonedByUs
+	CordonedByOthers
+)
+
+type Group struct {
+	Name, ID  string
+	Role      v1alpha1.Role
+	Image     string // of its next machine; empty: not known yet
+	Strategy  v1alpha1.Strategy
+	NotListed bool // the cloud did not list it last
+	OnHold    bool // on hold with all of its nodes
+}
+
+// PendingMachine is a tracked machine that has no Node.
+type PendingMachine struct {
+	Kind, Name string
+	Node       string // name of its Node
+	Ready      bool   // the cloud reports it as running, and it must join
+}
+
+// Instance is a machine as the cloud describes it. A machine that the cloud no longer knows has
+// the state Terminated. It has no name if the cloud never described it.
+type Instance struct {
+	ID, Name, Group string
+	Role            v1alpha1.Role // empty: not known
+	Image           string        // that it was created from; empty: not known
+	Hash            string        // of its ID; see MachineHash
+	ReplacesHash    string        // hash of the machine that it was created to replace; empty: not known
+	Token           string        // of its create request; empty: the operator did not create it
+	State           v1alpha1.InstanceState
+	Since           time.Time // first-seen time by the operator's clock
+	Address         string    // in the cluster's network; empty: not known
+}
+
+// Intent is a PendingNode: the operator's record of what it does with a machine. It is written
+// before any request to the cloud.
+//
+// An intent with a token is a replacement. It holds a surge slot, named by the intent, from before
+// its machine is created until the old node's machine is gone. The donor is the old node, the heir
+// its replacement node. While the goal is Join, the machine is the replacement node, found by the token. Then
+// the intent is bound once to the machine that leaves: the old node's if the replacement node took over, the
+// replacement node's if the replacement is given up. The API server lets an intent be bound once, so old node
+// and replacement node cannot both leave, even by a stale observation.
+//
+// An intent with the goal Upgrade also holds a surge slot. Its machine is upgraded in place, from
+// before the cordon until the node is uncordoned or the upgrade is given up.
+type Intent struct {
+	Name     string
+	Goal     v1alpha1.Goal
+	Token    string
+	Donor    string // name of the Node to replace
+	Machine  string // ID; empty until it is bound
+	Node     string // name of the machine's Node, as far as known
+	Group    string // ID
+	Deadline time.Time
+	Revoked  bool // its machine leaves without a drain; see revoked.go
+}
+
+// Member is a member of etcd.
+type Member struct {
+	Node                   string
+	Voter, Healthy, Leader bool // a voter that has not started is no voter
+	// The member has not started, so Node is its peer URL and not a name. Address is the host of
+	// that URL. Since is its first-seen time by the operator's clock.
+	NotStarted bool
+	Address    string
+	Since      time.Time
+}
+
+// UpgradeRun is the last run of an agent, from its journal or from the last status.
+type UpgradeRun struct {
+	Version, Components, Node string
+	Phase                     string // as in UpgradeProgress; empty: no run
+	InPlace                   bool   // of a node, and not of the cluster's Kubernetes
+	Line                      string
+	Started, Ended            time.Time
+}
+
+// markPrefix begins the marks of runs.
+const markPrefix = "run-"
+
+// RetryMark names a failed run, so that a retry request permits one retry of that run. It is empty
+// if the run has not failed, or if it is retried without a pause.
+func (r UpgradeRun) RetryMark() string {
+	if r.Phase != "failed" || r.Ended.IsZero() {
+		return ""
+	}
+	return markPrefix + strconv.FormatInt(r.Ended.UnixMilli(), 10)
+}
+
+// OfCluster returns r if it upgraded the cluster's Kubernetes, else the zero value.
+func (r UpgradeRun) OfCluster() UpgradeRun {
+	if r.InPlace {
+		return UpgradeRun{}
+	}
+	return r
+}
+
+func (r UpgradeRun) Active() bool {
+	return r.Phase == "download" || r.Phase == "plan" || r.Phase == "apply"
+}
+
+// Autoscaler is the state of the cluster autoscaler.
+type Autoscaler struct {
+	Enabled    bool // the AutoscalingStrategy enables it
+	Running    bool // it runs, or may run
+	PausedByUs bool // the operator paused it
+}
+
+// LostMember reports whether etcd has a member that is not healthy, or has no Node.
+func (w *World) LostMember() bool {
+	return slices.ContainsFunc(w.Etcd, func(m Member) bool {
+		return !m.Healthy || !slices.ContainsFunc(w.Nodes, func(n Node) bool { return n.Name == m.Node })
+	})
+}

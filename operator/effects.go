@@ -1,0 +1,356 @@
+package operator
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
+)
+
+// logMessage is a log message that is chosen by a variable.
+type logMessage string
+
+// effect is how actions of one kind are carried out. Exactly one of write and apply is set.
+type effect struct {
+	// log is logged once an action has succeeded. Empty: apply logs by itself.
+	log logMessage
+	// write asks the API server. did is false if nothing had to change.
+	write func(r *nodeVersions, ctx context.Context, o *observed, a decision.Action) (did bool, err error)
+	// event records events after a write that changed something; nil: there are none.
+	event func(r *nodeVersions, o *observed, a decision.Action)
+	// apply starts the action, or adds it to the batch of the round. It does not block.
+	apply func(r *nodeVersions, b *batch, a decision.Action)
+}
+
+// effects has one effect for each kind of action.
+var effects = [...]effect{
+	decision.PauseAutoscaler: {log: "autoscaler paused", write: func(r *nodeVersions, ctx context.Context, _ *observed, _ decision.Action) (bool, error) {
+		return true, r.scaling.pause(ctx)
+	}},
+	decision.ResumeAutoscaler: {log: "autoscaler resumed", write: func(r *nodeVersions, ctx context.Context, _ *observed, _ decision.Action) (bool, error) {
+		return true, r.scaling.resume(ctx)
+	}},
+	decision.SetGroupImage:  {log: "image of scaling group set", apply: (*nodeVersions).setGroupImage},
+	decision.RecordIntent:   {log: "pending node created", write: (*nodeVersions).createPending, event: (*nodeVersions).tellStart},
+	decision.BindIntent:     {log: "pending node bound", write: (*nodeVersions).bindPending, event: (*nodeVersions).tellBound},
+	decision.ClearIntent:    {log: "pending node deleted", write: (*nodeVersions).deletePending},
+	decision.CreateInstance: {log: "machines created", apply: (*nodeVersions).addCreation},
+	decision.AdoptHeir:      {log: "replacement node adopted", write: (*nodeVersions).adoptReplacement, event: (*nodeVersions).tellAdopted},
+	decision.CordonNode:     {log: "node cordoned", write: (*nodeVersions).cordon, event: (*nodeVersions).tellCordoned},
+	decision.ReleaseNode:    {log: "node released", write: (*nodeVersions).release, event: (*nodeVersions).tellReleased},
+	decision.PostponeNode:   {log: "node postponed", write: (*nodeVersions).postpone, event: (*nodeVersions).tellPostponed},
+	decision.DrainNode:      {apply: func(_ *nodeVersions, b *batch, a decision.Action) { b.draining[a.Node] = true }},
+	decision.YieldLease:     {log: "leader election lease yielded", apply: (*nodeVersions).yieldLease},
+	decision.MoveLeader:     {log: "etcd leader moved", apply: (*nodeVersions).moveLeader},
+	decision.RemoveMember:   {log: "etcd member removed", apply: (*nodeVersions).removeMember},
+	decision.DeleteInstance: {log: "machines deleted", apply: (*nodeVersions).addDeletion},
+	decision.DeleteNode:     {log: "node deleted", write: (*nodeVersions).deleteNode, event: (*nodeVersions).tellDeleted},
+	decision.StartUpgrade:   {apply: func(r *nodeVersions, _ *batch, a decision.Action) { r.follow(a) }},
+	decision.UpgradeNode:    {apply: (*nodeVersions).upgradeFresh},
+	decision.NoteComponents: {log: "components of node recorded", write: (*nodeVersions).noteComponents, event: (*nodeVersions).tellUpgraded},
+	decision.MarkInPlace:    {log: "in-place label changed", write: (*nodeVersions).labelInPlace},
+	decision.MarkRetry:      {log: "retry request changed", write: (*nodeVersions).markRetry, event: (*nodeVersions).endRetryPause},
+	decision.PublishComponents: {apply: func(_ *nodeVersions, b *batch, a decision.Action) {
+		join := a.JoinComponents
+		b.publish = &join
+	}},
+}
+
+// batch collects the actions of a round that are carried out together.
+type batch struct {
+	o        *observed
+	publish  *v1alpha1.JoinComponents
+	creates  map[string][]string // tokens by group
+	deletes  []string            // IDs of machines
+	draining map[string]bool     // names of nodes
+	// begins says that a replacement begins in this round, and startsDelayed that one waits
+	// for the rate limit of replacements.
+	begins, startsDelayed bool
+}
+
+// mayWrite reports whether a write may start now.
+func (r *nodeVersions) mayWrite(b *batch, a decision.Action) bool {
+	switch a.Kind {
+	case decision.BindIntent:
+		// No control plane leaves by a stale list of etcd members.
+		return r.host == nil || !b.o.controlPlane(a.Intent.Node) || r.hostView.fresh(r.now(), actMembers)
+	case decision.RecordIntent:
+		b.begins = true
+		if !b.o.begins {
+			return false // which surge slots are free is known when the last ones are taken
+		}
+		if !r.starts.AllowN(r.now(), 1) {
+			b.startsDelayed = true
+			return false
+		}
+	default:
+	}
+	return true
+}
+
+func (r *nodeVersions) setGroupImage(_ *batch, a decision.Action) {
+	r.runAction(a, "image of "+a.Group, "image of scaling group set", func(ctx context.Context) error {
+		err := r.fleet.SetGroupImage(ctx, a.Group, a.Image)
+		if err == nil {
+			r.regrouped()
+		}
+		return err
+	})
+}
+
+func (r *nodeVersions) addCreation(b *batch, a decision.Action) {
+	if p := b.o.pending[a.Intent.Name]; p != nil && p.Spec.Goal == v1alpha1.JoinGoal && p.Spec.Token == a.Intent.Token {
+		b.creates[p.Spec.GroupID] = append(b.creates[p.Spec.GroupID], a.Intent.Token)
+	}
+}
+
+// addDeletion refuses a machine that no PendingNode is bound to, and a control plane's machine
+// while the list of etcd members is stale.
+func (r *nodeVersions) addDeletion(b *batch, a decision.Action) {
+	if !r.fleet.goes(a.Machine) && b.o.bound(a.Machine) && (!b.o.controlPlane(a.Node) || r.hostView.fresh(r.now(), actMembers)) {
+		b.deletes = append(b.deletes, a.Machine)
+	}
+}
+
+func (r *nodeVersions) yieldLease(_ *batch, a decision.Action) {
+	r.runAction(a, "leave", "leader election lease yielded", r.leave)
+}
+
+func (r *nodeVersions) moveLeader(_ *batch, a decision.Action) {
+	r.changeMembers(a, "etcd leader moved", func(ctx context.Context) error { return r.host.MoveLeader(ctx, a.Node, a.Heir) })
+}
+
+func (r *nodeVersions) removeMember(_ *batch, a decision.Action) {
+	r.changeMembers(a, "etcd member removed", func(ctx context.Context) error { return r.host.RemoveMember(ctx, a.Node, a.MinVoters) })
+}
+
+// upgradeFresh upgrades a node in place, and a control plane only by a fresh list of etcd
+// members.
+func (r *nodeVersions) upgradeFresh(b *batch, a decision.Action) {
+	if !b.o.controlPlane(a.Node) || r.hostView.fresh(r.now(), actMembers) {
+		r.upgradeNode(b.o, a)
+	}
+}
+
+// changeMembers changes the members of etcd, one change at a time, and never by a stale list.
+func (r *nodeVersions) changeMembers(a decision.Action, log logMessage, change func(context.Context) error) {
+	if r.host == nil || !r.hostView.fresh(r.now(), actMembers) {
+		return
+	}
+	r.runAction(a, "etcd", log, func(ctx context.Context) error {
+		defer r.hostView.outdate()
+		return change(ctx)
+	})
+}
+
+// runAction runs an action that may take long beside the rounds, and logs its success.
+func (r *nodeVersions) runAction(a decision.Action, key string, log logMessage, do func(context.Context) error) {
+	r.try(key, func(ctx context.Context) error {
+		r.point("before", a.Kind)
+		err := do(ctx)
+		r.counters.action(a.Kind, err)
+		if err == nil {
+			r.point("after", a.Kind)
+			r.log.Info(string(log), "action", a.String())
+		}
+		return err
+	})
+}
+
+func (r *nodeVersions) createPending(ctx context.Context, _ *observed, a decision.Action) (bool, error) {
+	p := a.Intent.PendingNode()
+	err := r.client.Create(ctx, p)
+	if apierrors.IsAlreadyExists(err) {
+		return false, nil
+	}
+	if err == nil {
+		r.view.wrote(kindPending, p)
+	}
+	return true, err
+}
+
+func (r *nodeVersions) bindPending(ctx context.Context, o *observed, a decision.Action) (bool, error) {
+	return r.patchPending(ctx, o.pending[a.Intent.Name], func(p *v1alpha1.PendingNode) bool { return a.Intent.Bind(p, r.now()) })
+}
+
+func (r *nodeVersions) deletePending(ctx context.Context, o *observed, a decision.Action) (bool, error) {
+	p := o.pending[a.Intent.Name]
+	if p == nil || p.Spec.Goal != a.Intent.Goal || p.Spec.Token != a.Intent.Token {
+		return false, nil
+	}
+	err := r.client.Delete(ctx, p.DeepCopy(), client.Preconditions{UID: &p.UID, ResourceVersion: &p.ResourceVersion})
+	if client.IgnoreNotFound(err) == nil {
+		r.view.deleted(kindPending, p.Name, p.UID)
+	}
+	return err == nil, client.IgnoreNotFound(err)
+}
+
+func (r *nodeVersions) adoptReplacement(ctx context.Context, o *observed, a decision.Action) (bool, error) {
+	return r.adopt(ctx, o.nodes[a.Node], o.nodes[a.Donor], a.Donor)
+}
+
+func (r *nodeVersions) cordon(ctx context.Context, o *observed, a decision.Action) (bool, error) {
+	return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
+		if !n.Spec.Unschedulable {
+			n.Spec.Unschedulable = true
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationCordoned, r.now().UTC().Format(time.RFC3339))
+		}
+		if a.Heir != "" {
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationHeir, a.Heir)
+		}
+		return true
+	})
+}
+
+func (r *nodeVersions) release(ctx context.Context, o *observed, a decision.Action) (bool, error) {
+	return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
+		delete(n.Annotations, v1alpha1.AnnotationHeir)
+		if _, ours := n.Annotations[v1alpha1.AnnotationCordoned]; ours && a.Uncordon {
+			delete(n.Annotations, v1alpha1.AnnotationCordoned)
+			n.Spec.Unschedulable = false
+		}
+		return true
+	})
+}
+
+func (r *nodeVersions) labelInPlace(ctx context.Context, o *observed, a decision.Action) (bool, error) {
+	return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
+		if a.Uncordon {
+			delete(n.Labels, v1alpha1.LabelInPlace)
+		} else {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, v1alpha1.LabelInPlace, "true")
+		}
+		return true
+	})
+}
+
+func (r *nodeVersions) noteComponents(ctx context.Context, o *observed, a decision.Action) (bool, error) {
+	return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
+		if !strings.EqualFold(n.Spec.ProviderID, a.Machine) {
+			return false
+		}
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationComponents, a.Components)
+		return true
+	})
+}
+
+func (r *nodeVersions) markRetry(ctx context.Context, o *observed, a decision.Action) (bool, error) {
+	return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
+		delete(n.Annotations, v1alpha1.AnnotationRetry)
+		if a.RetryMark != "" {
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationRetry, a.RetryMark)
+		}
+		return true
+	})
+}
+
+func (r *nodeVersions) postpone(ctx context.Context, o *observed, a decision.Action) (bool, error) {
+	return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationPostponed, a.Until.UTC().Format(time.RFC3339))
+		return true
+	})
+}
+
+func (r *nodeVersions) deleteNode(ctx context.Context, o *observed, a decision.Action) (bool, error) {
+	n := o.nodes[a.Node]
+	if n == nil || !strings.EqualFold(n.Spec.ProviderID, a.Machine) {
+		return false, nil
+	}
+	err := r.client.Delete(ctx, n.DeepCopy(), client.Preconditions{UID: &n.UID})
+	if client.IgnoreNotFound(err) == nil {
+		r.view.deleted(kindNode, n.Name, n.UID)
+	}
+	return err == nil, client.IgnoreNotFound(err)
+}
+
+// logDone logs an action of the API server that has succeeded.
+func (r *nodeVersions) logDone(a decision.Action, message logMessage) {
+	args := []any{"action", a.Kind.String()}
+	tracked, leaves := a.Intent.Machine, ""
+	if a.Intent.Goal == v1alpha1.LeaveGoal {
+		tracked, leaves = "", a.Intent.Machine
+	}
+	for _, f := range []struct{ key, value string }{
+		{"node", a.Node},
+		{"heir", a.Heir},
+		{"donor", a.Donor},
+		{"machine", a.Machine},
+		{"group", a.Group},
+		{"image", a.Image},
+		{"pending_node", a.Intent.Name},
+		{"replaces", a.Intent.Donor},
+		{"tracks", tracked},
+		{"leaves", leaves},
+	} {
+		if f.value != "" {
+			args = append(args, f.key, f.value)
+		}
+	}
+	r.log.Info(string(message), args...)
+}
+
+func (r *nodeVersions) tellStart(o *observed, a decision.Action) {
+	if donor := o.nodes[a.Intent.Donor]; donor != nil {
+		r.event(donor, corev1.EventTypeNormal, "ReplacementBegins", "Replace", "a machine of the target's image is asked for, as "+a.Intent.Name)
+	}
+	if n := o.nodes[a.Intent.Node]; n != nil && a.Intent.Goal == v1alpha1.UpgradeGoal {
+		r.event(n, corev1.EventTypeNormal, "UpgradeScheduled", "Upgrade", "this node is emptied, and then upgraded as it is, as "+a.Intent.Name)
+	}
+}
+
+func (r *nodeVersions) tellUpgraded(o *observed, a decision.Action) {
+	if n := o.nodes[a.Node]; n != nil {
+		r.event(n, corev1.EventTypeNormal, "UpgradeCompleted", "Upgrade", "this node runs Kubernetes "+n.Status.NodeInfo.KubeletVersion+" now")
+	}
+}
+
+func (r *nodeVersions) tellAdopted(o *observed, a decision.Action) {
+	r.event(o.nodes[a.Node], corev1.EventTypeNormal, "Replaces", "Replace", "this node takes the place of "+a.Donor)
+}
+
+func (r *nodeVersions) tellCordoned(o *observed, a decision.Action) {
+	if a.Heir != "" {
+		r.event(o.nodes[a.Node], corev1.EventTypeNormal, "Cordoned", "Cordon", "this node is emptied; its pods go to others, and "+a.Heir+" takes its place")
+	}
+}
+
+func (r *nodeVersions) tellReleased(o *observed, a decision.Action) {
+	if a.Uncordon {
+		r.event(o.nodes[a.Node], corev1.EventTypeNormal, "Uncordoned", "Cordon", "this node stays")
+	}
+}
+
+// endRetryPause ends the backoff of upgrades: how often they have failed does not count for a
+// retry request.
+func (r *nodeVersions) endRetryPause(_ *observed, a decision.Action) {
+	if a.RetryMark != "" {
+		r.retries.hurry(upgradeOn + a.Node)
+		r.retries.hurry(upgradeHere)
+	}
+}
+
+func (r *nodeVersions) tellPostponed(o *observed, a decision.Action) {
+	r.event(o.nodes[a.Node], corev1.EventTypeWarning, "Postponed", "Replace", "the replacement of this node is tried again after "+a.Until.UTC().Format(time.RFC3339))
+}
+
+func (r *nodeVersions) tellBound(o *observed, a decision.Action) {
+	if p := o.pending[a.Intent.Name]; p != nil {
+		r.event(p, corev1.EventTypeNormal, "Leaves", "Bind", "the machine of "+a.Intent.Node+" goes")
+	}
+	if n := o.nodes[a.Intent.Node]; n != nil && strings.HasPrefix(a.Intent.Name, decision.MachinePrefix) {
+		r.event(n, corev1.EventTypeWarning, decision.ReasonNeverReady, "Delete", "the join of its machine broke off after the Node was made, and its time is over: machine and Node are deleted; a new machine can join in its place")
+	}
+}
+
+func (r *nodeVersions) tellDeleted(o *observed, a decision.Action) {
+	if n := o.nodes[a.Node]; n != nil {
+		r.event(n, corev1.EventTypeNormal, "Deleted", "Delete", "its machine "+a.Machine+" goes or is gone")
+	}
+}

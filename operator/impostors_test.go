@@ -1,0 +1,90 @@
+package operator
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+
+	"constellation/engine/cloud"
+	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
+)
+
+// Impostors are told of once, and again when they claim something else.
+func TestImpostorsAreTold(t *testing.T) {
+	recorder := events.NewFakeRecorder(10)
+	var log strings.Builder
+	r := &nodeVersions{events: recorder, log: slog.New(slog.NewTextHandler(&log, nil)), now: time.Now}
+	r.init()
+	tell := func(machine string) {
+		i := decision.Impostor{Node: decision.Node{Name: "worker-9", ProviderID: "sandbox://t/" + machine}, Machine: machine}
+		r.tellImpostors(&observed{World: decision.World{Impostors: []decision.Impostor{i}}, nodes: map[string]*corev1.Node{"worker-9": {ObjectMeta: metav1.ObjectMeta{Name: "worker-9"}}}})
+	}
+	tell("control-plane-0")
+	tell("control-plane-0")
+	tell("control-plane-1")
+	if n := strings.Count(log.String(), `msg="node rejected" node=worker-9 provider_id=sandbox://t/control-plane-`); n != 2 || len(recorder.Events) != 2 {
+		t.Errorf("%d events, and the log:\n%s", len(recorder.Events), log.String())
+	}
+	if e := <-recorder.Events; !strings.Contains(e, "Node worker-9 claims machine sandbox://t/control-plane-0, which the cloud calls control-plane-0") {
+		t.Errorf("event %q", e)
+	}
+	r.tellImpostors(&observed{})
+	if len(r.toldImpostors) > 0 {
+		t.Errorf("%v is kept in mind", r.toldImpostors)
+	}
+}
+
+// A Node gets what a ticket was given for only if it is the machine that the ticket was
+// given to, by its own claim and by the cloud.
+func TestNoNodeTakesAnothersTicket(t *testing.T) {
+	const id = "sandbox://t/worker-0"
+	for name, tt := range map[string]struct {
+		node, claims, attested string
+		is                     cloud.Instance
+		want                   string // refusal
+	}{
+		"without a machine":                      {"worker-0", "", id, cloud.Instance{Name: "worker-0", ProviderID: id}, "NoProviderID"},
+		"of another machine":                     {"worker-0", "sandbox://t/worker-1", id, cloud.Instance{Name: "worker-1", ProviderID: "sandbox://t/worker-1"}, "OtherMachine"},
+		"that claims the machine of the ticket":  {"worker-9", id, id, cloud.Instance{Name: "worker-0", ProviderID: id}, "OtherMachine"},
+		"whose ticket names no machine":          {"worker-9", id, "", cloud.Instance{Name: "worker-0", ProviderID: id}, "OtherMachine"},
+		"that the cloud does not know, nor we":   {"worker-9", id, "", cloud.Instance{}, "InstanceUnknown"},
+		"of the machine, in another case, is it": {"worker-0", strings.ToUpper(id), id, cloud.Instance{Name: "worker-0", ProviderID: id, Image: image2, Group: workerGroup}, ""},
+	} {
+		t.Run("a Node "+name, func(t *testing.T) {
+			s := &sky{instances: map[string]cloud.Instance{}}
+			if tt.is.ProviderID != "" {
+				s.instances[tt.claims] = tt.is
+			}
+			jn := &v1alpha1.JoiningNode{ObjectMeta: metav1.ObjectMeta{Name: tt.node}, Spec: v1alpha1.JoiningNodeSpec{Name: tt.node, ProviderID: tt.attested, ComponentsReference: refA}}
+			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: tt.node}, Spec: corev1.NodeSpec{ProviderID: tt.claims}}
+			if tt.want == "" { // annotated already, so there is nothing to write
+				n.Annotations = map[string]string{v1alpha1.AnnotationComponents: refA, v1alpha1.AnnotationImage: image2, v1alpha1.AnnotationGroup: workerGroup}
+			}
+			r := &joiningNodes{cloud: s} // a write would fail: there is no client
+			got, err := r.annotate(t.Context(), jn, n)
+			if err != nil || (got == nil) != (tt.want == "") || got != nil && got.reason != tt.want {
+				t.Errorf("refusal %+v, %v; want %q", got, err, tt.want)
+			}
+		})
+	}
+}
+
+// The fleet gives a machine that the cloud never described no name: the name that counts is
+// the one in our intent.
+func TestMachinesThatTheCloudNeverDescribedHaveNoName(t *testing.T) {
+	const id = "sandbox://t/ghost"
+	f := newFleet(&sky{instances: map[string]cloud.Instance{}}, time.Now)
+	if err := f.refresh(t.Context(), map[string]claim{id: {ready: true}}); err != nil {
+		t.Fatal(err)
+	}
+	all, complete, _, _ := f.view()
+	if len(all) != 1 || all[0].Name != "" || !complete {
+		t.Fatalf("machines %+v, complete %t", all, complete)
+	}
+}

@@ -1,6 +1,0 @@
-//go:build !linux
-
-package tui
-
-// releaseStartupPages does nothing on this platform.
-func releaseStartupPages() {}

@@ -1,0 +1,6 @@
+//go:build !linux
+
+package term
+
+// ReleaseStartupPages does nothing on this platform.
+func ReleaseStartupPages() {}

@@ -1,0 +1,110 @@
+package view
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestCommandFormatter(t *testing.T) {
+	const said = "is it running? `constellation sandbox status` tells, `constellation init -C /x` goes on; see constellation's log"
+	for _, tt := range []struct {
+		name string
+		sp   CommandFormatter
+		text string
+		line string // of "constellation status -C /x"
+		cmd  string
+	}{
+		{"as the engine does", CommandFormatter{}, said, "constellation status -C /x", "constellation init"},
+		{"here", CommandFormatter{Program: "constellation", Dir: "."}, said, "constellation status -C /x", "constellation init"},
+		{
+			"by another name",
+			CommandFormatter{Program: "bin/constellation", Dir: "."},
+			"is it running? `bin/constellation sandbox status` tells, `bin/constellation init -C /x` goes on; see constellation's log",
+			"bin/constellation status -C /x", "bin/constellation init",
+		},
+		{
+			"about another directory",
+			CommandFormatter{Program: "constellation", Dir: "my demo"},
+			"is it running? `constellation -C 'my demo' sandbox status` tells, `constellation init -C /x` goes on; see constellation's log",
+			"constellation status -C /x", "constellation -C 'my demo' init",
+		},
+		{
+			"about this directory, which the engine names by its path",
+			CommandFormatter{Program: "constellation", Dir: "demo", Home: "/x"},
+			"is it running? `constellation -C demo sandbox status` tells, `constellation -C demo init` goes on; see constellation's log",
+			"constellation -C demo status", "constellation -C demo init",
+		},
+		{
+			"about another than this one",
+			CommandFormatter{Program: "constellation", Dir: "demo", Home: "/x/demo"},
+			"is it running? `constellation -C demo sandbox status` tells, `constellation init -C /x` goes on; see constellation's log",
+			"constellation status -C /x", "constellation -C demo init",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := tt.sp.Text(said); got != tt.text {
+				t.Errorf("text %q\nwant %q", got, tt.text)
+			}
+			if got := tt.sp.Line("constellation status -C /x"); got != tt.line {
+				t.Errorf("line %q, want %q", got, tt.line)
+			}
+			if got := tt.sp.Command("init"); got != tt.cmd {
+				t.Errorf("command %q, want %q", got, tt.cmd)
+			}
+		})
+	}
+}
+
+func TestCalledAs(t *testing.T) {
+	dir := t.TempDir()
+	onPath := filepath.Join(dir, "path", "constellation")
+	for _, p := range []string{onPath, filepath.Join(dir, "src", "bin", "constellation")} {
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", filepath.Dir(onPath))
+	src := filepath.Join(dir, "src")
+	for _, tt := range []struct{ arg0, wd, want string }{
+		{"constellation", src, "constellation"},
+		{"bin/constellation", src, "bin/constellation"},
+		{"./constellation", src, "./constellation"},
+		{onPath, src, "constellation"},
+		{src + "/bin/constellation", src, "bin/constellation"},
+		{src + "/bin/constellation", src + "/bin", "./constellation"},
+		{src + "/bin/constellation", src + "/demo", "../bin/constellation"},
+		{src + "/bin/constellation", "/usr/share/doc", src + "/bin/constellation"},
+		{"", src, "constellation"},
+	} {
+		if got := CalledAs(tt.arg0, tt.wd); got != tt.want {
+			t.Errorf("%s in %s is %s, want %s", tt.arg0, tt.wd, got, tt.want)
+		}
+	}
+}
+
+func TestKubectlGetsAKubeconfig(t *testing.T) {
+	sp := CommandFormatter{Program: "./bin/constellation", Kubeconfig: "/home/my ops/admin.conf"}
+	for _, tt := range []struct {
+		cmd, want string
+		needs     bool
+	}{
+		{"kubectl uncordon worker-0", "kubectl --kubeconfig '/home/my ops/admin.conf' uncordon worker-0", true},
+		{"kubectl get csr; kubectl -n kubectl get pods", "kubectl --kubeconfig '/home/my ops/admin.conf' get csr; kubectl --kubeconfig '/home/my ops/admin.conf' -n kubectl get pods", true},
+		{"constellation config validate", "./bin/constellation config validate", false},
+		{"", "", false},
+	} {
+		if got, needs := sp.Alone(tt.cmd), sp.needsExport(tt.cmd); got != tt.want || needs != tt.needs {
+			t.Errorf("%q is %q, needs the export: %v; want %q, %v", tt.cmd, got, needs, tt.want, tt.needs)
+		}
+	}
+	if got, want := sp.export(), "export KUBECONFIG='/home/my ops/admin.conf'"; got != want {
+		t.Errorf("export is %q, want %q", got, want)
+	}
+	if got := (CommandFormatter{}).Alone("kubectl get nodes"); got != "kubectl get nodes" {
+		t.Errorf("without a kubeconfig: %q", got)
+	}
+}
