@@ -110,6 +110,55 @@ spec:
 	c.writesNothing(stolen, "worker-1")
 }
 
+// The control plane on which the operator began is revoked and replaced: the operator goes on from
+// another one, the member leaves etcd before the machine is deleted, and a new control plane joins.
+// It is not revoked while no other control plane takes pods.
+func TestRevokeOfAControlPlaneOnSimulatedMachines(t *testing.T) {
+	t.Parallel()
+	c, _ := newCluster(t, simulatedMachines, 3, 1)
+	const leader = "control-plane-0" // the operator was installed when there was no other
+	if got := c.kubectl("-n", revocation.Namespace, "get", "pods", "-o", `jsonpath={range .items[*]}{.metadata.name} {.spec.nodeName}{"\n"}{end}`); !strings.Contains(got, " "+leader) {
+		t.Fatalf("no pod of ours is on %s:\n%s", leader, got)
+	}
+	stolen := c.stolenCredentials(leader)
+
+	var others []string
+	for _, n := range c.status().Nodes {
+		if strings.HasPrefix(n.Name, "control-plane-") && n.Name != leader {
+			others = append(others, n.Name)
+		}
+	}
+	for _, name := range others {
+		c.kubectl("cordon", name)
+	}
+	if r := c.run(time.Minute, "machine", "revoke", leader, "--non-interactive", "--yes").want(engine.ExitBlocked); !strings.Contains(r.stdout+r.stderr, "no other control plane takes the pods of the operator") {
+		t.Errorf("all others are cordoned:\n%s\n%s", r.stdout, r.stderr)
+	}
+	for _, name := range others {
+		c.kubectl("uncordon", name)
+	}
+
+	began := time.Now()
+	c.run(8*time.Minute, "machine", "revoke", leader, "--replace", "--non-interactive", "--yes").want(engine.ExitDone)
+	t.Logf("%s revoked and replaced in %v", leader, time.Since(began).Round(100*time.Millisecond))
+	var controlPlanes []string
+	for _, n := range c.status().Nodes {
+		if n.State != engine.NodeReady {
+			t.Errorf("%s is %s", n.Name, n.State)
+		}
+		if strings.HasPrefix(n.Name, "control-plane-") {
+			controlPlanes = append(controlPlanes, n.Name)
+		}
+	}
+	if len(controlPlanes) != 3 || slices.Contains(controlPlanes, leader) || !slices.Contains(controlPlanes, others[0]) || !slices.Contains(controlPlanes, others[1]) {
+		t.Errorf("control planes %v, want %v and another one than %s", controlPlanes, others, leader)
+	}
+	if left := c.kubectl("get", "pendingnodes", "-o", "name"); left != "" {
+		t.Errorf("left %s", left)
+	}
+	c.writesNothing(stolen, leader)
+}
+
 // stolenCredentials is what root on a simulated machine can copy: the kubeconfig of its
 // kubelet.
 func (c *cloud) stolenCredentials(machine string) *kubernetes.Clientset {

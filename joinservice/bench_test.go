@@ -24,6 +24,7 @@ import (
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/client-go/rest"
 
@@ -185,7 +186,9 @@ func comeBack(err error) (time.Duration, bool) {
 			return r.GetRetryDelay().AsDuration(), true
 		}
 	}
-	return 0, false
+	// A busy server closes connections that are slow. A machine connects again then, as
+	// it does after every failure.
+	return time.Second, status.Code(err) == codes.Unavailable
 }
 
 // serverProcess is a join service in a process of its own, for its memory.

@@ -474,6 +474,7 @@ func TestJoinService(t *testing.T) {
 		{"asking again is safe", ticketAgain},
 		{"a reply that is cut off costs nothing", replyCut},
 		{"another machine's token is left alone", tokenTaken},
+		{"a policy that refuses the token is named", tokenRefused},
 		{"control planes join one at a time", controlPlanes},
 		{"tickets match the cloud's data", impostors},
 		{"a machine that is bound to leave gets nothing", leavers},
@@ -494,6 +495,28 @@ func TestJoinService(t *testing.T) {
 			inner.t = t
 			part.run(t, &inner, r)
 		})
+	}
+}
+
+// tokenRefused has an admission policy refuse a token: the error is that of the policy, and not
+// that another machine has the token.
+func tokenRefused(t *testing.T, s *site, r *replica) {
+	id, _ := s.machine("refused-0", cloud.Worker, goodBoot, nil)
+	for _, m := range []string{`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicy, metadata: {name: refuses-one}, spec: {failurePolicy: Fail,
+		matchConstraints: {resourceRules: [{apiGroups: [""], apiVersions: [v1], resources: [secrets], operations: [CREATE, UPDATE]}]},
+		validations: [{expression: "request.name != '` + revocation.TokenSecret("refused-0") + `'", message: no token for this machine}]}}`,
+		`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicyBinding, metadata: {name: refuses-one}, spec: {policyName: refuses-one, validationActions: [Deny]}}`} {
+		if err := s.cp.Apply(t.Context(), []byte(m)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	eventually(t, "the policy is enforced", func() (string, bool) {
+		_, err = r.kube.putToken(t.Context(), id, time.Now().Add(tokenTTL))
+		return "accepted", err != nil
+	})
+	if errors.Is(err, errTokenTaken) || !strings.Contains(err.Error(), "refuses-one") {
+		t.Errorf("refused with %v", err)
 	}
 }
 

@@ -415,7 +415,8 @@ func (k *kube) putToken(ctx context.Context, id attestation.Identity, expires ti
 			_, err := secrets.Patch(ctx, secret.Name, types.JSONPatchType, patch, metav1.PatchOptions{})
 			return err
 		})
-	if apierrors.IsInvalid(err) { // a failed test operation
+	// A failed test of the patch is Invalid, and so is the refusal of an admission policy.
+	if apierrors.IsInvalid(err) && !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
 		return "", errTokenTaken
 	}
 	if err != nil {

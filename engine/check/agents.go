@@ -166,7 +166,6 @@ func (c *Run) judgeAgents(ctx context.Context, kubeconfig []byte, next cluster.C
 		c.Find(AgentsFinding(left, ReplaceOnce(left)))
 	}
 	if len(c.Enrols) > 0 {
-		c.Out.Notes = append(c.Out.Notes, fmt.Sprintf("The hop installs the release keys and the verifying agent on %s in place, once: %s.", words.Count(len(c.Enrols), "machine"), InGroups(c.Enrols)))
 		c.Find(plan.Finding{
 			ID: findingEnrolled, Severity: plan.Info, Source: "release", Title: "the hop installs the release keys and the verifying agent on " + words.Count(len(c.Enrols), "machine") + " in place",
 			Detail: InGroups(c.Enrols) + ": their agents run components that nobody vouches for, until then", Objects: NamesOf(c.Enrols),
