@@ -48,6 +48,7 @@ func NewAlarm() *Alarm {
 	return a
 }
 
+// Close releases the timer; nobody waits any more.
 func (a *Alarm) Close() {
 	if a == nil {
 		return

@@ -545,8 +545,10 @@ type Host struct {
 	t *Terminal
 }
 
+// Init implements tea.Model.
 func (h Host) Init() tea.Cmd { return h.t.guard(h.m.Init()) }
 
+// Update implements tea.Model.
 func (h Host) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	defer h.t.rescue()
 	if k, ok := msg.(tea.KeyMsg); ok && k.Type == tea.KeyCtrlZ {
@@ -560,6 +562,7 @@ func (h Host) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return h, h.t.guard(cmd)
 }
 
+// View implements tea.Model; the painter shows the frames instead.
 func (h Host) View() string { return "" }
 
 // guard defers rescue in a command and in the commands of a batch.

@@ -13,6 +13,7 @@ import (
 // a word always repeats it.
 type Style int
 
+// The styles.
 const (
 	Plain Style = iota
 	Strong
@@ -28,6 +29,7 @@ const (
 // colours is the colour depth of a terminal.
 type colours int
 
+// The colour depths.
 const (
 	NoColours colours = iota
 	Colours16
@@ -143,6 +145,7 @@ type Row struct {
 	overflow bool
 }
 
+// Row begins a line of at most max columns.
 func (t *Theme) Row(max int) *Row { return &Row{t: t, max: max} }
 
 // Fits reports whether s can be added without a cut.

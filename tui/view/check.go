@@ -29,6 +29,7 @@ type RunningCheck struct {
 	Found       []engine.Finding
 }
 
+// Apply applies an event of a check.
 func (l *RunningCheck) Apply(ev engine.Event) {
 	i := slices.Index(l.running, ev.Object)
 	switch {
@@ -84,6 +85,7 @@ func Signed(pg Page, w int, st term.Style, sign, text string) []string {
 	return lines
 }
 
+// NoteRows are the notes of a check.
 func NoteRows(pg Page, w int, k *engine.Check) []string {
 	var lines []string
 	for _, n := range k.Notes {

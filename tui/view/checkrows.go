@@ -165,6 +165,7 @@ func PathRows(pg Page, w int, k *engine.Check, most int) []string {
 	return append(lines, blockedRows(pg, w, k, most)...)
 }
 
+// PathRemark summarises a path for its heading.
 func PathRemark(k *engine.Check) string {
 	if len(k.Path) == 1 {
 		return "1 hop"
@@ -472,6 +473,7 @@ func reasonSign(pg Page, x reason) (string, term.Style) {
 	return pg.Dot, term.Faint
 }
 
+// ReasonRow is a reason on one line.
 func ReasonRow(pg Page, w int, x reason, here bool) string {
 	sign, st := reasonSign(pg, x)
 	name := term.Plain
@@ -617,6 +619,7 @@ func shortKinds(names []string) []string {
 	return out
 }
 
+// SomeNames lists at most most names and the number of the others.
 func SomeNames(list []string, most int) string {
 	if n := len(list); n > most {
 		return strings.Join(list[:most], ", ") + fmt.Sprintf(" and %d more", n-most)

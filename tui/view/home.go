@@ -161,6 +161,7 @@ func ClusterSummary(pg Page, w int, st *engine.Status, k *engine.Check) []string
 	}
 }
 
+// Dash is s, or "-" if s is empty.
 func Dash(s string) string {
 	if s == "" {
 		return "-"

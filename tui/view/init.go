@@ -8,6 +8,7 @@ import (
 	"constellation/tui/term"
 )
 
+// CheckRow is a check on one line.
 func CheckRow(pg Page, x Check, w int, here bool) string {
 	sign, st := severitySign(pg, engine.Severity(x.State))
 	if x.State == engine.StateRunning {

@@ -48,6 +48,7 @@ func Marked(simulated bool, before string) string {
 	return before + simulatedLabel
 }
 
+// MarkIf is the label behind the cluster's name for simulated machines, shortened in a narrow window.
 func MarkIf(pg Page, w int, simulated bool) string {
 	if w < 80 && simulated {
 		return "  simulated"
@@ -55,12 +56,14 @@ func MarkIf(pg Page, w int, simulated bool) string {
 	return Marked(simulated, "  ")
 }
 
+// BoxTop is the upper border of a box.
 func BoxTop(pg Page, w, inner int, title string) string {
 	t := pg.Theme
 	r := t.Row(w).Pad((w-inner-2)/2).Add(term.Faint, t.CornerTL+t.Signs.Rule).Add(term.Strong, title)
 	return r.Add(term.Faint, strings.Repeat(t.Signs.Rule, max(0, inner-1-term.Width(term.AsciiIf(t.Ascii, title))))+t.CornerTR).String()
 }
 
+// BoxLine is a line of a box.
 func BoxLine(pg Page, w, inner int, line string) string {
 	t := pg.Theme
 	r := t.Row(w).Pad((w-inner-2)/2).Add(term.Faint, t.Side)
@@ -68,6 +71,7 @@ func BoxLine(pg Page, w, inner int, line string) string {
 	return r.String() + " " + line + strings.Repeat(" ", max(0, gap)) + t.Paint(term.Faint, t.Side)
 }
 
+// BoxBottom is the lower border of a box.
 func BoxBottom(pg Page, w, inner int, foot string) string {
 	t := pg.Theme
 	r := t.Row(w).Pad((w-inner-2)/2).Add(term.Faint, t.CornerBL+strings.Repeat(t.Signs.Rule, max(0, inner-1-term.Width(foot))))

@@ -2,11 +2,10 @@ package view
 
 import (
 	"cmp"
+	"fmt"
 	"strings"
 
 	"github.com/charmbracelet/x/ansi"
-
-	"fmt"
 
 	"constellation/engine"
 	"constellation/tui/term"
@@ -15,6 +14,7 @@ import (
 // LogLevels are in ascending order.
 var LogLevels = []string{"", "info", "warn", "error"}
 
+// StepsRemark counts the finished steps.
 func StepsRemark(pg Page, t *Timeline) string {
 	return fmt.Sprintf("%d of %d done", t.Finished(), len(t.Steps))
 }
@@ -127,6 +127,7 @@ func partRows(pg Page, p part, w int) []string {
 	return append([]string{r.String()}, below...)
 }
 
+// StepSign is the sign of a step's state and its style.
 func StepSign(pg Page, s *Step, running bool) (string, term.Style) {
 	switch s.State {
 	case engine.StateRunning:
@@ -208,6 +209,7 @@ func MachineList(pg Page, w int, t *Timeline, upgrades, running bool) []string {
 	return rows
 }
 
+// FirstUnready is the index of the first machine that is not ready.
 func FirstUnready(pg Page, t *Timeline) int {
 	for i := range t.Machines {
 		if s := t.Machines[i].State; s != engine.NodeReady && s != engine.NodeGone {
@@ -251,6 +253,7 @@ func (s SourceColumn) of(x LogLine) string {
 	return Source(x)
 }
 
+// LogRow is a log line on one row.
 func LogRow(pg Page, x LogLine, w int, col SourceColumn) string {
 	r := pg.Row(w).Add(term.Faint, " "+x.at.UTC().Format("15:04:05")+" ").Col(term.Accent, col.of(x), col.Width)
 	sign, st := " ", term.Plain

@@ -136,6 +136,7 @@ type Lines struct {
 	Dropped int
 }
 
+// Add appends a line and drops the oldest one if the log is full.
 func (l *Lines) Add(x LogLine) {
 	if len(l.ring) < LogLines {
 		l.ring = append(l.ring, x)
@@ -146,6 +147,7 @@ func (l *Lines) Add(x LogLine) {
 	l.Dropped++
 }
 
+// Len is the number of lines kept.
 func (l *Lines) Len() int { return len(l.ring) }
 
 // At returns the i-th oldest line that is kept.
@@ -154,6 +156,7 @@ func (l *Lines) At(i int) LogLine { return l.ring[(l.first+i)%len(l.ring)] }
 // change is the kind of change that an event made, for printers of changes.
 type change int
 
+// What an event changed.
 const (
 	nothing change = iota
 	Began
@@ -618,6 +621,7 @@ func Amount(n, total int64) string {
 	return fmt.Sprintf("%d of %d", n, total)
 }
 
+// Source names the node and the component of a log line.
 func Source(x LogLine) string {
 	if x.Node != "" && x.source != "" {
 		return x.Node + "/" + x.source
@@ -636,6 +640,7 @@ func Target(t engine.Target) string {
 	return strings.Join(parts, ", ")
 }
 
+// NodesOf is the number of machines of a plan.
 func NodesOf(p *engine.Plan) int {
 	n := 0
 	for _, c := range p.Nodes {

@@ -16,6 +16,7 @@ import (
 // SortBy is the order of a list of machines.
 type SortBy int
 
+// The orders of machines.
 const (
 	SortSlowest SortBy = iota
 	sortName
@@ -812,6 +813,7 @@ func Legend(pg Page, b *engine.Board, w int) []string {
 	return lines[:2]
 }
 
+// Facts describes a machine in one line.
 func Facts(pg Page, n *engine.BoardNode) string {
 	role := "worker"
 	if n.Control {
