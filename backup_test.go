@@ -26,8 +26,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/workspace"
 	"constellation/tui"
 )
 
@@ -97,8 +98,8 @@ func TestBackupsDoNotLeakSecrets(t *testing.T) {
 		Contexts:  map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}}, CurrentContext: "x",
 	})
 	must(err)
-	workspace := t.TempDir()
-	must(os.WriteFile(filepath.Join(workspace, engine.KubeconfigFile), kubeconfig, 0o600))
+	ws := t.TempDir()
+	must(os.WriteFile(filepath.Join(ws, workspace.KubeconfigFile), kubeconfig, 0o600))
 	planted := &canaries{values: map[string]string{}}
 
 	secret := func(name string, kind corev1.SecretType, data map[string]string, notes map[string]string) {
@@ -146,7 +147,7 @@ func TestBackupsDoNotLeakSecrets(t *testing.T) {
 		code := tui.App{
 			Release: "v1.1.0", Program: "constellation", Engine: newEngine, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
 			Env: func(k string) string { return map[string]string{"LANG": "C.UTF-8"}[k] },
-		}.Run(slices.Concat([]string{"-C", workspace}, args))
+		}.Run(slices.Concat([]string{"-C", ws}, args))
 		said := slices.Concat(out.Bytes(), errs.Bytes())
 		if found := planted.in(said); len(found) > 0 {
 			t.Errorf("%q prints secrets: %q\n%s", args, found, said)
@@ -201,15 +202,15 @@ func TestBackupsDoNotLeakSecrets(t *testing.T) {
 	widget("has-one", map[string]any{"token": planted.plant("custom resource as it is now")})
 	for id, want := range map[string]int{plain: 2, all: 8} {
 		var differ struct{ Differences []any }
-		must(json.Unmarshal([]byte(both(engine.ExitDiffers, "backup", "diff", id)), &differ))
+		must(json.Unmarshal([]byte(both(plan.ExitDiffers, "backup", "diff", id)), &differ))
 		if len(differ.Differences) != want {
 			t.Errorf("%d differences of backup %s, want %d: %v", len(differ.Differences), id, want, differ.Differences)
 		}
 	}
-	both(engine.ExitDone, "backup", "restore", all, "--dry-run", "--overwrite")
-	run(engine.ExitUnacknowledged, "backup", "restore", all, "--overwrite")
-	run(engine.ExitDone, "backup", "restore", all, "--overwrite", "--yes", "-o", "json", "--debug", "--only", "core/secrets")
-	run(engine.ExitDone, "backup", "restore", plain, "--yes", "--overwrite")
+	both(plan.ExitDone, "backup", "restore", all, "--dry-run", "--overwrite")
+	run(plan.ExitUnacknowledged, "backup", "restore", all, "--overwrite")
+	run(plan.ExitDone, "backup", "restore", all, "--overwrite", "--yes", "-o", "json", "--debug", "--only", "core/secrets")
+	run(plan.ExitDone, "backup", "restore", plain, "--yes", "--overwrite")
 
 	// The error of an API server that rejects an object contains the rejected value.
 	refuse := []string{
@@ -229,11 +230,11 @@ func TestBackupsDoNotLeakSecrets(t *testing.T) {
 			}
 			time.Sleep(20 * time.Millisecond)
 		}
-		said := both(engine.ExitFailed, "backup", "restore", plain, "--dry-run", "--only", "example.com/widgets")
+		said := both(plan.ExitFailed, "backup", "restore", plain, "--dry-run", "--only", "example.com/widgets")
 		if !strings.Contains(said, `"failed"`) || !strings.Contains(said, "spec") {
 			t.Errorf("schema %d: no error reported: %s", i, said)
 		}
-		run(engine.ExitFailed, "backup", "restore", all, "--yes", "--only", "example.com/widgets")
+		run(plan.ExitFailed, "backup", "restore", all, "--yes", "--only", "example.com/widgets")
 		apply(kind(`{"type":"object","x-kubernetes-preserve-unknown-fields":true}`))
 		for {
 			if _, err := widgets.Create(ctx, probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: "Strict"}); err == nil {
@@ -241,13 +242,13 @@ func TestBackupsDoNotLeakSecrets(t *testing.T) {
 			}
 			time.Sleep(20 * time.Millisecond)
 		}
-		run(engine.ExitDone, "backup", "restore", plain, "--yes", "--only", "example.com/widgets")
+		run(plan.ExitDone, "backup", "restore", plain, "--yes", "--only", "example.com/widgets")
 	}
 
 	// Check all files, records of runs included.
 	held := map[string][]string{}
 	files := 0
-	must(filepath.WalkDir(workspace, func(path string, d fs.DirEntry, err error) error {
+	must(filepath.WalkDir(ws, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
@@ -257,7 +258,7 @@ func TestBackupsDoNotLeakSecrets(t *testing.T) {
 			return err
 		}
 		text, err := os.ReadFile(path)
-		name, _ := filepath.Rel(workspace, path)
+		name, _ := filepath.Rel(ws, path)
 		name = strings.NewReplacer(plain, "plain", all, "all").Replace(strings.TrimPrefix(name, "constellation-upgrade/"))
 		if in := planted.in(text); len(in) > 0 {
 			if held[name] = in; info.Mode().Perm() != 0o600 {
@@ -267,7 +268,7 @@ func TestBackupsDoNotLeakSecrets(t *testing.T) {
 		return err
 	}))
 	want := map[string][]string{
-		engine.KubeconfigFile:                    {"token of the kubeconfig"},
+		workspace.KubeconfigFile:                 {"token of the kubeconfig"},
 		"plain/backups/example.com/widgets.json": {"custom resource"}, "plain/backups/helm/releases.json": {"helm"},
 		"all/backups/example.com/widgets.json": {"custom resource"}, "all/backups/helm/releases.json": {"helm"},
 		"all/backups/core/secrets.json": {"basic-auth", "bootstrap token", "opaque", "registry", "service account token", "ssh-auth", "tls"},

@@ -15,7 +15,7 @@ import (
 
 	"github.com/creack/pty"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/internal/testneeds"
 )
 
@@ -123,16 +123,16 @@ func initOnce(b *testing.B, bin string) map[string]time.Duration {
 		b.FailNow()
 	}
 
-	var events []engine.Event
+	var events []plan.Event
 	for line := range bytes.Lines(stream) {
-		var e engine.Event
+		var e plan.Event
 		if err := json.Unmarshal(line, &e); err != nil {
 			b.Fatalf("parse event: %v: %q", err, line)
 		}
 		events = append(events, e)
 	}
 	// when returns the time of the first matching event after another one.
-	when := func(what string, after time.Time, fits func(engine.Event) bool) time.Time {
+	when := func(what string, after time.Time, fits func(plan.Event) bool) time.Time {
 		for _, e := range events {
 			if !e.Time.Before(after) && fits(e) {
 				return e.Time
@@ -142,29 +142,29 @@ func initOnce(b *testing.B, bin string) map[string]time.Duration {
 		return time.Time{}
 	}
 	step := func(id, state string) time.Time {
-		return when("step "+id+" "+state, time.Time{}, func(e engine.Event) bool {
-			return e.Kind == engine.KindStep && e.Step == id && e.State == state
+		return when("step "+id+" "+state, time.Time{}, func(e plan.Event) bool {
+			return e.Kind == plan.KindStep && e.Step == id && e.State == state
 		})
 	}
 	part := func(object string) time.Time {
-		return when(object+" done", time.Time{}, func(e engine.Event) bool {
-			return e.Kind == engine.KindProgress && e.Object == object && e.State == engine.StateDone
+		return when(object+" done", time.Time{}, func(e plan.Event) bool {
+			return e.Kind == plan.KindProgress && e.Object == object && e.State == plan.StateDone
 		})
 	}
 	line := func(prefix string, after time.Time) time.Time {
-		return when(prefix, after, func(e engine.Event) bool {
-			return e.Kind == engine.KindLog && e.Source == "kubeadm" && strings.HasPrefix(e.Text, prefix)
+		return when(prefix, after, func(e plan.Event) bool {
+			return e.Kind == plan.KindLog && e.Source == "kubeadm" && strings.HasPrefix(e.Text, prefix)
 		})
 	}
 
-	began := step("init-first-node", engine.StateRunning)
-	attested := when("evidence", began, func(e engine.Event) bool { return e.Kind == engine.KindNode && e.Text == "attested" })
+	began := step("init-first-node", plan.StateRunning)
+	attested := when("evidence", began, func(e plan.Event) bool { return e.Kind == plan.KindNode && e.Text == "attested" })
 	claimed, installed, made := part("claim-node"), part("install-components"), part("kubeadm-init")
 	pulling := line("[preflight] Pulling images", began)
-	open, ready := step("wait-ready", engine.StateRunning), step("wait-ready", engine.StateDone)
+	open, ready := step("wait-ready", plan.StateRunning), step("wait-ready", plan.StateDone)
 	started := map[string]time.Time{}
 	for _, e := range events {
-		if e.Kind == engine.KindLog && e.Source == "bootstrapper" && e.Step == "wait-ready" && strings.HasPrefix(e.Text, "Kubernetes ") {
+		if e.Kind == plan.KindLog && e.Source == "bootstrapper" && e.Step == "wait-ready" && strings.HasPrefix(e.Text, "Kubernetes ") {
 			started[e.Node] = e.Time
 		}
 	}
@@ -186,7 +186,7 @@ func initOnce(b *testing.B, bin string) map[string]time.Duration {
 	took["own-median"], took["own-slowest"] = own[len(own)/2], own[len(own)-1]
 	took["kubeadm"] = made.Sub(installed)
 	took["pulls"] = line("[certs]", pulling).Sub(pulling)
-	took["charts"] = step("charts", engine.StateDone).Sub(step("charts", engine.StateRunning))
+	took["charts"] = step("charts", plan.StateDone).Sub(step("charts", plan.StateRunning))
 	took["joins"] = ready.Sub(last)
 	return took
 }

@@ -16,7 +16,10 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/kubeadm"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/engine/sandbox/recorder"
+	"constellation/engine/workspace"
 	"constellation/internal/testneeds"
 )
 
@@ -28,14 +31,14 @@ import (
 func TestApplyReplacesAnImage(t *testing.T) {
 	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "four minutes")
 	c := newCloud(t, 1, 1, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
-	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
+	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
 	c.wantVIP("control-plane-0", "worker-0")
 	verb := []string{"upgrade", "apply", "--non-interactive", "--to", "v1.1.0", "--kubernetes", "v1.35.4"}
 	apply := func(limit time.Duration, more ...string) *result {
 		return c.run(limit, append(append([]string{}, verb...), more...)...)
 	}
-	apply(2 * time.Minute).want(engine.ExitUnacknowledged)
-	apply(2*time.Minute, "--dry-run").want(engine.ExitDone)
+	apply(2 * time.Minute).want(plan.ExitUnacknowledged)
+	apply(2*time.Minute, "--dry-run").want(plan.ExitDone)
 	if left, err := filepath.Glob(filepath.Join(c.dir, "constellation-upgrade", "upgrade-*")); err != nil || len(left) > 0 {
 		t.Errorf("a rehearsal left %v, %v", left, err)
 	}
@@ -46,26 +49,26 @@ func TestApplyReplacesAnImage(t *testing.T) {
 	c.kubectl("create", "poddisruptionbudget", "hello", "--selector=app=hello", "--min-available=2")
 	r := c.record()
 	r.Begin()
-	apply(4*time.Minute, "--yes", "--detach").want(engine.ExitDone)
+	apply(4*time.Minute, "--yes", "--detach").want(plan.ExitDone)
 	backups, err := filepath.Glob(filepath.Join(c.dir, "constellation-upgrade", "upgrade-*", "backups", "manifest.json"))
 	if err != nil || len(backups) != 1 {
 		t.Fatalf("backups %v, %v", backups, err)
 	}
-	c.run(time.Minute, "backup", "verify", filepath.Base(filepath.Dir(filepath.Dir(backups[0])))).want(engine.ExitDone)
-	c.run(time.Minute, "upgrade", "pause").want(engine.ExitDone)
-	c.run(time.Minute, "upgrade", "pause").want(engine.ExitNothing)
-	c.run(time.Minute, "upgrade", "resume").want(engine.ExitDone)
+	c.run(time.Minute, "backup", "verify", filepath.Base(filepath.Dir(filepath.Dir(backups[0])))).want(plan.ExitDone)
+	c.run(time.Minute, "upgrade", "pause").want(plan.ExitDone)
+	c.run(time.Minute, "upgrade", "pause").want(plan.ExitNothing)
+	c.run(time.Minute, "upgrade", "resume").want(plan.ExitDone)
 
 	out := apply(10*time.Minute, "-o", "json")
-	out.want(engine.ExitDone)
+	out.want(plan.ExitDone)
 	seen := map[string]bool{}
-	var last engine.Event
+	var last plan.Event
 	for line := range strings.Lines(out.stdout) {
-		last = engine.Event{}
+		last = plan.Event{}
 		if err := json.Unmarshal([]byte(line), &last); err != nil {
 			t.Fatalf("%q: %v", line, err)
 		}
-		if last.Kind == engine.KindNode {
+		if last.Kind == plan.KindNode {
 			seen[last.Node+" "+last.To] = true
 		}
 	}
@@ -74,7 +77,7 @@ func TestApplyReplacesAnImage(t *testing.T) {
 			t.Errorf("no event that %s; events %v", want, seen)
 		}
 	}
-	if last.Kind != engine.KindResult || last.State != engine.StateDone {
+	if last.Kind != plan.KindResult || last.State != plan.StateDone {
 		t.Errorf("the last event is %+v", last)
 	}
 	r.End()
@@ -85,7 +88,7 @@ func TestApplyReplacesAnImage(t *testing.T) {
 	}
 	c.wantNodes("control-plane-1", "worker-1")
 	c.wantAnswer("control-plane-1", "worker-1")
-	apply(2*time.Minute, "--yes").want(engine.ExitNothing)
+	apply(2*time.Minute, "--yes").want(plan.ExitNothing)
 }
 
 // TestApplyIsKilledInEachStep kills the console at the beginning of each step and runs the
@@ -96,10 +99,10 @@ func TestApplyReplacesAnImage(t *testing.T) {
 func TestApplyIsKilledInEachStep(t *testing.T) {
 	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "three minutes")
 	c := newCloud(t, 1, 1, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
-	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
+	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
 	verb := []string{"upgrade", "apply", "--yes", "--to", "v1.1.0", "--kubernetes", "v1.35.4", "-o", "json"}
 	for _, step := range engine.ApplySteps {
-		if step == engine.StepRollout {
+		if step == plan.StepRollout {
 			continue
 		}
 		cmd, _, _ := c.until(step, verb...)
@@ -110,11 +113,11 @@ func TestApplyIsKilledInEachStep(t *testing.T) {
 		t.Logf("killed at %s", step)
 	}
 	for _, last := range []bool{false, true} {
-		cmd, _, rest := c.until(engine.StepRollout, verb...)
+		cmd, _, rest := c.until(plan.StepRollout, verb...)
 		if !t.Run("a second console is told who has the cluster", func(t *testing.T) {
 			other := *c
 			other.t, other.dir = t, t.TempDir()
-			for _, name := range []string{engine.ConfigFile, engine.KubeconfigFile, engine.StateFile} {
+			for _, name := range []string{workspace.ConfigFile, workspace.KubeconfigFile, workspace.StateFile} {
 				b, err := os.ReadFile(filepath.Join(c.dir, name))
 				if err != nil {
 					t.Fatal(err)
@@ -124,7 +127,7 @@ func TestApplyIsKilledInEachStep(t *testing.T) {
 				}
 			}
 			r := other.run(time.Minute, verb...)
-			if r.want(engine.ExitHeld); !strings.Contains(r.stderr, fmt.Sprintf("(process %d in %s, run upgrade-", cmd.Process.Pid, c.dir)) {
+			if r.want(plan.ExitHeld); !strings.Contains(r.stderr, fmt.Sprintf("(process %d in %s, run upgrade-", cmd.Process.Pid, c.dir)) {
 				t.Errorf("stderr is %q", r.stderr)
 			}
 		}) {
@@ -144,12 +147,12 @@ func TestApplyIsKilledInEachStep(t *testing.T) {
 		}
 	}
 	c.wantNodes("control-plane-1", "worker-1")
-	c.run(2*time.Minute, "upgrade", "apply", "--yes", "--to", "v1.1.0", "--kubernetes", "v1.35.4", "-o", "json").want(engine.ExitNothing)
+	c.run(2*time.Minute, "upgrade", "apply", "--yes", "--to", "v1.1.0", "--kubernetes", "v1.35.4", "-o", "json").want(plan.ExitNothing)
 }
 
 // until starts a command that prints events. It returns when a step has begun or is done
 // already, with the events so far and a scanner of the rest.
-func (c *cloud) until(step string, args ...string) (cmd *exec.Cmd, told []engine.Event, rest *bufio.Scanner) {
+func (c *cloud) until(step string, args ...string) (cmd *exec.Cmd, told []plan.Event, rest *bufio.Scanner) {
 	t := c.t
 	t.Helper()
 	cmd = c.command(t.Context(), args...)
@@ -164,15 +167,15 @@ func (c *cloud) until(step string, args ...string) (cmd *exec.Cmd, told []engine
 	rest = bufio.NewScanner(out)
 	rest.Buffer(nil, 1<<20)
 	for rest.Scan() {
-		var ev engine.Event
+		var ev plan.Event
 		if err := json.Unmarshal(rest.Bytes(), &ev); err != nil {
 			t.Fatalf("%q: %v", rest.Text(), err)
 		}
 		told = append(told, ev)
-		if ev.Kind == engine.KindStep && ev.Step == step {
+		if ev.Kind == plan.KindStep && ev.Step == step {
 			return cmd, told, rest
 		}
-		if ev.Kind == engine.KindResult {
+		if ev.Kind == plan.KindResult {
 			t.Fatalf("step %s never began: %s", step, ev.Text)
 		}
 	}
@@ -197,10 +200,10 @@ func withNext(t *testing.T) {
 func (c *cloud) applies(kubernetes string, replaced int, args ...string) {
 	t := c.t
 	t.Helper()
-	cmd, told, rest := c.until(engine.StepRollout, append([]string{"upgrade", "apply", "--non-interactive", "--yes", "-o", "json"}, args...)...)
+	cmd, told, rest := c.until(plan.StepRollout, append([]string{"upgrade", "apply", "--non-interactive", "--yes", "-o", "json"}, args...)...)
 	watched := make(chan *result, 1)
 	go func() {
-		watched <- c.run(15*time.Minute, "watch", "--kubeconfig", filepath.Join(c.dir, engine.KubeconfigFile), "-o", "json")
+		watched <- c.run(15*time.Minute, "watch", "--kubeconfig", filepath.Join(c.dir, workspace.KubeconfigFile), "-o", "json")
 	}()
 	for rest.Scan() {
 		told = append(told, parseEvents(t, rest.Text())...)
@@ -208,10 +211,10 @@ func (c *cloud) applies(kubernetes string, replaced int, args ...string) {
 	if err := cmd.Wait(); err != nil {
 		t.Fatalf("apply ended with %v: %+v\n%s", err, told[len(told)-1], c.kubectl("get", "nodeversion,nodes,pendingnodes,joiningnodes", "-o", "wide"))
 	}
-	seen := (<-watched).want(engine.ExitDone).events()
-	replayed := c.run(time.Minute, "watch", "--replay", "last", "-o", "json").want(engine.ExitDone)
+	seen := (<-watched).want(plan.ExitDone).events()
+	replayed := c.run(time.Minute, "watch", "--replay", "last", "-o", "json").want(plan.ExitDone)
 	want := totals(told)
-	for who, events := range map[string][]engine.Event{"the second process": seen, "the replay": parseEvents(t, replayed.stdout)} {
+	for who, events := range map[string][]plan.Event{"the second process": seen, "the replay": parseEvents(t, replayed.stdout)} {
 		if got := totals(events); got != want {
 			t.Errorf("%s ends with %s, apply with %s", who, got, want)
 		}
@@ -220,15 +223,15 @@ func (c *cloud) applies(kubernetes string, replaced int, args ...string) {
 		t.Errorf("apply ends with %s", want)
 	}
 	for _, n := range c.status().Nodes {
-		if n.State != engine.NodeReady || n.Kubernetes != kubernetes {
+		if n.State != plan.NodeReady || n.Kubernetes != kubernetes {
 			t.Errorf("%s is %s with Kubernetes %s, want it ready with %s", n.Name, n.State, n.Kubernetes, kubernetes)
 		}
 	}
-	var past engine.PastRun
-	if err := json.Unmarshal([]byte(c.run(time.Minute, "history", "last", "-o", "json").want(engine.ExitDone).stdout), &past); err != nil {
+	var past rollout.PastRun
+	if err := json.Unmarshal([]byte(c.run(time.Minute, "history", "last", "-o", "json").want(plan.ExitDone).stdout), &past); err != nil {
 		t.Fatal(err)
 	}
-	if past.Status != engine.StateDone || past.Replaced != replaced || past.Failed != 0 || past.To.Kubernetes != kubernetes {
+	if past.Status != plan.StateDone || past.Replaced != replaced || past.Failed != 0 || past.To.Kubernetes != kubernetes {
 		t.Errorf("history has %+v", past)
 	}
 }
@@ -273,7 +276,7 @@ func TestApplyOnRealMachines(t *testing.T) {
 	nodes := []string{"control-plane-1", "worker-2", "worker-3"}
 	c.wantNodes(nodes...)
 	c.wantAnswer(nodes...)
-	c.run(2*time.Minute, append([]string{"upgrade", "apply", "--yes", "-o", "json"}, target...)...).want(engine.ExitNothing)
+	c.run(2*time.Minute, append([]string{"upgrade", "apply", "--yes", "-o", "json"}, target...)...).want(plan.ExitNothing)
 }
 
 // TestApplyOnSimulatedMachines upgrades a cluster hop by hop to the newest release, as an
@@ -297,7 +300,7 @@ func TestApplyOnSimulatedMachines(t *testing.T) {
 	if err := unix.Kill(c.daemonPID(), unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	again := c.run(time.Minute, "sandbox", "up").want(engine.ExitDone)
+	again := c.run(time.Minute, "sandbox", "up").want(plan.ExitDone)
 	if !strings.Contains(again.stdout, "with the 3 machines that it had") {
 		t.Errorf("sandbox up after the daemon's death:\n%s", again.stdout)
 	}
@@ -305,7 +308,7 @@ func TestApplyOnSimulatedMachines(t *testing.T) {
 		t.Errorf("after the daemon's death: %+v", got)
 	}
 
-	c.run(time.Minute, "upgrade", "check", "--write-config").want(engine.ExitDone)
+	c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone)
 	if found, err := c.escalations(t.Context(), kubeadm.JoinGroup); err != nil || len(found) == 0 {
 		t.Errorf("release v1.0.0 has no admission policies, and %d attempts to escalate succeed (%v)", len(found), err)
 	}
@@ -317,7 +320,7 @@ func TestApplyOnSimulatedMachines(t *testing.T) {
 	}
 	c.kubectl("patch", "scalinggroup", "workers", "--type=merge", "-p", `{"spec":{"strategy":"InPlace"}}`)
 	stayed := workers()
-	c.run(time.Minute, "upgrade", "check", "--write-config").want(engine.ExitDone)
+	c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone)
 	guarded := c.guarded()
 	c.applies(next, 3)
 	guarded()
@@ -328,19 +331,19 @@ func TestApplyOnSimulatedMachines(t *testing.T) {
 	if now := workers(); now != stayed {
 		t.Errorf("workers are\n%s\nwant unchanged\n%s", now, stayed)
 	}
-	c.run(2*time.Minute, "upgrade", "apply", "--non-interactive", "--yes").want(engine.ExitNothing)
+	c.run(2*time.Minute, "upgrade", "apply", "--non-interactive", "--yes").want(plan.ExitNothing)
 }
 
 // totals summarises a stream at its end.
-func totals(events []engine.Event) string {
-	var b engine.Board
+func totals(events []plan.Event) string {
+	var b rollout.Board
 	for _, e := range events {
 		b.Apply(e)
 	}
 	done, total := b.Places()
 	gone := []string{}
 	for n := range b.Nodes() {
-		if n.State == engine.NodeGone {
+		if n.State == plan.NodeGone {
 			gone = append(gone, n.Name)
 		}
 	}

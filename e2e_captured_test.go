@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 // TestRootOnAWorkerStaysItself is root on one worker of real machines. Its kubelet's credentials,
@@ -152,7 +152,7 @@ journalctl -u kubelet --since -2min | grep -e impostor -e "$1"; exit 1`, mirror,
 	if out, code := c.asRoot(worker, "CONSTELLATION_TPM=unix:/var/lib/constellation-tpm/tpm.sock /usr/lib/constellation/bootstrapper reset"); code != 0 {
 		t.Errorf("reset of %s: exit %d: %s", worker, code, out)
 	}
-	c.run(2*time.Minute, "sandbox", "machine", "reboot", worker).want(engine.ExitDone)
+	c.run(2*time.Minute, "sandbox", "machine", "reboot", worker).want(plan.ExitDone)
 	refused := fmt.Sprintf(`"node":%q`, worker)
 	var logs string
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Second) {
@@ -180,7 +180,7 @@ func (c *cloud) revokesACapturedWorker(worker string) {
 	t := c.t
 	t.Helper()
 	before := time.Now()
-	events := c.run(5*time.Minute, "machine", "revoke", worker, "--replace", "--reason", "captured", "--non-interactive", "--yes", "-o", "json").want(engine.ExitDone).events()
+	events := c.run(5*time.Minute, "machine", "revoke", worker, "--replace", "--reason", "captured", "--non-interactive", "--yes", "-o", "json").want(plan.ExitDone).events()
 	t.Logf("revoked and replaced in %v: %s", time.Since(before).Round(100*time.Millisecond), events[len(events)-1].Text)
 	nodes := strings.Fields(c.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"))
 	if len(nodes) != 3 || strings.Contains(strings.Join(nodes, " "), worker) {

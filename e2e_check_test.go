@@ -13,7 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
 )
 
 // trouble are obstacles to an upgrade, one of each kind: an aggregated API without a backend,
@@ -93,9 +94,9 @@ spec: {cidrs: [10.200.0.0/24]}
 `
 
 // check runs `upgrade check -o json`.
-func (c *cloud) check(code int, args ...string) engine.Check {
+func (c *cloud) check(code int, args ...string) check.Check {
 	c.t.Helper()
-	var k engine.Check
+	var k check.Check
 	out := c.run(2*time.Minute, append([]string{"upgrade", "check", "-o", "json"}, args...)...).want(code).stdout
 	if err := json.Unmarshal([]byte(out), &k); err != nil {
 		c.t.Fatalf("upgrade check: %v\n%s", err, tail(out))
@@ -104,10 +105,10 @@ func (c *cloud) check(code int, args ...string) engine.Check {
 }
 
 // worth lists findings above info, such as "block pdb-room".
-func worth(k engine.Check) []string {
+func worth(k check.Check) []string {
 	var out []string
 	for _, f := range k.Findings {
-		if f.Severity != engine.Info {
+		if f.Severity != plan.Info {
 			out = append(out, string(f.Severity)+" "+f.ID)
 		}
 	}
@@ -148,13 +149,13 @@ func (c *cloud) eventually(limit time.Duration, what string, wanted func(out str
 func (c *cloud) isClean() {
 	t := c.t
 	t.Helper()
-	if got := worth(c.check(engine.ExitUpgradeAvailable, "--exit-code")); !slices.Equal(got, []string{"warn backup-age"}) {
+	if got := worth(c.check(plan.ExitUpgradeAvailable, "--exit-code")); !slices.Equal(got, []string{"warn backup-age"}) {
 		t.Errorf("a cluster that was never backed up: %q", got)
 	}
-	c.run(2*time.Minute, "backup", "create").want(engine.ExitDone)
-	k := c.check(engine.ExitUpgradeAvailable, "--exit-code")
+	c.run(2*time.Minute, "backup", "create").want(plan.ExitDone)
+	k := c.check(plan.ExitUpgradeAvailable, "--exit-code")
 	for _, f := range k.Findings {
-		if f.Severity != engine.Info {
+		if f.Severity != plan.Info {
 			t.Errorf("a clean cluster: %s %s: %s: %s", f.Severity, f.ID, f.Title, f.Detail)
 		}
 	}
@@ -192,7 +193,7 @@ func (c *cloud) findsTrouble() {
 	// The budget's pods and the webhook's pod run on workers. The second hop replaces the
 	// workers if the mirror has its Kubernetes, which is not certain, so the test takes both
 	// targets from the path.
-	path := c.check(engine.ExitDone, "--no-preflight").Path
+	path := c.check(plan.ExitDone, "--no-preflight").Path
 	want := []string{"block api-services", "warn webhook-ca", "warn webhook-exemption"}
 	if len(path) > 1 {
 		want = append(want, "warn webhook-one-node", "warn pdb-room", "warn drain-rehearsal", "warn removed-apis-used", "warn single-replica")
@@ -202,9 +203,9 @@ func (c *cloud) findsTrouble() {
 	slices.Sort(want)
 	// The controllers lost their leases with the API server; the check reports that until
 	// they have them again.
-	var found engine.Check
+	var found check.Check
 	for deadline := time.Now().Add(4 * time.Minute); ; time.Sleep(time.Second) {
-		found = c.check(engine.ExitBlocked, "--exit-code")
+		found = c.check(plan.ExitBlocked, "--exit-code")
 		got := worth(found)
 		slices.Sort(got)
 		d := cmp.Diff(want, got)
@@ -218,7 +219,7 @@ func (c *cloud) findsTrouble() {
 	}
 	for _, f := range found.Findings {
 		switch {
-		case f.Severity == engine.Info:
+		case f.Severity == plan.Info:
 		case f.Title == "" || f.Reference == "" || f.Remedy == "" && f.Command == "":
 			t.Errorf("finding without detail or remedy: %+v", f)
 		case f.ID == "removed-apis-used" && f.Owner != "argocd-controller":
@@ -246,9 +247,9 @@ func (c *cloud) findsTrouble() {
 			t.Fatal(err)
 		}
 		c.kubectl("patch", "node", "worker-1", "--subresource=status", "--type=merge", "-p", string(patch))
-		old := c.check(engine.ExitDone)
-		if seen = slices.ContainsFunc(old.Findings, func(f engine.Finding) bool {
-			return f.Severity != engine.Info && strings.Contains(fmt.Sprint(f.Title, f.Detail), "v1.31.9")
+		old := c.check(plan.ExitDone)
+		if seen = slices.ContainsFunc(old.Findings, func(f plan.Finding) bool {
+			return f.Severity != plan.Info && strings.Contains(fmt.Sprint(f.Title, f.Detail), "v1.31.9")
 		}); seen {
 			break
 		}
@@ -263,7 +264,7 @@ func (c *cloud) findsTrouble() {
 	if err != nil {
 		t.Fatal(err)
 	}
-	written := c.check(engine.ExitDone, "--write-config", "--to", "v1.1.0", "--no-preflight")
+	written := c.check(plan.ExitDone, "--write-config", "--to", "v1.1.0", "--no-preflight")
 	after, err := os.ReadFile(filepath.Join(c.dir, "constellation-conf.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -271,7 +272,7 @@ func (c *cloud) findsTrouble() {
 	if written.Config == nil || !written.Config.Written || !strings.Contains(string(after), "microserviceVersion: v1.1.0") || strings.Count(string(after), "#") < strings.Count(string(before), "#") {
 		t.Errorf("written %+v:\n%s", written.Config, after)
 	}
-	c.run(time.Minute, "config", "validate").want(engine.ExitDone)
+	c.run(time.Minute, "config", "validate").want(plan.ExitDone)
 }
 
 // restores takes a backup, deletes objects, and restores them unchanged.
@@ -281,20 +282,20 @@ func (c *cloud) restores() {
 	c.apply("kubectl", definition)
 	c.kubectl("wait", "crd/widgets.example.com", "--for=condition=Established", "--timeout=110s")
 	c.apply("kubectl", widget)
-	c.run(2*time.Minute, "backup", "create").want(engine.ExitDone)
+	c.run(2*time.Minute, "backup", "create").want(plan.ExitDone)
 	var list struct{ Backups []struct{ ID string } }
-	if err := json.Unmarshal([]byte(c.run(time.Minute, "backup", "list", "-o", "json").want(engine.ExitDone).stdout), &list); err != nil || len(list.Backups) == 0 {
+	if err := json.Unmarshal([]byte(c.run(time.Minute, "backup", "list", "-o", "json").want(plan.ExitDone).stdout), &list); err != nil || len(list.Backups) == 0 {
 		t.Fatalf("backups %+v, %v", list, err)
 	}
 	id := list.Backups[0].ID // the newest
 	restore := []string{"backup", "restore", id, "--non-interactive", "--only", "example.com/widgets"}
 	c.kubectl("delete", "crd", "widgets.example.com")
-	c.run(time.Minute, restore...).want(engine.ExitUnacknowledged)
-	c.run(2*time.Minute, append(restore, "--yes")...).want(engine.ExitDone)
+	c.run(time.Minute, restore...).want(plan.ExitUnacknowledged)
+	c.run(2*time.Minute, append(restore, "--yes")...).want(plan.ExitDone)
 	if size := c.kubectl("get", "widget", "kept", "-o", "jsonpath={.spec.size}"); size != "3" {
 		t.Errorf("the restored object has the size %q", size)
 	}
-	c.run(time.Minute, append(restore, "--yes")...).want(engine.ExitNothing)
+	c.run(time.Minute, append(restore, "--yes")...).want(plan.ExitNothing)
 }
 
 // definition and widget are a custom resource and its definition.

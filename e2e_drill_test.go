@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 // Drills replace the machines of a cluster under fault injection, and clean up after
@@ -51,7 +52,7 @@ func (c *cloud) drill(kind machineKind, more ...string) {
 	if err := json.Unmarshal([]byte(out.stdout), &report); err != nil {
 		t.Fatalf("%v: %s\n%s", err, out.stdout, out.stderr)
 	}
-	if out.code != engine.ExitDone || report.Outcome != engine.DrillPassed {
+	if out.code != plan.ExitDone || report.Outcome != engine.DrillPassed {
 		t.Errorf("exit code %d, %s: %s\n%s", out.code, report.Outcome, report.Why, out.stdout)
 	}
 	if l, err := os.ReadDir(c.dir); err != nil || len(l) > 0 {

@@ -13,15 +13,15 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"constellation/engine"
 	"constellation/engine/kubeadm"
 	"constellation/engine/sandbox/escalation"
+	"constellation/engine/workspace"
 )
 
 // escalations makes all attempts to turn one identity of this cluster into another. tokenGroup is
 // the group of the cluster's bootstrap tokens.
 func (c *cloud) escalations(ctx context.Context, tokenGroup string) ([]escalation.Finding, error) {
-	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(c.dir, engine.KubeconfigFile))
+	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(c.dir, workspace.KubeconfigFile))
 	if err != nil {
 		return nil, err
 	}

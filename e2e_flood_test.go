@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"constellation/engine"
 	"constellation/engine/atls/flood"
+	"constellation/engine/plan"
 	"constellation/internal/testneeds"
 )
 
@@ -63,16 +63,16 @@ func TestFloodOfRealMachines(t *testing.T) {
 
 	stopInit := c.floods("worker-2", flood.Flood{Address: netip.AddrPortFrom(target, 9000).String(), Sources: sources, Silent: 10_000, Half: 1_000}, true)
 	stopJoin := c.floods("worker-2", flood.Flood{Address: netip.AddrPortFrom(target, 30090).String(), Sources: []netip.Addr{captured}, Silent: 10_000, Half: 1_000}, false)
-	r := c.run(12*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(engine.ExitDone)
+	r := c.run(12*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(plan.ExitDone)
 	t.Logf("flood of the bootstrapper: %s", stopInit())
 	t.Logf("flood of the join service: %s", stopJoin())
 
 	var began, attested time.Time
 	for _, e := range r.events() {
 		switch {
-		case began.IsZero() && e.Kind == engine.KindStep && e.Step == "init-first-node":
+		case began.IsZero() && e.Kind == plan.KindStep && e.Step == "init-first-node":
 			began = e.Time
-		case attested.IsZero() && e.Kind == engine.KindNode && e.Node == "control-plane-0" && e.Text == "attested":
+		case attested.IsZero() && e.Kind == plan.KindNode && e.Node == "control-plane-0" && e.Text == "attested":
 			attested = e.Time
 		}
 	}
@@ -82,7 +82,7 @@ func TestFloodOfRealMachines(t *testing.T) {
 		t.Logf("the console reached the first machine after %s", took.Round(time.Millisecond))
 	}
 	for _, name := range []string{"worker-0", "worker-1"} {
-		journal := c.run(time.Minute, "sandbox", "shell", name, "--", "journalctl", "-u", "constellation-bootstrapper", "-o", "cat", "--no-pager").want(engine.ExitDone).stdout
+		journal := c.run(time.Minute, "sandbox", "shell", name, "--", "journalctl", "-u", "constellation-bootstrapper", "-o", "cat", "--no-pager").want(plan.ExitDone).stdout
 		line := ""
 		for l := range strings.Lines(journal) {
 			if strings.Contains(l, "join ticket received") {

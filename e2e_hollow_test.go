@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox"
 	"constellation/internal/testneeds"
 )
@@ -25,7 +26,7 @@ func TestHollowSandbox(t *testing.T) {
 	c := newHollow(t)
 	up := func(args ...string) *result {
 		t.Helper()
-		return c.run(2*time.Minute, append([]string{"sandbox", "up", "-o", "json"}, args...)...).want(engine.ExitDone)
+		return c.run(2*time.Minute, append([]string{"sandbox", "up", "-o", "json"}, args...)...).want(plan.ExitDone)
 	}
 	const workers, all = 12, 13
 	events := up("--hollow", fmt.Sprint(workers), "--control-planes", "1", "--image", "v1.0.0", "--boot", "300ms", "--join", "200ms", "--drain", "300ms").events()
@@ -40,7 +41,7 @@ func TestHollowSandbox(t *testing.T) {
 	var st engine.Status
 	decode := func(v any, args ...string) {
 		t.Helper()
-		if err := json.Unmarshal([]byte(c.run(time.Minute, args...).want(engine.ExitDone).stdout), v); err != nil {
+		if err := json.Unmarshal([]byte(c.run(time.Minute, args...).want(plan.ExitDone).stdout), v); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -60,27 +61,27 @@ func TestHollowSandbox(t *testing.T) {
 		{"upgrade", "apply", "--yes", "--non-interactive"},
 		{"sandbox", "shell", "worker-1"},
 	} {
-		if r := c.run(time.Minute, args...).want(engine.ExitUsage); !strings.Contains(r.stderr, "hollow") {
+		if r := c.run(time.Minute, args...).want(plan.ExitUsage); !strings.Contains(r.stderr, "hollow") {
 			t.Errorf("%v: %s", args, r.stderr)
 		}
 	}
 
 	// Replace a fault, skip a node, set the target, and watch the rollout.
 	up("--fault", "api-429=0.1", "--fault", "lost-delete=0.2")
-	c.run(time.Minute, "upgrade", "skip", "worker-3").want(engine.ExitDone)
+	c.run(time.Minute, "upgrade", "skip", "worker-3").want(plan.ExitDone)
 	c.kubectl("patch", "nodeversion", "constellation-version", "--type", "merge", "-p",
 		fmt.Sprintf(`{"spec":{"image":"sandboxes/%s/images/v1.1.0","imageVersion":"v1.1.0","rollout":{"maxSurge":4}}}`, c.name()))
-	c.run(time.Minute, "upgrade", "pause").want(engine.ExitDone)
-	c.run(time.Minute, "upgrade", "resume").want(engine.ExitDone)
-	rollout := c.run(5*time.Minute, "watch", "-o", "json").want(engine.ExitDone).events()
+	c.run(time.Minute, "upgrade", "pause").want(plan.ExitDone)
+	c.run(time.Minute, "upgrade", "resume").want(plan.ExitDone)
+	rollout := c.run(5*time.Minute, "watch", "-o", "json").want(plan.ExitDone).events()
 	seen := map[string]bool{}
 	for _, e := range rollout {
-		if e.Kind == engine.KindNode {
+		if e.Kind == plan.KindNode {
 			seen[e.Group+" "+e.To] = true
 		}
 	}
 	for _, group := range []string{"control-plane", "workers"} {
-		for _, state := range []string{engine.NodeGone, engine.NodeReady} {
+		for _, state := range []string{plan.NodeGone, plan.NodeReady} {
 			if !seen[group+" "+state] {
 				t.Errorf("watch did not report that a node of %s became %s; events %v", group, state, seen)
 			}
@@ -91,11 +92,11 @@ func TestHollowSandbox(t *testing.T) {
 		t.Errorf("after the rollout: %+v", st.Counts)
 	}
 	up("--fault", "none")
-	c.run(time.Minute, "upgrade", "retry", "worker-3").want(engine.ExitDone)
-	c.run(3*time.Minute, "watch", "-o", "json").want(engine.ExitDone)
+	c.run(time.Minute, "upgrade", "retry", "worker-3").want(plan.ExitDone)
+	c.run(3*time.Minute, "watch", "-o", "json").want(plan.ExitDone)
 	current := 0
-	for _, e := range c.run(time.Minute, "watch", "--once", "-o", "json").want(engine.ExitDone).events() {
-		if e.Kind == engine.KindNode && e.To == engine.NodeReady {
+	for _, e := range c.run(time.Minute, "watch", "--once", "-o", "json").want(plan.ExitDone).events() {
+		if e.Kind == plan.KindNode && e.To == plan.NodeReady {
 			current++
 		}
 	}
@@ -117,7 +118,7 @@ func TestHollowSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.wantNoProcesses()
-	if r := c.run(time.Minute, "sandbox", "status").want(engine.ExitDone); !strings.Contains(r.stdout, "the hollow cluster have ended") {
+	if r := c.run(time.Minute, "sandbox", "status").want(plan.ExitDone); !strings.Contains(r.stdout, "the hollow cluster have ended") {
 		t.Errorf("status after the daemon's death:\n%s", r.stdout)
 	}
 	if r := up(); !strings.Contains(r.stdout, "a new cluster begins") {
@@ -175,8 +176,8 @@ func newHollow(t *testing.T) *cloud {
 		}
 	}
 	t.Cleanup(func() {
-		c.run(time.Minute, "sandbox", "down").want(engine.ExitDone)
-		c.run(time.Minute, "sandbox", "down").want(engine.ExitDone) // again is no error
+		c.run(time.Minute, "sandbox", "down").want(plan.ExitDone)
+		c.run(time.Minute, "sandbox", "down").want(plan.ExitDone) // again is no error
 		c.wantNoProcesses()
 		if _, err := os.Lstat(filepath.Join(state, "constellation")); err == nil {
 			t.Errorf("sandbox down left %v", find(t, state))

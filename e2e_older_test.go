@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/recorder"
 	"constellation/internal/testneeds"
 )
@@ -62,7 +62,7 @@ func newOlderCluster(t *testing.T) *cloud {
 	c.up(1, 2, "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", "v1.35.4")
 	older := *c
 	older.bin = filepath.Join(source, "bin")
-	older.run(8*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
+	older.run(8*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
 	if found, err := c.escalations(t.Context(), kubeadmTokens); err != nil || len(found) == 0 {
 		t.Errorf("a cluster of %.7s: %d attempts to escalate succeed, want some (%v)", olderCommit, len(found), err)
 	} else {
@@ -200,7 +200,7 @@ func (c *cloud) renews(node, controlPlane string) {
 func TestUpgradeFromAnOlderProgramInPlace(t *testing.T) {
 	c := newOlderCluster(t)
 	l := c.startLoad()
-	c.run(time.Minute, "upgrade", "check", "--write-config").want(engine.ExitDone)
+	c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone)
 	c.applies("v1.35.4", 1)
 	c.wantProtected("between two hops")
 	c.wantImages("control-plane v1.1.0", "worker v1.0.0", "worker v1.0.0")
@@ -210,7 +210,7 @@ func TestUpgradeFromAnOlderProgramInPlace(t *testing.T) {
 		return c.kubectl("get", "nodes", "-l", "!node-role.kubernetes.io/control-plane", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid} {.spec.unschedulable}{"\n"}{end}`)
 	}
 	stayed := workers()
-	c.run(time.Minute, "upgrade", "check", "--write-config").want(engine.ExitDone)
+	c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone)
 	guarded := c.guarded()
 	c.applies(next, 3)
 	guarded()
@@ -273,5 +273,5 @@ func TestUpgradeFromAnOlderProgramReplaces(t *testing.T) {
 	c.wantNodes(nodes...)
 	c.wantAnswer(nodes...)
 	c.renews("worker-3", "control-plane-1")
-	c.run(2*time.Minute, append([]string{"upgrade", "apply", "--yes", "-o", "json"}, target...)...).want(engine.ExitNothing)
+	c.run(2*time.Minute, append([]string{"upgrade", "apply", "--yes", "-o", "json"}, target...)...).want(plan.ExitNothing)
 }

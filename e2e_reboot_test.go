@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 // survives reboots a worker, the only control plane, and all machines at once, and then cuts
@@ -33,7 +33,7 @@ func (c *cloud) survives(kind machineKind, all []string) {
 			args, touched = append(args, "--all"), all
 		}
 		begun := time.Now()
-		c.run(2*time.Minute, args...).want(engine.ExitDone)
+		c.run(2*time.Minute, args...).want(plan.ExitDone)
 		if kind == realMachines { // most pods of simulated ones run nothing that could start anew
 			c.wantRestarted(begun, touched)
 			c.wantNodes(all...)
@@ -42,7 +42,7 @@ func (c *cloud) survives(kind machineKind, all []string) {
 			c.wantReady(begun, all)
 		}
 		var status struct{ Nodes []struct{ Name string } }
-		out := c.run(time.Minute, "status", "-o", "json").want(engine.ExitDone).stdout
+		out := c.run(time.Minute, "status", "-o", "json").want(plan.ExitDone).stdout
 		if err := json.Unmarshal([]byte(out), &status); err != nil || len(status.Nodes) != len(all) {
 			t.Errorf("after %v status says %s, %v", args, out, err)
 		}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/build"
 )
 
@@ -20,20 +20,20 @@ func (c *cloud) recovers(kind machineKind, lost ...string) {
 	t.Helper()
 	stop, restore := c.recovery(kind)
 	c.kubectl("create", "configmap", "kept", "--from-literal=k=v")
-	c.run(5*time.Minute, "backup", "create", "--etcd").want(engine.ExitDone)
+	c.run(5*time.Minute, "backup", "create", "--etcd").want(plan.ExitDone)
 	var list struct {
 		Backups []struct {
 			ID    string
 			Whole bool
 		}
 	}
-	if err := json.Unmarshal([]byte(c.run(time.Minute, "backup", "list", "-o", "json").want(engine.ExitDone).stdout), &list); err != nil || len(list.Backups) == 0 || !list.Backups[0].Whole {
+	if err := json.Unmarshal([]byte(c.run(time.Minute, "backup", "list", "-o", "json").want(plan.ExitDone).stdout), &list); err != nil || len(list.Backups) == 0 || !list.Backups[0].Whole {
 		t.Fatalf("backups %+v, %v", list, err)
 	}
-	snapshot := filepath.Join(c.dir, engine.RunsDir, list.Backups[0].ID, "backups", "etcd.snapshot")
+	snapshot := filepath.Join(c.dir, plan.RunsDir, list.Backups[0].ID, "backups", "etcd.snapshot")
 	c.kubectl("create", "configmap", "forgotten", "--from-literal=k=v")
 
-	c.run(time.Minute, append([]string{"sandbox", "machine", "off"}, lost...)...).want(engine.ExitDone)
+	c.run(time.Minute, append([]string{"sandbox", "machine", "off"}, lost...)...).want(plan.ExitDone)
 	const first = "control-plane-0"
 	in, err := os.Open(snapshot)
 	if err != nil {
@@ -62,8 +62,8 @@ func (c *cloud) recovers(kind machineKind, lost ...string) {
 	}, "-n", "constellation-system", "get", "deployment", "constellation-operator", "-o", "jsonpath={.status.readyReplicas}")
 
 	// The lost machines are deleted from the cloud, and new ones join.
-	c.run(time.Minute, "sandbox", "up", "--control-planes", "1").want(engine.ExitDone)
-	c.run(time.Minute, "sandbox", "up", "--control-planes", "3").want(engine.ExitDone)
+	c.run(time.Minute, "sandbox", "up", "--control-planes", "1").want(plan.ExitDone)
+	c.run(time.Minute, "sandbox", "up", "--control-planes", "3").want(plan.ExitDone)
 	c.eventually(6*time.Minute, "there are three control planes again", func(out string) bool {
 		return strings.Count(out, "node/") == 3
 	}, "get", "nodes", "-o", "name", "-l", "node-role.kubernetes.io/control-plane")

@@ -16,8 +16,9 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/engine/revocation"
+	"constellation/engine/workspace"
 )
 
 // A worker whose credentials were copied is revoked, and another machine takes its place:
@@ -53,19 +54,19 @@ spec:
 		t.Fatalf("the copied credentials do not work before: %v", err)
 	}
 
-	c.run(time.Minute, "machine", "revoke", "worker-7", "--yes").want(engine.ExitUsage)
-	last := c.run(time.Minute, "machine", "revoke", "control-plane-0", "--non-interactive", "--yes").want(engine.ExitBlocked)
+	c.run(time.Minute, "machine", "revoke", "worker-7", "--yes").want(plan.ExitUsage)
+	last := c.run(time.Minute, "machine", "revoke", "control-plane-0", "--non-interactive", "--yes").want(plan.ExitBlocked)
 	if !strings.Contains(last.stdout+last.stderr, "only control plane") {
 		t.Errorf("the last control plane:\n%s\n%s", last.stdout, last.stderr)
 	}
-	c.run(time.Minute, "machine", "revoke", "worker-1", "--replace", "--non-interactive").want(engine.ExitUnacknowledged)
-	c.run(time.Minute, "machine", "revoke", "worker-1", "--replace", "--dry-run").want(engine.ExitDone)
+	c.run(time.Minute, "machine", "revoke", "worker-1", "--replace", "--non-interactive").want(plan.ExitUnacknowledged)
+	c.run(time.Minute, "machine", "revoke", "worker-1", "--replace", "--dry-run").want(plan.ExitDone)
 	if got := c.status(); len(got.Nodes) != 3 {
 		t.Fatalf("nodes after a rehearsal: %+v", got.Nodes)
 	}
 
 	began := time.Now()
-	r := c.run(5*time.Minute, "machine", "revoke", "worker-1", "--replace", "--reason", "its key was copied", "--yes", "-o", "json").want(engine.ExitDone)
+	r := c.run(5*time.Minute, "machine", "revoke", "worker-1", "--replace", "--reason", "its key was copied", "--yes", "-o", "json").want(plan.ExitDone)
 	t.Logf("revoked and replaced in %v", time.Since(began).Round(100*time.Millisecond))
 	events := r.events()
 	if text := events[len(events)-1].Text; !strings.Contains(text, "has taken its place and is Ready") {
@@ -84,7 +85,7 @@ spec:
 	var names []string
 	for _, n := range st.Nodes {
 		names = append(names, n.Name)
-		if n.State != engine.NodeReady {
+		if n.State != plan.NodeReady {
 			t.Errorf("%s is %s", n.Name, n.State)
 		}
 	}
@@ -99,13 +100,13 @@ spec:
 	if got := c.kubectl("get", "events", "--field-selector", "reason=MachineRevoked", "-o", "jsonpath={.items[*].message}"); !strings.Contains(got, "its key was copied") {
 		t.Errorf("events %q", got)
 	}
-	if out := c.run(time.Minute, "history").want(engine.ExitDone).stdout; !strings.Contains(out, "machine-revoke-") || !strings.Contains(out, "worker-1") {
+	if out := c.run(time.Minute, "history").want(plan.ExitDone).stdout; !strings.Contains(out, "machine-revoke-") || !strings.Contains(out, "worker-1") {
 		t.Errorf("history:\n%s", out)
 	}
 	if left := c.kubectl("get", "pendingnodes", "-o", "name"); left != "" {
 		t.Errorf("left %s", left)
 	}
-	c.run(time.Minute, "machine", "revoke", "worker-1", "--replace", "--yes").want(engine.ExitNothing)
+	c.run(time.Minute, "machine", "revoke", "worker-1", "--replace", "--yes").want(plan.ExitNothing)
 
 	c.writesNothing(stolen, "worker-1")
 }
@@ -131,7 +132,7 @@ func TestRevokeOfAControlPlaneOnSimulatedMachines(t *testing.T) {
 	for _, name := range others {
 		c.kubectl("cordon", name)
 	}
-	if r := c.run(time.Minute, "machine", "revoke", leader, "--non-interactive", "--yes").want(engine.ExitBlocked); !strings.Contains(r.stdout+r.stderr, "no other control plane takes the pods of the operator") {
+	if r := c.run(time.Minute, "machine", "revoke", leader, "--non-interactive", "--yes").want(plan.ExitBlocked); !strings.Contains(r.stdout+r.stderr, "no other control plane takes the pods of the operator") {
 		t.Errorf("all others are cordoned:\n%s\n%s", r.stdout, r.stderr)
 	}
 	for _, name := range others {
@@ -139,11 +140,11 @@ func TestRevokeOfAControlPlaneOnSimulatedMachines(t *testing.T) {
 	}
 
 	began := time.Now()
-	c.run(8*time.Minute, "machine", "revoke", leader, "--replace", "--non-interactive", "--yes").want(engine.ExitDone)
+	c.run(8*time.Minute, "machine", "revoke", leader, "--replace", "--non-interactive", "--yes").want(plan.ExitDone)
 	t.Logf("%s revoked and replaced in %v", leader, time.Since(began).Round(100*time.Millisecond))
 	var controlPlanes []string
 	for _, n := range c.status().Nodes {
-		if n.State != engine.NodeReady {
+		if n.State != plan.NodeReady {
 			t.Errorf("%s is %s", n.Name, n.State)
 		}
 		if strings.HasPrefix(n.Name, "control-plane-") {
@@ -186,7 +187,7 @@ func (c *cloud) stolenCredentials(machine string) *kubernetes.Clientset {
 			c.t.Fatal(err)
 		}
 	}
-	admin, err := clientcmd.BuildConfigFromFlags("", filepath.Join(c.dir, engine.KubeconfigFile))
+	admin, err := clientcmd.BuildConfigFromFlags("", filepath.Join(c.dir, workspace.KubeconfigFile))
 	if err != nil {
 		c.t.Fatal(err)
 	}

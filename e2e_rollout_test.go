@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	ctrl "sigs.k8s.io/controller-runtime/pkg/log"
 
-	"constellation/engine"
 	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/recorder"
 	"constellation/internal/testneeds"
@@ -151,10 +151,10 @@ func cordoned(e recorder.Entry) bool { return e.Node != nil && e.Node.CordonedBy
 func TestRolloutOfAnImage(t *testing.T) {
 	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "four minutes")
 	c := newCloud(t, 1, 1, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
-	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
+	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
 	c.wantVIP("control-plane-0", "worker-0")
 	// Name the target, so that there is one hop: with a second hop workers would be kept.
-	c.run(2*time.Minute, "upgrade", "prepare", "--non-interactive", "--yes", "--to", "v1.1.0", "--kubernetes", "v1.35.4").want(engine.ExitDone)
+	c.run(2*time.Minute, "upgrade", "prepare", "--non-interactive", "--yes", "--to", "v1.1.0", "--kubernetes", "v1.35.4").want(plan.ExitDone)
 	c.rollout(8*time.Minute, []func(recorder.Entry) bool{adopted, cordoned})
 	c.wantNodes("control-plane-1", "worker-1")
 }
@@ -170,10 +170,10 @@ func TestRolloutOfAnImage(t *testing.T) {
 func TestRolloutToTheNextKubernetes(t *testing.T) {
 	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "twenty minutes and Kubernetes v1.36.3, built from source")
 	c := newCloud(t, 3, 2, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
-	c.run(10*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
+	c.run(10*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
 	c.wantVIP("control-plane-0", "control-plane-1", "control-plane-2", "worker-0", "worker-1")
 	c.run(2*time.Minute, "upgrade", "prepare", "--non-interactive", "--yes",
-		"--to", "v1.1.0", "--kubernetes", "v1.36.3", "--acknowledge", "oldest-supports-kubernetes").want(engine.ExitDone)
+		"--to", "v1.1.0", "--kubernetes", "v1.36.3", "--acknowledge", "oldest-supports-kubernetes").want(plan.ExitDone)
 	c.rollout(40*time.Minute, []func(recorder.Entry) bool{
 		func(e recorder.Entry) bool { return e.Target != nil && e.Target.Phase == "apply" },
 		cordoned,

@@ -17,8 +17,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
+	"constellation/engine/plan"
 )
 
 // TestMachinesRunVouchedComponentsOnly attacks with write access to NodeVersion and to
@@ -39,7 +40,7 @@ func TestMachinesRunVouchedComponentsOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := engine.ComponentsName(l)
+	name := cluster.ComponentsName(l)
 	file := filepath.Join(c.dir, "components.json")
 	object := fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q,"namespace":"kube-system"},"data":{"components":%q,"cluster-version":"v1.35.4"}}`, name, list)
 	if err := os.WriteFile(file, []byte(object), 0o644); err != nil {
@@ -125,7 +126,7 @@ func TestMachinesFollowTheFeedOfAReleaseBuilder(t *testing.T) {
 	if err := unix.Kill(c.daemonPID(), unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	c.run(time.Minute, "sandbox", "up").want(engine.ExitDone)
+	c.run(time.Minute, "sandbox", "up").want(plan.ExitDone)
 
 	// What the cluster uses, as an older program has published it.
 	name := c.kubectl("get", "nodeversion", "constellation-version", "-o", "jsonpath={.spec.kubernetesComponentsReference}")
@@ -140,10 +141,10 @@ func TestMachinesFollowTheFeedOfAReleaseBuilder(t *testing.T) {
 		put("releases/"+v+".yaml", b)
 	}
 	put("releases/v1.1.0/components/mirror.json", fmt.Appendf(nil, `{"kubernetes": "v1.35.4", "arch": %q, "components": %s}`, runtime.GOARCH, list))
-	c.run(time.Minute, "release", "key", "new", at("own.key")).want(engine.ExitDone)
-	c.run(time.Minute, "release", "build", "--from", at("releases"), "--out", at("feed"), "--key", at("machines.key"), "--trust", at("machines.key.pub"), "--trust", at("own.key.pub")).want(engine.ExitDone)
-	c.run(time.Minute, "release", "build", "--from", at("releases"), "--out", at("feed"), "--key", at("own.key")).want(engine.ExitDone)
-	c.run(time.Minute, "release", "verify", at("feed"), "--feed-key", at("machines.key.pub")).want(engine.ExitDone)
+	c.run(time.Minute, "release", "key", "new", at("own.key")).want(plan.ExitDone)
+	c.run(time.Minute, "release", "build", "--from", at("releases"), "--out", at("feed"), "--key", at("machines.key"), "--trust", at("machines.key.pub"), "--trust", at("own.key.pub")).want(plan.ExitDone)
+	c.run(time.Minute, "release", "build", "--from", at("releases"), "--out", at("feed"), "--key", at("own.key")).want(plan.ExitDone)
+	c.run(time.Minute, "release", "verify", at("feed"), "--feed-key", at("machines.key.pub")).want(plan.ExitDone)
 
 	var forged atomic.Bool
 	files := http.FileServer(http.Dir(at("feed")))
@@ -160,14 +161,14 @@ func TestMachinesFollowTheFeedOfAReleaseBuilder(t *testing.T) {
 		files.ServeHTTP(w, r)
 	}))
 	t.Cleanup(server.Close)
-	c.run(time.Minute, "upgrade", "check", "--write-config").want(engine.ExitDone)
+	c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone)
 	apply := []string{"upgrade", "apply", "--non-interactive", "--yes", "--feed", server.URL, "--feed-key", at("machines.key.pub")}
 	forged.Store(true)
-	if r := c.run(2*time.Minute, apply...).want(engine.ExitBlocked); !strings.Contains(r.stdout+r.stderr, "the feed's statement over the components of Kubernetes v1.35.4 is not genuine") {
+	if r := c.run(2*time.Minute, apply...).want(plan.ExitBlocked); !strings.Contains(r.stdout+r.stderr, "the feed's statement over the components of Kubernetes v1.35.4 is not genuine") {
 		t.Errorf("a forged statement:\n%s\n%s", r.stdout, r.stderr)
 	}
 	forged.Store(false)
-	c.run(8*time.Minute, apply...).want(engine.ExitDone)
+	c.run(8*time.Minute, apply...).want(plan.ExitDone)
 	c.wantVersions("v1.1.0", "v1.35.4", 1, 0)
 	statement := c.kubectl("-n", "kube-system", "get", "configmap", name, "-o", `jsonpath={.metadata.annotations.constellation\.edgeless\.systems/components-statement}`)
 	published, err := filepath.Glob(at("feed/releases/v1.1.0/components/" + strings.Repeat("[0-9a-f]", 64) + ".json"))

@@ -21,6 +21,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/cloud/cloudtest"
 	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/simulated"
 	"constellation/internal/testneeds"
@@ -70,7 +71,7 @@ func newSimulated(t *testing.T) *cloud {
 		}
 	}
 	t.Cleanup(func() {
-		c.run(time.Minute, "sandbox", "down").want(engine.ExitDone)
+		c.run(time.Minute, "sandbox", "down").want(plan.ExitDone)
 		for _, left := range []string{filepath.Join(home, "s")} {
 			if entries, _ := os.ReadDir(left); len(entries) > 0 {
 				t.Errorf("sandbox down left %s", entries)
@@ -96,7 +97,7 @@ func (c *cloud) answersItsOwnerAlone() {
 			Machines []struct{ Name, IP string } `json:"machines"`
 		} `json:"sandbox"`
 	}
-	if err := json.Unmarshal([]byte(c.run(time.Minute, "sandbox", "status", "-o", "json").want(engine.ExitDone).stdout), &status.Sandbox); err != nil {
+	if err := json.Unmarshal([]byte(c.run(time.Minute, "sandbox", "status", "-o", "json").want(plan.ExitDone).stdout), &status.Sandbox); err != nil {
 		c.t.Fatal(err)
 	}
 	if len(status.Sandbox.Machines) == 0 {
@@ -179,7 +180,7 @@ func processesOf(t *testing.T, word string) (out []string) {
 // status returns the output of `constellation status`.
 func (c *cloud) status() engine.Status {
 	c.t.Helper()
-	r := c.run(time.Minute, "status", "-o", "json").want(engine.ExitDone)
+	r := c.run(time.Minute, "status", "-o", "json").want(plan.ExitDone)
 	var st engine.Status
 	if err := json.Unmarshal([]byte(r.stdout), &st); err != nil {
 		c.t.Fatal(err)
@@ -242,7 +243,7 @@ func (c *cloud) survivesACrash(all []string) {
 func TestCloudOfSimulatedMachinesConforms(t *testing.T) {
 	t.Parallel()
 	c := newSimulated(t)
-	c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--control-planes", "1", "--workers", "0").want(engine.ExitDone)
+	c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--control-planes", "1", "--workers", "0").want(plan.ExitDone)
 	name := c.name()
 	cloudtest.Run(t, cloudtest.Options{
 		Cloud: sandboxapi.NewClient("unix:"+filepath.Join(c.sandboxDir(), "api.sock"), ""), Group: sandboxapi.GroupID(name, sandboxapi.WorkerGroup),
@@ -255,7 +256,7 @@ func TestCloudOfSimulatedMachinesConforms(t *testing.T) {
 func TestControlPlaneLosesItsPowerAsItJoins(t *testing.T) {
 	t.Parallel()
 	c := newSimulated(t)
-	c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--control-planes", "2", "--workers", "0").want(engine.ExitDone)
+	c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--control-planes", "2", "--workers", "0").want(plan.ExitDone)
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	init := c.command(ctx, "init", "--non-interactive", "--yes")

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/machine/machinetest"
 	"constellation/internal/testneeds"
 )
@@ -59,12 +59,12 @@ func newCluster(t *testing.T, kind machineKind, controlPlanes, workers int, more
 	} else {
 		c = newSimulated(t)
 		up := c.run(time.Minute, append([]string{"sandbox", "up", "--machines", "simulated", "--control-planes", fmt.Sprint(controlPlanes), "--workers", fmt.Sprint(workers)}, more...)...)
-		if !strings.Contains(up.want(engine.ExitDone).stdout, "machines are simulated") {
+		if !strings.Contains(up.want(plan.ExitDone).stdout, "machines are simulated") {
 			t.Errorf("sandbox up does not report that machines are simulated:\n%s", up.stdout)
 		}
 	}
-	c.run(time.Minute, "status").want(engine.ExitDone)
-	r := c.run(8*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(engine.ExitDone)
+	c.run(time.Minute, "status").want(plan.ExitDone)
+	r := c.run(8*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(plan.ExitDone)
 	if events := r.events(); events[0].Simulated != (kind == simulatedMachines) {
 		t.Errorf("init on %s machines reports simulated: %t", kind, events[0].Simulated)
 	}
@@ -105,7 +105,7 @@ func (c *cloud) up(controlPlanes, workers int, more ...string) {
 	t.Helper()
 	t.Cleanup(func() {
 		name := c.name()
-		c.run(5*time.Minute, "sandbox", "down").want(engine.ExitDone)
+		c.run(5*time.Minute, "sandbox", "down").want(plan.ExitDone)
 		if left := leftovers(t, name); len(left) > 0 {
 			t.Errorf("sandbox down left something behind:\n%s", strings.Join(left, "\n"))
 		}
@@ -114,10 +114,10 @@ func (c *cloud) up(controlPlanes, workers int, more ...string) {
 	// Wait until the last process of an earlier test has ended.
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
 		r := c.run(10*time.Minute, args...)
-		if r.code == engine.ExitBlocked && strings.Contains(r.stderr, "inotify") && time.Now().Before(deadline) {
+		if r.code == plan.ExitBlocked && strings.Contains(r.stderr, "inotify") && time.Now().Before(deadline) {
 			continue
 		}
-		r.want(engine.ExitDone)
+		r.want(plan.ExitDone)
 		return
 	}
 }
@@ -169,7 +169,7 @@ func (r *result) want(code int) *result {
 }
 
 // events parses the JSON Lines of a run and checks the invariants of every stream.
-func (r *result) events() []engine.Event {
+func (r *result) events() []plan.Event {
 	t := r.c.t
 	t.Helper()
 	events := parseEvents(t, r.stdout)
@@ -182,7 +182,7 @@ func (r *result) events() []engine.Event {
 		}
 	}
 	last := events[len(events)-1]
-	if events[0].Kind != engine.KindHello || last.Kind != engine.KindResult {
+	if events[0].Kind != plan.KindHello || last.Kind != plan.KindResult {
 		t.Fatalf("the stream goes from %s to %s, want hello to result", events[0].Kind, last.Kind)
 	}
 	if last.Exit == nil || *last.Exit != r.code {
@@ -191,13 +191,13 @@ func (r *result) events() []engine.Event {
 	return events
 }
 
-func parseEvents(t *testing.T, s string) []engine.Event {
+func parseEvents(t *testing.T, s string) []plan.Event {
 	t.Helper()
-	var events []engine.Event
+	var events []plan.Event
 	sc := bufio.NewScanner(strings.NewReader(s))
 	sc.Buffer(nil, 1<<20)
 	for sc.Scan() {
-		var e engine.Event
+		var e plan.Event
 		if err := json.Unmarshal(sc.Bytes(), &e); err != nil {
 			t.Fatalf("invalid event: %v: %q", err, sc.Text())
 		}
@@ -262,7 +262,7 @@ func (c *cloud) wantAnswer(machines ...string) {
 func (c *cloud) name() string {
 	c.t.Helper()
 	var status struct{ Name string }
-	if err := json.Unmarshal([]byte(c.run(time.Minute, "sandbox", "status", "-o", "json").want(engine.ExitDone).stdout), &status); err != nil || status.Name == "" {
+	if err := json.Unmarshal([]byte(c.run(time.Minute, "sandbox", "status", "-o", "json").want(plan.ExitDone).stdout), &status); err != nil || status.Name == "" {
 		c.t.Fatalf("sandbox status has no name: %v", err)
 	}
 	return status.Name
@@ -359,8 +359,8 @@ func lives(t *testing.T, kind machineKind) (c *cloud, machines []string) {
 	t.Helper()
 	c, r := newCluster(t, kind, 1, 2, "--release", "v1.0.0", "--image", "v1.0.0")
 	events := r.events()
-	for _, kind := range []engine.Kind{engine.KindPlan, engine.KindCheck, engine.KindStep, engine.KindNode, engine.KindLog} {
-		if !slices.ContainsFunc(events, func(e engine.Event) bool { return e.Kind == kind }) {
+	for _, kind := range []plan.Kind{plan.KindPlan, plan.KindCheck, plan.KindStep, plan.KindNode, plan.KindLog} {
+		if !slices.ContainsFunc(events, func(e plan.Event) bool { return e.Kind == kind }) {
 			t.Errorf("no %s event in the stream", kind)
 		}
 	}
@@ -375,7 +375,7 @@ func lives(t *testing.T, kind machineKind) (c *cloud, machines []string) {
 
 	machines = []string{"control-plane-0", "worker-0", "worker-1"}
 	c.wantNodes(machines...)
-	if out := c.run(time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitNothing).stderr; out == "" {
+	if out := c.run(time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitNothing).stderr; out == "" {
 		t.Error("a second init printed nothing")
 	}
 	c.isClean()
@@ -402,13 +402,13 @@ func TestInitOfThreeControlPlanesOnSimulatedMachines(t *testing.T) {
 func (c *cloud) replacesALostControlPlane() {
 	c.t.Helper()
 	c.kubectl("create", "configmap", "before", "--from-literal=k=v")
-	c.run(time.Minute, "sandbox", "machine", "off", "control-plane-2").want(engine.ExitDone)
-	c.run(time.Minute, "sandbox", "up", "--control-planes", "2").want(engine.ExitDone)
+	c.run(time.Minute, "sandbox", "machine", "off", "control-plane-2").want(plan.ExitDone)
+	c.run(time.Minute, "sandbox", "up", "--control-planes", "2").want(plan.ExitDone)
 	c.eventually(4*time.Minute, "the Node of the lost machine is gone", func(out string) bool {
 		return !strings.Contains(out, "control-plane-2")
 	}, "get", "nodes", "-o", "name")
 	begun := time.Now()
-	c.run(time.Minute, "sandbox", "up", "--control-planes", "3").want(engine.ExitDone)
+	c.run(time.Minute, "sandbox", "up", "--control-planes", "3").want(plan.ExitDone)
 	// Only a member of etcd has the label.
 	c.eventually(4*time.Minute, "another one has its place", func(out string) bool {
 		return strings.Contains(out, "control-plane-3")
@@ -458,9 +458,9 @@ func (c *cloud) wantEtcdMembers(n int) {
 func TestInitResumesAfterKill(t *testing.T) {
 	t.Parallel()
 	c := newSimulated(t)
-	c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--workers", "1").want(engine.ExitDone)
+	c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--workers", "1").want(plan.ExitDone)
 
-	kill := func(t *testing.T, when func(engine.Event) bool, then func(cmd *exec.Cmd)) {
+	kill := func(t *testing.T, when func(plan.Event) bool, then func(cmd *exec.Cmd)) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(context.Background(), 6*time.Minute)
 		defer cancel()
@@ -478,7 +478,7 @@ func TestInitResumesAfterKill(t *testing.T) {
 		sc := bufio.NewScanner(stdout)
 		sc.Buffer(nil, 1<<20)
 		for sc.Scan() {
-			var e engine.Event
+			var e plan.Event
 			if err := json.Unmarshal(sc.Bytes(), &e); err != nil {
 				t.Errorf("invalid event: %q", sc.Text())
 			}
@@ -495,14 +495,14 @@ func TestInitResumesAfterKill(t *testing.T) {
 	console := func(cmd *exec.Cmd) { _ = cmd.Process.Kill() }
 
 	t.Run("console killed while the first node starts", func(t *testing.T) {
-		kill(t, func(e engine.Event) bool { return e.Kind == engine.KindLog && e.Source == "kubeadm" }, console)
+		kill(t, func(e plan.Event) bool { return e.Kind == plan.KindLog && e.Source == "kubeadm" }, console)
 	})
 	t.Run("console killed while charts are installed", func(t *testing.T) {
-		kill(t, func(e engine.Event) bool {
-			return e.Kind == engine.KindStep && e.Step == "charts" && e.State == engine.StateRunning
+		kill(t, func(e plan.Event) bool {
+			return e.Kind == plan.KindStep && e.Step == "charts" && e.State == plan.StateRunning
 		}, console)
 	})
-	c.run(6*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(engine.ExitDone).events()
+	c.run(6*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(plan.ExitDone).events()
 	c.wantNodes("control-plane-0", "worker-0")
 	runs, err := filepath.Glob(filepath.Join(c.dir, "constellation-upgrade", "init-*"))
 	if err != nil || len(runs) == 0 {

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/internal/testneeds"
 )
 
@@ -35,7 +35,7 @@ func TestKubeadmUpgradesMachinesOfASandbox(t *testing.T) {
 	testneeds.OptIn(t, "CONSTELLATION_E2E_UPGRADE", "five minutes and Kubernetes v1.36.3, built from source")
 	const from, to = "v1.35.4", "v1.36.3"
 	c := newCloud(t, 1, 1, "--kubernetes", from)
-	c.run(10*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
+	c.run(10*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
 	machines := []string{"control-plane-0", "worker-0"}
 	c.wantVIP(machines...)
 

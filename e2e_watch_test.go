@@ -33,8 +33,8 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"constellation/assets"
-	"constellation/engine"
 	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
 	"constellation/internal/testneeds"
@@ -265,7 +265,7 @@ func (r *hollowRollout) ends(f *face) string {
 	case <-time.After(5 * time.Minute):
 		r.t.Fatalf("watch did not end; output\n%s", tail(f.text()))
 	}
-	if code := f.cmd.ProcessState.ExitCode(); code != engine.ExitDone {
+	if code := f.cmd.ProcessState.ExitCode(); code != plan.ExitDone {
 		r.t.Fatalf("exit code %d; output\n%s", code, tail(f.text()))
 	}
 	return f.text()

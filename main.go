@@ -43,9 +43,11 @@ import (
 	"os"
 
 	"constellation/engine"
+	"constellation/engine/check"
 	"constellation/engine/cloud/sandboxapi/sandboxexec"
 	"constellation/engine/kube"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 	"constellation/tui"
 )
 
@@ -60,11 +62,11 @@ func main() {
 	}.Main())
 }
 
-func newEngine(w *engine.Workspace, log *slog.Logger) (tui.Engine, error) {
+func newEngine(w *workspace.Workspace, log *slog.Logger) (tui.Engine, error) {
 	connect := func(_ context.Context, kubeconfig []byte) (engine.Cluster, error) {
 		return kube.Connect(kubeconfig, log)
 	}
-	inspect := func(_ context.Context, kubeconfig []byte) (engine.Inspector, error) {
+	inspect := func(_ context.Context, kubeconfig []byte) (check.Inspector, error) {
 		return kube.Connect(kubeconfig, log)
 	}
 	backups := func(_ context.Context, kubeconfig []byte) (engine.BackupCluster, error) {

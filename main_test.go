@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 // TestDocumentedEventsAreEvents checks docs/events.md: each example is a valid event without
@@ -23,18 +23,18 @@ func TestDocumentedEventsAreEvents(t *testing.T) {
 	if !ok || !ok2 {
 		t.Fatal("docs/events.md has no examples")
 	}
-	seen := map[engine.Kind]bool{}
+	seen := map[plan.Kind]bool{}
 	for line := range strings.Lines(examples) {
 		d := json.NewDecoder(strings.NewReader(line))
 		d.DisallowUnknownFields()
-		var e engine.Event
+		var e plan.Event
 		if err := d.Decode(&e); err != nil {
 			t.Errorf("%v: %s", err, line)
 		}
 		seen[e.Kind] = true
 	}
-	for _, k := range []engine.Kind{
-		engine.KindHello, engine.KindPlan, engine.KindCheck, engine.KindStep, engine.KindNode, engine.KindLog, engine.KindProgress, engine.KindWait, engine.KindResult,
+	for _, k := range []plan.Kind{
+		plan.KindHello, plan.KindPlan, plan.KindCheck, plan.KindStep, plan.KindNode, plan.KindLog, plan.KindProgress, plan.KindWait, plan.KindResult,
 	} {
 		if !seen[k] {
 			t.Errorf("no example of a %s event", k)

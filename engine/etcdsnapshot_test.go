@@ -106,7 +106,7 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 
 func TestAnotherEtcdThanInEarlierBackupsIsTold(t *testing.T) {
 	s := newCheckStage(t)
-	w, err := engine.OpenWorkspace(s.dir)
+	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestAnotherEtcdThanInEarlierBackupsIsTold(t *testing.T) {
 			t.Fatal(err)
 		}
 		told := false
-		if err := e.Run(t.Context(), p, func(ev engine.Event) {
+		if err := e.Run(t.Context(), p, func(ev plan.Event) {
 			told = told || strings.HasPrefix(ev.Text, "etcd has the cluster ID "+tt.etcd+", and had ")
 		}); err != nil {
 			t.Fatal(err)

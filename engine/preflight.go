@@ -286,7 +286,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 			if l.Statement != "" || f.config.Releases.Feed == "" {
 				return nil
 			}
-			location, keys, err := e.feedOf(f.config, CheckRequest{})
+			location, keys, err := e.feedOf(f.config, check.CheckRequest{})
 			var known *knowledge
 			if err == nil {
 				known, err = e.learnReleases(ctx, location, keys)

@@ -293,15 +293,15 @@ func (i *clusterRun) expired(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-func (i *clusterRun) revocationsStep(nodes []string) Step {
-	return Step{
+func (i *clusterRun) revocationsStep(nodes []string) plan.Step {
+	return plan.Step{
 		ID: StepRevocations, Title: "Remove expired revocations",
 		Effect: fmt.Sprintf("ConfigMap %s/%s refuses %s no longer: no certificate of the revoked machines is valid any more", revocation.Namespace, revocation.ConfigMap, words.And(nodes)),
 		Done: func(ctx context.Context) (bool, error) {
 			left, err := i.expired(ctx)
 			return err == nil && len(left) == 0, err
 		},
-		Run: func(ctx context.Context, r *Reporter) error {
+		Run: func(ctx context.Context, r *plan.Reporter) error {
 			return i.inCluster(ctx, r, "remove expired revocations", func(ctx context.Context, k Cluster) error { return k.ExpireRevocations(ctx, i.e.now()) })
 		},
 	}
@@ -362,7 +362,7 @@ func (x *revoking) judgeEtcd(v *revokeView) {
 		if n.State != plan.NodeReady {
 			sick = append(sick, n.Name)
 		}
-		if n.State != NodeReady || n.Cordoned {
+		if n.State != plan.NodeReady || n.Cordoned {
 			closed = append(closed, n.Name)
 		}
 	}
@@ -386,8 +386,8 @@ func (x *revoking) judgeEtcd(v *revokeView) {
 		return
 	case len(closed) == len(others) && v.removal == nil:
 		// The removal evicts the operator from this machine, and it must run on another one to go on.
-		find(Finding{
-			ID: "control-planes-cordoned", Severity: Block, Title: "no other control plane takes the pods of the operator, which removes the machine",
+		find(plan.Finding{
+			ID: "control-planes-cordoned", Severity: plan.Block, Title: "no other control plane takes the pods of the operator, which removes the machine",
 			Detail: "cordoned: " + strings.Join(closed, ", "), Remedy: fmt.Sprintf("wait until its upgrade or removal has ended, or `kubectl uncordon %s`", closed[0]),
 		})
 		return

@@ -318,10 +318,10 @@ func TestRevokeFindsWhatForbidsIt(t *testing.T) {
 			s.node("control-plane-0", func(n *cluster.Node) { n.State = plan.NodeNotReady })
 		}, []string{"etcd-quorum"}, nil},
 		{"one of two, and the other one is cordoned", 2, "control-plane-1", func(s *revokeStage) {
-			s.node("control-plane-0", func(n *engine.Node) { n.Cordoned = true })
+			s.node("control-plane-0", func(n *cluster.Node) { n.Cordoned = true })
 		}, []string{"control-planes-cordoned"}, nil},
 		{"one of three, and another one is cordoned", 3, "control-plane-1", func(s *revokeStage) {
-			s.node("control-plane-0", func(n *engine.Node) { n.Cordoned = true })
+			s.node("control-plane-0", func(n *cluster.Node) { n.Cordoned = true })
 		}, nil, []string{"control-plane-keys"}},
 		{"one of four, and another one is not Ready", 4, "control-plane-1", func(s *revokeStage) {
 			s.node("control-plane-0", func(n *cluster.Node) { n.State = plan.NodeNotReady })
@@ -511,15 +511,15 @@ func TestWatchShowsARevokedMachine(t *testing.T) {
 // plan names them. A cluster without such entries has no step for it.
 func TestUpgradeRemovesExpiredRevocations(t *testing.T) {
 	s := newApplyStage(t)
-	find := func(p *engine.Plan) *engine.Step {
-		if i := slices.IndexFunc(p.Steps, func(x engine.Step) bool { return x.ID == engine.StepRevocations }); i >= 0 {
+	find := func(p *plan.Plan) *plan.Step {
+		if i := slices.IndexFunc(p.Steps, func(x plan.Step) bool { return x.ID == engine.StepRevocations }); i >= 0 {
 			return &p.Steps[i]
 		}
 		return nil
 	}
-	plan := func() *engine.Plan {
+	plan := func() *plan.Plan {
 		t.Helper()
-		p, err := s.engine().PlanApply(t.Context(), upgrade, func(engine.Event) {})
+		p, err := s.engine().PlanApply(t.Context(), upgrade, func(plan.Event) {})
 		if err != nil {
 			t.Fatal(err)
 		}

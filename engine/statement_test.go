@@ -337,7 +337,7 @@ func TestStatementThatThisComputerCannotRead(t *testing.T) {
 	}
 	r := both
 	r.Feed, r.FeedKeys = f.dir, []string{f.machines.Public}
-	p, err := s.engine().PlanPrepare(t.Context(), r, func(engine.Event) {})
+	p, err := s.engine().PlanPrepare(t.Context(), r, func(plan.Event) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -378,7 +378,7 @@ func TestInitTakesTheStatementOfTheFeed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(s.dir, engine.ConfigFile)
+	path := filepath.Join(s.dir, workspace.ConfigFile)
 	b, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -391,14 +391,14 @@ func TestInitTakesTheStatementOfTheFeed(t *testing.T) {
 	if err != nil || len(p.Blocked()) > 0 {
 		t.Fatalf("%v, blocked by %+v", err, p.Blocked())
 	}
-	if err := s.engine().Run(t.Context(), p, func(engine.Event) {}); err != nil {
+	if err := s.engine().Run(t.Context(), p, func(plan.Event) {}); err != nil {
 		t.Fatal(err)
 	}
 	l, err := s.cloud.Components(t.Context(), v("v1.35.4"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := s.cluster.Components(t.Context(), engine.ComponentsName(l.List))
+	got, err := s.cluster.Components(t.Context(), cluster.ComponentsName(l.List))
 	if err != nil {
 		t.Fatal(err)
 	}

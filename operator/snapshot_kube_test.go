@@ -38,6 +38,7 @@ import (
 	"constellation/assets/render"
 	"constellation/engine"
 	"constellation/engine/backup"
+	values "constellation/engine/cluster"
 	"constellation/engine/kube"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/controlplane/kubelettest"
@@ -249,10 +250,10 @@ func (s *snapshotCluster) secondMember(name string) string {
 // TestOtherMembersWitnessForSnapshots takes snapshots where etcd has two members, one of
 // which lies.
 func TestOtherMembersWitnessForSnapshots(t *testing.T) {
-	cluster := newSnapshotCluster(t)
+	kc := newSnapshotCluster(t)
 	var lie atomic.Pointer[func([]byte) []byte] // of what is passed on in snapshots
 	var answer atomic.Pointer[func(*EtcdState)] // of the other member
-	cluster.controlPlane("cp-0", cluster.cp.EtcdEndpoint(), func(h http.Handler) http.Handler {
+	kc.controlPlane("cp-0", kc.cp.EtcdEndpoint(), func(h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			got := httptest.NewRecorder()
 			h.ServeHTTP(got, r)
@@ -270,7 +271,7 @@ func TestOtherMembersWitnessForSnapshots(t *testing.T) {
 			w.Header().Set(TrailerSHA256, hex.EncodeToString(sum[:]))
 		})
 	})
-	cluster.controlPlane("cp-1", cluster.secondMember("cp-1"), func(h http.Handler) http.Handler {
+	kc.controlPlane("cp-1", kc.secondMember("cp-1"), func(h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			f := answer.Load()
 			if f == nil || r.URL.Path != EtcdStatePath {
@@ -287,13 +288,13 @@ func TestOtherMembersWitnessForSnapshots(t *testing.T) {
 			_ = json.NewEncoder(w).Encode(s)
 		})
 	})
-	d, err := cluster.core.AppsV1().Deployments(kube.Namespace).Get(t.Context(), "constellation-operator", metav1.GetOptions{})
-	cluster.must(err)
+	d, err := kc.core.AppsV1().Deployments(kube.Namespace).Get(t.Context(), "constellation-operator", metav1.GetOptions{})
+	kc.must(err)
 	d.Spec.Template.Annotations = map[string]string{"words": "what-is-not-compared"}
-	_, err = cluster.core.AppsV1().Deployments(kube.Namespace).Update(t.Context(), d, metav1.UpdateOptions{})
-	cluster.must(err)
-	console, err := kube.ForConfig(cluster.cp.Config(), nil)
-	cluster.must(err)
+	_, err = kc.core.AppsV1().Deployments(kube.Namespace).Update(t.Context(), d, metav1.UpdateOptions{})
+	kc.must(err)
+	console, err := kube.ForConfig(kc.cp.Config(), nil)
+	kc.must(err)
 	// The pod on cp-0 is the older one.
 	take := func() (backup.Snapshot, error) {
 		return console.EtcdSnapshot(t.Context(), &sink{}, func(context.Context, string, string) error { return nil })
@@ -324,7 +325,7 @@ func TestOtherMembersWitnessForSnapshots(t *testing.T) {
 		},
 		{name: "another cluster", answer: func(s *EtcdState) { s.ClusterID = "1" }, kind: engine.ErrImpostor, words: "and etcd on cp-1 has 1"},
 		{name: "another member", answer: func(s *EtcdState) { s.MemberID = "2" }, kind: engine.ErrImpostor, words: "no member cp-1 with the ID 2"},
-		{name: "other members", answer: func(s *EtcdState) { s.Members = append(s.Members, "3") }, kind: engine.ErrUnreachable, words: "it lacks the member 3 of etcd that cp-1 has"},
+		{name: "other members", answer: func(s *EtcdState) { s.Members = append(s.Members, "3") }, kind: values.ErrUnreachable, words: "it lacks the member 3 of etcd that cp-1 has"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.lie != nil {

@@ -8,14 +8,14 @@ import (
 	"slices"
 	"strings"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 )
 
 // consent is what a user must still accept before a plan may run.
 type consent struct {
 	// names are findings that must be acknowledged by ID.
-	names []engine.Finding
+	names []plan.Finding
 	// yes is set if the plan with its ordinary warnings must be accepted.
 	yes bool
 }
@@ -23,11 +23,11 @@ type consent struct {
 // consentTo returns what must still be accepted if the user passed --yes and acknowledged
 // findings by ID. Acknowledging every warning by ID counts as --yes. A rehearsal needs no
 // consent, and a plan without effect needs no --yes.
-func consentTo(p *engine.Plan, yes bool, acknowledged []string) consent {
+func consentTo(p *plan.Plan, yes bool, acknowledged []string) consent {
 	if p.Rehearsal {
 		return consent{}
 	}
-	warned := slices.DeleteFunc(p.Warnings(), func(f engine.Finding) bool { return f.Named || slices.Contains(acknowledged, f.ID) })
+	warned := slices.DeleteFunc(p.Warnings(), func(f plan.Finding) bool { return f.Named || slices.Contains(acknowledged, f.ID) })
 	harmless := p.Finished() || p.OnlyWatches()
 	return consent{names: p.Unacknowledged(), yes: !yes && !harmless && (len(warned) > 0 || len(p.Warnings()) == 0)}
 }
@@ -39,24 +39,24 @@ type acceptance struct {
 	acknowledged []string
 	// asks allows prompts; question is the text of the prompt for the plan.
 	asks     bool
-	question func(*engine.Plan) string
+	question func(*plan.Plan) string
 	// name, if not empty, is what the user must type at that prompt; else y or yes.
 	name string
 	// show prints the plan before the prompt.
-	show func(*engine.Plan, sink)
+	show func(*plan.Plan, sink)
 }
 
 // fixedQuestion is a question that does not depend on the plan.
-func fixedQuestion(text string) func(*engine.Plan) string {
-	return func(*engine.Plan) string { return text }
+func fixedQuestion(text string) func(*plan.Plan) string {
+	return func(*plan.Plan) string { return text }
 }
 
 // accept reports an error unless no finding blocks the plan and everything that needs
 // consent is accepted, with flags or at prompts. It returns the sink for the events of the
 // run. If it returns an error, it has written the refusal to out.
-func (s *session) accept(p *engine.Plan, out sink, f format, a acceptance) (sink, error) {
+func (s *session) accept(p *plan.Plan, out sink, f format, a acceptance) (sink, error) {
 	if list := p.Blocked(); len(list) > 0 {
-		return out, s.refuse(p, out, engine.ExitBlocked, fmt.Errorf("%s: %s", term.Count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
+		return out, s.refuse(p, out, plan.ExitBlocked, fmt.Errorf("%s: %s", term.Count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
 	}
 	c := consentTo(p, a.yes, a.acknowledged)
 	names := ids(c.names)
@@ -66,10 +66,10 @@ func (s *session) accept(p *engine.Plan, out sink, f format, a acceptance) (sink
 		a.show(p, out)
 		out.close()
 		declined := func(what string) error {
-			return &engine.Error{Op: string(p.Verb) + " " + p.Cluster, Err: errors.New(what + " was not accepted; nothing was changed"), Exit: engine.ExitUnacknowledged}
+			return &plan.Error{Op: string(p.Verb) + " " + p.Cluster, Err: errors.New(what + " was not accepted; nothing was changed"), Exit: plan.ExitUnacknowledged}
 		}
 		for _, id := range names {
-			if !s.acknowledged(c.names[slices.IndexFunc(c.names, func(f engine.Finding) bool { return f.ID == id })]) {
+			if !s.acknowledged(c.names[slices.IndexFunc(c.names, func(f plan.Finding) bool { return f.ID == id })]) {
 				return out, declined(id)
 			}
 		}
@@ -82,17 +82,17 @@ func (s *session) accept(p *engine.Plan, out sink, f format, a acceptance) (sink
 		}
 		out = s.printer(f, true)
 	case len(names) > 0:
-		return out, s.refuse(p, out, engine.ExitUnacknowledged, fmt.Errorf("%s must be acknowledged by ID", strings.Join(names, ", ")),
+		return out, s.refuse(p, out, plan.ExitUnacknowledged, fmt.Errorf("%s must be acknowledged by ID", strings.Join(names, ", ")),
 			"read the plan above; to acknowledge, run the same command with --ack "+strings.Join(names, " --ack "))
 	default:
-		return out, s.refuse(p, out, engine.ExitUnacknowledged, errors.New("the plan was not accepted"), "read the plan above, then run the same command with --yes")
+		return out, s.refuse(p, out, plan.ExitUnacknowledged, errors.New("the plan was not accepted"), "read the plan above, then run the same command with --yes")
 	}
 	p.Accept(names...)
 	return out, nil
 }
 
 // ids returns the distinct IDs of findings.
-func ids(findings []engine.Finding) (out []string) {
+func ids(findings []plan.Finding) (out []string) {
 	for _, f := range findings {
 		if !slices.Contains(out, f.ID) {
 			out = append(out, f.ID)
@@ -102,7 +102,7 @@ func ids(findings []engine.Finding) (out []string) {
 }
 
 // acknowledged prompts for the ID of a finding. Anything else is a no.
-func (s *session) acknowledged(f engine.Finding) bool {
+func (s *session) acknowledged(f plan.Finding) bool {
 	return s.prompted(fmt.Sprintf("%s\nType %s to accept it: ", term.Clean(f.Title), term.Clean(f.ID)), f.ID)
 }
 

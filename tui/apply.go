@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -109,7 +111,7 @@ release of this program. It sets no target, replaces no node, and needs no confi
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !helm {
-				return &engine.Error{Err: errors.New("no part of the upgrade is selected"), Remedy: "add --helm", Exit: engine.ExitUsage}
+				return &plan.Error{Err: errors.New("no part of the upgrade is selected"), Remedy: "add --helm", Exit: plan.ExitUsage}
 			}
 			return s.apply(cmd.Context(), executeStart(r, o.yes), o)
 		},
@@ -125,9 +127,9 @@ func (s *session) apply(ctx context.Context, u *upgradeStart, o runOptions) erro
 		return s.console(ctx, consoleOptions{upgrade: u, timeout: o.timeout})
 	}
 	return s.planAndRun(ctx, o, acceptance{
-		acknowledged: u.request.Acknowledge, question: func(p *engine.Plan) string { return "Upgrade cluster " + term.Clean(p.Cluster) + "?" },
-		show: func(p *engine.Plan, _ sink) { s.print(s.planText(p)) },
-	}, func(ctx context.Context, eng Engine) (*engine.Plan, error) {
+		acknowledged: u.request.Acknowledge, question: func(p *plan.Plan) string { return "Upgrade cluster " + term.Clean(p.Cluster) + "?" },
+		show: func(p *plan.Plan, _ sink) { s.print(s.planText(p)) },
+	}, func(ctx context.Context, eng Engine) (*plan.Plan, error) {
 		progress := s.checkProgress()
 		defer progress.live.Clear()
 		return u.plan(ctx, eng, u.request, progress.event)
@@ -135,7 +137,7 @@ func (s *session) apply(ctx context.Context, u *upgradeStart, o runOptions) erro
 }
 
 // planText renders an upgrade's plan for the prompt.
-func (s *session) planText(p *engine.Plan) []string {
+func (s *session) planText(p *plan.Plan) []string {
 	w := s.answerWidth()
 	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, term.Clean(p.Cluster)+view.Marked(p.Simulated, ", "), term.Clean(p.From.String()), term.Clean(p.To.String())), ""}
 	return append(lines, view.UpgradeSections(s.page(), w, p)...)
@@ -147,25 +149,25 @@ func (s *session) rolloutCommands() []*cobra.Command {
 	var out []*cobra.Command
 	for _, x := range []struct {
 		use, short, long, done string
-		change                 engine.RolloutChange
+		change                 cluster.RolloutChange
 	}{
 		{
 			"pause", "Pause the rollout",
 			"Pause the rollout: replacements in progress finish, no new one starts. Workloads keep running.\nAfter ten minutes the cluster autoscaler is enabled again. Upgrade resume continues.",
 			"paused: replacements in progress finish, no new one starts",
-			engine.RolloutChange{Paused: &yes},
+			cluster.RolloutChange{Paused: &yes},
 		},
 		{
 			"resume", "Resume a paused or cancelled rollout",
 			"Resume a paused or cancelled rollout with the same target.",
 			"resumed",
-			engine.RolloutChange{Paused: &no, Cancelled: &no},
+			cluster.RolloutChange{Paused: &no, Cancelled: &no},
 		},
 		{
 			"cancel", "Stop the rollout and keep the remaining nodes",
 			"Stop the rollout: replacements in progress finish, the remaining nodes keep their version, and\nthe cluster autoscaler is enabled again. Upgrade resume continues with the same target;\nupgrade apply sets the same or another one.",
 			"cancelled: replacements in progress finish, all other nodes keep their version",
-			engine.RolloutChange{Cancelled: &yes},
+			cluster.RolloutChange{Cancelled: &yes},
 		},
 	} {
 		var f format
@@ -213,7 +215,7 @@ func (s *session) rolloutCommands() []*cobra.Command {
 // skipAnswer is the JSON output of skip and retry.
 type skipAnswer struct {
 	Schema string `json:"schema"`
-	engine.Holding
+	cluster.Holding
 	// Changed is false if nothing had to change.
 	Changed bool `json:"changed"`
 }
@@ -226,10 +228,10 @@ func (s *session) skip(ctx context.Context, name string, skip bool, done string,
 	ctx, stop := s.signals(ctx)
 	defer stop()
 	h, err := eng.Skip(ctx, name, skip)
-	if err != nil && (engine.ExitCode(err) != engine.ExitNothing || f != asJSON) {
+	if err != nil && (plan.ExitCode(err) != plan.ExitNothing || f != asJSON) {
 		return err
 	}
-	a := skipAnswer{Schema: engine.Schema, Holding: h, Changed: err == nil}
+	a := skipAnswer{Schema: plan.Schema, Holding: h, Changed: err == nil}
 	if err == nil {
 		if a.Held = skip; !skip {
 			a.Postponed, a.Failed = time.Time{}, false
@@ -282,17 +284,17 @@ func (s *session) completeNodes(groups bool) cobra.CompletionFunc {
 
 // rolloutAnswer is the JSON output of pause, resume and cancel.
 type rolloutAnswer struct {
-	Schema    string        `json:"schema"`
-	Target    engine.Target `json:"target"`
-	Paused    bool          `json:"paused"`
-	Cancelled bool          `json:"cancelled"`
+	Schema    string      `json:"schema"`
+	Target    plan.Target `json:"target"`
+	Paused    bool        `json:"paused"`
+	Cancelled bool        `json:"cancelled"`
 	// Changed is false if nothing had to change.
 	Changed bool   `json:"changed"`
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 }
 
-func (s *session) changeRollout(ctx context.Context, c engine.RolloutChange, done string, f format) error {
+func (s *session) changeRollout(ctx context.Context, c cluster.RolloutChange, done string, f format) error {
 	eng, _, _, err := s.engineOf()
 	if err != nil {
 		return err
@@ -300,11 +302,11 @@ func (s *session) changeRollout(ctx context.Context, c engine.RolloutChange, don
 	ctx, stop := s.signals(ctx)
 	defer stop()
 	ro, err := eng.ChangeRollout(ctx, c)
-	if err != nil && engine.ExitCode(err) != engine.ExitNothing {
+	if err != nil && plan.ExitCode(err) != plan.ExitNothing {
 		return err
 	}
 	a := rolloutAnswer{
-		Schema: engine.Schema, Target: engine.Target{Image: ro.Target.ImageVersion, Kubernetes: ro.Target.Kubernetes},
+		Schema: plan.Schema, Target: plan.Target{Image: ro.Target.ImageVersion, Kubernetes: ro.Target.Kubernetes},
 		Paused: ro.Target.Paused, Cancelled: ro.Target.Cancelled, Changed: err == nil, Reason: ro.Reason, Message: ro.Message,
 	}
 	if err == nil && c.Paused != nil {

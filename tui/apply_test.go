@@ -10,25 +10,27 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 )
 
 // upgradePlan is a plan with one finding that must be acknowledged by ID.
-func upgradePlan() *engine.Plan {
-	return &engine.Plan{
-		ID: "upgrade-20261121070501-1a2b3c4d", Verb: engine.VerbApply, Cluster: "demo", Nodes: map[string]int{"workers": 2},
-		From:       engine.Target{Release: "v1.1.0", Image: "v1.0.0", Kubernetes: "v1.35.4"},
-		To:         engine.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"},
-		Components: []engine.ComponentCheck{{Name: "OS image", Kind: "image", Now: "v1.0.0", NextHop: "v1.1.0"}},
-		Changes:    &engine.Changes{Nodes: map[string]int{"workers": 2}},
-		Findings: []engine.Finding{
-			{ID: "local-data", Severity: engine.Warn, Named: true, Title: "data of db/pg will be lost", Source: "disruption"},
-			{ID: "probes", Severity: engine.Warn, Title: "some pods have no probes", Source: "disruption"},
+func upgradePlan() *plan.Plan {
+	return &plan.Plan{
+		ID: "upgrade-20261121070501-1a2b3c4d", Verb: plan.VerbApply, Cluster: "demo", Nodes: map[string]int{"workers": 2},
+		From:       plan.Target{Release: "v1.1.0", Image: "v1.0.0", Kubernetes: "v1.35.4"},
+		To:         plan.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"},
+		Components: []plan.ComponentCheck{{Name: "OS image", Kind: "image", Now: "v1.0.0", NextHop: "v1.1.0"}},
+		Changes:    &plan.Changes{Nodes: map[string]int{"workers": 2}},
+		Findings: []plan.Finding{
+			{ID: "local-data", Severity: plan.Warn, Named: true, Title: "data of db/pg will be lost", Source: "disruption"},
+			{ID: "probes", Severity: plan.Warn, Title: "some pods have no probes", Source: "disruption"},
 		},
-		Steps: []engine.Step{
-			{ID: engine.StepBackup, Title: "Back up", Effect: "all is kept", Finished: true},
-			{ID: engine.StepTarget, Title: "Set the target", Effect: "nodes are replaced", Warning: "their disks are gone", Final: true},
-			{ID: engine.StepRollout, Title: "Wait", Effect: "all nodes are new"},
+		Steps: []plan.Step{
+			{ID: check.StepBackup, Title: "Back up", Effect: "all is kept", Finished: true},
+			{ID: check.StepTarget, Title: "Set the target", Effect: "nodes are replaced", Warning: "their disks are gone", Final: true},
+			{ID: plan.StepRollout, Title: "Wait", Effect: "all nodes are new"},
 		},
 	}
 }
@@ -40,13 +42,13 @@ func TestApplyRequiresConsent(t *testing.T) {
 		exit int
 		says string // on stderr
 	}{
-		{"no flag", "", engine.ExitUnacknowledged, "local-data must be acknowledged by ID"},
-		{"--yes does not acknowledge", "--yes", engine.ExitUnacknowledged, "--ack local-data"},
-		{"--ack does not accept the plan", "--ack local-data", engine.ExitUnacknowledged, "run the same command with --yes"},
-		{"--yes and --ack", "--yes --ack local-data", engine.ExitDone, ""},
-		{"every warning acknowledged", "--ack local-data --ack probes", engine.ExitDone, ""},
-		{"a rehearsal needs no consent", "--dry-run", engine.ExitDone, ""},
-		{"unknown output format", "-o xml", engine.ExitUsage, "want text, json or markdown"},
+		{"no flag", "", plan.ExitUnacknowledged, "local-data must be acknowledged by ID"},
+		{"--yes does not acknowledge", "--yes", plan.ExitUnacknowledged, "--ack local-data"},
+		{"--ack does not accept the plan", "--ack local-data", plan.ExitUnacknowledged, "run the same command with --yes"},
+		{"--yes and --ack", "--yes --ack local-data", plan.ExitDone, ""},
+		{"every warning acknowledged", "--ack local-data --ack probes", plan.ExitDone, ""},
+		{"a rehearsal needs no consent", "--dry-run", plan.ExitDone, ""},
+		{"unknown output format", "-o xml", plan.ExitUsage, "want text, json or markdown"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := &fakeEngine{plan: upgradePlan()}
@@ -61,7 +63,7 @@ func TestApplyRequiresConsent(t *testing.T) {
 			if code != tt.exit || !strings.Contains(errs, tt.says) {
 				t.Errorf("exit %d, want %d; stderr %q, want %q", code, tt.exit, errs, tt.says)
 			}
-			if ran := f.ran > 0; ran != (tt.exit == engine.ExitDone) {
+			if ran := f.ran > 0; ran != (tt.exit == plan.ExitDone) {
 				t.Errorf("ran: %t", ran)
 			}
 		})
@@ -73,7 +75,7 @@ func TestPrepareTakesTheFlagOfTheRemedy(t *testing.T) {
 	for _, flag := range []string{"--ack", "--acknowledge"} {
 		f := &fakeEngine{plan: upgradePlan()}
 		f.plan.Acknowledged = []string{"local-data"}
-		if _, errs, code := printed(t, f, "", "upgrade", "prepare", "--non-interactive", "--yes", flag, "local-data"); code != engine.ExitDone {
+		if _, errs, code := printed(t, f, "", "upgrade", "prepare", "--non-interactive", "--yes", flag, "local-data"); code != plan.ExitDone {
 			t.Errorf("%s: exit %d, stderr %q", flag, code, errs)
 		}
 	}
@@ -82,7 +84,7 @@ func TestPrepareTakesTheFlagOfTheRemedy(t *testing.T) {
 func TestApplyPrintsWholePlan(t *testing.T) {
 	s := newSession(App{Env: func(string) string { return "" }, Now: func() time.Time { return start }})
 	p := upgradePlan()
-	p.LastBackup = &engine.LastBackup{Created: start.Add(-26 * time.Hour), Objects: 214, Bytes: 3 << 20, Etcd: true}
+	p.LastBackup = &plan.LastBackup{Created: start.Add(-26 * time.Hour), Objects: 214, Bytes: 3 << 20, Etcd: true}
 	text := strings.Join(s.planText(p), "\n")
 	for _, want := range []string{"last backup    26h ago, 214 objects, 3 MiB, with an etcd snapshot", "OS image", "v1.0.0", "v1.1.0", "replaces 2 of workers", "backup            done before", "(point of no return)", "data of db/pg will be lost", "Warning: their disks are gone"} {
 		if !strings.Contains(text, want) {
@@ -93,10 +95,10 @@ func TestApplyPrintsWholePlan(t *testing.T) {
 
 func TestPauseResumeCancel(t *testing.T) {
 	yes, no := true, false
-	for verb, want := range map[string]engine.RolloutChange{
+	for verb, want := range map[string]cluster.RolloutChange{
 		"pause": {Paused: &yes}, "resume": {Paused: &no, Cancelled: &no}, "cancel": {Cancelled: &yes},
 	} {
-		f := &fakeEngine{rollout: engine.Rollout{Target: engine.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.35.4"}}}
+		f := &fakeEngine{rollout: cluster.Rollout{Target: cluster.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.35.4"}}}
 		out, _, code := printed(t, f, "", "upgrade", verb)
 		if d := cmp.Diff(want, f.changed); code != 0 || d != "" || !strings.Contains(out, "the rollout to image v1.1.0 and Kubernetes v1.35.4 ") {
 			t.Errorf("%s: exit %d, %q (-want +got):\n%s", verb, code, out, d)
@@ -110,33 +112,33 @@ func TestPauseResumeCancel(t *testing.T) {
 func TestSkipAndRetry(t *testing.T) {
 	for _, tt := range []struct {
 		name, verb string
-		was        engine.Holding
+		was        cluster.Holding
 		err        error
 		code       int
 		text, json string
 	}{
 		{
 			"a node", "skip",
-			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode},
-			nil, engine.ExitDone,
+			cluster.Holding{Name: "worker-3", Kind: cluster.HoldingNode},
+			nil, plan.ExitDone,
 			"node worker-3 is skipped; `constellation upgrade retry worker-3` resumes it\n", `"name":"worker-3","kind":"node","skipped":true,"changed":true`,
 		},
 		{
 			"retry of a postponed node", "retry",
-			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Postponed: start},
-			nil, engine.ExitDone,
+			cluster.Holding{Name: "worker-3", Kind: cluster.HoldingNode, Postponed: start},
+			nil, plan.ExitDone,
 			"node worker-3 is resumed: the rollout replaces it in turn\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
 		},
 		{
 			"retry of a node whose upgrade failed", "retry",
-			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Failed: true},
-			nil, engine.ExitDone,
+			cluster.Holding{Name: "worker-3", Kind: cluster.HoldingNode, Failed: true},
+			nil, plan.ExitDone,
 			"node worker-3 is retried now\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
 		},
 		{
 			"node that is skipped already", "skip",
-			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Held: true},
-			&engine.Error{Err: errors.New("node worker-3 is skipped already: nothing to do"), Exit: engine.ExitNothing}, engine.ExitNothing,
+			cluster.Holding{Name: "worker-3", Kind: cluster.HoldingNode, Held: true},
+			&plan.Error{Err: errors.New("node worker-3 is skipped already: nothing to do"), Exit: plan.ExitNothing}, plan.ExitNothing,
 			"", `"name":"worker-3","kind":"node","skipped":true,"changed":false`,
 		},
 	} {
@@ -152,7 +154,7 @@ func TestSkipAndRetry(t *testing.T) {
 			}
 		})
 	}
-	if _, errs, code := printed(t, &fakeEngine{}, "", "upgrade", "skip"); code != engine.ExitUsage {
+	if _, errs, code := printed(t, &fakeEngine{}, "", "upgrade", "skip"); code != plan.ExitUsage {
 		t.Errorf("without a name: exit %d, %q", code, errs)
 	}
 }
@@ -172,7 +174,7 @@ func TestApplyWritesASummary(t *testing.T) {
 
 func TestApplyWritesASummaryOfARefusal(t *testing.T) {
 	out, _, code := printed(t, &fakeEngine{plan: hopPlan()}, "", "upgrade", "apply", "--yes", "-o", "markdown")
-	if code != engine.ExitUnacknowledged || !strings.Contains(out, "## Upgrade apply of cluster `demo`: failed") || !strings.Contains(out, "local-data, oldest-supports-kubernetes must be acknowledged by ID (exit 5") {
+	if code != plan.ExitUnacknowledged || !strings.Contains(out, "## Upgrade apply of cluster `demo`: failed") || !strings.Contains(out, "local-data, oldest-supports-kubernetes must be acknowledged by ID (exit 5") {
 		t.Errorf("exit %d\n%s", code, out)
 	}
 }

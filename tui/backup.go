@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -65,7 +66,7 @@ func oneArg(argument, remedy string) cobra.PositionalArgs {
 		if len(args) == 1 {
 			return nil
 		}
-		return &engine.Error{Op: cmd.CommandPath(), Err: fmt.Errorf("got %d arguments, want %s", len(args), argument), Remedy: remedy, Exit: engine.ExitUsage}
+		return &plan.Error{Op: cmd.CommandPath(), Err: fmt.Errorf("got %d arguments, want %s", len(args), argument), Remedy: remedy, Exit: plan.ExitUsage}
 	}
 }
 
@@ -200,7 +201,7 @@ which does not detect changed contents.`,
 				v := struct {
 					Schema  string       `json:"schema"`
 					Backups []backupLine `json:"backups"`
-				}{engine.Schema, []backupLine{}}
+				}{plan.Schema, []backupLine{}}
 				for _, b := range all {
 					v.Backups = append(v.Backups, backupLine{b.ID, b.Created, b.Objects, b.Bytes, b.Whole, b.Why, b.Etcd})
 				}
@@ -381,11 +382,11 @@ backup is incomplete or damaged.`,
 				return err
 			}
 			if out == asJSON {
-				if derr := document(s.out, verification{engine.Schema, args[0], err == nil, append([]string{}, problems...)}); derr != nil {
+				if derr := document(s.out, verification{plan.Schema, args[0], err == nil, append([]string{}, problems...)}); derr != nil {
 					return derr
 				}
 				if err != nil {
-					return exitStatus(engine.ExitCode(err))
+					return exitStatus(plan.ExitCode(err))
 				}
 				return nil
 			}
@@ -422,7 +423,7 @@ delete.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !cmd.Flags().Changed("keep") {
-				return &engine.Error{Op: "prune backups", Err: errors.New("--keep is missing"), Remedy: "pass the number of complete backups to keep, such as --keep 3", Exit: engine.ExitUsage}
+				return &plan.Error{Op: "prune backups", Err: errors.New("--keep is missing"), Remedy: "pass the number of complete backups to keep, such as --keep 3", Exit: plan.ExitUsage}
 			}
 			eng, _, _, err := s.engineOf()
 			if err != nil {
@@ -433,7 +434,7 @@ delete.`,
 				v := struct {
 					Schema  string   `json:"schema"`
 					Removed []string `json:"removed"`
-				}{engine.Schema, append([]string{}, removed...)}
+				}{plan.Schema, append([]string{}, removed...)}
 				if derr := document(s.out, v); derr != nil {
 					return derr
 				}

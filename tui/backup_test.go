@@ -12,6 +12,8 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 )
 
@@ -26,16 +28,16 @@ var backupScenes = []scene{
 	{"backup-volumes", func(_ *testing.T, s func(*fakeEngine) *stage) *stage {
 		return backupsOf(s, func(e *fakeEngine) {
 			for i := range 40 {
-				e.local.Volumes = append(e.local.Volumes, engine.LocalVolume{Namespace: "cache", Claim: fmt.Sprintf("shard-%02d", i), Nodes: []string{fmt.Sprintf("worker-%d", i)}})
+				e.local.Volumes = append(e.local.Volumes, cluster.LocalVolume{Namespace: "cache", Claim: fmt.Sprintf("shard-%02d", i), Nodes: []string{fmt.Sprintf("worker-%d", i)}})
 			}
 		}).press("enter", "down")
 	}},
 	{"backup-unknown", func(_ *testing.T, s func(*fakeEngine) *stage) *stage {
 		return backupsOf(s, func(e *fakeEngine) {
-			e.backups, e.backupsErr = nil, &engine.Error{
+			e.backups, e.backupsErr = nil, &plan.Error{
 				Op: "list backups in /home/ops/demo/constellation-upgrade", Err: errors.New("refused: others may write it"), Remedy: "if you trust what is there, make it yours alone (chown, chmod go-w)",
 			}
-			e.local, e.localErr = engine.LocalData{}, errors.New("look for volumes on nodes: the API server does not answer")
+			e.local, e.localErr = cluster.LocalData{}, errors.New("look for volumes on nodes: the API server does not answer")
 		})
 	}},
 	{"backup-running", func(_ *testing.T, s func(*fakeEngine) *stage) *stage { return backupAt(s, 4) }},
@@ -51,7 +53,7 @@ var backupScenes = []scene{
 	{"backup-failed", func(_ *testing.T, s func(*fakeEngine) *stage) *stage {
 		st := backupsOf(s, func(e *fakeEngine) {
 			e.plan, e.events = backupPlan(), backupEvents()[:4]
-			e.runErr = &engine.Error{
+			e.runErr = &plan.Error{
 				Op: "back up to /home/ops/demo/constellation-upgrade/backup-20261121070501-1a2b3c4d", Err: errors.New("write example.com/widgets.json: no space left on device"),
 				Remedy: "free some space (`constellation backup prune --keep 1` removes old backups), or use another disk with --dir; nothing is left of this one",
 			}
@@ -75,8 +77,8 @@ var backupScenes = []scene{
 	{"home-backup", func(_ *testing.T, s func(*fakeEngine) *stage) *stage {
 		h, st := demoHome(engine.StageCluster), demoStatus()
 		h.Next = []engine.Suggestion{{Title: "Make a backup", Command: "constellation -C .demo backup create", Why: "the last one is 26h old"}}
-		st.Backup = &engine.LastBackup{ID: "backup-20261120050000-0a1b2c3d", Created: start.Add(-26 * time.Hour), Objects: 12345, Bytes: 18 << 20, Etcd: true}
-		st.Health = []engine.Finding{{ID: engine.BackupAge, Severity: engine.Warn, Source: "backup", Title: "the last backup is 26h old", Remedy: "make one: `constellation -C .demo backup create`"}}
+		st.Backup = &plan.LastBackup{ID: "backup-20261120050000-0a1b2c3d", Created: start.Add(-26 * time.Hour), Objects: 12345, Bytes: 18 << 20, Etcd: true}
+		st.Health = []plan.Finding{{ID: plan.BackupAge, Severity: plan.Warn, Source: "backup", Title: "the last backup is 26h old", Remedy: "make one: `constellation -C .demo backup create`"}}
 		return s(&fakeEngine{home: h, status: st}).begin()
 	}},
 }
@@ -90,8 +92,8 @@ func backupsOf(s func(*fakeEngine) *stage, change func(*fakeEngine)) *stage {
 			{ID: "backup-20261119050000-99aa00ff", Created: start.Add(-50 * time.Hour), Why: "manifest.json is not there: it was not made to the end"},
 			{ID: "upgrade-20261101120000-00ff00ff", Created: start.Add(-20 * 24 * time.Hour), Objects: 987, Bytes: 3 << 30, Whole: true, Etcd: true},
 		},
-		local: engine.LocalData{
-			Volumes: []engine.LocalVolume{
+		local: cluster.LocalData{
+			Volumes: []cluster.LocalVolume{
 				{Namespace: "db", Claim: "pg-data-0", Volume: "pv-1", Nodes: []string{"worker-0"}, Path: "/mnt/disks/a", Bytes: 200 << 30, Workloads: []string{"statefulset/db/postgres"}},
 				{Namespace: "db", Claim: "pg-data-1", Volume: "pv-2", Nodes: []string{"worker-1"}, Path: "/mnt/disks/a", Bytes: 200 << 30, Workloads: []string{"statefulset/db/postgres"}},
 				{Namespace: "shop", Claim: "up\x1b[31mloads", Volume: "pv-3", Path: "/srv/uploads"},
@@ -108,10 +110,10 @@ func backupsOf(s func(*fakeEngine) *stage, change func(*fakeEngine)) *stage {
 	return st
 }
 
-func backupPlan() *engine.Plan {
-	return &engine.Plan{
-		ID: "backup-20261121070501-1a2b3c4d", Verb: engine.VerbBackup, Cluster: "demo", Created: start,
-		Steps: []engine.Step{
+func backupPlan() *plan.Plan {
+	return &plan.Plan{
+		ID: "backup-20261121070501-1a2b3c4d", Verb: plan.VerbBackup, Cluster: "demo", Created: start,
+		Steps: []plan.Step{
 			{ID: engine.StepBackupResources, Title: "Back up custom resources"},
 			{ID: engine.StepBackupEtcd, Title: "Take a snapshot of etcd"},
 			{ID: engine.StepBackupFinish, Title: "Complete and verify the backup"},
@@ -120,41 +122,41 @@ func backupPlan() *engine.Plan {
 }
 
 // backupEvents are those of a run that makes a backup.
-func backupEvents() []engine.Event {
-	at := func(ms int, e engine.Event) engine.Event {
+func backupEvents() []plan.Event {
+	at := func(ms int, e plan.Event) plan.Event {
 		e.Time, e.Run = start.Add(time.Duration(ms)*time.Millisecond), "backup-20261121070501-1a2b3c4d"
 		return e
 	}
-	step := func(ms int, id, state, title string, took int64) engine.Event {
-		return at(ms, engine.Event{Kind: engine.KindStep, Step: id, State: state, Text: title, TookMS: took})
+	step := func(ms int, id, state, title string, took int64) plan.Event {
+		return at(ms, plan.Event{Kind: plan.KindStep, Step: id, State: state, Text: title, TookMS: took})
 	}
-	plan, err := json.Marshal(backupPlan())
+	p, err := json.Marshal(backupPlan())
 	if err != nil {
 		panic(err)
 	}
-	res, err := json.Marshal(engine.Result{Status: engine.StateDone, TookMS: 7900})
+	res, err := json.Marshal(plan.Result{Status: plan.StateDone, TookMS: 7900})
 	if err != nil {
 		panic(err)
 	}
 	exit := 0
-	return []engine.Event{
-		at(0, engine.Event{Kind: engine.KindHello, Schema: "1.0", Object: "demo"}),
-		at(1, engine.Event{Kind: engine.KindPlan, Data: plan}),
-		step(2, engine.StepBackupResources, engine.StateRunning, "Back up custom resources", 0),
-		at(2000, engine.Event{
-			Kind: engine.KindProgress, Step: engine.StepBackupResources, Object: "certificates.cert-manager.io", Current: 41000, Total: 102000,
+	return []plan.Event{
+		at(0, plan.Event{Kind: plan.KindHello, Schema: "1.0", Object: "demo"}),
+		at(1, plan.Event{Kind: plan.KindPlan, Data: p}),
+		step(2, engine.StepBackupResources, plan.StateRunning, "Back up custom resources", 0),
+		at(2000, plan.Event{
+			Kind: plan.KindProgress, Step: engine.StepBackupResources, Object: "certificates.cert-manager.io", Current: 41000, Total: 102000,
 			Counts: map[string]int64{"types": 9, "all_types": 22, "objects": 41000, "bytes": 64 << 20, "bytes_per_second": 32 << 20, "seconds_left": 3},
 			Text:   "9 of 22 types, 41000 of 102000 objects, 64 MiB, 32 MiB/s, 3s left",
 		}),
-		step(5000, engine.StepBackupResources, engine.StateDone, "Back up custom resources", 5000),
-		step(5001, engine.StepBackupEtcd, engine.StateRunning, "Take a snapshot of etcd", 0),
-		at(6500, engine.Event{Kind: engine.KindProgress, Step: engine.StepBackupEtcd, Current: 90 << 20, Text: "bytes"}),
-		at(6600, engine.Event{Kind: engine.KindLog, Source: "backup", Level: "warn", Text: "once more: take a snapshot of etcd: through the operator on cp-0: the API server does not answer: it broke off"}),
-		step(7000, engine.StepBackupEtcd, engine.StateDone, "Take a snapshot of etcd", 1999),
-		step(7001, engine.StepBackupFinish, engine.StateRunning, "Complete and verify the backup", 0),
-		at(7500, engine.Event{Kind: engine.KindProgress, Step: engine.StepBackupFinish, Current: 128 << 20, Total: 264 << 20, Text: "bytes verified"}),
-		step(7800, engine.StepBackupFinish, engine.StateDone, "Complete and verify the backup", 799),
-		at(7900, engine.Event{Kind: engine.KindResult, State: engine.StateDone, Text: "backup backup-20261121070501-1a2b3c4d of cluster demo is whole", Data: res, Exit: &exit}),
+		step(5000, engine.StepBackupResources, plan.StateDone, "Back up custom resources", 5000),
+		step(5001, engine.StepBackupEtcd, plan.StateRunning, "Take a snapshot of etcd", 0),
+		at(6500, plan.Event{Kind: plan.KindProgress, Step: engine.StepBackupEtcd, Current: 90 << 20, Text: "bytes"}),
+		at(6600, plan.Event{Kind: plan.KindLog, Source: "backup", Level: "warn", Text: "once more: take a snapshot of etcd: through the operator on cp-0: the API server does not answer: it broke off"}),
+		step(7000, engine.StepBackupEtcd, plan.StateDone, "Take a snapshot of etcd", 1999),
+		step(7001, engine.StepBackupFinish, plan.StateRunning, "Complete and verify the backup", 0),
+		at(7500, plan.Event{Kind: plan.KindProgress, Step: engine.StepBackupFinish, Current: 128 << 20, Total: 264 << 20, Text: "bytes verified"}),
+		step(7800, engine.StepBackupFinish, plan.StateDone, "Complete and verify the backup", 799),
+		at(7900, plan.Event{Kind: plan.KindResult, State: plan.StateDone, Text: "backup backup-20261121070501-1a2b3c4d of cluster demo is whole", Data: res, Exit: &exit}),
 	}
 }
 
@@ -199,7 +201,7 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 			}
 			s.press("esc")
 			s.settle()
-			if s.quit || s.c.running || s.c.screen != s.c.backup || engine.ExitCode(s.c.backup.err) != engine.ExitStopped {
+			if s.quit || s.c.running || s.c.screen != s.c.backup || plan.ExitCode(s.c.backup.err) != plan.ExitStopped {
 				t.Errorf("quit %t, running %t, screen %s, error %v", s.quit, s.c.running, s.c.screen.title(), s.c.backup.err)
 			}
 			if s.press("esc"); s.c.screen != s.c.overview {
@@ -215,7 +217,7 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 			}
 			s.press("ctrl+c")
 			s.settle()
-			if !s.quit || s.c.backup.running || s.c.exit != engine.ExitStopped {
+			if !s.quit || s.c.backup.running || s.c.exit != plan.ExitStopped {
 				t.Errorf("quit %t, running %t, exit %d", s.quit, s.c.backup.running, s.c.exit)
 			}
 		})
@@ -291,7 +293,7 @@ func TestBackupOutput(t *testing.T) {
 	utc := time.Local
 	time.Local = time.UTC // times are shown as those of the user's place
 	defer func() { time.Local = utc }()
-	broken := &engine.Error{Err: &backup.NotWhole{ID: "backup-20261120050000-0a1b2c3d", Damage: []string{"example.com/widgets.json is not what was written: its SHA-256 differs"}, Holes: shownBackup().Holes}}
+	broken := &plan.Error{Err: &backup.NotWhole{ID: "backup-20261120050000-0a1b2c3d", Damage: []string{"example.com/widgets.json is not what was written: its SHA-256 differs"}, Holes: shownBackup().Holes}}
 	for _, tt := range []struct {
 		name string
 		e    fakeEngine
@@ -303,9 +305,9 @@ func TestBackupOutput(t *testing.T) {
 		{"list-none", fakeEngine{}, "list", 0},
 		{"show", fakeEngine{manifest: shownBackup()}, "show backup-20261120050000-0a1b2c3d", 0},
 		{"verify", fakeEngine{}, "verify backup-20261120050000-0a1b2c3d", 0},
-		{"verify-broken", fakeEngine{verifyErr: broken}, "verify backup-20261120050000-0a1b2c3d", engine.ExitFailed},
+		{"verify-broken", fakeEngine{verifyErr: broken}, "verify backup-20261120050000-0a1b2c3d", plan.ExitFailed},
 		{"prune", fakeEngine{pruned: []string{"upgrade-20261101120000-00ff00ff"}}, "prune --keep 1", 0},
-		{"prune-none", fakeEngine{verifyErr: &engine.Error{Err: errors.New("nothing to prune"), Exit: engine.ExitNothing}}, "prune --keep 1", engine.ExitNothing},
+		{"prune-none", fakeEngine{verifyErr: &plan.Error{Err: errors.New("nothing to prune"), Exit: plan.ExitNothing}}, "prune --keep 1", plan.ExitNothing},
 	} {
 		for format, ext := range map[string]string{"text": "txt", "json": "json"} {
 			t.Run(tt.name+"/"+format, func(t *testing.T) {
@@ -326,7 +328,7 @@ func TestBackupOutput(t *testing.T) {
 					if err := d.Decode(&v); err != nil {
 						t.Fatalf("document %d: %v", n, err)
 					}
-					if n == 0 && v["schema"] != engine.Schema {
+					if n == 0 && v["schema"] != plan.Schema {
 						t.Errorf("the schema is %v", v["schema"])
 					}
 				}
@@ -380,7 +382,7 @@ func TestBackupCompletion(t *testing.T) {
 func TestPruneRequiresKeep(t *testing.T) {
 	var e fakeEngine
 	_, errs, code := printedHere(t, &e, "backup", "prune")
-	if code != engine.ExitUsage || !strings.Contains(errs, "--keep is missing") || !strings.Contains(errs, "fix ") {
+	if code != plan.ExitUsage || !strings.Contains(errs, "--keep is missing") || !strings.Contains(errs, "fix ") {
 		t.Errorf("exit %d, stderr %q", code, errs)
 	}
 }

@@ -17,6 +17,9 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -27,7 +30,7 @@ var checks = []string{
 }
 
 // checkIn reads a check from testdata.
-func checkIn(t testing.TB, name string) engine.Check {
+func checkIn(t testing.TB, name string) check.Check {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", "checks", name+".json"))
 	if err != nil {
@@ -35,7 +38,7 @@ func checkIn(t testing.TB, name string) engine.Check {
 	}
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
-	var k engine.Check
+	var k check.Check
 	if err := d.Decode(&k); err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
@@ -54,7 +57,7 @@ func printedHere(t *testing.T, e *fakeEngine, args ...string) (stdout, stderr st
 	code = App{
 		Release: "v1.1.0", Program: "constellation", Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
 		Env: func(k string) string { return map[string]string{"LANG": "C.UTF-8"}[k] }, Now: func() time.Time { return start },
-		Engine: func(*engine.Workspace, *slog.Logger) (Engine, error) { return e, nil },
+		Engine: func(*workspace.Workspace, *slog.Logger) (Engine, error) { return e, nil },
 	}.Run(args)
 	return strings.ReplaceAll(out.String(), dir, "/home/ops/demo"), errs.String(), code
 }
@@ -118,9 +121,9 @@ func TestNextRepeatsFlags(t *testing.T) {
 func checkShown(name string, keys ...string) func(*testing.T, func(*fakeEngine) *stage) *stage {
 	return func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		e := &fakeEngine{home: upgradeHome(), status: demoStatus(), check: checkIn(t, name)}
-		if e.check.Current == (engine.Target{}) {
+		if e.check.Current == (plan.Target{}) {
 			e.statusErr = errors.New("the API server at 127.0.0.1:36443 does not answer")
-			e.checkErr = &engine.Error{Op: "ask the cluster which versions it runs", Err: e.statusErr, Remedy: e.check.Findings[0].Remedy}
+			e.checkErr = &plan.Error{Op: "ask the cluster which versions it runs", Err: e.statusErr, Remedy: e.check.Findings[0].Remedy}
 		}
 		st := s(e).begin().press("c")
 		st.settle()
@@ -172,7 +175,7 @@ var checkScenes = []scene{
 	}},
 	{"check-again-failed", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		st := checkShown("two-hops")(t, s)
-		st.eng.check, st.eng.checkErr = checkIn(t, "api-down"), &engine.Error{Op: "ask the cluster which versions it runs", Err: errors.New("the API server at 127.0.0.1:36443 does not answer"), Remedy: "is the control plane up?"}
+		st.eng.check, st.eng.checkErr = checkIn(t, "api-down"), &plan.Error{Op: "ask the cluster which versions it runs", Err: errors.New("the API server at 127.0.0.1:36443 does not answer"), Remedy: "is the control plane up?"}
 		st.at(40 * time.Second)
 		st.press("r")
 		st.settle()
@@ -294,7 +297,7 @@ func TestWritingAsksOnce(t *testing.T) {
 		s.eng.check = checkIn(t, "written")
 		s.press("W", "enter")
 		s.settle()
-		if want := (engine.CheckRequest{WriteConfig: true, NoPreflight: true}); !reflect.DeepEqual(s.eng.checkedAs, want) {
+		if want := (check.CheckRequest{WriteConfig: true, NoPreflight: true}); !reflect.DeepEqual(s.eng.checkedAs, want) {
 			t.Errorf("asked for %+v, want %+v", s.eng.checkedAs, want)
 		}
 		if !s.c.check.result.Config.Written || len(s.c.check.result.Findings) != 71 || !strings.Contains(s.c.note, "wrote 6 values") {
@@ -312,7 +315,7 @@ func TestWritingAsksOnce(t *testing.T) {
 			t.Errorf("after r W does not ask, and says %q", s.c.note)
 		}
 		s.press("esc")
-		s.eng.checkErr = &engine.Error{Op: "write constellation-conf.yaml", Err: errors.New("it was changed meanwhile")}
+		s.eng.checkErr = &plan.Error{Op: "write constellation-conf.yaml", Err: errors.New("it was changed meanwhile")}
 		s.c.check.result.Config.Written = false
 		s.press("W", "enter")
 		s.settle()
@@ -497,7 +500,7 @@ func TestPrintedCommandsAreWhole(t *testing.T) {
 	k := checkIn(t, "trouble")
 	out, _, _ := printedHere(t, &fakeEngine{check: k}, "upgrade", "check")
 	for _, f := range k.Findings {
-		if f.Severity != engine.Info && (!strings.Contains(out, f.Command) || !strings.Contains(out, f.Reference)) {
+		if f.Severity != plan.Info && (!strings.Contains(out, f.Command) || !strings.Contains(out, f.Reference)) {
 			t.Errorf("%q or %q is not whole in\n%s", f.Command, f.Reference, out)
 		}
 	}
@@ -505,11 +508,11 @@ func TestPrintedCommandsAreWhole(t *testing.T) {
 
 // Findings of several checks about one object are grouped.
 func TestRelatedFindingsAreGrouped(t *testing.T) {
-	finding := func(id, title, command string, objects ...string) engine.Finding {
-		return engine.Finding{ID: id, Severity: engine.Block, Source: "disruption", Title: title, Command: command, Objects: objects}
+	finding := func(id, title, command string, objects ...string) plan.Finding {
+		return plan.Finding{ID: id, Severity: plan.Block, Source: "disruption", Title: title, Command: command, Objects: objects}
 	}
 	const allow, scale = "kubectl -n shop patch poddisruptionbudget cart", "kubectl -n shop scale deployment/cart --replicas=2"
-	k := &engine.Check{Findings: []engine.Finding{
+	k := &check.Check{Findings: []plan.Finding{
 		finding("pdb-room", "the budget never lets a pod go", allow, "poddisruptionbudget/shop/cart", "pod/shop/cart-0"),
 		finding("node-conditions", "worker-1 is not ready", "", "node/worker-1"),
 		finding("drain-rehearsal", "the drain of worker-0 would hang on it", allow, "node/worker-0", "pod/shop/cart-0", "poddisruptionbudget/shop/cart", "pod/web/w-0"),
@@ -613,7 +616,7 @@ func TestDocsNameEveryField(t *testing.T) {
 			visit(f.Type)
 		}
 	}
-	visit(reflect.TypeFor[engine.Check]())
+	visit(reflect.TypeFor[check.Check]())
 	if len(seen) < 10 {
 		t.Errorf("only %d types were visited", len(seen))
 	}
@@ -622,20 +625,20 @@ func TestDocsNameEveryField(t *testing.T) {
 // A check with several findings counts once.
 func TestChecksAreCounted(t *testing.T) {
 	var l view.RunningCheck
-	tell := func(kind engine.Kind, object, state string) {
-		ev := engine.Event{Kind: kind, Object: object, State: state}
-		if state != "" && state != engine.StateRunning {
+	tell := func(kind plan.Kind, object, state string) {
+		ev := plan.Event{Kind: kind, Object: object, State: state}
+		if state != "" && state != plan.StateRunning {
 			ev.Data = json.RawMessage(`{"id":"x","severity":"` + state + `"}`)
 		}
 		l.Apply(ev)
 	}
 	for _, id := range []string{"pdb-room", "capacity", "drain-rehearsal", "evil\x1b[2J", "leaders"} {
-		tell(engine.KindCheck, id, engine.StateRunning)
+		tell(plan.KindCheck, id, plan.StateRunning)
 	}
-	tell(engine.KindCheck, "pdb-room", "block")
-	tell(engine.KindCheck, "pdb-room", "warn")
-	l.Apply(engine.Event{Kind: engine.KindProgress, Object: "drain-rehearsal", Current: 42, Total: 300})
-	l.Apply(engine.Event{Kind: engine.KindProgress, Object: "pdb-room", Current: 1, Total: 2})
+	tell(plan.KindCheck, "pdb-room", "block")
+	tell(plan.KindCheck, "pdb-room", "warn")
+	l.Apply(plan.Event{Kind: plan.KindProgress, Object: "drain-rehearsal", Current: 42, Total: 300})
+	l.Apply(plan.Event{Kind: plan.KindProgress, Object: "pdb-room", Current: 1, Total: 2})
 	if got, want := l.Summary(), `1 of 5 checked; capacity, drain-rehearsal 42 of 300, evil\x1b[2J and 1 more`; got != want || len(l.Found) != 2 {
 		t.Errorf("%q with %d findings, want %q", got, len(l.Found), want)
 	}

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 )
 
@@ -15,21 +15,21 @@ import (
 //
 // All methods may be called concurrently.
 type collector struct {
-	send func([]engine.Event)
+	send func([]plan.Event)
 
 	mu    sync.Mutex
-	batch []engine.Event
+	batch []plan.Event
 	wake  chan struct{}
 
 	sending sync.Mutex // held while a batch is sent, to keep batches in order
 }
 
-func newCollector(send func([]engine.Event)) *collector {
+func newCollector(send func([]plan.Event)) *collector {
 	return &collector{send: send, wake: make(chan struct{}, 1)}
 }
 
 // emit appends an event to the batch. It never blocks.
-func (c *collector) emit(ev engine.Event) {
+func (c *collector) emit(ev plan.Event) {
 	c.mu.Lock()
 	c.batch = append(c.batch, ev)
 	c.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -16,7 +16,7 @@ func TestCollectorKeepsOrderAndDropsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []uint64
 		var sizes []int
-		c := newCollector(func(b []engine.Event) {
+		c := newCollector(func(b []plan.Event) {
 			time.Sleep(10 * time.Millisecond) // a busy screen
 			sizes = append(sizes, len(b))
 			for _, ev := range b {
@@ -28,7 +28,7 @@ func TestCollectorKeepsOrderAndDropsNothing(t *testing.T) {
 		wg.Go(func() { c.Run(ctx) })
 		began := time.Now()
 		for i := range uint64(1000) {
-			c.emit(engine.Event{Seq: i + 1})
+			c.emit(plan.Event{Seq: i + 1})
 			time.Sleep(time.Millisecond)
 		}
 		if d := time.Since(began); d != time.Second {
@@ -56,10 +56,10 @@ func TestCollectorKeepsOrderAndDropsNothing(t *testing.T) {
 
 func TestCollectorIsIdleWithoutEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCollector(func([]engine.Event) {})
+		c := newCollector(func([]plan.Event) {})
 		ctx, cancel := context.WithCancel(t.Context())
 		go c.Run(ctx)
-		c.emit(engine.Event{})
+		c.emit(plan.Event{})
 		time.Sleep(time.Hour) // with a ticker in it the bubble would be busy; with none it is at once
 		synctest.Wait()
 		cancel()
@@ -75,10 +75,10 @@ func BenchmarkEventToFrame(b *testing.B) {
 	}{{"80x24", 80, 24}, {"120x40", 120, 40}, {"200x60", 200, 60}} {
 		b.Run(size.name, func(b *testing.B) {
 			s := benchStage(b, size.w, size.h)
-			ev := engine.Event{Kind: engine.KindLog, Source: "kubeadm", Node: "control-plane-0", Level: "info", Text: "[certs] Generating \"etcd/healthcheck-client\" certificate and key"}
+			ev := plan.Event{Kind: plan.KindLog, Source: "kubeadm", Node: "control-plane-0", Level: "info", Text: "[certs] Generating \"etcd/healthcheck-client\" certificate and key"}
 			b.ReportAllocs()
 			for b.Loop() {
-				s.Update(batch{s.task, []engine.Event{ev}})
+				s.Update(batch{s.task, []plan.Event{ev}})
 				if len(s.View()) == 0 {
 					b.Fatal("no frame")
 				}

@@ -18,7 +18,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -88,7 +89,7 @@ func (s *session) execute(args []string) int {
 		code, err := s.RunSandbox(args)
 		if err != nil {
 			view.WriteError(s.Stderr, s.formatter(), err)
-			return engine.ExitCode(err)
+			return plan.ExitCode(err)
 		}
 		return code
 	}
@@ -105,10 +106,10 @@ func (s *session) execute(args []string) int {
 	case errors.As(err, &status):
 		return int(status)
 	case err == nil && caught == 0 && s.out.failed != nil:
-		view.WriteError(s.Stderr, s.formatter(), &engine.Error{Op: "write output", Err: s.out.failed, Remedy: "free disk space or redirect the output, then run the command again"})
-		return engine.ExitFailed
+		view.WriteError(s.Stderr, s.formatter(), &plan.Error{Op: "write output", Err: s.out.failed, Remedy: "free disk space or redirect the output, then run the command again"})
+		return plan.ExitFailed
 	case err == nil && caught == 0:
-		return engine.ExitDone
+		return plan.ExitDone
 	case caught != 0 && !s.runs:
 		switch {
 		case s.wrote != "":
@@ -120,10 +121,10 @@ func (s *session) execute(args []string) int {
 		}
 		return 128 + int(caught)
 	case !s.began && err != nil:
-		err = &engine.Error{Op: err.Error(), Remedy: "see " + cmd.CommandPath() + " --help", Exit: engine.ExitUsage}
+		err = &plan.Error{Op: err.Error(), Remedy: "see " + cmd.CommandPath() + " --help", Exit: plan.ExitUsage}
 	}
 	switch {
-	case err != nil && engine.ExitCode(err) == engine.ExitNothing:
+	case err != nil && plan.ExitCode(err) == plan.ExitNothing:
 		s.remark("%s", view.Explain(err, s.formatter()).What)
 	case err != nil:
 		view.WriteError(s.Stderr, s.formatter(), err)
@@ -131,7 +132,7 @@ func (s *session) execute(args []string) int {
 	if caught != 0 {
 		return 128 + int(caught)
 	}
-	return engine.ExitCode(err)
+	return plan.ExitCode(err)
 }
 
 // remark writes a remark about the invocation to stderr.
@@ -167,7 +168,7 @@ func (s *session) signals(ctx context.Context) (context.Context, context.CancelF
 					s.remark("%s: stopping at the next point where the command can be resumed; repeat to stop at once", signalName(got))
 				}
 				// The result event then carries the exit code of the process.
-				cancel(&engine.Error{Err: errors.New(signalName(got)), Exit: 128 + int(got)})
+				cancel(&plan.Error{Err: errors.New(signalName(got)), Exit: 128 + int(got)})
 			}
 		}
 	}()
@@ -188,20 +189,20 @@ func signalName(s syscall.Signal) string {
 }
 
 // workspace opens the directory given with -C.
-func (s *session) workspace() (*engine.Workspace, string, error) {
+func (s *session) workspace() (*workspace.Workspace, string, error) {
 	dir, err := filepath.Abs(s.dir)
 	if err != nil {
-		return nil, "", &engine.Error{Op: "open workspace " + s.dir, Err: err, Exit: engine.ExitUsage}
+		return nil, "", &plan.Error{Op: "open workspace " + s.dir, Err: err, Exit: plan.ExitUsage}
 	}
-	ws, err := engine.OpenWorkspace(dir)
+	ws, err := workspace.OpenWorkspace(dir)
 	return ws, dir, err
 }
 
 // newWorkspace is workspace for the verbs that create one. It creates the directory given
 // with -C if its parent exists.
-func (s *session) newWorkspace() (*engine.Workspace, string, error) {
+func (s *session) newWorkspace() (*workspace.Workspace, string, error) {
 	if err := os.Mkdir(s.dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, fs.ErrNotExist) {
-		return nil, "", &engine.Error{Op: "create workspace " + s.dir, Err: err, Exit: engine.ExitUsage, Remedy: "name another directory with -C"}
+		return nil, "", &plan.Error{Op: "create workspace " + s.dir, Err: err, Exit: plan.ExitUsage, Remedy: "name another directory with -C"}
 	}
 	return s.workspace()
 }
@@ -210,7 +211,7 @@ func (s *session) newWorkspace() (*engine.Workspace, string, error) {
 func (s *session) formatter() view.CommandFormatter {
 	sp := view.CommandFormatter{Program: s.Program, Dir: s.dir}
 	if dir, err := filepath.Abs(s.dir); err == nil { // else kubectl commands get no --kubeconfig
-		sp.Home, sp.Kubeconfig = dir, filepath.Join(dir, engine.KubeconfigFile)
+		sp.Home, sp.Kubeconfig = dir, filepath.Join(dir, workspace.KubeconfigFile)
 	}
 	return sp
 }
@@ -454,7 +455,7 @@ func (s *session) configCommand() *cobra.Command {
 }
 
 func (s *session) configGenerate() *cobra.Command {
-	var o engine.GenerateOptions
+	var o workspace.GenerateOptions
 	cmd := &cobra.Command{
 		Use:   "generate PROVIDER",
 		Short: "Write a new configuration",
@@ -474,7 +475,7 @@ If the workspace has a sandbox, the file gets the sandbox's measurements and ver
 			if args[0] == "sandbox" {
 				o.Sandbox = s.findSandbox(cmd.Context(), dir)
 			}
-			b, err := engine.GenerateConfig(args[0], o)
+			b, err := workspace.GenerateConfig(args[0], o)
 			if err != nil {
 				return err
 			}
@@ -507,10 +508,10 @@ func first(list []string) string {
 
 // validation is the JSON output of config validate.
 type validation struct {
-	Schema string              `json:"schema"`
-	File   string              `json:"file"`
-	Valid  bool                `json:"valid"`
-	Errors []engine.FieldError `json:"errors"`
+	Schema string                 `json:"schema"`
+	File   string                 `json:"file"`
+	Valid  bool                   `json:"valid"`
+	Errors []workspace.FieldError `json:"errors"`
 }
 
 func (s *session) configValidate() *cobra.Command {
@@ -532,13 +533,13 @@ exit code is 2 if there are errors.`,
 			if err != nil {
 				return err
 			}
-			c, err := engine.ParseConfig(b)
-			var list *engine.ConfigErrors
+			c, err := workspace.ParseConfig(b)
+			var list *workspace.ConfigErrors
 			if err != nil && !errors.As(err, &list) {
 				return err
 			}
 			if out == asJSON {
-				v := validation{Schema: engine.Schema, File: view.ConfigFile, Valid: err == nil, Errors: []engine.FieldError{}}
+				v := validation{Schema: plan.Schema, File: view.ConfigFile, Valid: err == nil, Errors: []workspace.FieldError{}}
 				if list != nil {
 					v.Errors = list.Errors
 				}
@@ -546,12 +547,12 @@ exit code is 2 if there are errors.`,
 					return err
 				}
 				if list != nil {
-					return exitStatus(engine.ExitUsage)
+					return exitStatus(plan.ExitUsage)
 				}
 				return nil
 			}
 			if list != nil {
-				return &engine.Error{Err: list, Exit: engine.ExitUsage}
+				return &plan.Error{Err: list, Exit: plan.ExitUsage}
 			}
 			fmt.Fprintf(s.out, "%s is valid: cluster %s, %s, %s, Kubernetes %s, image %s, release %s\n", view.ConfigFile, term.Clean(c.Name),
 				term.Count(c.ControlPlanes(), "control plane"), term.Count(c.Workers(), "worker"), c.Kubernetes, c.Image, c.Services)
@@ -579,13 +580,13 @@ layout are kept. The exit code is 3 if the file has that format already.`,
 			if err != nil {
 				return err
 			}
-			b, changed, err := engine.MigrateConfig(b)
+			b, changed, err := workspace.MigrateConfig(b)
 			if err != nil {
 				return usage(err)
 			}
 			if !changed {
 				fmt.Fprintf(s.out, "%s has the current format already\n", view.ConfigFile)
-				return exitStatus(engine.ExitNothing)
+				return exitStatus(plan.ExitNothing)
 			}
 			if err := ws.ReplaceConfig(b); err != nil {
 				return err
@@ -599,10 +600,10 @@ layout are kept. The exit code is 3 if the file has that format already.`,
 // usage gives configuration errors the exit code for bad usage, unless err has an exit
 // code already.
 func usage(err error) error {
-	var list *engine.ConfigErrors
-	var e *engine.Error
+	var list *workspace.ConfigErrors
+	var e *plan.Error
 	if errors.As(err, &list) && !errors.As(err, &e) {
-		return &engine.Error{Err: list, Exit: engine.ExitUsage}
+		return &plan.Error{Err: list, Exit: plan.ExitUsage}
 	}
 	return err
 }
@@ -625,7 +626,7 @@ func (s *session) versionCommand() *cobra.Command {
 		Example: "  constellation version -o json | jq -r .release",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			v := versionAnswer{engine.Schema, s.Release, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, s.Kubernetes}
+			v := versionAnswer{plan.Schema, s.Release, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, s.Kubernetes}
 			if out == asJSON {
 				return document(s.out, v)
 			}
@@ -638,7 +639,7 @@ func (s *session) versionCommand() *cobra.Command {
 }
 
 // findSandbox returns the sandbox of a workspace; nil if it has none.
-func (s *session) findSandbox(ctx context.Context, dir string) *engine.SandboxInfo {
+func (s *session) findSandbox(ctx context.Context, dir string) *workspace.SandboxInfo {
 	if s.FindSandbox == nil {
 		return nil
 	}

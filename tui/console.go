@@ -9,6 +9,9 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -33,7 +36,7 @@ const (
 // consoleDeps are the dependencies of a console.
 type consoleDeps struct {
 	engine Engine
-	ws     *engine.Workspace
+	ws     *workspace.Workspace
 	// commands formats commands to copy.
 	commands view.CommandFormatter
 	// versions are the Kubernetes versions to choose from, the default first.
@@ -49,7 +52,7 @@ type consoleDeps struct {
 	onlyWatch bool
 	replay    *record
 	// sandbox finds the sandbox of the workspace; nil if there is none.
-	sandbox func(context.Context) *engine.SandboxInfo
+	sandbox func(context.Context) *workspace.SandboxInfo
 	now     func() time.Time
 	send    func(tea.Msg)
 	copy    func(string) bool
@@ -116,7 +119,7 @@ type console struct {
 	// rolloutPrompt is the pending confirmation of a change to the rollout; nil if there is none.
 	rolloutPrompt *rolloutPrompt
 
-	plan    *engine.Plan
+	plan    *plan.Plan
 	resumed bool
 	running bool // a run is in progress
 	ran     bool // a run was started
@@ -140,7 +143,7 @@ type (
 	// batch are events of a task, in order.
 	batch struct {
 		task   int
-		events []engine.Event
+		events []plan.Event
 	}
 	// ended is the end of a task; msg is its outcome.
 	ended struct {
@@ -148,11 +151,11 @@ type (
 		msg  tea.Msg
 	}
 	preflightEnded struct {
-		findings []engine.Finding
+		findings []plan.Finding
 		err      error
 	}
 	planMade struct {
-		plan *engine.Plan
+		plan *plan.Plan
 		err  error
 	}
 	runEnded  struct{ err error }
@@ -249,7 +252,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		}
 		if c.upg.planning {
 			for _, ev := range msg.events {
-				if ev.Object != engine.CheckVersions {
+				if ev.Object != check.CheckVersions {
 					c.upg.progress.Apply(ev)
 				}
 			}
@@ -290,7 +293,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 
 // launch starts a background task that emits events. Its events and its outcome arrive as
 // messages. It cancels the previous task, whose messages are dropped.
-func (c *console) launch(what string, work func(context.Context, func(engine.Event)) tea.Msg) tea.Cmd {
+func (c *console) launch(what string, work func(context.Context, func(plan.Event)) tea.Msg) tea.Cmd {
 	if c.cancel != nil {
 		c.cancel()
 	}
@@ -300,7 +303,7 @@ func (c *console) launch(what string, work func(context.Context, func(engine.Eve
 	c.cancel, c.busy = cancel, what
 	return func() tea.Msg {
 		defer cancel()
-		events := newCollector(func(b []engine.Event) { send(batch{id, b}) })
+		events := newCollector(func(b []plan.Event) { send(batch{id, b}) })
 		collecting, stop := context.WithCancel(context.Background())
 		gone := make(chan struct{})
 		go func() { defer close(gone); events.Run(collecting) }()
@@ -396,7 +399,7 @@ func (c *console) goHome() tea.Cmd {
 func (c *console) startPreflight() tea.Cmd {
 	c.screen = c.preflight
 	*c.preflight, c.upg = preflightScreen{c: c}, upgradeState{}
-	return c.launch("checking", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
+	return c.launch("checking", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
 		f, err := c.deps.engine.Preflight(ctx, emit)
 		return preflightEnded{f, err}
 	})
@@ -404,7 +407,7 @@ func (c *console) startPreflight() tea.Cmd {
 
 // makePlan asks the engine for the plan of init.
 func (c *console) makePlan() tea.Cmd {
-	return c.launch("planning", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
+	return c.launch("planning", func(ctx context.Context, _ func(plan.Event)) tea.Msg {
 		p, err := c.deps.engine.PlanInit(ctx)
 		return planMade{p, err}
 	})
@@ -417,7 +420,7 @@ func (c *console) tookPlan(msg planMade) tea.Cmd {
 	}
 	c.plan = msg.plan
 	if c.plan.Finished() && len(c.plan.Blocked()) == 0 {
-		c.exit = engine.ExitNothing
+		c.exit = plan.ExitNothing
 		c.note = "the cluster is complete: there is nothing to do"
 		return c.goHome()
 	}
@@ -433,14 +436,14 @@ func (c *console) tookPlan(msg planMade) tea.Cmd {
 
 // startRun executes the plan.
 func (c *console) startRun() tea.Cmd {
-	plan := c.plan
+	p := c.plan
 	c.screen, c.running, c.ran = c.run, true, true
 	c.err = nil
 	c.t, *c.run, *c.watch = view.Timeline{}, *newRunScreen(c), watchScreen{c: c}
-	c.t.SetPlan(plan)
-	c.t.Run = term.Clean(plan.ID)
-	return c.launch("running", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
-		return runEnded{c.deps.engine.Run(ctx, plan, emit)}
+	c.t.SetPlan(p)
+	c.t.Run = term.Clean(p.ID)
+	return c.launch("running", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
+		return runEnded{c.deps.engine.Run(ctx, p, emit)}
 	})
 }
 
@@ -449,13 +452,13 @@ func (c *console) tookRunEnd(err error) tea.Cmd {
 	c.err = err
 	c.confirmLeave = false
 	if !c.hasExit {
-		c.exit = engine.ExitCode(err)
+		c.exit = plan.ExitCode(err)
 	}
 	if c.leaving {
 		return tea.Quit
 	}
 	c.screen = c.result
-	if c.upgrading() && engine.ExitCode(err) == engine.ExitHeld {
+	if c.upgrading() && plan.ExitCode(err) == plan.ExitHeld {
 		return c.attach(err)
 	}
 	return nil
@@ -463,7 +466,7 @@ func (c *console) tookRunEnd(err error) tea.Cmd {
 
 // fail shows an error on the result screen.
 func (c *console) fail(err error) {
-	c.err, c.exit = err, engine.ExitCode(err)
+	c.err, c.exit = err, plan.ExitCode(err)
 	c.screen = c.result
 }
 
@@ -512,9 +515,9 @@ func (c *console) quitNow() tea.Cmd {
 		c.cancel()
 	}
 	if !c.hasExit {
-		c.exit = engine.ExitStopped
+		c.exit = plan.ExitStopped
 		if c.t.PastFinal() {
-			c.exit = engine.ExitDone
+			c.exit = plan.ExitDone
 		}
 		c.hasExit = true
 	}

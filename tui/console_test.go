@@ -19,6 +19,8 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -69,7 +71,7 @@ func TestWizardFromConfigToResult(t *testing.T) {
 
 func TestBlockedPreflightStopsTheWizard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{home: demoHome(engine.StageReady), findings: []engine.Finding{{ID: "cloud", Severity: engine.Block, Title: "the cloud does not answer", Remedy: "constellation sandbox up"}}}
+		e := &fakeEngine{home: demoHome(engine.StageReady), findings: []plan.Finding{{ID: "cloud", Severity: plan.Block, Title: "the cloud does not answer", Remedy: "constellation sandbox up"}}}
 		s := newStage(t, e, term.Display{}, 80, 24).begin().press("enter")
 		s.settle()
 		s.press("enter")
@@ -102,7 +104,7 @@ func TestPartialInitIsResumed(t *testing.T) {
 		if e.ran != 1 || s.c.screen != s.c.result || !s.c.resumed {
 			t.Fatalf("ran %d times, shows %s", e.ran, s.c.screen.title())
 		}
-		if got := s.c.t.Steps[1].State; got != engine.StateSkipped {
+		if got := s.c.t.Steps[1].State; got != plan.StateSkipped {
 			t.Errorf("the second step is %q, want skipped", got)
 		}
 	})
@@ -111,7 +113,7 @@ func TestPartialInitIsResumed(t *testing.T) {
 func TestPartialInitThatIsBlockedAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := planIn(t, recorded(t, "taken-up"))
-		p.Findings = append(p.Findings, engine.Finding{ID: "cloud", Severity: engine.Block, Title: "the cloud does not answer"})
+		p.Findings = append(p.Findings, plan.Finding{ID: "cloud", Severity: plan.Block, Title: "the cloud does not answer"})
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: p}
 		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		s.settle()
@@ -158,13 +160,13 @@ func TestLeaving(t *testing.T) {
 		{"q asks once", []string{"q"}, nil, false, 0},
 		{"Ctrl-C asks once", []string{"ctrl+c"}, nil, false, 0},
 		{"Esc stays", []string{"ctrl+c", "esc"}, nil, false, 0},
-		{"Enter leaves when the step has stopped", []string{"q", "enter"}, nil, true, engine.ExitStopped},
-		{"Ctrl-C twice leaves at once", []string{"ctrl+c", "ctrl+c"}, nil, true, engine.ExitStopped},
-		{"Ctrl-C after two seconds leaves in order", []string{"ctrl+c"}, func(s *stage) { s.at(3 * time.Second); s.press("ctrl+c") }, true, engine.ExitStopped},
+		{"Enter leaves when the step has stopped", []string{"q", "enter"}, nil, true, plan.ExitStopped},
+		{"Ctrl-C twice leaves at once", []string{"ctrl+c", "ctrl+c"}, nil, true, plan.ExitStopped},
+		{"Ctrl-C after two seconds leaves in order", []string{"ctrl+c"}, func(s *stage) { s.at(3 * time.Second); s.press("ctrl+c") }, true, plan.ExitStopped},
 		{"other keys do nothing during the question", []string{"q", "l", "tab"}, nil, false, 0},
-		{"Ctrl-C in the help asks", []string{"?", "ctrl+c", "enter"}, nil, true, engine.ExitStopped},
-		{"Ctrl-C in the log asks", []string{"l", "ctrl+c", "enter"}, nil, true, engine.ExitStopped},
-		{"Ctrl-C in the filter asks", []string{"l", "/", "x", "ctrl+c", "enter"}, nil, true, engine.ExitStopped},
+		{"Ctrl-C in the help asks", []string{"?", "ctrl+c", "enter"}, nil, true, plan.ExitStopped},
+		{"Ctrl-C in the log asks", []string{"l", "ctrl+c", "enter"}, nil, true, plan.ExitStopped},
+		{"Ctrl-C in the filter asks", []string{"l", "/", "x", "ctrl+c", "enter"}, nil, true, plan.ExitStopped},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -190,12 +192,12 @@ func TestLeaving(t *testing.T) {
 func TestLeavingAfterTheTargetIsSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "init")
-		at := slices.IndexFunc(events, func(e engine.Event) bool { return e.Step == "wait-ready" })
+		at := slices.IndexFunc(events, func(e plan.Event) bool { return e.Step == "wait-ready" })
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, pauseAt: at}
 		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		s.settle()
 		s.press("ctrl+c", "ctrl+c")
-		if !s.quit || s.c.exit != engine.ExitDone {
+		if !s.quit || s.c.exit != plan.ExitDone {
 			t.Errorf("left: %v with exit %d, want 0", s.quit, s.c.exit)
 		}
 	})
@@ -222,10 +224,10 @@ func TestSignalsEndTheConsole(t *testing.T) {
 func TestFailedRunIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "failed")
-		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, runErr: &engine.Error{Op: "init demo", Err: errors.New("kubeadm failed"), Remedy: "look"}}
+		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, runErr: &plan.Error{Op: "init demo", Err: errors.New("kubeadm failed"), Remedy: "look"}}
 		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		s.settle()
-		if s.c.screen != s.c.result || s.c.exit != engine.ExitFailed {
+		if s.c.screen != s.c.result || s.c.exit != plan.ExitFailed {
 			t.Fatalf("shows %s, exit %d", s.c.screen.title(), s.c.exit)
 		}
 		s.press("enter")
@@ -247,13 +249,13 @@ func TestRunIsNotRetriedIfEveryRetryMustFail(t *testing.T) {
 		exit int
 		ran  int
 	}{
-		"the cause is permanent":               {engine.ExitFailed, 1},
-		"another run may have ended meanwhile": {engine.ExitHeld, 2},
+		"the cause is permanent":               {plan.ExitFailed, 1},
+		"another run may have ended meanwhile": {plan.ExitHeld, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				events := deadEnd(t)
-				e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, runErr: &engine.Error{Op: "init demo", Err: errors.New("no"), Exit: tt.exit}}
+				e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, runErr: &plan.Error{Op: "init demo", Err: errors.New("no"), Exit: tt.exit}}
 				s := newStage(t, e, term.Display{}, 80, 24).begin()
 				s.settle()
 				s.press("r")
@@ -276,7 +278,7 @@ func TestNothingToDo(t *testing.T) {
 		s := newStage(t, e, term.Display{}, 80, 24, func(d *consoleDeps) { d.wizard = true }).begin()
 		s.press("enter")
 		s.press("enter")
-		if s.c.screen != s.c.overview || s.c.exit != engine.ExitNothing || e.ran != 0 || !strings.Contains(s.c.View(), "nothing to do") {
+		if s.c.screen != s.c.overview || s.c.exit != plan.ExitNothing || e.ran != 0 || !strings.Contains(s.c.View(), "nothing to do") {
 			t.Errorf("shows %s, exit %d, ran %d times", s.c.screen.title(), s.c.exit, e.ran)
 		}
 	})
@@ -286,11 +288,11 @@ func TestLockedRunNamesTheHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{
 			home: demoHome(engine.StagePartial), plan: planIn(t, recorded(t, "taken-up")),
-			runErr: &engine.Error{Op: "lock workspace", Err: errors.New("process 41 on box holds it"), Exit: engine.ExitHeld, Remedy: "wait for it to end"},
+			runErr: &plan.Error{Op: "lock workspace", Err: errors.New("process 41 on box holds it"), Exit: plan.ExitHeld, Remedy: "wait for it to end"},
 		}
 		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		s.settle()
-		if v := s.c.View(); s.c.exit != engine.ExitHeld || !strings.Contains(v, "process 41 on box holds it") || !strings.Contains(v, "wait for it to end") {
+		if v := s.c.View(); s.c.exit != plan.ExitHeld || !strings.Contains(v, "process 41 on box holds it") || !strings.Contains(v, "wait for it to end") {
 			t.Errorf("exit %d, shows\n%s", s.c.exit, v)
 		}
 	})
@@ -301,7 +303,7 @@ func TestLateEventsOfAnEarlierTaskAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := running(t)
 		n := s.c.t.Events
-		s.tell(batch{s.c.task - 1, []engine.Event{{Kind: engine.KindNode, Node: "ghost", To: engine.NodeReady}}})
+		s.tell(batch{s.c.task - 1, []plan.Event{{Kind: plan.KindNode, Node: "ghost", To: plan.NodeReady}}})
 		s.tell(ended{s.c.task - 1, runEnded{errors.New("late")}})
 		if s.c.t.Events != n || s.c.screen != s.c.run {
 			t.Errorf("%d events of %d, shows %s", s.c.t.Events, n, s.c.screen.title())
@@ -313,7 +315,7 @@ func TestConfigIsEditedInPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{home: demoHome(engine.StageReady), findings: quorumFindings(t)}
 		s := newStage(t, e, term.Display{}, 80, 24)
-		b, err := engine.GenerateConfig("sandbox", engine.GenerateOptions{Name: "demo", Kubernetes: "v1.35.4"})
+		b, err := workspace.GenerateConfig("sandbox", workspace.GenerateOptions{Name: "demo", Kubernetes: "v1.35.4"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -338,16 +340,16 @@ func TestConfigIsEditedInPlace(t *testing.T) {
 
 func TestNewConfigIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var box *engine.SandboxInfo
+		var box *workspace.SandboxInfo
 		e := &fakeEngine{home: engine.Home{Dir: "/x", Stage: engine.StageEmpty}}
 		s := newStage(t, e, term.Display{}, 80, 24, func(d *consoleDeps) {
-			d.sandbox = func(context.Context) *engine.SandboxInfo { return box }
+			d.sandbox = func(context.Context) *workspace.SandboxInfo { return box }
 		}).begin()
 		s.press("i", "e", "backspace", "backspace", "backspace", "backspace", "p", "1", "enter", "down", "right", "enter")
 		if _, err := s.c.deps.ws.ReadConfig(); err == nil || !strings.Contains(s.c.View(), "constellation -C .demo sandbox up") {
 			t.Errorf("without machines a file was written (%v), or the screen does not say what to do:\n%s", err, s.c.View())
 		}
-		box = &engine.SandboxInfo{
+		box = &workspace.SandboxInfo{
 			Name: "box", Kubernetes: "v1.35.4", Image: "v1.1.0", Release: "v1.1.0", ControlPlanes: 1, Workers: 2,
 			Measurements: map[uint32]string{4: strings.Repeat("ab", 32)}, TrustRoots: certificate(t),
 		}

@@ -14,6 +14,8 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -55,7 +57,7 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 	tty := term.NewTerminal(in, out, s.Env)
 	c := newConsole(ctx, tty.Display, consoleDeps{
 		engine: eng, ws: ws, commands: s.formatter(), versions: s.Kubernetes, wizard: o.wizard, yes: o.yes, upgrade: o.upgrade, now: s.Now,
-		sandbox: func(ctx context.Context) *engine.SandboxInfo { return s.findSandbox(ctx, dir) },
+		sandbox: func(ctx context.Context) *workspace.SandboxInfo { return s.findSandbox(ctx, dir) },
 		send:    tty.Send, copy: tty.Copy, redraw: func() { tty.Redraw() },
 	})
 	if o.watch != nil {
@@ -86,7 +88,7 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		s.remark("debug log: %s", s.debugFile.Name())
 	}
 	if err != nil && !errors.Is(err, tea.ErrProgramKilled) {
-		return &engine.Error{Op: "show the console", Err: err, Remedy: "use --non-interactive"}
+		return &plan.Error{Op: "show the console", Err: err, Remedy: "use --non-interactive"}
 	}
 	if c.exit != 0 {
 		return exitStatus(c.exit)
@@ -95,10 +97,10 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 }
 
 // logToFile writes the debug log to a file, so that it does not disturb the screen.
-func (s *session) logToFile(ws *engine.Workspace) error {
+func (s *session) logToFile(ws *workspace.Workspace) error {
 	f, err := os.OpenFile(ws.Path("constellation-debug.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
-		return &engine.Error{Op: "open the debug log", Err: err}
+		return &plan.Error{Op: "open the debug log", Err: err}
 	}
 	s.debugFile = f
 	return nil
@@ -114,7 +116,7 @@ func (c *console) exitSummary() []string {
 	var lines []string
 	add := func(r *term.Row) { lines = append(lines, r.String()) }
 	back := c.deps.commands.Command("")
-	if c.upgrading() && (c.t.Result == nil || c.t.Result.Status != engine.StateDone) {
+	if c.upgrading() && (c.t.Result == nil || c.t.Result.Status != plan.StateDone) {
 		back = c.resumeCommand()
 	}
 	frame := c.lastFrame()
@@ -165,7 +167,7 @@ func (c *console) exitSummary() []string {
 	var steps []string
 	for i := range c.t.Steps {
 		s := &c.t.Steps[i]
-		if s.State == engine.StateRunning || s.State == engine.StateStopped || s.State == engine.StateFailed {
+		if s.State == plan.StateRunning || s.State == plan.StateStopped || s.State == plan.StateFailed {
 			steps = append(steps, s.Title)
 		}
 	}
@@ -184,7 +186,7 @@ func (c *console) exitSummary() []string {
 	}
 	add(t.Row(w).Add(term.Faint, "  back ").Add(term.Accent, back))
 	if c.t.Run != "" && c.deps.ws != nil && c.upg.lockedBy == "" && (c.plan == nil || !c.plan.Rehearsal) {
-		add(t.Row(w).Add(term.Faint, "  log  ").Add(term.Plain, c.deps.ws.Path(engine.RunsDir+"/"+c.t.Run)))
+		add(t.Row(w).Add(term.Faint, "  log  ").Add(term.Plain, c.deps.ws.Path(plan.RunsDir+"/"+c.t.Run)))
 	}
 	return append(frame, lines[:min(len(lines), exitSummaryLines)]...)
 }

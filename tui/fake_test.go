@@ -16,6 +16,11 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
+	"constellation/engine/workspace"
 	"constellation/internal/golden"
 	"constellation/tui/term"
 	"constellation/tui/view"
@@ -28,15 +33,15 @@ func checkGolden(t *testing.T, name, got string) {
 }
 
 // recorded returns the events of a recorded run.
-func recorded(t testing.TB, name string) []engine.Event {
+func recorded(t testing.TB, name string) []plan.Event {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", "streams", name+".jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var list []engine.Event
+	var list []plan.Event
 	for sc := bufio.NewScanner(bytes.NewReader(b)); sc.Scan(); {
-		var ev engine.Event
+		var ev plan.Event
 		if err := json.Unmarshal(sc.Bytes(), &ev); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -49,11 +54,11 @@ func recorded(t testing.TB, name string) []engine.Event {
 }
 
 // planIn returns the plan that a recorded run began with.
-func planIn(t testing.TB, events []engine.Event) *engine.Plan {
+func planIn(t testing.TB, events []plan.Event) *plan.Plan {
 	t.Helper()
 	for _, ev := range events {
-		if ev.Kind == engine.KindPlan {
-			var p engine.Plan
+		if ev.Kind == plan.KindPlan {
+			var p plan.Plan
 			if err := json.Unmarshal(ev.Data, &p); err != nil {
 				t.Fatal(err)
 			}
@@ -68,14 +73,14 @@ func planIn(t testing.TB, events []engine.Event) *engine.Plan {
 type fakeEngine struct {
 	home     engine.Home
 	homeErr  error
-	findings []engine.Finding
-	plan     *engine.Plan
+	findings []plan.Finding
+	plan     *plan.Plan
 	planErr  error
 	status   engine.Status
 	// events are the events of Run. It blocks before event pauseAt, if that is not zero,
 	// until its context ends. With a pace it takes the duration of the recorded run divided
 	// by pace.
-	events  []engine.Event
+	events  []plan.Event
 	pauseAt int
 	pace    float64
 	runErr  error
@@ -85,20 +90,20 @@ type fakeEngine struct {
 	ran       int
 
 	// check is the result of Check, which first emits events of its findings.
-	check     engine.Check
+	check     check.Check
 	checkErr  error
-	checkedAs engine.CheckRequest
+	checkedAs check.CheckRequest
 	// preparedAs is the request of PlanPrepare.
 	preparedAs engine.PrepareRequest
 	// appliedAs is the request of PlanApply or PlanExecute, changed that of ChangeRollout,
 	// which returns rollout.
 	appliedAs engine.ApplyRequest
-	changed   engine.RolloutChange
-	rollout   engine.Rollout
+	changed   cluster.RolloutChange
+	rollout   cluster.Rollout
 	// skipped and skips are the arguments of Skip, holding its result.
 	skipped string
 	skips   bool
-	holding engine.Holding
+	holding cluster.Holding
 	// backedUpAs is the request of PlanBackup; the others are results about backups.
 	backedUpAs engine.BackupRequest
 	// revokedAs is the request of PlanRevoke.
@@ -110,7 +115,7 @@ type fakeEngine struct {
 	backups     []engine.BackupEntry
 	backupsErr  error
 	verifyErr   error
-	local       engine.LocalData
+	local       cluster.LocalData
 	localErr    error
 	manifest    engine.BackupManifest
 	pruned      []string
@@ -119,46 +124,46 @@ type fakeEngine struct {
 	checkPause int
 	// watchedAs is the request of Watch, watched its events; the others are recorded runs.
 	watchedAs engine.WatchRequest
-	watched   []engine.Event
+	watched   []plan.Event
 	watchErr  error
-	runs      []engine.RunSummary
-	past      engine.PastRun
+	runs      []plan.RunSummary
+	past      rollout.PastRun
 	pastErr   error
 	records   string
 	pulse     engine.Pulse
 }
 
-func (f *fakeEngine) Check(ctx context.Context, r engine.CheckRequest, emit func(engine.Event)) (engine.Check, error) {
+func (f *fakeEngine) Check(ctx context.Context, r check.CheckRequest, emit func(plan.Event)) (check.Check, error) {
 	f.checkedAs = r
 	first := f.check
-	first.Findings = slices.DeleteFunc(slices.Clone(f.check.Findings), func(x engine.Finding) bool { return x.Source != "matrix" })
+	first.Findings = slices.DeleteFunc(slices.Clone(f.check.Findings), func(x plan.Finding) bool { return x.Source != "matrix" })
 	data, err := json.Marshal(first)
 	if err != nil {
-		return engine.Check{}, err
+		return check.Check{}, err
 	}
-	emit(engine.Event{Time: start, Kind: engine.KindCheck, Object: engine.CheckVersions, State: string(engine.Info), Text: "Versions and path", Data: data})
+	emit(plan.Event{Time: start, Kind: plan.KindCheck, Object: check.CheckVersions, State: string(plan.Info), Text: "Versions and path", Data: data})
 	if r.NoPreflight {
 		return first, f.checkErr
 	}
 	for _, x := range f.check.Findings {
 		if x.Source != "matrix" {
-			emit(engine.Event{Time: start, Kind: engine.KindCheck, Object: x.ID, State: engine.StateRunning, Text: x.Title, Source: x.Source})
+			emit(plan.Event{Time: start, Kind: plan.KindCheck, Object: x.ID, State: plan.StateRunning, Text: x.Title, Source: x.Source})
 		}
 	}
 	for i, x := range f.check.Findings {
 		if f.checkPause > 0 && i+1 == f.checkPause {
-			emit(engine.Event{Time: start, Kind: engine.KindProgress, Object: "drain-rehearsal", Current: 42, Total: 300})
+			emit(plan.Event{Time: start, Kind: plan.KindProgress, Object: "drain-rehearsal", Current: 42, Total: 300})
 			<-ctx.Done()
-			return engine.Check{}, ctx.Err()
+			return check.Check{}, ctx.Err()
 		}
 		if x.Source == "matrix" {
 			continue
 		}
 		data, err := json.Marshal(x)
 		if err != nil {
-			return engine.Check{}, err
+			return check.Check{}, err
 		}
-		emit(engine.Event{Time: start, Kind: engine.KindCheck, Object: x.ID, State: string(x.Severity), Text: x.Title, Source: x.Source, Data: data})
+		emit(plan.Event{Time: start, Kind: plan.KindCheck, Object: x.ID, State: string(x.Severity), Text: x.Title, Source: x.Source, Data: data})
 	}
 	return f.check, f.checkErr
 }
@@ -170,18 +175,18 @@ func (f *fakeEngine) Home(context.Context) (engine.Home, error) {
 	return f.home, f.homeErr
 }
 
-func (f *fakeEngine) Preflight(_ context.Context, emit func(engine.Event)) ([]engine.Finding, error) {
+func (f *fakeEngine) Preflight(_ context.Context, emit func(plan.Event)) ([]plan.Finding, error) {
 	for i, x := range f.findings {
 		data, err := json.Marshal(x)
 		if err != nil {
 			return nil, err
 		}
-		emit(engine.Event{Seq: uint64(i + 1), Time: start, Kind: engine.KindCheck, Object: x.ID, State: string(x.Severity), Text: x.Title, Source: x.Source, Data: data})
+		emit(plan.Event{Seq: uint64(i + 1), Time: start, Kind: plan.KindCheck, Object: x.ID, State: string(x.Severity), Text: x.Title, Source: x.Source, Data: data})
 	}
 	return f.findings, nil
 }
 
-func (f *fakeEngine) PlanApply(_ context.Context, r engine.ApplyRequest, _ func(engine.Event)) (*engine.Plan, error) {
+func (f *fakeEngine) PlanApply(_ context.Context, r engine.ApplyRequest, _ func(plan.Event)) (*plan.Plan, error) {
 	f.appliedAs = r
 	if len(r.Acknowledge) > 0 {
 		f.plan.Accept(r.Acknowledge...)
@@ -189,27 +194,27 @@ func (f *fakeEngine) PlanApply(_ context.Context, r engine.ApplyRequest, _ func(
 	return f.plan, f.planErr
 }
 
-func (f *fakeEngine) PlanExecute(_ context.Context, r engine.ApplyRequest) (*engine.Plan, error) {
+func (f *fakeEngine) PlanExecute(_ context.Context, r engine.ApplyRequest) (*plan.Plan, error) {
 	f.appliedAs = r
 	return f.plan, f.planErr
 }
 
-func (f *fakeEngine) ChangeRollout(_ context.Context, c engine.RolloutChange) (engine.Rollout, error) {
+func (f *fakeEngine) ChangeRollout(_ context.Context, c cluster.RolloutChange) (cluster.Rollout, error) {
 	f.changed = c
 	return f.rollout, f.planErr
 }
 
-func (f *fakeEngine) Skip(_ context.Context, name string, skip bool) (engine.Holding, error) {
+func (f *fakeEngine) Skip(_ context.Context, name string, skip bool) (cluster.Holding, error) {
 	f.skipped, f.skips = name, skip
 	return f.holding, f.planErr
 }
 
-func (f *fakeEngine) PlanPrepare(_ context.Context, r engine.PrepareRequest, _ func(engine.Event)) (*engine.Plan, error) {
+func (f *fakeEngine) PlanPrepare(_ context.Context, r engine.PrepareRequest, _ func(plan.Event)) (*plan.Plan, error) {
 	f.preparedAs = r
 	return f.plan, f.planErr
 }
 
-func (f *fakeEngine) PlanBackup(_ context.Context, r engine.BackupRequest) (*engine.Plan, error) {
+func (f *fakeEngine) PlanBackup(_ context.Context, r engine.BackupRequest) (*plan.Plan, error) {
 	f.backedUpAs = r
 	return f.plan, f.planErr
 }
@@ -223,11 +228,11 @@ func (f *fakeEngine) VerifyBackup(_ context.Context, _, _ string, progress func(
 	return f.verifyErr
 }
 
-func (f *fakeEngine) LocalData(context.Context) (engine.LocalData, error) {
+func (f *fakeEngine) LocalData(context.Context) (cluster.LocalData, error) {
 	return f.local, f.localErr
 }
 
-func (f *fakeEngine) Watch(ctx context.Context, r engine.WatchRequest, emit func(engine.Event)) error {
+func (f *fakeEngine) Watch(ctx context.Context, r engine.WatchRequest, emit func(plan.Event)) error {
 	f.watchedAs = r
 	for _, ev := range f.watched {
 		emit(ev)
@@ -238,17 +243,17 @@ func (f *fakeEngine) Watch(ctx context.Context, r engine.WatchRequest, emit func
 	return f.watchErr
 }
 
-func (f *fakeEngine) Runs() ([]engine.RunSummary, error) { return f.runs, nil }
+func (f *fakeEngine) Runs() ([]plan.RunSummary, error) { return f.runs, nil }
 
-func (f *fakeEngine) PastRun(string) (engine.PastRun, error) { return f.past, f.pastErr }
+func (f *fakeEngine) PastRun(string) (rollout.PastRun, error) { return f.past, f.pastErr }
 
 func (f *fakeEngine) Pulse() engine.Pulse { return f.pulse }
 
 func (f *fakeEngine) Record(id string) (string, error) { return filepath.Join(f.records, id), nil }
 
-func (f *fakeEngine) PlanInit(context.Context) (*engine.Plan, error) { return f.plan, f.planErr }
+func (f *fakeEngine) PlanInit(context.Context) (*plan.Plan, error) { return f.plan, f.planErr }
 
-func (f *fakeEngine) Run(ctx context.Context, _ *engine.Plan, emit func(engine.Event)) error {
+func (f *fakeEngine) Run(ctx context.Context, _ *plan.Plan, emit func(plan.Event)) error {
 	f.ran++
 	began := time.Now()
 	for i, ev := range f.events {
@@ -264,7 +269,7 @@ func (f *fakeEngine) Run(ctx context.Context, _ *engine.Plan, emit func(engine.E
 			select {
 			case <-pause:
 			case <-ctx.Done():
-				return &engine.Error{Op: "init demo", Err: context.Canceled, Exit: engine.ExitStopped, Remedy: "run the same command again"}
+				return &plan.Error{Op: "init demo", Err: context.Canceled, Exit: plan.ExitStopped, Remedy: "run the same command again"}
 			}
 		}
 		emit(ev)
@@ -294,7 +299,7 @@ func newStage(t *testing.T, eng *fakeEngine, l term.Display, w, h int, change ..
 	t.Helper()
 	s := &stage{t: t, eng: eng, clock: start, queue: make(chan tea.Msg, 1024)}
 	t.Cleanup(func() { time.Sleep(time.Hour) }) // of the bubble: ticks under way end
-	ws, err := engine.OpenWorkspace(t.TempDir())
+	ws, err := workspace.OpenWorkspace(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -399,7 +404,7 @@ func (s *stage) at(d time.Duration) *stage {
 }
 
 // replay shows the run screen after the events of a recorded run up to a time.
-func (s *stage) replay(events []engine.Event, until time.Duration) *stage {
+func (s *stage) replay(events []plan.Event, until time.Duration) *stage {
 	s.t.Helper()
 	s.c.home = &s.eng.home
 	s.c.busy = "running"
@@ -408,7 +413,7 @@ func (s *stage) replay(events []engine.Event, until time.Duration) *stage {
 	s.c.t, *s.c.run = view.Timeline{}, *newRunScreen(s.c)
 	s.c.t.SetPlan(s.c.plan)
 	s.at(until)
-	cut := slices.IndexFunc(events, func(e engine.Event) bool { return e.Time.After(s.clock) })
+	cut := slices.IndexFunc(events, func(e plan.Event) bool { return e.Time.After(s.clock) })
 	if cut < 0 {
 		cut = len(events)
 	}
@@ -416,7 +421,7 @@ func (s *stage) replay(events []engine.Event, until time.Duration) *stage {
 	if s.c.t.Result != nil {
 		var err error
 		if code := s.c.t.Result.Exit; code != 0 {
-			err = &engine.Error{Op: "init demo", Err: errors.New(s.c.t.Result.Text), Remedy: s.c.t.Result.Remedy, Exit: code}
+			err = &plan.Error{Op: "init demo", Err: errors.New(s.c.t.Result.Text), Remedy: s.c.t.Result.Remedy, Exit: code}
 		}
 		s.tell(ended{s.c.task, runEnded{err}})
 	}
@@ -425,7 +430,7 @@ func (s *stage) replay(events []engine.Event, until time.Duration) *stage {
 
 // demoHome is a workspace at a stage.
 func demoHome(stage engine.Stage) engine.Home {
-	c := &engine.Config{Name: "demo", Provider: engine.ProviderConfig{Sandbox: &engine.SandboxConfig{Name: "demo"}}, NodeGroups: map[string]engine.NodeGroup{
+	c := &workspace.Config{Name: "demo", Provider: workspace.ProviderConfig{Sandbox: &workspace.SandboxConfig{Name: "demo"}}, NodeGroups: map[string]workspace.NodeGroup{
 		"control-plane": {Role: "control-plane", Count: 1}, "workers": {Role: "worker", Count: 2},
 	}}
 	for text, v := range map[string]interface{ UnmarshalText([]byte) error }{

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -164,7 +164,7 @@ func (c *console) failedAt() int {
 }
 
 func (c *console) succeeded() bool {
-	return c.err == nil || engine.ExitCode(c.err) == engine.ExitNothing
+	return c.err == nil || plan.ExitCode(c.err) == plan.ExitNothing
 }
 
 // footer is the bottom of the screen: why line or question, key line, safety line.

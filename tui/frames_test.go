@@ -13,6 +13,8 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/internal/testneeds"
 	"constellation/tui/term"
 )
@@ -28,14 +30,14 @@ var scenes = []scene{
 	{"home-cluster", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		h := demoHome(engine.StageCluster)
 		h.Next = []engine.Suggestion{{Title: "Use the cluster", Command: "export KUBECONFIG=$PWD/constellation-admin.conf"}, {Title: "Take it down", Command: "constellation -C .demo sandbox down"}}
-		h.Runs = []engine.RunSummary{{ID: "init-1", Verb: engine.VerbInit, Started: start.Add(-26 * time.Hour), Ended: start.Add(-26*time.Hour + 34*time.Second), Status: engine.StateDone}}
+		h.Runs = []plan.RunSummary{{ID: "init-1", Verb: plan.VerbInit, Started: start.Add(-26 * time.Hour), Ended: start.Add(-26*time.Hour + 34*time.Second), Status: plan.StateDone}}
 		return s(&fakeEngine{home: h, status: demoStatus()}).begin()
 	}},
 	{"home-trouble", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		st := demoStatus()
-		st.Nodes[1].State, st.Nodes[1].Message = engine.NodeNotReady, "container runtime is down"
-		st.Machines = []engine.Machine{{Name: "worker-2", Group: "workers", Role: "worker", State: engine.NodeBooting, Image: "sandboxes/demo/images/v1.1.0", IP: "10.42.0.6"}}
-		st.Health = []engine.Finding{{ID: "nodes", Severity: engine.Warn, Title: "1 of 3 nodes is not ready", Detail: "worker-0 since 4m", Remedy: "constellation -C .demo sandbox shell worker-0"}}
+		st.Nodes[1].State, st.Nodes[1].Message = plan.NodeNotReady, "container runtime is down"
+		st.Machines = []engine.Machine{{Name: "worker-2", Group: "workers", Role: "worker", State: plan.NodeBooting, Image: "sandboxes/demo/images/v1.1.0", IP: "10.42.0.6"}}
+		st.Health = []plan.Finding{{ID: "nodes", Severity: plan.Warn, Title: "1 of 3 nodes is not ready", Detail: "worker-0 since 4m", Remedy: "constellation -C .demo sandbox shell worker-0"}}
 		return s(&fakeEngine{home: demoHome(engine.StageCluster), status: st}).begin()
 	}},
 	{"home-reasons", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
@@ -66,9 +68,9 @@ var scenes = []scene{
 	{"config-broken", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		h := demoHome(engine.StageConfigured)
 		h.Config = nil
-		h.Problems = []engine.Finding{
-			{ID: "config-1", Severity: engine.Block, Title: "line 4: kubernetesVersion", Detail: `"1.35" is not a version`, Remedy: "write v1.35.4"},
-			{ID: "config-2", Severity: engine.Block, Title: "line 9: nodeGroups.workers.cuont", Detail: "unknown key", Remedy: "did you mean count?"},
+		h.Problems = []plan.Finding{
+			{ID: "config-1", Severity: plan.Block, Title: "line 4: kubernetesVersion", Detail: `"1.35" is not a version`, Remedy: "write v1.35.4"},
+			{ID: "config-2", Severity: plan.Block, Title: "line 9: nodeGroups.workers.cuont", Detail: "unknown key", Remedy: "did you mean count?"},
 		}
 		return s(&fakeEngine{home: h}).begin()
 	}},
@@ -77,8 +79,8 @@ var scenes = []scene{
 	}},
 	{"preflight-blocked", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		e := &fakeEngine{home: demoHome(engine.StageReady), findings: quorumFindings(t)}
-		e.findings[3] = engine.Finding{
-			ID: "machines", Severity: engine.Block, Title: "2 of 3 machines run", Source: "cloud",
+		e.findings[3] = plan.Finding{
+			ID: "machines", Severity: plan.Block, Title: "2 of 3 machines run", Source: "cloud",
 			Detail: "worker-1 is stopped", Remedy: "constellation -C .demo sandbox up", Took: 41 * time.Millisecond,
 		}
 		st := s(e).begin()
@@ -102,8 +104,8 @@ var scenes = []scene{
 	}},
 	{"confirm-blocked", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, recorded(t, "init"))}
-		e.plan.Findings = []engine.Finding{{
-			ID: "endpoints", Severity: engine.Block, Title: "initEndpoint in constellation-state.yaml leads elsewhere", Detail: "it says 127.0.0.1:4711, and the cloud has 127.0.0.1:20182",
+		e.plan.Findings = []plan.Finding{{
+			ID: "endpoints", Severity: plan.Block, Title: "initEndpoint in constellation-state.yaml leads elsewhere", Detail: "it says 127.0.0.1:4711, and the cloud has 127.0.0.1:20182",
 			Remedy: "write initEndpoint: 127.0.0.1:20182 in constellation-state.yaml, or run `constellation sandbox up`, which writes the right addresses",
 		}}
 		st := s(e).begin()
@@ -137,8 +139,8 @@ var scenes = []scene{
 	{"run-away", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		events, i := untilCharts(t)
 		at := events[i].Time
-		away := engine.Event{
-			Time: at.Add(time.Second), Kind: engine.KindWait, Step: "charts", Object: "api-server",
+		away := plan.Event{
+			Time: at.Add(time.Second), Kind: plan.KindWait, Step: "charts", Object: "api-server",
 			Text:   "the cloud has ended, and with it the way in: the API server at 127.0.0.1:20919 has not answered since 07:05:16Z; this goes on by itself when it does",
 			Remedy: "run `constellation sandbox up -C /home/ops/demo` in another terminal, which starts it again; its machines are kept",
 		}
@@ -183,7 +185,7 @@ var scenes = []scene{
 }
 
 // longFailure is a run with a failure cause of many lines that can be retried.
-func longFailure(t *testing.T) []engine.Event {
+func longFailure(t *testing.T) []plan.Event {
 	events := slices.Clone(recorded(t, "hung"))
 	last := &events[len(events)-1]
 	var why []string
@@ -195,7 +197,7 @@ func longFailure(t *testing.T) []engine.Event {
 }
 
 // deadEnd is a run with a failure cause that a retry cannot fix.
-func deadEnd(t *testing.T) []engine.Event {
+func deadEnd(t *testing.T) []plan.Event {
 	events := slices.Clone(recorded(t, "hung"))
 	last := &events[len(events)-1]
 	last.Text, last.Remedy = "store the result of control-plane-0: it is of another cluster", "take the machines down and up again"
@@ -204,13 +206,13 @@ func deadEnd(t *testing.T) []engine.Event {
 }
 
 // quorumFindings are findings with a warning.
-func quorumFindings(t *testing.T) []engine.Finding { return planIn(t, recorded(t, "hung")).Findings }
+func quorumFindings(t *testing.T) []plan.Finding { return planIn(t, recorded(t, "hung")).Findings }
 
 // untilCharts are the events of a run until a pod of a chart cannot start. The last event has
 // the cause.
-func untilCharts(t *testing.T) (events []engine.Event, last int) {
+func untilCharts(t *testing.T) (events []plan.Event, last int) {
 	events = recorded(t, "init")
-	i := slices.IndexFunc(events, func(e engine.Event) bool { return e.Object == "constellation-operator" })
+	i := slices.IndexFunc(events, func(e plan.Event) bool { return e.Object == "constellation-operator" })
 	operator := events[i]
 	operator.Text, operator.Current, operator.Total = "pod constellation-operator-7d4b9c6f5-x2x8p: image registry.k8s.io/constellation/operator:v1.1.0 cannot be pulled: connection refused", 0, 1
 	return append(slices.Clone(events[:i+1]), operator), i + 1
@@ -219,26 +221,26 @@ func untilCharts(t *testing.T) (events []engine.Event, last int) {
 // wordyStatus is a status with messages that are too long for a line.
 func wordyStatus() engine.Status {
 	st := demoStatus()
-	st.Nodes[1].State = engine.NodeNotReady
+	st.Nodes[1].State = plan.NodeNotReady
 	st.Nodes[1].Message = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network plugin returns error: cni plugin not initialized"
 	st.Services[1].Message = "pod join-service-7d4b9c6f5-x2x8p: image registry.k8s.io/constellation/join-service:v1.1.0 cannot be pulled: connection refused"
-	st.Health = []engine.Finding{{
-		ID: "service-join-service", Severity: engine.Warn, Title: "join-service is not ready: 0 of 1 pods", Detail: st.Services[1].Message,
+	st.Health = []plan.Finding{{
+		ID: "service-join-service", Severity: plan.Warn, Title: "join-service is not ready: 0 of 1 pods", Detail: st.Services[1].Message,
 		Remedy: "`constellation sandbox shell control-plane-0` opens a shell on the machine; crictl ps -a and crictl logs tell more there",
 	}}
 	return st
 }
 
 func demoStatus() engine.Status {
-	node := func(name, group, role string) engine.Node {
-		return engine.Node{Name: name, Group: group, Role: role, State: engine.NodeReady, Kubernetes: "v1.35.4", Image: "sandboxes/demo/images/v1.1.0", IP: "10.42.0.2", Current: true}
+	node := func(name, group, role string) cluster.Node {
+		return cluster.Node{Name: name, Group: group, Role: role, State: plan.NodeReady, Kubernetes: "v1.35.4", Image: "sandboxes/demo/images/v1.1.0", IP: "10.42.0.2", Current: true}
 	}
 	return engine.Status{
 		Schema: "1.0", Cluster: "demo", Provider: "sandbox", Time: start, Stage: engine.StageCluster, Reachable: true, APIServer: "v1.35.4",
-		Target:   engine.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"},
-		Nodes:    []engine.Node{node("control-plane-0", "control-plane", "control-plane"), node("worker-0", "workers", "worker"), node("worker-1", "workers", "worker")},
-		Machines: []engine.Machine{}, Health: []engine.Finding{},
-		Services: []engine.Service{{Name: "constellation-operator", Version: "v1.1.0", Kind: "release", Ready: 1, Wanted: 1}, {Name: "join-service", Version: "v1.1.0", Kind: "release", Ready: 0, Wanted: 1, Message: "image is being pulled"}},
+		Target:   plan.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"},
+		Nodes:    []cluster.Node{node("control-plane-0", "control-plane", "control-plane"), node("worker-0", "workers", "worker"), node("worker-1", "workers", "worker")},
+		Machines: []engine.Machine{}, Health: []plan.Finding{},
+		Services: []cluster.Service{{Name: "constellation-operator", Version: "v1.1.0", Kind: "release", Ready: 1, Wanted: 1}, {Name: "join-service", Version: "v1.1.0", Kind: "release", Ready: 0, Wanted: 1, Message: "image is being pulled"}},
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -139,10 +139,10 @@ func (i *Invocation) Stream(f Format, object string) *Stream {
 }
 
 // Event prints an event.
-func (s *Stream) Event(ev engine.Event) { s.event(ev) }
+func (s *Stream) Event(ev plan.Event) { s.event(ev) }
 
 // End prints the result, unless the stream has one. text describes a success; err is nil then.
-func (s *Stream) End(text string, err error, res engine.Result) { s.end(text, err, res) }
+func (s *Stream) End(text string, err error, res plan.Result) { s.end(text, err, res) }
 
 // Close ends the output. Nothing else may be printed before.
 func (s *Stream) Close() { s.out.close() }
@@ -196,7 +196,7 @@ func (s *session) sandboxStub() *cobra.Command {
 		Example:           "  constellation sandbox --help",
 		ValidArgsFunction: fixed(),
 		RunE: func(*cobra.Command, []string) error {
-			return &engine.Error{Op: "run sandbox", Err: errors.New("this program has no sandbox"), Exit: engine.ExitUsage}
+			return &plan.Error{Op: "run sandbox", Err: errors.New("this program has no sandbox"), Exit: plan.ExitUsage}
 		},
 	}
 }

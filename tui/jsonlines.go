@@ -8,13 +8,14 @@ import (
 	"unicode/utf8"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 // jsonPrinter writes each event as one line of JSON: the -o json format is the event
 // itself.
 type jsonPrinter struct{ out io.Writer }
 
-func (p jsonPrinter) event(ev engine.Event) {
+func (p jsonPrinter) event(ev plan.Event) {
 	b, err := encode(ev, "")
 	if err != nil { // only invalid JSON in Data can fail
 		ev.Data = nil

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 )
 
@@ -76,7 +77,7 @@ the last control plane, or etcd would lose quorum; 5 the plan was not accepted.`
 // revoke runs `machine revoke`. The prompt wants the name of the machine.
 func (s *session) revoke(ctx context.Context, r engine.RevokeRequest, o runOptions) error {
 	question := fixedQuestion("Type " + term.Clean(r.Node) + " to revoke this machine: ")
-	return s.planAndRun(ctx, o, acceptance{question: question, name: r.Node, show: s.printPreview}, func(ctx context.Context, eng Engine) (*engine.Plan, error) {
+	return s.planAndRun(ctx, o, acceptance{question: question, name: r.Node, show: s.printPreview}, func(ctx context.Context, eng Engine) (*plan.Plan, error) {
 		return eng.PlanRevoke(ctx, r)
 	})
 }

@@ -8,27 +8,28 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 )
 
-func (f *fakeEngine) PlanRevoke(_ context.Context, r engine.RevokeRequest) (*engine.Plan, error) {
+func (f *fakeEngine) PlanRevoke(_ context.Context, r engine.RevokeRequest) (*plan.Plan, error) {
 	f.revokedAs = r
 	return f.plan, f.planErr
 }
 
 func TestRevokeRequiresConsent(t *testing.T) {
-	plan := func(edit func(*engine.Plan)) *engine.Plan {
-		p := &engine.Plan{
-			ID: "machine-revoke-20261121070501-1a2b3c4d", Verb: engine.VerbRevoke, Cluster: "demo", Node: "worker-1", Created: start,
+	pl := func(edit func(*plan.Plan)) *plan.Plan {
+		p := &plan.Plan{
+			ID: "machine-revoke-20261121070501-1a2b3c4d", Verb: plan.VerbRevoke, Cluster: "demo", Node: "worker-1", Created: start,
 			Notes: []string{"Data on its disks is lost."},
-			Steps: []engine.Step{{ID: engine.StepRemove, Title: "Have the machine removed", Effect: "machine and Node are deleted", Warning: "It can never join again."}},
+			Steps: []plan.Step{{ID: engine.StepRemove, Title: "Have the machine removed", Effect: "machine and Node are deleted", Warning: "It can never join again."}},
 		}
 		if edit != nil {
 			edit(p)
 		}
 		return p
 	}
-	blocked := func(p *engine.Plan) {
-		p.Findings = []engine.Finding{{ID: "last-control-plane", Severity: engine.Block, Title: "it is the only control plane", Remedy: "create a new cluster"}}
+	blocked := func(p *plan.Plan) {
+		p.Findings = []plan.Finding{{ID: "last-control-plane", Severity: plan.Block, Title: "it is the only control plane", Remedy: "create a new cluster"}}
 	}
 	for _, tt := range []struct {
 		name    string
@@ -39,23 +40,23 @@ func TestRevokeRequiresConsent(t *testing.T) {
 		want    string // on stdout or stderr
 		request engine.RevokeRequest
 	}{
-		{"no consent", fakeEngine{plan: plan(nil)}, nil, 0, engine.ExitUnacknowledged, "--yes", engine.RevokeRequest{Node: "worker-1"}},
-		{"the plan warns of data loss", fakeEngine{plan: plan(nil)}, nil, 0, engine.ExitUnacknowledged, "Data on its disks is lost.", engine.RevokeRequest{Node: "worker-1"}},
-		{"the plan lists its steps", fakeEngine{plan: plan(nil)}, nil, 0, engine.ExitUnacknowledged, "would     Have the machine removed: machine and Node are deleted", engine.RevokeRequest{Node: "worker-1"}},
+		{"no consent", fakeEngine{plan: pl(nil)}, nil, 0, plan.ExitUnacknowledged, "--yes", engine.RevokeRequest{Node: "worker-1"}},
+		{"the plan warns of data loss", fakeEngine{plan: pl(nil)}, nil, 0, plan.ExitUnacknowledged, "Data on its disks is lost.", engine.RevokeRequest{Node: "worker-1"}},
+		{"the plan lists its steps", fakeEngine{plan: pl(nil)}, nil, 0, plan.ExitUnacknowledged, "would     Have the machine removed: machine and Node are deleted", engine.RevokeRequest{Node: "worker-1"}},
 		{
 			"it is accepted",
-			fakeEngine{plan: plan(nil)},
+			fakeEngine{plan: pl(nil)},
 			[]string{"--replace", "--reason", "captured", "--kubeconfig", "k", "--non-interactive", "--yes"},
-			1, engine.ExitDone, "",
+			1, plan.ExitDone, "",
 			engine.RevokeRequest{Node: "worker-1", Replace: true, Reason: "captured", Kubeconfig: "k"},
 		},
-		{"a dry run needs no consent", fakeEngine{plan: plan(func(p *engine.Plan) { p.Rehearsal = true })}, []string{"--dry-run"}, 1, engine.ExitDone, "", engine.RevokeRequest{Node: "worker-1", Rehearse: true}},
-		{"the last control plane", fakeEngine{plan: plan(blocked)}, []string{"--yes"}, 0, engine.ExitBlocked, "create a new cluster", engine.RevokeRequest{Node: "worker-1"}},
+		{"a dry run needs no consent", fakeEngine{plan: pl(func(p *plan.Plan) { p.Rehearsal = true })}, []string{"--dry-run"}, 1, plan.ExitDone, "", engine.RevokeRequest{Node: "worker-1", Rehearse: true}},
+		{"the last control plane", fakeEngine{plan: pl(blocked)}, []string{"--yes"}, 0, plan.ExitBlocked, "create a new cluster", engine.RevokeRequest{Node: "worker-1"}},
 		{
 			"there is no such machine",
-			fakeEngine{planErr: &engine.Error{Err: errors.New("there is no such node"), Exit: engine.ExitUsage, Remedy: "look at status"}},
+			fakeEngine{planErr: &plan.Error{Err: errors.New("there is no such node"), Exit: plan.ExitUsage, Remedy: "look at status"}},
 			[]string{"--yes"},
-			0, engine.ExitUsage, "there is no such node",
+			0, plan.ExitUsage, "there is no such node",
 			engine.RevokeRequest{Node: "worker-1"},
 		},
 	} {
@@ -86,11 +87,11 @@ func TestRevokePromptWantsTheName(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var errs strings.Builder
 			s := newSession(App{Env: func(string) string { return "" }, Now: func() time.Time { return start }, Stdin: strings.NewReader(tt.answer), Stdout: &strings.Builder{}, Stderr: &errs})
-			p := &engine.Plan{Verb: engine.VerbRevoke, Cluster: "demo", Steps: []engine.Step{{ID: engine.StepRemove}}}
+			p := &plan.Plan{Verb: plan.VerbRevoke, Cluster: "demo", Steps: []plan.Step{{ID: engine.StepRemove}}}
 			_, err := s.accept(p, s.printer(text, false), text, acceptance{
-				asks: true, question: fixedQuestion("Type worker-1 to revoke this machine: "), name: "worker-1", show: func(*engine.Plan, sink) {},
+				asks: true, question: fixedQuestion("Type worker-1 to revoke this machine: "), name: "worker-1", show: func(*plan.Plan, sink) {},
 			})
-			if (err == nil) != tt.accepted || !tt.accepted && engine.ExitCode(err) != engine.ExitUnacknowledged {
+			if (err == nil) != tt.accepted || !tt.accepted && plan.ExitCode(err) != plan.ExitUnacknowledged {
 				t.Errorf("accepted with %v, want %t", err, tt.accepted)
 			}
 			if !strings.Contains(errs.String(), "Type worker-1") {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -27,7 +27,7 @@ type wait struct {
 	long time.Duration
 }
 
-func (m *runSummary) event(ev engine.Event) {
+func (m *runSummary) event(ev plan.Event) {
 	m.lines.event(ev)
 	before := m.t.Why
 	if c, _ := m.t.Apply(ev); before.Text != "" && (c == view.Waits || c == view.Stepped || c == view.Concluded) && m.t.Why.Text != before.Text {
@@ -126,7 +126,7 @@ func (m *runSummary) nodes(b *strings.Builder) {
 	}
 	total := ""
 	for _, s := range t.Steps {
-		if s.ID == engine.StepRollout && s.Total > 0 {
+		if s.ID == plan.StepRollout && s.Total > 0 {
 			total = fmt.Sprintf(": %d of %d at the target", s.Progress, s.Total)
 		}
 	}
@@ -134,11 +134,11 @@ func (m *runSummary) nodes(b *strings.Builder) {
 	for _, g := range t.Groups() {
 		var other []string
 		for _, s := range view.NodeStates {
-			if n := g.States[s]; n > 0 && s != engine.NodeReady && s != engine.NodeGone {
+			if n := g.States[s]; n > 0 && s != plan.NodeReady && s != plan.NodeGone {
 				other = append(other, fmt.Sprintf("%d %s", n, s))
 			}
 		}
-		fmt.Fprintf(b, "| %s | %d | %d | %s |\n", view.CellOf(g.Group), g.States[engine.NodeReady], g.States[engine.NodeGone], view.CellOf(strings.Join(other, ", ")))
+		fmt.Fprintf(b, "| %s | %d | %d | %s |\n", view.CellOf(g.Group), g.States[plan.NodeReady], g.States[plan.NodeGone], view.CellOf(strings.Join(other, ", ")))
 	}
 }
 

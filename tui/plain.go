@@ -10,7 +10,9 @@ import (
 	"syscall"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -24,7 +26,7 @@ var heartbeats = []time.Duration{10 * time.Second, 30 * time.Second, 60 * time.S
 
 // sink takes the events of a run, in order, never concurrently.
 type sink interface {
-	event(engine.Event)
+	event(plan.Event)
 	// close is called once, after the last event.
 	close()
 }
@@ -121,7 +123,7 @@ func (p *plainPrinter) draw() {
 	p.live.Set(p.th.Spin(p.spin) + " " + text + "  " + term.Duration(p.now().Sub(s.Began)))
 }
 
-func (p *plainPrinter) event(ev engine.Event) {
+func (p *plainPrinter) event(ev plan.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c, i := p.t.Apply(ev)
@@ -264,16 +266,16 @@ func (p *plainPrinter) printPlan(at time.Time) {
 // printCheck writes a finding that is a warning, blocks or was not checked. It counts the
 // others for printChecks.
 func (p *plainPrinter) printCheck(at time.Time, c view.Check) bool {
-	switch engine.Severity(c.State) {
-	case engine.Info:
+	switch plan.Severity(c.State) {
+	case plan.Info:
 		p.findings++
 		return false
-	case engine.Warn, engine.Block, engine.NotChecked:
+	case plan.Warn, plan.Block, plan.NotChecked:
 		p.findings++
 		if !p.news("check "+c.ID, c.State+c.Title+c.Detail) {
 			return false
 		}
-		state := map[engine.Severity]string{engine.Warn: "WARN", engine.Block: "BLOCK", engine.NotChecked: "unknown"}[engine.Severity(c.State)]
+		state := map[plan.Severity]string{plan.Warn: "WARN", plan.Block: "BLOCK", plan.NotChecked: "unknown"}[plan.Severity(c.State)]
 		text := c.Title
 		if c.Detail != "" {
 			text += ": " + term.OneLine(c.Detail)
@@ -319,21 +321,21 @@ func (p *plainPrinter) news(subject, text string) bool {
 
 func (p *plainPrinter) printStep(at time.Time, s *view.Step) {
 	switch s.State {
-	case engine.StateRunning:
+	case plan.StateRunning:
 		text := s.Title
 		if s.Text != "" {
 			text += ": " + s.Text
 		}
 		p.line(at, s.ID, "start", text)
-	case engine.StateDone:
+	case plan.StateDone:
 		p.line(at, s.ID, "ok", cmp.Or(s.Text, s.Title)+", "+term.Duration(s.Took))
-	case engine.StateSkipped:
+	case plan.StateSkipped:
 		text := s.Title
 		if s.Text != "" {
 			text += ": " + s.Text
 		}
 		p.line(at, s.ID, "skip", text)
-	case engine.StateFailed:
+	case plan.StateFailed:
 		p.tail(at)
 		p.line(at, s.ID, "FAIL", s.Text+p.remedyTail(s.Remedy))
 	default:
@@ -359,7 +361,7 @@ func (p *plainPrinter) tail(at time.Time) {
 // failures, and summarises the rest.
 func (p *plainPrinter) printMachine(at time.Time, m *view.Machine) bool {
 	state := m.State
-	if state == engine.NodeFailed {
+	if state == plan.NodeFailed {
 		state = "FAIL"
 	}
 	if len(p.t.Machines) > view.ManyMachines || p.t.Plan != nil && view.NodesOf(p.t.Plan) > view.ManyMachines {
@@ -378,7 +380,7 @@ func (p *plainPrinter) printMachine(at time.Time, m *view.Machine) bool {
 	if m.Text != "" {
 		text += ": " + m.Text
 	}
-	if m.State == engine.NodeReady && m.Took > 0 {
+	if m.State == plan.NodeReady && m.Took > 0 {
 		text += ", " + term.Duration(m.Took)
 	}
 	p.line(at, "node", state, text)
@@ -386,8 +388,8 @@ func (p *plainPrinter) printMachine(at time.Time, m *view.Machine) bool {
 }
 
 // printNodePlan writes the state of a Plan of upgrade.cattle.io.
-func (p *plainPrinter) printNodePlan(ev engine.Event) bool {
-	var b engine.Board
+func (p *plainPrinter) printNodePlan(ev plan.Event) bool {
+	var b rollout.Board
 	b.Apply(ev)
 	name := term.Clean(ev.Object)
 	text := name + " deleted"
@@ -398,7 +400,7 @@ func (p *plainPrinter) printNodePlan(ev engine.Event) bool {
 		return false
 	}
 	state := ev.State
-	if state == engine.PlanFailed || state == engine.PlanInvalid {
+	if state == cluster.PlanFailed || state == cluster.PlanInvalid {
 		state = strings.ToUpper(state)
 	}
 	p.line(ev.Time, "node-plan", term.Clean(state), text+p.remedyTail(term.Clean(ev.Remedy)))
@@ -407,7 +409,7 @@ func (p *plainPrinter) printNodePlan(ev engine.Event) bool {
 
 // planWords describes a Plan without its state: "system-upgrade/k3s-server v1.36.3: 2 of 5
 // nodes done, 1 applying; waits for ...".
-func planWords(p *engine.BoardPlan) string {
+func planWords(p *rollout.BoardPlan) string {
 	text := strings.TrimSpace(term.Clean(p.Name) + " " + term.Clean(p.Version))
 	alone := ""
 	if p.Alone {
@@ -477,9 +479,9 @@ func (p *plainPrinter) printHeartbeat() {
 // resultWord is the result of a run, for the second column.
 func resultWord(o *view.Outcome) string {
 	switch {
-	case o.Ended == engine.StateDone || o.Ended == engine.StateNothing || o.Exit == engine.ExitDone:
+	case o.Ended == plan.StateDone || o.Ended == plan.StateNothing || o.Exit == plan.ExitDone:
 		return "ok"
-	case o.Ended == engine.StateStopped || o.Ended == engine.StateDetached:
+	case o.Ended == plan.StateStopped || o.Ended == plan.StateDetached:
 		return "left"
 	}
 	return "FAIL"

@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/tui/term"
 )
 
@@ -22,7 +24,7 @@ func printed(t *testing.T, e *fakeEngine, program string, args ...string) (stdou
 	code = App{
 		Release: "v1.1.0", Program: program, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
 		Env: func(k string) string { return map[string]string{"LANG": "C.UTF-8"}[k] }, Now: func() time.Time { return start },
-		Engine: func(*engine.Workspace, *slog.Logger) (Engine, error) { return e, nil },
+		Engine: func(*workspace.Workspace, *slog.Logger) (Engine, error) { return e, nil },
 	}.Run(append([]string{"-C", t.TempDir()}, args...))
 	return out.String(), errs.String(), code
 }
@@ -42,8 +44,8 @@ func TestPrintedOutputIsNotTruncated(t *testing.T) {
 	}
 
 	h := demoHome(engine.StageConfigured)
-	h.Problems = []engine.Finding{{Severity: engine.Block, Title: "cannot use constellation-state.yaml", Detail: strings.Repeat("a long story ", 20) + "with an end"}}
-	h.Runs = []engine.RunSummary{{Verb: engine.VerbInit, Status: engine.StateFailed, Started: start, Text: strings.Repeat("another story ", 20) + "with an end"}}
+	h.Problems = []plan.Finding{{Severity: plan.Block, Title: "cannot use constellation-state.yaml", Detail: strings.Repeat("a long story ", 20) + "with an end"}}
+	h.Runs = []plan.RunSummary{{Verb: plan.VerbInit, Status: plan.StateFailed, Started: start, Text: strings.Repeat("another story ", 20) + "with an end"}}
 	if out, _, _ := printed(t, &fakeEngine{home: h}, "", "--non-interactive"); strings.Count(out, "with an end") != 2 {
 		t.Errorf("home is truncated:\n%s", out)
 	}
@@ -51,13 +53,13 @@ func TestPrintedOutputIsNotTruncated(t *testing.T) {
 
 // A blocked plan prints its findings and no steps.
 func TestBlockedPlanPrintsNoSteps(t *testing.T) {
-	plan := planIn(t, recorded(t, "init"))
-	if out, _, code := printed(t, &fakeEngine{plan: plan}, "", "init", "--non-interactive"); code != engine.ExitUnacknowledged || strings.Count(out, " would ") != 8 {
+	p := planIn(t, recorded(t, "init"))
+	if out, _, code := printed(t, &fakeEngine{plan: p}, "", "init", "--non-interactive"); code != plan.ExitUnacknowledged || strings.Count(out, " would ") != 8 {
 		t.Errorf("a plan to be accepted: exit %d\n%s", code, out)
 	}
-	plan.Findings = []engine.Finding{{ID: "machines", Severity: engine.Block, Title: "group workers has 2 machines, and the configuration wants 5", Remedy: "write count: 2"}}
-	out, errs, code := printed(t, &fakeEngine{plan: plan}, "", "init", "--non-interactive", "--yes")
-	if code != engine.ExitBlocked || strings.Contains(out, " would ") || !strings.Contains(out, " check              BLOCK     group workers has 2 machines") {
+	p.Findings = []plan.Finding{{ID: "machines", Severity: plan.Block, Title: "group workers has 2 machines, and the configuration wants 5", Remedy: "write count: 2"}}
+	out, errs, code := printed(t, &fakeEngine{plan: p}, "", "init", "--non-interactive", "--yes")
+	if code != plan.ExitBlocked || strings.Contains(out, " would ") || !strings.Contains(out, " check              BLOCK     group workers has 2 machines") {
 		t.Errorf("a blocked plan: exit %d\n%s", code, out)
 	}
 	if !strings.Contains(errs, "fix     write count: 2") {
@@ -70,7 +72,7 @@ func TestCommandsCanBeCopied(t *testing.T) {
 	events := recorded(t, "init")
 	h := demoHome(engine.StageReady)
 	h.Next = []engine.Suggestion{{Title: "Create the cluster", Command: "constellation init -C /home/ops/demo"}}
-	h.Problems = []engine.Finding{{Severity: engine.Warn, Title: "old", Remedy: "run `constellation sandbox up`"}}
+	h.Problems = []plan.Finding{{Severity: plan.Warn, Title: "old", Remedy: "run `constellation sandbox up`"}}
 	out, _, _ := printed(t, &fakeEngine{home: h, plan: planIn(t, events), events: events}, "bin/constellation", "--non-interactive")
 	if !strings.Contains(out, "next      bin/constellation init -C /home/ops/demo ") || !strings.Contains(out, "run `bin/constellation -C /") {
 		t.Errorf("home prints\n%s", out)
@@ -83,18 +85,18 @@ func TestCommandsCanBeCopied(t *testing.T) {
 
 // A wait with a remedy is printed with the remedy, and so is its end.
 func TestWaitWithARemedyAndItsEndArePrinted(t *testing.T) {
-	plan, err := json.Marshal(engine.Plan{ID: "r", Verb: engine.VerbInit, Cluster: "demo", Steps: []engine.Step{{ID: "charts", Title: "Install the services"}}})
+	p, err := json.Marshal(plan.Plan{ID: "r", Verb: plan.VerbInit, Cluster: "demo", Steps: []plan.Step{{ID: "charts", Title: "Install the services"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
-	out := plainOf(t, []engine.Event{
-		{Time: at(0), Kind: engine.KindPlan, Data: plan},
-		{Time: at(0), Kind: engine.KindStep, Step: "charts", State: engine.StateRunning},
-		{Time: at(1), Kind: engine.KindWait, Step: "charts", Object: "api-server", Text: "no answer since 07:05:01Z", Remedy: "run `constellation sandbox up`"},
-		{Time: at(9), Kind: engine.KindWait, Step: "charts"},
-		{Time: at(9), Kind: engine.KindWait, Step: "charts", Object: "nodes", Text: "worker-0 is joining"},
-		{Time: at(9), Kind: engine.KindWait, Step: "charts"},
+	out := plainOf(t, []plan.Event{
+		{Time: at(0), Kind: plan.KindPlan, Data: p},
+		{Time: at(0), Kind: plan.KindStep, Step: "charts", State: plan.StateRunning},
+		{Time: at(1), Kind: plan.KindWait, Step: "charts", Object: "api-server", Text: "no answer since 07:05:01Z", Remedy: "run `constellation sandbox up`"},
+		{Time: at(9), Kind: plan.KindWait, Step: "charts"},
+		{Time: at(9), Kind: plan.KindWait, Step: "charts", Object: "nodes", Text: "worker-0 is joining"},
+		{Time: at(9), Kind: plan.KindWait, Step: "charts"},
 	})
 	want := `07:05:01Z plan               ok        init demo: 1 step
 07:05:01Z charts             start     Install the services

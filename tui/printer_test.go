@@ -14,11 +14,12 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 )
 
 // plainOf replays a recorded run in its own time to the plain printer.
-func plainOf(t *testing.T, events []engine.Event) string {
+func plainOf(t *testing.T, events []plan.Event) string {
 	t.Helper()
 	var b bytes.Buffer
 	synctest.Test(t, func(t *testing.T) {
@@ -54,14 +55,14 @@ func TestPlainPrinter(t *testing.T) {
 // The printer writes a heartbeat after 10 s, then 30, then every 60; any other line resets
 // the interval.
 func TestHeartbeat(t *testing.T) {
-	plan, _ := json.Marshal(engine.Plan{ID: "r", Verb: engine.VerbInit, Cluster: "demo", Steps: []engine.Step{{ID: "wait-ready", Title: "Wait"}}})
+	p, _ := json.Marshal(plan.Plan{ID: "r", Verb: plan.VerbInit, Cluster: "demo", Steps: []plan.Step{{ID: "wait-ready", Title: "Wait"}}})
 	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
-	out := plainOf(t, []engine.Event{
-		{Time: at(0), Kind: engine.KindPlan, Data: plan},
-		{Time: at(0), Kind: engine.KindStep, Step: "wait-ready", State: engine.StateRunning},
-		{Time: at(1), Kind: engine.KindProgress, Step: "wait-ready", Text: "pods start", Current: 1, Total: 4},
-		{Time: at(175), Kind: engine.KindNode, Node: "worker-0", To: engine.NodeReady},
-		{Time: at(190), Kind: engine.KindStep, Step: "wait-ready", State: engine.StateDone},
+	out := plainOf(t, []plan.Event{
+		{Time: at(0), Kind: plan.KindPlan, Data: p},
+		{Time: at(0), Kind: plan.KindStep, Step: "wait-ready", State: plan.StateRunning},
+		{Time: at(1), Kind: plan.KindProgress, Step: "wait-ready", Text: "pods start", Current: 1, Total: 4},
+		{Time: at(175), Kind: plan.KindNode, Node: "worker-0", To: plan.NodeReady},
+		{Time: at(190), Kind: plan.KindStep, Step: "wait-ready", State: plan.StateDone},
 	})
 	var got []string
 	for line := range strings.Lines(out) {
@@ -97,7 +98,7 @@ func TestJSONLinesAreTheEvents(t *testing.T) {
 					t.Errorf("line %d holds %q as it is", i+1, r)
 				}
 			}
-			var back engine.Event
+			var back plan.Event
 			if err := json.Unmarshal(l, &back); err != nil {
 				t.Fatal(err)
 			}
@@ -176,7 +177,7 @@ func TestPrinterAndConsoleAgree(t *testing.T) {
 			s.c.t.SetPlan(s.c.plan)
 			p := newPlainPrinter(&guarded{w: &bytes.Buffer{}}, nil, func() time.Time { return start })
 			for i, ev := range events {
-				s.tell(batch{s.c.task, []engine.Event{ev}})
+				s.tell(batch{s.c.task, []plan.Event{ev}})
 				p.event(ev)
 				if p.t.Plan == nil {
 					continue

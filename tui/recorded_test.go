@@ -10,18 +10,20 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/tui/view"
 )
 
 // streams are rollouts with hollow machines that TestRecordRollouts of the root package
 // recorded, by name.
-var streams = map[string][]engine.Event{}
+var streams = map[string][]plan.Event{}
 
 var streamNames = []string{"5-good", "5-failed", "5-resumed", "500-good", "500-failed", "500-resumed", "5000-good", "5000-failed", "5000-resumed"}
 
 // streamOf returns the events of a recorded rollout, shifted to begin at start. Times in texts
 // are not shifted.
-func streamOf(t testing.TB, name string) []engine.Event {
+func streamOf(t testing.TB, name string) []plan.Event {
 	t.Helper()
 	rollouts.Lock()
 	defer rollouts.Unlock()
@@ -37,8 +39,8 @@ func streamOf(t testing.TB, name string) []engine.Event {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var events []engine.Event
-	bad, err := engine.ReadRecord(z, func(e engine.Event) error { events = append(events, e); return nil })
+	var events []plan.Event
+	bad, err := rollout.ReadRecord(z, func(e plan.Event) error { events = append(events, e); return nil })
 	if err != nil || len(bad) > 0 || len(events) == 0 {
 		t.Fatalf("%s: %d events, %v, %v", name, len(events), bad, err)
 	}
@@ -56,14 +58,14 @@ func streamOf(t testing.TB, name string) []engine.Event {
 
 // inTheMiddle is the time in a stream at which half of the recorded replacements are done, or
 // the end of a blocked rollout.
-func inTheMiddle(events []engine.Event) time.Duration {
-	var told []engine.Event
+func inTheMiddle(events []plan.Event) time.Duration {
+	var told []plan.Event
 	var blocked time.Time
 	for _, e := range events {
-		if e.Kind == engine.KindProgress && len(e.Counts) > 0 {
+		if e.Kind == plan.KindProgress && len(e.Counts) > 0 {
 			told = append(told, e)
 		}
-		if e.Kind == engine.KindWait && e.State == "DrainBlocked" {
+		if e.Kind == plan.KindWait && e.State == "DrainBlocked" {
 			blocked = e.Time
 		}
 	}
@@ -72,7 +74,7 @@ func inTheMiddle(events []engine.Event) time.Duration {
 		return blocked.Sub(start)
 	}
 	half := (told[0].Current + last.Current) / 2
-	i := slices.IndexFunc(told, func(e engine.Event) bool { return e.Current >= half })
+	i := slices.IndexFunc(told, func(e plan.Event) bool { return e.Current >= half })
 	return told[i].Time.Sub(start)
 }
 
@@ -93,20 +95,20 @@ var recordedScenes = func() (all []scene) {
 func TestCountsOfRecordedRollouts(t *testing.T) {
 	for _, name := range streamNames {
 		t.Run(name, func(t *testing.T) {
-			var b engine.Board
+			var b rollout.Board
 			var tl view.Timeline
 			compared := 0
 			for _, ev := range streamOf(t, name) {
 				b.Apply(ev)
 				tl.Apply(ev)
-				if ev.Kind != engine.KindProgress || len(ev.Counts) == 0 || len(tl.Machines) > 1000 && ev.Seq%23 != 0 {
+				if ev.Kind != plan.KindProgress || len(ev.Counts) == 0 || len(tl.Machines) > 1000 && ev.Seq%23 != 0 {
 					continue
 				}
 				compared++
 				folded := map[string]int64{}
 				for _, g := range tl.Groups() {
 					for s, n := range g.States {
-						if s != engine.NodeGone {
+						if s != plan.NodeGone {
 							folded[s] += int64(n)
 						}
 					}

@@ -15,6 +15,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -144,7 +147,7 @@ func minute(t time.Time) string {
 }
 
 // view.FeedText prints the source of the release data.
-func (s *session) feedText(f engine.FeedState) {
+func (s *session) feedText(f check.FeedState) {
 	embedded := f.Source == "embedded"
 	switch {
 	case embedded && f.Problem == "":
@@ -235,7 +238,7 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 	var rows [][]string
 	for _, v := range d.Services {
 		switch {
-		case v.Kind == engine.ServiceOfKubernetes:
+		case v.Kind == cluster.ServiceOfKubernetes:
 			rows = append(rows, []string{v.Name, "-", "same version as Kubernetes, see below"})
 		case v.Image == "":
 			rows = append(rows, []string{v.Name, v.Version.String(), "part of the OS image"})
@@ -340,14 +343,14 @@ program: cosign verify-blob --key feed.key.pub --signature FILE.sig FILE`,
 				return err
 			}
 			if out == asJSON {
-				if err := document(s.out, verified{engine.Schema, r.OK(), &r}); err != nil {
+				if err := document(s.out, verified{plan.Schema, r.OK(), &r}); err != nil {
 					return err
 				}
 			} else {
 				s.verifyText(&r)
 			}
 			if !r.OK() {
-				return exitStatus(engine.ExitFailed)
+				return exitStatus(plan.ExitFailed)
 			}
 			return nil
 		},
@@ -495,7 +498,7 @@ with the new key. Clients that trust the old key then trust the new one.`,
 			ctx, stop := s.signals(cmd.Context())
 			defer stop()
 			if b.From == "" || b.Out == "" || b.KeyFile == "" {
-				return &engine.Error{Op: "publish releases", Err: errors.New("--from, --out and --key are required"), Exit: engine.ExitUsage, Remedy: "see " + cmd.CommandPath() + " --help"}
+				return &plan.Error{Op: "publish releases", Err: errors.New("--from, --out and --key are required"), Exit: plan.ExitUsage, Remedy: "see " + cmd.CommandPath() + " --help"}
 			}
 			b.Expires = time.Duration(expires)
 			r, err := engine.BuildFeed(ctx, b)
@@ -503,7 +506,7 @@ with the new key. Clients that trust the old key then trust the new one.`,
 				return err
 			}
 			if out == asJSON {
-				return document(s.out, publication{engine.Schema, &r})
+				return document(s.out, publication{plan.Schema, &r})
 			}
 			s.buildText(&r, b.KeyFile+".pub")
 			return nil
@@ -547,7 +550,7 @@ bundle is rejected.`,
 			ctx, stop := s.signals(cmd.Context())
 			defer stop()
 			if r.Out == "" {
-				return &engine.Error{Op: "create bundle", Err: errors.New("--out is required"), Exit: engine.ExitUsage, Remedy: "name the file to write: --out bundle.tar"}
+				return &plan.Error{Op: "create bundle", Err: errors.New("--out is required"), Exit: plan.ExitUsage, Remedy: "name the file to write: --out bundle.tar"}
 			}
 			w, _, err := s.workspace()
 			if err != nil {

@@ -12,7 +12,8 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 
-	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/tui/term"
 )
 
@@ -31,8 +32,8 @@ var speeds = []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 512}
 
 // player replays a record. The zero value has no record.
 type player struct {
-	events []engine.Event // by time
-	at     int            // number of events already played
+	events []plan.Event // by time
+	at     int          // number of events already played
 	now    time.Time
 	speed  int // index into speeds
 	// playing is false while paused, and at the end.
@@ -44,10 +45,10 @@ type player struct {
 // checkpoint is the board after at events.
 type checkpoint struct {
 	at    int
-	board *engine.Board
+	board *rollout.Board
 }
 
-func newPlayer(events []engine.Event) player {
+func newPlayer(events []plan.Event) player {
 	return player{events: events, now: events[0].Time, speed: 3, playing: true}
 }
 
@@ -108,7 +109,7 @@ func (scr *watchScreen) seekTo(to time.Time) {
 		to = p.first()
 	}
 	if to.Before(p.now) {
-		p.at, scr.board = 0, &engine.Board{}
+		p.at, scr.board = 0, &rollout.Board{}
 		for _, k := range p.kept {
 			if k.at > p.at && !p.events[k.at-1].Time.After(to) {
 				p.at, scr.board = k.at, k.board.Clone()
@@ -124,7 +125,7 @@ func (scr *watchScreen) opening() bool { return scr.c.deps.replay != nil && scr.
 // openReplay shows a record from its beginning, or paused at r.at.
 func (scr *watchScreen) openReplay(r *record) tea.Cmd {
 	scr.close()
-	*scr = watchScreen{c: scr.c, origin: fromReplay, gen: scr.gen + 1, board: &engine.Board{}, player: newPlayer(r.events), filter: scr.filter}
+	*scr = watchScreen{c: scr.c, origin: fromReplay, gen: scr.gen + 1, board: &rollout.Board{}, player: newPlayer(r.events), filter: scr.filter}
 	scr.enter()
 	scr.c.note = r.note
 	if r.at.IsZero() {
@@ -139,10 +140,10 @@ func (scr *watchScreen) openReplay(r *record) tea.Cmd {
 // record is a recorded run.
 type record struct {
 	path   string
-	events []engine.Event
+	events []plan.Event
 	at     time.Time // start of the replay; zero for the beginning
 	note   string    // remark about at for the user; may be empty
-	bad    []engine.BadLine
+	bad    []rollout.BadLine
 }
 
 // progressEach is the number of bytes between two progress reports of readRecord.
@@ -171,11 +172,11 @@ func readRecord(arg string, find func(run string) (string, error), progress func
 		if errors.As(err, &path) {
 			err = path.Err
 		}
-		return nil, &engine.Error{Op: "read record " + name, Err: err, Remedy: "pass a file of events or a run ID; `constellation history` lists the runs", Exit: engine.ExitUsage}
+		return nil, &plan.Error{Op: "read record " + name, Err: err, Remedy: "pass a file of events or a run ID; `constellation history` lists the runs", Exit: plan.ExitUsage}
 	}
 	defer f.Close()
 	if about, serr := f.Stat(); serr == nil && about.IsDir() {
-		return nil, &engine.Error{Op: "read record " + name, Err: errors.New("is a directory"), Remedy: "pass a file of events or a run ID; `constellation history` lists the runs", Exit: engine.ExitUsage}
+		return nil, &plan.Error{Op: "read record " + name, Err: errors.New("is a directory"), Remedy: "pass a file of events or a run ID; `constellation history` lists the runs", Exit: plan.ExitUsage}
 	}
 	r := &record{path: name}
 	in := &progressReader{Reader: f, progress: func(n int64) {
@@ -185,21 +186,21 @@ func readRecord(arg string, find func(run string) (string, error), progress func
 		}
 		progress(text)
 	}}
-	if r.bad, err = engine.ReadRecord(in, func(ev engine.Event) error { r.events = append(r.events, ev); return nil }); err != nil {
-		return nil, &engine.Error{Op: "read record " + name, Err: err, Remedy: "pass a readable file of events", Exit: engine.ExitUsage}
+	if r.bad, err = rollout.ReadRecord(in, func(ev plan.Event) error { r.events = append(r.events, ev); return nil }); err != nil {
+		return nil, &plan.Error{Op: "read record " + name, Err: err, Remedy: "pass a readable file of events", Exit: plan.ExitUsage}
 	}
 	if len(r.events) == 0 {
-		e := &engine.Error{Op: "read record " + name, Err: errors.New("no events in the file"), Remedy: "pass a record of a run, or output of -o json", Exit: engine.ExitUsage}
+		e := &plan.Error{Op: "read record " + name, Err: errors.New("no events in the file"), Remedy: "pass a record of a run, or output of -o json", Exit: plan.ExitUsage}
 		if len(r.bad) > 0 {
 			e.Err = fmt.Errorf("no events in the file; %s", r.bad[0])
 		}
 		return nil, e
 	}
 	// If the clock was set back during the run, unsorted events would stall the replay.
-	slices.SortStableFunc(r.events, func(a, b engine.Event) int { return a.Time.Compare(b.Time) })
+	slices.SortStableFunc(r.events, func(a, b plan.Event) int { return a.Time.Compare(b.Time) })
 	if when != "" {
 		if err := r.begin(when); err != nil {
-			return nil, &engine.Error{Op: "replay " + name, Err: err, Remedy: "pass a time such as @14:02:11 or @2026-11-21T14:02:11Z, or @+5m for an offset", Exit: engine.ExitUsage}
+			return nil, &plan.Error{Op: "replay " + name, Err: err, Remedy: "pass a time such as @14:02:11 or @2026-11-21T14:02:11Z, or @+5m for an offset", Exit: plan.ExitUsage}
 		}
 	}
 	return r, nil

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -123,13 +124,13 @@ func (s *session) restore(ctx context.Context, r engine.RestoreRequest, yes, non
 	ctx, stop := s.signals(ctx)
 	defer stop()
 	progress := s.restoreProgress()
-	plan, err := eng.PlanRestore(ctx, r, progress.event)
+	pl, err := eng.PlanRestore(ctx, r, progress.event)
 	progress.live.Clear()
 	if err != nil {
 		return s.unplanned(out, f, err)
 	}
-	defer plan.Close()
-	out, err = s.accept(plan, out, f, acceptance{
+	defer pl.Close()
+	out, err = s.accept(pl, out, f, acceptance{
 		yes: yes || r.DryRun, asks: f == text && !nonInteractive && s.asks(), question: fixedQuestion("Restore this?"), show: s.printPreview,
 	})
 	if err != nil {
@@ -137,18 +138,18 @@ func (s *session) restore(ctx context.Context, r engine.RestoreRequest, yes, non
 	}
 	emit := out.event
 	if p, ok := out.(*plainPrinter); ok {
-		emit = func(ev engine.Event) {
+		emit = func(ev plan.Event) {
 			p.printRestored(ev, r.DryRun)
 			p.event(ev)
 		}
 	}
-	return eng.Run(ctx, plan, emit)
+	return eng.Run(ctx, pl, emit)
 }
 
 // printRestored writes the result for one object, or in a dry run what would happen.
 // Failures are errors, which the printer writes already; unchanged objects are omitted.
-func (p *plainPrinter) printRestored(ev engine.Event, dryRun bool) {
-	if ev.Kind != engine.KindLog || ev.Object == "" || ev.Level != "info" {
+func (p *plainPrinter) printRestored(ev plan.Event, dryRun bool) {
+	if ev.Kind != plan.KindLog || ev.Object == "" || ev.Level != "info" {
 		return
 	}
 	p.mu.Lock()
@@ -220,9 +221,9 @@ func (s *session) differ(ctx context.Context, r engine.RestoreRequest, f format)
 	case err != nil:
 		return err
 	case len(c.Skipped) > 0:
-		return &engine.Error{Op: "compare with backup " + r.ID, Err: fmt.Errorf("%s: %s", term.Count(len(c.Skipped), "part")+" could not be compared", term.Clean(c.Skipped[0])), Remedy: "see above for the compared parts"}
+		return &plan.Error{Op: "compare with backup " + r.ID, Err: fmt.Errorf("%s: %s", term.Count(len(c.Skipped), "part")+" could not be compared", term.Clean(c.Skipped[0])), Remedy: "see above for the compared parts"}
 	case len(counts) > 0:
-		return exitStatus(engine.ExitDiffers)
+		return exitStatus(plan.ExitDiffers)
 	}
 	return nil
 }
@@ -276,7 +277,7 @@ func (d *differenceDocument) begin() string {
 		return ",\n    "
 	}
 	d.wrote = true
-	return fmt.Sprintf("{\n  \"schema\": %q,\n  \"backup\": %q,\n  \"differences\": [\n    ", engine.Schema, d.id)
+	return fmt.Sprintf("{\n  \"schema\": %q,\n  \"backup\": %q,\n  \"differences\": [\n    ", plan.Schema, d.id)
 }
 
 func (d *differenceDocument) write(x engine.Difference) {
@@ -320,7 +321,7 @@ func (s *session) restoreProgress() *restoreProgress {
 	return p
 }
 
-func (p *restoreProgress) event(ev engine.Event) {
+func (p *restoreProgress) event(ev plan.Event) {
 	if now := p.now(); now.Sub(p.shown) > 100*time.Millisecond {
 		p.shown = now
 		p.live.Set(term.Clean(ev.Object + " " + ev.Text + ": " + view.Amount(ev.Current, ev.Total)))

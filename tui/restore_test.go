@@ -11,15 +11,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 )
 
-func (f *fakeEngine) PlanRestore(_ context.Context, r engine.RestoreRequest, emit func(engine.Event)) (*engine.Plan, error) {
+func (f *fakeEngine) PlanRestore(_ context.Context, r engine.RestoreRequest, emit func(plan.Event)) (*plan.Plan, error) {
 	f.restoredAs = r
-	emit(engine.Event{Kind: engine.KindProgress, Object: "verify", Text: "backup " + r.ID, Current: 1, Total: 2})
+	emit(plan.Event{Kind: plan.KindProgress, Object: "verify", Text: "backup " + r.ID, Current: 1, Total: 2})
 	return f.plan, f.planErr
 }
 
-func (f *fakeEngine) Differ(_ context.Context, r engine.RestoreRequest, _ func(engine.Event), report func(engine.Difference)) (engine.Compared, error) {
+func (f *fakeEngine) Differ(_ context.Context, r engine.RestoreRequest, _ func(plan.Event), report func(engine.Difference)) (engine.Compared, error) {
 	f.restoredAs = r
 	for _, d := range f.differences {
 		report(d)
@@ -49,7 +50,7 @@ func TestDiffOutput(t *testing.T) {
 			"nothing differs",
 			fakeEngine{compared: compared},
 			"nothing differs from backup " + restoredID + " (1200 objects of 3 types)\n",
-			`{"schema":"1.0","backup":"` + restoredID + `","differences":[],"complete":true,"added":0,"removed":0,"changed":0,"types":3,"objects":1200}`, engine.ExitDone, "",
+			`{"schema":"1.0","backup":"` + restoredID + `","differences":[],"complete":true,"added":0,"removed":0,"changed":0,"types":3,"objects":1200}`, plan.ExitDone, "",
 		},
 		{
 			"some objects differ",
@@ -57,16 +58,16 @@ func TestDiffOutput(t *testing.T) {
 			"~ example.com/widgets/shop/blue  spec.a, data[\"\\u202ex\"] and 2 more\n- example.com/fleets/one\n+ core/secrets/shop/new\n1 removed, 1 changed, 1 added since backup " + restoredID + " (1200 objects of 3 types)\n",
 			`{"schema":"1.0","backup":"` + restoredID + `","differences":[{"object":{"group":"example.com","resource":"widgets","namespace":"shop","name":"blue"},"change":"changed","fields":["spec.a","data[\"\\u202ex\"]"],"more":2},` +
 				`{"object":{"group":"example.com","resource":"fleets","name":"one"},"change":"removed"},{"object":{"group":"","resource":"secrets","namespace":"shop","name":"new"},"change":"added"}],"complete":true,"added":1,"removed":1,"changed":1,"types":3,"objects":1200}`,
-			engine.ExitDiffers, "",
+			plan.ExitDiffers, "",
 		},
 		{
 			"a part could not be compared",
 			fakeEngine{compared: engine.Compared{Types: 3, Objects: 2, Skipped: []string{"gizmos.example.com: no"}}},
 			"? gizmos.example.com: no\n0 removed, 0 changed, 0 added since backup " + restoredID + " (2 objects of 3 types)\n",
 			`{"schema":"1.0","backup":"` + restoredID + `","differences":[],"complete":false,"added":0,"removed":0,"changed":0,"types":3,"objects":2,"skipped":["gizmos.example.com: no"]}`,
-			engine.ExitFailed, "1 part could not be compared: gizmos.example.com: no",
+			plan.ExitFailed, "1 part could not be compared: gizmos.example.com: no",
 		},
-		{"backup not found", fakeEngine{planErr: &engine.Error{Op: "open backup", Err: errors.New("there is none"), Exit: engine.ExitUsage}}, "", "", engine.ExitUsage, "there is none"},
+		{"backup not found", fakeEngine{planErr: &plan.Error{Op: "open backup", Err: errors.New("there is none"), Exit: plan.ExitUsage}}, "", "", plan.ExitUsage, "there is none"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := tt.e
@@ -99,11 +100,11 @@ func TestDiffOutput(t *testing.T) {
 }
 
 func TestRestoreRequiresConsent(t *testing.T) {
-	plan := func(finished bool) *engine.Plan {
-		return &engine.Plan{
-			ID: "backup-restore-20261121070501-1a2b3c4d", Verb: engine.VerbRestore, Cluster: "demo", Created: start,
-			Findings: []engine.Finding{{ID: "other-cluster", Severity: engine.Warn, Title: "the backup is of another cluster"}},
-			Steps:    []engine.Step{{ID: engine.StepRestore, Title: "Restore backup " + restoredID, Effect: "2 created", Finished: finished}},
+	p := func(finished bool) *plan.Plan {
+		return &plan.Plan{
+			ID: "backup-restore-20261121070501-1a2b3c4d", Verb: plan.VerbRestore, Cluster: "demo", Created: start,
+			Findings: []plan.Finding{{ID: "other-cluster", Severity: plan.Warn, Title: "the backup is of another cluster"}},
+			Steps:    []plan.Step{{ID: engine.StepRestore, Title: "Restore backup " + restoredID, Effect: "2 created", Finished: finished}},
 		}
 	}
 	for _, tt := range []struct {
@@ -113,11 +114,11 @@ func TestRestoreRequiresConsent(t *testing.T) {
 		ran, code int
 		stdout    string
 	}{
-		{"no consent", fakeEngine{plan: plan(false)}, nil, 0, engine.ExitUnacknowledged, "would     Restore backup " + restoredID + ": 2 created"},
-		{"accepted", fakeEngine{plan: plan(false)}, []string{"--yes", "--overwrite"}, 1, engine.ExitDone, ""},
-		{"a dry run needs no consent", fakeEngine{plan: plan(false)}, []string{"--dry-run"}, 1, engine.ExitDone, ""},
-		{"nothing to restore", fakeEngine{plan: plan(true), runErr: &engine.Error{Err: errors.New("nothing to restore"), Exit: engine.ExitNothing}}, nil, 1, engine.ExitNothing, ""},
-		{"damaged backup", fakeEngine{planErr: &engine.Error{Err: errors.New("not whole"), Remedy: "take another"}}, []string{"--yes"}, 0, engine.ExitFailed, ""},
+		{"no consent", fakeEngine{plan: p(false)}, nil, 0, plan.ExitUnacknowledged, "would     Restore backup " + restoredID + ": 2 created"},
+		{"accepted", fakeEngine{plan: p(false)}, []string{"--yes", "--overwrite"}, 1, plan.ExitDone, ""},
+		{"a dry run needs no consent", fakeEngine{plan: p(false)}, []string{"--dry-run"}, 1, plan.ExitDone, ""},
+		{"nothing to restore", fakeEngine{plan: p(true), runErr: &plan.Error{Err: errors.New("nothing to restore"), Exit: plan.ExitNothing}}, nil, 1, plan.ExitNothing, ""},
+		{"damaged backup", fakeEngine{planErr: &plan.Error{Err: errors.New("not whole"), Remedy: "take another"}}, []string{"--yes"}, 0, plan.ExitFailed, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := tt.e
@@ -134,10 +135,10 @@ func TestRestoreRequiresConsent(t *testing.T) {
 }
 
 func TestRestorePrintsEachObject(t *testing.T) {
-	events := []engine.Event{
-		{Kind: engine.KindLog, Source: "restore", Level: "info", Object: "example.com/widgets/shop/web", State: engine.RestoreCreated, Text: "created example.com/widgets/shop/web"},
-		{Kind: engine.KindLog, Source: "restore", Level: "info", Object: "example.com/widgets/shop/x", State: engine.RestoreLeft, Text: "left example.com/widgets/shop/x: differs in spec.\x1b[2J"},
-		{Kind: engine.KindLog, Source: "restore", Level: "debug", Object: "example.com/widgets/shop/y", State: engine.RestoreSame, Text: "same example.com/widgets/shop/y"},
+	events := []plan.Event{
+		{Kind: plan.KindLog, Source: "restore", Level: "info", Object: "example.com/widgets/shop/web", State: engine.RestoreCreated, Text: "created example.com/widgets/shop/web"},
+		{Kind: plan.KindLog, Source: "restore", Level: "info", Object: "example.com/widgets/shop/x", State: engine.RestoreLeft, Text: "left example.com/widgets/shop/x: differs in spec.\x1b[2J"},
+		{Kind: plan.KindLog, Source: "restore", Level: "debug", Object: "example.com/widgets/shop/y", State: engine.RestoreSame, Text: "same example.com/widgets/shop/y"},
 	}
 	for _, tt := range []struct {
 		name   string

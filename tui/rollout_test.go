@@ -9,7 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/internal/testneeds"
 	"constellation/tui/view"
 )
@@ -17,19 +18,19 @@ import (
 // simulated returns the events of a watched rollout of workers and three control planes with
 // a surge: first all nodes, then each replacement. It is deterministic for a seed. breaks is
 // the number of machines that fail once and are retried.
-func simulated(t testing.TB, workers, surge, breaks int, seed uint64) []engine.Event {
+func simulated(t testing.TB, workers, surge, breaks int, seed uint64) []plan.Event {
 	t.Helper()
 	rnd := rand.New(rand.NewPCG(seed, 7))
-	var out []engine.Event
+	var out []plan.Event
 	states := map[string]string{}
 	counts := map[string]int64{}
 	const controls = 3
 	total := int64(workers + controls)
 	reached := int64(0)
-	add := func(at time.Duration, ev engine.Event) {
+	add := func(at time.Duration, ev plan.Event) {
 		ev.Seq, ev.Time, ev.Run = uint64(len(out)+1), start.Add(at), "upgrade-20261121070501-1a2b3c4d"
-		if ev.Kind != engine.KindHello && ev.Kind != engine.KindPlan && ev.Kind != engine.KindResult {
-			ev.Step = engine.StepRollout
+		if ev.Kind != plan.KindHello && ev.Kind != plan.KindPlan && ev.Kind != plan.KindResult {
+			ev.Step = plan.StepRollout
 		}
 		out = append(out, ev)
 	}
@@ -42,7 +43,7 @@ func simulated(t testing.TB, workers, surge, breaks int, seed uint64) []engine.E
 			group = "gpu"
 		}
 		from := states[name]
-		add(at, engine.Event{Kind: engine.KindNode, Node: name, With: with, Role: role, Group: group, From: from, To: to, Text: text})
+		add(at, plan.Event{Kind: plan.KindNode, Node: name, With: with, Role: role, Group: group, From: from, To: to, Text: text})
 		if from != "" {
 			counts[from]--
 			if counts[from] == 0 {
@@ -50,7 +51,7 @@ func simulated(t testing.TB, workers, surge, breaks int, seed uint64) []engine.E
 			}
 		}
 		states[name] = to
-		if to != engine.NodeGone {
+		if to != plan.NodeGone {
 			counts[to]++
 		} else {
 			delete(states, name)
@@ -61,34 +62,34 @@ func simulated(t testing.TB, workers, surge, breaks int, seed uint64) []engine.E
 		for k, v := range counts {
 			c[k] = v
 		}
-		ev := engine.Event{Kind: engine.KindProgress, Current: reached, Total: total, Counts: c}
+		ev := plan.Event{Kind: plan.KindProgress, Current: reached, Total: total, Counts: c}
 		if reached > 2 {
 			each := at / time.Duration(reached)
 			ev.ETALeast, ev.ETAMost = start.Add(at+each*time.Duration(total-reached)*4/5), start.Add(at+each*time.Duration(total-reached)*3/2)
 		}
 		add(at, ev)
 	}
-	plan := engine.Plan{
-		ID: "upgrade-20261121070501-1a2b3c4d", Verb: engine.VerbApply, Cluster: "prod-eu", From: engine.Target{Kubernetes: "v1.35.4", Image: "v1.0.0"}, By: "ops@laptop", Surge: fmt.Sprint(surge),
-		To: engine.Target{Release: "v1.1.0", Kubernetes: "v1.36.3", Image: "v1.1.0"},
-		Steps: []engine.Step{
+	p := plan.Plan{
+		ID: "upgrade-20261121070501-1a2b3c4d", Verb: plan.VerbApply, Cluster: "prod-eu", From: plan.Target{Kubernetes: "v1.35.4", Image: "v1.0.0"}, By: "ops@laptop", Surge: fmt.Sprint(surge),
+		To: plan.Target{Release: "v1.1.0", Kubernetes: "v1.36.3", Image: "v1.1.0"},
+		Steps: []plan.Step{
 			{ID: "backup", Title: "Back up the cluster"},
 			{ID: "components", Title: "Publish components", Finished: true},
 			{ID: "set-target", Title: "Set the target of all nodes"},
-			{ID: engine.StepRollout, Title: "Wait until all nodes are new"},
+			{ID: plan.StepRollout, Title: "Wait until all nodes are new"},
 		},
 	}
-	data, err := json.Marshal(plan)
+	data, err := json.Marshal(p)
 	if err != nil {
 		t.Fatal(err)
 	}
-	add(0, engine.Event{Kind: engine.KindHello, Schema: engine.Schema, Tool: "constellation v1.1.0", Object: "prod-eu", By: "ops@laptop"})
-	add(0, engine.Event{Kind: engine.KindPlan, From: plan.From.String(), To: plan.To.String(), Data: data})
+	add(0, plan.Event{Kind: plan.KindHello, Schema: plan.Schema, Tool: "constellation v1.1.0", Object: "prod-eu", By: "ops@laptop"})
+	add(0, plan.Event{Kind: plan.KindPlan, From: p.From.String(), To: p.To.String(), Data: data})
 	for i, id := range []string{"backup", "components", "set-target"} {
 		at := time.Duration(i) * time.Second
-		out = append(out, engine.Event{Seq: uint64(len(out) + 1), Time: start.Add(at), Run: plan.ID, Kind: engine.KindStep, Step: id, State: engine.StateDone, Text: "done", TookMS: 900})
+		out = append(out, plan.Event{Seq: uint64(len(out) + 1), Time: start.Add(at), Run: p.ID, Kind: plan.KindStep, Step: id, State: plan.StateDone, Text: "done", TookMS: 900})
 	}
-	add(3*time.Second, engine.Event{Kind: engine.KindStep, State: engine.StateRunning, Text: "Wait until all nodes are new"})
+	add(3*time.Second, plan.Event{Kind: plan.KindStep, State: plan.StateRunning, Text: "Wait until all nodes are new"})
 	type job struct{ donor, heir string }
 	var jobs []job
 	for i := range controls {
@@ -102,7 +103,7 @@ func simulated(t testing.TB, workers, surge, breaks int, seed uint64) []engine.E
 		jobs = append(jobs, job{fmt.Sprintf(name, i), fmt.Sprintf(name, i+workers)})
 	}
 	for _, j := range jobs {
-		node(4*time.Second, j.donor, "", engine.NodeOutdated, "")
+		node(4*time.Second, j.donor, "", plan.NodeOutdated, "")
 	}
 	progress(4 * time.Second)
 	// Each surge slot takes the next node in turn. The events are collected first and then
@@ -138,38 +139,38 @@ func simulated(t testing.TB, workers, surge, breaks int, seed uint64) []engine.E
 		some := func(s float64) time.Duration {
 			return time.Duration((0.6 + rnd.Float64()) * s * float64(time.Second))
 		}
-		step(0, func(at time.Duration) { node(at, j.donor, "", engine.NodeReplacing, "") })
-		step(some(4), func(at time.Duration) { node(at, j.heir, j.donor, engine.NodeCreating, "") })
+		step(0, func(at time.Duration) { node(at, j.donor, "", plan.NodeReplacing, "") })
+		step(some(4), func(at time.Duration) { node(at, j.heir, j.donor, plan.NodeCreating, "") })
 		if i >= controls && breaks > 0 && (i-controls)%max(1, workers/breaks) == 0 {
 			dead := j.heir + "x"
 			step(some(9), func(at time.Duration) {
-				node(at, j.heir, j.donor, engine.NodeGone, "")
-				node(at, dead, j.donor, engine.NodeFailed, "attestation rejected: PCR 9 expected 3f1c… got 88a0…")
-				add(at, engine.Event{Kind: engine.KindWait, Object: "rollout", State: "Postponed", Node: j.donor, Text: j.donor + " is postponed by 10m: its heir failed", Remedy: "`constellation upgrade pause` ends further attempts"})
+				node(at, j.heir, j.donor, plan.NodeGone, "")
+				node(at, dead, j.donor, plan.NodeFailed, "attestation rejected: PCR 9 expected 3f1c… got 88a0…")
+				add(at, plan.Event{Kind: plan.KindWait, Object: "rollout", State: "Postponed", Node: j.donor, Text: j.donor + " is postponed by 10m: its heir failed", Remedy: "`constellation upgrade pause` ends further attempts"})
 			})
 			step(some(20), func(at time.Duration) {
-				node(at, dead, j.donor, engine.NodeGone, "")
-				node(at, j.donor, "", engine.NodeOutdated, "")
-				add(at, engine.Event{Kind: engine.KindWait})
+				node(at, dead, j.donor, plan.NodeGone, "")
+				node(at, j.donor, "", plan.NodeOutdated, "")
+				add(at, plan.Event{Kind: plan.KindWait})
 			})
-			step(0, func(at time.Duration) { node(at, j.donor, "", engine.NodeReplacing, "") })
-			step(some(4), func(at time.Duration) { node(at, j.heir, j.donor, engine.NodeCreating, "") })
+			step(0, func(at time.Duration) { node(at, j.donor, "", plan.NodeReplacing, "") })
+			step(some(4), func(at time.Duration) { node(at, j.heir, j.donor, plan.NodeCreating, "") })
 		}
-		step(some(10), func(at time.Duration) { node(at, j.heir, j.donor, engine.NodeBooting, "") })
+		step(some(10), func(at time.Duration) { node(at, j.heir, j.donor, plan.NodeBooting, "") })
 		step(some(3), func(at time.Duration) {
-			node(at, j.heir, j.donor, engine.NodeJoining, "attested")
-			add(at, engine.Event{Kind: engine.KindLog, Source: "kubeadm", Node: j.heir, Level: "info", Text: "[preflight] Running pre-flight checks"})
+			node(at, j.heir, j.donor, plan.NodeJoining, "attested")
+			add(at, plan.Event{Kind: plan.KindLog, Source: "kubeadm", Node: j.heir, Level: "info", Text: "[preflight] Running pre-flight checks"})
 		})
 		step(some(5), func(at time.Duration) {
-			node(at, j.heir, j.donor, engine.NodeNotReady, "container runtime network not ready")
+			node(at, j.heir, j.donor, plan.NodeNotReady, "container runtime network not ready")
 		})
 		step(some(1), func(at time.Duration) {
-			node(at, j.heir, j.donor, engine.NodeReady, "")
-			add(at, engine.Event{Kind: engine.KindLog, Source: "operator", Node: "", Level: "info", Text: "rollout  node=" + j.donor + " heir=" + j.heir + " step=drain"})
+			node(at, j.heir, j.donor, plan.NodeReady, "")
+			add(at, plan.Event{Kind: plan.KindLog, Source: "operator", Node: "", Level: "info", Text: "rollout  node=" + j.donor + " heir=" + j.heir + " step=drain"})
 		})
-		step(some(25), func(at time.Duration) { node(at, j.donor, j.heir, engine.NodeDraining, "evicting 4 pods") })
-		step(some(3), func(at time.Duration) { node(at, j.donor, j.heir, engine.NodeLeaving, "") })
-		step(0, func(at time.Duration) { node(at, j.donor, j.heir, engine.NodeGone, ""); reached++ })
+		step(some(25), func(at time.Duration) { node(at, j.donor, j.heir, plan.NodeDraining, "evicting 4 pods") })
+		step(some(3), func(at time.Duration) { node(at, j.donor, j.heir, plan.NodeLeaving, "") })
+		step(0, func(at time.Duration) { node(at, j.donor, j.heir, plan.NodeGone, ""); reached++ })
 		free[k] = at
 		if i < controls {
 			controlsEnd = at
@@ -183,8 +184,8 @@ func simulated(t testing.TB, workers, surge, breaks int, seed uint64) []engine.E
 		end = m.at
 	}
 	exit := 0
-	out = append(out, engine.Event{Seq: uint64(len(out) + 1), Time: start.Add(end), Run: plan.ID, Kind: engine.KindStep, Step: engine.StepRollout, State: engine.StateDone, Text: "all nodes are at the target", TookMS: end.Milliseconds()})
-	add(end+time.Second, engine.Event{Kind: engine.KindResult, State: engine.StateDone, Text: "cluster prod-eu runs release v1.1.0", Exit: &exit, Data: json.RawMessage(`{"status":"done","took_ms":1}`)})
+	out = append(out, plan.Event{Seq: uint64(len(out) + 1), Time: start.Add(end), Run: p.ID, Kind: plan.KindStep, Step: plan.StepRollout, State: plan.StateDone, Text: "all nodes are at the target", TookMS: end.Milliseconds()})
+	add(end+time.Second, plan.Event{Kind: plan.KindResult, State: plan.StateDone, Text: "cluster prod-eu runs release v1.1.0", Exit: &exit, Data: json.RawMessage(`{"status":"done","took_ms":1}`)})
 	return out
 }
 
@@ -194,18 +195,18 @@ func TestCountsAgree(t *testing.T) {
 	testneeds.Time(t, "5 s")
 	for _, tt := range []struct{ workers, surge, breaks int }{{5, 1, 0}, {5, 2, 2}, {500, 10, 20}, {5000, 75, 20}} {
 		t.Run(fmt.Sprintf("%d workers, %d failures", tt.workers, tt.breaks), func(t *testing.T) {
-			var b engine.Board
+			var b rollout.Board
 			var tl view.Timeline
 			for _, ev := range simulated(t, tt.workers, tt.surge, tt.breaks, 1) {
 				b.Apply(ev)
 				tl.Apply(ev)
-				if ev.Kind != engine.KindProgress || len(tl.Machines) > 1000 && ev.Seq%97 != 0 {
+				if ev.Kind != plan.KindProgress || len(tl.Machines) > 1000 && ev.Seq%97 != 0 {
 					continue
 				}
 				folded := map[string]int64{}
 				for _, g := range tl.Groups() {
 					for s, n := range g.States {
-						if s != engine.NodeGone {
+						if s != plan.NodeGone {
 							folded[s] += int64(n)
 						}
 					}

@@ -12,6 +12,9 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -23,14 +26,14 @@ type upgradeStart struct {
 	verb string
 	// yes skips the confirmation.
 	yes  bool
-	plan func(context.Context, Engine, engine.ApplyRequest, func(engine.Event)) (*engine.Plan, error)
+	plan func(context.Context, Engine, engine.ApplyRequest, func(plan.Event)) (*plan.Plan, error)
 }
 
 // applyStart is an upgrade with all of its steps.
 func applyStart(r engine.ApplyRequest, yes bool) *upgradeStart {
 	return &upgradeStart{
-		request: r, yes: yes, verb: string(engine.VerbApply),
-		plan: func(ctx context.Context, e Engine, r engine.ApplyRequest, emit func(engine.Event)) (*engine.Plan, error) {
+		request: r, yes: yes, verb: string(plan.VerbApply),
+		plan: func(ctx context.Context, e Engine, r engine.ApplyRequest, emit func(plan.Event)) (*plan.Plan, error) {
 			return e.PlanApply(ctx, r, emit)
 		},
 	}
@@ -39,8 +42,8 @@ func applyStart(r engine.ApplyRequest, yes bool) *upgradeStart {
 // executeStart is an upgrade of the services alone.
 func executeStart(r engine.ApplyRequest, yes bool) *upgradeStart {
 	return &upgradeStart{
-		request: r, yes: yes, verb: string(engine.VerbExecute) + " --helm",
-		plan: func(ctx context.Context, e Engine, r engine.ApplyRequest, _ func(engine.Event)) (*engine.Plan, error) {
+		request: r, yes: yes, verb: string(plan.VerbExecute) + " --helm",
+		plan: func(ctx context.Context, e Engine, r engine.ApplyRequest, _ func(plan.Event)) (*plan.Plan, error) {
 			return e.PlanExecute(ctx, r)
 		},
 	}
@@ -112,7 +115,7 @@ func (scr *upgradeConfirmScreen) takesText() bool { return scr.typing() }
 // Messages of upgrades.
 type (
 	upgradePlanned struct {
-		plan *engine.Plan
+		plan *plan.Plan
 		err  error
 	}
 	rolloutChanged struct {
@@ -131,10 +134,10 @@ func (c *console) openUpgrade(u *upgradeStart) tea.Cmd {
 	case c.overview, c.check, c.start:
 		c.upg.from = c.screen
 	}
-	c.screen, c.plan, c.err, c.exit = c.upgradePlan, nil, nil, engine.ExitDone
+	c.screen, c.plan, c.err, c.exit = c.upgradePlan, nil, nil, plan.ExitDone
 	c.ran, c.t, c.backup.ended = false, view.Timeline{}, false
 	c.check.busy, c.check.progress = false, view.RunningCheck{} // launch cancels a running check
-	plan := c.launch("planning the upgrade", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
+	plan := c.launch("planning the upgrade", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
 		p, err := u.plan(ctx, c.deps.engine, u.request, emit)
 		return upgradePlanned{p, err}
 	})
@@ -159,11 +162,11 @@ func (c *console) tookUpgradePlan(msg upgradePlanned) tea.Cmd {
 	u.need = consentTo(c.plan, u.start.yes, u.start.request.Acknowledge)
 	switch {
 	case len(c.plan.Blocked()) > 0:
-		c.exit = engine.ExitBlocked
+		c.exit = plan.ExitBlocked
 	case len(u.need.names) == 0 && !u.need.yes && (u.start.yes || !c.plan.Rehearsal):
 		return c.runUpgrade() // accepted, or the plan only waits
 	case !c.plan.Rehearsal:
-		c.exit = engine.ExitUnacknowledged // the exit code if the user leaves without accepting
+		c.exit = plan.ExitUnacknowledged // the exit code if the user leaves without accepting
 	}
 	return nil
 }
@@ -171,7 +174,7 @@ func (c *console) tookUpgradePlan(msg upgradePlanned) tea.Cmd {
 // runUpgrade executes the accepted plan.
 func (c *console) runUpgrade() tea.Cmd {
 	c.plan.Accept(ids(c.upg.need.names)...)
-	c.exit = engine.ExitDone
+	c.exit = plan.ExitDone
 	return c.startRun()
 }
 
@@ -229,18 +232,18 @@ func (c *console) rolloutKeys() []binding {
 			yes := true
 			c.rolloutPrompt = &rolloutPrompt{
 				"Pause the rollout?", "Replacements in progress finish, no new ones start. The autoscaler resumes after 10 minutes.", "pause",
-				c.changeRollout("paused", engine.RolloutChange{Paused: &yes}),
+				c.changeRollout("paused", cluster.RolloutChange{Paused: &yes}),
 			}
 		})).footed("pause").unless(c.targetNotSet),
 		on("R", "R", "resume: continue a paused or cancelled one (asks)", "changes the cluster", act(func() {
 			no := false
-			c.rolloutPrompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", c.changeRollout("resumed", engine.RolloutChange{Paused: &no, Cancelled: &no})}
+			c.rolloutPrompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", c.changeRollout("resumed", cluster.RolloutChange{Paused: &no, Cancelled: &no})}
 		})).footed("resume").unless(c.targetNotSet),
 		on("C", "C", "cancel: keep the other nodes as they are (asks)", "changes the cluster", act(func() {
 			yes := true
 			c.rolloutPrompt = &rolloutPrompt{
 				"Cancel the rollout?", "Replacements in progress finish, other nodes stay as they are. R resumes to the same target.", "cancel it",
-				c.changeRollout("cancelled", engine.RolloutChange{Cancelled: &yes}),
+				c.changeRollout("cancelled", cluster.RolloutChange{Cancelled: &yes}),
 			}
 		})).unless(c.targetNotSet),
 	}
@@ -264,7 +267,7 @@ func (c *console) targetNotSet() string {
 // back after the user has left it.
 func (c *console) openWatchForRollout() tea.Cmd {
 	s := c.t.Running()
-	if c.screen != c.run || !c.upgrading() || c.upg.watched || c.plan.Rehearsal || s == nil || s.ID != engine.StepRollout {
+	if c.screen != c.run || !c.upgrading() || c.upg.watched || c.plan.Rehearsal || s == nil || s.ID != plan.StepRollout {
 		return nil
 	}
 	c.upg.watched = true
@@ -313,7 +316,7 @@ func (c *console) confirmRolloutChange() tea.Cmd {
 }
 
 // changeRollout returns an action that changes the rollout without disturbing the current task.
-func (c *console) changeRollout(what string, change engine.RolloutChange) func() tea.Cmd {
+func (c *console) changeRollout(what string, change cluster.RolloutChange) func() tea.Cmd {
 	return func() tea.Cmd {
 		c.note = "sending the request"
 		eng, ctx := c.deps.engine, c.ctx
@@ -361,10 +364,10 @@ func (c *console) leavePlan() tea.Cmd {
 	c.upg = upgradeState{}
 	switch from {
 	case c.check:
-		c.exit = engine.ExitDone
+		c.exit = plan.ExitDone
 		return c.openCheck()
 	case c.overview:
-		c.exit = engine.ExitDone
+		c.exit = plan.ExitDone
 	}
 	return c.goHome()
 }
@@ -523,7 +526,7 @@ func (scr *upgradePlanScreen) riskRows(w, h int) []string {
 	p := scr.c.plan
 	lines := []string{scr.c.th.Rule(w, "Before nodes are replaced", "")}
 	lines = append(lines, view.BackupCoverageRows(scr.c.page(), w, h, &scr.c.backup.Backups, "")...)
-	i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.ID == engine.StepBackup })
+	i := slices.IndexFunc(p.Steps, func(s plan.Step) bool { return s.ID == check.StepBackup })
 	switch {
 	case i >= 0 && p.Steps[i].Finished:
 		lines = append(lines, view.Signed(scr.c.page(), w, term.Good, scr.c.th.OK, "this upgrade already has a backup")...)
@@ -569,7 +572,7 @@ func (scr *upgradeConfirmScreen) view(w, h int) []string {
 	if s := u.start.request.Surge; s != "" {
 		add("surge", term.Plain, "at most "+term.Clean(s)+" extra machines")
 	}
-	if i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.Final && !s.Finished }); i >= 0 {
+	if i := slices.IndexFunc(p.Steps, func(s plan.Step) bool { return s.Final && !s.Finished }); i >= 0 {
 		add("no return from", term.Caution, term.Clean(p.Steps[i].ID)+" on: "+cmp.Or(term.Clean(p.Steps[i].Warning), "the cluster continues on its own"))
 	}
 	if p.Rehearsal {
@@ -606,7 +609,7 @@ func (scr *upgradeConfirmScreen) view(w, h int) []string {
 }
 
 // findingIDRows render a finding that must be accepted by name.
-func (scr *upgradeConfirmScreen) findingIDRows(w, i int, f engine.Finding) []string {
+func (scr *upgradeConfirmScreen) findingIDRows(w, i int, f plan.Finding) []string {
 	u := &scr.c.upg
 	if i < u.at {
 		return []string{scr.c.th.Row(w).Pad(1).Add(term.Good, scr.c.th.OK+" ").Add(term.Plain, term.Clean(f.ID)).Add(term.Faint, "  accepted: "+term.Clean(f.Title)).String()}
@@ -722,11 +725,11 @@ func (c *console) upgradeRail(s screen) string {
 			p := &c.t.Steps[i]
 			x := stop{name: p.ID, word: term.Plain}
 			x.sign, x.st = view.StepSign(c.page(), p, c.running)
-			x.done = p.State == engine.StateDone || p.State == engine.StateSkipped
+			x.done = p.State == plan.StateDone || p.State == plan.StateSkipped
 			switch p.State {
 			case "":
 				x.sign, x.st, x.word = c.th.Pending, term.Faint, term.Faint
-			case engine.StateRunning:
+			case plan.StateRunning:
 				if x.word = term.Strong; c.running {
 					x.sign = c.th.Running
 				}
@@ -766,7 +769,7 @@ func (c *console) atTarget() (n, total int64) {
 		}
 	}
 	for i := range c.t.Steps {
-		if s := &c.t.Steps[i]; s.ID == engine.StepRollout {
+		if s := &c.t.Steps[i]; s.ID == plan.StepRollout {
 			return s.Progress, s.Total
 		}
 	}
@@ -787,16 +790,16 @@ func (c *console) upgradeSafety() string {
 	default:
 		parts = append(parts, "no node is replaced before set-target; leaving loses nothing")
 	}
-	if i := slices.IndexFunc(c.t.Steps, func(s view.Step) bool { return s.ID == engine.StepBackup }); i >= 0 && c.w >= 100 {
+	if i := slices.IndexFunc(c.t.Steps, func(s view.Step) bool { return s.ID == check.StepBackup }); i >= 0 && c.w >= 100 {
 		switch c.t.Steps[i].State {
-		case engine.StateDone:
+		case plan.StateDone:
 			parts = append(parts, "backup taken and verified")
-		case engine.StateSkipped:
+		case plan.StateSkipped:
 			parts = append(parts, "backup already taken")
 		}
 	}
 	if c.t.Run != "" && c.w >= 140 {
-		parts = append(parts, "record "+engine.RunsDir+"/"+c.t.Run)
+		parts = append(parts, "record "+plan.RunsDir+"/"+c.t.Run)
 	}
 	return "safety  " + strings.Join(parts, " "+c.th.Dot+" ")
 }

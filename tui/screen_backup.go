@@ -11,6 +11,8 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -57,11 +59,11 @@ type (
 	}
 	localDataRead struct {
 		gen   int
-		local engine.LocalData
+		local cluster.LocalData
 		err   error
 	}
 	backupPlanned struct {
-		plan *engine.Plan
+		plan *plan.Plan
 		err  error
 	}
 	backupEnded    struct{ err error }
@@ -184,9 +186,9 @@ func (scr *backupScreen) take(msg tea.Msg) (tea.Cmd, bool) {
 		}
 		b.t.SetPlan(msg.plan)
 		b.t.Run = term.Clean(msg.plan.ID)
-		plan := msg.plan
-		return scr.c.launch("creating a backup", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
-			return backupEnded{scr.c.deps.engine.Run(ctx, plan, emit)}
+		p := msg.plan
+		return scr.c.launch("creating a backup", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
+			return backupEnded{scr.c.deps.engine.Run(ctx, p, emit)}
 		}), true
 	case backupEnded:
 		return scr.tookBackupEnd(msg.err), true
@@ -217,7 +219,7 @@ func (scr *backupScreen) start() tea.Cmd {
 	scr.c.running = true
 	scr.c.check.busy = false // launch cancels a running check
 	r := engine.BackupRequest{Etcd: b.etcd}
-	return scr.c.launch("planning the backup", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
+	return scr.c.launch("planning the backup", func(ctx context.Context, _ func(plan.Event)) tea.Msg {
 		p, err := scr.c.deps.engine.PlanBackup(ctx, r)
 		if err == nil {
 			err = ctx.Err()
@@ -232,7 +234,7 @@ func (scr *backupScreen) tookBackupEnd(err error) tea.Cmd {
 	b.running, b.ended, b.err = false, true, err
 	if scr.c.leaving {
 		if !scr.c.hasExit {
-			scr.c.exit = engine.ExitCode(err)
+			scr.c.exit = plan.ExitCode(err)
 		}
 		return tea.Quit
 	}
@@ -274,7 +276,7 @@ func (scr *backupScreen) verify() tea.Cmd {
 	id, send := e.ID, scr.c.deps.send
 	scr.verifying, scr.done, scr.total, scr.ended = id, 0, 0, false
 	var last time.Time
-	return scr.c.launch("verifying a backup", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
+	return scr.c.launch("verifying a backup", func(ctx context.Context, _ func(plan.Event)) tea.Msg {
 		err := scr.c.deps.engine.VerifyBackup(ctx, "", id, func(done, total int64) {
 			if now := time.Now(); now.Sub(last) >= spinGap {
 				last = now
@@ -367,7 +369,7 @@ func (scr *backupScreen) backupRows(w, h int) []string {
 	case !b.Listed:
 		return lines
 	case len(b.Entries) == 0:
-		return append(lines, scr.c.th.Row(w).Add(term.Faint, "   none yet: b creates one in "+engine.RunsDir).String())
+		return append(lines, scr.c.th.Row(w).Add(term.Faint, "   none yet: b creates one in "+plan.RunsDir).String())
 	}
 	from, to := view.Window(len(b.Entries), b.sel, h-1)
 	for i, e := range b.Entries[from:to] {
@@ -425,7 +427,7 @@ func (scr *backupScreen) backupOutcome(w int) []string {
 		}
 		return lines
 	}
-	if engine.ExitCode(b.err) == engine.ExitStopped {
+	if plan.ExitCode(b.err) == plan.ExitStopped {
 		return []string{scr.c.th.Rule(w, "Stopped", ""), scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Caution, scr.c.th.Stopped+" ").Add(term.Plain, "the backup was stopped; its files were deleted").String()}
 	}
 	return view.ProblemWithin(scr.c.page(), w, 3, "`"+scr.command()+"` shows them", b.err)

@@ -11,7 +11,8 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -33,7 +34,7 @@ const (
 type checkScreen struct {
 	defaults
 	c      *console
-	result *engine.Check // the newest result; nil if there is none yet
+	result *check.Check // the newest result; nil if there is none yet
 	// complete is set if known is the result of a complete check, preflight included.
 	complete bool
 	at       time.Time // when known was set
@@ -94,15 +95,15 @@ func (scr *checkScreen) safety() string {
 // Messages of checks.
 type (
 	checkEnded struct {
-		check engine.Check
+		check check.Check
 		err   error
 	}
 	backgroundEnded struct {
-		check engine.Check
+		check check.Check
 		err   error
 	}
 	configWritten struct {
-		check engine.Check
+		check check.Check
 		err   error
 	}
 )
@@ -202,8 +203,8 @@ func (c *console) openCheck() tea.Cmd {
 // start checks for upgrades. The last result stays on the screen meanwhile.
 func (scr *checkScreen) start() tea.Cmd {
 	scr.busy, scr.began, scr.progress, scr.err = true, scr.c.now, view.RunningCheck{}, nil
-	return scr.c.launch("checking for upgrades", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
-		k, err := scr.c.deps.engine.Check(ctx, engine.CheckRequest{}, emit)
+	return scr.c.launch("checking for upgrades", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
+		k, err := scr.c.deps.engine.Check(ctx, check.CheckRequest{}, emit)
 		return checkEnded{k, err}
 	})
 }
@@ -218,20 +219,20 @@ func (scr *checkScreen) backgroundCheck() tea.Cmd {
 	return func() tea.Msg {
 		ctx, cancel := context.WithTimeout(scr.c.ctx, staleAfter)
 		defer cancel()
-		k, err := scr.c.deps.engine.Check(ctx, engine.CheckRequest{NoPreflight: true}, func(engine.Event) {})
+		k, err := scr.c.deps.engine.Check(ctx, check.CheckRequest{NoPreflight: true}, func(plan.Event) {})
 		return backgroundEnded{k, err}
 	}
 }
 
 // takeEvents applies the events of the running check.
-func (scr *checkScreen) takeEvents(events []engine.Event) {
+func (scr *checkScreen) takeEvents(events []plan.Event) {
 	for _, ev := range events {
-		if ev.Kind != engine.KindCheck || ev.Object != engine.CheckVersions {
+		if ev.Kind != plan.KindCheck || ev.Object != check.CheckVersions {
 			scr.progress.Apply(ev)
 			continue
 		}
-		var k engine.Check
-		if json.Unmarshal(ev.Data, &k) != nil || k.Current == (engine.Target{}) && scr.result != nil {
+		var k check.Check
+		if json.Unmarshal(ev.Data, &k) != nil || k.Current == (plan.Target{}) && scr.result != nil {
 			continue // keep the last result: this one has no cluster data
 		}
 		scr.result, scr.at, scr.complete = &k, scr.c.now, false
@@ -241,7 +242,7 @@ func (scr *checkScreen) takeEvents(events []engine.Event) {
 // tookCheck takes the end of a check.
 func (scr *checkScreen) tookCheck(msg checkEnded) tea.Cmd {
 	scr.busy, scr.err = false, msg.err
-	if msg.check.Schema != "" && (msg.err == nil || scr.result == nil || scr.result.Current == (engine.Target{})) {
+	if msg.check.Schema != "" && (msg.err == nil || scr.result == nil || scr.result.Current == (plan.Target{})) {
 		scr.result, scr.at, scr.complete = &msg.check, scr.c.now, msg.err == nil
 	}
 	scr.progress = view.RunningCheck{}
@@ -279,8 +280,8 @@ func (scr *checkScreen) leave() tea.Cmd {
 
 func (scr *checkScreen) writeConfig() tea.Cmd {
 	scr.writing = true
-	return scr.c.launch("writing the configuration", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
-		k, err := scr.c.deps.engine.Check(ctx, engine.CheckRequest{WriteConfig: true, NoPreflight: true}, func(engine.Event) {})
+	return scr.c.launch("writing the configuration", func(ctx context.Context, _ func(plan.Event)) tea.Msg {
+		k, err := scr.c.deps.engine.Check(ctx, check.CheckRequest{WriteConfig: true, NoPreflight: true}, func(plan.Event) {})
 		return configWritten{k, err}
 	})
 }
@@ -303,13 +304,13 @@ func (scr *checkScreen) tookWritten(msg configWritten) {
 			scr.c.note += "; they differ from those shown, r checks again"
 		}
 		k.Config = x
-		k.Findings = slices.DeleteFunc(slices.Clone(k.Findings), func(f engine.Finding) bool { return f.ID == engine.CheckConfigTarget })
+		k.Findings = slices.DeleteFunc(slices.Clone(k.Findings), func(f plan.Finding) bool { return f.ID == check.CheckConfigTarget })
 		scr.result = &k
 	}
 }
 
 // findingsNow are the findings so far, the most severe first.
-func (scr *checkScreen) findingsNow() []engine.Finding {
+func (scr *checkScreen) findingsNow() []plan.Finding {
 	if scr.result == nil {
 		return nil
 	}
@@ -317,8 +318,8 @@ func (scr *checkScreen) findingsNow() []engine.Finding {
 		return scr.result.Findings
 	}
 	out := slices.Concat(scr.result.Findings, scr.progress.Found)
-	order := []engine.Severity{engine.Block, engine.Warn, engine.NotChecked, engine.Info}
-	slices.SortStableFunc(out, func(a, b engine.Finding) int {
+	order := []plan.Severity{plan.Block, plan.Warn, plan.NotChecked, plan.Info}
+	slices.SortStableFunc(out, func(a, b plan.Finding) int {
 		return slices.Index(order, a.Severity) - slices.Index(order, b.Severity)
 	})
 	return out
@@ -326,13 +327,13 @@ func (scr *checkScreen) findingsNow() []engine.Finding {
 
 // shown are the findings that match the filter. folded is the number of passed checks that
 // are folded into one line.
-func (scr *checkScreen) shown() (list []engine.Finding, folded int) {
+func (scr *checkScreen) shown() (list []plan.Finding, folded int) {
 	words := strings.Fields(strings.ToLower(scr.filter))
 	for _, f := range scr.findingsNow() {
 		text := strings.ToLower(strings.Join([]string{f.ID, string(f.Severity), f.Source, f.Title, f.Detail, f.Owner, strings.Join(f.Objects, " ")}, " "))
 		switch {
 		case slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }):
-		case f.Severity == engine.Info && !scr.showPassed && len(words) == 0:
+		case f.Severity == plan.Info && !scr.showPassed && len(words) == 0:
 			folded++
 		default:
 			list = append(list, f)
@@ -456,7 +457,7 @@ func (scr *checkScreen) stale() bool {
 	if k.busy { // the last result is shown meanwhile
 		return k.result != nil && k.began.Sub(k.at) > staleAfter
 	}
-	return k.result != nil && (k.err != nil && k.result.Current != (engine.Target{}) || scr.c.now.Sub(k.at) > checkStale)
+	return k.result != nil && (k.err != nil && k.result.Current != (plan.Target{}) || scr.c.now.Sub(k.at) > checkStale)
 }
 
 // mode is the right end of the first line.
@@ -545,9 +546,9 @@ func (scr *checkScreen) view(w, h int) []string {
 
 // findingsFooter fills the room under the findings of a narrow screen with details of the selected
 // one or with the changes of the next hop.
-func (scr *checkScreen) findingsFooter(w, room int, k *engine.Check) []string {
+func (scr *checkScreen) findingsFooter(w, room int, k *check.Check) []string {
 	f := scr.selected().Finding
-	if f != nil && f.Severity != engine.Info && room > 2 {
+	if f != nil && f.Severity != plan.Info && room > 2 {
 		detail := view.FindingDetail(scr.c.page(), w, 4, *f)
 		lines := []string{scr.c.th.Rule(w, term.Clean(f.ID), "Enter shows all")}
 		if len(detail)+1 <= room {
@@ -578,7 +579,7 @@ func (scr *checkScreen) focusRule(w, pane int, title, remark string) string {
 
 // pathPane renders the path in at most h lines; its reasons can be selected while it has
 // the focus.
-func (scr *checkScreen) pathPane(w, h int, k *engine.Check) []string {
+func (scr *checkScreen) pathPane(w, h int, k *check.Check) []string {
 	reasons := view.ReasonsOf(k)
 	remark := "none"
 	if len(k.Path) > 0 {
@@ -721,7 +722,7 @@ func (scr *checkScreen) itemRow(w int, x view.CheckItem, here bool, items int) s
 }
 
 // changesPane lists what the next hop changes, scrolled.
-func (scr *checkScreen) changesPane(w, h int, k *engine.Check) []string {
+func (scr *checkScreen) changesPane(w, h int, k *check.Check) []string {
 	rows := view.ChangeRows(scr.c.page(), w, k)
 	if len(rows) == 0 {
 		return []string{scr.focusRule(w, checkChanges, "Will change", ""), scr.c.th.Row(w).Add(term.Faint, "   nothing: there is no next hop").String()}

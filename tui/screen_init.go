@@ -13,6 +13,8 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -30,7 +32,7 @@ type configScreen struct {
 	at       int
 	editing  bool
 	input    textinput.Model
-	problems []engine.Finding
+	problems []plan.Finding
 	err      error
 	rows     [][2]string // other values of the configuration
 }
@@ -187,19 +189,19 @@ func (scr *configScreen) next() tea.Cmd {
 // writeConfig generates the configuration, or changes only its edited fields.
 func writeConfig(ctx context.Context, d consoleDeps, exists bool, fields []formField) (path string, err error) {
 	if !exists {
-		o := engine.GenerateOptions{Name: fields[0].value, Kubernetes: fields[1].value}
+		o := workspace.GenerateOptions{Name: fields[0].value, Kubernetes: fields[1].value}
 		if d.sandbox != nil {
 			o.Sandbox = d.sandbox(ctx)
 		}
 		if o.Sandbox == nil {
 			// `sandbox up` writes the file with the machines' measurements. A file without
 			// them would only be in its way.
-			return "", &engine.Error{
+			return "", &plan.Error{
 				Op: "write a configuration", Err: errors.New("this workspace has no machines yet"),
 				Remedy: "run `constellation sandbox up`, which creates machines and writes the file",
 			}
 		}
-		b, err := engine.GenerateConfig("sandbox", o)
+		b, err := workspace.GenerateConfig("sandbox", o)
 		if err != nil {
 			return "", err
 		}
@@ -214,7 +216,7 @@ func writeConfig(ctx context.Context, d consoleDeps, exists bool, fields []formF
 			b = setScalar(b, f.key, f.value)
 		}
 	}
-	if _, err := engine.ParseConfig(b); err != nil {
+	if _, err := workspace.ParseConfig(b); err != nil {
 		return "", err
 	}
 	return "constellation-conf.yaml", d.ws.ReplaceConfig(b)
@@ -326,7 +328,7 @@ type preflightScreen struct {
 	t        view.Timeline
 	done     bool
 	err      error
-	findings []engine.Finding
+	findings []plan.Finding
 	at       int
 }
 
@@ -358,7 +360,7 @@ func (p *preflightScreen) results() []view.Check {
 
 // selectWorst selects the worst check.
 func (p *preflightScreen) selectWorst() {
-	for _, s := range []engine.Severity{engine.Block, engine.Warn} {
+	for _, s := range []plan.Severity{plan.Block, plan.Warn} {
 		if i := slices.IndexFunc(p.results(), func(c view.Check) bool { return c.State == string(s) }); i >= 0 {
 			p.at = i
 			return
@@ -369,14 +371,14 @@ func (p *preflightScreen) selectWorst() {
 func (p *preflightScreen) counts() (done, warn, block, total int) {
 	for _, c := range p.results() {
 		total++
-		switch engine.Severity(c.State) {
-		case engine.Warn:
+		switch plan.Severity(c.State) {
+		case plan.Warn:
 			warn++
 			done++
-		case engine.Block:
+		case plan.Block:
 			block++
 			done++
-		case engine.Info:
+		case plan.Info:
 			done++
 		}
 	}
@@ -464,7 +466,7 @@ func (scr *preflightScreen) view(w, h int) []string {
 			top = len(rows)
 		}
 		rows = append(rows, view.CheckRow(scr.c.page(), x, left, i == p.at))
-		if left == w && (i == p.at || engine.Severity(x.State) == engine.Block || engine.Severity(x.State) == engine.Warn) {
+		if left == w && (i == p.at || plan.Severity(x.State) == plan.Block || plan.Severity(x.State) == plan.Warn) {
 			rows = append(rows, view.CheckDetail(scr.c.page(), x, w, 16)...)
 		}
 	}
@@ -507,7 +509,7 @@ type initConfirmScreen struct {
 	yes    bool // the cursor is on "create"
 	scroll int
 	shown  time.Time
-	plan   *engine.Plan
+	plan   *plan.Plan
 }
 
 func (scr *initConfirmScreen) title() string   { return "confirm" }
@@ -517,8 +519,8 @@ func (scr *initConfirmScreen) safety() string  { return "scripted  " + scr.comma
 func (scr *initConfirmScreen) command() string { return scr.c.runCommand() }
 
 // newInitConfirm selects the safe answer if there are warnings.
-func newInitConfirm(c *console, p *engine.Plan, now time.Time) *initConfirmScreen {
-	return &initConfirmScreen{c: c, plan: p, shown: now, yes: len(p.Warnings()) == 0 && !slices.ContainsFunc(p.Steps, func(s engine.Step) bool { return s.Warning != "" && !s.Finished })}
+func newInitConfirm(c *console, p *plan.Plan, now time.Time) *initConfirmScreen {
+	return &initConfirmScreen{c: c, plan: p, shown: now, yes: len(p.Warnings()) == 0 && !slices.ContainsFunc(p.Steps, func(s plan.Step) bool { return s.Warning != "" && !s.Finished })}
 }
 
 func (scr *initConfirmScreen) keys() []binding {

@@ -7,7 +7,7 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -50,7 +50,7 @@ func (scr *resultScreen) keys() []binding {
 // deadEnd reports whether every retry of this plan must fail. If the obstacle is outside of
 // the plan, such as another run or a file, a retry checks for it again.
 func (scr *resultScreen) deadEnd() bool {
-	return scr.c.ran && scr.c.t.Result != nil && scr.c.t.Result.Resume == "" && engine.ExitCode(scr.c.err) == engine.ExitFailed
+	return scr.c.ran && scr.c.t.Result != nil && scr.c.t.Result.Resume == "" && plan.ExitCode(scr.c.err) == plan.ExitFailed
 }
 
 // retry makes a new plan and resumes the run.
@@ -99,16 +99,16 @@ func (scr *resultScreen) successView(w, h int) []string {
 	if scr.c.upgrading() {
 		title = name + " is upgraded"
 	}
-	var res engine.Result
+	var res plan.Result
 	if scr.c.t.Result != nil {
 		res = scr.c.t.Result.Result
 		if res.Nodes > 0 {
 			remark = term.Count(res.Nodes, "node") + " ready in " + term.Duration(scr.c.t.Elapsed(scr.c.now))
 		}
 		switch scr.c.t.Result.Ended {
-		case engine.StateNothing:
+		case plan.StateNothing:
 			title = name + ": nothing to do"
-		case engine.StateDetached:
+		case plan.StateDetached:
 			title = name + " continues on its own"
 		}
 	}

@@ -8,7 +8,7 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -81,7 +81,7 @@ func (scr *runScreen) safety() string {
 		parts = append(parts, "leaving loses nothing")
 	}
 	if c.t.Run != "" && c.w >= 120 {
-		parts = append(parts, "record "+engine.RunsDir+"/"+c.t.Run)
+		parts = append(parts, "record "+plan.RunsDir+"/"+c.t.Run)
 	}
 	return "safety  " + strings.Join(parts, " "+c.th.Dot+" ")
 }
@@ -225,7 +225,7 @@ func (scr *runScreen) machinesView(w, h int) []string {
 	if len(scr.c.t.Machines) > view.ManyMachines && scr.at[paneMachines] < 0 {
 		groups := scr.c.t.Groups()
 		for _, g := range groups[:min(len(groups), h)] {
-			done := g.States[engine.NodeReady]
+			done := g.States[plan.NodeReady]
 			r := scr.c.th.Row(w).Add(term.Plain, " ").Col(term.Plain, g.Group, 16).Num(term.Plain, fmt.Sprintf("%d/%d", done, g.Total), 11)
 			r.Add(term.Good, scr.c.th.Meter(int64(done), int64(g.Total), min(30, w/4))).Pad(2)
 			for _, s := range view.NodeStates[1:] {

@@ -9,6 +9,8 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -42,9 +44,9 @@ const (
 type watchScreen struct {
 	defaults
 	c     *console
-	board *engine.Board // gets all events, also while the view is frozen
+	board *rollout.Board // gets all events, also while the view is frozen
 	// frozen, if not nil, is shown instead: a copy as of frozenAt on the board's clock.
-	frozen   *engine.Board
+	frozen   *rollout.Board
 	frozenAt time.Time
 	origin   watchOrigin
 	back     screen // where Esc leads from the table
@@ -95,7 +97,7 @@ type (
 	// watchBatch are events of a live watch, in order.
 	watchBatch struct {
 		gen    int
-		events []engine.Event
+		events []plan.Event
 	}
 	watchEnded struct {
 		gen int
@@ -263,20 +265,20 @@ func (scr *watchScreen) keys() []binding {
 }
 
 // shown is the board on the screen: the frozen copy or the live one.
-func (w *watchScreen) shown() *engine.Board {
+func (w *watchScreen) shown() *rollout.Board {
 	if w.frozen != nil {
 		return w.frozen
 	}
 	if w.board == nil {
-		w.board = &engine.Board{}
+		w.board = &rollout.Board{}
 	}
 	return w.board
 }
 
 // apply applies events to the board.
-func (scr *watchScreen) apply(events []engine.Event) {
+func (scr *watchScreen) apply(events []plan.Event) {
 	if scr.board == nil {
-		scr.board = &engine.Board{}
+		scr.board = &rollout.Board{}
 	}
 	for _, ev := range events {
 		scr.board.Apply(ev)
@@ -307,13 +309,13 @@ func (scr *watchScreen) open() tea.Cmd {
 		return scr.ticking()
 	}
 	scr.close()
-	*scr = watchScreen{c: scr.c, origin: fromLive, gen: scr.gen + 1, board: &engine.Board{}, filter: scr.filter}
+	*scr = watchScreen{c: scr.c, origin: fromLive, gen: scr.gen + 1, board: &rollout.Board{}, filter: scr.filter}
 	scr.enter()
 	gen, send, after := scr.gen, scr.c.deps.send, scr.c.deps.after
 	ctx, cancel := context.WithCancel(scr.c.ctx)
 	scr.cancel = cancel
 	return tea.Batch(scr.ticking(), func() tea.Msg {
-		events := newCollector(func(b []engine.Event) { send(watchBatch{gen, b}) })
+		events := newCollector(func(b []plan.Event) { send(watchBatch{gen, b}) })
 		collecting, stop := context.WithCancel(context.Background())
 		gone := make(chan struct{})
 		go func() { defer close(gone); events.Run(collecting) }()
@@ -476,17 +478,17 @@ func (scr *watchScreen) noReplay() string {
 
 // machineCache caches a list of machines with the inputs it was computed from.
 type machineCache struct {
-	board  *engine.Board
+	board  *rollout.Board
 	moves  int
 	filter string
 	sort   view.SortBy
 	second int64 // for filters by age
-	list   []*engine.BoardNode
+	list   []*rollout.BoardNode
 	err    error // of the filter
 }
 
 // machines are the rows of the table: those in flight, or those that match the filter.
-func (scr *watchScreen) machines() []*engine.BoardNode {
+func (scr *watchScreen) machines() []*rollout.BoardNode {
 	w := scr
 	b, now := w.shown(), scr.clock()
 	f, err := view.ParseFilter(w.filter)
@@ -511,8 +513,8 @@ func (scr *watchScreen) flight() view.Flight {
 }
 
 // rowAt is the index of the machine under the cursor.
-func (scr *watchScreen) rowAt(list []*engine.BoardNode) int {
-	return max(0, slices.IndexFunc(list, func(n *engine.BoardNode) bool { return n.Name == scr.at }))
+func (scr *watchScreen) rowAt(list []*rollout.BoardNode) int {
+	return max(0, slices.IndexFunc(list, func(n *rollout.BoardNode) bool { return n.Name == scr.at }))
 }
 
 func (scr *watchScreen) moveRow(by int) {
@@ -548,14 +550,14 @@ func (scr *watchScreen) copyRow() {
 // is not in the table, by name.
 func (scr *watchScreen) stepNode(by int) {
 	list := scr.machines()
-	i := slices.IndexFunc(list, func(n *engine.BoardNode) bool { return n.Name == scr.node })
+	i := slices.IndexFunc(list, func(n *rollout.BoardNode) bool { return n.Name == scr.node })
 	if i < 0 {
 		list = list[:0:0]
 		for n := range scr.shown().Nodes() {
 			list = append(list, n)
 		}
-		slices.SortFunc(list, func(x, y *engine.BoardNode) int { return strings.Compare(x.Name, y.Name) })
-		i = slices.IndexFunc(list, func(n *engine.BoardNode) bool { return n.Name == scr.node })
+		slices.SortFunc(list, func(x, y *rollout.BoardNode) int { return strings.Compare(x.Name, y.Name) })
+		i = slices.IndexFunc(list, func(n *rollout.BoardNode) bool { return n.Name == scr.node })
 	}
 	if len(list) > 0 {
 		scr.openNode(list[max(0, min(i+by, len(list)-1))].Name)
@@ -619,7 +621,7 @@ type lineView struct {
 // matchedLines caches the numbers of the lines that match a filter. It grows with the log as
 // long as the inputs stay the same.
 type matchedLines struct {
-	board        *engine.Board
+	board        *rollout.Board
 	filter, only string
 	source       string
 	level        int
@@ -685,7 +687,7 @@ func (scr *watchScreen) moveLine(by int) {
 }
 
 // lineAt is the line under the cursor.
-func (scr *watchScreen) lineAt() (x engine.BoardLine, ok bool) {
+func (scr *watchScreen) lineAt() (x rollout.BoardLine, ok bool) {
 	list := scr.lines()
 	if len(list) == 0 {
 		return x, false

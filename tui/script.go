@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -19,7 +21,7 @@ import (
 // readers of events get a complete stream. It returns err.
 func (s *session) unplanned(out sink, f format, err error) error {
 	if f != text {
-		s.framed(out, "").end("", err, engine.Result{})
+		s.framed(out, "").end("", err, plan.Result{})
 	}
 	return err
 }
@@ -69,7 +71,7 @@ func (s *session) liveLine() term.LiveLine {
 func (s *session) plainly() bool { return s.accessible || s.Env("ACCESSIBLE") != "" }
 
 // engineOf returns the engine of the workspace.
-func (s *session) engineOf() (Engine, *engine.Workspace, string, error) {
+func (s *session) engineOf() (Engine, *workspace.Workspace, string, error) {
 	ws, dir, err := s.workspace()
 	if err != nil {
 		return nil, nil, "", err
@@ -87,7 +89,7 @@ type runOptions struct {
 
 // planAndRun runs a verb without the console: it plans, gets the plan accepted as a
 // describes, and runs it. It sets a.yes and a.asks from o.
-func (s *session) planAndRun(ctx context.Context, o runOptions, a acceptance, plan func(context.Context, Engine) (*engine.Plan, error)) error {
+func (s *session) planAndRun(ctx context.Context, o runOptions, a acceptance, plan func(context.Context, Engine) (*plan.Plan, error)) error {
 	out := s.printer(o.out, true)
 	defer func() { out.close() }()
 	eng, _, _, err := s.engineOf()
@@ -132,13 +134,13 @@ func (s *session) scriptedInit(ctx context.Context, o consoleOptions, f format, 
 
 // refuse reports a plan that will not run as the event stream of a run that ended before
 // its first step, so that JSON output has the same information as stderr.
-func (s *session) refuse(plan *engine.Plan, out sink, exit int, cause error, remedy string) error {
-	emit := s.preview(plan, out)
-	emit(engine.Event{
-		Kind: engine.KindResult, State: engine.StateFailed, Text: "nothing was done: " + cause.Error(), Remedy: remedy, Exit: &exit,
-		Data: s.data(engine.Result{Status: engine.StateFailed}),
+func (s *session) refuse(p *plan.Plan, out sink, exit int, cause error, remedy string) error {
+	emit := s.preview(p, out)
+	emit(plan.Event{
+		Kind: plan.KindResult, State: plan.StateFailed, Text: "nothing was done: " + cause.Error(), Remedy: remedy, Exit: &exit,
+		Data: s.data(plan.Result{Status: plan.StateFailed}),
 	})
-	return &engine.Error{Op: string(plan.Verb) + " " + plan.Cluster, Err: cause, Remedy: remedy, Exit: exit}
+	return &plan.Error{Op: string(p.Verb) + " " + p.Cluster, Err: cause, Remedy: remedy, Exit: exit}
 }
 
 // data encodes the payload of an event.
@@ -153,34 +155,34 @@ func (s *session) data(v any) json.RawMessage {
 
 // preview emits a plan before a run as an event stream. The returned function continues
 // the stream.
-func (s *session) preview(plan *engine.Plan, out sink) (emit func(engine.Event)) {
+func (s *session) preview(pl *plan.Plan, out sink) (emit func(plan.Event)) {
 	seq := uint64(0)
-	emit = func(ev engine.Event) {
+	emit = func(ev plan.Event) {
 		seq++
-		ev.Seq, ev.Time, ev.Run = seq, s.Now().UTC(), plan.ID
+		ev.Seq, ev.Time, ev.Run = seq, s.Now().UTC(), pl.ID
 		out.event(ev)
 	}
 	data := s.data
-	emit(engine.Event{Kind: engine.KindHello, Schema: engine.Schema, Tool: "constellation " + s.Release, Object: plan.Cluster, Simulated: plan.Simulated})
-	emit(engine.Event{Kind: engine.KindPlan, Data: data(plan)})
-	for _, f := range plan.Findings {
-		emit(engine.Event{
-			Kind: engine.KindCheck, Object: f.ID, State: string(f.Severity), Source: f.Source, Text: f.Title, Remedy: f.Remedy,
+	emit(plan.Event{Kind: plan.KindHello, Schema: plan.Schema, Tool: "constellation " + s.Release, Object: pl.Cluster, Simulated: pl.Simulated})
+	emit(plan.Event{Kind: plan.KindPlan, Data: data(pl)})
+	for _, f := range pl.Findings {
+		emit(plan.Event{
+			Kind: plan.KindCheck, Object: f.ID, State: string(f.Severity), Source: f.Source, Text: f.Title, Remedy: f.Remedy,
 			TookMS: f.Took.Milliseconds(), Data: data(f),
 		})
 	}
 	// The steps of a blocked plan will not run.
-	if p, ok := out.(*plainPrinter); ok && len(plan.Blocked()) == 0 {
-		p.printSteps(plan)
+	if p, ok := out.(*plainPrinter); ok && len(pl.Blocked()) == 0 {
+		p.printSteps(pl)
 	}
 	return emit
 }
 
 // printPreview is preview as acceptance.show.
-func (s *session) printPreview(p *engine.Plan, out sink) { s.preview(p, out) }
+func (s *session) printPreview(p *plan.Plan, out sink) { s.preview(p, out) }
 
 // printSteps writes the steps of a plan for the prompt.
-func (p *plainPrinter) printSteps(plan *engine.Plan) {
+func (p *plainPrinter) printSteps(plan *plan.Plan) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, st := range plan.Steps {
@@ -239,7 +241,7 @@ func (s *session) printStatus(ctx context.Context, f format) error {
 		s.print(s.statusText(&st))
 	}
 	if st.Stage == engine.StageCluster && !st.Reachable {
-		return &engine.Error{Op: "get status of cluster " + st.Cluster, Err: errors.New(cmp.Or(st.Problem, "the API server does not answer")), Remedy: st.Remedy}
+		return &plan.Error{Op: "get status of cluster " + st.Cluster, Err: errors.New(cmp.Or(st.Problem, "the API server does not answer")), Remedy: st.Remedy}
 	}
 	return nil
 }
@@ -323,19 +325,19 @@ type framed struct {
 	began  time.Time
 	opened bool
 	ended  bool
-	hello  engine.Event
+	hello  plan.Event
 }
 
 func (s *session) framed(out sink, object string) *framed {
-	return &framed{out: out, now: s.Now, began: s.Now(), hello: engine.Event{
-		Kind: engine.KindHello, Schema: engine.Schema, Tool: "constellation " + s.Release, Object: object,
+	return &framed{out: out, now: s.Now, began: s.Now(), hello: plan.Event{
+		Kind: plan.KindHello, Schema: plan.Schema, Tool: "constellation " + s.Release, Object: object,
 	}}
 }
 
-func (f *framed) event(ev engine.Event) {
+func (f *framed) event(ev plan.Event) {
 	if !f.opened {
 		f.opened = true
-		if ev.Kind != engine.KindHello {
+		if ev.Kind != plan.KindHello {
 			f.event(f.hello)
 		}
 	}
@@ -344,21 +346,21 @@ func (f *framed) event(ev engine.Event) {
 	if ev.Time.IsZero() {
 		ev.Time = f.now().UTC()
 	}
-	f.ended = f.ended || ev.Kind == engine.KindResult
+	f.ended = f.ended || ev.Kind == plan.KindResult
 	f.out.event(ev)
 }
 
 // end emits the result, unless there was one.
-func (f *framed) end(text string, err error, res engine.Result) {
+func (f *framed) end(text string, err error, res plan.Result) {
 	if f.ended {
 		return
 	}
-	exit := engine.ExitCode(err)
-	res.Status, res.TookMS = engine.StateDone, f.now().Sub(f.began).Milliseconds()
-	ev := engine.Event{Kind: engine.KindResult, State: engine.StateDone, Text: text, Exit: &exit, TookMS: res.TookMS}
+	exit := plan.ExitCode(err)
+	res.Status, res.TookMS = plan.StateDone, f.now().Sub(f.began).Milliseconds()
+	ev := plan.Event{Kind: plan.KindResult, State: plan.StateDone, Text: text, Exit: &exit, TookMS: res.TookMS}
 	if err != nil {
-		ev.State, ev.Text, ev.Remedy = engine.StateFailed, err.Error(), engine.Remedy(err)
-		res = engine.Result{Status: engine.StateFailed, TookMS: res.TookMS}
+		ev.State, ev.Text, ev.Remedy = plan.StateFailed, err.Error(), plan.Remedy(err)
+		res = plan.Result{Status: plan.StateFailed, TookMS: res.TookMS}
 	}
 	if b, err := json.Marshal(res); err == nil {
 		ev.Data = b

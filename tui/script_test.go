@@ -16,6 +16,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/internal/golden"
 )
 
@@ -37,7 +39,7 @@ func TestMain(m *testing.M) {
 func fakeApp() App {
 	return App{
 		Release: "v1.1.0", Kubernetes: []string{"v1.35.4", "v1.36.3"}, Releases: []string{"v1.1.0", "v1.0.0"},
-		Engine: func(ws *engine.Workspace, log *slog.Logger) (Engine, error) {
+		Engine: func(ws *workspace.Workspace, log *slog.Logger) (Engine, error) {
 			if os.Getenv("FAKE_RUN") != "" {
 				return fakeRun(ws)
 			}
@@ -56,7 +58,7 @@ func fakeApp() App {
 		},
 		RunSandbox: func(args []string) (int, error) {
 			if os.Getenv("FAKE_NO_SANDBOX") != "" {
-				return 0, &engine.Error{Op: "find the program constellation-sandbox", Err: errors.New("not found"), Exit: engine.ExitUsage, Remedy: "install it"}
+				return 0, &plan.Error{Op: "find the program constellation-sandbox", Err: errors.New("not found"), Exit: plan.ExitUsage, Remedy: "install it"}
 			}
 			fmt.Printf("sandbox program: %q\n", args)
 			return 9, nil
@@ -64,7 +66,7 @@ func fakeApp() App {
 	}
 }
 
-func fakeRun(ws *engine.Workspace) (*fakeEngine, error) {
+func fakeRun(ws *workspace.Workspace) (*fakeEngine, error) {
 	b, err := os.ReadFile(os.Getenv("FAKE_RUN"))
 	if err != nil {
 		return nil, err
@@ -76,21 +78,21 @@ func fakeRun(ws *engine.Workspace) (*fakeEngine, error) {
 	f.home.Dir = ws.Dir()
 	f.pace, _ = strconv.ParseFloat(os.Getenv("FAKE_PACE"), 64)
 	for sc := bufio.NewScanner(bytes.NewReader(b)); sc.Scan(); {
-		var ev engine.Event
+		var ev plan.Event
 		if err := json.Unmarshal(sc.Bytes(), &ev); err != nil {
 			return nil, err
 		}
 		f.events = append(f.events, ev)
 		switch ev.Kind {
-		case engine.KindPlan:
-			f.plan = &engine.Plan{}
+		case plan.KindPlan:
+			f.plan = &plan.Plan{}
 			if err := json.Unmarshal(ev.Data, f.plan); err != nil {
 				return nil, err
 			}
 			f.findings = f.plan.Findings
-		case engine.KindResult:
+		case plan.KindResult:
 			if *ev.Exit != 0 {
-				f.runErr = &engine.Error{Op: "init demo", Err: errors.New(ev.Text), Remedy: ev.Remedy, Exit: *ev.Exit}
+				f.runErr = &plan.Error{Op: "init demo", Err: errors.New(ev.Text), Remedy: ev.Remedy, Exit: *ev.Exit}
 			}
 		}
 	}

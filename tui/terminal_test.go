@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 )
 
@@ -201,9 +202,9 @@ func TestPrepareAsksOnATerminal(t *testing.T) {
 		exit         int
 		says         string
 	}{
-		{"yes", "y\n", engine.ExitDone, "cluster demo is prepared for image v1.1.0"},
-		{"no is the default", "\n", engine.ExitUnacknowledged, "the plan was not accepted; nothing was changed"},
-		{"no", "never\n", engine.ExitUnacknowledged, "the plan was not accepted; nothing was changed"},
+		{"yes", "y\n", plan.ExitDone, "cluster demo is prepared for image v1.1.0"},
+		{"no is the default", "\n", plan.ExitUnacknowledged, "the plan was not accepted; nothing was changed"},
+		{"no", "never\n", plan.ExitUnacknowledged, "the plan was not accepted; nothing was changed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := startWith(t, "y\n", 100, 30, []string{stream(t, "prepare")}, nil, "upgrade", "prepare")
@@ -219,7 +220,7 @@ func TestPrepareAsksOnATerminal(t *testing.T) {
 		})
 	}
 	p := startWith(t, "", 100, 30, []string{stream(t, "prepare")}, nil, "upgrade", "prepare", "--non-interactive")
-	if code := p.ends(); code != engine.ExitUnacknowledged || strings.Contains(p.output(), "[y/N]") {
+	if code := p.ends(); code != plan.ExitUnacknowledged || strings.Contains(p.output(), "[y/N]") {
 		t.Errorf("non-interactive: exit %d\n%s", code, p.output())
 	}
 }
@@ -294,7 +295,7 @@ func skipIfIgnored(t *testing.T, sig os.Signal) {
 }
 
 func TestSignalsRestoreTheTerminal(t *testing.T) {
-	for sig, want := range map[syscall.Signal]int{syscall.SIGTERM: engine.ExitTerminated, syscall.SIGHUP: engine.ExitHungUp, syscall.SIGINT: engine.ExitInterrupted} {
+	for sig, want := range map[syscall.Signal]int{syscall.SIGTERM: plan.ExitTerminated, syscall.SIGHUP: plan.ExitHungUp, syscall.SIGINT: plan.ExitInterrupted} {
 		t.Run(sig.String(), func(t *testing.T) {
 			skipIfIgnored(t, sig)
 			p := startOn(t, 80, 24, []string{stream(t, "init"), "FAKE_STAGE=partial", "FAKE_PACE=1"}, nil)
@@ -353,7 +354,7 @@ func TestResizeRedraws(t *testing.T) {
 
 func TestPanicRestoresTheTerminal(t *testing.T) {
 	p := startOn(t, 80, 24, []string{stream(t, "init"), "FAKE_PANIC=1"}, nil)
-	if code := p.ends(); code != engine.ExitFailed {
+	if code := p.ends(); code != plan.ExitFailed {
 		t.Errorf("ended with %d, want 1", code)
 	}
 	p.sees("the console crashed: the fake engine was asked to")
@@ -396,7 +397,7 @@ func TestLeavingARunPrintsASummary(t *testing.T) {
 	p.types("\x03")
 	p.sees("Leave this run?")
 	p.types("\x03")
-	if code := p.ends(); code != engine.ExitStopped {
+	if code := p.ends(); code != plan.ExitStopped {
 		t.Errorf("ended with %d, want 7", code)
 	}
 	p.restored()
@@ -449,8 +450,8 @@ func TestInterruptedAnswer(t *testing.T) {
 	p := startOn(t, 80, 24, []string{answering(t, "trouble"), "FAKE_HANGS=1"}, nil, "upgrade", "check")
 	p.sees("0 of 1 checked")
 	p.types("\x03")
-	if code := p.ends(); code != engine.ExitInterrupted {
-		t.Errorf("ended with %d, want %d", code, engine.ExitInterrupted)
+	if code := p.ends(); code != plan.ExitInterrupted {
+		t.Errorf("ended with %d, want %d", code, plan.ExitInterrupted)
 	}
 	p.sees("remark  interrupted; nothing was changed")
 	if s := p.output(); strings.Contains(s, "taken up again") || strings.Contains(s, "error") || strings.Contains(s, "Versions") {
@@ -530,7 +531,7 @@ func BenchmarkEventToScreen(b *testing.B) {
 		b.Fatal(err)
 	}
 	events := recorded(b, "init")
-	emits := make(chan func(engine.Event), 1)
+	emits := make(chan func(plan.Event), 1)
 	e := &liveEngine{fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(b, events)}, emits}
 	painted := term.NewTerminal(own, own, func(k string) string { return map[string]string{"TERM": "xterm-256color", "LANG": "C.UTF-8"}[k] })
 	c := newConsole(b.Context(), painted.Display, consoleDeps{engine: e, now: time.Now, send: painted.Send})
@@ -556,14 +557,14 @@ func BenchmarkEventToScreen(b *testing.B) {
 	}()
 	emit := <-emits
 	emit(events[0])
-	emit(engine.Event{Kind: engine.KindStep, Step: "init-first-node", State: engine.StateRunning, Time: time.Now()})
+	emit(plan.Event{Kind: plan.KindStep, Step: "init-first-node", State: plan.StateRunning, Time: time.Now()})
 	var took []time.Duration
 	i := 0
 	for b.Loop() {
 		time.Sleep(time.Duration(rand.IntN(70)) * time.Millisecond)
 		i++
 		began := time.Now()
-		emit(engine.Event{Kind: engine.KindProgress, Step: "init-first-node", Time: began, Text: fmt.Sprintf("benchmark-%d-", i)})
+		emit(plan.Event{Kind: plan.KindProgress, Step: "init-first-node", Time: began, Text: fmt.Sprintf("benchmark-%d-", i)})
 		for got := 0; got < i; {
 			select {
 			case got = <-seen:
@@ -586,10 +587,10 @@ func BenchmarkEventToScreen(b *testing.B) {
 // liveEngine passes its emit function to the test.
 type liveEngine struct {
 	fakeEngine
-	emits chan func(engine.Event)
+	emits chan func(plan.Event)
 }
 
-func (l *liveEngine) Run(ctx context.Context, _ *engine.Plan, emit func(engine.Event)) error {
+func (l *liveEngine) Run(ctx context.Context, _ *plan.Plan, emit func(plan.Event)) error {
 	l.emits <- emit
 	<-ctx.Done()
 	return ctx.Err()

@@ -48,6 +48,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
+	"constellation/engine/workspace"
 	"constellation/tui/view"
 )
 
@@ -56,58 +61,58 @@ type Engine interface {
 	// Home describes the workspace and the next commands.
 	Home(context.Context) (engine.Home, error)
 	// Preflight checks what init needs and emits each check as it begins and ends.
-	Preflight(context.Context, func(engine.Event)) ([]engine.Finding, error)
+	Preflight(context.Context, func(plan.Event)) ([]plan.Finding, error)
 	// PlanInit returns the plan of init, with its findings. It changes nothing.
-	PlanInit(context.Context) (*engine.Plan, error)
+	PlanInit(context.Context) (*plan.Plan, error)
 	// Run carries out a plan. The first event that it emits is hello and the last is
 	// result; emit is never called concurrently.
-	Run(context.Context, *engine.Plan, func(engine.Event)) error
+	Run(context.Context, *plan.Plan, func(plan.Event)) error
 	// Status describes the cluster as it is now.
 	Status(context.Context) (engine.Status, error)
 	// Check returns the reachable versions, the path to them, and the preflight findings of
 	// the next hop.
-	Check(context.Context, engine.CheckRequest, func(engine.Event)) (engine.Check, error)
+	Check(context.Context, check.CheckRequest, func(plan.Event)) (check.Check, error)
 	// PlanApply returns the plan of the next hop, with the findings of its check. PlanExecute
 	// returns the plan to upgrade only the services. They change nothing.
-	PlanApply(context.Context, engine.ApplyRequest, func(engine.Event)) (*engine.Plan, error)
-	PlanExecute(context.Context, engine.ApplyRequest) (*engine.Plan, error)
+	PlanApply(context.Context, engine.ApplyRequest, func(plan.Event)) (*plan.Plan, error)
+	PlanExecute(context.Context, engine.ApplyRequest) (*plan.Plan, error)
 	// ChangeRollout pauses, resumes or cancels the rollout and returns its previous state.
-	ChangeRollout(context.Context, engine.RolloutChange) (engine.Rollout, error)
+	ChangeRollout(context.Context, cluster.RolloutChange) (cluster.Rollout, error)
 	// Skip excludes a node or a group from rollouts, or resumes it, and returns its previous
 	// state.
-	Skip(ctx context.Context, name string, skip bool) (engine.Holding, error)
+	Skip(ctx context.Context, name string, skip bool) (cluster.Holding, error)
 	// Watch emits the progress of a rollout until it or ctx ends; see engine.Engine.
-	Watch(context.Context, engine.WatchRequest, func(engine.Event)) error
+	Watch(context.Context, engine.WatchRequest, func(plan.Event)) error
 	// Runs returns the recorded runs of the workspace, newest first. PastRun returns the
 	// details of one, Record the path of its events.
-	Runs() ([]engine.RunSummary, error)
-	PastRun(id string) (engine.PastRun, error)
+	Runs() ([]plan.RunSummary, error)
+	PastRun(id string) (rollout.PastRun, error)
 	Record(id string) (path string, err error)
 	// Pulse returns the health of the API server while its health monitor runs.
 	Pulse() engine.Pulse
 	// PlanPrepare returns the plan to publish the requirements of the next hop, with the
 	// findings of its check. It changes nothing.
-	PlanPrepare(context.Context, engine.PrepareRequest, func(engine.Event)) (*engine.Plan, error)
+	PlanPrepare(context.Context, engine.PrepareRequest, func(plan.Event)) (*plan.Plan, error)
 	// PlanBackup returns the plan of a backup. It changes nothing.
-	PlanBackup(context.Context, engine.BackupRequest) (*engine.Plan, error)
+	PlanBackup(context.Context, engine.BackupRequest) (*plan.Plan, error)
 	// ListBackups returns the backups in a directory, newest first; an empty dir means the
 	// workspace's. With verify it reads all files and verifies their digests.
 	ListBackups(ctx context.Context, dir string, verify bool, progress func(id string, done, total int64)) ([]engine.BackupEntry, error)
 	// VerifyBackup reads all files of a backup and returns nil if it is complete.
 	VerifyBackup(ctx context.Context, dir, id string, progress func(done, total int64)) error
 	// LocalData returns the data on the disks of nodes, which no backup contains.
-	LocalData(context.Context) (engine.LocalData, error)
+	LocalData(context.Context) (cluster.LocalData, error)
 	// ShowBackup returns the manifest of a backup and its path.
 	ShowBackup(dir, id string) (engine.BackupManifest, string, error)
 	// PruneBackups deletes all backups except the newest complete ones.
 	PruneBackups(ctx context.Context, dir string, keep int) (removed []string, err error)
 	// PlanRestore returns the plan to restore objects that the cluster lacks. It changes
 	// nothing. The caller must close the plan.
-	PlanRestore(context.Context, engine.RestoreRequest, func(engine.Event)) (*engine.Plan, error)
+	PlanRestore(context.Context, engine.RestoreRequest, func(plan.Event)) (*plan.Plan, error)
 	// PlanRevoke returns the plan to revoke a machine and to delete it. It changes nothing.
-	PlanRevoke(context.Context, engine.RevokeRequest) (*engine.Plan, error)
+	PlanRevoke(context.Context, engine.RevokeRequest) (*plan.Plan, error)
 	// Differ compares the cluster with a backup and reports each object that differs.
-	Differ(context.Context, engine.RestoreRequest, func(engine.Event), func(engine.Difference)) (engine.Compared, error)
+	Differ(context.Context, engine.RestoreRequest, func(plan.Event), func(engine.Difference)) (engine.Compared, error)
 }
 
 // App is the program: its parts, which main provides, and its environment.
@@ -122,7 +127,7 @@ type App struct {
 
 	// Engine returns the engine of a workspace. It is called at most once, and only by verbs
 	// that need it, so that all others start fast.
-	Engine func(*engine.Workspace, *slog.Logger) (Engine, error)
+	Engine func(*workspace.Workspace, *slog.Logger) (Engine, error)
 	// FindSandbox returns the sandbox of the workspace in dir, an absolute path. The error wraps
 	// cloud.ErrNotFound if there is none.
 	FindSandbox func(ctx context.Context, dir string) (engine.SandboxStatus, error)

@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -39,7 +41,7 @@ func (s *session) upgradeCommand() *cobra.Command {
 
 func (s *session) upgradeCheckCommand() *cobra.Command {
 	var (
-		r                engine.CheckRequest
+		r                check.CheckRequest
 		exitCode, update bool
 		f                = checkFormat(text)
 	)
@@ -152,7 +154,7 @@ interrupted at any time; run it again to resume.`,
 // prepare runs `upgrade prepare`.
 func (s *session) prepare(ctx context.Context, r engine.PrepareRequest, o runOptions) error {
 	a := acceptance{acknowledged: r.Acknowledge, question: fixedQuestion("Publish this?"), show: s.printPreview}
-	return s.planAndRun(ctx, o, a, func(ctx context.Context, eng Engine) (*engine.Plan, error) {
+	return s.planAndRun(ctx, o, a, func(ctx context.Context, eng Engine) (*plan.Plan, error) {
 		progress := s.checkProgress()
 		defer progress.live.Clear()
 		return eng.PlanPrepare(ctx, r, progress.event)
@@ -160,7 +162,7 @@ func (s *session) prepare(ctx context.Context, r engine.PrepareRequest, o runOpt
 }
 
 // printCheck runs `upgrade check` and prints its result.
-func (s *session) printCheck(ctx context.Context, r engine.CheckRequest, f checkFormat, exitCode bool) error {
+func (s *session) printCheck(ctx context.Context, r check.CheckRequest, f checkFormat, exitCode bool) error {
 	eng, _, _, err := s.engineOf()
 	if err != nil {
 		return err
@@ -181,13 +183,13 @@ func (s *session) printCheck(ctx context.Context, r engine.CheckRequest, f check
 	if err != nil {
 		return err
 	}
-	if exitCode && k.Exit != engine.ExitDone {
+	if exitCode && k.Exit != plan.ExitDone {
 		return exitStatus(k.Exit)
 	}
 	return nil
 }
 
-func (s *session) writeCheck(k *engine.Check, r engine.CheckRequest, f checkFormat) error {
+func (s *session) writeCheck(k *check.Check, r check.CheckRequest, f checkFormat) error {
 	switch f {
 	case "json":
 		return document(s.out, k)
@@ -200,7 +202,7 @@ func (s *session) writeCheck(k *engine.Check, r engine.CheckRequest, f checkForm
 }
 
 // checkText renders the check that r asked for: the verdict first, then the details.
-func (s *session) checkText(k *engine.Check, r engine.CheckRequest) []string {
+func (s *session) checkText(k *check.Check, r check.CheckRequest) []string {
 	pg, w := s.page(), s.answerWidth()
 	severity, text := view.Verdict(k)
 	sign, st := view.SeveritySignOf(pg, severity)
@@ -241,8 +243,8 @@ func (s *session) checkProgress() *checkProgress {
 	return p
 }
 
-func (p *checkProgress) event(ev engine.Event) {
-	if ev.Object == engine.CheckVersions {
+func (p *checkProgress) event(ev plan.Event) {
+	if ev.Object == check.CheckVersions {
 		return
 	}
 	p.so.Apply(ev)

@@ -14,65 +14,69 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/cluster"
+	"constellation/engine/compat"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 )
 
 // hopPlan is a realistic plan of an image and Kubernetes upgrade of a small cluster.
-func hopPlan() *engine.Plan {
+func hopPlan() *plan.Plan {
 	const digest = "3f1c9e5b7a2d4c6e8f0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60"
 	p := upgradePlan()
-	p.Components = []engine.ComponentCheck{{Name: "Kubernetes", Kind: "kubernetes", Now: "v1.35.4", NextHop: "v1.36.3"}, {Name: "OS image", Kind: "image", Now: "v1.0.0", NextHop: "v1.1.0"}}
+	p.Components = []plan.ComponentCheck{{Name: "Kubernetes", Kind: "kubernetes", Now: "v1.35.4", NextHop: "v1.36.3"}, {Name: "OS image", Kind: "image", Now: "v1.0.0", NextHop: "v1.1.0"}}
 	p.To.Kubernetes = "v1.36.3"
-	p.Changes = &engine.Changes{
+	p.Changes = &plan.Changes{
 		Nodes: map[string]int{"control-plane": 1, "workers": 2}, KindsChanged: []string{"nodeversions.update.edgeless.systems"},
-		Measurements: []engine.MeasurementChange{{PCR: 9, From: digest, To: "8" + digest[1:]}},
+		Measurements: []plan.MeasurementChange{{PCR: 9, From: digest, To: "8" + digest[1:]}},
 		ConfigMaps:   []string{"kube-system/join-config (changed)"}, Charts: []string{"constellation-operators"},
 		Least: 3 * time.Minute, Most: 8 * time.Minute, Basis: "three replacements, as long as those before",
 	}
-	p.Findings = []engine.Finding{
+	p.Findings = []plan.Finding{
 		{
-			ID: "local-data", Severity: engine.Warn, Named: true, Title: "1 volume goes with its node", Source: "disruption",
+			ID: "local-data", Severity: plan.Warn, Named: true, Title: "1 volume goes with its node", Source: "disruption",
 			Detail: "db/pg-0 is on worker-0", Objects: []string{"persistentvolume/pg-0"}, Remedy: "if it is meant as it is, `--ack local-data`",
 		},
 		{
-			ID: "oldest-supports-kubernetes", Severity: engine.Warn, Named: true, Title: "image v1.0.0 does not list Kubernetes v1.36.3", Source: "versions",
+			ID: "oldest-supports-kubernetes", Severity: plan.Warn, Named: true, Title: "image v1.0.0 does not list Kubernetes v1.36.3", Source: "versions",
 			Detail: "control planes of the old image run it until they are replaced",
 		},
-		{ID: "probes", Severity: engine.Warn, Title: "2 workloads have no readiness probe", Source: "disruption"},
+		{ID: "probes", Severity: plan.Warn, Title: "2 workloads have no readiness probe", Source: "disruption"},
 	}
 	p.Notes = []string{"Image and Kubernetes go up in one write."}
-	p.Steps = []engine.Step{
-		{ID: engine.StepBackup, Title: "Back up what an upgrade can destroy", Effect: "every definition and custom resource is in /home/ops/demo/constellation-upgrade/upgrade-20261121070501-1a2b3c4d"},
+	p.Steps = []plan.Step{
+		{ID: check.StepBackup, Title: "Back up what an upgrade can destroy", Effect: "every definition and custom resource is in /home/ops/demo/constellation-upgrade/upgrade-20261121070501-1a2b3c4d"},
 		{ID: engine.StepComponents, Title: "Publish node components", Effect: "ConfigMap k8s-components-sha256-cb7e says what nodes install", Finished: true},
 		{ID: engine.StepJoinConfig, Title: "Let in machines of the new image", Effect: "machines of image v1.1.0 are let in, beside those of v1.0.0", Details: []string{"PCR 9: 3f1c9e5b to 8f1c9e5b"}},
-		{ID: engine.StepCharts, Title: "Upgrade the services", Effect: "4 kinds and 2 charts with operator v1.1.0, join-service v1.1.0"},
-		{ID: engine.StepTarget, Title: "Set the target of all nodes", Effect: "NodeVersion asks for image v1.1.0 and Kubernetes v1.36.3 in one write", Final: true, Warning: "The disks of replaced nodes are gone for good, and Kubernetes never goes down again."},
-		{ID: engine.StepRollout, Title: "Wait until all nodes are new", Effect: "replaces 3 nodes, control planes first, one after the other"},
+		{ID: plan.StepCharts, Title: "Upgrade the services", Effect: "4 kinds and 2 charts with operator v1.1.0, join-service v1.1.0"},
+		{ID: check.StepTarget, Title: "Set the target of all nodes", Effect: "NodeVersion asks for image v1.1.0 and Kubernetes v1.36.3 in one write", Final: true, Warning: "The disks of replaced nodes are gone for good, and Kubernetes never goes down again."},
+		{ID: plan.StepRollout, Title: "Wait until all nodes are new", Effect: "replaces 3 nodes, control planes first, one after the other"},
 	}
 	return p
 }
 
 // chartPlan is hopPlan with a third-party chart whose upgrade is destructive, and a chart that
 // was changed by hand.
-func chartPlan() *engine.Plan {
+func chartPlan() *plan.Plan {
 	const lost = "CustomResourceDefinition orders.example.com is deleted, and 12 objects of it with it"
 	p := hopPlan()
 	p.Changes.Charts = []string{"constellation-operators 1.0.0 to 1.1.0", "cert-manager v1.18.2 to v1.19.1", "cilium 1.17.4"}
-	p.Changes.ChartChanges = []engine.ChartChange{
-		{Chart: "constellation-operators", Namespace: "constellation-system", From: "1.0.0", To: "1.1.0", Values: []engine.ValueChange{{Path: "release", From: `"v1.0.0"`, To: `"v1.1.0"`}}},
+	p.Changes.ChartChanges = []plan.ChartChange{
+		{Chart: "constellation-operators", Namespace: "constellation-system", From: "1.0.0", To: "1.1.0", Values: []plan.ValueChange{{Path: "release", From: `"v1.0.0"`, To: `"v1.1.0"`}}},
 		{
 			Chart: "cert-manager", Namespace: "cert-manager", From: "v1.18.2", To: "v1.19.1", Destroys: []string{lost}, Objects: []string{"customresourcedefinition/orders.example.com"},
-			Values: []engine.ValueChange{{Path: "acme.accountKey", Hidden: true}, {Path: "replicaCount", From: "1", To: "2"}, {Path: "webhook.hostNetwork", To: "true"}},
+			Values: []plan.ValueChange{{Path: "acme.accountKey", Hidden: true}, {Path: "replicaCount", From: "1", To: "2"}, {Path: "webhook.hostNetwork", To: "true"}},
 		},
-		{Chart: "cilium", Namespace: "kube-system", From: "1.17.4", To: "1.17.4", ByHand: `revision 3 of 2026-11-20 17:05 UTC ("Upgrade complete")`, Values: []engine.ValueChange{{Path: "hubble.enabled", From: "true", To: "false"}}},
+		{Chart: "cilium", Namespace: "kube-system", From: "1.17.4", To: "1.17.4", ByHand: `revision 3 of 2026-11-20 17:05 UTC ("Upgrade complete")`, Values: []plan.ValueChange{{Path: "hubble.enabled", From: "true", To: "false"}}},
 	}
-	p.Findings = append([]engine.Finding{
+	p.Findings = append([]plan.Finding{
 		{
-			ID: "destructive-cert-manager", Severity: engine.Warn, Named: true, Title: "chart cert-manager v1.18.2 to v1.19.1 destroys what it cannot bring back", Source: "charts",
+			ID: "destructive-cert-manager", Severity: plan.Warn, Named: true, Title: "chart cert-manager v1.18.2 to v1.19.1 destroys what it cannot bring back", Source: "charts",
 			Detail: lost, Objects: []string{"customresourcedefinition/orders.example.com"}, Remedy: "copy what you need before; if it is meant as it is, `--ack destructive-cert-manager`",
 		},
 		{
-			ID: "chart-by-hand", Severity: engine.Warn, Title: "chart cilium was changed by hand, and goes to what release and configuration say", Source: "charts",
+			ID: "chart-by-hand", Severity: plan.Warn, Title: "chart cilium was changed by hand, and goes to what release and configuration say", Source: "charts",
 			Detail: `revision 3 of 2026-11-20 17:05 UTC ("Upgrade complete"); overwritten: hubble.enabled: true to false`, Remedy: "put what is to stay into the values of the chart",
 			Command: "helm history -n kube-system cilium",
 		},
@@ -82,50 +86,50 @@ func chartPlan() *engine.Plan {
 }
 
 // hopEvents are the events of a run of a plan; middle is an index in its rollout.
-func hopEvents(t *testing.T, p *engine.Plan) (events []engine.Event, middle int) {
+func hopEvents(t *testing.T, p *plan.Plan) (events []plan.Event, middle int) {
 	t.Helper()
 	data, err := json.Marshal(p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	at := start
-	add := func(after time.Duration, ev engine.Event) {
+	add := func(after time.Duration, ev plan.Event) {
 		at = at.Add(after)
 		ev.Seq, ev.Time, ev.Run = uint64(len(events)+1), at, p.ID
 		events = append(events, ev)
 	}
-	add(0, engine.Event{Kind: engine.KindHello, Schema: engine.Schema, Tool: "constellation v1.1.0", Object: p.Cluster})
-	add(0, engine.Event{Kind: engine.KindPlan, Data: data})
+	add(0, plan.Event{Kind: plan.KindHello, Schema: plan.Schema, Tool: "constellation v1.1.0", Object: p.Cluster})
+	add(0, plan.Event{Kind: plan.KindPlan, Data: data})
 	for i, s := range p.Steps {
 		switch {
 		case s.Finished:
-			add(time.Second, engine.Event{Kind: engine.KindStep, Step: s.ID, State: engine.StateSkipped, Text: s.Title})
+			add(time.Second, plan.Event{Kind: plan.KindStep, Step: s.ID, State: plan.StateSkipped, Text: s.Title})
 			continue
 		default:
-			add(time.Second, engine.Event{Kind: engine.KindStep, Step: s.ID, State: engine.StateRunning, Text: s.Title})
+			add(time.Second, plan.Event{Kind: plan.KindStep, Step: s.ID, State: plan.StateRunning, Text: s.Title})
 		}
 		if i == len(p.Steps)-1 {
-			add(time.Second, engine.Event{Kind: engine.KindProgress, Step: s.ID, Current: 1, Total: 3, Counts: map[string]int64{engine.NodeReady: 1, engine.NodeOutdated: 1, engine.NodeDraining: 1}})
-			for _, n := range [][3]string{{"control-plane-1", "control-plane", engine.NodeReady}, {"worker-0", "workers", engine.NodeDraining}, {"worker-1", "workers", engine.NodeOutdated}, {"worker-2", "workers", engine.NodeReady}} {
-				add(0, engine.Event{Kind: engine.KindNode, Step: s.ID, Node: n[0], Group: n[1], To: n[2]})
+			add(time.Second, plan.Event{Kind: plan.KindProgress, Step: s.ID, Current: 1, Total: 3, Counts: map[string]int64{plan.NodeReady: 1, plan.NodeOutdated: 1, plan.NodeDraining: 1}})
+			for _, n := range [][3]string{{"control-plane-1", "control-plane", plan.NodeReady}, {"worker-0", "workers", plan.NodeDraining}, {"worker-1", "workers", plan.NodeOutdated}, {"worker-2", "workers", plan.NodeReady}} {
+				add(0, plan.Event{Kind: plan.KindNode, Step: s.ID, Node: n[0], Group: n[1], To: n[2]})
 			}
-			add(time.Second, engine.Event{Kind: engine.KindLog, Step: s.ID, Source: "operator", Level: "info", Text: "worker-0 is drained: 3 of 7 pods"})
-			add(time.Second, engine.Event{
-				Kind: engine.KindWait, Step: s.ID, Object: "rollout", State: "DrainBlocked", Node: "worker-0", Text: "the budget shop/cart allows no eviction of shop/cart-0",
+			add(time.Second, plan.Event{Kind: plan.KindLog, Step: s.ID, Source: "operator", Level: "info", Text: "worker-0 is drained: 3 of 7 pods"})
+			add(time.Second, plan.Event{
+				Kind: plan.KindWait, Step: s.ID, Object: "rollout", State: "DrainBlocked", Node: "worker-0", Text: "the budget shop/cart allows no eviction of shop/cart-0",
 				Remedy: "make room for the pod that is named",
 			})
 			middle = len(events)
-			add(40*time.Second, engine.Event{Kind: engine.KindWait, Step: s.ID})
-			add(0, engine.Event{Kind: engine.KindProgress, Step: s.ID, Current: 3, Total: 3, Counts: map[string]int64{engine.NodeReady: 3}})
+			add(40*time.Second, plan.Event{Kind: plan.KindWait, Step: s.ID})
+			add(0, plan.Event{Kind: plan.KindProgress, Step: s.ID, Current: 3, Total: 3, Counts: map[string]int64{plan.NodeReady: 3}})
 		}
-		add(5*time.Second, engine.Event{Kind: engine.KindStep, Step: s.ID, State: engine.StateDone, Text: s.Title, TookMS: 5000})
+		add(5*time.Second, plan.Event{Kind: plan.KindStep, Step: s.ID, State: plan.StateDone, Text: s.Title, TookMS: 5000})
 	}
 	exit := 0
-	res, err := json.Marshal(engine.Result{Status: engine.StateDone, Nodes: 3, Next: []string{"export KUBECONFIG=/home/ops/demo/constellation-admin.conf", "constellation status -C /home/ops/demo"}})
+	res, err := json.Marshal(plan.Result{Status: plan.StateDone, Nodes: 3, Next: []string{"export KUBECONFIG=/home/ops/demo/constellation-admin.conf", "constellation status -C /home/ops/demo"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	add(0, engine.Event{Kind: engine.KindResult, State: engine.StateDone, Text: "cluster demo runs release v1.1.0 with image v1.1.0 and Kubernetes v1.36.3", Exit: &exit, Data: res})
+	add(0, plan.Event{Kind: plan.KindResult, State: plan.StateDone, Text: "cluster demo runs release v1.1.0 with image v1.1.0 and Kubernetes v1.36.3", Exit: &exit, Data: res})
 	return events, middle
 }
 
@@ -136,7 +140,7 @@ func hopEngine(t *testing.T) *fakeEngine {
 	return &fakeEngine{
 		home: demoHome(engine.StageCluster), status: demoStatus(), plan: p, events: events,
 		backups: []engine.BackupEntry{{ID: "backup-20261120050501-1a2b3c4d", Created: start.Add(-26 * time.Hour), Objects: 214, Bytes: 1 << 20, Whole: true, Etcd: true}},
-		local:   engine.LocalData{Volumes: []engine.LocalVolume{{Namespace: "db", Claim: "pg-0", Volume: "pg-0", Nodes: []string{"worker-0"}, Workloads: []string{"statefulset/db/postgres"}}}, EmptyDirs: 3},
+		local:   cluster.LocalData{Volumes: []cluster.LocalVolume{{Namespace: "db", Claim: "pg-0", Volume: "pg-0", Nodes: []string{"worker-0"}, Workloads: []string{"statefulset/db/postgres"}}}, EmptyDirs: 3},
 	}
 }
 
@@ -178,8 +182,8 @@ var upgradeScenes = []scene{
 	}},
 	{"upgrade-plan-blocked", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		e := hopEngine(t)
-		e.plan.Findings = append([]engine.Finding{{
-			ID: "pdb-room", Severity: engine.Block, Title: "the budget shop/cart allows no eviction", Source: "disruption", Detail: "1 of 1 pods are wanted",
+		e.plan.Findings = append([]plan.Finding{{
+			ID: "pdb-room", Severity: plan.Block, Title: "the budget shop/cart allows no eviction", Source: "disruption", Detail: "1 of 1 pods are wanted",
 			Remedy: "let one pod be away: `kubectl -n shop patch pdb cart --type=merge -p '{\"spec\":{\"maxUnavailable\":1}}'`",
 		}}, e.plan.Findings...)
 		return upgrades(s(e)).press("enter")
@@ -195,12 +199,12 @@ var upgradeScenes = []scene{
 		e.plan.Rehearsal = true
 		e.plan.Steps[4].Final = false
 		for i := range e.events {
-			if ev := &e.events[i]; ev.Kind == engine.KindStep && ev.State == engine.StateDone {
-				ev.Text, ev.TookMS = "would: "+e.plan.Steps[slices.IndexFunc(e.plan.Steps, func(s engine.Step) bool { return s.ID == ev.Step })].Effect, 1
+			if ev := &e.events[i]; ev.Kind == plan.KindStep && ev.State == plan.StateDone {
+				ev.Text, ev.TookMS = "would: "+e.plan.Steps[slices.IndexFunc(e.plan.Steps, func(s plan.Step) bool { return s.ID == ev.Step })].Effect, 1
 			}
 		}
-		e.events = slices.DeleteFunc(e.events, func(ev engine.Event) bool {
-			return ev.Kind == engine.KindNode || ev.Kind == engine.KindWait || ev.Kind == engine.KindLog || ev.Kind == engine.KindPlan
+		e.events = slices.DeleteFunc(e.events, func(ev plan.Event) bool {
+			return ev.Kind == plan.KindNode || ev.Kind == plan.KindWait || ev.Kind == plan.KindLog || ev.Kind == plan.KindPlan
 		})
 		e.events[len(e.events)-1].Text = "this was a rehearsal: nothing was changed"
 		st := upgrades(s(e), rehearses).press("enter").at(confirmDelay).press("enter")
@@ -215,14 +219,14 @@ var upgradeScenes = []scene{
 	}},
 	{"upgrade-run-charts", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		e := hopEngine(t)
-		e.pauseAt = slices.IndexFunc(e.events, func(ev engine.Event) bool { return ev.Step == engine.StepCharts }) + 1
+		e.pauseAt = slices.IndexFunc(e.events, func(ev plan.Event) bool { return ev.Step == plan.StepCharts }) + 1
 		st := accepts(upgrades(s(e)))
 		st.settle()
 		return st.at(20 * time.Second)
 	}},
 	{"upgrade-run-leave", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		e := hopEngine(t)
-		e.pauseAt = slices.IndexFunc(e.events, func(ev engine.Event) bool { return ev.Step == engine.StepCharts }) + 1
+		e.pauseAt = slices.IndexFunc(e.events, func(ev plan.Event) bool { return ev.Step == plan.StepCharts }) + 1
 		st := accepts(upgrades(s(e)))
 		st.settle()
 		return st.at(20 * time.Second).press("q")
@@ -243,10 +247,10 @@ var upgradeScenes = []scene{
 	}},
 	{"upgrade-held", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		e := hopEngine(t)
-		by := engine.Holder{User: "eve", Host: "build-7", Workspace: "/srv/demo", PID: 4711, Run: "upgrade-20261121065501-5e6f7a8b", Since: start.Add(-10 * time.Minute)}
+		by := cluster.Holder{User: "eve", Host: "build-7", Workspace: "/srv/demo", PID: 4711, Run: "upgrade-20261121065501-5e6f7a8b", Since: start.Add(-10 * time.Minute)}
 		e.watched, _ = hopEvents(t, hopPlan())
 		e.watched = e.watched[:len(e.watched)-4]
-		e.runErr = &engine.Error{Op: "take the cluster for this run", Err: &engine.HeldError{By: by}, Exit: engine.ExitHeld, Remedy: "wait for that run to end"}
+		e.runErr = &plan.Error{Op: "take the cluster for this run", Err: &cluster.HeldError{By: by}, Exit: plan.ExitHeld, Remedy: "wait for that run to end"}
 		e.events = e.events[:2]
 		st := accepts(upgrades(s(e)))
 		st.settle()
@@ -259,12 +263,12 @@ var upgradeScenes = []scene{
 	}},
 	{"upgrade-failed", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		e := hopEngine(t)
-		i := slices.IndexFunc(e.events, func(ev engine.Event) bool { return ev.Step == engine.StepCharts })
-		e.runErr = &engine.Error{Op: "install chart join-service", Err: errors.New("pod join-service-x2x8p: image cannot be pulled"), Remedy: "run the same command again when the registry answers"}
-		exit := engine.ExitFailed
+		i := slices.IndexFunc(e.events, func(ev plan.Event) bool { return ev.Step == plan.StepCharts })
+		e.runErr = &plan.Error{Op: "install chart join-service", Err: errors.New("pod join-service-x2x8p: image cannot be pulled"), Remedy: "run the same command again when the registry answers"}
+		exit := plan.ExitFailed
 		failed, result := e.events[i], e.events[len(e.events)-1]
-		failed.State, failed.Text, failed.Remedy, failed.TookMS = engine.StateFailed, e.runErr.Error(), engine.Remedy(e.runErr), 9000
-		result.State, result.Text, result.Remedy, result.Exit, result.Time = engine.StateFailed, e.runErr.Error(), engine.Remedy(e.runErr), &exit, failed.Time
+		failed.State, failed.Text, failed.Remedy, failed.TookMS = plan.StateFailed, e.runErr.Error(), plan.Remedy(e.runErr), 9000
+		result.State, result.Text, result.Remedy, result.Exit, result.Time = plan.StateFailed, e.runErr.Error(), plan.Remedy(e.runErr), &exit, failed.Time
 		result.Data = json.RawMessage(`{"status":"failed","resume":"constellation upgrade apply -C /home/ops/demo"}`)
 		e.events = append(slices.Clone(e.events[:i+1]), failed, result)
 		st := accepts(upgrades(s(e)))
@@ -273,9 +277,9 @@ var upgradeScenes = []scene{
 	}},
 	{"upgrade-nothing", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		e := hopEngine(t)
-		e.planErr = &engine.Error{
+		e.planErr = &plan.Error{
 			Err:  errors.New("cluster demo runs release v1.1.0 with Kubernetes v1.36.3: nothing that can be reached is newer"),
-			Exit: engine.ExitNothing, Remedy: "`constellation upgrade check` says what there is",
+			Exit: plan.ExitNothing, Remedy: "`constellation upgrade check` says what there is",
 		}
 		return upgrades(s(e))
 	}},
@@ -285,7 +289,7 @@ var upgradeScenes = []scene{
 func TestUpgradeFromCheckToResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := hopEngine(t)
-		e.check = engine.Check{Schema: "1.0", Cluster: "demo", Path: []engine.Hop{{Number: 1}}, Exit: engine.ExitUpgradeAvailable}
+		e.check = check.Check{Schema: "1.0", Cluster: "demo", Path: []compat.Hop{{Number: 1}}, Exit: plan.ExitUpgradeAvailable}
 		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		s.settle()
 		s.press("c")
@@ -330,9 +334,9 @@ func TestUpgradesThatAreNotAccepted(t *testing.T) {
 		keys []string
 		exit int
 	}{
-		{"left at the plan", []string{"q"}, engine.ExitUnacknowledged},
-		{"Ctrl-C at the name", []string{"enter", "ctrl+c"}, engine.ExitUnacknowledged},
-		{"No", []string{"enter", "local-data", "enter", "oldest-supports-kubernetes", "enter", "wait", "enter"}, engine.ExitUnacknowledged},
+		{"left at the plan", []string{"q"}, plan.ExitUnacknowledged},
+		{"Ctrl-C at the name", []string{"enter", "ctrl+c"}, plan.ExitUnacknowledged},
+		{"No", []string{"enter", "local-data", "enter", "oldest-supports-kubernetes", "enter", "wait", "enter"}, plan.ExitUnacknowledged},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -359,16 +363,16 @@ func TestUpgradesThatAreNotAccepted(t *testing.T) {
 func TestUpgradesWithoutConfirmation(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		change func(*engine.Plan)
+		change func(*plan.Plan)
 		yes    bool
 	}{
-		{"only the wait is left", func(p *engine.Plan) {
+		{"only the wait is left", func(p *plan.Plan) {
 			p.Findings = nil
 			for i := range p.Steps[:len(p.Steps)-1] {
 				p.Steps[i].Finished = true
 			}
 		}, false},
-		{"accepted on the command line", func(p *engine.Plan) {
+		{"accepted on the command line", func(p *plan.Plan) {
 			p.Acknowledged = []string{"local-data", "oldest-supports-kubernetes"}
 		}, true},
 	} {
@@ -400,14 +404,14 @@ func rolling(t *testing.T, w, h int) *stage {
 
 func TestRolloutIsChangedFromTheConsole(t *testing.T) {
 	yes, no := true, false
-	for key, want := range map[string]engine.RolloutChange{"P": {Paused: &yes}, "R": {Paused: &no, Cancelled: &no}, "C": {Cancelled: &yes}} {
+	for key, want := range map[string]cluster.RolloutChange{"P": {Paused: &yes}, "R": {Paused: &no, Cancelled: &no}, "C": {Cancelled: &yes}} {
 		synctest.Test(t, func(t *testing.T) {
 			s := rolling(t, 80, 24).press(key)
 			if s.c.rolloutPrompt == nil || !strings.Contains(s.c.View(), s.c.rolloutPrompt.text) {
 				t.Fatalf("%s does not ask", key)
 			}
 			s.press("esc")
-			if s.eng.changed != (engine.RolloutChange{}) {
+			if s.eng.changed != (cluster.RolloutChange{}) {
 				t.Fatalf("%s changed the rollout after Esc", key)
 			}
 			s.press(key, "enter")
@@ -427,7 +431,7 @@ func TestRolloutIsChangedFromTheConsole(t *testing.T) {
 func TestRolloutKeysAreOffBeforeTheTargetIsSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := hopEngine(t)
-		e.pauseAt = slices.IndexFunc(e.events, func(ev engine.Event) bool { return ev.Step == engine.StepCharts }) + 1
+		e.pauseAt = slices.IndexFunc(e.events, func(ev plan.Event) bool { return ev.Step == plan.StepCharts }) + 1
 		s := accepts(upgrades(newStage(t, e, term.Display{}, 80, 24)))
 		s.settle()
 		s.press("P")
@@ -446,17 +450,17 @@ func TestLeavingAnUpgrade(t *testing.T) {
 		exit  int
 		says  string
 	}{
-		{"a step before the target, q", engine.StepCharts, func(s *stage) { s.press("q", "enter") }, engine.ExitStopped, "left after"},
-		{"a step before the target, Ctrl-C twice", engine.StepCharts, func(s *stage) { s.press("ctrl+c", "ctrl+c") }, engine.ExitStopped, "left after"},
-		{"the rollout, Ctrl-C twice", engine.StepRollout, func(s *stage) { s.press("ctrl+c", "ctrl+c") }, engine.ExitDone, "2 of 4 at the target"},
-		{"hung up", engine.StepCharts, func(s *stage) { s.tell(term.Signalled{Sig: syscall.SIGHUP}) }, 129, "left after"},
-		{"terminated", engine.StepRollout, func(s *stage) { s.tell(term.Signalled{Sig: syscall.SIGTERM}) }, 143, "2 of 4 at the target"},
+		{"a step before the target, q", plan.StepCharts, func(s *stage) { s.press("q", "enter") }, plan.ExitStopped, "left after"},
+		{"a step before the target, Ctrl-C twice", plan.StepCharts, func(s *stage) { s.press("ctrl+c", "ctrl+c") }, plan.ExitStopped, "left after"},
+		{"the rollout, Ctrl-C twice", plan.StepRollout, func(s *stage) { s.press("ctrl+c", "ctrl+c") }, plan.ExitDone, "2 of 4 at the target"},
+		{"hung up", plan.StepCharts, func(s *stage) { s.tell(term.Signalled{Sig: syscall.SIGHUP}) }, 129, "left after"},
+		{"terminated", plan.StepRollout, func(s *stage) { s.tell(term.Signalled{Sig: syscall.SIGTERM}) }, 143, "2 of 4 at the target"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				e := hopEngine(t)
-				e.pauseAt = slices.IndexFunc(e.events, func(ev engine.Event) bool { return ev.Step == tt.until }) + 1
-				if tt.until == engine.StepRollout {
+				e.pauseAt = slices.IndexFunc(e.events, func(ev plan.Event) bool { return ev.Step == tt.until }) + 1
+				if tt.until == plan.StepRollout {
 					_, e.pauseAt = hopEvents(t, e.plan)
 				}
 				s := accepts(upgrades(newStage(t, e, term.Display{}, 80, 24)))
@@ -504,7 +508,7 @@ func TestSecondConsoleIsReadOnly(t *testing.T) {
 			t.Errorf("w shows %s", s.c.screen.title())
 		}
 		s.press("q")
-		if !s.quit || s.c.exit != engine.ExitHeld {
+		if !s.quit || s.c.exit != plan.ExitHeld {
 			t.Errorf("left: %t, exit %d", s.quit, s.c.exit)
 		}
 		s.settle()
@@ -519,7 +523,7 @@ func TestRolloutOpensTheWatchScreenOnce(t *testing.T) {
 			t.Fatalf("shows %s", s.c.screen.title())
 		}
 		s.press("esc")
-		s.tell(batch{s.c.task, []engine.Event{{Time: s.clock, Kind: engine.KindLog, Source: "operator", Text: "more"}}})
+		s.tell(batch{s.c.task, []plan.Event{{Time: s.clock, Kind: plan.KindLog, Source: "operator", Text: "more"}}})
 		if s.c.screen != s.c.run {
 			t.Errorf("Esc shows %s", s.c.screen.title())
 		}
@@ -617,7 +621,7 @@ func TestAccessibleInitAsksInPlainText(t *testing.T) {
 
 // Signals end the console of an upgrade, restore the terminal and print how to come back.
 func TestSignalsEndTheConsoleOfAnUpgrade(t *testing.T) {
-	for sig, want := range map[syscall.Signal]int{syscall.SIGTERM: engine.ExitTerminated, syscall.SIGHUP: engine.ExitHungUp, syscall.SIGINT: engine.ExitInterrupted} {
+	for sig, want := range map[syscall.Signal]int{syscall.SIGTERM: plan.ExitTerminated, syscall.SIGHUP: plan.ExitHungUp, syscall.SIGINT: plan.ExitInterrupted} {
 		t.Run(sig.String(), func(t *testing.T) {
 			skipIfIgnored(t, sig)
 			p := startOn(t, 80, 24, []string{hopStream(t), "FAKE_STAGE=cluster", "FAKE_PACE=1"}, nil,

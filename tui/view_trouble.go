@@ -9,7 +9,8 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 
-	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -17,7 +18,7 @@ import (
 // trouble is a cause of failure with its machines.
 type trouble struct {
 	cause string
-	nodes []*engine.BoardNode
+	nodes []*rollout.BoardNode
 }
 
 // troubles are the machines that failed, are retried or are waited for, grouped by cause, the
@@ -26,7 +27,7 @@ func (scr *watchScreen) troubles() []trouble {
 	b := scr.shown()
 	var out []trouble
 	for n := range b.Moving() {
-		if n.State != engine.NodeFailed && n.Attempts < 2 && (b.Wait.Node == "" || n.Name != b.Wait.Node) {
+		if n.State != plan.NodeFailed && n.Attempts < 2 && (b.Wait.Node == "" || n.Name != b.Wait.Node) {
 			continue
 		}
 		cause := cmp.Or(term.Clean(n.Text), term.Clean(n.State)+", no reason reported")
@@ -38,7 +39,7 @@ func (scr *watchScreen) troubles() []trouble {
 		out[i].nodes = append(out[i].nodes, n)
 	}
 	for _, t := range out {
-		slices.SortFunc(t.nodes, func(x, y *engine.BoardNode) int {
+		slices.SortFunc(t.nodes, func(x, y *rollout.BoardNode) int {
 			return cmp.Or(x.Since.Compare(y.Since), strings.Compare(x.Name, y.Name))
 		})
 	}
@@ -118,7 +119,7 @@ func (scr *watchScreen) choose() tea.Cmd {
 }
 
 // troubleView renders the failures, their scope, and the possible actions.
-func (scr *watchScreen) troubleView(b *engine.Board, w, h int) []string {
+func (scr *watchScreen) troubleView(b *rollout.Board, w, h int) []string {
 	lines := []string{scr.c.th.Rule(w, "What happened", "")}
 	cause := scr.cause()
 	if cause == "" {
@@ -148,11 +149,11 @@ func (scr *watchScreen) troubleView(b *engine.Board, w, h int) []string {
 	}
 	lines = append(lines, scr.c.th.Rule(w, "Scope", ""))
 	done, total := b.Places()
-	lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Plain, fmt.Sprintf("%d of %d at the target, %d outdated, %d in progress, %d failed", done, total, b.Count(engine.NodeOutdated), b.InFlight(), b.Count(engine.NodeFailed))).String())
+	lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Plain, fmt.Sprintf("%d of %d at the target, %d outdated, %d in progress, %d failed", done, total, b.Count(plan.NodeOutdated), b.InFlight(), b.Count(plan.NodeFailed))).String())
 	var hit, spared []string
 	for _, g := range b.Groups() {
-		if g.Counts[engine.NodeFailed] > 0 {
-			hit = append(hit, fmt.Sprintf("%s %d of %d", term.Clean(g.Name), g.Counts[engine.NodeFailed], g.Total))
+		if g.Counts[plan.NodeFailed] > 0 {
+			hit = append(hit, fmt.Sprintf("%s %d of %d", term.Clean(g.Name), g.Counts[plan.NodeFailed], g.Total))
 		} else if g.Total > 0 {
 			spared = append(spared, term.Clean(g.Name))
 		}

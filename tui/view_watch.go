@@ -10,7 +10,8 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 
-	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -44,7 +45,7 @@ func (scr *watchScreen) header() []string {
 }
 
 // badge is the mode in the header: live, frozen, stale, replay or ended.
-func (scr *watchScreen) badge(b *engine.Board) (string, term.Style) {
+func (scr *watchScreen) badge(b *rollout.Board) (string, term.Style) {
 	w := scr
 	word, st := "LIVE", term.Good
 	switch {
@@ -79,10 +80,10 @@ type railPart struct {
 }
 
 // watchRail is the progress line: the steps of the run, then the groups of the rollout.
-func (scr *watchScreen) watchRail(b *engine.Board) string {
+func (scr *watchScreen) watchRail(b *rollout.Board) string {
 	var parts []railPart
 	for _, s := range b.Steps {
-		if s.ID == engine.StepRollout {
+		if s.ID == plan.StepRollout {
 			continue
 		}
 		parts = append(parts, railPart{term.Clean(s.ID), term.Clean(s.State)})
@@ -90,7 +91,7 @@ func (scr *watchScreen) watchRail(b *engine.Board) string {
 	steps := len(parts)
 	for _, s := range b.Steps {
 		for _, p := range s.Parts {
-			if s.ID == engine.StepRollout && p.Name == "kubernetes" {
+			if s.ID == plan.StepRollout && p.Name == "kubernetes" {
 				parts = append(parts, railPart{"kubeadm", term.Clean(p.State)})
 			}
 		}
@@ -100,13 +101,13 @@ func (scr *watchScreen) watchRail(b *engine.Board) string {
 			if g.Control != control || g.Total == 0 {
 				continue
 			}
-			p := railPart{fmt.Sprintf("%s %d/%d", term.Clean(g.Name), g.Done(), g.Total), engine.StateRunning}
+			p := railPart{fmt.Sprintf("%s %d/%d", term.Clean(g.Name), g.Done(), g.Total), plan.StateRunning}
 			switch {
 			case g.Done() == g.Total:
-				p.state = engine.StateDone
-			case g.Counts[engine.NodeFailed] > 0:
-				p.state = engine.StateFailed
-			case g.Counts[engine.NodeOutdated]+g.Done() == g.Total:
+				p.state = plan.StateDone
+			case g.Counts[plan.NodeFailed] > 0:
+				p.state = plan.StateFailed
+			case g.Counts[plan.NodeOutdated]+g.Done() == g.Total:
 				p.state = ""
 			}
 			parts = append(parts, p)
@@ -119,8 +120,8 @@ func (scr *watchScreen) watchRail(b *engine.Board) string {
 		}
 		return n
 	}
-	if steps > 1 && long(parts) > scr.c.w && !slices.ContainsFunc(parts[:steps], func(p railPart) bool { return p.state != engine.StateDone && p.state != engine.StateSkipped }) {
-		parts = append([]railPart{{fmt.Sprintf("%d steps", steps), engine.StateDone}}, parts[steps:]...)
+	if steps > 1 && long(parts) > scr.c.w && !slices.ContainsFunc(parts[:steps], func(p railPart) bool { return p.state != plan.StateDone && p.state != plan.StateSkipped }) {
+		parts = append([]railPart{{fmt.Sprintf("%d steps", steps), plan.StateDone}}, parts[steps:]...)
 	}
 	if most := max(2, (scr.c.w-20)/14); len(parts) > most && long(parts) > scr.c.w { // only the first groups fit
 		more := len(parts) - most
@@ -130,13 +131,13 @@ func (scr *watchScreen) watchRail(b *engine.Board) string {
 	for i, p := range parts {
 		sign, st, name := scr.c.th.Pending, term.Faint, term.Faint
 		switch p.state {
-		case engine.StateDone, engine.StateSkipped:
+		case plan.StateDone, plan.StateSkipped:
 			sign, st, name = scr.c.th.OK, term.Good, term.Plain
-		case engine.StateRunning:
+		case plan.StateRunning:
 			sign, st, name = scr.c.th.Running, term.Accent, term.Strong
-		case engine.StateFailed:
+		case plan.StateFailed:
 			sign, st, name = scr.c.th.Fail, term.Bad, term.Strong
-		case engine.StateStopped, engine.StateDetached:
+		case plan.StateStopped, plan.StateDetached:
 			sign, st, name = scr.c.th.Stopped, term.Caution, term.Plain
 		}
 		if i > 0 {
@@ -175,7 +176,7 @@ func (scr *watchScreen) view(w, h int) []string {
 	return scr.tableView(b, w, h)
 }
 
-func (scr *watchScreen) tableView(b *engine.Board, w, h int) []string {
+func (scr *watchScreen) tableView(b *rollout.Board, w, h int) []string {
 	if b.Events == 0 || b.Moves() == 0 && b.Running() == nil && scr.origin == fromLive {
 		return scr.emptyWatch(b, w)
 	}
@@ -198,7 +199,7 @@ func (scr *watchScreen) tableView(b *engine.Board, w, h int) []string {
 }
 
 // emptyWatch is the screen before the first events.
-func (scr *watchScreen) emptyWatch(b *engine.Board, w int) []string {
+func (scr *watchScreen) emptyWatch(b *rollout.Board, w int) []string {
 	switch {
 	case scr.err != nil:
 		return append([]string{""}, view.Problem(scr.page(), w, scr.err)...)
@@ -259,7 +260,7 @@ func (scr *watchScreen) boardSafety() string {
 }
 
 // linesView is the log lens.
-func (scr *watchScreen) linesView(b *engine.Board, w, h int) []string {
+func (scr *watchScreen) linesView(b *rollout.Board, w, h int) []string {
 	list := scr.lines()
 	v := &scr.log
 	remark := term.Count(b.Log.Len(), "line")
@@ -310,7 +311,7 @@ func (scr *watchScreen) linesView(b *engine.Board, w, h int) []string {
 }
 
 // linePart renders the lines around the cursor that fit into h rows.
-func (scr *watchScreen) linePart(b *engine.Board, list []int, w, h int, wraps bool) []string {
+func (scr *watchScreen) linePart(b *rollout.Board, list []int, w, h int, wraps bool) []string {
 	at := scr.lineIndex(list)
 	v := &scr.log
 	first, last := at, at
@@ -373,7 +374,7 @@ type mapCursor struct {
 
 const mapName = 12 // columns of a group's name
 
-func (scr *watchScreen) mapView(b *engine.Board, w, h int) []string {
+func (scr *watchScreen) mapView(b *rollout.Board, w, h int) []string {
 	groups := b.Groups()
 	columns := w - mapName - 10
 	if w >= 112 {
@@ -447,11 +448,11 @@ func (scr *watchScreen) mapView(b *engine.Board, w, h int) []string {
 }
 
 // cursorCell is the group and the cell under the cursor; -1 if there are no groups.
-func (scr *watchScreen) cursorCell(groups []*engine.BoardGroup) (group, cell int) {
+func (scr *watchScreen) cursorCell(groups []*rollout.BoardGroup) (group, cell int) {
 	if len(groups) == 0 {
 		return -1, 0
 	}
-	i := max(0, slices.IndexFunc(groups, func(g *engine.BoardGroup) bool { return g.Name == scr.place.group }))
+	i := max(0, slices.IndexFunc(groups, func(g *rollout.BoardGroup) bool { return g.Name == scr.place.group }))
 	each := max(1, scr.place.each)
 	cells := max(1, (len(groups[i].Places)+each-1)/each)
 	return i, min(scr.place.cell, cells-1)
@@ -537,17 +538,17 @@ func (scr *watchScreen) copyCell() {
 }
 
 // nodeView shows the details of one machine.
-func (scr *watchScreen) nodeView(b *engine.Board, w, h int) []string {
+func (scr *watchScreen) nodeView(b *rollout.Board, w, h int) []string {
 	n := b.Node(scr.node)
 	if n == nil {
 		return []string{scr.c.th.Rule(w, "Machine "+term.Clean(scr.node), ""), scr.c.th.Row(w).Add(term.Faint, "   not known now; Esc goes back").String()}
 	}
 	lines := []string{scr.c.th.Rule(w, "Machine "+term.Clean(n.Name), "group "+term.Clean(n.Group))}
-	pair := []*engine.BoardNode{n}
+	pair := []*rollout.BoardNode{n}
 	if o := b.Node(n.With); o != nil {
-		pair = []*engine.BoardNode{o, n}
-		if slices.Contains(engine.StagesOld, n.State) {
-			pair = []*engine.BoardNode{n, o}
+		pair = []*rollout.BoardNode{o, n}
+		if slices.Contains(rollout.StagesOld, n.State) {
+			pair = []*rollout.BoardNode{n, o}
 		}
 	}
 	for _, x := range pair {

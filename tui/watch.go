@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -48,7 +50,7 @@ minutes after the beginning.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if _, err := view.ParseFilter(o.filter); err != nil {
-				return &engine.Error{Op: "read --filter", Err: err, Exit: engine.ExitUsage, Remedy: "write a filter such as 'state:drain group:workers age>5m text'"}
+				return &plan.Error{Op: "read --filter", Err: err, Exit: plan.ExitUsage, Remedy: "write a filter such as 'state:drain group:workers age>5m text'"}
 			}
 			if o.replay != "" {
 				return s.replay(cmd.Context(), o)
@@ -102,8 +104,8 @@ func (s *session) watch(ctx context.Context, o watchOptions) error {
 	ctx, stop := s.signals(ctx)
 	defer stop()
 	began := false
-	b := &engine.Board{}
-	err = eng.Watch(ctx, o.WatchRequest, func(ev engine.Event) {
+	b := &rollout.Board{}
+	err = eng.Watch(ctx, o.WatchRequest, func(ev plan.Event) {
 		began = true
 		if page {
 			b.Apply(ev)
@@ -149,7 +151,7 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 	case o.out == text && !o.Once && s.interactive(o.nonInteractive):
 		return s.console(ctx, consoleOptions{watch: &o, replay: r})
 	case o.Once && o.out == text:
-		b, at := &engine.Board{}, r.events[len(r.events)-1].Time
+		b, at := &rollout.Board{}, r.events[len(r.events)-1].Time
 		if !r.at.IsZero() {
 			at = r.at
 		}
@@ -171,7 +173,7 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 			break
 		}
 		// hello and plan are printed even if the replay starts after them.
-		if !ev.Time.Before(r.at) || ev.Kind == engine.KindHello || ev.Kind == engine.KindPlan {
+		if !ev.Time.Before(r.at) || ev.Kind == plan.KindHello || ev.Kind == plan.KindPlan {
 			out.event(ev)
 		} else if f, ok := out.(*sieve); ok {
 			f.pass(ev)
@@ -204,25 +206,25 @@ func (s *session) filtered(o watchOptions) sink {
 type sieve struct {
 	sink
 	f view.Filter
-	b engine.Board
+	b rollout.Board
 }
 
 // pass records an event before the start of a replay without printing it.
-func (s *sieve) pass(ev engine.Event) {
-	if ev.Kind == engine.KindNode {
+func (s *sieve) pass(ev plan.Event) {
+	if ev.Kind == plan.KindNode {
 		s.b.Apply(ev)
 	}
 }
 
-func (s *sieve) event(ev engine.Event) {
+func (s *sieve) event(ev plan.Event) {
 	switch ev.Kind {
-	case engine.KindNode:
+	case plan.KindNode:
 		s.b.Apply(ev)
 		if n := s.b.Node(ev.Node); n == nil || !s.f.Node(n, ev.Time) {
 			return
 		}
-	case engine.KindLog:
-		if x := (engine.BoardLine{Time: ev.Time, Source: ev.Source, Node: ev.Node, Level: ev.Level, Text: ev.Text}); !s.f.Line(&x) {
+	case plan.KindLog:
+		if x := (rollout.BoardLine{Time: ev.Time, Source: ev.Source, Node: ev.Node, Level: ev.Level, Text: ev.Text}); !s.f.Line(&x) {
 			return
 		}
 	}
@@ -230,7 +232,7 @@ func (s *sieve) event(ev engine.Event) {
 }
 
 // printBoard prints the state of a rollout.
-func (s *session) printBoard(b *engine.Board, o watchOptions, origin watchOrigin, at time.Time, pulse engine.Pulse) {
+func (s *session) printBoard(b *rollout.Board, o watchOptions, origin watchOrigin, at time.Time, pulse engine.Pulse) {
 	pg, w := s.page(), s.answerWidth()
 	pg.Now = at
 	what := "as of " + at.UTC().Format("2006-01-02 15:04:05Z")
@@ -324,8 +326,8 @@ watch --replay plays the record of a run.`,
 			if f == asJSON {
 				return document(s.out, struct {
 					Schema string `json:"schema"`
-					engine.PastRun
-				}{engine.Schema, run})
+					rollout.PastRun
+				}{plan.Schema, run})
 			}
 			s.print(s.pastRun(&run))
 			return nil
@@ -342,9 +344,9 @@ func (s *session) listRuns(eng Engine, f format) error {
 	}
 	if f == asJSON {
 		return document(s.out, struct {
-			Schema string              `json:"schema"`
-			Runs   []engine.RunSummary `json:"runs"`
-		}{engine.Schema, append([]engine.RunSummary{}, runs...)})
+			Schema string            `json:"schema"`
+			Runs   []plan.RunSummary `json:"runs"`
+		}{plan.Schema, append([]plan.RunSummary{}, runs...)})
 	}
 	if len(runs) == 0 {
 		fmt.Fprintf(s.out, "no recorded runs in this workspace\n")
@@ -358,7 +360,7 @@ func (s *session) listRuns(eng Engine, f format) error {
 		}
 		what := strings.TrimSpace(term.Clean(r.By) + "  " + term.Clean(cmp.Or(r.Node, r.To.String())))
 		exit := fmt.Sprint(r.Exit)
-		if r.Status == engine.StateRunning {
+		if r.Status == plan.StateRunning {
 			exit = ""
 		}
 		lines = append(lines, fmt.Sprintf("%-42s %-20s %8s  %-11s %4s  %s", term.Clean(r.ID), r.Started.UTC().Format("2006-01-02 15:04:05Z"), took, term.Clean(r.Status), exit, what))
@@ -368,7 +370,7 @@ func (s *session) listRuns(eng Engine, f format) error {
 }
 
 // pastRun renders a run in detail.
-func (s *session) pastRun(r *engine.PastRun) []string {
+func (s *session) pastRun(r *rollout.PastRun) []string {
 	pg := s.page()
 	w := s.answerWidth()
 	lines := []string{

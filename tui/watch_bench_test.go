@@ -7,7 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/tui/term"
 )
 
@@ -75,7 +76,7 @@ func BenchmarkWatchBurst(b *testing.B) {
 	updates := updatesOf(b)
 	perFrame := int(1000 * term.FrameGap / time.Second)
 	worst := time.Duration(0)
-	i, seen := 0, []engine.Event(nil)
+	i, seen := 0, []plan.Event(nil)
 	for b.Loop() {
 		for len(seen) < perFrame {
 			seen = append(seen, updates(i)...)
@@ -97,7 +98,7 @@ func BenchmarkBoard(b *testing.B) {
 	events := rolloutOf(b, 5000)
 	b.ReportAllocs()
 	for b.Loop() {
-		var board engine.Board
+		var board rollout.Board
 		for _, ev := range events {
 			board.Apply(ev)
 		}
@@ -111,27 +112,27 @@ var benchBegin = start.Add(20 * time.Minute)
 func benchWatch(b *testing.B, w, h int) *console {
 	c := newConsole(b.Context(), term.Display{Colours: term.Colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return benchBegin }})
 	c.w, c.h, c.screen, c.busy, c.ticking = w, h, c.watch, "", true
-	*c.watch = watchScreen{c: c, origin: fromLive, board: &engine.Board{}, ticks: true}
+	*c.watch = watchScreen{c: c, origin: fromLive, board: &rollout.Board{}, ticks: true}
 	c.now = benchBegin
 	c.watch.apply(until(rolloutOf(b, 5000), benchBegin.Sub(start)))
 	return c
 }
 
 // updatesOf returns the events of the i-th update: the next ones of the rollout, repeated cyclically.
-func updatesOf(b *testing.B) func(i int) []engine.Event {
+func updatesOf(b *testing.B) func(i int) []plan.Event {
 	all := rolloutOf(b, 5000)
 	from := len(until(all, benchBegin.Sub(start)))
 	rest := all[from : len(all)-2]
 	at := 0
-	return func(i int) []engine.Event {
-		var out []engine.Event
-		var last engine.Event
+	return func(i int) []plan.Event {
+		var out []plan.Event
+		var last plan.Event
 		for nodes := 0; nodes < 20; at = (at + 1) % len(rest) {
 			ev := rest[at]
-			if ev.Kind == engine.KindLog {
+			if ev.Kind == plan.KindLog {
 				continue
 			}
-			if ev.Kind == engine.KindNode {
+			if ev.Kind == plan.KindNode {
 				nodes++
 				last = ev
 			}
@@ -139,8 +140,8 @@ func updatesOf(b *testing.B) func(i int) []engine.Event {
 			out = append(out, ev)
 		}
 		for range 3 {
-			out = append(out, engine.Event{
-				Kind: engine.KindLog, Time: benchBegin.Add(time.Duration(i) * 100 * time.Millisecond), Source: "operator", Level: "info",
+			out = append(out, plan.Event{
+				Kind: plan.KindLog, Time: benchBegin.Add(time.Duration(i) * 100 * time.Millisecond), Source: "operator", Level: "info",
 				Text: "rollout  action=drain node=" + last.Node + " heir=" + last.With,
 			})
 		}

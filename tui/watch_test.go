@@ -19,6 +19,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
+	"constellation/engine/workspace"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -26,11 +31,11 @@ import (
 // rollouts caches simulated rollouts for all tests.
 var rollouts = struct {
 	sync.Mutex
-	of map[int][]engine.Event
-}{of: map[int][]engine.Event{}}
+	of map[int][]plan.Event
+}{of: map[int][]plan.Event{}}
 
 // rolloutOf are the events of a rollout of workers nodes; with 500 or more some machines fail.
-func rolloutOf(t testing.TB, workers int) []engine.Event {
+func rolloutOf(t testing.TB, workers int) []plan.Event {
 	rollouts.Lock()
 	defer rollouts.Unlock()
 	if rollouts.of[workers] == nil {
@@ -40,8 +45,8 @@ func rolloutOf(t testing.TB, workers int) []engine.Event {
 }
 
 // until are the events up to a time.
-func until(events []engine.Event, d time.Duration) []engine.Event {
-	i := slices.IndexFunc(events, func(e engine.Event) bool { return e.Time.After(start.Add(d)) })
+func until(events []plan.Event, d time.Duration) []plan.Event {
+	i := slices.IndexFunc(events, func(e plan.Event) bool { return e.Time.After(start.Add(d)) })
 	if i < 0 {
 		return events
 	}
@@ -50,17 +55,17 @@ func until(events []engine.Event, d time.Duration) []engine.Event {
 
 // attached are the events of a watch that is opened at a time: all nodes in their current
 // state, then the changes.
-func attached(events []engine.Event, d time.Duration) []engine.Event {
-	var b engine.Board
+func attached(events []plan.Event, d time.Duration) []plan.Event {
+	var b rollout.Board
 	before := until(events, d)
 	for _, e := range before {
 		b.Apply(e)
 	}
 	out := slices.Clone(events[:2])
-	out = append(out, engine.Event{Kind: engine.KindStep, Step: engine.StepRollout, State: engine.StateRunning, Text: "Watch the nodes"})
+	out = append(out, plan.Event{Kind: plan.KindStep, Step: plan.StepRollout, State: plan.StateRunning, Text: "Watch the nodes"})
 	var names []string
 	for n := range b.Nodes() {
-		if n.State != engine.NodeGone {
+		if n.State != plan.NodeGone {
 			names = append(names, n.Name)
 		}
 	}
@@ -70,7 +75,7 @@ func attached(events []engine.Event, d time.Duration) []engine.Event {
 		if n.Control {
 			role = "control-plane"
 		}
-		out = append(out, engine.Event{Kind: engine.KindNode, Step: engine.StepRollout, Node: n.Name, Group: n.Group, Role: role, With: n.With, To: n.State, Text: n.Text})
+		out = append(out, plan.Event{Kind: plan.KindNode, Step: plan.StepRollout, Node: n.Name, Group: n.Group, Role: role, With: n.With, To: n.State, Text: n.Text})
 	}
 	for i := range out {
 		out[i].Time = start.Add(d)
@@ -79,11 +84,11 @@ func attached(events []engine.Event, d time.Duration) []engine.Event {
 }
 
 // watching is a console with a live watch that has received some events.
-func watching(s *stage, events []engine.Event, d time.Duration) *stage {
+func watching(s *stage, events []plan.Event, d time.Duration) *stage {
 	s.at(d)
 	s.c.busy = ""
 	s.c.screen = s.c.watch
-	*s.c.watch = watchScreen{c: s.c, origin: fromLive, gen: 1, board: &engine.Board{}, cancel: func() {}}
+	*s.c.watch = watchScreen{c: s.c, origin: fromLive, gen: 1, board: &rollout.Board{}, cancel: func() {}}
 	s.tell(watchBatch{1, events})
 	return s
 }
@@ -96,19 +101,19 @@ func live(workers int, d time.Duration, keys ...string) func(*testing.T, func(*f
 }
 
 // withPlans are the events of a rollout of a few nodes with Plans.
-func withPlans(t testing.TB) []engine.Event {
+func withPlans(t testing.TB) []plan.Event {
 	at := start.Add(69 * time.Second)
-	plan := func(name, state, version, text string, total, done int64, counts map[string]int64) engine.Event {
-		return engine.Event{Time: at, Kind: engine.KindNodePlan, Object: name, State: state, Text: text, Total: total, Current: done, Counts: counts, Data: json.RawMessage(`{"version":"` + version + `"}`)}
+	p := func(name, state, version, text string, total, done int64, counts map[string]int64) plan.Event {
+		return plan.Event{Time: at, Kind: plan.KindNodePlan, Object: name, State: state, Text: text, Total: total, Current: done, Counts: counts, Data: json.RawMessage(`{"version":"` + version + `"}`)}
 	}
-	alone := plan("system-upgrade/k3s-server", engine.PlanApplying, "v1.36.3-k3s1", "", 3, 1, map[string]int64{"done": 1, "applying": 1, "pending": 1})
+	alone := p("system-upgrade/k3s-server", cluster.PlanApplying, "v1.36.3-k3s1", "", 3, 1, map[string]int64{"done": 1, "applying": 1, "pending": 1})
 	alone.Data = json.RawMessage(`{"version":"v1.36.3-k3s1","channel":"https://update.example.org/stable","alone":true}`)
 	return append(slices.Clone(until(rolloutOf(t, 5), 70*time.Second)),
-		plan("system-upgrade/os-patches", engine.PlanComplete, "24.04", "", 8, 8, map[string]int64{"done": 8}),
-		plan("system-upgrade/k3s-agent", engine.PlanWaiting, "v1.36.3-k3s1", "Plan k3s-server is not complete", 5, 0, map[string]int64{"pending": 5}),
+		p("system-upgrade/os-patches", cluster.PlanComplete, "24.04", "", 8, 8, map[string]int64{"done": 8}),
+		p("system-upgrade/k3s-agent", cluster.PlanWaiting, "v1.36.3-k3s1", "Plan k3s-server is not complete", 5, 0, map[string]int64{"pending": 5}),
 		alone,
-		engine.Event{Time: at, Kind: engine.KindNodePlan, Object: "system-upgrade/gone", State: engine.PlanComplete},
-		engine.Event{Time: at, Kind: engine.KindNodePlan, Object: "system-upgrade/gone", State: engine.PlanGone},
+		plan.Event{Time: at, Kind: plan.KindNodePlan, Object: "system-upgrade/gone", State: cluster.PlanComplete},
+		plan.Event{Time: at, Kind: plan.KindNodePlan, Object: "system-upgrade/gone", State: cluster.PlanGone},
 	)
 }
 
@@ -117,12 +122,12 @@ func TestPlansInPlainOutput(t *testing.T) {
 	var out bytes.Buffer
 	p := newPlainPrinter(&guarded{w: &out}, nil, func() time.Time { return start })
 	for _, ev := range withPlans(t) {
-		if ev.Kind == engine.KindNodePlan {
+		if ev.Kind == plan.KindNodePlan {
 			p.event(ev)
 			p.event(ev)
 		}
 	}
-	p.event(engine.Event{Time: start, Kind: engine.KindNodePlan, Object: "a/b", State: engine.PlanFailed, Text: "Job a/c failed", Remedy: "mend it"})
+	p.event(plan.Event{Time: start, Kind: plan.KindNodePlan, Object: "a/b", State: cluster.PlanFailed, Text: "Job a/c failed", Remedy: "mend it"})
 	p.close()
 	want := `07:06:10Z node-plan          complete  system-upgrade/os-patches 24.04: 8 of 8 nodes done
 07:06:10Z node-plan          waiting   system-upgrade/k3s-agent v1.36.3-k3s1: 0 of 5 nodes done, 5 pending; Plan k3s-server is not complete
@@ -148,19 +153,19 @@ func (s *stage) view(keys []string) *stage {
 const middle = 9 * time.Minute
 
 // failing are the events of a rollout that ends with failed machines.
-func failing(t testing.TB) []engine.Event {
+func failing(t testing.TB) []plan.Event {
 	events := slices.Clone(until(rolloutOf(t, 500), middle))
 	at := start.Add(middle)
 	for i := range 6 {
-		events = append(events, engine.Event{
-			Time: at, Kind: engine.KindNode, Node: fmt.Sprintf("gpu-%05d", 9000+i), Group: "gpu", From: engine.NodeBooting, To: engine.NodeFailed,
+		events = append(events, plan.Event{
+			Time: at, Kind: plan.KindNode, Node: fmt.Sprintf("gpu-%05d", 9000+i), Group: "gpu", From: plan.NodeBooting, To: plan.NodeFailed,
 			Text: "attestation rejected: PCR 9 expected 3f1c… got 88a0…",
 		})
 	}
 	exit := 1
 	return append(events,
-		engine.Event{Time: at, Kind: engine.KindStep, Step: engine.StepRollout, State: engine.StateFailed, Text: "wait for the nodes: 6 machines failed"},
-		engine.Event{Time: at, Kind: engine.KindResult, State: engine.StateFailed, Text: "wait for the nodes: 6 machines failed", Remedy: "`constellation upgrade pause` keeps more from being tried", Exit: &exit})
+		plan.Event{Time: at, Kind: plan.KindStep, Step: plan.StepRollout, State: plan.StateFailed, Text: "wait for the nodes: 6 machines failed"},
+		plan.Event{Time: at, Kind: plan.KindResult, State: plan.StateFailed, Text: "wait for the nodes: 6 machines failed", Remedy: "`constellation upgrade pause` keeps more from being tried", Exit: &exit})
 }
 
 var watchScenes = []scene{
@@ -188,8 +193,8 @@ var watchScenes = []scene{
 	}},
 	{"watch-away", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		st := watching(s(&fakeEngine{}), until(rolloutOf(t, 5), 70*time.Second), 95*time.Second)
-		st.tell(watchBatch{1, []engine.Event{{
-			Time: start.Add(75 * time.Second), Kind: engine.KindWait, Object: "api-server",
+		st.tell(watchBatch{1, []plan.Event{{
+			Time: start.Add(75 * time.Second), Kind: plan.KindWait, Object: "api-server",
 			Text:   "the API server at 127.0.0.1:41943 has not answered since 07:06:16Z; this goes on by itself when it does; last seen at 07:06:15Z: 1 of 8 nodes at the target, 6 outdated",
 			Remedy: "`constellation sandbox status` shows whether a control plane is up",
 		}}})
@@ -205,8 +210,8 @@ var watchScenes = []scene{
 	{"watch-palette", live(5, 70*time.Second, ":", "m", "i", "n", "u", "t", "e")},
 	{"watch-blocked", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		st := watching(s(&fakeEngine{}), until(rolloutOf(t, 5), 80*time.Second), 15*time.Minute)
-		st.tell(watchBatch{1, []engine.Event{{
-			Time: start.Add(85 * time.Second), Kind: engine.KindWait, Object: "rollout", State: "DrainBlocked", Node: "control-plane-1",
+		st.tell(watchBatch{1, []plan.Event{{
+			Time: start.Add(85 * time.Second), Kind: plan.KindWait, Object: "rollout", State: "DrainBlocked", Node: "control-plane-1",
 			Text:   "pod web/frontend-5d9c of control-plane-1 cannot be evicted: budget web/frontend allows 0 disruptions",
 			Remedy: "make room for the pod that is named; `constellation upgrade check` has the command that clears it",
 		}}})
@@ -222,7 +227,7 @@ var watchScenes = []scene{
 	}},
 	{"watch-denied", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		st := watching(s(&fakeEngine{}), nil, 0)
-		st.tell(watchEnded{1, &engine.Error{Op: "look at the rollout of demo", Err: errors.New("denied by the API server: too few rights"), Remedy: "ask for the right to read nodes, and nodeversions, pendingnodes and joiningnodes of update.edgeless.systems"}})
+		st.tell(watchEnded{1, &plan.Error{Op: "look at the rollout of demo", Err: errors.New("denied by the API server: too few rights"), Remedy: "ask for the right to read nodes, and nodeversions, pendingnodes and joiningnodes of update.edgeless.systems"}})
 		return st
 	}},
 	{"watch-connecting", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
@@ -361,7 +366,7 @@ func TestEveryLensIsReached(t *testing.T) {
 
 func TestFilterMatches(t *testing.T) {
 	now := start.Add(10 * time.Minute)
-	n := &engine.BoardNode{Name: "worker-0412", Group: "workers-b", State: engine.NodeDraining, Since: now.Add(-6 * time.Minute), Attempts: 2, Text: "PDB web/frontend", With: "worker-5412"}
+	n := &rollout.BoardNode{Name: "worker-0412", Group: "workers-b", State: plan.NodeDraining, Since: now.Add(-6 * time.Minute), Attempts: 2, Text: "PDB web/frontend", With: "worker-5412"}
 	for _, tt := range []struct {
 		filter string
 		want   bool
@@ -415,15 +420,15 @@ func TestHostileRecordIsHarmless(t *testing.T) {
 	fmt.Fprintln(f, "\x1b[2J this is no event")
 	enc := json.NewEncoder(f)
 	for i := range 40 {
-		for _, ev := range []engine.Event{
-			{Kind: engine.KindHello, Tool: evil, Object: evil, Run: evil},
-			{Kind: engine.KindPlan, From: evil, To: evil, Data: json.RawMessage(`{"cluster":"\u001b[2Jx","to":{"kubernetes":"\u001b[31m","image":"\u202e"},"steps":[{"id":"\u001b[1m","title":"\u0007"}]}`)},
-			{Kind: engine.KindStep, Step: evil, State: evil, Text: evil, Remedy: evil},
-			{Kind: engine.KindStep, Step: engine.StepRollout, State: engine.StateRunning},
-			{Kind: engine.KindProgress, Step: engine.StepRollout, Object: evil, State: evil, Text: evil},
-			{Kind: engine.KindNode, Node: evil + fmt.Sprint(i), Group: evil, To: []string{evil, engine.NodeFailed, engine.NodeDraining}[i%3], Text: evil, With: evil, Role: evil},
-			{Kind: engine.KindLog, Source: evil, Node: evil + fmt.Sprint(i), Level: evil, Text: evil},
-			{Kind: engine.KindWait, Text: evil, Node: evil, Object: evil, Remedy: "`" + evil + "`"},
+		for _, ev := range []plan.Event{
+			{Kind: plan.KindHello, Tool: evil, Object: evil, Run: evil},
+			{Kind: plan.KindPlan, From: evil, To: evil, Data: json.RawMessage(`{"cluster":"\u001b[2Jx","to":{"kubernetes":"\u001b[31m","image":"\u202e"},"steps":[{"id":"\u001b[1m","title":"\u0007"}]}`)},
+			{Kind: plan.KindStep, Step: evil, State: evil, Text: evil, Remedy: evil},
+			{Kind: plan.KindStep, Step: plan.StepRollout, State: plan.StateRunning},
+			{Kind: plan.KindProgress, Step: plan.StepRollout, Object: evil, State: evil, Text: evil},
+			{Kind: plan.KindNode, Node: evil + fmt.Sprint(i), Group: evil, To: []string{evil, plan.NodeFailed, plan.NodeDraining}[i%3], Text: evil, With: evil, Role: evil},
+			{Kind: plan.KindLog, Source: evil, Node: evil + fmt.Sprint(i), Level: evil, Text: evil},
+			{Kind: plan.KindWait, Text: evil, Node: evil, Object: evil, Remedy: "`" + evil + "`"},
 		} {
 			ev.Time = start.Add(time.Duration(i) * time.Second)
 			if err := enc.Encode(ev); err != nil {
@@ -475,7 +480,7 @@ func TestReplaySeeks(t *testing.T) {
 		s.do(s.c.Init())
 		want := func(what string, d time.Duration) {
 			t.Helper()
-			var b engine.Board
+			var b rollout.Board
 			for _, e := range until(events, d) {
 				b.Apply(e)
 			}
@@ -584,7 +589,7 @@ func TestWatchVerb(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	denied := &engine.Error{Op: "look at the rollout of demo", Err: errors.New("denied by the API server"), Remedy: "ask for the right"}
+	denied := &plan.Error{Op: "look at the rollout of demo", Err: errors.New("denied by the API server"), Remedy: "ask for the right"}
 	for _, tt := range []struct {
 		name string
 		args []string
@@ -633,10 +638,10 @@ func TestWatchVerb(t *testing.T) {
 }
 
 // from are the events of a record from a time on, behind its hello and plan, as lines.
-func from(events []engine.Event, d time.Duration) string {
+func from(events []plan.Event, d time.Duration) string {
 	var b bytes.Buffer
 	for _, ev := range events {
-		if ev.Kind == engine.KindHello || ev.Kind == engine.KindPlan || !ev.Time.Before(start.Add(d)) {
+		if ev.Kind == plan.KindHello || ev.Kind == plan.KindPlan || !ev.Time.Before(start.Add(d)) {
 			jsonPrinter{&b}.event(ev)
 		}
 	}
@@ -649,7 +654,7 @@ func runVerb(t *testing.T, eng *fakeEngine, args ...string) (stdout, stderr stri
 	a := App{
 		Release: "v1.1.0", Program: "constellation", Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Env: func(string) string { return "" },
 		Now:    func() time.Time { return start.Add(70 * time.Second) },
-		Engine: func(*engine.Workspace, *slog.Logger) (Engine, error) { return eng, nil },
+		Engine: func(*workspace.Workspace, *slog.Logger) (Engine, error) { return eng, nil },
 	}
 	exit = a.Run(append([]string{"-C", t.TempDir()}, args...))
 	return out.String(), errs.String(), exit
@@ -657,17 +662,17 @@ func runVerb(t *testing.T, eng *fakeEngine, args ...string) (stdout, stderr stri
 
 func TestHistoryVerb(t *testing.T) {
 	eng := fakeEngine{
-		runs: []engine.RunSummary{
-			{ID: "upgrade-20261121070501-1a2b3c4d", Verb: engine.VerbApply, Cluster: "demo", By: "ops@laptop", To: engine.Target{Release: "v1.1.0", Kubernetes: "v1.36.3"}, Started: start, Ended: start.Add(34 * time.Minute), Status: engine.StateDone},
-			{ID: "init-20261120070501-00000000", Verb: engine.VerbInit, Cluster: "demo", Started: start.Add(-24 * time.Hour), Status: "interrupted", Exit: 7},
+		runs: []plan.RunSummary{
+			{ID: "upgrade-20261121070501-1a2b3c4d", Verb: plan.VerbApply, Cluster: "demo", By: "ops@laptop", To: plan.Target{Release: "v1.1.0", Kubernetes: "v1.36.3"}, Started: start, Ended: start.Add(34 * time.Minute), Status: plan.StateDone},
+			{ID: "init-20261120070501-00000000", Verb: plan.VerbInit, Cluster: "demo", Started: start.Add(-24 * time.Hour), Status: "interrupted", Exit: 7},
 		},
 	}
-	eng.past = engine.PastRun{
-		RunSummary: eng.runs[0], Tool: "constellation v1.1.0", From: engine.Target{Kubernetes: "v1.35.4"}, TookMS: 34 * 60 * 1000, Nodes: 10, Replaced: 5, Failed: 1,
-		Accepted: []engine.Finding{{ID: "local-data", Named: true, Severity: engine.Warn, Title: "2 volumes go with their nodes"}, {ID: "pdb", Severity: engine.Warn, Title: "a budget is tight"}},
-		Steps:    []engine.PastStep{{ID: "backup", Title: "Back up", State: "done", TookMS: 4100}, {ID: "wait-for-rollout", Title: "Wait until all nodes are new", State: "done", TookMS: 1_900_000}},
-		Stages:   []engine.PastStage{{State: "draining", Machines: 5, P50MS: 24000, P95MS: 61000}},
-		Waits:    []engine.PastWait{{Text: "a budget \x1b[2Jallows no eviction", Since: start.Add(5 * time.Minute), TookMS: 120_000}},
+	eng.past = rollout.PastRun{
+		RunSummary: eng.runs[0], Tool: "constellation v1.1.0", From: plan.Target{Kubernetes: "v1.35.4"}, TookMS: 34 * 60 * 1000, Nodes: 10, Replaced: 5, Failed: 1,
+		Accepted: []plan.Finding{{ID: "local-data", Named: true, Severity: plan.Warn, Title: "2 volumes go with their nodes"}, {ID: "pdb", Severity: plan.Warn, Title: "a budget is tight"}},
+		Steps:    []rollout.PastStep{{ID: "backup", Title: "Back up", State: "done", TookMS: 4100}, {ID: "wait-for-rollout", Title: "Wait until all nodes are new", State: "done", TookMS: 1_900_000}},
+		Stages:   []rollout.PastStage{{State: "draining", Machines: 5, P50MS: 24000, P95MS: 61000}},
+		Waits:    []rollout.PastWait{{Text: "a budget \x1b[2Jallows no eviction", Since: start.Add(5 * time.Minute), TookMS: 120_000}},
 	}
 	for name, args := range map[string][]string{"list": {"history"}, "list.json": {"history", "-o", "json"}, "run": {"history", "last"}, "run.json": {"history", "last", "-o", "json"}} {
 		out, stderr, exit := runVerb(t, &eng, args...)
@@ -685,13 +690,13 @@ func TestHistoryVerb(t *testing.T) {
 
 // The end of a watch is not reported as the end of the rollout.
 func TestEndOfAWatchIsNotTheEndOfTheRollout(t *testing.T) {
-	var b engine.Board
-	b.Result, b.Outcome = &engine.Result{Status: engine.StateDone}, "1 of 2 nodes at the target"
-	for verb, want := range map[engine.Verb]string{
-		engine.VerbWatch: "At the last observation: 1 of 2 nodes at the target",
-		engine.VerbApply: "Ended: 1 of 2 nodes at the target",
+	var b rollout.Board
+	b.Result, b.Outcome = &plan.Result{Status: plan.StateDone}, "1 of 2 nodes at the target"
+	for verb, want := range map[plan.Verb]string{
+		plan.VerbWatch: "At the last observation: 1 of 2 nodes at the target",
+		plan.VerbApply: "Ended: 1 of 2 nodes at the target",
 	} {
-		b.Plan = &engine.Plan{Verb: verb}
+		b.Plan = &plan.Plan{Verb: verb}
 		if got, _ := view.BoardReason((&console{}).page(), &b); got != want {
 			t.Errorf("%s: %q", verb, got)
 		}
@@ -721,14 +726,14 @@ func TestWatchShowsTheKubernetesUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := start.Add(time.Second)
 		s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
-		s.c.home = &engine.Home{Backup: &engine.LastBackup{Created: start.Add(-26 * time.Hour)}}
-		watching(s, []engine.Event{
-			{Time: start, Kind: engine.KindPlan, Data: json.RawMessage(`{"cluster":"demo","steps":[{"id":"backup","title":"Back up"},{"id":"wait-for-rollout","title":"Wait"}]}`)},
-			{Time: start, Kind: engine.KindStep, Step: engine.StepBackup, State: engine.StateRunning},
-			{Time: at, Kind: engine.KindStep, Step: engine.StepBackup, State: engine.StateDone, TookMS: 1000},
-			{Time: at, Kind: engine.KindStep, Step: engine.StepRollout, State: engine.StateRunning},
-			{Time: at, Kind: engine.KindNode, Step: engine.StepRollout, Node: "control-plane-0", Group: "control-plane", Role: "control-plane", To: engine.NodeOutdated},
-			{Time: at, Kind: engine.KindProgress, Step: engine.StepRollout, Object: "kubernetes", State: engine.StateRunning, Text: "v1.36.3 on control-plane-0, apply: etcd"},
+		s.c.home = &engine.Home{Backup: &plan.LastBackup{Created: start.Add(-26 * time.Hour)}}
+		watching(s, []plan.Event{
+			{Time: start, Kind: plan.KindPlan, Data: json.RawMessage(`{"cluster":"demo","steps":[{"id":"backup","title":"Back up"},{"id":"wait-for-rollout","title":"Wait"}]}`)},
+			{Time: start, Kind: plan.KindStep, Step: check.StepBackup, State: plan.StateRunning},
+			{Time: at, Kind: plan.KindStep, Step: check.StepBackup, State: plan.StateDone, TookMS: 1000},
+			{Time: at, Kind: plan.KindStep, Step: plan.StepRollout, State: plan.StateRunning},
+			{Time: at, Kind: plan.KindNode, Step: plan.StepRollout, Node: "control-plane-0", Group: "control-plane", Role: "control-plane", To: plan.NodeOutdated},
+			{Time: at, Kind: plan.KindProgress, Step: plan.StepRollout, Object: "kubernetes", State: plan.StateRunning, Text: "v1.36.3 on control-plane-0, apply: etcd"},
 		}, time.Minute)
 		v := s.c.View()
 		for _, want := range []string{"Now: kubernetes: v1.36.3 on control-plane-0, apply: etcd", "backup 59s old"} {

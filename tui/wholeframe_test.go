@@ -5,7 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/tui/term"
 )
 
@@ -19,7 +20,7 @@ func TestCachesDoNotChangeFrames(t *testing.T) {
 			console := func() *console {
 				c := newConsole(t.Context(), term.Display{Colours: term.Colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return at }})
 				c.w, c.h, c.screen, c.busy, c.ticking = 120, 40, c.watch, "", true
-				*c.watch = watchScreen{c: c, origin: fromLive, board: &engine.Board{}, ticks: true}
+				*c.watch = watchScreen{c: c, origin: fromLive, board: &rollout.Board{}, ticks: true}
 				for _, k := range keys {
 					c.key(keyOf(k))
 				}
@@ -33,7 +34,7 @@ func TestCachesDoNotChangeFrames(t *testing.T) {
 				at = at.Add(3 * time.Second)
 				warm.Update(watchTick{0})
 				anew := console()
-				anew.Update(watchBatch{0, events[:slices.IndexFunc(events, func(e engine.Event) bool { return e.Seq == batch[len(batch)-1].Seq })+1]})
+				anew.Update(watchBatch{0, events[:slices.IndexFunc(events, func(e plan.Event) bool { return e.Seq == batch[len(batch)-1].Seq })+1]})
 				if got, want := warm.View(), anew.View(); got != want {
 					t.Fatalf("%s, keys %q, until %s:\n%s\nwant\n%s", name, keys, at, term.StripStyle(got), term.StripStyle(want))
 				}

@@ -29,6 +29,8 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 )
 
 // by ends the descriptions of revisions that this program rolled back.
@@ -38,8 +40,8 @@ const by = " by constellation"
 //
 // It renders the new manifest locally with the API server's capabilities. A server-side dry
 // run would reject objects whose kinds come with the same upgrade.
-func (c *Client) CompareChart(ctx context.Context, want engine.Chart) (engine.ChartChange, error) {
-	out := engine.ChartChange{Chart: want.Name, Namespace: want.Namespace, To: want.Version}
+func (c *Client) CompareChart(ctx context.Context, want cluster.Chart) (plan.ChartChange, error) {
+	out := plan.ChartChange{Chart: want.Name, Namespace: want.Namespace, To: want.Version}
 	ch, err := load(want)
 	if err != nil {
 		return out, fmt.Errorf("%w: %w", engine.ErrChart, err)
@@ -99,7 +101,7 @@ func byHand(r *release.Release) string {
 }
 
 // render renders a chart's manifest.
-func (c *Client) render(ctx context.Context, want engine.Chart) (string, error) {
+func (c *Client) render(ctx context.Context, want cluster.Chart) (string, error) {
 	ch, err := load(want) // rendering changes it
 	if err != nil {
 		return "", err
@@ -155,7 +157,7 @@ func served(kind assets.File) (out []string) {
 }
 
 // kindsIn are the kinds in a chart's folder crds that come before the chart.
-func kindsIn(want engine.Chart, ch *chart.Chart) (out []assets.File, err error) {
+func kindsIn(want cluster.Chart, ch *chart.Chart) (out []assets.File, err error) {
 	if !want.Foreign || want.SkipKinds {
 		return nil, nil
 	}
@@ -248,7 +250,7 @@ var lost = map[schema.GroupKind]string{
 const crd = "CustomResourceDefinition"
 
 // destroyed adds the objects that a change of manifests deletes.
-func (c *Client) destroyed(ctx context.Context, want engine.Chart, from, to string, out *engine.ChartChange) error {
+func (c *Client) destroyed(ctx context.Context, want cluster.Chart, from, to string, out *plan.ChartChange) error {
 	old, order, err := c.manifest(from, want.Namespace)
 	if err != nil {
 		return err
@@ -469,7 +471,7 @@ func (c *Client) ChartSet(ctx context.Context) (before map[string]int, err error
 		m, err = c.core.CoreV1().ConfigMaps(Namespace).Get(ctx, chartSet, metav1.GetOptions{})
 		return err
 	})
-	if errors.Is(err, engine.ErrAbsent) {
+	if errors.Is(err, cluster.ErrAbsent) {
 		return nil, nil
 	}
 	if err == nil {

@@ -31,7 +31,7 @@ import (
 	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"constellation/engine"
+	"constellation/engine/cluster"
 )
 
 const (
@@ -83,7 +83,7 @@ func (c *Client) helm(namespace string) (*action.Configuration, error) {
 }
 
 // load converts our chart to Helm's type.
-func load(c engine.Chart) (*chart.Chart, error) {
+func load(c cluster.Chart) (*chart.Chart, error) {
 	files := make([]*loader.BufferedFile, len(c.Files))
 	h := sha256.New()
 	for i, f := range c.Files {
@@ -136,7 +136,7 @@ func last(cfg *action.Configuration, name string) (*release.Release, error) {
 }
 
 // ChartCurrent implements [engine.Cluster].
-func (c *Client) ChartCurrent(ctx context.Context, want engine.Chart) (bool, error) {
+func (c *Client) ChartCurrent(ctx context.Context, want cluster.Chart) (bool, error) {
 	ch, err := load(want)
 	if err != nil {
 		return false, err
@@ -173,7 +173,7 @@ func (c *Client) ChartCurrent(ctx context.Context, want engine.Chart) (bool, err
 //
 // Helm's own waiting reports no progress and polls every two seconds. So Helm only stores and
 // applies, and the wait and the rollback are ours.
-func (c *Client) ApplyChart(ctx context.Context, want engine.Chart, report func(text string, ready, wanted int64)) error {
+func (c *Client) ApplyChart(ctx context.Context, want cluster.Chart, report func(text string, ready, wanted int64)) error {
 	ch, err := load(want)
 	if err != nil {
 		return err
@@ -221,7 +221,7 @@ func (c *Client) ApplyChart(ctx context.Context, want engine.Chart, report func(
 // bring makes chart and values the newest revision if they are not yet, after cleaning up
 // behind a console that was killed. It returns the previously deployed revision and the new
 // one, which is not nil once Helm has recorded it.
-func (c *Client) bring(ctx context.Context, cfg *action.Configuration, ch *chart.Chart, want engine.Chart) (before, now *release.Release, err error) {
+func (c *Client) bring(ctx context.Context, cfg *action.Configuration, ch *chart.Chart, want cluster.Chart) (before, now *release.Release, err error) {
 	if want.Namespace == Namespace {
 		if err := c.ownNamespace(ctx); err != nil {
 			return nil, nil, err
@@ -312,7 +312,7 @@ func purge(cfg *action.Configuration, name string) error {
 
 // takeBack rolls the cluster back to the previous revision. It returns cause, extended by the
 // result of the rollback.
-func (c *Client) takeBack(ctx context.Context, cfg *action.Configuration, want engine.Chart, before *release.Release, cause error) error {
+func (c *Client) takeBack(ctx context.Context, cfg *action.Configuration, want cluster.Chart, before *release.Release, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 	defer cancel()
 	revision := 0
@@ -330,7 +330,7 @@ func (c *Client) takeBack(ctx context.Context, cfg *action.Configuration, want e
 
 // revert rolls a chart back to a revision unless it is deployed already; with zero it
 // uninstalls the chart.
-func (c *Client) revert(ctx context.Context, cfg *action.Configuration, ch engine.Chart, revision int) error {
+func (c *Client) revert(ctx context.Context, cfg *action.Configuration, ch cluster.Chart, revision int) error {
 	return retry(ctx, func(context.Context) error {
 		if revision == 0 {
 			u := action.NewUninstall(cfg)
@@ -380,7 +380,7 @@ func absentRelease(err error) bool {
 }
 
 // ChartRevision implements [engine.Cluster].
-func (c *Client) ChartRevision(ctx context.Context, want engine.Chart) (n int, err error) {
+func (c *Client) ChartRevision(ctx context.Context, want cluster.Chart) (n int, err error) {
 	cfg, err := c.helm(want.Namespace)
 	if err != nil {
 		return 0, err
@@ -399,7 +399,7 @@ func (c *Client) ChartRevision(ctx context.Context, want engine.Chart) (n int, e
 }
 
 // RevertChart implements [engine.Cluster].
-func (c *Client) RevertChart(ctx context.Context, want engine.Chart, revision int) error {
+func (c *Client) RevertChart(ctx context.Context, want cluster.Chart, revision int) error {
 	cfg, err := c.helm(want.Namespace)
 	if err != nil {
 		return err

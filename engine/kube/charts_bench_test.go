@@ -13,6 +13,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/engine/sandbox/controlplane"
 )
 
@@ -82,8 +83,8 @@ func BenchmarkCharts(b *testing.B) {
 }
 
 // workChart is a chart of one Deployment and its usual companions.
-func workChart(name string) engine.Chart {
-	return engine.Chart{Name: name, Namespace: Namespace, Version: "1.0.0", Files: []assets.File{
+func workChart(name string) cluster.Chart {
+	return cluster.Chart{Name: name, Namespace: Namespace, Version: "1.0.0", Files: []assets.File{
 		{Name: "Chart.yaml", Data: []byte("apiVersion: v2\nname: " + name + "\nversion: 1.0.0\n")},
 		{Name: "templates/all.yaml", Data: []byte(`apiVersion: v1
 kind: ServiceAccount

@@ -28,7 +28,9 @@ import (
 	"constellation/assets"
 	"constellation/engine"
 	enginechart "constellation/engine/chart"
+	"constellation/engine/cluster"
 	"constellation/engine/kube/kubetest"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
 )
 
@@ -78,7 +80,7 @@ data: {text: {{ .Values.text }}}
 `
 
 // shopChart returns it, packed by helm's packager and fetched as a user's charts are.
-func shopChart(t *testing.T, version string, values map[string]any) engine.Chart {
+func shopChart(t *testing.T, version string, values map[string]any) cluster.Chart {
 	t.Helper()
 	dir := t.TempDir()
 	digest := kubetest.PackChart(t, dir, "shop", map[string]string{
@@ -102,7 +104,7 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := engine.Chart{Name: "web-shop", OwnName: "shop", Namespace: "shop", Version: version, Foreign: true, Values: values}
+	c := cluster.Chart{Name: "web-shop", OwnName: "shop", Namespace: "shop", Version: version, Foreign: true, Values: values}
 	for _, f := range got.Files {
 		c.Files = append(c.Files, assets.File{Name: f.Name, Data: f.Data})
 	}
@@ -114,7 +116,7 @@ func silent(string, int64, int64) {}
 func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 	c := start(t)
 	ctx := t.Context()
-	apply := func(t *testing.T, ch engine.Chart) {
+	apply := func(t *testing.T, ch cluster.Chart) {
 		t.Helper()
 		limited, cancel := context.WithTimeout(ctx, 3*time.Minute)
 		defer cancel()
@@ -122,7 +124,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	compare := func(t *testing.T, ch engine.Chart) engine.ChartChange {
+	compare := func(t *testing.T, ch cluster.Chart) plan.ChartChange {
 		t.Helper()
 		got, err := c.CompareChart(ctx, ch)
 		if err != nil {
@@ -174,7 +176,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 		if got, err := c.OtherPlans(ctx); got != "" || err != nil {
 			t.Errorf("scaled to zero they are carried out by %q, %v", got, err)
 		}
-		ours := engine.Chart{Name: "constellation-operator", Namespace: Namespace, Version: "1.1.0", Values: map[string]any{"release": "v1.1.0"}}
+		ours := cluster.Chart{Name: "constellation-operator", Namespace: Namespace, Version: "1.1.0", Values: map[string]any{"release": "v1.1.0"}}
 		if ours.Files, err = assets.ChartFor(ours.Name, "v1.1.0"); err != nil {
 			t.Fatal(err)
 		}
@@ -225,7 +227,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 
 	first := shopChart(t, "1.0.0", map[string]any{"text": "one", "claim": false})
 	t.Run("a new chart with kinds, hooks and custom resources", func(t *testing.T) {
-		if d := cmp.Diff(engine.ChartChange{Chart: "web-shop", Namespace: "shop", To: "1.0.0"}, compare(t, first)); d != "" {
+		if d := cmp.Diff(plan.ChartChange{Chart: "web-shop", Namespace: "shop", To: "1.0.0"}, compare(t, first)); d != "" {
 			t.Errorf("(-want +got):\n%s", d)
 		}
 		apply(t, first)
@@ -376,7 +378,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 			return err
 		}, full)
 		got := compare(t, full)
-		want := []engine.ValueChange{{Path: "apiToken", Hidden: true}, {Path: "text", From: `"by hand"`, To: `"one"`}}
+		want := []plan.ValueChange{{Path: "apiToken", Hidden: true}, {Path: "text", From: `"by hand"`, To: `"one"`}}
 		if d := cmp.Diff(want, got.Values); d != "" || !strings.Contains(got.ByHand, `("Upgrade complete")`) || got.Same() {
 			t.Errorf("an upgrade: (-want +got):\n%s%+v", d, got)
 		}
@@ -413,7 +415,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 }
 
 // byHelm acts like a user of the helm command: it loads the chart from its archive.
-func byHelm(t *testing.T, c *Client, do func(*action.Configuration, *chart.Chart) error, of engine.Chart) {
+func byHelm(t *testing.T, c *Client, do func(*action.Configuration, *chart.Chart) error, of cluster.Chart) {
 	t.Helper()
 	var files []*loader.BufferedFile
 	for _, f := range of.Files {
@@ -433,8 +435,8 @@ func byHelm(t *testing.T, c *Client, do func(*action.Configuration, *chart.Chart
 }
 
 // killedChart is a chart of the set whose console is killed.
-func killedChart(name, text string, replicas int, needs ...string) engine.Chart {
-	return engine.Chart{
+func killedChart(name, text string, replicas int, needs ...string) cluster.Chart {
+	return cluster.Chart{
 		Name: name, Namespace: Namespace, Version: "1.0.0", Values: map[string]any{"text": text, "replicas": replicas}, Needs: needs,
 		Files: []assets.File{
 			{Name: "Chart.yaml", Data: []byte("apiVersion: v2\nname: " + name + "\nversion: 1.0.0\n")},
@@ -475,7 +477,7 @@ func TestHelperKilledSet(t *testing.T) {
 		t.Fatal(err)
 	}
 	set := engine.ChartSet{
-		Charts: []engine.Chart{killedChart("kill-a", "new", 0), killedChart("kill-b", "new", 0, "kill-a"), killedChart("kill-c", "new", 0, "kill-b")},
+		Charts: []cluster.Chart{killedChart("kill-a", "new", 0), killedChart("kill-b", "new", 0, "kill-a"), killedChart("kill-c", "new", 0, "kill-b")},
 		Limit:  3 * time.Minute,
 		Report: func(chart, state, _ string, _, _ int64) {
 			if chart+" "+state == at {
@@ -499,10 +501,10 @@ func TestKilledChartSetRollsBackToPreviousRevisions(t *testing.T) {
 	if err := os.WriteFile(file, kubeconfig, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	apply := func(limit time.Duration, charts ...engine.Chart) error {
+	apply := func(limit time.Duration, charts ...cluster.Chart) error {
 		return engine.ChartSet{Charts: charts, Limit: limit, Report: func(string, string, string, int64, int64) {}}.Apply(t.Context(), c)
 	}
-	old := []engine.Chart{killedChart("kill-a", "old", 0), killedChart("kill-b", "old", 0, "kill-a")} // kill-c is new
+	old := []cluster.Chart{killedChart("kill-a", "old", 0), killedChart("kill-b", "old", 0, "kill-a")} // kill-c is new
 	if err := apply(3*time.Minute, old...); err != nil {
 		t.Fatal(err)
 	}

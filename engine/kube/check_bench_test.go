@@ -16,17 +16,21 @@ import (
 	"constellation/assets"
 	"constellation/engine"
 	"constellation/engine/attestation/attestationtest"
+	"constellation/engine/check"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 // pretendedCloud has every version of Kubernetes and two images.
 type pretendedCloud struct{ engine.Provider }
 
-func (pretendedCloud) Describe(context.Context) (engine.ProviderInfo, error) {
-	return engine.ProviderInfo{UID: "0123456789abcdef", Name: "demo"}, nil
+func (pretendedCloud) Describe(context.Context) (cluster.ProviderInfo, error) {
+	return cluster.ProviderInfo{UID: "0123456789abcdef", Name: "demo"}, nil
 }
 
 func (pretendedCloud) Images(context.Context) ([]cloud.Image, error) {
@@ -50,7 +54,7 @@ func BenchmarkCheckVersions(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			workspace := populate(b, cp, c, "v1.0.0")
+			ws := populate(b, cp, c, "v1.0.0")
 			putKinds(b, c, kinds)
 			settle(b, c)
 
@@ -58,7 +62,7 @@ func BenchmarkCheckVersions(b *testing.B) {
 			b.Setenv("XDG_CACHE_HOME", cache)
 			feed, key, asked := serveFeed(b)
 			var requests atomic.Int64
-			inspect := func(context.Context, []byte) (engine.Inspector, error) {
+			inspect := func(context.Context, []byte) (check.Inspector, error) {
 				config := cp.Config()
 				config.Wrap(func(rt http.RoundTripper) http.RoundTripper {
 					return roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -68,9 +72,9 @@ func BenchmarkCheckVersions(b *testing.B) {
 				})
 				return ForConfig(config, nil)
 			}
-			e := engine.New(workspace, engine.Deps{
+			e := engine.New(ws, engine.Deps{
 				Inspect: inspect,
-				Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) {
+				Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
 					return pretendedCloud{}, nil
 				},
 			})
@@ -85,8 +89,8 @@ func BenchmarkCheckVersions(b *testing.B) {
 				asked.Store(0)
 				b.StartTimer()
 				start := time.Now()
-				found, err := e.Check(b.Context(), engine.CheckRequest{NoPreflight: true, Feed: feed, FeedKeys: []string{key}}, func(ev engine.Event) {
-					if ev.Object == engine.CheckVersions {
+				found, err := e.Check(b.Context(), check.CheckRequest{NoPreflight: true, Feed: feed, FeedKeys: []string{key}}, func(ev plan.Event) {
+					if ev.Object == check.CheckVersions {
 						shown += time.Since(start)
 					}
 				})
@@ -139,7 +143,7 @@ func serveFeed(b *testing.B) (address, key string, requests *atomic.Int64) {
 
 // populate creates a cluster with the services of a release, three nodes of image v1.0.0, and
 // a workspace.
-func populate(b testing.TB, cp *controlplane.ControlPlane, c *Client, release string) *engine.Workspace {
+func populate(b testing.TB, cp *controlplane.ControlPlane, c *Client, release string) *workspace.Workspace {
 	b.Helper()
 	ctx := b.Context()
 	id := strings.Repeat("c1", 32)
@@ -148,11 +152,11 @@ func populate(b testing.TB, cp *controlplane.ControlPlane, c *Client, release st
 		b.Fatal(err)
 	}
 	dir := b.TempDir()
-	w, err := engine.OpenWorkspace(dir)
+	w, err := workspace.OpenWorkspace(dir)
 	if err != nil {
 		b.Fatal(err)
 	}
-	if _, err := w.AdoptSandbox(engine.SandboxInfo{
+	if _, err := w.AdoptSandbox(workspace.SandboxInfo{
 		Name: "demo", UID: "0123456789abcdef", Release: release, Kubernetes: "v1.35.4", Image: "v1.0.0", TrustRoots: string(rootPEM),
 		Measurements: map[uint32]string{4: strings.Repeat("0a", 32)}, ClusterEndpoint: "127.0.0.1:36443", InitEndpoint: "127.0.0.1:39000",
 		InClusterEndpoint: "10.42.0.1", NodeCIDR: "10.42.0.0/24", PodCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/12",
@@ -160,7 +164,7 @@ func populate(b testing.TB, cp *controlplane.ControlPlane, c *Client, release st
 	}); err != nil {
 		b.Fatal(err)
 	}
-	state, err := os.OpenFile(filepath.Join(dir, engine.StateFile), os.O_APPEND|os.O_WRONLY, 0)
+	state, err := os.OpenFile(filepath.Join(dir, workspace.StateFile), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -170,17 +174,17 @@ func populate(b testing.TB, cp *controlplane.ControlPlane, c *Client, release st
 	if err := state.Close(); err != nil {
 		b.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, engine.KubeconfigFile), []byte("the client is made from the control plane's"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, workspace.KubeconfigFile), []byte("the client is made from the control plane's"), 0o600); err != nil {
 		b.Fatal(err)
 	}
 	if err := c.ApplyKinds(ctx, ownCRDs(b), func(string) {}); err != nil {
 		b.Fatal(err)
 	}
 	demand := fmt.Sprintf(`{"variant":"tpm2","measurements":{"4":{"expected":"%s","warnOnly":false}}}`, strings.Repeat("0a", 32))
-	if err := c.PublishJoinConfig(ctx, engine.JoinConfig{Attestation: demand, TrustRoots: "pem", ClusterID: id}); err != nil {
+	if err := c.PublishJoinConfig(ctx, cluster.JoinConfig{Attestation: demand, TrustRoots: "pem", ClusterID: id}); err != nil {
 		b.Fatal(err)
 	}
-	target := engine.NodeTarget{Image: "sandboxes/demo/images/v1.0.0", ImageVersion: "v1.0.0", Components: "k8s-components-sha256-" + strings.Repeat("1", 64), Kubernetes: "v1.35.4"}
+	target := cluster.NodeTarget{Image: "sandboxes/demo/images/v1.0.0", ImageVersion: "v1.0.0", Components: "k8s-components-sha256-" + strings.Repeat("1", 64), Kubernetes: "v1.35.4"}
 	if err := c.SetNodeTarget(ctx, target); err != nil {
 		b.Fatal(err)
 	}

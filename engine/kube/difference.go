@@ -19,6 +19,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
 )
 
 // Differences implements [engine.Restorer].
@@ -106,7 +107,7 @@ func (d *differing) try(ctx context.Context, p part, out *engine.Compared) error
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case errors.As(err, &silent) && (!errors.Is(err, engine.ErrDenied) || errors.Is(err, engine.ErrForbidden)):
+	case errors.As(err, &silent) && (!errors.Is(err, cluster.ErrDenied) || errors.Is(err, cluster.ErrForbidden)):
 		out.Skipped = append(out.Skipped, fmt.Sprintf("%s: %s", p.t, brief(silent.err)))
 		return nil
 	}

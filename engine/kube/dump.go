@@ -24,6 +24,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
 )
 
 var _ engine.Backups = (*Client)(nil)
@@ -219,7 +220,7 @@ func (d *dumper) identity(ctx context.Context) (backup.Cluster, error) {
 			}
 			return unmarshal(b, into)
 		})
-		if err != nil && (path == "/version" || !errors.Is(err, engine.ErrForbidden)) {
+		if err != nil && (path == "/version" || !errors.Is(err, cluster.ErrForbidden)) {
 			return out, fmt.Errorf("read identity of the cluster: %w", err)
 		}
 	}
@@ -385,7 +386,7 @@ func (d *dumper) appeared(ctx context.Context, crds *backup.TypeWriter) ([]job, 
 	const path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 	var list metav1.PartialObjectMetadataList
 	err := d.ask(ctx, path, "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", &list)
-	if errors.Is(err, engine.ErrForbidden) {
+	if errors.Is(err, cluster.ErrForbidden) {
 		return nil, nil // noted as a gap already
 	}
 	if err != nil {
@@ -403,7 +404,7 @@ func (d *dumper) appeared(ctx context.Context, crds *backup.TypeWriter) ([]job, 
 		}
 		var raw json.RawMessage
 		err := d.ask(ctx, path+"/"+m.Name, "application/json", &raw)
-		if errors.Is(err, engine.ErrAbsent) {
+		if errors.Is(err, cluster.ErrAbsent) {
 			continue
 		}
 		if err != nil {
@@ -481,7 +482,7 @@ func (d *dumper) one(ctx context.Context, j job) error {
 	}
 	var version string
 	err = d.read(ctx, j, t, &version)
-	if j.crd != "" && errors.Is(err, engine.ErrAbsent) && !errors.Is(err, errWriter) {
+	if j.crd != "" && errors.Is(err, cluster.ErrAbsent) && !errors.Is(err, errWriter) {
 		err = d.vanished(ctx, j, t, &version)
 	}
 	var gap *gapError
@@ -518,7 +519,7 @@ func (d *dumper) vanished(ctx context.Context, j job, t *backup.TypeWriter, vers
 	for begun := time.Now(); ; {
 		var raw json.RawMessage
 		err := d.ask(ctx, path, "application/json", &raw)
-		if errors.Is(err, engine.ErrAbsent) {
+		if errors.Is(err, cluster.ErrAbsent) {
 			return errGone
 		}
 		if err != nil {
@@ -538,7 +539,7 @@ func (d *dumper) vanished(ctx context.Context, j job, t *backup.TypeWriter, vers
 			return fmt.Errorf("%w%w", errWriter, err)
 		}
 		t.Retype(again.t)
-		if err := d.read(ctx, again, t, version); !errors.Is(err, engine.ErrAbsent) || errors.Is(err, errWriter) {
+		if err := d.read(ctx, again, t, version); !errors.Is(err, cluster.ErrAbsent) || errors.Is(err, errWriter) {
 			return err
 		}
 		if time.Since(begun) > d.patience.appear {
@@ -649,20 +650,20 @@ func (d *dumper) judge(err error, since time.Duration, failures int) (time.Durat
 	}
 	kind := classify(err)
 	switch {
-	case errors.Is(kind, engine.ErrAbsent):
+	case errors.Is(kind, cluster.ErrAbsent):
 		return 0, kind
-	case errors.Is(kind, engine.ErrForbidden):
+	case errors.Is(kind, cluster.ErrForbidden):
 		return 0, &gapError{"access denied: " + reasonOf(err)}
-	case errors.Is(kind, engine.ErrDenied):
+	case errors.Is(kind, cluster.ErrDenied):
 		return 0, kind
 	case errors.Is(err, backup.ErrSyntax):
 		if since < d.patience.wrong {
 			return wait, nil
 		}
 		return 0, &gapError{"the API server's answer cannot be decoded"}
-	case apierrors.IsInternalError(err), !errors.Is(kind, engine.ErrUnreachable):
+	case apierrors.IsInternalError(err), !errors.Is(kind, cluster.ErrUnreachable):
 		// A conversion webhook that fails, or an object that cannot be decoded or decrypted.
-		if since < d.patience.wrong && errors.Is(kind, engine.ErrUnreachable) {
+		if since < d.patience.wrong && errors.Is(kind, cluster.ErrUnreachable) {
 			return wait, nil
 		}
 		return 0, &gapError{reasonOf(err)}
@@ -688,11 +689,11 @@ func (d *dumper) page(ctx context.Context, j job, t *backup.TypeWriter, s *backu
 	defer cancel(nil)
 	// A stalled request is canceled and sent again.
 	silence := time.AfterFunc(d.patience.silent, func() {
-		cancel(fmt.Errorf("%w: no data for %s", engine.ErrUnreachable, d.patience.silent))
+		cancel(fmt.Errorf("%w: no data for %s", cluster.ErrUnreachable, d.patience.silent))
 	})
 	defer silence.Stop()
 	defer func() {
-		if cause := context.Cause(ctx); err != nil && errors.Is(cause, engine.ErrUnreachable) && !errors.Is(err, errWriter) {
+		if cause := context.Cause(ctx); err != nil && errors.Is(cause, cluster.ErrUnreachable) && !errors.Is(err, errWriter) {
 			err = cause
 		}
 	}()

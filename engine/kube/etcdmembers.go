@@ -16,6 +16,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
 )
 
 // Where the operator runs on several control planes, the other members of etcd report their
@@ -80,7 +81,7 @@ func (c *Client) askMember(ctx context.Context, p *corev1.Pod, token string, rev
 	defer tunnel.end()
 	defer resp.Body.Close()
 	if err := json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(out); err != nil {
-		return fmt.Errorf("%w: its answer is not readable", engine.ErrUnreachable)
+		return fmt.Errorf("%w: its answer is not readable", cluster.ErrUnreachable)
 	}
 	return nil
 }
@@ -128,7 +129,7 @@ func (m *memberAnswers) compare(ctx context.Context, s *backup.Snapshot, db *bac
 			return ctx.Err()
 		}
 		switch {
-		case errors.Is(a.err, engine.ErrAbsent):
+		case errors.Is(a.err, cluster.ErrAbsent):
 			unchecked(a.node, "whose operator or agent is older")
 			continue
 		case a.err != nil:
@@ -141,7 +142,7 @@ func (m *memberAnswers) compare(ctx context.Context, s *backup.Snapshot, db *bac
 		}
 		for _, id := range a.Members {
 			if !slices.ContainsFunc(members, func(m backup.EtcdMember) bool { return etcdID(m.ID) == id }) {
-				return fmt.Errorf("%w: it lacks the member %s of etcd that %s has: members change at the moment, or it is an old one", engine.ErrUnreachable, clean(id), a.node)
+				return fmt.Errorf("%w: it lacks the member %s of etcd that %s has: members change at the moment, or it is an old one", cluster.ErrUnreachable, clean(id), a.node)
 			}
 		}
 		// A member may have been removed since, and old versions of etcd left removed ones in

@@ -30,6 +30,9 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // What the operator serves snapshots of etcd with; package operator says it too, and a
@@ -102,7 +105,7 @@ func (c *Client) EtcdSnapshot(ctx context.Context, w backup.Sink, confirm engine
 			if ctx.Err() != nil {
 				return backup.Snapshot{}, ctx.Err()
 			}
-			if out.n > 0 || !errors.Is(err, engine.ErrUnreachable) {
+			if out.n > 0 || !errors.Is(err, cluster.ErrUnreachable) {
 				return backup.Snapshot{}, snapshotError(err)
 			}
 			c.log.Debug("snapshot of etcd not taken", "pod", pods[i].Name, "err", err)
@@ -123,7 +126,7 @@ func (c *Client) EtcdSnapshot(ctx context.Context, w backup.Sink, confirm engine
 
 // snapshotError puts why there is no snapshot into the user's words.
 func snapshotError(err error) error {
-	out := &engine.Error{Op: "take a snapshot of etcd", Err: err}
+	out := &plan.Error{Op: "take a snapshot of etcd", Err: err}
 	switch {
 	case errors.Is(err, context.Canceled):
 		return err
@@ -131,15 +134,15 @@ func snapshotError(err error) error {
 		out.Remedy = "try again when it has ended"
 	case errors.Is(err, engine.ErrImpostor):
 		out.Remedy = "find out who made it (`kubectl get nodes -o wide`, `kubectl -n " + Namespace + " get pods -o wide`, the API server's audit log) before any backup is restored; the rest can be backed up meanwhile: `--etcd=false`"
-	case errors.Is(err, engine.ErrForbidden):
+	case errors.Is(err, cluster.ErrForbidden):
 		out.Remedy = "use a kubeconfig that may create " + snapshotReader + ", such as the one that `constellation init` wrote, or make the backup without it: `--etcd=false`"
-	case errors.Is(err, engine.ErrDenied):
-		out.Remedy = engine.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
-	case errors.Is(err, engine.ErrAbsent):
+	case errors.Is(err, cluster.ErrDenied):
+		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
+	case errors.Is(err, cluster.ErrAbsent):
 		out.Remedy = "`constellation status` tells how the operator is; the backup can be made without a snapshot: `--etcd=false`"
 	case errors.Is(err, errNotWhole):
 		out.Remedy = "take it again; if it fails again, look at etcd's disk on the control planes"
-	case errors.Is(err, engine.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		out.Remedy = "run the same command again; `kubectl -n " + Namespace + " logs deployment/" + operatorName + "` tells what the operator saw"
 	}
 	return out
@@ -162,8 +165,8 @@ func (c *Client) snapshotToken(ctx context.Context) (token string, err error) {
 		}
 		return err
 	})
-	if errors.Is(err, engine.ErrAbsent) {
-		return "", fmt.Errorf("%w: the cluster's operator is not installed, or older than snapshots", engine.ErrAbsent)
+	if errors.Is(err, cluster.ErrAbsent) {
+		return "", fmt.Errorf("%w: the cluster's operator is not installed, or older than snapshots", cluster.ErrAbsent)
 	}
 	if err != nil {
 		return "", fmt.Errorf("ask for a token of %s: %w", snapshotAccount, err)
@@ -172,10 +175,10 @@ func (c *Client) snapshotToken(ctx context.Context) (token string, err error) {
 }
 
 // errUnconfirmed means that the cloud did not answer whether a machine is a control plane.
-var errUnconfirmed = fmt.Errorf("%w: not confirmed", engine.ErrUnreachable)
+var errUnconfirmed = fmt.Errorf("%w: not confirmed", cluster.ErrUnreachable)
 
 // operators returns the operator's pods that are ready and serve snapshots, the one
-// that runs longest first. The error wraps engine.ErrAbsent if there is none, and
+// that runs longest first. The error wraps cluster.ErrAbsent if there is none, and
 // engine.ErrImpostor if the only ones run where none may.
 //
 // Labels and names prove nothing: every kubelet may make mirror pods with any. What it
@@ -217,7 +220,7 @@ func (c *Client) operators(ctx context.Context, confirm engine.ConfirmControlPla
 		}
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("%w: %s", engine.ErrAbsent, why)
+		return nil, fmt.Errorf("%w: %s", cluster.ErrAbsent, why)
 	}
 	slices.SortFunc(out, func(a, b corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
 	var refused error
@@ -234,7 +237,7 @@ func (c *Client) operators(ctx context.Context, confirm engine.ConfirmControlPla
 		return nil, ctx.Err()
 	case len(out) > 0:
 		return out, nil
-	case errors.Is(refused, engine.ErrUnreachable) && !errors.Is(refused, engine.ErrImpostor):
+	case errors.Is(refused, cluster.ErrUnreachable) && !errors.Is(refused, engine.ErrImpostor):
 		return nil, fmt.Errorf("%w: %w", errUnconfirmed, refused)
 	}
 	return nil, refused
@@ -291,8 +294,8 @@ func (c *Client) onControlPlane(ctx context.Context, p *corev1.Pod, confirm engi
 		return err
 	})
 	switch {
-	case errors.Is(err, engine.ErrAbsent):
-		return fmt.Errorf("%w: the operator's pod %s is on %s, which is no Node", engine.ErrUnreachable, p.Name, p.Spec.NodeName)
+	case errors.Is(err, cluster.ErrAbsent):
+		return fmt.Errorf("%w: the operator's pod %s is on %s, which is no Node", cluster.ErrUnreachable, p.Name, p.Spec.NodeName)
 	case err != nil:
 		return fmt.Errorf("read Node %s: %w", p.Spec.NodeName, err)
 	}
@@ -343,13 +346,13 @@ func snapshotPortOf(p *corev1.Pod) int32 {
 	return 0
 }
 
-// snapshotFrom takes a snapshot through one pod. The error wraps engine.ErrUnreachable
+// snapshotFrom takes a snapshot through one pod. The error wraps cluster.ErrUnreachable
 // if another pod, or the same one later, may do better.
 func (c *Client) snapshotFrom(ctx context.Context, p *corev1.Pod, token string, w *countingWriter) (backup.Snapshot, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	still := time.AfterFunc(snapshotStill, func() {
-		cancel(fmt.Errorf("%w: nothing arrived for %s", engine.ErrUnreachable, snapshotStill))
+		cancel(fmt.Errorf("%w: nothing arrived for %s", cluster.ErrUnreachable, snapshotStill))
 	})
 	defer still.Stop()
 	s, err := c.streamSnapshot(ctx, p, token, w, func() { still.Reset(snapshotStill) })
@@ -385,7 +388,7 @@ func (c *Client) streamSnapshot(ctx context.Context, p *corev1.Pod, token string
 			break
 		}
 		if err != nil {
-			return backup.Snapshot{}, fmt.Errorf("%w: it broke off after %d bytes: %w", engine.ErrUnreachable, w.n, tunnel.why(err))
+			return backup.Snapshot{}, fmt.Errorf("%w: it broke off after %d bytes: %w", cluster.ErrUnreachable, w.n, tunnel.why(err))
 		}
 	}
 	s, err := trailers(resp.Trailer, w.n, sum.Sum(nil))
@@ -423,7 +426,7 @@ func (c *Client) askOperator(ctx context.Context, p *corev1.Pod, token, path str
 	r.Header.Set("Authorization", "Bearer "+token)
 	resp, err := client.Do(r)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w: %w", engine.ErrUnreachable, tunnel.why(errors.Unwrap(err)))
+		return nil, nil, fmt.Errorf("%w: %w", cluster.ErrUnreachable, tunnel.why(errors.Unwrap(err)))
 	}
 	if resp.StatusCode != http.StatusOK {
 		defer resp.Body.Close()
@@ -441,15 +444,15 @@ func refused(resp *http.Response) error {
 	}
 	switch resp.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return fmt.Errorf("%w: %s", engine.ErrForbidden, text)
+		return fmt.Errorf("%w: %s", cluster.ErrForbidden, text)
 	case http.StatusServiceUnavailable:
 		if resp.Header.Get("Retry-After") != "" {
-			return fmt.Errorf("%w: %w", engine.ErrUnreachable, errSnapshotBusy)
+			return fmt.Errorf("%w: %w", cluster.ErrUnreachable, errSnapshotBusy)
 		}
 	case http.StatusNotFound:
-		return fmt.Errorf("%w: the operator's version serves no snapshots", engine.ErrAbsent)
+		return fmt.Errorf("%w: the operator's version serves no snapshots", cluster.ErrAbsent)
 	}
-	return fmt.Errorf("%w: %s", engine.ErrUnreachable, text)
+	return fmt.Errorf("%w: %s", cluster.ErrUnreachable, text)
 }
 
 // trailers reads what a snapshot says of itself at its end, which it must be.
@@ -524,12 +527,12 @@ func (c *Client) tunnel(ctx context.Context, p *corev1.Pod, port int32) (*tunnel
 		return nil, ctx.Err()
 	case <-limit.C:
 		close(late)
-		return nil, fmt.Errorf("%w: no port-forward within %s", engine.ErrUnreachable, snapshotDial)
+		return nil, fmt.Errorf("%w: no port-forward within %s", cluster.ErrUnreachable, snapshotDial)
 	}
 	t, err := openTunnel(conn, port)
 	if err != nil {
 		_ = conn.Close()
-		return nil, fmt.Errorf("%w: forward a port: %w", engine.ErrUnreachable, err)
+		return nil, fmt.Errorf("%w: forward a port: %w", cluster.ErrUnreachable, err)
 	}
 	return t, nil
 }
@@ -567,9 +570,9 @@ func (c *Client) forwardError(ctx context.Context, p *corev1.Pod, err error) err
 		}},
 	}, metav1.CreateOptions{})
 	if rerr == nil && !may.Status.Allowed {
-		return fmt.Errorf("%w: the kubeconfig's user may not create pods/portforward in %s", engine.ErrForbidden, p.Namespace)
+		return fmt.Errorf("%w: the kubeconfig's user may not create pods/portforward in %s", cluster.ErrForbidden, p.Namespace)
 	}
-	return fmt.Errorf("%w: forward a port: %w", engine.ErrUnreachable, err)
+	return fmt.Errorf("%w: forward a port: %w", cluster.ErrUnreachable, err)
 }
 
 // tunnel is one connection to a port of a pod. Close ends what is said on it; what the

@@ -28,6 +28,8 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/controlplane/kubelettest"
 )
@@ -237,8 +239,8 @@ func TestEtcdSnapshot(t *testing.T) {
 			}
 			return
 		}
-		if !errors.Is(err, kind) || !strings.Contains(err.Error(), words) || !strings.Contains(engine.Remedy(err), remedy) || strings.Contains(err.Error(), "Bearer") {
-			t.Errorf("got %+v, error %v, remedy %q; want %v with %q, remedy %q", s, err, engine.Remedy(err), kind, words, remedy)
+		if !errors.Is(err, kind) || !strings.Contains(err.Error(), words) || !strings.Contains(plan.Remedy(err), remedy) || strings.Contains(err.Error(), "Bearer") {
+			t.Errorf("got %+v, error %v, remedy %q; want %v with %q, remedy %q", s, err, plan.Remedy(err), kind, words, remedy)
 		}
 	}
 
@@ -248,18 +250,18 @@ func TestEtcdSnapshot(t *testing.T) {
 	}
 
 	t.Run("a cluster without the operator has none", func(t *testing.T) {
-		fails(t, admin, engine.ErrAbsent, "not installed", "--etcd=false")
+		fails(t, admin, cluster.ErrAbsent, "not installed", "--etcd=false")
 	})
 	r.account()
 	r.deploy()
-	t.Run("an operator without a pod", func(t *testing.T) { fails(t, admin, engine.ErrAbsent, "has no pod", "status") })
+	t.Run("an operator without a pod", func(t *testing.T) { fails(t, admin, cluster.ErrAbsent, "has no pod", "status") })
 	t.Run("an operator that is not ready", func(t *testing.T) {
 		defer r.pod(r.port, corev1.ConditionFalse)()
-		fails(t, admin, engine.ErrAbsent, "on cp-0 is not ready", "status")
+		fails(t, admin, cluster.ErrAbsent, "on cp-0 is not ready", "status")
 	})
 	t.Run("an operator of a release before snapshots", func(t *testing.T) {
 		defer r.pod(0, corev1.ConditionTrue)()
-		fails(t, admin, engine.ErrAbsent, "serves no snapshots", "--etcd=false")
+		fails(t, admin, cluster.ErrAbsent, "serves no snapshots", "--etcd=false")
 	})
 
 	remove := r.pod(r.port, corev1.ConditionTrue)
@@ -286,7 +288,7 @@ func TestEtcdSnapshot(t *testing.T) {
 			_, _ = w.Write(body[:1<<20])
 			panic(http.ErrAbortHandler)
 		})
-		fails(t, admin, engine.ErrUnreachable, "broke off after ", "same command again")
+		fails(t, admin, cluster.ErrUnreachable, "broke off after ", "same command again")
 	})
 	t.Run("one whose machine dies is not whole", func(t *testing.T) {
 		arrived := &arrival{some: make(chan struct{})}
@@ -300,13 +302,13 @@ func TestEtcdSnapshot(t *testing.T) {
 			r.kubelet.Cut()
 			panic(http.ErrAbortHandler)
 		})
-		failsInto(t, admin, arrived, engine.ErrUnreachable, "broke off after ", "same command again")
+		failsInto(t, admin, arrived, cluster.ErrUnreachable, "broke off after ", "same command again")
 	})
 	t.Run("what the operator refuses is told in its words", func(t *testing.T) {
 		r.serve(func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "system:serviceaccount:x may not create etcdsnapshots", http.StatusForbidden)
 		})
-		fails(t, admin, engine.ErrForbidden, "may not create etcdsnapshots", "kubeconfig")
+		fails(t, admin, cluster.ErrForbidden, "may not create etcdsnapshots", "kubeconfig")
 	})
 	t.Run("an operator that takes one for somebody else is waited for", func(t *testing.T) {
 		var asked atomic.Int32
@@ -354,7 +356,7 @@ func TestEtcdSnapshot(t *testing.T) {
 		{`cannot get resource "nodes"`, "", "nodes", "get"},
 		{"may not create pods/portforward", "", "pods/portforward", "create"},
 	} {
-		t.Run("who lacks "+step.resource+" is told", func(t *testing.T) { fails(t, ops, engine.ErrForbidden, step.words, "serviceaccounts/token") })
+		t.Run("who lacks "+step.resource+" is told", func(t *testing.T) { fails(t, ops, cluster.ErrForbidden, step.words, "serviceaccounts/token") })
 		role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{step.group}, Resources: []string{step.resource}, Verbs: []string{step.verb}})
 		_, err := r.core.RbacV1().ClusterRoles().Update(t.Context(), role, metav1.UpdateOptions{})
 		r.must(err)
@@ -363,7 +365,7 @@ func TestEtcdSnapshot(t *testing.T) {
 		// The authorizer learns of rights a moment later.
 		for ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second); ; {
 			got, err := ops.EtcdSnapshot(ctx, &sinkBuffer{}, confirm)
-			if errors.Is(err, engine.ErrForbidden) && ctx.Err() == nil {
+			if errors.Is(err, cluster.ErrForbidden) && ctx.Err() == nil {
 				continue
 			}
 			cancel()

@@ -25,6 +25,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -176,9 +177,9 @@ func (c *Client) witness(ctx context.Context, revision int64, specs bool) (*witn
 		}
 		l, err := witnessKind(ctx, list, revision)
 		switch {
-		case errors.Is(err, engine.ErrAbsent):
+		case errors.Is(err, cluster.ErrAbsent):
 			continue
-		case errors.Is(err, engine.ErrForbidden):
+		case errors.Is(err, cluster.ErrForbidden):
 			denied = append(denied, k.gvr.Resource)
 			continue
 		case err != nil:
@@ -347,7 +348,7 @@ func revisionOf(resourceVersion string) (int64, error) {
 }
 
 // compare returns nil if the snapshot in r is what the API server's etcd had between the
-// time of before and now, as far as before goes. The error wraps engine.ErrUnreachable if
+// time of before and now, as far as before goes. The error wraps cluster.ErrUnreachable if
 // the member was only behind.
 func (c *Client) compare(ctx context.Context, r io.ReaderAt, s *backup.Snapshot, before *witness) error {
 	err := c.compareWith(ctx, r, s, before)
@@ -378,13 +379,13 @@ func (c *Client) compareWith(ctx context.Context, r io.ReaderAt, s *backup.Snaps
 	case revision < s.Revision:
 		return fmt.Errorf("%w: it ends with revision %d, and was said to show %d", engine.ErrImpostor, revision, s.Revision)
 	case revision < before.revision:
-		return fmt.Errorf("%w: it ends with revision %d, and the API server was at %d before: the member is behind, or the snapshot is an old one", engine.ErrUnreachable, revision, before.revision)
+		return fmt.Errorf("%w: it ends with revision %d, and the API server was at %d before: the member is behind, or the snapshot is an old one", cluster.ErrUnreachable, revision, before.revision)
 	}
 	if text := before.differs(); text != "" {
 		return fmt.Errorf("%w: %s", engine.ErrImpostor, text)
 	}
 	switch latest, err := before.latest, before.failed; {
-	case errors.Is(err, engine.ErrForbidden): // reported as not compared
+	case errors.Is(err, cluster.ErrForbidden): // reported as not compared
 	case err != nil:
 		return fmt.Errorf("read the revision of etcd: %w", err)
 	case revision > latest:

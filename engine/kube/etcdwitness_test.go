@@ -23,6 +23,8 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane/kubelettest"
 )
 
@@ -99,7 +101,7 @@ func TestNobodyPosesAsTheOperatorForSnapshots(t *testing.T) {
 		t.Fatalf("the kubelet of a worker may not make a mirror pod, so this shows nothing: %v", err)
 	}
 	ready(worker, p)
-	t.Run("a worker's mirror pod", func(t *testing.T) { refused(t, confirm, engine.ErrAbsent, "the operator has no pod") })
+	t.Run("a worker's mirror pod", func(t *testing.T) { refused(t, confirm, cluster.ErrAbsent, "the operator has no pod") })
 	t.Run("a worker's mirror pod beside the operator's", func(t *testing.T) {
 		defer r.pod(r.port, corev1.ConditionTrue)()
 		r.serve(r.live)
@@ -133,7 +135,7 @@ func TestNobodyPosesAsTheOperatorForSnapshots(t *testing.T) {
 			p := good()
 			change(p)
 			defer create(p)()
-			refused(t, confirm, engine.ErrAbsent, "has no pod")
+			refused(t, confirm, cluster.ErrAbsent, "has no pod")
 		})
 	}
 	t.Run("the operator's own pod on a worker", func(t *testing.T) {
@@ -151,7 +153,9 @@ func TestNobodyPosesAsTheOperatorForSnapshots(t *testing.T) {
 	})
 	t.Run("a cloud that does not answer", func(t *testing.T) {
 		defer create(good())()
-		silent := func(context.Context, string, string) error { return fmt.Errorf("%w: no answer", engine.ErrUnreachable) }
+		silent := func(context.Context, string, string) error {
+			return fmt.Errorf("%w: no answer", cluster.ErrUnreachable)
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		if _, err := admin.EtcdSnapshot(ctx, &sinkBuffer{}, silent); err == nil || len(asked) > 0 {
@@ -208,7 +212,7 @@ func TestForgedSnapshotsAreRefused(t *testing.T) {
 	}
 	refused := func(t *testing.T, kind error, words string) {
 		t.Helper()
-		if err := take(t); !errors.Is(err, kind) || !strings.Contains(err.Error(), words) || engine.Remedy(err) == "" {
+		if err := take(t); !errors.Is(err, kind) || !strings.Contains(err.Error(), words) || plan.Remedy(err) == "" {
 			t.Errorf("got %v, want %v with %q", err, kind, words)
 		}
 	}
@@ -227,7 +231,7 @@ func TestForgedSnapshotsAreRefused(t *testing.T) {
 		b, rev := r.etcd()
 		bind("later", "somebody")
 		sealed(b, rev)
-		refused(t, engine.ErrUnreachable, "an old one")
+		refused(t, cluster.ErrUnreachable, "an old one")
 	})
 	t.Run("one that says to be newer than it is", func(t *testing.T) {
 		b, rev := r.etcd()

@@ -19,13 +19,16 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/cluster"
+	"constellation/engine/compat"
 	"constellation/engine/kube/preflight"
+	"constellation/engine/plan"
 	"constellation/engine/version"
 	"constellation/operator/api/v1alpha1"
 )
 
-var _ engine.Inspector = (*Client)(nil)
+var _ check.Inspector = (*Client)(nil)
 
 // inspectLimit bounds what Running retries.
 const inspectLimit = 30 * time.Second
@@ -41,22 +44,22 @@ const (
 // seen is the data that Running has read, one field per request.
 type seen struct {
 	version     string
-	nodes       []engine.Node
+	nodes       []cluster.Node
 	pods        []corev1.Pod // of kube-system, without those of DaemonSets
-	daemonSets  []engine.Service
-	deployments []engine.Service
-	target      engine.NodeTarget
-	join        engine.JoinConfig
+	daemonSets  []cluster.Service
+	deployments []cluster.Service
+	target      cluster.NodeTarget
+	join        cluster.JoinConfig
 	kinds       []string
 }
 
-// Running implements [engine.Inspector].
+// Running implements [check.Inspector].
 //
 // It sends eight requests concurrently, so that high latency costs one round trip. The API
 // servers' versions come from one /version and from the images of the static pods. Asking each
 // API server would cost a request per control plane node, and many are unreachable from
 // outside.
-func (c *Client) Running(ctx context.Context) (engine.Running, error) {
+func (c *Client) Running(ctx context.Context) (compat.Running, error) {
 	ctx, cancel := context.WithTimeout(ctx, inspectLimit)
 	defer cancel()
 	// All types here are built in, and nodes may be thousands.
@@ -64,7 +67,7 @@ func (c *Client) Running(ctx context.Context) (engine.Running, error) {
 	config.AcceptContentTypes, config.ContentType = runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON, runtime.ContentTypeProtobuf
 	core, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return engine.Running{}, fmt.Errorf("make Kubernetes client: %w", err)
+		return compat.Running{}, fmt.Errorf("make Kubernetes client: %w", err)
 	}
 
 	var s seen
@@ -96,27 +99,27 @@ func (c *Client) Running(ctx context.Context) (engine.Running, error) {
 	}
 	reading.Wait()
 	if down != nil {
-		return engine.Running{}, down
+		return compat.Running{}, down
 	}
-	if err := failed["nodes"]; err != nil && !errors.Is(err, engine.ErrForbidden) {
-		return engine.Running{}, fmt.Errorf("list nodes: %w", err)
+	if err := failed["nodes"]; err != nil && !errors.Is(err, cluster.ErrForbidden) {
+		return compat.Running{}, fmt.Errorf("list nodes: %w", err)
 	}
 	out := s.running()
 	for _, name := range slices.Sorted(maps.Keys(failed)) {
 		switch err := failed[name]; {
 		case errors.Is(err, context.Canceled):
-			return engine.Running{}, err
-		case errors.Is(err, engine.ErrAbsent):
+			return compat.Running{}, err
+		case errors.Is(err, cluster.ErrAbsent):
 			out.Missing = append(out.Missing, name+": not in the cluster")
-		case errors.Is(err, engine.ErrForbidden):
+		case errors.Is(err, cluster.ErrForbidden):
 			out.Denied = append(out.Denied, denial(name, err))
-		case errors.Is(err, engine.ErrDenied):
+		case errors.Is(err, cluster.ErrDenied):
 			out.Missing = append(out.Missing, name+": "+err.Error())
 		default:
 			out.Missing = append(out.Missing, fmt.Sprintf("%s: %v", name, err))
 		}
 	}
-	slices.SortFunc(out.Denied, func(a, b engine.Denial) int {
+	slices.SortFunc(out.Denied, func(a, b cluster.Denial) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Verb, b.Verb))
 	})
 	out.Denied = slices.Compact(out.Denied)
@@ -128,20 +131,20 @@ var refusal = regexp.MustCompile(`User "((?:[^"\\]|\\.)*)" cannot (\S+) resource
 
 // denial parses a forbidden request. Authorizers may word it differently; then only the name
 // of the resource is known.
-func denial(name string, err error) engine.Denial {
+func denial(name string, err error) cluster.Denial {
 	m := refusal.FindStringSubmatch(err.Error())
 	if m == nil {
-		return engine.Denial{Verb: "read", Resource: name}
+		return cluster.Denial{Verb: "read", Resource: name}
 	}
-	d := engine.Denial{User: m[1], Verb: m[2], Resource: m[3], Namespace: m[5]}
+	d := cluster.Denial{User: m[1], Verb: m[2], Resource: m[3], Namespace: m[5]}
 	if m[4] != "" {
 		d.Resource += "." + m[4]
 	}
 	return d
 }
 
-// Preflight implements [engine.Inspector].
-func (c *Client) Preflight(ctx context.Context, hops []engine.PreflightRequest, emit func(engine.Event)) ([][]engine.Finding, error) {
+// Preflight implements [check.Inspector].
+func (c *Client) Preflight(ctx context.Context, hops []check.PreflightRequest, emit func(plan.Event)) ([][]plan.Finding, error) {
 	found, err := preflight.Run(ctx, c.config, hops, emit)
 	if err != nil {
 		return nil, fmt.Errorf("run preflight checks: %w", classify(err))
@@ -150,10 +153,10 @@ func (c *Client) Preflight(ctx context.Context, hops []engine.PreflightRequest, 
 }
 
 // running evaluates the data that was read.
-func (s *seen) running() engine.Running {
-	out := engine.Running{Nodes: s.nodes, Target: s.target, JoinConfig: s.join, Kinds: s.kinds}
+func (s *seen) running() compat.Running {
+	out := compat.Running{Nodes: s.nodes, Target: s.target, JoinConfig: s.join, Kinds: s.kinds}
 	missing := func(format string, args ...any) { out.Missing = append(out.Missing, fmt.Sprintf(format, args...)) }
-	add := func(to *engine.Span, of, v string) {
+	add := func(to *compat.Span, of, v string) {
 		parsed, err := version.Parse(v)
 		if err != nil {
 			missing("%s: invalid version %q", of, v)
@@ -208,11 +211,11 @@ func (s *seen) running() engine.Running {
 	for i := range out.Parts {
 		p := &out.Parts[i]
 		p.Name = cmp.Or(friendly[p.Name], p.Name)
-		if p.Kind == engine.ServiceOfRelease {
+		if p.Kind == cluster.ServiceOfRelease {
 			add(&out.Services, "version of "+p.Name, p.Version)
 		}
 	}
-	slices.SortFunc(out.Parts, func(a, b engine.Service) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(out.Parts, func(a, b cluster.Service) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }
 
@@ -227,8 +230,8 @@ func (s *seen) imageVersion(reference string) version.Version {
 }
 
 // dns returns the version of CoreDNS from its pods; none without pods.
-func (s *seen) dns() []engine.Service {
-	out := engine.Service{Name: "coredns", Kind: engine.ServiceOfKubernetes}
+func (s *seen) dns() []cluster.Service {
+	out := cluster.Service{Name: "coredns", Kind: cluster.ServiceOfKubernetes}
 	for i := range s.pods {
 		p := &s.pods[i]
 		if p.Labels["k8s-app"] != dnsSelector || p.DeletionTimestamp != nil {
@@ -246,7 +249,7 @@ func (s *seen) dns() []engine.Service {
 	if out.Wanted == 0 {
 		return nil
 	}
-	return []engine.Service{out}
+	return []cluster.Service{out}
 }
 
 func tagOf(p *corev1.Pod) string { return versionOf(nil, p.Spec) }
@@ -269,19 +272,19 @@ func podReady(p *corev1.Pod) bool {
 
 // allNodes lists the nodes in one request: in protobuf even thousands are a few megabytes, and
 // each page would cost a request.
-func allNodes(ctx context.Context, core kubernetes.Interface) (out []engine.Node, err error) {
+func allNodes(ctx context.Context, core kubernetes.Interface) (out []cluster.Node, err error) {
 	err = retry(ctx, func(ctx context.Context) error {
 		l, err := core.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
-		out = make([]engine.Node, len(l.Items))
+		out = make([]cluster.Node, len(l.Items))
 		for i := range l.Items {
 			out[i] = *toNode(&l.Items[i])
 		}
 		return nil
 	})
-	slices.SortFunc(out, func(a, b engine.Node) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b cluster.Node) int { return cmp.Compare(a.Name, b.Name) })
 	return out, err
 }
 
@@ -300,7 +303,7 @@ func systemPods(ctx context.Context, core kubernetes.Interface) (out []corev1.Po
 }
 
 // daemonSetServices lists all DaemonSets in one request, and returns ours and kube-proxy.
-func daemonSetServices(ctx context.Context, core kubernetes.Interface) (out []engine.Service, err error) {
+func daemonSetServices(ctx context.Context, core kubernetes.Interface) (out []cluster.Service, err error) {
 	err = retry(ctx, func(ctx context.Context) error {
 		l, err := core.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -310,9 +313,9 @@ func daemonSetServices(ctx context.Context, core kubernetes.Interface) (out []en
 		for i := range l.Items {
 			switch d := &l.Items[i]; {
 			case d.Namespace == Namespace && d.Labels[partOfLabel] == partOf && !unused(d):
-				out = append(out, ofDaemonSet(d, engine.ServiceOfRelease))
+				out = append(out, ofDaemonSet(d, cluster.ServiceOfRelease))
 			case d.Namespace == systemNamespace && d.Name == "kube-proxy":
-				out = append(out, ofDaemonSet(d, engine.ServiceOfKubernetes))
+				out = append(out, ofDaemonSet(d, cluster.ServiceOfKubernetes))
 			}
 		}
 		return nil
@@ -321,7 +324,7 @@ func daemonSetServices(ctx context.Context, core kubernetes.Interface) (out []en
 }
 
 // deploymentServices returns our Deployments.
-func deploymentServices(ctx context.Context, core kubernetes.Interface) (out []engine.Service, err error) {
+func deploymentServices(ctx context.Context, core kubernetes.Interface) (out []cluster.Service, err error) {
 	err = retry(ctx, func(ctx context.Context) error {
 		l, err := core.AppsV1().Deployments(Namespace).List(ctx, metav1.ListOptions{LabelSelector: partOfLabel + "=" + partOf})
 		if err != nil {
@@ -329,7 +332,7 @@ func deploymentServices(ctx context.Context, core kubernetes.Interface) (out []e
 		}
 		out = nil
 		for i := range l.Items {
-			out = append(out, ofDeployment(&l.Items[i], engine.ServiceOfRelease))
+			out = append(out, ofDeployment(&l.Items[i], cluster.ServiceOfRelease))
 		}
 		return nil
 	})
@@ -361,8 +364,8 @@ func (c *Client) ownKinds(ctx context.Context) (out []string, err error) {
 	return out, err
 }
 
-// LocalData implements [engine.Inspector].
-func (c *Client) LocalData(ctx context.Context) (engine.LocalData, error) {
+// LocalData implements [check.Inspector].
+func (c *Client) LocalData(ctx context.Context) (cluster.LocalData, error) {
 	d, err := preflight.LocalData(ctx, c.config)
 	if err != nil {
 		return d, fmt.Errorf("list volumes on nodes: %w", classify(err))

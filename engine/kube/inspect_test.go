@@ -22,7 +22,10 @@ import (
 	"k8s.io/client-go/rest"
 
 	"constellation/assets"
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/cluster"
+	"constellation/engine/compat"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/version"
 )
@@ -79,7 +82,7 @@ func TestRunningNeedsEightRequests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := engine.Running{Kubernetes: engine.At(version.MustParse("v1.35.4")), Missing: []string{
+		want := compat.Running{Kubernetes: compat.At(version.MustParse("v1.35.4")), Missing: []string{
 			"NodeVersion: not in the cluster", "join-config: not in the cluster", "kinds: not in the cluster",
 		}}
 		r.Nodes, r.Parts = nil, nil // empty or nil is the same
@@ -95,19 +98,19 @@ func TestRunningNeedsEightRequests(t *testing.T) {
 	if err := c.ApplyKinds(ctx, ownCRDs(t), func(string) {}); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.PublishJoinConfig(ctx, engine.JoinConfig{Attestation: "{}", TrustRoots: "pem", ClusterID: "aa"}); err != nil {
+	if err := c.PublishJoinConfig(ctx, cluster.JoinConfig{Attestation: "{}", TrustRoots: "pem", ClusterID: "aa"}); err != nil {
 		t.Fatal(err)
 	}
-	target := engine.NodeTarget{Image: "ami-2", ImageVersion: "v1.1.0", Components: "k8s-components-sha256-" + strings.Repeat("1", 64), Kubernetes: "v1.36.3"}
+	target := cluster.NodeTarget{Image: "ami-2", ImageVersion: "v1.1.0", Components: "k8s-components-sha256-" + strings.Repeat("1", 64), Kubernetes: "v1.36.3"}
 	if err := c.SetNodeTarget(ctx, target); err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range []engine.Node{
-		{Name: "control-1", Role: "control-plane", State: engine.NodeReady, Kubernetes: "v1.36.3", Image: "ami-2", IP: "10.0.0.1"},
-		{Name: "control-2", Role: "control-plane", State: engine.NodeReady, Kubernetes: "v1.35.4", Image: "sandboxes/demo/images/v1.0.0", IP: "10.0.0.2"},
-		{Name: "control-3", Role: "control-plane", State: engine.NodeReady, Kubernetes: "v1.35.4", Image: "ami-1", IP: "10.0.0.3"},
-		{Name: "worker-1", Role: "worker", State: engine.NodeReady, Kubernetes: "v1.34.4", Image: "sandboxes/demo/images/v1.0.0", IP: "10.0.0.4"},
-		{Name: "worker-2", Role: "worker", State: engine.NodeReady, Kubernetes: "v\u202enew", IP: "10.0.0.5"},
+	for _, n := range []cluster.Node{
+		{Name: "control-1", Role: "control-plane", State: plan.NodeReady, Kubernetes: "v1.36.3", Image: "ami-2", IP: "10.0.0.1"},
+		{Name: "control-2", Role: "control-plane", State: plan.NodeReady, Kubernetes: "v1.35.4", Image: "sandboxes/demo/images/v1.0.0", IP: "10.0.0.2"},
+		{Name: "control-3", Role: "control-plane", State: plan.NodeReady, Kubernetes: "v1.35.4", Image: "ami-1", IP: "10.0.0.3"},
+		{Name: "worker-1", Role: "worker", State: plan.NodeReady, Kubernetes: "v1.34.4", Image: "sandboxes/demo/images/v1.0.0", IP: "10.0.0.4"},
+		{Name: "worker-2", Role: "worker", State: plan.NodeReady, Kubernetes: "v\u202enew", IP: "10.0.0.5"},
 	} {
 		w.PutNode(n)
 	}
@@ -148,19 +151,19 @@ func TestRunningNeedsEightRequests(t *testing.T) {
 	v := version.MustParse
 	read := target
 	read.MaxSurge = "1" // the API server's defaults
-	want := engine.Running{
-		Services:          engine.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")},
-		ControlPlaneImage: engine.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, WorkerImage: engine.At(v("v1.0.0")),
-		Kubernetes:          engine.Span{Oldest: v("v1.35.4"), Newest: v("v1.36.3")},
-		ControlPlaneKubelet: engine.Span{Oldest: v("v1.35.4"), Newest: v("v1.36.3")}, WorkerKubelet: engine.At(v("v1.34.4")),
+	want := compat.Running{
+		Services:          compat.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")},
+		ControlPlaneImage: compat.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, WorkerImage: compat.At(v("v1.0.0")),
+		Kubernetes:          compat.Span{Oldest: v("v1.35.4"), Newest: v("v1.36.3")},
+		ControlPlaneKubelet: compat.Span{Oldest: v("v1.35.4"), Newest: v("v1.36.3")}, WorkerKubelet: compat.At(v("v1.34.4")),
 		Etcd: "3.6.6-0",
-		Parts: []engine.Service{
-			{Name: "coredns", Version: "v1.13.1", Kind: engine.ServiceOfKubernetes, Ready: 1, Wanted: 1},
-			{Name: "join-service", Version: "v1.1.0", Kind: engine.ServiceOfRelease},
-			{Name: "kube-proxy", Version: "v1.35.4", Kind: engine.ServiceOfKubernetes},
-			{Name: "operator", Version: "v1.0.0", Kind: engine.ServiceOfRelease, Wanted: 1},
+		Parts: []cluster.Service{
+			{Name: "coredns", Version: "v1.13.1", Kind: cluster.ServiceOfKubernetes, Ready: 1, Wanted: 1},
+			{Name: "join-service", Version: "v1.1.0", Kind: cluster.ServiceOfRelease},
+			{Name: "kube-proxy", Version: "v1.35.4", Kind: cluster.ServiceOfKubernetes},
+			{Name: "operator", Version: "v1.0.0", Kind: cluster.ServiceOfRelease, Wanted: 1},
 		},
-		Target: read, JoinConfig: engine.JoinConfig{Attestation: "{}", TrustRoots: "pem", ClusterID: "aa"},
+		Target: read, JoinConfig: cluster.JoinConfig{Attestation: "{}", TrustRoots: "pem", ClusterID: "aa"},
 		Kinds: []string{
 			"autoscalingstrategies.update.edgeless.systems", "joiningnodes.update.edgeless.systems", "nodeversions.update.edgeless.systems",
 			"pendingnodes.update.edgeless.systems", "scalinggroups.update.edgeless.systems",
@@ -206,7 +209,7 @@ func TestRunningNeedsEightRequests(t *testing.T) {
 		if d := cmp.Diff(want, r.Missing); d != "" {
 			t.Error(d)
 		}
-		denied := []engine.Denial{
+		denied := []cluster.Denial{
 			{Verb: "get", Resource: "configmaps", Namespace: "kube-system", User: "reader"},
 			{Verb: "list", Resource: "daemonsets.apps", User: "reader"},
 			{Verb: "list", Resource: "deployments.apps", Namespace: "constellation-system", User: "reader"},
@@ -228,7 +231,7 @@ func TestRunningNeedsEightRequests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.Contains(r.Denied, engine.Denial{Verb: "list", Resource: "nodes", User: "nobody"}) {
+		if !slices.Contains(r.Denied, cluster.Denial{Verb: "list", Resource: "nodes", User: "nobody"}) {
 			t.Errorf("denied %+v", r.Denied)
 		}
 	})
@@ -244,7 +247,7 @@ func TestRunningDoesNotWaitForAnAPIServerThatIsDown(t *testing.T) {
 	}
 	start := time.Now()
 	_, err = c.Running(t.Context())
-	if !errors.Is(err, engine.ErrUnreachable) {
+	if !errors.Is(err, cluster.ErrUnreachable) {
 		t.Errorf("error %v", err)
 	}
 	if took := time.Since(start); took > inspectLimit/2 {
@@ -258,8 +261,8 @@ func TestPreflightErrors(t *testing.T) {
 		status int // of every answer; zero: nothing listens
 		want   error
 	}{
-		{"an API server that is down", 0, engine.ErrUnreachable},
-		{"a kubeconfig of another cluster", http.StatusUnauthorized, engine.ErrDenied},
+		{"an API server that is down", 0, cluster.ErrUnreachable},
+		{"a kubeconfig of another cluster", http.StatusUnauthorized, cluster.ErrDenied},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(tt.status) }))
@@ -271,7 +274,7 @@ func TestPreflightErrors(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			found, err := c.Preflight(t.Context(), []engine.PreflightRequest{{}}, func(e engine.Event) { t.Errorf("event %+v", e) })
+			found, err := c.Preflight(t.Context(), []check.PreflightRequest{{}}, func(e plan.Event) { t.Errorf("event %+v", e) })
 			if !errors.Is(err, tt.want) || found != nil {
 				t.Errorf("found %v, error %v", found, err)
 			}

@@ -34,6 +34,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/engine/version"
 )
 
@@ -58,11 +59,11 @@ type Client struct {
 
 	discovery discovery.CachedDiscoveryInterface
 
-	nodes    mirror[engine.Node]
-	expected mirror[engine.ExpectedNode]
-	rollouts mirror[engine.Rollout] // by the name of NodeVersion; without moves
-	moves    mirror[engine.Move]
-	plans    mirror[engine.NodePlan]
+	nodes    mirror[cluster.Node]
+	expected mirror[cluster.ExpectedNode]
+	rollouts mirror[cluster.Rollout] // by the name of NodeVersion; without moves
+	moves    mirror[cluster.Move]
+	plans    mirror[cluster.NodePlan]
 	planless unseen
 }
 
@@ -153,7 +154,7 @@ func retry(ctx context.Context, f func(ctx context.Context) error) error {
 		limited, cancel := context.WithTimeout(ctx, requestLimit)
 		err := classify(f(limited))
 		cancel()
-		if err == nil || !errors.Is(err, engine.ErrUnreachable) {
+		if err == nil || !errors.Is(err, cluster.ErrUnreachable) {
 			return err
 		}
 		if last != nil && errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
@@ -181,24 +182,24 @@ func classify(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, engine.ErrAbsent) || errors.Is(err, engine.ErrUnreachable) || errors.Is(err, engine.ErrDenied):
+	case errors.Is(err, cluster.ErrAbsent) || errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, cluster.ErrDenied):
 		return err
 	case errors.Is(err, context.Canceled):
 		return err
 	case apierrors.IsNotFound(err) || meta.IsNoMatchError(err):
-		return fmt.Errorf("%w: %w", engine.ErrAbsent, err)
+		return fmt.Errorf("%w: %w", cluster.ErrAbsent, err)
 	case apierrors.IsForbidden(err) && !strings.Contains(err.Error(), `"system:anonymous"`):
-		return fmt.Errorf("%w: %w", engine.ErrForbidden, err)
+		return fmt.Errorf("%w: %w", cluster.ErrForbidden, err)
 	case apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) || isCertificate(err):
-		return fmt.Errorf("%w: %w", engine.ErrDenied, err)
+		return fmt.Errorf("%w: %w", cluster.ErrDenied, err)
 	case apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsUnexpectedServerError(err):
-		return fmt.Errorf("%w: %w", engine.ErrUnreachable, err)
+		return fmt.Errorf("%w: %w", cluster.ErrUnreachable, err)
 	case errors.As(err, &status):
 		return err // the API server understood the request and rejected it
 	case errors.As(err, &netErr) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNREFUSED) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, context.DeadlineExceeded) || isConnection(err.Error()):
-		return fmt.Errorf("%w: %w", engine.ErrUnreachable, short(err))
+		return fmt.Errorf("%w: %w", cluster.ErrUnreachable, short(err))
 	}
 	return err
 }

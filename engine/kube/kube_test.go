@@ -22,8 +22,10 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/engine/kube/kubetest"
 	"constellation/engine/kubeadm"
+	"constellation/engine/plan"
 	"constellation/engine/revocation"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/operator/api/v1alpha1"
@@ -56,7 +58,7 @@ func (w world) must(err error) {
 	}
 }
 
-func (w world) PutNode(n engine.Node) {
+func (w world) PutNode(n cluster.Node) {
 	w.t.Helper()
 	ctx, nodes := w.t.Context(), w.c.core.CoreV1().Nodes()
 	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: map[string]string{}, Annotations: map[string]string{}}, Spec: corev1.NodeSpec{ProviderID: n.ProviderID}}
@@ -77,7 +79,7 @@ func (w world) PutNode(n engine.Node) {
 	}
 	w.must(err)
 	ready := corev1.ConditionFalse
-	if n.State == engine.NodeReady {
+	if n.State == plan.NodeReady {
 		ready = corev1.ConditionTrue
 	}
 	status := fmt.Sprintf(`{"status":{"nodeInfo":{"kubeletVersion":%q},"addresses":[{"type":"InternalIP","address":%q}],"conditions":[{"type":"Ready","status":%q,"message":"m","lastHeartbeatTime":%q}]}}`,
@@ -105,7 +107,7 @@ func (w world) Paused() bool {
 	return paused
 }
 
-func (w world) Revisions(ch engine.Chart) int {
+func (w world) Revisions(ch cluster.Chart) int {
 	cfg, err := w.c.helm(ch.Namespace)
 	w.must(err)
 	all, err := cfg.Releases.History(ch.Name)
@@ -174,7 +176,7 @@ func ourCharts(t *testing.T, c *Client) {
 		// The scheduler's message takes a moment on a busy computer.
 		for patience := 1500 * time.Millisecond; patience < 20*time.Second; patience *= 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			err = c.ApplyChart(ctx, engine.Chart{Name: tt.chart, Namespace: Namespace, Version: tt.release[1:], Files: files, Values: map[string]any{
+			err = c.ApplyChart(ctx, cluster.Chart{Name: tt.chart, Namespace: Namespace, Version: tt.release[1:], Files: files, Values: map[string]any{
 				"release": tt.release, "provider": "sandbox", tt.service: map[string]any{"image": "registry.constellation.example/" + tt.service + ":" + tt.release},
 			}}, func(string, int64, int64) {})
 			cancel()
@@ -195,8 +197,8 @@ func ourCharts(t *testing.T, c *Client) {
 // set upgrades two charts and installs a third. The second chart never becomes ready, so all
 // roll back, and helm finds a deployed revision of each.
 func set(t *testing.T, c *Client) {
-	chartOf := func(name, text string, replicas int, needs ...string) engine.Chart {
-		return engine.Chart{
+	chartOf := func(name, text string, replicas int, needs ...string) cluster.Chart {
+		return cluster.Chart{
 			Name: name, Namespace: Namespace, Version: "1.0.0", Values: map[string]any{"text": text, "replicas": replicas}, Needs: needs,
 			Files: []assets.File{
 				{Name: "Chart.yaml", Data: []byte("apiVersion: v2\nname: " + name + "\nversion: 1.0.0\n")},
@@ -218,10 +220,10 @@ spec:
 			},
 		}
 	}
-	apply := func(limit time.Duration, charts ...engine.Chart) error {
+	apply := func(limit time.Duration, charts ...cluster.Chart) error {
 		return engine.ChartSet{Charts: charts, Limit: limit, Report: func(string, string, string, int64, int64) {}}.Apply(t.Context(), c)
 	}
-	old := []engine.Chart{chartOf("set-a", "old", 0), chartOf("set-b", "old", 0)}
+	old := []cluster.Chart{chartOf("set-a", "old", 0), chartOf("set-b", "old", 0)}
 	if err := apply(time.Minute, old...); err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +252,7 @@ spec:
 // adopt interrupts an installation and an upgrade as a kill would: the revision is pending,
 // and some objects exist.
 func adopt(t *testing.T, c *Client) {
-	ch := engine.Chart{Name: "left", Namespace: Namespace, Version: "1.0.0", Values: map[string]any{"text": "a"}, Files: []assets.File{
+	ch := cluster.Chart{Name: "left", Namespace: Namespace, Version: "1.0.0", Values: map[string]any{"text": "a"}, Files: []assets.File{
 		{Name: "Chart.yaml", Data: []byte("apiVersion: v2\nname: left\nversion: 1.0.0\n")},
 		{Name: "templates/all.yaml", Data: []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: left, namespace: constellation-system}\ndata: {text: {{ .Values.text }}}\n")},
 	}}
@@ -319,7 +321,7 @@ func services(t *testing.T, c *Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var all []engine.Service
+	var all []cluster.Service
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) { // the controller creates a pod
 		if all, err = c.Services(t.Context()); err != nil || len(all) == 1 && all[0].Message != "" {
 			break
@@ -328,14 +330,14 @@ func services(t *testing.T, c *Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(all) != 1 || all[0].Name != "join-service" || all[0].Version != "v1.1.0" || all[0].Kind != engine.ServiceOfRelease ||
+	if len(all) != 1 || all[0].Name != "join-service" || all[0].Version != "v1.1.0" || all[0].Kind != cluster.ServiceOfRelease ||
 		all[0].Ready != 0 || all[0].Wanted != 1 || !strings.Contains(all[0].Message, "Unschedulable: 0/1 nodes are available") {
 		t.Errorf("services %+v", all)
 	}
 }
 
 func bounded(t *testing.T, c *Client) {
-	ch := engine.Chart{Name: "many", Namespace: Namespace, Version: "1.0.0", Files: []assets.File{
+	ch := cluster.Chart{Name: "many", Namespace: Namespace, Version: "1.0.0", Files: []assets.File{
 		{Name: "Chart.yaml", Data: []byte("apiVersion: v2\nname: many\nversion: 1.0.0\n")},
 		{Name: "templates/all.yaml", Data: []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: many}\ndata: {n: {{ .Values.n | quote }}}\n")},
 	}}
@@ -357,20 +359,20 @@ func TestErrorClasses(t *testing.T) {
 		err  error
 		want error // nil: none of the engine's
 	}{
-		{"absent", apierrors.NewNotFound(gr, "x"), engine.ErrAbsent},
-		{"forbidden", apierrors.NewForbidden(gr, "x", errors.New("no")), engine.ErrForbidden},
-		{"forbidden to the anonymous user", apierrors.NewForbidden(gr, "x", errors.New(`User "system:anonymous" cannot list resource "pods"`)), engine.ErrDenied},
-		{"a kubeconfig of another cluster", apierrors.NewUnauthorized("who?"), engine.ErrDenied},
-		{"a busy API server", apierrors.NewTooManyRequests("slow down", 1), engine.ErrUnreachable},
-		{"etcd without a leader", apierrors.NewInternalError(errors.New("etcdserver: no leader")), engine.ErrUnreachable},
-		{"a lost connection", fmt.Errorf("get: %w", io.EOF), engine.ErrUnreachable},
-		{"http2 gone", errors.New("http2: client connection lost"), engine.ErrUnreachable},
+		{"absent", apierrors.NewNotFound(gr, "x"), cluster.ErrAbsent},
+		{"forbidden", apierrors.NewForbidden(gr, "x", errors.New("no")), cluster.ErrForbidden},
+		{"forbidden to the anonymous user", apierrors.NewForbidden(gr, "x", errors.New(`User "system:anonymous" cannot list resource "pods"`)), cluster.ErrDenied},
+		{"a kubeconfig of another cluster", apierrors.NewUnauthorized("who?"), cluster.ErrDenied},
+		{"a busy API server", apierrors.NewTooManyRequests("slow down", 1), cluster.ErrUnreachable},
+		{"etcd without a leader", apierrors.NewInternalError(errors.New("etcdserver: no leader")), cluster.ErrUnreachable},
+		{"a lost connection", fmt.Errorf("get: %w", io.EOF), cluster.ErrUnreachable},
+		{"http2 gone", errors.New("http2: client connection lost"), cluster.ErrUnreachable},
 		{"an invalid object", apierrors.NewInvalid(schema.GroupKind{}, "x", nil), nil},
 		{"the user left", context.Canceled, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := classify(tt.err)
-			for _, kind := range []error{engine.ErrAbsent, engine.ErrDenied, engine.ErrForbidden, engine.ErrUnreachable} {
+			for _, kind := range []error{cluster.ErrAbsent, cluster.ErrDenied, cluster.ErrForbidden, cluster.ErrUnreachable} {
 				if errors.Is(got, kind) != errors.Is(tt.want, kind) {
 					t.Errorf("%v is %v: %t", got, kind, errors.Is(got, kind))
 				}
@@ -390,8 +392,8 @@ func TestTransientErrorsAreRetried(t *testing.T) {
 		want     error
 	}{
 		{"an API server that comes back", []int{503, 429, 200}, 3, nil},
-		{"a refusal", []int{403}, 1, engine.ErrDenied},
-		{"an absence", []int{404}, 1, engine.ErrAbsent},
+		{"a refusal", []int{403}, 1, cluster.ErrDenied},
+		{"an absence", []int{404}, 1, cluster.ErrAbsent},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var mu sync.Mutex
@@ -435,12 +437,12 @@ func TestUnreachableErrorAtDeadline(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Version(t.Context()); !errors.Is(err, engine.ErrUnreachable) {
+	if _, err := c.Version(t.Context()); !errors.Is(err, cluster.ErrUnreachable) {
 		t.Errorf("version: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	if _, err := c.Nodes(ctx); !errors.Is(err, engine.ErrUnreachable) || !strings.Contains(err.Error(), "connection refused") {
+	if _, err := c.Nodes(ctx); !errors.Is(err, cluster.ErrUnreachable) || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("nodes: %v", err)
 	}
 	ctx, cancel = context.WithCancel(t.Context())

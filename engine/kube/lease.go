@@ -12,7 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"constellation/engine"
+	"constellation/engine/cluster"
 )
 
 const (
@@ -34,7 +34,7 @@ var (
 //
 // A holder is alive if it renews its lease, timed by the local clock: two computers' clocks
 // may differ by more than a lease lasts.
-func (c *Client) Hold(ctx context.Context, h engine.Holder, lost func(error)) (release func(), err error) {
+func (c *Client) Hold(ctx context.Context, h cluster.Holder, lost func(error)) (release func(), err error) {
 	if err := c.takeLease(ctx, h); err != nil {
 		return nil, err
 	}
@@ -58,14 +58,14 @@ func (c *Client) Hold(ctx context.Context, h engine.Holder, lost func(error)) (r
 
 // readLease returns the lease and its holder. A holder that cannot be decoded is named by the
 // lease's own field.
-func (c *Client) readLease(ctx context.Context) (*coordinationv1.Lease, engine.Holder, error) {
+func (c *Client) readLease(ctx context.Context) (*coordinationv1.Lease, cluster.Holder, error) {
 	l, err := c.core.CoordinationV1().Leases(Namespace).Get(ctx, consoleLease, metav1.GetOptions{})
 	if err != nil {
-		return nil, engine.Holder{}, err
+		return nil, cluster.Holder{}, err
 	}
-	var by engine.Holder
+	var by cluster.Holder
 	if json.Unmarshal([]byte(l.Annotations[annotationHolder]), &by) != nil {
-		by = engine.Holder{User: orEmpty(l.Spec.HolderIdentity)}
+		by = cluster.Holder{User: orEmpty(l.Spec.HolderIdentity)}
 	}
 	return l, by, nil
 }
@@ -78,16 +78,16 @@ func orEmpty(s *string) string {
 }
 
 // takeLease acquires the lease for h, and returns when it has it.
-func (c *Client) takeLease(ctx context.Context, h engine.Holder) error {
+func (c *Client) takeLease(ctx context.Context, h cluster.Holder) error {
 	var seen string // the revision that has not changed since
 	var since time.Time
 	for {
 		var l *coordinationv1.Lease
-		var by engine.Holder
+		var by cluster.Holder
 		err := retry(ctx, func(ctx context.Context) (err error) {
 			l, by, err = c.readLease(ctx)
 			if apierrors.IsNotFound(err) {
-				l, by, err = nil, engine.Holder{}, nil
+				l, by, err = nil, cluster.Holder{}, nil
 			}
 			return err
 		})
@@ -100,7 +100,7 @@ func (c *Client) takeLease(ctx context.Context, h engine.Holder) error {
 		case seen == "":
 			seen, since = l.ResourceVersion, time.Now()
 		case seen != l.ResourceVersion:
-			return &engine.HeldError{By: by}
+			return &cluster.HeldError{By: by}
 		case time.Since(since) > leaseDuration:
 			free = true
 		}
@@ -122,7 +122,7 @@ func (c *Client) takeLease(ctx context.Context, h engine.Holder) error {
 			if errors.Is(ctx.Err(), context.Canceled) || by.User == "" {
 				return ctx.Err()
 			}
-			return &engine.HeldError{By: by}
+			return &cluster.HeldError{By: by}
 		case <-time.After(leaseLook):
 		}
 	}
@@ -130,7 +130,7 @@ func (c *Client) takeLease(ctx context.Context, h engine.Holder) error {
 
 // writeLease acquires or renews the lease; l is the lease that was read, nil if there was
 // none.
-func (c *Client) writeLease(ctx context.Context, l *coordinationv1.Lease, h engine.Holder) error {
+func (c *Client) writeLease(ctx context.Context, l *coordinationv1.Lease, h cluster.Holder) error {
 	b, err := json.Marshal(h)
 	if err != nil {
 		return fmt.Errorf("marshal holder: %w", err)
@@ -159,7 +159,7 @@ func (c *Client) writeLease(ctx context.Context, l *coordinationv1.Lease, h engi
 
 // keepLease renews the lease until ctx ends. It retries failed requests, and creates the lease
 // again if it was deleted.
-func (c *Client) keepLease(ctx context.Context, h engine.Holder, lost func(error)) {
+func (c *Client) keepLease(ctx context.Context, h cluster.Holder, lost func(error)) {
 	t := time.NewTicker(leaseRenewal)
 	defer t.Stop()
 	for {
@@ -173,7 +173,7 @@ func (c *Client) keepLease(ctx context.Context, h engine.Holder, lost func(error
 		case apierrors.IsNotFound(err):
 			l, err = nil, nil
 		case err == nil && by.Run != h.Run:
-			lost(&engine.HeldError{By: by})
+			lost(&cluster.HeldError{By: by})
 			return
 		}
 		if err == nil {

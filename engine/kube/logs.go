@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"constellation/engine"
+	"constellation/engine/cluster"
 )
 
 // podLabel is the label with a pod's service.
@@ -22,7 +22,7 @@ const podLabel = "app.kubernetes.io/name"
 const maxLine = 64 << 10
 
 // Follow implements [engine.Cluster].
-func (c *Client) Follow(ctx context.Context, service string, since time.Time, line func(engine.LogLine)) error {
+func (c *Client) Follow(ctx context.Context, service string, since time.Time, line func(cluster.LogLine)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -38,7 +38,7 @@ func (c *Client) Follow(ctx context.Context, service string, since time.Time, li
 				}
 				followed[s.ContainerID] = true
 				wg.Go(func() {
-					c.followContainer(ctx, p.Name, p.Spec.NodeName, s.Name, since, func(l engine.LogLine) {
+					c.followContainer(ctx, p.Name, p.Spec.NodeName, s.Name, since, func(l cluster.LogLine) {
 						mu.Lock()
 						defer mu.Unlock()
 						line(l)
@@ -46,7 +46,7 @@ func (c *Client) Follow(ctx context.Context, service string, since time.Time, li
 				})
 			}
 		})
-		if errors.Is(err, engine.ErrDenied) {
+		if errors.Is(err, cluster.ErrDenied) {
 			return fmt.Errorf("follow %s: %w", service, err)
 		}
 		select {
@@ -79,12 +79,12 @@ func (c *Client) eachPod(ctx context.Context, service string, f func(*corev1.Pod
 			f(p)
 		}
 	}
-	return engine.ErrUnreachable
+	return cluster.ErrUnreachable
 }
 
 // followContainer passes on the lines of a container until it terminates. A lost connection is
 // resumed where it ended.
-func (c *Client) followContainer(ctx context.Context, pod, node, container string, since time.Time, line func(engine.LogLine)) {
+func (c *Client) followContainer(ctx context.Context, pod, node, container string, since time.Time, line func(cluster.LogLine)) {
 	for ctx.Err() == nil {
 		// The API takes whole seconds; duplicate lines are skipped below.
 		from := metav1.NewTime(since.Truncate(time.Second))
@@ -107,14 +107,14 @@ func (c *Client) followContainer(ctx context.Context, pod, node, container strin
 					continue
 				}
 				since = t
-				line(engine.LogLine{Time: t, Pod: pod, Node: node, Text: rest})
+				line(cluster.LogLine{Time: t, Pod: pod, Node: node, Text: rest})
 			}
 			stream.Close()
 		}
 		// A restarted kubelet does not list its pods at first, so only the API server decides that a
 		// pod is gone.
 		p, perr := c.core.CoreV1().Pods(Namespace).Get(ctx, pod, metav1.GetOptions{})
-		if perr == nil && !running(p, container) || errors.Is(classify(perr), engine.ErrAbsent) {
+		if perr == nil && !running(p, container) || errors.Is(classify(perr), cluster.ErrAbsent) {
 			return // its successor is another container
 		}
 		select {

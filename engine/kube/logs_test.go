@@ -14,7 +14,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"constellation/engine"
+	"constellation/engine/cluster"
 )
 
 // podServer answers a client that follows the pods of a service: the list, the watch, one pod,
@@ -98,7 +98,7 @@ func TestFollowHasNoGapsOrDuplicates(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	var got []string
-	err = c.Follow(ctx, "joinservice", since, func(l engine.LogLine) {
+	err = c.Follow(ctx, "joinservice", since, func(l cluster.LogLine) {
 		got = append(got, l.Text)
 		if l.Node != "control-plane-0" || l.Pod != "joinservice-a" || !l.Time.After(since) {
 			t.Errorf("line %+v", l)
@@ -129,7 +129,7 @@ func TestFollowRestartedContainer(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	var got []string
-	if err := c.Follow(ctx, "joinservice", time.Date(2026, 11, 21, 7, 0, 0, 0, time.UTC), func(l engine.LogLine) {
+	if err := c.Follow(ctx, "joinservice", time.Date(2026, 11, 21, 7, 0, 0, 0, time.UTC), func(l cluster.LogLine) {
 		got = append(got, l.Text)
 		switch len(got) {
 		case 1:
@@ -159,7 +159,7 @@ func TestFollowWithoutPermissionFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Follow(t.Context(), "joinservice", time.Now(), func(engine.LogLine) {}); !errors.Is(err, engine.ErrDenied) {
+	if err := c.Follow(t.Context(), "joinservice", time.Now(), func(cluster.LogLine) {}); !errors.Is(err, cluster.ErrDenied) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -18,15 +18,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 
-	"constellation/engine"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/operator/api/v1alpha1"
 )
 
 const roleLabel = "node-role.kubernetes.io/control-plane"
 
-func toNode(n *corev1.Node) *engine.Node {
-	out := &engine.Node{
-		Name: n.Name, Role: "worker", State: engine.NodeNotReady, Kubernetes: n.Status.NodeInfo.KubeletVersion,
+func toNode(n *corev1.Node) *cluster.Node {
+	out := &cluster.Node{
+		Name: n.Name, Role: "worker", State: plan.NodeNotReady, Kubernetes: n.Status.NodeInfo.KubeletVersion,
 		Image: n.Annotations[v1alpha1.AnnotationImage], Components: n.Annotations[v1alpha1.AnnotationComponents],
 		ProviderID: n.Spec.ProviderID, Cordoned: n.Spec.Unschedulable, Created: n.CreationTimestamp.Time,
 		Heir: n.Annotations[v1alpha1.AnnotationHeir], Donor: n.Annotations[v1alpha1.AnnotationDonor],
@@ -50,7 +51,7 @@ func toNode(n *corev1.Node) *engine.Node {
 		out.Message = x.Message
 		switch x.Status {
 		case corev1.ConditionTrue:
-			out.State, out.Message = engine.NodeReady, ""
+			out.State, out.Message = plan.NodeReady, ""
 		case corev1.ConditionUnknown:
 			out.Message = "the kubelet has stopped reporting"
 		}
@@ -58,8 +59,8 @@ func toNode(n *corev1.Node) *engine.Node {
 	return out
 }
 
-func toExpected(j *v1alpha1.JoiningNode) engine.ExpectedNode {
-	out := engine.ExpectedNode{Name: j.Spec.Name, Components: j.Spec.ComponentsReference, ControlPlane: j.Spec.IsControlPlane, ProviderID: j.Spec.ProviderID}
+func toExpected(j *v1alpha1.JoiningNode) cluster.ExpectedNode {
+	out := cluster.ExpectedNode{Name: j.Spec.Name, Components: j.Spec.ComponentsReference, ControlPlane: j.Spec.IsControlPlane, ProviderID: j.Spec.ProviderID}
 	if j.Spec.Deadline != nil {
 		out.Deadline = j.Spec.Deadline.Time
 	}
@@ -149,7 +150,7 @@ func values[T any](shared []*T) []T {
 }
 
 // Nodes implements [engine.Cluster]. While a Watch runs it sends no request.
-func (c *Client) Nodes(ctx context.Context) ([]*engine.Node, error) {
+func (c *Client) Nodes(ctx context.Context) ([]*cluster.Node, error) {
 	nodes, ok := c.nodes.get()
 	if !ok {
 		err := retry(ctx, func(ctx context.Context) (err error) {
@@ -160,13 +161,13 @@ func (c *Client) Nodes(ctx context.Context) ([]*engine.Node, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list nodes: %w", err)
 		}
-		slices.SortFunc(nodes, func(a, b *engine.Node) int { return cmp.Compare(a.Name, b.Name) })
+		slices.SortFunc(nodes, func(a, b *cluster.Node) int { return cmp.Compare(a.Name, b.Name) })
 	}
 	return nodes, nil
 }
 
 // Expected implements [engine.Cluster]. While a Watch runs it sends no request.
-func (c *Client) Expected(ctx context.Context) ([]engine.ExpectedNode, error) {
+func (c *Client) Expected(ctx context.Context) ([]cluster.ExpectedNode, error) {
 	shared, ok := c.expected.get()
 	nodes := values(shared)
 	if !ok {
@@ -179,7 +180,7 @@ func (c *Client) Expected(ctx context.Context) ([]engine.ExpectedNode, error) {
 			return nil, fmt.Errorf("list JoiningNodes: %w", err)
 		}
 	}
-	slices.SortFunc(nodes, func(a, b engine.ExpectedNode) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(nodes, func(a, b cluster.ExpectedNode) int { return cmp.Compare(a.Name, b.Name) })
 	return nodes, nil
 }
 
@@ -231,7 +232,7 @@ func (c *Client) Watch(ctx context.Context, changed func()) error {
 }
 
 func (c *Client) watchNodes(ctx context.Context, changed func()) error {
-	items := map[string]*engine.Node{}
+	items := map[string]*cluster.Node{}
 	rv, err := c.listNodes(ctx, func(n *corev1.Node) { items[n.Name] = toNode(n) })
 	if err != nil {
 		return fmt.Errorf("list nodes: %w", classify(err))
@@ -260,7 +261,7 @@ func (c *Client) watchNodes(ctx context.Context, changed func()) error {
 }
 
 func (c *Client) watchExpected(ctx context.Context, changed func()) error {
-	items := map[string]*engine.ExpectedNode{}
+	items := map[string]*cluster.ExpectedNode{}
 	rv, err := c.listExpected(ctx, func(j *v1alpha1.JoiningNode) { e := toExpected(j); items[j.Name] = &e })
 	if err != nil {
 		return fmt.Errorf("list JoiningNodes: %w", classify(err))
@@ -304,7 +305,7 @@ func each(ctx context.Context, w watch.Interface, f func(watch.EventType, runtim
 		case e, ok := <-w.ResultChan():
 			switch {
 			case !ok:
-				return fmt.Errorf("watch: %w", errors.Join(engine.ErrUnreachable, ctx.Err()))
+				return fmt.Errorf("watch: %w", errors.Join(cluster.ErrUnreachable, ctx.Err()))
 			case e.Type == watch.Error:
 				return fmt.Errorf("watch: %w", classify(apierrors.FromObject(e.Object)))
 			case e.Type == watch.Bookmark:

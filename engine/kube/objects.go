@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"constellation/assets"
-	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -62,8 +62,8 @@ func unmarshal(b []byte, into any) error {
 }
 
 // Components implements [engine.Cluster].
-func (c *Client) Components(ctx context.Context, name string) (engine.Components, error) {
-	out := engine.Components{Name: name}
+func (c *Client) Components(ctx context.Context, name string) (cluster.Components, error) {
+	out := cluster.Components{Name: name}
 	err := retry(ctx, func(ctx context.Context) error {
 		m, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
@@ -82,14 +82,14 @@ func (c *Client) Components(ctx context.Context, name string) (engine.Components
 		return unmarshal([]byte(m.Data[keyComponents]), &out.List)
 	})
 	if err != nil {
-		return engine.Components{}, fmt.Errorf("read ConfigMap %s: %w", name, err)
+		return cluster.Components{}, fmt.Errorf("read ConfigMap %s: %w", name, err)
 	}
 	return out, nil
 }
 
 // PublishComponents implements [engine.Cluster].
-func (c *Client) PublishComponents(ctx context.Context, want engine.Components) error {
-	if want.Name != engine.ComponentsName(want.List) {
+func (c *Client) PublishComponents(ctx context.Context, want cluster.Components) error {
+	if want.Name != cluster.ComponentsName(want.List) {
 		return fmt.Errorf("create ConfigMap %s: name does not match the digest of the list", want.Name)
 	}
 	b, err := json.Marshal(want.List)
@@ -151,14 +151,14 @@ func (c *Client) PublishComponents(ctx context.Context, want engine.Components) 
 }
 
 // JoinConfig implements [engine.Cluster].
-func (c *Client) JoinConfig(ctx context.Context) (engine.JoinConfig, error) {
-	var out engine.JoinConfig
+func (c *Client) JoinConfig(ctx context.Context) (cluster.JoinConfig, error) {
+	var out cluster.JoinConfig
 	err := retry(ctx, func(ctx context.Context) error {
 		m, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(ctx, joinConfigName, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		out = engine.JoinConfig{
+		out = cluster.JoinConfig{
 			Attestation: m.Data[keyAttestation], TrustRoots: m.Data[keyTrustRoots], ClusterID: m.Data[keyClusterID],
 			Weakened: m.Annotations[annotationWeakened], Revision: m.ResourceVersion,
 		}
@@ -173,13 +173,13 @@ func (c *Client) JoinConfig(ctx context.Context) (engine.JoinConfig, error) {
 		return nil
 	})
 	if err != nil {
-		return engine.JoinConfig{}, fmt.Errorf("read ConfigMap %s: %w", joinConfigName, err)
+		return cluster.JoinConfig{}, fmt.Errorf("read ConfigMap %s: %w", joinConfigName, err)
 	}
 	return out, nil
 }
 
 // PublishJoinConfig implements [engine.Cluster].
-func (c *Client) PublishJoinConfig(ctx context.Context, j engine.JoinConfig) error {
+func (c *Client) PublishJoinConfig(ctx context.Context, j cluster.JoinConfig) error {
 	m := applycorev1.ConfigMap(joinConfigName, systemNamespace).
 		WithLabels(map[string]string{"app.kubernetes.io/part-of": "constellation"}).
 		WithData(map[string]string{keyAttestation: j.Attestation, keyTrustRoots: j.TrustRoots, keyClusterID: j.ClusterID})
@@ -197,7 +197,7 @@ func (c *Client) PublishJoinConfig(ctx context.Context, j engine.JoinConfig) err
 		return err
 	})
 	if apierrors.IsConflict(err) {
-		return fmt.Errorf("apply ConfigMap %s: %w", joinConfigName, engine.ErrConflict)
+		return fmt.Errorf("apply ConfigMap %s: %w", joinConfigName, cluster.ErrConflict)
 	}
 	if err != nil {
 		return fmt.Errorf("apply ConfigMap %s: %w", joinConfigName, err)
@@ -249,7 +249,7 @@ func (c *Client) OutdatedKinds(ctx context.Context, kinds []assets.File) (outdat
 			have, err = c.dynamic.Resource(kindsOfKinds).Get(ctx, u.GetName(), metav1.GetOptions{})
 			return err
 		})
-		if errors.Is(err, engine.ErrAbsent) {
+		if errors.Is(err, cluster.ErrAbsent) {
 			outdated = append(outdated, f.Name)
 			continue
 		}
@@ -322,7 +322,7 @@ func (c *Client) served(ctx context.Context, crd *unstructured.Unstructured) err
 			if err == nil {
 				break
 			}
-			if !errors.Is(err, engine.ErrAbsent) {
+			if !errors.Is(err, cluster.ErrAbsent) {
 				return err
 			}
 			select { // there is no event for this; the gap is a fraction of a second
@@ -336,14 +336,14 @@ func (c *Client) served(ctx context.Context, crd *unstructured.Unstructured) err
 }
 
 // Expect implements [engine.Cluster].
-func (c *Client) Expect(ctx context.Context, n engine.ExpectedNode) error {
+func (c *Client) Expect(ctx context.Context, n cluster.ExpectedNode) error {
 	var have *corev1.Node
 	err := retry(ctx, func(ctx context.Context) (err error) {
 		have, err = c.core.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
 		return err
 	})
 	switch {
-	case errors.Is(err, engine.ErrAbsent):
+	case errors.Is(err, cluster.ErrAbsent):
 	case err != nil:
 		return fmt.Errorf("read node %s: %w", n.Name, err)
 	case have.Annotations[v1alpha1.AnnotationComponents] == n.Components:

@@ -14,7 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"constellation/engine"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/operator/api/upgradev1"
 )
 
@@ -43,14 +44,14 @@ func (u *unseen) get() error {
 }
 
 // Plans implements [engine.Cluster]. While a WatchRollout runs it sends no request.
-func (c *Client) Plans(ctx context.Context) ([]engine.NodePlan, error) {
+func (c *Client) Plans(ctx context.Context) ([]cluster.NodePlan, error) {
 	if seen, ok := c.plans.get(); ok {
 		return values(seen), nil
 	}
 	if err := c.planless.get(); err != nil {
 		return nil, err
 	}
-	var out []engine.NodePlan
+	var out []cluster.NodePlan
 	err := retry(ctx, func(ctx context.Context) error {
 		l, err := c.dynamic.Resource(plans).List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -69,7 +70,7 @@ func (c *Client) Plans(ctx context.Context) ([]engine.NodePlan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list Plans: %w", err)
 	}
-	slices.SortFunc(out, func(a, b engine.NodePlan) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b cluster.NodePlan) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil
 }
 
@@ -79,7 +80,7 @@ func (c *Client) watchPlans(ctx context.Context, changed func()) error {
 	defer c.planless.set(nil)
 	for {
 		err := watchAll(ctx, c, plans, &c.plans, changed, toPlan)
-		if ctx.Err() != nil || !errors.Is(err, engine.ErrAbsent) && !errors.Is(err, engine.ErrForbidden) {
+		if ctx.Err() != nil || !errors.Is(err, cluster.ErrAbsent) && !errors.Is(err, cluster.ErrForbidden) {
 			return err
 		}
 		c.planless.set(err)
@@ -94,15 +95,15 @@ func (c *Client) watchPlans(ctx context.Context, changed func()) error {
 
 // toPlan converts a Plan. Of a Plan that another controller applies, only the reported status
 // is known.
-func toPlan(u *unstructured.Unstructured) (engine.NodePlan, error) {
+func toPlan(u *unstructured.Unstructured) (cluster.NodePlan, error) {
 	var p upgradev1.Plan
 	name := keyOf(u)
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &p); err != nil {
 		// An invalid Plan must not hide the others or the nodes.
-		return engine.NodePlan{Name: name, State: engine.PlanInvalid, Text: "invalid Plan: " + err.Error()}, nil
+		return cluster.NodePlan{Name: name, State: cluster.PlanInvalid, Text: "invalid Plan: " + err.Error()}, nil
 	}
 	s := &p.Status
-	out := engine.NodePlan{Name: name, Version: s.LatestVersion, Channel: p.Spec.Channel, Applying: int64(len(s.Applying)), State: engine.PlanUnseen}
+	out := cluster.NodePlan{Name: name, Version: s.LatestVersion, Channel: p.Spec.Channel, Applying: int64(len(s.Applying)), State: cluster.PlanUnseen}
 	if out.Version == "" {
 		out.Version = p.Spec.Version
 	}
@@ -124,22 +125,22 @@ func toPlan(u *unstructured.Unstructured) (engine.NodePlan, error) {
 		out.Pending = max(0, out.Total-out.Done-out.Applying-out.Failed)
 		out.Alone = wants.Alone && len(s.Applying) > 0
 		for _, n := range own.Nodes {
-			out.Nodes = append(out.Nodes, engine.NodePlanNode{Name: n.Name, State: stateOf(n), Text: n.Message, Held: held(n)})
+			out.Nodes = append(out.Nodes, cluster.NodePlanNode{Name: n.Name, State: stateOf(n), Text: n.Message, Held: held(n)})
 		}
 	} else {
 		for _, host := range s.Applying {
-			x := engine.NodePlanNode{Name: host, State: engine.NodeUpgrading}
+			x := cluster.NodePlanNode{Name: host, State: plan.NodeUpgrading}
 			if failed && strings.Contains(complete.Message, "on Node "+host+":") {
-				x.State = engine.NodeFailed
+				x.State = plan.NodeFailed
 				out.Applying, out.Failed = out.Applying-1, out.Failed+1
 			}
 			out.Nodes = append(out.Nodes, x)
 		}
 	}
-	slices.SortFunc(out.Nodes, func(a, b engine.NodePlanNode) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out.Nodes, func(a, b cluster.NodePlanNode) int { return strings.Compare(a.Name, b.Name) })
 	for _, kind := range []string{upgradev1.ConditionValidated, upgradev1.ConditionResolved} {
 		if c := conditionOf(s, kind); c != nil && c.Status == corev1.ConditionFalse {
-			out.State, out.Text = engine.PlanInvalid, c.Message
+			out.State, out.Text = cluster.PlanInvalid, c.Message
 			out.Remedy = fmt.Sprintf("correct it: `kubectl -n %s edit plans.upgrade.cattle.io %s`", p.Namespace, p.Name)
 			return out, nil
 		}
@@ -147,30 +148,30 @@ func toPlan(u *unstructured.Unstructured) (engine.NodePlan, error) {
 	switch {
 	case complete == nil:
 	case failed && own != nil:
-		out.State, out.Text = engine.PlanFailed, complete.Message
+		out.State, out.Text = cluster.PlanFailed, complete.Message
 		out.Remedy = fmt.Sprintf("fix the cause, then retry with `kubectl -n %s patch plans.upgrade.cattle.io %s --type=merge -p '{\"spec\":{\"constellation\":{\"retry\":\"%d\"}}}'`",
 			p.Namespace, p.Name, p.Generation) // unique per retry
 	case failed:
-		out.State, out.Text = engine.PlanFailed, complete.Message
+		out.State, out.Text = cluster.PlanFailed, complete.Message
 		out.Remedy = fmt.Sprintf("inspect its jobs: `kubectl -n %s get jobs,pods -l upgrade.cattle.io/plan=%s`", p.Namespace, p.Name)
 	case complete.Status == corev1.ConditionTrue:
-		out.State, out.Text = engine.PlanComplete, complete.Message
+		out.State, out.Text = cluster.PlanComplete, complete.Message
 	case complete.Reason == "ValidationFailed":
-		out.State, out.Text = engine.PlanInvalid, complete.Message
+		out.State, out.Text = cluster.PlanInvalid, complete.Message
 	case out.Applying > 0:
-		out.State = engine.PlanApplying
+		out.State = cluster.PlanApplying
 	default:
-		out.State, out.Text = engine.PlanWaiting, complete.Message
+		out.State, out.Text = cluster.PlanWaiting, complete.Message
 	}
-	if own != nil && own.Waiting != nil && out.State != engine.PlanFailed {
+	if own != nil && own.Waiting != nil && out.State != cluster.PlanFailed {
 		out.Text = own.Waiting.Message
 	}
 	switch {
-	case out.State != engine.PlanWaiting && out.State != engine.PlanApplying:
+	case out.State != cluster.PlanWaiting && out.State != cluster.PlanApplying:
 	case wants.State == upgradev1.Paused:
-		out.State = engine.PlanPaused
+		out.State = cluster.PlanPaused
 	case wants.State == upgradev1.Cancelled:
-		out.State = engine.PlanCancelled
+		out.State = cluster.PlanCancelled
 	}
 	return out, nil
 }
@@ -179,11 +180,11 @@ func toPlan(u *unstructured.Unstructured) (engine.NodePlan, error) {
 func stateOf(n upgradev1.NodeStatus) string {
 	switch {
 	case n.State == upgradev1.NodeFailed:
-		return engine.NodeFailed
+		return plan.NodeFailed
 	case n.State == upgradev1.NodeRunning && (n.Reason == "Draining" || n.Reason == "DrainBlocked"):
-		return engine.NodeDraining
+		return plan.NodeDraining
 	}
-	return engine.NodeUpgrading
+	return plan.NodeUpgrading
 }
 
 // remediesOfPods are the remedies for a node whose pod makes no progress, by reason.

@@ -15,10 +15,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"constellation/engine"
+	"constellation/engine/check"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -44,7 +48,7 @@ func (preparedCloud) Groups(context.Context) ([]cloud.Group, error) {
 	return []cloud.Group{{ID: "sandboxes/demo/groups/workers", Image: "sandboxes/demo/images/v1.0.0"}}, nil
 }
 
-func (preparedCloud) Machines(context.Context) ([]engine.CloudMachine, error) { return nil, nil }
+func (preparedCloud) Machines(context.Context) ([]cluster.CloudMachine, error) { return nil, nil }
 
 // `upgrade prepare` runs against a real API server: interrupted after its first step, then
 // twice concurrently from two workspaces, then once more. The API server accepts the printed
@@ -58,10 +62,10 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 	first := populate(t, cp, c, "v1.1.0")
 	w := world{t, c}
 	for name, role := range map[string]string{"control-plane-0": "control-plane", "worker-0": "worker", "worker-1": "worker"} {
-		w.PutNode(engine.Node{Name: name, Role: role, State: engine.NodeReady, Kubernetes: "v1.35.4", IP: "10.0.0.1"})
+		w.PutNode(cluster.Node{Name: name, Role: role, State: plan.NodeReady, Kubernetes: "v1.35.4", IP: "10.0.0.1"})
 	}
 	second := t.TempDir()
-	for _, name := range []string{engine.ConfigFile, engine.StateFile, engine.KubeconfigFile} {
+	for _, name := range []string{workspace.ConfigFile, workspace.StateFile, workspace.KubeconfigFile} {
 		b, err := os.ReadFile(first.Path(name))
 		if err != nil {
 			t.Fatal(err)
@@ -71,30 +75,30 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 		}
 	}
 	request := engine.PrepareRequest{
-		CheckRequest: engine.CheckRequest{Release: version.MustParse("v1.1.0"), Kubernetes: version.MustParse("v1.36.3"), NoPreflight: true},
+		CheckRequest: check.CheckRequest{Release: version.MustParse("v1.1.0"), Kubernetes: version.MustParse("v1.36.3"), NoPreflight: true},
 		Acknowledge:  []string{"oldest-supports-kubernetes"},
 	}
 	// prepare runs once and calls see with every event. It returns the result.
-	prepare := func(ctx context.Context, dir string, see func(engine.Event)) (engine.Result, error) {
-		ws, err := engine.OpenWorkspace(dir)
+	prepare := func(ctx context.Context, dir string, see func(plan.Event)) (plan.Result, error) {
+		ws, err := workspace.OpenWorkspace(dir)
 		if err != nil {
-			return engine.Result{}, err
+			return plan.Result{}, err
 		}
 		e := engine.New(ws, engine.Deps{
 			Connect: func(context.Context, []byte) (engine.Cluster, error) { return c, nil },
-			Inspect: func(context.Context, []byte) (engine.Inspector, error) { return c, nil },
-			Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) {
+			Inspect: func(context.Context, []byte) (check.Inspector, error) { return c, nil },
+			Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
 				return preparedCloud{}, nil
 			},
 		})
-		p, err := e.PlanPrepare(ctx, request, func(engine.Event) {})
+		p, err := e.PlanPrepare(ctx, request, func(plan.Event) {})
 		if err != nil {
-			return engine.Result{}, err
+			return plan.Result{}, err
 		}
-		var r engine.Result
-		err = e.Run(ctx, p, func(ev engine.Event) {
+		var r plan.Result
+		err = e.Run(ctx, p, func(ev plan.Event) {
 			see(ev)
-			if ev.Kind == engine.KindResult {
+			if ev.Kind == plan.KindResult {
 				if err := json.Unmarshal(ev.Data, &r); err != nil {
 					t.Error(err)
 				}
@@ -102,7 +106,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 		})
 		return r, err
 	}
-	read := func() engine.JoinConfig {
+	read := func() cluster.JoinConfig {
 		t.Helper()
 		j, err := c.JoinConfig(t.Context())
 		if err != nil {
@@ -116,12 +120,12 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
-	r, err := prepare(ctx, first.Dir(), func(ev engine.Event) {
-		if ev.Kind == engine.KindStep && ev.Step == engine.StepComponents && ev.State == engine.StateDone {
+	r, err := prepare(ctx, first.Dir(), func(ev plan.Event) {
+		if ev.Kind == plan.KindStep && ev.Step == engine.StepComponents && ev.State == plan.StateDone {
 			cancel()
 		}
 	})
-	if engine.ExitCode(err) != engine.ExitStopped || r.Patch != nil {
+	if plan.ExitCode(err) != plan.ExitStopped || r.Patch != nil {
 		t.Fatalf("interrupted: %v, patch %s", err, r.Patch)
 	}
 	if d := cmp.Diff(before, read()); d != "" {
@@ -132,7 +136,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := engine.ComponentsName(list.List)
+	name := cluster.ComponentsName(list.List)
 	m, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -142,11 +146,11 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 		t.Errorf("the components could be changed: %v", err)
 	}
 
-	results, errs := make([]engine.Result, 2), make([]error, 2)
+	results, errs := make([]plan.Result, 2), make([]error, 2)
 	done := make(chan int)
 	for i, dir := range []string{first.Dir(), second} {
 		go func() {
-			results[i], errs[i] = prepare(t.Context(), dir, func(engine.Event) {})
+			results[i], errs[i] = prepare(t.Context(), dir, func(plan.Event) {})
 			done <- i
 		}()
 	}
@@ -155,7 +159,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 	for i, err := range errs {
 		// The second console may find everything done except its own file.
 		if err != nil {
-			t.Errorf("console %d: %v (remedy %q)", i, err, engine.Remedy(err))
+			t.Errorf("console %d: %v (remedy %q)", i, err, plan.Remedy(err))
 		}
 	}
 	if d := cmp.Diff(results[0].Patch, results[1].Patch); d != "" || results[0].Patch == nil {
@@ -172,7 +176,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 		t.Errorf("join-config (-want +got):\n%s", d)
 	}
 
-	if _, err := prepare(t.Context(), first.Dir(), func(engine.Event) {}); engine.ExitCode(err) != engine.ExitNothing {
+	if _, err := prepare(t.Context(), first.Dir(), func(plan.Event) {}); plan.ExitCode(err) != plan.ExitNothing {
 		t.Errorf("once more: %v", err)
 	}
 	if d := cmp.Diff(got, read()); d != "" {
@@ -183,10 +187,10 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 		t.Fatalf("patch %s: %v", results[0].Patch, err)
 	}
 	target, err := c.NodeTarget(t.Context())
-	if d := cmp.Diff(engine.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: name, Kubernetes: "v1.36.3", MaxSurge: "1"}, target); d != "" || err != nil {
+	if d := cmp.Diff(cluster.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: name, Kubernetes: "v1.36.3", MaxSurge: "1"}, target); d != "" || err != nil {
 		t.Errorf("target (-want +got):\n%s%v", d, err)
 	}
-	if _, err := prepare(t.Context(), first.Dir(), func(engine.Event) {}); engine.ExitCode(err) != engine.ExitNothing || !strings.Contains(err.Error(), "are the target of all nodes already") {
+	if _, err := prepare(t.Context(), first.Dir(), func(plan.Event) {}); plan.ExitCode(err) != plan.ExitNothing || !strings.Contains(err.Error(), "are the target of all nodes already") {
 		t.Errorf("after the target was set: %v", err)
 	}
 }

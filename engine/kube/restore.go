@@ -29,6 +29,8 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -274,10 +276,10 @@ func chosen(b *backup.Backup, only []engine.Selector) error {
 	for _, s := range only {
 		of := slices.DeleteFunc(slices.Clone(all), func(t backup.Type) bool { return !s.OfType(t.Group, t.Resource) })
 		if len(of) == 0 {
-			return &engine.Error{Op: "select " + s.String(), Err: fmt.Errorf("the backup has no %s", backup.Type{Group: s.Group, Resource: s.Resource}), Remedy: near(all, s), Exit: engine.ExitUsage}
+			return &plan.Error{Op: "select " + s.String(), Err: fmt.Errorf("the backup has no %s", backup.Type{Group: s.Group, Resource: s.Resource}), Remedy: near(all, s), Exit: plan.ExitUsage}
 		}
 		if !of[0].Namespaced && s.Name != "" && s.Namespace != "" {
-			return &engine.Error{Op: "select " + s.String(), Err: fmt.Errorf("objects of %s have no namespace", of[0]), Remedy: "write " + engine.Selector{Group: s.Group, Resource: s.Resource, Namespace: s.Name}.String(), Exit: engine.ExitUsage}
+			return &plan.Error{Op: "select " + s.String(), Err: fmt.Errorf("objects of %s have no namespace", of[0]), Remedy: "write " + engine.Selector{Group: s.Group, Resource: s.Resource, Namespace: s.Name}.String(), Exit: plan.ExitUsage}
 		}
 		match := s.Namespace == "" && s.Name == "" && slices.ContainsFunc(of, func(t backup.Type) bool { return t.Objects > 0 || !isKinds(t) && t.Group != "" })
 		for _, t := range of {
@@ -294,7 +296,7 @@ func chosen(b *backup.Backup, only []engine.Selector) error {
 			}
 		}
 		if !match {
-			return &engine.Error{Op: "select " + s.String(), Err: errors.New("nothing in the backup matches"), Remedy: fmt.Sprintf("list its content with `constellation backup show %s`", b.Manifest().ID), Exit: engine.ExitUsage}
+			return &plan.Error{Op: "select " + s.String(), Err: errors.New("nothing in the backup matches"), Remedy: fmt.Sprintf("list its content with `constellation backup show %s`", b.Manifest().ID), Exit: plan.ExitUsage}
 		}
 	}
 	return nil
@@ -460,7 +462,7 @@ func (r *restore) startWriters(ctx context.Context, give func(error)) *writers {
 				x, err := r.one(ctx, j)
 				switch {
 				case ctx.Err() != nil: // its result is unknown
-				case errors.Is(err, engine.ErrDenied) && !errors.Is(err, engine.ErrForbidden):
+				case errors.Is(err, cluster.ErrDenied) && !errors.Is(err, cluster.ErrForbidden):
 					give(err)
 				case err != nil:
 					r.fail(j, err)
@@ -481,7 +483,7 @@ func (c *writers) end() {
 
 // fail reports that an object could not be restored.
 func (r *restore) fail(j task, err error) {
-	x := engine.RestoreReport{Object: nameOf(j.t, j.saved), State: engine.RestoreFailed, Text: without(brief(err), j.saved, j.live), Remedy: engine.Remedy(err)}
+	x := engine.RestoreReport{Object: nameOf(j.t, j.saved), State: engine.RestoreFailed, Text: without(brief(err), j.saved, j.live), Remedy: plan.Remedy(err)}
 	r.mu.Lock()
 	if _, ok := r.uids[j.saved.uid]; ok {
 		r.uids[j.saved.uid] = owner{failed: x.Object.String()}
@@ -493,7 +495,7 @@ func (r *restore) fail(j task, err error) {
 // brief strips the engine's error class from an error.
 func brief(err error) string {
 	s := err.Error()
-	for _, e := range []error{engine.ErrAbsent, engine.ErrForbidden, engine.ErrDenied, engine.ErrUnreachable} {
+	for _, e := range []error{cluster.ErrAbsent, cluster.ErrForbidden, cluster.ErrDenied, cluster.ErrUnreachable} {
 		s = strings.TrimPrefix(s, e.Error()+": ")
 	}
 	return s
@@ -686,7 +688,7 @@ func (r *restore) inDiscovery(ctx context.Context, crd *apiextensionsv1.CustomRe
 			}
 			return unmarshal(b, &list)
 		})
-		if errors.Is(err, engine.ErrAbsent) {
+		if errors.Is(err, cluster.ErrAbsent) {
 			return false, nil
 		}
 		if err != nil {
@@ -744,7 +746,7 @@ func (r *restore) restoreType(ctx context.Context, w *writers, t backup.Type, le
 	}
 	for p, err := range pairs(saved(r.b, t), live) {
 		var silent *unreadable
-		if errors.As(err, &silent) && ctx.Err() == nil && (!errors.Is(err, engine.ErrDenied) || errors.Is(err, engine.ErrForbidden)) {
+		if errors.As(err, &silent) && ctx.Err() == nil && (!errors.Is(err, cluster.ErrDenied) || errors.Is(err, cluster.ErrForbidden)) {
 			r.report(engine.RestoreReport{
 				Object: engine.ObjectName{Group: t.Group, Resource: t.Resource}, State: engine.RestoreFailed,
 				Text: "the cluster's objects could not be read, so restoring this type stopped: " + brief(silent.err), Remedy: "fix the cause, then run the same command again",
@@ -809,7 +811,7 @@ func (r *restore) kindOf(ctx context.Context, t *backup.Type) *kind {
 		limited, cancel := context.WithTimeout(ctx, requestLimit)
 		defer cancel()
 		if err := r.awaitKind(limited, gr, k); err != nil {
-			k.absent = errors.Is(err, engine.ErrAbsent)
+			k.absent = errors.Is(err, cluster.ErrAbsent)
 			k.err = "it has no CustomResourceDefinition: " + brief(err)
 		}
 	}
@@ -951,7 +953,7 @@ func (r *restore) tokenRule(ctx context.Context, j task) (string, error) {
 		return unmarshal(b, &m)
 	})
 	switch {
-	case errors.Is(err, engine.ErrAbsent):
+	case errors.Is(err, cluster.ErrAbsent):
 		return ruleToken, nil
 	case err != nil:
 		return "", err
@@ -976,7 +978,7 @@ func (r *restore) owners(ctx context.Context, j task) (refs json.RawMessage, not
 		r.mu.Unlock()
 		switch {
 		case known.failed != "":
-			return nil, "", &engine.Error{Err: fmt.Errorf("its owner %s could not be restored", known.failed), Remedy: "restore its owner first, then run the same command again"}
+			return nil, "", &plan.Error{Err: fmt.Errorf("its owner %s could not be restored", known.failed), Remedy: "restore its owner first, then run the same command again"}
 		case known.would:
 			out = append(out, o) // for comparison only
 			continue
@@ -1034,7 +1036,7 @@ func (r *restore) find(ctx context.Context, o ownerReference, namespace string) 
 		}
 		return unmarshal(b, &there)
 	})
-	if err != nil && !errors.Is(err, engine.ErrAbsent) {
+	if err != nil && !errors.Is(err, cluster.ErrAbsent) {
 		return "", fmt.Errorf("find owner %s %s: %w", o.Kind, o.Name, err)
 	}
 	if there.DeletionTimestamp == nil { // otherwise it is about to be deleted
@@ -1147,7 +1149,7 @@ func (r *restore) existing(ctx context.Context, j task, refs json.RawMessage) (e
 	x := engine.RestoreReport{Object: nameOf(j.t, j.saved), State: engine.RestoreSame}
 	for try := 0; ; try++ {
 		if j.live.deleting() {
-			return x, &engine.Error{Err: errors.New("it exists, but is being deleted"), Remedy: "wait until its finalizers are gone, then run the same command again"}
+			return x, &plan.Error{Err: errors.New("it exists, but is being deleted"), Remedy: "wait until its finalizers are gone, then run the same command again"}
 		}
 		r.made(j.saved.uid, j.live.uid)
 		// The status of a live object belongs to its controller.
@@ -1323,7 +1325,7 @@ func (r *restore) send(ctx context.Context, method, path string, q url.Values, b
 		case apierrors.IsInternalError(err) && hard == hardTries-1:
 			r.pace.end(began, false, 0)
 			return got, again, err
-		case errors.Is(classify(err), engine.ErrUnreachable):
+		case errors.Is(classify(err), cluster.ErrUnreachable):
 			if apierrors.IsInternalError(err) {
 				hard++ // a failing webhook does not recover soon
 			}
@@ -1399,7 +1401,7 @@ func (r *restore) oneKind(ctx context.Context, j task) (engine.RestoreReport, er
 	x, err := r.existing(ctx, j, nil)
 	if err != nil {
 		// The existing definition stays.
-		return x, &engine.Error{Err: err, Remedy: cmp.Or(engine.Remedy(err), "its objects are restored into the existing definition; to replace it, delete it and run the same command again")}
+		return x, &plan.Error{Err: err, Remedy: cmp.Or(plan.Remedy(err), "its objects are restored into the existing definition; to replace it, delete it and run the same command again")}
 	}
 	return x, nil
 }
@@ -1411,7 +1413,7 @@ func (r *restore) awaitGone(ctx context.Context, j task) error {
 	defer cancel()
 	for {
 		o, err := r.get(limited, j)
-		if errors.Is(err, engine.ErrAbsent) || err == nil && !o.deleting() {
+		if errors.Is(err, cluster.ErrAbsent) || err == nil && !o.deleting() {
 			return nil
 		}
 		if ctx.Err() != nil {
@@ -1422,7 +1424,7 @@ func (r *restore) awaitGone(ctx context.Context, j task) error {
 		}
 		select { // its objects are deleted one by one
 		case <-limited.Done():
-			return &engine.Error{
+			return &plan.Error{
 				Err:    errors.New("it is being deleted and waits for finalizers of its objects"),
 				Remedy: fmt.Sprintf("remove the finalizers of the remaining objects (`kubectl get %s -A`), then run the same command again", j.saved.name),
 			}

@@ -27,7 +27,9 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/workspace"
 )
 
 // lone starts a control plane without controllers.
@@ -1089,8 +1091,8 @@ func TestSelectorsWithoutMatchFail(t *testing.T) {
 			switch {
 			case tt.want == "" && err != nil:
 				t.Error(err)
-			case tt.want != "" && (err == nil || err.Error() != tt.want || engine.Remedy(err) != tt.remedy || engine.ExitCode(err) != engine.ExitUsage):
-				t.Errorf("%v; remedy %q; exit %d", err, engine.Remedy(err), engine.ExitCode(err))
+			case tt.want != "" && (err == nil || err.Error() != tt.want || plan.Remedy(err) != tt.remedy || plan.ExitCode(err) != plan.ExitUsage):
+				t.Errorf("%v; remedy %q; exit %d", err, plan.Remedy(err), plan.ExitCode(err))
 			}
 		})
 	}
@@ -1151,21 +1153,21 @@ func TestRestoreForUsers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, engine.KubeconfigFile), kubeconfig, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, workspace.KubeconfigFile), kubeconfig, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ws, err := engine.OpenWorkspace(dir)
+	ws, err := workspace.OpenWorkspace(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	e := engine.New(ws, engine.Deps{Backups: func(_ context.Context, kubeconfig []byte) (engine.BackupCluster, error) {
 		return Connect(kubeconfig, nil)
 	}})
-	var events []engine.Event
-	run := func(p *engine.Plan) error {
+	var events []plan.Event
+	run := func(p *plan.Plan) error {
 		t.Helper()
 		events = nil
-		return e.Run(t.Context(), p, func(ev engine.Event) { events = append(events, ev) })
+		return e.Run(t.Context(), p, func(ev plan.Event) { events = append(events, ev) })
 	}
 	p, err := e.PlanBackup(t.Context(), engine.BackupRequest{Etcd: engine.EtcdLeave})
 	if err != nil {
@@ -1176,7 +1178,7 @@ func TestRestoreForUsers(t *testing.T) {
 	}
 	restore := func(r engine.RestoreRequest) error {
 		t.Helper()
-		p, err := e.PlanRestore(t.Context(), r, func(engine.Event) {})
+		p, err := e.PlanRestore(t.Context(), r, func(plan.Event) {})
 		if err != nil {
 			return err
 		}
@@ -1184,7 +1186,7 @@ func TestRestoreForUsers(t *testing.T) {
 		return run(p)
 	}
 	request := engine.RestoreRequest{ID: p.ID}
-	if err := restore(request); engine.ExitCode(err) != engine.ExitNothing || !strings.HasPrefix(err.Error(), "nothing to restore: ") {
+	if err := restore(request); plan.ExitCode(err) != plan.ExitNothing || !strings.HasPrefix(err.Error(), "nothing to restore: ") {
 		t.Errorf("with nothing gone: %v", err)
 	}
 	for i := range 20 {
@@ -1194,7 +1196,7 @@ func TestRestoreForUsers(t *testing.T) {
 	compare := func() {
 		t.Helper()
 		differ = nil
-		if _, err := e.Differ(t.Context(), request, func(engine.Event) {}, func(d engine.Difference) { differ = append(differ, d.Change+" "+d.Object.String()) }); err != nil {
+		if _, err := e.Differ(t.Context(), request, func(plan.Event) {}, func(d engine.Difference) { differ = append(differ, d.Change+" "+d.Object.String()) }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -1212,14 +1214,14 @@ func TestRestoreForUsers(t *testing.T) {
 	}
 	created := 0
 	for _, ev := range events {
-		if ev.Kind == engine.KindLog && ev.State == engine.RestoreCreated && strings.HasPrefix(ev.Object, "shop.example.com/widgets/default/w-") {
+		if ev.Kind == plan.KindLog && ev.State == engine.RestoreCreated && strings.HasPrefix(ev.Object, "shop.example.com/widgets/default/w-") {
 			created++
 		}
 	}
 	if compare(); created != 20 || len(differ) > 0 {
 		t.Errorf("%d events of objects, differ %q", created, differ)
 	}
-	if err := restore(request); engine.ExitCode(err) != engine.ExitNothing {
+	if err := restore(request); plan.ExitCode(err) != plan.ExitNothing {
 		t.Errorf("again: %v", err)
 	}
 
@@ -1237,7 +1239,7 @@ func TestRestoreForUsers(t *testing.T) {
 	if err := os.WriteFile(file, bytes.Replace(good, []byte(`"a":1`), []byte(`"a":2`), 1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := restore(request); err == nil || !strings.Contains(err.Error(), "its SHA-256 differs") || engine.Remedy(err) == "" {
+	if err := restore(request); err == nil || !strings.Contains(err.Error(), "its SHA-256 differs") || plan.Remedy(err) == "" {
 		t.Errorf("damaged: %v", err)
 	}
 	if err := os.WriteFile(file, good, 0o600); err != nil {
@@ -1247,7 +1249,7 @@ func TestRestoreForUsers(t *testing.T) {
 	h.do(http.MethodDelete, widgets.path("default")+"/w-08", "")
 	h.put(widgets, "default", "w-08", `"finalizers":["example.com/hold"]`, "{}", "")
 	h.do(http.MethodDelete, widgets.path("default")+"/w-08", "")
-	if err := restore(request); engine.ExitCode(err) != engine.ExitFailed || !strings.Contains(err.Error(), "shop.example.com/widgets/default/w-08: it exists, but is being deleted") {
+	if err := restore(request); plan.ExitCode(err) != plan.ExitFailed || !strings.Contains(err.Error(), "shop.example.com/widgets/default/w-08: it exists, but is being deleted") {
 		t.Errorf("with an object that cannot be: %v", err)
 	}
 	if _, ok := h.all(widgets.path(""))["default/w-07"]; !ok {
@@ -1263,8 +1265,8 @@ func TestRestoreForUsers(t *testing.T) {
 		{"an incomplete selector", engine.RestoreRequest{ID: p.ID, Only: []string{"widgets"}}, "want group/resource"},
 		{"a selector that matches nothing", engine.RestoreRequest{ID: p.ID, Only: []string{"shop.example.com/fleets"}}, "the backup has no fleets.shop.example.com"},
 	} {
-		if err := restore(tt.r); engine.ExitCode(err) != engine.ExitUsage || !strings.Contains(err.Error(), tt.want) || engine.Remedy(err) == "" {
-			t.Errorf("%s: %v; exit %d, remedy %q", tt.name, err, engine.ExitCode(err), engine.Remedy(err))
+		if err := restore(tt.r); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), tt.want) || plan.Remedy(err) == "" {
+			t.Errorf("%s: %v; exit %d, remedy %q", tt.name, err, plan.ExitCode(err), plan.Remedy(err))
 		}
 	}
 }

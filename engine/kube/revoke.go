@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
-	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/engine/revocation"
 	"constellation/operator/api/v1alpha1"
 )
@@ -306,7 +306,7 @@ func (c *Client) createPending(ctx context.Context, p *v1alpha1.PendingNode) err
 		}
 		if err == nil {
 			if id, _, _ := unstructured.NestedString(have.Object, "spec", "providerID"); p.Spec.ProviderID != "" && !strings.EqualFold(id, p.Spec.ProviderID) {
-				return fmt.Errorf("create PendingNode %s: one of this name is bound to machine %q: %w", p.Name, id, engine.ErrConflict)
+				return fmt.Errorf("create PendingNode %s: one of this name is bound to machine %q: %w", p.Name, id, cluster.ErrConflict)
 			}
 			return nil
 		}

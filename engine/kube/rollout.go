@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
-	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -29,14 +29,14 @@ var (
 )
 
 // Rollout implements [engine.Cluster]. While a WatchRollout runs it sends no request.
-func (c *Client) Rollout(ctx context.Context) (engine.Rollout, error) {
-	var ro engine.Rollout
+func (c *Client) Rollout(ctx context.Context) (cluster.Rollout, error) {
+	var ro cluster.Rollout
 	if seen, ok := c.rollouts.get(); ok && len(seen) == 1 {
 		ro = *seen[0]
 	} else {
 		nv, err := c.nodeVersion(ctx)
 		if err != nil {
-			return engine.Rollout{}, err
+			return cluster.Rollout{}, err
 		}
 		ro = toRollout(nv)
 	}
@@ -59,17 +59,17 @@ func (c *Client) Rollout(ctx context.Context) (engine.Rollout, error) {
 			return nil
 		})
 		if err != nil {
-			return engine.Rollout{}, fmt.Errorf("list PendingNodes: %w", err)
+			return cluster.Rollout{}, fmt.Errorf("list PendingNodes: %w", err)
 		}
 	}
-	slices.SortFunc(moves, func(a, b engine.Move) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(moves, func(a, b cluster.Move) int { return cmp.Compare(a.Name, b.Name) })
 	ro.Moves = moves
 	return ro, nil
 }
 
-func toRollout(nv *v1alpha1.NodeVersion) engine.Rollout {
+func toRollout(nv *v1alpha1.NodeVersion) cluster.Rollout {
 	s := nv.Status
-	ro := engine.Rollout{Target: targetOf(nv)}
+	ro := cluster.Rollout{Target: targetOf(nv)}
 	is := func(kind string) bool { return meta.IsStatusConditionTrue(s.Conditions, kind) }
 	ro.Reached, ro.Busy, ro.Stalled = is(v1alpha1.ConditionReady), is(v1alpha1.ConditionReconciling), is(v1alpha1.ConditionStalled)
 	if ready := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionReady); ready != nil {
@@ -77,10 +77,10 @@ func toRollout(nv *v1alpha1.NodeVersion) engine.Rollout {
 		ro.Observed = ready.ObservedGeneration == nv.Generation
 	}
 	if u := s.Upgrade; u != nil {
-		ro.Agent = engine.AgentRun{Version: u.Version, Node: u.Node, Phase: u.Phase, Line: u.Line, Started: u.Started.Time, NextTry: u.NextTry.Time}
+		ro.Agent = cluster.AgentRun{Version: u.Version, Node: u.Node, Phase: u.Phase, Line: u.Line, Started: u.Started.Time, NextTry: u.NextTry.Time}
 	}
 	if w := s.Waiting; w != nil {
-		ro.Waiting = engine.RolloutWait{Reason: w.Reason, Message: w.Message, Since: w.Since.Time}
+		ro.Waiting = cluster.RolloutWait{Reason: w.Reason, Message: w.Message, Since: w.Since.Time}
 		if w.Object != nil && w.Object.Kind == "Node" {
 			ro.Waiting.Node = w.Object.Name
 		}
@@ -91,13 +91,13 @@ func toRollout(nv *v1alpha1.NodeVersion) engine.Rollout {
 	return ro
 }
 
-func toMove(u *unstructured.Unstructured) (engine.Move, error) {
+func toMove(u *unstructured.Unstructured) (cluster.Move, error) {
 	var p v1alpha1.PendingNode
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &p); err != nil {
-		return engine.Move{}, fmt.Errorf("decode PendingNode %s: %w", u.GetName(), err)
+		return cluster.Move{}, fmt.Errorf("decode PendingNode %s: %w", u.GetName(), err)
 	}
 	group := p.Spec.GroupID
-	m := engine.Move{
+	m := cluster.Move{
 		Name: p.Name, Node: p.Spec.NodeName, Group: group[strings.LastIndexByte(group, '/')+1:],
 		Leaves: p.Spec.Goal == v1alpha1.LeaveGoal, Upgrades: p.Spec.Goal == v1alpha1.UpgradeGoal, Donor: p.Spec.Donor, Machine: string(p.Status.CSPState), Reached: p.Status.ReachedGoal,
 		Revoked: p.Annotations[v1alpha1.AnnotationRevoked],
@@ -109,7 +109,7 @@ func toMove(u *unstructured.Unstructured) (engine.Move, error) {
 }
 
 // ChangeRollout implements [engine.Cluster].
-func (c *Client) ChangeRollout(ctx context.Context, change engine.RolloutChange) error {
+func (c *Client) ChangeRollout(ctx context.Context, change cluster.RolloutChange) error {
 	how := map[string]any{}
 	if change.Paused != nil {
 		how["paused"] = *change.Paused
@@ -132,33 +132,33 @@ func (c *Client) ChangeRollout(ctx context.Context, change engine.RolloutChange)
 }
 
 // Holding implements [engine.Cluster].
-func (c *Client) Holding(ctx context.Context, name string) (engine.Holding, error) {
+func (c *Client) Holding(ctx context.Context, name string) (cluster.Holding, error) {
 	var groups *unstructured.UnstructuredList
 	err := retry(ctx, func(ctx context.Context) (err error) {
 		groups, err = c.dynamic.Resource(scalingGroups).List(ctx, metav1.ListOptions{})
 		return err
 	})
 	if err != nil {
-		return engine.Holding{}, fmt.Errorf("list ScalingGroups: %w", err)
+		return cluster.Holding{}, fmt.Errorf("list ScalingGroups: %w", err)
 	}
 	var n *corev1.Node
 	err = retry(ctx, func(ctx context.Context) (err error) {
 		n, err = c.core.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 		return err
 	})
-	if err != nil && !errors.Is(err, engine.ErrAbsent) {
-		return engine.Holding{}, fmt.Errorf("read node %s: %w", name, err)
+	if err != nil && !errors.Is(err, cluster.ErrAbsent) {
+		return cluster.Holding{}, fmt.Errorf("read node %s: %w", name, err)
 	}
 	absent := err
-	h := engine.Holding{Name: name, Kind: engine.HoldingNode}
+	h := cluster.Holding{Name: name, Kind: cluster.HoldingNode}
 	if absent == nil {
 		h.Held = n.Annotations[v1alpha1.AnnotationHeld] == "true"
 		if until, err := time.Parse(time.RFC3339, n.Annotations[v1alpha1.AnnotationPostponed]); err == nil {
 			h.Postponed = until
 		}
 		ro, err := c.Rollout(ctx)
-		if err != nil && !errors.Is(err, engine.ErrAbsent) {
-			return engine.Holding{}, err
+		if err != nil && !errors.Is(err, cluster.ErrAbsent) {
+			return cluster.Holding{}, err
 		}
 		h.Failed = ro.FailedOn(name)
 	}
@@ -169,26 +169,26 @@ func (c *Client) Holding(ctx context.Context, name string) (engine.Holding, erro
 		switch {
 		// The suffix of a group's ID is accepted, since lists of nodes show it.
 		case absent != nil && (g.GetName() == name || id[strings.LastIndexByte(id, '/')+1:] == name):
-			return engine.Holding{Name: g.GetName(), Kind: engine.HoldingGroup, Held: held}, nil
+			return cluster.Holding{Name: g.GetName(), Kind: cluster.HoldingGroup, Held: held}, nil
 		case absent == nil && held && strings.EqualFold(id, n.Annotations[v1alpha1.AnnotationGroup]):
 			h.By = g.GetName()
 		}
 	}
 	if absent != nil {
-		return engine.Holding{}, fmt.Errorf("read node or group %s: %w", name, absent)
+		return cluster.Holding{}, fmt.Errorf("read node or group %s: %w", name, absent)
 	}
 	return h, nil
 }
 
 // SetHolding implements [engine.Cluster].
-func (c *Client) SetHolding(ctx context.Context, h engine.Holding, held bool) error {
+func (c *Client) SetHolding(ctx context.Context, h cluster.Holding, held bool) error {
 	marks, of := map[string]any{v1alpha1.AnnotationHeld: "true"}, v1Nodes
-	if h.Kind == engine.HoldingGroup {
+	if h.Kind == cluster.HoldingGroup {
 		of = scalingGroups
 	}
 	if !held {
 		marks[v1alpha1.AnnotationHeld] = nil
-		if h.Kind == engine.HoldingNode {
+		if h.Kind == cluster.HoldingNode {
 			// Without a failure to retry, the operator removes the annotation.
 			marks[v1alpha1.AnnotationPostponed], marks[v1alpha1.AnnotationRetry] = nil, "now"
 		}
@@ -213,7 +213,7 @@ func (c *Client) WatchRollout(ctx context.Context, changed func()) error {
 		func(ctx context.Context) error { return c.watchNodes(ctx, changed) },
 		func(ctx context.Context) error { return c.watchExpected(ctx, changed) },
 		func(ctx context.Context) error {
-			return watchAll(ctx, c, nodeVersions, &c.rollouts, changed, func(u *unstructured.Unstructured) (engine.Rollout, error) {
+			return watchAll(ctx, c, nodeVersions, &c.rollouts, changed, func(u *unstructured.Unstructured) (cluster.Rollout, error) {
 				var nv v1alpha1.NodeVersion
 				err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &nv)
 				return toRollout(&nv), err

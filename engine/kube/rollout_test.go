@@ -17,7 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"constellation/assets"
-	"constellation/engine"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/engine/revocation"
 	"constellation/operator/api/v1alpha1"
 )
@@ -37,13 +38,13 @@ func TestRolloutIsReadAndWatched(t *testing.T) {
 	if err := c.ApplyKinds(ctx, kinds, func(string) {}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Rollout(ctx); !errors.Is(err, engine.ErrAbsent) {
+	if _, err := c.Rollout(ctx); !errors.Is(err, cluster.ErrAbsent) {
 		t.Fatalf("without a NodeVersion: %v", err)
 	}
-	if _, err := c.Plans(ctx); !errors.Is(err, engine.ErrAbsent) {
+	if _, err := c.Plans(ctx); !errors.Is(err, cluster.ErrAbsent) {
 		t.Fatalf("Plans without their kind: %v", err)
 	}
-	target := engine.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: "k8s-components-sha256-" + fmt.Sprintf("%064d", 1), Kubernetes: "v1.35.4", MaxSurge: "2"}
+	target := cluster.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: "k8s-components-sha256-" + fmt.Sprintf("%064d", 1), Kubernetes: "v1.35.4", MaxSurge: "2"}
 	if err := c.SetNodeTarget(ctx, target); err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +52,7 @@ func TestRolloutIsReadAndWatched(t *testing.T) {
 	watching, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- c.WatchRollout(watching, func() { changed <- struct{}{} }) }()
-	until := func(what string, is func(engine.Rollout) bool) engine.Rollout {
+	until := func(what string, is func(cluster.Rollout) bool) cluster.Rollout {
 		t.Helper()
 		limit := time.After(20 * time.Second)
 		for {
@@ -72,7 +73,7 @@ func TestRolloutIsReadAndWatched(t *testing.T) {
 	for range 5 { // each of the five watches reports that it has begun or failed
 		<-changed
 	}
-	if _, err := c.Plans(ctx); !errors.Is(err, engine.ErrAbsent) {
+	if _, err := c.Plans(ctx); !errors.Is(err, cluster.ErrAbsent) {
 		t.Errorf("Plans without their kind, while a watch runs: %v", err)
 	}
 
@@ -100,13 +101,13 @@ func TestRolloutIsReadAndWatched(t *testing.T) {
 	if _, err := c.dynamic.Resource(pendingNodes).Create(ctx, u, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	got := until("leaving", func(ro engine.Rollout) bool { return len(ro.Moves) == 1 && ro.Waiting.Reason != "" })
+	got := until("leaving", func(ro cluster.Rollout) bool { return len(ro.Moves) == 1 && ro.Waiting.Reason != "" })
 	got.Target.Conditions = nil
-	want := engine.Rollout{
+	want := cluster.Rollout{
 		Target: target, Observed: true, Busy: true, Stalled: true, Reason: "DrainBlocked", Message: "no room",
-		Agent:   engine.AgentRun{Version: "v1.35.4", Node: "control-plane-0", Phase: "apply", Line: "[upgrade] ...", Started: since.Local()},
-		Waiting: engine.RolloutWait{Reason: "DrainBlocked", Message: "pod shop/cart-1: no room", Node: "worker-0", Since: since.Local(), NextTry: next.Local()},
-		Moves:   []engine.Move{{Name: "replace-0", Node: "worker-0", Group: "workers", Leaves: true, Donor: "worker-0"}},
+		Agent:   cluster.AgentRun{Version: "v1.35.4", Node: "control-plane-0", Phase: "apply", Line: "[upgrade] ...", Started: since.Local()},
+		Waiting: cluster.RolloutWait{Reason: "DrainBlocked", Message: "pod shop/cart-1: no room", Node: "worker-0", Since: since.Local(), NextTry: next.Local()},
+		Moves:   []cluster.Move{{Name: "replace-0", Node: "worker-0", Group: "workers", Leaves: true, Donor: "worker-0"}},
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("watched (-want +got):\n%s", d)
@@ -147,7 +148,7 @@ func followsPlans(t *testing.T, c *Client) {
 	for range 5 {
 		<-changed
 	}
-	until := func(want ...engine.NodePlan) {
+	until := func(want ...cluster.NodePlan) {
 		t.Helper()
 		limit := time.After(20 * time.Second)
 		for {
@@ -163,21 +164,21 @@ func followsPlans(t *testing.T, c *Client) {
 			}
 		}
 	}
-	plan := &unstructured.Unstructured{Object: map[string]any{
+	p := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "upgrade.cattle.io/v1", "kind": "Plan", "metadata": map[string]any{"name": "k3s", "namespace": "default"},
 		"spec": map[string]any{"concurrency": int64(1), "version": "v1", "upgrade": map[string]any{"image": "busybox"}},
 	}}
 	to := c.dynamic.Resource(plans).Namespace("default")
-	plan, err := to.Create(ctx, plan, metav1.CreateOptions{})
+	p, err := to.Create(ctx, p, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	until(engine.NodePlan{Name: "default/k3s", Version: "v1", State: engine.PlanUnseen})
-	plan.Object["status"] = map[string]any{"latestVersion": "v1", "applying": []any{"a"}, "conditions": []any{map[string]any{"type": "Complete", "status": "False", "reason": "SyncJob"}}}
-	if _, err := to.UpdateStatus(ctx, plan, metav1.UpdateOptions{}); err != nil {
+	until(cluster.NodePlan{Name: "default/k3s", Version: "v1", State: cluster.PlanUnseen})
+	p.Object["status"] = map[string]any{"latestVersion": "v1", "applying": []any{"a"}, "conditions": []any{map[string]any{"type": "Complete", "status": "False", "reason": "SyncJob"}}}
+	if _, err := to.UpdateStatus(ctx, p, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	until(engine.NodePlan{Name: "default/k3s", Version: "v1", State: engine.PlanApplying, Applying: 1, Nodes: []engine.NodePlanNode{{Name: "a", State: engine.NodeUpgrading}}})
+	until(cluster.NodePlan{Name: "default/k3s", Version: "v1", State: cluster.PlanApplying, Applying: 1, Nodes: []cluster.NodePlanNode{{Name: "a", State: plan.NodeUpgrading}}})
 	if err := to.Delete(ctx, "k3s", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +216,7 @@ func TestExpiredLeaseIsTakenOver(t *testing.T) {
 	if err := c.ownNamespace(ctx); err != nil {
 		t.Fatal(err)
 	}
-	dead := engine.Holder{User: "ops", Host: "gone", Workspace: "/w", PID: 1, Run: "upgrade-1", Since: time.Now().UTC().Truncate(time.Second)}
+	dead := cluster.Holder{User: "ops", Host: "gone", Workspace: "/w", PID: 1, Run: "upgrade-1", Since: time.Now().UTC().Truncate(time.Second)}
 	if err := c.writeLease(ctx, nil, dead); err != nil {
 		t.Fatal(err)
 	}
@@ -279,21 +280,21 @@ func TestHoldRequestsOnNodesAndGroups(t *testing.T) {
 	if _, err := c.dynamic.Resource(scalingGroups).Create(ctx, asUnstructured(t, group), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	is := func(name string, want engine.Holding) {
+	is := func(name string, want cluster.Holding) {
 		t.Helper()
 		got, err := c.Holding(ctx, name)
 		if d := cmp.Diff(want, got); err != nil || d != "" {
 			t.Errorf("%s (-want +got):\n%s%v", name, d, err)
 		}
 	}
-	set := func(h engine.Holding, held bool) {
+	set := func(h cluster.Holding, held bool) {
 		t.Helper()
 		if err := c.SetHolding(ctx, h, held); err != nil {
 			t.Fatal(err)
 		}
 	}
-	worker := engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Postponed: until}
-	edge := engine.Holding{Name: "group-edge", Kind: engine.HoldingGroup}
+	worker := cluster.Holding{Name: "worker-3", Kind: cluster.HoldingNode, Postponed: until}
+	edge := cluster.Holding{Name: "group-edge", Kind: cluster.HoldingGroup}
 	is("worker-3", worker)
 	is("edge", edge)
 	is("group-edge", edge)
@@ -321,7 +322,7 @@ func TestHoldRequestsOnNodesAndGroups(t *testing.T) {
 	if _, err := c.dynamic.Resource(pendingNodes).UpdateStatus(ctx, made, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.SetNodeTarget(ctx, engine.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: "k8s-components-sha256-" + fmt.Sprintf("%064d", 1), Kubernetes: "v1.36.3"}); err != nil {
+	if err := c.SetNodeTarget(ctx, cluster.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: "k8s-components-sha256-" + fmt.Sprintf("%064d", 1), Kubernetes: "v1.36.3"}); err != nil {
 		t.Fatal(err)
 	}
 	worker.Failed = true
@@ -334,7 +335,7 @@ func TestHoldRequestsOnNodesAndGroups(t *testing.T) {
 	edge.Held, worker.By = false, ""
 	is("edge", edge)
 	is("worker-3", worker)
-	if h, err := c.Holding(ctx, "nobody"); !errors.Is(err, engine.ErrAbsent) {
+	if h, err := c.Holding(ctx, "nobody"); !errors.Is(err, cluster.ErrAbsent) {
 		t.Errorf("%+v, %v", h, err)
 	}
 }

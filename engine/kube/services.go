@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -52,8 +53,8 @@ func carriesOutPlans(c corev1.Container) bool {
 }
 
 // Services implements [engine.Cluster].
-func (c *Client) Services(ctx context.Context) ([]engine.Service, error) {
-	var out []engine.Service
+func (c *Client) Services(ctx context.Context) ([]cluster.Service, error) {
+	var out []cluster.Service
 	err := retry(ctx, func(ctx context.Context) error {
 		out = nil
 		for _, place := range []struct {
@@ -61,8 +62,8 @@ func (c *Client) Services(ctx context.Context) ([]engine.Service, error) {
 			kind                string
 			only                []string
 		}{
-			{Namespace, "app.kubernetes.io/part-of=constellation", engine.ServiceOfRelease, nil},
-			{systemNamespace, "", engine.ServiceOfKubernetes, []string{"kube-proxy", "coredns"}},
+			{Namespace, "app.kubernetes.io/part-of=constellation", cluster.ServiceOfRelease, nil},
+			{systemNamespace, "", cluster.ServiceOfKubernetes, []string{"kube-proxy", "coredns"}},
 		} {
 			o := metav1.ListOptions{LabelSelector: place.selector}
 			sets, err := c.core.AppsV1().DaemonSets(place.namespace).List(ctx, o)
@@ -100,7 +101,7 @@ func (c *Client) Services(ctx context.Context) ([]engine.Service, error) {
 			out[i].Name = n
 		}
 	}
-	slices.SortFunc(out, func(a, b engine.Service) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b cluster.Service) int { return cmp.Compare(a.Name, b.Name) })
 	return out, nil
 }
 
@@ -109,19 +110,19 @@ func unused(d *appsv1.DaemonSet) bool {
 	return d.Spec.Template.Spec.NodeSelector[v1alpha1.LabelInPlace] != "" && d.Status.DesiredNumberScheduled == 0
 }
 
-func ofDaemonSet(d *appsv1.DaemonSet, kind string) engine.Service {
-	return engine.Service{
+func ofDaemonSet(d *appsv1.DaemonSet, kind string) cluster.Service {
+	return cluster.Service{
 		Name: d.Name, Version: versionOf(d.Labels, d.Spec.Template.Spec), Kind: kind,
 		Ready: int(d.Status.NumberReady), Wanted: int(d.Status.DesiredNumberScheduled),
 	}
 }
 
-func ofDeployment(d *appsv1.Deployment, kind string) engine.Service {
+func ofDeployment(d *appsv1.Deployment, kind string) cluster.Service {
 	wanted := 1
 	if d.Spec.Replicas != nil {
 		wanted = int(*d.Spec.Replicas)
 	}
-	return engine.Service{Name: d.Name, Version: versionOf(d.Labels, d.Spec.Template.Spec), Kind: kind, Ready: int(d.Status.ReadyReplicas), Wanted: wanted}
+	return cluster.Service{Name: d.Name, Version: versionOf(d.Labels, d.Spec.Template.Spec), Kind: kind, Ready: int(d.Status.ReadyReplicas), Wanted: wanted}
 }
 
 // versionOf is the chart's version, or else the tag of the first image.
@@ -140,9 +141,9 @@ func versionOf(labels map[string]string, spec corev1.PodSpec) string {
 }
 
 // whyNotReady describes why the first unready pod is not ready; empty if unknown.
-func (c *Client) whyNotReady(ctx context.Context, s engine.Service) string {
+func (c *Client) whyNotReady(ctx context.Context, s cluster.Service) string {
 	namespace, selector := Namespace, podLabel+"="+s.Name
-	if s.Kind == engine.ServiceOfKubernetes {
+	if s.Kind == cluster.ServiceOfKubernetes {
 		namespace, selector = systemNamespace, "k8s-app="+map[string]string{"coredns": "kube-dns"}[s.Name]
 		if s.Name == "kube-proxy" {
 			selector = "k8s-app=kube-proxy"

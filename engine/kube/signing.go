@@ -10,7 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"constellation/engine"
+	"constellation/engine/cluster"
 )
 
 const (
@@ -42,7 +42,7 @@ func (c *Client) BoundSigning(ctx context.Context, duration string) (changed boo
 		return nil
 	})
 	if apierrors.IsConflict(err) {
-		return false, fmt.Errorf("update ConfigMap %s: %w", kubeadmConfigName, engine.ErrConflict)
+		return false, fmt.Errorf("update ConfigMap %s: %w", kubeadmConfigName, cluster.ErrConflict)
 	}
 	if err != nil {
 		return false, fmt.Errorf("update ConfigMap %s: %w", kubeadmConfigName, err)

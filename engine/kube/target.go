@@ -12,15 +12,15 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
-	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/operator/api/v1alpha1"
 )
 
 // NodeTarget implements [engine.Cluster].
-func (c *Client) NodeTarget(ctx context.Context) (engine.NodeTarget, error) {
+func (c *Client) NodeTarget(ctx context.Context) (cluster.NodeTarget, error) {
 	nv, err := c.nodeVersion(ctx)
 	if err != nil {
-		return engine.NodeTarget{}, err
+		return cluster.NodeTarget{}, err
 	}
 	return targetOf(nv), nil
 }
@@ -41,9 +41,9 @@ func (c *Client) nodeVersion(ctx context.Context) (*v1alpha1.NodeVersion, error)
 	return nv, nil
 }
 
-func targetOf(nv *v1alpha1.NodeVersion) engine.NodeTarget {
+func targetOf(nv *v1alpha1.NodeVersion) cluster.NodeTarget {
 	how := nv.Spec.Rollout
-	t := engine.NodeTarget{
+	t := cluster.NodeTarget{
 		Image: nv.Spec.Image, ImageVersion: nv.Spec.ImageVersion,
 		Components: nv.Spec.KubernetesComponentsReference, Kubernetes: nv.Spec.KubernetesClusterVersion,
 		KeepWorkers: how.KeepWorkers, Paused: how.Paused, Cancelled: how.Cancel,
@@ -52,25 +52,25 @@ func targetOf(nv *v1alpha1.NodeVersion) engine.NodeTarget {
 		t.MaxSurge = how.MaxSurge.String()
 	}
 	for _, x := range nv.Status.Conditions {
-		t.Conditions = append(t.Conditions, engine.Condition{Type: x.Type, Status: string(x.Status), Reason: x.Reason, Message: x.Message, Since: x.LastTransitionTime.Time})
+		t.Conditions = append(t.Conditions, cluster.Condition{Type: x.Type, Status: string(x.Status), Reason: x.Reason, Message: x.Message, Since: x.LastTransitionTime.Time})
 	}
-	slices.SortFunc(t.Conditions, func(a, b engine.Condition) int { return strings.Compare(a.Type, b.Type) })
+	slices.SortFunc(t.Conditions, func(a, b cluster.Condition) int { return strings.Compare(a.Type, b.Type) })
 	return t
 }
 
 // SetNodeTarget implements [engine.Cluster].
-func (c *Client) SetNodeTarget(ctx context.Context, t engine.NodeTarget) error {
+func (c *Client) SetNodeTarget(ctx context.Context, t cluster.NodeTarget) error {
 	return c.setNodeTarget(ctx, t, nil)
 }
 
 // TryNodeTarget implements [engine.Cluster].
-func (c *Client) TryNodeTarget(ctx context.Context, t engine.NodeTarget) error {
+func (c *Client) TryNodeTarget(ctx context.Context, t cluster.NodeTarget) error {
 	return c.setNodeTarget(ctx, t, []string{metav1.DryRunAll})
 }
 
 // setNodeTarget applies the fields of t only: server-side apply leaves all other fields to
 // their managers.
-func (c *Client) setNodeTarget(ctx context.Context, t engine.NodeTarget, dryRun []string) error {
+func (c *Client) setNodeTarget(ctx context.Context, t cluster.NodeTarget, dryRun []string) error {
 	spec := map[string]any{
 		"image": t.Image, "imageVersion": t.ImageVersion,
 		"kubernetesComponentsReference": t.Components, "kubernetesClusterVersion": t.Kubernetes,

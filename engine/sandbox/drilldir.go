@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 // DrillDir is the directory, in the workspace in which a drill runs, that has all that
@@ -67,11 +67,11 @@ func (s *Sandboxes) downDrill(ctx context.Context, workspace string, t *teller) 
 	op := "remove what a drill left in " + workspace
 	unlock, err := LockDrill(dir)
 	if err != nil {
-		return &engine.Error{Op: op, Err: err, Exit: engine.ExitHeld, Remedy: "wait for it, or end it with Ctrl-C where it runs"}
+		return &plan.Error{Op: op, Err: err, Exit: plan.ExitHeld, Remedy: "wait for it, or end it with Ctrl-C where it runs"}
 	}
 	defer unlock()
 	const step = "remove-drill"
-	t.step(step, engine.StateRunning, "Remove what a drill left")
+	t.step(step, plan.StateRunning, "Remove what a drill left")
 	if _, err := s.Status(ctx, filepath.Join(dir, "cluster")); err == nil {
 		err = s.Down(ctx, filepath.Join(dir, "cluster"), nil)
 		if err != nil {
@@ -79,11 +79,11 @@ func (s *Sandboxes) downDrill(ctx context.Context, workspace string, t *teller) 
 		}
 	}
 	if err := ClearDrill(dir); err != nil {
-		return &engine.Error{Op: op, Err: err}
+		return &plan.Error{Op: op, Err: err}
 	}
 	if err := os.RemoveAll(dir); err != nil {
-		return &engine.Error{Op: op, Err: err}
+		return &plan.Error{Op: op, Err: err}
 	}
-	t.step(step, engine.StateDone, "it is gone")
+	t.step(step, plan.StateDone, "it is gone")
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/machine/disk"
 )
@@ -377,7 +378,7 @@ func (s *Sandboxes) SetFaults(ctx context.Context, name string, faults []string)
 	op := "set the faults of sandbox " + name
 	info, err := client.Sandbox(ctx)
 	if err != nil {
-		return &engine.Error{Op: op, Err: err, Remedy: "start its cloud with `constellation sandbox up`"}
+		return &plan.Error{Op: op, Err: err, Remedy: "start its cloud with `constellation sandbox up`"}
 	}
 	f, err := ParseFaults(faults)
 	if err == nil {
@@ -394,7 +395,7 @@ func (s *Sandboxes) SetFaults(ctx context.Context, name string, faults []string)
 		return err
 	}
 	if err := client.SetFaults(ctx, faults); err != nil {
-		return &engine.Error{Op: op, Err: err, Remedy: "leave out what these machines cannot have; `constellation sandbox fault list` says which faults there are"}
+		return &plan.Error{Op: op, Err: err, Remedy: "leave out what these machines cannot have; `constellation sandbox fault list` says which faults there are"}
 	}
 	return nil
 }

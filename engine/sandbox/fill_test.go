@@ -11,19 +11,21 @@ import (
 	"testing"
 
 	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/internal/testneeds"
 )
 
-func fillInfo(t *testing.T) engine.SandboxInfo {
+func fillInfo(t *testing.T) workspace.SandboxInfo {
 	info := testInfo(t, Dirs{State: t.TempDir()})
 	info.Measurements = map[uint32]string{4: strings.Repeat("a4", 32), 9: strings.Repeat("a9", 32), 11: strings.Repeat("ab", 32)}
 	return info
 }
 
 // generated is what `config generate sandbox` writes before there is a sandbox.
-func generated(t *testing.T, o engine.GenerateOptions) string {
+func generated(t *testing.T, o workspace.GenerateOptions) string {
 	t.Helper()
-	b, err := engine.GenerateConfig("sandbox", o)
+	b, err := workspace.GenerateConfig("sandbox", o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,18 +58,18 @@ func TestGeneratedConfigurationGetsWhatOnlyTheSandboxKnows(t *testing.T) {
 		{"with all values of the user's own", func(string) string {
 			other := fillInfo(t) // of another authority
 			other.Name, other.Measurements[9] = "other", strings.Repeat("99", 32)
-			return generated(t, engine.GenerateOptions{Name: "shop", Sandbox: &other})
+			return generated(t, workspace.GenerateOptions{Name: "shop", Sandbox: &other})
 		}, nil, []string{"provider.sandbox.name", "attestation.tpm2.measurements.9.expected", "attestation.tpm2.trustRoots"}, nil},
-		{"of the sandbox", func(string) string { return generated(t, engine.GenerateOptions{Name: "shop", Sandbox: &info}) }, nil, nil, []string{pem}},
+		{"of the sandbox", func(string) string { return generated(t, workspace.GenerateOptions{Name: "shop", Sandbox: &info}) }, nil, nil, []string{pem}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			before := tt.edit(generated(t, engine.GenerateOptions{Name: "shop", ControlPlanes: 3}))
+			before := tt.edit(generated(t, workspace.GenerateOptions{Name: "shop", ControlPlanes: 3}))
 			dir := t.TempDir()
-			file := filepath.Join(dir, engine.ConfigFile)
+			file := filepath.Join(dir, workspace.ConfigFile)
 			if err := os.WriteFile(file, []byte(before), 0o640); err != nil {
 				t.Fatal(err)
 			}
-			ws, err := engine.OpenWorkspace(dir)
+			ws, err := workspace.OpenWorkspace(dir)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -130,24 +132,24 @@ func TestFilesThatCannotBeUsedAreRefusedBeforeMachinesAreMade(t *testing.T) {
 		prepare func(t *testing.T, dir string)
 		want    string
 	}{
-		"a configuration that is a directory": {func(t *testing.T, dir string) { must(t, os.Mkdir(filepath.Join(dir, engine.ConfigFile), 0o755)) }, "it is a directory, want a file"},
+		"a configuration that is a directory": {func(t *testing.T, dir string) { must(t, os.Mkdir(filepath.Join(dir, workspace.ConfigFile), 0o755)) }, "it is a directory, want a file"},
 		"a configuration that is no YAML": {func(t *testing.T, dir string) {
-			must(t, os.WriteFile(filepath.Join(dir, engine.ConfigFile), []byte("a: [\n"), 0o644))
+			must(t, os.WriteFile(filepath.Join(dir, workspace.ConfigFile), []byte("a: [\n"), 0o644))
 		}, "is not YAML"},
 		"a key that nobody knows beside placeholders": {func(t *testing.T, dir string) {
-			must(t, os.WriteFile(filepath.Join(dir, engine.ConfigFile), []byte(generated(t, engine.GenerateOptions{})+"colour: red\n"), 0o644))
+			must(t, os.WriteFile(filepath.Join(dir, workspace.ConfigFile), []byte(generated(t, workspace.GenerateOptions{})+"colour: red\n"), 0o644))
 		}, "colour"},
 		"a state that is no JSON or YAML": {func(t *testing.T, dir string) {
-			must(t, os.WriteFile(filepath.Join(dir, engine.StateFile), []byte("{"), 0o600))
-		}, engine.StateFile},
+			must(t, os.WriteFile(filepath.Join(dir, workspace.StateFile), []byte("{"), 0o600))
+		}, workspace.StateFile},
 		"a state of a sandbox that is gone": {func(t *testing.T, dir string) {
-			ws, err := engine.OpenWorkspace(dir)
+			ws, err := workspace.OpenWorkspace(dir)
 			must(t, err)
 			_, err = ws.AdoptSandbox(info)
 			must(t, err)
 		}, "earlier sandbox"},
 		"a master secret without a state": {func(t *testing.T, dir string) {
-			must(t, os.WriteFile(filepath.Join(dir, engine.MasterSecretFile), []byte("{}"), 0o600))
+			must(t, os.WriteFile(filepath.Join(dir, workspace.MasterSecretFile), []byte("{}"), 0o600))
 		}, "of another cluster would get mixed up"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -156,8 +158,8 @@ func TestFilesThatCannotBeUsedAreRefusedBeforeMachinesAreMade(t *testing.T) {
 			dirs := Dirs{Cache: filepath.Join(t.TempDir(), "cache"), State: filepath.Join(t.TempDir(), "state")}
 			testneeds.Root(t, "to start a sandbox")
 			_, err := New(dirs, "", discard()).Up(t.Context(), engine.SandboxSpec{Workspace: dir, Name: info.Name}, nil)
-			if err == nil || !strings.Contains(err.Error(), tt.want) || engine.Remedy(err) == "" || engine.ExitCode(err) != engine.ExitUsage {
-				t.Errorf("got %v (exit %d, remedy %q), want %q", err, engine.ExitCode(err), engine.Remedy(err), tt.want)
+			if err == nil || !strings.Contains(err.Error(), tt.want) || plan.Remedy(err) == "" || plan.ExitCode(err) != plan.ExitUsage {
+				t.Errorf("got %v (exit %d, remedy %q), want %q", err, plan.ExitCode(err), plan.Remedy(err), tt.want)
 			}
 			for _, d := range []string{dirs.Cache, dirs.State} {
 				if _, err := os.Lstat(d); !errors.Is(err, fs.ErrNotExist) {

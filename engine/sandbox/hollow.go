@@ -15,10 +15,12 @@ import (
 	"constellation/engine"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 // Hollow describes a sandbox whose machines are simulated, with a cluster that is there
@@ -133,8 +135,8 @@ func hollowSpec(op string, spec engine.SandboxSpec, f *Faults) error {
 
 // upHollow is Up for a hollow sandbox; the caller holds its lock. st is nil if there is
 // none yet.
-func (s *Sandboxes) upHollow(ctx context.Context, st *state, spec engine.SandboxSpec, t *teller) (engine.SandboxInfo, error) {
-	var none engine.SandboxInfo
+func (s *Sandboxes) upHollow(ctx context.Context, st *state, spec engine.SandboxSpec, t *teller) (workspace.SandboxInfo, error) {
+	var none workspace.SandboxInfo
 	op := "start sandbox " + spec.Name
 	fresh := st == nil
 	if fresh {
@@ -143,7 +145,7 @@ func (s *Sandboxes) upHollow(ctx context.Context, st *state, spec engine.Sandbox
 			return none, err
 		}
 		if err := s.writeNew(ctx, st); err != nil {
-			return none, &engine.Error{Op: op, Err: err}
+			return none, &plan.Error{Op: op, Err: err}
 		}
 	}
 	client := sandboxapi.NewClient("unix:"+s.dirs.of(spec.Name, socketName), "")
@@ -151,10 +153,10 @@ func (s *Sandboxes) upHollow(ctx context.Context, st *state, spec engine.Sandbox
 	info, err := client.Sandbox(probe)
 	cancel()
 	if ctx.Err() != nil {
-		return none, &engine.Error{Op: op, Err: context.Cause(ctx)}
+		return none, &plan.Error{Op: op, Err: context.Cause(ctx)}
 	}
 	if err == nil {
-		t.step(stepDaemon, engine.StateSkipped, "it is running")
+		t.step(stepDaemon, plan.StateSkipped, "it is running")
 		if info, err = s.awaitHollow(ctx, client, spec.Name, info, t); err != nil {
 			return none, err
 		}
@@ -165,25 +167,25 @@ func (s *Sandboxes) upHollow(ctx context.Context, st *state, spec engine.Sandbox
 		if !fresh {
 			t.warn(stepDaemon, "its daemon has ended, and with it all hollow machines and their cluster, with everything in it: a new cluster begins, with new machines")
 			if err := s.changeState(st, spec); err != nil {
-				return none, &engine.Error{Op: op, Err: err}
+				return none, &plan.Error{Op: op, Err: err}
 			}
 		}
-		t.step(stepDaemon, engine.StateRunning, "Start the control plane, and machines that are hollow: simulated, nothing runs in them")
+		t.step(stepDaemon, plan.StateRunning, "Start the control plane, and machines that are hollow: simulated, nothing runs in them")
 		if info, err = s.startDaemon(ctx, spec.Name, client); err == nil {
 			info, err = s.awaitHollow(ctx, client, spec.Name, info, t)
 		}
 		if err != nil {
-			t.step(stepDaemon, engine.StateFailed, err.Error())
+			t.step(stepDaemon, plan.StateFailed, err.Error())
 			return none, err
 		}
-		t.step(stepDaemon, engine.StateDone, fmt.Sprintf("%d hollow machines are nodes", len(info.Machines)))
+		t.step(stepDaemon, plan.StateDone, fmt.Sprintf("%d hollow machines are nodes", len(info.Machines)))
 	}
 	status, err := s.Status(ctx, spec.Name)
 	if err != nil {
 		return none, err
 	}
 	if status.Kubeconfig, err = os.ReadFile(s.dirs.of(spec.Name, kubeconfigName)); err != nil {
-		return none, &engine.Error{Op: op, Err: err}
+		return none, &plan.Error{Op: op, Err: err}
 	}
 	return s.handOver(spec, status.SandboxInfo, t)
 }
@@ -191,9 +193,9 @@ func (s *Sandboxes) upHollow(ctx context.Context, st *state, spec engine.Sandbox
 // newHollow returns the state of a new hollow sandbox, if everything is there for one.
 func (s *Sandboxes) newHollow(spec engine.SandboxSpec, t *teller) (*state, error) {
 	op := "start sandbox " + spec.Name
-	t.step(stepCheck, engine.StateRunning, "Check this computer")
+	t.step(stepCheck, plan.StateRunning, "Check this computer")
 	fail := func(err error) (*state, error) {
-		t.step(stepCheck, engine.StateFailed, err.Error())
+		t.step(stepCheck, plan.StateFailed, err.Error())
 		return nil, err
 	}
 	st := newState(spec.Name, spec.Workspace, time.Now())
@@ -204,12 +206,12 @@ func (s *Sandboxes) newHollow(spec engine.SandboxSpec, t *teller) (*state, error
 	spec.Boot, spec.Join, spec.Drain = cmp.Or(spec.Boot, hollowTimes.Boot), cmp.Or(spec.Join, hollowTimes.Join), cmp.Or(spec.Drain, hollowTimes.Drain)
 	change(st, spec)
 	if _, err := s.dirs.hollow(st); err != nil {
-		if !errors.As(err, new(*engine.Error)) {
+		if !errors.As(err, new(*plan.Error)) {
 			err = fromBuild(op, err)
 		}
 		return fail(err)
 	}
-	t.step(stepCheck, engine.StateDone, "it can simulate machines")
+	t.step(stepCheck, plan.StateDone, "it can simulate machines")
 	return st, nil
 }
 
@@ -238,7 +240,7 @@ func (s *Sandboxes) awaitHollow(ctx context.Context, c *sandboxapi.Client, name 
 	said, since := "", time.Now()
 	for {
 		if info.Hollow == nil {
-			return info, &engine.Error{Op: op, Err: errors.New("its machines are not hollow")}
+			return info, &plan.Error{Op: op, Err: errors.New("its machines are not hollow")}
 		}
 		doing := info.Hollow.Doing
 		switch {
@@ -248,16 +250,16 @@ func (s *Sandboxes) awaitHollow(ctx context.Context, c *sandboxapi.Client, name 
 			said, since = doing, time.Now()
 			t.progress(stepDaemon, doing, 0, 0)
 		case time.Since(since) > hollowStart:
-			return info, &engine.Error{Op: op, Err: fmt.Errorf("it is not done after %s: %s", hollowStart, doing), Remedy: "its log says more: " + s.dirs.of(name, logName)}
+			return info, &plan.Error{Op: op, Err: fmt.Errorf("it is not done after %s: %s", hollowStart, doing), Remedy: "its log says more: " + s.dirs.of(name, logName)}
 		}
 		select {
 		case <-ctx.Done():
-			return info, &engine.Error{Op: op, Err: context.Cause(ctx), Remedy: "run the command again; it goes on where this one ended"}
+			return info, &plan.Error{Op: op, Err: context.Cause(ctx), Remedy: "run the command again; it goes on where this one ended"}
 		case <-time.After(200 * time.Millisecond):
 		}
 		var err error
 		if info, err = c.Sandbox(ctx); err != nil && ctx.Err() == nil {
-			return info, &engine.Error{Op: op, Err: lastWords(s.dirs.of(name, logName), 0, err), Remedy: "its log says more: " + s.dirs.of(name, logName)}
+			return info, &plan.Error{Op: op, Err: lastWords(s.dirs.of(name, logName), 0, err), Remedy: "its log says more: " + s.dirs.of(name, logName)}
 		}
 	}
 }
@@ -267,13 +269,13 @@ func (s *Sandboxes) changeHollow(ctx context.Context, c *sandboxapi.Client, st *
 	op := "set up sandbox " + spec.Name
 	if spec.Faults != nil && !slices.Equal(spec.Faults, info.Faults) {
 		if err := c.SetFaults(ctx, spec.Faults); err != nil {
-			return &engine.Error{Op: op, Err: err}
+			return &plan.Error{Op: op, Err: err}
 		}
-		t.step(stepFaults, engine.StateDone, fmt.Sprintf("faults: %s (before: %s)", orNone(spec.Faults), orNone(info.Faults)))
+		t.step(stepFaults, plan.StateDone, fmt.Sprintf("faults: %s (before: %s)", orNone(spec.Faults), orNone(info.Faults)))
 	}
 	if x := (sandboxapi.HollowTimes{Boot: spec.Boot, Join: spec.Join, Drain: spec.Drain}); x != (sandboxapi.HollowTimes{}) {
 		if err := c.SetHollowTimes(ctx, x); err != nil {
-			return &engine.Error{Op: op, Err: err}
+			return &plan.Error{Op: op, Err: err}
 		}
 	}
 	for _, g := range info.Groups {
@@ -284,13 +286,13 @@ func (s *Sandboxes) changeHollow(ctx context.Context, c *sandboxapi.Client, st *
 		if n == 0 || max(n, 0) == g.Count {
 			continue
 		}
-		t.step(stepMachines, engine.StateDone, fmt.Sprintf("group %s goes from %d hollow machines to %d", g.Name, g.Count, max(n, 0)))
+		t.step(stepMachines, plan.StateDone, fmt.Sprintf("group %s goes from %d hollow machines to %d", g.Name, g.Count, max(n, 0)))
 		if err := c.SetGroupCount(ctx, g.ID, max(n, 0)); err != nil {
-			return &engine.Error{Op: op, Err: err}
+			return &plan.Error{Op: op, Err: err}
 		}
 	}
 	if err := s.changeState(st, spec); err != nil {
-		return &engine.Error{Op: op, Err: err}
+		return &plan.Error{Op: op, Err: err}
 	}
 	return nil
 }
@@ -304,7 +306,7 @@ func (s *Sandboxes) statusHollow(ctx context.Context, st *state, out engine.Sand
 	out.ControlPlanes, out.Workers = st.group(sandboxapi.ControlPlaneGroup).Count, st.group(sandboxapi.WorkerGroup).Count
 	info, err := sandboxapi.NewClient("unix:"+out.Socket, "").Sandbox(ctx)
 	if ctx.Err() != nil {
-		return out, &engine.Error{Op: "look at sandbox " + st.Name, Err: context.Cause(ctx)}
+		return out, &plan.Error{Op: "look at sandbox " + st.Name, Err: context.Cause(ctx)}
 	}
 	if err != nil {
 		return out, nil // with the daemon all else has ended

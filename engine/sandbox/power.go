@@ -14,6 +14,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/plan"
 )
 
 const stepPower = "switch-machines"
@@ -22,7 +23,7 @@ const stepPower = "switch-machines"
 // or to all if none is. It does the same thing to all of them at the same time, and
 // returns when those that shall run are ready; how their cluster is then is another
 // question. Machines that are wanted so already are left alone.
-func (s *Sandboxes) Power(ctx context.Context, name string, action engine.PowerAction, machines []string, emit func(engine.Event)) error {
+func (s *Sandboxes) Power(ctx context.Context, name string, action engine.PowerAction, machines []string, emit func(plan.Event)) error {
 	t := newTeller(emit)
 	client, name, err := s.reach(name, string(action)+" machines")
 	if err != nil {
@@ -34,7 +35,7 @@ func (s *Sandboxes) Power(ctx context.Context, name string, action engine.PowerA
 	}
 	info, err := client.Sandbox(ctx)
 	if err != nil {
-		return &engine.Error{Op: op, Err: err, Remedy: "start its cloud with `constellation sandbox up`"}
+		return &plan.Error{Op: op, Err: err, Remedy: "start its cloud with `constellation sandbox up`"}
 	}
 	chosen, err := choose(info.Machines, machines)
 	if err != nil {
@@ -46,21 +47,21 @@ func (s *Sandboxes) Power(ctx context.Context, name string, action engine.PowerA
 	if text == "" {
 		return usage(op, "choose reboot, power-cut, off or on", "%q is nothing that can be done to a machine", action)
 	}
-	t.step(stepPower, engine.StateRunning, text+" "+named(chosen))
+	t.step(stepPower, plan.StateRunning, text+" "+named(chosen))
 	err = switched(ctx, client, action, chosen)
 	if err == nil && action != engine.PowerOff {
 		err = t.untilReady(ctx, client, chosen)
 	}
 	if err != nil {
-		err = &engine.Error{Op: op, Err: err, Remedy: "look at them with `constellation sandbox status`"}
-		t.step(stepPower, engine.StateFailed, err.Error())
+		err = &plan.Error{Op: op, Err: err, Remedy: "look at them with `constellation sandbox status`"}
+		t.step(stepPower, plan.StateFailed, err.Error())
 		return err
 	}
 	done := named(chosen) + " ready again; their cluster may take a little longer"
 	if action == engine.PowerOff {
 		done = named(chosen) + " off until `constellation sandbox machine on`"
 	}
-	t.step(stepPower, engine.StateDone, done)
+	t.step(stepPower, plan.StateDone, done)
 	return nil
 }
 
@@ -73,9 +74,9 @@ func (s *Sandboxes) reach(nameOrWorkspace, what string) (*sandboxapi.Client, str
 	if _, err := readState(s.dirs.of(name, stateName)); err != nil {
 		op := what + " of sandbox " + name
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, "", &engine.Error{Op: op, Err: noSuch(), Remedy: "start it with `constellation sandbox up`" + otherUsers()}
+			return nil, "", &plan.Error{Op: op, Err: noSuch(), Remedy: "start it with `constellation sandbox up`" + otherUsers()}
 		}
-		return nil, "", &engine.Error{Op: op, Err: err}
+		return nil, "", &plan.Error{Op: op, Err: err}
 	}
 	return sandboxapi.NewClient("unix:"+s.dirs.of(name, socketName), ""), name, nil
 }
@@ -147,7 +148,7 @@ func (t *teller) untilReady(ctx context.Context, client *sandboxapi.Client, mach
 			}
 			if old := seen[m.Name]; old != m.Boot {
 				_, group, _ := sandboxapi.ParseGroupID(m.Group)
-				t.tell(engine.Event{Kind: engine.KindNode, Step: stepPower, Node: m.Name, Group: group, From: string(old), To: string(m.Boot), Text: m.Message})
+				t.tell(plan.Event{Kind: plan.KindNode, Step: stepPower, Node: m.Name, Group: group, From: string(old), To: string(m.Boot), Text: m.Message})
 				seen[m.Name] = m.Boot
 			}
 			switch m.Boot {

@@ -29,9 +29,11 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/cloudtest"
 	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/machine/machinetest"
+	"constellation/engine/workspace"
 	"constellation/internal/testneeds"
 )
 
@@ -206,8 +208,8 @@ func TestRealSandbox(t *testing.T) {
 
 	// Up.
 	start := time.Now()
-	var events []engine.Event
-	info, err := s.Up(ctx, engine.SandboxSpec{Workspace: workspace, ControlPlanes: 1, Workers: 1}, func(e engine.Event) { events = append(events, e) })
+	var events []plan.Event
+	info, err := s.Up(ctx, engine.SandboxSpec{Workspace: workspace, ControlPlanes: 1, Workers: 1}, func(e plan.Event) { events = append(events, e) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -416,7 +418,7 @@ func TestRealSandbox(t *testing.T) {
 	if _, err := s.Up(ctx, engine.SandboxSpec{Workspace: workspace}, nil); err != nil {
 		t.Error(err)
 	}
-	if _, err := s.Up(ctx, engine.SandboxSpec{Workspace: workspace, Kubernetes: "v1.36.3"}, nil); engine.ExitCode(err) != engine.ExitUsage || engine.Remedy(err) == "" {
+	if _, err := s.Up(ctx, engine.SandboxSpec{Workspace: workspace, Kubernetes: "v1.36.3"}, nil); plan.ExitCode(err) != plan.ExitUsage || plan.Remedy(err) == "" {
 		t.Errorf("up with another version: %v", err)
 	}
 	if resp, err := http.Get("http://" + info.InitEndpoint); err == nil {
@@ -459,9 +461,9 @@ func TestRealSandbox(t *testing.T) {
 }
 
 func TestRealSandboxSurvivesAccidents(t *testing.T) {
-	s, workspace := realSandboxes(t, machine.Demand{ControlPlanes: 2, Workers: 1})
+	s, ws := realSandboxes(t, machine.Demand{ControlPlanes: 2, Workers: 1})
 	ctx := t.Context()
-	other := workspace + "-2"
+	other := ws + "-2"
 	if err := os.Mkdir(other, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -474,8 +476,8 @@ func TestRealSandboxSurvivesAccidents(t *testing.T) {
 
 	// Two at once for the same workspace make one sandbox; another lives beside it,
 	// with the same addresses.
-	spec := engine.SandboxSpec{Workspace: workspace, ControlPlanes: 1, Workers: -1, Faults: []string{"boot-delay=control-plane-0:1s"}}
-	infos := make([]engine.SandboxInfo, 3)
+	spec := engine.SandboxSpec{Workspace: ws, ControlPlanes: 1, Workers: -1, Faults: []string{"boot-delay=control-plane-0:1s"}}
+	infos := make([]workspace.SandboxInfo, 3)
 	var wg sync.WaitGroup
 	for i, sp := range []engine.SandboxSpec{spec, spec, {Workspace: other, Name: "beside", ControlPlanes: -1, Workers: 1}} {
 		wg.Go(func() {
@@ -516,12 +518,12 @@ func TestRealSandboxSurvivesAccidents(t *testing.T) {
 	// Somebody took its port meanwhile: said, not worked around, since files name it.
 	var squatter net.Listener
 	eventually(t, "the port is free", func() bool { l, err := net.Listen("tcp", first.ClusterEndpoint); squatter = l; return err == nil })
-	_, err := s.Up(ctx, engine.SandboxSpec{Workspace: workspace}, nil)
-	if err == nil || !strings.Contains(err.Error(), "address already in use") || engine.Remedy(err) == "" {
+	_, err := s.Up(ctx, engine.SandboxSpec{Workspace: ws}, nil)
+	if err == nil || !strings.Contains(err.Error(), "address already in use") || plan.Remedy(err) == "" {
 		t.Errorf("up with its port taken: %v", err)
 	}
 	squatter.Close()
-	if _, err := s.Up(ctx, engine.SandboxSpec{Workspace: workspace}, nil); err != nil {
+	if _, err := s.Up(ctx, engine.SandboxSpec{Workspace: ws}, nil); err != nil {
 		t.Fatal(err)
 	}
 	st, err := s.Status(ctx, first.Name)
@@ -542,7 +544,7 @@ func TestRealSandboxSurvivesAccidents(t *testing.T) {
 	})
 	short, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	if _, err := s.Up(short, engine.SandboxSpec{Workspace: workspace}, nil); err != nil {
+	if _, err := s.Up(short, engine.SandboxSpec{Workspace: ws}, nil); err != nil {
 		t.Errorf("up over a daemon that hangs: %v", err)
 	}
 	if _, ok := startOf(stopped); ok {

@@ -60,11 +60,13 @@ import (
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/simulated"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 // Services of the cluster get addresses of this range.
@@ -119,20 +121,20 @@ const (
 
 // teller numbers events and gives them their time.
 type teller struct {
-	emit  func(engine.Event)
+	emit  func(plan.Event)
 	seq   uint64
 	start map[string]time.Time
 	last  [2]int // what progressIfNew told
 }
 
-func newTeller(emit func(engine.Event)) *teller {
+func newTeller(emit func(plan.Event)) *teller {
 	if emit == nil {
-		emit = func(engine.Event) {}
+		emit = func(plan.Event) {}
 	}
 	return &teller{emit: emit, start: map[string]time.Time{}, last: [2]int{-1, -1}}
 }
 
-func (t *teller) tell(e engine.Event) {
+func (t *teller) tell(e plan.Event) {
 	t.seq++
 	e.Seq, e.Time = t.seq, time.Now().UTC()
 	t.emit(e)
@@ -140,8 +142,8 @@ func (t *teller) tell(e engine.Event) {
 
 // step tells the state of a step; text says what it is about, or how it ended.
 func (t *teller) step(id, state, text string) {
-	e := engine.Event{Kind: engine.KindStep, Step: id, State: state, Text: text}
-	if state == engine.StateRunning {
+	e := plan.Event{Kind: plan.KindStep, Step: id, State: state, Text: text}
+	if state == plan.StateRunning {
 		t.start[id] = time.Now()
 	} else if s, ok := t.start[id]; ok {
 		e.TookMS = time.Since(s).Milliseconds()
@@ -150,16 +152,16 @@ func (t *teller) step(id, state, text string) {
 }
 
 func (t *teller) progress(id, text string, current, total int64) {
-	t.tell(engine.Event{Kind: engine.KindProgress, Step: id, Text: text, Current: current, Total: total})
+	t.tell(plan.Event{Kind: plan.KindProgress, Step: id, Text: text, Current: current, Total: total})
 }
 
 func (t *teller) warn(id, text string) {
-	t.tell(engine.Event{Kind: engine.KindLog, Step: id, Source: "sandbox", Level: "warn", Text: text})
+	t.tell(plan.Event{Kind: plan.KindLog, Step: id, Source: "sandbox", Level: "warn", Text: text})
 }
 
 // usage is an error of the caller's, with a way out.
 func usage(op, remedy string, format string, args ...any) error {
-	return &engine.Error{Op: op, Err: fmt.Errorf(format, args...), Remedy: remedy, Exit: engine.ExitUsage}
+	return &plan.Error{Op: op, Err: fmt.Errorf(format, args...), Remedy: remedy, Exit: plan.ExitUsage}
 }
 
 // Kinds of machines, as SandboxSpec.Machines has them.
@@ -175,9 +177,9 @@ func onlyRoot(op string) error {
 	if canReal() {
 		return nil
 	}
-	return &engine.Error{
+	return &plan.Error{
 		Op: op, Err: machine.ErrUnsupported,
-		Remedy: "run the same command as root, for example with sudo, or ask for --machines=simulated", Exit: engine.ExitBlocked,
+		Remedy: "run the same command as root, for example with sudo, or ask for --machines=simulated", Exit: plan.ExitBlocked,
 	}
 }
 
@@ -187,7 +189,7 @@ func onlyLinux(op string) error {
 	if runtime.GOOS == "linux" {
 		return nil
 	}
-	return &engine.Error{Op: op, Err: errors.New("hollow machines need Linux"), Remedy: "run the same command on Linux", Exit: engine.ExitBlocked}
+	return &plan.Error{Op: op, Err: errors.New("hollow machines need Linux"), Remedy: "run the same command on Linux", Exit: plan.ExitBlocked}
 }
 
 func canReal() bool { return runtime.GOOS == "linux" && os.Geteuid() == 0 }
@@ -217,9 +219,9 @@ func (s *Sandboxes) kind(ctx context.Context, spec engine.SandboxSpec) (simulate
 // sizes of its groups those of spec. It waits for machines to boot, but not for ever:
 // one that does not is told in an event, and the sandbox is up all the same.
 // Cancelling ctx leaves what is there; the next Up goes on, and Down removes it.
-func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(engine.Event)) (engine.SandboxInfo, error) {
+func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(plan.Event)) (workspace.SandboxInfo, error) {
 	t := newTeller(emit)
-	var none engine.SandboxInfo
+	var none workspace.SandboxInfo
 	spec, err := s.complete(spec)
 	if err != nil {
 		return none, err
@@ -238,10 +240,10 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 		return none, err
 	}
 	unlock, err := s.dirs.lock(ctx, spec.Name, func() {
-		t.tell(engine.Event{Kind: engine.KindWait, Text: "another command is working on sandbox " + spec.Name})
+		t.tell(plan.Event{Kind: plan.KindWait, Text: "another command is working on sandbox " + spec.Name})
 	})
 	if err != nil {
-		return none, &engine.Error{Op: op, Err: err}
+		return none, &plan.Error{Op: op, Err: err}
 	}
 	defer func() {
 		_, err := os.Lstat(s.dirs.of(spec.Name))
@@ -252,7 +254,7 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 	st, err := readState(s.dirs.of(spec.Name, stateName))
 	fresh := errors.Is(err, fs.ErrNotExist)
 	if err != nil && !fresh {
-		return none, &engine.Error{Op: op, Err: err, Remedy: "run `constellation sandbox down` for it with the program that made it, or again with this one"}
+		return none, &plan.Error{Op: op, Err: err, Remedy: "run `constellation sandbox down` for it with the program that made it, or again with this one"}
 	}
 	if !fresh {
 		if err := agree(st, spec); err != nil {
@@ -267,7 +269,7 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 		return none, usage(op, "correct or leave out the faults", "%w", err)
 	}
 	// What the workspace would refuse at the end is said before machines are made for it.
-	ws, err := engine.OpenWorkspace(spec.Workspace)
+	ws, err := workspace.OpenWorkspace(spec.Workspace)
 	if err != nil {
 		return none, err
 	}
@@ -296,20 +298,20 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 	cancel()
 	if err != nil {
 		if ctx.Err() != nil {
-			return none, &engine.Error{Op: op, Err: context.Cause(ctx)}
+			return none, &plan.Error{Op: op, Err: context.Cause(ctx)}
 		}
-		t.step(stepDaemon, engine.StateRunning, "Start the cloud")
+		t.step(stepDaemon, plan.StateRunning, "Start the cloud")
 		if info, err = s.startDaemon(ctx, spec.Name, client); err != nil {
-			t.step(stepDaemon, engine.StateFailed, err.Error())
+			t.step(stepDaemon, plan.StateFailed, err.Error())
 			return none, err
 		}
 		text := "the cloud runs"
 		if n := len(info.Machines); n > 0 {
 			text = fmt.Sprintf("the cloud runs again, with the %d machines that it had", n)
 		}
-		t.step(stepDaemon, engine.StateDone, text)
+		t.step(stepDaemon, plan.StateDone, text)
 	} else {
-		t.step(stepDaemon, engine.StateSkipped, "it is running")
+		t.step(stepDaemon, plan.StateSkipped, "it is running")
 	}
 
 	if err := s.scale(ctx, client, info, spec, t); err != nil {
@@ -464,7 +466,7 @@ func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *tell
 	op := "start sandbox " + spec.Name
 	cat, err := release.Load(assets.Releases())
 	if err != nil {
-		return &engine.Error{Op: op, Err: err}
+		return &plan.Error{Op: op, Err: err}
 	}
 	if spec.Release == "" {
 		spec.Release = version.Release
@@ -491,45 +493,45 @@ func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *tell
 		return usage(op, fmt.Sprintf("choose a version of Kubernetes %s", strings.Join(rel.Minors(), " or ")), "%w", err)
 	}
 
-	t.step(stepCheck, engine.StateRunning, "Check this computer")
+	t.step(stepCheck, plan.StateRunning, "Check this computer")
 	if simulate, why := s.kind(ctx, spec); simulate {
 		return s.simulate(ctx, spec, cat, why, t)
 	}
 	want := machine.Demand{ControlPlanes: count(spec.ControlPlanes, defaultControlPlanes), Workers: count(spec.Workers, defaultWorkers), New: true, There: s.dirs.residents()}
 	if err := s.check(ctx, spec, want, t); err != nil {
-		t.step(stepCheck, engine.StateFailed, err.Error())
+		t.step(stepCheck, plan.StateFailed, err.Error())
 		return err
 	}
 	artifacts, err := build.Load(s.dirs.Cache, spec.Kubernetes)
 	if err != nil {
 		err = fromBuild(op, err)
-		t.step(stepCheck, engine.StateFailed, err.Error())
+		t.step(stepCheck, plan.StateFailed, err.Error())
 		return err
 	}
-	t.step(stepCheck, engine.StateDone, "it can run these machines")
+	t.step(stepCheck, plan.StateDone, "it can run these machines")
 
-	t.step(stepRootfs, engine.StateRunning, "Prepare the root file system of machines")
+	t.step(stepRootfs, plan.StateRunning, "Prepare the root file system of machines")
 	rootfs, err := machine.Rootfs(ctx, s.dirs.Cache, func(p machine.Progress) { t.progress(stepRootfs, p.Text, p.Current, p.Total) })
 	if err != nil {
-		t.step(stepRootfs, engine.StateFailed, err.Error())
-		return &engine.Error{Op: op, Err: err}
+		t.step(stepRootfs, plan.StateFailed, err.Error())
+		return &plan.Error{Op: op, Err: err}
 	}
-	t.step(stepRootfs, engine.StateDone, "it is there")
+	t.step(stepRootfs, plan.StateDone, "it is there")
 
-	t.step(stepImages, engine.StateRunning, "Prepare images")
+	t.step(stepImages, plan.StateRunning, "Prepare images")
 	st := newState(spec.Name, spec.Workspace, time.Now())
 	st.Release, st.Kubernetes, st.Image, st.Faults = spec.Release, artifacts.Version, spec.Image, spec.Faults
 	if err := s.images(ctx, st, cat, rootfs, t); err != nil {
-		t.step(stepImages, engine.StateFailed, err.Error())
+		t.step(stepImages, plan.StateFailed, err.Error())
 		return err
 	}
 	for i := range st.Groups {
 		st.Groups[i].Image = st.Image
 	}
-	t.step(stepImages, engine.StateDone, fmt.Sprintf("%d OS images and %d of our services", len(st.Catalogue), len(st.Containers)))
+	t.step(stepImages, plan.StateDone, fmt.Sprintf("%d OS images and %d of our services", len(st.Catalogue), len(st.Containers)))
 
 	if err := s.writeNew(ctx, st); err != nil {
-		return &engine.Error{Op: op, Err: err}
+		return &plan.Error{Op: op, Err: err}
 	}
 	return nil
 }
@@ -561,7 +563,7 @@ func (s *Sandboxes) check(ctx context.Context, spec engine.SandboxSpec, want mac
 		t.progress(stepCheck, "installing "+strings.Join(packages, " "), 0, 0)
 		var output strings.Builder
 		if err := machine.InstallPackages(ctx, packages, &output); err != nil {
-			return &engine.Error{
+			return &plan.Error{
 				Op: "install " + strings.Join(packages, " "), Err: fmt.Errorf("%w: %s", err, lastLines(output.String(), 3)),
 				Remedy: "install them by hand",
 			}
@@ -573,14 +575,14 @@ func (s *Sandboxes) check(ctx context.Context, spec engine.SandboxSpec, want mac
 	}
 	what, remedies := make([]string, len(problems)), make([]string, len(problems))
 	// Packages can be installed once somebody agrees; nothing else can be agreed to.
-	exit := engine.ExitUnacknowledged
+	exit := plan.ExitUnacknowledged
 	for i, p := range problems {
 		what[i], remedies[i] = p.What, p.Remedy
 		if len(p.Packages) == 0 || spec.Install {
-			exit = engine.ExitBlocked
+			exit = plan.ExitBlocked
 		}
 	}
-	return &engine.Error{
+	return &plan.Error{
 		Op: "start sandbox " + spec.Name, Err: errors.New(strings.Join(what, "; ")),
 		Remedy: strings.Join(slices.Compact(remedies), "; "), Exit: exit,
 	}
@@ -591,7 +593,7 @@ func (s *Sandboxes) check(ctx context.Context, spec engine.SandboxSpec, want mac
 func (s *Sandboxes) images(ctx context.Context, st *state, cat *release.Catalogue, rootfs string, t *teller) error {
 	op := "prepare images"
 	if err := st.buildReleases(); err != nil {
-		return &engine.Error{Op: op, Err: err}
+		return &plan.Error{Op: op, Err: err}
 	}
 	peers := []attestation.Measurements{}
 	for _, rel := range cat.Releases() { // the oldest first
@@ -622,13 +624,13 @@ func (s *Sandboxes) images(ctx context.Context, st *state, cat *release.Catalogu
 		// releases, whose nodes it will meet when a cluster is upgraded to it.
 		known, err := json.Marshal(peers)
 		if err != nil {
-			return &engine.Error{Op: op, Err: err}
+			return &plan.Error{Op: op, Err: err}
 		}
 		img, err := machine.OSImage(ctx, s.dirs.Cache, rootfs, machine.ImageSpec{
 			Version: v, Bootstrapper: programs["bootstrapper"], Agent: programs["agent"], Peers: known, ReleaseKeys: st.releaseKey.PEM(),
 		}, func(p machine.Progress) { t.progress(stepImages, p.Text, p.Current, p.Total) })
 		if err != nil {
-			return &engine.Error{Op: op, Err: err}
+			return &plan.Error{Op: op, Err: err}
 		}
 		st.Catalogue = append(st.Catalogue, *img)
 		peers = append(peers, attestation.Enforced(predict(*img)))
@@ -732,24 +734,24 @@ func (s *Sandboxes) startDaemon(ctx context.Context, name string, client *sandbo
 	// A daemon that lives but does not answer would keep the new one from its machines.
 	if p, err := readProcess(s.dirs.of(name, pidName)); err == nil && p.alive() {
 		if err := p.end(ctx, serveGrace+time.Second); err != nil {
-			return none, &engine.Error{Op: op, Err: err, Remedy: remedy}
+			return none, &plan.Error{Op: op, Err: err, Remedy: remedy}
 		}
 	}
 	exe := s.exe
 	if exe == "" {
 		var err error
 		if exe, err = os.Executable(); err != nil {
-			return none, &engine.Error{Op: op, Err: err}
+			return none, &plan.Error{Op: op, Err: err}
 		}
 	}
 	out, err := os.OpenFile(logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return none, &engine.Error{Op: op, Err: err}
+		return none, &plan.Error{Op: op, Err: err}
 	}
 	defer out.Close()
 	begin, err := out.Seek(0, io.SeekEnd)
 	if err != nil {
-		return none, &engine.Error{Op: op, Err: err}
+		return none, &plan.Error{Op: op, Err: err}
 	}
 	cmd := exec.Command(exe, "sandbox", "daemon", name) //nolint:noctx // it outlives this command
 	cmd.Stdout, cmd.Stderr = out, out
@@ -758,7 +760,7 @@ func (s *Sandboxes) startDaemon(ctx context.Context, name string, client *sandbo
 	// A session of its own: no terminal's hang-up or interrupt reaches it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		return none, &engine.Error{Op: op, Err: err}
+		return none, &plan.Error{Op: op, Err: err}
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
@@ -771,11 +773,11 @@ func (s *Sandboxes) startDaemon(ctx context.Context, name string, client *sandbo
 		}
 		select {
 		case <-ctx.Done():
-			return none, &engine.Error{Op: op, Err: context.Cause(ctx)}
+			return none, &plan.Error{Op: op, Err: context.Cause(ctx)}
 		case err := <-ended:
-			return none, &engine.Error{Op: op, Err: lastWords(logFile, begin, err), Remedy: remedy}
+			return none, &plan.Error{Op: op, Err: lastWords(logFile, begin, err), Remedy: remedy}
 		case <-limit.C:
-			return none, &engine.Error{Op: op, Err: fmt.Errorf("it does not answer after %s: %w", daemonStart, err), Remedy: remedy}
+			return none, &plan.Error{Op: op, Err: fmt.Errorf("it does not answer after %s: %w", daemonStart, err), Remedy: remedy}
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -811,9 +813,9 @@ func (s *Sandboxes) scale(ctx context.Context, c *sandboxapi.Client, info sandbo
 			return err
 		}
 		if err := c.SetFaults(ctx, spec.Faults); err != nil {
-			return &engine.Error{Op: op, Err: err}
+			return &plan.Error{Op: op, Err: err}
 		}
-		t.step(stepFaults, engine.StateDone, fmt.Sprintf("faults: %s (before: %s)", orNone(spec.Faults), orNone(info.Faults)))
+		t.step(stepFaults, plan.StateDone, fmt.Sprintf("faults: %s (before: %s)", orNone(spec.Faults), orNone(info.Faults)))
 	}
 	// Control planes come last, and a sandbox without one was never set up: after a
 	// refusal or a death in between, the next up begins with all groups again.
@@ -844,7 +846,7 @@ func (s *Sandboxes) scale(ctx context.Context, c *sandboxapi.Client, info sandbo
 			t.progress(stepMachines, fmt.Sprintf("group %s goes from %d machines to %d", g.Name, g.Count, n), 0, 0)
 		}
 		if err := c.SetGroupCount(ctx, g.ID, n); err != nil {
-			return &engine.Error{Op: op, Err: err, Remedy: "ask for fewer machines, or make room for them"}
+			return &plan.Error{Op: op, Err: err, Remedy: "ask for fewer machines, or make room for them"}
 		}
 	}
 	return nil
@@ -885,15 +887,15 @@ func inTime(op string, faults []string, info sandboxapi.Info) error {
 
 // watchBoot tells how machines boot until all have, or have failed to.
 func (s *Sandboxes) watchBoot(ctx context.Context, c *sandboxapi.Client, t *teller) error {
-	t.step(stepMachines, engine.StateRunning, "Boot the machines")
+	t.step(stepMachines, plan.StateRunning, "Boot the machines")
 	limit := time.NewTimer(bootPatience)
 	defer limit.Stop()
 	seen := map[string]sandboxapi.Boot{}
 	for expired := false; ; {
 		info, err := c.Sandbox(ctx)
 		if err != nil {
-			err = &engine.Error{Op: "boot the machines", Err: err, Remedy: "run the command again; it goes on where this one ended"}
-			t.step(stepMachines, engine.StateFailed, err.Error())
+			err = &plan.Error{Op: "boot the machines", Err: err, Remedy: "run the command again; it goes on where this one ended"}
+			t.step(stepMachines, plan.StateFailed, err.Error())
 			return err
 		}
 		ready, open := 0, 0
@@ -901,8 +903,8 @@ func (s *Sandboxes) watchBoot(ctx context.Context, c *sandboxapi.Client, t *tell
 		for _, m := range info.Machines {
 			if old := seen[m.Name]; old != m.Boot && m.State != cloud.Terminating {
 				_, group, _ := sandboxapi.ParseGroupID(m.Group)
-				t.tell(engine.Event{
-					Kind: engine.KindNode, Step: stepMachines, Node: m.Name, Group: group, From: string(old), To: string(m.Boot), Text: m.Message,
+				t.tell(plan.Event{
+					Kind: plan.KindNode, Step: stepMachines, Node: m.Name, Group: group, From: string(old), To: string(m.Boot), Text: m.Message,
 				})
 				seen[m.Name] = m.Boot
 			}
@@ -921,12 +923,12 @@ func (s *Sandboxes) watchBoot(ctx context.Context, c *sandboxapi.Client, t *tell
 			for _, m := range late {
 				t.warn(stepMachines, fmt.Sprintf("%s is %s and not ready: %s; its console: %s", m.Name, m.Boot, orUnknown(m.Message), m.Console))
 			}
-			t.step(stepMachines, engine.StateDone, fmt.Sprintf("%d of %d machines are ready", ready, len(info.Machines)))
+			t.step(stepMachines, plan.StateDone, fmt.Sprintf("%d of %d machines are ready", ready, len(info.Machines)))
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return &engine.Error{Op: "boot the machines", Err: context.Cause(ctx), Remedy: "run the command again; it goes on where this one ended"}
+			return &plan.Error{Op: "boot the machines", Err: context.Cause(ctx), Remedy: "run the command again; it goes on where this one ended"}
 		case <-limit.C:
 			expired = true
 		case <-time.After(100 * time.Millisecond):
@@ -952,35 +954,35 @@ func (t *teller) progressIfNew(step string, current, total int) {
 
 // handOver writes what the workspace must know about its sandbox, where it does not
 // know it yet.
-func (s *Sandboxes) handOver(spec engine.SandboxSpec, info engine.SandboxInfo, t *teller) (engine.SandboxInfo, error) {
+func (s *Sandboxes) handOver(spec engine.SandboxSpec, info workspace.SandboxInfo, t *teller) (workspace.SandboxInfo, error) {
 	secret, err := os.ReadFile(s.dirs.of(info.Name, secretName))
 	if err == nil {
 		info.InitSecret, err = hex.DecodeString(strings.TrimSpace(string(secret)))
 	}
 	if err != nil {
-		return info, &engine.Error{Op: "read the init secret of sandbox " + info.Name, Err: err}
+		return info, &plan.Error{Op: "read the init secret of sandbox " + info.Name, Err: err}
 	}
-	t.step(stepFiles, engine.StateRunning, "Write the files of the workspace")
+	t.step(stepFiles, plan.StateRunning, "Write the files of the workspace")
 	written, differs, err := adopt(spec.Workspace, info, s.dirs.of(info.Name, configSumName))
 	if err != nil {
-		t.step(stepFiles, engine.StateFailed, err.Error())
+		t.step(stepFiles, plan.StateFailed, err.Error())
 		return info, err
 	}
 	if len(differs) > 0 {
 		t.warn(stepFiles, fmt.Sprintf("%s has other values than the sandbox in %s: init needs provider.sandbox.name: %s, and measurements and trustRoots as `constellation sandbox status -o json` shows them",
-			engine.ConfigFile, strings.Join(differs, ", "), info.Name))
+			workspace.ConfigFile, strings.Join(differs, ", "), info.Name))
 	}
 	if len(written) == 0 {
-		t.step(stepFiles, engine.StateSkipped, "they are there")
+		t.step(stepFiles, plan.StateSkipped, "they are there")
 	} else {
-		t.step(stepFiles, engine.StateDone, "wrote "+strings.Join(written, " and "))
+		t.step(stepFiles, plan.StateDone, "wrote "+strings.Join(written, " and "))
 	}
 	return info, nil
 }
 
 // Down removes a sandbox: machines, daemon, files. It works on whatever is left of
 // one, and may be repeated until it succeeds. Nothing to remove is a success.
-func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Event)) error {
+func (s *Sandboxes) Down(ctx context.Context, name string, emit func(plan.Event)) error {
 	t := newTeller(emit)
 	workspace := ""
 	if filepath.IsAbs(name) {
@@ -998,12 +1000,12 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Even
 	}
 	hollow := s.dirs.isHollow(name)
 	none := func() error {
-		t.step(stepRemove, engine.StateNothing, "there is no sandbox "+name+otherUsers())
+		t.step(stepRemove, plan.StateNothing, "there is no sandbox "+name+otherUsers())
 		if workspace == "" {
 			return nil
 		}
 		if err := forgetTold(t, workspace, name, "", ""); err != nil {
-			return &engine.Error{Op: op, Err: err}
+			return &plan.Error{Op: op, Err: err}
 		}
 		return nil
 	}
@@ -1011,10 +1013,10 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Even
 		return none() // and no reason to make a directory for a lock
 	}
 	unlock, err := s.dirs.lock(ctx, name, func() {
-		t.tell(engine.Event{Kind: engine.KindWait, Text: "another command is working on sandbox " + name})
+		t.tell(plan.Event{Kind: plan.KindWait, Text: "another command is working on sandbox " + name})
 	})
 	if err != nil {
-		return &engine.Error{Op: op, Err: err}
+		return &plan.Error{Op: op, Err: err}
 	}
 	defer s.dirs.tidy()
 	defer unlock(true)
@@ -1030,7 +1032,7 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Even
 	}
 	sum, _ := os.ReadFile(s.dirs.of(name, configSumName))
 
-	t.step(stepRemove, engine.StateRunning, "Remove the machines")
+	t.step(stepRemove, plan.StateRunning, "Remove the machines")
 	remove, gone := s.remove, "processes, mounts, networks and cgroups are gone"
 	switch {
 	case hollow:
@@ -1039,13 +1041,13 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Even
 		gone = "the processes of simulated machines are gone"
 	}
 	if err := remove(ctx, name, t); err != nil {
-		err = &engine.Error{Op: op, Err: err, Remedy: "run the command again; it goes on where this one ended"}
-		t.step(stepRemove, engine.StateFailed, err.Error())
+		err = &plan.Error{Op: op, Err: err, Remedy: "run the command again; it goes on where this one ended"}
+		t.step(stepRemove, plan.StateFailed, err.Error())
 		return err
 	}
-	t.step(stepRemove, engine.StateDone, gone)
+	t.step(stepRemove, plan.StateDone, gone)
 
-	t.step(stepClean, engine.StateRunning, "Remove the files")
+	t.step(stepClean, plan.StateRunning, "Remove the files")
 	// The workspace first: its sandbox can be found as long as this directory exists.
 	err = nil
 	if st != nil {
@@ -1055,11 +1057,11 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Even
 		err = s.dirs.remove(name)
 	}
 	if err != nil {
-		err = &engine.Error{Op: op, Err: err, Remedy: "run the command again; it goes on where this one ended"}
-		t.step(stepClean, engine.StateFailed, err.Error())
+		err = &plan.Error{Op: op, Err: err, Remedy: "run the command again; it goes on where this one ended"}
+		t.step(stepClean, plan.StateFailed, err.Error())
 		return err
 	}
-	t.step(stepClean, engine.StateDone, "nothing of it is left")
+	t.step(stepClean, plan.StateDone, "nothing of it is left")
 	return nil
 }
 
@@ -1119,17 +1121,17 @@ func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStat
 	op := "look at sandbox " + name
 	st, err := readState(s.dirs.of(name, stateName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return out, &engine.Error{Op: op, Err: noSuch(), Remedy: "start it with `constellation sandbox up`" + otherUsers()}
+		return out, &plan.Error{Op: op, Err: noSuch(), Remedy: "start it with `constellation sandbox up`" + otherUsers()}
 	}
 	if err != nil {
-		return out, &engine.Error{Op: op, Err: err}
+		return out, &plan.Error{Op: op, Err: err}
 	}
 	trust, err := os.ReadFile(s.dirs.of(name, caName))
 	if err != nil {
-		return out, &engine.Error{Op: op, Err: err}
+		return out, &plan.Error{Op: op, Err: err}
 	}
 	out = engine.SandboxStatus{
-		SandboxInfo: engine.SandboxInfo{
+		SandboxInfo: workspace.SandboxInfo{
 			Name: st.Name, UID: st.UID, Release: st.Release, Kubernetes: st.Kubernetes, Image: st.Image, TrustRoots: string(trust),
 			ClusterEndpoint: loopback(st.KubernetesPort), InitEndpoint: loopback(st.InitPort), InClusterEndpoint: st.gateway().String(),
 			Simulated: st.Simulated, NodeCIDR: st.nodes().String(), PodCIDR: podCIDR.String(), ServiceCIDR: serviceCIDR,
@@ -1159,12 +1161,12 @@ func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStat
 		return out, nil
 	}
 	if ctx.Err() != nil {
-		return out, &engine.Error{Op: op, Err: context.Cause(ctx)}
+		return out, &plan.Error{Op: op, Err: context.Cause(ctx)}
 	}
 	// Nobody drives the machines; what can be seen of them is told all the same.
 	host, err := s.dirs.host(name, st, s.log)
 	if err != nil {
-		return out, &engine.Error{Op: op, Err: err}
+		return out, &plan.Error{Op: op, Err: err}
 	}
 	for _, i := range st.ordered() {
 		m := sandboxapi.Machine{Instance: st.describe(i), Boot: sandboxapi.BootStopped, Started: i.Started, Console: host.Console(i.Name)}
@@ -1196,10 +1198,10 @@ func (s *Sandboxes) Exec(ctx context.Context, name, node string, command []strin
 	op := fmt.Sprintf("run command in %s of sandbox %s", node, name)
 	st, err := readState(s.dirs.of(name, stateName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, &engine.Error{Op: op, Err: noSuch(), Remedy: "start it with `constellation sandbox up`" + otherUsers()}
+		return 0, &plan.Error{Op: op, Err: noSuch(), Remedy: "start it with `constellation sandbox up`" + otherUsers()}
 	}
 	if err != nil {
-		return 0, &engine.Error{Op: op, Err: err}
+		return 0, &plan.Error{Op: op, Err: err}
 	}
 	if st.Hollow != nil {
 		return 0, usage(op, "look at its Node with `kubectl describe node "+node+"`", "the machines of this sandbox are hollow: nothing runs in them, so there is nothing to run a command in")
@@ -1213,7 +1215,7 @@ func (s *Sandboxes) Exec(ctx context.Context, name, node string, command []strin
 	}
 	host, err := s.dirs.host(name, st, s.log)
 	if err != nil {
-		return 0, &engine.Error{Op: op, Err: err}
+		return 0, &plan.Error{Op: op, Err: err}
 	}
 	if len(command) == 0 {
 		command = []string{"/bin/bash", "-l"}
@@ -1223,7 +1225,7 @@ func (s *Sandboxes) Exec(ctx context.Context, name, node string, command []strin
 	}
 	code, err := host.Exec(ctx, node, command, machine.Stdio{In: stdin, Out: stdout, Err: stderr, TTY: tty})
 	if err != nil {
-		return code, &engine.Error{Op: op, Err: err, Remedy: "look at the machine with `constellation sandbox status`"}
+		return code, &plan.Error{Op: op, Err: err, Remedy: "look at the machine with `constellation sandbox status`"}
 	}
 	return code, nil
 }
@@ -1231,7 +1233,7 @@ func (s *Sandboxes) Exec(ctx context.Context, name, node string, command []strin
 // Fetch builds the binaries and images of a Kubernetes version into the cache, which
 // takes minutes the first time and no time afterwards. A running sandbox offers the
 // version at once.
-func (s *Sandboxes) Fetch(ctx context.Context, kubernetes string, emit func(engine.Event)) error {
+func (s *Sandboxes) Fetch(ctx context.Context, kubernetes string, emit func(plan.Event)) error {
 	t := newTeller(emit)
 	op := "fetch Kubernetes " + kubernetes
 	v, err := version.Parse(kubernetes)
@@ -1242,18 +1244,18 @@ func (s *Sandboxes) Fetch(ctx context.Context, kubernetes string, emit func(engi
 		return usage(op, "choose one of "+strings.Join(build.Versions(), ", "), "it cannot be built here")
 	}
 	if build.Cached(s.dirs.Cache, v.String()) {
-		t.step(stepBuild, engine.StateSkipped, "Kubernetes "+v.String()+" is in the cache")
+		t.step(stepBuild, plan.StateSkipped, "Kubernetes "+v.String()+" is in the cache")
 		return nil
 	}
-	t.step(stepBuild, engine.StateRunning, "Build Kubernetes "+v.String())
+	t.step(stepBuild, plan.StateRunning, "Build Kubernetes "+v.String())
 	if _, err := build.Kubernetes(ctx, s.dirs.Cache, v.String(), func(p build.Progress) {
 		t.progress(stepBuild, p.Text, p.Current, p.Total)
 	}); err != nil {
 		err = fromBuild(op, err)
-		t.step(stepBuild, engine.StateFailed, err.Error())
+		t.step(stepBuild, plan.StateFailed, err.Error())
 		return err
 	}
-	t.step(stepBuild, engine.StateDone, "Kubernetes "+v.String()+" is in the cache")
+	t.step(stepBuild, plan.StateDone, "Kubernetes "+v.String()+" is in the cache")
 	return nil
 }
 
@@ -1261,7 +1263,7 @@ func (s *Sandboxes) Fetch(ctx context.Context, kubernetes string, emit func(engi
 func fromBuild(op string, err error) error {
 	var b *build.Error
 	if errors.As(err, &b) {
-		return &engine.Error{Op: b.Op, Err: b.Err, Remedy: b.Remedy}
+		return &plan.Error{Op: b.Op, Err: b.Err, Remedy: b.Remedy}
 	}
-	return &engine.Error{Op: op, Err: err}
+	return &plan.Error{Op: op, Err: err}
 }

@@ -15,6 +15,7 @@ import (
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/plan"
 )
 
 func testCA(t *testing.T) (cert, key string) {
@@ -88,8 +89,8 @@ func TestBadSpecsAreRefusedBeforeAnythingIsTouched(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := s.Up(t.Context(), tt.spec, nil)
-			if engine.ExitCode(err) != engine.ExitUsage || engine.Remedy(err) == "" || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("got %v (exit %d, remedy %q)", err, engine.ExitCode(err), engine.Remedy(err))
+			if plan.ExitCode(err) != plan.ExitUsage || plan.Remedy(err) == "" || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v (exit %d, remedy %q)", err, plan.ExitCode(err), plan.Remedy(err))
 			}
 		})
 	}
@@ -126,7 +127,7 @@ func TestFaultsThatComeTooLateAreRefused(t *testing.T) {
 		{[]string{"api-500=1", "boot-delay=worker-1:30s"}, "fault boot-delay strikes when a machine is made, and worker-1 is there already"},
 	} {
 		err := inTime("set up sandbox demo", tt.faults, info)
-		if tt.want == "" && err != nil || tt.want != "" && (err == nil || err.Error() != "set up sandbox demo: "+tt.want || engine.Remedy(err) == "" || engine.ExitCode(err) != engine.ExitUsage) {
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || err.Error() != "set up sandbox demo: "+tt.want || plan.Remedy(err) == "" || plan.ExitCode(err) != plan.ExitUsage) {
 			t.Errorf("%v: got %v, want %q", tt.faults, err, tt.want)
 		}
 	}
@@ -137,7 +138,7 @@ func TestAbsentSandboxIsNotFound(t *testing.T) {
 	_, statusErr := s.Status(t.Context(), "/nowhere")
 	_, execErr := s.Exec(t.Context(), "nobody", "worker-0", nil, nil, nil, nil, false)
 	for _, err := range []error{statusErr, execErr} {
-		if !errors.Is(err, cloud.ErrNotFound) || engine.Remedy(err) == "" {
+		if !errors.Is(err, cloud.ErrNotFound) || plan.Remedy(err) == "" {
 			t.Errorf("got %v", err)
 		}
 	}
@@ -147,7 +148,7 @@ func TestVersionThatCannotBeBuiltIsRefused(t *testing.T) {
 	s := New(Dirs{Cache: t.TempDir(), State: t.TempDir()}, "", discard())
 	for _, v := range []string{"v1.2.3", "nonsense", ""} {
 		err := s.Fetch(t.Context(), v, nil)
-		if engine.ExitCode(err) != engine.ExitUsage || !strings.Contains(engine.Remedy(err), "v1.35.4") {
+		if plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(plan.Remedy(err), "v1.35.4") {
 			t.Errorf("%q: %v", v, err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/attestation"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/simulated"
@@ -22,21 +23,21 @@ func (s *Sandboxes) simulate(ctx context.Context, spec engine.SandboxSpec, cat *
 	st := newState(spec.Name, spec.Workspace, time.Now())
 	st.Simulated, st.Nodes = true, simulated.Nodes(spec.Name)
 	if err := simulated.Check(st.Nodes); err != nil {
-		t.step(stepCheck, engine.StateFailed, err.Error())
-		return &engine.Error{Op: op, Err: err, Exit: engine.ExitBlocked}
+		t.step(stepCheck, plan.StateFailed, err.Error())
+		return &plan.Error{Op: op, Err: err, Exit: plan.ExitBlocked}
 	}
 	faults, err := ParseFaults(spec.Faults)
 	if err == nil {
 		err = faults.Simulated()
 	}
 	if err != nil {
-		t.step(stepCheck, engine.StateFailed, err.Error())
+		t.step(stepCheck, plan.StateFailed, err.Error())
 		return usage(op, "leave it out, or try it on real machines", "%w", err)
 	}
 	artifacts, err := build.Load(s.dirs.Cache, spec.Kubernetes)
 	if err != nil {
 		err = fromBuild(op, err)
-		t.step(stepCheck, engine.StateFailed, err.Error())
+		t.step(stepCheck, plan.StateFailed, err.Error())
 		return err
 	}
 	text := "machines are simulated"
@@ -44,12 +45,12 @@ func (s *Sandboxes) simulate(ctx context.Context, spec engine.SandboxSpec, cat *
 		text += ": " + why
 	}
 	t.warn(stepCheck, text)
-	t.step(stepCheck, engine.StateDone, "it can run simulated machines")
+	t.step(stepCheck, plan.StateDone, "it can run simulated machines")
 
-	t.step(stepImages, engine.StateRunning, "Prepare images")
+	t.step(stepImages, plan.StateRunning, "Prepare images")
 	st.Release, st.Kubernetes, st.Image, st.Faults = spec.Release, artifacts.Version, spec.Image, spec.Faults
 	if err := s.clear(ctx, st.Name); err != nil {
-		return &engine.Error{Op: op, Err: err}
+		return &plan.Error{Op: op, Err: err}
 	}
 	defer func() {
 		if err != nil {
@@ -57,15 +58,15 @@ func (s *Sandboxes) simulate(ctx context.Context, spec engine.SandboxSpec, cat *
 		}
 	}()
 	if err := s.simulatedImages(st, cat, t); err != nil {
-		t.step(stepImages, engine.StateFailed, err.Error())
+		t.step(stepImages, plan.StateFailed, err.Error())
 		return err
 	}
 	for i := range st.Groups {
 		st.Groups[i].Image = st.Image
 	}
-	t.step(stepImages, engine.StateDone, fmt.Sprintf("%d OS images (simulated) and %d of our services", len(st.Catalogue), len(st.Containers)))
+	t.step(stepImages, plan.StateDone, fmt.Sprintf("%d OS images (simulated) and %d of our services", len(st.Catalogue), len(st.Containers)))
 	if err := s.writeNew(ctx, st); err != nil {
-		return &engine.Error{Op: op, Err: err}
+		return &plan.Error{Op: op, Err: err}
 	}
 	return nil
 }
@@ -76,7 +77,7 @@ func (s *Sandboxes) simulatedImages(st *state, cat *release.Catalogue, t *teller
 	op := "prepare images"
 	dir := s.dirs.of(st.Name)
 	if err := st.buildReleases(); err != nil {
-		return &engine.Error{Op: op, Err: err}
+		return &plan.Error{Op: op, Err: err}
 	}
 	peers := []attestation.Measurements{}
 	for _, rel := range cat.Releases() { // the oldest first
@@ -99,18 +100,18 @@ func (s *Sandboxes) simulatedImages(st *state, cat *release.Catalogue, t *teller
 		for _, name := range []string{"joinservice", "operator"} {
 			file, err := simulated.Service(dir, name, v, programs[name])
 			if err != nil {
-				return &engine.Error{Op: op, Err: err}
+				return &plan.Error{Op: op, Err: err}
 			}
 			st.Containers[build.ServiceReference(name, v)] = file
 			delete(programs, name)
 		}
 		known, err := json.Marshal(peers)
 		if err != nil {
-			return &engine.Error{Op: op, Err: err}
+			return &plan.Error{Op: op, Err: err}
 		}
 		img, err := simulated.Image(dir, v, programs, known, st.releaseKey.PEM())
 		if err != nil {
-			return &engine.Error{Op: op, Err: err}
+			return &plan.Error{Op: op, Err: err}
 		}
 		st.Catalogue = append(st.Catalogue, img)
 		peers = append(peers, attestation.Enforced(predict(img)))

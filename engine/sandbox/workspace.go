@@ -12,14 +12,15 @@ import (
 	"strings"
 
 	"constellation/engine"
+	"constellation/engine/workspace"
 )
 
 // configSumName holds the digest of the configuration that Up wrote, so that Down
 // can tell whether somebody has made it their own since.
 const configSumName = "config.sha256"
 
-func configSum(workspace string) (string, error) {
-	b, err := os.ReadFile(filepath.Join(workspace, engine.ConfigFile))
+func configSum(ws string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(ws, workspace.ConfigFile))
 	if err != nil {
 		return "", err
 	}
@@ -36,8 +37,8 @@ func digest(b []byte) string {
 // file sumFile tells, follows the sandbox; one that somebody has edited or made is
 // theirs: its placeholders are filled in, and differs names its fields that are not
 // those of the sandbox.
-func adopt(workspace string, info engine.SandboxInfo, sumFile string) (written, differs []string, err error) {
-	ws, err := engine.OpenWorkspace(workspace)
+func adopt(w string, info workspace.SandboxInfo, sumFile string) (written, differs []string, err error) {
+	ws, err := workspace.OpenWorkspace(w)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -45,20 +46,20 @@ func adopt(workspace string, info engine.SandboxInfo, sumFile string) (written, 
 	if err != nil {
 		return written, nil, err
 	}
-	if !slices.Contains(written, engine.ConfigFile) {
+	if !slices.Contains(written, workspace.ConfigFile) {
 		before, _ := os.ReadFile(sumFile)
-		sum, err := configSum(workspace)
+		sum, err := configSum(w)
 		if err != nil {
 			return written, nil, fmt.Errorf("read configuration: %w", err)
 		}
 		if sum != strings.TrimSpace(string(before)) {
 			filled, differs, err := ws.FillConfig(info)
 			if len(filled) > 0 {
-				written = append(written, engine.ConfigFile)
+				written = append(written, workspace.ConfigFile)
 			}
 			return written, differs, err
 		}
-		b, err := engine.GenerateConfig("sandbox", engine.GenerateOptions{Sandbox: &info})
+		b, err := workspace.GenerateConfig("sandbox", workspace.GenerateOptions{Sandbox: &info})
 		if err != nil {
 			return written, nil, err
 		}
@@ -68,9 +69,9 @@ func adopt(workspace string, info engine.SandboxInfo, sumFile string) (written, 
 		if err := ws.ReplaceConfig(b); err != nil {
 			return written, nil, err
 		}
-		written = append(written, engine.ConfigFile)
+		written = append(written, workspace.ConfigFile)
 	}
-	sum, err := configSum(workspace)
+	sum, err := configSum(w)
 	if err != nil {
 		return written, nil, fmt.Errorf("read configuration: %w", err)
 	}
@@ -86,10 +87,10 @@ func adopt(workspace string, info engine.SandboxInfo, sumFile string) (written, 
 // Files of another sandbox, or of anything else, are left alone. With an empty uid
 // any sandbox of that name will do whose own directory is gone. It returns the names
 // of what it removed, and whether a configuration that somebody has edited stays.
-func forget(workspace, name, uid, configSHA256 string) (removed []string, kept bool, err error) {
-	ws, err := engine.OpenWorkspace(workspace)
+func forget(w, name, uid, configSHA256 string) (removed []string, kept bool, err error) {
+	ws, err := workspace.OpenWorkspace(w)
 	if err != nil {
-		if _, gone := os.Stat(workspace); errors.Is(gone, fs.ErrNotExist) {
+		if _, gone := os.Stat(w); errors.Is(gone, fs.ErrNotExist) {
 			return nil, false, nil
 		}
 		return nil, false, err
@@ -107,12 +108,12 @@ func forget(workspace, name, uid, configSHA256 string) (removed []string, kept b
 		// It lives below another state directory than this program was told to use.
 		return nil, false, fmt.Errorf("sandbox %s lives in %s: set XDG_STATE_HOME as it was when it was started", name, filepath.Dir(have.Sandbox.Socket))
 	}
-	sum, err := configSum(workspace)
+	sum, err := configSum(w)
 	hasConfig := err == nil
 	// The state goes last: as long as it is there, a repeated Down finds the others.
-	files := []string{engine.KubeconfigFile, "." + engine.KubeconfigFile + ".pending", engine.MasterSecretFile, engine.TargetFile, engine.StateFile}
+	files := []string{workspace.KubeconfigFile, "." + workspace.KubeconfigFile + ".pending", workspace.MasterSecretFile, engine.TargetFile, workspace.StateFile}
 	if hasConfig && sum == configSHA256 {
-		files = append([]string{engine.ConfigFile}, files...)
+		files = append([]string{workspace.ConfigFile}, files...)
 	}
 	for _, f := range files {
 		err := os.Remove(ws.Path(f))
@@ -128,13 +129,13 @@ func forget(workspace, name, uid, configSHA256 string) (removed []string, kept b
 }
 
 // forgetTold is forget with its outcome told to the user.
-func forgetTold(t *teller, workspace, name, uid, configSHA256 string) error {
-	removed, kept, err := forget(workspace, name, uid, configSHA256)
+func forgetTold(t *teller, ws, name, uid, configSHA256 string) error {
+	removed, kept, err := forget(ws, name, uid, configSHA256)
 	if len(removed) > 0 {
 		t.progress(stepClean, "removed "+strings.Join(removed, ", "), 0, 0)
 	}
 	if kept {
-		t.warn(stepClean, engine.ConfigFile+" was edited and stays; its measurements and trust roots are those of the sandbox that is gone")
+		t.warn(stepClean, workspace.ConfigFile+" was edited and stays; its measurements and trust roots are those of the sandbox that is gone")
 	}
 	return err
 }

@@ -9,13 +9,14 @@ import (
 	"strings"
 	"testing"
 
-	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
-func testInfo(t *testing.T, dirs Dirs) engine.SandboxInfo {
+func testInfo(t *testing.T, dirs Dirs) workspace.SandboxInfo {
 	t.Helper()
 	cert, _ := testCA(t)
-	return engine.SandboxInfo{
+	return workspace.SandboxInfo{
 		Name: "demo-1a2b", UID: "uid-1", Release: "v1.1.0", Kubernetes: "v1.35.4", Image: "v1.1.0",
 		Measurements: map[uint32]string{4: strings.Repeat("ab", 32)}, TrustRoots: cert,
 		ClusterEndpoint: "127.0.0.1:20000", InitEndpoint: "127.0.0.1:20001", InClusterEndpoint: "10.42.0.1",
@@ -26,40 +27,40 @@ func testInfo(t *testing.T, dirs Dirs) engine.SandboxInfo {
 
 // adopted returns a workspace with the files of a sandbox and its cluster, and the
 // digest of its configuration.
-func adopted(t *testing.T, dirs Dirs) (workspace, sum string) {
+func adopted(t *testing.T, dirs Dirs) (w, sum string) {
 	t.Helper()
-	workspace = t.TempDir()
-	ws, err := engine.OpenWorkspace(workspace)
+	w = t.TempDir()
+	ws, err := workspace.OpenWorkspace(w)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ws.AdoptSandbox(testInfo(t, dirs)); err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range []string{engine.KubeconfigFile, engine.MasterSecretFile, "notes.txt"} {
-		if err := os.WriteFile(filepath.Join(workspace, f), []byte("x"), 0o600); err != nil {
+	for _, f := range []string{workspace.KubeconfigFile, workspace.MasterSecretFile, "notes.txt"} {
+		if err := os.WriteFile(filepath.Join(w, f), []byte("x"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if sum, err = configSum(workspace); err != nil {
+	if sum, err = configSum(w); err != nil {
 		t.Fatal(err)
 	}
-	return workspace, sum
+	return w, sum
 }
 
 func TestConfigurationFollowsItsSandboxUntilSomebodyEditsIt(t *testing.T) {
 	dirs := Dirs{State: t.TempDir()}
-	workspace, sumFile := t.TempDir(), filepath.Join(t.TempDir(), configSumName)
+	w, sumFile := t.TempDir(), filepath.Join(t.TempDir(), configSumName)
 	info := testInfo(t, dirs)
-	written, _, err := adopt(workspace, info, sumFile)
-	if err != nil || !slices.Contains(written, engine.ConfigFile) {
+	written, _, err := adopt(w, info, sumFile)
+	if err != nil || !slices.Contains(written, workspace.ConfigFile) {
 		t.Fatalf("wrote %v, %v", written, err)
 	}
-	if written, _, err = adopt(workspace, info, sumFile); err != nil || len(written) != 0 {
+	if written, _, err = adopt(w, info, sumFile); err != nil || len(written) != 0 {
 		t.Errorf("again: wrote %v, %v", written, err)
 	}
 	workers := func() int {
-		ws, err := engine.OpenWorkspace(workspace)
+		ws, err := workspace.OpenWorkspace(w)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,17 +71,17 @@ func TestConfigurationFollowsItsSandboxUntilSomebodyEditsIt(t *testing.T) {
 		return c.Workers()
 	}
 	info.Workers = 5
-	if written, _, err = adopt(workspace, info, sumFile); err != nil || !slices.Equal(written, []string{engine.ConfigFile}) || workers() != 5 {
+	if written, _, err = adopt(w, info, sumFile); err != nil || !slices.Equal(written, []string{workspace.ConfigFile}) || workers() != 5 {
 		t.Errorf("grown: wrote %v, %v, %d workers", written, err, workers())
 	}
-	f, err := os.OpenFile(filepath.Join(workspace, engine.ConfigFile), os.O_APPEND|os.O_WRONLY, 0)
+	f, err := os.OpenFile(filepath.Join(w, workspace.ConfigFile), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.WriteString("# mine\n")
 	f.Close()
 	info.Workers = 7
-	if written, _, err = adopt(workspace, info, sumFile); err != nil || len(written) != 0 || workers() != 5 {
+	if written, _, err = adopt(w, info, sumFile); err != nil || len(written) != 0 || workers() != 5 {
 		t.Errorf("edited: wrote %v, %v, %d workers", written, err, workers())
 	}
 }
@@ -98,7 +99,7 @@ func files(t *testing.T, dir string) []string {
 	return out
 }
 
-var everything = []string{engine.KubeconfigFile, engine.ConfigFile, engine.MasterSecretFile, engine.StateFile, "notes.txt"}
+var everything = []string{workspace.KubeconfigFile, workspace.ConfigFile, workspace.MasterSecretFile, workspace.StateFile, "notes.txt"}
 
 func TestForgetRemovesWhatDescribesTheSandboxAlone(t *testing.T) {
 	dirs := Dirs{State: t.TempDir()}
@@ -111,11 +112,11 @@ func TestForgetRemovesWhatDescribesTheSandboxAlone(t *testing.T) {
 	}{
 		{"as up left it", "uid-1", func(string) {}, []string{"notes.txt"}, false},
 		{"edited configuration", "uid-1", func(w string) {
-			os.WriteFile(filepath.Join(w, engine.ConfigFile), []byte("mine"), 0o644)
-		}, []string{engine.ConfigFile, "notes.txt"}, true},
+			os.WriteFile(filepath.Join(w, workspace.ConfigFile), []byte("mine"), 0o644)
+		}, []string{workspace.ConfigFile, "notes.txt"}, true},
 		{"a later sandbox of the same name", "uid-2", func(string) {}, everything, false},
-		{"state beyond reading", "uid-1", func(w string) { os.WriteFile(filepath.Join(w, engine.StateFile), []byte("{"), 0o600) }, everything, false},
-		{"the sandbox's directory was removed by hand", "", func(string) {}, []string{engine.ConfigFile, "notes.txt"}, true},
+		{"state beyond reading", "uid-1", func(w string) { os.WriteFile(filepath.Join(w, workspace.StateFile), []byte("{"), 0o600) }, everything, false},
+		{"the sandbox's directory was removed by hand", "", func(string) {}, []string{workspace.ConfigFile, "notes.txt"}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w, sum := adopted(t, dirs)
@@ -153,15 +154,15 @@ func TestForgetRemovesWhatDescribesTheSandboxAlone(t *testing.T) {
 
 func TestDownWithoutASandboxIsASuccess(t *testing.T) {
 	s := New(Dirs{Cache: t.TempDir(), State: filepath.Join(t.TempDir(), "constellation")}, "", discard())
-	var last engine.Event
-	if err := s.Down(t.Context(), "/somewhere/else", func(e engine.Event) { last = e }); err != nil || last.State != engine.StateNothing {
+	var last plan.Event
+	if err := s.Down(t.Context(), "/somewhere/else", func(e plan.Event) { last = e }); err != nil || last.State != plan.StateNothing {
 		t.Errorf("%+v, %v", last, err)
 	}
 	if _, err := os.Lstat(s.dirs.State); !errors.Is(err, fs.ErrNotExist) {
 		t.Error("it left a directory")
 	}
 	for _, name := range []string{"", "../etc", "Demo", strings.Repeat("a", 41)} {
-		if err := s.Down(t.Context(), name, nil); engine.ExitCode(err) != engine.ExitUsage {
+		if err := s.Down(t.Context(), name, nil); plan.ExitCode(err) != plan.ExitUsage {
 			t.Errorf("%q: %v", name, err)
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 )
 
@@ -15,8 +17,8 @@ type Backups struct {
 	Entries  []engine.BackupEntry // newest first
 	ListErr  error
 	Listed   bool
-	Local    *engine.LocalData // nil if unknown
-	LocalErr error             // why local is unknown
+	Local    *cluster.LocalData // nil if unknown
+	LocalErr error              // why local is unknown
 }
 
 // newestComplete is the newest complete backup; nil if there is none.
@@ -114,7 +116,7 @@ func BackupCoverageRows(pg Page, w, h int, b *Backups, hint string) []string {
 }
 
 // volumeSummary describe a volume: "db/pg-0  worker-0  statefulset/db/postgres".
-func volumeSummary(v engine.LocalVolume) string {
+func volumeSummary(v cluster.LocalVolume) string {
 	s := v.Namespace + "/" + v.Claim
 	if len(v.Nodes) > 0 {
 		s += "  " + SomeNames(v.Nodes, 2)
@@ -152,13 +154,13 @@ func BackupProgress(pg Page, w int, t *Timeline, began time.Time) []string {
 		s := &t.Steps[i]
 		sign, st := pg.Dot, term.Faint
 		switch s.State {
-		case engine.StateRunning:
+		case plan.StateRunning:
 			sign, st = pg.Spin(), term.Accent
-		case engine.StateDone, engine.StateSkipped:
+		case plan.StateDone, plan.StateSkipped:
 			sign, st = pg.OK, term.Good
-		case engine.StateFailed:
+		case plan.StateFailed:
 			sign, st = pg.Fail, term.Bad
-		case engine.StateStopped:
+		case plan.StateStopped:
 			sign, st = pg.Stopped, term.Caution
 		}
 		r := pg.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, s.Title)
@@ -166,7 +168,7 @@ func BackupProgress(pg Page, w int, t *Timeline, began time.Time) []string {
 			r.Right(term.Faint, term.Duration(s.Took))
 		}
 		lines = append(lines, r.String())
-		if s.State == engine.StateRunning {
+		if s.State == plan.StateRunning {
 			lines = append(lines, stepProgress(pg, w, t, s)...)
 		}
 	}
@@ -203,7 +205,7 @@ func stepProgress(pg Page, w int, t *Timeline, s *Step) []string {
 }
 
 // VolumesView lists the volumes that are in no backup.
-func VolumesView(pg Page, w, h int, all []engine.LocalVolume, first int) []string {
+func VolumesView(pg Page, w, h int, all []cluster.LocalVolume, first int) []string {
 	lines := []string{
 		pg.Rule(w, fmt.Sprintf("Volumes on nodes %d", len(all)), "in no backup, lost when the node is replaced"),
 		pg.Row(w).Pad(1).Col(term.Faint, "claim", 28).Col(term.Faint, "node", 18).Col(term.Faint, "size", 9).Add(term.Faint, "used by").String(),

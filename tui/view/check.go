@@ -8,7 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/tui/term"
 )
 
@@ -26,20 +28,20 @@ type RunningCheck struct {
 	Total, Done int
 	running     []string // IDs in the order of their start
 	progress    map[string]string
-	Found       []engine.Finding
+	Found       []plan.Finding
 }
 
 // Apply applies an event of a check.
-func (l *RunningCheck) Apply(ev engine.Event) {
+func (l *RunningCheck) Apply(ev plan.Event) {
 	i := slices.Index(l.running, ev.Object)
 	switch {
-	case ev.Kind == engine.KindProgress && i >= 0:
+	case ev.Kind == plan.KindProgress && i >= 0:
 		if l.progress == nil {
 			l.progress = map[string]string{}
 		}
 		l.progress[ev.Object] = Amount(ev.Current, ev.Total)
-	case ev.Kind != engine.KindCheck:
-	case ev.State == engine.StateRunning:
+	case ev.Kind != plan.KindCheck:
+	case ev.State == plan.StateRunning:
 		l.Total++
 		l.running = append(l.running, ev.Object)
 	default:
@@ -47,7 +49,7 @@ func (l *RunningCheck) Apply(ev engine.Event) {
 			l.running = slices.Delete(l.running, i, i+1)
 			l.Done++
 		}
-		var f engine.Finding
+		var f plan.Finding
 		if json.Unmarshal(ev.Data, &f) == nil && f.Severity != "" {
 			l.Found = append(l.Found, f)
 		}
@@ -73,7 +75,7 @@ func (l *RunningCheck) Summary() string {
 
 // CheckItem is a selectable row: a finding, a reason, or the line for the passed checks.
 type CheckItem struct {
-	Finding *engine.Finding
+	Finding *plan.Finding
 	Reason  *reason
 	Folded  int
 }
@@ -86,7 +88,7 @@ func Signed(pg Page, w int, st term.Style, sign, text string) []string {
 }
 
 // NoteRows are the notes of a check.
-func NoteRows(pg Page, w int, k *engine.Check) []string {
+func NoteRows(pg Page, w int, k *check.Check) []string {
 	var lines []string
 	for _, n := range k.Notes {
 		lines = append(lines, pg.Below(w, 2, 2, term.Plain, term.Clean(n))...)
@@ -95,7 +97,7 @@ func NoteRows(pg Page, w int, k *engine.Check) []string {
 }
 
 // FieldRows are values of the configuration that change.
-func FieldRows(pg Page, w int, fields []engine.FieldChange) []string {
+func FieldRows(pg Page, w int, fields []workspace.FieldChange) []string {
 	names := 20
 	for _, f := range fields {
 		names = max(names, term.Width(term.Clean(f.Field)))
@@ -153,13 +155,13 @@ func ItemDetail(pg Page, w int, x CheckItem) []string {
 	return []string{pg.Rule(w, "Details", "")}
 }
 
-func severityText(s engine.Severity) string {
+func severityText(s plan.Severity) string {
 	switch s {
-	case engine.Block:
+	case plan.Block:
 		return "blocks"
-	case engine.Warn:
+	case plan.Warn:
 		return "warning"
-	case engine.NotChecked:
+	case plan.NotChecked:
 		return "not checked"
 	}
 	return "passed"
@@ -189,7 +191,7 @@ type cell struct {
 
 // Lattice draws components as rows and minor versions as columns. Versions on the path are
 // linked; unreachable ones show the rule that blocks them.
-func Lattice(pg Page, w int, k *engine.Check) []string {
+func Lattice(pg Page, w int, k *check.Check) []string {
 	var lines []string
 	var minors []string // of the rows above
 	for _, row := range []struct{ name, component string }{{"Kubernetes", "kubernetes"}, {"OS image", "image"}, {"Services", "services"}} {
@@ -236,8 +238,8 @@ func Lattice(pg Page, w int, k *engine.Check) []string {
 
 // latticeRow are the minor versions of a component: the current one, those on the path, and
 // newer ones that cannot be reached.
-func latticeRow(k *engine.Check, component string) []cell {
-	of := func(t engine.Target) string {
+func latticeRow(k *check.Check, component string) []cell {
+	of := func(t plan.Target) string {
 		switch component {
 		case "kubernetes":
 			return t.Kubernetes
@@ -290,7 +292,7 @@ func minorOf(v string) string {
 }
 
 // FeedRemark is the source and age of the release data in few words.
-func FeedRemark(f engine.FeedState, now time.Time) string {
+func FeedRemark(f check.FeedState, now time.Time) string {
 	if f.Source == "" || f.Source == "embedded" {
 		return ""
 	}
@@ -303,7 +305,7 @@ func FeedRemark(f engine.FeedState, now time.Time) string {
 
 // available is the newest reachable version of a component that is newer than now; empty if
 // none is known.
-func available(pg Page, k *engine.Check, component, now string) string {
+func available(pg Page, k *check.Check, component, now string) string {
 	if k == nil {
 		return ""
 	}
@@ -314,7 +316,7 @@ func available(pg Page, k *engine.Check, component, now string) string {
 }
 
 // UpgradeSummary summarise the available upgrade; empty if none is known.
-func UpgradeSummary(pg Page, k *engine.Check) string {
+func UpgradeSummary(pg Page, k *check.Check) string {
 	if k == nil || len(k.Path) == 0 {
 		return ""
 	}
@@ -325,7 +327,7 @@ func UpgradeSummary(pg Page, k *engine.Check) string {
 }
 
 // targetOf names all versions of a target.
-func targetOf(t engine.Target) string {
+func targetOf(t plan.Target) string {
 	var parts []string
 	for _, p := range [][2]string{{"release", t.Release}, {"image", t.Image}, {"Kubernetes", t.Kubernetes}} {
 		if p[1] != "" {
@@ -337,7 +339,7 @@ func targetOf(t engine.Target) string {
 
 // PlanFlags returns the flags that reproduce r, each with a leading space; empty if there
 // are none.
-func PlanFlags(r engine.CheckRequest) string {
+func PlanFlags(r check.CheckRequest) string {
 	var b strings.Builder
 	add := func(flag, value string) {
 		b.WriteString(" --" + flag)
@@ -367,7 +369,7 @@ func PlanFlags(r engine.CheckRequest) string {
 }
 
 // NextRows renders the next command after the check that r asked for.
-func NextRows(pg Page, k *engine.Check, r engine.CheckRequest) []string {
+func NextRows(pg Page, k *check.Check, r check.CheckRequest) []string {
 	var lines []string
 	sp := pg.Commands
 	switch x := k.Config; {
@@ -378,10 +380,10 @@ func NextRows(pg Page, k *engine.Check, r engine.CheckRequest) []string {
 		}
 		next := "config validate"
 		if len(k.Path) > 0 && k.Path[0].CLI.String() == k.CLI { // else another version of this program must run the hop
-			next = "upgrade apply" + PlanFlags(engine.CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
+			next = "upgrade apply" + PlanFlags(check.CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
 		}
 		lines = append(lines, "", "next  "+sp.Command(next))
-	case x != nil && len(x.Fields) > 0 && k.Exit == engine.ExitUpgradeAvailable:
+	case x != nil && len(x.Fields) > 0 && k.Exit == plan.ExitUpgradeAvailable:
 		lines = append(lines, "", "next  "+sp.Command("upgrade check --write-config"+PlanFlags(r)))
 	}
 	return lines
@@ -396,7 +398,7 @@ func shortValue(s string) string {
 }
 
 // Markdown renders a check for a ticket or a pull request.
-func Markdown(k *engine.Check, sp CommandFormatter) string {
+func Markdown(k *check.Check, sp CommandFormatter) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", CodeOf(k.Cluster)+Marked(k.Simulated, ", "), k.Time.UTC().Format(time.RFC3339), CellOf(k.CLI), CellOf(FeedText(k.Feed, k.Time)))
 	severity, text := Verdict(k)

@@ -10,7 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/compat"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 )
 
@@ -37,7 +39,7 @@ func last(versions []string) string {
 // VersionRows is the version table: current version, newest version that this program can
 // upgrade to, version after the next hop, and newest known version. Without parts it leaves
 // out the parts of components.
-func VersionRows(pg Page, w int, k *engine.Check, remark string, parts bool) []string {
+func VersionRows(pg Page, w int, k *check.Check, remark string, parts bool) []string {
 	about := "this CLI: reachable in one hop"
 	if remark != "" {
 		about = remark + ", " + about
@@ -47,7 +49,7 @@ func VersionRows(pg Page, w int, k *engine.Check, remark string, parts bool) []s
 	if w < 80 {
 		widths[0] = 11
 	}
-	var rows []engine.ComponentCheck
+	var rows []plan.ComponentCheck
 	for _, x := range k.Components {
 		if parts || !x.Part {
 			rows = append(rows, x)
@@ -131,14 +133,14 @@ func fitColumns(widths []int, w int, cuts bool) int {
 const notUpdated = "not updated"
 
 // verdictText is the verdict of a row. A hop never updates the CLI, so it has a verdict of its own.
-func verdictText(x engine.ComponentCheck) string {
+func verdictText(x plan.ComponentCheck) string {
 	if x.Kind == "cli" && x.Verdict == notUpdated && x.Newest == "" {
 		return "newest known"
 	}
 	return x.Verdict
 }
 
-func verdictStyle(x engine.ComponentCheck) term.Style {
+func verdictStyle(x plan.ComponentCheck) term.Style {
 	switch {
 	case x.Verdict == notUpdated:
 		return term.Faint
@@ -152,7 +154,7 @@ func verdictStyle(x engine.ComponentCheck) term.Style {
 
 // PathRows renders the hops, each with its requirements and reasons. most bounds the number
 // of reasons; 0 means all.
-func PathRows(pg Page, w int, k *engine.Check, most int) []string {
+func PathRows(pg Page, w int, k *check.Check, most int) []string {
 	if len(k.Path) == 0 {
 		if len(k.Blocked) == 0 {
 			return nil
@@ -166,7 +168,7 @@ func PathRows(pg Page, w int, k *engine.Check, most int) []string {
 }
 
 // PathRemark summarises a path for its heading.
-func PathRemark(k *engine.Check) string {
+func PathRemark(k *check.Check) string {
 	if len(k.Path) == 1 {
 		return "1 hop"
 	}
@@ -175,7 +177,7 @@ func PathRemark(k *engine.Check) string {
 
 // HopRows renders for each hop the CLI that it needs and the nodes that it replaces. With
 // most > 0 it leaves out the reasons.
-func HopRows(pg Page, w int, k *engine.Check, most int) []string {
+func HopRows(pg Page, w int, k *check.Check, most int) []string {
 	var lines []string
 	for _, h := range k.Path {
 		with := "with constellation " + term.Clean(h.CLI.String())
@@ -212,7 +214,7 @@ func HopRows(pg Page, w int, k *engine.Check, most int) []string {
 }
 
 // replacedNodes names the nodes that a hop replaces.
-func replacedNodes(h engine.Hop) string {
+func replacedNodes(h compat.Hop) string {
 	switch {
 	case h.ReplaceControlPlanes && h.ReplaceWorkers:
 		return "replaces every node"
@@ -231,15 +233,15 @@ type rail struct {
 }
 
 // railsOf are the upgrade paths of the components that change.
-func railsOf(k *engine.Check) []rail {
+func railsOf(k *check.Check) []rail {
 	var out []rail
 	for _, of := range []struct {
 		name string
-		at   func(engine.Target) string
+		at   func(plan.Target) string
 	}{
-		{"Kubernetes", func(t engine.Target) string { return t.Kubernetes }},
-		{"OS image", func(t engine.Target) string { return t.Image }},
-		{"Services", func(t engine.Target) string { return t.Release }},
+		{"Kubernetes", func(t plan.Target) string { return t.Kubernetes }},
+		{"OS image", func(t plan.Target) string { return t.Image }},
+		{"Services", func(t plan.Target) string { return t.Release }},
 	} {
 		stops := []string{of.at(k.Path[0].From)}
 		moves := false
@@ -257,21 +259,21 @@ func railsOf(k *engine.Check) []rail {
 
 // link is the line character of a hop and its style: the next hop is heavy, and green if it
 // is possible.
-func link(pg Page, k *engine.Check, hop int) (string, term.Style) {
+func link(pg Page, k *check.Check, hop int) (string, term.Style) {
 	if hop > 1 {
 		return pg.Signs.Rule, term.Plain
 	}
 	switch severity, _ := Verdict(k); severity {
-	case engine.Block:
+	case plan.Block:
 		return pg.Heavy, term.Bad
-	case engine.Warn:
+	case plan.Warn:
 		return pg.Heavy, term.Caution
 	}
 	return pg.Heavy, term.Good
 }
 
 // Rails draws the upgrade paths: v1.0.0 ━━hop 1━━▶ v1.1.0.
-func Rails(pg Page, w int, k *engine.Check) []string {
+func Rails(pg Page, w int, k *check.Check) []string {
 	var list []rail
 	for _, r := range railsOf(k) {
 		if n := len(list); n > 0 && slices.Equal(list[n-1].stops, r.stops) {
@@ -331,7 +333,7 @@ type reason struct {
 }
 
 // ReasonsOf groups the unreachable versions by reason. Those that no hop reaches come first.
-func ReasonsOf(k *engine.Check) []reason {
+func ReasonsOf(k *check.Check) []reason {
 	type group struct {
 		reason
 		component string
@@ -389,7 +391,7 @@ func ReasonsOf(k *engine.Check) []reason {
 }
 
 // goalOf is the version of a component at the end of the path; empty if there is no path.
-func goalOf(k *engine.Check, component string) string {
+func goalOf(k *check.Check, component string) string {
 	if len(k.Path) == 0 {
 		return ""
 	}
@@ -407,7 +409,7 @@ func goalOf(k *engine.Check, component string) string {
 
 // Newer reports whether version a is newer than b. An invalid version is older than all.
 func Newer(a, b string) bool {
-	var x, y engine.CheckRequest // whose fields are versions
+	var x, y check.CheckRequest // whose fields are versions
 	if x.Release.UnmarshalText([]byte(a)) != nil {
 		return false
 	}
@@ -416,7 +418,7 @@ func Newer(a, b string) bool {
 
 // blockedRows lists why newer versions cannot be reached. most bounds the number of one-line
 // rows; 0 means all, with remedy and rule.
-func blockedRows(pg Page, w int, k *engine.Check, most int) []string {
+func blockedRows(pg Page, w int, k *check.Check, most int) []string {
 	var lines []string
 	list := ReasonsOf(k)
 	for i, x := range list {
@@ -499,7 +501,7 @@ func componentName(s string) string {
 const mostValues = 20
 
 // ChangeRows lists the changes of the next hop and its estimated duration.
-func ChangeRows(pg Page, w int, k *engine.Check) []string {
+func ChangeRows(pg Page, w int, k *check.Check) []string {
 	x := k.Changes
 	if x == nil || len(k.Path) == 0 {
 		return nil
@@ -640,9 +642,9 @@ func shortDigest(s, ellipsis string) string {
 }
 
 // NeedAttention are the findings that need attention; fine is the number of passed checks.
-func NeedAttention(list []engine.Finding) (out []engine.Finding, fine int) {
+func NeedAttention(list []plan.Finding) (out []plan.Finding, fine int) {
 	for _, f := range list {
-		if f.Severity == engine.Info {
+		if f.Severity == plan.Info {
 			fine++
 		} else {
 			out = append(out, f)
@@ -652,13 +654,13 @@ func NeedAttention(list []engine.Finding) (out []engine.Finding, fine int) {
 }
 
 // CountBySeverity counts findings by severity: "2 blocking, 1 warning, 31 ok".
-func CountBySeverity(list []engine.Finding) string {
+func CountBySeverity(list []plan.Finding) string {
 	n := severities(list)
 	var parts []string
 	for _, p := range []struct {
-		s         engine.Severity
+		s         plan.Severity
 		one, many string
-	}{{engine.Block, "blocking", "blocking"}, {engine.Warn, "warning", "warnings"}, {engine.NotChecked, "not checked", "not checked"}, {engine.Info, "ok", "ok"}} {
+	}{{plan.Block, "blocking", "blocking"}, {plan.Warn, "warning", "warnings"}, {plan.NotChecked, "not checked", "not checked"}, {plan.Info, "ok", "ok"}} {
 		word := p.many
 		if n[p.s] == 1 {
 			word = p.one
@@ -670,8 +672,8 @@ func CountBySeverity(list []engine.Finding) string {
 	return strings.Join(parts, ", ")
 }
 
-func severities(list []engine.Finding) map[engine.Severity]int {
-	n := map[engine.Severity]int{}
+func severities(list []plan.Finding) map[plan.Severity]int {
+	n := map[plan.Severity]int{}
 	for _, f := range list {
 		n[f.Severity]++
 	}
@@ -679,19 +681,19 @@ func severities(list []engine.Finding) map[engine.Severity]int {
 }
 
 // Verdict is the result of a check in one sentence. k may be an incomplete check.
-func Verdict(k *engine.Check) (engine.Severity, string) {
+func Verdict(k *check.Check) (plan.Severity, string) {
 	n := severities(k.Findings)
-	blocks := n[engine.Block]
+	blocks := n[plan.Block]
 	remark := ""
-	if n[engine.Warn] > 0 {
-		remark += "; " + term.Count(n[engine.Warn], "warning")
+	if n[plan.Warn] > 0 {
+		remark += "; " + term.Count(n[plan.Warn], "warning")
 	}
-	if n[engine.NotChecked] > 0 {
-		remark += fmt.Sprintf("; %d not checked", n[engine.NotChecked])
+	if n[plan.NotChecked] > 0 {
+		remark += fmt.Sprintf("; %d not checked", n[plan.NotChecked])
 	}
 	switch {
-	case k.Current == (engine.Target{}):
-		return engine.Block, "Cluster unreachable: showing release data only."
+	case k.Current == (plan.Target{}):
+		return plan.Block, "Cluster unreachable: showing release data only."
 	case len(k.Path) > 0:
 		hop, to := "The upgrade", targetSummary(k.Path[0])
 		if len(k.Path) > 1 {
@@ -699,28 +701,28 @@ func Verdict(k *engine.Check) (engine.Severity, string) {
 		}
 		switch {
 		case blocks > 0:
-			return engine.Block, fmt.Sprintf("%s (%s) is blocked by %s.", hop, to, term.Count(blocks, "finding"))
+			return plan.Block, fmt.Sprintf("%s (%s) is blocked by %s.", hop, to, term.Count(blocks, "finding"))
 		case k.Path[0].Get != "":
-			return engine.Warn, fmt.Sprintf("%s needs constellation %s: %s%s.", hop, k.Path[0].CLI, to, remark)
+			return plan.Warn, fmt.Sprintf("%s needs constellation %s: %s%s.", hop, k.Path[0].CLI, to, remark)
 		case remark != "":
-			return engine.Warn, hop + " is possible: " + to + remark + "."
+			return plan.Warn, hop + " is possible: " + to + remark + "."
 		}
-		return engine.Info, hop + " is possible: " + to + "."
+		return plan.Info, hop + " is possible: " + to + "."
 	case blocks > 0:
-		return engine.Block, fmt.Sprintf("No upgrade path: %s.", firstBlock(k))
+		return plan.Block, fmt.Sprintf("No upgrade path: %s.", firstBlock(k))
 	case len(k.Blocked) > 0:
-		return engine.Block, "Newer versions exist, but no upgrade path reaches them."
+		return plan.Block, "Newer versions exist, but no upgrade path reaches them."
 	case remark != "":
-		return engine.Warn, "The cluster is current" + remark + "."
+		return plan.Warn, "The cluster is current" + remark + "."
 	case len(k.Findings) == 0:
-		return engine.Info, "The cluster is current."
+		return plan.Info, "The cluster is current."
 	}
-	return engine.Info, fmt.Sprintf("The cluster is current, and all %d checks passed.", len(k.Findings))
+	return plan.Info, fmt.Sprintf("The cluster is current, and all %d checks passed.", len(k.Findings))
 }
 
-func firstBlock(k *engine.Check) string {
+func firstBlock(k *check.Check) string {
 	for _, f := range k.Findings {
-		if f.Severity == engine.Block {
+		if f.Severity == plan.Block {
 			return f.Title
 		}
 	}
@@ -728,7 +730,7 @@ func firstBlock(k *engine.Check) string {
 }
 
 // targetSummary are the versions that a hop changes: "release v1.1.0, image v1.1.0".
-func targetSummary(h engine.Hop) string {
+func targetSummary(h compat.Hop) string {
 	var parts []string
 	if h.To.Release != h.From.Release {
 		parts = append(parts, "release "+h.To.Release)
@@ -747,7 +749,7 @@ func targetSummary(h engine.Hop) string {
 
 // FindingDetail renders evidence, owner and remedy of a finding. Commands are wrapped on the
 // screen only: a printed one can be copied.
-func FindingDetail(pg Page, w, indent int, f engine.Finding) []string {
+func FindingDetail(pg Page, w, indent int, f plan.Finding) []string {
 	var lines []string
 	add := func(head string, st term.Style, parts ...string) {
 		for i, p := range parts {
@@ -790,8 +792,8 @@ func FindingDetail(pg Page, w, indent int, f engine.Finding) []string {
 }
 
 // SeveritySignOf is severitySign with a sign for findings that were not checked.
-func SeveritySignOf(pg Page, s engine.Severity) (string, term.Style) {
-	if s == engine.NotChecked {
+func SeveritySignOf(pg Page, s plan.Severity) (string, term.Style) {
+	if s == plan.NotChecked {
 		return "?", term.Caution
 	}
 	return severitySign(pg, s)
@@ -807,8 +809,8 @@ func OwnerText(s string) string {
 }
 
 // needExport reports whether a command of a finding needs KUBECONFIG to be exported.
-func (sp CommandFormatter) needExport(list []engine.Finding) bool {
-	return slices.ContainsFunc(list, func(f engine.Finding) bool { return sp.needsExport(f.Command) })
+func (sp CommandFormatter) needExport(list []plan.Finding) bool {
+	return slices.ContainsFunc(list, func(f plan.Finding) bool { return sp.needsExport(f.Command) })
 }
 
 // AreaWidth is the width of the column with the area of a finding.
@@ -816,7 +818,7 @@ const AreaWidth = 12
 
 // FindingGroups lists the findings that need attention with their details, and folds the
 // passed checks into one line.
-func FindingGroups(pg Page, w int, k *engine.Check) []string {
+func FindingGroups(pg Page, w int, k *check.Check) []string {
 	list, fine := NeedAttention(k.Findings)
 	if len(k.Findings) == 0 {
 		return nil
@@ -850,9 +852,9 @@ func FindingGroups(pg Page, w int, k *engine.Check) []string {
 }
 
 // groupRelated groups related findings, in the order of the first one of each group.
-func groupRelated(list []engine.Finding) (out [][]engine.Finding) {
+func groupRelated(list []plan.Finding) (out [][]plan.Finding) {
 	for _, f := range list {
-		i := slices.IndexFunc(out, func(g []engine.Finding) bool { return related(g[0], f) })
+		i := slices.IndexFunc(out, func(g []plan.Finding) bool { return related(g[0], f) })
 		if i < 0 {
 			i, out = len(out), append(out, nil)
 		}
@@ -864,7 +866,7 @@ func groupRelated(list []engine.Finding) (out [][]engine.Finding) {
 // related reports whether f has the same cause as first: both name the same object first,
 // or f is a drain that this object blocks. A drain names its node, then the pod that cannot
 // be evicted, then what blocks the eviction.
-func related(first, f engine.Finding) bool {
+func related(first, f plan.Finding) bool {
 	if len(first.Objects) == 0 || len(f.Objects) == 0 {
 		return false
 	}
@@ -894,7 +896,7 @@ func PassedRow(pg Page, w, fine int, running, all, here bool) string {
 }
 
 // FeedText is the source, age and signer of the release data.
-func FeedText(f engine.FeedState, now time.Time) string {
+func FeedText(f check.FeedState, now time.Time) string {
 	if f.Source == "" || f.Source == "embedded" {
 		return "releases: built into this program"
 	}

@@ -7,7 +7,8 @@ import (
 	"io"
 	"strings"
 
-	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/tui/term"
 )
 
@@ -21,8 +22,8 @@ type explanation struct {
 // the user.
 func Explain(err error, sp CommandFormatter) explanation {
 	var x explanation
-	var list *engine.ConfigErrors
-	var e *engine.Error
+	var list *workspace.ConfigErrors
+	var e *plan.Error
 	switch {
 	case errors.As(err, &list):
 		x.What = fmt.Sprintf("%s has %s", term.Clean(list.File), term.Count(len(list.Errors), "error"))
@@ -44,7 +45,7 @@ func Explain(err error, sp CommandFormatter) explanation {
 	default:
 		x.What = term.OneLine(term.CleanLines(err.Error()))
 	}
-	x.Remedy = sp.Text(term.Clean(engine.Remedy(err)))
+	x.Remedy = sp.Text(term.Clean(plan.Remedy(err)))
 	if x.Remedy == "" && errors.Is(err, context.DeadlineExceeded) {
 		x.Remedy = "run the same command again; completed steps are kept"
 	}

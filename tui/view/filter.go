@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/rollout"
 )
 
 // Filter selects machines and log lines. It consists of terms, all of which must match:
@@ -109,7 +109,7 @@ func (t *filterTerm) word(texts ...string) bool {
 }
 
 // Node reports whether a machine matches. Terms about lines are ignored.
-func (f *Filter) Node(n *engine.BoardNode, now time.Time) bool {
+func (f *Filter) Node(n *rollout.BoardNode, now time.Time) bool {
 	for i := range f.Terms {
 		t := &f.Terms[i]
 		var ok bool
@@ -139,7 +139,7 @@ func (f *Filter) Node(n *engine.BoardNode, now time.Time) bool {
 }
 
 // Line reports whether a log line matches. Terms about machines are ignored.
-func (f *Filter) Line(x *engine.BoardLine) bool {
+func (f *Filter) Line(x *rollout.BoardLine) bool {
 	for i := range f.Terms {
 		t := &f.Terms[i]
 		var ok bool

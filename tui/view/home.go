@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/tui/term"
 )
 
@@ -33,7 +36,7 @@ func WorkspaceView(pg Page, w int, home *engine.Home) []string {
 const findingLines = 4
 
 // Findings lists findings with their remedies.
-func Findings(pg Page, w int, list []engine.Finding, most int) []string {
+func Findings(pg Page, w int, list []plan.Finding, most int) []string {
 	if len(list) == 0 {
 		return nil
 	}
@@ -76,11 +79,11 @@ func Findings(pg Page, w int, list []engine.Finding, most int) []string {
 	return lines
 }
 
-func severitySign(pg Page, s engine.Severity) (string, term.Style) {
+func severitySign(pg Page, s plan.Severity) (string, term.Style) {
 	switch s {
-	case engine.Block:
+	case plan.Block:
 		return pg.Fail, term.Bad
-	case engine.Warn:
+	case plan.Warn:
 		return pg.Warn, term.Caution
 	}
 	return pg.OK, term.Good
@@ -88,12 +91,12 @@ func severitySign(pg Page, s engine.Severity) (string, term.Style) {
 
 // ClusterSummary is the state of the cluster in two columns. k is the newest check of versions; nil if
 // there is none.
-func ClusterSummary(pg Page, w int, st *engine.Status, k *engine.Check) []string {
+func ClusterSummary(pg Page, w int, st *engine.Status, k *check.Check) []string {
 	ready := map[string][2]int{}
 	for _, n := range st.Nodes {
 		r := ready[n.Role]
 		r[1]++
-		if n.State == engine.NodeReady {
+		if n.State == plan.NodeReady {
 			r[0]++
 		}
 		ready[n.Role] = r
@@ -109,7 +112,7 @@ func ClusterSummary(pg Page, w int, st *engine.Status, k *engine.Check) []string
 			health = "unreachable"
 		}
 	}
-	if slices.ContainsFunc(st.Health, func(f engine.Finding) bool { return f.ID == engine.KubeconfigFile }) {
+	if slices.ContainsFunc(st.Health, func(f plan.Finding) bool { return f.ID == workspace.KubeconfigFile }) {
 		health = "invalid kubeconfig"
 	}
 	kubernetes := term.Clean(st.Target.Kubernetes)
@@ -261,8 +264,8 @@ func Recent(pg Page, w, h int, home *engine.Home) []string {
 	for _, r := range home.Runs[:min(len(home.Runs), h-1)] {
 		sign, st := pg.OK, term.Good
 		switch r.Status {
-		case engine.StateDone, engine.StateNothing, engine.StateDetached:
-		case engine.StateFailed:
+		case plan.StateDone, plan.StateNothing, plan.StateDetached:
+		case plan.StateFailed:
 			sign, st = pg.Fail, term.Bad
 		default:
 			sign, st = pg.Stopped, term.Caution
@@ -272,7 +275,7 @@ func Recent(pg Page, w, h int, home *engine.Home) []string {
 			took = " in " + term.Duration(r.Ended.Sub(r.Started).Round(time.Second))
 		}
 		text := term.Clean(r.Text)
-		if text == "" && r.Step != "" && r.Status != engine.StateDone {
+		if text == "" && r.Step != "" && r.Status != plan.StateDone {
 			text = "at " + term.Clean(r.Step)
 		}
 		lines = append(lines, pg.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Faint, term.Ago(r.Started, pg.Now), 9).

@@ -4,14 +4,14 @@ import (
 	"fmt"
 	"slices"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 )
 
 // CheckRow is a check on one line.
 func CheckRow(pg Page, x Check, w int, here bool) string {
-	sign, st := severitySign(pg, engine.Severity(x.State))
-	if x.State == engine.StateRunning {
+	sign, st := severitySign(pg, plan.Severity(x.State))
+	if x.State == plan.StateRunning {
 		sign, st = pg.Spin(), term.Accent
 	}
 	name := term.Plain
@@ -55,7 +55,7 @@ func CheckDetail(pg Page, x Check, w, indent int) []string {
 }
 
 // InitPlanRows are the findings and the steps of the plan, with the effect of each.
-func InitPlanRows(pg Page, w int, plan *engine.Plan) []string {
+func InitPlanRows(pg Page, w int, plan *plan.Plan) []string {
 	var rows []string
 	for _, f := range slices.Concat(plan.Blocked(), plan.Warnings()) {
 		sign, st := severitySign(pg, f.Severity)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 )
 
@@ -59,15 +59,15 @@ func StepRows(pg Page, w int, t *Timeline, running bool) []stepRow {
 		if s.State == "" {
 			name = term.Faint
 		}
-		if s.State == engine.StateRunning {
+		if s.State == plan.StateRunning {
 			name = term.Strong
 		}
 		r.Col(name, s.Title, title).Pad(1)
 		tail := ""
 		switch s.State {
-		case engine.StateRunning:
+		case plan.StateRunning:
 			tail = term.Duration(pg.Now.Sub(s.Began))
-		case engine.StateSkipped:
+		case plan.StateSkipped:
 			tail = "already done"
 		case "":
 			if s.final {
@@ -76,12 +76,12 @@ func StepRows(pg Page, w int, t *Timeline, running bool) []stepRow {
 		default:
 			tail = term.Duration(s.Took)
 		}
-		if room := w - r.Used - term.Width(tail) - 3; room > 12 && s.Text != tail && s.State != "" && s.State != engine.StateRunning {
+		if room := w - r.Used - term.Width(tail) - 3; room > 12 && s.Text != tail && s.State != "" && s.State != plan.StateRunning {
 			r.Add(term.Faint, term.Cut(s.Text, room, pg.Ellipsis))
 		}
 		r.Right(term.Faint, tail)
-		rows = append(rows, stepRow{Line: r.String(), current: s.State == engine.StateRunning})
-		if s.State != engine.StateRunning {
+		rows = append(rows, stepRow{Line: r.String(), current: s.State == plan.StateRunning})
+		if s.State != plan.StateRunning {
 			continue
 		}
 		if s.Text != "" || s.Total > 0 {
@@ -104,9 +104,9 @@ func StepRows(pg Page, w int, t *Timeline, running bool) []stepRow {
 func partRows(pg Page, p part, w int) []string {
 	sign, st := pg.Spin(), term.Accent
 	switch {
-	case p.state == engine.StateFailed:
+	case p.state == plan.StateFailed:
 		sign, st = pg.Fail, term.Bad
-	case p.state == engine.StateSkipped:
+	case p.state == plan.StateSkipped:
 		sign, st = pg.Skipped, term.Good
 	case p.ended():
 		sign, st = pg.OK, term.Good
@@ -130,18 +130,18 @@ func partRows(pg Page, p part, w int) []string {
 // StepSign is the sign of a step's state and its style.
 func StepSign(pg Page, s *Step, running bool) (string, term.Style) {
 	switch s.State {
-	case engine.StateRunning:
+	case plan.StateRunning:
 		if running {
 			return pg.Spin(), term.Accent
 		}
 		return pg.Stopped, term.Caution
-	case engine.StateDone:
+	case plan.StateDone:
 		return pg.OK, term.Good
-	case engine.StateSkipped:
+	case plan.StateSkipped:
 		return pg.Skipped, term.Good
-	case engine.StateFailed:
+	case plan.StateFailed:
 		return pg.Fail, term.Bad
-	case engine.StateStopped, engine.StateDetached:
+	case plan.StateStopped, plan.StateDetached:
 		return pg.Stopped, term.Caution
 	}
 	return pg.Dot, term.Faint
@@ -150,17 +150,17 @@ func StepSign(pg Page, s *Step, running bool) (string, term.Style) {
 // NodeSign is the sign of a machine's state and its style.
 func NodeSign(pg Page, state string) (string, term.Style) {
 	switch state {
-	case engine.NodeReady:
+	case plan.NodeReady:
 		return pg.OK, term.Good
-	case engine.NodeFailed:
+	case plan.NodeFailed:
 		return pg.Fail, term.Bad
-	case engine.NodeNotReady:
+	case plan.NodeNotReady:
 		return pg.Warn, term.Caution
-	case engine.NodeJoining:
+	case plan.NodeJoining:
 		return pg.Running, term.Accent
-	case engine.NodeReplacing, engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving:
+	case plan.NodeReplacing, plan.NodeDraining, plan.NodeUpgrading, plan.NodeLeaving:
 		return pg.Running, term.Caution
-	case engine.NodeGone:
+	case plan.NodeGone:
 		return pg.Fail, term.Faint
 	}
 	return pg.Pending, term.Faint
@@ -177,7 +177,7 @@ func MachineList(pg Page, w int, t *Timeline, upgrades, running bool) []string {
 	for i := range t.Machines {
 		m := &t.Machines[i]
 		sign, st := NodeSign(pg, m.State)
-		replaced := m.State == engine.NodeGone && upgrades
+		replaced := m.State == plan.NodeGone && upgrades
 		if replaced {
 			sign = pg.Dot // not a failure: an upgrade replaces it
 		}
@@ -186,7 +186,7 @@ func MachineList(pg Page, w int, t *Timeline, upgrades, running bool) []string {
 		if replaced {
 			tail = ""
 		}
-		if m.State == engine.NodeReady {
+		if m.State == plan.NodeReady {
 			tail = ""
 			if m.Took > 0 {
 				tail = "in " + term.Duration(m.Took)
@@ -212,7 +212,7 @@ func MachineList(pg Page, w int, t *Timeline, upgrades, running bool) []string {
 // FirstUnready is the index of the first machine that is not ready.
 func FirstUnready(pg Page, t *Timeline) int {
 	for i := range t.Machines {
-		if s := t.Machines[i].State; s != engine.NodeReady && s != engine.NodeGone {
+		if s := t.Machines[i].State; s != plan.NodeReady && s != plan.NodeGone {
 			return i
 		}
 	}
@@ -275,7 +275,7 @@ func Rehearsed(pg Page, w int, steps []Step) []string {
 		s := &steps[i]
 		sign, st := StepSign(pg, s, false)
 		r := pg.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Strong, s.ID, 17)
-		if s.State == engine.StateSkipped {
+		if s.State == plan.StateSkipped {
 			lines = append(lines, r.Add(term.Faint, "already done").String())
 			continue
 		}
@@ -291,7 +291,7 @@ func Rehearsed(pg Page, w int, steps []Step) []string {
 
 // FilesWritten lists the files that a run wrote, those in the workspace dir by relative paths.
 // An empty dir means that the workspace is unknown.
-func FilesWritten(pg Page, w int, files []engine.File, dir string) []string {
+func FilesWritten(pg Page, w int, files []plan.File, dir string) []string {
 	if len(files) == 0 {
 		return nil
 	}
@@ -300,7 +300,7 @@ func FilesWritten(pg Page, w int, files []engine.File, dir string) []string {
 		where = " in " + term.CutMiddle(dir, w-18, pg.Ellipsis)
 	}
 	lines := []string{"", pg.Row(w).Add(term.Plain, " ").Add(term.Strong, "Files written"+where).String()}
-	path := func(f engine.File) string {
+	path := func(f plan.File) string {
 		p := term.Clean(f.Path)
 		if rel, ok := strings.CutPrefix(p, dir+"/"); ok && dir != "" {
 			return rel

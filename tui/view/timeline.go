@@ -9,7 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"constellation/engine"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/tui/term"
 )
 
@@ -26,7 +27,7 @@ type Timeline struct {
 	Simulated          bool // the machines are simulated
 	schema             string
 	Started, Last      time.Time
-	Plan               *engine.Plan
+	Plan               *plan.Plan
 	Checks             []Check
 	Steps              []Step
 	Machines           []Machine
@@ -91,7 +92,7 @@ func (s *Step) Amount(separator string) string {
 
 // ended reports whether a part is complete.
 func (p *part) ended() bool {
-	return p.state != "" && p.state != engine.StateRunning || p.state == "" && p.total > 0 && p.current >= p.total
+	return p.state != "" && p.state != plan.StateRunning || p.state == "" && p.total > 0 && p.current >= p.total
 }
 
 // part is a named part of a step: a component that is downloaded, a chart.
@@ -120,7 +121,7 @@ type Waiting struct {
 type Outcome struct {
 	Ended, Text, Remedy string
 	Exit                int
-	engine.Result
+	plan.Result
 }
 
 // LogLine is one log line of an event.
@@ -173,7 +174,7 @@ const (
 
 // Apply folds one event into t and returns the kind of change. For stepped and moved it also
 // returns the index of the step or machine.
-func (t *Timeline) Apply(ev engine.Event) (change, int) {
+func (t *Timeline) Apply(ev plan.Event) (change, int) {
 	t.Events++
 	t.dropUnnamed()
 	if t.Started.IsZero() {
@@ -186,27 +187,27 @@ func (t *Timeline) Apply(ev engine.Event) (change, int) {
 		t.Run = term.Clean(ev.Run)
 	}
 	switch ev.Kind {
-	case engine.KindHello:
+	case plan.KindHello:
 		t.schema, t.Tool, t.Cluster, t.Simulated = term.Clean(ev.Schema), term.Clean(ev.Tool), term.Clean(ev.Object), ev.Simulated
 		return Began, 0
-	case engine.KindPlan:
+	case plan.KindPlan:
 		return t.applyPlan(ev)
-	case engine.KindCheck:
+	case plan.KindCheck:
 		return t.applyCheck(ev)
-	case engine.KindStep:
+	case plan.KindStep:
 		return t.applyStep(ev)
-	case engine.KindNode:
+	case plan.KindNode:
 		return t.applyNode(ev)
-	case engine.KindLog:
+	case plan.KindLog:
 		t.Log.Add(LogLine{ev.Time, term.Clean(ev.Source), term.Clean(ev.Node), ev.Level, term.Clean(ev.Text)})
 		return Logged, t.Log.Len() - 1
-	case engine.KindProgress:
+	case plan.KindProgress:
 		return t.applyProgress(ev)
-	case engine.KindWait:
+	case plan.KindWait:
 		return t.applyWait(ev)
-	case engine.KindNodePlan:
+	case plan.KindNodePlan:
 		return NodePlanChanged, 0
-	case engine.KindResult:
+	case plan.KindResult:
 		o := &Outcome{Ended: ev.State, Text: term.Clean(ev.Text), Remedy: term.Clean(ev.Remedy)}
 		if len(ev.Data) > 0 {
 			// A newer schema minor may have other fields; unreadable data is ignored.
@@ -219,7 +220,7 @@ func (t *Timeline) Apply(ev engine.Event) (change, int) {
 			o.Exit = *ev.Exit
 		}
 		t.Result, t.Why = o, Waiting{}
-		if o.Ended == engine.StateFailed {
+		if o.Ended == plan.StateFailed {
 			// The result screen shows only the beginning of a long text; the log keeps all of it.
 			for l := range strings.SplitSeq(term.CleanLines(ev.Text), "\n") {
 				t.Log.Add(LogLine{at: ev.Time, Level: "error", Text: l})
@@ -230,8 +231,8 @@ func (t *Timeline) Apply(ev engine.Event) (change, int) {
 	return nothing, 0
 }
 
-func (t *Timeline) applyPlan(ev engine.Event) (change, int) {
-	var p engine.Plan
+func (t *Timeline) applyPlan(ev plan.Event) (change, int) {
+	var p plan.Plan
 	if json.Unmarshal(ev.Data, &p) != nil {
 		return nothing, 0
 	}
@@ -240,7 +241,7 @@ func (t *Timeline) applyPlan(ev engine.Event) (change, int) {
 }
 
 // SetPlan sets the plan and keeps the state of its known steps.
-func (t *Timeline) SetPlan(p *engine.Plan) {
+func (t *Timeline) SetPlan(p *plan.Plan) {
 	t.Plan = p
 	t.Cluster, t.Simulated = term.Clean(p.Cluster), p.Simulated
 	old := t.Steps
@@ -251,7 +252,7 @@ func (t *Timeline) SetPlan(p *engine.Plan) {
 		if i := slices.IndexFunc(old, func(o Step) bool { return o.ID == row.ID }); i >= 0 {
 			row = old[i]
 		} else if s.Finished {
-			row.State = engine.StateSkipped
+			row.State = plan.StateSkipped
 		}
 		t.Steps = append(t.Steps, row)
 	}
@@ -265,17 +266,17 @@ func (t *Timeline) SetPlan(p *engine.Plan) {
 }
 
 // CheckOf converts a finding into a completed check.
-func CheckOf(f engine.Finding) Check {
+func CheckOf(f plan.Finding) Check {
 	return Check{term.Clean(f.ID), string(f.Severity), term.Clean(f.Title), term.CleanLines(f.Detail), term.Clean(f.Remedy), term.Clean(f.Source), f.Took.Round(time.Millisecond)}
 }
 
-func (t *Timeline) applyCheck(ev engine.Event) (change, int) {
+func (t *Timeline) applyCheck(ev plan.Event) (change, int) {
 	id := term.Clean(ev.Object)
 	c := Check{
 		ID: id, State: ev.State, Title: term.Clean(ev.Text), Remedy: term.Clean(ev.Remedy),
 		source: term.Clean(ev.Source), took: time.Duration(ev.TookMS) * time.Millisecond,
 	}
-	var f engine.Finding
+	var f plan.Finding
 	if len(ev.Data) > 0 && json.Unmarshal(ev.Data, &f) == nil && f.ID == ev.Object {
 		c = CheckOf(f)
 	}
@@ -303,7 +304,7 @@ func (t *Timeline) step(id string) int {
 	return i
 }
 
-func (t *Timeline) applyStep(ev engine.Event) (change, int) {
+func (t *Timeline) applyStep(ev plan.Event) (change, int) {
 	i := t.step(term.Clean(ev.Step))
 	if i < 0 {
 		return nothing, 0
@@ -312,19 +313,19 @@ func (t *Timeline) applyStep(ev engine.Event) (change, int) {
 	before := s.State
 	s.State = ev.State
 	switch text := term.Clean(ev.Text); {
-	case ev.State == engine.StateRunning && s.Title == s.ID && text != "":
+	case ev.State == plan.StateRunning && s.Title == s.ID && text != "":
 		s.Title = text // a stream without a plan has titles in its step events
 	case text == s.Title: // repeats the title
-		if ev.State != engine.StateRunning {
+		if ev.State != plan.StateRunning {
 			s.Text = ""
 		}
-	case text != "" || ev.State != engine.StateRunning:
+	case text != "" || ev.State != plan.StateRunning:
 		s.Text = text
 	}
 	s.Remedy = term.Clean(ev.Remedy)
 	switch ev.State {
-	case engine.StateRunning:
-		if before != engine.StateRunning {
+	case plan.StateRunning:
+		if before != plan.StateRunning {
 			s.Began = ev.Time
 		}
 	default:
@@ -335,7 +336,7 @@ func (t *Timeline) applyStep(ev engine.Event) (change, int) {
 		t.Why = Waiting{}
 	}
 	t.findCurrent()
-	if before == s.State && s.State == engine.StateRunning {
+	if before == s.State && s.State == plan.StateRunning {
 		return advanced, i
 	}
 	return Stepped, i
@@ -344,7 +345,7 @@ func (t *Timeline) applyStep(ev engine.Event) (change, int) {
 func (t *Timeline) findCurrent() {
 	t.current = -1
 	for i := range t.Steps {
-		if t.Steps[i].State == engine.StateRunning {
+		if t.Steps[i].State == plan.StateRunning {
 			t.current = i
 		}
 	}
@@ -358,7 +359,7 @@ func (t *Timeline) Running() *Step {
 	return &t.Steps[t.current]
 }
 
-func (t *Timeline) applyNode(ev engine.Event) (change, int) {
+func (t *Timeline) applyNode(ev plan.Event) (change, int) {
 	name := term.Clean(ev.Node)
 	if name == "" {
 		return nothing, 0
@@ -386,7 +387,7 @@ func (t *Timeline) applyNode(ev engine.Event) (change, int) {
 		m.Took = ev.Time.Sub(m.first)
 	}
 	m.Text, m.attempt = term.Clean(ev.Text), ev.Attempt
-	if m.State == engine.NodeGone && engine.Unnamed(ev.Node) {
+	if m.State == plan.NodeGone && rollout.Unnamed(ev.Node) {
 		t.unnamed = name
 	}
 	switch {
@@ -413,7 +414,7 @@ func (t *Timeline) dropUnnamed() {
 	}
 }
 
-func (t *Timeline) applyProgress(ev engine.Event) (change, int) {
+func (t *Timeline) applyProgress(ev plan.Event) (change, int) {
 	if len(ev.Counts) > 0 {
 		t.counts = ev.Counts
 		t.ETALeast, t.ETAMost = ev.ETALeast, ev.ETAMost
@@ -450,7 +451,7 @@ func (t *Timeline) applyProgress(ev engine.Event) (change, int) {
 	return advanced, i
 }
 
-func (t *Timeline) applyWait(ev engine.Event) (change, int) {
+func (t *Timeline) applyWait(ev plan.Event) (change, int) {
 	w := Waiting{Text: term.Clean(ev.Text), node: term.Clean(ev.Node), Object: term.Clean(ev.Object), Remedy: term.Clean(ev.Remedy), Since: ev.Time}
 	if w.Text == "" {
 		w.Since = time.Time{}
@@ -466,10 +467,10 @@ func (t *Timeline) applyWait(ev engine.Event) (change, int) {
 func (t *Timeline) Ready() (ready, wanted int) {
 	for i := range t.Machines {
 		switch t.Machines[i].State {
-		case engine.NodeReady:
+		case plan.NodeReady:
 			ready++
 			wanted++
-		case engine.NodeGone:
+		case plan.NodeGone:
 		default:
 			wanted++
 		}
@@ -494,7 +495,7 @@ func (t *Timeline) Missing() []groupCounts {
 	for _, name := range slices.Sorted(maps.Keys(t.Plan.Nodes)) {
 		n := t.Plan.Nodes[name]
 		for i := range t.Machines {
-			if m := &t.Machines[i]; m.Group == term.Clean(name) && m.State != engine.NodeGone {
+			if m := &t.Machines[i]; m.Group == term.Clean(name) && m.State != plan.NodeGone {
 				n--
 			}
 		}
@@ -540,18 +541,18 @@ func (t *Timeline) Groups() []groupCounts {
 
 // NodeStates is the display order of the states of machines.
 var NodeStates = []string{
-	engine.NodeReady, engine.NodeOutdated, engine.NodeReplacing, engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeNotReady, engine.NodeJoining, engine.NodeBooting,
-	engine.NodeCreating, engine.NodeFailed, engine.NodeGone,
+	plan.NodeReady, plan.NodeOutdated, plan.NodeReplacing, plan.NodeDraining, plan.NodeUpgrading, plan.NodeLeaving, plan.NodeNotReady, plan.NodeJoining, plan.NodeBooting,
+	plan.NodeCreating, plan.NodeFailed, plan.NodeGone,
 }
 
 func (g groupCounts) String() string {
 	var parts []string
 	for _, s := range NodeStates {
-		if n := g.States[s]; n > 0 && s != engine.NodeReady {
+		if n := g.States[s]; n > 0 && s != plan.NodeReady {
 			parts = append(parts, strconv.Itoa(n)+" "+s)
 		}
 	}
-	head := g.Group + " " + strconv.Itoa(g.States[engine.NodeReady]) + "/" + strconv.Itoa(g.Total) + " ready"
+	head := g.Group + " " + strconv.Itoa(g.States[plan.NodeReady]) + "/" + strconv.Itoa(g.Total) + " ready"
 	if len(parts) > 0 {
 		head += ", " + strings.Join(parts, ", ")
 	}
@@ -562,7 +563,7 @@ func (g groupCounts) String() string {
 func (t *Timeline) Finished() int {
 	n := 0
 	for i := range t.Steps {
-		if s := t.Steps[i].State; s == engine.StateDone || s == engine.StateSkipped {
+		if s := t.Steps[i].State; s == plan.StateDone || s == plan.StateSkipped {
 			n++
 		}
 	}
@@ -573,7 +574,7 @@ func (t *Timeline) Finished() int {
 // then continues without this program.
 func (t *Timeline) PastFinal() bool {
 	for i := range t.Steps {
-		if s := &t.Steps[i]; s.final && (s.State == engine.StateDone || s.State == engine.StateSkipped) {
+		if s := &t.Steps[i]; s.final && (s.State == plan.StateDone || s.State == plan.StateSkipped) {
 			return true
 		}
 	}
@@ -583,12 +584,12 @@ func (t *Timeline) PastFinal() bool {
 // CheckCounts counts the checks by result; running ones are in total only.
 func (t *Timeline) CheckCounts() (total, ok, warn, block int) {
 	for _, c := range t.Checks {
-		switch engine.Severity(c.State) {
-		case engine.Info:
+		switch plan.Severity(c.State) {
+		case plan.Info:
 			ok++
-		case engine.Warn:
+		case plan.Warn:
 			warn++
-		case engine.Block:
+		case plan.Block:
 			block++
 		}
 	}
@@ -630,7 +631,7 @@ func Source(x LogLine) string {
 }
 
 // Target formats the versions of a target.
-func Target(t engine.Target) string {
+func Target(t plan.Target) string {
 	var parts []string
 	for _, x := range [][2]string{{"kubernetes", t.Kubernetes}, {"image", t.Image}, {"release", t.Release}} {
 		if x[1] != "" {
@@ -641,7 +642,7 @@ func Target(t engine.Target) string {
 }
 
 // NodesOf is the number of machines of a plan.
-func NodesOf(p *engine.Plan) int {
+func NodesOf(p *plan.Plan) int {
 	n := 0
 	for _, c := range p.Nodes {
 		n += c

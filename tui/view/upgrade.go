@@ -7,17 +7,19 @@ import (
 	"slices"
 	"strings"
 
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/compat"
+	"constellation/engine/plan"
 	"constellation/tui/term"
 )
 
 // UpgradeSections renders an upgrade's plan: versions, other changes, steps, findings,
 // notes and warnings. On the screen a blocked plan shows only its findings.
-func UpgradeSections(pg Page, w int, p *engine.Plan) []string {
-	k := &engine.Check{Findings: p.Findings, Changes: p.Changes, Path: []engine.Hop{{}}}
+func UpgradeSections(pg Page, w int, p *plan.Plan) []string {
+	k := &check.Check{Findings: p.Findings, Changes: p.Changes, Path: []compat.Hop{{}}}
 	var lines []string
 	if !pg.Uncut && len(p.Blocked()) > 0 {
-		return FindingGroups(pg, w, &engine.Check{Findings: p.Findings})
+		return FindingGroups(pg, w, &check.Check{Findings: p.Findings})
 	}
 	if len(p.Components) > 0 {
 		lines = append(lines, pg.Rule(w, "Versions", ""))
@@ -68,7 +70,7 @@ func UpgradeSections(pg Page, w int, p *engine.Plan) []string {
 }
 
 // backupWords describes age and contents of a backup.
-func backupWords(pg Page, b *engine.LastBackup) string {
+func backupWords(pg Page, b *plan.LastBackup) string {
 	if b == nil {
 		return "none"
 	}
@@ -80,7 +82,7 @@ func backupWords(pg Page, b *engine.LastBackup) string {
 }
 
 // componentLine is "Kubernetes: v1.35.4 -> v1.36.3".
-func componentLine(pg Page, x engine.ComponentCheck) string {
+func componentLine(pg Page, x plan.ComponentCheck) string {
 	name := term.Clean(x.Name)
 	if x.Part {
 		name = "  " + name
@@ -89,7 +91,7 @@ func componentLine(pg Page, x engine.ComponentCheck) string {
 }
 
 // RollbackRows show the stop points, what is irreversible, and how to roll back.
-func RollbackRows(pg Page, w int, p *engine.Plan) []string {
+func RollbackRows(pg Page, w int, p *plan.Plan) []string {
 	lines := []string{pg.Rule(w, "Rollback", "")}
 	add := func(head, text string) {
 		for i, l := range term.Wrap(text, max(20, w-18)) {
@@ -99,7 +101,7 @@ func RollbackRows(pg Page, w int, p *engine.Plan) []string {
 			lines = append(lines, pg.Row(w).Pad(2).Col(term.Faint, head, 14).Add(term.Plain, l).String())
 		}
 	}
-	if i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.Final && !s.Finished }); i >= 0 || p.Rehearsal {
+	if i := slices.IndexFunc(p.Steps, func(s plan.Step) bool { return s.Final && !s.Finished }); i >= 0 || p.Rehearsal {
 		add("stop points", "before set-target: after each step with q; then: P pauses, C cancels")
 	}
 	if replaced(p) > 0 {
@@ -111,7 +113,7 @@ func RollbackRows(pg Page, w int, p *engine.Plan) []string {
 }
 
 // InPlaceOf lists how many nodes of each group are upgraded in place: "2 of workers".
-func InPlaceOf(x *engine.Changes) []string {
+func InPlaceOf(x *plan.Changes) []string {
 	var groups []string
 	for _, g := range slices.Sorted(maps.Keys(x.InPlace)) {
 		groups = append(groups, fmt.Sprintf("%d of %s", x.InPlace[g], term.Clean(g)))
@@ -120,7 +122,7 @@ func InPlaceOf(x *engine.Changes) []string {
 }
 
 // replaced is how many nodes a plan replaces.
-func replaced(p *engine.Plan) (n int) {
+func replaced(p *plan.Plan) (n int) {
 	if p.Changes != nil {
 		for _, x := range p.Changes.Nodes {
 			n += x
@@ -130,7 +132,7 @@ func replaced(p *engine.Plan) (n int) {
 }
 
 // ChangeSummary are the changed versions: "image v1.0.0→v1.1.0  k8s v1.35.4→v1.36.3".
-func ChangeSummary(pg Page, p *engine.Plan) string {
+func ChangeSummary(pg Page, p *plan.Plan) string {
 	var parts []string
 	for _, x := range [][3]string{{"release", p.From.Release, p.To.Release}, {"image", p.From.Image, p.To.Image}, {"k8s", p.From.Kubernetes, p.To.Kubernetes}} {
 		if x[2] != "" && x[1] != x[2] {

@@ -10,6 +10,10 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/tui/term"
 )
 
@@ -28,17 +32,17 @@ const (
 func (s SortBy) String() string { return [...]string{"slowest", "name", "state", "group"}[s] }
 
 // InFlight reports whether a machine is in transition or has failed.
-func InFlight(n *engine.BoardNode) bool {
+func InFlight(n *rollout.BoardNode) bool {
 	switch n.State {
-	case engine.NodeOutdated, engine.NodeReady, engine.NodeGone:
+	case plan.NodeOutdated, plan.NodeReady, plan.NodeGone:
 		return false
 	}
 	return true
 }
 
 // MachinesOf are the machines in flight, or those that match the filter, if there is one.
-func MachinesOf(b *engine.Board, f Filter, by SortBy, now time.Time) []*engine.BoardNode {
-	list := make([]*engine.BoardNode, 0, 64)
+func MachinesOf(b *rollout.Board, f Filter, by SortBy, now time.Time) []*rollout.BoardNode {
+	list := make([]*rollout.BoardNode, 0, 64)
 	all := b.Nodes()
 	if len(f.Terms) == 0 {
 		all = b.Moving()
@@ -51,7 +55,7 @@ func MachinesOf(b *engine.Board, f Filter, by SortBy, now time.Time) []*engine.B
 	if len(f.Terms) == 0 && by == SortSlowest { // already in the board's order
 		return list
 	}
-	slices.SortFunc(list, func(x, y *engine.BoardNode) int {
+	slices.SortFunc(list, func(x, y *rollout.BoardNode) int {
 		var d int
 		switch by {
 		case SortSlowest:
@@ -67,13 +71,13 @@ func MachinesOf(b *engine.Board, f Filter, by SortBy, now time.Time) []*engine.B
 }
 
 // NodeLine is the row of a machine as text.
-func NodeLine(pg Page, n *engine.BoardNode) string {
+func NodeLine(pg Page, n *rollout.BoardNode) string {
 	return strings.TrimSpace(fmt.Sprintf("%s  %s  %s  %s  %s", term.Clean(n.Name), term.Clean(n.Group), term.Clean(n.State), age(pg, n), term.Clean(n.Text)))
 }
 
 // age is how long a machine has been in its state. If it was in that state at the first
 // observation, the age is a lower bound.
-func age(pg Page, n *engine.BoardNode) string {
+func age(pg Page, n *rollout.BoardNode) string {
 	d := seconds(pg.Now.Sub(n.Since))
 	if !n.Seen {
 		return "≥" + d
@@ -90,7 +94,7 @@ func seconds(d time.Duration) string {
 }
 
 // TargetText is the target of the rollout, for display.
-func TargetText(pg Page, b *engine.Board) string {
+func TargetText(pg Page, b *rollout.Board) string {
 	if b.Plan == nil {
 		return term.Clean(b.To)
 	}
@@ -105,7 +109,7 @@ func TargetText(pg Page, b *engine.Board) string {
 }
 
 // ETA is the estimated remaining time as a range.
-func ETA(pg Page, b *engine.Board, now time.Time) string {
+func ETA(pg Page, b *rollout.Board, now time.Time) string {
 	if b.ETAMost.IsZero() || b.Result != nil {
 		return ""
 	}
@@ -121,7 +125,7 @@ func ETA(pg Page, b *engine.Board, now time.Time) string {
 
 // Pipeline shows the number of machines, the flow per minute and the median dwell time of
 // each stage.
-func Pipeline(pg Page, b *engine.Board, w, h int) []string {
+func Pipeline(pg Page, b *rollout.Board, w, h int) []string {
 	now := pg.Now
 	done, total := b.Places()
 	remark := fmt.Sprintf("%d of %d nodes at the target", done, total)
@@ -139,17 +143,17 @@ func Pipeline(pg Page, b *engine.Board, w, h int) []string {
 }
 
 // newStages are the states of new machines, and of failed ones.
-var newStages = append(slices.Clone(engine.StagesNew), engine.NodeFailed)
+var newStages = append(slices.Clone(rollout.StagesNew), plan.NodeFailed)
 
 // oldStages are the states of old nodes. If nodes are upgraded in place, the states of a
 // replacement are shown only if they have occurred.
-func oldStages(b *engine.Board) []string {
-	return slices.DeleteFunc(slices.Clone(engine.StagesOld), func(s string) bool {
+func oldStages(b *rollout.Board) []string {
+	return slices.DeleteFunc(slices.Clone(rollout.StagesOld), func(s string) bool {
 		switch s {
-		case engine.NodeUpgrading:
+		case plan.NodeUpgrading:
 			return !b.Saw(s)
-		case engine.NodeReplacing, engine.NodeLeaving, engine.NodeGone:
-			return b.Saw(engine.NodeUpgrading) && !b.Saw(s)
+		case plan.NodeReplacing, plan.NodeLeaving, plan.NodeGone:
+			return b.Saw(plan.NodeUpgrading) && !b.Saw(s)
 		}
 		return false
 	})
@@ -163,12 +167,12 @@ func doneBar(pg Page, w, done, total int) string {
 }
 
 // stageRows are the rows of some stages: names, numbers and, unless brief, flow and dwell time.
-func stageRows(pg Page, b *engine.Board, title string, stages []string, w int, now time.Time, brief bool) []string {
+func stageRows(pg Page, b *rollout.Board, title string, stages []string, w int, now time.Time, brief bool) []string {
 	col := (w - 7) / 6
 	names, numbers, speeds := pg.Row(w).Pad(1).Col(term.Faint, title, 4), pg.Row(w).Pad(6), pg.Row(w).Pad(6)
 	for i, s := range stages {
 		link := " " + term.AsciiIf(pg.Ascii, pg.Arrow)
-		if i == len(stages)-1 || s == engine.NodeReady {
+		if i == len(stages)-1 || s == plan.NodeReady {
 			link = "  "
 		}
 		n := b.Count(s)
@@ -191,15 +195,15 @@ func stageRows(pg Page, b *engine.Board, title string, stages []string, w int, n
 
 // stageSpeed is the flow per minute and the median dwell time of a stage, in at most most
 // columns.
-func stageSpeed(pg Page, b *engine.Board, s string, now time.Time, most int) string {
-	if s == engine.NodeGone || s == engine.NodeReady || s == engine.NodeFailed {
+func stageSpeed(pg Page, b *rollout.Board, s string, now time.Time, most int) string {
+	if s == plan.NodeGone || s == plan.NodeReady || s == plan.NodeFailed {
 		return ""
 	}
 	var parts []string
 	if f := b.Flow(s, now); f > 0 {
 		parts = append(parts, perMinute(f))
 	}
-	if d := b.Dwell(s, 0.5); d > 0 && s != engine.NodeOutdated {
+	if d := b.Dwell(s, 0.5); d > 0 && s != plan.NodeOutdated {
 		parts = append(parts, term.Duration(d))
 	}
 	if text := strings.Join(parts, " "); term.Width(text) <= most {
@@ -209,14 +213,14 @@ func stageSpeed(pg Page, b *engine.Board, s string, now time.Time, most int) str
 }
 
 // wideStages is the pipeline with a row for each stage, for wide screens.
-func wideStages(pg Page, b *engine.Board, w int, now time.Time, done, total int) []string {
+func wideStages(pg Page, b *rollout.Board, w int, now time.Time, done, total int) []string {
 	half := (w - 1) / 2
 	side := func(title string, stages []string) []string {
 		head := pg.Row(half).Pad(1).Col(term.Faint, title, 12).Num(term.Faint, "nodes", 7).Num(term.Faint, "flow", 9).Num(term.Faint, "p50", 7).Num(term.Faint, "p95", 7)
 		rows := []string{head.String()}
 		most := int64(1)
 		for _, s := range stages {
-			if s != engine.NodeGone && s != engine.NodeReady && s != engine.NodeOutdated {
+			if s != plan.NodeGone && s != plan.NodeReady && s != plan.NodeOutdated {
 				most = max(most, b.Count(s))
 			}
 		}
@@ -228,14 +232,14 @@ func wideStages(pg Page, b *engine.Board, w int, now time.Time, done, total int)
 			}
 			r := pg.Row(half).Pad(1).Add(st, sign).Add(term.Plain, " ").Col(st, s, 10).Num(st, strconv.FormatInt(n, 10), 7)
 			flow, p50, p95 := "", "", ""
-			if f := b.Flow(s, now); f > 0 && s != engine.NodeGone && s != engine.NodeReady {
+			if f := b.Flow(s, now); f > 0 && s != plan.NodeGone && s != plan.NodeReady {
 				flow = perMinute(f)
 			}
-			if d := b.Dwell(s, 0.5); d > 0 && s != engine.NodeOutdated && s != engine.NodeReady {
+			if d := b.Dwell(s, 0.5); d > 0 && s != plan.NodeOutdated && s != plan.NodeReady {
 				p50, p95 = term.Duration(d), term.Duration(b.Dwell(s, 0.95))
 			}
 			r.Num(term.Faint, flow, 9).Num(term.Faint, p50, 7).Num(term.Faint, p95, 7)
-			if room := half - r.Used - 2; room > 4 && n > 0 && s != engine.NodeGone && s != engine.NodeReady && s != engine.NodeOutdated {
+			if room := half - r.Used - 2; room > 4 && n > 0 && s != plan.NodeGone && s != plan.NodeReady && s != plan.NodeOutdated {
 				r.Add(st, strings.Repeat(pg.Bar, int(max(1, n*int64(room)/most))))
 			}
 			rows = append(rows, r.String())
@@ -259,7 +263,7 @@ func wideStages(pg Page, b *engine.Board, w int, now time.Time, done, total int)
 }
 
 // sparkline shows how many nodes reached the target per ten seconds of the last minutes.
-func sparkline(pg Page, b *engine.Board, w int, now time.Time) string {
+func sparkline(pg Page, b *rollout.Board, w int, now time.Time) string {
 	list := b.Finished(min(30, w-24), now)
 	most := slices.Max(list)
 	if most == 0 {
@@ -295,18 +299,18 @@ func perMinute(f float64) string {
 // stageSign is the sign of a state and its style.
 func stageSign(pg Page, state string) (string, term.Style) {
 	switch state {
-	case engine.NodeDraining:
+	case plan.NodeDraining:
 		return pg.Running, term.Caution
-	case engine.NodeReplacing, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeBooting, engine.NodeCreating:
+	case plan.NodeReplacing, plan.NodeUpgrading, plan.NodeLeaving, plan.NodeBooting, plan.NodeCreating:
 		return pg.Running, term.Accent
-	case engine.NodeGone:
+	case plan.NodeGone:
 		return pg.Dot, term.Faint
 	}
 	return NodeSign(pg, state)
 }
 
 // GroupRows are the groups with their progress.
-func GroupRows(pg Page, b *engine.Board, w, most int) []string {
+func GroupRows(pg Page, b *rollout.Board, w, most int) []string {
 	lines := []string{pg.Rule(w, "Groups", "")}
 	groups := b.Groups()
 	for i, g := range groups {
@@ -330,28 +334,28 @@ func GroupRows(pg Page, b *engine.Board, w, most int) []string {
 // planSign is the sign of a state of a Plan, its style, and its order in the list.
 func planSign(pg Page, state string) (sign string, st term.Style, order int) {
 	switch state {
-	case engine.PlanFailed, engine.PlanInvalid:
+	case cluster.PlanFailed, cluster.PlanInvalid:
 		return pg.Fail, term.Bad, 0
-	case engine.PlanApplying:
+	case cluster.PlanApplying:
 		return pg.Running, term.Accent, 1
-	case engine.PlanComplete:
+	case cluster.PlanComplete:
 		return pg.OK, term.Good, 3
-	case engine.PlanUnseen:
+	case cluster.PlanUnseen:
 		return pg.Pending, term.Faint, 2
 	}
 	return pg.Stopped, term.Caution, 2
 }
 
 // NodePlanRows are the Plans with their progress, in at most most rows.
-func NodePlanRows(pg Page, b *engine.Board, w, most int) []string {
-	list := make([]*engine.BoardPlan, len(b.Plans))
+func NodePlanRows(pg Page, b *rollout.Board, w, most int) []string {
+	list := make([]*rollout.BoardPlan, len(b.Plans))
 	complete := 0
 	for i := range b.Plans {
-		if list[i] = &b.Plans[i]; list[i].State == engine.PlanComplete {
+		if list[i] = &b.Plans[i]; list[i].State == cluster.PlanComplete {
 			complete++
 		}
 	}
-	slices.SortStableFunc(list, func(x, y *engine.BoardPlan) int {
+	slices.SortStableFunc(list, func(x, y *rollout.BoardPlan) int {
 		_, _, i := planSign(pg, x.State)
 		_, _, k := planSign(pg, y.State)
 		return i - k
@@ -381,7 +385,7 @@ func NodePlanRows(pg Page, b *engine.Board, w, most int) []string {
 			n    int64
 			word string
 			st   term.Style
-		}{{p.Failed, engine.PlanFailed, term.Bad}, {p.Applying, engine.PlanApplying, term.Accent}, {p.Pending, "pending", term.Faint}} {
+		}{{p.Failed, cluster.PlanFailed, term.Bad}, {p.Applying, cluster.PlanApplying, term.Accent}, {p.Pending, "pending", term.Faint}} {
 			if x.n > 0 {
 				r.Add(x.st, fmt.Sprintf("%d %s ", x.n, x.word))
 			}
@@ -407,7 +411,7 @@ func NodePlanRows(pg Page, b *engine.Board, w, most int) []string {
 
 // Flight is the list of machines of a board, and how it is shown.
 type Flight struct {
-	List   []*engine.BoardNode
+	List   []*rollout.BoardNode
 	At     int // index of the selected machine
 	Sort   SortBy
 	Filter string
@@ -416,7 +420,7 @@ type Flight struct {
 }
 
 // FlightView lists machines in h lines.
-func FlightView(pg Page, b *engine.Board, x Flight, w, h int) []string {
+func FlightView(pg Page, b *rollout.Board, x Flight, w, h int) []string {
 	if h < 2 {
 		return nil
 	}
@@ -500,15 +504,15 @@ func FlightView(pg Page, b *engine.Board, x Flight, w, h int) []string {
 }
 
 // textStyle highlights the text of a machine that failed or is waited for.
-func textStyle(pg Page, b *engine.Board, n *engine.BoardNode) term.Style {
-	if w := b.Wait; n.State == engine.NodeFailed || w.Node != "" && w.Node == n.Name {
+func textStyle(pg Page, b *rollout.Board, n *rollout.BoardNode) term.Style {
+	if w := b.Wait; n.State == plan.NodeFailed || w.Node != "" && w.Node == n.Name {
 		return term.Caution
 	}
 	return term.Faint
 }
 
 // LogExcerpt shows the newest log lines in h lines.
-func LogExcerpt(pg Page, b *engine.Board, w, h int) []string {
+func LogExcerpt(pg Page, b *rollout.Board, w, h int) []string {
 	if h < 2 {
 		return nil
 	}
@@ -531,29 +535,29 @@ func LogExcerpt(pg Page, b *engine.Board, w, h int) []string {
 }
 
 // LineOf cleans a line of a board.
-func LineOf(x engine.BoardLine) LogLine {
+func LineOf(x rollout.BoardLine) LogLine {
 	return LogLine{x.Time, term.Clean(x.Source), term.Clean(x.Node), x.Level, term.Clean(x.Text)}
 }
 
 // BoardReason is what the rollout waits for or does, with the remedy.
-func BoardReason(pg Page, b *engine.Board) (text, remedy string) {
+func BoardReason(pg Page, b *rollout.Board) (text, remedy string) {
 	switch w := b.Wait; {
 	case w.Text != "":
 		return "Why waiting (" + seconds(pg.Now.Sub(w.Since)) + "): " + term.Clean(w.Text), term.Clean(w.Remedy)
-	case b.Result != nil && b.Plan != nil && b.Plan.Verb == engine.VerbWatch: // the watch ended, not the rollout
+	case b.Result != nil && b.Plan != nil && b.Plan.Verb == plan.VerbWatch: // the watch ended, not the rollout
 		return "At the last observation: " + cmp.Or(term.Clean(b.Outcome), term.Clean(b.Result.Status)), term.Clean(b.Remedy)
 	case b.Result != nil:
 		return "Ended: " + cmp.Or(term.Clean(b.Outcome), term.Clean(b.Result.Status)), term.Clean(b.Remedy)
 	}
 	done, total := b.Places()
-	if s := b.Running(); s != nil && s.ID != engine.StepRollout {
+	if s := b.Running(); s != nil && s.ID != plan.StepRollout {
 		return "Now (" + seconds(pg.Now.Sub(s.Began)) + "): " + term.Clean(s.Title) + tailOf(term.Clean(s.Text), term.Clean(s.Title)), ""
 	}
 	n := b.Slowest()
 	switch {
 	case b.Events == 0:
 		return "Waiting for the first response of the cluster", ""
-	case n != nil && n.State != engine.NodeNotReady:
+	case n != nil && n.State != plan.NodeNotReady:
 		left := b.InFlight() - 1
 		text = fmt.Sprintf("Nothing is stuck. Slowest: %s, %s for %s", term.Clean(n.Name), term.Clean(n.State), age(pg, n))
 		if left > 0 {
@@ -569,7 +573,7 @@ func BoardReason(pg Page, b *engine.Board) (text, remedy string) {
 	}
 	if s := b.Running(); s != nil { // the Kubernetes upgrade comes before the first replacement
 		for _, p := range s.Parts {
-			if p.State == engine.StateRunning {
+			if p.State == plan.StateRunning {
 				return "Now: " + term.Clean(p.Name) + tailOf(term.Clean(p.Text), ""), ""
 			}
 		}
@@ -586,7 +590,7 @@ func tailOf(text, title string) string {
 
 // WatchSafety is the safety line: extra machines, control planes and quorum, API server,
 // backup age.
-func WatchSafety(pg Page, b *engine.Board, w int, api string, backup time.Time) string {
+func WatchSafety(pg Page, b *rollout.Board, w int, api string, backup time.Time) string {
 	var parts []string
 	extra := b.Extra()
 	surge := ""
@@ -594,7 +598,7 @@ func WatchSafety(pg Page, b *engine.Board, w int, api string, backup time.Time) 
 		surge = "/" + term.Clean(b.Plan.Surge)
 	}
 	parts = append(parts, fmt.Sprintf("extra machines %d%s", extra, surge))
-	if n := b.Count(engine.NodeFailed); n > 0 {
+	if n := b.Count(plan.NodeFailed); n > 0 {
 		parts = append(parts, fmt.Sprintf("failed %d", n))
 	}
 	ready, total := 0, 0
@@ -620,7 +624,7 @@ func WatchSafety(pg Page, b *engine.Board, w int, api string, backup time.Time) 
 	}
 	if made := backup; !made.IsZero() {
 		for _, s := range b.Steps { // this run may have taken a newer one
-			if at := s.Began.Add(s.Took); s.ID == engine.StepBackup && s.State == engine.StateDone && at.After(made) {
+			if at := s.Began.Add(s.Took); s.ID == check.StepBackup && s.State == plan.StateDone && at.After(made) {
 				made = at
 			}
 		}
@@ -649,10 +653,10 @@ var mapCells = map[string]struct {
 	sign, ascii string
 	st          term.Style
 }{
-	engine.NodeReady: {"█", "#", term.Good}, engine.NodeNotReady: {"▓", "n", term.Caution}, engine.NodeJoining: {"▓", "j", term.Accent},
-	engine.NodeBooting: {"░", "b", term.Accent}, engine.NodeCreating: {"░", "c", term.Accent}, engine.NodeReplacing: {"░", "r", term.Accent},
-	engine.NodeDraining: {"▒", "d", term.Caution}, engine.NodeLeaving: {"▒", "l", term.Caution}, engine.NodeOutdated: {"·", ".", term.Faint},
-	engine.NodeFailed: {"✗", "X", term.Bad}, engine.NodeUpgrading: {"▒", "u", term.Accent},
+	plan.NodeReady: {"█", "#", term.Good}, plan.NodeNotReady: {"▓", "n", term.Caution}, plan.NodeJoining: {"▓", "j", term.Accent},
+	plan.NodeBooting: {"░", "b", term.Accent}, plan.NodeCreating: {"░", "c", term.Accent}, plan.NodeReplacing: {"░", "r", term.Accent},
+	plan.NodeDraining: {"▒", "d", term.Caution}, plan.NodeLeaving: {"▒", "l", term.Caution}, plan.NodeOutdated: {"·", ".", term.Faint},
+	plan.NodeFailed: {"✗", "X", term.Bad}, plan.NodeUpgrading: {"▒", "u", term.Accent},
 }
 
 // MapCell is the sign of a state on the map.
@@ -669,8 +673,8 @@ func MapCell(pg Page, state string) (string, term.Style) {
 
 // worstFirst are the states, the most severe first.
 var worstFirst = []string{
-	engine.NodeFailed, engine.NodeNotReady, engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeReplacing, engine.NodeCreating, engine.NodeBooting,
-	engine.NodeJoining, engine.NodeOutdated, engine.NodeReady, "",
+	plan.NodeFailed, plan.NodeNotReady, plan.NodeDraining, plan.NodeUpgrading, plan.NodeLeaving, plan.NodeReplacing, plan.NodeCreating, plan.NodeBooting,
+	plan.NodeJoining, plan.NodeOutdated, plan.NodeReady, "",
 }
 
 // ranks are the indices of states in worst.
@@ -683,8 +687,8 @@ var ranks = func() map[string]int {
 }()
 
 // WorstPlace is the place with the most severe state of a cell.
-func WorstPlace(places []*engine.BoardPlace) *engine.BoardPlace {
-	var out *engine.BoardPlace
+func WorstPlace(places []*rollout.BoardPlace) *rollout.BoardPlace {
+	var out *rollout.BoardPlace
 	rank := len(worstFirst)
 	for _, p := range places {
 		if r, ok := ranks[p.State()]; ok && r < rank {
@@ -695,7 +699,7 @@ func WorstPlace(places []*engine.BoardPlace) *engine.BoardPlace {
 }
 
 // MapScale is the number of nodes per cell with which all groups fit into h lines.
-func MapScale(groups []*engine.BoardGroup, columns, h int) int {
+func MapScale(groups []*rollout.BoardGroup, columns, h int) int {
 	for each := 1; ; each++ {
 		rows := 0
 		for _, g := range groups {
@@ -725,13 +729,13 @@ func BesideAt(pg Page, left, right []string, at, h int) []string {
 }
 
 // CellPlaces are the places of a cell.
-func CellPlaces(g *engine.BoardGroup, cell, each int) []*engine.BoardPlace {
+func CellPlaces(g *rollout.BoardGroup, cell, each int) []*rollout.BoardPlace {
 	from := min(cell*each, len(g.Places))
 	return g.Places[from:min(len(g.Places), from+each)]
 }
 
 // CellLine describes the cell under the cursor.
-func CellLine(pg Page, g *engine.BoardGroup, cell, each, w int) string {
+func CellLine(pg Page, g *rollout.BoardGroup, cell, each, w int) string {
 	places := CellPlaces(g, cell, each)
 	r := pg.Row(w).Add(term.Faint, " cursor ").Add(term.Strong, term.Clean(g.Name)+":"+strconv.Itoa(cell*each)+"  ")
 	if len(places) == 1 {
@@ -763,7 +767,7 @@ func CellLine(pg Page, g *engine.BoardGroup, cell, each, w int) string {
 }
 
 // CellDetail lists the nodes of the cell under the cursor.
-func CellDetail(pg Page, g *engine.BoardGroup, cell, each, w, h int) []string {
+func CellDetail(pg Page, g *rollout.BoardGroup, cell, each, w, h int) []string {
 	places := CellPlaces(g, cell, each)
 	lines := []string{pg.Row(w).Add(term.Faint, fmt.Sprintf(" group %s  cell %d", term.Clean(g.Name), cell)).String()}
 	for _, p := range places {
@@ -782,7 +786,7 @@ func CellDetail(pg Page, g *engine.BoardGroup, cell, each, w, h int) []string {
 }
 
 // Legend explains the signs of the map, with the number of nodes of each.
-func Legend(pg Page, b *engine.Board, w int) []string {
+func Legend(pg Page, b *rollout.Board, w int) []string {
 	counts := map[string]int{}
 	for _, g := range b.Groups() {
 		for s, n := range g.Counts {
@@ -792,10 +796,10 @@ func Legend(pg Page, b *engine.Board, w int) []string {
 	lines := make([]string, 0, 2)
 	r := pg.Row(w).Pad(1)
 	for _, s := range []string{
-		engine.NodeReady, engine.NodeOutdated, engine.NodeReplacing, engine.NodeCreating, engine.NodeBooting, engine.NodeJoining, engine.NodeNotReady,
-		engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeFailed,
+		plan.NodeReady, plan.NodeOutdated, plan.NodeReplacing, plan.NodeCreating, plan.NodeBooting, plan.NodeJoining, plan.NodeNotReady,
+		plan.NodeDraining, plan.NodeUpgrading, plan.NodeLeaving, plan.NodeFailed,
 	} {
-		if counts[s] == 0 && s != engine.NodeReady && s != engine.NodeOutdated {
+		if counts[s] == 0 && s != plan.NodeReady && s != plan.NodeOutdated {
 			continue
 		}
 		sign, st := MapCell(pg, s)
@@ -814,7 +818,7 @@ func Legend(pg Page, b *engine.Board, w int) []string {
 }
 
 // Facts describes a machine in one line.
-func Facts(pg Page, n *engine.BoardNode) string {
+func Facts(pg Page, n *rollout.BoardNode) string {
 	role := "worker"
 	if n.Control {
 		role = "control plane"
@@ -825,7 +829,7 @@ func Facts(pg Page, n *engine.BoardNode) string {
 	}
 	if n.With != "" {
 		word := "replaces "
-		if slices.Contains(engine.StagesOld, n.State) {
+		if slices.Contains(rollout.StagesOld, n.State) {
 			word = "replaced by "
 		}
 		parts = append(parts, word+term.Clean(n.With))
@@ -834,9 +838,9 @@ func Facts(pg Page, n *engine.BoardNode) string {
 }
 
 // StateHistoryRows is the state history of a machine, with the start and the duration of each state.
-func StateHistoryRows(pg Page, b *engine.Board, n *engine.BoardNode, here bool, w int) []string {
+func StateHistoryRows(pg Page, b *rollout.Board, n *rollout.BoardNode, here bool, w int) []string {
 	now := pg.Now
-	all := append(slices.Clone(n.Past), engine.Moment{State: n.State, Since: n.Since, Took: now.Sub(n.Since), Seen: n.Seen})
+	all := append(slices.Clone(n.Past), rollout.Moment{State: n.State, Since: n.Since, Took: now.Sub(n.Since), Seen: n.Seen})
 	most := max(2, (w-4)/13)
 	if len(all) > most {
 		all = all[len(all)-most:]
@@ -871,7 +875,7 @@ func StateHistoryRows(pg Page, b *engine.Board, n *engine.BoardNode, here bool, 
 }
 
 // ReplacementTimeline draws the states of the two machines of a replacement over time, old above new.
-func ReplacementTimeline(pg Page, pair []*engine.BoardNode, w int) []string {
+func ReplacementTimeline(pg Page, pair []*rollout.BoardNode, w int) []string {
 	now := pg.Now
 	room := w - 18
 	begin := now
@@ -892,7 +896,7 @@ func ReplacementTimeline(pg Page, pair []*engine.BoardNode, w int) []string {
 	lines := []string{pg.Rule(w, "Timeline", begin.UTC().Format("15:04:05")+" - "+now.UTC().Format("15:04:05")+"  1 column = "+term.Duration(span/time.Duration(room)))}
 	for i, n := range pair {
 		r := pg.Row(w).Pad(1).Col(term.Faint, []string{"old", "new"}[i], 4).Pad(10)
-		all := append(slices.Clone(n.Past), engine.Moment{State: n.State, Since: n.Since, Took: now.Sub(n.Since)})
+		all := append(slices.Clone(n.Past), rollout.Moment{State: n.State, Since: n.Since, Took: now.Sub(n.Since)})
 		used := 0
 		for _, m := range all {
 			from := int(m.Since.Sub(begin) * time.Duration(room) / span)

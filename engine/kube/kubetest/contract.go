@@ -13,18 +13,20 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
+	"constellation/engine/plan"
 	"constellation/engine/revocation"
 )
 
 // World is what the contract does to a cluster from the outside: as kubelets, the
 // operator and people do.
 type World interface {
-	PutNode(n engine.Node)
+	PutNode(n cluster.Node)
 	RemoveNode(name string)
 	SetPaused(paused bool)
 	Paused() bool
-	Revisions(c engine.Chart) int
+	Revisions(c cluster.Chart) int
 	GiveToken(node string)
 	HasToken(node string) bool
 	// Tainted reports whether pods are deleted from a node.
@@ -49,9 +51,9 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 	})
 
 	list := component.List{{Name: "kubelet", URL: "http://mirror/kubelet", Digest: "sha256:" + strings.Repeat("ab", 32), Path: "/usr/local/bin/kubelet", Mode: 0o755}}
-	components := engine.Components{Name: engine.ComponentsName(list), Kubernetes: "v1.35.4", List: list}
+	components := cluster.Components{Name: cluster.ComponentsName(list), Kubernetes: "v1.35.4", List: list}
 	mustRun("components are published once and for all", func(t *testing.T) {
-		if _, err := c.Components(ctx, components.Name); !errors.Is(err, engine.ErrAbsent) {
+		if _, err := c.Components(ctx, components.Name); !errors.Is(err, cluster.ErrAbsent) {
 			t.Errorf("before: %v", err)
 		}
 		for range 2 {
@@ -68,7 +70,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		enrols := signed
 		enrols.Agent = &component.Component{Name: "kubeadm", URL: "https://example/agent", Digest: "sha256:" + strings.Repeat("ab", 32), Path: "/usr/local/bin/kubeadm"}
 		enrols.Unenrolled = []string{"worker-7", "worker-8"}
-		for i, x := range []engine.Components{signed, signed, components, enrols, signed, components} {
+		for i, x := range []cluster.Components{signed, signed, components, enrols, signed, components} {
 			if err := c.PublishComponents(ctx, x); err != nil {
 				t.Fatal(err)
 			}
@@ -95,10 +97,10 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 	})
 
 	mustRun("the join configuration is replaced as a whole", func(t *testing.T) {
-		if _, err := c.JoinConfig(ctx); !errors.Is(err, engine.ErrAbsent) {
+		if _, err := c.JoinConfig(ctx); !errors.Is(err, cluster.ErrAbsent) {
 			t.Errorf("before: %v", err)
 		}
-		for _, want := range []engine.JoinConfig{
+		for _, want := range []cluster.JoinConfig{
 			{Attestation: `{"variant":"tpm2"}`, TrustRoots: "PEM", ClusterID: "00"},
 			{
 				Attestation: `{"variant":"tpm2","measurements":{}}`, TrustRoots: "PEM2", ClusterID: "00",
@@ -128,7 +130,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		if err := c.PublishJoinConfig(ctx, theirs); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.PublishJoinConfig(ctx, mine); !errors.Is(err, engine.ErrConflict) {
+		if err := c.PublishJoinConfig(ctx, mine); !errors.Is(err, cluster.ErrConflict) {
 			t.Errorf("mine: %v", err)
 		}
 		if got, err := c.JoinConfig(ctx); err != nil || got.TrustRoots != "theirs" {
@@ -141,10 +143,10 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 	})
 
 	mustRun("objects of a kind that is not there are absent", func(t *testing.T) {
-		if _, err := c.NodeTarget(ctx); !errors.Is(err, engine.ErrAbsent) {
+		if _, err := c.NodeTarget(ctx); !errors.Is(err, cluster.ErrAbsent) {
 			t.Errorf("target: %v", err)
 		}
-		if l, err := c.Expected(ctx); len(l) > 0 || err != nil && !errors.Is(err, engine.ErrAbsent) {
+		if l, err := c.Expected(ctx); len(l) > 0 || err != nil && !errors.Is(err, cluster.ErrAbsent) {
 			t.Errorf("expected nodes: %v, %v", l, err)
 		}
 	})
@@ -174,10 +176,10 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 	})
 
 	mustRun("the target is set in one write and leaves the rest alone", func(t *testing.T) {
-		if _, err := c.NodeTarget(ctx); !errors.Is(err, engine.ErrAbsent) {
+		if _, err := c.NodeTarget(ctx); !errors.Is(err, cluster.ErrAbsent) {
 			t.Errorf("before: %v", err)
 		}
-		want := engine.NodeTarget{Image: "sandboxes/demo/images/v1.0.0", ImageVersion: "v1.0.0", Components: components.Name, Kubernetes: "v1.35.4"}
+		want := cluster.NodeTarget{Image: "sandboxes/demo/images/v1.0.0", ImageVersion: "v1.0.0", Components: components.Name, Kubernetes: "v1.35.4"}
 		if err := c.SetNodeTarget(ctx, want); err != nil {
 			t.Fatal(err)
 		}
@@ -214,14 +216,14 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 			t.Fatal(err)
 		}
 		for _, x := range []struct {
-			change            engine.RolloutChange
+			change            cluster.RolloutChange
 			paused, cancelled bool
 		}{
-			{engine.RolloutChange{Paused: &yes}, true, false},
-			{engine.RolloutChange{Cancelled: &yes}, true, true},
-			{engine.RolloutChange{Paused: &no}, false, true},
-			{engine.RolloutChange{Paused: &yes, Cancelled: &no}, true, false},
-			{engine.RolloutChange{Paused: &no, Cancelled: &yes}, false, true},
+			{cluster.RolloutChange{Paused: &yes}, true, false},
+			{cluster.RolloutChange{Cancelled: &yes}, true, true},
+			{cluster.RolloutChange{Paused: &no}, false, true},
+			{cluster.RolloutChange{Paused: &yes, Cancelled: &no}, true, false},
+			{cluster.RolloutChange{Paused: &no, Cancelled: &yes}, false, true},
 		} {
 			if err := c.ChangeRollout(ctx, x.change); err != nil {
 				t.Fatal(err)
@@ -250,16 +252,16 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 	})
 
 	mustRun("nobody is left as it is who is not there", func(t *testing.T) {
-		if h, err := c.Holding(ctx, "nobody"); !errors.Is(err, engine.ErrAbsent) {
+		if h, err := c.Holding(ctx, "nobody"); !errors.Is(err, cluster.ErrAbsent) {
 			t.Errorf("%+v, %v", h, err)
 		}
-		if err := c.SetHolding(ctx, engine.Holding{Name: "nobody", Kind: engine.HoldingNode}, true); !errors.Is(err, engine.ErrAbsent) {
+		if err := c.SetHolding(ctx, cluster.Holding{Name: "nobody", Kind: cluster.HoldingNode}, true); !errors.Is(err, cluster.ErrAbsent) {
 			t.Error(err)
 		}
 	})
 
 	mustRun("one holds the cluster, and who comes back takes over at once", func(t *testing.T) {
-		mine := engine.Holder{User: "ops", Host: "laptop", Workspace: "/clusters/demo", PID: 1, Run: "upgrade-1", Since: time.Now().UTC().Truncate(time.Second)}
+		mine := cluster.Holder{User: "ops", Host: "laptop", Workspace: "/clusters/demo", PID: 1, Run: "upgrade-1", Since: time.Now().UTC().Truncate(time.Second)}
 		again, other := mine, mine
 		again.PID, again.Run = 2, "upgrade-2"
 		other.Host, other.Run = "desk", "upgrade-3"
@@ -268,7 +270,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var held *engine.HeldError
+		var held *cluster.HeldError
 		if _, err := c.Hold(ctx, other, func(error) {}); !errors.As(err, &held) || held.By != mine {
 			t.Fatalf("another one: %v", err)
 		}
@@ -292,7 +294,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 	})
 
 	mustRun("a machine is expected until its node has its components", func(t *testing.T) {
-		x := engine.ExpectedNode{Name: "control-plane-0", Components: components.Name, ControlPlane: true, ProviderID: "sandbox://demo/control-plane-0", Deadline: time.Now().Add(time.Hour).Truncate(time.Second)}
+		x := cluster.ExpectedNode{Name: "control-plane-0", Components: components.Name, ControlPlane: true, ProviderID: "sandbox://demo/control-plane-0", Deadline: time.Now().Add(time.Hour).Truncate(time.Second)}
 		for range 2 {
 			if err := c.Expect(ctx, x); err != nil {
 				t.Fatal(err)
@@ -302,8 +304,8 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		if err != nil || len(l) != 1 || l[0].Name != x.Name || !l[0].ControlPlane || l[0].Components != x.Components || l[0].ProviderID != x.ProviderID || !l[0].Deadline.Equal(x.Deadline) {
 			t.Errorf("expected %+v, %v", l, err)
 		}
-		w.PutNode(engine.Node{Name: "worker-7", Role: "worker", State: engine.NodeReady, Components: components.Name})
-		if err := c.Expect(ctx, engine.ExpectedNode{Name: "worker-7", Components: components.Name}); err != nil {
+		w.PutNode(cluster.Node{Name: "worker-7", Role: "worker", State: plan.NodeReady, Components: components.Name})
+		if err := c.Expect(ctx, cluster.ExpectedNode{Name: "worker-7", Components: components.Name}); err != nil {
 			t.Fatal(err)
 		}
 		if l, err = c.Expected(ctx); err != nil || len(l) != 1 {
@@ -323,7 +325,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 				t.Errorf("watch ended with %v", err)
 			}
 		})
-		wait := func(what string, ok func([]*engine.Node) bool) {
+		wait := func(what string, ok func([]*cluster.Node) bool) {
 			t.Helper()
 			deadline := time.After(20 * time.Second)
 			for {
@@ -341,13 +343,13 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 				}
 			}
 		}
-		wait("no node", func(n []*engine.Node) bool { return len(n) == 0 })
-		w.PutNode(engine.Node{Name: "worker-1", Role: "worker", Group: "workers", State: engine.NodeNotReady, ProviderID: "sandbox://demo/worker-1", Kubernetes: "v1.35.4"})
-		wait("a node", func(n []*engine.Node) bool { return len(n) == 1 && n[0].State == engine.NodeNotReady })
-		w.PutNode(engine.Node{Name: "control-plane-0", Role: "control-plane", Group: "control-plane", State: engine.NodeReady, Image: "i", Components: components.Name, ProviderID: "sandbox://demo/control-plane-0", Kubernetes: "v1.35.4", IP: "10.42.0.2"})
-		w.PutNode(engine.Node{Name: "worker-1", Role: "worker", Group: "workers", State: engine.NodeReady, ProviderID: "sandbox://demo/worker-1", Kubernetes: "v1.35.4"})
-		wait("two that are ready", func(n []*engine.Node) bool {
-			return len(n) == 2 && n[0].State == engine.NodeReady && n[1].State == engine.NodeReady
+		wait("no node", func(n []*cluster.Node) bool { return len(n) == 0 })
+		w.PutNode(cluster.Node{Name: "worker-1", Role: "worker", Group: "workers", State: plan.NodeNotReady, ProviderID: "sandbox://demo/worker-1", Kubernetes: "v1.35.4"})
+		wait("a node", func(n []*cluster.Node) bool { return len(n) == 1 && n[0].State == plan.NodeNotReady })
+		w.PutNode(cluster.Node{Name: "control-plane-0", Role: "control-plane", Group: "control-plane", State: plan.NodeReady, Image: "i", Components: components.Name, ProviderID: "sandbox://demo/control-plane-0", Kubernetes: "v1.35.4", IP: "10.42.0.2"})
+		w.PutNode(cluster.Node{Name: "worker-1", Role: "worker", Group: "workers", State: plan.NodeReady, ProviderID: "sandbox://demo/worker-1", Kubernetes: "v1.35.4"})
+		wait("two that are ready", func(n []*cluster.Node) bool {
+			return len(n) == 2 && n[0].State == plan.NodeReady && n[1].State == plan.NodeReady
 		})
 		nodes, err := c.Nodes(ctx)
 		if n := nodes[0]; err != nil || n.Name != "control-plane-0" || n.Role != "control-plane" || n.Group != "control-plane" || n.Image != "i" || n.Components != components.Name ||
@@ -355,7 +357,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 			t.Errorf("control plane %+v, %v", n, err)
 		}
 		w.RemoveNode("worker-1")
-		wait("one gone", func(n []*engine.Node) bool { return len(n) == 1 })
+		wait("one gone", func(n []*cluster.Node) bool { return len(n) == 1 })
 	})
 
 	mustRun("a machine is revoked: record, token and note first, then the machine", func(t *testing.T) {
@@ -363,8 +365,8 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 			t.Fatalf("before: %v, %v", l, err)
 		}
 		const node = "worker-3"
-		w.PutNode(engine.Node{Name: node, Role: "worker", Group: "workers", State: engine.NodeReady, ProviderID: "sandbox://demo/worker-3"})
-		if err := c.Expect(ctx, engine.ExpectedNode{Name: node, Components: components.Name, ProviderID: "sandbox://demo/worker-3", Deadline: time.Now().Add(time.Hour)}); err != nil {
+		w.PutNode(cluster.Node{Name: node, Role: "worker", Group: "workers", State: plan.NodeReady, ProviderID: "sandbox://demo/worker-3"})
+		if err := c.Expect(ctx, cluster.ExpectedNode{Name: node, Components: components.Name, ProviderID: "sandbox://demo/worker-3", Deadline: time.Now().Add(time.Hour)}); err != nil {
 			t.Fatal(err)
 		}
 		w.GiveToken(node)
@@ -392,7 +394,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		if w.HasToken(node) || !w.HasToken("worker-4") {
 			t.Error("not exactly the token of the revoked machine is gone")
 		}
-		if l, err := c.Expected(ctx); err != nil || slices.ContainsFunc(l, func(x engine.ExpectedNode) bool { return x.Name == node }) {
+		if l, err := c.Expected(ctx); err != nil || slices.ContainsFunc(l, func(x cluster.ExpectedNode) bool { return x.Name == node }) {
 			t.Errorf("it is still expected: %+v, %v", l, err)
 		}
 		for _, token := range []string{"first", "second"} {
@@ -407,7 +409,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 			t.Error("pods stay on its Node")
 		}
 		ro, err := c.Rollout(ctx)
-		want := []engine.Move{
+		want := []cluster.Move{
 			{Name: "refill-worker-3", Group: "workers", Donor: node},
 			{Name: "revoke-worker-3", Node: node, Group: "workers", Leaves: true, Revoked: "by ops@laptop: captured"},
 		}
@@ -435,8 +437,8 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		}
 	})
 
-	chart := func(values map[string]any) engine.Chart {
-		return engine.Chart{Name: "probe", Namespace: "constellation-system", Version: "1.1.0", Values: values, Files: []assets.File{
+	chart := func(values map[string]any) cluster.Chart {
+		return cluster.Chart{Name: "probe", Namespace: "constellation-system", Version: "1.1.0", Values: values, Files: []assets.File{
 			{Name: "Chart.yaml", Data: []byte("apiVersion: v2\nname: probe\nversion: 1.1.0\n")},
 			{Name: "values.yaml", Data: []byte("text: default\nreplicas: 0\n")},
 			{Name: "templates/all.yaml", Data: []byte(probe)},
@@ -461,7 +463,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 	})
 
 	mustRun("other values and other content are upgrades", func(t *testing.T) {
-		for i, next := range []engine.Chart{chart(map[string]any{"text": "two"}), chart(map[string]any{"text": "two"})} {
+		for i, next := range []cluster.Chart{chart(map[string]any{"text": "two"}), chart(map[string]any{"text": "two"})} {
 			if i == 1 {
 				next.Files = slices.Clone(next.Files)
 				next.Files[1].Data = []byte("text: default\nreplicas: 0\nmore: true\n")
@@ -480,7 +482,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 	})
 
 	mustRun("a chart goes back to a revision that it had", func(t *testing.T) {
-		revision := func(ch engine.Chart) int {
+		revision := func(ch cluster.Chart) int {
 			t.Helper()
 			n, err := c.ChartRevision(ctx, ch)
 			if err != nil {
@@ -522,7 +524,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 	})
 
 	mustRun("what a chart would change is told without secrets", func(t *testing.T) {
-		compare := func(ch engine.Chart) engine.ChartChange {
+		compare := func(ch cluster.Chart) plan.ChartChange {
 			t.Helper()
 			got, err := c.CompareChart(ctx, ch)
 			if err != nil {
@@ -530,11 +532,11 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 			}
 			return got
 		}
-		want := engine.ChartChange{Chart: "probe", Namespace: "constellation-system", From: "1.1.0", To: "1.1.0"}
+		want := plan.ChartChange{Chart: "probe", Namespace: "constellation-system", From: "1.1.0", To: "1.1.0"}
 		if got := compare(good); !reflect.DeepEqual(got, want) || !got.Same() {
 			t.Errorf("as it is: %+v", got)
 		}
-		want.Values = []engine.ValueChange{{Path: "adminPassword", Hidden: true}, {Path: "text", From: `"two"`, To: `"three"`}}
+		want.Values = []plan.ValueChange{{Path: "adminPassword", Hidden: true}, {Path: "text", From: `"two"`, To: `"three"`}}
 		other := good
 		other.Values = map[string]any{"text": "three", "adminPassword": "S3CR3T"}
 		if got := compare(other); !reflect.DeepEqual(got, want) || got.Same() {
@@ -542,7 +544,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		}
 		fresh := good
 		fresh.Name, fresh.OwnName, fresh.Namespace = "fresh", "probe", "default"
-		if got := compare(fresh); !reflect.DeepEqual(got, engine.ChartChange{Chart: "fresh", Namespace: "default", To: "1.1.0"}) || got.Same() {
+		if got := compare(fresh); !reflect.DeepEqual(got, plan.ChartChange{Chart: "fresh", Namespace: "default", To: "1.1.0"}) || got.Same() {
 			t.Errorf("one that is new: %+v", got)
 		}
 	})
@@ -614,7 +616,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 	t.Run("a call whose context ended changes nothing", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(ctx)
 		cancel()
-		if err := c.PublishJoinConfig(ctx, engine.JoinConfig{ClusterID: "ff"}); !errors.Is(err, context.Canceled) {
+		if err := c.PublishJoinConfig(ctx, cluster.JoinConfig{ClusterID: "ff"}); !errors.Is(err, context.Canceled) {
 			t.Errorf("got %v", err)
 		}
 		if got, err := c.JoinConfig(t.Context()); err != nil || got.ClusterID != "00" {

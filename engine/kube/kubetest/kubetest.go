@@ -22,6 +22,8 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/engine/revocation"
 )
 
@@ -33,8 +35,8 @@ type Cluster struct {
 	calls      []string
 	hook       func(call string) error
 	version    string
-	components map[string]engine.Components
-	joinConfig *engine.JoinConfig
+	components map[string]cluster.Components
+	joinConfig *cluster.JoinConfig
 	// joinRevision counts its changes.
 	joinRevision int
 	signing      string // how long certificates of nodes live; empty: as Kubernetes has it
@@ -42,17 +44,17 @@ type Cluster struct {
 	charts       map[string][]revision
 	chartSet     map[string]int
 	otherPlans   string
-	neverReady   func(engine.Chart) bool
-	expected     map[string]engine.ExpectedNode
-	target       *engine.NodeTarget
-	plans        []engine.NodePlan // nil: not even the kind
-	rollout      engine.Rollout    // its target's own fields are not looked at
+	neverReady   func(cluster.Chart) bool
+	expected     map[string]cluster.ExpectedNode
+	target       *cluster.NodeTarget
+	plans        []cluster.NodePlan // nil: not even the kind
+	rollout      cluster.Rollout    // its target's own fields are not looked at
 	holder       *holding
-	nodes        map[string]engine.Node
+	nodes        map[string]cluster.Node
 	skipped      map[string]bool // groups
-	services     []engine.Service
+	services     []cluster.Service
 	watchers     map[chan struct{}]bool
-	lines        []engine.LogLine
+	lines        []cluster.LogLine
 	revoked      revocation.List
 	tokens       map[string]bool // nodes that have a bootstrap token
 	tainted      map[string]bool
@@ -60,7 +62,7 @@ type Cluster struct {
 
 // holding is who has the cluster.
 type holding struct {
-	by    engine.Holder
+	by    cluster.Holder
 	lost  func(error)
 	alive bool
 }
@@ -68,15 +70,15 @@ type holding struct {
 type revision struct {
 	chart  string // digest of files and values
 	number int
-	of     engine.Chart
+	of     cluster.Chart
 }
 
 // New returns an empty cluster.
 func New() *Cluster {
 	return &Cluster{
-		version: "v1.35.4", components: map[string]engine.Components{}, kinds: map[string][32]byte{}, charts: map[string][]revision{},
-		expected: map[string]engine.ExpectedNode{}, nodes: map[string]engine.Node{}, skipped: map[string]bool{}, watchers: map[chan struct{}]bool{},
-		neverReady: func(engine.Chart) bool { return false },
+		version: "v1.35.4", components: map[string]cluster.Components{}, kinds: map[string][32]byte{}, charts: map[string][]revision{},
+		expected: map[string]cluster.ExpectedNode{}, nodes: map[string]cluster.Node{}, skipped: map[string]bool{}, watchers: map[chan struct{}]bool{},
+		neverReady: func(cluster.Chart) bool { return false },
 	}
 }
 
@@ -89,7 +91,7 @@ func (c *Cluster) SetDown(down bool) {
 	defer c.mu.Unlock()
 	c.down = nil
 	if down {
-		c.down = fmt.Errorf("%w: connection refused", engine.ErrUnreachable)
+		c.down = fmt.Errorf("%w: connection refused", cluster.ErrUnreachable)
 		for w := range c.watchers {
 			close(w)
 			delete(c.watchers, w)
@@ -113,7 +115,7 @@ func (c *Cluster) Calls() []string {
 }
 
 // NeverReady says which charts do not become ready.
-func (c *Cluster) NeverReady(f func(engine.Chart) bool) {
+func (c *Cluster) NeverReady(f func(cluster.Chart) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.neverReady = f
@@ -127,7 +129,7 @@ func (c *Cluster) SetOtherPlans(name string) {
 }
 
 // PutNode adds or replaces a node.
-func (c *Cluster) PutNode(n engine.Node) {
+func (c *Cluster) PutNode(n cluster.Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.nodes[n.Name] = n
@@ -143,7 +145,7 @@ func (c *Cluster) RemoveNode(name string) {
 }
 
 // SetServices sets what Services returns.
-func (c *Cluster) SetServices(s ...engine.Service) {
+func (c *Cluster) SetServices(s ...cluster.Service) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.services = s
@@ -166,7 +168,7 @@ func (c *Cluster) Paused() bool {
 
 // SetRollout sets what the operator says; f gets what it said last. The target is the
 // cluster's own.
-func (c *Cluster) SetRollout(f func(*engine.Rollout)) {
+func (c *Cluster) SetRollout(f func(*cluster.Rollout)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	how := c.rollout.Target
@@ -176,28 +178,28 @@ func (c *Cluster) SetRollout(f func(*engine.Rollout)) {
 }
 
 // Holder returns who has the cluster; the zero value if nobody does.
-func (c *Cluster) Holder() engine.Holder {
+func (c *Cluster) Holder() cluster.Holder {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.holder == nil {
-		return engine.Holder{}
+		return cluster.Holder{}
 	}
 	return c.holder.by
 }
 
 // Seize makes somebody else the holder. One who lives is not taken over from.
-func (c *Cluster) Seize(by engine.Holder, alive bool) {
+func (c *Cluster) Seize(by cluster.Holder, alive bool) {
 	c.mu.Lock()
 	before := c.holder
 	c.holder = &holding{by: by, alive: alive}
 	c.mu.Unlock()
 	if before != nil && before.lost != nil {
-		before.lost(&engine.HeldError{By: by})
+		before.lost(&cluster.HeldError{By: by})
 	}
 }
 
 // Say adds a line to the log of the join service.
-func (c *Cluster) Say(l engine.LogLine) {
+func (c *Cluster) Say(l cluster.LogLine) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.lines = append(c.lines, l)
@@ -239,7 +241,7 @@ func (c *Cluster) enter(ctx context.Context, call string, change bool) error {
 	return nil
 }
 
-func absent(what string) error { return fmt.Errorf("read %s: %w", what, engine.ErrAbsent) }
+func absent(what string) error { return fmt.Errorf("read %s: %w", what, cluster.ErrAbsent) }
 
 // Version implements [engine.Cluster].
 func (c *Cluster) Version(ctx context.Context) (string, error) {
@@ -251,25 +253,25 @@ func (c *Cluster) Version(ctx context.Context) (string, error) {
 }
 
 // Components implements [engine.Cluster].
-func (c *Cluster) Components(ctx context.Context, name string) (engine.Components, error) {
+func (c *Cluster) Components(ctx context.Context, name string) (cluster.Components, error) {
 	if err := c.enter(ctx, "Components", false); err != nil {
-		return engine.Components{}, err
+		return cluster.Components{}, err
 	}
 	defer c.mu.Unlock()
 	have, ok := c.components[name]
 	if !ok {
-		return engine.Components{}, absent(name)
+		return cluster.Components{}, absent(name)
 	}
 	return have, nil
 }
 
 // PublishComponents implements [engine.Cluster].
-func (c *Cluster) PublishComponents(ctx context.Context, want engine.Components) error {
+func (c *Cluster) PublishComponents(ctx context.Context, want cluster.Components) error {
 	if err := c.enter(ctx, "PublishComponents", true); err != nil {
 		return err
 	}
 	defer c.mu.Unlock()
-	if want.Name != engine.ComponentsName(want.List) {
+	if want.Name != cluster.ComponentsName(want.List) {
 		return errors.New("the name does not belong to the list")
 	}
 	if have, ok := c.components[want.Name]; ok && (have.Kubernetes != want.Kubernetes || !slices.Equal(have.List, want.List)) {
@@ -286,13 +288,13 @@ func (c *Cluster) PublishComponents(ctx context.Context, want engine.Components)
 }
 
 // JoinConfig implements [engine.Cluster].
-func (c *Cluster) JoinConfig(ctx context.Context) (engine.JoinConfig, error) {
+func (c *Cluster) JoinConfig(ctx context.Context) (cluster.JoinConfig, error) {
 	if err := c.enter(ctx, "JoinConfig", false); err != nil {
-		return engine.JoinConfig{}, err
+		return cluster.JoinConfig{}, err
 	}
 	defer c.mu.Unlock()
 	if c.joinConfig == nil {
-		return engine.JoinConfig{}, absent("join-config")
+		return cluster.JoinConfig{}, absent("join-config")
 	}
 	out := *c.joinConfig
 	out.Generations = maps.Clone(out.Generations)
@@ -301,13 +303,13 @@ func (c *Cluster) JoinConfig(ctx context.Context) (engine.JoinConfig, error) {
 }
 
 // PublishJoinConfig implements [engine.Cluster].
-func (c *Cluster) PublishJoinConfig(ctx context.Context, j engine.JoinConfig) error {
+func (c *Cluster) PublishJoinConfig(ctx context.Context, j cluster.JoinConfig) error {
 	if err := c.enter(ctx, "PublishJoinConfig", true); err != nil {
 		return err
 	}
 	defer c.mu.Unlock()
 	if j.Revision != "" && (c.joinConfig == nil || j.Revision != strconv.Itoa(c.joinRevision)) {
-		return fmt.Errorf("join-config: %w", engine.ErrConflict)
+		return fmt.Errorf("join-config: %w", cluster.ErrConflict)
 	}
 	j.Generations = maps.Clone(j.Generations)
 	j.Revision = ""
@@ -358,7 +360,7 @@ func (c *Cluster) ApplyKinds(ctx context.Context, kinds []assets.File, report fu
 	return nil
 }
 
-func digest(ch engine.Chart) string {
+func digest(ch cluster.Chart) string {
 	ch.Recreate, ch.Destructive = false, ""
 	b, err := json.Marshal(ch)
 	if err != nil {
@@ -367,10 +369,10 @@ func digest(ch engine.Chart) string {
 	return fmt.Sprintf("%x", sha256.Sum256(b))
 }
 
-func key(ch engine.Chart) string { return ch.Namespace + "/" + ch.Name }
+func key(ch cluster.Chart) string { return ch.Namespace + "/" + ch.Name }
 
 // ChartCurrent implements [engine.Cluster].
-func (c *Cluster) ChartCurrent(ctx context.Context, ch engine.Chart) (bool, error) {
+func (c *Cluster) ChartCurrent(ctx context.Context, ch cluster.Chart) (bool, error) {
 	if err := c.enter(ctx, "ChartCurrent", false); err != nil {
 		return false, err
 	}
@@ -380,7 +382,7 @@ func (c *Cluster) ChartCurrent(ctx context.Context, ch engine.Chart) (bool, erro
 }
 
 // ApplyChart implements [engine.Cluster].
-func (c *Cluster) ApplyChart(ctx context.Context, ch engine.Chart, report func(string, int64, int64)) error {
+func (c *Cluster) ApplyChart(ctx context.Context, ch cluster.Chart, report func(string, int64, int64)) error {
 	if err := c.enter(ctx, "ApplyChart "+ch.Name, true); err != nil {
 		return err
 	}
@@ -402,8 +404,8 @@ func (c *Cluster) ApplyChart(ctx context.Context, ch engine.Chart, report func(s
 }
 
 // CompareChart implements [engine.Cluster]. What is destroyed is what the chart says.
-func (c *Cluster) CompareChart(ctx context.Context, ch engine.Chart) (engine.ChartChange, error) {
-	out := engine.ChartChange{Chart: ch.Name, Namespace: ch.Namespace, To: ch.Version}
+func (c *Cluster) CompareChart(ctx context.Context, ch cluster.Chart) (plan.ChartChange, error) {
+	out := plan.ChartChange{Chart: ch.Name, Namespace: ch.Namespace, To: ch.Version}
 	if err := c.enter(ctx, "CompareChart", false); err != nil {
 		return out, err
 	}
@@ -440,7 +442,7 @@ func (c *Cluster) SetChartSet(ctx context.Context, before map[string]int) error 
 }
 
 // ChartRevision implements [engine.Cluster].
-func (c *Cluster) ChartRevision(ctx context.Context, ch engine.Chart) (int, error) {
+func (c *Cluster) ChartRevision(ctx context.Context, ch cluster.Chart) (int, error) {
 	if err := c.enter(ctx, "ChartRevision", false); err != nil {
 		return 0, err
 	}
@@ -449,7 +451,7 @@ func (c *Cluster) ChartRevision(ctx context.Context, ch engine.Chart) (int, erro
 }
 
 // RevertChart implements [engine.Cluster].
-func (c *Cluster) RevertChart(ctx context.Context, ch engine.Chart, to int) error {
+func (c *Cluster) RevertChart(ctx context.Context, ch cluster.Chart, to int) error {
 	if err := c.enter(ctx, "RevertChart "+ch.Name, true); err != nil {
 		return err
 	}
@@ -478,7 +480,7 @@ func (c *Cluster) Values(namespace, name string) map[string]any {
 }
 
 // Revisions returns how often a chart was changed.
-func (c *Cluster) Revisions(ch engine.Chart) int {
+func (c *Cluster) Revisions(ch cluster.Chart) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.charts[key(ch)])
@@ -494,7 +496,7 @@ func (c *Cluster) OtherPlans(ctx context.Context) (string, error) {
 }
 
 // Expect implements [engine.Cluster].
-func (c *Cluster) Expect(ctx context.Context, n engine.ExpectedNode) error {
+func (c *Cluster) Expect(ctx context.Context, n cluster.ExpectedNode) error {
 	if err := c.enter(ctx, "Expect", true); err != nil {
 		return err
 	}
@@ -521,25 +523,25 @@ func (c *Cluster) Annotate(name string) {
 }
 
 // NodeTarget implements [engine.Cluster].
-func (c *Cluster) NodeTarget(ctx context.Context) (engine.NodeTarget, error) {
+func (c *Cluster) NodeTarget(ctx context.Context) (cluster.NodeTarget, error) {
 	if err := c.enter(ctx, "NodeTarget", false); err != nil {
-		return engine.NodeTarget{}, err
+		return cluster.NodeTarget{}, err
 	}
 	defer c.mu.Unlock()
 	if c.target == nil {
-		return engine.NodeTarget{}, absent("NodeVersion")
+		return cluster.NodeTarget{}, absent("NodeVersion")
 	}
 	return c.targetLocked(), nil
 }
 
-func (c *Cluster) targetLocked() engine.NodeTarget {
+func (c *Cluster) targetLocked() cluster.NodeTarget {
 	t := *c.target
 	t.Paused, t.Cancelled = c.rollout.Target.Paused, c.rollout.Target.Cancelled
 	return t
 }
 
 // SetNodeTarget implements [engine.Cluster].
-func (c *Cluster) SetNodeTarget(ctx context.Context, t engine.NodeTarget) error {
+func (c *Cluster) SetNodeTarget(ctx context.Context, t cluster.NodeTarget) error {
 	if err := c.enter(ctx, "SetNodeTarget", true); err != nil {
 		return err
 	}
@@ -555,7 +557,7 @@ func (c *Cluster) SetNodeTarget(ctx context.Context, t engine.NodeTarget) error 
 }
 
 // TryNodeTarget implements [engine.Cluster].
-func (c *Cluster) TryNodeTarget(ctx context.Context, _ engine.NodeTarget) error {
+func (c *Cluster) TryNodeTarget(ctx context.Context, _ cluster.NodeTarget) error {
 	if err := c.enter(ctx, "TryNodeTarget", false); err != nil {
 		return err
 	}
@@ -564,13 +566,13 @@ func (c *Cluster) TryNodeTarget(ctx context.Context, _ engine.NodeTarget) error 
 }
 
 // Rollout implements [engine.Cluster].
-func (c *Cluster) Rollout(ctx context.Context) (engine.Rollout, error) {
+func (c *Cluster) Rollout(ctx context.Context) (cluster.Rollout, error) {
 	if err := c.enter(ctx, "Rollout", false); err != nil {
-		return engine.Rollout{}, err
+		return cluster.Rollout{}, err
 	}
 	defer c.mu.Unlock()
 	if c.target == nil {
-		return engine.Rollout{}, absent("NodeVersion")
+		return cluster.Rollout{}, absent("NodeVersion")
 	}
 	out := c.rollout
 	out.Target, out.Moves = c.targetLocked(), slices.Clone(out.Moves)
@@ -578,7 +580,7 @@ func (c *Cluster) Rollout(ctx context.Context) (engine.Rollout, error) {
 }
 
 // Plans implements [engine.Cluster].
-func (c *Cluster) Plans(ctx context.Context) ([]engine.NodePlan, error) {
+func (c *Cluster) Plans(ctx context.Context) ([]cluster.NodePlan, error) {
 	if err := c.enter(ctx, "Plans", false); err != nil {
 		return nil, err
 	}
@@ -590,23 +592,23 @@ func (c *Cluster) Plans(ctx context.Context) ([]engine.NodePlan, error) {
 }
 
 // SetPlans sets the Plans that there are. Without a call the cluster does not have the kind.
-func (c *Cluster) SetPlans(plans ...engine.NodePlan) {
+func (c *Cluster) SetPlans(plans ...cluster.NodePlan) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.plans = append([]engine.NodePlan{}, plans...)
+	c.plans = append([]cluster.NodePlan{}, plans...)
 	c.changedLocked()
 }
 
 // Holding implements [engine.Cluster]. Groups are those that its nodes name.
-func (c *Cluster) Holding(ctx context.Context, name string) (engine.Holding, error) {
+func (c *Cluster) Holding(ctx context.Context, name string) (cluster.Holding, error) {
 	if err := c.enter(ctx, "Holding", false); err != nil {
-		return engine.Holding{}, err
+		return cluster.Holding{}, err
 	}
 	defer c.mu.Unlock()
 	grouped := false
 	for _, n := range c.nodes {
 		if n.Name == name {
-			h := engine.Holding{Name: name, Kind: engine.HoldingNode, Held: n.Skipped}
+			h := cluster.Holding{Name: name, Kind: cluster.HoldingNode, Held: n.Skipped}
 			if ro := c.rollout; c.target != nil {
 				ro.Target = c.targetLocked()
 				h.Failed = ro.FailedOn(name)
@@ -619,18 +621,18 @@ func (c *Cluster) Holding(ctx context.Context, name string) (engine.Holding, err
 		grouped = grouped || n.Group == name
 	}
 	if !grouped {
-		return engine.Holding{}, absent("group " + name)
+		return cluster.Holding{}, absent("group " + name)
 	}
-	return engine.Holding{Name: name, Kind: engine.HoldingGroup, Held: c.skipped[name]}, nil
+	return cluster.Holding{Name: name, Kind: cluster.HoldingGroup, Held: c.skipped[name]}, nil
 }
 
 // SetHolding implements [engine.Cluster].
-func (c *Cluster) SetHolding(ctx context.Context, h engine.Holding, held bool) error {
+func (c *Cluster) SetHolding(ctx context.Context, h cluster.Holding, held bool) error {
 	if err := c.enter(ctx, "SetHolding", true); err != nil {
 		return err
 	}
 	defer c.mu.Unlock()
-	if h.Kind == engine.HoldingGroup {
+	if h.Kind == cluster.HoldingGroup {
 		c.skipped[h.Name] = held
 		c.changedLocked()
 		return nil
@@ -646,7 +648,7 @@ func (c *Cluster) SetHolding(ctx context.Context, h engine.Holding, held bool) e
 }
 
 // ChangeRollout implements [engine.Cluster].
-func (c *Cluster) ChangeRollout(ctx context.Context, change engine.RolloutChange) error {
+func (c *Cluster) ChangeRollout(ctx context.Context, change cluster.RolloutChange) error {
 	if err := c.enter(ctx, "ChangeRollout", true); err != nil {
 		return err
 	}
@@ -670,17 +672,17 @@ func (c *Cluster) WatchRollout(ctx context.Context, changed func()) error {
 }
 
 // Hold implements [engine.Cluster]. Who has died is not waited for.
-func (c *Cluster) Hold(ctx context.Context, h engine.Holder, lost func(error)) (release func(), err error) {
+func (c *Cluster) Hold(ctx context.Context, h cluster.Holder, lost func(error)) (release func(), err error) {
 	if err := c.enter(ctx, "Hold", false); err != nil {
 		return nil, err
 	}
 	defer c.mu.Unlock()
 	if x := c.holder; x != nil {
 		if x.alive && !x.by.Same(h) {
-			return nil, &engine.HeldError{By: x.by}
+			return nil, &cluster.HeldError{By: x.by}
 		}
 		if x.lost != nil {
-			go x.lost(&engine.HeldError{By: h})
+			go x.lost(&cluster.HeldError{By: h})
 		}
 	}
 	mine := &holding{by: h, lost: lost, alive: true}
@@ -761,7 +763,7 @@ func (c *Cluster) RemoveMachine(ctx context.Context, node string, e revocation.E
 	if e.Reason != "" {
 		by += ": " + e.Reason
 	}
-	c.moveLocked(engine.Move{Name: revocation.RemovalPrefix + node, Node: node, Group: groupName(e.Group), Leaves: true, Revoked: by})
+	c.moveLocked(cluster.Move{Name: revocation.RemovalPrefix + node, Node: node, Group: groupName(e.Group), Leaves: true, Revoked: by})
 	return nil
 }
 
@@ -771,19 +773,19 @@ func (c *Cluster) RefillMachine(ctx context.Context, node string, e revocation.E
 		return err
 	}
 	defer c.mu.Unlock()
-	c.moveLocked(engine.Move{Name: revocation.RefillPrefix + node, Group: groupName(e.Group), Donor: node})
+	c.moveLocked(cluster.Move{Name: revocation.RefillPrefix + node, Group: groupName(e.Group), Donor: node})
 	return nil
 }
 
 func groupName(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }
 
 // moveLocked adds a move unless there is one of its name.
-func (c *Cluster) moveLocked(m engine.Move) {
-	if slices.ContainsFunc(c.rollout.Moves, func(o engine.Move) bool { return o.Name == m.Name }) {
+func (c *Cluster) moveLocked(m cluster.Move) {
+	if slices.ContainsFunc(c.rollout.Moves, func(o cluster.Move) bool { return o.Name == m.Name }) {
 		return
 	}
 	c.rollout.Moves = append(slices.Clone(c.rollout.Moves), m)
-	slices.SortFunc(c.rollout.Moves, func(a, b engine.Move) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(c.rollout.Moves, func(a, b cluster.Move) int { return cmp.Compare(a.Name, b.Name) })
 	c.changedLocked()
 }
 
@@ -815,31 +817,31 @@ func (c *Cluster) Tainted(node string) bool {
 func (c *Cluster) EndMove(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.rollout.Moves = slices.DeleteFunc(slices.Clone(c.rollout.Moves), func(m engine.Move) bool { return m.Name == name })
+	c.rollout.Moves = slices.DeleteFunc(slices.Clone(c.rollout.Moves), func(m cluster.Move) bool { return m.Name == name })
 	c.changedLocked()
 }
 
 // Nodes implements [engine.Cluster].
-func (c *Cluster) Nodes(ctx context.Context) ([]*engine.Node, error) {
+func (c *Cluster) Nodes(ctx context.Context) ([]*cluster.Node, error) {
 	if err := c.enter(ctx, "Nodes", false); err != nil {
 		return nil, err
 	}
 	defer c.mu.Unlock()
-	out := make([]*engine.Node, 0, len(c.nodes))
+	out := make([]*cluster.Node, 0, len(c.nodes))
 	for _, n := range c.nodes {
 		out = append(out, &n)
 	}
-	slices.SortFunc(out, func(a, b *engine.Node) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b *cluster.Node) int { return cmp.Compare(a.Name, b.Name) })
 	return out, nil
 }
 
 // Expected implements [engine.Cluster].
-func (c *Cluster) Expected(ctx context.Context) ([]engine.ExpectedNode, error) {
+func (c *Cluster) Expected(ctx context.Context) ([]cluster.ExpectedNode, error) {
 	if err := c.enter(ctx, "Expected", false); err != nil {
 		return nil, err
 	}
 	defer c.mu.Unlock()
-	return slices.SortedFunc(maps.Values(c.expected), func(a, b engine.ExpectedNode) int { return cmp.Compare(a.Name, b.Name) }), nil
+	return slices.SortedFunc(maps.Values(c.expected), func(a, b cluster.ExpectedNode) int { return cmp.Compare(a.Name, b.Name) }), nil
 }
 
 func (c *Cluster) watch() chan struct{} {
@@ -873,7 +875,7 @@ func (c *Cluster) watchAs(ctx context.Context, call string, changed func()) erro
 			return ctx.Err()
 		case _, ok := <-w:
 			if !ok {
-				return engine.ErrUnreachable
+				return cluster.ErrUnreachable
 			}
 			changed()
 		}
@@ -881,7 +883,7 @@ func (c *Cluster) watchAs(ctx context.Context, call string, changed func()) erro
 }
 
 // Follow implements [engine.Cluster].
-func (c *Cluster) Follow(ctx context.Context, _ string, since time.Time, line func(engine.LogLine)) error {
+func (c *Cluster) Follow(ctx context.Context, _ string, since time.Time, line func(cluster.LogLine)) error {
 	if err := c.enter(ctx, "Follow", false); err != nil {
 		return err
 	}
@@ -904,14 +906,14 @@ func (c *Cluster) Follow(ctx context.Context, _ string, since time.Time, line fu
 			return ctx.Err()
 		case _, ok := <-w:
 			if !ok {
-				return engine.ErrUnreachable
+				return cluster.ErrUnreachable
 			}
 		}
 	}
 }
 
 // Services implements [engine.Cluster].
-func (c *Cluster) Services(ctx context.Context) ([]engine.Service, error) {
+func (c *Cluster) Services(ctx context.Context) ([]cluster.Service, error) {
 	if err := c.enter(ctx, "Services", false); err != nil {
 		return nil, err
 	}

@@ -4,19 +4,19 @@ import (
 	"errors"
 	"testing"
 
-	"constellation/engine"
+	"constellation/engine/cluster"
 )
 
 func TestTwinKeepsTheContract(t *testing.T) {
 	c := New()
-	c.NeverReady(func(ch engine.Chart) bool { return ch.Values["replicas"] == 1 })
+	c.NeverReady(func(ch cluster.Chart) bool { return ch.Values["replicas"] == 1 })
 	Contract(t, c, c)
 }
 
 func TestTwinThatIsDownAnswersNothing(t *testing.T) {
 	c := New()
 	c.SetDown(true)
-	if _, err := c.Version(t.Context()); !errors.Is(err, engine.ErrUnreachable) {
+	if _, err := c.Version(t.Context()); !errors.Is(err, cluster.ErrUnreachable) {
 		t.Errorf("got %v", err)
 	}
 	c.SetDown(false)

@@ -11,7 +11,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 const (
@@ -20,7 +20,7 @@ const (
 	psaLabel  = "pod-security.kubernetes.io/enforce"
 )
 
-var accessChecks = []check{
+var accessChecks = []checkItem{
 	{
 		id: "permissions", title: "the kubeconfig's user has the permissions that the hop needs", area: "access", ref: rbacGuide,
 		run: permissions,
@@ -60,7 +60,7 @@ var needed = []authorizationv1.ResourceAttributes{
 const accessLimit = 10 * time.Second
 
 // permissions reviews the user's access to everything in needed.
-func permissions(_ *world, p *probe) []engine.Finding {
+func permissions(_ *world, p *probe) []plan.Finding {
 	if ok, err := allowed(p, authorizationv1.ResourceAttributes{Verb: "*", Group: "*", Resource: "*"}); err == nil && ok {
 		return nil
 	}
@@ -76,17 +76,17 @@ func permissions(_ *world, p *probe) []engine.Finding {
 		})
 	}
 	asking.Wait()
-	var out []engine.Finding
+	var out []plan.Finding
 	denied = slices.DeleteFunc(denied, func(s string) bool { return s == "" })
 	if len(denied) > 0 {
-		out = append(out, engine.Finding{
-			Severity: engine.Block, Title: fmt.Sprintf("the kubeconfig's user lacks %s that the hop needs", count(len(denied), "thing")),
+		out = append(out, plan.Finding{
+			Severity: plan.Block, Title: fmt.Sprintf("the kubeconfig's user lacks %s that the hop needs", count(len(denied), "thing")),
 			Detail: "not allowed: " + enumerate(denied, len(denied)), Remedy: "use an administrator's kubeconfig, or grant these verbs; list its permissions with `kubectl auth can-i --list`",
 		})
 	}
 	if i := slices.IndexFunc(failed, func(err error) bool { return err != nil }); i >= 0 {
-		out = append(out, engine.Finding{
-			Severity: engine.NotChecked, Title: "not checked whether the kubeconfig's user has the permissions that the hop needs", Detail: reason(p.ctx, failed[i]),
+		out = append(out, plan.Finding{
+			Severity: plan.NotChecked, Title: "not checked whether the kubeconfig's user has the permissions that the hop needs", Detail: reason(p.ctx, failed[i]),
 		})
 	}
 	return out
@@ -122,14 +122,14 @@ func permission(a authorizationv1.ResourceAttributes) string {
 
 // podSecurity checks the pod security level of the services' namespace. The join service
 // and the operator's agent use the host network.
-func podSecurity(w *world, _ *probe) []engine.Finding {
+func podSecurity(w *world, _ *probe) []plan.Finding {
 	m, ok := w.namespaces[ownNamespace]
 	level := m.Labels[psaLabel]
 	if !ok || level == "" || level == "privileged" {
 		return nil
 	}
-	return []engine.Finding{{
-		Severity: engine.Block, Title: fmt.Sprintf("the namespace %s enforces the pod security level %s", ownNamespace, printable(level)),
+	return []plan.Finding{{
+		Severity: plan.Block, Title: fmt.Sprintf("the namespace %s enforces the pod security level %s", ownNamespace, printable(level)),
 		Detail: "the services use the host network, which requires the level privileged", Owner: keeperOf(&m), Objects: []string{object("Namespace", "", ownNamespace)},
 		Remedy: "restore the level", Command: "kubectl label namespace " + ownNamespace + " " + psaLabel + "=privileged --overwrite",
 	}}

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 // actorKinds are the kinds of other controllers that change nodes or workloads. They are
@@ -91,7 +91,7 @@ const (
 	autoscalerPage = "https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/"
 )
 
-var actorChecks = []check{
+var actorChecks = []checkItem{
 	{
 		id: "node-actors", area: "actors", ref: "https://kubernetes.io/docs/concepts/cluster-administration/node-autoscaling/", run: nodeActors,
 		title: "no other controller replaces or reboots nodes",
@@ -128,14 +128,14 @@ const autoscalerName = "constellation-cluster-autoscaler"
 
 // failedPlan reports a Plan that failed on a node, by the condition that both controllers
 // of Plans set.
-func failedPlan(a *actor) (engine.Finding, bool) {
+func failedPlan(a *actor) (plan.Finding, bool) {
 	for _, c := range a.Status.Conditions {
 		if c.Type == "Complete" && c.Status == "False" && c.Reason == "JobFailed" {
 			detail := ""
 			if len(a.Status.Constellation.Nodes) > 1 { // the title names a single one
 				detail = a.Status.Constellation.tell()
 			}
-			return engine.Finding{
+			return plan.Finding{
 				Title: fmt.Sprintf("Plan %s has failed: %s", printable(a.Namespace+"/"+a.Name), printable(c.Message)), Detail: detail,
 				Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("plan", a.Namespace, a.Name)},
 				Remedy:  "read the logs of its jobs and look for a node that it left cordoned; then correct or delete the Plan",
@@ -143,12 +143,12 @@ func failedPlan(a *actor) (engine.Finding, bool) {
 			}, true
 		}
 	}
-	return engine.Finding{}, false
+	return plan.Finding{}, false
 }
 
 // nodeActors reports other controllers that drain, reboot or remove nodes.
-func nodeActors(w *world, _ *probe) []engine.Finding {
-	var found []engine.Finding
+func nodeActors(w *world, _ *probe) []plan.Finding {
+	var found []plan.Finding
 	for i := range w.actors[plans] {
 		a := &w.actors[plans][i]
 		// A failed node stays in the list of nodes that the Plan is applied to.
@@ -159,7 +159,7 @@ func nodeActors(w *world, _ *probe) []engine.Finding {
 		if len(a.Status.Applying) == 0 {
 			continue
 		}
-		found = append(found, engine.Finding{
+		found = append(found, plan.Finding{
 			Title:  fmt.Sprintf("Plan %s is being applied to %s", printable(a.Namespace+"/"+a.Name), enumerate(a.Status.Applying, 3)),
 			Detail: a.Status.Constellation.tell(),
 			Owner:  keeperOf(&a.ObjectMeta), Objects: []string{object("plan", a.Namespace, a.Name)},
@@ -177,7 +177,7 @@ func nodeActors(w *world, _ *probe) []engine.Finding {
 		if d.Name == autoscalerName || replicas(d.Spec.Replicas) == 0 || !runs(d, "cluster-autoscaler") {
 			continue
 		}
-		found = append(found, engine.Finding{
+		found = append(found, plan.Finding{
 			Title: "a cluster-autoscaler that we do not manage can remove nodes during the rollout: " + printable(d.Namespace+"/"+d.Name),
 			Owner: keeperOf(&d.ObjectMeta), Objects: []string{object("deployment", d.Namespace, d.Name)},
 			Remedy:  "scale it to zero during the rollout, and restore it afterwards",
@@ -186,7 +186,7 @@ func nodeActors(w *world, _ *probe) []engine.Finding {
 	}
 	for i := range w.actors[nodePools] {
 		a := &w.actors[nodePools][i]
-		found = append(found, engine.Finding{
+		found = append(found, plan.Finding{
 			Title: "Karpenter can remove nodes of NodePool " + printable(a.Name) + " during the rollout",
 			Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("nodepool", "", a.Name)},
 			Remedy:  "set its disruption budget to 0 nodes, and restore it afterwards",
@@ -199,7 +199,7 @@ func nodeActors(w *world, _ *probe) []engine.Finding {
 		if updated == nil || *updated >= a.Status.Replicas {
 			continue
 		}
-		found = append(found, engine.Finding{
+		found = append(found, plan.Finding{
 			Title: fmt.Sprintf("Cluster API is replacing machines of MachineDeployment %s: %d of %d are new", printable(a.Namespace+"/"+a.Name), *updated, a.Status.Replicas),
 			Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("machinedeployment", a.Namespace, a.Name)},
 			Remedy:  "wait until it completes, or pause it",
@@ -210,10 +210,10 @@ func nodeActors(w *world, _ *probe) []engine.Finding {
 }
 
 // kured reports the holder of kured's lock: that node is about to reboot, or has rebooted.
-func kured(d *appsv1.DaemonSet) (engine.Finding, bool) {
+func kured(d *appsv1.DaemonSet) (plan.Finding, bool) {
 	value, ok := d.Annotations[kuredLock]
 	if !ok {
-		return engine.Finding{}, false
+		return plan.Finding{}, false
 	}
 	var lock struct {
 		Node string `json:"nodeID"`
@@ -237,7 +237,7 @@ func kured(d *appsv1.DaemonSet) (engine.Finding, bool) {
 	if len(nodes) > 0 {
 		who = enumerate(nodes, 3)
 	}
-	f := engine.Finding{
+	f := plan.Finding{
 		Title: fmt.Sprintf("%s holds kured's lock: a node may be rebooting", who), Detail: detail,
 		Owner: keeperOf(&d.ObjectMeta), Objects: []string{object("daemonset", d.Namespace, d.Name)},
 		Remedy:  "wait until the lock is released; the command breaks it",
@@ -258,14 +258,14 @@ func runs(d *appsv1.Deployment, image string) bool {
 }
 
 // syncs reports the objects that Argo CD and Flux are syncing.
-func syncs(w *world, _ *probe) []engine.Finding {
-	var found []engine.Finding
+func syncs(w *world, _ *probe) []plan.Finding {
+	var found []plan.Finding
 	for i := range w.actors[applications] {
 		a := &w.actors[applications][i]
 		if a.Status.OperationState.Phase != "Running" {
 			continue
 		}
-		found = append(found, engine.Finding{
+		found = append(found, plan.Finding{
 			Title: "Argo CD is syncing application " + printable(a.Namespace+"/"+a.Name),
 			Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("application", a.Namespace, a.Name)}, Remedy: "wait until it completes",
 			Command: command("kubectl -n %s wait --for=jsonpath='{.status.operationState.phase}'=Succeeded applications.argoproj.io/%s --timeout=10m", a.Namespace, a.Name),
@@ -280,7 +280,7 @@ func syncs(w *world, _ *probe) []engine.Finding {
 			if a.Spec.Suspend || !progressing {
 				continue
 			}
-			found = append(found, engine.Finding{
+			found = append(found, plan.Finding{
 				Title: fmt.Sprintf("Flux is reconciling %s %s", strings.TrimSuffix(k.Resource, "s"), printable(a.Namespace+"/"+a.Name)),
 				Owner: keeperOf(&a.ObjectMeta), Objects: []string{object(strings.TrimSuffix(k.Resource, "s"), a.Namespace, a.Name)}, Remedy: "wait until it completes",
 				Command: command("kubectl -n %s wait --for=condition=Ready %s/%s --timeout=10m", a.Namespace, k.String(), a.Name),
@@ -292,13 +292,13 @@ func syncs(w *world, _ *probe) []engine.Finding {
 
 // rollouts reports workloads whose rollout is incomplete. The rules are those of
 // `kubectl rollout status`.
-func rollouts(w *world, _ *probe) []engine.Finding {
-	var found []engine.Finding
+func rollouts(w *world, _ *probe) []plan.Finding {
+	var found []plan.Finding
 	add := func(kind string, m *metav1.ObjectMeta, why string) {
 		if why == "" {
 			return
 		}
-		found = append(found, engine.Finding{
+		found = append(found, plan.Finding{
 			Title: fmt.Sprintf("%s %s is in the middle of a rollout: %s", kind, printable(m.Namespace+"/"+m.Name), why),
 			Owner: keeperOf(m), Objects: []string{object(kind, m.Namespace, m.Name)}, Remedy: "wait until it completes, or repair it",
 			Command: command("kubectl -n %s rollout status %s/%s --timeout=10m", m.Namespace, strings.ToLower(kind), m.Name),
@@ -385,7 +385,7 @@ func daemonSetRollout(d *appsv1.DaemonSet) string {
 const longTime = 10 * time.Minute
 
 // longJobs reports jobs that lose their progress.
-func longJobs(w *world, _ *probe) []engine.Finding {
+func longJobs(w *world, _ *probe) []plan.Finding {
 	running := map[types.UID]*batchv1.Job{}
 	for i := range w.jobs {
 		j := &w.jobs[i]
@@ -399,10 +399,10 @@ func longJobs(w *world, _ *probe) []engine.Finding {
 			moving = append(moving, p)
 		}
 	}
-	var found []engine.Finding
+	var found []plan.Finding
 	for _, t := range w.teams(moving) {
 		j := running[t.uid]
-		found = append(found, engine.Finding{
+		found = append(found, plan.Finding{
 			Title:  fmt.Sprintf("job %s has been running for %s, and its pods will restart on other nodes", printable(t.namespace+"/"+t.name), plainDuration(w.now.Sub(j.Status.StartTime.Time))),
 			Detail: placesOf(t.pods), Owner: keeperOf(&j.ObjectMeta), Objects: t.objects(t.pods),
 			Remedy:  "wait until it completes, unless it resumes from a checkpoint",
@@ -414,15 +414,15 @@ func longJobs(w *world, _ *probe) []engine.Finding {
 
 // autoscalerLimits reports workloads whose autoscaler is at its maximum: they cannot
 // compensate for an evicted pod.
-func autoscalerLimits(w *world, _ *probe) []engine.Finding {
-	var found []engine.Finding
+func autoscalerLimits(w *world, _ *probe) []plan.Finding {
+	var found []plan.Finding
 	for i := range w.autoscalers {
 		a := &w.autoscalers[i]
 		s := &a.Status
 		if a.Spec.MaxReplicas == replicas(a.Spec.MinReplicas) || s.DesiredReplicas < a.Spec.MaxReplicas || s.CurrentReplicas < a.Spec.MaxReplicas {
 			continue
 		}
-		found = append(found, engine.Finding{
+		found = append(found, plan.Finding{
 			Title: fmt.Sprintf("%s %s is at the limit of its autoscaler: %s", printable(a.Spec.ScaleTargetRef.Kind), printable(a.Namespace+"/"+a.Spec.ScaleTargetRef.Name), count(int(a.Spec.MaxReplicas), "pod")),
 			Owner: keeperOf(&a.ObjectMeta),
 			Objects: []string{

@@ -8,12 +8,12 @@ import (
 
 	"helm.sh/helm/v3/pkg/chartutil"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 const helmConstraint = "https://helm.sh/docs/topics/charts/#the-kubeversion-field"
 
-var addonChecks = []check{
+var addonChecks = []checkItem{
 	{
 		id: "helm-charts", title: "every Helm release allows the Kubernetes version of the hop", area: "versions", ref: helmConstraint,
 		needs: []source{sourceCharts}, run: chartsAllow,
@@ -26,13 +26,13 @@ var addonChecks = []check{
 
 // chartsAllow compares the kubeVersion of charts with the target, as Helm does when
 // the release is upgraded next.
-func chartsAllow(w *world, _ *probe) (out []engine.Finding) {
+func chartsAllow(w *world, _ *probe) (out []plan.Finding) {
 	to := w.request.To.String()
 	for _, h := range w.charts {
 		if w.request.From.Equal(w.request.To) || h.kubeVersion == "" || chartutil.IsCompatibleRange(h.kubeVersion, to) {
 			continue
 		}
-		f := engine.Finding{
+		f := plan.Finding{
 			Title:   fmt.Sprintf("the chart %s %s of Helm release %s/%s does not allow Kubernetes %s", printable(h.chart), printable(h.version), printable(h.namespace), printable(h.name), to),
 			Detail:  "its kubeVersion is " + printable(h.kubeVersion),
 			Remedy:  "upgrade the release to a chart version that allows it before the hop",
@@ -54,8 +54,8 @@ func chartsAllow(w *world, _ *probe) (out []engine.Finding) {
 		if n > 1 {
 			title = fmt.Sprintf("not checked whether %d Helm releases allow Kubernetes %s: they cannot be read", n, to)
 		}
-		out = append(out, engine.Finding{
-			Severity: engine.NotChecked, Title: title,
+		out = append(out, plan.Finding{
+			Severity: plan.NotChecked, Title: title,
 			Detail: "Helm's release secret cannot be decoded: " + enumerate(w.unreadableCharts, 10),
 			Remedy: "repair or remove the releases; `helm upgrade` and `helm rollback` cannot read them either", Objects: first(objects),
 		})
@@ -68,7 +68,7 @@ var drivers = []string{"csi", "cni", "cilium", "calico", "flannel", "weave", "an
 
 // addons lists the images of drivers. Only their vendors publish which Kubernetes versions
 // they support.
-func addons(w *world, _ *probe) []engine.Finding {
+func addons(w *world, _ *probe) []plan.Finding {
 	var images []string
 	add := func(namespace, name, image string) {
 		repository, _, _ := strings.Cut(image, "@")
@@ -90,12 +90,12 @@ func addons(w *world, _ *probe) []engine.Finding {
 		}
 	}
 	if len(images) == 0 {
-		return []engine.Finding{{Severity: engine.Info, Title: "no third-party network or storage driver is deployed"}}
+		return []plan.Finding{{Severity: plan.Info, Title: "no third-party network or storage driver is deployed"}}
 	}
 	slices.Sort(images)
 	images = slices.Compact(images)
-	return []engine.Finding{{
-		Severity: engine.Info, Title: count(len(images), "image") + " of network and storage drivers",
+	return []plan.Finding{{
+		Severity: plan.Info, Title: count(len(images), "image") + " of network and storage drivers",
 		Detail: enumerate(images, 40), Remedy: "check in their documentation that they support Kubernetes " + cmp.Or(w.request.To.String(), "of the hop"),
 	}}
 }

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/engine/version"
 )
 
@@ -27,7 +27,7 @@ const (
 	apiServiceGuide  = "https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/"
 )
 
-var apiChecks = []check{
+var apiChecks = []checkItem{
 	{
 		id: "removed-apis-used", title: "no client uses an API that the hop or the minor after it removes", area: "apis", ref: deprecationGuide,
 		needs: []source{sourceServers, sourceMetrics}, run: removedInUse,
@@ -177,7 +177,7 @@ func (w *world) goneIn(a removedAPI) string {
 }
 
 // removedInUse joins the APIs that clients requested with their writers.
-func removedInUse(w *world, _ *probe) (out []engine.Finding) {
+func removedInUse(w *world, _ *probe) (out []plan.Finding) {
 	for _, a := range w.removals() {
 		var since time.Time // the latest start of all servers
 		verbs := map[string]float64{}
@@ -201,14 +201,14 @@ func removedInUse(w *world, _ *probe) (out []engine.Finding) {
 			continue
 		}
 		gone := w.goneIn(a)
-		f := engine.Finding{Severity: engine.Warn, Title: "clients read " + a.title() + ", " + gone}
+		f := plan.Finding{Severity: plan.Warn, Title: "clients read " + a.title() + ", " + gone}
 		var counts []string
 		for _, verb := range slices.Sorted(maps.Keys(verbs)) {
 			counts = append(counts, fmt.Sprintf("%s %.0f", printable(verb), verbs[verb]))
 			if !slices.Contains([]string{"get", "list", "watch"}, verb) {
 				f.Title = "clients write " + a.title() + ", " + gone
 				if a.minor <= w.request.To.Minor() {
-					f.Severity = engine.Block
+					f.Severity = plan.Block
 				}
 			}
 		}
@@ -231,7 +231,7 @@ func removedInUse(w *world, _ *probe) (out []engine.Finding) {
 
 // removedAtRest finds objects that were written through a removed API. They stay readable,
 // but their writer will fail at its next write.
-func removedAtRest(w *world, _ *probe) (out []engine.Finding) {
+func removedAtRest(w *world, _ *probe) (out []plan.Finding) {
 	used := map[schema.GroupVersionResource]bool{}
 	for i := range w.servers {
 		if m := w.servers[i].metrics; m != nil {
@@ -245,7 +245,7 @@ func removedAtRest(w *world, _ *probe) (out []engine.Finding) {
 		if len(by) == 0 || used[a.resource] && len(w.unread[sourceMetrics]) == 0 {
 			continue // or reported together with its current clients
 		}
-		out = append(out, engine.Finding{
+		out = append(out, plan.Finding{
 			Title:   "objects were written through " + a.title() + ", " + w.goneIn(a),
 			Detail:  wroteLast(by),
 			Owner:   asked(by[0].manager),
@@ -288,12 +288,12 @@ func writtenObjects(a removedAPI, by []writer) (out []string) {
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 UTC") }
 
 // kindsHealthy checks the conditions of CustomResourceDefinitions.
-func kindsHealthy(w *world, _ *probe) (out []engine.Finding) {
+func kindsHealthy(w *world, _ *probe) (out []plan.Finding) {
 	for i := range w.kinds {
 		k := &w.kinds[i]
 		name := printable(k.Name)
-		add := func(s engine.Severity, title, detail, remedy string) {
-			out = append(out, engine.Finding{
+		add := func(s plan.Severity, title, detail, remedy string) {
+			out = append(out, plan.Finding{
 				Severity: s, Title: title, Detail: printable(detail), Remedy: remedy,
 				Owner: keeperOf(&k.ObjectMeta), Objects: []string{object("CustomResourceDefinition", "", k.Name)},
 			})
@@ -302,24 +302,24 @@ func kindsHealthy(w *world, _ *probe) (out []engine.Finding) {
 			isTrue := c.Status == apiextensionsv1.ConditionTrue
 			switch {
 			case c.Type == apiextensionsv1.NonStructuralSchema && isTrue:
-				add(engine.Block, "the schema of "+name+" is not structural", c.Message, "install a version of its operator with apiextensions.k8s.io/v1 schemas")
+				add(plan.Block, "the schema of "+name+" is not structural", c.Message, "install a version of its operator with apiextensions.k8s.io/v1 schemas")
 			case c.Type == apiextensionsv1.Terminating && isTrue:
-				add(engine.Block, name+" is being deleted", c.Message, "wait until its objects are deleted; an object with a finalizer needs its controller"+lookAt("kubectl get %s -A", k.Name))
+				add(plan.Block, name+" is being deleted", c.Message, "wait until its objects are deleted; an object with a finalizer needs its controller"+lookAt("kubectl get %s -A", k.Name))
 			case c.Type == apiextensionsv1.NamesAccepted && c.Status == apiextensionsv1.ConditionFalse:
-				add(engine.Block, "the names of "+name+" are taken", c.Message, "delete one of the two definitions")
+				add(plan.Block, "the names of "+name+" are taken", c.Message, "delete one of the two definitions")
 			case c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionFalse:
-				add(engine.Warn, name+" is not served", c.Message, "see why its names or its schema are not accepted, or delete it")
+				add(plan.Warn, name+" is not served", c.Message, "see why its names or its schema are not accepted, or delete it")
 			}
 		}
 		for _, stored := range k.Status.StoredVersions {
 			j := slices.IndexFunc(k.Spec.Versions, func(v kindVersion) bool { return v.Name == stored })
 			switch {
 			case j < 0:
-				add(engine.Block, fmt.Sprintf("%s may store objects as %s, which it does not have", name, printable(stored)),
+				add(plan.Block, fmt.Sprintf("%s may store objects as %s, which it does not have", name, printable(stored)),
 					"status.storedVersions names it, spec.versions does not: its objects cannot be read",
 					"bring the version back into the definition, rewrite every object, then take it out of status.storedVersions")
 			case !k.Spec.Versions[j].Served && !k.Spec.Versions[j].Storage:
-				add(engine.Warn, fmt.Sprintf("%s may store objects as %s, which it does not serve", name, printable(stored)),
+				add(plan.Warn, fmt.Sprintf("%s may store objects as %s, which it does not serve", name, printable(stored)),
 					"they can be read only as long as the definition keeps that version",
 					"rewrite every object in the version that is stored now, then take this one out of status.storedVersions")
 			}
@@ -327,7 +327,7 @@ func kindsHealthy(w *world, _ *probe) (out []engine.Finding) {
 		if c := k.Spec.Convert; c != nil && c.Webhook != nil && c.Webhook.ClientConfig != nil && c.Webhook.ClientConfig.Service != nil {
 			s := c.Webhook.ClientConfig.Service
 			if why := w.notServed(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}); why != "" {
-				add(engine.Block, "nobody converts "+name, fmt.Sprintf("its conversion webhook is service %s/%s: %s", s.Namespace, s.Name, why),
+				add(plan.Block, "nobody converts "+name, fmt.Sprintf("its conversion webhook is service %s/%s: %s", s.Namespace, s.Name, why),
 					"start what serves the webhook: without it the objects can be neither read nor written"+lookAt("kubectl -n %s get endpointslices,pods", s.Namespace))
 			}
 		}
@@ -360,7 +360,7 @@ func (w *world) notServed(service types.NamespacedName) string {
 
 // apiServicesAvailable finds registered APIs that do not answer. Discovery, garbage
 // collection and the deletion of namespaces stall on a single one.
-func apiServicesAvailable(w *world, _ *probe) (out []engine.Finding) {
+func apiServicesAvailable(w *world, _ *probe) (out []plan.Finding) {
 	for i := range w.apiServices {
 		s := &w.apiServices[i]
 		if s.Spec.Service == nil {
@@ -370,8 +370,8 @@ func apiServicesAvailable(w *world, _ *probe) (out []engine.Finding) {
 		if j >= 0 && s.Status.Conditions[j].Status == metav1.ConditionTrue {
 			continue
 		}
-		f := engine.Finding{
-			Severity: engine.Block, Title: fmt.Sprintf("the API %s is registered and not available", printable(s.Name)),
+		f := plan.Finding{
+			Severity: plan.Block, Title: fmt.Sprintf("the API %s is registered and not available", printable(s.Name)),
 			Detail: "nothing has been said about it yet",
 			Remedy: fmt.Sprintf("start its backend (service %s/%s), or delete the registration if it is unused: until then discovery, garbage collection and the deletion of namespaces stall",
 				printable(s.Spec.Service.Namespace), printable(s.Spec.Service.Name)),

@@ -22,7 +22,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
 )
 
@@ -57,13 +58,13 @@ func measure(kubeconfig string) error {
 	r := hop("v1.35.4", "v1.36.3")
 	r.ReplaceControlPlanes, r.ReplaceWorkers, r.Surge = true, true, 1
 	start := time.Now()
-	all, err := Run(context.Background(), config, []engine.PreflightRequest{r}, func(engine.Event) {})
+	all, err := Run(context.Background(), config, []check.PreflightRequest{r}, func(plan.Event) {})
 	if err != nil {
 		return err
 	}
 	found := all[0]
 	for _, f := range found {
-		if f.Severity == engine.NotChecked && f.ID != "kubelet-certificates" {
+		if f.Severity == plan.NotChecked && f.ID != "kubelet-certificates" {
 			return fmt.Errorf("not everything was checked: %s: %s", f.Title, f.Detail)
 		}
 	}

@@ -16,12 +16,12 @@ import (
 	helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 const schedulingPage = "https://kubernetes.io/docs/concepts/scheduling-eviction/kube-scheduler/"
 
-var capacityChecks = []check{
+var capacityChecks = []checkItem{
 	{
 		id: "capacity", area: "capacity", ref: schedulingPage, run: capacity,
 		title: "every evicted pod fits on another node",
@@ -462,7 +462,7 @@ func (s *scheduler) inNamespaces(t *corev1.PodAffinityTerm, p, other *pod) bool 
 }
 
 // capacity reports pods that fit nowhere when their node is drained.
-func capacity(w *world, _ *probe) []engine.Finding {
+func capacity(w *world, _ *probe) []plan.Finding {
 	placement := w.placed()
 	var homeless []*pod
 	for _, p := range w.lookup().moving {
@@ -472,14 +472,14 @@ func capacity(w *world, _ *probe) []engine.Finding {
 		}
 		homeless = append(homeless, p)
 	}
-	var found []engine.Finding
+	var found []plan.Finding
 	for _, t := range w.teams(homeless) {
 		found = append(found, w.homeless(t, placement))
 	}
 	return fold(found, "workloads whose pods do not fit")
 }
 
-func (w *world) homeless(t *team, placement *placement) engine.Finding {
+func (w *world) homeless(t *team, placement *placement) plan.Finding {
 	l := w.lookup()
 	pods := w.inOrder(slices.Clone(t.pods))
 	p := pods[0]
@@ -487,8 +487,8 @@ func (w *world) homeless(t *team, placement *placement) engine.Finding {
 	if w.request.Surge > 0 {
 		surge = "a surge machine of the same kind"
 	}
-	f := engine.Finding{
-		Severity: engine.Block, Owner: w.keepers(pods), Objects: t.objects(pods),
+	f := plan.Finding{
+		Severity: plan.Block, Owner: w.keepers(pods), Objects: t.objects(pods),
 		Title:  fmt.Sprintf("no room for %s of %s %s once %s (%s) is drained", count(len(pods), "pod"), t.kind, printable(t.namespace+"/"+t.name), printable(p.node), l.position(p.node)),
 		Detail: fmt.Sprintf("%s requests %s; %s; computed with %s", printable(p.name), p.request, placement.lost[p], surge),
 		Remedy: "make room: fewer replicas, smaller requests, or another node",
@@ -554,7 +554,7 @@ func (r resources) String() string {
 const placingTime = time.Minute
 
 // pendingPods reports pods that are unschedulable already.
-func pendingPods(w *world, _ *probe) []engine.Finding {
+func pendingPods(w *world, _ *probe) []plan.Finding {
 	var waiting []*pod
 	for i := range w.pods {
 		p := &w.pods[i]
@@ -562,7 +562,7 @@ func pendingPods(w *world, _ *probe) []engine.Finding {
 			waiting = append(waiting, p)
 		}
 	}
-	var found []engine.Finding
+	var found []plan.Finding
 	for _, t := range w.teams(waiting) {
 		title := fmt.Sprintf("%s of %s %s without a node", count(len(t.pods), "pod"), t.kind, printable(t.namespace+"/"+t.name))
 		remedy := "add capacity or scale it down; drains reduce capacity further"
@@ -570,7 +570,7 @@ func pendingPods(w *world, _ *probe) []engine.Finding {
 			title = fmt.Sprintf("pod %s is unschedulable", printable(t.namespace+"/"+t.name))
 			remedy = "add capacity or delete it; drains reduce capacity further"
 		}
-		f := engine.Finding{
+		f := plan.Finding{
 			Title:  title,
 			Detail: printable(cmp.Or(t.pods[0].pending, "the scheduler has not processed it")),
 			Owner:  w.keepers(t.pods), Objects: t.objects(t.pods),

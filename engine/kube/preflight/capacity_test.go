@@ -14,12 +14,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
-	"constellation/engine"
+	"constellation/engine/check"
 	"constellation/engine/sandbox/controlplane"
 )
 
 // await polls the API server until a condition is true.
-func (c *cluster) await(what string, is func(context.Context) (bool, error)) {
+func (c *testCluster) await(what string, is func(context.Context) (bool, error)) {
 	c.t.Helper()
 	if err := wait.PollUntilContextTimeout(c.t.Context(), 20*time.Millisecond, 30*time.Second, true, is); err != nil {
 		c.t.Fatalf("%s: %v", what, err)
@@ -32,7 +32,7 @@ var (
 )
 
 // volume makes a volume that nobody claims yet.
-func (c *cluster) volume(name string, key string, values ...string) {
+func (c *testCluster) volume(name string, key string, values ...string) {
 	_, err := c.core.CoreV1().PersistentVolumes().Create(c.t.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "pv-" + name},
 		Spec: corev1.PersistentVolumeSpec{
@@ -46,7 +46,7 @@ func (c *cluster) volume(name string, key string, values ...string) {
 }
 
 // claim makes a claim, bound to its volume as the controller would do seconds later.
-func (c *cluster) claim(name string) {
+func (c *testCluster) claim(name string) {
 	_, err := c.core.CoreV1().PersistentVolumeClaims("shop").Create(c.t.Context(), &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"pv.kubernetes.io/bind-completed": "yes"}},
 		Spec: corev1.PersistentVolumeClaimSpec{
@@ -66,7 +66,7 @@ func TestPlacesAgreeWithTheScheduler(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{t, cp, core}
+	c := &testCluster{t, cp, core}
 	_, err = core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
 	c.must(err)
 	c.await("the namespace has its ServiceAccount", func(ctx context.Context) (bool, error) {
@@ -191,7 +191,7 @@ func TestPlacesAgreeWithTheScheduler(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c.pods(tt.name, "worker-0", tt.change)
-			w, err := collect(t.Context(), cp.Config(), core, engine.PreflightRequest{ReplaceWorkers: true})
+			w, err := collect(t.Context(), cp.Config(), core, check.PreflightRequest{ReplaceWorkers: true})
 			c.must(err)
 			s := newScheduler(w)
 			p := w.lookup().byName[types.NamespacedName{Namespace: "shop", Name: tt.name}]
@@ -211,7 +211,7 @@ func TestPlacesAgreeWithTheScheduler(t *testing.T) {
 	}
 }
 
-func (c *cluster) podSpec(name, node string, change func(*corev1.Pod)) *corev1.Pod {
+func (c *testCluster) podSpec(name, node string, change func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
 		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "example.com/main:1"}}},
@@ -223,7 +223,7 @@ func (c *cluster) podSpec(name, node string, change func(*corev1.Pod)) *corev1.P
 }
 
 // pods makes a running pod on a node.
-func (c *cluster) pods(name, node string, change func(*corev1.Pod)) {
+func (c *testCluster) pods(name, node string, change func(*corev1.Pod)) {
 	p, err := c.core.CoreV1().Pods("shop").Create(c.t.Context(), c.podSpec(name, node, change), metav1.CreateOptions{})
 	c.must(err)
 	p.Status.Phase = corev1.PodRunning
@@ -232,7 +232,7 @@ func (c *cluster) pods(name, node string, change func(*corev1.Pod)) {
 }
 
 // schedule asks kube-scheduler for a place.
-func (c *cluster) schedule(name string, change func(*corev1.Pod)) (node, why string) {
+func (c *testCluster) schedule(name string, change func(*corev1.Pod)) (node, why string) {
 	ctx := c.t.Context()
 	_, err := c.core.CoreV1().Pods("shop").Create(ctx, c.podSpec(name, "", change), metav1.CreateOptions{})
 	c.must(err)

@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/transport/spdy"
 	"sigs.k8s.io/yaml"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 const (
@@ -28,7 +28,7 @@ const (
 	signingGuide     = "https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/"
 )
 
-var certificateChecks = []check{
+var certificateChecks = []checkItem{
 	{
 		id: "api-certificates", title: "the certificates of the API servers are valid for long enough", area: "certificates", ref: certificateGuide,
 		needs: []source{sourceServers}, run: serverCertificates,
@@ -51,30 +51,30 @@ const (
 
 // expiry rates the remaining lifetime of a certificate. A certificate issued for less than
 // the usual months is renewed automatically, so only a short rest is reported.
-func expiry(c *x509.Certificate, now time.Time) (s engine.Severity, left time.Duration) {
+func expiry(c *x509.Certificate, now time.Time) (s plan.Severity, left time.Duration) {
 	left = c.NotAfter.Sub(now)
 	life := c.NotAfter.Sub(c.NotBefore)
 	switch {
 	case left < min(expiryBlock, life/10):
-		return engine.Block, left
+		return plan.Block, left
 	case left < min(expiryWarn, life/3):
-		return engine.Warn, left
+		return plan.Warn, left
 	}
-	return engine.Info, left
+	return plan.Info, left
 }
 
 // renewedExpiry is expiry for certificates that are renewed at the latest when a tenth of
 // their life is left.
-func renewedExpiry(c *x509.Certificate, now time.Time) (s engine.Severity, left time.Duration) {
+func renewedExpiry(c *x509.Certificate, now time.Time) (s plan.Severity, left time.Duration) {
 	left = c.NotAfter.Sub(now)
 	life := c.NotAfter.Sub(c.NotBefore)
 	switch {
 	case left < min(expiryBlock, life/20):
-		return engine.Block, left
+		return plan.Block, left
 	case left < life/10:
-		return engine.Warn, left
+		return plan.Warn, left
 	}
-	return engine.Info, left
+	return plan.Info, left
 }
 
 // remaining is "expires in 12 days", "expired 3 hours ago".
@@ -92,15 +92,15 @@ func remaining(left time.Duration) string {
 	return verb + count(int(left/time.Minute), "minute") + ago
 }
 
-func serverCertificates(w *world, _ *probe) (out []engine.Finding) {
+func serverCertificates(w *world, _ *probe) (out []plan.Finding) {
 	told := map[string]bool{} // behind one CA all have the same
 	add := func(what, address string, c *x509.Certificate, remedy, command string) {
 		if c == nil || told[string(c.Signature)] {
 			return
 		}
 		told[string(c.Signature)] = true
-		if s, left := expiry(c, w.now); s != engine.Info {
-			out = append(out, engine.Finding{
+		if s, left := expiry(c, w.now); s != plan.Info {
+			out = append(out, plan.Finding{
 				Severity: s, Title: fmt.Sprintf("the certificate of %s %s", what, remaining(left)),
 				Detail: fmt.Sprintf("served at %s: subject %s, not after %s", printable(address), printable(c.Subject.String()), stamp(c.NotAfter)),
 				Remedy: remedy, Command: command,
@@ -130,7 +130,7 @@ const (
 
 // kubeletCertificates opens a TLS connection to every kubelet: directly or, if it is
 // unreachable, through the API server and a pod on the node's host network.
-func kubeletCertificates(w *world, p *probe) []engine.Finding {
+func kubeletCertificates(w *world, p *probe) []plan.Finding {
 	ctx, cancel := context.WithTimeout(p.ctx, kubeletsLimit)
 	defer cancel()
 	if len(w.nodes) == 0 {
@@ -171,12 +171,12 @@ func kubeletCertificates(w *world, p *probe) []engine.Finding {
 }
 
 // tellKubelets returns findings on the certificates of the first len(found) nodes.
-func tellKubelets(w *world, found []*x509.Certificate, failed []error) (out []engine.Finding) {
+func tellKubelets(w *world, found []*x509.Certificate, failed []error) (out []plan.Finding) {
 	type group struct {
 		names, objects []string
 		soonest        time.Duration
 	}
-	by := map[engine.Severity]*group{}
+	by := map[plan.Severity]*group{}
 	judge := expiry
 	remedy := "enable rotation of the kubelets' certificates (serverTLSBootstrap and an approver), or replace the nodes"
 	var configured kubeletConfiguration
@@ -194,7 +194,7 @@ func tellKubelets(w *world, found []*x509.Certificate, failed []error) (out []en
 			continue
 		}
 		s, left := judge(c, w.now)
-		if s == engine.Info {
+		if s == plan.Info {
 			continue
 		}
 		g := by[s]
@@ -206,9 +206,9 @@ func tellKubelets(w *world, found []*x509.Certificate, failed []error) (out []en
 		g.names = append(g.names, w.nodes[i].Name)
 		g.objects = append(g.objects, object("node", "", w.nodes[i].Name))
 	}
-	for _, s := range []engine.Severity{engine.Block, engine.Warn} {
+	for _, s := range []plan.Severity{plan.Block, plan.Warn} {
 		if g := by[s]; g != nil {
-			out = append(out, engine.Finding{
+			out = append(out, plan.Finding{
 				Severity: s, Title: fmt.Sprintf("the certificate of the kubelet of %s %s", count(len(g.names), "node"), remaining(g.soonest)),
 				Detail: "the first to expire; nodes: " + enumerate(g.names, 20), Objects: first(g.objects),
 				Remedy: remedy,
@@ -216,8 +216,8 @@ func tellKubelets(w *world, found []*x509.Certificate, failed []error) (out []en
 		}
 	}
 	if silent > 0 {
-		out = append(out, engine.Finding{
-			Severity: engine.NotChecked, Title: fmt.Sprintf("not checked how long the certificate of the kubelet of %s is valid", count(silent, "node")),
+		out = append(out, plan.Finding{
+			Severity: plan.NotChecked, Title: fmt.Sprintf("not checked how long the certificate of the kubelet of %s is valid", count(silent, "node")),
 			Detail: "unreachable by its address and through the API server: " + why, Remedy: "run the check from a network that reaches the nodes, or as a user who may create pods/portforward",
 		})
 	}
@@ -351,7 +351,7 @@ func forwarded(ctx context.Context, p *probe, helper *pod, port int32) (*x509.Ce
 }
 
 // signingRequests reports certificate signing requests that stay pending.
-func signingRequests(w *world, _ *probe) []engine.Finding {
+func signingRequests(w *world, _ *probe) []plan.Finding {
 	var names, objects []string
 	signers := map[string]bool{}
 	for i := range w.signings {
@@ -365,7 +365,7 @@ func signingRequests(w *world, _ *probe) []engine.Finding {
 	if len(names) == 0 {
 		return nil
 	}
-	f := engine.Finding{
+	f := plan.Finding{
 		Title:  plural(len(names), "1 certificate signing request is pending", "%d certificate signing requests are pending"),
 		Detail: enumerate(names, 10), Objects: first(objects),
 		Remedy: "approve or deny them; check whether the usual approver still runs",
@@ -378,5 +378,5 @@ func signingRequests(w *world, _ *probe) []engine.Finding {
 	} else {
 		f.Command = "kubectl get csr"
 	}
-	return []engine.Finding{f}
+	return []plan.Finding{f}
 }

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"constellation/engine"
+	"constellation/engine/check"
 )
 
 // city is a village with many nodes and pods: Deployments of ten pods with a budget each,
@@ -84,7 +84,7 @@ func BenchmarkEvictions(b *testing.B) {
 		c.deployment("shop", name, nodes...)
 		c.budget("shop", name, name, 1, 10, 1)
 	}
-	w, err := collect(b.Context(), c.cp.Config(), c.core, engine.PreflightRequest{ReplaceWorkers: true, Surge: 1, DryRun: true})
+	w, err := collect(b.Context(), c.cp.Config(), c.core, check.PreflightRequest{ReplaceWorkers: true, Surge: 1, DryRun: true})
 	c.must(err)
 	pods := w.rehearsed()
 	p := &probe{ctx: b.Context(), config: c.cp.Config(), core: c.core, progress: func(int64, int64) {}}

@@ -9,7 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"constellation/engine"
+	"constellation/engine/compat"
+	"constellation/engine/plan"
 	"constellation/engine/version"
 )
 
@@ -23,7 +24,7 @@ const (
 	leaseGuide   = "https://kubernetes.io/docs/concepts/architecture/leases/"
 )
 
-var clusterChecks = []check{
+var clusterChecks = []checkItem{
 	{
 		id: "control-plane-versions", title: "the versions of the control plane are compatible", area: "versions", ref: skewPolicy,
 		needs: []source{sourceServers, sourcePods}, run: controlPlaneVersions,
@@ -88,8 +89,8 @@ func tagOf(image string) string {
 
 // apiVersions are the versions of all API servers: as they report, or from the image tag if
 // one does not respond.
-func (w *world) apiVersions() engine.Span {
-	var s engine.Span
+func (w *world) apiVersions() compat.Span {
+	var s compat.Span
 	for i := range w.servers {
 		if v, err := version.Parse(w.servers[i].version); err == nil {
 			s = s.Add(v)
@@ -104,39 +105,39 @@ func (w *world) apiVersions() engine.Span {
 
 // controlPlaneVersions checks the skew among API servers, and that of the controller manager
 // and the scheduler.
-func controlPlaneVersions(w *world, _ *probe) (out []engine.Finding) {
+func controlPlaneVersions(w *world, _ *probe) (out []plan.Finding) {
 	api := w.apiVersions()
 	for i := range w.servers {
 		if _, err := version.Parse(w.servers[i].version); err != nil {
-			out = append(out, engine.Finding{
-				Severity: engine.NotChecked, Title: "the version of an API server is unknown",
+			out = append(out, plan.Finding{
+				Severity: plan.NotChecked, Title: "the version of an API server is unknown",
 				Detail: fmt.Sprintf("%s reports version %q", printable(w.servers[i].address), printable(w.servers[i].version)),
 			})
 		}
 	}
 	images, _ := w.componentVersions("kube-apiserver")
 	if len(w.silent) > 0 && len(images) < len(w.silent)+len(w.servers) {
-		out = append(out, engine.Finding{
-			Severity: engine.NotChecked, Title: fmt.Sprintf("the version of %s is unknown", count(len(w.silent), "API server")),
+		out = append(out, plan.Finding{
+			Severity: plan.NotChecked, Title: fmt.Sprintf("the version of %s is unknown", count(len(w.silent), "API server")),
 			Detail: w.silence(), Remedy: "run the check from a network that reaches the control plane",
 		})
 	}
 	if d := ahead(api.Newest, api.Oldest); d > 1 {
-		out = append(out, engine.Finding{
-			Severity: engine.Block, Title: fmt.Sprintf("API servers run %s and %s, which are %d minor versions apart", api.Oldest, api.Newest, d),
+		out = append(out, plan.Finding{
+			Severity: plan.Block, Title: fmt.Sprintf("API servers run %s and %s, which are %d minor versions apart", api.Oldest, api.Newest, d),
 			Detail: perNode(images), Remedy: fmt.Sprintf("upgrade those of %s to the others' version first", api.Oldest),
 		})
 	}
 	for _, follower := range []string{"kube-controller-manager", "kube-scheduler"} {
 		byNode, odd := w.componentVersions(follower)
 		if len(odd) > 0 {
-			out = append(out, engine.Finding{
-				Severity: engine.NotChecked, Title: "the version of " + follower + " is unknown", Detail: "its image tag is not a version: " + enumerate(odd, 5),
+			out = append(out, plan.Finding{
+				Severity: plan.NotChecked, Title: "the version of " + follower + " is unknown", Detail: "its image tag is not a version: " + enumerate(odd, 5),
 			})
 		}
 		for _, node := range slices.Sorted(maps.Keys(byNode)) {
 			v := byNode[node]
-			f := engine.Finding{Severity: engine.Block, Objects: []string{object("node", "", node)}}
+			f := plan.Finding{Severity: plan.Block, Objects: []string{object("node", "", node)}}
 			// kubeadm connects it to the API server of its node, other setups to any.
 			oldest, newest, which := api.Oldest, api.Newest, "the oldest API server"
 			if beside, ok := images[node]; ok {
@@ -189,7 +190,7 @@ func maxSkew(kubelet version.Version) int {
 
 // kubeletVersions checks each kubelet against the current API servers and those of the hop.
 // Both versions run while the control plane is replaced.
-func kubeletVersions(w *world, _ *probe) (out []engine.Finding) {
+func kubeletVersions(w *world, _ *probe) (out []plan.Finding) {
 	api := w.apiVersions()
 	if api.IsZero() {
 		return nil // reported by control-plane-versions
@@ -220,11 +221,11 @@ func kubeletVersions(w *world, _ *probe) (out []engine.Finding) {
 			tooOldAfter[key] = append(tooOldAfter[key], n.Name)
 		}
 	}
-	told := func(by map[string][]string, f func(v string, names []string) engine.Finding) {
+	told := func(by map[string][]string, f func(v string, names []string) plan.Finding) {
 		for _, v := range slices.Sorted(maps.Keys(by)) {
 			names := by[v]
 			x := f(v, names)
-			x.Severity, x.Detail = engine.Block, "nodes: "+enumerate(names, 20)
+			x.Severity, x.Detail = plan.Block, "nodes: "+enumerate(names, 20)
 			for _, n := range names {
 				x.Objects = append(x.Objects, object("node", "", n))
 			}
@@ -232,27 +233,27 @@ func kubeletVersions(w *world, _ *probe) (out []engine.Finding) {
 			out = append(out, x)
 		}
 	}
-	told(newer, func(v string, names []string) engine.Finding {
-		return engine.Finding{
+	told(newer, func(v string, names []string) plan.Finding {
+		return plan.Finding{
 			Title:  fmt.Sprintf("the kubelet of %s is %s, newer than the oldest API server with %s", count(len(names), "node"), v, api.Oldest),
 			Remedy: "upgrade every API server to that version first, or replace the nodes",
 		}
 	})
-	told(tooOld, func(v string, names []string) engine.Finding {
-		return engine.Finding{
+	told(tooOld, func(v string, names []string) plan.Finding {
+		return plan.Finding{
 			Title:  fmt.Sprintf("the kubelet of %s is %s, too old for the API servers with %s", count(len(names), "node"), v, api.Newest),
 			Remedy: fmt.Sprintf("replace these nodes first: the skew may be at most %d minor versions", maxSkew(version.MustParse(v))),
 		}
 	})
-	told(tooOldAfter, func(v string, names []string) engine.Finding {
-		return engine.Finding{
+	told(tooOldAfter, func(v string, names []string) plan.Finding {
+		return plan.Finding{
 			Title:  fmt.Sprintf("the kubelet of %s is %s, too old for the API servers of the hop with %s", count(len(names), "node"), v, after.Newest),
 			Remedy: fmt.Sprintf("replace these nodes first: during the hop kubelets talk to API servers of both versions, and the skew may be at most %d minor versions", maxSkew(version.MustParse(v))),
 		}
 	})
 	if len(odd) > 0 {
-		out = append(out, engine.Finding{
-			Severity: engine.NotChecked, Title: fmt.Sprintf("the version of the kubelet of %s is unknown", count(len(odd), "node")), Detail: enumerate(odd, 10),
+		out = append(out, plan.Finding{
+			Severity: plan.NotChecked, Title: fmt.Sprintf("the version of the kubelet of %s is unknown", count(len(odd), "node")), Detail: enumerate(odd, 10),
 			Remedy: "check that the kubelet runs: it reports no valid version",
 		})
 	}
@@ -261,7 +262,7 @@ func kubeletVersions(w *world, _ *probe) (out []engine.Finding) {
 
 // proxyVersion checks the image of kube-proxy's DaemonSet. The version in the Node status is
 // deprecated and often wrong.
-func proxyVersion(w *world, _ *probe) []engine.Finding {
+func proxyVersion(w *world, _ *probe) []plan.Finding {
 	api := w.apiVersions()
 	for i := range w.daemonSets {
 		d := &w.daemonSets[i]
@@ -269,11 +270,11 @@ func proxyVersion(w *world, _ *probe) []engine.Finding {
 			continue
 		}
 		image := d.Spec.Template.Spec.Containers[0].Image
-		f := engine.Finding{Severity: engine.Block, Detail: "image " + printable(image), Owner: keeperOf(&d.ObjectMeta), Objects: []string{object("DaemonSet", d.Namespace, d.Name)}}
+		f := plan.Finding{Severity: plan.Block, Detail: "image " + printable(image), Owner: keeperOf(&d.ObjectMeta), Objects: []string{object("DaemonSet", d.Namespace, d.Name)}}
 		v, err := version.Parse(tagOf(image))
 		switch after := api.Add(w.request.To).Newest; {
 		case err != nil:
-			f.Severity, f.Title = engine.NotChecked, "the version of kube-proxy is unknown"
+			f.Severity, f.Title = plan.NotChecked, "the version of kube-proxy is unknown"
 		case ahead(api.Oldest, v) < 0:
 			f.Title = fmt.Sprintf("kube-proxy is %s, newer than the oldest API server with %s", v, api.Oldest)
 			f.Remedy = "upgrade every API server to that version first"
@@ -283,7 +284,7 @@ func proxyVersion(w *world, _ *probe) []engine.Finding {
 		default:
 			return nil
 		}
-		return []engine.Finding{f}
+		return []plan.Finding{f}
 	}
 	return nil // replaced by another component, such as Cilium
 }
@@ -293,7 +294,7 @@ func proxyVersion(w *world, _ *probe) []engine.Finding {
 var etcd36Floor = version.MustParse("v3.5.26")
 
 // etcdMembers checks etcd as far as the API shows it.
-func etcdMembers(w *world, _ *probe) (out []engine.Finding) {
+func etcdMembers(w *world, _ *probe) (out []plan.Finding) {
 	var members, notReady []string
 	versions := map[string]version.Version{}
 	for i := range w.pods {
@@ -326,19 +327,19 @@ func etcdMembers(w *world, _ *probe) (out []engine.Finding) {
 		}
 	}
 	if len(failing) > 0 {
-		out = append(out, engine.Finding{
-			Severity: engine.Block, Title: "an API server cannot reach etcd", Detail: "failing readiness checks: " + enumerate(failing, 5),
+		out = append(out, plan.Finding{
+			Severity: plan.Block, Title: "an API server cannot reach etcd", Detail: "failing readiness checks: " + enumerate(failing, 5),
 			Remedy: "repair etcd first: an upgrade removes one member at a time", Reference: healthGuide,
 		})
 	}
 	if len(notReady) > 0 {
-		out = append(out, engine.Finding{
-			Severity: engine.Block, Title: plural(len(notReady), "1 member of etcd is not ready", "%d members of etcd are not ready"), Detail: enumerate(notReady, 5), Objects: first(notReady),
+		out = append(out, plan.Finding{
+			Severity: plan.Block, Title: plural(len(notReady), "1 member of etcd is not ready", "%d members of etcd are not ready"), Detail: enumerate(notReady, 5), Objects: first(notReady),
 			Remedy: "repair it, or remove it from etcd: an upgrade removes one member at a time", Reference: etcdFAQ,
 		})
 	}
 	if n := len(members); n > 0 && n%2 == 0 {
-		out = append(out, engine.Finding{
+		out = append(out, plan.Finding{
 			Title: fmt.Sprintf("etcd has %d members, which tolerate no more failures than %d", n, n-1), Detail: "on " + enumerate(members, 9),
 			Remedy: "run an odd number of control planes", Reference: etcdFAQ,
 		})
@@ -353,7 +354,7 @@ func etcdMembers(w *world, _ *probe) (out []engine.Finding) {
 	}
 	for _, node := range slices.Sorted(maps.Keys(versions)) {
 		v := versions[node]
-		f := engine.Finding{Severity: engine.Block, Objects: []string{object("node", "", node)}}
+		f := plan.Finding{Severity: plan.Block, Objects: []string{object("node", "", node)}}
 		switch {
 		case to.Major() == v.Major() && to.Minor() < v.Minor():
 			f.Title = fmt.Sprintf("etcd on %s is %s, newer than %s of the hop", printable(node), v, to)
@@ -389,7 +390,7 @@ const (
 )
 
 // etcdSize compares etcd's database with its quota.
-func etcdSize(w *world, _ *probe) []engine.Finding {
+func etcdSize(w *world, _ *probe) []plan.Finding {
 	quota := int64(defaultQuota)
 	for i := range w.pods {
 		if p := &w.pods[i]; p.component == "etcd" {
@@ -411,38 +412,38 @@ func etcdSize(w *world, _ *probe) []engine.Finding {
 	if share < fullWarn {
 		return nil
 	}
-	f := engine.Finding{
+	f := plan.Finding{
 		Title:  fmt.Sprintf("etcd's database has %.1f of %.1f GiB, %.0f %%", gib(largest), gib(quota), share*100),
 		Detail: "member " + printable(where) + "; when it is full, all writes fail",
 		Remedy: "delete unneeded objects (events, old ReplicaSets, custom resources), then defragment the members one by one, or raise --quota-backend-bytes",
 	}
 	if share >= fullBlock {
-		f.Severity = engine.Block
+		f.Severity = plan.Block
 	}
-	return []engine.Finding{f}
+	return []plan.Finding{f}
 }
 
 func gib(n int64) float64 { return float64(n) / (1 << 30) }
 
 // apiHealth checks the readiness of every API server.
-func apiHealth(w *world, _ *probe) (out []engine.Finding) {
+func apiHealth(w *world, _ *probe) (out []plan.Finding) {
 	for i := range w.servers {
 		s := &w.servers[i]
 		// reported by etcd-members
 		failing := slices.DeleteFunc(slices.Clone(s.failing), func(c string) bool { return strings.HasPrefix(c, "etcd") })
 		switch {
 		case s.notReady != "":
-			out = append(out, engine.Finding{Severity: engine.NotChecked, Title: fmt.Sprintf("not checked whether API server %s is ready", printable(s.address)), Detail: s.notReady})
+			out = append(out, plan.Finding{Severity: plan.NotChecked, Title: fmt.Sprintf("not checked whether API server %s is ready", printable(s.address)), Detail: s.notReady})
 		case len(failing) > 0:
-			out = append(out, engine.Finding{
-				Severity: engine.Block, Title: fmt.Sprintf("API server %s is not ready", printable(s.address)), Detail: "failing checks: " + enumerate(failing, 20),
+			out = append(out, plan.Finding{
+				Severity: plan.Block, Title: fmt.Sprintf("API server %s is not ready", printable(s.address)), Detail: "failing checks: " + enumerate(failing, 20),
 				Remedy: "search its log for the names of the failing checks; list them with `kubectl get --raw '/readyz?verbose'`",
 			})
 		}
 	}
 	if len(w.silent) > 0 {
-		f := engine.Finding{
-			Severity: engine.NotChecked, Title: fmt.Sprintf("%s could not be reached from here", count(len(w.silent), "API server")),
+		f := plan.Finding{
+			Severity: plan.NotChecked, Title: fmt.Sprintf("%s could not be reached from here", count(len(w.silent), "API server")),
 			Detail: w.silence(), Remedy: "run the check from a network that reaches the control plane",
 		}
 		out = append(out, f)
@@ -458,13 +459,13 @@ const (
 )
 
 // apiRejections reports requests that priority and fairness rejected. An upgrade adds load.
-func apiRejections(w *world, _ *probe) (out []engine.Finding) {
+func apiRejections(w *world, _ *probe) (out []plan.Finding) {
 	for i := range w.servers {
 		m := w.servers[i].metrics
 		if m.rejected < manyRejected || m.rejected < maxRejected*m.requests {
 			continue
 		}
-		out = append(out, engine.Finding{
+		out = append(out, plan.Finding{
 			Title:  fmt.Sprintf("API server %s rejected %.0f requests of %.0f", printable(w.servers[i].address), m.rejected, m.requests),
 			Detail: fmt.Sprintf("since %s, most at the priority level %s", stamp(m.started), printable(m.rejectedLevel)),
 			Remedy: "find the client that floods it, or give its priority level more shares; inspect `kubectl get --raw /debug/api_priority_and_fairness/dump_priority_levels`",
@@ -477,12 +478,12 @@ func apiRejections(w *world, _ *probe) (out []engine.Finding) {
 const leaseSlack = 45 * time.Second
 
 // leadersFresh checks the leader election leases of controller manager and scheduler.
-func leadersFresh(w *world, _ *probe) (out []engine.Finding) {
+func leadersFresh(w *world, _ *probe) (out []plan.Finding) {
 	for _, name := range []string{"kube-controller-manager", "kube-scheduler"} {
 		l, ok := w.leaders[name]
 		runs := slices.ContainsFunc(w.pods, func(p pod) bool { return p.component == name })
-		f := engine.Finding{
-			Severity: engine.Block, Remedy: "read the log of its pods: without a leader no pod is created or scheduled",
+		f := plan.Finding{
+			Severity: plan.Block, Remedy: "read the log of its pods: without a leader no pod is created or scheduled",
 			Command: "kubectl -n kube-system logs -l component=" + name + " --tail=20",
 		}
 		switch {

@@ -28,18 +28,19 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
 	"constellation/engine/version"
 )
 
 // platformChecks are those that these tests are about.
-func platformChecks() []check {
+func platformChecks() []checkItem {
 	return slices.Concat(clusterChecks, kubeadmChecks, apiChecks, certificateChecks, addonChecks, accessChecks)
 }
 
 // hop is a request from one version of Kubernetes to another.
-func hop(from, to string) engine.PreflightRequest {
-	return engine.PreflightRequest{From: version.MustParse(from), To: version.MustParse(to)}
+func hop(from, to string) check.PreflightRequest {
+	return check.PreflightRequest{From: version.MustParse(from), To: version.MustParse(to)}
 }
 
 // clean is what a sandbox of kubeadm v1.35.4 looks like before a hop to v1.36.3.
@@ -106,9 +107,9 @@ func certificate(life, left time.Duration) *x509.Certificate {
 const day = 24 * time.Hour
 
 // told is a finding in short: what kind, and its title.
-func told(found []engine.Finding) (out []string) {
+func told(found []plan.Finding) (out []string) {
 	for _, f := range found {
-		if f.Severity != engine.Info {
+		if f.Severity != plan.Info {
 			out = append(out, fmt.Sprintf("%s %s: %s", f.Severity, f.ID, f.Title))
 		}
 	}
@@ -367,7 +368,7 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 
 // complete fails if a finding lacks what a reader needs, or could do something to a
 // terminal.
-func complete(t *testing.T, f engine.Finding) {
+func complete(t *testing.T, f plan.Finding) {
 	t.Helper()
 	all := strings.Join(append([]string{f.ID, f.Title, f.Detail, f.Remedy, f.Owner, f.Command}, f.Objects...), "")
 	if all != strings.Map(func(r rune) rune {
@@ -381,10 +382,10 @@ func complete(t *testing.T, f engine.Finding) {
 	if f.Source == "" || f.Reference == "" || f.Severity == "" {
 		t.Errorf("%s lacks where it belongs: %+v", f.ID, f)
 	}
-	if (f.Severity == engine.Block || f.Severity == engine.Warn) && f.Remedy == "" {
+	if (f.Severity == plan.Block || f.Severity == plan.Warn) && f.Remedy == "" {
 		t.Errorf("%s has no remedy: %+v", f.ID, f)
 	}
-	if f.Severity == engine.NotChecked && f.Detail == "" {
+	if f.Severity == plan.NotChecked && f.Detail == "" {
 		t.Errorf("%s does not say why it was not checked: %+v", f.ID, f)
 	}
 }
@@ -427,14 +428,14 @@ func TestAFindingAboutARemovedAPINamesWhoWroteAndWhen(t *testing.T) {
 			{manager: "argocd-controller", at: noon.Add(-3 * day), object: "/mine", objects: 2}, {manager: "kubectl", at: noon.Add(-90 * day), object: "/mine", objects: 1},
 		},
 	}
-	want := []engine.Finding{{
-		ID: "removed-apis-used", Severity: engine.Block, Source: "apis", Reference: deprecationGuide,
+	want := []plan.Finding{{
+		ID: "removed-apis-used", Severity: plan.Block, Source: "apis", Reference: deprecationGuide,
 		Title:  "clients write flowcontrol.apiserver.k8s.io/v1beta3 flowschemas, which v1.32 no longer serves",
 		Detail: "requests since 2026-11-21 11:00 UTC, when the newest API server process started: get 4, put 1; last written by argocd-controller on 2026-11-18 12:00 UTC: /mine, of 2 objects; before by kubectl",
 		Owner:  "argocd-controller", Objects: []string{"flowschema/mine"},
 		Remedy: "change argocd-controller to flowcontrol.apiserver.k8s.io/v1, then run the check again; `kubectl convert` converts manifests",
 	}}
-	i := slices.IndexFunc(apiChecks, func(c check) bool { return c.id == "removed-apis-used" })
+	i := slices.IndexFunc(apiChecks, func(c checkItem) bool { return c.id == "removed-apis-used" })
 	if d := cmp.Diff(want, apiChecks[i].find(w, nil)); d != "" {
 		t.Error(d)
 	}
@@ -604,23 +605,23 @@ func TestWhatIsPrintedDoesNothingToATerminal(t *testing.T) {
 }
 
 func TestFindingsAreSortedByHowBadTheyAre(t *testing.T) {
-	give := func(s ...engine.Severity) func(*world, *probe) []engine.Finding {
-		return func(*world, *probe) (out []engine.Finding) {
+	give := func(s ...plan.Severity) func(*world, *probe) []plan.Finding {
+		return func(*world, *probe) (out []plan.Finding) {
 			for _, s := range s {
-				out = append(out, engine.Finding{Severity: s, Title: string(s)})
+				out = append(out, plan.Finding{Severity: s, Title: string(s)})
 			}
 			return out
 		}
 	}
-	all := []check{
+	all := []checkItem{
 		{id: "a", title: "a is well", run: give()},
-		{id: "b", title: "b is well", run: give("", engine.Block)},
-		{id: "c", title: "c is well", needs: []source{sourcePods, sourceNodes}, run: give(engine.Block)},
-		{id: "d", title: "d is well", run: give(engine.Block)},
+		{id: "b", title: "b is well", run: give("", plan.Block)},
+		{id: "c", title: "c is well", needs: []source{sourcePods, sourceNodes}, run: give(plan.Block)},
+		{id: "d", title: "d is well", run: give(plan.Block)},
 	}
 	w := &world{unread: map[source]string{sourceNodes: "forbidden"}}
 	var events []string
-	found, err := runChecks(t.Context(), all, w, probe{}, func(e engine.Event) {
+	found, err := runChecks(t.Context(), all, w, probe{}, func(e plan.Event) {
 		events = append(events, e.Object+" "+e.State)
 	})
 	if err != nil {

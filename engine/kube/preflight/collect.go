@@ -27,7 +27,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/component-helpers/resource"
 
-	"constellation/engine"
+	"constellation/engine/check"
 )
 
 const (
@@ -59,12 +59,12 @@ type reader struct {
 
 // collect reads all sources of the cluster concurrently. Sources that could not be read are
 // in world.unread; the error is that of ctx.
-func collect(ctx context.Context, config *rest.Config, core kubernetes.Interface, request engine.PreflightRequest) (*world, error) {
+func collect(ctx context.Context, config *rest.Config, core kubernetes.Interface, request check.PreflightRequest) (*world, error) {
 	return collectWithin(ctx, sourceLimit, config, core, request)
 }
 
 // collectWithin is collect with a limit for each source.
-func collectWithin(ctx context.Context, limit time.Duration, config *rest.Config, core kubernetes.Interface, request engine.PreflightRequest) (*world, error) {
+func collectWithin(ctx context.Context, limit time.Duration, config *rest.Config, core kubernetes.Interface, request check.PreflightRequest) (*world, error) {
 	meta, err := metadata.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make Kubernetes client: %w", err)

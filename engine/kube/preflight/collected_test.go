@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"constellation/engine"
+	"constellation/engine/check"
 )
 
 const plansCRD = `
@@ -26,7 +26,7 @@ spec:
       schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
-const plan = `{
+const testPlan = `{
   "apiVersion": "upgrade.cattle.io/v1", "kind": "Plan", "metadata": {"name": "k3s", "namespace": "shop"},
   "status": {"applying": ["worker-0"], "conditions": [{"type": "Complete", "status": "False", "lastUpdateTime": "yesterday"}]}
 }`
@@ -40,7 +40,7 @@ func TestWhoDidItSurvivesReading(t *testing.T) {
 	}
 	c.must(c.cp.Apply(t.Context(), []byte(plansCRD)))
 	_, err := c.core.Discovery().RESTClient().Post().AbsPath("/apis/upgrade.cattle.io/v1/namespaces/shop/plans").
-		SetHeader("Content-Type", "application/json").Param("fieldManager", "rancher").Body([]byte(plan)).DoRaw(t.Context())
+		SetHeader("Content-Type", "application/json").Param("fieldManager", "rancher").Body([]byte(testPlan)).DoRaw(t.Context())
 	c.must(err)
 	_, err = c.core.CoreV1().Nodes().Patch(t.Context(), "worker-1", types.StrategicMergePatchType, []byte(`{"spec":{"unschedulable":true}}`), metav1.PatchOptions{FieldManager: "kubectl-cordon"})
 	c.must(err)
@@ -54,7 +54,7 @@ func TestWhoDidItSurvivesReading(t *testing.T) {
 	type told struct{ id, title, owner, command string }
 	var got []told
 	for _, id := range []string{"unmanaged-pods", "local-data", "cordoned-nodes", "node-actors"} {
-		for _, f := range c.look(c.cp.Config(), id, engine.PreflightRequest{ReplaceWorkers: true, Surge: 1}, nil) {
+		for _, f := range c.look(c.cp.Config(), id, check.PreflightRequest{ReplaceWorkers: true, Surge: 1}, nil) {
 			got = append(got, told{f.ID, f.Title, f.Owner, f.Command})
 		}
 	}

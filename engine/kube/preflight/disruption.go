@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 const (
@@ -31,7 +31,7 @@ var workloadSources = []source{
 	sourceNodes, sourcePods, sourceReplicaSets, sourceDeployments, sourceStatefulSets, sourceDaemonSets, sourceJobs,
 }
 
-var disruptionChecks = []check{
+var disruptionChecks = []checkItem{
 	{
 		id: "pdb-room", area: "disruption", ref: budgetPage, run: budgetRoom,
 		title: "every PodDisruptionBudget of evicted pods allows a disruption",
@@ -149,9 +149,9 @@ func (b *budget) needing() []*pod {
 }
 
 // budgetRoom reports budgets that allow no disruption, permanently or now.
-func budgetRoom(w *world, _ *probe) []engine.Finding {
+func budgetRoom(w *world, _ *probe) []plan.Finding {
 	l := w.lookup()
-	var found []engine.Finding
+	var found []plan.Finding
 	for _, b := range l.budgets {
 		f, ok := w.roomOf(b)
 		if !ok || b.permanent() == "" && w.doubled(b) {
@@ -168,16 +168,16 @@ func (w *world) doubled(b *budget) bool {
 	return !slices.ContainsFunc(b.needing(), func(p *pod) bool { return len(w.lookup().covering[p]) < 2 })
 }
 
-func (w *world) roomOf(b *budget) (engine.Finding, bool) {
+func (w *world) roomOf(b *budget) (plan.Finding, bool) {
 	needing := b.needing()
 	if len(needing) == 0 {
-		return engine.Finding{}, false
+		return plan.Finding{}, false
 	}
 	l := w.lookup()
 	node := needing[0].node // moving is in the order of the drains
 	where := fmt.Sprintf("%s on nodes that are replaced, the first on %s (%s)", count(len(needing), "pod"), printable(node), l.position(node))
-	f := engine.Finding{
-		Severity: engine.Block, Owner: keeperOf(&b.ObjectMeta), Objects: append([]string{b.object()}, objects(needing)...),
+	f := plan.Finding{
+		Severity: plan.Block, Owner: keeperOf(&b.ObjectMeta), Objects: append([]string{b.object()}, objects(needing)...),
 		Detail: b.evidence() + "; " + where,
 	}
 	sick := 0
@@ -202,7 +202,7 @@ func (w *world) roomOf(b *budget) (engine.Finding, bool) {
 			f.Command = b.patch(sickMayGo)
 		}
 	case b.stale():
-		f.Severity = engine.Warn
+		f.Severity = plan.Warn
 		f.Title = fmt.Sprintf("PodDisruptionBudget %s has changed, and its controller has not observed it", b.name())
 		f.Detail = fmt.Sprintf("generation %d, observed %d; evictions are refused until then; %s", b.Generation, b.Status.ObservedGeneration, where)
 		f.Remedy = "wait; if it persists, check kube-controller-manager"
@@ -217,7 +217,7 @@ func (w *world) roomOf(b *budget) (engine.Finding, bool) {
 			f.Command = b.patch(sickMayGo)
 		}
 	case b.Status.DisruptionsAllowed > 0:
-		return engine.Finding{}, false
+		return plan.Finding{}, false
 	default:
 		w.shortNow(b, needing, &f)
 	}
@@ -225,7 +225,7 @@ func (w *world) roomOf(b *budget) (engine.Finding, bool) {
 }
 
 // shortNow reports a budget that would allow a disruption if its pods were healthy.
-func (w *world) shortNow(b *budget, needing []*pod, f *engine.Finding) {
+func (w *world) shortNow(b *budget, needing []*pod, f *plan.Finding) {
 	var unready []string
 	var sick *pod
 	for _, p := range b.pods {
@@ -251,7 +251,7 @@ func (w *world) shortNow(b *budget, needing []*pod, f *engine.Finding) {
 		f.Command = b.patch(sickMayGo)
 		return
 	}
-	f.Severity = engine.Warn
+	f.Severity = plan.Warn
 	f.Title = fmt.Sprintf("PodDisruptionBudget %s allows no disruption now", b.name())
 	if len(unready) == 0 && int(b.Status.ExpectedPods) <= len(b.pods) {
 		f.Remedy = "run the check again in a minute: its pods are ready, and its controller will count them"
@@ -283,7 +283,7 @@ func (b *budget) patch(fields string) string {
 }
 
 // budgetOverlap reports pods with two budgets: the API server evicts none of them.
-func budgetOverlap(w *world, _ *probe) []engine.Finding {
+func budgetOverlap(w *world, _ *probe) []plan.Finding {
 	l := w.lookup()
 	type group struct {
 		budgets []*budget
@@ -303,13 +303,13 @@ func budgetOverlap(w *world, _ *probe) []engine.Finding {
 		}
 		groups[key].pods = append(groups[key].pods, p)
 	}
-	var found []engine.Finding
+	var found []plan.Finding
 	for _, key := range order {
 		g := groups[key]
 		youngest := youngest(g.budgets)
 		node := g.pods[0].node
-		f := engine.Finding{
-			Severity: engine.Block,
+		f := plan.Finding{
+			Severity: plan.Block,
 			Title:    fmt.Sprintf("%s in namespace %s cannot be evicted: PodDisruptionBudgets %s all select the same", count(len(g.pods), "pod"), printable(youngest.Namespace), budgetNames(g.budgets)),
 			Detail:   fmt.Sprintf("the API server responds with 500 to the eviction of a pod with more than one budget; the first is %s on %s (%s)", printable(g.pods[0].name), printable(node), l.position(node)),
 			Remedy:   "keep one of them; the command deletes the newest",
@@ -422,7 +422,7 @@ func podNames(pods []*pod) string {
 }
 
 // unmanagedPods reports pods that no controller recreates.
-func unmanagedPods(w *world, _ *probe) []engine.Finding {
+func unmanagedPods(w *world, _ *probe) []plan.Finding {
 	served := map[string]bool{}
 	for i := range w.kinds {
 		k := &w.kinds[i].Spec
@@ -451,7 +451,7 @@ func unmanagedPods(w *world, _ *probe) []engine.Finding {
 			gone[p.controller.kind+"."+group] = append(gone[p.controller.kind+"."+group], p)
 		}
 	}
-	var found []engine.Finding
+	var found []plan.Finding
 	for _, pods := range podsByNamespace(alone) {
 		found = append(found, w.lost(pods, fmt.Sprintf("%s in namespace %s without a controller: lost when the node is removed", count(len(pods), "pod"), printable(pods[0].namespace))))
 	}
@@ -464,8 +464,8 @@ func unmanagedPods(w *world, _ *probe) []engine.Finding {
 	return fold(found, "groups of pods that no controller recreates")
 }
 
-func (w *world) lost(pods []*pod, title string) engine.Finding {
-	f := engine.Finding{
+func (w *world) lost(pods []*pod, title string) plan.Finding {
+	f := plan.Finding{
 		Title: title, Detail: placesOf(pods), Owner: w.keepers(pods), Objects: objects(pods),
 		Remedy: "run them by a Deployment or a Job; the command saves their manifests",
 	}
@@ -505,7 +505,7 @@ func sortedKeys[K ~string, V any](m map[K]V) []K {
 }
 
 // localData reports data on the disks of replaced nodes.
-func localData(w *world, _ *probe) []engine.Finding {
+func localData(w *world, _ *probe) []plan.Finding {
 	var scratch, host, bound []*pod
 	for _, p := range w.lookup().moving {
 		if p.ours() {
@@ -521,7 +521,7 @@ func localData(w *world, _ *probe) []engine.Finding {
 			bound = append(bound, p)
 		}
 	}
-	var found []engine.Finding
+	var found []plan.Finding
 	for _, t := range w.teams(bound) {
 		found = append(found, w.lostVolumes(t))
 	}
@@ -544,7 +544,7 @@ func localData(w *world, _ *probe) []engine.Finding {
 			names = append(names, t.object())
 			lines = append(lines, t.object()+": "+enumerate(x.volumes(t.pods[0]), 5))
 		}
-		found = append(found, engine.Finding{
+		found = append(found, plan.Finding{
 			Title: fmt.Sprintf(x.title, count(len(teams), "workload")), Detail: enumerate(lines, maxTold), Remedy: x.remedy,
 			Owner: w.keepers(x.pods), Objects: first(names),
 		})
@@ -598,8 +598,8 @@ func pinned(pv *corev1.PersistentVolume, node *corev1.Node) bool {
 	return selector.Match(node) && !selector.Match(heirOf(node))
 }
 
-func (w *world) lostVolumes(t *team) engine.Finding {
-	f := engine.Finding{Owner: w.keepers(t.pods)}
+func (w *world) lostVolumes(t *team) plan.Finding {
+	f := plan.Finding{Owner: w.keepers(t.pods)}
 	var lines []string
 	stuck := false
 	for _, p := range t.pods {
@@ -620,7 +620,7 @@ func (w *world) lostVolumes(t *team) engine.Finding {
 }
 
 // singleReplica reports workloads that are unavailable while their only pod is evicted.
-func singleReplica(w *world, _ *probe) []engine.Finding {
+func singleReplica(w *world, _ *probe) []plan.Finding {
 	want := map[types.UID]int32{}
 	for i := range w.deployments {
 		if w.deployments[i].Name != autoscalerName { // it is stopped during the rollout
@@ -637,7 +637,7 @@ func singleReplica(w *world, _ *probe) []engine.Finding {
 			single = append(single, p)
 		}
 	}
-	var found []engine.Finding
+	var found []plan.Finding
 	for _, pods := range podsByNamespace(single) {
 		var names, scale []string
 		plain := true
@@ -648,7 +648,7 @@ func singleReplica(w *world, _ *probe) []engine.Finding {
 				scale = append(scale, o)
 			}
 		}
-		f := engine.Finding{
+		f := plan.Finding{
 			Title:  fmt.Sprintf("%s in namespace %s with a single replica: unavailable during its eviction", count(len(names), "workload"), printable(pods[0].namespace)),
 			Detail: enumerate(names, maxTold), Owner: w.keepers(pods), Objects: first(names),
 			Remedy: "run two replicas if the application supports it; a PodDisruptionBudget then keeps one available",
@@ -666,9 +666,9 @@ const detachLimit = 6 * time.Minute
 
 // volumeAttachments reports volumes that do not detach, and those that two pods would need
 // at the same time.
-func volumeAttachments(w *world, _ *probe) []engine.Finding {
+func volumeAttachments(w *world, _ *probe) []plan.Finding {
 	l := w.lookup()
-	var found []engine.Finding
+	var found []plan.Finding
 	for i := range w.attachments {
 		if f, ok := stuckAttachment(w, l, &w.attachments[i]); ok {
 			found = append(found, f)
@@ -689,7 +689,7 @@ func volumeAttachments(w *world, _ *probe) []engine.Finding {
 			names = append(names, t.object())
 			lines = append(lines, t.object()+": "+enumerate(w.singleAttach(t.pods[0]), 3))
 		}
-		found = append(found, engine.Finding{
+		found = append(found, plan.Finding{
 			Title:  fmt.Sprintf("volumes of %s attach to one node only: new pods wait until the old ones are deleted", count(len(teams), "workload")),
 			Detail: enumerate(lines, maxTold), Objects: first(names), Owner: w.keepers(waiting),
 			Remedy: "expect some minutes of unavailability while volumes are reattached",
@@ -720,12 +720,12 @@ func (w *world) singleAttach(p *pod) []string {
 	return out
 }
 
-func stuckAttachment(w *world, l *lookup, a *storagev1.VolumeAttachment) (engine.Finding, bool) {
+func stuckAttachment(w *world, l *lookup, a *storagev1.VolumeAttachment) (plan.Finding, bool) {
 	volume := "of no PersistentVolume"
 	if n := a.Spec.Source.PersistentVolumeName; n != nil {
 		volume = *n
 	}
-	f := engine.Finding{
+	f := plan.Finding{
 		Owner: cmp.Or(keeperOf(&a.ObjectMeta), printable(a.Spec.Attacher)), Objects: []string{object("volumeattachment", "", a.Name), object("node", "", a.Spec.NodeName)},
 		Remedy: "check the CSI driver " + printable(a.Spec.Attacher),
 	}
@@ -744,7 +744,7 @@ func stuckAttachment(w *world, l *lookup, a *storagev1.VolumeAttachment) (engine
 		f.Title = fmt.Sprintf("volume %s cannot be attached to node %s", printable(volume), printable(a.Spec.NodeName))
 		f.Detail = printable(a.Status.AttachError.Message)
 	default:
-		return engine.Finding{}, false
+		return plan.Finding{}, false
 	}
 	return f, true
 }
@@ -758,9 +758,9 @@ func (w *world) drainTimeout() time.Duration {
 }
 
 // termination reports pods that terminate later than a drain waits, or not at all.
-func termination(w *world, _ *probe) []engine.Finding {
+func termination(w *world, _ *probe) []plan.Finding {
 	var slow []*pod
-	var found []engine.Finding
+	var found []plan.Finding
 	for _, p := range w.lookup().moving {
 		switch {
 		case p.terminating.IsZero():
@@ -772,9 +772,9 @@ func termination(w *world, _ *probe) []engine.Finding {
 		}
 	}
 	found = fold(found, "pods that do not terminate")
-	var late []engine.Finding
+	var late []plan.Finding
 	for _, t := range w.teams(slow) {
-		f := engine.Finding{
+		f := plan.Finding{
 			Title:  fmt.Sprintf("%s %s may take %s to terminate, and a drain waits %s", t.kind, printable(t.namespace+"/"+t.name), plainDuration(t.pods[0].grace), plainDuration(w.drainTimeout())),
 			Detail: fmt.Sprintf("terminationGracePeriodSeconds is %d: %s", int(t.pods[0].grace.Seconds()), placesOf(t.pods)),
 			Owner:  w.keepers(t.pods), Objects: t.objects(t.pods),
@@ -788,8 +788,8 @@ func termination(w *world, _ *probe) []engine.Finding {
 	return append(found, fold(late, "workloads with long grace periods")...)
 }
 
-func (w *world) stuckPod(p *pod) engine.Finding {
-	f := engine.Finding{
+func (w *world) stuckPod(p *pod) plan.Finding {
+	f := plan.Finding{
 		Title:  fmt.Sprintf("pod %s should have terminated %s ago", printable(p.namespace+"/"+p.name), plainDuration(w.now.Sub(p.terminating))),
 		Detail: "on " + printable(p.node), Owner: w.keeper(p), Objects: []string{p.object()},
 		Remedy:  "check the node's kubelet; if the node is dead, force-delete the pod",
@@ -804,14 +804,14 @@ func (w *world) stuckPod(p *pod) engine.Finding {
 }
 
 // doNotEvictPods reports pods with do-not-evict annotations, which an upgrade ignores.
-func doNotEvictPods(w *world, _ *probe) []engine.Finding {
+func doNotEvictPods(w *world, _ *probe) []plan.Finding {
 	var asking []*pod
 	for _, p := range w.lookup().moving {
 		if p.notEvict != "" && !p.ours() {
 			asking = append(asking, p)
 		}
 	}
-	var found []engine.Finding
+	var found []plan.Finding
 	for _, pods := range podsByNamespace(asking) {
 		var keys []string
 		for _, p := range pods {
@@ -821,7 +821,7 @@ func doNotEvictPods(w *world, _ *probe) []engine.Finding {
 			}
 		}
 		slices.Sort(keys)
-		f := engine.Finding{
+		f := plan.Finding{
 			Title:  fmt.Sprintf("evicted despite do-not-evict annotations: %s in namespace %s", count(len(pods), "pod"), printable(pods[0].namespace)),
 			Detail: enumerate(keys, 3) + ": " + placesOf(pods), Owner: w.keepers(pods), Objects: objects(pods),
 			Remedy: "wait until they complete, or accept that they restart on other nodes",

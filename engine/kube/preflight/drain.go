@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 const (
@@ -69,7 +69,7 @@ func (a answer) uncalled() bool {
 
 // rehearse requests all evictions as dry runs. Then it simulates the drains one after the
 // other, because dry runs do not use up budgets.
-func rehearse(w *world, p *probe) []engine.Finding {
+func rehearse(w *world, p *probe) []plan.Finding {
 	l := w.lookup()
 	if len(l.moving) == 0 {
 		return nil
@@ -111,20 +111,20 @@ func rehearse(w *world, p *probe) []engine.Finding {
 	}
 	switch {
 	case err != nil:
-		found = append(found, engine.Finding{
-			Severity: engine.NotChecked, Title: "not checked whether evictions are allowed: no request could be made", Detail: printable(plain(err).Error()) + "; " + basis,
+		found = append(found, plan.Finding{
+			Severity: plan.NotChecked, Title: "not checked whether evictions are allowed: no request could be made", Detail: printable(plain(err).Error()) + "; " + basis,
 		})
 	case tally[forbidden] > 0:
-		found = append(found, engine.Finding{
-			Severity: engine.NotChecked, Title: "not checked whether evictions are allowed: the kubeconfig's user may not create them", Detail: basis,
+		found = append(found, plan.Finding{
+			Severity: plan.NotChecked, Title: "not checked whether evictions are allowed: the kubeconfig's user may not create them", Detail: basis,
 			Remedy: "use a kubeconfig that may create pods/eviction",
 		})
 	case tally[notAsked] > 0, tally[late] > 0 && !isSlow:
-		found = append(found, engine.Finding{
-			Severity: engine.NotChecked, Title: fmt.Sprintf("not checked whether %s would be allowed: the API server did not respond", count(tally[notAsked]+tally[late], "eviction")), Detail: basis,
+		found = append(found, plan.Finding{
+			Severity: plan.NotChecked, Title: fmt.Sprintf("not checked whether %s would be allowed: the API server did not respond", count(tally[notAsked]+tally[late], "eviction")), Detail: basis,
 		})
 	case len(found) == 0 && asked < len(l.moving):
-		found = append(found, engine.Finding{Severity: engine.Info, Title: "every node that is replaced can be drained", Detail: basis})
+		found = append(found, plan.Finding{Severity: plan.Info, Title: "every node that is replaced can be drained", Detail: basis})
 	}
 	return found
 }
@@ -313,7 +313,7 @@ func classify(err error) answer {
 }
 
 // denials reports evictions that are rejected for another reason than a budget.
-func (w *world) denials(answers map[*pod]answer, p *probe, basis string) []engine.Finding {
+func (w *world) denials(answers map[*pod]answer, p *probe, basis string) []plan.Finding {
 	groups := map[string][]*pod{}
 	for x, a := range answers {
 		switch a.verdict {
@@ -323,12 +323,12 @@ func (w *world) denials(answers map[*pod]answer, p *probe, basis string) []engin
 			groups[""] = append(groups[""], x)
 		}
 	}
-	var found []engine.Finding
+	var found []plan.Finding
 	for _, by := range sortedKeys(groups) {
 		pods := w.inOrder(groups[by])
 		node := pods[0].node
-		f := engine.Finding{
-			Severity: engine.Block,
+		f := plan.Finding{
+			Severity: plan.Block,
 			Title:    fmt.Sprintf("%s denies the eviction of %s", by, count(len(pods), "pod")),
 			Detail:   fmt.Sprintf("%s: %s; the first on %s (%s); %s", printable(pods[0].namespace+"/"+pods[0].name), answers[pods[0]].text, printable(node), w.lookup().position(node), basis),
 			Owner:    w.keepers(pods), Objects: objects(pods), Remedy: "follow the message, or remove the rule during the rollout",
@@ -367,7 +367,7 @@ func (w *world) denials(answers map[*pod]answer, p *probe, basis string) []engin
 }
 
 // slowHooks reports the webhooks that may cause slow evictions, if every eviction is slow.
-func (w *world) slowHooks(answers map[*pod]answer, p *probe, basis string) (engine.Finding, bool) {
+func (w *world) slowHooks(answers map[*pod]answer, p *probe, basis string) (plan.Finding, bool) {
 	var took []time.Duration
 	var pods []*pod
 	lates, spoilt := 0, 0
@@ -378,7 +378,7 @@ func (w *world) slowHooks(answers map[*pod]answer, p *probe, basis string) (engi
 		case a.verdict == notAsked, a.verdict == forbidden, a.verdict == noDryRun, a.verdict == gone:
 			continue
 		case a.took <= p.slow():
-			return engine.Finding{}, false
+			return plan.Finding{}, false
 		case a.uncalled():
 			spoilt++ // reported as a denial
 		}
@@ -386,7 +386,7 @@ func (w *world) slowHooks(answers map[*pod]answer, p *probe, basis string) (engi
 		pods = append(pods, x)
 	}
 	if len(took) == 0 || spoilt == len(took) {
-		return engine.Finding{}, false
+		return plan.Finding{}, false
 	}
 	pods = w.inOrder(pods)
 	slices.Sort(took)
@@ -394,10 +394,10 @@ func (w *world) slowHooks(answers map[*pod]answer, p *probe, basis string) (engi
 	strict, lenient := w.judging(pods, each)
 	hooks := slices.Concat(strict, lenient)
 	if len(hooks) == 0 {
-		return engine.Finding{}, false
+		return plan.Finding{}, false
 	}
 	names := make([]string, len(hooks))
-	f := engine.Finding{Severity: engine.Warn, Owner: keeperOf(hooks[0].config)}
+	f := plan.Finding{Severity: plan.Warn, Owner: keeperOf(hooks[0].config)}
 	for i, h := range hooks {
 		names[i] = h.name
 		f.Objects = append(f.Objects, h.object())
@@ -419,14 +419,14 @@ func (w *world) slowHooks(answers map[*pod]answer, p *probe, basis string) (engi
 	case lates == 0:
 		f.Title = fmt.Sprintf("%s is slow for evictions: %s each, the drain of %s would take %s one after the other", who, plainDuration(each), count(moving, "pod"), total)
 	case len(strict) > 0:
-		f.Severity = engine.Block
+		f.Severity = plan.Block
 		f.Title = fmt.Sprintf("%s responds to no eviction within %s, and its failurePolicy is Fail", who, plainDuration(p.within()))
 		f.Remedy += "; or set a timeout of 1 s with failurePolicy Ignore, which its owner may revert"
 		if one {
 			f.Command = strict[0].ignoreSoon()
 		}
 		if slices.ContainsFunc(strict, func(h *hook) bool { return h.conditions }) {
-			f.Severity = engine.Warn
+			f.Severity = plan.Warn
 			f.Detail += "; its matchConditions may exclude evictions, and were not evaluated"
 		}
 	default:
@@ -564,7 +564,7 @@ func (s *follower) holds(p *pod) (hang, bool) {
 	switch f, known := s.roomOf(b); {
 	case known:
 		h.follows = "; caused by pdb-room"
-		h.why, h.command, h.remedy, h.passes = f.Title, f.Command, f.Remedy, f.Severity != engine.Block
+		h.why, h.command, h.remedy, h.passes = f.Title, f.Command, f.Remedy, f.Severity != plan.Block
 	default:
 		h.why, h.passes = "PodDisruptionBudget "+b.name()+" allows no disruption", true
 	}
@@ -600,7 +600,7 @@ func (w *world) absent(p *pod) string {
 	return w.placed().lost[p]
 }
 
-func (w *world) hanging(h hang, answers map[*pod]answer, basis string) engine.Finding {
+func (w *world) hanging(h hang, answers map[*pod]answer, basis string) plan.Finding {
 	held := 0
 	for _, a := range answers {
 		if a.verdict == noRoom || a.verdict == overlap || a.verdict == denied || a.verdict == refused {
@@ -608,8 +608,8 @@ func (w *world) hanging(h hang, answers map[*pod]answer, basis string) engine.Fi
 		}
 	}
 	name := printable(h.pod.namespace + "/" + h.pod.name)
-	f := engine.Finding{
-		Severity: engine.Block, Owner: h.keeper, Command: h.command,
+	f := plan.Finding{
+		Severity: plan.Block, Owner: h.keeper, Command: h.command,
 		Title:  fmt.Sprintf("the drain of %s (%s) would be the first to hang, at pod %s", printable(h.pod.node), w.lookup().position(h.pod.node), name),
 		Detail: h.why + "; " + basis,
 		Remedy: "resolve this and run the check again: later drains were not simulated",
@@ -622,7 +622,7 @@ func (w *world) hanging(h hang, answers map[*pod]answer, basis string) engine.Fi
 		}
 	}
 	if h.passes {
-		f.Severity = engine.Warn
+		f.Severity = plan.Warn
 		f.Title = fmt.Sprintf("the drain of %s (%s) would be the first to wait, for pod %s", printable(h.pod.node), w.lookup().position(h.pod.node), name)
 		f.Remedy = cmp.Or(h.remedy, "wait until the pods are ready and run the check again")
 	}

@@ -29,18 +29,19 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
 )
 
 // cluster is a real API server with nodes and pods that are objects alone.
-type cluster struct {
+type testCluster struct {
 	t    testing.TB
 	cp   *controlplane.ControlPlane
 	core kubernetes.Interface
 }
 
-func startCluster(t testing.TB) *cluster {
+func startCluster(t testing.TB) *testCluster {
 	cp := controlplane.ForTest(t, controlplane.Options{})
 	config := cp.Config()
 	config.QPS = -1
@@ -48,24 +49,24 @@ func startCluster(t testing.TB) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &cluster{t, cp, core}
+	return &testCluster{t, cp, core}
 }
 
-func (c *cluster) must(err error) {
+func (c *testCluster) must(err error) {
 	c.t.Helper()
 	if err != nil {
 		c.t.Fatal(err)
 	}
 }
 
-func (c *cluster) namespace(name string) {
+func (c *testCluster) namespace(name string) {
 	_, err := c.core.CoreV1().Namespaces().Create(c.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	c.must(err)
 	_, err = c.core.CoreV1().ServiceAccounts(name).Create(c.t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
 	c.must(err)
 }
 
-func (c *cluster) node(name string) {
+func (c *testCluster) node(name string) {
 	n := (&world{leases: map[string]time.Time{}}).addNode(name)
 	_, err := c.core.CoreV1().Nodes().Create(c.t.Context(), n, metav1.CreateOptions{})
 	c.must(err)
@@ -73,7 +74,7 @@ func (c *cluster) node(name string) {
 
 // deployment makes a Deployment, its ReplicaSet and ready pods: "web-0" on the first
 // node, and so on. There is no controller that would.
-func (c *cluster) deployment(namespace, name string, nodes ...string) {
+func (c *testCluster) deployment(namespace, name string, nodes ...string) {
 	labels := map[string]string{"app": name}
 	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "example.com/main:1"}}}}
 	n := int32(len(nodes))
@@ -106,7 +107,7 @@ func (c *cluster) deployment(namespace, name string, nodes ...string) {
 }
 
 // budget makes a budget over the pods of a Deployment, with a status as of its controller.
-func (c *cluster) budget(namespace, name, app string, unavailable, pods, allowed int32) {
+func (c *testCluster) budget(namespace, name, app string, unavailable, pods, allowed int32) {
 	b, err := c.core.PolicyV1().PodDisruptionBudgets(namespace).Create(c.t.Context(), &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"meta.helm.sh/release-name": app + "-release"}},
 		Spec:       policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromInt32(unavailable)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}},
@@ -120,7 +121,7 @@ func (c *cluster) budget(namespace, name, app string, unavailable, pods, allowed
 }
 
 // guard is a webhook that denies the eviction of pods whose name begins with "locked".
-func (c *cluster) guard() (requests func() []*admissionapi.AdmissionRequest) {
+func (c *testCluster) guard() (requests func() []*admissionapi.AdmissionRequest) {
 	var mu sync.Mutex
 	var seen []*admissionapi.AdmissionRequest
 	server := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -164,7 +165,7 @@ func (c *cluster) guard() (requests func() []*admissionapi.AdmissionRequest) {
 
 // look runs one check as config's user. The admin reads what the user may not read,
 // since only the evictions are tested.
-func (c *cluster) look(config *rest.Config, id string, r engine.PreflightRequest, progress func(int64, int64)) []engine.Finding {
+func (c *testCluster) look(config *rest.Config, id string, r check.PreflightRequest, progress func(int64, int64)) []plan.Finding {
 	w, err := collect(c.t.Context(), c.cp.Config(), c.core, r)
 	c.must(err)
 	found := checkOf(id).find(w, &probe{ctx: c.t.Context(), config: config, core: c.core, progress: progress})
@@ -175,7 +176,7 @@ func (c *cluster) look(config *rest.Config, id string, r engine.PreflightRequest
 }
 
 // state is what evictions would change.
-func (c *cluster) state() (out []string) {
+func (c *testCluster) state() (out []string) {
 	pods, err := c.core.CoreV1().Pods("").List(c.t.Context(), metav1.ListOptions{})
 	c.must(err)
 	for i := range pods.Items {
@@ -198,12 +199,12 @@ func TestRehearsalAsksTheAPIServer(t *testing.T) {
 	c.deployment("shop", "free", "worker-0", "worker-0")
 	c.deployment("shop", "web", "worker-0", "worker-1")
 	c.budget("shop", "web", "web", 1, 2, 1)
-	r := engine.PreflightRequest{ReplaceControlPlanes: true, ReplaceWorkers: true, Surge: 1, DryRun: true}
+	r := check.PreflightRequest{ReplaceControlPlanes: true, ReplaceWorkers: true, Surge: 1, DryRun: true}
 	quiet := func(int64, int64) {}
 
 	t.Run("every eviction is granted", func(t *testing.T) {
-		want := []engine.Finding{{
-			ID: "drain-rehearsal", Severity: engine.Info, Title: "every node that is replaced can be drained",
+		want := []plan.Finding{{
+			ID: "drain-rehearsal", Severity: plan.Info, Title: "every node that is replaced can be drained",
 			Detail: "tested by dry run: 3 of 4 evictions; the other 1 computed from the status of PodDisruptionBudgets",
 			Source: "disruption", Reference: evictionPage,
 		}}
@@ -284,7 +285,7 @@ func TestRehearsalAsksTheAPIServer(t *testing.T) {
 }
 
 // pod is the slim copy of a pod of shop; of one that is not there its name alone.
-func (c *cluster) pod(name string) *pod {
+func (c *testCluster) pod(name string) *pod {
 	p, err := c.core.CoreV1().Pods("shop").Get(c.t.Context(), name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return &pod{namespace: "shop", name: name}
@@ -362,7 +363,7 @@ func TestTheRehearsalEndsInTime(t *testing.T) {
 			c.must(err)
 			c.untilAsked(tt.url, seen)
 
-			w, err := collect(t.Context(), c.cp.Config(), c.core, engine.PreflightRequest{ReplaceWorkers: true, Surge: 1, DryRun: true})
+			w, err := collect(t.Context(), c.cp.Config(), c.core, check.PreflightRequest{ReplaceWorkers: true, Surge: 1, DryRun: true})
 			c.must(err)
 			var asked atomic.Int64
 			p := &probe{ctx: t.Context(), config: c.cp.Config(), core: c.core, limit: 2 * time.Second, progress: func(int64, int64) {}}
@@ -371,7 +372,7 @@ func TestTheRehearsalEndsInTime(t *testing.T) {
 			}
 			var got []string
 			found := checkOf("drain-rehearsal").find(w, p)
-			slices.SortStableFunc(found, func(a, b engine.Finding) int { return rank(a.Severity) - rank(b.Severity) })
+			slices.SortStableFunc(found, func(a, b plan.Finding) int { return rank(a.Severity) - rank(b.Severity) })
 			for i, f := range found {
 				line := fmt.Sprintf("%s: %s: %s", f.Severity, f.Title, f.Command)
 				if i < len(tt.want) && strings.HasPrefix(line, tt.want[i]) {
@@ -398,7 +399,7 @@ func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f
 
 // untilAsked waits until the API server calls the webhook at address, or
 // fails to.
-func (c *cluster) untilAsked(address string, seen chan string) {
+func (c *testCluster) untilAsked(address string, seen chan string) {
 	c.t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); ; {
 		ctx, cancel := context.WithTimeout(c.t.Context(), 200*time.Millisecond)
@@ -505,8 +506,8 @@ func TestComputedDrainsAreThoseThatAreAskedFor(t *testing.T) {
 			c.namespace(ns)
 			c.deployment(ns, "web", "worker-0", "worker-1")
 			tt.plant(ns)
-			look := func(dryRun bool) []engine.Finding {
-				w, err := collect(t.Context(), c.cp.Config(), c.core, engine.PreflightRequest{ReplaceControlPlanes: true, ReplaceWorkers: true, Surge: 1, DryRun: dryRun})
+			look := func(dryRun bool) []plan.Finding {
+				w, err := collect(t.Context(), c.cp.Config(), c.core, check.PreflightRequest{ReplaceControlPlanes: true, ReplaceWorkers: true, Surge: 1, DryRun: dryRun})
 				c.must(err)
 				w.pods = slices.DeleteFunc(w.pods, func(p pod) bool { return p.namespace != ns })
 				found := checkOf("drain-rehearsal").find(w, &probe{ctx: t.Context(), config: c.cp.Config(), core: c.core, progress: func(int64, int64) {}})

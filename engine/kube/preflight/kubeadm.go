@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/engine/version"
 )
 
@@ -25,7 +25,7 @@ const (
 	runtimeGuide = "https://kubernetes.io/docs/setup/production-environment/container-runtimes/"
 )
 
-var kubeadmChecks = []check{
+var kubeadmChecks = []checkItem{
 	{
 		id: "kubeadm-config", title: "kubeadm can read its configuration in the cluster", area: "versions", ref: kubeadmGuide,
 		needs: []source{sourceConfigs, sourcePods}, run: kubeadmReadable,
@@ -151,7 +151,7 @@ func (w *world) madeByKubeadm() bool {
 }
 
 // kubeadmReadable parses the ConfigMaps like kubeadm.
-func kubeadmReadable(w *world, _ *probe) (out []engine.Finding) {
+func kubeadmReadable(w *world, _ *probe) (out []plan.Finding) {
 	if !w.madeByKubeadm() {
 		return nil
 	}
@@ -159,8 +159,8 @@ func kubeadmReadable(w *world, _ *probe) (out []engine.Finding) {
 		{kubeadmConfig, "ClusterConfiguration", "ClusterConfiguration"},
 		{kubeletConfig, "kubelet", "KubeletConfiguration"},
 	} {
-		f := engine.Finding{
-			Severity: engine.Block, Objects: []string{object("ConfigMap", "kube-system", c.name)},
+		f := plan.Finding{
+			Severity: plan.Block, Objects: []string{object("ConfigMap", "kube-system", c.name)},
 			Remedy: "recreate it: run `kubeadm init phase upload-config all --config FILE` on a control plane",
 		}
 		var have struct {
@@ -202,7 +202,7 @@ type flagSource struct {
 }
 
 // flagsRemoved compares flags and feature gates with those of the hop's versions.
-func flagsRemoved(w *world, _ *probe) (out []engine.Finding) {
+func flagsRemoved(w *world, _ *probe) (out []plan.Finding) {
 	if w.request.From.MinorDistance(w.request.To) <= 0 {
 		return nil
 	}
@@ -238,8 +238,8 @@ func flagsRemoved(w *world, _ *probe) (out []engine.Finding) {
 		l, ok := lifecycles[minor]
 		if !ok {
 			if minor > firstKnown {
-				out = append(out, engine.Finding{
-					Severity: engine.NotChecked, Title: fmt.Sprintf("not checked whether v1.%d removes a flag or feature gate that is used", minor),
+				out = append(out, plan.Finding{
+					Severity: plan.NotChecked, Title: fmt.Sprintf("not checked whether v1.%d removes a flag or feature gate that is used", minor),
 					Detail: "this program has no data on that version", Remedy: "read its changelog",
 				})
 			}
@@ -253,8 +253,8 @@ func flagsRemoved(w *world, _ *probe) (out []engine.Finding) {
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(where), func(a, b [2]string) int { return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1])) }) {
-		out = append(out, engine.Finding{
-			Severity: engine.Block, Title: fmt.Sprintf("%s would not start after the hop: %s", key[0], key[1]),
+		out = append(out, plan.Finding{
+			Severity: plan.Block, Title: fmt.Sprintf("%s would not start after the hop: %s", key[0], key[1]),
 			Detail: "in " + enumerate(first(where[key]), 10), Objects: first(objects[key]),
 			Remedy: "remove it from the ConfigMap, then run `kubeadm upgrade apply` or `kubeadm upgrade node`, which rewrites the manifests",
 		})
@@ -302,13 +302,13 @@ func flagNumber(args []string, flag string) (n int64, ok bool) {
 }
 
 // proxyMode warns of a deprecated mode.
-func proxyMode(w *world, _ *probe) []engine.Finding {
+func proxyMode(w *world, _ *probe) []plan.Finding {
 	var c struct {
 		Mode string `json:"mode"`
 	}
 	data := w.configs[proxyConfig]["config.conf"]
 	if err := yaml.Unmarshal([]byte(data), &c); err != nil {
-		return []engine.Finding{{
+		return []plan.Finding{{
 			Title: "the configuration of kube-proxy cannot be read", Detail: printable(err.Error()), Objects: []string{object("ConfigMap", "kube-system", proxyConfig)},
 			Remedy: "correct the ConfigMap: a restarted kube-proxy would fail to start",
 		}}
@@ -316,7 +316,7 @@ func proxyMode(w *world, _ *probe) []engine.Finding {
 	if c.Mode != "ipvs" {
 		return nil
 	}
-	return []engine.Finding{{
+	return []plan.Finding{{
 		Title: "kube-proxy runs in mode ipvs, which is deprecated", Objects: []string{object("ConfigMap", "kube-system", proxyConfig)},
 		Remedy: "set mode: nftables in the ConfigMap and restart kube-proxy before a release removes ipvs",
 	}}
@@ -327,7 +327,7 @@ func proxyMode(w *world, _ *probe) []engine.Finding {
 const firstWithoutOldCRI = 37
 
 // containerRuntimes warns of nodes whose runtime the next kubelet does not support.
-func containerRuntimes(w *world, _ *probe) []engine.Finding {
+func containerRuntimes(w *world, _ *probe) []plan.Finding {
 	if w.request.From.Minor() >= firstWithoutOldCRI || w.request.To.Minor() < firstWithoutOldCRI {
 		return nil
 	}
@@ -335,7 +335,7 @@ func containerRuntimes(w *world, _ *probe) []engine.Finding {
 	if len(old) == 0 {
 		return nil
 	}
-	f := engine.Finding{
+	f := plan.Finding{
 		Title:  fmt.Sprintf("containerd 1.x runs on %s, and kubelets from v1.%d on need containerd 2", count(len(old), "node"), firstWithoutOldCRI),
 		Detail: "nodes: " + enumerate(old, 20), Remedy: "check that the OS image of the hop contains containerd 2",
 	}
@@ -343,7 +343,7 @@ func containerRuntimes(w *world, _ *probe) []engine.Finding {
 		f.Objects = append(f.Objects, object("node", "", n))
 	}
 	f.Objects = first(f.Objects)
-	return []engine.Finding{f}
+	return []plan.Finding{f}
 }
 
 // oldRuntimes are the nodes with containerd 1.x.
@@ -361,7 +361,7 @@ func oldRuntimes(nodes []corev1.Node) (out []string) {
 const firstFailingCgroupV1 = 35
 
 // cgroupVersions reads the cgroup version from one kubelet of each kind of machine.
-func cgroupVersions(w *world, p *probe) []engine.Finding {
+func cgroupVersions(w *world, p *probe) []plan.Finding {
 	if w.request.From.Minor() >= firstFailingCgroupV1 || w.request.To.Minor() < firstFailingCgroupV1 {
 		return nil
 	}
@@ -388,15 +388,15 @@ func cgroupVersions(w *world, p *probe) []engine.Finding {
 			break
 		}
 	}
-	var out []engine.Finding
+	var out []plan.Finding
 	if len(old) > 0 {
-		out = append(out, engine.Finding{
-			Severity: engine.Block, Title: fmt.Sprintf("hosts with cgroup v1: kubelets from v1.%d on do not start there", firstFailingCgroupV1), Detail: "for example " + enumerate(old, maxTold),
+		out = append(out, plan.Finding{
+			Severity: plan.Block, Title: fmt.Sprintf("hosts with cgroup v1: kubelets from v1.%d on do not start there", firstFailingCgroupV1), Detail: "for example " + enumerate(old, maxTold),
 			Remedy: "use an OS image with cgroup v2, or set failCgroupV1: false in the ConfigMap kubelet-config", Objects: []string{object("ConfigMap", "kube-system", kubeletConfig)},
 		})
 	}
 	if len(silent) > 0 {
-		out = append(out, engine.Finding{Severity: engine.NotChecked, Title: "not checked whether hosts have cgroup v2", Detail: enumerate(silent, 5), Remedy: "allow nodes/proxy, or set failCgroupV1: false in the ConfigMap kubelet-config"})
+		out = append(out, plan.Finding{Severity: plan.NotChecked, Title: "not checked whether hosts have cgroup v2", Detail: enumerate(silent, 5), Remedy: "allow nodes/proxy, or set failCgroupV1: false in the ConfigMap kubelet-config"})
 	}
 	return out
 }

@@ -14,26 +14,27 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/cluster"
 )
 
 // LocalData lists data on the disks of nodes that no backup contains. Unlike Run, it reads
 // only the needed sources and includes every node.
-func LocalData(ctx context.Context, config *rest.Config) (engine.LocalData, error) {
+func LocalData(ctx context.Context, config *rest.Config) (cluster.LocalData, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 500, 1000
 	config.WarningHandler = rest.NoWarnings{}
 	core, err := kubernetes.NewForConfig(protobuf(config))
 	if err != nil {
-		return engine.LocalData{}, fmt.Errorf("make Kubernetes client: %w", err)
+		return cluster.LocalData{}, fmt.Errorf("make Kubernetes client: %w", err)
 	}
 	meta, err := metadata.NewForConfig(config)
 	if err != nil {
-		return engine.LocalData{}, fmt.Errorf("make Kubernetes client: %w", err)
+		return cluster.LocalData{}, fmt.Errorf("make Kubernetes client: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, sourceLimit)
 	defer cancel()
-	w := &world{request: engine.PreflightRequest{ReplaceControlPlanes: true, ReplaceWorkers: true}}
+	w := &world{request: check.PreflightRequest{ReplaceControlPlanes: true, ReplaceWorkers: true}}
 	r := &reader{config: config, core: core, meta: meta, w: w}
 	var mu sync.Mutex // of failed
 	var failed error
@@ -51,14 +52,14 @@ func LocalData(ctx context.Context, config *rest.Config) (engine.LocalData, erro
 	}
 	reading.Wait()
 	if failed != nil {
-		return engine.LocalData{}, failed
+		return cluster.LocalData{}, failed
 	}
 	return w.localData(), nil
 }
 
 // localData finds volumes bound to a claim, whether or not a pod uses it.
-func (w *world) localData() engine.LocalData {
-	var out engine.LocalData
+func (w *world) localData() cluster.LocalData {
+	var out cluster.LocalData
 	users := map[types.NamespacedName][]*pod{}
 	for i := range w.pods {
 		p := &w.pods[i]
@@ -84,7 +85,7 @@ func (w *world) localData() engine.LocalData {
 		if !ok {
 			continue
 		}
-		v := engine.LocalVolume{Namespace: printable(key.Namespace), Claim: printable(key.Name), Volume: printable(pv.Name)}
+		v := cluster.LocalVolume{Namespace: printable(key.Namespace), Claim: printable(key.Name), Volume: printable(pv.Name)}
 		for i := range w.nodes {
 			if pinned(&pv, &w.nodes[i]) {
 				v.Nodes = append(v.Nodes, w.nodes[i].Name)
@@ -114,7 +115,7 @@ func (w *world) localData() engine.LocalData {
 		}
 		out.Volumes = append(out.Volumes, v)
 	}
-	slices.SortFunc(out.Volumes, func(a, b engine.LocalVolume) int {
+	slices.SortFunc(out.Volumes, func(a, b cluster.LocalVolume) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Claim, b.Claim))
 	})
 	return out

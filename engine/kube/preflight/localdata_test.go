@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
-	"constellation/engine"
+	"constellation/engine/cluster"
 )
 
 func TestLocalDataNamesVolumesAndTheirWorkloads(t *testing.T) {
@@ -28,8 +28,8 @@ func TestLocalDataNamesVolumesAndTheirWorkloads(t *testing.T) {
 	w.addVolume("shop", "cloud", "", func(pv *corev1.PersistentVolume) { pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: "ebs"} })
 	w.claims[types.NamespacedName{Namespace: "shop", Name: "waiting"}] = corev1.PersistentVolumeClaim{}
 
-	want := engine.LocalData{
-		Volumes: []engine.LocalVolume{
+	want := cluster.LocalData{
+		Volumes: []cluster.LocalVolume{
 			{Namespace: "db", Claim: "pg-0", Volume: "pv-pg-0", Nodes: []string{"worker-0"}, Path: "/mnt/disk", Bytes: 5 << 30, Workloads: []string{"statefulset/db/postgres"}},
 			{Namespace: "db", Claim: "unused", Volume: "pv-unused", Nodes: []string{"worker-1"}, Path: "/mnt/disk"},
 			{Namespace: "shop", Claim: "uploads", Volume: "pv-uploads", Nodes: []string{"worker-0", "worker-1"}, Path: `/srv/\x1b[31muploads`, Workloads: []string{"deployment/shop/web"}},

@@ -8,7 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 const (
@@ -16,7 +16,7 @@ const (
 	cordonPage = "https://kubernetes.io/docs/concepts/architecture/nodes/#manual-node-administration"
 )
 
-var nodeChecks = []check{
+var nodeChecks = []checkItem{
 	{
 		id: "node-conditions", area: "nodes", ref: nodePage, run: nodeConditions,
 		title: "every node is ready, reachable and free of resource pressure",
@@ -43,22 +43,22 @@ func role(n *corev1.Node) string {
 
 // nodeConditions reports unhealthy nodes. An unready control plane blocks, because the
 // upgrade begins there. A role without any ready node blocks too.
-func nodeConditions(w *world, _ *probe) []engine.Finding {
+func nodeConditions(w *world, _ *probe) []plan.Finding {
 	ready := map[string]int{}
 	for i := range w.nodes {
 		if why, _ := unwell(&w.nodes[i]); why == "" {
 			ready[role(&w.nodes[i])]++
 		}
 	}
-	var found []engine.Finding
+	var found []plan.Finding
 	for i := range w.nodes {
 		n := &w.nodes[i]
 		name := printable(n.Name)
-		f := engine.Finding{Objects: []string{object("node", "", n.Name)}, Owner: groupOf(n)}
+		f := plan.Finding{Objects: []string{object("node", "", n.Name)}, Owner: groupOf(n)}
 		if why, since := unwell(n); why != "" {
-			f.Severity = engine.Warn
+			f.Severity = plan.Warn
 			if role(n) == "control plane" || ready[role(n)] == 0 {
-				f.Severity = engine.Block
+				f.Severity = plan.Block
 			}
 			f.Title = fmt.Sprintf("node %s (%s) is unhealthy: %s", name, role(n), why)
 			if !since.IsZero() {
@@ -66,7 +66,7 @@ func nodeConditions(w *world, _ *probe) []engine.Finding {
 			}
 			f.Remedy = "repair the machine; if it is lost, delete the node, and its group creates a new one"
 			f.Command = command("kubectl delete node %s", n.Name)
-			if f.Severity == engine.Block {
+			if f.Severity == plan.Block {
 				f.Remedy = "repair the machine"
 				f.Command = ""
 			}
@@ -143,14 +143,14 @@ const (
 // nodeLeases reports Ready nodes that send no heartbeat, or whose clock is wrong. A lease
 // carries the time of the node's clock. If no lease agrees with this computer's clock, this
 // computer's clock is wrong, and nodes are compared with each other.
-func nodeLeases(w *world, _ *probe) []engine.Finding {
+func nodeLeases(w *world, _ *probe) []plan.Finding {
 	var ages []time.Duration
 	for i := range w.nodes {
 		if t, ok := w.leases[w.nodes[i].Name]; ok && isReady(&w.nodes[i]) {
 			ages = append(ages, w.now.Sub(t))
 		}
 	}
-	var found []engine.Finding
+	var found []plan.Finding
 	var offset time.Duration
 	if len(ages) > 0 {
 		slices.Sort(ages)
@@ -158,14 +158,14 @@ func nodeLeases(w *world, _ *probe) []engine.Finding {
 		agree := slices.ContainsFunc(ages, func(age time.Duration) bool { return -clockLimit <= age && age <= leaseLimit })
 		if !agree {
 			offset = middle
-			found = append(found, engine.Finding{
+			found = append(found, plan.Finding{
 				Title:  "the clocks of this computer and of the nodes are " + plainDuration(middle.Abs()) + " apart",
 				Detail: fmt.Sprintf("%s reported about that long %s now", count(len(ages), "ready node"), map[bool]string{true: "before", false: "after"}[middle > 0]),
 				Remedy: "correct the clock: the validity of certificates and tokens depends on it",
 			})
 		}
 	}
-	var wrong []engine.Finding
+	var wrong []plan.Finding
 	for i := range w.nodes {
 		n := &w.nodes[i]
 		if !isReady(n) {
@@ -173,7 +173,7 @@ func nodeLeases(w *world, _ *probe) []engine.Finding {
 		}
 		t, ok := w.leases[n.Name]
 		age := w.now.Sub(t) - offset
-		f := engine.Finding{Objects: []string{object("node", "", n.Name)}, Owner: groupOf(n), Remedy: "check its kubelet and its clock"}
+		f := plan.Finding{Objects: []string{object("node", "", n.Name)}, Owner: groupOf(n), Remedy: "check its kubelet and its clock"}
 		switch {
 		case !ok && w.now.Sub(n.CreationTimestamp.Time) < leaseLimit:
 			continue // new node: the kubelet creates its lease shortly after its Node
@@ -198,16 +198,16 @@ func isReady(n *corev1.Node) bool {
 }
 
 // cordonedNodes reports nodes cordoned by others. The upgrade does not uncordon them.
-func cordonedNodes(w *world, _ *probe) []engine.Finding {
+func cordonedNodes(w *world, _ *probe) []plan.Finding {
 	l := w.lookup()
-	var found []engine.Finding
+	var found []plan.Finding
 	for i := range w.nodes {
 		n := &w.nodes[i]
 		if !n.Spec.Unschedulable {
 			continue
 		}
 		by, since := cordonedBy(n)
-		f := engine.Finding{
+		f := plan.Finding{
 			Title: fmt.Sprintf("node %s (%s) is cordoned", printable(n.Name), role(n)), Owner: asked(by), Objects: []string{object("node", "", n.Name)},
 			Detail: "by an unknown client", Remedy: "uncordon it if the reason no longer applies: evicted pods cannot be scheduled there",
 			Command: command("kubectl uncordon %s", n.Name),

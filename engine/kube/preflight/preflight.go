@@ -16,10 +16,12 @@ import (
 	"k8s.io/client-go/rest"
 
 	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
 )
 
 // checks returns all checks in the order in which findings of equal severity are listed.
-func checks() []check {
+func checks() []checkItem {
 	return slices.Concat(
 		clusterChecks, kubeadmChecks, apiChecks, webhookChecks, disruptionChecks, capacityChecks, nodeChecks, actorChecks,
 		certificateChecks, addonChecks, accessChecks, admissionChecks,
@@ -39,7 +41,7 @@ const answerLimit = 10 * time.Second
 // long checks. Calls do not overlap. Findings are sorted by severity, block first, and
 // then by check. A check without findings yields one finding with severity Info. The error
 // is that of the first request if the API server does not respond, or the context's.
-func Run(ctx context.Context, config *rest.Config, hops []engine.PreflightRequest, emit func(engine.Event)) ([][]engine.Finding, error) {
+func Run(ctx context.Context, config *rest.Config, hops []check.PreflightRequest, emit func(plan.Event)) ([][]plan.Finding, error) {
 	config = rest.CopyConfig(config)
 	// Reading everything is one burst. API priority and fairness protects other clients.
 	config.QPS, config.Burst = 500, 1000
@@ -53,7 +55,7 @@ func Run(ctx context.Context, config *rest.Config, hops []engine.PreflightReques
 	}
 	all := checks()
 	for _, c := range all {
-		emit(engine.Event{Time: time.Now(), Kind: engine.KindCheck, Object: c.id, State: engine.StateRunning, Text: c.title})
+		emit(plan.Event{Time: time.Now(), Kind: plan.KindCheck, Object: c.id, State: plan.StateRunning, Text: c.title})
 	}
 	reading := hops[0] // the last target determines what must be read
 	for _, r := range hops[1:] {
@@ -65,15 +67,15 @@ func Run(ctx context.Context, config *rest.Config, hops []engine.PreflightReques
 	if err != nil {
 		return nil, err
 	}
-	var found [][]engine.Finding
+	var found [][]plan.Finding
 	for _, r := range hops {
 		f, err := runChecks(ctx, all, w.under(r), probe{config: config, core: core}, emit)
 		if err != nil {
 			return nil, err
 		}
 		found = append(found, f)
-		all = slices.DeleteFunc(all, func(c check) bool { return slices.Contains([]string{"health", "certificates", "access"}, c.area) })
-		emit = func(engine.Event) {}
+		all = slices.DeleteFunc(all, func(c checkItem) bool { return slices.Contains([]string{"health", "certificates", "access"}, c.area) })
+		emit = func(plan.Event) {}
 	}
 	return found, nil
 }
@@ -90,15 +92,15 @@ func answers(ctx context.Context, core kubernetes.Interface) error {
 
 // runChecks runs all checks concurrently and returns their findings, sorted. emit
 // receives an event for each finding.
-func runChecks(ctx context.Context, all []check, w *world, p probe, emit func(engine.Event)) ([]engine.Finding, error) {
+func runChecks(ctx context.Context, all []checkItem, w *world, p probe, emit func(plan.Event)) ([]plan.Finding, error) {
 	w.made()          // before concurrent checks use it
 	var mu sync.Mutex // of emit
-	tell := func(e engine.Event) {
+	tell := func(e plan.Event) {
 		mu.Lock()
 		defer mu.Unlock()
 		emit(e)
 	}
-	found := make([][]engine.Finding, len(all))
+	found := make([][]plan.Finding, len(all))
 	var running sync.WaitGroup
 	for i, c := range all {
 		running.Go(func() {
@@ -106,7 +108,7 @@ func runChecks(ctx context.Context, all []check, w *world, p probe, emit func(en
 			p := p
 			p.ctx = ctx
 			p.progress = func(current, total int64) {
-				tell(engine.Event{Time: time.Now(), Kind: engine.KindProgress, Object: c.id, Current: current, Total: total})
+				tell(plan.Event{Time: time.Now(), Kind: plan.KindProgress, Object: c.id, Current: current, Total: total})
 			}
 			found[i] = c.find(w, &p)
 			if ctx.Err() != nil {
@@ -120,7 +122,7 @@ func runChecks(ctx context.Context, all []check, w *world, p probe, emit func(en
 				if err != nil {
 					continue // every field of Finding can be marshalled
 				}
-				tell(engine.Event{Time: time.Now(), Kind: engine.KindCheck, Object: c.id, State: string(f.Severity), Text: f.Title, Data: data, TookMS: took.Milliseconds()})
+				tell(plan.Event{Time: time.Now(), Kind: plan.KindCheck, Object: c.id, State: string(f.Severity), Text: f.Title, Data: data, TookMS: took.Milliseconds()})
 			}
 		})
 	}
@@ -129,39 +131,39 @@ func runChecks(ctx context.Context, all []check, w *world, p probe, emit func(en
 		return nil, err
 	}
 	out := slices.Concat(found...)
-	slices.SortStableFunc(out, func(a, b engine.Finding) int { return cmp.Compare(rank(a.Severity), rank(b.Severity)) })
+	slices.SortStableFunc(out, func(a, b plan.Finding) int { return cmp.Compare(rank(a.Severity), rank(b.Severity)) })
 	return out, nil
 }
 
 // find returns the findings of c, at least one.
-func (c check) find(w *world, p *probe) []engine.Finding {
+func (c checkItem) find(w *world, p *probe) []plan.Finding {
 	var why []string
 	for _, s := range c.needs {
 		if reason, ok := w.unread[s]; ok {
 			why = append(why, fmt.Sprintf("%s: %s", s, reason))
 		}
 	}
-	var found []engine.Finding
+	var found []plan.Finding
 	if len(why) > 0 {
-		found = []engine.Finding{{Severity: engine.NotChecked, Title: "not checked whether " + c.title, Detail: strings.Join(why, "; ")}}
+		found = []plan.Finding{{Severity: plan.NotChecked, Title: "not checked whether " + c.title, Detail: strings.Join(why, "; ")}}
 	} else {
 		found = c.run(w, p)
 	}
 	if len(found) == 0 {
-		found = []engine.Finding{{Severity: engine.Info, Title: c.title}}
+		found = []plan.Finding{{Severity: plan.Info, Title: c.title}}
 	}
 	for i := range found {
 		f := &found[i]
 		f.ID = cmp.Or(f.ID, c.id)
-		f.Severity = cmp.Or(f.Severity, engine.Warn)
+		f.Severity = cmp.Or(f.Severity, plan.Warn)
 		f.Source = cmp.Or(f.Source, c.area)
 		f.Reference = cmp.Or(f.Reference, c.ref)
 	}
 	return found
 }
 
-func rank(s engine.Severity) int {
-	return slices.Index([]engine.Severity{engine.Block, engine.Warn, engine.NotChecked, engine.Info}, s)
+func rank(s plan.Severity) int {
+	return slices.Index([]plan.Severity{plan.Block, plan.Warn, plan.NotChecked, plan.Info}, s)
 }
 
 // maxPrintable bounds a quoted value, in runes.

@@ -41,7 +41,8 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 	"k8s.io/streaming/pkg/httpstream/spdy"
 
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
 )
 
@@ -124,13 +125,13 @@ func (s *site) putPod(like *pod) {
 }
 
 // look runs the platform's checks as config's user.
-func (s *site) look(config *rest.Config, r engine.PreflightRequest) []engine.Finding {
+func (s *site) look(config *rest.Config, r check.PreflightRequest) []plan.Finding {
 	s.t.Helper()
 	core, err := kubernetes.NewForConfig(protobuf(config))
 	s.must(err)
 	w, err := collect(s.t.Context(), config, core, r)
 	s.must(err)
-	found, err := runChecks(s.t.Context(), platformChecks(), w, probe{config: config, core: core}, func(engine.Event) {})
+	found, err := runChecks(s.t.Context(), platformChecks(), w, probe{config: config, core: core}, func(plan.Event) {})
 	s.must(err)
 	for i := range found {
 		complete(s.t, found[i])
@@ -140,7 +141,7 @@ func (s *site) look(config *rest.Config, r engine.PreflightRequest) []engine.Fin
 
 // until repeats the checks until all wanted findings are reported: some metrics of the API
 // server lag.
-func (s *site) until(config *rest.Config, r engine.PreflightRequest, want ...string) []engine.Finding {
+func (s *site) until(config *rest.Config, r check.PreflightRequest, want ...string) []plan.Finding {
 	s.t.Helper()
 	slices.Sort(want)
 	for deadline := time.Now().Add(20 * time.Second); ; {
@@ -221,7 +222,7 @@ func TestPlantedTroubleOnARealAPIServer(t *testing.T) {
 		toward := hop("v1.36.3", "v1.37.0")
 		w, err := collect(ctx, s.config, s.core, toward)
 		s.must(err)
-		i := slices.IndexFunc(apiChecks, func(c check) bool { return c.id == "removed-apis-used" })
+		i := slices.IndexFunc(apiChecks, func(c checkItem) bool { return c.id == "removed-apis-used" })
 		found := apiChecks[i].find(w, nil)
 		if d := cmp.Diff([]string{
 			"warn removed-apis-used: clients read networking.k8s.io/v1beta1 ipaddresses, which v1.37 no longer serves",
@@ -306,10 +307,10 @@ func TestPlantedTroubleOnARealAPIServer(t *testing.T) {
 		config.Impersonate.UserName = "nobody"
 		var ok []string
 		for _, f := range s.look(config, request) {
-			if f.Severity == engine.Info {
+			if f.Severity == plan.Info {
 				ok = append(ok, f.ID)
 			}
-			if f.ID == "permissions" && (f.Severity != engine.Block || !strings.Contains(f.Detail, "patch nodeversions.update.edgeless.systems")) {
+			if f.ID == "permissions" && (f.Severity != plan.Block || !strings.Contains(f.Detail, "patch nodeversions.update.edgeless.systems")) {
 				t.Errorf("permissions: %+v", f)
 			}
 		}
@@ -353,7 +354,7 @@ func TestPlantedTroubleOnARealAPIServer(t *testing.T) {
 	t.Run("an API server that is down", func(t *testing.T) {
 		s := s.in(t)
 		s.cp.StopAPIServer()
-		if _, err := Run(ctx, s.config, []engine.PreflightRequest{request}, func(engine.Event) {}); err == nil || !strings.Contains(err.Error(), "refused") {
+		if _, err := Run(ctx, s.config, []check.PreflightRequest{request}, func(plan.Event) {}); err == nil || !strings.Contains(err.Error(), "refused") {
 			t.Errorf("error %v", err)
 		}
 		s.must(s.cp.StartAPIServer(ctx))
@@ -362,7 +363,7 @@ func TestPlantedTroubleOnARealAPIServer(t *testing.T) {
 	t.Run("a user who leaves", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(ctx)
 		cancel()
-		if found, err := Run(ctx, s.config, []engine.PreflightRequest{request}, func(engine.Event) {}); err == nil || found != nil {
+		if found, err := Run(ctx, s.config, []check.PreflightRequest{request}, func(plan.Event) {}); err == nil || found != nil {
 			t.Errorf("found %v, error %v", found, err)
 		}
 	})

@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	helpers "k8s.io/component-helpers/resource"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 const (
@@ -27,7 +27,7 @@ const (
 // systemNamespaces are the namespaces whose pods an upgrade recreates.
 var systemNamespaces = []string{ownNamespace, metav1.NamespaceSystem}
 
-var admissionChecks = []check{
+var admissionChecks = []checkItem{
 	{
 		id: "pod-quota", title: "quotas leave room for new pods of the services and the system", area: "access", ref: quotaPage,
 		needs: []source{sourceQuotas, sourceDeployments, sourceDaemonSets}, run: podQuota,
@@ -118,7 +118,7 @@ func (t template) inScope(s corev1.ScopedResourceSelectorRequirement) bool {
 }
 
 // podQuota reports quotas that reject the next pod of a workload.
-func podQuota(w *world, _ *probe) (out []engine.Finding) {
+func podQuota(w *world, _ *probe) (out []plan.Finding) {
 	for _, namespace := range systemNamespaces {
 		templates := w.templates(namespace)
 		for i := range w.quotas {
@@ -130,7 +130,7 @@ func podQuota(w *world, _ *probe) (out []engine.Finding) {
 	return fold(out, "quotas without room")
 }
 
-func quotaFindings(q *corev1.ResourceQuota, templates []template) (out []engine.Finding) {
+func quotaFindings(q *corev1.ResourceQuota, templates []template) (out []plan.Finding) {
 	for _, name := range sortedKeys(q.Status.Hard) {
 		hard := q.Status.Hard[name]
 		used, known := q.Status.Used[name]
@@ -153,8 +153,8 @@ func quotaFindings(q *corev1.ResourceQuota, templates []template) (out []engine.
 		if len(refused) == 0 {
 			continue
 		}
-		out = append(out, engine.Finding{
-			Severity: engine.Block,
+		out = append(out, plan.Finding{
+			Severity: plan.Block,
 			Title:    fmt.Sprintf("ResourceQuota %s refuses new pods: %s of %s %s are used", printable(q.Namespace+"/"+q.Name), used.String(), hard.String(), printable(string(name))),
 			Detail:   "no additional pod of " + enumerate(refused, maxTold), Owner: keeperOf(&q.ObjectMeta),
 			Objects: append([]string{object("resourcequota", q.Namespace, q.Name)}, first(refused)...),
@@ -166,13 +166,13 @@ func quotaFindings(q *corev1.ResourceQuota, templates []template) (out []engine.
 }
 
 // podAdmission creates a pod like the operator's as a dry run.
-func podAdmission(w *world, p *probe) []engine.Finding {
+func podAdmission(w *world, p *probe) []plan.Finding {
 	i := slices.IndexFunc(w.deployments, func(d appsv1.Deployment) bool { return d.Namespace == ownNamespace && d.Name == operatorName })
 	if i < 0 {
-		return []engine.Finding{{Severity: engine.Info, Title: "pod admission was not tested: the cluster has no operator"}}
+		return []plan.Finding{{Severity: plan.Info, Title: "pod admission was not tested: the cluster has no operator"}}
 	}
 	if !w.request.DryRun {
-		return []engine.Finding{{Severity: engine.Info, Title: "pod admission was not tested: dry-run requests are disabled"}}
+		return []plan.Finding{{Severity: plan.Info, Title: "pod admission was not tested: dry-run requests are disabled"}}
 	}
 	d := &w.deployments[i]
 	ctx, cancel := context.WithTimeout(p.ctx, p.within())
@@ -185,18 +185,18 @@ func podAdmission(w *world, p *probe) []engine.Finding {
 		return nil
 	}
 	a := classify(err)
-	f := engine.Finding{
-		Severity: engine.Block, Detail: a.text, Objects: []string{object("deployment", ownNamespace, operatorName)},
+	f := plan.Finding{
+		Severity: plan.Block, Detail: a.text, Objects: []string{object("deployment", ownNamespace, operatorName)},
 		Remedy: "follow the message, or exempt namespace " + ownNamespace,
 	}
 	switch {
 	case a.verdict == noDryRun, a.verdict == notAsked, errors.Is(ctx.Err(), context.DeadlineExceeded):
-		f.Severity, f.Title, f.Remedy = engine.NotChecked, "not checked whether the cluster admits a new pod of the operator", ""
+		f.Severity, f.Title, f.Remedy = plan.NotChecked, "not checked whether the cluster admits a new pod of the operator", ""
 		if ctx.Err() != nil {
 			f.Detail = "no answer came within " + plainDuration(p.within())
 		}
 	case apierrors.IsForbidden(err) && strings.Contains(a.text, "cannot create resource"), apierrors.IsUnauthorized(err):
-		f.Severity, f.Title = engine.NotChecked, "not checked whether the cluster admits a new pod of the operator: the kubeconfig's user may not create pods"
+		f.Severity, f.Title = plan.NotChecked, "not checked whether the cluster admits a new pod of the operator: the kubeconfig's user may not create pods"
 		f.Remedy = "use a kubeconfig that may create pods in " + ownNamespace
 	default:
 		kind, name := refuser(a)
@@ -219,7 +219,7 @@ func podAdmission(w *world, p *probe) []engine.Finding {
 			}
 		}
 	}
-	return []engine.Finding{f}
+	return []plan.Finding{f}
 }
 
 var (

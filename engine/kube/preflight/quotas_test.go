@@ -14,7 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
 )
 
 func TestExhaustedQuotas(t *testing.T) {
@@ -108,16 +109,16 @@ func TestAPodLikeTheOperatorsIsAskedFor(t *testing.T) {
 		}},
 	}, metav1.CreateOptions{})
 	c.must(err)
-	request := engine.PreflightRequest{DryRun: true}
-	look := func(core kubernetes.Interface) []engine.Finding {
+	request := check.PreflightRequest{DryRun: true}
+	look := func(core kubernetes.Interface) []plan.Finding {
 		t.Helper()
 		w, err := collect(t.Context(), c.cp.Config(), c.core, request)
 		c.must(err)
-		i := slices.IndexFunc(admissionChecks, func(c check) bool { return c.id == "pod-admission" })
+		i := slices.IndexFunc(admissionChecks, func(c checkItem) bool { return c.id == "pod-admission" })
 		return admissionChecks[i].find(w, &probe{ctx: t.Context(), core: core})
 	}
 	// until waits for one finding: the API server learns of rules a moment later.
-	until := func(severity engine.Severity, title, detail string) engine.Finding {
+	until := func(severity plan.Severity, title, detail string) plan.Finding {
 		t.Helper()
 		for deadline := time.Now().Add(20 * time.Second); ; {
 			found := look(c.core)
@@ -129,19 +130,19 @@ func TestAPodLikeTheOperatorsIsAskedFor(t *testing.T) {
 			}
 		}
 	}
-	fine := func() { t.Helper(); until(engine.Info, "the cluster admits a new pod of the operator", "") }
+	fine := func() { t.Helper(); until(plan.Info, "the cluster admits a new pod of the operator", "") }
 	fine()
 
 	nobody, err := c.cp.ConfigFor("nobody")
 	c.must(err)
 	asNobody, err := kubernetes.NewForConfig(nobody)
 	c.must(err)
-	if found := look(asNobody); len(found) != 1 || found[0].Severity != engine.NotChecked || !strings.HasSuffix(found[0].Title, "the kubeconfig's user may not create pods") {
+	if found := look(asNobody); len(found) != 1 || found[0].Severity != plan.NotChecked || !strings.HasSuffix(found[0].Title, "the kubeconfig's user may not create pods") {
 		t.Errorf("a user who may not make pods: %+v", found)
 	}
 
 	c.must(c.cp.Apply(t.Context(), []byte(bouncer)))
-	until(engine.Block, "ValidatingAdmissionPolicy 'no-operators' refuses new pods of the operator in namespace constellation-system", "operators are not welcome")
+	until(plan.Block, "ValidatingAdmissionPolicy 'no-operators' refuses new pods of the operator in namespace constellation-system", "operators are not welcome")
 	c.must(c.core.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(t.Context(), "no-operators", metav1.DeleteOptions{}))
 	fine()
 
@@ -150,7 +151,7 @@ func TestAPodLikeTheOperatorsIsAskedFor(t *testing.T) {
 		c.must(err)
 	}
 	label(`"baseline"`)
-	until(engine.Block, "pod security level baseline:latest refuses new pods of the operator in namespace constellation-system", "hostNetwork=true")
+	until(plan.Block, "pod security level baseline:latest refuses new pods of the operator in namespace constellation-system", "hostNetwork=true")
 	label("null")
 	fine()
 
@@ -161,12 +162,12 @@ func TestAPodLikeTheOperatorsIsAskedFor(t *testing.T) {
 	q.Status.Hard, q.Status.Used = q.Spec.Hard, corev1.ResourceList{"pods": resource.MustParse("0")}
 	_, err = c.core.CoreV1().ResourceQuotas(ownNamespace).UpdateStatus(t.Context(), q, metav1.UpdateOptions{})
 	c.must(err)
-	f := until(engine.Block, "ResourceQuota none refuses new pods of the operator in namespace constellation-system", "exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0; caused by pod-quota")
+	f := until(plan.Block, "ResourceQuota none refuses new pods of the operator in namespace constellation-system", "exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0; caused by pod-quota")
 	if want := []string{"resourcequota/constellation-system/none", "deployment/constellation-system/constellation-operator"}; !slices.Equal(f.Objects, want) {
 		t.Errorf("objects %q, want %q", f.Objects, want)
 	}
 	request.DryRun = false
-	if found := look(c.core); len(found) != 1 || found[0].Severity != engine.Info {
+	if found := look(c.core); len(found) != 1 || found[0].Severity != plan.Info {
 		t.Errorf("dry runs are switched off: %+v", found)
 	}
 	pods, err := c.core.CoreV1().Pods(ownNamespace).List(t.Context(), metav1.ListOptions{})

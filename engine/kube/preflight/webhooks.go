@@ -17,14 +17,14 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
-	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 const webhookPage = "https://kubernetes.io/docs/concepts/cluster-administration/admission-webhooks-good-practices/"
 
 var webhookSources = []source{sourceValidating, sourceMutating, sourceNamespaces, sourceNodes, sourcePods}
 
-var webhookChecks = []check{
+var webhookChecks = []checkItem{
 	{
 		id: "webhook-endpoints", area: "webhooks", ref: webhookPage, run: webhookEndpoints,
 		title: "every webhook that can stop the upgrade has a backend",
@@ -81,8 +81,8 @@ func (h *hook) object() string { return object(h.kind, "", h.config.Name) }
 func (h *hook) title() string { return "webhook " + printable(h.name) }
 
 // finding returns the common part of all findings on h.
-func (h *hook) finding(s engine.Severity, title string) engine.Finding {
-	f := engine.Finding{
+func (h *hook) finding(s plan.Severity, title string) plan.Finding {
+	f := plan.Finding{
 		Severity: s, Title: title, Objects: []string{h.object()}, Owner: keeperOf(h.config),
 		Detail: fmt.Sprintf("webhook %d of %s %s has failurePolicy Fail, and reviews %s", h.index+1, h.kind, printable(h.config.Name), enumerate(h.hits, maxTold)),
 	}
@@ -356,8 +356,8 @@ func (h *hook) service() (types.NamespacedName, bool) {
 }
 
 // webhookEndpoints reports webhooks without a backend: their requests are rejected now.
-func webhookEndpoints(w *world, _ *probe) []engine.Finding {
-	var found []engine.Finding
+func webhookEndpoints(w *world, _ *probe) []plan.Finding {
+	var found []plan.Finding
 	for _, h := range w.hooks() {
 		key, ok := h.service()
 		if !ok {
@@ -383,9 +383,9 @@ func webhookEndpoints(w *world, _ *probe) []engine.Finding {
 		if why == "" {
 			continue
 		}
-		severity := engine.Block
+		severity := plan.Block
 		if h.conditions {
-			severity = engine.Warn
+			severity = plan.Warn
 		}
 		f := h.finding(severity, fmt.Sprintf("%s has no backend: %s", h.title(), why))
 		f.Remedy = "restore its pods; or set failurePolicy to Ignore, which its owner may revert"
@@ -401,9 +401,9 @@ func webhookEndpoints(w *world, _ *probe) []engine.Finding {
 }
 
 // webhookOneNode reports webhooks without a backend while one node is drained.
-func webhookOneNode(w *world, _ *probe) []engine.Finding {
+func webhookOneNode(w *world, _ *probe) []plan.Finding {
 	l := w.lookup()
-	var found []engine.Finding
+	var found []plan.Finding
 	for _, h := range w.hooks() {
 		key, ok := h.service()
 		if !ok {
@@ -421,11 +421,11 @@ func webhookOneNode(w *world, _ *probe) []engine.Finding {
 		}
 		node := b.nodes[0]
 		own := h.pods && slices.ContainsFunc(b.pods, func(p *pod) bool { return w.judges(h, p) })
-		severity, consequence := engine.Warn, "it has no backend while its pods are evicted"
+		severity, consequence := plan.Warn, "it has no backend while its pods are evicted"
 		if own {
-			severity, consequence = engine.Block, "it would reject its own new pods"
+			severity, consequence = plan.Block, "it would reject its own new pods"
 			if h.conditions {
-				severity = engine.Warn
+				severity = plan.Warn
 			}
 		}
 		f := h.finding(severity, fmt.Sprintf("%s has backends on %s alone, which is replaced (%s): %s", h.title(), printable(node), l.position(node), consequence))
@@ -444,8 +444,8 @@ func webhookOneNode(w *world, _ *probe) []engine.Finding {
 }
 
 // webhookExemption reports webhooks that review their own pods or system pods.
-func webhookExemption(w *world, _ *probe) []engine.Finding {
-	var found []engine.Finding
+func webhookExemption(w *world, _ *probe) []plan.Finding {
+	var found []plan.Finding
 	for _, h := range w.hooks() {
 		if !h.pods {
 			continue
@@ -463,7 +463,7 @@ func webhookExemption(w *world, _ *probe) []engine.Finding {
 		if caught = slices.Compact(caught); len(caught) == 0 {
 			continue
 		}
-		f := h.finding(engine.Warn, fmt.Sprintf("%s reviews new pods of %s: if it fails, they cannot be recreated", h.title(), enumerate(caught, 3)))
+		f := h.finding(plan.Warn, fmt.Sprintf("%s reviews new pods of %s: if it fails, they cannot be recreated", h.title(), enumerate(caught, 3)))
 		f.Remedy = "exclude these namespaces with its namespaceSelector"
 		f.Command = h.exempt(caught)
 		found = append(found, f)
@@ -474,13 +474,13 @@ func webhookExemption(w *world, _ *probe) []engine.Finding {
 // maxWebhookSeconds is the longest accepted timeout: 10 s is the default.
 const maxWebhookSeconds = 10
 
-func webhookTimeout(w *world, _ *probe) []engine.Finding {
-	var found []engine.Finding
+func webhookTimeout(w *world, _ *probe) []plan.Finding {
+	var found []plan.Finding
 	for _, h := range w.hooks() {
 		if h.timeout <= maxWebhookSeconds {
 			continue
 		}
-		f := h.finding(engine.Warn, fmt.Sprintf("%s has a timeout of %d s", h.title(), h.timeout))
+		f := h.finding(plan.Warn, fmt.Sprintf("%s has a timeout of %d s", h.title(), h.timeout))
 		f.Remedy = "lower timeoutSeconds: requests of nodes and controllers time out after 10 s to 30 s"
 		f.Command = h.patch("timeoutSeconds", maxWebhookSeconds)
 		found = append(found, f)
@@ -494,15 +494,15 @@ const (
 )
 
 // webhookCA reports webhooks whose certificate cannot be verified, or soon cannot.
-func webhookCA(w *world, _ *probe) []engine.Finding {
-	var found []engine.Finding
+func webhookCA(w *world, _ *probe) []plan.Finding {
+	var found []plan.Finding
 	for _, h := range w.hooks() {
 		bundle := h.client.CABundle
 		if len(bundle) == 0 {
 			if h.client.Service == nil {
 				continue // the API server's system roots verify external URLs
 			}
-			f := h.finding(engine.Warn, h.title()+" has no CA bundle, and service certificates are signed by no public CA")
+			f := h.finding(plan.Warn, h.title()+" has no CA bundle, and service certificates are signed by no public CA")
 			f.Remedy = "set its caBundle, or have cert-manager inject it"
 			f.Command = h.ignore()
 			found = append(found, f)
@@ -510,16 +510,16 @@ func webhookCA(w *world, _ *probe) []engine.Finding {
 		}
 		until, subject, problem := validUntil(bundle)
 		left := until.Sub(w.now)
-		var f engine.Finding
+		var f plan.Finding
 		switch {
 		case problem != "":
-			f = h.finding(engine.Block, fmt.Sprintf("the CA of %s cannot be read: %s", h.title(), problem))
+			f = h.finding(plan.Block, fmt.Sprintf("the CA of %s cannot be read: %s", h.title(), problem))
 		case left <= 0:
-			f = h.finding(engine.Block, fmt.Sprintf("the CA of %s expired on %s", h.title(), until.UTC().Format(time.DateOnly)))
+			f = h.finding(plan.Block, fmt.Sprintf("the CA of %s expired on %s", h.title(), until.UTC().Format(time.DateOnly)))
 		case left < certificateLimit:
-			f = h.finding(engine.Block, fmt.Sprintf("the CA of %s expires on %s", h.title(), until.UTC().Format(time.DateOnly)))
+			f = h.finding(plan.Block, fmt.Sprintf("the CA of %s expires on %s", h.title(), until.UTC().Format(time.DateOnly)))
 		case left < certificateWarning:
-			f = h.finding(engine.Warn, fmt.Sprintf("the CA of %s expires on %s", h.title(), until.UTC().Format(time.DateOnly)))
+			f = h.finding(plan.Warn, fmt.Sprintf("the CA of %s expires on %s", h.title(), until.UTC().Format(time.DateOnly)))
 		default:
 			continue
 		}
@@ -558,13 +558,13 @@ func validUntil(bundle []byte) (until time.Time, subject, problem string) {
 	return until, subject, ""
 }
 
-func webhookMatchPolicy(w *world, _ *probe) []engine.Finding {
-	var found []engine.Finding
+func webhookMatchPolicy(w *world, _ *probe) []plan.Finding {
+	var found []plan.Finding
 	for _, h := range w.hooks() {
 		if h.match != admissionv1.Exact {
 			continue
 		}
-		f := h.finding(engine.Warn, h.title()+" matches only the API versions in its rules")
+		f := h.finding(plan.Warn, h.title()+" matches only the API versions in its rules")
 		f.Remedy = "set matchPolicy to Equivalent to match requests of all versions"
 		f.Command = h.patch("matchPolicy", admissionv1.Equivalent)
 		found = append(found, f)

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
 )
 
 const (
@@ -77,7 +79,7 @@ func (w *world) made() *lookups {
 }
 
 // under returns the same cluster for another hop. The data is shared.
-func (w *world) under(r engine.PreflightRequest) *world {
+func (w *world) under(r check.PreflightRequest) *world {
 	other := *w
 	other.request, other.lookups = r, nil // the index depends on the hop
 	return &other
@@ -373,8 +375,8 @@ func command(format string, args ...any) string {
 
 // follows returns the end of a finding's detail that names its cause: the finding of check
 // id on the same object, if there is one.
-func follows(found []engine.Finding, id, object string) string {
-	if slices.ContainsFunc(found, func(f engine.Finding) bool { return slices.Contains(f.Objects, object) }) {
+func follows(found []plan.Finding, id, object string) string {
+	if slices.ContainsFunc(found, func(f plan.Finding) bool { return slices.Contains(f.Objects, object) }) {
 		return "; caused by " + id
 	}
 	return ""
@@ -389,15 +391,15 @@ func lookAt(format string, args ...any) string {
 }
 
 // fold lists the worst findings individually and summarizes the rest in one more.
-func fold(found []engine.Finding, what string) []engine.Finding {
+func fold(found []plan.Finding, what string) []plan.Finding {
 	if len(found) <= maxTold+1 {
 		return found
 	}
-	slices.SortStableFunc(found, func(a, b engine.Finding) int {
-		return cmp.Compare(rank(cmp.Or(a.Severity, engine.Warn)), rank(cmp.Or(b.Severity, engine.Warn)))
+	slices.SortStableFunc(found, func(a, b plan.Finding) int {
+		return cmp.Compare(rank(cmp.Or(a.Severity, plan.Warn)), rank(cmp.Or(b.Severity, plan.Warn)))
 	})
 	told, rest := found[:maxTold:maxTold], found[maxTold:]
-	more := engine.Finding{
+	more := plan.Finding{
 		Severity: rest[0].Severity, Title: fmt.Sprintf("%d more %s", len(rest), what),
 		Remedy: "resolve those above and run the check again, or inspect the objects",
 	}

@@ -37,7 +37,8 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
 	"constellation/internal/golden"
 )
 
@@ -45,13 +46,13 @@ import (
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 // workloadChecks are those that these tests are about.
-func workloadChecks() []check {
+func workloadChecks() []checkItem {
 	return slices.Concat(webhookChecks, disruptionChecks, capacityChecks, nodeChecks, actorChecks)
 }
 
-func checkOf(id string) check {
+func checkOf(id string) checkItem {
 	all := workloadChecks()
-	return all[slices.IndexFunc(all, func(c check) bool { return c.id == id })]
+	return all[slices.IndexFunc(all, func(c checkItem) bool { return c.id == id })]
 }
 
 // village is a cluster as the sandbox has it: a control plane, two workers, our parts
@@ -60,7 +61,7 @@ func checkOf(id string) check {
 func village() *world {
 	w := &world{
 		now:         noon,
-		request:     engine.PreflightRequest{ReplaceControlPlanes: true, ReplaceWorkers: true, Surge: 1, DrainTimeout: 5 * time.Minute},
+		request:     check.PreflightRequest{ReplaceControlPlanes: true, ReplaceWorkers: true, Surge: 1, DrainTimeout: 5 * time.Minute},
 		unread:      map[source]string{},
 		leases:      map[string]time.Time{},
 		namespaces:  map[string]metav1.ObjectMeta{},
@@ -267,14 +268,14 @@ func caUntil(until time.Time) []byte {
 }
 
 // look runs one check, or all if id is empty, and returns the findings other than ok.
-func look(w *world, id string) []engine.Finding {
-	var out []engine.Finding
+func look(w *world, id string) []plan.Finding {
+	var out []plan.Finding
 	for _, c := range workloadChecks() {
 		if id != "" && c.id != id {
 			continue
 		}
 		for _, f := range c.find(w, &probe{ctx: context.Background(), progress: func(int64, int64) {}}) {
-			if f.Severity != engine.Info {
+			if f.Severity != plan.Info {
 				out = append(out, f)
 			}
 		}
@@ -283,7 +284,7 @@ func look(w *world, id string) []engine.Finding {
 }
 
 // verdicts are severities and check IDs: "block pdb-room".
-func verdicts(found []engine.Finding) []string {
+func verdicts(found []plan.Finding) []string {
 	var out []string
 	for _, f := range found {
 		out = append(out, string(f.Severity)+" "+f.ID)
@@ -292,14 +293,14 @@ func verdicts(found []engine.Finding) []string {
 }
 
 // checkFindings compares whole findings with a file that people have read.
-func checkFindings(t *testing.T, file string, name string, found []engine.Finding) {
+func checkFindings(t *testing.T, file string, name string, found []plan.Finding) {
 	t.Helper()
 	path := filepath.Join("testdata", file)
 	b, err := os.ReadFile(path)
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}
-	all := map[string][]engine.Finding{}
+	all := map[string][]plan.Finding{}
 	if err := yaml.Unmarshal(b, &all); err != nil {
 		t.Fatal(err)
 	}
@@ -351,7 +352,7 @@ func TestCleanClusterIsFine(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			w := village()
 			tt.change(w)
-			if d := cmp.Diff([]engine.Finding(nil), look(w, "")); d != "" {
+			if d := cmp.Diff([]plan.Finding(nil), look(w, "")); d != "" {
 				t.Errorf("findings (-want +got):\n%s", d)
 			}
 		})
@@ -383,13 +384,13 @@ func TestKeptWorkersAreNotLookedAt(t *testing.T) {
 
 // TestChecksMayRunSideBySide is worth most under the race detector.
 func TestChecksMayRunSideBySide(t *testing.T) {
-	var want []engine.Finding
+	var want []plan.Finding
 	alone := city(20, 600)
 	for _, c := range workloadChecks() {
 		want = append(want, c.find(alone, &probe{ctx: t.Context()})...)
 	}
-	slices.SortStableFunc(want, func(a, b engine.Finding) int { return rank(a.Severity) - rank(b.Severity) })
-	got, err := runChecks(t.Context(), workloadChecks(), city(20, 600), probe{}, func(engine.Event) {})
+	slices.SortStableFunc(want, func(a, b plan.Finding) int { return rank(a.Severity) - rank(b.Severity) })
+	got, err := runChecks(t.Context(), workloadChecks(), city(20, 600), probe{}, func(plan.Event) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -409,7 +410,7 @@ func TestUnreadSourcesAreNotChecked(t *testing.T) {
 		}
 	}
 	for _, f := range look(w, "") {
-		if f.Severity != engine.NotChecked || !strings.Contains(f.Detail, "forbidden") {
+		if f.Severity != plan.NotChecked || !strings.Contains(f.Detail, "forbidden") {
 			t.Errorf("%s is %s (%s), want not-checked with the reason", f.ID, f.Severity, f.Detail)
 		}
 	}

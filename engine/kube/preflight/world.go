@@ -30,7 +30,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"constellation/engine"
+	"constellation/engine/check"
+	"constellation/engine/plan"
 )
 
 // world is the observed state of the cluster on which the checks run. Objects of small
@@ -38,7 +39,7 @@ import (
 // are slim copies. Checks must not modify it.
 type world struct {
 	now     time.Time
-	request engine.PreflightRequest
+	request check.PreflightRequest
 	// unread maps the ID of a source that could not be read to the reason. Checks that need
 	// it are NotChecked.
 	unread map[source]string
@@ -218,13 +219,13 @@ func (p *pod) key() types.NamespacedName {
 // check is one preflight check. run returns its findings. A check without findings passed
 // and is reported with its title. A finding's zero Severity means Warn; its zero ID, Source
 // and Reference are set to those of the check.
-type check struct {
+type checkItem struct {
 	id    string // kebab-case and stable
 	title string // true statement if the check passes: "every API server is one minor apart at most"
 	area  string // Finding.Source: versions, apis, webhooks, disruption, capacity, nodes, etcd, certificates, health, access
 	ref   string // source of the rule
 	needs []source
-	run   func(*world, *probe) []engine.Finding
+	run   func(*world, *probe) []plan.Finding
 }
 
 // probe sends requests whose answers are not in the objects of the cluster.

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui"
 	"constellation/tui/term"
 	"constellation/tui/view"
@@ -68,14 +69,14 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 				spec.Seed = uint64(v.Now().UnixNano() / int64(time.Millisecond) % 1_000_000)
 			}
 			if results != "" && (spec.Machines == "" || spec.Machines == "auto") {
-				return &engine.Error{
-					Op: "drill", Err: errors.New("--results needs a kind of machines"), Exit: engine.ExitUsage,
+				return &plan.Error{
+					Op: "drill", Err: errors.New("--results needs a kind of machines"), Exit: plan.ExitUsage,
 					Remedy: "pass --machines=real, --machines=simulated or --machines=hollow",
 				}
 			}
 			if spec.Count < 0 || (until > 0) != (results != "") {
-				return &engine.Error{
-					Op: "drill", Err: errors.New("--count is below 0, or only one of --results and --until is given"), Exit: engine.ExitUsage,
+				return &plan.Error{
+					Op: "drill", Err: errors.New("--count is below 0, or only one of --results and --until is given"), Exit: plan.ExitUsage,
 					Remedy: "pass --results FILE with --until N, and --count of 0 or more",
 				}
 			}
@@ -96,13 +97,13 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 				err = v.Document(struct {
 					Schema string `json:"schema"`
 					engine.DrillReport
-				}{engine.Schema, r})
+				}{plan.Schema, r})
 			case tui.Markdown:
 				fmt.Fprint(v.Out(), drillMarkdown(&r))
 			default:
 				v.Print(v.drillText(&r))
 			}
-			if code := drillExit(r.Outcome); err == nil && code != engine.ExitDone {
+			if code := drillExit(r.Outcome); err == nil && code != plan.ExitDone {
 				return tui.ExitStatus(code)
 			}
 			return err
@@ -136,7 +137,7 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 }
 
 func drillExit(outcome string) int {
-	return map[string]int{engine.DrillPassed: engine.ExitDone, engine.DrillVoid: engine.ExitNothing}[outcome] + map[bool]int{true: engine.ExitFailed}[outcome == engine.DrillFailed]
+	return map[string]int{engine.DrillPassed: plan.ExitDone, engine.DrillVoid: plan.ExitNothing}[outcome] + map[bool]int{true: plan.ExitFailed}[outcome == engine.DrillFailed]
 }
 
 // drill runs one drill and writes its progress to stderr.
@@ -158,7 +159,7 @@ func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engin
 	for {
 		done, err := readDrills(file)
 		if err != nil {
-			return &engine.Error{Op: "read drill results", Err: err, Exit: engine.ExitUsage}
+			return &plan.Error{Op: "read drill results", Err: err, Exit: plan.ExitUsage}
 		}
 		have := slices.DeleteFunc(done, func(r engine.DrillReport) bool {
 			return r.Machines != spec.Machines || max(r.ControlPlanes, 1) != max(spec.ControlPlanes, 1)
@@ -166,7 +167,7 @@ func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engin
 		if len(have) >= want {
 			fmt.Fprintf(v.Stderr(), "%s has %s of %s machines\n", file, term.Count(len(have), "drill"), spec.Machines)
 			if bad > 0 {
-				return tui.ExitStatus(engine.ExitFailed)
+				return tui.ExitStatus(plan.ExitFailed)
 			}
 			return nil
 		}
@@ -182,7 +183,7 @@ func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engin
 			bad++
 		}
 		if err := appendDrill(file, r); err != nil {
-			return &engine.Error{Op: "write drill results", Err: err}
+			return &plan.Error{Op: "write drill results", Err: err}
 		}
 		fmt.Fprintf(v.Out(), "seed %d %s, %s\n", r.Seed, r.Outcome, cmp.Or(term.Clean(r.Why), "all invariants held"))
 	}
@@ -332,7 +333,7 @@ func (v *verbs) listDrillFaults(faults []engine.DrillFault, out tui.Format) erro
 		return v.Document(struct {
 			Schema string              `json:"schema"`
 			Faults []engine.DrillFault `json:"faults"`
-		}{engine.Schema, faults})
+		}{plan.Schema, faults})
 	}
 	for _, f := range faults {
 		fmt.Fprintf(v.Out(), "%-18s %s\n%-18s   on %s machines, at: %s\n", f.Name, f.Does, "", strings.Join(f.Machines, " and "), strings.Join(f.Points, ", "))

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui"
 	"constellation/tui/term"
 )
@@ -56,7 +57,7 @@ func (v *verbs) listFaults() *cobra.Command {
 					Schema string             `json:"schema"`
 					Active []string           `json:"active"`
 					Kinds  []engine.FaultKind `json:"kinds"`
-				}{engine.Schema, active, kinds})
+				}{plan.Schema, active, kinds})
 			}
 			for _, k := range kinds {
 				fmt.Fprintf(v.Out(), "%s\n    %s\n", k.Form, k.Does)
@@ -139,7 +140,7 @@ func (v *verbs) changeFaults(use, short, long, example string, change func(activ
 			}
 			faults, err := change(slices.Clone(st.Faults), args)
 			if err != nil {
-				return &engine.Error{Op: "change faults", Err: err, Exit: engine.ExitUsage}
+				return &plan.Error{Op: "change faults", Err: err, Exit: plan.ExitUsage}
 			}
 			if err := box.SetFaults(cmd.Context(), boxName, faults); err != nil {
 				return err

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 )
 
 // Faults of the whole cloud replace the active one of their kind; faults of machines are
@@ -27,7 +28,7 @@ func TestSetAndClearFaults(t *testing.T) {
 		p.sandbox = func(*slog.Logger) (engine.Sandbox, error) { return box, nil }
 		app := p.app()
 		app.Stdin, app.Stdout, app.Stderr, app.Env = strings.NewReader(""), &out, &out, func(string) string { return "" }
-		if code := app.Run(append([]string{"sandbox", "fault"}, strings.Fields(tt.args)...)); code != engine.ExitDone {
+		if code := app.Run(append([]string{"sandbox", "fault"}, strings.Fields(tt.args)...)); code != plan.ExitDone {
 			t.Fatalf("%s: exit code %d: %s", tt.args, code, &out)
 		}
 		if got := strings.Join(box.spec.Faults, " "); got != tt.want {

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/tui"
 )
 
@@ -77,7 +78,7 @@ run status to check.`,
 			if !all {
 				which = strings.Join(args, ", ")
 			}
-			stream.End(verb+" of "+which, err, engine.Result{Next: []string{v.Command("status")}})
+			stream.End(verb+" of "+which, err, plan.Result{Next: []string{v.Command("status")}})
 			return err
 		},
 	}

@@ -17,6 +17,8 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // TestMain runs this test binary as the program in scripts, with a sandbox in memory.
@@ -47,7 +49,7 @@ var start = time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC)
 // rememberedSandbox is a fake whose state survives from one command to the next.
 type rememberedSandbox struct{ fakeSandbox }
 
-func (r *rememberedSandbox) Up(ctx context.Context, spec engine.SandboxSpec, emit func(engine.Event)) (engine.SandboxInfo, error) {
+func (r *rememberedSandbox) Up(ctx context.Context, spec engine.SandboxSpec, emit func(plan.Event)) (workspace.SandboxInfo, error) {
 	info, err := r.fakeSandbox.Up(ctx, spec, emit)
 	if err == nil {
 		err = os.WriteFile(".fake-sandbox", nil, 0o600)
@@ -55,7 +57,7 @@ func (r *rememberedSandbox) Up(ctx context.Context, spec engine.SandboxSpec, emi
 	return info, err
 }
 
-func (r *rememberedSandbox) Down(ctx context.Context, name string, emit func(engine.Event)) error {
+func (r *rememberedSandbox) Down(ctx context.Context, name string, emit func(plan.Event)) error {
 	if err := r.fakeSandbox.Down(ctx, name, emit); err != nil {
 		return err
 	}
@@ -72,24 +74,24 @@ type fakeSandbox struct {
 
 var errNoSandbox = fmt.Errorf("%w: there is no such sandbox", cloud.ErrNotFound)
 
-func (f *fakeSandbox) Up(_ context.Context, spec engine.SandboxSpec, emit func(engine.Event)) (engine.SandboxInfo, error) {
+func (f *fakeSandbox) Up(_ context.Context, spec engine.SandboxSpec, emit func(plan.Event)) (workspace.SandboxInfo, error) {
 	f.spec = spec
-	emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "check-computer", State: engine.StateRunning, Text: "Check this computer"})
+	emit(plan.Event{Time: start, Kind: plan.KindStep, Step: "check-computer", State: plan.StateRunning, Text: "Check this computer"})
 	if f.needs && !spec.Install {
-		err := &engine.Error{Op: "start sandbox demo", Err: errors.New("the Debian packages runc and swtpm are missing"), Remedy: "apt-get install runc swtpm", Exit: engine.ExitUnacknowledged}
-		emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "check-computer", State: engine.StateFailed, Text: err.Error()})
-		return engine.SandboxInfo{}, err
+		err := &plan.Error{Op: "start sandbox demo", Err: errors.New("the Debian packages runc and swtpm are missing"), Remedy: "apt-get install runc swtpm", Exit: plan.ExitUnacknowledged}
+		emit(plan.Event{Time: start, Kind: plan.KindStep, Step: "check-computer", State: plan.StateFailed, Text: err.Error()})
+		return workspace.SandboxInfo{}, err
 	}
-	emit(engine.Event{Time: start.Add(time.Second), Kind: engine.KindStep, Step: "check-computer", State: engine.StateDone, Text: "it can run these machines", TookMS: 1000})
+	emit(plan.Event{Time: start.Add(time.Second), Kind: plan.KindStep, Step: "check-computer", State: plan.StateDone, Text: "it can run these machines", TookMS: 1000})
 	for i, n := range []string{"control-plane-0", "worker-0"} {
-		emit(engine.Event{Time: start.Add(time.Duration(2+i) * time.Second), Kind: engine.KindNode, Node: n, From: engine.NodeCreating, To: "ready"})
+		emit(plan.Event{Time: start.Add(time.Duration(2+i) * time.Second), Kind: plan.KindNode, Node: n, From: plan.NodeCreating, To: "ready"})
 	}
 	f.running = true
-	return engine.SandboxInfo{Name: "demo", Kubernetes: "v1.35.4", Image: "v1.1.0", ControlPlanes: 1, Workers: 1}, nil
+	return workspace.SandboxInfo{Name: "demo", Kubernetes: "v1.35.4", Image: "v1.1.0", ControlPlanes: 1, Workers: 1}, nil
 }
 
-func (f *fakeSandbox) Down(_ context.Context, _ string, emit func(engine.Event)) error {
-	emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "remove-machines", State: engine.StateDone, Text: "nothing is left", TookMS: 400})
+func (f *fakeSandbox) Down(_ context.Context, _ string, emit func(plan.Event)) error {
+	emit(plan.Event{Time: start, Kind: plan.KindStep, Step: "remove-machines", State: plan.StateDone, Text: "nothing is left", TookMS: 400})
 	f.running = false
 	return nil
 }
@@ -99,10 +101,10 @@ func (f *fakeSandbox) Status(context.Context, string) (engine.SandboxStatus, err
 		return *f.status, nil
 	}
 	if !f.running {
-		return engine.SandboxStatus{}, &engine.Error{Op: "look at sandbox demo", Err: errNoSandbox, Remedy: "start it with `constellation sandbox up`"}
+		return engine.SandboxStatus{}, &plan.Error{Op: "look at sandbox demo", Err: errNoSandbox, Remedy: "start it with `constellation sandbox up`"}
 	}
 	return engine.SandboxStatus{
-		SandboxInfo: engine.SandboxInfo{Name: "demo", Kubernetes: "v1.35.4", Image: "v1.1.0", Release: "v1.1.0", ClusterEndpoint: "127.0.0.1:41943", InitEndpoint: "127.0.0.1:43871"},
+		SandboxInfo: workspace.SandboxInfo{Name: "demo", Kubernetes: "v1.35.4", Image: "v1.1.0", Release: "v1.1.0", ClusterEndpoint: "127.0.0.1:41943", InitEndpoint: "127.0.0.1:43871"},
 		State:       "running", KubernetesVersions: []string{"v1.35.4"}, Faults: f.spec.Faults,
 		Machines: []engine.SandboxMachine{
 			{Name: "control-plane-0", Group: "control-plane", IP: "10.42.0.2", Image: "v1.1.0", Boot: "ready"},
@@ -113,22 +115,22 @@ func (f *fakeSandbox) Status(context.Context, string) (engine.SandboxStatus, err
 
 func (f *fakeSandbox) Exec(_ context.Context, _, machine string, command []string, _ io.Reader, stdout, _ io.Writer, _ bool) (int, error) {
 	if machine != "worker-0" {
-		return 0, &engine.Error{Op: "run command in " + machine, Err: errors.New("no such machine"), Exit: engine.ExitUsage}
+		return 0, &plan.Error{Op: "run command in " + machine, Err: errors.New("no such machine"), Exit: plan.ExitUsage}
 	}
 	fmt.Fprintln(stdout, strings.Join(command, " "))
 	return len(command), nil
 }
 
-func (f *fakeSandbox) Fetch(_ context.Context, version string, emit func(engine.Event)) error {
-	emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "build-kubernetes", State: engine.StateSkipped, Text: version + " is in the cache"})
+func (f *fakeSandbox) Fetch(_ context.Context, version string, emit func(plan.Event)) error {
+	emit(plan.Event{Time: start, Kind: plan.KindStep, Step: "build-kubernetes", State: plan.StateSkipped, Text: version + " is in the cache"})
 	return nil
 }
 
-func (f *fakeSandbox) Power(_ context.Context, _ string, action engine.PowerAction, machines []string, emit func(engine.Event)) error {
+func (f *fakeSandbox) Power(_ context.Context, _ string, action engine.PowerAction, machines []string, emit func(plan.Event)) error {
 	if len(machines) == 0 {
 		machines = []string{"control-plane-0", "worker-0"}
 	}
-	emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "switch-machines", State: engine.StateDone, Text: fmt.Sprintf("%s: %s", action, strings.Join(machines, ", "))})
+	emit(plan.Event{Time: start, Kind: plan.KindStep, Step: "switch-machines", State: plan.StateDone, Text: fmt.Sprintf("%s: %s", action, strings.Join(machines, ", "))})
 	return nil
 }
 
@@ -240,7 +242,7 @@ func TestSandboxStatusNamesConsolesAndRemedy(t *testing.T) {
 
 // Hollow machines are marked as simulated and summarised by group.
 func TestSandboxStatusOfHollowMachines(t *testing.T) {
-	st := engine.SandboxStatus{SandboxInfo: engine.SandboxInfo{Name: "many", Hollow: true, Kubernetes: "v1.35.4"}, State: "running"}
+	st := engine.SandboxStatus{SandboxInfo: workspace.SandboxInfo{Name: "many", Hollow: true, Kubernetes: "v1.35.4"}, State: "running"}
 	for n := range 500 {
 		m := engine.SandboxMachine{Name: fmt.Sprint("worker-", n), Group: "workers", Boot: "ready", Image: "v1.0.0"}
 		if n >= 480 {

@@ -13,6 +13,8 @@ import (
 	"constellation/engine"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi/sandboxexec"
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/tui"
 	"constellation/tui/term"
 	"constellation/tui/view"
@@ -45,7 +47,7 @@ func (v *verbs) sandboxName(name string) (string, error) {
 	}
 	dir, err := filepath.Abs(v.Dir())
 	if err != nil {
-		return "", &engine.Error{Op: "open workspace " + v.Dir(), Err: err, Exit: engine.ExitUsage}
+		return "", &plan.Error{Op: "open workspace " + v.Dir(), Err: err, Exit: plan.ExitUsage}
 	}
 	return dir, nil
 }
@@ -97,8 +99,8 @@ new one.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cmd.Flags().Changed("hollow") {
 				if hollow < 1 {
-					return &engine.Error{
-						Op: "start sandbox", Err: fmt.Errorf("--hollow is %d, want 1 or more", hollow), Exit: engine.ExitUsage,
+					return &plan.Error{
+						Op: "start sandbox", Err: fmt.Errorf("--hollow is %d, want 1 or more", hollow), Exit: plan.ExitUsage,
 						Remedy: "pass the number of workers to simulate, or omit the flag",
 					}
 				}
@@ -108,8 +110,8 @@ new one.`,
 			for flag, n := range map[string]*int{"control-planes": &spec.ControlPlanes, "workers": &spec.Workers} {
 				switch changed := cmd.Flags().Changed(flag); {
 				case *n < 0:
-					return &engine.Error{
-						Op: "start sandbox", Err: fmt.Errorf("--%s is %d, want 0 or more", flag, *n), Exit: engine.ExitUsage,
+					return &plan.Error{
+						Op: "start sandbox", Err: fmt.Errorf("--%s is %d, want 0 or more", flag, *n), Exit: plan.ExitUsage,
 						Remedy: "pass a number of machines that this computer can run, or omit the flag",
 					}
 				case changed && *n == 0:
@@ -119,8 +121,8 @@ new one.`,
 				}
 			}
 			if spec.ControlPlanes < 0 {
-				return &engine.Error{
-					Op: "start sandbox", Err: errors.New("--control-planes is 0, want 1 or more"), Exit: engine.ExitUsage,
+				return &plan.Error{
+					Op: "start sandbox", Err: errors.New("--control-planes is 0, want 1 or more"), Exit: plan.ExitUsage,
 					Remedy: "pass 1 or more, or omit the flag",
 				}
 			}
@@ -172,7 +174,7 @@ func (v *verbs) upSandbox(ctx context.Context, spec engine.SandboxSpec, f tui.Fo
 	for {
 		stream := v.Stream(f, "sandbox")
 		info, err := box.Up(ctx, spec, stream.Event)
-		if engine.ExitCode(err) == engine.ExitUnacknowledged && f == tui.Text && !spec.Install && v.Prompts() {
+		if plan.ExitCode(err) == plan.ExitUnacknowledged && f == tui.Text && !spec.Install && v.Prompts() {
 			stream.Close()
 			if !v.Confirmed(err, "Install them now?") {
 				return err
@@ -185,7 +187,7 @@ func (v *verbs) upSandbox(ctx context.Context, spec engine.SandboxSpec, f tui.Fo
 			kind, next = " (hollow: all machines are simulated)", v.afterHollow(info)
 		}
 		stream.End(fmt.Sprintf("sandbox %s: %s, %s, Kubernetes %s, image %s%s", info.Name, term.Count(info.ControlPlanes, "control plane"),
-			term.Count(info.Workers, "worker"), info.Kubernetes, info.Image, kind), err, engine.Result{Next: next})
+			term.Count(info.Workers, "worker"), info.Kubernetes, info.Image, kind), err, plan.Result{Next: next})
 		stream.Close()
 		return err
 	}
@@ -193,7 +195,7 @@ func (v *verbs) upSandbox(ctx context.Context, spec engine.SandboxSpec, f tui.Fo
 
 // afterHollow returns the next commands for hollow machines: watch, status, and a patch
 // that sets another target.
-func (v *verbs) afterHollow(info engine.SandboxInfo) []string {
+func (v *verbs) afterHollow(info workspace.SandboxInfo) []string {
 	next := []string{v.Command("watch"), v.Command("status")}
 	if i := slices.IndexFunc(v.images, func(v string) bool { return v != info.Image }); i >= 0 {
 		next = append(next, fmt.Sprintf("kubectl --kubeconfig %s patch nodeversion constellation-version --type merge -p '{\"spec\":{\"image\":\"sandboxes/%s/images/%s\",\"imageVersion\":\"%s\"}}'",
@@ -232,7 +234,7 @@ The command keeps your own files in the workspace.`,
 			stream := v.Stream(out, "sandbox")
 			defer stream.Close()
 			err = box.Down(ctx, name, stream.Event)
-			stream.End("sandbox deleted", err, engine.Result{})
+			stream.End("sandbox deleted", err, plan.Result{})
 			return err
 		},
 	}
@@ -273,7 +275,7 @@ func (v *verbs) sandboxStatus() *cobra.Command {
 				return v.Document(struct {
 					Schema string `json:"schema"`
 					engine.SandboxStatus
-				}{engine.Schema, st})
+				}{plan.Schema, st})
 			}
 			v.Print(v.sandboxText(&st))
 			return nil
@@ -430,7 +432,7 @@ func (v *verbs) shell(ctx context.Context, name, machine string, command []strin
 		// In raw mode the shell in the machine gets line editing and Ctrl-C.
 		restore, err := v.RawTerminal()
 		if err != nil {
-			return &engine.Error{Op: "set up the terminal", Err: err}
+			return &plan.Error{Op: "set up the terminal", Err: err}
 		}
 		defer restore()
 	}
@@ -469,7 +471,7 @@ Kubernetes.`,
 			stream := v.Stream(out, "Kubernetes "+version)
 			defer stream.Close()
 			err = box.Fetch(ctx, version, stream.Event)
-			stream.End("Kubernetes "+version+" is cached", err, engine.Result{})
+			stream.End("Kubernetes "+version+" is cached", err, plan.Result{})
 			return err
 		},
 	}

@@ -34,6 +34,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/machine/disk"
 	"constellation/engine/sandbox/recorder"
@@ -150,8 +151,8 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 		spec.Kubernetes = kubernetesTo
 	}
 	if spec.Kubernetes != kubernetesTo && (kind == hollow || spec.Kubernetes != kubernetesFrom) {
-		return r, &engine.Error{
-			Op: op, Err: fmt.Errorf("%s machines are not upgraded to Kubernetes %s", kind, spec.Kubernetes), Exit: engine.ExitUsage,
+		return r, &plan.Error{
+			Op: op, Err: fmt.Errorf("%s machines are not upgraded to Kubernetes %s", kind, spec.Kubernetes), Exit: plan.ExitUsage,
 			Remedy: "say " + kubernetesTo + ", or of machines that are not hollow " + kubernetesFrom,
 		}
 	}
@@ -165,7 +166,7 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 	}
 	disks := slices.ContainsFunc(injections, func(in engine.DrillInjection) bool { return faultNamed(in.Fault).ofDisk })
 	if err := disk.Supported(); disks && err != nil {
-		return r, &engine.Error{Op: op, Err: err, Exit: engine.ExitBlocked, Remedy: "name the faults that there may be with --faults, without slow-disk, lost-writes and torn-writes"}
+		return r, &plan.Error{Op: op, Err: err, Exit: plan.ExitBlocked, Remedy: "name the faults that there may be with --faults, without slow-disk, lost-writes and torn-writes"}
 	}
 	place, leave, err := d.enter(ctx, spec.Workspace, say)
 	if err != nil {
@@ -188,7 +189,7 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 		s, err = d.running(ctx, kind, place, spec, lasting, say)
 	}
 	if err != nil {
-		return r, &engine.Error{Op: op + ": make a cluster", Err: err, Exit: engine.ExitCode(err), Remedy: engine.Remedy(err)}
+		return r, &plan.Error{Op: op + ": make a cluster", Err: err, Exit: plan.ExitCode(err), Remedy: plan.Remedy(err)}
 	}
 	defer func() {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleaning)
@@ -200,14 +201,14 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 	r.Cluster = s.what
 	rec, err := recorder.Start(ctx, recorder.Config{Cluster: s.cluster, Cloud: s.cloud, Host: s.host, Service: s.service, Nameless: s.nameless, File: spec.Journal, Log: d.log})
 	if err != nil {
-		return r, &engine.Error{Op: op, Err: err}
+		return r, &plan.Error{Op: op, Err: err}
 	}
 	defer rec.Close()
 
 	x := &run{site: s, rec: rec, tell: say, active: lasting, switched: map[string]int{}, report: injections}
 	held, why := x.upgrade(ctx, injections)
 	if ctx.Err() != nil {
-		return r, &engine.Error{Op: op, Err: context.Cause(ctx), Exit: engine.ExitCode(context.Cause(ctx))}
+		return r, &plan.Error{Op: op, Err: context.Cause(ctx), Exit: plan.ExitCode(context.Cause(ctx))}
 	}
 	journal := rec.Journal()
 	r.Injected = x.report
@@ -250,7 +251,7 @@ func (d *Drills) machines(asked string) (string, error) {
 		}
 		return simulated, nil
 	}
-	return "", &engine.Error{Op: "drill", Err: fmt.Errorf("there are no %q machines for drills", asked), Exit: engine.ExitUsage, Remedy: "say --machines=real, --machines=simulated or --machines=hollow"}
+	return "", &plan.Error{Op: "drill", Err: fmt.Errorf("there are no %q machines for drills", asked), Exit: plan.ExitUsage, Remedy: "say --machines=real, --machines=simulated or --machines=hollow"}
 }
 
 // outcome says how it went, and why.
@@ -507,18 +508,18 @@ const clusterDir = "cluster"
 // killed drill left there. leave removes it again.
 func (d *Drills) enter(ctx context.Context, workspace string, say teller) (place string, leave func(), err error) {
 	if st, err := d.boxes.Status(ctx, workspace); err == nil {
-		return "", nil, &engine.Error{
+		return "", nil, &plan.Error{
 			Op: op, Err: fmt.Errorf("sandbox %s is up in %s, and a drill wants the place for itself", st.Name, workspace),
-			Exit: engine.ExitBlocked, Remedy: "run it in another directory with -C, or take the sandbox down",
+			Exit: plan.ExitBlocked, Remedy: "run it in another directory with -C, or take the sandbox down",
 		}
 	}
 	place = filepath.Join(workspace, sandbox.DrillDir)
 	if err := os.Mkdir(place, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", nil, &engine.Error{Op: op, Err: err}
+		return "", nil, &plan.Error{Op: op, Err: err}
 	}
 	lock, err := sandbox.LockDrill(place)
 	if err != nil {
-		return "", nil, &engine.Error{Op: op, Err: err, Exit: engine.ExitHeld, Remedy: "wait for it, or run this one in another directory with -C"}
+		return "", nil, &plan.Error{Op: op, Err: err, Exit: plan.ExitHeld, Remedy: "wait for it, or run this one in another directory with -C"}
 	}
 	if _, there := d.boxes.Status(ctx, filepath.Join(place, clusterDir)); there == nil {
 		say("removing the sandbox of a drill that was killed")
@@ -529,7 +530,7 @@ func (d *Drills) enter(ctx context.Context, workspace string, say teller) (place
 	}
 	if err != nil {
 		lock()
-		return "", nil, &engine.Error{Op: op + ": remove what an earlier one left", Err: err}
+		return "", nil, &plan.Error{Op: op + ": remove what an earlier one left", Err: err}
 	}
 	return place, func() {
 		if err := sandbox.ClearDrill(place); err != nil {
@@ -544,8 +545,8 @@ func (d *Drills) enter(ctx context.Context, workspace string, say teller) (place
 // scenario is what goes wrong, by seed.
 func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, error) {
 	if kind == hollow && spec.ControlPlanes != 0 || !slices.Contains([]int{0, 1, 3, 5}, spec.ControlPlanes) {
-		return nil, &engine.Error{
-			Op: op, Err: fmt.Errorf("there are no drills of %d control planes on %s machines", spec.ControlPlanes, kind), Exit: engine.ExitUsage,
+		return nil, &plan.Error{
+			Op: op, Err: fmt.Errorf("there are no drills of %d control planes on %s machines", spec.ControlPlanes, kind), Exit: plan.ExitUsage,
 			Remedy: "say --control-planes=1, 3 or 5, and of machines that are not hollow",
 		}
 	}
@@ -563,15 +564,15 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 		i := slices.IndexFunc(faults, func(f fault) bool { return f.name == name })
 		switch {
 		case i < 0:
-			return nil, &engine.Error{Op: op, Err: fmt.Errorf("there is no fault %q", name), Exit: engine.ExitUsage, Remedy: "`constellation sandbox drill --list` shows what can go wrong"}
+			return nil, &plan.Error{Op: op, Err: fmt.Errorf("there is no fault %q", name), Exit: plan.ExitUsage, Remedy: "`constellation sandbox drill --list` shows what can go wrong"}
 		case !slices.Contains(faults[i].machines, kind):
-			return nil, &engine.Error{
-				Op: op, Err: fmt.Errorf("%s machines cannot have the fault %s", kind, name), Exit: engine.ExitUsage,
+			return nil, &plan.Error{
+				Op: op, Err: fmt.Errorf("%s machines cannot have the fault %s", kind, name), Exit: plan.ExitUsage,
 				Remedy: "leave it out, or say --machines=" + faults[i].machines[0] + ", which can",
 			}
 		case !slices.Contains(allowed, &faults[i]):
-			return nil, &engine.Error{
-				Op: op, Err: fmt.Errorf("nothing comes to a point at which %s could happen: Kubernetes stays at %s", name, spec.Kubernetes), Exit: engine.ExitUsage,
+			return nil, &plan.Error{
+				Op: op, Err: fmt.Errorf("nothing comes to a point at which %s could happen: Kubernetes stays at %s", name, spec.Kubernetes), Exit: plan.ExitUsage,
 				Remedy: "leave it out, or leave --kubernetes out",
 			}
 		}

@@ -22,6 +22,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/recorder"
@@ -113,8 +114,8 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 		{"nobody knows the fault", real, engine.DrillSpec{Faults: []string{"flood"}}, "--list"},
 		{"Kubernetes stays, and with it etcd", real, engine.DrillSpec{Faults: []string{"power-cut-etcd"}, Kubernetes: kubernetesFrom}, "leave --kubernetes out"},
 	} {
-		if _, err := scenario(tt.kind, tt.spec); engine.ExitCode(err) != engine.ExitUsage || !strings.Contains(engine.Remedy(err), tt.want) {
-			t.Errorf("%s: %v, remedy %q, want one with %q", tt.what, err, engine.Remedy(err), tt.want)
+		if _, err := scenario(tt.kind, tt.spec); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(plan.Remedy(err), tt.want) {
+			t.Errorf("%s: %v, remedy %q, want one with %q", tt.what, err, plan.Remedy(err), tt.want)
 		}
 	}
 }
@@ -402,10 +403,10 @@ func TestEnter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := d.enter(t.Context(), dir, quiet); engine.ExitCode(err) != engine.ExitHeld {
+	if _, _, err := d.enter(t.Context(), dir, quiet); plan.ExitCode(err) != plan.ExitHeld {
 		t.Errorf("a second drill in the same place: %v", err)
 	}
-	if _, err := d.Drill(t.Context(), engine.DrillSpec{Workspace: dir, Machines: hollow, Kubernetes: "v1.34.0"}, nil); engine.ExitCode(err) != engine.ExitUsage {
+	if _, err := d.Drill(t.Context(), engine.DrillSpec{Workspace: dir, Machines: hollow, Kubernetes: "v1.34.0"}, nil); plan.ExitCode(err) != plan.ExitUsage {
 		t.Errorf("an upgrade that nobody makes: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(place, "left"), nil, 0o600); err != nil {

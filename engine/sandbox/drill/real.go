@@ -26,11 +26,13 @@ import (
 	"constellation/engine"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/plan"
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/recorder"
 	standins "constellation/engine/sandbox/simulated"
+	"constellation/engine/workspace"
 )
 
 // workers is how many a drill of machines in which programs run has: with one control plane
@@ -48,7 +50,7 @@ func consoleProgram() (string, error) {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", &engine.Error{Op: "find the program " + name, Err: err, Exit: engine.ExitUsage, Remedy: "install " + name + " beside constellation-sandbox; `make build` builds both"}
+		return "", &plan.Error{Op: "find the program " + name, Err: err, Exit: plan.ExitUsage, Remedy: "install " + name + " beside constellation-sandbox; `make build` builds both"}
 	}
 	return path, nil
 }
@@ -63,15 +65,15 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 	}
 	for _, v := range []string{kubernetesFrom, kubernetes} {
 		if !build.Cached(d.dirs.Cache, v) {
-			return nil, &engine.Error{Op: "find Kubernetes " + v, Err: errors.New("it is not in the cache"), Exit: engine.ExitBlocked, Remedy: "build it with `constellation sandbox fetch " + v + "`"}
+			return nil, &plan.Error{Op: "find Kubernetes " + v, Err: errors.New("it is not in the cache"), Exit: plan.ExitBlocked, Remedy: "build it with `constellation sandbox fetch " + v + "`"}
 		}
 	}
-	workspace := filepath.Join(place, clusterDir)
-	if err := os.MkdirAll(workspace, 0o700); err != nil {
+	ws := filepath.Join(place, clusterDir)
+	if err := os.MkdirAll(ws, 0o700); err != nil {
 		return nil, err
 	}
-	down := func(ctx context.Context) error { return d.boxes.Down(ctx, workspace, nil) }
-	con := &console{kubernetes: kubernetes, exe: exe, workspace: workspace, log: filepath.Join(place, "console.log"), say: say}
+	down := func(ctx context.Context) error { return d.boxes.Down(ctx, ws, nil) }
+	con := &console{kubernetes: kubernetes, exe: exe, workspace: ws, log: filepath.Join(place, "console.log"), say: say}
 	defer func() {
 		if err != nil {
 			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleaning)
@@ -80,7 +82,7 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 		}
 	}()
 	info, err := d.boxes.Up(ctx, engine.SandboxSpec{
-		Workspace: workspace, ControlPlanes: spec.ControlPlanes, Workers: workers, Kubernetes: kubernetesFrom, Image: releaseFrom, Release: releaseFrom, Machines: kind, Faults: lasting,
+		Workspace: ws, ControlPlanes: spec.ControlPlanes, Workers: workers, Kubernetes: kubernetesFrom, Image: releaseFrom, Release: releaseFrom, Machines: kind, Faults: lasting,
 	}, nil)
 	if err != nil {
 		return nil, err
@@ -89,7 +91,7 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 	if err := con.once(ctx, "init", "--non-interactive", "--yes"); err != nil {
 		return nil, err
 	}
-	access, err := clientcmd.BuildConfigFromFlags("", filepath.Join(workspace, engine.KubeconfigFile))
+	access, err := clientcmd.BuildConfigFromFlags("", filepath.Join(ws, workspace.KubeconfigFile))
 	if err != nil {
 		return nil, err
 	}
@@ -261,11 +263,11 @@ func (c *console) begin(ctx context.Context, giveUp func(error)) error {
 			}
 			_ = os.WriteFile(c.log, out.Bytes(), 0o600)
 			code := cmd.ProcessState.ExitCode()
-			if code == engine.ExitDone || code == engine.ExitNothing {
+			if code == plan.ExitDone || code == plan.ExitNothing {
 				c.say("the console is done (exit %d)", code)
 				return
 			}
-			if code == engine.ExitUsage || code == engine.ExitBlocked || code == engine.ExitUnacknowledged {
+			if code == plan.ExitUsage || code == plan.ExitBlocked || code == plan.ExitUnacknowledged {
 				giveUp(fmt.Errorf("upgrade apply ended with %d: %s", code, lastLines(out.String(), 6)))
 				return
 			}

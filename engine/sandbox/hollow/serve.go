@@ -30,9 +30,9 @@ import (
 
 	"constellation/assets"
 	"constellation/assets/render"
-	"constellation/engine"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/release"
 	"constellation/engine/sandbox"
@@ -434,7 +434,7 @@ func (b *box) target(ctx context.Context, admin client.Client) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		name := engine.ComponentsName(l)
+		name := cluster.ComponentsName(l)
 		if err := admin.Create(ctx, &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: name, Labels: map[string]string{"app.kubernetes.io/part-of": "constellation"}},
 			Immutable:  new(true),

@@ -17,6 +17,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
+	"constellation/engine/plan"
 )
 
 // Name is the name of the program's file.
@@ -54,8 +55,8 @@ func missing(err error) error {
 	if errors.Is(err, exec.ErrNotFound) {
 		err = errors.New("not found beside constellation and not in PATH")
 	}
-	return &engine.Error{
-		Op: "find the program " + Name, Err: err, Exit: engine.ExitUsage,
+	return &plan.Error{
+		Op: "find the program " + Name, Err: err, Exit: plan.ExitUsage,
 		Remedy: "install " + Name + " in the directory of constellation; `make build` builds both",
 	}
 }
@@ -70,7 +71,7 @@ func Run(args []string) (int, error) {
 	// With the same name as this process, the program prints commands that the user can copy.
 	code, err := replace(p, append([]string{os.Args[0]}, args...))
 	if err != nil {
-		return 0, &engine.Error{Op: "execute " + p, Err: err, Exit: engine.ExitUsage, Remedy: "install " + Name + " again"}
+		return 0, &plan.Error{Op: "execute " + p, Err: err, Exit: plan.ExitUsage, Remedy: "install " + Name + " again"}
 	}
 	return code, nil
 }
@@ -91,14 +92,14 @@ func Find(ctx context.Context, name string) (engine.SandboxStatus, error) {
 		if text := strings.TrimSpace(errs.String()); text != "" {
 			err = fmt.Errorf("%w: %s", err, text)
 		}
-		return engine.SandboxStatus{}, &engine.Error{Op: op, Err: err}
+		return engine.SandboxStatus{}, &plan.Error{Op: op, Err: err}
 	}
 	var st *engine.SandboxStatus
 	if err := json.Unmarshal(out.Bytes(), &st); err != nil {
-		return engine.SandboxStatus{}, &engine.Error{Op: op, Err: fmt.Errorf("decode the output of %s: %w", p, err)}
+		return engine.SandboxStatus{}, &plan.Error{Op: op, Err: fmt.Errorf("decode the output of %s: %w", p, err)}
 	}
 	if st == nil {
-		return engine.SandboxStatus{}, &engine.Error{Op: op, Err: fmt.Errorf("%w: no such sandbox", cloud.ErrNotFound), Remedy: "start it with `constellation sandbox up`"}
+		return engine.SandboxStatus{}, &plan.Error{Op: op, Err: fmt.Errorf("%w: no such sandbox", cloud.ErrNotFound), Remedy: "start it with `constellation sandbox up`"}
 	}
 	return *st, nil
 }
