@@ -66,16 +66,16 @@ type BackupManifest = backup.Manifest
 
 // When a snapshot of etcd is taken.
 const (
-	EtcdAuto  = ""      // where there is somebody who takes one
-	EtcdTake  = "true"  // in any case: without one the backup has a hole
-	EtcdLeave = "false" // never
+	EtcdAuto     = ""      // where there is somebody who takes one
+	EtcdRequired = "true"  // in any case: without one the backup has a hole
+	EtcdSkip     = "false" // never
 )
 
 // BackupRequest says what kind of backup is wanted.
 type BackupRequest struct {
 	// Dir is the directory that the backup gets its own in; empty means that of the runs.
 	Dir string
-	// Etcd is one of EtcdAuto, EtcdTake, EtcdLeave.
+	// Etcd is one of EtcdAuto, EtcdRequired, EtcdSkip.
 	Etcd string
 	// Secrets is whether Secrets are backed up, too.
 	Secrets bool
@@ -135,7 +135,7 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, e
 		return nil, err
 	}
 	_, takes := b.cluster.(Snapshots)
-	if r.Etcd == EtcdTake && !takes {
+	if r.Etcd == EtcdRequired && !takes {
 		return nil, &plan.Error{Op: "back up the cluster", Err: errors.New("this program takes no snapshots of etcd"), Exit: plan.ExitUsage, Remedy: "leave --etcd out"}
 	}
 	now := e.now()
@@ -153,7 +153,7 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, e
 		what += ", and all Secrets,"
 	}
 	p.Steps = []plan.Step{{ID: StepBackupResources, Title: "Back up custom resources", Effect: what + " are in " + path, Run: b.resources}}
-	if takes && r.Etcd != EtcdLeave {
+	if takes && r.Etcd != EtcdSkip {
 		p.Steps = append(p.Steps, plan.Step{ID: StepBackupEtcd, Title: "Take a snapshot of etcd", Effect: "all of etcd is in " + filepath.Join(path, backup.SnapshotFile), Run: b.etcd})
 	}
 	p.Steps = append(p.Steps, plan.Step{ID: StepBackupFinish, Title: "Complete and verify the backup", Effect: "the backup is on the disk, and was read again", Run: b.finish})

@@ -59,12 +59,12 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 		exit       int
 	}{
 		{"it is taken by default", engine.EtcdAuto, nil, 1, true, "", plan.ExitDone},
-		{"it is left out on request", engine.EtcdLeave, nil, 0, false, "", plan.ExitDone},
+		{"it is left out on request", engine.EtcdSkip, nil, 0, false, "", plan.ExitDone},
 		{"by default nobody need be there", engine.EtcdAuto, []error{absent}, 1, false, "without a snapshot of etcd: take a snapshot of etcd: not found: the operator has no pod", plan.ExitDone},
 		{"by default the user need not have the right", engine.EtcdAuto, []error{denied}, 1, false, "too few rights: ask somebody", plan.ExitDone},
-		{"what was asked for and cannot be had is missing", engine.EtcdTake, []error{absent}, 1, false, "missing: etcd: take a snapshot of etcd", plan.ExitFailed},
-		{"so is what was not allowed", engine.EtcdTake, []error{denied}, 1, false, "missing: etcd", plan.ExitFailed},
-		{"one that breaks off is taken once more", engine.EtcdTake, []error{broke}, 2, true, "once more: ", plan.ExitDone},
+		{"what was asked for and cannot be had is missing", engine.EtcdRequired, []error{absent}, 1, false, "missing: etcd: take a snapshot of etcd", plan.ExitFailed},
+		{"so is what was not allowed", engine.EtcdRequired, []error{denied}, 1, false, "missing: etcd", plan.ExitFailed},
+		{"one that breaks off is taken once more", engine.EtcdRequired, []error{broke}, 2, true, "once more: ", plan.ExitDone},
 		{"and not for ever", engine.EtcdAuto, []error{broke, broke}, 2, false, "missing: etcd: take a snapshot of etcd", plan.ExitFailed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -151,7 +151,7 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 				Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return cluster, nil },
 				Now:     func() time.Time { return checkTime },
 			})
-			r := engine.BackupRequest{Etcd: engine.EtcdLeave}
+			r := engine.BackupRequest{Etcd: engine.EtcdSkip}
 			if tt.dir != nil {
 				r.Dir = tt.dir(t)
 			}
@@ -209,7 +209,7 @@ func TestAnAPIServerThatIsAwayIsToldBeforeARestore(t *testing.T) {
 		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return twinned, nil },
 		Now:     func() time.Time { return checkTime },
 	})
-	p, err := e.PlanBackup(t.Context(), engine.BackupRequest{Etcd: engine.EtcdLeave})
+	p, err := e.PlanBackup(t.Context(), engine.BackupRequest{Etcd: engine.EtcdSkip})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -180,7 +180,7 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 	t.Run("as the user wants it with etcd", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) }, func(e *fakeEngine) { e.plan, e.events = backupPlan(), backupEvents() })
-			for _, want := range []string{engine.EtcdTake, engine.EtcdLeave, engine.EtcdAuto} {
+			for _, want := range []string{engine.EtcdRequired, engine.EtcdSkip, engine.EtcdAuto} {
 				s.press("e")
 				if got := s.c.screen.command(); (want != "") != strings.Contains(got, "--etcd="+want) || want == "" && strings.Contains(got, "--etcd") {
 					t.Errorf("the command is %q, want --etcd=%s", got, want)
@@ -332,7 +332,7 @@ func TestBackupOutput(t *testing.T) {
 						t.Errorf("the schema is %v", v["schema"])
 					}
 				}
-				if want := (engine.BackupRequest{Dir: "/mnt/safe", Etcd: engine.EtcdTake, Secrets: true}); tt.name == "create" && e.backedUpAs != want {
+				if want := (engine.BackupRequest{Dir: "/mnt/safe", Etcd: engine.EtcdRequired, Secrets: true}); tt.name == "create" && e.backedUpAs != want {
 					t.Errorf("PlanBackup called with %+v", e.backedUpAs)
 				}
 			})

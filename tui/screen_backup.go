@@ -288,7 +288,7 @@ func (scr *backupScreen) verify() tea.Cmd {
 }
 
 func (scr *backupScreen) nextEtcd() {
-	all := []string{engine.EtcdAuto, engine.EtcdTake, engine.EtcdLeave}
+	all := []string{engine.EtcdAuto, engine.EtcdRequired, engine.EtcdSkip}
 	scr.etcd = all[(slices.Index(all, scr.etcd)+1)%len(all)]
 }
 
@@ -356,7 +356,7 @@ func (scr *backupScreen) backupRows(w, h int) []string {
 		return nil
 	}
 	remark := map[string]string{
-		engine.EtcdAuto: "next backup: etcd if available", engine.EtcdTake: "next backup: etcd required", engine.EtcdLeave: "next backup: without etcd",
+		engine.EtcdAuto: "next backup: etcd if available", engine.EtcdRequired: "next backup: etcd required", engine.EtcdSkip: "next backup: without etcd",
 	}[b.etcd]
 	lines := []string{scr.c.th.Rule(w, fmt.Sprintf("Backups %d", len(b.Entries)), remark)}
 	switch {

@@ -1169,7 +1169,7 @@ func TestRestoreForUsers(t *testing.T) {
 		events = nil
 		return e.Run(t.Context(), p, func(ev plan.Event) { events = append(events, ev) })
 	}
-	p, err := e.PlanBackup(t.Context(), engine.BackupRequest{Etcd: engine.EtcdLeave})
+	p, err := e.PlanBackup(t.Context(), engine.BackupRequest{Etcd: engine.EtcdSkip})
 	if err != nil {
 		t.Fatal(err)
 	}
