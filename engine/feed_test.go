@@ -187,7 +187,7 @@ func TestAReleaseWhoseFileIsNotTheOneThatWasPublishedIsNoGoal(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-		}, check.CheckRequest{}, 2, "not-checked release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: its digest is not the one in the index", false},
+		}, check.CheckRequest{}, 2, "not-checked release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: its digest differs from the index", false},
 		{"deleted", remove, check.CheckRequest{}, 2, "not-checked release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: it is missing", false},
 		{"deleted, and asked for", remove, check.CheckRequest{Release: v("v1.2.0")}, 0, "block release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: it is missing", true},
 	} {

@@ -72,7 +72,7 @@ func TestDamagedBundlesAreRefused(t *testing.T) {
 			t.Fatalf("changed at byte %d: it is taken", n)
 		}
 	}
-	if _, err := opened(t, append(bytes.Clone(whole[:last+512-last%512]), whole...)); !errors.Is(err, ErrBundle) || !strings.Contains(err.Error(), "follows") {
+	if _, err := opened(t, append(bytes.Clone(whole[:last+512-last%512]), whole...)); !errors.Is(err, ErrBundle) || !strings.Contains(err.Error(), "unexpected data after its last file") {
 		t.Errorf("with something behind it: %v", err)
 	}
 	if _, err := opened(t, nil); !errors.Is(err, ErrBundle) || !strings.Contains(err.Error(), "it ends before bundle.json") {

@@ -43,7 +43,7 @@ func TestDocumentsAreRefused(t *testing.T) {
 	}{
 		{"another version", "version 2", edited(good, 6, 2)},
 		{"no version", "no version", edited(good, 4, 4)},
-		{"something behind the last field", "follows its last field", inside(5, 0)},
+		{"something behind the last field", "unexpected data after its last field", inside(5, 0)},
 		{"two sequences", "not one DER sequence", append(bytes.Clone(good), good...)},
 		{"a length in more bytes than it needs", "not one DER sequence", append([]byte{0x30, 0x83, 0}, good[2:]...)},
 		{"no certificate", "certificate cannot be read", edited(good, 7, 5)},
