@@ -233,7 +233,7 @@ func TestHostUpgrades(t *testing.T) {
 		t.Errorf("whoever forgot the token %s would ask with %s", token, got)
 	}
 	err = r.client().Upgrade(t.Context(), "another/0/one", "v1.35.5", "one", r.components("v1.35.5"), func(decision.UpgradeRun) {})
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "upgrade of the control plane to "+newKubernetes+" ("+token+") is under way") {
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "upgrade of the control plane to "+newKubernetes+" ("+token+") is in progress") {
 		t.Errorf("another upgrade is answered: %v", err)
 	}
 	r.down()
