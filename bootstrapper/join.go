@@ -70,7 +70,7 @@ const (
 	keyFile    = "kubelet-serving.key"
 	requestCSR = "kubelet-serving.csr"
 	ticketFile = "join-ticket"
-	// in bytes; components may carry small inline content
+	// maxTicket is in bytes. Components can have small inline content.
 	maxTicket = 4 << 20
 
 	stepJoin = "kubeadm-join" // the other steps are those of an init

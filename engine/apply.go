@@ -87,7 +87,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 		return nil, err
 	}
 	r.WriteConfig = false
-	c := &check.Run{Deps: e.checkDeps(), Request: r.CheckRequest, Prepares: true, Applies: true, Acknowledged: r.Acknowledge}
+	c := &check.Run{Deps: e.checkDeps(), Request: r.Request, Prepares: true, Applies: true, Acknowledged: r.Acknowledge}
 	if err := c.Begin(); err != nil {
 		return nil, err
 	}
@@ -586,7 +586,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 		return nil, err
 	}
 	run.want(cfg)
-	run.feed, _, _ = e.feedOf(cfg, check.CheckRequest{}) // its keys are not asked for
+	run.feed, _, _ = e.feedOf(cfg, check.Request{}) // its keys are not asked for
 	if run.release, err = c.Known.Release(ctx, c.CLI); err != nil {
 		return nil, &plan.Error{Op: "read release " + c.CLI.String(), Err: err, Remedy: "install the program anew"}
 	}

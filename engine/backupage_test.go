@@ -64,7 +64,7 @@ func TestAgeOfTheLastBackupIsTold(t *testing.T) {
 				t.Fatal(err)
 			}
 			id := tt.given(s)
-			c := s.mustCheck(check.CheckRequest{NoPreflight: true})
+			c := s.mustCheck(check.Request{NoPreflight: true})
 			var got []string
 			for _, f := range c.Findings {
 				if f.ID == plan.BackupAge {

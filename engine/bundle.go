@@ -67,7 +67,7 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 	if err != nil {
 		return out, err
 	}
-	location, keys, err := e.feedOf(c, check.CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
+	location, keys, err := e.feedOf(c, check.Request{Feed: r.Feed, FeedKeys: r.FeedKeys})
 	if err != nil {
 		return out, err
 	}

@@ -20,7 +20,7 @@ import (
 //
 // Exit of the result is ExitBlocked if newer versions exist but none can be reached, or the
 // preflight forbids the next hop; ExitUpgradeAvailable if there is a next hop; else zero.
-func (e *Engine) Check(ctx context.Context, r check.CheckRequest, emit func(plan.Event)) (check.Check, error) {
+func (e *Engine) Check(ctx context.Context, r check.Request, emit func(plan.Event)) (check.Check, error) {
 	c := &check.Run{Deps: e.checkDeps(), Request: r}
 	if err := c.Begin(); err != nil {
 		return check.Check{}, err

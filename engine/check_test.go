@@ -250,14 +250,14 @@ func (s *checkStage) engine() *engine.Engine {
 }
 
 // check runs one check and returns what it emitted, too.
-func (s *checkStage) check(r check.CheckRequest) (check.Check, []plan.Event, error) {
+func (s *checkStage) check(r check.Request) (check.Check, []plan.Event, error) {
 	s.Helper()
 	var events []plan.Event
 	c, err := s.engine().Check(s.Context(), r, func(e plan.Event) { events = append(events, e) })
 	return c, events, err
 }
 
-func (s *checkStage) mustCheck(r check.CheckRequest) check.Check {
+func (s *checkStage) mustCheck(r check.Request) check.Check {
 	s.Helper()
 	c, _, err := s.check(r)
 	if err != nil {
@@ -288,7 +288,7 @@ func table(c check.Check) string {
 func TestCheckTellsVersionsPathAndChanges(t *testing.T) {
 	s := newCheckStage(t)
 	s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Warn, Title: "a budget without room"}}
-	c, events, err := s.check(check.CheckRequest{NoDryRun: true})
+	c, events, err := s.check(check.Request{NoDryRun: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -379,7 +379,7 @@ func TestKubeconfigThatLeadsNowhere(t *testing.T) {
 	})
 	want := "read " + filepath.Join(s.dir, workspace.KubeconfigFile) + ": read kubeconfig: it is not valid"
 	const fix = "restore the file from a backup"
-	if _, err := e.Check(t.Context(), check.CheckRequest{}, func(plan.Event) {}); err == nil || err.Error() != want || plan.Remedy(err) != fix || plan.ExitCode(err) != plan.ExitUsage {
+	if _, err := e.Check(t.Context(), check.Request{}, func(plan.Event) {}); err == nil || err.Error() != want || plan.Remedy(err) != fix || plan.ExitCode(err) != plan.ExitUsage {
 		t.Errorf("check says %v, fix %q, exit %d", err, plan.Remedy(err), plan.ExitCode(err))
 	}
 	st, err := e.Status(t.Context())
@@ -438,7 +438,7 @@ func TestCheckWithBadLuck(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		given   func(*checkStage)
-		request check.CheckRequest
+		request check.Request
 		// err is a part of the error, remedy of its remedy; exit is its exit code, or that of
 		// the result.
 		err, remedy string
@@ -447,27 +447,27 @@ func TestCheckWithBadLuck(t *testing.T) {
 	}{
 		{
 			"the API server is down", func(s *checkStage) { s.inside.err = fmt.Errorf("read version: %w", cluster.ErrUnreachable) },
-			check.CheckRequest{},
+			check.Request{},
 			"the API server at 127.0.0.1:36443 does not answer", "is the control plane up?", 1, nil,
 		},
 		{
 			"the API server is slow", func(s *checkStage) { s.inside.err = context.DeadlineExceeded },
-			check.CheckRequest{},
+			check.Request{},
 			"the API server at 127.0.0.1:36443 does not answer", "is the control plane up?", 1, nil,
 		},
 		{
 			"the API server denies everything", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", cluster.ErrDenied) },
-			check.CheckRequest{},
+			check.Request{},
 			"denied by the API server", "restore the file", 1, nil,
 		},
 		{
 			"the API server knows the user and refuses", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", cluster.ErrForbidden) },
-			check.CheckRequest{},
+			check.Request{},
 			"denied by the API server: too few rights", "use a kubeconfig that may do this", 1, nil,
 		},
 		{
 			"the kubeconfig leads to another cluster", func(s *checkStage) { s.inside.running.JoinConfig.ClusterID = strings.Repeat("ab", 32) },
-			check.CheckRequest{},
+			check.Request{},
 			"it leads to another cluster", "put the files of one cluster back together", 2, nil,
 		},
 		{
@@ -475,50 +475,50 @@ func TestCheckWithBadLuck(t *testing.T) {
 				os.Remove(filepath.Join(s.dir, workspace.KubeconfigFile))
 				text, _, _ := strings.Cut(s.read(workspace.StateFile), "clusterValues:")
 				s.write(workspace.StateFile, text)
-			}, check.CheckRequest{}, "there is no constellation-admin.conf", "create the cluster first", 2, nil,
+			}, check.Request{}, "there is no constellation-admin.conf", "create the cluster first", 2, nil,
 		},
 		{
 			"the configuration is broken", func(s *checkStage) { s.edit("count: 2", "count: two") },
-			check.CheckRequest{},
+			check.Request{},
 			"constellation-conf.yaml has 1 problem", "correct the file", 2, nil,
 		},
 		{
 			"a key that is not there", nil,
-			check.CheckRequest{Feed: "/nowhere", FeedKeys: []string{"/nowhere.pub"}},
+			check.Request{Feed: "/nowhere", FeedKeys: []string{"/nowhere.pub"}},
 			"read key /nowhere.pub: no such file or directory", "name a file with", 2, nil,
 		},
 		{
 			"the preflight breaks off", func(s *checkStage) { s.inside.broken = fmt.Errorf("look for trouble: %w", cluster.ErrUnreachable) },
-			check.CheckRequest{},
+			check.Request{},
 			"", "", 6,
 			[]string{"not-checked preflight: not checked what the hop would trip over"},
 		},
 		{
 			"the preflight forbids the hop", func(s *checkStage) {
 				s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Block, Title: "no room"}}
-			}, check.CheckRequest{}, "", "", 4, []string{"block pdb: no room"},
+			}, check.Request{}, "", "", 4, []string{"block pdb: no room"},
 		},
 		{
 			"the cloud does not answer", func(s *checkStage) { s.cloud.end(fmt.Errorf("ask: %w", cloud.ErrUnavailable)) },
-			check.CheckRequest{},
+			check.Request{},
 			"", "", 6,
 			[]string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
 		},
 		{
 			"the sandbox was made anew", func(s *checkStage) { s.cloud.uid = "another" },
-			check.CheckRequest{NoPreflight: true},
+			check.Request{NoPreflight: true},
 			"", "", 6,
 			[]string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
 		},
 		{
 			"the feed cannot be used", func(s *checkStage) {
 				s.feed = feed(errors.New("read index.json: it is signed by none of the keys"), release.State{})
-			}, check.CheckRequest{Feed: "https://releases.example"}, "", "", 6, []string{"not-checked feed: not checked what the feed knows"},
+			}, check.Request{Feed: "https://releases.example"}, "", "", 6, []string{"not-checked feed: not checked what the feed knows"},
 		},
 		{
 			"the feed is old", func(s *checkStage) {
 				s.feed = feed(nil, release.State{Source: "https://releases.example", Stale: true, Problem: "no route to host"})
-			}, check.CheckRequest{Feed: "https://releases.example"}, "", "", 6, []string{"warn feed: an older copy of the feed was used"},
+			}, check.Request{Feed: "https://releases.example"}, "", "", 6, []string{"warn feed: an older copy of the feed was used"},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -570,7 +570,7 @@ func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
 	if err := os.Chmod(filepath.Join(s.dir, workspace.ConfigFile), 0o640); err != nil {
 		t.Fatal(err)
 	}
-	c := s.mustCheck(check.CheckRequest{WriteConfig: true})
+	c := s.mustCheck(check.Request{WriteConfig: true})
 	if !c.Config.Written {
 		t.Errorf("configuration %+v", c.Config)
 	}
@@ -586,7 +586,7 @@ func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
 
-	c = s.mustCheck(check.CheckRequest{WriteConfig: true})
+	c = s.mustCheck(check.Request{WriteConfig: true})
 	if note := "Nothing to write: constellation-conf.yaml says already what the next hop needs."; c.Config.Written || !cmp.Equal(c.Notes, []string{note}) || s.read(workspace.ConfigFile) != want {
 		t.Errorf("a second time: %+v, notes %q", c.Config, c.Notes)
 	}
@@ -595,7 +595,7 @@ func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
 func TestCheckPutsMeasurementsOfAnImageRightThatWasWrittenByHand(t *testing.T) {
 	s := newCheckStage(t)
 	s.edit("image: v1.0.0", "image: v1.1.0")
-	c := s.mustCheck(check.CheckRequest{WriteConfig: true, NoPreflight: true})
+	c := s.mustCheck(check.Request{WriteConfig: true, NoPreflight: true})
 	want := []workspace.FieldChange{
 		{Field: "microserviceVersion", From: "v1.0.0", To: "v1.1.0"},
 		{Field: "keepWorkers", From: "false", To: "true"},
@@ -615,7 +615,7 @@ func TestCheckForeseesWhatLaterHopsTripOver(t *testing.T) {
 		{ID: "capacity", Severity: plan.Info, Title: "fine"},
 		{ID: "metrics", Severity: plan.NotChecked, Title: "not read"},
 	}
-	c := s.mustCheck(check.CheckRequest{})
+	c := s.mustCheck(check.Request{})
 	if d := cmp.Diff([]string{"warn pdb: a budget without room", "warn webhook: a later hop: nobody answers it"}, found(c)); d != "" {
 		t.Errorf("findings (-want +got):\n%s", d)
 	}
@@ -628,7 +628,7 @@ func TestCheckWritesNothingThatItDidNotSee(t *testing.T) {
 	s := newCheckStage(t)
 	s.inside.meanwhile = func() { s.edit("count: 2", "count: 3") }
 	before := s.read(workspace.ConfigFile)
-	_, _, err := s.check(check.CheckRequest{WriteConfig: true})
+	_, _, err := s.check(check.Request{WriteConfig: true})
 	if err == nil || !strings.Contains(err.Error(), "somebody changed it meanwhile") || plan.ExitCode(err) != plan.ExitUsage {
 		t.Errorf("got %v", err)
 	}
@@ -639,7 +639,7 @@ func TestCheckWritesNothingThatItDidNotSee(t *testing.T) {
 	s = newCheckStage(t)
 	s.cloud.end(cloud.ErrUnavailable)
 	before = s.read(workspace.ConfigFile)
-	_, _, err = s.check(check.CheckRequest{WriteConfig: true})
+	_, _, err = s.check(check.Request{WriteConfig: true})
 	if err == nil || !strings.Contains(err.Error(), "the measurements of image v1.1.0 are not known") || plan.Remedy(err) == "" || s.read(workspace.ConfigFile) != before {
 		t.Errorf("without measurements: %v", err)
 	}
@@ -649,7 +649,7 @@ func TestCheckEndsWhenItIsLeft(t *testing.T) {
 	s := newCheckStage(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	s.inside.meanwhile = cancel
-	if _, err := s.engine().Check(ctx, check.CheckRequest{WriteConfig: true}, func(plan.Event) {}); !errors.Is(err, context.Canceled) {
+	if _, err := s.engine().Check(ctx, check.Request{WriteConfig: true}, func(plan.Event) {}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 	if strings.Contains(s.read(workspace.ConfigFile), "image: v1.1.0") {
@@ -707,7 +707,7 @@ func TestEstimatesComeFromRecordedRuns(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, engine.EventsFile), append(lines, `{"kind":"node","no`...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := s.mustCheck(check.CheckRequest{NoPreflight: true})
+	c := s.mustCheck(check.Request{NoPreflight: true})
 	want := "1 run recorded in constellation-upgrade: services 8s-15s (recorded); one machine, 8s-30s (from boot to Ready, 2 recorded) and 1s-2m for draining (assumed)"
 	if c.Changes.Basis != want || c.Changes.Least != 17*time.Second || c.Changes.Most != 165*time.Second {
 		t.Errorf("%s to %s: %s", c.Changes.Least, c.Changes.Most, c.Changes.Basis)
@@ -723,7 +723,7 @@ func TestEstimateOfANewKubernetesCountsKubeadm(t *testing.T) {
 	for old, now := range map[string]string{"image: v1.0.0": "image: v1.1.0", "microserviceVersion: v1.0.0": "microserviceVersion: v1.1.0"} {
 		s.edit(old, now)
 	}
-	c := s.mustCheck(check.CheckRequest{NoPreflight: true, Kubernetes: v("v1.36.3")})
+	c := s.mustCheck(check.Request{NoPreflight: true, Kubernetes: v("v1.36.3")})
 	if c.Changes == nil {
 		t.Fatalf("no hop: %v", found(c))
 	}
@@ -735,7 +735,7 @@ func TestEstimateOfANewKubernetesCountsKubeadm(t *testing.T) {
 	for i := range r.Nodes { // workers stay the machines that they are: none of them boots or joins
 		r.Nodes[i].InPlace = r.Nodes[i].Role != "control-plane"
 	}
-	c = s.mustCheck(check.CheckRequest{NoPreflight: true, Kubernetes: v("v1.36.3")})
+	c = s.mustCheck(check.Request{NoPreflight: true, Kubernetes: v("v1.36.3")})
 	want = "no run is recorded in this workspace: services 10s-5m (assumed); kubeadm on one control plane 1m30s-10m (assumed); one machine, 25s-5m (assumed: none was recorded) and 1s-2m for draining (assumed); " +
 		"2 nodes in place one after the other, each 11s-7m with draining (assumed)"
 	if c.Changes.Basis != want || c.Changes.Least != 148*time.Second || c.Changes.Most != 36*time.Minute || len(c.Changes.InPlace) != 1 {
@@ -744,7 +744,7 @@ func TestEstimateOfANewKubernetesCountsKubeadm(t *testing.T) {
 	for i := range r.Nodes { // what kubeadm does on the first control plane is all that there is to do on it
 		r.Nodes[i].InPlace = true
 	}
-	c = s.mustCheck(check.CheckRequest{NoPreflight: true, Kubernetes: v("v1.36.3")})
+	c = s.mustCheck(check.Request{NoPreflight: true, Kubernetes: v("v1.36.3")})
 	if c.Changes.Least != (10+90+2*11)*time.Second || len(c.Changes.Nodes) != 0 || len(c.Changes.InPlace) != 2 {
 		t.Errorf("all in place: %s: %s, replaced %v, in place %v", c.Changes.Least, c.Changes.Basis, c.Changes.Nodes, c.Changes.InPlace)
 	}
@@ -763,7 +763,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		given   func(*checkStage)
-		request check.CheckRequest
+		request check.Request
 		path    []string // CLI: target
 		exit    int
 		find    []string // beginnings of findings, in order
@@ -775,35 +775,35 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Etcd, r.Target.Kubernetes = at("v1.34.2"), at("v1.34.2"), at("v1.34.2"), "3.6.5-0", "v1.34.2"
 				s.edit("v1.35.4", "v1.34.2")
 			},
-			check.CheckRequest{},
+			check.Request{},
 			[]string{"v1.0.0: v1.0.0, image v1.0.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
 			6, nil, nil,
 		},
-		{"everything is new", newest, check.CheckRequest{}, nil, 0, nil, []string{"Nothing that is known is newer than what runs."}},
+		{"everything is new", newest, check.Request{}, nil, 0, nil, []string{"Nothing that is known is newer than what runs."}},
 		{
 			"the mirror has nothing newer", func(s *checkStage) {
 				newest(s)
 				r := &s.inside.running
 				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Target.Kubernetes = at("v1.36.3"), at("v1.36.3"), at("v1.36.3"), "v1.36.3"
 				s.edit("v1.36.4", "v1.36.3")
-			}, check.CheckRequest{}, nil, 4, nil, nil,
+			}, check.Request{}, nil, 4, nil, nil,
 		},
-		{"a goal that is reached", newest, check.CheckRequest{Release: v("v1.1.0")}, nil, 0, nil, []string{"What is asked for runs already."}},
-		{"a release alone comes with the newest Kubernetes", nil, check.CheckRequest{Release: v("v1.1.0")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil},
-		{"a Kubernetes alone comes with the newest release", nil, check.CheckRequest{Kubernetes: v("v1.36.3")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil},
-		{"a release and a Kubernetes", nil, check.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"}, 6, nil, nil},
-		{"the release that runs", nil, check.CheckRequest{Release: v("v1.0.0")}, nil, 0, nil, []string{"What is asked for runs already."}},
-		{"the Kubernetes that runs", nil, check.CheckRequest{Kubernetes: v("v1.35.4")}, nil, 0, nil, []string{"What is asked for runs already."}},
-		{"a release that nobody knows", nil, check.CheckRequest{Release: v("v1.7.0")}, nil, 4, []string{"block unknown-release: release v1.7.0 is unknown"}, nil},
-		{"a Kubernetes that no release has", nil, check.CheckRequest{Kubernetes: v("v1.36.99")}, nil, 4, []string{"block kubernetes-offered: "}, nil},
-		{"a Kubernetes that the mirror does not have", nil, check.CheckRequest{Kubernetes: v("v1.36.4")}, nil, 4, []string{"block "}, nil},
-		{"a step back", newest, check.CheckRequest{Release: v("v1.0.0")}, nil, 4, []string{"block never-down: "}, nil},
+		{"a goal that is reached", newest, check.Request{Release: v("v1.1.0")}, nil, 0, nil, []string{"What is asked for runs already."}},
+		{"a release alone comes with the newest Kubernetes", nil, check.Request{Release: v("v1.1.0")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil},
+		{"a Kubernetes alone comes with the newest release", nil, check.Request{Kubernetes: v("v1.36.3")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil},
+		{"a release and a Kubernetes", nil, check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"}, 6, nil, nil},
+		{"the release that runs", nil, check.Request{Release: v("v1.0.0")}, nil, 0, nil, []string{"What is asked for runs already."}},
+		{"the Kubernetes that runs", nil, check.Request{Kubernetes: v("v1.35.4")}, nil, 0, nil, []string{"What is asked for runs already."}},
+		{"a release that nobody knows", nil, check.Request{Release: v("v1.7.0")}, nil, 4, []string{"block unknown-release: release v1.7.0 is unknown"}, nil},
+		{"a Kubernetes that no release has", nil, check.Request{Kubernetes: v("v1.36.99")}, nil, 4, []string{"block kubernetes-offered: "}, nil},
+		{"a Kubernetes that the mirror does not have", nil, check.Request{Kubernetes: v("v1.36.4")}, nil, 4, []string{"block "}, nil},
+		{"a step back", newest, check.Request{Release: v("v1.0.0")}, nil, 4, []string{"block never-down: "}, nil},
 		{
 			"a cluster that is newer than this program", func(s *checkStage) {
 				r := &s.inside.running
 				r.Services, r.ControlPlaneImage, r.WorkerImage, r.Target.ImageVersion = at("v1.2.0"), at("v1.2.0"), at("v1.2.0"), "v1.2.0"
 			},
-			check.CheckRequest{},
+			check.Request{},
 			nil, 4,
 			[]string{"block cli-older: the cluster runs release v1.2.0, which is newer than this program, v1.1.0", "warn running-release: release v1.2.0, which runs, is not known", "warn config-target: ", "warn config-target: "},
 			nil,
@@ -813,7 +813,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 				r := &s.inside.running
 				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Target.Kubernetes = at("v1.35.77"), at("v1.35.77"), at("v1.35.77"), "v1.35.77"
 			},
-			check.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.77")},
+			check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.77")},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.77"},
 			6,
 			[]string{"warn running-kubernetes: Kubernetes v1.35.77, which runs, is not in release v1.0.0", "warn config-target: constellation-conf.yaml, line 15 asks for what cannot be: Kubernetes would be downgraded from v1.35.77 to v1.35.4"},
@@ -824,7 +824,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 				r := &s.inside.running
 				r.Services, r.ControlPlaneImage, r.Target.ImageVersion = at("v1.1.0"), compat.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, "v1.1.0"
 			},
-			check.CheckRequest{},
+			check.Request{},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
 			6,
 			[]string{"warn rollout-running: a rollout is in progress (image of the control planes v1.0.0 to v1.1.0)", "warn config-target: ", "warn config-target: "},
@@ -834,7 +834,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			"measurements that get weaker", func(s *checkStage) {
 				s.edit("expected: \""+value(2)+"\"\n        warnOnly: false", "expected: \""+value(2)+"\"\n        warnOnly: true")
 			},
-			check.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")},
+			check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"},
 			4,
 			[]string{"block measurements-weaker: PCR 9 would no longer be enforced"},
@@ -844,7 +844,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			"another variant of attestation", func(s *checkStage) {
 				s.inside.running.JoinConfig.Attestation = strings.Replace(s.inside.running.JoinConfig.Attestation, "tpm2", "sev-snp", 1)
 			},
-			check.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")},
+			check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"},
 			4,
 			[]string{`block variant: the attestation variant would change from "sev-snp" to "tpm2"`},
@@ -854,7 +854,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			"an API server that forbids what the path does not need", func(s *checkStage) {
 				s.inside.running.Denied = []cluster.Denial{{Verb: "get", Resource: "configmaps", Namespace: "kube-system", User: "reader"}, {Verb: "list", Resource: "customresourcedefinitions.apiextensions.k8s.io", User: "reader"}}
 			},
-			check.CheckRequest{NoPreflight: true},
+			check.Request{NoPreflight: true},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
 			6,
 			[]string{`not-checked running-denied: user "reader" may not read all that tells which versions run`},
@@ -949,16 +949,16 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		given   func(*checkStage)
-		request check.CheckRequest
+		request check.Request
 	}{
-		{"an address", nil, check.CheckRequest{Feed: server.URL, FeedKeys: []string{key}, NoPreflight: true}},
-		{"a directory", nil, check.CheckRequest{Feed: feed, FeedKeys: []string{key}, NoPreflight: true}},
+		{"an address", nil, check.Request{Feed: server.URL, FeedKeys: []string{key}, NoPreflight: true}},
+		{"a directory", nil, check.Request{Feed: feed, FeedKeys: []string{key}, NoPreflight: true}},
 		{"one that the configuration names", func(s *checkStage) {
 			if err := os.CopyFS(filepath.Join(s.dir, "feed"), os.DirFS(feed)); err != nil {
 				s.Fatal(err)
 			}
 			s.write(workspace.ConfigFile, s.read(workspace.ConfigFile)+"releases:\n  feed: feed\n  keys: |\n    "+strings.ReplaceAll(strings.TrimSpace(string(pem)), "\n", "\n    ")+"\n")
-		}, check.CheckRequest{NoPreflight: true}},
+		}, check.Request{NoPreflight: true}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
@@ -1015,7 +1015,7 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 
 func TestCheckSaysWhatIsInTheWayBeyondThePath(t *testing.T) {
 	s := newCheckStage(t)
-	c := s.mustCheck(check.CheckRequest{NoPreflight: true})
+	c := s.mustCheck(check.Request{NoPreflight: true})
 	if n := len(c.Path); n == 0 || c.Path[n-1].To.Kubernetes != "v1.36.3" {
 		t.Fatalf("path %+v", c.Path)
 	}
@@ -1082,7 +1082,7 @@ func TestCheckTellsWhatRunsAndWasFoundFaulty(t *testing.T) {
 				tt.given(s)
 			}
 			s.faulty(tt.why)
-			c := s.mustCheck(check.CheckRequest{NoPreflight: true, Feed: "https://releases.example"})
+			c := s.mustCheck(check.Request{NoPreflight: true, Feed: "https://releases.example"})
 			var titles []string
 			for _, f := range c.Findings {
 				if f.ID == "running-faulty" || f.ID == "faulty" && f.Severity != plan.Info {
@@ -1102,18 +1102,18 @@ func TestCheckTellsWhatRunsAndWasFoundFaulty(t *testing.T) {
 func TestRowsOfWhatIsNotAskedFor(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
-		request check.CheckRequest
+		request check.Request
 		want    map[string]string
 	}{
-		{"a release that runs", check.CheckRequest{Release: v("v1.0.0")}, map[string]string{
+		{"a release that runs", check.Request{Release: v("v1.0.0")}, map[string]string{
 			"Kubernetes": "not asked for", "coredns": "not asked for", "kube-proxy": "not asked for", "OS image": "not asked for", "Services": "not asked for",
 			"agent": "not asked for", "join-service": "not asked for", "operator": "not asked for", "CLI": "not updated",
 		}},
-		{"a Kubernetes that stays", check.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, map[string]string{
+		{"a Kubernetes that stays", check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, map[string]string{
 			"Kubernetes": "not asked for", "coredns": "not asked for", "kube-proxy": "not asked for", "OS image": "1 hop", "Services": "1 hop",
 			"agent": "in OS image", "join-service": "in services", "operator": "in services", "CLI": "not updated",
 		}},
-		{"what cannot be", check.CheckRequest{Kubernetes: v("v1.36.99")}, map[string]string{
+		{"what cannot be", check.Request{Kubernetes: v("v1.36.99")}, map[string]string{
 			"Kubernetes": "not reachable", "coredns": "not reachable", "kube-proxy": "not reachable", "OS image": "not reachable", "Services": "not reachable",
 			"agent": "not reachable", "join-service": "not reachable", "operator": "not reachable", "CLI": "not updated",
 		}},
@@ -1140,7 +1140,7 @@ func TestCheckWithFewRights(t *testing.T) {
 		{Verb: "list", Resource: "deployments.apps", Namespace: "constellation-system", User: "system:serviceaccount:ops:reader"},
 		{Verb: "get", Resource: "nodeversions.update.edgeless.systems", User: "system:serviceaccount:ops:reader"},
 	}
-	c, events, err := s.check(check.CheckRequest{})
+	c, events, err := s.check(check.Request{})
 	if err == nil || plan.ExitCode(err) != 1 || c.Exit != 1 || !errors.Is(err, cluster.ErrForbidden) || len(events) != 1 || events[0].State != "block" {
 		t.Errorf("error %v, the document says exit %d, told %+v", err, c.Exit, events)
 	}
@@ -1163,7 +1163,7 @@ func TestCheckWithFewRights(t *testing.T) {
 	for i := range r.Denied {
 		r.Denied[i].User = "x; rm -rf /"
 	}
-	c, _, _ = s.check(check.CheckRequest{})
+	c, _, _ = s.check(check.Request{})
 	if f := c.Findings[0]; !strings.HasSuffix(f.Command, " --user=NAME") || !strings.HasPrefix(f.Title, `user "x; rm -rf /" may`) {
 		t.Errorf("%q, command %q", f.Title, f.Command)
 	}
@@ -1182,14 +1182,14 @@ func TestCheckTellsMeasurementsThatGetWeaker(t *testing.T) {
 	note := "--write-config leaves measurements weakened: " + title + " (" + detail + "); " + remedy + "."
 	for _, tt := range []struct {
 		name    string
-		request check.CheckRequest
+		request check.Request
 		written bool
 		notes   []string
 	}{
-		{"before the configuration is written", check.CheckRequest{NoPreflight: true}, false, nil},
-		{"while it is written", check.CheckRequest{NoPreflight: true, WriteConfig: true}, true, []string{note}},
-		{"after it was written", check.CheckRequest{NoPreflight: true}, false, nil},
-		{"with nothing left to write", check.CheckRequest{NoPreflight: true, WriteConfig: true}, false, []string{note, "Nothing else to write: constellation-conf.yaml says already what the next hop needs but for the measurements."}},
+		{"before the configuration is written", check.Request{NoPreflight: true}, false, nil},
+		{"while it is written", check.Request{NoPreflight: true, WriteConfig: true}, true, []string{note}},
+		{"after it was written", check.Request{NoPreflight: true}, false, nil},
+		{"with nothing left to write", check.Request{NoPreflight: true, WriteConfig: true}, false, []string{note, "Nothing else to write: constellation-conf.yaml says already what the next hop needs but for the measurements."}},
 	} {
 		c := s.mustCheck(tt.request)
 		if d := cmp.Diff(changes, c.Changes.Measurements); d != "" {
@@ -1212,7 +1212,7 @@ func TestCheckTellsWhatTheHopNeedsIfTheFileCannotBeEdited(t *testing.T) {
 	s := newCheckStage(t)
 	s.edit("image: v1.0.0", "image: &same v1.0.0")
 	s.write(workspace.ConfigFile, s.read(workspace.ConfigFile)+"releases:\n  feed: *same\n") // which must not change with it
-	c := s.mustCheck(check.CheckRequest{NoPreflight: true})
+	c := s.mustCheck(check.Request{NoPreflight: true})
 	if len(c.Notes) != 1 || !strings.HasPrefix(c.Notes[0], "--write-config cannot be used: ") {
 		t.Errorf("notes %q", c.Notes)
 	}
@@ -1224,7 +1224,7 @@ func TestCheckTellsWhatTheHopNeedsIfTheFileCannotBeEdited(t *testing.T) {
 func TestVerdictsNameWhereThePathEnds(t *testing.T) {
 	feed, key := publish(t) // with v1.2.0, of which the cloud has no image
 	s := newCheckStage(t)
-	c, got := s.mustCheck(check.CheckRequest{Feed: feed, FeedKeys: []string{key}, NoPreflight: true}), map[string][3]string{}
+	c, got := s.mustCheck(check.Request{Feed: feed, FeedKeys: []string{key}, NoPreflight: true}), map[string][3]string{}
 	for _, r := range c.Components {
 		if !r.Part {
 			got[r.Name] = [3]string{r.Goal, r.Newest, r.Verdict}

@@ -119,7 +119,7 @@ func knownReleases(ctx context.Context, w *workspace.Workspace, r FeedRequest) (
 		}
 	}
 	e := New(w, Deps{})
-	location, keys, err := e.feedOf(c, check.CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
+	location, keys, err := e.feedOf(c, check.Request{Feed: r.Feed, FeedKeys: r.FeedKeys})
 	if err != nil {
 		return nil, err
 	}

@@ -171,12 +171,12 @@ func TestAReleaseWhoseFileIsNotTheOneThatWasPublishedIsNoGoal(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		change  func(t *testing.T, path string)
-		request check.CheckRequest
+		request check.Request
 		path    int    // how many hops
 		found   string // the finding about it
 		faulty  bool   // a rule of the matrix blocks it
 	}{
-		{"it is as published", func(*testing.T, string) {}, check.CheckRequest{}, 2, "", false},
+		{"it is as published", func(*testing.T, string) {}, check.Request{}, 2, "", false},
 		{"altered", func(t *testing.T, path string) {
 			t.Helper()
 			b, err := os.ReadFile(path)
@@ -187,9 +187,9 @@ func TestAReleaseWhoseFileIsNotTheOneThatWasPublishedIsNoGoal(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-		}, check.CheckRequest{}, 2, "not-checked release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: its digest differs from the index", false},
-		{"deleted", remove, check.CheckRequest{}, 2, "not-checked release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: it is missing", false},
-		{"deleted, and asked for", remove, check.CheckRequest{Release: v("v1.2.0")}, 0, "block release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: it is missing", true},
+		}, check.Request{}, 2, "not-checked release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: its digest differs from the index", false},
+		{"deleted", remove, check.Request{}, 2, "not-checked release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: it is missing", false},
+		{"deleted, and asked for", remove, check.Request{Release: v("v1.2.0")}, 0, "block release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: it is missing", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			feed, key := publish(t)
@@ -231,7 +231,7 @@ func TestAReleaseWhoseFileCannotBeReachedIsNotChecked(t *testing.T) {
 	defer server.Close()
 	s := newCheckStage(t)
 	s.cloud.extra = "v1.2.0"
-	c := s.mustCheck(check.CheckRequest{Feed: server.URL, FeedKeys: []string{key}, NoPreflight: true})
+	c := s.mustCheck(check.Request{Feed: server.URL, FeedKeys: []string{key}, NoPreflight: true})
 	i := slices.IndexFunc(c.Findings, func(f plan.Finding) bool { return f.ID == "feed-release" })
 	if i < 0 || c.Findings[i].Severity != plan.NotChecked || !strings.Contains(c.Findings[i].Detail, "the server answers 503") || c.Findings[i].Remedy == "" {
 		t.Fatalf("findings %+v", c.Findings)

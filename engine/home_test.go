@@ -39,7 +39,7 @@ func TestHomeOfAClusterWhoseKubeconfigWasLost(t *testing.T) {
 				t.Errorf("suggested is %q, which cannot succeed", n.Command)
 			}
 		}
-		_, err := s.engine().Check(t.Context(), check.CheckRequest{}, func(plan.Event) {})
+		_, err := s.engine().Check(t.Context(), check.Request{}, func(plan.Event) {})
 		if plan.ExitCode(err) != plan.ExitUsage || !strings.HasPrefix(plan.Remedy(err), "restore the file from your copy") {
 			t.Errorf("check: %v (remedy %q)", err, plan.Remedy(err))
 		}

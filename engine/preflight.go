@@ -175,7 +175,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 		}},
 		{check.FindingChartSource, "release", "charts that do not come with the program can be fetched", "release state", func(ctx context.Context) *plan.Finding {
 			f.want(f.config)
-			f.feed, _, _ = e.feedOf(f.config, check.CheckRequest{}) // its keys are not asked for
+			f.feed, _, _ = e.feedOf(f.config, check.Request{}) // its keys are not asked for
 			i := &clusterRun{e: e, facts: f}
 			found := i.fetchCharts(ctx)
 			if len(found) == 0 {
@@ -286,7 +286,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 			if l.Statement != "" || f.config.Releases.Feed == "" {
 				return nil
 			}
-			location, keys, err := e.feedOf(f.config, check.CheckRequest{})
+			location, keys, err := e.feedOf(f.config, check.Request{})
 			var known *knowledge
 			if err == nil {
 				known, err = e.learnReleases(ctx, location, keys)

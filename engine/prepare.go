@@ -30,10 +30,10 @@ const TargetFile = "constellation-nodeversion.yaml"
 
 // PrepareRequest says what is to be prepared.
 type PrepareRequest struct {
-	// CheckRequest names the goal, of which the next hop is prepared. Without one it is what
+	// Request names the goal, of which the next hop is prepared. Without one it is what
 	// the configuration asks for; if nothing of that is newer than what runs, the newest
 	// that can be reached. WriteConfig is not looked at.
-	check.CheckRequest
+	check.Request
 	// Acknowledge are the IDs of findings that the user accepts: of warnings, and of what
 	// blocks for as long as it is not acknowledged.
 	Acknowledge []string
@@ -52,7 +52,7 @@ func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(pl
 	if err := e.ws.OnMachines(plan.VerbPrepare); err != nil {
 		return nil, err
 	}
-	c := &check.Run{Deps: e.checkDeps(), Request: r.CheckRequest, Prepares: true, Acknowledged: r.Acknowledge}
+	c := &check.Run{Deps: e.checkDeps(), Request: r.Request, Prepares: true, Acknowledged: r.Acknowledge}
 	if err := c.Begin(); err != nil {
 		return nil, err
 	}

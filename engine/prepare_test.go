@@ -129,7 +129,7 @@ func result(t *testing.T, events []plan.Event) (r plan.Result) {
 
 // both is a request for image and Kubernetes in one write.
 var both = engine.PrepareRequest{
-	CheckRequest: check.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.36.3")}, Acknowledge: []string{"oldest-supports-kubernetes"},
+	Request: check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.36.3")}, Acknowledge: []string{"oldest-supports-kubernetes"},
 }
 
 func TestPrepareForImageAndKubernetesInOneWrite(t *testing.T) {
@@ -224,7 +224,7 @@ func TestPrepareTakesTheHopOfTheConfiguration(t *testing.T) {
 	}
 
 	// What the check writes is what is prepared, workers that are kept included.
-	if c := s.mustCheck(check.CheckRequest{WriteConfig: true}); !c.Config.Written {
+	if c := s.mustCheck(check.Request{WriteConfig: true}); !c.Config.Written {
 		t.Fatalf("%+v", c.Config)
 	}
 	p, events, err := s.prepare(t.Context(), engine.PrepareRequest{})
@@ -289,7 +289,7 @@ func TestPrepareRefuses(t *testing.T) {
 			s.edit("microserviceVersion: v1.1.0", "microserviceVersion: v1.0.0")
 			s.inside.running.Services = at("v1.0.0")
 		}, engine.PrepareRequest{}, []string{"services-first"}, 0},
-		{"a goal without a way", nil, engine.PrepareRequest{CheckRequest: check.CheckRequest{Kubernetes: v("v1.37.0")}}, []string{"kubernetes-offered", "offered-kubernetes"}, 0},
+		{"a goal without a way", nil, engine.PrepareRequest{Request: check.Request{Kubernetes: v("v1.37.0")}}, []string{"kubernetes-offered", "offered-kubernetes"}, 0},
 		{"the cloud does not answer", func(s *checkStage) { s.cloud.end(fmt.Errorf("ask: %w", cloud.ErrUnavailable)) }, engine.PrepareRequest{}, []string{"cloud"}, 0},
 		{"the measurements of the new image are not known", func(s *checkStage) {
 			config(s)
@@ -483,7 +483,7 @@ func TestTwoPreparesAtOnce(t *testing.T) {
 	for i, x := range []struct {
 		s *checkStage
 		r engine.PrepareRequest
-	}{{s, both}, {other, engine.PrepareRequest{CheckRequest: check.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}}}} {
+	}{{s, both}, {other, engine.PrepareRequest{Request: check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}}}} {
 		e := x.s.engine()
 		p, err := e.PlanPrepare(t.Context(), x.r, func(plan.Event) {})
 		if err != nil {

@@ -61,7 +61,7 @@ func (k *knowledge) State() check.FeedState { return k.state }
 
 // feedOf returns where the feed is that a check shall use, and the keys for it. The
 // error has ExitUsage.
-func (e *Engine) feedOf(c *workspace.Config, r check.CheckRequest) (location string, keys []release.Key, err error) {
+func (e *Engine) feedOf(c *workspace.Config, r check.Request) (location string, keys []release.Key, err error) {
 	location = r.Feed
 	if location == "" {
 		location = c.Releases.Feed

@@ -322,8 +322,8 @@ func (r *nodeVersions) remove(ids []string) {
 // while it is cordoned.
 func (r *nodeVersions) drain(o *observed, nodes map[string]bool) {
 	keep := map[string]bool{}
-	for i := range o.World.Nodes {
-		if n := &o.World.Nodes[i]; n.Cordon != decision.Uncordoned && n.Drained {
+	for i := range o.Nodes {
+		if n := &o.Nodes[i]; n.Cordon != decision.Uncordoned && n.Drained {
 			keep[n.Name] = true
 		}
 	}

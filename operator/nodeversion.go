@@ -455,8 +455,8 @@ func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Du
 		}
 	}
 	controlPlanes := false
-	for i := range o.World.Nodes {
-		n := &o.World.Nodes[i]
+	for i := range o.Nodes {
+		n := &o.Nodes[i]
 		if n.ProviderID != "" && x.Instance(n.ProviderID) == nil {
 			due = min(due, r.interval)
 		}

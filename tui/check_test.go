@@ -297,7 +297,7 @@ func TestWritingAsksOnce(t *testing.T) {
 		s.eng.check = checkIn(t, "written")
 		s.press("W", "enter")
 		s.settle()
-		if want := (check.CheckRequest{WriteConfig: true, NoPreflight: true}); !reflect.DeepEqual(s.eng.checkedAs, want) {
+		if want := (check.Request{WriteConfig: true, NoPreflight: true}); !reflect.DeepEqual(s.eng.checkedAs, want) {
 			t.Errorf("asked for %+v, want %+v", s.eng.checkedAs, want)
 		}
 		if !s.c.check.result.Config.Written || len(s.c.check.result.Findings) != 71 || !strings.Contains(s.c.note, "wrote 6 values") {

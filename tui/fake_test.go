@@ -92,7 +92,7 @@ type fakeEngine struct {
 	// check is the result of Check, which first emits events of its findings.
 	check     check.Check
 	checkErr  error
-	checkedAs check.CheckRequest
+	checkedAs check.Request
 	// preparedAs is the request of PlanPrepare.
 	preparedAs engine.PrepareRequest
 	// appliedAs is the request of PlanApply or PlanExecute, changed that of ChangeRollout,
@@ -133,7 +133,7 @@ type fakeEngine struct {
 	pulse     engine.Pulse
 }
 
-func (f *fakeEngine) Check(ctx context.Context, r check.CheckRequest, emit func(plan.Event)) (check.Check, error) {
+func (f *fakeEngine) Check(ctx context.Context, r check.Request, emit func(plan.Event)) (check.Check, error) {
 	f.checkedAs = r
 	first := f.check
 	first.Findings = slices.DeleteFunc(slices.Clone(f.check.Findings), func(x plan.Finding) bool { return x.Source != "matrix" })

@@ -49,12 +49,17 @@ func (i *Invocation) Program() string { return i.s.Program }
 // Now returns the time.
 func (i *Invocation) Now() time.Time { return i.s.Now() }
 
-// Stdin, Stdout and Stderr are the streams of the process. Out is stdout for the verb's
-// output: it survives a reader that closes the pipe.
-func (i *Invocation) Stdin() io.Reader  { return i.s.Stdin }
-func (i *Invocation) Stdout() io.Writer { return i.s.Stdout } //revive:disable-line:exported
-func (i *Invocation) Stderr() io.Writer { return i.s.Stderr } //revive:disable-line:exported
-func (i *Invocation) Out() io.Writer    { return i.s.out }    //revive:disable-line:exported
+// Stdin returns the standard input of the process.
+func (i *Invocation) Stdin() io.Reader { return i.s.Stdin }
+
+// Stdout returns the standard output of the process.
+func (i *Invocation) Stdout() io.Writer { return i.s.Stdout }
+
+// Stderr returns the standard error of the process.
+func (i *Invocation) Stderr() io.Writer { return i.s.Stderr }
+
+// Out is stdout for the verb's output: it survives a reader that closes the pipe.
+func (i *Invocation) Out() io.Writer { return i.s.out }
 
 // NewWorkspace opens the workspace, creates its directory if only that is missing, and
 // returns its absolute path.

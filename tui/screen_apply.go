@@ -454,7 +454,7 @@ func upgradeFlags(r engine.ApplyRequest, acked []string) string {
 	for _, id := range acked {
 		s += " --ack " + view.QuoteArg(id)
 	}
-	s += view.PlanFlags(r.CheckRequest)
+	s += view.PlanFlags(r.Request)
 	if r.Surge != "" {
 		s += " --surge " + view.QuoteArg(r.Surge)
 	}

@@ -204,7 +204,7 @@ func (c *console) openCheck() tea.Cmd {
 func (scr *checkScreen) start() tea.Cmd {
 	scr.busy, scr.began, scr.progress, scr.err = true, scr.c.now, view.RunningCheck{}, nil
 	return scr.c.launch("checking for upgrades", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
-		k, err := scr.c.deps.engine.Check(ctx, check.CheckRequest{}, emit)
+		k, err := scr.c.deps.engine.Check(ctx, check.Request{}, emit)
 		return checkEnded{k, err}
 	})
 }
@@ -219,7 +219,7 @@ func (scr *checkScreen) backgroundCheck() tea.Cmd {
 	return func() tea.Msg {
 		ctx, cancel := context.WithTimeout(scr.c.ctx, staleAfter)
 		defer cancel()
-		k, err := scr.c.deps.engine.Check(ctx, check.CheckRequest{NoPreflight: true}, func(plan.Event) {})
+		k, err := scr.c.deps.engine.Check(ctx, check.Request{NoPreflight: true}, func(plan.Event) {})
 		return backgroundEnded{k, err}
 	}
 }
@@ -281,7 +281,7 @@ func (scr *checkScreen) leave() tea.Cmd {
 func (scr *checkScreen) writeConfig() tea.Cmd {
 	scr.writing = true
 	return scr.c.launch("writing the configuration", func(ctx context.Context, _ func(plan.Event)) tea.Msg {
-		k, err := scr.c.deps.engine.Check(ctx, check.CheckRequest{WriteConfig: true, NoPreflight: true}, func(plan.Event) {})
+		k, err := scr.c.deps.engine.Check(ctx, check.Request{WriteConfig: true, NoPreflight: true}, func(plan.Event) {})
 		return configWritten{k, err}
 	})
 }

@@ -71,7 +71,7 @@ type Engine interface {
 	Status(context.Context) (engine.Status, error)
 	// Check returns the reachable versions, the path to them, and the preflight findings of
 	// the next hop.
-	Check(context.Context, check.CheckRequest, func(plan.Event)) (check.Check, error)
+	Check(context.Context, check.Request, func(plan.Event)) (check.Check, error)
 	// PlanApply returns the plan of the next hop, with the findings of its check. PlanExecute
 	// returns the plan to upgrade only the services. They change nothing.
 	PlanApply(context.Context, engine.ApplyRequest, func(plan.Event)) (*plan.Plan, error)

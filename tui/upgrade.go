@@ -41,7 +41,7 @@ func (s *session) upgradeCommand() *cobra.Command {
 
 func (s *session) upgradeCheckCommand() *cobra.Command {
 	var (
-		r                check.CheckRequest
+		r                check.Request
 		exitCode, update bool
 		f                = checkFormat(text)
 	)
@@ -162,7 +162,7 @@ func (s *session) prepare(ctx context.Context, r engine.PrepareRequest, o runOpt
 }
 
 // printCheck runs `upgrade check` and prints its result.
-func (s *session) printCheck(ctx context.Context, r check.CheckRequest, f checkFormat, exitCode bool) error {
+func (s *session) printCheck(ctx context.Context, r check.Request, f checkFormat, exitCode bool) error {
 	eng, _, _, err := s.engineOf()
 	if err != nil {
 		return err
@@ -189,7 +189,7 @@ func (s *session) printCheck(ctx context.Context, r check.CheckRequest, f checkF
 	return nil
 }
 
-func (s *session) writeCheck(k *check.Check, r check.CheckRequest, f checkFormat) error {
+func (s *session) writeCheck(k *check.Check, r check.Request, f checkFormat) error {
 	switch f {
 	case "json":
 		return document(s.out, k)
@@ -202,7 +202,7 @@ func (s *session) writeCheck(k *check.Check, r check.CheckRequest, f checkFormat
 }
 
 // checkText renders the check that r asked for: the verdict first, then the details.
-func (s *session) checkText(k *check.Check, r check.CheckRequest) []string {
+func (s *session) checkText(k *check.Check, r check.Request) []string {
 	pg, w := s.page(), s.answerWidth()
 	severity, text := view.Verdict(k)
 	sign, st := view.SeveritySignOf(pg, severity)

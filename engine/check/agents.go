@@ -182,6 +182,7 @@ func (c *Run) upgradesInPlace(n *cluster.Node) bool {
 	return n.InPlace && touched && c.Hop.To.Kubernetes != c.Hop.From.Kubernetes
 }
 
+// NamesOf returns the names of nodes, in their order.
 func NamesOf(nodes []cluster.Node) []string {
 	out := make([]string, len(nodes))
 	for i := range nodes {

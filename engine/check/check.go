@@ -56,7 +56,7 @@ const CheckLimit = 15 * time.Second
 // Run is one check and what it has learned. Its methods run one after the other.
 type Run struct {
 	Deps
-	Request CheckRequest
+	Request Request
 	CLI     version.Version
 	Out     Check
 

@@ -355,47 +355,54 @@ func (c *Run) judgeFaulty() {
 		}
 		c.Find(f)
 	}
-	image := func(v version.Version) (string, []version.Version) {
-		var newer []version.Version
-		for _, s := range c.Releases {
-			if v.Less(s.Version) && s.Faulty == "" && s.Version.Prerelease() == "" {
-				newer = append(newer, s.Version)
-			}
-		}
-		if s := c.summary(v); s != nil {
-			return s.Faulty, newer
-		}
-		return "", nil
-	}
 	for _, v := range []version.Version{c.Now.Services.Oldest, c.Now.Services.Newest} {
-		why, newer := image(v)
+		why, newer := c.faultyRelease(v)
 		tell("release", v, false, why, newer, func(p compat.Planned) version.Version { return p.Services })
 	}
 	for i, s := range []compat.Span{c.Now.ControlPlaneImage, c.Now.WorkerImage} {
 		for _, v := range []version.Version{s.Oldest, s.Newest} {
-			if why, newer := image(v); !told["release"+v.String()] { // image and release are one
+			if why, newer := c.faultyRelease(v); !told["release"+v.String()] { // image and release are one
 				tell("image", v, i == 1, why, newer, func(p compat.Planned) version.Version { return p.Image })
 			}
 		}
 	}
 	for i, s := range []compat.Span{c.Now.Kubernetes, c.Now.ControlPlaneKubelet, c.Now.WorkerKubelet} {
 		for _, v := range []version.Version{s.Oldest, s.Newest} {
-			why := ""
-			var newer []version.Version
-			for _, r := range c.Releases {
-				for _, k := range r.Kubernetes {
-					switch {
-					case k.Version.Equal(v):
-						why = cmp.Or(why, k.Faulty)
-					case v.Less(k.Version) && k.Faulty == "" && r.Faulty == "":
-						newer = append(newer, k.Version)
-					}
-				}
-			}
-			slices.SortFunc(newer, version.Version.Compare)
+			why, newer := c.faultyKubernetes(v)
 			tell("Kubernetes", v, i == 2, why, newer, func(p compat.Planned) version.Version { return p.Kubernetes })
 		}
 	}
+}
+
+// faultyRelease returns why a release was found faulty, empty if it was not, and the newer
+// releases that were not.
+func (c *Run) faultyRelease(v version.Version) (why string, newer []version.Version) {
+	s := c.summary(v)
+	for _, r := range c.Releases {
+		if s != nil && v.Less(r.Version) && r.Faulty == "" && r.Version.Prerelease() == "" {
+			newer = append(newer, r.Version)
+		}
+	}
+	if s != nil {
+		why = s.Faulty
+	}
+	return why, newer
+}
+
+// faultyKubernetes is faultyRelease of a version of Kubernetes; newer is sorted.
+func (c *Run) faultyKubernetes(v version.Version) (why string, newer []version.Version) {
+	for _, r := range c.Releases {
+		for _, k := range r.Kubernetes {
+			switch {
+			case k.Version.Equal(v):
+				why = cmp.Or(why, k.Faulty)
+			case v.Less(k.Version) && k.Faulty == "" && r.Faulty == "":
+				newer = append(newer, k.Version)
+			}
+		}
+	}
+	slices.SortFunc(newer, version.Version.Compare)
+	return why, newer
 }
 
 // offered reports whether the cloud has a Kubernetes, as far as it tells.

@@ -29,7 +29,7 @@ type Deps struct {
 	Provider func(ctx context.Context, c *workspace.Config, s *workspace.State) (Cloud, error)
 	// feed returns the location of the feed that a request means, and the keys for it; know
 	// learns what it says.
-	Feed func(c *workspace.Config, r CheckRequest) (location string, keys []release.Key, err error)
+	Feed func(c *workspace.Config, r Request) (location string, keys []release.Key, err error)
 	Know func(ctx context.Context, location string, keys []release.Key) (Known, error)
 	// charts returns what fetches and compares the charts of a release.
 	Charts func(c *workspace.Config, s *workspace.State, rel *release.Release, location string) Charts

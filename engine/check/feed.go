@@ -68,6 +68,7 @@ const FeedLimit = 10 * time.Second
 
 var plainRE = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
+// ShellQuote quotes an argument for a POSIX shell, if it needs that.
 func ShellQuote(s string) string {
 	if plainRE.MatchString(s) {
 		return s

@@ -104,8 +104,8 @@ type ConfigChange struct {
 	Fields  []workspace.FieldChange `json:"fields"`
 }
 
-// CheckRequest configures a check.
-type CheckRequest struct {
+// Request configures a check.
+type Request struct {
 	// Release and Kubernetes are the goal; zero means the newest that can be reached.
 	Release, Kubernetes version.Version
 	// NoDryRun omits dry-run requests to the API server, NoPreflight everything except versions

@@ -89,7 +89,7 @@ func BenchmarkCheckVersions(b *testing.B) {
 				asked.Store(0)
 				b.StartTimer()
 				start := time.Now()
-				found, err := e.Check(b.Context(), check.CheckRequest{NoPreflight: true, Feed: feed, FeedKeys: []string{key}}, func(ev plan.Event) {
+				found, err := e.Check(b.Context(), check.Request{NoPreflight: true, Feed: feed, FeedKeys: []string{key}}, func(ev plan.Event) {
 					if ev.Object == check.CheckVersions {
 						shown += time.Since(start)
 					}

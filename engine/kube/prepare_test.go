@@ -75,7 +75,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 		}
 	}
 	request := engine.PrepareRequest{
-		CheckRequest: check.CheckRequest{Release: version.MustParse("v1.1.0"), Kubernetes: version.MustParse("v1.36.3"), NoPreflight: true},
+		Request: check.Request{Release: version.MustParse("v1.1.0"), Kubernetes: version.MustParse("v1.36.3"), NoPreflight: true},
 		Acknowledge:  []string{"oldest-supports-kubernetes"},
 	}
 	// prepare runs once and calls see with every event. It returns the result.

@@ -137,7 +137,7 @@ const (
 	NodeLeaving   = "leaving"   // it is no node any more, and its machine is deleted
 )
 
-// check emits what a check found.
+// CheckEvent returns the event for a finding.
 func CheckEvent(f Finding) Event {
 	data, err := json.Marshal(f)
 	if err != nil { // strings and a number

@@ -32,6 +32,7 @@ func (p *Plan) Unacknowledged() []Finding {
 	return out
 }
 
+// Accepted reports whether the finding with this ID was accepted.
 func (p *Plan) Accepted(id string) bool { return slices.Contains(p.Acknowledged, id) }
 
 // Accept notes that findings were accepted by their IDs; in a rehearsal, of which nothing

@@ -9,9 +9,9 @@ func (r RunSummary) Whole() bool {
 	return r.Status == StateDone || r.Status == StateNothing || r.Status == StateDetached
 }
 
-const (
-	EventsFile = "events.jsonl" // 0600
-)
+// EventsFile is the file of events in the directory of a run, one JSON object per line. Its
+// mode is 0600.
+const EventsFile = "events.jsonl"
 
 // RunSummary summarizes a past or current run from its directory.
 type RunSummary struct {

@@ -253,6 +253,7 @@ type Estimate struct {
 	to    cluster.NodeTarget
 }
 
+// NewEstimate returns an estimate that starts from the durations of past rollouts.
 func NewEstimate(past History) *Estimate { return &Estimate{past: past, surge: 1} }
 
 // Look adds an observation of the rollout.

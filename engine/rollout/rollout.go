@@ -228,6 +228,7 @@ func (l *NodeDiff) unready() (n int64) {
 // observation.
 func (l *NodeDiff) Size() int { return len(l.known) + len(l.rest) }
 
+// All iterates over all entries: first the machines with a Node, then the others.
 func (l *NodeDiff) All() iter.Seq[*Entry] {
 	return func(yield func(*Entry) bool) {
 		for _, list := range [][]*Entry{l.known, l.rest} {
@@ -371,6 +372,7 @@ type View struct {
 	Planless       error // why no Plan can be seen
 }
 
+// See reads the rollout, the nodes and the Plans of a cluster and updates l.
 func See(ctx context.Context, k observed, l *NodeDiff, at time.Time) (View, error) {
 	ro, err := k.Rollout(ctx)
 	if err != nil {
@@ -490,6 +492,7 @@ func (v *View) Over(want cluster.NodeTarget) error {
 	return nil
 }
 
+// NothingToDo returns an error with plan.ExitNothing; why is its reason.
 func NothingToDo(why string) error {
 	return &plan.Error{Err: errors.New(why + ": nothing to do"), Exit: plan.ExitNothing}
 }

@@ -95,6 +95,7 @@ func (t *Tracker) Size() int {
 	return len(t.states)
 }
 
+// State returns the last state of a machine; empty if it is not known.
 func (t *Tracker) State(name string) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -107,6 +108,7 @@ type Joining struct {
 	wanted   map[string]int // by group
 }
 
+// Entry is one machine with its state.
 type Entry struct {
 	Name, Group, State, Text string
 	Unnamed                  bool   // the cloud has not named it yet

@@ -446,6 +446,7 @@ func readMeasurements(r *reader, to *attestation.Measurements) field {
 	}
 }
 
+// IsDigest reports whether s is a SHA-256 digest in hex.
 func IsDigest(s string) bool {
 	b, err := hex.DecodeString(s)
 	return err == nil && len(b) == 32

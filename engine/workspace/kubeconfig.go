@@ -36,6 +36,8 @@ func LeadsTo(kubeconfig []byte, endpoint string) bool {
 	return err == nil && server.Value == "https://"+endpoint
 }
 
+// KubeconfigServer returns a kubeconfig as YAML and its node with the address of the API
+// server.
 func KubeconfigServer(kubeconfig []byte) (doc, server *yaml.Node, err error) {
 	fail := func(problem string) (*yaml.Node, *yaml.Node, error) {
 		return nil, nil, fmt.Errorf("read kubeconfig: %s", problem)

@@ -77,9 +77,8 @@ func (w *Workspace) ForeignKubeconfig() error {
 	}
 }
 
-const (
-	PlanFile = "plan.json" // in a run's directory
-)
+// PlanFile is the file of the plan in the directory of a run.
+const PlanFile = "plan.json"
 
 // HeldBy returns the ID of the run that holds the workspace now; empty if none does.
 func (w *Workspace) HeldBy() string {
@@ -141,6 +140,7 @@ func (w *Workspace) Dir() string { return w.root }
 // Path returns the absolute path of one of its files.
 func (w *Workspace) Path(name string) string { return filepath.Join(w.root, name) }
 
+// Has reports whether a file exists.
 func (w *Workspace) Has(name string) bool {
 	_, err := os.Lstat(w.Path(name))
 	return err == nil
@@ -293,6 +293,7 @@ func (w *Workspace) MasterSecret() (MasterSecret, error) {
 	return m, nil
 }
 
+// WriteMasterSecret writes the secret with mode 0600.
 func (w *Workspace) WriteMasterSecret(m MasterSecret) error {
 	b, err := json.Marshal(m)
 	if err != nil {

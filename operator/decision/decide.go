@@ -107,6 +107,7 @@ const (
 	MachinePrefix = "machine-"
 )
 
+// SurgeSlot returns the number of a replacement slot from the name of its PendingNode.
 func SurgeSlot(name string) (int, bool) {
 	s, ok := strings.CutPrefix(name, slotPrefix)
 	if !ok {
@@ -311,6 +312,7 @@ func surge(max *intstr.IntOrString, nodes int) int {
 	return n
 }
 
+// Gone reports whether the cloud has confirmed that the machine does not exist any more.
 func Gone(m *Instance) bool { return m != nil && m.State == "Terminated" }
 
 // known reports whether image, components and machine of n are known.
@@ -332,6 +334,7 @@ func (d *Decision) inPlace(n *Node) bool {
 
 func (d *Decision) leaves(n *Node) bool { return d.leaving[n.ProviderID] != nil }
 
+// Group returns the scaling group with this ID; an empty one if it is not known.
 func (d *Decision) Group(id string) *Group {
 	if g := d.groups[id]; g != nil {
 		return g
@@ -596,7 +599,7 @@ func (d *Decision) advanceReplacement(r *replacement) {
 			d.postpone(r, "")
 			return
 		}
-		d.Wait("MachineJoins", fmt.Sprintf("machine %s, which replaces %s, has not joined yet; it is given up when its time is over", r.machine.Name, r.Intent.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.machine.Since.Add(JoinDeadline))
+		d.Wait("MachineJoins", fmt.Sprintf("machine %s, which replaces %s, has not joined yet; it is given up when its time is over", r.machine.Name, r.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.machine.Since.Add(JoinDeadline))
 	default:
 		d.completeReplacement(r)
 	}
@@ -615,12 +618,12 @@ func (d *Decision) unneeded(r *replacement) bool {
 		return true
 	}
 	for i := range d.replacements {
-		if o := &d.replacements[i]; o.Intent.Donor == r.Intent.Donor && o.slot < r.slot {
+		if o := &d.replacements[i]; o.Donor == r.Donor && o.slot < r.slot {
 			return true
 		}
 	}
 	for i := range d.w.Intents { // an intent that is bound to the old node already
-		if o := &d.w.Intents[i]; o.Name != r.Name && o.Donor == r.Intent.Donor && o.Machine == r.donor.ProviderID {
+		if o := &d.w.Intents[i]; o.Name != r.Name && o.Donor == r.Donor && o.Machine == r.donor.ProviderID {
 			return true
 		}
 	}
@@ -917,6 +920,8 @@ func (d *Decision) joined(n *Node) bool {
 	return n.Ready || n.OnHold || !d.when(ruleNeverReady, true)
 }
 
+// ReasonNeverReady is the reason of events about machines that are given up because their Node
+// never became Ready.
 const ReasonNeverReady = "NodeNeverReady"
 
 // neverReady describes the removal of a node whose machine does not finish its join, and the

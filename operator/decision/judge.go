@@ -27,6 +27,7 @@ type Impostor struct {
 	Machine string // name of the machine whose ID the Node claims
 }
 
+// Why describes the false claim.
 func (i *Impostor) Why() string {
 	return fmt.Sprintf("Node %s claims machine %s, which the cloud calls %s", i.Name, i.ProviderID, i.Machine)
 }

@@ -96,6 +96,7 @@ type Index struct {
 	folded                    map[string]*Instance // by ID in lower case, where that differs
 }
 
+// NewIndex returns an index of all.
 func NewIndex(all []Instance) *Index {
 	k := &Index{instances: make(map[string]*Instance, len(all)), ByToken: make(map[string]*Instance, len(all))}
 	pinned := false

@@ -18,6 +18,7 @@ type Wait struct {
 	Next            time.Time // zero: an event starts the next round
 }
 
+// Reasons of conditions and of waits, beside those in stalling.
 const (
 	reasonPaused    = "Paused"
 	ReasonPartial   = "CloudListPartial"
@@ -32,10 +33,12 @@ const (
 // stalling are the reasons that last until somebody intervenes.
 var stalling = []string{"TargetRefused", "ComponentsUnknown", "DrainBlocked", "UpgradeFailed", "Postponed", "EtcdUnhealthy", "HeirCordoned", "GroupMissing", "ControlPlaneHeld", "NodeNotReady"}
 
+// Wait adds a wait to the status. next is when it can end by itself; zero if nobody knows.
 func (d *Decision) Wait(reason, message string, object v1alpha1.Reference, next time.Time) {
 	d.Waits = append(d.Waits, Wait{Reason: reason, Message: message, Object: object, Next: next})
 }
 
+// NodeReference returns a reference to a Node.
 func NodeReference(node string) v1alpha1.Reference {
 	return v1alpha1.Reference{Kind: "Node", Name: node}
 }

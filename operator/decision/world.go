@@ -43,6 +43,7 @@ type World struct {
 	Lookup *Lookup
 }
 
+// Node is a Node of the cluster with what the cloud and the records say about its machine.
 type Node struct {
 	Name string
 	// Confirmed says that the cloud's machine of ProviderID bears the Node's name. Then Role, Group
@@ -71,12 +72,14 @@ type Node struct {
 // Cordon is whether a node takes new pods, and if not, who cordoned it.
 type Cordon int
 
+// Values of Cordon.
 const (
 	Uncordoned Cordon = iota
 	CordonedByUs
 	CordonedByOthers
 )
 
+// Group is a scaling group with its policy for rollouts.
 type Group struct {
 	Name, ID  string
 	Role      v1alpha1.Role
@@ -171,6 +174,7 @@ func (r UpgradeRun) OfCluster() UpgradeRun {
 	return r
 }
 
+// Active reports whether the agent is at work.
 func (r UpgradeRun) Active() bool {
 	return r.Phase == "download" || r.Phase == "plan" || r.Phase == "apply"
 }

@@ -54,14 +54,19 @@ const (
 
 // Terminal escape sequences.
 const (
-	SeqAltOn, SeqAltOff       = "\x1b[?1049h", "\x1b[?1049l"
-	SeqCursorOn, SeqCursorOff = "\x1b[?25h", "\x1b[?25l"
-	SeqWrapOn, SeqWrapOff     = "\x1b[?7h", "\x1b[?7l"
-	SeqPasteOn, SeqPasteOff   = "\x1b[?2004h", "\x1b[?2004l"
-	seqSyncOn, seqSyncOff     = "\x1b[?2026h", "\x1b[?2026l"
-	seqClear                  = "\x1b[2J"
-	seqReset                  = "\x1b[0m"
-	seqClearRight             = "\x1b[K"
+	SeqAltOn     = "\x1b[?1049h"
+	SeqAltOff    = "\x1b[?1049l"
+	SeqCursorOn  = "\x1b[?25h"
+	SeqCursorOff = "\x1b[?25l"
+	SeqWrapOn    = "\x1b[?7h"
+	SeqWrapOff   = "\x1b[?7l"
+	SeqPasteOn   = "\x1b[?2004h"
+	SeqPasteOff  = "\x1b[?2004l"
+
+	seqSyncOn, seqSyncOff = "\x1b[?2026h", "\x1b[?2026l"
+	seqClear              = "\x1b[2J"
+	seqReset              = "\x1b[0m"
+	seqClearRight         = "\x1b[K"
 	// Queries of the background colour (OSC 11) and the device attributes (DA1). Every
 	// terminal replies to the second one, so its reply ends the wait for the first.
 	seqProbe = "\x1b]11;?\x07\x1b[c"

@@ -305,7 +305,7 @@ func FeedRemark(f check.FeedState, now time.Time) string {
 
 // available is the newest reachable version of a component that is newer than now; empty if
 // none is known.
-func available(pg Page, k *check.Check, component, now string) string {
+func available(k *check.Check, component, now string) string {
 	if k == nil {
 		return ""
 	}
@@ -339,7 +339,7 @@ func targetOf(t plan.Target) string {
 
 // PlanFlags returns the flags that reproduce r, each with a leading space; empty if there
 // are none.
-func PlanFlags(r check.CheckRequest) string {
+func PlanFlags(r check.Request) string {
 	var b strings.Builder
 	add := func(flag, value string) {
 		b.WriteString(" --" + flag)
@@ -369,7 +369,7 @@ func PlanFlags(r check.CheckRequest) string {
 }
 
 // NextRows renders the next command after the check that r asked for.
-func NextRows(pg Page, k *check.Check, r check.CheckRequest) []string {
+func NextRows(pg Page, k *check.Check, r check.Request) []string {
 	var lines []string
 	sp := pg.Commands
 	switch x := k.Config; {
@@ -380,7 +380,7 @@ func NextRows(pg Page, k *check.Check, r check.CheckRequest) []string {
 		}
 		next := "config validate"
 		if len(k.Path) > 0 && k.Path[0].CLI.String() == k.CLI { // else another version of this program must run the hop
-			next = "upgrade apply" + PlanFlags(check.CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
+			next = "upgrade apply" + PlanFlags(check.Request{Feed: r.Feed, FeedKeys: r.FeedKeys})
 		}
 		lines = append(lines, "", "next  "+sp.Command(next))
 	case x != nil && len(x.Fields) > 0 && k.Exit == plan.ExitUpgradeAvailable:

@@ -133,7 +133,7 @@ func ClusterSummary(pg Page, w int, st *engine.Status, k *check.Check) []string 
 		for _, x := range [][3]string{
 			{"Kubernetes", "kubernetes", st.Target.Kubernetes}, {"OS image", "image", st.Target.Image}, {"Release", "services", st.Target.Release},
 		} {
-			if v := available(pg, k, x[1], x[2]); v != "" {
+			if v := available(k, x[1], x[2]); v != "" {
 				newer[x[0]], half = term.Clean(v), max(half, 46)
 			}
 		}

@@ -183,7 +183,7 @@ func stageRows(pg Page, b *rollout.Board, title string, stages []string, w int, 
 		names.Pad(col-term.Width(s)-term.Width(link)).Add(st, s).Add(term.Faint, link)
 		number := strconv.FormatInt(n, 10)
 		numbers.Pad(col-2-term.Width(number)).Add(st, number).Pad(2)
-		speed := stageSpeed(pg, b, s, now, col-3)
+		speed := stageSpeed(b, s, now, col-3)
 		speeds.Pad(col-2-term.Width(speed)).Add(term.Faint, speed).Pad(2)
 	}
 	out := []string{names.String(), numbers.String()}
@@ -195,7 +195,7 @@ func stageRows(pg Page, b *rollout.Board, title string, stages []string, w int, 
 
 // stageSpeed is the flow per minute and the median dwell time of a stage, in at most most
 // columns.
-func stageSpeed(pg Page, b *rollout.Board, s string, now time.Time, most int) string {
+func stageSpeed(b *rollout.Board, s string, now time.Time, most int) string {
 	if s == plan.NodeGone || s == plan.NodeReady || s == plan.NodeFailed {
 		return ""
 	}
@@ -493,7 +493,7 @@ func FlightView(pg Page, b *rollout.Board, x Flight, w, h int) []string {
 			tail = strconv.Itoa(n.Attempts)
 		}
 		if left := w - r.Used - term.Width(tail) - 3; left > 3 {
-			r.Add(textStyle(pg, b, n), term.Cut(term.AsciiIf(pg.Ascii, term.Clean(n.Text)), left, pg.Ellipsis))
+			r.Add(textStyle(b, n), term.Cut(term.AsciiIf(pg.Ascii, term.Clean(n.Text)), left, pg.Ellipsis))
 		}
 		lines = append(lines, r.Right(term.Faint, tail).String())
 	}
@@ -504,7 +504,7 @@ func FlightView(pg Page, b *rollout.Board, x Flight, w, h int) []string {
 }
 
 // textStyle highlights the text of a machine that failed or is waited for.
-func textStyle(pg Page, b *rollout.Board, n *rollout.BoardNode) term.Style {
+func textStyle(b *rollout.Board, n *rollout.BoardNode) term.Style {
 	if w := b.Wait; n.State == plan.NodeFailed || w.Node != "" && w.Node == n.Name {
 		return term.Caution
 	}

@@ -21,7 +21,7 @@ func TestSourcesKeepSlimObjects(t *testing.T) {
 	m := metav1.ObjectMeta{
 		Name: "one", Namespace: metav1.NamespaceSystem,
 		Annotations:   map[string]string{corev1.LastAppliedConfigAnnotation: "{}", "kept": "yes"},
-		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: &metav1.FieldsV1{Raw: []byte("{}")}}},
+		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1("{}")}},
 	}
 	global := *m.DeepCopy()
 	global.Namespace = ""
