@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -95,6 +96,10 @@ func (t tpm) manufacture(ctx context.Context) error {
 	}
 	cmd := exec.CommandContext(ctx, tool("swtpm_setup"), "--tpm2", "--runas", strconv.Itoa(os.Geteuid()),
 		"--tpmstate", fresh, "--config", config, "--pcr-banks", "sha256", "--overwrite")
+	// It runs an emulator, which outlives it when it alone is killed.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 5 * time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("make TPM: swtpm_setup: %w: %s", err, lastLine(out))
 	}
