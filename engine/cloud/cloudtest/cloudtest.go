@@ -3,6 +3,7 @@
 package cloudtest
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -66,10 +67,11 @@ func Run(t *testing.T, o Options) {
 }
 
 func (s *suite) groups() {
-	groups, err := s.Cloud.Groups(s.ctx)
-	if err != nil {
-		s.Fatal(err)
-	}
+	var groups []cloud.Group
+	s.retry("list groups", func() (err error) {
+		groups, err = s.Cloud.Groups(s.ctx)
+		return err
+	})
 	seen := map[string]bool{}
 	for _, g := range groups {
 		if g.ID == "" || g.Name == "" || !g.Role.Valid() || seen[g.ID] {
@@ -110,9 +112,13 @@ func (s *suite) tokens() {
 	if again := s.create(token)[0]; again.ProviderID != made[0].ProviderID || again.Name != made[0].Name {
 		s.Errorf("the repeated token returned %+v, want %+v", again, made[0])
 	}
-	i, err := s.Cloud.Instance(s.ctx, made[0].ProviderID)
-	if err != nil || i.Name != made[0].Name || i.Token != token || i.Group != s.Group || i.Role != cloud.Worker {
-		s.Errorf("a read by ID right after the creation: %+v, %v; want machine %s of group %s with its token and role", i, err, made[0].Name, s.Group)
+	var i cloud.Instance
+	s.retry("read the machine by its ID", func() (err error) {
+		i, err = s.Cloud.Instance(s.ctx, made[0].ProviderID)
+		return err
+	})
+	if i.Name != made[0].Name || i.Token != token || i.Group != s.Group || i.Role != cloud.Worker {
+		s.Errorf("a read by ID right after the creation: %+v; want machine %s of group %s with its token and role", i, made[0].Name, s.Group)
 	}
 	s.eventually("the machine is listed once, with its token", func() (string, bool) {
 		l := s.withToken(token)
@@ -151,17 +157,17 @@ func (s *suite) order() {
 }
 
 func (s *suite) unknown() {
-	if i, err := s.Cloud.Instance(s.ctx, s.Unknown); !errors.Is(err, cloud.ErrNotFound) {
-		s.Errorf("instance %s is %+v, %v, want cloud.ErrNotFound", s.Unknown, i, err)
-	}
-	if err := s.Cloud.DeleteInstances(s.ctx, []string{s.Unknown}); err != nil {
-		s.Errorf("delete an instance that does not exist: %v, want no error", err)
-	}
-	if err := s.Cloud.DeleteInstances(s.ctx, nil); err != nil {
-		s.Errorf("delete nothing: %v, want no error", err)
-	}
-	if l, err := s.Cloud.CreateInstances(s.ctx, s.Group, nil); err != nil || len(l) > 0 {
-		s.Errorf("create nothing: %+v, %v", l, err)
+	s.retry("read an instance that does not exist", func() error {
+		i, err := s.Cloud.Instance(s.ctx, s.Unknown)
+		if errors.Is(err, cloud.ErrNotFound) {
+			return nil
+		}
+		return fmt.Errorf("%+v, %w, want cloud.ErrNotFound", i, cmp.Or(err, errors.New("no error")))
+	})
+	s.retry("delete an instance that does not exist", func() error { return s.Cloud.DeleteInstances(s.ctx, []string{s.Unknown}) })
+	s.retry("delete nothing", func() error { return s.Cloud.DeleteInstances(s.ctx, nil) })
+	if l := s.create(); len(l) > 0 {
+		s.Errorf("no token made %+v", l)
 	}
 }
 
@@ -171,18 +177,14 @@ func (s *suite) images() {
 	}
 	before := s.image()
 	defer func() {
-		if err := s.Cloud.SetGroupImage(s.ctx, s.Group, before); err != nil {
-			s.Errorf("set the image back: %v", err)
-		}
+		s.retry("set the image back", func() error { return s.Cloud.SetGroupImage(s.ctx, s.Group, before) })
 	}()
 	existing := s.list()
 	to := s.Images[0]
 	if to == before {
 		to = s.Images[1]
 	}
-	if err := s.Cloud.SetGroupImage(s.ctx, s.Group, to); err != nil {
-		s.Fatal(err)
-	}
+	s.retry("set the image", func() error { return s.Cloud.SetGroupImage(s.ctx, s.Group, to) })
 	s.eventually("the group has the new image", func() (string, bool) { return s.image(), s.image() == to })
 	made := s.create(newToken())[0]
 	defer s.delete(made)
