@@ -126,12 +126,13 @@ func TestRelayPassesOnTwoVerbs(t *testing.T) {
 	_, members := a.EtcdMembers(ctx, &upgradeproto.EtcdMembersRequest{})
 	_, removed := a.RemoveEtcdMember(ctx, &upgradeproto.RemoveEtcdMemberRequest{Id: 1, Name: "x"})
 	_, moved := a.MoveEtcdLeader(ctx, &upgradeproto.MoveEtcdLeaderRequest{})
+	_, state := a.EtcdState(ctx, &upgradeproto.EtcdStateRequest{Revision: 1})
 	snapshot, err := a.SnapshotEtcd(ctx, &upgradeproto.SnapshotEtcdRequest{})
 	if err == nil {
 		_, err = snapshot.Recv()
 	}
 	got := map[string]codes.Code{
-		"EtcdMembers": status.Code(members), "RemoveEtcdMember": status.Code(removed), "MoveEtcdLeader": status.Code(moved), "SnapshotEtcd": status.Code(err),
+		"EtcdMembers": status.Code(members), "RemoveEtcdMember": status.Code(removed), "MoveEtcdLeader": status.Code(moved), "SnapshotEtcd": status.Code(err), "EtcdState": status.Code(state),
 		"Upgrade of the control plane": status.Code(recv(a.Upgrade(ctx, &upgradeproto.UpgradeRequest{Token: "t", KubernetesVersion: newKubernetes, What: upgradeproto.What_APPLY}))),
 		"Upgrade of nothing":           status.Code(recv(a.Upgrade(ctx, &upgradeproto.UpgradeRequest{Token: "t", KubernetesVersion: newKubernetes}))),
 	}
