@@ -255,7 +255,7 @@ func TestAutoscalerIsChangedOnlyAsItWasSeen(t *testing.T) {
 		t.Error("the AutoscalingStrategy was changed")
 	}
 
-	// While the view catches up nobody is told of it; a conflict that lasts is told.
+	// Conflicts are not reported while the cache is stale. A lasting conflict is reported.
 	now := time.Now()
 	e := newRetries(func() time.Time { return now })
 	tries := func(until time.Duration) (n int, told string) {
@@ -274,8 +274,7 @@ func TestAutoscalerIsChangedOnlyAsItWasSeen(t *testing.T) {
 	if _, told := tries(conflictLasts); !strings.Contains(told, "the object has been modified") {
 		t.Errorf("of a conflict that lasts %q is told", told)
 	}
-	// When what it was for has come about by itself, it is told no more, and nobody is woken
-	// for it.
+	// After its purpose was reached in another way, it is no longer reported and starts no round.
 	now = now.Add(2 * unwanted)
 	if left := e.due(now); left != pace {
 		t.Errorf("the next round is due in %s", left)

@@ -250,7 +250,7 @@ func TestHostUpgrades(t *testing.T) {
 	if last.Ended.Before(last.Started) || last.Started.IsZero() || last.Version != newKubernetes || last.Components != reference || last.Node != "cp-1" {
 		t.Errorf("in the end %+v", last)
 	}
-	// The second agent begins with the first stage again; no line is told twice for that.
+	// The second agent starts with the first stage again. No line is reported twice.
 	for line, want := range map[string]int{
 		`msg="upgrade progressed" node=cp-1 stage=verify source=agent line=running`:                                                    2,
 		`msg="upgrade progressed" node=cp-1 stage=plan source=kubeadm line="[upgrade] SUCCESS of plan"`:                                2,
@@ -267,7 +267,7 @@ func TestHostUpgrades(t *testing.T) {
 		t.Errorf("afterwards run is %+v, %v", run, err)
 	}
 
-	// The same once more tells the same and does nothing.
+	// A repeated request reports the same and changes nothing.
 	deeds := log.String()
 	if err := r.client().Upgrade(t.Context(), token, newKubernetes, reference, r.components(newKubernetes), func(decision.UpgradeRun) {}); err != nil {
 		t.Errorf("the same once more: %v", err)
@@ -303,7 +303,7 @@ func TestHostUpgradeFails(t *testing.T) {
 	if run, err := h.Run(t.Context()); err != nil || run.Phase != "done" {
 		t.Errorf("run is %+v, %v", run, err)
 	}
-	// Whoever gives up is told so.
+	// A caller that gives up gets its own reason.
 	ctx, cancel := context.WithCancelCause(t.Context())
 	r.down()
 	cancel(errors.New("the target changed"))

@@ -15,7 +15,7 @@ import (
 	"constellation/operator/decision"
 )
 
-// Impostors are told of once, and again when they claim something else.
+// Impostors are reported once, and again when their claim changes.
 func TestImpostorsAreTold(t *testing.T) {
 	recorder := events.NewFakeRecorder(10)
 	var log strings.Builder

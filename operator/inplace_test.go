@@ -91,8 +91,8 @@ func relayPod(t *testing.T, c kubernetes.Interface, namespace, node string, port
 	return pod
 }
 
-// TestRelayPassesOnTwoVerbs asks a real agent through a relay, as whoever had got hold of
-// the operator's token could.
+// TestRelayPassesOnTwoVerbs calls a real agent through a relay, as an attacker with the operator's
+// token could.
 func TestRelayPassesOnTwoVerbs(t *testing.T) {
 	c := newCluster(t)
 	rig := workerRig(t, "worker-1")
@@ -244,7 +244,7 @@ func TestInPlaceThroughARelay(t *testing.T) {
 	relayPod(t, core, namespace, before.Name, relayOf(t, c, before.Name, rig.socket()))
 	r.pod("work", before.Name)
 	r.edit(toNew)
-	// progress is what is told of its agent's run.
+	// progress returns the reported progress of its agent's run.
 	progress := func() v1alpha1.UpgradeProgress {
 		var all v1alpha1.PendingNodeList
 		must(r.admin.List(t.Context(), &all))
@@ -328,7 +328,7 @@ func (a *agentsInTest) Run(_ context.Context, node string) (decision.UpgradeRun,
 	return a.runs[node], nil
 }
 
-// Upgrade continues when nobody follows it any more, as an agent does.
+// Upgrade continues without a client that follows it, as a real agent does.
 func (a *agentsInTest) Upgrade(ctx context.Context, node, token, version, reference string, list component.Signed, tell func(decision.UpgradeRun)) error {
 	if len(list.List) == 0 || !strings.HasSuffix(token, "/"+reference) {
 		return errors.New("no components")

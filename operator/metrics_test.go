@@ -132,7 +132,7 @@ func TestGaugesTellOfARollout(t *testing.T) {
 		t.Errorf("during the rollout (-want +got):\n%s", d)
 	}
 
-	// What is over leaves nothing behind.
+	// A finished rollout leaves no series behind.
 	g.set(v1alpha1.NodeVersionStatus{Nodes: v1alpha1.NodeCounts{Total: 1, UpToDate: 1}, Conditions: []metav1.Condition{
 		{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: decision.ReasonUpToDate},
 	}})

@@ -278,7 +278,7 @@ func joiningNode(name, ref string, left time.Duration) *v1alpha1.JoiningNode {
 	}
 }
 
-// eventually waits until the condition holds; on failure it tells what was there.
+// eventually waits until the condition holds. On failure it reports the last state.
 func (c *cluster) eventually(what string, holds func() (string, bool)) {
 	c.t.Helper()
 	deadline := time.Now().Add(20 * time.Second)

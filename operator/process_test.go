@@ -50,7 +50,7 @@ func init() {
 	}
 }
 
-// processConfig is what an operator in a process of its own is told.
+// processConfig is the configuration of an operator in a separate process.
 type processConfig struct {
 	Kubeconfig, Metadata, Control, Socket, Node string
 	// Points are where it dies, each once: a file in Once says that it has.
@@ -218,8 +218,8 @@ func newEtcdProcess() (*etcdProcess, error) {
 	return m, nil
 }
 
-// freeAddress returns one of loopback that nobody listens on, and with a port that the
-// kernel gives to nobody who does not ask for it, so that it stays free for a moment.
+// freeAddress returns an unused loopback address. Its port is outside of the kernel's ephemeral
+// range, so it stays free for a moment.
 func freeAddress() (string, error) {
 	var err error
 	for range 100 {
@@ -441,7 +441,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 			}
 		}
 	})
-	// Whoever wants something of etcd gets it, and its members are those that shall be.
+	// etcd serves all clients, and its members are the expected ones.
 	var (
 		written int
 		history []string
@@ -584,7 +584,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	if runs, err := os.ReadFile(filepath.Join(rig.dir, "ctl/runs")); err != nil || string(runs) != "plan\napply\n" {
 		t.Errorf("kubeadm was asked for %q, %v; want one plan and one apply", runs, err)
 	}
-	// Who is about to join may be there in one of these forms or not be seen in it.
+	// A joining member may be listed in one of these forms, or be missing.
 	began, ended := strings.Join([]string{staying, other, leaving}, ", "), strings.Join([]string{staying, other, heir}, ", ")
 	for i, h := range history {
 		switch {

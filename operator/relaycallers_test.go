@@ -123,7 +123,7 @@ func TestRelayUnderAFlood(t *testing.T) {
 		t.Errorf("50 calls with one token took %d reviews, want 1", n)
 	}
 
-	// What a token says of itself is enough to refuse it.
+	// A token's own claims are enough to refuse it.
 	reviews.Store(0)
 	stranger := dial()
 	for want, tokens := range map[codes.Code][]string{

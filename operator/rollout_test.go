@@ -668,8 +668,8 @@ func (c *cluster) newRollout(t *testing.T, controlPlanes, workers, surge int) *r
 	return r
 }
 
-// deployments does what the controller of Deployments does for the autoscaler's: it
-// says that it has seen how many replicas there shall be. Nobody runs them here.
+// deployments replaces the Deployment controller for the autoscaler: it reports the observed
+// generation and replicas. It runs no pods.
 func (r *rolling) deployments(ctx context.Context) {
 	for ; ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
 		var d appsv1.Deployment
@@ -917,7 +917,7 @@ func takeTurns(t *testing.T, r *rolling) {
 			t.Error(err)
 		}
 	}()
-	// Nobody says here by which name a node is known to its pods.
+	// Here no label gives the name of a node to its pods.
 	named := func() {
 		t.Helper()
 		var nodes corev1.NodeList
@@ -1800,8 +1800,8 @@ func fewWrites(t *testing.T, r *rolling) {
 	r.finished(image2)
 	r.writes.mu.Lock()
 	defer r.writes.mu.Unlock()
-	// What is told about machines, and about the rollout as a whole, is limited by the
-	// second; see eventRate, statusRate and statusPace.
+	// Reports about machines and about the rollout are limited per second; see eventRate, statusRate
+	// and statusPace.
 	perNode, rest := 0, 0
 	for key, n := range r.writes.all {
 		switch _, kind, _ := strings.Cut(key, " "); kind {

@@ -407,7 +407,7 @@ func TestKubeletsRenewTheirCertificates(t *testing.T) {
 		if !k.Current().Leaf.NotAfter.After(k.first.NotAfter) {
 			t.Errorf("it ends at %s, the first at %s", k.Current().Leaf.NotAfter, k.first.NotAfter)
 		}
-		// What a kubelet that starts again finds.
+		// State that a restarted kubelet finds.
 		again, err := certificate.NewFileStore("kubelet-server", k.dir, k.dir, "", "")
 		if err != nil {
 			t.Fatal(err)

@@ -26,7 +26,7 @@ import (
 // Weak points of other systems that replace machines, continued: what the effects refuse,
 // whatever was decided. The decisions are in package decision under the same names.
 
-// cloudOfCalls notes what it is asked for, and fails if it shall.
+// cloudOfCalls records requests, and fails if the test requires it.
 type cloudOfCalls struct {
 	cloudAPI
 	mu    sync.Mutex
@@ -127,7 +127,7 @@ func TestWeakPointR4NoSizeIsWritten(t *testing.T) {
 		all.Go(func() {
 			c := sandboxapi.NewInCluster(sandboxapi.NewMetadata(h.Metadata), h.Control)
 			tokens := []string{"shared", fmt.Sprint("own-", i)}
-			for { // as operators do, until the cloud says yes
+			for { // as operators do, until the cloud accepts
 				made, err := c.CreateInstances(t.Context(), group, tokens)
 				if err == nil && (len(made) != 2 || made[0].Token != "shared" || made[1].Token != tokens[1]) {
 					t.Errorf("made %+v", made)
