@@ -35,13 +35,13 @@ import (
 	"constellation/operator/api/upgradev1"
 )
 
-// BenchmarkPlans has the operator's own binary, with role plans, carry a Plan out on hollow nodes,
-// a hundred at a time, whose Jobs take a second. BENCH_PLAN_NODES says how many nodes, 10,000 if
-// nothing does. Real are etcd, API server, controllers and scheduler.
+// BenchmarkPlans runs the operator's binary with role plans. It carries out a Plan on kubemark-style
+// hollow nodes, a hundred at a time, with Jobs of one second. BENCH_PLAN_NODES sets the number of
+// nodes; the default is 10,000. etcd, API server, controllers and scheduler are real.
 //
-// It reports the time that it took over the ideal, nodes/concurrency seconds; writes of the
-// controller per node, events included; its memory at most, and of that at the end what is not
-// the program's file; and how long it looks and decides.
+// It reports the duration relative to the ideal of nodes/concurrency seconds, and the controller's
+// writes per node including events. It also reports the controller's peak memory, its anonymous
+// memory at the end, and the time per round for observation and decision.
 func BenchmarkPlans(b *testing.B) {
 	nodes := planNodes(b)
 	const concurrency = 100
@@ -51,7 +51,7 @@ func BenchmarkPlans(b *testing.B) {
 		each(nodes, func(i int) { s.bare(fmt.Sprintf("bench-%d", i), nil) })
 		s.set(func(ctx context.Context, _ *corev1.Pod, _ string) error {
 			select {
-			case <-time.After(time.Second): // what a Job takes
+			case <-time.After(time.Second): // duration of a Job
 			case <-ctx.Done():
 			}
 			return ctx.Err()
@@ -139,7 +139,7 @@ func BenchmarkPlansAtRest(b *testing.B) {
 	}
 }
 
-// planNodes is how many nodes there are to be.
+// planNodes returns the number of nodes.
 func planNodes(b *testing.B) int {
 	n, err := strconv.Atoi(cmp.Or(os.Getenv("BENCH_PLAN_NODES"), "10000"))
 	if err != nil {
@@ -231,7 +231,7 @@ func startProcess(b *testing.B, s *site) *running {
 // processFigures are writes to the API server, and seconds that a decision took.
 type processFigures struct{ writes, p99, mean, cpu99, cpuMean float64 }
 
-// figures are those that the controller tells of itself.
+// figures returns the controller's own metrics.
 func (r *running) figures(b *testing.B) (f processFigures) {
 	b.Helper()
 	resp, err := http.Get("http://" + r.metrics + "/metrics")
@@ -269,7 +269,7 @@ func quantile(of *dto.MetricFamily) (p99, mean float64) {
 	return math.Inf(1), math.Inf(1)
 }
 
-// memory is what the kernel says of the controller's memory under a word of its own, in MB.
+// memory returns a field of the controller's /proc status, in MB.
 func (r *running) memory(b *testing.B, word string) float64 {
 	b.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.cmd.Process.Pid))

@@ -357,7 +357,7 @@ func (s *site) install() {
 		if o.GetKind() == "Namespace" || o.GetKind() == "Deployment" {
 			continue
 		}
-		// What is not in the namespace has a name of its own in each site.
+		// Objects outside of the namespace have a unique name in each site.
 		switch o.GetNamespace() {
 		case "system-upgrade":
 			o.SetNamespace(s.ns)
@@ -495,7 +495,7 @@ func (s *site) done(plan string) upgradev1.Plan {
 	return s.is(plan, "LatestResolved=True/"+map[bool]string{true: "Channel", false: "Version"}[s.get(plan).Spec.Version == ""], "Validated=True/PlanIsValid", "Complete=True/Complete")
 }
 
-// eventually waits until the condition holds; on failure it tells what was there.
+// eventually waits until the condition holds. On failure it reports the last state.
 func (s *site) eventually(what string, holds func() (string, bool)) {
 	s.Helper()
 	deadline := time.Now().Add(20 * time.Second)

@@ -253,7 +253,7 @@ func cannotBe(t *testing.T, w *world) {
 	}
 	s.event("drains", "ValidateFailed", "both")
 	s.event("unresolvable", "ResolveFailed", "missing channel and version")
-	// What is mended is carried out within a second.
+	// A corrected Plan is carried out within a second.
 	begun := time.Now()
 	s.edit("drains", `{"spec":{"drain":{"deleteLocalData":null}}}`)
 	s.is("drains", "Validated=True/PlanIsValid")
@@ -552,7 +552,7 @@ func jobsEnd(t *testing.T, w *world) {
 	if n := s.nodeNamed(s.nodes[1]); n.Labels["plan.upgrade.cattle.io/ends"] == "" {
 		t.Error("the node is not marked")
 	}
-	// What is disabled is left alone, also by a new version.
+	// A disabled node is not upgraded, not even to a new version.
 	s.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.nodes[1]}}, `{"metadata":{"labels":{"plan.upgrade.cattle.io/ends":"disabled"}}}`)
 	before := len(s.log())
 	s.edit("ends", `{"spec":{"version":"v3"}}`)
@@ -692,7 +692,7 @@ func twoControllers(t *testing.T, w *world) {
 	}
 }
 
-// options are what only this controller knows.
+// options tests settings that only this controller supports.
 func options(t *testing.T, w *world) {
 	t.Run("a failed node is tried again, and gives its place away", func(t *testing.T) {
 		s := w.site(t, "retries", 3)

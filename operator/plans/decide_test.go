@@ -59,7 +59,7 @@ func (d *desk) node(name string, change func(*corev1.Node)) {
 	d.book.setNode(record[*node](d.t, trimNode, n), false)
 }
 
-// record is what is held of an object.
+// record returns the trimmed form of an object.
 func record[T any](t testing.TB, trim func(any) (any, error), of any) T {
 	t.Helper()
 	o, err := trim(of)
@@ -451,7 +451,7 @@ func BenchmarkHeartbeats(b *testing.B) {
 	}
 }
 
-// What the pod of a Job does is told of its node, with a reason if it does not get on.
+// The status of a node reports the state of its Job's pod, with a reason if it makes no progress.
 func TestPodsSayHowNodesGetOn(t *testing.T) {
 	waiting := func(reason string) corev1.ContainerState {
 		return corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: "now and then other words"}}
