@@ -118,7 +118,7 @@ func (c *cluster) observes(r *autoscaling, want decision.Autoscaler) {
 	})
 }
 
-// says waits for what the strategy's conditions say: pairs of type and reason.
+// says waits for conditions of the strategy: pairs of type and reason.
 func (c *cluster) says(want ...string) {
 	c.t.Helper()
 	c.eventually(fmt.Sprint("the AutoscalingStrategy says ", want), func() (string, bool) {
@@ -180,7 +180,7 @@ func TestAutoscalerIsPausedAndGivenBack(t *testing.T) {
 	c.eventually("it is told to run", func() (string, bool) { d := c.scaler(); return fmt.Sprint(*d.Spec.Replicas), *d.Spec.Replicas == 1 })
 	c.says("Stalled=False DeploymentFound", "Reconciling=False Runs")
 
-	// What its owner has stopped is not ours to start.
+	// The operator does not resume what the owner has paused.
 	c.owner(func(s *v1alpha1.AutoscalingStrategySpec) { s.Enabled = false })
 	c.deploymentStops()
 	c.observes(r, decision.Autoscaler{})
@@ -191,7 +191,7 @@ func TestAutoscalerIsPausedAndGivenBack(t *testing.T) {
 		t.Errorf("what its owner stopped is enabled=%t, annotations %v", s.Spec.Enabled, s.Annotations)
 	}
 
-	// Without the Deployment nothing is waited for.
+	// Without the Deployment nothing waits.
 	if err := c.admin.Delete(t.Context(), c.scaler()); err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestAutoscalerIsPausedAndGivenBack(t *testing.T) {
 	}
 	c.denied.mu.Unlock()
 
-	// One that it may not read may run.
+	// A Deployment that the operator may not read counts as running.
 	c.owner(func(s *v1alpha1.AutoscalingStrategySpec) { s.DeploymentName = "mine" })
 	c.observes(r, decision.Autoscaler{Enabled: true, Running: true})
 	c.says("Stalled=True DeploymentForbidden", "Reconciling=False DeploymentForbidden")

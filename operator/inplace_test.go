@@ -162,8 +162,8 @@ func TestRelayPassesOnTwoVerbs(t *testing.T) {
 	}
 }
 
-// TestInPlaceThroughARelay upgrades a worker as it is: API server, rights, operator,
-// relay, chart and agent are the real ones; kubeadm and what only a kubelet does are not.
+// TestInPlaceThroughARelay upgrades a worker in place. API server, RBAC, operator, relay, chart and
+// agent are real; kubeadm and the kubelet are fake.
 func TestInPlaceThroughARelay(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -192,7 +192,7 @@ func TestInPlaceThroughARelay(t *testing.T) {
 	must(kubelet.Serve(t.Context(), core, before.Name))
 
 	rig := workerRig(t, before.Name)
-	rig.host.RestartKubelet = func(ctx context.Context) error { // it says which version it is
+	rig.host.RestartKubelet = func(ctx context.Context) error { // it reports its version
 		kubelet.Cut() // what it forwarded ends with it
 		var n corev1.Node
 		if err := r.admin.Get(ctx, client.ObjectKey{Name: before.Name}, &n); err != nil {
@@ -309,7 +309,7 @@ func TestInPlaceThroughARelay(t *testing.T) {
 	}
 }
 
-// agentsInTest are agents that upgrade a node in a moment.
+// agentsInTest are fake agents that upgrade a node at once.
 type agentsInTest struct {
 	*cloudInTest
 
@@ -400,7 +400,7 @@ func (a *agentsInTest) begin(node, version, reference string) {
 	})
 }
 
-// inPlace lets all groups be upgraded in place.
+// inPlace configures all groups for in-place upgrades.
 func (r *rolling) inPlace(which ...string) {
 	r.t.Helper()
 	for _, id := range which {
@@ -421,8 +421,8 @@ func (r *rolling) inPlace(which ...string) {
 	}
 }
 
-// inPlaceKilled upgrades a whole cluster in place with an operator that is killed at each
-// point where it has an effect.
+// inPlaceKilled upgrades a whole cluster in place, and kills the operator before and after each
+// effect.
 func inPlaceKilled(t *testing.T, r *rolling) {
 	a := &agentsInTest{cloudInTest: r.cloud, runs: map[string]decision.UpgradeRun{}, fails: map[string]int{}, active: map[string]int{}}
 	r.agents = a

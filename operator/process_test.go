@@ -36,8 +36,8 @@ import (
 	"constellation/operator/decision"
 )
 
-// processEnv names the file with the configuration of an operator: the binary of the test
-// is that operator then.
+// processEnv names the file with the configuration of an operator. If it is set, the test binary
+// runs that operator.
 const processEnv = "CONSTELLATION_TEST_OPERATOR"
 
 func init() {
@@ -53,7 +53,7 @@ func init() {
 // processConfig is the configuration of an operator in a separate process.
 type processConfig struct {
 	Kubeconfig, Metadata, Control, Socket, Node string
-	// Points are where it dies, each once: a file in Once says that it has.
+	// Points are the points at which it crashes, each once: a file in Once records the crash.
 	Points []string
 	Once   string
 }
@@ -132,7 +132,7 @@ func (o *operators) run(ctx context.Context) {
 	}
 }
 
-// kill ends the operator that runs.
+// kill kills the running operator.
 func (o *operators) kill() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -145,7 +145,7 @@ func (o *operators) count() int {
 	return o.lives
 }
 
-// said returns what the operator has logged that runs now.
+// said returns the log of the running operator.
 func (o *operators) said() string {
 	b, err := os.ReadFile(o.log)
 	if err != nil {
@@ -275,7 +275,7 @@ type etcdMember struct {
 	IsLearner bool
 }
 
-// list is what a quorum knows.
+// list is a linearizable read of the members.
 func (r *ring) list(ctx context.Context, by string) ([]etcdMember, error) {
 	var a struct{ Members []etcdMember }
 	err := r.ask(ctx, by, "cluster/member/list", struct{}{}, &a)
@@ -472,7 +472,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 		for ; watched.Err() == nil; time.Sleep(20 * time.Millisecond) {
 			all, err := etcd.list(watched, staying)
 			if err == nil {
-				// The same value in two puts would not tell whether the second was done.
+				// With the same value in two puts the test could not detect the second.
 				err = etcd.ask(watched, staying, "kv/put", map[string]any{"key": []byte("canary"), "value": fmt.Appendf(nil, "%d", written+1)}, &struct{}{})
 			}
 			if err != nil {
@@ -571,7 +571,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	})
 	noting()
 	<-noted
-	all, err := etcd.list(ctx, staying) // of which not every look was noted
+	all, err := etcd.list(ctx, staying) // not every observation was recorded
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -598,7 +598,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	if err := etcd.ask(ctx, staying, "kv/range", map[string]any{"key": []byte("canary")}, &last); err != nil || len(last.Kvs) != 1 {
 		t.Fatalf("what was written is %+v, %v", last, err)
 	}
-	if got, want := string(last.Kvs[0].Value), fmt.Sprint(written); got != want && got != fmt.Sprint(written+1) { // one more may have been on its way
+	if got, want := string(last.Kvs[0].Value), fmt.Sprint(written); got != want && got != fmt.Sprint(written+1) { // one more put may have been in progress
 		t.Errorf("the last of the writes to etcd is %s, want %s", got, want)
 	}
 	if strings.Contains(o.tail(), "is forbidden") {
