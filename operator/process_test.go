@@ -340,9 +340,9 @@ func (r *ring) end(name string) {
 
 // TestOperatorIsKilledAtControlPlanes upgrades Kubernetes and replaces a control plane,
 // the one that leads etcd, with operators that are killed before and after each effect that
-// only control planes have, and once while kubeadm runs. etcd is real, each member a
-// process; so is the agent, but for kubeadm; so are the API server and the operators, which
-// have the rights of their chart. Machines are hollow.
+// only control planes have, and once while kubeadm runs. etcd is real, with a process per member.
+// The agent is real except for kubeadm. The API server and the operators are real, with the rights
+// of the chart. Machines are fake.
 func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	testneeds.Time(t, "half a minute")
 	const staying, other, leaving, heir = "control-plane-0", "control-plane-1", "control-plane-2", "control-plane-3"
