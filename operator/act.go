@@ -113,7 +113,7 @@ func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]str
 	r.gathered, r.ripens = waits, never
 	ripe := func(key string, n int, all bool) bool {
 		if r.retries.running(key) {
-			return false // what it asks for is among them
+			return false // they include the machines of this action
 		}
 		g, ok := before[key]
 		if !ok {
@@ -124,7 +124,7 @@ func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]str
 		}
 		waits[key] = g
 		left := min(patience*time.Duration(len(o.Intents)), patienceUp) - now.Sub(g.since)
-		// The smaller a part is, the longer no more may come before it goes alone.
+		// A smaller batch waits longer for more machines before it is sent.
 		quiet := max(gatherQuiet, gatherQuiet*time.Duration(len(o.Intents))/time.Duration(max(1, n*gatherLess)))
 		left = min(left, quiet-now.Sub(g.grown))
 		if all || n*gatherPart >= len(o.Intents) || left <= 0 {
@@ -134,7 +134,7 @@ func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]str
 		return false
 	}
 	for group, tokens := range creates {
-		// More come as long as intents are written down.
+		// More machines follow while intents are being written.
 		if ripe(creating+group, len(tokens), o.begins && !begins) {
 			r.create(group, tokens)
 		}
@@ -201,11 +201,11 @@ func (r *nodeVersions) patchNode(ctx context.Context, n *corev1.Node, change fun
 	return false, client.IgnoreNotFound(err)
 }
 
-// adopt notes the old node on its replacement node, with what the replacement node takes over. A new Node changes
-// several times within a moment, by its kubelet and by controllers, so what is written
-// depends only on that it is the same Node. Which old node it has follows from its machine,
-// so another that the Node names is overwritten. Taints are a list
-// that others change, too: with them, the replacement node is changed if it is unchanged.
+// adopt writes the old node's name to its replacement node, with the labels, annotations and taints
+// that it inherits. The kubelet and controllers change a new Node often at first, so the
+// write only requires that it is the same Node. The old node follows from the machine, so any other
+// name in the Node is overwritten. Others change the list of taints too, so a write of taints
+// requires an unchanged Node.
 func (r *nodeVersions) adopt(ctx context.Context, heir, donor *corev1.Node, name string) (did bool, err error) {
 	change := func(n *corev1.Node) bool {
 		if donor != nil {
@@ -230,7 +230,7 @@ func (r *nodeVersions) adopt(ctx context.Context, heir, donor *corev1.Node, name
 	}
 	for field, m := range map[string][2]map[string]string{"labels": {heir.Labels, after.Labels}, "annotations": {heir.Annotations, after.Annotations}} {
 		for k, v := range m[1] {
-			if _, has := m[0][k]; !has { // null fits what is not there
+			if _, has := m[0][k]; !has { // null matches a missing entry
 				ops = append(ops, patchOp{"test", pathOf(field, k), nil}, patchOp{"add", pathOf(field, k), v})
 			}
 		}
@@ -311,7 +311,7 @@ func (r *nodeVersions) remove(ids []string) {
 			r.point("after", decision.DeleteInstance)
 			r.log.Info("machines deleted", "action", decision.DeleteInstance.String(), "machines", len(ids), "first", ids[0])
 		}
-		if err != nil || !r.fleet.confirmDeletion(ctx, ids) { // what has become of them is what comes next
+		if err != nil || !r.fleet.confirmDeletion(ctx, ids) { // their new state decides the next round
 			r.retries.outdate(describing)
 		}
 		return err
@@ -394,8 +394,8 @@ func (r *nodeVersions) tellVersion(ctx context.Context, kind, reason, note strin
 	}
 }
 
-// try runs do in the background, unless it is in progress or in backoff, and wakes the next round at
-// its end.
+// try runs do in the background, unless it is in progress or in backoff, and starts a round at its
+// end.
 func (r *nodeVersions) try(key string, do func(context.Context) error) {
 	if !r.retries.begin(key) {
 		return

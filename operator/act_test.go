@@ -17,8 +17,7 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// A new Node is changed by its kubelet and by controllers while its old node is noted on
-// it.
+// The kubelet and controllers change a new Node while the operator writes its old node's name to it.
 func TestHeirsAreAdoptedWhateverElseChanges(t *testing.T) {
 	c := newCluster(t)
 	donor := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "donor", Labels: map[string]string{"team": "blue"}}}
@@ -99,7 +98,7 @@ func TestHeirsAreAdoptedWhateverElseChanges(t *testing.T) {
 	}
 }
 
-// deletions is a cloud that takes deletions and is slow to say so.
+// deletions is a cloud that accepts deletions and shows them late.
 type deletions struct {
 	cloudAPI
 	is  []cloud.Instance
@@ -144,13 +143,13 @@ func TestAnAcceptedDeletionIsNotAskedForAgainBeforeItCanBeSeen(t *testing.T) {
 	step("the cloud says nothing", false)
 }
 
-// busyCloud does something while it answers with what there was before.
+// busyCloud changes its instances during a request, and answers with the state before.
 type busyCloud struct {
 	cloudAPI
 	meanwhile func()
 	follows   bool                      // it does so once when it is asked for IDs
 	is        map[string]cloud.Instance // by ID
-	hidden    map[string]bool           // IDs that lists lack
+	hidden    map[string]bool           // IDs that are missing from lists
 }
 
 func (b *busyCloud) Instances(context.Context) ([]cloud.Instance, error) {

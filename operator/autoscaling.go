@@ -25,20 +25,20 @@ import (
 )
 
 const (
-	// The autoscaler is looked at again so often: while its pods end, while it is
-	// stopped, and otherwise. Somebody may scale it by hand.
+	// Intervals between two reads of the autoscaler: while its pods end, while it is paused, and
+	// otherwise. Somebody may scale it by hand.
 	endingPace, stoppedPace, runningPace = 500 * time.Millisecond, 10 * time.Second, time.Minute
-	// lookedFor is how long what was seen of the Deployment is taken for true. decide asks
-	// more often than that, so it is looked at again beside the rounds after lookAgain.
+	// lookedFor is how long an observation of the Deployment counts. Rounds need it more often than
+	// that, so the Deployment is read again in the background after lookAgain.
 	lookedFor, lookAgain = 2 * time.Second, 500 * time.Millisecond
 )
 
-// autoscaling is the cluster autoscaler. As a controller it makes the autoscaler's
-// Deployment what AutoscalingStrategy and ScalingGroups say: replicas and arguments.
-// Besides, it pauses it and gives it back. It is safe for concurrent use.
+// autoscaling controls the cluster autoscaler. As a controller it sets the replicas and arguments
+// of the autoscaler's Deployment from AutoscalingStrategy and ScalingGroups. It also pauses and
+// resumes the autoscaler. It is safe for concurrent use.
 //
-// A cluster without the Deployment has no autoscaler, which stops nobody. One whose
-// Deployment may not be read has one that runs, for all that is known.
+// A cluster without the Deployment has no autoscaler, and nothing waits for it. If the operator may
+// not read the Deployment, it assumes that the autoscaler runs.
 //
 // It needs to get and patch the one Deployment, which it does not watch, and to list
 // the pods of its namespace.
@@ -47,17 +47,17 @@ type autoscaling struct {
 	live   client.Reader // not cached
 	log    *slog.Logger
 
-	looking sync.Mutex // held by who asks the API server
+	looking sync.Mutex // held while the API server is read
 
 	mu     sync.Mutex
 	looked time.Time
 	seen   deployed
 }
 
-// deployed is what was seen of a Deployment.
+// deployed is an observation of a Deployment.
 type deployed struct {
-	deployment *appsv1.Deployment // nil: there is none, or it may not be read
-	reason     string             // what is wrong with it; empty: nothing
+	deployment *appsv1.Deployment // nil: it does not exist or may not be read
+	reason     string             // why it is not as requested; empty: it is
 	runs       bool               // pods of it may run
 }
 
@@ -81,8 +81,8 @@ func (r *autoscaling) setup(mgr manager.Manager) error {
 	return nil
 }
 
-// strategy returns the AutoscalingStrategy. If there is none it is as one that is not
-// enabled, of the Deployment that a new one names.
+// strategy returns the AutoscalingStrategy. If it does not exist, strategy returns a disabled one
+// with the default Deployment.
 func (r *autoscaling) strategy(ctx context.Context) (s *v1alpha1.AutoscalingStrategy, exists bool, err error) {
 	s = &v1alpha1.AutoscalingStrategy{}
 	err = r.client.Get(ctx, client.ObjectKey{Name: v1alpha1.AutoscalingStrategyName}, s)
@@ -108,21 +108,20 @@ func newStrategy() *v1alpha1.AutoscalingStrategy {
 	}
 }
 
-// observe returns whether the autoscaler is told to run, whether it may do, and who
-// stopped it.
+// observe returns whether the autoscaler is enabled, whether it may still run, and who paused it.
 func (r *autoscaling) observe(ctx context.Context) (decision.Autoscaler, error) {
 	s, _, err := r.strategy(ctx)
 	if err != nil {
 		return decision.Autoscaler{}, err
 	}
-	// While it ends, that it has is waited for.
+	// While it stops, rounds wait until it has stopped.
 	age := lookAgain
 	if seen, old, ok := r.last(s.Spec); ok && (s.Spec.Enabled || !seen.runs) {
 		age = lookedFor
 		if old > lookAgain && old < lookedFor && r.looking.TryLock() {
 			go func() {
 				defer r.looking.Unlock()
-				_, _ = r.ask(ctx, s.Spec) // an error is found again by who waits
+				_, _ = r.ask(ctx, s.Spec) // a round that waits meets the error again
 			}()
 		}
 	}
@@ -134,14 +133,14 @@ func (r *autoscaling) observe(ctx context.Context) (decision.Autoscaler, error) 
 	return decision.Autoscaler{Enabled: s.Spec.Enabled, Running: runs, PausedByUs: s.Annotations[v1alpha1.AnnotationPaused] == "true"}, nil
 }
 
-// pause stops the autoscaler and notes that it was us, in one write, if it is enabled.
-// The write fails if the AutoscalingStrategy is not what was read.
+// pause disables the autoscaler and marks it as paused by the operator, in one write, if it is
+// enabled. The write fails if the AutoscalingStrategy has changed since it was read.
 func (r *autoscaling) pause(ctx context.Context) error {
 	return r.enable(ctx, false)
 }
 
-// resume enables the autoscaler and takes our note off, in one write, if the note is
-// there. The write fails if the AutoscalingStrategy is not what was read.
+// resume enables the autoscaler and removes the operator's mark, in one write, if the mark is
+// there. The write fails if the AutoscalingStrategy has changed since it was read.
 func (r *autoscaling) resume(ctx context.Context) error {
 	return r.enable(ctx, true)
 }
@@ -167,8 +166,8 @@ func (r *autoscaling) enable(ctx context.Context, yes bool) error {
 	return nil
 }
 
-// last returns what was seen last of the Deployment, and how long ago. ok is false if
-// that was another one, or nothing.
+// last returns the last observation of the Deployment and its age. ok is false if there is none, or
+// if it is of another Deployment.
 func (r *autoscaling) last(s v1alpha1.AutoscalingStrategySpec) (seen deployed, age time.Duration, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -180,21 +179,21 @@ func deploymentOf(s v1alpha1.AutoscalingStrategySpec) client.ObjectKey {
 	return client.ObjectKey{Namespace: s.DeploymentNamespace, Name: s.DeploymentName}
 }
 
-// look asks for the Deployment, unless what was seen is not older than age.
+// look reads the Deployment, unless the last observation is younger than age.
 func (r *autoscaling) look(ctx context.Context, s v1alpha1.AutoscalingStrategySpec, age time.Duration) (deployed, error) {
 	if seen, old, ok := r.last(s); ok && old < age {
 		return seen, nil
 	}
 	r.looking.Lock()
 	defer r.looking.Unlock()
-	if seen, old, ok := r.last(s); ok && old < age { // somebody else has asked meanwhile
+	if seen, old, ok := r.last(s); ok && old < age { // another caller has read it meanwhile
 		return seen, nil
 	}
 	return r.ask(ctx, s)
 }
 
-// ask reads the Deployment. If it is told to run nothing, its pods are looked for,
-// because those that still end are in no count. The caller holds looking.
+// ask reads the Deployment. If it has 0 replicas, ask lists its pods, because no count includes
+// pods that are terminating. The caller holds looking.
 func (r *autoscaling) ask(ctx context.Context, s v1alpha1.AutoscalingStrategySpec) (deployed, error) {
 	key := deploymentOf(s)
 	var d appsv1.Deployment
@@ -203,7 +202,7 @@ func (r *autoscaling) ask(ctx context.Context, s v1alpha1.AutoscalingStrategySpe
 	case apierrors.IsNotFound(err):
 		return r.note(deployed{reason: reasonNotFound}), nil
 	case apierrors.IsForbidden(err):
-		return r.note(deployed{reason: reasonForbidden, runs: true}), nil // for all we know
+		return r.note(deployed{reason: reasonForbidden, runs: true}), nil // assume that it runs
 	case err != nil:
 		return deployed{}, fmt.Errorf("read Deployment %s: %w", key, err)
 	}
@@ -262,8 +261,8 @@ func (r *autoscaling) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Resul
 	return ctrl.Result{RequeueAfter: runningPace}, nil
 }
 
-// adjust gives the Deployment its replicas and arguments. Its command and everything
-// else are its owner's. It changes the Deployment only if it is unchanged.
+// adjust sets the replicas and arguments of the Deployment. The owner sets everything else. The
+// write fails if the Deployment has changed since it was read.
 func (r *autoscaling) adjust(ctx context.Context, s *v1alpha1.AutoscalingStrategy, groups []v1alpha1.ScalingGroup, seen deployed) (deployed, error) {
 	changed := seen.deployment.DeepCopy()
 	changed.Spec.Replicas = ptr(int32(0))
@@ -274,7 +273,7 @@ func (r *autoscaling) adjust(ctx context.Context, s *v1alpha1.AutoscalingStrateg
 	if equality.Semantic.DeepEqual(changed.Spec, seen.deployment.Spec) {
 		return seen, nil
 	}
-	r.looking.Lock() // who has looked before must not note it after us
+	r.looking.Lock() // an earlier read must not be recorded after this write
 	defer r.looking.Unlock()
 	err := r.client.Patch(ctx, changed, client.StrategicMergeFrom(seen.deployment, client.MergeFromWithOptimisticLock{}))
 	switch {
@@ -304,7 +303,7 @@ func autoscalerArgs(extra map[string]string, groups []v1alpha1.ScalingGroup) []s
 	return args
 }
 
-// report says what the Deployment is told to do.
+// report writes the state of the Deployment to the status.
 func (r *autoscaling) report(ctx context.Context, s *v1alpha1.AutoscalingStrategy, seen deployed) error {
 	changed := s.DeepCopy()
 	st, gen := &changed.Status, s.Generation

@@ -118,7 +118,7 @@ func (c *cluster) observes(r *autoscaling, want decision.Autoscaler) {
 	})
 }
 
-// says waits for what the strategy's conditions say: pairs of type and reason.
+// says waits for conditions of the strategy: pairs of type and reason.
 func (c *cluster) says(want ...string) {
 	c.t.Helper()
 	c.eventually(fmt.Sprint("the AutoscalingStrategy says ", want), func() (string, bool) {
@@ -180,7 +180,7 @@ func TestAutoscalerIsPausedAndGivenBack(t *testing.T) {
 	c.eventually("it is told to run", func() (string, bool) { d := c.scaler(); return fmt.Sprint(*d.Spec.Replicas), *d.Spec.Replicas == 1 })
 	c.says("Stalled=False DeploymentFound", "Reconciling=False Runs")
 
-	// What its owner has stopped is not ours to start.
+	// The operator does not resume what the owner has paused.
 	c.owner(func(s *v1alpha1.AutoscalingStrategySpec) { s.Enabled = false })
 	c.deploymentStops()
 	c.observes(r, decision.Autoscaler{})
@@ -191,7 +191,7 @@ func TestAutoscalerIsPausedAndGivenBack(t *testing.T) {
 		t.Errorf("what its owner stopped is enabled=%t, annotations %v", s.Spec.Enabled, s.Annotations)
 	}
 
-	// Without the Deployment nothing is waited for.
+	// Without the Deployment nothing waits.
 	if err := c.admin.Delete(t.Context(), c.scaler()); err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestAutoscalerIsPausedAndGivenBack(t *testing.T) {
 	}
 	c.denied.mu.Unlock()
 
-	// One that it may not read may run.
+	// A Deployment that the operator may not read counts as running.
 	c.owner(func(s *v1alpha1.AutoscalingStrategySpec) { s.DeploymentName = "mine" })
 	c.observes(r, decision.Autoscaler{Enabled: true, Running: true})
 	c.says("Stalled=True DeploymentForbidden", "Reconciling=False DeploymentForbidden")
@@ -255,7 +255,7 @@ func TestAutoscalerIsChangedOnlyAsItWasSeen(t *testing.T) {
 		t.Error("the AutoscalingStrategy was changed")
 	}
 
-	// While the view catches up nobody is told of it; a conflict that lasts is told.
+	// Conflicts are not reported while the cache is stale. A lasting conflict is reported.
 	now := time.Now()
 	e := newRetries(func() time.Time { return now })
 	tries := func(until time.Duration) (n int, told string) {
@@ -274,8 +274,7 @@ func TestAutoscalerIsChangedOnlyAsItWasSeen(t *testing.T) {
 	if _, told := tries(conflictLasts); !strings.Contains(told, "the object has been modified") {
 		t.Errorf("of a conflict that lasts %q is told", told)
 	}
-	// When what it was for has come about by itself, it is told no more, and nobody is woken
-	// for it.
+	// After its purpose was reached in another way, it is no longer reported and starts no round.
 	now = now.Add(2 * unwanted)
 	if left := e.due(now); left != pace {
 		t.Errorf("the next round is due in %s", left)

@@ -24,29 +24,28 @@ import (
 	"constellation/operator/readiness"
 )
 
-// A machine that joins holds a bootstrap token, and asks with it for the certificate with which
-// its kubelet is a client from then on. kubeadm has such requests approved by the controller
-// manager, for whatever node's name the holder writes into them. The operator approves them
-// instead: the API server tells which token asked, the token's ID tells for which machine it was
-// made, and the cloud whether there is that machine. Renewals, by the node itself for itself, stay
-// with the controller manager.
+// A joining machine holds a bootstrap token, with which it requests the client certificate of its
+// kubelet. In a kubeadm cluster the controller manager approves such requests, for any node name
+// in them. Here the operator approves them instead. The API server authenticates the token, the
+// token's ID identifies the machine that it was made for, and the cloud confirms that the machine
+// exists. The controller manager still approves renewals, which a node requests for itself.
 
 const bootstrapGroup = "system:bootstrappers"
 
-// A kubelet asks for exactly one of these sets; the second is that of keys that only sign.
+// A kubelet requests exactly one of these sets; the second is for keys that can only sign.
 var clientUsages = [][]certificatesv1.KeyUsage{
 	{certificatesv1.UsageClientAuth, certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment},
 	{certificatesv1.UsageClientAuth, certificatesv1.UsageDigitalSignature},
 }
 
-// judgeClient returns what becomes of a request for a kubelet's client certificate and why, and
-// the Node that it is about if there is one.
+// judgeClient returns the verdict on a request for a kubelet's client certificate, the reason, and
+// the request's Node if it exists.
 func (r *servingRequests) judgeClient(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) (verdict, string, *corev1.Node) {
-	// Both are what the API server knows of the caller.
+	// The API server sets both fields when it authenticates the caller.
 	if !strings.HasPrefix(csr.Spec.Username, kubeadm.TokenUser) || !slices.Contains(csr.Spec.Groups, bootstrapGroup) {
 		return foreign, "no bootstrap token has asked for it", nil
 	}
-	// Other tokens are a person's own, who approves what is asked with them.
+	// People create other tokens, and approve the requests that are made with them.
 	ours := slices.Contains(csr.Spec.Groups, kubeadm.JoinGroup)
 	refuse := func(format string, args ...any) (verdict, string, *corev1.Node) {
 		if !ours {
@@ -93,8 +92,8 @@ func (r *servingRequests) judgeClient(ctx context.Context, csr *certificatesv1.C
 	return approved, fmt.Sprintf("the bootstrap token is that of machine %s", id), node
 }
 
-// machineOf returns the ID of the machine that joins as name: the join service noted it when it
-// made the ticket, and the Node has it once that note is gone.
+// machineOf returns the ID of the machine that joins as name. The join service records it when it
+// issues the ticket. After that record is deleted, the Node has it.
 func (r *servingRequests) machineOf(ctx context.Context, name string, node *corev1.Node) (string, error) {
 	var jn v1alpha1.JoiningNode
 	err := r.client.Get(ctx, client.ObjectKey{Name: name}, &jn)
@@ -109,8 +108,8 @@ func (r *servingRequests) machineOf(ctx context.Context, name string, node *core
 	return "", fmt.Errorf("there is no JoiningNode %s that names its machine", name)
 }
 
-// autoApproval is the binding that lets every holder of one of kubeadm's bootstrap tokens become
-// any node. kubeadm makes it at init and at each upgrade of a control plane.
+// autoApproval is the ClusterRoleBinding with which every holder of a kubeadm bootstrap token can
+// become any node. kubeadm creates it at init and at each upgrade of a control plane.
 const autoApproval = "kubeadm:node-autoapprove-bootstrap"
 
 // autoApprovals removes that binding whenever it appears.

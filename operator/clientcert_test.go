@@ -30,13 +30,13 @@ import (
 
 var clientUse = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
 
-// nodeSubject is what the kubelet of a node asks for as a client.
+// nodeSubject is the subject that a node's kubelet requests for its client certificate.
 func nodeSubject(name string) *x509.CertificateRequest {
 	return &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}}
 }
 
-// TestClientRequestsAreJudged changes one thing at a time in what a joining machine asks for, and in
-// what the cluster and the cloud say.
+// TestClientRequestsAreJudged changes one property at a time: of the request of a joining machine,
+// or of the data in the cluster and the cloud.
 func TestClientRequestsAreJudged(t *testing.T) {
 	const id = "sandbox://t/w"
 	type subject struct {
@@ -184,7 +184,7 @@ func TestTokenOfAWorkerBecomesNothingElse(t *testing.T) {
 			return fmt.Sprint(is), strings.Join(is, " ") == want && (len(csr.Status.Certificate) > 0 == strings.HasPrefix(want, "Approved"))
 		})
 	}
-	// What the policy, the operator and the group of tokens keep from happening happens without them.
+	// Without the policy, the operator and the token group, the attack succeeds.
 	answered(ask(t, kubeadms, "before", "control-plane-0"), "Approved AutoApproved")
 
 	policies, err := render.Chart("constellation-policies", "v1.1.0", namespace, map[string]any{"release": "v1.1.0"})
@@ -244,8 +244,8 @@ func TestTokenOfAWorkerBecomesNothingElse(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// An upgrade of a control plane by an older agent makes the binding again. Nobody gets through in
-	// the moment before it is removed: the policy keeps the controller manager from it.
+	// An upgrade of a control plane by an older agent creates the binding again. Until the operator
+	// removes it, the policy prevents approvals by the controller manager.
 	c.create(binding())
 	left := ask(t, kubeadms, "left", "control-plane-0")
 	own := ask(t, kubeadms, "own-again", "w") // of a join service of an older release

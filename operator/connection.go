@@ -9,10 +9,10 @@ import (
 	"k8s.io/client-go/util/connrotation"
 )
 
-// hangUp makes whoever uses c leave an API server that takes requests and answers none.
-// That of a control plane whose member has left etcd is like that until its kubelet ends
-// it, which takes minutes, and all requests share one connection. When one of them ran out of
-// time all connections are cut, and the next one may lead to another API server.
+// hangUp makes clients of c leave an API server that accepts requests and does not answer. After the
+// member of a control plane has left etcd, its API server behaves like that for minutes, until
+// the kubelet stops it. All requests share one connection. After the timeout of a request hangUp
+// closes all connections, so the next connection may reach another API server.
 func hangUp(c *rest.Config) {
 	conns := connrotation.NewDialer((&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext)
 	c.Dial = conns.DialContext
@@ -28,7 +28,7 @@ type impatient struct {
 func (i impatient) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := i.next.RoundTrip(r)
 	if err != nil {
-		// The client's own timer may end the request a moment before its context knows that it is over.
+		// The client's own timer may end the request shortly before its context is done.
 		if deadline, ok := r.Context().Deadline(); ok && !time.Now().Before(deadline) {
 			i.cut()
 		}

@@ -28,23 +28,22 @@ import (
 )
 
 const (
-	// evictionsAtOnce and looksAtOnce bound what is asked of the API server at a time, for
-	// all nodes together. Most of the time both wait there until its memory is current,
-	// which is a tenth of a second for each, and for the budgets at every eviction: what
-	// waits costs it little. Looks that need not be current are not counted.
+	// evictionsAtOnce and looksAtOnce limit the concurrent evictions and lists of pods for all nodes
+	// together. Most of the time such a request waits about 100 ms for the API server's watch
+	// cache, which costs the API server little. Lists that may be stale do not count.
 	evictionsAtOnce, looksAtOnce = 128, 32
 	// evictionTimeout bounds one request.
 	evictionTimeout = 15 * time.Second
-	// An eviction that was refused is asked for again, with pauses that grow. Budgets
-	// have room again when pods elsewhere are ready, which takes seconds.
+	// A refused eviction is retried with exponential backoff. A budget permits evictions again when
+	// pods on other nodes are Ready, which takes seconds.
 	evictAgainMin = 250 * time.Millisecond
 	evictAgainMax = 5 * time.Second
-	// A pod may take so much longer to end than its grace before it is named. With
-	// finalizers nothing is awaited of kubelet, which ends it as ever.
+	// A pod may exceed its grace period by this much before it is reported as the blocker. Finalizers do
+	// not delay the kubelet, which ends the pod as usual.
 	endMargin       = 30 * time.Second
 	finalizerMargin = 5 * time.Second
-	// daemonSetsFor is how long a DaemonSet is taken for one that exists: each of its
-	// pods on each node asks.
+	// daemonSetsFor is how long the existence of a DaemonSet is cached. It is checked for each of its
+	// pods on each node.
 	daemonSetsFor = 10 * time.Second
 )
 
@@ -53,17 +52,17 @@ const (
 // new pods unless somebody else keeps them off. It is safe for concurrent use.
 //
 // Pods of DaemonSets and mirror pods stay; pods without a controller and pods with
-// data in emptyDir do not. A pod that comes after the first look, and may although
-// the node is unschedulable, stays too: it would come again.
+// data in emptyDir do not. A pod that tolerates the unschedulable node and was created
+// after the first list stays too, because its controller would create it again.
 //
 // It needs to list and watch pods, to create pods/eviction, to get daemonsets, and to
-// list poddisruptionbudgets, which it does when the API server refuses without a name.
+// list poddisruptionbudgets, in case the API server's refusal does not name the budget.
 type drainer struct {
 	client kubernetes.Interface
 	wake   func()
 	log    *slog.Logger
-	slots  chan struct{} // evictions that are being asked for
-	looks  chan struct{} // lists of pods, as they are now, that are being read
+	slots  chan struct{} // semaphore of eviction requests
+	looks  chan struct{} // semaphore of current lists of pods
 
 	mu   sync.Mutex
 	work map[string]*emptying
@@ -71,7 +70,7 @@ type drainer struct {
 }
 
 // newDrainer returns a drainer that calls wake, from any goroutine, when a state
-// changes. wake must not call the drainer back.
+// changes. wake must not call the drainer.
 func newDrainer(c kubernetes.Interface, wake func(), log *slog.Logger) *drainer {
 	return &drainer{
 		client: &knownDaemonSets{Interface: c, known: map[string]time.Time{}}, wake: wake, log: log,
@@ -79,7 +78,7 @@ func newDrainer(c kubernetes.Interface, wake func(), log *slog.Logger) *drainer 
 	}
 }
 
-// drain begins to evict what is on the node, or continues. It returns at once.
+// drain starts or continues evictions from the node. It returns at once.
 func (d *drainer) drain(node string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -92,8 +91,8 @@ func (d *drainer) drain(node string) {
 	d.wg.Go(func() { e.run(ctx) })
 }
 
-// state returns what was seen last: whether nothing is left to evict, and what
-// refuses. Of a node that is not being drained nothing is known: false, "".
+// state returns the last observation: whether nothing is left to evict, and what blocks. It returns
+// false and "" for a node that is not being drained.
 func (d *drainer) state(node string) (drained bool, blocker string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -123,7 +122,7 @@ func (d *drainer) close() {
 	d.wg.Wait()
 }
 
-// report notes a state. What a node's earlier work reports is of no interest.
+// report records a state. It ignores reports of an earlier drain of the node.
 func (d *drainer) report(e *emptying, drained bool, blocker string) {
 	d.mu.Lock()
 	changed := d.work[e.node] == e && (e.drained != drained || e.blocker != blocker)
@@ -146,8 +145,8 @@ func (d *drainer) report(e *emptying, drained bool, blocker string) {
 	d.wake()
 }
 
-// emptying is the work on one node. What is below cancel belongs to its goroutine, but
-// for drained and blocker, which belong to the drainer's lock.
+// emptying is the drain of one node. Only its goroutine uses the fields below cancel, except drained
+// and blocker, which the drainer's lock guards.
 type emptying struct {
 	*drainer
 	node   string
@@ -157,26 +156,26 @@ type emptying struct {
 	blocker string
 
 	begun  time.Time
-	looked bool   // at what was there when it began
-	empty  bool   // at the last look
-	heeded string // version of the last pod of which the watch has told
+	looked bool   // the pods at the start have been listed
+	empty  bool   // at the last list
+	heeded string // version of the last pod from the watch
 	left   map[types.UID]*leaving
-	stays  map[types.UID]bool // came later, and would come again
-	again  time.Duration      // pause before pods are looked at again after an error
+	stays  map[types.UID]bool // created later, and would be created again
+	again  time.Duration      // pause before the next list after an error
 }
 
-// leaving is a pod that is to go.
+// leaving is a pod to evict.
 type leaving struct {
 	pod     corev1.Pod
-	refused string        // why it was not evicted; empty: it was, or was not asked yet
-	pause   time.Duration // before it is asked again
-	next    time.Time     // when it is asked again
-	ending  time.Time     // since when it is known to end; zero: it does not
+	refused string        // why its eviction was refused; empty: it was accepted or not requested yet
+	pause   time.Duration // before the next request
+	next    time.Time     // time of the next request
+	ending  time.Time     // since when it is observed to be terminating; zero: it is not
 }
 
 func (l *leaving) name() string { return l.pod.Namespace + "/" + l.pod.Name }
 
-// overdue returns when a pod that ends should be gone.
+// overdue returns the time by which a terminating pod should be gone.
 func (l *leaving) overdue() time.Time {
 	grace, margin := int64(corev1.DefaultTerminationGracePeriodSeconds), endMargin
 	if s := cmp.Or(l.pod.DeletionGracePeriodSeconds, l.pod.Spec.TerminationGracePeriodSeconds); s != nil {
@@ -188,7 +187,7 @@ func (l *leaving) overdue() time.Time {
 	return l.ending.Add(time.Duration(grace)*time.Second + margin)
 }
 
-// blocker says what keeps the pod, if anything does.
+// blocker returns what keeps the pod; empty: nothing.
 func (l *leaving) blocker(now time.Time) string {
 	switch {
 	case !l.ending.IsZero() && !now.Before(l.overdue()) && len(l.pod.Finalizers) > 0:
@@ -221,19 +220,19 @@ func sleepFor(ctx context.Context, d time.Duration) {
 	}
 }
 
-// follow looks at the node's pods and watches them until the watch ends.
+// follow lists the node's pods and watches them until the watch ends.
 func (e *emptying) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// What the API server has in memory is enough to begin with: until it is current, and
-	// until many watches have begun, pods can be asked to go.
+	// A list from the API server's watch cache suffices at first: evictions can start before the cache
+	// is current and before all watches have started.
 	if !e.looked {
 		if err := e.look(ctx, "0"); err != nil {
 			return err
 		}
 		e.evict(ctx)
 	}
-	// Watched before they are listed, so that nothing is missed between the two.
+	// The watch starts before the list, so that no event between the two is missed.
 	w, err := e.client.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", e.node).String()})
 	if err != nil {
 		return fmt.Errorf("watch pods: %w", err)
@@ -249,7 +248,7 @@ func (e *emptying) follow(ctx context.Context) error {
 			return ctx.Err()
 		}
 		if len(e.left) == 0 && !e.empty {
-			// The events say so; what counts is a list that is not older than they are.
+			// The events suggest it. Only a list that is not older than the events confirms it.
 			if err := e.look(ctx, e.heeded); err != nil {
 				return err
 			}
@@ -273,10 +272,10 @@ func (e *emptying) follow(ctx context.Context) error {
 	}
 }
 
-// errWatchEnded is no trouble: watches end after some minutes.
+// errWatchEnded is not a failure: watches end after some minutes.
 var errWatchEnded = errors.New("watch of pods ended")
 
-// await waits until there is something to do, and reports whether pods must be listed.
+// await waits until work is due, and reports whether pods must be listed.
 func (e *emptying) await(ctx context.Context, w watch.Interface) (look bool, err error) {
 	t := time.NewTimer(e.nextLook(time.Now()))
 	defer t.Stop()
@@ -286,7 +285,7 @@ func (e *emptying) await(ctx context.Context, w watch.Interface) (look bool, err
 	case <-t.C:
 		return false, nil
 	case ev, ok := <-w.ResultChan():
-		for ok { // and what has come meanwhile
+		for ok { // and events that arrived meanwhile
 			if ev.Type == watch.Error {
 				return false, apierrors.FromObject(ev.Object)
 			}
@@ -301,7 +300,7 @@ func (e *emptying) await(ctx context.Context, w watch.Interface) (look bool, err
 	}
 }
 
-// heard takes an event in and reports whether it tells of a pod that is not known.
+// heard processes an event and reports whether it shows an unknown pod.
 func (e *emptying) heard(ev watch.Event) bool {
 	p, ok := ev.Object.(*corev1.Pod)
 	if !ok {
@@ -327,17 +326,17 @@ func isDaemon(p *corev1.Pod) bool {
 	return mirror || c != nil && c.Kind == "DaemonSet" && c.APIVersion == appsv1.SchemeGroupVersion.String()
 }
 
-// see notes the pod as it is now.
+// see records the current state of the pod.
 func (l *leaving) see(p corev1.Pod, now time.Time) {
 	p.ManagedFields = nil
 	l.pod = p
-	// By our own clock: another's may differ.
+	// By our own clock, because others may differ.
 	if p.DeletionTimestamp != nil && l.ending.IsZero() {
 		l.ending, l.refused = now, ""
 	}
 }
 
-// nextLook is how long nothing happens by itself.
+// nextLook returns the time until the next deadline.
 func (e *emptying) nextLook(now time.Time) time.Duration {
 	next := now.Add(time.Hour)
 	for _, l := range e.left {
@@ -354,10 +353,10 @@ func (e *emptying) nextLook(now time.Time) time.Duration {
 	return max(0, next.Sub(now))
 }
 
-// look lists what is to go, as it is now or, if version is not empty, not before that
-// version. What may be as old as "0" is not what counts.
+// look lists the pods to evict: the current ones or, if version is not empty, those of that version
+// or later. A list at version "0" may be stale, so it does not prove that the node is empty.
 func (e *emptying) look(ctx context.Context, version string) error {
-	if version == "" { // the others do not wait there
+	if version == "" { // other lists do not wait in the API server
 		if !slot(ctx, e.looks) {
 			return ctx.Err()
 		}
@@ -389,7 +388,7 @@ func (e *emptying) look(ctx context.Context, version string) error {
 	return nil
 }
 
-// podsNotBefore lists pods as they were at a version or later; empty: as they are.
+// podsNotBefore lists pods at a version or later; empty: the current pods.
 type podsNotBefore struct {
 	kubernetes.Interface
 	version string
@@ -427,7 +426,7 @@ func unshy(p *corev1.Pod) bool {
 	})
 }
 
-// slot waits until the API server may be asked; false: ctx has ended.
+// slot waits for a free slot of a semaphore; false: ctx has ended.
 func slot(ctx context.Context, slots chan<- struct{}) bool {
 	select {
 	case slots <- struct{}{}:
@@ -437,7 +436,7 @@ func slot(ctx context.Context, slots chan<- struct{}) bool {
 	}
 }
 
-// evict asks for the eviction of all pods whose turn it is, and waits for the answers.
+// evict requests the eviction of all pods whose pause is over, and waits for the answers.
 func (e *emptying) evict(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -459,9 +458,8 @@ func (e *emptying) evict(ctx context.Context) {
 	}
 }
 
-// ask asks for one eviction. kubectl's own would evict a pod of the same name that
-// has come up on another node since, and client-go would sit out ten seconds, up to
-// ten times, for a budget that is a moment behind.
+// ask requests one eviction. kubectl's implementation would evict a new pod of the same name on
+// another node. client-go would wait for ten seconds, up to ten times, for a stale budget.
 func (e *emptying) ask(ctx context.Context, p *corev1.Pod) error {
 	ctx, cancel := context.WithTimeout(ctx, evictionTimeout)
 	defer cancel()
@@ -472,10 +470,10 @@ func (e *emptying) ask(ctx context.Context, p *corev1.Pod) error {
 		}).Do(ctx).Error()
 }
 
-// answer notes what came of an eviction.
+// answer records the result of an eviction.
 func (l *leaving) answer(err error, now time.Time) {
 	if err == nil || apierrors.IsNotFound(err) {
-		// Of one that is gone the watch tells, or has told.
+		// The watch reports a pod that is gone.
 		l.ending, l.refused = now, ""
 		return
 	}
@@ -484,7 +482,7 @@ func (l *leaving) answer(err error, now time.Time) {
 	l.pause = min(2*l.pause, evictAgainMax)
 }
 
-// refusedEviction says why an eviction was refused, for people.
+// refusedEviction returns a readable reason why an eviction was refused.
 func refusedEviction(err error) string {
 	var s apierrors.APIStatus
 	if !errors.As(err, &s) {
@@ -513,13 +511,13 @@ func refusedEviction(err error) string {
 }
 
 // twoBudgets reports whether the API server has found more than one budget for a pod.
-// It does not say which.
+// The API server does not name them.
 func twoBudgets(err error) bool {
 	var s apierrors.APIStatus
 	return errors.As(err, &s) && s.Status().Code == 500 && strings.Contains(s.Status().Message, "more than one PodDisruptionBudget")
 }
 
-// budgetsNamed is a refusal with the names of the budgets, of which there are two or more.
+// budgetsNamed is a refusal with the names of its two or more budgets.
 type budgetsNamed struct {
 	error
 	names []string
@@ -527,8 +525,8 @@ type budgetsNamed struct {
 
 func (b *budgetsNamed) Unwrap() error { return b.error }
 
-// named adds to a refusal which budgets select the pod. Where they cannot be read it
-// stays as it is.
+// named adds the names of the budgets that select the pod to a refusal. If they cannot be read, the
+// refusal stays unchanged.
 func (e *emptying) named(ctx context.Context, p *corev1.Pod, refused error) error {
 	ctx, cancel := context.WithTimeout(ctx, evictionTimeout)
 	defer cancel()
@@ -539,12 +537,12 @@ func (e *emptying) named(ctx context.Context, p *corev1.Pod, refused error) erro
 	}
 	var names []string
 	for i := range l.Items {
-		// As the API server does: one that selects nothing selects all.
+		// As in the API server, an empty selector selects all pods.
 		if s, err := metav1.LabelSelectorAsSelector(l.Items[i].Spec.Selector); err == nil && s.Matches(labels.Set(p.Labels)) {
 			names = append(names, l.Items[i].Name)
 		}
 	}
-	if len(names) < 2 { // they have changed meanwhile
+	if len(names) < 2 { // the budgets have changed meanwhile
 		return refused
 	}
 	slices.Sort(names)
@@ -558,7 +556,7 @@ func lowerFirst(s string) string {
 	return strings.ToLower(s[:1]) + s[1:]
 }
 
-// tell reports the state, with the first pod by name that does not go.
+// tell reports the state, with the first pod by name that is blocked.
 func (e *emptying) tell() {
 	now := time.Now()
 	var blockers []string
@@ -577,7 +575,7 @@ func (e *emptying) tell() {
 	e.report(e, len(e.left) == 0, blocker)
 }
 
-// knownDaemonSets remembers for a while which DaemonSets there are.
+// knownDaemonSets caches for a while which DaemonSets exist.
 type knownDaemonSets struct {
 	kubernetes.Interface
 	mu    sync.Mutex
@@ -603,11 +601,11 @@ type daemonSetsWithKnown struct {
 	k         *knownDaemonSets
 }
 
-// Get returns no more than that the DaemonSet exists.
+// Get returns an object without content if the DaemonSet exists.
 func (d daemonSetsWithKnown) Get(ctx context.Context, name string, o metav1.GetOptions) (*appsv1.DaemonSet, error) {
 	key, now := d.namespace+"/"+name, time.Now()
 	d.k.mu.Lock()
-	defer d.k.mu.Unlock() // while one asks, the others wait for the answer
+	defer d.k.mu.Unlock() // concurrent callers wait for one request
 	if now.Before(d.k.known[key].Add(daemonSetsFor)) {
 		return &appsv1.DaemonSet{}, nil
 	}

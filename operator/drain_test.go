@@ -23,8 +23,8 @@ import (
 	"constellation/engine/sandbox/controlplane"
 )
 
-// workshop is a real control plane with controllers and scheduler, and two nodes whose
-// kubelets are hollow: pods are said to run, and end when they are asked to.
+// workshop is a real control plane with controllers and scheduler, and two kubemark-style hollow
+// nodes. Their pods report that they run, and end when they are deleted.
 type workshop struct {
 	*cluster
 	client kubernetes.Interface
@@ -71,8 +71,8 @@ func newWorkshop(t *testing.T) *workshop {
 	return w
 }
 
-// kubelets does what the kubelets of all nodes have to do now. An API server that is
-// away is asked again.
+// kubelets does the current work of the kubelets of all nodes. It retries while the API server is
+// unavailable.
 func (w *workshop) kubelets(ctx context.Context) {
 	for _, name := range []string{"n1", "n2"} {
 		l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "kube-node-lease"}, Spec: coordinationv1.LeaseSpec{
@@ -337,7 +337,7 @@ func (w *workshop) uids(ns, node string) map[string]bool {
 	return all
 }
 
-// clear takes everything of a case away, for the next one.
+// clear deletes all objects of a case.
 func (w *workshop) clear(ns string) {
 	ctx := context.Background()
 	w.client.CoreV1().Namespaces().Delete(ctx, ns, metav1.DeleteOptions{})
@@ -382,7 +382,7 @@ func TestDrainOutlivesTheAPIServer(t *testing.T) {
 	})
 }
 
-// syncBuffer is a log that is read while it is written.
+// syncBuffer is a log for concurrent reads and writes.
 type syncBuffer struct {
 	mu sync.Mutex
 	b  strings.Builder

@@ -21,7 +21,7 @@ type logMessage string
 type effect struct {
 	// log is logged once an action has succeeded. Empty: apply logs by itself.
 	log logMessage
-	// write asks the API server. did is false if nothing had to change.
+	// write sends the change to the API server. did is false if nothing had to change.
 	write func(r *nodeVersions, ctx context.Context, o *observed, a decision.Action) (did bool, err error)
 	// event records events after a write that changed something; nil: there are none.
 	event func(r *nodeVersions, o *observed, a decision.Action)
@@ -79,12 +79,12 @@ type batch struct {
 func (r *nodeVersions) mayWrite(b *batch, a decision.Action) bool {
 	switch a.Kind {
 	case decision.BindIntent:
-		// No control plane leaves by a stale list of etcd members.
+		// No control plane is removed while the list of etcd members is stale.
 		return r.host == nil || !b.o.controlPlane(a.Intent.Node) || r.hostView.fresh(r.now(), actMembers)
 	case decision.RecordIntent:
 		b.begins = true
 		if !b.o.begins {
-			return false // which surge slots are free is known when the last ones are taken
+			return false // free surge slots are known only after pending writes have taken theirs
 		}
 		if !r.starts.AllowN(r.now(), 1) {
 			b.startsDelayed = true
@@ -131,15 +131,14 @@ func (r *nodeVersions) removeMember(_ *batch, a decision.Action) {
 	r.changeMembers(a, "etcd member removed", func(ctx context.Context) error { return r.host.RemoveMember(ctx, a.Node, a.MinVoters) })
 }
 
-// upgradeFresh upgrades a node in place, and a control plane only by a fresh list of etcd
-// members.
+// upgradeFresh upgrades a node in place. A control plane requires a fresh list of etcd members.
 func (r *nodeVersions) upgradeFresh(b *batch, a decision.Action) {
 	if !b.o.controlPlane(a.Node) || r.hostView.fresh(r.now(), actMembers) {
 		r.upgradeNode(b.o, a)
 	}
 }
 
-// changeMembers changes the members of etcd, one change at a time, and never by a stale list.
+// changeMembers changes the members of etcd, one change at a time, and never from a stale list.
 func (r *nodeVersions) changeMembers(a decision.Action, log logMessage, change func(context.Context) error) {
 	if r.host == nil || !r.hostView.fresh(r.now(), actMembers) {
 		return
@@ -327,8 +326,7 @@ func (r *nodeVersions) tellReleased(o *observed, a decision.Action) {
 	}
 }
 
-// endRetryPause ends the backoff of upgrades: how often they have failed does not count for a
-// retry request.
+// endRetryPause ends the backoff of upgrades, because a retry request ignores the number of failures.
 func (r *nodeVersions) endRetryPause(_ *observed, a decision.Action) {
 	if a.RetryMark != "" {
 		r.retries.hurry(upgradeOn + a.Node)

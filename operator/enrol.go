@@ -12,16 +12,16 @@ import (
 	"constellation/engine/component"
 )
 
-// Agents of old images verify nothing: they run what their caller names. Before such an agent
-// upgrades its machine it gets its successor, once: the operator names an enrolment program in
-// the place of kubeadm, which installs the agent and the release keys of a newer image and ends
-// the old agent. See packages agent and release.
+// Agents of old images verify nothing: they run any program that their caller names. Before such an
+// agent upgrades its machine, the operator replaces it once. The operator names an enrolment program
+// instead of kubeadm, which installs the agent and the release keys of a newer image and ends the
+// old agent. See packages agent and release.
 //
-// What an agent says of itself decides only whether it is given its successor. A captured
-// machine may say what it likes.
+// The agent's own report decides only whether the operator replaces it. A captured machine can
+// report anything.
 
 const (
-	// enrolTimeout is how long it may take until the new agent answers.
+	// enrolTimeout is the maximum time until the new agent answers.
 	enrolTimeout = 3 * time.Minute
 	enrolPoll    = time.Second
 )
@@ -47,7 +47,7 @@ func (h *agentHost) enrol(ctx context.Context, version string, c component.Signe
 	if h.log != nil {
 		h.log.Info("agent enrolment started", "node", h.node, "digest", c.Agent.Digest)
 	}
-	// A try of its own each time: the old agent would answer the same token with its failure.
+	// Each attempt has its own token: the old agent would answer a used token with the earlier failure.
 	req := &upgradeproto.UpgradeRequest{
 		Token: fmt.Sprintf("%s%d", enrolToken, time.Now().UnixNano()), KubernetesVersion: version, What: upgradeproto.What_NODE,
 		Components: component.ToProto(component.List{*c.Agent, kubelet}),
@@ -76,7 +76,7 @@ func (h *agentHost) enrol(ctx context.Context, version string, c component.Signe
 	}
 }
 
-// verifies reports whether the agent says that it verifies components.
+// verifies returns whether the agent reports that it verifies components.
 func (h *agentHost) verifies(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()

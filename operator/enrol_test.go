@@ -227,7 +227,7 @@ func (r *enrolRig) agentHost() *agentHost {
 }
 
 // TestAgentsOfOldImagesAreEnrolled upgrades a worker in place whose agent verifies nothing. The
-// operator sees to it that the agent verifies from this upgrade on, and does so once.
+// operator enrols the agent once, so that it verifies from this upgrade on.
 func TestAgentsOfOldImagesAreEnrolled(t *testing.T) {
 	testneeds.Time(t, "20 s")
 	r := newEnrolRig(t)
@@ -269,8 +269,8 @@ func TestAgentsOfOldImagesAreEnrolled(t *testing.T) {
 	}
 }
 
-// TestEnrolmentThatFails has the old agent fetch something else than was published. The upgrade
-// does not begin, and the next try succeeds.
+// TestEnrolmentThatFails makes the old agent download something else than was published. The upgrade
+// does not start, and the next attempt succeeds.
 func TestEnrolmentThatFails(t *testing.T) {
 	testneeds.Time(t, "10 s")
 	r := newEnrolRig(t)

@@ -11,15 +11,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// A captured kubelet may create certificate requests without an end. Three rules keep them from
-// delaying those of others: users take turns, whatever number of requests each has; one request
+// A captured kubelet may create any number of certificate requests. Three rules keep them from
+// delaying those of others: users are served round-robin, independent of their requests; one request
 // of a user is judged at a time, so one user never occupies all workers; and each user has a
 // token bucket of judgments. Requests beyond it are delayed and none is dropped.
 
 // certificateRequest is an item of the queue: the name of a request and the user who made it.
 type certificateRequest struct{ user, name string }
 
-// open reports whether nobody has answered a request yet.
+// open reports whether a request is neither approved nor denied yet.
 func open(csr *certificatesv1.CertificateSigningRequest) bool {
 	return len(csr.Status.Conditions) == 0 && len(csr.Status.Certificate) == 0 && csr.DeletionTimestamp == nil
 }
@@ -35,10 +35,9 @@ func openRequests(signer string) func(context.Context, client.Object) []certific
 	}
 }
 
-// fairQueue is the order in which requests are taken: one of each user in turn. It implements
-// workqueue.Queue, which has a lock of its own.
+// fairQueue serves users round-robin. It implements workqueue.Queue, whose caller holds a lock.
 type fairQueue struct {
-	users   []string // that have requests, in the order of their turns
+	users   []string // that have requests, in round-robin order
 	waiting map[string][]certificateRequest
 	n       int
 }

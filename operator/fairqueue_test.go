@@ -27,7 +27,7 @@ import (
 	"constellation/internal/kubeletcsr"
 )
 
-// slowSky is a cloud that takes a while for each answer, as clouds do.
+// slowSky is a cloud with a delay for each answer.
 type slowSky struct {
 	*sky
 

@@ -17,74 +17,73 @@ import (
 	"constellation/operator/decision"
 )
 
-// Times of the view of the cloud. A machine that is coming or going changes within
-// seconds, and is asked for by its ID as often; all are listed less often the more of
-// them move, and otherwise as often as groups are.
+// Intervals of requests to the cloud. A machine that is being created or deleted changes within
+// seconds, so it is described by ID at that interval. All machines are listed less often the more of
+// them change, and as often as groups if none does.
 const (
 	fleetMoves = 2 * time.Second
 	fleetSick  = time.Minute // while a Node is not Ready: its machine may be gone
 	fleetLeast = 500 * time.Millisecond
 
-	// An instance of which the cloud's answer to its creation is all that was ever
-	// seen may be unknown for a while to whoever asks for it. One whose Node is Ready
-	// is believed to be there for a while.
+	// The cloud is eventually consistent: it may not find an instance for a while after it has
+	// accepted the creation. An instance whose Node is Ready is assumed to exist for a while.
 	unseenLag = decision.CreateDeadline
 	readyLag  = time.Minute
 
-	// askedFor is how long a deletion that was accepted is not asked for again though
-	// nothing was heard of the instance since.
+	// askedFor is how long an accepted deletion is not repeated while the state of the instance is
+	// unknown.
 	askedFor = 5 * time.Second
 )
 
-// never is the age of a view that nobody has seen.
+// never is the age of a list that was never read.
 const never = time.Duration(1<<63 - 1)
 
-// describer is a cloud that can be asked for many instances at a time. What it does
-// not know is not in the answer.
+// describer is a cloud that can describe many instances in one request. The answer omits unknown
+// instances.
 type describer interface {
 	Describe(ctx context.Context, providerIDs []string) ([]cloud.Instance, error)
 }
 
-// fleet is the last view of the cloud's instances. It asks the cloud only when it is
-// told to, and is safe for concurrent use.
+// fleet is the last observation of the cloud's instances. It calls the cloud only in methods that
+// refresh or change it, and is safe for concurrent use.
 //
-// An instance that is missing from the list is asked for by its ID, if somebody speaks
-// of it. If the cloud does not know the ID it is gone, and is remembered as
-// Terminated; if it does, the list was partial.
+// If a Node or an intent names an instance that is missing from the list, fleet describes it by ID.
+// If the cloud does not find the ID, the instance is gone and is kept as Terminated. Otherwise the
+// list was partial.
 type fleet struct {
 	cloudAPI
 	now func() time.Time
 
 	mu       sync.Mutex
 	known    map[string]seen     // by ID
-	since    map[string]shown    // those of known as view first showed them
-	sorted   []decision.Instance // known as view returns it; nil: known has changed
-	finder   *decision.Index     // what finds those of sorted
+	since    map[string]shown    // those of known, as first returned by view
+	sorted   []decision.Instance // result of view; nil: known has changed
+	finder   *decision.Index     // index of sorted
 	complete bool
-	listed   time.Time // when the last list was asked for
-	heard    time.Time // when anything was
-	// asked is when the deletion of instances was asked for that nothing was heard of since.
+	listed   time.Time // time of the last list request
+	heard    time.Time // time of the last request of any kind
+	// asked has the times of deletion requests for instances that were not described since.
 	asked map[string]time.Time
 }
 
-// seen is an instance if it is unchanged last.
+// seen is the last observation of an instance.
 type seen struct {
 	cloud.Instance
-	at      time.Time // when the cloud was asked what it then said
+	at      time.Time // time of the request whose answer this is
 	listed  bool      // by the list or by its ID, not only by the answer to its creation
-	missing time.Time // since when the cloud says that there is none; zero: it does not
+	missing time.Time // since when the cloud does not find it; zero: it does
 }
 
-// claim is an instance that a Node or an intent speaks of.
+// claim is an instance that a Node or an intent names.
 type claim struct {
 	ready  bool   // its Node is Ready
-	leaves bool   // it is bound to go
-	name   string // that an intent has noted; empty: none
+	leaves bool   // it is bound to leave
+	name   string // that an intent has recorded; empty: none
 }
 
-// shown is what does not change about an instance.
+// shown has the immutable data of an instance.
 type shown struct {
-	at   time.Time // when view first showed it
+	at   time.Time // when view first returned it
 	mark string
 }
 
@@ -92,9 +91,9 @@ func newFleet(m cloudAPI, now func() time.Time) *fleet {
 	return &fleet{cloudAPI: m, now: now, known: map[string]seen{}, since: map[string]shown{}, asked: map[string]time.Time{}}
 }
 
-// view returns the instances, whether they are all, how old the view is, and what finds
-// them. Before the first list it is older than anything. What it returns must not be
-// changed: it is the same as long as nothing changes.
+// view returns the instances, whether they are complete, their age, and their index. Before the
+// first list the age is never. Callers must not modify the result, because it is shared until the
+// next change.
 func (f *fleet) view() (all []decision.Instance, complete bool, age time.Duration, x *decision.Index) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -104,7 +103,7 @@ func (f *fleet) view() (all []decision.Instance, complete bool, age time.Duratio
 		f.since = make(map[string]shown, len(f.known))
 		now := f.now()
 		for id, s := range f.known {
-			// Not when it was created: that is told by another clock.
+			// Not the time of its creation, because that is from another clock.
 			since, ok := before[id]
 			if !ok {
 				since = shown{at: now, mark: decision.MachineHash(id)}
@@ -124,7 +123,7 @@ func (f *fleet) view() (all []decision.Instance, complete bool, age time.Duratio
 	return f.sorted, f.complete, f.now().Sub(f.listed), f.finder
 }
 
-// roles are those of the cloud in the words of our kinds.
+// roles maps roles of the cloud to roles of the API.
 var roles = map[cloud.Role]v1alpha1.Role{cloud.ControlPlane: v1alpha1.ControlPlaneRole, cloud.Worker: v1alpha1.WorkerRole}
 
 func addressOf(ip netip.Addr) string {
@@ -134,7 +133,7 @@ func addressOf(ip netip.Addr) string {
 	return ip.String()
 }
 
-// quiet returns how long nothing was asked about instances.
+// quiet returns the time since the last request about instances.
 func (f *fleet) quiet() time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -144,11 +143,11 @@ func (f *fleet) quiet() time.Duration {
 	return f.now().Sub(f.heard)
 }
 
-// refresh lists the instances, and asks for those of about that the list lacks.
+// refresh lists the instances, and describes those of about that are missing from the list.
 func (f *fleet) refresh(ctx context.Context, about map[string]claim) error {
 	begun := f.now()
-	// What is made or ends while the cloud answers may be in the list or not, so what was
-	// there before is what it must have.
+	// The list may miss instances that are created or end during the request. It must contain those that
+	// existed before.
 	f.mu.Lock()
 	before := maps.Clone(f.known)
 	f.mu.Unlock()
@@ -167,12 +166,12 @@ func (f *fleet) refresh(ctx context.Context, about map[string]claim) error {
 			continue
 		}
 		if s, ok := before[id]; ok && s.State == cloud.Terminated {
-			known[id] = s // an ID is given once
+			known[id] = s // IDs are never reused
 			continue
 		}
 		ask = append(ask, id)
 	}
-	for id, s := range before { // made by us a moment ago
+	for id, s := range before { // the operator just created it
 		if _, ok := known[id]; !ok && !s.listed && s.State != cloud.Terminated {
 			if _, ok := about[id]; !ok {
 				ask = append(ask, id)
@@ -180,10 +179,10 @@ func (f *fleet) refresh(ctx context.Context, about map[string]claim) error {
 		}
 	}
 	slices.Sort(ask)
-	found, asked := f.describe(ctx, ask) // what was not answered is asked again
+	found, asked := f.describe(ctx, ask) // IDs without an answer are requested again
 	for _, id := range ask {
 		if _, there := found[id]; there {
-			partial = true // and the list does not say so
+			partial = true // without an error of the list
 		}
 		s, was := before[id]
 		if asked[id] {
@@ -203,8 +202,8 @@ func (f *fleet) refresh(ctx context.Context, about map[string]claim) error {
 	return nil
 }
 
-// follow asks for those of about that were seen to come or go, or are bound to go, and
-// leaves the others as they were seen. A cloud that can only be asked for one at a time
+// follow describes those of about that are being created or deleted, or are bound to leave. It keeps
+// the last observation of the others. If the cloud describes only one instance per request, follow
 // lists all instead.
 func (f *fleet) follow(ctx context.Context, about map[string]claim) error {
 	begun := f.now()
@@ -231,8 +230,8 @@ func (f *fleet) follow(ctx context.Context, about map[string]claim) error {
 	return nil
 }
 
-// confirmDeletion asks what has become of instances whose deletion was just accepted, and reports
-// whether the cloud says of all that they go or are gone.
+// confirmDeletion describes instances whose deletion was just accepted. It reports whether the cloud
+// lists all of them as terminating or gone.
 func (f *fleet) confirmDeletion(ctx context.Context, ids []string) bool {
 	begun, about := f.now(), make(map[string]claim, len(ids))
 	for _, id := range ids {
@@ -249,8 +248,8 @@ func (f *fleet) confirmDeletion(ctx context.Context, ids []string) bool {
 	})
 }
 
-// heardOf takes in what the cloud said when it was asked for instances by their IDs, unless
-// more is known since: answers may overtake each other.
+// heardOf stores the cloud's descriptions of instances, except those older than the stored one.
+// Answers may arrive out of order.
 func (f *fleet) heardOf(ids []string, found map[string]cloud.Instance, about map[string]claim, begun time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -262,13 +261,13 @@ func (f *fleet) heardOf(ids []string, found map[string]cloud.Instance, about map
 	f.sorted = nil
 }
 
-// moves reports whether the cloud says that it changes by itself.
+// moves reports whether the instance is in a transitional state.
 func (s seen) moves() bool {
 	return s.State == cloud.Creating || s.State == cloud.Terminating || s.State == cloud.Unknown
 }
 
-// told is what is known of an instance after the cloud was asked for it by its ID. s is
-// what was known before; zero: nothing.
+// told returns the observation of an instance after a request by its ID. s is the observation before;
+// zero: none.
 func (s seen) told(id string, found map[string]cloud.Instance, a claim, now time.Time) seen {
 	if i, ok := found[id]; ok {
 		return seen{Instance: i, at: now, listed: true}
@@ -290,8 +289,8 @@ func (s seen) told(id string, found map[string]cloud.Instance, a claim, now time
 	return s
 }
 
-// bulk asks for instances by ID in one call. asked are those about which there was an
-// answer. The error is errors.ErrUnsupported if the cloud cannot be asked like that.
+// bulk describes instances by ID in one call. asked has the IDs that the answer covers. The error is
+// errors.ErrUnsupported if the cloud has no such call.
 func (f *fleet) bulk(ctx context.Context, ids []string) (found map[string]cloud.Instance, asked map[string]bool, err error) {
 	found, asked = map[string]cloud.Instance{}, map[string]bool{}
 	if len(ids) == 0 {
@@ -314,7 +313,7 @@ func (f *fleet) bulk(ctx context.Context, ids []string) (found map[string]cloud.
 	return found, asked, nil
 }
 
-// describe asks for instances by ID, in one call if possible.
+// describe describes instances by ID, in one call if possible.
 func (f *fleet) describe(ctx context.Context, ids []string) (found map[string]cloud.Instance, asked map[string]bool) {
 	found, asked, err := f.bulk(ctx, ids)
 	if !errors.Is(err, errors.ErrUnsupported) {
@@ -335,12 +334,12 @@ func (f *fleet) describe(ctx context.Context, ids []string) (found map[string]cl
 			return nil
 		})
 	}
-	_ = g.Wait() // asked has those that were answered
+	_ = g.Wait() // asked has the IDs with an answer
 	return found, asked
 }
 
-// Instance implements machines. What was listed is not asked for again: what the
-// callers want to know of a machine, its group and image, does not change.
+// Instance implements machines. It answers from the list if possible, because callers need only the
+// group and the image of a machine, which do not change.
 func (f *fleet) Instance(ctx context.Context, id string) (cloud.Instance, error) {
 	f.mu.Lock()
 	s, ok := f.known[id]
@@ -351,7 +350,7 @@ func (f *fleet) Instance(ctx context.Context, id string) (cloud.Instance, error)
 	return f.cloudAPI.Instance(ctx, id)
 }
 
-// DeleteInstances implements machines, and remembers what was asked for.
+// DeleteInstances implements machines, and records the requests.
 func (f *fleet) DeleteInstances(ctx context.Context, ids []string) error {
 	if err := f.cloudAPI.DeleteInstances(ctx, ids); err != nil {
 		return err
@@ -366,8 +365,8 @@ func (f *fleet) DeleteInstances(ctx context.Context, ids []string) error {
 	return nil
 }
 
-// goes reports whether the deletion of an instance was asked for and what has become of
-// it not yet. After a while it is to be asked for again.
+// goes reports whether the deletion of an instance was requested and its new state is not known yet.
+// After a while the deletion must be requested again.
 func (f *fleet) goes(id string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -375,7 +374,7 @@ func (f *fleet) goes(id string) bool {
 	return ok && !f.heard.After(at) && f.now().Sub(at) < askedFor
 }
 
-// CreateInstances implements machines, and takes the answer into the view.
+// CreateInstances implements machines, and stores the created instances.
 func (f *fleet) CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error) {
 	made, err := f.cloudAPI.CreateInstances(ctx, groupID, tokens)
 	if err != nil {

@@ -26,25 +26,24 @@ const (
 	// agentTimeout bounds a request that the agent answers at once; it allows itself a
 	// minute.
 	agentTimeout = 70 * time.Second
-	// A stream that was cut is made again, with pauses that grow.
+	// A broken stream is opened again, with exponential backoff.
 	reconnectMin = 200 * time.Millisecond
 	reconnectMax = 5 * time.Second
 )
 
-// agentHost is the agent of one host, through its socket. It connects when it is
-// first asked, and again when the agent was started again. It is safe for concurrent
-// use.
+// agentHost is the agent of one host, through its socket. It connects at the first call, and
+// reconnects after a restart of the agent. It is safe for concurrent use.
 type agentHost struct {
 	node  string
 	conn  *grpc.ClientConn
 	agent upgradeproto.AgentClient
-	what  upgradeproto.What // that it is asked to upgrade
-	// log gets every line of an upgrade; nil: nobody does.
+	what  upgradeproto.What // that it must upgrade
+	// log receives every line of an upgrade; nil: none.
 	log *slog.Logger
 }
 
 // newHost returns the agent of node, whose socket is at the absolute path socket. The
-// socket need not be there yet. The caller closes it.
+// socket may not exist yet. The caller closes it.
 func newHost(socket, node string) (*agentHost, error) {
 	if !filepath.IsAbs(socket) {
 		return nil, fmt.Errorf("connect to the agent: %q is no absolute path", socket)
@@ -59,8 +58,8 @@ func newHost(socket, node string) (*agentHost, error) {
 // Close ends what is in progress with an error.
 func (h *agentHost) Close() error { return h.conn.Close() }
 
-// Members lists the members of etcd, as a quorum of them knows them. A member that
-// has not started has no name yet, and is there under the URL of its peers.
+// Members lists the members of etcd with a linearizable read. A member that has not started has no
+// name yet, and is listed under its peer URL.
 func (h *agentHost) Members(ctx context.Context) ([]decision.Member, error) {
 	all, err := h.list(ctx)
 	if err != nil {
@@ -83,8 +82,8 @@ func (h *agentHost) list(ctx context.Context) ([]*upgradeproto.EtcdMember, error
 	return r.GetMembers(), nil
 }
 
-// nodeOf names the node of a member: kubeadm gives both one name. It is never empty,
-// so that no member is taken for that of a node whose name is not known.
+// nodeOf returns the node of a member: kubeadm gives both the same name. It is never empty, so that
+// no member matches a node whose name is unknown.
 func nodeOf(m *upgradeproto.EtcdMember) string {
 	switch {
 	case m.GetName() != "":
@@ -95,7 +94,7 @@ func nodeOf(m *upgradeproto.EtcdMember) string {
 	return strconv.FormatUint(m.GetId(), 16)
 }
 
-// addressIn is the host in the URL of the peers of a member without a name.
+// addressIn returns the host of the peer URL of a member without a name.
 func addressIn(m *upgradeproto.EtcdMember) string {
 	if m.GetName() != "" || len(m.GetPeerUrls()) == 0 {
 		return ""
@@ -107,7 +106,7 @@ func addressIn(m *upgradeproto.EtcdMember) string {
 	return u.Hostname()
 }
 
-// started reports whether m is a voter that has been heard of.
+// started reports whether m is a voter that has started.
 func started(m *upgradeproto.EtcdMember) bool { return m.GetName() != "" && !m.GetLearner() }
 
 func memberOf(all []*upgradeproto.EtcdMember, node string) *upgradeproto.EtcdMember {
@@ -119,9 +118,8 @@ func memberOf(all []*upgradeproto.EtcdMember, node string) *upgradeproto.EtcdMem
 	return nil
 }
 
-// MoveLeader makes sure that the member of from does not lead, by making that of to
-// the leader; to empty leaves the choice to the agent. If from does not lead, or has
-// no member, nothing happens.
+// MoveLeader moves etcd leadership from the member of from to that of to. If to is empty, the agent
+// chooses. If from does not lead, or has no member, nothing happens.
 func (h *agentHost) MoveLeader(ctx context.Context, from, to string) error {
 	all, err := h.list(ctx)
 	if err != nil {
@@ -149,7 +147,7 @@ func (h *agentHost) MoveLeader(ctx context.Context, from, to string) error {
 }
 
 // RemoveMember removes the member of node from etcd, if at least voters started
-// voters stay. A node that has no member is a success.
+// voters remain. A node without a member is a success.
 func (h *agentHost) RemoveMember(ctx context.Context, node string, voters int) error {
 	if node == "" {
 		return errors.New("remove member of etcd: no node is named")
@@ -179,10 +177,9 @@ func (h *agentHost) RemoveMember(ctx context.Context, node string, voters int) e
 	return nil
 }
 
-// upgradeToken names one try at a target: the first, or the one after a run that
-// failed. Decided again from the same run it is the same, so that who lost its memory
-// attaches to the try that is in progress. The agent keeps it, and Run reads from it
-// what the run was for.
+// upgradeToken names one attempt at a target: the first, or the one after a failed run. The same run
+// yields the same token, so a restarted operator attaches to the attempt in progress. The agent
+// stores the token, and Run reads the run's target from it.
 func upgradeToken(version, reference string, last decision.UpgradeRun) string {
 	try := int64(0)
 	if last.Phase == "failed" && !last.Ended.IsZero() && last.Version == version {
@@ -191,9 +188,9 @@ func upgradeToken(version, reference string, last decision.UpgradeRun) string {
 	return fmt.Sprintf("%s/%d/%s", version, try, reference)
 }
 
-// Run returns the latest run that the host knows of; the zero value if there is none.
-// One that was interrupted is asked for again: before it began to change the host it
-// is as none, afterwards as one that failed and needs no pause (ended is zero).
+// Run returns the latest run in the host's journal; the zero value if there is none. An interrupted
+// run must be repeated. If it had not changed the host yet, Run returns none. Afterwards Run returns
+// it as a failed run without a pause (ended is zero).
 func (h *agentHost) Run(ctx context.Context) (decision.UpgradeRun, error) {
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()
@@ -224,8 +221,8 @@ func (h *agentHost) Run(ctx context.Context) (decision.UpgradeRun, error) {
 	return run, nil
 }
 
-// phaseOf says in the words of the status what a stage does. Only in the last of the
-// three anything on the host is of the new version but kubeadm.
+// phaseOf returns the phase of a stage, as the status reports it. Only in the last of the three does
+// the host run anything of the new version besides kubeadm.
 func phaseOf(stage string) string {
 	switch stage {
 	case "", "verify", "install-kubeadm":
@@ -236,17 +233,17 @@ func phaseOf(stage string) string {
 	return "apply"
 }
 
-// Upgrade asks for a run, or attaches to it, and follows it to its end. tell is told
-// of every change of phase and every line, from one goroutine; all lines go to the
-// log besides. Upgrade returns nil when the host runs the version.
+// Upgrade requests a run, or attaches to it, and follows it to its end. It calls tell with every
+// change of phase and every line, from one goroutine. It also logs all lines. Upgrade returns nil
+// when the host runs the version.
 //
-// Connections that are cut, by an agent that is started again for example, are made
-// again until ctx ends, and continue with the line after the last. A refusal, because
-// another run is in progress for example, is returned in the agent's words.
+// If the connection breaks, for example because the agent restarts, Upgrade reconnects until ctx
+// ends, and continues with the next line. It returns the agent's message if the agent refuses, for
+// example because another run is in progress.
 func (h *agentHost) Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error {
 	req := &upgradeproto.UpgradeRequest{
 		Token: token, KubernetesVersion: version, What: h.what, Components: component.ToProto(components.List), ComponentsStatement: components.Statement,
-		Configuration: &upgradeproto.Configuration{IgnorePreflightErrors: kubeadm.IgnoredChecks()}, // as when the machine joined
+		Configuration: &upgradeproto.Configuration{IgnorePreflightErrors: kubeadm.IgnoredChecks()}, // same as for the join of the machine
 	}
 	f := &following{host: h, tell: tell, run: decision.UpgradeRun{Version: version, Components: reference, Node: h.node, Phase: "download", InPlace: h.what == upgradeproto.What_NODE}}
 	cut, enrolled := false, false
@@ -297,7 +294,7 @@ type following struct {
 	after uint64 // number of the last line
 }
 
-// errFailed ends a run that failed; nothing is gained by following it again.
+// errFailed is the result of a failed run, which is not retried.
 type errFailed struct{ *upgradeproto.Failure }
 
 func (e errFailed) Error() string {
@@ -308,7 +305,7 @@ func (e errFailed) Error() string {
 	return s
 }
 
-// follow asks once, and tells what comes until the end of the run or the stream.
+// follow sends one request, and reports progress until the run or the stream ends.
 func (f *following) follow(ctx context.Context, req *upgradeproto.UpgradeRequest) error {
 	ctx, cancel := context.WithCancel(ctx) // ends the stream
 	defer cancel()
@@ -319,7 +316,7 @@ func (f *following) follow(ctx context.Context, req *upgradeproto.UpgradeRequest
 	for {
 		m, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
-			return io.ErrUnexpectedEOF // no last word
+			return io.ErrUnexpectedEOF // the stream ended without a result
 		}
 		if err != nil {
 			return err
@@ -331,8 +328,7 @@ func (f *following) follow(ctx context.Context, req *upgradeproto.UpgradeRequest
 		switch k := m.GetKind().(type) {
 		case *upgradeproto.UpgradeResponse_Progress:
 			f.stage = k.Progress.GetStage()
-			// A run that is taken up again begins with the first stage, and has changed the
-			// host all the same.
+			// A resumed run starts with the first stage, although it has already changed the host.
 			if f.run.Phase != "apply" {
 				f.run.Phase = phaseOf(f.stage)
 			}
@@ -366,7 +362,7 @@ func (f *following) note(source, line string) {
 	}
 }
 
-// wasCut reports whether the same request may be answered if it is made again.
+// wasCut reports whether a repetition of the same request may succeed.
 func wasCut(err error) bool {
 	if errors.As(err, new(errFailed)) {
 		return false
@@ -378,7 +374,7 @@ func wasCut(err error) bool {
 	return errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// refused is an answer of the agent, in its own words, with its code.
+// refused is an error of the agent with its message and code.
 type refused struct{ error }
 
 func (r refused) Error() string {
@@ -390,5 +386,5 @@ func (r refused) Error() string {
 
 func (r refused) Unwrap() error { return r.error }
 
-// words gives an error of the agent in its own words.
+// words returns an error with the agent's own message.
 func words(err error) error { return refused{err} }

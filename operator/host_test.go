@@ -47,7 +47,7 @@ func init() {
 }
 
 // hostRig is a control plane's host with the real agent. kubeadm and kubelet are
-// scripts: they tell a version, wait while the test wants them to, and write manifests.
+// scripts: they print a version, wait as long as the test requires, and write manifests.
 type hostRig struct {
 	t      *testing.T
 	dir    string
@@ -182,7 +182,7 @@ func (r *hostRig) release(what string) {
 	}
 }
 
-// told gathers what Upgrade tells.
+// told collects the reports of Upgrade.
 type told struct {
 	mu  sync.Mutex
 	all []decision.UpgradeRun
@@ -216,7 +216,7 @@ func TestHostUpgrades(t *testing.T) {
 	r.up()
 	r.until("the agent answers", func() bool { run, err := h.Run(t.Context()); return err == nil && run == decision.UpgradeRun{} })
 
-	// The agent is started again in the middle: the upgrade continues, and so does its tale.
+	// The agent restarts during the upgrade: the upgrade continues, and so do its reports.
 	r.write("ctl/hang-apply", "", 0o600)
 	token := upgradeToken(newKubernetes, reference, decision.UpgradeRun{})
 	var tale told
@@ -250,7 +250,7 @@ func TestHostUpgrades(t *testing.T) {
 	if last.Ended.Before(last.Started) || last.Started.IsZero() || last.Version != newKubernetes || last.Components != reference || last.Node != "cp-1" {
 		t.Errorf("in the end %+v", last)
 	}
-	// The second agent begins with the first stage again; no line is told twice for that.
+	// The second agent starts with the first stage again. No line is reported twice.
 	for line, want := range map[string]int{
 		`msg="upgrade progressed" node=cp-1 stage=verify source=agent line=running`:                                                    2,
 		`msg="upgrade progressed" node=cp-1 stage=plan source=kubeadm line="[upgrade] SUCCESS of plan"`:                                2,
@@ -267,7 +267,7 @@ func TestHostUpgrades(t *testing.T) {
 		t.Errorf("afterwards run is %+v, %v", run, err)
 	}
 
-	// The same once more tells the same and does nothing.
+	// A repeated request reports the same and changes nothing.
 	deeds := log.String()
 	if err := r.client().Upgrade(t.Context(), token, newKubernetes, reference, r.components(newKubernetes), func(decision.UpgradeRun) {}); err != nil {
 		t.Errorf("the same once more: %v", err)
@@ -303,7 +303,7 @@ func TestHostUpgradeFails(t *testing.T) {
 	if run, err := h.Run(t.Context()); err != nil || run.Phase != "done" {
 		t.Errorf("run is %+v, %v", run, err)
 	}
-	// Whoever gives up is told so.
+	// A caller that gives up gets its own reason.
 	ctx, cancel := context.WithCancelCause(t.Context())
 	r.down()
 	cancel(errors.New("the target changed"))
@@ -379,7 +379,7 @@ func TestHostChangesEtcd(t *testing.T) {
 	if err := h.MoveLeader(t.Context(), first, "nobody"); err == nil {
 		t.Error("the leader moved to nobody")
 	}
-	for range 2 { // it is moved only from where it is
+	for range 2 { // the second call changes nothing
 		if err := h.MoveLeader(t.Context(), first, others[1]); err != nil {
 			t.Fatal(err)
 		}
@@ -400,7 +400,7 @@ func TestHostChangesEtcd(t *testing.T) {
 		t.Fatalf("%d members", n)
 	}
 	for range 2 { // one that is gone is a success
-		// etcd itself refuses until its members have known each other for some seconds.
+		// etcd itself refuses until its members have been connected for some seconds.
 		(&cluster{t: t}).eventually("the member is removed", func() (string, bool) {
 			err := h.RemoveMember(t.Context(), others[1], 2)
 			return fmt.Sprint(err), err == nil
@@ -415,8 +415,8 @@ func TestHostChangesEtcd(t *testing.T) {
 	}
 }
 
-// A machine that died while it joined leaves a member that never starts. etcd lets no
-// other join or leave until it is removed.
+// A machine that died while it joined leaves a member that never starts. etcd permits no other
+// change of members until it is removed.
 func TestHostRemovesAMemberThatNeverStarted(t *testing.T) {
 	for _, learner := range []bool{true, false} {
 		t.Run(fmt.Sprintf("learner %v", learner), func(t *testing.T) {
@@ -435,7 +435,7 @@ func TestHostRemovesAMemberThatNeverStarted(t *testing.T) {
 				b, err := io.ReadAll(resp.Body)
 				return string(b), err
 			}
-			// etcd itself refuses until its members have known each other for some seconds.
+			// etcd itself refuses until its members have been connected for some seconds.
 			r.until("it is added", func() bool {
 				answer, err := add(dead.Node)
 				return err == nil && strings.Contains(answer, `"member":`)
@@ -465,7 +465,7 @@ func TestHostRemovesAMemberThatNeverStarted(t *testing.T) {
 	}
 }
 
-// standInAgent stands in for an agent in states that are hard to bring about.
+// standInAgent is a fake agent, for states that are hard to reproduce.
 type standInAgent struct {
 	upgradeproto.UnimplementedAgentServer
 	run     *upgradeproto.Run
@@ -551,7 +551,7 @@ func TestHostTakesNoMemberForAnother(t *testing.T) {
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("members %+v, %v; want %+v", got, err, want)
 	}
-	// A learner and one that has not started are no voters that could stay.
+	// A learner and a member that has not started do not count as remaining voters.
 	if err := h.RemoveMember(t.Context(), "cp-1", 1); err == nil || !strings.Contains(err.Error(), "0 voters would stay, and 1 are wanted") {
 		t.Errorf("the only voter: %v", err)
 	}

@@ -15,7 +15,7 @@ import (
 	"constellation/operator/decision"
 )
 
-// Impostors are told of once, and again when they claim something else.
+// Impostors are reported once, and again when their claim changes.
 func TestImpostorsAreTold(t *testing.T) {
 	recorder := events.NewFakeRecorder(10)
 	var log strings.Builder
@@ -40,8 +40,8 @@ func TestImpostorsAreTold(t *testing.T) {
 	}
 }
 
-// A Node gets what a ticket was given for only if it is the machine that the ticket was
-// given to, by its own claim and by the cloud.
+// A Node gets the annotations of a ticket only if it is the ticket's machine, by its own claim and by
+// the cloud.
 func TestNoNodeTakesAnothersTicket(t *testing.T) {
 	const id = "sandbox://t/worker-0"
 	for name, tt := range map[string]struct {
@@ -75,8 +75,7 @@ func TestNoNodeTakesAnothersTicket(t *testing.T) {
 	}
 }
 
-// The fleet gives a machine that the cloud never described no name: the name that counts is
-// the one in our intent.
+// The fleet has no name for a machine that the cloud never described. The name in our intent counts.
 func TestMachinesThatTheCloudNeverDescribedHaveNoName(t *testing.T) {
 	const id = "sandbox://t/ghost"
 	f := newFleet(&sky{instances: map[string]cloud.Instance{}}, time.Now)

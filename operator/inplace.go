@@ -13,20 +13,20 @@ import (
 	"constellation/operator/decision"
 )
 
-// agents are the agents of other machines, each asked about and for its own node alone.
-// Its methods are called at the same time by several goroutines.
+// agents are the agents of other machines. Each is used for its own node alone. The methods are
+// called concurrently.
 type agents interface {
 	// Run returns the latest run of a node's agent; zero: there was none.
 	Run(ctx context.Context, node string) (decision.UpgradeRun, error)
-	// Upgrade asks for an upgrade of the node, or attaches to it, as host.Upgrade does
+	// Upgrade requests an upgrade of the node, or attaches to it, as host.Upgrade does
 	// for the cluster's Kubernetes.
 	Upgrade(ctx context.Context, node, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error
 	// keep ends connections to all other nodes.
 	keep(nodes map[string]bool)
 }
 
-// nodeRuns is what was last heard of the agents of machines that are upgraded in place,
-// by ID. It is safe for concurrent use.
+// nodeRuns has the last reported runs of agents of machines that are upgraded in place, by ID. It is
+// safe for concurrent use.
 type nodeRuns struct {
 	mu  sync.Mutex
 	all map[string]*nodeRun
@@ -35,12 +35,12 @@ type nodeRuns struct {
 type nodeRun struct {
 	decision.UpgradeRun
 	heard bool
-	gone  context.Context // ends when the machine is not upgraded any more
+	gone  context.Context // ends when the machine is no longer upgraded
 	end   context.CancelFunc
 }
 
-// keep forgets all other machines, ends what is asked of their agents, and returns what
-// was heard of the rest; nil if nothing was.
+// keep drops all other machines and ends requests to their agents. It returns the reported runs of
+// the rest; nil if there are none.
 func (r *nodeRuns) keep(machines map[string]bool) map[string]decision.UpgradeRun {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -70,7 +70,7 @@ func (r *nodeRuns) keep(machines map[string]bool) map[string]decision.UpgradeRun
 	return out
 }
 
-// set notes what was heard, unless the machine is not upgraded any more.
+// set records a run, unless the machine is no longer upgraded.
 func (r *nodeRuns) set(machine string, run decision.UpgradeRun) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,7 +79,7 @@ func (r *nodeRuns) set(machine string, run decision.UpgradeRun) {
 	}
 }
 
-// while returns a context that ends when the machine is not upgraded any more.
+// while returns a context that ends when the machine is no longer upgraded.
 func (r *nodeRuns) while(ctx context.Context, machine string) (context.Context, context.CancelFunc) {
 	r.mu.Lock()
 	n := r.all[machine]
@@ -93,8 +93,8 @@ func (r *nodeRuns) while(ctx context.Context, machine string) (context.Context, 
 	return ctx, func() { stop(); cancel() }
 }
 
-// hear returns what was heard of the agents of machines that are upgraded in place, and
-// lets go of all others.
+// hear returns the reported runs of machines that are upgraded in place, and closes the connections
+// to all other agents.
 func (r *nodeVersions) hear(intents []decision.Intent) map[string]decision.UpgradeRun {
 	machines, nodes := map[string]bool{}, map[string]bool{}
 	for i := range intents {
@@ -102,15 +102,14 @@ func (r *nodeVersions) hear(intents []decision.Intent) map[string]decision.Upgra
 			machines[in.Machine], nodes[in.Node] = true, true
 		}
 	}
-	heard := r.runs.keep(machines) // what is asked of others ends before its connection does
+	heard := r.runs.keep(machines) // requests to other agents end before their connections
 	if r.agents != nil {
 		r.agents.keep(nodes)
 	}
 	return heard
 }
 
-// ask lets the agents be asked of which nothing was heard, and follows the runs that they
-// have begun.
+// ask requests the runs of agents that have not reported, and follows the runs in progress.
 func (r *nodeVersions) ask(o *observed) {
 	for i := range o.Intents {
 		in := &o.Intents[i]
@@ -121,7 +120,7 @@ func (r *nodeVersions) ask(o *observed) {
 		switch {
 		case run.Active() && run.Components != "":
 			r.upgradeNode(o, decision.Action{Kind: decision.UpgradeNode, Node: in.Node, Machine: in.Machine, Version: run.Version, Components: run.Components})
-		case !heard || run.Active(): // which was begun by somebody else, so it can only be looked at
+		case !heard || run.Active(): // another operator started it, so it can only be observed
 			r.try("ask the agent of "+in.Node, func(ctx context.Context) error {
 				ctx, end := r.runs.while(ctx, in.Machine)
 				defer end()
@@ -135,8 +134,7 @@ func (r *nodeVersions) ask(o *observed) {
 	}
 }
 
-// upgradeNode lets a node's agent upgrade it, or attaches to its run, and follows it to
-// its end.
+// upgradeNode starts an upgrade by a node's agent or attaches to its run, and follows it to its end.
 func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 	if r.agents == nil {
 		return
@@ -150,7 +148,7 @@ func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 			return err
 		}
 		if last.RetryMark() != "" && last.Version == a.Version && last.Components == a.Components && !last.Ended.Equal(a.Ended) {
-			r.runs.set(a.Machine, last) // it has failed since; when it is retried is decided
+			r.runs.set(a.Machine, last) // it has failed since; Decide chooses the time of the retry
 			return nil
 		}
 		c, err := r.readComponents(ctx, a.Components)
@@ -159,7 +157,7 @@ func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 		}
 		r.point("before", decision.UpgradeNode)
 		r.log.Info("upgrade of a node followed", "node", a.Node, "version", a.Version, "components", a.Components)
-		if about != nil && !last.Active() { // else it was told by who began it
+		if about != nil && !last.Active() { // else the operator that started it has reported it
 			r.event(about, corev1.EventTypeNormal, "UpgradeStarted", "Upgrade", "its agent brings it to Kubernetes "+a.Version)
 		}
 		failed := r.agents.Upgrade(ctx, a.Node, upgradeToken(a.Version, a.Components, last), a.Version, a.Components, c.Signed, func(run decision.UpgradeRun) {
@@ -172,7 +170,7 @@ func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 		}
 		run, err := r.agents.Run(ctx, a.Node)
 		switch {
-		case ctx.Err() != nil: // what was told has ended the matter
+		case ctx.Err() != nil: // the reported run has ended the upgrade
 			return nil
 		case err != nil:
 			return errors.Join(failed, err)

@@ -91,8 +91,8 @@ func relayPod(t *testing.T, c kubernetes.Interface, namespace, node string, port
 	return pod
 }
 
-// TestRelayPassesOnTwoVerbs asks a real agent through a relay, as whoever had got hold of
-// the operator's token could.
+// TestRelayPassesOnTwoVerbs calls a real agent through a relay, as an attacker with the operator's
+// token could.
 func TestRelayPassesOnTwoVerbs(t *testing.T) {
 	c := newCluster(t)
 	rig := workerRig(t, "worker-1")
@@ -163,8 +163,8 @@ func TestRelayPassesOnTwoVerbs(t *testing.T) {
 	}
 }
 
-// TestInPlaceThroughARelay upgrades a worker as it is: API server, rights, operator,
-// relay, chart and agent are the real ones; kubeadm and what only a kubelet does are not.
+// TestInPlaceThroughARelay upgrades a worker in place. API server, RBAC, operator, relay, chart and
+// agent are real; kubeadm and the kubelet are fake.
 func TestInPlaceThroughARelay(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -193,7 +193,7 @@ func TestInPlaceThroughARelay(t *testing.T) {
 	must(kubelet.Serve(t.Context(), core, before.Name))
 
 	rig := workerRig(t, before.Name)
-	rig.host.RestartKubelet = func(ctx context.Context) error { // it says which version it is
+	rig.host.RestartKubelet = func(ctx context.Context) error { // it reports its version
 		kubelet.Cut() // what it forwarded ends with it
 		var n corev1.Node
 		if err := r.admin.Get(ctx, client.ObjectKey{Name: before.Name}, &n); err != nil {
@@ -245,7 +245,7 @@ func TestInPlaceThroughARelay(t *testing.T) {
 	relayPod(t, core, namespace, before.Name, relayOf(t, c, before.Name, rig.socket()))
 	r.pod("work", before.Name)
 	r.edit(toNew)
-	// progress is what is told of its agent's run.
+	// progress returns the reported progress of its agent's run.
 	progress := func() v1alpha1.UpgradeProgress {
 		var all v1alpha1.PendingNodeList
 		must(r.admin.List(t.Context(), &all))
@@ -310,7 +310,7 @@ func TestInPlaceThroughARelay(t *testing.T) {
 	}
 }
 
-// agentsInTest are agents that upgrade a node in a moment.
+// agentsInTest are fake agents that upgrade a node at once.
 type agentsInTest struct {
 	*cloudInTest
 
@@ -329,7 +329,7 @@ func (a *agentsInTest) Run(_ context.Context, node string) (decision.UpgradeRun,
 	return a.runs[node], nil
 }
 
-// Upgrade continues when nobody follows it any more, as an agent does.
+// Upgrade continues without a client that follows it, as a real agent does.
 func (a *agentsInTest) Upgrade(ctx context.Context, node, token, version, reference string, list component.Signed, tell func(decision.UpgradeRun)) error {
 	if len(list.List) == 0 || !strings.HasSuffix(token, "/"+reference) {
 		return errors.New("no components")
@@ -401,7 +401,7 @@ func (a *agentsInTest) begin(node, version, reference string) {
 	})
 }
 
-// inPlace lets all groups be upgraded in place.
+// inPlace configures all groups for in-place upgrades.
 func (r *rolling) inPlace(which ...string) {
 	r.t.Helper()
 	for _, id := range which {
@@ -422,8 +422,8 @@ func (r *rolling) inPlace(which ...string) {
 	}
 }
 
-// inPlaceKilled upgrades a whole cluster in place with an operator that is killed at each
-// point where it has an effect.
+// inPlaceKilled upgrades a whole cluster in place, and kills the operator before and after each
+// effect.
 func inPlaceKilled(t *testing.T, r *rolling) {
 	a := &agentsInTest{cloudInTest: r.cloud, runs: map[string]decision.UpgradeRun{}, fails: map[string]int{}, active: map[string]int{}}
 	r.agents = a

@@ -29,10 +29,10 @@ import (
 	"constellation/operator/decision"
 )
 
-// joiningNodes turns the note that a machine was given a ticket into annotations of
-// its Node, and then removes the note. A note whose machine never shows up is removed
-// at its deadline; one whose Node exists is kept until the Node is annotated, however
-// long the cloud cannot be asked.
+// joiningNodes copies the record of a machine's ticket (JoiningNode) to annotations of its Node, and
+// then deletes the record. A record whose machine never registers is deleted at its deadline. If
+// the Node exists, the record is kept until the Node is annotated, even if the cloud does not
+// answer for long.
 type joiningNodes struct {
 	client client.Client
 	cloud  cloudAPI
@@ -45,7 +45,7 @@ type joiningNodes struct {
 func (r *joiningNodes) setup(mgr manager.Manager) error {
 	err := ctrl.NewControllerManagedBy(mgr).Named("joiningnode").
 		For(&v1alpha1.JoiningNode{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		// A Node is called as its note.
+		// A Node has the same name as its record.
 		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []ctrl.Request {
 			return []ctrl.Request{named(o.GetName())}
 		}), builder.WithPredicates(nodeAppears())).
@@ -57,11 +57,11 @@ func (r *joiningNodes) setup(mgr manager.Manager) error {
 	return nil
 }
 
-// joiners is how many notes are turned into annotations at a time: machines that were
-// created together join together.
+// joiners is the number of records processed concurrently: machines that were created together join
+// together.
 const joiners = writers
 
-// nodeAppears lets through what can make a Node annotatable; heartbeats cannot.
+// nodeAppears passes events after which a Node may be annotated, and drops heartbeats.
 func nodeAppears() predicate.Predicate {
 	return predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
@@ -96,7 +96,7 @@ func (r *joiningNodes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Re
 		if w := r.report(ctx, &jn, "CloudUnavailable", err.Error()); w != nil {
 			err = errors.Join(err, w)
 		}
-		return ctrl.Result{}, err // retried, later each time
+		return ctrl.Result{}, err // retried with backoff
 	}
 	if wait != nil {
 		return ctrl.Result{RequeueAfter: retryUnknown}, r.report(ctx, &jn, wait.reason, wait.message)
@@ -108,16 +108,15 @@ func (r *joiningNodes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Re
 	return ctrl.Result{}, nil
 }
 
-// retryUnknown is how long a Node that contradicts its note, or the cloud, is left alone.
+// retryUnknown is the retry interval for a Node that contradicts its record, or the cloud.
 const retryUnknown = 30 * time.Second
 
 // absent waits for a machine that has not registered yet, until its deadline.
 func (r *joiningNodes) absent(ctx context.Context, jn *v1alpha1.JoiningNode) (ctrl.Result, error) {
 	if jn.Spec.Deadline == nil {
-		return ctrl.Result{}, nil // the Node's arrival wakes us
+		return ctrl.Result{}, nil // the event of the new Node starts the next reconcile
 	}
-	// The join service wrote the deadline by its clock. By ours the machine has as long as
-	// it was given.
+	// The join service wrote the deadline by its clock. By our clock the machine gets the same duration.
 	given := jn.Spec.Deadline.Sub(jn.CreationTimestamp.Time)
 	over := r.clocks.Until(string(jn.UID)+jn.Spec.Deadline.String(), jn.Spec.Deadline.Time, r.now(), given)
 	if left := over.Sub(r.now()); left > 0 {
@@ -131,11 +130,11 @@ func (r *joiningNodes) absent(ctx context.Context, jn *v1alpha1.JoiningNode) (ct
 	return ctrl.Result{}, nil
 }
 
-// refusal is why a Node cannot be annotated at the moment.
+// refusal is the reason why a Node cannot be annotated now.
 type refusal struct{ reason, message string }
 
-// annotate notes on the Node what its machine was made from. A refusal means that the
-// Node is not, or not yet, the machine that the note speaks about.
+// annotate writes the image and components of the machine to its Node. A refusal means that the Node
+// is not, or not yet, the machine of the record.
 func (r *joiningNodes) annotate(ctx context.Context, jn *v1alpha1.JoiningNode, node *corev1.Node) (*refusal, error) {
 	id, attested := node.Spec.ProviderID, jn.Spec.ProviderID
 	switch {
@@ -158,8 +157,8 @@ func (r *joiningNodes) annotate(ctx context.Context, jn *v1alpha1.JoiningNode, n
 	return nil, r.patch(ctx, node, want)
 }
 
-// patchAttested notes what was installed, which is known without the cloud if the join
-// service has verified the machine.
+// patchAttested annotates the installed image and components. If the join service has verified the
+// machine, that needs no data of the cloud.
 func (r *joiningNodes) patchAttested(ctx context.Context, jn *v1alpha1.JoiningNode, node *corev1.Node, want map[string]string) error {
 	if jn.Spec.ProviderID == "" {
 		return nil
@@ -167,8 +166,8 @@ func (r *joiningNodes) patchAttested(ctx context.Context, jn *v1alpha1.JoiningNo
 	return r.patch(ctx, node, want)
 }
 
-// patch sets annotations, if one differs. It is bound to the Node that was seen: one
-// of the same name that came in between is another machine.
+// patch sets annotations, if one differs. It requires the observed Node's UID, because a new Node of
+// the same name is another machine.
 func (r *joiningNodes) patch(ctx context.Context, node *corev1.Node, want map[string]string) error {
 	annotations := map[string]string{}
 	for k, v := range want {
@@ -190,7 +189,7 @@ func (r *joiningNodes) patch(ctx context.Context, node *corev1.Node, want map[st
 	return nil
 }
 
-// remove deletes the note if it is unchanged; one that a new ticket has changed stays.
+// remove deletes the record if it is unchanged. A record that a new ticket has changed stays.
 func (r *joiningNodes) remove(ctx context.Context, jn *v1alpha1.JoiningNode) error {
 	err := r.client.Delete(ctx, jn, client.Preconditions{UID: &jn.UID, ResourceVersion: &jn.ResourceVersion})
 	if client.IgnoreNotFound(err) != nil {
@@ -199,7 +198,7 @@ func (r *joiningNodes) remove(ctx context.Context, jn *v1alpha1.JoiningNode) err
 	return nil
 }
 
-// report says in the note why it is still there, once.
+// report writes once to the record's status why the record still exists.
 func (r *joiningNodes) report(ctx context.Context, jn *v1alpha1.JoiningNode, reason, message string) error {
 	changed := jn.DeepCopy()
 	decision.SetCondition(&changed.Status.Conditions, decision.NewCondition(v1alpha1.ConditionReady, false, jn.Generation, reason, "%s", message), metav1.Now())

@@ -10,13 +10,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// leave makes the operator go to another node: it evicts the operator's own pod, of
-// which another one is made elsewhere, since this node takes no new pods by now. The
-// process is asked to end then, and gives the lease of the leader up as it does. A pod
-// that is gone, or that already ends, is a success.
+// leave moves the operator to another node: it evicts the operator's own pod. The pod's replacement
+// starts on another node, because this one is cordoned. The process then gets a termination signal
+// and releases the leader election lease. A pod that is gone or terminating is a success.
 //
-// Outside of the cluster pod is empty, and there is nowhere to go: only the lease is
-// given up, if it is still there. Whoever calls has to end then, or is elected again.
+// Outside of the cluster pod is empty, and leave only releases the lease, if it still exists. The
+// caller must end then, or it is elected again.
 func leave(ctx context.Context, c kubernetes.Interface, namespace, pod string) error {
 	if pod == "" {
 		return release(ctx, c, namespace)
@@ -29,8 +28,8 @@ func leave(ctx context.Context, c kubernetes.Interface, namespace, pod string) e
 	return nil
 }
 
-// release lets the next candidate have the lease at once. It changes the lease only as
-// it was read.
+// release frees the lease for the next candidate at once. It fails if the lease has changed since it
+// was read.
 func release(ctx context.Context, c kubernetes.Interface, namespace string) error {
 	leases := c.CoordinationV1().Leases(namespace)
 	l, err := leases.Get(ctx, LeaseName, metav1.GetOptions{})

@@ -13,7 +13,7 @@ import (
 
 func TestLeave(t *testing.T) {
 	w := newWorkshop(t)
-	for range 2 { // what is gone is a success
+	for range 2 { // a pod that is gone is a success
 		if err := leave(t.Context(), w.client, "default", "gone"); err != nil {
 			t.Fatal(err)
 		}

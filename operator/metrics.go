@@ -17,10 +17,9 @@ import (
 	"constellation/operator/decision"
 )
 
-// gauges are the figures of the NodeVersion for whoever watches the operator. They are
-// those of the last pass, all of the same one, and there are none before the first: a
-// replica that does not lead shows nothing. No label names a node or a machine, so
-// that their number does not grow with the cluster.
+// gauges are the metrics of the NodeVersion. All values are from the same round, the last one.
+// There are none before the first round, so a replica that does not lead exports nothing. No label
+// names a node or a machine, so the number of series does not grow with the cluster.
 //
 // It is safe for concurrent use.
 type gauges struct {
@@ -29,11 +28,11 @@ type gauges struct {
 	mu       sync.Mutex
 	status   *v1alpha1.NodeVersionStatus
 	rollout  *rolloutCounts
-	last     time.Time // of a pass without an error
+	last     time.Time // of a round without an error
 	emptying map[string]bool
 }
 
-// rolloutCounts is what a world says and the status does not.
+// rolloutCounts are counts of a world that the status does not contain.
 type rolloutCounts struct {
 	inFlight, joining, leaving, upgrading, draining, blocked int
 	autoscalerPaused                                         bool
@@ -88,15 +87,15 @@ func register[C prometheus.Collector](c C) (C, error) {
 	return c, err
 }
 
-// set takes over what a pass has found and decided.
+// set stores the status and decision of a round.
 func (g *gauges) set(s v1alpha1.NodeVersionStatus) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.status = s.DeepCopy()
 }
 
-// observe takes over what a pass has seen besides, and how long nodes took to drain
-// that are seen empty for the first time.
+// observe stores counts of a round that the status lacks. It records the drain durations of nodes
+// that are empty for the first time.
 func (g *gauges) observe(w decision.World) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -133,7 +132,7 @@ func (g *gauges) observe(w decision.World) {
 	g.rollout, g.emptying = &c, emptying
 }
 
-// reconciled notes that a pass has ended without an error.
+// reconciled records that a round has ended without an error.
 func (g *gauges) reconciled(now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -222,8 +221,8 @@ type counters struct {
 	steps   prometheus.Histogram
 }
 
-// asked notes that something is asked of the API server, which follows from what came
-// in at woken, if that is known.
+// asked counts a request to the API server. It measures the delay since woken, the arrival of the
+// event that caused it, if that is known.
 func (c *counters) asked(woken time.Time) {
 	if !woken.IsZero() {
 		c.steps.Observe(time.Since(woken).Seconds())
@@ -268,7 +267,7 @@ func newCounters() (*counters, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A first failure must be seen as a change, not as a beginning.
+	// Counters start at zero, so that a query sees the first failure as an increase.
 	for _, result := range verdictNames {
 		serving.WithLabelValues(result)
 		joining.WithLabelValues(result)
@@ -282,8 +281,8 @@ func newCounters() (*counters, error) {
 
 func metricKind(k decision.ActionKind) string { return strings.ReplaceAll(k.String(), " ", "_") }
 
-// action counts an action and its result. That the world has moved on is no error: the
-// next pass decides again.
+// action counts an action and its result. A conflict is not an error, because the next round decides
+// again.
 func (c *counters) action(k decision.ActionKind, err error) {
 	result := "error"
 	switch {
@@ -319,7 +318,7 @@ func (c *counters) cloudCall(verb string, start time.Time, err error) {
 	c.calls.WithLabelValues(verb, result).Observe(time.Since(start).Seconds())
 }
 
-// countedCloud counts what is asked of a cloud.
+// countedCloud counts the requests to a cloud.
 type countedCloud struct {
 	cloudAPI
 	counters *counters

@@ -29,8 +29,8 @@ import (
 	"constellation/operator/decision"
 )
 
-// figures gathers what c exports: "name{label=value,...}" to value; of a histogram its
-// count and sum.
+// figures returns the metrics of c: "name{label=value,...}" to value; of a histogram its count and
+// sum.
 func figures(t *testing.T, c ...prometheus.Collector) map[string]float64 {
 	t.Helper()
 	out := map[string]float64{}
@@ -132,7 +132,7 @@ func TestGaugesTellOfARollout(t *testing.T) {
 		t.Errorf("during the rollout (-want +got):\n%s", d)
 	}
 
-	// What is over leaves nothing behind.
+	// A finished rollout leaves no series behind.
 	g.set(v1alpha1.NodeVersionStatus{Nodes: v1alpha1.NodeCounts{Total: 1, UpToDate: 1}, Conditions: []metav1.Condition{
 		{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: decision.ReasonUpToDate},
 	}})
@@ -205,7 +205,7 @@ func TestActionsAndCallsAreCountedByResult(t *testing.T) {
 	}
 }
 
-// TestMetricsAreNamedAsIsCustomary asks Prometheus' own checks.
+// TestMetricsAreNamedAsIsCustomary runs Prometheus' linter.
 func TestMetricsAreNamedAsIsCustomary(t *testing.T) {
 	problems, err := promlint.NewWithMetricFamilies(sampleMetrics(t)).Lint()
 	if err != nil {
@@ -216,7 +216,7 @@ func TestMetricsAreNamedAsIsCustomary(t *testing.T) {
 	}
 }
 
-// sampleMetrics is one sample at least of everything that the operator itself exports.
+// sampleMetrics returns at least one sample of each of the operator's own metrics.
 func sampleMetrics(t *testing.T) []*dto.MetricFamily {
 	t.Helper()
 	now := time.Now()
@@ -241,7 +241,7 @@ func sampleMetrics(t *testing.T) []*dto.MetricFamily {
 	return all
 }
 
-// expressions are what dashboard and alerts of the chart ask Prometheus, by where they stand.
+// expressions returns the PromQL expressions of the chart's dashboard and alerts, by their location.
 func expressions(t *testing.T) map[string]string {
 	t.Helper()
 	chart, err := render.Chart("constellation-operator", "v1.1.0", namespace, map[string]any{
@@ -299,8 +299,8 @@ var (
 	matcher    = regexp.MustCompile(`^([a-z_]+)(=|!=|=~|!~)"([^"]*)"$`)
 )
 
-// TestDashboardAndAlertsAskForWhatThereIs: every metric and label that they name is
-// exported, and every label has values that they compare it with.
+// TestDashboardAndAlertsAskForWhatThereIs: every metric and label in their expressions is exported,
+// and every label can have the values that they compare it with.
 func TestDashboardAndAlertsAskForWhatThereIs(t *testing.T) {
 	labels := map[string]map[string][]string{} // of each series name: labels to values
 	framework, err := metrics.Registry.Gather()
@@ -370,7 +370,7 @@ func TestDashboardAndAlertsAskForWhatThereIs(t *testing.T) {
 	}
 }
 
-// TestMetricsAreDocumented: the document lists what is exported, and nothing else.
+// TestMetricsAreDocumented: the document lists exactly the exported metrics.
 func TestMetricsAreDocumented(t *testing.T) {
 	b, err := os.ReadFile("../docs/operator-metrics.md")
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 )
 
 // The ConfigMap in which scripts find the target of Kubernetes: its version and the
-// name of its components' ConfigMap, as in the spec of the NodeVersion. It is written
-// and never read: what people write into it is overwritten.
+// name of its components' ConfigMap, as in the spec of the NodeVersion. The operator writes it and
+// never uses its content: changes by people are overwritten.
 const (
 	mirrorNamespace = "kube-system"
 	mirrorName      = "k8s-version"
@@ -31,15 +31,15 @@ const (
 	mirrorReference = "components"
 )
 
-// mirrorCheck is how often the mirror is looked at without a change of the target.
+// mirrorCheck is the interval of checks of the mirror without a change of the target.
 const mirrorCheck = 10 * time.Minute
 
-// mirror keeps that ConfigMap like the target. A write rests on a look at the target
-// that is younger than the look at the ConfigMap, and fails if that has changed since:
-// so a leader of yesterday cannot put an old target over a new one.
+// mirror keeps that ConfigMap equal to the target. It reads the ConfigMap first and the target
+// afterwards, and its write fails if the ConfigMap has changed since. So a former leader cannot
+// overwrite a new target with an old one.
 type mirror struct {
 	client client.Client
-	// fresh reads past the cache.
+	// fresh reads from the API server, not from the cache.
 	fresh client.Reader
 	log   *slog.Logger
 }
@@ -75,7 +75,7 @@ func (r *mirror) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 	}
 	err = r.write(ctx, m, nv.Spec)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return ctrl.Result{RequeueAfter: staleView}, nil // somebody else was faster
+		return ctrl.Result{RequeueAfter: staleView}, nil // another writer was faster
 	}
 	if err != nil {
 		return ctrl.Result{}, err
@@ -88,15 +88,15 @@ func mirrors(m *corev1.ConfigMap, s v1alpha1.NodeVersionSpec) bool {
 	return m.Data[mirrorVersion] == s.KubernetesClusterVersion && m.Data[mirrorReference] == s.KubernetesComponentsReference
 }
 
-// read returns the ConfigMap, and makes it if it is not there. Making it sets nothing
-// that a write of somebody else could have set, so it needs no condition.
+// read returns the ConfigMap, and creates it if it does not exist. The creation sets no field that
+// another writer could have set, so it needs no condition.
 func (r *mirror) read(ctx context.Context) (*corev1.ConfigMap, error) {
 	m := &corev1.ConfigMap{}
 	err := r.fresh.Get(ctx, client.ObjectKey{Namespace: mirrorNamespace, Name: mirrorName}, m)
 	if err == nil || !apierrors.IsNotFound(err) {
 		return m, wrap("read ConfigMap "+mirrorName, err)
 	}
-	// By server-side apply: of all ways to create only this one is authorized by name.
+	// RBAC can restrict a creation to one name only with server-side apply.
 	empty := applycorev1.ConfigMap(mirrorName, mirrorNamespace).WithLabels(map[string]string{"app.kubernetes.io/part-of": "constellation"})
 	if err := r.client.Apply(ctx, empty, client.FieldOwner("constellation-operator-mirror")); err != nil {
 		return nil, fmt.Errorf("create ConfigMap %s: %w", mirrorName, err)
@@ -105,7 +105,7 @@ func (r *mirror) read(ctx context.Context) (*corev1.ConfigMap, error) {
 	return m, wrap("read ConfigMap "+mirrorName, err)
 }
 
-// write sets the two keys of the ConfigMap if it is unchanged, and leaves others alone.
+// write sets the two keys of the ConfigMap if it is unchanged, and keeps all others.
 func (r *mirror) write(ctx context.Context, seen *corev1.ConfigMap, s v1alpha1.NodeVersionSpec) error {
 	body, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"resourceVersion": seen.ResourceVersion},
@@ -118,7 +118,7 @@ func (r *mirror) write(ctx context.Context, seen *corev1.ConfigMap, s v1alpha1.N
 	return wrap("write ConfigMap "+mirrorName, r.client.Patch(ctx, m, client.RawPatch(types.MergePatchType, body)))
 }
 
-// wrap says what failed; nil stays nil.
+// wrap adds the failed operation to err; nil stays nil.
 func wrap(doing string, err error) error {
 	if err == nil {
 		return nil

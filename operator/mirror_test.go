@@ -103,7 +103,7 @@ func TestMirror(t *testing.T) {
 		})
 		pass(t, &mirror{client: stale, fresh: direct, log: m.log})
 		holds(t, second)
-		// Even if the target changes just after it looked.
+		// Even if the target changes just after it was read.
 		late := interceptor.NewClient(stale, interceptor.Funcs{
 			Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
 				if _, ok := o.(*v1alpha1.NodeVersion); ok {

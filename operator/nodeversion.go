@@ -75,17 +75,15 @@ type nodeVersions struct {
 	answered atomic.Bool   // the API server has answered a write
 	// beginning is the number of PendingNodes that are being created.
 	beginning atomic.Int32
-	// gathered are the requests to the cloud that wait for more, and ripens when the
-	// first is due.
+	// gathered are the batches of requests to the cloud, and ripens is when the first is due.
 	gathered map[string]gathering
 	ripens   time.Duration
 	versions map[string]string // Kubernetes of components, by name
 	cached   func() []any      // the Nodes of the cache
 	book     nodeBook
-	nodes    []decision.Node // room for those of a world; see nodesOf
+	nodes    []decision.Node // buffer for those of a world; see nodesOf
 
-	// woken is when the first event came in that no round has seen, in nanoseconds; 0:
-	// there is none.
+	// woken is the arrival of the first event since the last round, in nanoseconds; 0: none.
 	woken atomic.Int64
 
 	queueMu sync.Mutex
@@ -93,7 +91,7 @@ type nodeVersions struct {
 
 	begun      time.Time
 	last       time.Time     // when the last reconciliation began
-	took       time.Duration // about, to observe, to decide and to begin what was decided
+	took       time.Duration // approximate duration of a round: observe, decide, start actions
 	heard      time.Time     // when the API server last answered past the cache
 	behind     time.Time     // since when the cache is behind it; zero: it is not
 	assessed   time.Time     // when the status was computed last
@@ -102,7 +100,7 @@ type nodeVersions struct {
 	toldDrains map[string]string // by node
 	// toldImpostors is the last message about each impostor, by node.
 	toldImpostors map[string]string
-	lines         map[string]time.Time // when the run of a machine's agent was told last
+	lines         map[string]time.Time // when the run of a machine's agent was last reported
 	starts        *rate.Limiter        // of replacements
 	telling       *rate.Limiter
 	recording     *rate.Limiter
@@ -120,12 +118,12 @@ type scaling interface {
 
 // Times of a reconciliation.
 const (
-	// pace is the least time between two, so that a wave of events is one. In a large
-	// cluster it is so many times what one takes, up to paceUp, so that what a rollout
-	// costs per node does not grow with their number.
+	// pace is the minimum time between two rounds, so that a burst of events causes one round. In a large
+	// cluster it is a multiple of a round's duration, up to paceUp, so that the cost of a rollout per
+	// node does not grow with the number of nodes.
 	pace, paceUp = 15 * time.Millisecond, 100 * time.Millisecond
 	paceTimes    = 3
-	// statusPace is the least time between two writes of a status that only counts on.
+	// statusPace is the minimum time between two writes of a status in which only counters changed.
 	statusPace = time.Second
 	// assessPace is the minimum time between two computations of the status.
 	assessPace = 200 * time.Millisecond
@@ -136,10 +134,10 @@ const (
 	askAgain, tooOld = 20 * time.Second, time.Minute
 	// staleView is how long the cache is given to catch up.
 	staleView = 100 * time.Millisecond
-	// offline is the pause after the API server has failed us.
+	// offline is the pause after an error of the API server.
 	offline = 2 * time.Second
-	// While a whole list of machines is waited for they are listed every partialPace
-	// intervals: some clouds fail for longer than a moment.
+	// While a complete list of machines is missing, they are listed every partialPace intervals, because
+	// some clouds fail for longer.
 	partialPace = 5
 )
 
@@ -177,7 +175,7 @@ func (r *nodeVersions) setup(mgr manager.Manager) error {
 		r.news()
 		return []ctrl.Request{named(v1alpha1.NodeVersionName)}
 	})
-	// What it lists belongs to the cache, and a list copies nothing: there are thousands.
+	// The listed objects belong to the cache, so a list of thousands copies nothing.
 	informer, err := mgr.GetCache().GetInformer(context.Background(), &corev1.Node{}, cache.BlockUntilSynced(false))
 	if err != nil {
 		return fmt.Errorf("add controller of NodeVersion: %w", err)
@@ -302,7 +300,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	}
 	r.tellDrains(o)
 	r.tellImpostors(o)
-	// A status costs as much as a decision, and is read less often.
+	// A status costs as much as a decision, but is needed less often.
 	again := assessPace - r.now().Sub(r.assessed)
 	if again <= 0 || again > assessPace || published != nil {
 		r.assessed = r.now()
@@ -561,7 +559,7 @@ func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.
 	if !urgent { // no round waits for an update of counters
 		if r.retries.begin(reporting) {
 			r.reported = r.now()
-			changed.Status = *status.DeepCopy() // the answer is read into it
+			changed.Status = *status.DeepCopy() // the client stores the answer in it
 			r.spawn(func(ctx context.Context) {
 				err := r.tellStatus(ctx, before, changed)
 				if r.retries.end(reporting, 0, err) && ctx.Err() == nil {
@@ -572,7 +570,7 @@ func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.
 		return statusPace, nil
 	}
 	if r.retries.running(reporting) {
-		return staleView, nil // it changes what this one is made from
+		return staleView, nil // it changes the input of this status
 	}
 	if publish {
 		r.point("before", decision.PublishComponents)
@@ -681,7 +679,7 @@ func (r *nodeVersions) tellPending(o *observed, actions []decision.Action) {
 		in = decision.IntentOf(p)
 		status := decision.PendingStatus(in, x, o.NodeRuns[in.Machine], p.Status)
 		if equality.Semantic.DeepEqual(status, p.Status) || in.Goal == v1alpha1.LeaveGoal && status.ReachedGoal {
-			continue // what has reached its end is about to be removed
+			continue // a finished PendingNode is about to be deleted
 		}
 		if onlyLine(status.Upgrade, p.Status.Upgrade) && r.now().Sub(r.lines[in.Machine]) < statusPace {
 			continue // kubeadm prints many lines at a time
@@ -739,7 +737,7 @@ func (r *nodeVersions) tellDrains(o *observed) {
 	maps.DeleteFunc(r.toldDrains, func(name, _ string) bool { return o.nodes[name] == nil })
 }
 
-// once calls tell if text is not what was told last about key.
+// once calls tell if text differs from the last text for key.
 func once(told map[string]string, key, text string, tell func()) {
 	if told[key] != text {
 		told[key] = text
@@ -749,7 +747,7 @@ func once(told map[string]string, key, text string, tell func()) {
 
 func (r *nodeVersions) quiet(key string) { delete(r.told, key) }
 
-// components is what a ConfigMap of components holds.
+// components is the content of a ConfigMap of components.
 type components struct {
 	version string
 	component.Signed

@@ -58,7 +58,7 @@ func (v *view) wrote(kind string, o client.Object) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if w := v.own[viewKey{kind, o.GetName()}]; w.object != nil && w.uid == o.GetUID() && newer(w.object, o) {
-		return // answers came in another order
+		return // answers arrived out of order
 	}
 	v.own[viewKey{kind, o.GetName()}] = ownWrite{object: o, uid: o.GetUID(), at: v.now()}
 }
@@ -70,15 +70,15 @@ func (v *view) deleted(kind, name string, uid types.UID) {
 	v.own[viewKey{kind, name}] = ownWrite{uid: uid, at: v.now()}
 }
 
-// forget drops what was written to an object: the cache knows better.
+// forget drops our writes of an object: the cache is newer.
 func (v *view) forget(kind, name string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	delete(v.own, viewKey{kind, name})
 }
 
-// over lays our writes of a kind over what the cache has. Objects belong to the cache
-// and must not be changed.
+// over lays our writes of a kind over the objects of the cache. They belong to the cache and must
+// not be changed.
 func over[T any, P interface {
 	*T
 	client.Object
@@ -146,11 +146,11 @@ type observed struct {
 	version *v1alpha1.NodeVersion
 	nodes   map[string]*corev1.Node // belongs to the round; see of
 	pending map[string]*v1alpha1.PendingNode
-	begins  bool      // no replacement was being written down
-	woken   time.Time // when the first event came in that it may be the first to show; zero: none
+	begins  bool      // no replacement was being recorded
+	woken   time.Time // arrival of the first event that it may be the first to include; zero: none
 }
 
-// of is what an action needs of what was observed. It may be kept beyond the round.
+// of returns the part of the observation that an action needs. It may be kept beyond the round.
 func (o *observed) of(a decision.Action) *observed {
 	out := &observed{version: o.version, nodes: map[string]*corev1.Node{}, pending: map[string]*v1alpha1.PendingNode{}, woken: o.woken}
 	for _, name := range []string{a.Node, a.Donor, a.Intent.Donor, a.Intent.Node} {
@@ -218,7 +218,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	for _, p := range o.pending {
 		in := decision.IntentOf(p)
 		least := decision.CreateDeadline
-		if in.Token == "" { // its machine exists, and is to join
+		if in.Token == "" { // its machine exists and must join
 			least = decision.JoinDeadline / 2
 		}
 		in.Deadline = r.clocks.Until("intent "+string(p.UID)+string(in.Goal), in.Deadline, w.Now, least)
@@ -311,15 +311,15 @@ type nodeBook struct {
 	updates uint64
 }
 
-// readNode is a Node with what was read of it, but of its drain.
+// readNode is a Node and its parsed form, without the state of its drain.
 type readNode struct {
 	decision.Node
-	cached, object *corev1.Node // as the cache has it, and with our write laid over; nil: not there
+	cached, object *corev1.Node // from the cache, and with our write laid over it; nil: missing
 	seen           uint64       // the last update that found it in the cache
 }
 
-// update brings the book up to the cache, whose objects are never changed but replaced,
-// and to our own writes.
+// update updates the book from the cache and our own writes. Objects of the cache are replaced, never
+// changed.
 func (b *nodeBook) update(cached []any, v *view) {
 	if b.known == nil {
 		b.known, b.objects = map[string]*readNode{}, map[string]*corev1.Node{}
@@ -393,8 +393,8 @@ func (b *nodeBook) update(cached []any, v *view) {
 	}
 }
 
-// nodeFrom is what a Node claims, with times by the clocks of others; of its drain nothing
-// is known.
+// nodeFrom returns a Node's claims, with times by the clocks of others, and without the state of its
+// drain.
 func nodeFrom(n *corev1.Node) decision.Node {
 	a := n.Annotations
 	out := decision.Node{
@@ -413,7 +413,7 @@ func nodeFrom(n *corev1.Node) decision.Node {
 	return out
 }
 
-// stamp reads a time that we wrote; zero if somebody else did.
+// stamp parses a time in our format; zero if it is not valid.
 func stamp(s string) time.Time {
 	t, err := time.Parse(time.RFC3339, s)
 	if err != nil {
@@ -450,7 +450,7 @@ func (r *nodeVersions) componentVersions(ctx context.Context, nv *v1alpha1.NodeV
 type hostView struct {
 	mu       sync.Mutex
 	members  []decision.Member
-	heard    time.Time // when members was asked for
+	heard    time.Time // time of the request for members
 	outdated bool      // we have changed them since
 	latest   decision.UpgradeRun
 	runKnown bool

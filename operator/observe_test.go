@@ -125,7 +125,7 @@ func TestOwnWritesLieOverTheCache(t *testing.T) {
 	want("after a conflict the cache knows better", see(a), map[string]string{"a": "1 10"})
 }
 
-// A Node that says "n" is machine "i"; what the cloud says of the machine counts.
+// A Node that claims "n" is machine "i". The cloud's data about the machine counts.
 func TestNodesAreWhatTheCloudSaysOfTheirMachines(t *testing.T) {
 	labelled := map[string]string{"node-role.kubernetes.io/control-plane": ""}
 	groups := []decision.Group{{ID: cpGroup, Role: v1alpha1.ControlPlaneRole}, {ID: workerGroup, Role: v1alpha1.WorkerRole}}

@@ -114,9 +114,8 @@ type Config struct {
 	// Namespace holds the leader's Lease.
 	Namespace string
 	Cloud     cloudAPI
-	// Agent is the path of the socket of this machine's agent. Empty: there is none, and
-	// then no control plane is replaced and Kubernetes is not upgraded. Host, if not nil,
-	// is used instead.
+	// Agent is the path of the socket of this machine's agent. If it is empty, no control plane is
+	// replaced and Kubernetes is not upgraded. Host, if not nil, is used instead.
 	Agent string
 	Host  host
 	// Relay reaches the agents of other machines, through the relays in Namespace. Without
@@ -151,7 +150,7 @@ type Config struct {
 const (
 	defaultDiscovery = 15 * time.Minute
 
-	// The API server sheds load by itself; these only keep a bug from becoming a flood.
+	// The API server sheds load by itself; these limits only bound the requests of a bug.
 	clientQPS, clientBurst = 500, 1000
 
 	// A leader that hangs is replaced after leaseDuration. A leader that stops is replaced at once.
@@ -232,7 +231,7 @@ func Run(ctx context.Context, c Config) error {
 		defer r.keep(nil)
 		c.agents = r
 	}
-	// What was begun as leader ends before Run returns.
+	// All work of the leader ends before Run returns.
 	lead, resign := context.WithCancel(ctx)
 	var begun sync.WaitGroup
 	defer begun.Wait()

@@ -38,8 +38,8 @@ func TestMain(m *testing.M) {
 
 const namespace = "constellation-system"
 
-// cluster is a real API server with the kinds and the operator's chart installed, and
-// an operator that runs with the rights of that chart and nothing more.
+// cluster is a real API server with the CRDs and the operator's chart installed, and an operator
+// that runs with exactly the rights of that chart.
 type cluster struct {
 	t      *testing.T
 	cp     *controlplane.ControlPlane
@@ -48,7 +48,7 @@ type cluster struct {
 	denied *denials
 }
 
-// sky is a cloud with two groups that can be made to fail.
+// sky is a cloud with two groups and injectable errors.
 type sky struct {
 	mu        sync.Mutex
 	groups    []cloud.Group
@@ -132,7 +132,7 @@ func (s *sky) add(name, group string) {
 	})
 }
 
-// denials are the answers 403 that the operator got: rights that it lacks.
+// denials are the operator's requests that were answered with 403: missing rights.
 type denials struct {
 	mu  sync.Mutex
 	all []string
@@ -202,7 +202,7 @@ func newClusterWith(t *testing.T, o controlplane.Options) *cluster {
 	return c
 }
 
-// access is that of the chart's ServiceAccount.
+// access is the access of the chart's ServiceAccount.
 func (c *cluster) access() *rest.Config {
 	c.t.Helper()
 	cfg, err := c.cp.ConfigFor("system:serviceaccount:"+namespace+":constellation-operator", "system:serviceaccounts", "system:serviceaccounts:"+namespace, "system:authenticated")
@@ -278,7 +278,7 @@ func joiningNode(name, ref string, left time.Duration) *v1alpha1.JoiningNode {
 	}
 }
 
-// eventually waits until the condition holds; on failure it tells what was there.
+// eventually waits until the condition holds. On failure it reports the last state.
 func (c *cluster) eventually(what string, holds func() (string, bool)) {
 	c.t.Helper()
 	deadline := time.Now().Add(20 * time.Second)
@@ -321,8 +321,8 @@ func (c *cluster) gone(name string) {
 	})
 }
 
-// TestOperator runs its parts on one API server, in this order: each starts with what
-// the one before has left.
+// TestOperator runs its parts on one API server, in this order: each starts with the objects of the
+// previous one.
 func TestOperator(t *testing.T) {
 	c := newCluster(t)
 	for _, part := range []struct {
@@ -367,7 +367,7 @@ func clusterGrows(t *testing.T, c *cluster) {
 	})
 	c.target("one node at the target", "True UpToDate", 1, 1)
 
-	// A worker joins: note first, Node later.
+	// A worker joins: JoiningNode first, Node later.
 	c.create(joiningNode("worker-0", refA, time.Hour))
 	c.target("a machine joins", "False NodesJoining", 1, 1)
 	c.cloud.add("worker-0", workerGroup)
@@ -376,7 +376,7 @@ func clusterGrows(t *testing.T, c *cluster) {
 	c.gone("worker-0")
 	c.target("both at the target", "True UpToDate", 2, 2)
 
-	// The target moves; joining machines still get what the control plane runs.
+	// The target changes. Joining machines still get the components of the control plane.
 	var nv v1alpha1.NodeVersion
 	c.get(v1alpha1.NodeVersionName, &nv)
 	if want := (v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA}); nv.Status.JoinComponents != want {
@@ -547,7 +547,7 @@ func leadersChange(_ *testing.T, c *cluster) {
 	c.create(joiningNode("worker-20", refA, time.Hour))
 	c.annotated("worker-20")
 	c.start()
-	stop() // gives the lease back
+	stop() // releases the lease
 	c.cloud.add("worker-21", workerGroup)
 	c.node("worker-21", false)
 	c.create(joiningNode("worker-21", refA, time.Hour))

@@ -36,8 +36,8 @@ import (
 	"constellation/operator/decision"
 )
 
-// processEnv names the file with the configuration of an operator: the binary of the test
-// is that operator then.
+// processEnv names the file with the configuration of an operator. If it is set, the test binary
+// runs that operator.
 const processEnv = "CONSTELLATION_TEST_OPERATOR"
 
 func init() {
@@ -50,10 +50,10 @@ func init() {
 	}
 }
 
-// processConfig is what an operator in a process of its own is told.
+// processConfig is the configuration of an operator in a separate process.
 type processConfig struct {
 	Kubeconfig, Metadata, Control, Socket, Node string
-	// Points are where it dies, each once: a file in Once says that it has.
+	// Points are the points at which it crashes, each once: a file in Once records the crash.
 	Points []string
 	Once   string
 }
@@ -132,7 +132,7 @@ func (o *operators) run(ctx context.Context) {
 	}
 }
 
-// kill ends the operator that runs.
+// kill kills the running operator.
 func (o *operators) kill() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -145,7 +145,7 @@ func (o *operators) count() int {
 	return o.lives
 }
 
-// said returns what the operator has logged that runs now.
+// said returns the log of the running operator.
 func (o *operators) said() string {
 	b, err := os.ReadFile(o.log)
 	if err != nil {
@@ -218,8 +218,8 @@ func newEtcdProcess() (*etcdProcess, error) {
 	return m, nil
 }
 
-// freeAddress returns one of loopback that nobody listens on, and with a port that the
-// kernel gives to nobody who does not ask for it, so that it stays free for a moment.
+// freeAddress returns an unused loopback address. Its port is outside of the kernel's ephemeral
+// range, so it stays free for a moment.
 func freeAddress() (string, error) {
 	var err error
 	for range 100 {
@@ -275,7 +275,7 @@ type etcdMember struct {
 	IsLearner bool
 }
 
-// list is what a quorum knows.
+// list is a linearizable read of the members.
 func (r *ring) list(ctx context.Context, by string) ([]etcdMember, error) {
 	var a struct{ Members []etcdMember }
 	err := r.ask(ctx, by, "cluster/member/list", struct{}{}, &a)
@@ -340,9 +340,9 @@ func (r *ring) end(name string) {
 
 // TestOperatorIsKilledAtControlPlanes upgrades Kubernetes and replaces a control plane,
 // the one that leads etcd, with operators that are killed before and after each effect that
-// only control planes have, and once while kubeadm runs. etcd is real, each member a
-// process; so is the agent, but for kubeadm; so are the API server and the operators, which
-// have the rights of their chart. Machines are hollow.
+// only control planes have, and once while kubeadm runs. etcd is real, with a process per member.
+// The agent is real except for kubeadm. The API server and the operators are real, with the rights
+// of the chart. Machines are fake.
 func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	testneeds.Time(t, "half a minute")
 	const staying, other, leaving, heir = "control-plane-0", "control-plane-1", "control-plane-2", "control-plane-3"
@@ -441,7 +441,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 			}
 		}
 	})
-	// Whoever wants something of etcd gets it, and its members are those that shall be.
+	// etcd serves all clients, and its members are the expected ones.
 	var (
 		written int
 		history []string
@@ -472,7 +472,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 		for ; watched.Err() == nil; time.Sleep(20 * time.Millisecond) {
 			all, err := etcd.list(watched, staying)
 			if err == nil {
-				// The same value in two puts would not tell whether the second was done.
+				// With the same value in two puts the test could not detect the second.
 				err = etcd.ask(watched, staying, "kv/put", map[string]any{"key": []byte("canary"), "value": fmt.Appendf(nil, "%d", written+1)}, &struct{}{})
 			}
 			if err != nil {
@@ -571,7 +571,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	})
 	noting()
 	<-noted
-	all, err := etcd.list(ctx, staying) // of which not every look was noted
+	all, err := etcd.list(ctx, staying) // not every observation was recorded
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -584,7 +584,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	if runs, err := os.ReadFile(filepath.Join(rig.dir, "ctl/runs")); err != nil || string(runs) != "plan\napply\n" {
 		t.Errorf("kubeadm was asked for %q, %v; want one plan and one apply", runs, err)
 	}
-	// Who is about to join may be there in one of these forms or not be seen in it.
+	// A joining member may be listed in one of these forms, or be missing.
 	began, ended := strings.Join([]string{staying, other, leaving}, ", "), strings.Join([]string{staying, other, heir}, ", ")
 	for i, h := range history {
 		switch {
@@ -598,7 +598,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	if err := etcd.ask(ctx, staying, "kv/range", map[string]any{"key": []byte("canary")}, &last); err != nil || len(last.Kvs) != 1 {
 		t.Fatalf("what was written is %+v, %v", last, err)
 	}
-	if got, want := string(last.Kvs[0].Value), fmt.Sprint(written); got != want && got != fmt.Sprint(written+1) { // one more may have been on its way
+	if got, want := string(last.Kvs[0].Value), fmt.Sprint(written); got != want && got != fmt.Sprint(written+1) { // one more put may have been in progress
 		t.Errorf("the last of the writes to etcd is %s, want %s", got, want)
 	}
 	if strings.Contains(o.tail(), "is forbidden") {

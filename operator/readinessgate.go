@@ -22,16 +22,15 @@ import (
 	"constellation/operator/readiness"
 )
 
-// readinessGate knows on which new nodes everything runs that pods need there. A kubelet calls
-// its node Ready before kube-proxy runs on it, and pods that come to it then, because its
-// old node is emptied, reach no Service for a while.
+// readinessGate tracks on which new nodes all node-critical pods are Ready. A kubelet reports its
+// node as Ready before kube-proxy runs on it. Pods that move there from a drained node would then
+// reach no Service for a while.
 //
-// The pods of a new node are watched from when its Node appears, so that when it becomes
-// Ready it is known already whether there is more to wait for. It needs to list and watch
-// pods, and is safe for concurrent use.
+// The gate watches the pods of a new node as soon as its Node exists, so their state is known when
+// the node becomes Ready. It needs to list and watch pods, and is safe for concurrent use.
 type readinessGate struct {
 	client kubernetes.Interface
-	wake   func() // called from any goroutine when a node has settled, as far as is seen
+	wake   func() // called from any goroutine when a node seems to pass the gate
 	log    *slog.Logger
 	lists  chan struct{} // lists of pods that are being read
 
@@ -40,22 +39,21 @@ type readinessGate struct {
 	wg    sync.WaitGroup
 }
 
-// gatedNode is a node that is looked at.
+// gatedNode is a watched node.
 type gatedNode struct {
 	cancel context.CancelFunc
-	looked bool // all its pods were seen once
-	// waits are those of its pods that are critical and not Ready, by UID.
+	looked bool // all its pods were listed once
+	// waits has its node-critical pods that are not Ready, by UID.
 	waits map[types.UID]string
-	done  bool // it was used as one that has settled, and is not watched any more
+	done  bool // it was reported as past the gate, and is no longer watched
 }
 
 func newReadinessGate(c kubernetes.Interface, wake func(), log *slog.Logger) *readinessGate {
 	return &readinessGate{client: c, wake: wake, log: log, lists: make(chan struct{}, looksAtOnce), nodes: map[types.UID]*gatedNode{}}
 }
 
-// has reports whether a node has settled, and watches its pods until it has: once it
-// was Ready and had settled, it has for good. lacks is the first pod that is not Ready,
-// if that is known.
+// has reports whether a node has passed the gate, and watches its pods until then. A node that has
+// passed the gate is not checked again. lacks is the first pod that is not Ready, if known.
 func (s *readinessGate) has(node string, uid types.UID, ready bool) (has bool, lacks string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +108,7 @@ func (s *readinessGate) follow(ctx context.Context, node string, n *gatedNode) {
 	}
 }
 
-// watch looks at the pods of a node and then watches them until the watch ends.
+// watch lists the pods of a node and then watches them until the watch ends.
 func (s *readinessGate) watch(ctx context.Context, node string, n *gatedNode) error {
 	which := fields.OneTermEqualSelector("spec.nodeName", node).String()
 	if !slot(ctx, s.lists) {
@@ -157,7 +155,7 @@ func (s *readinessGate) watch(ctx context.Context, node string, n *gatedNode) er
 	}
 }
 
-// note changes what is known of a node, and wakes the rounds if it has settled by that.
+// note changes the state of a node, and starts a round if the node passes the gate by that.
 func (s *readinessGate) note(n *gatedNode, change func()) {
 	s.mu.Lock()
 	before := n.looked && len(n.waits) == 0
@@ -169,7 +167,7 @@ func (s *readinessGate) note(n *gatedNode, change func()) {
 	}
 }
 
-// gateHeirs takes from the replacement nodes of a world that they are Ready, until they have settled.
+// gateHeirs marks replacement nodes of a world as not Ready until they pass the gate.
 func (r *nodeVersions) gateHeirs(o *observed, x *decision.Lookup) {
 	heirs := make(map[types.UID]bool, len(o.Intents))
 	for i := range o.Intents {
@@ -190,8 +188,8 @@ func (r *nodeVersions) gateHeirs(o *observed, x *decision.Lookup) {
 	r.gate.keep(heirs)
 }
 
-// critical reports whether p is part of what makes its node a node: a pod of a
-// DaemonSet that says so by its priority, as kube-proxy and network plugins do.
+// critical reports whether p is node-critical: a pod of a DaemonSet with a critical priority class,
+// such as kube-proxy and network plugins.
 func critical(p *corev1.Pod) bool {
 	c := metav1.GetControllerOf(p)
 	return c != nil && c.Kind == "DaemonSet" && p.Spec.PriorityClassName == "system-node-critical" && p.DeletionTimestamp == nil

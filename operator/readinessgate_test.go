@@ -31,7 +31,7 @@ func TestHeirsSettleBeforeTheyCount(t *testing.T) {
 	}
 	proxy, network := daemon("kube-proxy"), daemon("network")
 	c.create(proxy)
-	c.create(&corev1.Pod{ // never Ready, and nobody needs it
+	c.create(&corev1.Pod{ // never Ready, and not critical for the node
 		ObjectMeta: metav1.ObjectMeta{Name: "app", Namespace: "default"},
 		Spec:       corev1.PodSpec{NodeName: "heir", Containers: []corev1.Container{{Name: "main", Image: "image"}}},
 	})

@@ -33,37 +33,37 @@ import (
 	"constellation/operator/decision"
 )
 
-// The agents of other machines are reached through a relay: a pod on each node that is
-// upgraded in place, which has the agent's socket and nothing else. The operator opens a
-// port-forward to it, so the API server says who the operator is and what it may, and
-// the kubelet that the API server is one; no port is open in any network. What the
-// relay passes on is a list of two, and it demands a token of the operator's besides.
+// The operator reaches the agents of other machines through a relay: a pod on each node that is
+// upgraded in place, which has only the agent's socket. The operator opens a port-forward to the
+// relay. So the API server authenticates and authorizes the operator, the kubelet
+// authenticates the API server, and no network port is open. The relay forwards only two
+// verbs, and requires a token of the operator.
 
 // RelayName is the name of the relay's DaemonSet and the label of its pods.
 const RelayName = "constellation-relay"
 
 const (
 	relayPort = "agent" // name of the container's port
-	// relayDial bounds one connection to a relay until it stands.
+	// relayDial bounds the setup of one connection to a relay.
 	relayDial = 20 * time.Second
-	// A connection on which nothing arrives for so long is asked whether it is one.
+	// Idle connections are probed with a keepalive after this time.
 	relayAlive = 20 * time.Second
-	maxRelayed = 64 << 10 // bytes of a request, as the agent has it
+	maxRelayed = 64 << 10 // bytes of a request, the same limit as the agent's
 )
 
 // RelayConfig is what a relay needs. All fields are required.
 type RelayConfig struct {
 	Address   string       // that it listens at
-	Socket    string       // of the agent; it need not be there yet
+	Socket    string       // of the agent; it may not exist yet
 	Cluster   *rest.Config // with the right to create tokenreviews
 	Namespace string       // of the operator
 	Node      string       // that the relay runs on
 	Log       *slog.Logger
 }
 
-// Relay passes on what the operator asks an agent through c.Address, until ctx ends: Status,
-// and Upgrade of the node. It refuses every other verb, whatever the agent would answer, and
-// every caller without the operator's token for this node.
+// Relay forwards calls of the operator from c.Address to the agent until ctx ends: Status, and
+// Upgrade of the node. It refuses every other verb, even if the agent supports it, and every
+// caller without the operator's token for this node.
 func Relay(ctx context.Context, c RelayConfig) error {
 	if c.Namespace == "" || c.Node == "" {
 		return errors.New("relay to the agent: namespace and node must be set")
@@ -105,8 +105,7 @@ func relayTo(ctx context.Context, l net.Listener, socket string, gate *gate, log
 	return nil
 }
 
-// relayed is the list: verbs that it lacks are answered by what it embeds, which knows
-// no agent.
+// relayed has the permitted verbs. The embedded server, which has no agent, refuses all others.
 type relayed struct {
 	upgradeproto.UnimplementedAgentServer
 
@@ -141,10 +140,10 @@ func (r relayed) Upgrade(q *upgradeproto.UpgradeRequest, back grpc.ServerStreami
 	}
 }
 
-// dialOptions are those of every connection to an agent.
+// dialOptions are the options of every connection to an agent.
 func dialOptions() []grpc.DialOption {
 	return []grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel, or the API server, says who asks
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel, or the API server, authenticates the caller
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: reconnectMin, Multiplier: 1.6, Jitter: 0.2, MaxDelay: reconnectMax},
 			MinConnectTimeout: relayDial,
@@ -168,7 +167,7 @@ func newRelays(access *rest.Config, c kubernetes.Interface, namespace, pod strin
 	return &relays{access: access, client: c, namespace: namespace, pod: pod, log: log, hosts: map[string]*agentHost{}}
 }
 
-// host returns the agent of a node, which need not be reachable yet.
+// host returns the agent of a node, which may not be reachable yet.
 func (r *relays) host(node string) (*agentHost, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -247,7 +246,7 @@ func (r *relays) dial(ctx context.Context, node string) (net.Conn, error) {
 	return nil, fmt.Errorf("no relay runs on %s yet", node)
 }
 
-// relayPortOf returns where a relay listens; zero if its pod does not run.
+// relayPortOf returns the port of a relay; zero if its pod does not run.
 func relayPortOf(p *corev1.Pod) int32 {
 	if p.Status.Phase != corev1.PodRunning {
 		return 0
@@ -262,8 +261,8 @@ func relayPortOf(p *corev1.Pod) int32 {
 	return 0
 }
 
-// forward opens a port-forward and one connection in it. It is SPDY because that needs
-// the right to create alone.
+// forward opens a port-forward and one connection in it. It uses SPDY, which requires only the verb
+// create.
 func (r *relays) forward(ctx context.Context, p *corev1.Pod, port int32) (net.Conn, error) {
 	u := r.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("portforward").URL()
 	transport, upgrader, err := spdy.RoundTripperFor(rest.CopyConfig(r.access))
@@ -275,7 +274,7 @@ func (r *relays) forward(ctx context.Context, p *corev1.Pod, port int32) (net.Co
 		conn httpstream.Connection
 		err  error
 	}
-	// The dialer knows no context. What it brings too late is closed.
+	// The dialer takes no context. A connection that arrives too late is closed.
 	done, late := make(chan dialed), make(chan struct{})
 	go func() {
 		conn, _, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
@@ -330,14 +329,14 @@ func openForwarded(conn httpstream.Connection, node string, port int32) (*forwar
 		return nil, err
 	}
 	go func() {
-		// The node says something only if it cannot connect: then there is no connection.
+		// The error stream has content only if the kubelet cannot connect.
 		if text, _ := io.ReadAll(io.LimitReader(failure, 1024)); len(text) > 0 {
 			_ = conn.Close()
 		}
 	}()
 	go func() {
 		<-conn.CloseChan()
-		// Whoever reads a stream does not learn that its connection has ended.
+		// A reader of a stream does not notice the end of its connection.
 		_ = data.Reset()
 		_ = failure.Reset()
 	}()

@@ -104,8 +104,8 @@ func TestRelayToken(t *testing.T) {
 	}
 }
 
-// TestRelayIsGenuine: the operator shows its token only to pods of the DaemonSet. A mirror
-// pod with the relay's label is what root on any node can make.
+// TestRelayIsGenuine: the operator sends its token only to pods of the DaemonSet. Root on any node
+// can create a mirror pod with the relay's label.
 func TestRelayIsGenuine(t *testing.T) {
 	yes := true
 	real := func() *corev1.Pod {

@@ -8,8 +8,8 @@ import (
 )
 
 // A relay listens on loopback in its pod, so callers come through a port-forward and most often
-// from one address. What tells the operator from others is its token alone. A connection on which
-// no such token has come yet is a stranger's: there is room for few, and they end soon.
+// from one address. Only its token distinguishes the operator from others. A connection without such
+// a token so far is a stranger's. The relay limits the number and the duration of such connections.
 const (
 	// maxStrangers is how many connections of strangers may be open, and maxStrangersOfSource how
 	// many from one address. A newcomer closes the oldest one.

@@ -38,7 +38,7 @@ func (idleAgent) Status(context.Context, *upgradeproto.StatusRequest) (*upgradep
 	return &upgradeproto.StatusResponse{}, nil
 }
 
-// forged is what somebody without the API server's key writes as a token.
+// forged is a token without a signature by the API server's key.
 func forged(t *testing.T, account, audience string, expires time.Time, n int) string {
 	t.Helper()
 	b, err := json.Marshal(map[string]any{"aud": []string{audience}, "sub": account, "exp": expires.Unix(), "jti": n})
@@ -123,7 +123,7 @@ func TestRelayUnderAFlood(t *testing.T) {
 		t.Errorf("50 calls with one token took %d reviews, want 1", n)
 	}
 
-	// What a token says of itself is enough to refuse it.
+	// A token's own claims are enough to refuse it.
 	reviews.Store(0)
 	stranger := dial()
 	for want, tokens := range map[codes.Code][]string{

@@ -37,10 +37,9 @@ import (
 	"constellation/operator/readiness"
 )
 
-// cloudInTest is a cloud in this process, for the operator's tests: the machines that
-// it makes are Nodes that run nothing, and agents and etcd are lists. It judges what it
-// is asked for by the invariants of a rollout, and breaks in the ways that faults says.
-// It is safe for concurrent use.
+// cloudInTest is a fake cloud for the operator's tests. Its machines are Nodes that run nothing, and
+// agents and etcd are lists. It checks requests against the invariants of a rollout, and injects
+// the faults of its fields. It is safe for concurrent use.
 type cloudInTest struct {
 	t     *testing.T
 	admin client.Client
@@ -59,19 +58,19 @@ type cloudInTest struct {
 	run       decision.UpgradeRun
 	calls     map[string]int
 	breaches  []string
-	stopped   bool // the machines of the scenario are no more
+	stopped   bool // the scenario has ended
 
 	// faults
 	fail        func(verb string) error // before anything happens; nil: works
-	createLies  int                     // so many creates succeed and say that they timed out
-	deleteLost  int                     // so many deletes are accepted and lost
-	partial     bool                    // two of three lists lack half, and one of these says so
+	createLies  int                     // number of creates that succeed but return a timeout
+	deleteLost  int                     // number of deletes that are accepted and lost
+	partial     bool                    // two of three lists lack half, one of them with an error
 	lists       int
 	neverJoin   map[string]bool // groups
 	joinLate    time.Duration
 	joinTime    time.Duration // from its ticket to its Node
-	hidden      string        // a group that is there no more
-	wrongJoin   int           // so many machines join with other components
+	hidden      string        // a group that lists no longer contain
+	wrongJoin   int           // number of machines that join with other components
 	upgradeFail int
 
 	work sync.WaitGroup
@@ -182,7 +181,7 @@ func (c *cloudInTest) group(id string) cloud.Group {
 	return c.groups[i]
 }
 
-// alive counts what the owner pays for.
+// alive counts the machines that the owner pays for.
 func (c *cloudInTest) alive() (n int) {
 	for _, i := range c.instances {
 		if i.State != cloud.Terminated {
@@ -226,12 +225,12 @@ func (c *cloudInTest) CreateInstances(_ context.Context, group string, tokens []
 func (c *cloudInTest) intended(token string) bool {
 	var l v1alpha1.PendingNodeList
 	if err := c.admin.List(context.Background(), &l); err != nil {
-		return true // an API server that is away tells nothing
+		return true // nothing can be checked while the API server is unavailable
 	}
 	return slices.ContainsFunc(l.Items, func(p v1alpha1.PendingNode) bool { return p.Spec.Token == token })
 }
 
-// add makes a machine; the caller holds mu.
+// add creates a machine; the caller holds mu.
 func (c *cloudInTest) add(g cloud.Group, token string) cloud.Instance {
 	c.next++
 	name := fmt.Sprintf("%s-%d", strings.ToLower(g.Name), c.next)
@@ -247,7 +246,7 @@ func (c *cloudInTest) add(g cloud.Group, token string) cloud.Instance {
 	return *i
 }
 
-// boot lets a machine join as one does: a note, a Node, and then it is Ready.
+// boot joins a machine as in a real cluster: a JoiningNode, a Node, and then it is Ready.
 func (c *cloudInTest) boot(i *cloud.Instance, late time.Duration) {
 	time.Sleep(bootTime + late)
 	c.mu.Lock()
@@ -266,7 +265,7 @@ func (c *cloudInTest) boot(i *cloud.Instance, late time.Duration) {
 	}
 }
 
-// join makes a machine a Node; wrong is with other components than those of its role.
+// join creates the Node of a machine; wrong gives it other components than those of its role.
 func (c *cloudInTest) join(i *cloud.Instance, wrong bool) {
 	c.persist("join "+i.Name, func(ctx context.Context) error {
 		var nv v1alpha1.NodeVersion
@@ -304,7 +303,7 @@ func ignoreExists(err error) error {
 	return err
 }
 
-// persist does something with the API server, which may be away.
+// persist retries a request while the API server is unavailable.
 func (c *cloudInTest) persist(what string, do func(context.Context) error) {
 	deadline := time.Now().Add(time.Minute)
 	for {
@@ -383,14 +382,14 @@ func (c *cloudInTest) terminate(id string) {
 	})
 }
 
-// judgeDelete checks that a machine may go: a PendingNode is bound to it, it is
-// cordoned and empty, its member has left etcd.
+// judgeDelete checks that a machine may be deleted: a PendingNode is bound to it, it is cordoned and
+// empty, and its member has left etcd.
 func (c *cloudInTest) judgeDelete(id string) {
 	ctx := context.Background()
 	var pending v1alpha1.PendingNodeList
 	var pods corev1.PodList
 	if c.admin.List(ctx, &pending) != nil || c.admin.List(ctx, &pods) != nil {
-		return // an API server that is away tells nothing
+		return // nothing can be checked while the API server is unavailable
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -408,7 +407,7 @@ func (c *cloudInTest) judgeDelete(id string) {
 			c.breach("%s deleted with pod %s on it", id, p.Name)
 		}
 	}
-	// One that has just come may not be seen; it is removed when its machine is gone.
+	// A new Node may not be observed yet; it is removed when its machine is gone.
 	if since, ok := c.members[i.Name]; ok && time.Since(since) > actMembers {
 		c.breach("%s deleted as a member of etcd", id)
 	}
@@ -511,23 +510,23 @@ type rolling struct {
 	writes *writeCounter
 
 	relay   bool   // agents of other machines are reached through relays
-	agents  agents // instead; nil: nobody reaches them
+	agents  agents // used instead; nil: unreachable
 	elects  bool   // operators have to be elected, as they are in a cluster
 	mu      sync.Mutex
-	crashed map[string]bool // points that were come to
+	crashed map[string]bool // points that were reached
 	crashes bool
 	ahead   time.Duration   // of our clock
 	skews   []time.Duration // of the clock of the next operators, in turn
 }
 
-// now is what the operator and the cloud take for the time.
+// now returns the time for the operator and the cloud.
 func (r *rolling) now() time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return time.Now().Add(r.ahead)
 }
 
-// pass lets time pass for them.
+// pass advances that time.
 func (r *rolling) pass(d time.Duration) {
 	r.t.Helper()
 	r.mu.Lock()
@@ -545,7 +544,7 @@ func (r *rolling) pass(d time.Duration) {
 	}
 }
 
-// writeCounter counts what the operator writes to the API server.
+// writeCounter counts the operator's requests to the API server.
 type writeCounter struct {
 	mu        sync.Mutex
 	all       map[string]int
@@ -590,7 +589,7 @@ func (w *writeCounter) wrap(next http.RoundTripper) http.RoundTripper {
 
 const rolloutGroupCP, rolloutGroupW = "sandboxes/t/groups/cp", "sandboxes/t/groups/w"
 
-// newRollout makes a cluster of old machines on the API server, from nothing.
+// newRollout creates a cluster of old machines on the API server, from scratch.
 func (c *cluster) newRollout(t *testing.T, controlPlanes, workers, surge int) *rolling {
 	t.Helper()
 	inner := *c
@@ -668,8 +667,8 @@ func (c *cluster) newRollout(t *testing.T, controlPlanes, workers, surge int) *r
 	return r
 }
 
-// deployments does what the controller of Deployments does for the autoscaler's: it
-// says that it has seen how many replicas there shall be. Nobody runs them here.
+// deployments replaces the Deployment controller for the autoscaler: it reports the observed
+// generation and replicas. It runs no pods.
 func (r *rolling) deployments(ctx context.Context) {
 	for ; ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
 		var d appsv1.Deployment
@@ -710,7 +709,7 @@ func toNew(s *v1alpha1.NodeVersionSpec) {
 }
 
 // operate runs an operator as if on the first control plane that is not cordoned, and
-// starts it again there when it has crashed or left. stop ends it for good.
+// starts it again there when it has crashed or left. stop ends it permanently.
 func (r *rolling) operate() (stop func()) {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -790,7 +789,7 @@ func (r *rolling) within(limit time.Duration, what string, holds func() (string,
 	}
 }
 
-// finished waits until every node is at the target and nothing is left behind.
+// finished waits until every node is at the target and no orphans are left.
 func (r *rolling) finished(image string) {
 	r.t.Helper()
 	r.within(3*time.Minute, "every node is at the target and nothing is left behind", func() (string, bool) {
@@ -891,8 +890,8 @@ func TestRolloutThoughMachinesFail(t *testing.T) {
 	})
 }
 
-// takeTurns: a Plan has the cluster's nodes to itself while its Job runs, so nothing is begun; then
-// replacements have them, and the next Plan waits.
+// takeTurns: a Plan holds the node lock while its Job runs, so no replacement starts. Then
+// replacements hold the lock, and the next Plan waits.
 func takeTurns(t *testing.T, r *rolling) {
 	const ns = "turns"
 	r.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
@@ -907,7 +906,7 @@ func takeTurns(t *testing.T, r *rolling) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	settings := plans.DefaultSettings()
-	settings.Privileged = false // which this API server does not admit
+	settings.Privileged = false // this API server does not admit privileged pods
 	go func() {
 		ended <- plans.Run(ctx, plans.Config{Cluster: r.cp.Config(), Name: "plans", Namespace: ns, Settings: settings})
 	}()
@@ -917,7 +916,7 @@ func takeTurns(t *testing.T, r *rolling) {
 			t.Error(err)
 		}
 	}()
-	// Nobody says here by which name a node is known to its pods.
+	// Here no label gives the name of a node to its pods.
 	named := func() {
 		t.Helper()
 		var nodes corev1.NodeList
@@ -956,7 +955,7 @@ func takeTurns(t *testing.T, r *rolling) {
 		return found
 	}
 
-	// No node is emptied before the test lets it.
+	// No node is drained before the test permits it.
 	var nodes corev1.NodeList
 	if err := admin.List(t.Context(), &nodes); err != nil {
 		t.Fatal(err)
@@ -1076,8 +1075,8 @@ func everythingInOrder(t *testing.T, r *rolling) {
 	}
 }
 
-// watch looks all the time at what must hold all the time: no worker is touched before
-// the last control plane is done, and only one control plane at a time.
+// watch checks invariants continuously: no worker is changed before the last control plane is at the
+// target, and only one control plane at a time.
 func (r *rolling) watch(t *testing.T) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -1131,7 +1130,7 @@ func killedAtEachPoint(t *testing.T, r *rolling) {
 			}
 		}
 	}
-	// A run is not begun again where one has finished.
+	// A finished run is not started again.
 	if n := r.cloud.calls["upgrade"]; n > 3 {
 		t.Errorf("Kubernetes was upgraded %d times", n)
 	}
@@ -1191,7 +1190,7 @@ func mindsChange(t *testing.T, r *rolling) {
 		r.get(v1alpha1.AutoscalingStrategyName, &as)
 		return fmt.Sprint(as.Spec.Enabled), as.Spec.Enabled
 	})
-	// Back to the old image, then to the new one, while machines are on their way.
+	// Back to the old image, then to the new one, while machines are joining.
 	r.edit(func(s *v1alpha1.NodeVersionSpec) { s.Rollout.Cancel = false })
 	r.within(30*time.Second, "it goes on", func() (string, bool) { n := count(image2); return fmt.Sprint(n), n > before })
 	r.edit(func(s *v1alpha1.NodeVersionSpec) { s.Image = image1 })
@@ -1201,7 +1200,7 @@ func mindsChange(t *testing.T, r *rolling) {
 }
 
 func badCloud(t *testing.T, r *rolling) {
-	r.cloud.fail = func(string) error { // a seed would not repeat what goroutines do
+	r.cloud.fail = func(string) error { // a seed could not reproduce the order of goroutines
 		switch rand.N(16) {
 		case 0:
 			return fmt.Errorf("asked too often: %w", cloud.ErrThrottled)
@@ -1246,9 +1245,8 @@ func (r *rolling) noIntents() {
 	})
 }
 
-// outOfTime lets the time of the first new worker pass before it has joined, and
-// returns it and its old node's name when it is bound to go. The cloud does not delete
-// anything meanwhile.
+// outOfTime exceeds the deadline of the first new worker before it has joined. When it is bound to
+// leave, outOfTime returns it and its old node's name. The cloud deletes nothing meanwhile.
 func (r *rolling) outOfTime() (m *cloud.Instance, donor string) {
 	r.t.Helper()
 	r.cloud.mu.Lock()
@@ -1272,7 +1270,7 @@ func (r *rolling) outOfTime() (m *cloud.Instance, donor string) {
 		}
 		return fmt.Sprint(len(r.cloud.byToken), " were made"), m != nil
 	})
-	// It has as long as it has, and not less.
+	// It is not given up before its deadline.
 	r.pass(decision.JoinDeadline - time.Minute)
 	r.within(10*time.Second, "it is waited for", func() (string, bool) {
 		var nv v1alpha1.NodeVersion
@@ -1388,7 +1386,7 @@ func foreignCordons(t *testing.T, r *rolling) {
 		_, ours := n.Annotations[v1alpha1.AnnotationCordoned]
 		return n.Spec.Unschedulable && !ours
 	}
-	// An old one is replaced all the same, and is theirs to the end.
+	// An old cordoned node is still replaced, and the cordon stays until then.
 	const old = "w-2"
 	cordon(old, true)
 	r.operate()
@@ -1405,7 +1403,7 @@ func foreignCordons(t *testing.T, r *rolling) {
 	if !kept {
 		t.Errorf("the cordon of %s was taken off, or over", old)
 	}
-	// So is a new one that continues as it is while others are replaced.
+	// A new cordoned node stays cordoned while others are replaced.
 	r.within(30*time.Second, "its heir is there for good", func() (string, bool) {
 		var l corev1.NodeList
 		var p v1alpha1.PendingNodeList
@@ -1459,14 +1457,13 @@ func objectsMadeAnew(t *testing.T, r *rolling) {
 	r.edit(toNew)
 	begun(2) // the control plane is done
 	stop()
-	// Edited: back and forth, of which only the last counts.
+	// Edited back and forth: only the last edit counts.
 	r.edit(func(s *v1alpha1.NodeVersionSpec) { s.Image = image1 })
 	r.edit(toNew)
 	stop = r.operate()
 	begun(3)
 	stop()
-	// Deleted, with all that the status remembers, and made again; so is what the operator
-	// has made itself.
+	// Deleted with its status and created again, also the objects that the operator created.
 	var nv v1alpha1.NodeVersion
 	r.get(v1alpha1.NodeVersionName, &nv)
 	for _, o := range []client.Object{&v1alpha1.NodeVersion{}, &v1alpha1.ScalingGroup{}, &v1alpha1.AutoscalingStrategy{}} {
@@ -1494,7 +1491,7 @@ func objectsMadeAnew(t *testing.T, r *rolling) {
 }
 
 func peopleIntervene(t *testing.T, r *rolling) {
-	// Somebody has cordoned a worker, and means it.
+	// Somebody has cordoned a worker, and the cordon must stay.
 	var n corev1.Node
 	r.get("w-2", &n)
 	n.Spec.Unschedulable = true
@@ -1539,7 +1536,7 @@ func peopleIntervene(t *testing.T, r *rolling) {
 	stop()
 }
 
-// ownersHold holds a group, then one node of it, and lets both go.
+// ownersHold puts a group on hold, then one node of it, and resumes both.
 func ownersHold(t *testing.T, r *rolling) {
 	annotate := func(o client.Object, held string) {
 		t.Helper()
@@ -1601,8 +1598,8 @@ func ownersHold(t *testing.T, r *rolling) {
 	r.finished(image2)
 }
 
-// clocksDiffer has machines that take their time to join, and operators, one after the
-// other, whose clocks are far ahead of and behind the cloud's and each other's.
+// clocksDiffer has machines that join slowly, and a sequence of operators with clock skew: their
+// clocks are far ahead of and behind the cloud's and each other's.
 func clocksDiffer(t *testing.T, r *rolling) {
 	r.cloud.joinLate, r.cloud.joinTime = 300*time.Millisecond, 300*time.Millisecond
 	r.skews = []time.Duration{35 * time.Minute, -35 * time.Minute}
@@ -1690,8 +1687,8 @@ func groupsChange(t *testing.T, r *rolling) {
 	r.finished(image2)
 }
 
-// apiServerAwayForLong stops the API server for longer than a leader keeps its lease,
-// and lets ten minutes pass meanwhile.
+// apiServerAwayForLong stops the API server for longer than the lease duration, and advances the
+// time by ten minutes meanwhile.
 func apiServerAwayForLong(t *testing.T, r *rolling) {
 	r.elects = true
 	r.operate()
@@ -1800,8 +1797,8 @@ func fewWrites(t *testing.T, r *rolling) {
 	r.finished(image2)
 	r.writes.mu.Lock()
 	defer r.writes.mu.Unlock()
-	// What is told about machines, and about the rollout as a whole, is limited by the
-	// second; see eventRate, statusRate and statusPace.
+	// Reports about machines and about the rollout are limited per second; see eventRate, statusRate
+	// and statusPace.
 	perNode, rest := 0, 0
 	for key, n := range r.writes.all {
 		switch _, kind, _ := strings.Cut(key, " "); kind {

@@ -19,9 +19,9 @@ import (
 	"constellation/operator/decision"
 )
 
-// BenchmarkRound is what a round costs before anything is done: the cache read, decided
-// from, and told about, with half of the workers replaced, 100 on their way, and two
-// Nodes changed since the round before.
+// BenchmarkRound measures a round without its actions: read the cache, decide, and report. Half of
+// the workers are replaced, 100 machines are joining, and two Nodes have changed since the last
+// round.
 func BenchmarkRound(b *testing.B) {
 	for _, size := range []int{100, 1000, 5000} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {

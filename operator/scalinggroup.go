@@ -32,9 +32,8 @@ import (
 	"constellation/operator/decision"
 )
 
-// groups keeps a ScalingGroup for each group of the cloud, and the one
-// AutoscalingStrategy. All groups are looked at in one pass, so that the cloud is
-// asked once however many there are.
+// groups maintains a ScalingGroup for each group of the cloud, and the one AutoscalingStrategy. One
+// reconcile handles all groups, so that it needs one request to the cloud.
 type groups struct {
 	client   client.Client
 	cloud    cloudAPI
@@ -46,7 +45,7 @@ type groups struct {
 	queue workqueue.TypedRateLimitingInterface[ctrl.Request]
 }
 
-// wake lets the cloud be asked again. It is safe for concurrent use.
+// wake starts a new discovery of groups. It is safe for concurrent use.
 func (r *groups) wake() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -58,10 +57,10 @@ func (r *groups) wake() {
 // allGroups is the only request of the controller.
 const allGroups = "all"
 
-// missingAgain is how long the cloud is not asked again for a group that it did not list.
+// missingAgain is the interval of discovery while the cloud does not list a group.
 const missingAgain = time.Minute
 
-// settle is how long a wave of nodes is let pass before the cloud is asked again.
+// settle is the delay of a discovery after a change of nodes, to cover a burst of changes.
 const settle = 15 * time.Second
 
 func (r *groups) setup(mgr manager.Manager) error {
@@ -88,7 +87,7 @@ func (r *groups) setup(mgr manager.Manager) error {
 	if err != nil {
 		return fmt.Errorf("add controller of ScalingGroup: %w", err)
 	}
-	// A cluster without nodes and kinds has no event that would wake us.
+	// A cluster without nodes and objects has no event that would start a reconcile.
 	start := manager.RunnableFunc(func(ctx context.Context) error {
 		if _, err := r.Reconcile(ctx, named(allGroups)); err != nil && ctx.Err() == nil {
 			r.log.Warn("scaling groups not read", "err", err)
@@ -151,7 +150,7 @@ func (r *groups) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, er
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 
-// target returns the image that groups shall have; empty while there is no target.
+// target returns the target image of groups; empty: no target yet.
 func (r *groups) target(ctx context.Context) (string, error) {
 	var nv v1alpha1.NodeVersion
 	err := r.client.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeVersionName}, &nv)
@@ -161,8 +160,8 @@ func (r *groups) target(ctx context.Context) (string, error) {
 	return nv.Spec.Image, nil
 }
 
-// groupCondition says whether a group makes machines of the target's image. A group
-// that is missing from a list is not gone: lists may be partial.
+// groupCondition reports whether a group creates machines with the target's image. A group that is
+// missing from a list is not gone, because lists may be partial.
 func groupCondition(g *v1alpha1.ScalingGroup, target string, found []cloud.Group, err error) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionOutdated, Status: metav1.ConditionUnknown, ObservedGeneration: g.Generation}
 	f := groupByID(found, g.Spec.GroupID)
@@ -183,15 +182,14 @@ func groupCondition(g *v1alpha1.ScalingGroup, target string, found []cloud.Group
 
 const reasonNotListed = "NotListed"
 
-// notListed reports whether the cloud did not list a group when it was asked last.
+// notListed reports whether the cloud's last list lacked a group.
 func notListed(g *v1alpha1.ScalingGroup) bool {
 	return slices.ContainsFunc(g.Status.Conditions, func(c metav1.Condition) bool {
 		return c.Type == v1alpha1.ConditionOutdated && c.Reason == reasonNotListed
 	})
 }
 
-// describe takes over what the cloud calls the group. What its owner sets is not
-// touched.
+// describe copies the cloud's data of the group. The owner's settings stay.
 func (r *groups) describe(ctx context.Context, g *v1alpha1.ScalingGroup, f cloud.Group) error {
 	changed := g.DeepCopy()
 	changed.Spec.NodeGroupName, changed.Spec.AutoscalerGroupName = f.Name, f.AutoscalerName
@@ -222,7 +220,7 @@ func (r *groups) report(ctx context.Context, g *v1alpha1.ScalingGroup, image str
 	return nil
 }
 
-// create makes the object of a group that was found. Another leader may be faster.
+// create creates the object of a discovered group. Another leader may be faster.
 func (r *groups) create(ctx context.Context, f cloud.Group, known []v1alpha1.ScalingGroup) error {
 	role := v1alpha1.WorkerRole
 	if f.Role == cloud.ControlPlane {
@@ -245,7 +243,7 @@ func (r *groups) create(ctx context.Context, f cloud.Group, known []v1alpha1.Sca
 	return nil
 }
 
-// ensureStrategy makes the AutoscalingStrategy of a new cluster.
+// ensureStrategy creates the AutoscalingStrategy of a new cluster.
 func (r *groups) ensureStrategy(ctx context.Context) error {
 	err := r.client.Get(ctx, client.ObjectKey{Name: v1alpha1.AutoscalingStrategyName}, &v1alpha1.AutoscalingStrategy{})
 	if apierrors.IsNotFound(err) {
@@ -277,8 +275,8 @@ func objectByID(all []v1alpha1.ScalingGroup, id string) *v1alpha1.ScalingGroup {
 
 var notInNames = regexp.MustCompile(`[^a-z0-9-]+`)
 
-// objectName is the group's name made fit for an object; where two groups would share
-// it, the later one carries a part of its ID's hash.
+// objectName converts the group's name to a valid object name. If two groups would share it, the
+// later one gets a part of its ID's hash.
 func objectName(f cloud.Group, known []v1alpha1.ScalingGroup) string {
 	const maxName = 54 // leaves room for the hash in 63
 	name := strings.Trim(notInNames.ReplaceAllString(strings.ToLower(f.Name), "-"), "-")

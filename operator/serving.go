@@ -35,21 +35,21 @@ const (
 	// approvers is how many requests to one signer are judged at a time, and so how many
 	// requests about them the cloud gets at a time. Each is of another user.
 	approvers = 4
-	// judgeTimeout bounds one judgment. What the cloud does not answer by then is judged again.
+	// judgeTimeout bounds one judgment. If the cloud does not answer in time, the request is judged again.
 	judgeTimeout = 10 * time.Second
 )
 
-// servingRequests answers requests of kubelets for certificates. What joining machines ask for is
-// described at judgeClient. It approves what kubelets ask for when the certificate that they serve
-// with is due: one for the same node, under the name and the address that the cloud
-// knows of its machine. (The first one comes with the ticket; see package joinservice.)
-// What a Node says of its own addresses counts for nothing, because the kubelet writes it.
+// servingRequests answers certificate requests of kubelets. judgeClient handles the requests of
+// joining machines. A renewal of a serving certificate is approved if it is for the same node, with
+// the name and the address of its machine in the cloud. (The first serving certificate comes with
+// the ticket; see package joinservice.) Addresses in the Node do not count, because the kubelet
+// writes them.
 //
-// A request that a kubelet may not make is denied with the reason. One that cannot be
-// judged yet waits, and one that is not a kubelet's is left to people.
+// A request that a kubelet must not make is denied with the reason. A request that cannot be judged
+// yet waits. Requests that are not a kubelet's are left to people.
 type servingRequests struct {
 	client   client.Client
-	cloud    cloudAPI // asked again for each request: addresses are given again
+	cloud    cloudAPI // queried for each request, because addresses are reused
 	events   events.EventRecorder
 	counters *counters
 	log      *slog.Logger
@@ -71,14 +71,14 @@ func (r *servingRequests) setup(mgr manager.Manager) error {
 	return nil
 }
 
-// verdict is what becomes of a request.
+// verdict is the result of a judgment.
 type verdict int
 
 const (
 	approved  verdict = iota
 	denied            // it may never be approved
 	undecided         // it cannot be judged yet
-	foreign           // no kubelet asks
+	foreign           // it is not a kubelet's
 )
 
 // verdictNames are the results of the metric.
@@ -118,7 +118,7 @@ func (r *kindOfRequests) Reconcile(ctx context.Context, req certificateRequest) 
 	if kind == certificateKinds[certificatesv1.KubeAPIServerClientKubeletSignerName] {
 		judge = r.judgeClient
 	}
-	// A cloud that hangs must not keep a worker from the requests of others.
+	// A cloud that hangs must not block a worker that other requests need.
 	limited, cancel := context.WithTimeout(ctx, judgeTimeout)
 	v, why, node := judge(limited, &csr)
 	cancel()
@@ -128,7 +128,7 @@ func (r *kindOfRequests) Reconcile(ctx context.Context, req certificateRequest) 
 	if v == approved || v == denied {
 		err := r.answer(ctx, &csr, v, why)
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			return ctrl.Result{}, nil // what has become of it comes by itself
+			return ctrl.Result{}, nil // its new state arrives as an event
 		}
 		if err != nil {
 			return ctrl.Result{}, err
@@ -145,7 +145,7 @@ func (r *kindOfRequests) Reconcile(ctx context.Context, req certificateRequest) 
 	case undecided:
 		log.Warn(string(kind.messages[v]))
 		r.tell(&csr, node, kind.event+"CertificateWaits", "Approve", why)
-		// Later each time, until the cluster forgets the request after a day.
+		// The interval grows, until Kubernetes deletes the request after a day.
 		return ctrl.Result{RequeueAfter: min(max(r.now().Sub(csr.CreationTimestamp.Time)/2, kind.pause), maxServingPause)}, nil
 	}
 	return ctrl.Result{}, nil
@@ -156,7 +156,7 @@ type certificateKind struct {
 	event    string // prefix of the reason of events
 	messages [len(verdictNames)]logMessage
 	counter  func(*counters) *prometheus.CounterVec
-	pause    time.Duration // least, before a request that cannot be judged is judged again
+	pause    time.Duration // minimum before a request is judged again
 
 	controller string // its name
 	// burst is how many judgments each user has at once, and refill the time until there is
@@ -181,12 +181,12 @@ var certificateKinds = map[string]*certificateKind{
 	},
 }
 
-// A request that cannot be judged is looked at again after half of its age, within these
-// bounds. A kubelet waits for 15 minutes, and then makes another request.
+// A request that cannot be judged is judged again after half of its age, within these bounds. A
+// kubelet waits for 15 minutes, and then makes another request.
 const minServingPause, maxServingPause = 2 * time.Second, 5 * time.Minute
 
-// A joining machine waits for its first certificate, and what is missing is most often the note
-// of the join service, which our cache shows a moment later.
+// A joining machine waits for its first certificate. Most often only the record of the join service
+// is missing, which reaches the cache shortly afterwards.
 const minClientPause = 100 * time.Millisecond
 
 // tell writes an event about the Node, or about the request if there is none. Many of the
@@ -199,7 +199,7 @@ func (r *servingRequests) tell(csr *certificatesv1.CertificateSigningRequest, no
 	r.events.Eventf(about, nil, corev1.EventTypeWarning, reason, action, "%s", note)
 }
 
-// answer writes the verdict into the request as it was judged.
+// answer writes the verdict to the request, if it is unchanged since the judgment.
 func (r *servingRequests) answer(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, v verdict, why string) error {
 	c := certificatesv1.CertificateSigningRequestCondition{
 		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "MachineConfirmed", Message: why, LastUpdateTime: metav1.NewTime(r.now()),
@@ -215,10 +215,10 @@ func (r *servingRequests) answer(ctx context.Context, csr *certificatesv1.Certif
 	return nil
 }
 
-// judge returns what becomes of a request for a kubelet's serving certificate and why,
-// and the Node that asks if there is one.
+// judge returns the verdict on a request for a kubelet's serving certificate, the reason, and the
+// requesting Node if it exists.
 func (r *servingRequests) judge(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) (verdict, string, *corev1.Node) {
-	// Both are what the API server knows of the caller.
+	// The API server sets both fields when it authenticates the caller.
 	name, ok := strings.CutPrefix(csr.Spec.Username, kubeletcsr.UserPrefix)
 	if !ok || name == "" || !slices.Contains(csr.Spec.Groups, kubeletcsr.Group) {
 		return foreign, "no kubelet has asked for it", nil
@@ -261,18 +261,18 @@ func (r *servingRequests) judge(ctx context.Context, csr *certificatesv1.Certifi
 func (r *servingRequests) node(ctx context.Context, name string) *corev1.Node {
 	var node corev1.Node
 	if err := r.client.Get(ctx, client.ObjectKey{Name: name}, &node); err != nil {
-		return nil // it is for an event only
+		return nil // it is needed only for an event
 	}
 	return &node
 }
 
-// servingRequest is what a kubelet asks to be called: at least one name or address.
+// servingRequest has the requested names and addresses, at least one.
 type servingRequest struct {
 	names     []string
 	addresses []netip.Addr
 }
 
-// within returns an error if something is asked for that is not the machine's.
+// within returns an error if a requested name or address is not the machine's.
 func (s servingRequest) within(i cloud.Instance) error {
 	for _, n := range s.names {
 		if n != i.Name {
@@ -288,7 +288,7 @@ func (s servingRequest) within(i cloud.Instance) error {
 }
 
 var (
-	// A kubelet asks for exactly one of these sets; the second is that of keys that only
+	// A kubelet requests exactly one of these sets; the second is for keys that can only
 	// sign. https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/#kubernetes-signers
 	servingUsages = [][]certificatesv1.KeyUsage{
 		{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, certificatesv1.UsageServerAuth},
@@ -297,9 +297,9 @@ var (
 	oidSubjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
 )
 
-// parseServing reads the request of user for a certificate that a kubelet serves with: one
-// PEM block, signed with its own key, with the subject of a node and names of a server.
-// What it cannot read whole it refuses, so that no signer finds more in it than we do.
+// parseServing reads the request of user for a kubelet's serving certificate: one PEM block, signed
+// with its own key, with the subject of a node and names of a server. It refuses a request that it
+// cannot parse completely, so that a signer cannot find more in it.
 func parseServing(request []byte, usages []certificatesv1.KeyUsage, user string) (servingRequest, error) {
 	bad := func(format string, args ...any) (servingRequest, error) {
 		return servingRequest{}, fmt.Errorf(format, args...)
@@ -320,7 +320,7 @@ func parseServing(request []byte, usages []certificatesv1.KeyUsage, user string)
 	if len(c.Extensions) != 1 || !c.Extensions[0].Id.Equal(oidSubjectAltName) {
 		return bad("it asks for something else than names of a server")
 	}
-	// Kinds of names that Go does not read are left out of its answer.
+	// Go's parser drops kinds of names that it does not support.
 	var all []asn1.RawValue
 	if left, err := asn1.Unmarshal(c.Extensions[0].Value, &all); err != nil || len(left) > 0 || len(all) != len(c.DNSNames)+len(c.IPAddresses) || len(all) == 0 {
 		return bad("it asks for other names than those of a server")

@@ -42,7 +42,7 @@ import (
 
 var signOnly = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth}
 
-// kubeletRequest is what the kubelet of Node w asks for.
+// kubeletRequest is the request of Node w's kubelet.
 func kubeletRequest() *x509.CertificateRequest {
 	return &x509.CertificateRequest{
 		Subject:  pkix.Name{CommonName: "system:node:w", Organization: []string{"system:nodes"}},
@@ -91,8 +91,8 @@ func otherNames(t testing.TB) pkix.Extension {
 	return pkix.Extension{Id: oidSubjectAltName, Value: der}
 }
 
-// TestServingRequestsAreJudged changes one thing at a time in what a kubelet asks for, and
-// in what the cluster and the cloud say.
+// TestServingRequestsAreJudged changes one property at a time: of a kubelet's request, or of the data
+// in the cluster and the cloud.
 func TestServingRequestsAreJudged(t *testing.T) {
 	const id = "sandbox://t/w"
 	type subject struct {
@@ -232,8 +232,8 @@ func TestServingRequestsAreJudged(t *testing.T) {
 	}
 }
 
-// FuzzServingRequest: what is let through has the subject of its caller, and no name but
-// those that are compared with the cloud's.
+// FuzzServingRequest: an accepted request has the subject of its caller, and only names that are
+// compared with the cloud's.
 func FuzzServingRequest(f *testing.F) {
 	key := ecKey(f)
 	good := requestPEM(f, kubeletRequest(), key)
@@ -256,7 +256,7 @@ func FuzzServingRequest(f *testing.F) {
 				}
 				continue
 			}
-			// A signer reads it again, and puts what it finds into the certificate.
+			// A signer parses the request again, and copies its content to the certificate.
 			block, _ := pem.Decode(request)
 			c, err := x509.ParseCertificateRequest(block.Bytes)
 			if err != nil || c.CheckSignature() != nil {
@@ -290,7 +290,7 @@ type kubeletCertificates struct {
 	dir   string
 }
 
-// startKubelet begins with a certificate most of whose life is over.
+// startKubelet starts with a certificate that is close to its expiry.
 func startKubelet(t *testing.T, c *cluster, name string, asks *x509.CertificateRequest) *kubeletCertificates {
 	t.Helper()
 	k := &kubeletCertificates{dir: t.TempDir()}
@@ -407,7 +407,7 @@ func TestKubeletsRenewTheirCertificates(t *testing.T) {
 		if !k.Current().Leaf.NotAfter.After(k.first.NotAfter) {
 			t.Errorf("it ends at %s, the first at %s", k.Current().Leaf.NotAfter, k.first.NotAfter)
 		}
-		// What a kubelet that starts again finds.
+		// State that a restarted kubelet finds.
 		again, err := certificate.NewFileStore("kubelet-server", k.dir, k.dir, "", "")
 		if err != nil {
 			t.Fatal(err)

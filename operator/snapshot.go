@@ -26,38 +26,38 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// A snapshot holds every secret of the cluster, so it is given only to those to whom
-// the API server would give them. The path to it is a port-forward to the operator's
-// pod; the port is one of the host's loopback, where others may ask too. So the caller
-// shows a token that was made for this purpose alone, the API server says whose it is,
-// and whether they may create etcdsnapshots. That resource exists for this question only.
+// A snapshot contains every secret of the cluster, so access needs RBAC. Callers connect through
+// a port-forward to the operator's pod. The port is on the host's loopback, where other programs
+// can connect too. So the caller sends a token that was issued for this purpose alone. The API
+// server authenticates it (TokenReview) and checks the right to create etcdsnapshots
+// (SubjectAccessReview). That resource exists for this check only.
 const (
-	// SnapshotPath is where a snapshot is had with GET.
+	// SnapshotPath is the path from which GET returns a snapshot.
 	SnapshotPath = "/v1/etcd-snapshot"
-	// EtcdStatePath is where with GET and ?revision=N is had what the host's member of etcd
-	// has at a revision, see [EtcdState].
+	// EtcdStatePath is the path from which GET with ?revision=N returns the state of the host's etcd
+	// member at a revision, see [EtcdState].
 	EtcdStatePath = "/v1/etcd-state"
-	// SnapshotAudience is for whom the token must have been made.
+	// SnapshotAudience is the required audience of the token.
 	SnapshotAudience = "constellation-etcd-snapshot"
 	// SnapshotAccount is the ServiceAccount, in the operator's namespace, that may create
-	// snapshots. Who may create tokens of it may have one.
+	// snapshots. The right to create tokens of it implies access to snapshots.
 	SnapshotAccount = "etcd-snapshot"
 
 	snapshotResource = "etcdsnapshots"
 	snapshotVerb     = "create"
 )
 
-// Trailers of a snapshot: only with them it is whole.
+// Trailers of a snapshot. A snapshot without them is incomplete.
 const (
 	TrailerSHA256   = "Snapshot-Sha256"   // of the whole file, in hex
 	TrailerSize     = "Snapshot-Size"     // in bytes
-	TrailerRevision = "Snapshot-Revision" // which it shows, or a later one
+	TrailerRevision = "Snapshot-Revision" // at least contained in the snapshot
 	TrailerVersion  = "Snapshot-Etcd-Version"
 	TrailerCluster  = "Snapshot-Etcd-Cluster" // ID, in hex
 	TrailerMember   = "Snapshot-Etcd-Member"  // ID, in hex
 )
 
-// EtcdState is what a member of etcd has at a revision. IDs are in hex.
+// EtcdState is the state of an etcd member at a revision. IDs are in hex.
 type EtcdState struct {
 	ClusterID string   `json:"cluster_id"`
 	MemberID  string   `json:"member_id"` // that answers
@@ -65,10 +65,10 @@ type EtcdState struct {
 	SHA256    string   `json:"sha256"`    // of all keys, see backup.EtcdState
 }
 
-// reviewTimeout bounds what is asked of the API server about a caller.
+// reviewTimeout bounds the API server's reviews of a caller.
 const reviewTimeout = 10 * time.Second
 
-// snapshots passes snapshots of etcd on from the agent, one at a time.
+// snapshots streams etcd snapshots from the agent, one at a time.
 type snapshots struct {
 	client kubernetes.Interface
 	take   func(context.Context, io.Writer) (*upgradeproto.SnapshotSummary, error)
@@ -108,7 +108,7 @@ func (s *snapshots) handler() http.Handler {
 	return mux
 }
 
-// begin admits a caller, and answers those that it does not. What it admits calls end.
+// begin admits a caller, or answers with an error. The handler of an admitted caller must call end.
 func (s *snapshots) begin(w http.ResponseWriter, r *http.Request) (user string, end func(), ok bool) {
 	user, code, err := s.admit(r)
 	if err != nil {
@@ -126,7 +126,7 @@ func (s *snapshots) begin(w http.ResponseWriter, r *http.Request) (user string, 
 	}
 }
 
-// serveState answers what the host's member has at a revision.
+// serveState answers with the state of the host's member at a revision.
 func (s *snapshots) serveState(w http.ResponseWriter, r *http.Request) {
 	user, end, ok := s.begin(w, r)
 	if !ok {
@@ -158,7 +158,7 @@ func (s *snapshots) serveState(w http.ResponseWriter, r *http.Request) {
 	s.log.Info("state of etcd read", "user", user, "revision", revision, "took", time.Since(start))
 }
 
-// hexID is how etcd writes an ID; empty for none.
+// hexID formats an ID as etcd does; empty for none.
 func hexID(id uint64) string {
 	if id == 0 {
 		return ""
@@ -186,7 +186,7 @@ func (s *snapshots) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case err != nil:
 		s.log.Warn("snapshot failed", "user", user, "err", err)
-		panic(http.ErrAbortHandler) // the connection is cut, so nobody takes it for whole
+		panic(http.ErrAbortHandler) // an aborted connection marks the file as incomplete
 	}
 	h := w.Header()
 	h.Set(TrailerSHA256, hex.EncodeToString(sum.GetSha256()))
@@ -198,7 +198,7 @@ func (s *snapshots) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.log.Info("snapshot taken", "user", user, "bytes", sum.GetSize(), "revision", sum.GetRevision(), "took", time.Since(start))
 }
 
-// sent notes whether anything was written.
+// sent records whether anything was written.
 type sent struct {
 	to  io.Writer
 	any bool
@@ -209,8 +209,7 @@ func (s *sent) Write(p []byte) (int, error) {
 	return s.to.Write(p)
 }
 
-// admit says who asks. An error is fit for the caller's eyes, with the status to go
-// with it.
+// admit returns the caller's name. The caller may read the error, which comes with its HTTP status.
 func (s *snapshots) admit(r *http.Request) (user string, code int, err error) {
 	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !ok || token == "" {
@@ -224,7 +223,7 @@ func (s *snapshots) admit(r *http.Request) (user string, code int, err error) {
 	if err != nil {
 		return "", http.StatusServiceUnavailable, errors.New("the API server could not be asked whose token it is; try again")
 	}
-	// An API server that does not know of audiences returns none.
+	// An API server that does not support audiences returns none.
 	if !who.Status.Authenticated || !slices.Contains(who.Status.Audiences, SnapshotAudience) {
 		return "", http.StatusUnauthorized, fmt.Errorf("the token is not valid for the audience %s", SnapshotAudience)
 	}
@@ -248,11 +247,11 @@ func (s *snapshots) admit(r *http.Request) (user string, code int, err error) {
 	return u.Username, http.StatusOK, nil
 }
 
-// snapshot writes a snapshot of the host's member to w. It is whole if there is no
-// error; the agent has checked it then.
+// snapshot writes a snapshot of the host's member to w. If there is no error, the snapshot is
+// complete and the agent has verified it.
 func (h *agentHost) snapshot(ctx context.Context, w io.Writer) (*upgradeproto.SnapshotSummary, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // a stream that is left ends only so
+	defer cancel() // only this ends an unfinished stream
 	stream, err := h.agent.SnapshotEtcd(ctx, &upgradeproto.SnapshotEtcdRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("take snapshot of etcd: %w", words(err))
@@ -274,7 +273,7 @@ func (h *agentHost) snapshot(ctx context.Context, w io.Writer) (*upgradeproto.Sn
 	}
 }
 
-// etcdState returns what the host's member has at a revision.
+// etcdState returns the state of the host's member at a revision.
 func (h *agentHost) etcdState(ctx context.Context, revision int64) (*upgradeproto.EtcdStateResponse, error) {
 	r, err := h.agent.EtcdState(ctx, &upgradeproto.EtcdStateRequest{Revision: revision})
 	if err != nil {

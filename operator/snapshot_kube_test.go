@@ -44,9 +44,8 @@ import (
 	"constellation/engine/sandbox/controlplane/kubelettest"
 )
 
-// snapshotCluster is an API server, and control planes of which etcd, agent, operator's
-// server, chart and client are the real ones; only the kubelet that forwards the port
-// is not.
+// snapshotCluster is an API server with control planes. etcd, agent, the operator's server, chart and
+// client are real; only the kubelet that forwards the port is fake.
 type snapshotCluster struct {
 	t       *testing.T
 	cp      *controlplane.ControlPlane
@@ -132,7 +131,7 @@ func (s *snapshotCluster) controlPlane(name, etcd string, wrap func(http.Handler
 	s.must(err)
 }
 
-// TestSnapshotReachesTheConsole takes one as the console does.
+// TestSnapshotReachesTheConsole takes a snapshot as the console does.
 func TestSnapshotReachesTheConsole(t *testing.T) {
 	cluster := newSnapshotCluster(t)
 	cp, c, must := cluster.cp, cluster.core, cluster.must

@@ -23,10 +23,10 @@ import (
 	"constellation/operator/decision"
 )
 
-// Weak points of other systems that replace machines, continued: what the effects refuse,
-// whatever was decided. The decisions are in package decision under the same names.
+// Weak points of other systems that replace machines, continued: effects that are refused, even if
+// they were decided. The tests of decisions are in package decision under the same names.
 
-// cloudOfCalls notes what it is asked for, and fails if it shall.
+// cloudOfCalls records requests, and fails if the test requires it.
 type cloudOfCalls struct {
 	cloudAPI
 	mu    sync.Mutex
@@ -68,14 +68,14 @@ func (h *hostOfCalls) Upgrade(_ context.Context, _, version, reference string, _
 	return nil
 }
 
-// idle are drains of nothing.
+// idle are drains that do nothing.
 type idle struct{}
 
 func (idle) drain(string)                {}
 func (idle) state(string) (bool, string) { return false, "" }
 func (idle) keep(map[string]bool)        {}
 
-// componentsServer is an API server that has components, and nothing else.
+// componentsServer is an API server that has only components.
 type componentsServer struct{ client.Client }
 
 func (componentsServer) Get(_ context.Context, _ client.ObjectKey, o client.Object, _ ...client.GetOption) error {
@@ -109,15 +109,15 @@ func pendingNode(goal v1alpha1.Goal, token, machine string) *v1alpha1.PendingNod
 	}
 }
 
-// The old order: read the size of the group, write it plus one. Of two that do so at
-// once one is lost; one that times out and is repeated adds two.
+// The old order: read the size of the group, write it plus one. One of two concurrent writes is lost,
+// and a write that is retried after a timeout adds two machines.
 func TestWeakPointR4NoSizeIsWritten(t *testing.T) {
 	h, wait, err := hollow.Start(t.Context(), hollow.Options{Cluster: &rest.Config{Host: "https://127.0.0.1:1"}, Images: []string{"v1.0.0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(wait)
-	// Half of the requests succeed, and say that they took too long.
+	// Half of the requests succeed but return a timeout.
 	if err := sandboxapi.NewClient(h.Host, "").SetFaults(t.Context(), []string{"create-timeout=0.5"}); err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestWeakPointR4NoSizeIsWritten(t *testing.T) {
 		all.Go(func() {
 			c := sandboxapi.NewInCluster(sandboxapi.NewMetadata(h.Metadata), h.Control)
 			tokens := []string{"shared", fmt.Sprint("own-", i)}
-			for { // as operators do, until the cloud says yes
+			for { // as operators do, until the cloud accepts
 				made, err := c.CreateInstances(t.Context(), group, tokens)
 				if err == nil && (len(made) != 2 || made[0].Token != "shared" || made[1].Token != tokens[1]) {
 					t.Errorf("made %+v", made)
@@ -192,7 +192,7 @@ func TestWeakPointR2DeletionIsRetried(t *testing.T) {
 	}
 }
 
-// No member of etcd is removed by an old list of members.
+// No etcd member is removed from a stale list of members.
 func TestWeakPointR5StaleMembersAreKept(t *testing.T) {
 	h, now := &hostOfCalls{}, time.Now()
 	r := actor(t, &cloudOfCalls{}, h)
@@ -207,7 +207,7 @@ func TestWeakPointR5StaleMembersAreKept(t *testing.T) {
 	// An agent that finds a member dead was asked some seconds ago.
 	r.hostView.setMembers([]decision.Member{{Node: "a"}}, now.Add(-6*time.Second))
 	r.act(o, a)
-	r.act(o, a) // we have changed them, so what was seen is old
+	r.act(o, a) // our change makes the observed members stale
 	if d := cmp.Diff([]string{"remove control-plane-0 leaving 3"}, h.calls); d != "" {
 		t.Errorf("calls, want and got:\n%s", d)
 	}

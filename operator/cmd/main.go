@@ -1,7 +1,7 @@
 // Command operator brings a cluster's nodes to their target; see package operator. It
 // runs as a Deployment on control planes and, with --kubeconfig, outside the cluster
 // for development. With --role=plans it carries out Plans instead, see package plans, and
-// its commands cordon, drain and uncordon are those that the Jobs of Plans need of kubectl.
+// its commands cordon, drain and uncordon replace kubectl in the Jobs of Plans.
 package main
 
 import (
@@ -30,7 +30,7 @@ import (
 )
 
 func main() {
-	// Control planes are small: half as much garbage is let lie as usual.
+	// Control planes are small, so the garbage collector runs at half of the usual heap growth.
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
 	}
@@ -120,7 +120,7 @@ func run(ctx context.Context, args []string) error {
 	})
 }
 
-// access is the pod's own, or that of a kubeconfig.
+// access returns the pod's own access, or that of a kubeconfig.
 func access(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		return rest.InClusterConfig()
@@ -128,7 +128,7 @@ func access(kubeconfig string) (*rest.Config, error) {
 	return clientcmd.BuildConfigFromFlags("", kubeconfig)
 }
 
-// readable writes durations as people do, not as nanoseconds.
+// readable formats durations with units, not as nanoseconds.
 func readable(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		a.Value = slog.StringValue(a.Value.Duration().String())

@@ -32,7 +32,7 @@ import (
 
 const namespace = "constellation-system"
 
-// countingAgent counts what reaches it.
+// countingAgent counts the requests that reach it.
 type countingAgent struct {
 	upgradeproto.UnimplementedAgentServer
 	calls atomic.Int64
@@ -48,8 +48,8 @@ func (a *countingAgent) Upgrade(_ *upgradeproto.UpgradeRequest, s grpc.ServerStr
 	return s.Send(&upgradeproto.UpgradeResponse{Kind: &upgradeproto.UpgradeResponse_Success{Success: &upgradeproto.Success{}}})
 }
 
-// TestRelayServesTheOperatorAlone starts the relay as its pod does, with a real API server
-// and the chart's rights, and calls it as whoever can forward a port to it.
+// TestRelayServesTheOperatorAlone starts the relay as its pod does, with a real API server and the
+// chart's rights. It calls the relay as callers with a port-forward can.
 func TestRelayServesTheOperatorAlone(t *testing.T) {
 	cp := controlplane.ForTest(t, controlplane.Options{})
 	chart, err := render.Chart("constellation-operator", "v1.1.0", namespace, map[string]any{"release": "v1.1.0"})
@@ -62,7 +62,7 @@ func TestRelayServesTheOperatorAlone(t *testing.T) {
 		}
 	}
 	core := kubernetes.NewForConfigOrDie(cp.Config())
-	for _, name := range []string{"stranger", "constellation-relay"} { // the chart may have made the second
+	for _, name := range []string{"stranger", "constellation-relay"} { // the chart may have created the second
 		sa := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		if _, err := core.CoreV1().ServiceAccounts(namespace).Create(t.Context(), sa, metav1.CreateOptions{}); err != nil && name == "stranger" {
 			t.Fatal(err)

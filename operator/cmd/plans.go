@@ -21,13 +21,13 @@ import (
 
 const (
 	rolePlans = "plans"
-	// envName begins the names of variables by which system-upgrade-controller is set up.
+	// envName is the prefix of the environment variables that configure system-upgrade-controller.
 	envName = "SYSTEM_UPGRADE_CONTROLLER_"
 )
 
-// withoutRole returns the arguments of role plans without that, and whether they are. They
-// are also if nothing is said of a role, and the environment is that of system-upgrade-controller:
-// so this program can stand in its Deployment.
+// withoutRole returns the arguments without the role, and whether the role is plans. Without any
+// role, an environment of system-upgrade-controller means plans too, so that this program
+// can replace it in its Deployment.
 func withoutRole(args []string) ([]string, bool) {
 	for i, a := range args {
 		name, value, has := strings.Cut(strings.TrimLeft(a, "-"), "=")
@@ -97,7 +97,7 @@ func reach(master, kubeconfig string) (*rest.Config, error) {
 	return clientcmd.BuildConfigFromFlags(master, kubeconfig)
 }
 
-// kubectl does what the Jobs of Plans need of kubectl.
+// kubectl runs the kubectl commands that the Jobs of Plans use.
 func kubectl(ctx context.Context, args []string) error {
 	cluster, err := access(os.Getenv(clientcmd.RecommendedConfigPathEnvVar))
 	if err != nil {

@@ -7,12 +7,12 @@ import (
 	"constellation/engine/version"
 )
 
-// roleStandIn makes this process one that stands in for the cluster autoscaler where
-// there is none for the cloud: it can be started, stopped and given arguments.
+// roleStandIn makes this process a placeholder for the cluster autoscaler in clouds without one. It
+// can be started, stopped and given arguments.
 const roleStandIn = "--role=autoscaler-stand-in"
 
-// standIn says which arguments it was given and idles until it is asked to end. The
-// arguments are those of a cluster autoscaler, so none is looked at.
+// standIn logs its arguments and idles until it is terminated. It ignores the arguments, which are
+// those of a cluster autoscaler.
 func standIn(ctx context.Context, args []string, log *slog.Logger) {
 	log.Info("autoscaler stand-in started: it scales nothing", "release", version.Release, "args", args)
 	<-ctx.Done()

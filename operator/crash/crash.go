@@ -1,7 +1,7 @@
 //go:build crash
 
-// Package crash has processes die at points that a test names. Only binaries that are built with
-// the tag crash do; in all others it does nothing.
+// Package crash injects crashes: the process exits at points that a test names. It has an effect only
+// in binaries that are built with the tag crash.
 package crash
 
 import (
@@ -13,14 +13,13 @@ import (
 	"syscall"
 )
 
-// crashing is taken at the point where the process dies, and not given back.
+// crashing is locked at the point of the crash, and never unlocked.
 var crashing sync.Mutex
 
-// At ends the process without a word when it comes to one of the points that the
-// environment variable CONSTELLATION_CRASH_AT names, with commas between them, such as
-// "before:create machine,after:cordon": the words are those of what is done then. If
-// CONSTELLATION_CRASH_ONCE names a directory, each happens once: a file with the
-// point's name is made there first.
+// At ends the process without a message if the environment variable CONSTELLATION_CRASH_AT
+// contains the point. The variable is a comma-separated list such as
+// "before:create machine,after:cordon", with the names of effects. If CONSTELLATION_CRASH_ONCE
+// names a directory, each crash happens once: At first creates a file with the point's name there.
 func At(point string) {
 	if !slices.Contains(strings.Split(os.Getenv("CONSTELLATION_CRASH_AT"), ","), point) {
 		return

@@ -1,8 +1,8 @@
 //go:build !crash
 
-// Package crash has processes die at points that a test names. Only binaries that are built with
-// the tag crash do; in all others it does nothing.
+// Package crash injects crashes: the process exits at points that a test names. It has an effect only
+// in binaries that are built with the tag crash.
 package crash
 
-// At does nothing; see the binaries that are built with the tag crash.
+// At does nothing. With the build tag crash it ends the process.
 func At(string) {}

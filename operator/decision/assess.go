@@ -118,7 +118,7 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 	}
 	var byClass [mint + 1]struct {
 		n     int32
-		first []v1alpha1.Reference // as many as are told
+		first []v1alpha1.Reference // as many as the status lists
 	}
 	counts, inPlace := map[string]*v1alpha1.GroupCounts{}, map[string]bool{}
 	for _, g := range w.Groups {

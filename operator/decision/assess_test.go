@@ -187,7 +187,7 @@ func TestPublishedComponentsDoNotFollowTheTarget(t *testing.T) {
 	if after.JoinComponents != before.JoinComponents || after.JoinComponents.Worker != refA {
 		t.Errorf("joining machines get %+v before the control plane was upgraded", after.JoinComponents)
 	}
-	// One control plane alone does not make a cluster's version.
+	// One control plane alone does not determine the cluster's version.
 	w.Nodes[1].Kubelet = "v1.34.4"
 	if s := assess(spec(), 1, v1alpha1.NodeVersionStatus{}, w, time.Now()); s.JoinComponents.Worker != "" {
 		t.Errorf("published %q although a control plane is older", s.JoinComponents.Worker)

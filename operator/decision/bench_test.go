@@ -41,8 +41,8 @@ func BenchmarkDecide(b *testing.B) {
 	}
 }
 
-// halfWay has half of the workers replaced, and of up to 100 of the others the machines
-// are there, a part of them Nodes already.
+// halfWay is a rollout with half of the workers replaced. Up to 100 of the others have their new
+// machines, and some of those are Nodes already.
 func halfWay(w *World) {
 	workers, busy := len(w.Nodes)-3, 0
 	for i := range w.Nodes {

@@ -90,8 +90,7 @@ type Decision struct {
 	Exclusive bool
 }
 
-// replacement is an intent with the objects that it names; each of donor, machine and heir may be
-// missing.
+// replacement is an intent with the objects that it names. Each of these objects may be missing.
 type replacement struct {
 	*Intent
 	slot    int
@@ -452,7 +451,7 @@ func (d *Decision) refuse() string {
 
 // upgradeKubernetes upgrades the control plane's Kubernetes through the agent, once per target. Then
 // it publishes the components for joining machines, role by role, and sets the image of the
-// groups. The published components record what was done: no API server is asked for its version.
+// groups. The published components record the progress, so no API server's version is read.
 func (d *Decision) upgradeKubernetes() {
 	pub, want := d.w.Before.JoinComponents, d.spec.KubernetesComponentsReference
 	if pub.ControlPlane == "" || pub.Worker == "" {
@@ -1104,10 +1103,10 @@ func (d *Decision) trackOrphans() {
 }
 
 // hasLeftEtcd reports whether n is a control plane that was bound to leave and whose member has left
-// etcd, while somebody deleted its intent. It must leave all the same. A member is removed only
-// after the binding, so a stale observation changes nothing. We recognise n by our cordon or, if
-// a stale reconcile removed that, by a replacement node that votes. Heirs join one at a time, so n does not
-// become a member then.
+// etcd, while somebody deleted its intent. It must still leave. A member is removed only after the
+// binding, so a stale observation changes nothing. We recognise n by our cordon or, if a stale
+// reconcile removed that, by a replacement node that votes. Replacement nodes join one at a time, so
+// n does not become a member then.
 func (d *Decision) hasLeftEtcd(n *Node) bool {
 	if n.Role != v1alpha1.ControlPlaneRole || len(d.w.Etcd) == 0 || d.isMember(n.Name) {
 		return false

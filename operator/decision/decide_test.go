@@ -40,7 +40,7 @@ func rollout(edit ...func(*v1alpha1.NodeVersionSpec, *World)) (v1alpha1.NodeVers
 	return s, w
 }
 
-// agree has the cloud say of machines what their Nodes say, but of those that a test has
+// agree copies the Nodes' data to the cloud's machines, except for machines to which a test has
 // given an image.
 func agree(w *World) {
 	byID := make(map[string]*Node, len(w.Nodes))
@@ -55,7 +55,7 @@ func agree(w *World) {
 	}
 }
 
-// addressed gives the machines addresses, from 10.42.0.1.
+// addressed assigns addresses to the machines, from 10.42.0.1 on.
 func addressed(w *World) {
 	for i := range w.Instances {
 		w.Instances[i].Address = fmt.Sprintf("10.42.0.%d", i+1)

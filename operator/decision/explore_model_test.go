@@ -13,14 +13,13 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// The model world of the explorer: a cluster so small that all of its states can be
-// visited, in which everything happens that happens to large ones. A state is a plain
-// value of bytes.
+// The model world of the explorer: a cluster so small that all of its states can be visited, with
+// all events of large clusters. A state is a plain value of bytes.
 
 const (
 	maxMachines = 7
-	maxPlaces   = 3               // of a surge of two, one may be stuck
-	nobody      = maxMachines + 1 // a name that belongs to no machine any more
+	maxPlaces   = 3               // of a surge of two slots, one may be stuck
+	nobody      = maxMachines + 1 // a name whose machine no longer exists
 )
 
 // Life of a machine in the cloud.
@@ -29,7 +28,7 @@ const (
 	booting
 	running
 	terminating
-	terminated // and the cloud still says so
+	terminated // and the cloud still lists it
 )
 
 // Groups: the first holds the control planes.
@@ -51,17 +50,17 @@ type modelMachine struct {
 	late, drainLate                  bool
 	member                           uint8 // 0 none, 1 learner, 2 voter
 	api                              uint8
-	tracked                          uint8 // PendingNode without place: 0 none, 1 Join, 2 Leave
+	tracked                          uint8 // PendingNode without a surge slot: 0 none, 1 Join, 2 Leave
 	trackedLate                      bool
-	noted                            uint8 // components that the Node says
+	noted                            uint8 // components in the Node's annotation
 	run, runComps                    uint8 // of its agent for the node: 0 none, 1 active, 2 done, 3 failed
 	silent, broken                   bool  // the agent does not answer; fails each time
-	recent                           bool  // the run has failed a moment ago
-	retry                            uint8 // what the Node says: 0 nothing, 1 that its owner wants a try, 2 that of this run, 3 of one before
-	origin                           uint8 // that it was created to replace, as its token says: 0 none, else machine+1
-	revoked                          bool  // a person has revoked it, and the intent is there
+	recent                           bool  // the run failed recently
+	retry                            uint8 // retry request of the Node: 0 none, 1 by its owner, 2 for this run, 3 for an earlier run
+	origin                           uint8 // that it was created to replace, by its token: 0 none, else machine+1
+	revoked                          bool  // a person has revoked it, and the intent exists
 	captured                         bool  // an attacker writes its Node
-	lie, about                       uint8 // what the Node claims falsely; machine+1 that it is about
+	lie, about                       uint8 // false claim of the Node; machine+1 that it concerns
 }
 
 // Lies of a captured machine's Node.
@@ -77,7 +76,7 @@ const (
 	lies
 )
 
-// liarName is that of a Node that no machine bears.
+// liarName is the name of a Node without a machine.
 const liarName = "liar"
 
 // misses reports whether m has no Node that names it.
@@ -91,8 +90,8 @@ type modelPlace struct {
 	late                 bool
 }
 
-// modelAction is an action on its way: decided by a leader that is slow, or that is
-// leader no more, and done at any later time, or never.
+// modelAction is a delayed action. A leader that is slow, or is no longer leader, decided it. It
+// takes effect at any later time, or never.
 type modelAction struct {
 	kind                              ActionKind
 	node, other, place, token, group  uint8
@@ -107,21 +106,21 @@ type modelState struct {
 
 	target                     uint8
 	paused, pausedLong, cancel bool
-	enabled, ours, scaling     bool // the autoscaler: told to run, stopped by us, runs
+	enabled, ours, scaling     bool // the autoscaler: enabled, paused by us, running
 	images                     [modelGroups]uint8
 	inPlace                    [modelGroups]bool
 	pubCP, pubW                uint8
 	run, runTarget, runNode    uint8             // run: 0 none, 1 active, 2 done, 3 failed
 	blocked                    [modelGroups]bool // by a PodDisruptionBudget
 	lease, leader              uint8
-	floor                      [modelGroups]uint8 // Ready nodes that nobody but us can take
+	floor                      [modelGroups]uint8 // Ready nodes that only the operator could remove
 	voters                     uint8
 	faults                     uint8 // that may still happen
-	liar                       uint8 // machine+1 that a Node without a machine claims; 0: there is none
-	liarGoes                   bool  // and that it is obsolete
+	liar                       uint8 // machine+1 that a Node without a machine claims; 0: no such Node
+	liarGoes                   bool  // and it claims to be obsolete
 }
 
-// scenario is where an exploration begins, and what may happen in it.
+// scenario is the initial state of an exploration, with its possible events.
 type scenario struct {
 	name               string
 	nodes              [modelGroups]int
@@ -132,7 +131,7 @@ type scenario struct {
 	stale              bool              // slow leaders and incomplete views
 	with               string            // kinds of faults, see fault
 	othersStoppedScale bool
-	lies               []uint8 // those that a captured machine's Node tells; nil: all
+	lies               []uint8 // false claims of a captured machine's Node; nil: all
 	taken              bool    // it begins with control planes at the target, and with a captured worker that has replaced another
 	joins              bool    // its last machine joins, and was not made by the operator
 	halfGone           bool    // it begins with a control plane that has left etcd and lost its intent and its cordon
@@ -140,7 +139,7 @@ type scenario struct {
 
 func (c *scenario) total() int { return c.nodes[0] + c.nodes[1] + c.nodes[2] }
 
-// The targets: image and components, of which the second brings a newer Kubernetes.
+// The targets: image and components. The second components have a newer Kubernetes.
 var modelTargets = [...]struct{ image, comps uint8 }{{0, 0}, {1, 0}, {1, 1}}
 
 var (
@@ -239,12 +238,12 @@ func (c *scenario) spec(s *modelState) v1alpha1.NodeVersionSpec {
 	}
 }
 
-// hidden is what is missing from a view; -1 is nothing.
+// hidden lists what is missing from an observation; -1: nothing.
 type hidden struct{ node, instance, place int }
 
 var everything = hidden{-1, -1, -1}
 
-// view is what an operator sees of s.
+// view returns an operator's observation of s.
 func (c *scenario) view(s *modelState, h hidden) World {
 	w := World{
 		Now: modelNow, Complete: h.instance < 0, Versions: modelByRef, LeaderNode: modelName[s.lease],
@@ -392,7 +391,7 @@ func (c *scenario) view(s *modelState, h hidden) World {
 	return w
 }
 
-// latest is the run of the agent of m, which has had one.
+// latest returns the last run of m's agent. The agent must have had one.
 func (m *modelMachine) latest(name string) UpgradeRun {
 	r := UpgradeRun{Version: modelKube[m.runComps], Components: modelComps[m.runComps], Node: name, Phase: [...]string{"", "apply", "done", "failed"}[m.run], Ended: modelNow.Add(-time.Hour)}
 	if m.recent {
@@ -416,7 +415,7 @@ func (s *modelState) intent(p int) Intent {
 	return in
 }
 
-// facts are what the invariants look at. They hold until the next call.
+// facts returns the input of the invariants. It is valid until the next call.
 func (e *explorer) facts(s *modelState) *facts {
 	f := &e.truth
 	t := modelTargets[s.target]
@@ -451,7 +450,7 @@ func (e *explorer) facts(s *modelState) *facts {
 	return f
 }
 
-// indexed is the index of machine number i-1.
+// indexed returns the index of machine number i-1.
 func indexed(i uint8) int {
 	if i == nobody {
 		return forgotten
@@ -459,7 +458,7 @@ func indexed(i uint8) int {
 	return int(i) - 1
 }
 
-// effect is a as the invariants see it.
+// effect converts a for the invariants.
 func (s *modelState) effect(a *modelAction) effect {
 	e := effect{upgrade: a.up, kind: a.kind, machine: indexed(a.node), donor: indexed(a.donor), heir: indexed(a.other), made: s.byToken(a.token), place: -1, group: int(a.group), leave: a.flag, uncordon: a.flag, pubCP: int(a.pubCP), pubW: int(a.pubW), host: int(s.lease)}
 	if a.place != 255 {
@@ -474,7 +473,7 @@ func (s *modelState) effect(a *modelAction) effect {
 	return e
 }
 
-// finished reports whether s is where a rollout ends.
+// finished reports whether the rollout has ended in s.
 func (e *explorer) finished(s *modelState) bool {
 	return s.flying.kind == 0 && e.facts(s).unfinished() == ""
 }
@@ -488,10 +487,10 @@ func (s *modelState) byToken(t uint8) int {
 	return -1
 }
 
-// encode makes a model's action of one that decide returned.
+// encode converts an action of decide to an action of the model.
 func (s *modelState) encode(a *Action) modelAction {
 	out := modelAction{kind: a.Kind, node: numbered(a.Node), other: numbered(a.Heir), donor: numbered(a.Donor), flag: a.Uncordon, extra: uint8(a.MinVoters), place: 255}
-	if a.Machine != "" && a.Kind != DeleteNode { // a Node is deleted by its name, whatever it claims
+	if a.Machine != "" && a.Kind != DeleteNode { // a Node is deleted by its name; its claims do not matter
 		out.node = uint8(index(modelID, a.Machine) + 1)
 	}
 	if a.Group != "" {
@@ -542,7 +541,7 @@ func (s *modelState) freeToken() uint8 {
 	panic("no token is free")
 }
 
-// apply does an action, on the conditions that its kind has.
+// apply carries out an action, under the conditions of its kind.
 func (c *scenario) apply(s modelState, a modelAction) modelState {
 	var m *modelMachine
 	if a.node != 0 && a.node != nobody {
@@ -625,7 +624,7 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 	case DrainNode:
 		if m.isNode && m.cordon != 0 && (!s.blocked[m.group] || !m.ready) {
 			m.drained = true
-			for i := range s.m { // what ran on it runs elsewhere now
+			for i := range s.m { // the operator that ran on it runs elsewhere now
 				if o := &s.m[i]; o != m && o.isNode && o.group == m.group && o.cordon == 0 {
 					o.drained = false
 				}
@@ -647,7 +646,7 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 	case RemoveMember:
 		if m.member == 2 {
 			if left := s.countVoters() - 1; left < int(a.extra) || left < 1 {
-				break // the agent counts again
+				break // the agent's runs count again
 			}
 		}
 		m.member = 0
@@ -701,7 +700,7 @@ func (s *modelState) votes(i uint8) bool {
 	return i != 0 && i != nobody && s.m[i-1].member == 2 && s.m[i-1].life == running
 }
 
-// elect lets etcd find a leader among what is healthy.
+// elect makes etcd elect a leader among its healthy members.
 func (s *modelState) elect() {
 	for i := range s.m {
 		if s.m[i].member == 2 && s.m[i].life == running {
@@ -711,14 +710,14 @@ func (s *modelState) elect() {
 	}
 }
 
-// step is one thing that happens.
+// step is one event.
 type step struct {
 	next  modelState
 	kind  stepKind
 	act   modelAction
 	from  hidden
 	m     int
-	good  bool // it happens by itself if one only waits, so the goal may depend on it
+	good  bool // it happens without intervention, so the goal may depend on it
 	wrong string
 }
 

@@ -23,8 +23,7 @@ var (
 	exploreMutants = flag.Bool("explore.mutants", true, "plant mutants")
 )
 
-// explorer searches all states of a scenario breadth first, with one rule switched off
-// or none.
+// explorer searches all states of a scenario breadth first, with at most one rule switched off.
 type explorer struct {
 	*scenario
 	off   rule
@@ -45,15 +44,15 @@ type explorer struct {
 type finding struct {
 	text  string
 	state int32
-	last  int // ordinal of the step that is wrong; -1: the state is
+	last  int // ordinal of the wrong step; -1: the state itself is wrong
 }
 
 func (e *explorer) hash(s *modelState) uint64 {
 	return maphash.Bytes(e.seed, unsafe.Slice((*byte)(unsafe.Pointer(s)), unsafe.Sizeof(*s)))
 }
 
-// canonical is s with its machines in another order: states that differ only in which
-// of two machines is called what are one.
+// canonical returns s with its machines in canonical order, so that states that differ only in the
+// numbering of machines are equal.
 func (s *modelState) canonical() modelState {
 	var order [maxMachines]int
 	var keys [maxMachines]modelMachine
@@ -152,7 +151,7 @@ func (e *explorer) explore() *finding {
 		var acts int
 		buf, acts = e.steps(&s, buf[:0])
 		e.expanded++
-		// What a PodDisruptionBudget blocks for ever is tried for ever.
+		// A drain that a PodDisruptionBudget blocks permanently is retried indefinitely.
 		e.goal[i] = (acts == 0 || s.blocked != [modelGroups]bool{} || s.anyBroken()) && e.finished(&s)
 		for n := range buf {
 			t := &buf[n]
@@ -171,8 +170,8 @@ func (e *explorer) explore() *finding {
 	return e.reach()
 }
 
-// reach goes back from the goal and from what was not expanded, and returns the first
-// state that it does not meet.
+// reach searches backwards from the goal and from states that were not expanded, and returns the
+// first state that it does not reach.
 func (e *explorer) reach() *finding {
 	first, next := make([]int32, len(e.states)), make([]int32, len(e.edges))
 	for i := range first {
@@ -228,7 +227,7 @@ func replay(c *scenario, off rule, trace []int) string {
 	return fmt.Sprintf("%s:%d:%s", c.name, off, strings.Join(parts, ","))
 }
 
-// story tells what happens along a trace.
+// story describes the steps of a trace.
 func (e *explorer) story(trace []int) string {
 	var b strings.Builder
 	s := e.start()
@@ -270,8 +269,8 @@ func (s *modelState) String() string {
 	return b.String()
 }
 
-// steps appends all that can happen in s, and returns how many actions the operator
-// would take that sees everything.
+// steps appends all steps that are possible in s. It returns how many actions an operator with a
+// complete observation would take.
 func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 	fault := s.faults > 0
 	spec := e.spec(s)
@@ -372,7 +371,8 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 			quorum++
 		}
 	}
-	// bad is a fault: it uses up one, and what it takes from the cluster was not us.
+	// bad adds a fault. It uses up one fault of the scenario, and the operator is not blamed for the
+	// nodes and members that the cluster loses.
 	bad := func(kind stepKind, m int, change func(n *modelState)) {
 		happens(kind, m, false, func(n *modelState) {
 			n.faults--
@@ -385,8 +385,8 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		if m.life == absent {
 			continue
 		}
-		// A control plane does not become one in the moment in which its machine is being
-		// deleted: the join service refuses machines that are bound to leave.
+		// A machine that is being deleted cannot become a control plane, because the join service refuses
+		// machines that are bound to leave.
 		deleting := s.flying.kind == DeleteInstance && int(s.flying.node) == i+1 && m.group == cpModel
 		if m.life == booting && !m.failed && !deleting {
 			happens(stepJoin, i, true, func(n *modelState) {
@@ -419,7 +419,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		}
 		if m.life == terminating {
 			happens(stepTerminated, i, true, func(n *modelState) {
-				if n.m[i].life = terminated; n.m[i].captured && n.m[i].misses() { // a person removes what is left
+				if n.m[i].life = terminated; n.m[i].captured && n.m[i].misses() { // a person removes its Node
 					n.m[i] = n.m[i].withoutNode()
 				}
 			})
@@ -460,7 +460,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		if m.postponed {
 			happens(stepPostponedOver, i, true, func(n *modelState) { n.m[i].postponed = false })
 		}
-		// Workers wait for a control plane that is held, for as long as it is.
+		// Workers wait while a control plane is on hold.
 		if m.held && m.group == cpModel {
 			happens(stepLetGo, i, true, func(n *modelState) { n.m[i].held = false })
 		}
@@ -519,9 +519,9 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 			bad(stepHeld, i, func(n *modelState) { n.m[i].held = true })
 		}
 		if m.group == cpModel && (m.member == 1 || quorum-1 < s.countVoters()/2+1 || quorum < 2) && m.token == 0 {
-			continue // what would take the quorum is beyond any operator
+			continue // no operator can repair a lost quorum
 		}
-		// The console cordons the Node, and refuses to revoke what would take the quorum.
+		// The console cordons the Node, and refuses a revocation that would lose the quorum.
 		if e.allows('R') && !m.revoked && (m.group != cpModel || quorum > 1 && quorum-1 >= s.countVoters()/2+1) {
 			bad(stepRevoked, i, func(n *modelState) {
 				n.m[i].revoked = true
@@ -632,8 +632,8 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 
 func (c *scenario) allows(f rune) bool { return strings.ContainsRune(c.with, f) }
 
-// mayFly reports whether a late effect is of interest: those of the same process that
-// only write what every later pass writes again are not.
+// mayFly reports whether to explore the late effect of an action. Effects of the same process that
+// every later reconcile repeats are not explored.
 func (a *modelAction) mayFly() bool {
 	switch a.kind {
 	case YieldLease, MoveLeader, DrainNode, PostponeNode, DeleteNode:
@@ -642,19 +642,19 @@ func (a *modelAction) mayFly() bool {
 	return true
 }
 
-// settle ends what cannot be done any more after s became n: writes that are bound to
-// what was seen. And it keeps a leader and a lease where there can be one.
+// settle drops actions that became impossible when s became n: writes conditional on an observed
+// object. It also elects an etcd leader and a lease holder where that is possible.
 func (n *modelState) settle(before *modelState) {
 	f := &n.flying
 	switch f.kind {
 	case UpgradeNode:
-		// What is asked of an agent is over when the intent is, and is for one try.
+		// A request to an agent ends with its intent, and covers one attempt.
 		if n.upgradedBy(int(f.node)-1) < 0 || n.m[f.node-1].run != before.m[f.node-1].run {
 			n.flying = modelAction{}
 		}
 	case CordonNode, ReleaseNode, AdoptHeir, NoteComponents, MarkRetry:
 		if f.kind == MarkRetry && n.m[f.node-1].run != before.m[f.node-1].run {
-			f.extra = 1 // it is of a run before
+			f.extra = 1 // it belongs to an earlier run
 		}
 		a, b := &n.m[f.node-1], &before.m[f.node-1]
 		if a.cordon != b.cordon || a.heir != b.heir || a.donor != b.donor || a.isNode != b.isNode || a.postponed != b.postponed || a.noted != b.noted || a.retry != b.retry {
@@ -675,7 +675,7 @@ func (n *modelState) settle(before *modelState) {
 		}
 	}
 	for i := range n.m {
-		if m := &n.m[i]; m.life == terminated && !n.mentions(i) { // the cloud forgets it
+		if m := &n.m[i]; m.life == terminated && !n.mentions(i) { // the cloud no longer lists it
 			*m = modelMachine{}
 			for k := range n.m {
 				if n.m[k].donor == uint8(i+1) {
@@ -692,7 +692,7 @@ func (n *modelState) settle(before *modelState) {
 				n.liar, n.liarGoes = 0, false
 			}
 		} else if m.isNode && m.ready && m.known && m.late && n.placeOfToken(m.token) < 0 {
-			m.late = false // nobody asks any more
+			m.late = false // no request refers to it any more
 		}
 	}
 	if m := &n.m[n.lease]; m.life != running || !m.isNode {
@@ -712,7 +712,7 @@ func (n *modelState) moveLease(from int) {
 	}
 }
 
-// forgive lowers what has to be kept to what a fault has left.
+// forgive lowers the numbers that must be kept to those that a fault has left.
 func (n *modelState) forgive() {
 	var ready [modelGroups]uint8
 	for i := range n.m {
@@ -732,8 +732,7 @@ func (n *modelState) forgive() {
 	n.voters = min(n.voters, healthy)
 }
 
-// extra reports whether machine i is on its way in without counting yet, or on its way
-// out.
+// extra reports whether machine i is joining and does not count yet, or is leaving.
 func (n *modelState) extra(i int) bool {
 	for _, l := range n.places {
 		if l.used && (!l.leave && !l.upgrade && l.token == n.m[i].token || l.leave && int(l.machine) == i+1) {
@@ -743,7 +742,7 @@ func (n *modelState) extra(i int) bool {
 	return n.m[i].tracked == 2 || n.m[i].revoked
 }
 
-// mentions reports whether anything still speaks of machine i.
+// mentions reports whether any object still refers to machine i.
 func (s *modelState) mentions(i int) bool {
 	m := &s.m[i]
 	if m.isNode || m.member != 0 || m.tracked != 0 || m.revoked || s.placeOfToken(m.token) >= 0 || int(s.lease) == i || s.flying.kind != 0 {
@@ -766,7 +765,7 @@ func (s *modelState) placeOfToken(t uint8) int {
 	return -1
 }
 
-// upgradedBy is the place of the intent to upgrade machine i; -1: there is none.
+// upgradedBy returns the surge slot of the intent to upgrade machine i, or -1.
 func (s *modelState) upgradedBy(i int) int {
 	for p := range s.places {
 		if l := &s.places[p]; l.used && l.upgrade && int(l.machine) == i+1 {
@@ -792,10 +791,11 @@ func (m modelMachine) withoutNode() modelMachine {
 // scenarios are the worlds that are explored. Letters of with are faults: t target,
 // p pause and cancel, c cordon by a person, x machine dies, d Node deleted, i intent
 // deleted, j never joins, r NotReady, u upgrade fails, a autoscaler, o obsolete, l
-// leader moves, h a person holds a node, b a PodDisruptionBudget blocks, B for ever, g an
-// agent does not answer, U an agent fails for ever, y a person wants a failed upgrade tried
-// again, s the strategy of a group is changed, L a Node without a machine claims any
-// machine at any time, R a machine is revoked, k a worker is captured, whose Node then claims anything at any time.
+// leader moves, h a person puts a node on hold, b a PodDisruptionBudget blocks, B permanently,
+// g an agent does not answer, U every run of an agent fails, y a person requests the retry of a
+// failed upgrade, s the strategy of a group is changed, L a Node without a machine claims any
+// machine at any time, R a machine is revoked, k a worker is captured, whose Node then claims
+// anything at any time.
 var scenarios = []scenario{
 	{name: "plain", nodes: [3]int{1, 1, 0}, surge: 1, target: 2, faults: 0},
 	{name: "no-autoscaler", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 0, othersStoppedScale: true},
@@ -895,11 +895,11 @@ func TestExplore(t *testing.T) {
 	fmt.Printf("states %d\n", total)
 }
 
-// believers are the rules without which a Node is believed.
+// believers are the rules without which the operator trusts a Node's claims.
 var believers = []rule{ruleMachinesName, ruleUnknownKept, ruleCloudGroup, ruleCloudImage, ruleMadeFor, ruleOwnVersions, ruleHeirDenies}
 
-// TestMutants switches the rules off one by one. Each must be missed: an invariant
-// breaks, or the goal cannot be reached from somewhere.
+// TestMutants switches the rules off one by one. Without each of them an invariant must break, or
+// the goal must become unreachable from some state.
 func TestMutants(t *testing.T) {
 	if *exploreReplay != "" || !*exploreMutants {
 		t.Skip("not asked for")
@@ -917,7 +917,7 @@ func TestMutants(t *testing.T) {
 		all++
 		began, found := time.Now(), false
 		for i := range scenarios {
-			if slices.Contains(believers, off) { // these are missed where somebody lies, which comes last
+			if slices.Contains(believers, off) { // only scenarios with lying Nodes need these rules, and those come last
 				i = len(scenarios) - 1 - i
 			}
 			c := &scenarios[i]

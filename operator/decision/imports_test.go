@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// TestDecisionsArePure fails if the package imports more than values, or reads a clock.
+// TestDecisionsArePure fails if the package imports more than plain values, or reads a clock.
 func TestDecisionsArePure(t *testing.T) {
 	allowed := []string{
 		"cmp", "crypto/sha256", "encoding/hex", "fmt", "slices", "strconv", "strings", "sync", "time",

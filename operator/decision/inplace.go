@@ -77,7 +77,7 @@ func (d *Decision) advanceUpgrade(in *Intent) {
 			d.postponeUpgrade(n, "its agent does not answer")
 			return
 		}
-		// The agent is polled; at the deadline the node only loses its turn.
+		// The agent is polled. After the deadline other nodes go first.
 		d.Wait("AgentUnknown", fmt.Sprintf("the agent of %s has not answered yet; without an answer others come first from %s on", n.Name, in.Deadline.UTC().Format("15:04:05Z")), NodeReference(n.Name), time.Time{})
 	case same && run.Phase == "done":
 		d.notReadyAgain(n)
@@ -241,7 +241,7 @@ func (d *Decision) settleRetryRequests() {
 }
 
 // failedOn returns the latest failed run on n of an upgrade to the target; zero: none. known is
-// false for a node that waits for its turn, or whose agent has not answered.
+// false for a node that waits for a surge slot, or whose agent has not answered.
 func (d *Decision) failedOn(n *Node) (run UpgradeRun, known bool) {
 	if d.w.Run.Node == n.Name && d.w.Run.Phase == "failed" && d.aimsAt(d.w.Run) {
 		return d.w.Run, true

@@ -12,8 +12,8 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// upgradable is a rollout of which the control planes are done and the workers stay:
-// they have an old Kubernetes and are upgraded in place.
+// upgradable is a rollout whose control planes are at the target. Its workers have an old
+// Kubernetes and are upgraded in place.
 func upgradable(edit ...func(*v1alpha1.NodeVersionSpec, *World)) (v1alpha1.NodeVersionSpec, World) {
 	s, w := rollout()
 	s.KubernetesClusterVersion, s.KubernetesComponentsReference = "v1.36.3", refB
@@ -32,8 +32,8 @@ func upgradable(edit ...func(*v1alpha1.NodeVersionSpec, *World)) (v1alpha1.NodeV
 	return s, w
 }
 
-// upgrading puts the upgrade of worker-0 into a world, which is cordoned and empty, and of
-// whose agent run was heard.
+// upgrading adds the upgrade of worker-0 to a world. The node is cordoned and drained, and its agent
+// has reported run.
 func upgrading(run UpgradeRun, edit ...func(*v1alpha1.NodeVersionSpec, *World)) func(*v1alpha1.NodeVersionSpec, *World) {
 	return func(s *v1alpha1.NodeVersionSpec, w *World) {
 		n := &w.Nodes[3]
@@ -158,8 +158,7 @@ func TestDecideInPlace(t *testing.T) {
 	}
 }
 
-// Whoever looks at the cluster with kubectl sees when a failed upgrade is retried, however
-// long it says why it has failed.
+// kubectl shows when a failed upgrade is retried, even if the error message is long.
 func TestNextTryIsTold(t *testing.T) {
 	failed := UpgradeRun{Version: "v1.36.3", Components: refB, Node: "worker-0", Phase: "failed", Line: strings.Repeat("no space left on device ", 20), InPlace: true, Ended: modelNow.Add(-time.Second)}
 	_, status := decide(upgradable(upgrading(failed)))
@@ -180,8 +179,8 @@ func TestNextTryIsTold(t *testing.T) {
 	}
 }
 
-// A person who wants a failed upgrade retried now gets one try for it: what is wanted is
-// written down with the run that it is for, that is retried, and then it is removed.
+// A retry request permits one retry of a failed upgrade. The operator records the failed run in the
+// request, retries the upgrade, and removes the request.
 func TestDecideRetry(t *testing.T) {
 	type change = func(*v1alpha1.NodeVersionSpec, *World)
 	failed := UpgradeRun{Version: "v1.36.3", Components: refB, Node: "worker-0", Phase: "failed", Line: "the disk is full", InPlace: true, Ended: modelNow.Add(-time.Second)}

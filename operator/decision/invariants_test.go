@@ -2,35 +2,34 @@ package decision
 
 import "fmt"
 
-// The invariants of a rollout, written against facts and not in terms of decide. broken
-// looks at the facts; wrongEffect at an effect that is decided, in the facts before it;
-// irrevocable at one that happens, however old the view was from which it was decided.
-// Explorer and simulator share them.
+// The invariants of a rollout, written against facts and not in terms of decide. broken checks the
+// facts. wrongEffect checks a decided effect against the facts before it. irrevocable checks an
+// effect when it happens, even if it was decided from a stale observation. Explorer and simulator
+// share them.
 
-// noMachine and forgotten stand for the index of a machine that there is not, or that
-// is not there any more.
+// noMachine and forgotten replace the index of a machine: none, and one that no longer exists.
 const (
 	noMachine = -1
 	forgotten = -2
 )
 
-// facts are a cluster as it is, whatever anybody sees of it. Machines, groups, places,
-// images and components are numbers: their index.
+// facts are the actual state of a cluster, independent of any observation. Machines, groups, surge
+// slots, images and components are represented by their index.
 type facts struct {
 	machines []fact
 	groups   []groupFacts
 	places   []placeFacts // by surge slot
-	kube     []int        // version of components: the greater one is newer
+	kube     []int        // version of components: the greater number is newer
 
-	shall, surge   int // machines that there shall be, and may be beyond
-	controlPlanes  int // that there shall be
-	voters         int // that etcd shall keep
+	shall, surge   int // desired number of machines, and how many may exist above it
+	controlPlanes  int // desired number of control planes
+	voters         int // voting members that etcd must keep
 	image, comps   int // target
 	keepWorkers    bool
 	paused, cancel bool
 
-	enabled, ours, scaling bool // the autoscaler: told to run, stopped by us, runs
-	othersStopped          bool // people do not want it to run
+	enabled, ours, scaling bool // the autoscaler: enabled, paused by us, running
+	othersStopped          bool // people paused it
 	pubCP, pubW            int  // components that joining machines get
 	run, runComps          int  // run: 0 none, 1 active, 2 done, 3 failed
 	leader                 int  // of etcd
@@ -39,8 +38,8 @@ type facts struct {
 // fact is a machine.
 type fact struct {
 	life, group, image, comps   int
-	ours                        bool // it was created by us, with a token
-	place                       int  // that holds its token; -1: none
+	ours                        bool // the operator created it, with a token
+	place                       int  // surge slot with its token; -1: none
 	isNode, ready, known        bool
 	cordon                      Cordon
 	drained, obsolete           bool
@@ -49,22 +48,22 @@ type fact struct {
 	member                      int // 0 none, 1 learner, 2 voter
 	sick                        bool
 	api                         int // components of its API server
-	tracked                     int // PendingNode without place: 0 none, 1 Join, 2 Leave
+	tracked                     int // PendingNode without a surge slot: 0 none, 1 Join, 2 Leave
 	trackedLate, nodeWasDeleted bool
-	counted                     bool // there shall be one more because of it
-	noted                       int  // components that its Node says
+	counted                     bool // the desired number is one higher because of it
+	noted                       int  // components in its Node's annotation
 	run                         int  // of its agent for the node: 0 none, 1 active, 2 done, 3 failed
-	broken                      bool // whatever its agent tries fails
-	recent                      bool // that has failed a moment ago
+	broken                      bool // every run of its agent fails
+	recent                      bool // that run failed recently
 	captured                    bool // an attacker writes its Node
-	revoked                     bool // a person has revoked it: it goes whatever is on it
-	retry                       int  // what its Node says: 0 nothing, 1 that its owner wants a try, 2 that of this run, 3 of one before
+	revoked                     bool // a person has revoked it: it is removed without a drain
+	retry                       int  // retry request of its Node: 0 none, 1 by its owner, 2 for this run, 3 for an earlier run
 }
 
 type groupFacts struct {
 	controlPlanes, inPlace, blocked bool
-	broken                          bool // one of its machines is
-	floor                           int  // Ready nodes that nobody but us can take
+	broken                          bool // every run fails on one of its machines
+	floor                           int  // Ready nodes that only the operator could remove
 	image                           int  // of its next machine
 }
 
@@ -77,15 +76,15 @@ type placeFacts struct {
 // effect is an action as the invariants see it.
 type effect struct {
 	kind        ActionKind
-	machine     int // that it is done to
+	machine     int // that it changes
 	donor, heir int
 	made        int // machine of the intent's token
 	place       int // -1: none
 	group       int
 	leave       bool // the intent is bound
-	upgrade     bool // the intent is to upgrade a machine as it is
+	upgrade     bool // the intent is an in-place upgrade
 	uncordon    bool
-	comps       int // that the agent is asked for
+	comps       int // that the agent must install
 	pubCP, pubW int
 	host        int // machine that the operator runs on
 }
@@ -96,7 +95,7 @@ func (f *facts) atTarget(m *fact) bool {
 	return (m.image == f.image || f.groups[m.group].inPlace) && m.comps == f.comps
 }
 
-// upgradedBy is the place of the intent to upgrade machine i; -1: there is none.
+// upgradedBy returns the surge slot of the intent to upgrade machine i, or -1.
 func (f *facts) upgradedBy(i int) int {
 	for p := range f.places {
 		if f.places[p].used && f.places[p].upgrades == i {
@@ -106,13 +105,13 @@ func (f *facts) upgradedBy(i int) int {
 	return -1
 }
 
-// orphan reports whether a person has deleted the intent that m was made for, and then
-// it was outdated: it is a node like any other, and one more.
+// orphan reports whether a person deleted the intent of m and m became outdated afterwards. It is an
+// ordinary node then, above the desired number.
 func (f *facts) orphan(m *fact) bool {
 	return m.isNode && m.ours && m.place < 0 && !f.atTarget(m) && m.donor != forgotten && !m.counted
 }
 
-// broken says which invariant does not hold; empty: all do.
+// broken returns the first violated invariant; empty: all hold.
 func (f *facts) broken() string {
 	machines, controlPlanes, healthy, voters := 0, 0, 0, 0
 	allowed, allowedControl := f.shall+f.surge, f.controlPlanes+1
@@ -126,7 +125,7 @@ func (f *facts) broken() string {
 			if cp {
 				controlPlanes++
 			}
-			// A person has made us forget it.
+			// A person has deleted its record.
 			if m.nodeWasDeleted || m.captured || f.orphan(m) {
 				allowed++
 				if cp {
@@ -164,7 +163,7 @@ func (f *facts) broken() string {
 	if controlPlanes > allowedControl {
 		return fmt.Sprintf("invariant 2: %d control planes exist, %d are allowed", controlPlanes, allowedControl)
 	}
-	// One that has failed once gives its place to another group, and is retried.
+	// An upgrade that failed once releases its surge slot to another group, and is retried.
 	for _, g := range f.groups {
 		if g.inPlace && !g.controlPlanes {
 			upgradable++
@@ -202,8 +201,8 @@ func (f *facts) controlPlanesDone(whole bool) bool {
 	return true
 }
 
-// wrongEffect says which invariant an effect breaks that was decided from these facts;
-// whole is whether the operator saw all of them.
+// wrongEffect returns the invariant that an effect violates if it was decided from these facts.
+// whole is true if the operator observed all of them.
 func (f *facts) wrongEffect(e *effect, whole bool) string {
 	at := func(i int) *fact {
 		if i < 0 {
@@ -385,8 +384,8 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 	return ""
 }
 
-// irrevocable says which invariant an effect breaks that cannot be taken back, or that
-// is only done if nothing has changed since it was decided.
+// irrevocable returns the invariant that an effect violates when it happens. It checks effects that
+// cannot be undone, or that require an unchanged state since the decision.
 func (f *facts) irrevocable(e *effect, whole bool) string {
 	var m *fact
 	if e.machine >= 0 {
@@ -436,9 +435,9 @@ func (f *facts) countMembers() (n int) {
 	return n
 }
 
-// unfinished says what is missing to the end of a rollout: that nothing is in progress,
-// nothing is left behind, and every node that shall be is at the target. What a
-// PodDisruptionBudget blocks for ever says why it waits, and is let be.
+// unfinished returns why a rollout has not ended: something is in progress or left behind, or a node
+// is not at the target. A drain that a PodDisruptionBudget blocks permanently does not count, if the
+// status reports the reason.
 func (f *facts) unfinished() string {
 	stuck := false
 	for g := range f.groups {

@@ -9,17 +9,17 @@ import (
 )
 
 // A kubelet writes its own Node, so a captured machine chooses the Node's providerID,
-// annotations and version. What a Node claims is therefore compared with the cloud
-// before anything is decided from it:
+// annotations and version. The operator therefore compares a Node's claims with the cloud
+// before any decision uses it:
 //
 //   - A Node whose machine bears its name is confirmed. Its role, group and image are
 //     those of the machine.
 //   - A Node whose machine has another name is an impostor. Nothing is decided from it.
 //   - A Node whose machine the cloud has not described is unknown. It is not replaced
-//     and not deleted, and a control plane keeps workers waiting.
+//     and not deleted, and if it is a control plane, workers wait.
 //
 // Names of Nodes are unique, so of several Nodes that claim one machine at most one is
-// confirmed. What a Node replaces follows from the token of its machine; see token.
+// confirmed. The token of a Node's machine names the node that it replaces; see token.
 
 // Impostor is a Node that the cloud contradicts.
 type Impostor struct {

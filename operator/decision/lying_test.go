@@ -25,7 +25,7 @@ func TestLyingNodeGetsNoMachineDeleted(t *testing.T) {
 	for _, a := range actions {
 		if a.Kind == RecordIntent {
 			t.Errorf("decided to %s", a)
-			// What the PendingNode leads to.
+			// Decisions that the PendingNode causes.
 			w.Intents = append(w.Intents, a.Intent)
 		}
 	}
@@ -40,7 +40,7 @@ func TestLyingNodeGetsNoMachineDeleted(t *testing.T) {
 	}
 }
 
-// lying adds a Node that no machine bears, and edits it.
+// lying adds a Node without a machine of its name, and edits it.
 func lying(edit func(n *Node, w *World)) func(*v1alpha1.NodeVersionSpec, *World) {
 	return func(_ *v1alpha1.NodeVersionSpec, w *World) {
 		n := machine("worker-9")
@@ -49,7 +49,7 @@ func lying(edit func(n *Node, w *World)) func(*v1alpha1.NodeVersionSpec, *World)
 	}
 }
 
-// A Node that the cloud contradicts changes no decision, and the status names it.
+// A Node that contradicts the cloud changes no decision, and the status names it.
 func TestImpostorsChangeNoDecision(t *testing.T) {
 	all, _ := decide(rollout())
 	var want []string
@@ -89,7 +89,7 @@ func TestImpostorsChangeNoDecision(t *testing.T) {
 	}
 }
 
-// A rollout has ended when the honest nodes are at the target.
+// A rollout ends when the honest nodes are at the target.
 func TestImpostorsDoNotKeepTheRolloutFromItsEnd(t *testing.T) {
 	for name, tt := range map[string]struct {
 		id   string
@@ -109,7 +109,7 @@ func TestImpostorsDoNotKeepTheRolloutFromItsEnd(t *testing.T) {
 			}
 		})
 	}
-	// The Node of a machine that the cloud has is waited for.
+	// The operator waits for the Node of a machine that the cloud lists.
 	s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *World) {
 		w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
 	})
@@ -119,8 +119,8 @@ func TestImpostorsDoNotKeepTheRolloutFromItsEnd(t *testing.T) {
 	}
 }
 
-// What is missing from the cloud's list is unknown: its node is neither replaced nor
-// deleted, and a control plane keeps workers waiting.
+// A machine that is missing from the cloud's list is unknown. Its node is neither replaced nor
+// deleted, and if it is a control plane, workers wait.
 func TestNodesOfMachinesThatAreNotDescribedStay(t *testing.T) {
 	without := func(names ...string) func(*v1alpha1.NodeVersionSpec, *World) {
 		return func(_ *v1alpha1.NodeVersionSpec, w *World) {
@@ -152,8 +152,8 @@ func TestTokensTellWhatIsReplaced(t *testing.T) {
 	case ReplacedHash(strings.Repeat("0", 24)) != "":
 		t.Error("the token of an older operator is taken to tell what is replaced")
 	}
-	// A worker that has taken its place claims that of another, and the other's group is as
-	// large as before.
+	// The worker that replaced it claims the machine of another worker. The size of the other's group
+	// stays the same.
 	claims := func(token string, agrees bool) func(*v1alpha1.NodeVersionSpec, *World) {
 		return func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Nodes = append(w.Nodes, machine("worker-7", func(n *Node) { n.Donor = "worker-0" }))
@@ -191,7 +191,7 @@ func TestTokensTellWhatIsReplaced(t *testing.T) {
 	}
 }
 
-// No machine is tracked because a Node has claimed it and the cloud forgets it.
+// A Node's claim alone does not make the operator track a machine that the cloud no longer lists.
 func TestMachinesThatTheCloudNeverDescribedAreNotTracked(t *testing.T) {
 	const id = "sandbox://t/ghost"
 	s, w := rollout(lying(func(n *Node, _ *World) { n.Name, n.ProviderID = "ghost", id }))
@@ -204,7 +204,7 @@ func TestMachinesThatTheCloudNeverDescribedAreNotTracked(t *testing.T) {
 	}
 }
 
-// Of several Nodes that claim one machine the one that bears its name counts on.
+// Of several Nodes that claim one machine, only the one with its name counts.
 func TestOfNodesThatClaimOneMachineTheHonestOneCounts(t *testing.T) {
 	w := World{Instances: []Instance{{ID: "sandbox://t/b", Name: "b", Group: workerGroup, Image: image2, State: "Ready"}}}
 	for _, name := range []string{"a", "b", "c"} {
@@ -214,7 +214,7 @@ func TestOfNodesThatClaimOneMachineTheHonestOneCounts(t *testing.T) {
 	if n := x.NodeOf["sandbox://t/b"]; n == nil || n.Name != "b" || len(w.Nodes) != 1 || len(w.Impostors) != 2 {
 		t.Errorf("the machine's Node is %+v, nodes %+v, impostors %+v", n, w.Nodes, w.Impostors)
 	}
-	// While the cloud does not describe the machine, only our own record does.
+	// While the cloud does not describe the machine, only the operator's own record counts.
 	w = World{Nodes: []Node{{Name: "a", ProviderID: "sandbox://t/b"}, {Name: "b", ProviderID: "sandbox://t/b"}}}
 	if x := NewLookup(&w); x.NodeOf["sandbox://t/b"] != nil || len(w.Impostors) > 0 {
 		t.Errorf("the machine's Node is %+v, impostors %+v", x.NodeOf["sandbox://t/b"], w.Impostors)

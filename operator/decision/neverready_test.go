@@ -7,8 +7,8 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// TestHalfJoinedMachines: a join that breaks off after the Node was made is given up like one
-// that breaks off before, because the join service gives a machine that has a Node no ticket.
+// TestHalfJoinedMachines: a join that fails after the Node was created is given up like one that
+// fails earlier, because the join service issues no ticket to a machine that has a Node.
 func TestHalfJoinedMachines(t *testing.T) {
 	const id = "sandbox://t/worker-1"
 	joins := func(w *World, left time.Duration) {

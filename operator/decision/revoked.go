@@ -11,14 +11,14 @@ import (
 )
 
 // A revoked machine is expected to work against the cluster. It differs from other
-// machines that leave in three ways: the operator waits for no drain, it believes the
+// machines that leave in three ways: the operator waits for no drain, it trusts the
 // cloud and not the Node, and it deletes the Node without waiting for the cloud. The
 // console has already written the record, which refuses the machine's tickets and writes,
 // and a taint, by which Kubernetes deletes the pods of the node.
 //
 // The record of the intent is an annotation of the PendingNode. The intent of the machine
-// that is made in its place is called refill-<node>; it has a token, and no place of the
-// surge budget, since the group has one machine less meanwhile.
+// that is made in its place is called refill-<node>; it has a token. It takes no surge slot,
+// because the group has one machine less meanwhile.
 
 // refills reports whether in is the intent of a machine that is made in place of a revoked
 // one.

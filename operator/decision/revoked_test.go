@@ -10,7 +10,7 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// atRest is the cluster of rollout with all workers at the target, and its edits.
+// atRest returns the cluster of rollout with all workers at the target, after edits.
 func atRest(edit ...func(*World)) (v1alpha1.NodeVersionSpec, World) {
 	return rollout(func(_ *v1alpha1.NodeVersionSpec, w *World) {
 		w.Autoscaler = Autoscaler{}
@@ -31,7 +31,7 @@ func refilling(node, group string) Intent {
 	return Intent{Name: revocation.RefillPrefix + node, Goal: v1alpha1.JoinGoal, Token: "r", Donor: node, Group: group, Deadline: modelNow.Add(JoinDeadline)}
 }
 
-// without removes a node, and gives its machine a state.
+// without removes a node, and sets the state of its machine.
 func (w *World) without(name string, state v1alpha1.InstanceState) {
 	for i := range w.Nodes {
 		if w.Nodes[i].Name == name {
@@ -210,8 +210,8 @@ func TestRevokedMachines(t *testing.T) {
 	}
 }
 
-// A machine that has replaced a revoked one is a machine of its group like any other: a
-// rollout that is in progress must not use it up as the replacement node of another node.
+// A machine that has replaced a revoked one is an ordinary machine of its group. A rollout in
+// progress must not use it as the replacement node of another node.
 func TestReplacementOfARevokedMachineIsNobodysHeir(t *testing.T) {
 	s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *World) {
 		w.without("worker-1", "Terminated")

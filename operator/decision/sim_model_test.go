@@ -14,11 +14,11 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// The model world of the simulator: a cluster of any size with a cloud, people and bad
-// luck, moved on by events at virtual times. Everything random comes from one seed, and
-// nothing from the real clock or from the order of a map, so a seed is one story.
+// The model world of the simulator: a cluster of any size with a cloud, people and injected faults.
+// It is a discrete-event simulation in virtual time. All randomness comes from one seed, and nothing
+// from the real clock or from the order of a map, so every run of a seed is the same.
 
-// happening is something that happens at a time.
+// happening is an event with its time.
 type happening struct {
 	at  time.Duration
 	seq int
@@ -41,7 +41,7 @@ func (q *eventQueue) Pop() any {
 	return e
 }
 
-// The versions that targets are made of. Two sets of components have the same Kubernetes.
+// Versions for targets. Two sets of components have the same Kubernetes.
 var (
 	simImages = table("sandboxes/s/images/v1.", 4)
 	simComps  = table("k8s-components-", 4)
@@ -50,31 +50,31 @@ var (
 	simByRef  = map[string]string{simComps[0]: simKube[0], simComps[1]: simKube[1], simComps[2]: simKube[2], simComps[3]: simKube[3]}
 )
 
-// simMachine is what the invariants do not need to know of a machine.
+// simMachine is the state of a machine that the invariants do not need.
 type simMachine struct {
 	id, name, token string
 	mark            string // see markOf
-	lie             int    // what its Node claims falsely since it was captured; see the explorer's
-	about           int    // machine that it is about
+	lie             int    // false claim of its Node since it was captured; see the explorer's
+	about           int    // machine that the claim concerns
 	created         time.Time
-	node            *Node  // as the API server has it, never changed in place; nil: no Node
+	node            *Node  // as stored in the API server, never changed in place; nil: no Node
 	listed          string // state that the cloud lists; empty: not listed
 	silent          time.Duration
 	neverJoins      bool
 	wrong           bool          // it joins with another version
-	late            time.Duration // it joins so much later
+	late            time.Duration // delay of its join
 	unnamed         bool          // its member of etcd has not started
 	run             UpgradeRun    // of its agent for the node
-	untracked       time.Duration // since when it is neither a Node nor tracked; 0: it is one
+	untracked       time.Duration // since when it has neither a Node nor an intent; 0: it has one
 }
 
 type simGroup struct {
-	Group // as the ScalingGroup says it; empty name: there is none yet
+	Group // from the ScalingGroup; empty name: not created yet
 	id    string
 	role  v1alpha1.Role
 }
 
-// simIntent is a PendingNode as the API server has it, never changed in place.
+// simIntent is a PendingNode as stored in the API server, never changed in place.
 type simIntent struct {
 	Intent
 	place              int // -1: none
@@ -82,7 +82,7 @@ type simIntent struct {
 	recorded           time.Duration
 }
 
-// simVersion is the NodeVersion as the API server has it, never changed in place.
+// simVersion is the NodeVersion as stored in the API server, never changed in place.
 type simVersion struct {
 	spec        v1alpha1.NodeVersionSpec
 	status      v1alpha1.NodeVersionStatus
@@ -108,16 +108,16 @@ type simulation struct {
 	intents []*simIntent
 	version *simVersion
 	upgrade UpgradeRun
-	liars   []Node // Nodes of no machine
+	liars   []Node // Nodes without a machine
 	ops     [2]*simOperator
 	surgeIs intstr.IntOrString
 
-	// Bad luck.
+	// Injected faults.
 	kinds        []luck
 	patience     time.Duration // after the last fault
-	calm, healed bool          // nothing bad happens any more; and its traces are seen
+	calm, healed bool          // faults have ended; and all operators have observed that
 	healAt       time.Duration
-	latency      time.Duration // of views, at most, in good times
+	latency      time.Duration // maximum of observations, without faults
 	apiAway      time.Duration // until when
 	apiWent      time.Duration // since when
 	cloudFails   time.Duration // until when
@@ -128,7 +128,7 @@ type simulation struct {
 	slowJoins    time.Duration
 	slowBoot     time.Duration
 
-	// What is counted and told.
+	// Counters and the log.
 	events, passes int
 	tell           bool
 	lines          []string
@@ -149,7 +149,7 @@ func (s *simulation) after(d time.Duration, do func()) {
 	heap.Push(&s.queue, happening{s.now + d, s.seq, do})
 }
 
-// between is a random time.
+// between returns a random duration.
 func (s *simulation) between(a, b time.Duration) time.Duration {
 	if b <= a {
 		return a
@@ -165,7 +165,7 @@ func (s *simulation) fail(format string, args ...any) {
 	}
 }
 
-// Kinds of objects, each of which is watched by itself.
+// Kinds of objects. Each has its own watch.
 const (
 	simNodes = iota
 	simIntents
@@ -175,7 +175,7 @@ const (
 	kinds
 )
 
-// changed tells the operators of a change, each when its watch delivers it.
+// changed notifies the operators of a change, each when its watch delivers it.
 func (s *simulation) changed(kind int, see func(o *simOperator)) {
 	for _, o := range s.ops {
 		if !o.up {
@@ -204,7 +204,7 @@ func (s *simulation) changed(kind int, see func(o *simOperator)) {
 	}
 }
 
-// setNode writes a Node: change gets a copy to change.
+// setNode writes a Node. It passes a copy to change.
 func (s *simulation) setNode(i int, change func(n *Node)) {
 	var n Node
 	if s.m[i].node != nil {
@@ -241,7 +241,7 @@ func (s *simulation) storeNode(i int, n *Node) {
 	})
 }
 
-// named is the index of the machine of a node's name.
+// named returns the index of the machine with a node's name.
 func (s *simulation) named(name string) int {
 	if name == "" {
 		return noMachine
@@ -297,7 +297,7 @@ func (s *simulation) findIntent(name string) int {
 	return slices.IndexFunc(s.intents, func(in *simIntent) bool { return in.Name == name })
 }
 
-// storeIntent puts next in the place of old; either may be nil.
+// storeIntent replaces old by next; either may be nil.
 func (s *simulation) storeIntent(old, next *simIntent) {
 	if old != nil {
 		if next == nil {
@@ -378,14 +378,14 @@ func (s *simulation) list(i int, state string) {
 	show()
 }
 
-// Times that the operator may count on: how long a request to the cloud is on its way
-// at most, and how much the cloud's list lags behind it.
+// Bounds that the operator may rely on: the longest duration of a request to the cloud, and the lag
+// of the cloud's list.
 const (
 	maxRequest     = time.Minute
 	maxDescribeLag = 45 * time.Second
 )
 
-// machine makes one in the cloud.
+// machine creates a machine in the cloud.
 func (s *simulation) machine(g int, token string) int {
 	i := len(s.m)
 	m := &simMachine{name: "m" + strconv.Itoa(i), id: "sandbox://s/m" + strconv.Itoa(i), token: token, created: s.clock()}
@@ -418,7 +418,7 @@ func (s *simulation) machine(g int, token string) int {
 	return i
 }
 
-// join lets a machine become a Node, now or later.
+// join creates the Node of a machine, now or later.
 func (s *simulation) join(i int) {
 	m, f := s.m[i], &s.machines[i]
 	if f.life != booting || f.isNode {
@@ -471,7 +471,7 @@ func (s *simulation) join(i int) {
 func simAddress(i int) string { return fmt.Sprintf("10.0.%d.%d", i/256, i%256) }
 func peerURL(i int) string    { return "https://" + simAddress(i) + ":2380" }
 
-// vote makes a learner a voter.
+// vote promotes a learner to a voter.
 func (s *simulation) vote(i int) {
 	s.after(s.between(2*time.Second, 15*time.Second), func() {
 		if f := &s.machines[i]; f.member == 1 && f.life == running && !f.sick && !s.m[i].unnamed {
@@ -513,7 +513,7 @@ func (s *simulation) terminate(i int) {
 	s.after(s.between(5*time.Second, time.Minute), func() { s.end(i) })
 }
 
-// end makes a machine gone for good.
+// end removes a machine permanently.
 func (s *simulation) end(i int) {
 	f := &s.machines[i]
 	if f.life == terminated {
@@ -539,8 +539,7 @@ func (s *simulation) end(i int) {
 	s.lost(i)
 }
 
-// lost lets the control plane notice that a machine is silent, and moves operators that
-// ran on it.
+// lost marks the Node of a silent machine as not Ready, and moves operators that ran on it.
 func (s *simulation) lost(i int) {
 	s.after(40*time.Second, func() {
 		if s.m[i].node != nil && s.m[i].node.Ready {
@@ -560,7 +559,7 @@ func (s *simulation) lost(i int) {
 	}
 }
 
-// elect lets etcd find a leader among what is healthy.
+// elect makes etcd elect a leader among its healthy members.
 func (s *simulation) elect() {
 	if s.leader >= 0 {
 		if m := &s.machines[s.leader]; m.member == 2 && m.life == running && !m.sick {
@@ -576,7 +575,7 @@ func (s *simulation) elect() {
 	}
 }
 
-// upgradeNode lets the agent of a machine upgrade it.
+// upgradeNode starts an upgrade by the agent of a machine.
 func (s *simulation) upgradeNode(i, comps int, a *Action) {
 	s.machines[i].run = 1
 	s.m[i].run = UpgradeRun{Version: a.Version, Components: a.Components, Node: a.Node, Phase: "apply", Started: s.clock()}
@@ -643,13 +642,13 @@ func (s *simulation) otherIsOpen(i int) bool {
 	return false
 }
 
-// counts returns the Ready nodes by group and the healthy voters that nobody but us can
-// take: those of machines that are not on their way in or out.
+// counts returns the Ready nodes by group and the healthy voters that only the operator could remove:
+// those of machines that are neither joining nor leaving.
 func (s *simulation) counts() (ready [32]int, voters int) {
 	leaves := s.leaving()
 	for i := range s.machines {
 		m := &s.machines[i]
-		if m.captured && m.donor >= 0 { // it takes the place of an honest one
+		if m.captured && m.donor >= 0 { // it counts instead of an honest one
 			leaves[m.donor] = true
 		}
 	}
@@ -673,12 +672,12 @@ func (s *simulation) counts() (ready [32]int, voters int) {
 	return ready, voters
 }
 
-// stays reports whether a machine is not on its way in or out.
+// stays reports whether a machine is neither joining nor leaving.
 func (s *simulation) stays(i int, leaves map[int]bool) bool {
 	m := &s.machines[i]
 	heir := m.ours && m.donor != forgotten && (m.donor < 0 || s.machines[m.donor].isNode && !leaves[m.donor])
 	if h := m.heir; h >= 0 && s.machines[h].life == terminated && s.m[h].node != nil && s.m[h].node.Ready {
-		return false // it may go before anybody can know that its replacement node has died
+		return false // it may leave before an operator can observe that its replacement node has died
 	}
 	return m.isNode && !m.obsolete && !leaves[i] && !heir && (m.place < 0 || s.places[m.place].leave)
 }
@@ -693,7 +692,7 @@ func (s *simulation) leaving() map[int]bool {
 	return out
 }
 
-// forgive lowers what has to be kept to what a fault has left.
+// forgive lowers the numbers that must be kept to those that a fault has left.
 func (s *simulation) forgive() {
 	ready, voters := s.counts()
 	for g := range s.groups {
@@ -702,7 +701,7 @@ func (s *simulation) forgive() {
 	s.voters = min(s.voters, voters)
 }
 
-// rely raises what has to be kept to what there is.
+// rely raises the numbers that must be kept to the current ones.
 func (s *simulation) rely() {
 	ready, voters := s.counts()
 	for g := range s.groups {
@@ -711,7 +710,7 @@ func (s *simulation) rely() {
 	s.voters = max(s.voters, min(voters, s.controlPlanes))
 }
 
-// size is how many nodes a group has, those on their way in or out left out.
+// size returns the number of nodes of a group that are neither joining nor leaving.
 func (s *simulation) size(g int) (n int) {
 	leaves := s.leaving()
 	for i := range s.machines {
@@ -722,10 +721,10 @@ func (s *simulation) size(g int) (n int) {
 	return n
 }
 
-// deadlines notes which intents are over their time.
+// deadlines records which intents have passed their deadline.
 func (s *simulation) deadlines() {
 	for _, in := range s.intents {
-		// Whatever the clocks say that operators go by.
+		// This is independent of the clocks of the operators.
 		age := s.now - in.recorded
 		if in.place >= 0 {
 			s.places[in.place].late = age >= CreateDeadline
@@ -735,7 +734,7 @@ func (s *simulation) deadlines() {
 	}
 }
 
-// check looks at the invariants.
+// check checks the invariants.
 func (s *simulation) check() {
 	if s.breach != "" {
 		return
@@ -757,14 +756,14 @@ func (s *simulation) check() {
 		if m.untracked == 0 {
 			m.untracked = s.now + 1
 		}
-		// An API server that was away a moment ago has kept the operator from tracking it.
+		// The operator could not track it while the API server was unavailable.
 		if s.now-m.untracked > JoinDeadline && s.now-s.apiAway > 5*time.Minute {
 			s.fail("invariant 8: %s is neither a Node nor tracked for longer than the time to join", m.name)
 		}
 	}
 }
 
-// luck is a kind of bad luck; each seed has some of them.
+// luck is a kind of injected fault. Each seed has some of them.
 type luck int
 
 const (
@@ -822,7 +821,7 @@ func (l luck) String() string { return luckNames[l] }
 
 func (s *simulation) has(l luck) bool { return !s.calm && slices.Contains(s.kinds, l) }
 
-// luck reports whether bad luck of a kind strikes now.
+// luck reports whether a fault of this kind occurs now.
 func (s *simulation) luck(l luck, percent int) bool { return s.has(l) && s.chance(percent) }
 
 func newSimulation(seed uint64, off rule) *simulation {
@@ -846,7 +845,7 @@ func newSimulation(seed uint64, off rule) *simulation {
 	for range s.rng.IntN(10) {
 		s.kinds = append(s.kinds, luck(s.rng.IntN(int(liars))))
 	}
-	attackers := rand.New(rand.NewPCG(seed, 2)) // seeds without them tell the stories that they told before
+	attackers := rand.New(rand.NewPCG(seed, 2)) // a source of its own, so that seeds without attackers run as before
 	for _, l := range []luck{liars, captures, revokes} {
 		if attackers.IntN(100) < 30 {
 			s.kinds = append(s.kinds, l)
@@ -916,7 +915,7 @@ func (s *simulation) addGroup(role v1alpha1.Role) int {
 	return g
 }
 
-// addNode makes a node that has been there for long.
+// addNode adds a node that joined long ago.
 func (s *simulation) addNode(g int) {
 	i := len(s.m)
 	m := &simMachine{name: "m" + strconv.Itoa(i), id: "sandbox://s/m" + strconv.Itoa(i), created: s.clock().Add(-24 * time.Hour), listed: "Ready"}
@@ -930,13 +929,13 @@ func (s *simulation) addNode(g int) {
 	s.byName[m.name], s.byID[m.id] = i, i
 }
 
-// target sets what the cluster is to run.
+// target sets the cluster's target.
 func (s *simulation) target(image, comps int) {
 	s.say("a person sets the target: image %d, components %d", image, comps)
 	s.setVersion(func(v *simVersion) { v.setTarget(image, comps) })
 }
 
-// some returns a random machine that fits; -1: there is none.
+// some returns a random machine that matches, or -1.
 func (s *simulation) some(fits func(i int, m *fact) bool) int {
 	from := s.rng.IntN(len(s.m))
 	for k := range s.m {
@@ -951,11 +950,11 @@ func workerNode(s *simulation) func(int, *fact) bool {
 	return func(_ int, m *fact) bool { return m.isNode && m.life == running && !s.control(m) }
 }
 
-// misfortune makes a kind of bad luck strike from time to time.
+// misfortune schedules faults of a kind at random intervals.
 func (s *simulation) misfortune(l luck) {
 	strike := s.strikes(l)
 	if strike == nil {
-		return // it strikes where it is asked for
+		return // the code that it concerns calls luck
 	}
 	var again func()
 	again = func() {
@@ -977,7 +976,7 @@ func (s *simulation) rollout(change func(r *v1alpha1.Rollout)) {
 	s.setVersion(func(v *simVersion) { change(&v.spec.Rollout); v.generation++ })
 }
 
-// strikes returns what a kind of bad luck does.
+// strikes returns the effect of a kind of fault.
 func (s *simulation) strikes(l luck) func() {
 	switch l {
 	case slowWrites:
@@ -1117,7 +1116,7 @@ func (s *simulation) strikes(l luck) func() {
 		return func() {
 			var seen []*simIntent
 			for _, in := range s.intents {
-				// A machine that a request has just made or deleted is seen only now and then.
+				// The list contains a machine that was just created or deleted only sometimes.
 				i, ok := s.byToken[in.Token]
 				settled := in.machineNo < 0 || s.machines[in.machineNo].life == running && s.ops[0].asked[s.m[in.machineNo].id] == 0 && s.ops[1].asked[s.m[in.machineNo].id] == 0
 				if in.place >= 0 && ok && settled && (in.donorNo < 0 || !s.machines[in.donorNo].obsolete) && s.m[i].created.Add(2*time.Minute).Before(s.clock()) {
@@ -1250,7 +1249,7 @@ func (s *simulation) strikes(l luck) func() {
 	return nil
 }
 
-// lies has the Node of a captured machine claim something else from time to time.
+// lies changes the false claims of a captured machine's Node from time to time.
 func (s *simulation) lies(i int) {
 	if s.calm || s.machines[i].life != running {
 		return
@@ -1262,7 +1261,7 @@ func (s *simulation) lies(i int) {
 	s.after(s.between(time.Second, 5*time.Minute), func() { s.lies(i) })
 }
 
-// lied is n with what the Node of a captured machine claims.
+// lied returns n with the claims of a captured machine's Node.
 func (s *simulation) lied(i int, n Node) Node {
 	about := s.m[s.m[i].about]
 	switch s.m[i].lie {
@@ -1284,7 +1283,7 @@ func (s *simulation) lied(i int, n Node) Node {
 	return n
 }
 
-// moreLiars adds a Node of no machine, and has all of them claim something else.
+// moreLiars adds a Node without a machine, and changes the claims of all such Nodes.
 func (s *simulation) moreLiars() {
 	s.liars = append(s.liars, Node{Name: liarName + strconv.Itoa(len(s.liars)), Role: v1alpha1.WorkerRole})
 	for i := range s.liars {
@@ -1317,7 +1316,7 @@ func (s *simulation) uncordon(i int) {
 	}
 }
 
-// scale lets the autoscaler act.
+// scale makes the autoscaler act.
 func (s *simulation) scale() {
 	if s.chance(50) {
 		g := 1 + s.rng.IntN(len(s.gs)-1)
@@ -1336,7 +1335,7 @@ func (s *simulation) scale() {
 	}
 }
 
-// hold has a person skip a node, or let it go.
+// hold makes a person skip a node, or resume it.
 func (s *simulation) hold(i int, held bool) {
 	if n := s.m[i].node; n == nil || n.OnHold == held {
 		return
@@ -1363,8 +1362,8 @@ func (s *simulation) holdGroup(g int, held bool) {
 	s.setGroup(g)
 }
 
-// letGo has people released what they hold, all of it or what luck chooses, and reports
-// whether there was something. Workers wait for control planes, so of those all are released.
+// letGo makes people resume nodes and groups that are on hold, all or a random choice. It reports
+// whether there were any. Workers wait for control planes, so all control planes are resumed.
 func (s *simulation) letGo(all bool) (some bool) {
 	for g := range s.gs {
 		if some = some || s.gs[g].OnHold; s.gs[g].OnHold && (all || g == 0 || s.chance(50)) {
@@ -1381,8 +1380,8 @@ func (s *simulation) letGo(all bool) (some bool) {
 	return some
 }
 
-// heal ends all bad luck, when what began before is seen; what it has left behind stays.
-// People end what they began, and set the newest target.
+// heal ends all faults after the operators have observed those that had begun. Their consequences
+// stay. People undo their interventions, and set the newest target.
 func (s *simulation) heal() {
 	s.calm, s.latency = true, 0
 	last := max(s.apiAway, s.ops[0].busy)
@@ -1400,7 +1399,7 @@ func (s *simulation) heal() {
 	for i, m := range s.m {
 		m.silent = 0
 		s.machines[i].sick = false
-		if m.lie == lieKubelet && s.groups[s.machines[i].group].inPlace { // an upgrade in place that fails is for people to see to
+		if m.lie == lieKubelet && s.groups[s.machines[i].group].inPlace { // people handle an in-place upgrade that fails
 			m.lie = truth
 		}
 		s.uncordon(i)
@@ -1430,7 +1429,7 @@ func (s *simulation) heal() {
 	s.wakeAll()
 }
 
-// extra names a machine that is kept for one that nobody replaces; empty: there is none.
+// extra names a machine that was created to replace a node which is not replaced; empty: none.
 func (s *simulation) extra() string {
 	for i := range s.machines {
 		m := &s.machines[i]

@@ -27,16 +27,16 @@ var (
 	simRule  = flag.Int("sim.rule", 0, "switch this rule off")
 )
 
-// simOperator is an operator's process: what it has seen, and what it remembers.
+// simOperator is an operator's process: its observations and its memory.
 type simOperator struct {
 	s          *simulation
 	no, host   int
 	up, leads  bool
 	life       int // counts starts
 	busy       time.Duration
-	slow       time.Duration // acts slowly until then
-	passAt     time.Duration // of the next pass; 0: none is due
-	idle       bool          // the last pass found nothing to do and saw everything
+	slow       time.Duration // its actions are slow until then
+	passAt     time.Duration // of the next reconcile; 0: none is due
+	idle       bool          // the last reconcile had a complete observation and found nothing to do
 	statusPass int
 
 	nodes      []*Node // by machine
@@ -45,21 +45,21 @@ type simOperator struct {
 	autoscaler Autoscaler
 	groups     []Group
 
-	delivers    [kinds]time.Duration // when the last change of a kind is seen
-	frozen      [kinds]time.Duration // until when none is
+	delivers    [kinds]time.Duration // when the watch delivers the last change of a kind
+	frozen      [kinds]time.Duration // until when the watch delivers nothing
 	undelivered int
 
 	list         []int // machines that the cloud listed
 	listStates   []string
 	listComplete bool
-	listSilent   bool // it lacked some and did not say so
+	listSilent   bool // it was incomplete without an error
 	listAt       time.Duration
 	listVersion  int
 	cloudFrozen  time.Duration
 
 	drains  map[int]*simDrain
 	answers map[string]int           // machines by token
-	asked   map[string]time.Duration // tokens and IDs of requests, until when not again
+	asked   map[string]time.Duration // tokens and IDs of requests, not repeated until then
 
 	skew   time.Duration // of its clock
 	clocks FirstSeen
@@ -70,7 +70,7 @@ type simDrain struct {
 	blocker string
 }
 
-// start begins the process on a control plane, with caches as of now.
+// start starts the process on a control plane, with current caches.
 func (o *simOperator) start() {
 	s := o.s
 	if o.up || !o.leads {
@@ -110,7 +110,7 @@ func (o *simOperator) stop() {
 	}
 }
 
-// wake makes the next pass come soon.
+// wake schedules the next reconcile soon.
 func (o *simOperator) wake() { o.wakeIn(200 * time.Millisecond) }
 
 func (o *simOperator) wakeIn(d time.Duration) {
@@ -132,7 +132,7 @@ func (o *simOperator) wakeIn(d time.Duration) {
 	})
 }
 
-// poll asks the cloud for its machines.
+// poll lists the cloud's machines.
 func (o *simOperator) poll() {
 	s := o.s
 	if s.now < o.cloudFrozen || s.now < s.cloudFails || o.listAt >= 0 && s.now-o.listAt < 2*time.Second && o.listComplete && !o.listSilent && o.listVersion == s.cloudVersion {
@@ -157,7 +157,7 @@ func (o *simOperator) poll() {
 	o.listAt, o.listVersion = s.now, s.cloudVersion
 }
 
-// fresh reports whether the operator sees everything as it is, and alone.
+// fresh reports whether the operator's observation is current, and no other operator runs.
 func (o *simOperator) fresh() bool {
 	s := o.s
 	return o.undelivered == 0 && o.listVersion == s.cloudVersion && s.unlisted == 0 && o.listComplete && !o.listSilent && !s.other(o).up
@@ -165,7 +165,7 @@ func (o *simOperator) fresh() bool {
 
 func (s *simulation) other(o *simOperator) *simOperator { return s.ops[1-o.no] }
 
-// world is what the operator sees.
+// world returns the operator's observation.
 func (o *simOperator) world() World {
 	s := o.s
 	w := World{Now: o.clock(), Complete: o.listComplete, Versions: simByRef, LeaderNode: s.m[o.host].name, Autoscaler: o.autoscaler, Generation: o.version.generation, Before: o.version.status, Run: s.upgrade}
@@ -217,7 +217,7 @@ func (o *simOperator) world() World {
 		m := s.m[i]
 		in := Instance{ID: m.id, Name: m.name, Group: s.gs[s.machines[i].group].id, Image: simImages[s.machines[i].image], Hash: m.mark, Token: m.token, ReplacesHash: ReplacedHash(m.token), State: v1alpha1.InstanceState(state), Since: o.clocks.Since(m.id, w.Now), Address: simAddress(i)}
 		if state == "Terminated" && o.answers[m.token] != i {
-			in.Token, in.ReplacesHash = "", "" // the cloud knows nothing of it any more
+			in.Token, in.ReplacesHash = "", "" // the cloud has deleted its record
 		}
 		w.Instances = append(w.Instances, in)
 	}
@@ -225,7 +225,7 @@ func (o *simOperator) world() World {
 		ask[i] = false
 		one(i, o.listStates[k])
 	}
-	// What the list lacks is asked for by ID.
+	// Machines that are missing from the list are requested by ID.
 	for i := range ask {
 		if ask[i] && s.now < s.cloudFails {
 			w.Complete = false
@@ -245,7 +245,7 @@ func (o *simOperator) world() World {
 	return w
 }
 
-// pass is one look at the world with what follows.
+// pass is one reconcile: observe, decide, act.
 func (o *simOperator) pass() {
 	s := o.s
 	if !o.leads {
@@ -258,7 +258,7 @@ func (o *simOperator) pass() {
 	o.poll()
 	if s.now-o.listAt > time.Minute || s.now < s.apiAway && s.now-s.apiWent > time.Minute {
 		o.wakeIn(5 * time.Second)
-		return // too little is known to do anything
+		return // the observation is too incomplete for any action
 	}
 	s.passes++
 	s.deadlines()
@@ -340,7 +340,7 @@ func (o *simOperator) pass() {
 	o.wakeIn(pause)
 }
 
-// clock is what the operator takes for the time.
+// clock returns the time by the operator's clock.
 func (o *simOperator) clock() time.Time { return o.s.clock().Add(o.skew) }
 
 // patient fails if the replacement of a node is postponed while its new machine may
@@ -365,7 +365,7 @@ func (o *simOperator) intent(name string) *simIntent {
 	return nil
 }
 
-// effect is a as the invariants see it.
+// effect converts a for the invariants.
 func (o *simOperator) effect(a *Action) effect {
 	s := o.s
 	find := func(name string) int {
@@ -375,7 +375,7 @@ func (o *simOperator) effect(a *Action) effect {
 		return noMachine
 	}
 	e := effect{kind: a.Kind, machine: find(a.Node), donor: find(a.Donor), heir: find(a.Heir), made: noMachine, place: -1, group: s.groupNo(a.Group), uncordon: a.Uncordon, host: o.host}
-	if i, ok := s.byID[a.Machine]; ok && a.Kind != DeleteNode { // a Node is deleted by its name, whatever it claims
+	if i, ok := s.byID[a.Machine]; ok && a.Kind != DeleteNode { // a Node is deleted by its name; its claims do not matter
 		e.machine = i
 	}
 	switch a.Kind {
@@ -400,11 +400,11 @@ func (o *simOperator) effect(a *Action) effect {
 	return e
 }
 
-// status returns the effect that writes the status, if the NodeVersion is if it is unchanged.
+// status returns the effect that writes the status, if the NodeVersion is unchanged.
 func (o *simOperator) status(d *Decision) func() {
 	s, seen := o.s, o.version
 	o.statusPass++
-	// Nothing but the time of a pause is remembered in it, and it costs more than to decide.
+	// Only the time of a pause must survive in the status, and computing it costs more than deciding.
 	if o.statusPass%8 != 0 && !seen.spec.Rollout.Paused {
 		return func() {}
 	}
@@ -424,8 +424,8 @@ func (o *simOperator) status(d *Decision) func() {
 	}
 }
 
-// prepare returns the effect of an action with what was seen when it was decided. It is
-// done on the conditions that its kind has.
+// prepare returns the effect of an action, with the observation from which it was decided. The
+// effect is conditional as its kind requires.
 func (o *simOperator) prepare(a *Action, e effect) func() {
 	s := o.s
 	i := e.machine
@@ -451,7 +451,7 @@ func (o *simOperator) prepare(a *Action, e effect) func() {
 	}
 }
 
-// right reports whether an effect that happens now is right.
+// right reports whether an effect that happens now keeps the invariants.
 func (o *simOperator) right(a *Action, e effect) bool {
 	s := o.s
 	if wrong := s.irrevocable(&e, o.fresh()); wrong != "" {
@@ -648,7 +648,7 @@ func (s *simulation) loseAPI(d time.Duration) {
 	}
 }
 
-// create asks the cloud for machines of a group, all in one request.
+// create requests machines of a group from the cloud, all in one request.
 func (o *simOperator) create(group string, intents []*simIntent) {
 	s := o.s
 	var live []*simIntent
@@ -691,7 +691,7 @@ func (o *simOperator) create(group string, intents []*simIntent) {
 	})
 }
 
-// drain evicts what is left on a node; a PodDisruptionBudget may refuse.
+// drain evicts the pods that are left on a node. A PodDisruptionBudget may refuse.
 func (o *simOperator) drain(i int) {
 	s := o.s
 	if i < 0 || o.drains[i] != nil || !o.up {
@@ -713,13 +713,13 @@ func (o *simOperator) drain(i int) {
 				o.wake()
 			}
 			s.after(20*time.Second, try)
-		case !f.isNode || f.cordon == Uncordoned: // its Node is seen to have changed soon
+		case !f.isNode || f.cordon == Uncordoned: // the operator will observe soon that its Node has changed
 			delete(o.drains, i)
 		default:
 			d.done, d.blocker, f.drained = true, "", true
 			s.say("%s is empty", s.m[i].name)
 			for _, p := range s.ops {
-				if p.up && p.host == i { // its pod was one of them
+				if p.up && p.host == i { // the operator's pod was one of them
 					p.stop()
 					s.after(s.between(time.Second, 10*time.Second), func() { p.start() })
 				}
@@ -734,7 +734,7 @@ func (o *simOperator) drain(i int) {
 	s.after(took, try)
 }
 
-// simulate lives through a seed.
+// simulate simulates a seed.
 func simulate(seed uint64, off rule, tell bool) *simulation {
 	s := newSimulation(seed, off)
 	s.tell = tell
@@ -768,7 +768,7 @@ func (s *simulation) finish() {
 	}
 	switch {
 	case missing == "" && o.idle && o.up && s.letGo(true):
-		// All others are at the target, and these follow once nobody holds them.
+		// All others are at the target, and these follow when people resume them.
 		s.say("only what was held is left")
 		s.healAt = s.now
 	case missing == "" && o.idle && o.up:
@@ -783,7 +783,7 @@ func (s *simulation) finish() {
 	}
 }
 
-// left says what is not as it should be in the end.
+// left returns what differs from the expected state at the end.
 func (s *simulation) left() string {
 	for i := range s.machines {
 		m := &s.machines[i]
@@ -842,8 +842,8 @@ func retell(s *simulation) (again *simulation, story string) {
 	return again, strings.Join(lines, "\n")
 }
 
-// TestSimulate lives through seeds with the operator as it is. None may break an
-// invariant, and each has to end.
+// TestSimulate simulates seeds with all rules on. No seed may violate an invariant, and the rollout
+// of every seed must end.
 func TestSimulate(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	first, n := max(1, *simSeed), *simSeeds
@@ -881,15 +881,15 @@ func TestSimulate(t *testing.T) {
 	fmt.Printf("seeds %d, breaches %d\n", n, breaches)
 }
 
-// missed are rules without which the first seeds already go wrong. Others need a worse
-// coincidence than those have, and are the explorer's.
+// missed are rules without which the first seeds already fail. Other rules need rarer coincidences;
+// the explorer tests those.
 var missed = []rule{
 	ruleAutoscalerStopped, ruleControlPlaneFirst, ruleOneControlPlane, ruleKnown, ruleHeirVersion, ruleLeavingDrained, ruleMemberFirst, ruleLeaderMoved, ruleGone, ruleUnseenKept,
 	ruleOnce, ruleAgentFirst, ruleWorkersLast, ruleInPlace, ruleWorkBeforeGivenBack, ruleOthersAutoscaler, ruleStrayDeadline, ruleGiveBack, ruleOverdue, ruleTrack, ruleDeadMember, ruleDeadNode,
 	ruleVanishedDonor, ruleSecondPublish, ruleHeld,
 }
 
-// TestSimulatedMutants switches rules off one by one. Some seed has to miss each.
+// TestSimulatedMutants switches rules off one by one. Some seed must fail without each.
 func TestSimulatedMutants(t *testing.T) {
 	testneeds.Time(t, "half a minute")
 	defer debug.SetGCPercent(debug.SetGCPercent(400))
@@ -911,8 +911,8 @@ func TestSimulatedMutants(t *testing.T) {
 	}
 }
 
-// TestSimulatedMachinesAreRevoked makes sure that the seeds have stories in which people revoke
-// workers and control planes.
+// TestSimulatedMachinesAreRevoked makes sure that people revoke workers and control planes in some
+// seeds.
 func TestSimulatedMachinesAreRevoked(t *testing.T) {
 	var workers, controlPlanes bool
 	for seed := uint64(1); seed <= 60 && (!workers || !controlPlanes); seed++ {

@@ -33,7 +33,7 @@ const (
 // stalling are the reasons that last until somebody intervenes.
 var stalling = []string{"TargetRefused", "ComponentsUnknown", "DrainBlocked", "UpgradeFailed", "Postponed", "EtcdUnhealthy", "HeirCordoned", "GroupMissing", "ControlPlaneHeld", "NodeNotReady"}
 
-// Wait adds a wait to the status. next is when it can end by itself; zero if nobody knows.
+// Wait adds a wait to the status. next is when it can end by itself; zero: not known.
 func (d *Decision) Wait(reason, message string, object v1alpha1.Reference, next time.Time) {
 	d.Waits = append(d.Waits, Wait{Reason: reason, Message: message, Object: object, Next: next})
 }
@@ -43,8 +43,8 @@ func NodeReference(node string) v1alpha1.Reference {
 	return v1alpha1.Reference{Kind: "Node", Name: node}
 }
 
-// Status tells what was found and decided. It is bounded like that of assess, on
-// which it builds.
+// Status returns the status after the decision. It adds to the status of assess, and its size is
+// bounded in the same way.
 func (d *Decision) Status() v1alpha1.NodeVersionStatus {
 	w := d.w
 	var kept, left, held int32
@@ -77,8 +77,8 @@ func (d *Decision) Status() v1alpha1.NodeVersionStatus {
 	return s
 }
 
-// marked reports whether another node replaces n, and whether n replaces one. A mark of
-// a replacement that is over is history.
+// marked reports whether another node replaces n, and whether n replaces one. A mark of a finished
+// replacement does not count.
 func (d *Decision) marked(n *Node) (hasHeir, hasDonor bool) {
 	if n.Heir != "" {
 		h := d.Nodes[n.Heir]
@@ -91,7 +91,7 @@ func (d *Decision) marked(n *Node) (hasHeir, hasDonor bool) {
 	return hasHeir, hasDonor
 }
 
-// progress is what is told of a run.
+// progress returns a run as the status reports it.
 func (r UpgradeRun) progress() *v1alpha1.UpgradeProgress {
 	p := &v1alpha1.UpgradeProgress{Version: r.Version, Node: r.Node, Phase: r.Phase, Line: Truncate(r.Line, 100), Started: metav1.NewTime(r.Started.Truncate(time.Second))}
 	if r.RetryMark() != "" {

@@ -11,12 +11,11 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// Weak points of other systems that replace machines, each as a test that fails on the
-// order in which those do things. What belongs to other packages is there under the
-// same names: the agent's (R8, R9) in package agent, the charts' (R21) in package
-// assets, the feed's (R22) in package engine/release.
+// Weak points of other systems that replace machines. Each is a test that fails with the order of
+// steps of those systems. Other packages have tests under the same names: R8 and R9 in package
+// agent, R21 of the charts in package assets, R22 of the feed in package engine/release.
 
-// decided returns what is decided in a world, as words.
+// decided returns the decision in a world, as text.
 func decided(off rule, edit ...func(*v1alpha1.NodeVersionSpec, *World)) []string {
 	s, w := rollout(edit...)
 	out := []string{}
@@ -33,8 +32,8 @@ func wantActions(t *testing.T, what string, got []string, want ...string) {
 	}
 }
 
-// replacing puts a replacement of worker-0 into a world: its intent, and as far as they
-// are given the machine and the Node of the replacement node.
+// replacing adds a replacement of worker-0 to a world: its intent and, if given, the machine and the
+// Node of the replacement node.
 func replacing(goal v1alpha1.Goal, machineState v1alpha1.InstanceState, heir bool) func(*v1alpha1.NodeVersionSpec, *World) {
 	return func(_ *v1alpha1.NodeVersionSpec, w *World) {
 		in := Intent{Name: "replace-0", Goal: goal, Token: "t", Donor: "worker-0", Group: workerGroup, Deadline: modelNow.Add(time.Minute)}
@@ -53,8 +52,8 @@ func replacing(goal v1alpha1.Goal, machineState v1alpha1.InstanceState, heir boo
 	}
 }
 
-// leavingControlPlane is a world in which control-plane-0 is bound to leave, empty, and
-// its replacement node is there and votes.
+// leavingControlPlane is a world in which control-plane-0 is bound to leave and drained, and its
+// replacement node votes.
 func leavingControlPlane(edit func(*World)) func(*v1alpha1.NodeVersionSpec, *World) {
 	return func(_ *v1alpha1.NodeVersionSpec, w *World) {
 		d := &w.Nodes[0]
@@ -71,8 +70,8 @@ func leavingControlPlane(edit func(*World)) func(*v1alpha1.NodeVersionSpec, *Wor
 	}
 }
 
-// The old order: the cloud makes a machine, and then a PendingNode is recorded. After a
-// crash in between nobody knows the machine.
+// The old order: the cloud creates a machine, and then a PendingNode is recorded. After a crash in
+// between the machine is orphaned.
 func TestWeakPointR1IntentBeforeMachine(t *testing.T) {
 	wantActions(t, "nothing is written yet", decided(everyRule), "record intent replace-0 Join donor=worker-0")
 	wantActions(t, "the intent is written", decided(everyRule, replacing(v1alpha1.JoinGoal, "", false)), "create machine replace-0 Join donor=worker-0")
@@ -83,8 +82,8 @@ func TestWeakPointR1IntentBeforeMachine(t *testing.T) {
 	}), "record intent machine-worker-9 Join machine=sandbox://t/worker-9")
 }
 
-// The old order: the Node is deleted first, and that the cloud refuses to delete the
-// machine is logged. It runs on, and nobody knows it.
+// The old order: the Node is deleted first. If the cloud refuses to delete the machine, that is only
+// logged. The machine keeps running as an orphan.
 func TestWeakPointR2NodeAfterMachine(t *testing.T) {
 	state := func(donor v1alpha1.InstanceState, node bool) func(*v1alpha1.NodeVersionSpec, *World) {
 		return func(s *v1alpha1.NodeVersionSpec, w *World) {
@@ -109,15 +108,15 @@ func TestWeakPointR2NodeAfterMachine(t *testing.T) {
 	wantActions(t, "without the rule it is forgotten while it runs", decided(ruleGone, state("Ready", false)), "delete machine worker-0 sandbox://t/worker-0", clear)
 }
 
-// The old order: list, ask for one more, and take the first that was not in the list.
-// That may be the autoscaler's.
+// The old order: list machines, request one more, and take the first that was not in the list. That
+// one may be the autoscaler's.
 func TestWeakPointR3HeirByToken(t *testing.T) {
 	strangers := func(s *v1alpha1.NodeVersionSpec, w *World) {
 		for _, name := range []string{"worker-7", "worker-8"} {
 			w.Nodes = append(w.Nodes, machine(name))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/" + name, Name: name, Group: workerGroup, State: "Ready", Since: modelNow.Add(time.Second)})
 		}
-		w.Nodes[4].Image = image2 // nobody else is outdated
+		w.Nodes[4].Image = image2 // no other node is outdated
 	}
 	wantActions(t, "ours is not there", decided(everyRule, strangers, replacing(v1alpha1.JoinGoal, "", false)), "create machine replace-0 Join donor=worker-0")
 	wantActions(t, "ours comes", decided(everyRule, strangers, replacing(v1alpha1.JoinGoal, "Ready", false)))
@@ -126,9 +125,9 @@ func TestWeakPointR3HeirByToken(t *testing.T) {
 	}), "adopt heir worker-9 donor=worker-0")
 }
 
-// The old order: a member of etcd is removed when its Node is to go, and whether the
-// others can do without it is left to etcd; the machine goes even if that fails.
-// TestHostChangesEtcd and the agent's TestQuorumIsKept try the last guard on real etcd.
+// The old order: an etcd member is removed before its Node is deleted. Only etcd checks whether the
+// quorum survives, and the machine is deleted even if the removal fails. TestHostChangesEtcd and the
+// agent's TestQuorumIsKept test the last guard with real etcd.
 func TestWeakPointR5MembersAreGuarded(t *testing.T) {
 	remove, deleted := "remove etcd member control-plane-0 leaving=3", "delete machine control-plane-0 sandbox://t/control-plane-0"
 	sick := func(w *World) { w.Etcd[2].Healthy = false }
@@ -138,7 +137,7 @@ func TestWeakPointR5MembersAreGuarded(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		edit func(*World)
-		off  rule // without which the old order is back
+		off  rule // without it the old order applies
 		want []string
 		old  []string
 	}{
@@ -155,8 +154,8 @@ func TestWeakPointR5MembersAreGuarded(t *testing.T) {
 	}
 }
 
-// The old code: the list of nodes that await their annotation is that of replacement nodes and one
-// more. Each class has its own number here, and all add up.
+// The old code: the list of nodes that await their annotation is the list of replacement nodes and
+// one more. Here each class has its own count, and the counts add up.
 func TestWeakPointR6ListsAreOfTheirOwnClass(t *testing.T) {
 	_, w := rollout(replacing(v1alpha1.JoinGoal, "Ready", true), func(_ *v1alpha1.NodeVersionSpec, w *World) {
 		w.Nodes = append(w.Nodes, machine("worker-5", func(n *Node) { n.Image, n.Components, n.Group = "", "", "" }))
@@ -169,9 +168,9 @@ func TestWeakPointR6ListsAreOfTheirOwnClass(t *testing.T) {
 	}
 }
 
-// The old lock: a field of the status says that an upgrade is active. The next write of
-// the status resets it, and a crash leaves it for ever. Here the agent's journal is what
-// counts: whoever starts attaches to its run, whatever the status says.
+// The old lock: a field of the status marks an upgrade as active. The next write of the status
+// resets it, and a crash leaves it set indefinitely. Here the agent's journal decides: an operator
+// that starts attaches to the agent's run and ignores the status.
 func TestWeakPointR7UpgradeIsNotLockedByAField(t *testing.T) {
 	target := func(s *v1alpha1.NodeVersionSpec, w *World) {
 		s.KubernetesClusterVersion, s.KubernetesComponentsReference, w.LeaderNode = "v1.36.3", refB, "control-plane-0"
@@ -193,8 +192,8 @@ func TestWeakPointR7UpgradeIsNotLockedByAField(t *testing.T) {
 	}), begin)
 }
 
-// The operator's part of R22: what is no version, or goes down, is refused by name, and
-// nothing is touched. The feed's part is in package engine/release.
+// The operator's part of R22: an invalid version or a downgrade is refused by name, and nothing is
+// changed. The feed's part is in package engine/release.
 func TestWeakPointR22WhatIsNoVersionIsRefused(t *testing.T) {
 	for _, v := range []string{"", "latest", "index.html", "https://example.com/v1.36.3", "v1.34.1", "v1.36.3\n"} {
 		s, w := rollout(func(s *v1alpha1.NodeVersionSpec, w *World) {
@@ -208,8 +207,8 @@ func TestWeakPointR22WhatIsNoVersionIsRefused(t *testing.T) {
 	}
 }
 
-// The old way: a job that fails leaves its node cordoned, and keeps the place that the
-// next one would need.
+// The old order: a job that fails leaves its node cordoned, and keeps the surge slot that the next
+// job needs.
 func TestWeakPointR23FailureHoldsNothing(t *testing.T) {
 	blocked := func(s *v1alpha1.NodeVersionSpec, w *World) {
 		replacing(v1alpha1.JoinGoal, "Ready", true)(s, w)
@@ -237,7 +236,8 @@ func TestWeakPointR23FailureHoldsNothing(t *testing.T) {
 		w.Nodes[3].Heir, w.Nodes[3].Cordon = "", Uncordoned
 	}), "record intent replace-0 Join donor=worker-1")
 
-	// An upgrade that fails holds nothing either: it is retried, and cancelled at any time.
+	// A failed upgrade does not block the rollout either: it is retried, and can be cancelled at any
+	// time.
 	failed := func(ended time.Time, cancel bool) func(*v1alpha1.NodeVersionSpec, *World) {
 		return func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.KubernetesClusterVersion, s.KubernetesComponentsReference, w.LeaderNode = "v1.36.3", refB, "control-plane-0"

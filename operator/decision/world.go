@@ -114,11 +114,12 @@ type Instance struct {
 // before any request to the cloud.
 //
 // An intent with a token is a replacement. It holds a surge slot, named by the intent, from before
-// its machine is created until the old node's machine is gone. The donor is the old node, the heir
-// its replacement node. While the goal is Join, the machine is the replacement node, found by the token. Then
-// the intent is bound once to the machine that leaves: the old node's if the replacement node took over, the
-// replacement node's if the replacement is given up. The API server lets an intent be bound once, so old node
-// and replacement node cannot both leave, even by a stale observation.
+// its machine is created until the old node's machine is gone. Intent.Donor names the old node, and
+// Node.Heir its replacement node. While the goal is Join, the machine is the replacement node, found
+// by the token. Then the intent is bound once to the machine that leaves: the old node's if the
+// replacement node took over, the replacement node's if the replacement is given up. The API server
+// permits only one binding, so old node and replacement node cannot both leave, even by a stale
+// observation.
 //
 // An intent with the goal Upgrade also holds a surge slot. Its machine is upgraded in place, from
 // before the cordon until the node is uncordoned or the upgrade is given up.

@@ -1,5 +1,5 @@
-// Package liblog lets what libraries log into the log of a program whose readers want to
-// know about their nodes.
+// Package liblog filters the log messages of libraries, so that a program's log shows mostly its own
+// messages.
 package liblog
 
 import (
@@ -14,24 +14,23 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// again is how often it is said that the API server does not answer.
+// again is the minimum interval between two warnings that the API server does not answer.
 const again = 30 * time.Second
 
-// Handler returns a handler for the loggers of controller-runtime and client-go, which
-// passes on to h: their news of themselves as debug lines; errors that say no more than
-// that the API server does not answer as debug lines, too, after one warning in 30 s, since
-// each of dozens of watches tells its own of them while an API server restarts; all else as
-// it is.
+// Handler returns a handler for the loggers of controller-runtime and client-go, which writes to h.
+// It lowers their info messages to debug level. It also lowers errors that only mean that the
+// API server does not answer, except for one warning in 30 s: dozens of watches report the same
+// error while an API server restarts. All other records stay unchanged.
 func Handler(h slog.Handler) slog.Handler {
 	return &handler{Handler: h, said: &said{now: time.Now}}
 }
 
 type handler struct {
 	slog.Handler
-	said *said // shared with those that With made of it
+	said *said // shared with handlers derived by With
 }
 
-// said is when it was said last that the API server does not answer.
+// said is the time of the last warning that the API server does not answer.
 type said struct {
 	now func() time.Time
 
@@ -39,7 +38,7 @@ type said struct {
 	last time.Time
 }
 
-// due reports whether it is time to say it, and notes that it was.
+// due reports whether a warning is due, and records its time.
 func (s *said) due() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,7 +87,7 @@ func (h *handler) WithGroup(name string) slog.Handler {
 	return &handler{Handler: h.Handler.WithGroup(name), said: h.said}
 }
 
-// errorOf returns the error that a record is about.
+// errorOf returns the error of a record.
 func errorOf(r slog.Record) (err error) {
 	r.Attrs(func(a slog.Attr) bool {
 		if e, ok := a.Value.Any().(error); ok {
@@ -99,8 +98,8 @@ func errorOf(r slog.Record) (err error) {
 	return err
 }
 
-// away reports whether err says that nobody answers, or not now. What an API server says
-// about a request, and what is wrong with its certificate, is something else.
+// away reports whether err means that the API server is unreachable or unavailable. Other errors of
+// an API server, and certificate errors, do not count.
 func away(err error) bool {
 	var timeout interface{ Timeout() bool }
 	switch {

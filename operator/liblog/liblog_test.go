@@ -20,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// refused is what a client gets where nobody listens.
+// refused returns a client's error for an address without a listener.
 func refused(t *testing.T) error {
 	t.Helper()
 	s := httptest.NewServer(http.NotFoundHandler())
@@ -55,7 +55,7 @@ func TestOnlySilenceIsAway(t *testing.T) {
 	}
 }
 
-// What client-go says comes through logr, as in the program.
+// Messages of client-go pass through logr, as in the program.
 func TestAnAPIServerThatIsAwayIsToldOnce(t *testing.T) {
 	for _, tt := range []struct {
 		level slog.Level

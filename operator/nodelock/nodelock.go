@@ -1,8 +1,8 @@
-// Package nodelock is the one lock of a cluster for whoever upgrades or replaces its nodes and
-// wants nobody else to meanwhile: a Lease, which replacements of nodes and Plans take.
+// Package nodelock is the cluster-wide lock (mutual exclusion) for programs that upgrade or replace
+// nodes. It is a Lease. Replacements of nodes and Plans take it.
 //
-// Who holds it is a name such as "plan system-upgrade/k3s-server", not a process: whoever leads
-// next continues as the same holder. A holder that shows no sign of life for a minute loses it.
+// The holder is a name such as "plan system-upgrade/k3s-server", not a process. A new leader
+// continues as the same holder. A holder that does not renew the Lease for a minute loses it.
 package nodelock
 
 import (
@@ -25,7 +25,7 @@ const (
 	Namespace = metav1.NamespaceSystem
 )
 
-// Poll is how often somebody who waits looks at the Lease.
+// Poll is the interval at which a waiting process reads the Lease.
 const Poll = 5 * time.Second
 
 const (
@@ -41,22 +41,22 @@ type Lock struct {
 	kick   chan struct{}
 
 	mu      sync.Mutex
-	wanted  map[string]func() // who wants it, and how they are woken
-	holder  string            // who has it, as far as we know; empty: nobody
+	wanted  map[string]func() // callers that want the lock, with their wake functions
+	holder  string            // last known holder; empty: none
 	ours    bool
-	renewed time.Time // last success of ours
-	trouble error     // of the last look at the Lease
-	// Whether another holder lives is judged by the own clock, from when its last sign of life was seen.
+	renewed time.Time // last renewal by this process
+	trouble error     // error of the last read or write of the Lease
+	// Another holder expires by our own clock, counted from when its last renewal was observed.
 	sign string
 	seen time.Time
 }
 
-// New returns a lock that nobody of this process wants. The Lease is read by live, past any cache.
+// New returns a lock that no caller wants yet. live reads the Lease, without a cache.
 func New(c client.Client, live client.Reader, now func() time.Time) *Lock {
 	return &Lock{client: c, live: live, now: now, kick: make(chan struct{}, 1), wanted: map[string]func(){}}
 }
 
-// Want says that who wants the lock, and is to be woken when they have it or cannot get it.
+// Want requests the lock for who. wake is called when who holds the lock or cannot get it.
 func (l *Lock) Want(who string, wake func()) {
 	l.mu.Lock()
 	_, known := l.wanted[who]
@@ -67,7 +67,7 @@ func (l *Lock) Want(who string, wake func()) {
 	}
 }
 
-// Drop says that who does not need it any more.
+// Drop withdraws the request of who, or releases its lock.
 func (l *Lock) Drop(who string) {
 	l.mu.Lock()
 	_, known := l.wanted[who]
@@ -85,8 +85,8 @@ func (l *Lock) hurry() {
 	}
 }
 
-// State returns whether who has the lock, and if not who else has it, as far as is known, or
-// why it cannot be had.
+// State returns whether who holds the lock. If not, it returns the other holder, if known, or the
+// error.
 func (l *Lock) State(who string) (have bool, other string, trouble error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,13 +94,13 @@ func (l *Lock) State(who string) (have bool, other string, trouble error) {
 	case l.ours && l.holder == who && l.now().Before(l.renewed.Add(duration-renew)):
 		return true, "", nil
 	case l.holder == who:
-		l.hurry() // it is renewed, or taken over from an earlier process of ours
+		l.hurry() // the Lease must be renewed, or taken over from our earlier process
 		return false, "", l.trouble
 	}
 	return false, l.holder, l.trouble
 }
 
-// Keep takes, renews and gives the lock up until ctx ends.
+// Keep takes, renews and releases the lock until ctx ends.
 func (l *Lock) Keep(ctx context.Context) {
 	t := time.NewTicker(Poll)
 	defer t.Stop()
@@ -108,14 +108,14 @@ func (l *Lock) Keep(ctx context.Context) {
 		l.turn(ctx)
 		select {
 		case <-ctx.Done():
-			return // what was begun continues, so the lock stays until it is over by itself
+			return // work in progress continues, so the lock is kept until it expires
 		case <-t.C:
 		case <-l.kick:
 		}
 	}
 }
 
-// turn looks at the Lease once, and writes it if we have to.
+// turn reads the Lease once, and writes it if necessary.
 func (l *Lock) turn(ctx context.Context) {
 	l.mu.Lock()
 	idle := len(l.wanted) == 0 && !l.ours
@@ -128,7 +128,7 @@ func (l *Lock) turn(ctx context.Context) {
 	}
 }
 
-// failed notes how the last look went, and tells those who wait if that is news.
+// failed records the result of the last turn, and wakes waiting callers if it changed.
 func (l *Lock) failed(err error) {
 	l.mu.Lock()
 	news := (err == nil) != (l.trouble == nil)
@@ -136,7 +136,7 @@ func (l *Lock) failed(err error) {
 	l.unlockAndWake(news)
 }
 
-// unlockAndWake gives l.mu back and, if there is news, wakes all who want the lock.
+// unlockAndWake unlocks l.mu and, after a change, wakes all callers that want the lock.
 func (l *Lock) unlockAndWake(news bool) {
 	var wake []func()
 	if news {
@@ -167,14 +167,14 @@ func (l *Lock) look(ctx context.Context) error {
 	next := holder
 	switch {
 	case holder != "" && wantedByHolder: // renewed
-	case holder != "" && l.ours && l.holder == holder: // given up, to the next of ours if there is one
+	case holder != "" && l.ours && l.holder == holder: // released, to the next caller of this process if any
 		next = l.first()
 	case holder == "" || l.now().After(l.seen.Add(duration)):
 		next = l.first()
 	}
 	mine := next != holder || wantedByHolder
 	due := next != holder || l.now().Sub(l.renewed) >= renew || !l.ours
-	another := l.holder != holder // told to those who wait for it
+	another := l.holder != holder // waiting callers are woken for it
 	l.holder = holder
 	if !wantedByHolder {
 		l.ours = false
@@ -191,7 +191,7 @@ func (l *Lock) look(ctx context.Context) error {
 		err = l.client.Create(ctx, &lease)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-		return nil // somebody was faster, which the next look shows
+		return nil // another process was faster; the next read shows it
 	}
 	if err != nil {
 		return fmt.Errorf("write Lease %s/%s: %w", Namespace, Name, err)
@@ -207,7 +207,7 @@ func (l *Lock) look(ctx context.Context) error {
 	return nil
 }
 
-// first is the one of ours whose turn it is; empty: none wants it.
+// first returns the caller of this process that gets the lock next; empty: none wants it.
 func (l *Lock) first() string {
 	all := slices.Sorted(maps.Keys(l.wanted))
 	if len(all) == 0 {

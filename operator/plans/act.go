@@ -18,10 +18,10 @@ import (
 	"constellation/operator/api/upgradev1"
 )
 
-// writers is how many writes are made at a time for one Plan.
+// writers is the number of concurrent writes for one Plan.
 const writers = 32
 
-// act does what was decided, each part when all of the part before is done.
+// act carries out a decision. Each part starts when the previous part is complete.
 func (k *controller) act(ctx context.Context, v view, d decision) error {
 	if err := all(d.marks, func(m mark) error { return k.mark(ctx, m) }); err != nil {
 		return err
@@ -52,7 +52,7 @@ func (k *controller) act(ctx context.Context, v view, d decision) error {
 	return nil
 }
 
-// all does f for each, a few at a time, and returns the first error.
+// all calls f for each, a few at a time, and returns the first error.
 func all[T any](list []T, f func(T) error) error {
 	if len(list) == 0 {
 		return nil
@@ -80,7 +80,7 @@ func all[T any](list []T, f func(T) error) error {
 	return first
 }
 
-// effect does something at which tests may kill us.
+// effect runs an effect, before and after which tests may kill the process.
 func (k *controller) effect(what string, do func() error) error {
 	k.at("before:" + what)
 	err := do()
@@ -88,7 +88,7 @@ func (k *controller) effect(what string, do func() error) error {
 	return err
 }
 
-// mark changes a Node, if it is still the same one. One that is gone is a success.
+// mark changes a Node, if it is still the same one. A Node that is gone is a success.
 func (k *controller) mark(ctx context.Context, m mark) error {
 	meta := map[string]any{"uid": m.node.uid}
 	patch := map[string]any{"metadata": meta}
@@ -131,7 +131,7 @@ func (k *controller) mark(ctx context.Context, m mark) error {
 		return err
 	})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) && err != nil {
-		return nil // another one of that name; what is there now comes by itself
+		return nil // another Node of that name, which arrives as an event
 	}
 	if err != nil {
 		return fmt.Errorf("mark Node %s: %w", m.node.name, err)
@@ -142,8 +142,8 @@ func (k *controller) mark(ctx context.Context, m mark) error {
 	return nil
 }
 
-// update makes the same change as mark, with the right to update Nodes and none to patch them:
-// that is what the other controller's role has.
+// update makes the same change as mark, but with the right to update Nodes instead of patch. The role
+// of system-upgrade-controller has only that.
 func (k *controller) update(ctx context.Context, n *corev1.Node, m mark) error {
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		if err := k.live.Get(ctx, client.ObjectKey{Name: m.node.name}, n); err != nil {
@@ -169,7 +169,7 @@ func (k *controller) update(ctx context.Context, n *corev1.Node, m mark) error {
 	})
 }
 
-// deleteJob deletes a Job, its pods after it.
+// deleteJob deletes a Job, and its pods in the background.
 func (k *controller) deleteJob(ctx context.Context, j *job) error {
 	if j.deleting {
 		return nil
@@ -184,11 +184,11 @@ func (k *controller) deleteJob(ctx context.Context, j *job) error {
 	return nil
 }
 
-// report writes the status, if nobody else has changed the Plan.
+// report writes the status, if the Plan is unchanged.
 func (k *controller) report(ctx context.Context, p *upgradev1.Plan, s upgradev1.PlanStatus) (*upgradev1.Plan, error) {
 	with := *p
 	with.Status = s
-	out := with.DeepCopy() // which the answer is read into
+	out := with.DeepCopy() // the client stores the answer in it
 	if err := k.effect("write status", func() error { return k.client.Status().Update(ctx, out) }); err != nil {
 		if apierrors.IsNotFound(err) {
 			return p, nil
@@ -200,7 +200,7 @@ func (k *controller) report(ctx context.Context, p *upgradev1.Plan, s upgradev1.
 	return out, nil
 }
 
-// create makes the Job of a node that has a place.
+// create creates the Job of a node that has a concurrency slot.
 func (k *controller) create(ctx context.Context, p *upgradev1.Plan, u upgraded, v view) error {
 	if (p.Spec.Drain != nil || p.Spec.Cordon) && !u.unschedulable && u.cordonedFor == "" {
 		if err := k.mark(ctx, mark{node: u, cordonedFor: new(p.Namespace + "/" + p.Name)}); err != nil {
@@ -210,11 +210,11 @@ func (k *controller) create(ctx context.Context, p *upgradev1.Plan, u upgraded, 
 	j := makeJob(p, *u.node, k.Name, k.Settings, v.delay)
 	err := k.effect("create job", func() error { return k.client.Create(ctx, j) })
 	if apierrors.IsAlreadyExists(err) {
-		return nil // by an earlier try, of which the informer tells
+		return nil // an earlier attempt created it; the informer will deliver it
 	}
 	if err != nil {
 		if k.book.refuse(p.Name, u.name, err.Error()) {
-			k.queue.AddAfter(p.Name, soon) // to be told
+			k.queue.AddAfter(p.Name, soon) // to report it
 		}
 		return fmt.Errorf("create Job %s: %w", j.Name, err)
 	}

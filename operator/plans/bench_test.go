@@ -35,13 +35,13 @@ import (
 	"constellation/operator/api/upgradev1"
 )
 
-// BenchmarkPlans has the operator's own binary, with role plans, carry a Plan out on hollow nodes,
-// a hundred at a time, whose Jobs take a second. BENCH_PLAN_NODES says how many nodes, 10,000 if
-// nothing does. Real are etcd, API server, controllers and scheduler.
+// BenchmarkPlans runs the operator's binary with role plans. It carries out a Plan on kubemark-style
+// hollow nodes, a hundred at a time, with Jobs of one second. BENCH_PLAN_NODES sets the number of
+// nodes; the default is 10,000. etcd, API server, controllers and scheduler are real.
 //
-// It reports the time that it took over the ideal, nodes/concurrency seconds; writes of the
-// controller per node, events included; its memory at most, and of that at the end what is not
-// the program's file; and how long it looks and decides.
+// It reports the duration relative to the ideal of nodes/concurrency seconds, and the controller's
+// writes per node including events. It also reports the controller's peak memory, its anonymous
+// memory at the end, and the time per round for observation and decision.
 func BenchmarkPlans(b *testing.B) {
 	nodes := planNodes(b)
 	const concurrency = 100
@@ -51,7 +51,7 @@ func BenchmarkPlans(b *testing.B) {
 		each(nodes, func(i int) { s.bare(fmt.Sprintf("bench-%d", i), nil) })
 		s.set(func(ctx context.Context, _ *corev1.Pod, _ string) error {
 			select {
-			case <-time.After(time.Second): // what a Job takes
+			case <-time.After(time.Second): // duration of a Job
 			case <-ctx.Done():
 			}
 			return ctx.Err()
@@ -82,10 +82,9 @@ func BenchmarkPlans(b *testing.B) {
 	}
 }
 
-// BenchmarkPlansAtRest has the operator's own binary, with role plans, start where all nodes are
-// done and their Jobs are still there. It reports its memory at most, which is after the start,
-// and without the program's file afterwards; and what it costs while all nodes say twice that they
-// are alive.
+// BenchmarkPlansAtRest starts the operator's binary with role plans where all nodes are done and
+// their Jobs still exist. It reports the peak memory, which is after the start, the anonymous memory
+// afterwards, and the cost of two heartbeats of all nodes.
 func BenchmarkPlansAtRest(b *testing.B) {
 	nodes := planNodes(b)
 	for b.Loop() {
@@ -93,7 +92,7 @@ func BenchmarkPlansAtRest(b *testing.B) {
 		s := w.site(b, "rest", 0)
 		p := &upgradev1.Plan{ObjectMeta: metav1.ObjectMeta{Name: "rest", Namespace: s.ns}, Spec: upgradev1.PlanSpec{
 			Concurrency: 1, Version: "v1", Upgrade: &upgradev1.ContainerSpec{Image: "a"}, NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"site": s.ns}},
-			Constellation: &upgradev1.Rollout{State: upgradev1.Paused}, // if a node were not done, that would be seen
+			Constellation: &upgradev1.Rollout{State: upgradev1.Paused}, // so that a node that is not done is detected
 		}}
 		text, err := yaml.Marshal(p)
 		if err != nil {
@@ -139,7 +138,7 @@ func BenchmarkPlansAtRest(b *testing.B) {
 	}
 }
 
-// planNodes is how many nodes there are to be.
+// planNodes returns the number of nodes.
 func planNodes(b *testing.B) int {
 	n, err := strconv.Atoi(cmp.Or(os.Getenv("BENCH_PLAN_NODES"), "10000"))
 	if err != nil {
@@ -148,7 +147,7 @@ func planNodes(b *testing.B) int {
 	return n
 }
 
-// each does something for each of n, a few at a time.
+// each calls a function n times, a few at a time.
 func each(n int, do func(int)) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 32)
@@ -162,7 +161,7 @@ func each(n int, do func(int)) {
 	wg.Wait()
 }
 
-// bare makes a node that stays when the benchmark ends: so does nothing of its control plane.
+// bare creates a node without cleanup, because the control plane ends with the benchmark.
 func (s *site) bare(name string, more map[string]string) {
 	s.Helper()
 	l := map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux", "site": s.ns}
@@ -231,7 +230,7 @@ func startProcess(b *testing.B, s *site) *running {
 // processFigures are writes to the API server, and seconds that a decision took.
 type processFigures struct{ writes, p99, mean, cpu99, cpuMean float64 }
 
-// figures are those that the controller tells of itself.
+// figures returns the controller's own metrics.
 func (r *running) figures(b *testing.B) (f processFigures) {
 	b.Helper()
 	resp, err := http.Get("http://" + r.metrics + "/metrics")
@@ -256,7 +255,7 @@ func (r *running) figures(b *testing.B) (f processFigures) {
 	return f
 }
 
-// quantile returns what 99 of a hundred values of a histogram are at most, and their mean.
+// quantile returns the 99th percentile of a histogram, and its mean.
 func quantile(of *dto.MetricFamily) (p99, mean float64) {
 	for _, m := range of.GetMetric() {
 		h := m.GetHistogram()
@@ -269,7 +268,7 @@ func quantile(of *dto.MetricFamily) (p99, mean float64) {
 	return math.Inf(1), math.Inf(1)
 }
 
-// memory is what the kernel says of the controller's memory under a word of its own, in MB.
+// memory returns a field of the controller's /proc status, in MB.
 func (r *running) memory(b *testing.B, word string) float64 {
 	b.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.cmd.Process.Pid))
@@ -284,7 +283,7 @@ func (r *running) memory(b *testing.B, word string) float64 {
 	return float64(n) * 1024 / 1e6
 }
 
-// seconds is the processor time that the controller has used.
+// seconds returns the processor time that the controller has used.
 func (r *running) seconds(b *testing.B) float64 {
 	b.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.cmd.Process.Pid))
@@ -341,8 +340,8 @@ func BenchmarkDecide(b *testing.B) {
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "ms-p99-cpu")
 }
 
-// BenchmarkHeld is the memory that 10,000 Nodes as kubelets report them and the Jobs of as many
-// that are done take, in stores of informers and in the book.
+// BenchmarkHeld measures the memory of 10,000 realistic Nodes and their finished Jobs in the stores
+// of informers and in the book.
 func BenchmarkHeld(b *testing.B) {
 	const nodes = 10_000
 	heap := func() float64 {

@@ -17,9 +17,9 @@ import (
 	"constellation/operator/api/upgradev1"
 )
 
-// book is what is known of the cluster, put in the order that Plans need. Informers and
-// the answers to our own writes keep it: an object is taken if it is newer than the one
-// that is there, so a cache that is behind undoes nothing. It is safe for concurrent use.
+// book is an index of the observed cluster in the order that Plans need. Informers and the answers to
+// our own writes update it. An object replaces an older version only, so a stale cache undoes
+// nothing. It is safe for concurrent use.
 type book struct {
 	controller string
 	now        func() time.Time
@@ -30,20 +30,20 @@ type book struct {
 	nodes       map[string]*node             // by name
 	hosts       map[string][]string          // names of nodes by hostname label
 	jobs        map[string]*job              // by name
-	jobsOf      map[string]map[string][]*job // by plan and node, as their labels have them
+	jobsOf      map[string]map[string][]*job // by plan and node, as in their labels
 	unavailable int                          // nodes that are not Ready, or cordoned
-	cordoned    map[string]map[string]bool   // nodes that carry the mark of a plan of ours, by plan
+	cordoned    map[string]map[string]bool   // nodes with the cordon annotation of a Plan, by Plan
 	secrets     map[string]string            // resource versions by name
 	news        map[string]podNews           // of pods, by the name of their job, until that is complete
-	buried      map[types.UID]bool           // jobs that were deleted lately
-	long        map[string]string            // names of nodes that are too long for a label, by what stands for them
+	buried      map[types.UID]bool           // Jobs that were deleted recently
+	long        map[string]string            // node names that are too long for a label, by their label value
 }
 
 // planPage is a Plan and its nodes.
 type planPage struct {
 	plan  *upgradev1.Plan
 	short string // its name as the value of a label
-	// What the nodes below are ordered by; see order.
+	// Sort keys of the nodes below; see order.
 	selector labels.Selector
 	text     string // of the selector
 	hash     string
@@ -51,12 +51,12 @@ type planPage struct {
 
 	todo     *btree.BTreeG[candidate]
 	keys     map[string]string  // of its nodes, by name, in todo; empty: the node is done
-	suspects map[string]bool    // names of Jobs that may have to go, or whose node may have to be marked
-	refused  map[string]string  // why the Job of a node could not be made
-	credited map[types.UID]bool // Jobs for which their node was marked
+	suspects map[string]bool    // names of Jobs that may have to be deleted, or whose node may have to be marked
+	refused  map[string]string  // why the Job of a node could not be created
+	credited map[types.UID]bool // Jobs whose node was marked
 }
 
-// candidate is a node that is to be upgraded.
+// candidate is a node that must be upgraded.
 type candidate struct{ key, name string }
 
 func newBook(controller string, now func() time.Time, wake func(string, time.Duration)) *book {
@@ -86,8 +86,8 @@ func drop(m map[string]map[string]bool, key, value string) {
 	}
 }
 
-// setPlan takes a Plan over. ours says that it is the answer to a write of the status, which
-// changes nothing that would have to be looked at.
+// setPlan stores a Plan. ours is true for the answer to a write of the status, which needs no new
+// round.
 func (b *book) setPlan(p *upgradev1.Plan, ours bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -107,7 +107,7 @@ func (b *book) setPlan(p *upgradev1.Plan, ours bool) {
 	if !ours {
 		b.wake(p.Name, 0)
 	}
-	// Those that depend on it.
+	// Wake the Plans that depend on it.
 	for name, other := range b.plans {
 		if other.plan != nil && slices.Contains(rollout(other.plan).DependsOn, p.Name) {
 			b.wake(name, soon)
@@ -136,7 +136,7 @@ func (b *book) plan(name string) *upgradev1.Plan {
 	return nil
 }
 
-// names are those of all Plans, of Plans of which Jobs are left, and of those for which nodes are cordoned.
+// names returns the names of all Plans, of deleted Plans with Jobs, and of Plans with cordoned nodes.
 func (b *book) names(namespace string) map[string]bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -155,7 +155,7 @@ func (b *book) names(namespace string) map[string]bool {
 	return out
 }
 
-// setNode takes a Node over. Whether Plans are to look depends on what changed for them.
+// setNode stores a Node. It wakes only Plans for which something relevant changed.
 func (b *book) setNode(n *node, ours bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -178,7 +178,7 @@ func (b *book) setNode(n *node, ours bool) {
 		}
 	}
 	if old != nil && old.same(n) {
-		b.nodes[n.name] = n // a heartbeat, or what the informer holds of what we have written; the old one is held no more
+		b.nodes[n.name] = n // a heartbeat, or our own write from the informer; the old object can be freed
 		return
 	}
 	if old != nil {
@@ -201,7 +201,7 @@ func (b *book) setNode(n *node, ours bool) {
 		was, is := page.has(n.name), false
 		page.place(n)
 		is = page.has(n.name)
-		// Whose health matters does not end at the Plan's own nodes.
+		// The health of nodes outside of the Plan matters too.
 		health := page.plan != nil && rollout(page.plan).Health != nil && (old == nil || old.available() != n.available())
 		if was || is || health || page.plan != nil && slices.Contains(page.plan.Status.Applying, n.host) {
 			b.wake(name, soon)
@@ -209,7 +209,7 @@ func (b *book) setNode(n *node, ours bool) {
 	}
 }
 
-// soon is how long is waited for more of what comes in crowds.
+// soon is the delay of a round after an event, to cover a burst of events.
 const soon = 50 * time.Millisecond
 
 func (b *book) untell(n *node) {
@@ -255,7 +255,7 @@ func (b *book) dropNode(gone *node) {
 	b.forget(n)
 }
 
-// setJob takes a Job over.
+// setJob stores a Job.
 func (b *book) setJob(j *job, ours bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -275,7 +275,7 @@ func (b *book) setJob(j *job, ours bool) {
 	}
 	b.jobsOf[j.plan][j.node] = append(b.jobsOf[j.plan][j.node], j)
 	if old != nil && old.uid == j.uid && old.version == j.version {
-		return // what the informer holds of what we have written; the old one is held no more
+		return // our own write from the informer; the old object can be freed
 	}
 	if page := b.plans[j.plan]; page != nil {
 		page.suspects[j.name] = true
@@ -283,7 +283,7 @@ func (b *book) setJob(j *job, ours bool) {
 	if j.phase == jobComplete {
 		delete(b.news, j.name)
 	}
-	// That pods of a Job come and go changes nothing.
+	// New and deleted pods of a Job change nothing.
 	if !ours && (old == nil || old.uid != j.uid || old.phase != j.phase || old.deleting != j.deleting) {
 		b.wake(j.plan, soon)
 	}
@@ -303,7 +303,7 @@ func (b *book) unlist(j *job) {
 func (b *book) dropJob(j *job) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// Answers to our own writes may come later than this.
+	// Answers to our own writes may arrive later than this event.
 	if len(b.buried) > 4096 {
 		clear(b.buried)
 	}
@@ -322,7 +322,7 @@ func (b *book) dropJob(j *job) {
 	b.wake(old.plan, 0)
 }
 
-// setSecret notes which version of a Secret there is; empty: none.
+// setSecret stores the resource version of a Secret; empty: it does not exist.
 func (b *book) setSecret(name, version string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -338,14 +338,14 @@ func (b *book) setSecret(name, version string) {
 	}
 }
 
-// secret returns the version of a Secret; empty: there is none.
+// secret returns the resource version of a Secret; empty: it does not exist.
 func (b *book) secret(name string) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.secrets[name]
 }
 
-// arrange puts a Plan's nodes in order for a selector and a hash.
+// arrange sorts a Plan's nodes for a selector and a hash.
 func (b *book) arrange(name string, s labels.Selector, hash string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -383,7 +383,7 @@ func (p *planPage) remove(name string) {
 	delete(p.keys, name)
 }
 
-// place puts a node where it belongs.
+// place inserts a node at its position in the order.
 func (p *planPage) place(n *node) {
 	if p.todo == nil {
 		return
@@ -397,7 +397,7 @@ func (p *planPage) place(n *node) {
 		p.keys[n.name] = ""
 		return
 	}
-	// Control planes have keys of their own, so that those that are left are found at once.
+	// Control planes have their own key range, so that remaining ones are found at once.
 	key := role(n.controlPlane) + order(n.uid, string(p.plan.UID), p.hash)
 	p.keys[n.name] = key
 	p.todo.ReplaceOrInsert(candidate{key, n.name})
@@ -406,52 +406,52 @@ func (p *planPage) place(n *node) {
 // upgraded is a node with its Job, if it has one.
 type upgraded struct {
 	*node
-	key  string // in the order of the Plan, after its role; empty: it is not left
-	want string // the name of the Job that the Plan wants for it
+	key  string // sort key in the Plan, after its role; empty: the node is done
+	want string // name of the Job that the Plan requires for it
 	job  *job
-	// credited says that the node was marked for the Job before.
+	// credited is true if the node was already marked for the Job.
 	credited bool
-	// refused says why its Job could not be made lately.
+	// refused is why its Job could not be created recently.
 	refused string
-	// news is what the newest pod of the Job says.
+	// news is the state of the newest pod of the Job.
 	news podNews
-	// also is another Plan for which something is done on the node that may keep it cordoned.
+	// also is another Plan that works on the node and may keep it cordoned.
 	also string
 }
 
-// suspect is a Job, and its node if there is one.
+// suspect is a Job, and its node if it exists.
 type suspect struct {
 	job  *job
 	node *upgraded
 }
 
-// view is what is looked at to decide about one Plan.
+// view is the input of a decision about one Plan.
 type view struct {
 	now  time.Time
 	plan *upgradev1.Plan
-	// asked is how long Secrets were read from the API server, which is no part of a decision.
+	// asked is the duration of reads of Secrets, which does not count as time of the decision.
 	asked time.Duration
 	rules
 	settings Settings
 
-	// invalid says why the Plan cannot be carried out, unresolved why its version is not known.
+	// invalid is why the Plan cannot be carried out, unresolved why its version is not known.
 	invalid, unresolved error
-	// stale says why a channel could not be asked lately; what it said before holds.
+	// stale is why the last poll of a channel failed; its previous answer still counts.
 	stale   error
 	version string
 	hash    string
 	polled  time.Time
 	channel string
-	depends string // what is waited for of other Plans; empty: nothing
-	mayLock bool   // we have the cluster's lock
-	lock    string // who else has it; empty: nobody, as far as is known
-	// lockTrouble is why it cannot be had; nil: it can.
+	depends string // the condition of other Plans that it waits for; empty: none
+	mayLock bool   // we hold the node lock
+	lock    string // other holder of the lock; empty: none known
+	// lockTrouble is why the lock cannot be taken; nil: no error.
 	lockTrouble error
 
-	// begun are the nodes of status.applying that still have to be upgraded, failed those
-	// that status lists as failed besides.
+	// begun are the nodes of status.applying that still must be upgraded. failed are other nodes that
+	// the status lists as failed.
 	begun []upgraded
-	// suspects are Jobs that may have to go, or whose node may have to be marked.
+	// suspects are Jobs that may have to be deleted, or whose node may have to be marked.
 	suspects []suspect
 	// cordoned are the nodes that are cordoned for this Plan.
 	cordoned []upgraded
@@ -463,7 +463,7 @@ type view struct {
 	candidates func(controlPlanes bool) iter.Seq[upgraded]
 }
 
-// look fills in what the book knows.
+// look fills in the data of the book.
 func (b *book) look(v *view) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -484,7 +484,7 @@ func (b *book) look(v *view) {
 				at = append(at, b.upgraded(v.plan, name))
 			}
 		}
-		// Of nodes that share a host name one was begun: that with a Job.
+		// Of several nodes with one host name, the upgrade of the one with a Job was started.
 		if len(at) > 0 {
 			one := at[max(0, slices.IndexFunc(at, func(u upgraded) bool { return u.job != nil }))]
 			seen[one.name] = true
@@ -510,7 +510,7 @@ func (b *book) look(v *view) {
 		}
 		v.suspects = append(v.suspects, s)
 	}
-	// Few of many are looked at, so they are read when somebody does.
+	// A decision needs few of many candidates, so they are read lazily.
 	v.candidates = func(cp bool) iter.Seq[upgraded] {
 		return func(yield func(upgraded) bool) {
 			for after := (candidate{key: role(cp)}); ; {
@@ -529,7 +529,7 @@ func (b *book) look(v *view) {
 	}
 }
 
-// role begins the keys of control planes, and of others.
+// role is the key prefix of control planes, or of other nodes.
 func role(controlPlane bool) string {
 	if controlPlane {
 		return "c"
@@ -537,7 +537,7 @@ func role(controlPlane bool) string {
 	return "w"
 }
 
-// next returns a few of the nodes that are left of a role, without some, and how to continue.
+// next returns a page of the remaining nodes of a role, except some, and the key to continue from.
 func (b *book) next(p *upgradev1.Plan, after candidate, without map[string]bool) (out []upgraded, last candidate) {
 	const few = 16
 	b.mu.Lock()
@@ -566,7 +566,7 @@ func (b *book) upgraded(p *upgradev1.Plan, name string) upgraded {
 	if key := page.keys[name]; key != "" {
 		u.key = key[1:]
 	}
-	// Of several Jobs the one of this hash counts, and of the others one that is not over.
+	// Of several Jobs the one with this hash counts, or else one that has not finished.
 	for _, j := range b.jobsOf[page.short][n.label] {
 		if u.job == nil || j.name == u.want || u.job.name != u.want && j.phase == jobActive {
 			u.job = j
@@ -588,7 +588,7 @@ func (b *book) upgraded(p *upgradev1.Plan, name string) upgraded {
 	return u
 }
 
-// jobsOfPlan returns all Jobs of a Plan, however many they are.
+// jobsOfPlan returns all Jobs of a Plan.
 func (b *book) jobsOfPlan(plan string) (out []*job) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -608,7 +608,8 @@ func (b *book) marked(namespace, plan string) (out []*node) {
 	return out
 }
 
-// nodeOf is the name of a Job's node. Names that are too long for a label are known by their Plan's hosts.
+// nodeOf returns the name of a Job's node. For names that are too long for a label it looks up the
+// label value.
 func (b *book) nodeOf(j *job) string {
 	if _, ok := b.nodes[j.node]; !ok {
 		return b.long[j.node]
@@ -616,7 +617,7 @@ func (b *book) nodeOf(j *job) string {
 	return j.node
 }
 
-// suspect has a Job looked at again.
+// suspect makes the next round check a Job again.
 func (b *book) suspect(plan, job string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -625,7 +626,8 @@ func (b *book) suspect(plan, job string) {
 	}
 }
 
-// refuse notes why the Job of a node could not be made; empty: it could. It reports whether that is news.
+// refuse records why the Job of a node could not be created; empty: it was. It reports whether that
+// changed.
 func (b *book) refuse(plan, node, why string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -639,7 +641,7 @@ func (b *book) refuse(plan, node, why string) bool {
 	return true
 }
 
-// credit notes that a node was marked for its Job.
+// credit records that a node was marked for its Job.
 func (b *book) credit(plan string, job types.UID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

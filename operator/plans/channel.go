@@ -12,19 +12,19 @@ import (
 	"path"
 	"time"
 
-	// Images without a file system have no certificates of their own, and those of the host are not ours to read.
+	// Images without a file system contain no CA certificates, and the host's are not accessible.
 	_ "golang.org/x/crypto/x509roots/fallback"
 )
 
 const (
-	// channelTimeout bounds one question to a channel, channelBody what is read of its answer.
+	// channelTimeout bounds one request to a channel, channelBody the bytes read from its answer.
 	channelTimeout = 30 * time.Second
 	channelBody    = 64 << 10
-	// channelVersion bounds a version; a label's value is shorter, a tag of an image a bit longer.
+	// channelVersion bounds a version; a label's value is shorter, an image tag slightly longer.
 	channelVersion = 128
 )
 
-// askChannel asks a channel for the latest version: the last element of the path that it
+// askChannel polls a channel for the latest version: the last element of the path that it
 // redirects to with 302, or of the channel's own path if it answers with success or another
 // redirection. Redirections are not followed. ca, if any, is trusted besides the system's.
 func askChannel(ctx context.Context, channel, current, cluster string, ca []byte) (string, error) {
@@ -34,7 +34,7 @@ func askChannel(ctx context.Context, channel, current, cluster string, ca []byte
 	if err != nil {
 		return "", fmt.Errorf("ask channel: %w", err)
 	}
-	// Names as they always were; Set would write them otherwise.
+	// Names in the spelling of system-upgrade-controller, which Set would canonicalize.
 	req.Header["X-SUC-Cluster-ID"] = []string{cluster}
 	req.Header["X-SUC-Latest-Version"] = []string{current}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
@@ -55,7 +55,7 @@ func askChannel(ctx context.Context, channel, current, cluster string, ca []byte
 		return "", fmt.Errorf("ask channel: %w", err)
 	}
 	defer resp.Body.Close()
-	// A short answer is read, so that the other side is not cut off; of a long one nothing matters.
+	// A short body is read, so that the connection ends cleanly. A long one is dropped.
 	_, _ = io.CopyN(io.Discard, resp.Body, channelBody)
 	from := req.URL
 	switch {

@@ -82,7 +82,7 @@ func TestChannels(t *testing.T) {
 	})
 	t.Run("certificates of the Plan are trusted", func(t *testing.T) {
 		srv := httptest.NewUnstartedServer(http.RedirectHandler("/v1", http.StatusFound))
-		srv.Config.ErrorLog = log.New(io.Discard, "", 0) // it tells of those who refuse it
+		srv.Config.ErrorLog = log.New(io.Discard, "", 0) // it logs clients that reject its certificate
 		srv.StartTLS()
 		defer srv.Close()
 		if _, err := askChannel(t.Context(), srv.URL, "", "", nil); err == nil || !strings.Contains(err.Error(), "x509") {
@@ -98,7 +98,7 @@ func TestChannels(t *testing.T) {
 	})
 }
 
-// FuzzAnswers has a channel redirect to anything.
+// FuzzAnswers makes a channel redirect to arbitrary locations.
 func FuzzAnswers(f *testing.F) {
 	for _, s := range []string{"/v1", "", "//", "https://h/%zz", "/..", "?", "/a/../b"} {
 		f.Add(s)

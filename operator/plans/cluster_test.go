@@ -50,9 +50,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// world is a real control plane with its controllers and scheduler, whose nodes are
-// hollow: a pod of a Plan is said to run its containers, one after the other, but cordon
-// and drain, which are really done.
+// world is a real control plane with its controllers and scheduler, and kubemark-style hollow nodes.
+// A pod of a Plan only reports that its containers run, one after the other, except for cordon and
+// drain, which really run.
 type world struct {
 	cp    *controlplane.ControlPlane
 	admin client.Client
@@ -96,7 +96,7 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-// log answers with what the drain of a pod has said, as its kubelet would.
+// log serves the log of a pod's drain, as its kubelet would.
 func (w *world) log(to http.ResponseWriter, r *http.Request) {
 	parts := strings.Split(r.URL.Path, "/") // /containerLogs/NAMESPACE/POD/CONTAINER
 	if len(parts) != 5 || parts[1] != "containerLogs" || parts[4] != "drain" {
@@ -322,7 +322,7 @@ func (s *site) start(change ...func(*Config)) (stop func()) {
 	return stop
 }
 
-// lines are what a controller logs.
+// lines are a controller's log lines.
 type lines struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -341,7 +341,7 @@ func (l *lines) tail() string {
 	return string(b[max(0, len(b)-6000):])
 }
 
-// install brings the manifest, for this site.
+// install installs the manifest for this site.
 func (s *site) install() {
 	s.Helper()
 	d := yamlutil.NewYAMLOrJSONDecoder(bytes.NewReader(assets.PlansManifest()), 4096)
@@ -357,7 +357,7 @@ func (s *site) install() {
 		if o.GetKind() == "Namespace" || o.GetKind() == "Deployment" {
 			continue
 		}
-		// What is not in the namespace has a name of its own in each site.
+		// Objects outside of the namespace have a unique name in each site.
 		switch o.GetNamespace() {
 		case "system-upgrade":
 			o.SetNamespace(s.ns)
@@ -383,7 +383,7 @@ func (s *site) install() {
 	}
 }
 
-// access is that of an account of the manifest. What it lacks fails the test.
+// access is the access of an account of the manifest. A missing right fails the test.
 func (s *site) access(account string) *rest.Config {
 	s.Helper()
 	cfg, err := s.w.cp.ConfigFor("system:serviceaccount:"+s.ns+":"+account, "system:serviceaccounts", "system:serviceaccounts:"+s.ns, "system:authenticated")
@@ -495,7 +495,7 @@ func (s *site) done(plan string) upgradev1.Plan {
 	return s.is(plan, "LatestResolved=True/"+map[bool]string{true: "Channel", false: "Version"}[s.get(plan).Spec.Version == ""], "Validated=True/PlanIsValid", "Complete=True/Complete")
 }
 
-// eventually waits until the condition holds; on failure it tells what was there.
+// eventually waits until the condition holds. On failure it reports the last state.
 func (s *site) eventually(what string, holds func() (string, bool)) {
 	s.Helper()
 	deadline := time.Now().Add(20 * time.Second)

@@ -29,8 +29,7 @@ import (
 	"constellation/operator/api/upgradev1"
 )
 
-// TestConformance is what users of Plans rely on, on a real API server with the real
-// controller of Jobs.
+// TestConformance tests the contract of Plans on a real API server with the real Job controller.
 func TestConformance(t *testing.T) {
 	w := newWorld(t)
 	for _, part := range []struct {
@@ -178,7 +177,7 @@ func (s *site) columns() (out []string) {
 	return out
 }
 
-// admission is what the API server lets in, and what it does not.
+// admission tests which Plans the API server admits.
 func admission(t *testing.T, w *world) {
 	s := w.site(t, "admission", 0)
 	s.start()
@@ -253,7 +252,7 @@ func cannotBe(t *testing.T, w *world) {
 	}
 	s.event("drains", "ValidateFailed", "both")
 	s.event("unresolvable", "ResolveFailed", "missing channel and version")
-	// What is mended is carried out within a second.
+	// A corrected Plan is carried out within a second.
 	begun := time.Now()
 	s.edit("drains", `{"spec":{"drain":{"deleteLocalData":null}}}`)
 	s.is("drains", "Validated=True/PlanIsValid")
@@ -348,7 +347,7 @@ spec: {concurrency: 1, version: v1, serviceAccountName: system-upgrade, drain: {
 	if got := s.log(); slices.Contains(got, s.nodes[0]+" upgrade") {
 		t.Errorf("ran %q", got)
 	}
-	// A Plan that is deleted gives its nodes back.
+	// The nodes of a deleted Plan are uncordoned.
 	s.delete("blocked")
 	s.eventually("the node takes pods again", func() (string, bool) {
 		n := s.nodeNamed(s.nodes[0])
@@ -392,7 +391,7 @@ func (s *site) delete(plan string) {
 	}
 }
 
-// twoPlans has exclusive Plans take turns on a node that both cordon.
+// twoPlans tests exclusive Plans that cordon the same node one after the other.
 func twoPlans(t *testing.T, w *world) {
 	s := w.site(t, "two-plans", 1)
 	var mu sync.Mutex
@@ -454,7 +453,7 @@ func channelIsAsked(t *testing.T, w *world) {
 	}
 	latest = "v1.1.0+k3s1"
 	mu.Unlock()
-	// Changes of nodes do not have the channel asked again; its time does.
+	// Changes of nodes cause no poll of the channel; only its interval does.
 	s.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.nodes[0]}}, `{"metadata":{"labels":{"other":"label"}}}`)
 	clock.Store(int64(16 * time.Minute))
 	s.edit("channel", `{"spec":{"constellation":{"retry":"look"}}}`)
@@ -552,7 +551,7 @@ func jobsEnd(t *testing.T, w *world) {
 	if n := s.nodeNamed(s.nodes[1]); n.Labels["plan.upgrade.cattle.io/ends"] == "" {
 		t.Error("the node is not marked")
 	}
-	// What is disabled is left alone, also by a new version.
+	// A disabled node is not upgraded, not even to a new version.
 	s.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.nodes[1]}}, `{"metadata":{"labels":{"plan.upgrade.cattle.io/ends":"disabled"}}}`)
 	before := len(s.log())
 	s.edit("ends", `{"spec":{"version":"v3"}}`)
@@ -561,7 +560,7 @@ func jobsEnd(t *testing.T, w *world) {
 	}
 }
 
-// podDies has the node's reboot kill the pod of the upgrade.
+// podDies kills the pod of the upgrade by a reboot of the node.
 func podDies(t *testing.T, w *world) {
 	s := w.site(t, "pod-dies", 1)
 	var once sync.Once
@@ -631,8 +630,8 @@ spec: {concurrency: 1, version: v1.36.3, serviceAccountName: system-upgrade, cor
 	s.eventually("a new version is for both", func() (string, bool) { return fmt.Sprint(s.log()), len(s.log()) == 6 })
 }
 
-// inItsPlace has this controller run with no more rights than the other one's role has: no pods,
-// no patches of Nodes, and events of the core group alone.
+// inItsPlace runs this controller with the role of system-upgrade-controller: no pods, no patches of
+// Nodes, and events of the core group alone.
 func inItsPlace(t *testing.T, w *world) {
 	s := w.site(t, "in-its-place", 2)
 	rule := func(groups, resources, verbs string, names ...string) rbacv1.PolicyRule {
@@ -692,7 +691,7 @@ func twoControllers(t *testing.T, w *world) {
 	}
 }
 
-// options are what only this controller knows.
+// options tests settings that only this controller supports.
 func options(t *testing.T, w *world) {
 	t.Run("a failed node is tried again, and gives its place away", func(t *testing.T) {
 		s := w.site(t, "retries", 3)

@@ -49,11 +49,11 @@ type controller struct {
 // secretRecord is the hash of a version of a Secret.
 type secretRecord struct{ version, hash string }
 
-// answer is what a channel said.
+// answer is the last answer of a channel.
 type answer struct {
 	channel string
 	version string
-	err     error // of the last question
+	err     error // of the last poll
 	asked   time.Time
 	asking  bool
 	failed  int // in a row
@@ -73,7 +73,7 @@ func newController(c Config, mgr manager.Manager, f *figures) *controller {
 	return k
 }
 
-// watch has the informers tell the book.
+// watch connects the informers to the book.
 func (k *controller) watch(ctx context.Context, c cache.Cache) error {
 	var errs []error
 	on := func(o client.Object, set func(any), gone func(any)) {
@@ -82,7 +82,7 @@ func (k *controller) watch(ctx context.Context, c cache.Cache) error {
 	on(&upgradev1.Plan{}, func(o any) { k.book.setPlan(o.(*upgradev1.Plan), false) }, func(o any) { k.book.dropPlan(o.(*upgradev1.Plan).Name) })
 	on(&corev1.Node{}, func(o any) { k.book.setNode(o.(*node), false) }, func(o any) { k.book.dropNode(o.(*node)) })
 	on(&batchv1.Job{}, func(o any) { k.book.setJob(o.(*job), false) }, func(o any) { k.book.dropJob(o.(*job)) })
-	// What Secrets hold is read when it is needed, and not kept.
+	// The content of Secrets is read when it is needed, and not cached.
 	secrets := &metav1.PartialObjectMetadata{}
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
 	on(secrets, func(o any) { s := o.(*metav1.PartialObjectMetadata); k.book.setSecret(s.Name, s.ResourceVersion) },
@@ -90,7 +90,7 @@ func (k *controller) watch(ctx context.Context, c cache.Cache) error {
 	return errors.Join(errs...)
 }
 
-// inform has an informer tell of what there is of a kind, and of what is gone.
+// inform adds handlers to the informer of a kind: set for existing objects, gone for deleted ones.
 func inform(ctx context.Context, c cache.Cache, o client.Object, set func(any), gone func(any)) error {
 	i, err := c.GetInformer(ctx, o, cache.BlockUntilSynced(false))
 	if err != nil {
@@ -108,17 +108,17 @@ func inform(ctx context.Context, c cache.Cache, o client.Object, set func(any), 
 	return err
 }
 
-// podsDenied is when it is retried after we may not look at pods.
+// podsDenied is the pause after the API server denied access to pods.
 const podsDenied = 30 * time.Second
 
-// watchPods has pods tell the book as soon as we may look at them. What they say is told and
-// decides nothing, so nobody waits for it: the other controller's role has no right to it, and an
-// API server that begins knows nobody's rights for a moment.
+// watchPods feeds pods into the book as soon as RBAC permits it. The state of pods is only reported
+// and never affects decisions, so nothing waits for it. The role of system-upgrade-controller lacks
+// the right, and an API server that starts denies everything for a moment.
 func (k *controller) watchPods(ctx context.Context) {
 	for said := false; ; {
 		err := k.live.List(ctx, &corev1.PodList{}, client.InNamespace(k.Namespace), client.Limit(1))
 		if !apierrors.IsForbidden(err) {
-			// A pod that is gone has said what it had to say.
+			// The last state of a deleted pod is kept.
 			if err = inform(ctx, k.cache, &corev1.Pod{}, func(o any) { k.book.setPod(o.(*pod)) }, func(any) {}); err == nil {
 				return
 			}
@@ -175,7 +175,7 @@ func (*controller) NeedLeaderElection() bool { return true }
 
 func (k *controller) wait() { k.tasks.Wait() }
 
-// identify finds out what channels are told of the cluster.
+// identify reads the cluster's identity that is sent to channels.
 func (k *controller) identify(ctx context.Context) error {
 	for {
 		var ns corev1.Namespace
@@ -197,13 +197,14 @@ func (k *controller) identify(ctx context.Context) error {
 	}
 }
 
-// one does one round, and says when the next one is due.
+// one runs one round, and schedules the next one.
 func (k *controller) one(ctx context.Context, name string) {
 	again, err := k.round(ctx, name)
 	switch {
 	case ctx.Err() != nil:
 	case apierrors.IsConflict(err):
-		// Somebody else was faster; what they wrote comes by itself, and this is for the case that it has come.
+		// Another writer was faster. Its write arrives as an event; the requeue is for the case that the
+		// event has already arrived.
 		k.queue.AddAfter(name, soon)
 	case err != nil:
 		k.Log.Warn("plan not carried on, tried again", "plan", name, "err", err)
@@ -216,8 +217,7 @@ func (k *controller) one(ctx context.Context, name string) {
 	}
 }
 
-// round looks at a Plan, decides and acts. It returns when there is something to do although
-// nothing happens.
+// round observes a Plan, decides and acts. It returns when the next round is due without an event.
 func (k *controller) round(ctx context.Context, name string) (time.Time, error) {
 	p := k.book.plan(name)
 	if p == nil || p.DeletionTimestamp != nil {
@@ -243,7 +243,7 @@ func (k *controller) round(ctx context.Context, name string) (time.Time, error) 
 		k.lock.Drop(k.holder(name))
 	}
 	if err := k.act(ctx, v, d); err != nil {
-		// What was looked at once is looked at again.
+		// Check Jobs again that an earlier round has checked.
 		for _, s := range v.suspects {
 			k.book.suspect(name, s.job.name)
 		}
@@ -257,7 +257,7 @@ func (k *controller) round(ctx context.Context, name string) (time.Time, error) 
 
 func (k *controller) holder(plan string) string { return "plan " + k.Namespace + "/" + plan }
 
-// see gathers what is decided from. ok is false while a channel is asked for the first time.
+// see collects the input of the decision. ok is false during the first poll of a channel.
 func (k *controller) see(ctx context.Context, p *upgradev1.Plan) (v view, ok bool, err error) {
 	v = view{plan: p, now: k.now(), settings: k.Settings}
 	if v.rules, v.invalid = validate(p); v.invalid == nil {
@@ -279,7 +279,7 @@ func (k *controller) see(ctx context.Context, p *upgradev1.Plan) (v view, ok boo
 	default:
 		a := k.resolve(ctx, p)
 		if a.asked.IsZero() {
-			return view{}, false, nil // the answer wakes the Plan
+			return view{}, false, nil // the answer starts a round of the Plan
 		}
 		v.version, v.polled, v.channel = imageTag(a.version), a.asked, a.channel
 		switch {
@@ -309,7 +309,7 @@ func (k *controller) see(ctx context.Context, p *upgradev1.Plan) (v view, ok boo
 	return v, true, nil
 }
 
-// secretHash returns the hash of a Secret, which is read if it changed.
+// secretHash returns the hash of a Secret. It reads the Secret only after a change.
 func (k *controller) secretHash(ctx context.Context, name string) (string, error) {
 	version := k.book.secret(name)
 	k.mu.Lock()
@@ -332,7 +332,7 @@ func (k *controller) secretHash(ctx context.Context, name string) (string, error
 	return sum, nil
 }
 
-// awaited says which other Plan has to be complete first; empty: none.
+// awaited returns why another Plan must be complete first; empty: none.
 func (k *controller) awaited(p *upgradev1.Plan, version string) string {
 	for _, name := range rollout(p).DependsOn {
 		other := k.book.plan(name)
@@ -350,14 +350,14 @@ func (k *controller) awaited(p *upgradev1.Plan, version string) string {
 	return ""
 }
 
-// resolve returns what a channel said last, and asks it beside the rounds when it is time.
+// resolve returns the last answer of a channel, and polls it in the background when a poll is due.
 func (k *controller) resolve(ctx context.Context, p *upgradev1.Plan) answer {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	a := k.answers[p.Name]
 	if a == nil || a.channel != p.Spec.Channel {
 		a = &answer{channel: p.Spec.Channel}
-		// What an earlier process was told still holds.
+		// The answer that an earlier process received still counts.
 		if o := p.Status.Constellation; o != nil && o.LastPolled != nil && o.PolledChannel == a.channel && resolved(p) {
 			a.version, a.asked = p.Status.LatestVersion, o.LastPolled.Time
 		}
@@ -384,7 +384,7 @@ func (k *controller) resolve(ctx context.Context, p *upgradev1.Plan) answer {
 	return *a
 }
 
-// due is when the channel is asked next: after a failure sooner, but not at once.
+// due returns the time of the next poll: sooner after a failure, with backoff.
 func (a *answer) due(interval time.Duration) time.Time {
 	switch {
 	case a.asked.IsZero():
@@ -404,7 +404,7 @@ func resolved(p *upgradev1.Plan) bool {
 	return false
 }
 
-// nextPoll is when the channel of a Plan is asked next; zero: never.
+// nextPoll returns the time of the next poll of a Plan's channel; zero: never.
 func (k *controller) nextPoll(p *upgradev1.Plan) time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -415,7 +415,7 @@ func (k *controller) nextPoll(p *upgradev1.Plan) time.Time {
 	return a.due(k.Settings.PollingInterval)
 }
 
-// giveBack clears up after a Plan that is gone: its Jobs end, then its nodes take pods again.
+// giveBack cleans up after a deleted Plan: it ends its Jobs, and then uncordons its nodes.
 func (k *controller) giveBack(ctx context.Context, name string) error {
 	jobs := k.book.jobsOfPlan(name)
 	for _, j := range jobs {
@@ -424,7 +424,7 @@ func (k *controller) giveBack(ctx context.Context, name string) error {
 		}
 	}
 	if slices.ContainsFunc(jobs, func(j *job) bool { return j.phase == jobActive }) {
-		return nil // their end wakes us
+		return nil // their end starts the next round
 	}
 	for _, n := range k.book.marked(k.Namespace, name) {
 		if err := k.mark(ctx, mark{node: upgraded{node: n}, uncordon: n.unschedulable, cordonedFor: new("")}); err != nil {

@@ -17,10 +17,10 @@ import (
 )
 
 const (
-	// most is how many nodes status lists, and how many may have failed before no more are
-	// taken, whatever the Plan says: what failed has to be remembered.
+	// most is the maximum number of nodes in the status. It is also the maximum number of failed nodes,
+	// independent of the Plan, because the status must record all of them.
 	most = 100
-	// named is how many nodes a message names.
+	// named is the maximum number of nodes in a message.
 	named = 5
 )
 
@@ -47,22 +47,22 @@ const (
 	eventKeptCordoned = "KeptCordoned"
 )
 
-// decision is what is to be done about one Plan. Its parts are done in this order, and a
-// part only when those before it are done.
+// decision has the actions for one Plan. Its parts are carried out in this order, and a part only
+// after all parts before it.
 type decision struct {
 	// marks are changes of Nodes after their upgrade.
 	marks []mark
-	// deletes are Jobs that have to go.
+	// deletes are Jobs to delete.
 	deletes []*job
 	// status is written if it differs.
 	status upgradev1.PlanStatus
-	// creates are nodes that get a Job. They are in status.Applying.
+	// creates are nodes for which a Job is created. They are in status.Applying.
 	creates []upgraded
-	// lock says that the lock of the cluster is wanted.
+	// lock requests the node lock.
 	lock bool
-	// again is when there is something to do although nothing happens; zero: never.
+	// again is when the next round is due without an event; zero: never.
 	again time.Time
-	// events are told of when all of it is done.
+	// events are recorded after all other parts.
 	events []event
 }
 
@@ -71,14 +71,14 @@ type mark struct {
 	node     upgraded
 	labels   map[string]string
 	uncordon bool
-	// cordonedFor is what the note of whom the node is cordoned for becomes; nil: it stays.
+	// cordonedFor is the new value of the cordon annotation; nil: unchanged.
 	cordonedFor *string
 }
 
 type event struct {
 	warning      bool
 	reason, note string
-	node         string // what it is also about; may be empty
+	node         string // related Node; may be empty
 }
 
 func (d *decision) tell(reason, format string, args ...any) {
@@ -91,11 +91,11 @@ func (d *decision) at(t time.Time) {
 	}
 }
 
-// decide says what is to be done about a Plan. It is pure: all it knows is in v.
+// decide returns the actions for a Plan. It is pure: its only input is v.
 func decide(v view) decision {
 	p := v.plan
 	var d decision
-	// A copy as far as anything is changed in place below.
+	// A copy of the parts that are changed in place below.
 	d.status = p.Status
 	d.status.Conditions = slices.Clone(p.Status.Conditions)
 	own := &upgradev1.RolloutStatus{}
@@ -160,8 +160,8 @@ func decide(v view) decision {
 	return d
 }
 
-// setCondition sets a condition and reports whether its status or, of one that is not
-// True, its reason is another one.
+// setCondition sets a condition. It reports whether the status changed or, unless the status is True,
+// the reason.
 func setCondition(all *[]upgradev1.Condition, c upgradev1.Condition, now string) bool {
 	for i := range *all {
 		old := &(*all)[i]
@@ -190,17 +190,17 @@ type roller struct {
 	d     *decision
 	own   *upgradev1.RolloutStatus
 	now   metav1.Time
-	known map[string]upgradev1.NodeStatus // as status had them, for the same hash
+	known map[string]upgradev1.NodeStatus // from the status, for the same hash
 
 	nodes    []upgradev1.NodeStatus
-	keep     []upgraded // that have a place afterwards
+	keep     []upgraded // that keep or get a concurrency slot
 	failed   []upgradev1.NodeStatus
 	marked   int
-	busyCP   bool   // a control plane has a place
-	template string // what the Plan says about pods; see templateHash
-	refused  string // why a Job cannot be made
-	problem  string // why a node cannot be taken
-	invalid  bool   // that is the Plan's fault
+	busyCP   bool   // a control plane has a slot
+	template string // hash of the Plan's pod settings; see templateHash
+	refused  string // why a Job cannot be created
+	problem  string // why a node cannot be upgraded
+	invalid  bool   // the Plan is the cause
 }
 
 func (r *roller) spec() upgradev1.Rollout { return rollout(r.plan) }
@@ -231,7 +231,7 @@ func (r *roller) roll() {
 		r.judge(s, inPlace)
 	}
 	r.giveBack(cancelled)
-	// Those that failed and gave their place away are remembered.
+	// Failed nodes without a slot stay in the status.
 	for name, n := range r.known {
 		if n.State == upgradev1.NodeFailed && !inPlace[name] && r.current(n) && !cancelled {
 			r.failed = append(r.failed, n)
@@ -256,7 +256,7 @@ func (r *roller) roll() {
 	r.own.Nodes = list(r.nodes)
 }
 
-// list is what status lists: what failed first, because that has to be remembered.
+// list returns the nodes for the status, failed ones first, because these must be recorded.
 func list(nodes []upgradev1.NodeStatus) []upgradev1.NodeStatus {
 	plain := func(n upgradev1.NodeStatus) bool {
 		return n.Attempts == 0 && (n.State == upgradev1.NodeRunning || n.State == upgradev1.NodeSettling)
@@ -278,12 +278,12 @@ func list(nodes []upgradev1.NodeStatus) []upgradev1.NodeStatus {
 	return nodes
 }
 
-// current reports whether what is known of a node that failed is about the Plan as it is now.
+// current reports whether the record of a failed node is of the current Plan.
 func (r *roller) current(n upgradev1.NodeStatus) bool {
 	return n.Generation == r.plan.Generation && n.Retry == r.spec().Retry
 }
 
-// say notes the state of a node.
+// say records the state of a node.
 func (r *roller) say(u upgraded, state upgradev1.NodeState, reason, format string, args ...any) *upgradev1.NodeStatus {
 	n, ok := r.known[u.name]
 	if !ok {
@@ -297,7 +297,7 @@ func (r *roller) say(u upgraded, state upgradev1.NodeState, reason, format strin
 	return &r.nodes[len(r.nodes)-1]
 }
 
-// goOn continues with a node that has a place, and reports whether it keeps it.
+// goOn continues with a node that has a slot, and reports whether it keeps the slot.
 func (r *roller) goOn(u upgraded) bool {
 	was, known := r.known[u.name]
 	j := u.job
@@ -340,7 +340,7 @@ func (r *roller) goOn(u upgraded) bool {
 		return r.hasFailed(u)
 	}
 	n := r.say(u, upgradev1.NodeRunning, cmp.Or(u.news.reason, "JobRunning"), "%s", cmp.Or(u.news.message, fmt.Sprintf("Job %s runs", j.name)))
-	if !u.ready { // which a node that reboots is for a while
+	if !u.ready { // for example while it reboots
 		n.Message += "; the node is not Ready"
 	}
 	if known && u.news.isBad() && was.Reason != n.Reason {
@@ -352,7 +352,7 @@ func (r *roller) goOn(u upgraded) bool {
 	return true
 }
 
-// replaced reports whether the Plan says something else about pods than when a Job was made.
+// replaced reports whether the Plan's pod settings have changed since a Job was created.
 func (r *roller) replaced(j *job) bool {
 	made, ours := j.template, j.template != ""
 	if ours && r.template == "" {
@@ -363,7 +363,7 @@ func (r *roller) replaced(j *job) bool {
 	return ours && made != r.template
 }
 
-// completed deals with a node whose Job has completed and reports whether it is done.
+// completed handles a node whose Job has completed, and reports whether the node is done.
 func (r *roller) completed(u upgraded) bool {
 	ended := u.job.ended
 	m, changed := r.release(u)
@@ -411,7 +411,7 @@ func (r *roller) completed(u upgraded) bool {
 	return true
 }
 
-// release gives a node back that was cordoned for this Plan.
+// release uncordons a node that was cordoned for this Plan.
 func (r *roller) release(u upgraded) (m mark, changed bool) {
 	m.node = u
 	if r.plan.Spec.Drain == nil && !r.plan.Spec.Cordon {
@@ -420,7 +420,7 @@ func (r *roller) release(u upgraded) (m mark, changed bool) {
 	us := r.plan.Namespace + "/" + r.plan.Name
 	switch {
 	case u.also != "" && u.cordonedFor == us:
-		// Another Plan needs the node as it is, and gives it back.
+		// Another Plan needs the node cordoned, and will uncordon it.
 		m.cordonedFor = new(r.plan.Namespace + "/" + u.also)
 		return m, true
 	case u.also != "" || u.job != nil && u.job.keepCordon:
@@ -433,7 +433,7 @@ func (r *roller) release(u upgraded) (m mark, changed bool) {
 	return m, m.uncordon || m.cordonedFor != nil
 }
 
-// hasFailed deals with a node whose Job has failed and reports whether it keeps its place.
+// hasFailed handles a node whose Job has failed, and reports whether it keeps its slot.
 func (r *roller) hasFailed(u upgraded) bool {
 	was, known := r.known[u.name]
 	if known && was.Job == string(u.job.uid) && was.Retry != r.spec().Retry {
@@ -474,7 +474,7 @@ func (r *roller) hasFailed(u upgraded) bool {
 	return r.spec().FailureBudget == nil
 }
 
-// cancel gives a node back whose upgrade was begun.
+// cancel cancels the started upgrade of a node and uncordons it.
 func (r *roller) cancel(u upgraded) {
 	if u.job != nil && u.job.phase == jobActive {
 		if !u.job.deleting {
@@ -496,7 +496,7 @@ func (r *roller) cancel(u upgraded) {
 	}
 }
 
-// giveBack gives nodes back that are cordoned for this Plan and that it does not have any more.
+// giveBack uncordons nodes that are cordoned for this Plan and no longer belong to it.
 func (r *roller) giveBack(cancelled bool) {
 	marked := map[string]bool{}
 	for _, m := range r.d.marks {
@@ -515,7 +515,7 @@ func (r *roller) giveBack(cancelled bool) {
 	}
 }
 
-// judge looks at a Job whose node has no place.
+// judge handles a Job whose node has no slot.
 func (r *roller) judge(s suspect, inPlace map[string]bool) {
 	j := s.job
 	if j.deleting || s.node != nil && inPlace[s.node.name] {
@@ -527,15 +527,15 @@ func (r *roller) judge(s suspect, inPlace map[string]bool) {
 	case j.brings != labelValue(r.version):
 		r.d.deletes = append(r.d.deletes, j)
 	case j.phase == jobComplete && j.hash == r.hash && s.node.labels.Get(upgradev1.LabelOfPlan(r.plan.Name)) != r.hash && !s.node.credited && s.node.key != "":
-		// Its node lost its place before it was marked.
+		// Its node lost its slot before it was marked.
 		r.completed(*s.node)
 	}
 }
 
-// reason is why no node is taken.
+// reason is why no upgrade may start.
 type reason struct{ word, message string }
 
-// blocked returns why no node may be taken; nil: it may.
+// blocked returns why no upgrade may start; nil: it may.
 func (r *roller) blocked() *reason {
 	spec := r.spec()
 	left := r.total - r.done - r.marked - len(r.keep)
@@ -586,7 +586,7 @@ func (r *roller) blocked() *reason {
 	return nil
 }
 
-// room is how many more nodes of the cluster may become unavailable.
+// room returns how many more nodes of the cluster may become unavailable.
 func (r *roller) room() int {
 	h := r.spec().Health
 	if h == nil || h.MaxUnavailable == nil {
@@ -601,7 +601,7 @@ func (r *roller) room() int {
 	return n
 }
 
-// take gives nodes a place while there are places.
+// take assigns free slots to nodes.
 func (r *roller) take() {
 	free := min(int(min(r.plan.Spec.Concurrency, int64(r.total)))-len(r.keep), r.room())
 	if free <= 0 {
@@ -635,7 +635,7 @@ func (r *roller) take() {
 	}
 }
 
-// turn returns the nodes that are left, in the order in which they are taken.
+// turn returns the remaining nodes, in the order of their upgrades.
 func (r *roller) turn() iter.Seq[upgraded] {
 	return func(yield func(upgraded) bool) {
 		first, stop := iter.Pull(r.candidates(true))
@@ -670,7 +670,7 @@ func (r *roller) turn() iter.Seq[upgraded] {
 	}
 }
 
-// refuses says why a node must not be upgraded, and whether that is the Plan's fault.
+// refuses returns why a node must not be upgraded, and whether the Plan is the cause.
 func (r *roller) refuses(u upgraded) (problem string, theirs bool) {
 	if u.os == windows && (r.plan.Spec.Drain != nil || r.plan.Spec.Cordon) && r.settings.KubectlImageWindows == "" {
 		return fmt.Sprintf("Node %s runs Windows, and there is no image that cordons it: set SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE_WINDOWS", u.name), true
@@ -695,14 +695,14 @@ func (r *roller) refuses(u upgraded) (problem string, theirs bool) {
 	return "", false
 }
 
-// kubernetesVersion reads a version of Kubernetes without what its distribution adds.
+// kubernetesVersion parses a version of Kubernetes without the distribution's suffix.
 func kubernetesVersion(s string) (version.Version, error) {
 	core, _, _ := strings.Cut(s, "+")
 	core, _, _ = strings.Cut(core, "-")
 	return version.Parse(core)
 }
 
-// names lists a few names.
+// names formats the first few names.
 func names(all []string) string {
 	if len(all) <= named {
 		return strings.Join(all, ",")
@@ -710,7 +710,7 @@ func names(all []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(all[:named], ","), len(all)-named)
 }
 
-// since keeps the time from which a reason holds.
+// since returns the time since which a reason has applied.
 func since(old *upgradev1.Waiting, why *reason, left bool, now metav1.Time) *upgradev1.Waiting {
 	if why == nil || !left {
 		return nil
@@ -722,7 +722,7 @@ func since(old *upgradev1.Waiting, why *reason, left bool, now metav1.Time) *upg
 	return w
 }
 
-// complete is what the condition Complete says.
+// complete returns the condition Complete.
 func (r *roller) complete() (status corev1.ConditionStatus, reason, message string) {
 	left := r.total - r.done - r.marked - len(r.keep)
 	switch {
@@ -745,7 +745,7 @@ func (r *roller) complete() (status corev1.ConditionStatus, reason, message stri
 	case left > 0 && r.plan.Spec.Concurrency <= 0:
 		return corev1.ConditionTrue, reasonComplete, fmt.Sprintf("spec.concurrency is %d: none of %d nodes is upgraded", r.plan.Spec.Concurrency, left)
 	case left > 0 && r.marked > 0:
-		// Places became free in this round.
+		// Slots became free in this round.
 		return corev1.ConditionFalse, reasonSyncJob, fmt.Sprintf("%d nodes are left for version %s", left, r.version)
 	case left > 0:
 		return corev1.ConditionFalse, reasonWaiting, fmt.Sprintf("%d nodes are left for version %s", left, r.version)

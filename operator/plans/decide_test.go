@@ -23,7 +23,7 @@ import (
 	"constellation/operator/api/upgradev1"
 )
 
-// desk is a book with a Plan and nodes, in which what is decided is done.
+// desk is a book with a Plan and nodes, to which decisions are applied.
 type desk struct {
 	t    testing.TB
 	book *book
@@ -59,7 +59,7 @@ func (d *desk) node(name string, change func(*corev1.Node)) {
 	d.book.setNode(record[*node](d.t, trimNode, n), false)
 }
 
-// record is what is held of an object.
+// record returns the trimmed form of an object.
 func record[T any](t testing.TB, trim func(any) (any, error), of any) T {
 	t.Helper()
 	o, err := trim(of)
@@ -92,7 +92,7 @@ func (d *desk) look() view {
 	return v
 }
 
-// step does one round, and returns what was decided.
+// step runs one round, and returns the decision.
 func (d *desk) step() decision {
 	v := d.look()
 	out := decide(v)
@@ -436,7 +436,7 @@ func TestSettingsAreThoseOfTheOtherController(t *testing.T) {
 	}
 }
 
-// BenchmarkHeartbeats is what a Node costs that only says that it is alive.
+// BenchmarkHeartbeats measures the cost of a Node's heartbeat.
 func BenchmarkHeartbeats(b *testing.B) {
 	d := newDesk(b, planOf(), 10_000)
 	d.step()
@@ -451,7 +451,7 @@ func BenchmarkHeartbeats(b *testing.B) {
 	}
 }
 
-// What the pod of a Job does is told of its node, with a reason if it does not get on.
+// The status of a node reports the state of its Job's pod, with a reason if it makes no progress.
 func TestPodsSayHowNodesGetOn(t *testing.T) {
 	waiting := func(reason string) corev1.ContainerState {
 		return corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: "now and then other words"}}
@@ -551,7 +551,7 @@ func TestWhatHoldsADrainUp(t *testing.T) {
 	}
 }
 
-// FuzzDrainLog has a drain say anything.
+// FuzzDrainLog parses arbitrary logs of a drain.
 func FuzzDrainLog(f *testing.F) {
 	f.Add("error when evicting pods/\"a\" -n \"b\" (will retry after 5s): Cannot evict pod as it would violate the pod's disruption budget.\n")
 	f.Add("error when evicting pod \"a\" from terminating namespace \"b\" (will retry after 5s): no")
@@ -566,7 +566,7 @@ func FuzzDrainLog(f *testing.F) {
 	})
 }
 
-// What holds a drain up stays told until its log says otherwise or its pod continues.
+// The blocker of a drain stays in the status until the log changes or the pod continues.
 func TestADrainThatIsHeldUp(t *testing.T) {
 	d := newDesk(t, planOf(), 1)
 	d.step()

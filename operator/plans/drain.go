@@ -17,29 +17,29 @@ import (
 	"constellation/engine/plain"
 )
 
-// What holds a drain up nobody says but the drain itself: it writes that to its log, and tries
-// again. So the logs of drains that take their time are read: those of our own pods, which is no
-// right to see others'.
+// Only a drain itself reports what blocks it: it writes that to its log, and retries. So the
+// controller reads the logs of slow drains. These are its own pods, so it needs no access to
+// the logs of other pods.
 const (
-	// drainsAsked is how often. A drain that was not there the last time is not asked.
+	// drainsAsked is the interval of reads. A drain that did not exist at the last read is skipped.
 	drainsAsked = 5 * time.Second
-	// drainSaid is how old what it says may be: it tries again every five seconds.
+	// drainSaid is the maximum age of log lines that count: a drain retries every five seconds.
 	drainSaid = 15 * time.Second
-	// drainLog is how much of it is read, in bytes.
+	// drainLog is the maximum number of bytes read from a log.
 	drainLog = 64 << 10
-	// drainsAtOnce is how many are asked at a time.
+	// drainsAtOnce is the number of concurrent reads.
 	drainsAtOnce = 8
-	// logsDenied is when it is retried after we may not read logs.
+	// logsDenied is the pause after the API server denied access to logs.
 	logsDenied = 10 * time.Minute
 )
 
-// heldPod is what kubectl drain says of a pod that may not go yet.
+// heldPod matches the line of kubectl drain about a pod whose eviction is refused.
 var heldPod = regexp.MustCompile(`^error when evicting pods?[/ ]("(?:[^"\\]|\\.)*") (?:-n|from terminating namespace) ("(?:[^"\\]|\\.)*") \(will retry after [^)]*\): (.*)$`)
 
-// drainAsked is a drain that runs.
+// drainAsked is a running drain.
 type drainAsked struct{ job, pod string }
 
-// listenToDrains tells the book what holds drains up, until ctx ends.
+// listenToDrains records in the book what blocks drains, until ctx ends.
 func (k *controller) listenToDrains(ctx context.Context) {
 	t := time.NewTicker(k.drainsAsked)
 	defer t.Stop()
@@ -76,7 +76,7 @@ func (k *controller) listenToDrains(ctx context.Context) {
 						k.Log.Warn("what holds a drain up is not told, because logs of pods must not be read", "err", err)
 					}
 					denied = time.Now()
-				case err != nil: // as of a node that is away: what was said before still holds
+				case err != nil: // for example the node is unreachable: the last record still counts
 					k.Log.Debug("log of a drain not read", "pod", d.pod, "err", err)
 				default:
 					k.book.setDrain(d, held(log))
@@ -88,7 +88,7 @@ func (k *controller) listenToDrains(ctx context.Context) {
 	}
 }
 
-// drainLog is what a drain said a short while ago.
+// drainLog returns the recent log lines of a drain.
 func (k *controller) drainLog(ctx context.Context, pod string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, drainsAsked)
 	defer cancel()
@@ -98,7 +98,7 @@ func (k *controller) drainLog(ctx context.Context, pod string) (string, error) {
 	return string(b), err
 }
 
-// held says which pods may not go, and why; empty: all may.
+// held returns which pods cannot be evicted, and why; empty: none.
 func held(log string) string {
 	why := map[string]string{}
 	var pods []string
@@ -126,7 +126,7 @@ func held(log string) string {
 			}
 			return r
 		}, m[3])
-		// Where the budget is named, the rest says nothing.
+		// If the budget is named, the rest adds nothing.
 		if _, budget, ok := strings.Cut(why[pod], "The disruption budget "); ok {
 			why[pod] = "the disruption budget " + budget
 		}
@@ -145,7 +145,7 @@ func held(log string) string {
 	return text
 }
 
-// draining lists the drains that run.
+// draining lists the running drains.
 func (b *book) draining() (all []drainAsked) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -157,7 +157,7 @@ func (b *book) draining() (all []drainAsked) {
 	return all
 }
 
-// setDrain takes over what holds a drain up; empty: nothing does.
+// setDrain stores what blocks a drain; empty: nothing.
 func (b *book) setDrain(d drainAsked, held string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

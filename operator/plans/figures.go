@@ -14,8 +14,8 @@ import (
 	"constellation/operator/api/upgradev1"
 )
 
-// figures are those of the Plans, as they were decided about last. No label names a node.
-// It is safe for concurrent use.
+// figures are metrics of the Plans, from the last decision about each. No label names a node. It is
+// safe for concurrent use.
 type figures struct {
 	decided, worked prometheus.Histogram
 
@@ -45,26 +45,26 @@ func newFigures() (*figures, error) {
 	return register(&figures{decided: decided, worked: worked, plans: map[string]upgradev1.PlanStatus{}})
 }
 
-// stopwatch is when something began, on the clock and in processor time of the thread.
+// stopwatch is a start time, in wall-clock time and in processor time of the thread.
 type stopwatch struct {
 	at  time.Time
 	cpu time.Duration
 }
 
-// start begins to measure. The goroutine has its thread to itself until stop.
+// start starts a measurement. It locks the goroutine to its thread until stop.
 func start() stopwatch {
 	runtime.LockOSThread()
 	return stopwatch{time.Now(), threadTime()}
 }
 
-// stop returns how much time has gone by since start, and how much of it the thread worked.
+// stop returns the elapsed time since start, and the processor time of the thread.
 func (s stopwatch) stop() (took, worked time.Duration) {
 	took, worked = time.Since(s.at), threadTime()-s.cpu
 	runtime.UnlockOSThread()
 	return took, worked
 }
 
-// threadTime is the processor time of this thread; zero where the system does not tell.
+// threadTime returns the processor time of this thread; zero on systems without that data.
 func threadTime() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
@@ -84,7 +84,7 @@ func register[C prometheus.Collector](c C) (C, error) {
 	return c, err
 }
 
-// set takes over what was decided about a Plan, and how long that took.
+// set stores the decision about a Plan, and its duration.
 func (f *figures) set(plan string, s upgradev1.PlanStatus, took, worked time.Duration) {
 	f.decided.Observe(took.Seconds())
 	f.worked.Observe(worked.Seconds())

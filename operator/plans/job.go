@@ -19,13 +19,13 @@ import (
 	"constellation/operator/api/upgradev1"
 )
 
-// Annotations that this controller alone knows.
+// Annotations that only this controller uses.
 const (
-	// annotationTemplate of a Job is the hash of what its Plan says about pods. A Job without
-	// it was made by another controller.
+	// annotationTemplate of a Job is the hash of its Plan's pod settings. Another controller created a
+	// Job without it.
 	annotationTemplate = "constellation.edgeless.systems/template"
 	// annotationCordoned of a Node names the Plan, as namespace/name, for which it is cordoned.
-	// A node that is unschedulable without it was cordoned by somebody else.
+	// An unschedulable node without it was cordoned by somebody else.
 	annotationCordoned = "constellation.edgeless.systems/cordoned-for-plan"
 	// annotationKeepCordon of a Job is "true" if its node was cordoned by somebody else before.
 	annotationKeepCordon = "constellation.edgeless.systems/keep-cordon"
@@ -39,8 +39,8 @@ const (
 	secretsPath = "/run/system-upgrade/secrets"
 )
 
-// templateHash is a hash of what the Plan says about pods. A Job whose pods would be
-// others now is replaced; what a new version of this program does otherwise replaces none.
+// templateHash returns a hash of the Plan's pod settings. A Job is replaced if these settings change.
+// A new version of this program that creates other pods replaces no Job.
 func templateHash(p *upgradev1.Plan) string {
 	s := p.Spec
 	b, err := json.Marshal([]any{
@@ -54,7 +54,7 @@ func templateHash(p *upgradev1.Plan) string {
 	return hex.EncodeToString(sum[:10])
 }
 
-// ownLabels are the Plan's labels that its Jobs get.
+// ownLabels returns the Plan's labels that its Jobs inherit.
 func ownLabels(p *upgradev1.Plan) map[string]string {
 	out := map[string]string{}
 	for k, v := range p.Labels {
@@ -65,7 +65,7 @@ func ownLabels(p *upgradev1.Plan) map[string]string {
 	return out
 }
 
-// makeJob returns the Job that upgrades a node. The Plan's status is that of the rollout.
+// makeJob returns the Job that upgrades a node. The Plan's status must be that of the rollout.
 func makeJob(p *upgradev1.Plan, n node, controller string, s Settings, delay time.Duration) *batchv1.Job {
 	l := ownLabels(p)
 	maps.Copy(l, map[string]string{
@@ -83,7 +83,7 @@ func makeJob(p *upgradev1.Plan, n node, controller string, s Settings, delay tim
 		}
 	}
 	ttl := s.TTLSecondsAfterFinish
-	// A Job that is removed before its node is marked would be done again.
+	// If a Job is deleted before its node is marked, the upgrade runs again.
 	if least := int32(delay/time.Second) + 60; delay > 0 && ttl < least {
 		ttl = least
 	}
@@ -106,7 +106,7 @@ func makeJob(p *upgradev1.Plan, n node, controller string, s Settings, delay tim
 	}
 }
 
-// deadline is that of the Plan's Jobs; nil is none.
+// deadline returns the deadline of the Plan's Jobs; nil: none.
 func deadline(p *upgradev1.Plan, s Settings) *int64 {
 	d := s.ActiveDeadlineSeconds
 	if own := p.Spec.JobActiveDeadlineSecs; own != nil && *own >= 0 {
@@ -137,7 +137,7 @@ func podSpec(p *upgradev1.Plan, n node, s Settings) corev1.PodSpec {
 	pod := corev1.PodSpec{
 		HostIPC: true, HostPID: true, HostNetwork: true, DNSPolicy: corev1.DNSClusterFirstWithHostNet, RestartPolicy: corev1.RestartPolicyNever,
 		ServiceAccountName: p.Spec.ServiceAccountName, ImagePullSecrets: p.Spec.ImagePullSecrets, PriorityClassName: p.Spec.PriorityClassName,
-		// The scheduler places the pod, so that others' pods and taints count.
+		// The scheduler assigns the pod, so that resources of other pods and taints count.
 		Affinity: &corev1.Affinity{
 			NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{n.host}}},
@@ -148,7 +148,7 @@ func podSpec(p *upgradev1.Plan, n node, s Settings) corev1.PodSpec {
 		Volumes:     volumes(p),
 	}
 	if n.os == windows {
-		// Windows has none of the host's namespaces but its network.
+		// Of the host's namespaces, Windows supports only the network.
 		pod.HostIPC, pod.HostPID = false, false
 	}
 	add := func(name string, c upgradev1.ContainerSpec, security *corev1.SecurityContext) {
@@ -187,7 +187,7 @@ func podSpec(p *upgradev1.Plan, n node, s Settings) corev1.PodSpec {
 	return pod
 }
 
-// volumeName is the name of a Secret's volume: names of Secrets may have dots.
+// volumeName returns the name of a Secret's volume: names of Secrets may contain dots.
 func volumeName(secret string) string {
 	return safeName("secret", strings.ReplaceAll(secret, ".", "-"))
 }
@@ -231,7 +231,7 @@ func container(p *upgradev1.Plan, name string, c upgradev1.ContainerSpec, s Sett
 		Env: []corev1.EnvVar{
 			from("SYSTEM_UPGRADE_NODE_NAME", "spec.nodeName"), from("SYSTEM_UPGRADE_POD_NAME", "metadata.name"), from("SYSTEM_UPGRADE_POD_UID", "metadata.uid"),
 		},
-		// What it said last can then be told without the right to read logs.
+		// The end of its log can then be reported without the right to read logs.
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		VolumeMounts:             []corev1.VolumeMount{{Name: hostRoot, MountPath: "/host"}, {Name: podInfo, MountPath: podInfoPath, ReadOnly: true}},
 	}
@@ -256,8 +256,8 @@ func container(p *upgradev1.Plan, name string, c upgradev1.ContainerSpec, s Sett
 	return out
 }
 
-// withTag gives an image that has neither tag nor digest the version as its tag, and
-// writes images of Docker's registry as people do.
+// withTag adds the version as tag to an image without tag or digest. It formats images of Docker
+// Hub in the short form.
 func withTag(image, version string) string {
 	if strings.Contains(image, "@") || strings.Contains(path.Base(image), ":") || !tagPattern.MatchString(version) || image == "" {
 		return image
@@ -272,7 +272,8 @@ func withTag(image, version string) string {
 
 var tagPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 
-// drainArgs are those of `kubectl drain`. Pods of controllers like this one stay: the one that drains is among them.
+// drainArgs returns the arguments of `kubectl drain`. Pods of upgrade controllers stay, because the
+// pod that drains is one of them.
 func drainArgs(name string, d *upgradev1.DrainSpec) []string {
 	which := "!" + upgradev1.LabelController
 	if s, err := metav1.LabelSelectorAsSelector(d.PodSelector); d.PodSelector != nil && err == nil && !s.Empty() {

@@ -24,13 +24,13 @@ import (
 	"constellation/operator/api/upgradev1"
 )
 
-// processEnv names the file with the configuration of a controller: the binary of the test
-// is that controller then.
+// processEnv names the file with the configuration of a controller. If it is set, the test binary
+// runs that controller.
 const processEnv = "CONSTELLATION_TEST_PLANS"
 
 type processConfig struct {
 	Kubeconfig, Namespace string
-	// Points are where it dies, each once: a file in Once says that it has.
+	// Points are the points at which it crashes, each once: a file in Once records the crash.
 	Points []string
 	Once   string
 }
@@ -86,10 +86,10 @@ func writeKubeconfig(access *rest.Config, file string) error {
 	return clientcmd.WriteToFile(*k, file)
 }
 
-// TestControllerIsKilled has one die before and after each of its effects.
+// TestControllerIsKilled kills a controller before and after each of its effects.
 func TestControllerIsKilled(t *testing.T) { killed(t, newWorld(t)) }
 
-// killed has the controller die before and after each of its effects, and be started again.
+// killed kills and restarts the controller before and after each of its effects.
 func killed(t *testing.T, w *world) {
 	s := w.site(t, "killed", 4)
 	dir, once := t.TempDir(), t.TempDir()
@@ -177,7 +177,7 @@ spec: {concurrency: 2, version: v1, serviceAccountName: system-upgrade, cordon: 
 		p := s.get("killed")
 		return fmt.Sprintf("%+v; not died at %q", p.Status, missing()), len(missing()) == 0 && p.Status.LatestVersion == "v3" && cond(p, upgradev1.ConditionComplete).Status == "True"
 	})
-	// Each node was upgraded once to v1, however often its controller died.
+	// Each node was upgraded once to v1, in spite of all crashes of its controller.
 	ran := map[string]int{}
 	for _, l := range s.log() {
 		if strings.HasSuffix(l, " upgrade") {
@@ -196,7 +196,7 @@ spec: {concurrency: 2, version: v1, serviceAccountName: system-upgrade, cordon: 
 	}
 }
 
-// longer is eventually, for what takes a dozen lives.
+// longer is eventually with a timeout for a dozen restarts.
 func (s *site) longer(what string, holds func() (string, bool)) {
 	s.Helper()
 	deadline := time.Now().Add(3 * time.Minute)

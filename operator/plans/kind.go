@@ -22,8 +22,8 @@ import (
 // kindTimeout bounds how long the API server may take to serve the kind.
 const kindTimeout = time.Minute
 
-// bringKind makes the API server serve Plans as this program knows them, and returns when it
-// does. If it does already nothing is written. It waits for an API server that does not answer.
+// bringKind creates or updates the CRD of Plans, and returns when the API server serves it. It writes
+// nothing if the CRD is up to date. It waits for an API server that does not answer.
 func bringKind(ctx context.Context, access *rest.Config, log *slog.Logger) error {
 	scheme := runtime.NewScheme()
 	if err := apiextensionsv1.AddToScheme(scheme); err != nil {
@@ -61,7 +61,7 @@ func bringKind(ctx context.Context, access *rest.Config, log *slog.Logger) error
 	}
 }
 
-// planKind is the definition that comes with this program.
+// planKind returns the embedded CRD of Plans.
 func planKind() (*apiextensionsv1.CustomResourceDefinition, error) {
 	var out apiextensionsv1.CustomResourceDefinition
 	if err := yaml.UnmarshalStrict(assets.PlanKind(), &out); err != nil {
@@ -83,7 +83,7 @@ func bring(ctx context.Context, c client.Client, want *apiextensionsv1.CustomRes
 		if err != nil {
 			return err
 		}
-		// By apply, because only then the right to create can be given by name.
+		// By server-side apply, because only then RBAC can restrict the creation to one name.
 		is = apiextensionsv1.CustomResourceDefinition{ObjectMeta: want.ObjectMeta}
 		if err := c.Patch(ctx, &is, client.RawPatch("application/apply-patch+yaml", body), client.FieldOwner("constellation-plans"), client.ForceOwnership); err != nil {
 			return err
@@ -92,7 +92,7 @@ func bring(ctx context.Context, c client.Client, want *apiextensionsv1.CustomRes
 	}
 	for _, cond := range is.Status.Conditions {
 		if cond.Type == apiextensionsv1.Established && cond.Status == apiextensionsv1.ConditionTrue {
-			// An API server that is busy says so before it tells who asks for all kinds.
+			// A busy API server sets Established before its discovery lists the kind.
 			_, err := c.RESTMapper().RESTMapping(schema.GroupKind{Group: want.Spec.Group, Kind: want.Spec.Names.Kind}, want.Spec.Versions[0].Name)
 			return err
 		}
@@ -100,8 +100,8 @@ func bring(ctx context.Context, c client.Client, want *apiextensionsv1.CustomRes
 	return fmt.Errorf("kind %s is not established yet", want.Name)
 }
 
-// serves reports whether a definition has the schema and the columns that are wanted. Who
-// else uses Plans may have added versions, labels and annotations.
+// serves reports whether a CRD has the required schema and columns. Other users of Plans may have
+// added versions, labels and annotations.
 func serves(is, want *apiextensionsv1.CustomResourceDefinition) bool {
 	w := want.Spec.Versions[0]
 	for _, v := range is.Spec.Versions {

@@ -21,10 +21,10 @@ import (
 	"k8s.io/kubectl/pkg/drain"
 )
 
-// kubectlCommands are what Jobs need of kubectl.
+// kubectlCommands are the kubectl commands that Jobs use.
 var kubectlCommands = []string{"cordon", "drain", "uncordon"}
 
-// evictAgain is when a pod is retried that may not be evicted now.
+// evictAgain is the pause before a refused eviction is retried.
 const evictAgain = 5 * time.Second
 
 // IsKubectl reports whether arguments are those of a command of [Kubectl].
@@ -32,9 +32,9 @@ func IsKubectl(args []string) bool {
 	return len(args) > 0 && slices.Contains(kubectlCommands, args[0])
 }
 
-// Kubectl does what `kubectl cordon`, `drain` and `uncordon` do for one node, with the flags
-// that Jobs give them. So the image of this program can be that of their init containers,
-// and none from elsewhere is needed. It returns when the node is drained, or why it cannot be.
+// Kubectl implements `kubectl cordon`, `drain` and `uncordon` for one node, with the flags that Jobs
+// use. So the init containers of Jobs can use this program's image instead of another one. Kubectl
+// returns when the node is drained, or an error if it cannot be.
 func Kubectl(ctx context.Context, access *rest.Config, args []string, out, errs io.Writer) error {
 	if !IsKubectl(args) || len(args) < 2 {
 		return fmt.Errorf("use one of %q and the name of a node", kubectlCommands)
@@ -68,7 +68,7 @@ func Kubectl(ctx context.Context, access *rest.Config, args []string, out, errs 
 	}
 	told := &budgets{Interface: c, of: map[string]string{}}
 	h.Client = told
-	// As kubectl does; without it the API server is asked without a pause.
+	// Same as kubectl; without it requests repeat without a pause.
 	if h.EvictErrorRetryDelay = evictAgain; h.Timeout > 0 {
 		h.EvictErrorRetryDelay = min(evictAgain, h.Timeout)
 	}
@@ -97,8 +97,8 @@ func Kubectl(ctx context.Context, access *rest.Config, args []string, out, errs 
 	return nil
 }
 
-// budgets is the API server of a drain. It adds to what is said of a pod that may not be evicted
-// which PodDisruptionBudget keeps it, and remembers that.
+// budgets wraps the API server of a drain. It adds the name of the PodDisruptionBudget to the error
+// of a refused eviction, and records it.
 type budgets struct {
 	kubernetes.Interface
 
@@ -106,7 +106,7 @@ type budgets struct {
 	of map[string]string // by namespace/name
 }
 
-// all tells of the pods that are kept; empty: there are none.
+// all returns the blocked pods with their budgets; empty: none.
 func (b *budgets) all() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -23,7 +23,7 @@ const (
 	notifyPause   = 5 * time.Second
 )
 
-// notification is what a webhook gets. Its names are a promise: docs/plans.md.
+// notification is the body of a webhook request. Its field names are stable: docs/plans.md.
 type notification struct {
 	Plan      string           `json:"plan"`
 	Namespace string           `json:"namespace"`
@@ -35,8 +35,8 @@ type notification struct {
 	Time      string           `json:"time"`
 }
 
-// notify tells the Plan's webhook of what was decided, beside the rounds: nodes are taken again
-// after there were none, a node failed, the Plan is complete.
+// notify calls the Plan's webhook in the background: when upgrades start after a time without any,
+// when a node fails, and when the Plan is complete.
 func (k *controller) notify(ctx context.Context, p *upgradev1.Plan, before upgradev1.PlanStatus, d decision) {
 	to := rollout(p).Notify
 	if to == nil {
@@ -69,7 +69,7 @@ func (k *controller) notify(ctx context.Context, p *upgradev1.Plan, before upgra
 	}
 }
 
-// post sends a notification once. Its errors do not hold the URL, which may be a secret.
+// post sends a notification once. Its errors do not contain the URL, which may be a secret.
 func (k *controller) post(ctx context.Context, to upgradev1.Notify, n notification) error {
 	ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
 	defer cancel()

@@ -1,15 +1,14 @@
-// Package plans carries out Plans: upgrades of nodes where they are, by one privileged
-// Job per node (package upgradev1 has the API, docs/plans.md what is promised).
+// Package plans carries out Plans: in-place upgrades of nodes, by one privileged Job per node.
+// Package upgradev1 has the API, docs/plans.md the contract.
 //
-// One round is about one Plan: look, decide, act. What is looked at is a plain value
-// (view), taken from a book that informers and our own writes keep (book.go): nodes in
-// the order in which each Plan takes them, so that an event costs the logarithm of their
-// number and heartbeats cost nothing. All policy is in one pure function, decide. Effects
-// are in act.go: what can be lost is written before what follows from it, so a round may
-// stop anywhere and be begun again by another process.
+// One round is about one Plan: observe, decide, act. The observation is a plain value (view), read
+// from a book that informers and our own writes update (book.go). The book sorts nodes in the order
+// of each Plan's upgrades, so that an event costs the logarithm of their number and heartbeats cost
+// nothing. All policy is in one pure function, decide. Effects are in act.go. A round records its
+// intent before each effect, so it may stop anywhere and another process can continue.
 //
-// The Node's label is the only memory of what is done, status.applying that of what was
-// begun: it is written before the Job. A Job runs on no node that is not in there.
+// The Node's label is the only record of finished upgrades, and status.applying the only record of
+// started ones. It is written before the Job. A Job runs only on nodes in status.applying.
 package plans
 
 import (
@@ -53,32 +52,32 @@ import (
 type Config struct {
 	// Cluster is the access to the API server. Its rate limits are replaced.
 	Cluster *rest.Config
-	// Name is the controller's: that of its Lease, and a label of its Jobs. Jobs of others are
-	// left alone.
+	// Name is the name of the controller, of its Lease, and in a label of its Jobs. Jobs of other
+	// controllers are ignored.
 	Name string
 	// Namespace holds the Plans, the Jobs, the Secrets and the Lease.
 	Namespace string
-	// Identity tells replicas apart, as the name of the Node does; empty: the host's name.
+	// Identity distinguishes replicas, for example by the name of the Node; empty: the host's name.
 	Identity string
-	// Settings are those of Jobs and Plans.
+	// Settings are the common settings of Jobs and Plans.
 	Settings Settings
-	// Election has only one replica act at a time.
+	// Election enables leader election, so that only one replica acts.
 	Election bool
-	// Threads is how many Plans are looked at at a time. Zero means 2.
+	// Threads is the number of concurrent rounds, each of another Plan. Zero means 2.
 	Threads int
 	// MetricsAddress and HealthAddress are host:port of plain HTTP; empty serves none.
 	MetricsAddress, HealthAddress string
 	Log                           *slog.Logger
 
-	// For tests. at is told before and after each effect, now is the clock of all decisions, and
-	// drainsAsked is the constant of that name.
+	// For tests. at is called before and after each effect, now is the clock of all decisions, and
+	// drainsAsked replaces the constant of that name.
 	at          func(point string)
 	now         func() time.Time
 	drainsAsked time.Duration
 }
 
 const (
-	// The API server sheds load by itself; these only keep a bug from becoming a flood.
+	// The API server sheds load by itself; these limits only bound the requests of a bug.
 	clientQPS, clientBurst = 500, 1000
 
 	// A leader that hangs is replaced after leaseDuration, one that stops at once.
@@ -87,8 +86,8 @@ const (
 	retryPeriod   = 2 * time.Second
 )
 
-// Run carries out the Plans of a namespace until ctx ends or leadership is lost. It
-// brings the kind first, if it is not there as this program knows it.
+// Run carries out the Plans of a namespace until ctx ends or leadership is lost. It first creates or
+// updates the CRD, unless that is up to date.
 func Run(ctx context.Context, c Config) error {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -105,7 +104,7 @@ func Run(ctx context.Context, c Config) error {
 	}
 	logger := logr.FromSlogHandler(liblog.Handler(c.Log.Handler()))
 	ctrl.SetLogger(logger)
-	scheme := runtime.NewScheme() // of what is used alone: all of Kubernetes takes megabytes
+	scheme := runtime.NewScheme() // only of the types in use: all of Kubernetes takes megabytes
 	if err := errors.Join(corev1.AddToScheme(scheme), batchv1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), eventsv1.AddToScheme(scheme), upgradev1.AddToScheme(scheme)); err != nil {
 		return fmt.Errorf("register kinds: %w", err)
 	}
@@ -135,14 +134,14 @@ func Run(ctx context.Context, c Config) error {
 			ByObject: map[client.Object]cache.ByObject{
 				&corev1.Node{}: {Transform: trimNode},
 				&batchv1.Job{}: {Transform: trimJob, Label: ours},
-				// Of what a pod that has succeeded does, its Job tells.
+				// The Job reports the result of a succeeded pod.
 				&corev1.Pod{}: {Transform: trimPod, Label: ours, Field: fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded))},
 			},
 		},
 		LeaderElection: c.Election, LeaderElectionResourceLockInterface: turn,
 		LeaderElectionReleaseOnCancel: true,
 		LeaseDuration:                 new(leaseDuration), RenewDeadline: new(renewDeadline), RetryPeriod: new(retryPeriod),
-		Metrics:                metricsserver.Options{BindAddress: cmp.Or(c.MetricsAddress, "0")}, // "0" is controller-runtime's word for none
+		Metrics:                metricsserver.Options{BindAddress: cmp.Or(c.MetricsAddress, "0")}, // "0" disables the server in controller-runtime
 		HealthProbeBindAddress: c.HealthAddress,
 		Controller:             config.Controller{SkipNameValidation: &yes},
 	})
@@ -161,7 +160,7 @@ func Run(ctx context.Context, c Config) error {
 		return fmt.Errorf("set up: %w", err)
 	}
 	c.Log.Info("carrying out plans", "name", c.Name, "namespace", c.Namespace)
-	// What was begun as leader ends before Run returns.
+	// All work of the leader ends before Run returns.
 	defer k.wait()
 	if err := mgr.Start(ctx); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("run controllers: %w", err)
@@ -169,8 +168,8 @@ func Run(ctx context.Context, c Config) error {
 	return nil
 }
 
-// addHealthChecks says ready once the caches hold what the API server has; a replica that is
-// not the leader is ready to become it.
+// addHealthChecks adds the health checks. A replica is ready when its caches are synced, leader or
+// not.
 func addHealthChecks(mgr manager.Manager) error {
 	var synced atomic.Bool
 	return errors.Join(
@@ -197,5 +196,5 @@ type everywhere func(context.Context) error
 func (f everywhere) Start(ctx context.Context) error { return f(ctx) }
 func (everywhere) NeedLeaderElection() bool          { return false }
 
-// tasks are goroutines that are waited for at the end.
+// tasks are goroutines that must end before Run returns.
 type tasks struct{ sync.WaitGroup }

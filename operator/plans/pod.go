@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Reasons of nodes, by what the pod of their Job does.
+// Reasons of nodes, from the state of their Job's pod.
 const (
 	reasonPreparing     = "Preparing"
 	reasonCordoning     = "Cordoning"
@@ -23,17 +23,17 @@ const (
 	reasonPodFailed     = "PodFailed"
 )
 
-// lastWords is how much of what a container said last is told, in bytes.
+// lastWords is the maximum length of a container's termination message in reports, in bytes.
 const lastWords = 300
 
-// podNews is what the newest pod of a Job says; the zero value is nothing worth telling.
+// podNews is the state of the newest pod of a Job; the zero value needs no report.
 type podNews struct {
 	pod             string
 	made            time.Time
 	reason, message string
 }
 
-// isBad reports whether a pod does not get on.
+// isBad reports whether a pod makes no progress.
 func (n podNews) isBad() bool {
 	switch n.reason {
 	case reasonDrainBlocked, reasonUnschedulable, reasonImage, reasonContainer, reasonPodFailed:
@@ -42,8 +42,8 @@ func (n podNews) isBad() bool {
 	return false
 }
 
-// newsOf is what a pod of a Job says about how it makes progress. What changes by itself every so
-// often, such as how long is waited until an image is pulled again, is not in it.
+// newsOf returns the progress of a Job's pod. It omits values that change periodically, such as the
+// backoff of an image pull.
 func newsOf(p *corev1.Pod) podNews {
 	n := podNews{pod: p.Name, made: p.CreationTimestamp.Time}
 	say := func(reason, format string, args ...any) podNews {
@@ -79,12 +79,12 @@ func newsOf(p *corev1.Pod) podNews {
 	return n
 }
 
-// runs says that a container does.
+// runs formats the message about a running container.
 func runs(container, pod string) string {
 	return fmt.Sprintf("container %s of pod %s runs", container, pod)
 }
 
-// lastLine is the last line of a text that is not empty, and not much of it.
+// lastLine returns the last non-empty line of a text, truncated.
 func lastLine(text string) string {
 	text = strings.TrimSpace(text)
 	text = strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
@@ -94,11 +94,11 @@ func lastLine(text string) string {
 	return text
 }
 
-// cut is the begin of a text, of at most n bytes.
+// cut truncates a text to at most n bytes.
 func cut(text string, n int) string { return strings.ToValidUTF8(text[:n], "") }
 
-// setPod takes over what a pod of a Job says. What a pod said that is gone stays, until there
-// is another one or the Job is complete or gone.
+// setPod stores the state of a Job's pod. The state of a deleted pod stays until the Job has a new
+// pod, is complete, or is deleted.
 func (b *book) setPod(p *pod) {
 	if p.job == "" || p.deleting {
 		return
@@ -109,7 +109,7 @@ func (b *book) setPod(p *pod) {
 	j := b.jobs[p.job]
 	was, known := b.news[p.job]
 	if was.reason == reasonDrainBlocked && n.reason == reasonDraining && was.pod == n.pod {
-		return // of that its log tells
+		return // its log reports that
 	}
 	if known && was.made.After(n.made) || was == n || n.reason == "" && was.pod == n.pod || j != nil && j.phase == jobComplete {
 		return
@@ -120,6 +120,6 @@ func (b *book) setPod(p *pod) {
 	}
 }
 
-// podsGather is how long is waited for more pods to say something: each that does may cost a
-// write of the status.
+// podsGather is the delay to collect changes of several pods, because each may cost a write of the
+// status.
 const podsGather = 500 * time.Millisecond

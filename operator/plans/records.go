@@ -15,19 +15,19 @@ import (
 	"constellation/operator/readiness"
 )
 
-// Of Nodes, Jobs and pods that much is held, by informers and by the book alike: an object
-// as it is in the API takes kilobytes, most of it empty fields, and there may be ten
-// thousand of each. Informers find names and versions by GetObjectMeta.
+// Trimmed Nodes, Jobs and pods. Informers and the book keep only these fields: a full API object
+// takes kilobytes, most of it empty fields, and there may be ten thousand of each. Informers read
+// names and versions with GetObjectMeta.
 
-// node is what is looked at of a Node.
+// node has the fields of a Node that the controller uses.
 type node struct {
 	name, host, uid, os, kubelet, version string
-	// label is the name, or what stands for it as the value of a label.
+	// label is the name, shortened if necessary to a label value.
 	label                              string
 	labels                             labelSet
 	controlPlane, ready, unschedulable bool
 	cordonedFor                        string    // namespace/name of a Plan
-	readySince                         time.Time // by our own clock; zero: it is not Ready. The book sets it.
+	readySince                         time.Time // by our own clock; zero: not Ready. The book sets it.
 }
 
 // GetObjectMeta implements metav1.ObjectMetaAccessor.
@@ -35,18 +35,18 @@ func (n *node) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{Name: n.name, UID: types.UID(n.uid), ResourceVersion: n.version}
 }
 
-// foreignCordon reports whether somebody else keeps pods off the node.
+// foreignCordon reports whether somebody else cordoned the node.
 func (n *node) foreignCordon() bool { return n.unschedulable && n.cordonedFor == "" }
 
 func (n *node) available() bool { return n.ready && !n.unschedulable }
 
-// same reports whether nothing changed that a Plan looks at.
+// same reports whether all fields that Plans use are equal.
 func (n *node) same(o *node) bool {
 	return n.host == o.host && n.os == o.os && n.kubelet == o.kubelet && n.controlPlane == o.controlPlane && n.ready == o.ready &&
 		n.unschedulable == o.unschedulable && n.cordonedFor == o.cordonedFor && slices.Equal(n.labels, o.labels)
 }
 
-// trimNode makes a *node of a Node, and leaves anything else as it is.
+// trimNode converts a Node to a *node, and returns anything else unchanged.
 func trimNode(obj any) (any, error) {
 	in, ok := obj.(*corev1.Node)
 	if !ok {
@@ -67,8 +67,8 @@ func trimNode(obj any) (any, error) {
 	return n, nil
 }
 
-// labelSet is labels in the order of their keys. Nodes share most keys and values, so each
-// is there once. It implements labels.Labels.
+// labelSet has labels sorted by key. Nodes share most keys and values, so each string is stored
+// once. It implements labels.Labels.
 type labelSet []labelPair
 
 type labelPair struct{ key, value unique.Handle[string] }
@@ -82,7 +82,7 @@ func labelsOf(m map[string]string) labelSet {
 	return out
 }
 
-// Lookup returns the value of a label, and whether there is one.
+// Lookup returns the value of a label, and whether it exists.
 func (l labelSet) Lookup(key string) (string, bool) {
 	for _, p := range l {
 		if p.key.Value() == key {
@@ -92,37 +92,36 @@ func (l labelSet) Lookup(key string) (string, bool) {
 	return "", false
 }
 
-// Get returns the value of a label; empty: there is none, or it is empty.
+// Get returns the value of a label; empty: missing or empty.
 func (l labelSet) Get(key string) string {
 	v, _ := l.Lookup(key)
 	return v
 }
 
-// Has reports whether there is a label.
+// Has reports whether a label exists.
 func (l labelSet) Has(key string) bool {
 	_, ok := l.Lookup(key)
 	return ok
 }
 
-// once returns a string equal to s that is shared with others that were asked for about
-// the same time.
+// once interns s: it returns an equal string that recent callers share.
 func once(s string) string { return unique.Make(s).Value() }
 
-// job is what is looked at of a Job. It does not change.
+// job has the fields of a Job that the controller uses. It is immutable.
 type job struct {
 	namespace, name, version string
 	uid                      types.UID
-	// plan and node are labels: what stands for names where those are too long.
+	// plan and node are label values: names, shortened if necessary.
 	plan, node string
-	// brings is the version that it brings, as a label has it, hash that of its Plan.
+	// brings is the version that it installs, as a label value, hash the hash of its Plan.
 	brings, hash string
-	// template is the hash of what its Plan said about pods; empty: another controller made it.
+	// template is the hash of its Plan's pod settings; empty: another controller created it.
 	template string
-	// keepCordon says that its node was cordoned by somebody else before.
+	// keepCordon is true if somebody else had cordoned its node before.
 	keepCordon bool
 	deleting   bool
 	failed     int32 // pods
-	// phase says whether it is over, and if so the others when and why.
+	// phase is whether it has finished. The other fields are when and why.
 	phase           jobPhase
 	ended           time.Time
 	reason, message string
@@ -141,7 +140,7 @@ func (j *job) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{Namespace: j.namespace, Name: j.name, UID: j.uid, ResourceVersion: j.version}
 }
 
-// trimJob makes a *job of a Job, and leaves anything else as it is.
+// trimJob converts a Job to a *job, and returns anything else unchanged.
 func trimJob(obj any) (any, error) {
 	in, ok := obj.(*batchv1.Job)
 	if !ok {
@@ -167,11 +166,11 @@ func trimJob(obj any) (any, error) {
 	return j, nil
 }
 
-// pod is what is looked at of a pod of a Job. It does not change.
+// pod has the fields of a Job's pod that the controller uses. It is immutable.
 type pod struct {
 	namespace, name, version string
 	uid                      types.UID
-	job                      string // its name; empty: it is no Job's
+	job                      string // name of its Job; empty: none
 	deleting                 bool
 	news                     podNews
 }
@@ -181,7 +180,7 @@ func (p *pod) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{Namespace: p.namespace, Name: p.name, UID: p.uid, ResourceVersion: p.version}
 }
 
-// trimPod makes a *pod of a Pod, and leaves anything else as it is.
+// trimPod converts a Pod to a *pod, and returns anything else unchanged.
 func trimPod(obj any) (any, error) {
 	in, ok := obj.(*corev1.Pod)
 	if !ok {

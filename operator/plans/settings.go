@@ -10,18 +10,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Settings are what all Plans and Jobs have in common. They have the names that
-// system-upgrade-controller gives them, see [SettingsFrom].
+// Settings are the common settings of all Plans and Jobs. They are named as in
+// system-upgrade-controller, see [SettingsFrom].
 type Settings struct {
-	// ActiveDeadlineSeconds bounds Jobs whose Plan says nothing, ActiveDeadlineSecondsMax all
-	// of them. Zero is no bound.
+	// ActiveDeadlineSeconds limits Jobs whose Plan sets no deadline, ActiveDeadlineSecondsMax all Jobs.
+	// Zero: no limit.
 	ActiveDeadlineSeconds, ActiveDeadlineSecondsMax int64
-	// BackoffLimit is how many pods of a Job may fail.
+	// BackoffLimit is the number of pods of a Job that may fail.
 	BackoffLimit int32
 	// KubectlImage and KubectlImageWindows cordon and drain. The latter may be empty; then
 	// Plans with either cannot be carried out on nodes with Windows.
 	KubectlImage, KubectlImageWindows string
-	// Privileged is what upgrade containers are without a security context of their own.
+	// Privileged applies to upgrade containers without their own security context.
 	Privileged bool
 	// ImagePullPolicy of all containers.
 	ImagePullPolicy corev1.PullPolicy
@@ -29,14 +29,14 @@ type Settings struct {
 	TTLSecondsAfterFinish int32
 	// PodReplacementPolicy of Jobs.
 	PodReplacementPolicy batchv1.PodReplacementPolicy
-	// PollingInterval is how often a channel is asked.
+	// PollingInterval is the interval between two polls of a channel.
 	PollingInterval time.Duration
 }
 
-// leastPolling is how often a channel is asked at most.
+// leastPolling is the minimum interval between two polls of a channel.
 const leastPolling = time.Minute
 
-// DefaultSettings are those of a controller whose environment says nothing.
+// DefaultSettings returns the settings for an empty environment.
 func DefaultSettings() Settings {
 	return Settings{
 		ActiveDeadlineSeconds: 600, BackoffLimit: 2, KubectlImage: "rancher/kubectl:v1.30.3", Privileged: true, ImagePullPolicy: corev1.PullIfNotPresent,
@@ -44,9 +44,8 @@ func DefaultSettings() Settings {
 	}
 }
 
-// SettingsFrom reads the settings from an environment. What is not set, or cannot be
-// understood, is as by default; of the latter the error tells, and the settings are
-// good all the same.
+// SettingsFrom reads the settings from an environment. Missing and invalid values get their default.
+// The error lists the invalid ones; the settings are valid even then.
 func SettingsFrom(lookup func(string) (string, bool)) (Settings, error) {
 	s := DefaultSettings()
 	var errs []error

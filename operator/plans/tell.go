@@ -17,22 +17,22 @@ import (
 	"constellation/operator/api/upgradev1"
 )
 
-// teller writes events beside the rounds. client-go's recorder keeps each for up to twelve
-// minutes, to count those that repeat: of ten thousand nodes that is more than all that is held
-// of the nodes themselves, and ours say what has changed, which does not repeat.
+// teller writes events in the background. client-go's recorder keeps each event for up to twelve
+// minutes, to count repetitions. For ten thousand nodes that takes more memory than the nodes
+// themselves, and events about changes do not repeat.
 type teller struct {
 	client     client.Client
 	name, host string
 	log        *slog.Logger
 	queue      chan *eventsv1.Event
-	old        atomic.Bool // events may be written by their old API alone
+	old        atomic.Bool // RBAC permits events of the core group only
 }
 
 const (
 	eventQueue   = 2048
 	eventWriters = 8
 	eventTries   = 5
-	// noteLimit is that of the API.
+	// noteLimit is the API's limit of a note.
 	noteLimit = 1024
 )
 
@@ -41,7 +41,7 @@ func newTeller(c client.Client, name string, log *slog.Logger) *teller {
 	return &teller{client: c, name: name, host: host, log: log, queue: make(chan *eventsv1.Event, eventQueue)}
 }
 
-// tell has an event of a Plan written. It does not wait: events that pile up are lost.
+// tell queues an event of a Plan. It does not block: events are dropped when the queue is full.
 func (t *teller) tell(p *upgradev1.Plan, e event) {
 	now := time.Now()
 	out := &eventsv1.Event{
@@ -68,7 +68,7 @@ func (t *teller) tell(p *upgradev1.Plan, e event) {
 	}
 }
 
-// run writes events until ctx ends, and then those that wait.
+// run writes events until ctx ends, and then the queued ones.
 func (t *teller) run(ctx context.Context) {
 	for {
 		select {
@@ -90,8 +90,8 @@ func (t *teller) run(ctx context.Context) {
 	}
 }
 
-// create creates an event. The other controller's role has the right to events of the core group
-// alone, which are the same objects.
+// create creates an event. The role of system-upgrade-controller permits only events of the core
+// group, which are the same objects.
 func (t *teller) create(ctx context.Context, e *eventsv1.Event) error {
 	if !t.old.Load() {
 		if err := t.client.Create(ctx, e); !apierrors.IsForbidden(err) {
@@ -108,7 +108,7 @@ func (t *teller) create(ctx context.Context, e *eventsv1.Event) error {
 	return err
 }
 
-// write creates an event, again and again while the API server does not answer.
+// write creates an event, and retries while the API server does not answer.
 func (t *teller) write(ctx context.Context, e *eventsv1.Event) {
 	var err error
 	for range eventTries {

@@ -19,7 +19,7 @@ var (
 	errDelay        = errors.New("spec.postCompleteDelay is negative")
 )
 
-// rules are what a valid Plan says, read once.
+// rules are the parsed settings of a valid Plan.
 type rules struct {
 	selector   labels.Selector
 	window     *window
@@ -30,7 +30,7 @@ type rules struct {
 
 const defaultRetryDelay = time.Minute
 
-// validate reads what the API server does not look at.
+// validate parses and checks the fields that the API server does not validate.
 func validate(p *upgradev1.Plan) (rules, error) {
 	r := rules{selector: labels.Nothing(), retryDelay: defaultRetryDelay}
 	var err error
@@ -94,7 +94,7 @@ func validShare(field string, v *intstr.IntOrString) error {
 	return nil
 }
 
-// share is v of all, rounded down; a percentage of any is at least one.
+// share returns v of all, rounded down; a percentage of at least one node yields at least one.
 func share(v *intstr.IntOrString, all int) int {
 	n, err := intstr.GetScaledValueFromIntOrPercent(v, all, false)
 	if err != nil {
@@ -106,7 +106,7 @@ func share(v *intstr.IntOrString, all int) int {
 	return n
 }
 
-// rollout is what the Plan says to this controller alone; zero if it says nothing.
+// rollout returns the Plan's settings for this controller alone; zero if there are none.
 func rollout(p *upgradev1.Plan) upgradev1.Rollout {
 	if p.Spec.Constellation == nil {
 		return upgradev1.Rollout{}

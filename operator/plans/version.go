@@ -16,12 +16,12 @@ import (
 	"constellation/operator/api/upgradev1"
 )
 
-// imageTag makes of a version what can be the tag of an image.
+// imageTag converts a version to a valid image tag.
 func imageTag(version string) string { return strings.ReplaceAll(version, "+", "-") }
 
-// latestHash is the value of the label of nodes that are done. Nodes that another
-// controller has labelled are known by it, so not one bit may differ: docs/plans.md
-// says what goes in. secret returns the hash of a Secret's content.
+// latestHash returns the label value of finished nodes. It must be bit-identical to the value of
+// system-upgrade-controller, so that nodes with that controller's label count as finished.
+// docs/plans.md lists the input. secret returns the hash of a Secret's content.
 func latestHash(p *upgradev1.Plan, version string, secret func(name string) (string, error)) (string, error) {
 	h := sha256.New224()
 	put := func(s string) { h.Write([]byte(s)) }
@@ -46,18 +46,18 @@ func latestHash(p *upgradev1.Plan, version string, secret func(name string) (str
 		}
 		put(sum)
 	}
-	// Ours alone: without it nothing is added.
+	// A field of this controller alone: without it the hash stays compatible.
 	if r := p.Spec.Constellation; r != nil && r.Rerun != "" {
 		put("\x00" + r.Rerun)
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// asFields is the Plan as JSON has it, numbers as they are written.
+// asFields returns the Plan as decoded JSON, with numbers in their literal form.
 func asFields(p *upgradev1.Plan) (map[string]any, error) {
 	p = p.DeepCopy()
 	if d := p.Spec.PostCompleteDelay; d != nil {
-		// Elsewhere it is a duration and written as such.
+		// In the other controller it is a duration and formatted as such.
 		if v, err := time.ParseDuration(string(*d)); err == nil {
 			*d = upgradev1.Duration(v.String())
 		}
@@ -72,8 +72,8 @@ func asFields(p *upgradev1.Plan) (map[string]any, error) {
 	return out, d.Decode(&out)
 }
 
-// digest is what a field adds to the hash: of a list its first element only, and nothing
-// of what is inside of one.
+// digest returns the part of a field that is hashed: of a list only the first element, without its
+// nested values.
 func digest(from map[string]any, path []string) string {
 	var at any = from
 	for _, key := range path {
@@ -95,11 +95,11 @@ func digest(from map[string]any, path []string) string {
 	return strings.TrimSpace(fmt.Sprint(at))
 }
 
-// secretHash is the hash of a Secret's content, name and type, as kubectl makes it.
+// secretHash returns the hash of a Secret's content, name and type, as kubectl computes it.
 func secretHash(s *corev1.Secret) (string, error) { return kubectlhash.SecretHash(s) }
 
-// safeName joins parts with dashes to a name of at most 63 characters. One that would be longer
-// is cut, and ends with a part of its hash.
+// safeName joins parts with dashes to a name of at most 63 characters. A longer name is truncated
+// and ends with a part of its hash.
 func safeName(parts ...string) string {
 	s := strings.Join(parts, "-")
 	if len(s) <= validation.DNS1123LabelMaxLength {
@@ -113,14 +113,14 @@ func safeName(parts ...string) string {
 	return s[:keep] + "-" + hex.EncodeToString(sum[:4])[:validation.DNS1123LabelMaxLength-1-keep]
 }
 
-// jobName is the name of the Job of a Plan on a node for a hash.
+// jobName returns the name of the Job of a Plan on a node for a hash.
 func jobName(plan, node, hash string) string {
 	short, _, _ := strings.Cut(node, ".")
 	return safeName("apply", plan, "on", short, "with", hash)
 }
 
-// labelValue is s where it can be the value of a label, and else as much of it as can, with a part
-// of its hash.
+// labelValue returns s if it is a valid label value. Otherwise it returns a truncated s with a part of
+// its hash.
 func labelValue(s string) string {
 	if len(validation.IsValidLabelValue(s)) == 0 {
 		return s
@@ -137,7 +137,7 @@ func labelValue(s string) string {
 	return strings.TrimPrefix(clean+"-"+hex.EncodeToString(sum[:])[:10], "-")
 }
 
-// order is where a node stands among those of a Plan: random, and always the same for one hash.
+// order returns the sort key of a node in a Plan: pseudorandom, and constant for one hash.
 func order(nodeUID, planUID, hash string) string {
 	sum := sha256.Sum256([]byte(nodeUID + planUID + hash))
 	return string(sum[:])

@@ -19,7 +19,7 @@ import (
 	"constellation/operator/api/upgradev1"
 )
 
-// known is what the other controller computes for a Plan with this version and account.
+// known is the hash of system-upgrade-controller for a Plan with this version and account.
 const known = "fbc94f26bc8c9660d2b79485a64bf51284fc4a3e2bd662b2e261d6fc"
 
 func planOf(change ...func(*upgradev1.Plan)) *upgradev1.Plan {
@@ -94,7 +94,7 @@ func TestHashIsThatOfTheOtherController(t *testing.T) {
 	}
 }
 
-// FuzzHash compares the hash with one over text that another way through the Plan has found.
+// FuzzHash compares the hash with an independent implementation.
 func FuzzHash(f *testing.F) {
 	f.Add("v1.36.3", "system-upgrade", "")
 	f.Add("v1", "", "spec.concurrency,spec.upgrade.args,spec.upgrade.args.0, spec.version,metadata..name,.")
@@ -237,7 +237,7 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// FuzzWindow compares the answers with those of looking at each second.
+// FuzzWindow compares the answers with a check of each second.
 func FuzzWindow(f *testing.F) {
 	f.Add(uint8(2), uint32(79200), uint32(7200), int64(1795474800))
 	f.Add(uint8(127), uint32(0), uint32(86399), int64(0))

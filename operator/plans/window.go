@@ -10,11 +10,11 @@ import (
 	"constellation/operator/api/upgradev1"
 )
 
-// window is a part of each of some days, in a time zone. It belongs to the day on which
-// it opens, also where it ends on the next one.
+// window is a daily period on some weekdays, in a time zone. It belongs to the day on which it
+// opens, even if it ends on the next day.
 type window struct {
 	days       [7]bool
-	start, end time.Duration // since midnight; end counts in
+	start, end time.Duration // since midnight; end is inclusive
 	zone       *time.Location
 }
 
@@ -40,7 +40,7 @@ func parseClock(s string) (time.Duration, error) {
 	return 0, fmt.Errorf("%q is not a time such as 22:30 or 10pm", s)
 }
 
-// parseWindow reads a window.
+// parseWindow parses a window.
 func parseWindow(s upgradev1.TimeWindowSpec) (window, error) {
 	var w window
 	var errs []error
@@ -65,8 +65,8 @@ func parseWindow(s upgradev1.TimeWindowSpec) (window, error) {
 	return w, errors.Join(errs...)
 }
 
-// on returns when the window of the day that t is on opens and when it has closed; ok
-// is false if it does not on that day.
+// on returns when the window opens and closes on the day of t. ok is false if it does not open on
+// that day.
 func (w window) on(t time.Time) (opens, closed time.Time, ok bool) {
 	y, m, d := t.Date()
 	at := func(day int, since time.Duration) time.Time {
@@ -85,7 +85,7 @@ func (w window) open(at time.Time) (is bool, changes time.Time) {
 	at = at.In(w.zone)
 	for d := -1; d <= 7; d++ {
 		y, m, day := at.Date()
-		// Noon is on every day, whatever clocks do at night.
+		// Noon exists on every day, even if the clock changes at night.
 		opens, closed, ok := w.on(time.Date(y, m, day+d, 12, 0, 0, 0, w.zone))
 		switch {
 		case !ok || !at.Before(closed):
