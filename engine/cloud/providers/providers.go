@@ -1,5 +1,5 @@
-// Package providers lists the clouds that this program can use. It is the only
-// package of ours, apart from those of the clouds themselves, that names one.
+// Package providers lists the clouds that daemons and charts can use. Daemons name
+// none of them.
 //
 // # A new cloud
 //
@@ -10,8 +10,8 @@
 //     before the machine is a node, the join service on control planes.
 //   - [Control]: groups and machines, as the operator on a control plane reaches
 //     them, with the credentials of that machine.
-//   - the view of the console on the user's computer, which package engine
-//     declares and registers.
+//   - the view of the console on the user's computer: Provider of package engine,
+//     added to its NewProvider.
 //
 // Errors wrap those of package cloud, and [constellation/engine/cloud/cloudtest]
 // has the tests that every Control must pass.
