@@ -224,8 +224,8 @@ func (s *store) artifacts(r recipe) *Artifacts {
 	return a
 }
 
-// lockPoll is how often a process looks whether another has let go of a lock. The
-// kernel can wait for us, but not until a context ends.
+// lockPoll is the interval at which a process polls a lock that another process holds. The
+// kernel can block until a release, but not until a context ends.
 const lockPoll = 100 * time.Millisecond
 
 // lock takes the lock file at path for this process, and returns how to give it

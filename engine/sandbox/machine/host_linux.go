@@ -22,20 +22,19 @@ import (
 
 // Files in a Host's directory:
 //
-// machines.lock     held by the process that drives the machines
-// netns/hub         network namespace of the bridge
-// netns/m-<name>    network namespace of a machine
-// runc/             runc's own records
-// m/<name>/         a machine:
-//
-//	machine.json  its record
-//	upper, work   the overlay's own directories
-//	disk/         diskDirs
-//	root/         the overlay's mount point while the machine runs
-//	bundle/       runc's configuration
-//	tpm/          see tpm
-//	disk.log      output of the process of a faulty disk
-//	console.log   output of the first process and runc
+//	machines.lock     held by the process that drives the machines
+//	netns/hub         network namespace of the bridge
+//	netns/m-<name>    network namespace of a machine
+//	runc/             runc's own records
+//	m/<name>/         a machine:
+//	    machine.json  its record
+//	    upper, work   the overlay's own directories
+//	    disk/         diskDirs
+//	    root/         the overlay's mount point while the machine runs
+//	    bundle/       runc's configuration
+//	    tpm/          see tpm
+//	    disk.log      output of the process of a faulty disk
+//	    console.log   output of the first process and runc
 const (
 	lockName     = "machines.lock"
 	hubName      = "hub"

@@ -18,9 +18,9 @@ import (
 
 // A TPM is a directory and, while it is switched on, a process of swtpm:
 //
-// state/    persistent state of the TPM, including its seeds; 0700
-// port/     tpm.sock and the event log, the only part that a machine sees
-// swtpm.log output of swtpm since its last start
+//	state/    persistent state of the TPM, including its seeds; 0700
+//	port/     tpm.sock and the event log, the only part that a machine sees
+//	swtpm.log output of swtpm since its last start
 const (
 	tpmState  = "state"
 	tpmPort   = "port"

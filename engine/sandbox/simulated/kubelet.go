@@ -258,7 +258,7 @@ func writeKubeconfig(path, user string, cluster *clientcmdapi.Cluster, auth *cli
 	return replaceFile(path, b, 0o600)
 }
 
-// register makes the Node, which is not Ready yet, and its Lease.
+// register creates the Node, which is not Ready yet, and its Lease.
 func (k *kubelet) register(ctx context.Context) error {
 	n := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: k.c.Name, Labels: map[string]string{

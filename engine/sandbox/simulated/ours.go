@@ -334,8 +334,8 @@ func (k *kubelet) environment(ctx context.Context, pod *corev1.Pod, spec *corev1
 	return out, nil
 }
 
-// podKubeconfig writes the pod's way to the API server: its ServiceAccount's token, which
-// is read again as it is renewed. Empty if the pod mounts none.
+// podKubeconfig writes the pod's kubeconfig with its ServiceAccount's token file, which is
+// read again after each renewal. It returns "" if the pod mounts none.
 func (k *kubelet) podKubeconfig(pod *corev1.Pod, dir string, volumes map[string]string) (string, error) {
 	for i := range pod.Spec.Containers {
 		for _, m := range pod.Spec.Containers[i].VolumeMounts {

@@ -40,9 +40,9 @@ type Settings struct {
 
 // The files of disk NAME, in its parent directory:
 //
-// NAME           the served directory
-// NAME.unsynced  removed files, until the removal is durable
-// NAME.json      Settings
+//	NAME           the served directory
+//	NAME.unsynced  removed files, until the removal is durable
+//	NAME.json      Settings
 const (
 	unsyncedSuffix = ".unsynced"
 	settingsSuffix = ".json"
