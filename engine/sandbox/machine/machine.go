@@ -284,7 +284,7 @@ type Resident struct {
 type Problem struct {
 	// ID is stable and in kebab-case: "packages", "inotify", "root", ...
 	ID string
-	// What is one sentence with the numbers. Remedy is the next step, with the
+	// What describes the problem in one sentence, with the numbers. Remedy is the next step, with the
 	// command if there is one.
 	What, Remedy string
 	// Packages are Debian packages whose installation would solve the problem, see

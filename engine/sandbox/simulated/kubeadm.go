@@ -759,7 +759,7 @@ func discover(ctx context.Context, endpoint, token string, hashes []any) (ca []b
 	var last error
 	// The signing controller needs a moment for a new token.
 	if err := poll(limit, func() (bool, error) {
-		data, last = read(&tls.Config{InsecureSkipVerify: true}) //nolint:gosec // verified below, by token and hash
+		data, last = read(&tls.Config{InsecureSkipVerify: true}) //nolint:gosec // judged below, by token and hash
 		return last == nil && data["jws-kubeconfig-"+id] != "", nil
 	}); err != nil {
 		return nil, errors.Join(err, last)
