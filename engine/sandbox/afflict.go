@@ -11,17 +11,17 @@ import (
 	"constellation/engine/sandbox/machine"
 )
 
-// afflictAgain is when a machine is looked at again that could not be afflicted, because it
-// was booting, say; lookAgain how often files of machines are looked for.
+// afflictAgain is the delay until a fault is injected again into a machine that was not ready for
+// it, for example because it was booting. lookAgain is the interval at which files of machines are polled.
 const (
 	afflictAgain = time.Second
 	lookAgain    = 50 * time.Millisecond
 )
 
-// afflict keeps machines suffering from what the faults say until ctx ends, through all
-// their boots.
+// afflict injects the machine faults into running machines until ctx ends, and again after
+// each of their boots.
 func (f *fleet) afflict(ctx context.Context) {
-	suffers := map[string]string{} // machine → boot and affliction
+	suffers := map[string]string{} // machine → boot and fault
 	for {
 		s, changed := f.snapshot()
 		flt, again := f.Faults(), false
@@ -30,7 +30,7 @@ func (f *fleet) afflict(ctx context.Context) {
 			m, err := f.platform.Machine(i.Name)
 			if err != nil || m.Power != machine.Running {
 				delete(suffers, i.Name)
-				again = again || a.Any() // it is told of when it runs, but not by a change
+				again = again || a.Any() // a start wakes this loop, a change of the machine does not
 				continue
 			}
 			key := fmt.Sprintf("%d %+v", m.Boots, a)
@@ -58,11 +58,11 @@ func (f *fleet) afflict(ctx context.Context) {
 	}
 }
 
-// cutKey is how the fault is remembered to have struck.
+// cutKey is the key under which a power-cut fault is recorded as injected.
 func cutKey(machine string) string { return "power-cut/" + machine }
 
-// cutPower looks for the files by which machines show that they are at the point at which
-// their power is to go. What was there when the fault was set is no such file.
+// cutPower polls for the files that mark the point at which a machine loses power. Files that
+// existed when the fault was set do not count.
 func (f *fleet) cutPower(ctx context.Context) {
 	known := map[string][]string{} // fault → files
 	for {
@@ -105,7 +105,7 @@ func (f *fleet) cutPower(ctx context.Context) {
 	}
 }
 
-// cut takes the power from a machine, once for each fault, and gives it back.
+// cut switches a machine off and on again, once for each fault.
 func (f *fleet) cut(ctx context.Context, name, point string) {
 	f.mu.Lock()
 	err := f.update(func(s *state) error {

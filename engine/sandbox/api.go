@@ -15,22 +15,22 @@ import (
 	"constellation/engine/cloud/sandboxapi"
 )
 
-// api answers machines and the host. Each of its handlers is one listener's.
+// api serves the requests of machines and of the host. Each listener has its own handler.
 type api struct {
 	*Control
 	log    *slog.Logger
 	fleet  *fleet
 	mirror *mirror
 	images func() []cloud.Image
-	// refresh looks for Kubernetes versions that were fetched since the start.
+	// refresh offers the Kubernetes versions that were fetched since the start.
 	refresh func()
-	// info completes what the fleet and the mirror know.
+	// info adds the data that neither the fleet nor the mirror has.
 	info func(*sandboxapi.Info)
-	// shutdown ends the daemon after the answer, first with all machines if asked to.
+	// shutdown ends the daemon after the response is sent. It deletes all machines first if requested.
 	shutdown func(ctx context.Context, machines bool) error
 }
 
-// metadata answers machines, each about itself, by their address.
+// metadata serves each machine its own metadata. The source address identifies the machine.
 func (a *api) metadata() http.Handler {
 	mux := http.NewServeMux()
 	about := func(path string, answer func(cloud.Instance) (any, error)) {
@@ -41,7 +41,7 @@ func (a *api) metadata() http.Handler {
 				return
 			}
 			a.fleet.pass(self.IP, pointMetadata)
-			// A machine that is told nothing never joins; it asks until it is told.
+			// A machine without metadata never joins. It polls until it gets them.
 			if flt := a.fleet.Faults(); strikes(flt.metadataFail) || flt.NeverJoins(self.Name) {
 				a.refuse(w, errInjected)
 				return
@@ -73,9 +73,9 @@ func (a *api) metadata() http.Handler {
 	return mux
 }
 
-// caller identifies a machine by its address. Pods have addresses of their own, so
-// a pod is nobody unless it lives in its machine's network. All that simulated machines
-// run comes from one address; each asks at its own.
+// caller identifies a machine by its source address. Pods have addresses of their own, so a pod
+// is not identified unless it uses the host network. All processes of simulated machines
+// have the same source address, so each machine has its own destination address.
 func (a *api) caller(r *http.Request) (cloud.Instance, error) {
 	address := r.RemoteAddr
 	if s, _ := a.fleet.snapshot(); s.Simulated {
@@ -92,11 +92,11 @@ func (a *api) caller(r *http.Request) (cloud.Instance, error) {
 	return cloud.Instance{}, fmt.Errorf("%w: %s is no machine of this sandbox", cloud.ErrDenied, r.RemoteAddr)
 }
 
-// control is the API for control planes, who prove themselves by the token.
+// control is the API for control planes, which authenticate with the token.
 func (a *api) control() http.Handler { return a.Network(a.more) }
 
-// host is the API on the socket that only the sandbox's owner can open: control
-// without a token and without faults, and what concerns the sandbox as a whole.
+// host is the API on the owner's socket: the control API without token and faults, and the
+// calls that concern the whole sandbox.
 func (a *api) host() http.Handler {
 	return a.Host(func(mux *http.ServeMux) {
 		a.more(mux)
@@ -106,7 +106,7 @@ func (a *api) host() http.Handler {
 	})
 }
 
-// more adds what only clouds of real machines have.
+// more adds the calls that only sandboxes of real machines have.
 func (a *api) more(mux *http.ServeMux) {
 	mux.HandleFunc("GET /v1/sandbox", func(w http.ResponseWriter, _ *http.Request) {
 		a.refresh()
@@ -138,7 +138,7 @@ func (a *api) more(mux *http.ServeMux) {
 	})
 }
 
-// describe tells the owner everything.
+// describe returns all data of the sandbox, for its owner.
 func (a *api) describe() sandboxapi.Info {
 	s, _ := a.fleet.snapshot()
 	info := sandboxapi.Info{
@@ -159,7 +159,7 @@ func loopback(port uint16) string {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port).String()
 }
 
-// serveHTTP serves h on l until ctx ends, then lets running requests finish.
+// serveHTTP serves h on l until ctx ends, then waits for requests in flight.
 func serveHTTP(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger) error {
 	s := &http.Server{
 		Handler:           h,

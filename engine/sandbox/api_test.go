@@ -18,7 +18,7 @@ import (
 	"constellation/internal/testneeds"
 )
 
-// callFrom returns a server whose callers seem to come from the address in *from.
+// callFrom returns a server that sees the address in *from as the source of every request.
 func callFrom(t *testing.T, h http.Handler, from *string) *httptest.Server {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -52,7 +52,7 @@ func TestVersionsThatWereFetchedLaterAreOffered(t *testing.T) {
 	if _, err := c.Components(t.Context(), "v1.36.4"); !errors.Is(err, cloud.ErrNotFound) {
 		t.Fatalf("before: %v", err)
 	}
-	a.refresh = func() { // what the daemon does: it looks into the cache
+	a.refresh = func() { // as the daemon does: it reads the cache
 		paths, digests := map[string]string{}, map[string]string{}
 		for _, name := range mirrored {
 			paths[name], digests[name] = "/cache/"+name, "sha256:00"
@@ -125,7 +125,7 @@ func TestControlAPIWantsTheToken(t *testing.T) {
 	if g, err := sandboxapi.NewClient(s.URL, "the-token").Groups(t.Context()); err != nil || len(g) != 2 {
 		t.Errorf("%v, %v", g, err)
 	}
-	// What is the host's alone is not there at all.
+	// The metadata listener has none of the host's calls.
 	c := sandboxapi.NewClient(s.URL, "the-token")
 	for name, err := range map[string]error{
 		"faults": c.SetFaults(t.Context(), nil), "shutdown": c.Shutdown(t.Context(), true),
@@ -340,7 +340,7 @@ func TestTheCloudIsVagueAboutItsMachines(t *testing.T) {
 		t.Errorf("the host is told %s", names(l, err))
 	}
 
-	// What timed out was done, and who asks again with the same token finds it.
+	// A create that timed out still took effect. A retry with the same token finds the instance.
 	with("create-timeout=1")
 	if _, err := remote.CreateInstances(ctx, workers, []string{"a"}); !errors.Is(err, cloud.ErrUnavailable) {
 		t.Errorf("create-timeout: %v", err)
@@ -350,7 +350,7 @@ func TestTheCloudIsVagueAboutItsMachines(t *testing.T) {
 		t.Errorf("asked again: %s", names(l, err))
 	}
 
-	// A quota lets some through, and nobody is told which.
+	// A quota permits some instances. The error does not name them.
 	with("quota=4")
 	if l, err := remote.CreateInstances(ctx, workers, []string{"b", "a", "c"}); !errors.Is(err, cloud.ErrUnavailable) || !strings.Contains(err.Error(), "quota is 4 machines, 1 more") {
 		t.Errorf("quota: %s", names(l, err))
@@ -359,7 +359,7 @@ func TestTheCloudIsVagueAboutItsMachines(t *testing.T) {
 		t.Errorf("within the quota: %s", names(l, err))
 	}
 
-	// A lagging cloud shows neither what came nor that something goes.
+	// While descriptions lag, neither new nor deleted instances show.
 	eventually(t, "the newest is ready", func() bool { i, _ := f.Instance("worker-2"); return i.State == cloud.Ready })
 	with("describe-lag=1h")
 	if l, err := remote.CreateInstances(ctx, workers, []string{"c"}); names(l, err) != "[worker-3] <nil>" {
@@ -396,7 +396,7 @@ func TestTheCloudIsVagueAboutItsMachines(t *testing.T) {
 		t.Errorf("without faults: %s", names(l, err))
 	}
 
-	// A machine that never joins is told nothing about itself.
+	// A machine under the fault never-join gets no metadata.
 	i, _ := f.Instance("worker-1")
 	from = i.IP.String()
 	meta := sandboxapi.NewMetadata(callFrom(t, a.metadata(), &from).URL)

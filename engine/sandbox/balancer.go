@@ -16,16 +16,16 @@ import (
 )
 
 const (
-	// probeEvery is short because a control plane that dies takes every client of
-	// the load balancer with it until the balancer notices.
+	// probeEvery is short because all clients of a failed control plane lose their connections
+	// until the balancer detects the failure.
 	probeEvery   = 500 * time.Millisecond
 	probeTimeout = 2 * time.Second
 	dialTimeout  = time.Second
-	// downAfter failed probes in a row a backend's connections are cut: its clients
-	// would otherwise wait for a machine that may never answer.
+	// downAfter is the number of consecutive failed probes after which a backend's connections are
+	// cut. Otherwise its clients would wait for a machine that may never answer.
 	downAfter = 2
-	// drainFor is how long connections may stay on a backend that answers but says
-	// that it is not ready, as an API server does while it shuts down.
+	// drainFor limits how long connections stay on a backend that answers but reports not ready,
+	// as an API server does during shutdown.
 	drainFor = 20 * time.Second
 	// shunFor keeps new connections away from a backend after a failed dial.
 	shunFor = 2 * time.Second
@@ -40,7 +40,7 @@ type backend struct {
 type health int
 
 const (
-	unknown  health = iota // not probed yet, or nobody probes
+	unknown  health = iota // not probed yet, or there is no probe
 	up                     // ready
 	draining               // answers, but is not ready
 	down                   // does not answer
@@ -48,17 +48,17 @@ const (
 
 type dialFunc func(ctx context.Context, network, address string) (net.Conn, error)
 
-// balancer spreads TCP connections over backends and takes them away from those
-// that are not well. It carries bytes and looks at none of them.
+// balancer distributes TCP connections over backends and removes them from unhealthy
+// ones. It does not inspect the bytes.
 type balancer struct {
 	name string
 	log  *slog.Logger
-	// backends returns the machines that exist now, best first.
+	// backends returns the existing machines, in order of preference.
 	backends func() []backend
 	dial     dialFunc
-	// probe looks at one backend; nil trusts dialling alone.
+	// probe checks the health of one backend. If it is nil, only failed dials count.
 	probe func(ctx context.Context, address string) health
-	// ordered prefers the first backend to the one with the fewest connections.
+	// ordered sends connections to the first healthy backend, not to the one with the fewest connections.
 	ordered bool
 
 	mu      sync.Mutex
@@ -74,10 +74,10 @@ type member struct {
 	drainEnd time.Time
 	shunned  time.Time // until
 	conns    map[net.Conn]struct{}
-	latest   uint64 // which of the balancer's connections was its last; 0: none
+	latest   uint64 // number of its last connection, counted over all backends; 0: none
 }
 
-// run probes until ctx ends, then cuts what is left.
+// run probes until ctx ends, then cuts the remaining connections.
 func (b *balancer) run(ctx context.Context) {
 	tick := time.NewTicker(probeEvery)
 	defer tick.Stop()
@@ -97,7 +97,7 @@ func (b *balancer) run(ctx context.Context) {
 	}
 }
 
-// check takes one look at every backend, all at once.
+// check probes all backends concurrently, once.
 func (b *balancer) check(ctx context.Context) {
 	b.mu.Lock()
 	b.sync()
@@ -125,7 +125,7 @@ func (b *balancer) check(ctx context.Context) {
 	wg.Wait()
 }
 
-// sync makes members what backends says. The caller holds mu.
+// sync updates members from backends. The caller holds mu.
 func (b *balancer) sync() {
 	if b.members == nil {
 		b.members = map[netip.AddrPort]*member{}
@@ -144,12 +144,12 @@ func (b *balancer) sync() {
 	}
 }
 
-// judge records what a probe saw. The caller holds mu.
+// judge records the result of a probe. The caller holds mu.
 func (b *balancer) judge(m *member, h health) {
 	before := m.health
 	switch h {
 	case down:
-		// One lost probe says little; a second one in a row says enough.
+		// A single lost probe is not significant. Two in a row are.
 		if m.fails++; m.fails < downAfter && m.health != unknown {
 			return
 		}
@@ -190,8 +190,8 @@ func (m *member) cut() {
 	}
 }
 
-// candidates returns who may get a connection, best first. When nobody is known
-// to be well everybody is tried: a server that is not quite ready beats none.
+// candidates returns the backends for a new connection, in order of preference. If none is known to
+// be healthy, it returns all: an unready server is better than none.
 func (b *balancer) candidates() []*member {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -218,12 +218,12 @@ func (b *balancer) candidates() []*member {
 		all = append(all, c)
 	}
 	if slices.ContainsFunc(all, func(c candidate) bool { return c.class == 0 }) {
-		// Somebody is well, so nobody waits for those who do not answer.
+		// Some backends are healthy, so the others are not dialled.
 		all = slices.DeleteFunc(all, func(c candidate) bool { return c.class == 3 })
 	}
 	slices.SortFunc(all, func(x, y candidate) int {
-		// Of those with as little to do it is whose turn it is: whoever comes again and again
-		// meets all.
+		// Among backends with equal load, the least recently used comes first, so that a client that
+		// reconnects reaches all of them.
 		load := cmp.Or(cmp.Compare(x.load, y.load), cmp.Compare(x.m.latest, y.m.latest))
 		if b.ordered {
 			load = 0
@@ -237,7 +237,7 @@ func (b *balancer) candidates() []*member {
 	return out
 }
 
-// serve accepts from l until ctx ends. Several listeners may share a balancer.
+// serve accepts connections from l until ctx ends. Several listeners may share a balancer.
 func (b *balancer) serve(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
@@ -252,7 +252,7 @@ func (b *balancer) serve(ctx context.Context, l net.Listener) error {
 		case err != nil && errors.Is(err, net.ErrClosed):
 			return err
 		case err != nil:
-			// Out of descriptors, mostly; accepting again at once would spin.
+			// The usual cause is a lack of file descriptors. Accepting again at once would spin.
 			b.log.Warn("connection not accepted", "balancer", b.name, "err", err)
 			select {
 			case <-ctx.Done():
@@ -284,7 +284,7 @@ func (b *balancer) handle(ctx context.Context, client net.Conn) {
 			m.latest = b.served
 		}
 		b.mu.Unlock()
-		if !current { // it left while we dialled
+		if !current { // it was removed while we dialled
 			server.Close()
 			continue
 		}
@@ -294,35 +294,35 @@ func (b *balancer) handle(ctx context.Context, client net.Conn) {
 		b.mu.Unlock()
 		return
 	}
-	// Nobody is there: refuse like a closed port would, not like a server that hung up.
+	// There is no backend: reset the connection, as a closed port does, instead of closing it.
 	if tcp, ok := client.(interface{ SetLinger(int) error }); ok {
-		_ = tcp.SetLinger(0) // else it hangs up in the ordinary way
+		_ = tcp.SetLinger(0) // otherwise the connection would close with FIN
 	}
 }
 
-// tunnel copies both ways until both sides are done or one breaks.
+// tunnel copies in both directions until both are done or one fails.
 func tunnel(client, server net.Conn) {
 	defer server.Close()
 	var wg sync.WaitGroup
 	for _, way := range [][2]net.Conn{{client, server}, {server, client}} {
 		from, to := way[0], way[1]
 		wg.Go(func() {
-			// Between two TCP connections this is splice(2): the bytes stay in the kernel.
+			// Between two TCP connections this uses splice(2): the bytes stay in the kernel.
 			if _, err := io.Copy(to, from); err != nil {
 				client.Close()
 				server.Close()
 				return
 			}
 			if half, ok := to.(interface{ CloseWrite() error }); ok {
-				_ = half.CloseWrite() // the other way may have ended everything
+				_ = half.CloseWrite() // the other direction may have closed everything
 			}
 		})
 	}
 	wg.Wait()
 }
 
-// readyz returns a probe that asks an API server whether it is ready. It does not
-// check who answers: the balancer carries bytes and decides nothing by them.
+// readyz returns a probe that queries /readyz of an API server. It does not verify the server's
+// certificate, because the balancer trusts none of the bytes.
 func readyz(dial dialFunc) func(context.Context, string) health {
 	client := &http.Client{Transport: &http.Transport{
 		DialContext:         dial,
@@ -340,7 +340,7 @@ func readyz(dial dialFunc) func(context.Context, string) health {
 			return down
 		}
 		defer resp.Body.Close()
-		// Read to the end, the connection is used again; if not, it is not.
+		// The connection is reused only if the body was read to its end.
 		_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
 		if resp.StatusCode != http.StatusOK {
 			return draining

@@ -48,7 +48,7 @@ func newAPIServer(t *testing.T, name string) *apiServer {
 	return s
 }
 
-// balance serves b on a loopback port and returns its URL and a client that dials anew each time.
+// balance serves b on a loopback port and returns its URL and a client that opens a new connection per request.
 func balance(t *testing.T, b *balancer) (string, *http.Client) {
 	t.Helper()
 	b.name, b.log = "test", slog.New(slog.DiscardHandler)
@@ -90,7 +90,7 @@ func ask(c *http.Client, url string) (string, error) {
 	return string(b), err
 }
 
-// eventually waits for a condition that probes bring about.
+// eventually waits for a condition that depends on probes.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(8 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
@@ -117,7 +117,7 @@ func TestBalancerAvoidsServersThatAreNotReady(t *testing.T) {
 	url, client := balance(t, b)
 	eventually(t, "both are up", func() bool { return b.healthOf(one.backend) == up && b.healthOf(two.backend) == up })
 
-	// Who comes again and again meets all, as a check does that asks every API server.
+	// A client that reconnects reaches all backends, like a check of every API server.
 	met := map[string]int{}
 	for range 20 {
 		got, err := ask(client, url)
@@ -130,7 +130,7 @@ func TestBalancerAvoidsServersThatAreNotReady(t *testing.T) {
 		t.Errorf("20 requests, one after the other, went to %v", met)
 	}
 
-	// Open streams spread: the second goes where there are fewer connections.
+	// Open streams are distributed: the second goes to the backend with fewer connections.
 	var seen []string
 	var streams []*http.Response
 	for range 2 {
@@ -157,7 +157,7 @@ func TestBalancerAvoidsServersThatAreNotReady(t *testing.T) {
 		s.Body.Close()
 	}
 
-	// Nobody ready: better an unready server than none.
+	// No backend is ready: an unready server is better than none.
 	two.ready.Store(false)
 	eventually(t, "two drains", func() bool { return b.healthOf(two.backend) == draining })
 	if _, err := ask(client, url); err != nil {

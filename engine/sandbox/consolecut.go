@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// cuttable is a listener on this computer's own ports. While the fault "console-cut" lasts,
-// what comes over its connections, and what is to go, waits.
+// cuttable is a listener on this computer's own ports. During the fault "console-cut", its
+// connections block in both directions.
 type cuttable struct {
 	net.Listener
 	fleet *fleet
@@ -25,11 +25,11 @@ type cutConn struct {
 	net.Conn
 	fleet *fleet
 	once  sync.Once
-	// closed is closed with the connection.
+	// closed is closed together with the connection.
 	closed chan struct{}
 }
 
-// pass returns when there is no cut, or no connection.
+// pass blocks while the connection is open and the fault lasts.
 func (c *cutConn) pass() {
 	for {
 		_, changed := c.fleet.snapshot()
@@ -60,7 +60,7 @@ func (c *cutConn) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite ends one way.
+// CloseWrite closes the write side.
 func (c *cutConn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
@@ -68,7 +68,7 @@ func (c *cutConn) CloseWrite() error {
 	return nil
 }
 
-// SetLinger is that of TCP.
+// SetLinger is like [net.TCPConn.SetLinger].
 func (c *cutConn) SetLinger(sec int) error {
 	if tcp, ok := c.Conn.(*net.TCPConn); ok {
 		return tcp.SetLinger(sec)

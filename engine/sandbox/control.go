@@ -20,38 +20,37 @@ import (
 	"constellation/engine/cloud/sandboxapi"
 )
 
-// Fleet is what a [Control] manages: the machines of one sandbox. That of [Serve]
-// runs on this computer, that of package hollow is a simulation. Its methods may be
-// called concurrently and never wait for machines. Groups and machines go by their
-// names, images by their version. Errors wrap those of package cloud, or
-// [ErrConflict].
+// Fleet is what a [Control] manages: the machines of one sandbox. The fleet of [Serve]
+// runs on this computer, the fleet of package hollow is a simulation. Methods may be
+// called concurrently and never wait for machines. Groups and machines are identified by
+// name, images by version. Errors wrap those of package cloud, or [ErrConflict].
 type Fleet interface {
 	// Sandbox returns the name that is part of every ID.
 	Sandbox() string
-	// Token returns what callers over the network must know; empty: none is let in.
+	// Token returns the bearer token for callers over the network. If it is empty, all are refused.
 	Token() string
 
 	Groups() []cloud.Group
-	// Instances returns all that are not gone, always in the same order.
+	// Instances returns all instances that are not gone, always in the same order.
 	Instances() []cloud.Instance
 	Instance(name string) (cloud.Instance, bool)
 
 	SetImage(group, version string) error
 	SetCount(ctx context.Context, group string, count int) error
-	// Create makes an instance for each token, once per token, all of the new ones or
-	// none, and answers in the order of tokens. One that is no more is Terminated.
+	// Create makes one instance per token: all of the new ones or none. Instances of known tokens
+	// are returned again. The order is that of tokens. A deleted instance is Terminated.
 	Create(ctx context.Context, group string, tokens []string) ([]cloud.Instance, error)
-	// Remove deletes those that are there.
+	// Remove deletes the named instances and ignores unknown names.
 	Remove(names ...string) error
 
-	// Faults returns what goes wrong at the moment; never nil.
+	// Faults returns the active faults; never nil.
 	Faults() *Faults
 	SetFaults(spec []string) error
 }
 
-// Reasons for which a request cannot be met.
+// Reasons to refuse a request.
 var (
-	// ErrConflict means that what was asked for is not possible.
+	// ErrConflict means that the request conflicts with the current state.
 	ErrConflict = errors.New("not possible")
 
 	errNoSuch   = fmt.Errorf("%w in this sandbox", cloud.ErrNotFound)
@@ -62,12 +61,12 @@ var (
 	errRequest  = errors.New("bad request")
 )
 
-// Control is the control API over a [Fleet], with the faults that are active.
+// Control is the control API of a [Fleet], subject to the active faults.
 type Control struct {
 	log   *slog.Logger
 	fleet Fleet
 
-	// What callers see while descriptions lag behind.
+	// The delayed view that callers get while descriptions lag.
 	mu    sync.Mutex
 	view  []cloud.Instance
 	taken time.Time
@@ -76,8 +75,8 @@ type Control struct {
 // NewControl returns the control API of a fleet.
 func NewControl(fleet Fleet, log *slog.Logger) *Control { return &Control{fleet: fleet, log: log} }
 
-// Network returns the API for control planes, who prove themselves by the token.
-// Faults strike here. more, unless nil, adds to it.
+// Network returns the API for control planes, which authenticate with the token.
+// It is subject to faults. more, unless nil, adds routes.
 func (c *Control) Network(more func(*http.ServeMux)) http.Handler {
 	mux := http.NewServeMux()
 	c.routes(mux, true)
@@ -109,8 +108,8 @@ func (c *Control) Network(more func(*http.ServeMux)) http.Handler {
 	})
 }
 
-// Host returns the API for the owner, who needs no token, is spared all faults and
-// sets them. more, unless nil, adds to it.
+// Host returns the API for the owner. It needs no token, is not subject to faults, and
+// sets them. more, unless nil, adds routes.
 func (c *Control) Host(more func(*http.ServeMux)) http.Handler {
 	mux := http.NewServeMux()
 	c.routes(mux, false)
@@ -131,7 +130,7 @@ func (c *Control) Host(more func(*http.ServeMux)) http.Handler {
 	return mux
 }
 
-// authorized compares digests, in constant time and so also regardless of length.
+// authorized compares digests in constant time, which also hides the length.
 func (c *Control) authorized(header string) bool {
 	secret := c.fleet.Token()
 	token, ok := strings.CutPrefix(header, "Bearer ")
@@ -145,7 +144,7 @@ const (
 	machinePath = "/v1/sandboxes/{sandbox}/instances/{machine}"
 )
 
-// routes adds what both APIs have; faulty is the one that faults strike.
+// routes adds the routes of both APIs. faulty marks the one that is subject to faults.
 func (c *Control) routes(mux *http.ServeMux, faulty bool) {
 	active := func() *Faults {
 		if !faulty {
@@ -233,7 +232,7 @@ func (c *Control) routes(mux *http.ServeMux, faulty bool) {
 	})
 }
 
-// object adds a handler for what belongs to this sandbox.
+// object adds a handler for objects of this sandbox.
 func (c *Control) object(mux *http.ServeMux, pattern string, do func(r *http.Request) (any, error)) {
 	mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		if name := r.PathValue("sandbox"); name != c.fleet.Sandbox() {
@@ -245,7 +244,7 @@ func (c *Control) object(mux *http.ServeMux, pattern string, do func(r *http.Req
 	})
 }
 
-// create makes as many instances as the quota allows.
+// create creates as many instances as the quota permits.
 func (c *Control) create(ctx context.Context, group string, tokens []string, flt *Faults) ([]cloud.Instance, error) {
 	c.seen(flt)
 	allowed := tokens
@@ -312,9 +311,9 @@ func (c *Control) names(ids []string) ([]string, error) {
 	return names, nil
 }
 
-// seen returns the instances as callers are told of them: as they are, or, while
-// descriptions lag behind, as they were at some moment no longer ago than the lag.
-// It is called before changes too, which are therefore not seen at once.
+// seen returns the instances that callers see: the current ones or, while descriptions lag,
+// those of an earlier moment, at most the lag ago.
+// It is also called before changes, so that these do not show at once.
 func (c *Control) seen(flt *Faults) []cloud.Instance {
 	if flt.describeLag <= 0 {
 		return c.fleet.Instances()
@@ -327,9 +326,9 @@ func (c *Control) seen(flt *Faults) []cloud.Instance {
 	return c.view
 }
 
-// describe returns those of the instances that there are, in the order of names.
-// Whether there is one is told as it is, but for one that the lagging view still has;
-// what is told of it may lag behind.
+// describe returns the existing ones of the named instances, in the order of names.
+// Existence is reported without lag, except that a deleted instance stays while the lagging
+// view has it. Its description may lag.
 func (c *Control) describe(names []string, flt *Faults) []cloud.Instance {
 	old := map[string]cloud.Instance{}
 	if flt.describeLag > 0 {
@@ -376,7 +375,7 @@ func (c *Control) reply(w http.ResponseWriter, v any, err error) {
 	}
 }
 
-// refuse is where errors become status codes.
+// refuse maps errors to status codes.
 func (c *Control) refuse(w http.ResponseWriter, err error) {
 	status := http.StatusInternalServerError
 	for _, k := range []struct {

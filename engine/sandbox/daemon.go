@@ -41,10 +41,10 @@ const (
 	controlPort   = 8090
 )
 
-// serveGrace is how long a daemon that ends waits for what runs.
+// serveGrace is how long a stopping daemon waits for requests in flight.
 const serveGrace = 5 * time.Second
 
-// daemon is the cloud of one sandbox, alive.
+// daemon is the running cloud of one sandbox.
 type daemon struct {
 	dirs Dirs
 	name string
@@ -66,13 +66,13 @@ type daemon struct {
 }
 
 // Serve runs the cloud of the sandbox called name until ctx ends or its owner shuts
-// it down. Its machines outlive it; when it is started again it finds them.
+// it down. Its machines keep running, and the next start adopts them.
 //
-// It wants the files that Up writes. It never starts twice: the error wraps
-// machine.ErrBusy. What log writes to standard error is bounded, if that is the
+// Serve requires the files that Up writes. It never runs twice: the error wraps
+// machine.ErrBusy. The output of log to standard error is bounded if that is the
 // sandbox's log file.
 //
-// Where machines are hollow, simulate does all that instead, and they end with it.
+// For hollow machines, simulate does all of this instead, and the machines end with it.
 func Serve(ctx context.Context, dirs Dirs, name string, log *slog.Logger, simulate func(context.Context, Hollow, *slog.Logger) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -129,7 +129,7 @@ func (d *daemon) serve(ctx context.Context, st *state) (err error) {
 	}
 	for ref, file := range st.Containers {
 		if st.Simulated {
-			break // they are programs
+			break // the entries are programs
 		}
 		if err := d.registry.add(ref, file); err != nil {
 			return err
@@ -146,8 +146,8 @@ func (d *daemon) serve(ctx context.Context, st *state) (err error) {
 	if err != nil {
 		return err
 	}
-	// Machines stop being driven after the last request was answered: a shutdown waits
-	// for them.
+	// Drivers stop after the last request was answered, because a shutdown waits for
+	// machines.
 	driving, endDriving := context.WithCancel(context.WithoutCancel(ctx))
 	defer endDriving()
 	if err := d.fleet.start(driving, st); err != nil {
@@ -223,8 +223,8 @@ func (d *daemon) loadCA() error {
 	return err
 }
 
-// releaseKey returns the key that signs what machines install; nil in a sandbox that an older
-// program has made, whose images have none.
+// releaseKey returns the key that signs what machines install. It is nil if an older program
+// made the sandbox, because its images hold no release keys.
 func (d *daemon) releaseKey() (*release.PrivateKey, error) {
 	b, err := os.ReadFile(d.dirs.of(d.name, releaseKeyName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -236,8 +236,8 @@ func (d *daemon) releaseKey() (*release.PrivateKey, error) {
 	return release.ParsePrivateKey(releaseKeyName, b)
 }
 
-// enrolment writes the enrolment program: the agent of the newest image with the release keys of
-// that image. It is empty if the image has none, as in a sandbox that an older program has made.
+// enrolment writes the enrolment program: the agent and the release keys of the newest image.
+// It is empty if that image has none, as in a sandbox that an older program made.
 func (d *daemon) enrolment(st *state) (binary, error) {
 	fail := func(err error) (binary, error) { return binary{}, fmt.Errorf("make enrolment program: %w", err) }
 	if len(st.Catalogue) == 0 {
@@ -270,7 +270,7 @@ func (d *daemon) enrolment(st *state) (binary, error) {
 	return b, nil
 }
 
-// listeners are all that a daemon listens on.
+// listeners has all listeners of a daemon.
 type listeners struct {
 	metadata, control, registry, mirror, apiServer, init, join net.Listener // in the sandbox's network
 	hostAPIServer, hostInit                                    net.Listener // on the host's loopback
@@ -336,18 +336,18 @@ func (d *daemon) listen(ctx context.Context, st *state) (l listeners, err error)
 		return l, err
 	}
 	all = append(all, l.socket)
-	// The directory is its owner's alone, so nobody was faster than this.
+	// The directory belongs to the owner alone, so no other user could connect before this.
 	if err := os.Chmod(socket, 0o600); err != nil {
 		return l, fmt.Errorf("listen on %s: %w", socket, err)
 	}
 	return l, nil
 }
 
-// Ports of the host's loopback are taken from below the range that the kernel uses
-// for outgoing connections, so that they are still free after a restart.
+// Ports on the host's loopback are chosen below the kernel's ephemeral port range, so that
+// they are still free after a restart.
 const firstHostPort, lastHostPort = 20000, 32700
 
-// hostListener listens on the host's loopback, on *port if that was chosen before.
+// hostListener listens on the host's loopback, on *port if a port was chosen earlier.
 func hostListener(ctx context.Context, name string, port *uint16, what string) (net.Listener, error) {
 	var lc net.ListenConfig
 	if *port != 0 {
@@ -358,7 +358,7 @@ func hostListener(ctx context.Context, name string, port *uint16, what string) (
 		}
 		return l, nil
 	}
-	// Each sandbox begins elsewhere, so that two that start at once rarely meet.
+	// Each sandbox starts its search at a different port, so that concurrent starts rarely collide.
 	start := firstHostPort
 	for _, b := range []byte(name) {
 		start = firstHostPort + (start*31+int(b))%(lastHostPort-firstHostPort)
@@ -377,9 +377,9 @@ func hostListener(ctx context.Context, name string, port *uint16, what string) (
 	return nil, fmt.Errorf("listen for %s: no port from %d to %d of 127.0.0.1 is free", what, firstHostPort, lastHostPort)
 }
 
-// firmware measures what boots and, once, lets the cloud certify the machine's
-// attestation key. Last of all it closes the TPM's platform hierarchy, so that the
-// machine can change nothing of that.
+// firmware measures the boot and, once, has the cloud certify the machine's
+// attestation key. Finally it closes the TPM's platform hierarchy, so that the
+// machine cannot change its identity.
 func (d *daemon) firmware(i cloud.Instance) machine.Firmware {
 	s, _ := d.fleet.snapshot()
 	return func(ctx context.Context, p machine.PowerOn) error {
@@ -401,7 +401,7 @@ func (d *daemon) firmware(i cloud.Instance) machine.Firmware {
 	}
 }
 
-// complete adds what a machine must know about its cloud.
+// complete adds the cloud's data that a machine needs.
 func (d *daemon) complete(_ cloud.Instance, spec *machine.Spec) {
 	if d.simulated {
 		spec.Files = map[string]machine.File{"/etc/constellation/attestation-roots.pem": {Data: []byte(d.trust)}}
@@ -415,10 +415,10 @@ func (d *daemon) complete(_ cloud.Instance, spec *machine.Spec) {
 	}
 }
 
-// admit counts what this computer has left for machines.
+// admit checks whether this computer has the resources for more machines.
 func (d *daemon) admit(ctx context.Context, more machine.Demand) error {
 	if d.simulated {
-		return nil // they are as large as what runs on them
+		return nil // they need no more than their processes
 	}
 	more.There = d.dirs.residents()
 	var all []string
@@ -431,14 +431,14 @@ func (d *daemon) admit(ctx context.Context, more machine.Demand) error {
 	return nil
 }
 
-// pass tells the fleet that the machine at remote did something.
+// pass reports to the fleet that the machine at remote reached a point.
 func (d *daemon) pass(remote, point string) {
 	if ap, err := netip.ParseAddrPort(remote); err == nil {
 		d.fleet.pass(ap.Addr(), point)
 	}
 }
 
-// refresh offers the Kubernetes versions that are in the cache now.
+// refresh offers the Kubernetes versions that are in the cache.
 func (d *daemon) refresh() {
 	for _, v := range build.Versions() {
 		d.fetched(v)
@@ -486,8 +486,8 @@ func (d *daemon) fetched(version string) {
 	d.log.Info("Kubernetes offered", "version", version, "images", len(a.Images))
 }
 
-// standIns are what simulated machines install of a Kubernetes: the stand-ins for kubeadm
-// and the kubelet, and kubectl as it is.
+// standIns returns what simulated machines install for a Kubernetes version: the stand-ins for
+// kubeadm and the kubelet, and the real kubectl.
 func (d *daemon) standIns(a *build.Artifacts) (paths, digests map[string]string, err error) {
 	if paths, err = simulated.StandIns(d.dirs.of(d.name), a.Version); err != nil {
 		return nil, nil, err
@@ -508,7 +508,7 @@ func (d *daemon) standIns(a *build.Artifacts) (paths, digests map[string]string,
 	return paths, digests, nil
 }
 
-// metadataOfEach serves the metadata of simulated machines, each at its own address, until
+// metadataOfEach serves the metadata of simulated machines, each at its machine's address, until
 // ctx ends.
 func (d *daemon) metadataOfEach(ctx context.Context, h http.Handler) {
 	var wg sync.WaitGroup
@@ -550,7 +550,7 @@ func (d *daemon) metadataOfEach(ctx context.Context, h http.Handler) {
 	}
 }
 
-// images is the catalogue as the API tells it.
+// images is the catalogue in the API's format.
 func (d *daemon) images() []cloud.Image {
 	s, _ := d.fleet.snapshot()
 	out := make([]cloud.Image, 0, len(s.Catalogue))
@@ -562,7 +562,7 @@ func (d *daemon) images() []cloud.Image {
 	return out
 }
 
-// predict returns the registers of machines that boot from img.
+// predict returns the expected registers of machines that boot from img.
 func predict(img machine.Image) map[uint32][]byte {
 	events := make([]attestation.MeasuredEvent, len(img.Events))
 	for n, e := range img.Events {
@@ -571,7 +571,7 @@ func predict(img machine.Image) map[uint32][]byte {
 	return attestation.PredictPCRs(events)
 }
 
-// measurements is predict in hex.
+// measurements returns the result of predict in hex.
 func measurements(img machine.Image) map[uint32]string {
 	out := map[uint32]string{}
 	for pcr, value := range predict(img) {
@@ -580,8 +580,8 @@ func measurements(img machine.Image) map[uint32]string {
 	return out
 }
 
-// shutdown ends the daemon once its caller was answered, before that all machines
-// if asked to.
+// shutdown ends the daemon after its caller was answered. It deletes all machines first
+// if requested.
 func (d *daemon) shutdown(ctx context.Context, machines bool) error {
 	if machines {
 		if err := d.fleet.clear(ctx); err != nil {
@@ -593,7 +593,7 @@ func (d *daemon) shutdown(ctx context.Context, machines bool) error {
 	return nil
 }
 
-// clear removes all machines and returns when they are gone.
+// clear deletes all machines and waits until they are gone.
 func (f *fleet) clear(ctx context.Context) error {
 	for {
 		s, changed := f.snapshot()
@@ -618,8 +618,8 @@ func (f *fleet) clear(ctx context.Context) error {
 	}
 }
 
-// memoryLimit leaves a fifth of the computer's memory to the computer; 0 if its
-// size cannot be told.
+// memoryLimit reserves a fifth of the computer's memory for the computer. It is 0 if the
+// size is unknown.
 func memoryLimit() int64 {
 	b, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

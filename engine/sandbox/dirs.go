@@ -25,9 +25,9 @@ import (
 	"constellation/engine/sandbox/simulated"
 )
 
-// Dirs are where sandboxes keep things.
+// Dirs are the directories of sandboxes.
 type Dirs struct {
-	// Cache may be removed at any time when no sandbox runs; it is made again.
+	// Cache may be deleted at any time while no sandbox runs. It is filled again on demand.
 	Cache string
 	// State has a directory for each sandbox, below "sandbox".
 	State string
@@ -37,7 +37,7 @@ type Dirs struct {
 // ~/.cache, and $XDG_STATE_HOME/constellation, by default below ~/.local/state.
 func DefaultDirs() (Dirs, error) {
 	find := func(variable string, below ...string) (string, error) {
-		// XDG asks to ignore relative paths.
+		// XDG requires relative paths to be ignored.
 		if dir := os.Getenv(variable); filepath.IsAbs(dir) {
 			return filepath.Join(dir, "constellation"), nil
 		}
@@ -80,8 +80,8 @@ func (d Dirs) of(name string, file ...string) string {
 
 var notNameRE = regexp.MustCompile(`[^a-z0-9]+`)
 
-// defaultName names the sandbox of a workspace: its base name, for people, and a
-// part of a digest of its whole path, because there are many called "demo".
+// defaultName derives the name of a workspace's sandbox: the base name, for readability, and
+// a part of the digest of the whole path, because many workspaces are called "demo".
 func defaultName(workspace string) string {
 	base := strings.Trim(notNameRE.ReplaceAllString(strings.ToLower(filepath.Base(workspace)), "-"), "-")
 	base = strings.Trim(base[:min(len(base), 24)], "-")
@@ -89,7 +89,7 @@ func defaultName(workspace string) string {
 	return strings.TrimPrefix(base+"-", "-") + hex.EncodeToString(sum[:2])
 }
 
-// resolve returns the name of a sandbox that is given by its name or by the
+// resolve returns the name of a sandbox, given that name or the
 // absolute path of its workspace.
 func (d Dirs) resolve(nameOrWorkspace string) (string, error) {
 	if !filepath.IsAbs(nameOrWorkspace) {
@@ -111,17 +111,17 @@ func (d Dirs) resolve(nameOrWorkspace string) (string, error) {
 	return defaultName(workspace), nil
 }
 
-// Machines is a way to the machines of a sandbox, of whatever kind they are.
+// Machines gives access to the machines of a sandbox, of any kind.
 type Machines interface {
 	// Exec runs a command in the root directory of a machine, and returns its exit code.
 	Exec(ctx context.Context, name string, command []string, stdio machine.Stdio) (int, error)
-	// Dial connects to an address of the machines' network, DialFrom from a machine.
+	// Dial connects to an address in the machines' network, DialFrom does so from a machine.
 	Dial(ctx context.Context, network, address string) (net.Conn, error)
 	DialFrom(ctx context.Context, name, network, address string) (net.Conn, error)
 }
 
-// Reach returns the cloud of a running sandbox, as its owner, and its machines to look
-// at. nameOrWorkspace is as in [Sandboxes.Status].
+// Reach returns the control API of a running sandbox, as its owner, and access to its machines.
+// nameOrWorkspace is as in [Sandboxes.Status].
 func (d Dirs) Reach(nameOrWorkspace string, log *slog.Logger) (*sandboxapi.Client, Machines, error) {
 	name, err := d.resolve(nameOrWorkspace)
 	if err != nil {
@@ -138,7 +138,7 @@ func (d Dirs) Reach(nameOrWorkspace string, log *slog.Logger) (*sandboxapi.Clien
 	return sandboxapi.NewClient("unix:"+d.of(name, socketName), ""), host, nil
 }
 
-// host is what a sandbox needs of the computer: the platform of its fleet, and more.
+// host is what a sandbox needs from the computer: the platform of its fleet, and more.
 type host interface {
 	platform
 	Machines
@@ -149,8 +149,8 @@ type host interface {
 	Sweep(ctx context.Context) error
 }
 
-// host returns what the machines of a sandbox run on. Without a state, which nil stands
-// for, it is what has left something there.
+// host returns the platform of a sandbox's machines. If the state is missing (nil), the kind of
+// machines is inferred from their remains.
 func (d Dirs) host(name string, st *state, log *slog.Logger) (host, error) {
 	if st != nil && st.Simulated || st == nil && simulated.Found(d.of(name)) {
 		return simulated.NewHost(d.of(name), name, d.Cache, log), nil
@@ -158,9 +158,9 @@ func (d Dirs) host(name string, st *state, log *slog.Logger) (host, error) {
 	return machine.NewHost(d.of(name), name, log)
 }
 
-// residents lists the machines that the sandboxes here have and are to keep, started or
-// not. What cannot be read is left out: its machines are still seen while they run.
-// Where no daemon lives, as after a crash of the computer, only those count that do.
+// residents lists the machines that the sandboxes here must keep, started or not. Unreadable
+// states are skipped: their machines still count while they run. Without a running daemon,
+// as after a crash of the computer, only running machines count.
 func (d Dirs) residents() (all []machine.Resident) {
 	entries, _ := os.ReadDir(d.sandboxes())
 	for _, e := range entries {
@@ -179,9 +179,9 @@ func (d Dirs) residents() (all []machine.Resident) {
 	return all
 }
 
-// lock keeps two verbs off the same sandbox. It is waited for; waiting is called
-// once if that takes time. remove, called while the lock is held, takes the lock's
-// file away with it.
+// lock serializes commands on the same sandbox. It blocks, and calls waiting once if that takes
+// time. remove, called while the lock is held, also deletes the lock
+// file.
 func (d Dirs) lock(ctx context.Context, name string, waiting func()) (unlock func(remove bool), err error) {
 	if err := os.MkdirAll(d.sandboxes(), privateDirMode); err != nil {
 		return nil, fmt.Errorf("lock sandbox %s: %w", name, err)
@@ -194,7 +194,7 @@ func (d Dirs) lock(ctx context.Context, name string, waiting func()) (unlock fun
 		}
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			// The one who held it may have removed the file meanwhile; then this lock
+			// The previous owner may have deleted the file meanwhile. Then this lock
 			// protects nothing.
 			ours, err1 := f.Stat()
 			theirs, err2 := os.Stat(path)
@@ -249,20 +249,20 @@ func (d Dirs) remove(name string) error {
 	return nil
 }
 
-// tidy removes the directories that all sandboxes share, if there are none left.
+// tidy removes the directories that all sandboxes share, if no sandbox is left.
 func (d Dirs) tidy() {
 	for _, dir := range []string{d.sandboxes(), d.State} {
-		if os.Remove(dir) != nil { // refuses what is not empty
+		if os.Remove(dir) != nil { // fails if the directory is not empty
 			return
 		}
 	}
 }
 
-// process is a process of this computer that cannot be mistaken for a later one
-// with the same number.
+// process identifies a process of this computer, even after its number
+// is used again.
 type process struct {
 	pid   int
-	start string // in the words of the kernel
+	start string // in the kernel's format
 }
 
 // self returns this process.
@@ -277,7 +277,7 @@ func (p process) alive() bool {
 	return ok && start == p.start
 }
 
-// end asks p to end, and makes it end after grace. It returns when p is gone.
+// end terminates p, and kills it after grace. It returns when p is gone.
 func (p process) end(ctx context.Context, grace time.Duration) error {
 	send := func(sig syscall.Signal) error {
 		if !p.alive() {

@@ -13,14 +13,14 @@ import (
 	"constellation/engine/plan"
 )
 
-// DrillDir is the directory, in the workspace in which a drill runs, that has all that
-// the drill needs: the workspace of its sandbox among it.
+// DrillDir is the directory for all files of a drill, in the workspace in which the drill runs.
+// It contains the workspace of the drill's sandbox.
 const DrillDir = "constellation-drill"
 
-// drillMark is the file by which a drill's directory is known, and locked.
+// drillMark is the file that marks a drill's directory, and its lock.
 const drillMark = ".constellation-drill"
 
-// LockDrill makes a directory, which exists, a drill's. It refuses one with other
+// LockDrill turns an existing directory into a drill's. It refuses a directory with other
 // content, and one in which a drill runs.
 func LockDrill(dir string) (unlock func(), err error) {
 	mark := filepath.Join(dir, drillMark)
@@ -40,7 +40,7 @@ func LockDrill(dir string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// ClearDrill removes what is in a drill's directory, but for the mark. The caller holds
+// ClearDrill empties a drill's directory, except for the mark. The caller holds
 // its lock.
 func ClearDrill(dir string) error {
 	l, err := os.ReadDir(dir)
@@ -58,7 +58,7 @@ func ClearDrill(dir string) error {
 	return nil
 }
 
-// downDrill removes what a drill has left in a workspace when it was killed.
+// downDrill removes the remains of a killed drill from a workspace.
 func (s *Sandboxes) downDrill(ctx context.Context, workspace string, t *teller) error {
 	dir := filepath.Join(workspace, DrillDir)
 	if _, err := os.Lstat(filepath.Join(dir, drillMark)); err != nil {

@@ -22,12 +22,12 @@ import (
 
 var machineNameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
-// Faults are the misfortunes that a cloud injects on request. The zero value
+// Faults are the faults that a cloud injects on request. The zero value
 // injects none. They are immutable once parsed.
 type Faults struct {
 	spec []string
 
-	// By machine, or by the share of all machines that it happens to.
+	// By machine, or by share of all machines.
 	bootDelay map[string]time.Duration
 	neverBoot map[string]bool
 	neverJoin map[string]bool
@@ -37,10 +37,10 @@ type Faults struct {
 	fail          float64 // share of control calls answered 500
 	latency       time.Duration
 	metadataFail  float64 // share of metadata calls answered 500
-	partialList   float64 // share of lists that lack an element and do not say so
-	toldPartial   float64 // share of lists that lack elements and say so
+	partialList   float64 // share of lists that silently lack an element
+	toldPartial   float64 // share of lists that lack elements and are marked as partial
 	lostDelete    float64 // share of deletes accepted and forgotten
-	createTimeout float64 // share of creates that are done and not answered
+	createTimeout float64 // share of creates that take effect without an answer
 	describeLag   time.Duration
 	quota         int             // machines; 0: no limit
 	truncate      map[string]bool // by component
@@ -49,20 +49,20 @@ type Faults struct {
 	registryEmpty bool
 	consoleCut    bool
 
-	// Of machines that run, by name.
+	// Of running machines, by name.
 	frozen, isolated, diskFull, diskReadOnly, tpmHangs, tpmGone map[string]bool
-	lost                                                        map[string][]string // whom a machine does not reach
+	lost                                                        map[string][]string // machine → peers that it cannot reach
 	powerCut                                                    map[string]string   // machine → point
-	// By machine, or by the share of all machines that it happens to.
+	// By machine, or by share of all machines.
 	slowDisk               map[string]time.Duration
 	lostWrites, tornWrites map[string]bool
 }
 
-// theCloud stands for the cloud where a machine could be named: its own address, through
-// which also the pods of other machines are reached.
+// theCloud stands for the cloud in place of a machine's name. It is the cloud's own address,
+// which also routes to the pods of other machines.
 const theCloud = "cloud"
 
-// affliction is what a machine suffers from while it runs.
+// affliction returns the faults of one running machine.
 func (f *Faults) affliction(s *state, name string) machine.Affliction {
 	a := machine.Affliction{
 		Frozen: f.frozen[name], Isolated: f.isolated[name], DiskFull: f.diskFull[name], DiskReadOnly: f.diskReadOnly[name],
@@ -79,22 +79,22 @@ func (f *Faults) affliction(s *state, name string) machine.Affliction {
 	return a
 }
 
-// ofReal are the faults that only machines with a network and disks of their own can have,
-// and ofRunning those that any machine can have in which something runs.
+// ofReal are the faults that require machines with their own network and disks. ofRunning are
+// those that require running processes.
 var (
 	ofReal    = []string{"isolated", "cut", "cut-to", "disk-full", "disk-read-only", "slow-disk", "lost-writes", "torn-writes", "registry-empty"}
 	ofRunning = []string{"frozen", "tpm-hangs", "tpm-gone", "console-cut", "power-cut", "kill", "component-truncate", "component-corrupt", "component-cut"}
 )
 
-// Simulated reports, as an error, the faults that simulated machines cannot have.
+// Simulated returns an error that names the faults which simulated machines do not support.
 func (f *Faults) Simulated() error { return f.only("real machines", ofReal) }
 
-// Hollow reports, as an error, the faults that machines which run nothing cannot have.
+// Hollow returns an error that names the faults which machines without processes do not support.
 func (f *Faults) Hollow() error {
 	return f.only("machines in which something runs", slices.Concat(ofReal, ofRunning))
 }
 
-// Real reports, as an error, the faults that this computer cannot give real machines.
+// Real returns an error that names the faults which this computer cannot inject into real machines.
 func (f *Faults) Real() error {
 	if len(f.slowDisk)+len(f.lostWrites)+len(f.tornWrites) == 0 {
 		return nil
@@ -118,7 +118,7 @@ func (f *Faults) only(who string, kinds []string) error {
 	return nil
 }
 
-// twoEnds parses A:B, of which the first is a machine and the second another, or the cloud.
+// twoEnds parses A:B. A is a machine, B is another machine or the cloud.
 func twoEnds(v string) (from, to string, err error) {
 	from, to, ok := strings.Cut(v, ":")
 	switch {
@@ -130,7 +130,7 @@ func twoEnds(v string) (from, to string, err error) {
 	return from, to, errors.Join(someName(from), err)
 }
 
-// lose adds a way on which everything is lost.
+// lose drops all packets in one direction.
 func (f *Faults) lose(from, to string) {
 	if f.lost == nil {
 		f.lost = map[string][]string{}
@@ -138,10 +138,10 @@ func (f *Faults) lose(from, to string) {
 	f.lost[from] = append(f.lost[from], to)
 }
 
-// Spec returns the faults as users write them.
+// Spec returns the faults in the format of users.
 func (f *Faults) Spec() []string { return slices.Clone(f.spec) }
 
-// BootDelay returns how much longer than usual the machine takes to boot.
+// BootDelay returns the additional boot time of the machine.
 func (f *Faults) BootDelay(machine string) time.Duration {
 	return happens(f.bootDelay, "boot-delay", machine)
 }
@@ -149,12 +149,12 @@ func (f *Faults) BootDelay(machine string) time.Duration {
 // NeverBoots reports whether the machine never becomes ready.
 func (f *Faults) NeverBoots(machine string) bool { return happens(f.neverBoot, "never-boot", machine) }
 
-// NeverJoins reports whether the machine, however well it boots, does not join its
-// cluster for as long as the fault is active.
+// NeverJoins reports whether the machine does not join its cluster while the fault is active,
+// even if it boots.
 func (f *Faults) NeverJoins(machine string) bool { return happens(f.neverJoin, "never-join", machine) }
 
-// happens finds what happens to a machine, by its name or as one of a share, to which
-// a machine belongs for good.
+// happens returns the fault of a machine, by its name or by a share. The machines of a share
+// never change.
 func happens[T any](m map[string]T, kind, machine string) T {
 	if v, ok := m[machine]; ok {
 		return v
@@ -171,8 +171,8 @@ func happens[T any](m map[string]T, kind, machine string) T {
 	return none
 }
 
-// partial leaves one element out of a list, now and then, as clouds do while a
-// change travels; keep is never left out.
+// partial leaves one element out of a list, with some probability, like a cloud with
+// eventually consistent lists. keep is never left out.
 func (f *Faults) partial(l []cloud.Instance, keep string) []cloud.Instance {
 	if len(l) == 0 || !strikes(f.partialList) {
 		return l
@@ -183,46 +183,46 @@ func (f *Faults) partial(l []cloud.Instance, keep string) []cloud.Instance {
 	return l
 }
 
-// Points of a machine's life at which the fault "kill" can strike, once.
+// Points in a machine's life at which the fault "kill" is injected, once.
 const (
-	pointMetadata  = "metadata"  // the machine asks who it is
+	pointMetadata  = "metadata"  // the machine reads its metadata
 	pointComponent = "component" // it downloads its first component
 	pointImage     = "image"     // it pulls its first image
 )
 
 var killPoints = []string{pointMetadata, pointComponent, pointImage}
 
-// Points of a machine's life that it shows by a file that it has newly written. The first
-// path is there from the point on.
+// Points in a machine's life that are detected by a newly written file. The file exists from
+// that point on.
 var filePoints = map[string]string{
 	"certificates":               "/etc/kubernetes/pki/ca.key",                                         // init or join has the keys of the cluster
-	"manifests":                  "/etc/kubernetes/manifests/etcd.yaml",                                // a control plane's pods are to be started
-	"etcd":                       "/var/lib/etcd/member/snap/db",                                       // its etcd has begun
-	"kubelet":                    "/etc/kubernetes/kubelet.conf",                                       // the kubelet has its access
-	"upgrade-begun":              "/etc/kubernetes/tmp/kubeadm-upgraded-manifests*/etcd.yaml",          // kubeadm has written what shall run
-	"upgrade-etcd":               "/etc/kubernetes/tmp/kubeadm-backup-manifests-*/etcd.yaml",           // etcd's manifest is on its way
-	"upgrade-api-server":         "/etc/kubernetes/tmp/kubeadm-backup-manifests-*/kube-apiserver.yaml", // and so on
+	"manifests":                  "/etc/kubernetes/manifests/etcd.yaml",                                // a control plane's pods are about to start
+	"etcd":                       "/var/lib/etcd/member/snap/db",                                       // its etcd has started
+	"kubelet":                    "/etc/kubernetes/kubelet.conf",                                       // the kubelet has its kubeconfig
+	"upgrade-begun":              "/etc/kubernetes/tmp/kubeadm-upgraded-manifests*/etcd.yaml",          // kubeadm has written the new manifests
+	"upgrade-etcd":               "/etc/kubernetes/tmp/kubeadm-backup-manifests-*/etcd.yaml",           // etcd's manifest is being replaced
+	"upgrade-api-server":         "/etc/kubernetes/tmp/kubeadm-backup-manifests-*/kube-apiserver.yaml", // likewise
 	"upgrade-controller-manager": "/etc/kubernetes/tmp/kubeadm-backup-manifests-*/kube-controller-manager.yaml",
 	"upgrade-scheduler":          "/etc/kubernetes/tmp/kubeadm-backup-manifests-*/kube-scheduler.yaml",
 }
 
-// cutPoints are all at which the power can go.
+// cutPoints returns all points at which the power can be cut.
 func cutPoints() []string {
 	return append(slices.Clone(killPoints), slices.Sorted(maps.Keys(filePoints))...)
 }
 
-// faultKind is a fault as users write it, and its parser.
+// faultKind is a kind of fault in the format of users, with its parser.
 type faultKind struct {
 	name, form string
 	parse      func(f *Faults, value string) error
 }
 
-// ofMachine is a kind of fault that a machine has or has not.
+// ofMachine is a kind of fault that is on or off for a machine.
 func ofMachine(name string, has func(f *Faults) *map[string]bool) faultKind {
 	return faultKind{name, name + "=MACHINE", func(f *Faults, v string) error { return put(has(f), v, true, someName(v)) }}
 }
 
-// faultKinds is the list that users are shown, and the parser's table.
+// faultKinds is the list shown to users, and the parser's table.
 var faultKinds = []faultKind{
 	{"boot-delay", "boot-delay=MACHINE|SHARE:DURATION", func(f *Faults, v string) error {
 		which, d, _ := strings.Cut(v, ":")
@@ -264,7 +264,7 @@ var faultKinds = []faultKind{
 		a, b, err := twoEnds(v)
 		if err == nil {
 			f.lose(a, b)
-			if b != theCloud { // what the cloud says is an answer, which is lost without the question
+			if b != theCloud { // the cloud sends only responses, which never arrive if requests are lost
 				f.lose(b, a)
 			}
 		}
@@ -313,7 +313,7 @@ var faultKinds = []faultKind{
 	}},
 }
 
-// FaultNames returns the beginnings of all faults, as users write them: "quota=".
+// FaultNames returns the prefixes of all faults, in the format of users: "quota=".
 func FaultNames() []string {
 	names := make([]string, len(faultKinds))
 	for i, k := range faultKinds {
@@ -325,7 +325,7 @@ func FaultNames() []string {
 	return names
 }
 
-// faultDoes says what each kind does, as a clause.
+// faultDoes describes the effect of each kind, as a clause.
 var faultDoes = map[string]string{
 	"boot-delay":         "the machine takes longer to boot, for the first time",
 	"never-boot":         "the machine is made and does not boot",
@@ -369,7 +369,7 @@ func (s *Sandboxes) FaultKinds() []engine.FaultKind {
 	return out
 }
 
-// SetFaults makes the faults of a running sandbox those of the list, and no others.
+// SetFaults replaces the faults of a running sandbox.
 func (s *Sandboxes) SetFaults(ctx context.Context, name string, faults []string) error {
 	client, name, err := s.reach(name, "set the faults")
 	if err != nil {
@@ -400,9 +400,9 @@ func (s *Sandboxes) SetFaults(ctx context.Context, name string, faults []string)
 	return nil
 }
 
-// ParseFaults reads faults as users write them: a word, "=" and what it is about. The error names every fault that
-// is wrong and lists those that exist; probabilities ("SHARE") lie in (0, 1].
-// A share of machines is always the same machines.
+// ParseFaults parses faults in the format of users: a name, "=" and a value. The error names every
+// invalid fault and lists the existing ones. Probabilities ("SHARE") are in (0, 1].
+// A share of machines always selects the same machines.
 func ParseFaults(spec []string) (*Faults, error) {
 	f := &Faults{spec: slices.Clone(spec)}
 	var errs []error
@@ -438,7 +438,7 @@ func someName(s string) error {
 	return nil
 }
 
-// someMachines accepts the name of a machine, or a share of all.
+// someMachines accepts the name of a machine, or a share of all machines.
 func someMachines(s string) error {
 	if _, err := share(s); err == nil {
 		return nil
@@ -485,14 +485,14 @@ func share(s string) (float64, error) {
 	return p, nil
 }
 
-// strikes throws the dice for a fault of probability p.
+// strikes decides at random whether a fault of probability p is injected.
 func strikes(p float64) bool { return p > 0 && rand.Float64() < p }
 
-// machineRE matches the names that machines get, now or later.
+// machineRE matches the names of existing and future machines.
 var machineRE = regexp.MustCompile(`^(control-plane|worker)-(0|[1-9][0-9]*)$`)
 
-// unknownNames reports the faults of machines and components that there will never be,
-// with the names that there are. A fault may well name a machine that is made later.
+// unknownNames rejects faults of machines and components that can never exist, and lists
+// the existing names. A fault may name a machine that is created later.
 func (f *Faults) unknownNames(machines []string) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(f.bootDelay)) {

@@ -39,7 +39,7 @@ func TestFaultsAreParsed(t *testing.T) {
 	if len(f.spec) != len(faultKinds) {
 		t.Errorf("%d of %d kinds of fault are in this test", len(f.spec), len(faultKinds))
 	}
-	for _, name := range FaultNames() { // what is completed is the beginning of what is parsed
+	for _, name := range FaultNames() { // completion offers the prefixes that the parser accepts
 		if n := slices.IndexFunc(f.spec, func(s string) bool { return strings.HasPrefix(s, name) }); n < 0 || strings.HasSuffix(name, "=") != strings.Contains(f.spec[n], "=") {
 			t.Errorf("%q begins no fault", name)
 		}
@@ -132,7 +132,7 @@ func TestFaultsOfNamesThatThereWillNeverBeAreRefused(t *testing.T) {
 	}
 }
 
-// What a machine that is not real cannot suffer is refused, not ignored.
+// A fault that simulated machines do not support is refused, not ignored.
 func TestFaultsOfMachinesThatAreNotReal(t *testing.T) {
 	for spec, want := range map[string][2]string{
 		"never-join=worker-1 quota=3 lost-delete=1": {},
@@ -158,7 +158,7 @@ func TestFaultsOfMachinesThatAreNotReal(t *testing.T) {
 	}
 }
 
-// The page of faults has what the program has.
+// The documentation of faults lists all faults of the program.
 func TestDocsOfFaults(t *testing.T) {
 	b, err := os.ReadFile("../../docs/faults.md")
 	if err != nil {
@@ -174,7 +174,7 @@ func TestDocsOfFaults(t *testing.T) {
 	}
 }
 
-// What a machine suffers from is what names it.
+// A machine has exactly the faults that name it.
 func TestAfflictions(t *testing.T) {
 	st := newState("demo", "/work", time.Now())
 	for n, name := range []string{"worker-0", "worker-1"} {
@@ -196,7 +196,7 @@ func TestAfflictions(t *testing.T) {
 	}
 	for name, want := range map[string]machine.Affliction{
 		"worker-0": {SlowDisk: 2 * time.Second, LostWrites: true, Frozen: true, Lost: []machine.Peer{peer(1)}},
-		"worker-1": {TornWrites: true, Lost: []machine.Peer{peer(0), {IP: machine.Gateway}}}, // worker-9 is not there yet
+		"worker-1": {TornWrites: true, Lost: []machine.Peer{peer(0), {IP: machine.Gateway}}}, // worker-9 does not exist yet
 		"worker-2": {},
 	} {
 		if got := f.affliction(st, name); !reflect.DeepEqual(got, want) || got.Any() != (name != "worker-2") {

@@ -22,7 +22,7 @@ func fillInfo(t *testing.T) workspace.SandboxInfo {
 	return info
 }
 
-// generated is what `config generate sandbox` writes before there is a sandbox.
+// generated returns what `config generate sandbox` writes before a sandbox exists.
 func generated(t *testing.T, o workspace.GenerateOptions) string {
 	t.Helper()
 	b, err := workspace.GenerateConfig("sandbox", o)
@@ -56,7 +56,7 @@ func TestGeneratedConfigurationGetsWhatOnlyTheSandboxKnows(t *testing.T) {
 			return strings.Replace(s, strings.Repeat("1234", 16), strings.Repeat("77", 32), 1)
 		}, all, []string{"attestation.tpm2.measurements.4.expected"}, []string{strings.Repeat("77", 32)}},
 		{"with all values of the user's own", func(string) string {
-			other := fillInfo(t) // of another authority
+			other := fillInfo(t) // of another certificate authority
 			other.Name, other.Measurements[9] = "other", strings.Repeat("99", 32)
 			return generated(t, workspace.GenerateOptions{Name: "shop", Sandbox: &other})
 		}, nil, []string{"provider.sandbox.name", "attestation.tpm2.measurements.9.expected", "attestation.tpm2.trustRoots"}, nil},

@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	// bootTimeout is twenty times what a boot takes on two busy cores.
+	// bootTimeout is twenty times the boot time on two busy cores.
 	bootTimeout = 2 * time.Minute
-	// startTries bounds attempts to make a machine before it counts as failed.
+	// startTries limits the attempts to create a machine before it counts as failed.
 	startTries = 3
-	// crashWindow: a machine that goes down sooner after its start than this does
-	// not count as having run.
+	// crashWindow is the minimum uptime: a machine that goes down earlier
+	// does not count as having run.
 	crashWindow = 10 * time.Second
 )
 
-// platform is what a fleet needs of the computer that runs its machines.
-// *machine.Host is one; see there for the promises.
+// platform is what a fleet needs from the computer that runs its machines.
+// *machine.Host implements it and documents the contracts.
 type platform interface {
 	Start(ctx context.Context, spec machine.Spec, firmware machine.Firmware) error
 	Boot(ctx context.Context, name string, firmware machine.Firmware) error
@@ -43,20 +43,20 @@ type platform interface {
 	Written(name, pattern string) ([]string, error)
 }
 
-// fleet makes the machines of this computer what the groups say. All changes of
+// fleet reconciles the machines of this computer with the groups. All changes of
 // the sandbox's state go through it.
 //
-// Every instance has a goroutine that drives it towards what is wanted and starts
-// by looking at what is there, so it makes no difference whether it is new, was
-// left by a crashed daemon, or changed its mind half-way.
+// Every instance has a goroutine that drives it to its desired state. It starts from the
+// observed state, so new instances, remains of a crashed daemon and changed
+// requests are handled alike.
 type fleet struct {
 	log      *slog.Logger
 	platform platform
-	// firmware returns what is run when the machine of an instance is switched on.
+	// firmware returns the firmware that runs when the instance's machine is switched on.
 	firmware func(cloud.Instance) machine.Firmware
-	// spec completes what a new machine is made of.
+	// spec completes the specification of a new machine.
 	spec func(cloud.Instance, *machine.Spec)
-	// admit says why this computer cannot run so many more machines.
+	// admit returns an error if this computer cannot run so many more machines.
 	admit func(context.Context, machine.Demand) error
 	save  func(*state) error
 
@@ -74,7 +74,7 @@ type fleet struct {
 type driver struct {
 	wake   chan struct{} // buffered: something about the instance changed
 	cancel context.CancelFunc
-	reboot []chan error // who waits for a reboot
+	reboot []chan error // callers that wait for a reboot
 }
 
 // start drives all instances of st until ctx ends; wait blocks until they stopped.
@@ -97,8 +97,8 @@ func (f *fleet) start(ctx context.Context, st *state) error {
 
 func (f *fleet) wait() { f.wg.Wait() }
 
-// update changes the state by fn, on disk first: what could not be written has
-// not happened. The caller holds mu.
+// update changes the state with fn and writes it to disk first: if the write fails, the
+// state is unchanged. The caller holds mu.
 func (f *fleet) update(fn func(*state) error) error {
 	next := f.st.clone()
 	if err := fn(next); err != nil {
@@ -113,15 +113,15 @@ func (f *fleet) update(fn func(*state) error) error {
 	return nil
 }
 
-// snapshot returns the state, not to be changed, and a channel that is closed with
-// the next change.
+// snapshot returns the immutable state and a channel that is closed at the next
+// change.
 func (f *fleet) snapshot() (*state, <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.st, f.changed // update replaces the state, it never changes one
+	return f.st, f.changed // update replaces the state and never modifies it
 }
 
-// Faults returns the faults that are injected now.
+// Faults returns the active faults.
 func (f *fleet) Faults() *Faults {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -145,7 +145,7 @@ func (f *fleet) SetFaults(spec []string) error {
 	}
 	if err := f.update(func(s *state) error {
 		s.Faults = spec
-		// One that stays has struck; one that is asked for anew strikes again.
+		// A fault that stays has struck already. A fault that is set again strikes again.
 		s.Struck = slices.DeleteFunc(s.Struck, func(key string) bool {
 			name, cut := strings.CutPrefix(key, cutKey(""))
 			if cut {
@@ -198,7 +198,7 @@ func (s *state) ordered() []*instance {
 	})
 }
 
-// describe says of an instance what the cloud tells everybody.
+// describe returns the public description of an instance.
 func (s *state) describe(i *instance) cloud.Instance {
 	out := cloud.Instance{
 		Name: i.Name, ProviderID: sandboxapi.ProviderID(s.Name, i.Name), Group: sandboxapi.GroupID(s.Name, i.Group), Role: i.Role,
@@ -230,7 +230,7 @@ func (s *state) groups() []cloud.Group {
 	return out
 }
 
-// byIP finds who owns an address.
+// byIP returns the instance with an address.
 func (f *fleet) byIP(ip netip.Addr) (cloud.Instance, bool) {
 	s, _ := f.snapshot()
 	for _, i := range s.Instances {
@@ -241,7 +241,7 @@ func (f *fleet) byIP(ip netip.Addr) (cloud.Instance, bool) {
 	return cloud.Instance{}, false
 }
 
-// SetImage sets what future instances of a group are made of.
+// SetImage sets the image of future instances of a group.
 func (f *fleet) SetImage(group, version string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -342,8 +342,8 @@ func (s *state) add(g *group) (*instance, error) {
 }
 
 // Create makes an instance for each of a caller's tokens, once per token: all or,
-// after an error, none of those that were not there. The result is in the order of
-// tokens; instances that are no more are Terminated.
+// after an error, none of the new ones. The result is in the order of
+// tokens; deleted instances are Terminated.
 func (f *fleet) Create(ctx context.Context, groupName string, tokens []string) ([]cloud.Instance, error) {
 	s, _ := f.snapshot()
 	g := s.group(groupName)
@@ -355,7 +355,7 @@ func (f *fleet) Create(ctx context.Context, groupName string, tokens []string) (
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.st.unused(groupName, tokens)) > 0 { // no other call was faster
+	if len(f.st.unused(groupName, tokens)) > 0 { // no concurrent call has created them
 		var names []string
 		err := f.update(func(s *state) error {
 			g := s.group(groupName)
@@ -382,7 +382,7 @@ func (f *fleet) Create(ctx context.Context, groupName string, tokens []string) (
 	return out, nil
 }
 
-// unused returns, each once, the tokens that have made no instance.
+// unused returns the tokens that have created no instance, without duplicates.
 func (s *state) unused(group string, tokens []string) []string {
 	var out []string
 	for _, t := range tokens {
@@ -393,7 +393,7 @@ func (s *state) unused(group string, tokens []string) []string {
 	return out
 }
 
-// created returns the instance that a token made, Terminated if it is no more.
+// created returns the instance that a token created. A deleted one is Terminated.
 func (s *state) created(groupName, token string) cloud.Instance {
 	name := s.Tokens[groupName+"/"+token]
 	if i := s.instance(name); i != nil {
@@ -405,7 +405,7 @@ func (s *state) created(groupName, token string) cloud.Instance {
 	}
 }
 
-// Remove deletes instances, those that are there.
+// Remove deletes instances and ignores unknown names.
 func (f *fleet) Remove(names ...string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -437,7 +437,7 @@ func (f *fleet) Remove(names ...string) error {
 	return err
 }
 
-// stop pulls an instance's plug and returns when it is off.
+// stop switches an instance off and waits until it is off.
 func (f *fleet) stop(ctx context.Context, name, why string) error {
 	if err := f.wantFor(name, wantStopped, why); err != nil {
 		return err
@@ -445,7 +445,7 @@ func (f *fleet) stop(ctx context.Context, name, why string) error {
 	return f.until(ctx, name, func(i *instance) bool { return i.Boot == sandboxapi.BootStopped })
 }
 
-// until waits for a condition of an instance that still exists.
+// until waits for a condition of an instance. It fails if the instance disappears.
 func (f *fleet) until(ctx context.Context, name string, ok func(*instance) bool) error {
 	for {
 		s, changed := f.snapshot()
@@ -466,7 +466,7 @@ func (f *fleet) until(ctx context.Context, name string, ok func(*instance) bool)
 	}
 }
 
-// wantFor sets what shall become of an instance that is not being deleted.
+// wantFor sets the desired state of an instance that is not being deleted.
 func (f *fleet) wantFor(name string, w want, why string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -488,8 +488,8 @@ func (f *fleet) wantFor(name string, w want, why string) error {
 	return err
 }
 
-// reboot switches an instance off and on and returns when PID 1 runs again. One
-// that was stopped is switched on.
+// reboot switches an instance off and on and returns when PID 1 runs again. A
+// stopped instance is switched on.
 func (f *fleet) reboot(ctx context.Context, name string) error {
 	done := make(chan error, 1)
 	f.mu.Lock()
@@ -521,7 +521,7 @@ func (f *fleet) reboot(ctx context.Context, name string) error {
 	}
 }
 
-// interrupt makes a driver look again. The caller holds mu.
+// interrupt makes a driver observe its machine again. The caller holds mu.
 func (d *driver) interrupt() {
 	if d.cancel != nil {
 		d.cancel()
@@ -532,7 +532,7 @@ func (d *driver) interrupt() {
 	}
 }
 
-// rouse makes drivers look at their instances, new ones included. The caller holds mu.
+// rouse makes drivers reconcile their instances, new ones included. The caller holds mu.
 func (f *fleet) rouse(names ...string) {
 	for _, name := range names {
 		if d := f.drivers[name]; d != nil {
@@ -550,7 +550,7 @@ func (f *fleet) drive(name string) {
 	f.wg.Go(func() { f.run(name, d) })
 }
 
-// run takes an instance to where it is wanted, until that is "gone" or the fleet ends.
+// run drives an instance to its desired state, until that is "gone" or the fleet ends.
 func (f *fleet) run(name string, d *driver) {
 	log := f.log.With("node", name)
 	for fails := 0; f.ctx.Err() == nil; {
@@ -623,7 +623,7 @@ func answer(waiters []chan error, err error) {
 	}
 }
 
-// setback shows a failure to those who look at the instance.
+// setback records a failure in the description of the instance.
 func (f *fleet) setback(name string, fails int, err error) {
 	if err := f.note(name, func(i *instance) {
 		i.Message = err.Error()
@@ -636,7 +636,7 @@ func (f *fleet) setback(name string, fails int, err error) {
 }
 
 // keep boots an instance if it is off, waits until it is ready, and then until it
-// goes down. It returns nil when that was after a while of running.
+// goes down. It returns nil if the instance ran for at least crashWindow.
 func (f *fleet) keep(ctx context.Context, i *instance, log *slog.Logger) error {
 	m, err := f.platform.Machine(i.Name)
 	switch {
@@ -666,8 +666,8 @@ func (f *fleet) keep(ctx context.Context, i *instance, log *slog.Logger) error {
 	if err := f.platform.Wait(ctx, i.Name); err != nil {
 		return err
 	}
-	// It ended by itself: a reboot from inside, or a crash. Either way a cloud
-	// switches it on again.
+	// It ended by itself: a reboot from inside, or a crash. A cloud
+	// switches it on again in both cases.
 	log.Warn("machine went down", "up", time.Since(m.Booted).Round(time.Second))
 	if err := f.note(i.Name, func(i *instance) {
 		i.Boot, i.Message = sandboxapi.BootBooting, "it went down by itself and is switched on again"
@@ -713,7 +713,7 @@ func (f *fleet) make(ctx context.Context, i *instance, log *slog.Logger) error {
 	f.spec(desc, &spec)
 	spec.Affliction = f.Faults().affliction(s, i.Name)
 	if err := f.platform.Start(ctx, spec, f.firmware(desc)); err != nil {
-		// What is half-made cannot be used. If this fails, the next look finds it again.
+		// A partially created machine cannot be used. If the removal fails, the next observation finds it again.
 		if rmErr := f.platform.Remove(context.WithoutCancel(ctx), i.Name); rmErr != nil && !errors.Is(rmErr, machine.ErrNotFound) {
 			log.Warn("half-made machine not removed", "err", rmErr)
 		}
@@ -728,7 +728,7 @@ func (f *fleet) booting(name string) error {
 	})
 }
 
-// restart switches a machine off and on for those who asked for it.
+// restart switches a machine off and on and notifies the callers of reboot.
 func (f *fleet) restart(ctx context.Context, i *instance) error {
 	m, err := f.platform.Machine(i.Name)
 	if err != nil {
@@ -745,8 +745,8 @@ func (f *fleet) restart(ctx context.Context, i *instance) error {
 	return f.booting(i.Name)
 }
 
-// spoilDisk has a power cut lose what the faults say at this moment, also those that were
-// asked for just before.
+// spoilDisk applies the current disk faults to a power cut, including faults that were
+// set just before.
 func (f *fleet) spoilDisk(ctx context.Context, i *instance) {
 	s, _ := f.snapshot()
 	if a := f.Faults().affliction(s, i.Name); a.FailsAsDisk() {
@@ -754,22 +754,22 @@ func (f *fleet) spoilDisk(ctx context.Context, i *instance) {
 	}
 }
 
-// suffer afflicts a machine that may be off.
+// suffer injects faults into a machine, which may be off.
 func (f *fleet) suffer(ctx context.Context, i *instance, a machine.Affliction) {
 	if err := f.platform.Afflict(ctx, i.Name, a); err != nil && !errors.Is(err, machine.ErrNotRunning) {
 		f.log.Debug("machine not afflicted", "node", i.Name, "err", err)
 	}
 }
 
-// boot switches on a machine that is off, with the disk that the faults say.
+// boot switches on a machine that is off, with the disk faults of its instance.
 func (f *fleet) boot(ctx context.Context, i *instance) error {
 	s, _ := f.snapshot()
 	f.suffer(ctx, i, f.Faults().affliction(s, i.Name))
 	return f.platform.Boot(ctx, i.Name, f.firmware(f.describe(i)))
 }
 
-// ready waits until a machine that was switched on can be used. One that takes too
-// long counts as failed, but is waited for all the same.
+// ready waits until a machine that was switched on is ready. After a timeout the machine
+// counts as failed, but the wait goes on.
 func (f *fleet) ready(ctx context.Context, i *instance, log *slog.Logger) error {
 	start := time.Now()
 	rctx, cancel := context.WithTimeout(ctx, bootTimeout)
@@ -790,7 +790,7 @@ func (f *fleet) ready(ctx context.Context, i *instance, log *slog.Logger) error 
 	return f.note(i.Name, func(i *instance) { i.Boot, i.Message = sandboxapi.BootReady, "" })
 }
 
-// late records that a machine takes too long to boot.
+// late records that a machine exceeded its boot timeout.
 func (f *fleet) late(name string) error {
 	return f.note(name, func(i *instance) {
 		i.Boot = sandboxapi.BootFailed
@@ -798,7 +798,7 @@ func (f *fleet) late(name string) error {
 	})
 }
 
-// pause waits for d, or until ctx ends, which is its error.
+// pause waits for d. It returns the error of ctx if that ends first.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -815,7 +815,7 @@ func (f *fleet) describe(i *instance) cloud.Instance {
 	return s.describe(i)
 }
 
-// note records something about an instance that exists.
+// note changes the record of an instance that exists.
 func (f *fleet) note(name string, fn func(*instance)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -827,7 +827,7 @@ func (f *fleet) note(name string, fn func(*instance)) error {
 	})
 }
 
-// forget drops an instance that is gone.
+// forget removes the record of an instance that is gone.
 func (f *fleet) forget(name string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -841,7 +841,7 @@ func (f *fleet) forget(name string) error {
 	return nil
 }
 
-// controlPlanes returns the load balancer's backends, oldest first.
+// controlPlanes returns the load balancer's backends, the oldest first.
 func (f *fleet) controlPlanes(port uint16) []backend {
 	s, _ := f.snapshot()
 	var out []backend
@@ -853,9 +853,9 @@ func (f *fleet) controlPlanes(port uint16) []backend {
 	return out
 }
 
-// initBackend returns the one control plane that the init port leads to. It stays
-// the same as long as that machine lives, also while it boots anew or its
-// bootstrapper restarts: a console that comes back must find the init it began,
+// initBackend returns the one control plane behind the init port. It stays
+// the same while that machine exists, also during a reboot or a restart of its
+// bootstrapper: a console that reconnects must find the init that it began,
 // not begin another one elsewhere.
 func (f *fleet) initBackend(port uint16) []backend {
 	f.mu.Lock()
@@ -884,7 +884,7 @@ func (f *fleet) initBackend(port uint16) []backend {
 	return []backend{{i.Name, netip.AddrPortFrom(i.ip(), port)}}
 }
 
-// pass strikes with the fault "kill" if it is set for the machine at remote and
+// pass injects the fault "kill" if it is set for the machine at ip and
 // this point, and was not injected before.
 func (f *fleet) pass(ip netip.Addr, point string) {
 	i, ok := f.byIP(ip)

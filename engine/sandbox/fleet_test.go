@@ -20,7 +20,7 @@ import (
 	"constellation/engine/sandbox/machine/disk"
 )
 
-// computer is an in-memory twin of machine.Host: a machine takes a second to start
+// computer is an in-memory fake of machine.Host: a machine takes a second to start
 // and another to be ready.
 type computer struct {
 	mu       sync.Mutex
@@ -35,7 +35,7 @@ type computer struct {
 type twin struct {
 	machine.Machine
 	off  chan struct{}      // closed when it goes down
-	lost machine.Affliction // what it suffered from when it last went down
+	lost machine.Affliction // its faults when it last went down
 }
 
 func newComputer() *computer {
@@ -61,7 +61,7 @@ func (c *computer) script(call, name string, errs ...error) {
 	c.fail[call+" "+name] = errs
 }
 
-// look returns what is known of a machine; the zero value if there is none.
+// look returns the state of a machine; the zero value if there is none.
 func (c *computer) look(name string) machine.Machine {
 	m, _ := c.Machine(name)
 	return m
@@ -213,8 +213,8 @@ func (c *computer) names() []string {
 	return slices.Sorted(maps.Keys(c.machines))
 }
 
-// testFleet returns a fleet with 1 + 2 machines wanted, over a computer that may
-// have machines already; stop ends it as a crash of its daemon would.
+// testFleet returns a fleet of 1 + 2 desired machines on a computer that may
+// have machines already. stop ends it like a crash of its daemon.
 func testFleet(t *testing.T, c *computer, st *state) (f *fleet, stop func()) {
 	t.Helper()
 	if st == nil {
@@ -245,7 +245,7 @@ func testFleet(t *testing.T, c *computer, st *state) (f *fleet, stop func()) {
 	return f, stop
 }
 
-// boots says of every instance how far it is, as "name:boot".
+// boots returns the progress of every instance, as "name:boot".
 func boots(f *fleet) []string {
 	s, _ := f.snapshot()
 	var out []string
@@ -334,7 +334,7 @@ func TestCreateIsIdempotentAndCounts(t *testing.T) {
 			t.Errorf("group counts %d, machines %v", n, c.names())
 		}
 
-		// Deleting lowers the count, once; the token is spent.
+		// Deleting an instance lowers the count once and consumes the token.
 		for range 3 {
 			if err := f.Remove("worker-1"); err != nil {
 				t.Fatal(err)
@@ -383,7 +383,7 @@ func TestManyAreMadeAndDeletedAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		// The order is the caller's: one that is no more, one that runs, one that is new.
+		// The order is the caller's: a deleted instance, a running one, a new one.
 		l, err = f.Create(t.Context(), sandboxapi.WorkerGroup, []string{"b", "a", "c"})
 		if err != nil {
 			t.Fatal(err)
@@ -420,8 +420,8 @@ func TestFleetFindsWhatACrashLeft(t *testing.T) {
 		}
 		time.Sleep(500 * time.Millisecond)
 		crash()
-		c.machines["worker-3"] = &twin{Machine: machine.Machine{Name: "worker-3", Power: machine.Creating}} // half-made
-		c.Kill(t.Context(), "worker-1")                                                                     // and this one dies while nobody looks
+		c.machines["worker-3"] = &twin{Machine: machine.Machine{Name: "worker-3", Power: machine.Creating}} // partially created
+		c.Kill(t.Context(), "worker-1")                                                                     // and this one dies while the daemon is down
 		st, _ := f.snapshot()
 		before := c.look("control-plane-0").Booted
 
@@ -492,14 +492,14 @@ func TestMachineThatGoesDownIsSwitchedOnAgain(t *testing.T) {
 		defer stop()
 		scale(t, f, 0, 1)
 		time.Sleep(time.Minute)
-		c.Kill(t.Context(), "worker-0") // as "systemctl reboot" inside of it looks from outside
+		c.Kill(t.Context(), "worker-0") // looks like "systemctl reboot" inside the machine
 		time.Sleep(3 * time.Second)
 		wantList(t, "back", boots(f), "worker-0:ready")
 		if c.look("worker-0").Boots != 2 || c.starts != 1 {
 			t.Errorf("%d boots, %d starts", c.look("worker-0").Boots, c.starts)
 		}
 
-		// One that goes down over and over again counts as failed.
+		// A machine that goes down repeatedly counts as failed.
 		for range startTries {
 			time.Sleep(5 * time.Second)
 			c.Kill(t.Context(), "worker-0")
@@ -702,7 +702,7 @@ func TestInitPortStaysWithItsMachine(t *testing.T) {
 	})
 }
 
-// What a machine suffers from it suffers from through all its boots, until that ends.
+// The faults of a machine last through all of its boots, until they are removed.
 func TestMachinesSuffer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newComputer()
@@ -724,7 +724,7 @@ func TestMachinesSuffer(t *testing.T) {
 			t.Errorf("they suffer from %+v and %+v", a, b)
 		}
 		c.mu.Lock()
-		c.suffers = nil // a machine forgets when it goes off
+		c.suffers = nil // a machine loses its faults when it is switched off
 		c.mu.Unlock()
 		if err := f.reboot(t.Context(), "worker-0"); err != nil {
 			t.Fatal(err)
@@ -743,8 +743,8 @@ func TestMachinesSuffer(t *testing.T) {
 	})
 }
 
-// A power cut loses what the faults say when it happens, also if that was said a moment
-// ago.
+// A power cut applies the disk faults of that moment, including those that were set just
+// before.
 func TestPowerCutLosesWhatTheFaultsSay(t *testing.T) {
 	if err := disk.Supported(); err != nil {
 		t.Skipf("a fleet refuses the fault here: %v", err)
@@ -755,7 +755,7 @@ func TestPowerCutLosesWhatTheFaultsSay(t *testing.T) {
 		defer stop()
 		scale(t, f, 1, 0)
 		time.Sleep(time.Minute)
-		for n := range 20 { // who is faster is up to chance
+		for n := range 20 { // the order is random
 			if err := f.SetFaults([]string{"lost-writes=control-plane-0"}); err != nil {
 				t.Fatal(err)
 			}
@@ -779,7 +779,7 @@ func TestPowerCutLosesWhatTheFaultsSay(t *testing.T) {
 	})
 }
 
-// A power cut strikes once, when the machine writes what it had not written before.
+// A power cut strikes once, when the machine writes a new file.
 func TestPowerCutStrikesAtItsPoint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newComputer()

@@ -23,17 +23,17 @@ import (
 	"constellation/engine/workspace"
 )
 
-// Hollow describes a sandbox whose machines are simulated, with a cluster that is there
-// from the beginning. Package hollow makes it.
+// Hollow describes a sandbox of hollow (simulated, like kubemark's) nodes, whose cluster exists
+// from the start. Package hollow runs it.
 type Hollow struct {
-	// Name, UID and Token of the control API are those of the sandbox, and so is Dir, in
-	// which it may keep what it likes.
+	// Name, UID and Token of the control API are those of the sandbox. Dir is its directory, in
+	// which it may keep files.
 	Name, UID, Token, Dir string
-	// Socket is where the owner's API is served, Kubeconfig the file in which the
-	// administrator's access is kept.
+	// Socket is the address of the owner's API, Kubeconfig the file for the
+	// administrator's access.
 	Socket, Kubeconfig string
 	// Workspace, Release, Kubernetes and Image are as in engine.SandboxSpec. Images are the
-	// versions of the OS that there are.
+	// available versions of the OS.
 	Workspace, Release, Kubernetes, Image string
 	Images                                []string
 	Created                               time.Time
@@ -42,7 +42,7 @@ type Hollow struct {
 	Times                  sandboxapi.HollowTimes
 	Faults                 []string
 
-	// Binaries are Kubernetes' programs by their names, Operator is that of the release.
+	// Binaries are the paths of Kubernetes' programs by name. Operator is the path of the release's operator.
 	Binaries map[string]string
 	Operator string
 }
@@ -51,28 +51,28 @@ type Hollow struct {
 const (
 	hollowKind         = "hollow"
 	hollowControlPlane = 3
-	// hollowMost is how many workers a configuration may have.
+	// hollowMost is the maximum number of workers in a configuration.
 	hollowMost = 5000
-	// hollowStart is how long the daemon may take from one word of how far it is to the next.
+	// hollowStart is the maximum time between two progress reports of the starting daemon.
 	hollowStart = 2 * time.Minute
 )
 
 var hollowTimes = sandboxapi.HollowTimes{Boot: 5 * time.Second, Join: time.Second, Drain: 3 * time.Second}
 
-// hollowNodes are the addresses of hollow machines; nothing is ever sent there, nor to
-// those of their pods.
+// hollowNodes are the addresses of hollow machines. No packet is ever sent there, nor to the
+// addresses of their pods.
 const hollowNodes = "10.42.0.0/16"
 
-// kubeconfigName is the administrator's access to the cluster of a hollow sandbox, in its
-// directory.
+// kubeconfigName is the file with the administrator's kubeconfig, in the directory of a hollow
+// sandbox.
 const kubeconfigName = "admin.conf"
 
-// hollowState is what a hollow sandbox has in its state besides.
+// hollowState is the part of the state that only hollow sandboxes have.
 type hollowState struct {
 	Times sandboxapi.HollowTimes `json:"times"`
 }
 
-// hollow describes the sandbox of a state, and finds the programs that it needs.
+// hollow describes the sandbox of a state, and locates the programs that it needs.
 func (d Dirs) hollow(st *state) (Hollow, error) {
 	h := Hollow{
 		Name: st.Name, UID: st.UID, Token: st.Token, Dir: d.of(st.Name), Socket: d.of(st.Name, socketName), Kubeconfig: d.of(st.Name, kubeconfigName),
@@ -99,7 +99,7 @@ func (d Dirs) hollow(st *state) (Hollow, error) {
 	return h, err
 }
 
-// isHollow reports whether there is a sandbox of that name whose machines are hollow.
+// isHollow reports whether a sandbox of that name exists and has hollow machines.
 func (d Dirs) isHollow(name string) bool {
 	st, err := readState(d.of(name, stateName))
 	return err == nil && st.Hollow != nil
@@ -115,7 +115,7 @@ func kindOf(st *state) string {
 	return machinesReal
 }
 
-// hollowSpec refuses what hollow machines cannot be.
+// hollowSpec refuses settings that hollow machines do not support.
 func hollowSpec(op string, spec engine.SandboxSpec, f *Faults) error {
 	switch {
 	case spec.Workers > hollowMost:
@@ -133,8 +133,8 @@ func hollowSpec(op string, spec engine.SandboxSpec, f *Faults) error {
 	return nil
 }
 
-// upHollow is Up for a hollow sandbox; the caller holds its lock. st is nil if there is
-// none yet.
+// upHollow is Up for a hollow sandbox. The caller holds its lock. st is nil for a new
+// sandbox.
 func (s *Sandboxes) upHollow(ctx context.Context, st *state, spec engine.SandboxSpec, t *teller) (workspace.SandboxInfo, error) {
 	var none workspace.SandboxInfo
 	op := "start sandbox " + spec.Name
@@ -190,7 +190,7 @@ func (s *Sandboxes) upHollow(ctx context.Context, st *state, spec engine.Sandbox
 	return s.handOver(spec, status.SandboxInfo, t)
 }
 
-// newHollow returns the state of a new hollow sandbox, if everything is there for one.
+// newHollow returns the state of a new hollow sandbox, if all programs for it exist.
 func (s *Sandboxes) newHollow(spec engine.SandboxSpec, t *teller) (*state, error) {
 	op := "start sandbox " + spec.Name
 	t.step(stepCheck, plan.StateRunning, "Check this computer")
@@ -215,7 +215,7 @@ func (s *Sandboxes) newHollow(spec engine.SandboxSpec, t *teller) (*state, error
 	return st, nil
 }
 
-// change notes in a state what spec asks for; zero fields leave things as they are.
+// change applies spec to a state. Zero fields change nothing.
 func change(st *state, spec engine.SandboxSpec) {
 	for group, n := range map[string]int{sandboxapi.ControlPlaneGroup: spec.ControlPlanes, sandboxapi.WorkerGroup: spec.Workers} {
 		if n != 0 {
@@ -234,7 +234,7 @@ func (s *Sandboxes) changeState(st *state, spec engine.SandboxSpec) error {
 	return st.write(s.dirs.of(st.Name, stateName))
 }
 
-// awaitHollow tells how far a hollow sandbox is until it is complete.
+// awaitHollow reports the progress of a hollow sandbox until it is complete.
 func (s *Sandboxes) awaitHollow(ctx context.Context, c *sandboxapi.Client, name string, info sandboxapi.Info, t *teller) (sandboxapi.Info, error) {
 	op := "start the cluster of sandbox " + name
 	said, since := "", time.Now()
@@ -264,7 +264,7 @@ func (s *Sandboxes) awaitHollow(ctx context.Context, c *sandboxapi.Client, name 
 	}
 }
 
-// changeHollow makes a running hollow sandbox what spec asks for.
+// changeHollow applies spec to a running hollow sandbox.
 func (s *Sandboxes) changeHollow(ctx context.Context, c *sandboxapi.Client, st *state, info sandboxapi.Info, spec engine.SandboxSpec, t *teller) error {
 	op := "set up sandbox " + spec.Name
 	if spec.Faults != nil && !slices.Equal(spec.Faults, info.Faults) {
@@ -297,11 +297,11 @@ func (s *Sandboxes) changeHollow(ctx context.Context, c *sandboxapi.Client, st *
 	return nil
 }
 
-// statusHollow is Status for a hollow sandbox, of which out has what a state tells.
+// statusHollow is Status for a hollow sandbox. out already has the fields that come from the state.
 func (s *Sandboxes) statusHollow(ctx context.Context, st *state, out engine.SandboxStatus) (engine.SandboxStatus, error) {
 	out.Hollow, out.NodeCIDR, out.PodCIDR, out.InClusterEndpoint = true, hollowNodes, podCIDR.String(), "127.0.0.1"
-	out.InitEndpoint = out.ClusterEndpoint // there is nothing to init
-	// What has no firmware measures nothing.
+	out.InitEndpoint = out.ClusterEndpoint // there is no init
+	// Without firmware there are no measurements.
 	out.Measurements = map[uint32]string{4: strings.Repeat("0", 64), 9: strings.Repeat("0", 64), 11: strings.Repeat("0", 64)}
 	out.ControlPlanes, out.Workers = st.group(sandboxapi.ControlPlaneGroup).Count, st.group(sandboxapi.WorkerGroup).Count
 	info, err := sandboxapi.NewClient("unix:"+out.Socket, "").Sandbox(ctx)
@@ -309,7 +309,7 @@ func (s *Sandboxes) statusHollow(ctx context.Context, st *state, out engine.Sand
 		return out, &plan.Error{Op: "look at sandbox " + st.Name, Err: context.Cause(ctx)}
 	}
 	if err != nil {
-		return out, nil // with the daemon all else has ended
+		return out, nil // everything else ended with the daemon
 	}
 	out.State, out.KubernetesVersions, out.Faults = "running", info.KubernetesVersions, info.Faults
 	out.ClusterEndpoint, out.InitEndpoint = info.KubernetesEndpoint, info.KubernetesEndpoint
@@ -322,7 +322,7 @@ func (s *Sandboxes) statusHollow(ctx context.Context, st *state, out engine.Sand
 	return out, nil
 }
 
-// removeHollow ends what lives of a hollow sandbox: its daemon, with which all else ends.
+// removeHollow ends the daemon of a hollow sandbox, and with it everything else.
 func (s *Sandboxes) removeHollow(ctx context.Context, name string, t *teller) error {
 	p, pidErr := readProcess(s.dirs.of(name, pidName))
 	if err := sandboxapi.NewClient("unix:"+s.dirs.of(name, socketName), "").Shutdown(ctx, true); err != nil && ctx.Err() == nil && !errors.Is(err, cloud.ErrUnavailable) {

@@ -17,12 +17,12 @@ import (
 	"time"
 )
 
-// registry answers pulls of container images from OCI archives and layouts on
-// disk, for every registry that a machine may ask for: containerd names the one it
-// wants in the parameter "ns". It holds no blob in memory and accepts no upload.
+// registry serves pulls of container images from OCI archives and layouts on
+// disk, for every registry that a machine requests: containerd names it in the parameter
+// "ns". It holds no blob in memory and accepts no upload.
 type registry struct {
 	log *slog.Logger
-	// pulled is called with the address of who asks for a manifest.
+	// pulled is called with the client's address at each request for a manifest.
 	pulled func(remoteAddr string)
 	faults func() *Faults
 
@@ -38,13 +38,13 @@ type descriptor struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// blob is where bytes lie: a whole file, or a part of an archive.
+// blob is the location of bytes: a whole file, or a part of an archive.
 type blob struct {
 	file         string
 	offset, size int64
 }
 
-// add makes the image in the OCI layout or archive at file known as ref.
+// add offers the image in the OCI layout or archive at file under the name ref.
 func (r *registry) add(ref, file string) error {
 	blobs, index, err := openImage(file)
 	if err != nil {
@@ -69,7 +69,7 @@ func (r *registry) add(ref, file string) error {
 	return nil
 }
 
-// pick finds the manifest called ref in an index, or the only one there is.
+// pick finds the manifest called ref in an index, or its only manifest.
 func pick(index []descriptor, ref string) (descriptor, error) {
 	for _, d := range index {
 		for _, key := range []string{"io.containerd.image.name", "org.opencontainers.image.ref.name"} {
@@ -140,7 +140,7 @@ func openImage(file string) (map[string]blob, []descriptor, error) {
 			found = true
 		}
 		if hex, ok := strings.CutPrefix(name, "blobs/sha256/"); ok && h.Typeflag == tar.TypeReg {
-			offset, err := f.Seek(0, io.SeekCurrent) // the reader stands at the entry's first byte
+			offset, err := f.Seek(0, io.SeekCurrent) // the reader is at the entry's first byte
 			if err != nil {
 				return nil, nil, err
 			}
@@ -153,7 +153,7 @@ func openImage(file string) (map[string]blob, []descriptor, error) {
 	return blobs, index.Manifests, nil
 }
 
-// normalRef writes short names out as containerd does.
+// normalRef expands short names like containerd.
 func normalRef(ref string) string {
 	host, rest, ok := strings.Cut(ref, "/")
 	switch {
@@ -170,7 +170,7 @@ func normalRef(ref string) string {
 
 var v2RE = regexp.MustCompile(`^/v2/([a-z0-9]+(?:[._/-]+[a-z0-9]+)*)/(manifests|blobs)/([A-Za-z0-9_][A-Za-z0-9._:-]{0,127})$`)
 
-// ServeHTTP speaks the pull half of the OCI distribution protocol.
+// ServeHTTP implements the pull half of the OCI distribution protocol.
 func (r *registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Docker-Distribution-API-Version", "registry/2.0")
 	if req.Method != http.MethodGet && req.Method != http.MethodHead {
@@ -219,7 +219,7 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	http.ServeContent(w, req, "", time.Time{}, io.NewSectionReader(f, b.offset, b.size))
 }
 
-// find resolves a request. ns is the registry that the client means, if it says so.
+// find resolves a request. ns is the registry that the client names, if any.
 func (r *registry) find(ns, name, kind, ref string) (descriptor, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -236,7 +236,7 @@ func (r *registry) find(ns, name, kind, ref string) (descriptor, bool) {
 				return d, true
 			}
 		}
-		// A manifest below an index: its own type is in its first bytes.
+		// A manifest below an index: its media type is in its first bytes.
 		return descriptor{MediaType: b.mediaType(), Digest: ref, Size: b.size}, true
 	}
 	if kind == "blobs" {
@@ -249,7 +249,7 @@ func (r *registry) find(ns, name, kind, ref string) (descriptor, bool) {
 	if d, ok := r.refs[normalRef(name+":"+ref)]; ok {
 		return d, true
 	}
-	for key, d := range r.refs { // asked directly: any registry's image of that name
+	for key, d := range r.refs { // a direct request: any registry's image of that name
 		if _, rest, _ := strings.Cut(key, "/"); rest == name+":"+ref {
 			return d, true
 		}
@@ -257,7 +257,7 @@ func (r *registry) find(ns, name, kind, ref string) (descriptor, bool) {
 	return descriptor{}, false
 }
 
-// mediaType reads a manifest's own idea of what it is.
+// mediaType reads the media type from a manifest.
 func (b blob) mediaType() string {
 	const manifest = "application/vnd.oci.image.manifest.v1+json"
 	f, err := os.Open(b.file)

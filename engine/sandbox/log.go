@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logLimit bounds a daemon's log, in bytes; one older file of that size is kept beside
-// it. Months of a quiet sandbox fit, and a day of one that complains every second.
+// logLimit limits a daemon's log, in bytes. One older file of that size is kept beside
+// it. That is enough for months of a quiet sandbox, or a day of one error per second.
 const logLimit = 8 << 20
 
-// boundedLog is a handler that keeps the file behind its program's standard error
-// small: when it has grown to limit it becomes path + ".1", in place of an older one,
-// and a new file takes its place under standard output and standard error. So a
-// panic, too, is written where people look.
+// boundedLog is a handler that rotates the file behind its program's standard error
+// at limit: the file becomes path + ".1", in place of an older one, and a new file
+// replaces it under standard output and standard error. So a panic is also written
+// to the current log.
 //
-// Whatever the program's standard error is, if it is not the file at path nothing is
-// done about it: a daemon that is started by hand writes to a terminal.
+// It does nothing if standard error is not the file at path: a daemon that is started by
+// hand writes to a terminal.
 type boundedLog struct {
 	slog.Handler
 	file *logFile // shared by the handlers that are derived from one
@@ -31,7 +31,7 @@ func newBoundedLog(h slog.Handler, path string, limit int64) slog.Handler {
 }
 
 func (b boundedLog) Handle(ctx context.Context, r slog.Record) error {
-	// Losing the bound is better than losing the record.
+	// An unbounded log is better than a lost record.
 	rotated := b.file.rotate()
 	err := b.Handler.Handle(ctx, r)
 	if rotated != nil {
@@ -48,8 +48,8 @@ func (b boundedLog) WithGroup(name string) slog.Handler {
 	return boundedLog{b.Handler.WithGroup(name), b.file}
 }
 
-// logFile is the file that some descriptors of this process write to. It may be used
-// concurrently.
+// logFile is the file behind some descriptors of this process. It is safe for
+// concurrent use.
 type logFile struct {
 	path    string
 	limit   int64
@@ -58,8 +58,8 @@ type logFile struct {
 	mu sync.Mutex
 }
 
-// rotate puts the file aside if it is large enough, and has the outputs begin a new
-// one. On an error the outputs write on to the file that they had.
+// rotate moves the file aside if it is large enough, and points the outputs to a new
+// one. On an error the outputs keep the old file.
 func (l *logFile) rotate() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -47,7 +47,7 @@ func TestLogStaysWithinItsBounds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Each of the four writers may add one record after another's look at the size.
+	// Each of the four writers may add one record after another writer has checked the size.
 	const slack = 4 * 256
 	if len(older) < limit || len(older) > limit+slack || len(newer) > limit+slack {
 		t.Errorf("sizes %d and %d, want at most %d and a record for each writer", len(older), len(newer), limit)
@@ -60,7 +60,7 @@ func TestLogStaysWithinItsBounds(t *testing.T) {
 			t.Errorf("line %d is torn: %q", n, line)
 		}
 	}
-	// What is written past the log, as a panic is, goes to the newer file too.
+	// Writes that bypass the log, like a panic, go to the newer file too.
 	fmt.Fprintln(out, "panic: example")
 	if b, _ := os.ReadFile(path); !strings.HasSuffix(string(b), "panic: example\n") {
 		t.Errorf("what the program wrote itself is not in %s", path)

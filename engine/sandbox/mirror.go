@@ -17,22 +17,22 @@ import (
 	"constellation/engine/release"
 )
 
-// mirrored are the components that machines download. Their control plane comes
-// as images.
+// mirrored are the components that machines download. Control plane components
+// are images.
 var mirrored = []string{"kubeadm", "kubelet", "kubectl"}
 
 // installDir is where a machine keeps its components.
 const installDir = "/usr/local/bin"
 
-// mirror serves Kubernetes' binaries as this computer built them.
+// mirror serves the Kubernetes binaries that this computer built.
 type mirror struct {
 	log *slog.Logger
 	// base is the URL under which machines reach the mirror.
 	base string
-	// requested is called with the address of who asks for a component.
+	// requested is called with the client's address at each request for a component.
 	requested func(remoteAddr string)
 	faults    func() *Faults
-	// key signs what machines install; nil: this sandbox's images have no release keys.
+	// key signs what machines install. It is nil if this sandbox's images have no release keys.
 	key *release.PrivateKey
 
 	// agent is the enrolment program for machines of old images; empty if there is none.
@@ -46,7 +46,7 @@ type binary struct {
 	path, digest string
 }
 
-// add offers the binaries of a version, from the paths and digests by their names.
+// add offers the binaries of a version, given paths and digests by name.
 func (m *mirror) add(version string, paths, digests map[string]string) error {
 	set := map[string]binary{}
 	for _, name := range mirrored {
@@ -98,7 +98,7 @@ func (m *mirror) components(version string) (l component.List, ok bool) {
 	return l, true
 }
 
-// vouch returns the statement over a list of components; empty without a key.
+// vouch returns the signed statement over a list of components; empty without a key.
 func (m *mirror) vouch(version string, l component.List) (string, error) {
 	if m.key == nil || len(l) == 0 {
 		return "", nil
@@ -106,11 +106,11 @@ func (m *mirror) vouch(version string, l component.List) (string, error) {
 	return m.key.Vouch(release.Vouched{version: {runtime.GOARCH: l.Digest()}})
 }
 
-// agentPath is where the mirror serves the enrolment program.
+// agentPath is the URL path of the enrolment program.
 const agentPath = "/agent"
 
-// enrolment describes the enrolment program, which old agents install in the place of kubeadm;
-// nil if there is none.
+// enrolment describes the enrolment program, which old agents install in place of kubeadm.
+// It is nil if there is none.
 func (m *mirror) enrolment() *component.Component {
 	if m.agent.path == "" {
 		return nil
@@ -118,7 +118,7 @@ func (m *mirror) enrolment() *component.Component {
 	return &component.Component{Name: "kubeadm", URL: m.base + agentPath, Digest: m.agent.digest, Path: path.Join(installDir, "kubeadm"), Mode: 0o755}
 }
 
-// ServeHTTP answers /kubernetes/<version>/<name>, also in parts (Range).
+// ServeHTTP serves /kubernetes/<version>/<name>, with support for Range.
 func (m *mirror) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if req.Method != http.MethodGet && req.Method != http.MethodHead {
 		http.Error(w, "read only", http.StatusMethodNotAllowed)
@@ -183,7 +183,7 @@ func (r flipped) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// cutWriter breaks the connection after a number of bytes.
+// cutWriter closes the connection after a number of bytes.
 type cutWriter struct {
 	http.ResponseWriter
 	left int64
@@ -194,7 +194,7 @@ func (w *cutWriter) Write(p []byte) (int, error) {
 		w.left -= int64(len(p))
 		return w.ResponseWriter.Write(p)
 	}
-	_, _ = w.ResponseWriter.Write(p[:w.left]) // it breaks now, one way or the other
-	// The server knows this value: it closes the connection and logs nothing.
+	_, _ = w.ResponseWriter.Write(p[:w.left]) // the connection closes now, with or without an error
+	// net/http handles this value: it closes the connection and logs nothing.
 	panic(http.ErrAbortHandler)
 }

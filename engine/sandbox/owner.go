@@ -11,16 +11,16 @@ import (
 	"constellation/engine/cloud"
 )
 
-// Simulated machines are processes of this computer, and everything that they are offered is
-// on its loopback, where every user may connect. So a simulated sandbox answers the user who
-// runs it, and root, who can read its files anyway.
+// Simulated machines are processes of this computer, and their services listen on loopback,
+// where every user may connect. So a simulated sandbox accepts only the user who runs it,
+// and root, who can read its files anyway.
 
-// ownerListener accepts connections of the user whose process this is, and of root. Others
-// are closed unanswered, whatever they send.
+// ownerListener accepts connections of this process's user, and of root. Others
+// are closed without an answer.
 type ownerListener struct {
 	net.Listener
 	log *slog.Logger
-	// user returns who opened the other end.
+	// user returns the user who opened the other end.
 	user func(net.Conn) (uid int, err error)
 }
 
@@ -50,7 +50,7 @@ func (l ownerListener) admit(c net.Conn) error {
 	return nil
 }
 
-// ownerConn asks whose it is before anything is read: the listener waits for nobody.
+// ownerConn checks the user at the first read, so that Accept does not block.
 type ownerConn struct {
 	net.Conn
 	check func() error
@@ -64,9 +64,9 @@ func (c *ownerConn) Read(b []byte) (int, error) {
 	return c.Conn.Read(b)
 }
 
-// atItsAddress serves h to those who ask for the listener's own address. A page in the
-// owner's browser, whose connections are the owner's, can have its name lead here, but it
-// cannot change which name is asked for.
+// atItsAddress restricts h to requests whose Host is the listener's own address. A web page in
+// the owner's browser can resolve its name to this address (DNS rebinding), but it cannot
+// change the Host header.
 func atItsAddress(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if l, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); !ok || r.Host != l.String() {

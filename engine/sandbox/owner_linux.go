@@ -12,7 +12,7 @@ import (
 )
 
 // peerUser returns the user who opened the other end of a TCP connection on this computer.
-// The kernel keeps it with the socket: no process can open one in another user's name.
+// The kernel records it with the socket: no process can open one in another user's name.
 func peerUser(c net.Conn) (uid int, err error) {
 	peer, err := netip.ParseAddrPort(c.RemoteAddr().String())
 	if err != nil {
@@ -22,8 +22,8 @@ func peerUser(c net.Conn) (uid int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	// A socket of IPv6 can reach an address of IPv4 as well. The tables are read in pieces while
-	// sockets come and go, so a row that is missing once is looked for again.
+	// An IPv6 socket can connect to an IPv4 address as well. The tables are read in pieces while
+	// sockets come and go, so a missing row is searched again.
 	for range 3 {
 		for _, table := range []string{"/proc/self/net/tcp", "/proc/self/net/tcp6"} {
 			uid, found, err := userIn(table, peer, self)
@@ -54,7 +54,7 @@ func userIn(table string, local, remote netip.AddrPort) (uid int, found bool, er
 		if r, ok := parseSocket(w[2]); !ok || r != remote {
 			continue
 		}
-		// One that nobody holds any more has no owner and is shown as root's.
+		// A closed socket has no owner and is shown as root's.
 		if w[9] == "0" {
 			continue
 		}
@@ -64,7 +64,7 @@ func userIn(table string, local, remote netip.AddrPort) (uid int, found bool, er
 	return 0, false, lines.Err()
 }
 
-// parseSocket reads "0100007F:1F90": words of four bytes in this computer's order, a port.
+// parseSocket parses "0100007F:1F90": 4-byte words in host byte order, and a port.
 func parseSocket(s string) (netip.AddrPort, bool) {
 	address, port, _ := strings.Cut(s, ":")
 	p, err := strconv.ParseUint(port, 16, 16)

@@ -18,7 +18,7 @@ import (
 	"constellation/internal/testneeds"
 )
 
-// dialerEnv makes this test's binary ask for a URL and print what it is told.
+// dialerEnv makes this test binary fetch a URL and print the response.
 const dialerEnv = "CONSTELLATION_TEST_ASKS"
 
 func askIfTold() {
@@ -40,15 +40,15 @@ func askIfTold() {
 	}
 }
 
-// TestSimulatedSandboxesAnswerTheirOwner asks for everything that machines are told, as
-// root and as somebody else.
+// TestSimulatedSandboxesAnswerTheirOwner requests everything that machines can fetch, as
+// root and as another user.
 func TestSimulatedSandboxesAnswerTheirOwner(t *testing.T) {
 	testneeds.Root(t, "to act as another user")
 	a, f, _ := testAPI(t)
 	scale(t, f, 1, 1)
 	self := f.Instances()[0].IP.String()
 	metadata := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r.RemoteAddr = net.JoinHostPort(self, "40000") // all is on loopback here
+		r.RemoteAddr = net.JoinHostPort(self, "40000") // every request is on loopback here
 		a.metadata().ServeHTTP(w, r)
 	})
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -97,7 +97,7 @@ func TestSimulatedSandboxesAnswerTheirOwner(t *testing.T) {
 			t.Errorf("somebody else is told %q at %s", out, path)
 		}
 	}
-	// A name that leads here is not enough, whoever asks.
+	// A DNS name that resolves to this address is refused, for every user.
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/v1/token", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func TestPeerUser(t *testing.T) {
 		if uid, err := peerUser(in); err != nil || uid != os.Geteuid() {
 			t.Errorf("%s: user %d, %v, want %d", at.listen, uid, err, os.Geteuid())
 		}
-		// One that has left, and cannot read any more, is shown as root's.
+		// A socket whose process has closed it is shown as root's.
 		out.Close()
 		if uid, err := peerUser(in); err == nil {
 			t.Errorf("%s: who has left is user %d", at.listen, uid)

@@ -19,10 +19,10 @@ import (
 
 const stepPower = "switch-machines"
 
-// Power does to machines what a hand at their switches would: to those that are named,
-// or to all if none is. It does the same thing to all of them at the same time, and
-// returns when those that shall run are ready; how their cluster is then is another
-// question. Machines that are wanted so already are left alone.
+// Power switches machines on or off, like a power button: the named ones, or all if none
+// is named. It switches all of them at the same time, and returns when those that must
+// run are ready. It does not check the health of their cluster. Machines that are already
+// in the desired state are left alone.
 func (s *Sandboxes) Power(ctx context.Context, name string, action engine.PowerAction, machines []string, emit func(plan.Event)) error {
 	t := newTeller(emit)
 	client, name, err := s.reach(name, string(action)+" machines")
@@ -81,7 +81,7 @@ func (s *Sandboxes) reach(nameOrWorkspace, what string) (*sandboxapi.Client, str
 	return sandboxapi.NewClient("unix:"+s.dirs.of(name, socketName), ""), name, nil
 }
 
-// choose finds machines by their names; none means all that are not on their way out.
+// choose finds machines by their names. Without names it returns all that are not being deleted.
 func choose(there []sandboxapi.Machine, names []string) ([]sandboxapi.Machine, error) {
 	var all []string
 	var chosen []sandboxapi.Machine
@@ -112,8 +112,8 @@ func named(machines []sandboxapi.Machine) string {
 	return fmt.Sprint(len(machines), " machines")
 }
 
-// switched does it to all at once. Power that is cut is cut everywhere before it comes
-// back anywhere, as it is in a building.
+// switched applies the action to all machines at once. A power cycle switches all off before
+// it switches any on, like a power failure.
 func switched(ctx context.Context, client *sandboxapi.Client, action engine.PowerAction, machines []sandboxapi.Machine) error {
 	each := func(do func(context.Context, string) error) error {
 		g, ctx := errgroup.WithContext(ctx)
@@ -133,7 +133,7 @@ func switched(ctx context.Context, client *sandboxapi.Client, action engine.Powe
 	return each(client.RebootInstance)
 }
 
-// untilReady tells how machines boot until all are ready, or one has failed to.
+// untilReady reports the progress of boots until all machines are ready, or one has failed.
 func (t *teller) untilReady(ctx context.Context, client *sandboxapi.Client, machines []sandboxapi.Machine) error {
 	seen := map[string]sandboxapi.Boot{}
 	for {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// startOf returns when a process started, and whether it lives.
+// startOf returns the start time of a process, and whether it is alive.
 func startOf(pid int) (string, bool) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

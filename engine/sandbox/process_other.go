@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// startOf returns when a process started, and whether it lives.
+// startOf returns the start time of a process, and whether it is alive.
 func startOf(pid int) (string, bool) {
 	out, err := exec.Command("ps", "-o", "stat=,lstart=", "-p", strconv.Itoa(pid)).Output() //nolint:noctx // at once
 	state, start, ok := strings.Cut(strings.TrimSpace(string(out)), " ")

@@ -64,7 +64,7 @@ func TestCacheKeepsWhatASandboxNeedsHoweverOldItIs(t *testing.T) {
 		return names
 	}
 
-	// A sandbox that this program cannot read needs who knows what.
+	// The needs of a sandbox that this program cannot read are unknown.
 	if err := os.MkdirAll(d.of("foreign"), 0o700); err != nil {
 		t.Fatal(err)
 	}

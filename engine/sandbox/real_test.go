@@ -37,7 +37,7 @@ import (
 	"constellation/internal/testneeds"
 )
 
-// TestMain lets this test's binary be the program that Up starts as daemon.
+// TestMain makes this test binary the program that Up starts as daemon.
 func TestMain(m *testing.M) {
 	askIfTold()
 	if len(os.Args) == 4 && os.Args[1] == "sandbox" && os.Args[2] == "daemon" {
@@ -56,8 +56,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// realSandboxes skips unless this computer can run real machines from what is in
-// its cache, and returns sandboxes whose state is thrown away.
+// realSandboxes skips the test unless this computer can run real machines from its
+// cache, and returns sandboxes with temporary state.
 func realSandboxes(t *testing.T, want machine.Demand) (*Sandboxes, string) {
 	t.Helper()
 	testneeds.Machines(t)
@@ -81,7 +81,7 @@ func realSandboxes(t *testing.T, want machine.Demand) (*Sandboxes, string) {
 	for _, p := range machine.Check(t.Context(), dirs.Cache, t.TempDir(), want) {
 		t.Skip(p)
 	}
-	// Short, for the sockets below it; and no t.TempDir, whose removal would follow mounts.
+	// The path is short, for the unix sockets below it. t.TempDir would follow mounts when it removes files.
 	tmp, err := os.MkdirTemp("", "csb")
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func realSandboxes(t *testing.T, want machine.Demand) (*Sandboxes, string) {
 		}
 		if err := s.Down(context.Background(), workspace, nil); err != nil {
 			t.Error(err)
-			return // whatever is mounted below tmp stays
+			return // do not delete anything mounted below tmp
 		}
 		os.RemoveAll(workspace)
 		if err := os.Remove(tmp); err != nil {
@@ -114,7 +114,7 @@ func realSandboxes(t *testing.T, want machine.Demand) (*Sandboxes, string) {
 	return s, workspace
 }
 
-// footprint is what there is of the sandboxes below dir on this computer, other than
+// footprint lists the remains of the sandboxes below dir on this computer, except
 // files: mounts, processes and cgroups that carry its path or one of the names, and
 // processes in one of the network namespaces.
 func footprint(t *testing.T, dir string, names []string, namespaces map[string]bool) []string {
@@ -163,7 +163,7 @@ func networks(t *testing.T, dir string) map[string]bool {
 	return out
 }
 
-// gone waits until nothing is left of the sandboxes below dir.
+// gone waits until footprint is empty.
 func gone(t *testing.T, dir string, names []string, namespaces map[string]bool) {
 	t.Helper()
 	var left []string
@@ -244,7 +244,7 @@ func TestRealSandbox(t *testing.T) {
 		t.Errorf("files of the machine: %d %s", code, out)
 	}
 
-	// Evidence: what the TPM of a machine says is what the image's measurements predict,
+	// Attestation: the TPM quote of a machine matches the image's measurements,
 	// under a key that this sandbox's cloud certified for this machine.
 	host, err := machine.NewHost(s.dirs.of(name), name, s.log)
 	if err != nil {
@@ -275,7 +275,7 @@ func TestRealSandbox(t *testing.T) {
 	if err != nil || statement.Identity.ProviderID != sandboxapi.ProviderID(name, "worker-0") || statement.Identity.IP != vm.IP || len(statement.Warnings) > 0 {
 		t.Errorf("evidence of worker-0: %+v, %v", statement, err)
 	}
-	// Nobody gives the machine another identity once its system runs.
+	// The machine cannot get another identity once its system runs.
 	cert, key, err := attestationtest.CreateCA("other")
 	if err != nil {
 		t.Fatal(err)
@@ -291,7 +291,7 @@ func TestRealSandbox(t *testing.T) {
 		t.Errorf("TPM and peers in the machine: %d %s", code, out)
 	}
 
-	// Components: the same bytes that the digest names.
+	// Components: the downloaded bytes match the digest.
 	list, err := client.Components(ctx, info.Kubernetes)
 	if err != nil {
 		t.Fatal(err)
@@ -304,7 +304,7 @@ func TestRealSandbox(t *testing.T) {
 	}
 	t.Logf("kubelet downloaded and digested in %s", time.Since(start).Round(time.Millisecond))
 
-	// Images, by containerd itself. The daemon holds none in memory.
+	// Images, pulled by containerd. The daemon holds none in memory.
 	a, err := build.Load(s.dirs.Cache, info.Kubernetes)
 	if err != nil {
 		t.Fatal(err)
@@ -347,7 +347,7 @@ func TestRealSandbox(t *testing.T) {
 		t.Errorf("load balancer seen from a machine: %d %q", code, out)
 	}
 
-	// The daemon dies; machines do not care; status says so; up finds them.
+	// The daemon dies: machines keep running, status reports it, up adopts them.
 	machines := func() map[string]int {
 		all, err := host.Machines()
 		if err != nil {
@@ -396,7 +396,7 @@ func TestRealSandbox(t *testing.T) {
 		t.Error("the disk was lost in a reboot")
 	}
 
-	// Replacement: the next number, other addresses; nothing stays of the old one.
+	// Replacement: the next number, other addresses, no remains of the old machine.
 	heir, err := client.CreateInstance(ctx, sandboxapi.GroupID(name, sandboxapi.WorkerGroup), "heir-of-worker-0")
 	if err != nil || heir.Name != "worker-2" {
 		t.Fatalf("heir %+v, %v", heir, err)
@@ -414,7 +414,7 @@ func TestRealSandbox(t *testing.T) {
 		t.Error("files of worker-0 are left")
 	}
 
-	// A second up changes nothing; one that asks for another version is refused.
+	// A second up changes nothing. An up with another version is refused.
 	if _, err := s.Up(ctx, engine.SandboxSpec{Workspace: workspace}, nil); err != nil {
 		t.Error(err)
 	}
@@ -440,7 +440,7 @@ func TestRealSandbox(t *testing.T) {
 		kind, _, _ := strings.Cut(f, " ")
 		kinds[kind] = true
 	}
-	if len(kinds) != 4 { // else the search below would prove nothing
+	if len(kinds) != 4 { // otherwise the search below would prove nothing
 		t.Errorf("while it runs there are only %v", kinds)
 	}
 	start = time.Now()
@@ -474,7 +474,7 @@ func TestRealSandboxSurvivesAccidents(t *testing.T) {
 		os.RemoveAll(other)
 	})
 
-	// Two at once for the same workspace make one sandbox; another lives beside it,
+	// Two concurrent ups for the same workspace make one sandbox. Another one runs beside it,
 	// with the same addresses.
 	spec := engine.SandboxSpec{Workspace: ws, ControlPlanes: 1, Workers: -1, Faults: []string{"boot-delay=control-plane-0:1s"}}
 	infos := make([]workspace.SandboxInfo, 3)
@@ -499,7 +499,7 @@ func TestRealSandboxSurvivesAccidents(t *testing.T) {
 		t.Errorf("peers in the sandbox beside: %s", out)
 	}
 
-	// The daemon is killed while a machine is being made; the next up finishes it.
+	// The daemon is killed while a machine is being created. The next up completes it.
 	client := sandboxapi.NewClient("unix:"+first.Socket, "")
 	pid := func(name string) int {
 		p, err := readProcess(s.dirs.of(name, pidName))
@@ -515,7 +515,7 @@ func TestRealSandboxSurvivesAccidents(t *testing.T) {
 	if err := syscall.Kill(pid(first.Name), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	// Somebody took its port meanwhile: said, not worked around, since files name it.
+	// Another process took its port meanwhile: an error, because files contain the port.
 	var squatter net.Listener
 	eventually(t, "the port is free", func() bool { l, err := net.Listen("tcp", first.ClusterEndpoint); squatter = l; return err == nil })
 	_, err := s.Up(ctx, engine.SandboxSpec{Workspace: ws}, nil)
@@ -531,7 +531,7 @@ func TestRealSandboxSurvivesAccidents(t *testing.T) {
 		t.Errorf("after the crash: %+v, %v", st, err)
 	}
 
-	// A daemon that hangs is no obstacle to up or down.
+	// A hung daemon does not block up or down.
 	stopped := pid(first.Name)
 	if err := syscall.Kill(stopped, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -551,7 +551,7 @@ func TestRealSandboxSurvivesAccidents(t *testing.T) {
 		t.Error("the daemon that hung is still there")
 	}
 
-	// Dead daemon, then down: swept without its help.
+	// The daemon is dead: down cleans up without it.
 	namespaces := networks(t, s.dirs.of(first.Name))
 	maps.Copy(namespaces, networks(t, s.dirs.of("beside")))
 	for _, name := range []string{first.Name, "beside"} {

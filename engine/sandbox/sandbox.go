@@ -83,9 +83,9 @@ const (
 	// answerWithin is how long a daemon may take before it counts as one that hangs
 	// and is replaced, which costs its machines nothing.
 	answerWithin = 8 * time.Second
-	// bootPatience is how long Up looks at booting machines.
+	// bootPatience is how long Up watches booting machines.
 	bootPatience = time.Minute
-	// cacheUnused is how long something stays in the cache that no sandbox uses.
+	// cacheUnused is how long unused entries stay in the cache.
 	cacheUnused = 30 * 24 * time.Hour
 )
 
@@ -119,12 +119,12 @@ const (
 	stepBuild    = "build-kubernetes"
 )
 
-// teller numbers events and gives them their time.
+// teller numbers events and adds their time.
 type teller struct {
 	emit  func(plan.Event)
 	seq   uint64
 	start map[string]time.Time
-	last  [2]int // what progressIfNew told
+	last  [2]int // last values of progressIfNew
 }
 
 func newTeller(emit func(plan.Event)) *teller {
@@ -140,7 +140,7 @@ func (t *teller) tell(e plan.Event) {
 	t.emit(e)
 }
 
-// step tells the state of a step; text says what it is about, or how it ended.
+// step reports the state of a step. text names its subject, or its result.
 func (t *teller) step(id, state, text string) {
 	e := plan.Event{Kind: plan.KindStep, Step: id, State: state, Text: text}
 	if state == plan.StateRunning {
@@ -159,7 +159,7 @@ func (t *teller) warn(id, text string) {
 	t.tell(plan.Event{Kind: plan.KindLog, Step: id, Source: "sandbox", Level: "warn", Text: text})
 }
 
-// usage is an error of the caller's, with a way out.
+// usage returns an error that the caller caused, with a remedy.
 func usage(op, remedy string, format string, args ...any) error {
 	return &plan.Error{Op: op, Err: fmt.Errorf(format, args...), Remedy: remedy, Exit: plan.ExitUsage}
 }
@@ -171,8 +171,8 @@ const (
 	machinesSimulated = "simulated"
 )
 
-// onlyRoot says before anything else who can drive real machines: without root not even
-// the directories in which sandboxes are kept are the same.
+// onlyRoot refuses real machines without root before any other check: without root even the
+// directories of sandboxes are different.
 func onlyRoot(op string) error {
 	if canReal() {
 		return nil
@@ -183,8 +183,8 @@ func onlyRoot(op string) error {
 	}
 }
 
-// onlyLinux is what hollow machines need: the processes of their cluster end with their
-// daemon, which no other system promises.
+// onlyLinux refuses hollow machines on other systems: only Linux guarantees that the processes
+// of their cluster end with their daemon.
 func onlyLinux(op string) error {
 	if runtime.GOOS == "linux" {
 		return nil
@@ -194,9 +194,9 @@ func onlyLinux(op string) error {
 
 func canReal() bool { return runtime.GOOS == "linux" && os.Geteuid() == 0 }
 
-// kind decides which machines a new sandbox gets, and why not real ones if nobody has
-// asked for others: because there cannot be any here, not because something is missing
-// that can be had.
+// kind selects the machines of a new sandbox. If the user did not choose, it also returns why
+// they are not real: because this computer cannot have real machines. Missing packages, which
+// can be installed, are no such reason.
 func (s *Sandboxes) kind(ctx context.Context, spec engine.SandboxSpec) (simulate bool, why string) {
 	switch {
 	case spec.Machines == machinesSimulated:
@@ -215,10 +215,10 @@ func (s *Sandboxes) kind(ctx context.Context, spec engine.SandboxSpec) (simulate
 	return false, ""
 }
 
-// Up starts the sandbox that spec describes, or finds it running and makes the
-// sizes of its groups those of spec. It waits for machines to boot, but not for ever:
-// one that does not is told in an event, and the sandbox is up all the same.
-// Cancelling ctx leaves what is there; the next Up goes on, and Down removes it.
+// Up starts the sandbox that spec describes, or finds it running and scales its groups
+// to spec. It waits for machines to boot, up to a limit: an event reports those that
+// do not, and Up still succeeds.
+// Cancelling ctx leaves a partial sandbox. The next Up continues, and Down removes it.
 func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(plan.Event)) (workspace.SandboxInfo, error) {
 	t := newTeller(emit)
 	var none workspace.SandboxInfo
@@ -247,7 +247,7 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(p
 	}
 	defer func() {
 		_, err := os.Lstat(s.dirs.of(spec.Name))
-		unlock(errors.Is(err, fs.ErrNotExist)) // refused before it began: no trace of that
+		unlock(errors.Is(err, fs.ErrNotExist)) // refused before it began: leave no trace
 		s.dirs.tidy()
 	}()
 
@@ -268,7 +268,7 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(p
 	if err != nil {
 		return none, usage(op, "correct or leave out the faults", "%w", err)
 	}
-	// What the workspace would refuse at the end is said before machines are made for it.
+	// Report problems of the workspace before machines are created for it.
 	ws, err := workspace.OpenWorkspace(spec.Workspace)
 	if err != nil {
 		return none, err
@@ -331,11 +331,11 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(p
 	return handed, err
 }
 
-// prune removes from the cache what no sandbox has used for a long time. A cache that
-// cannot be pruned is no reason to fail.
+// prune removes cache entries that no sandbox has used for a long time. A failure
+// is not fatal.
 func (s *Sandboxes) prune(ctx context.Context, t *teller) {
 	dirs, files, err := s.inUse()
-	if err != nil { // a sandbox of another version of this program needs who knows what
+	if err != nil { // the needs of a sandbox of another version of this program are unknown
 		s.log.Info("cache not pruned", "err", err)
 		return
 	}
@@ -349,7 +349,7 @@ func (s *Sandboxes) prune(ctx context.Context, t *teller) {
 	}
 }
 
-// inUse lists what the sandboxes here need of the cache, also while they are stopped:
+// inUse lists the cache entries that the sandboxes here need, also while they are stopped:
 // directories of OS images and root file systems, and files of our services.
 func (s *Sandboxes) inUse() (dirs, files []string, err error) {
 	entries, err := os.ReadDir(s.dirs.sandboxes())
@@ -367,7 +367,7 @@ func (s *Sandboxes) inUse() (dirs, files []string, err error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		if st.Simulated { // what it needs lies with it
+		if st.Simulated { // its files are in its own directory
 			continue
 		}
 		for _, img := range st.Catalogue {
@@ -422,7 +422,7 @@ func (s *Sandboxes) complete(spec engine.SandboxSpec) (engine.SandboxSpec, error
 	return spec, nil
 }
 
-// machineNames lists the machines of a sandbox, or of one that is new what spec makes.
+// machineNames lists the machines of a sandbox, or those that spec gives a new one.
 func machineNames(st *state, spec engine.SandboxSpec) (names []string) {
 	if st != nil && len(st.Instances) > 0 {
 		for _, i := range st.ordered() {
@@ -439,7 +439,7 @@ func machineNames(st *state, spec engine.SandboxSpec) (names []string) {
 	return names
 }
 
-// agree refuses a spec that an existing sandbox cannot become.
+// agree refuses a spec that conflicts with the existing sandbox.
 func agree(st *state, spec engine.SandboxSpec) error {
 	op := "start sandbox " + spec.Name
 	if st.Workspace != spec.Workspace {
@@ -461,7 +461,7 @@ func agree(st *state, spec engine.SandboxSpec) error {
 	return nil
 }
 
-// create makes the files of a new sandbox: all that its daemon needs.
+// create writes all files that the daemon of a new sandbox needs.
 func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *teller) error {
 	op := "start sandbox " + spec.Name
 	cat, err := release.Load(assets.Releases())
@@ -536,7 +536,7 @@ func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *tell
 	return nil
 }
 
-// count understands the numbers of a spec: zero is the default, less is none.
+// count interprets the numbers of a spec: zero is the default, a negative number is none.
 func count(n, byDefault int) int {
 	if n == 0 {
 		return byDefault
@@ -544,8 +544,8 @@ func count(n, byDefault int) int {
 	return max(n, 0)
 }
 
-// check finds out whether this computer can run the machines, and installs what it
-// lacks if that is allowed.
+// check verifies that this computer can run the machines, and installs missing
+// packages if permitted.
 func (s *Sandboxes) check(ctx context.Context, spec engine.SandboxSpec, want machine.Demand, t *teller) error {
 	faults, err := ParseFaults(spec.Faults)
 	if err == nil {
@@ -574,7 +574,7 @@ func (s *Sandboxes) check(ctx context.Context, spec engine.SandboxSpec, want mac
 		return nil
 	}
 	what, remedies := make([]string, len(problems)), make([]string, len(problems))
-	// Packages can be installed once somebody agrees; nothing else can be agreed to.
+	// Missing packages are the only problem that acknowledgement solves.
 	exit := plan.ExitUnacknowledged
 	for i, p := range problems {
 		what[i], remedies[i] = p.What, p.Remedy
@@ -588,7 +588,7 @@ func (s *Sandboxes) check(ctx context.Context, spec engine.SandboxSpec, want mac
 	}
 }
 
-// images makes the catalogue: an OS image of each release whose programs are there,
+// images makes the catalogue: an OS image of each release whose programs exist,
 // and the images of its services.
 func (s *Sandboxes) images(ctx context.Context, st *state, cat *release.Catalogue, rootfs string, t *teller) error {
 	op := "prepare images"
@@ -620,8 +620,8 @@ func (s *Sandboxes) images(ctx context.Context, st *state, cat *release.Catalogu
 		for _, c := range containers {
 			st.Containers[c.Ref] = c.Path
 		}
-		// What an image accepts as a join service beside its own: those of older
-		// releases, whose nodes it will meet when a cluster is upgraded to it.
+		// An image accepts its own join service and those of older
+		// releases, whose nodes it meets when a cluster is upgraded to it.
 		known, err := json.Marshal(peers)
 		if err != nil {
 			return &plan.Error{Op: op, Err: err}
@@ -638,7 +638,7 @@ func (s *Sandboxes) images(ctx context.Context, st *state, cat *release.Catalogu
 	return imageThere(op, st)
 }
 
-// imageThere refuses an image that the catalogue does not have.
+// imageThere refuses an image that is not in the catalogue.
 func imageThere(op string, st *state) error {
 	if _, ok := st.image(st.Image); !ok {
 		var have []string
@@ -651,7 +651,7 @@ func imageThere(op string, st *state) error {
 }
 
 // writeNew writes the secrets of a new sandbox and, last, its state: a sandbox
-// exists when its state does. What an older one left is removed first.
+// exists when its state does. It removes the remains of an older sandbox first.
 func (s *Sandboxes) writeNew(ctx context.Context, st *state) error {
 	switch {
 	case st.Hollow != nil:
@@ -731,7 +731,7 @@ func (s *Sandboxes) startDaemon(ctx context.Context, name string, client *sandbo
 	op := "start the cloud of sandbox " + name
 	logFile := s.dirs.of(name, logName)
 	remedy := "its log says more: " + logFile
-	// A daemon that lives but does not answer would keep the new one from its machines.
+	// A hung daemon would keep its machines locked, and the new daemon out.
 	if p, err := readProcess(s.dirs.of(name, pidName)); err == nil && p.alive() {
 		if err := p.end(ctx, serveGrace+time.Second); err != nil {
 			return none, &plan.Error{Op: op, Err: err, Remedy: remedy}
@@ -755,9 +755,9 @@ func (s *Sandboxes) startDaemon(ctx context.Context, name string, client *sandbo
 	}
 	cmd := exec.Command(exe, "sandbox", "daemon", name) //nolint:noctx // it outlives this command
 	cmd.Stdout, cmd.Stderr = out, out
-	cmd.Dir = "/" // keeps no directory of the user's busy
+	cmd.Dir = "/" // keeps no directory of the user busy
 	cmd.Env = append(os.Environ(), "XDG_CACHE_HOME="+filepath.Dir(s.dirs.Cache), "XDG_STATE_HOME="+filepath.Dir(s.dirs.State))
-	// A session of its own: no terminal's hang-up or interrupt reaches it.
+	// A session of its own protects it from a terminal's hang-up or interrupt.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return none, &plan.Error{Op: op, Err: err}
@@ -783,8 +783,8 @@ func (s *Sandboxes) startDaemon(ctx context.Context, name string, client *sandbo
 	}
 }
 
-// lastWords returns what a daemon that ended wrote last since begin, or else how it
-// ended.
+// lastWords returns the last error that an ended daemon logged since begin, or else its
+// exit status.
 func lastWords(logFile string, begin int64, ended error) error {
 	b, err := os.ReadFile(logFile)
 	if int64(len(b)) < begin {
@@ -804,8 +804,8 @@ func lastLines(s string, n int) string {
 	return strings.Join(lines[max(len(lines)-n, 0):], "\n")
 }
 
-// scale makes groups as large as spec says, and faults those of spec. In an existing
-// sandbox a zero leaves them as they are.
+// scale sets group sizes and faults to those of spec. In an existing
+// sandbox a zero changes nothing.
 func (s *Sandboxes) scale(ctx context.Context, c *sandboxapi.Client, info sandboxapi.Info, spec engine.SandboxSpec, t *teller) error {
 	op := "set up sandbox " + spec.Name
 	if spec.Faults != nil && !slices.Equal(spec.Faults, info.Faults) {
@@ -817,8 +817,8 @@ func (s *Sandboxes) scale(ctx context.Context, c *sandboxapi.Client, info sandbo
 		}
 		t.step(stepFaults, plan.StateDone, fmt.Sprintf("faults: %s (before: %s)", orNone(spec.Faults), orNone(info.Faults)))
 	}
-	// Control planes come last, and a sandbox without one was never set up: after a
-	// refusal or a death in between, the next up begins with all groups again.
+	// Control planes come last. A sandbox without one was never set up: after an error or a
+	// crash in between, the next up starts with all groups again.
 	begun := slices.ContainsFunc(info.Groups, func(g cloud.Group) bool { return g.Role == cloud.ControlPlane && g.Count > 0 })
 	groups := slices.Clone(info.Groups)
 	slices.SortStableFunc(groups, func(a, b cloud.Group) int {
@@ -859,11 +859,11 @@ func orNone(faults []string) string {
 	return strings.Join(faults, ", ")
 }
 
-// inTime refuses new faults that can strike only when a machine is made, for machines
-// that were made already: they would do nothing.
+// inTime refuses new faults that strike only at a machine's creation, if the machines already
+// exist: the faults would have no effect.
 func inTime(op string, faults []string, info sandboxapi.Info) error {
 	f, err := ParseFaults(slices.DeleteFunc(slices.Clone(faults), func(s string) bool { return slices.Contains(info.Faults, s) }))
-	if err != nil { // complete has seen to it
+	if err != nil { // complete has checked it
 		return usage(op, "correct or leave out the faults", "%w", err)
 	}
 	for _, m := range info.Machines {
@@ -885,7 +885,7 @@ func inTime(op string, faults []string, info sandboxapi.Info) error {
 	return nil
 }
 
-// watchBoot tells how machines boot until all have, or have failed to.
+// watchBoot reports the progress of boots until all have ended or failed.
 func (s *Sandboxes) watchBoot(ctx context.Context, c *sandboxapi.Client, t *teller) error {
 	t.step(stepMachines, plan.StateRunning, "Boot the machines")
 	limit := time.NewTimer(bootPatience)
@@ -943,7 +943,7 @@ func orUnknown(s string) string {
 	return s
 }
 
-// progressIfNew tells numbers that differ from those told last.
+// progressIfNew reports numbers that differ from the last reported ones.
 func (t *teller) progressIfNew(step string, current, total int) {
 	if t.last == [2]int{current, total} {
 		return
@@ -952,8 +952,8 @@ func (t *teller) progressIfNew(step string, current, total int) {
 	t.progress(step, "machines are ready", int64(current), int64(total))
 }
 
-// handOver writes what the workspace must know about its sandbox, where it does not
-// know it yet.
+// handOver writes the workspace's data about its sandbox, where they are
+// missing.
 func (s *Sandboxes) handOver(spec engine.SandboxSpec, info workspace.SandboxInfo, t *teller) (workspace.SandboxInfo, error) {
 	secret, err := os.ReadFile(s.dirs.of(info.Name, secretName))
 	if err == nil {
@@ -980,8 +980,8 @@ func (s *Sandboxes) handOver(spec engine.SandboxSpec, info workspace.SandboxInfo
 	return info, nil
 }
 
-// Down removes a sandbox: machines, daemon, files. It works on whatever is left of
-// one, and may be repeated until it succeeds. Nothing to remove is a success.
+// Down removes a sandbox: machines, daemon, files. It works on partial remains, and may be
+// repeated until it succeeds. If there is nothing to remove, it succeeds.
 func (s *Sandboxes) Down(ctx context.Context, name string, emit func(plan.Event)) error {
 	t := newTeller(emit)
 	workspace := ""
@@ -1010,7 +1010,7 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(plan.Event)
 		return nil
 	}
 	if _, err := os.Lstat(s.dirs.sandboxes()); errors.Is(err, fs.ErrNotExist) {
-		return none() // and no reason to make a directory for a lock
+		return none() // do not create a directory only for the lock
 	}
 	unlock, err := s.dirs.lock(ctx, name, func() {
 		t.tell(plan.Event{Kind: plan.KindWait, Text: "another command is working on sandbox " + name})
@@ -1023,7 +1023,7 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(plan.Event)
 	if _, err := os.Lstat(s.dirs.of(name)); errors.Is(err, fs.ErrNotExist) {
 		return none()
 	}
-	// Whatever lives can be removed without these; only the workspace cannot be found.
+	// The removal of processes and mounts needs neither. Without a state only the workspace is unknown.
 	st, _ := readState(s.dirs.of(name, stateName))
 	if !hollow && (st == nil || !st.Simulated) && !simulated.Found(s.dirs.of(name)) {
 		if err := onlyRoot(op); err != nil {
@@ -1048,7 +1048,7 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(plan.Event)
 	t.step(stepRemove, plan.StateDone, gone)
 
 	t.step(stepClean, plan.StateRunning, "Remove the files")
-	// The workspace first: its sandbox can be found as long as this directory exists.
+	// The workspace first: while this directory exists, its sandbox can be found.
 	err = nil
 	if st != nil {
 		err = forgetTold(t, st.Workspace, name, st.UID, strings.TrimSpace(string(sum)))
@@ -1065,11 +1065,11 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(plan.Event)
 	return nil
 }
 
-// remove ends everything of a sandbox that lives.
+// remove ends all processes and mounts of a sandbox.
 func (s *Sandboxes) remove(ctx context.Context, name string, t *teller) error {
 	client := sandboxapi.NewClient("unix:"+s.dirs.of(name, socketName), "")
 	p, pidErr := readProcess(s.dirs.of(name, pidName))
-	// The daemon knows its machines best. If it cannot, they are swept without it.
+	// A regular shutdown by the daemon comes first. If it fails, the machines are removed without it.
 	if err := client.Shutdown(ctx, true); err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -1102,7 +1102,7 @@ func noSuch() error {
 	return fmt.Errorf("%w: there is no such sandbox", cloud.ErrNotFound)
 }
 
-// otherUsers reminds those who cannot have started one that somebody else may have.
+// otherUsers returns a hint that another user may own the sandbox.
 func otherUsers() string {
 	if os.Geteuid() == 0 {
 		return ""
@@ -1110,7 +1110,7 @@ func otherUsers() string {
 	return "; a sandbox belongs to the user who started it: ask again as root, for example with sudo, if that was root"
 }
 
-// Status describes one sandbox, also if its daemon is not there. The error wraps
+// Status describes one sandbox, also without a running daemon. The error wraps
 // cloud.ErrNotFound if there is none.
 func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStatus, error) {
 	var out engine.SandboxStatus
@@ -1163,7 +1163,7 @@ func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStat
 	if ctx.Err() != nil {
 		return out, &plan.Error{Op: op, Err: context.Cause(ctx)}
 	}
-	// Nobody drives the machines; what can be seen of them is told all the same.
+	// Without a daemon, Status still reports the observed state of the machines.
 	host, err := s.dirs.host(name, st, s.log)
 	if err != nil {
 		return out, &plan.Error{Op: op, Err: err}
@@ -1187,8 +1187,8 @@ func describeMachine(m sandboxapi.Machine) engine.SandboxMachine {
 	}
 }
 
-// Exec runs command in a machine, a login shell if there is none, and returns its
-// exit code. With tty the command gets a terminal. It needs the machine, not the
+// Exec runs command in a machine, by default a login shell, and returns its
+// exit code. With tty the command gets a terminal. It works without the
 // daemon.
 func (s *Sandboxes) Exec(ctx context.Context, name, node string, command []string, stdin io.Reader, stdout, stderr io.Writer, tty bool) (int, error) {
 	name, err := s.dirs.resolve(name)
@@ -1219,7 +1219,7 @@ func (s *Sandboxes) Exec(ctx context.Context, name, node string, command []strin
 	}
 	if len(command) == 0 {
 		command = []string{"/bin/bash", "-l"}
-		if st.Simulated { // which has no files of its own that a login shell reads
+		if st.Simulated { // it has no files of its own for a login shell
 			command = []string{"/bin/sh"}
 		}
 	}
@@ -1230,8 +1230,8 @@ func (s *Sandboxes) Exec(ctx context.Context, name, node string, command []strin
 	return code, nil
 }
 
-// Fetch builds the binaries and images of a Kubernetes version into the cache, which
-// takes minutes the first time and no time afterwards. A running sandbox offers the
+// Fetch builds the binaries and images of a Kubernetes version into the cache. That
+// takes minutes the first time and is immediate afterwards. A running sandbox offers the
 // version at once.
 func (s *Sandboxes) Fetch(ctx context.Context, kubernetes string, emit func(plan.Event)) error {
 	t := newTeller(emit)

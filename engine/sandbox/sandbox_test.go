@@ -104,7 +104,7 @@ func TestBadSpecsAreRefusedBeforeAnythingIsTouched(t *testing.T) {
 	}
 }
 
-// A fault that is accepted and does nothing would be taken for a cloud that copes.
+// A fault that is accepted without effect would look like a cloud that tolerates it.
 func TestFaultsThatComeTooLateAreRefused(t *testing.T) {
 	info := sandboxapi.Info{
 		Faults: []string{"never-boot=worker-1"},
@@ -116,7 +116,7 @@ func TestFaultsThatComeTooLateAreRefused(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		faults []string
-		want   string // "": they are taken
+		want   string // "": they are accepted
 	}{
 		{[]string{"api-429=0.2", "kill=worker-0:image"}, ""},
 		{[]string{}, ""},

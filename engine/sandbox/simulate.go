@@ -16,8 +16,8 @@ import (
 	"constellation/engine/sandbox/simulated"
 )
 
-// simulate makes the files of a new sandbox of simulated machines. why says why they are
-// not real; empty if somebody has asked for these.
+// simulate creates the files of a new sandbox of simulated machines. why is the reason for not
+// using real ones; empty if the user requested simulated ones.
 func (s *Sandboxes) simulate(ctx context.Context, spec engine.SandboxSpec, cat *release.Catalogue, why string, t *teller) (err error) {
 	op := "start sandbox " + spec.Name
 	st := newState(spec.Name, spec.Workspace, time.Now())
@@ -71,8 +71,8 @@ func (s *Sandboxes) simulate(ctx context.Context, spec engine.SandboxSpec, cat *
 	return nil
 }
 
-// simulatedImages makes the catalogue: of each release whose programs are there, those of
-// its OS image and its services.
+// simulatedImages makes the catalogue: OS image and services of each release whose programs
+// exist.
 func (s *Sandboxes) simulatedImages(st *state, cat *release.Catalogue, t *teller) error {
 	op := "prepare images"
 	dir := s.dirs.of(st.Name)

@@ -17,10 +17,10 @@ import (
 	"constellation/engine/sandbox/simulated"
 )
 
-// stateSchema is raised when a daemon can no longer read what an older one wrote.
+// stateSchema is raised when a daemon can no longer read the state of an older one.
 const stateSchema = 1
 
-// state is all that a daemon must know to go on where another stopped. It is
+// state is all that a daemon needs to continue after another one stopped. It is
 // stored in the sandbox's directory, readable by its owner alone, since it holds
 // the token of the control API.
 type state struct {
@@ -30,8 +30,8 @@ type state struct {
 	Workspace string    `json:"workspace"`
 	Created   time.Time `json:"created"`
 
-	// Simulated says that its machines are those of package simulated, at the addresses
-	// Nodes; otherwise they are real, and addresses are those of package machine.
+	// Simulated marks a sandbox of package simulated, whose machines have the addresses
+	// Nodes. Otherwise machines are real, with the addresses of package machine.
 	Simulated bool         `json:"simulated,omitempty"`
 	Nodes     netip.Prefix `json:"nodes,omitzero"`
 
@@ -41,35 +41,35 @@ type state struct {
 	Image      string `json:"image"`
 
 	Token string `json:"token"`
-	// InitSecretSHA256 is in hex. The secret itself lies in a file of its own.
+	// InitSecretSHA256 is in hex. The secret itself is in a separate file.
 	InitSecretSHA256 string `json:"initSecretSHA256"`
-	// Ports on the host's loopback; zero until they are chosen.
+	// Ports on the host's loopback; zero until chosen.
 	KubernetesPort uint16 `json:"kubernetesPort"`
 	InitPort       uint16 `json:"initPort"`
 
-	// releaseKey is set while a sandbox is made. A sandbox compiles its own Kubernetes, so it
-	// is a release builder of its own; its images hold the public key.
+	// releaseKey is set while a sandbox is created. A sandbox compiles its own Kubernetes, so it
+	// acts as a release builder. Its images hold the public key.
 	releaseKey *release.PrivateKey
 
 	Groups    []group     `json:"groups"`
 	Instances []*instance `json:"instances"`
-	// Tokens remembers for every name that CreateInstance was called with, as
-	// "<group>/<name>", the machine that it made, also after its end.
+	// Tokens maps every name that CreateInstance was called with, as "<group>/<name>", to the
+	// machine that it created, even after the machine's deletion.
 	Tokens map[string]string `json:"tokens"`
-	// NextIndex is the part of the next machine's addresses that differs.
+	// NextIndex is the index in the addresses of the next machine.
 	NextIndex int `json:"nextIndex"`
-	// InitMachine is where the init port leads.
+	// InitMachine is the machine behind the init port.
 	InitMachine string   `json:"initMachine"`
 	Faults      []string `json:"faults"`
-	// Struck lists the one-shot faults that were injected already.
+	// Struck lists the one-shot faults that were already injected.
 	Struck []string `json:"struck"`
 
 	Catalogue []machine.Image `json:"catalogue"`
-	// Hollow is nil where machines are real. Instances and tokens of hollow ones are kept by
-	// nobody: they end with the daemon.
+	// Hollow is nil for real machines. Instances and tokens of hollow ones are not stored:
+	// they end with the daemon.
 	Hollow *hollowState `json:"hollow,omitempty"`
 
-	// Containers are the images of our own services, reference to file.
+	// Containers are the images of our own services: reference → file.
 	Containers map[string]string `json:"containers"`
 }
 
@@ -78,10 +78,10 @@ type group struct {
 	Role  cloud.Role `json:"role"`
 	Image string     `json:"image"` // version
 	Count int        `json:"count"`
-	Next  int        `json:"next"` // number of the next machine; numbers are never used again
+	Next  int        `json:"next"` // number of the next machine; numbers are never reused
 }
 
-// want is what shall become of an instance.
+// want is the desired state of an instance.
 type want string
 
 const (
@@ -101,8 +101,8 @@ type instance struct {
 	Message string          `json:"message"`
 	Created time.Time       `json:"created"`
 	Started time.Time       `json:"started"`
-	Token   string          `json:"token,omitempty"` // of the call that created it, if one did
-	// Nodes are the addresses of its sandbox, if those are not package machine's.
+	Token   string          `json:"token,omitempty"` // of the call that created it, if any
+	// Nodes is the address range of its sandbox, if that is not package machine's.
 	Nodes netip.Prefix `json:"nodes,omitzero"`
 }
 
@@ -122,7 +122,7 @@ func (i *instance) ip() netip.Addr {
 	return netip.AddrFrom4(a)
 }
 
-// nodes are the addresses of the sandbox's machines.
+// nodes is the address range of the sandbox's machines.
 func (s *state) nodes() netip.Prefix {
 	if s.Nodes.IsValid() {
 		return s.Nodes
@@ -130,7 +130,7 @@ func (s *state) nodes() netip.Prefix {
 	return machine.Nodes
 }
 
-// gateway is the cloud's own address in the sandbox's network, and the load balancer's.
+// gateway is the address of the cloud, and of the load balancer, in the sandbox's network.
 func (s *state) gateway() netip.Addr {
 	if s.Simulated {
 		return simulated.Gateway(s.Nodes)
@@ -156,7 +156,7 @@ func newState(name, workspace string, now time.Time) *state {
 	}
 }
 
-// buildReleases makes the sandbox a release builder, with a key of its own.
+// buildReleases makes the sandbox a release builder with its own key.
 func (s *state) buildReleases() (err error) {
 	s.releaseKey, err = release.NewPrivateKey("sandbox-" + s.Name)
 	return err
@@ -202,8 +202,8 @@ func (s *state) image(version string) (machine.Image, bool) {
 	return machine.Image{}, false
 }
 
-// freeIndex finds addresses that no machine has. Those used last come last: a
-// client that still talks to a machine that is gone shall not reach another.
+// freeIndex returns an unused address index. Recently used ones come last, so that a
+// client of a deleted machine does not reach another one.
 func (s *state) freeIndex() (int, bool) {
 	used := map[int]bool{}
 	for _, i := range s.Instances {
@@ -224,8 +224,8 @@ func (s *state) freeIndex() (int, bool) {
 // errForeignState means that a state file is of another version of this program.
 var errForeignState = errors.New("written by another version of this program")
 
-// readState reads a state file. The error wraps fs.ErrNotExist or errForeignState
-// where that is the reason.
+// readState reads a state file. The error may wrap fs.ErrNotExist or
+// errForeignState.
 func readState(file string) (*state, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -258,7 +258,7 @@ func (s *state) write(file string) error {
 	return nil
 }
 
-// writeFile replaces a file at once: a reader, or the next start after a crash,
+// writeFile replaces a file atomically: a reader, or the next start after a crash,
 // sees the old content or the new.
 func writeFile(file string, b []byte, mode fs.FileMode) (err error) {
 	dir := filepath.Dir(file)

@@ -15,7 +15,7 @@ import (
 )
 
 // TestASandboxVouchesForWhatItServes makes a sandbox, and has a machine of its image verify
-// what its cloud says that nodes install.
+// the components that its cloud serves.
 func TestASandboxVouchesForWhatItServes(t *testing.T) {
 	dirs := Dirs{Cache: t.TempDir(), State: t.TempDir()}
 	st := newState("demo", "/w", time.Now())
@@ -39,7 +39,7 @@ func TestASandboxVouchesForWhatItServes(t *testing.T) {
 		t.Errorf("the key: %v, %v", i, err)
 	}
 
-	// Other keys are another image.
+	// Images with different keys differ.
 	b, err := release.NewPrivateKey("other")
 	if err != nil {
 		t.Fatal(err)
@@ -99,7 +99,7 @@ func TestASandboxVouchesForWhatItServes(t *testing.T) {
 		t.Errorf("asked again: %v, another statement %t", err, again.Statement != got.Statement)
 	}
 
-	// A sandbox that an older program has made has no key, and goes on as it was.
+	// A sandbox that an older program made has no key, and still works.
 	if err := os.Remove(dirs.of("demo", releaseKeyName)); err != nil {
 		t.Fatal(err)
 	}

@@ -15,8 +15,8 @@ import (
 	"constellation/engine/workspace"
 )
 
-// configSumName holds the digest of the configuration that Up wrote, so that Down
-// can tell whether somebody has made it their own since.
+// configSumName is the file with the digest of the configuration that Up wrote. With it, Down
+// detects whether the user has edited the configuration.
 const configSumName = "config.sha256"
 
 func configSum(ws string) (string, error) {
@@ -32,11 +32,11 @@ func digest(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// adopt writes the files of a workspace that describe its sandbox and returns the
-// names of what it wrote. A configuration that is as it was written before, as the
-// file sumFile tells, follows the sandbox; one that somebody has edited or made is
-// theirs: its placeholders are filled in, and differs names its fields that are not
-// those of the sandbox.
+// adopt writes the workspace files that describe its sandbox and returns the
+// names of the written files. A configuration that matches the digest in sumFile is
+// unedited and follows the sandbox. A configuration that the user has edited or made is
+// kept: only its placeholders are filled in, and differs names the fields that do not
+// match the sandbox.
 func adopt(w string, info workspace.SandboxInfo, sumFile string) (written, differs []string, err error) {
 	ws, err := workspace.OpenWorkspace(w)
 	if err != nil {
@@ -81,12 +81,12 @@ func adopt(w string, info workspace.SandboxInfo, sumFile string) (written, diffe
 	return written, nil, nil
 }
 
-// forget removes from a workspace what describes the sandbox called name and the
-// cluster in it, none of which can be used once the sandbox is gone: state, access
-// to the cluster, its master secret, and the configuration if it is as Up wrote it.
+// forget removes from a workspace the files that describe the sandbox called name and its
+// cluster, which are useless once the sandbox is gone: state, kubeconfig, master
+// secret, and the configuration if it is as Up wrote it.
 // Files of another sandbox, or of anything else, are left alone. With an empty uid
-// any sandbox of that name will do whose own directory is gone. It returns the names
-// of what it removed, and whether a configuration that somebody has edited stays.
+// it accepts any sandbox of that name whose own directory is gone. It returns the names
+// of the removed files, and whether an edited configuration stays.
 func forget(w, name, uid, configSHA256 string) (removed []string, kept bool, err error) {
 	ws, err := workspace.OpenWorkspace(w)
 	if err != nil {
@@ -97,7 +97,7 @@ func forget(w, name, uid, configSHA256 string) (removed []string, kept bool, err
 	}
 	st, err := ws.State()
 	if err != nil {
-		// Absent, or beyond reading and so for a person to look at.
+		// The file is absent, or unreadable and so left to the user.
 		return nil, false, nil
 	}
 	have := st.Infrastructure
@@ -105,12 +105,12 @@ func forget(w, name, uid, configSHA256 string) (removed []string, kept bool, err
 		return nil, false, nil
 	}
 	if _, err := os.Lstat(filepath.Dir(have.Sandbox.Socket)); uid == "" && err == nil {
-		// It lives below another state directory than this program was told to use.
+		// It belongs to another state directory than the one in use.
 		return nil, false, fmt.Errorf("sandbox %s lives in %s: set XDG_STATE_HOME as it was when it was started", name, filepath.Dir(have.Sandbox.Socket))
 	}
 	sum, err := configSum(w)
 	hasConfig := err == nil
-	// The state goes last: as long as it is there, a repeated Down finds the others.
+	// The state goes last: while it exists, a repeated Down finds the other files.
 	files := []string{workspace.KubeconfigFile, "." + workspace.KubeconfigFile + ".pending", workspace.MasterSecretFile, engine.TargetFile, workspace.StateFile}
 	if hasConfig && sum == configSHA256 {
 		files = append([]string{workspace.ConfigFile}, files...)
@@ -128,7 +128,7 @@ func forget(w, name, uid, configSHA256 string) (removed []string, kept bool, err
 	return removed, hasConfig && sum != configSHA256, nil
 }
 
-// forgetTold is forget with its outcome told to the user.
+// forgetTold calls forget and reports the outcome to the user.
 func forgetTold(t *teller, ws, name, uid, configSHA256 string) error {
 	removed, kept, err := forget(ws, name, uid, configSHA256)
 	if len(removed) > 0 {

@@ -1,12 +1,12 @@
 // Package build makes Kubernetes: the binaries of a version and the images that its
 // kubeadm asks for, from the sources that the Go module proxy serves, into a cache.
 //
-// It hides how that is done (modules, linker flags, OCI archives, the Debian
-// packages that kube-proxy's image needs) and promises that what is in the cache is
-// whole: a file counts once its record, written after it, agrees with it. A build
-// that was cut off goes on where it was, and two at once take turns.
+// It implements the details (modules, linker flags, OCI archives, the Debian
+// packages that kube-proxy's image needs) and guarantees that cached files are
+// complete: a file counts once its record, written after it, matches it. An interrupted
+// build continues where it stopped, and concurrent builds are serialized.
 //
-// Kubernetes, Binary and nothing else compile; whoever must not wait asks Cached or
+// Only Kubernetes and Binary compile. Callers that must not wait use Cached or
 // Load. The package never touches a file of the computer outside the cache directory
 // and the caches of the Go toolchain, needs no root, and starts no machine.
 //

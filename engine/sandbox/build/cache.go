@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// manifestFile is what a cache says about itself. It is replaced as a whole after
-// every file that is finished.
+// manifestFile describes the content of a cache. It is replaced as a whole after
+// every finished file.
 const manifestFile = "manifest.json"
 
 type manifest struct {
@@ -28,18 +28,18 @@ type manifest struct {
 	Files   map[string]record `json:"files"` // by path below the version's directory, with slashes
 }
 
-// A record vouches for one file.
+// A record identifies one file.
 type record struct {
-	// Key names what the file was made from. A file with another key is made again.
+	// Key identifies the inputs of the file. A file with another key is built again.
 	Key    string `json:"key"`
 	Digest string `json:"digest"` // "sha256:<64 hex>"
 	Size   int64  `json:"size"`
-	// Modified is the file's time when its digest was last found right. While it and
-	// the size stand, the file is not read again.
+	// Modified is the file's time when its digest was last verified. While it and
+	// the size are unchanged, the file is not read again.
 	Modified time.Time `json:"modified"`
 	// Image is the digest of the image in an archive.
 	Image string `json:"image,omitempty"`
-	// From says what the file was made with: "go1.26.8", or Debian packages and versions.
+	// From names the tools: "go1.26.8", or Debian packages and versions.
 	From []string `json:"from"`
 }
 
@@ -54,8 +54,8 @@ func versionDir(cacheDir, version string) string {
 	return filepath.Join(cacheDir, "kubernetes", version)
 }
 
-// openStore reads the manifest of version. None, or one that makes no sense, is an
-// empty cache: everything can be made again.
+// openStore reads the manifest of version. A missing or invalid one is an
+// empty cache: everything can be built again.
 func openStore(cacheDir, version string) (*store, error) {
 	s := &store{dir: versionDir(cacheDir, version), files: make(map[string]record)}
 	b, err := os.ReadFile(filepath.Join(s.dir, manifestFile))
@@ -74,8 +74,8 @@ func openStore(cacheDir, version string) (*store, error) {
 
 func (s *store) path(name string) string { return filepath.Join(s.dir, filepath.FromSlash(name)) }
 
-// has reports whether the file name is in the cache, made as key says, and as it was
-// when it was made.
+// has reports whether the file name is in the cache, with this key, and
+// unmodified.
 func (s *store) has(name, key string) bool {
 	r, ok := s.files[name]
 	if !ok || r.Key != key {
@@ -88,7 +88,7 @@ func (s *store) has(name, key string) bool {
 	if info.ModTime().Equal(r.Modified) {
 		return true
 	}
-	// Copied, restored or altered: only its bytes can tell.
+	// Copied, restored or modified: only the digest decides.
 	digest, _, err := digestFile(s.path(name))
 	if err != nil || digest != r.Digest {
 		return false
@@ -98,7 +98,7 @@ func (s *store) has(name, key string) bool {
 	return true
 }
 
-// missing returns what s lacks to be all of r.
+// missing returns the parts of r that s lacks.
 func (s *store) missing(r recipe) missing {
 	var m missing
 	for _, p := range r.programs() {
@@ -129,7 +129,7 @@ func (s *store) imageKey(r recipe, i imageSpec) string {
 	return i.key(r.date, contents...)
 }
 
-// adopt moves the finished file at path into the cache as name, and then vouches for it.
+// adopt moves the finished file at path into the cache as name, and then records it.
 func (s *store) adopt(path, name string, r record) error {
 	var err error
 	if r.Digest, r.Size, err = digestFile(path); err != nil {
@@ -177,11 +177,11 @@ func (s *store) save() error {
 	return nil
 }
 
-// stagePrefix begins the names of directories for unfinished work.
+// stagePrefix is the name prefix of directories for unfinished work.
 const stagePrefix = "stage-"
 
 // stage makes a directory for unfinished work, on the cache's file system, and
-// returns how to remove it.
+// returns a function that removes it.
 func (s *store) stage() (dir string, remove func(), err error) {
 	dir, err = os.MkdirTemp(s.dir, stagePrefix)
 	if err != nil {
@@ -190,7 +190,7 @@ func (s *store) stage() (dir string, remove func(), err error) {
 	return dir, func() { _ = s.sweep() }, nil // what stays is removed by the next build
 }
 
-// sweep removes unfinished work, also that of a process that was killed. The caller
+// sweep removes unfinished work, including that of killed processes. The caller
 // holds the lock.
 func (s *store) sweep() error {
 	root, err := os.OpenRoot(s.dir)
@@ -224,12 +224,12 @@ func (s *store) artifacts(r recipe) *Artifacts {
 	return a
 }
 
-// lockPoll is how often a process looks whether another has let go of a lock. The
-// kernel can wait for us, but not until a context ends.
+// lockPoll is the interval at which a process polls a lock that another process holds. The
+// kernel can block until a release, but not until a context ends.
 const lockPoll = 100 * time.Millisecond
 
-// lock takes the lock file at path for this process, and returns how to give it
-// back. It is gone with the process in any case. While another holds it, waiting is
+// lock takes the lock file at path for this process, and returns the function that releases
+// it. The end of the process also releases it. While another process holds it, waiting is
 // called once a second with a name for the holder.
 func lock(ctx context.Context, path string, waiting func(holder string)) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
@@ -258,7 +258,7 @@ func lock(ctx context.Context, path string, waiting func(holder string)) (unlock
 		case <-tick.C:
 		}
 	}
-	// For those who wait. It decides nothing, so that it may fail.
+	// A hint for waiting processes. A failure does not matter.
 	if err := f.Truncate(0); err == nil {
 		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())), 0)
 	}
@@ -288,8 +288,8 @@ func digestFile(path string) (digest string, size int64, err error) {
 	return "sha256:" + hex.EncodeToString(h.Sum(nil)), size, nil
 }
 
-// syncFile makes sure that what follows in the manifest cannot reach the disk before
-// the bytes it vouches for.
+// syncFile ensures that the bytes reach the disk before
+// the manifest that records them.
 func syncFile(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

@@ -23,9 +23,9 @@ import (
 // of where the sources lie.
 const buildFlags = "-trimpath -buildvcs=false"
 
-// buildEnv fixes what would otherwise come from the user's environment and change
-// the result. GOFLAGS is set to what is the default anyway, because an empty value
-// lets the user's configuration file through.
+// buildEnv fixes variables that would otherwise come from the user's environment and change
+// the result. GOFLAGS is set to its default, because an empty value
+// would use the user's configuration file.
 func buildEnv() []string {
 	return []string{
 		"CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + runtime.GOARCH, "GOAMD64=v1", "GOARM64=v8.0",
@@ -33,8 +33,8 @@ func buildEnv() []string {
 	}
 }
 
-// What the work costs, in units of unitTime of one core. They make the shown progress
-// even and the first estimate honest, and decide nothing.
+// Cost of the work, in units of unitTime of one core. They only affect the progress
+// and its first estimate.
 const (
 	costPackage = 1
 	costLink    = 15
@@ -51,8 +51,8 @@ type builder struct {
 	meter  *meter
 }
 
-// build makes everything that is missing. What needs the network comes first, so
-// that its absence shows before minutes of work.
+// build makes everything that is missing. Downloads come first, so
+// that a missing network shows before minutes of work.
 func (b *builder) build(ctx context.Context) error {
 	lacks := b.missing(b.recipe)
 	if lacks.tools {
@@ -67,7 +67,7 @@ func (b *builder) build(ctx context.Context) error {
 	if err := b.programs(ctx, lacks.programs); err != nil {
 		return err
 	}
-	// Only now is it known which images lack something: a program that was made again
+	// Only now the outdated images are known: a rebuilt program
 	// need not have changed.
 	return b.images(ctx, b.missing(b.recipe).images)
 }
@@ -219,8 +219,8 @@ func (t *toolchain) run(ctx context.Context, module string, stdout func(string),
 	}.run(ctx, t.goPath, args...)
 }
 
-// A command says how a program is run. Its functions get lines without their end and
-// may be nil; what stderr does not take becomes the error.
+// A command describes how to run a program. Its functions get lines without their end and
+// may be nil. Stderr without a function becomes the error.
 type command struct {
 	dir    string
 	env    []string // beside our own environment
@@ -257,7 +257,7 @@ func (c command) run(ctx context.Context, name string, args ...string) error {
 	if len(complaints) == 0 {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	// The first complaint of a compiler is the cause, the last words of others are.
+	// A compiler's first message is the cause, with other programs it is the last.
 	if len(complaints) > 8 {
 		complaints = slices.Concat(complaints[:4], complaints[len(complaints)-4:])
 	}
@@ -305,8 +305,8 @@ func (w *lineWriter) say(line []byte) {
 
 var errNoGo = errors.New("there is no go command on the PATH")
 
-// fail gives err the remedy that its text suggests. The tools that we run have no
-// codes for what went wrong, only words.
+// fail adds the remedy that the text of err suggests. The tools have no
+// error codes, only text.
 func (b *builder) fail(op string, err error) error {
 	return withRemedy(op, err, "constellation sandbox fetch "+b.recipe.version)
 }
@@ -355,8 +355,8 @@ type meter struct {
 	now     Progress
 	told    time.Time
 	stopped bool
-	// Compiling is most of the time, and the only part whose pace differs much between
-	// computers: how it goes is what the estimate is made from.
+	// Compilation takes most of the time, and its pace differs most between
+	// computers: the estimate is based on it.
 	packages, ready int64
 	compiling       time.Time
 }
@@ -417,7 +417,7 @@ func (m *meter) planPackages(n int64) {
 
 func (m *meter) say(stage Stage, text string) { m.advance(0, stage, text) }
 
-// compiled says that n more packages are there.
+// compiled records n more compiled packages.
 func (m *meter) compiled(n int64, text string) {
 	m.mu.Lock()
 	m.ready += n
@@ -459,8 +459,8 @@ func (m *meter) tell() {
 	m.report(m.now)
 }
 
-// left estimates how long packages and other units of work take. pace is the time
-// per package as measured, zero if it is not known yet.
+// left estimates the duration of the remaining packages and other units. pace is the measured
+// time per package, zero if unknown.
 func left(packages, units int64, pace time.Duration, cores int) time.Duration {
 	if pace == 0 {
 		pace = costPackage * unitTime / time.Duration(cores)

@@ -75,8 +75,8 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// children returns how many children a process has, the dead that nobody has waited
-// for among them.
+// children returns how many children a process has, including
+// zombies.
 func children(t *testing.T, pid int) int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/stat")

@@ -28,11 +28,11 @@ var pauseSource []byte
 // way that no other part of a key shows, such as the layout of an image.
 const format = 1
 
-// A recipe is everything that decides what is made for one version of Kubernetes.
+// A recipe is everything that determines the artifacts of one version of Kubernetes.
 type recipe struct {
 	version string
-	// date is when the release was tagged. It is the only time that appears in what
-	// is made, so that two computers make the same bytes.
+	// date is the date of the release's tag. It is the only time in the
+	// artifacts, so that builds are reproducible.
 	date time.Time
 	// Tags as this version's kubeadm names them, and the agnhost that its tree holds.
 	etcd, coredns, pause, agnhost string

@@ -68,7 +68,7 @@ func TestServicesArePackedOnce(t *testing.T) {
 		t.Errorf("the image was written again (%v)", err)
 	}
 
-	// A new build of a binary is a new image, and whoever serves the old one still can.
+	// A new build of a binary is a new image, and the old image stays available.
 	if err := os.WriteFile(filepath.Join(dir, "bin/releases/v9.9.9/operator"), []byte("#!better"), 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -1,14 +1,14 @@
-// Package drill upgrades throwaway clusters while things go wrong, and judges it.
+// Package drill upgrades throwaway clusters under injected faults, and evaluates the result.
 //
-// A drill makes a cluster of its own, lets package recorder watch it from outside, begins
+// A drill creates a cluster of its own, records it from outside with package recorder, starts
 // the upgrade, and injects faults at named points: "when the second node is cordoned, cut
-// the power of that machine". Which faults, at which points, and how long they last follows
-// from a seed alone, so a drill can be repeated; what happens in between is up to real
-// processes, and differs by as much as they do. When nothing goes wrong any more the
-// upgrade has to end, and the recorder's invariants have to have held all the time.
+// the power of that machine". A seed determines the faults, their points, and their durations,
+// so a drill can be repeated. The behavior in between depends on real
+// processes and varies with them. After the last fault the
+// upgrade must end, and the recorder's invariants must have held all the time.
 //
-// Faults excuse some things, and only while they last: a machine without power is not
-// Ready. What is excused is told apart in the report.
+// Faults excuse some violations, and only while they last: a machine without power is not
+// Ready. The report lists excused violations separately.
 package drill
 
 import (
@@ -42,13 +42,13 @@ import (
 )
 
 const (
-	// defaultCount is how many faults a drill has unless it is told.
+	// defaultCount is the default number of faults of a drill.
 	defaultCount = 4
-	// recovery is how long after a fault its excuses count.
+	// recovery is how long the excuses of a fault apply after its end.
 	recovery = 30 * time.Second
-	// settling bounds what is waited for after the upgrade: machines that go, leases.
+	// settling limits the wait after the upgrade for deletions and leases.
 	settling = 2 * time.Minute
-	// cleaning bounds how long a drill may take to be removed.
+	// cleaning limits the removal of a drill.
 	cleaning = 3 * time.Minute
 )
 
@@ -59,7 +59,7 @@ const (
 	hollow    = "hollow"
 )
 
-// op is what errors say was tried.
+// op is the operation in errors.
 const op = "drill"
 
 // Drills runs drills on this computer. It implements engine.Drills.
@@ -69,30 +69,30 @@ type Drills struct {
 	log   *slog.Logger
 }
 
-// New returns what runs drills with the sandboxes below dirs.
+// New returns a runner of drills with the sandboxes below dirs.
 func New(dirs sandbox.Dirs, boxes engine.Sandbox, log *slog.Logger) *Drills {
 	return &Drills{dirs: dirs, boxes: boxes, log: log}
 }
 
 var _ engine.Drills = (*Drills)(nil)
 
-// site is a cluster that is ready to be upgraded. Hands that faults need may be nil.
+// site is a cluster that is ready to be upgraded. Functions for faults may be nil.
 type site struct {
 	what string // in words
-	// controlPlanes are those on one of which kubeadm upgrades.
+	// controlPlanes are the candidates for the upgrade by kubeadm.
 	controlPlanes []string
 	cluster       *rest.Config
 	cloud         *sandboxapi.Client
-	host          recorder.Host // nil where there are no machines to look into
+	host          recorder.Host // nil without access to machines
 	service       string        // IP:port of a web server, or empty
 	// nameless: operators are not named after their nodes.
 	nameless bool
 	limits   recorder.Limits
-	unseen   []recorder.Rule // that nothing here could break
+	unseen   []recorder.Rule // rules that cannot be violated here
 	limit    time.Duration   // for the upgrade
 
-	// begin sets the target, and later calls giveUp if that cannot be. rest ends what the drill itself runs in the cluster; it is
-	// called before the recorder's last look.
+	// begin sets the target, and later calls giveUp if that fails. rest ends the drill's own processes in the cluster. It is
+	// called before the recorder's last observation.
 	begin func(ctx context.Context, giveUp func(error)) error
 	rest  func(context.Context)
 	close func(context.Context) error
@@ -101,13 +101,13 @@ type site struct {
 	killConsole   func(context.Context) error
 	stopAPIServer func()
 	startAPI      func(context.Context) error
-	power         func(ctx context.Context, machine string) error // cuts it, and gives it back
+	power         func(ctx context.Context, machine string) error // power-cycles a machine
 }
 
-// teller says what happens.
+// teller prints progress.
 type teller func(format string, args ...any)
 
-// run is a drill that goes on.
+// run is a drill in progress.
 type run struct {
 	site *site
 	rec  *recorder.Recorder
@@ -120,20 +120,20 @@ type run struct {
 	report  []engine.DrillInjection
 	windows []window
 
-	switches sync.Mutex     // held by who uses a machine's power switch
-	switched map[string]int // how often, by machine
+	switches sync.Mutex     // held during use of a machine's power switch
+	switched map[string]int // power cycles by machine
 
 	wg sync.WaitGroup
 }
 
-// window is when a fault excuses breaches of some rules.
+// window is the time in which a fault excuses breaches of some rules.
 type window struct {
 	fault    string
 	from, to time.Time
 	rules    []recorder.Rule
 }
 
-// Drill runs one. See [engine.Drills].
+// Drill runs a drill. See [engine.Drills].
 func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(string)) (engine.DrillReport, error) {
 	started := time.Now()
 	r := engine.DrillReport{Seed: spec.Seed, Program: version.Release, Started: started.UTC(), Injected: []engine.DrillInjection{}, Rules: []engine.DrillRule{}, Summary: []string{}}
@@ -174,12 +174,12 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 	}
 	defer leave()
 
-	// What libraries have to say is not for who drills.
+	// Log messages of libraries are not for users of drills.
 	klog.SetLogger(logr.Discard())
 	ctrllog.SetLogger(logr.Discard())
 	say("making a cluster of %s machines", kind)
 	var s *site
-	var lasting []string // faults that there are all the time
+	var lasting []string // faults that last for the whole drill
 	if disks {
 		lasting = []string{diskThatCanFail}
 	}
@@ -221,7 +221,7 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 	return r, nil
 }
 
-// repeat are the arguments that say the same.
+// repeat returns the arguments that repeat the drill.
 func repeat(kind string, spec engine.DrillSpec) []string {
 	args := []string{"sandbox", "drill", "--machines=" + kind, fmt.Sprint("--seed=", spec.Seed)}
 	if spec.ControlPlanes > 1 {
@@ -239,9 +239,9 @@ func repeat(kind string, spec engine.DrillSpec) []string {
 	return args
 }
 
-// machines decides which kind there will be.
+// machines selects the kind of machines.
 func (d *Drills) machines(asked string) (string, error) {
-	can := os.Geteuid() == 0 // machine.Check says the rest, in its own words
+	can := os.Geteuid() == 0 // machine.Check reports the rest
 	switch asked {
 	case hollow, simulated, real:
 		return asked, nil
@@ -254,7 +254,7 @@ func (d *Drills) machines(asked string) (string, error) {
 	return "", &plan.Error{Op: "drill", Err: fmt.Errorf("there are no %q machines for drills", asked), Exit: plan.ExitUsage, Remedy: "say --machines=real, --machines=simulated or --machines=hollow"}
 }
 
-// outcome says how it went, and why.
+// outcome returns the result, and the reason.
 func outcome(ended bool, why string, r engine.DrillReport) (string, string) {
 	var broken []string
 	for _, rule := range r.Rules {
@@ -285,7 +285,7 @@ func outcome(ended bool, why string, r engine.DrillReport) (string, string) {
 	return engine.DrillPassed, ""
 }
 
-// judge sorts breaches by rules, all of which are in the answer.
+// judge groups breaches by rule. The result contains all rules.
 func judge(breaches []recorder.Breach, windows []window, unseen []recorder.Rule) []engine.DrillRule {
 	rules := make([]engine.DrillRule, 0, len(recorder.Rules))
 	for _, name := range recorder.Rules {
@@ -308,15 +308,15 @@ func judge(breaches []recorder.Breach, windows []window, unseen []recorder.Rule)
 	return rules
 }
 
-// upgrade begins the upgrade, injects what is to be injected, and waits for the end. why
-// says in a sentence why it did not end.
+// upgrade starts the upgrade, injects the faults of the plan, and waits for the end. why
+// is the reason in a sentence if it did not end.
 func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended bool, why string) {
 	late := fmt.Errorf("it did not end within %s", x.site.limit)
 	ctx, cancel := context.WithTimeoutCause(ctx, x.site.limit, late)
 	defer cancel()
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
-	// Faults end with the drill, whatever happens.
+	// Faults end with the drill in any case.
 	defer func() {
 		x.wg.Wait()
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -365,7 +365,7 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 	settle, done := context.WithTimeout(ctx, settling)
 	defer done()
 	err = x.rec.Wait(settle, settled)
-	// An operator outside of the cluster is on no node: its lease is given back when it ends.
+	// An operator outside of the cluster is on no node: it releases its lease when it ends.
 	x.site.rest(ctx)
 	err = errors.Join(err, x.rec.Wait(settle, unled))
 	if err != nil {
@@ -375,7 +375,7 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 	return true, ""
 }
 
-// errPast is why a power cut in kubeadm is no longer waited for.
+// errPast is why a power cut in kubeadm is not awaited any more.
 var errPast = errors.New("the upgrade is past it")
 
 func lastly(t *recorder.Target) string {
@@ -392,9 +392,9 @@ func (x *run) quiet() bool {
 	return !slices.ContainsFunc(x.report, func(i engine.DrillInjection) bool { return i.AtMS >= 0 && i.EndMS < 0 })
 }
 
-// settled reports whether the cloud has the machines that it had in the beginning, all
-// ready, no node is marked, the autoscaler is as it was, and a service that was asked has answered
-// every node since the last one went. What stays otherwise is judged.
+// settled reports whether the cloud has its initial number of machines, all
+// ready, no node is marked, the autoscaler is in its initial state, and a probed service has answered
+// every node since the last deletion. All other remains count as breaches.
 func settled(j []recorder.Entry) bool {
 	var first, last *recorder.Machines
 	var scalerThen, scaler recorder.Scaler
@@ -433,7 +433,7 @@ func settled(j []recorder.Entry) bool {
 		}
 	}
 	for _, n := range nodes {
-		// Kubernetes takes its taints from a node a moment after it is Ready.
+		// Kubernetes removes the taints of a node a moment after it is Ready.
 		if tainted := slices.ContainsFunc(n.Taints, func(t string) bool { return strings.HasPrefix(t, "node.kubernetes.io/") }); !n.Gone && (!n.Ready || tainted || n.Heir != "" || n.CordonedByUs || asked && !answered[n.Name]) {
 			return false
 		}
@@ -441,7 +441,7 @@ func settled(j []recorder.Entry) bool {
 	return true
 }
 
-// unled reports whether nobody leads, or one who runs on a node.
+// unled reports whether there is no leader, or a leader that runs on a node.
 func unled(j []recorder.Entry) bool {
 	nodes := map[string]bool{}
 	holder := ""
@@ -456,7 +456,7 @@ func unled(j []recorder.Entry) bool {
 	return holder == "" || nodes[holder]
 }
 
-// inject begins a fault and sees to it that it ends. It does not wait.
+// inject starts a fault and ensures its end. It does not wait.
 func (x *run) inject(ctx context.Context, i int, subject string) {
 	x.mu.Lock()
 	in := &x.report[i]
@@ -475,7 +475,7 @@ func (x *run) inject(ctx context.Context, i int, subject string) {
 		}
 		x.tell("%s: %s", point, what)
 		x.rec.Note("fault begins: %s", what)
-		// A drill that is ended ends its faults in order.
+		// Faults end regularly even when the drill is cancelled.
 		err := f.happen(context.WithoutCancel(ctx), x, subject, func() {
 			t := time.NewTimer(lasts)
 			defer t.Stop()
@@ -484,11 +484,11 @@ func (x *run) inject(ctx context.Context, i int, subject string) {
 			case <-t.C:
 			}
 		})
-		// Whoever waits for quiet looks again at this entry.
+		// This entry wakes up waiters for quiet.
 		defer x.rec.Note("fault ended: %s", what)
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		if c := x.cuts[name]; c != nil && c.err == nil && c.from.Before(w.from) { // it was faster than what is seen of it
+		if c := x.cuts[name]; c != nil && c.err == nil && c.from.Before(w.from) { // it struck before it was observed
 			w.from, x.report[i].AtMS = c.from, c.from.Sub(x.begun).Milliseconds()
 		}
 		w.to = time.Now()
@@ -504,8 +504,8 @@ func (x *run) inject(ctx context.Context, i int, subject string) {
 // clusterDir is the workspace of a drill's own sandbox, in the drill's directory.
 const clusterDir = "cluster"
 
-// enter makes the directory of a drill below a workspace, after it has removed what a
-// killed drill left there. leave removes it again.
+// enter creates the directory of a drill below a workspace, after it has removed the remains of a
+// killed drill. leave removes it again.
 func (d *Drills) enter(ctx context.Context, workspace string, say teller) (place string, leave func(), err error) {
 	if st, err := d.boxes.Status(ctx, workspace); err == nil {
 		return "", nil, &plan.Error{
@@ -542,7 +542,7 @@ func (d *Drills) enter(ctx context.Context, workspace string, say teller) (place
 	}, nil
 }
 
-// scenario is what goes wrong, by seed.
+// scenario returns the faults of a seed.
 func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, error) {
 	if kind == hollow && spec.ControlPlanes != 0 || !slices.Contains([]int{0, 1, 3, 5}, spec.ControlPlanes) {
 		return nil, &plan.Error{
@@ -553,7 +553,7 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 	var allowed []*fault
 	for i := range faults {
 		f := &faults[i]
-		if len(f.points(kind, spec.Kubernetes)) == 0 { // nothing here comes to its points
+		if len(f.points(kind, spec.Kubernetes)) == 0 { // its points do not occur here
 			continue
 		}
 		if slices.Contains(f.machines, kind) && (len(spec.Faults) == 0 || slices.Contains(spec.Faults, f.name)) {

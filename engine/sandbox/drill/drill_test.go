@@ -120,7 +120,7 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 	}
 }
 
-// What was recorded can be repeated: its seed still means the same.
+// Recorded drills can be repeated: their seeds still have the same meaning.
 func TestRecordedSeedsMeanTheSame(t *testing.T) {
 	f, err := os.Open("testdata/drills.jsonl")
 	if err != nil {
@@ -161,14 +161,14 @@ func TestRecordedSeedsMeanTheSame(t *testing.T) {
 	}
 }
 
-// aCloud is one that knows when its control planes booted, and hears of faults. The first may boot anew.
+// aCloud is a fake cloud with boot times of control planes and a log of faults. The first may reboot.
 type aCloud struct {
 	mu     sync.Mutex
 	booted time.Time
 	heard  [][]string
-	// cut is called for each list of faults; true: the machine boots anew.
+	// cut is called for each list of faults; true: the machine reboots.
 	cut func(faults []string) bool
-	// asked is closed with the first list; asks gets something when machines were described, if anybody waits.
+	// asked is closed with the first list. asks gets a value when machines were described, if there is a receiver.
 	asked, asks chan struct{}
 }
 
@@ -178,7 +178,7 @@ func (c *aCloud) boot() {
 	c.booted = c.booted.Add(time.Minute)
 }
 
-// described waits until the machines were asked for so many times more.
+// described waits for the given number of further list requests.
 func (c *aCloud) described(times int) {
 	for range times {
 		<-c.asks
@@ -218,7 +218,7 @@ func (c *aCloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Power cuts in kubeadm are asked for before it begins, one after the other, and no longer
+// Power cuts in kubeadm are set before it starts, one after the other, and no longer
 // than the upgrade lasts.
 func TestCutAhead(t *testing.T) {
 	const etcd, apiServer = "power-cut=control-plane-0:upgrade-etcd", "power-cut=control-plane-0:upgrade-api-server"
@@ -226,7 +226,7 @@ func TestCutAhead(t *testing.T) {
 	for _, tt := range []struct {
 		what  string
 		cut   func(faults []string) bool
-		other bool // another fault cuts the power once it was asked
+		other bool // another fault cuts the power after the request
 		heard [][]string
 		errs  map[string]error
 	}{
@@ -261,7 +261,7 @@ func TestCutAhead(t *testing.T) {
 				if err := x.power(ctx, "control-plane-0"); err != nil {
 					t.Fatal(err)
 				}
-				c.described(2) // who asks has seen it
+				c.described(2) // the caller has seen it after two requests
 			}
 			for name, want := range tt.errs {
 				if want != nil {
@@ -282,8 +282,8 @@ func TestCutAhead(t *testing.T) {
 	}
 }
 
-// Kubeadm upgrades one control plane, and nobody knows before which. The others are left alone
-// once its power was cut.
+// Kubeadm upgrades one control plane, which is not known in advance. The others are not
+// affected after its power was cut.
 func TestCutAnyControlPlane(t *testing.T) {
 	const wanted = "power-cut=control-plane-0:upgrade-etcd"
 	struck := false
@@ -356,7 +356,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// Points are counted from the begin on, each thing once.
+// Points are counted from the start, each thing once.
 func TestPoints(t *testing.T) {
 	s := newSeen()
 	var got []at
@@ -395,7 +395,7 @@ func TestPoints(t *testing.T) {
 	}
 }
 
-// A drill has a place of its own, and no other.
+// A drill has its own directory, and no other.
 func TestEnter(t *testing.T) {
 	d, dir := newDrills(t), t.TempDir()
 	quiet := func(string, ...any) {}

@@ -11,30 +11,30 @@ import (
 	"constellation/engine/sandbox/recorder"
 )
 
-// fault is something that can go wrong in a drill.
+// fault is a fault that a drill can inject.
 type fault struct {
 	name, does string
-	machines   []string // that can have it
-	// at are the points at which it can begin; nil are those that a replacement has.
+	machines   []string // kinds that support it
+	// at are the points at which it can start; nil means those of a replacement.
 	at []string
-	// anywhere means that it happens to the cluster or its cloud, not to the machine that
-	// the point is about.
+	// anywhere means that it affects the cluster or its cloud, not the machine of
+	// the point.
 	anywhere bool
-	lasts    bool // as long as the seed says
-	// ofDisk means that the machine is a control plane whose etcd has a disk that can fail.
+	lasts    bool // for the seed's duration
+	// ofDisk means that the machine is a control plane whose etcd has a faulty disk.
 	// Machines have such disks from their first boot on.
 	ofDisk bool
-	// cutAt is the point of kubeadm at which a machine's power goes; see [run.cutAhead].
+	// cutAt is the point of kubeadm at which a machine loses power; see [run.cutAhead].
 	cutAt   string
 	excuses []recorder.Rule
-	// happen makes it happen and ends it; on is the machine, wait waits as long as it lasts.
+	// happen injects it and ends it; on is the machine, wait blocks for the duration.
 	happen func(ctx context.Context, x *run, on string, wait func()) error
 }
 
-// longestFault is how long a fault may last.
+// longestFault is the maximum duration of a fault.
 var longestFault = map[string]time.Duration{hollow: 6 * time.Second, simulated: 12 * time.Second, real: 25 * time.Second}
 
-// most is how often there is a point of a name at least at which the fault can begin.
+// most is the minimum number of occurrences of a point at which the fault can start.
 func (f *fault) most(kind, point string, controlPlanes int) int {
 	switch {
 	case !slices.Contains(perNode, point), f.ofDisk: // control planes are replaced first
@@ -46,7 +46,7 @@ func (f *fault) most(kind, point string, controlPlanes int) int {
 	}
 }
 
-// points are those at which a fault can begin on machines of a kind that are upgraded to a
+// points are those at which a fault can start on machines of a kind that are upgraded to a
 // version of Kubernetes.
 func (f *fault) points(kind, kubernetes string) []string {
 	at := f.at
@@ -59,13 +59,13 @@ func (f *fault) points(kind, kubernetes string) []string {
 	return at
 }
 
-// Machines that can have a fault: all, or those in which programs run.
+// Kinds of machines with a fault: all, or those that run programs.
 var (
 	everywhere = []string{real, simulated, hollow}
 	running    = []string{real, simulated}
 )
 
-// ofCloud makes a fault of the cloud that lasts a while.
+// ofCloud makes a temporary fault of the cloud.
 func ofCloud(spec func(on string) string) func(context.Context, *run, string, func()) error {
 	return func(ctx context.Context, x *run, on string, wait func()) error {
 		f := spec(on)
@@ -79,7 +79,7 @@ func ofCloud(spec func(on string) string) func(context.Context, *run, string, fu
 
 func always(spec string) func(string) string { return func(string) string { return spec } }
 
-// faults are all, by name. What they do is told to people.
+// faults are all faults, by name. Users see the descriptions.
 var faults = []fault{
 	{
 		name: "api-429", does: "the cloud answers half of all calls with 429", machines: everywhere, anywhere: true, lasts: true,
@@ -182,23 +182,23 @@ var faults = []fault{
 	},
 }
 
-// diskThatCanFail is the fault by which all machines of a sandbox get a disk that can fail.
-// It does no harm.
+// diskThatCanFail is the fault by which all machines of a sandbox get a faulty disk.
+// It has no effect by itself.
 const diskThatCanFail = "slow-disk=1:1ns"
 
 var (
-	// ofMachines are the points at which a machine can be hurt. One that goes is spared.
+	// ofMachines are the points at which a machine can get a fault. Machines in deletion are excluded.
 	ofMachines = []string{pointKubeadm, pointAdopted, pointReady, pointCordoned}
-	// unseen are rules that are judged by two views, of which a fault makes one old.
+	// unseen are rules that need two views, of which a fault makes one stale.
 	unseen = []recorder.Rule{
 		recorder.ReadyFloor, recorder.Pairs, recorder.LeaseMoved, recorder.EtcdVoters, recorder.WorkersLast, recorder.AutoscalerPaused, recorder.MachineTracked, recorder.VersionSkew,
 	}
-	// hurt are rules that a machine which suffers breaks whatever anybody decides, and
-	// those that cannot be judged while it is the control plane that does.
+	// hurt are rules that a faulty machine breaks regardless of the operator, and
+	// those that cannot be evaluated if it is the control plane.
 	hurt = append([]recorder.Rule{recorder.ServiceAnswers}, unseen...)
 )
 
-// ofMachine is a fault that a machine suffers from for a while.
+// ofMachine is a temporary fault of a machine.
 func ofMachine(name, does string, machines []string) fault {
 	return fault{
 		name: name, does: does, machines: machines, at: ofMachines, lasts: true, excuses: hurt,
@@ -206,7 +206,7 @@ func ofMachine(name, does string, machines []string) fault {
 	}
 }
 
-// losing cuts the power of a machine that loses by it what a fault of disks says.
+// losing cuts the power of a machine whose disk then loses data.
 func losing(fault string) func(context.Context, *run, string, func()) error {
 	return func(ctx context.Context, x *run, on string, _ func()) error {
 		spec := fault + "=" + on
@@ -217,7 +217,7 @@ func losing(fault string) func(context.Context, *run, string, func()) error {
 	}
 }
 
-// power cuts the power of a machine now, and gives it back.
+// power power-cycles a machine now.
 func (x *run) power(ctx context.Context, on string) error {
 	x.switches.Lock()
 	defer x.switches.Unlock()
@@ -225,7 +225,7 @@ func (x *run) power(ctx context.Context, on string) error {
 	return x.site.power(ctx, on)
 }
 
-// cut is a power cut that was asked for ahead.
+// cut is a power cut that was requested in advance.
 type cut struct {
 	over chan struct{} // closed when the machine has booted, or never will for this
 	// Set before over is closed.
@@ -233,9 +233,9 @@ type cut struct {
 	err  error
 }
 
-// cutAhead asks, before the upgrade begins, for the power cuts in kubeadm that a drill is
-// to have, one after the other. Kubeadm shows where it is by files, and is faster than what
-// is seen of it through the cluster. They are given up when ctx ends.
+// cutAhead requests, before the upgrade starts, the drill's power cuts in kubeadm,
+// one after the other. Kubeadm's progress shows in files, and is faster than
+// its observation through the cluster. The requests are cancelled when ctx ends.
 func (x *run) cutAhead(ctx context.Context, plan []engine.DrillInjection) {
 	x.cuts = map[string]*cut{}
 	var order []*fault
@@ -254,8 +254,8 @@ func (x *run) cutAhead(ctx context.Context, plan []engine.DrillInjection) {
 	})
 }
 
-// cutAny cuts the power of the one control plane that comes to a point, whichever it is,
-// and says when that may have been. It returns when the machine has booted.
+// cutAny cuts the power of the first control plane that reaches a point,
+// and returns the earliest possible time. It returns after the machine has booted.
 func (x *run) cutAny(ctx context.Context, point string) (time.Time, error) {
 	type struck struct {
 		from time.Time
@@ -282,10 +282,10 @@ func (x *run) cutAny(ctx context.Context, point string) (time.Time, error) {
 	return is.from, is.err
 }
 
-// cutAt cuts the power of a machine when it comes to a point, and says when that may have
-// been. It returns when the machine has booted.
+// cutAt cuts the power of a machine when it reaches a point, and returns the earliest possible
+// time. It returns after the machine has booted.
 func (x *run) cutAt(ctx context.Context, on, point string) (from time.Time, err error) {
-	// booted says when the machine did so, zero if nobody knows, and how often another fault was the cause.
+	// booted returns the machine's boot time, zero if unknown, and the number of boots by other faults.
 	booted := func() (t time.Time, others int) {
 		x.switches.Lock()
 		defer x.switches.Unlock()
@@ -307,7 +307,7 @@ func (x *run) cutAt(ctx context.Context, on, point string) (from time.Time, err 
 	}
 	from = time.Now()
 	spec := "power-cut=" + on + ":" + point
-	whatever := context.WithoutCancel(ctx) // what was asked for is taken back
+	whatever := context.WithoutCancel(ctx) // the request must be withdrawn
 	err = x.cloudFault(whatever, spec, true)
 	if err == nil {
 		err = until(ctx, x.site.limit, "the power of "+on+" was cut at "+point, func() bool {
@@ -325,7 +325,7 @@ func (x *run) cutAt(ctx context.Context, on, point string) (from time.Time, err 
 	return from, errors.Join(err, x.cloudFault(whatever, spec, false))
 }
 
-// inUpgrade waits for a power cut that was asked for ahead.
+// inUpgrade waits for a power cut that was requested in advance.
 func inUpgrade(fault string) func(context.Context, *run, string, func()) error {
 	return func(_ context.Context, x *run, _ string, _ func()) error {
 		c := x.cuts[fault]
@@ -343,7 +343,7 @@ func faultNamed(name string) *fault {
 	panic(fmt.Sprintf("no fault %q", name)) // a scenario is made of these
 }
 
-// Faults lists what can go wrong. See [engine.Drills].
+// Faults lists the faults. See [engine.Drills].
 func (d *Drills) Faults() []engine.DrillFault {
 	out := make([]engine.DrillFault, len(faults))
 	for i := range faults {
@@ -353,7 +353,7 @@ func (d *Drills) Faults() []engine.DrillFault {
 	return out
 }
 
-// cloudFault begins or ends a fault of the cloud, beside those that there are.
+// cloudFault adds or removes a fault of the cloud and keeps the others.
 func (x *run) cloudFault(ctx context.Context, spec string, begin bool) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()

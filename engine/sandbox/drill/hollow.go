@@ -47,7 +47,7 @@ const (
 	hollowNamespace     = "constellation-system"
 )
 
-// From where to where every drill goes.
+// Versions before and after the upgrade of every drill.
 const (
 	releaseFrom, releaseTo       = "v1.0.0", "v1.1.0"
 	kubernetesFrom, kubernetesTo = "v1.35.4", "v1.36.3"
@@ -59,9 +59,9 @@ var (
 	refTo   = "k8s-components-sha256-" + strings.Repeat("b", 64)
 )
 
-// hollow makes a cluster of hollow machines: a real control plane of plain processes, a
+// hollow creates a cluster of hollow machines: a real control plane of plain processes, a
 // real operator with the rights of its chart, and machines that run nothing. Only workers
-// are replaced: there is neither an agent nor a member of etcd on a hollow control plane.
+// are replaced: a hollow control plane has neither an agent nor an etcd member.
 func (d *Drills) hollow(ctx context.Context, place string, say teller) (_ *site, err error) {
 	program, err := build.ReleaseBinary(releaseTo, "operator")
 	if err != nil {
@@ -285,7 +285,7 @@ func asKubeconfig(r *rest.Config, user string) *clientcmdapi.Config {
 	return k
 }
 
-// operators is an operator that is started again when it ends, as a kubelet does.
+// operators is an operator that is restarted when it ends, as by a kubelet.
 type operators struct {
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -307,7 +307,7 @@ func startOperators(program, place string, c *hollowCluster, box *hollowmachines
 	ctx, cancel := context.WithCancel(context.Background())
 	o := &operators{cancel: cancel, done: make(chan struct{})}
 	go func() {
-		// Its life ends with that of this thread, should the drill be killed.
+		// The process ends with this thread if the drill is killed.
 		runtime.LockOSThread()
 		defer close(o.done)
 		defer log.Close()
@@ -351,7 +351,7 @@ func (o *operators) kill(ctx context.Context) error {
 	})
 }
 
-// stop ends it in order, for good.
+// stop ends it regularly.
 func (o *operators) stop() {
 	o.cancel()
 	<-o.done

@@ -4,5 +4,5 @@ package drill
 
 import "os/exec"
 
-// dieWithParent does nothing: only Linux can promise it. The end of a drill still ends it.
+// dieWithParent does nothing: only Linux supports it. The regular end of a drill ends the child.
 func dieWithParent(*exec.Cmd) {}

@@ -10,19 +10,19 @@ import (
 const (
 	pointBegun     = "begun"     // the target is set
 	pointKubeadm   = "kubeadm"   // the agent upgrades Kubernetes; on its node
-	pointIntent    = "intent"    // a replacement is written down; on the node that goes
+	pointIntent    = "intent"    // a replacement is recorded; on the old node
 	pointRequested = "requested" // the cloud makes a machine; on that machine
-	pointAdopted   = "adopted"   // an heir has joined and is not Ready; on the heir
-	pointReady     = "ready"     // an heir is Ready; on the heir
-	pointCordoned  = "cordoned"  // a node is to be drained; on that node
-	pointBound     = "bound"     // it is settled which machine goes; on its node
+	pointAdopted   = "adopted"   // a replacement node has joined and is not Ready; on that node
+	pointReady     = "ready"     // a replacement node is Ready; on that node
+	pointCordoned  = "cordoned"  // a node will be drained; on that node
+	pointBound     = "bound"     // the machine to delete is decided; on its node
 	pointGoing     = "going"     // the cloud deletes a machine; on that machine
 )
 
 // perNode are the points that each replacement has.
 var perNode = []string{pointIntent, pointRequested, pointAdopted, pointReady, pointCordoned, pointBound, pointGoing}
 
-// at is a point that was reached, and whom it is about.
+// at is a reached point, and its subject.
 type at struct {
 	point   string
 	nth     int
@@ -43,7 +43,7 @@ func (s *seen) points(e *recorder.Entry) (reached []at) {
 	if e.Mark == recorder.Begin {
 		s.begun = true
 	}
-	// What was there before the upgrade is known, and no point of it.
+	// The state before the upgrade contains no points.
 	reach := func(point, key, subject string) {
 		if s.known[point+" "+key] {
 			return

@@ -35,8 +35,8 @@ import (
 	"constellation/engine/workspace"
 )
 
-// workers is how many a drill of machines in which programs run has: with one control plane
-// that is the smallest cluster in which everything happens.
+// workers is the number of workers in a drill with processes: with one control plane
+// that is the smallest cluster in which every step occurs.
 const workers = 2
 
 // consoleProgram returns the path of constellation: beside this program, or in PATH.
@@ -55,8 +55,8 @@ func consoleProgram() (string, error) {
 	return path, nil
 }
 
-// running makes a cluster of real or simulated machines with the very commands that a user
-// gives, and upgrades it with the one that a user would. It has the lasting faults from the beginning.
+// running creates a cluster of real or simulated machines with the commands of a user,
+// and upgrades it likewise. It has the lasting faults from the start.
 func (d *Drills) running(ctx context.Context, kind, place string, spec engine.DrillSpec, lasting []string, say teller) (_ *site, err error) {
 	kubernetes := spec.Kubernetes
 	exe, err := consoleProgram()
@@ -109,7 +109,7 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 	}
 	kill := func(ctx context.Context) error { return killLeader(ctx, api, host) }
 	var cannot []recorder.Rule
-	if kind == simulated { // whose Services have no address that answers, and whose host name is this computer's
+	if kind == simulated { // simulated Services have no reachable address, and the host name is this computer's
 		service, cannot = "", []recorder.Rule{recorder.ServiceAnswers, recorder.LeaseMoved}
 		kill = func(ctx context.Context) error { return killSimulated(ctx, box, host) }
 	}
@@ -236,8 +236,8 @@ func (c *console) once(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// begin gives the command that upgrades, again whenever it was killed or gave up, until
-// it has done what it was to do.
+// begin runs the upgrade command, and repeats it after a kill or a failure, until
+// it succeeds.
 func (c *console) begin(ctx context.Context, giveUp func(error)) error {
 	run, end := context.WithCancel(context.WithoutCancel(ctx))
 	c.mu.Lock()
@@ -245,7 +245,7 @@ func (c *console) begin(ctx context.Context, giveUp func(error)) error {
 	c.mu.Unlock()
 	go func() {
 		defer close(c.ended)
-		// Its life ends with that of this thread, should the drill be killed.
+		// The process ends with this thread if the drill is killed.
 		runtime.LockOSThread()
 		for run.Err() == nil {
 			var out bytes.Buffer
@@ -292,7 +292,7 @@ func (c *console) kill(ctx context.Context) error {
 	})
 }
 
-// rest waits for the console to see the end, a minute at most.
+// rest waits for the end of the console, a minute at most.
 func (c *console) rest(ctx context.Context) {
 	select {
 	case <-c.ended:

@@ -22,7 +22,7 @@ const (
 	csrName = "escalation-suite"
 )
 
-// Subjects returns the identities that are tried on c.
+// Subjects returns the subjects of the attempts on c.
 func Subjects(c Cluster) []Subject {
 	bound := map[string][]string{
 		"authentication.kubernetes.io/pod-name": {"escalation"}, "authentication.kubernetes.io/pod-uid": {"11111111-1111-1111-1111-111111111111"},
@@ -85,8 +85,8 @@ func Subjects(c Cluster) []Subject {
 	return out
 }
 
-// prepare makes what the attempts are about: holders of roles, and a certificate request. The
-// returned function removes all of it, whatever was made.
+// prepare creates the objects for the attempts: holders of roles, and a certificate request. The
+// returned function removes all of them, even after an error.
 func prepare(ctx context.Context, admin *caller, c Cluster) (undo func(), err error) {
 	type made struct{ path, name string }
 	var all []made
@@ -123,7 +123,7 @@ func prepare(ctx context.Context, admin *caller, c Cluster) (undo func(), err er
 			}
 		}
 	}
-	// What a holder of admin can do for an account of the namespace, to impersonate it then.
+	// A holder of admin can bind a role to an account of the namespace, and then impersonate it.
 	if err := create(rbac+"/namespaces/"+System+"/rolebindings", "escalation-suite-snapshot", object{
 		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": object{"name": "escalation-suite-snapshot"},
 		"roleRef":  object{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"},
@@ -179,7 +179,7 @@ func clientRequest(node string) (object, error) {
 	}, nil
 }
 
-// review asks the authorizer whether the subject may do something.
+// review queries the authorizer whether the subject may do an action.
 func review(name string, attributes object) attempt {
 	return attempt{
 		name: name, method: http.MethodPost, path: "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", wet: true,
@@ -295,7 +295,7 @@ func attemptsOn(c Cluster) []attempt {
 			"name": "constellation-operator-" + c.Worker, "labels": object{"app.kubernetes.io/name": "constellation-operator"}, "annotations": object{"kubernetes.io/config.mirror": "x"},
 			"ownerReferences": []object{{"apiVersion": "v1", "kind": "Node", "name": c.Worker, "uid": c.workerUID, "controller": true}},
 		}, "spec": object{"nodeName": c.Worker, "containers": []object{{"name": "c", "image": "registry.invalid/escalation"}}}}},
-		// What steers us.
+		// Objects that control our services.
 		{name: "set a target", method: patch, patch: merge, path: ours + "/nodeversions/constellation-version", body: object{"spec": object{"imageVersion": "v9.9.9"}}},
 		{name: "tell joining machines what to install", method: patch, patch: merge, path: ours + "/nodeversions/constellation-version/status", body: object{"status": object{"joinComponents": object{"worker": "k8s-components-sha256-escalation"}}}},
 		{name: "make a PendingNode", method: post, path: ours + "/pendingnodes", body: object{"apiVersion": "update.edgeless.systems/v1alpha1", "kind": "PendingNode", "metadata": meta, "spec": object{"goal": "Leave", "providerID": "sandbox://x/y", "nodeName": c.ControlPlane, "groupID": "g", "deadline": "2099-01-01T00:00:00Z"}}},

@@ -1,13 +1,13 @@
-// Package escalation tries to turn the rights of one identity in a cluster into those of
-// another: it is the test of what the admission policies of chart constellation-policies and the
-// roles of our services promise.
+// Package escalation tests for privilege escalation: it tries to turn the rights of one identity in
+// a cluster into those of another. It verifies the admission policies of chart
+// constellation-policies and the roles of our services.
 //
 // For each subject (our ServiceAccounts, a worker's kubelet, a bootstrap token, holders of the
 // built-in roles in our namespaces, our published ClusterRoles) it makes each attempt of a list:
 // workloads under another account, shells in running pods, tokens, impersonation, certificates,
-// webhooks, roles, Nodes, our kinds, and ConfigMaps that steer us. An attempt that the API server
-// would carry out is a finding. Attempts are dry runs wherever the API server offers them, so a
-// cluster that serves production is not changed but for a few objects that [Run] removes again.
+// webhooks, roles, Nodes, our kinds, and ConfigMaps that control us. An attempt that the API server
+// would carry out is a finding. Attempts are dry runs wherever the API server supports them, so a
+// production cluster is not changed, except for a few objects that [Run] removes again.
 package escalation
 
 import (
@@ -32,14 +32,14 @@ const (
 	Upgrade = "system-upgrade"
 )
 
-// Subject is an identity that an attacker is taken to have.
+// Subject is an identity that an attacker is assumed to have.
 type Subject struct {
 	Name   string // for people, such as "kubelet of worker-1"
-	User   string // as the API server knows it
+	User   string // name in the API server
 	Groups []string
 	Extra  map[string][]string
-	// Purpose lists the attempts that the subject may succeed with, each with the reason: it is
-	// what the subject is for.
+	// Purpose lists the attempts that are part of the subject's purpose and may succeed, each with the
+	// reason.
 	Purpose map[string]string
 }
 
@@ -54,11 +54,11 @@ func (f Finding) String() string {
 	return fmt.Sprintf("%s: %s (HTTP %d)", f.Subject, f.Attempt, f.Status)
 }
 
-// Cluster is what the attempts are about. All fields are required.
+// Cluster is the target of the attempts. All fields are required.
 type Cluster struct {
 	// Admin is the access of an administrator who may impersonate all others.
 	Admin *rest.Config
-	// ControlPlane and Worker are names of Nodes that exist.
+	// ControlPlane and Worker are names of existing Nodes.
 	ControlPlane, Worker string
 	// TokenGroup is the group of bootstrap tokens.
 	TokenGroup string
@@ -74,11 +74,11 @@ type attempt struct {
 	query  string // besides dryRun
 	body   any
 	patch  string // content type of a patch; empty: JSON
-	wet    bool   // the API server knows no dry run of it, and it changes nothing
-	// connect marks requests that reach the kubelet when they are admitted: the answer is then
-	// any but a refusal.
+	wet    bool   // without dry run: the API server does not support it here, and the request changes nothing
+	// connect marks requests that reach the kubelet when they are admitted: every response except
+	// a refusal means success.
 	connect bool
-	// asked returns whether the answer to a review says yes; nil: the status says it.
+	// asked returns whether the response to a review is positive; nil: the status decides.
 	asked func([]byte) bool
 }
 
@@ -89,8 +89,8 @@ const (
 	maxAnswer  = 1 << 20
 )
 
-// Run makes all attempts and returns those that succeed and are not the subject's purpose, in the
-// order of subjects and attempts. tried is how many were made.
+// Run makes all attempts and returns those that succeed outside the subject's purpose, in the
+// order of subjects and attempts. tried is the number of attempts.
 func Run(ctx context.Context, c Cluster) (findings []Finding, tried int, err error) {
 	admin, err := transport(c.Admin)
 	if err != nil {
@@ -163,7 +163,7 @@ func transport(cfg *rest.Config) (*caller, error) {
 	return &caller{h, u}, nil
 }
 
-// do makes a request and returns status and content of the answer.
+// do makes a request and returns status and body of the response.
 func (c *caller) do(ctx context.Context, method, path, query, contentType string, body any) (int, []byte, error) {
 	b, err := json.Marshal(body)
 	if err != nil {
@@ -210,5 +210,5 @@ func (c *caller) try(ctx context.Context, a attempt) (status int, reached bool, 
 	return status, status/100 == 2, nil
 }
 
-// errPrepare is wrapped when the objects cannot be made that the attempts are about.
+// errPrepare is wrapped when the objects for the attempts cannot be created.
 var errPrepare = errors.New("prepare attempts")

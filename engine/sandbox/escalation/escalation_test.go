@@ -21,7 +21,7 @@ import (
 // newest release.
 func TestNobodyBecomesSomebodyElse(t *testing.T) {
 	cp := controlplane.ForTest(t, controlplane.Options{Controllers: true})
-	c := cluster(t, cp, "constellation-operator", "constellation-services", "constellation-policies") // what comes last is asked whether it is enforced
+	c := cluster(t, cp, "constellation-operator", "constellation-services", "constellation-policies") // the test waits until the policies, which come last, are enforced
 	enforced(t, c)
 	found, tried, err := escalation.Run(t.Context(), c)
 	if err != nil {
@@ -33,8 +33,8 @@ func TestNobodyBecomesSomebodyElse(t *testing.T) {
 	t.Logf("%d attempts", tried)
 }
 
-// TestWithoutPoliciesManySucceed shows that the attempts can succeed: each that an admission policy
-// keeps from it does where there is none.
+// TestWithoutPoliciesManySucceed shows that the attempts can succeed: without admission policies
+// each attempt succeeds that only a policy prevents.
 func TestWithoutPoliciesManySucceed(t *testing.T) {
 	cp := controlplane.ForTest(t, controlplane.Options{Controllers: true})
 	found, _, err := escalation.Run(t.Context(), cluster(t, cp, "constellation-operator", "constellation-services"))
@@ -114,8 +114,8 @@ func apply(t testing.TB, cp *controlplane.ControlPlane, charts ...string) {
 	}
 }
 
-// enforced returns when the API server enforces the policies: a new one takes it a moment. The one
-// that comes last in the chart is asked.
+// enforced returns when the API server enforces the policies, which takes a moment. It checks the
+// last one of the chart.
 func enforced(t testing.TB, c escalation.Cluster) {
 	t.Helper()
 	cfg := rest.CopyConfig(c.Admin)

@@ -12,8 +12,8 @@ import (
 	"constellation/engine/sandbox/escalation"
 )
 
-// TestClusterOfKubeconfig makes all attempts on the cluster of an administrator's kubeconfig, whose
-// path CONSTELLATION_ESCALATION_KUBECONFIG holds.
+// TestClusterOfKubeconfig makes all attempts on the cluster of an administrator's kubeconfig.
+// CONSTELLATION_ESCALATION_KUBECONFIG is its path.
 func TestClusterOfKubeconfig(t *testing.T) {
 	path := os.Getenv("CONSTELLATION_ESCALATION_KUBECONFIG")
 	if path == "" {

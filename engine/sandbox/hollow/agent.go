@@ -20,8 +20,8 @@ import (
 )
 
 // agent stands in for the agents of all hollow control planes. Its etcd is a list of
-// members, one for each control plane that has joined, and its kubeadm some lines and
-// some seconds. It refuses what a real one refuses. It is safe for concurrent use.
+// members, one for each joined control plane, and its kubeadm only prints lines and
+// waits. It refuses the same requests as a real one. It is safe for concurrent use.
 type agent struct {
 	upgradeproto.UnimplementedAgentServer
 	cloud *Cloud
@@ -29,7 +29,7 @@ type agent struct {
 	stage time.Duration
 
 	mu      sync.Mutex
-	node    string // whose agent it is at the moment
+	node    string // the agent's current node
 	members []member
 	joined  map[string]bool // machines that have been members
 	leader  uint64
@@ -42,7 +42,7 @@ type member struct {
 	name string
 }
 
-// run is an upgrade. What is not fixed is guarded by the agent's lock.
+// run is an upgrade. The agent's lock guards its mutable fields.
 type run struct {
 	upgradeproto.Run
 	lines   []*upgradeproto.UpgradeResponse
@@ -83,7 +83,7 @@ func (a *agent) speakFor(node string) {
 	a.node = node
 }
 
-// etcd brings the list of members up to date and returns which are healthy. The caller
+// etcd updates the list of members and returns the healthy ones. The caller
 // holds mu.
 func (a *agent) etcd() map[uint64]bool {
 	for _, m := range a.cloud.controlPlanes() {
@@ -130,7 +130,7 @@ func (a *agent) EtcdMembers(context.Context, *upgradeproto.EtcdMembersRequest) (
 	return out, nil
 }
 
-// RemoveEtcdMember takes a member out that does not lead, if all others are healthy.
+// RemoveEtcdMember removes a member that is not the leader, if all others are healthy.
 func (a *agent) RemoveEtcdMember(_ context.Context, r *upgradeproto.RemoveEtcdMemberRequest) (*upgradeproto.RemoveEtcdMemberResponse, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -151,7 +151,7 @@ func (a *agent) RemoveEtcdMember(_ context.Context, r *upgradeproto.RemoveEtcdMe
 	return &upgradeproto.RemoveEtcdMemberResponse{Removed: true}, nil
 }
 
-// MoveEtcdLeader lets another healthy member lead.
+// MoveEtcdLeader transfers the leadership to another healthy member.
 func (a *agent) MoveEtcdLeader(_ context.Context, r *upgradeproto.MoveEtcdLeaderRequest) (*upgradeproto.MoveEtcdLeaderResponse, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -168,12 +168,12 @@ func (a *agent) MoveEtcdLeader(_ context.Context, r *upgradeproto.MoveEtcdLeader
 	return nil, status.Error(codes.FailedPrecondition, "no other member is healthy")
 }
 
-// SnapshotEtcd refuses: there is nothing to take one of.
+// SnapshotEtcd fails: there is no database.
 func (a *agent) SnapshotEtcd(*upgradeproto.SnapshotEtcdRequest, grpc.ServerStreamingServer[upgradeproto.SnapshotEtcdResponse]) error {
 	return status.Error(codes.Unimplemented, "hollow control planes have no etcd to take a snapshot of")
 }
 
-// Status tells of the latest run.
+// Status reports the latest run.
 func (a *agent) Status(context.Context, *upgradeproto.StatusRequest) (*upgradeproto.StatusResponse, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -187,7 +187,7 @@ func (a *agent) Status(context.Context, *upgradeproto.StatusRequest) (*upgradepr
 	return out, nil
 }
 
-// Upgrade begins a run, or attaches to it, and tells how it goes.
+// Upgrade starts a run, or attaches to it, and streams its progress.
 func (a *agent) Upgrade(req *upgradeproto.UpgradeRequest, stream grpc.ServerStreamingServer[upgradeproto.UpgradeResponse]) error {
 	a.mu.Lock()
 	r := a.run
@@ -227,8 +227,8 @@ func (a *agent) Upgrade(req *upgradeproto.UpgradeRequest, stream grpc.ServerStre
 	}
 }
 
-// upgrade is a run: it takes its time, and in the end the kubelet of its node is of the
-// new version.
+// upgrade simulates a run: it takes the configured time, and finally sets the new version of
+// its node's kubelet.
 func (a *agent) upgrade(r *run, node string) {
 	for _, stage := range []string{"verify", "plan", "apply", "install-kubelet", "wait-for-api"} {
 		a.tell(r, stage, &upgradeproto.UpgradeResponse{Kind: &upgradeproto.UpgradeResponse_Progress{Progress: &upgradeproto.Progress{Stage: stage, State: "running"}}})
@@ -246,7 +246,7 @@ func (a *agent) upgrade(r *run, node string) {
 	a.tell(r, r.Stage, &upgradeproto.UpgradeResponse{Kind: &upgradeproto.UpgradeResponse_Success{Success: &upgradeproto.Success{KubernetesVersion: r.KubernetesVersion}}})
 }
 
-// tell adds a line to a run, the last of which ends it.
+// tell adds a line to a run. The last line ends it.
 func (a *agent) tell(r *run, stage string, l *upgradeproto.UpgradeResponse) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

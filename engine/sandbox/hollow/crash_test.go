@@ -37,17 +37,17 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// effects are what the operator does to replace workers, by the names of its points.
-// A control plane's are tried in package operator, where there is an agent.
+// effects are the operator's actions to replace workers, by the names of its points.
+// Package operator tests those of control planes, with an agent.
 var effects = []string{
 	"publish components", "set image of group", "release", "pause autoscaler", "record intent", "create machine", "adopt heir", "cordon", "drain",
 	"bind intent", "delete machine", "delete node", "clear intent", "resume autoscaler",
 }
 
-// TestOperatorIsKilled replaces workers with operators that are killed all the time.
-// First one dies before and after each effect, and starts again as the leader with the
-// rights of its chart. Then there are two at once, of which the second does not ask
-// who leads, and both die at moments of nobody's choice. A recorder watches.
+// TestOperatorIsKilled replaces workers with operators that are killed repeatedly.
+// First one dies before and after each effect, and restarts as the leader with the
+// rights of its chart. Then two run at once, the second without leader
+// election, and both die at random moments. A recorder watches.
 func TestOperatorIsKilled(t *testing.T) {
 	testneeds.Time(t, "a minute")
 	const workers, surge = 16, 2
@@ -58,8 +58,8 @@ func TestOperatorIsKilled(t *testing.T) {
 	owner := sandboxapi.NewClient(h.Host, "")
 	c.chart()
 
-	// Control planes are at the target already, and workers are given it with the first
-	// steps. What happens only once happens alone while the rollout is paused: nothing
+	// Control planes are at the target already, and the first steps publish the workers'
+	// target. One-time effects run alone while the rollout is paused: nothing
 	// else may end the operator between such an effect and the point behind it.
 	max := intstr.FromInt32(surge)
 	nv := c.target("v1.1.0", func(s *v1alpha1.NodeVersionSpec) {
@@ -125,8 +125,8 @@ func TestOperatorIsKilled(t *testing.T) {
 		}
 	}
 
-	// What workers get is published and their group's image set in one round, so dying at
-	// one may be dying during the other. The image has its turn afterwards.
+	// One round publishes the workers' components and sets their group's image, so a crash at
+	// one may happen during the other. The image is tested afterwards.
 	const image = "set image of group"
 	for _, at := range []string{"before:", "after:"} {
 		if err := os.WriteFile(filepath.Join(once, at+image), nil, 0o600); err != nil {
@@ -155,7 +155,7 @@ func TestOperatorIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	died(image)
-	// One that went before has left a cordon and the mark of an heir that is no more.
+	// An earlier operator left a cordon and the mark of a deleted replacement node.
 	last := c.nodes()[fmt.Sprintf("worker-%d", workers-1)]
 	left := last.DeepCopy()
 	left.Spec.Unschedulable = true
@@ -185,15 +185,15 @@ func TestOperatorIsKilled(t *testing.T) {
 	k.anytime.Store(true)
 	second := k.operate("second", "--leader-elect=false")
 	within("all nodes but a few are replaced", func() (string, bool) { return fmt.Sprint(old(), " are not"), old() <= surge })
-	k.anytime.Store(false) // the last effect happens once, too
+	k.anytime.Store(false) // the last effect is a one-time effect, too
 	within("nothing is under way, and the operator has died everywhere", func() (string, bool) {
 		_, ready := status()
 		m := missing()
 		return fmt.Sprint("it has not at ", m), ready && len(m) == 0
 	})
-	// Of two, one may have seen a machine in a list of the cloud that was older than what
-	// the other has done since, and track it for a moment. What counts is where the one ends
-	// that is left, which a new generation makes look at everything.
+	// With two operators, one may have an old list of the cloud's machines and track a
+	// deleted machine for a moment. Only the final state of the remaining operator counts.
+	// A new generation makes it reconcile everything.
 	second()
 	nv = &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}}
 	if err := c.admin.Patch(ctx, nv, client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"spec":{"rollout":{"maxSurge":%d}}}`, surge+1))); err != nil {
@@ -223,7 +223,7 @@ func TestOperatorIsKilled(t *testing.T) {
 		t.Errorf("operators died %d times at %d points, and %d times at any moment; want at least 5", lives.atPoints, len(points), lives.anytime)
 	}
 
-	// The recorder has seen the end when the cloud's last list has no machine that goes.
+	// The recording is complete when the cloud's last list has no machine in deletion.
 	wait, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if err := rec.Wait(wait, func(j []recorder.Entry) bool {
@@ -257,7 +257,7 @@ func TestOperatorIsKilled(t *testing.T) {
 	}
 }
 
-// chart applies the rights of the operator's chart; nobody runs its Deployment here.
+// chart applies the rights of the operator's chart. Its Deployment does not run here.
 func (c *cluster) chart() {
 	c.t.Helper()
 	const namespace = "constellation-system"
@@ -285,7 +285,7 @@ func (c *cluster) chart() {
 	}
 }
 
-// kubeconfigFor writes the access of the chart's ServiceAccount.
+// kubeconfigFor writes a kubeconfig of the chart's ServiceAccount.
 func (c *cluster) kubeconfigFor(t *testing.T) string {
 	t.Helper()
 	const namespace, user = "constellation-system", "operator"
@@ -305,7 +305,7 @@ func (c *cluster) kubeconfigFor(t *testing.T) string {
 	return path
 }
 
-// autoscaler makes what the cluster's owner has of it.
+// autoscaler creates the owner's objects of the autoscaler.
 func (c *cluster) autoscaler() {
 	c.t.Helper()
 	const name, ns = "constellation-cluster-autoscaler", "kube-system"
@@ -323,21 +323,21 @@ func (c *cluster) autoscaler() {
 	})
 }
 
-// killed starts operators again and again. It is safe for concurrent use.
+// killed restarts operators repeatedly. It is safe for concurrent use.
 type killed struct {
 	t               *testing.T
 	c               *cluster
 	bin, kubeconfig string
 	cloud           *hollow.Cloud
 	env             []string
-	log             string      // of the operator that was started first
+	log             string      // of the first operator
 	anytime         atomic.Bool // they are killed at any moment, too
 
 	mu    sync.Mutex
 	lives lives
 }
 
-// lives counts how operators ended.
+// lives counts the ends of operators.
 type lives struct{ atPoints, anytime int }
 
 func (k *killed) count() lives {
@@ -346,7 +346,7 @@ func (k *killed) count() lives {
 	return k.lives
 }
 
-// operate runs an operator, and another one when it was killed. stop ends it in order.
+// operate runs an operator, and restarts it after each kill. stop ends it regularly.
 func (k *killed) operate(name string, args ...string) (stop func()) {
 	k.t.Helper()
 	log := filepath.Join(k.t.TempDir(), name+".log")
@@ -380,7 +380,7 @@ func (k *killed) operate(name string, args ...string) (stop func()) {
 	return stop
 }
 
-// live is the life of one process. The error is that of one that ended by itself.
+// live runs one process. The error is that of a process that ended by itself.
 func (k *killed) live(ctx context.Context, log *os.File, args []string) error {
 	cmd := exec.Command(k.bin, append([]string{
 		"--kubeconfig", k.kubeconfig, "--metadata", k.cloud.Metadata, "--cloud", k.cloud.Control, "--metrics", "", "--health", "",
@@ -404,7 +404,7 @@ func (k *killed) live(ctx context.Context, log *os.File, args []string) error {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		err := <-ended
 		if w, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && w.Signal() == syscall.SIGTERM {
-			return nil // it had only just begun
+			return nil // it had only just started
 		}
 		return err
 	case <-fate:
@@ -427,8 +427,8 @@ func (k *killed) live(ctx context.Context, log *os.File, args []string) error {
 	return nil
 }
 
-// inherit takes the leader's lease from one that is known to be dead, which everybody
-// else would only know when the lease has run out.
+// inherit takes over the leader's lease of a dead process, so that other processes need not
+// wait until the lease expires.
 func (k *killed) inherit(ctx context.Context) error {
 	var l coordinationv1.Lease
 	err := k.c.admin.Get(ctx, client.ObjectKey{Namespace: "constellation-system", Name: "constellation-operator"}, &l)

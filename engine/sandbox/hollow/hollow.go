@@ -1,21 +1,21 @@
-// Package hollow simulates machines: thousands in one process, none of which runs
-// anything.
+// Package hollow simulates machines, like kubemark's hollow nodes: thousands in one process,
+// none of which runs anything.
 //
-// To a cluster each looks like a machine with a kubelet. It boots, notes as the join
-// service does that it is about to join, with the components that NodeVersion.status
+// To a cluster each looks like a machine with a kubelet. It boots, records like the join
+// service that it is about to join, with the components that NodeVersion.status
 // publishes for its role, registers a Node, renews a Lease, reports the pods that are
-// bound to it as Running, and ends those that are deleted or evicted. To whoever
-// manages machines it is the cloud of package sandbox: the same control API, the same
-// faults. What is simulated takes virtual times: to boot, to join, to end a pod, to
-// go.
+// bound to it as Running, and ends those that are deleted or evicted. For
+// clients it is the cloud of package sandbox, with the same control API and
+// faults. Simulated actions take configurable times: boot, join, drain of a pod,
+// deletion.
 //
-// So rollouts of thousands of machines, and thousands of rollouts that go wrong, run
-// on a real control plane of plain processes; see package controlplane. Nothing is
-// attested, nothing is installed and no container runs: what is measured here is who
-// manages machines, never machines. All is lost when the process ends.
+// So rollouts of thousands of machines, and thousands of failing rollouts, run
+// on a real control plane of plain processes; see package controlplane. It attests and
+// installs nothing, and runs no container: it is for tests of the operator, not of
+// machines. All state is lost when the process ends.
 //
-// [Start] is a cloud for a cluster that there is; tests and benchmarks use it. [Serve] is
-// the whole of it for users: cluster, cloud and operator.
+// [Start] starts a cloud for an existing cluster, for tests and benchmarks. [Serve] runs
+// the whole sandbox for users: cluster, cloud and operator.
 package hollow
 
 import (
@@ -46,20 +46,20 @@ import (
 	"constellation/engine/sandbox"
 )
 
-// Times are how long the machines of a [Cloud] take for what they do not do. What they
-// ask of the API server meanwhile is part of it, unless it takes longer.
+// Times are the simulated durations of the machines of a [Cloud]. They include requests to
+// the API server, unless those take longer.
 type Times struct {
-	// Boot is from the request until the cloud calls the machine ready, Join from there
+	// Boot is from the request until the cloud reports the machine as ready, Join from there
 	// until its Node is registered.
 	Boot, Join time.Duration
-	// Settle is from there until its kubelet reports that it is Ready.
+	// Settle is from there until its kubelet reports Ready.
 	Settle time.Duration
-	// Drain is from the deletion of a pod until it is gone; never longer than its grace
+	// Drain is from the deletion of a pod until it is gone, at most its grace
 	// period.
 	Drain time.Duration
-	// Off is from the request to delete a machine until the cloud no longer knows it.
+	// Off is from the request to delete a machine until the cloud has deleted it.
 	Off time.Duration
-	// Heartbeat is how often a machine renews its Lease; zero means 10 s, as kubelets do.
+	// Heartbeat is the interval between renewals of a machine's Lease; zero means 10 s, as in kubelets.
 	Heartbeat time.Duration
 }
 
@@ -69,12 +69,12 @@ type Options struct {
 	Cluster *rest.Config
 	// Name of the sandbox; empty means hollow.
 	Name string
-	// Token of the control API; empty: one is made up.
+	// Token of the control API. If it is empty, a random one is generated.
 	Token string
-	// Dir is an existing folder for the owner's socket; empty: one of its own that is
-	// removed in the end.
+	// Dir is an existing directory for the owner's socket. If it is empty, a temporary one
+	// is used.
 	Dir string
-	// Images are the versions of the OS that there are. Groups begin with the first.
+	// Images are the available versions of the OS. Groups start with the first.
 	Images []string
 	Times  Times
 	Log    *slog.Logger // nil: discarded
@@ -83,9 +83,9 @@ type Options struct {
 // Cloud is a cloud of hollow machines. It is safe for concurrent use.
 type Cloud struct {
 	// Control and Metadata are the URLs of the control API, for callers over the network,
-	// and of the metadata server, which knows the token for it and nothing else. Both are
-	// on loopback. Host is the owner's address of the control API: it wants no token, is
-	// spared faults and sets them.
+	// and of the metadata server, which serves only the token for it. Both are
+	// on loopback. Host is the owner's address of the control API: it needs no token, is
+	// not subject to faults, and sets them.
 	Control, Metadata, Host string
 
 	name    string
@@ -99,21 +99,21 @@ type Cloud struct {
 	times    Times
 	groups   []*group
 	machines map[string]*machine
-	tokens   map[string]string // "<group>/<token>" to the name of the machine, for ever
+	tokens   map[string]string // "<group>/<token>" to the name of the machine; never deleted
 	faults   *sandbox.Faults
-	next     int // what differs in the addresses of machines
+	next     int // index in the addresses of machines
 	calls    map[string]int
 	lives    map[string]*Life
 }
 
-// Life is when what happened to a machine; zero: not yet.
+// Life has the times of events of a machine; zero: not yet.
 type Life struct {
 	Requested time.Time
 	Ready     time.Time // the cloud calls it ready
 	Joined    time.Time // its Node is Ready
-	Emptying  time.Time // it saw that a pod is to end, for the first time
+	Emptying  time.Time // the first deletion of one of its pods
 	Emptied   time.Time // its last pod so far ended
-	Deleted   time.Time // its deletion was asked for
+	Deleted   time.Time // its deletion was requested
 	Gone      time.Time
 }
 
@@ -125,17 +125,17 @@ type group struct {
 	next  int
 }
 
-// machine is one that does not exist.
+// machine is a simulated machine.
 type machine struct {
 	cloud.Instance
 	number     int
 	registered bool      // it has a Node
 	uid        types.UID // of its Node
 	renew      time.Time // when its Lease is due
-	components string    // that it was given
+	components string    // assigned to it
 }
 
-// task is something to be done for a machine or a pod, at once or after a while.
+// task is an action for a machine or a pod, immediate or delayed.
 type task struct {
 	what string // one of the constants below
 	name string // of the machine, or namespace/name of the pod
@@ -152,16 +152,16 @@ const (
 )
 
 const (
-	// workers is how many things are done at a time: enough to keep an API server busy.
+	// workers is the number of concurrent tasks: enough to saturate an API server.
 	workers = 48
-	// again is when a machine that may not boot or join looks whether it may now.
+	// again is the retry interval of a machine that may not boot or join yet.
 	again = time.Second
 
 	defaultHeartbeat = 10 * time.Second
 )
 
-// Start starts a cloud without machines. It serves until ctx ends; then wait returns
-// once nothing is left of it but Nodes.
+// Start starts a cloud without machines. It serves until ctx ends. wait returns
+// after its end, when only Nodes are left.
 func Start(ctx context.Context, o Options) (c *Cloud, wait func(), err error) {
 	if len(o.Images) == 0 {
 		return nil, nil, errors.New("start hollow machines: no images")
@@ -268,12 +268,12 @@ func (c *Cloud) listen(ctx context.Context, wg *sync.WaitGroup, dir string) (sto
 	return stop, nil
 }
 
-// Owner returns the control API for the owner, to be served elsewhere. more adds to it.
+// Owner returns the control API for the owner, to be served elsewhere. more adds routes.
 func (c *Cloud) Owner(more func(*http.ServeMux)) http.Handler {
 	return sandbox.NewControl(c, c.log).Host(more)
 }
 
-// counted notes what the control API was asked.
+// counted counts requests to the control API.
 func (c *Cloud) counted(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		what := r.Method + " one"
@@ -303,7 +303,7 @@ func (c *Cloud) Calls() map[string]int {
 	return maps.Clone(c.calls)
 }
 
-// Lives tells of all machines that there ever were, by name.
+// Lives returns the lives of all machines that have ever existed, by name.
 func (c *Cloud) Lives() map[string]Life {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -314,7 +314,7 @@ func (c *Cloud) Lives() map[string]Life {
 	return out
 }
 
-// happened notes something in the life of a machine.
+// happened records an event of a machine.
 func (c *Cloud) happened(name string, what func(l *Life, now time.Time)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -323,22 +323,22 @@ func (c *Cloud) happened(name string, what func(l *Life, now time.Time)) {
 	}
 }
 
-// SetTimes changes how long things take, for what begins from now on.
+// SetTimes changes the durations of actions that start from now on.
 func (c *Cloud) SetTimes(t Times) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.times = t
 }
 
-// Times returns how long things take.
+// Times returns the current durations.
 func (c *Cloud) Times() Times {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.times
 }
 
-// PowerOff pulls a machine's plug: it is called Stopped, renews no Lease and ends no
-// pod. Nothing switches it on again.
+// PowerOff switches a machine off: its state is Stopped, it renews no Lease and ends no
+// pod. It stays off.
 func (c *Cloud) PowerOff(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -365,7 +365,7 @@ func (c *Cloud) Groups() []cloud.Group {
 	return out
 }
 
-// Instances returns the machines in the order in which they were asked for.
+// Instances returns the machines in order of creation.
 func (c *Cloud) Instances() []cloud.Instance {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -402,7 +402,7 @@ func (c *Cloud) group(name string) (*group, error) {
 	return nil, fmt.Errorf("group %s: %w", name, cloud.ErrNotFound)
 }
 
-// SetImage sets what future machines of a group are made of.
+// SetImage sets the image of future machines of a group.
 func (c *Cloud) SetImage(name, version string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -470,7 +470,7 @@ func (c *Cloud) Create(_ context.Context, name string, tokens []string) ([]cloud
 	return out, nil
 }
 
-// add makes a machine, which begins to boot. The caller holds mu.
+// add creates a machine, which starts to boot. The caller holds mu.
 func (c *Cloud) add(g *group, token string) *machine {
 	m := c.draft(g)
 	m.Token, m.State = token, cloud.Creating
@@ -478,13 +478,13 @@ func (c *Cloud) add(g *group, token string) *machine {
 	return m
 }
 
-// draft is a machine that nothing has happened to. The caller holds mu.
+// draft returns a new machine without events. The caller holds mu.
 func (c *Cloud) draft(g *group) *machine {
 	prefix := "worker-"
 	if g.role == cloud.ControlPlane {
 		prefix = "control-plane-"
 	}
-	// Addresses repeat after 16384 machines; nothing is ever sent to them.
+	// Addresses repeat after 16384 machines. No packet is ever sent to them.
 	n := c.next % (1 << 14)
 	m := &machine{number: c.next, Instance: cloud.Instance{
 		Name: fmt.Sprint(prefix, g.next), Group: sandboxapi.GroupID(c.name, g.name), Role: g.role,
@@ -500,7 +500,7 @@ func (c *Cloud) draft(g *group) *machine {
 	return m
 }
 
-// Remove deletes machines, those that are there.
+// Remove deletes machines and ignores unknown names.
 func (c *Cloud) Remove(names ...string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -512,7 +512,7 @@ func (c *Cloud) Remove(names ...string) error {
 	return nil
 }
 
-// remove begins to delete a machine. The caller holds mu.
+// remove starts the deletion of a machine. The caller holds mu.
 func (c *Cloud) remove(m *machine) {
 	if m.State == cloud.Terminating {
 		return
@@ -530,22 +530,22 @@ func (c *Cloud) remove(m *machine) {
 	c.queue.AddAfter(task{taskGone, m.Name}, c.times.Off)
 }
 
-// gone ends a machine that is being deleted. The caller holds mu.
+// gone removes a machine that is being deleted. The caller holds mu.
 func (c *Cloud) gone(name string) {
 	delete(c.machines, name)
 	c.lives[name].Gone = time.Now()
 	c.kubelet.leases.Delete(name)
 }
 
-// Faults returns what goes wrong at the moment.
+// Faults returns the active faults.
 func (c *Cloud) Faults() *sandbox.Faults {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.faults
 }
 
-// SetFaults replaces the faults; see [sandbox.ParseFaults]. Those of metadata,
-// components and images never strike: hollow machines ask for none.
+// SetFaults replaces the faults; see [sandbox.ParseFaults]. Faults of metadata,
+// components and images have no effect: hollow machines do not use these.
 func (c *Cloud) SetFaults(spec []string) error {
 	f, err := sandbox.ParseFaults(spec)
 	if err != nil {
@@ -560,8 +560,8 @@ func (c *Cloud) SetFaults(spec []string) error {
 	return nil
 }
 
-// Seed adds machines that have joined long ago, and returns when their Nodes are
-// Ready: they carry what the operator would have noted on them, components being the
+// Seed adds machines that joined long ago, and returns when their Nodes are
+// Ready: they carry the operator's annotations. components is the
 // name of the components that they were joined with.
 func (c *Cloud) Seed(ctx context.Context, groupName string, count int, components string) error {
 	c.mu.Lock()
@@ -613,8 +613,8 @@ func (c *Cloud) snapshot(name string) machine {
 	return machine{}
 }
 
-// controlPlanes returns the names of the control planes that have joined, in the order in
-// which they were asked for.
+// controlPlanes returns the names of the control planes that have joined, in order
+// of creation.
 func (c *Cloud) controlPlanes() (names []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -626,21 +626,21 @@ func (c *Cloud) controlPlanes() (names []string) {
 	return names
 }
 
-// registered notes that a machine has its Node and, from now on, a Lease to renew.
+// registered records that a machine has its Node and a Lease to renew.
 func (c *Cloud) registered(name string, uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if m := c.machines[name]; m != nil {
-		// Machines that registered together need not renew together.
+		// Spread the renewals of machines that registered together.
 		period := c.period()
 		m.registered, m.uid, m.renew = true, uid, time.Now().Add(period/2+period*time.Duration(m.number%64)/128)
 	}
 }
 
-// period is how often Leases are renewed. The caller holds mu.
+// period is the interval between renewals of Leases. The caller holds mu.
 func (c *Cloud) period() time.Duration { return cmp.Or(c.times.Heartbeat, defaultHeartbeat) }
 
-// heartbeat renews the Leases that are due, for all machines from one timer.
+// heartbeat renews the Leases that are due, for all machines with one timer.
 func (c *Cloud) heartbeat(ctx context.Context) {
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
@@ -661,7 +661,7 @@ func (c *Cloud) heartbeat(ctx context.Context) {
 	}
 }
 
-// do does a task and, if that is not possible yet, has it done again.
+// do runs a task and schedules a retry if the task is not possible yet.
 func (c *Cloud) do(ctx context.Context, t task) {
 	wait, err := c.try(ctx, t)
 	switch {
@@ -677,7 +677,7 @@ func (c *Cloud) do(ctx context.Context, t task) {
 	c.queue.Forget(t)
 }
 
-// try does a task; after wait, unless that is zero, it is to be done again.
+// try runs a task. Unless wait is zero, the task must be repeated after it.
 func (c *Cloud) try(ctx context.Context, t task) (wait time.Duration, err error) {
 	if t.what == taskPod {
 		return c.kubelet.pod(ctx, t.name)
@@ -753,7 +753,7 @@ func (c *Cloud) try(ctx context.Context, t task) (wait time.Duration, err error)
 			}
 			c.mu.Unlock()
 		}
-		if err != nil { // tried again when it is due
+		if err != nil { // retried when it is due
 			c.log.Debug("lease not renewed", "node", t.name, "err", err)
 		}
 	}

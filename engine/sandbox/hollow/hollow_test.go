@@ -100,7 +100,7 @@ func (c *cluster) target(image string, edit ...func(*v1alpha1.NodeVersionSpec)) 
 	return nv
 }
 
-// publish says what machines are joined with, as the operator does.
+// publish publishes the components of joining machines, as the operator does.
 func (c *cluster) publish(nv *v1alpha1.NodeVersion, j v1alpha1.JoinComponents) {
 	c.t.Helper()
 	nv.Status.JoinComponents = j
@@ -122,7 +122,7 @@ func (c *cluster) nodes() map[string]corev1.Node {
 	return out
 }
 
-// pods returns those that are Ready, by the node that they run on.
+// pods returns the Ready pods, by node.
 func (c *cluster) pods() map[string][]corev1.Pod {
 	c.t.Helper()
 	var l corev1.PodList
@@ -140,7 +140,7 @@ func (c *cluster) pods() map[string][]corev1.Pod {
 	return out
 }
 
-// workload makes pods of which a machine holds one.
+// workload creates pods, one per machine.
 func (c *cluster) workload(count int) {
 	labels := map[string]string{"app": "web"}
 	c.create(&appsv1.Deployment{
@@ -211,7 +211,7 @@ func TestHollowMachines(t *testing.T) {
 		t.Errorf("with a wrong token: %v", err)
 	}
 
-	// Nothing joins before the operator says with what.
+	// No machine joins before the operator publishes components.
 	nv := c.target("v1.1.0")
 	if err := remote.SetGroupImage(ctx, workers, sandboxapi.ImageReference("hollow", "v1.1.0")); err != nil {
 		t.Fatal(err)
@@ -243,8 +243,8 @@ func TestHollowMachines(t *testing.T) {
 		t.Errorf("JoiningNode %+v, %v", jn.Spec, err)
 	}
 
-	// Pods run where the scheduler puts them, and leave when they are evicted, after a
-	// while and not against a budget.
+	// Pods run where the scheduler places them. An eviction ends them after a
+	// delay and respects disruption budgets.
 	c.workload(2)
 	ran := func(want int) func() (string, bool) {
 		return func() (string, bool) {
@@ -303,7 +303,7 @@ func TestHollowMachines(t *testing.T) {
 		t.Errorf("pods on a cordoned node: %v", p)
 	}
 
-	// Leases are renewed by what is on, and by nothing else.
+	// Only machines that are on renew their Leases.
 	lease := c.renewed
 	before := lease("worker-0")
 	eventually(t, "the lease is renewed", func() (string, bool) { return before.String(), lease("worker-0").After(before) })
@@ -311,14 +311,14 @@ func TestHollowMachines(t *testing.T) {
 	if i, err := remote.Instance(ctx, sandboxapi.ProviderID("hollow", "worker-0")); err != nil || i.State != cloud.Stopped {
 		t.Errorf("without power: %+v, %v", i, err)
 	}
-	time.Sleep(2 * times.Heartbeat) // one that was on its way may still arrive
+	time.Sleep(2 * times.Heartbeat) // one in flight may still arrive
 	before = lease("worker-0")
 	time.Sleep(3 * times.Heartbeat)
 	if after := lease("worker-0"); after.After(before) {
 		t.Errorf("a machine without power renewed its lease")
 	}
 
-	// A delete takes its time, and then the token is spent.
+	// A delete takes some time and consumes the token.
 	if err := remote.DeleteInstances(ctx, []string{sandboxapi.ProviderID("hollow", donor), sandboxapi.ProviderID("hollow", "worker-99")}); err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +334,7 @@ func TestHollowMachines(t *testing.T) {
 		t.Errorf("the spent token made %+v, %v", l, err)
 	}
 
-	// A machine that never joins does so once the fault is over.
+	// A machine under the fault never-join joins after the fault ends.
 	if err := host.SetFaults(ctx, []string{"never-join=worker-3", "boot-delay=worker-4:1h", "never-boot=worker-5"}); err != nil {
 		t.Fatal(err)
 	}
@@ -404,7 +404,7 @@ func TestSeededMachinesJoinedLongAgo(t *testing.T) {
 	}
 }
 
-// renewed is when a machine's Lease was renewed last.
+// renewed returns the last renewal of a machine's Lease.
 func (c *cluster) renewed(name string) time.Time {
 	c.t.Helper()
 	var l coordinationv1.Lease

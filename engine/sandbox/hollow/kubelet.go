@@ -26,8 +26,8 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// User agents, by which an audit log tells what a machine would do from what is done
-// about it.
+// User agents. With them an audit log separates the requests of machines from
+// others.
 const (
 	KubeletAgent     = "hollow-kubelet"
 	JoinServiceAgent = "hollow-joinservice"
@@ -38,11 +38,11 @@ const (
 	leaseNamespace  = "kube-node-lease"
 	leaseSeconds    = 40
 
-	// joinTime is how long a machine is expected, as the join service has it.
+	// joinTime is how long a joining machine is expected, as in the join service.
 	joinTime = 30 * time.Minute
 )
 
-// kubelet is what the kubelets of all hollow machines do, and the join service for
+// kubelet acts as the kubelets of all hollow machines, and as the join service for
 // them.
 type kubelet struct {
 	cloud *Cloud
@@ -62,7 +62,7 @@ type kubelet struct {
 func newKubelet(cluster *rest.Config, c *Cloud) (*kubelet, error) {
 	k := &kubelet{cloud: c}
 	access := rest.CopyConfig(cluster)
-	access.QPS, access.UserAgent = -1, KubeletAgent // a thousand kubelets have a thousand limits
+	access.QPS, access.UserAgent = -1, KubeletAgent // as many rate limits as kubelets
 	access.ContentType = "application/vnd.kubernetes.protobuf"
 	access.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
 	core, err := coreclient.NewForConfig(access)
@@ -112,7 +112,7 @@ func (k *kubelet) informer(c cache.Getter, resource string, which fields.Selecto
 	return store
 }
 
-// trimPod keeps of a pod what a hollow kubelet reads.
+// trimPod keeps only the fields of a pod that a hollow kubelet reads.
 func trimPod(obj any) (any, error) {
 	p, ok := obj.(*corev1.Pod)
 	if !ok { // a tombstone
@@ -141,7 +141,7 @@ func (k *kubelet) watch(ctx context.Context) {
 	wg.Wait()
 }
 
-// joinComponents returns the name of what machines of a role are given; empty while
+// joinComponents returns the name of the components for machines of a role; empty while
 // none may join.
 func (k *kubelet) joinComponents(role cloud.Role) string {
 	obj, ok, err := k.target.GetByKey(v1alpha1.NodeVersionName)
@@ -155,7 +155,7 @@ func (k *kubelet) joinComponents(role cloud.Role) string {
 	return j.Worker
 }
 
-// expect notes that a machine is about to join, as the join service does.
+// expect records that a machine is about to join, as the join service does.
 func (k *kubelet) expect(ctx context.Context, m machine, components string) error {
 	d := metav1.NewTime(time.Now().Add(joinTime).UTC().Truncate(time.Second))
 	jn := &v1alpha1.JoiningNode{
@@ -189,8 +189,8 @@ func (k *kubelet) version(ctx context.Context, components string) (string, error
 	return v, nil
 }
 
-// register makes the Node of a machine, and its Lease. A kubelet registers before it
-// is Ready; one that joined long ago carries what the operator noted on it.
+// register creates the Node of a machine, and its Lease. A kubelet registers before it
+// is Ready. A seeded machine carries the operator's annotations.
 func (k *kubelet) register(ctx context.Context, m machine, seeded bool) (types.UID, error) {
 	version, err := k.version(ctx, m.components)
 	if err != nil {
@@ -203,7 +203,7 @@ func (k *kubelet) register(ctx context.Context, m machine, seeded bool) (types.U
 	n := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: m.Name, Labels: map[string]string{
 			corev1.LabelHostname: m.Name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64",
-			// A controller would add these, in a write of its own.
+			// A controller would add these, in a separate write.
 			"beta.kubernetes.io/os": "linux", "beta.kubernetes.io/arch": "amd64",
 		}},
 		Spec: corev1.NodeSpec{ProviderID: m.ProviderID, PodCIDR: m.PodCIDR.String(), PodCIDRs: []string{m.PodCIDR.String()}},
@@ -226,7 +226,7 @@ func (k *kubelet) register(ctx context.Context, m machine, seeded bool) (types.U
 		}
 	}
 	made, err := k.core.Nodes().Create(ctx, n, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) { // an earlier try came so far
+	if apierrors.IsAlreadyExists(err) { // created by an earlier attempt
 		made, err = k.core.Nodes().Get(ctx, m.Name, metav1.GetOptions{})
 	}
 	if err != nil {
@@ -308,12 +308,12 @@ func (k *kubelet) renew(ctx context.Context, name string) (there bool, err error
 		k.leases.Delete(name)
 		return false, nil
 	}
-	k.leases.Delete(name) // whoever changed it, it is read anew
+	k.leases.Delete(name) // another writer changed it: read it again
 	return true, err
 }
 
-// pod does for a pod what its machine's kubelet would: starts it, or ends it once its
-// time is over.
+// pod acts on a pod like its machine's kubelet: starts it, or ends it after the
+// configured time.
 func (k *kubelet) pod(ctx context.Context, key string) (wait time.Duration, err error) {
 	obj, ok, err := k.pods.GetByKey(key)
 	if err != nil || !ok {
@@ -321,10 +321,10 @@ func (k *kubelet) pod(ctx context.Context, key string) (wait time.Duration, err 
 	}
 	p := obj.(*corev1.Pod)
 	m := k.cloud.snapshot(p.Spec.NodeName)
-	if m.State != cloud.Ready { // nobody is there to do it
+	if m.State != cloud.Ready { // the machine is not running
 		return 0, nil
 	}
-	if !m.registered { // the scheduler was faster than we with our notes
+	if !m.registered { // the scheduler saw the Node before we recorded it
 		return again / 4, nil
 	}
 	if p.DeletionTimestamp != nil {
@@ -372,8 +372,8 @@ func (k *kubelet) pod(ctx context.Context, key string) (wait time.Duration, err 
 	return 0, nil
 }
 
-// ends is when a deleted pod is over. That counts from when its machine saw the
-// deletion: the API tells times in whole seconds.
+// ends is when a deleted pod ends. It counts from when its machine saw the
+// deletion, because the API has times in whole seconds.
 func (k *kubelet) ends(p *corev1.Pod) time.Time {
 	k.cloud.mu.Lock()
 	drain := k.cloud.times.Drain
@@ -392,7 +392,7 @@ func (k *kubelet) ends(p *corev1.Pod) time.Time {
 	return since.(time.Time).Add(drain)
 }
 
-// podIP is an address of the machine's range, by the pod's name.
+// podIP is an address in the machine's range, derived from the pod's name.
 func podIP(r netip.Prefix, key string) netip.Addr {
 	a := r.Addr().As4()
 	var h byte

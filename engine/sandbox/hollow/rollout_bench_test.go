@@ -37,27 +37,27 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// BenchmarkRollout has the operator replace all workers of a cluster, with machines
-// that are hollow and everything else real: the operator's binary, etcd, API server,
+// BenchmarkRollout has the operator replace all workers of a cluster with hollow
+// machines. Everything else is real: the operator's binary, etcd, API server,
 // controllers and scheduler. A worker holds one pod, of a Deployment. Three control
 // planes are at the target already.
 //
-// It reports the time from the moment that the operator may begin until it calls the
+// It reports the makespan, from the moment that the operator may start until it reports the
 // target reached, and that time over the ideal, ceil(N/surge) × (boot + drain), where
-// boot ends with a Node that is Ready and a deleted machine is gone at once; what the
-// API server's audit log counts of the operator's writes, evictions apart, and of the
-// writes by which machines join; calls of the cloud; memory and processor time of the
+// boot ends with a Ready Node and a deletion is immediate. It also reports
+// the operator's writes in the API server's audit log, without evictions; the
+// writes of joining machines; calls to the cloud; memory and processor time of the
 // operator.
 //
-// How long it takes from an event to what follows from it is told from two sides. The
-// API server's: from the answer to the write by which an heir becomes Ready to the
-// arrival of the one that cordons its donor, and from the end of a node's last pod to
-// the write that binds its machine to go; both ways over the network, and waits for the
-// processors that all share, are in it. The operator's: from the arrival of news to the
-// request that follows, and what a round takes it. What is asked of the cloud waits for
-// more, so that it is asked seldom; the log tells how long.
+// The latency from an event to its consequence is measured twice. In the API
+// server: from the response to the write that makes a replacement node Ready to the
+// arrival of the write that cordons the old node, and from the end of a node's last pod to
+// the write that binds its machine for deletion. This includes both network directions and
+// contention for the shared processors. In the operator: from the arrival of an event to the
+// request that follows, and the duration of a reconcile. Calls to the cloud are batched to
+// reduce their number; the log has the delays.
 //
-// That of 5000 takes a quarter of an hour, so it runs only if it is asked for by name.
+// The benchmark of 5000 takes a quarter of an hour, so it runs only if it is named explicitly.
 func BenchmarkRollout(b *testing.B) {
 	for _, size := range []struct{ workers, surge int }{{100, 10}, {1000, 100}, {5000, 100}} {
 		b.Run(strconv.Itoa(size.workers), func(b *testing.B) {
@@ -76,8 +76,8 @@ func BenchmarkRollout(b *testing.B) {
 	}
 }
 
-// TestRolloutEndsWhateverTheCloudDoes replaces workers while the cloud does about
-// everything wrong that a cloud can.
+// TestRolloutEndsWhateverTheCloudDoes replaces workers while the cloud has nearly
+// every possible fault.
 func TestRolloutEndsWhateverTheCloudDoes(t *testing.T) {
 	testneeds.Time(t, "a minute")
 	times := hollow.Times{Boot: 500 * time.Millisecond, Join: 200 * time.Millisecond, Drain: 500 * time.Millisecond, Off: 500 * time.Millisecond}
@@ -104,7 +104,7 @@ rules:
 `), 0o600); err != nil {
 		b.Fatal(err)
 	}
-	// All share the operator's processors; those that are not measured may use memory
+	// All processes share the operator's processors. Those that are not measured may use memory
 	// instead.
 	b.Setenv("GOGC", "400")
 	c := newCluster(b, controlplane.Options{
@@ -125,7 +125,7 @@ rules:
 	}
 	h := start(b, c, times)
 
-	// All is at the target but the workers, and they may not be replaced yet.
+	// Everything is at the target except the workers, which may not be replaced yet.
 	nv := c.target("v1.1.0", func(s *v1alpha1.NodeVersionSpec) {
 		max := intstr.FromInt(surge)
 		s.Rollout = v1alpha1.Rollout{MaxSurge: &max, Paused: true}
@@ -253,7 +253,7 @@ rules:
 	return out
 }
 
-// What follows from what, in the life of a replacement.
+// The steps of a replacement, and their order.
 const (
 	recordToCreate = "from the intent's being written down to its machine's creation"
 	joinToAdopt    = "from the note on what an heir was made from to its adoption"
@@ -267,7 +267,7 @@ const (
 
 var stepNames = []string{recordToCreate, joinToAdopt, readyToCordon, cordonToEvict, emptyToBind, bindToDelete, goneToClear, clearToRecord}
 
-// steps tells how long each step took for each donor, in milliseconds.
+// steps returns the duration of each step for each old node, in milliseconds.
 func (p *operatorProcess) steps(w audit, lives map[string]hollow.Life, begun time.Time) map[string][]float64 {
 	p.b.Helper()
 	data, err := os.ReadFile(p.log)
@@ -460,7 +460,7 @@ type histogram struct {
 
 type histograms map[string]histogram
 
-// figures reads what the operator tells about itself.
+// figures reads the operator's metrics.
 func (p *operatorProcess) figures() histograms {
 	p.b.Helper()
 	rsp, err := http.Get("http://" + p.metrics + "/metrics")
@@ -514,7 +514,7 @@ func (h histogram) quantile(q float64) float64 {
 	return from // or above
 }
 
-// freeAddress is one on loopback that nobody listens at.
+// freeAddress returns an unused loopback address.
 func freeAddress(b testing.TB) string {
 	b.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -528,7 +528,7 @@ func freeAddress(b testing.TB) string {
 // request is one that the API server was asked.
 type request struct{ came, answered time.Time }
 
-// audit is what the API server's log tells.
+// audit is the content of the API server's audit log.
 type audit struct {
 	operator, others map[string]int       // writes by verb and resource
 	join             int                  // writes by which machines join

@@ -45,8 +45,8 @@ const (
 	operatorNamespace = "constellation-system"
 	operatorAccount   = "constellation-operator"
 
-	// surge is the share of all nodes that may be replaced at a time, if nobody says
-	// otherwise: a user does not want to wait for 500 machines one by one.
+	// surge is the default share of nodes that may be replaced at a time: 500 machines
+	// one by one would take too long.
 	surge = "10%"
 
 	operatorGrace = 5 * time.Second
@@ -55,12 +55,12 @@ const (
 	watchPause    = 200 * time.Millisecond
 )
 
-// Serve is a whole sandbox of hollow machines: a control plane of plain processes, the
+// Serve runs a whole sandbox of hollow machines: a control plane of plain processes, the
 // machines as its nodes, each worker with a pod, and the operator, which is the real
 // program with the rights of its chart. It runs until ctx ends or its owner shuts it
-// down, and all of that ends with it, however it ends; only files are left in h.Dir.
+// down. All processes end with it in any case. Only files are left in h.Dir.
 //
-// The API of the owner answers at once, and says what is still done.
+// The owner's API answers at once, and reports the progress.
 func Serve(ctx context.Context, h sandbox.Hollow, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -79,7 +79,7 @@ func Serve(ctx context.Context, h sandbox.Hollow, log *slog.Logger) error {
 	return err
 }
 
-// box is a sandbox of hollow machines, alive.
+// box is a running sandbox of hollow machines.
 type box struct {
 	sandbox.Hollow
 	log  *slog.Logger
@@ -158,12 +158,12 @@ func (b *box) answer(ctx context.Context, work *sync.WaitGroup) error {
 	return nil
 }
 
-// more adds to the owner's API what only whole sandboxes have.
+// more adds the routes that only whole sandboxes have to the owner's API.
 func (b *box) more(mux *http.ServeMux) {
 	problem := func(w http.ResponseWriter, status int, message string) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
-		_ = json.NewEncoder(w).Encode(sandboxapi.Problem{Message: message}) // nobody is there any more
+		_ = json.NewEncoder(w).Encode(sandboxapi.Problem{Message: message}) // the client may be gone
 	}
 	mux.HandleFunc("GET /v1/images", func(w http.ResponseWriter, _ *http.Request) {
 		var l sandboxapi.ImageList
@@ -195,7 +195,7 @@ func (b *box) more(mux *http.ServeMux) {
 	})
 }
 
-// timesOf are the times that a user gave; zero ones stay as they were. Half of joining
+// timesOf are the user's times; zero ones stay unchanged. Half of the join time
 // is until the Node is registered, the other half until it is Ready.
 func timesOf(t sandboxapi.HollowTimes, before Times) Times {
 	if t.Boot > 0 {
@@ -210,7 +210,7 @@ func timesOf(t sandboxapi.HollowTimes, before Times) Times {
 	return before
 }
 
-// describe tells the owner everything.
+// describe returns all data of the sandbox, for its owner.
 func (b *box) describe() sandboxapi.Info {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -242,9 +242,9 @@ func (b *box) describe() sandboxapi.Info {
 	return info
 }
 
-// live makes everything, and watches it.
+// live creates and monitors everything.
 func (b *box) live(ctx context.Context, work *sync.WaitGroup) error {
-	// What is there is an earlier cluster's, whose machines are no more.
+	// An existing directory is an earlier cluster's, whose machines are gone.
 	dir := filepath.Join(b.Dir, "control-plane")
 	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o700)); err != nil {
 		return fmt.Errorf("make folder of the control plane: %w", err)
@@ -326,7 +326,7 @@ func (b *box) live(ctx context.Context, work *sync.WaitGroup) error {
 	b.now("")
 	b.log.Info("hollow sandbox served", "sandbox", b.Name, "control_planes", b.ControlPlanes, "workers", b.Workers, "pid", os.Getpid())
 
-	// Without its control plane it is nothing.
+	// The sandbox ends with its control plane.
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
@@ -343,13 +343,13 @@ func (b *box) live(ctx context.Context, work *sync.WaitGroup) error {
 	}
 }
 
-// imagesFrom are all images, beginning with first.
+// imagesFrom are all images, starting with first.
 func imagesFrom(first string, all []string) []string {
 	return append([]string{first}, slices.DeleteFunc(slices.Clone(all), func(v string) bool { return v == first })...)
 }
 
-// await asks until the answer is yes. The error is that of ctx, with the last one that was
-// the answer instead.
+// await polls a condition until it holds. If ctx ends first, the error is the last one of the
+// condition, or else that of ctx.
 func await(ctx context.Context, what string, is func() (bool, error)) error {
 	tick := time.NewTicker(watchPause)
 	defer tick.Stop()
@@ -388,8 +388,8 @@ func (b *box) install(ctx context.Context) (client.Client, error) {
 	if err := admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: operatorNamespace}}); err != nil && !apierrors.IsAlreadyExists(err) {
 		return nil, fmt.Errorf("create namespace: %w", err)
 	}
-	// Nothing would run in a pod: the operator is a process beside the control plane, and
-	// its Deployment tells its version only.
+	// A pod would run nothing: the operator is a process beside the control plane, and
+	// its Deployment only provides its version.
 	const chart = "constellation-operator"
 	values := map[string]any{"release": b.Release, "operator": map[string]any{"replicas": 0, "autoscaler": map[string]any{"standIn": false}}}
 	files, err := assets.ChartFor(chart, b.Release)
@@ -409,8 +409,8 @@ func (b *box) install(ctx context.Context) (client.Client, error) {
 	return admin, nil
 }
 
-// target publishes the components of every Kubernetes that the release knows, and makes
-// the target what the machines are. It returns the name of the components that they have.
+// target publishes the components of every Kubernetes version of the release, and sets the
+// target to the machines' current versions. It returns the name of their components.
 func (b *box) target(ctx context.Context, admin client.Client) (string, error) {
 	cat, err := release.Load(assets.Releases())
 	if err != nil {
@@ -471,7 +471,7 @@ func (b *box) target(ctx context.Context, admin client.Client) (string, error) {
 	return reference, nil
 }
 
-// deployment has a pod for each worker, and a worker room for one.
+// deployment has a pod for each worker. A worker has capacity for one.
 func deployment(replicas int) *appsv1.Deployment {
 	labels := map[string]string{"app": "hollow"}
 	return &appsv1.Deployment{
@@ -507,7 +507,7 @@ func (b *box) operatorAccess() (string, error) {
 }
 
 // operate runs the operator as if on one of the control planes, and on another one when
-// that takes no pods any more: in a real cluster the operator has its own pod evicted.
+// that is cordoned: in a real cluster the operator has its own pod evicted.
 func (b *box) operate(ctx context.Context, admin client.Client, a *agent, kubeconfig, socket string) {
 	for ctx.Err() == nil {
 		node := ""
@@ -546,13 +546,13 @@ func (b *box) operate(ctx context.Context, admin client.Client, a *agent, kubeco
 	}
 }
 
-// home is a control plane that an operator would run on; empty if there is none.
+// home returns a control plane on which an operator would run; empty if there is none.
 func home(ctx context.Context, admin client.Client) (string, error) {
 	var l corev1.NodeList
 	if err := admin.List(ctx, &l, client.HasLabels{"node-role.kubernetes.io/control-plane"}); err != nil {
 		return "", fmt.Errorf("look for a control plane: %w", err)
 	}
-	// A newer one more likely stays.
+	// A newer one is less likely to be replaced.
 	for i := len(l.Items) - 1; i >= 0; i-- {
 		if takesPods(&l.Items[i]) {
 			return l.Items[i].Name, nil

@@ -19,10 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Afflict makes a running machine suffer from a, and from nothing else; the zero value
-// heals it, but for a TPM that is gone. Repeating it changes nothing. What it suffers ends
-// when it is switched off, too, but for its disk; how that fails may be said of a machine
-// that is off. The error wraps ErrNotFound or ErrNotRunning.
+// Afflict injects the faults in a into a running machine and removes all others; the zero value
+// removes all, except that a missing TPM stays missing. It is idempotent. Faults end when the
+// machine is switched off, except those of its disk, which can also be set while the machine
+// is off. The error wraps ErrNotFound or ErrNotRunning.
 func (h *Host) Afflict(ctx context.Context, name string, a Affliction) error {
 	unlock, err := h.change(name)
 	if err != nil {
@@ -64,7 +64,7 @@ func (h *Host) afflict(ctx context.Context, r record, a Affliction) error {
 		return err
 	}
 	if is != want {
-		if err := freeze(ctx, h.cgroup(r.Name), false); err != nil { // nothing can be run in it otherwise
+		if err := freeze(ctx, h.cgroup(r.Name), false); err != nil { // no command runs in a frozen machine
 			return err
 		}
 		if err := h.spoil(ctx, r.Name, is, want); err != nil {
@@ -74,7 +74,7 @@ func (h *Host) afflict(ctx context.Context, r record, a Affliction) error {
 	return freeze(ctx, h.cgroup(r.Name), a.Frozen)
 }
 
-// freeze stops all processes of a cgroup, or lets them go on. The kernel has done so when
+// freeze stops or resumes all processes of a cgroup. The kernel has completed that when
 // it returns.
 func freeze(ctx context.Context, cgroup string, frozen bool) error {
 	dirs, err := findCgroups(cgroup)
@@ -82,7 +82,7 @@ func freeze(ctx context.Context, cgroup string, frozen bool) error {
 		return err
 	}
 	for _, dir := range dirs {
-		// v1 has the first file in one hierarchy; v2 has the second in all of its own.
+		// With v1 one hierarchy has the first file. With v2 every cgroup has the second.
 		for _, f := range []struct{ file, on, off string }{{"freezer.state", "FROZEN", "THAWED"}, {"cgroup.freeze", "1", "0"}} {
 			want := f.off
 			if frozen {
@@ -114,12 +114,12 @@ func freeze(ctx context.Context, cgroup string, frozen bool) error {
 	return nil
 }
 
-// nobody is a hardware address that no machine has: what is sent to it is lost, and whoever
-// sends it does not get to know.
+// nobody is a hardware address that no machine has: frames to it are dropped without
+// an error.
 var nobody = net.HardwareAddr{0x02, 0x42, 0x00, 0x00, 0xde, 0xad}
 
-// cut takes the machine's cable out of the bridge or puts it in, and loses what it sends to
-// some peers and their pods, and to no others. All of it is in namespaces of the sandbox.
+// cut disconnects the machine from the bridge or connects it, and drops its packets to the
+// given peers and their pods, and to no others. All changes are in namespaces of the sandbox.
 func (p port) cut(isolated bool, lost []Peer) error {
 	hub, hubNS, err := handleAt(p.hub)
 	if err != nil {
@@ -164,7 +164,7 @@ func (p port) cut(isolated bool, lost []Peer) error {
 			return fmt.Errorf("mend way from %s to %s: %w", p.ip, ip, err)
 		}
 		for _, r := range routes {
-			if r.Dst == nil || r.Dst.IP.IsUnspecified() { // the default route, which is not ours
+			if r.Dst == nil || r.Dst.IP.IsUnspecified() { // the default route is not ours
 				continue
 			}
 			if err := inside.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -179,7 +179,7 @@ func (p port) cut(isolated bool, lost []Peer) error {
 		if !l.PodCIDR.IsValid() {
 			continue
 		}
-		// Otherwise the bridge would bring what is for its pods.
+		// Otherwise the bridge would deliver packets to its pods.
 		if err := inside.RouteReplace(&netlink.Route{LinkIndex: index, Dst: ipNet(l.PodCIDR), Gw: l.IP.AsSlice()}); err != nil {
 			return fmt.Errorf("cut way from %s to %s: %w", p.ip, l.PodCIDR, err)
 		}
@@ -187,8 +187,8 @@ func (p port) cut(isolated bool, lost []Peer) error {
 	return nil
 }
 
-// afflict stops a TPM in the middle of whatever it does, or lets it go on; or ends it, for
-// as long as its machine is on.
+// afflict suspends a TPM process at an arbitrary point, or resumes it; or ends it until the
+// machine is switched on again.
 func (t tpm) afflict(ctx context.Context, hangs, gone bool) error {
 	if gone {
 		return t.powerOff(ctx)
@@ -209,18 +209,18 @@ func (t tpm) afflict(ctx context.Context, hangs, gone bool) error {
 	return nil
 }
 
-// What can be done to a machine's disk; the words are the sources of the mounts.
+// Disk faults. The values are the sources of the mounts.
 const (
 	diskFull     = "full"
 	diskReadOnly = "read-only"
 )
 
-// spoiled are the directories of a machine whose disk can be full or read-only: where what
-// is installed, what kubeadm writes, and what our own programs remember lie. A file that is
-// open already does not get to know.
+// spoiled are the directories of a machine that disk faults make full or read-only: those of
+// installed programs, of kubeadm, and of our programs' state. Files that are already
+// open are not affected.
 var spoiled = []string{"/usr/local/bin", "/etc/kubernetes", "/var/lib/constellation"}
 
-// spoiledBy says what was done to a machine's disk, by its own mounts.
+// spoiledBy returns the current fault of a machine's disk, according to its mounts.
 func spoiledBy(pid int) (string, error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", pid))
 	if err != nil {
@@ -243,7 +243,7 @@ func spoiledBy(pid int) (string, error) {
 	return "", nil
 }
 
-// spoil takes from a machine's disk what was done to it, and does something else to it.
+// spoil removes the current fault of a machine's disk and injects another one.
 func (h *Host) spoil(ctx context.Context, name, is, want string) error {
 	script := "set -e\n"
 	for i, dir := range spoiled {
@@ -253,7 +253,7 @@ func (h *Host) spoil(ctx context.Context, name, is, want string) error {
 		}
 		switch want {
 		case diskFull:
-			// The directory under a layer that is full: what is there can be read.
+			// The original directory is below a full layer: existing files stay readable.
 			script += fmt.Sprintf("mkdir -p %[1]s %[2]s\nmount -t tmpfs -o size=64k constellation-full %[2]s\nmkdir %[2]s/upper %[2]s/work\n"+
 				"mount -t overlay -o lowerdir=%[1]s,upperdir=%[2]s/upper,workdir=%[2]s/work constellation-full %[1]s\nhead -c 1M /dev/zero >%[2]s/fill 2>/dev/null || :\n", dir, full)
 		case diskReadOnly:
@@ -268,8 +268,8 @@ func (h *Host) spoil(ctx context.Context, name, is, want string) error {
 	return err
 }
 
-// Written lists the files of a machine's disk that match a pattern of [filepath.Match], an
-// absolute path as the machine sees it, and that are not of its image.
+// Written lists the files of a machine's disk that match a pattern of [filepath.Match] and are
+// not part of its image. The pattern is an absolute path in the machine.
 func (h *Host) Written(name, pattern string) ([]string, error) {
 	dir, rest := h.path(name, "upper"), strings.TrimPrefix(pattern, "/")
 	for _, d := range diskDirs {
@@ -277,7 +277,7 @@ func (h *Host) Written(name, pattern string) ([]string, error) {
 			dir, rest = h.path(name, diskDir("disk", d.path)), below
 		}
 	}
-	root, err := os.OpenRoot(dir) // no link in the machine leads out of it
+	root, err := os.OpenRoot(dir) // symbolic links in the machine cannot leave it
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -16,8 +16,8 @@ import (
 	"constellation/engine/sandbox/machine/disk"
 )
 
-// Two machines suffer from one thing after the other. Each is felt, ends when it is to
-// end, and keeps nobody from switching the machine off.
+// Two machines get one fault after the other. Each takes effect, ends when it is removed,
+// and does not keep the machine from being switched off.
 func TestMachinesSufferAndRecover(t *testing.T) {
 	b := realMachines(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -38,14 +38,14 @@ func TestMachinesSufferAndRecover(t *testing.T) {
 	}
 	afflict := func(t *testing.T, name string, a Affliction) {
 		t.Helper()
-		for range 2 { // repeating it changes nothing
+		for range 2 { // it is idempotent
 			if err := b.host.Afflict(ctx, name, a); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	// reaches reports whether what one machine sends to another arrives; what should is given
-	// longer, since neighbors have to find each other again.
+	// reaches reports whether packets from one machine arrive at another. If they should, it
+	// waits longer, since neighbor discovery has to repeat.
 	reaches := func(t *testing.T, from, to string, should bool) bool {
 		t.Helper()
 		address := netip.AddrPortFrom(specs[to].IP, 7000).String()
@@ -67,7 +67,7 @@ func TestMachinesSufferAndRecover(t *testing.T) {
 			tries = 100
 		}
 		for range tries {
-			_, _ = c.Write([]byte("hello")) // what cannot be sent does not arrive
+			_, _ = c.Write([]byte("hello")) // an error means that nothing arrives
 			if err := l.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
 				t.Fatal(err)
 			}
@@ -172,7 +172,7 @@ func TestMachinesSufferAndRecover(t *testing.T) {
 			}
 			return time.Duration(at[1] - at[0])
 		}
-		for took() < slow { // the disk gets to know by a signal
+		for took() < slow { // the disk's process gets the change by a signal
 			if ctx.Err() != nil {
 				t.Fatal("it is not slow")
 			}

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// defaultMirror serves all Debian releases to everybody.
+// defaultMirror is public and has all Debian releases.
 const defaultMirror = "http://deb.debian.org/debian"
 
 // debianMirror returns the mirror that this computer's package manager uses for
@@ -36,7 +36,7 @@ func debianMirror() string {
 	return mirrorOf(lists, sources)
 }
 
-// mirrorOf finds the mirror in sources of the one-line and of the deb822 format.
+// mirrorOf finds the mirror in sources in one-line and in deb822 format.
 func mirrorOf(lists, sources []string) string {
 	for _, text := range sources {
 		for paragraph := range strings.SplitSeq(text, "\n\n") {
@@ -72,8 +72,8 @@ func mirrorOf(lists, sources []string) string {
 	return defaultMirror
 }
 
-// isDebian tells a mirror of Debian from everything else that is installed from: of
-// all archives, only Debian's own have suites with its names and a component main.
+// isDebian distinguishes a Debian mirror from other sources of packages: only
+// Debian's own archives have suites with its names and a component main.
 func isDebian(uri string, suites, components []string) bool {
 	if !strings.HasPrefix(uri, "http://") && !strings.HasPrefix(uri, "https://") && !strings.HasPrefix(uri, "file:") {
 		return false
@@ -83,11 +83,11 @@ func isDebian(uri string, suites, components []string) bool {
 		slices.ContainsFunc(suites, func(s string) bool { return slices.Contains(names, s) })
 }
 
-// aptProxy returns the proxy that the package manager is told to use, if any.
+// aptProxy returns the proxy that apt is configured to use, if any.
 func aptProxy(ctx context.Context) string {
 	out, err := exec.CommandContext(ctx, "apt-config", "shell", "P", "Acquire::http::Proxy").Output()
 	if err != nil {
-		return "" // no package manager to ask
+		return "" // there is no apt
 	}
 	value := strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(string(out)), "P="))
 	proxy := strings.Trim(value, "'\"")

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// powerOn boots a machine whose disk is there, from the TPM to the first process. On
-// an error it may be half on; powerOff is for that.
+// powerOn boots a machine with an existing disk, from the TPM to the first process. After
+// an error the machine may be partly on. powerOff cleans that up.
 func (h *Host) powerOn(ctx context.Context, r *record, firmware Firmware) error {
 	start := time.Now()
 	t := h.tpm(r.Name)
@@ -63,8 +63,8 @@ func (h *Host) powerOn(ctx context.Context, r *record, firmware Firmware) error 
 	}); err != nil {
 		return err
 	}
-	// In two steps: between them everything is in place, and nothing of the machine has
-	// run yet.
+	// Two steps: between create and start everything is in place, and no process of the machine
+	// has run yet.
 	init, err := h.create(ctx, r.Name)
 	if err != nil {
 		return err
@@ -82,8 +82,8 @@ func (h *Host) powerOn(ctx context.Context, r *record, firmware Firmware) error 
 	if err := h.runc(ctx, "start", r.Name); err != nil {
 		return err
 	}
-	// Written down only now: a crash before leaves a machine that was not switched on,
-	// and runc's own records to end it by.
+	// It is recorded only now: after an earlier crash the record shows a machine that is off,
+	// and runc's own records suffice to end it.
 	r.Boots++
 	r.Booted = time.Now().UTC()
 	if err := writeJSON(h.path(r.Name, recordName), r); err != nil {
@@ -97,8 +97,8 @@ func (h *Host) portOf(m Machine) port {
 	return port{hub: h.hub(), machine: h.namespace(m.Name), ip: m.IP, podCIDR: m.PodCIDR}
 }
 
-// proveRoot checks that root is a machine's root, and not by any mistake this
-// computer's: an overlay, a mount of its own, with the marker and the first program
+// proveRoot checks that root is a machine's root, and not this computer's by mistake:
+// an overlay, a separate mount, with the marker and the first program
 // that only a machine has.
 func proveRoot(root string) error {
 	var st unix.Statfs_t
@@ -122,8 +122,8 @@ func proveRoot(root string) error {
 	return nil
 }
 
-// proveContainer checks that a process that runc has prepared, but not yet started, is
-// in namespaces of its own and sees root as its root.
+// proveContainer checks that a process which runc has created, but not yet started, is
+// in its own namespaces and has root as its root directory.
 func proveContainer(pid int, root string) error {
 	proc := "/proc/" + strconv.Itoa(pid)
 	for _, ns := range []string{"mnt", "pid", "net", "ipc", "uts", "cgroup"} {
@@ -131,7 +131,7 @@ func proveContainer(pid int, root string) error {
 		if err != nil {
 			return fmt.Errorf("check container: %w", err)
 		}
-		// Not /proc/self, which is the main thread: if that one once made a network
+		// Not /proc/self, which is the main thread: if that thread once created a network
 		// namespace it stays there, because the runtime cannot end it.
 		ours, err := os.Readlink("/proc/thread-self/ns/" + ns)
 		if err != nil {
@@ -154,8 +154,8 @@ func proveContainer(pid int, root string) error {
 	return nil
 }
 
-// create lets runc prepare the container up to the point where its first process
-// would be started.
+// create has runc prepare the container up to the start of its first
+// process.
 func (h *Host) create(ctx context.Context, name string) (process, error) {
 	console, err := os.OpenFile(h.Console(name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -181,13 +181,13 @@ func (h *Host) create(ctx context.Context, name string) (process, error) {
 	return identify(pid)
 }
 
-// runc runs runc to its end.
+// runc runs runc and waits for it.
 func (h *Host) runc(ctx context.Context, args ...string) error {
 	return h.runcIn(ctx, "", nil, args...)
 }
 
-// runcIn runs runc to its end, in the v2 cgroup if it is not empty. The container gets
-// output as its own; runc's words are in a log beside it.
+// runcIn runs runc in the v2 cgroup, unless that is empty, and waits for it. The container
+// inherits output. runc writes its own messages to a log file beside it.
 func (h *Host) runcIn(ctx context.Context, cgroup string, output *os.File, args ...string) error {
 	log, err := os.CreateTemp(h.dir, ".runc-*.log")
 	if err != nil {
@@ -199,7 +199,7 @@ func (h *Host) runcIn(ctx context.Context, cgroup string, output *os.File, args 
 	if output != nil {
 		cmd.Stdout, cmd.Stderr = output, output
 	}
-	// Its own process group: an interrupt at the terminal is not for machines.
+	// A separate process group: an interrupt at the terminal must not reach machines.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if cgroup != "" {
 		dir, err := os.Open(cgroup)
@@ -219,15 +219,15 @@ func (h *Host) runcIn(ctx context.Context, cgroup string, output *os.File, args 
 	return nil
 }
 
-// powerOff ends everything of a machine that is not its disk. It finishes what was
-// begun before, so it may be repeated, and what is not there is no error.
+// powerOff releases all resources of a machine except its disk. It is idempotent, completes an
+// interrupted call, and ignores missing resources.
 func (h *Host) powerOff(ctx context.Context, r record) error {
-	// A frozen process does not die before it is thawed.
+	// A frozen process does not die until it is thawed.
 	if err := freeze(ctx, h.cgroup(r.Name), false); err != nil {
 		return err
 	}
-	// What is asked of a disk whose power is gone is not answered, so it must not be waited
-	// for before the disk has ended.
+	// After a power cut the disk answers no request, so processes that wait for it end
+	// only after the disk's process has ended.
 	cut := r.Init.alive()
 	if err := r.Init.signal(unix.SIGKILL); err != nil {
 		return err
@@ -235,11 +235,11 @@ func (h *Host) powerOff(ctx context.Context, r record) error {
 	if err := h.etcdDisk(r.Name).powerOff(ctx, cut); err != nil {
 		return err
 	}
-	// The kernel reports the first process gone when all of the machine are.
+	// The kernel reports the end of the first process after all others of the machine have ended.
 	if err := r.Init.stop(ctx, unix.SIGKILL, 0); err != nil {
 		return err
 	}
-	// This also ends a container that a crash kept from being written down.
+	// This also ends a container that was not recorded because of a crash.
 	if _, err := os.Lstat(filepath.Join(h.dir, runcDir, r.Name)); err == nil {
 		if err := h.runc(ctx, "delete", "--force", r.Name); err != nil {
 			return err

@@ -9,8 +9,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// diskDirs are the parts of a machine's disk that lie on a real file system: neither
-// containerd's overlays nor etcd's fsync belong on an overlay.
+// diskDirs are the parts of a machine's disk on a regular file system: neither
+// containerd's overlays nor etcd's fsync work well on an overlay.
 var diskDirs = []struct {
 	path string
 	mode fs.FileMode
@@ -21,19 +21,19 @@ var diskDirs = []struct {
 	{"/var/log", 0o755},
 }
 
-// capabilities are the fourteen that containerd gives to containers, because runc fails if
-// it cannot give one of them, and three that systemd, containerd and the kubelet need
-// beyond: NET_ADMIN for networks, SYS_ADMIN for mounts and namespaces, SYS_PTRACE to enter
-// the namespaces of pods that run as another user. Each was measured to be needed; see
-// docs/machines.md. Not among them, on purpose: SYS_TIME, SYS_MODULE, SYS_RAWIO, SYS_BOOT,
-// SYS_RESOURCE, MAC_*, which reach the whole computer.
+// capabilities are the fourteen that containerd grants to containers, because runc fails if
+// it cannot grant one of them, and three more that systemd, containerd and the kubelet
+// need: NET_ADMIN for networks, SYS_ADMIN for mounts and namespaces, SYS_PTRACE to enter
+// the namespaces of pods that run as another user. Measurements show that each is needed, see
+// docs/machines.md. Excluded on purpose, because they affect the whole computer: SYS_TIME,
+// SYS_MODULE, SYS_RAWIO, SYS_BOOT, SYS_RESOURCE, MAC_*.
 var capabilities = []string{
 	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
 	"CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 	"CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_SYS_PTRACE",
 }
 
-// bundleSpec is what differs between the machines of one version of this program. The
+// bundleSpec has the differences between machines of one version of this program. The
 // zero value makes the bundle that is measured.
 type bundleSpec struct {
 	name      string
@@ -44,12 +44,12 @@ type bundleSpec struct {
 	tpm       string // directory of the TPM's socket
 }
 
-// diskDir is where a part of the machine's disk lies on this computer.
+// diskDir is the path of a part of the machine's disk on this computer.
 func diskDir(disk, path string) string {
 	return filepath.Join(disk, filepath.Base(path))
 }
 
-// machineProcesses bounds the number of processes and threads of one machine.
+// machineProcesses limits the number of processes and threads of one machine.
 const machineProcesses = 8192
 
 // bundle describes the container to runc.
@@ -85,7 +85,7 @@ func bundle(b bundleSpec) *specs.Spec {
 			Capabilities: &specs.LinuxCapabilities{
 				Bounding: capabilities, Effective: capabilities, Permitted: capabilities,
 			},
-			// As a distribution sets them. This computer may not allow raising them later.
+			// The defaults of distributions. This computer may not permit raising them later.
 			Rlimits: []specs.POSIXRlimit{{Type: "RLIMIT_CORE", Soft: 0, Hard: 0}},
 		},
 		Root:   &specs.Root{Path: b.root},
@@ -101,12 +101,12 @@ func bundle(b bundleSpec) *specs.Spec {
 			},
 			CgroupsPath: b.cgroup,
 			Resources: &specs.LinuxResources{
-				// runc adds what every container needs: null, zero, full, random, urandom, tty, ptmx, pts.
+				// runc adds the default devices: null, zero, full, random, urandom, tty, ptmx, pts.
 				Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}},
 				Pids:    &specs.LinuxPids{Limit: &limit},
 			},
-			// The kernel's log is this computer's; the kubelet opens the device and is
-			// content with one that says nothing.
+			// The kernel log belongs to this computer. The kubelet only needs to open the device,
+			// so it gets one without content.
 			Devices: []specs.LinuxDevice{{Path: "/dev/kmsg", Type: "c", Major: 1, Minor: 3, FileMode: &mode, UID: &root, GID: &root}},
 			MaskedPaths: []string{
 				"/proc/sysrq-trigger", "/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/scsi",
@@ -120,7 +120,7 @@ func bundle(b bundleSpec) *specs.Spec {
 	}
 }
 
-// writeBundle writes the container's description where runc looks for it.
+// writeBundle writes the container's configuration to runc's bundle directory.
 func writeBundle(dir string, b bundleSpec) error {
 	s := bundle(b)
 	unified, err := onlyUnified()

@@ -16,12 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroupParent is the directory, in every hierarchy and below the cgroup of the
-// process that starts machines, that holds the cgroups of all sandboxes. It is
-// relative for runc, so that machines stay under the limits of whoever started them.
+// cgroupParent is the directory of all sandboxes' cgroups. It exists in every hierarchy,
+// below the cgroup of the process that starts machines. It is relative for runc, so that
+// machines stay under the limits of that process.
 const cgroupParent = "constellation"
 
-// cgroupMounts lists where cgroup hierarchies are mounted: one on a host with
+// cgroupMounts lists the mount points of cgroup hierarchies: one on a host with
 // cgroup v2, one per controller with v1, and possibly both.
 func cgroupMounts() ([]string, error) {
 	infos, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
@@ -30,8 +30,8 @@ func cgroupMounts() ([]string, error) {
 	}
 	var dirs []string
 	for _, m := range infos {
-		// Machines mount hierarchies below their own roots, in namespaces of their own;
-		// only those of this computer are of interest.
+		// Machines mount hierarchies below their own roots, in their own namespaces.
+		// Only the mounts of this computer count.
 		if strings.HasPrefix(m.Mountpoint, "/sys/fs/cgroup") {
 			dirs = append(dirs, m.Mountpoint)
 		}
@@ -40,7 +40,7 @@ func cgroupMounts() ([]string, error) {
 }
 
 // findCgroups returns the directories constellation/<path> in all hierarchies,
-// wherever the process that made them was placed.
+// below any parent cgroup.
 func findCgroups(path string) ([]string, error) {
 	mounts, err := cgroupMounts()
 	if err != nil {
@@ -52,7 +52,7 @@ func findCgroups(path string) ([]string, error) {
 		err := filepath.WalkDir(m, func(p string, d fs.DirEntry, err error) error {
 			if err != nil {
 				if errors.Is(err, fs.ErrNotExist) {
-					return nil // it went away while we were looking
+					return nil // it was removed during the walk
 				}
 				return err
 			}
@@ -72,7 +72,7 @@ func findCgroups(path string) ([]string, error) {
 	return found, nil
 }
 
-// cgroupProcesses lists the processes of a cgroup and of all below it.
+// cgroupProcesses lists the processes of a cgroup and its descendants.
 func cgroupProcesses(dir string) ([]int, error) {
 	var pids []int
 	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
@@ -98,8 +98,8 @@ func cgroupProcesses(dir string) ([]int, error) {
 	return pids, nil
 }
 
-// ignoreGone drops the errors of reading a cgroup that is being removed, or of a
-// threaded one.
+// ignoreGone drops the errors of reading a removed or threaded
+// cgroup.
 func ignoreGone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
@@ -107,7 +107,7 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// emptyCgroup kills what still runs in the cgroup and waits until it is gone.
+// emptyCgroup kills the processes in the cgroup and waits until they are gone.
 func emptyCgroup(ctx context.Context, dir string) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 		pids, err := cgroupProcesses(dir)
@@ -123,9 +123,9 @@ func emptyCgroup(ctx context.Context, dir string) error {
 			}
 			p, err := identify(pid)
 			if err != nil {
-				continue // gone in the meantime
+				continue // it has ended meanwhile
 			}
-			// The number may have changed hands since it was read from the cgroup.
+			// The number may belong to another process since it was read from the cgroup.
 			if now, err := cgroupProcesses(dir); err != nil || !slices.Contains(now, pid) {
 				continue
 			}
@@ -141,7 +141,7 @@ func emptyCgroup(ctx context.Context, dir string) error {
 	}
 }
 
-// removeCgroups kills what runs in constellation/<path> and removes these directories
+// removeCgroups kills all processes in constellation/<path> and removes these directories
 // in all hierarchies.
 func removeCgroups(ctx context.Context, path string) error {
 	dirs, err := findCgroups(path)
@@ -156,14 +156,14 @@ func removeCgroups(ctx context.Context, path string) error {
 			return err
 		}
 		if parent := filepath.Dir(dir); filepath.Base(parent) == cgroupParent {
-			// Other sandboxes may use it: rmdir refuses then, which is the condition.
+			// If other sandboxes use it, rmdir fails, as intended.
 			_ = unix.Rmdir(parent)
 		}
 	}
 	return nil
 }
 
-// removeCgroup removes a cgroup and all below it, the deepest first.
+// removeCgroup removes a cgroup and its descendants, the deepest first.
 func removeCgroup(ctx context.Context, dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -236,10 +236,10 @@ func onlyUnified() (bool, error) {
 	return !slices.ContainsFunc(v1, func(m *mountinfo.Info) bool { return strings.HasPrefix(m.Mountpoint, "/sys/fs/cgroup") }), nil
 }
 
-// makeUnified makes a machine's cgroup in the v2 hierarchy of a computer that has v1
-// beside it, and returns its directory; "" if it does not have both. runc leaves that
-// hierarchy alone then, and systemd in the machine would take this computer's own
-// cgroups for its own.
+// makeUnified makes a machine's cgroup in the v2 hierarchy of a computer that also has v1,
+// and returns its directory; "" if the computer does not have both. runc ignores that
+// hierarchy then, and systemd in the machine would take over this computer's
+// cgroups.
 func makeUnified(path string) (string, error) {
 	v1, err := ownCgroup("memory")
 	if err != nil || v1 == "" {
@@ -256,8 +256,8 @@ func makeUnified(path string) (string, error) {
 	return dir, nil
 }
 
-// machineDevices are what runc allows every container: to make any node, but to use
-// only harmless ones.
+// machineDevices are the devices that runc permits in every container: mknod of any node, but
+// access only to harmless ones.
 var machineDevices = []string{
 	"c *:* m", "b *:* m",
 	"c 1:3 rwm", "c 1:5 rwm", "c 1:7 rwm", "c 1:8 rwm", "c 1:9 rwm", // null, zero, full, random, urandom
@@ -267,8 +267,8 @@ var machineDevices = []string{
 
 // restrictDevices denies other devices to the cgroup above all machines of a sandbox.
 // runc denies them to each machine too, but with cgroup v1 root in a machine could
-// allow itself again what the cgroup above its own allows. With v2 it could not. It
-// must not be called concurrently.
+// permit itself everything that the parent cgroup permits. With v2 it cannot. Calls
+// must not be concurrent.
 func restrictDevices(sandbox string) error {
 	own, err := ownCgroup("devices")
 	if err != nil || own == "" {
@@ -283,9 +283,9 @@ func restrictDevices(sandbox string) error {
 		return fmt.Errorf("restrict devices: %w", err)
 	}
 	if !strings.HasPrefix(string(list), "a ") {
-		return nil // that was done before the first machine, or somebody else denies more
+		return nil // done before the first machine, or the parent denies more
 	}
-	// The parent may have been restricted itself; then less can be allowed.
+	// The parent may be restricted itself. Then fewer devices can be permitted.
 	for _, rule := range append([]string{"a"}, machineDevices...) {
 		file := "devices.allow"
 		if rule == "a" {
@@ -298,7 +298,7 @@ func restrictDevices(sandbox string) error {
 	return nil
 }
 
-// limitMemory bounds the memory of all machines of a sandbox, whose cgroups exist.
+// limitMemory limits the memory of all machines of a sandbox, whose cgroups exist.
 // Zero means no limit.
 func limitMemory(sandbox string, bytes int64) error {
 	if bytes <= 0 {
@@ -314,7 +314,7 @@ func limitMemory(sandbox string, bytes int64) error {
 			if err == nil {
 				return nil
 			}
-			// Only the hierarchy of the memory controller has the file, and nobody can make it.
+			// Only the memory controller's hierarchy has the file. Elsewhere it cannot be created.
 			if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 				return fmt.Errorf("limit memory of all machines: %w", err)
 			}

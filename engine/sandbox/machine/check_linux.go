@@ -20,30 +20,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What one machine takes, as measured in a cluster. inotify instances: systemd 3,
-// containerd and kube-proxy 1 each, the kubelet 5, 8 on a control plane, and 1 more for
-// each log that somebody follows, and on a control plane the API server 7 and the controller
-// manager 2. The one that leads has 5 more: one in a cluster, on any of its control planes.
+// Resources of one machine, as measured in a cluster. inotify instances: systemd 3,
+// containerd and kube-proxy 1 each, the kubelet 5, 8 on a control plane, 1 more for
+// each followed log, and on a control plane the API server 7 and the controller
+// manager 2. The leading controller manager has 5 more: one per cluster, on any control plane.
 const (
 	inotifyControlPlane, inotifyWorker = 22, 11
 	inotifyLeader                      = 5
 	memoryControlPlane, memoryWorker   = 500 << 20, 250 << 20
 	diskControlPlane, diskWorker       = 1400 << 20, 700 << 20
-	diskRootfs                         = 900 << 20 // once, while it is made
+	diskRootfs                         = 900 << 20 // once, during creation
 )
 
-// need is a file of this computer without which there are no machines, and the package
-// that it comes with.
+// need is a file of this computer that machines require, and the package
+// that provides it.
 type need struct{ file, pkg string }
 
-// needs are programs that machines need all the time, rootfsNeeds until the root file
-// system has been made.
+// needs are programs that machines always require, rootfsNeeds those that create the root file
+// system.
 var (
 	needs       = []need{{"runc", "runc"}, {"swtpm", "swtpm"}, {"swtpm_setup", "swtpm-tools"}}
 	rootfsNeeds = []need{{"debootstrap", "debootstrap"}, {"gpgv", "gpgv"}, {rootfsKeyring, "debian-archive-keyring"}}
 )
 
-// missing lists the packages whose files are not there.
+// missing lists the packages whose files do not exist.
 func missing(all []need) []string {
 	var packages []string
 	for _, n := range all {
@@ -60,13 +60,13 @@ func missing(all []need) []string {
 	return packages
 }
 
-// Check reports why this computer cannot start want more machines now, with the cache
-// and the sandbox's state in these directories, which need not exist. Nothing is
-// changed and nothing is left behind. No problem means that nothing is known to be in
-// the way.
+// Check returns the problems that keep this computer from starting the machines in want, with
+// the cache and the sandbox's state in these directories, which need not exist. It changes
+// nothing and leaves nothing behind. An empty result means that no problem
+// was found.
 func Check(ctx context.Context, cacheDir, stateDir string, want Demand) []Problem {
 	if os.Geteuid() != 0 {
-		// Without root most of the rest cannot even be looked at.
+		// Most other checks need root.
 		return []Problem{{ID: "root", What: "real machines need root, and this is user " + strconv.Itoa(os.Geteuid()), Remedy: "run the same command as root, for instance with sudo -E"}}
 	}
 	var problems []Problem
@@ -94,7 +94,7 @@ func Check(ctx context.Context, cacheDir, stateDir string, want Demand) []Proble
 	return problems
 }
 
-// program finds a program also where only root's login shell looks.
+// program searches for a program, also in the additional directories of root's login shell.
 func program(name string) (string, error) {
 	if p, err := exec.LookPath(name); err == nil {
 		return p, nil
@@ -107,8 +107,8 @@ func program(name string) (string, error) {
 	return "", fmt.Errorf("find %s: %w", name, exec.ErrNotFound)
 }
 
-// tool is the path of a program that Check has seen to; if it is missing after all,
-// running it says so.
+// tool is the path of a program that Check has verified. If it is missing after all,
+// running it fails.
 func tool(name string) string {
 	p, err := program(name)
 	if err != nil {
@@ -148,9 +148,9 @@ func packagesProblem(packages []string) *Problem {
 
 var packageName = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+$`)
 
-// InstallPackages installs Debian packages with apt-get and copies what that writes to
-// output, which may be nil. It refreshes the lists of packages only when it has to.
-// It asks nobody; callers do before they call it.
+// InstallPackages installs Debian packages with apt-get and copies its output to
+// output, which may be nil. It refreshes the package lists only if needed.
+// It does not prompt. Callers obtain consent first.
 func InstallPackages(ctx context.Context, packages []string, output io.Writer) error {
 	for _, p := range packages {
 		if !packageName.MatchString(p) {
@@ -170,11 +170,11 @@ func InstallPackages(ctx context.Context, packages []string, output io.Writer) e
 	var said bytes.Buffer
 	run := func(args ...string) error {
 		said.Reset()
-		// Another apt-get may be at work, as on a computer that was just started.
+		// Another apt-get may be running, as on a freshly started computer.
 		cmd := exec.CommandContext(ctx, apt, append([]string{"-o", "DPkg::Lock::Timeout=120"}, args...)...)
 		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C")
 		cmd.Stdout, cmd.Stderr = output, io.MultiWriter(output, &said)
-		// Half an installation is worse than a late end.
+		// An incomplete installation is worse than a late end.
 		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 		return cmd.Run()
 	}
@@ -191,7 +191,7 @@ func InstallPackages(ctx context.Context, packages []string, output io.Writer) e
 	return nil
 }
 
-// capabilityBits are the numbers of those capabilities that machines get.
+// capabilityBits are the numbers of the capabilities that machines get.
 var capabilityBits = map[string]uint{
 	"CAP_CHOWN": unix.CAP_CHOWN, "CAP_DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE, "CAP_FOWNER": unix.CAP_FOWNER,
 	"CAP_FSETID": unix.CAP_FSETID, "CAP_KILL": unix.CAP_KILL, "CAP_SETGID": unix.CAP_SETGID, "CAP_SETUID": unix.CAP_SETUID,
@@ -275,7 +275,7 @@ func existing(dir string) (string, error) {
 	}
 }
 
-// checkOverlay mounts an overlay where the machines' disks will be, in a mount
+// checkOverlay mounts an overlay at the location of the machines' disks, in a mount
 // namespace that ends with its thread.
 func checkOverlay(stateDir string) (*Problem, error) {
 	parent, err := existing(stateDir)
@@ -304,11 +304,11 @@ func checkOverlay(stateDir string) (*Problem, error) {
 			err = mountOverlay(at("root"), at("upper"), at("work"), at("lower"))
 		}
 		if err == nil {
-			// Writing is what fails where the disk cannot keep an overlay's attributes.
+			// On a disk without support for an overlay's attributes, writing fails.
 			err = os.WriteFile(at("root/file"), nil, 0o600)
 		}
 		if err == nil {
-			// Detached: the namespace ends anyway, and whoever looks at it through /proc at
+			// Detached: the namespace ends anyway, and a process that reads it through /proc at
 			// this moment would make the mount busy.
 			err = unix.Unmount(at("root"), unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
 		}
@@ -323,7 +323,7 @@ func checkOverlay(stateDir string) (*Problem, error) {
 	return nil, nil
 }
 
-// checkNetwork makes a bridge with a cable in a network namespace that ends with its
+// checkNetwork makes a bridge with a veth pair in a network namespace that ends with its
 // thread.
 func checkNetwork() (*Problem, error) {
 	done := make(chan error, 1)
@@ -360,8 +360,8 @@ func checkNetwork() (*Problem, error) {
 	return nil, nil
 }
 
-// checkInotify counts what this user's processes have of the one thing that all
-// machines share with the rest of the computer and that soon runs out.
+// checkInotify counts the inotify instances of this user's processes. Machines share this
+// limit with the rest of the computer, and it is small.
 func checkInotify(want Demand) (*Problem, error) {
 	b, err := os.ReadFile("/proc/sys/fs/inotify/max_user_instances")
 	if err != nil {
@@ -378,13 +378,13 @@ func checkInotify(want Demand) (*Problem, error) {
 	return inotifyProblem(limit, used, want), nil
 }
 
-// inotifyProblem adds up what is in use, by machine as inotifyInstances says, what the
-// machines that are there will open yet, and what the wanted ones need.
+// inotifyProblem adds the instances in use, by machine as from inotifyInstances, those that
+// existing machines will still open, and those of the wanted machines.
 func inotifyProblem(limit int, used map[string]int, want Demand) *Problem {
 	needs, leaders := map[string]int{}, map[string]int{} // by machine, and by sandbox
 	for machine := range used {
 		if machine != "" {
-			needs[machine] = inotifyWorker // of whatever kind it is, it takes as much
+			needs[machine] = inotifyWorker // any kind of machine needs as many
 		}
 	}
 	for _, r := range want.There {
@@ -430,9 +430,9 @@ func inotifyProblem(limit int, used map[string]int, want Demand) *Problem {
 	}
 }
 
-// inotifyInstances counts the inotify instances of root's processes by the machine that
-// they are in, as "<sandbox's cgroup>/<machine>", and "" for all others. One that two
-// processes share is counted twice, to be safe. A machine that has none is there too.
+// inotifyInstances counts the inotify instances of root's processes by machine,
+// as "<sandbox's cgroup>/<machine>", and "" for all others. An instance that two
+// processes share counts twice, to be safe. Machines without instances are included.
 func inotifyInstances() (map[string]int, error) {
 	pids, err := processNumbers()
 	if err != nil {
@@ -447,7 +447,7 @@ func inotifyInstances() (map[string]int, error) {
 		}
 		fds, err := os.ReadDir(dir + "/fd")
 		if err != nil || len(fds) == 0 {
-			continue // it has ended, and nobody may have asked yet how
+			continue // a zombie
 		}
 		cgroups, err := os.ReadFile(dir + "/cgroup")
 		if err != nil {
@@ -464,8 +464,8 @@ func inotifyInstances() (map[string]int, error) {
 	return used, nil
 }
 
-// machineOf finds the machine in the list of a process's cgroups, one a line as
-// "<number>:<controllers>:<path>"; "" if it is in none.
+// machineOf finds the machine in a process's list of cgroups, whose lines are
+// "<number>:<controllers>:<path>"; "" if there is none.
 func machineOf(cgroups string) string {
 	for line := range strings.Lines(cgroups) {
 		_, rest, found := strings.Cut(strings.TrimSpace(line), "/"+cgroupParent+"/")
@@ -543,9 +543,9 @@ func checkDisk(cacheDir, stateDir string, want Demand) (*Problem, error) {
 	return nil, nil
 }
 
-// room is what is free in a directory.
+// room is the free space in a directory.
 type room struct {
-	dir   string // that exists
+	dir   string // an existing one
 	bytes int64
 	fs    unix.Fsid
 }
@@ -562,7 +562,7 @@ func free(dir string) (room, error) {
 	return room{dir: dir, bytes: int64(st.Bavail) * st.Bsize, fs: st.Fsid}, nil
 }
 
-// size writes bytes for people.
+// size formats bytes for users.
 func size(bytes int64) string {
 	if bytes < 1<<30 {
 		return fmt.Sprintf("%d MiB", bytes>>20)

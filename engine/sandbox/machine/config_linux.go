@@ -10,8 +10,8 @@ import (
 // containerdConfig is containerd's configuration (format 2, containerd 1.6 and 1.7).
 //
 // restrict_oom_score_adj: this computer may not let machines lower the score, and
-// runc dies of the attempt. privileged_without_host_devices: a privileged pod asks
-// for all devices, which the machine has not got to give.
+// runc fails if it tries. privileged_without_host_devices: a privileged pod requests
+// all devices, which the machine does not have.
 func containerdConfig(pauseImage string) []byte {
 	return fmt.Appendf(nil, `version = 2
 oom_score = 0
@@ -36,8 +36,8 @@ oom_score = 0
 `, strconv.Quote(pauseImage))
 }
 
-// registryHosts sends every pull of every registry to the sandbox's registry, and
-// nowhere else when that does not have the image.
+// registryHosts sends every pull of every registry to the sandbox's registry, without
+// a fallback.
 func registryHosts() []byte {
 	return fmt.Appendf(nil, `server = %q
 
@@ -46,9 +46,9 @@ func registryHosts() []byte {
 `, RegistryMirror, RegistryMirror)
 }
 
-// cniList is the machine's pod network. Each pod has a cable of its own to the
+// cniList is the machine's pod network. Each pod has a veth pair to the
 // machine (ptp), not a bridge: packets between pods of one machine are routed like
-// all others, so that a service's answers find their way back on every kernel.
+// all others, so that a service's replies are translated back on every kernel.
 func cniList(podCIDR netip.Prefix) ([]byte, error) {
 	list := map[string]any{
 		"cniVersion": "0.4.0",

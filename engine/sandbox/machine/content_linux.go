@@ -21,22 +21,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// content is what is known of every file of a directory, by path relative to it. Its
-// digest covers names, types, owners, modes, capabilities and bytes: all that decides
-// what a machine runs, but no times, so that equal content has an equal digest.
+// content describes every file of a directory, by relative path. Its
+// digest covers names, types, owners, modes, capabilities and bytes, but no times:
+// equal content has an equal digest.
 type content map[string]entry
 
 // entry describes one file.
 type entry struct {
-	// Line is what the digest covers.
+	// Line is the input of the digest.
 	Line string `json:"line"`
-	// Stamp changes whenever the file does: nobody can write to a file, or swap it for
-	// another, and keep inode number and time of change. Only regular files have one.
+	// Stamp changes with every change of the file: a process cannot write to a file, or replace it,
+	// and keep inode number and ctime. Only regular files have one.
 	Stamp string `json:"stamp,omitempty"`
 }
 
-// scan describes dir as it is. Files whose stamp is the same as in known were read
-// before and are not read again.
+// scan describes the current content of dir. It does not read files again whose stamp is the
+// same as in known.
 func scan(ctx context.Context, dir string, known content) (content, error) {
 	found := make(content, max(len(known), 64))
 	digest, buffer := sha256.New(), make([]byte, 1<<18)
@@ -96,7 +96,7 @@ func scan(ctx context.Context, dir string, known content) (content, error) {
 	return found, nil
 }
 
-// digest is the SHA-256 over all lines in the order of the paths.
+// digest is the SHA-256 of all lines, sorted by path.
 func (c content) digest() []byte {
 	h := sha256.New()
 	for _, name := range slices.Sorted(maps.Keys(c)) {
@@ -105,8 +105,8 @@ func (c content) digest() []byte {
 	return h.Sum(nil)
 }
 
-// difference names the first path in which two contents differ, for people; empty if
-// there is none.
+// difference returns the first path in which two contents differ, for messages; empty if
+// they are equal.
 func (c content) difference(other content) string {
 	names := slices.Sorted(maps.Keys(c))
 	for name := range other {
@@ -123,7 +123,7 @@ func (c content) difference(other content) string {
 	return ""
 }
 
-// file returns the SHA-256 of a regular file's bytes as scan has read them.
+// file returns the SHA-256 of a regular file, from the scan.
 func (c content) file(name string) ([]byte, error) {
 	fields := strings.Fields(strings.TrimPrefix(c[name].Line, fmt.Sprintf("%q", name)))
 	if len(fields) < 4 || c[name].Stamp == "" {
@@ -145,10 +145,10 @@ func hashFile(path string, h hash.Hash, buffer []byte) ([]byte, error) {
 	return h.Sum(nil), nil
 }
 
-// onlyReader hides that a file can copy itself, which would not use our buffer.
+// onlyReader hides the file's WriteTo, which would not use our buffer.
 type onlyReader struct{ io.Reader }
 
-// fileCapability reads the capabilities that a program gets when it is run.
+// fileCapability reads the file capabilities of a program.
 func fileCapability(path string) ([]byte, error) {
 	value := make([]byte, 64)
 	n, err := unix.Lgetxattr(path, "security.capability", value)
@@ -161,16 +161,16 @@ func fileCapability(path string) ([]byte, error) {
 	return bytes.Clone(value[:n]), nil
 }
 
-// rootfsMemory remembers the last look at root file systems, so that the next is
-// short. The zero value remembers nothing. It may be used concurrently.
+// rootfsMemory caches the last scan of each root file system, so that the next is
+// short. The zero value is empty. It is safe for concurrent use.
 type rootfsMemory struct {
 	mu   sync.Mutex
-	seen map[string]content // by the directory that Rootfs returned
+	seen map[string]content // by the directory from Rootfs
 }
 
-// scan describes the root file system as it is now.
+// scan describes the current root file system.
 func (m *rootfsMemory) scan(ctx context.Context, rootfs string) (content, error) {
-	// One at a time: machines that start together share the work.
+	// One scan at a time: machines that start together share the result.
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	known, ok := m.seen[rootfs]

@@ -15,7 +15,7 @@ import (
 )
 
 // writeDisk makes the machine's disk: the overlay's upper directory, written before
-// it is mounted, and the parts that are no overlay.
+// it is mounted, and the parts outside the overlay.
 func (h *Host) writeDisk(spec Spec) error {
 	dirs := map[string]fs.FileMode{"upper": 0o755, "work": 0o755, "root": 0o755, "bundle": 0o755, "disk": 0o755}
 	for _, d := range diskDirs {
@@ -26,7 +26,7 @@ func (h *Host) writeDisk(spec Spec) error {
 		if err := os.Mkdir(dir, dirs[d]); err != nil {
 			return fmt.Errorf("make disk: %w", err)
 		}
-		// The umask had a say; but this is what the machine sees.
+		// The umask changed the mode, but the machine sees this directory.
 		if err := os.Chmod(dir, dirs[d]); err != nil {
 			return fmt.Errorf("make disk: %w", err)
 		}
@@ -58,7 +58,7 @@ func lowerDirs(image *Image) []string {
 
 // writeUpper writes a file that hides the one of the image. A directory in the upper
 // layer would also hide a link of that name below, and /bin with it, so that is
-// refused; directories that exist below keep their mode.
+// refused. Existing directories of the layers below keep their mode.
 func writeUpper(upper *os.Root, lower []string, path string, f File) error {
 	path = strings.TrimPrefix(path, "/")
 	err := makeDirs(upper, filepath.Dir(path), func(dir string) (fs.FileMode, error) {
@@ -87,7 +87,7 @@ func writeUpper(upper *os.Root, lower []string, path string, f File) error {
 	return upper.Chmod(path, mode)
 }
 
-// ownFiles are the files that make a machine this one.
+// ownFiles are the files that identify a machine.
 func ownFiles(spec Spec) (map[string]File, error) {
 	id := make([]byte, 16)
 	if _, err := rand.Read(id); err != nil {
@@ -101,8 +101,8 @@ func ownFiles(spec Spec) (map[string]File, error) {
 		"/etc/hostname":   {Data: []byte(spec.Name + "\n")},
 		"/etc/hosts":      {Data: fmt.Appendf(nil, "127.0.0.1 localhost\n::1 localhost ip6-localhost\n%s %s\n", spec.IP, spec.Name)},
 		"/etc/machine-id": {Data: []byte(hex.EncodeToString(id) + "\n"), Mode: 0o444},
-		// Nothing of this computer's: there is no way out of the sandbox's network. Who
-		// asks for a name that is not the cluster's is told at once that nobody answers.
+		// No configuration of this computer: there is no route out of the sandbox's network. A
+		// query for a name outside the cluster fails at once.
 		"/etc/resolv.conf":                         {Data: []byte("nameserver " + Gateway.String() + "\noptions timeout:1 attempts:1\n")},
 		"/etc/cni/net.d/10-constellation.conflist": {Data: cni},
 		"/etc/containerd/config.toml":              {Data: containerdConfig(cmp.Or(spec.PauseImage, DefaultPauseImage))},

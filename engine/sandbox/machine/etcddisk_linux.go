@@ -20,10 +20,10 @@ import (
 	"constellation/engine/sandbox/machine/disk"
 )
 
-// etcdPath is the one of diskDirs that can fail as disks do.
+// etcdPath is the one of diskDirs that supports disk faults.
 const etcdPath = "/var/lib/etcd"
 
-// diskSettings are what an affliction means for the disk of etcd.
+// diskSettings maps the faults of a machine to settings of etcd's disk.
 func (a Affliction) diskSettings() disk.Settings {
 	s := disk.Settings{Sync: a.SlowDisk}
 	switch {
@@ -35,8 +35,8 @@ func (a Affliction) diskSettings() disk.Settings {
 	return s
 }
 
-// etcdDisk is the disk of a machine's etcd: an ordinary directory, or one that fails, of
-// which a process of its own sees to it for as long as the machine is on. See package disk.
+// etcdDisk is the disk of a machine's etcd: an ordinary directory, or a faulty one, which
+// its own process serves while the machine is on. See package disk.
 type etcdDisk struct{ dir, name, log string }
 
 func (h *Host) etcdDisk(machine string) etcdDisk {
@@ -44,7 +44,7 @@ func (h *Host) etcdDisk(machine string) etcdDisk {
 	return etcdDisk{dir: dir, name: filepath.Base(etcdPath), log: h.path(machine, "disk.log")}
 }
 
-// set says how the disk is to fail. One that is ordinary begins to fail with the next
+// set changes the faults of the disk. An ordinary disk becomes faulty at the next
 // boot.
 func (d etcdDisk) set(s disk.Settings) error {
 	file := disk.SettingsFile(d.dir, d.name)
@@ -61,11 +61,11 @@ func (d etcdDisk) set(s disk.Settings) error {
 	return err
 }
 
-// mountTimeout bounds how long the disk's process may take to begin.
+// mountTimeout limits the start of the disk's process.
 const mountTimeout = 30 * time.Second
 
-// powerOn mounts a disk that is to fail over the machine's directory, in the namespace of
-// its first process, which has not begun yet. It does nothing for an ordinary disk.
+// powerOn mounts a faulty disk over the machine's directory, in the namespace of
+// its first process, which has not started yet. It does nothing for an ordinary disk.
 func (d etcdDisk) powerOn(init process) error {
 	file := disk.SettingsFile(d.dir, d.name)
 	var s disk.Settings
@@ -84,7 +84,7 @@ func (d etcdDisk) powerOn(init process) error {
 		return fmt.Errorf("mount disk of etcd: %w", err)
 	}
 	defer namespace.Close()
-	if !init.alive() { // the number may be another's
+	if !init.alive() { // the number may belong to another process
 		return errors.New("mount disk of etcd: the machine is gone")
 	}
 	log, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -97,7 +97,7 @@ func (d etcdDisk) powerOn(init process) error {
 		return fmt.Errorf("mount disk of etcd: %w", err)
 	}
 	defer ready.Close()
-	// This program, also if its file was replaced meanwhile. It outlives this process.
+	// /proc/self/exe is this program even if its file was replaced. The process outlives this one.
 	cmd := exec.CommandContext(context.Background(), "/proc/self/exe", disk.Args(d.dir, d.name, etcdPath)...)
 	cmd.Args[0] = "constellation"
 	cmd.Dir, cmd.Env, cmd.Stderr = "/", []string{}, log
@@ -108,7 +108,7 @@ func (d etcdDisk) powerOn(init process) error {
 	if err != nil {
 		return fmt.Errorf("mount disk of etcd: %w", err)
 	}
-	go func() { _ = cmd.Wait() }() // what it says is in the log
+	go func() { _ = cmd.Wait() }() // its output is in the log
 	if err := ready.SetReadDeadline(time.Now().Add(mountTimeout)); err != nil {
 		return fmt.Errorf("mount disk of etcd: %w", err)
 	}
@@ -123,11 +123,11 @@ func (d etcdDisk) powerOn(init process) error {
 	return nil
 }
 
-// cutWithin bounds how long it may take to take back what was not synced.
+// cutWithin limits the rollback of unsynced writes.
 const cutWithin = 20 * time.Second
 
-// powerOff ends the disk's process. With a cut, what was not synced is lost as the
-// settings say. It returns when that was done.
+// powerOff ends the disk's process. With a cut, unsynced writes are lost according to the
+// settings. It returns after the rollback.
 func (d etcdDisk) powerOff(ctx context.Context, cut bool) error {
 	ps, err := d.processes()
 	if err != nil {

@@ -26,10 +26,10 @@ import (
 )
 
 // Exec runs a command in a machine as root and returns its exit code. It works in any
-// process on this computer, also while another drives the machines. When ctx ends the
-// command is asked to end, and killed two seconds later. The error wraps ErrNotFound
-// or ErrNotRunning; that the command itself failed is no error but its code. A command
-// that cannot be found ends with 255 and a word on Err.
+// process on this computer, even if another one drives the machines. When ctx ends, the
+// command is terminated, and killed two seconds later. The error wraps ErrNotFound
+// or ErrNotRunning. A failed command is no error but an exit code. A command
+// that does not exist ends with 255 and a message on Err.
 func (h *Host) Exec(ctx context.Context, name string, command []string, stdio Stdio) (int, error) {
 	m, err := h.Machine(name)
 	if err == nil && m.Power != Running {
@@ -52,8 +52,8 @@ func (h *Host) Exec(ctx context.Context, name string, command []string, stdio St
 		args = append(args, "--tty", "--env", "TERM="+terminalType())
 	}
 	cmd := exec.CommandContext(ctx, tool("runc"), append(append(args, name), command...)...)
-	// runc hands signals on to the command. It is not killed itself before the command
-	// is gone: it must collect it, or the machine could not end.
+	// runc forwards signals to the command. runc itself is not killed before the command
+	// ends: it must reap the command, or the machine could not end.
 	var last *time.Timer
 	cmd.Cancel = func() error {
 		last = time.AfterFunc(killAfter, func() { _ = killRecorded(pidFile) })
@@ -82,17 +82,17 @@ func (h *Host) Exec(ctx context.Context, name string, command []string, stdio St
 	case ctx.Err() == nil && errors.As(err, &exit) && exit.ExitCode() >= 0:
 		return exit.ExitCode(), nil
 	case errors.Is(err, exec.ErrWaitDelay):
-		return cmd.ProcessState.ExitCode(), nil // something it started holds on to its output
+		return cmd.ProcessState.ExitCode(), nil // a child process still holds its output
 	case err != nil:
 		return 0, fmt.Errorf("run a command in machine %s: %w", name, err)
 	}
 	return 0, nil
 }
 
-// killAfter is how long a command may take to end when it is asked to.
+// killAfter is how long a command may take to end after SIGTERM.
 const killAfter = 2 * time.Second
 
-// killRecorded kills the command itself, which lives on without its runc.
+// killRecorded kills the command itself, which survives its runc.
 func killRecorded(pidFile string) error {
 	b, err := os.ReadFile(pidFile)
 	if err != nil {
@@ -116,10 +116,10 @@ func terminalType() string {
 	return "xterm"
 }
 
-// connectPipes gives the command input and output without a terminal.
+// connectPipes connects the command's input and output without a terminal.
 func connectPipes(cmd *exec.Cmd, stdio Stdio) (finish func(), err error) {
 	cmd.Stdout, cmd.Stderr = stdio.Out, stdio.Err
-	// An interrupt at our terminal is ours to hand on.
+	// We forward an interrupt at our terminal ourselves.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if f, ok := stdio.In.(*os.File); ok && !term.IsTerminal(int(f.Fd())) {
 		cmd.Stdin = f
@@ -132,8 +132,8 @@ func connectPipes(cmd *exec.Cmd, stdio Stdio) (finish func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	// Nobody waits for this: a reader such as a terminal may block long after the
-	// command has ended, and its next write then finds the pipe closed.
+	// No waiting here: a reader such as a terminal may block long after the
+	// command has ended. Its next write then finds the pipe closed.
 	go func() {
 		defer in.Close()
 		_, _ = io.Copy(in, stdio.In)
@@ -141,8 +141,8 @@ func connectPipes(cmd *exec.Cmd, stdio Stdio) (finish func(), err error) {
 	return func() {}, nil
 }
 
-// connectTerminal gives the command a terminal: ours, if there is one, which runc
-// then drives; or a new one that is copied from and to.
+// connectTerminal gives the command a terminal: ours, if there is one, driven by
+// runc, or a new pseudo-terminal whose data are copied.
 func connectTerminal(cmd *exec.Cmd, stdio Stdio) (finish func(), err error) {
 	if f, ok := stdio.In.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = f, stdio.Out, stdio.Out
@@ -176,12 +176,12 @@ func connectTerminal(cmd *exec.Cmd, stdio Stdio) (finish func(), err error) {
 	}, nil
 }
 
-// containerdSocket is where containerd answers inside of a machine.
+// containerdSocket is containerd's address inside a machine.
 const containerdSocket = "/run/containerd/containerd.sock"
 
-// WaitReady waits until the machine's containerd answers, which is what everything
-// else in a machine waits for too. The error wraps ErrNotRunning when the machine goes
-// off meanwhile; when ctx ends first, it says which units have not come up.
+// WaitReady waits until the machine's containerd answers, the last step of the
+// boot. The error wraps ErrNotRunning if the machine goes off
+// meanwhile. If ctx ends first, the error names the units that have not started.
 func (h *Host) WaitReady(ctx context.Context, name string) error {
 	r, err := h.read(name)
 	if err != nil {
@@ -212,7 +212,7 @@ func (h *Host) WaitReady(ctx context.Context, name string) error {
 }
 
 // containerdAnswers polls containerd's health through the machine's file system: a
-// watch would cost inotify instances, of which the whole computer has few.
+// watch would use inotify instances, which are scarce on the whole computer.
 func containerdAnswers(ctx context.Context, pid int) error {
 	socket := "/proc/" + strconv.Itoa(pid) + "/root" + containerdSocket
 	conn, err := grpc.NewClient("passthrough:///containerd",
@@ -229,14 +229,14 @@ func containerdAnswers(ctx context.Context, pid int) error {
 	defer conn.Close()
 	for {
 		_, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{}, grpc.WaitForReady(true))
-		// Any answer is one; no answer is Unavailable, after a connection broke.
+		// Any response counts. Unavailable means that the connection failed.
 		if status.Code(err) != codes.Unavailable || ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
 }
 
-// diagnose says in one line what a machine that does not come up waits for.
+// diagnose describes in one line the units for which a booting machine waits.
 func (h *Host) diagnose(name string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

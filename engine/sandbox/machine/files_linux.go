@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// writeFile creates or replaces a file in one step: readers see the old content or
+// writeFile creates or replaces a file atomically: readers see the old content or
 // the new, never a part.
 func writeFile(path string, data []byte, mode fs.FileMode) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	defer os.Remove(f.Name()) // gone already when all went well
+	defer os.Remove(f.Name()) // gone already after success
 	_, err = f.Write(data)
 	err = errors.Join(err, f.Chmod(mode), f.Close())
 	if err == nil {
@@ -52,8 +52,8 @@ func readJSON(path string, v any) error {
 	return nil
 }
 
-// makeDirs makes those directories of the path that do not exist below root, with the
-// modes that mode returns for each, whatever this process's umask is.
+// makeDirs creates the missing directories of the path below root, with the
+// modes that mode returns, regardless of this process's umask.
 func makeDirs(root *os.Root, path string, mode func(dir string) (fs.FileMode, error)) error {
 	if path == "." {
 		return nil
@@ -77,7 +77,7 @@ func makeDirs(root *os.Root, path string, mode func(dir string) (fs.FileMode, er
 	return nil
 }
 
-// lockFile takes an exclusive lock that ends with the process, and waits for it.
+// lockFile waits for an exclusive lock, which ends with the process.
 func lockFile(ctx context.Context, path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -86,7 +86,7 @@ func lockFile(ctx context.Context, path string) (unlock func(), err error) {
 	for wait := time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			// Whoever held it may have removed the file; then it is another's by now.
+			// The previous owner may have removed the file. Then the path is another file now.
 			if same, err := sameFile(f, path); err != nil || !same {
 				_ = f.Close()
 				if err != nil {

@@ -20,21 +20,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a Host keeps in its directory:
+// Files in a Host's directory:
 //
 //	machines.lock     held by the process that drives the machines
 //	netns/hub         network namespace of the bridge
 //	netns/m-<name>    network namespace of a machine
 //	runc/             runc's own records
 //	m/<name>/         a machine:
-//	    machine.json  what is known of it
+//	    machine.json  its record
 //	    upper, work   the overlay's own directories
 //	    disk/         diskDirs
-//	    root/         where the overlay is mounted while the machine runs
+//	    root/         the overlay's mount point while the machine runs
 //	    bundle/       runc's configuration
 //	    tpm/          see tpm
-//	    disk.log      what the process of a disk that fails wrote
-//	    console.log   what the first process and runc wrote
+//	    disk.log      output of the process of a faulty disk
+//	    console.log   output of the first process and runc
 const (
 	lockName     = "machines.lock"
 	hubName      = "hub"
@@ -46,10 +46,10 @@ const (
 	machinePaths = 0o700
 )
 
-// Host is the machines of one sandbox, and the network between them. The machines
-// live on when the Host's process ends; a new Host on the same directory finds them
-// again. Its methods may be called concurrently; those that change one machine wait
-// for each other.
+// Host is the machines of one sandbox, and their network. The machines
+// survive the Host's process, and a new Host on the same directory adopts them.
+// Its methods may be called concurrently. Changes to one machine are
+// serialized.
 type Host struct {
 	dir string
 	id  string // names the sandbox's cgroups; differs for each directory
@@ -67,8 +67,8 @@ type Host struct {
 var nameRule = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
 
 // NewHost returns the host of the machines in dir, the directory of the sandbox with
-// this name. It changes nothing yet, and may be used to look at machines, and to run
-// commands in them, while another process drives them.
+// this name. It changes nothing. It can inspect machines, and run commands in them,
+// while another process drives them.
 func NewHost(dir, name string, log *slog.Logger) (*Host, error) {
 	if os.Geteuid() != 0 {
 		return nil, ErrUnsupported
@@ -91,7 +91,7 @@ func NewHost(dir, name string, log *slog.Logger) (*Host, error) {
 	return h, nil
 }
 
-// hostID names the cgroups of the sandbox with this name in the absolute path dir.
+// hostID identifies the cgroups of the sandbox with this name in the absolute path dir.
 func hostID(dir, name string) string {
 	sum := sha256.Sum256([]byte(dir))
 	return name + "-" + hex.EncodeToString(sum[:4])
@@ -111,13 +111,13 @@ func (h *Host) cgroup(machine string) string { return h.id + "/" + machine }
 
 func (h *Host) tpm(machine string) tpm { return tpm{dir: h.path(machine, "tpm")} }
 
-// Console returns the path of what the machine's first process and runc wrote. The
+// Console returns the path of the output of the machine's first process and of runc. The
 // machine's journal is in the machine.
 func (h *Host) Console(name string) string { return h.path(name, consoleName) }
 
-// Network makes this Host the one that drives the machines of its directory, and
-// makes the bridge that joins them, if it is not there. The error wraps ErrBusy when
-// another process drives them. Repeating it does nothing.
+// Network takes the lock on the machines of the directory and
+// makes their bridge, if it is missing. The error wraps ErrBusy if
+// another process holds the lock. It is idempotent.
 func (h *Host) Network(ctx context.Context) error {
 	if err := h.drive(ctx); err != nil {
 		return err
@@ -128,7 +128,7 @@ func (h *Host) Network(ctx context.Context) error {
 	return createHub(h.hub())
 }
 
-// dying is how long the lock of a process that was killed may be held after its death.
+// dying is how long a killed process may still hold its lock.
 const dying = 3 * time.Second
 
 // drive takes the lock on the machines.
@@ -141,8 +141,8 @@ func (h *Host) drive(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Join(h.dir, machinesDir), machinePaths); err != nil {
 		return fmt.Errorf("drive machines: %w", err)
 	}
-	// A process that was killed lets go only when the kernel has taken it apart, which on
-	// a busy computer takes a moment.
+	// The kernel releases the lock of a killed process only after it has cleaned the process up,
+	// which takes a moment on a busy computer.
 	soon, cancel := context.WithTimeout(ctx, dying)
 	defer cancel()
 	unlock, err := lockFile(soon, filepath.Join(h.dir, lockName))
@@ -156,7 +156,7 @@ func (h *Host) drive(ctx context.Context) error {
 	return nil
 }
 
-// driven is the error of a change to machines that this Host does not drive.
+// driven returns an error if this Host does not hold the lock on the machines.
 func (h *Host) driven() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -166,7 +166,7 @@ func (h *Host) driven() error {
 	return nil
 }
 
-// Close lets another Host drive the machines. They go on running.
+// Close releases the lock on the machines. They keep running.
 func (h *Host) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -177,8 +177,8 @@ func (h *Host) Close() error {
 	return nil
 }
 
-// LimitMemory bounds the memory of all machines together, in bytes; 0 is no limit.
-// It counts from the next start of a machine on, and is forgotten with the Host.
+// LimitMemory limits the memory of all machines together, in bytes; 0 is no limit.
+// It takes effect at the next start of a machine, and lasts as long as the Host.
 func (h *Host) LimitMemory(bytes int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -204,14 +204,14 @@ func (h *Host) change(name string) (unlock func(), err error) {
 	return m.Unlock, nil
 }
 
-// record is a machine as it is written down.
+// record is the stored record of a machine.
 type record struct {
 	Machine
 	// Init is the first process of the last boot.
 	Init process `json:"init"`
 }
 
-// look fills in what is not written down but observed.
+// look adds the observed state to the record.
 func (r record) look(t tpm) Machine {
 	m := r.Machine
 	m.PID, m.TPM = 0, ""
@@ -236,7 +236,7 @@ func (h *Host) read(name string) (record, error) {
 	return r, err
 }
 
-// Machine says how one machine is. The error wraps ErrNotFound.
+// Machine returns the state of one machine. The error wraps ErrNotFound.
 func (h *Host) Machine(name string) (Machine, error) {
 	r, err := h.read(name)
 	if err != nil {
@@ -255,7 +255,7 @@ func (h *Host) Machines() ([]Machine, error) {
 	for _, n := range names {
 		m, err := h.Machine(n)
 		if errors.Is(err, ErrNotFound) {
-			continue // it is being made or removed
+			continue // it is being created or removed
 		}
 		if err != nil {
 			return nil, err
@@ -279,8 +279,8 @@ func (h *Host) names() ([]string, error) {
 }
 
 // Start makes a machine and boots it. It returns when the first process runs;
-// [Host.WaitReady] waits for more. The error wraps ErrExists when the name is taken.
-// After another error nothing of the machine is left, unless that is an error too.
+// [Host.WaitReady] waits for more. The error wraps ErrExists if the name is taken.
+// After another error nothing of the machine is left, unless the cleanup failed too.
 func (h *Host) Start(ctx context.Context, spec Spec, firmware Firmware) (err error) {
 	unlock, err := h.change(spec.Name)
 	if err != nil {
@@ -305,7 +305,7 @@ func (h *Host) Start(ctx context.Context, spec Spec, firmware Firmware) (err err
 		if err == nil {
 			return
 		}
-		// Also when the context has ended: a failed start leaves nothing.
+		// A failed start is cleaned up even after the context has ended.
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
 		defer cancel()
 		if rest := h.remove(clean, r); rest != nil {
@@ -321,8 +321,8 @@ func (h *Host) Start(ctx context.Context, spec Spec, firmware Firmware) (err err
 	return h.powerOn(ctx, &r, firmware)
 }
 
-// enter writes down a machine that is about to be made, unless its name, its address
-// or its pods' range is another's: what is cleaned up after a failure is known by them.
+// enter records a machine before its creation, unless its name, its address
+// or its pods' range is taken: these identify the remains to clean up after a failure.
 func (h *Host) enter(r record) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -344,7 +344,7 @@ func (h *Host) enter(r record) error {
 	return writeJSON(h.path(r.Name, recordName), r)
 }
 
-// removeWithin bounds how long it may take to clean up after a failure.
+// removeWithin limits the cleanup after a failure.
 const removeWithin = 30 * time.Second
 
 func checkSpec(spec Spec) error {
@@ -368,8 +368,8 @@ func checkSpec(spec Spec) error {
 	return nil
 }
 
-// Boot switches on a machine that is off. Its disk and what its TPM keeps are as they
-// were; its PCRs are zero. The error wraps ErrNotFound. A machine that runs is left
+// Boot switches on a machine that is off. Its disk and the state of its TPM are
+// kept, its PCRs are zero. The error wraps ErrNotFound. A running machine is left
 // alone.
 func (h *Host) Boot(ctx context.Context, name string, firmware Firmware) error {
 	unlock, err := h.change(name)
@@ -402,8 +402,8 @@ func (h *Host) boot(ctx context.Context, name string, firmware Firmware) error {
 	return nil
 }
 
-// Reboot shuts a machine down as its own reboot would, and switches it on again. What
-// has not ended after 20 seconds is killed. One that is off is just switched on.
+// Reboot shuts a machine down in order, and switches it on again. Processes that
+// have not ended after 20 seconds are killed. A machine that is off is only switched on.
 func (h *Host) Reboot(ctx context.Context, name string, firmware Firmware) error {
 	unlock, err := h.change(name)
 	if err != nil {
@@ -417,15 +417,15 @@ func (h *Host) Reboot(ctx context.Context, name string, firmware Firmware) error
 	if err := freeze(ctx, h.cgroup(name), false); err != nil {
 		return fmt.Errorf("reboot machine %s: %w", name, err)
 	}
-	// systemd's signal for poweroff, SIGRTMIN+4 as the C library counts.
+	// systemd's signal for poweroff, SIGRTMIN+4 in the C library's numbering.
 	if err := r.Init.stop(ctx, unix.Signal(34+4), 20*time.Second); err != nil {
 		return fmt.Errorf("reboot machine %s: %w", name, err)
 	}
 	return h.boot(ctx, name, firmware)
 }
 
-// Kill cuts the power: nothing in the machine gets to know. Its disk is kept. The
-// error wraps ErrNotFound; a machine that is off stays off.
+// Kill cuts the power without notice to the machine. Its disk is kept. The
+// error wraps ErrNotFound. A machine that is off stays off.
 func (h *Host) Kill(ctx context.Context, name string) error {
 	unlock, err := h.change(name)
 	if err != nil {
@@ -444,7 +444,7 @@ func (h *Host) Kill(ctx context.Context, name string) error {
 }
 
 // Remove kills a machine and removes its disk, its TPM and its network. It returns
-// when nothing is left. That there is no such machine is no error.
+// when nothing is left. A missing machine is no error.
 func (h *Host) Remove(ctx context.Context, name string) error {
 	unlock, err := h.change(name)
 	if err != nil {
@@ -458,7 +458,7 @@ func (h *Host) Remove(ctx context.Context, name string) error {
 	if _, gone := os.Lstat(h.path(name)); gone != nil {
 		return nil
 	}
-	r.Name = name // also of a machine that died before it was written down
+	r.Name = name // also if the machine died before it was recorded
 	if err := h.remove(ctx, r); err != nil {
 		return fmt.Errorf("remove machine %s: %w", name, err)
 	}
@@ -473,7 +473,7 @@ func (h *Host) remove(ctx context.Context, r record) error {
 	return removeTree(filepath.Join(h.dir, machinesDir), r.Name)
 }
 
-// Wait returns when the machine is off, for whatever reason.
+// Wait returns when the machine is off, for any reason.
 func (h *Host) Wait(ctx context.Context, name string) error {
 	r, err := h.read(name)
 	if err == nil {
@@ -485,8 +485,8 @@ func (h *Host) Wait(ctx context.Context, name string) error {
 	return nil
 }
 
-// Sweep removes everything that the sandbox's machines have, or that a crash left of
-// them: processes, mounts, namespaces, cgroups and files. Other files in the host's
+// Sweep removes all resources of the sandbox's machines, including the remains of
+// crashes: processes, mounts, namespaces, cgroups and files. Other files in the host's
 // directory stay. It refuses, with ErrBusy, while another process drives the machines,
 // and may be repeated until it succeeds. Afterwards the Host is closed.
 func (h *Host) Sweep(ctx context.Context) error {
@@ -498,7 +498,7 @@ func (h *Host) Sweep(ctx context.Context) error {
 
 func (h *Host) sweep(ctx context.Context) error {
 	if _, err := os.Lstat(filepath.Join(h.dir, machinesDir)); errors.Is(err, fs.ErrNotExist) {
-		return nil // there never were machines
+		return nil // there have never been machines
 	}
 	if err := h.drive(ctx); err != nil {
 		return err
@@ -516,7 +516,7 @@ func (h *Host) sweep(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	// What holds all of them stayed as long as more could come.
+	// The shared parents go last, because more machines could have used them.
 	if err := removeCgroups(ctx, h.id); err != nil {
 		return err
 	}

@@ -40,14 +40,14 @@ const (
 // imageUnits run from the first boot on.
 var imageUnits = []string{"constellation-bootstrapper.service", "constellation-agent.service"}
 
-// imageVersion is what a version may look like: it becomes a file name, and a line of
+// imageVersion is the syntax of versions, which become a file name, and a line of
 // os-release, which is shell.
 var imageVersion = regexp.MustCompile(`^v?[0-9][0-9A-Za-z.+-]{0,63}$`)
 
 // OSImage makes the OS image that spec describes: a layer over the root file system
-// rootfs, which [Rootfs] has made. An image of the same content is made once; then
-// OSImage returns at once. Concurrent calls, of other processes too, wait for each
-// other. progress may be nil; it is called from one goroutine.
+// rootfs, which [Rootfs] has made. It makes an image of the same content once and then
+// returns at once. Concurrent calls, even in other processes, are
+// serialized. progress may be nil; it is called from one goroutine.
 func OSImage(ctx context.Context, cacheDir, rootfs string, spec ImageSpec, progress func(Progress)) (*Image, error) {
 	if !imageVersion.MatchString(spec.Version) {
 		return nil, fmt.Errorf("make OS image: %q is no version", spec.Version)
@@ -86,7 +86,7 @@ func OSImage(ctx context.Context, cacheDir, rootfs string, spec ImageSpec, progr
 	if err != nil {
 		return nil, fmt.Errorf("make OS image %s: %w", spec.Version, err)
 	}
-	defer func() { _ = removeTree(parent, filepath.Base(fresh)) }() // gone already when all went well
+	defer func() { _ = removeTree(parent, filepath.Base(fresh)) }() // gone already after success
 	report("writing OS image " + spec.Version)
 	layer := filepath.Join(fresh, imageLayer)
 	if err := writeLayer(layer, filepath.Join(rootfs, rootfsTree), spec); err != nil {
@@ -94,15 +94,15 @@ func OSImage(ctx context.Context, cacheDir, rootfs string, spec ImageSpec, progr
 	}
 	report("measuring OS image " + spec.Version)
 	image := &Image{Version: spec.Version, Rootfs: rootfs}
-	// The image's measurements become what is expected of machines, so they must not
-	// be taken of files that somebody changed.
+	// The image's measurements become the reference values for machines, so they must not
+	// come from modified files.
 	if err := verifyRootfs(ctx, rootfs); err != nil {
 		return nil, fmt.Errorf("make OS image %s: %w", spec.Version, err)
 	}
 	if image.Events, err = measure(ctx, rootfs, layer, new(rootfsMemory)); err != nil {
 		return nil, fmt.Errorf("make OS image %s: %w", spec.Version, err)
 	}
-	// The name is what will boot, so that an image is never changed under the machines
+	// The name is the digest of what boots, so an image never changes under the machines
 	// that use it: other content is another directory.
 	h := sha256.New()
 	for _, e := range image.Events {
@@ -113,7 +113,7 @@ func OSImage(ctx context.Context, cacheDir, rootfs string, spec ImageSpec, progr
 		return nil, err
 	}
 	if used(image.Dir) == nil {
-		// Made before. It must still be what its name says.
+		// It exists. Its content must still match its name.
 		events, err := measure(ctx, rootfs, filepath.Join(image.Dir, imageLayer), new(rootfsMemory))
 		if err != nil {
 			return nil, fmt.Errorf("make OS image %s: %w", spec.Version, err)
@@ -158,7 +158,7 @@ func writeLayer(layer, tree string, spec ImageSpec) error {
 	if err := os.Mkdir(layer, 0o755); err != nil {
 		return err
 	}
-	if err := os.Chmod(layer, 0o755); err != nil { // the umask had a say
+	if err := os.Chmod(layer, 0o755); err != nil { // override the umask
 		return err
 	}
 	root, err := os.OpenRoot(layer)
@@ -194,7 +194,7 @@ func copyProgram(from string, root *os.Root, to string) error {
 	return nil
 }
 
-// verifyRootfs checks that the root file system is as it was made.
+// verifyRootfs checks that the root file system is unmodified.
 func verifyRootfs(ctx context.Context, rootfs string) error {
 	var made content
 	if err := readJSON(filepath.Join(rootfs, rootfsContent), &made); err != nil {
@@ -210,10 +210,10 @@ func verifyRootfs(ctx context.Context, rootfs string) error {
 	return nil
 }
 
-// measure reads what will boot and returns the events of the boot. The layer is read
-// in full. Of the root file system, whose hundreds of megabytes no boot could wait
-// for, every name, owner, mode and size is compared with what was found when it was
-// made, and every file is read again whose inode changed since.
+// measure reads the files that will boot and returns the events of the boot. It reads the
+// whole layer. The root file system has hundreds of megabytes, too much for a boot: measure
+// compares every name, owner, mode and size with those found at its
+// creation, and reads only files whose inode changed since.
 func measure(ctx context.Context, rootfs, layer string, memory *rootfsMemory) ([]Event, error) {
 	base, err := memory.scan(ctx, rootfs)
 	if err != nil {

@@ -35,11 +35,11 @@ import (
 	"constellation/internal/testneeds"
 )
 
-// crashEnv makes the test binary a sandbox's process that dies: its value is where.
+// crashEnv makes the test binary a sandbox's process that crashes. Its value is the point.
 const crashEnv = "CONSTELLATION_MACHINE_TEST_CRASH"
 
 func TestMain(m *testing.M) {
-	if disk.IsServer(os.Args[1:]) { // a machine's disk is served by a process of this program
+	if disk.IsServer(os.Args[1:]) { // a process of this program serves a machine's disk
 		os.Exit(disk.Main(os.Args[1:]))
 	}
 	if where := os.Getenv(crashEnv); where != "" {
@@ -49,16 +49,16 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// bench is what the tests with real machines share.
+// bench is the common setup of tests with real machines.
 type bench struct {
 	image *Image
 	dir   string // of the sandbox
 	host  *Host
 }
 
-// realMachines skips the test where machines cannot run, and otherwise returns a host
-// in a new directory, with everything removed at the end. The root file system comes
-// from the user's cache, so that it is made once.
+// realMachines skips the test if machines cannot run, and otherwise returns a host
+// in a new directory, with cleanup at the end. The root file system is in
+// the user's cache, so that it is made once.
 func realMachines(t *testing.T) *bench {
 	t.Helper()
 	testneeds.Machines(t)
@@ -72,7 +72,7 @@ func realMachines(t *testing.T) *bench {
 		t.Skip("this computer cannot run real machines: ", problems)
 	}
 	b := &bench{image: testImage(t, cacheDir)}
-	// Not t.TempDir, which would be removed whatever is mounted below.
+	// Not t.TempDir, whose cleanup ignores mounts below it.
 	dir, err := os.MkdirTemp("", "machines-")
 	if err != nil {
 		t.Fatal(err)
@@ -116,7 +116,7 @@ func testImage(t *testing.T, cacheDir string) *Image {
 	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec sleep infinity\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// The image itself is not for the user's cache; it uses the root file system there.
+	// The image itself is not in the user's cache, but its root file system is.
 	image, err := OSImage(t.Context(), t.TempDir(), rootfs, ImageSpec{Version: "v1.1.0", Bootstrapper: script, Agent: script}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func (b *bench) spec(name string, number byte) Spec {
 	}
 }
 
-// firmware measures as a cloud does, and remembers what it was told.
+// firmware measures as a cloud does, and records its input.
 func firmware(boots *[]PowerOn) Firmware {
 	return func(ctx context.Context, p PowerOn) error {
 		*boots = append(*boots, p)
@@ -152,7 +152,7 @@ func measured(events []Event) []attestation.MeasuredEvent {
 	return m
 }
 
-// run runs a command in a machine and returns its output, which must be had.
+// run runs a command in a machine and returns its output. A failure fails the test.
 func (b *bench) run(t *testing.T, machine string, command ...string) string {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -163,7 +163,7 @@ func (b *bench) run(t *testing.T, machine string, command ...string) string {
 	return strings.TrimSpace(out.String())
 }
 
-// The whole life of two machines, and this computer as it was before and after.
+// The whole lifecycle of two machines, with a comparison of this computer before and after.
 func TestMachinesLeaveThisComputerAsItWas(t *testing.T) {
 	b := realMachines(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
@@ -239,7 +239,7 @@ func TestMachinesLeaveThisComputerAsItWas(t *testing.T) {
 		if got := b.run(t, "worker-0", "grep", "-w", "Seccomp:", "/proc/1/status"); !strings.HasSuffix(got, "2") {
 			t.Errorf("of its first process: %s", got)
 		}
-		calls := map[int]unix.Errno{ // with these arguments the kernel itself would say something else of most
+		calls := map[int]unix.Errno{ // with these arguments the kernel itself would return other errors for most of them
 			unix.SYS_KEXEC_LOAD: unix.EPERM, unix.SYS_KEXEC_FILE_LOAD: unix.EPERM, unix.SYS_INIT_MODULE: unix.EPERM, unix.SYS_FINIT_MODULE: unix.EPERM, unix.SYS_DELETE_MODULE: unix.EPERM,
 			unix.SYS_REBOOT: unix.EPERM, unix.SYS_SETTIMEOFDAY: unix.EPERM, unix.SYS_CLOCK_SETTIME: unix.EPERM, unix.SYS_SWAPON: unix.EPERM, unix.SYS_SWAPOFF: unix.EPERM,
 			unix.SYS_ACCT: unix.EPERM, unix.SYS_QUOTACTL: unix.EPERM, unix.SYS_SYSLOG: unix.EPERM, unix.SYS_OPEN_BY_HANDLE_AT: unix.EPERM, unix.SYS_FANOTIFY_INIT: unix.EPERM,
@@ -259,7 +259,7 @@ func TestMachinesLeaveThisComputerAsItWas(t *testing.T) {
 				}
 			}
 		}
-		// Without the filter the same calls end otherwise, so the filter is what is seen.
+		// Without the filter the same calls return other errors, so the test observes the filter.
 		if _, _, err := unix.Syscall6(unix.SYS_IO_URING_SETUP, ^uintptr(0), ^uintptr(0), 0, 0, 0, 0); err == unix.ENOSYS {
 			t.Log("this computer has no io_uring itself")
 		}
@@ -326,7 +326,7 @@ func TestMachinesLeaveThisComputerAsItWas(t *testing.T) {
 		if _, err := b.host.Listen(ctx, "tcp", "localhost:1"); err == nil {
 			t.Error("a name was resolved on this computer")
 		}
-		// The other way round: socat in the machine serves, the cloud dials.
+		// The other direction: socat in the machine serves, the cloud dials.
 		server := make(chan struct{})
 		go func() {
 			defer close(server)
@@ -341,7 +341,7 @@ func TestMachinesLeaveThisComputerAsItWas(t *testing.T) {
 		}
 	})
 	t.Run("pods of two machines reach each other", func(t *testing.T) {
-		// What containerd does for a pod, by hand: a namespace and the machine's CNI plugin.
+		// containerd's steps for a pod, by hand: a namespace and the machine's CNI plugin.
 		const addPod = `ip netns add pod && CNI_COMMAND=ADD CNI_CONTAINERID=pod CNI_NETNS=/run/netns/pod CNI_IFNAME=eth0 CNI_PATH=/usr/lib/cni \
 			/usr/lib/cni/ptp >/dev/null <<END
 {"cniVersion":"0.4.0","name":"constellation",$(grep -v cniVersion /etc/cni/net.d/10-constellation.conflist | tr -d '\n' | sed 's/.*"plugins": \[ *{//; s/} *, *{ *"capabilities.*//')}
@@ -357,7 +357,7 @@ END`
 		b.run(t, "control-plane-0", "ip", "netns", "exec", "pod", "ping", "-c1", "-W2", second)
 		b.run(t, "worker-0", "ip", "netns", "exec", "pod", "ping", "-c1", "-W2", first)
 		b.run(t, "worker-0", "ping", "-c1", "-W2", first)
-		// Who knows a pod that is gone must not wait for it.
+		// Connections to a deleted pod fail at once.
 		var out bytes.Buffer
 		code, err := b.host.Exec(ctx, "control-plane-0", []string{"ping", "-c1", "-W5", "10.244.1.250"}, Stdio{Out: &out, Err: &out})
 		if err != nil || code == 0 || !strings.Contains(out.String(), "Unreachable") {
@@ -443,7 +443,7 @@ END`
 		}
 	})
 	t.Run("a machine that switches itself off is off", func(t *testing.T) {
-		// Its own systemd ends it, so the command may not be heard of again.
+		// The machine's own systemd ends it, so the command may not return an exit code.
 		_, _ = b.host.Exec(ctx, "worker-0", []string{"systemctl", "poweroff"}, Stdio{})
 		if err := b.host.Wait(ctx, "worker-0"); err != nil {
 			t.Fatal(err)
@@ -458,7 +458,7 @@ END`
 		if err := b.host.Start(ctx, spec, nil); err != nil {
 			t.Fatal(err)
 		}
-		// How far it gets in a second depends on what else this computer does.
+		// Its progress in a second depends on the load of this computer.
 		var err error
 		for ctx.Err() == nil && (err == nil || !strings.Contains(err.Error(), "containerd.service")) {
 			soon, cancel := context.WithTimeout(ctx, time.Second)
@@ -534,7 +534,7 @@ func greet(l net.Listener) {
 	}
 }
 
-// dialUntil dials until the server listens, and returns what it says.
+// dialUntil dials until the server listens, and returns the response.
 func dialUntil(t *testing.T, ctx context.Context, h *Host, address string) string {
 	t.Helper()
 	for {
@@ -635,7 +635,7 @@ func testExec(t *testing.T, b *bench) {
 	t.Run("end with their context", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
-		// It ignores being asked, so it must be killed.
+		// It ignores SIGTERM, so it must be killed.
 		_, err := b.host.Exec(ctx, "worker-0", []string{"sh", "-c", "trap '' TERM; while :; do sleep 0.1; done # stubborn"}, Stdio{})
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("err is %v", err)
@@ -671,7 +671,7 @@ func crash(where, dir string) {
 		fw = func(context.Context, PowerOn) error { die(); return nil }
 	}
 	if where == "while runc prepares the machine" {
-		// The moment is not exact, and need not be: before, within and after runc.
+		// The moment need not be exact: before, within and after runc.
 		fw = func(context.Context, PowerOn) error {
 			time.AfterFunc(60*time.Millisecond, die)
 			return nil
@@ -681,11 +681,11 @@ func crash(where, dir string) {
 	die()
 }
 
-// What a killed process leaves is found by the next, used, and removed to the last bit.
+// The next process adopts the remains of a killed process, uses them, and removes them completely.
 func TestMachinesAfterACrash(t *testing.T) {
 	for _, tt := range []struct {
 		where string
-		power []Power // that the machine may have then
+		power []Power // possible states of the machine at that point
 	}{
 		{"in the firmware", []Power{Creating}},
 		{"while runc prepares the machine", []Power{Creating, Running}},
@@ -723,7 +723,7 @@ func TestMachinesAfterACrash(t *testing.T) {
 				if err := b.host.WaitReady(ctx, "worker-0"); err != nil {
 					t.Fatal(err)
 				}
-				// Another Host may look and run commands, but not drive.
+				// Another Host may inspect machines and run commands, but not drive them.
 				other, err := NewHost(b.dir, "test", slog.New(slog.DiscardHandler))
 				if err != nil {
 					t.Fatal(err)
@@ -759,7 +759,7 @@ func TestMachinesAfterACrash(t *testing.T) {
 	}
 }
 
-// Whoever waits for an answer in a machine does not keep it from being switched off.
+// A pending connection in a machine does not keep it from being switched off.
 func TestNamespaceGoesWhileSomebodyIsInIt(t *testing.T) {
 	testneeds.Root(t, "to make a network namespace")
 	path := filepath.Join(t.TempDir(), "netns")
@@ -949,7 +949,7 @@ func TestRootfsWithoutAMirrorLeavesNothing(t *testing.T) {
 	if p := missing(rootfsNeeds); len(p) > 0 {
 		t.Skip("not installed: ", p)
 	}
-	t.Setenv("http_proxy", "http://127.0.0.1:1") // where nobody listens
+	t.Setenv("http_proxy", "http://127.0.0.1:1") // an unused port
 	t.Setenv("https_proxy", "http://127.0.0.1:1")
 	cacheDir := t.TempDir()
 	_, err := Rootfs(t.Context(), cacheDir, nil)
@@ -969,7 +969,7 @@ func TestRootfsWithoutAMirrorLeavesNothing(t *testing.T) {
 func TestInotifyInstancesAreCounted(t *testing.T) {
 	testneeds.Root(t, "to see the files of all processes")
 	const more = 3
-	// Others on this computer open and close some, too, so it may take a few tries.
+	// Other processes open and close some, too, so it may take a few tries.
 	total := func() (int, error) {
 		used, err := inotifyInstances()
 		n := 0
@@ -1005,8 +1005,8 @@ func TestInotifyInstancesAreCounted(t *testing.T) {
 	t.Error("three instances more are not counted as three")
 }
 
-// Machines without a cluster have a few instances only, and take the others as soon as
-// it is made, when nothing can be refused any more.
+// Machines without a cluster have only a few instances. They open the others once the cluster
+// exists, when it is too late to refuse.
 func TestInotifyInstancesThatMachinesWillTakeAreCounted(t *testing.T) {
 	there := func(dir, sandbox, name string) Resident {
 		return Resident{Dir: dir, Sandbox: sandbox, Name: name, ControlPlane: strings.HasPrefix(name, "control-plane")}
@@ -1096,20 +1096,20 @@ func TestProcessesAreFoundInTheirMachine(t *testing.T) {
 	}
 }
 
-// observation is what of this computer machines must not change.
+// observation is the state of this computer that machines must not change.
 type observation struct {
 	sysctls, files map[string]string
 	mounts         []string
 	cgroups        []string
 	links          []string
-	namespaces     string // that the observing process is in, and how many it can see of ours
+	namespaces     string // of the observing process, and how many of ours it can see
 	ours           []string
 	netns          []string // inodes of the sandbox's network namespaces
 	host           *Host
 }
 
-// observe looks at this computer. Other work goes on here at the same time, so it
-// looks at what nobody changes, and, in detail, at what can be told to be the host's.
+// observe records the state of this computer. Other work runs concurrently, so it
+// records stable state, and, in detail, state that is attributable to the host.
 func observe(t *testing.T, b *bench) observation {
 	t.Helper()
 	o := observation{host: b.host, sysctls: map[string]string{}, files: map[string]string{}}
@@ -1128,7 +1128,7 @@ func observe(t *testing.T, b *bench) observation {
 	if len(o.sysctls) < 100 {
 		t.Fatalf("only %d sysctls were read", len(o.sysctls))
 	}
-	// A tree of ours beside the machines, and this computer's configuration.
+	// A directory tree of ours beside the machines, and this computer's configuration.
 	canary := filepath.Join(os.TempDir(), "machines-canary")
 	if err := os.MkdirAll(canary, 0o700); err != nil {
 		t.Fatal(err)
@@ -1263,7 +1263,7 @@ func processesOf(t *testing.T, dir, id string, netns []string) []string {
 		if number, err := strconv.Atoi(pid); err != nil {
 			t.Fatal(err)
 		} else if _, running, err := startOf(number); err != nil || !running {
-			continue // it has ended; this computer's first process may be slow to notice
+			continue // it has ended; this computer's first process may be slow to reap it
 		}
 		arguments, _ := os.ReadFile("/proc/" + pid + "/cmdline")
 		cgroup, _ := os.ReadFile("/proc/" + pid + "/cgroup")
@@ -1275,7 +1275,7 @@ func processesOf(t *testing.T, dir, id string, netns []string) []string {
 	return found
 }
 
-// volatileSysctls change all the time, or do something when they are read.
+// volatileSysctls change all the time, or have side effects when read.
 var volatileSysctls = []string{
 	"fs/dentry-state", "fs/file-nr", "fs/inode-nr", "fs/inode-state", "fs/aio-nr", "fs/quota/", "fs/mqueue/",
 	"kernel/random/", "kernel/pty/nr", "kernel/ns_last_pid", "kernel/perf_event_max_sample_rate", "kernel/sched_domain/",
@@ -1283,7 +1283,7 @@ var volatileSysctls = []string{
 	"kernel/keys/", "kernel/hung_task_detect_count",
 }
 
-// compare reports everything in which this computer is not as it was.
+// compare reports every difference from the state before.
 func (o observation) compare(t *testing.T, now observation) {
 	t.Helper()
 	for what, pair := range map[string][2]map[string]string{"sysctl": {o.sysctls, now.sysctls}, "file": {o.files, now.files}} {
@@ -1314,7 +1314,7 @@ func (o observation) compare(t *testing.T, now observation) {
 	}
 }
 
-// gone reports what lives on in the network namespaces that were observed.
+// gone reports the processes that survive in the observed network namespaces.
 func (o observation) gone(t *testing.T) {
 	t.Helper()
 	for _, p := range processesOf(t, o.host.dir, o.host.id, o.netns) {

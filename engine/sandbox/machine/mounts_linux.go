@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountsBelow lists what is mounted on dir or below it in this mount namespace, in
+// mountsBelow lists the mounts on dir or below it in this mount namespace, in
 // the order of mounting.
 func mountsBelow(dir string) ([]string, error) {
 	dir, err := filepath.EvalSymlinks(dir)
@@ -35,8 +35,8 @@ func mountsBelow(dir string) ([]string, error) {
 	return paths, nil
 }
 
-// unmountBelow unmounts everything on dir and below it, last mounted first. It never
-// detaches lazily: what is still in use stays mounted and is an error.
+// unmountBelow unmounts everything on dir and below it, in reverse order. It never
+// detaches lazily: a busy mount stays mounted and is an error.
 func unmountBelow(ctx context.Context, dir string) error {
 	for {
 		paths, err := mountsBelow(dir)
@@ -54,8 +54,8 @@ func unmountBelow(ctx context.Context, dir string) error {
 	}
 }
 
-// busyFor is how long an unmount waits for the kernel to let go: a process that was
-// killed gives its files back a little later than it is reported gone.
+// busyFor is how long an unmount waits for the kernel to release files: it closes the files of a
+// killed process a little after it reports its end.
 const busyFor = 5 * time.Second
 
 func unmount(ctx context.Context, path string) error {
@@ -103,7 +103,7 @@ func removeTree(parent, name string) error {
 	return nil
 }
 
-// mountOverlay mounts an overlay of the directories lower, highest first, on target.
+// mountOverlay mounts an overlay of the directories lower, topmost first, on target.
 func mountOverlay(target, upper, work string, lower ...string) error {
 	for _, p := range append([]string{target, upper, work}, lower...) {
 		if err := checkOverlayPath(p); err != nil {
@@ -111,7 +111,7 @@ func mountOverlay(target, upper, work string, lower ...string) error {
 		}
 	}
 	options := "lowerdir=" + strings.Join(lower, ":") + ",upperdir=" + upper + ",workdir=" + work
-	// The kernel takes a page of options, and cuts the rest off.
+	// The kernel accepts one page of options, and truncates the rest.
 	if len(options) >= os.Getpagesize() {
 		return fmt.Errorf("mount overlay on %s: the paths are too long", target)
 	}
@@ -121,7 +121,7 @@ func mountOverlay(target, upper, work string, lower ...string) error {
 	return nil
 }
 
-// checkOverlayPath refuses paths that mean something else inside of mount options.
+// checkOverlayPath refuses paths with characters that are special in mount options.
 func checkOverlayPath(p string) error {
 	if !filepath.IsAbs(p) || filepath.Clean(p) != p || strings.ContainsAny(p, ",:\\\"\n") {
 		return fmt.Errorf("path %q cannot be used for machines: it must be absolute and without , : \\ and quotes", p)

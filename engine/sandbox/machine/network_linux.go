@@ -19,14 +19,14 @@ import (
 // bridgeName is the bridge's name in the sandbox's network namespace.
 const bridgeName = "machines"
 
-// The sysctls of our own network namespaces. A new namespace starts with some of
-// this computer's values, so all that matter are set.
+// The sysctls of our own network namespaces. A new namespace inherits some of
+// this computer's values, so all relevant ones are set.
 var (
 	hubSysctls = map[string]string{
 		"net/ipv4/ip_forward":                  "1", // between the machines' pod ranges
 		"net/ipv4/conf/all/rp_filter":          "0",
 		"net/ipv4/conf/default/rp_filter":      "0",
-		"net/ipv4/conf/all/send_redirects":     "0", // routes are the cloud's business
+		"net/ipv4/conf/all/send_redirects":     "0", // the cloud manages routes
 		"net/ipv4/conf/default/send_redirects": "0",
 	}
 	machineSysctls = map[string]string{
@@ -44,7 +44,7 @@ func inNamespace(path string, f func() error) error {
 		return fmt.Errorf("enter network namespace: %w", err)
 	}
 	done := make(chan error, 1)
-	// A goroutine of its own: if its thread cannot be brought back, the thread ends
+	// A separate goroutine: if its thread cannot return to its namespace, the thread ends
 	// with it, since it stays locked.
 	go func() {
 		runtime.LockOSThread()
@@ -53,7 +53,7 @@ func inNamespace(path string, f func() error) error {
 			defer home.Close()
 			err = netns.Set(target)
 		}
-		// Otherwise a machine could not be switched off as long as somebody in it waits for an answer.
+		// Otherwise a pending connection in a machine would keep it from being switched off.
 		_ = target.Close()
 		if err != nil {
 			done <- fmt.Errorf("enter network namespace: %w", err)
@@ -105,8 +105,8 @@ func isNamespace(path string) (bool, error) {
 	return st.Type == unix.NSFS_MAGIC, nil
 }
 
-// removeNamespace lets a namespace go. The kernel takes it apart when its last
-// process and socket are gone, a little later.
+// removeNamespace unmounts a namespace. The kernel destroys it a little later, after its last
+// process and socket are gone.
 func removeNamespace(ctx context.Context, path string) error {
 	if err := unmount(ctx, path); err != nil {
 		return err
@@ -118,7 +118,7 @@ func removeNamespace(ctx context.Context, path string) error {
 }
 
 // setSysctls writes sysctls of the network namespace on path. The kernel shows each
-// thread those of its own namespace; other sysctls than net's are refused, as they
+// thread those of its own namespace. Sysctls outside net are refused, because they
 // belong to the whole computer.
 func setSysctls(path string, values map[string]string) error {
 	return inNamespace(path, func() error {
@@ -145,8 +145,8 @@ func setSysctls(path string, values map[string]string) error {
 	})
 }
 
-// handleAt opens a netlink connection into the namespace on path, without moving any
-// thread for longer than that takes.
+// handleAt opens a netlink connection into the namespace on path. It moves a thread
+// only for that time.
 func handleAt(path string) (*netlink.Handle, netns.NsHandle, error) {
 	ns, err := netns.GetFromPath(path)
 	if err != nil {
@@ -160,8 +160,8 @@ func handleAt(path string) (*netlink.Handle, netns.NsHandle, error) {
 	return h, ns, nil
 }
 
-// createHub makes the namespace with the bridge, or completes it: whatever a crash
-// left of it is used.
+// createHub makes the namespace with the bridge, or completes it after
+// a crash.
 func createHub(path string) error {
 	there, err := isNamespace(path)
 	if err != nil {
@@ -189,8 +189,8 @@ func createHub(path string) error {
 	}
 	bridge := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
 	bridge.Name = bridgeName
-	// A bridge without an address of its own takes one of its ports', and machines
-	// that come and go would change it under the eyes of all others.
+	// A bridge without an address of its own takes one of its ports', which
+	// would change while machines come and go.
 	bridge.HardwareAddr = hardwareAddr(Gateway)
 	if err := h.LinkAdd(bridge); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("create bridge: %w", err)
@@ -210,17 +210,17 @@ func createHub(path string) error {
 	return up(h, bridgeName)
 }
 
-// port is a machine's place in the network.
+// port is a machine's connection to the network.
 type port struct {
 	hub, machine string // paths of the namespaces
 	ip           netip.Addr
 	podCIDR      netip.Prefix
 }
 
-// name is the bridge's end of the cable.
+// name is the name of the veth interface at the bridge.
 func (p port) name() string { return fmt.Sprintf("m%x", p.ip.As4()) }
 
-// plug makes the machine's namespace, with a cable to the bridge, addresses and routes.
+// plug makes the machine's namespace, with a veth pair to the bridge, addresses and routes.
 func (p port) plug() error {
 	if err := createNamespace(p.machine); err != nil {
 		return err
@@ -277,27 +277,27 @@ func (p port) plug() error {
 	if err := inside.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Gw: Gateway.AsSlice()}); err != nil {
 		return fmt.Errorf("plug in %s: set default route: %w", p.ip, err)
 	}
-	// The way to the cloud is the cloud's: no other machine can say that it is the gateway, and be
-	// shown what this one proves itself with.
+	// A static neighbor entry for the gateway: otherwise another machine could claim its address (ARP
+	// spoofing), and receive this machine's credentials.
 	gateway := &netlink.Neigh{LinkIndex: eth0.Attrs().Index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT, IP: Gateway.AsSlice(), HardwareAddr: hardwareAddr(Gateway)}
 	if err := inside.NeighSet(gateway); err != nil {
 		return fmt.Errorf("plug in %s: pin the gateway: %w", p.ip, err)
 	}
-	// An address that no pod has (any more) is refused at once. Its packets would go to
-	// and fro between the machine's default route and the route to the machine.
+	// Packets to an address without a pod are rejected at once. Otherwise they would loop
+	// between the machine's default route and the route to the machine.
 	if err := inside.RouteAdd(&netlink.Route{Dst: ipNet(p.podCIDR), Type: unix.RTN_UNREACHABLE}); err != nil {
 		return fmt.Errorf("plug in %s: route %s: %w", p.ip, p.podCIDR, err)
 	}
-	// As the routes of a cloud do.
+	// Like the routes of a cloud.
 	if err := h.RouteReplace(&netlink.Route{LinkIndex: bridge.Attrs().Index, Dst: ipNet(p.podCIDR), Gw: p.ip.AsSlice()}); err != nil {
 		return fmt.Errorf("plug in %s: route %s: %w", p.ip, p.podCIDR, err)
 	}
 	return nil
 }
 
-// pin ties the machine's addresses to its cable, as the network of a cloud does: the metadata
-// service tells machines apart by address, and root in a machine may give itself any. Answers to
-// a control plane go to its own cable, whatever another machine claims.
+// pin binds the machine's addresses to its port, as the network of a cloud does: the metadata
+// service identifies machines by address, and root in a machine may set any address. Replies to
+// a control plane go to its own port, even if another machine claims its address.
 func (p port) pin(h *netlink.Handle, bridge netlink.Link) error {
 	cable, err := h.LinkByName(p.name())
 	if err != nil {
@@ -320,8 +320,8 @@ func (p port) pin(h *netlink.Handle, bridge netlink.Link) error {
 	return nil
 }
 
-// unplug takes all of it away again, also what a crash left of it. The bridge's end
-// goes first: a namespace is taken apart later, and until then the name is taken.
+// unplug removes all of this, including the remains of a crash. The bridge's interface
+// goes first: a namespace is destroyed later, and until then the name is taken.
 func (p port) unplug(ctx context.Context) error {
 	there, err := isNamespace(p.hub)
 	if err != nil {
@@ -367,8 +367,8 @@ func up(h *netlink.Handle, name string) error {
 	return nil
 }
 
-// hardwareAddr derives a machine's hardware address from its IP, so that whoever
-// gets the IP later is reached without waiting for old answers to be forgotten.
+// hardwareAddr derives a machine's hardware address from its IP, so that a later owner
+// of the IP is reachable without waiting for neighbor entries to expire.
 func hardwareAddr(ip netip.Addr) net.HardwareAddr {
 	b := ip.As4()
 	return net.HardwareAddr{0x02, 0x42, b[0], b[1], b[2], b[3]} // 02: locally administered
@@ -378,7 +378,7 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// literal refuses addresses that would need a name service: it would be asked on
+// literal refuses addresses that need name resolution: the resolver would run on
 // another thread, in this computer's network.
 func literal(address string) error {
 	if _, err := netip.ParseAddrPort(address); err != nil {
@@ -387,8 +387,8 @@ func literal(address string) error {
 	return nil
 }
 
-// Listen listens on an IP address and port inside of the sandbox's network, which
-// [Host.Network] has made. The listener is used like any other.
+// Listen listens on an IP address and port inside the sandbox's network, which
+// [Host.Network] has made. The listener has no restrictions.
 func (h *Host) Listen(ctx context.Context, network, address string) (net.Listener, error) {
 	if err := literal(address); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", address, err)
@@ -415,8 +415,8 @@ func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, err
 	return c, err
 }
 
-// DialFrom connects to an IP address and port from inside of a machine, as a process in
-// its network would, services of its cluster included.
+// DialFrom connects to an IP address and port from inside a machine, like a process in
+// its network, including services of its cluster.
 func (h *Host) DialFrom(ctx context.Context, name, network, address string) (net.Conn, error) {
 	if err := literal(address); err != nil {
 		return nil, fmt.Errorf("dial %s from machine %s: %w", address, name, err)

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process identifies a process beyond its number, which the kernel reuses: by the
-// moment it started, and by the boot of this computer that the moment belongs to.
+// process identifies a process beyond its number, which the kernel reuses: by its
+// start time, and by the boot ID of this computer.
 // The zero value is no process.
 type process struct {
 	PID   int    `json:"pid"`
@@ -37,8 +37,8 @@ func identify(pid int) (process, error) {
 	return process{PID: pid, Start: start, Boot: boot}, nil
 }
 
-// startOf reads when the process started and whether it still runs; what has ended
-// and only waits for its parent does not run.
+// startOf reads the start time of the process and whether it still runs. A zombie
+// does not run.
 func startOf(pid int) (start uint64, running bool, err error) {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -78,7 +78,7 @@ func (p process) alive() bool {
 }
 
 // open returns a descriptor of the process, or -1 if it does not run any more. The
-// descriptor keeps meaning this process whatever happens to its number.
+// descriptor stays valid even if the number is reused.
 func (p process) open() (int, error) {
 	if !p.alive() {
 		return -1, nil
@@ -90,7 +90,7 @@ func (p process) open() (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("open process %d: %w", p.PID, err)
 	}
-	// Between the check and the opening the number may have got another owner.
+	// The number may have been reused between the check and the opening.
 	if !p.alive() {
 		_ = unix.Close(fd)
 		return -1, nil
@@ -111,8 +111,8 @@ func (p process) signal(s unix.Signal) error {
 	return nil
 }
 
-// wait returns when the process has ended, or with the context's error. For the
-// first process of a PID namespace that means all others of it have ended too.
+// wait returns when the process has ended, or with the context's error. When the
+// first process of a PID namespace has ended, all others of it have ended too.
 func (p process) wait(ctx context.Context) error {
 	fd, err := p.open()
 	if err != nil || fd < 0 {
@@ -148,7 +148,7 @@ func (p process) wait(ctx context.Context) error {
 	}
 }
 
-// stop asks the process to end with s and kills it when it has not after grace. A
+// stop sends s to the process and kills it after grace. A
 // grace of 0 kills at once.
 func (p process) stop(ctx context.Context, s unix.Signal, grace time.Duration) error {
 	if grace > 0 {

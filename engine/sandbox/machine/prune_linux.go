@@ -15,12 +15,12 @@ import (
 )
 
 // Prune removes root file systems and OS images that have not been used for the time
-// unused from the cache, and returns their directories. To use one is to call Rootfs
-// or OSImage for it.
+// unused from the cache, and returns their directories. Calls of Rootfs
+// or OSImage count as use.
 //
-// It keeps what this program would use, the directories in keep, and whatever is part
-// of a mounted overlay, whosever machine that is. What was removed is made anew when
-// it is asked for. An error does not keep it from the rest.
+// It keeps the versions that this program would use, the directories in keep, and the layers of
+// mounted overlays, of any owner. Removed directories are made again on
+// demand. After an error it continues with the rest.
 func Prune(ctx context.Context, cacheDir string, keep []string, unused time.Duration) ([]string, error) {
 	changes, err := customisation()
 	if err != nil {
@@ -33,7 +33,7 @@ func Prune(ctx context.Context, cacheDir string, keep []string, unused time.Dura
 	keep = append(slices.Clone(keep), filepath.Join(cacheDir, "rootfs", rootfsKey(changes)))
 	var removed []string
 	var errs []error
-	// The images first: each of them needs its root file system.
+	// Images first: each of them needs its root file system.
 	for _, kind := range []string{"os-images", "rootfs"} {
 		dirs, err := pruneDir(ctx, filepath.Join(cacheDir, kind), keep, time.Now().Add(-unused))
 		removed = append(removed, dirs...)
@@ -47,7 +47,7 @@ func Prune(ctx context.Context, cacheDir string, keep []string, unused time.Dura
 
 // pruneDir removes the directories in parent that were not used since the time since.
 func pruneDir(ctx context.Context, parent string, keep []string, since time.Time) ([]string, error) {
-	// Usually there are none; then nobody who makes one is waited for.
+	// Usually there are none. Then it needs no lock.
 	if names, err := pruned(parent, keep, since); err != nil || len(names) == 0 {
 		return nil, err
 	}
@@ -66,7 +66,7 @@ func pruneDir(ctx context.Context, parent string, keep []string, since time.Time
 	var removed []string
 	var errs []error
 	for _, name := range names {
-		// Nobody ever finds a half of it under its name.
+		// A partly removed directory must not exist under its name.
 		gone := unfinished + name
 		if err := os.Rename(filepath.Join(parent, name), filepath.Join(parent, gone)); err != nil {
 			errs = append(errs, err)
@@ -78,7 +78,7 @@ func pruneDir(ctx context.Context, parent string, keep []string, since time.Time
 	return removed, errors.Join(errs...)
 }
 
-// pruned returns the names of what may go.
+// pruned returns the names of directories to remove.
 func pruned(parent string, keep []string, since time.Time) ([]string, error) {
 	entries, err := os.ReadDir(parent)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -106,7 +106,7 @@ func pruned(parent string, keep []string, since time.Time) ([]string, error) {
 	return names, nil
 }
 
-// used notes that dir is used now, which its time of change says. The error wraps
+// used marks dir as used by setting its modification time. The error wraps
 // fs.ErrNotExist if there is no such directory.
 func used(dir string) error {
 	now := time.Now()

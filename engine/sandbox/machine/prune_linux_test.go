@@ -47,7 +47,7 @@ func TestCacheIsPrunedOfWhatNobodyUses(t *testing.T) {
 		"rootfs/" + current, "rootfs/bookworm-kept", "rootfs/bookworm-recent", "rootfs/lock",
 	}
 	gone := []string{filepath.Join(cache, "os-images/v1.0.0-old"), filepath.Join(cache, "rootfs/bookworm-old")}
-	// Only root can mount; for anybody else it is old like the others.
+	// Only root can mount. For other users it is old like the others.
 	if root := filepath.Join(t.TempDir(), "root"); os.Geteuid() == 0 {
 		for _, dir := range []string{root, root + "-upper", root + "-work"} {
 			if err := os.Mkdir(dir, 0o755); err != nil {

@@ -18,7 +18,7 @@ import (
 	"constellation/assets"
 )
 
-// The root file system is the same on every computer, whatever its own Debian is: the
+// The root file system is the same on every computer, regardless of its own Debian: the
 // release whose systemd runs under cgroup v1 and v2 and whose containerd every
 // supported kubelet accepts.
 const (
@@ -26,10 +26,10 @@ const (
 	rootfsKeyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 )
 
-// rootfsPackages are added to Debian's smallest system. Nothing of it may set sysctls
-// or load modules when it is installed, since that happens in this computer's kernel:
-// procps does, so it is not here. dbus and udev are not needed, and cost inotify
-// instances, of which the whole computer has few.
+// rootfsPackages are added to Debian's minimal system. None of them may set sysctls
+// or load modules during installation, since that affects this computer's kernel:
+// procps does, so it is excluded. dbus and udev are not needed, and use inotify
+// instances, which are scarce on the whole computer.
 var rootfsPackages = []string{
 	"systemd", "containerd", "runc", "containernetworking-plugins",
 	"iptables", "nftables", "conntrack", "iproute2", "ethtool", "socat",
@@ -45,11 +45,11 @@ const (
 // marker is the file that only a machine's root has.
 const marker = ".constellation-machine"
 
-// initLink is the first process's program: a link that only a machine's root has, so
-// that runc starts nothing if the root is another than we think.
+// initLink is the path of the first process's program: a link that only a machine's root has, so
+// that runc starts nothing if the root is the wrong one.
 const initLink = ".machine-init"
 
-// change is one thing that is done to the installed system.
+// change is one change of the installed system.
 type change struct {
 	path string
 	// At most one of the following; none means that the path is removed.
@@ -65,7 +65,7 @@ func (c change) String() string {
 }
 
 // maskedUnits never run in a machine: they would change this computer, wait for
-// hardware that is not there, or cost an inotify instance for nothing.
+// missing hardware, or use an inotify instance without need.
 var maskedUnits = []string{
 	"systemd-udevd.service", "systemd-udev-trigger.service", "systemd-udevd-control.socket", "systemd-udevd-kernel.socket",
 	"systemd-sysctl.service", "systemd-modules-load.service", "kmod-static-nodes.service", "systemd-timesyncd.service",
@@ -91,7 +91,7 @@ var maskedGenerators = []string{
 	"systemd-veritysetup-generator",
 }
 
-// customisation lists what turns the installed system into a machine's.
+// customisation lists the changes that turn the installed system into a machine's.
 func customisation() ([]change, error) {
 	changes := []change{
 		{path: marker, data: []byte("the root of a constellation machine\n"), mode: 0o444},
@@ -104,7 +104,7 @@ func customisation() ([]change, error) {
 		{path: "etc/machine-id", data: []byte{}, mode: 0o444},
 		{path: "etc/fstab", data: []byte{}, mode: 0o644},
 
-		// What differs from one installation to the next, or only takes room.
+		// Files that differ between installations, or only use space.
 		{path: "var/log"},
 		{path: "var/log", dir: true, mode: 0o755},
 		{path: "var/cache"},
@@ -123,7 +123,7 @@ func customisation() ([]change, error) {
 		{path: "etc/ld.so.cache-"},
 
 		{path: "etc/systemd/system/default.target", link: "/lib/systemd/system/multi-user.target"},
-		// A machine that goes down waits for no straggler for long.
+		// Shutdown does not wait long for slow processes.
 		{path: "etc/systemd/system.conf.d/10-machine.conf", data: []byte("[Manager]\nDefaultTimeoutStopSec=10s\n"), mode: 0o644},
 		{path: "etc/containerd/config.toml", data: containerdConfig(DefaultPauseImage), mode: 0o644},
 		{path: "etc/containerd/certs.d/_default/hosts.toml", data: registryHosts(), mode: 0o644},
@@ -192,11 +192,11 @@ func (c change) apply(root *os.Root) error {
 	if err := root.WriteFile(c.path, c.data, c.mode); err != nil {
 		return err
 	}
-	return root.Chmod(c.path, c.mode) // the umask had a say
+	return root.Chmod(c.path, c.mode) // override the umask
 }
 
-// rootfsKey names the root file system by everything that decides its content and
-// that is known before it is made.
+// rootfsKey identifies the root file system by everything that determines its content and
+// is known in advance.
 func rootfsKey(changes []change) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s %q\n", rootfsSuite, rootfsPackages)
@@ -208,8 +208,8 @@ func rootfsKey(changes []change) string {
 
 // Rootfs makes the root file system that all OS images share, and returns its
 // directory in the cache. It is made once, with Debian's packages from the mirror
-// that this computer uses, and takes about a minute then; a second call returns at
-// once. Concurrent calls, of other processes too, wait for each other. progress may
+// that this computer uses, in about a minute. Later calls return at
+// once. Concurrent calls, even in other processes, are serialized. progress may
 // be nil; it is called from one goroutine.
 func Rootfs(ctx context.Context, cacheDir string, progress func(Progress)) (string, error) {
 	changes, err := customisation()
@@ -236,7 +236,7 @@ func Rootfs(ctx context.Context, cacheDir string, progress func(Progress)) (stri
 	}
 	defer unlock()
 	if used(dir) == nil {
-		return dir, nil // another process was faster
+		return dir, nil // another process has made it
 	}
 	if err := removeUnfinished(parent); err != nil {
 		return "", fmt.Errorf("make root file system: %w", err)
@@ -245,7 +245,7 @@ func Rootfs(ctx context.Context, cacheDir string, progress func(Progress)) (stri
 	if err != nil {
 		return "", fmt.Errorf("make root file system: %w", err)
 	}
-	defer func() { _ = removeTree(parent, filepath.Base(fresh)) }() // gone already when all went well
+	defer func() { _ = removeTree(parent, filepath.Base(fresh)) }() // gone already after success
 	start := time.Now()
 	steps := 0
 	report := func(text string) {
@@ -288,7 +288,7 @@ func Rootfs(ctx context.Context, cacheDir string, progress func(Progress)) (stri
 	return dir, nil
 }
 
-// forgetDates takes the day of the installation out of the password file.
+// forgetDates removes the date of the installation from the shadow file.
 func forgetDates(root *os.Root) error {
 	b, err := root.ReadFile("etc/shadow")
 	if err != nil {
@@ -304,17 +304,17 @@ func forgetDates(root *os.Root) error {
 	return root.WriteFile("etc/shadow", []byte(strings.Join(lines, "\n")), 0o640)
 }
 
-// debootstrap installs the packages into the new directory tree. Its mounts live in a
-// mount namespace, its processes in a PID namespace of their own: both end with it,
-// whatever happens to it.
+// debootstrap installs the packages into the new directory tree. Its mounts and processes are
+// in their own mount and PID namespaces, which end with it in
+// any case.
 func debootstrap(ctx context.Context, tree string, report func(string)) error {
 	mirror := debianMirror()
-	// The system is not for this user alone, whatever its umask is.
+	// All users may read the system, regardless of the umask.
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", `umask 022 && exec "$@"`, "sh",
 		tool("debootstrap"), "--variant=minbase", "--keyring="+rootfsKeyring,
 		"--include="+strings.Join(rootfsPackages, ","), rootfsSuite, tree, mirror)
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive",
-		// Not only root's login shell has these.
+		// By default only root's login shell has these.
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 	if proxy := aptProxy(ctx); proxy != "" && os.Getenv("http_proxy") == "" {
 		cmd.Env = append(cmd.Env, "http_proxy="+proxy)
@@ -324,7 +324,7 @@ func debootstrap(ctx context.Context, tree string, report func(string)) error {
 		Unshareflags: syscall.CLONE_NEWNS,
 		Pdeathsig:    syscall.SIGKILL,
 	}
-	// The signal comes when the thread ends that started the process, so it must not.
+	// The parent-death signal is sent when the thread ends that started the process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	out, err := cmd.StdoutPipe()
@@ -355,10 +355,10 @@ func debootstrap(ctx context.Context, tree string, report func(string)) error {
 	return nil
 }
 
-// unfinished begins the names of directories in the cache that are being made.
+// unfinished is the name prefix of unfinished directories in the cache.
 const unfinished = ".new-"
 
-// removeUnfinished removes what a crash left in parent. The caller holds its lock.
+// removeUnfinished removes the remains of a crash from parent. The caller holds its lock.
 func removeUnfinished(parent string) error {
 	left, err := filepath.Glob(filepath.Join(parent, unfinished+"*"))
 	if err != nil {

@@ -19,16 +19,16 @@ import (
 
 // A TPM is a directory and, while it is switched on, a process of swtpm:
 //
-//	state/    what the TPM keeps without power, its seeds among it; 0700
-//	port/     tpm.sock and the event log; all that a machine gets to see
-//	swtpm.log what swtpm said since it was started last
+//	state/    persistent state of the TPM, including its seeds; 0700
+//	port/     tpm.sock and the event log, the only part that a machine sees
+//	swtpm.log output of swtpm since its last start
 const (
 	tpmState  = "state"
 	tpmPort   = "port"
 	tpmSocket = "tpm.sock"
 )
 
-// socketPathMax is how long the path of a unix socket may be.
+// socketPathMax is the maximum length of the path of a unix socket.
 const socketPathMax = 107
 
 // tpm is the TPM in one directory. Its methods must not be called concurrently.
@@ -39,11 +39,11 @@ func (t tpm) socket() string   { return filepath.Join(t.dir, tpmPort, tpmSocket)
 func (t tpm) address() string  { return "unix:" + t.socket() }
 func (t tpm) eventLog() string { return filepath.Join(t.dir, tpmPort, EventLogName) }
 
-// StartTPM switches the TPM in dir on and returns its address. A TPM that runs is
-// reset; one that does not exist is manufactured, with SHA-256 as its only bank.
-// All PCRs are zero afterwards. One client at a time can talk to it.
+// StartTPM switches the TPM in dir on and returns its address. A running TPM is
+// reset. A missing one is manufactured, with SHA-256 as its only bank.
+// All PCRs are zero afterwards. It serves one client at a time.
 //
-// The TPM outlives this process. stop switches it off; what it keeps in dir stays.
+// The TPM outlives this process. stop switches it off; its state in dir stays.
 func StartTPM(ctx context.Context, dir string) (address string, stop func() error, err error) {
 	dir, err = filepath.Abs(dir)
 	if err != nil {
@@ -63,7 +63,7 @@ func StartTPM(ctx context.Context, dir string) (address string, stop func() erro
 	}, nil
 }
 
-// manufacture gives a new TPM its seeds. It does nothing to a TPM that has some.
+// manufacture gives a new TPM its seeds. It does nothing if the TPM has seeds.
 func (t tpm) manufacture(ctx context.Context) error {
 	if len(t.socket()) > socketPathMax {
 		return fmt.Errorf("make TPM: the path %s is longer than a socket's may be (%d)", t.socket(), socketPathMax)
@@ -75,11 +75,11 @@ func (t tpm) manufacture(ctx context.Context) error {
 	if err := os.MkdirAll(t.port(), 0o755); err != nil {
 		return fmt.Errorf("make TPM: %w", err)
 	}
-	if err := os.Chmod(t.port(), 0o755); err != nil { // the umask had a say
+	if err := os.Chmod(t.port(), 0o755); err != nil { // override the umask
 		return fmt.Errorf("make TPM: %w", err)
 	}
-	// The directory gets its name when the seeds are complete, so that a crash in
-	// between leaves no half of a TPM.
+	// The directory is renamed when the seeds are complete, so that a crash in
+	// between leaves no incomplete TPM.
 	fresh := state + ".new"
 	if err := os.RemoveAll(fresh); err != nil {
 		return fmt.Errorf("make TPM: %w", err)
@@ -87,8 +87,8 @@ func (t tpm) manufacture(ctx context.Context) error {
 	if err := os.Mkdir(fresh, 0o700); err != nil {
 		return fmt.Errorf("make TPM: %w", err)
 	}
-	// swtpm_setup reads a configuration that may name a CA of this computer; ours is
-	// empty, since nobody asks for the endorsement key's certificate: the cloud
+	// swtpm_setup reads a configuration that may name a CA of this computer. Ours is
+	// empty, since the endorsement key's certificate is unused: the cloud
 	// certifies an attestation key.
 	config := filepath.Join(t.dir, "swtpm_setup.conf")
 	if err := os.WriteFile(config, nil, 0o600); err != nil {
@@ -109,7 +109,7 @@ func (t tpm) manufacture(ctx context.Context) error {
 	return nil
 }
 
-// powerOn resets the TPM: it starts swtpm anew.
+// powerOn resets the TPM: it restarts swtpm.
 func (t tpm) powerOn(ctx context.Context) error {
 	if err := t.powerOff(ctx); err != nil {
 		return err
@@ -119,7 +119,7 @@ func (t tpm) powerOn(ctx context.Context) error {
 			return fmt.Errorf("start TPM: %w", err)
 		}
 	}
-	// It returns when the socket is there.
+	// swtpm returns when the socket exists.
 	cmd := exec.CommandContext(ctx, tool("swtpm"), "socket", "--tpm2",
 		"--tpmstate", "dir="+filepath.Join(t.dir, tpmState)+",mode=0600",
 		"--server", "type=unixio,path="+t.socket()+",mode=0600",
@@ -140,7 +140,7 @@ func (t tpm) powerOn(ctx context.Context) error {
 	return nil
 }
 
-// powerOff stops swtpm. Off is off: that it does not run is no error.
+// powerOff stops swtpm. It is idempotent.
 func (t tpm) powerOff(ctx context.Context) error {
 	ps, err := t.processes()
 	if err != nil {
@@ -154,8 +154,8 @@ func (t tpm) powerOff(ctx context.Context) error {
 	return nil
 }
 
-// processes finds the TPM's process, whoever started it, by the state directory in its
-// arguments: nothing is written down that a crash could leave out.
+// processes finds the TPM's process, regardless of its parent, by the state directory in its
+// arguments: a record could be missing after a crash.
 func (t tpm) processes() ([]process, error) {
 	argument := []byte("dir=" + filepath.Join(t.dir, tpmState) + ",mode=0600")
 	return processesWhere(func(pid string) bool {
@@ -176,7 +176,7 @@ func (t tpm) processes() ([]process, error) {
 	})
 }
 
-// processesWhere lists the running processes for whose number match reports true.
+// processesWhere lists the running processes whose number matches.
 func processesWhere(match func(pid string) bool) ([]process, error) {
 	names, err := processNumbers()
 	if err != nil {
@@ -218,8 +218,8 @@ func processNumbers() ([]string, error) {
 	return pids, nil
 }
 
-// lastLine returns the last line of a program's output that is not empty: as a rule
-// the one that says what went wrong.
+// lastLine returns the last non-empty line of a program's output, usually
+// the error message.
 func lastLine(out []byte) string {
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	return strings.TrimSpace(lines[len(lines)-1])

@@ -63,7 +63,7 @@ func TestMirrorOfThisComputer(t *testing.T) {
 	}
 }
 
-// Everything that decides what a machine runs must change the digest; nothing else may.
+// Everything that affects a machine's behavior must change the digest; nothing else may.
 func TestContentDigest(t *testing.T) {
 	make := func(t *testing.T) string {
 		dir := t.TempDir()
@@ -119,7 +119,7 @@ func TestContentDigest(t *testing.T) {
 			if err := tt.change(dir); err != nil {
 				t.Fatal(err)
 			}
-			// With what is known from before, as at a machine's start, and from nothing.
+			// With the previous content, as at a machine's start, and without.
 			for _, known := range []content{before, nil} {
 				after, err := scan(ctx, dir, known)
 				if err != nil {
@@ -145,7 +145,7 @@ func TestContentIsReadOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A line that was not read from the file: it is taken over if the file is not read.
+	// A line that does not match the file: it is kept if the file is not read again.
 	e := known["file"]
 	e.Line += "!"
 	known["file"] = e
@@ -265,7 +265,7 @@ func TestImageVersionIsNoWayIntoTheImage(t *testing.T) {
 	}
 }
 
-// The bundle is the isolation: what it says is compared with the design, word for word.
+// The bundle defines the isolation: it is compared with the design, field by field.
 func TestBundleIsolates(t *testing.T) {
 	b := bundle(bundleSpec{name: "worker-0", root: "/r", namespace: "/n", cgroup: "constellation/x/worker-0", disk: "/d", tpm: "/t"})
 	for _, c := range []string{"CAP_SYS_TIME", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_SYS_BOOT", "CAP_SYS_RESOURCE", "CAP_MAC_ADMIN", "CAP_MAC_OVERRIDE", "CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG", "CAP_AUDIT_CONTROL", "CAP_DAC_READ_SEARCH"} {
@@ -350,7 +350,7 @@ func TestBundleIsolates(t *testing.T) {
 		}
 		mask |= 1 << bit
 	}
-	// As in the kernel's CapBnd. docs/machines.md has what each is needed for.
+	// In the format of the kernel's CapBnd. docs/machines.md lists the purpose of each.
 	if measured := uint64(0xa82c35fb); mask != measured {
 		t.Errorf("machines have capabilities %x, want %x: no other was measured to be needed", mask, measured)
 	}

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// Host is documented on Linux, the only system that has one.
+// Host is documented on Linux, the only supported system.
 type Host struct{}
 
-// Check reports why want more machines cannot be started on this computer now.
+// Check returns the problems that keep this computer from starting the machines in want.
 func Check(ctx context.Context, cacheDir, stateDir string, want Demand) []Problem {
 	return []Problem{{ID: "system", What: ErrUnsupported.Error(), Remedy: "run the sandbox on a Linux computer, as root"}}
 }
@@ -33,7 +33,7 @@ func OSImage(ctx context.Context, cacheDir, rootfs string, spec ImageSpec, progr
 	return nil, ErrUnsupported
 }
 
-// Prune removes from the cache what has not been used for the time unused.
+// Prune removes cache entries that have not been used for the time unused.
 func Prune(ctx context.Context, cacheDir string, keep []string, unused time.Duration) ([]string, error) {
 	return nil, ErrUnsupported
 }
@@ -46,10 +46,10 @@ func StartTPM(ctx context.Context, dir string) (address string, stop func() erro
 // NewHost returns the host of the machines in dir.
 func NewHost(dir, name string, log *slog.Logger) (*Host, error) { return nil, ErrUnsupported }
 
-// Network takes the lock on the machines and makes the bridge, if it is not there.
+// Network takes the lock on the machines and makes the bridge, if it is missing.
 func (h *Host) Network(ctx context.Context) error { return ErrUnsupported }
 
-// Close gives the lock back. Machines go on running.
+// Close releases the lock. Machines keep running.
 func (h *Host) Close() error { return nil }
 
 // Listen listens inside of the sandbox's network.
@@ -73,7 +73,7 @@ func (h *Host) LimitMemory(bytes int64) {}
 // Start makes a machine and boots it.
 func (h *Host) Start(ctx context.Context, spec Spec, firmware Firmware) error { return ErrUnsupported }
 
-// Boot switches a machine on that is off.
+// Boot switches on a machine that is off.
 func (h *Host) Boot(ctx context.Context, name string, firmware Firmware) error { return ErrUnsupported }
 
 // Reboot shuts a machine down and switches it on again.
@@ -93,7 +93,7 @@ func (h *Host) WaitReady(ctx context.Context, name string) error { return ErrUns
 // Wait waits until the machine is off.
 func (h *Host) Wait(ctx context.Context, name string) error { return ErrUnsupported }
 
-// Machine says how one machine is.
+// Machine returns the state of one machine.
 func (h *Host) Machine(name string) (Machine, error) { return Machine{}, ErrUnsupported }
 
 // Machines lists all machines by name.
@@ -104,14 +104,14 @@ func (h *Host) Exec(ctx context.Context, name string, command []string, stdio St
 	return 0, ErrUnsupported
 }
 
-// Console returns the path of what the machine's first process and runc wrote.
+// Console returns the path of the output of the machine's first process and of runc.
 func (h *Host) Console(name string) string { return "" }
 
-// Afflict makes a running machine suffer.
+// Afflict injects faults into a running machine.
 func (h *Host) Afflict(ctx context.Context, name string, a Affliction) error { return ErrUnsupported }
 
 // Written lists files of a machine's disk.
 func (h *Host) Written(name, pattern string) ([]string, error) { return nil, ErrUnsupported }
 
-// Sweep removes everything that a crashed or finished sandbox left.
+// Sweep removes all resources of a crashed or finished sandbox.
 func (h *Host) Sweep(ctx context.Context) error { return ErrUnsupported }

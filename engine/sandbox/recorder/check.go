@@ -11,26 +11,26 @@ import (
 	"constellation/engine/version"
 )
 
-// Limits are what a rollout was allowed. The zero value is that of a NodeVersion that
-// says nothing.
+// Limits are the limits of a rollout. The zero value has those of a NodeVersion without
+// settings.
 type Limits struct {
-	// Surge is how many machines there may be beyond those at Begin. Zero means 1.
+	// Surge is the maximum number of machines beyond those at Begin. Zero means 1.
 	Surge int
-	// Join is how long a machine may be neither a Node nor in a PendingNode. Zero means
+	// Join is how long a machine may exist without a Node or a PendingNode. Zero means
 	// 30 minutes.
 	Join time.Duration
-	// Settle is how long two kinds of objects may contradict each other: they are watched
-	// apart. Time in which a watch was cut does not count. Zero means 10 seconds.
+	// Settle is how long two kinds of objects may contradict each other: their watches are
+	// independent. Time in which a watch was interrupted does not count. Zero means 10 seconds.
 	Settle time.Duration
-	// Blink is how long a node may be not Ready before it is missed, as when its kubelet
-	// is restarted. Zero means one minute.
+	// Blink is how long a node may be not Ready before it counts as such, as during a restart of its
+	// kubelet. Zero means one minute.
 	Blink time.Duration
-	// Repair is how long a donor and an heir may not point at each other, and how long a
-	// finished rollout may keep the autoscaler. Zero means one minute.
+	// Repair is how long an old node and its replacement node may lack references to each other, and
+	// how long a finished rollout may keep the autoscaler paused. Zero means one minute.
 	Repair time.Duration
-	// Gap is how long a service may not answer a machine. Zero means 15 seconds.
+	// Gap is the maximum time without an answer of a service to a machine. Zero means 15 seconds.
 	Gap time.Duration
-	// NoMembers is for machines without etcd: the journal need not tell of its members.
+	// NoMembers is for machines without etcd: the journal need not contain its members.
 	NoMembers bool
 }
 
@@ -52,70 +52,70 @@ func (l Limits) filled() Limits {
 // Rule is an invariant of a rollout.
 type Rule string
 
-// The invariants that a journal can show to be broken.
+// The invariants whose violation a journal can show.
 const (
 	// ReadyFloor: Ready nodes of a group never fall below the number at Begin.
 	ReadyFloor Rule = "ready-floor"
-	// SurgeBudget: there are never more machines than at Begin and the surge; of control
+	// SurgeBudget: the number of machines never exceeds that at Begin plus the surge; of control
 	// planes never more than one more.
 	SurgeBudget Rule = "surge-budget"
-	// EtcdVoters: etcd never has fewer voters than at Begin, and no machine goes whose
-	// member is still there.
+	// EtcdVoters: etcd never has fewer voters than at Begin, and no machine is deleted whose
+	// member still exists.
 	EtcdVoters Rule = "etcd-voters"
 	// WorkersLast: no replacement of a worker begins while a control plane is outdated or
 	// being replaced.
 	WorkersLast Rule = "workers-last"
-	// Pairs: donor and heir point at each other, and a donor has one heir.
+	// Pairs: an old node and its replacement node refer to each other, and an old node has one replacement.
 	Pairs Rule = "pairs"
 	// AutoscalerPaused: it runs if and only if no replacement is under way.
 	AutoscalerPaused Rule = "autoscaler-paused"
 	// MachineTracked: every machine is a Node or in a PendingNode; no Node is deleted
 	// whose machine runs.
 	MachineTracked Rule = "machine-tracked"
-	// MachineKept: a node that is upgraded in place stays the Node and the machine that it
-	// is, and its kubelet is exchanged while it takes no pods; a lone control plane has
-	// nowhere to send them.
+	// MachineKept: a node that is upgraded in place keeps its Node and its machine,
+	// and its kubelet is replaced while it is cordoned. A lone control plane is excepted, because it
+	// cannot be drained.
 	MachineKept Rule = "machine-kept"
-	// VersionSkew: no version goes down or jumps a minor, no kubelet is newer than the API
-	// servers that it may talk to.
+	// VersionSkew: no version decreases or skips a minor, no kubelet is newer than the API
+	// servers that it may connect to.
 	VersionSkew Rule = "version-skew"
-	// ForeignCordon: what somebody else cordoned stays cordoned.
+	// ForeignCordon: nodes that others cordoned stay cordoned.
 	ForeignCordon Rule = "foreign-cordon"
-	// LeaseMoved: the operator does not remove the machine that it runs on.
+	// LeaseMoved: the operator does not delete the machine that it runs on.
 	LeaseMoved Rule = "lease-moved"
-	// ServiceAnswers: services answer every machine all the time, and after each
+	// ServiceAnswers: services always answer every machine, also after each
 	// replacement.
 	ServiceAnswers Rule = "service-answers"
-	// Converged: in the end all nodes are at the target, but for workers that were to be kept.
+	// Converged: in the end all nodes are at the target, except workers that must be kept.
 	Converged Rule = "converged"
-	// NothingLeft: in the end there is no cordon, intent, taint, mark, lease, member or
-	// machine too many.
+	// NothingLeft: in the end there is no surplus cordon, intent, taint, mark, lease, member or
+	// machine.
 	NothingLeft Rule = "nothing-left"
-	// Whole: the journal has what is needed to judge.
+	// Whole: the journal is complete enough for the check.
 	Whole Rule = "whole-journal"
 )
 
-// Rules are all of them.
+// Rules lists all rules.
 var Rules = []Rule{
 	ReadyFloor, SurgeBudget, EtcdVoters, WorkersLast, Pairs, AutoscalerPaused, MachineTracked, MachineKept, VersionSkew, ForeignCordon, LeaseMoved, ServiceAnswers,
 	Converged, NothingLeft, Whole,
 }
 
-// Breach is an invariant that did not hold.
+// Breach is a violation of an invariant.
 type Breach struct {
 	Time time.Time
 	Rule Rule
 	What string
 }
 
-// String tells the breach in one line.
+// String describes the breach in one line.
 func (b Breach) String() string {
 	return fmt.Sprintf("%s %s: %s", b.Time.UTC().Format("15:04:05.000"), b.Rule, b.What)
 }
 
-// Check judges a journal of one rollout, from Begin to End, in which nobody but the
-// operator took machines away. It returns what did not hold, each once, in the order
-// in which it was seen.
+// Check evaluates a journal of one rollout, from Begin to End, in which only the
+// operator deleted machines. It returns the violations, each once, in order of
+// detection.
 func Check(journal []Entry, limits Limits) []Breach {
 	c := &checker{limits: limits.filled(), v: newView(), since: map[string]time.Duration{}, told: map[string]bool{}}
 	for i := range journal {
@@ -130,10 +130,10 @@ func Check(journal []Entry, limits Limits) []Breach {
 	return c.breaches
 }
 
-// view is what is known after some entries.
+// view is the observed state after some entries.
 type view struct {
 	now  time.Time
-	seen time.Duration // time in which no watch was cut
+	seen time.Duration // time without an interrupted watch
 	cut  map[string]bool
 
 	nodes    map[string]Node
@@ -146,10 +146,10 @@ type view struct {
 	strategy *Strategy
 	scaler   Scaler
 	lease    string
-	versions map[string]string // Kubernetes of components, as far as they were a target
+	versions map[string]string // Kubernetes versions of components that were ever a target
 
 	lastReady map[string]time.Duration // in seen, by node
-	listed    bool                     // machines and members were
+	listed    bool                     // machines and members were listed
 	asked     bool
 }
 
@@ -160,7 +160,7 @@ func newView() *view {
 	}
 }
 
-// apply takes in one entry.
+// apply updates the view with one entry.
 func (v *view) apply(e *Entry) {
 	if !v.now.IsZero() && len(v.cut) == 0 {
 		v.seen += max(0, e.Time.Sub(v.now))
@@ -211,7 +211,7 @@ func (v *view) apply(e *Entry) {
 	}
 }
 
-// clone keeps what is compared with later.
+// clone copies the parts that are compared later.
 func (v *view) clone() *view {
 	c := *v
 	c.nodes, c.machines, c.lastReady = maps.Clone(v.nodes), maps.Clone(v.machines), maps.Clone(v.lastReady)
@@ -242,14 +242,14 @@ func (v *view) controlPlanes() int {
 	return n
 }
 
-// leaves reports whether a machine is on its way out for the cloud.
+// leaves reports whether the cloud is deleting a machine.
 func (v *view) leaves(id string) bool {
 	m, ok := v.machines[id]
 	return v.listed && (!ok || m.State == string(cloud.Terminating))
 }
 
 // ready counts the nodes of each group that are Ready, or were within blink, and whose
-// machine is there to stay.
+// machine is not being deleted.
 func (v *view) ready(blink time.Duration) map[string]int {
 	count := map[string]int{}
 	for name, n := range v.nodes {
@@ -261,14 +261,14 @@ func (v *view) ready(blink time.Duration) map[string]int {
 	return count
 }
 
-// atTarget reports whether a node is what the target says. The image of one that is
-// upgraded in place stays.
+// atTarget reports whether a node matches the target. A node that is
+// upgraded in place keeps its image.
 func (v *view) atTarget(n Node) bool {
 	return v.target != nil && (n.InPlace || n.Image == v.target.Image) && n.Components == v.target.Components
 }
 
-// replacement reports whether p replaces a node, or upgrades it as it is, and whether that
-// is a worker.
+// replacement reports whether p replaces a node, or upgrades it in place, and whether that
+// node is a worker.
 func (v *view) replacement(p Pending) (replaces, worker bool) {
 	if p.Goal == "Upgrade" {
 		return true, !v.nodes[p.Node].ControlPlane
@@ -287,7 +287,7 @@ func (v *view) replacement(p Pending) (replaces, worker bool) {
 	return true, false
 }
 
-// key tells p apart from what had its name before.
+// key distinguishes p from earlier objects of the same name.
 func (p Pending) key() string {
 	if p.Token == "" {
 		return p.Name + " " + p.Machine
@@ -295,7 +295,7 @@ func (p Pending) key() string {
 	return p.Token
 }
 
-// controlPlanesSettled reports whether all are at the target and none is on its way.
+// controlPlanesSettled reports whether all are at the target and none is being replaced.
 func (v *view) controlPlanesSettled() bool {
 	for _, n := range v.nodes {
 		if n.ControlPlane && !v.atTarget(n) {
@@ -328,14 +328,14 @@ type checker struct {
 	ended    bool
 	breaches []Breach
 	told     map[string]bool
-	since    map[string]time.Duration // in seen, since when something holds
+	since    map[string]time.Duration // in seen, since when a condition holds
 	answered map[string]time.Time     // when a service answered last, by machine
 	readyAt  map[string]time.Time     // when a node became Ready
-	removed  time.Time                // when the last Node went
+	removed  time.Time                // when the last Node was deleted
 	begun    map[string]bool          // replacements of workers that began in order, by key
 }
 
-// tell notes a breach; key tells apart what is to be told more than once.
+// tell records a breach. key separates breaches that are reported individually.
 func (c *checker) tell(rule Rule, key, format string, args ...any) {
 	if id := string(rule) + "\x00" + key; !c.told[id] {
 		c.told[id] = true
@@ -343,7 +343,7 @@ func (c *checker) tell(rule Rule, key, format string, args ...any) {
 	}
 }
 
-// lasting tells a breach once something has held for longer than limit; zero is at once.
+// lasting records a breach if a condition has held for longer than limit; zero means at once.
 func (c *checker) lasting(holds bool, limit time.Duration, rule Rule, key, format string, args ...any) {
 	id := string(rule) + "\x00" + key
 	if !holds {
@@ -397,7 +397,7 @@ func (c *checker) next(e *Entry) {
 	c.always()
 }
 
-// complete demands at Begin that there is something to compare with.
+// complete checks that Begin has the data for later comparisons.
 func (c *checker) complete() {
 	for what, ok := range map[string]bool{
 		"nodes": len(c.v.nodes) > 0, "machines": c.v.listed, "members of etcd": c.limits.NoMembers || c.v.asked && c.v.voters() > 0, "NodeVersion": c.v.target != nil,
@@ -409,7 +409,7 @@ func (c *checker) complete() {
 	}
 }
 
-// node judges a change of a Node.
+// node checks a change of a Node.
 func (c *checker) node(before Node, there bool, n Node) {
 	same := there && before.UID == n.UID
 	if n.Gone {
@@ -435,7 +435,7 @@ func (c *checker) node(before Node, there bool, n Node) {
 	}
 }
 
-// published judges what joining machines get.
+// published checks the target of joining machines.
 func (c *checker) published(was, is *Target) {
 	if was == nil {
 		return
@@ -457,7 +457,7 @@ func (c *checker) published(was, is *Target) {
 	}
 }
 
-// machines judges a list of the cloud.
+// machines checks a list of the cloud.
 func (c *checker) machines() {
 	if n, most := len(c.v.machines), len(c.start.machines)+c.limits.Surge; n > most {
 		c.tell(SurgeBudget, fmt.Sprint(n), "there are %d machines, %d are allowed", n, most)
@@ -467,7 +467,7 @@ func (c *checker) machines() {
 	}
 }
 
-// always judges what must hold after every entry.
+// always checks the conditions of every entry.
 func (c *checker) always() {
 	v, l := c.v, c.limits
 	have := v.ready(l.Blink)
@@ -486,7 +486,7 @@ func (c *checker) always() {
 		}
 		replaces++
 		if worker && settled {
-			c.begun[p.key()] = true // a target that changes afterwards is not its fault
+			c.begun[p.key()] = true // later changes of the target are not its fault
 		}
 		c.lasting(worker && !settled && !c.begun[p.key()], l.Settle, WorkersLast, name+p.Token, "the replacement of worker %s has begun while a control plane is outdated or being replaced", cmp.Or(p.Donor, p.Node))
 	}
@@ -501,7 +501,7 @@ func (c *checker) always() {
 
 func (c *checker) pairs() {
 	v := c.v
-	heirs := map[string][]string{} // by donor
+	heirs := map[string][]string{} // replacement nodes by old node
 	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
 		n := v.nodes[name]
 		h, exists := v.nodes[n.Heir]
@@ -516,7 +516,7 @@ func (c *checker) pairs() {
 	}
 }
 
-// bound reports whether a machine was told to leave.
+// bound reports whether the operator decided to delete a machine.
 func (c *checker) bound(id string) bool {
 	for _, p := range c.v.pending {
 		if p.Goal == "Leave" && p.Machine == id {
@@ -573,7 +573,7 @@ func (c *checker) skew() {
 	}
 }
 
-// probe judges a request to a service.
+// probe checks a request to a service.
 func (c *checker) probe(p *Probe) {
 	if p.From == "" {
 		return
@@ -595,7 +595,7 @@ func (c *checker) probe(p *Probe) {
 	}
 }
 
-// end judges what is left.
+// end checks the final state.
 func (c *checker) end() {
 	v := c.v
 	if v.target == nil || !v.target.Ready {
@@ -698,7 +698,7 @@ func groups(machines map[string]Machine) map[string]int {
 	return out
 }
 
-// older reports whether version a is older than b. What is no version is not.
+// older reports whether version a is older than b. It is false for an invalid version.
 func older(a, b string) bool {
 	x, err1 := version.Parse(a)
 	y, err2 := version.Parse(b)

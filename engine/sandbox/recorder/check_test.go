@@ -14,14 +14,14 @@ const (
 	cps, workers       = "sandboxes/s/groups/control-planes", "sandboxes/s/groups/workers"
 )
 
-// story is a journal under construction, by seconds.
+// story is a journal under construction, in seconds.
 type story []Entry
 
 var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func at(second float64) time.Time { return start.Add(time.Duration(second * float64(time.Second))) }
 
-// tell adds entries at a time, behind those of the same time.
+// tell adds entries at a time, after those of the same time.
 func (s *story) tell(second float64, entries ...Entry) {
 	for _, e := range entries {
 		e.Time = at(second)
@@ -33,7 +33,7 @@ func (s *story) tell(second float64, entries ...Entry) {
 // drop removes entries.
 func (s *story) drop(which func(Entry) bool) { *s = slices.DeleteFunc(*s, which) }
 
-// edit changes entries; what they point to is copied first.
+// edit changes entries, after a copy of their pointers' targets.
 func (s *story) edit(change func(*Entry)) {
 	for i := range *s {
 		e := &(*s)[i]
@@ -53,7 +53,7 @@ func (s *story) edit(change func(*Entry)) {
 	}
 }
 
-// later moves all from a time on by seconds.
+// later delays all entries from a time on.
 func (s *story) later(from, by float64) {
 	for i := range *s {
 		if e := &(*s)[i]; !e.Time.Before(at(from)) {
@@ -74,14 +74,14 @@ func node(name string, change func(*Node)) Entry {
 	return Entry{Node: n}
 }
 
-// heir makes a node the new one of a donor.
+// heir makes a node the replacement of an old node.
 func heir(donor string) func(*Node) {
 	return func(n *Node) {
 		n.Kubelet, n.Image, n.Components, n.Donor = "v1.36.3", newImage, newParts, donor
 	}
 }
 
-// leaving makes a node the donor of an heir.
+// leaving makes a node the old node of a replacement.
 func leaving(heir string) func(*Node) {
 	return func(n *Node) {
 		n.Heir, n.Cordoned, n.CordonedByUs = heir, true, true
@@ -128,7 +128,7 @@ func cleared(name, donor string) Entry {
 	return Entry{Pending: &Pending{Name: name, Gone: true, Token: "token of " + donor, Donor: donor}}
 }
 
-// good is the journal of a rollout as it should be: one control plane, one worker.
+// good is the journal of a correct rollout: one control plane, one worker.
 func good() story {
 	var s story
 	cp, w := [3]string{"control-plane-0", "Ready"}, [3]string{"worker-0", "Ready"}
@@ -182,7 +182,7 @@ func TestCheck(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		bad  func(s *story)
-		want []Rule // each once, in order of the alphabet
+		want []Rule // each once, in alphabetical order
 	}{
 		{"a rollout as it should be", func(*story) {}, nil},
 		{"nothing at all", func(s *story) { *s = nil }, []Rule{Whole}},
@@ -403,7 +403,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// kept is the journal of a rollout in place as it should be: one control plane, one worker.
+// kept is the journal of a correct rollout in place: one control plane, one worker.
 func kept() story {
 	s := good()
 	s.drop(func(e Entry) bool {

@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// Entry is one observation. Beside Time exactly one field is set. Entries are in the
-// order of their times.
+// Entry is one observation. Exactly one field beside Time is set. Entries are in
+// order of time.
 type Entry struct {
 	Time time.Time `json:"time"`
 
 	Mark     Mark      `json:"mark,omitempty"`
-	Note     string    `json:"note,omitempty"` // what whoever drives the rollout did, for people
+	Note     string    `json:"note,omitempty"` // action of the caller, for users
 	Stream   *Stream   `json:"stream,omitempty"`
 	Node     *Node     `json:"node,omitempty"`
 	Pending  *Pending  `json:"pending,omitempty"`
@@ -33,16 +33,16 @@ type Entry struct {
 // Mark divides a journal.
 type Mark string
 
-// What was there at Begin is what a rollout may not lose; what is there at End is what
-// it has left.
+// A rollout must preserve the state at Begin. The state at End is
+// its result.
 const (
 	Begin Mark = "begin"
 	End   Mark = "end"
 )
 
 type (
-	// Stream says that a watch was cut, or that it sees again: what is known from it is
-	// old in between.
+	// Stream reports that a watch was interrupted or resumed. In between, its data are
+	// stale.
 	Stream struct {
 		Kind string `json:"kind"`
 		Cut  bool   `json:"cut,omitempty"`
@@ -66,7 +66,7 @@ type (
 		CordonedByUs bool     `json:"cordonedByUs,omitempty"`
 		Postponed    bool     `json:"postponed,omitempty"`
 		Obsolete     bool     `json:"obsolete,omitempty"`
-		InPlace      bool     `json:"inPlace,omitempty"` // it is upgraded as it is
+		InPlace      bool     `json:"inPlace,omitempty"` // it is upgraded in place
 		Taints       []string `json:"taints,omitempty"`  // keys
 	}
 
@@ -94,11 +94,11 @@ type (
 		Image        string `json:"image"`
 		Components   string `json:"components"`
 		Kubernetes   string `json:"kubernetes"`
-		ControlPlane string `json:"controlPlane,omitempty"` // what joining control planes get
+		ControlPlane string `json:"controlPlane,omitempty"` // version for joining control planes
 		Worker       string `json:"worker,omitempty"`
 		Phase        string `json:"phase,omitempty"` // of the agent's run
 		Line         string `json:"line,omitempty"`
-		Node         string `json:"node,omitempty"` // whose agent it is
+		Node         string `json:"node,omitempty"` // the agent's
 		Waiting      string `json:"waiting,omitempty"`
 		Ready        bool   `json:"ready,omitempty"` // for the generation of the spec
 		Reason       string `json:"reason,omitempty"`
@@ -114,13 +114,13 @@ type (
 	// Scaler is the autoscaler's Deployment after a change.
 	Scaler struct {
 		Gone     bool  `json:"gone,omitempty"`
-		Replicas int32 `json:"replicas,omitempty"` // that shall run
-		Pods     int32 `json:"pods,omitempty"`     // that do
+		Replicas int32 `json:"replicas,omitempty"` // desired
+		Pods     int32 `json:"pods,omitempty"`     // running
 	}
 
 	// Lease is that of the operator's leader after its holder changed.
 	Lease struct {
-		Holder string `json:"holder,omitempty"` // name of the Node, empty: nobody
+		Holder string `json:"holder,omitempty"` // name of the Node; empty: none
 	}
 
 	// Server is the pod of a control plane's API server after a change.
@@ -146,12 +146,12 @@ type (
 		Image        string `json:"image,omitempty"`
 	}
 
-	// Members are those of etcd.
+	// Members are the members of etcd.
 	Members struct {
 		List []Member `json:"list"`
 	}
 
-	// Member is one of etcd's. One that has not started has no name.
+	// Member is a member of etcd. It has no name before its start.
 	Member struct {
 		Name    string `json:"name,omitempty"`
 		Learner bool   `json:"learner,omitempty"`

@@ -26,11 +26,11 @@ import (
 	"constellation/engine/sandbox/machine"
 )
 
-// probeTimeout is how long a service, the API server or a member may take to answer.
+// probeTimeout is the timeout of a request to a service, the API server or a member.
 const probeTimeout = 3 * time.Second
 
-// probeFrom starts to ask the service from machines that are new, and ends it on those
-// that are gone.
+// probeFrom starts probes of the service from new machines, and ends those of
+// deleted machines.
 func (r *Recorder) probeFrom(ctx context.Context, list []cloud.Instance) {
 	if r.cfg.Service == "" || r.cfg.Host == nil {
 		return
@@ -49,7 +49,7 @@ func (r *Recorder) probeFrom(ctx context.Context, list []cloud.Instance) {
 		c := &http.Client{Timeout: probeTimeout, Transport: &http.Transport{
 			DisableKeepAlives: true,
 			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-				// The transport goes on to connect for a request that was given up.
+				// The transport keeps connecting for a canceled request.
 				ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 				defer cancel()
 				return r.cfg.Host.DialFrom(ctx, i.Name, network, address)
@@ -65,7 +65,7 @@ func (r *Recorder) probeFrom(ctx context.Context, list []cloud.Instance) {
 	}
 }
 
-// probe asks a URL again and again, through a new connection each time.
+// probe requests a URL periodically, through a new connection each time.
 func (r *Recorder) probe(ctx context.Context, c *http.Client, from, url string) {
 	for ; ctx.Err() == nil; pause(ctx, Poll) {
 		begun := time.Now()
@@ -100,7 +100,7 @@ func get(ctx context.Context, c *http.Client, url string) error {
 	return nil
 }
 
-// pollAPI asks the API server whether it is ready.
+// pollAPI polls the readiness of the API server.
 func (r *Recorder) pollAPI(ctx context.Context, access *rest.Config) {
 	t, err := rest.TLSConfigFor(access)
 	if err != nil {
@@ -111,11 +111,11 @@ func (r *Recorder) pollAPI(ctx context.Context, access *rest.Config) {
 	r.probe(ctx, c, "", access.Host+"/readyz")
 }
 
-// pollMembers asks etcd for its members, at any control plane that answers.
+// pollMembers polls the etcd members, at any control plane that answers.
 func (r *Recorder) pollMembers(ctx context.Context) {
 	var (
 		identity *tls.Config // the same for all members
-		at       string      // that answered last
+		at       string      // the last one that answered
 		c        *clientv3.Client
 		last     *Members
 	)
@@ -168,7 +168,7 @@ func (r *Recorder) pollMembers(ctx context.Context) {
 	}
 }
 
-// identity reads what etcd's own health check shows to it from a control plane.
+// identity reads the client certificate of etcd's health check from a control plane.
 func (r *Recorder) identity(ctx context.Context, node string) (*tls.Config, error) {
 	read := func(name string) ([]byte, error) {
 		var out, errs limited

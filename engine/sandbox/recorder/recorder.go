@@ -1,14 +1,14 @@
-// Package recorder watches a rollout from outside and judges it afterwards.
+// Package recorder records a rollout from outside and checks it afterwards.
 //
-// A [Recorder] sees a cluster in a sandbox as its owner could: Nodes, the operator's
+// A [Recorder] watches a cluster in a sandbox with its owner's access: Nodes, the operator's
 // objects, the autoscaler and the leader's lease through the API server, machines
 // through the cloud, members through etcd itself, and services from the network of every
-// machine. It writes down what changes, in a [Entry] each, and asks the operator
-// nothing. [Check] is a pure function of such a journal: it says which invariants of a
-// rollout did not hold. [Summarize] says how long things took.
+// machine. It records each change in an [Entry], and does not depend on the
+// operator. [Check] is a pure function of such a journal: it returns the violated invariants of a
+// rollout. [Summarize] returns durations.
 //
-// What it sees is as old as the network makes it, a few milliseconds as a rule; watches
-// that were cut are said to be, and polls are at [Poll].
+// Observations lag by the network latency, usually a few milliseconds. Interrupted watches
+// are recorded, and polls run every [Poll].
 package recorder
 
 import (
@@ -42,40 +42,40 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// Poll is how often the cloud, etcd and services are asked.
+// Poll is the interval of polls of the cloud, etcd and services.
 const Poll = 500 * time.Millisecond
 
-// Config says what is watched. Cluster and Cloud are required.
+// Config selects what to watch. Cluster and Cloud are required.
 type Config struct {
 	Cluster *rest.Config
 	Cloud   *sandboxapi.Client
-	// Host is the way to the machines. Nil means that there is none: neither etcd nor a
-	// service is asked; see [Limits.NoMembers].
+	// Host gives access to the machines. Without it (nil) neither etcd nor a
+	// service is polled; see [Limits.NoMembers].
 	Host Host
-	// Namespace and Lease are those of the operator's leader. Empty means
+	// Namespace and Lease identify the lease of the operator's leader. Empty means
 	// constellation-system and constellation-operator.
 	Namespace, Lease string
-	// Nameless means that the leader is not named after its node, since machines have no
-	// host names of their own: it is not told where the leader is.
+	// Nameless means that the lease does not name the leader's node, since machines have no
+	// host names of their own: the leader's location is not recorded.
 	Nameless bool
-	// Service is the address, as IP:port, of a web server that is asked for "/" from every
-	// machine. Empty asks none.
+	// Service is the address, as IP:port, of a web server. Every machine requests "/"
+	// from it. Empty disables that.
 	Service string
-	// File is where the journal is written to as JSON Lines. Empty writes none.
+	// File is the path of the journal in JSON Lines. If it is empty, none is written.
 	File string
 	Log  *slog.Logger
 }
 
-// Host is a way to machines.
+// Host gives access to machines.
 type Host interface {
 	// Exec runs a command in the root directory of a machine, and returns its exit code.
 	Exec(ctx context.Context, name string, command []string, stdio machine.Stdio) (int, error)
-	// Dial connects to an address of the machines' network, DialFrom from a machine.
+	// Dial connects to an address in the machines' network, DialFrom does so from a machine.
 	Dial(ctx context.Context, network, address string) (net.Conn, error)
 	DialFrom(ctx context.Context, name, network, address string) (net.Conn, error)
 }
 
-// Recorder watches until it is closed. Its methods may be called concurrently.
+// Recorder records until it is closed. Its methods may be called concurrently.
 type Recorder struct {
 	cfg    Config
 	api    client.WithWatch
@@ -92,8 +92,8 @@ type Recorder struct {
 	change  chan struct{}                 // closed and replaced at each entry
 }
 
-// Start begins to watch, and returns when everything was seen once. The caller calls
-// Close in the end.
+// Start starts recording, and returns after the first complete observation. The caller must
+// call Close.
 func Start(ctx context.Context, cfg Config) (*Recorder, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -140,7 +140,7 @@ func Start(ctx context.Context, cfg Config) (*Recorder, error) {
 	return r, nil
 }
 
-// Close ends the watching. It returns the first error of writing the file.
+// Close ends the recording. It returns the first error of writing the file.
 func (r *Recorder) Close() error {
 	r.cancel()
 	r.done.Wait()
@@ -153,24 +153,24 @@ func (r *Recorder) Close() error {
 	return r.err
 }
 
-// Begin marks what is there now as what a rollout may not lose.
+// Begin marks the current state as the one that a rollout must preserve.
 func (r *Recorder) Begin() { r.add(Entry{Mark: Begin}) }
 
 // End marks the end of the rollout.
 func (r *Recorder) End() { r.add(Entry{Mark: End}) }
 
-// Note writes down what the caller did.
+// Note records an action of the caller.
 func (r *Recorder) Note(format string, args ...any) { r.add(Entry{Note: fmt.Sprintf(format, args...)}) }
 
-// Journal returns what was seen so far.
+// Journal returns the entries so far.
 func (r *Recorder) Journal() []Entry {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.journal)
 }
 
-// Wait returns when reached says so of the journal, of which it is asked after every
-// entry and which it may not keep; or when ctx ends, with its error.
+// Wait returns when reached returns true for the journal, or when ctx ends, with its error.
+// It calls reached after every entry. reached must not retain the journal.
 func (r *Recorder) Wait(ctx context.Context, reached func([]Entry) bool) error {
 	for {
 		r.mu.Lock()
@@ -204,7 +204,7 @@ func (r *Recorder) add(e Entry) {
 	r.err = errors.Join(r.err, err)
 }
 
-// seen notes that something was listed for the first time.
+// seen records the first list of a kind.
 func (r *Recorder) seen(what string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -215,13 +215,13 @@ func (r *Recorder) seen(what string) {
 	}
 }
 
-// kind is one kind of objects that is watched.
+// kind is one kind of watched objects.
 type kind struct {
 	name string
 	list func() client.ObjectList
 	only []client.ListOption
-	// entry returns what is worth noting of an object; nothing if it is zero. The same
-	// entry is noted once until another one of the same object comes.
+	// entry returns the relevant state of an object; zero if there is none. Repeated equal
+	// entries of an object are recorded once.
 	entry func(o client.Object, gone bool) Entry
 }
 
@@ -308,7 +308,7 @@ func (r *Recorder) strategyEntry(o client.Object, gone bool) Entry {
 	return Entry{Strategy: &Strategy{Enabled: s.Spec.Enabled, Paused: s.Annotations[v1alpha1.AnnotationPaused] == "true"}}
 }
 
-// autoscalerName begins the names of the Deployment that an AutoscalingStrategy names
+// autoscalerName is the prefix of the Deployment's name in an AutoscalingStrategy
 // by default.
 const autoscalerName = "constellation-cluster-autoscaler"
 
@@ -344,7 +344,7 @@ func serverEntry(o client.Object, gone bool) Entry {
 	return Entry{Server: e}
 }
 
-// retry is how long a watch that was cut waits before the next try.
+// retry is the delay before an interrupted watch is retried.
 const retry = 300 * time.Millisecond
 
 // watch lists and watches one kind until ctx ends.
@@ -394,8 +394,8 @@ func (r *Recorder) watch(ctx context.Context, k kind) {
 	}
 }
 
-// once lists, compares with what was there last, and watches until the watch ends. A
-// watch that the server ends in order is no error.
+// once lists, compares with the previous list, and watches until the watch ends. A
+// watch that the server ends regularly is no error.
 func (r *Recorder) once(ctx context.Context, k kind, l client.ObjectList, last map[string]client.Object, note func(client.Object, bool), listed func()) error {
 	lctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -448,7 +448,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// pollMachines asks the cloud, and sees to it that every machine asks the service.
+// pollMachines polls the cloud, and probes the service from every machine.
 func (r *Recorder) pollMachines(ctx context.Context) {
 	last := ""
 	defer func() {
@@ -459,7 +459,7 @@ func (r *Recorder) pollMachines(ctx context.Context) {
 	for ; ctx.Err() == nil; pause(ctx, Poll) {
 		list, err := r.cloud(ctx)
 		if err != nil {
-			continue // a daemon that is restarted
+			continue // the daemon restarts
 		}
 		slices.SortFunc(list, func(a, b cloud.Instance) int { return strings.Compare(a.Name, b.Name) })
 		m := &Machines{List: make([]Machine, 0, len(list))}

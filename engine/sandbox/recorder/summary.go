@@ -8,28 +8,28 @@ import (
 	"time"
 )
 
-// Summary says how long the parts of a rollout took.
+// Summary has the durations of the parts of a rollout.
 type Summary struct {
 	// Makespan is from the first entry of a new target, or Begin, to End.
 	Makespan time.Duration
-	// Upgrade is how long the agent's run was reported; zero: there was none.
+	// Upgrade is the duration of the agent's reported run; zero: there was none.
 	Upgrade time.Duration
-	// Replacements are in the order of their beginnings.
+	// Replacements are in order of their start.
 	Replacements []Replacement
-	// Machines is the most that there were at a time.
+	// Machines is the maximum number of machines at a time.
 	Machines int
-	// API is what the API server answered; Services what a service answered to all
+	// API counts the answers of the API server; Services those of a service to all
 	// machines while they were Ready nodes.
 	API, Services Answers
 }
 
-// Replacement is how one node made way for another, or was upgraded as it is: then it has
-// no heir. Durations are from Begun.
+// Replacement is the replacement of a node by another, or its upgrade in place: then it has
+// no replacement node. Durations are from Begun.
 type Replacement struct {
 	Donor, Heir string
 	InPlace     bool
 	Begun       time.Time
-	// Joined is until the heir was Ready, Cordoned until the donor was, Over until the
+	// Joined is until the replacement node was Ready, Cordoned until the old node was, Over until the
 	// intent was cleared. Zero: it did not happen.
 	Joined, Cordoned, Over time.Duration
 }
@@ -37,12 +37,12 @@ type Replacement struct {
 // Answers counts requests.
 type Answers struct {
 	Asked, Failed int
-	// Gap is the longest time between two answers to the same machine, as far as there
-	// were failures between them.
+	// Gap is the longest time between two answers to the same machine, if there
+	// were failures in between.
 	Gap time.Duration
 }
 
-// Summarize counts what is between Begin and End.
+// Summarize evaluates the entries between Begin and End.
 func Summarize(journal []Entry) Summary {
 	var (
 		s       Summary
@@ -105,7 +105,7 @@ func Summarize(journal []Entry) Summary {
 			if e.Probe.From == "" {
 				a = &s.API
 			} else if n, ok := v.nodes[e.Probe.From]; !ok || !n.Ready || v.leaves(n.ProviderID) || last[e.Probe.From].IsZero() && e.Probe.Err != "" {
-				continue // not yet, or no longer, a node that services need to answer
+				continue // services need not answer it yet, or any more
 			}
 			a.Asked++
 			if e.Probe.Err != "" {
@@ -122,7 +122,7 @@ func Summarize(journal []Entry) Summary {
 	return s
 }
 
-// String tells the summary to people, in several lines.
+// String formats the summary for users, in several lines.
 func (s Summary) String() string {
 	var b strings.Builder
 	round := func(d time.Duration) time.Duration { return d.Round(100 * time.Millisecond) }

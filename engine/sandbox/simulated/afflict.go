@@ -14,8 +14,8 @@ import (
 // answerWithin is how long a machine that is not frozen may take to answer its host.
 const answerWithin = 5 * time.Second
 
-// Afflict makes a machine suffer from what processes of one user on one loopback can: it
-// is frozen, or its TPM fails. Cables, and disks, they have none of their own; then the
+// Afflict injects the faults that are possible for processes of one user on one loopback
+// interface: a frozen machine, or a failing TPM. Network and disk faults are not possible; then the
 // error wraps [errors.ErrUnsupported].
 func (h *Host) Afflict(ctx context.Context, name string, a machine.Affliction) error {
 	fail := func(err error) error { return fmt.Errorf("afflict simulated machine %s: %w", name, err) }
@@ -26,7 +26,7 @@ func (h *Host) Afflict(ctx context.Context, name string, a machine.Affliction) e
 	if err := readPID(dir, &pid); err != nil {
 		return fail(err)
 	}
-	// Who is frozen is told nothing.
+	// A frozen machine cannot receive messages; thaw it first.
 	if err := thaw(dir, pid); err != nil {
 		return fail(err)
 	}
@@ -50,7 +50,7 @@ func (h *Host) Afflict(ctx context.Context, name string, a machine.Affliction) e
 }
 
 // KillContainer kills the process of a container of any pod on a machine; its kubelet
-// stand-in starts it again. The error is that of a machine on which none runs.
+// stand-in restarts it. If no such container runs, it returns an error.
 func (h *Host) KillContainer(ctx context.Context, name, container string) error {
 	if err := h.ask(ctx, name, "kill/"+container); err != nil {
 		return fmt.Errorf("kill %s on simulated machine %s: %w", container, name, err)
@@ -64,7 +64,7 @@ func (h *Host) ask(ctx context.Context, name, what string) error {
 	return ask(ctx, h.path(name), what)
 }
 
-// kill kills the process of every container of a name, and reports whether there was one.
+// kill kills the process of every container with this name, and reports whether there was one.
 func (p *pods) kill(name string) (killed bool) {
 	for _, w := range p.list() {
 		for _, c := range w.containers {
@@ -78,16 +78,16 @@ func (p *pods) kill(name string) (killed bool) {
 	return killed
 }
 
-// tpmMood is how a TPM treats those who ask.
+// tpmMood is the fault state of a TPM.
 type tpmMood string
 
 const (
 	tpmAnswers tpmMood = "answers"
 	tpmHangs   tpmMood = "hangs"
-	tpmGone    tpmMood = "gone" // until the machine is switched on anew
+	tpmGone    tpmMood = "gone" // until the machine is switched on again
 )
 
-// temper is the mood of a TPM, which changes while it serves.
+// temper holds the fault state of a TPM, which changes while it serves.
 type temper struct {
 	mu      sync.Mutex
 	changed *sync.Cond // by mu
@@ -100,7 +100,7 @@ func newTemper() *temper {
 	return t
 }
 
-// set changes the mood; false if there is no such mood.
+// set changes the fault state; false if there is no such state.
 func (t *temper) set(mood tpmMood) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -114,7 +114,7 @@ func (t *temper) set(mood tpmMood) bool {
 	return true
 }
 
-// wait waits while the TPM hangs. The error says that it is gone.
+// wait blocks while the TPM hangs. It returns an error if the TPM is gone.
 func (t *temper) wait() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -21,11 +21,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// getRandom is a command to the TPM that any state of it answers.
+// getRandom is a TPM command that succeeds in any state.
 var getRandom = []byte{0x80, 0x01, 0, 0, 0, 12, 0, 0, 0x01, 0x7b, 0, 8}
 
-// A machine that is frozen does nothing, its TPM fails as it is told to, and none of that
-// keeps it from losing its power.
+// A frozen machine does nothing, its TPM fails as requested, and neither
+// fault keeps it from being switched off.
 func TestSimulatedMachinesSuffer(t *testing.T) {
 	dir, err := os.MkdirTemp("", "sim") // t.TempDir can be too long for a socket's name
 	if err != nil {
@@ -59,7 +59,7 @@ func TestSimulatedMachinesSuffer(t *testing.T) {
 	if err := h.WaitReady(ctx, name); err != nil {
 		t.Fatal(err)
 	}
-	// The machine's own process, two programs, and what each of them has started.
+	// The machine's own process, two programs, and the children of each.
 	states := func() (n, stopped int) {
 		if err := eachProcess(h.path(name), func(pid int, its, _ bool) {
 			if _, state := stat(pid); its && state != "Z" {

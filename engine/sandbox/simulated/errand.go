@@ -16,15 +16,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// unpullable ends the host of an image that cannot be pulled: no host's name ends so.
+// unpullable is the suffix of registry hosts whose images cannot be pulled: no real host has it.
 const unpullable = ".invalid"
 
-// errandTime is how long a container takes that has no program here and does not say.
+// errandTime is the default duration of a container that has no program here.
 const errandTime = time.Second
 
-// startErrand runs the containers of a pod that is to end, as that of a Job: its init containers one
-// after the other, then the others at the same time. What is ours, if any of them is, is a
-// process; of the others their commands say what is pretended (see acts).
+// startErrand runs the containers of a pod that is to end, like a Job's: its init containers one
+// after the other, then the others concurrently. Containers of our images are processes.
+// For the others their commands define the simulated behavior (see acts).
 func (k *kubelet) startErrand(ctx context.Context, pod *corev1.Pod, ours bool) (*workload, error) {
 	w := &workload{pod: pod, grace: graceOf(pod)}
 	var command func(*corev1.Container) (*exec.Cmd, error)
@@ -67,8 +67,8 @@ func (k *kubelet) startErrand(ctx context.Context, pod *corev1.Pod, ours bool) (
 	return w, nil
 }
 
-// runErrand runs a container until it has ended for good, and returns its exit code. If ctx
-// ends first that is not zero.
+// runErrand runs a container until it has finally ended, and returns its exit code. If ctx
+// ends first, the code is not zero.
 func (p *pods) runErrand(ctx context.Context, w *workload, c *container, command func(*corev1.Container) (*exec.Cmd, error)) int {
 	host, _, _ := strings.Cut(c.spec.Image, "/")
 	host, _, _ = strings.Cut(host, ":")
@@ -110,7 +110,7 @@ func (p *pods) runErrand(ctx context.Context, w *workload, c *container, command
 	}
 }
 
-// errandOnce runs a container to its end and says how that was.
+// errandOnce runs a container to its end and returns the result.
 func (p *pods) errandOnce(ctx context.Context, w *workload, c *container, command func(*corev1.Container) (*exec.Cmd, error)) corev1.ContainerStateTerminated {
 	end := corev1.ContainerStateTerminated{Reason: "Completed", StartedAt: metav1.Now()}
 	fail := func(code int, message string) corev1.ContainerStateTerminated {
@@ -158,7 +158,7 @@ func (p *pods) errandOnce(ctx context.Context, w *workload, c *container, comman
 	return end
 }
 
-// lastWords is what a kubelet tells of the output of a container that failed, if the pod wants that.
+// lastWords is the termination message that a kubelet takes from the output of a failed container, if the pod requests that.
 func lastWords(ctx context.Context, spec *corev1.Container, out *output) string {
 	if spec.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError {
 		return ""
@@ -170,18 +170,18 @@ func lastWords(ctx context.Context, spec *corev1.Container, out *output) string 
 	return string(b.Bytes()[max(0, b.Len()-2048):])
 }
 
-// act is one thing that a container without a program does.
+// act is one command of a container without a program.
 type act struct {
 	say  string
 	wait time.Duration
 	code int
-	end  bool // with code, whatever comes after it
+	end  bool // with code; later acts are ignored
 	then bool // only if the one before it had code 0
 }
 
-// acts says what a command means on a simulated machine: true, false, sleep, echo and exit mean
-// what they do elsewhere, also several of them in `sh -c`. What has any other word in it is not
-// understood, and nil: it takes a second and succeeds.
+// acts parses a command for a simulated machine: true, false, sleep, echo and exit have
+// their usual meaning, also several of them in `sh -c`. For any other command it returns
+// nil, which means: run for a second and succeed.
 func acts(command []string) []act {
 	if len(command) == 0 {
 		return nil
@@ -233,7 +233,7 @@ func actOf(words []string) (act, bool) {
 	return act{}, false
 }
 
-// pretend does what a container without a program does, and returns its exit code.
+// pretend runs the acts of a container without a program, and returns its exit code.
 func pretend(ctx context.Context, all []act, out *output) (code int) {
 	if all == nil {
 		fmt.Fprintln(out, StandIn+" runs nothing of this image")
@@ -256,7 +256,7 @@ func pretend(ctx context.Context, all []act, out *output) (code int) {
 	return code
 }
 
-// errandStatus tells of a pod that is to end, as far as it is about its containers.
+// errandStatus adds the containers of a pod that is to end to its status.
 func errandStatus(w *workload, s *corev1.PodStatus) {
 	all := make([]corev1.ContainerStatus, 0, len(w.containers))
 	for _, c := range w.containers {
@@ -308,8 +308,8 @@ func errandPhase(inits, containers []corev1.ContainerStatus) corev1.PodPhase {
 	return corev1.PodSucceeded
 }
 
-// cutOff tells of a pod whose containers ran when their machine was switched off: nothing of it
-// is there any more, and it failed.
+// cutOff sets the status of a pod whose containers ran when their machine was switched off: they
+// are gone, and the pod failed.
 func cutOff(pod *corev1.Pod, s *corev1.PodStatus) bool {
 	ran := func(c corev1.ContainerStatus) bool { return c.State.Running != nil || c.State.Terminated != nil }
 	if !slices.ContainsFunc(slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses), ran) {

@@ -77,7 +77,7 @@ func TestPodsThatEnd(t *testing.T) {
 	}
 }
 
-// A machine that was off knows nothing of the containers that ran before.
+// After a power cycle a machine has no record of the containers that ran before.
 func TestPodsOfAMachineThatWasOffFailed(t *testing.T) {
 	pod := &corev1.Pod{Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "upgrade", Ready: true, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}}}
 	var s corev1.PodStatus

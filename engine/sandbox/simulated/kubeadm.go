@@ -49,7 +49,7 @@ const (
 	controlLabel = "node-role.kubernetes.io/control-plane"
 )
 
-// waits of kubeadm.
+// Timeouts of kubeadm.
 const (
 	apiTimeout  = 4 * time.Minute
 	nodeTimeout = 4 * time.Minute
@@ -73,8 +73,8 @@ func (s *standIn) root(elem ...string) string {
 
 func (s *standIn) say(format string, args ...any) { fmt.Fprintf(s.out, format+"\n", args...) }
 
-// Kubeadm is the stand-in for kubeadm of a version, on the machine that it is called on.
-// It returns the exit code, kubeadm's: 1, or 3 for a configuration that is not accepted.
+// Kubeadm runs the stand-in for a version of kubeadm, on the calling machine.
+// It returns kubeadm's exit code: 1, or 3 for an invalid configuration.
 func Kubeadm(ctx context.Context, version string, args []string, out, errs io.Writer) int {
 	err := runKubeadm(ctx, version, args, out)
 	if err == nil {
@@ -82,7 +82,7 @@ func Kubeadm(ctx context.Context, version string, args []string, out, errs io.Wr
 	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.ExitCode() > 0 {
-		return exit.ExitCode() // it has said why
+		return exit.ExitCode() // it has printed the reason
 	}
 	fmt.Fprintln(errs, "error: kubeadm stand-in (simulated):", err)
 	return 1
@@ -144,7 +144,7 @@ func (s *standIn) runEnv(ctx context.Context, env []string, args ...string) erro
 	return cmd.Run()
 }
 
-// documents are the parts of a configuration by their kind.
+// documents are the parts of a configuration by kind.
 type documents map[string]map[string]any
 
 func parseDocuments(b []byte) (documents, error) {
@@ -177,7 +177,7 @@ func (s *standIn) withConfig(path string, do func(*standIn, context.Context, doc
 	}
 }
 
-// section returns the map at a path, made where it is not there.
+// section returns the map at a path and creates missing ones.
 func section(m map[string]any, path ...string) map[string]any {
 	for _, p := range path {
 		next, ok := m[p].(map[string]any)
@@ -200,9 +200,9 @@ func addString(m map[string]any, key string, values ...string) {
 	m[key] = list
 }
 
-// write writes what the real kubeadm reads. It refuses addresses of loopback, so it is
-// told of another, and certificates name both. local has it keep certificates in the
-// machine's directory; else paths are those that the cluster shares.
+// write writes the configuration for the real kubeadm. kubeadm refuses loopback addresses, so it
+// gets another one, and certificates contain both. With local, certificates are in the
+// machine's directory. Otherwise paths are those that the cluster shares.
 func (s *standIn) write(d documents, local bool) (path string, done func(), err error) {
 	out := documents{}
 	for kind, m := range d {
@@ -269,8 +269,8 @@ func (s *standIn) initCA(ctx context.Context, d documents) error {
 	return s.phase(ctx, d, true, "certs", "ca")
 }
 
-// kubeconfigs writes those of the control plane, and leads them to the machine's own
-// address.
+// kubeconfigs writes those of the control plane, with the machine's own API server as
+// the server.
 func (s *standIn) kubeconfigs(ctx context.Context, d documents, names ...string) error {
 	for _, name := range names {
 		if err := s.phase(ctx, d, true, "kubeconfig", name, "--kubeconfig-dir="+s.root("etc/kubernetes")); err != nil {
@@ -296,8 +296,8 @@ func (s *standIn) kubeconfigs(ctx context.Context, d documents, names ...string)
 	return nil
 }
 
-// manifests has the real kubeadm write static pods, and returns them by name. They say
-// the machine's own address where something listens.
+// manifests has the real kubeadm write static pods, and returns them by name. They use
+// the machine's own address for listeners.
 func (s *standIn) manifests(ctx context.Context, d documents) (map[string][]byte, error) {
 	path, done, err := s.write(d, false)
 	if err != nil {
@@ -308,7 +308,7 @@ func (s *standIn) manifests(ctx context.Context, d documents) (map[string][]byte
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
 	}
-	quiet := *s // a dry run prints all it would write
+	quiet := *s // a dry run prints everything that it would write
 	var said bytes.Buffer
 	quiet.out = &said
 	for _, phase := range [][]string{{"etcd", "local"}, {"control-plane", "all"}} {
@@ -338,7 +338,7 @@ func (s *standIn) writeManifest(name string, b []byte) error {
 	return writeBelow(s.root(manifestsDir), name+".yaml", b, 0o600)
 }
 
-// kubeletFiles writes what the kubelet is told, and starts it.
+// kubeletFiles writes the kubelet's configuration, and starts the kubelet.
 func (s *standIn) startKubelet(ctx context.Context, d documents) error {
 	s.say("[kubelet-start] Writing kubelet configuration to file \"/var/lib/kubelet/config.yaml\"")
 	b, err := yaml.Marshal(d["KubeletConfiguration"])
@@ -356,7 +356,7 @@ func (s *standIn) startKubelet(ctx context.Context, d documents) error {
 	return ask(ctx, s.dir, "kubelet/restart")
 }
 
-// providerID is what the configuration tells the kubelet.
+// providerID is the provider ID in the kubelet's configuration.
 func (s *standIn) providerID(d documents) string {
 	for _, kind := range []string{"InitConfiguration", "JoinConfiguration"} {
 		registration, _ := d[kind]["nodeRegistration"].(map[string]any)
@@ -370,7 +370,7 @@ func (s *standIn) providerID(d documents) string {
 	return s.ProviderID
 }
 
-// client uses a kubeconfig of this machine, with the machine's own API server if own.
+// client uses a kubeconfig of this machine. With own, it connects to the machine's own API server.
 func (s *standIn) client(name string, own bool) (*kubernetes.Clientset, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", s.root("etc/kubernetes", name))
 	if err != nil {
@@ -388,7 +388,7 @@ func (s *standIn) clientFor(cfg *rest.Config) (*kubernetes.Clientset, error) {
 	return kubernetes.NewForConfig(cfg)
 }
 
-// awaitAPI waits until the machine's own API server is ready, whatever runs now.
+// awaitAPI waits until the machine's own API server is ready.
 func (s *standIn) awaitAPI(ctx context.Context, kubeconfig string) error {
 	c, err := s.client(kubeconfig, true)
 	if err != nil {
@@ -446,7 +446,7 @@ func (s *standIn) init(ctx context.Context, d documents) error {
 	if err != nil {
 		return err
 	}
-	// What kubeadm gives its administrators, once.
+	// The permissions that kubeadm grants to its administrators, once.
 	if _, err := c.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "kubeadm:cluster-admins"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
@@ -472,7 +472,7 @@ func (s *standIn) init(ctx context.Context, d documents) error {
 	return s.phase(ctx, d, false, "addon", "all", kubeconfig)
 }
 
-// mark says of the Node that it is a control plane.
+// mark labels and taints the Node as a control plane.
 func (s *standIn) mark(ctx context.Context, c kubernetes.Interface) error {
 	s.say("[mark-control-plane] Marking the node %s as control-plane", s.Name)
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
@@ -579,7 +579,7 @@ func (s *standIn) join(ctx context.Context, d documents) error {
 	return nil
 }
 
-// clusterConfig reads what the cluster shares.
+// clusterConfig reads the configuration that the cluster shares.
 func (s *standIn) clusterConfig(ctx context.Context, c kubernetes.Interface, d documents) error {
 	cm, err := c.CoreV1().ConfigMaps(systemSpace).Get(ctx, "kubeadm-config", metav1.GetOptions{})
 	if err != nil {
@@ -595,7 +595,7 @@ func (s *standIn) clusterConfig(ctx context.Context, c kubernetes.Interface, d d
 	return nil
 }
 
-// joinControlPlane adds a member of etcd and an API server of the machine's own.
+// joinControlPlane adds an etcd member and an API server on this machine.
 func (s *standIn) joinControlPlane(ctx context.Context, d documents) error {
 	admin, err := s.client("admin.conf", false)
 	if err != nil {
@@ -651,7 +651,7 @@ func (s *standIn) joinControlPlane(ctx context.Context, d documents) error {
 	return s.mark(ctx, admin)
 }
 
-// etcd connects to the members of the other control planes.
+// etcd connects to the etcd members of the other control planes.
 func (s *standIn) etcd(ctx context.Context, c kubernetes.Interface) (*clientv3.Client, error) {
 	nodes, err := c.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: controlLabel})
 	if err != nil {
@@ -684,8 +684,8 @@ func (s *standIn) etcd(ctx context.Context, c kubernetes.Interface) (*clientv3.C
 	})
 }
 
-// addMember announces this machine as a learner, once, and returns what etcd is told of
-// its cluster.
+// addMember adds this machine to etcd as a learner, once, and returns the value of etcd's flag
+// for the initial cluster.
 func (s *standIn) addMember(ctx context.Context, e *clientv3.Client, peer string) (initial string, id uint64, err error) {
 	limit, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -726,8 +726,8 @@ func (s *standIn) addMember(ctx context.Context, e *clientv3.Client, peer string
 	return strings.Join(parts, ","), id, nil
 }
 
-// discover reads the cluster's public information, and believes it if the token has
-// signed it and the authority in it has one of the hashes.
+// discover reads the cluster's public information, and trusts it if the token has
+// signed it and its CA matches one of the hashes.
 func discover(ctx context.Context, endpoint, token string, hashes []any) (ca []byte, err error) {
 	read := func(config *tls.Config) (map[string]string, error) {
 		client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: config}}
@@ -757,7 +757,7 @@ func discover(ctx context.Context, endpoint, token string, hashes []any) (ca []b
 	defer cancel()
 	var data map[string]string
 	var last error
-	// The controller that signs needs a moment with a new token.
+	// The signing controller needs a moment for a new token.
 	if err := poll(limit, func() (bool, error) {
 		data, last = read(&tls.Config{InsecureSkipVerify: true}) //nolint:gosec // judged below, by token and hash
 		return last == nil && data["jws-kubeconfig-"+id] != "", nil
@@ -831,7 +831,7 @@ func (s *standIn) reset(ctx context.Context) error {
 	return nil
 }
 
-// leave takes the machine's member out of etcd, if others are there.
+// leave removes the machine's member from etcd, unless it is the only one.
 func (s *standIn) leave(ctx context.Context, c kubernetes.Interface) error {
 	limit, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -856,7 +856,7 @@ func (s *standIn) leave(ctx context.Context, c kubernetes.Interface) error {
 }
 
 // upgrade replaces the control plane's processes by those of another version, one after
-// the other, with the outage that this means.
+// the other, with an outage of each.
 func (s *standIn) upgrade(ctx context.Context, verb string, _ documents) error {
 	name := "admin.conf"
 	if _, err := os.Stat(s.root("etc/kubernetes", name)); errors.Is(err, fs.ErrNotExist) {
@@ -903,7 +903,7 @@ func (s *standIn) upgrade(ctx context.Context, verb string, _ documents) error {
 	}
 	kubeconfig := "--kubeconfig=" + s.root("etc/kubernetes/admin.conf")
 	for _, phase := range [][]string{{"upload-config", "all", kubeconfig}, {"addon", "all", kubeconfig}} {
-		// The API server may not be what it was for a moment.
+		// The API server may be unavailable for a moment.
 		if err := s.patiently(ctx, func() error { return s.phase(ctx, d, false, phase...) }); err != nil {
 			return err
 		}
@@ -942,7 +942,7 @@ func (s *standIn) upgradeStatic(ctx context.Context, d documents) error {
 			return err
 		}
 		next := pods[name]
-		if name == "etcd" { // it stays in its cluster
+		if name == "etcd" { // it stays a member of its cluster
 			next = keepCluster(old, next)
 		}
 		if bytes.Equal(old, next) {
@@ -973,13 +973,13 @@ func (s *standIn) upgradeStatic(ctx context.Context, d documents) error {
 	return nil
 }
 
-// startedAt changes with each start of a static pod of another manifest.
+// startedAt changes with each start of a static pod with a changed manifest.
 func (s *standIn) startedAt(name string) string {
 	b, _ := os.ReadFile(s.root("run", "static-"+name))
 	return string(b)
 }
 
-// keepCluster takes what etcd was told of its cluster over from the old manifest.
+// keepCluster copies etcd's flags for the initial cluster from the old manifest.
 func keepCluster(old, next []byte) []byte {
 	var cluster, state string
 	for sc := bufio.NewScanner(bytes.NewReader(old)); sc.Scan(); {

@@ -43,7 +43,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// StandIn is what the stand-in for a kubelet calls itself wherever it speaks.
+// StandIn is the name of the stand-in for a kubelet in all messages.
 const StandIn = "kubelet stand-in (simulated)"
 
 const (
@@ -75,13 +75,13 @@ type kubelet struct {
 	changed chan struct{}
 
 	mu       sync.Mutex
-	stopping map[types.UID]bool // pods that are being ended
+	stopping map[types.UID]bool // pods that are being terminated
 	ips      map[types.UID]netip.Addr
 	dead     map[types.UID]bool // pods that were deleted and may still be in the store
 	tokens   map[types.UID]time.Time
 }
 
-// runKubelet is the stand-in until ctx ends. Static pods run without a cluster.
+// runKubelet runs the stand-in until ctx ends. Static pods run without a cluster.
 func (c *computer) runKubelet(ctx context.Context) {
 	k := &kubelet{
 		c: c, log: c.log.With("program", StandIn), changed: make(chan struct{}, 1),
@@ -127,12 +127,12 @@ func (c *computer) runKubelet(ctx context.Context) {
 	<-ctx.Done()
 }
 
-// loop does something every so often, and at once when a pod has changed.
+// loop calls do at an interval, and at once when a pod has changed.
 func (k *kubelet) loop(ctx context.Context, every time.Duration, do func(context.Context) error) {
 	said := ""
 	for {
 		if err := do(ctx); err != nil && ctx.Err() == nil {
-			if err.Error() != said { // an API server that is away is told once
+			if err.Error() != said { // log an unavailable API server once
 				k.log.Warn("not done", "err", err)
 			}
 			said = err.Error()
@@ -145,7 +145,7 @@ func (k *kubelet) loop(ctx context.Context, every time.Duration, do func(context
 	}
 }
 
-// retry tries something until it works; false if ctx ends first.
+// retry retries an action until it succeeds; false if ctx ends first.
 func (k *kubelet) retry(ctx context.Context, what string, do func(context.Context) error) bool {
 	said := ""
 	for {
@@ -163,8 +163,8 @@ func (k *kubelet) retry(ctx context.Context, what string, do func(context.Contex
 	}
 }
 
-// bootstrap has the kubelet's client certificate signed, if there is none yet, with the
-// bootstrap token that kubeadm has left.
+// bootstrap requests the kubelet's client certificate with kubeadm's bootstrap token, unless
+// the certificate exists.
 func (k *kubelet) bootstrap(ctx context.Context) error {
 	if _, err := os.Stat(k.c.root(kubeletConf)); errors.Is(err, fs.ErrNotExist) {
 		if err := k.sign(ctx); err != nil {
@@ -258,7 +258,7 @@ func writeKubeconfig(path, user string, cluster *clientcmdapi.Cluster, auth *cli
 	return replaceFile(path, b, 0o600)
 }
 
-// register makes the Node, which is not Ready yet, and its Lease.
+// register creates the Node, which is not Ready yet, and its Lease.
 func (k *kubelet) register(ctx context.Context) error {
 	n := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: k.c.Name, Labels: map[string]string{
@@ -288,7 +288,7 @@ func (k *kubelet) register(ctx context.Context) error {
 	return nil
 }
 
-// providerID is what kubeadm has told the kubelet, or else what the cloud said.
+// providerID is the provider ID from kubeadm's configuration, or else from the cloud.
 func (k *kubelet) providerID() string {
 	b, err := os.ReadFile(k.c.root(flagsFile))
 	if err == nil {
@@ -334,7 +334,7 @@ func (k *kubelet) status(ready bool) corev1.NodeStatus {
 	return s
 }
 
-// id is a name of the machine's that looks like others of its kind.
+// id derives an identifier from the machine's name that looks like real ones.
 func (k *kubelet) id(what string) string {
 	d := sha256.Sum256([]byte(k.c.ProviderID + what + k.c.Created.String()))
 	h := hex.EncodeToString(d[:16])
@@ -354,7 +354,7 @@ func (k *kubelet) renew(ctx context.Context) error {
 	return nil
 }
 
-// heartbeat reports the Node's status. What has not changed keeps its time.
+// heartbeat reports the Node's status. Unchanged conditions keep their transition time.
 func (k *kubelet) heartbeat(ctx context.Context) error {
 	n, err := k.client.CoreV1().Nodes().Get(ctx, k.c.Name, metav1.GetOptions{})
 	if err != nil {
@@ -378,7 +378,7 @@ func (k *kubelet) heartbeat(ctx context.Context) error {
 	return nil
 }
 
-// staticPods runs what is in the folder of manifests, and nothing else.
+// staticPods runs exactly the pods in the manifest directory.
 func (k *kubelet) staticPods(ctx context.Context) error {
 	entries, err := os.ReadDir(k.c.root(manifestsDir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -392,7 +392,7 @@ func (k *kubelet) staticPods(ctx context.Context) error {
 		}
 		b, err := os.ReadFile(k.c.root(manifestsDir, e.Name()))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // moved away this moment
+			continue // just moved away
 		}
 		var pod corev1.Pod
 		if err == nil {
@@ -405,7 +405,7 @@ func (k *kubelet) staticPods(ctx context.Context) error {
 		if pod.Namespace == "" {
 			pod.Namespace = metav1.NamespaceDefault
 		}
-		d := sha256.Sum256(append(b, k.minor()...)) // a kubelet of another minor takes it for another pod, as real ones do
+		d := sha256.Sum256(append(b, k.minor()...)) // a kubelet of another minor treats it as another pod, like real ones
 		hash := hex.EncodeToString(d[:16])
 		key := "static/" + pod.Name
 		wanted[key] = true
@@ -416,7 +416,7 @@ func (k *kubelet) staticPods(ctx context.Context) error {
 		}
 		k.log.Info("static pod started", "pod", pod.Name, "image", pod.Spec.Containers[0].Image)
 		k.c.pods.start(key, hash, &pod, "", nil, k.c.staticCommand(&pod))
-		// For kubeadm, which waits for this.
+		// kubeadm waits for this file.
 		if err := replaceFile(k.c.root("run", "static-"+pod.Name), []byte(hash+time.Now().String()), 0o600); err != nil {
 			errs = append(errs, err)
 		}
@@ -435,7 +435,7 @@ func (k *kubelet) minor() string {
 	return strings.Join(parts[:min(2, len(parts))], ".")
 }
 
-// sync does for each pod of the node what there is to do.
+// sync reconciles each pod of the node.
 func (k *kubelet) sync(ctx context.Context) error {
 	var errs []error
 	seen := map[types.UID]bool{}
@@ -451,7 +451,7 @@ func (k *kubelet) sync(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
 		}
 	}
-	// Pods that are gone without a word.
+	// Pods that were removed without a deletion event.
 	for key, w := range k.c.pods.list() {
 		if !strings.HasPrefix(key, "static/") && !seen[w.pod.UID] {
 			k.end(w.pod.UID, func() { k.c.pods.stop(key) })
@@ -469,7 +469,7 @@ func (k *kubelet) sync(ctx context.Context) error {
 	return errors.Join(append(errs, k.mirror(ctx, mirrors))...)
 }
 
-// end does something slow for a pod, once at a time.
+// end runs a slow action for a pod, one at a time.
 func (k *kubelet) end(uid types.UID, do func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -485,7 +485,7 @@ func (k *kubelet) end(uid types.UID, do func()) {
 	}()
 }
 
-// pod does for a pod of the API what there is to do.
+// pod reconciles a pod of the API.
 func (k *kubelet) pod(ctx context.Context, pod *corev1.Pod) error {
 	k.mu.Lock()
 	over := k.dead[pod.UID] || k.stopping[pod.UID]
@@ -520,7 +520,7 @@ func (k *kubelet) pod(ctx context.Context, pod *corev1.Pod) error {
 	return k.report(ctx, pod, status)
 }
 
-// runPod sees to it that a pod runs, if it is one of ours or is to end, and says how it is.
+// runPod starts a pod, if it is one of ours or is to end, and returns its status.
 func (k *kubelet) runPod(ctx context.Context, pod *corev1.Pod) (corev1.PodStatus, error) {
 	s := corev1.PodStatus{Phase: corev1.PodRunning, StartTime: pod.Status.StartTime, HostIP: k.c.IP.String(), PodIP: k.podIP(pod).String()}
 	if s.StartTime == nil {
@@ -551,7 +551,7 @@ func (k *kubelet) runPod(ctx context.Context, pod *corev1.Pod) (corev1.PodStatus
 	return s, nil
 }
 
-// runContainers adds to a status how the containers are, and reports whether all are ready.
+// runContainers adds the containers to a status, and reports whether all are ready.
 func (k *kubelet) runContainers(ctx context.Context, pod *corev1.Pod, s *corev1.PodStatus) (ready bool, err error) {
 	errand, all := pod.Spec.RestartPolicy != corev1.RestartPolicyAlways, pod.Spec.Containers
 	if errand {
@@ -616,7 +616,7 @@ func containerStatus(c corev1.Container, id string, running, ready bool, started
 	return s
 }
 
-// podIP is the machine's address or one of its pod range, which nobody can reach.
+// podIP is the machine's address or one of its pod range, which is not reachable.
 func (k *kubelet) podIP(pod *corev1.Pod) netip.Addr {
 	if pod.Spec.HostNetwork {
 		return k.c.IP
@@ -646,7 +646,7 @@ func (k *kubelet) podIP(pod *corev1.Pod) netip.Addr {
 	return a
 }
 
-// report tells how a pod is, if that is news.
+// report updates the status of a pod if it has changed.
 func (k *kubelet) report(ctx context.Context, pod *corev1.Pod, s corev1.PodStatus) error {
 	old := pod.Status
 	if old.Phase == s.Phase && old.PodIP == s.PodIP && reflect.DeepEqual(ready(old), ready(s)) && reflect.DeepEqual(states(old), states(s)) {
@@ -671,7 +671,7 @@ func ready(s corev1.PodStatus) bool {
 	return false
 }
 
-// states is what there is to tell of containers, without times.
+// states summarizes the states of containers, without times.
 func states(s corev1.PodStatus) (out []string) {
 	for _, c := range slices.Concat(s.InitContainerStatuses, s.ContainerStatuses) {
 		why := ""
@@ -683,7 +683,7 @@ func states(s corev1.PodStatus) (out []string) {
 	return out
 }
 
-// mirror shows static pods in the API, and takes away what is no more.
+// mirror creates mirror pods for static pods, and deletes obsolete ones.
 func (k *kubelet) mirror(ctx context.Context, there map[string]*corev1.Pod) error {
 	var errs []error
 	wanted := map[string]bool{}
@@ -760,7 +760,7 @@ func (k *kubelet) unmirror(ctx context.Context, m *corev1.Pod) error {
 	return nil
 }
 
-// serve answers who asks whether the kubelet lives, and the API server.
+// serve serves the health checks, and the kubelet's API.
 func (k *kubelet) serve(ctx context.Context) {
 	health := http.NewServeMux()
 	health.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })

@@ -9,13 +9,13 @@ import (
 	"syscall"
 )
 
-// IsStandIn reports whether the arguments of this program are those with which machines
-// call it: "sandbox stand-in ...". People do not.
+// IsStandIn reports whether the arguments of this program are those of machines:
+// "sandbox stand-in ...". They are internal.
 func IsStandIn(args []string) bool {
 	return len(args) > 2 && args[0] == "sandbox" && args[1] == "stand-in"
 }
 
-// Main is this program as a machine, or as one of the stand-ins on it, and returns its
+// Main runs this program as a machine, or as one of the stand-ins on it, and returns its
 // exit code.
 func Main(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

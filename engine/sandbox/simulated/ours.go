@@ -50,9 +50,9 @@ func (k *kubelet) startOurs(ctx context.Context, pod *corev1.Pod) (*workload, er
 	}), nil
 }
 
-// programs writes what a pod mounts to dir, and returns how its containers with images of ours
-// are run as processes. A process sees the computer's files, so it has to be told where its
-// pod's credentials are: in kubeconfig, empty if it has none.
+// programs writes a pod's volumes to dir, and returns the commands of its containers with our
+// images. A process sees the computer's files, so its environment names the pod's
+// credentials: kubeconfig, empty if it has none.
 func (k *kubelet) programs(ctx context.Context, pod *corev1.Pod, dir string) (command func(*corev1.Container) (*exec.Cmd, error), kubeconfig string, err error) {
 	volumes, err := k.volumes(ctx, pod, dir)
 	if err != nil {
@@ -87,7 +87,7 @@ func (k *kubelet) programs(ctx context.Context, pod *corev1.Pod, dir string) (co
 	}, kubeconfig, nil
 }
 
-// volumes writes what a pod mounts, but host paths, and returns the folders by name.
+// volumes writes the volumes of a pod, except host paths, and returns the directories by name.
 func (k *kubelet) volumes(ctx context.Context, pod *corev1.Pod, dir string) (map[string]string, error) {
 	out := map[string]string{}
 	for _, v := range pod.Spec.Volumes {
@@ -154,7 +154,7 @@ func (k *kubelet) projected(ctx context.Context, pod *corev1.Pod, p *corev1.Proj
 	return nil
 }
 
-// token asks for a token of the pod's ServiceAccount that is bound to the pod.
+// token requests a token of the pod's ServiceAccount that is bound to the pod.
 func (k *kubelet) token(ctx context.Context, pod *corev1.Pod, t *corev1.ServiceAccountTokenProjection) ([]byte, error) {
 	seconds := int64(tokenSeconds)
 	if t.ExpirationSeconds != nil {
@@ -171,7 +171,7 @@ func (k *kubelet) token(ctx context.Context, pod *corev1.Pod, t *corev1.ServiceA
 	if err != nil {
 		return nil, fmt.Errorf("ask for a token of ServiceAccount %s: %w", pod.Spec.ServiceAccountName, err)
 	}
-	// Renewed when most of its life is over, as kubelets do.
+	// Renewed when most of its lifetime is over, as kubelets do.
 	life := time.Until(got.Status.ExpirationTimestamp.Time)
 	k.mu.Lock()
 	k.tokens[pod.UID] = time.Now().Add(life * 4 / 5)
@@ -179,7 +179,7 @@ func (k *kubelet) token(ctx context.Context, pod *corev1.Pod, t *corev1.ServiceA
 	return []byte(got.Status.Token), nil
 }
 
-// refresh renews the tokens of a pod that runs.
+// refresh renews the tokens of a running pod.
 func (k *kubelet) refresh(ctx context.Context, pod *corev1.Pod) error {
 	k.mu.Lock()
 	due, known := k.tokens[pod.UID]
@@ -261,7 +261,7 @@ func downward(pod *corev1.Pod, c *computer, items []corev1.DownwardAPIVolumeFile
 	}
 }
 
-// field is a field of a pod that it may be told of.
+// field returns a field of a pod for the downward API.
 func field(pod *corev1.Pod, c *computer, path string) string {
 	switch path {
 	case "metadata.name":
@@ -334,8 +334,8 @@ func (k *kubelet) environment(ctx context.Context, pod *corev1.Pod, spec *corev1
 	return out, nil
 }
 
-// podKubeconfig writes the pod's way to the API server: its ServiceAccount's token, which
-// is read again as it is renewed. Empty if the pod mounts none.
+// podKubeconfig writes the pod's kubeconfig with its ServiceAccount's token file, which is
+// read again after each renewal. It returns "" if the pod mounts none.
 func (k *kubelet) podKubeconfig(pod *corev1.Pod, dir string, volumes map[string]string) (string, error) {
 	for i := range pod.Spec.Containers {
 		for _, m := range pod.Spec.Containers[i].VolumeMounts {
@@ -357,8 +357,8 @@ func (k *kubelet) podKubeconfig(pod *corev1.Pod, dir string, volumes map[string]
 	return "", nil
 }
 
-// nodePorts are the ports of this machine that lead to a pod by a Service: to those of
-// its containers.
+// nodePorts maps the node ports of this machine to ports of the pod's
+// containers, according to its Services.
 func (k *kubelet) nodePorts(ctx context.Context, pod *corev1.Pod) (map[int]int, error) {
 	services, err := k.client.CoreV1().Services(pod.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -380,7 +380,7 @@ func (k *kubelet) nodePorts(ctx context.Context, pod *corev1.Pod) (map[int]int, 
 	return out, nil
 }
 
-// forward stands in for kube-proxy: it leads a node port of the machine to a pod on it
+// forward replaces kube-proxy: it forwards a node port of the machine to a pod on it
 // until ctx ends.
 func (p *pods) forward(ctx context.Context, nodePort, port int) {
 	address := func(port int) string { return net.JoinHostPort(p.c.IP.String(), strconv.Itoa(port)) }
@@ -391,7 +391,7 @@ func (p *pods) forward(ctx context.Context, nodePort, port int) {
 		if l, err = lc.Listen(ctx, "tcp", address(nodePort)); err == nil {
 			break
 		}
-		if wait(ctx, lookEvery) != nil { // the pod before this one has it
+		if wait(ctx, lookEvery) != nil { // the previous pod has it
 			return
 		}
 	}
@@ -407,7 +407,7 @@ func (p *pods) forward(ctx context.Context, nodePort, port int) {
 	}
 }
 
-// splice carries bytes between a connection and an address until either ends.
+// splice copies bytes between a connection and an address until either ends.
 func splice(ctx context.Context, in net.Conn, address string) {
 	defer in.Close()
 	out, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "tcp", address)
@@ -466,7 +466,7 @@ func (k *kubelet) serveAPI(ctx context.Context) error {
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", k.logs)
 	mux.HandleFunc("/portForward/{namespace}/{pod}", k.portForward)
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// Callers prove with a certificate of the cluster that they are its API server.
+		// Callers authenticate as the API server with a client certificate of the cluster.
 		if len(r.TLS.PeerCertificates) == 0 || r.TLS.PeerCertificates[0].Subject.CommonName != "kube-apiserver-kubelet-client" {
 			http.Error(w, "Unauthorized", http.StatusUnauthorized)
 			return

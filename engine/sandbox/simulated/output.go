@@ -20,11 +20,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// longestLine bounds a line of a container's output, in bytes; longer ones become several.
+// longestLine limits a line of a container's output, in bytes; longer ones are split.
 const longestLine = 16 << 10
 
-// output is what one process of a container says, in a file: a line each, with its time
-// before it, as container runtimes keep it. It may be used concurrently.
+// output is the output of one process of a container, in a file. Each line begins with its
+// time, as in container runtimes. It is safe for concurrent use.
 type output struct {
 	path string
 	id   string // of the container that the process stands for
@@ -32,11 +32,11 @@ type output struct {
 	mu    sync.Mutex
 	file  *os.File
 	part  []byte        // of a line that has not ended
-	more  chan struct{} // closed when there is more, or no more will come
+	more  chan struct{} // closed when there is more, or at the end
 	ended bool
 }
 
-// newOutput begins a file of its own for a start of a container.
+// newOutput creates a separate file for a start of a container.
 func newOutput(c *computer, pod *corev1.Pod, name string) (*output, error) {
 	for n := 0; ; n++ {
 		path := c.logFile(pod, name, n)
@@ -69,25 +69,25 @@ func (o *output) Write(p []byte) (int, error) {
 		fmt.Fprintf(&out, "%s %s\n", stamp, o.part[:i])
 		o.part = bytes.TrimPrefix(o.part[i:], []byte("\n"))
 	}
-	o.part = append([]byte(nil), o.part...) // what was written is let go of
+	o.part = append([]byte(nil), o.part...) // free the written part
 	if out.Len() == 0 {
 		return len(p), nil
 	}
-	_, _ = o.file.Write(out.Bytes()) // a full disk loses lines; an error would end the process that says them
+	_, _ = o.file.Write(out.Bytes()) // a full disk loses lines; an error would end the process that writes them
 	o.wake()
 	return len(p), nil
 }
 
-// wake has those who follow look again; o.mu is held.
+// wake makes followers read again; o.mu is held.
 func (o *output) wake() {
 	close(o.more)
 	o.more = make(chan struct{})
 }
 
-// end says that the process is gone.
+// end marks that the process is gone.
 func (o *output) end() {
 	if o.tail() {
-		_, _ = o.Write([]byte("\n")) // what it said last had no end
+		_, _ = o.Write([]byte("\n")) // its last line was incomplete
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -102,8 +102,8 @@ func (o *output) tail() bool {
 	return len(o.part) > 0
 }
 
-// next returns a channel that is closed when there is more than there is now; nil if no
-// more will come.
+// next returns a channel that is closed when there is more output; nil after the
+// end.
 func (o *output) next() <-chan struct{} {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -113,8 +113,8 @@ func (o *output) next() <-chan struct{} {
 	return o.more
 }
 
-// send copies lines as a request for logs wants them, until there are no more or ctx ends.
-// flush is called before it waits.
+// send copies lines according to a request for logs, until the end or until ctx ends.
+// It calls flush before it waits.
 func (o *output) send(ctx context.Context, to io.Writer, want corev1.PodLogOptions, flush func()) error {
 	f, err := os.Open(o.path)
 	if err != nil {
@@ -200,7 +200,7 @@ func countLines(f *os.File) (n int64, err error) {
 	}
 }
 
-// logOptions are what a request for logs asks for. What a kubelet offers besides is left out.
+// logOptions parses the options of a request for logs. Other options of a kubelet are not supported.
 func logOptions(q url.Values) (o corev1.PodLogOptions, err error) {
 	for name, to := range map[string]*bool{"follow": &o.Follow, "previous": &o.Previous, "timestamps": &o.Timestamps} {
 		if v := q.Get(name); v != "" {
@@ -228,8 +228,8 @@ func logOptions(q url.Values) (o corev1.PodLogOptions, err error) {
 	return o, nil
 }
 
-// logs answers with what a container says, as kubelets do; of pods that only are said to
-// run, with that.
+// logs serves the output of a container, as kubelets do. For pods without processes it
+// reports that they are simulated.
 func (k *kubelet) logs(w http.ResponseWriter, r *http.Request) {
 	want, err := logOptions(r.URL.Query())
 	if err != nil {
@@ -252,7 +252,7 @@ func (k *kubelet) logs(w http.ResponseWriter, r *http.Request) {
 	if f, ok := w.(http.Flusher); ok {
 		flush = f.Flush
 	}
-	flush() // the head, so that who follows knows that it does
+	flush() // the header, so that followers know that the request succeeded
 	if err := o.send(r.Context(), w, want, flush); err != nil && r.Context().Err() == nil {
 		k.log.Warn("log not sent", "pod", pod.Namespace+"/"+pod.Name, "container", name, "err", err)
 	}

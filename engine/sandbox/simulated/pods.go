@@ -21,7 +21,7 @@ import (
 	"constellation/engine/sandbox/build"
 )
 
-// servicesRegistry is where the images of our own services are said to be.
+// servicesRegistry is the registry in the image names of our own services.
 const servicesRegistry = "registry.constellation.example/"
 
 // pods are the pods of a machine that run as processes, static ones among them.
@@ -29,7 +29,7 @@ type pods struct {
 	c *computer
 
 	mu  sync.Mutex
-	all map[string]*workload // by what identifies a pod to the kubelet
+	all map[string]*workload // by the kubelet's key of a pod
 }
 
 func newPods(c *computer) *pods { return &pods{c: c, all: map[string]*workload{}} }
@@ -45,25 +45,25 @@ type workload struct {
 	dir        string // removed at its end; empty: none
 }
 
-// container is a process that is started again when it ends.
+// container is a process that is restarted when it ends.
 type container struct {
 	spec *corev1.Container
 
 	mu       sync.Mutex
 	running  bool
 	ready    bool
-	process  *process // that runs
+	process  *process // the running one
 	started  time.Time
 	restarts int32
-	last     string // how it ended
-	waits    string // why it does not run, of one that is to end; empty: it is not its turn
-	// How it ended for good; nil: it has not.
+	last     string // how the last process ended
+	waits    string // waiting reason in a pod that is to end; empty: an earlier container still runs
+	// Final termination; nil before it.
 	ended *corev1.ContainerStateTerminated
-	// What its process says, and the one before it said; nil: there was none.
+	// Outputs of the current process, and of the previous one; nil if there was none.
 	output, before *output
 }
 
-// state returns what there is to tell. id is another one for each start.
+// state returns the state for the status. id differs for each start.
 func (c *container) state() (id string, running, ready bool, started time.Time, restarts int32, last string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,7 +73,7 @@ func (c *container) state() (id string, running, ready bool, started time.Time, 
 	return id, c.running, c.ready, c.started, c.restarts, c.last
 }
 
-// said returns what its process says, or the one before it said; nil: there was none.
+// said returns the output of the current process, or of the previous one; nil if there was none.
 func (c *container) said(before bool) *output {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -89,7 +89,7 @@ func (p *pods) get(key string) *workload {
 	return p.all[key]
 }
 
-// list returns a copy of what runs.
+// list returns a copy of the running workloads.
 func (p *pods) list() map[string]*workload {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,8 +100,8 @@ func (p *pods) list() map[string]*workload {
 	return out
 }
 
-// start runs the containers of a pod, and leads node ports to ports of theirs. command is
-// asked anew at each start of a process.
+// start runs the containers of a pod, and forwards node ports to theirs. It calls command
+// at each start of a process.
 func (p *pods) start(key, hash string, pod *corev1.Pod, dir string, ports map[int]int, command func(*corev1.Container) (*exec.Cmd, error)) *workload {
 	ctx, cancel := context.WithCancel(context.Background()) // until it is stopped
 	w := &workload{hash: hash, pod: pod, cancel: cancel, dir: dir, grace: graceOf(pod)}
@@ -120,7 +120,7 @@ func (p *pods) start(key, hash string, pod *corev1.Pod, dir string, ports map[in
 	return w
 }
 
-// graceOf is how long the processes of a pod have to end.
+// graceOf is the termination grace period of a pod.
 func graceOf(pod *corev1.Pod) time.Duration {
 	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
 		return min(time.Duration(*s)*time.Second, 30*time.Second)
@@ -154,8 +154,8 @@ func (p *pods) stopAll() {
 	wg.Wait()
 }
 
-// container returns a container of a pod that runs as processes; nil if there is none. Of
-// a static pod the API server knows a mirror, with the name of the node at its end.
+// container returns a container of a pod that runs as processes; nil if there is none. The API
+// server has static pods as mirror pods, whose names end with the node's name.
 func (p *pods) container(namespace, pod, node, name string) *container {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -172,12 +172,12 @@ func (p *pods) container(namespace, pod, node, name string) *container {
 	return nil
 }
 
-// logFile is what the process of the nth start of a container writes to.
+// logFile is the output file of the nth start of a container.
 func (c *computer) logFile(pod *corev1.Pod, name string, n int) string {
 	return c.root("var/log/pods", fmt.Sprintf("%s_%s_%s.%d.log", pod.Namespace, pod.Name, name, n))
 }
 
-// keep runs a container's process until ctx ends, again and again.
+// keep runs a container's process and restarts it until ctx ends.
 func (p *pods) keep(ctx context.Context, w *workload, c *container, command func(*corev1.Container) (*exec.Cmd, error)) {
 	pause := time.Second
 	for ctx.Err() == nil {
@@ -201,7 +201,7 @@ func (p *pods) keep(ctx context.Context, w *workload, c *container, command func
 	}
 }
 
-// once runs the process to its end and says how that was.
+// once runs the process to its end and returns the result.
 func (p *pods) once(ctx context.Context, w *workload, c *container, command func(*corev1.Container) (*exec.Cmd, error)) string {
 	cmd, err := command(c.spec)
 	if err != nil {
@@ -213,7 +213,7 @@ func (p *pods) once(ctx context.Context, w *workload, c *container, command func
 	}
 	defer out.end()
 	cmd.Stdout, cmd.Stderr = out, out
-	cmd.WaitDelay = time.Second // children that it left behind have the same output
+	cmd.WaitDelay = time.Second // its remaining children have the same output
 	proc, err := spawn(cmd)
 	if err != nil {
 		return err.Error()
@@ -231,7 +231,7 @@ func (p *pods) once(ctx context.Context, w *workload, c *container, command func
 	return cmd.ProcessState.String()
 }
 
-// probe asks a container whether it is ready, as its probe says.
+// probe runs the readiness probe of a container.
 func (p *pods) probe(ctx context.Context, c *container) {
 	probe := c.spec.ReadinessProbe
 	if probe == nil || probe.HTTPGet == nil {
@@ -284,8 +284,8 @@ func portOf(spec *corev1.Container, port intstr.IntOrString) int {
 // isOurs reports whether an image is one of our own services.
 func isOurs(image string) bool { return strings.HasPrefix(image, servicesRegistry) }
 
-// program returns the program of an image, or that there is none: then the pod is only
-// said to run.
+// program returns the program of an image. ok is false if there is none: then the pod is
+// only reported as running.
 func (c *computer) program(image string) (path string, ok bool, err error) {
 	if rest, ours := strings.CutPrefix(image, servicesRegistry); ours {
 		name, tag, _ := strings.Cut(rest, ":")
@@ -314,7 +314,7 @@ func (c *computer) program(image string) (path string, ok bool, err error) {
 	return "", false, nil
 }
 
-// local returns where the machine has a path of its host.
+// local returns the path in the machine's directory for a path of its host.
 func (c *computer) local(path string) string {
 	for from, to := range map[string]string{
 		"/run/constellation-agent":       c.path(agentDir),
@@ -333,8 +333,8 @@ func (c *computer) local(path string) string {
 	return path
 }
 
-// mountsOf maps the paths that a container sees to where they are on this computer.
-// volumes has the directories of volumes that are no host paths.
+// mountsOf maps the mount paths of a container to paths on this computer.
+// volumes has the directories of volumes that are not host paths.
 func (c *computer) mountsOf(pod *corev1.Pod, spec *corev1.Container, volumes map[string]string) map[string]string {
 	mounts := map[string]string{}
 	for _, m := range spec.VolumeMounts {
@@ -352,8 +352,8 @@ func (c *computer) mountsOf(pod *corev1.Pod, spec *corev1.Container, volumes map
 	return mounts
 }
 
-// translate rewrites what a process is told: paths that its pod mounts, and addresses
-// that mean its own machine, its cloud and the cloud's metadata.
+// translate rewrites a process's argument: paths that its pod mounts, and addresses
+// of its own machine, its cloud and the cloud's metadata.
 func (c *computer) translate(arg string, mounts map[string]string) string {
 	longest := ""
 	at := -1
@@ -400,7 +400,7 @@ func (c *computer) translate(arg string, mounts map[string]string) string {
 			}
 		}
 		if strings.Contains(part, "://") && seen[part] {
-			continue // two addresses that became one
+			continue // two addresses became the same one
 		}
 		seen[part] = true
 		parts = append(parts, part)
@@ -420,7 +420,7 @@ func (c *computer) staticCommand(pod *corev1.Pod) func(*corev1.Container) (*exec
 		}
 		mounts := c.mountsOf(pod, spec, nil)
 		for _, dir := range mounts {
-			// As DirectoryOrCreate does; files are there by now.
+			// Like DirectoryOrCreate. Files exist at this point.
 			if strings.HasPrefix(dir, c.root()) && filepath.Ext(dir) == "" {
 				if err := os.MkdirAll(dir, 0o700); err != nil {
 					return nil, err

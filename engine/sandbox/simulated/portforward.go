@@ -15,7 +15,7 @@ import (
 // portForward connects streams with ports of a pod on the machine's network.
 func (k *kubelet) portForward(w http.ResponseWriter, r *http.Request) {
 	if _, err := httpstream.Handshake(r, w, []string{portforward.PortForwardProtocolV1Name}); err != nil {
-		return // it is answered
+		return // the response was sent
 	}
 	streams := make(chan httpstream.Stream, 8)
 	conn := spdy.NewResponseUpgrader().UpgradeResponse(w, r, func(s httpstream.Stream, _ <-chan struct{}) error {

@@ -12,15 +12,15 @@ import (
 	"time"
 )
 
-// child makes the kernel end a process when the one that started it ends.
+// child makes the kernel kill a process when its parent ends.
 func child() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 }
 
-// killAll kills every process of this user that is one of the machine in dir, and
-// returns when there is none. Some outlive the process that started them, as kubeadm
-// outlives an agent. The machine's own, first, goes last: it collects its children, which
-// would stay as dead entries where nobody else does.
+// killAll kills every process of this user that belongs to the machine in dir, and
+// returns when there is none. Some outlive their parent, as kubeadm
+// outlives an agent. The machine's own process, first, goes last: it reaps its children, which
+// would stay zombies if no other process reaps them.
 func killAll(ctx context.Context, dir string, first int) error {
 	if first > 1 {
 		brief, cancel := context.WithTimeout(ctx, time.Second)
@@ -40,10 +40,10 @@ func killBut(ctx context.Context, dir string, first int) error {
 			case pid == first:
 			case its:
 				none = false
-				_ = syscall.Kill(pid, syscall.SIGKILL) // gone already is as good
+				_ = syscall.Kill(pid, syscall.SIGKILL) // it may be gone already
 			case dead && first > 1:
 				if ppid, _ := stat(pid); ppid == first {
-					none = false // not collected yet
+					none = false // a zombie
 				}
 			}
 		})
@@ -51,22 +51,22 @@ func killBut(ctx context.Context, dir string, first int) error {
 	})
 }
 
-// freeze stops all processes of the machine in dir, and returns when none has a turn any
-// more: those that they start meanwhile are stopped, too.
+// freeze stops all processes of the machine in dir, and returns when none runs any
+// more, including those that they start meanwhile.
 func freeze(ctx context.Context, dir string, _ int) error {
 	return poll(ctx, func() (bool, error) {
 		all := true
 		err := eachProcess(dir, func(pid int, its, _ bool) {
 			if _, state := stat(pid); its && state != "T" && state != "Z" && state != "" {
 				all = false
-				_ = syscall.Kill(pid, syscall.SIGSTOP) // gone already is as good
+				_ = syscall.Kill(pid, syscall.SIGSTOP) // it may be gone already
 			}
 		})
 		return all, err
 	})
 }
 
-// thaw lets them go on.
+// thaw resumes all processes of the machine in dir.
 func thaw(dir string, _ int) error {
 	return eachProcess(dir, func(pid int, its, _ bool) {
 		if its {
@@ -75,8 +75,8 @@ func thaw(dir string, _ int) error {
 	})
 }
 
-// eachProcess calls do for all other processes of this user. its says that one is of the
-// machine in dir, dead that it has ended and was not collected.
+// eachProcess calls do for all other processes of this user. its means that it belongs to the
+// machine in dir, dead that it is a zombie.
 func eachProcess(dir string, do func(pid int, its, dead bool)) error {
 	mark := []byte(machineEnv + "=" + dir + "\x00")
 	entries, err := os.ReadDir("/proc")

@@ -19,16 +19,16 @@ import (
 	"time"
 )
 
-// stopGrace is how long the programs of a machine may take to end when it is shut down.
+// stopGrace is how long the programs of a machine may take to end at its shutdown.
 const stopGrace = 8 * time.Second
 
-// computer is a simulated machine from the inside.
+// computer is the simulated machine, inside its own process.
 type computer struct {
 	record
 	dir string // of the machine
 	log *slog.Logger
 
-	// pods outlive a restart of the kubelet.
+	// pods survive a restart of the kubelet.
 	pods *pods
 	tpm  *temper
 
@@ -46,9 +46,9 @@ func (c *computer) root(elem ...string) string {
 	return c.path(append([]string{rootDir}, elem...)...)
 }
 
-// Run is the process of the machine in dir: its TPM from the start and, when a byte
-// comes from gate, its programs. It ends with gate before that, and with ctx, by then
-// gently. What the programs say goes to standard error.
+// Run is the process of the machine in dir: it runs the TPM from the start and its programs
+// after a byte from gate. It ends when gate closes before that, and when ctx ends, then
+// gracefully. The output of the programs goes to standard error.
 func Run(ctx context.Context, dir string, gate io.Reader, log *slog.Logger) error {
 	r, err := readRecord(dir)
 	if err != nil {
@@ -111,7 +111,7 @@ func (c *computer) bootstrapper() *exec.Cmd {
 }
 
 func (c *computer) agent() *exec.Cmd {
-	program := filepath.Join(c.root(), "usr/lib/constellation/agent") // that was installed on the machine
+	program := filepath.Join(c.root(), "usr/lib/constellation/agent") // the version that was installed on the machine
 	if _, err := os.Stat(program); err != nil {
 		program = filepath.Join(c.Image.Dir, "agent")
 	}
@@ -120,8 +120,8 @@ func (c *computer) agent() *exec.Cmd {
 	return cmd
 }
 
-// unit keeps a program running as its systemd unit would: again after a failure, unless
-// it ends with code stuck, and again in any case if stuck is negative.
+// unit restarts a program as its systemd unit would: after a failure, unless
+// its exit code is stuck, and in any case if stuck is negative.
 func (c *computer) unit(ctx context.Context, name string, stuck int, command func() *exec.Cmd) {
 	for {
 		cmd := command()
@@ -147,7 +147,7 @@ func (c *computer) unit(ctx context.Context, name string, stuck int, command fun
 	}
 }
 
-// wait waits for d, or until ctx ends, which is its error.
+// wait waits for d. It returns the error of ctx if that ends first.
 func wait(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -165,14 +165,14 @@ type process struct {
 	done chan struct{}
 }
 
-// spawn starts cmd, which lives until it ends or is stopped.
+// spawn starts cmd, which runs until it ends or is stopped.
 func spawn(cmd *exec.Cmd) (*process, error) {
 	p := &process{cmd: cmd, done: make(chan struct{})}
 	cmd.SysProcAttr = child()
 	started := make(chan error)
 	go func() {
-		// The kernel ends the child when the thread that forked it ends, so that thread is
-		// kept for as long as the child lives.
+		// The kernel kills the child when the thread that forked it ends, so that thread is
+		// kept until the child has ended.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -180,15 +180,15 @@ func spawn(cmd *exec.Cmd) (*process, error) {
 		if err != nil {
 			return
 		}
-		_ = cmd.Wait() // how it ended is in its state
+		_ = cmd.Wait() // its state has the result
 		close(p.done)
 	}()
 	return p, <-started
 }
 
-// stop asks a process to end, makes it end after grace, and returns when it is gone.
+// stop terminates a process, kills it after grace, and returns when it is gone.
 func (p *process) stop(grace time.Duration) {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // gone already is as good
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may be gone already
 	t := time.NewTimer(grace)
 	defer t.Stop()
 	select {
@@ -200,7 +200,7 @@ func (p *process) stop(grace time.Duration) {
 	<-p.done
 }
 
-// control is what the stand-ins for systemd and kubeadm, and the host, ask of the machine.
+// control serves the requests of the stand-ins for systemd and kubeadm, and of the host.
 func (c *computer) control() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /kubelet/{verb}", func(w http.ResponseWriter, r *http.Request) {
@@ -232,7 +232,7 @@ func (c *computer) control() http.Handler {
 	return mux
 }
 
-// kubeletRun is a kubelet stand-in that runs.
+// kubeletRun is a running kubelet stand-in.
 type kubeletRun struct {
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -264,7 +264,7 @@ func (c *computer) stopKubelet() {
 	c.kubelet = nil
 }
 
-// ask has the machine in dir do something: "kubelet/restart".
+// ask sends a request to the machine in dir: "kubelet/restart".
 func ask(ctx context.Context, dir, what string) error {
 	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, controlName))
@@ -285,8 +285,8 @@ func ask(ctx context.Context, dir, what string) error {
 	return nil
 }
 
-// Systemctl is the stand-in for systemd's command: it starts, restarts and stops the
-// kubelet of the machine that it is called on.
+// Systemctl is the stand-in for systemctl: it starts, restarts and stops the
+// kubelet of the calling machine.
 func Systemctl(ctx context.Context, args []string) error {
 	words := slices.DeleteFunc(slices.Clone(args), func(s string) bool { return strings.HasPrefix(s, "-") })
 	if len(words) != 2 || strings.TrimSuffix(words[1], ".service") != "kubelet" || !slices.Contains([]string{"start", "restart", "stop"}, words[0]) {
@@ -302,7 +302,7 @@ func Systemctl(ctx context.Context, args []string) error {
 	return nil
 }
 
-// here is the directory of the machine that this process belongs to.
+// here returns the directory of this process's machine.
 func here() (string, error) {
 	dir := os.Getenv(machineEnv)
 	if dir == "" {

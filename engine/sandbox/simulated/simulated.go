@@ -1,9 +1,9 @@
-// Package simulated runs simulated machines: processes of an ordinary user that do, for
-// a cluster, what machines do. They need no root, no network and no kernel features, so
-// that the sandbox serves everybody; what is simulated says so in its name.
+// Package simulated runs simulated machines: processes of an ordinary user that behave like
+// machines of a cluster. They need no root, no network and no kernel features, so
+// that every user can run a sandbox. Simulated parts say so in their names.
 //
-// A machine is a process of this program, with an address of loopback of its own and a
-// directory that stands for its disk. What runs on it:
+// A machine is a process of this program, with its own loopback address and a
+// directory as its disk. It runs:
 //
 //   - The real bootstrapper, agent, join service and operator, and, on control planes,
 //     the real etcd, API server, controller manager and scheduler, as plain processes.
@@ -13,17 +13,17 @@
 //   - A stand-in for kubeadm: init and upgrade with the certificate, kubeconfig,
 //     manifest, upload and token phases of the real one; join with a bootstrap token,
 //     discovery by the CA's hash, and a further member of etcd.
-//   - A stand-in for systemd, which knows the kubelet alone, and a simulated TPM.
+//   - A stand-in for systemd, which supports only the kubelet, and a simulated TPM.
 //
-// [Host] is what package sandbox drives, with the promises of [machine.Host]; [Run] is
-// such a process. A machine isolates nothing: what runs on it could do whatever its user
-// may. Images are not pulled, pods have no network of their own, Services are not
-// reached by their addresses, and what is told of a machine's kernel, memory and disk is
+// Package sandbox drives a [Host], which has the contract of [machine.Host]; [Run] is
+// the process of a machine. A machine isolates nothing: its processes have all permissions of
+// their user. Images are not pulled, pods have no network of their own, Services are not
+// reachable by their addresses, and the reported kernel, memory and disk of a machine are
 // not measured.
 //
-// What a machine's network namespace does for real machines, the stand-ins do by
-// rewriting what processes are told: 127.0.0.1 is the machine's own address, and the
-// paths that a pod mounts are those of the machine's directory.
+// The stand-ins replace a machine's network namespace by
+// rewriting the arguments of processes: 127.0.0.1 becomes the machine's own address, and
+// mount paths of a pod become paths in the machine's directory.
 package simulated
 
 import (
@@ -52,12 +52,12 @@ import (
 	"constellation/engine/sandbox/machine"
 )
 
-// MetadataPort is where a machine finds the cloud's metadata server, at its own address:
-// that is how the cloud knows who asks.
+// MetadataPort is the port of the cloud's metadata server, at the machine's own address.
+// The address identifies the machine.
 const MetadataPort = 8081
 
-// Nodes returns the addresses of the machines of a sandbox, which are of loopback. Two
-// sandboxes meet once in 16,000 times; then the second does not start.
+// Nodes returns the range of the machines' loopback addresses. Two
+// sandboxes collide once in 16,000 times; then the second does not start.
 func Nodes(sandbox string) netip.Prefix {
 	d := sha256.Sum256([]byte(sandbox))
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{127, 64 + d[0]%64, d[1], 0}), 24)
@@ -66,13 +66,13 @@ func Nodes(sandbox string) netip.Prefix {
 // Gateway is the address of the cloud and its load balancer in Nodes.
 func Gateway(nodes netip.Prefix) netip.Addr { return nodes.Addr().Next() }
 
-// alias is the address that kubeadm and the API server are told of a machine, because
-// they refuse those of loopback. Nobody listens there.
+// alias is an address of a machine for kubeadm and the API server, because
+// they refuse loopback addresses. Nothing listens there.
 func alias(ip netip.Addr) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 42, 0, ip.As4()[3]})
 }
 
-// Check says why this computer cannot run simulated machines; nil if it can.
+// Check returns the reason why this computer cannot run simulated machines; nil if it can.
 func Check(nodes netip.Prefix) error {
 	l, err := net.Listen("tcp", net.JoinHostPort(Gateway(nodes).String(), "0")) //nolint:noctx // loopback
 	if err != nil {
@@ -100,31 +100,31 @@ const (
 	binDir      = "bin"
 	podsDir     = "pods"
 
-	machinesDir = "m" // short, because paths of sockets are
+	machinesDir = "m" // short, because paths of sockets must be
 	servicesDir = "services"
 	standInsDir = "stand-ins"
 	imagesDir   = "images"
-	// releaseKeysName is a file of an image.
+	// releaseKeysName is the file of an image with the release keys.
 	releaseKeysName = "release-keys.pem"
 )
 
-// Variables of the environment of all that runs on a machine. The first is also how a
-// process is known as one of a machine.
+// Environment variables of all processes of a machine. The first also identifies them
+// as such.
 const (
 	machineEnv = "CONSTELLATION_SIMULATED_MACHINE" // the directory
 	programEnv = "CONSTELLATION_SIMULATED_PROGRAM" // this program
 )
 
-// record is what is known of a machine, on disk.
+// record is the stored record of a machine.
 type record struct {
 	machine.Machine
 	Sandbox    string       `json:"sandbox"`
 	ProviderID string       `json:"providerID"`
 	Nodes      netip.Prefix `json:"nodes"`
-	// Cache is where Kubernetes' binaries are, Dir the sandbox's directory.
+	// Cache is the directory of Kubernetes' binaries, Dir the sandbox's directory.
 	Cache string `json:"cache"`
 	Dir   string `json:"dir"`
-	// Made says that its disk is whole.
+	// Made means that its disk is complete.
 	Made bool `json:"made"`
 }
 
@@ -137,7 +137,7 @@ type Host struct {
 }
 
 // NewHost returns the host of the machines in dir, the directory of a sandbox. cache is
-// where package build keeps Kubernetes. It touches nothing.
+// package build's cache. NewHost changes nothing.
 func NewHost(dir, sandbox, cache string, log *slog.Logger) *Host {
 	return &Host{dir: dir, sandbox: sandbox, cache: cache, log: log}
 }
@@ -162,11 +162,11 @@ func (h *Host) Network(context.Context) error {
 	return nil
 }
 
-// Close gives the lock back. Machines go on running.
+// Close releases the lock. Machines keep running.
 func (h *Host) Close() error { return h.lock.Close() }
 
 // Found reports whether there are simulated machines in dir, the directory of a sandbox,
-// or what is left of them.
+// or remains of them.
 func Found(dir string) bool {
 	for _, name := range []string{machinesDir, imagesDir} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
@@ -176,7 +176,7 @@ func Found(dir string) bool {
 	return false
 }
 
-// LimitMemory does nothing: processes of a user share what the user has.
+// LimitMemory does nothing: processes of a user have no common limit.
 func (h *Host) LimitMemory(int64) {}
 
 // Listen listens at an address of loopback.
@@ -190,7 +190,7 @@ func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, err
 	return new(net.Dialer).DialContext(ctx, network, address)
 }
 
-// DialFrom connects to an address of loopback, from that of a machine.
+// DialFrom connects to a loopback address, from that of a machine.
 func (h *Host) DialFrom(ctx context.Context, name, network, address string) (net.Conn, error) {
 	r, err := readRecord(h.path(name))
 	if err != nil {
@@ -200,7 +200,7 @@ func (h *Host) DialFrom(ctx context.Context, name, network, address string) (net
 	return d.DialContext(ctx, network, address)
 }
 
-// tryLock locks a file for this process, or says that another holds it.
+// tryLock locks a file for this process, or reports that another process holds it.
 func tryLock(path string) (f *os.File, held bool, err error) {
 	f, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -222,8 +222,8 @@ func tryLock(path string) (f *os.File, held bool, err error) {
 	return nil, false, err
 }
 
-// running reports whether the process of the machine in dir lives: it holds a lock, which
-// nobody else can have and no crash leaves behind.
+// running reports whether the process of the machine in dir is alive: it holds an exclusive
+// lock, which ends with the process.
 func running(dir string) (bool, error) {
 	if _, err := os.Lstat(filepath.Join(dir, lockName)); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -258,7 +258,7 @@ func (r record) write(dir string) error {
 	return replaceFile(filepath.Join(dir, recordName), b, 0o600)
 }
 
-// Machine says how one machine is. The error wraps [machine.ErrNotFound].
+// Machine returns the state of one machine. The error wraps [machine.ErrNotFound].
 func (h *Host) Machine(name string) (machine.Machine, error) {
 	r, err := readRecord(h.path(name))
 	if err != nil {
@@ -289,7 +289,7 @@ func readPID(dir string, pid *int) error {
 	return err
 }
 
-// Console returns the path of what the machine's processes wrote.
+// Console returns the path of the output of the machine's processes.
 func (h *Host) Console(name string) string { return h.path(name, consoleName) }
 
 // Start makes a machine and switches it on. The error wraps [machine.ErrExists].
@@ -354,7 +354,7 @@ func furnish(dir string, r record, spec machine.Spec) error {
 			return err
 		}
 	}
-	// What the bootstrapper and the agent call, and nothing else of systemd.
+	// It supports only the calls of the bootstrapper and the agent.
 	return writeBelow(filepath.Join(dir, binDir), "systemctl", []byte("#!/bin/sh\n# systemd stand-in (simulated): knows the kubelet alone.\nexec \"$"+programEnv+"\" sandbox stand-in systemctl \"$@\"\n"), 0o755)
 }
 
@@ -371,7 +371,7 @@ func writeBelow(root, name string, data []byte, mode fs.FileMode) error {
 	return replaceFile(path, data, mode)
 }
 
-// powerOn starts a machine's process, has its TPM measured, and lets it go on.
+// powerOn starts a machine's process, has its TPM measured, and opens its gate.
 func (h *Host) powerOn(ctx context.Context, r record, firmware machine.Firmware) (err error) {
 	dir := h.path(r.Name)
 	defer func() {
@@ -449,10 +449,10 @@ func (h *Host) powerOn(ctx context.Context, r record, firmware machine.Firmware)
 	return err
 }
 
-// socketPathMax is how long the path of a unix socket may be, on Linux and macOS.
+// socketPathMax is the maximum length of the path of a unix socket, on Linux and macOS.
 const socketPathMax = 103
 
-// environment is all that processes of a machine inherit.
+// environment is the whole environment of processes of a machine.
 func environment(dir, exe string) []string {
 	env := []string{
 		machineEnv + "=" + dir, programEnv + "=" + exe,
@@ -462,27 +462,27 @@ func environment(dir, exe string) []string {
 	return env
 }
 
-// Boot switches a machine on that is off.
+// Boot switches on a machine that is off.
 func (h *Host) Boot(ctx context.Context, name string, firmware machine.Firmware) error {
 	r, err := readRecord(h.path(name))
 	if err != nil {
 		return fmt.Errorf("boot simulated machine %s: %w", name, err)
 	}
-	// What a crash of the machine left would be in the way.
+	// The remains of a crashed machine would block the start.
 	if err := h.powerOff(ctx, name); err != nil {
 		return err
 	}
 	return h.powerOn(ctx, r, firmware)
 }
 
-// Reboot ends all that runs on a machine, gently, and switches it on again.
+// Reboot ends all processes of a machine gracefully, and switches it on again.
 func (h *Host) Reboot(ctx context.Context, name string, firmware machine.Firmware) error {
 	var pid int
 	if on, err := running(h.path(name)); err == nil && on && readPID(h.path(name), &pid) == nil {
 		_ = syscall.Kill(pid, syscall.SIGTERM)
 		grace, cancel := context.WithTimeout(ctx, stopGrace+5*time.Second)
 		defer cancel()
-		_ = h.off(grace, name) // else it is killed
+		_ = h.off(grace, name) // otherwise it is killed
 	}
 	return h.Boot(ctx, name, firmware)
 }
@@ -502,14 +502,14 @@ func (h *Host) Kill(ctx context.Context, name string) error {
 	return h.powerOff(ctx, name)
 }
 
-// powerOff kills all that runs on a machine and returns when it is gone.
+// powerOff kills all processes of a machine and returns when they are gone.
 func (h *Host) powerOff(ctx context.Context, name string) error {
 	dir := h.path(name)
 	var pid int
 	if on, err := running(dir); err != nil {
 		return err
 	} else if on {
-		// It writes its number once it holds the lock.
+		// It writes its number after it has taken the lock.
 		if err := poll(ctx, func() (bool, error) {
 			if readPID(dir, &pid) == nil {
 				return true, nil
@@ -548,7 +548,7 @@ func (h *Host) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
-// WaitReady waits until the machine's programs were started. The error wraps
+// WaitReady waits until the machine's programs have started. The error wraps
 // [machine.ErrNotRunning] if the machine goes off meanwhile.
 func (h *Host) WaitReady(ctx context.Context, name string) error {
 	return poll(ctx, func() (bool, error) {
@@ -598,7 +598,7 @@ func (h *Host) Exec(ctx context.Context, name string, command []string, stdio ma
 	return 0, nil
 }
 
-// Sweep ends everything that a crashed or finished sandbox left running.
+// Sweep ends all processes of a crashed or finished sandbox.
 func (h *Host) Sweep(ctx context.Context) error {
 	entries, err := os.ReadDir(h.path())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -635,7 +635,7 @@ func Image(dir, version string, programs map[string]string, peers, keys []byte) 
 	return img, nil
 }
 
-// Service puts the program behind an image of ours where machines find it, and returns
+// Service copies the program of an image of ours to where machines find it, and returns
 // its path.
 func Service(dir, name, version, from string) (string, error) {
 	to := servicePath(dir, name, version)
@@ -657,8 +657,8 @@ func copyFile(from, to string) error {
 	return replaceFile(to, b, 0o755)
 }
 
-// Measure returns what a machine of an image measures: that it is simulated, and its
-// programs. What cannot be read is measured as nothing, which no demand knows.
+// Measure returns the measurements of a machine of an image: that it is simulated, and its
+// programs. An unreadable file has an empty measurement, which matches no requirement.
 func Measure(img machine.Image) []machine.Event {
 	boot := sha256.Sum256([]byte("simulated machine"))
 	rootfs := sha256.Sum256([]byte("no root file system"))
@@ -670,7 +670,7 @@ func Measure(img machine.Image) []machine.Event {
 		}
 		fmt.Fprintf(h, "\x00%s\x00%s\x00", name, img.Version)
 	}
-	// Images of older programs have none, and measure what they always did.
+	// Images of older programs have no release keys, and keep their measurements.
 	if keys, err := os.ReadFile(filepath.Join(img.Dir, releaseKeysName)); err == nil {
 		fmt.Fprintf(h, "%s\x00%s\x00", keys, releaseKeysName)
 	}
@@ -681,7 +681,7 @@ func Measure(img machine.Image) []machine.Event {
 	}
 }
 
-// StandIns writes the stand-ins that machines install in the place of kubeadm and the
+// StandIns writes the stand-ins that machines install instead of kubeadm and the
 // kubelet of a version, and returns their paths by name.
 func StandIns(dir, version string) (map[string]string, error) {
 	out := map[string]string{}
@@ -702,7 +702,7 @@ func StandIns(dir, version string) (map[string]string, error) {
 	return out, nil
 }
 
-// poll asks done every 20 ms until it says true or fails, or ctx ends.
+// poll calls done every 20 ms until it returns true or an error, or ctx ends.
 func poll(ctx context.Context, done func() (bool, error)) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -741,7 +741,7 @@ func (h *Host) Machines() ([]machine.Machine, error) {
 }
 
 // Written lists the files of a machine's disk that match a pattern of [filepath.Match], an
-// absolute path as the machine sees it.
+// absolute path in the machine.
 func (h *Host) Written(name, pattern string) ([]string, error) {
 	return filepath.Glob(h.path(name, rootDir, filepath.FromSlash(pattern)))
 }

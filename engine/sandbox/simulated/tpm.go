@@ -24,15 +24,15 @@ import (
 
 // tpm is a simulated TPM 2.0: the dozen commands that package attestation uses, in the
 // wire format of the specification, over one SHA-256 bank of 24 registers. Its seed and
-// what is written to it lie in a file that its machine could read, so it protects
-// nothing: it is there so that everything above it is what runs on real machines.
-// It is for one goroutine.
+// its NV data are in a file that its machine can read, so it protects
+// nothing. It exists so that everything above it is the same as on real machines.
+// It is not safe for concurrent use.
 type tpm struct {
 	file   string
 	kept   tpmKept
 	temper *temper
 
-	// What a reset forgets.
+	// State that a reset clears.
 	started  bool
 	pcrs     [24][sha256.Size]byte
 	platform []byte // authorisation of the platform hierarchy
@@ -40,9 +40,9 @@ type tpm struct {
 	on       time.Time
 }
 
-// tpmKept is what outlives a reset.
+// tpmKept is the state that survives a reset.
 type tpmKept struct {
-	Simulated string               `json:"simulated"` // says what this file is
+	Simulated string               `json:"simulated"` // explains the purpose of this file
 	Seed      []byte               `json:"seed"`      // of the endorsement hierarchy
 	Resets    uint32               `json:"resets"`
 	NV        map[string]*tpmIndex `json:"nv"` // by handle in hex
@@ -117,8 +117,8 @@ const (
 	rcBadAuth      rc = 0x9a2 // of the first session
 )
 
-// openTPM switches the TPM that is kept in file on; one that does not exist is
-// manufactured.
+// openTPM switches on the TPM that is stored in file, and manufactures it if it does not
+// exist.
 func openTPM(file string) (*tpm, error) {
 	t := &tpm{file: file, keys: map[uint32]*tpmKey{}, on: time.Now(), temper: newTemper()}
 	b, err := os.ReadFile(file)
@@ -153,7 +153,7 @@ func (t *tpm) keep() error {
 	return replaceFile(t.file, b, 0o600)
 }
 
-// serve answers clients, one after the other, until l is closed.
+// serve serves clients, one after the other, until l is closed.
 func (t *tpm) serve(l net.Listener) error {
 	for {
 		c, err := l.Accept()
@@ -190,14 +190,14 @@ func (t *tpm) exchange(c net.Conn) error {
 	return err
 }
 
-// command is one that was read as far as all commands are alike.
+// command is a command, parsed up to its specific parameters.
 type command struct {
 	handles  []uint32
 	password []byte // of the first handle
 	params   cryptobyte.String
 }
 
-// response is what a command answers if it succeeds.
+// response is the result of a successful command.
 type response struct {
 	handle *uint32
 	params cryptobyte.Builder
@@ -223,7 +223,7 @@ func (t *tpm) respond(tag uint16, code uint32, body []byte) []byte {
 	}
 	if tag == tagSessions {
 		b = binary.BigEndian.AppendUint32(b, uint32(len(params)))
-		params = append(params, 0, 0, 1, 0, 0) // a password's session: no nonce, it goes on, no proof
+		params = append(params, 0, 0, 1, 0, 0) // a password session: no nonce, it continues, no proof
 	}
 	b = append(b, params...)
 	head := binary.BigEndian.AppendUint16(nil, tag)
@@ -231,7 +231,7 @@ func (t *tpm) respond(tag uint16, code uint32, body []byte) []byte {
 	return append(binary.BigEndian.AppendUint32(head, 0), b...)
 }
 
-// tpmCommands says how many handles a command has, and whether the first one wants a
+// tpmCommands lists how many handles a command has, and whether the first one needs a
 // password.
 var tpmCommands = map[uint32]struct {
 	handles int
@@ -306,7 +306,7 @@ func (t *tpm) startup(c *command, _ *response) error {
 	return nil
 }
 
-// getCapability lists the objects that are loaded.
+// getCapability lists the loaded objects.
 func (t *tpm) getCapability(c *command, out *response) error {
 	var capability, property, count uint32
 	if !c.params.ReadUint32(&capability) || !c.params.ReadUint32(&property) || !c.params.ReadUint32(&count) {
@@ -379,7 +379,7 @@ func (t *tpm) pcrRead(c *command, out *response) error {
 		return err
 	}
 	indices = indices[:min(len(indices), 8)]
-	out.params.AddUint32(0) // nobody counts updates
+	out.params.AddUint32(0) // the update counter is unused
 	addSelection(&out.params, indices)
 	out.params.AddUint32(uint32(len(indices)))
 	for _, i := range indices {
@@ -431,7 +431,7 @@ func (i *tpmIndex) public(h uint32) []byte {
 	return b.BytesOrPanic() // only lengths above 64 KiB could fail
 }
 
-// nameOf is what a TPM calls an object or index: a digest of its public area.
+// nameOf returns the Name of an object or index: a digest of its public area.
 func nameOf(public []byte) []byte {
 	d := sha256.Sum256(public)
 	return append([]byte{0, algSHA256}, d[:]...)
@@ -517,7 +517,7 @@ func (t *tpm) nvRead(c *command, out *response) error {
 // akTail is the length of the unique part, the point, at the end of a template.
 const akTail = 2 * (2 + 32)
 
-// createPrimary makes a key of the endorsement hierarchy on P-256: always the same of
+// createPrimary makes a key of the endorsement hierarchy on P-256, always the same for
 // the same template.
 func (t *tpm) createPrimary(c *command, out *response) error {
 	var sensitive, template, outside cryptobyte.String
@@ -527,7 +527,7 @@ func (t *tpm) createPrimary(c *command, out *response) error {
 	if c.handles[0] != handleEndorsement {
 		return rcHandle
 	}
-	// A signing key on P-256 that is named by SHA-256; others are not simulated.
+	// Only a signing key on P-256 with SHA-256 as name algorithm is simulated.
 	if len(template) < akTail+10 || binary.BigEndian.Uint16(template) != 0x23 || binary.BigEndian.Uint16(template[2:]) != algSHA256 {
 		return rcValue
 	}
@@ -605,7 +605,7 @@ func (t *tpm) quote(c *command, out *response) error {
 	var b cryptobyte.Builder
 	b.AddUint32(quoteMagic)
 	b.AddUint16(quoteType)
-	addSized(&b, nameOf(signer)) // qualified: the whole way from the hierarchy
+	addSized(&b, nameOf(signer)) // qualified: the path from the hierarchy
 	addSized(&b, extra)
 	b.AddUint64(uint64(time.Since(t.on).Milliseconds()))
 	b.AddUint32(t.kept.Resets)
@@ -632,7 +632,7 @@ func addSized(b *cryptobyte.Builder, v []byte) {
 	b.AddUint16LengthPrefixed(func(b *cryptobyte.Builder) { b.AddBytes(v) })
 }
 
-// replaceFile writes a file whole or not at all.
+// replaceFile replaces a file atomically.
 func replaceFile(path string, data []byte, mode fs.FileMode) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"constellation/engine/cloud"
 )
 
-// startTPM serves the TPM in dir and returns its address and how to switch it off.
+// startTPM serves the TPM in dir and returns its address and a function that switches it off.
 func startTPM(t *testing.T, dir string) (address string, off func()) {
 	t.Helper()
 	m, err := openTPM(filepath.Join(dir, "tpm.json"))

@@ -1,14 +1,13 @@
-// Package disk is a disk that fails as disks do: it is slow, or loses at a power cut what was
-// written to it and not synced.
+// Package disk simulates a faulty disk: it is slow, or loses unsynced writes at a power cut.
 //
-// It is a directory that a process of this program serves through FUSE to one mount
-// namespace, which is not this computer's; nothing is mounted anywhere else, and what is
-// mounted goes with that namespace. The directory has at every moment what was written.
-// The process remembers how to take back what no sync has made durable, and does so at
-// SIGTERM, before it ends. If it is killed nothing is taken back.
+// The disk is a directory that a process of this program serves through FUSE to one mount
+// namespace other than this computer's. Nothing is mounted anywhere else, and the
+// mount ends with that namespace. The directory always contains the current writes.
+// The process keeps an undo log of all changes that no sync has made durable, and rolls them
+// back at SIGTERM, before it ends. If it is killed, nothing is rolled back.
 //
-// Names (of files that were made, renamed, removed) become durable with the next sync of
-// anything, as in the journal of ext4; data and the size of a file with a sync of that file.
+// Changes of names (create, rename, remove) become durable with the next sync of
+// any file, as in the journal of ext4. Data and the size of a file need a sync of that file.
 package disk
 
 import (
@@ -18,38 +17,38 @@ import (
 	"time"
 )
 
-// Loss is what a power cut does to what was not synced.
+// Loss is the effect of a power cut on unsynced writes.
 type Loss string
 
 // Values of Loss.
 const (
-	// Nothing is lost, as when all had been written back in time.
+	// Nothing is lost, as if the kernel had written all back in time.
 	Nothing Loss = ""
-	// All of it is lost.
+	// All unsynced writes are lost.
 	All Loss = "all"
-	// Torn: names and sizes are durable, and of the pages of 4 KiB each has or has not
-	// reached the disk, by chance.
+	// Torn: names and sizes are durable. Each 4 KiB page has or has not
+	// reached the disk, at random.
 	Torn Loss = "torn"
 )
 
-// Settings say how a disk fails. They are read from a file, at the start and at SIGHUP.
+// Settings are the faults of a disk. They are read from a file, at the start and at SIGHUP.
 type Settings struct {
-	// Sync is how much longer a sync takes.
+	// Sync is the additional duration of a sync.
 	Sync time.Duration `json:"sync,omitempty"`
 	Loss Loss          `json:"loss,omitempty"`
 }
 
-// A disk NAME in a directory is, below that directory:
+// The files of disk NAME, in its parent directory:
 //
-//	NAME           what is served
-//	NAME.unsynced  files that were removed, as long as that is not durable
+//	NAME           the served directory
+//	NAME.unsynced  removed files, until the removal is durable
 //	NAME.json      Settings
 const (
 	unsyncedSuffix = ".unsynced"
 	settingsSuffix = ".json"
 )
 
-// Ready is what is written to ReadyFD when the disk is mounted, and nothing else then.
+// Ready is the only content of ReadyFD once the disk is mounted.
 const Ready = "ready"
 
 // File descriptors of the process that serves a disk, beside the usual three.
@@ -60,15 +59,15 @@ const (
 	ReadyFD = 4
 )
 
-// Args are the arguments with which this program serves the disk name in the absolute
-// directory dir as target, a path of the namespace.
+// Args are the arguments that make this program serve the disk name in the absolute
+// directory dir. target is the mount point in the namespace.
 func Args(dir, name, target string) []string { return []string{"sandbox", "disk", dir, name, target} }
 
-// IsServer reports whether the arguments of this program are such ones. People do not give
-// them.
+// IsServer reports whether the arguments of this program are those of Args. They are
+// internal.
 func IsServer(args []string) bool { return len(args) == 5 && args[0] == "sandbox" && args[1] == "disk" }
 
-// SettingsFile is where the settings of a disk are.
+// SettingsFile is the path of a disk's settings.
 func SettingsFile(dir, name string) string { return dir + "/" + name + settingsSuffix }
 
 func readSettings(path string) (s Settings, err error) {

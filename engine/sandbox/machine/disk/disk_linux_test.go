@@ -83,7 +83,7 @@ func (r *rig) start(s disk.Settings) {
 	}
 }
 
-// serve starts the server and returns what it said.
+// serve starts the server and returns its content of ReadyFD.
 func (r *rig) serve(namespace *os.File) string {
 	r.t.Helper()
 	ready, theirs, err := os.Pipe()
@@ -127,7 +127,7 @@ func (r *rig) set(s disk.Settings) {
 	}
 }
 
-// end ends the server by a signal, and what was mounted.
+// end ends the server by a signal, and removes the mount.
 func (r *rig) end(s unix.Signal) {
 	if r.server == nil {
 		return
@@ -140,19 +140,19 @@ func (r *rig) end(s unix.Signal) {
 	}
 }
 
-// inside is a command in the namespace.
+// inside returns a command in the namespace.
 func (r *rig) inside(args ...string) *exec.Cmd {
 	cmd := exec.Command("nsenter", append([]string{"--mount=/proc/" + strconv.Itoa(r.namespace) + "/ns/mnt"}, args...)...)
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	return cmd
 }
 
-// path is that of a file of the mounted disk as this process sees it.
+// path is the path of a file of the mounted disk, for this process.
 func (r *rig) path(name string) string {
 	return filepath.Join(fmt.Sprintf("/proc/%d/root", r.namespace), r.target, name)
 }
 
-// tree is what is on the disk: a directory has a / at the end.
+// tree lists the content of the disk: the names of directories end with /.
 func (r *rig) tree() map[string]string {
 	r.t.Helper()
 	found := map[string]string{}
@@ -175,7 +175,7 @@ func (r *rig) tree() map[string]string {
 	return found
 }
 
-// hand does to files what a test says, and must succeed.
+// hand changes files for a test and fails it on errors.
 type hand struct{ r *rig }
 
 func (h hand) must(err error) {
@@ -312,7 +312,7 @@ func TestASyncTakesAsLongAsTheDiskSays(t *testing.T) {
 	defer f.Close()
 	go func() { defer close(done); _ = f.Sync() }()
 	r.set(disk.Settings{})
-	<-done // or the test's time is over
+	<-done // or the test times out
 }
 
 func TestTheDiskIsNowhereButInItsNamespace(t *testing.T) {
@@ -351,8 +351,8 @@ func TestTheDiskIsNowhereButInItsNamespace(t *testing.T) {
 	}
 }
 
-// An etcd whose disk loses what was not synced comes back after power cuts with all that
-// it had acknowledged.
+// An etcd whose disk loses unsynced writes recovers all acknowledged writes after
+// power cuts.
 func TestEtcdKeepsWhatItAcknowledged(t *testing.T) {
 	t.Parallel()
 	for _, loss := range []disk.Loss{disk.All, disk.Torn} {
@@ -390,7 +390,7 @@ func TestEtcdKeepsWhatItAcknowledged(t *testing.T) {
 	}
 }
 
-// One that does not sync loses what it has acknowledged: otherwise the test above would
+// An etcd that does not sync loses acknowledged writes. Otherwise the test above would
 // prove nothing.
 func TestEtcdWithoutSyncsLosesWhatItAcknowledged(t *testing.T) {
 	t.Parallel()
@@ -408,7 +408,7 @@ func TestEtcdWithoutSyncsLosesWhatItAcknowledged(t *testing.T) {
 	t.Errorf("all of %d keys are on the disk; %s", len(acknowledged), &r.log)
 }
 
-// etcd starts one on the disk and waits until it answers; kill ends it at once.
+// etcd starts an etcd on the disk and waits until it answers. kill sends SIGKILL.
 func (r *rig) etcd(args ...string) (client *clientv3.Client, kill func()) {
 	r.t.Helper()
 	testneeds.ControlPlane(r.t)
@@ -416,13 +416,13 @@ func (r *rig) etcd(args ...string) (client *clientv3.Client, kill func()) {
 	if err != nil {
 		r.t.Skip(err)
 	}
-	sockets, err := os.MkdirTemp("", "etcd-") // paths of sockets are short
+	sockets, err := os.MkdirTemp("", "etcd-") // paths of sockets must be short
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() { _ = os.RemoveAll(sockets) })
 	own, peer := "unix://"+sockets+"/client", "unix://"+sockets+"/peer"
-	const nobody = "http://localhost:2380" // nobody asks it where it is
+	const nobody = "http://localhost:2380" // the advertised address is unused
 	var log bytes.Buffer
 	cmd := r.inside(append([]string{
 		filepath.Join(bin, "etcd"), "--data-dir", r.target, "--snapshot-count", "200", "--heartbeat-interval", "10", "--election-timeout", "100",
@@ -464,8 +464,8 @@ func (r *rig) etcd(args ...string) (client *clientv3.Client, kill func()) {
 
 func tail(s string) string { return s[max(0, len(s)-3000):] }
 
-// putAndCut writes keys until some hundred are acknowledged, and cuts the power in the
-// middle of it.
+// putAndCut writes keys until some hundred are acknowledged, and cuts the power during
+// the writes.
 func (r *rig) putAndCut(client *clientv3.Client, round int, acknowledged map[string]string, kill func()) {
 	var mu sync.Mutex
 	var writers sync.WaitGroup

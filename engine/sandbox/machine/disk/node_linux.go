@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// node passes everything on to the directory, and tells the disk of changes before they
-// happen.
+// node forwards all operations to the directory, and reports changes to the disk before they
+// take effect.
 type node struct {
 	*fs.LoopbackNode
 	d *disk
@@ -27,15 +27,15 @@ func (d *disk) node() (*node, error) {
 	return &node{root.(*fs.LoopbackNode), d}, nil
 }
 
-// WrapChild makes a node of whatever is found, see [fs.NodeWrapChilder].
+// WrapChild makes a node of each inode, see [fs.NodeWrapChilder].
 func (n *node) WrapChild(_ context.Context, ops fs.InodeEmbedder) fs.InodeEmbedder {
 	return &node{ops.(*fs.LoopbackNode), n.d}
 }
 
-// path is that of a name in this directory, below the disk's parent.
+// path is the path of a name in this directory, relative to the disk's parent.
 func (n *node) path(name string) string { return filepath.Join(n.d.name, n.Path(nil), name) }
 
-// making runs a change that makes the name, which its undoing removes.
+// making runs a change that creates the name. Its undo removes the name.
 func (n *node) making(name string, change func() syscall.Errno) syscall.Errno {
 	n.d.mu.Lock()
 	defer n.d.mu.Unlock()
@@ -47,7 +47,7 @@ func (n *node) making(name string, change func() syscall.Errno) syscall.Errno {
 	return errno
 }
 
-// Mkdir and those that follow are documented where fs declares them.
+// The methods from Mkdir on are documented in package fs.
 func (n *node) Mkdir(ctx context.Context, name string, mode uint32, out *fuse.EntryOut) (i *fs.Inode, errno syscall.Errno) {
 	errno = n.making(name, func() (e syscall.Errno) { i, e = n.LoopbackNode.Mkdir(ctx, name, mode, out); return e })
 	return i, errno
@@ -69,7 +69,7 @@ func (n *node) Link(ctx context.Context, target fs.InodeEmbedder, name string, o
 }
 
 func (n *node) Create(ctx context.Context, name string, flags, mode uint32, out *fuse.EntryOut) (i *fs.Inode, h fs.FileHandle, f uint32, errno syscall.Errno) {
-	// The kernel has found that there is no such name.
+	// The kernel has found that the name does not exist.
 	errno = n.making(name, func() (e syscall.Errno) {
 		i, h, f, e = n.LoopbackNode.Create(ctx, name, flags|unix.O_EXCL, mode, out)
 		return e
@@ -180,7 +180,7 @@ func (n *node) Setattr(ctx context.Context, h fs.FileHandle, in *fuse.SetAttrIn,
 	return n.LoopbackNode.Setattr(ctx, own, in, out)
 }
 
-// Fsync syncs a file that is open, or a directory.
+// Fsync syncs an open file, or a directory.
 func (n *node) Fsync(ctx context.Context, h fs.FileHandle, flags uint32) syscall.Errno {
 	start := time.Now()
 	var m mark
@@ -214,7 +214,7 @@ type directory struct {
 	n *node
 }
 
-// OpendirHandle opens a directory, so that its syncs are known of.
+// OpendirHandle opens a directory with a handle that reports its syncs.
 func (n *node) OpendirHandle(context.Context, uint32) (fs.FileHandle, uint32, syscall.Errno) {
 	entries, errno := n.Readdir(context.Background())
 	if errno != fs.OK {
@@ -237,7 +237,7 @@ func (d *directory) Fsyncdir(ctx context.Context, flags uint32) syscall.Errno {
 	return d.n.Fsync(ctx, nil, flags)
 }
 
-// CopyFileRange leaves copying to reads and writes.
+// CopyFileRange makes the kernel fall back to reads and writes.
 func (n *node) CopyFileRange(context.Context, fs.FileHandle, uint64, *fs.Inode, fs.FileHandle, uint64, uint64, uint64) (uint32, syscall.Errno) {
 	return 0, unix.EOPNOTSUPP
 }
@@ -250,7 +250,7 @@ type handle struct {
 	inode uint64
 }
 
-// handle opens a file so that what is overwritten can be read, too.
+// handle opens a file also for reading, so that overwritten data can be saved.
 func (n *node) handle(path string, flags uint32) (*handle, syscall.Errno) {
 	mode := os.O_RDONLY
 	if flags&unix.O_ACCMODE != unix.O_RDONLY {
@@ -268,10 +268,10 @@ func (n *node) handle(path string, flags uint32) (*handle, syscall.Errno) {
 	return &handle{fs.NewLoopbackFileFromOS(f), n.d, f, st.Ino}, fs.OK
 }
 
-// PassthroughFd keeps the kernel from going past this process.
+// PassthroughFd keeps the kernel from bypassing this process.
 func (h *handle) PassthroughFd() (int, bool) { return 0, false }
 
-// changing runs a change of a part of the file.
+// changing runs a change of a range of the file.
 func (h *handle) changing(off, n int64, change func() syscall.Errno) syscall.Errno {
 	h.d.mu.Lock()
 	defer h.d.mu.Unlock()

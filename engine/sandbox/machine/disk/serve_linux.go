@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Supported says why this computer cannot have disks that fail.
+// Supported returns the reason why this computer cannot have faulty disks.
 func Supported() error {
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
@@ -24,10 +24,10 @@ func Supported() error {
 	return f.Close()
 }
 
-// Main is this program as the server of a disk, see [Args], and returns its exit code.
+// Main runs this program as the server of a disk, see [Args], and returns its exit code.
 func Main(args []string) int {
-	// Its thread is the process's first, which the runtime never ends: it must not be the
-	// one that goes into the namespace.
+	// Main's thread is the process's first, which the runtime never ends: it must not be the
+	// one that enters the namespace.
 	runtime.LockOSThread()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	if err := serve(args[2], args[3], args[4], log); err != nil {
@@ -37,7 +37,7 @@ func Main(args []string) int {
 	return 0
 }
 
-// maxRequest is the size of the largest read or write that the kernel may ask for.
+// maxRequest is the maximum size of a read or write by the kernel.
 const maxRequest = 1 << 20
 
 func serve(dir, name, target string, log *slog.Logger) (err error) {
@@ -51,7 +51,7 @@ func serve(dir, name, target string, log *slog.Logger) (err error) {
 	if ready == nil || namespace == nil {
 		return errors.New("nobody has started this process as it must be")
 	}
-	unix.Umask(0) // the kernel has seen to those of the callers
+	unix.Umask(0) // the kernel has applied the umask of the callers
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGHUP)
 	settings, err := readSettings(SettingsFile(dir, name))
@@ -99,7 +99,7 @@ func serve(dir, name, target string, log *slog.Logger) (err error) {
 			return nil
 		case s := <-signals:
 			if s == unix.SIGTERM {
-				// Nobody is answered any more. The end of the process ends those who wait.
+				// No request is answered any more. The end of the process ends the waiting ones.
 				return d.cut(log)
 			}
 			settings, err := readSettings(SettingsFile(dir, name))
@@ -112,7 +112,7 @@ func serve(dir, name, target string, log *slog.Logger) (err error) {
 	}
 }
 
-// mount mounts what comes from the device on the directory target of a mount namespace,
+// mount mounts the FUSE device on the directory target of a mount namespace,
 // which must not be this process's.
 func mount(device int, namespace *os.File, target string) error {
 	var theirs, ours unix.Stat_t
@@ -152,10 +152,10 @@ func mount(device int, namespace *os.File, target string) error {
 	if err != nil {
 		return fmt.Errorf("mount disk: %w", err)
 	}
-	defer unix.Close(mounted) // nothing is mounted unless it was moved
+	defer unix.Close(mounted) // the mount exists only if it was moved
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends here, with what it sees
+		runtime.LockOSThread() // never unlocked: the thread, and its namespace, end here
 		done <- move(mounted, int(namespace.Fd()), target)
 	}()
 	if err := <-done; err != nil {

@@ -8,10 +8,10 @@ import (
 	"os"
 )
 
-// Supported says why this computer cannot have disks that fail.
+// Supported returns the reason why this computer cannot have faulty disks.
 func Supported() error { return errors.New("disks that fail need Linux") }
 
-// Main is this program as the server of a disk, which only Linux has, and returns its exit code.
+// Main runs this program as the server of a disk, which requires Linux, and returns its exit code.
 func Main([]string) int {
 	fmt.Fprintln(os.Stderr, "serve disk: only Linux can")
 	return 1

@@ -17,19 +17,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pageSize is the part of a file that is saved, and lost, as a whole.
+// pageSize is the unit in which parts of a file are saved, and lost.
 const pageSize = 4096
 
-// unsyncedMax bounds the bytes that are remembered. Beyond it all that was written counts
-// as written back, as a kernel does when it has too much.
+// unsyncedMax limits the saved bytes. Beyond it all writes count as written back, as
+// the kernel does with too many dirty pages.
 const unsyncedMax = 256 << 20
 
-// disk is a directory, and what it takes to bring it back to what was synced.
+// disk is a directory, and the undo log since the last sync.
 type disk struct {
 	parent *os.Root
 	name   string
 
-	mu       sync.Mutex // held by every change of the directory; for ever after cut
+	mu       sync.Mutex // held by every change of the directory, and permanently after cut
 	settings Settings
 	changed  chan struct{} // closed when settings changes
 	names    []nameChange  // in the order of their numbers
@@ -38,34 +38,34 @@ type disk struct {
 	saved    int64 // bytes
 }
 
-// nameChange is a change of names that can be taken back.
+// nameChange is a change of names that can be undone.
 type nameChange struct {
 	number int64
 	undo   func() error
-	kept   string // what undo needs, below the directory of removed files; "" is nothing
+	kept   string // the file that undo needs, below the directory of removed files; "" if none
 }
 
-// file is one that was written and not synced since.
+// file is a file with unsynced writes.
 type file struct {
 	f      *os.File
 	layers []*layer // oldest first
 }
 
-// layer is what a file was before the writes between two syncs.
+// layer has the content of a file before the writes between two syncs.
 type layer struct {
 	sealed bool // a sync has begun since
 	size   int64
-	pages  map[int64][]byte // by number; nil was beyond the end, or zeros
+	pages  map[int64][]byte // by number; nil if beyond the end, or zeros
 }
 
-// open opens a disk after its server, or its power, has gone.
+// open opens a disk after its server has ended.
 func open(dir, name string, s Settings) (*disk, error) {
 	parent, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open disk: %w", err)
 	}
 	d := &disk{parent: parent, name: name, settings: s, changed: make(chan struct{}), files: map[uint64]*file{}}
-	// What nobody took back is durable.
+	// Changes that were not rolled back are durable.
 	if err := errors.Join(parent.RemoveAll(name+unsyncedSuffix), parent.Mkdir(name+unsyncedSuffix, 0o700)); err != nil {
 		return nil, fmt.Errorf("open disk: %w", err)
 	}
@@ -80,7 +80,7 @@ func (d *disk) set(s Settings) {
 	d.changed = make(chan struct{})
 }
 
-// linger waits as long as a sync that began at start takes more than it would.
+// linger waits for the additional duration of a sync that began at start.
 func (d *disk) linger(start time.Time) {
 	for {
 		d.mu.Lock()
@@ -96,7 +96,7 @@ func (d *disk) linger(start time.Time) {
 	}
 }
 
-// save remembers what a part of a file was, before it changes. The lock is held.
+// save saves the old content of a range of a file before a change. The lock is held.
 func (d *disk) save(f *os.File, off, n int64) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -136,25 +136,25 @@ func (d *disk) save(f *os.File, off, n int64) error {
 	return nil
 }
 
-// renamed remembers how to take back a change of names. The lock is held.
+// renamed records the undo of a change of names. The lock is held.
 func (d *disk) renamed(kept string, undo func() error) {
 	d.number++
 	d.names = append(d.names, nameChange{number: d.number, undo: undo, kept: kept})
 }
 
-// keepAt is a new path for what is not to be seen any more. The lock is held.
+// keepAt returns a new path for a removed file. The lock is held.
 func (d *disk) keepAt() string {
 	return filepath.Join(d.name+unsyncedSuffix, strconv.FormatInt(d.number+1, 10))
 }
 
-// mark is a moment: a sync that begins then makes durable what was before.
+// mark is a point in time: a sync that begins then makes all earlier changes durable.
 type mark struct {
 	number int64
 	inode  uint64
 	last   *layer
 }
 
-// begin is called before a sync of the file with this inode number; 0 is a directory.
+// begin is called before a sync of the file with this inode number. 0 is a directory.
 func (d *disk) begin(inode uint64) mark {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -166,7 +166,7 @@ func (d *disk) begin(inode uint64) mark {
 	return m
 }
 
-// synced is called when the sync was done. It does not return after a power cut.
+// synced is called after the sync. It does not return after a power cut.
 func (d *disk) synced(m mark) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -178,11 +178,11 @@ func (d *disk) synced(m mark) {
 	if u == nil || m.last == nil {
 		return
 	}
-	i := slices.Index(u.layers, m.last) // another sync may have been faster
+	i := slices.Index(u.layers, m.last) // a concurrent sync may have removed it
 	d.clean(m.inode, i+1)
 }
 
-// clean forgets the oldest layers of a file. The lock is held.
+// clean drops the oldest layers of a file. The lock is held.
 func (d *disk) clean(inode uint64, layers int) {
 	u := d.files[inode]
 	for _, l := range u.layers[:layers] {
@@ -194,7 +194,7 @@ func (d *disk) clean(inode uint64, layers int) {
 	}
 }
 
-// drop makes it durable that a file was removed. The lock is held.
+// drop makes the removal of a file durable. The lock is held.
 func (d *disk) drop(kept string) {
 	if kept == "" {
 		return
@@ -208,7 +208,7 @@ func (d *disk) drop(kept string) {
 	if err := unix.Fstat(int(f.Fd()), &st); err == nil && st.Nlink == 1 && d.files[st.Ino] != nil {
 		d.clean(st.Ino, len(d.files[st.Ino].layers))
 	}
-	_ = d.parent.Remove(kept) // what stays goes when the disk is opened again
+	_ = d.parent.Remove(kept) // remaining files are removed when the disk is opened again
 }
 
 // forget makes everything durable. The lock is held.
@@ -229,9 +229,9 @@ func (l *layer) bytes() (n int64) {
 	return n
 }
 
-// cut is a power cut: what was not synced is taken back, and nothing is changed any more.
+// cut simulates a power cut: it rolls back unsynced changes and blocks all later ones.
 func (d *disk) cut(log *slog.Logger) error {
-	d.mu.Lock() // for ever
+	d.mu.Lock() // permanently
 	var errs []error
 	pages := 0
 	for _, u := range d.files {
@@ -258,7 +258,7 @@ func (d *disk) cut(log *slog.Logger) error {
 	return nil
 }
 
-// restore brings a file back to what it was before a layer, or some pages of it.
+// restore restores a file to its content before a layer, or some pages of it.
 func (l *layer) restore(f *os.File, loss Loss) error {
 	size := l.size
 	if loss == Torn {
@@ -285,7 +285,7 @@ func (l *layer) restore(f *os.File, loss Loss) error {
 	return nil
 }
 
-// removed tells a name that is not there from other errors.
+// removed ignores the error of a name that does not exist.
 func removed(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

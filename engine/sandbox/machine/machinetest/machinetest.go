@@ -1,4 +1,4 @@
-// Package machinetest keeps tests apart that start machines: those share this
+// Package machinetest serializes tests that start machines: those share this
 // computer's memory, cores and inotify instances, and some compare the state of the
 // whole computer before and after.
 package machinetest
@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// Lock waits until no other test on this computer runs machines and returns what lets
-// the next one go on. It also works between processes; a process that dies lets go.
+// Lock waits until no other test on this computer runs machines and returns the function that
+// releases the lock. It also works between processes. The end of a process releases its lock.
 func Lock() (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(os.TempDir(), "constellation-machines.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
