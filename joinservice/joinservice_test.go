@@ -502,10 +502,12 @@ func TestJoinService(t *testing.T) {
 // that another machine has the token.
 func tokenRefused(t *testing.T, s *site, r *replica) {
 	id, _ := s.machine("refused-0", cloud.Worker, goodBoot, nil)
-	for _, m := range []string{`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicy, metadata: {name: refuses-one}, spec: {failurePolicy: Fail,
+	for _, m := range []string{
+		`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicy, metadata: {name: refuses-one}, spec: {failurePolicy: Fail,
 		matchConstraints: {resourceRules: [{apiGroups: [""], apiVersions: [v1], resources: [secrets], operations: [CREATE, UPDATE]}]},
 		validations: [{expression: "request.name != '` + revocation.TokenSecret("refused-0") + `'", message: no token for this machine}]}}`,
-		`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicyBinding, metadata: {name: refuses-one}, spec: {policyName: refuses-one, validationActions: [Deny]}}`} {
+		`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicyBinding, metadata: {name: refuses-one}, spec: {policyName: refuses-one, validationActions: [Deny]}}`,
+	} {
 		if err := s.cp.Apply(t.Context(), []byte(m)); err != nil {
 			t.Fatal(err)
 		}

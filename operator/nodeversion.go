@@ -715,8 +715,8 @@ func (r *nodeVersions) tellPending(o *observed, actions []decision.Action) {
 
 // tellDrains records the results of drains.
 func (r *nodeVersions) tellDrains(o *observed) {
-	for i := range o.World.Nodes {
-		n := &o.World.Nodes[i]
+	for i := range o.Nodes {
+		n := &o.Nodes[i]
 		if n.Cordon == decision.Uncordoned {
 			delete(r.toldDrains, n.Name)
 			continue

@@ -506,7 +506,7 @@ func (h *hostView) setRun(r decision.UpgradeRun) {
 
 // claims returns the machines that Nodes and intents name. Claims of impostors do not count.
 func (o *observed) claims() map[string]claim {
-	out := make(map[string]claim, len(o.World.Nodes))
+	out := make(map[string]claim, len(o.Nodes))
 	for i := range o.World.Nodes {
 		if n := &o.World.Nodes[i]; n.ProviderID != "" {
 			out[n.ProviderID] = claim{ready: n.Ready}

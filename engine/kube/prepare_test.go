@@ -75,8 +75,8 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 		}
 	}
 	request := engine.PrepareRequest{
-		Request: check.Request{Release: version.MustParse("v1.1.0"), Kubernetes: version.MustParse("v1.36.3"), NoPreflight: true},
-		Acknowledge:  []string{"oldest-supports-kubernetes"},
+		Request:     check.Request{Release: version.MustParse("v1.1.0"), Kubernetes: version.MustParse("v1.36.3"), NoPreflight: true},
+		Acknowledge: []string{"oldest-supports-kubernetes"},
 	}
 	// prepare runs once and calls see with every event. It returns the result.
 	prepare := func(ctx context.Context, dir string, see func(plan.Event)) (plan.Result, error) {

@@ -184,7 +184,6 @@ func TestNodesThatNobodyKnowsYetAreTheMachinesWithoutNames(t *testing.T) {
 
 // looked is a cluster at one moment.
 type looked struct {
-	observed
 	ro    cluster.Rollout
 	nodes []*cluster.Node
 }

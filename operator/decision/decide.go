@@ -644,7 +644,7 @@ func (d *Decision) create(r *replacement) {
 	needed := r.donor != nil && d.outdated(r.donor) && !d.onHold(r.donor) && !d.unneeded(r)
 	switch role, g := d.roleOf(r.Intent), d.Group(r.Group); {
 	case late && !d.w.Complete:
-		d.Wait(ReasonPartial, fmt.Sprintf("whether the cloud has made a machine for %s is known when it lists all machines again", r.Intent.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, time.Time{})
+		d.Wait(ReasonPartial, fmt.Sprintf("whether the cloud has made a machine for %s is known when it lists all machines again", r.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, time.Time{})
 	case !d.must(ruleNoLateCreate, !late):
 		// A pending request has arrived or failed by now.
 		if needed && !d.postponed(r.donor) {
@@ -657,9 +657,9 @@ func (d *Decision) create(r *replacement) {
 			d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
 			return
 		}
-		d.Wait("IntentSettles", fmt.Sprintf("%s needs no replacement any more; whether the cloud has made a machine for it is known soon", r.Intent.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
+		d.Wait("IntentSettles", fmt.Sprintf("%s needs no replacement any more; whether the cloud has made a machine for it is known soon", r.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
 	case d.orphanedHeirFor(r.donor) != nil:
-		d.Wait("IntentSettles", fmt.Sprintf("a machine that can replace %s is there already; its intent was deleted", r.Intent.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
+		d.Wait("IntentSettles", fmt.Sprintf("a machine that can replace %s is there already; its intent was deleted", r.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
 	case role == v1alpha1.ControlPlaneRole && !d.must(ruleCountedTwice, !d.untrackedControlPlane):
 		d.Wait("ControlPlaneMoves", "another control plane is on its way in or out; the next one waits until it has settled", v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
 	case !d.mayCreate(role, g):
