@@ -17,23 +17,22 @@ import (
 	"constellation/engine/words"
 )
 
-// StepAgents is the ID of the step that names the enrolment program. Only plans have it that
-// upgrade nodes in place whose agents verify nothing.
+// StepAgents is the ID of the step that names the enrolment program. Only plans that upgrade
+// nodes with non-verifying agents in place have it.
 const StepAgents = "agents"
 
-// findingAgents is the ID of the finding about agents that verify nothing.
+// findingAgents is the ID of the finding about agents that do not verify components.
 const findingAgents = "agents-unverified"
 
 // findingEnrolled is the ID of the finding about agents that the hop replaces.
 const findingEnrolled = "agents-enrolled"
 
-// Unverified are nodes of groups that are upgraded in place whose agents run components that
-// nobody vouches for, sorted by name. Other nodes get such an agent with their next image.
+// Unverified returns the nodes of groups upgraded in place whose agents run components without
+// verifying them, sorted by name. Other nodes get a verifying agent with their next image.
 //
-// Image and group come from the cloud, because a kubelet of an older program could write those of
-// its Node, and the group stands in a command that the user copies. A node that was enrolled is
-// known by its components, which the operator records: their ConfigMap names an enrolment program,
-// and it did so before any node had them.
+// Image and group come from the cloud: a kubelet of an older release could have written those of
+// its Node, and the group becomes part of a command that the user copies. A node counts as
+// enrolled if its components, which the operator records, include an enrolment program.
 func Unverified(nodes []cluster.Node, machines []cluster.CloudMachine, enrolled map[string]cluster.Components) []cluster.Node {
 	of := make(map[string]*cluster.CloudMachine, len(machines))
 	for i := range machines {
@@ -69,8 +68,8 @@ func withComponents(nodes []cluster.Node, components string) (names []string) {
 	return names
 }
 
-// EnrolledBy returns the components of nodes that are upgraded in place by their names.
-// ConfigMaps that are not there name no enrolment program.
+// EnrolledBy returns the components of nodes that are upgraded in place, by their names. Absent
+// ConfigMaps count as having no enrolment program.
 func EnrolledBy(ctx context.Context, k Published, nodes []cluster.Node) (map[string]cluster.Components, error) {
 	out := map[string]cluster.Components{}
 	for i := range nodes {
@@ -87,7 +86,7 @@ func EnrolledBy(ctx context.Context, k Published, nodes []cluster.Node) (map[str
 	return out, nil
 }
 
-// InGroups is "2 of workers (worker-0, worker-1)".
+// InGroups returns text such as "2 of workers (worker-0, worker-1)".
 func InGroups(nodes []cluster.Node) string {
 	by := map[string][]string{}
 	for i := range nodes {
@@ -101,7 +100,7 @@ func InGroups(nodes []cluster.Node) string {
 	return words.And(out)
 }
 
-// AgentsFinding warns of agents that verify nothing.
+// AgentsFinding warns of agents that do not verify components.
 func AgentsFinding(nodes []cluster.Node, remedy string) plan.Finding {
 	f := plan.Finding{
 		ID: findingAgents, Severity: plan.Warn, Source: "release", Title: "the agents of " + words.Count(len(nodes), "node") + " run components that nobody vouches for",
@@ -113,7 +112,7 @@ func AgentsFinding(nodes []cluster.Node, remedy string) plan.Finding {
 	return f
 }
 
-// AgentsUnchecked reports why the agents could not be judged.
+// AgentsUnchecked reports why the check of the agents failed.
 func AgentsUnchecked(err error) plan.Finding {
 	return plan.Finding{ID: findingAgents, Severity: plan.NotChecked, Source: "release", Title: "not checked which agents verify components", Detail: err.Error(), Remedy: "try again when the cluster and the cloud answer"}
 }
@@ -133,8 +132,8 @@ func ReplaceOnce(nodes []cluster.Node) string {
 		words.And(patches) + ", then an upgrade of the image"
 }
 
-// judgeAgents finds agents that verify nothing. Those of nodes whose Kubernetes the hop upgrades
-// in place are enrolled by it, if the cloud has an enrolment program.
+// judgeAgents finds agents that do not verify components. The hop enrols agents of nodes whose
+// Kubernetes it upgrades in place, if the cloud has an enrolment program.
 func (c *Run) judgeAgents(ctx context.Context, kubeconfig []byte, next cluster.Components) {
 	if c.Enrols = nil; c.Cloud == nil || !slices.ContainsFunc(c.Now.Nodes, func(n cluster.Node) bool { return n.InPlace }) {
 		return
@@ -155,7 +154,7 @@ func (c *Run) judgeAgents(ctx context.Context, kubeconfig []byte, next cluster.C
 	}
 	var left []cluster.Node
 	for _, n := range Unverified(c.Now.Nodes, machines, enrolled) {
-		// The operator upgrades no node that has, or claims, the next components already.
+		// The operator skips nodes that have, or claim, the next components already.
 		if c.upgradesInPlace(&n) && next.Agent != nil && n.Components != next.Name {
 			c.Enrols = append(c.Enrols, n)
 		} else {
@@ -173,7 +172,7 @@ func (c *Run) judgeAgents(ctx context.Context, kubeconfig []byte, next cluster.C
 	}
 }
 
-// upgradesInPlace reports whether the hop upgrades Kubernetes of a node as it is.
+// upgradesInPlace reports whether the hop upgrades Kubernetes on a node without replacing it.
 func (c *Run) upgradesInPlace(n *cluster.Node) bool {
 	touched := c.Hop.ReplaceWorkers
 	if n.Role == string(cloud.ControlPlane) {

@@ -16,7 +16,7 @@ const (
 	findingLocal    = "local-data"
 )
 
-// Services is the release of the services that is asked for.
+// Services is the requested release of the services.
 func (c *Run) Services() version.Version {
 	if !c.Request.Release.IsZero() {
 		return c.Request.Release
@@ -24,7 +24,7 @@ func (c *Run) Services() version.Version {
 	return c.Config.Services
 }
 
-// Current says that there is nothing to apply.
+// Current reports that there is nothing to apply.
 func (c *Run) Current() error {
 	what := fmt.Sprintf("cluster %s runs release %s with Kubernetes %s", c.Config.Name, c.Now.Services, c.Now.Kubernetes)
 	e := &plan.Error{Err: errors.New(what + ": nothing that can be reached is newer"), Remedy: "`constellation upgrade check` says what there is", Exit: plan.ExitNothing}
@@ -34,13 +34,12 @@ func (c *Run) Current() error {
 	return e
 }
 
-// JudgeApply finds what stands against applying the hop beside what stands against
-// preparing it.
+// JudgeApply adds the findings against applying the hop to those against preparing it.
 func (c *Run) JudgeApply(skips func(step string) bool) {
 	if skips(StepBackup) {
 		c.Find(WithoutBackup)
 	} else {
-		c.drop(plan.BackupAge) // one is made
+		c.drop(plan.BackupAge) // apply makes a backup
 	}
 	if skips(StepAgents) && len(c.Enrols) > 0 {
 		c.drop(findingEnrolled)
@@ -55,8 +54,8 @@ func (c *Run) JudgeApply(skips func(step string) bool) {
 	}
 }
 
-// Name marks the findings that are accepted by name alone. Those that block without their
-// name are warnings then: who runs the plan is asked for the name.
+// Name marks the findings that the user must acknowledge by name. Those that block only until
+// acknowledged become warnings: the plan prompts for the name.
 func (c *Run) Name() {
 	for i := range c.Out.Findings {
 		f := &c.Out.Findings[i]
@@ -76,7 +75,7 @@ func (c *Run) Name() {
 	}
 }
 
-// WithoutBackup is the finding about a backup that is left out.
+// WithoutBackup is the finding about a skipped backup.
 var WithoutBackup = plan.Finding{
 	ID: FindingNoBackup, Severity: plan.Warn, Source: "backup", Title: "no backup is made: what the upgrade destroys cannot be restored",
 	Remedy: "leave `--skip-phases " + StepBackup + "` out",

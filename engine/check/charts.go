@@ -14,11 +14,11 @@ const (
 	FindingChartSource = "chart-source"
 	FindingChartValues = "chart-values"
 	findingChartByHand = "chart-by-hand"
-	// FindingDestructive is followed by the name of the chart.
+	// FindingDestructive is a prefix: the name of the chart follows.
 	FindingDestructive = "destructive-"
 )
 
-// ChartRemedy says what to do about a chart that cannot be fetched.
+// ChartRemedy is the remedy for a chart that cannot be fetched.
 func ChartRemedy(err error) string {
 	const carry = "where it can be reached, `constellation release bundle` packs it for `--feed bundle:FILE`"
 	switch {
@@ -34,7 +34,7 @@ func ChartRemedy(err error) string {
 	return "look at the address and the network, and try again; " + carry
 }
 
-// ChartFindings are what somebody has to know or to accept before the chart is applied.
+// ChartFindings are the facts that the user must see or acknowledge before the chart is applied.
 func ChartFindings(x plan.ChartChange) (out []plan.Finding) {
 	if len(x.Destroys) > 0 {
 		out = append(out, plan.Finding{

@@ -1,10 +1,10 @@
-// Package check answers: what could the cluster be upgraded to, and what stands against the next
-// hop?
+// Package check computes the reachable upgrade versions of a cluster and the obstacles to the
+// next hop.
 //
-// A [Run] is one check and what it has learned of cluster, cloud, releases and workspace.
-// `upgrade check` shows it; preparing and applying an upgrade judge more by the same Run
-// before package engine makes their steps. A check changes nothing but, on request, the
-// configuration.
+// A [Run] is one check with the observed state of cluster, cloud, releases and workspace.
+// `upgrade check` shows it. Preparing and applying an upgrade add further checks to the same Run
+// before package engine creates their steps. A check is read-only, except that it can write the
+// configuration on request.
 package check
 
 import (
@@ -42,18 +42,18 @@ const (
 	StepBackup = "backup"
 )
 
-// CheckVersions is the Object of the check event that carries the versions and the path:
-// a [Check] without what takes longer, in Data.
+// CheckVersions is the Object of the check event that carries the versions and the upgrade path:
+// its Data is a [Check] without the slow parts.
 const CheckVersions = "versions"
 
-// surge is how many machines a rollout makes beyond the wanted number.
+// surge is the number of machines that a rollout may create beyond the desired count.
 const surge = 1
 
-// CheckLimit bounds how long the cluster is asked which versions it runs, and how long
-// the cloud is asked what it has.
+// CheckLimit is the timeout for reading the versions from the cluster and the inventory of the
+// cloud.
 const CheckLimit = 15 * time.Second
 
-// Run is one check and what it has learned. Its methods run one after the other.
+// Run is one check and its observations. Its methods run one after the other.
 type Run struct {
 	Deps
 	Request Request
@@ -67,13 +67,13 @@ type Run struct {
 	keys     []release.Key
 
 	Now  compat.Running
-	Down error // why the cluster could not be asked
+	Down error // why the cluster is unreachable
 
-	Cloud      Cloud // nil if it could not be asked
+	Cloud      Cloud // nil if it is unreachable
 	Images     []cloud.Image
-	kubernetes []version.Version // that the cloud has; nil if it has what releases name
+	kubernetes []version.Version // that the cloud offers; nil: those of the releases
 	arch       string            // of machines
-	silent     error             // why the cloud could not be asked
+	silent     error             // why the cloud is unreachable
 
 	Known    Known
 	Fetched  map[string]*chart.Chart // of the hop
@@ -83,20 +83,20 @@ type Run struct {
 	Matrix *compat.Matrix
 	offer  compat.Offer
 	goal   compat.Planned
-	there  bool // what the request asks for runs already
+	there  bool // the requested versions run already
 	Path   []compat.Hop
 	Hop    *compat.Hop          // the first of path; nil if there is none
 	InUse  []cluster.Components // that get a statement in the hop
-	Enrols []cluster.Node       // whose agents get to verify in the hop
+	Enrols []cluster.Node       // that get a verifying agent in the hop
 	Next   *workspace.Config    // nil if there is no hop
-	edited []byte               // the configuration with the values of the next hop; nil if it is not to be written
-	// unmeasured is why the measurements of the next hop's image are not known.
+	edited []byte               // configuration with the values of the next hop; nil: do not write
+	// unmeasured is the reason why the measurements of the next hop's image are unknown.
 	unmeasured error
 
-	// prepares says that the next hop is to be prepared: it may be another one than that of
-	// the shortest path then, and is as the configuration has it if configured is set.
+	// prepares is set if the next hop is to be prepared. Then it may differ from the first hop of
+	// the shortest path, and comes from the configuration if configured is set.
 	Prepares, configured bool
-	// applies says that the hop is also carried out, beginning with the services.
+	// applies is set if the hop is also executed, beginning with the services.
 	Applies      bool
 	Acknowledged []string // IDs of findings
 }
@@ -109,7 +109,7 @@ func (c *Run) Begin() (err error) {
 	if c.Config, c.State, err = c.Ws.Load(); err != nil {
 		return err
 	}
-	// Read again: what is edited must be what was looked at.
+	// Read the file again, so that the edit applies to the content that was checked.
 	if c.text, err = c.Ws.ReadConfig(); err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func (c *Run) Begin() (err error) {
 	return nil
 }
 
-// Look asks cluster, cloud and releases at the same time.
+// Look reads cluster, cloud and releases concurrently.
 func (c *Run) Look(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -190,7 +190,7 @@ func (c *Run) Look(ctx context.Context) error {
 	return nil
 }
 
-// askCloud learns what the cloud has. A foreign cloud is as good as none.
+// askCloud reads what the cloud offers. A foreign cloud counts as absent.
 func (c *Run) askCloud(ctx context.Context) error {
 	p, err := c.Provider(ctx, c.Config, c.State)
 	if err != nil {
@@ -213,7 +213,7 @@ func (c *Run) askCloud(ctx context.Context) error {
 	return nil
 }
 
-// ClusterDown puts why a cluster cannot be asked into the user's words.
+// ClusterDown translates the error of an unreachable cluster for the user.
 func (c *Run) ClusterDown(err error) error {
 	if err == nil {
 		return nil
@@ -233,8 +233,7 @@ func (c *Run) ClusterDown(err error) error {
 	return out
 }
 
-// denied is why the cluster could not be asked if the API server refused to tell; nil
-// if it did not.
+// denied returns the error of a cluster whose API server denied reads; nil if it denied none.
 func (c *Run) denied() error {
 	f := deniedFinding(c.Now.Denied)
 	if f == nil {
@@ -243,11 +242,11 @@ func (c *Run) denied() error {
 	return &plan.Error{Op: "ask the cluster which versions it runs", Err: fmt.Errorf("%w: %s", cluster.ErrForbidden, f.Detail), Remedy: f.Remedy}
 }
 
-// plainUser are the names that a shell takes as they are.
+// plainUser matches user names that a shell needs no quotes for.
 var plainUser = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:@._-]*$`)
 
-// deniedFinding is the one finding about all reads that the API server refused, and how
-// to allow them; nil if there are none.
+// deniedFinding is the one finding about all reads that the API server denied, with the commands
+// that allow them; nil if there are none.
 func deniedFinding(denied []cluster.Denial) *plan.Finding {
 	if len(denied) == 0 {
 		return nil
@@ -274,7 +273,7 @@ func deniedFinding(denied []cluster.Denial) *plan.Finding {
 		Remedy: "use a kubeconfig that may, such as the one that `constellation init` wrote, or let an administrator allow it",
 	}
 	if slices.ContainsFunc(denied, func(d cluster.Denial) bool { return d.User == "" }) {
-		return f // in words that no command can be made of
+		return f // without a command: these names do not fit into one
 	}
 	f.Command = fmt.Sprintf("kubectl create clusterrole constellation-check --verb=%s --resource=%s && kubectl create clusterrolebinding constellation-check --clusterrole=constellation-check %s",
 		strings.Join(slices.Compact(verbs), ","), strings.Join(slices.Compact(resources), ","), subject)
@@ -282,10 +281,10 @@ func deniedFinding(denied []cluster.Denial) *plan.Finding {
 	return f
 }
 
-// runningDenied is the ID of the finding about what the API server refused to tell.
+// runningDenied is the ID of the finding about denied reads.
 const runningDenied = "running-denied"
 
-// Without fills what can be told without the cluster, or with the little that it told.
+// Without fills in the facts that need no cluster, or only the reads that succeeded.
 func (c *Run) Without() {
 	if f := deniedFinding(c.Now.Denied); f != nil {
 		f.Severity = plan.Block
@@ -307,7 +306,7 @@ func (c *Run) Without() {
 	c.Out.Exit = plan.ExitCode(c.Down)
 }
 
-// Decide works out versions, path and what the next hop writes.
+// Decide computes versions, path and the values that the next hop writes.
 func (c *Run) Decide(ctx context.Context) error {
 	c.Matrix = compat.NewMatrix(c.Releases)
 	c.offer = c.offers()
@@ -352,7 +351,7 @@ func (c *Run) Decide(ctx context.Context) error {
 	reach := c.Matrix.Reachable(c.CLI, c.Now, c.offer)
 	for _, r := range reach {
 		if c.there {
-			break // nobody asks for what is newer
+			break // the requested versions run already
 		}
 		c.Out.Blocked = append(c.Out.Blocked, r.Blocked...)
 	}
@@ -367,7 +366,7 @@ func (c *Run) Decide(ctx context.Context) error {
 	switch {
 	case c.Hop != nil:
 		c.Out.Changes = c.changes(ctx)
-		if !c.Prepares { // which destroys nothing
+		if !c.Prepares { // preparing destroys nothing
 			c.Find(c.LastBackup(c.State))
 		}
 	case c.there:
@@ -378,8 +377,8 @@ func (c *Run) Decide(ctx context.Context) error {
 	return nil
 }
 
-// beyond says why versions of Kubernetes that are newer than where the path ends cannot
-// be gone to from there: what is in the way now the path clears.
+// beyond explains why Kubernetes versions above the end of the path are no upgrade targets from
+// there. The path itself removes the present obstacles.
 func (c *Run) beyond() {
 	if len(c.Path) == 0 {
 		return
@@ -404,10 +403,10 @@ func (c *Run) beyond() {
 	}
 }
 
-// asked reports whether the request names a goal.
+// asked reports whether the request has an upgrade target.
 func (c *Run) asked() bool { return !c.Request.Release.IsZero() || !c.Request.Kubernetes.IsZero() }
 
-// reached is where the path ends.
+// reached is the end of the path.
 func (c *Run) reached() plan.Target {
 	if n := len(c.Path); n > 0 {
 		return c.Path[n-1].To
@@ -418,8 +417,8 @@ func (c *Run) reached() plan.Target {
 	}
 }
 
-// offers is the cloud's word. What a cloud that does not answer has is not known, and
-// told as such; it forbids nothing.
+// offers returns what the cloud offers. If the cloud does not answer, the offer is marked as
+// unknown and forbids nothing.
 func (c *Run) offers() compat.Offer {
 	if c.silent != nil {
 		return compat.Offer{}
@@ -459,7 +458,7 @@ func (c *Run) Image(v version.Version) *cloud.Image {
 	return nil
 }
 
-// summary returns what is known about a release; nil if nothing is.
+// summary returns the release data of a version; nil if there is none.
 func (c *Run) summary(v version.Version) *release.Summary {
 	for i := range c.Releases {
 		if c.Releases[i].Version.Equal(v) {
@@ -469,7 +468,7 @@ func (c *Run) summary(v version.Version) *release.Summary {
 	return nil
 }
 
-// prepare works out the configuration of the next hop.
+// prepare computes the configuration of the next hop.
 func (c *Run) prepare(ctx context.Context) error {
 	to := c.Hop.Planned()
 	behind := !c.Now.WorkerKubelet.IsZero() && (!c.Now.WorkerKubelet.Is(to.Kubernetes) || !c.Now.WorkerImage.Is(to.Image))
@@ -497,11 +496,11 @@ func (c *Run) prepare(ctx context.Context) error {
 	return nil
 }
 
-// measured returns what the configuration demands with another image: registers that
-// the new image is known to leave otherwise get their new value, those that only the old
-// one is known to leave go, those that only the new one does come. Others are the
-// user's own and stay. Nil if nothing is known about an image that the configuration has
-// already.
+// measured returns the measurements that the configuration enforces with another image. Registers
+// that the new image is known to change get their new value. Registers known only of the old
+// image are removed, those known only of the new image are added. All other registers belong to
+// the user and stay. The result is nil if nothing is known about an image that the configuration
+// already has.
 func (c *Run) measured(ctx context.Context, v version.Version) (attestation.Measurements, error) {
 	then, err := c.registersOf(ctx, v)
 	switch {
@@ -512,7 +511,7 @@ func (c *Run) measured(ctx context.Context, v version.Version) (attestation.Meas
 	}
 	before, err := c.registersOf(ctx, c.Config.Image)
 	if err != nil {
-		before = then // what comes and goes is not known
+		before = then // added and removed registers are unknown
 	}
 	out := c.Config.Attestation.TPM2.Measurements.Clone()
 	for _, i := range slices.Sorted(maps.Keys(then)) {
@@ -531,8 +530,8 @@ func (c *Run) measured(ctx context.Context, v version.Version) (attestation.Meas
 	return out, nil
 }
 
-// registersOf returns what a machine that booted an image has measured: the cloud knows
-// its own images, the feed all others.
+// registersOf returns the measurements of a machine that booted an image. The cloud has those of
+// its own images, the feed those of all others.
 func (c *Run) registersOf(ctx context.Context, v version.Version) (map[uint32][]byte, error) {
 	var text map[uint32]string
 	if i := c.Image(v); i != nil {
@@ -555,12 +554,13 @@ func (c *Run) registersOf(ctx context.Context, v version.Version) (map[uint32][]
 	return out, nil
 }
 
-// RuleWeaker is the rule that no register is enforced less.
+// RuleWeaker is the rule that every register stays enforced.
 const RuleWeaker = "measurements-weaker"
 
 func weakens(f plan.Finding) bool { return f.ID == RuleWeaker && f.Severity == plan.Block }
 
-// weaker says which values the registers should have that the configuration weakens.
+// weaker returns the expected values of the registers whose enforcement the configuration
+// weakens.
 func (c *Run) weaker(ctx context.Context) string {
 	var now cluster.Demand
 	if json.Unmarshal([]byte(c.Now.JoinConfig.Attestation), &now) != nil || c.Next == nil {
@@ -586,7 +586,7 @@ func (c *Run) weaker(ctx context.Context) string {
 	return strings.Join(out, "; ")
 }
 
-// planned is the next hop as the rules take it.
+// planned is the next hop in the form that the rules take.
 func (c *Run) planned() compat.Planned {
 	to := c.Hop.Planned()
 	if b, err := AttestationJSON(c.Next); err == nil {
@@ -595,7 +595,7 @@ func (c *Run) planned() compat.Planned {
 	return to
 }
 
-// Tell emits what is known so far.
+// Tell emits the results so far.
 func (c *Run) Tell(emit func(plan.Event)) {
 	c.Sort()
 	data, err := json.Marshal(c.Out)
@@ -610,8 +610,8 @@ func (c *Run) Tell(emit func(plan.Event)) {
 	emit(ev)
 }
 
-// Foresee makes the preflight of the next hop, and asks cluster and cloud what else it
-// will change.
+// Foresee runs the preflight checks of the next hop, and reads from cluster and cloud what else
+// it will change.
 func (c *Run) Foresee(ctx context.Context, emit func(plan.Event)) error {
 	if c.Hop == nil || c.Request.NoPreflight {
 		return nil
@@ -680,14 +680,13 @@ func (c *Run) Foresee(ctx context.Context, emit func(plan.Event)) error {
 	return nil
 }
 
-// errNotAsked means that the request leaves a question out.
+// errNotAsked is the cause of a check that the request excludes.
 var errNotAsked = errors.New("not asked")
 
-// laterHops is the ID of the check of what comes after the next hop.
+// laterHops is the ID of the preflight check for hops after the next one.
 const laterHops = "later-hops"
 
-// later is what the hops after the next one do, taken together; nothing if there are
-// none.
+// later combines the hops after the next one; nil if there are none.
 func (c *Run) later(r PreflightRequest) []PreflightRequest {
 	if len(c.Path) < 2 {
 		return nil
@@ -701,9 +700,8 @@ func (c *Run) later(r PreflightRequest) []PreflightRequest {
 	return []PreflightRequest{r}
 }
 
-// onlyLater returns what later hops would trip over and the next one does not, as far as
-// it can be seen from here. Nothing of it is in the way yet, so it only warns. There is
-// one finding at least.
+// onlyLater returns the obstacles that block later hops but not the next one, as far as they can
+// be predicted. They do not block yet, so they are warnings. It returns at least one finding.
 func onlyLater(next, later []plan.Finding) (out []plan.Finding) {
 	for _, f := range later {
 		told := slices.ContainsFunc(next, func(o plan.Finding) bool {
@@ -721,7 +719,7 @@ func onlyLater(next, later []plan.Finding) (out []plan.Finding) {
 	return out
 }
 
-// etcd returns the tag of etcd after a hop; empty if it is not known.
+// etcd returns the tag of etcd after a hop; empty if it is unknown.
 func (c *Run) etcd(to compat.Planned) string {
 	if s := c.summary(to.Services); s != nil {
 		for _, k := range s.Kubernetes {
@@ -733,8 +731,8 @@ func (c *Run) etcd(to compat.Planned) string {
 	return ""
 }
 
-// outdated asks the cluster, by a dry run, which definitions of the next hop's release it
-// does not have just so.
+// outdated lists, by a server-side dry run, the definitions of the next hop's release that the
+// cluster lacks or has in another form.
 func (c *Run) outdated(ctx context.Context, kubeconfig []byte) ([]string, error) {
 	want, err := c.kindsOf(ctx, c.Hop.Planned().Services)
 	if err != nil {
@@ -749,8 +747,9 @@ func (c *Run) outdated(ctx context.Context, kubeconfig []byte) ([]string, error)
 	return k.OutdatedKinds(limited, want)
 }
 
-// list returns what nodes install in the next hop, with the statement of the cloud or, if that
-// has none, of the feed. The error wraps release.ErrUntrusted if the feed's is not genuine.
+// list returns the components that nodes install in the next hop. Their statement is the cloud's
+// or, without one, the feed's. The error wraps release.ErrUntrusted if the feed's statement is
+// not genuine.
 func (c *Run) list(ctx context.Context, v version.Version) (cluster.Components, error) {
 	if c.Cloud == nil {
 		return cluster.Components{}, c.silent
@@ -769,7 +768,7 @@ func (c *Run) list(ctx context.Context, v version.Version) (cluster.Components, 
 	}
 	out := cluster.Components{Name: cluster.ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement, Agent: l.Agent}
 	if out.Name == c.Now.Target.Components {
-		out.Agent = nil // it would say that the nodes were enrolled
+		out.Agent = nil // otherwise the nodes would count as enrolled
 	}
 	if out.Agent != nil {
 		out.Unenrolled = withComponents(c.Now.Nodes, out.Name)
@@ -777,13 +776,13 @@ func (c *Run) list(ctx context.Context, v version.Version) (cluster.Components, 
 	return out, err
 }
 
-// statementError is why the feed's statement over components is not there: the feed's fault or
-// that of this computer, and not the cloud's.
+// statementError is the reason why the feed's statement on components is missing. The fault lies
+// with the feed or this computer, not with the cloud.
 type statementError struct{ error }
 
 func (e statementError) Unwrap() error { return e.error }
 
-// Write replaces the configuration, if that is asked for.
+// Write replaces the configuration if the request includes that.
 func (c *Run) Write() error {
 	if !c.Request.WriteConfig {
 		return nil
@@ -808,12 +807,12 @@ func (c *Run) Write() error {
 		return err
 	}
 	c.Out.Config.Written = true
-	// What was said about values that are not there any more.
+	// Drop findings about values that the new configuration replaced.
 	c.Out.Findings = slices.DeleteFunc(c.Out.Findings, func(f plan.Finding) bool { return f.ID == CheckConfigTarget })
 	return nil
 }
 
-// Finish sorts, and says how to exit.
+// Finish sorts the findings and sets the exit code.
 func (c *Run) Finish() {
 	c.Sort()
 	blocked := func(f plan.Finding) bool { return f.Severity == plan.Block }
@@ -825,7 +824,7 @@ func (c *Run) Finish() {
 	}
 }
 
-// Sort brings the worst findings to the front and leaves the order of equals.
+// Sort moves the worst findings to the front. It is stable.
 func (c *Run) Sort() {
 	order := []plan.Severity{plan.Block, plan.Warn, plan.NotChecked, plan.Info}
 	slices.SortStableFunc(c.Out.Findings, func(a, b plan.Finding) int {
@@ -833,8 +832,7 @@ func (c *Run) Sort() {
 	})
 }
 
-// AttestationJSON is what the join service demands of joining machines under a
-// configuration.
+// AttestationJSON is the attestation policy that the join service enforces under a configuration.
 func AttestationJSON(c *workspace.Config) (string, error) {
 	b, err := json.Marshal(cluster.Demand{Variant: string(attestation.TPM2), Measurements: c.Attestation.TPM2.Measurements})
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"constellation/engine/workspace"
 )
 
-// Kinds of rows of the version table that are no parts.
+// Kinds of rows of the version table that are not parts of others.
 const (
 	rowKubernetes = "kubernetes"
 	rowImage      = "image"
@@ -28,11 +28,11 @@ const (
 	rowCLI        = "cli"
 )
 
-// CheckConfigTarget is the ID of the finding about what the configuration asks for.
+// CheckConfigTarget is the ID of the finding about the upgrade target in the configuration.
 const CheckConfigTarget = "config-target"
 
-// components fills the version table. reach is what the matrix says; nil if nothing is
-// known about the cluster.
+// components fills the version table. reach is the result of the compatibility matrix; nil if the
+// cluster is unreachable.
 func (c *Run) components(reach []compat.Reach) {
 	versions := func(component string) []version.Version {
 		for _, r := range reach {
@@ -94,7 +94,7 @@ func (c *Run) components(reach []compat.Reach) {
 	c.Out.Components = rows
 }
 
-// unreached is the verdict of a row that no hop changes although there is something newer.
+// unreached is the verdict of a row with a newer version that no hop leads to.
 func (c *Run) unreached() string {
 	if c.there || c.asked() && c.Hop != nil {
 		return "not asked for"
@@ -102,7 +102,7 @@ func (c *Run) unreached() string {
 	return "not reachable"
 }
 
-// laterThan returns v if it is newer than now; zero if it is not.
+// laterThan returns v if it is newer than now; otherwise the zero value.
 func laterThan(v, now version.Version) version.Version {
 	if now.Less(v) {
 		return v
@@ -117,13 +117,13 @@ func texts(versions []version.Version) (out []string) {
 	return out
 }
 
-// part is a row of something that belongs to another row. of returns its version in a
-// version of that row, empty if it has none there.
+// part is a row that belongs to another row. of maps a version of that row to the version of the
+// part, empty if the part is absent there.
 func (c *Run) part(name, kind, now, in string, reach []version.Version, at func(compat.Planned) version.Version, newest version.Version, of func(version.Version) string) plan.ComponentCheck {
 	row := plan.ComponentCheck{Name: name, Kind: kind, Part: true, Now: now, Verdict: "not updated"}
 	runs, unread := version.Parse(now)
 	if unread != nil {
-		runs, unread = version.Parse(now[strings.LastIndex(now, "-v")+1:]) // the newest of a span
+		runs, unread = version.Parse(now[strings.LastIndex(now, "-v")+1:]) // newest of the range
 	}
 	later := func(s string) bool {
 		v, err := version.Parse(s)
@@ -153,7 +153,7 @@ func (c *Run) part(name, kind, now, in string, reach []version.Version, at func(
 	return row
 }
 
-// after returns where the next hop leads; zero if there is none.
+// after returns the version after the next hop; zero if there is none.
 func (c *Run) after() compat.Planned {
 	if c.Hop == nil {
 		return compat.Planned{}
@@ -161,7 +161,7 @@ func (c *Run) after() compat.Planned {
 	return c.Hop.Planned()
 }
 
-// kubernetesParts are the rows of what is bound to the version of Kubernetes and runs.
+// kubernetesParts returns the rows of running components whose version depends on Kubernetes.
 func (c *Run) kubernetesParts(reach []version.Version, newest version.Version) (rows []plan.ComponentCheck) {
 	for _, p := range c.Now.Parts {
 		if p.Kind != cluster.ServiceOfKubernetes {
@@ -173,8 +173,8 @@ func (c *Run) kubernetesParts(reach []version.Version, newest version.Version) (
 	return rows
 }
 
-// bound returns the version of a service in a version of Kubernetes, as the newest
-// release that has this Kubernetes says; empty if none does.
+// bound returns the version of a service for a version of Kubernetes, according to the newest
+// release with that Kubernetes; empty if there is none.
 func (c *Run) bound(name string, v version.Version) string {
 	for _, s := range slices.Backward(c.Releases) {
 		for _, k := range s.Kubernetes {
@@ -186,8 +186,8 @@ func (c *Run) bound(name string, v version.Version) string {
 	return ""
 }
 
-// releaseParts are the rows of the services of a release. One that is part of the OS
-// image runs in the version that the image has.
+// releaseParts returns the rows of the services of a release. Services inside the OS image have
+// the version that the image contains.
 func (c *Run) releaseParts(images compat.Span, reach, reachImages []version.Version, newest version.Version) (rows []plan.ComponentCheck) {
 	running := map[string]bool{}
 	for _, p := range c.Now.Parts {
@@ -236,7 +236,7 @@ func (c *Run) serviceIn(name string, v version.Version) string {
 	return ""
 }
 
-// serviceSpan is serviceIn for releases that run side by side.
+// serviceSpan is serviceIn for several releases that run at the same time.
 func (c *Run) serviceSpan(name string, of compat.Span) string {
 	var s compat.Span
 	for _, v := range []version.Version{of.Oldest, of.Newest} {
@@ -270,7 +270,7 @@ func (c *Run) cliRow(reach []version.Version) plan.ComponentCheck {
 // Find adds a finding.
 func (c *Run) Find(f plan.Finding) { c.Out.Findings = append(c.Out.Findings, f) }
 
-// judgeRunning says what is odd about what runs.
+// judgeRunning adds findings about anomalies in the running versions.
 func (c *Run) judgeRunning() {
 	if f := deniedFinding(c.Now.Denied); f != nil {
 		c.Find(*f)
@@ -284,9 +284,9 @@ func (c *Run) judgeRunning() {
 		c.Find(f)
 	}
 	if c.CLI.Less(c.Now.Services.Newest) {
-		severity := plan.Block // there is nothing that this program can do
+		severity := plan.Block // this program cannot fix it
 		if c.Hop != nil {
-			severity = plan.Warn // the path says which program can
+			severity = plan.Warn // the path names the program that can
 		}
 		c.Find(plan.Finding{
 			ID: "cli-older", Severity: severity, Title: fmt.Sprintf("the cluster runs release %s, which is newer than this program, %s", c.Now.Services.Newest, c.CLI), Source: "versions",
@@ -324,11 +324,11 @@ func (c *Run) judgeRunning() {
 	}
 }
 
-// runningFaulty is the ID of the finding about what runs and was found faulty.
+// runningFaulty is the ID of the finding about running versions that are known to be faulty.
 const runningFaulty = "running-faulty"
 
-// judgeFaulty says what runs and was found faulty after it was released. It takes the
-// place of what the rule says about the same if a hop leaves it as it is.
+// judgeFaulty adds findings about running versions that were found faulty after their release.
+// They replace the rule's violation on the same subject if a hop leaves it unchanged.
 func (c *Run) judgeFaulty() {
 	c.Out.Findings = slices.DeleteFunc(c.Out.Findings, func(f plan.Finding) bool { return f.ID == "faulty" && f.Severity == plan.Warn })
 	told := map[string]bool{}
@@ -361,7 +361,7 @@ func (c *Run) judgeFaulty() {
 	}
 	for i, s := range []compat.Span{c.Now.ControlPlaneImage, c.Now.WorkerImage} {
 		for _, v := range []version.Version{s.Oldest, s.Newest} {
-			if why, newer := c.faultyRelease(v); !told["release"+v.String()] { // image and release are one
+			if why, newer := c.faultyRelease(v); !told["release"+v.String()] { // image and release have the same one
 				tell("image", v, i == 1, why, newer, func(p compat.Planned) version.Version { return p.Image })
 			}
 		}
@@ -374,8 +374,8 @@ func (c *Run) judgeFaulty() {
 	}
 }
 
-// faultyRelease returns why a release was found faulty, empty if it was not, and the newer
-// releases that were not.
+// faultyRelease returns why a release is faulty, empty if it is not, and the newer releases that
+// are not faulty.
 func (c *Run) faultyRelease(v version.Version) (why string, newer []version.Version) {
 	s := c.summary(v)
 	for _, r := range c.Releases {
@@ -389,7 +389,7 @@ func (c *Run) faultyRelease(v version.Version) (why string, newer []version.Vers
 	return why, newer
 }
 
-// faultyKubernetes is faultyRelease of a version of Kubernetes; newer is sorted.
+// faultyKubernetes is faultyRelease for a version of Kubernetes; newer is sorted.
 func (c *Run) faultyKubernetes(v version.Version) (why string, newer []version.Version) {
 	for _, r := range c.Releases {
 		for _, k := range r.Kubernetes {
@@ -405,7 +405,8 @@ func (c *Run) faultyKubernetes(v version.Version) (why string, newer []version.V
 	return why, newer
 }
 
-// offered reports whether the cloud has a Kubernetes, as far as it tells.
+// offered reports whether the cloud offers a Kubernetes version. It is true if the offer is
+// unknown.
 func (c *Run) offered(v version.Version) bool {
 	if c.offer.Kubernetes == nil {
 		return true
@@ -414,9 +415,9 @@ func (c *Run) offered(v version.Version) bool {
 	return ok
 }
 
-// judgeConfig says whether an upgrade to what the configuration asks for would be
-// refused. It is about the configuration as it stands, not about the path, so it only
-// warns: the next hop is made with what it needs written.
+// judgeConfig reports whether an upgrade to the configured target would be refused. It checks the
+// configuration as it stands, independent of the path. So it only warns: the next hop writes the
+// values that it needs.
 func (c *Run) judgeConfig() {
 	f := c.Config
 	to := compat.Planned{Services: f.Services, Image: f.Image, Kubernetes: f.Kubernetes, KeepWorkers: f.KeepWorkers}
@@ -424,25 +425,25 @@ func (c *Run) judgeConfig() {
 		return
 	}
 	if c.configured {
-		return // it is the next hop, of which the rules speak
+		return // the rules check the next hop
 	}
 	if a, err := AttestationJSON(f); err == nil {
 		to.Attestation = a
 	}
 	cli := c.CLI
 	if c.Now.Services.Is(to.Services) {
-		cli = to.Services // which program would do it is not the configuration's business
+		cli = to.Services // the configuration does not choose the program
 	}
 	said := map[string]bool{}
 	for _, r := range compat.Blocks(c.Matrix.Check(cli, c.Now, to, c.offer)) {
 		field := fieldOf(r.Rule, to, c.Now)
 		if said[field] {
-			continue // of several reasons the first is enough
+			continue // the first of several reasons is enough
 		}
 		said[field] = true
 		remedy := r.Remedy
 		switch {
-		case r.Rule == "variant" || r.Rule == RuleWeaker: // of which nothing is written
+		case r.Rule == "variant" || r.Rule == RuleWeaker: // they have their own findings
 		case c.Hop != nil:
 			remedy += "; `constellation upgrade check --write-config` writes what the next hop needs"
 		default:
@@ -456,7 +457,7 @@ func (c *Run) judgeConfig() {
 	}
 }
 
-// fieldOf is the field of the configuration that a rule is about.
+// fieldOf returns the field of the configuration that a rule concerns.
 func fieldOf(rule string, to compat.Planned, now compat.Running) string {
 	switch {
 	case rule == "variant":
@@ -475,7 +476,7 @@ func fieldOf(rule string, to compat.Planned, now compat.Running) string {
 	return "microserviceVersion"
 }
 
-// judgeMeasured says if the next hop's image cannot be demanded from machines.
+// judgeMeasured adds a finding if the measurements of the next hop's image are unavailable.
 func (c *Run) judgeMeasured() {
 	if c.unmeasured != nil {
 		c.Find(plan.Finding{
@@ -486,7 +487,7 @@ func (c *Run) judgeMeasured() {
 	}
 }
 
-// judgeFeed says if the feed could not be used as it should.
+// judgeFeed adds a finding if the feed was stale or unusable.
 func (c *Run) judgeFeed() {
 	s := c.Out.Feed
 	switch {
@@ -497,7 +498,7 @@ func (c *Run) judgeFeed() {
 	}
 }
 
-// judgeCloud says if the cloud could not be asked what it has.
+// judgeCloud adds a finding if the cloud's offer could not be read.
 func (c *Run) judgeCloud() {
 	if c.silent == nil {
 		return
@@ -510,8 +511,8 @@ func (c *Run) judgeCloud() {
 	})
 }
 
-// kindsOf returns the definitions of a release. The error wraps assets.ErrUnknownRelease
-// if only another program has them.
+// kindsOf returns the definitions of a release. The error wraps assets.ErrUnknownRelease if only
+// another version of this program contains them.
 func (c *Run) kindsOf(ctx context.Context, v version.Version) ([]assets.File, error) {
 	r, err := c.Known.Release(ctx, v)
 	if err != nil {
@@ -524,8 +525,7 @@ func (c *Run) kindsOf(ctx context.Context, v version.Version) ([]assets.File, er
 	return slices.DeleteFunc(all, func(f assets.File) bool { return !slices.Contains(r.CRDs, f.Name) }), nil
 }
 
-// changes works out what the next hop changes, as far as that can be told without
-// asking anybody again.
+// changes computes the changes of the next hop, as far as possible without further requests.
 func (c *Run) changes(ctx context.Context) *plan.Changes {
 	to := c.Hop.Planned()
 	out := &plan.Changes{Nodes: map[string]int{}}
@@ -535,7 +535,7 @@ func (c *Run) changes(ctx context.Context) *plan.Changes {
 		controlPlane := n.Role == string(cloud.ControlPlane)
 		switch {
 		case controlPlane && !c.Hop.ReplaceControlPlanes || !controlPlane && !c.Hop.ReplaceWorkers:
-		case n.InPlace && !kubernetes: // its image stays, and there is nothing else
+		case n.InPlace && !kubernetes: // its image stays and nothing else changes
 		case n.InPlace:
 			if out.InPlace == nil {
 				out.InPlace = map[string]int{}
@@ -543,7 +543,7 @@ func (c *Run) changes(ctx context.Context) *plan.Changes {
 			out.InPlace[cmp.Or(n.Group, n.Role)]++
 			kept++
 			if controlPlane {
-				first = 1 // the one that kubeadm brings the cluster's Kubernetes on is done by that
+				first = 1 // kubeadm upgrades the cluster on the first one
 			}
 		default:
 			out.Nodes[cmp.Or(n.Group, n.Role)]++
@@ -560,8 +560,8 @@ func (c *Run) changes(ctx context.Context) *plan.Changes {
 	return out
 }
 
-// MeasurementChanges compares what the cluster demands of joining machines with what it
-// will. If it could not be asked, what the configuration demands stands for it.
+// MeasurementChanges compares the enforced attestation policy of the cluster with the next one.
+// If the cluster is unreachable, it compares with the policy of the configuration.
 func (c *Run) MeasurementChanges() (out []plan.MeasurementChange) {
 	before, after := c.Config.Attestation.TPM2.Measurements, c.Next.Attestation.TPM2.Measurements
 	var now cluster.Demand
@@ -598,7 +598,7 @@ func (c *Run) serviceChanges(ctx context.Context, out *plan.Changes, to compat.P
 	}
 	before, err := c.Known.Release(ctx, c.Now.Services.Oldest)
 	if err != nil {
-		before = &release.Release{} // not known: everything is new
+		before = &release.Release{} // unknown: all count as new
 	}
 	image := func(name, from, now string) {
 		if from != now && now != "" {
@@ -625,8 +625,8 @@ func (c *Run) serviceChanges(ctx context.Context, out *plan.Changes, to compat.P
 	}
 }
 
-// kindChanges compares the definitions of two releases; what the cluster has made of
-// them only it can say.
+// kindChanges compares the definitions of two releases. The state of the definitions in the
+// cluster is not part of it.
 func (c *Run) kindChanges(ctx context.Context, out *plan.Changes, to compat.Planned) {
 	after, err := c.kindsOf(ctx, to.Services)
 	if err != nil {

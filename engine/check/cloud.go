@@ -9,7 +9,7 @@ import (
 	"constellation/engine/plan"
 )
 
-// CloudError puts an error of a provider into the user's words.
+// CloudError translates a provider's error for the user.
 func CloudError(op, name string, err error) error {
 	e := &plan.Error{Op: op, Err: err}
 	switch {

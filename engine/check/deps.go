@@ -16,40 +16,40 @@ import (
 	"constellation/engine/workspace"
 )
 
-// Deps is what a check works with.
+// Deps are the dependencies of a check.
 type Deps struct {
 	Ws    *workspace.Workspace
 	Log   *slog.Logger
 	Clock func() time.Time
-	// buildable are the versions of Kubernetes that can be built here; empty if unknown.
+	// buildable are the Kubernetes versions that this computer can build; empty if unknown.
 	Buildable []string
 
 	Inspect  func(ctx context.Context, kubeconfig []byte) (Inspector, error)
 	Connect  func(ctx context.Context, kubeconfig []byte) (Published, error)
 	Provider func(ctx context.Context, c *workspace.Config, s *workspace.State) (Cloud, error)
-	// feed returns the location of the feed that a request means, and the keys for it; know
-	// learns what it says.
+	// feed returns the location of the feed of a request, and its keys. know records the feed's
+	// contents.
 	Feed func(c *workspace.Config, r Request) (location string, keys []release.Key, err error)
 	Know func(ctx context.Context, location string, keys []release.Key) (Known, error)
-	// charts returns what fetches and compares the charts of a release.
+	// charts returns the fetcher for the charts of a release.
 	Charts func(c *workspace.Config, s *workspace.State, rel *release.Release, location string) Charts
-	// runs are the recorded runs; what cannot be read is left out.
+	// runs are the recorded runs without unreadable ones.
 	Runs func() []plan.RunSummary
-	// lastBackup judges the age of the last backup.
+	// lastBackup returns the finding on the age of the last backup.
 	LastBackup func(s *workspace.State) plan.Finding
 	// command is the command line of a verb for this workspace.
 	Command func(verb string) string
 }
 
-// Known is what a check needs of releases.
+// Known is the release data that a check needs.
 type Known interface {
 	State() FeedState
 	Summaries(ctx context.Context) ([]release.Summary, error)
 	Release(ctx context.Context, v version.Version) (*release.Release, error)
-	// Vouch returns the statement of the release builder over a list of components; empty if
-	// there is none.
+	// Vouch returns the release builder's statement on a list of components; empty if there is
+	// none.
 	Vouch(ctx context.Context, v, kubernetes version.Version, arch string, list component.List) (string, error)
-	// Measurements are the expected registers of an image, as hex.
+	// Measurements are the expected registers of an image, in hex.
 	Measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error)
 }
 
@@ -70,9 +70,10 @@ type Cloud interface {
 
 // Charts compares the charts of a release with those of the cluster.
 type Charts interface {
-	// Fetch gets charts that do not come with the program; findings say which cannot be had.
+	// Fetch downloads charts that the program does not contain. The findings list failed
+	// downloads.
 	Fetch(ctx context.Context) []plan.Finding
-	// Fetched are they, by name.
+	// Fetched returns the downloaded charts by name.
 	Fetched() map[string]*chart.Chart
 	Compare(ctx context.Context) ([]plan.ChartChange, []plan.Finding, error)
 }

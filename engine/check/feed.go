@@ -11,7 +11,7 @@ import (
 	"constellation/engine/workspace"
 )
 
-// VerifyCommand is the command that looks at every file of a feed, with the same keys.
+// VerifyCommand is the command that verifies every file of a feed with the same keys.
 func VerifyCommand(location string, keys []release.Key) string {
 	command := "`constellation release verify " + ShellQuote(location)
 	var files []string
@@ -34,7 +34,7 @@ func VerifyCommand(location string, keys []release.Key) string {
 
 const feedAddresses = "a feed is at an https address, at an http address of this computer, or in a folder"
 
-// FeedRemedy says what to do about a feed that is not believed.
+// FeedRemedy is the remedy for a feed that fails verification.
 func FeedRemedy(err error) string {
 	if err == nil {
 		return ""
@@ -63,7 +63,7 @@ func FeedRemedy(err error) string {
 	return ""
 }
 
-// FeedLimit bounds how long a feed is asked.
+// FeedLimit is the timeout for reading a feed.
 const FeedLimit = 10 * time.Second
 
 var plainRE = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)

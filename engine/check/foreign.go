@@ -9,7 +9,7 @@ import (
 	"constellation/engine/workspace"
 )
 
-// ForeseeCharts fetches the charts of the hop and compares them with those that run.
+// ForeseeCharts fetches the charts of the hop and compares them with the installed ones.
 func (c *Run) ForeseeCharts(ctx context.Context) error {
 	if c.Hop == nil || c.Request.NoPreflight || c.Prepares && !c.Applies {
 		return nil
@@ -31,8 +31,8 @@ func (c *Run) ForeseeCharts(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// LookAtCharts notes what stands against the charts of a run, and returns what they change;
-// nil if that is not known.
+// LookAtCharts records obstacles in the charts of a run and returns their changes; nil if the
+// changes are unknown.
 func (c *Run) LookAtCharts(ctx context.Context, charts Charts) ([]plan.ChartChange, error) {
 	if blocked := charts.Fetch(ctx); len(blocked) > 0 {
 		c.Out.Findings = append(c.Out.Findings, blocked...)
@@ -40,7 +40,7 @@ func (c *Run) LookAtCharts(ctx context.Context, charts Charts) ([]plan.ChartChan
 	}
 	changes, found, err := charts.Compare(ctx)
 	if err != nil {
-		if !errors.Is(err, assets.ErrUnknownRelease) { // only that release's program has its charts
+		if !errors.Is(err, assets.ErrUnknownRelease) { // only the program of that release contains its charts
 			c.Log.Debug("charts not compared", "err", err)
 		}
 		return nil, err

@@ -19,15 +19,15 @@ import (
 	"constellation/engine/workspace"
 )
 
-// ruleOldest is the rule that a new minor of Kubernetes comes after the image.
+// ruleOldest is the rule that a new minor version of Kubernetes comes after the image.
 const ruleOldest = "oldest-supports-kubernetes"
 
-// Acknowledgeable are the IDs of the findings that block until they are acknowledged by
-// name. All others that block cannot be forced.
+// Acknowledgeable are the IDs of the findings that block until they are acknowledged by name.
+// Other blocking findings cannot be forced.
 var Acknowledgeable = []string{RuleWeaker, ruleOldest}
 
-// Set reports whether what is asked for is the target of all nodes, and some of them are
-// not there yet.
+// Set reports whether the requested versions are the target of all nodes while some nodes still
+// run others.
 func (c *Run) Set() bool {
 	n, t := &c.Now, c.Now.Target
 	image, err := version.Parse(t.ImageVersion)
@@ -48,7 +48,7 @@ func (c *Run) Set() bool {
 	return !newer || f.Image.Equal(image) && f.Kubernetes.Equal(kubernetes) && f.KeepWorkers == t.KeepWorkers
 }
 
-// Nothing says why there is nothing to prepare.
+// Nothing explains why there is nothing to prepare.
 func (c *Run) Nothing() error {
 	e := &plan.Error{Err: errors.New("nothing to prepare: nothing that can be reached is newer than what runs"), Remedy: "`constellation upgrade check` says what there is", Exit: plan.ExitNothing}
 	if c.there {
@@ -57,7 +57,8 @@ func (c *Run) Nothing() error {
 	return e
 }
 
-// choose decides which hop is prepared: without a goal, what the configuration asks for.
+// choose picks the hop to prepare. Without a requested target, that is the hop to the configured
+// versions.
 func (c *Run) choose() {
 	if h, ok := c.configuredHop(); ok && !c.asked() {
 		c.Path, c.there, c.configured = []compat.Hop{h}, false, true
@@ -67,8 +68,8 @@ func (c *Run) choose() {
 	if len(c.Path) == 0 {
 		return
 	}
-	// Workers that are as the control planes may be kept on request; those that were kept
-	// by an earlier hop have waited long enough.
+	// The user may keep workers that match the control planes. Workers kept by an earlier hop
+	// must be upgraded now.
 	h := &c.Path[0]
 	n := &c.Now
 	same := func(a, b compat.Span) bool { return a.Oldest.Equal(b.Oldest) && a.Newest.Equal(b.Newest) }
@@ -81,7 +82,7 @@ func (c *Run) choose() {
 	}
 }
 
-// verb is what is done with the hop, flag how a finding is accepted by name.
+// verb is the verb for the hop, flag the option that acknowledges a finding by name.
 func (c *Run) verb() string {
 	if c.Applies {
 		return "upgrade"
@@ -96,8 +97,8 @@ func (c *Run) flag() string {
 	return "--acknowledge"
 }
 
-// configuredHop is the hop to what the configuration asks for; false if nothing of that
-// is newer than what runs.
+// configuredHop is the hop to the configured versions; false if none of them is newer than the
+// running ones.
 func (c *Run) configuredHop() (compat.Hop, bool) {
 	f, n := c.Config, &c.Now
 	images := n.ControlPlaneImage.Add(n.WorkerImage.Oldest).Add(n.WorkerImage.Newest)
@@ -117,8 +118,9 @@ func (c *Run) configuredHop() (compat.Hop, bool) {
 	return h, true
 }
 
-// join makes one hop of the whole path if nothing but the order of image and Kubernetes
-// stands against it, and that is acknowledged. If it is not, a note says that it could be.
+// join merges the path into one hop if its only violation is the order of image and Kubernetes,
+// and the user acknowledged that. Without the acknowledgement it adds a note that the merge is
+// possible.
 func (c *Run) join() {
 	if len(c.Path) < 2 {
 		return
@@ -139,7 +141,7 @@ func (c *Run) join() {
 		len(c.Path), c.verb(), c.flag(), ruleOldest, c.verb()+"s", first.From.Image, last.To.Kubernetes))
 }
 
-// JudgePrepare finds what stands against preparing the hop, and returns what its nodes
+// JudgePrepare finds obstacles to preparing the hop. It returns the components that its nodes
 // install.
 func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 	to := c.Hop.Planned()
@@ -172,7 +174,7 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 	}
 	c.judgeRegisters(ctx, to.Image)
 	if c.Image(to.Image) == nil {
-		// Only an image that stays can be unknown: the rules speak of new ones.
+		// Only an unchanged image can be unknown: the rules cover new ones.
 		block("image", "cloud", "the cloud has no image "+to.Image.String(), "", "choose one that it has: `constellation upgrade check`")
 	}
 	list, err := c.list(ctx, to.Kubernetes)
@@ -206,12 +208,12 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 	return list
 }
 
-// VouchInUse finds the components that machines may still join with beside those of the
-// target, which is next, and that lack a statement of the release builder: an older program
-// published none, and machines of a newer image install nothing without one.
+// VouchInUse finds components without a statement of the release builder that machines may still
+// join with, next to next, the target's. Older programs published no statement, and machines of a
+// newer image install nothing without one.
 func (c *Run) VouchInUse(ctx context.Context, next cluster.Components) {
 	if c.InUse = nil; next.Statement == "" {
-		return // the cloud's images have no release keys either
+		return // images of this cloud have no release keys
 	}
 	used := []string{c.Now.Target.Components}
 	for i := range c.Now.Nodes {
@@ -242,8 +244,8 @@ func (c *Run) VouchInUse(ctx context.Context, next cluster.Components) {
 			if !have.Serves(offered) {
 				c.InUse = append(c.InUse, offered)
 			}
-		case have.Statement != "": // of whoever published it
-		case name == c.Now.Target.Components: // only with this one machines join for sure
+		case have.Statement != "": // any publisher counts
+		case name == c.Now.Target.Components: // other components are not sure to be used by joining machines
 			detail := "the cloud offers other components for Kubernetes " + have.Kubernetes
 			if why != nil {
 				detail = why.Error()
@@ -256,7 +258,8 @@ func (c *Run) VouchInUse(ctx context.Context, next cluster.Components) {
 	}
 }
 
-// judgeRegisters makes sure that machines of an image satisfy what will be demanded.
+// judgeRegisters ensures that machines of an image pass the attestation policy that will be
+// enforced.
 func (c *Run) judgeRegisters(ctx context.Context, image version.Version) {
 	known, err := c.registersOf(ctx, image)
 	if c.unmeasured != nil {
@@ -269,7 +272,7 @@ func (c *Run) judgeRegisters(ctx context.Context, image version.Version) {
 		return
 	}
 	if err != nil {
-		return // they are the user's own, which is fine
+		return // the user's own values
 	}
 	var wrong []string
 	after := c.Next.Attestation.TPM2.Measurements
@@ -287,12 +290,13 @@ func (c *Run) judgeRegisters(ctx context.Context, image version.Version) {
 	}
 }
 
-// drop takes findings back.
+// drop removes findings.
 func (c *Run) drop(id string) {
 	c.Out.Findings = slices.DeleteFunc(c.Out.Findings, func(f plan.Finding) bool { return f.ID == id })
 }
 
-// Settle makes warnings of what blocks, may be acknowledged and is.
+// Settle turns acknowledged blocking findings into warnings, where an acknowledgement is
+// possible.
 func (c *Run) Settle() {
 	for i := range c.Out.Findings {
 		f := &c.Out.Findings[i]
@@ -306,18 +310,16 @@ func (c *Run) Settle() {
 	}
 }
 
-// occasional are the IDs of findings that are not rules and are only told when there is
-// something to tell.
+// occasional are the IDs of findings that are not rules and appear only under certain conditions.
 var occasional = []string{
 	findingAgents, "components-unsigned", "api-server", "cli", "cli-older", "cloud", "cloud-offers", "components", "feed", "image", "measurements", "measurements-unknown", "node-version", "preflight",
 	"running", "running-denied", "running-kubernetes", "running-release", "services-first", "trust-roots",
 }
 
-// Unknown refuses IDs that no finding has: a word that was mistyped would be taken for
-// one that was given. One whose finding did not come up this time is no mistake: the
-// same command may be given again.
+// Unknown rejects IDs that no finding can have: a misspelt ID would look like an acknowledgement.
+// An ID whose finding is absent this time is valid, so that the same command can be repeated.
 func (c *Run) Unknown() error {
-	var open []string // what a word would change
+	var open []string // findings that an acknowledgement would unblock
 	known := map[string]bool{}
 	for _, id := range slices.Concat(Acknowledgeable, occasional) {
 		known[id] = true

@@ -11,11 +11,10 @@ import (
 	"constellation/engine/release"
 )
 
-// refuse reads the files of the releases that the path leads to, which was found by
-// Summaries alone, and that are not in read. A release whose file is not the one that was
-// published is marked as faulty, so that it is nobody's goal; refuse reports whether there
-// is one: then there is another path. What the program brings with it and what was read
-// before needs no request.
+// refuse reads the files of the releases on the path that are not in read. The path itself comes
+// from Summaries alone. A release whose file differs from the published one is marked as faulty
+// and is no upgrade target any more. refuse reports whether it marked one, because then the path
+// changes. Releases embedded in the program, or read before, need no request.
 func (c *Run) refuse(ctx context.Context, read map[string]bool) (refused bool) {
 	ctx, cancel := context.WithTimeout(ctx, FeedLimit)
 	defer cancel()
@@ -44,7 +43,7 @@ func (c *Run) refuse(ctx context.Context, read map[string]bool) (refused bool) {
 		}
 		f.Remedy = cmp.Or(f.Remedy, VerifyCommand(c.location, c.keys)+" says more")
 		c.Find(f)
-		c.Releases = slices.Clone(c.Releases) // they are shared
+		c.Releases = slices.Clone(c.Releases) // shared slice
 		for i := range c.Releases {
 			if c.Releases[i].Version.Equal(v) {
 				c.Releases[i].Faulty = "its file in the feed cannot be used"

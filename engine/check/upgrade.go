@@ -11,83 +11,83 @@ import (
 	"constellation/engine/workspace"
 )
 
-// Inspector is what a check needs to see of a cluster. It changes nothing: no request
-// of it leaves a trace but in the audit log. Methods may be called concurrently.
+// Inspector is the read-only view of the cluster that a check needs. Its requests leave no trace
+// except in the audit log. Methods may be called concurrently.
 type Inspector interface {
-	// Running returns which versions run. It makes at most 8 requests, however many
-	// kinds the cluster has.
+	// Running returns the running versions. It makes at most 8 requests, independent of the
+	// number of kinds in the cluster.
 	Running(ctx context.Context) (compat.Running, error)
-	// Preflight checks hops for obstacles, the next one and others as if they came next, and
-	// returns the findings of each. It reads the cluster once. emit gets an event when a check of
-	// the first hop begins and when it ends; calls do not overlap. A check that could not run is
-	// a finding with the severity NotChecked. The error concerns the whole preflight: the API
-	// server does not answer, or ctx ended.
+	// Preflight checks several hops for obstacles: the next one, and each other one as if it were
+	// next. It returns the findings of each hop and reads the cluster once. emit gets an event
+	// when a check of the first hop begins and when it ends; calls do not overlap. A check that
+	// could not run is a finding with the severity NotChecked. The error concerns the whole
+	// preflight: the API server does not answer, or ctx ended.
 	Preflight(ctx context.Context, hops []PreflightRequest, emit func(plan.Event)) ([][]plan.Finding, error)
-	// LocalData returns what is on the disks of nodes and in no backup.
+	// LocalData returns the data on disks of nodes that no backup contains.
 	LocalData(ctx context.Context) (cluster.LocalData, error)
 }
 
-// PreflightRequest says what is planned.
+// PreflightRequest describes the planned hop.
 type PreflightRequest struct {
-	// From and To are the versions of Kubernetes before and after the hop; equal if it
-	// does not change.
+	// From and To are the versions of Kubernetes before and after the hop; equal if it does not
+	// change.
 	From, To version.Version
 	// Release is the release after the hop, Etcd the tag of etcd's image after it.
 	Release version.Version
 	Etcd    string
-	// ReplaceControlPlanes and ReplaceWorkers say which nodes are replaced, and so drained.
+	// ReplaceControlPlanes and ReplaceWorkers select the nodes that are replaced, and so drained.
 	ReplaceControlPlanes, ReplaceWorkers bool
-	// Surge is how many machines may exist beyond the wanted number.
+	// Surge is the number of machines allowed beyond the desired count.
 	Surge int
-	// DrainTimeout is how long a drain waits for one node; zero means the default.
+	// DrainTimeout limits the drain of one node; zero means the default.
 	DrainTimeout time.Duration
 	// DryRun allows dry-run requests to the API server.
 	DryRun bool
 }
 
-// Check is what `upgrade check` found. Its JSON is the document of -o json.
+// Check is the result of `upgrade check`. Its JSON is the document of -o json.
 type Check struct {
 	Schema  string `json:"schema"`
 	Cluster string `json:"cluster"`
-	// Simulated says that the machines only do as machines would.
+	// Simulated is set if the machines are simulated.
 	Simulated bool      `json:"simulated,omitempty"`
 	Provider  string    `json:"provider"`
 	Time      time.Time `json:"time"`
 	// CLI is the version of this program.
 	CLI string `json:"cli"`
-	// Current is what runs, Goal what the path leads to.
+	// Current is the running state, Goal the end of the path.
 	Current plan.Target `json:"current"`
 	Goal    plan.Target `json:"goal"`
 	// Components are the rows of the version table, in the order of display. Parts of a
 	// release follow the row they belong to.
 	Components []plan.ComponentCheck `json:"components"`
-	// Path are the hops to Goal; empty if nothing is newer, or there is no path, which
-	// Blocked explains.
+	// Path are the hops to Goal. It is empty if nothing is newer or no path exists; Blocked
+	// explains the latter.
 	Path []compat.Hop `json:"path"`
 	// Blocked are the rules that forbid unreachable versions.
 	Blocked []compat.Unreachable `json:"blocked,omitempty"`
-	// Notes are sentences that people must read: "In newer CLI versions there are even
-	// newer versions available."
+	// Notes are sentences for the user, such as "In newer CLI versions there are even newer
+	// versions available."
 	Notes []string `json:"notes,omitempty"`
 	// Changes is what the next hop will change; nil if there is none.
 	Changes *plan.Changes `json:"changes,omitempty"`
-	// Findings of matrix and preflight, the worst first.
+	// Findings of compatibility matrix and preflight, the worst first.
 	Findings []plan.Finding `json:"findings"`
-	// Feed is where the knowledge about releases comes from.
+	// Feed is the source of the release data.
 	Feed FeedState `json:"feed"`
-	// Config is what --write-config would write, or has written.
+	// Config are the values that --write-config would write, or has written.
 	Config *ConfigChange `json:"config,omitempty"`
 	// Exit is the exit code with --exit-code: 4, 6 or 0; that of the error if there is one.
 	Exit int `json:"exit"`
 }
 
-// FeedState says where the knowledge about releases comes from, and how fresh it is.
+// FeedState describes the source of the release data and its age.
 type FeedState struct {
 	// Source is "embedded", a directory or an address.
 	Source string `json:"source"`
-	// Fetched is when the copy that was used was last confirmed; zero for embedded.
+	// Fetched is when the used copy was last confirmed; zero for embedded.
 	Fetched time.Time `json:"fetched,omitzero"`
-	// Stale says that an older copy was used, and Problem why.
+	// Stale is set if an older copy was used, and Problem is the reason.
 	Stale   bool   `json:"stale,omitempty"`
 	Problem string `json:"problem,omitempty"`
 	Remedy  string `json:"remedy,omitempty"`
@@ -99,14 +99,14 @@ type FeedState struct {
 // ConfigChange is a change of the configuration file.
 type ConfigChange struct {
 	Path string `json:"path"`
-	// Written is false if it was only worked out.
+	// Written is false if the change was only computed.
 	Written bool                    `json:"written"`
 	Fields  []workspace.FieldChange `json:"fields"`
 }
 
 // Request configures a check.
 type Request struct {
-	// Release and Kubernetes are the goal; zero means the newest that can be reached.
+	// Release and Kubernetes are the upgrade target; zero means the newest reachable version.
 	Release, Kubernetes version.Version
 	// NoDryRun omits dry-run requests to the API server, NoPreflight everything except versions
 	// and path.

@@ -19,8 +19,7 @@ import (
 	"constellation/engine/revocation"
 )
 
-// World is what the contract does to a cluster from the outside: as kubelets, the
-// operator and people do.
+// World changes a cluster from outside, as kubelets, the operator and people do.
 type World interface {
 	PutNode(n cluster.Node)
 	RemoveNode(name string)
@@ -29,18 +28,18 @@ type World interface {
 	Revisions(c cluster.Chart) int
 	GiveToken(node string)
 	HasToken(node string) bool
-	// Tainted reports whether pods are deleted from a node.
+	// Tainted reports whether the node has a taint that evicts its pods.
 	Tainted(node string) bool
 	EndMove(name string)
 }
 
-// Contract checks that a cluster keeps the promises of [engine.Cluster]. It must be
-// empty; a chart with a deployment of one replica must never become ready in it.
+// Contract checks the contract of [engine.Cluster]. The cluster must be empty, and a chart with a
+// deployment of one replica must never become ready in it.
 func Contract(t *testing.T, c engine.Cluster, w World) {
 	ctx := t.Context()
 	mustRun := func(name string, f func(t *testing.T)) {
 		if !t.Run(name, f) {
-			t.FailNow() // what follows builds on it
+			t.FailNow() // later tests depend on it
 		}
 	}
 
@@ -64,7 +63,8 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		if got, err := c.Components(ctx, components.Name); err != nil || got.Kubernetes != "v1.35.4" || !slices.Equal(got.List, list) || got.Name != components.Name {
 			t.Errorf("read back %+v, %v", got, err)
 		}
-		// An older program publishes no statement; a newer one adds it, and nobody takes it away.
+		// An older program publishes no statement. A newer one adds it, and no program removes
+		// it.
 		signed := components
 		signed.Statement = "a statement"
 		enrols := signed
@@ -416,7 +416,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		if err != nil || !slices.Equal(ro.Moves, want) {
 			t.Errorf("moves %+v, %v; want %+v", ro.Moves, err, want)
 		}
-		// One whose Node is gone, or was never there, is removed all the same.
+		// A machine without a Node is removed as well.
 		w.RemoveNode(node)
 		if err := c.RemoveMachine(ctx, "worker-5", revocation.Entry{ProviderID: "sandbox://demo/worker-5", By: "ops@laptop"}); err != nil {
 			t.Error(err)
@@ -495,7 +495,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 			t.Fatal(err)
 		}
 		changed := revision(good)
-		for range 2 { // the second time it is there
+		for range 2 { // the second time the node exists
 			if err := c.RevertChart(ctx, good, before); err != nil {
 				t.Fatal(err)
 			}
@@ -625,7 +625,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 	})
 }
 
-// probe is a chart with an object of each way of becoming ready.
+// probe is a chart with one object per readiness rule.
 const probe = `apiVersion: v1
 kind: ConfigMap
 metadata:

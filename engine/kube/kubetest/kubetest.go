@@ -27,8 +27,7 @@ import (
 	"constellation/engine/revocation"
 )
 
-// Cluster is an empty cluster until something is put into it. It is safe for
-// concurrent use.
+// Cluster is an in-memory cluster, initially empty. It is safe for concurrent use.
 type Cluster struct {
 	mu         sync.Mutex
 	down       error
@@ -39,7 +38,7 @@ type Cluster struct {
 	joinConfig *cluster.JoinConfig
 	// joinRevision counts its changes.
 	joinRevision int
-	signing      string // how long certificates of nodes live; empty: as Kubernetes has it
+	signing      string // lifetime of node certificates; empty: the default of Kubernetes
 	kinds        map[string][32]byte
 	charts       map[string][]revision
 	chartSet     map[string]int
@@ -47,8 +46,8 @@ type Cluster struct {
 	neverReady   func(cluster.Chart) bool
 	expected     map[string]cluster.ExpectedNode
 	target       *cluster.NodeTarget
-	plans        []cluster.NodePlan // nil: not even the kind
-	rollout      cluster.Rollout    // its target's own fields are not looked at
+	plans        []cluster.NodePlan // nil: the kind does not exist
+	rollout      cluster.Rollout    // the fields of its target are ignored
 	holder       *holding
 	nodes        map[string]cluster.Node
 	skipped      map[string]bool // groups
@@ -60,7 +59,7 @@ type Cluster struct {
 	tainted      map[string]bool
 }
 
-// holding is who has the cluster.
+// holding is the current holder of the cluster's lock.
 type holding struct {
 	by    cluster.Holder
 	lost  func(error)
@@ -84,8 +83,7 @@ func New() *Cluster {
 
 var _ engine.Cluster = (*Cluster)(nil)
 
-// SetDown makes every call fail as if the API server did not answer; nil ends that.
-// Watches end.
+// SetDown makes every call fail as if the API server did not answer; nil ends that. Watches end.
 func (c *Cluster) SetDown(down bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -99,22 +97,22 @@ func (c *Cluster) SetDown(down bool) {
 	}
 }
 
-// OnCall has f called at the beginning of each method, with its name. An error of f is
-// what the method returns.
+// OnCall calls f at the beginning of each method, with its name. The method returns an error of
+// f.
 func (c *Cluster) OnCall(f func(call string) error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.hook = f
 }
 
-// Calls returns the names of the methods that changed something, in order.
+// Calls returns the names of the mutating methods that were called, in order.
 func (c *Cluster) Calls() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.calls)
 }
 
-// NeverReady says which charts do not become ready.
+// NeverReady sets the charts that never become ready.
 func (c *Cluster) NeverReady(f func(cluster.Chart) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,7 +149,7 @@ func (c *Cluster) SetServices(s ...cluster.Service) {
 	c.services = s
 }
 
-// SetPaused sets a field of NodeVersion that is not the engine's.
+// SetPaused sets a field of NodeVersion that the engine does not manage.
 func (c *Cluster) SetPaused(paused bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -166,7 +164,7 @@ func (c *Cluster) Paused() bool {
 	return c.rollout.Target.Paused
 }
 
-// SetRollout sets what the operator says; f gets what it said last. The target is the
+// SetRollout sets the operator's status; f gets the previous one. The target remains the
 // cluster's own.
 func (c *Cluster) SetRollout(f func(*cluster.Rollout)) {
 	c.mu.Lock()
@@ -177,7 +175,7 @@ func (c *Cluster) SetRollout(f func(*cluster.Rollout)) {
 	c.changedLocked()
 }
 
-// Holder returns who has the cluster; the zero value if nobody does.
+// Holder returns the holder of the cluster's lock; the zero value if it is free.
 func (c *Cluster) Holder() cluster.Holder {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -187,7 +185,7 @@ func (c *Cluster) Holder() cluster.Holder {
 	return c.holder.by
 }
 
-// Seize makes somebody else the holder. One who lives is not taken over from.
+// Seize gives the lock to another holder. If alive is set, no later Hold can take over from it.
 func (c *Cluster) Seize(by cluster.Holder, alive bool) {
 	c.mu.Lock()
 	before := c.holder
@@ -215,8 +213,8 @@ func (c *Cluster) changedLocked() {
 	}
 }
 
-// enter begins a call; with change it is one that changes something. The lock is held
-// if there is no error.
+// enter begins a call; change marks a mutating one. Without an error, it returns with the lock
+// held.
 func (c *Cluster) enter(ctx context.Context, call string, change bool) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -403,7 +401,7 @@ func (c *Cluster) ApplyChart(ctx context.Context, ch cluster.Chart, report func(
 	return nil
 }
 
-// CompareChart implements [engine.Cluster]. What is destroyed is what the chart says.
+// CompareChart implements [engine.Cluster]. The chart itself lists the destroyed objects.
 func (c *Cluster) CompareChart(ctx context.Context, ch cluster.Chart) (plan.ChartChange, error) {
 	out := plan.ChartChange{Chart: ch.Name, Namespace: ch.Namespace, To: ch.Version}
 	if err := c.enter(ctx, "CompareChart", false); err != nil {
@@ -468,7 +466,7 @@ func (c *Cluster) RevertChart(ctx context.Context, ch cluster.Chart, to int) err
 	return nil
 }
 
-// Values returns those of an installed chart; nil if there are none.
+// Values returns the values of an installed chart; nil if there are none.
 func (c *Cluster) Values(namespace, name string) map[string]any {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -508,7 +506,7 @@ func (c *Cluster) Expect(ctx context.Context, n cluster.ExpectedNode) error {
 	return nil
 }
 
-// Annotate does what the operator does with an expected node that exists.
+// Annotate annotates an expected node that exists, as the operator does.
 func (c *Cluster) Annotate(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -591,7 +589,7 @@ func (c *Cluster) Plans(ctx context.Context) ([]cluster.NodePlan, error) {
 	return slices.Clone(c.plans), nil
 }
 
-// SetPlans sets the Plans that there are. Without a call the cluster does not have the kind.
+// SetPlans sets the Plans. Before the first call the cluster lacks the kind.
 func (c *Cluster) SetPlans(plans ...cluster.NodePlan) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -671,7 +669,7 @@ func (c *Cluster) WatchRollout(ctx context.Context, changed func()) error {
 	return c.watchAs(ctx, "WatchRollout", changed)
 }
 
-// Hold implements [engine.Cluster]. Who has died is not waited for.
+// Hold implements [engine.Cluster]. It takes over from a dead holder at once.
 func (c *Cluster) Hold(ctx context.Context, h cluster.Holder, lost func(error)) (release func(), err error) {
 	if err := c.enter(ctx, "Hold", false); err != nil {
 		return nil, err
@@ -779,7 +777,7 @@ func (c *Cluster) RefillMachine(ctx context.Context, node string, e revocation.E
 
 func groupName(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }
 
-// moveLocked adds a move unless there is one of its name.
+// moveLocked adds a move unless one of that name exists.
 func (c *Cluster) moveLocked(m cluster.Move) {
 	if slices.ContainsFunc(c.rollout.Moves, func(o cluster.Move) bool { return o.Name == m.Name }) {
 		return
@@ -806,7 +804,7 @@ func (c *Cluster) HasToken(node string) bool {
 	return c.tokens[node]
 }
 
-// Tainted reports whether the pods of a node are deleted.
+// Tainted reports whether the node has a taint that evicts its pods.
 func (c *Cluster) Tainted(node string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
