@@ -507,8 +507,8 @@ func (h *hostView) setRun(r decision.UpgradeRun) {
 // claims returns the machines that Nodes and intents name. Claims of impostors do not count.
 func (o *observed) claims() map[string]claim {
 	out := make(map[string]claim, len(o.Nodes))
-	for i := range o.World.Nodes {
-		if n := &o.World.Nodes[i]; n.ProviderID != "" {
+	for i := range o.Nodes {
+		if n := &o.Nodes[i]; n.ProviderID != "" {
 			out[n.ProviderID] = claim{ready: n.Ready}
 		}
 	}

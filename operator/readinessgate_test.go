@@ -59,10 +59,10 @@ func TestHeirsSettleBeforeTheyCount(t *testing.T) {
 			Intents:   []decision.Intent{{Name: "replace-0", Token: "token", Goal: goal, Donor: "donor"}},
 		}
 		r.gateHeirs(o, decision.NewLookup(&o.World))
-		if !o.World.Nodes[1].Ready {
+		if !o.Nodes[1].Ready {
 			t.Error("a node that is no heir is not Ready any more")
 		}
-		return o.World.Nodes[0]
+		return o.Nodes[0]
 	}
 	lacks := func(pod string) {
 		t.Helper()

@@ -55,7 +55,7 @@ func BenchmarkRound(b *testing.B) {
 					b.Fatal(err)
 				}
 				status := decision.Decide(spec, o.World).Status()
-				if len(o.World.Nodes) != len(all) || status.Nodes.Donors == 0 {
+				if len(o.Nodes) != len(all) || status.Nodes.Donors == 0 {
 					b.Fatal("not the world that was meant")
 				}
 			}

@@ -800,7 +800,7 @@ func (d *Decision) completeReplacement(r *replacement) {
 // mispaired reports whether r's machine was created to replace another node than r's old node.
 func (d *Decision) mispaired(r *replacement) bool {
 	if d.off == ruleMadeFor {
-		return r.heir.Donor != "" && r.heir.Donor != r.Intent.Donor
+		return r.heir.Donor != "" && r.heir.Donor != r.Donor
 	}
 	replaced, _ := d.madeFor(r.machine)
 	return replaced != nil && replaced.ID != r.donor.ProviderID
@@ -843,8 +843,8 @@ func (d *Decision) settleVanishedDonor(r *replacement) {
 		}
 	}
 	switch {
-	case r.heir.Donor != r.Intent.Donor && !d.when(ruleHeirDenies, d.refusesDonor(r)): // the replacement node stays, so it gets the name of its old node
-		d.do(Action{Kind: AdoptHeir, Node: r.heir.Name, Donor: r.Intent.Donor})
+	case r.heir.Donor != r.Donor && !d.when(ruleHeirDenies, d.refusesDonor(r)): // the replacement node stays, so it gets the name of its old node
+		d.do(Action{Kind: AdoptHeir, Node: r.heir.Name, Donor: r.Donor})
 	case d.when(ruleVanishedDonor, true):
 		d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
 	}
@@ -853,7 +853,7 @@ func (d *Decision) settleVanishedDonor(r *replacement) {
 // sameDonor reports whether the machines of n and r were created to replace the same node.
 func (d *Decision) sameDonor(r *replacement, n *Node) bool {
 	if d.off == ruleMadeFor {
-		return n.Donor == r.Intent.Donor
+		return n.Donor == r.Donor
 	}
 	m := d.Instance(n.ProviderID)
 	return m != nil && m.ReplacesHash != "" && m.ReplacesHash == r.machine.ReplacesHash

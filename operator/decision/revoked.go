@@ -170,7 +170,7 @@ func (d *Decision) mayRefill(in *Intent, about v1alpha1.Reference) bool {
 // settled yet which of the two goes.
 func (d *Decision) beingReplaced(donor string) bool {
 	for i := range d.replacements {
-		if r := &d.replacements[i]; r.Intent.Donor == donor && r.machine != nil && !Gone(r.machine) {
+		if r := &d.replacements[i]; r.Donor == donor && r.machine != nil && !Gone(r.machine) {
 			return true
 		}
 	}
