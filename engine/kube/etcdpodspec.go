@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// podPower is what is compared of a pod's spec: what it runs, as whom, and what of the node
-// it reaches. No API server adds defaults to these fields when it reads an object, in any
+// podPower has the fields of a pod's spec that are compared: image and command, account, and
+// access to the node. No API server adds defaults to these fields when it reads an object, in any
 // release, so they are in etcd as the API server returns them.
 type podPower struct {
 	Node, Account, Runtime string
