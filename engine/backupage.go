@@ -23,7 +23,7 @@ func (e *Engine) lastBackup(s *workspace.State) (*plan.LastBackup, error) {
 		id = hex.EncodeToString(s.ClusterValues.ClusterID)
 	}
 	i := slices.IndexFunc(all, func(b backup.Entry) bool {
-		return b.Whole && (b.Cluster.ID == "" || id == "" || b.Cluster.ID == id)
+		return b.Complete && (b.Cluster.ID == "" || id == "" || b.Cluster.ID == id)
 	})
 	if i < 0 {
 		return nil, nil

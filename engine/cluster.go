@@ -90,11 +90,11 @@ type Cluster interface {
 	Rollout(ctx context.Context) (cluster.Rollout, error)
 	// ChangeRollout changes it, in one write.
 	ChangeRollout(ctx context.Context, c cluster.RolloutChange) error
-	// Holding returns whether the node, or else the group, of a name is left as it is. The
+	// SkipState returns whether the node, or else the group, of a name is left as it is. The
 	// error is ErrAbsent if there is neither.
-	Holding(ctx context.Context, name string) (cluster.Holding, error)
-	// SetHolding puts h on hold, or resumes it; a resumed node is no longer postponed either.
-	SetHolding(ctx context.Context, h cluster.Holding, held bool) error
+	SkipState(ctx context.Context, name string) (cluster.SkipState, error)
+	// SetSkipState puts h on hold, or resumes it; a resumed node is no longer postponed either.
+	SetSkipState(ctx context.Context, h cluster.SkipState, held bool) error
 	// Revoked returns the record of revoked machines; empty if there is none.
 	Revoked(ctx context.Context) (revocation.List, error)
 	// Revoke writes the entry of a node into the record, drops entries that have expired,

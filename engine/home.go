@@ -62,7 +62,7 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 	if h.Runs, err = e.Runs(); err != nil {
 		problem(plan.RunsDir, err)
 	}
-	if len(h.Runs) > 0 && h.Stage == StageCluster && h.Runs[0].Verb == plan.VerbInit && !h.Runs[0].Whole() && !workspace.Completed(e.ws, h.Runs) {
+	if len(h.Runs) > 0 && h.Stage == StageCluster && h.Runs[0].Verb == plan.VerbInit && !h.Runs[0].Complete() && !workspace.Completed(e.ws, h.Runs) {
 		h.Stage = StagePartial // the first node is there, the rest may not be
 	}
 	// Only the first init of a cluster gets a kubeconfig.

@@ -13,16 +13,16 @@ import (
 	"constellation/engine/plan"
 )
 
-// Pulse is how the API server of a workspace's cluster answers while a run or a watch looks
+// APIHealth is how the API server of a workspace's cluster answers while a run or a watch looks
 // after it. The zero value means that none has.
-type Pulse struct {
+type APIHealth struct {
 	// At is when it last answered; P99 is what 99 of a hundred of the last hundred answers took
 	// at most, the way to it included.
 	At  time.Time
 	P99 time.Duration
 }
 
-// pulse takes notes for a Pulse.
+// pulse takes notes for an APIHealth.
 type pulse struct {
 	mu   sync.Mutex
 	at   time.Time
@@ -42,15 +42,15 @@ func (p *pulse) note(at time.Time, took time.Duration) {
 	p.next++
 }
 
-// Pulse returns how the API server answers.
-func (e *Engine) Pulse() Pulse {
+// APIHealth returns how the API server answers.
+func (e *Engine) APIHealth() APIHealth {
 	e.pulse.mu.Lock()
 	defer e.pulse.mu.Unlock()
 	if len(e.pulse.took) == 0 {
-		return Pulse{}
+		return APIHealth{}
 	}
 	sorted := slices.Sorted(slices.Values(e.pulse.took))
-	return Pulse{e.pulse.at, sorted[(len(sorted)-1)*99/100]}
+	return APIHealth{e.pulse.at, sorted[(len(sorted)-1)*99/100]}
 }
 
 // lookout is the API health monitor of a step that works in the cluster: the step's calls

@@ -204,9 +204,9 @@ func (e *Engine) ChangeRollout(ctx context.Context, c cluster.RolloutChange) (wa
 // Skip puts the node, or else the group, of a name on hold, or, if skip is false, resumes it
 // and retries now. It returns the previous state. The error has ExitNothing if there is no
 // change, and ExitUsage if there is neither node nor group.
-func (e *Engine) Skip(ctx context.Context, name string, skip bool) (was cluster.Holding, err error) {
+func (e *Engine) Skip(ctx context.Context, name string, skip bool) (was cluster.SkipState, err error) {
 	err = e.onCluster(ctx, "change what rollouts do with "+name, func(ctx context.Context, k Cluster) error {
-		was, err = k.Holding(ctx, name)
+		was, err = k.SkipState(ctx, name)
 		switch {
 		case errors.Is(err, cluster.ErrAbsent):
 			return &plan.Error{Err: fmt.Errorf("no node and no group is called %q", name), Exit: plan.ExitUsage, Remedy: "`constellation status` lists both"}
@@ -223,12 +223,12 @@ func (e *Engine) Skip(ctx context.Context, name string, skip bool) (was cluster.
 			}
 		case !skip && !was.Held && was.Postponed.IsZero() && !was.Failed:
 			what := " is neither skipped nor postponed"
-			if was.Kind == cluster.HoldingNode {
+			if was.Kind == cluster.SkipNode {
 				what += ", and no upgrade of it has failed"
 			}
 			return rollout.NothingToDo(was.Kind + " " + name + what)
 		}
-		return k.SetHolding(ctx, was, skip)
+		return k.SetSkipState(ctx, was, skip)
 	})
 	return was, err
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/tui/term"
 )
 
@@ -56,7 +57,7 @@ func fixedQuestion(text string) func(*plan.Plan) string {
 // run. If it returns an error, it has written the refusal to out.
 func (s *session) accept(p *plan.Plan, out sink, f format, a acceptance) (sink, error) {
 	if list := p.Blocked(); len(list) > 0 {
-		return out, s.refuse(p, out, plan.ExitBlocked, fmt.Errorf("%s: %s", term.Count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
+		return out, s.refuse(p, out, plan.ExitBlocked, fmt.Errorf("%s: %s", words.Count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
 	}
 	c := consentTo(p, a.yes, a.acknowledged)
 	names := ids(c.names)

@@ -215,7 +215,7 @@ func (s *session) rolloutCommands() []*cobra.Command {
 // skipAnswer is the JSON output of skip and retry.
 type skipAnswer struct {
 	Schema string `json:"schema"`
-	cluster.Holding
+	cluster.SkipState
 	// Changed is false if nothing had to change.
 	Changed bool `json:"changed"`
 }
@@ -231,7 +231,7 @@ func (s *session) skip(ctx context.Context, name string, skip bool, done string,
 	if err != nil && (plan.ExitCode(err) != plan.ExitNothing || f != asJSON) {
 		return err
 	}
-	a := skipAnswer{Schema: plan.Schema, Holding: h, Changed: err == nil}
+	a := skipAnswer{Schema: plan.Schema, SkipState: h, Changed: err == nil}
 	if err == nil {
 		if a.Held = skip; !skip {
 			a.Postponed, a.Failed = time.Time{}, false

@@ -112,32 +112,32 @@ func TestPauseResumeCancel(t *testing.T) {
 func TestSkipAndRetry(t *testing.T) {
 	for _, tt := range []struct {
 		name, verb string
-		was        cluster.Holding
+		was        cluster.SkipState
 		err        error
 		code       int
 		text, json string
 	}{
 		{
 			"a node", "skip",
-			cluster.Holding{Name: "worker-3", Kind: cluster.HoldingNode},
+			cluster.SkipState{Name: "worker-3", Kind: cluster.SkipNode},
 			nil, plan.ExitDone,
 			"node worker-3 is skipped; `constellation upgrade retry worker-3` resumes it\n", `"name":"worker-3","kind":"node","skipped":true,"changed":true`,
 		},
 		{
 			"retry of a postponed node", "retry",
-			cluster.Holding{Name: "worker-3", Kind: cluster.HoldingNode, Postponed: start},
+			cluster.SkipState{Name: "worker-3", Kind: cluster.SkipNode, Postponed: start},
 			nil, plan.ExitDone,
 			"node worker-3 is resumed: the rollout replaces it in turn\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
 		},
 		{
 			"retry of a node whose upgrade failed", "retry",
-			cluster.Holding{Name: "worker-3", Kind: cluster.HoldingNode, Failed: true},
+			cluster.SkipState{Name: "worker-3", Kind: cluster.SkipNode, Failed: true},
 			nil, plan.ExitDone,
 			"node worker-3 is retried now\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
 		},
 		{
 			"node that is skipped already", "skip",
-			cluster.Holding{Name: "worker-3", Kind: cluster.HoldingNode, Held: true},
+			cluster.SkipState{Name: "worker-3", Kind: cluster.SkipNode, Held: true},
 			&plan.Error{Err: errors.New("node worker-3 is skipped already: nothing to do"), Exit: plan.ExitNothing}, plan.ExitNothing,
 			"", `"name":"worker-3","kind":"node","skipped":true,"changed":false`,
 		},

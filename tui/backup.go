@@ -12,6 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -87,8 +88,8 @@ func (s *session) completeBackup(cmd *cobra.Command, args []string, _ string) ([
 	}
 	var out []string
 	for _, b := range all {
-		text := fmt.Sprintf("%s, %s", term.Ago(b.Created, s.Now()), term.Count(int(b.Objects), "object"))
-		if !b.Whole {
+		text := fmt.Sprintf("%s, %s", term.Ago(b.Created, s.Now()), words.Count(int(b.Objects), "object"))
+		if !b.Complete {
 			text = "incomplete"
 		}
 		out = append(out, b.ID+"\t"+text)
@@ -203,7 +204,7 @@ which does not detect changed contents.`,
 					Backups []backupLine `json:"backups"`
 				}{plan.Schema, []backupLine{}}
 				for _, b := range all {
-					v.Backups = append(v.Backups, backupLine{b.ID, b.Created, b.Objects, b.Bytes, b.Whole, b.Why, b.Etcd})
+					v.Backups = append(v.Backups, backupLine{b.ID, b.Created, b.Objects, b.Bytes, b.Complete, b.Why, b.Etcd})
 				}
 				return document(s.out, v)
 			}
@@ -217,10 +218,10 @@ which does not detect changed contents.`,
 				if b.Etcd {
 					etcd = "yes"
 				}
-				if quick && b.Whole {
+				if quick && b.Complete {
 					whole = "sizes match"
 				}
-				if !b.Whole {
+				if !b.Complete {
 					whole = "NO: " + b.Why
 				}
 				rows = append(rows, []string{b.ID, term.Ago(b.Created, s.Now()), fmt.Sprint(b.Objects), term.Bytes(b.Bytes), etcd, whole})
@@ -291,7 +292,7 @@ This does not read the files; backup verify does.`,
 }
 
 func (s *session) showBackup(m *engine.BackupManifest, path string) {
-	contents := fmt.Sprintf("%s of %s, %s", term.Count(int(m.Objects), "object"), term.Count(len(m.Types), "type"), term.Bytes(m.Bytes))
+	contents := fmt.Sprintf("%s of %s, %s", words.Count(int(m.Objects), "object"), words.Count(len(m.Types), "type"), term.Bytes(m.Bytes))
 	secrets := "only in Helm records"
 	if m.Secrets {
 		secrets = "all"
@@ -340,7 +341,7 @@ func (s *session) showBackup(m *engine.BackupManifest, path string) {
 	fmt.Fprintln(s.out)
 	table(s.out, "", list)
 	if empty > 0 {
-		fmt.Fprintf(s.out, "and %s without objects\n", term.Count(empty, "type"))
+		fmt.Fprintf(s.out, "and %s without objects\n", words.Count(empty, "type"))
 	}
 }
 

@@ -88,9 +88,9 @@ func backupsOf(s func(*fakeEngine) *stage, change func(*fakeEngine)) *stage {
 	e := &fakeEngine{
 		home: demoHome(engine.StageCluster), status: demoStatus(),
 		backups: []engine.BackupEntry{
-			{ID: "backup-20261120050000-0a1b2c3d", Created: start.Add(-26 * time.Hour), Objects: 12345, Bytes: 18 << 20, Whole: true},
+			{ID: "backup-20261120050000-0a1b2c3d", Created: start.Add(-26 * time.Hour), Objects: 12345, Bytes: 18 << 20, Complete: true},
 			{ID: "backup-20261119050000-99aa00ff", Created: start.Add(-50 * time.Hour), Why: "manifest.json is not there: it was not made to the end"},
-			{ID: "upgrade-20261101120000-00ff00ff", Created: start.Add(-20 * 24 * time.Hour), Objects: 987, Bytes: 3 << 30, Whole: true, Etcd: true},
+			{ID: "upgrade-20261101120000-00ff00ff", Created: start.Add(-20 * 24 * time.Hour), Objects: 987, Bytes: 3 << 30, Complete: true, Etcd: true},
 		},
 		local: cluster.LocalData{
 			Volumes: []cluster.LocalVolume{
@@ -261,9 +261,9 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 // listedBackups are three backups, one of which is not whole.
 func listedBackups() []engine.BackupEntry {
 	return []engine.BackupEntry{
-		{ID: "backup-20261120050000-0a1b2c3d", Created: start.Add(-26 * time.Hour), Objects: 12345, Bytes: 18 << 20, Whole: true, Etcd: true},
+		{ID: "backup-20261120050000-0a1b2c3d", Created: start.Add(-26 * time.Hour), Objects: 12345, Bytes: 18 << 20, Complete: true, Etcd: true},
 		{ID: "backup-20261119050000-99aa00ff", Created: start.Add(-50 * time.Hour), Why: "manifest.json is not there: it was not made to the end"},
-		{ID: "upgrade-20261101120000-00ff00ff", Created: start.Add(-20 * 24 * time.Hour), Objects: 987, Bytes: 3 << 30, Whole: true},
+		{ID: "upgrade-20261101120000-00ff00ff", Created: start.Add(-20 * 24 * time.Hour), Objects: 987, Bytes: 3 << 30, Complete: true},
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/engine/workspace"
 	"constellation/tui/term"
 	"constellation/tui/view"
@@ -555,7 +556,7 @@ exit code is 2 if there are errors.`,
 				return &plan.Error{Err: list, Exit: plan.ExitUsage}
 			}
 			fmt.Fprintf(s.out, "%s is valid: cluster %s, %s, %s, Kubernetes %s, image %s, release %s\n", view.ConfigFile, term.Clean(c.Name),
-				term.Count(c.ControlPlanes(), "control plane"), term.Count(c.Workers(), "worker"), c.Kubernetes, c.Image, c.Services)
+				words.Count(c.ControlPlanes(), "control plane"), words.Count(c.Workers(), "worker"), c.Kubernetes, c.Image, c.Services)
 			return nil
 		},
 	}

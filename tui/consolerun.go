@@ -15,6 +15,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/engine/workspace"
 	"constellation/tui/term"
 	"constellation/tui/view"
@@ -222,7 +223,7 @@ func (scr *watchScreen) exitSummary() []string {
 		return nil
 	}
 	done, total := b.Places()
-	head := fmt.Sprintf("%d of %s at the target", done, term.Count(total, "node"))
+	head := fmt.Sprintf("%d of %s at the target", done, words.Count(total, "node"))
 	if eta := view.ETA(scr.c.page(), b, now); eta != "" {
 		head += ", " + eta
 	}

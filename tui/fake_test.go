@@ -103,7 +103,7 @@ type fakeEngine struct {
 	// skipped and skips are the arguments of Skip, holding its result.
 	skipped string
 	skips   bool
-	holding cluster.Holding
+	holding cluster.SkipState
 	// backedUpAs is the request of PlanBackup; the others are results about backups.
 	backedUpAs engine.BackupRequest
 	// revokedAs is the request of PlanRevoke.
@@ -130,7 +130,7 @@ type fakeEngine struct {
 	past      rollout.PastRun
 	pastErr   error
 	records   string
-	pulse     engine.Pulse
+	pulse     engine.APIHealth
 }
 
 func (f *fakeEngine) Check(ctx context.Context, r check.Request, emit func(plan.Event)) (check.Check, error) {
@@ -204,7 +204,7 @@ func (f *fakeEngine) ChangeRollout(_ context.Context, c cluster.RolloutChange) (
 	return f.rollout, f.planErr
 }
 
-func (f *fakeEngine) Skip(_ context.Context, name string, skip bool) (cluster.Holding, error) {
+func (f *fakeEngine) Skip(_ context.Context, name string, skip bool) (cluster.SkipState, error) {
 	f.skipped, f.skips = name, skip
 	return f.holding, f.planErr
 }
@@ -247,7 +247,7 @@ func (f *fakeEngine) Runs() ([]plan.RunSummary, error) { return f.runs, nil }
 
 func (f *fakeEngine) PastRun(string) (rollout.PastRun, error) { return f.past, f.pastErr }
 
-func (f *fakeEngine) Pulse() engine.Pulse { return f.pulse }
+func (f *fakeEngine) APIHealth() engine.APIHealth { return f.pulse }
 
 func (f *fakeEngine) Record(id string) (string, error) { return filepath.Join(f.records, id), nil }
 

@@ -6,6 +6,7 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 
+	"constellation/engine/words"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -221,7 +222,7 @@ func (c *console) helpView(w, h int) []string {
 	}
 	foot := " all keys shown "
 	if shown < len(body) {
-		foot = " " + term.Count(len(body)-shown, "more key") + ": make the terminal taller "
+		foot = " " + words.Count(len(body)-shown, "more key") + ": make the terminal taller "
 	}
 	return append(out, view.BoxBottom(c.page(), w, inner, foot))
 }

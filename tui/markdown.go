@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -164,6 +165,6 @@ func (m *runSummary) findings(b *strings.Builder) {
 		fmt.Fprintf(b, "- **%s**%s: %s %s\n", f.Severity, how, view.CellOf(f.Title), view.CodeOf(f.ID))
 	}
 	if fine > 0 {
-		fmt.Fprintf(b, "- %s passed\n", term.Count(fine, "check"))
+		fmt.Fprintf(b, "- %s passed\n", words.Count(fine, "check"))
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 
+	"constellation/engine/words"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -98,7 +99,7 @@ func (c *console) paletteView(w, h int) []string {
 		}
 		out = append(out, view.BoxLine(c.page(), w, inner, r.String()))
 	}
-	foot := " " + term.Count(len(list), "key") + " "
+	foot := " " + words.Count(len(list), "key") + " "
 	if len(list) == 0 {
 		foot = " no action matches; Esc goes back "
 	}

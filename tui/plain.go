@@ -13,6 +13,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
+	"constellation/engine/words"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -229,7 +230,7 @@ func (p *plainPrinter) printPlan(at time.Time) {
 			done++
 		}
 	}
-	text := fmt.Sprintf("%s %s: %s", plan.Verb, term.Clean(plan.Cluster), term.Count(len(plan.Steps), "step"))
+	text := fmt.Sprintf("%s %s: %s", plan.Verb, term.Clean(plan.Cluster), words.Count(len(plan.Steps), "step"))
 	if len(plan.Steps) == 0 { // blocked before its steps were planned
 		text = fmt.Sprintf("%s %s", plan.Verb, term.Clean(plan.Cluster))
 	}
@@ -240,7 +241,7 @@ func (p *plainPrinter) printPlan(at time.Time) {
 		text += "  to " + to
 	}
 	if n := view.NodesOf(plan); n > 0 {
-		text += "  " + term.Count(n, "machine")
+		text += "  " + words.Count(n, "machine")
 	}
 	p.line(at, "plan", "ok", text)
 	for _, x := range plan.Components {
@@ -293,9 +294,9 @@ func (p *plainPrinter) printChecks(at time.Time) {
 	}
 	p.findings = 0
 	total, _, warn, block := p.t.CheckCounts()
-	text := term.Count(total, "check")
+	text := words.Count(total, "check")
 	if warn > 0 {
-		text += ", " + term.Count(warn, "warning")
+		text += ", " + words.Count(warn, "warning")
 	}
 	state := "ok"
 	if block > 0 {
@@ -350,7 +351,7 @@ func (p *plainPrinter) tail(at time.Time) {
 		return
 	}
 	from := max(0, n-tailLines)
-	p.line(at, "log", "last", fmt.Sprintf("%d of %s", n-from, term.Count(n+p.t.Log.Dropped, "line")))
+	p.line(at, "log", "last", fmt.Sprintf("%d of %s", n-from, words.Count(n+p.t.Log.Dropped, "line")))
 	for i := from; i < n; i++ {
 		x := p.t.Log.At(i)
 		fmt.Fprintf(p.out, "  | %s %s\n", view.Source(x), x.Text)

@@ -84,7 +84,7 @@ var recordedScenes = func() (all []scene) {
 		all = append(all, scene{"recorded-" + name, func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 			events := streamOf(t, name)
 			d := inTheMiddle(events)
-			return watching(s(&fakeEngine{pulse: engine.Pulse{At: start.Add(d), P99: 12 * time.Millisecond}}), until(events, d), d)
+			return watching(s(&fakeEngine{pulse: engine.APIHealth{At: start.Add(d), P99: 12 * time.Millisecond}}), until(events, d), d)
 		}})
 	}
 	return all

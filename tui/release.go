@@ -18,6 +18,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -384,12 +385,12 @@ func (s *session) verifyText(r *engine.FeedReport) {
 		signer += fmt.Sprintf("; key set %d is trusted: %s", r.KeySet, strings.Join(r.Keys, ", "))
 	}
 	fmt.Fprintf(s.out, "signed  by %s\n", term.Clean(signer))
-	verdict := term.Count(len(r.Files), "file") + ", all valid"
+	verdict := words.Count(len(r.Files), "file") + ", all valid"
 	if wrong > 0 {
-		verdict = term.Count(len(r.Files), "file") + ", " + term.Count(wrong, "problem")
+		verdict = words.Count(len(r.Files), "file") + ", " + words.Count(wrong, "problem")
 	}
 	if n := len(r.NoDigest); n > 0 {
-		verdict += fmt.Sprintf("; %s without a digest cannot be verified when fetched", term.Count(n, "image or download"))
+		verdict += fmt.Sprintf("; %s without a digest cannot be verified when fetched", words.Count(n, "image or download"))
 	}
 	fmt.Fprintf(s.out, "result  %s\n", strings.Replace(verdict, "image or downloads", "images or downloads", 1))
 	if r.Remedy != "" {
@@ -588,7 +589,7 @@ bundle is rejected.`,
 }
 
 func (s *session) buildText(r *engine.FeedPublication, public string) {
-	fmt.Fprintf(s.out, "published %s in %s: publication %d, valid until %s\n", term.Count(len(r.Releases), "release"), term.Clean(r.Out), r.Sequence, minute(r.Expires))
+	fmt.Fprintf(s.out, "published %s in %s: publication %d, valid until %s\n", words.Count(len(r.Releases), "release"), term.Clean(r.Out), r.Sequence, minute(r.Expires))
 	fmt.Fprintf(s.out, "signed    by %s\n", term.Clean(r.Signer))
 	if r.KeySet > 0 {
 		fmt.Fprintf(s.out, "keys      set %d: %s\n", r.KeySet, term.Clean(strings.Join(r.Keys, ", ")))

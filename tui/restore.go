@@ -12,6 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -89,7 +90,7 @@ func (s *session) completeOnly(cmd *cobra.Command, args []string, _ string) ([]s
 	dir, _ := cmd.Flags().GetString("dir")
 	if len(args) == 0 {
 		all, err := eng.ListBackups(cmd.Context(), dir, false, nil)
-		i := slices.IndexFunc(all, func(b engine.BackupEntry) bool { return b.Whole })
+		i := slices.IndexFunc(all, func(b engine.BackupEntry) bool { return b.Complete })
 		if err != nil || i < 0 {
 			return nil, done
 		}
@@ -107,7 +108,7 @@ func (s *session) completeOnly(cmd *cobra.Command, args []string, _ string) ([]s
 	}
 	var out []string
 	for o, n := range objects {
-		out = append(out, o.String()+"\t"+term.Count(int(n), "object"))
+		out = append(out, o.String()+"\t"+words.Count(int(n), "object"))
 	}
 	slices.Sort(out)
 	return out, done
@@ -221,7 +222,7 @@ func (s *session) differ(ctx context.Context, r engine.RestoreRequest, f format)
 	case err != nil:
 		return err
 	case len(c.Skipped) > 0:
-		return &plan.Error{Op: "compare with backup " + r.ID, Err: fmt.Errorf("%s: %s", term.Count(len(c.Skipped), "part")+" could not be compared", term.Clean(c.Skipped[0])), Remedy: "see above for the compared parts"}
+		return &plan.Error{Op: "compare with backup " + r.ID, Err: fmt.Errorf("%s: %s", words.Count(len(c.Skipped), "part")+" could not be compared", term.Clean(c.Skipped[0])), Remedy: "see above for the compared parts"}
 	case len(counts) > 0:
 		return exitStatus(plan.ExitDiffers)
 	}
@@ -262,7 +263,7 @@ func (d *differenceLines) end(id string, c engine.Compared, counts map[string]in
 	case len(counts) == 0 && len(c.Skipped) == 0:
 		text = "nothing differs from backup " + id
 	}
-	fmt.Fprintf(d.out, "%s (%s of %s)\n", text, term.Count(int(c.Objects), "object"), term.Count(int(c.Types), "type"))
+	fmt.Fprintf(d.out, "%s (%s of %s)\n", text, words.Count(int(c.Objects), "object"), words.Count(int(c.Types), "type"))
 }
 
 // differenceDocument streams one JSON document and buffers nothing.

@@ -15,6 +15,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -187,7 +188,7 @@ func (scr *upgradePlanScreen) keys() []binding {
 			case scr.c.plan == nil:
 				return "there is no plan"
 			case len(scr.c.plan.Blocked()) > 0:
-				return term.Count(len(scr.c.plan.Blocked()), "blocking finding") + "; fix it, then r"
+				return words.Count(len(scr.c.plan.Blocked()), "blocking finding") + "; fix it, then r"
 			}
 			return ""
 		}),
@@ -496,7 +497,7 @@ func (scr *upgradePlanScreen) view(w, h int) []string {
 	to := min(len(rows), from+h)
 	lines := slices.Clone(rows[from:to])
 	if to < len(rows) {
-		lines[len(lines)-1] = scr.c.th.Row(left).Pad(3).Add(term.Faint, fmt.Sprintf("%s %s: ↓", scr.c.th.Ellipsis, term.Count(len(rows)-to+1, "more line"))).String()
+		lines[len(lines)-1] = scr.c.th.Row(left).Pad(3).Add(term.Faint, fmt.Sprintf("%s %s: ↓", scr.c.th.Ellipsis, words.Count(len(rows)-to+1, "more line"))).String()
 	}
 	if left == w {
 		return lines
@@ -512,7 +513,7 @@ func (scr *upgradePlanScreen) rows(w int) []string {
 	p := scr.c.plan
 	lines := view.UpgradeSections(scr.c.page(), w, p)
 	if w == scr.c.w { // else the risks are beside the plan
-		i := slices.Index(lines, scr.c.th.Rule(w, "Steps", term.Count(len(p.Steps), "step")))
+		i := slices.Index(lines, scr.c.th.Rule(w, "Steps", words.Count(len(p.Steps), "step")))
 		if i < 0 {
 			i = len(lines)
 		}
@@ -542,7 +543,7 @@ func (scr *upgradePlanScreen) riskRows(w, h int) []string {
 // the findings whose IDs must be typed.
 func (scr *upgradeConfirmScreen) view(w, h int) []string {
 	p, u := scr.c.plan, &scr.c.upg
-	lines := []string{scr.c.th.Rule(w, "Upgrade cluster "+term.Clean(p.Cluster), term.Count(len(p.Steps), "step"))}
+	lines := []string{scr.c.th.Rule(w, "Upgrade cluster "+term.Clean(p.Cluster), words.Count(len(p.Steps), "step"))}
 	add := func(head string, st term.Style, text string) {
 		for i, l := range term.Wrap(text, max(20, w-20)) {
 			if i > 0 {

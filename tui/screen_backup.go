@@ -122,7 +122,7 @@ func (scr *backupScreen) restoreOff() string {
 	switch {
 	case b == nil:
 		return "there is no backup yet"
-	case !b.Whole:
+	case !b.Complete:
 		return "this backup is incomplete: " + cmp.Or(term.Clean(b.Why), "something is missing")
 	case scr.verified[b.ID] != nil:
 		return "this backup failed its verification"
@@ -374,7 +374,7 @@ func (scr *backupScreen) backupRows(w, h int) []string {
 	from, to := view.Window(len(b.Entries), b.sel, h-1)
 	for i, e := range b.Entries[from:to] {
 		sign, st, text := scr.c.th.OK, term.Good, ""
-		if !e.Whole {
+		if !e.Complete {
 			sign, st, text = scr.c.th.Fail, term.Bad, term.Clean(e.Why)
 		}
 		switch err, ok := b.verified[e.ID]; {

@@ -13,6 +13,7 @@ import (
 
 	"constellation/engine/check"
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -299,7 +300,7 @@ func (scr *checkScreen) tookWritten(msg configWritten) {
 		scr.c.note = "nothing was written: the configuration is already up to date; r checks again"
 	default:
 		k := *scr.result
-		scr.c.note = fmt.Sprintf("wrote %s into %s", term.Count(len(x.Fields), "value"), term.Clean(x.Path))
+		scr.c.note = fmt.Sprintf("wrote %s into %s", words.Count(len(x.Fields), "value"), term.Clean(x.Path))
 		if !slices.Equal(k.Config.Fields, x.Fields) {
 			scr.c.note += "; they differ from those shown, r checks again"
 		}
@@ -661,7 +662,7 @@ func (scr *checkScreen) findingsPane(w, h int) []string {
 	remark := view.CountBySeverity(all)
 	if scr.filter != "" || scr.typing {
 		list, _ := scr.shown()
-		remark = fmt.Sprintf("%d of %s", len(list), term.Count(len(all), "finding"))
+		remark = fmt.Sprintf("%d of %s", len(list), words.Count(len(all), "finding"))
 	}
 	lines := []string{scr.focusRule(w, checkFindings, "Findings", remark)}
 	if scr.typing || scr.filter != "" {
@@ -742,7 +743,7 @@ func (scr *checkScreen) changesPane(w, h int, k *check.Check) []string {
 // confirmWriteView shows the values to write and asks for confirmation.
 func (scr *checkScreen) confirmWriteView(w, h int) []string {
 	x := scr.result.Config
-	lines := []string{scr.c.th.Rule(w, "Write the configuration?", term.Count(len(x.Fields), "value"))}
+	lines := []string{scr.c.th.Rule(w, "Write the configuration?", words.Count(len(x.Fields), "value"))}
 	lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Faint, term.CutMiddle(term.Clean(x.Path), w-3, scr.c.th.Ellipsis)).String())
 	rows := view.FieldRows(scr.c.page(), w, x.Fields)
 	if room := h - len(lines) - 4; len(rows) > room && room > 0 {

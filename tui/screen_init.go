@@ -14,6 +14,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/engine/workspace"
 	"constellation/tui/term"
 	"constellation/tui/view"
@@ -395,7 +396,7 @@ func (scr *preflightScreen) keys() []binding {
 			case scr.err != nil:
 				return "the checks could not run"
 			case block > 0:
-				return term.Count(block, "check") + " failed; fix it, then r"
+				return words.Count(block, "check") + " failed; fix it, then r"
 			case scr.c.busy != "":
 				return "planning"
 			}
@@ -428,9 +429,9 @@ func (p *preflightScreen) why() []string {
 	case !p.done || c.busy != "":
 		r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy)
 	case block > 0:
-		r.Add(term.Bad, c.th.Fail+" ").Add(term.Strong, "Blocked: "+term.Count(block, "failed check")+". Fix it and press r; nothing has been created yet.")
+		r.Add(term.Bad, c.th.Fail+" ").Add(term.Strong, "Blocked: "+words.Count(block, "failed check")+". Fix it and press r; nothing has been created yet.")
 	case warn > 0:
-		r.Add(term.Caution, c.th.Warn+" ").Add(term.Strong, term.Count(warn, "warning")+": read before you continue. Enter shows the plan.")
+		r.Add(term.Caution, c.th.Warn+" ").Add(term.Strong, words.Count(warn, "warning")+": read before you continue. Enter shows the plan.")
 	default:
 		r.Add(term.Good, c.th.OK+" ").Add(term.Strong, "All checks passed. Enter shows the plan; nothing has been created yet.")
 	}
@@ -442,7 +443,7 @@ func (scr *preflightScreen) view(w, h int) []string {
 	done, warn, block, total := p.counts()
 	remark := fmt.Sprintf("%d of %d done", done, total)
 	if warn > 0 {
-		remark += ", " + term.Count(warn, "warning")
+		remark += ", " + words.Count(warn, "warning")
 	}
 	if block > 0 {
 		remark += fmt.Sprintf(", %d failed", block)
@@ -473,7 +474,7 @@ func (scr *preflightScreen) view(w, h int) []string {
 	from, to := view.Window(len(rows), top, h-1)
 	if hidden := len(rows) - (to - from); hidden > 0 && h > 3 { // the last row shows their number
 		from, to = view.Window(len(rows), top, h-2)
-		rows = append(rows[from:to:to], scr.c.th.Row(left).Pad(3).Add(term.Faint, fmt.Sprintf("%s %s: ↑↓ scrolls", scr.c.th.Ellipsis, term.Count(hidden+1, "more line"))).String())
+		rows = append(rows[from:to:to], scr.c.th.Row(left).Pad(3).Add(term.Faint, fmt.Sprintf("%s %s: ↑↓ scrolls", scr.c.th.Ellipsis, words.Count(hidden+1, "more line"))).String())
 	} else {
 		rows = rows[from:to]
 	}
@@ -569,9 +570,9 @@ func (a *initConfirmScreen) why() []string {
 
 func (scr *initConfirmScreen) view(w, h int) []string {
 	p := scr.c.plan
-	remark := term.Count(len(p.Steps), "step")
+	remark := words.Count(len(p.Steps), "step")
 	if n := view.NodesOf(p); n > 0 {
-		remark += ", " + term.Count(n, "machine")
+		remark += ", " + words.Count(n, "machine")
 	}
 	lines := []string{scr.c.th.Rule(w, "Plan: "+string(p.Verb)+" "+term.Clean(p.Cluster), remark)}
 	if to := view.Target(p.To); to != "" {

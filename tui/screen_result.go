@@ -8,6 +8,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -103,7 +104,7 @@ func (scr *resultScreen) successView(w, h int) []string {
 	if scr.c.t.Result != nil {
 		res = scr.c.t.Result.Result
 		if res.Nodes > 0 {
-			remark = term.Count(res.Nodes, "node") + " ready in " + term.Duration(scr.c.t.Elapsed(scr.c.now))
+			remark = words.Count(res.Nodes, "node") + " ready in " + term.Duration(scr.c.t.Elapsed(scr.c.now))
 		}
 		switch scr.c.t.Result.Ended {
 		case plan.StateNothing:
@@ -303,7 +304,7 @@ func (scr *logScreen) copyLine() {
 
 func (scr *logScreen) view(w, h int) []string {
 	m := scr.matching()
-	remark := term.Count(scr.c.t.Log.Len(), "line")
+	remark := words.Count(scr.c.t.Log.Len(), "line")
 	if len(m) != scr.c.t.Log.Len() {
 		remark = fmt.Sprintf("%d of %s", len(m), remark)
 	}

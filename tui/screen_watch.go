@@ -67,7 +67,7 @@ type watchScreen struct {
 	cancel context.CancelFunc // ends a live watch; nil if there is none
 	err    error              // why a live watch ended
 	ended  bool               // the live watch has ended
-	pulse  engine.Pulse       // of the API server
+	pulse  engine.APIHealth   // of the API server
 	ticks  bool               // a tick is pending
 	player player
 }
@@ -201,7 +201,7 @@ func (scr *watchScreen) nodeKeys() []binding {
 		on("left p", "←", "previous machine", "move", act(func() { scr.stepNode(-1) })),
 		on("right n", "→", "next machine", "move", act(func() { scr.stepNode(1) })).footed("next"),
 		on("o", "o", "the other machine of the replacement", "view", act(scr.otherNode)).footed("other").unless(func() string {
-			if n := scr.shown().Node(scr.node); n == nil || scr.shown().Node(n.With) == nil {
+			if n := scr.shown().Node(scr.node); n == nil || scr.shown().Node(n.Counterpart) == nil {
 				return "no other machine is known"
 			}
 			return ""
@@ -346,7 +346,7 @@ func (scr *watchScreen) takeMsg(msg tea.Msg) tea.Cmd {
 				scr.c.deps.releaseMemory() // all nodes were read
 			}
 			scr.apply(msg.events)
-			scr.pulse = scr.c.deps.engine.Pulse()
+			scr.pulse = scr.c.deps.engine.APIHealth()
 		}
 	case watchEnded:
 		if msg.gen == scr.gen {
@@ -357,7 +357,7 @@ func (scr *watchScreen) takeMsg(msg tea.Msg) tea.Cmd {
 			return nil
 		}
 		scr.ticks = false
-		scr.pulse = scr.c.deps.engine.Pulse()
+		scr.pulse = scr.c.deps.engine.APIHealth()
 		if scr.origin == fromReplay && scr.player.playing {
 			scr.play()
 		}
@@ -566,7 +566,7 @@ func (scr *watchScreen) stepNode(by int) {
 
 func (scr *watchScreen) otherNode() {
 	if n := scr.shown().Node(scr.node); n != nil {
-		scr.openNode(n.With)
+		scr.openNode(n.Counterpart)
 	}
 }
 
@@ -647,7 +647,7 @@ func (scr *watchScreen) lines() []int {
 	f.err = err
 	other := ""
 	if n := b.Node(f.only); n != nil {
-		other = n.With
+		other = n.Counterpart
 	}
 	gone := b.Log.Dropped()
 	for i := max(0, f.upTo-gone); i < b.Log.Len(); i++ {

@@ -80,7 +80,7 @@ type Engine interface {
 	ChangeRollout(context.Context, cluster.RolloutChange) (cluster.Rollout, error)
 	// Skip excludes a node or a group from rollouts, or resumes it, and returns its previous
 	// state.
-	Skip(ctx context.Context, name string, skip bool) (cluster.Holding, error)
+	Skip(ctx context.Context, name string, skip bool) (cluster.SkipState, error)
 	// Watch emits the progress of a rollout until it or ctx ends; see engine.Engine.
 	Watch(context.Context, engine.WatchRequest, func(plan.Event)) error
 	// Runs returns the recorded runs of the workspace, newest first. PastRun returns the
@@ -88,8 +88,8 @@ type Engine interface {
 	Runs() ([]plan.RunSummary, error)
 	PastRun(id string) (rollout.PastRun, error)
 	Record(id string) (path string, err error)
-	// Pulse returns the health of the API server while its health monitor runs.
-	Pulse() engine.Pulse
+	// APIHealth returns the health of the API server while its health monitor runs.
+	APIHealth() engine.APIHealth
 	// PlanPrepare returns the plan to publish the requirements of the next hop, with the
 	// findings of its check. It changes nothing.
 	PlanPrepare(context.Context, engine.PrepareRequest, func(plan.Event)) (*plan.Plan, error)

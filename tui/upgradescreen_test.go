@@ -139,7 +139,7 @@ func hopEngine(t *testing.T) *fakeEngine {
 	events, _ := hopEvents(t, p)
 	return &fakeEngine{
 		home: demoHome(engine.StageCluster), status: demoStatus(), plan: p, events: events,
-		backups: []engine.BackupEntry{{ID: "backup-20261120050501-1a2b3c4d", Created: start.Add(-26 * time.Hour), Objects: 214, Bytes: 1 << 20, Whole: true, Etcd: true}},
+		backups: []engine.BackupEntry{{ID: "backup-20261120050501-1a2b3c4d", Created: start.Add(-26 * time.Hour), Objects: 214, Bytes: 1 << 20, Complete: true, Etcd: true}},
 		local:   cluster.LocalData{Volumes: []cluster.LocalVolume{{Namespace: "db", Claim: "pg-0", Volume: "pg-0", Nodes: []string{"worker-0"}, Workloads: []string{"statefulset/db/postgres"}}}, EmptyDirs: 3},
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
+	"constellation/engine/words"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -59,8 +60,8 @@ func (scr *watchScreen) badge(b *rollout.Board) (string, term.Style) {
 		}
 	case w.frozen != nil:
 		word, st = "FROZEN "+term.Duration(scr.c.now.Sub(w.frozenAt)), term.Caution
-	case !b.Away.IsZero():
-		word, st = "STALE "+term.Duration(scr.c.now.Sub(b.Away)), term.Bad
+	case !b.UnreachableSince.IsZero():
+		word, st = "STALE "+term.Duration(scr.c.now.Sub(b.UnreachableSince)), term.Bad
 	case b.Result != nil || w.ended:
 		word, st = "ENDED", term.Faint
 	case scr.opening():
@@ -157,7 +158,7 @@ func (scr *watchScreen) watchRail(b *rollout.Board) string {
 
 // stale reports whether the watch screen may be out of date.
 func (scr *watchScreen) stale() bool {
-	return scr.origin != fromReplay && scr.frozen == nil && !scr.shown().Away.IsZero()
+	return scr.origin != fromReplay && scr.frozen == nil && !scr.shown().UnreachableSince.IsZero()
 }
 
 // view renders the lens in w columns and h lines.
@@ -263,7 +264,7 @@ func (scr *watchScreen) boardSafety() string {
 func (scr *watchScreen) linesView(b *rollout.Board, w, h int) []string {
 	list := scr.lines()
 	v := &scr.log
-	remark := term.Count(b.Log.Len(), "line")
+	remark := words.Count(b.Log.Len(), "line")
 	if len(list) != b.Log.Len() {
 		remark = fmt.Sprintf("%d of %s", len(list), remark)
 	}
@@ -383,7 +384,7 @@ func (scr *watchScreen) mapView(b *rollout.Board, w, h int) []string {
 	room := h - 4
 	each := view.MapScale(groups, columns, room)
 	scr.place.columns, scr.place.each = columns, each
-	remark := "1 cell = " + term.Count(each, "node")
+	remark := "1 cell = " + words.Count(each, "node")
 	if each > 1 {
 		remark += ", shows the worst"
 	}
@@ -534,7 +535,7 @@ func (scr *watchScreen) copyCell() {
 			}
 		}
 	}
-	scr.c.copyText(strings.Join(names, " "), term.Count(len(names), "name"))
+	scr.c.copyText(strings.Join(names, " "), words.Count(len(names), "name"))
 }
 
 // nodeView shows the details of one machine.
@@ -545,7 +546,7 @@ func (scr *watchScreen) nodeView(b *rollout.Board, w, h int) []string {
 	}
 	lines := []string{scr.c.th.Rule(w, "Machine "+term.Clean(n.Name), "group "+term.Clean(n.Group))}
 	pair := []*rollout.BoardNode{n}
-	if o := b.Node(n.With); o != nil {
+	if o := b.Node(n.Counterpart); o != nil {
 		pair = []*rollout.BoardNode{o, n}
 		if slices.Contains(rollout.StagesOld, n.State) {
 			pair = []*rollout.BoardNode{n, o}
@@ -569,7 +570,7 @@ func (scr *watchScreen) nodeView(b *rollout.Board, w, h int) []string {
 		lines = append(lines, scr.c.th.Below(w, 2, 2, term.Plain, f)...)
 	}
 	list := scr.lines()
-	remark := term.Count(len(list), "line")
+	remark := words.Count(len(list), "line")
 	if !scr.log.pinned {
 		remark += ", following"
 	}

@@ -117,7 +117,7 @@ func (s *session) watch(ctx context.Context, o watchOptions) error {
 	case err != nil && !began:
 		return s.unplanned(out, o.out, err)
 	case page && began:
-		s.printBoard(b, o, fromLive, s.Now(), eng.Pulse())
+		s.printBoard(b, o, fromLive, s.Now(), eng.APIHealth())
 	}
 	return err
 }
@@ -161,7 +161,7 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 			}
 			b.Apply(ev)
 		}
-		s.printBoard(b, o, fromReplay, at, engine.Pulse{})
+		s.printBoard(b, o, fromReplay, at, engine.APIHealth{})
 		return nil
 	}
 	out := s.filtered(o)
@@ -232,7 +232,7 @@ func (s *sieve) event(ev plan.Event) {
 }
 
 // printBoard prints the state of a rollout.
-func (s *session) printBoard(b *rollout.Board, o watchOptions, origin watchOrigin, at time.Time, pulse engine.Pulse) {
+func (s *session) printBoard(b *rollout.Board, o watchOptions, origin watchOrigin, at time.Time, pulse engine.APIHealth) {
 	pg, w := s.page(), s.answerWidth()
 	pg.Now = at
 	what := "as of " + at.UTC().Format("2006-01-02 15:04:05Z")

@@ -75,7 +75,7 @@ func attached(events []plan.Event, d time.Duration) []plan.Event {
 		if n.Control {
 			role = "control-plane"
 		}
-		out = append(out, plan.Event{Kind: plan.KindNode, Step: plan.StepRollout, Node: n.Name, Group: n.Group, Role: role, With: n.With, To: n.State, Text: n.Text})
+		out = append(out, plan.Event{Kind: plan.KindNode, Step: plan.StepRollout, Node: n.Name, Group: n.Group, Role: role, With: n.Counterpart, To: n.State, Text: n.Text})
 	}
 	for i := range out {
 		out[i].Time = start.Add(d)
@@ -366,7 +366,7 @@ func TestEveryLensIsReached(t *testing.T) {
 
 func TestFilterMatches(t *testing.T) {
 	now := start.Add(10 * time.Minute)
-	n := &rollout.BoardNode{Name: "worker-0412", Group: "workers-b", State: plan.NodeDraining, Since: now.Add(-6 * time.Minute), Attempts: 2, Text: "PDB web/frontend", With: "worker-5412"}
+	n := &rollout.BoardNode{Name: "worker-0412", Group: "workers-b", State: plan.NodeDraining, Since: now.Add(-6 * time.Minute), Attempts: 2, Text: "PDB web/frontend", Counterpart: "worker-5412"}
 	for _, tt := range []struct {
 		filter string
 		want   bool

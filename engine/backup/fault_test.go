@@ -62,7 +62,7 @@ func verdict(t *testing.T, dir string) string {
 	if len(all) != 1 {
 		t.Fatalf("%d backups", len(all))
 	}
-	if !all[0].Whole {
+	if !all[0].Complete {
 		return all[0].Why
 	}
 	b, err := Open(dir, testID)

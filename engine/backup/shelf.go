@@ -16,10 +16,10 @@ type Entry struct {
 	ID string
 	// Created, Objects and Bytes are from the manifest; without one Created is from the ID, or
 	// zero.
-	Created time.Time
-	Objects int64
-	Bytes   int64
-	Whole   bool
+	Created  time.Time
+	Objects  int64
+	Bytes    int64
+	Complete bool
 	// Why is why it is not whole; empty if it is.
 	Why string
 	// Etcd is whether it has a snapshot of etcd.
@@ -80,7 +80,7 @@ func list(ctx context.Context, dir string, judge func(context.Context, *Backup) 
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("list backups in %s: %w", dir, context.Cause(ctx))
 		}
-		e.Whole = err == nil
+		e.Complete = err == nil
 		if err != nil {
 			e.Why = why(err)
 		}
@@ -120,7 +120,7 @@ func prune(dir string, keep int, before func(op, name string, n int) error) (rem
 	whole := 0
 	for _, e := range all {
 		switch {
-		case e.Whole && whole < keep:
+		case e.Complete && whole < keep:
 			whole++
 		case whole > 0:
 			gone = append(gone, e.ID)

@@ -81,9 +81,9 @@ type Move struct {
 // RolloutChange changes a rollout; nil fields stay.
 type RolloutChange struct{ Paused, Cancelled *bool }
 
-// Holding is whether people have a rollout leave a node, or a group with all its nodes,
+// SkipState is whether people have a rollout leave a node, or a group with all its nodes,
 // as it is.
-type Holding struct {
+type SkipState struct {
 	Name string `json:"name"`
 	Kind string `json:"kind"` // node, group
 	Held bool   `json:"skipped"`
@@ -100,8 +100,8 @@ type Holding struct {
 
 // Kinds of a Holding.
 const (
-	HoldingNode  = "node"
-	HoldingGroup = "group"
+	SkipNode  = "node"
+	SkipGroup = "group"
 )
 
 // FailedOn reports whether an upgrade that the agent of a node was to do has failed, and

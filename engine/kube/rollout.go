@@ -131,15 +131,15 @@ func (c *Client) ChangeRollout(ctx context.Context, change cluster.RolloutChange
 	return nil
 }
 
-// Holding implements [engine.Cluster].
-func (c *Client) Holding(ctx context.Context, name string) (cluster.Holding, error) {
+// SkipState implements [engine.Cluster].
+func (c *Client) SkipState(ctx context.Context, name string) (cluster.SkipState, error) {
 	var groups *unstructured.UnstructuredList
 	err := retry(ctx, func(ctx context.Context) (err error) {
 		groups, err = c.dynamic.Resource(scalingGroups).List(ctx, metav1.ListOptions{})
 		return err
 	})
 	if err != nil {
-		return cluster.Holding{}, fmt.Errorf("list ScalingGroups: %w", err)
+		return cluster.SkipState{}, fmt.Errorf("list ScalingGroups: %w", err)
 	}
 	var n *corev1.Node
 	err = retry(ctx, func(ctx context.Context) (err error) {
@@ -147,10 +147,10 @@ func (c *Client) Holding(ctx context.Context, name string) (cluster.Holding, err
 		return err
 	})
 	if err != nil && !errors.Is(err, cluster.ErrAbsent) {
-		return cluster.Holding{}, fmt.Errorf("read node %s: %w", name, err)
+		return cluster.SkipState{}, fmt.Errorf("read node %s: %w", name, err)
 	}
 	absent := err
-	h := cluster.Holding{Name: name, Kind: cluster.HoldingNode}
+	h := cluster.SkipState{Name: name, Kind: cluster.SkipNode}
 	if absent == nil {
 		h.Held = n.Annotations[v1alpha1.AnnotationHeld] == "true"
 		if until, err := time.Parse(time.RFC3339, n.Annotations[v1alpha1.AnnotationPostponed]); err == nil {
@@ -158,7 +158,7 @@ func (c *Client) Holding(ctx context.Context, name string) (cluster.Holding, err
 		}
 		ro, err := c.Rollout(ctx)
 		if err != nil && !errors.Is(err, cluster.ErrAbsent) {
-			return cluster.Holding{}, err
+			return cluster.SkipState{}, err
 		}
 		h.Failed = ro.FailedOn(name)
 	}
@@ -169,26 +169,26 @@ func (c *Client) Holding(ctx context.Context, name string) (cluster.Holding, err
 		switch {
 		// The suffix of a group's ID is accepted, since lists of nodes show it.
 		case absent != nil && (g.GetName() == name || id[strings.LastIndexByte(id, '/')+1:] == name):
-			return cluster.Holding{Name: g.GetName(), Kind: cluster.HoldingGroup, Held: held}, nil
+			return cluster.SkipState{Name: g.GetName(), Kind: cluster.SkipGroup, Held: held}, nil
 		case absent == nil && held && strings.EqualFold(id, n.Annotations[v1alpha1.AnnotationGroup]):
 			h.By = g.GetName()
 		}
 	}
 	if absent != nil {
-		return cluster.Holding{}, fmt.Errorf("read node or group %s: %w", name, absent)
+		return cluster.SkipState{}, fmt.Errorf("read node or group %s: %w", name, absent)
 	}
 	return h, nil
 }
 
-// SetHolding implements [engine.Cluster].
-func (c *Client) SetHolding(ctx context.Context, h cluster.Holding, held bool) error {
+// SetSkipState implements [engine.Cluster].
+func (c *Client) SetSkipState(ctx context.Context, h cluster.SkipState, held bool) error {
 	marks, of := map[string]any{v1alpha1.AnnotationHeld: "true"}, v1Nodes
-	if h.Kind == cluster.HoldingGroup {
+	if h.Kind == cluster.SkipGroup {
 		of = scalingGroups
 	}
 	if !held {
 		marks[v1alpha1.AnnotationHeld] = nil
-		if h.Kind == cluster.HoldingNode {
+		if h.Kind == cluster.SkipNode {
 			// Without a failure to retry, the operator removes the annotation.
 			marks[v1alpha1.AnnotationPostponed], marks[v1alpha1.AnnotationRetry] = nil, "now"
 		}

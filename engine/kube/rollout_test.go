@@ -280,21 +280,21 @@ func TestHoldRequestsOnNodesAndGroups(t *testing.T) {
 	if _, err := c.dynamic.Resource(scalingGroups).Create(ctx, asUnstructured(t, group), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	is := func(name string, want cluster.Holding) {
+	is := func(name string, want cluster.SkipState) {
 		t.Helper()
-		got, err := c.Holding(ctx, name)
+		got, err := c.SkipState(ctx, name)
 		if d := cmp.Diff(want, got); err != nil || d != "" {
 			t.Errorf("%s (-want +got):\n%s%v", name, d, err)
 		}
 	}
-	set := func(h cluster.Holding, held bool) {
+	set := func(h cluster.SkipState, held bool) {
 		t.Helper()
-		if err := c.SetHolding(ctx, h, held); err != nil {
+		if err := c.SetSkipState(ctx, h, held); err != nil {
 			t.Fatal(err)
 		}
 	}
-	worker := cluster.Holding{Name: "worker-3", Kind: cluster.HoldingNode, Postponed: until}
-	edge := cluster.Holding{Name: "group-edge", Kind: cluster.HoldingGroup}
+	worker := cluster.SkipState{Name: "worker-3", Kind: cluster.SkipNode, Postponed: until}
+	edge := cluster.SkipState{Name: "group-edge", Kind: cluster.SkipGroup}
 	is("worker-3", worker)
 	is("edge", edge)
 	is("group-edge", edge)
@@ -335,7 +335,7 @@ func TestHoldRequestsOnNodesAndGroups(t *testing.T) {
 	edge.Held, worker.By = false, ""
 	is("edge", edge)
 	is("worker-3", worker)
-	if h, err := c.Holding(ctx, "nobody"); !errors.Is(err, cluster.ErrAbsent) {
+	if h, err := c.SkipState(ctx, "nobody"); !errors.Is(err, cluster.ErrAbsent) {
 		t.Errorf("%+v, %v", h, err)
 	}
 }

@@ -4,8 +4,8 @@ import (
 	"time"
 )
 
-// Whole reports whether the run left a complete cluster, if it was an init.
-func (r RunSummary) Whole() bool {
+// Complete reports whether the run left a complete cluster, if it was an init.
+func (r RunSummary) Complete() bool {
 	return r.Status == StateDone || r.Status == StateNothing || r.Status == StateDetached
 }
 

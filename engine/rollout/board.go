@@ -52,9 +52,9 @@ type Board struct {
 	Steps         []BoardStep
 	Plans         []BoardPlan // of nodes, by name
 	Wait          BoardWait
-	// Away is since when the API server is not heard of; zero while it answers. What the
+	// UnreachableSince is since when the API server is not heard of; zero while it answers. What the
 	// board shows is then as old.
-	Away time.Time
+	UnreachableSince time.Time
 	// Current of Total nodes are at the target and Ready, and between ETALeast and ETAMost
 	// all will be, as last told; zero if that was not.
 	Current, Total    int64
@@ -131,9 +131,9 @@ func (p *BoardPlan) Counts() string {
 // BoardNode is a machine.
 type BoardNode struct {
 	Name, Group, State, Text string
-	// With is the other machine of its replacement; empty if there is none.
-	With    string
-	Control bool
+	// Counterpart is the other machine of its replacement; empty if there is none.
+	Counterpart string
+	Control     bool
 	// Attempts is how often its replacement was begun; at least 1 once it was.
 	Attempts int
 	// Since is when it came into its state. Seen says that this was seen; else it was in it
@@ -334,7 +334,7 @@ func (b *Board) Apply(e plan.Event) {
 		if e.Exit != nil {
 			b.Exit = *e.Exit
 		}
-		b.Wait, b.Away = BoardWait{}, time.Time{}
+		b.Wait, b.UnreachableSince = BoardWait{}, time.Time{}
 		b.ETALeast, b.ETAMost = time.Time{}, time.Time{}
 	}
 }
@@ -443,11 +443,11 @@ const awayObject = "api-server"
 
 func (b *Board) wait(e plan.Event) {
 	if e.Object == awayObject && e.Text != "" {
-		if b.Away.IsZero() {
-			b.Away = e.Time
+		if b.UnreachableSince.IsZero() {
+			b.UnreachableSince = e.Time
 		}
 	} else {
-		b.Away = time.Time{}
+		b.UnreachableSince = time.Time{}
 	}
 	if e.Text == "" {
 		b.Wait = BoardWait{}
@@ -508,13 +508,13 @@ func (b *Board) node(e plan.Event) {
 		n.Group = bounded(e.Group)
 	}
 	if e.With != "" {
-		n.With = bounded(e.With)
+		n.Counterpart = bounded(e.With)
 	}
 	n.Control = n.Control || e.Role == "control-plane"
 	if e.Attempt > 0 {
 		n.Attempts = e.Attempt
 	}
-	if n.Place == nil || n.Place.group.Name != n.Group || n.With != "" && n.Place.Old == nil || n.With != "" && n.Place.New == nil {
+	if n.Place == nil || n.Place.group.Name != n.Group || n.Counterpart != "" && n.Place.Old == nil || n.Counterpart != "" && n.Place.New == nil {
 		b.settle(n, state)
 	}
 	if state != n.State {
@@ -602,7 +602,7 @@ func (n *BoardNode) served() bool {
 // settle gives n its place: that of the other machine of its replacement, else a new one.
 func (b *Board) settle(n *BoardNode, state string) {
 	comes := slices.Contains(StagesNew, state) || state == plan.NodeFailed
-	if o := b.nodes[n.With]; o != nil && o != n && o.Place != nil {
+	if o := b.nodes[n.Counterpart]; o != nil && o != n && o.Place != nil {
 		old, heir := n, o
 		if comes && (n.State == "" || n.Place == nil || n.Place.Old == nil || n.Place.Old == n) && !slices.Contains(StagesOld, state) {
 			old, heir = o, n

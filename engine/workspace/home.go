@@ -19,6 +19,6 @@ func Completed(w *Workspace, runs []plan.RunSummary) bool {
 		return false
 	}
 	return slices.ContainsFunc(runs, func(r plan.RunSummary) bool {
-		return r.Verb == plan.VerbInit && r.Whole() && !r.Ended.Before(info.ModTime())
+		return r.Verb == plan.VerbInit && r.Complete() && !r.Ended.Before(info.ModTime())
 	})
 }

@@ -285,14 +285,6 @@ func Ago(t, now time.Time) string {
 	}
 }
 
-// Count formats n with its noun: "1 node", "3 nodes".
-func Count(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return strconv.Itoa(n) + " " + noun + "s"
-}
-
 // Bytes formats a number of bytes with a binary unit.
 func Bytes(n int64) string {
 	switch {

@@ -9,6 +9,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/tui/term"
 )
 
@@ -24,7 +25,7 @@ type Backups struct {
 // newestComplete is the newest complete backup; nil if there is none.
 func (b *Backups) newestComplete() *engine.BackupEntry {
 	for i := range b.Entries {
-		if b.Entries[i].Whole {
+		if b.Entries[i].Complete {
 			return &b.Entries[i]
 		}
 	}
@@ -59,7 +60,7 @@ func BackupCoverageRows(pg Page, w, h int, b *Backups, hint string) []string {
 			st, sign = term.Caution, pg.Warn
 		}
 		lines = append(lines, row(st, sign, "definitions and objects", term.Plain, amountOf(last.Objects, "object")+", "+term.Bytes(last.Bytes), term.Ago(last.Created, pg.Now)))
-		i := slices.IndexFunc(b.Entries, func(e engine.BackupEntry) bool { return e.Whole && e.Etcd })
+		i := slices.IndexFunc(b.Entries, func(e engine.BackupEntry) bool { return e.Complete && e.Etcd })
 		switch {
 		case i < 0:
 			lines = append(lines, row(term.Bad, pg.Fail, "etcd snapshot", term.Plain, "in no backup", "-"))
@@ -85,7 +86,7 @@ func BackupCoverageRows(pg Page, w, h int, b *Backups, hint string) []string {
 		}
 		text := fmt.Sprint(len(l.Volumes))
 		if len(nodes) > 0 {
-			text += " on " + term.Count(len(nodes), "node")
+			text += " on " + words.Count(len(nodes), "node")
 		}
 		lines = append(lines, row(term.Caution, pg.Warn, "volumes on nodes", term.Caution, text+": in no backup, lost with the node", ""))
 		most := 2
@@ -104,7 +105,7 @@ func BackupCoverageRows(pg Page, w, h int, b *Backups, hint string) []string {
 	if l := b.Local; l != nil && l.EmptyDirs+l.HostPaths > 0 {
 		var parts []string
 		if l.EmptyDirs > 0 {
-			parts = append(parts, "emptyDir of "+term.Count(l.EmptyDirs, "pod"))
+			parts = append(parts, "emptyDir of "+words.Count(l.EmptyDirs, "pod"))
 		}
 		if l.HostPaths > 0 {
 			parts = append(parts, fmt.Sprintf("hostPath of %d", l.HostPaths))

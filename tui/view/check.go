@@ -10,6 +10,7 @@ import (
 
 	"constellation/engine/check"
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/engine/workspace"
 	"constellation/tui/term"
 )
@@ -461,7 +462,7 @@ func Markdown(k *check.Check, sp CommandFormatter) string {
 		}
 	}
 	if fine > 0 {
-		fmt.Fprintf(&b, "\n%s passed.\n", term.Count(fine, "check"))
+		fmt.Fprintf(&b, "\n%s passed.\n", words.Count(fine, "check"))
 	}
 	for _, n := range k.Notes {
 		fmt.Fprintf(&b, "\n%s\n", CellOf(n))

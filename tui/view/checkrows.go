@@ -13,6 +13,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/compat"
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/tui/term"
 )
 
@@ -423,7 +424,7 @@ func blockedRows(pg Page, w int, k *check.Check, most int) []string {
 	list := ReasonsOf(k)
 	for i, x := range list {
 		if most > 0 && i == most {
-			lines = append(lines, pg.Row(w).Pad(4).Add(term.Faint, fmt.Sprintf("%s %s", pg.Ellipsis, term.Count(len(list)-i, "more reason"))).String())
+			lines = append(lines, pg.Row(w).Pad(4).Add(term.Faint, fmt.Sprintf("%s %s", pg.Ellipsis, words.Count(len(list)-i, "more reason"))).String())
 			break
 		}
 		if most > 0 {
@@ -566,7 +567,7 @@ func ChangeRows(pg Page, w int, k *check.Check) []string {
 	for _, ch := range x.ChartChanges {
 		for i, v := range ch.Values {
 			if i == mostValues {
-				add(head, fmt.Sprintf("%s: %s more; -o json lists all", term.Clean(ch.Chart), term.Count(len(ch.Values)-i, "value")))
+				add(head, fmt.Sprintf("%s: %s more; -o json lists all", term.Clean(ch.Chart), words.Count(len(ch.Values)-i, "value")))
 				break
 			}
 			add(head, term.Clean(ch.Chart+": "+v.String()))
@@ -686,7 +687,7 @@ func Verdict(k *check.Check) (plan.Severity, string) {
 	blocks := n[plan.Block]
 	remark := ""
 	if n[plan.Warn] > 0 {
-		remark += "; " + term.Count(n[plan.Warn], "warning")
+		remark += "; " + words.Count(n[plan.Warn], "warning")
 	}
 	if n[plan.NotChecked] > 0 {
 		remark += fmt.Sprintf("; %d not checked", n[plan.NotChecked])
@@ -701,7 +702,7 @@ func Verdict(k *check.Check) (plan.Severity, string) {
 		}
 		switch {
 		case blocks > 0:
-			return plan.Block, fmt.Sprintf("%s (%s) is blocked by %s.", hop, to, term.Count(blocks, "finding"))
+			return plan.Block, fmt.Sprintf("%s (%s) is blocked by %s.", hop, to, words.Count(blocks, "finding"))
 		case k.Path[0].Get != "":
 			return plan.Warn, fmt.Sprintf("%s needs constellation %s: %s%s.", hop, k.Path[0].CLI, to, remark)
 		case remark != "":
@@ -879,10 +880,10 @@ func related(first, f plan.Finding) bool {
 
 // PassedRow is the line for the passed checks.
 func PassedRow(pg Page, w, fine int, running, all, here bool) string {
-	text := term.Count(fine, "other check") + " passed"
+	text := words.Count(fine, "other check") + " passed"
 	switch {
 	case running:
-		text = term.Count(fine, "check") + " passed so far"
+		text = words.Count(fine, "check") + " passed so far"
 	case all && fine == 1:
 		text = "the only check passed"
 	case all:

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/engine/workspace"
 	"constellation/tui/term"
 )
@@ -26,7 +27,7 @@ func Explain(err error, sp CommandFormatter) explanation {
 	var e *plan.Error
 	switch {
 	case errors.As(err, &list):
-		x.What = fmt.Sprintf("%s has %s", term.Clean(list.File), term.Count(len(list.Errors), "error"))
+		x.What = fmt.Sprintf("%s has %s", term.Clean(list.File), words.Count(len(list.Errors), "error"))
 		for _, f := range list.Errors {
 			var parts []string
 			if f.Line > 0 {

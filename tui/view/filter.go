@@ -115,7 +115,7 @@ func (f *Filter) Node(n *rollout.BoardNode, now time.Time) bool {
 		var ok bool
 		switch t.key {
 		case "":
-			ok = t.word(n.Name, n.Text, n.With)
+			ok = t.word(n.Name, n.Text, n.Counterpart)
 		case "state":
 			ok = t.value(n.State)
 		case "group":
@@ -123,7 +123,7 @@ func (f *Filter) Node(n *rollout.BoardNode, now time.Time) bool {
 		case "node":
 			ok = t.value(n.Name)
 		case "with":
-			ok = t.value(n.With)
+			ok = t.value(n.Counterpart)
 		case "age":
 			ok = now.Sub(n.Since) > t.age != t.less
 		case "try":

@@ -9,6 +9,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/check"
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/engine/workspace"
 	"constellation/tui/term"
 )
@@ -103,7 +104,7 @@ func ClusterSummary(pg Page, w int, st *engine.Status, k *check.Check) []string 
 	}
 	health := "healthy"
 	if n := len(st.Health); n > 0 {
-		health = term.Count(n, "finding")
+		health = words.Count(n, "finding")
 	}
 	narrow := w < 76
 	if !st.Reachable {
@@ -196,7 +197,7 @@ func NodeRows(pg Page, w, h int, st *engine.Status, first int) []string {
 	title := fmt.Sprintf("Nodes %d", len(st.Nodes))
 	remark := ""
 	if n := len(st.Machines); n > 0 {
-		remark = term.Count(n, "machine") + " not in the cluster"
+		remark = words.Count(n, "machine") + " not in the cluster"
 	}
 	lines := []string{pg.Rule(w, title, remark)}
 	if len(rows) == 0 {

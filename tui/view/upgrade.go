@@ -10,6 +10,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/compat"
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/tui/term"
 )
 
@@ -34,7 +35,7 @@ func UpgradeSections(pg Page, w int, p *plan.Plan) []string {
 			lines = append(lines, pg.Row(w).Pad(2).Col(term.Faint, "last backup", 14).Add(term.Plain, backupWords(pg, p.LastBackup)).String())
 		}
 	}
-	lines = append(lines, pg.Rule(w, "Steps", term.Count(len(p.Steps), "step")))
+	lines = append(lines, pg.Rule(w, "Steps", words.Count(len(p.Steps), "step")))
 	const indent = 22
 	for i, st := range p.Steps {
 		r := pg.Row(w).Num(term.Faint, fmt.Sprint(i+1), 2).Pad(1).Col(term.Strong, term.Clean(st.ID), 17)

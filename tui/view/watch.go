@@ -14,6 +14,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
+	"constellation/engine/words"
 	"constellation/tui/term"
 )
 
@@ -486,7 +487,7 @@ func FlightView(pg Page, b *rollout.Board, x Flight, w, h int) []string {
 		}
 		r := pg.Row(w).Add(term.Accent, " "+Marker(pg, i == at)).Col(name, term.Clean(n.Name), names).Col(st, term.Clean(n.State), 10).Num(term.Plain, age(pg, n), 8)
 		if groups > 0 {
-			r.Col(term.Faint, term.Clean(n.Group), groups).Col(term.Faint, term.Clean(n.With), names)
+			r.Col(term.Faint, term.Clean(n.Group), groups).Col(term.Faint, term.Clean(n.Counterpart), names)
 		}
 		tail := ""
 		if n.Attempts > 0 {
@@ -519,7 +520,7 @@ func LogExcerpt(pg Page, b *rollout.Board, w, h int) []string {
 	n := b.Log.Len()
 	remark := "l full log"
 	if n > 0 {
-		remark = term.Count(n+b.Log.Dropped(), "line")
+		remark = words.Count(n+b.Log.Dropped(), "line")
 	}
 	lines := []string{pg.Rule(w, "Log", remark)}
 	if n == 0 {
@@ -567,7 +568,7 @@ func BoardReason(pg Page, b *rollout.Board) (text, remedy string) {
 	case n != nil:
 		return fmt.Sprintf("%s has not been ready for %s: %s", term.Clean(n.Name), age(pg, n), cmp.Or(term.Clean(n.Text), "no reason reported")), ""
 	case total > 0 && done == total:
-		return fmt.Sprintf("Nothing to wait for: all %s are at the target", term.Count(total, "node")), ""
+		return fmt.Sprintf("Nothing to wait for: all %s are at the target", words.Count(total, "node")), ""
 	case total == 0:
 		return "Waiting for the first node", ""
 	}
@@ -578,7 +579,7 @@ func BoardReason(pg Page, b *rollout.Board) (text, remedy string) {
 			}
 		}
 	}
-	return fmt.Sprintf("Waiting for the operator to start the next of %s", term.Count(total-done, "node")), ""
+	return fmt.Sprintf("Waiting for the operator to start the next of %s", words.Count(total-done, "node")), ""
 }
 
 func tailOf(text, title string) string {
@@ -613,10 +614,10 @@ func WatchSafety(pg Page, b *rollout.Board, w int, api string, backup time.Time)
 		parts = append(parts, fmt.Sprintf("control planes %d/%d up, quorum %d", ready, total, total/2+1))
 	}
 	switch {
-	case !b.Away.IsZero():
+	case !b.UnreachableSince.IsZero():
 		down := "API down"
 		if w >= 100 { // else only header and why line have the time
-			down += " since " + b.Away.UTC().Format("15:04:05Z")
+			down += " since " + b.UnreachableSince.UTC().Format("15:04:05Z")
 		}
 		parts = append(parts, down)
 	case api != "" && b.Moves() > 0:
@@ -637,7 +638,7 @@ func WatchSafety(pg Page, b *rollout.Board, w int, api string, backup time.Time)
 const staleResponse = 6 * time.Second
 
 // APIStatus is the health of the API server: its latency or the age of its last response.
-func APIStatus(pg Page, p engine.Pulse) string {
+func APIStatus(pg Page, p engine.APIHealth) string {
 	if p.At.IsZero() {
 		return "API reachable"
 	}
@@ -827,12 +828,12 @@ func Facts(pg Page, n *rollout.BoardNode) string {
 	if n.Attempts > 0 {
 		parts = append(parts, "try "+strconv.Itoa(n.Attempts))
 	}
-	if n.With != "" {
+	if n.Counterpart != "" {
 		word := "replaces "
 		if slices.Contains(rollout.StagesOld, n.State) {
 			word = "replaced by "
 		}
-		parts = append(parts, word+term.Clean(n.With))
+		parts = append(parts, word+term.Clean(n.Counterpart))
 	}
 	return strings.Join(parts, " "+pg.Dot+" ")
 }

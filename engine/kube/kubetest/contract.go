@@ -252,10 +252,10 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 	})
 
 	mustRun("nobody is left as it is who is not there", func(t *testing.T) {
-		if h, err := c.Holding(ctx, "nobody"); !errors.Is(err, cluster.ErrAbsent) {
+		if h, err := c.SkipState(ctx, "nobody"); !errors.Is(err, cluster.ErrAbsent) {
 			t.Errorf("%+v, %v", h, err)
 		}
-		if err := c.SetHolding(ctx, cluster.Holding{Name: "nobody", Kind: cluster.HoldingNode}, true); !errors.Is(err, cluster.ErrAbsent) {
+		if err := c.SetSkipState(ctx, cluster.SkipState{Name: "nobody", Kind: cluster.SkipNode}, true); !errors.Is(err, cluster.ErrAbsent) {
 			t.Error(err)
 		}
 	})

@@ -597,16 +597,16 @@ func (c *Cluster) SetPlans(plans ...cluster.NodePlan) {
 	c.changedLocked()
 }
 
-// Holding implements [engine.Cluster]. Groups are those that its nodes name.
-func (c *Cluster) Holding(ctx context.Context, name string) (cluster.Holding, error) {
-	if err := c.enter(ctx, "Holding", false); err != nil {
-		return cluster.Holding{}, err
+// SkipState implements [engine.Cluster]. Groups are those that its nodes name.
+func (c *Cluster) SkipState(ctx context.Context, name string) (cluster.SkipState, error) {
+	if err := c.enter(ctx, "SkipState", false); err != nil {
+		return cluster.SkipState{}, err
 	}
 	defer c.mu.Unlock()
 	grouped := false
 	for _, n := range c.nodes {
 		if n.Name == name {
-			h := cluster.Holding{Name: name, Kind: cluster.HoldingNode, Held: n.Skipped}
+			h := cluster.SkipState{Name: name, Kind: cluster.SkipNode, Held: n.Skipped}
 			if ro := c.rollout; c.target != nil {
 				ro.Target = c.targetLocked()
 				h.Failed = ro.FailedOn(name)
@@ -619,18 +619,18 @@ func (c *Cluster) Holding(ctx context.Context, name string) (cluster.Holding, er
 		grouped = grouped || n.Group == name
 	}
 	if !grouped {
-		return cluster.Holding{}, absent("group " + name)
+		return cluster.SkipState{}, absent("group " + name)
 	}
-	return cluster.Holding{Name: name, Kind: cluster.HoldingGroup, Held: c.skipped[name]}, nil
+	return cluster.SkipState{Name: name, Kind: cluster.SkipGroup, Held: c.skipped[name]}, nil
 }
 
-// SetHolding implements [engine.Cluster].
-func (c *Cluster) SetHolding(ctx context.Context, h cluster.Holding, held bool) error {
-	if err := c.enter(ctx, "SetHolding", true); err != nil {
+// SetSkipState implements [engine.Cluster].
+func (c *Cluster) SetSkipState(ctx context.Context, h cluster.SkipState, held bool) error {
+	if err := c.enter(ctx, "SetSkipState", true); err != nil {
 		return err
 	}
 	defer c.mu.Unlock()
-	if h.Kind == cluster.HoldingGroup {
+	if h.Kind == cluster.SkipGroup {
 		c.skipped[h.Name] = held
 		c.changedLocked()
 		return nil

@@ -19,6 +19,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/tui"
 	"constellation/tui/term"
 	"constellation/tui/view"
@@ -165,7 +166,7 @@ func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engin
 			return r.Machines != spec.Machines || max(r.ControlPlanes, 1) != max(spec.ControlPlanes, 1)
 		})
 		if len(have) >= want {
-			fmt.Fprintf(v.Stderr(), "%s has %s of %s machines\n", file, term.Count(len(have), "drill"), spec.Machines)
+			fmt.Fprintf(v.Stderr(), "%s has %s of %s machines\n", file, words.Count(len(have), "drill"), spec.Machines)
 			if bad > 0 {
 				return tui.ExitStatus(plan.ExitFailed)
 			}

@@ -14,6 +14,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi/sandboxexec"
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/engine/workspace"
 	"constellation/tui"
 	"constellation/tui/term"
@@ -186,8 +187,8 @@ func (v *verbs) upSandbox(ctx context.Context, spec engine.SandboxSpec, f tui.Fo
 		if info.Hollow {
 			kind, next = " (hollow: all machines are simulated)", v.afterHollow(info)
 		}
-		stream.End(fmt.Sprintf("sandbox %s: %s, %s, Kubernetes %s, image %s%s", info.Name, term.Count(info.ControlPlanes, "control plane"),
-			term.Count(info.Workers, "worker"), info.Kubernetes, info.Image, kind), err, plan.Result{Next: next})
+		stream.End(fmt.Sprintf("sandbox %s: %s, %s, Kubernetes %s, image %s%s", info.Name, words.Count(info.ControlPlanes, "control plane"),
+			words.Count(info.Workers, "worker"), info.Kubernetes, info.Image, kind), err, plan.Result{Next: next})
 		stream.Close()
 		return err
 	}
