@@ -1,7 +1,9 @@
 package tui
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
+	"constellation/engine/words"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -726,4 +729,55 @@ func (scr *watchScreen) sources() []string {
 	}
 	slices.Sort(out)
 	return out
+}
+
+// command returns the command line that reproduces the watch screen.
+func (scr *watchScreen) command() string {
+	args := "watch"
+	if scr.origin == fromReplay {
+		args += " --replay " + view.QuoteArg(scr.c.deps.replay.path+"@"+scr.player.now.UTC().Format(time.RFC3339))
+	}
+	if k := scr.c.deps.watch.Kubeconfig; k != "" {
+		args += " --kubeconfig " + view.QuoteArg(k)
+	}
+	if scr.filter != "" {
+		args += " --filter " + view.QuoteArg(scr.filter)
+	}
+	return scr.c.deps.commands.Command(args)
+}
+
+// begin is the initial command of the console when it was started by `watch`.
+func (scr *watchScreen) begin() tea.Cmd {
+	scr.c.busy = ""
+	if scr.c.deps.replay != nil {
+		return scr.openReplay(scr.c.deps.replay)
+	}
+	return scr.open()
+}
+
+// exitSummary is exitSummary for a watch: its progress and the command that opens it again.
+func (scr *watchScreen) exitSummary() []string {
+	t, w := scr.c.th.Printed(), min(max(scr.c.w, minWidth), 120)
+	b, now := scr.shown(), scr.clock()
+	if b.Events == 0 {
+		if scr.err != nil {
+			x := view.Explain(scr.err, scr.c.deps.commands)
+			return []string{t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Plain, x.What).String(), t.Row(w).Add(term.Faint, "  fix  ").Add(term.Plain, x.Remedy).String()}
+		}
+		return nil
+	}
+	done, total := b.Places()
+	head := fmt.Sprintf("%d of %s at the target", done, words.Count(total, "node"))
+	if eta := view.ETA(scr.c.page(), b, now); eta != "" {
+		head += ", " + eta
+	}
+	if scr.origin == fromReplay {
+		head += ", recorded"
+	}
+	reason, _ := scr.reason()
+	return []string{
+		t.Row(w).Add(term.Strong, cmp.Or(term.Clean(b.Cluster), "cluster")+": ").Add(term.Plain, head+", "+now.UTC().Format("15:04:05Z")).String(),
+		t.Row(w).Add(term.Faint, "  why  ").Add(term.Plain, term.AsciiIf(t.Ascii, reason)).String(),
+		t.Row(w).Add(term.Faint, "  back ").Add(term.Accent, scr.command()).String(),
+	}
 }

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	tea "github.com/charmbracelet/bubbletea"
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
@@ -263,30 +262,6 @@ func (s *session) printBoard(b *rollout.Board, o watchOptions, origin watchOrigi
 		api = view.APIStatus(pg, pulse)
 	}
 	s.print(append(lines, view.WatchSafety(pg, b, w, api, time.Time{})))
-}
-
-// command returns the command line that reproduces the watch screen.
-func (scr *watchScreen) command() string {
-	args := "watch"
-	if scr.origin == fromReplay {
-		args += " --replay " + view.QuoteArg(scr.c.deps.replay.path+"@"+scr.player.now.UTC().Format(time.RFC3339))
-	}
-	if k := scr.c.deps.watch.Kubeconfig; k != "" {
-		args += " --kubeconfig " + view.QuoteArg(k)
-	}
-	if scr.filter != "" {
-		args += " --filter " + view.QuoteArg(scr.filter)
-	}
-	return scr.c.deps.commands.Command(args)
-}
-
-// begin is the initial command of the console when it was started by `watch`.
-func (scr *watchScreen) begin() tea.Cmd {
-	scr.c.busy = ""
-	if scr.c.deps.replay != nil {
-		return scr.openReplay(scr.c.deps.replay)
-	}
-	return scr.open()
 }
 
 func (s *session) historyCommand() *cobra.Command {
