@@ -2,18 +2,12 @@ package tui
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"runtime"
-	"runtime/debug"
 	"time"
-
-	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
-	"constellation/tui/term"
 )
 
 // consoleOptions are the flags that affect the console.
@@ -27,9 +21,6 @@ type consoleOptions struct {
 	replay *record
 }
 
-// watchGarbage is GOGC while the cluster is watched, in percent of the live heap.
-const watchGarbage = 40
-
 // console shows the console on the terminal and returns when the user leaves.
 func (s *session) console(ctx context.Context, o consoleOptions) error {
 	eng, ws, dir, err := s.engineOf()
@@ -41,53 +32,31 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		ctx, cancel = context.WithTimeout(ctx, o.timeout)
 		defer cancel()
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	in, out := s.Stdin.(*os.File), s.Stdout.(*os.File) // term.NotInteractive has checked it
 	if s.debug {
 		if err := s.logToFile(ws); err != nil {
 			return err
 		}
 		defer s.debugFile.Close()
 	}
-	tty := term.NewTerminal(in, out, s.Env)
-	c := newConsole(ctx, tty.Display, consoleDeps{
-		engine: eng, ws: ws, commands: s.formatter(), versions: s.Kubernetes, wizard: o.wizard, yes: o.yes, upgrade: o.upgrade, now: s.Now,
-		sandbox: func(ctx context.Context) *workspace.SandboxInfo { return s.findSandbox(ctx, dir) },
-		send:    tty.Send, copy: tty.Copy, redraw: func() { tty.Redraw() },
-	})
+	with := Options{
+		Engine: eng, Workspace: ws, Commands: s.formatter(), Versions: s.Kubernetes, Wizard: o.wizard, Yes: o.yes, Upgrade: o.upgrade, Now: s.Now,
+		Sandbox: func(ctx context.Context) *workspace.SandboxInfo { return s.findSandbox(ctx, dir) },
+	}
 	if o.watch != nil {
-		// One processor suffices, and while idle most CPU time goes to threads that wake
-		// each other.
-		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-		// A watch stays open for hours and produces little garbage: keep the heap small.
-		defer debug.SetGCPercent(debug.SetGCPercent(watchGarbage))
-		term.ReleaseStartupPages()
-		c.deps.releaseMemory = term.ReleaseStartupPages
-		a := term.NewAlarm()
-		defer a.Close()
-		c.deps.after = a.After
-		c.deps.watch, c.deps.onlyWatch, c.deps.replay = o.watch.WatchRequest, true, o.replay
-		c.watch.filter, c.screen = o.watch.filter, c.watch
+		with.Watch, with.OnlyWatch, with.Filter, with.Replay = o.watch.WatchRequest, true, o.watch.filter, o.replay
 	}
-	c.w, c.h = tty.Width, tty.Height
-	// The context ends the run, not the screen: the console decides when to quit.
-	m, err := tty.Run(context.WithoutCancel(ctx), c)
-	if end, ok := m.(*console); ok {
-		c = end
-	}
-	cancel()
-	for _, l := range c.exitSummary() {
+	end, err := runConsole(ctx, s.Stdin.(*os.File), s.Stdout.(*os.File), s.Env, with) // term.NotInteractive has checked the files
+	for _, l := range end.Summary {
 		fmt.Fprintln(s.out, l)
 	}
 	if s.debugFile != nil {
 		s.remark("debug log: %s", s.debugFile.Name())
 	}
-	if err != nil && !errors.Is(err, tea.ErrProgramKilled) {
-		return &plan.Error{Op: "show the console", Err: err, Remedy: "use --non-interactive"}
+	if err != nil {
+		return err
 	}
-	if c.exit != 0 {
-		return exitStatus(c.exit)
+	if end.Exit != 0 {
+		return exitStatus(end.Exit)
 	}
 	return nil
 }

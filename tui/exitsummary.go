@@ -16,21 +16,21 @@ const exitSummaryLines = 12
 // exitSummary returns the lines that stay on the terminal after the console: the state of the
 // run and the command that comes back to it.
 func (c *console) exitSummary() []string {
-	t, w := c.th.Printed(), min(max(c.w, minWidth), 120)
+	t, w := c.th.Printed(), min(max(c.w, view.MinWidth), 120)
 	var lines []string
 	add := func(r *term.Row) { lines = append(lines, r.String()) }
-	back := c.deps.commands.Command("")
+	back := c.deps.Commands.Command("")
 	if c.upgrading() && (c.t.Result == nil || c.t.Result.Status != plan.StateDone) {
 		back = c.resumeCommand()
 	}
 	frame := c.lastFrame()
 	switch {
-	case c.deps.onlyWatch:
+	case c.deps.OnlyWatch:
 		return c.watch.exitSummary()
 	case !c.ran && c.upgrading():
 		what := "nothing has been changed; come back: "
 		if c.err != nil {
-			x := view.Explain(c.err, c.deps.commands)
+			x := view.Explain(c.err, c.deps.Commands)
 			add(t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Strong, x.What))
 			for _, p := range [][2]string{{"why", x.Why}, {"fix", x.Remedy}} {
 				if p[1] != "" {
@@ -59,7 +59,7 @@ func (c *console) exitSummary() []string {
 		}
 		add(t.Row(w).Add(term.Good, t.OK+" ").Add(term.Strong, c.t.Cluster+": ").Add(term.Plain, text))
 	default:
-		x := view.Explain(c.err, c.deps.commands)
+		x := view.Explain(c.err, c.deps.Commands)
 		add(t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Strong, c.t.Cluster+": ").Add(term.Plain, x.What))
 		if x.Why != "" {
 			add(t.Row(w).Add(term.Faint, "  why  ").Add(term.Plain, x.Why))
@@ -85,12 +85,12 @@ func (c *console) exitSummary() []string {
 	}
 	if c.succeeded() && !c.leaving && c.t.Result != nil {
 		for _, n := range c.t.Result.Next {
-			add(t.Row(w).Add(term.Faint, "  next ").Add(term.Accent, c.deps.commands.Line(term.Clean(n))))
+			add(t.Row(w).Add(term.Faint, "  next ").Add(term.Accent, c.deps.Commands.Line(term.Clean(n))))
 		}
 	}
 	add(t.Row(w).Add(term.Faint, "  back ").Add(term.Accent, back))
-	if c.t.Run != "" && c.deps.ws != nil && c.upg.lockedBy == "" && (c.plan == nil || !c.plan.Rehearsal) {
-		add(t.Row(w).Add(term.Faint, "  log  ").Add(term.Plain, c.deps.ws.Path(plan.RunsDir+"/"+c.t.Run)))
+	if c.t.Run != "" && c.deps.Workspace != nil && c.upg.lockedBy == "" && (c.plan == nil || !c.plan.Rehearsal) {
+		add(t.Row(w).Add(term.Faint, "  log  ").Add(term.Plain, c.deps.Workspace.Path(plan.RunsDir+"/"+c.t.Run)))
 	}
 	return append(frame, lines[:min(len(lines), exitSummaryLines)]...)
 }
@@ -102,7 +102,7 @@ func (c *console) lastFrame() []string {
 		c.screen = c.back
 	}
 	shows := c.aboutUpgrade(c.screen) || c.screen == c.watch
-	if !c.upgrading() || !c.ran || !shows || c.w < minWidth || c.h < minHeight {
+	if !c.upgrading() || !c.ran || !shows || c.w < view.MinWidth || c.h < view.MinHeight {
 		return nil
 	}
 	c.help, c.pal, c.confirmLeave, c.rolloutPrompt, c.note = false, palette{}, false, nil, ""

@@ -3,7 +3,9 @@ package tui
 import (
 	"bufio"
 	"bytes"
+	"constellation/tui/view"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -284,4 +286,9 @@ func backupEvents() []plan.Event {
 		step(7800, engine.StepBackupFinish, plan.StateDone, "Complete and verify the backup", 799),
 		at(7900, plan.Event{Kind: plan.KindResult, State: plan.StateDone, Text: "backup backup-20261121070501-1a2b3c4d of cluster demo is whole", Data: res, Exit: &exit}),
 	}
+}
+
+// countsOf formats the counts of a timeline, to compare two of them.
+func countsOf(t *view.Timeline) string {
+	return fmt.Sprint(t.Groups(), t.Finished(), t.Why.Text)
 }

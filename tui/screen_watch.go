@@ -322,9 +322,9 @@ func (scr *watchScreen) open() tea.Cmd {
 		collecting, stop := context.WithCancel(context.Background())
 		gone := make(chan struct{})
 		go func() { defer close(gone); events.Run(collecting) }()
-		r := scr.c.deps.watch
+		r := scr.c.deps.Watch
 		r.Stay, r.After = true, after
-		err := scr.c.deps.engine.Watch(ctx, r, events.emit)
+		err := scr.c.deps.Engine.Watch(ctx, r, events.emit)
 		stop()
 		<-gone
 		events.flush()
@@ -349,7 +349,7 @@ func (scr *watchScreen) takeMsg(msg tea.Msg) tea.Cmd {
 				scr.c.deps.releaseMemory() // all nodes were read
 			}
 			scr.apply(msg.events)
-			scr.pulse = scr.c.deps.engine.APIHealth()
+			scr.pulse = scr.c.deps.Engine.APIHealth()
 		}
 	case watchEnded:
 		if msg.gen == scr.gen {
@@ -360,7 +360,7 @@ func (scr *watchScreen) takeMsg(msg tea.Msg) tea.Cmd {
 			return nil
 		}
 		scr.ticks = false
-		scr.pulse = scr.c.deps.engine.APIHealth()
+		scr.pulse = scr.c.deps.Engine.APIHealth()
 		if scr.origin == fromReplay && scr.player.playing {
 			scr.play()
 		}
@@ -451,7 +451,7 @@ func (scr *watchScreen) leave() tea.Cmd {
 	case scr.c.upg.lockedBy != "":
 		scr.close()
 		scr.c.screen = scr.c.result
-	case scr.c.deps.onlyWatch:
+	case scr.c.deps.OnlyWatch:
 		return scr.c.leave()
 	default:
 		scr.close()
@@ -466,7 +466,7 @@ func (scr *watchScreen) readOnlyReason() string {
 		return "this is a replay"
 	case scr.c.upg.lockedBy != "":
 		return "another run holds the lock of the cluster"
-	case scr.c.deps.watch.Kubeconfig != "":
+	case scr.c.deps.Watch.Kubeconfig != "":
 		return "opened read-only with --kubeconfig"
 	}
 	return ""
@@ -735,33 +735,33 @@ func (scr *watchScreen) sources() []string {
 func (scr *watchScreen) command() string {
 	args := "watch"
 	if scr.origin == fromReplay {
-		args += " --replay " + view.QuoteArg(scr.c.deps.replay.path+"@"+scr.player.now.UTC().Format(time.RFC3339))
+		args += " --replay " + view.QuoteArg(scr.c.deps.Replay.path+"@"+scr.player.now.UTC().Format(time.RFC3339))
 	}
-	if k := scr.c.deps.watch.Kubeconfig; k != "" {
+	if k := scr.c.deps.Watch.Kubeconfig; k != "" {
 		args += " --kubeconfig " + view.QuoteArg(k)
 	}
 	if scr.filter != "" {
 		args += " --filter " + view.QuoteArg(scr.filter)
 	}
-	return scr.c.deps.commands.Command(args)
+	return scr.c.deps.Commands.Command(args)
 }
 
 // begin is the initial command of the console when it was started by `watch`.
 func (scr *watchScreen) begin() tea.Cmd {
 	scr.c.busy = ""
-	if scr.c.deps.replay != nil {
-		return scr.openReplay(scr.c.deps.replay)
+	if scr.c.deps.Replay != nil {
+		return scr.openReplay(scr.c.deps.Replay)
 	}
 	return scr.open()
 }
 
 // exitSummary is exitSummary for a watch: its progress and the command that opens it again.
 func (scr *watchScreen) exitSummary() []string {
-	t, w := scr.c.th.Printed(), min(max(scr.c.w, minWidth), 120)
+	t, w := scr.c.th.Printed(), min(max(scr.c.w, view.MinWidth), 120)
 	b, now := scr.shown(), scr.clock()
 	if b.Events == 0 {
 		if scr.err != nil {
-			x := view.Explain(scr.err, scr.c.deps.commands)
+			x := view.Explain(scr.err, scr.c.deps.Commands)
 			return []string{t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Plain, x.What).String(), t.Row(w).Add(term.Faint, "  fix  ").Add(term.Plain, x.Remedy).String()}
 		}
 		return nil

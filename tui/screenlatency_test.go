@@ -18,6 +18,9 @@ import (
 	"constellation/tui/term"
 )
 
+// screenTimeout is the timeout of one event of BenchmarkEventToScreen.
+const screenTimeout = 4 * time.Second
+
 // BenchmarkEventToScreen measures the latency from a progress event of a run to the bytes that
 // the terminal receives, including the gaps between batches and between frames. Events occur
 // at random moments of the gaps. The target is 100 ms.
@@ -35,7 +38,7 @@ func BenchmarkEventToScreen(b *testing.B) {
 	emits := make(chan func(plan.Event), 1)
 	e := &liveEngine{fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(b, events)}, emits}
 	painted := term.NewTerminal(own, own, func(k string) string { return map[string]string{"TERM": "xterm-256color", "LANG": "C.UTF-8"}[k] })
-	c := newConsole(b.Context(), painted.Display, consoleDeps{engine: e, now: time.Now, send: painted.Send})
+	c := newConsole(b.Context(), painted.Display, consoleDeps{Options: Options{Engine: e, Now: time.Now}, send: painted.Send})
 	ended := make(chan error, 1)
 	go func() { _, err := painted.Run(b.Context(), c); ended <- err }()
 	seen := make(chan int, 64)
@@ -69,7 +72,7 @@ func BenchmarkEventToScreen(b *testing.B) {
 		for got := 0; got < i; {
 			select {
 			case got = <-seen:
-			case <-time.After(stepTimeout):
+			case <-time.After(screenTimeout):
 				b.Fatal("the event does not reach the screen")
 			}
 		}

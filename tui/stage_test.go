@@ -37,8 +37,10 @@ func newStage(t *testing.T, eng *fakeEngine, l term.Display, w, h int, change ..
 		t.Fatal(err)
 	}
 	d := consoleDeps{
-		engine: eng, ws: ws, commands: view.CommandFormatter{Dir: ".demo", Home: "/home/ops/demo", Kubeconfig: "/home/ops/demo/constellation-admin.conf"}, versions: []string{"v1.35.4", "v1.36.3"},
-		now:  func() time.Time { return s.clock },
+		Options: Options{
+			Engine: eng, Workspace: ws, Commands: view.CommandFormatter{Dir: ".demo", Home: "/home/ops/demo", Kubeconfig: "/home/ops/demo/constellation-admin.conf"}, Versions: []string{"v1.35.4", "v1.36.3"},
+			Now: func() time.Time { return s.clock },
+		},
 		send: func(m tea.Msg) { s.queue <- m },
 		copy: func(text string) bool { s.copied = append(s.copied, text); return true },
 	}

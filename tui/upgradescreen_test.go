@@ -64,7 +64,7 @@ func upgrades(s *stage, change ...func(*upgradeStart)) *stage {
 	for _, f := range change {
 		f(u)
 	}
-	s.c.deps.upgrade = u
+	s.c.deps.Upgrade = u
 	s.begin()
 	s.settle()
 	return s

@@ -141,8 +141,8 @@ var watchScenes = []scene{
 	{"watch-replay", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		st := s(&fakeEngine{})
 		st.c.busy = ""
-		st.c.deps.replay = &record{path: "events.jsonl", events: rolloutOf(t, 500), at: start.Add(middle)}
-		st.c.deps.onlyWatch = true
+		st.c.deps.Replay = &record{path: "events.jsonl", events: rolloutOf(t, 500), at: start.Add(middle)}
+		st.c.deps.OnlyWatch = true
 		st.do(st.c.Init())
 		return st.press("]", "]", "[", "+")
 	}},
@@ -164,8 +164,8 @@ func TestWatchFitsEverySize(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 				fresh := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
-				for w := minWidth; w <= 300; w += 24 {
-					for h := minHeight; h <= 90; h += 15 {
+				for w := view.MinWidth; w <= 300; w += 24 {
+					for h := view.MinHeight; h <= 90; h += 15 {
 						s.c.w, s.c.h = w, h
 						s.c.View() // the map learns its scale
 						frame := s.c.View()
@@ -178,7 +178,7 @@ func TestWatchFitsEverySize(t *testing.T) {
 								t.Fatalf("%dx%d: line %d takes %d columns: %q", w, h, i+1, got, l)
 							}
 						}
-						if (w-minWidth)%96 == 0 && h%30 == 1 {
+						if (w-view.MinWidth)%96 == 0 && h%30 == 1 {
 							fresh.c.w, fresh.c.h = w, h
 							fresh.c.View()
 							if other := fresh.c.View(); other != frame {
@@ -375,7 +375,7 @@ func TestHostileRecordIsHarmless(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, keys := range [][]string{{}, {"m", "n"}, {"enter"}, {"l"}, {"l", "w", "up"}, {"t"}, {"?"}} {
 			s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
-			s.c.busy, s.c.deps.replay, s.c.deps.onlyWatch = "", r, true
+			s.c.busy, s.c.deps.Replay, s.c.deps.OnlyWatch = "", r, true
 			s.do(s.c.Init())
 			s.view(keys)
 			frame := s.c.View() + strings.Join(s.c.exitSummary(), "\n")
@@ -396,8 +396,8 @@ func TestReplaySeeks(t *testing.T) {
 	events := rolloutOf(t, 500)
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
-		s.c.busy, s.c.deps.onlyWatch = "", true
-		s.c.deps.replay = &record{path: "x", events: events, at: start.Add(middle)}
+		s.c.busy, s.c.deps.OnlyWatch = "", true
+		s.c.deps.Replay = &record{path: "x", events: events, at: start.Add(middle)}
 		s.do(s.c.Init())
 		want := func(what string, d time.Duration) {
 			t.Helper()
@@ -442,7 +442,9 @@ func TestReplayShowsReadingProgress(t *testing.T) {
 	var lines bytes.Buffer
 	for lines.Len() < 5*progressEach/2 {
 		for _, ev := range rolloutOf(t, 500) {
-			jsonPrinter{&lines}.event(ev)
+			if err := json.NewEncoder(&lines).Encode(ev); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	if err := os.WriteFile(path, lines.Bytes(), 0o600); err != nil {
@@ -458,7 +460,7 @@ func TestReplayShowsReadingProgress(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
-		s.c.deps.onlyWatch, s.c.deps.replay, s.c.screen = true, r, s.c.watch
+		s.c.deps.OnlyWatch, s.c.deps.Replay, s.c.screen = true, r, s.c.watch
 		frame := s.c.View() // before the first message
 		for _, want := range []string{"REPLAY opening", "opening the record " + path, "Opening the record"} {
 			if !strings.Contains(frame, want) {
