@@ -514,10 +514,10 @@ func TestNotesExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := watching(newStage(t, &enginefake.Engine{}, term.Display{}, 80, 24), enginefake.Until(enginefake.RolloutOf(t, 5), time.Minute), time.Minute)
 		s.tell(rolloutChanged{what: "paused"})
-		for after, want := range map[time.Duration]bool{time.Second: true, noteTTL: true} {
+		for _, after := range []time.Duration{time.Second, noteTTL} {
 			s.at(time.Minute + after).c.Update(nil)
-			if is := strings.Contains(s.c.View(), "the rollout is paused"); is != want {
-				t.Errorf("after %s the note is shown: %t", after, is)
+			if !strings.Contains(s.c.View(), "the rollout is paused") {
+				t.Errorf("after %s the note is not shown", after)
 			}
 		}
 		s.at(time.Minute + 2*noteTTL).c.Update(nil)
