@@ -326,7 +326,7 @@ func (e *Engine) whyCloudIsSilent(ctx context.Context, name string, cause error)
 		return block("there is no sandbox "+name, "it was taken down, or belongs to another user",
 			"move "+strings.Join(e.ws.ClusterFiles(), ", ")+" away and run `constellation sandbox up`, which makes a new one")
 	case serr == nil && st.State == "stopped":
-		return block("the daemon of sandbox "+name+" has ended", err.Error(), "run `"+e.command("sandbox up")+"`, which starts it again; its machines are kept")
+		return block("the daemon of sandbox "+name+" has ended", err.Error(), "run `"+e.command("sandbox up")+"`: it restarts the cloud and keeps its machines")
 	}
 	return blockErr("sandbox "+name+" does not answer", err)
 }
