@@ -48,6 +48,9 @@ type facts struct {
 	fetched map[string]*chart.Chart
 	// foreign is why the workspace's files are not of these machines; nil if they are.
 	foreign error
+	// controlPlanes is how many there are to be: of the configuration until machines join, and
+	// of the cluster afterwards. Zero is unknown and counts as one.
+	controlPlanes int
 }
 
 // Preflight checks everything that init needs and can know beforehand, changes
@@ -123,7 +126,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 				}
 				return blockErr("no configuration", err)
 			}
-			f.config = c
+			f.config, f.controlPlanes = c, c.ControlPlanes()
 			return nil
 		}},
 		{"state", "files", workspace.StateFile + " belongs to this configuration", "config", func(context.Context) *plan.Finding {
@@ -326,7 +329,7 @@ func (e *Engine) whyCloudIsSilent(ctx context.Context, name string, cause error)
 		return block("there is no sandbox "+name, "it was taken down, or belongs to another user",
 			"move "+strings.Join(e.ws.ClusterFiles(), ", ")+" away and run `constellation sandbox up`, which makes a new one")
 	case serr == nil && st.State == "stopped":
-		return block("the daemon of sandbox "+name+" has ended", err.Error(), "run `"+e.command("sandbox up")+"`, which starts it again; its machines are kept")
+		return block("the daemon of sandbox "+name+" has ended", err.Error(), "run `"+e.command("sandbox up")+"`: it restarts the cloud and keeps its machines")
 	}
 	return blockErr("sandbox "+name+" does not answer", err)
 }

@@ -141,8 +141,8 @@ var scenes = []scene{
 		at := events[i].Time
 		away := plan.Event{
 			Time: at.Add(time.Second), Kind: plan.KindWait, Step: "charts", Object: "api-server",
-			Text:   "the cloud has ended, and with it the way in: the API server at 127.0.0.1:20919 has not answered since 07:05:16Z; this goes on by itself when it does",
-			Remedy: "run `constellation sandbox up -C /home/ops/demo` in another terminal, which starts it again; its machines are kept",
+			Text:   "the cloud has stopped, so the cluster is unreachable: the API server at 127.0.0.1:20919 has not answered since 07:05:16Z; the run continues when it does",
+			Remedy: "run `constellation sandbox up -C /home/ops/demo` in another terminal: it restarts the cloud and keeps its machines",
 		}
 		return s(&enginefake.Engine{HomeData: enginefake.DemoHome(engine.StageReady)}).replay(append(events, away), at.Add(12*time.Second).Sub(enginefake.Start))
 	}},

@@ -117,7 +117,7 @@ var watchScenes = []scene{
 		st := watching(s(&enginefake.Engine{}), enginefake.Until(enginefake.RolloutOf(t, 5), 70*time.Second), 95*time.Second)
 		st.tell(watchBatch{1, []plan.Event{{
 			Time: enginefake.Start.Add(75 * time.Second), Kind: plan.KindWait, Object: "api-server",
-			Text:   "the API server at 127.0.0.1:41943 has not answered since 07:06:16Z; this goes on by itself when it does; last seen at 07:06:15Z: 1 of 8 nodes at the target, 6 outdated",
+			Text:   "the API server at 127.0.0.1:41943 has not answered since 07:06:16Z; the run continues when it does; last seen at 07:06:15Z: 1 of 8 nodes at the target, 6 outdated",
 			Remedy: "`constellation sandbox status` shows whether a control plane is up",
 		}}})
 		return st
