@@ -694,72 +694,18 @@ func (c *console) upgradeMode(s screen) string {
 
 // upgradeRail is the second line: the screens up to the run, then the steps of the run.
 func (c *console) upgradeRail(s screen) string {
-	type stop struct {
-		name, sign string
-		st, word   term.Style
-		done       bool
-	}
-	var stops []stop
-	at := 0
 	if (s == c.upgradePlan || s == c.upgradeConfirm || !c.ran) && len(c.t.Steps) == 0 {
-		names := []string{"Check", "Plan", "Confirm", "Run", "Result"}
+		at := 0
 		switch {
 		case s == c.upgradePlan && !c.upg.planning:
 			at = 1
 		case s == c.upgradeConfirm:
 			at = 2
 		}
-		for i, n := range names {
-			x := stop{n, c.th.Pending, term.Faint, term.Faint, i < at}
-			switch {
-			case i < at:
-				x.sign, x.st, x.word = c.th.OK, term.Good, term.Plain
-			case i == at && (c.err != nil || c.plan != nil && len(c.plan.Blocked()) > 0):
-				x.sign, x.st, x.word = c.th.Fail, term.Bad, term.Strong
-			case i == at:
-				x.sign, x.st, x.word = c.th.Running, term.Accent, term.Strong
-			}
-			stops = append(stops, x)
-		}
-	} else {
-		for i := range c.t.Steps {
-			p := &c.t.Steps[i]
-			x := stop{name: p.ID, word: term.Plain}
-			x.sign, x.st = view.StepSign(c.page(), p, c.running)
-			x.done = p.State == plan.StateDone || p.State == plan.StateSkipped
-			switch p.State {
-			case "":
-				x.sign, x.st, x.word = c.th.Pending, term.Faint, term.Faint
-			case plan.StateRunning:
-				if x.word = term.Strong; c.running {
-					x.sign = c.th.Running
-				}
-			}
-			stops = append(stops, x)
-		}
+		failed := c.err != nil || c.plan != nil && len(c.plan.Blocked()) > 0
+		return view.Rail(c.page(), c.w, view.ScreenStops(c.page(), []string{"Check", "Plan", "Confirm", "Run", "Result"}, at, failed))
 	}
-	// If the line is too long, finished entries lose their names, the first one first.
-	used := 1
-	for _, x := range stops {
-		used += term.Width(x.sign) + term.Width(x.name) + 4
-	}
-	r := c.th.Row(c.w).Add(term.Plain, " ")
-	for i, x := range stops {
-		r.Add(x.st, x.sign)
-		if used-3 > c.w && x.done && i < len(stops)-1 {
-			used -= term.Width(x.name) + 1
-		} else {
-			r.Add(x.word, " "+x.name)
-		}
-		if i < len(stops)-1 {
-			line := c.th.Signs.Rule
-			if x.done {
-				line = c.th.Heavy
-			}
-			r.Add(term.Faint, " "+line+" ")
-		}
-	}
-	return r.String()
+	return view.Rail(c.page(), c.w, view.StepStops(c.page(), c.t.Steps, c.running))
 }
 
 // atTarget is how many of all nodes are at the target; zero while unknown.

@@ -10,7 +10,6 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 
-	"constellation/engine/plan"
 	"constellation/engine/rollout"
 	"constellation/engine/words"
 	"constellation/tui/term"
@@ -42,7 +41,7 @@ func (scr *watchScreen) header() []string {
 	}
 	gap := scr.c.w - r.Used - term.Width(term.AsciiIf(scr.c.th.Ascii, word)) - term.Width(term.AsciiIf(scr.c.th.Ascii, right)) - 3
 	r.Pad(max(2, gap)).Add(st, word).Add(term.Faint, "  "+right)
-	return []string{r.String(), scr.watchRail(b)}
+	return []string{r.String(), view.BoardRail(scr.c.page(), scr.c.w, b)}
 }
 
 // badge is the mode in the header: live, frozen, stale, replay or ended.
@@ -73,87 +72,6 @@ func (scr *watchScreen) badge(b *rollout.Board) (string, term.Style) {
 		word = "READ-ONLY " + word
 	}
 	return word, st
-}
-
-// railPart is an entry of the progress line.
-type railPart struct {
-	name, state string
-}
-
-// watchRail is the progress line: the steps of the run, then the groups of the rollout.
-func (scr *watchScreen) watchRail(b *rollout.Board) string {
-	var parts []railPart
-	for _, s := range b.Steps {
-		if s.ID == plan.StepRollout {
-			continue
-		}
-		parts = append(parts, railPart{term.Clean(s.ID), term.Clean(s.State)})
-	}
-	steps := len(parts)
-	for _, s := range b.Steps {
-		for _, p := range s.Parts {
-			if s.ID == plan.StepRollout && p.Name == "kubernetes" {
-				parts = append(parts, railPart{"kubeadm", term.Clean(p.State)})
-			}
-		}
-	}
-	for _, control := range []bool{true, false} {
-		for _, g := range b.Groups() {
-			if g.Control != control || g.Total == 0 {
-				continue
-			}
-			p := railPart{fmt.Sprintf("%s %d/%d", term.Clean(g.Name), g.Done(), g.Total), plan.StateRunning}
-			switch {
-			case g.Done() == g.Total:
-				p.state = plan.StateDone
-			case g.Counts[plan.NodeFailed] > 0:
-				p.state = plan.StateFailed
-			case g.Counts[plan.NodeOutdated]+g.Done() == g.Total:
-				p.state = ""
-			}
-			parts = append(parts, p)
-		}
-	}
-	long := func(ps []railPart) int {
-		n := 1
-		for _, p := range ps {
-			n += term.Width(p.name) + 5
-		}
-		return n
-	}
-	if steps > 1 && long(parts) > scr.c.w && !slices.ContainsFunc(parts[:steps], func(p railPart) bool { return p.state != plan.StateDone && p.state != plan.StateSkipped }) {
-		parts = append([]railPart{{fmt.Sprintf("%d steps", steps), plan.StateDone}}, parts[steps:]...)
-	}
-	if most := max(2, (scr.c.w-20)/14); len(parts) > most && long(parts) > scr.c.w { // only the first groups fit
-		more := len(parts) - most
-		parts = append(parts[:most:most], railPart{fmt.Sprintf("%d more", more), ""})
-	}
-	r := scr.c.th.Row(scr.c.w).Add(term.Plain, " ")
-	for i, p := range parts {
-		sign, st, name := scr.c.th.Pending, term.Faint, term.Faint
-		switch p.state {
-		case plan.StateDone, plan.StateSkipped:
-			sign, st, name = scr.c.th.OK, term.Good, term.Plain
-		case plan.StateRunning:
-			sign, st, name = scr.c.th.Running, term.Accent, term.Strong
-		case plan.StateFailed:
-			sign, st, name = scr.c.th.Fail, term.Bad, term.Strong
-		case plan.StateStopped, plan.StateDetached:
-			sign, st, name = scr.c.th.Stopped, term.Caution, term.Plain
-		}
-		if i > 0 {
-			line := scr.c.th.Signs.Rule
-			if p.state != "" {
-				line = scr.c.th.Heavy
-			}
-			r.Add(term.Faint, " "+line+" ")
-		}
-		r.Add(st, sign).Add(name, " "+p.name)
-	}
-	if len(parts) == 0 {
-		r.Add(term.Faint, "nothing is known yet")
-	}
-	return r.String()
 }
 
 // stale reports whether the watch screen may be out of date.
