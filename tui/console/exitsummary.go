@@ -16,58 +16,100 @@ const exitSummaryLines = 12
 // exitSummary returns the lines that stay on the terminal after the console: the state of the
 // run and the command that comes back to it.
 func (c *console) exitSummary() []string {
-	t, w := c.th.Printed(), min(max(c.w, view.MinWidth), 120)
-	var lines []string
-	add := func(r *term.Row) { lines = append(lines, r.String()) }
-	back := c.deps.Commands.Command("")
+	x := summary{c: c, t: c.th.Printed(), w: min(max(c.w, view.MinWidth), 120), back: c.deps.Commands.Command("")}
 	if c.upgrading() && (c.t.Result == nil || c.t.Result.Status != plan.StateDone) {
-		back = c.resumeCommand()
+		x.back = c.resumeCommand()
 	}
 	frame := c.lastFrame()
 	switch {
 	case c.deps.OnlyWatch:
 		return c.watch.exitSummary()
 	case !c.ran && c.upgrading():
-		what := "nothing has been changed; come back: "
-		if c.err != nil {
-			x := view.Explain(c.err, c.deps.Commands)
-			add(t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Strong, x.What))
-			for _, p := range [][2]string{{"why", x.Why}, {"fix", x.Remedy}} {
-				if p[1] != "" {
-					add(t.Row(w).Add(term.Faint, "  "+p[0]+"  ").Add(term.Plain, p[1]))
-				}
-			}
-		}
-		add(t.Row(w).Add(term.Faint, what).Add(term.Accent, back))
-		return lines
+		x.upgradeNotStarted()
+		return x.lines
 	case !c.ran:
-		if c.home == nil || c.home.Stage == engine.StageCluster {
-			return nil
+		x.initNotStarted()
+		return x.lines
+	}
+	x.outcome()
+	x.progress()
+	x.commands()
+	return append(frame, x.lines[:min(len(x.lines), exitSummaryLines)]...)
+}
+
+// summary collects the lines of exitSummary.
+type summary struct {
+	c     *console
+	t     *term.Theme
+	w     int
+	back  string // the command that comes back
+	lines []string
+}
+
+func (x *summary) add(r *term.Row) { x.lines = append(x.lines, r.String()) }
+
+// row is a line with a label in front.
+func (x *summary) row(label string, st term.Style, text string) {
+	x.add(x.t.Row(x.w).Add(term.Faint, label).Add(st, text))
+}
+
+// failure adds what went wrong, why, and the remedy; named puts the cluster in front.
+func (x *summary) failure(named bool) {
+	e := view.Explain(x.c.err, x.c.deps.Commands)
+	r := x.t.Row(x.w).Add(term.Bad, x.t.Fail+" ")
+	if named {
+		r.Add(term.Strong, x.c.t.Cluster+": ").Add(term.Plain, e.What)
+	} else {
+		r.Add(term.Strong, e.What)
+	}
+	x.add(r)
+	for _, p := range [][2]string{{"  why  ", e.Why}, {"  fix  ", e.Remedy}} {
+		if p[1] != "" {
+			x.row(p[0], term.Plain, p[1])
 		}
-		what := "nothing has been created; come back: "
-		if c.home != nil && c.home.Stage == engine.StagePartial {
-			what = "nothing has been changed; come back: "
-		}
-		add(t.Row(w).Add(term.Faint, what).Add(term.Accent, back))
-		return lines
+	}
+}
+
+// upgradeNotStarted is an upgrade that failed or was left before its run.
+func (x *summary) upgradeNotStarted() {
+	if x.c.err != nil {
+		x.failure(false)
+	}
+	x.row("nothing has been changed; come back: ", term.Accent, x.back)
+}
+
+// initNotStarted is an init that was left before its run.
+func (x *summary) initNotStarted() {
+	h := x.c.home
+	switch {
+	case h == nil || h.Stage == engine.StageCluster:
+	case h.Stage == engine.StagePartial:
+		x.row("nothing has been changed; come back: ", term.Accent, x.back)
+	default:
+		x.row("nothing has been created; come back: ", term.Accent, x.back)
+	}
+}
+
+// outcome is the result of the run so far.
+func (x *summary) outcome() {
+	c, t := x.c, x.t
+	switch {
 	case c.running || c.leaving && !c.succeeded():
-		add(t.Row(w).Add(term.Caution, t.Stopped+" ").Add(term.Strong, c.t.Cluster+": ").Add(term.Plain, fmt.Sprintf("left after %s, %s", term.Clock(c.t.Elapsed(c.now)), view.StepsRemark(c.page(), &c.t))))
+		x.add(t.Row(x.w).Add(term.Caution, t.Stopped+" ").Add(term.Strong, c.t.Cluster+": ").Add(term.Plain, fmt.Sprintf("left after %s, %s", term.Clock(c.t.Elapsed(c.now)), view.StepsRemark(c.page(), &c.t))))
 	case c.succeeded():
 		text := "done"
 		if c.t.Result != nil && c.t.Result.Text != "" {
 			text = c.t.Result.Text
 		}
-		add(t.Row(w).Add(term.Good, t.OK+" ").Add(term.Strong, c.t.Cluster+": ").Add(term.Plain, text))
+		x.add(t.Row(x.w).Add(term.Good, t.OK+" ").Add(term.Strong, c.t.Cluster+": ").Add(term.Plain, text))
 	default:
-		x := view.Explain(c.err, c.deps.Commands)
-		add(t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Strong, c.t.Cluster+": ").Add(term.Plain, x.What))
-		if x.Why != "" {
-			add(t.Row(w).Add(term.Faint, "  why  ").Add(term.Plain, x.Why))
-		}
-		if x.Remedy != "" {
-			add(t.Row(w).Add(term.Faint, "  fix  ").Add(term.Plain, x.Remedy))
-		}
+		x.failure(true)
 	}
+}
+
+// progress is the unfinished steps and the number of nodes.
+func (x *summary) progress() {
+	c := x.c
 	var steps []string
 	for i := range c.t.Steps {
 		s := &c.t.Steps[i]
@@ -76,23 +118,27 @@ func (c *console) exitSummary() []string {
 		}
 	}
 	if len(steps) > 0 {
-		add(t.Row(w).Add(term.Faint, "  at   ").Add(term.Plain, strings.Join(steps, ", ")))
+		x.row("  at   ", term.Plain, strings.Join(steps, ", "))
 	}
 	if n, total := c.atTarget(); total > 0 && c.upgrading() {
-		add(t.Row(w).Add(term.Faint, "  nodes ").Add(term.Plain, fmt.Sprintf("%d of %d at the target", n, total)))
+		x.row("  nodes ", term.Plain, fmt.Sprintf("%d of %d at the target", n, total))
 	} else if ready, wanted := c.t.Ready(); wanted > 0 && !c.upgrading() {
-		add(t.Row(w).Add(term.Faint, "  nodes ").Add(term.Plain, fmt.Sprintf("%d of %d ready", ready, wanted)))
+		x.row("  nodes ", term.Plain, fmt.Sprintf("%d of %d ready", ready, wanted))
 	}
+}
+
+// commands are the next commands, the one that comes back, and the folder of the log.
+func (x *summary) commands() {
+	c := x.c
 	if c.succeeded() && !c.leaving && c.t.Result != nil {
 		for _, n := range c.t.Result.Next {
-			add(t.Row(w).Add(term.Faint, "  next ").Add(term.Accent, c.deps.Commands.Line(term.Clean(n))))
+			x.row("  next ", term.Accent, c.deps.Commands.Line(term.Clean(n)))
 		}
 	}
-	add(t.Row(w).Add(term.Faint, "  back ").Add(term.Accent, back))
+	x.row("  back ", term.Accent, x.back)
 	if c.t.Run != "" && c.deps.Workspace != nil && c.upg.lockedBy == "" && (c.plan == nil || !c.plan.Rehearsal) {
-		add(t.Row(w).Add(term.Faint, "  log  ").Add(term.Plain, c.deps.Workspace.Path(plan.RunsDir+"/"+c.t.Run)))
+		x.row("  log  ", term.Plain, c.deps.Workspace.Path(plan.RunsDir+"/"+c.t.Run))
 	}
-	return append(frame, lines[:min(len(lines), exitSummaryLines)]...)
 }
 
 // lastFrame is the last frame of an upgrade without overlays and prompts; nil if there was
