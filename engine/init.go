@@ -25,6 +25,7 @@ import (
 	"constellation/engine/rollout"
 	"constellation/engine/words"
 	"constellation/engine/workspace"
+	"constellation/internal/delay"
 )
 
 // IDs of the steps of init.
@@ -518,8 +519,8 @@ func (i *initRun) firstNode(ctx context.Context, r *plan.Reporter) error {
 		if errors.Is(failure.Err, errOther) {
 			pauseFor = wait.least // the load balancer takes the next one at once
 		}
-		if err := pause(ctx, pauseFor); err != nil {
-			return err
+		if !delay.For(ctx, pauseFor) {
+			return ctx.Err()
 		}
 	}
 }
@@ -826,7 +827,7 @@ func (i *initRun) writeKubeconfig(ctx context.Context, r *plan.Reporter) error {
 			return i.clusterError("reach the API server", err)
 		}
 		r.Wait("api-server", "", fmt.Sprintf("the API server at %s does not answer yet (%v)", endpoint, err))
-		if pause(ctx, wait.next()) != nil {
+		if !delay.For(ctx, wait.next()) {
 			return i.clusterError("reach the API server", err)
 		}
 	}
@@ -867,7 +868,7 @@ func (i *initRun) acknowledge(ctx context.Context, r *plan.Reporter) error {
 		}
 		failures++
 		// A machine that stops right after the acknowledgement may lose its own answer.
-		if sent && failures >= 4 || pause(limited, wait.next()) != nil {
+		if sent && failures >= 4 || !delay.For(limited, wait.next()) {
 			r.Log("engine", "", "info", "the first machine does not answer any more; it knows that its result is stored, or was switched off")
 			return nil
 		}
