@@ -17,6 +17,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/check"
+	"constellation/engine/cloud/section"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
@@ -430,7 +431,7 @@ func (s *stage) replay(events []plan.Event, until time.Duration) *stage {
 
 // demoHome is a workspace at a stage.
 func demoHome(stage engine.Stage) engine.Home {
-	c := &workspace.Config{Name: "demo", Provider: workspace.ProviderConfig{Sandbox: &workspace.SandboxConfig{Name: "demo"}}, NodeGroups: map[string]workspace.NodeGroup{
+	c := &workspace.Config{Name: "demo", Provider: workspace.ProviderConfig{Name: "sandbox", Section: section.Values{"name": "demo"}}, NodeGroups: map[string]workspace.NodeGroup{
 		"control-plane": {Role: "control-plane", Count: 1}, "workers": {Role: "worker", Count: 2},
 	}}
 	for text, v := range map[string]interface{ UnmarshalText([]byte) error }{
