@@ -198,7 +198,7 @@ func (i *clusterRun) installCharts(ctx context.Context, r *plan.Reporter) error 
 	if err != nil {
 		return err
 	}
-	_, stop := i.lookOut(ctx, r, k, i.e.limits.poll)
+	_, stop := i.monitorAPI(ctx, r, k, i.e.limits.poll)
 	defer stop()
 	total := int64(len(kinds))
 	done := int64(0)

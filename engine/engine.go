@@ -64,16 +64,16 @@ type Deps struct {
 // Engine works on the cluster of one workspace. Its methods may be called
 // concurrently.
 type Engine struct {
-	ws       *workspace.Workspace
-	connect  func(context.Context, []byte) (Cluster, error)
-	inspect  func(context.Context, []byte) (check.Inspector, error)
-	backups  func(context.Context, []byte) (BackupCluster, error)
-	releases func(context.Context, string, []release.Key) (release.Source, error)
-	provider func(context.Context, *workspace.Config, *workspace.State) (Provider, error)
-	log      *slog.Logger
-	now      func() time.Time
-	limits   limits
-	pulse    pulse
+	ws        *workspace.Workspace
+	connect   func(context.Context, []byte) (Cluster, error)
+	inspect   func(context.Context, []byte) (check.Inspector, error)
+	backups   func(context.Context, []byte) (BackupCluster, error)
+	releases  func(context.Context, string, []release.Key) (release.Source, error)
+	provider  func(context.Context, *workspace.Config, *workspace.State) (Provider, error)
+	log       *slog.Logger
+	now       func() time.Time
+	limits    limits
+	responses responseTimes
 
 	whySilent func(context.Context, *workspace.Config) Silence
 	buildable []string

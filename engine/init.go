@@ -428,7 +428,7 @@ func (i *clusterRun) inCluster(ctx context.Context, r *plan.Reporter, op string,
 	}
 	ctx, cancel := context.WithTimeout(ctx, i.e.limits.api)
 	defer cancel()
-	_, stop := i.lookOut(ctx, r, k, i.e.limits.poll)
+	_, stop := i.monitorAPI(ctx, r, k, i.e.limits.poll)
 	defer stop()
 	return i.clusterError(op, f(ctx, k))
 }
@@ -511,7 +511,7 @@ func (i *initRun) firstNode(ctx context.Context, r *plan.Reporter) error {
 		}
 		waiting := plan.Event{Kind: plan.KindWait, Object: "first-node", Attempt: attempt, Text: i.whyWaiting(failure, seq)}
 		if errors.Is(i.tellBoot(ctx, r), cloud.ErrUnavailable) {
-			waiting.Text = "the cloud does not answer, and so no machine can be reached; this goes on by itself when it does"
+			waiting.Text = "the cloud does not answer, so no machine is reachable; the run continues when it does"
 			waiting.Remedy = i.restart()
 		}
 		r.Send(waiting)

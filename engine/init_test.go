@@ -813,7 +813,7 @@ func TestCloudThatEndsIsToldWhileChartsGetReady(t *testing.T) {
 		t.Fatalf("%v\n%s", err, states(events))
 	}
 	checkStream(t, events, err)
-	want := regexp.MustCompile(`^the cloud has ended, and with it the way in: the API server at 127\.0\.0\.1:36443 has not answered since \d\d:\d\d:\d\dZ; this goes on by itself when it does$`)
+	want := regexp.MustCompile(`^the cloud has stopped, so the cluster is unreachable: the API server at 127\.0\.0\.1:36443 has not answered since \d\d:\d\d:\d\dZ; the run continues when it does$`)
 	if !want.MatchString(told.Text) || told.Step != "charts" || !strings.Contains(told.Remedy, "sandbox up -C "+s.dir) {
 		t.Errorf("told %+v", told)
 	}
@@ -840,7 +840,7 @@ func TestCloudThatEndsIsToldWhileTheFirstMachineIsAwaited(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, states(events))
 	}
-	if told.Text != "the cloud does not answer, and so no machine can be reached; this goes on by itself when it does" || !strings.Contains(told.Remedy, "sandbox up -C "+s.dir) {
+	if told.Text != "the cloud does not answer, so no machine is reachable; the run continues when it does" || !strings.Contains(told.Remedy, "sandbox up -C "+s.dir) {
 		t.Errorf("told %+v", told)
 	}
 }

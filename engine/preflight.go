@@ -335,7 +335,7 @@ func (e *Engine) whyCloudIsSilent(ctx context.Context, c *workspace.Config, caus
 			return block("there is no "+a.Cloud, "it was taken down, or belongs to another user",
 				"move "+strings.Join(e.ws.ClusterFiles(), ", ")+" away and "+a.Create+", which makes a new one")
 		case CloudStopped:
-			return block("the daemon of "+a.Cloud+" has ended", err.Error(), e.create(a)+", which starts it again; its machines are kept")
+			return block("the daemon of "+a.Cloud+" has ended", err.Error(), e.create(a)+": it restarts the cloud and keeps its machines")
 		}
 	}
 	return blockErr(a.Cloud+" does not answer", err)

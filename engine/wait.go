@@ -60,7 +60,7 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 	}
 	wg.Go(func() { i.keepWatching(ctx, poke, k.Watch) })
 	wg.Go(func() { i.followService(ctx, r, k, "joinservice") })
-	lookout, stop := i.lookOut(ctx, r, k, i.e.limits.poll)
+	monitor, stop := i.monitorAPI(ctx, r, k, i.e.limits.poll)
 	defer stop()
 
 	poll := time.NewTicker(i.e.limits.poll)
@@ -77,7 +77,7 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 			return ctx.Err()
 		case err != nil:
 			// The API health monitor reports an unreachable API server with more detail.
-			if i.e.now().Sub(answered) > 2*i.e.limits.quiet && !lookout.away() {
+			if i.e.now().Sub(answered) > 2*i.e.limits.quiet && !monitor.away() {
 				r.Wait("cloud", "", fmt.Sprintf("no answer (%v); machines go on joining meanwhile", err))
 			}
 		default:
@@ -98,7 +98,7 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 			if err := now.Hopeless(i.config.Advice()); err != nil {
 				return err
 			}
-			if !lookout.away() {
+			if !monitor.away() {
 				r.Wait("nodes", "", now.Pending(i.e.now()))
 			}
 		}

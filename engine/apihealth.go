@@ -13,24 +13,24 @@ import (
 	"constellation/engine/plan"
 )
 
-// APIHealth is how the API server of a workspace's cluster answers while a run or a watch looks
-// after it. The zero value means that none has.
+// APIHealth is the response time of the cluster's API server during a run or a watch. The zero
+// value means that it has not answered yet.
 type APIHealth struct {
-	// At is when it last answered; P99 is what 99 of a hundred of the last hundred answers took
-	// at most, the way to it included.
+	// At is when it last answered. P99 is the 99th percentile of the last hundred response
+	// times, network included.
 	At  time.Time
 	P99 time.Duration
 }
 
-// pulse takes notes for an APIHealth.
-type pulse struct {
+// responseTimes records the response times for an APIHealth.
+type responseTimes struct {
 	mu   sync.Mutex
 	at   time.Time
 	took []time.Duration // a ring
 	next int
 }
 
-func (p *pulse) note(at time.Time, took time.Duration) {
+func (p *responseTimes) add(at time.Time, took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.at = at
@@ -42,36 +42,36 @@ func (p *pulse) note(at time.Time, took time.Duration) {
 	p.next++
 }
 
-// APIHealth returns how the API server answers.
+// APIHealth returns the response time of the API server.
 func (e *Engine) APIHealth() APIHealth {
-	e.pulse.mu.Lock()
-	defer e.pulse.mu.Unlock()
-	if len(e.pulse.took) == 0 {
+	e.responses.mu.Lock()
+	defer e.responses.mu.Unlock()
+	if len(e.responses.took) == 0 {
 		return APIHealth{}
 	}
-	sorted := slices.Sorted(slices.Values(e.pulse.took))
-	return APIHealth{e.pulse.at, sorted[(len(sorted)-1)*99/100]}
+	sorted := slices.Sorted(slices.Values(e.responses.took))
+	return APIHealth{e.responses.at, sorted[(len(sorted)-1)*99/100]}
 }
 
-// lookout is the API health monitor of a step that works in the cluster: the step's calls
+// monitor is the API health monitor of a step that works in the cluster: the step's calls
 // block silently until the API server answers.
-type lookout struct {
+type monitor struct {
 	i *clusterRun
 	r *plan.Reporter
 
-	doubt chan struct{} // holds that there is a reason to look now
+	pollNow chan struct{} // capacity 1: a pending request to poll before the interval ends
 
-	mu    sync.Mutex
-	since time.Time // of the first look that had no answer; zero while it answers
-	told  bool
-	last  string // text about the last known state
+	mu       sync.Mutex
+	since    time.Time // of the first poll without an answer; zero while it answers
+	reported bool      // that it does not answer
+	last     string    // text about the last known state
 }
 
-// lookOut polls the API server until stop is called or ctx ends: at a long interval while it
+// monitorAPI polls the API server until stop is called or ctx ends: at a long interval while it
 // answers, otherwise at each poll interval. While it does not answer, the monitor sends the
 // wait events of the step; away reports this to the step.
-func (i *clusterRun) lookOut(ctx context.Context, r *plan.Reporter, k Cluster, every time.Duration) (l *lookout, stop func()) {
-	l = &lookout{i: i, r: r, doubt: make(chan struct{}, 1)}
+func (i *clusterRun) monitorAPI(ctx context.Context, r *plan.Reporter, k Cluster, every time.Duration) (l *monitor, stop func()) {
+	l = &monitor{i: i, r: r, pollNow: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -80,7 +80,7 @@ func (i *clusterRun) lookOut(ctx context.Context, r *plan.Reporter, k Cluster, e
 			limited, end := context.WithTimeout(ctx, max(i.e.limits.quiet, i.e.limits.poll))
 			_, err := k.Version(limited)
 			if err == nil {
-				i.e.pulse.note(i.e.now(), i.e.now().Sub(began))
+				i.e.responses.add(i.e.now(), i.e.now().Sub(began))
 			}
 			silent := errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded)
 			end()
@@ -88,46 +88,46 @@ func (i *clusterRun) lookOut(ctx context.Context, r *plan.Reporter, k Cluster, e
 				return
 			}
 			l.note(ctx, silent, began)
-			rest := every
+			pause := every
 			if silent {
-				rest = i.e.limits.poll
+				pause = i.e.limits.poll
 			}
 			select {
 			case <-ctx.Done():
 				return
-			case <-l.doubt:
-			case <-i.rest(rest):
+			case <-l.pollNow:
+			case <-i.timer(pause):
 			}
 		}
 	})
 	return l, func() { cancel(); wg.Wait() }
 }
 
-// rest is time.After, or what its caller has this run wait with.
-func (i *clusterRun) rest(d time.Duration) <-chan time.Time {
+// timer is time.After, or the replacement that a test has set.
+func (i *clusterRun) timer(d time.Duration) <-chan time.Time {
 	if i.after != nil {
 		return i.after(d)
 	}
 	return time.After(d)
 }
 
-// look has the API server looked at now, if that is not done already.
-func (l *lookout) look() {
+// poll polls the API server now, unless such a poll is pending.
+func (l *monitor) poll() {
 	select {
-	case l.doubt <- struct{}{}:
+	case l.pollNow <- struct{}{}:
 	default:
 	}
 }
 
-// note processes the result of a poll that began at a time, and reports the news.
-func (l *lookout) note(ctx context.Context, silent bool, began time.Time) {
+// note processes the result of a poll that began at the given time, and reports changes.
+func (l *monitor) note(ctx context.Context, silent bool, began time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !silent {
-		if l.told {
+		if l.reported {
 			l.r.Wait("", "", "")
 		}
-		l.since, l.told = time.Time{}, false
+		l.since, l.reported = time.Time{}, false
 		return
 	}
 	if l.since.IsZero() {
@@ -142,13 +142,13 @@ func (l *lookout) note(ctx context.Context, silent bool, began time.Time) {
 	}
 	if ctx.Err() == nil {
 		l.r.Send(e)
-		l.told = true
+		l.reported = true
 	}
 }
 
 // remember sets the last known state, which is reported with every later outage, since the
 // displayed state is stale then.
-func (l *lookout) remember(text string) {
+func (l *monitor) remember(text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.since.IsZero() {
@@ -157,18 +157,17 @@ func (l *lookout) remember(text string) {
 }
 
 // away reports whether the user was informed that the API server does not answer.
-func (l *lookout) away() bool {
+func (l *monitor) away() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.told
+	return l.reported
 }
 
-// silence is the event that says that the API server does not answer, since when, and
-// what to do about it.
+// silence returns the event that the API server does not answer, with since when and a remedy.
 func (i *clusterRun) silence(ctx context.Context, since time.Time) plan.Event {
 	e := plan.Event{
 		Kind: plan.KindWait, Object: "api-server",
-		Text: fmt.Sprintf("the API server at %s has not answered since %s; this goes on by itself when it does",
+		Text: fmt.Sprintf("the API server at %s has not answered since %s; the run continues when it does",
 			i.state.Infrastructure.ClusterEndpoint, since.UTC().Format("15:04:05Z")),
 		Remedy: i.config.Advice().Look + " shows whether a control plane is up",
 	}
@@ -178,17 +177,17 @@ func (i *clusterRun) silence(ctx context.Context, since time.Time) plan.Event {
 		return e
 	}
 	if _, err := i.provider.Describe(limited); errors.Is(err, cloud.ErrUnavailable) {
-		e.Text = "the cloud has ended, and with it the way in: " + e.Text
+		e.Text = "the cloud has stopped, so the cluster is unreachable: " + e.Text
 		e.Remedy = i.restart()
 	}
 	return e
 }
 
-// restart is what to do about a cloud that does not answer.
+// restart is the remedy for a cloud that does not answer.
 func (i *clusterRun) restart() string {
 	a := i.config.Advice()
 	if a.Up == "" {
 		return a.Unreachable
 	}
-	return "run `" + i.e.command(a.Up) + "` in another terminal, which starts it again; its machines are kept"
+	return "run `" + i.e.command(a.Up) + "` in another terminal: it restarts the cloud and keeps its machines"
 }
