@@ -35,8 +35,8 @@ import (
 	"constellation/engine/workspace"
 )
 
-// What the operator serves snapshots of etcd with; package operator says it too, and a
-// test there takes one with this client.
+// Port, service account and headers of the operator's snapshot service. Package operator has
+// the same values, and a test there takes a snapshot with this client.
 const (
 	operatorName     = "constellation-operator" // its label
 	snapshotPort     = "snapshots"              // the name of its container's port
@@ -139,11 +139,11 @@ func snapshotError(err error) error {
 	case errors.Is(err, cluster.ErrDenied):
 		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	case errors.Is(err, cluster.ErrAbsent):
-		out.Remedy = "`constellation status` tells how the operator is; the backup can be made without a snapshot: `--etcd=false`"
+		out.Remedy = "`constellation status` shows the state of the operator; to back up without a snapshot: `--etcd=false`"
 	case errors.Is(err, errNotWhole):
 		out.Remedy = "take it again; if it fails again, look at etcd's disk on the control planes"
 	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
-		out.Remedy = "run the same command again; `kubectl -n " + Namespace + " logs deployment/" + operatorName + "` tells what the operator saw"
+		out.Remedy = "run the same command again; `kubectl -n " + Namespace + " logs deployment/" + operatorName + "` has the operator's log"
 	}
 	return out
 }
@@ -285,8 +285,8 @@ func foreignPod(p *corev1.Pod, sets map[types.UID]bool) string {
 // onControlPlane returns nil if a pod's machine is a control plane as those see it whom the
 // machine cannot move: the label, which no kubelet may set, and the cloud. Without a cloud
 // it is the list of API servers, which they keep themselves: the address that the API
-// server will dial must be in it. Whoever claims the address of a control plane gets no
-// connection, but the control plane does, which has no such pod.
+// server will dial must be in it. A machine that claims the address of a control plane gets
+// no connection: the connection goes to the control plane, which has no such pod.
 func (c *Client) onControlPlane(ctx context.Context, p *corev1.Pod, confirm engine.ConfirmControlPlane) error {
 	var n *corev1.Node
 	err := retry(ctx, func(ctx context.Context) (err error) {
@@ -575,8 +575,8 @@ func (c *Client) forwardError(ctx context.Context, p *corev1.Pod, err error) err
 	return fmt.Errorf("%w: forward a port: %w", cluster.ErrUnreachable, err)
 }
 
-// tunnel is one connection to a port of a pod. Close ends what is said on it; what the
-// node says about it can be read until end.
+// tunnel is one connection to a port of a pod. Close ends its data stream; its error stream, which
+// the node writes, can be read until end.
 type tunnel struct {
 	conn httpstream.Connection
 	data httpstream.Stream
@@ -609,15 +609,14 @@ func openTunnel(conn httpstream.Connection, port int32) (*tunnel, error) {
 	}()
 	go func() {
 		<-conn.CloseChan()
-		// Whoever reads a stream does not learn that its connection has ended.
+		// The end of the connection does not end a pending Read of the stream.
 		_ = data.Reset()
 		_ = failure.Reset()
 	}()
 	return t, nil
 }
 
-// why returns what the node says about the end of the connection, err if it says
-// nothing.
+// why returns the error that the node reports for the end of the connection, otherwise err.
 func (t *tunnel) why(err error) error {
 	limit := time.NewTimer(time.Second)
 	defer limit.Stop()

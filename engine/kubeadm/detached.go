@@ -276,8 +276,8 @@ func (d Detached) Wait(ctx context.Context, p *Process, from int64, lines func(l
 	o.w.flush()
 	late := p.age() >= timeout
 	if late && exit != nil || late && ended == nil {
-		// What is left of the group: kubeadm was its first process, and nobody else can
-		// have its number while one of the group lives.
+		// The rest of the group: kubeadm was its first process, and no other process can have its
+		// PID while one of the group lives.
 		if _, _, err := look(p.PID); errors.Is(err, fs.ErrNotExist) {
 			_ = syscall.Kill(-p.PID, syscall.SIGKILL)
 		}
