@@ -48,6 +48,9 @@ type facts struct {
 	fetched map[string]*chart.Chart
 	// foreign is why the workspace's files are not of these machines; nil if they are.
 	foreign error
+	// controlPlanes is how many there are to be: of the configuration until machines join, and
+	// of the cluster afterwards. Zero is unknown and counts as one.
+	controlPlanes int
 }
 
 // Preflight checks everything that init needs and can know beforehand, changes
@@ -123,7 +126,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 				}
 				return blockErr("no configuration", err)
 			}
-			f.config = c
+			f.config, f.controlPlanes = c, c.ControlPlanes()
 			return nil
 		}},
 		{"state", "files", workspace.StateFile + " belongs to this configuration", "config", func(context.Context) *plan.Finding {

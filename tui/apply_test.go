@@ -10,30 +10,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 )
-
-// upgradePlan is a plan with one finding that must be acknowledged by ID.
-func upgradePlan() *plan.Plan {
-	return &plan.Plan{
-		ID: "upgrade-20261121070501-1a2b3c4d", Verb: plan.VerbApply, Cluster: "demo", Nodes: map[string]int{"workers": 2},
-		From:       plan.Target{Release: "v1.1.0", Image: "v1.0.0", Kubernetes: "v1.35.4"},
-		To:         plan.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"},
-		Components: []plan.ComponentCheck{{Name: "OS image", Kind: "image", Now: "v1.0.0", NextHop: "v1.1.0"}},
-		Changes:    &plan.Changes{Nodes: map[string]int{"workers": 2}},
-		Findings: []plan.Finding{
-			{ID: "local-data", Severity: plan.Warn, Named: true, Title: "data of db/pg will be lost", Source: "disruption"},
-			{ID: "probes", Severity: plan.Warn, Title: "some pods have no probes", Source: "disruption"},
-		},
-		Steps: []plan.Step{
-			{ID: check.StepBackup, Title: "Back up", Effect: "all is kept", Finished: true},
-			{ID: check.StepTarget, Title: "Set the target", Effect: "nodes are replaced", Warning: "their disks are gone", Final: true},
-			{ID: plan.StepRollout, Title: "Wait", Effect: "all nodes are new"},
-		},
-	}
-}
 
 func TestApplyRequiresConsent(t *testing.T) {
 	for _, tt := range []struct {

@@ -103,7 +103,7 @@ func BenchmarkFold(b *testing.B) {
 // benchStage is a console in the middle of a run.
 func benchStage(b *testing.B, w, h int) *console {
 	events := recorded(b, "init")
-	c := newConsole(b.Context(), term.Display{Colours: term.Colours256}, consoleDeps{engine: &fakeEngine{}, now: time.Now})
+	c := newConsole(b.Context(), term.Display{Colours: term.Colours256}, consoleDeps{Options: Options{Engine: &fakeEngine{}, Now: time.Now}})
 	c.w, c.h = w, h
 	c.plan = planIn(b, events)
 	c.screen, c.running, c.ran = c.run, true, true

@@ -17,8 +17,6 @@ import (
 )
 
 const (
-	// In a smaller window the console shows only which dimension is too small.
-	minWidth, minHeight = 60, 16
 	// A second Ctrl-C within doublePress exits immediately.
 	doublePress = 2 * time.Second
 	// refreshAfter is the poll interval of the home screen. A status older than
@@ -33,30 +31,36 @@ const (
 	confirmDelay = 700 * time.Millisecond
 )
 
+// Options are what a console shows and works with.
+type Options struct {
+	Engine    consoleEngine
+	Workspace *workspace.Workspace
+	// Commands formats commands to copy.
+	Commands view.CommandFormatter
+	// Versions are the Kubernetes versions to choose from, the default first.
+	Versions []string
+	// Wizard opens the init wizard even if there is a cluster. Yes skips the confirmation
+	// before a run.
+	Wizard, Yes bool
+	// Upgrade is the upgrade to open at the start; nil if there is none.
+	Upgrade *upgradeStart
+	// Watch is the request of a live watch. OnlyWatch opens the watch screen at the start, with
+	// Filter, and with the record Replay if that is not nil. Such a console has no home screen.
+	Watch     engine.WatchRequest
+	OnlyWatch bool
+	Filter    string
+	Replay    *record
+	// Sandbox finds the sandbox of the workspace; nil if there is none.
+	Sandbox func(context.Context) *workspace.SandboxInfo
+	Now     func() time.Time
+}
+
 // consoleDeps are the dependencies of a console.
 type consoleDeps struct {
-	engine Engine
-	ws     *workspace.Workspace
-	// commands formats commands to copy.
-	commands view.CommandFormatter
-	// versions are the Kubernetes versions to choose from, the default first.
-	versions []string
-	// wizard opens the init wizard even if there is a cluster; yes skips the confirmation
-	// before a run.
-	wizard, yes bool
-	// upgrade is the upgrade to open at the start; nil if there is none.
-	upgrade *upgradeStart
-	// watch is the request of a live watch. onlyWatch opens the watch screen at the start,
-	// with the record replay if that is not nil. Both have no home screen.
-	watch     engine.WatchRequest
-	onlyWatch bool
-	replay    *record
-	// sandbox finds the sandbox of the workspace; nil if there is none.
-	sandbox func(context.Context) *workspace.SandboxInfo
-	now     func() time.Time
-	send    func(tea.Msg)
-	copy    func(string) bool
-	redraw  func()
+	Options
+	send   func(tea.Msg)
+	copy   func(string) bool
+	redraw func()
 	// after replaces time.After for the clocks and polls of a watch; nil means time.After.
 	after func(time.Duration) <-chan time.Time
 	// releaseMemory releases memory that only the start of a watch needs; it may be nil.
@@ -168,7 +172,7 @@ type (
 )
 
 func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
-	c := &console{deps: d, ctx: ctx, display: l, th: term.NewTheme(l), w: 80, h: 24, now: d.now()}
+	c := &console{deps: d, ctx: ctx, display: l, th: term.NewTheme(l), w: 80, h: 24, now: d.Now()}
 	if c.deps.copy == nil {
 		c.deps.copy = func(string) bool { return true }
 	}
@@ -182,7 +186,7 @@ func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
 
 // Init reads the workspace, or starts a watch.
 func (c *console) Init() tea.Cmd {
-	if c.deps.onlyWatch {
+	if c.deps.OnlyWatch {
 		return c.watch.begin()
 	}
 	return tea.Batch(c.readHome(), c.scheduleTick())
@@ -190,7 +194,7 @@ func (c *console) Init() tea.Cmd {
 
 func (c *console) readHome() tea.Cmd {
 	return func() tea.Msg {
-		h, err := c.deps.engine.Home(c.ctx)
+		h, err := c.deps.Engine.Home(c.ctx)
 		return homeRead{h, err}
 	}
 }
@@ -201,7 +205,7 @@ const noteTTL = 10 * time.Second
 
 // Update takes a message.
 func (c *console) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
-	c.now = c.deps.now()
+	c.now = c.deps.Now()
 	if c.note != c.lastNote {
 		c.lastNote, c.lastNoteAt = c.note, c.now
 	} else if c.now.Sub(c.lastNoteAt) > noteTTL {
@@ -340,27 +344,27 @@ func (c *console) tookHome(msg homeRead) tea.Cmd {
 	}
 	c.home.Next = slices.Clone(c.home.Next)
 	for i := range c.home.Next {
-		c.home.Next[i].Command = c.deps.commands.Line(c.home.Next[i].Command)
+		c.home.Next[i].Command = c.deps.Commands.Line(c.home.Next[i].Command)
 	}
-	*c.config = *newConfigScreen(c, c.home, c.deps.versions)
+	*c.config = *newConfigScreen(c, c.home, c.deps.Versions)
 	first := c.screen == c.start
 	switch {
-	case first && c.deps.upgrade != nil:
-		return c.openUpgrade(c.deps.upgrade)
+	case first && c.deps.Upgrade != nil:
+		return c.openUpgrade(c.deps.Upgrade)
 	case first && c.home.Stage == engine.StagePartial && len(c.home.Problems) == 0:
 		// A partial init was confirmed when it started; resuming it needs no second confirmation.
 		c.resumed = true
 		c.screen = c.run
 		return c.makePlan()
-	case first && c.home.Stage == engine.StageCluster && !c.deps.wizard:
+	case first && c.home.Stage == engine.StageCluster && !c.deps.Wizard:
 		c.screen = c.overview
 		return c.readStatus()
-	case first && c.deps.wizard && c.deps.yes && c.home.Config != nil:
+	case first && c.deps.Wizard && c.deps.Yes && c.home.Config != nil:
 		return c.startPreflight()
 	case first && c.home.Stage == engine.StageEmpty:
 		c.screen = c.overview // which suggests how to create machines
 		return nil
-	case first && (c.deps.wizard || c.home.Stage != engine.StageCluster):
+	case first && (c.deps.Wizard || c.home.Stage != engine.StageCluster):
 		c.screen = c.config
 		return nil
 	}
@@ -380,7 +384,7 @@ func (c *console) readStatus() tea.Cmd {
 	return func() tea.Msg {
 		ctx, cancel := context.WithTimeout(c.ctx, staleAfter)
 		defer cancel()
-		st, err := c.deps.engine.Status(ctx)
+		st, err := c.deps.Engine.Status(ctx)
 		return statusRead{gen, st, err}
 	}
 }
@@ -400,7 +404,7 @@ func (c *console) startPreflight() tea.Cmd {
 	c.screen = c.preflight
 	*c.preflight, c.upg = preflightScreen{c: c}, upgradeState{}
 	return c.launch("checking", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
-		f, err := c.deps.engine.Preflight(ctx, emit)
+		f, err := c.deps.Engine.Preflight(ctx, emit)
 		return preflightEnded{f, err}
 	})
 }
@@ -408,7 +412,7 @@ func (c *console) startPreflight() tea.Cmd {
 // makePlan asks the engine for the plan of init.
 func (c *console) makePlan() tea.Cmd {
 	return c.launch("planning", func(ctx context.Context, _ func(plan.Event)) tea.Msg {
-		p, err := c.deps.engine.PlanInit(ctx)
+		p, err := c.deps.Engine.PlanInit(ctx)
 		return planMade{p, err}
 	})
 }
@@ -424,7 +428,7 @@ func (c *console) tookPlan(msg planMade) tea.Cmd {
 		c.note = "the cluster is complete: there is nothing to do"
 		return c.goHome()
 	}
-	if c.resumed || c.deps.yes {
+	if c.resumed || c.deps.Yes {
 		if len(c.plan.Blocked()) == 0 {
 			return c.startRun()
 		}
@@ -443,7 +447,7 @@ func (c *console) startRun() tea.Cmd {
 	c.t.SetPlan(p)
 	c.t.Run = term.Clean(p.ID)
 	return c.launch("running", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
-		return runEnded{c.deps.engine.Run(ctx, p, emit)}
+		return runEnded{c.deps.Engine.Run(ctx, p, emit)}
 	})
 }
 
@@ -559,5 +563,5 @@ func (c *console) runCommand() string {
 	if c.upgrading() {
 		return c.upgradeCommand()
 	}
-	return c.deps.commands.Command("init --non-interactive --yes")
+	return c.deps.Commands.Command("init --non-interactive --yes")
 }

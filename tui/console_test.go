@@ -127,7 +127,7 @@ func TestYesSkipsTheConfirmation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "init")
 		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: quorumFindings(t), events: events}
-		s := newStage(t, e, term.Display{}, 80, 24, func(d *consoleDeps) { d.wizard, d.yes = true, true }).begin()
+		s := newStage(t, e, term.Display{}, 80, 24, func(d *consoleDeps) { d.Wizard, d.Yes = true, true }).begin()
 		s.settle()
 		s.press("enter")
 		s.settle()
@@ -275,7 +275,7 @@ func TestNothingToDo(t *testing.T) {
 			p.Steps[i].Finished = true
 		}
 		e := &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus(), plan: p}
-		s := newStage(t, e, term.Display{}, 80, 24, func(d *consoleDeps) { d.wizard = true }).begin()
+		s := newStage(t, e, term.Display{}, 80, 24, func(d *consoleDeps) { d.Wizard = true }).begin()
 		s.press("enter")
 		s.press("enter")
 		if s.c.screen != s.c.overview || s.c.exit != plan.ExitNothing || e.ran != 0 || !strings.Contains(s.c.View(), "nothing to do") {
@@ -319,13 +319,13 @@ func TestConfigIsEditedInPlace(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.c.deps.ws.WriteConfig(b); err != nil {
+		if _, err := s.c.deps.Workspace.WriteConfig(b); err != nil {
 			t.Fatal(err)
 		}
 		s.begin().press("down", "right", "enter")
 		s.settle()
 		// The generated file has no measurements, so it must be rejected and left unchanged.
-		after, err := s.c.deps.ws.ReadConfig()
+		after, err := s.c.deps.Workspace.ReadConfig()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -343,10 +343,10 @@ func TestNewConfigIsWritten(t *testing.T) {
 		var box *workspace.SandboxInfo
 		e := &fakeEngine{home: engine.Home{Dir: "/x", Stage: engine.StageEmpty}}
 		s := newStage(t, e, term.Display{}, 80, 24, func(d *consoleDeps) {
-			d.sandbox = func(context.Context) *workspace.SandboxInfo { return box }
+			d.Sandbox = func(context.Context) *workspace.SandboxInfo { return box }
 		}).begin()
 		s.press("i", "e", "backspace", "backspace", "backspace", "backspace", "p", "1", "enter", "down", "right", "enter")
-		if _, err := s.c.deps.ws.ReadConfig(); err == nil || !strings.Contains(s.c.View(), "constellation -C .demo sandbox up") {
+		if _, err := s.c.deps.Workspace.ReadConfig(); err == nil || !strings.Contains(s.c.View(), "constellation -C .demo sandbox up") {
 			t.Errorf("without machines a file was written (%v), or the screen does not say what to do:\n%s", err, s.c.View())
 		}
 		box = &workspace.SandboxInfo{
@@ -354,7 +354,7 @@ func TestNewConfigIsWritten(t *testing.T) {
 			Measurements: map[uint32]string{4: strings.Repeat("ab", 32)}, TrustRoots: certificate(t),
 		}
 		s.press("enter")
-		b, err := s.c.deps.ws.ReadConfig()
+		b, err := s.c.deps.Workspace.ReadConfig()
 		if err != nil {
 			t.Fatalf("%v, form says %v", err, s.c.config.err)
 		}

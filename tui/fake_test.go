@@ -1,73 +1,18 @@
 package tui
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
-	"os"
 	"path/filepath"
 	"slices"
-	"testing"
-	"testing/synctest"
 	"time"
-
-	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
 	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
-	"constellation/engine/workspace"
-	"constellation/internal/golden"
-	"constellation/tui/term"
-	"constellation/tui/view"
 )
-
-// checkGolden compares got with a file in testdata, or writes it with -update.
-func checkGolden(t *testing.T, name, got string) {
-	t.Helper()
-	golden.Equal(t, filepath.Join("testdata", filepath.FromSlash(name)), got)
-}
-
-// recorded returns the events of a recorded run.
-func recorded(t testing.TB, name string) []plan.Event {
-	t.Helper()
-	b, err := os.ReadFile(filepath.Join("testdata", "streams", name+".jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var list []plan.Event
-	for sc := bufio.NewScanner(bytes.NewReader(b)); sc.Scan(); {
-		var ev plan.Event
-		if err := json.Unmarshal(sc.Bytes(), &ev); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		list = append(list, ev)
-	}
-	if len(list) == 0 {
-		t.Fatalf("%s holds no events", name)
-	}
-	return list
-}
-
-// planIn returns the plan that a recorded run began with.
-func planIn(t testing.TB, events []plan.Event) *plan.Plan {
-	t.Helper()
-	for _, ev := range events {
-		if ev.Kind == plan.KindPlan {
-			var p plan.Plan
-			if err := json.Unmarshal(ev.Data, &p); err != nil {
-				t.Fatal(err)
-			}
-			return &p
-		}
-	}
-	t.Fatal("no plan in the stream")
-	return nil
-}
 
 // fakeEngine is an engine that replays recorded events.
 type fakeEngine struct {
@@ -279,168 +224,29 @@ func (f *fakeEngine) Run(ctx context.Context, _ *plan.Plan, emit func(plan.Event
 
 func (f *fakeEngine) Status(context.Context) (engine.Status, error) { return f.status, f.statusErr }
 
-// start is the start time of all recorded runs.
-var start = time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC)
-
-// stage drives a console without a terminal: it delivers messages, runs commands at once and
-// delivers their messages. Its clock is that of the events. It works only in a synctest
-// bubble.
-type stage struct {
-	t      *testing.T
-	c      *console
-	eng    *fakeEngine
-	clock  time.Time
-	copied []string
-	quit   bool
-	queue  chan tea.Msg
+func (f *fakeEngine) PlanRevoke(_ context.Context, r engine.RevokeRequest) (*plan.Plan, error) {
+	f.revokedAs = r
+	return f.plan, f.planErr
 }
 
-func newStage(t *testing.T, eng *fakeEngine, l term.Display, w, h int, change ...func(*consoleDeps)) *stage {
-	t.Helper()
-	s := &stage{t: t, eng: eng, clock: start, queue: make(chan tea.Msg, 1024)}
-	t.Cleanup(func() { time.Sleep(time.Hour) }) // of the bubble: ticks under way end
-	ws, err := workspace.OpenWorkspace(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := consoleDeps{
-		engine: eng, ws: ws, commands: view.CommandFormatter{Dir: ".demo", Home: "/home/ops/demo", Kubeconfig: "/home/ops/demo/constellation-admin.conf"}, versions: []string{"v1.35.4", "v1.36.3"},
-		now:  func() time.Time { return s.clock },
-		send: func(m tea.Msg) { s.queue <- m },
-		copy: func(text string) bool { s.copied = append(s.copied, text); return true },
-	}
-	for _, f := range change {
-		f(&d)
-	}
-	s.c = newConsole(t.Context(), l, d)
-	s.c.w, s.c.h = w, h
-	return s
+func (f *fakeEngine) PlanRestore(_ context.Context, r engine.RestoreRequest, emit func(plan.Event)) (*plan.Plan, error) {
+	f.restoredAs = r
+	emit(plan.Event{Kind: plan.KindProgress, Object: "verify", Text: "backup " + r.ID, Current: 1, Total: 2})
+	return f.plan, f.planErr
 }
 
-// begin starts the console, which reads the workspace.
-func (s *stage) begin() *stage {
-	s.do(s.c.Init())
-	return s
+func (f *fakeEngine) Differ(_ context.Context, r engine.RestoreRequest, _ func(plan.Event), report func(engine.Difference)) (engine.Compared, error) {
+	f.restoredAs = r
+	for _, d := range f.differences {
+		report(d)
+	}
+	return f.compared, f.planErr
 }
 
-// do runs a command and delivers its immediate messages. Commands that wait for time or for
-// a run continue; settle delivers their messages.
-func (s *stage) do(cmd tea.Cmd) {
-	s.t.Helper()
-	if cmd == nil {
-		return
-	}
-	go func() {
-		if m := cmd(); m != nil {
-			s.queue <- m
-		}
-	}()
-	s.settle()
+func (f *fakeEngine) ShowBackup(string, string) (engine.BackupManifest, string, error) {
+	return f.manifest, "/runs/" + f.manifest.ID + "/backups", nil
 }
 
-func (s *stage) tell(m tea.Msg) {
-	s.t.Helper()
-	switch m := m.(type) {
-	case nil, tick, refresh, stopTimedOut: // time is the test's
-		return
-	case tea.QuitMsg:
-		s.quit = true
-		return
-	case tea.BatchMsg:
-		for _, c := range m {
-			s.do(c)
-		}
-		return
-	}
-	_, cmd := s.c.Update(m)
-	s.do(cmd)
-}
-
-// settle delivers messages until all goroutines wait for time or for the test.
-func (s *stage) settle() {
-	s.t.Helper()
-	for idle := false; ; {
-		synctest.Wait()
-		select {
-		case m := <-s.queue:
-			s.tell(m)
-			idle = false
-		default:
-			if idle {
-				return
-			}
-			idle = true
-			time.Sleep(term.FrameGap) // of the bubble: a batch that is being collected comes
-		}
-	}
-}
-
-// press sends keys: single characters, or names such as "enter" and "ctrl+c".
-func (s *stage) press(keys ...string) *stage {
-	s.t.Helper()
-	for _, k := range keys {
-		s.tell(keyOf(k))
-	}
-	return s
-}
-
-func keyOf(name string) tea.KeyMsg {
-	types := map[string]tea.KeyType{
-		"enter": tea.KeyEnter, "esc": tea.KeyEsc, "tab": tea.KeyTab, "shift+tab": tea.KeyShiftTab, "up": tea.KeyUp, "down": tea.KeyDown,
-		"left": tea.KeyLeft, "right": tea.KeyRight, "ctrl+c": tea.KeyCtrlC, "backspace": tea.KeyBackspace, "pgup": tea.KeyPgUp, "pgdown": tea.KeyPgDown,
-		"home": tea.KeyHome, "end": tea.KeyEnd, "ctrl+l": tea.KeyCtrlL, "ctrl+u": tea.KeyCtrlU, "ctrl+d": tea.KeyCtrlD,
-	}
-	if kt, ok := types[name]; ok {
-		return tea.KeyMsg{Type: kt}
-	}
-	return tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune(name)}
-}
-
-// at sets the clock to a time after start.
-func (s *stage) at(d time.Duration) *stage {
-	s.clock = start.Add(d)
-	s.c.now = s.clock
-	return s
-}
-
-// replay shows the run screen after the events of a recorded run up to a time.
-func (s *stage) replay(events []plan.Event, until time.Duration) *stage {
-	s.t.Helper()
-	s.c.home = &s.eng.home
-	s.c.busy = "running"
-	s.c.plan = planIn(s.t, events)
-	s.c.screen, s.c.running, s.c.ran = s.c.run, true, true
-	s.c.t, *s.c.run = view.Timeline{}, *newRunScreen(s.c)
-	s.c.t.SetPlan(s.c.plan)
-	s.at(until)
-	cut := slices.IndexFunc(events, func(e plan.Event) bool { return e.Time.After(s.clock) })
-	if cut < 0 {
-		cut = len(events)
-	}
-	s.tell(batch{s.c.task, events[:cut]})
-	if s.c.t.Result != nil {
-		var err error
-		if code := s.c.t.Result.Exit; code != 0 {
-			err = &plan.Error{Op: "init demo", Err: errors.New(s.c.t.Result.Text), Remedy: s.c.t.Result.Remedy, Exit: code}
-		}
-		s.tell(ended{s.c.task, runEnded{err}})
-	}
-	return s
-}
-
-// demoHome is a workspace at a stage.
-func demoHome(stage engine.Stage) engine.Home {
-	c := &workspace.Config{Name: "demo", Provider: workspace.ProviderConfig{Sandbox: &workspace.SandboxConfig{Name: "demo"}}, NodeGroups: map[string]workspace.NodeGroup{
-		"control-plane": {Role: "control-plane", Count: 1}, "workers": {Role: "worker", Count: 2},
-	}}
-	for text, v := range map[string]interface{ UnmarshalText([]byte) error }{
-		"v1.35.4": &c.Kubernetes, "v1.1.0": &c.Image, "1.1.0": &c.Services, "10.96.0.0/12": &c.ServiceCIDR, "10.244.0.0/16": &c.PodCIDR,
-	} {
-		if err := v.UnmarshalText([]byte(text)); err != nil {
-			panic(err)
-		}
-	}
-	return engine.Home{Dir: "/home/ops/demo", Stage: stage, Cluster: "demo", Config: c, Next: []engine.Suggestion{
-		{Title: "Create the cluster", Command: "constellation -C .demo init", Why: "3 machines run"},
-	}}
+func (f *fakeEngine) PruneBackups(context.Context, string, int) ([]string, error) {
+	return f.pruned, f.verifyErr
 }

@@ -11,7 +11,7 @@ import (
 
 // View renders the screen. It is pure: the same model gives the same frame.
 func (c *console) View() string {
-	if c.w < minWidth || c.h < minHeight {
+	if c.w < view.MinWidth || c.h < view.MinHeight {
 		return strings.Join(c.tooSmall(), "\n")
 	}
 	head := c.header()
@@ -43,11 +43,11 @@ func (c *console) View() string {
 // tooSmall replaces the screen in a window that is too small.
 func (c *console) tooSmall() []string {
 	var short []string
-	if c.w < minWidth {
-		short = append(short, fmt.Sprintf("width %d of %d", c.w, minWidth))
+	if c.w < view.MinWidth {
+		short = append(short, fmt.Sprintf("width %d of %d", c.w, view.MinWidth))
 	}
-	if c.h < minHeight {
-		short = append(short, fmt.Sprintf("height %d of %d", c.h, minHeight))
+	if c.h < view.MinHeight {
+		short = append(short, fmt.Sprintf("height %d of %d", c.h, view.MinHeight))
 	}
 	lines := []string{"The window is too small: " + strings.Join(short, ", ")}
 	if c.running {
@@ -235,7 +235,7 @@ func (c *console) why() string {
 
 // page is what the pages of this frame share.
 func (c *console) page() view.Page {
-	return view.Page{Theme: c.th, Now: c.now, Frame: c.frame, Commands: c.deps.commands}
+	return view.Page{Theme: c.th, Now: c.now, Frame: c.frame, Commands: c.deps.Commands}
 }
 
 // page is page at the time on the clock of the board.

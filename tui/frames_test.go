@@ -13,7 +13,6 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"constellation/engine"
-	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/internal/testneeds"
 	"constellation/tui/term"
@@ -216,32 +215,6 @@ func untilCharts(t *testing.T) (events []plan.Event, last int) {
 	operator := events[i]
 	operator.Text, operator.Current, operator.Total = "pod constellation-operator-7d4b9c6f5-x2x8p: image registry.k8s.io/constellation/operator:v1.1.0 cannot be pulled: connection refused", 0, 1
 	return append(slices.Clone(events[:i+1]), operator), i + 1
-}
-
-// wordyStatus is a status with messages that are too long for a line.
-func wordyStatus() engine.Status {
-	st := demoStatus()
-	st.Nodes[1].State = plan.NodeNotReady
-	st.Nodes[1].Message = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network plugin returns error: cni plugin not initialized"
-	st.Services[1].Message = "pod join-service-7d4b9c6f5-x2x8p: image registry.k8s.io/constellation/join-service:v1.1.0 cannot be pulled: connection refused"
-	st.Health = []plan.Finding{{
-		ID: "service-join-service", Severity: plan.Warn, Title: "join-service is not ready: 0 of 1 pods", Detail: st.Services[1].Message,
-		Remedy: "`constellation sandbox shell control-plane-0` opens a shell on the machine; crictl ps -a and crictl logs tell more there",
-	}}
-	return st
-}
-
-func demoStatus() engine.Status {
-	node := func(name, group, role string) cluster.Node {
-		return cluster.Node{Name: name, Group: group, Role: role, State: plan.NodeReady, Kubernetes: "v1.35.4", Image: "sandboxes/demo/images/v1.1.0", IP: "10.42.0.2", Current: true}
-	}
-	return engine.Status{
-		Schema: "1.0", Cluster: "demo", Provider: "sandbox", Time: start, Stage: engine.StageCluster, Reachable: true, APIServer: "v1.35.4",
-		Target:   plan.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"},
-		Nodes:    []cluster.Node{node("control-plane-0", "control-plane", "control-plane"), node("worker-0", "workers", "worker"), node("worker-1", "workers", "worker")},
-		Machines: []engine.Machine{}, Health: []plan.Finding{},
-		Services: []cluster.Service{{Name: "constellation-operator", Version: "v1.1.0", Kind: "release", Ready: 1, Wanted: 1}, {Name: "join-service", Version: "v1.1.0", Kind: "release", Ready: 0, Wanted: 1, Message: "image is being pulled"}},
-	}
 }
 
 func TestFrames(t *testing.T) {

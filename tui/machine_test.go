@@ -1,7 +1,6 @@
 package tui
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -10,11 +9,6 @@ import (
 	"constellation/engine"
 	"constellation/engine/plan"
 )
-
-func (f *fakeEngine) PlanRevoke(_ context.Context, r engine.RevokeRequest) (*plan.Plan, error) {
-	f.revokedAs = r
-	return f.plan, f.planErr
-}
 
 func TestRevokeRequiresConsent(t *testing.T) {
 	pl := func(edit func(*plan.Plan)) *plan.Plan {

@@ -2,9 +2,9 @@ package tui
 
 import (
 	"bytes"
+	"constellation/tui/view"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"reflect"
 	"strings"
@@ -166,24 +166,17 @@ func FuzzClean(f *testing.F) {
 	})
 }
 
-// Console and printer have the same counts after every event.
-func TestPrinterAndConsoleAgree(t *testing.T) {
+// The printer has the counts of the timeline after every event, as the console does.
+func TestPrinterFoldsTheTimeline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, name := range []string{"init", "many", "resumed", "taken-up"} {
-			events := recorded(t, name)
-			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, term.Display{}, 80, 24)
-			s.c.plan = planIn(t, events)
-			s.c.screen, s.c.running, s.c.ran = s.c.run, true, true
-			s.c.t.SetPlan(s.c.plan)
+			var tl view.Timeline
 			p := newPlainPrinter(&guarded{w: &bytes.Buffer{}}, nil, func() time.Time { return start })
-			for i, ev := range events {
-				s.tell(batch{s.c.task, []plan.Event{ev}})
+			for i, ev := range recorded(t, name) {
+				tl.Apply(ev)
 				p.event(ev)
-				if p.t.Plan == nil {
-					continue
-				}
-				if a, b := fmt.Sprint(s.c.t.Groups(), s.c.t.Finished(), s.c.t.Why.Text), fmt.Sprint(p.t.Groups(), p.t.Finished(), p.t.Why.Text); a != b {
-					t.Fatalf("%s, event %d: the console has %s, the printer %s", name, i+1, a, b)
+				if a, b := countsOf(&tl), countsOf(&p.t); a != b {
+					t.Fatalf("%s, event %d: the timeline has %s, the printer %s", name, i+1, a, b)
 				}
 			}
 			p.close()
@@ -224,15 +217,3 @@ type failingWriter struct {
 }
 
 func (f *failingWriter) Write([]byte) (int, error) { f.calls++; return 0, f.err }
-
-func TestSetScalar(t *testing.T) {
-	const in = "# my cluster\nversion: v2\nname: demo # short\nkubernetesVersion: \"v1.35.4\"\nnodeGroups:\n  name: inner\n"
-	got := string(setScalar(setScalar([]byte(in), "name", "prod"), "kubernetesVersion", "v1.36.3"))
-	want := "# my cluster\nversion: v2\nname: prod # short\nkubernetesVersion: v1.36.3\nnodeGroups:\n  name: inner\n"
-	if got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
-	if got := string(setScalar([]byte(in), "absent", "x")); got != in {
-		t.Errorf("a key that is absent changed the file to\n%s", got)
-	}
-}

@@ -1,10 +1,7 @@
 package tui
 
 import (
-	"compress/gzip"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -14,47 +11,6 @@ import (
 	"constellation/engine/rollout"
 	"constellation/tui/view"
 )
-
-// streams are rollouts with hollow machines that TestRecordRollouts of the root package
-// recorded, by name.
-var streams = map[string][]plan.Event{}
-
-var streamNames = []string{"5-good", "5-failed", "5-resumed", "500-good", "500-failed", "500-resumed", "5000-good", "5000-failed", "5000-resumed"}
-
-// streamOf returns the events of a recorded rollout, shifted to begin at start. Times in texts
-// are not shifted.
-func streamOf(t testing.TB, name string) []plan.Event {
-	t.Helper()
-	rollouts.Lock()
-	defer rollouts.Unlock()
-	if streams[name] != nil {
-		return streams[name]
-	}
-	f, err := os.Open(filepath.Join("testdata", "streams", "rollout-"+name+".jsonl.gz"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var events []plan.Event
-	bad, err := rollout.ReadRecord(z, func(e plan.Event) error { events = append(events, e); return nil })
-	if err != nil || len(bad) > 0 || len(events) == 0 {
-		t.Fatalf("%s: %d events, %v, %v", name, len(events), bad, err)
-	}
-	by := start.Sub(events[0].Time)
-	for i := range events {
-		e := &events[i]
-		e.Time = e.Time.Add(by)
-		if !e.ETAMost.IsZero() {
-			e.ETALeast, e.ETAMost = e.ETALeast.Add(by), e.ETAMost.Add(by)
-		}
-	}
-	streams[name] = events
-	return events
-}
 
 // inTheMiddle is the time in a stream at which half of the recorded replacements are done, or
 // the end of a blocked rollout.

@@ -120,7 +120,7 @@ func (scr *watchScreen) seekTo(to time.Time) {
 }
 
 // opening reports whether a record is loaded but not shown yet.
-func (scr *watchScreen) opening() bool { return scr.c.deps.replay != nil && scr.origin != fromReplay }
+func (scr *watchScreen) opening() bool { return scr.c.deps.Replay != nil && scr.origin != fromReplay }
 
 // openReplay shows a record from its beginning, or paused at r.at.
 func (scr *watchScreen) openReplay(r *record) tea.Cmd {

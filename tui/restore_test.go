@@ -1,7 +1,6 @@
 package tui
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"strings"
@@ -13,20 +12,6 @@ import (
 	"constellation/engine"
 	"constellation/engine/plan"
 )
-
-func (f *fakeEngine) PlanRestore(_ context.Context, r engine.RestoreRequest, emit func(plan.Event)) (*plan.Plan, error) {
-	f.restoredAs = r
-	emit(plan.Event{Kind: plan.KindProgress, Object: "verify", Text: "backup " + r.ID, Current: 1, Total: 2})
-	return f.plan, f.planErr
-}
-
-func (f *fakeEngine) Differ(_ context.Context, r engine.RestoreRequest, _ func(plan.Event), report func(engine.Difference)) (engine.Compared, error) {
-	f.restoredAs = r
-	for _, d := range f.differences {
-		report(d)
-	}
-	return f.compared, f.planErr
-}
 
 const restoredID = "backup-20261121070501-1a2b3c4d"
 

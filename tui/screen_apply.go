@@ -27,14 +27,14 @@ type upgradeStart struct {
 	verb string
 	// yes skips the confirmation.
 	yes  bool
-	plan func(context.Context, Engine, engine.ApplyRequest, func(plan.Event)) (*plan.Plan, error)
+	plan func(context.Context, consoleEngine, engine.ApplyRequest, func(plan.Event)) (*plan.Plan, error)
 }
 
 // applyStart is an upgrade with all of its steps.
 func applyStart(r engine.ApplyRequest, yes bool) *upgradeStart {
 	return &upgradeStart{
 		request: r, yes: yes, verb: string(plan.VerbApply),
-		plan: func(ctx context.Context, e Engine, r engine.ApplyRequest, emit func(plan.Event)) (*plan.Plan, error) {
+		plan: func(ctx context.Context, e consoleEngine, r engine.ApplyRequest, emit func(plan.Event)) (*plan.Plan, error) {
 			return e.PlanApply(ctx, r, emit)
 		},
 	}
@@ -44,7 +44,7 @@ func applyStart(r engine.ApplyRequest, yes bool) *upgradeStart {
 func executeStart(r engine.ApplyRequest, yes bool) *upgradeStart {
 	return &upgradeStart{
 		request: r, yes: yes, verb: string(plan.VerbExecute) + " --helm",
-		plan: func(ctx context.Context, e Engine, r engine.ApplyRequest, _ func(plan.Event)) (*plan.Plan, error) {
+		plan: func(ctx context.Context, e consoleEngine, r engine.ApplyRequest, _ func(plan.Event)) (*plan.Plan, error) {
 			return e.PlanExecute(ctx, r)
 		},
 	}
@@ -62,8 +62,8 @@ type upgradeState struct {
 	scroll   int // of the plan
 
 	// The confirmation: finding IDs that must be typed, one after the other, then yes or no.
-	need     consent
-	at       int    // index in need.names of the ID being typed
+	need     plan.Consent
+	at       int    // index in need.Findings of the ID being typed
 	typed    string // the part typed so far
 	wrong    bool   // the typed ID did not match
 	yes      bool   // the cursor is on yes
@@ -139,7 +139,7 @@ func (c *console) openUpgrade(u *upgradeStart) tea.Cmd {
 	c.ran, c.t, c.backup.ended = false, view.Timeline{}, false
 	c.check.busy, c.check.progress = false, view.RunningCheck{} // launch cancels a running check
 	plan := c.launch("planning the upgrade", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
-		p, err := u.plan(ctx, c.deps.engine, u.request, emit)
+		p, err := u.plan(ctx, c.deps.Engine, u.request, emit)
 		return upgradePlanned{p, err}
 	})
 	return tea.Batch(plan, c.backup.read())
@@ -160,11 +160,11 @@ func (c *console) tookUpgradePlan(msg upgradePlanned) tea.Cmd {
 	}
 	c.plan = msg.plan
 	c.t.Cluster = term.Clean(c.plan.Cluster)
-	u.need = consentTo(c.plan, u.start.yes, u.start.request.Acknowledge)
+	u.need = plan.ConsentTo(c.plan, u.start.yes, u.start.request.Acknowledge)
 	switch {
 	case len(c.plan.Blocked()) > 0:
 		c.exit = plan.ExitBlocked
-	case len(u.need.names) == 0 && !u.need.yes && (u.start.yes || !c.plan.Rehearsal):
+	case len(u.need.Findings) == 0 && !u.need.Plan && (u.start.yes || !c.plan.Rehearsal):
 		return c.runUpgrade() // accepted, or the plan only waits
 	case !c.plan.Rehearsal:
 		c.exit = plan.ExitUnacknowledged // the exit code if the user leaves without accepting
@@ -174,7 +174,7 @@ func (c *console) tookUpgradePlan(msg upgradePlanned) tea.Cmd {
 
 // runUpgrade executes the accepted plan.
 func (c *console) runUpgrade() tea.Cmd {
-	c.plan.Accept(ids(c.upg.need.names)...)
+	c.plan.Accept(plan.IDs(c.upg.need.Findings)...)
 	c.exit = plan.ExitDone
 	return c.startRun()
 }
@@ -277,7 +277,7 @@ func (c *console) openWatchForRollout() tea.Cmd {
 
 // attach shows the run that holds the lock, read-only.
 func (c *console) attach(err error) tea.Cmd {
-	x := view.Explain(err, c.deps.commands)
+	x := view.Explain(err, c.deps.Commands)
 	c.upg.lockedBy = cmp.Or(x.Why, x.What)
 	return c.watch.open()
 }
@@ -320,7 +320,7 @@ func (c *console) confirmRolloutChange() tea.Cmd {
 func (c *console) changeRollout(what string, change cluster.RolloutChange) func() tea.Cmd {
 	return func() tea.Cmd {
 		c.note = "sending the request"
-		eng, ctx := c.deps.engine, c.ctx
+		eng, ctx := c.deps.Engine, c.ctx
 		return func() tea.Msg {
 			ctx, cancel := context.WithTimeout(ctx, staleAfter)
 			defer cancel()
@@ -332,7 +332,7 @@ func (c *console) changeRollout(what string, change cluster.RolloutChange) func(
 
 func (c *console) tookRolloutChange(msg rolloutChanged) {
 	if msg.err != nil {
-		x := view.Explain(msg.err, c.deps.commands)
+		x := view.Explain(msg.err, c.deps.Commands)
 		c.note = x.What
 		if x.Why != "" {
 			c.note += ": " + x.Why
@@ -382,7 +382,7 @@ func (scr *upgradeConfirmScreen) show() {
 
 // typing reports whether the ID of a finding is being typed.
 func (scr *upgradeConfirmScreen) typing() bool {
-	return scr.c.screen == scr && scr.c.upg.at < len(scr.c.upg.need.names)
+	return scr.c.screen == scr && scr.c.upg.at < len(scr.c.upg.need.Findings)
 }
 
 // typed handles a key of the ID being typed.
@@ -393,13 +393,13 @@ func (scr *upgradeConfirmScreen) typed(k tea.KeyMsg) {
 	case tea.KeyEsc:
 		scr.c.screen = scr.c.upgradePlan
 	case tea.KeyEnter:
-		id := u.need.names[u.at].ID
+		id := u.need.Findings[u.at].ID
 		if strings.TrimSpace(u.typed) != id {
 			u.wrong = true
 			return
 		}
 		u.typed = ""
-		for u.at < len(u.need.names) && u.need.names[u.at].ID == id { // two findings may have one ID
+		for u.at < len(u.need.Findings) && u.need.Findings[u.at].ID == id { // two findings may have one ID
 			u.at++
 		}
 		u.shown = scr.c.now
@@ -440,13 +440,13 @@ func (c *console) upgradeCommand() string {
 	}
 	acked := slices.Clone(u.request.Acknowledge)
 	if c.plan != nil && !c.plan.Rehearsal {
-		for _, id := range append(ids(c.upg.need.names), c.plan.Acknowledged...) {
+		for _, id := range append(plan.IDs(c.upg.need.Findings), c.plan.Acknowledged...) {
 			if !slices.Contains(acked, id) {
 				acked = append(acked, id)
 			}
 		}
 	}
-	return c.deps.commands.Command(line + upgradeFlags(u.request, acked))
+	return c.deps.Commands.Command(line + upgradeFlags(u.request, acked))
 }
 
 // upgradeFlags are the flags of a request, with a leading space each.
@@ -476,7 +476,7 @@ func upgradeFlags(r engine.ApplyRequest, acked []string) string {
 // resumeCommand is the command that resumes or reattaches to the upgrade.
 func (c *console) resumeCommand() string {
 	u := c.upg.start
-	return c.deps.commands.Command(u.verb + upgradeFlags(u.request, u.request.Acknowledge))
+	return c.deps.Commands.Command(u.verb + upgradeFlags(u.request, u.request.Acknowledge))
 }
 
 // view renders the plan, or the progress of planning, in h lines.
@@ -579,14 +579,14 @@ func (scr *upgradeConfirmScreen) view(w, h int) []string {
 	if p.Rehearsal {
 		add("rehearsal", term.Plain, "server-side dry run; nothing is changed or recorded")
 	}
-	if n := len(p.Warnings()) - len(u.need.names); n > 0 {
+	if n := len(p.Warnings()) - len(u.need.Findings); n > 0 {
 		add("warnings", term.Caution, fmt.Sprintf("%d accepted by yes alone", n))
 	}
-	if names := ids(u.need.names); len(names) > 0 {
-		lines = append(lines, scr.c.th.Rule(w, "To be accepted by name", fmt.Sprintf("%d of %d", len(ids(u.need.names[:u.at])), len(names))))
+	if names := plan.IDs(u.need.Findings); len(names) > 0 {
+		lines = append(lines, scr.c.th.Rule(w, "To be accepted by name", fmt.Sprintf("%d of %d", len(plan.IDs(u.need.Findings[:u.at])), len(names))))
 		var blocks [][]string
 		here := 0
-		for i, f := range u.need.names {
+		for i, f := range u.need.Findings {
 			if i == u.at {
 				here = len(blocks)
 			}
@@ -643,7 +643,7 @@ func (c *console) upgradeWhy() []string {
 		f := c.plan.Blocked()[0]
 		lines := view.Signed(c.page(), c.w, term.Bad, c.th.Fail, "Blocked: "+term.Clean(f.Title))
 		if f.Remedy != "" {
-			lines = append(lines, c.th.Below(c.w, 3, 2, term.Accent, term.Clean(c.deps.commands.Text(f.Remedy)))...)
+			lines = append(lines, c.th.Below(c.w, 3, 2, term.Accent, term.Clean(c.deps.Commands.Text(f.Remedy)))...)
 		}
 		return lines
 	case c.screen == c.upgradePlan && c.plan.Rehearsal:

@@ -111,7 +111,7 @@ func (scr *backupScreen) keys() []binding {
 		on("r", "r", "refresh", "do", scr.read).unless(scr.busyReason),
 		on("esc", "Esc", "back; stops a running backup and deletes its files", "leave", scr.leave).footed("back"),
 		on("y", "y", "copy the restore command of the selected backup", "copy", act(func() {
-			scr.c.copyText(scr.c.deps.commands.Command("backup restore "+view.QuoteArg(scr.chosen().ID)), "the restore command")
+			scr.c.copyText(scr.c.deps.Commands.Command("backup restore "+view.QuoteArg(scr.chosen().ID)), "the restore command")
 		})).footed("copy restore").unless(scr.restoreOff),
 	}
 }
@@ -148,7 +148,7 @@ func (c *console) openBackup() tea.Cmd {
 // read queries workspace and cluster. Until they answer, the old data stays on screen.
 func (scr *backupScreen) read() tea.Cmd {
 	scr.gen++
-	gen, eng := scr.gen, scr.c.deps.engine
+	gen, eng := scr.gen, scr.c.deps.Engine
 	return tea.Batch(
 		func() tea.Msg {
 			l, err := eng.ListBackups(scr.c.ctx, "", false, nil)
@@ -188,7 +188,7 @@ func (scr *backupScreen) take(msg tea.Msg) (tea.Cmd, bool) {
 		b.t.Run = term.Clean(msg.plan.ID)
 		p := msg.plan
 		return scr.c.launch("creating a backup", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
-			return backupEnded{scr.c.deps.engine.Run(ctx, p, emit)}
+			return backupEnded{scr.c.deps.Engine.Run(ctx, p, emit)}
 		}), true
 	case backupEnded:
 		return scr.tookBackupEnd(msg.err), true
@@ -220,7 +220,7 @@ func (scr *backupScreen) start() tea.Cmd {
 	scr.c.check.busy = false // launch cancels a running check
 	r := engine.BackupRequest{Etcd: b.etcd}
 	return scr.c.launch("planning the backup", func(ctx context.Context, _ func(plan.Event)) tea.Msg {
-		p, err := scr.c.deps.engine.PlanBackup(ctx, r)
+		p, err := scr.c.deps.Engine.PlanBackup(ctx, r)
 		if err == nil {
 			err = ctx.Err()
 		}
@@ -277,7 +277,7 @@ func (scr *backupScreen) verify() tea.Cmd {
 	scr.verifying, scr.done, scr.total, scr.ended = id, 0, 0, false
 	var last time.Time
 	return scr.c.launch("verifying a backup", func(ctx context.Context, _ func(plan.Event)) tea.Msg {
-		err := scr.c.deps.engine.VerifyBackup(ctx, "", id, func(done, total int64) {
+		err := scr.c.deps.Engine.VerifyBackup(ctx, "", id, func(done, total int64) {
 			if now := time.Now(); now.Sub(last) >= spinGap {
 				last = now
 				send(verifyAdvanced{id, done, total})
@@ -361,7 +361,7 @@ func (scr *backupScreen) backupRows(w, h int) []string {
 	lines := []string{scr.c.th.Rule(w, fmt.Sprintf("Backups %d", len(b.Entries)), remark)}
 	switch {
 	case b.ListErr != nil:
-		x := view.Explain(b.ListErr, scr.c.deps.commands)
+		x := view.Explain(b.ListErr, scr.c.deps.Commands)
 		lines = append(lines, scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Bad, scr.c.th.Fail+" ").Add(term.Plain, x.What).String())
 		lines = append(lines, scr.c.th.Below(w, 3, 2, term.Faint, x.Why)...)
 		lines = append(lines, scr.c.th.Below(w, 3, 3, term.Accent, x.Remedy)...)
@@ -455,5 +455,5 @@ func (scr *backupScreen) command() string {
 	if scr.etcd != engine.EtcdAuto {
 		verb += " --etcd=" + scr.etcd
 	}
-	return scr.c.deps.commands.Command(verb)
+	return scr.c.deps.Commands.Command(verb)
 }

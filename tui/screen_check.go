@@ -59,7 +59,7 @@ type checkScreen struct {
 }
 
 func (scr *checkScreen) title() string   { return "upgrade check" }
-func (scr *checkScreen) command() string { return scr.c.deps.commands.Command("upgrade check") }
+func (scr *checkScreen) command() string { return scr.c.deps.Commands.Command("upgrade check") }
 func (scr *checkScreen) takesText() bool { return scr.typing }
 
 func (scr *checkScreen) promptKeys() []binding {
@@ -205,7 +205,7 @@ func (c *console) openCheck() tea.Cmd {
 func (scr *checkScreen) start() tea.Cmd {
 	scr.busy, scr.began, scr.progress, scr.err = true, scr.c.now, view.RunningCheck{}, nil
 	return scr.c.launch("checking for upgrades", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
-		k, err := scr.c.deps.engine.Check(ctx, check.Request{}, emit)
+		k, err := scr.c.deps.Engine.Check(ctx, check.Request{}, emit)
 		return checkEnded{k, err}
 	})
 }
@@ -220,7 +220,7 @@ func (scr *checkScreen) backgroundCheck() tea.Cmd {
 	return func() tea.Msg {
 		ctx, cancel := context.WithTimeout(scr.c.ctx, staleAfter)
 		defer cancel()
-		k, err := scr.c.deps.engine.Check(ctx, check.Request{NoPreflight: true}, func(plan.Event) {})
+		k, err := scr.c.deps.Engine.Check(ctx, check.Request{NoPreflight: true}, func(plan.Event) {})
 		return backgroundEnded{k, err}
 	}
 }
@@ -282,7 +282,7 @@ func (scr *checkScreen) leave() tea.Cmd {
 func (scr *checkScreen) writeConfig() tea.Cmd {
 	scr.writing = true
 	return scr.c.launch("writing the configuration", func(ctx context.Context, _ func(plan.Event)) tea.Msg {
-		k, err := scr.c.deps.engine.Check(ctx, check.Request{WriteConfig: true, NoPreflight: true}, func(plan.Event) {})
+		k, err := scr.c.deps.Engine.Check(ctx, check.Request{WriteConfig: true, NoPreflight: true}, func(plan.Event) {})
 		return configWritten{k, err}
 	})
 }
@@ -291,7 +291,7 @@ func (scr *checkScreen) tookWritten(msg configWritten) {
 	scr.writing, scr.confirmWrite = false, false
 	switch x := msg.check.Config; {
 	case msg.err != nil:
-		e := view.Explain(msg.err, scr.c.deps.commands)
+		e := view.Explain(msg.err, scr.c.deps.Commands)
 		scr.c.note = "not written: " + e.What
 		if e.Why != "" {
 			scr.c.note += ": " + e.Why
@@ -409,10 +409,10 @@ func (scr *checkScreen) copyCheckCommand() {
 			scr.c.note = "the command contains control characters: it is not copied"
 			return
 		}
-		scr.c.copyText(scr.c.deps.commands.Alone(f.Command), "the command")
+		scr.c.copyText(scr.c.deps.Commands.Alone(f.Command), "the command")
 		return
 	}
-	scr.c.copyText(scr.c.deps.commands.Command("upgrade check"), "the command of the check")
+	scr.c.copyText(scr.c.deps.Commands.Command("upgrade check"), "the command of the check")
 }
 
 func (scr *checkScreen) copyCheckLine() {
@@ -488,7 +488,7 @@ func (scr *checkScreen) why() []string {
 	case k.busy:
 		return []string{r.Add(term.Accent, scr.c.th.Spin(scr.c.frame)+" ").Add(term.Strong, "Now ("+term.Duration(scr.c.now.Sub(k.began))+"): querying cluster, cloud and releases").String()}
 	case k.err != nil:
-		e := view.Explain(k.err, scr.c.deps.commands)
+		e := view.Explain(k.err, scr.c.deps.Commands)
 		what := e.What
 		if e.Why != "" {
 			what += ": " + e.Why
@@ -558,7 +558,7 @@ func (scr *checkScreen) findingsFooter(w, room int, k *check.Check) []string {
 		return append(lines, detail[:min(len(detail), room-1)]...)
 	}
 	if f != nil && room > 0 && (f.Command != "" || f.Remedy != "") { // only one line: show the command or the remedy
-		what := term.Clean(cmp.Or(scr.c.deps.commands.Line(f.Command), scr.c.deps.commands.Text(f.Remedy)))
+		what := term.Clean(cmp.Or(scr.c.deps.Commands.Line(f.Command), scr.c.deps.Commands.Text(f.Remedy)))
 		return []string{scr.c.th.Row(w).Pad(2).Add(term.Faint, "To do: ").Add(term.Accent, what).String()}
 	}
 	if changes := view.ChangeRows(scr.c.page(), w, k); room > 2 && len(changes) > 0 {

@@ -21,7 +21,7 @@ type homeScreen struct {
 }
 
 func (scr *homeScreen) title() string   { return "home" }
-func (scr *homeScreen) command() string { return scr.c.deps.commands.Command("status") }
+func (scr *homeScreen) command() string { return scr.c.deps.Commands.Command("status") }
 
 func (scr *homeScreen) stale() bool {
 	c := scr.c

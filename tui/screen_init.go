@@ -42,7 +42,7 @@ func (scr *configScreen) title() string   { return "config" }
 func (scr *configScreen) mode() string    { return scr.c.wizardMode(scr) }
 func (scr *configScreen) rail() string    { return scr.c.rail(scr.c.wizardAt(scr)) }
 func (scr *configScreen) safety() string  { return "scripted  " + scr.command() }
-func (scr *configScreen) command() string { return scr.c.deps.commands.Command("config validate") }
+func (scr *configScreen) command() string { return scr.c.deps.Commands.Command("config validate") }
 func (scr *configScreen) takesText() bool { return scr.editing }
 
 // typed handles a key of the field being edited.
@@ -191,8 +191,8 @@ func (scr *configScreen) next() tea.Cmd {
 func writeConfig(ctx context.Context, d consoleDeps, exists bool, fields []formField) (path string, err error) {
 	if !exists {
 		o := workspace.GenerateOptions{Name: fields[0].value, Kubernetes: fields[1].value}
-		if d.sandbox != nil {
-			o.Sandbox = d.sandbox(ctx)
+		if d.Sandbox != nil {
+			o.Sandbox = d.Sandbox(ctx)
 		}
 		if o.Sandbox == nil {
 			// `sandbox up` writes the file with the machines' measurements. A file without
@@ -206,9 +206,9 @@ func writeConfig(ctx context.Context, d consoleDeps, exists bool, fields []formF
 		if err != nil {
 			return "", err
 		}
-		return d.ws.WriteConfig(b)
+		return d.Workspace.WriteConfig(b)
 	}
-	b, err := d.ws.ReadConfig()
+	b, err := d.Workspace.ReadConfig()
 	if err != nil {
 		return "", err
 	}
@@ -220,7 +220,7 @@ func writeConfig(ctx context.Context, d consoleDeps, exists bool, fields []formF
 	if _, err := workspace.ParseConfig(b); err != nil {
 		return "", err
 	}
-	return "constellation-conf.yaml", d.ws.ReplaceConfig(b)
+	return "constellation-conf.yaml", d.Workspace.ReplaceConfig(b)
 }
 
 // setScalar replaces the value of a top-level key of a YAML file and keeps the comment
@@ -407,7 +407,7 @@ func (scr *preflightScreen) keys() []binding {
 		on("down j", "↓ j", "next check", "move", act(func() { scr.at = max(0, min(len(scr.results())-1, scr.at+1)) })),
 		on("y", "y", "copy the remedy of the selected check", "copy", act(func() {
 			if l := scr.results(); scr.at < len(l) {
-				scr.c.copyText(scr.c.deps.commands.Text(l[scr.at].Remedy), "the remedy")
+				scr.c.copyText(scr.c.deps.Commands.Text(l[scr.at].Remedy), "the remedy")
 			}
 		})).footed("copy fix"),
 		on("esc", "Esc", "back to the configuration", "back", act(func() {

@@ -71,7 +71,7 @@ func (scr *resultScreen) retry() tea.Cmd {
 
 func (scr *resultScreen) copyResult() {
 	if scr.c.t.Result != nil && scr.c.succeeded() && len(scr.c.t.Result.Next) > 0 {
-		scr.c.copyText(scr.c.deps.commands.Line(scr.c.t.Result.Next[0]), "the command")
+		scr.c.copyText(scr.c.deps.Commands.Line(scr.c.t.Result.Next[0]), "the command")
 		return
 	}
 	if scr.c.err != nil {
@@ -132,7 +132,7 @@ func (scr *resultScreen) successView(w, h int) []string {
 		lines = append(append(lines, ""), view.Rehearsed(scr.c.page(), w, scr.c.t.Steps)...)
 	}
 	if scr.c.t.Result == nil && scr.c.err != nil {
-		x := view.Explain(scr.c.err, scr.c.deps.commands)
+		x := view.Explain(scr.c.err, scr.c.deps.Commands)
 		lines = append(lines, scr.c.th.Below(w, 2, 3, term.Plain, x.What)...)
 		lines = append(lines, scr.c.th.Below(w, 2, 3, term.Faint, x.Remedy)...)
 	}

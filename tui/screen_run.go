@@ -56,7 +56,7 @@ func (scr *runScreen) why() []string {
 	}
 	lines := c.th.Below(c.w, 1, most, term.Strong, c.why())
 	if c.running && !c.leaving && c.t.Why.Remedy != "" {
-		for i, l := range c.th.Below(c.w, 8, max(2, most), term.Accent, c.deps.commands.Text(c.t.Why.Remedy)) {
+		for i, l := range c.th.Below(c.w, 8, max(2, most), term.Accent, c.deps.Commands.Text(c.t.Why.Remedy)) {
 			if i == 0 {
 				l = " " + c.th.Paint(term.Faint, "To do:") + " " + strings.TrimLeft(l, " ")
 			}

@@ -1,7 +1,9 @@
 package tui
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
+	"constellation/engine/words"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -319,9 +322,9 @@ func (scr *watchScreen) open() tea.Cmd {
 		collecting, stop := context.WithCancel(context.Background())
 		gone := make(chan struct{})
 		go func() { defer close(gone); events.Run(collecting) }()
-		r := scr.c.deps.watch
+		r := scr.c.deps.Watch
 		r.Stay, r.After = true, after
-		err := scr.c.deps.engine.Watch(ctx, r, events.emit)
+		err := scr.c.deps.Engine.Watch(ctx, r, events.emit)
 		stop()
 		<-gone
 		events.flush()
@@ -346,7 +349,7 @@ func (scr *watchScreen) takeMsg(msg tea.Msg) tea.Cmd {
 				scr.c.deps.releaseMemory() // all nodes were read
 			}
 			scr.apply(msg.events)
-			scr.pulse = scr.c.deps.engine.APIHealth()
+			scr.pulse = scr.c.deps.Engine.APIHealth()
 		}
 	case watchEnded:
 		if msg.gen == scr.gen {
@@ -357,7 +360,7 @@ func (scr *watchScreen) takeMsg(msg tea.Msg) tea.Cmd {
 			return nil
 		}
 		scr.ticks = false
-		scr.pulse = scr.c.deps.engine.APIHealth()
+		scr.pulse = scr.c.deps.Engine.APIHealth()
 		if scr.origin == fromReplay && scr.player.playing {
 			scr.play()
 		}
@@ -448,7 +451,7 @@ func (scr *watchScreen) leave() tea.Cmd {
 	case scr.c.upg.lockedBy != "":
 		scr.close()
 		scr.c.screen = scr.c.result
-	case scr.c.deps.onlyWatch:
+	case scr.c.deps.OnlyWatch:
 		return scr.c.leave()
 	default:
 		scr.close()
@@ -463,7 +466,7 @@ func (scr *watchScreen) readOnlyReason() string {
 		return "this is a replay"
 	case scr.c.upg.lockedBy != "":
 		return "another run holds the lock of the cluster"
-	case scr.c.deps.watch.Kubeconfig != "":
+	case scr.c.deps.Watch.Kubeconfig != "":
 		return "opened read-only with --kubeconfig"
 	}
 	return ""
@@ -726,4 +729,55 @@ func (scr *watchScreen) sources() []string {
 	}
 	slices.Sort(out)
 	return out
+}
+
+// command returns the command line that reproduces the watch screen.
+func (scr *watchScreen) command() string {
+	args := "watch"
+	if scr.origin == fromReplay {
+		args += " --replay " + view.QuoteArg(scr.c.deps.Replay.path+"@"+scr.player.now.UTC().Format(time.RFC3339))
+	}
+	if k := scr.c.deps.Watch.Kubeconfig; k != "" {
+		args += " --kubeconfig " + view.QuoteArg(k)
+	}
+	if scr.filter != "" {
+		args += " --filter " + view.QuoteArg(scr.filter)
+	}
+	return scr.c.deps.Commands.Command(args)
+}
+
+// begin is the initial command of the console when it was started by `watch`.
+func (scr *watchScreen) begin() tea.Cmd {
+	scr.c.busy = ""
+	if scr.c.deps.Replay != nil {
+		return scr.openReplay(scr.c.deps.Replay)
+	}
+	return scr.open()
+}
+
+// exitSummary is exitSummary for a watch: its progress and the command that opens it again.
+func (scr *watchScreen) exitSummary() []string {
+	t, w := scr.c.th.Printed(), min(max(scr.c.w, view.MinWidth), 120)
+	b, now := scr.shown(), scr.clock()
+	if b.Events == 0 {
+		if scr.err != nil {
+			x := view.Explain(scr.err, scr.c.deps.Commands)
+			return []string{t.Row(w).Add(term.Bad, t.Fail+" ").Add(term.Plain, x.What).String(), t.Row(w).Add(term.Faint, "  fix  ").Add(term.Plain, x.Remedy).String()}
+		}
+		return nil
+	}
+	done, total := b.Places()
+	head := fmt.Sprintf("%d of %s at the target", done, words.Count(total, "node"))
+	if eta := view.ETA(scr.c.page(), b, now); eta != "" {
+		head += ", " + eta
+	}
+	if scr.origin == fromReplay {
+		head += ", recorded"
+	}
+	reason, _ := scr.reason()
+	return []string{
+		t.Row(w).Add(term.Strong, cmp.Or(term.Clean(b.Cluster), "cluster")+": ").Add(term.Plain, head+", "+now.UTC().Format("15:04:05Z")).String(),
+		t.Row(w).Add(term.Faint, "  why  ").Add(term.Plain, term.AsciiIf(t.Ascii, reason)).String(),
+		t.Row(w).Add(term.Faint, "  back ").Add(term.Accent, scr.command()).String(),
+	}
 }

@@ -1,11 +1,8 @@
 package tui
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -20,41 +17,6 @@ import (
 	"constellation/engine/plan"
 	"constellation/tui/term"
 )
-
-// hopPlan is a realistic plan of an image and Kubernetes upgrade of a small cluster.
-func hopPlan() *plan.Plan {
-	const digest = "3f1c9e5b7a2d4c6e8f0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60"
-	p := upgradePlan()
-	p.Components = []plan.ComponentCheck{{Name: "Kubernetes", Kind: "kubernetes", Now: "v1.35.4", NextHop: "v1.36.3"}, {Name: "OS image", Kind: "image", Now: "v1.0.0", NextHop: "v1.1.0"}}
-	p.To.Kubernetes = "v1.36.3"
-	p.Changes = &plan.Changes{
-		Nodes: map[string]int{"control-plane": 1, "workers": 2}, KindsChanged: []string{"nodeversions.update.edgeless.systems"},
-		Measurements: []plan.MeasurementChange{{PCR: 9, From: digest, To: "8" + digest[1:]}},
-		ConfigMaps:   []string{"kube-system/join-config (changed)"}, Charts: []string{"constellation-operators"},
-		Least: 3 * time.Minute, Most: 8 * time.Minute, Basis: "three replacements, as long as those before",
-	}
-	p.Findings = []plan.Finding{
-		{
-			ID: "local-data", Severity: plan.Warn, Named: true, Title: "1 volume goes with its node", Source: "disruption",
-			Detail: "db/pg-0 is on worker-0", Objects: []string{"persistentvolume/pg-0"}, Remedy: "if it is meant as it is, `--ack local-data`",
-		},
-		{
-			ID: "oldest-supports-kubernetes", Severity: plan.Warn, Named: true, Title: "image v1.0.0 does not list Kubernetes v1.36.3", Source: "versions",
-			Detail: "control planes of the old image run it until they are replaced",
-		},
-		{ID: "probes", Severity: plan.Warn, Title: "2 workloads have no readiness probe", Source: "disruption"},
-	}
-	p.Notes = []string{"Image and Kubernetes go up in one write."}
-	p.Steps = []plan.Step{
-		{ID: check.StepBackup, Title: "Back up what an upgrade can destroy", Effect: "every definition and custom resource is in /home/ops/demo/constellation-upgrade/upgrade-20261121070501-1a2b3c4d"},
-		{ID: engine.StepComponents, Title: "Publish node components", Effect: "ConfigMap k8s-components-sha256-cb7e says what nodes install", Finished: true},
-		{ID: engine.StepJoinConfig, Title: "Let in machines of the new image", Effect: "machines of image v1.1.0 are let in, beside those of v1.0.0", Details: []string{"PCR 9: 3f1c9e5b to 8f1c9e5b"}},
-		{ID: plan.StepCharts, Title: "Upgrade the services", Effect: "4 kinds and 2 charts with operator v1.1.0, join-service v1.1.0"},
-		{ID: check.StepTarget, Title: "Set the target of all nodes", Effect: "NodeVersion asks for image v1.1.0 and Kubernetes v1.36.3 in one write", Final: true, Warning: "The disks of replaced nodes are gone for good, and Kubernetes never goes down again."},
-		{ID: plan.StepRollout, Title: "Wait until all nodes are new", Effect: "replaces 3 nodes, control planes first, one after the other"},
-	}
-	return p
-}
 
 // chartPlan is hopPlan with a third-party chart whose upgrade is destructive, and a chart that
 // was changed by hand.
@@ -85,54 +47,6 @@ func chartPlan() *plan.Plan {
 	return p
 }
 
-// hopEvents are the events of a run of a plan; middle is an index in its rollout.
-func hopEvents(t *testing.T, p *plan.Plan) (events []plan.Event, middle int) {
-	t.Helper()
-	data, err := json.Marshal(p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := start
-	add := func(after time.Duration, ev plan.Event) {
-		at = at.Add(after)
-		ev.Seq, ev.Time, ev.Run = uint64(len(events)+1), at, p.ID
-		events = append(events, ev)
-	}
-	add(0, plan.Event{Kind: plan.KindHello, Schema: plan.Schema, Tool: "constellation v1.1.0", Object: p.Cluster})
-	add(0, plan.Event{Kind: plan.KindPlan, Data: data})
-	for i, s := range p.Steps {
-		switch {
-		case s.Finished:
-			add(time.Second, plan.Event{Kind: plan.KindStep, Step: s.ID, State: plan.StateSkipped, Text: s.Title})
-			continue
-		default:
-			add(time.Second, plan.Event{Kind: plan.KindStep, Step: s.ID, State: plan.StateRunning, Text: s.Title})
-		}
-		if i == len(p.Steps)-1 {
-			add(time.Second, plan.Event{Kind: plan.KindProgress, Step: s.ID, Current: 1, Total: 3, Counts: map[string]int64{plan.NodeReady: 1, plan.NodeOutdated: 1, plan.NodeDraining: 1}})
-			for _, n := range [][3]string{{"control-plane-1", "control-plane", plan.NodeReady}, {"worker-0", "workers", plan.NodeDraining}, {"worker-1", "workers", plan.NodeOutdated}, {"worker-2", "workers", plan.NodeReady}} {
-				add(0, plan.Event{Kind: plan.KindNode, Step: s.ID, Node: n[0], Group: n[1], To: n[2]})
-			}
-			add(time.Second, plan.Event{Kind: plan.KindLog, Step: s.ID, Source: "operator", Level: "info", Text: "worker-0 is drained: 3 of 7 pods"})
-			add(time.Second, plan.Event{
-				Kind: plan.KindWait, Step: s.ID, Object: "rollout", State: "DrainBlocked", Node: "worker-0", Text: "the budget shop/cart allows no eviction of shop/cart-0",
-				Remedy: "make room for the pod that is named",
-			})
-			middle = len(events)
-			add(40*time.Second, plan.Event{Kind: plan.KindWait, Step: s.ID})
-			add(0, plan.Event{Kind: plan.KindProgress, Step: s.ID, Current: 3, Total: 3, Counts: map[string]int64{plan.NodeReady: 3}})
-		}
-		add(5*time.Second, plan.Event{Kind: plan.KindStep, Step: s.ID, State: plan.StateDone, Text: s.Title, TookMS: 5000})
-	}
-	exit := 0
-	res, err := json.Marshal(plan.Result{Status: plan.StateDone, Nodes: 3, Next: []string{"export KUBECONFIG=/home/ops/demo/constellation-admin.conf", "constellation status -C /home/ops/demo"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	add(0, plan.Event{Kind: plan.KindResult, State: plan.StateDone, Text: "cluster demo runs release v1.1.0 with image v1.1.0 and Kubernetes v1.36.3", Exit: &exit, Data: res})
-	return events, middle
-}
-
 // hopEngine is an engine that can run hopPlan.
 func hopEngine(t *testing.T) *fakeEngine {
 	p := hopPlan()
@@ -150,7 +64,7 @@ func upgrades(s *stage, change ...func(*upgradeStart)) *stage {
 	for _, f := range change {
 		f(u)
 	}
-	s.c.deps.upgrade = u
+	s.c.deps.Upgrade = u
 	s.begin()
 	s.settle()
 	return s
@@ -532,109 +446,4 @@ func TestRolloutOpensTheWatchScreenOnce(t *testing.T) {
 			t.Errorf("w shows %s", s.c.screen.title())
 		}
 	})
-}
-
-// hopStream writes the events of an upgrade to a file for the fake engine.
-func hopStream(t *testing.T) string {
-	t.Helper()
-	events, _ := hopEvents(t, hopPlan())
-	var b bytes.Buffer
-	for _, ev := range events {
-		if err := json.NewEncoder(&b).Encode(ev); err != nil {
-			t.Fatal(err)
-		}
-	}
-	path := filepath.Join(t.TempDir(), "upgrade.jsonl")
-	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return "FAKE_RUN=" + path
-}
-
-// In accessible mode questions are plain lines, and no output is overwritten.
-func TestAccessibleUpgradeAsksInPlainText(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		env  []string
-		args []string
-	}{
-		{"by the environment", []string{"ACCESSIBLE=1"}, []string{"upgrade", "apply"}},
-		{"by a flag", nil, []string{"upgrade", "apply", "--accessible"}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			p := startOn(t, 80, 24, append(tt.env, hopStream(t), "FAKE_STAGE=cluster"), nil, tt.args...)
-			p.sees("Type local-data to accept it: ")
-			p.types("local-data\n")
-			p.sees("Type oldest-supports-kubernetes to accept it: ")
-			p.types("oldest-supports-kubernetes\n")
-			p.sees("Upgrade cluster demo? [y/N]")
-			if strings.Contains(p.output(), "join-config        start") {
-				t.Errorf("it began before the answer:\n%s", p.output())
-			}
-			p.types("y\n")
-			p.sees("cluster demo runs release v1.1.0")
-			if code := p.ends(); code != 0 {
-				t.Errorf("exit %d", code)
-			}
-			out := strings.ReplaceAll(p.output(), "\r\n", "\n")
-			if i := strings.IndexAny(out, "\x1b\r\b"); i >= 0 {
-				t.Errorf("%q moves the cursor", out[max(0, i-20):min(len(out), i+20)])
-			}
-		})
-	}
-}
-
-// The accessible home screen runs the selected action, then asks again.
-func TestAccessibleHomeAsksWhatNext(t *testing.T) {
-	p := startOn(t, 80, 24, []string{"ACCESSIBLE=1", hopStream(t), "FAKE_STAGE=cluster"}, nil)
-	p.sees("cluster   demo, initialised")
-	p.sees("7  List past runs: constellation history")
-	p.sees("Type a number from 1 to 7, or q to quit: ")
-	p.types("8\n")
-	p.types("1\n")
-	p.sees("control plane  1/1 ready")
-	p.types("q\n")
-	if code := p.ends(); code != 0 {
-		t.Errorf("exit %d", code)
-	}
-	out := strings.ReplaceAll(p.output(), "\r\n", "\n")
-	if strings.Count(out, "Type a number") != 3 {
-		t.Errorf("it did not ask three times:\n%s", out)
-	}
-	if strings.ContainsAny(out, "\x1b\r\b") {
-		t.Errorf("something moves the cursor: %q", out)
-	}
-}
-
-func TestAccessibleInitAsksInPlainText(t *testing.T) {
-	p := startOn(t, 80, 24, []string{stream(t, "init"), "FAKE_STAGE=ready"}, nil, "init", "--accessible")
-	p.sees("Create cluster ")
-	p.sees("? [y/N]")
-	p.types("y\n")
-	if code := p.ends(); code != 0 {
-		t.Errorf("exit %d\n%s", code, p.output())
-	}
-	if out := strings.ReplaceAll(p.output(), "\r\n", "\n"); strings.ContainsAny(out, "\x1b\r\b") {
-		t.Errorf("something moves the cursor: %q", out)
-	}
-}
-
-// Signals end the console of an upgrade, restore the terminal and print how to come back.
-func TestSignalsEndTheConsoleOfAnUpgrade(t *testing.T) {
-	for sig, want := range map[syscall.Signal]int{syscall.SIGTERM: plan.ExitTerminated, syscall.SIGHUP: plan.ExitHungUp, syscall.SIGINT: plan.ExitInterrupted} {
-		t.Run(sig.String(), func(t *testing.T) {
-			skipIfIgnored(t, sig)
-			p := startOn(t, 80, 24, []string{hopStream(t), "FAKE_STAGE=cluster", "FAKE_PACE=1"}, nil,
-				"upgrade", "apply", "--yes", "--ack", "local-data", "--ack", "oldest-supports-kubernetes")
-			p.sees("Let in machines of the new image")
-			if err := p.cmd.Process.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
-			if code := p.ends(); code != want {
-				t.Errorf("ended with %d, want %d", code, want)
-			}
-			p.restored()
-			p.sees("upgrade apply --ack local-data --ack oldest-supports-kubernetes")
-		})
-	}
 }

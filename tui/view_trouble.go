@@ -83,7 +83,7 @@ func (scr *watchScreen) choices() []choice {
 	remedy := cmp.Or(b.Wait.Remedy, b.Remedy)
 	if _, rest, ok := strings.Cut(remedy, "`"); ok {
 		if cmd, _, ok := strings.Cut(rest, "`"); ok {
-			out = append(out, choice{title: "copy the suggested remedy", command: scr.c.deps.commands.Text("`" + term.Clean(cmd) + "`")})
+			out = append(out, choice{title: "copy the suggested remedy", command: scr.c.deps.Commands.Text("`" + term.Clean(cmd) + "`")})
 		}
 	}
 	if t := scr.troubles(); len(t) > 0 {
@@ -102,7 +102,7 @@ func (scr *watchScreen) choices() []choice {
 			out = append(out, choice{title: what, says: says, do: k.do})
 		}
 	}
-	return append(out, choice{title: "leave, and come back later", says: "to reattach", command: scr.c.deps.commands.Command("watch")})
+	return append(out, choice{title: "leave, and come back later", says: "to reattach", command: scr.c.deps.Commands.Command("watch")})
 }
 
 // choose runs the selected action.
@@ -128,7 +128,7 @@ func (scr *watchScreen) troubleView(b *rollout.Board, w, h int) []string {
 		lines = append(lines, scr.c.th.Below(w, 2, 4, term.Strong, cause)...)
 	}
 	if remedy := term.Clean(cmp.Or(b.Wait.Remedy, b.Remedy)); remedy != "" {
-		lines = append(lines, scr.c.th.Below(w, 2, 3, term.Accent, "To do: "+scr.c.deps.commands.Text(remedy))...)
+		lines = append(lines, scr.c.th.Below(w, 2, 3, term.Accent, "To do: "+scr.c.deps.Commands.Text(remedy))...)
 	}
 	all := scr.troubles()
 	for i, t := range all {

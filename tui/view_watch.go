@@ -69,7 +69,7 @@ func (scr *watchScreen) badge(b *rollout.Board) (string, term.Style) {
 	case b.Events == 0:
 		word, st = "connecting", term.Faint
 	}
-	if w.origin == fromLive && (scr.c.deps.watch.Kubeconfig != "" || scr.c.upg.lockedBy != "") {
+	if w.origin == fromLive && (scr.c.deps.Watch.Kubeconfig != "" || scr.c.upg.lockedBy != "") {
 		word = "READ-ONLY " + word
 	}
 	return word, st
@@ -205,7 +205,7 @@ func (scr *watchScreen) emptyWatch(b *rollout.Board, w int) []string {
 	case scr.err != nil:
 		return append([]string{""}, view.Problem(scr.page(), w, scr.err)...)
 	case scr.opening():
-		return []string{"", scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Running+" ").Add(term.Plain, "opening the record "+term.Clean(scr.c.deps.replay.path)).String()}
+		return []string{"", scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Running+" ").Add(term.Plain, "opening the record "+term.Clean(scr.c.deps.Replay.path)).String()}
 	case b.Events == 0 && scr.origin == fromRun:
 		return []string{"", scr.c.th.Row(w).Add(term.Faint, "  No run is in progress here. Esc goes back.").String()}
 	}
@@ -216,7 +216,7 @@ func (scr *watchScreen) emptyWatch(b *rollout.Board, w int) []string {
 func (scr *watchScreen) reason() (text, remedy string) {
 	switch {
 	case scr.err != nil && scr.frozen == nil:
-		x := view.Explain(scr.err, scr.c.deps.commands)
+		x := view.Explain(scr.err, scr.c.deps.Commands)
 		return "The watch has ended: " + x.What, x.Remedy
 	case scr.opening():
 		return "Opening the record", ""
@@ -236,7 +236,7 @@ func (scr *watchScreen) watchWhy() []string {
 		return lines
 	}
 	if remedy != "" {
-		for i, l := range scr.c.th.Below(scr.c.w, 8, most, term.Accent, scr.c.deps.commands.Text(remedy)) {
+		for i, l := range scr.c.th.Below(scr.c.w, 8, most, term.Accent, scr.c.deps.Commands.Text(remedy)) {
 			if i == 0 {
 				l = " " + scr.c.th.Paint(term.Faint, "To do:") + " " + strings.TrimLeft(l, " ")
 			}

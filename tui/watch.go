@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	tea "github.com/charmbracelet/bubbletea"
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
@@ -117,7 +116,7 @@ func (s *session) watch(ctx context.Context, o watchOptions) error {
 	case err != nil && !began:
 		return s.unplanned(out, o.out, err)
 	case page && began:
-		s.printBoard(b, o, fromLive, s.Now(), eng.APIHealth())
+		s.printBoard(b, o, false, s.Now(), eng.APIHealth())
 	}
 	return err
 }
@@ -161,7 +160,7 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 			}
 			b.Apply(ev)
 		}
-		s.printBoard(b, o, fromReplay, at, engine.APIHealth{})
+		s.printBoard(b, o, true, at, engine.APIHealth{})
 		return nil
 	}
 	out := s.filtered(o)
@@ -231,12 +230,12 @@ func (s *sieve) event(ev plan.Event) {
 	s.sink.event(ev)
 }
 
-// printBoard prints the state of a rollout.
-func (s *session) printBoard(b *rollout.Board, o watchOptions, origin watchOrigin, at time.Time, pulse engine.APIHealth) {
+// printBoard prints the state of a rollout, live or recorded.
+func (s *session) printBoard(b *rollout.Board, o watchOptions, recorded bool, at time.Time, pulse engine.APIHealth) {
 	pg, w := s.page(), s.answerWidth()
 	pg.Now = at
 	what := "as of " + at.UTC().Format("2006-01-02 15:04:05Z")
-	if origin == fromReplay {
+	if recorded {
 		what = "recorded, " + what
 	}
 	lines := []string{fmt.Sprintf("cluster %s  to %s  %s", cmp.Or(term.Clean(b.Cluster), "(unknown)"), cmp.Or(term.AsciiIf(pg.Ascii, view.TargetText(pg, b)), "(no target)"), what)}
@@ -259,34 +258,10 @@ func (s *session) printBoard(b *rollout.Board, o watchOptions, origin watchOrigi
 		lines = append(lines, "To do: "+pg.Commands.Text(remedy))
 	}
 	api := ""
-	if origin != fromReplay {
+	if !recorded {
 		api = view.APIStatus(pg, pulse)
 	}
 	s.print(append(lines, view.WatchSafety(pg, b, w, api, time.Time{})))
-}
-
-// command returns the command line that reproduces the watch screen.
-func (scr *watchScreen) command() string {
-	args := "watch"
-	if scr.origin == fromReplay {
-		args += " --replay " + view.QuoteArg(scr.c.deps.replay.path+"@"+scr.player.now.UTC().Format(time.RFC3339))
-	}
-	if k := scr.c.deps.watch.Kubeconfig; k != "" {
-		args += " --kubeconfig " + view.QuoteArg(k)
-	}
-	if scr.filter != "" {
-		args += " --filter " + view.QuoteArg(scr.filter)
-	}
-	return scr.c.deps.commands.Command(args)
-}
-
-// begin is the initial command of the console when it was started by `watch`.
-func (scr *watchScreen) begin() tea.Cmd {
-	scr.c.busy = ""
-	if scr.c.deps.replay != nil {
-		return scr.openReplay(scr.c.deps.replay)
-	}
-	return scr.open()
 }
 
 func (s *session) historyCommand() *cobra.Command {

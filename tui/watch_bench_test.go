@@ -56,7 +56,7 @@ func BenchmarkWatch(b *testing.B) {
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
-				c.deps.now = func() time.Time { return benchBegin.Add(time.Duration(i) * 100 * time.Millisecond) }
+				c.deps.Now = func() time.Time { return benchBegin.Add(time.Duration(i) * 100 * time.Millisecond) }
 				c.Update(watchBatch{0, updates(i)})
 				painted.Paint(c.View())
 				i++
@@ -110,7 +110,7 @@ var benchBegin = start.Add(20 * time.Minute)
 
 // benchWatch is a console that watches a rollout of 5,000 nodes.
 func benchWatch(b *testing.B, w, h int) *console {
-	c := newConsole(b.Context(), term.Display{Colours: term.Colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return benchBegin }})
+	c := newConsole(b.Context(), term.Display{Colours: term.Colours256}, consoleDeps{Options: Options{Engine: &fakeEngine{}, Now: func() time.Time { return benchBegin }}})
 	c.w, c.h, c.screen, c.busy, c.ticking = w, h, c.watch, "", true
 	*c.watch = watchScreen{c: c, origin: fromLive, board: &rollout.Board{}, ticks: true}
 	c.now = benchBegin

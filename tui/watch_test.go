@@ -5,12 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,38 +18,11 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/check"
-	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
-	"constellation/engine/workspace"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
-
-// rollouts caches simulated rollouts for all tests.
-var rollouts = struct {
-	sync.Mutex
-	of map[int][]plan.Event
-}{of: map[int][]plan.Event{}}
-
-// rolloutOf are the events of a rollout of workers nodes; with 500 or more some machines fail.
-func rolloutOf(t testing.TB, workers int) []plan.Event {
-	rollouts.Lock()
-	defer rollouts.Unlock()
-	if rollouts.of[workers] == nil {
-		rollouts.of[workers] = simulated(t, workers, max(1, workers/60), workers/100, 1)
-	}
-	return rollouts.of[workers]
-}
-
-// until are the events up to a time.
-func until(events []plan.Event, d time.Duration) []plan.Event {
-	i := slices.IndexFunc(events, func(e plan.Event) bool { return e.Time.After(start.Add(d)) })
-	if i < 0 {
-		return events
-	}
-	return events[:i]
-}
 
 // attached are the events of a watch that is opened at a time: all nodes in their current
 // state, then the changes.
@@ -98,56 +69,6 @@ func live(workers int, d time.Duration, keys ...string) func(*testing.T, func(*f
 	return func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return watching(s(&fakeEngine{}), until(rolloutOf(t, workers), d), d).view(keys)
 	}
-}
-
-// withPlans are the events of a rollout of a few nodes with Plans.
-func withPlans(t testing.TB) []plan.Event {
-	at := start.Add(69 * time.Second)
-	p := func(name, state, version, text string, total, done int64, counts map[string]int64) plan.Event {
-		return plan.Event{Time: at, Kind: plan.KindNodePlan, Object: name, State: state, Text: text, Total: total, Current: done, Counts: counts, Data: json.RawMessage(`{"version":"` + version + `"}`)}
-	}
-	alone := p("system-upgrade/k3s-server", cluster.PlanApplying, "v1.36.3-k3s1", "", 3, 1, map[string]int64{"done": 1, "applying": 1, "pending": 1})
-	alone.Data = json.RawMessage(`{"version":"v1.36.3-k3s1","channel":"https://update.example.org/stable","alone":true}`)
-	return append(slices.Clone(until(rolloutOf(t, 5), 70*time.Second)),
-		p("system-upgrade/os-patches", cluster.PlanComplete, "24.04", "", 8, 8, map[string]int64{"done": 8}),
-		p("system-upgrade/k3s-agent", cluster.PlanWaiting, "v1.36.3-k3s1", "Plan k3s-server is not complete", 5, 0, map[string]int64{"pending": 5}),
-		alone,
-		plan.Event{Time: at, Kind: plan.KindNodePlan, Object: "system-upgrade/gone", State: cluster.PlanComplete},
-		plan.Event{Time: at, Kind: plan.KindNodePlan, Object: "system-upgrade/gone", State: cluster.PlanGone},
-	)
-}
-
-// The plain printer writes one line for each change of a Plan.
-func TestPlansInPlainOutput(t *testing.T) {
-	var out bytes.Buffer
-	p := newPlainPrinter(&guarded{w: &out}, nil, func() time.Time { return start })
-	for _, ev := range withPlans(t) {
-		if ev.Kind == plan.KindNodePlan {
-			p.event(ev)
-			p.event(ev)
-		}
-	}
-	p.event(plan.Event{Time: start, Kind: plan.KindNodePlan, Object: "a/b", State: cluster.PlanFailed, Text: "Job a/c failed", Remedy: "mend it"})
-	p.close()
-	want := `07:06:10Z node-plan          complete  system-upgrade/os-patches 24.04: 8 of 8 nodes done
-07:06:10Z node-plan          waiting   system-upgrade/k3s-agent v1.36.3-k3s1: 0 of 5 nodes done, 5 pending; Plan k3s-server is not complete
-07:06:10Z node-plan          applying  system-upgrade/k3s-server v1.36.3-k3s1: 1 of 3 nodes done, 1 applying, 1 pending; exclusive
-07:06:10Z node-plan          complete  system-upgrade/gone
-07:06:10Z node-plan          gone      system-upgrade/gone deleted
-07:05:01Z node-plan          FAILED    a/b: Job a/c failed; to do: mend it
-`
-	if diff := cmp.Diff(want, out.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-// view renders a frame before each key, because some keys depend on the last frame.
-func (s *stage) view(keys []string) *stage {
-	for _, k := range keys {
-		s.c.View()
-		s.press(k)
-	}
-	return s
 }
 
 const middle = 9 * time.Minute
@@ -220,8 +141,8 @@ var watchScenes = []scene{
 	{"watch-replay", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		st := s(&fakeEngine{})
 		st.c.busy = ""
-		st.c.deps.replay = &record{path: "events.jsonl", events: rolloutOf(t, 500), at: start.Add(middle)}
-		st.c.deps.onlyWatch = true
+		st.c.deps.Replay = &record{path: "events.jsonl", events: rolloutOf(t, 500), at: start.Add(middle)}
+		st.c.deps.OnlyWatch = true
 		st.do(st.c.Init())
 		return st.press("]", "]", "[", "+")
 	}},
@@ -243,8 +164,8 @@ func TestWatchFitsEverySize(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 				fresh := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
-				for w := minWidth; w <= 300; w += 24 {
-					for h := minHeight; h <= 90; h += 15 {
+				for w := view.MinWidth; w <= 300; w += 24 {
+					for h := view.MinHeight; h <= 90; h += 15 {
 						s.c.w, s.c.h = w, h
 						s.c.View() // the map learns its scale
 						frame := s.c.View()
@@ -257,7 +178,7 @@ func TestWatchFitsEverySize(t *testing.T) {
 								t.Fatalf("%dx%d: line %d takes %d columns: %q", w, h, i+1, got, l)
 							}
 						}
-						if (w-minWidth)%96 == 0 && h%30 == 1 {
+						if (w-view.MinWidth)%96 == 0 && h%30 == 1 {
 							fresh.c.w, fresh.c.h = w, h
 							fresh.c.View()
 							if other := fresh.c.View(); other != frame {
@@ -454,7 +375,7 @@ func TestHostileRecordIsHarmless(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, keys := range [][]string{{}, {"m", "n"}, {"enter"}, {"l"}, {"l", "w", "up"}, {"t"}, {"?"}} {
 			s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
-			s.c.busy, s.c.deps.replay, s.c.deps.onlyWatch = "", r, true
+			s.c.busy, s.c.deps.Replay, s.c.deps.OnlyWatch = "", r, true
 			s.do(s.c.Init())
 			s.view(keys)
 			frame := s.c.View() + strings.Join(s.c.exitSummary(), "\n")
@@ -475,8 +396,8 @@ func TestReplaySeeks(t *testing.T) {
 	events := rolloutOf(t, 500)
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
-		s.c.busy, s.c.deps.onlyWatch = "", true
-		s.c.deps.replay = &record{path: "x", events: events, at: start.Add(middle)}
+		s.c.busy, s.c.deps.OnlyWatch = "", true
+		s.c.deps.Replay = &record{path: "x", events: events, at: start.Add(middle)}
 		s.do(s.c.Init())
 		want := func(what string, d time.Duration) {
 			t.Helper()
@@ -521,7 +442,9 @@ func TestReplayShowsReadingProgress(t *testing.T) {
 	var lines bytes.Buffer
 	for lines.Len() < 5*progressEach/2 {
 		for _, ev := range rolloutOf(t, 500) {
-			jsonPrinter{&lines}.event(ev)
+			if err := json.NewEncoder(&lines).Encode(ev); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	if err := os.WriteFile(path, lines.Bytes(), 0o600); err != nil {
@@ -537,7 +460,7 @@ func TestReplayShowsReadingProgress(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t, &fakeEngine{}, term.Display{}, 120, 40)
-		s.c.deps.onlyWatch, s.c.deps.replay, s.c.screen = true, r, s.c.watch
+		s.c.deps.OnlyWatch, s.c.deps.Replay, s.c.screen = true, r, s.c.watch
 		frame := s.c.View() // before the first message
 		for _, want := range []string{"REPLAY opening", "opening the record " + path, "Opening the record"} {
 			if !strings.Contains(frame, want) {
@@ -567,124 +490,6 @@ func TestParseMoment(t *testing.T) {
 		if got, err := parseMoment(text, first, last); err == nil {
 			t.Errorf("%q is %s", text, got)
 		}
-	}
-}
-
-// TestWatchVerb runs the verb without a terminal.
-func TestWatchVerb(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "events.jsonl")
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	events := rolloutOf(t, 5)
-	var lines bytes.Buffer
-	for _, ev := range events {
-		jsonPrinter{&lines}.event(ev)
-	}
-	if _, err := f.Write(append(slices.Clone(lines.Bytes()), "no event\n"...)); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
-	denied := &plan.Error{Op: "look at the rollout of demo", Err: errors.New("denied by the API server"), Remedy: "ask for the right"}
-	for _, tt := range []struct {
-		name string
-		args []string
-		eng  fakeEngine
-		exit int
-		// out and stderr are parts of what is printed.
-		out, stderr []string
-	}{
-		{"once", []string{"watch", "--once"}, fakeEngine{watched: until(events, 70*time.Second)}, 0, []string{"cluster prod-eu", "In flight 2 of 8", "control-plane-1", "Nothing is stuck"}, nil},
-		{"once, as events", []string{"watch", "--once", "-o", "json"}, fakeEngine{watched: events}, 0, []string{strings.SplitN(lines.String(), "\n", 2)[0], `"kind":"result"`}, nil},
-		{"live, until the end", []string{"watch"}, fakeEngine{watched: events}, 0, []string{"07:05:22Z node               ready     control-plane-3", "done               ok "}, nil},
-		{"live, some of it", []string{"watch", "--filter", "node:worker-0004"}, fakeEngine{watched: events}, 0, []string{"worker-0004", "done               ok "}, nil},
-		{"not allowed", []string{"watch", "--once"}, fakeEngine{watchErr: denied}, 1, nil, []string{"look at the rollout of demo", "ask for the right"}},
-		{"invalid filter", []string{"watch", "--filter", "age:5"}, fakeEngine{}, 2, nil, []string{"age>…"}},
-		{"a record", []string{"watch", "--replay", path}, fakeEngine{}, 0, []string{"control-plane-3 (control-plane)", "done               ok "}, []string{"line " + fmt.Sprint(len(events)+1) + ": it is not JSON"}},
-		{"a record, as events", []string{"watch", "--replay", path, "-o", "json"}, fakeEngine{}, 0, []string{lines.String()}, nil},
-		{"a record at a time", []string{"watch", "--replay", path + "@+70s", "--once"}, fakeEngine{}, 0, []string{"recorded, as of 2026-11-21 07:06:11Z", "In flight 2 of 8"}, nil},
-		{"a record of the workspace", []string{"watch", "--replay", "events.jsonl@07:06:11", "--once"}, fakeEngine{records: dir}, 0, []string{"as of 2026-11-21 07:06:11Z"}, nil},
-		{"a record from a time on", []string{"watch", "--replay", path + "@+70s", "-o", "json"}, fakeEngine{}, 0, []string{from(events, 70*time.Second)}, nil},
-		{"a record from before its beginning", []string{"watch", "--replay", path + "@07:04:59", "-o", "json"}, fakeEngine{}, 0, []string{lines.String()}, []string{"2026-11-21 07:04:59Z is before the record: playing from its beginning at 2026-11-21 07:05:01Z"}},
-		{"a record from after its end", []string{"watch", "--replay", path + "@+9h"}, fakeEngine{}, 2, nil, []string{"2026-11-21 16:05:01Z is after the end: the record lasts from 2026-11-21 07:05:01Z to ", "pass a time such as"}},
-		{"a clock time after its end", []string{"watch", "--replay", path + "@23:00"}, fakeEngine{}, 2, nil, []string{"2026-11-21 23:00:00Z is after the end"}},
-		{"a directory", []string{"watch", "--replay", dir}, fakeEngine{}, 2, nil, []string{"is a directory", "history` lists the runs"}},
-		{"no such record", []string{"watch", "--replay", filepath.Join(dir, "none")}, fakeEngine{}, 2, nil, []string{"no such file"}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			out, stderr, exit := runVerb(t, &tt.eng, tt.args...)
-			if exit != tt.exit {
-				t.Errorf("exit %d, want %d\n%s", exit, tt.exit, stderr)
-			}
-			for _, want := range tt.out {
-				if !strings.Contains(out, want) {
-					t.Errorf("stdout has no %q:\n%s", want, out)
-				}
-			}
-			for _, want := range tt.stderr {
-				if !strings.Contains(stderr, want) {
-					t.Errorf("stderr has no %q:\n%s", want, stderr)
-				}
-			}
-			if tt.name == "live, some of it" && strings.Contains(out, "worker-0003") {
-				t.Errorf("the filter passed another node:\n%s", out)
-			}
-		})
-	}
-}
-
-// from are the events of a record from a time on, behind its hello and plan, as lines.
-func from(events []plan.Event, d time.Duration) string {
-	var b bytes.Buffer
-	for _, ev := range events {
-		if ev.Kind == plan.KindHello || ev.Kind == plan.KindPlan || !ev.Time.Before(start.Add(d)) {
-			jsonPrinter{&b}.event(ev)
-		}
-	}
-	return b.String()
-}
-
-func runVerb(t *testing.T, eng *fakeEngine, args ...string) (stdout, stderr string, exit int) {
-	t.Helper()
-	var out, errs bytes.Buffer
-	a := App{
-		Release: "v1.1.0", Program: "constellation", Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Env: func(string) string { return "" },
-		Now:    func() time.Time { return start.Add(70 * time.Second) },
-		Engine: func(*workspace.Workspace, *slog.Logger) (Engine, error) { return eng, nil },
-	}
-	exit = a.Run(append([]string{"-C", t.TempDir()}, args...))
-	return out.String(), errs.String(), exit
-}
-
-func TestHistoryVerb(t *testing.T) {
-	eng := fakeEngine{
-		runs: []plan.RunSummary{
-			{ID: "upgrade-20261121070501-1a2b3c4d", Verb: plan.VerbApply, Cluster: "demo", By: "ops@laptop", To: plan.Target{Release: "v1.1.0", Kubernetes: "v1.36.3"}, Started: start, Ended: start.Add(34 * time.Minute), Status: plan.StateDone},
-			{ID: "init-20261120070501-00000000", Verb: plan.VerbInit, Cluster: "demo", Started: start.Add(-24 * time.Hour), Status: "interrupted", Exit: 7},
-		},
-	}
-	eng.past = rollout.PastRun{
-		RunSummary: eng.runs[0], Tool: "constellation v1.1.0", From: plan.Target{Kubernetes: "v1.35.4"}, TookMS: 34 * 60 * 1000, Nodes: 10, Replaced: 5, Failed: 1,
-		Accepted: []plan.Finding{{ID: "local-data", Named: true, Severity: plan.Warn, Title: "2 volumes go with their nodes"}, {ID: "pdb", Severity: plan.Warn, Title: "a budget is tight"}},
-		Steps:    []rollout.PastStep{{ID: "backup", Title: "Back up", State: "done", TookMS: 4100}, {ID: "wait-for-rollout", Title: "Wait until all nodes are new", State: "done", TookMS: 1_900_000}},
-		Stages:   []rollout.PastStage{{State: "draining", Machines: 5, P50MS: 24000, P95MS: 61000}},
-		Waits:    []rollout.PastWait{{Text: "a budget \x1b[2Jallows no eviction", Since: start.Add(5 * time.Minute), TookMS: 120_000}},
-	}
-	for name, args := range map[string][]string{"list": {"history"}, "list.json": {"history", "-o", "json"}, "run": {"history", "last"}, "run.json": {"history", "last", "-o", "json"}} {
-		out, stderr, exit := runVerb(t, &eng, args...)
-		if exit != 0 || stderr != "" {
-			t.Errorf("%v: exit %d, %s", args, exit, stderr)
-		}
-		dir := strings.Split(out, "constellation -C ")
-		for i := 1; i < len(dir); i++ { // the directory of the test
-			_, rest, _ := strings.Cut(dir[i], " ")
-			dir[i] = "DIR " + rest
-		}
-		checkGolden(t, "plain/history-"+name+".txt", strings.Join(dir, "constellation -C "))
 	}
 }
 

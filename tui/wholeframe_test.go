@@ -18,7 +18,7 @@ func TestCachesDoNotChangeFrames(t *testing.T) {
 		for _, keys := range [][]string{nil, {"s"}, {"m"}, {"l"}, {"/", "d", "r", "a", "enter"}} {
 			at := start
 			console := func() *console {
-				c := newConsole(t.Context(), term.Display{Colours: term.Colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return at }})
+				c := newConsole(t.Context(), term.Display{Colours: term.Colours256}, consoleDeps{Options: Options{Engine: &fakeEngine{}, Now: func() time.Time { return at }}})
 				c.w, c.h, c.screen, c.busy, c.ticking = 120, 40, c.watch, "", true
 				*c.watch = watchScreen{c: c, origin: fromLive, board: &rollout.Board{}, ticks: true}
 				for _, k := range keys {
