@@ -299,7 +299,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 				f.statement, err = known.Vouch(ctx, f.config.Services, f.config.Kubernetes, runtime.GOARCH, l.List)
 			}
 			if err != nil {
-				return block("the feed's statement over the components of Kubernetes "+f.config.Kubernetes.String()+" cannot be used", err.Error(), "look at the feed with "+check.VerifyCommand(location, keys))
+				return block("the feed's statement over the components of Kubernetes "+f.config.Kubernetes.String()+" cannot be used", err.Error(), "inspect the feed with "+check.VerifyCommand(location, keys))
 			}
 			return nil
 		}},
