@@ -249,7 +249,21 @@ func (d *Decision) replacement(in *Intent, place int) replacement {
 	if r.machine != nil {
 		r.heir = d.NodeOf[r.machine.ID]
 	}
+	if r.donor != nil && !d.must(ruleDonorMachine, d.isOldNode(&r)) {
+		r.donor = nil
+	}
 	return r
+}
+
+// isOldNode reports whether the Node with the old node's name is that of the old machine. The new
+// machine, or any other, can have the name of a deleted one.
+func (d *Decision) isOldNode(r *replacement) bool {
+	hash := ReplacedHash(r.Token)
+	if r.machine != nil {
+		hash = r.machine.ReplacesHash
+	}
+	m := d.Instance(r.donor.ProviderID)
+	return r.donor != r.heir && (hash == "" || m == nil || !r.donor.Confirmed || m.Hash == hash)
 }
 
 // idOf returns the ID of a machine as the cloud writes it now.
