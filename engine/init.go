@@ -728,7 +728,7 @@ type deadEnd struct{ error }
 func (e *deadEnd) Unwrap() error { return e.error }
 
 // errSilent means that a machine said nothing for too long.
-var errSilent = errors.New("the machine says nothing any more")
+var errSilent = errors.New("the machine has stopped sending")
 
 func streamError(node string, err error) (*plan.Error, bool) {
 	if errors.Is(err, io.EOF) {

@@ -248,7 +248,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 			if info.UID != f.state.Infrastructure.UID {
 				f.foreign = &plan.Error{
 					Op: "use " + e.ws.Path(workspace.StateFile), Err: fmt.Errorf("it belongs to an earlier sandbox %q, which was taken down", name), Exit: plan.ExitUsage,
-					Remedy: "move " + strings.Join(e.ws.ClusterFiles(), ", ") + " away and run `constellation sandbox up`, which writes the file anew",
+					Remedy: "move " + strings.Join(e.ws.ClusterFiles(), ", ") + " away and run `constellation sandbox up`, which writes the file again",
 				}
 				return blockErr("the machines are not those of "+workspace.StateFile, f.foreign)
 			}
@@ -298,7 +298,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 				f.statement, err = known.Vouch(ctx, f.config.Services, f.config.Kubernetes, runtime.GOARCH, l.List)
 			}
 			if err != nil {
-				return block("the feed's statement over the components of Kubernetes "+f.config.Kubernetes.String()+" cannot be used", err.Error(), "look at the feed with "+check.VerifyCommand(location, keys))
+				return block("the feed's statement over the components of Kubernetes "+f.config.Kubernetes.String()+" cannot be used", err.Error(), "inspect the feed with "+check.VerifyCommand(location, keys))
 			}
 			return nil
 		}},
@@ -403,8 +403,8 @@ func (f *facts) checkGroups() *plan.Finding {
 		}
 	}
 	if n := len(broken); n > 0 && len(f.state.ClusterValues.ClusterID) > 0 {
-		// What was begun can go on without them, and says at its end what is missing.
-		return warn(words.Count(n, "machine")+" failed to start", strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; the others go on without them")
+		// An init that has begun continues without them, and reports them at its end.
+		return warn(words.Count(n, "machine")+" failed to start", strings.Join(broken, "\n"), "`constellation sandbox status` has the paths of their consoles; init continues with the others")
 	}
 	if len(broken) > 0 {
 		return block(words.Count(len(broken), "machine")+" failed to start", strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; take the sandbox down and up again")

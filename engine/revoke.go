@@ -319,7 +319,7 @@ func (x *revoking) judge(v *revokeView) {
 	}
 	if v.claims != "" {
 		find(plan.Finding{
-			ID: "node-claims-other-machine", Severity: plan.Warn, Source: "cluster", Title: fmt.Sprintf("Node %s claims machine %s, and the cloud says it is %s", name, v.claims, v.machine),
+			ID: "node-claims-other-machine", Severity: plan.Warn, Source: "cluster", Title: fmt.Sprintf("Node %s claims machine %s, and according to the cloud it is %s", name, v.claims, v.machine),
 			Detail: "the machine that the cloud names is removed; the other one is not touched",
 		})
 	}
@@ -342,7 +342,7 @@ func (x *revoking) judge(v *revokeView) {
 	p.Notes = append(p.Notes,
 		"The machine is not asked and its pods are deleted without regard to PodDisruptionBudgets. Data on its disks is lost.",
 		fmt.Sprintf("Its client certificate may be valid until %s. Until then every write with it is refused; what a node without pods may read stays readable.", until.UTC().Format("2006-01-02")),
-		"Whatever secrets its pods had are known to whoever has captured it: change those.",
+		"Rotate the secrets of its pods: the attacker who controls the machine has them.",
 	)
 	if x.request.Replace {
 		p.Notes = append(p.Notes, fmt.Sprintf("The new machine gets another name, and neither labels nor taints of %s: the machine could have written them itself.", name))

@@ -275,7 +275,7 @@ func (r Joining) Hopeless() error {
 	}
 	return &plan.Error{
 		Op: "wait for the nodes", Err: fmt.Errorf("%s failed: %s", words.Count(len(failed), "machine"), strings.Join(parts, "; ")),
-		Remedy: "`constellation sandbox status` shows where their console is; to begin anew, run `constellation sandbox down` and `constellation sandbox up`, then the same command again",
+		Remedy: "`constellation sandbox status` has the paths of their consoles; to start over, run `constellation sandbox down` and `constellation sandbox up`, then the same command again",
 	}
 }
 
