@@ -80,7 +80,7 @@ func newConfigScreen(con *console, h *engine.Home, versions []string) *configScr
 	if c := h.Config; c != nil {
 		name, kubernetes = c.Name, c.Kubernetes.String()
 		f.rows = [][2]string{
-			{"provider", c.Provider.Name()},
+			{"provider", c.Provider.Name},
 			{"image", c.Image.String()},
 			{"release", c.Services.String()},
 			{"control planes", fmt.Sprint(c.ControlPlanes())},

@@ -12,6 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/check"
+	"constellation/engine/cloud/section"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
@@ -224,7 +225,7 @@ var Start = time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC)
 
 // DemoHome is a workspace at a stage.
 func DemoHome(stage engine.Stage) engine.Home {
-	c := &workspace.Config{Name: "demo", Provider: workspace.ProviderConfig{Sandbox: &workspace.SandboxConfig{Name: "demo"}}, NodeGroups: map[string]workspace.NodeGroup{
+	c := &workspace.Config{Name: "demo", Provider: workspace.ProviderConfig{Name: "sandbox", Section: section.Values{"name": "demo"}}, NodeGroups: map[string]workspace.NodeGroup{
 		"control-plane": {Role: "control-plane", Count: 1}, "workers": {Role: "worker", Count: 2},
 	}}
 	for text, v := range map[string]interface{ UnmarshalText([]byte) error }{
