@@ -423,9 +423,9 @@ func TestTheRolloutIsWaitedFor(t *testing.T) {
 		}, "", plan.ExitFailed, "the operator refuses the target: it is older"},
 		{"what is left is skipped", func(s *applyStage) {
 			s.cluster.SetRollout(func(r *cluster.Rollout) {
-				r.Observed, r.Reached, r.Reason, r.Message = true, true, "NodesHeld", "all other nodes are at the target; held as they are: 1"
+				r.Observed, r.Reached, r.Reason, r.Message = true, true, "NodesHeld", "all other nodes are at the target; on hold: 1"
 			})
-		}, "", plan.ExitStopped, "held as they are: 1"},
+		}, "", plan.ExitStopped, "on hold: 1"},
 		{"the rights are gone, and stay so", func(s *applyStage) { s.deny(1 << 30) }, "", plan.ExitFailed, "too few rights"},
 		{"an API server begins, and knows nobody's rights for a moment", func(s *applyStage) {
 			s.deny(3)

@@ -74,7 +74,7 @@ type seen struct {
 	missing time.Time // since when the cloud does not find it; zero: it does
 }
 
-// claim is an instance that a Node or an intent names.
+// claim is a reference of a Node or an intent to an instance.
 type claim struct {
 	ready  bool   // its Node is Ready
 	leaves bool   // it is bound to leave
@@ -186,7 +186,7 @@ func (f *fleet) refresh(ctx context.Context, about map[string]claim) error {
 		}
 		s, was := before[id]
 		if asked[id] {
-			known[id] = s.told(id, found, about[id], begun)
+			known[id] = s.afterRequest(id, found, about[id], begun)
 		} else if was {
 			known[id] = s
 		}
@@ -223,7 +223,7 @@ func (f *fleet) follow(ctx context.Context, about map[string]claim) error {
 	if err != nil {
 		return err
 	}
-	f.heardOf(ask, found, about, begun)
+	f.store(ask, found, about, begun)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.heard = begun
@@ -241,21 +241,21 @@ func (f *fleet) confirmDeletion(ctx context.Context, ids []string) bool {
 	if err != nil {
 		return false
 	}
-	f.heardOf(ids, found, about, begun)
+	f.store(ids, found, about, begun)
 	return !slices.ContainsFunc(ids, func(id string) bool {
 		i, ok := found[id]
 		return ok && i.State != cloud.Terminating && i.State != cloud.Terminated
 	})
 }
 
-// heardOf stores the cloud's descriptions of instances, except those older than the stored one.
+// store stores the cloud's descriptions of instances, except those older than the stored one.
 // Answers may arrive out of order.
-func (f *fleet) heardOf(ids []string, found map[string]cloud.Instance, about map[string]claim, begun time.Time) {
+func (f *fleet) store(ids []string, found map[string]cloud.Instance, about map[string]claim, begun time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, id := range ids {
 		if s := f.known[id]; !s.at.After(begun) {
-			f.known[id] = s.told(id, found, about[id], begun)
+			f.known[id] = s.afterRequest(id, found, about[id], begun)
 		}
 	}
 	f.sorted = nil
@@ -266,9 +266,9 @@ func (s seen) moves() bool {
 	return s.State == cloud.Creating || s.State == cloud.Terminating || s.State == cloud.Unknown
 }
 
-// told returns the observation of an instance after a request by its ID. s is the observation before;
+// afterRequest returns the observation of an instance after a request by its ID. s is the observation before;
 // zero: none.
-func (s seen) told(id string, found map[string]cloud.Instance, a claim, now time.Time) seen {
+func (s seen) afterRequest(id string, found map[string]cloud.Instance, a claim, now time.Time) seen {
 	if i, ok := found[id]; ok {
 		return seen{Instance: i, at: now, listed: true}
 	}
