@@ -185,8 +185,8 @@ func TestServingRequestsAreJudged(t *testing.T) {
 			s.req.IPAddresses = []net.IP{net.IPv4(10, 42, 0, 10)}
 			s.node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.42.0.10"}}
 		}, denied, "it requests the address 10.42.0.10, the machine's address in the cloud is 10.42.0.20"},
-		{"the name of a service", func(_ *testing.T, s *subject) { s.req.DNSNames = []string{"w", "kubernetes.default.svc"} }, denied, `it asks for the name "kubernetes.default.svc", the cloud calls the machine w`},
-		{"a name with a star", func(_ *testing.T, s *subject) { s.req.DNSNames = []string{"*"} }, denied, `it asks for the name "*", the cloud calls the machine w`},
+		{"the name of a service", func(_ *testing.T, s *subject) { s.req.DNSNames = []string{"w", "kubernetes.default.svc"} }, denied, `it requests the name "kubernetes.default.svc", the machine's name in the cloud is w`},
+		{"a name with a star", func(_ *testing.T, s *subject) { s.req.DNSNames = []string{"*"} }, denied, `it requests the name "*", the machine's name in the cloud is w`},
 		{"a Node that claims another machine", func(_ *testing.T, s *subject) {
 			s.sky.instances["sandbox://t/v"] = cloud.Instance{Name: "v", ProviderID: "sandbox://t/v", IP: netip.MustParseAddr("10.42.0.10"), State: cloud.Ready}
 			s.node.Spec.ProviderID = "sandbox://t/v"
