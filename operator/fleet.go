@@ -338,7 +338,7 @@ func (f *fleet) describe(ctx context.Context, ids []string) (found map[string]cl
 	return found, asked
 }
 
-// Instance implements machines. It answers from the list if possible, because callers need only the
+// Instance implements cloudAPI. It answers from the list if possible, because callers need only the
 // group and the image of a machine, which do not change.
 func (f *fleet) Instance(ctx context.Context, id string) (cloud.Instance, error) {
 	f.mu.Lock()
@@ -350,7 +350,7 @@ func (f *fleet) Instance(ctx context.Context, id string) (cloud.Instance, error)
 	return f.cloudAPI.Instance(ctx, id)
 }
 
-// DeleteInstances implements machines, and records the requests.
+// DeleteInstances implements cloudAPI, and records the requests.
 func (f *fleet) DeleteInstances(ctx context.Context, ids []string) error {
 	if err := f.cloudAPI.DeleteInstances(ctx, ids); err != nil {
 		return err
@@ -374,7 +374,7 @@ func (f *fleet) goes(id string) bool {
 	return ok && !f.heard.After(at) && f.now().Sub(at) < askedFor
 }
 
-// CreateInstances implements machines, and stores the created instances.
+// CreateInstances implements cloudAPI, and stores the created instances.
 func (f *fleet) CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error) {
 	made, err := f.cloudAPI.CreateInstances(ctx, groupID, tokens)
 	if err != nil {
