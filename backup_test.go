@@ -34,7 +34,7 @@ import (
 
 // canaries are secrets that the test searches where they must not occur.
 type canaries struct {
-	values map[string]string // by what they are
+	values map[string]string // by their description
 }
 
 // plant returns a new canary.
@@ -48,7 +48,7 @@ func (c *canaries) plant(what string) string {
 func (c *canaries) in(text []byte) (found []string) {
 	for what, v := range c.values {
 		forms := []string{v, url.QueryEscape(v), fmt.Sprintf("%x", v)}
-		for at := range 3 { // wherever it begins in what was encoded
+		for at := range 3 { // at any offset of the encoded data
 			b := base64.RawStdEncoding.EncodeToString([]byte(strings.Repeat("x", at) + v))
 			forms = append(forms, b[4:len(b)-4])
 		}
@@ -66,7 +66,7 @@ func TestBackupsDoNotLeakSecrets(t *testing.T) {
 	cp := controlplane.ForTest(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
 	ctx := t.Context()
 	config := cp.Config()
-	config.WarningHandler = rest.NoWarnings{} // the certificate is none
+	config.WarningHandler = rest.NoWarnings{} // the certificate is not a secret
 	core, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)

@@ -138,7 +138,7 @@ func initOnce(b *testing.B, bin string) map[string]time.Duration {
 				return e.Time
 			}
 		}
-		b.Fatalf("no event tells of %s", what)
+		b.Fatalf("no event reports %s", what)
 		return time.Time{}
 	}
 	step := func(id, state string) time.Time {
@@ -213,7 +213,7 @@ func ofJoiner(b *testing.B, name string, journal []byte) time.Duration {
 			return sum + l.Time.Sub(received)
 		}
 	}
-	b.Fatalf("the journal of %s does not tell of ticket and components:\n%s", name, journal)
+	b.Fatalf("the journal of %s lacks ticket or components:\n%s", name, journal)
 	return 0
 }
 
@@ -287,7 +287,7 @@ func (p *program) until(b *testing.B, texts ...string) time.Duration {
 		n, err := p.tty.Read(buf)
 		p.seen = append(p.seen, buf[:n]...)
 		if err != nil {
-			b.Fatalf("%q was not written: %v; what was: %q", texts, err, p.seen)
+			b.Fatalf("%q was not written: %v; output: %q", texts, err, p.seen)
 		}
 	}
 	return time.Since(p.start)

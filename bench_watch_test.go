@@ -65,7 +65,7 @@ func BenchmarkWatchCluster(b *testing.B) {
 			var keys []time.Duration
 			for i := range 200 {
 				if i%20 == 0 {
-					w.types("\x15") // the filter begins anew
+					w.types("\x15") // the filter starts empty
 				}
 				sign := string(rune('А' + i%32)) // other than the one that was at its place
 				w.forget()
@@ -91,7 +91,7 @@ func BenchmarkWatchCluster(b *testing.B) {
 			sign := string(rune('А' + i%32))
 			w.forget()
 			begun := time.Now()
-			c.set(0, sign+" is what the kubelet says")
+			c.set(0, sign+" is the kubelet's reason")
 			pixels = append(pixels, w.await(sign, time.Minute).Sub(begun))
 			time.Sleep(time.Duration(37*i%100) * time.Millisecond) // at any moment between two updates
 		}
@@ -269,8 +269,8 @@ type watching struct {
 
 	mu    sync.Mutex
 	total int
-	fresh []byte        // what was written and not looked at yet
-	news  chan struct{} // holds that there is some
+	fresh []byte        // output that was not read yet
+	news  chan struct{} // signals that there is output
 	gone  chan struct{}
 }
 
@@ -332,7 +332,7 @@ func (w *watching) await(text string, limit time.Duration) time.Time {
 		case <-w.gone:
 			w.b.Fatalf("the program ended before it wrote %q", text)
 		case <-end:
-			w.b.Fatalf("%q was not written in %s; what was ends with %q", text, limit, w.fresh[max(0, len(w.fresh)-300):])
+			w.b.Fatalf("%q was not written in %s; output ends with %q", text, limit, w.fresh[max(0, len(w.fresh)-300):])
 		}
 	}
 }
@@ -355,7 +355,7 @@ func (w *watching) rest() {
 			return
 		}
 		if time.Now().After(end) {
-			w.b.Fatal("the program does not come to rest")
+			w.b.Fatal("the program does not become idle")
 		}
 	}
 }

@@ -40,10 +40,10 @@ func TestApplyReplacesAnImage(t *testing.T) {
 	apply(2 * time.Minute).want(plan.ExitUnacknowledged)
 	apply(2*time.Minute, "--dry-run").want(plan.ExitDone)
 	if left, err := filepath.Glob(filepath.Join(c.dir, "constellation-upgrade", "upgrade-*")); err != nil || len(left) > 0 {
-		t.Errorf("a rehearsal left %v, %v", left, err)
+		t.Errorf("a dry run left %v, %v", left, err)
 	}
 	if image := c.kubectl("get", "nodeversion", "constellation-version", "-o", "jsonpath={.spec.imageVersion}"); image != "v1.0.0" {
-		t.Errorf("a rehearsal set the target to %s", image)
+		t.Errorf("a dry run set the target to %s", image)
 	}
 
 	c.kubectl("create", "poddisruptionbudget", "hello", "--selector=app=hello", "--min-available=2")
@@ -114,7 +114,7 @@ func TestApplyIsKilledInEachStep(t *testing.T) {
 	}
 	for _, last := range []bool{false, true} {
 		cmd, _, rest := c.until(plan.StepRollout, verb...)
-		if !t.Run("a second console is told who has the cluster", func(t *testing.T) {
+		if !t.Run("a second console gets the name of the lock's holder", func(t *testing.T) {
 			other := *c
 			other.t, other.dir = t, t.TempDir()
 			for _, name := range []string{workspace.ConfigFile, workspace.KubeconfigFile, workspace.StateFile} {
@@ -176,7 +176,7 @@ func (c *cloud) until(step string, args ...string) (cmd *exec.Cmd, told []plan.E
 			return cmd, told, rest
 		}
 		if ev.Kind == plan.KindResult {
-			t.Fatalf("step %s never began: %s", step, ev.Text)
+			t.Fatalf("step %s never started: %s", step, ev.Text)
 		}
 	}
 	t.Fatalf("the stream ended before step %s: %v", step, cmd.Wait())

@@ -16,10 +16,10 @@ import (
 	"constellation/engine/plan"
 )
 
-// TestRootOnAWorkerStaysItself is root on one worker of real machines. Its kubelet's credentials,
-// static pods, network position and a reboot yield no other identity. `machine revoke --replace`
-// then removes it while users ask a service of four replicas.
-func TestRootOnAWorkerStaysItself(t *testing.T) {
+// TestRootOnAWorkerGetsNoOtherIdentity acts as root on one worker of real machines. Its kubelet's
+// credentials, static pods, network position and a reboot yield no other identity. `machine revoke
+// --replace` then removes it while users send requests to a service of four replicas.
+func TestRootOnAWorkerGetsNoOtherIdentity(t *testing.T) {
 	c, _ := newCluster(t, realMachines, 1, 2)
 	const captured, controlPlane, other = "worker-1", "control-plane-0", "worker-0"
 	l := c.startLoad()
@@ -52,8 +52,8 @@ func (c *cloud) asRoot(machine, script string, args ...string) (string, int) {
 	return r.stdout + r.stderr, r.code
 }
 
-// worksWithKubelet are commands for the kubeconfig of a worker's own kubelet, each of which would
-// give it more than itself. $W is the worker, $CP a control plane.
+// worksWithKubelet are commands for the kubeconfig of a worker's own kubelet that the cluster must
+// deny. $W is the worker, $CP a control plane.
 var worksWithKubelet = []string{
 	"label node $W node-role.kubernetes.io/control-plane=",
 	"annotate node $W constellation.edgeless.systems/obsolete=true",
@@ -72,9 +72,8 @@ var worksWithKubelet = []string{
 	"create clusterrolebinding x --clusterrole=cluster-admin --user=system:node:$W",
 }
 
-// staysItself is root on a worker of real machines: its kubelet's credentials, its place in the
-// network, a pod of its own making and a reboot as a machine that has never joined give it nothing
-// but itself.
+// staysItself acts as root on a worker of real machines. Its kubelet's credentials, its position in
+// the network, a static pod, and a reboot as a machine that has never joined yield no other identity.
 func (c *cloud) staysItself(worker, controlPlane string) {
 	t := c.t
 	t.Helper()
@@ -101,7 +100,7 @@ func (c *cloud) staysItself(worker, controlPlane string) {
 END`); code == 0 || !strings.Contains(out, "forbidden") {
 		t.Errorf("kubelet of %s requests the certificate of %s: exit %d: %s", worker, controlPlane, code, out)
 	}
-	// kubeadm init makes a token of a group without rights, which ends a minute later.
+	// kubeadm init creates a token of a group without rights, which expires a minute later.
 	tokens := c.kubectl("-n", "kube-system", "get", "secrets", "--field-selector", "type=bootstrap.kubernetes.io/token", "-o", `jsonpath={range .items[*]}{.metadata.name} {.data.auth-extra-groups}{"\n"}{end}`)
 	for token := range strings.Lines(tokens) {
 		name, encoded, _ := strings.Cut(strings.TrimSpace(token), " ")
@@ -120,7 +119,7 @@ ip route replace default via 10.42.0.1; ip route replace 169.254.169.254/32 via 
 for i in 1 2; do timeout 3 bash -c "$(declare -f ask); ask" | tail -n 1; done
 ip route del 169.254.169.254/32 via 10.42.0.1; ip link set eth0 address $old; ip addr del $A/32 dev eth0; ip route replace default via 10.42.0.1`, address)
 	if strings.Contains(out, `"token"`) || !strings.Contains(out, "only control planes get the token") {
-		t.Errorf("the cloud told %s at the address of %s: %s", worker, controlPlane, out)
+		t.Errorf("the cloud answered %s at the address of %s: %s", worker, controlPlane, out)
 	}
 
 	// Static pods: the kubelet runs them, and the API server refuses their mirror pods.
@@ -147,7 +146,7 @@ journalctl -u kubelet --since -2min | grep -e impostor -e "$1"; exit 1`, mirror,
 		}
 	}
 
-	// A reboot as a machine that has never joined: its TPM says so, and its disk.
+	// A reboot as a machine that has never joined, by its TPM and its disk.
 	uid := c.kubectl("get", "node", worker, "-o", "jsonpath={.metadata.uid}")
 	if out, code := c.asRoot(worker, "CONSTELLATION_TPM=unix:/var/lib/constellation-tpm/tpm.sock /usr/lib/constellation/bootstrapper reset"); code != 0 {
 		t.Errorf("reset of %s: exit %d: %s", worker, code, out)
@@ -159,23 +158,23 @@ journalctl -u kubelet --since -2min | grep -e impostor -e "$1"; exit 1`, mirror,
 		logs = c.kubectl("-n", "constellation-system", "logs", "daemonset/joinservice", "--since=5m")
 		found := false
 		for line := range strings.Lines(logs) {
-			found = found || strings.Contains(line, "join ticket refused") && strings.Contains(line, refused) && strings.Contains(line, "there is a Node of this name already")
+			found = found || strings.Contains(line, "join ticket refused") && strings.Contains(line, refused) && strings.Contains(line, "a Node of this name exists already")
 		}
 		if found {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Errorf("%s did not ask for a ticket, or was not refused:\n%s", worker, tail(logs))
+			t.Errorf("%s did not request a ticket, or was not refused:\n%s", worker, tail(logs))
 			break
 		}
 	}
 	if now := c.kubectl("get", "node", worker, "-o", "jsonpath={.metadata.uid}"); now != uid {
-		t.Errorf("Node %s is another one", worker)
+		t.Errorf("Node %s was replaced", worker)
 	}
 }
 
-// revokesACapturedWorker removes a worker of real machines while users ask a service, and has
-// another one take its place.
+// revokesACapturedWorker revokes and replaces a worker of real machines while users send requests
+// to a service.
 func (c *cloud) revokesACapturedWorker(worker string) {
 	t := c.t
 	t.Helper()

@@ -17,7 +17,7 @@ import (
 	"constellation/engine/plan"
 )
 
-// trouble are obstacles to an upgrade, one of each kind: an aggregated API without a backend,
+// trouble has obstacles to an upgrade, one of each kind: an aggregated API without a backend,
 // a PodDisruptionBudget that allows no disruption, a webhook with a single pod.
 const trouble = `
 apiVersion: v1
@@ -104,8 +104,8 @@ func (c *cloud) check(code int, args ...string) check.Check {
 	return k
 }
 
-// worth lists findings above info, such as "block pdb-room".
-func worth(k check.Check) []string {
+// severe lists findings above info, such as "block pdb-room".
+func severe(k check.Check) []string {
 	var out []string
 	for _, f := range k.Findings {
 		if f.Severity != plan.Info {
@@ -149,7 +149,7 @@ func (c *cloud) eventually(limit time.Duration, what string, wanted func(out str
 func (c *cloud) isClean() {
 	t := c.t
 	t.Helper()
-	if got := worth(c.check(plan.ExitUpgradeAvailable, "--exit-code")); !slices.Equal(got, []string{"warn backup-age"}) {
+	if got := severe(c.check(plan.ExitUpgradeAvailable, "--exit-code")); !slices.Equal(got, []string{"warn backup-age"}) {
 		t.Errorf("a cluster that was never backed up: %q", got)
 	}
 	c.run(2*time.Minute, "backup", "create").want(plan.ExitDone)
@@ -206,7 +206,7 @@ func (c *cloud) findsTrouble() {
 	var found check.Check
 	for deadline := time.Now().Add(4 * time.Minute); ; time.Sleep(time.Second) {
 		found = c.check(plan.ExitBlocked, "--exit-code")
-		got := worth(found)
+		got := severe(found)
 		slices.Sort(got)
 		d := cmp.Diff(want, got)
 		if d == "" {

@@ -18,8 +18,8 @@ import (
 	"constellation/engine/workspace"
 )
 
-// escalations makes all attempts to turn one identity of this cluster into another. tokenGroup is
-// the group of the cluster's bootstrap tokens.
+// escalations makes all attempts to escalate one identity of this cluster to another one.
+// tokenGroup is the group of the cluster's bootstrap tokens.
 func (c *cloud) escalations(ctx context.Context, tokenGroup string) ([]escalation.Finding, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(c.dir, workspace.KubeconfigFile))
 	if err != nil {
@@ -53,9 +53,9 @@ func (c *cloud) wantGuarded(when string) {
 	}
 }
 
-// guarded makes the attempts again and again until the returned function is called, which fails
-// the test if one of them succeeded. What an API server that restarts, or a Node that has just gone,
-// keeps from being tried is tried the next time.
+// guarded repeats the attempts until the returned function is called, which fails the test if one
+// of them succeeded. Attempts that were impossible, because the API server restarted or a Node was
+// deleted, are repeated in the next round.
 func (c *cloud) guarded() (end func()) {
 	ctx, cancel := context.WithCancel(c.t.Context())
 	var wg sync.WaitGroup
@@ -84,17 +84,18 @@ func (c *cloud) guarded() (end func()) {
 			c.t.Errorf("during the upgrade: %s", f)
 		}
 		if whole == 0 {
-			c.t.Error("the attempts to escalate never came to their end during the upgrade")
+			c.t.Error("the attempts to escalate were never completed during the upgrade")
 		}
 		c.t.Logf("%d times all attempts to escalate were made", whole)
 	}
 }
 
-// wantNoAutoApproval fails the test if kubeadm's binding is there, by which tokens become nodes.
+// wantNoAutoApproval fails the test if kubeadm's binding exists, which approves any node for
+// bootstrap tokens.
 func (c *cloud) wantNoAutoApproval() {
 	c.t.Helper()
 	out := c.kubectl("get", "clusterrolebindings", "-o", "name")
 	if slices.Contains(strings.Fields(out), "clusterrolebinding.rbac.authorization.k8s.io/kubeadm:node-autoapprove-bootstrap") {
-		c.t.Error("kubeadm's binding for auto-approval is there")
+		c.t.Error("kubeadm's binding for auto-approval exists")
 	}
 }

@@ -72,7 +72,7 @@ func newOlderCluster(t *testing.T) *cloud {
 }
 
 // wantProtected fails the test if an attempt to escalate succeeds, with tokens of either group, or
-// if kubeadm's binding is there.
+// if kubeadm's binding exists.
 func (c *cloud) wantProtected(when string) {
 	c.t.Helper()
 	c.wantGuarded(when)
@@ -99,8 +99,8 @@ func (c *cloud) wantImages(want ...string) {
 	}
 }
 
-// wantAnswered ends the load. Requests may fail at machines that come and go; at machines that are
-// there from the beginning to the end they may not.
+// wantAnswered ends the load. Requests may fail at machines that join or leave, but not at machines
+// that exist from the beginning to the end.
 func (c *cloud) wantAnswered(l *load, stay ...string) {
 	t := c.t
 	t.Helper()
@@ -123,8 +123,8 @@ func (c *cloud) wantAnswered(l *load, stay ...string) {
 	}
 }
 
-// renews gives a node's kubelet a client certificate and a serving certificate of whose lives 95 %
-// are over. The kubelet has to renew both by itself, for as long as the cluster signs.
+// renews gives a node's kubelet a client certificate and a serving certificate with 5 % of their
+// lifetime left. The kubelet must renew both by itself.
 func (c *cloud) renews(node, controlPlane string) {
 	t := c.t
 	t.Helper()
@@ -218,7 +218,7 @@ func TestUpgradeFromAnOlderProgramInPlace(t *testing.T) {
 	c.wantProtected("after the last hop")
 	c.wantImages("control-plane v1.1.0", "worker v1.0.0", "worker v1.0.0")
 	if now := workers(); now != stayed {
-		t.Errorf("workers are\n%s\nbut should have stayed\n%s", now, stayed)
+		t.Errorf("workers are\n%s\nwant unchanged\n%s", now, stayed)
 	}
 	for _, worker := range []string{"worker-0", "worker-1"} {
 		if out, code := c.asRoot(worker, "grep -c 'BEGIN PUBLIC KEY' /usr/lib/constellation/release-keys.pem"); code != 0 {
@@ -226,9 +226,9 @@ func TestUpgradeFromAnOlderProgramInPlace(t *testing.T) {
 		}
 	}
 	if out := c.run(time.Minute, "status", "-o", "json").stdout; strings.Contains(out, "agents-unverified") {
-		t.Errorf("status still reports agents that verify nothing: %s", out)
+		t.Errorf("status still reports agents that do not verify statements: %s", out)
 	}
-	// New components are a new machine for a control plane that is not upgraded in place.
+	// A control plane that is not upgraded in place is replaced for new components.
 	c.renews("worker-0", "control-plane-2")
 	c.renews("control-plane-2", "control-plane-2")
 

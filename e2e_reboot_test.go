@@ -34,7 +34,7 @@ func (c *cloud) survives(kind machineKind, all []string) {
 		}
 		begun := time.Now()
 		c.run(2*time.Minute, args...).want(plan.ExitDone)
-		if kind == realMachines { // most pods of simulated ones run nothing that could start anew
+		if kind == realMachines { // most pods of simulated machines run no process that could restart
 			c.wantRestarted(begun, touched)
 			c.wantNodes(all...)
 			c.wantAnswer(all...)
@@ -44,7 +44,7 @@ func (c *cloud) survives(kind machineKind, all []string) {
 		var status struct{ Nodes []struct{ Name string } }
 		out := c.run(time.Minute, "status", "-o", "json").want(plan.ExitDone).stdout
 		if err := json.Unmarshal([]byte(out), &status); err != nil || len(status.Nodes) != len(all) {
-			t.Errorf("after %v status says %s, %v", args, out, err)
+			t.Errorf("after %v status reports %s, %v", args, out, err)
 		}
 		t.Logf("%s: recovered after %s", strings.Join(args[1:], " "), time.Since(begun).Round(100*time.Millisecond))
 	}

@@ -52,7 +52,7 @@ func (c *cloud) recovers(kind machineKind, lost ...string) {
 	}
 	defer in.Close()
 	at := ""
-	if kind == simulatedMachines { // whose root is where the shell begins
+	if kind == simulatedMachines { // the shell starts in the machine's root directory
 		at = "."
 	}
 	c.shell(time.Minute, first, in, "umask 077 && mkdir -p "+at+"/root && cat > "+at+"/root/etcd.snapshot")
@@ -68,14 +68,14 @@ func (c *cloud) recovers(kind machineKind, lost ...string) {
 	if out := c.kubectl("get", "configmap", "forgotten", "--ignore-not-found", "-o", "name"); out != "" {
 		t.Errorf("%s was created after the snapshot and still exists", out)
 	}
-	c.eventually(4*time.Minute, "the operator looks after the cluster again", func(out string) bool {
+	c.eventually(4*time.Minute, "the operator reconciles the cluster again", func(out string) bool {
 		return strings.TrimSpace(out) == "1"
 	}, "-n", "constellation-system", "get", "deployment", "constellation-operator", "-o", "jsonpath={.status.readyReplicas}")
 
 	// The lost machines are deleted from the cloud, and new ones join.
 	c.run(time.Minute, "sandbox", "up", "--control-planes", "1").want(plan.ExitDone)
 	c.run(time.Minute, "sandbox", "up", "--control-planes", "3").want(plan.ExitDone)
-	c.eventually(6*time.Minute, "there are three control planes again", func(out string) bool {
+	c.eventually(6*time.Minute, "three control planes exist again", func(out string) bool {
 		return strings.Count(out, "node/") == 3
 	}, "get", "nodes", "-o", "name", "-l", "node-role.kubernetes.io/control-plane")
 	c.kubectl("wait", "node", "--all", "--for=condition=Ready", "--timeout=110s")

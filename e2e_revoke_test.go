@@ -21,9 +21,9 @@ import (
 	"constellation/engine/workspace"
 )
 
-// A worker whose credentials were copied is revoked, and another machine takes its place:
-// the workload keeps its replicas, the join service has its name, and what was copied can
-// write nothing once the admission policy is there that reads the record.
+// A worker whose credentials were copied is revoked and replaced. The workload keeps its replicas,
+// the join service refuses the name, and the copied credentials cannot write anything once the
+// admission policy reads the record.
 func TestRevokeOnSimulatedMachines(t *testing.T) {
 	t.Parallel()
 	c, _ := newCluster(t, simulatedMachines, 1, 2)
@@ -62,7 +62,7 @@ spec:
 	c.run(time.Minute, "machine", "revoke", "worker-1", "--replace", "--non-interactive").want(plan.ExitUnacknowledged)
 	c.run(time.Minute, "machine", "revoke", "worker-1", "--replace", "--dry-run").want(plan.ExitDone)
 	if got := c.status(); len(got.Nodes) != 3 {
-		t.Fatalf("nodes after a rehearsal: %+v", got.Nodes)
+		t.Fatalf("nodes after a dry run: %+v", got.Nodes)
 	}
 
 	began := time.Now()
@@ -92,8 +92,8 @@ spec:
 	if want := []string{"control-plane-0", "worker-0", e.Replacement}; !slices.Equal(names, want) || len(st.Machines) > 0 {
 		t.Errorf("nodes %v and machines %v, want %v alone", names, st.Machines, want)
 	}
-	// Pods of a Node that is gone are deleted by Kubernetes within a minute; their
-	// replacements are there before.
+	// Kubernetes deletes pods of a deleted Node within a minute; their replacements exist
+	// earlier.
 	await(90*time.Second, "4 replicas are ready, none on the old node", func() bool {
 		return replicas() == "4" && !strings.Contains(c.kubectl("get", "pods", "-l", "app=web", "-o", "jsonpath={.items[*].spec.nodeName}"), "worker-1")
 	})
@@ -111,13 +111,13 @@ spec:
 	c.writesNothing(stolen, "worker-1")
 }
 
-// The control plane on which the operator began is revoked and replaced: the operator goes on from
+// The control plane on which the operator started is revoked and replaced: the operator continues on
 // another one, the member leaves etcd before the machine is deleted, and a new control plane joins.
-// It is not revoked while no other control plane takes pods.
+// The revocation is refused while no other control plane takes pods.
 func TestRevokeOfAControlPlaneOnSimulatedMachines(t *testing.T) {
 	t.Parallel()
 	c, _ := newCluster(t, simulatedMachines, 3, 1)
-	const leader = "control-plane-0" // the operator was installed when there was no other
+	const leader = "control-plane-0" // the operator was installed when this was the only control plane
 	if got := c.kubectl("-n", revocation.Namespace, "get", "pods", "-o", `jsonpath={range .items[*]}{.metadata.name} {.spec.nodeName}{"\n"}{end}`); !strings.Contains(got, " "+leader) {
 		t.Fatalf("no pod of ours is on %s:\n%s", leader, got)
 	}
@@ -198,7 +198,7 @@ func (c *cloud) stolenCredentials(machine string) *kubernetes.Clientset {
 	return k
 }
 
-// writesNothing tries every write that a kubelet may do.
+// writesNothing attempts every write that a kubelet is permitted.
 func (c *cloud) writesNothing(k *kubernetes.Clientset, name string) {
 	c.t.Helper()
 	ctx := c.t.Context()

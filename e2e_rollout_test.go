@@ -120,7 +120,7 @@ func (c *cloud) rollout(limit time.Duration, kills []func(recorder.Entry) bool) 
 			t.Fatalf("timeout after %v waiting until %s\n%s", limit, what, c.kubectl("get", "nodeversion,nodes,pendingnodes,joiningnodes", "-o", "wide"))
 		}
 	}
-	next("the target is seen", func(e recorder.Entry) bool { return e.Target != nil && !e.Target.Ready })
+	next("the target is observed", func(e recorder.Entry) bool { return e.Target != nil && !e.Target.Ready })
 	for i, k := range kills {
 		next(fmt.Sprintf("the operator is at the point of kill %d", i+1), k)
 		c.killOperator(r)

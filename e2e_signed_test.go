@@ -91,10 +91,11 @@ func TestMachinesRunVouchedComponentsOnly(t *testing.T) {
 	}
 }
 
-// TestMachinesFollowTheFeedOfAReleaseBuilder takes the signing key out of the cloud, to a release
-// builder who publishes a feed by the documented commands: first with the key of the machines'
-// images, which lets a key of the builder's own sign, then with that one. An upgrade from the feed
-// replaces the control plane by a machine that verified the feed's statement.
+// TestMachinesFollowTheFeedOfAReleaseBuilder moves the signing key out of the cloud, to a release
+// builder who publishes a feed with the documented commands. The first publication is signed with
+// the key of the machines' images, which authorizes the builder's own key, the next one with that
+// key. An upgrade from the feed replaces the control plane by a machine that has verified the
+// feed's statement.
 func TestMachinesFollowTheFeedOfAReleaseBuilder(t *testing.T) {
 	t.Parallel()
 	c, _ := newCluster(t, simulatedMachines, 1, 0, "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", "v1.35.4")
@@ -128,7 +129,7 @@ func TestMachinesFollowTheFeedOfAReleaseBuilder(t *testing.T) {
 	}
 	c.run(time.Minute, "sandbox", "up").want(plan.ExitDone)
 
-	// What the cluster uses, as an older program has published it.
+	// The components of the cluster, as an older program has published them.
 	name := c.kubectl("get", "nodeversion", "constellation-version", "-o", "jsonpath={.spec.kubernetesComponentsReference}")
 	c.kubectl("-n", "kube-system", "annotate", "configmap", name, "constellation.edgeless.systems/components-statement-")
 	list := c.kubectl("-n", "kube-system", "get", "configmap", name, "-o", "jsonpath={.data.components}")

@@ -85,7 +85,7 @@ func newSimulated(t *testing.T) *cloud {
 }
 
 // answersItsOwnerAlone requests the metadata of machines as the user of the sandbox and as
-// another user, who must get none at the address of any machine.
+// another user, who must get no metadata at the address of any machine.
 func (c *cloud) answersItsOwnerAlone() {
 	c.t.Helper()
 	if c.as == nil {
@@ -154,14 +154,14 @@ func share(t *testing.T, from, to string) {
 		if err := os.WriteFile(dst, b, info.Mode().Perm()|0o444); err != nil {
 			return err
 		}
-		return os.Chtimes(dst, info.ModTime(), info.ModTime()) // by which the cache knows its files
+		return os.Chtimes(dst, info.ModTime(), info.ModTime()) // by which the cache identifies its files
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-// processesOf lists the processes with a word of this test in their arguments.
+// processesOf lists the processes with a name of this test in their arguments.
 func processesOf(t *testing.T, word string) (out []string) {
 	t.Helper()
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -251,9 +251,9 @@ func TestCloudOfSimulatedMachinesConforms(t *testing.T) {
 	})
 }
 
-// TestControlPlaneLosesItsPowerAsItJoins cuts the power of a second control plane when it is a
+// TestControlPlaneLosesPowerDuringItsJoin cuts the power of a second control plane when it is a
 // member of etcd and not yet a node. etcd has no quorum without it.
-func TestControlPlaneLosesItsPowerAsItJoins(t *testing.T) {
+func TestControlPlaneLosesPowerDuringItsJoin(t *testing.T) {
 	t.Parallel()
 	c := newSimulated(t)
 	c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--control-planes", "2", "--workers", "0").want(plan.ExitDone)

@@ -350,7 +350,7 @@ func TestClusterOfSimulatedMachines(t *testing.T) {
 	t.Parallel()
 	c, machines := lives(t, simulatedMachines)
 	c.answersItsOwnerAlone()
-	c.findsTrouble() // which the API server tells, that is as real here
+	c.findsTrouble() // of the API server, which is real for simulated machines, too
 	c.survives(simulatedMachines, machines)
 }
 
@@ -430,13 +430,13 @@ func (c *cloud) replacesALostControlPlane() {
 	c.kubectl("create", "configmap", "before", "--from-literal=k=v")
 	c.run(time.Minute, "sandbox", "machine", "off", "control-plane-2").want(plan.ExitDone)
 	c.run(time.Minute, "sandbox", "up", "--control-planes", "2").want(plan.ExitDone)
-	c.eventually(4*time.Minute, "the Node of the lost machine is gone", func(out string) bool {
+	c.eventually(4*time.Minute, "the Node of the lost machine is deleted", func(out string) bool {
 		return !strings.Contains(out, "control-plane-2")
 	}, "get", "nodes", "-o", "name")
 	begun := time.Now()
 	c.run(time.Minute, "sandbox", "up", "--control-planes", "3").want(plan.ExitDone)
 	// Only a member of etcd has the label.
-	c.eventually(4*time.Minute, "another one has its place", func(out string) bool {
+	c.eventually(4*time.Minute, "another control plane has replaced it", func(out string) bool {
 		return strings.Contains(out, "control-plane-3")
 	}, "get", "nodes", "-o", "name", "-l", "node-role.kubernetes.io/control-plane")
 	c.wantReady(begun, []string{"control-plane-0", "control-plane-1", "control-plane-3", "worker-0"})
@@ -513,9 +513,9 @@ func TestInitResumesAfterKill(t *testing.T) {
 				then(cmd)
 			}
 		}
-		_ = cmd.Wait() // killed, or detached: what counts is what comes after
+		_ = cmd.Wait() // killed or detached: the exit code does not matter
 		if !seen {
-			t.Fatalf("the event to kill at never came; stderr:\n%s", tail(errs.String()))
+			t.Fatalf("the event at which to kill was never written; stderr:\n%s", tail(errs.String()))
 		}
 	}
 	console := func(cmd *exec.Cmd) { _ = cmd.Process.Kill() }
@@ -559,7 +559,7 @@ func noSecrets(t *testing.T, c *cloud, s string) {
 		}
 	}
 	if len(secrets) < 3 || secrets[2] == "" {
-		t.Fatal("the state file holds no init secret")
+		t.Fatal("the state file has no init secret")
 	}
 	records := map[string]string{"the output": s}
 	err = filepath.WalkDir(filepath.Join(c.dir, "constellation-upgrade"), func(p string, d os.DirEntry, err error) error {

@@ -71,7 +71,7 @@ func newHollowRollout(t *testing.T, workers, surge, pods int, times hollow.Times
 		t.Fatal("bin/releases is missing: run `make build` first, or `make test`, which does")
 	}
 	ctrl.SetLogger(logr.Discard())
-	klog.SetLogger(logr.Discard()) // watches that end with a test are news to it
+	klog.SetLogger(logr.Discard()) // klog reports watches that end with a test
 	ctx := t.Context()
 	r := &hollowRollout{t: t, bin: filepath.Join(wd, "bin", "constellation"), workers: workers, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
 	r.cp = controlplane.ForTest(t, controlplane.Options{
@@ -160,14 +160,14 @@ func newHollowRollout(t *testing.T, workers, surge, pods int, times hollow.Times
 		out.Close()
 	})
 	runs.Go(func() {
-		for ctx.Err() == nil { // as a kubelet does; it ends when the API server is away for long
+		for ctx.Err() == nil { // as a kubelet does; it ends when the API server is unavailable for long
 			op := exec.CommandContext(ctx, operator, "--kubeconfig", r.kubeconfig, "--metadata", machines.Metadata, "--cloud", machines.Control, "--metrics", metrics, "--health", "")
 			op.Stdout, op.Stderr = out, out
 			_ = op.Run()
 			pause(ctx, time.Second)
 		}
 	})
-	r.until("pods run and the operator knows all nodes", func() (string, bool) {
+	r.until("pods run and the operator has observed all nodes", func() (string, bool) {
 		var d appsv1.Deployment
 		var nv v1alpha1.NodeVersion
 		err := errors.Join(r.api.Get(ctx, client.ObjectKey{Namespace: "default", Name: "web"}, &d), r.api.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeVersionName}, &nv))
@@ -213,7 +213,7 @@ func (r *hollowRollout) replaced() int {
 	r.t.Helper()
 	var nv v1alpha1.NodeVersion
 	if err := r.api.Get(r.t.Context(), client.ObjectKey{Name: v1alpha1.NodeVersionName}, &nv); err != nil {
-		return -1 // it is away
+		return -1 // it is unavailable
 	}
 	return int(nv.Status.Nodes.UpToDate) - controlPlanes
 }
@@ -287,7 +287,7 @@ func newScreen(t *testing.T, dir string, argv ...string) *screen {
 			s.env = append(s.env, v)
 		}
 	}
-	s.env = append(s.env, "LC_ALL=C.UTF-8", "TERM=xterm-256color", "SHELL=/bin/sh") // whatever the user has
+	s.env = append(s.env, "LC_ALL=C.UTF-8", "TERM=xterm-256color", "SHELL=/bin/sh") // whatever the user has configured
 	s.tmux("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40", "-c", dir, "-s", "watch", "env -u TMUX PS1='$ ' sh")
 	t.Cleanup(func() {
 		kill := exec.Command("tmux", "-S", s.socket, "kill-server")
@@ -343,14 +343,14 @@ func TestWatchesOfARolloutAgree(t *testing.T) {
 	asJSON := r.watch("-o", "json")
 	r.until("the stream has begun", func() (string, bool) { return asJSON.text(), strings.Contains(asJSON.text(), `"state":"Paused"`) })
 	r.pause(false)
-	r.until("the first are replaced", func() (string, bool) { n := r.replaced(); return fmt.Sprint(n), n >= 2 })
+	r.until("the first nodes are replaced", func() (string, bool) { n := r.replaced(); return fmt.Sprint(n), n >= 2 })
 	plain := r.watch()
 	console := newScreen(t, t.TempDir(), r.bin, "watch", "--kubeconfig", r.kubeconfig)
 	console.shows(`READ-ONLY LIVE(.|\n)*Pipeline(.|\n)*In flight \d+ of 15`)
 
 	r.cp.StopAPIServer()
 	console.shows(`READ-ONLY STALE \d+s(.|\n)*Why waiting .*the API server at .* has not\s+answered since`)
-	r.until("the others say so", func() (string, bool) {
+	r.until("the other watches report it", func() (string, bool) {
 		return asJSON.text() + plain.text(), strings.Contains(asJSON.text(), `"object":"api-server"`) && strings.Contains(plain.text(), "has not answered since")
 	})
 	if text := console.text(); strings.Contains(text, "LIVE") {
@@ -420,7 +420,7 @@ func TestRecordRollouts(t *testing.T) {
 	}
 	for _, size := range []struct {
 		workers, surge, pods int
-		cut                  time.Duration // of one that is resumed; zero: to the end
+		cut                  time.Duration // of a rollout that is resumed; zero: to the end
 	}{{5, 1, 4, 0}, {500, 40, 60, 0}, {5000, 500, 60, time.Minute}} {
 		for _, how := range []string{"good", "failed", "resumed"} {
 			t.Run(fmt.Sprintf("%d-%s", size.workers, how), func(t *testing.T) {
@@ -438,7 +438,7 @@ func (r *hollowRollout) record(how string, cut time.Duration) {
 	t.Helper()
 	told := func(f *face, text string) {
 		t.Helper()
-		r.until(text+" is told", func() (string, bool) { return tail(f.text()), strings.Contains(f.text(), text) })
+		r.until(text+" is reported", func() (string, bool) { return tail(f.text()), strings.Contains(f.text(), text) })
 	}
 	var f *face
 	leave := func() { // as a user does
@@ -452,7 +452,7 @@ func (r *hollowRollout) record(how string, cut time.Duration) {
 		f = r.watch("-o", "json")
 		told(f, `"state":"Paused"`)
 		r.pause(false)
-	case "failed": // a budget lets nobody go, and a machine never comes up
+	case "failed": // a budget blocks all evictions, and a machine never joins
 		all := intstr.FromString("100%")
 		r.create(&policyv1.PodDisruptionBudget{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
@@ -465,16 +465,16 @@ func (r *hollowRollout) record(how string, cut time.Duration) {
 		told(f, `"state":"Paused"`)
 		r.pause(false)
 		told(f, `"state":"DrainBlocked"`)
-		time.Sleep(5 * time.Second) // what else there is
+		time.Sleep(5 * time.Second) // all other objects
 		leave()
 	case "resumed":
 		r.pause(false)
-		r.until("some are replaced", func() (string, bool) { n := r.replaced(); return fmt.Sprint(n), n >= min(r.workers/3, 60) })
+		r.until("some nodes are replaced", func() (string, bool) { n := r.replaced(); return fmt.Sprint(n), n >= min(r.workers/3, 60) })
 		f = r.watch("-o", "json")
 		told(f, `"kind":"progress"`)
 		r.pause(true)
 		told(f, `"state":"Paused"`)
-		time.Sleep(5 * time.Second) // those that are on their way arrive
+		time.Sleep(5 * time.Second) // machines that are joining join
 		r.pause(false)
 	}
 	if cut > 0 && how == "resumed" {

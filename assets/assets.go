@@ -1,9 +1,8 @@
-// Package assets holds the files that come with the program: charts, the kinds of
-// the API, release data and samples.
+// Package assets embeds the files of the program: charts, CRDs, release data and samples.
 //
-// Charts and kinds are kept once, as the newest release has them; for an older
-// release [ChartFor] and [CRDsFor] leave out what came later (additions.yaml says
-// what that is). The package decides nothing and knows nobody else's types.
+// Charts and CRDs are stored once, in the version of the newest release. For an older
+// release [ChartFor] and [CRDsFor] leave out the later additions, which additions.yaml
+// lists. The package contains no policy and imports no other package of ours.
 package assets
 
 import (
@@ -50,7 +49,7 @@ func DefaultConfig() []byte {
 // Systemd returns the units of machines, their drop-ins and the script they run, flat.
 func Systemd() fs.FS { return sub("systemd") }
 
-// Samples returns one YAML file for each kind that a cluster of ours knows.
+// Samples returns one YAML file for each kind of our APIs.
 func Samples() fs.FS { return sub("samples") }
 
 // ChartFor returns the files of a chart as the release has it. Version and
@@ -102,8 +101,7 @@ func HasValue(chart []File, path ...string) bool {
 	return false
 }
 
-// CRDsFor returns the kinds as the release has them, one CustomResourceDefinition
-// per file, by name.
+// CRDsFor returns the CustomResourceDefinitions of a release, one per file, by name.
 func CRDsFor(release string) ([]File, error) {
 	later, err := addedAfter(release)
 	if err != nil {
@@ -146,7 +144,7 @@ func CRDsFor(release string) ([]File, error) {
 	return out, nil
 }
 
-// planKind is the file of a kind that is no release's: who carries out Plans brings it along.
+// planKind is the file of a kind that belongs to no release: the controller of Plans installs it.
 const planKind = "upgrade.cattle.io_plans.yaml"
 
 // PlanKind returns the CustomResourceDefinition of Plans.
@@ -158,7 +156,8 @@ func PlanKind() []byte {
 	return b
 }
 
-// PlansManifest returns what carries out Plans in a cluster that is not ours, as a YAML stream.
+// PlansManifest returns the objects that run the controller of Plans in any other cluster, as a
+// YAML stream.
 func PlansManifest() []byte {
 	b, err := files.ReadFile("plans/system-upgrade.yaml")
 	if err != nil { // it is embedded
@@ -167,12 +166,12 @@ func PlansManifest() []byte {
 	return b
 }
 
-// PlanExamples returns Plans for some systems, with what they need, flat.
+// PlanExamples returns Plans for some systems, with the objects that they need, flat.
 func PlanExamples() fs.FS { return sub("plans/examples") }
 
 func sub(dir string) fs.FS {
 	s, err := fs.Sub(files, dir)
-	if err != nil { // the argument is one of ours
+	if err != nil { // the argument is constant
 		panic(err)
 	}
 	return s
@@ -274,8 +273,8 @@ func withoutProperties(schema []byte, later []additions, chart string) ([]byte, 
 	return json.MarshalIndent(doc, "", "  ")
 }
 
-// removeField takes a field out of every version of a kind: its schema and the
-// printer columns that show it.
+// removeField removes a field from every version of a kind: from its schema and from the
+// printer columns.
 func removeField(crd *yaml.Node, field string) error {
 	versions := child(crd, "spec", "versions")
 	if versions == nil || len(versions.Content) == 0 {

@@ -36,12 +36,12 @@ func TestChartCarriesTheReleasesVersion(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c.Version != strings.TrimPrefix(release, "v") || c.AppVersion != release {
-			t.Errorf("chart of %s says version %s, appVersion %s", release, c.Version, c.AppVersion)
+			t.Errorf("chart of %s has version %s, appVersion %s", release, c.Version, c.AppVersion)
 		}
 	}
 }
 
-func TestOlderReleaseLacksWhatCameLater(t *testing.T) {
+func TestOlderReleaseLacksLaterAdditions(t *testing.T) {
 	for _, tt := range []struct{ chart, value string }{
 		{"constellation-services", "maxUnavailable"},
 		{"constellation-operator", "discoveryInterval"},
@@ -77,7 +77,7 @@ func TestOlderReleaseLacksWhatCameLater(t *testing.T) {
 		}
 		if n.Name == "nodeversions.update.edgeless.systems" {
 			if strings.Contains(string(o.Data), "keepWorkers") || !strings.Contains(string(n.Data), "keepWorkers:") {
-				t.Error("workers can be kept from v1.1.0 on, and not before")
+				t.Error("keepWorkers must exist from v1.1.0 on")
 			}
 			continue
 		}
@@ -88,7 +88,7 @@ func TestOlderReleaseLacksWhatCameLater(t *testing.T) {
 			continue
 		}
 		if strings.Contains(string(o.Data), "strategy") || strings.Contains(string(o.Data), "Strategy") {
-			t.Errorf("v1.0.0 still knows the strategy of a group:\n%s", o.Data)
+			t.Errorf("v1.0.0 has the strategy of a group:\n%s", o.Data)
 		}
 		if !strings.Contains(string(n.Data), "strategy:") {
 			t.Error("v1.1.0 lacks the strategy of a group")

@@ -57,7 +57,7 @@ func rendered(t *testing.T, chart, release string, values map[string]any) []byte
 	return b
 }
 
-// documents decodes a YAML stream, each document into what into makes for its kind.
+// documents decodes a YAML stream, each document into the object that into returns for its kind.
 func documents(t *testing.T, stream []byte, into func(kind string) any) {
 	t.Helper()
 	d := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(stream), 4096)
@@ -149,10 +149,10 @@ var rightsOf = map[string][]string{
 		"kube-system: configmaps: get",
 		"kube-system: secrets: create,delete,patch",
 	},
-	// The same of the chart and of the manifest, for clusters of others.
+	// The same permissions in the chart and in the manifest for other clusters.
 	"constellation-plans":       rightsOfPlans,
 	"system-upgrade-controller": rightsOfPlans,
-	// What the pods of Plans may do: cordon and drain.
+	// Permissions of the pods of Plans: cordon and drain.
 	"system-upgrade": {
 		"*: apps/daemonsets: get",
 		"*: nodes: get,list,patch",
@@ -198,7 +198,7 @@ func TestRightsAreExactly(t *testing.T) {
 		for _, r := range want {
 			for _, never := range []string{"*:*", ": *", "/*", "escalate", "impersonate", ": bind", ",bind", "nodes/proxy", "pods/exec"} {
 				if strings.Contains(r, never) {
-					t.Errorf("right %q holds %q", r, never)
+					t.Errorf("right %q contains %q", r, never)
 				}
 			}
 		}
@@ -218,7 +218,7 @@ func TestRightsAreExactly(t *testing.T) {
 				})
 				got = append(got, rights(ns, here)...)
 			}
-			// What everybody with an account may ask about himself.
+			// Permissions of every authenticated user.
 			got = slices.DeleteFunc(got, func(r string) bool {
 				return slices.Contains([]string{
 					"*: authentication.k8s.io/selfsubjectreviews: create",
@@ -231,9 +231,9 @@ func TestRightsAreExactly(t *testing.T) {
 			}
 		})
 		if of == "constellation-plans" {
-			continue // it has the same rules as the next, which is asked about
+			continue // it has the same rules as the next one, which is tested
 		}
-		t.Run(account+" is let do that and nothing else", func(t *testing.T) {
+		t.Run(account+" has exactly these permissions", func(t *testing.T) {
 			var mu sync.Mutex
 			asked := 0
 			var g errgroup.Group
@@ -345,12 +345,12 @@ func questions(known []authorizationv1.ResourceAttributes, want []string) []auth
 	var out []authorizationv1.ResourceAttributes
 	for _, a := range known {
 		if a.Group == "authorization.k8s.io" || a.Group == "authentication.k8s.io" {
-			continue // what everybody may ask about himself; the rules are compared whole
+			continue // permissions of every user; the rules are compared as a whole
 		}
 		for _, a.Verb = range verbs {
 			for _, a.Namespace = range []string{"", namespace, "kube-system", "default", "other", "system-upgrade"} {
 				for _, a.Name = range names {
-					// Other names are as good as "other" where nothing is given by name.
+					// Where no permission names an object, all names are equivalent to "other".
 					if a.Name == "" || a.Name == "other" || slices.ContainsFunc(want, func(w string) bool { return strings.Contains(w, a.Resource) && strings.Contains(w, a.Name) }) {
 						out = append(out, a)
 					}
@@ -361,7 +361,7 @@ func questions(known []authorizationv1.ResourceAttributes, want []string) []auth
 	return out
 }
 
-// listed reports whether the list of rights has the answer yes.
+// listed reports whether the list of rights permits the request.
 func listed(want []string, a authorizationv1.ResourceAttributes) bool {
 	return slices.ContainsFunc(want, func(w string) bool {
 		where, rest, _ := strings.Cut(w, ": ")
@@ -432,7 +432,7 @@ func TestPodsAreRestricted(t *testing.T) {
 			pods[d.Name] = d.Spec.Template
 		}
 	}
-	// The host's network makes ports the host's, and has kubelet's probes name loopback.
+	// With the host's network, ports are those of the host, and probes use the loopback address.
 	want := map[string]struct{ broken, mounts []string }{
 		"constellation-operator": {
 			broken: []string{
@@ -497,15 +497,15 @@ func TestPodsAreRestricted(t *testing.T) {
 					t.Errorf("container %s can write to its root file system", ctr.Name)
 				}
 				if ctr.Resources.Limits.Memory().IsZero() || ctr.Resources.Requests.Cpu().IsZero() {
-					t.Errorf("container %s has no limit of memory or asks for no processor", ctr.Name)
+					t.Errorf("container %s has no memory limit or no CPU request", ctr.Name)
 				}
 			}
 		})
 	}
 }
 
-// mountsOfHost returns which directories of the host a pod mounts, and where. Each has
-// to be there before: kubelet would make it with a mode of its own.
+// mountsOfHost returns the directories of the host that a pod mounts, with their mount points.
+// Each must exist before: the kubelet would create it with another mode.
 func mountsOfHost(t *testing.T, pod *corev1.PodSpec) []string {
 	t.Helper()
 	var out []string
@@ -515,7 +515,7 @@ func mountsOfHost(t *testing.T, pod *corev1.PodSpec) []string {
 			continue
 		}
 		if v.HostPath.Type == nil || *v.HostPath.Type != corev1.HostPathDirectory {
-			t.Errorf("volume %s may be made by kubelet", v.Name)
+			t.Errorf("the kubelet may create volume %s", v.Name)
 		}
 		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
 			for _, m := range c.VolumeMounts {
@@ -534,9 +534,9 @@ func mountsOfHost(t *testing.T, pod *corev1.PodSpec) []string {
 	return out
 }
 
-// TestRelayHasNothingButTheSocket: it runs where the operator places it, whatever taints a
+// TestRelayMountsOnlyTheSocket: it runs where the operator places it, whatever taints a
 // node has, with an account that can review tokens only (see TestRightsAreExactly).
-func TestRelayHasNothingButTheSocket(t *testing.T) {
+func TestRelayMountsOnlyTheSocket(t *testing.T) {
 	var d appsv1.DaemonSet
 	relay := func(release string) appsv1.DaemonSet {
 		d = appsv1.DaemonSet{}
@@ -570,7 +570,7 @@ func TestRelayHasNothingButTheSocket(t *testing.T) {
 		t.Errorf("arguments %q, ports %v", args, ports)
 	}
 	if u := pod.SecurityContext.RunAsUser; u == nil || *u != 65532 {
-		t.Errorf("it runs as %v, and the agent lets 65532 in", u)
+		t.Errorf("it runs as %v, and the agent accepts 65532", u)
 	}
 	for _, v := range pod.Volumes {
 		if v.Projected != nil || v.Secret != nil {
@@ -599,20 +599,20 @@ func deployment(t *testing.T, release, name string) (out appsv1.Deployment) {
 	return out
 }
 
-// TestPlansAreCarriedOutAsByTheManifest: the chart and the manifest for clusters of others say the
-// same, but names, labels and what only one of them can know.
-func TestPlansAreCarriedOutAsByTheManifest(t *testing.T) {
+// TestChartMatchesPlansManifest: the chart and the manifest for other clusters differ only
+// in names, labels and settings that one of them does not have.
+func TestChartMatchesPlansManifest(t *testing.T) {
 	if d := deployment(t, "v1.0.0", "constellation-plans"); d.Name != "" {
 		t.Errorf("v1.0.0, whose operator supports no Plans, has %s", d.Name)
 	}
 	if b, err := render.Chart("constellation-operator", "v1.1.0", namespace, map[string]any{"release": "v1.1.0", "plans": map[string]any{"enabled": false}}); err != nil || strings.Contains(string(b), "system-upgrade") {
-		t.Errorf("switched off (%v) it is still there", err)
+		t.Errorf("switched off (%v) it still exists", err)
 	}
 	type settings struct {
 		Pod  corev1.PodSecurityContext
 		Own  corev1.SecurityContext
 		Data map[string]string
-		Keep map[string]string // Namespaces and accounts, and whether they stay when the chart goes
+		Keep map[string]string // Namespaces and accounts, and whether they stay when the chart is uninstalled
 	}
 	read := func(stream []byte) (out settings) {
 		var deployments []*appsv1.Deployment
@@ -689,8 +689,8 @@ func TestOperatorUpdatesOnOneSchedulableControlPlane(t *testing.T) {
 	}
 }
 
-// TestOperatorMeetsAgent: the pod finds the agent's socket, and the agent lets it in.
-func TestOperatorMeetsAgent(t *testing.T) {
+// TestOperatorReachesAgent: the pod mounts the agent's socket, and the agent accepts its user.
+func TestOperatorReachesAgent(t *testing.T) {
 	d := deployment(t, "v1.1.0", "constellation-operator")
 	pod := d.Spec.Template.Spec
 	if args := pod.Containers[0].Args; !slices.Contains(args, "--agent="+agent.DefaultSocket) {
@@ -699,7 +699,8 @@ func TestOperatorMeetsAgent(t *testing.T) {
 	if got := mountsOfHost(t, &pod); len(got) != 1 || !strings.HasPrefix(got[0], path.Dir(agent.DefaultSocket)+" at "+path.Dir(agent.DefaultSocket)) {
 		t.Errorf("mounts %q, want the folder of %s", got, agent.DefaultSocket)
 	}
-	// The agent asks the kernel; in a user namespace of its own the pod would be another user.
+	// The agent gets the user from the kernel; in its own user namespace the pod would be another
+	// user.
 	if pod.HostUsers != nil && !*pod.HostUsers {
 		t.Error("the pod has a user namespace of its own")
 	}
@@ -717,8 +718,8 @@ func TestOperatorMeetsAgent(t *testing.T) {
 	}
 }
 
-// TestJoinServiceTouchesNoOtherSecret asks the real admission policy.
-func TestJoinServiceTouchesNoOtherSecret(t *testing.T) {
+// TestJoinServiceHasNoAccessToOtherSecrets asks the real admission policy.
+func TestJoinServiceHasNoAccessToOtherSecrets(t *testing.T) {
 	cp := controlplane.ForTest(t, controlplane.Options{})
 	admin := kubernetes.NewForConfigOrDie(cp.Config())
 	if _, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
@@ -785,18 +786,18 @@ func TestJoinServiceTouchesNoOtherSecret(t *testing.T) {
 	other.Namespace = namespace
 	no("a Secret of another namespace", create(other))
 	no("an empty patch, which would show the Secret", patch("treasure"))
-	no("an empty patch of one that is named as a token", patch("bootstrap-token-opaque"))
-	no("the end of another Secret", c.Secrets("kube-system").Delete(t.Context(), "treasure", metav1.DeleteOptions{}))
+	no("an empty patch of a Secret with the name of a token", patch("bootstrap-token-opaque"))
+	no("the deletion of another Secret", c.Secrets("kube-system").Delete(t.Context(), "treasure", metav1.DeleteOptions{}))
 	_, err = c.Secrets("kube-system").Get(t.Context(), "bootstrap-token-abcdef", metav1.GetOptions{})
-	no("a look at a token", err)
+	no("a read of a token", err)
 	_, err = c.Secrets("kube-system").List(t.Context(), metav1.ListOptions{})
 	no("a list of Secrets", err)
 	if err := c.Secrets("kube-system").Delete(t.Context(), "bootstrap-token-abcdef", metav1.DeleteOptions{}); err != nil {
-		t.Errorf("the end of a token: %v", err)
+		t.Errorf("the deletion of a token: %v", err)
 	}
 }
 
-func TestSchemaRefusesWhatItDoesNotKnow(t *testing.T) {
+func TestSchemaRefusesUnknownValues(t *testing.T) {
 	for _, tt := range []struct {
 		name, chart, release string
 		values               map[string]any
@@ -804,7 +805,7 @@ func TestSchemaRefusesWhatItDoesNotKnow(t *testing.T) {
 	}{
 		{"defaults", "constellation-services", "v1.1.0", map[string]any{"release": "v1.1.0"}, ""},
 		{"no release", "constellation-services", "v1.1.0", map[string]any{}, "release"},
-		{"a key that is not known", "constellation-services", "v1.1.0", map[string]any{"release": "v1.1.0", "joinservce": map[string]any{}}, "joinservce"},
+		{"an unknown key", "constellation-services", "v1.1.0", map[string]any{"release": "v1.1.0", "joinservce": map[string]any{}}, "joinservce"},
 		{"a port out of range", "constellation-services", "v1.1.0", map[string]any{"release": "v1.1.0", "joinservice": map[string]any{"nodePort": 80}}, "nodePort"},
 		{"an image without a tag", "constellation-operator", "v1.1.0", map[string]any{"release": "v1.1.0", "operator": map[string]any{"image": "operator"}}, "image"},
 		{"an empty provider", "constellation-operator", "v1.1.0", map[string]any{"release": "v1.1.0", "provider": ""}, "provider"},
@@ -834,7 +835,7 @@ func TestReleasesDifferInTheirPods(t *testing.T) {
 
 func TestOlderKindsAreAccepted(t *testing.T) {
 	cp := controlplane.ForTest(t, controlplane.Options{})
-	for _, release := range []string{"v1.0.0", "v1.1.0", "v1.0.0"} { // up, and back
+	for _, release := range []string{"v1.0.0", "v1.1.0", "v1.0.0"} { // upgrade, and downgrade
 		crds, err := assets.CRDsFor(release)
 		if err != nil {
 			t.Fatal(err)

@@ -27,9 +27,8 @@ func fieldsOf(t reflect.Type) (names []string) {
 	return names
 }
 
-// TestAutoscalerPolicyNamesEveryField compares the part of the policy that lists what the operator
-// may not change with the fields of the linked API, so that a field that comes with a new version of
-// Kubernetes is not forgotten.
+// TestAutoscalerPolicyNamesEveryField compares the policy's list of immutable fields with the fields
+// of the linked API, so that the policy covers fields of a new version of Kubernetes.
 func TestAutoscalerPolicyNamesEveryField(t *testing.T) {
 	const file, begin, end = "charts/constellation-policies/templates/autoscaler.yaml", "    # fields: begin\n", "    # fields: end\n"
 	equal := func(t reflect.Type, a, b string, but ...string) string {
@@ -69,6 +68,6 @@ func TestAutoscalerPolicyNamesEveryField(t *testing.T) {
 		return
 	}
 	if have != want.String() {
-		t.Errorf("%s lacks fields of the API, or has some that are gone (go test ./assets -run %s -update rewrites it)", file, t.Name())
+		t.Errorf("%s lacks fields of the API, or has removed ones (go test ./assets -run %s -update rewrites it)", file, t.Name())
 	}
 }

@@ -13,11 +13,11 @@ import (
 	"constellation/assets"
 )
 
-// The old way, R21: upgrades are done by privileged pods with the host's processes and
-// its whole file system, writable, from images whose tag is moved. TestPodsAreRestricted
-// lists what each pod breaks of the restricted level, on a real API server.
+// The old design, R21: privileged pods upgrade hosts, with the host's processes and its whole
+// file system, writable, from images with mutable tags. TestPodsAreRestricted lists the rules of
+// the restricted level that each pod breaks, on a real API server.
 func TestWeakPointR21NoPodOwnsItsHost(t *testing.T) {
-	// A tag says which release it is, or a digest what it is; neither is moved.
+	// The tag of a release and a digest are immutable.
 	fixed := regexp.MustCompile(`(:v\d+\.\d+\.\d+|@sha256:[0-9a-f]{64})$`)
 	pods := 0
 	for _, chart := range charts {
@@ -46,7 +46,7 @@ func TestWeakPointR21NoPodOwnsItsHost(t *testing.T) {
 		for name, pod := range all {
 			pods++
 			if pod.HostPID || pod.HostIPC {
-				t.Errorf("%s sees the host's processes", name)
+				t.Errorf("%s shares the host's process namespace", name)
 			}
 			for _, m := range mountsOfHost(t, &pod) {
 				dir, _, _ := strings.Cut(m, " ")
@@ -57,16 +57,16 @@ func TestWeakPointR21NoPodOwnsItsHost(t *testing.T) {
 			for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
 				s := c.SecurityContext
 				if s == nil || s.Privileged != nil && *s.Privileged || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation || s.Capabilities == nil || !slices.Contains(s.Capabilities.Drop, "ALL") {
-					t.Errorf("%s: container %s is privileged, or may become so: %+v", name, c.Name, s)
+					t.Errorf("%s: container %s is privileged, or may escalate: %+v", name, c.Name, s)
 				}
 				if !fixed.MatchString(c.Image) {
-					t.Errorf("%s: image %s can be another one tomorrow", name, c.Image)
+					t.Errorf("%s: image %s has a mutable tag", name, c.Image)
 				}
 			}
 		}
 	}
 	if pods < 3 {
-		t.Errorf("only %d pods were looked at", pods)
+		t.Errorf("only %d pods were checked", pods)
 	}
 	// Hosts are upgraded by one of their own services, which is not a pod: it has a
 	// socket and an authorized user.

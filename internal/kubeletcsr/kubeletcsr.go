@@ -1,6 +1,5 @@
 // Package kubeletcsr has the rules for certificate requests of kubelets that the join service
-// and the operator share. Both compare a request with what the cloud knows of the machine;
-// that part is theirs.
+// and the operator share. Each of them also compares a request with the cloud's data of the machine.
 package kubeletcsr
 
 import (

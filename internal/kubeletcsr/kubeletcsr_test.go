@@ -65,7 +65,7 @@ func TestSubjectAndNames(t *testing.T) {
 		edit           func(*x509.CertificateRequest)
 		subject, names bool
 	}{
-		{"what a kubelet asks for", nil, true, true},
+		{"a kubelet request", nil, true, true},
 		{"another node", func(r *x509.CertificateRequest) { r.Subject = Subject("worker-1") }, false, true},
 		{"a second group", func(r *x509.CertificateRequest) {
 			r.Subject = pkix.Name{CommonName: UserPrefix + "worker-0", Organization: []string{Group, "system:masters"}}
