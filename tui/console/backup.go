@@ -187,7 +187,7 @@ func (scr *backupScreen) take(msg tea.Msg) (tea.Cmd, bool) {
 		b.t.SetPlan(msg.plan)
 		b.t.Run = term.Clean(msg.plan.ID)
 		p := msg.plan
-		return scr.c.launch("creating a backup", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
+		return scr.c.launch("creating a backup", scr.takeEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
 			return backupEnded{scr.c.deps.Engine.Run(ctx, p, emit)}
 		}), true
 	case backupEnded:
@@ -211,6 +211,14 @@ func (scr *backupScreen) take(msg tea.Msg) (tea.Cmd, bool) {
 	return nil, true
 }
 
+// takeEvents takes events of the backup.
+func (scr *backupScreen) takeEvents(events []plan.Event) tea.Cmd {
+	for _, ev := range events {
+		scr.t.Apply(ev)
+	}
+	return nil
+}
+
 // start plans and runs a backup.
 func (scr *backupScreen) start() tea.Cmd {
 	b := scr
@@ -219,7 +227,7 @@ func (scr *backupScreen) start() tea.Cmd {
 	scr.c.running = true
 	scr.c.check.busy = false // launch cancels a running check
 	r := engine.BackupRequest{Etcd: b.etcd}
-	return scr.c.launch("planning the backup", func(ctx context.Context, _ func(plan.Event)) tea.Msg {
+	return scr.c.launch("planning the backup", nil, func(ctx context.Context, _ func(plan.Event)) tea.Msg {
 		p, err := scr.c.deps.Engine.PlanBackup(ctx, r)
 		if err == nil {
 			err = ctx.Err()
@@ -276,7 +284,7 @@ func (scr *backupScreen) verify() tea.Cmd {
 	id, send := e.ID, scr.c.deps.send
 	scr.verifying, scr.done, scr.total, scr.ended = id, 0, 0, false
 	var last time.Time
-	return scr.c.launch("verifying a backup", func(ctx context.Context, _ func(plan.Event)) tea.Msg {
+	return scr.c.launch("verifying a backup", nil, func(ctx context.Context, _ func(plan.Event)) tea.Msg {
 		err := scr.c.deps.Engine.VerifyBackup(ctx, "", id, func(done, total int64) {
 			if now := time.Now(); now.Sub(last) >= spinGap {
 				last = now

@@ -204,7 +204,7 @@ func (c *console) openCheck() tea.Cmd {
 // start checks for upgrades. The last result stays on the screen meanwhile.
 func (scr *checkScreen) start() tea.Cmd {
 	scr.busy, scr.began, scr.progress, scr.err = true, scr.c.now, view.RunningCheck{}, nil
-	return scr.c.launch("checking for upgrades", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
+	return scr.c.launch("checking for upgrades", scr.takeEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
 		k, err := scr.c.deps.Engine.Check(ctx, check.Request{}, emit)
 		return checkEnded{k, err}
 	})
@@ -226,7 +226,7 @@ func (scr *checkScreen) backgroundCheck() tea.Cmd {
 }
 
 // takeEvents applies the events of the running check.
-func (scr *checkScreen) takeEvents(events []plan.Event) {
+func (scr *checkScreen) takeEvents(events []plan.Event) tea.Cmd {
 	for _, ev := range events {
 		if ev.Kind != plan.KindCheck || ev.Object != check.CheckVersions {
 			scr.progress.Apply(ev)
@@ -238,6 +238,7 @@ func (scr *checkScreen) takeEvents(events []plan.Event) {
 		}
 		scr.result, scr.at, scr.complete = &k, scr.c.now, false
 	}
+	return nil
 }
 
 // tookCheck takes the end of a check.
@@ -281,7 +282,7 @@ func (scr *checkScreen) leave() tea.Cmd {
 
 func (scr *checkScreen) writeConfig() tea.Cmd {
 	scr.writing = true
-	return scr.c.launch("writing the configuration", func(ctx context.Context, _ func(plan.Event)) tea.Msg {
+	return scr.c.launch("writing the configuration", nil, func(ctx context.Context, _ func(plan.Event)) tea.Msg {
 		k, err := scr.c.deps.Engine.Check(ctx, check.Request{WriteConfig: true, NoPreflight: true}, func(plan.Event) {})
 		return configWritten{k, err}
 	})

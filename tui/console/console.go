@@ -25,7 +25,6 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
-	"constellation/engine/check"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
 	"constellation/tui/term"
@@ -111,6 +110,7 @@ type console struct {
 	busy    string // the background work, for display; "" if there is none
 	task    int    // ID of the current task; messages of other tasks are dropped
 	cancel  context.CancelFunc
+	events  func([]plan.Event) tea.Cmd // takes the events of the task
 
 	status        *engine.Status
 	statusErr     error
@@ -182,6 +182,7 @@ func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
 		c.deps.redraw = func() {}
 	}
 	c.busy = "reading the workspace"
+	c.events = c.takeRunEvents
 	c.screens = newScreens(c)
 	c.screen, c.back = c.start, c.start
 	return c
@@ -247,34 +248,8 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		if msg.task != c.task {
 			return nil
 		}
-		if c.backup.running {
-			for _, ev := range msg.events {
-				c.backup.t.Apply(ev)
-			}
-			return nil
-		}
-		if c.check.busy {
-			c.check.takeEvents(msg.events)
-			return nil
-		}
-		if c.upg.planning {
-			for _, ev := range msg.events {
-				if ev.Object != check.CheckVersions {
-					c.upg.progress.Apply(ev)
-				}
-			}
-			return nil
-		}
-		t := &c.t
-		if c.screen == c.preflight && !c.running {
-			t = &c.preflight.t
-		}
-		for _, ev := range msg.events {
-			t.Apply(ev)
-		}
-		if t == &c.t {
-			c.watch.apply(msg.events)
-			return c.openWatchForRollout()
+		if c.events != nil {
+			return c.events(msg.events)
 		}
 	case ended:
 		if msg.task != c.task {
@@ -298,16 +273,26 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 	return nil
 }
 
+// takeRunEvents takes events of the run.
+func (c *console) takeRunEvents(events []plan.Event) tea.Cmd {
+	for _, ev := range events {
+		c.t.Apply(ev)
+	}
+	c.watch.apply(events)
+	return c.openWatchForRollout()
+}
+
 // launch starts a background task that emits events. Its events and its outcome arrive as
-// messages. It cancels the previous task, whose messages are dropped.
-func (c *console) launch(what string, work func(context.Context, func(plan.Event)) tea.Msg) tea.Cmd {
+// messages; take gets the events, and is nil for a task that emits none. It cancels the
+// previous task, whose messages are dropped.
+func (c *console) launch(what string, take func([]plan.Event) tea.Cmd, work func(context.Context, func(plan.Event)) tea.Msg) tea.Cmd {
 	if c.cancel != nil {
 		c.cancel()
 	}
 	c.task++
 	id, send := c.task, c.deps.send
 	ctx, cancel := context.WithCancel(c.ctx)
-	c.cancel, c.busy = cancel, what
+	c.cancel, c.busy, c.events = cancel, what, take
 	return func() tea.Msg {
 		defer cancel()
 		events := newCollector(func(b []plan.Event) { send(batch{id, b}) })
@@ -406,7 +391,7 @@ func (c *console) goHome() tea.Cmd {
 func (c *console) startPreflight() tea.Cmd {
 	c.screen = c.preflight
 	*c.preflight, c.upg = preflightScreen{c: c}, upgradeState{}
-	return c.launch("checking", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
+	return c.launch("checking", c.preflight.takeEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
 		f, err := c.deps.Engine.Preflight(ctx, emit)
 		return preflightEnded{f, err}
 	})
@@ -414,7 +399,7 @@ func (c *console) startPreflight() tea.Cmd {
 
 // makePlan asks the engine for the plan of init.
 func (c *console) makePlan() tea.Cmd {
-	return c.launch("planning", func(ctx context.Context, _ func(plan.Event)) tea.Msg {
+	return c.launch("planning", nil, func(ctx context.Context, _ func(plan.Event)) tea.Msg {
 		p, err := c.deps.Engine.PlanInit(ctx)
 		return planMade{p, err}
 	})
@@ -449,7 +434,7 @@ func (c *console) startRun() tea.Cmd {
 	c.t, *c.run, *c.watch = view.Timeline{}, *newRunScreen(c), watchScreen{c: c}
 	c.t.SetPlan(p)
 	c.t.Run = term.Clean(p.ID)
-	return c.launch("running", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
+	return c.launch("running", c.takeRunEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
 		return runEnded{c.deps.Engine.Run(ctx, p, emit)}
 	})
 }

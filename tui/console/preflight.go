@@ -39,6 +39,14 @@ func (scr *preflightScreen) take(msg tea.Msg) (tea.Cmd, bool) {
 	return nil, false
 }
 
+// takeEvents takes events of the checks.
+func (scr *preflightScreen) takeEvents(events []plan.Event) tea.Cmd {
+	for _, ev := range events {
+		scr.t.Apply(ev)
+	}
+	return nil
+}
+
 // results returns the results: the checks of events, and findings without an event.
 func (p *preflightScreen) results() []view.Check {
 	list := p.t.Checks

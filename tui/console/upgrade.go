@@ -94,11 +94,21 @@ func (c *console) openUpgrade(u *Upgrade) tea.Cmd {
 	c.screen, c.plan, c.err, c.exit = c.upgradePlan, nil, nil, plan.ExitDone
 	c.ran, c.t, c.backup.ended = false, view.Timeline{}, false
 	c.check.busy, c.check.progress = false, view.RunningCheck{} // launch cancels a running check
-	plan := c.launch("planning the upgrade", func(ctx context.Context, emit func(plan.Event)) tea.Msg {
+	plan := c.launch("planning the upgrade", c.takePlanEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
 		p, err := u.Plan(ctx, c.deps.Engine, u.Request, emit)
 		return upgradePlanned{p, err}
 	})
 	return tea.Batch(plan, c.backup.read())
+}
+
+// takePlanEvents takes events of the check that precedes the plan.
+func (c *console) takePlanEvents(events []plan.Event) tea.Cmd {
+	for _, ev := range events {
+		if ev.Object != check.CheckVersions {
+			c.upg.progress.Apply(ev)
+		}
+	}
+	return nil
 }
 
 // startUpgrade is openUpgrade for the next hop.
