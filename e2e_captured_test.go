@@ -159,7 +159,7 @@ journalctl -u kubelet --since -2min | grep -e impostor -e "$1"; exit 1`, mirror,
 		logs = c.kubectl("-n", "constellation-system", "logs", "daemonset/joinservice", "--since=5m")
 		found := false
 		for line := range strings.Lines(logs) {
-			found = found || strings.Contains(line, "join ticket refused") && strings.Contains(line, refused) && strings.Contains(line, "there is a Node of this name already")
+			found = found || strings.Contains(line, "join ticket refused") && strings.Contains(line, refused) && strings.Contains(line, "a Node of this name exists already")
 		}
 		if found {
 			break

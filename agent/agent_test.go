@@ -113,11 +113,11 @@ func TestStatusOfAHostOfNoCluster(t *testing.T) {
 	}
 }
 
-func TestStatusNamesWhatItCannotRead(t *testing.T) {
+func TestStatusNamesUnreadableParts(t *testing.T) {
 	for _, tt := range []struct{ name, file, content, want string }{
 		{"a kubelet that fails", "usr/local/bin/kubelet", "#!/bin/sh\nexit 3\n", "kubelet"},
-		{"a kubeadm that says nothing", "usr/local/bin/kubeadm", "#!/bin/sh\n", "no version in its output"},
-		{"a static pod that is no YAML", "etc/kubernetes/manifests/etcd.yaml", "spec: [", "etcd.yaml"},
+		{"a kubeadm without output", "usr/local/bin/kubeadm", "#!/bin/sh\n", "no version in its output"},
+		{"a static pod that is not YAML", "etc/kubernetes/manifests/etcd.yaml", "spec: [", "etcd.yaml"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			root := t.TempDir()
@@ -177,8 +177,8 @@ func TestHelperConnect(t *testing.T) {
 	}
 }
 
-func TestListenTakesOverOnlyFromDeadAgents(t *testing.T) {
-	t.Run("a living agent is left alone", func(t *testing.T) {
+func TestListenTakesOverOnlyFromEndedAgents(t *testing.T) {
+	t.Run("a running agent keeps its socket", func(t *testing.T) {
 		_, socket := start(t, Host{Root: t.TempDir()})
 		wait(t, socket)
 		err := New(Host{}, socket, slog.New(slog.DiscardHandler)).Run(t.Context())
@@ -186,7 +186,7 @@ func TestListenTakesOverOnlyFromDeadAgents(t *testing.T) {
 			t.Errorf("second agent: %v, want a refusal", err)
 		}
 	})
-	t.Run("the socket of a dead one is replaced", func(t *testing.T) {
+	t.Run("the socket of an agent that has ended is replaced", func(t *testing.T) {
 		socket := filepath.Join(shortDir(t), "a.sock")
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
 		if err != nil {
@@ -260,7 +260,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	wait(t, socket)
 }
 
-func TestUnclearSocketIsNotRemoved(t *testing.T) {
+func TestSocketOfUnknownStateIsNotRemoved(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("root may connect to any socket")
 	}
@@ -272,7 +272,7 @@ func TestUnclearSocketIsNotRemoved(t *testing.T) {
 	defer l.Close()
 	os.Chmod(socket, 0)
 	if _, err := listen(t.Context(), socket, 0); err == nil {
-		t.Error("took over a socket that somebody listens on")
+		t.Error("took over a socket with a listener")
 	}
 }
 
@@ -329,7 +329,7 @@ func TestRequestsAreBounded(t *testing.T) {
 	if served < requestBurst || refused == 0 {
 		t.Errorf("%d served, %d refused", served, refused)
 	}
-	until(t, "a place is free again", func() bool {
+	until(t, "a slot is free again", func() bool {
 		_, err := client.Status(t.Context(), &upgradeproto.StatusRequest{})
 		return err == nil
 	})
@@ -441,18 +441,18 @@ func TestOperatorsUserIsServed(t *testing.T) {
 		t.Errorf("operator: %s", out)
 	}
 	if out := connectAs(t, socket, nobody-1); !strings.Contains(out, "permission denied") {
-		t.Errorf("somebody else: %s", out)
+		t.Errorf("another user: %s", out)
 	}
 	os.Chmod(socket, 0o666)
 	if out := connectAs(t, socket, nobody-1); !strings.Contains(out, "hung up") {
-		t.Errorf("somebody else, by a socket that is open to all: %s", out)
+		t.Errorf("another user, by a socket that is open to all: %s", out)
 	}
 }
 
-// connectAs connects to socket as another user and says what came of it.
+// connectAs connects to socket as another user and returns the result.
 func connectAs(t *testing.T, socket string, uid uint32) string {
 	t.Helper()
-	// The test binary itself lies where only root may look.
+	// The test binary itself is in a directory that only root can read.
 	b, err := os.ReadFile(os.Args[0])
 	if err != nil {
 		t.Fatal(err)

@@ -23,9 +23,9 @@ import (
 	"constellation/engine/component"
 )
 
-// BenchmarkInstall is what a run does with a component: download over loopback, verify,
-// fsync, here 192 MiB by the agent's own binary, which cannot run what it gets and says
-// so. In the same round the peers do half of it each: SHA-256 of the bytes, and write
+// BenchmarkInstall measures the installation of a component by the agent's own binary: download
+// of 192 MiB over loopback, verification, fsync. The component cannot run, so the run fails
+// afterwards. Each round also measures the two halves alone: SHA-256 of the bytes, and a write
 // with fsync. Figures are
 //
 //   - install-MB/s, sha256-MB/s and write-MB/s;
@@ -41,7 +41,7 @@ func BenchmarkInstall(b *testing.B) {
 	}
 	const size = 192 << 20
 	content := bytes.Repeat([]byte("0123456789abcdef0123456789abcde\n"), size/32)
-	var served atomic.Int64 // when the first byte was asked for
+	var served atomic.Int64 // when the first byte was requested
 	mirror := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		served.Store(time.Now().UnixNano())
 		w.Header().Set("Content-Length", strconv.Itoa(len(content)))

@@ -251,7 +251,7 @@ func mayLeave(members []*upgradeproto.EtcdMember, id uint64, name string) (*upgr
 	case len(sick) > 0:
 		return nil, fmt.Errorf("another member is not healthy: %s", strings.Join(sick, ", "))
 	case healthy <= voters/2:
-		return nil, fmt.Errorf("%d of %d voters are healthy, which is no quorum", healthy, voters)
+		return nil, fmt.Errorf("%d of %d voters are healthy, which is not a quorum", healthy, voters)
 	case !leaving.GetLearner() && voters == 1:
 		return nil, fmt.Errorf("%s is the only voter", called(leaving))
 	}

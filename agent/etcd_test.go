@@ -62,7 +62,7 @@ func (m *member) kill() {
 	m.cmd.Wait()
 }
 
-// certificates makes what kubeadm makes for etcd, in dir.
+// certificates creates the certificates that kubeadm creates for etcd, in dir.
 func certificates(t testing.TB, dir string) {
 	t.Helper()
 	write := func(name, kind string, der []byte) {
@@ -145,7 +145,7 @@ func freeAddress(t testing.TB) string {
 // settled waits until all members are healthy and one leads, and returns them by name.
 func settled(t testing.TB, c upgradeproto.AgentClient, n int) (by map[string]*upgradeproto.EtcdMember, leader *upgradeproto.EtcdMember) {
 	t.Helper()
-	until(t, "etcd settles", func() bool {
+	until(t, "etcd is healthy and has a leader", func() bool {
 		l, err := c.EtcdMembers(t.Context(), &upgradeproto.EtcdMembersRequest{})
 		if err != nil || len(l.Members) != n {
 			return false
@@ -168,7 +168,7 @@ func settled(t testing.TB, c upgradeproto.AgentClient, n int) (by map[string]*up
 func refused(t *testing.T, err error, want string) {
 	t.Helper()
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), want) {
-		t.Errorf("got %v, want a refusal that says %q", err, want)
+		t.Errorf("got %v, want a refusal with %q", err, want)
 	}
 }
 
@@ -199,7 +199,7 @@ func TestMembersOfEtcd(t *testing.T) {
 	// The leader stays until it has passed leadership on.
 	_, err := remove(leader.Id, leader.Name)
 	refused(t, err, "move the leader first")
-	// A name and an ID that are not one member's are a mistake.
+	// The name and the ID must be those of the same member.
 	_, err = remove(others[0].Id, others[1].Name)
 	refused(t, err, "called")
 	_, err = remove(4711, others[1].Name)
@@ -216,10 +216,10 @@ func TestMembersOfEtcd(t *testing.T) {
 		t.Errorf("%s leads, want %s", now.Name, others[1].Name)
 	}
 	if r, err := move(leader.Id, 0); err != nil || r.Moved || r.Leader != now.Id {
-		t.Errorf("again: %v, %v; want nothing moved", r, err)
+		t.Errorf("again: %v, %v; want no move", r, err)
 	}
 
-	// One that does not answer keeps all others, and may itself be removed.
+	// While one member does not respond, no other one can be removed, but it can.
 	var dead *member
 	var deadly, alive *upgradeproto.EtcdMember
 	for i := 1; i < 3; i++ { // the agent's own must live
@@ -316,11 +316,11 @@ func TestQuorumIsKept(t *testing.T) {
 		want    string // "" means that it may leave
 	}{
 		{"one of three", list{m(1, "L"), m(2, ""), m(3, "")}, 3, ""},
-		{"the sick one of three", list{m(1, "L"), m(2, ""), m(3, "s")}, 3, ""},
-		{"a well one beside a sick one", list{m(1, "L"), m(2, ""), m(3, "s")}, 2, "another member is not healthy"},
-		{"a sick one beside a sick one", list{m(1, "L"), m(2, "s"), m(3, "s")}, 2, "another member is not healthy"},
-		{"one beside a sick learner", list{m(1, "L"), m(2, ""), m(3, ""), m(4, "ls")}, 2, "another member is not healthy"},
-		{"the sick one of two", list{m(1, "L"), m(2, "s")}, 2, "no quorum"},
+		{"the unhealthy one of three", list{m(1, "L"), m(2, ""), m(3, "s")}, 3, ""},
+		{"a healthy one besides an unhealthy one", list{m(1, "L"), m(2, ""), m(3, "s")}, 2, "another member is not healthy"},
+		{"an unhealthy one besides another unhealthy one", list{m(1, "L"), m(2, "s"), m(3, "s")}, 2, "another member is not healthy"},
+		{"a voter besides an unhealthy learner", list{m(1, "L"), m(2, ""), m(3, ""), m(4, "ls")}, 2, "another member is not healthy"},
+		{"the unhealthy one of two", list{m(1, "L"), m(2, "s")}, 2, "no quorum"},
 		{"one of two", list{m(1, "L"), m(2, "")}, 2, ""},
 		{"the leader", list{m(1, "L"), m(2, ""), m(3, "")}, 1, "move the leader first"},
 		{"the only voter", list{m(1, ""), m(2, "l")}, 1, "the only voter"},
@@ -335,7 +335,7 @@ func TestQuorumIsKept(t *testing.T) {
 	}
 }
 
-func TestSnapshotIsWhole(t *testing.T) {
+func TestSnapshotIsComplete(t *testing.T) {
 	members, pki := startEtcd(t, 1)
 	c, _ := start(t, Host{Root: t.TempDir(), Etcd: Etcd{Endpoint: members[0].client, PKI: pki}})
 	settled(t, c, 1)
@@ -377,7 +377,7 @@ func TestSnapshotIsWhole(t *testing.T) {
 	})
 	members[0].kill()
 	if _, sum, err := snapshot(c.SnapshotEtcd(t.Context(), &upgradeproto.SnapshotEtcdRequest{})); err == nil || sum != nil {
-		t.Error("a snapshot of an etcd that is gone")
+		t.Error("a snapshot of an etcd that has ended")
 	}
 }
 
@@ -455,7 +455,7 @@ func TestStateOfEtcd(t *testing.T) {
 	}
 	members[1].kill()
 	if _, err := agents[1].EtcdState(ctx, &upgradeproto.EtcdStateRequest{Revision: revision}); err == nil {
-		t.Error("the state of an etcd that is gone")
+		t.Error("the state of an etcd that has ended")
 	}
 }
 
@@ -490,7 +490,7 @@ func TestDamagedSnapshotsAreFound(t *testing.T) {
 		{"cut by a byte", good[:len(good)-1], false},
 		{"a bit flipped", flipped, false},
 		{"empty", nil, false},
-		{"a hash of nothing", sha256Of(nil), false},
+		{"the hash of no data", sha256Of(nil), false},
 	} {
 		for _, small := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, in small pieces %t", tt.name, small), func(t *testing.T) {

@@ -39,7 +39,7 @@ import (
 
 const (
 	// standInEnv makes the test binary a stand-in for kubeadm and kubelet; its value is
-	// the directory that says how it behaves.
+	// the directory of files that control it.
 	standInEnv = "AGENT_TEST_STAND_IN"
 	// processEnv makes it an agent in a process of its own.
 	processEnv = "AGENT_TEST_PROCESS"
@@ -99,7 +99,7 @@ func note(ctl, deed string) {
 	fmt.Fprintln(f, deed)
 }
 
-// hang waits while the test wants it to.
+// hang waits while the test requires it.
 func hang(ctx context.Context, ctl, what string) {
 	for ctx.Err() == nil && exists(filepath.Join(ctl, "hang-"+what)) {
 		os.WriteFile(filepath.Join(ctl, "hanging-"+what), nil, 0o600)
@@ -296,7 +296,7 @@ func (r *rig) up() {
 	r.cmd.Env = append(os.Environ(), processEnv+"="+string(arg))
 	r.out = &bytes.Buffer{}
 	r.cmd.Stdout, r.cmd.Stderr = r.out, r.out
-	// What kubeadm's stand-in inherits must not keep Wait waiting.
+	// Pipes that kubeadm's stand-in inherits must not block Wait.
 	r.cmd.WaitDelay = time.Second
 	if err := r.cmd.Start(); err != nil {
 		r.t.Fatal(err)
@@ -361,7 +361,7 @@ func collect(stream grpc.ServerStreamingClient[upgradeproto.UpgradeResponse], er
 	return all, err
 }
 
-// outline is a stream in short; numbers must rise.
+// outline summarizes a stream; numbers must rise.
 func outline(all []*upgradeproto.UpgradeResponse) string {
 	var s []string
 	last := uint64(0)
@@ -393,7 +393,7 @@ func lines(all []*upgradeproto.UpgradeResponse) (s []string) {
 	return s
 }
 
-// until polls for what another goroutine or process does.
+// until polls until another goroutine or process has met the condition.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(60 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -537,9 +537,9 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"nothing to upgrade", codes.InvalidArgument, "what", func(r *upgradeproto.UpgradeRequest) { r.What = 0 }},
 		{"no version", codes.InvalidArgument, "version", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "" }},
 		{"an option instead of a version", codes.InvalidArgument, "version", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "--force" }},
-		{"a version in other words", codes.InvalidArgument, "is not in canonical form", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "1.36.3" }},
-		{"a version down", codes.FailedPrecondition, "downgrade to", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v1.35.3" }},
-		{"two minors at once", codes.FailedPrecondition, "more than one minor", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v1.37.0" }},
+		{"a version in another form", codes.InvalidArgument, "is not in canonical form", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "1.36.3" }},
+		{"a downgrade", codes.FailedPrecondition, "downgrade to", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v1.35.3" }},
+		{"two minor versions at once", codes.FailedPrecondition, "more than one minor", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v1.37.0" }},
 		{"another major", codes.FailedPrecondition, "more than one minor", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v2.36.3" }},
 		{"no digest", codes.InvalidArgument, "digest", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Digest = "" }},
 		{"another path", codes.InvalidArgument, "path is", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Path = "/usr/bin/kubeadm" }},
@@ -563,22 +563,22 @@ func TestRequestsAreRefused(t *testing.T) {
 			}
 			_, err := collect(c.Upgrade(t.Context(), req))
 			if status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("got %v, want %s that says %q", err, tt.code, tt.want)
+				t.Errorf("got %v, want %s with %q", err, tt.code, tt.want)
 			}
 		})
 	}
 	s, err := c.Status(t.Context(), &upgradeproto.StatusRequest{})
 	if err != nil || s.Run != nil || r.deeds() != "" {
-		t.Errorf("%v, %v, %s; want nothing done", s, err, r.deeds())
+		t.Errorf("%v, %v, %s; want no effect", s, err, r.deeds())
 	}
 }
 
 func TestFailuresAreReportedAndRetried(t *testing.T) {
 	for _, tt := range []struct{ name, script, content, outline, deeds, message string }{
 		{"kubeadm refuses", "fail-apply", "[ERROR CoreDNSUnsupportedPlugins]: no", "verify:running install-kubeadm:running plan:running apply:running apply:failed failure in apply", "plan apply", "CoreDNSUnsupportedPlugins"},
-		{"the API server is away for a while", "fail-plan", "dial tcp 10.0.0.1:6443: connect: connection refused\nfailed to get config map: context deadline exceeded", straight, "plan plan plan apply restart-kubelet", ""},
+		{"the API server is unavailable for a while", "fail-plan", "dial tcp 10.0.0.1:6443: connect: connection refused\nfailed to get config map: context deadline exceeded", straight, "plan plan plan apply restart-kubelet", ""},
 		{"the Job of the health check is not done", "fail-apply", "[ERROR CreateJob]: Job did not complete in 15s", straight, "plan apply apply restart-kubelet", ""},
-		{"kubeadm says yes and does nothing", "idle", "", "verify:running install-kubeadm:running plan:running apply:running apply:failed failure in apply", "plan apply", `kube-apiserver is "v1.35.4", want v1.36.3`},
+		{"kubeadm succeeds without an effect", "idle", "", "verify:running install-kubeadm:running plan:running apply:running apply:failed failure in apply", "plan apply", `kube-apiserver is "v1.35.4", want v1.36.3`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -624,7 +624,7 @@ func TestWrongContentIsNeverInstalled(t *testing.T) {
 	if s, err := c.Status(t.Context(), &upgradeproto.StatusRequest{}); err != nil || s.KubeadmVersion != from {
 		t.Errorf("%v, %v", s, err)
 	}
-	// The right bytes of the wrong version are no better.
+	// Content with the right digest but another version is refused, too.
 	req = r.request("t2")
 	old := r.program(from)
 	sum := sha256.Sum256(old)
@@ -685,7 +685,7 @@ func TestFloodsOfLinesAreBounded(t *testing.T) {
 	}
 }
 
-func TestKilledAgentGoesOn(t *testing.T) {
+func TestKilledAgentContinues(t *testing.T) {
 	for _, tt := range []struct {
 		at    string // where it is killed
 		stage string
@@ -743,7 +743,7 @@ func TestKilledAgentGoesOn(t *testing.T) {
 				t.Fatalf("%v\n%s\n%s", err, outline(all), r.out)
 			}
 			if tt.found == strings.Contains(outline(all), interrupted) {
-				t.Errorf("told as %s", outline(all))
+				t.Errorf("reported as %s", outline(all))
 			}
 			// One kubeadm at a time, and no line of it twice.
 			var runs int
@@ -753,15 +753,15 @@ func TestKilledAgentGoesOn(t *testing.T) {
 				}
 			}
 			if deeds := strings.Fields(strings.ReplaceAll(r.deeds(), "restart-kubelet", "")); runs != len(deeds) {
-				t.Errorf("%d kubeadms told, %d ran", runs, len(deeds))
+				t.Errorf("%d runs of kubeadm reported, %d ran", runs, len(deeds))
 			}
 		})
 	}
 }
 
-// TestJournalsEndAnywhere starts an agent on every beginning of a journal, as a power
+// TestTruncatedJournals starts an agent on every beginning of a journal, as a power
 // cut leaves it.
-func TestJournalsEndAnywhere(t *testing.T) {
+func TestTruncatedJournals(t *testing.T) {
 	r := newRig(t, true)
 	all, err := collect(r.inside().Upgrade(t.Context(), r.request("t1")))
 	if err != nil || outline(all) != straight {
@@ -811,7 +811,7 @@ func TestJournalsEndAnywhere(t *testing.T) {
 			dir.Close()
 		}
 	}
-	t.Run("after a reboot the same request goes on", func(t *testing.T) {
+	t.Run("after a reboot the same request continues", func(t *testing.T) {
 		r := newRig(t, true)
 		text := bytes.ReplaceAll(bytes.Join(whole[:len(whole)/2], nil), nil, nil)
 		req := r.request("t1")
@@ -833,7 +833,7 @@ func TestJournalsEndAnywhere(t *testing.T) {
 	})
 }
 
-func TestLostManifestIsPutBack(t *testing.T) {
+func TestLostManifestIsRestored(t *testing.T) {
 	r := newRig(t, true)
 	manifest := filepath.Join(r.settings.Root, "etc/kubernetes/manifests/kube-apiserver.yaml")
 	b, err := os.ReadFile(manifest)
@@ -867,7 +867,7 @@ func TestLostManifestIsPutBack(t *testing.T) {
 	}
 }
 
-func TestStoppedAgentLeavesKubeadmAlone(t *testing.T) {
+func TestStoppedAgentDoesNotStopKubeadm(t *testing.T) {
 	r := newRig(t, true)
 	r.script("hang-apply", "")
 	r.up()
@@ -885,7 +885,7 @@ func TestStoppedAgentLeavesKubeadmAlone(t *testing.T) {
 	if err := r.cmd.Wait(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		t.Errorf("agent ended with %v\n%s", err, r.out)
 	}
-	r.release() // kubeadm ends while no agent is there
+	r.release() // kubeadm ends while no agent runs
 	until(t, "kubeadm is done", func() bool {
 		b, _ := os.ReadFile(filepath.Join(r.settings.Root, "etc/kubernetes/manifests/kube-scheduler.yaml"))
 		return strings.Contains(string(b), to)

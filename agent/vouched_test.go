@@ -118,10 +118,10 @@ func TestOnlyVouchedComponentsRun(t *testing.T) {
 		t.Errorf("a machine without keys: %v", err)
 	}
 	if s, err := c.Status(t.Context(), &upgradeproto.StatusRequest{}); err != nil || s.Run != nil || s.KubeadmVersion != from || fetched.Load() != 0 || exists(filepath.Join(r.settings.Ctl, "owned")) || r.deeds() != "" {
-		t.Errorf("%v, %v, %d fetched, %s; want nothing done", s, err, fetched.Load(), r.deeds())
+		t.Errorf("%v, %v, %d fetched, %s; want no effect", s, err, fetched.Load(), r.deeds())
 	}
 	releasetest.Furnish(t, r.settings.Root)
 	if all, err := collect(c.Upgrade(t.Context(), r.request("t1"))); err != nil || outline(all) != straight {
-		t.Errorf("what the release builder vouches for: %v\n%s", err, outline(all))
+		t.Errorf("components with the release builder's statement: %v\n%s", err, outline(all))
 	}
 }

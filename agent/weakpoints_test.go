@@ -20,8 +20,8 @@ import (
 // the operator's.
 
 // Old design: kubeadm is a child of the request, and is killed when the connection breaks,
-// which the restart of the API server by kubeadm itself can cause. TestKilledAgentGoesOn and
-// TestStoppedAgentLeavesKubeadmAlone cover the same.
+// which the restart of the API server by kubeadm itself can cause. TestKilledAgentContinues and
+// TestStoppedAgentDoesNotStopKubeadm cover the same.
 func TestWeakPointR8CutConnectionEndsNothing(t *testing.T) {
 	r := newRig(t, true)
 	r.script("hang-apply", "")
@@ -71,7 +71,7 @@ func TestWeakPointR9CallersAreNotTrusted(t *testing.T) {
 			t.Errorf("the directory's file: %q, %v", b, err)
 		}
 	})
-	t.Run("the socket is its owner's, and others are hung up on", func(t *testing.T) {
+	t.Run("other users of the socket are disconnected", func(t *testing.T) {
 		socket := filepath.Join(t.TempDir(), "s", "a.sock")
 		l, err := listen(t.Context(), socket, 0)
 		if err != nil {
@@ -117,7 +117,7 @@ func TestWeakPointR9CallersAreNotTrusted(t *testing.T) {
 			}
 		}
 		if s, err := c.Status(t.Context(), &upgradeproto.StatusRequest{}); err != nil || s.Run != nil || r.deeds() != "" || s.KubeadmVersion != from {
-			t.Errorf("%v, %v, %s; want nothing done", s, err, r.deeds())
+			t.Errorf("%v, %v, %s; want no effect", s, err, r.deeds())
 		}
 	})
 }

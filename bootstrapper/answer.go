@@ -23,7 +23,7 @@ var (
 	errCluster     = errors.New("there is a cluster behind the load balancer already; this machine is about to join it")
 	errNotFinished = errors.New("there is no result to acknowledge yet")
 	errFailedInit  = errors.New("the init failed; there is no result to acknowledge")
-	errNothing     = errors.New("no init was begun on this machine")
+	errNothing     = errors.New("no init was started on this machine")
 	errFetched     = errors.New("the result was fetched and acknowledged")
 	errStopping    = errors.New("the bootstrapper is stopping")
 )

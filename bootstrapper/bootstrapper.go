@@ -102,7 +102,8 @@ type Machine struct {
 	hurry     time.Duration  // bounds pauses; 0: no bound
 }
 
-// Metadata is the part of the cloud that a machine uses.
+// Metadata is the part of the cloud's metadata service that a machine uses. (Package operator
+// uses the cloud's control API, cloudAPI.)
 type Metadata interface {
 	Self(context.Context) (cloud.Instance, error)
 	// Peers returns all instances of the cluster, including this one. The list may lag.

@@ -33,15 +33,15 @@ func floodRig(t *testing.T) *rig {
 	return r
 }
 
-// heard asks with a right secret until it is answered, as a console does, and returns
-// how long that took. There is nothing to acknowledge, which only those learn who have
-// the right secret.
+// heard retries Ack with the right secret until it gets an answer, as a console does, and
+// returns the duration. The answer is that there is nothing to acknowledge; only callers with
+// the right secret get it.
 func (r *rig) heard(addr string, limit time.Duration) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), limit)
 	defer cancel()
 	start := time.Now()
 	for {
-		try, cancel := context.WithTimeout(ctx, 2*time.Second) // like a console, which dials again
+		try, cancel := context.WithTimeout(ctx, 2*time.Second) // a console dials again, too
 		_, err := r.console(addr).Ack(try, &initproto.AckRequest{InitSecret: initSecret})
 		cancel()
 		if status.Code(err) == codes.FailedPrecondition {
@@ -55,8 +55,8 @@ func (r *rig) heard(addr string, limit time.Duration) (time.Duration, error) {
 	}
 }
 
-// TestSilentConnectionsDoNotBlockInit opens 64 connections from one source that send
-// nothing, and 20 consoles that try once each.
+// TestSilentConnectionsDoNotBlockInit opens 64 silent connections from one source, and starts 20
+// consoles that try once each.
 func TestSilentConnectionsDoNotBlockInit(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	x := r.start()
@@ -81,9 +81,9 @@ func TestSilentConnectionsDoNotBlockInit(t *testing.T) {
 	x.stop(t)
 }
 
-// TestConsoleGetsThroughAFlood is 10,000 silent connections and 1,000 half-spoken
+// TestInitSucceedsDuringAFlood is 10,000 silent connections and 1,000 half-spoken
 // handshakes, all replaced whenever they are closed, and consoles among them.
-func TestConsoleGetsThroughAFlood(t *testing.T) {
+func TestInitSucceedsDuringAFlood(t *testing.T) {
 	const limit = 10 * time.Second
 	testneeds.Sockets(t)
 	if err := flood.Descriptors(12_000); err != nil {
@@ -108,11 +108,11 @@ func TestConsoleGetsThroughAFlood(t *testing.T) {
 			for range 5 {
 				took, err := r.heard(x.addr, limit)
 				if err != nil {
-					t.Fatalf("a console is not heard within %s: %v", limit, err)
+					t.Fatalf("a console got no answer within %s: %v", limit, err)
 				}
 				worst = max(worst, took)
 			}
-			// And all the way: it makes the node, with a TPM that strangers ask for quotes.
+			// The init also completes, with a TPM from which other callers request quotes.
 			start := time.Now()
 			if _, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA))); err != nil {
 				t.Errorf("init during the flood: %v", err)
@@ -124,15 +124,15 @@ func TestConsoleGetsThroughAFlood(t *testing.T) {
 			if err != nil || opened < 11_000 {
 				t.Errorf("%d connections were opened, %v", opened, err)
 			}
-			t.Logf("console heard within %s, among %d connections (%d could not be opened)", worst.Round(time.Millisecond), opened, failed)
+			t.Logf("console answered within %s, among %d connections (%d could not be opened)", worst.Round(time.Millisecond), opened, failed)
 			x.stop(t)
 		})
 	}
 }
 
-// TestGuesserDoesNotLockOutConsole guesses the secret beyond every limit, from the console's source
+// TestGuessesDoNotLockOutConsole guesses the secret beyond every limit, from the console's source
 // and from others.
-func TestGuesserDoesNotLockOutConsole(t *testing.T) {
+func TestGuessesDoNotLockOutConsole(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	x := r.start()
 	client := r.console(x.addr)

@@ -61,10 +61,10 @@ const (
 	// load balancer costs no machine.
 	maxJoins     = 8
 	firstOfJoins = 2 * time.Second
-	// ghostLife is how long the Node of a machine that joined before, and was reset, may still
+	// earlierNodeLife is how long the Node of a machine that joined before, and was reset, may still
 	// look alive to the cluster, which notices after 50 s. kubeadm refuses to join until then,
 	// which is not a failure of this machine.
-	ghostLife = 3 * time.Minute
+	earlierNodeLife = 3 * time.Minute
 	// ticketLife is how long a ticket is used; its token is valid for 15 minutes.
 	ticketLife = 14 * time.Minute
 
@@ -329,7 +329,7 @@ func (c *JoinClient) connect(endpoint string, v attestation.Validator) (*service
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 			return (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", addr)
 		}),
-		// A control plane without a report for 15 s loses the turn.
+		// A control plane without a report for 15 s loses the join turn.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 4 * time.Second}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxTicket)),
 	)
@@ -365,7 +365,7 @@ func (c *JoinClient) ask(ctx context.Context, endpoint string, self cloud.Instan
 	}
 	st, ok := atls.PeerStatement(peer.NewContext(ctx, &p))
 	if !ok {
-		return nil, nil, true, errors.New("the join service showed no evidence")
+		return nil, nil, true, errors.New("the join service sent no evidence")
 	}
 	id := raw.GetClusterId()
 	if len(id) == 0 || !bytes.Equal(st.PCRs[clusterRegister], attestation.ClusterIDPCR(id)) {
@@ -410,7 +410,7 @@ func (c *JoinClient) join(ctx context.Context, self cloud.Instance, t *ticket, r
 	r.say(stepClaim, stateRunning, slog.LevelInfo, "writing the cluster's ID to register 15 of the TPM")
 	if err := c.Lock.ClaimJoin(ctx, t.cluster); err != nil {
 		err = fmt.Errorf("claim the node: %w", err)
-		// This tells the join service to release the turn.
+		// With this report the join service releases the turn.
 		r.say(stepClaim, stateFailed, slog.LevelWarn, err.Error())
 		if errors.Is(err, errClaimed) {
 			return errors.Join(err, removeAll(c.State, ticketFile))
@@ -433,15 +433,15 @@ func (c *JoinClient) join(ctx context.Context, self cloud.Instance, t *ticket, r
 		}
 		var k *kubeadm.Error
 		final := errors.As(err, &k) && k.InvalidConfig() || errors.Is(err, errVersion)
-		ghost := errors.As(err, &k) && strings.Contains(k.Message, ghostMessage) && time.Since(start) < ghostLife
-		if try == maxJoins && !ghost || final || time.Since(t.received) > ticketLife {
+		earlierNode := errors.As(err, &k) && strings.Contains(k.Message, earlierNodeMessage) && time.Since(start) < earlierNodeLife
+		if try == maxJoins && !earlierNode || final || time.Since(t.received) > ticketLife {
 			err = fmt.Errorf("%w after %d tries: %w", errJoinFailed, try, err)
 			r.say(step, stateFailed, slog.LevelError, err.Error())
 			return err
 		}
 		least, limit := min(firstOfJoins<<(try-1), maxPause), maxPause
 		least = least/2 + mathrand.N(least) // machines that failed together should not retry together
-		if ghost {
+		if earlierNode {
 			try--
 			least, limit = 0, quietPause
 			r.say(step, stateRunning, slog.LevelInfo, "waiting for the cluster to notice that this machine's earlier Node is gone")
@@ -460,8 +460,8 @@ func (c *JoinClient) join(ctx context.Context, self cloud.Instance, t *ticket, r
 	return removeAll(c.State, ticketFile, keyFile, requestCSR)
 }
 
-// ghostMessage is part of kubeadm's message when a Node of this name looks alive.
-const ghostMessage = "already exists in the cluster"
+// earlierNodeMessage is part of kubeadm's message when a Node of this name looks alive.
+const earlierNodeMessage = "already exists in the cluster"
 
 // errVersion means that the installed version differs from the ticket.
 var errVersion = errors.New("installed kubeadm is of another version")

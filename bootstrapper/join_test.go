@@ -196,7 +196,7 @@ func TestJoinMakesANode(t *testing.T) {
 			}
 			for _, name := range []string{ticketFile, keyFile, requestCSR} {
 				if exists(filepath.Join(r.m.StateDir, name)) {
-					t.Errorf("%s is still there", name)
+					t.Errorf("%s still exists", name)
 				}
 			}
 			want := "claim-node:running info writing the cluster's ID to register 15 of the TPM\n" +
@@ -226,17 +226,17 @@ func TestJoinServicesThatAreNotTrusted(t *testing.T) {
 		bend func(*service)
 		want string // in the log
 	}{
-		{"one that runs another image", func(s *service) { s.member.events = image("evil") }, "measurements differ"},
-		{"one on a worker", func(s *service) { s.member.id.Role = cloud.Worker }, "expected a control-plane"},
-		{"one of another project", func(s *service) { s.member.id.UID = "other" }, "wrong instance"},
-		{"one on a machine that is no member", func(s *service) { s.member.cluster = nil }, "belongs to no cluster"},
-		{"one of another cloud", func(s *service) { s.member.ca = newCA(s.t) }, "not trusted"},
+		{"a join service with another image", func(s *service) { s.member.events = image("evil") }, "measurements differ"},
+		{"a join service on a worker", func(s *service) { s.member.id.Role = cloud.Worker }, "expected a control-plane"},
+		{"a join service of another project", func(s *service) { s.member.id.UID = "other" }, "wrong instance"},
+		{"a join service on a machine that is not a member", func(s *service) { s.member.cluster = nil }, "belongs to no cluster"},
+		{"a join service of another cloud", func(s *service) { s.member.ca = newCA(s.t) }, "not trusted"},
 		{
-			"one that hands out tickets of another cluster",
+			"a join service with tickets of another cluster",
 			func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.ClusterId = clusterA } }, "issued a ticket for a cluster of which it is not a member",
 		},
-		{"one whose ticket has no cluster", func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.ClusterId = nil } }, "issued a ticket for a cluster of which it is not a member"},
-		{"one whose ticket is no good", func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.Token = "" } }, "token is malformed"},
+		{"a join service whose ticket has no cluster", func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.ClusterId = nil } }, "issued a ticket for a cluster of which it is not a member"},
+		{"a join service whose ticket is malformed", func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.Token = "" } }, "token is malformed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t, cloud.Worker)
@@ -251,7 +251,7 @@ func TestJoinServicesThatAreNotTrusted(t *testing.T) {
 	}
 }
 
-func TestImageThatOursKnowsIsTrusted(t *testing.T) {
+func TestListedImageIsTrusted(t *testing.T) {
 	r := newRig(t, cloud.Worker)
 	r.m.Images = []attestation.Measurements{measured("v0.9.0"), measured("v1.0.0")}
 	r.serveJoins(func(s *service) { s.member.events = image("v1.0.0") })
@@ -262,7 +262,7 @@ func TestImageThatOursKnowsIsTrusted(t *testing.T) {
 
 func later1(c codes.Code, d time.Duration) error { return later(c, "come back", d) }
 
-func TestJoinAsksUntilItGetsATicket(t *testing.T) {
+func TestJoinRetriesUntilItGetsATicket(t *testing.T) {
 	r := newRig(t, cloud.Worker)
 	s := r.serveJoins(func(s *service) {
 		s.answers = []error{
@@ -311,7 +311,7 @@ func TestJoinKeepsItsIdentityOverRestarts(t *testing.T) {
 }
 
 // What etcd has acknowledged stays until etcd has let the member go.
-func TestDataOfAMemberOfEtcdIsNotRemovedUnasked(t *testing.T) {
+func TestEtcdDataIsKeptUntilTheMemberIsRemoved(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	r.script("fail-join", "1")
 	s := r.serveJoins(nil)
@@ -319,17 +319,17 @@ func TestDataOfAMemberOfEtcdIsNotRemovedUnasked(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := r.start().end(t); !errors.Is(err, ErrStuck) {
-		t.Errorf("%v, want that it cannot go on", err)
+		t.Errorf("%v, want a failure", err)
 	}
 	if r.calls() != "join" {
 		t.Errorf("kubeadm was called with %s, want no reset", r.calls())
 	}
 	if said := s.said(); !strings.Contains(said, "read etcd client credentials") {
-		t.Errorf("it does not say why:\n%s", said)
+		t.Errorf("the log lacks the reason:\n%s", said)
 	}
 }
 
-func TestJoinTriesAgainAfterAReset(t *testing.T) {
+func TestJoinIsRetriedAfterAReset(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	r.script("fail-join", "1\n2")
 	s := r.serveJoins(nil)
@@ -344,11 +344,11 @@ func TestJoinTriesAgainAfterAReset(t *testing.T) {
 		t.Errorf("reported\n%s", said)
 	}
 	if strings.Contains(said, "canary") || strings.Contains(r.logged(), "canary") || strings.Contains(said, "zyxwvu.98") {
-		t.Error("a secret got out")
+		t.Error("a secret leaked")
 	}
 }
 
-func TestJoinWaitsForItsOwnGhost(t *testing.T) {
+func TestJoinWaitsForItsEarlierNode(t *testing.T) {
 	r := newRig(t, cloud.Worker)
 	r.script("fail-join", strings.Repeat("1 a Node with name \"worker-0\" and status \"Ready\" already exists in the cluster\n", 3*maxJoins))
 	s := r.serveJoins(nil)
@@ -395,7 +395,7 @@ func TestJoinThatFailsEndsUntilTheMachineIsRestarted(t *testing.T) {
 	}
 }
 
-func TestKilledJoinGoesOnWithItsTicket(t *testing.T) {
+func TestKilledJoinContinuesWithItsTicket(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	r.script("hang-join", "")
 	s := r.serveJoins(nil)
@@ -483,7 +483,7 @@ func TestTicketsThatAreRefused(t *testing.T) {
 		}, "does not cover these components"},
 		{"another path", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.Components[1].Path = "/etc/cron.d/kubelet" }, "does not cover these components"},
 		{"another version", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.KubernetesVersion = "v1.34.8" }, "does not name Kubernetes v1.34.8"},
-		{"the statement of a stranger", worker, func(s *service, t *joinproto.IssueJoinTicketResponse) {
+		{"a statement by another key", worker, func(s *service, t *joinproto.IssueJoinTicketResponse) {
 			k, err := release.NewPrivateKey("stranger")
 			if err != nil {
 				s.t.Fatal(err)
@@ -604,7 +604,7 @@ func TestEndpointsAreTheLoadBalancerAndOtherControlPlanes(t *testing.T) {
 	}
 }
 
-func TestAskedToWaitHasALimit(t *testing.T) {
+func TestRequestedDelayHasALimit(t *testing.T) {
 	with := func(c codes.Code, d time.Duration) error {
 		st, err := status.New(c, "later").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(d)})
 		if err != nil {
@@ -617,12 +617,12 @@ func TestAskedToWaitHasALimit(t *testing.T) {
 		err  error
 		want time.Duration
 	}{
-		{"as long as it says", with(codes.Unavailable, 3*time.Second), 3 * time.Second},
-		{"also when it is exhausted", with(codes.ResourceExhausted, time.Second), time.Second},
-		{"but not for hours", with(codes.Unavailable, 5*time.Hour), maxAsked},
-		{"nor for less than nothing", with(codes.Unavailable, -time.Hour), 0},
-		{"a refusal asks for nothing", with(codes.PermissionDenied, time.Second), 0},
-		{"nor does an error of our own", errors.New("x"), 0},
+		{"the requested delay", with(codes.Unavailable, 3*time.Second), 3 * time.Second},
+		{"the requested delay of ResourceExhausted", with(codes.ResourceExhausted, time.Second), time.Second},
+		{"a delay of hours is limited", with(codes.Unavailable, 5*time.Hour), maxAsked},
+		{"a negative delay is ignored", with(codes.Unavailable, -time.Hour), 0},
+		{"a refusal without a delay", with(codes.PermissionDenied, time.Second), 0},
+		{"an error that is not a status", errors.New("x"), 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := askedToWait(tt.err); got != tt.want {
@@ -685,8 +685,8 @@ func TestInitEndsTheJoin(t *testing.T) {
 	}
 }
 
-// TestInitAndJoinWantTheSameMachine is the race with everything real but kubeadm.
-func TestInitAndJoinWantTheSameMachine(t *testing.T) {
+// TestInitAndJoinRaceForAMachine runs the race; everything except kubeadm is real.
+func TestInitAndJoinRaceForAMachine(t *testing.T) {
 	wins := map[string]int{}
 	for round := range 20 {
 		r := newRig(t, cloud.ControlPlane)
@@ -711,7 +711,7 @@ func TestInitAndJoinWantTheSameMachine(t *testing.T) {
 			x.stop(t)
 			continue
 		}
-		// The console learns that it lost, or that the machine is gone.
+		// The console gets the claimant, or a lost connection.
 		if c := status.Code(err); c != codes.FailedPrecondition && c != codes.Unavailable || len(got) > 0 {
 			t.Errorf("round %d: %v, %s", round, err, outline(got))
 		}

@@ -22,7 +22,7 @@ func TestWrongSecretsAreLimitedAndForgiven(t *testing.T) {
 			t.Fatalf("too many: wait %s", wait)
 		}
 		if other := l.wrong("b", time.Now()); other != 0 {
-			t.Error("another source pays for it")
+			t.Error("another source is limited, too")
 		}
 		time.Sleep(wait)
 		if wait := l.wrong("a", time.Now()); wait != 0 {
@@ -81,7 +81,7 @@ func TestLimitHoldsForAttemptsAtTheSameTime(t *testing.T) {
 	}
 }
 
-func TestManySourcesCostNoMemory(t *testing.T) {
+func TestMemoryOfSourcesIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l limiter
 		for i := range 20 * maxSources {

@@ -36,8 +36,8 @@ func TestLockAndTPMMustAgree(t *testing.T) {
 		stuck      string // part of the error
 	}{
 		{"a new machine is free", "", nil, "", ""},
-		{"a claimed one", file(claimed, byInit, clusterA), clusterA, claimed, ""},
-		{"a claimed one after a reboot", file(claimed, byJoin, clusterA), nil, claimed, ""},
+		{"a claimed machine", file(claimed, byInit, clusterA), clusterA, claimed, ""},
+		{"a claimed machine after a reboot", file(claimed, byJoin, clusterA), nil, claimed, ""},
 		{"a member", file(member, byJoin, clusterA), clusterA, member, ""},
 		{"a member after a reboot", file(member, byInit, clusterA), nil, member, ""},
 		{"a used machine with an empty disk", "", clusterA, "", "the disk has no claim"},
@@ -55,7 +55,7 @@ func TestLockAndTPMMustAgree(t *testing.T) {
 			l, err := openLock(t.Context(), openState(t, dir), &softTPM{t: t, cluster: tt.register})
 			if tt.stuck != "" {
 				if !errors.Is(err, ErrStuck) || !strings.Contains(err.Error(), tt.stuck) || !strings.Contains(err.Error(), "re") {
-					t.Errorf("got %v, want it stuck and to say %q", err, tt.stuck)
+					t.Errorf("got %v, want ErrStuck with %q", err, tt.stuck)
 				}
 				return
 			}
@@ -105,7 +105,7 @@ func TestClaimIsExclusiveAndPermanent(t *testing.T) {
 	select {
 	case <-l.Claimed():
 	default:
-		t.Error("the join was not told")
+		t.Error("the join was not notified")
 	}
 	for range 3 { // a restart, and another
 		if err := l.seal(t.Context()); err != nil {
@@ -125,7 +125,7 @@ func TestClaimIsExclusiveAndPermanent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if h, _ := l.holder(); h.Failure != "" || h.Retry || h.State != claimed {
-		t.Errorf("after it was taken back: %+v", h)
+		t.Errorf("after the failure was cleared: %+v", h)
 	}
 	if err := l.fail("broken for good", false); err != nil {
 		t.Fatal(err)
@@ -134,7 +134,7 @@ func TestClaimIsExclusiveAndPermanent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if h, _ := l.holder(); h.Failure != "broken for good" {
-		t.Errorf("a final failure was taken back: %+v", h)
+		t.Errorf("a final failure was cleared: %+v", h)
 	}
 	if err := l.finish("n"); err != nil {
 		t.Fatal(err)
@@ -157,8 +157,8 @@ func TestClaimIsExclusiveAndPermanent(t *testing.T) {
 	}
 }
 
-// TestInitAndJoinRace lets an init and a join want the node at the same time, in one
-// process and in two that share its disk.
+// TestInitAndJoinRace runs an init and a join that claim the node concurrently, in one process
+// and in two processes with the same disk.
 func TestInitAndJoinRace(t *testing.T) {
 	const rounds = 1000
 	dir := t.TempDir()

@@ -57,14 +57,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// scriptedKubeadm does to the file system below ctl/root what kubeadm does to a host,
-// as far as it matters here. Files in ctl bend it:
+// scriptedKubeadm changes the file system below ctl/root as kubeadm changes a host, as far as
+// these tests need. Files in ctl control it:
 //
-//	hang-<call>   it says so in hanging-<call> and waits to be killed
-//	fail-<call>   it fails with the exit code and words in it, as often as it has lines
-//	preflight     it refuses to init for the errors in it, one in each line
+//	hang-<call>   it creates hanging-<call> and waits to be killed
+//	fail-<call>   it fails with the exit code and the message of a line, once per line
+//	preflight     its init fails with these errors, one per line
 //
-// Calls are noted in ctl/calls.
+// Calls are recorded in ctl/calls.
 func scriptedKubeadm(ctl string, args []string) int {
 	root := filepath.Join(ctl, "root")
 	at := func(name string) string { return filepath.Join(root, name) }
@@ -106,7 +106,7 @@ func scriptedKubeadm(ctl string, args []string) int {
 	fmt.Fprintln(f, call)
 	f.Close()
 
-	// What makes a second try without a reset fail.
+	// A second try without a reset fails because of these.
 	if (call == "init" || call == "join") && there("etc/kubernetes/kubelet.conf") {
 		fmt.Println("error execution phase preflight: [ERROR FileAvailable--etc-kubernetes-kubelet.conf]: it exists")
 		return 2
@@ -243,8 +243,8 @@ type softTPM struct {
 	events []attestation.MeasuredEvent
 
 	mu      sync.Mutex
-	cluster []byte // what register 15 was extended with; nil: zero
-	broken  error  // what extend returns
+	cluster []byte // value with which register 15 was extended; nil: zero
+	broken  error  // result of extend
 	extends int
 }
 
@@ -303,7 +303,7 @@ func (s *softTPM) Issue(ctx context.Context, userData []byte) ([]byte, error) {
 	return i.Issue(ctx, userData)
 }
 
-// fakeCloud is metadata in memory. Its load balancer is the loopback.
+// fakeCloud is a metadata service in memory. Its load balancer is the loopback address.
 type fakeCloud struct {
 	mu       sync.Mutex
 	instance cloud.Instance
@@ -311,7 +311,7 @@ type fakeCloud struct {
 	lb       string
 	secret   []byte
 	err      error
-	lbErrs   []error // of the next questions for the load balancer
+	lbErrs   []error // of the next requests for the load balancer
 }
 
 func (f *fakeCloud) Self(context.Context) (cloud.Instance, error) {
@@ -356,7 +356,7 @@ var (
 	clusterB   = bytes.Repeat([]byte{0xb}, 32)
 )
 
-// image is what an OS image of this name measures.
+// image returns the measurements of an OS image of this name.
 func image(name string) []attestation.MeasuredEvent {
 	var e []attestation.MeasuredEvent
 	for _, pcr := range imageRegisters {
@@ -400,7 +400,7 @@ type rig struct {
 	m     Machine
 
 	mu       sync.Mutex
-	kubelets []string // what register 15 was at each start of the kubelet
+	kubelets []string // value of register 15 at each start of the kubelet
 	log      bytes.Buffer
 }
 
@@ -487,14 +487,14 @@ func (r *rig) file(name string) string {
 	return string(b)
 }
 
-// run is a Run under way.
+// run is a Run in progress.
 type run struct {
 	addr   string
 	cancel context.CancelFunc
 	done   chan error
 }
 
-// start begins a Run. Its address is that of the InitServer if it gets that far.
+// start starts a Run. Its address is that of the InitServer, if that listens.
 func (r *rig) start() *run {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -518,7 +518,7 @@ func (r *rig) start() *run {
 	case x.addr = <-addr:
 	case <-ended:
 	case <-time.After(10 * time.Second):
-		r.t.Fatal("nothing happens")
+		r.t.Fatal("Run made no progress")
 	}
 	return x
 }
@@ -544,7 +544,7 @@ func (x *run) stop(t testing.TB) {
 	}
 }
 
-// console connects as a console does: it verifies the machine, and shows nothing.
+// console connects as a console does: it verifies the machine, and sends no evidence.
 func (r *rig) console(addr string) initproto.BootstrapperClient {
 	r.t.Helper()
 	rules := []attestation.PCR15{attestation.PCR15Zero(), attestation.PCR15Member()}
@@ -562,7 +562,7 @@ func (r *rig) console(addr string) initproto.BootstrapperClient {
 	return initproto.NewBootstrapperClient(conn)
 }
 
-// either accepts what one of them accepts.
+// either accepts evidence that one of its validators accepts.
 type either []attestation.Validator
 
 func (either) Variant() attestation.Variant { return attestation.TPM2 }
@@ -630,7 +630,7 @@ func collect(stream grpc.ServerStreamingClient[initproto.InitResponse], err erro
 	return all, err
 }
 
-// outline is a stream in short.
+// outline summarizes a stream.
 func outline(all []*initproto.InitResponse) string {
 	var s []string
 	for i, m := range all {
@@ -652,7 +652,7 @@ func outline(all []*initproto.InitResponse) string {
 	return strings.Join(s, " ")
 }
 
-// wait polls for what another goroutine or process does.
+// wait polls until another goroutine or process has met the condition.
 func wait(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
@@ -664,7 +664,7 @@ func wait(t testing.TB, what string, ok func() bool) {
 
 func exists(name string) bool { _, err := os.Lstat(name); return err == nil }
 
-// startSWTPM runs a TPM emulator and returns its address and what a power cycle does.
+// startSWTPM runs a TPM emulator and returns its address and a function that power-cycles it.
 func startSWTPM(t testing.TB) (address string, reset func()) {
 	t.Helper()
 	swtpm := testneeds.Program(t, "swtpm", "swtpm")

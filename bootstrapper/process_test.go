@@ -32,8 +32,8 @@ type settings struct {
 	APIPort, JoinPort                 int
 }
 
-// process is the bootstrapper that tests kill. It is the real one, down to its TPM;
-// kubeadm alone is scripted.
+// process is the bootstrapper that tests kill. Everything except kubeadm is real, also the
+// TPM.
 func process(arg string) int {
 	var s settings
 	if err := json.Unmarshal([]byte(arg), &s); err != nil {
@@ -167,7 +167,7 @@ func (m *machine) exit() int {
 	return m.cmd.ProcessState.ExitCode()
 }
 
-// register is what the real TPM holds for the cluster.
+// register is the value of the real TPM's register 15 for the cluster.
 func (m *machine) register() []byte {
 	m.t.Helper()
 	pcrs, err := attestation.ReadPCRs(m.t.Context(), m.settings.TPM, clusterRegister)
@@ -177,7 +177,7 @@ func (m *machine) register() []byte {
 	return pcrs[clusterRegister]
 }
 
-func TestKilledInitGoesOn(t *testing.T) {
+func TestKilledInitContinues(t *testing.T) {
 	for _, at := range []string{"init-phase-certs-ca", "init"} {
 		for _, power := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, power lost %t", at, power), func(t *testing.T) {
@@ -217,7 +217,7 @@ func TestKilledInitGoesOn(t *testing.T) {
 				if left, _ := os.ReadDir(filepath.Join(m.ctl, "run")); len(left) > 0 {
 					t.Errorf("configuration of the killed kubeadm was left: %v", left)
 				}
-				m.kill() // and once more, before the result was acknowledged
+				m.kill() // again, before the result was acknowledged
 				m.up()
 				m.listens()
 				again, err := collect(m.console(m.settings.Listen).Init(t.Context(), m.request(clusterA)))
@@ -235,7 +235,7 @@ func TestKilledInitGoesOn(t *testing.T) {
 	}
 }
 
-func TestKilledJoinGoesOn(t *testing.T) {
+func TestKilledJoinContinues(t *testing.T) {
 	for _, power := range []bool{false, true} {
 		t.Run(fmt.Sprintf("power lost %t", power), func(t *testing.T) {
 			m, powerCycle := newMachine(t, cloud.Worker)
@@ -299,7 +299,7 @@ func TestKilledAtAnyMoment(t *testing.T) {
 			break
 		}
 		if ctx.Err() != nil {
-			t.Fatalf("never got there:\n%s", m.out)
+			t.Fatalf("never became a member:\n%s", m.out)
 		}
 		if kills%4 == 2 {
 			powerCycle()
@@ -307,7 +307,7 @@ func TestKilledAtAnyMoment(t *testing.T) {
 		life = life * 9 / 8
 	}
 	if s := got[len(got)-1].GetSuccess(); s.GetNodeName() != "control-plane-0" || len(s.GetKubeconfig()) == 0 {
-		t.Errorf("told %s\n%s", outline(got), m.out)
+		t.Errorf("reported %s\n%s", outline(got), m.out)
 	}
 	for i, r := range got {
 		if r.Seq != uint64(i)+1 {

@@ -137,7 +137,7 @@ func TestFollowingEnds(t *testing.T) {
 	}
 }
 
-func TestFullDiskCostsTheReplayNotTheInit(t *testing.T) {
+func TestFullDiskFailsTheReplayOnly(t *testing.T) {
 	r := newRecord(t, t.TempDir())
 	r.file.Close()
 	r.progress(&initproto.Progress{Step: stepClaim, State: stateDone})

@@ -55,7 +55,7 @@ func TestFinalMessageIsRepeatedUntilConfirmed(t *testing.T) {
 	wait(t, "the report", s.reportsWere(1, 0))
 	s.stop()
 	x.say(stepJoin, stateDone, slog.LevelInfo, "this machine is a node")
-	wait(t, "nothing listens", func() bool { return strings.Contains(r.logged(), "connection refused") })
+	wait(t, "no listener", func() bool { return strings.Contains(r.logged(), "connection refused") })
 	s.serve()
 	x.close()
 	if !s.reportsWere(2, 1)() || s.said() != "kubeadm-join:done info this machine is a node" {

@@ -31,15 +31,15 @@ func TestResetAndAReboot(t *testing.T) {
 		t.Errorf("unused %t, %v: register 15 is still set", unused, err)
 	}
 	if !strings.HasSuffix(r.calls(), " reset") || !strings.Contains(strings.Join(said, "\n"), "[reset] Stopping the kubelet service") {
-		t.Errorf("kubeadm was called with %s; said %q", r.calls(), said)
+		t.Errorf("kubeadm was called with %s; output %q", r.calls(), said)
 	}
 	for _, dir := range nodeDirs {
 		if e, err := os.ReadDir(filepath.Join(r.m.Root, dir)); err == nil && len(e) > 0 {
-			t.Errorf("%s still holds %v", dir, e)
+			t.Errorf("%s still contains %v", dir, e)
 		}
 	}
 	if e, _ := os.ReadDir(r.m.StateDir); len(e) != 1 || e[0].Name() != lockFileName {
-		t.Errorf("state still holds %v", e)
+		t.Errorf("state still contains %v", e)
 	}
 	if !exists(outside) {
 		t.Error("followed a symbolic link")
@@ -54,7 +54,7 @@ func TestResetAndAReboot(t *testing.T) {
 	}
 	x = r.start()
 	if got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterB))); err != nil || outline(got) != goodInit {
-		t.Errorf("a second life: %s, %v", outline(got), err)
+		t.Errorf("a second init: %s, %v", outline(got), err)
 	}
 	x.stop(t)
 }
@@ -86,6 +86,6 @@ func TestResetThatFailsKeepsTheClaim(t *testing.T) {
 		t.Errorf("with a mount below: %v", err)
 	}
 	if _, held := r.holder(); !held {
-		t.Error("the claim is gone although the reset is not done")
+		t.Error("the claim was removed although the reset has failed")
 	}
 }

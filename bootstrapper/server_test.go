@@ -49,7 +49,7 @@ func TestInitMakesTheFirstNode(t *testing.T) {
 		t.Fatalf("%v\n%s", err, r.logged())
 	}
 	if outline(got) != goodInit {
-		t.Errorf("told %s", outline(got))
+		t.Errorf("reported %s", outline(got))
 	}
 	s := got[len(got)-1].GetSuccess()
 	if string(s.GetKubeconfig()) != "kubeconfig with canary-admin-key" || string(s.GetClusterId()) != string(clusterA) {
@@ -133,7 +133,7 @@ func TestInitMakesTheFirstNode(t *testing.T) {
 	}
 }
 
-func TestWrongSecretLearnsNothing(t *testing.T) {
+func TestWrongSecretGetsNoInformation(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	x := r.start()
 	client := r.console(x.addr)
@@ -158,7 +158,7 @@ func TestWrongSecretLearnsNothing(t *testing.T) {
 		}
 	}
 	if _, err := client.Ack(t.Context(), &initproto.AckRequest{InitSecret: req.InitSecret}); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("Ack is a way around the limit: %v", err)
+		t.Errorf("Ack bypasses the limit: %v", err)
 	}
 	// It started nothing, so there is nothing to acknowledge; but it is answered.
 	if _, err := client.Ack(t.Context(), &initproto.AckRequest{InitSecret: initSecret}); status.Code(err) != codes.FailedPrecondition {
@@ -191,7 +191,7 @@ func (r *rig) holder() (holder, bool) {
 	return *h, true
 }
 
-func TestRequestsThatCannotBeMetNameTheirField(t *testing.T) {
+func TestInvalidRequestsNameTheirField(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	x := r.start()
 	client := r.console(x.addr)
@@ -301,7 +301,7 @@ func TestReattachedConsoleGetsReplay(t *testing.T) {
 	}
 	got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
 	if err != nil || !strings.HasSuffix(outline(got), "reset-node:running reset-node:done install-components:running install-components:done kubeadm-init:running kubeadm-init:done success control-plane-0") {
-		t.Errorf("told %s, %v", outline(got), err)
+		t.Errorf("reported %s, %v", outline(got), err)
 	}
 	if r.calls() != "init-phase-certs-ca init reset init-phase-certs-ca init" {
 		t.Errorf("kubeadm was called with %s", r.calls())
@@ -336,7 +336,7 @@ func TestUnreportedSuccessIsReportedLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.stop(t)
-	// As if the process had died between becoming a member and reporting it.
+	// This is the state after a crash between the membership and its report.
 	file := filepath.Join(r.m.StateDir, recordFile)
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -347,7 +347,7 @@ func TestUnreportedSuccessIsReportedLater(t *testing.T) {
 	x = r.start()
 	got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
 	if err != nil || outline(got) != goodInit || len(got[len(got)-1].GetSuccess().GetKubeconfig()) == 0 {
-		t.Errorf("told %s, %v", outline(got), err)
+		t.Errorf("reported %s, %v", outline(got), err)
 	}
 	x.stop(t)
 }
@@ -357,17 +357,17 @@ func TestFailuresOfKubeadm(t *testing.T) {
 		name, script, want, calls string
 	}{
 		{
-			"a failure that passes is mended by a second try", "1",
+			"a transient failure is retried", "1",
 			"claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running reset-node:running reset-node:done kubeadm-init:running kubeadm-init:done success control-plane-0",
 			"init-phase-certs-ca init reset init-phase-certs-ca init",
 		},
 		{
-			"a permanent one is reported", "1\n1",
+			"a permanent failure is reported", "1\n1",
 			"claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running reset-node:running reset-node:done kubeadm-init:running kubeadm-init:failed failure kubeadm-init",
 			"init-phase-certs-ca init reset init-phase-certs-ca init",
 		},
 		{
-			"a configuration that kubeadm refuses is not tried twice", "3",
+			"a configuration that kubeadm refuses is not retried", "3",
 			"claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running kubeadm-init:failed failure kubeadm-init",
 			"init-phase-certs-ca init",
 		},
@@ -378,10 +378,10 @@ func TestFailuresOfKubeadm(t *testing.T) {
 			x := r.start()
 			got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
 			if err != nil || outline(got) != tt.want || r.calls() != tt.calls {
-				t.Errorf("told %s, %v; kubeadm was called with %s", outline(got), err, r.calls())
+				t.Errorf("reported %s, %v; kubeadm was called with %s", outline(got), err, r.calls())
 			}
 			if strings.Contains(fmt.Sprint(got), "zyxwvu.98") || strings.Contains(r.logged(), "zyxwvu.98") || strings.Contains(r.logged(), "canary") {
-				t.Error("a secret got out")
+				t.Error("a secret leaked")
 			}
 			f := got[len(got)-1].GetFailure()
 			if f == nil {
@@ -410,7 +410,7 @@ func TestFailuresOfKubeadm(t *testing.T) {
 	}
 }
 
-// TestInitRunsOnlyVouchedComponents: knowledge of the init secret does not decide what runs as
+// TestInitRunsOnlyVouchedComponents: the init secret alone does not permit programs to run as
 // root. A refused request leaves the machine free.
 func TestInitRunsOnlyVouchedComponents(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
@@ -440,7 +440,7 @@ func TestInitRunsOnlyVouchedComponents(t *testing.T) {
 	}{
 		{"no statement", "no statement of a release builder", func(q *initproto.InitRequest) { q.ComponentsStatement = "" }},
 		{"other programs", "does not cover these components", theirs},
-		{"other programs of a stranger", "an untrusted key signed it", func(q *initproto.InitRequest) {
+		{"other programs with a statement by another key", "an untrusted key signed it", func(q *initproto.InitRequest) {
 			theirs(q)
 			l, _ := component.FromProto(q.Components)
 			q.ComponentsStatement, err = stranger.Vouch(release.Vouched{"v1.35.4": {runtime.GOARCH: l.Digest()}})
@@ -468,7 +468,7 @@ func TestInitRunsOnlyVouchedComponents(t *testing.T) {
 	}
 	releasetest.Furnish(t, r.m.Root)
 	if got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA))); err != nil || outline(got) != goodInit {
-		t.Errorf("what the release builder vouches for: %s, %v", outline(got), err)
+		t.Errorf("components with the release builder's statement: %s, %v", outline(got), err)
 	}
 }
 
@@ -480,13 +480,13 @@ func TestFailuresBeforeKubeadm(t *testing.T) {
 		want   string
 	}{
 		{"an altered component", func(_ *rig, q *initproto.InitRequest) { q.Components[1].Url = "data:,other" }, stepInstall, "digest mismatch"},
-		{"a component that is not there", func(r *rig, q *initproto.InitRequest) {
+		{"a missing component", func(r *rig, q *initproto.InitRequest) {
 			s := httptest.NewServer(nil)
 			r.t.Cleanup(s.Close)
 			q.Components[1].Url = s.URL + "/kubelet?signature=canary"
 		}, stepInstall, "HTTP 404"},
 		{"a kubeadm of another version", func(r *rig, _ *initproto.InitRequest) { r.script("version", "v1.36.3") }, stepInstall, "installed kubeadm is v1.36.3, want v1.35.4"},
-		{"a TPM that breaks", func(r *rig, _ *initproto.InitRequest) {
+		{"a TPM that fails", func(r *rig, _ *initproto.InitRequest) {
 			r.tpm.mu.Lock()
 			defer r.tpm.mu.Unlock()
 			r.tpm.broken = fmt.Errorf("%w: it hums", attestation.ErrTPM)
@@ -538,7 +538,7 @@ func (m *mirror) mend() {
 	m.bend = nil
 }
 
-// attempts of a download are made by package component for each try.
+// attempts is how often package component retries a download in one try.
 const attempts = 10
 
 // TestInitSucceedsAfterMirrorIsFixed is a first node whose component is unavailable at
@@ -563,7 +563,7 @@ func TestInitSucceedsAfterMirrorIsFixed(t *testing.T) {
 		{name: "altered content, and a reboot", bend: func(w http.ResponseWriter, _ []byte) { w.Write([]byte("altered")) }, want: "digest mismatch", restart: true, reboot: true, tries: maxInstalls},
 		{name: "a download that ends early", bend: early, want: "ended after 4 of 10 bytes", tries: maxInstalls * attempts},
 		{name: "a download that ends early for a moment", bend: early, passing: true},
-		{name: "nothing there", bend: func(w http.ResponseWriter, _ []byte) { w.WriteHeader(404) }, want: "HTTP 404", tries: maxInstalls},
+		{name: "no component", bend: func(w http.ResponseWriter, _ []byte) { w.WriteHeader(404) }, want: "HTTP 404", tries: maxInstalls},
 		{name: "another mirror", bend: func(w http.ResponseWriter, _ []byte) { w.WriteHeader(404) }, want: "HTTP 404", newOrder: true, tries: maxInstalls},
 		{name: "altered content for a moment", bend: func(w http.ResponseWriter, _ []byte) { w.Write([]byte("altered")) }, passing: true},
 	} {
@@ -585,14 +585,14 @@ func TestInitSucceedsAfterMirrorIsFixed(t *testing.T) {
 			}
 			if tt.passing {
 				if outline(got) != goodInit || m.asked != 2 {
-					t.Errorf("told %s, the mirror was asked %d times", outline(got), m.asked)
+					t.Errorf("reported %s, %d requests to the mirror", outline(got), m.asked)
 				}
 				x.stop(t)
 				return
 			}
 			f := got[len(got)-1].GetFailure()
 			if f.GetStep() != stepInstall || !strings.Contains(f.GetMessage(), tt.want) || !f.GetRetry() || m.asked != tt.tries {
-				t.Errorf("failure %v, the mirror was asked %d times", f, m.asked)
+				t.Errorf("failure %v, %d requests to the mirror", f, m.asked)
 			}
 			if string(r.tpm.sealed()) != string(clusterA) || r.calls() != "" {
 				t.Errorf("register 15 %x, kubeadm was called with %s", r.tpm.sealed(), r.calls())
@@ -613,7 +613,7 @@ func TestInitSucceedsAfterMirrorIsFixed(t *testing.T) {
 				// While the mirror is broken, it fails as before.
 				again, err := collect(r.console(x.addr).Init(t.Context(), req))
 				if err != nil || again[len(again)-1].GetFailure().GetMessage() != f.GetMessage() || m.asked != 2*tt.tries {
-					t.Errorf("too early: %s, %v, the mirror was asked %d times", outline(again), err, m.asked)
+					t.Errorf("too early: %s, %v, %d requests to the mirror", outline(again), err, m.asked)
 				}
 				m.mend()
 			} else {
@@ -625,7 +625,7 @@ func TestInitSucceedsAfterMirrorIsFixed(t *testing.T) {
 			got, err = collect(r.console(x.addr).Init(t.Context(), req))
 			if err != nil || !strings.HasSuffix(outline(got), "install-components:failed claim-node:running claim-node:done "+
 				"install-components:running install-components:done kubeadm-init:running kubeadm-init:done success control-plane-0") {
-				t.Fatalf("told %s, %v", outline(got), err)
+				t.Fatalf("reported %s, %v", outline(got), err)
 			}
 			h, _ := r.holder()
 			if h.Time != before.Time || h.State != member || h.Failure != "" || h.Retry || r.tpm.extends != 1 && !tt.reboot {
@@ -699,14 +699,14 @@ func TestInitSucceedsAfterPreflightIsFixed(t *testing.T) {
 			got, err = collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
 			if !tt.retry {
 				if err != nil || got[len(got)-1].GetFailure() == nil || r.calls() != calls {
-					t.Errorf("told %s, %v; kubeadm was called with %s", outline(got), err, r.calls())
+					t.Errorf("reported %s, %v; kubeadm was called with %s", outline(got), err, r.calls())
 				}
 				x.stop(t)
 				return
 			}
 			if err != nil || !strings.HasSuffix(outline(got), "kubeadm-init:failed claim-node:running claim-node:done reset-node:running reset-node:done "+
 				"install-components:running install-components:done kubeadm-init:running kubeadm-init:done success control-plane-0") {
-				t.Errorf("told %s, %v", outline(got), err)
+				t.Errorf("reported %s, %v", outline(got), err)
 			}
 			if r.calls() != calls+" reset init-phase-certs-ca init" {
 				t.Errorf("kubeadm was called with %s", r.calls())
@@ -728,7 +728,7 @@ func TestUnavailableCloudIsRetried(t *testing.T) {
 		want  string
 		lines int
 	}{
-		{"away, then throttled", []error{away, away, throttled}, "claim-node:done reset-node:running reset-node:done install-components:running install-components:done kubeadm-init:running kubeadm-init:done success control-plane-0", 3},
+		{"unavailable, then throttled", []error{away, away, throttled}, "claim-node:done reset-node:running reset-node:done install-components:running install-components:done kubeadm-init:running kubeadm-init:done success control-plane-0", 3},
 		{"denied", []error{cloud.ErrDenied}, "claim-node:running claim-node:done claim-node:failed failure claim-node", 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -747,7 +747,7 @@ func TestUnavailableCloudIsRetried(t *testing.T) {
 			r.cloud.mu.Unlock()
 			got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
 			if err != nil || !strings.HasSuffix(outline(got), tt.want) {
-				t.Errorf("told %s, %v", outline(got), err)
+				t.Errorf("reported %s, %v", outline(got), err)
 			}
 			lines := 0
 			for _, m := range got {
@@ -770,7 +770,7 @@ func TestTracesOfAClusterAreDetected(t *testing.T) {
 		want  bool
 	}{
 		{"a new machine", nil, true},
-		{"a certificate authority, which is made before the preflight", []string{"etc/kubernetes/pki/ca.key", "var/lib/kubelet/pki/kubelet-server.key"}, true},
+		{"a certificate authority, which is created before the preflight", []string{"etc/kubernetes/pki/ca.key", "var/lib/kubelet/pki/kubelet-server.key"}, true},
 		{"empty directories", []string{"etc/kubernetes/manifests/", "var/lib/etcd/"}, true},
 		{"a kubelet's kubeconfig", []string{"etc/kubernetes/kubelet.conf"}, false},
 		{"a static pod", []string{"etc/kubernetes/manifests/etcd.yaml"}, false},
@@ -833,13 +833,13 @@ func TestInitSucceedsAfterDiskIsFreed(t *testing.T) {
 	}
 	got, err = collect(r.console(x.addr).Init(t.Context(), req))
 	if err != nil || !strings.HasSuffix(outline(got), "success control-plane-0") || r.tpm.extends != 1 {
-		t.Errorf("told %s, %v; %d extensions of register 15", outline(got), err, r.tpm.extends)
+		t.Errorf("reported %s, %v; %d extensions of register 15", outline(got), err, r.tpm.extends)
 	}
 	x.stop(t)
 }
 
 func TestInitIsRefused(t *testing.T) {
-	t.Run("where there is a cluster", func(t *testing.T) {
+	t.Run("if a cluster exists", func(t *testing.T) {
 		r := newRig(t, cloud.ControlPlane)
 		api := httptest.NewTLSServer(nil)
 		defer api.Close()
@@ -854,7 +854,7 @@ func TestInitIsRefused(t *testing.T) {
 		}
 		x.stop(t)
 	})
-	t.Run("while a join holds the node", func(t *testing.T) {
+	t.Run("while a join has claimed the node", func(t *testing.T) {
 		r := newRig(t, cloud.ControlPlane)
 		x := r.start()
 		root := openState(t, r.m.StateDir)
@@ -871,7 +871,7 @@ func TestInitIsRefused(t *testing.T) {
 		}
 		x.stop(t)
 	})
-	t.Run("while the cloud is away", func(t *testing.T) {
+	t.Run("while the cloud is unavailable", func(t *testing.T) {
 		r := newRig(t, cloud.ControlPlane)
 		x := r.start()
 		r.cloud.fail(fmt.Errorf("%w: down", cloud.ErrUnavailable))
@@ -902,7 +902,7 @@ func TestInitIsRefused(t *testing.T) {
 			t.Errorf("listens on %q, ended with %v", x.addr, err)
 		}
 	})
-	t.Run("by a console that does not trust the machine", func(t *testing.T) {
+	t.Run("if the console does not trust the machine", func(t *testing.T) {
 		r := newRig(t, cloud.ControlPlane)
 		r.tpm.events = image("other")
 		x := r.start()

@@ -423,9 +423,9 @@ func TestWaitForRolloutReportsItsState(t *testing.T) {
 		}, "", plan.ExitFailed, "the operator refuses the target: it is older"},
 		{"all nodes that are left are skipped", func(s *applyStage) {
 			s.cluster.SetRollout(func(r *cluster.Rollout) {
-				r.Observed, r.Reached, r.Reason, r.Message = true, true, "NodesHeld", "all other nodes are at the target; held as they are: 1"
+				r.Observed, r.Reached, r.Reason, r.Message = true, true, "NodesHeld", "all other nodes are at the target; on hold: 1"
 			})
-		}, "", plan.ExitStopped, "held as they are: 1"},
+		}, "", plan.ExitStopped, "on hold: 1"},
 		{"the permission to read the rollout is lost for good", func(s *applyStage) { s.deny(1 << 30) }, "", plan.ExitFailed, "too few rights"},
 		{"an API server that starts denies everything for a moment", func(s *applyStage) {
 			s.deny(3)

@@ -26,7 +26,7 @@ var (
 	errBusy            = errors.New("too many machines are joining at once")
 	errUnknownInstance = errors.New("the cloud does not list this instance yet, or no longer")
 	errUsedMachine     = errors.New("this machine already belongs to the cluster; it needs a new TPM state to join again")
-	errAlreadyNode     = errors.New("there is a Node of this name already, and a machine that was a node does not join again; replace the machine, or delete the Node")
+	errAlreadyNode     = errors.New("a Node of this name exists already, and a former node cannot join again; replace the machine, or delete the Node")
 	errOtherInstance   = errors.New("the cloud's data of this instance differs from the evidence")
 	errRequest         = errors.New("certificate request refused")
 	errNoComponents    = errors.New("no components are published yet for joining machines")

@@ -41,7 +41,7 @@ func p256(t testing.TB) *ecdsa.PrivateKey {
 	return k
 }
 
-// csr returns a request for what id is, after edit.
+// csr returns a request for the identity id, after edit.
 func csr(t testing.TB, id attestation.Identity, key crypto.Signer, edit func(*x509.CertificateRequest)) []byte {
 	t.Helper()
 	r := &x509.CertificateRequest{
@@ -58,7 +58,7 @@ func csr(t testing.TB, id attestation.Identity, key crypto.Signer, edit func(*x5
 	return der
 }
 
-func TestRequestMustAskForExactlyTheCaller(t *testing.T) {
+func TestRequestMustMatchTheCaller(t *testing.T) {
 	key := p256(t)
 	good := csr(t, worker1, key, nil)
 	if _, err := parseRequest(good, worker1); err != nil {
@@ -87,9 +87,9 @@ func TestRequestMustAskForExactlyTheCaller(t *testing.T) {
 				{Type: asn1.ObjectIdentifier{2, 5, 4, 3}, Value: "system:node:worker-1"},
 			}
 		})},
-		{"more in the subject", csr(t, worker1, key, func(r *x509.CertificateRequest) { r.Subject.OrganizationalUnit = []string{"x"} })},
+		{"an additional attribute in the subject", csr(t, worker1, key, func(r *x509.CertificateRequest) { r.Subject.OrganizationalUnit = []string{"x"} })},
 		{"another node's address", csr(t, worker1, key, func(r *x509.CertificateRequest) { r.IPAddresses = []net.IP{{10, 42, 0, 10}} })},
-		{"one address more", csr(t, worker1, key, func(r *x509.CertificateRequest) {
+		{"an additional address", csr(t, worker1, key, func(r *x509.CertificateRequest) {
 			r.IPAddresses = append(r.IPAddresses, net.IP{10, 96, 0, 1})
 		})},
 		{"no address", csr(t, worker1, key, func(r *x509.CertificateRequest) { r.IPAddresses = nil })},
@@ -103,7 +103,7 @@ func TestRequestMustAskForExactlyTheCaller(t *testing.T) {
 		{"a short RSA key", csr(t, worker1, small, nil)},
 		{"no request", nil},
 		{"garbage", []byte("-----BEGIN CERTIFICATE REQUEST-----")},
-		{"something after it", append(bytes.Clone(good), 0)},
+		{"data after the request", append(bytes.Clone(good), 0)},
 		{"a wrong signature", append(bytes.Clone(good[:len(good)-4]), 1, 2, 3, 4)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -157,7 +157,7 @@ func newPKI(t testing.TB, key crypto.Signer, pemType string, until time.Time) st
 	return dir
 }
 
-func TestCertificateServesTheNodeAndNothingElse(t *testing.T) {
+func TestCertificateIsForServingTheNodeOnly(t *testing.T) {
 	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		t.Fatal(err)
@@ -218,7 +218,7 @@ func TestCertificateServesTheNodeAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestAuthorityRefusesAKeyThatIsNotItsOwn(t *testing.T) {
+func TestAuthorityRefusesAnotherKey(t *testing.T) {
 	dir := newPKI(t, p256(t), "EC PRIVATE KEY", time.Now().Add(time.Hour))
 	der, err := x509.MarshalECPrivateKey(p256(t))
 	if err != nil {

@@ -37,11 +37,11 @@ import (
 
 const joiners = 1000
 
-// BenchmarkTickets lets a thousand machines with software quotes ask one join service,
-// in a process of its own, which writes to a real API server. "spread" is machines
-// that boot over five seconds, as those that a cloud starts together do; "burst" is
-// the worst case, all in the same instant. A machine's time counts from its first
-// request, with all its retries. A machine without a ticket ends the benchmark.
+// BenchmarkTickets measures a thousand machines with software quotes that request tickets from
+// one join service, which runs in a process of its own and writes to a real API server. In
+// "spread" the machines boot over five seconds, like machines that a cloud starts together. In
+// "burst", the worst case, all boot at the same instant. The time of a machine starts with its
+// first request and includes all retries. A machine without a ticket ends the benchmark.
 func BenchmarkTickets(b *testing.B) {
 	for _, mode := range []struct {
 		name  string
@@ -66,7 +66,7 @@ func BenchmarkTickets(b *testing.B) {
 			defer sky.Close()
 			self, _ := s.machine("control-plane-0", cloud.ControlPlane, goodBoot, clusterID)
 			server := startServer(b, s, sky.URL, self)
-			// The API server holds the first object of a new kind back for two seconds.
+			// The API server delays the first object of a new kind by two seconds.
 			id, issuer := s.machine("worker", cloud.Worker, goodBoot, nil)
 			if err := (&joinerMachine{id: id, issuer: issuer, key: p256(b)}).join(s, server.addr); err != nil {
 				b.Fatal(err)
@@ -130,7 +130,7 @@ type joinerMachine struct {
 	err     error
 }
 
-// join asks until it has a ticket, and reports the join done, as a machine does.
+// join requests a ticket until it gets one, and reports the join done, as a machine does.
 func (m *joinerMachine) join(s *site, addr string) error {
 	start := time.Now()
 	options := []grpc.DialOption{
@@ -186,8 +186,8 @@ func comeBack(err error) (time.Duration, bool) {
 			return r.GetRetryDelay().AsDuration(), true
 		}
 	}
-	// A busy server closes connections that are slow. A machine connects again then, as
-	// it does after every failure.
+	// A busy server closes slow connections. A machine then connects again, as after every
+	// failure.
 	return time.Second, status.Code(err) == codes.Unavailable
 }
 
@@ -243,7 +243,7 @@ func startServer(b *testing.B, s *site, sky string, self attestation.Identity) *
 	return &serverProcess{addr: strings.TrimSpace(line), pid: cmd.Process.Pid}
 }
 
-// peak returns the greatest resident memory that the process ever had, in bytes.
+// peak returns the peak resident memory of the process, in bytes.
 func (p *serverProcess) peak(b *testing.B) int64 {
 	b.Helper()
 	f, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))

@@ -12,10 +12,10 @@ import (
 	"constellation/internal/testneeds"
 )
 
-// TestJoinersGetThroughAFlood is 10,000 silent connections and 1,000 half-spoken
+// TestMachinesJoinDuringAFlood is 10,000 silent connections and 1,000 half-spoken
 // handshakes, all replaced whenever they are closed, and 20 machines that join among
 // them: each asks until it has its ticket.
-func TestJoinersGetThroughAFlood(t *testing.T) {
+func TestMachinesJoinDuringAFlood(t *testing.T) {
 	const limit = 10 * time.Second
 	testneeds.Sockets(t)
 	if err := flood.Descriptors(12_000); err != nil {

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzRequest holds that whatever a machine sends, an accepted request names the
-// machine and nobody else.
+// FuzzRequest checks that an accepted request names its machine and no other, whatever the
+// machine sends.
 func FuzzRequest(f *testing.F) {
 	f.Add(csr(f, worker1, p256(f), nil))
 	f.Add(csr(f, worker1, p256(f), func(r *x509.CertificateRequest) { r.DNSNames = nil }))
@@ -24,7 +24,7 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// FuzzPrintable holds that nothing in a report can act upon a terminal or end a line.
+// FuzzPrintable checks that no text in a report can control a terminal or end a line.
 func FuzzPrintable(f *testing.F) {
 	for _, s := range []string{"", "a\nb", "\x1b[2J", "\xff", "a\u202eb", "größer"} {
 		f.Add(s)

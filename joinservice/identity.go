@@ -15,8 +15,8 @@ import (
 // directory caches the cloud's list of instances. Machines that boot together share one
 // look-up.
 type directory struct {
-	meta   metadata
-	flight singleflight.Group
+	metadata metadata
+	flight   singleflight.Group
 
 	mu        sync.Mutex
 	read      time.Time
@@ -27,7 +27,7 @@ type directory struct {
 // denied, the list is refreshed, since it may be new.
 const directoryAge = 5 * time.Second
 
-func newDirectory(m metadata) *directory { return &directory{meta: m} }
+func newDirectory(m metadata) *directory { return &directory{metadata: m} }
 
 // verify returns nil if the cloud's data of the instance matches the evidence. The cloud's
 // list may lag, so a missing instance gets errUnknownInstance, which asks it to retry; a
@@ -74,7 +74,7 @@ func (d *directory) find(ctx context.Context, name string, age time.Duration) (c
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ticketTimeout/2)
 		defer cancel()
 		asked := time.Now()
-		list, err := d.meta.Peers(ctx)
+		list, err := d.metadata.Peers(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("list instances: %w", err)
 		}

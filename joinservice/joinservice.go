@@ -45,7 +45,7 @@ import (
 	"constellation/joinservice/joinproto"
 )
 
-// metadata is the part of the cloud that the service uses.
+// metadata is the part of the cloud's metadata service that the join service uses.
 type metadata interface {
 	// Peers returns all instances of the cluster. The list may lag.
 	Peers(context.Context) ([]cloud.Instance, error)
@@ -59,7 +59,7 @@ type Config struct {
 	Cluster *rest.Config
 	// Namespace has the Lease of the control planes' join turn.
 	Namespace string
-	// Metadata is the machines' cloud.
+	// Metadata is the cloud's metadata service.
 	Metadata metadata
 	// Issuer proves to joining machines that this one is a member of the cluster.
 	Issuer attestation.Issuer
@@ -80,7 +80,7 @@ type Server struct {
 	directory *directory
 	authority *authority
 	issuer    attestation.Issuer
-	meta      metadata
+	metadata  metadata
 	apiPort   int
 
 	// snapshot has the present attestation requirements; nil until they were read.
@@ -130,7 +130,7 @@ func New(c Config) (*Server, error) {
 	}
 	return &Server{
 		log: c.Log, kube: k, turn: newTurn(k), directory: newDirectory(c.Metadata), authority: a,
-		issuer: c.Issuer, meta: c.Metadata, apiPort: c.APIServerPort,
+		issuer: c.Issuer, metadata: c.Metadata, apiPort: c.APIServerPort,
 		slots: make(chan struct{}, concurrent),
 	}, nil
 }
@@ -272,7 +272,7 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 	}
 	t.ComponentsReference, t.KubernetesVersion = c.name, c.version
 	t.Components, t.ComponentsStatement = c.list, c.statement
-	host, err := s.meta.LoadBalancer(ctx)
+	host, err := s.metadata.LoadBalancer(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("find API server: %w", err)
 	}

@@ -411,7 +411,7 @@ func refused(t *testing.T, err error, want codes.Code, text string) {
 			return
 		}
 	}
-	t.Errorf("answer %v does not say when to come back", err)
+	t.Errorf("answer %v has no retry delay", err)
 }
 
 // noted returns the JoiningNode of a machine, nil if there is none.
@@ -469,26 +469,26 @@ func TestJoinService(t *testing.T) {
 		name string
 		run  func(*testing.T, *site, *replica)
 	}{
-		{"the turn has one winner", turnHasOneWinner},
-		{"a worker gets what it needs and no more", workerTicket},
-		{"asking again is safe", ticketAgain},
-		{"a reply that is cut off costs nothing", replyCut},
-		{"another machine's token is left alone", tokenTaken},
+		{"concurrent requests give the join turn to one node", turnHasOneWinner},
+		{"a worker's ticket has no control plane secrets", workerTicket},
+		{"a repeated request is safe", ticketAgain},
+		{"a lost reply is repeatable", replyCut},
+		{"another machine's token is not replaced", tokenTaken},
 		{"a policy that refuses the token is named", tokenRefused},
 		{"control planes join one at a time", controlPlanes},
 		{"tickets match the cloud's data", impostors},
-		{"a machine that is bound to leave gets nothing", leavers},
-		{"a revoked machine gets nothing, by its name or by its ID", revokedMachines},
+		{"a machine that is bound to leave gets no ticket", leavers},
+		{"a revoked machine gets no ticket, by its name or by its ID", revokedMachines},
 		{"a machine that is revoked while its ticket is made keeps no token", revokedMeanwhile},
 		{"a revoked machine gets no handshake", revokedAddress},
-		{"what passes says when to come back", passing},
+		{"transient refusals have a retry delay", passing},
 		{"measurements change without a restart", measurementsChange},
 		{"reports become bounded lines", reports},
 		{"a claimed machine may report and nothing else", claimedMachine},
-		{"a restart in the middle of a join costs nothing", restarts},
-		{"a statement that comes after its list is passed on", statements},
-		{"what machines install is not taken from a watch that is behind", watchBehind},
-		{"it stops politely", politeStop},
+		{"a join continues after a restart", restarts},
+		{"a statement that is published after its list is served", statements},
+		{"published components are not read from a stale watch", watchBehind},
+		{"a graceful shutdown finishes requests", politeStop},
 	} {
 		t.Run(part.name, func(t *testing.T) {
 			inner := *s
@@ -532,7 +532,7 @@ func workerTicket(t *testing.T, s *site, r *replica) {
 		t.Fatal(err)
 	}
 	if n := r.writes.Load() - before; n > 2 {
-		t.Errorf("%d writes for a ticket, at most 2 are paid for", n)
+		t.Errorf("%d writes for a ticket, want at most 2", n)
 	}
 	// The joiner has verified that it talks to a member of the ticket's cluster.
 	st, ok := atls.PeerStatement(peer.NewContext(t.Context(), &p))
@@ -540,7 +540,7 @@ func workerTicket(t *testing.T, s *site, r *replica) {
 		t.Errorf("cluster ID %x is not that of the join service", got.GetClusterId())
 	}
 	if len(got.GetControlPlaneFiles()) != 0 || got.GetTurnExpires() != nil {
-		t.Error("a worker got what is for control planes")
+		t.Error("a worker got files of control planes")
 	}
 	if got.GetApiServerEndpoint() != "10.42.0.1:6443" || got.GetKubernetesVersion() != "v1.35.4" || got.GetComponentsReference() != reference(workerList) {
 		t.Errorf("endpoint %s, version %s, components %s", got.GetApiServerEndpoint(), got.GetKubernetesVersion(), got.GetComponentsReference())
@@ -567,7 +567,7 @@ func workerTicket(t *testing.T, s *site, r *replica) {
 	}
 
 	var user authenticationv1.UserInfo
-	eventually(t, "the token is known", func() (string, bool) {
+	eventually(t, "the API server accepts the token", func() (string, bool) {
 		var err error
 		user, err = s.authenticates(got.GetToken())
 		return fmt.Sprint(err), err == nil
@@ -631,12 +631,12 @@ func ticketAgain(t *testing.T, s *site, r *replica) {
 		t.Error("there was a second JoiningNode")
 	}
 	// The API server has a cache of tokens.
-	eventually(t, "the last token is known", func() (string, bool) {
+	eventually(t, "the API server accepts the last token", func() (string, bool) {
 		_, err := s.authenticates(last.GetToken())
 		return fmt.Sprint(err), err == nil
 	})
 	if _, err := s.authenticates(first.GetToken()); err == nil {
-		t.Error("two tokens of one machine are alive")
+		t.Error("two tokens of one machine are valid")
 	}
 	other.stop()
 }
@@ -690,7 +690,7 @@ func replyCut(t *testing.T, s *site, r *replica) {
 	if err != nil {
 		t.Fatalf("again after the cut: %v", err)
 	}
-	eventually(t, "the token is known", func() (string, bool) {
+	eventually(t, "the API server accepts the token", func() (string, bool) {
 		_, err := s.authenticates(got.GetToken())
 		return fmt.Sprint(err), err == nil
 	})
@@ -717,7 +717,7 @@ func tokenTaken(t *testing.T, s *site, r *replica) {
 			t.Fatal(err)
 		}
 		if _, err := s.ask(r.addr, id, issuer); err != nil {
-			t.Errorf("when it is gone: %v", err)
+			t.Errorf("after its deletion: %v", err)
 		}
 	}
 }
@@ -753,7 +753,7 @@ func controlPlanes(t *testing.T, s *site, r *replica) {
 	_, err = s.ask(r.addr, id2, issuer2)
 	refused(t, err, codes.Unavailable, "control plane control-plane-1 is joining")
 	if s.token("control-plane-2") != nil || s.noted("control-plane-2") != nil {
-		t.Error("a control plane got something without the turn")
+		t.Error("a control plane got a ticket without the turn")
 	}
 	if _, err := ask(c1, id1); err != nil {
 		t.Errorf("the holder asks again: %v", err)
@@ -789,7 +789,7 @@ func controlPlanes(t *testing.T, s *site, r *replica) {
 		t.Fatal(err)
 	}
 	if s.token("control-plane-2") == nil {
-		t.Error("a failed join cannot be tried again with its token")
+		t.Error("a failed join cannot be retried with its token")
 	}
 	id3, issuer3 := s.machine("control-plane-3", cloud.ControlPlane, goodBoot, nil)
 	if _, err := s.ask(r.addr, id3, issuer3); err != nil {
@@ -840,8 +840,8 @@ func impostors(t *testing.T, s *site, r *replica) {
 		{"an address that is not its own", certified(func(i *attestation.Identity) { i.IP = netip.MustParseAddr("10.42.0.99") }), request(nil), codes.PermissionDenied, "address of worker-3"},
 		{"another instance under the name", certified(func(i *attestation.Identity) { i.ProviderID = "sandbox://test/worker-99" }), request(nil), codes.PermissionDenied, "provider ID of worker-3"},
 		{"another group", certified(func(i *attestation.Identity) { i.Group = "sandboxes/test/groups/gpu" }), request(nil), codes.PermissionDenied, "group of worker-3"},
-		{"an instance that the cloud does not know", certified(func(i *attestation.Identity) { i.Name = "worker-98" }), request(nil), codes.Unavailable, "does not list this instance"},
-		// The request: nothing but the key is the caller's to choose.
+		{"an instance that the cloud does not list", certified(func(i *attestation.Identity) { i.Name = "worker-98" }), request(nil), codes.Unavailable, "does not list this instance"},
+		// The request: the caller can choose only the key.
 		{"another node's certificate", own, request(func(r *x509.CertificateRequest) { r.Subject.CommonName = "system:node:control-plane-0" }), codes.InvalidArgument, "subject"},
 		{"the administrators' group", own, request(func(r *x509.CertificateRequest) { r.Subject.Organization = []string{"system:masters"} }), codes.InvalidArgument, "subject"},
 		{"the API server's address", own, request(func(r *x509.CertificateRequest) { r.IPAddresses = []net.IP{{10, 96, 0, 1}} }), codes.InvalidArgument, "addresses"},
@@ -859,7 +859,7 @@ func impostors(t *testing.T, s *site, r *replica) {
 	}
 	for _, name := range []string{"worker-3", "worker-98", "control-plane-0"} {
 		if s.noted(name) != nil || s.token(name) != nil {
-			t.Errorf("an impostor left a note or a token of %s", name)
+			t.Errorf("an impostor left a JoiningNode or a token of %s", name)
 		}
 	}
 	// The honest machine is not blocked by requests in its name.
@@ -902,7 +902,7 @@ func leavers(t *testing.T, s *site, r *replica) {
 	_, err := s.ask(r.addr, cp, cpIssuer)
 	refused(t, err, codes.FailedPrecondition, "this machine is scheduled for removal by PendingNode replace-2")
 	if s.token(cp.Name) != nil || s.noted(cp.Name) != nil {
-		t.Error("a machine that is bound to leave got something")
+		t.Error("a machine that is bound to leave got a ticket")
 	}
 	r.kube.pending = told
 	// It keeps asking, and blocks no other control plane.
@@ -916,7 +916,7 @@ func leavers(t *testing.T, s *site, r *replica) {
 		t.Error(err)
 	}
 	free()
-	eventually(t, "the way back", func() (string, bool) {
+	eventually(t, "the previous state", func() (string, bool) {
 		_, err := s.ask(r.addr, cp, cpIssuer)
 		return fmt.Sprint(err), err == nil
 	})
@@ -943,7 +943,7 @@ func passing(t *testing.T, s *site, r *replica) {
 
 	t.Run("nothing is published for the role", func(t *testing.T) {
 		s.joinComponents(reference(controlPlaneList), "")
-		eventually(t, "the change is seen", func() (string, bool) {
+		eventually(t, "the change is observed", func() (string, bool) {
 			_, err := s.ask(r.addr, id, issuer)
 			return fmt.Sprint(err), status.Code(err) == codes.Unavailable
 		})
@@ -970,7 +970,7 @@ func passing(t *testing.T, s *site, r *replica) {
 			return fmt.Sprint(err), status.Code(err) == codes.FailedPrecondition
 		})
 		if s.token("worker-4") != nil {
-			t.Error("a token was made for nothing")
+			t.Error("a token was created without a ticket")
 		}
 		s.joinComponents(reference(controlPlaneList), reference(workerList))
 		eventually(t, "accepted again", func() (string, bool) {
@@ -978,7 +978,7 @@ func passing(t *testing.T, s *site, r *replica) {
 			return fmt.Sprint(err), err == nil
 		})
 	})
-	t.Run("the cloud is away", func(t *testing.T) {
+	t.Run("the cloud is unavailable", func(t *testing.T) {
 		// A new one, so that no cache helps.
 		id, issuer := s.machine("worker-10", cloud.Worker, goodBoot, nil)
 		s.sky.set(func(k *sky) { k.err = fmt.Errorf("list: %w", cloud.ErrUnavailable) })
@@ -986,10 +986,10 @@ func passing(t *testing.T, s *site, r *replica) {
 		refused(t, err, codes.Unavailable, "does not answer")
 		s.sky.set(func(k *sky) { k.err = nil })
 		if _, err := s.ask(r.addr, id, issuer); err != nil {
-			t.Errorf("when it is back: %v", err)
+			t.Errorf("after the outage: %v", err)
 		}
 	})
-	t.Run("the API server does not answer", func(t *testing.T) {
+	t.Run("the API server is unavailable", func(t *testing.T) {
 		s.cp.StopAPIServer()
 		_, err := s.ask(r.addr, id, issuer)
 		refused(t, err, codes.Unavailable, "")
@@ -1001,7 +1001,7 @@ func passing(t *testing.T, s *site, r *replica) {
 			return fmt.Sprint(err), err == nil
 		})
 	})
-	t.Run("too many at once", func(t *testing.T) {
+	t.Run("too many concurrent requests", func(t *testing.T) {
 		for range concurrent {
 			r.slots <- struct{}{}
 		}
@@ -1017,7 +1017,7 @@ func measurementsChange(t *testing.T, s *site, r *replica) {
 	oldID, oldIssuer := s.machine("worker-5", cloud.Worker, goodBoot, nil)
 	newID, newIssuer := s.machine("worker-6", cloud.Worker, nextBoot, nil)
 	if _, err := s.ask(r.addr, newID, newIssuer); err == nil {
-		t.Fatal("the next image joined before its measurements were there")
+		t.Fatal("the next image joined before its measurements were published")
 	}
 	s.joinConfig(nextBoot)
 	eventually(t, "the next image joins", func() (string, bool) {
@@ -1070,7 +1070,7 @@ func measurementsChange(t *testing.T, s *site, r *replica) {
 		} {
 			before := strings.Count(r.log.String(), "join-config not usable")
 			publish()
-			eventually(t, "the bad one is noticed", func() (string, bool) {
+			eventually(t, "the unusable join-config is logged", func() (string, bool) {
 				return bad, strings.Count(r.log.String(), "join-config not usable") > before
 			})
 			if _, err := s.ask(r.addr, newID, newIssuer); err != nil {
@@ -1078,13 +1078,13 @@ func measurementsChange(t *testing.T, s *site, r *replica) {
 			}
 			for id, issuer := range map[attestation.Identity]attestation.Issuer{oldID: oldIssuer, otherID: otherIssuer} {
 				if _, err := s.ask(r.addr, id, issuer); err == nil {
-					t.Errorf("join-config %q let %s in", bad, id.Name)
+					t.Errorf("join-config %q accepts %s", bad, id.Name)
 				}
 			}
 		}
 	}
 	s.joinConfig(goodBoot)
-	eventually(t, "the way back", func() (string, bool) {
+	eventually(t, "the previous state", func() (string, bool) {
 		_, err := s.ask(r.addr, oldID, oldIssuer)
 		return fmt.Sprint(err), err == nil
 	})
@@ -1136,7 +1136,7 @@ func claimedMachine(t *testing.T, s *site, r *replica) {
 	_, err := c.IssueJoinTicket(t.Context(), &joinproto.IssueJoinTicketRequest{CertificateRequest: csr(t, id, p256(t), nil)})
 	refused(t, err, codes.PermissionDenied, "already belongs to the cluster")
 	if s.noted("worker-8") != nil || s.token("worker-8") != nil {
-		t.Error("a used machine got a note or a token")
+		t.Error("a used machine got a JoiningNode or a token")
 	}
 	stream, err := c.Report(t.Context())
 	if err != nil {
@@ -1175,7 +1175,7 @@ func politeStop(t *testing.T, s *site, r *replica) {
 // TestDeadControlPlaneReleasesTurn needs real time: a machine that
 // disappears is detected by the timeout.
 func TestDeadControlPlaneReleasesTurn(t *testing.T) {
-	testneeds.Time(t, "30 s, to notice a silent machine")
+	testneeds.Time(t, "30 s, to detect a machine that stops reporting")
 	t.Parallel()
 	s := newSite(t)
 	a, b := s.start("control-plane-0"), s.start("control-plane-1")
@@ -1210,7 +1210,7 @@ func TestDeadControlPlaneReleasesTurn(t *testing.T) {
 		}
 		time.Sleep(turnRetry * 3 / 2)
 	}
-	t.Logf("taken over %v after the machine fell silent", time.Since(died).Round(time.Second))
+	t.Logf("taken over %v after the machine stopped reporting", time.Since(died).Round(time.Second))
 }
 
 // wire is a connection that can stall without being closed, as when the machine at its other

@@ -10,13 +10,13 @@ import (
 
 func TestPrintable(t *testing.T) {
 	for _, tt := range []struct{ name, in, want string }{
-		{"plain text is left alone", "[kubelet-start] Writing kubelet configuration, größer", "[kubelet-start] Writing kubelet configuration, größer"},
-		{"no second line", "a\nb\r\n", `a\u000ab\u000d\u000a`},
-		{"no escape sequence", "\x1b[31mred\x1b]0;title\x07", `\u001b[31mred\u001b]0;title\u0007`},
-		{"no right-to-left override", "abc\u202edef", `abc\u202edef`},
-		{"no zero-width space, no NUL", "a\u200bb\x00", `a\u200bb\u0000`},
-		{"no broken UTF-8", "a\xff\xc3", `a\xff\xc3`},
-		{"a tab is a space", "a\tb", "a b"},
+		{"plain text is unchanged", "[kubelet-start] Writing kubelet configuration, größer", "[kubelet-start] Writing kubelet configuration, größer"},
+		{"line breaks are escaped", "a\nb\r\n", `a\u000ab\u000d\u000a`},
+		{"escape sequences are escaped", "\x1b[31mred\x1b]0;title\x07", `\u001b[31mred\u001b]0;title\u0007`},
+		{"right-to-left overrides are escaped", "abc\u202edef", `abc\u202edef`},
+		{"zero-width spaces and NUL are escaped", "a\u200bb\x00", `a\u200bb\u0000`},
+		{"invalid UTF-8 is replaced", "a\xff\xc3", `a\xff\xc3`},
+		{"a tab becomes a space", "a\tb", "a b"},
 		{"a real replacement character stays", "a\ufffdb", "a\ufffdb"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

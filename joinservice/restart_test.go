@@ -136,7 +136,7 @@ func restarts(t *testing.T, s *site, r *replica) {
 		}
 		return l.Spec
 	}
-	// renewed waits until the turn was renewed after now, and by nobody else's.
+	// renewed waits until the turn is renewed, and fails if another node gets it.
 	renewed := func(what string) {
 		t.Helper()
 		now := time.Now()
@@ -164,17 +164,17 @@ func restarts(t *testing.T, s *site, r *replica) {
 	restart()
 	renewed("after a second one")
 
-	// The bootstrapper is restarted, and goes on with the ticket on its disk.
+	// The bootstrapper is restarted, and continues with the ticket on its disk.
 	stop()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Fatalf("join ended with %v", err)
 	}
 	_, done = join(clusterID)
-	renewed("with the ticket at hand")
+	renewed("with the stored ticket")
 	restart()
-	renewed("with the ticket at hand, after a restart of the join service")
+	renewed("with the stored ticket, after a restart of the join service")
 	if s.token(id.Name) == nil {
-		t.Error("the token is gone before the end of the join")
+		t.Error("the token is deleted before the end of the join")
 	}
 	if err := os.WriteFile(finish, nil, 0o600); err != nil {
 		t.Fatal(err)

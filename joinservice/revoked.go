@@ -210,7 +210,7 @@ func (s *Server) sourcesOf(ctx context.Context, list revocation.List, gone map[s
 	}
 	limited, cancel := context.WithTimeout(ctx, ticketTimeout/2)
 	defer cancel()
-	all, err := s.meta.Peers(limited)
+	all, err := s.metadata.Peers(limited)
 	if err != nil {
 		kept := map[string]bool{}
 		if last := s.sources.Load(); last != nil {
@@ -261,7 +261,7 @@ func (f sourceFilter) Accept() (net.Conn, error) {
 		if !refused {
 			return conn, nil
 		}
-		_ = conn.Close() // there is nothing to tell a machine that was revoked
+		_ = conn.Close() // a revoked machine gets no error message
 		f.s.refused(conn.RemoteAddr(), &revokedError{node})
 	}
 }

@@ -68,7 +68,7 @@ func revokedMachines(t *testing.T, s *site, r *replica) {
 	// revoked-1 is a machine that got the ID of another one: it is refused by that.
 	moved := entry(other)
 	s.revoke(map[string]revocation.Entry{"revoked-0": entry(captured), "somebody-else": moved})
-	eventually(t, "the record is seen", func() (string, bool) {
+	eventually(t, "the record is observed", func() (string, bool) {
 		err := r.kube.allowed(captured)
 		return "allowed", err != nil
 	})
@@ -81,10 +81,10 @@ func revokedMachines(t *testing.T, s *site, r *replica) {
 		t.Errorf("%d writes for machines that were revoked", n)
 	}
 	if log := r.log.String(); !strings.Contains(log, "was revoked") {
-		t.Error("the log does not say that a revoked machine asked")
+		t.Error("the log lacks the request of a revoked machine")
 	}
 	s.forgive()
-	eventually(t, "the entry is gone", func() (string, bool) {
+	eventually(t, "the entry is removed", func() (string, bool) {
 		err := r.kube.allowed(captured)
 		return "refused", err == nil
 	})
@@ -116,7 +116,7 @@ func revokedMeanwhile(t *testing.T, s *site, r *replica) {
 		t.Errorf("confirmed with %v", err)
 	}
 	if s.token("revoked-2") != nil {
-		t.Error("its token is still there")
+		t.Error("its token still exists")
 	}
 }
 
@@ -194,19 +194,19 @@ func revokedAddress(t *testing.T, s *site, r *replica) {
 		}
 	})
 	if got := r.sourcesOf(t.Context(), list, gone); len(got) != 0 {
-		t.Errorf("after the machine is gone %v are refused: addresses are given again", got)
+		t.Errorf("after the deletion of the machine %v are refused: addresses are reused", got)
 	}
 	s.sky.set(func(k *sky) { k.err = cloud.ErrUnavailable })
 	defer s.sky.set(func(k *sky) { k.err = nil })
 	if got := r.sourcesOf(t.Context(), list, gone); len(got) != 0 {
-		t.Errorf("a machine that was gone is refused again: %v", got)
+		t.Errorf("a deleted machine is refused again: %v", got)
 	}
 	if _, refused := r.revokedSource(&net.TCPAddr{IP: netip.MustParseAddr("::ffff:127.0.0.77").AsSlice()}); !refused {
-		t.Error("the mapped form of the address is let in")
+		t.Error("the mapped form of the address is accepted")
 	}
 }
 
-func TestReadsAreSharedAndNeverOld(t *testing.T) {
+func TestReadsAreSharedAndNeverStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r reads
 		var sent, value atomic.Int64
@@ -230,7 +230,7 @@ func TestReadsAreSharedAndNeverOld(t *testing.T) {
 		}
 		read(false)
 		synctest.Wait()
-		value.Store(1) // the first request has read what was before
+		value.Store(1) // the first request has read the previous state
 		for range 50 {
 			read(true)
 		}

@@ -68,7 +68,7 @@ func (m *memory) put(l *coordinationv1.Lease) *coordinationv1.Lease {
 	return m.lease.DeepCopy()
 }
 
-// held fails the test unless err says that holder has the turn.
+// held fails the test unless err reports that holder has the turn.
 func held(t *testing.T, err error, holder string) {
 	t.Helper()
 	var h *turnHeldError
@@ -83,7 +83,7 @@ func TestTurn(t *testing.T) {
 		name string
 		run  func(t *testing.T, a, b *turn, api *memory) // two replicas
 	}{
-		{"one node has it, and asking again extends it", func(t *testing.T, a, b *turn, api *memory) {
+		{"one node has the turn, and a repeated request extends it", func(t *testing.T, a, b *turn, api *memory) {
 			if _, err := a.take(ctx, "cp-1"); err != nil {
 				t.Fatal(err)
 			}
@@ -98,7 +98,7 @@ func TestTurn(t *testing.T) {
 			_, err = a.take(ctx, "cp-2")
 			held(t, err, "cp-1")
 		}},
-		{"a dead holder loses it within 30 s of its last sign of life", func(t *testing.T, a, b *turn, api *memory) {
+		{"a dead holder loses the turn within 30 s", func(t *testing.T, a, b *turn, api *memory) {
 			if _, err := a.take(ctx, "cp-1"); err != nil {
 				t.Fatal(err)
 			}
@@ -117,7 +117,7 @@ func TestTurn(t *testing.T) {
 					break
 				}
 				held(t, err, "cp-1")
-				time.Sleep(turnRetry * 3 / 2) // the longest that answer asks for
+				time.Sleep(turnRetry * 3 / 2) // the longest retry delay of answer
 			}
 			if took := time.Since(died); took > 30*time.Second {
 				t.Errorf("taken over after %v", took)
@@ -158,13 +158,13 @@ func TestTurn(t *testing.T) {
 			if _, err := a.take(ctx, "cp-2"); err != nil {
 				t.Fatal(err)
 			}
-			if err := a.release(ctx, "cp-1"); err != nil { // a late word of the former holder
+			if err := a.release(ctx, "cp-1"); err != nil { // a late message of the former holder
 				t.Fatal(err)
 			}
 			_, err = b.take(ctx, "cp-3")
 			held(t, err, "cp-2")
 		}},
-		{"an API server that is away costs the holder nothing", func(t *testing.T, a, b *turn, api *memory) {
+		{"the holder keeps the turn while the API server is unavailable", func(t *testing.T, a, b *turn, api *memory) {
 			// As while etcd gains a member: longer than a lease, in the middle of a join.
 			if _, err := a.take(ctx, "cp-1"); err != nil {
 				t.Fatal(err)
@@ -175,7 +175,7 @@ func TestTurn(t *testing.T) {
 			for range 12 {
 				time.Sleep(turnRetry)
 				if _, err := b.take(ctx, "cp-2"); err == nil {
-					t.Fatal("taken from an API server that is away")
+					t.Fatal("taken while the API server is unavailable")
 				}
 				_ = a.renew(ctx, "cp-1")
 			}
@@ -187,7 +187,7 @@ func TestTurn(t *testing.T) {
 				t.Errorf("the holder lost the turn: %v", err)
 			}
 		}},
-		{"one that asks seldom is served as well", func(t *testing.T, a, b *turn, api *memory) {
+		{"a node with rare requests gets the turn, too", func(t *testing.T, a, b *turn, api *memory) {
 			if _, err := a.take(ctx, "cp-1"); err != nil {
 				t.Fatal(err)
 			}
@@ -198,7 +198,7 @@ func TestTurn(t *testing.T) {
 				t.Errorf("after the holder's silence: %v", err)
 			}
 		}},
-		{"a joiner that gets nowhere loses it in the end", func(t *testing.T, a, b *turn, api *memory) {
+		{"a joiner without progress loses the turn in the end", func(t *testing.T, a, b *turn, api *memory) {
 			if _, err := a.take(ctx, "cp-1"); err != nil {
 				t.Fatal(err)
 			}
@@ -216,10 +216,10 @@ func TestTurn(t *testing.T) {
 				t.Error(err)
 			}
 		}},
-		{"one that only asks loses it to the one that waits", func(t *testing.T, a, b *turn, api *memory) {
+		{"a joiner that only requests tickets loses the turn to a waiting one", func(t *testing.T, a, b *turn, api *memory) {
 			passes(t, a, b, turnStart+turnDuration+2*turnRetry, func() {})
 		}},
-		{"one that asks and reports nothing new loses it after the limit", func(t *testing.T, a, b *turn, api *memory) {
+		{"a joiner that reports no new lines loses the turn after the limit", func(t *testing.T, a, b *turn, api *memory) {
 			passes(t, a, b, turnLimit+turnDuration+2*turnRetry, func() { _ = a.renew(ctx, "cp-1") })
 		}},
 		{"a control plane that used up the turn gets another if no other waits", func(t *testing.T, a, b *turn, api *memory) {
@@ -242,12 +242,12 @@ func TestTurn(t *testing.T) {
 					t.Fatal(err)
 				}
 				if time.Since(start) > turnLimit {
-					t.Fatalf("asking alone kept the turn for %s", turnLimit)
+					t.Fatalf("requests alone kept the turn for %s", turnLimit)
 				}
 				time.Sleep(turnRetry)
 			}
 		}},
-		{"one whose report keeps the turn may ask again and has it no longer for that", func(t *testing.T, a, b *turn, api *memory) {
+		{"a repeated request does not extend a turn that a report keeps", func(t *testing.T, a, b *turn, api *memory) {
 			if _, err := a.take(ctx, "cp-1"); err != nil {
 				t.Fatal(err)
 			}
@@ -298,7 +298,7 @@ func passes(t *testing.T, a, b *turn, limit time.Duration, meanwhile func()) {
 		}
 		held(t, err, "cp-1")
 		if time.Since(start) > limit {
-			t.Fatalf("cp-1 keeps the turn for longer than %s by asking", limit)
+			t.Fatalf("cp-1 keeps the turn for longer than %s by requests alone", limit)
 		}
 		next = time.Now().Add(turnRetry * 3 / 2)
 	}
@@ -306,7 +306,7 @@ func passes(t *testing.T, a, b *turn, limit time.Duration, meanwhile func()) {
 	held(t, err, "cp-2")
 }
 
-func TestTurnHasOneWinner(t *testing.T) {
+func TestTurnIsGivenToOneNode(t *testing.T) {
 	m := &memory{}
 	var wg sync.WaitGroup
 	won := make(chan string, 100)

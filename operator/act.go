@@ -207,29 +207,29 @@ func (r *nodeVersions) patchNode(ctx context.Context, n *corev1.Node, change fun
 // write only requires that it is the same Node. The old node follows from the machine, so any other
 // name in the Node is overwritten. Others change the list of taints too, so a write of taints
 // requires an unchanged Node.
-func (r *nodeVersions) adopt(ctx context.Context, heir, donor *corev1.Node, name string) (did bool, err error) {
+func (r *nodeVersions) adopt(ctx context.Context, newNode, oldNode *corev1.Node, name string) (did bool, err error) {
 	change := func(n *corev1.Node) bool {
-		if donor != nil {
-			inherit(n, donor)
+		if oldNode != nil {
+			inherit(n, oldNode)
 		}
 		metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationDonor, name)
 		return true
 	}
-	if heir == nil {
+	if newNode == nil {
 		return false, nil
 	}
-	after := heir.DeepCopy()
+	after := newNode.DeepCopy()
 	switch {
 	case !change(after):
 		return false, nil
-	case len(heir.Annotations) == 0 || len(after.Spec.Taints) != len(heir.Spec.Taints) || len(heir.Labels) == 0 && len(after.Labels) > 0:
-		return r.patchNode(ctx, heir, change)
+	case len(newNode.Annotations) == 0 || len(after.Spec.Taints) != len(newNode.Spec.Taints) || len(newNode.Labels) == 0 && len(after.Labels) > 0:
+		return r.patchNode(ctx, newNode, change)
 	}
-	ops := []patchOp{{"test", "/metadata/uid", heir.UID}}
-	if d, ok := heir.Annotations[v1alpha1.AnnotationDonor]; ok {
+	ops := []patchOp{{"test", "/metadata/uid", newNode.UID}}
+	if d, ok := newNode.Annotations[v1alpha1.AnnotationDonor]; ok {
 		ops = append(ops, patchOp{"test", pathOf("annotations", v1alpha1.AnnotationDonor), d}, patchOp{"replace", pathOf("annotations", v1alpha1.AnnotationDonor), name})
 	}
-	for field, m := range map[string][2]map[string]string{"labels": {heir.Labels, after.Labels}, "annotations": {heir.Annotations, after.Annotations}} {
+	for field, m := range map[string][2]map[string]string{"labels": {newNode.Labels, after.Labels}, "annotations": {newNode.Annotations, after.Annotations}} {
 		for k, v := range m[1] {
 			if _, has := m[0][k]; !has { // null matches a missing entry
 				ops = append(ops, patchOp{"test", pathOf(field, k), nil}, patchOp{"add", pathOf(field, k), v})
@@ -238,17 +238,17 @@ func (r *nodeVersions) adopt(ctx context.Context, heir, donor *corev1.Node, name
 	}
 	body, err := json.Marshal(ops)
 	if err != nil {
-		return false, fmt.Errorf("adopt Node %s: %w", heir.Name, err)
+		return false, fmt.Errorf("adopt Node %s: %w", newNode.Name, err)
 	}
-	changed := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: heir.Name}}
+	changed := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: newNode.Name}}
 	err = r.client.Patch(ctx, changed, client.RawPatch(types.JSONPatchType, body))
 	if err == nil {
 		r.view.wrote(kindNode, changed)
 		return true, nil
 	}
 	if apierrors.IsInvalid(err) { // a test did not hold
-		r.view.forget(kindNode, heir.Name)
-		err = apierrors.NewConflict(corev1.Resource("nodes"), heir.Name, err)
+		r.view.forget(kindNode, newNode.Name)
+		err = apierrors.NewConflict(corev1.Resource("nodes"), newNode.Name, err)
 	}
 	return false, client.IgnoreNotFound(err)
 }
@@ -359,7 +359,7 @@ func (r *nodeVersions) follow(a decision.Action) {
 		r.point("before", decision.StartUpgrade)
 		r.log.Info("upgrade of Kubernetes followed", "node", r.nodeName, "version", version, "components", reference)
 		if !last.Active() { // else the leader that started it has recorded it
-			r.tellVersion(ctx, corev1.EventTypeNormal, "UpgradeStarted", fmt.Sprintf("the control plane's Kubernetes is brought to %s by the agent of %s", version, r.nodeName))
+			r.recordVersion(ctx, corev1.EventTypeNormal, "UpgradeStarted", fmt.Sprintf("the agent of %[2]s upgrades the control plane's Kubernetes to %[1]s", version, r.nodeName))
 		}
 		failed := r.host.Upgrade(ctx, upgradeToken(version, reference, last), version, reference, c.Signed, func(run decision.UpgradeRun) {
 			r.hostView.setRun(run)
@@ -377,17 +377,17 @@ func (r *nodeVersions) follow(a decision.Action) {
 		}
 		r.hostView.setRun(run)
 		if failed != nil {
-			r.tellVersion(ctx, corev1.EventTypeWarning, "UpgradeFailed", decision.Truncate(failed.Error(), 500))
+			r.recordVersion(ctx, corev1.EventTypeWarning, "UpgradeFailed", decision.Truncate(failed.Error(), 500))
 			return failed
 		}
-		r.tellVersion(ctx, corev1.EventTypeNormal, "UpgradeCompleted", fmt.Sprintf("the control plane runs Kubernetes %s", version))
+		r.recordVersion(ctx, corev1.EventTypeNormal, "UpgradeCompleted", fmt.Sprintf("the control plane runs Kubernetes %s", version))
 		return nil
 	})
 }
 
-// tellVersion records an event about the cluster's Kubernetes on the NodeVersion and on the Node of
+// recordVersion records an event about the cluster's Kubernetes on the NodeVersion and on the Node of
 // the agent.
-func (r *nodeVersions) tellVersion(ctx context.Context, kind, reason, note string) {
+func (r *nodeVersions) recordVersion(ctx context.Context, kind, reason, note string) {
 	for name, about := range map[string]client.Object{v1alpha1.NodeVersionName: &v1alpha1.NodeVersion{}, r.nodeName: &corev1.Node{}} {
 		if err := r.client.Get(ctx, client.ObjectKey{Name: name}, about); err == nil {
 			r.event(about, kind, reason, "Upgrade", note)

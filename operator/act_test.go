@@ -18,62 +18,62 @@ import (
 )
 
 // The kubelet and controllers change a new Node while the operator writes its old node's name to it.
-func TestHeirsAreAdoptedWhateverElseChanges(t *testing.T) {
+func TestReplacementNodesAreAdoptedDespiteOtherWrites(t *testing.T) {
 	c := newCluster(t)
-	donor := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "donor", Labels: map[string]string{"team": "blue"}}}
+	oldNode := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "donor", Labels: map[string]string{"team": "blue"}}}
 	tainted := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "tainted"},
 		Spec:       corev1.NodeSpec{Taints: []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}}},
 	}
 	image := map[string]string{v1alpha1.AnnotationImage: image2}
-	noted := func(donor string) map[string]string {
+	noted := func(oldNode string) map[string]string {
 		m := maps.Clone(image)
-		m[v1alpha1.AnnotationDonor] = donor
+		m[v1alpha1.AnnotationDonor] = oldNode
 		return m
 	}
 	for name, tt := range map[string]struct {
-		donor    *corev1.Node
+		oldNode  *corev1.Node
 		seen     map[string]string // annotations when it was seen
 		change   func(*corev1.Node)
 		conflict bool
 		labels   map[string]string
 		want     map[string]string // annotations
 	}{
-		"as it was seen":       {donor: donor, seen: image, labels: map[string]string{"team": "blue"}, want: noted("donor")},
-		"whose donor is gone":  {seen: image, want: noted("donor")},
-		"that was adopted":     {donor: donor, seen: noted("donor"), labels: map[string]string{"team": "blue"}, want: noted("donor")},
-		"that claims another":  {donor: donor, seen: noted("other"), labels: map[string]string{"team": "blue"}, want: noted("donor")},
-		"without annotations":  {donor: donor, labels: map[string]string{"team": "blue"}, want: map[string]string{v1alpha1.AnnotationDonor: "donor"}},
-		"with a donor's taint": {donor: tainted, seen: image, want: noted("donor")},
+		"as it was observed":           {oldNode: oldNode, seen: image, labels: map[string]string{"team": "blue"}, want: noted("donor")},
+		"of a deleted old node":        {seen: image, want: noted("donor")},
+		"that was adopted":             {oldNode: oldNode, seen: noted("donor"), labels: map[string]string{"team": "blue"}, want: noted("donor")},
+		"that claims another":          {oldNode: oldNode, seen: noted("other"), labels: map[string]string{"team": "blue"}, want: noted("donor")},
+		"without annotations":          {oldNode: oldNode, labels: map[string]string{"team": "blue"}, want: map[string]string{v1alpha1.AnnotationDonor: "donor"}},
+		"with a taint of its old node": {oldNode: tainted, seen: image, want: noted("donor")},
 		"that has changed": {
-			donor: donor, seen: image, change: func(n *corev1.Node) { n.Labels["beta"] = "yes" },
+			oldNode: oldNode, seen: image, change: func(n *corev1.Node) { n.Labels["beta"] = "yes" },
 			labels: map[string]string{"team": "blue", "beta": "yes"}, want: noted("donor"),
 		},
-		"that became another's": {
-			donor: donor, seen: image, change: func(n *corev1.Node) { n.Annotations[v1alpha1.AnnotationDonor] = "other" },
+		"that was adopted by another old node": {
+			oldNode: oldNode, seen: image, change: func(n *corev1.Node) { n.Annotations[v1alpha1.AnnotationDonor] = "other" },
 			conflict: true, want: noted("other"),
 		},
 		"that was given a label": {
-			donor: donor, seen: image, change: func(n *corev1.Node) { n.Labels["team"] = "red" },
+			oldNode: oldNode, seen: image, change: func(n *corev1.Node) { n.Labels["team"] = "red" },
 			conflict: true, labels: map[string]string{"team": "red"}, want: image,
 		},
 	} {
-		t.Run("an heir "+name, func(t *testing.T) {
-			heir := &corev1.Node{ObjectMeta: metav1.ObjectMeta{GenerateName: "heir-", Labels: map[string]string{"os": "linux"}, Annotations: tt.seen}}
-			c.create(heir)
+		t.Run("a replacement node "+name, func(t *testing.T) {
+			newNode := &corev1.Node{ObjectMeta: metav1.ObjectMeta{GenerateName: "heir-", Labels: map[string]string{"os": "linux"}, Annotations: tt.seen}}
+			c.create(newNode)
 			if tt.change != nil {
-				changed := heir.DeepCopy()
+				changed := newNode.DeepCopy()
 				tt.change(changed)
 				if err := c.admin.Update(t.Context(), changed); err != nil {
 					t.Fatal(err)
 				}
 			}
 			r := &nodeVersions{client: c.admin, view: newView(c.admin, time.Now)}
-			if _, err := r.adopt(t.Context(), heir, tt.donor, "donor"); apierrors.IsConflict(err) != tt.conflict || err != nil && !tt.conflict {
+			if _, err := r.adopt(t.Context(), newNode, tt.oldNode, "donor"); apierrors.IsConflict(err) != tt.conflict || err != nil && !tt.conflict {
 				t.Errorf("adopted: %v", err)
 			}
 			var is corev1.Node
-			if err := c.admin.Get(t.Context(), client.ObjectKeyFromObject(heir), &is); err != nil {
+			if err := c.admin.Get(t.Context(), client.ObjectKeyFromObject(newNode), &is); err != nil {
 				t.Fatal(err)
 			}
 			delete(is.Labels, "os")
@@ -84,7 +84,7 @@ func TestHeirsAreAdoptedWhateverElseChanges(t *testing.T) {
 			for _, taint := range is.Spec.Taints {
 				gpu = gpu || taint.Key == "gpu"
 			}
-			if gpu != (tt.donor == tainted) {
+			if gpu != (tt.oldNode == tainted) {
 				t.Errorf("taints %v", is.Spec.Taints)
 			}
 		})
@@ -92,8 +92,8 @@ func TestHeirsAreAdoptedWhateverElseChanges(t *testing.T) {
 	r := &nodeVersions{client: c.admin, view: newView(c.admin, time.Now)}
 	gone := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gone", UID: "1", Labels: map[string]string{"os": "linux"}, Annotations: image}}
 	for _, n := range []*corev1.Node{nil, gone} {
-		if did, err := r.adopt(t.Context(), n, donor, "donor"); did || err != nil {
-			t.Errorf("an heir that is gone: %t, %v", did, err)
+		if did, err := r.adopt(t.Context(), n, oldNode, "donor"); did || err != nil {
+			t.Errorf("a deleted replacement node: %t, %v", did, err)
 		}
 	}
 }
@@ -109,7 +109,7 @@ func (d *deletions) DeleteInstances(context.Context, []string) error { return d.
 
 func (d *deletions) Describe(context.Context, []string) ([]cloud.Instance, error) { return d.is, nil }
 
-func TestAnAcceptedDeletionIsNotAskedForAgainBeforeItCanBeSeen(t *testing.T) {
+func TestAcceptedDeletionIsNotRequestedAgainBeforeItIsVisible(t *testing.T) {
 	now := time.Now()
 	c := &deletions{is: []cloud.Instance{{ProviderID: "x://a", State: cloud.Ready}}}
 	f := newFleet(c, func() time.Time { return now })
@@ -127,7 +127,7 @@ func TestAnAcceptedDeletionIsNotAskedForAgainBeforeItCanBeSeen(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	step("nobody asked", false)
+	step("no request was sent", false)
 	remove(cloud.ErrThrottled)
 	step("the cloud refused", false)
 	remove(nil)
@@ -136,11 +136,11 @@ func TestAnAcceptedDeletionIsNotAskedForAgainBeforeItCanBeSeen(t *testing.T) {
 	if err := f.follow(t.Context(), map[string]claim{"x://a": {leaves: true}}); err != nil {
 		t.Fatal(err)
 	}
-	step("the cloud says that it is there", false)
+	step("the cloud still lists the machine", false)
 	remove(nil)
 	step("the cloud accepted once more", true)
 	now = now.Add(askedFor)
-	step("the cloud says nothing", false)
+	step("the cloud returns no data", false)
 }
 
 // busyCloud changes its instances during a request, and answers with the state before.
@@ -192,7 +192,7 @@ func (b *busyCloud) Describe(_ context.Context, ids []string) ([]cloud.Instance,
 	return out, nil
 }
 
-func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
+func TestListMissesConcurrentChanges(t *testing.T) {
 	type view struct {
 		all      map[string]v1alpha1.InstanceState
 		complete bool
@@ -205,7 +205,7 @@ func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
 		ids := []string{"x://old"}
 		err := f.DeleteInstances(ctx, ids)
 		if !f.confirmDeletion(ctx, ids) {
-			return errors.New("it is still there")
+			return errors.New("the machine is still listed")
 		}
 		return err
 	}
@@ -215,24 +215,24 @@ func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
 		during func(context.Context, *fleet) error
 		want   view
 	}{
-		"nothing happens": {
+		"no change": {
 			during: func(context.Context, *fleet) error { return nil },
 			want:   view{map[string]v1alpha1.InstanceState{"x://old": "Ready"}, true},
 		},
-		"one is made, and the list is complete": {
+		"a machine is created, and the list is complete": {
 			during: made,
 			want:   view{map[string]v1alpha1.InstanceState{"x://old": "Ready", "x://new": "Creating"}, true},
 		},
-		"one is made, and another is missing": {
+		"a machine is created, and another is missing from the list": {
 			hidden: []string{"x://old"},
 			during: made,
 			want:   view{map[string]v1alpha1.InstanceState{"x://old": "Ready", "x://new": "Creating"}, false},
 		},
-		"one ends, and does not come back": {
+		"a deleted machine does not come back": {
 			during: ends,
 			want:   view{map[string]v1alpha1.InstanceState{"x://old": "Terminated"}, true},
 		},
-		"one that is asked for by its ID ends, and does not come back": {
+		"a deleted machine that is requested by its ID does not come back": {
 			follow: true,
 			during: ends,
 			want:   view{map[string]v1alpha1.InstanceState{"x://old": "Terminated"}, true},
@@ -276,12 +276,12 @@ func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
 }
 
 func TestTaintOfARevokedNodeIsNotInherited(t *testing.T) {
-	donor := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{
+	oldNode := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{
 		{Key: v1alpha1.AnnotationRevoked, Effect: corev1.TaintEffectNoExecute}, {Key: "gpu", Effect: corev1.TaintEffectNoSchedule},
 	}}}
-	heir := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-2"}}
-	inherit(heir, donor)
-	if len(heir.Spec.Taints) != 1 || heir.Spec.Taints[0].Key != "gpu" {
-		t.Errorf("heir has taints %v, want gpu alone", heir.Spec.Taints)
+	newNode := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-2"}}
+	inherit(newNode, oldNode)
+	if len(newNode.Spec.Taints) != 1 || newNode.Spec.Taints[0].Key != "gpu" {
+		t.Errorf("replacement node has taints %v, want gpu alone", newNode.Spec.Taints)
 	}
 }

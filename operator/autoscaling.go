@@ -28,9 +28,9 @@ const (
 	// Intervals between two reads of the autoscaler: while its pods end, while it is paused, and
 	// otherwise. Somebody may scale it by hand.
 	endingPace, stoppedPace, runningPace = 500 * time.Millisecond, 10 * time.Second, time.Minute
-	// lookedFor is how long an observation of the Deployment counts. Rounds need it more often than
-	// that, so the Deployment is read again in the background after lookAgain.
-	lookedFor, lookAgain = 2 * time.Second, 500 * time.Millisecond
+	// observedFor is how long an observation of the Deployment counts. Rounds need it more often than
+	// that, so the Deployment is read again in the background after observeAgain.
+	observedFor, observeAgain = 2 * time.Second, 500 * time.Millisecond
 )
 
 // autoscaling controls the cluster autoscaler. As a controller it sets the replicas and arguments
@@ -115,17 +115,17 @@ func (r *autoscaling) observe(ctx context.Context) (decision.Autoscaler, error) 
 		return decision.Autoscaler{}, err
 	}
 	// While it stops, rounds wait until it has stopped.
-	age := lookAgain
+	age := observeAgain
 	if seen, old, ok := r.last(s.Spec); ok && (s.Spec.Enabled || !seen.runs) {
-		age = lookedFor
-		if old > lookAgain && old < lookedFor && r.looking.TryLock() {
+		age = observedFor
+		if old > observeAgain && old < observedFor && r.looking.TryLock() {
 			go func() {
 				defer r.looking.Unlock()
 				_, _ = r.ask(ctx, s.Spec) // a round that waits meets the error again
 			}()
 		}
 	}
-	seen, err := r.look(ctx, s.Spec, age)
+	seen, err := r.refresh(ctx, s.Spec, age)
 	if err != nil {
 		return decision.Autoscaler{}, err
 	}
@@ -179,8 +179,8 @@ func deploymentOf(s v1alpha1.AutoscalingStrategySpec) client.ObjectKey {
 	return client.ObjectKey{Namespace: s.DeploymentNamespace, Name: s.DeploymentName}
 }
 
-// look reads the Deployment, unless the last observation is younger than age.
-func (r *autoscaling) look(ctx context.Context, s v1alpha1.AutoscalingStrategySpec, age time.Duration) (deployed, error) {
+// refresh reads the Deployment, unless the last observation is younger than age.
+func (r *autoscaling) refresh(ctx context.Context, s v1alpha1.AutoscalingStrategySpec, age time.Duration) (deployed, error) {
 	if seen, old, ok := r.last(s); ok && old < age {
 		return seen, nil
 	}
@@ -240,7 +240,7 @@ func (r *autoscaling) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Resul
 	if err := r.client.List(ctx, &groups); err != nil {
 		return ctrl.Result{}, fmt.Errorf("list ScalingGroups: %w", err)
 	}
-	seen, err := r.look(ctx, s.Spec, 0)
+	seen, err := r.refresh(ctx, s.Spec, 0)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -309,13 +309,13 @@ func (r *autoscaling) report(ctx context.Context, s *v1alpha1.AutoscalingStrateg
 	st, gen := &changed.Status, s.Generation
 	st.ObservedGeneration, st.Enabled, st.Replicas = gen, false, 0
 	name := s.Spec.DeploymentNamespace + "/" + s.Spec.DeploymentName
-	stalled := decision.NewCondition(v1alpha1.ConditionStalled, false, gen, "DeploymentFound", "Deployment %s is told what to do", name)
+	stalled := decision.NewCondition(v1alpha1.ConditionStalled, false, gen, "DeploymentFound", "Deployment %s exists and can be changed", name)
 	moving := decision.NewCondition(v1alpha1.ConditionReconciling, false, gen, "Stopped", "the autoscaler is stopped")
 	switch seen.reason {
 	case reasonNotFound:
-		stalled = decision.NewCondition(v1alpha1.ConditionStalled, true, gen, seen.reason, "there is no Deployment %s: nothing scales this cluster, and nodes are replaced without it", name)
+		stalled = decision.NewCondition(v1alpha1.ConditionStalled, true, gen, seen.reason, "Deployment %s does not exist: the cluster is not autoscaled, and nodes are replaced without pausing an autoscaler", name)
 	case reasonForbidden:
-		stalled = decision.NewCondition(v1alpha1.ConditionStalled, true, gen, seen.reason, "the operator may not read and change Deployment %s: give it the right, no node is replaced while the autoscaler may run", name)
+		stalled = decision.NewCondition(v1alpha1.ConditionStalled, true, gen, seen.reason, "the operator may not read and change Deployment %s, and no node is replaced while the autoscaler may run: grant get and patch to the operator", name)
 	}
 	if d := seen.deployment; d != nil {
 		if st.Replicas = 1; d.Spec.Replicas != nil {
@@ -325,11 +325,11 @@ func (r *autoscaling) report(ctx context.Context, s *v1alpha1.AutoscalingStrateg
 	}
 	switch {
 	case seen.reason != "":
-		moving.Reason, moving.Message = seen.reason, "nothing is stopped or started"
+		moving.Reason, moving.Message = seen.reason, "the Deployment has the requested state"
 	case st.Enabled:
-		moving.Reason, moving.Message = "Runs", "the autoscaler is told to run"
+		moving.Reason, moving.Message = "Runs", "the Deployment requests one replica of the autoscaler"
 	case seen.runs:
-		moving = decision.NewCondition(v1alpha1.ConditionReconciling, true, gen, "Ending", "pods of the autoscaler still end")
+		moving = decision.NewCondition(v1alpha1.ConditionReconciling, true, gen, "Ending", "pods of the autoscaler are terminating")
 	}
 	now := metav1.Now()
 	decision.SetCondition(&st.Conditions, stalled, now)
@@ -341,7 +341,7 @@ func (r *autoscaling) report(ctx context.Context, s *v1alpha1.AutoscalingStrateg
 		return client.IgnoreNotFound(fmt.Errorf("report on AutoscalingStrategy: %w", err))
 	}
 	if stalled.Status == metav1.ConditionTrue {
-		r.log.Warn("cluster autoscaler out of reach", "deployment", name, "reason", stalled.Reason)
+		r.log.Warn("cluster autoscaler not reachable", "deployment", name, "reason", stalled.Reason)
 	}
 	return nil
 }

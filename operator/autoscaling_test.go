@@ -35,10 +35,10 @@ func TestAutoscalerArgs(t *testing.T) {
 		groups []v1alpha1.ScalingGroup
 		want   []string
 	}{
-		{"nothing is nothing", nil, nil, nil},
+		{"no groups and no extra arguments", nil, nil, nil},
 		{"extra arguments are sorted", map[string]string{"v": "2", "logtostderr": "true", "cloud-provider": "x"}, nil, []string{"--cloud-provider=x", "--logtostderr=true", "--v=2"}},
 		{
-			"only groups of workers with autoscaling are among them",
+			"only groups of workers with autoscaling have an argument",
 			map[string]string{"v": "2", "balance": "true"},
 			[]v1alpha1.ScalingGroup{
 				group(v1alpha1.WorkerRole, true, "pool-b", 2, 7),
@@ -121,7 +121,7 @@ func (c *cluster) observes(r *autoscaling, want decision.Autoscaler) {
 // says waits for conditions of the strategy: pairs of type and reason.
 func (c *cluster) says(want ...string) {
 	c.t.Helper()
-	c.eventually(fmt.Sprint("the AutoscalingStrategy says ", want), func() (string, bool) {
+	c.eventually(fmt.Sprint("conditions of the AutoscalingStrategy: ", want), func() (string, bool) {
 		s := c.theStrategy()
 		var is []string
 		for _, k := range s.Status.Conditions {
@@ -131,7 +131,7 @@ func (c *cluster) says(want ...string) {
 	})
 }
 
-func TestAutoscalerIsPausedAndGivenBack(t *testing.T) {
+func TestAutoscalerIsPausedAndResumed(t *testing.T) {
 	c := newCluster(t) // its chart brings the stand-in
 	c.create(newStrategy())
 	c.create(&v1alpha1.ScalingGroup{
@@ -139,7 +139,7 @@ func TestAutoscalerIsPausedAndGivenBack(t *testing.T) {
 		Spec:       v1alpha1.ScalingGroupSpec{GroupID: workerGroup, AutoscalerGroupName: "w", Role: v1alpha1.WorkerRole, Autoscaling: true, Min: 1, Max: 4},
 	})
 	if d := c.scaler(); d.Labels["constellation.edgeless.systems/stand-in"] != "true" || !strings.HasSuffix(d.Spec.Template.Spec.Containers[0].Name, "stand-in") {
-		t.Fatalf("the stand-in does not say that it is one: %v, %s", d.Labels, d.Spec.Template.Spec.Containers[0].Name)
+		t.Fatalf("the stand-in does not log its start: %v, %s", d.Labels, d.Spec.Template.Spec.Containers[0].Name)
 	}
 	r := c.scaled()
 	c.observes(r, decision.Autoscaler{Enabled: true, Running: true})
@@ -163,7 +163,7 @@ func TestAutoscalerIsPausedAndGivenBack(t *testing.T) {
 	for range 2 { // pausing is idempotent
 		c.eventually("it is paused", func() (string, bool) { err := r.pause(t.Context()); return fmt.Sprint(err), err == nil })
 	}
-	c.eventually("it is told to stop", func() (string, bool) { d := c.scaler(); return fmt.Sprint(*d.Spec.Replicas), *d.Spec.Replicas == 0 })
+	c.eventually("the Deployment requests no replicas", func() (string, bool) { d := c.scaler(); return fmt.Sprint(*d.Spec.Replicas), *d.Spec.Replicas == 0 })
 	c.deploymentSeen()
 	c.says("Stalled=False DeploymentFound", "Reconciling=True Ending")
 	c.observes(r, decision.Autoscaler{Running: true, PausedByUs: true})
@@ -174,10 +174,10 @@ func TestAutoscalerIsPausedAndGivenBack(t *testing.T) {
 	c.says("Stalled=False DeploymentFound", "Reconciling=False Stopped")
 
 	for range 2 {
-		c.eventually("it is given back", func() (string, bool) { err := r.resume(t.Context()); return fmt.Sprint(err), err == nil })
+		c.eventually("the autoscaler is resumed", func() (string, bool) { err := r.resume(t.Context()); return fmt.Sprint(err), err == nil })
 	}
 	c.observes(r, decision.Autoscaler{Enabled: true, Running: true})
-	c.eventually("it is told to run", func() (string, bool) { d := c.scaler(); return fmt.Sprint(*d.Spec.Replicas), *d.Spec.Replicas == 1 })
+	c.eventually("the Deployment requests one replica", func() (string, bool) { d := c.scaler(); return fmt.Sprint(*d.Spec.Replicas), *d.Spec.Replicas == 1 })
 	c.says("Stalled=False DeploymentFound", "Reconciling=False Runs")
 
 	// The operator does not resume what the owner has paused.
@@ -188,7 +188,7 @@ func TestAutoscalerIsPausedAndGivenBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := c.theStrategy(); s.Spec.Enabled || s.Annotations[v1alpha1.AnnotationPaused] != "" {
-		t.Errorf("what its owner stopped is enabled=%t, annotations %v", s.Spec.Enabled, s.Annotations)
+		t.Errorf("an autoscaler that its owner stopped has enabled=%t, annotations %v", s.Spec.Enabled, s.Annotations)
 	}
 
 	// Without the Deployment nothing waits.
@@ -222,7 +222,7 @@ func (c *cluster) deploymentSeen() {
 
 func (c *cluster) deploymentStops() {
 	c.t.Helper()
-	c.eventually("it is told to stop", func() (string, bool) { d := c.scaler(); return fmt.Sprint(*d.Spec.Replicas), *d.Spec.Replicas == 0 })
+	c.eventually("the Deployment requests no replicas", func() (string, bool) { d := c.scaler(); return fmt.Sprint(*d.Spec.Replicas), *d.Spec.Replicas == 0 })
 	c.deploymentSeen()
 }
 
@@ -238,7 +238,7 @@ func (c *cluster) owner(change func(*v1alpha1.AutoscalingStrategySpec)) {
 }
 
 // A second leader, or one with a stale observation, does not overwrite what others decided.
-func TestAutoscalerIsChangedOnlyAsItWasSeen(t *testing.T) {
+func TestAutoscalerIsChangedOnlyAsObserved(t *testing.T) {
 	c := newCluster(t)
 	c.create(newStrategy())
 	stale := c.theStrategy()
@@ -249,7 +249,7 @@ func TestAutoscalerIsChangedOnlyAsItWasSeen(t *testing.T) {
 	}
 	r := newAutoscaling(&frozen{c.admin, stale}, c.admin, slog.New(slog.DiscardHandler))
 	if err := r.pause(t.Context()); !apierrors.IsConflict(err) {
-		t.Errorf("paused from an old view: %v", err)
+		t.Errorf("paused from a stale observation: %v", err)
 	}
 	if s := c.theStrategy(); !s.Spec.Enabled || s.Annotations[v1alpha1.AnnotationPaused] != "" {
 		t.Error("the AutoscalingStrategy was changed")
@@ -258,21 +258,21 @@ func TestAutoscalerIsChangedOnlyAsItWasSeen(t *testing.T) {
 	// Conflicts are not reported while the cache is stale. A lasting conflict is reported.
 	now := time.Now()
 	e := newRetries(func() time.Time { return now })
-	tries := func(until time.Duration) (n int, told string) {
+	tries := func(until time.Duration) (n int, message string) {
 		for end := now.Add(until); now.Before(end); now = now.Add(10 * time.Millisecond) {
 			if e.begin("pause autoscaler") {
 				e.end("pause autoscaler", 0, r.pause(t.Context()))
 				n++
 			}
 		}
-		_, told = e.failing()
-		return n, told
+		_, message = e.failing()
+		return n, message
 	}
-	if n, told := tries(conflictLasts / 2); n < 5 || told != "" {
-		t.Errorf("after %d conflicts that end in a moment %q is told", n, told)
+	if n, message := tries(conflictLasts / 2); n < 5 || message != "" {
+		t.Errorf("after %d short conflicts %q is reported", n, message)
 	}
-	if _, told := tries(conflictLasts); !strings.Contains(told, "the object has been modified") {
-		t.Errorf("of a conflict that lasts %q is told", told)
+	if _, message := tries(conflictLasts); !strings.Contains(message, "the object has been modified") {
+		t.Errorf("a lasting conflict is reported as %q", message)
 	}
 	// After its purpose was reached in another way, it is no longer reported and starts no round.
 	now = now.Add(2 * unwanted)
@@ -280,14 +280,14 @@ func TestAutoscalerIsChangedOnlyAsItWasSeen(t *testing.T) {
 		t.Errorf("the next round is due in %s", left)
 	}
 	if left := e.due(now); left != resting {
-		t.Errorf("and the next in %s", left)
+		t.Errorf("the following round is due in %s", left)
 	}
-	if _, told := e.failing(); told != "" {
-		t.Errorf("of what nobody wants any more %q is told", told)
+	if _, message := e.failing(); message != "" {
+		t.Errorf("a key that is no longer wanted is reported: %q", message)
 	}
 	now = now.Add(2 * conflictLasts)
-	if n, told := tries(conflictLasts / 2); n < 5 || told != "" {
-		t.Errorf("after %d conflicts of a later day %q is told", n, told)
+	if n, message := tries(conflictLasts / 2); n < 5 || message != "" {
+		t.Errorf("after %d later conflicts %q is reported", n, message)
 	}
 }
 

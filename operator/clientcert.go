@@ -43,13 +43,13 @@ var clientUsages = [][]certificatesv1.KeyUsage{
 func (r *servingRequests) judgeClient(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) (verdict, string, *corev1.Node) {
 	// The API server sets both fields when it authenticates the caller.
 	if !strings.HasPrefix(csr.Spec.Username, kubeadm.TokenUser) || !slices.Contains(csr.Spec.Groups, bootstrapGroup) {
-		return foreign, "no bootstrap token has asked for it", nil
+		return foreign, "the requester did not use a bootstrap token", nil
 	}
 	// People create other tokens, and approve the requests that are made with them.
 	ours := slices.Contains(csr.Spec.Groups, kubeadm.JoinGroup)
 	refuse := func(format string, args ...any) (verdict, string, *corev1.Node) {
 		if !ours {
-			return foreign, "the bootstrap token was not made by the join service", nil
+			return foreign, "the bootstrap token was not issued by the join service", nil
 		}
 		return denied, fmt.Sprintf(format, args...), nil
 	}
@@ -62,17 +62,17 @@ func (r *servingRequests) judgeClient(ctx context.Context, csr *certificatesv1.C
 		return refuse("its subject is %.200q, want that of a node", c.Subject.String())
 	}
 	if csr.Spec.Username != kubeadm.TokenUser+kubeadm.TokenID(name) {
-		return refuse("its bootstrap token is that of another machine than %.100q", name)
+		return refuse("the bootstrap token was issued to another machine than %.100q", name)
 	}
 	if got, ok := usagesAre(csr.Spec.Usages, clientUsages); !ok {
 		return denied, fmt.Sprintf("its usages are %q, not those of a client's certificate", got), nil
 	}
 	if len(c.Extensions) > 0 {
-		return denied, "it asks for more than a subject", nil
+		return denied, "it requests more than a subject", nil
 	}
 	node := r.node(ctx, name)
 	if node != nil && readiness.Node(node) {
-		return undecided, fmt.Sprintf("Node %s is Ready, and a machine that joins is not", name), node
+		return undecided, fmt.Sprintf("Node %s is Ready already, so its machine has joined", name), node
 	}
 	id, err := r.machineOf(ctx, name, node)
 	if err != nil {
@@ -81,15 +81,15 @@ func (r *servingRequests) judgeClient(ctx context.Context, csr *certificatesv1.C
 	instance, err := r.cloud.Instance(ctx, id)
 	switch {
 	case errors.Is(err, cloud.ErrNotFound):
-		return undecided, fmt.Sprintf("the cloud does not know machine %s", id), node
+		return undecided, fmt.Sprintf("the cloud does not find machine %s", id), node
 	case err != nil:
-		return undecided, fmt.Sprintf("the cloud does not say what machine %s is: %v", id, err), node
+		return undecided, fmt.Sprintf("the cloud returns no data about machine %s: %v", id, err), node
 	case instance.State == cloud.Terminating || instance.State == cloud.Terminated:
 		return undecided, fmt.Sprintf("machine %s is being deleted", id), node
 	case !cloud.SameMachine(instance.Key(), id) || instance.Name != name:
 		return denied, fmt.Sprintf("machine %s is called %s, so it is not %s", id, instance.Name, name), node
 	}
-	return approved, fmt.Sprintf("the bootstrap token is that of machine %s", id), node
+	return approved, fmt.Sprintf("the bootstrap token was issued to machine %s", id), node
 }
 
 // machineOf returns the ID of the machine that joins as name. The join service records it when it
@@ -105,7 +105,7 @@ func (r *servingRequests) machineOf(ctx context.Context, name string, node *core
 	case node != nil && node.Spec.ProviderID != "":
 		return keyOf(node), nil
 	}
-	return "", fmt.Errorf("there is no JoiningNode %s that names its machine", name)
+	return "", fmt.Errorf("there is no JoiningNode %s with a providerID", name)
 }
 
 // autoApproval is the ClusterRoleBinding with which every holder of a kubeadm bootstrap token can

@@ -51,7 +51,7 @@ func TestClientRequestsAreJudged(t *testing.T) {
 		change(&i)
 		s.sky.instances[id] = i
 	}
-	const confirmed = "the bootstrap token is that of machine sandbox://t/w"
+	const confirmed = "the bootstrap token was issued to machine sandbox://t/w"
 	for _, tt := range []struct {
 		name   string
 		change func(*subject)
@@ -62,34 +62,34 @@ func TestClientRequestsAreJudged(t *testing.T) {
 		{"a token of the join service of an older release", func(s *subject) {
 			s.csr.Spec.Groups = []string{bootstrapGroup, "system:bootstrappers:kubeadm:default-node-token"}
 		}, approved, confirmed},
-		{"a join that is tried again, whose Node is not Ready", func(s *subject) {
+		{"a repeated join, whose Node is not Ready", func(s *subject) {
 			s.joining, s.node = nil, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w"}, Spec: corev1.NodeSpec{ProviderID: id}}
 		}, approved, confirmed},
 
-		{"a control plane's name", func(s *subject) { s.req = nodeSubject("control-plane-0") }, denied, `its bootstrap token is that of another machine than "control-plane-0"`},
+		{"a control plane's name", func(s *subject) { s.req = nodeSubject("control-plane-0") }, denied, `the bootstrap token was issued to another machine than "control-plane-0"`},
 		{"an administrator's group", func(s *subject) { s.req.Subject.Organization = []string{"system:masters"} }, denied, `its subject is "CN=system:node:w,O=system:masters", want that of a node`},
-		{"a group more", func(s *subject) { s.req.Subject.Organization = []string{"system:nodes", "system:masters"} }, denied, `its subject is "CN=system:node:w,O=system:nodes+O=system:masters", want that of a node`},
-		{"a user that is no node", func(s *subject) { s.req.Subject.CommonName = "kubernetes-admin" }, denied, `its subject is "CN=kubernetes-admin,O=system:nodes", want that of a node`},
+		{"an additional group", func(s *subject) { s.req.Subject.Organization = []string{"system:nodes", "system:masters"} }, denied, `its subject is "CN=system:node:w,O=system:nodes+O=system:masters", want that of a node`},
+		{"a user that is not a node", func(s *subject) { s.req.Subject.CommonName = "kubernetes-admin" }, denied, `its subject is "CN=kubernetes-admin,O=system:nodes", want that of a node`},
 		{"a server's usage", func(s *subject) {
 			s.csr.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth}
 		}, denied, `its usages are ["digital signature" "server auth"], not those of a client's certificate`},
-		{"a name of a server", func(s *subject) { s.req.DNSNames = []string{"kubernetes"} }, denied, "it asks for more than a subject"},
-		{"a machine that the cloud calls otherwise", func(s *subject) { is(s, func(i *cloud.Instance) { i.Name = "v" }) }, denied, "machine sandbox://t/w is called v, so it is not w"},
+		{"a name of a server", func(s *subject) { s.req.DNSNames = []string{"kubernetes"} }, denied, "it requests more than a subject"},
+		{"a machine with another name in the cloud", func(s *subject) { is(s, func(i *cloud.Instance) { i.Name = "v" }) }, denied, "machine sandbox://t/w is called v, so it is not w"},
 		{"no request", func(s *subject) { s.csr.Spec.Request = []byte("x") }, denied, "it is not one CERTIFICATE REQUEST in PEM"},
 
-		{"a node that renews its own", func(s *subject) { s.csr.Spec.Username, s.csr.Spec.Groups = "system:node:w", []string{"system:nodes"} }, foreign, "no bootstrap token has asked for it"},
-		{"a user who is called like a token", func(s *subject) { s.csr.Spec.Groups = []string{"system:authenticated"} }, foreign, "no bootstrap token has asked for it"},
-		{"a token that a person made", func(s *subject) {
+		{"a node that renews its own certificate", func(s *subject) { s.csr.Spec.Username, s.csr.Spec.Groups = "system:node:w", []string{"system:nodes"} }, foreign, "the requester did not use a bootstrap token"},
+		{"a user with the name of a token", func(s *subject) { s.csr.Spec.Groups = []string{"system:authenticated"} }, foreign, "the requester did not use a bootstrap token"},
+		{"a token that a person created", func(s *subject) {
 			s.csr.Spec.Username, s.csr.Spec.Groups = "system:bootstrap:abcdef", []string{bootstrapGroup, "system:bootstrappers:kubeadm:default-node-token"}
-		}, foreign, "the bootstrap token was not made by the join service"},
+		}, foreign, "the bootstrap token was not issued by the join service"},
 
 		{"a Node that is Ready", func(s *subject) {
 			s.node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
-		}, undecided, "Node w is Ready, and a machine that joins is not"},
-		{"no note of the join service yet", func(s *subject) { s.joining = nil }, undecided, "there is no JoiningNode w that names its machine"},
-		{"a machine that the cloud does not know", func(s *subject) { delete(s.sky.instances, id) }, undecided, "the cloud does not know machine sandbox://t/w"},
+		}, undecided, "Node w is Ready already, so its machine has joined"},
+		{"no JoiningNode yet", func(s *subject) { s.joining = nil }, undecided, "there is no JoiningNode w with a providerID"},
+		{"a machine that the cloud does not find", func(s *subject) { delete(s.sky.instances, id) }, undecided, "the cloud does not find machine sandbox://t/w"},
 		{"a machine that is being deleted", func(s *subject) { is(s, func(i *cloud.Instance) { i.State = cloud.Terminating }) }, undecided, "machine sandbox://t/w is being deleted"},
-		{"a cloud that does not answer", func(s *subject) { s.sky.err = cloud.ErrUnavailable }, undecided, "the cloud does not say what machine sandbox://t/w is: cloud unavailable"},
+		{"a cloud that does not answer", func(s *subject) { s.sky.err = cloud.ErrUnavailable }, undecided, "the cloud returns no data about machine sandbox://t/w: cloud unavailable"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := &subject{
@@ -127,10 +127,10 @@ func TestClientRequestsAreJudged(t *testing.T) {
 	}
 }
 
-// TestTokenOfAWorkerBecomesNothingElse runs the real controller manager, with the binding by which
+// TestBootstrapTokenOfAWorkerGetsNoOtherIdentity runs the real controller manager, with the binding by which
 // kubeadm has every client certificate approved, and asks as a worker's bootstrap token for the
 // worker's own identity and for a control plane's.
-func TestTokenOfAWorkerBecomesNothingElse(t *testing.T) {
+func TestBootstrapTokenOfAWorkerGetsNoOtherIdentity(t *testing.T) {
 	c := newClusterWith(t, controlplane.Options{Controllers: true})
 	services, err := render.Chart("constellation-services", "v1.1.0", namespace, map[string]any{"release": "v1.1.0"})
 	if err != nil {
@@ -203,7 +203,7 @@ func TestTokenOfAWorkerBecomesNothingElse(t *testing.T) {
 	}
 	bound.Wrap(c.denied.wrap)
 	c.startWith(bound)
-	c.eventually("kubeadm's binding is gone", func() (string, bool) {
+	c.eventually("kubeadm's binding is deleted", func() (string, bool) {
 		return "still there", !c.get(autoApproval, &rbacv1.ClusterRoleBinding{})
 	})
 	c.create(joiningNode("w", refA, time.Minute))
@@ -231,11 +231,11 @@ func TestTokenOfAWorkerBecomesNothingElse(t *testing.T) {
 	}
 	answered("renewal-of-w", "Approved AutoApproved")
 	if err := renews("control-plane-0"); err == nil {
-		t.Error("a kubelet may ask for another node's certificate")
+		t.Error("a kubelet may request another node's certificate")
 	}
 	revoked := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "constellation-revoked-nodes", Namespace: namespace}, Data: map[string]string{"w": "{}"}}
 	c.create(revoked)
-	c.eventually("a revoked node renews nothing", func() (string, bool) {
+	c.eventually("a revoked node may renew a certificate", func() (string, bool) {
 		_ = c.admin.Delete(t.Context(), &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "renewal-of-w"}}) // of the attempt before
 		err := renews("w")
 		return fmt.Sprint(err), err != nil && strings.Contains(err.Error(), "this node was revoked")
@@ -250,7 +250,7 @@ func TestTokenOfAWorkerBecomesNothingElse(t *testing.T) {
 	left := ask(t, kubeadms, "left", "control-plane-0")
 	own := ask(t, kubeadms, "own-again", "w") // of a join service of an older release
 	answered(own, "Approved MachineConfirmed")
-	c.eventually("kubeadm's binding is gone again", func() (string, bool) {
+	c.eventually("kubeadm's binding is deleted again", func() (string, bool) {
 		return "still there", !c.get(autoApproval, &rbacv1.ClusterRoleBinding{})
 	})
 	var csr certificatesv1.CertificateSigningRequest

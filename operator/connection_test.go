@@ -10,7 +10,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-func TestAServerThatHangsIsLeft(t *testing.T) {
+func TestConnectionsToAHungServerAreClosed(t *testing.T) {
 	var mu sync.Mutex
 	first := ""
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -28,7 +28,7 @@ func TestAServerThatHangsIsLeft(t *testing.T) {
 	s.StartTLS()
 	defer s.Close()
 	c := &rest.Config{Host: s.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, Timeout: time.Second}
-	hangUp(c)
+	closeHungConnections(c)
 	h, err := rest.HTTPClientFor(c)
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +41,7 @@ func TestAServerThatHangsIsLeft(t *testing.T) {
 		return err
 	}
 	if get() == nil {
-		t.Error("the first connection answers: nothing is tried here")
+		t.Error("the first connection responds, so the test shows nothing")
 	}
 	if err := get(); err != nil {
 		t.Errorf("the next request hangs as well: %v", err)

@@ -30,10 +30,10 @@ import (
 )
 
 const (
-	// evictionsAtOnce and looksAtOnce limit the concurrent evictions and lists of pods for all nodes
+	// evictionsAtOnce and listsAtOnce limit the concurrent evictions and lists of pods for all nodes
 	// together. Most of the time such a request waits about 100 ms for the API server's watch
 	// cache, which costs the API server little. Lists that may be stale do not count.
-	evictionsAtOnce, looksAtOnce = 128, 32
+	evictionsAtOnce, listsAtOnce = 128, 32
 	// evictionTimeout bounds one request.
 	evictionTimeout = 15 * time.Second
 	// A refused eviction is retried with exponential backoff. A budget permits evictions again when
@@ -49,9 +49,9 @@ const (
 	daemonSetsFor = 10 * time.Second
 )
 
-// drainer empties nodes in the background: it evicts what `kubectl drain` would, and
-// continues while budgets refuse. It never deletes a pod and never cordons; a node takes
-// new pods unless somebody else keeps them off. It is safe for concurrent use.
+// drainer drains nodes in the background: it evicts the pods that `kubectl drain` would, and
+// retries while budgets refuse. It never deletes a pod and never cordons; a node takes
+// new pods unless it is cordoned by others. It is safe for concurrent use.
 //
 // Pods of DaemonSets and mirror pods stay; pods without a controller and pods with
 // data in emptyDir do not. A pod that tolerates the unschedulable node and was created
@@ -76,7 +76,7 @@ type drainer struct {
 func newDrainer(c kubernetes.Interface, wake func(), log *slog.Logger) *drainer {
 	return &drainer{
 		client: &knownDaemonSets{Interface: c, known: map[string]time.Time{}}, wake: wake, log: log,
-		slots: make(chan struct{}, evictionsAtOnce), looks: make(chan struct{}, looksAtOnce), work: map[string]*emptying{},
+		slots: make(chan struct{}, evictionsAtOnce), looks: make(chan struct{}, listsAtOnce), work: map[string]*emptying{},
 	}
 }
 
@@ -193,9 +193,9 @@ func (l *leaving) overdue() time.Time {
 func (l *leaving) blocker(now time.Time) string {
 	switch {
 	case !l.ending.IsZero() && !now.Before(l.overdue()) && len(l.pod.Finalizers) > 0:
-		return fmt.Sprintf("pod %s was evicted and does not go: its finalizer %s holds it", l.name(), strings.Join(l.pod.Finalizers, ", "))
+		return fmt.Sprintf("pod %s was evicted, but its finalizer %s prevents its deletion", l.name(), strings.Join(l.pod.Finalizers, ", "))
 	case !l.ending.IsZero() && !now.Before(l.overdue()):
-		return fmt.Sprintf("pod %s was evicted and has not ended %s after its grace", l.name(), endMargin)
+		return fmt.Sprintf("pod %s was evicted, and still runs %s after its grace period", l.name(), endMargin)
 	case l.refused != "":
 		return fmt.Sprintf("pod %s: %s", l.name(), l.refused)
 	}
@@ -206,7 +206,7 @@ func (l *leaving) blocker(now time.Time) string {
 func (e *emptying) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := e.follow(ctx); err != nil && ctx.Err() == nil {
-			e.log.Warn("node not drained yet, tried again", "node", e.node, "err", err)
+			e.log.Warn("node not drained yet, will retry", "node", e.node, "err", err)
 			delay.For(ctx, e.again)
 			e.again = min(2*e.again, evictAgainMax)
 		}
@@ -220,7 +220,7 @@ func (e *emptying) follow(ctx context.Context) error {
 	// A list from the API server's watch cache suffices at first: evictions can start before the cache
 	// is current and before all watches have started.
 	if !e.looked {
-		if err := e.look(ctx, "0"); err != nil {
+		if err := e.list(ctx, "0"); err != nil {
 			return err
 		}
 		e.evict(ctx)
@@ -231,7 +231,7 @@ func (e *emptying) follow(ctx context.Context) error {
 		return fmt.Errorf("watch pods: %w", err)
 	}
 	defer w.Stop()
-	if err := e.look(ctx, ""); err != nil {
+	if err := e.list(ctx, ""); err != nil {
 		return err
 	}
 	e.again = evictAgainMin
@@ -242,23 +242,23 @@ func (e *emptying) follow(ctx context.Context) error {
 		}
 		if len(e.left) == 0 && !e.empty {
 			// The events suggest it. Only a list that is not older than the events confirms it.
-			if err := e.look(ctx, e.heeded); err != nil {
+			if err := e.list(ctx, e.heeded); err != nil {
 				return err
 			}
 			if len(e.left) > 0 {
 				continue
 			}
 		}
-		e.tell()
-		look, err := e.await(ctx, w)
+		e.publish()
+		list, err := e.await(ctx, w)
 		switch {
 		case errors.Is(err, errWatchEnded):
 			return nil
 		case err != nil:
 			return err
 		}
-		if look {
-			if err := e.look(ctx, e.heeded); err != nil {
+		if list {
+			if err := e.list(ctx, e.heeded); err != nil {
 				return err
 			}
 		}
@@ -269,8 +269,8 @@ func (e *emptying) follow(ctx context.Context) error {
 var errWatchEnded = errors.New("watch of pods ended")
 
 // await waits until work is due, and reports whether pods must be listed.
-func (e *emptying) await(ctx context.Context, w watch.Interface) (look bool, err error) {
-	t := time.NewTimer(e.nextLook(time.Now()))
+func (e *emptying) await(ctx context.Context, w watch.Interface) (list bool, err error) {
+	t := time.NewTimer(e.nextCheck(time.Now()))
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
@@ -282,11 +282,11 @@ func (e *emptying) await(ctx context.Context, w watch.Interface) (look bool, err
 			if ev.Type == watch.Error {
 				return false, apierrors.FromObject(ev.Object)
 			}
-			look = e.heard(ev) || look
+			list = e.heard(ev) || list
 			select {
 			case ev, ok = <-w.ResultChan():
 			default:
-				return look, nil
+				return list, nil
 			}
 		}
 		return false, errWatchEnded
@@ -329,8 +329,8 @@ func (l *leaving) see(p corev1.Pod, now time.Time) {
 	}
 }
 
-// nextLook returns the time until the next deadline.
-func (e *emptying) nextLook(now time.Time) time.Duration {
+// nextCheck returns the time until the next deadline.
+func (e *emptying) nextCheck(now time.Time) time.Duration {
 	next := now.Add(time.Hour)
 	for _, l := range e.left {
 		t := l.next
@@ -346,9 +346,9 @@ func (e *emptying) nextLook(now time.Time) time.Duration {
 	return max(0, next.Sub(now))
 }
 
-// look lists the pods to evict: the current ones or, if version is not empty, those of that version
+// list lists the pods to evict: the current ones or, if version is not empty, those of that version
 // or later. A list at version "0" may be stale, so it does not prove that the node is empty.
-func (e *emptying) look(ctx context.Context, version string) error {
+func (e *emptying) list(ctx context.Context, version string) error {
 	if version == "" { // other lists do not wait in the API server
 		if !slot(ctx, e.looks) {
 			return ctx.Err()
@@ -364,7 +364,7 @@ func (e *emptying) look(ctx context.Context, version string) error {
 	for _, p := range list.Pods() {
 		l := e.left[p.UID]
 		if l == nil {
-			if e.stays[p.UID] || e.looked && unshy(&p) {
+			if e.stays[p.UID] || e.looked && toleratesCordon(&p) {
 				stays[p.UID] = true
 				continue
 			}
@@ -412,8 +412,8 @@ func (p podListNotBefore) List(ctx context.Context, o metav1.ListOptions) (*core
 	return p.PodInterface.List(ctx, o)
 }
 
-// unshy reports whether the scheduler may put a pod on a node that is unschedulable.
-func unshy(p *corev1.Pod) bool {
+// toleratesCordon reports whether the scheduler may put a pod on a node that is unschedulable.
+func toleratesCordon(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Spec.Tolerations, func(t corev1.Toleration) bool {
 		return (t.Key == "" && t.Operator == corev1.TolerationOpExists || t.Key == corev1.TaintNodeUnschedulable) && (t.Effect == "" || t.Effect == corev1.TaintEffectNoSchedule)
 	})
@@ -479,7 +479,7 @@ func (l *leaving) answer(err error, now time.Time) {
 func refusedEviction(err error) string {
 	var s apierrors.APIStatus
 	if !errors.As(err, &s) {
-		return "its eviction could not be asked for: " + err.Error()
+		return "request its eviction: " + err.Error()
 	}
 	if d := s.Status().Details; d != nil {
 		for _, c := range d.Causes {
@@ -496,7 +496,7 @@ func refusedEviction(err error) string {
 		if n := new(budgetsNamed); errors.As(err, &n) {
 			budgets = "the PodDisruptionBudgets " + strings.Join(n.names[:len(n.names)-1], ", ") + " and " + n.names[len(n.names)-1] + " select it"
 		}
-		return budgets + ", and a pod with more than one is never evicted; change them so that one is left"
+		return budgets + ", and a pod with more than one is never evicted; change them so that one selects it"
 	case apierrors.IsTooManyRequests(err):
 		return "the API server is too busy to evict it"
 	}
@@ -549,8 +549,8 @@ func lowerFirst(s string) string {
 	return strings.ToLower(s[:1]) + s[1:]
 }
 
-// tell reports the state, with the first pod by name that is blocked.
-func (e *emptying) tell() {
+// publish reports the state, with the first pod by name that is blocked.
+func (e *emptying) publish() {
 	now := time.Now()
 	var blockers []string
 	for _, l := range slices.SortedFunc(maps.Values(e.left), func(a, b *leaving) int { return cmp.Compare(a.name(), b.name()) }) {

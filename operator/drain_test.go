@@ -198,7 +198,7 @@ func TestDrain(t *testing.T) {
 	}{
 		{name: "a node with nothing on it is drained", prepare: func(*workshop, string) {}},
 		{
-			name: "a budget is waited for",
+			name: "the drain waits for a disruption budget",
 			prepare: func(w *workshop, ns string) {
 				w.deployment(ns, "web", 1, onN1)
 				w.runs(ns, "n1", 1)
@@ -211,7 +211,7 @@ func TestDrain(t *testing.T) {
 			},
 		},
 		{
-			name: "a pod with two budgets is named",
+			name: "a pod with two budgets is named as the blocker",
 			prepare: func(w *workshop, ns string) {
 				w.deployment(ns, "web", 1, onN1)
 				w.runs(ns, "n1", 1)
@@ -222,7 +222,7 @@ func TestDrain(t *testing.T) {
 					Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}},
 				}, metav1.CreateOptions{}))
 			},
-			blocker: "the PodDisruptionBudgets one and two select it, and a pod with more than one is never evicted; change them so that one is left",
+			blocker: "the PodDisruptionBudgets one and two select it, and a pod with more than one is never evicted; change them so that one selects it",
 			free: func(w *workshop, ns string) {
 				for _, b := range []string{"one", "two"} {
 					if err := w.client.PolicyV1().PodDisruptionBudgets(ns).Delete(w.t.Context(), b, metav1.DeleteOptions{}); err != nil {
@@ -232,7 +232,7 @@ func TestDrain(t *testing.T) {
 			},
 		},
 		{
-			name: "pods without a controller and data in emptyDir go",
+			name: "pods without a controller and pods with emptyDir data are evicted",
 			prepare: func(w *workshop, ns string) {
 				w.pod(ns, "lone", "n1", func(p *corev1.Pod) {
 					p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
@@ -241,12 +241,12 @@ func TestDrain(t *testing.T) {
 			},
 		},
 		{
-			name: "a pod that a finalizer holds is named",
+			name: "a pod with a finalizer is named as the blocker",
 			prepare: func(w *workshop, ns string) {
 				w.pod(ns, "held", "n1", func(p *corev1.Pod) { p.Finalizers = []string{"example.com/hold"} })
 				w.runs(ns, "n1", 1)
 			},
-			blocker: "pod ~/held was evicted and does not go: its finalizer example.com/hold holds it",
+			blocker: "pod ~/held was evicted, but its finalizer example.com/hold prevents its deletion",
 			free: func(w *workshop, ns string) {
 				must[*corev1.Pod](w.t)(w.client.CoreV1().Pods(ns).Patch(w.t.Context(), "held", "application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}))
 			},
@@ -269,7 +269,7 @@ func TestDrain(t *testing.T) {
 			stay: 2,
 		},
 		{
-			name: "a pod that tolerates the cordon and comes back is no reason to wait",
+			name: "a pod that tolerates the cordon and comes back does not block",
 			prepare: func(w *workshop, ns string) {
 				w.deployment(ns, "sticky", 1, func(s *corev1.PodSpec) {
 					onN1(s)
@@ -298,13 +298,13 @@ func TestDrain(t *testing.T) {
 					return fmt.Sprint(drained, b), !drained && strings.HasPrefix(b, "pod "+ns+"/") && strings.HasSuffix(b, want)
 				})
 				if woken.Load() == 0 {
-					t.Error("nobody was woken for the blocker")
+					t.Error("no round was started for the blocker")
 				}
 				n := woken.Load()
 				tt.free(w, ns)
 				defer func() {
 					if woken.Load() == n {
-						t.Error("nobody was woken at the end")
+						t.Error("no round was started at the end")
 					}
 				}()
 			}
@@ -313,7 +313,7 @@ func TestDrain(t *testing.T) {
 				return fmt.Sprint(drained, b, w.on(ns, "n1")), drained && b == ""
 			})
 			w.runs(ns, "n1", tt.stay)
-			if tt.name == "a pod that tolerates the cordon and comes back is no reason to wait" {
+			if tt.name == "a pod that tolerates the cordon and comes back does not block" {
 				for uid := range w.uids(ns, "n1") {
 					if before[uid] {
 						t.Error("the pod was not evicted even once")
@@ -364,11 +364,11 @@ func TestDrainOutlivesTheAPIServer(t *testing.T) {
 		return b, strings.Contains(b, "disruption budget web")
 	})
 	w.cp.StopAPIServer()
-	w.eventually("the API server is missed", func() (string, bool) {
-		return log.String(), strings.Contains(log.String(), "tried again")
+	w.eventually("the drain logs that the API server is unavailable", func() (string, bool) {
+		return log.String(), strings.Contains(log.String(), "will retry")
 	})
 	if drained, _ := d.state("n1"); drained {
-		t.Error("a node nobody can look at is said to be drained")
+		t.Error("a node is reported as drained while its pods cannot be listed")
 	}
 	if err := w.cp.StartAPIServer(t.Context()); err != nil {
 		t.Fatal(err)

@@ -38,26 +38,26 @@ var effects = [...]effect{
 	decision.ResumeAutoscaler: {log: "autoscaler resumed", write: func(r *nodeVersions, ctx context.Context, _ *observed, _ decision.Action) (bool, error) {
 		return true, r.scaling.resume(ctx)
 	}},
-	decision.SetGroupImage:  {log: "image of scaling group set", apply: (*nodeVersions).setGroupImage},
-	decision.RecordIntent:   {log: "pending node created", write: (*nodeVersions).createPending, event: (*nodeVersions).tellStart},
-	decision.BindIntent:     {log: "pending node bound", write: (*nodeVersions).bindPending, event: (*nodeVersions).tellBound},
-	decision.ClearIntent:    {log: "pending node deleted", write: (*nodeVersions).deletePending},
-	decision.CreateInstance: {log: "machines created", apply: (*nodeVersions).addCreation},
-	decision.AdoptHeir:      {log: "replacement node adopted", write: (*nodeVersions).adoptReplacement, event: (*nodeVersions).tellAdopted},
-	decision.CordonNode:     {log: "node cordoned", write: (*nodeVersions).cordon, event: (*nodeVersions).tellCordoned},
-	decision.ReleaseNode:    {log: "node released", write: (*nodeVersions).release, event: (*nodeVersions).tellReleased},
-	decision.PostponeNode:   {log: "node postponed", write: (*nodeVersions).postpone, event: (*nodeVersions).tellPostponed},
-	decision.DrainNode:      {apply: func(_ *nodeVersions, b *batch, a decision.Action) { b.draining[a.Node] = true }},
-	decision.YieldLease:     {log: "leader election lease yielded", apply: (*nodeVersions).yieldLease},
-	decision.MoveLeader:     {log: "etcd leader moved", apply: (*nodeVersions).moveLeader},
-	decision.RemoveMember:   {log: "etcd member removed", apply: (*nodeVersions).removeMember},
-	decision.DeleteInstance: {log: "machines deleted", apply: (*nodeVersions).addDeletion},
-	decision.DeleteNode:     {log: "node deleted", write: (*nodeVersions).deleteNode, event: (*nodeVersions).tellDeleted},
-	decision.StartUpgrade:   {apply: func(r *nodeVersions, _ *batch, a decision.Action) { r.follow(a) }},
-	decision.UpgradeNode:    {apply: (*nodeVersions).upgradeFresh},
-	decision.NoteComponents: {log: "components of node recorded", write: (*nodeVersions).noteComponents, event: (*nodeVersions).tellUpgraded},
-	decision.MarkInPlace:    {log: "in-place label changed", write: (*nodeVersions).labelInPlace},
-	decision.MarkRetry:      {log: "retry request changed", write: (*nodeVersions).markRetry, event: (*nodeVersions).endRetryPause},
+	decision.SetGroupImage:    {log: "image of scaling group set", apply: (*nodeVersions).setGroupImage},
+	decision.RecordIntent:     {log: "pending node created", write: (*nodeVersions).createPending, event: (*nodeVersions).recordStart},
+	decision.BindIntent:       {log: "pending node bound", write: (*nodeVersions).bindPending, event: (*nodeVersions).recordBound},
+	decision.ClearIntent:      {log: "pending node deleted", write: (*nodeVersions).deletePending},
+	decision.CreateInstance:   {log: "machines created", apply: (*nodeVersions).addCreation},
+	decision.AdoptReplacement: {log: "replacement node adopted", write: (*nodeVersions).adoptReplacement, event: (*nodeVersions).recordAdopted},
+	decision.CordonNode:       {log: "node cordoned", write: (*nodeVersions).cordon, event: (*nodeVersions).recordCordoned},
+	decision.ReleaseNode:      {log: "node released", write: (*nodeVersions).release, event: (*nodeVersions).recordReleased},
+	decision.PostponeNode:     {log: "node postponed", write: (*nodeVersions).postpone, event: (*nodeVersions).recordPostponed},
+	decision.DrainNode:        {apply: func(_ *nodeVersions, b *batch, a decision.Action) { b.draining[a.Node] = true }},
+	decision.YieldLease:       {log: "leader election lease yielded", apply: (*nodeVersions).yieldLease},
+	decision.MoveLeader:       {log: "etcd leader moved", apply: (*nodeVersions).moveLeader},
+	decision.RemoveMember:     {log: "etcd member removed", apply: (*nodeVersions).removeMember},
+	decision.DeleteInstance:   {log: "machines deleted", apply: (*nodeVersions).addDeletion},
+	decision.DeleteNode:       {log: "node deleted", write: (*nodeVersions).deleteNode, event: (*nodeVersions).recordDeleted},
+	decision.StartUpgrade:     {apply: func(r *nodeVersions, _ *batch, a decision.Action) { r.follow(a) }},
+	decision.UpgradeNode:      {apply: (*nodeVersions).upgradeFresh},
+	decision.NoteComponents:   {log: "components of node recorded", write: (*nodeVersions).noteComponents, event: (*nodeVersions).recordUpgraded},
+	decision.MarkInPlace:      {log: "in-place label changed", write: (*nodeVersions).labelInPlace},
+	decision.MarkRetry:        {log: "retry request changed", write: (*nodeVersions).markRetry, event: (*nodeVersions).endRetryPause},
 	decision.PublishComponents: {apply: func(_ *nodeVersions, b *batch, a decision.Action) {
 		join := a.JoinComponents
 		b.publish = &join
@@ -125,7 +125,7 @@ func (r *nodeVersions) yieldLease(_ *batch, a decision.Action) {
 }
 
 func (r *nodeVersions) moveLeader(_ *batch, a decision.Action) {
-	r.changeMembers(a, "etcd leader moved", func(ctx context.Context) error { return r.host.MoveLeader(ctx, a.Node, a.Heir) })
+	r.changeMembers(a, "etcd leader moved", func(ctx context.Context) error { return r.host.MoveLeader(ctx, a.Node, a.Replacement) })
 }
 
 func (r *nodeVersions) removeMember(_ *batch, a decision.Action) {
@@ -193,7 +193,7 @@ func (r *nodeVersions) deletePending(ctx context.Context, o *observed, a decisio
 }
 
 func (r *nodeVersions) adoptReplacement(ctx context.Context, o *observed, a decision.Action) (bool, error) {
-	return r.adopt(ctx, o.nodes[a.Node], o.nodes[a.Donor], a.Donor)
+	return r.adopt(ctx, o.nodes[a.Node], o.nodes[a.OldNode], a.OldNode)
 }
 
 func (r *nodeVersions) cordon(ctx context.Context, o *observed, a decision.Action) (bool, error) {
@@ -202,8 +202,8 @@ func (r *nodeVersions) cordon(ctx context.Context, o *observed, a decision.Actio
 			n.Spec.Unschedulable = true
 			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationCordoned, r.now().UTC().Format(time.RFC3339))
 		}
-		if a.Heir != "" {
-			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationHeir, a.Heir)
+		if a.Replacement != "" {
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationHeir, a.Replacement)
 		}
 		return true
 	})
@@ -279,13 +279,13 @@ func (r *nodeVersions) logDone(a decision.Action, message logMessage) {
 	}
 	for _, f := range []struct{ key, value string }{
 		{"node", a.Node},
-		{"heir", a.Heir},
-		{"donor", a.Donor},
+		{"heir", a.Replacement},
+		{"donor", a.OldNode},
 		{"machine", a.Machine},
 		{"group", a.Group},
 		{"image", a.Image},
 		{"pending_node", a.Intent.Name},
-		{"replaces", a.Intent.Donor},
+		{"replaces", a.Intent.OldNode},
 		{"tracks", tracked},
 		{"leaves", leaves},
 	} {
@@ -296,34 +296,34 @@ func (r *nodeVersions) logDone(a decision.Action, message logMessage) {
 	r.log.Info(string(message), args...)
 }
 
-func (r *nodeVersions) tellStart(o *observed, a decision.Action) {
-	if donor := o.nodes[a.Intent.Donor]; donor != nil {
-		r.event(donor, corev1.EventTypeNormal, "ReplacementBegins", "Replace", "a machine of the target's image is asked for, as "+a.Intent.Name)
+func (r *nodeVersions) recordStart(o *observed, a decision.Action) {
+	if oldNode := o.nodes[a.Intent.OldNode]; oldNode != nil {
+		r.event(oldNode, corev1.EventTypeNormal, "ReplacementBegins", "Replace", "a machine with the target's image is requested, as "+a.Intent.Name)
 	}
 	if n := o.nodes[a.Intent.Node]; n != nil && a.Intent.Goal == v1alpha1.UpgradeGoal {
-		r.event(n, corev1.EventTypeNormal, "UpgradeScheduled", "Upgrade", "this node is emptied, and then upgraded as it is, as "+a.Intent.Name)
+		r.event(n, corev1.EventTypeNormal, "UpgradeScheduled", "Upgrade", "this node is drained and then upgraded in place, as "+a.Intent.Name)
 	}
 }
 
-func (r *nodeVersions) tellUpgraded(o *observed, a decision.Action) {
+func (r *nodeVersions) recordUpgraded(o *observed, a decision.Action) {
 	if n := o.nodes[a.Node]; n != nil {
-		r.event(n, corev1.EventTypeNormal, "UpgradeCompleted", "Upgrade", "this node runs Kubernetes "+n.Status.NodeInfo.KubeletVersion+" now")
+		r.event(n, corev1.EventTypeNormal, "UpgradeCompleted", "Upgrade", "this node now runs Kubernetes "+n.Status.NodeInfo.KubeletVersion)
 	}
 }
 
-func (r *nodeVersions) tellAdopted(o *observed, a decision.Action) {
-	r.event(o.nodes[a.Node], corev1.EventTypeNormal, "Replaces", "Replace", "this node takes the place of "+a.Donor)
+func (r *nodeVersions) recordAdopted(o *observed, a decision.Action) {
+	r.event(o.nodes[a.Node], corev1.EventTypeNormal, "Replaces", "Replace", "this node replaces "+a.OldNode)
 }
 
-func (r *nodeVersions) tellCordoned(o *observed, a decision.Action) {
-	if a.Heir != "" {
-		r.event(o.nodes[a.Node], corev1.EventTypeNormal, "Cordoned", "Cordon", "this node is emptied; its pods go to others, and "+a.Heir+" takes its place")
+func (r *nodeVersions) recordCordoned(o *observed, a decision.Action) {
+	if a.Replacement != "" {
+		r.event(o.nodes[a.Node], corev1.EventTypeNormal, "Cordoned", "Cordon", "this node is drained and replaced by "+a.Replacement)
 	}
 }
 
-func (r *nodeVersions) tellReleased(o *observed, a decision.Action) {
+func (r *nodeVersions) recordReleased(o *observed, a decision.Action) {
 	if a.Uncordon {
-		r.event(o.nodes[a.Node], corev1.EventTypeNormal, "Uncordoned", "Cordon", "this node stays")
+		r.event(o.nodes[a.Node], corev1.EventTypeNormal, "Uncordoned", "Cordon", "this node is kept and takes pods again")
 	}
 }
 
@@ -335,21 +335,21 @@ func (r *nodeVersions) endRetryPause(_ *observed, a decision.Action) {
 	}
 }
 
-func (r *nodeVersions) tellPostponed(o *observed, a decision.Action) {
-	r.event(o.nodes[a.Node], corev1.EventTypeWarning, "Postponed", "Replace", "the replacement of this node is tried again after "+a.Until.UTC().Format(time.RFC3339))
+func (r *nodeVersions) recordPostponed(o *observed, a decision.Action) {
+	r.event(o.nodes[a.Node], corev1.EventTypeWarning, "Postponed", "Replace", "the replacement of this node is postponed until "+a.Until.UTC().Format(time.RFC3339))
 }
 
-func (r *nodeVersions) tellBound(o *observed, a decision.Action) {
+func (r *nodeVersions) recordBound(o *observed, a decision.Action) {
 	if p := o.pending[a.Intent.Name]; p != nil {
-		r.event(p, corev1.EventTypeNormal, "Leaves", "Bind", "the machine of "+a.Intent.Node+" goes")
+		r.event(p, corev1.EventTypeNormal, "Leaves", "Bind", "the machine of "+a.Intent.Node+" leaves the cluster")
 	}
 	if n := o.nodes[a.Intent.Node]; n != nil && strings.HasPrefix(a.Intent.Name, decision.MachinePrefix) {
-		r.event(n, corev1.EventTypeWarning, decision.ReasonNeverReady, "Delete", "the join of its machine broke off after the Node was made, and its time is over: machine and Node are deleted; a new machine can join in its place")
+		r.event(n, corev1.EventTypeWarning, decision.ReasonNeverReady, "Delete", "the machine did not finish its join in time: machine and Node are deleted; a new machine can join in its place")
 	}
 }
 
-func (r *nodeVersions) tellDeleted(o *observed, a decision.Action) {
+func (r *nodeVersions) recordDeleted(o *observed, a decision.Action) {
 	if n := o.nodes[a.Node]; n != nil {
-		r.event(n, corev1.EventTypeNormal, "Deleted", "Delete", "its machine "+a.Machine+" goes or is gone")
+		r.event(n, corev1.EventTypeNormal, "Deleted", "Delete", "its machine "+a.Machine+" is deleted or being deleted")
 	}
 }

@@ -12,10 +12,10 @@ import (
 	"constellation/engine/component"
 )
 
-// Agents of old images verify nothing: they run any program that their caller names. Before such an
-// agent upgrades its machine, the operator replaces it once. The operator names an enrolment program
-// instead of kubeadm, which installs the agent and the release keys of a newer image and ends the
-// old agent. See packages agent and release.
+// Agents of old images verify no statements: they run any program that their caller names. Before
+// such an agent upgrades its machine, the operator replaces the agent once. Instead of kubeadm, the
+// operator names an enrolment program, which installs the agent and the release keys of a newer
+// image and ends the old agent. See packages agent and release.
 //
 // The agent's own report decides only whether the operator replaces it. A captured machine can
 // report anything.
@@ -42,7 +42,7 @@ func (h *agentHost) enrol(ctx context.Context, version string, c component.Signe
 	if !ok {
 		return errors.New("the list of components has no kubelet")
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, enrolTimeout, fmt.Errorf("no agent that verifies components has answered within %s", enrolTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, enrolTimeout, fmt.Errorf("no agent that verifies components has responded within %s", enrolTimeout))
 	defer cancel()
 	if h.log != nil {
 		h.log.Info("agent enrolment started", "node", h.node, "digest", c.Agent.Digest)
@@ -103,7 +103,7 @@ func (h *agentHost) enrolOnce(ctx context.Context, req *upgradeproto.UpgradeRequ
 		case *upgradeproto.UpgradeResponse_Failure:
 			return errFailed{k.Failure}
 		case *upgradeproto.UpgradeResponse_Success:
-			return errors.New("the old agent outlived its successor's installation")
+			return errors.New("the old agent still runs after the installation of the new one")
 		}
 	}
 	if errors.Is(err, io.EOF) {

@@ -41,8 +41,8 @@ import (
 	"constellation/operator/decision"
 )
 
-// oldAgentEnv makes the test binary an agent that verifies nothing; its value is the root of
-// the host.
+// oldAgentEnv makes the test binary an agent that verifies no statements; its value is the root
+// of the host.
 const oldAgentEnv = "OPERATOR_TEST_OLD_AGENT"
 
 func init() {
@@ -235,12 +235,12 @@ func TestAgentsOfOldImagesAreEnrolled(t *testing.T) {
 	if verifies, err := h.verifies(t.Context()); err != nil || verifies {
 		t.Fatalf("the old agent verifies: %t, %v", verifies, err)
 	}
-	var told told
-	if err := h.Upgrade(t.Context(), "v1.36.3/0/c", newKubernetes, "c", r.components, told.tell); err != nil {
+	var progress progressLog
+	if err := h.Upgrade(t.Context(), "v1.36.3/0/c", newKubernetes, "c", r.components, progress.record); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Contains(told.phases(), "done") {
-		t.Errorf("told %v", told.phases())
+	if !slices.Contains(progress.phases(), "done") {
+		t.Errorf("reported %v", progress.phases())
 	}
 	if verifies, err := h.verifies(t.Context()); err != nil || !verifies {
 		t.Errorf("the new agent verifies: %t, %v", verifies, err)
@@ -258,14 +258,14 @@ func TestAgentsOfOldImagesAreEnrolled(t *testing.T) {
 	if b, err := os.ReadFile(r.at0("usr/local/bin/kubeadm")); err != nil || string(b) != string(r.script(newKubernetes)) {
 		t.Errorf("kubeadm is not that of the list: %d bytes, %v", len(b), err)
 	}
-	// From here on the caller alone decides nothing.
+	// From here on the agent requires a statement.
 	unsigned := r.components
 	unsigned.Statement = ""
-	if err := h.Upgrade(t.Context(), "v1.36.3/1/c", newKubernetes, "c", unsigned, told.tell); err == nil || !strings.Contains(err.Error(), "no statement of a release builder") {
+	if err := h.Upgrade(t.Context(), "v1.36.3/1/c", newKubernetes, "c", unsigned, progress.record); err == nil || !strings.Contains(err.Error(), "no statement of a release builder") {
 		t.Errorf("components without a statement: %v", err)
 	}
-	if err := h.Upgrade(t.Context(), "v1.36.3/2/c", newKubernetes, "c", r.components, told.tell); err != nil || r.downloads.Load() != 1 {
-		t.Errorf("asked again: %v, the enrolment program was fetched %d times", err, r.downloads.Load())
+	if err := h.Upgrade(t.Context(), "v1.36.3/2/c", newKubernetes, "c", r.components, progress.record); err != nil || r.downloads.Load() != 1 {
+		t.Errorf("second request: %v, the enrolment program was fetched %d times", err, r.downloads.Load())
 	}
 }
 
@@ -279,15 +279,15 @@ func TestEnrolmentThatFails(t *testing.T) {
 	wrong := *bad.Agent
 	wrong.Digest = "sha256:" + strings.Repeat("ab", 32)
 	bad.Agent = &wrong
-	var told told
-	err := h.Upgrade(t.Context(), "v1.36.3/0/c", newKubernetes, "c", bad, told.tell)
+	var progress progressLog
+	err := h.Upgrade(t.Context(), "v1.36.3/0/c", newKubernetes, "c", bad, progress.record)
 	if err == nil || !strings.Contains(err.Error(), "install the release keys and the verifying agent on worker-1") || !strings.Contains(err.Error(), "digest mismatch") {
 		t.Errorf("got %v", err)
 	}
 	if r.at("node") {
-		t.Error("the upgrade began all the same")
+		t.Error("the upgrade started in spite of the failure")
 	}
-	if err := h.Upgrade(t.Context(), "v1.36.3/1/c", newKubernetes, "c", r.components, told.tell); err != nil {
+	if err := h.Upgrade(t.Context(), "v1.36.3/1/c", newKubernetes, "c", r.components, progress.record); err != nil {
 		t.Error(err)
 	}
 }
@@ -300,7 +300,7 @@ func TestEnrolmentWaitsForTheAgent(t *testing.T) {
 	var log syncBuffer
 	h.log = slog.New(slog.NewTextHandler(&log, nil))
 	if _, err := h.verifies(t.Context()); status.Code(err) != codes.Unavailable {
-		t.Fatalf("an agent that is away: %v", err)
+		t.Fatalf("an agent that is not reachable: %v", err)
 	}
 	c := r.components(newKubernetes)
 	c.Agent = &component.Component{Name: "kubeadm", URL: r.mirror.URL + "/agent", Digest: "sha256:" + strings.Repeat("ab", 32), Path: "/usr/local/bin/kubeadm"}
@@ -314,7 +314,7 @@ func TestEnrolmentWaitsForTheAgent(t *testing.T) {
 			t.Fatalf("the upgrade ended: %v", err)
 		default:
 		}
-		return strings.Contains(log.String(), "agent not reached")
+		return strings.Contains(log.String(), "agent not reachable")
 	})
 	r.up()
 	if err := <-done; err != nil {

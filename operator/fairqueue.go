@@ -91,10 +91,10 @@ type userLimits struct {
 }
 
 type userLimit struct {
-	bucket  *rate.Limiter
-	running bool                 // one of its requests is being judged
-	slots   map[string]time.Time // when a delayed request may be judged, by its name
-	told    time.Time            // when a delay was reported last
+	bucket   *rate.Limiter
+	running  bool                 // one of its requests is being judged
+	slots    map[string]time.Time // when a delayed request may be judged, by its name
+	reported time.Time            // when a delay was reported last
 }
 
 const (
@@ -111,7 +111,7 @@ func newUserLimits(burst int, refill time.Duration, now func() time.Time) *userL
 
 // begin returns zero if the request may be judged now; end must follow. Else it returns how long
 // the request has to wait, and whether that should be logged.
-func (l *userLimits) begin(r certificateRequest) (pause time.Duration, tell bool) {
+func (l *userLimits) begin(r certificateRequest) (pause time.Duration, report bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.now()
@@ -127,10 +127,10 @@ func (l *userLimits) begin(r certificateRequest) (pause time.Duration, tell bool
 		u.slots[r.name] = slot
 	}
 	if pause = slot.Sub(now); pause > 0 {
-		if tell = now.Sub(u.told) >= sweepEvery; tell {
-			u.told = now
+		if report = now.Sub(u.reported) >= sweepEvery; report {
+			u.reported = now
 		}
-		return pause, tell
+		return pause, report
 	}
 	if u.running {
 		return busyPause, false

@@ -43,9 +43,9 @@ func (s slowSky) Instance(ctx context.Context, id string) (cloud.Instance, error
 	return s.sky.Instance(ctx, id)
 }
 
-// TestFloodOfRequestsDelaysNobody: a captured machine makes 2,000 requests of each kind while the
+// TestFloodOfRequestsDelaysNoOtherUser: a captured machine makes 2,000 requests of each kind while the
 // operator runs. It approves the requests of a machine that joins and of an honest node within 2 s.
-func TestFloodOfRequestsDelaysNobody(t *testing.T) {
+func TestFloodOfRequestsDelaysNoOtherUser(t *testing.T) {
 	const flood, limit, issued = 2000, 2 * time.Second, 10 * time.Second
 	c := newClusterWith(t, controlplane.Options{Controllers: true})
 	for _, b := range []*rbacv1.ClusterRoleBinding{
@@ -168,10 +168,10 @@ func TestFloodOfRequestsDelaysNobody(t *testing.T) {
 	}
 	// None is dropped: the requests of the captured machine continue being answered.
 	n := answered()
-	c.eventually("more requests are answered", func() (string, bool) { return fmt.Sprint(n), answered() > n })
+	c.eventually("more requests are judged", func() (string, bool) { return fmt.Sprint(n), answered() > n })
 }
 
-func TestUsersTakeTurns(t *testing.T) {
+func TestUsersAreServedRoundRobin(t *testing.T) {
 	q := newFairQueue("", nil)
 	defer q.ShutDown()
 	for i := range 100 {
@@ -197,16 +197,16 @@ func TestUsersTakeTurns(t *testing.T) {
 func TestUserHasABucketOfJudgments(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newUserLimits(3, time.Second, time.Now)
-		start, told := time.Now(), 0
+		start, reported := time.Now(), 0
 		var judged []string
 		waiting := []string{"0", "1", "2", "3", "4", "5"}
 		for len(waiting) > 0 {
 			name := waiting[0]
 			waiting = waiting[1:]
 			r := certificateRequest{"flood", name}
-			pause, tell := l.begin(r)
-			if tell {
-				told++
+			pause, report := l.begin(r)
+			if report {
+				reported++
 			}
 			if pause > 0 {
 				waiting = append(waiting, name)
@@ -219,8 +219,8 @@ func TestUserHasABucketOfJudgments(t *testing.T) {
 		if want := "0@0s 1@0s 2@0s 3@1s 4@2s 5@3s"; strings.Join(judged, " ") != want {
 			t.Errorf("judged %v, want %s", judged, want)
 		}
-		if told != 1 {
-			t.Errorf("the delay was logged %d times in three seconds, want once", told)
+		if reported != 1 {
+			t.Errorf("the delay was logged %d times in three seconds, want once", reported)
 		}
 		if pause, _ := l.begin(certificateRequest{"honest", "0"}); pause != 0 {
 			t.Errorf("another user waits %s", pause)

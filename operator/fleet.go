@@ -74,7 +74,7 @@ type seen struct {
 	missing time.Time // since when the cloud does not find it; zero: it does
 }
 
-// claim is an instance that a Node or an intent names.
+// claim is a reference of a Node or an intent to an instance.
 type claim struct {
 	ready  bool   // its Node is Ready
 	leaves bool   // it is bound to leave
@@ -189,7 +189,7 @@ func (f *fleet) refresh(ctx context.Context, about map[string]claim) error {
 		}
 		s, was := before[id]
 		if asked[id] {
-			s = s.told(id, found, about[id], begun)
+			s = s.afterRequest(id, found, about[id], begun)
 			known[s.Key()] = s
 		} else if was {
 			known[id] = s
@@ -227,7 +227,7 @@ func (f *fleet) follow(ctx context.Context, about map[string]claim) error {
 	if err != nil {
 		return err
 	}
-	f.heardOf(ask, found, about, begun)
+	f.store(ask, found, about, begun)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.heard = begun
@@ -245,21 +245,21 @@ func (f *fleet) confirmDeletion(ctx context.Context, ids []string) bool {
 	if err != nil {
 		return false
 	}
-	f.heardOf(ids, found, about, begun)
+	f.store(ids, found, about, begun)
 	return !slices.ContainsFunc(ids, func(id string) bool {
 		i, ok := found[id]
 		return ok && i.State != cloud.Terminating && i.State != cloud.Terminated
 	})
 }
 
-// heardOf stores the cloud's descriptions of instances, except those older than the stored one.
+// store stores the cloud's descriptions of instances, except those older than the stored one.
 // Answers may arrive out of order.
-func (f *fleet) heardOf(ids []string, found map[string]cloud.Instance, about map[string]claim, begun time.Time) {
+func (f *fleet) store(ids []string, found map[string]cloud.Instance, about map[string]claim, begun time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, id := range ids {
 		if s := f.known[id]; !s.at.After(begun) {
-			s = s.told(id, found, about[id], begun)
+			s = s.afterRequest(id, found, about[id], begun)
 			delete(f.known, id) // an ID without incarnation
 			f.known[s.Key()] = s
 		}
@@ -279,9 +279,9 @@ func (s seen) ended(id string) bool {
 	return s.State == cloud.Terminated && incarnation != ""
 }
 
-// told returns the observation of an instance after a request by its ID. s is the observation before;
+// afterRequest returns the observation of an instance after a request by its ID. s is the observation before;
 // zero: none.
-func (s seen) told(id string, found map[string]cloud.Instance, a claim, now time.Time) seen {
+func (s seen) afterRequest(id string, found map[string]cloud.Instance, a claim, now time.Time) seen {
 	if i, ok := found[id]; ok {
 		return seen{Instance: i, at: now, listed: true}
 	}
@@ -355,7 +355,7 @@ func (f *fleet) describe(ctx context.Context, ids []string) (found map[string]cl
 	return found, asked
 }
 
-// Instance implements machines. It answers from the list if possible, because callers need only the
+// Instance implements cloudAPI. It answers from the list if possible, because callers need only the
 // group and the image of a machine, which do not change.
 func (f *fleet) Instance(ctx context.Context, id string) (cloud.Instance, error) {
 	f.mu.Lock()
@@ -367,7 +367,7 @@ func (f *fleet) Instance(ctx context.Context, id string) (cloud.Instance, error)
 	return f.cloudAPI.Instance(ctx, id)
 }
 
-// DeleteInstances implements machines, and records the requests.
+// DeleteInstances implements cloudAPI, and records the requests.
 func (f *fleet) DeleteInstances(ctx context.Context, ids []string) error {
 	if err := f.cloudAPI.DeleteInstances(ctx, ids); err != nil {
 		return err
@@ -391,7 +391,7 @@ func (f *fleet) goes(id string) bool {
 	return ok && !f.heard.After(at) && f.now().Sub(at) < askedFor
 }
 
-// CreateInstances implements machines, and stores the created instances.
+// CreateInstances implements cloudAPI, and stores the created instances.
 func (f *fleet) CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error) {
 	made, err := f.cloudAPI.CreateInstances(ctx, groupID, tokens)
 	if err != nil {

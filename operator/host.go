@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// agentTimeout bounds a request that the agent answers at once; it allows itself a
+	// agentTimeout bounds a request that the agent answers at once; the agent's own limit is a
 	// minute.
 	agentTimeout = 70 * time.Second
 	// A broken stream is opened again, with exponential backoff.
@@ -46,7 +46,7 @@ type agentHost struct {
 // socket may not exist yet. The caller closes it.
 func newHost(socket, node string) (*agentHost, error) {
 	if !filepath.IsAbs(socket) {
-		return nil, fmt.Errorf("connect to the agent: %q is no absolute path", socket)
+		return nil, fmt.Errorf("connect to the agent: %q is not an absolute path", socket)
 	}
 	conn, err := grpc.NewClient("unix:"+socket, dialOptions()...)
 	if err != nil {
@@ -132,11 +132,11 @@ func (h *agentHost) MoveLeader(ctx context.Context, from, to string) error {
 	}
 	req.AwayFrom = m.GetId()
 	if to != "" {
-		heir := memberOf(all, to)
-		if heir == nil {
+		newNode := memberOf(all, to)
+		if newNode == nil {
 			return fmt.Errorf("move the leader of etcd from %s to %s: %s has no member", from, to, to)
 		}
-		req.To = heir.GetId()
+		req.To = newNode.GetId()
 	}
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()
@@ -150,7 +150,7 @@ func (h *agentHost) MoveLeader(ctx context.Context, from, to string) error {
 // voters remain. A node without a member is a success.
 func (h *agentHost) RemoveMember(ctx context.Context, node string, voters int) error {
 	if node == "" {
-		return errors.New("remove member of etcd: no node is named")
+		return errors.New("remove member of etcd: node name is empty")
 	}
 	all, err := h.list(ctx)
 	if err != nil {
@@ -172,7 +172,7 @@ func (h *agentHost) RemoveMember(ctx context.Context, node string, voters int) e
 		}
 	}
 	if stay < voters {
-		return fmt.Errorf("remove member %s of etcd: %d voters would stay, and %d are wanted", node, stay, voters)
+		return fmt.Errorf("remove member %s of etcd: %d voters would remain, want at least %d", node, stay, voters)
 	}
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()
@@ -201,7 +201,7 @@ func (h *agentHost) Run(ctx context.Context) (decision.UpgradeRun, error) {
 	defer cancel()
 	s, err := h.agent.Status(ctx, &upgradeproto.StatusRequest{})
 	if err != nil {
-		return decision.UpgradeRun{}, fmt.Errorf("ask the agent of %s for its run: %w", h.node, words(err))
+		return decision.UpgradeRun{}, fmt.Errorf("read the run of the agent of %s: %w", h.node, words(err))
 	}
 	r := s.GetRun()
 	if r == nil {
@@ -277,7 +277,7 @@ func (h *agentHost) Upgrade(ctx context.Context, token, version, reference strin
 			pause, cut = reconnectMin, false
 		}
 		if !cut && h.log != nil {
-			h.log.Warn("agent not reached, the upgrade is followed again when it is", "node", h.node, "err", words(err))
+			h.log.Warn("agent not reachable, will follow the upgrade again", "node", h.node, "err", words(err))
 		}
 		cut = true
 		t := time.NewTimer(pause)

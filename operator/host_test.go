@@ -182,19 +182,19 @@ func (r *hostRig) release(what string) {
 	}
 }
 
-// told collects the reports of Upgrade.
-type told struct {
+// progressLog collects the reports of Upgrade.
+type progressLog struct {
 	mu  sync.Mutex
 	all []decision.UpgradeRun
 }
 
-func (t *told) tell(r decision.UpgradeRun) {
+func (t *progressLog) record(r decision.UpgradeRun) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.all = append(t.all, r)
 }
 
-func (t *told) phases() []string {
+func (t *progressLog) phases() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var out []string
@@ -211,7 +211,7 @@ func TestHostUpgrades(t *testing.T) {
 	var log syncBuffer
 	h.log = slog.New(slog.NewTextHandler(&log, nil))
 	if _, err := h.Run(t.Context()); status.Code(err) != codes.Unavailable {
-		t.Errorf("an agent that is away says %v", err)
+		t.Errorf("an unreachable agent returns %v", err)
 	}
 	r.up()
 	r.until("the agent answers", func() bool { run, err := h.Run(t.Context()); return err == nil && run == decision.UpgradeRun{} })
@@ -219,34 +219,34 @@ func TestHostUpgrades(t *testing.T) {
 	// The agent restarts during the upgrade: the upgrade continues, and so do its reports.
 	r.write("ctl/hang-apply", "", 0o600)
 	token := upgradeToken(newKubernetes, reference, decision.UpgradeRun{})
-	var tale told
+	var progress progressLog
 	done := make(chan error, 1)
 	go func() {
-		done <- h.Upgrade(t.Context(), token, newKubernetes, reference, r.components(newKubernetes), tale.tell)
+		done <- h.Upgrade(t.Context(), token, newKubernetes, reference, r.components(newKubernetes), progress.record)
 	}()
-	r.until("kubeadm applies", func() bool { return r.at("apply") && slices.Contains(tale.phases(), "apply") })
+	r.until("kubeadm applies", func() bool { return r.at("apply") && slices.Contains(progress.phases(), "apply") })
 	run, err := h.Run(t.Context())
 	if want := (decision.UpgradeRun{Version: newKubernetes, Components: reference, Node: "cp-1", Phase: "apply", Line: run.Line, Started: run.Started}); err != nil || run != want || run.Started.IsZero() {
 		t.Errorf("run is %+v, %v; want %+v", run, err, want)
 	}
 	if got := upgradeToken(newKubernetes, reference, run); got != token {
-		t.Errorf("whoever forgot the token %s would ask with %s", token, got)
+		t.Errorf("the token is %s, and after its loss %s", token, got)
 	}
 	err = r.client().Upgrade(t.Context(), "another/0/one", "v1.35.5", "one", r.components("v1.35.5"), func(decision.UpgradeRun) {})
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "upgrade of the control plane to "+newKubernetes+" ("+token+") is in progress") {
-		t.Errorf("another upgrade is answered: %v", err)
+		t.Errorf("another upgrade returns: %v", err)
 	}
 	r.down()
-	r.until("the cut is noted", func() bool { return strings.Contains(log.String(), "agent not reached") })
+	r.until("the cut is logged", func() bool { return strings.Contains(log.String(), "agent not reachable") })
 	r.up()
 	r.release("hang-apply")
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	if got := tale.phases(); !slices.Equal(got, []string{"download", "plan", "apply", "done"}) {
+	if got := progress.phases(); !slices.Equal(got, []string{"download", "plan", "apply", "done"}) {
 		t.Errorf("phases %v", got)
 	}
-	last := tale.all[len(tale.all)-1]
+	last := progress.all[len(progress.all)-1]
 	if last.Ended.Before(last.Started) || last.Started.IsZero() || last.Version != newKubernetes || last.Components != reference || last.Node != "cp-1" {
 		t.Errorf("in the end %+v", last)
 	}
@@ -270,10 +270,10 @@ func TestHostUpgrades(t *testing.T) {
 	// A repeated request reports the same and changes nothing.
 	deeds := log.String()
 	if err := r.client().Upgrade(t.Context(), token, newKubernetes, reference, r.components(newKubernetes), func(decision.UpgradeRun) {}); err != nil {
-		t.Errorf("the same once more: %v", err)
+		t.Errorf("the repeated request: %v", err)
 	}
 	if log.String() != deeds {
-		t.Error("the same once more did something")
+		t.Error("the repeated request changed the host")
 	}
 }
 
@@ -283,21 +283,21 @@ func TestHostUpgradeFails(t *testing.T) {
 	h := r.client()
 	r.until("the agent answers", func() bool { _, err := h.Run(t.Context()); return err == nil })
 	r.write("ctl/fail-apply", "", 0o600)
-	var tale told
+	var progress progressLog
 	first := upgradeToken(newKubernetes, "ref", decision.UpgradeRun{})
-	err := h.Upgrade(t.Context(), first, newKubernetes, "ref", r.components(newKubernetes), tale.tell)
+	err := h.Upgrade(t.Context(), first, newKubernetes, "ref", r.components(newKubernetes), progress.record)
 	if err == nil || !strings.Contains(err.Error(), "apply: ") || !strings.Contains(err.Error(), "cheese") {
 		t.Fatalf("failed with %v", err)
 	}
 	run, err := h.Run(t.Context())
-	if err != nil || run.Phase != "failed" || !strings.Contains(run.Line, "cheese") || run.Ended.IsZero() || tale.all[len(tale.all)-1].Phase != "failed" {
-		t.Errorf("run is %+v, %v; told %v", run, err, tale.phases())
+	if err != nil || run.Phase != "failed" || !strings.Contains(run.Line, "cheese") || run.Ended.IsZero() || progress.all[len(progress.all)-1].Phase != "failed" {
+		t.Errorf("run is %+v, %v; told %v", run, err, progress.phases())
 	}
 	second := upgradeToken(newKubernetes, "ref", run)
 	if second == first {
-		t.Fatal("trying again would tell the same failure again")
+		t.Fatal("a retry would return the same failure")
 	}
-	if err := h.Upgrade(t.Context(), second, newKubernetes, "ref", r.components(newKubernetes), tale.tell); err != nil {
+	if err := h.Upgrade(t.Context(), second, newKubernetes, "ref", r.components(newKubernetes), progress.record); err != nil {
 		t.Errorf("the second try: %v", err)
 	}
 	if run, err := h.Run(t.Context()); err != nil || run.Phase != "done" {
@@ -307,8 +307,8 @@ func TestHostUpgradeFails(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	r.down()
 	cancel(errors.New("the target changed"))
-	if err := h.Upgrade(ctx, second, newKubernetes, "ref", r.components(newKubernetes), tale.tell); err == nil || !strings.Contains(err.Error(), "the target changed") {
-		t.Errorf("given up with %v", err)
+	if err := h.Upgrade(ctx, second, newKubernetes, "ref", r.components(newKubernetes), progress.record); err == nil || !strings.Contains(err.Error(), "the target changed") {
+		t.Errorf("cancelled with %v", err)
 	}
 }
 
@@ -377,7 +377,7 @@ func TestHostChangesEtcd(t *testing.T) {
 		t.Errorf("the leader was removed: %v", err)
 	}
 	if err := h.MoveLeader(t.Context(), first, "nobody"); err == nil {
-		t.Error("the leader moved to nobody")
+		t.Error("the leader moved to an empty name")
 	}
 	for range 2 { // the second call changes nothing
 		if err := h.MoveLeader(t.Context(), first, others[1]); err != nil {
@@ -393,13 +393,13 @@ func TestHostChangesEtcd(t *testing.T) {
 	}
 	r.until("the leader moved on", func() bool { return leader() != others[1] })
 
-	if err := h.RemoveMember(t.Context(), others[1], 3); err == nil || !strings.Contains(err.Error(), "2 voters would stay, and 3 are wanted") {
+	if err := h.RemoveMember(t.Context(), others[1], 3); err == nil || !strings.Contains(err.Error(), "2 voters would remain, want at least 3") {
 		t.Errorf("removed with too few left: %v", err)
 	}
 	if n := len(members); n != 3 {
 		t.Fatalf("%d members", n)
 	}
-	for range 2 { // one that is gone is a success
+	for range 2 { // a deleted member is a success
 		// etcd itself refuses until its members have been connected for some seconds.
 		(&cluster{t: t}).eventually("the member is removed", func() (string, bool) {
 			err := h.RemoveMember(t.Context(), others[1], 2)
@@ -452,8 +452,8 @@ func TestHostRemovesAMemberThatNeverStarted(t *testing.T) {
 			if err := h.RemoveMember(t.Context(), other, 2); err == nil || !strings.Contains(err.Error(), "has not started") {
 				t.Errorf("a member left beside it: %v", err)
 			}
-			if err := h.RemoveMember(t.Context(), dead.Node, 4); err == nil || !strings.Contains(err.Error(), "3 voters would stay") {
-				t.Errorf("it left though more voters were wanted: %v", err)
+			if err := h.RemoveMember(t.Context(), dead.Node, 4); err == nil || !strings.Contains(err.Error(), "3 voters would remain") {
+				t.Errorf("it left although more voters were required: %v", err)
 			}
 			if err := h.RemoveMember(t.Context(), dead.Node, 3); err != nil {
 				t.Fatal(err)
@@ -503,7 +503,7 @@ func (s *standInAgent) serve(t *testing.T) *agentHost {
 	return h
 }
 
-func TestHostSaysWhatBecameOfARun(t *testing.T) {
+func TestHostReturnsTheLatestRun(t *testing.T) {
 	begun, heard := time.Unix(1000, 0).UTC(), time.Unix(2000, 0).UTC()
 	run := func(state upgradeproto.Run_State, stage, token string) *upgradeproto.Run {
 		return &upgradeproto.Run{
@@ -519,15 +519,15 @@ func TestHostSaysWhatBecameOfARun(t *testing.T) {
 		run  *upgradeproto.Run
 		want decision.UpgradeRun
 	}{
-		{"there was none", nil, decision.UpgradeRun{}},
-		{"its components are fetched", run(upgradeproto.Run_RUNNING, "install-kubeadm", token), with(func(r *decision.UpgradeRun) { r.Phase = "download" })},
-		{"it is planned", run(upgradeproto.Run_RUNNING, "plan", token), with(func(r *decision.UpgradeRun) { r.Phase = "plan" })},
-		{"kubelet is part of it", run(upgradeproto.Run_RUNNING, "restart-kubelet", token), with(func(r *decision.UpgradeRun) { r.Phase = "apply" })},
-		{"it succeeded", run(upgradeproto.Run_SUCCEEDED, "wait-for-api", token), with(func(r *decision.UpgradeRun) { r.Phase, r.Ended = "done", heard })},
-		{"it failed", run(upgradeproto.Run_FAILED, "plan", token), with(func(r *decision.UpgradeRun) { r.Phase, r.Line, r.Ended = "failed", "why", heard })},
-		{"it was interrupted before it did anything", run(upgradeproto.Run_INTERRUPTED, "plan", token), decision.UpgradeRun{}},
-		{"it was interrupted later, and needs no pause", run(upgradeproto.Run_INTERRUPTED, "apply", token), with(func(r *decision.UpgradeRun) { r.Phase, r.Line = "failed", "interrupted: why" })},
-		{"somebody else asked for it", run(upgradeproto.Run_SUCCEEDED, "wait-for-api", "mine"), with(func(r *decision.UpgradeRun) { r.Phase, r.Ended, r.Components = "done", heard, "" })},
+		{"no run", nil, decision.UpgradeRun{}},
+		{"components are downloaded", run(upgradeproto.Run_RUNNING, "install-kubeadm", token), with(func(r *decision.UpgradeRun) { r.Phase = "download" })},
+		{"kubeadm plans", run(upgradeproto.Run_RUNNING, "plan", token), with(func(r *decision.UpgradeRun) { r.Phase = "plan" })},
+		{"the kubelet is upgraded", run(upgradeproto.Run_RUNNING, "restart-kubelet", token), with(func(r *decision.UpgradeRun) { r.Phase = "apply" })},
+		{"a run succeeded", run(upgradeproto.Run_SUCCEEDED, "wait-for-api", token), with(func(r *decision.UpgradeRun) { r.Phase, r.Ended = "done", heard })},
+		{"a run failed", run(upgradeproto.Run_FAILED, "plan", token), with(func(r *decision.UpgradeRun) { r.Phase, r.Line, r.Ended = "failed", "why", heard })},
+		{"a run was interrupted before it changed the host", run(upgradeproto.Run_INTERRUPTED, "plan", token), decision.UpgradeRun{}},
+		{"a run was interrupted later, and needs no pause", run(upgradeproto.Run_INTERRUPTED, "apply", token), with(func(r *decision.UpgradeRun) { r.Phase, r.Line = "failed", "interrupted: why" })},
+		{"another caller requested the run", run(upgradeproto.Run_SUCCEEDED, "wait-for-api", "mine"), with(func(r *decision.UpgradeRun) { r.Phase, r.Ended, r.Components = "done", heard, "" })},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := (&standInAgent{run: tt.run}).serve(t).Run(t.Context())
@@ -538,7 +538,7 @@ func TestHostSaysWhatBecameOfARun(t *testing.T) {
 	}
 }
 
-func TestHostTakesNoMemberForAnother(t *testing.T) {
+func TestHostMatchesMembersExactly(t *testing.T) {
 	s := &standInAgent{members: []*upgradeproto.EtcdMember{
 		{Id: 1, Name: "cp-1", Healthy: true, Leader: true},
 		{Id: 2, Name: "cp-2", Learner: true, Healthy: true},
@@ -552,7 +552,7 @@ func TestHostTakesNoMemberForAnother(t *testing.T) {
 		t.Errorf("members %+v, %v; want %+v", got, err, want)
 	}
 	// A learner and a member that has not started do not count as remaining voters.
-	if err := h.RemoveMember(t.Context(), "cp-1", 1); err == nil || !strings.Contains(err.Error(), "0 voters would stay, and 1 are wanted") {
+	if err := h.RemoveMember(t.Context(), "cp-1", 1); err == nil || !strings.Contains(err.Error(), "0 voters would remain, want at least 1") {
 		t.Errorf("the only voter: %v", err)
 	}
 }

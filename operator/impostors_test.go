@@ -16,14 +16,14 @@ import (
 )
 
 // Impostors are reported once, and again when their claim changes.
-func TestImpostorsAreTold(t *testing.T) {
+func TestImpostorsAreReported(t *testing.T) {
 	recorder := events.NewFakeRecorder(10)
 	var log strings.Builder
 	r := &nodeVersions{events: recorder, log: slog.New(slog.NewTextHandler(&log, nil)), now: time.Now}
 	r.init()
 	tell := func(machine string) {
 		i := decision.Impostor{Node: decision.Node{Name: "worker-9", ProviderID: "sandbox://t/" + machine}, Machine: machine}
-		r.tellImpostors(&observed{World: decision.World{Impostors: []decision.Impostor{i}}, nodes: map[string]*corev1.Node{"worker-9": {ObjectMeta: metav1.ObjectMeta{Name: "worker-9"}}}})
+		r.reportImpostors(&observed{World: decision.World{Impostors: []decision.Impostor{i}}, nodes: map[string]*corev1.Node{"worker-9": {ObjectMeta: metav1.ObjectMeta{Name: "worker-9"}}}})
 	}
 	tell("control-plane-0")
 	tell("control-plane-0")
@@ -31,30 +31,30 @@ func TestImpostorsAreTold(t *testing.T) {
 	if n := strings.Count(log.String(), `msg="node rejected" node=worker-9 provider_id=sandbox://t/control-plane-`); n != 2 || len(recorder.Events) != 2 {
 		t.Errorf("%d events, and the log:\n%s", len(recorder.Events), log.String())
 	}
-	if e := <-recorder.Events; !strings.Contains(e, "Node worker-9 claims machine sandbox://t/control-plane-0, which the cloud calls control-plane-0") {
+	if e := <-recorder.Events; !strings.Contains(e, "Node worker-9 claims machine sandbox://t/control-plane-0, whose name in the cloud is control-plane-0") {
 		t.Errorf("event %q", e)
 	}
-	r.tellImpostors(&observed{})
-	if len(r.toldImpostors) > 0 {
-		t.Errorf("%v is kept in mind", r.toldImpostors)
+	r.reportImpostors(&observed{})
+	if len(r.reportedImpostors) > 0 {
+		t.Errorf("%v is remembered", r.reportedImpostors)
 	}
 }
 
 // A Node gets the annotations of a ticket only if it is the ticket's machine, by its own claim and by
 // the cloud.
-func TestNoNodeTakesAnothersTicket(t *testing.T) {
+func TestNodeCannotTakeAnotherMachinesTicket(t *testing.T) {
 	const id = "sandbox://t/worker-0"
 	for name, tt := range map[string]struct {
 		node, claims, attested string
 		is                     cloud.Instance
 		want                   string // refusal
 	}{
-		"without a machine":                      {"worker-0", "", id, cloud.Instance{Name: "worker-0", ProviderID: id}, "NoProviderID"},
-		"of another machine":                     {"worker-0", "sandbox://t/worker-1", id, cloud.Instance{Name: "worker-1", ProviderID: "sandbox://t/worker-1"}, "OtherMachine"},
-		"that claims the machine of the ticket":  {"worker-9", id, id, cloud.Instance{Name: "worker-0", ProviderID: id}, "OtherMachine"},
-		"whose ticket names no machine":          {"worker-9", id, "", cloud.Instance{Name: "worker-0", ProviderID: id}, "OtherMachine"},
-		"that the cloud does not know, nor we":   {"worker-9", id, "", cloud.Instance{}, "InstanceUnknown"},
-		"of the machine, in another case, is it": {"worker-0", strings.ToUpper(id), id, cloud.Instance{Name: "worker-0", ProviderID: id, Image: image2, Group: workerGroup}, ""},
+		"without a machine":                             {"worker-0", "", id, cloud.Instance{Name: "worker-0", ProviderID: id}, "NoProviderID"},
+		"of another machine":                            {"worker-0", "sandbox://t/worker-1", id, cloud.Instance{Name: "worker-1", ProviderID: "sandbox://t/worker-1"}, "OtherMachine"},
+		"that claims the machine of the ticket":         {"worker-9", id, id, cloud.Instance{Name: "worker-0", ProviderID: id}, "OtherMachine"},
+		"with a ticket that names no machine":           {"worker-9", id, "", cloud.Instance{Name: "worker-0", ProviderID: id}, "OtherMachine"},
+		"that neither the cloud nor the operator finds": {"worker-9", id, "", cloud.Instance{}, "InstanceUnknown"},
+		"of the machine, in another case":               {"worker-0", strings.ToUpper(id), id, cloud.Instance{Name: "worker-0", ProviderID: id, Image: image2, Group: workerGroup}, ""},
 	} {
 		t.Run("a Node "+name, func(t *testing.T) {
 			s := &sky{instances: map[string]cloud.Instance{}}

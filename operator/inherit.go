@@ -14,21 +14,21 @@ import (
 // inherit copies labels, taints and the annotations below from an old node to its replacement node, if
 // people set them. Existing values of the replacement node stay. docs/design/operator.md has the
 // rules.
-func inherit(heir, donor *corev1.Node) {
-	for k, v := range donor.Labels {
-		if _, has := heir.Labels[k]; !has && inherited(k) {
-			metav1.SetMetaDataLabel(&heir.ObjectMeta, k, v)
+func inherit(newNode, oldNode *corev1.Node) {
+	for k, v := range oldNode.Labels {
+		if _, has := newNode.Labels[k]; !has && inherited(k) {
+			metav1.SetMetaDataLabel(&newNode.ObjectMeta, k, v)
 		}
 	}
-	for k, v := range donor.Annotations {
-		if _, has := heir.Annotations[k]; !has && (k == annotationScaleDown || strings.HasPrefix(k, ownersPrefix)) {
-			metav1.SetMetaDataAnnotation(&heir.ObjectMeta, k, v)
+	for k, v := range oldNode.Annotations {
+		if _, has := newNode.Annotations[k]; !has && (k == annotationScaleDown || strings.HasPrefix(k, ownersPrefix)) {
+			metav1.SetMetaDataAnnotation(&newNode.ObjectMeta, k, v)
 		}
 	}
-	for _, t := range donor.Spec.Taints {
-		has := slices.ContainsFunc(heir.Spec.Taints, func(o corev1.Taint) bool { return o.MatchTaint(&t) })
+	for _, t := range oldNode.Spec.Taints {
+		has := slices.ContainsFunc(newNode.Spec.Taints, func(o corev1.Taint) bool { return o.MatchTaint(&t) })
 		if !has && taintInherited(t.Key) {
-			heir.Spec.Taints = append(heir.Spec.Taints, t)
+			newNode.Spec.Taints = append(newNode.Spec.Taints, t)
 		}
 	}
 }

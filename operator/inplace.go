@@ -93,9 +93,9 @@ func (r *nodeRuns) while(ctx context.Context, machine string) (context.Context, 
 	return ctx, func() { stop(); cancel() }
 }
 
-// hear returns the reported runs of machines that are upgraded in place, and closes the connections
-// to all other agents.
-func (r *nodeVersions) hear(intents []decision.Intent) map[string]decision.UpgradeRun {
+// inPlaceRuns returns the reported runs of machines that are upgraded in place, and closes the
+// connections to all other agents.
+func (r *nodeVersions) inPlaceRuns(intents []decision.Intent) map[string]decision.UpgradeRun {
 	machines, nodes := map[string]bool{}, map[string]bool{}
 	for i := range intents {
 		if in := &intents[i]; in.Goal == v1alpha1.UpgradeGoal {
@@ -121,7 +121,7 @@ func (r *nodeVersions) ask(o *observed) {
 		case run.Active() && run.Components != "":
 			r.upgradeNode(o, decision.Action{Kind: decision.UpgradeNode, Node: in.Node, Machine: in.Machine, Version: run.Version, Components: run.Components})
 		case !heard || run.Active(): // another operator started it, so it can only be observed
-			r.try("ask the agent of "+in.Node, func(ctx context.Context) error {
+			r.try("read the run of the agent of "+in.Node, func(ctx context.Context) error {
 				ctx, end := r.runs.while(ctx, in.Machine)
 				defer end()
 				run, err := r.agents.Run(ctx, in.Node)
@@ -158,7 +158,7 @@ func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 		r.point("before", decision.UpgradeNode)
 		r.log.Info("upgrade of a node followed", "node", a.Node, "version", a.Version, "components", a.Components)
 		if about != nil && !last.Active() { // else the operator that started it has reported it
-			r.event(about, corev1.EventTypeNormal, "UpgradeStarted", "Upgrade", "its agent brings it to Kubernetes "+a.Version)
+			r.event(about, corev1.EventTypeNormal, "UpgradeStarted", "Upgrade", "its agent upgrades it to Kubernetes "+a.Version)
 		}
 		failed := r.agents.Upgrade(ctx, a.Node, upgradeToken(a.Version, a.Components, last), a.Version, a.Components, c.Signed, func(run decision.UpgradeRun) {
 			r.runs.set(a.Machine, run)

@@ -91,9 +91,9 @@ func relayPod(t *testing.T, c kubernetes.Interface, namespace, node string, port
 	return pod
 }
 
-// TestRelayPassesOnTwoVerbs calls a real agent through a relay, as an attacker with the operator's
+// TestRelayForwardsTwoVerbs calls a real agent through a relay, as an attacker with the operator's
 // token could.
-func TestRelayPassesOnTwoVerbs(t *testing.T) {
+func TestRelayForwardsTwoVerbs(t *testing.T) {
 	c := newCluster(t)
 	rig := workerRig(t, "worker-1")
 	rig.up()
@@ -147,15 +147,15 @@ func TestRelayPassesOnTwoVerbs(t *testing.T) {
 	}
 	for _, m := range upgradeproto.Agent_ServiceDesc.Methods {
 		if _, refused := got[m.MethodName]; !refused && m.MethodName != "Status" {
-			t.Errorf("nobody has said whether the relay passes on %s", m.MethodName)
+			t.Errorf("the test does not state whether the relay forwards %s", m.MethodName)
 		}
 	}
-	var told told
-	if err := h.Upgrade(ctx, "v1.36.3/0/c", newKubernetes, "c", rig.components(newKubernetes), told.tell); err != nil {
+	var progress progressLog
+	if err := h.Upgrade(ctx, "v1.36.3/0/c", newKubernetes, "c", rig.components(newKubernetes), progress.record); err != nil {
 		t.Errorf("upgrade of the node: %v", err)
 	}
-	if d := slices.Index(told.phases(), "done"); d < 0 {
-		t.Errorf("told %v", told.phases())
+	if d := slices.Index(progress.phases(), "done"); d < 0 {
+		t.Errorf("reported %v", progress.phases())
 	}
 	run, err := h.Run(ctx)
 	if err != nil || !run.InPlace || run.Phase != "done" || run.Components != "c" || run.Version != newKubernetes {
@@ -228,7 +228,7 @@ func TestInPlaceThroughARelay(t *testing.T) {
 		}
 		return fmt.Sprint(len(all.Items)), false
 	})
-	r.eventually("its strategy is set", func() (string, bool) {
+	r.eventually("the strategy of the group is set", func() (string, bool) {
 		r.get(g.Name, &g)
 		g.Spec.Strategy = v1alpha1.InPlaceStrategy
 		err := r.admin.Update(t.Context(), &g)
@@ -256,40 +256,40 @@ func TestInPlaceThroughARelay(t *testing.T) {
 		}
 		return v1alpha1.UpgradeProgress{}
 	}
-	r.within(time.Minute, "its agent has begun, and its object says so", func() (string, bool) {
+	r.within(time.Minute, "the agent has started, and the PendingNode has its run", func() (string, bool) {
 		var nv v1alpha1.NodeVersion
 		r.get(v1alpha1.NodeVersionName, &nv)
 		p := progress()
 		return fmt.Sprintf("%+v %+v", nv.Status.Waiting, p), rig.at("node") && p.Node == before.Name && p.Version == newKubernetes && p.Phase == "apply" && p.Line != ""
 	})
 	if n := node(); !n.Spec.Unschedulable || n.Annotations[v1alpha1.AnnotationComponents] != refA {
-		t.Errorf("while its agent works the node is %+v, and is said to run %s", n.Spec, n.Annotations[v1alpha1.AnnotationComponents])
+		t.Errorf("while its agent works the node is %+v, with the recorded components %s", n.Spec, n.Annotations[v1alpha1.AnnotationComponents])
 	}
 	if err := r.admin.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "work"}, &corev1.Pod{}); err == nil {
-		t.Error("its agent has begun with work on it")
+		t.Error("the agent has started before the node was drained")
 	}
 	kubelet.Cut() // as an API server that restarts does
 	rig.release("hang-node")
-	r.within(time.Minute, "the failure is told", func() (string, bool) {
+	r.within(time.Minute, "the failure is reported", func() (string, bool) {
 		var nv v1alpha1.NodeVersion
 		r.get(v1alpha1.NodeVersionName, &nv)
 		w := nv.Status.Waiting
 		return fmt.Sprintf("%+v", w), w != nil && w.Reason == "UpgradeFailed" && w.Object != nil && w.Object.Name == before.Name && strings.Contains(w.Message, "cheese") && w.NextTry != nil
 	})
-	r.within(time.Minute, "its object says so, too", func() (string, bool) {
+	r.within(time.Minute, "the PendingNode reports the failure, too", func() (string, bool) {
 		p := progress()
 		return fmt.Sprintf("%+v", p), p.Phase == "failed" && strings.Contains(p.Line, "cheese")
 	})
 	if n := node(); !n.Spec.Unschedulable {
-		t.Error("a node whose upgrade has failed takes pods")
+		t.Error("a node whose upgrade has failed is uncordoned")
 	}
-	r.eventually("somebody wants it tried again now", func() (string, bool) { // and no time passes
+	r.eventually("a person requests a retry", func() (string, bool) { // and no time passes
 		n := node()
 		metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationRetry, "now")
 		err := r.admin.Update(t.Context(), n)
 		return fmt.Sprint(err), err == nil
 	})
-	r.within(time.Minute, "the worker is at the target, and all is over", func() (string, bool) {
+	r.within(time.Minute, "the worker is at the target, and no work is left", func() (string, bool) {
 		var nv v1alpha1.NodeVersion
 		var pending v1alpha1.PendingNodeList
 		r.get(v1alpha1.NodeVersionName, &nv)
@@ -306,7 +306,7 @@ func TestInPlaceThroughARelay(t *testing.T) {
 		t.Errorf("its kubelet is not the new one: %v", err)
 	}
 	if n := len(r.cloud.instances); n != 3 { // the control plane was replaced
-		t.Errorf("%d machines were there in all", n)
+		t.Errorf("%d machines existed in all", n)
 	}
 }
 
@@ -367,11 +367,11 @@ func (a *agentsInTest) begin(node, version, reference string) {
 		a.breach("%v", err)
 	}
 	if !n.Spec.Unschedulable {
-		a.breach("the agent of %s begins while it takes pods", node)
+		a.breach("the agent of %s starts before the node is cordoned", node)
 	}
 	for _, p := range pods.Items {
 		if p.Spec.NodeName == node {
-			a.breach("the agent of %s begins with pod %s on it", node, p.Name)
+			a.breach("the agent of %s starts while pod %s is on the node", node, p.Name)
 		}
 	}
 	a.work.Go(func() {
@@ -386,7 +386,7 @@ func (a *agentsInTest) begin(node, version, reference string) {
 		delete(a.active, node)
 		a.lock.Unlock()
 		if run.Phase == "done" {
-			a.persist("the kubelet of "+node+" says its version", func(ctx context.Context) error {
+			a.persist("the kubelet of "+node+" reports its version", func(ctx context.Context) error {
 				var n corev1.Node
 				if err := a.admin.Get(ctx, client.ObjectKey{Name: node}, &n); err != nil {
 					return err
@@ -417,7 +417,7 @@ func (r *rolling) inPlace(which ...string) {
 					return fmt.Sprint(err), err == nil
 				}
 			}
-			return "it is not there", false
+			return "it does not exist", false
 		})
 	}
 }
@@ -457,10 +457,10 @@ func inPlaceKilled(t *testing.T, r *rolling) {
 	}
 	for _, point := range []string{"before:upgrade node", "after:upgrade node", "before:note components", "after:note components", "before:mark in-place", "after:clear intent"} {
 		if !r.crashed[point] {
-			t.Errorf("nobody was killed %s", point)
+			t.Errorf("no operator was killed %s", point)
 		}
 	}
 	if n := len(r.cloud.instances); n != len(machines) {
-		t.Errorf("%d machines were there in all, %d were to stay", n, len(machines))
+		t.Errorf("%d machines existed in all, want %d", n, len(machines))
 	}
 }

@@ -124,7 +124,7 @@ func (r *joiningNodes) absent(ctx context.Context, jn *v1alpha1.JoiningNode) (ct
 	if err := r.remove(ctx, jn); err != nil {
 		return ctrl.Result{}, err
 	}
-	r.events.Eventf(jn, nil, corev1.EventTypeWarning, "JoinExpired", "Join", "machine %s was given a ticket and has not registered by %s", jn.Spec.Name, jn.Spec.Deadline.UTC().Format(time.RFC3339))
+	r.events.Eventf(jn, nil, corev1.EventTypeWarning, "JoinExpired", "Join", "machine %s received a join ticket and has not registered by %s", jn.Spec.Name, jn.Spec.Deadline.UTC().Format(time.RFC3339))
 	r.log.Warn("joining node given up", "node", jn.Spec.Name, "deadline", jn.Spec.Deadline.Time, "provider_id", jn.Spec.ProviderID)
 	return ctrl.Result{}, nil
 }
@@ -140,7 +140,7 @@ func (r *joiningNodes) annotate(ctx context.Context, jn *v1alpha1.JoiningNode, n
 	case id == "":
 		return &refusal{"NoProviderID", fmt.Sprintf("Node %s has no providerID, so its machine cannot be found", node.Name)}, nil
 	case attested != "" && !cloud.SameMachine(id, attested):
-		return &refusal{"OtherMachine", fmt.Sprintf("Node %s claims machine %s, the ticket was given to %s", node.Name, id, attested)}, nil
+		return &refusal{"OtherMachine", fmt.Sprintf("Node %s claims machine %s, but the join ticket was issued to %s", node.Name, id, attested)}, nil
 	}
 	if _, incarnation := cloud.SplitKey(attested); incarnation != "" {
 		id = attested
@@ -149,11 +149,11 @@ func (r *joiningNodes) annotate(ctx context.Context, jn *v1alpha1.JoiningNode, n
 	instance, err := r.cloud.Instance(ctx, id)
 	switch {
 	case errors.Is(err, cloud.ErrNotFound):
-		return &refusal{"InstanceUnknown", fmt.Sprintf("the cloud does not know machine %s", id)}, r.patchAttested(ctx, jn, node, want)
+		return &refusal{"InstanceUnknown", fmt.Sprintf("the cloud does not find machine %s", id)}, r.patchAttested(ctx, jn, node, want)
 	case err != nil:
 		return nil, errors.Join(fmt.Errorf("find machine of Node %s: %w", node.Name, err), r.patchAttested(ctx, jn, node, want))
 	case instance.Name != node.Name:
-		return &refusal{"OtherMachine", fmt.Sprintf("Node %s claims machine %s, which the cloud calls %s", node.Name, id, instance.Name)}, nil
+		return &refusal{"OtherMachine", fmt.Sprintf("Node %s claims machine %s, whose name in the cloud is %s", node.Name, id, instance.Name)}, nil
 	}
 	want[v1alpha1.AnnotationImage], want[v1alpha1.AnnotationGroup] = instance.Image, instance.Group
 	if instance.Incarnation != "" {

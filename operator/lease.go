@@ -44,7 +44,7 @@ func release(ctx context.Context, c kubernetes.Interface, namespace string) erro
 	}
 	l.Spec.HolderIdentity, l.Spec.LeaseDurationSeconds = ptr(""), ptr(int32(1))
 	if _, err := leases.Update(ctx, l, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("give the leader's lease up: %w", err)
+		return fmt.Errorf("release the leader's lease: %w", err)
 	}
 	return nil
 }

@@ -46,7 +46,7 @@ func TestLeave(t *testing.T) {
 	w.runs("default", first, 0)
 }
 
-func TestLeaveGivesTheLeaseUp(t *testing.T) {
+func TestLeaveReleasesTheLease(t *testing.T) {
 	c := newCluster(t)
 	k := kubernetes.NewForConfigOrDie(c.access())
 	if err := leave(t.Context(), k, namespace, ""); err != nil {

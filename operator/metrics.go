@@ -46,15 +46,15 @@ var (
 	descReached    = desc("target_reached", "1 if every node is at the target of the NodeVersion, else 0.")
 	descCondition  = desc("condition", "1 if the condition of the NodeVersion is True, else 0.", "type")
 	descBudget     = desc("surge_budget", "How many more machines may be created now.")
-	descWaiting    = desc("waiting_since_timestamp_seconds", "Since when nothing moves, and why; absent while something does or nothing needs to.", "reason")
+	descWaiting    = desc("waiting_since_timestamp_seconds", "Since when the rollout makes no progress, by reason; absent while it progresses and when it is complete.", "reason")
 	descPhase      = desc("upgrade_phase", "1 for the phase of the latest run of an agent that upgrades Kubernetes, 0 for the others; absent before the first run.", "phase")
 	descStarted    = desc("upgrade_started_timestamp_seconds", "When the latest upgrade of Kubernetes began.")
-	descInFlight   = desc("replacements_in_flight", "Replacements under way: each holds a place of the surge budget.")
-	descPending    = desc("pending_machines", "Machines on their way into the cluster or out of it, or upgraded as they are, by goal.", "goal")
-	descDraining   = desc("draining_nodes", "Nodes that the operator cordoned and that are not empty yet.")
+	descInFlight   = desc("replacements_in_flight", "Replacements under way, each in a surge slot.")
+	descPending    = desc("pending_machines", "Machines that are joining, leaving or being upgraded in place, by goal.", "goal")
+	descDraining   = desc("draining_nodes", "Nodes that the operator cordoned and has not drained yet.")
 	descBlocked    = desc("blocked_drains", "Nodes of those whose last eviction was refused.")
-	descPaused     = desc("autoscaler_paused", "1 while the operator holds the cluster autoscaler stopped, else 0.")
-	descLast       = desc("last_reconcile_timestamp_seconds", "When the operator last looked at the whole cluster and did what there was to do, without an error.")
+	descPaused     = desc("autoscaler_paused", "1 while the operator has paused the cluster autoscaler, else 0.")
+	descLast       = desc("last_reconcile_timestamp_seconds", "When the operator last completed a reconciliation without an error.")
 
 	// phases of an agent's run, as in UpgradeProgress.
 	phases = []string{"download", "plan", "apply", "done", "failed"}
@@ -67,7 +67,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 // newGauges registers the gauges with controller-runtime's registry, or finds them there.
 func newGauges() (*gauges, error) {
 	drained, err := register(prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "constellation_drain_duration_seconds", Help: "How long nodes took from their cordon until they were empty.",
+		Name: "constellation_drain_duration_seconds", Help: "Time from the cordon of a node until it was drained.",
 		Buckets: []float64{1, 3, 10, 30, 60, 120, 300, 600, 900, 1800, 3600},
 	}))
 	if err != nil {
@@ -261,7 +261,7 @@ func newCounters() (*counters, error) {
 	}
 	steps, err := register(prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "constellation_event_to_action_duration_seconds",
-		Help:    "How long it took from the arrival of news until the API server was asked for what follows: the first news that a decision is made from counts, so of a wave all wait as long as the one that came first.",
+		Help:    "Time from the arrival of an event until the resulting request to the API server. If a decision covers several events, the first one counts.",
 		Buckets: []float64{.001, .0025, .005, .01, .015, .02, .025, .03, .04, .05, .075, .1, .15, .25, .5, 1, 2.5},
 	}))
 	if err != nil {

@@ -74,11 +74,11 @@ func freshGauges() *gauges {
 	return &gauges{drained: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "constellation_drain_duration_seconds"}), emptying: map[string]bool{}}
 }
 
-func TestGaugesTellOfARollout(t *testing.T) {
+func TestGaugesDescribeARollout(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	g := freshGauges()
 	if got := figures(t, g); len(got) != 0 {
-		t.Errorf("before the first pass there is %v", got)
+		t.Errorf("before the first round there are %v", got)
 	}
 	status := v1alpha1.NodeVersionStatus{
 		Nodes:   v1alpha1.NodeCounts{Total: 6, UpToDate: 1, Outdated: 2, Donors: 1, Heirs: 1, AwaitingAnnotation: 1, Pending: 2},
@@ -205,8 +205,8 @@ func TestActionsAndCallsAreCountedByResult(t *testing.T) {
 	}
 }
 
-// TestMetricsAreNamedAsIsCustomary runs Prometheus' linter.
-func TestMetricsAreNamedAsIsCustomary(t *testing.T) {
+// TestMetricNamesFollowConventions runs Prometheus' linter.
+func TestMetricNamesFollowConventions(t *testing.T) {
 	problems, err := promlint.NewWithMetricFamilies(sampleMetrics(t)).Lint()
 	if err != nil {
 		t.Fatal(err)
@@ -299,9 +299,9 @@ var (
 	matcher    = regexp.MustCompile(`^([a-z_]+)(=|!=|=~|!~)"([^"]*)"$`)
 )
 
-// TestDashboardAndAlertsAskForWhatThereIs: every metric and label in their expressions is exported,
+// TestDashboardAndAlertsUseExistingMetrics: every metric and label in their expressions is exported,
 // and every label can have the values that they compare it with.
-func TestDashboardAndAlertsAskForWhatThereIs(t *testing.T) {
+func TestDashboardAndAlertsUseExistingMetrics(t *testing.T) {
 	labels := map[string]map[string][]string{} // of each series name: labels to values
 	framework, err := metrics.Registry.Gather()
 	if err != nil {
@@ -336,18 +336,18 @@ func TestDashboardAndAlertsAskForWhatThereIs(t *testing.T) {
 		}
 		names := metricName.FindAllString(e, -1)
 		if len(names) == 0 {
-			t.Errorf("%s asks for no metric: %s", where, e)
+			t.Errorf("%s uses no metric: %s", where, e)
 		}
 		for _, n := range names {
 			if labels[n] == nil {
-				t.Errorf("%s asks for %s, which does not exist", where, n)
+				t.Errorf("%s uses %s, which does not exist", where, n)
 			}
 		}
 		for _, s := range selector.FindAllStringSubmatch(e, -1) {
 			for _, m := range strings.Split(s[2], ",") {
 				parts := matcher.FindStringSubmatch(m)
 				if parts == nil {
-					t.Errorf("%s: %q is no matcher", where, m)
+					t.Errorf("%s: %q is not a matcher", where, m)
 					continue
 				}
 				if _, ok := labels[s[1]][parts[1]]; !ok {

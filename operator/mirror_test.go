@@ -56,20 +56,20 @@ func TestMirror(t *testing.T) {
 	first := map[string]string{"k8s-version": "v1.35.4", "components": refA}
 	second := map[string]string{"k8s-version": "v1.36.3", "components": refB, "note": "mine"}
 
-	t.Run("of a new cluster it is made", func(t *testing.T) {
+	t.Run("the ConfigMap of a new cluster is created", func(t *testing.T) {
 		pass(t, m)
 		holds(t, first)
 	})
 	t.Run("without a change nothing is written", func(t *testing.T) {
 		before := read(t).ResourceVersion
 		if r := pass(t, m); r.RequeueAfter != mirrorCheck {
-			t.Errorf("looked at again after %v", r.RequeueAfter)
+			t.Errorf("checked again after %v", r.RequeueAfter)
 		}
 		if after := read(t).ResourceVersion; after != before {
 			t.Error("it was written")
 		}
 	})
-	t.Run("it follows the target, and what else is in it stays", func(t *testing.T) {
+	t.Run("the ConfigMap follows the target, and its other keys stay", func(t *testing.T) {
 		cm := read(t)
 		cm.Data["note"] = "mine"
 		if err := c.admin.Update(t.Context(), cm); err != nil {
@@ -82,7 +82,7 @@ func TestMirror(t *testing.T) {
 		pass(t, m)
 		holds(t, second)
 	})
-	t.Run("what somebody else writes is overwritten", func(t *testing.T) {
+	t.Run("a write of somebody else is overwritten", func(t *testing.T) {
 		cm := read(t)
 		cm.Data["k8s-version"] = "v1.99.0"
 		if err := c.admin.Update(t.Context(), cm); err != nil {
@@ -91,7 +91,7 @@ func TestMirror(t *testing.T) {
 		pass(t, m)
 		holds(t, second)
 	})
-	t.Run("a leader of yesterday does not put an old target over a new one", func(t *testing.T) {
+	t.Run("a former leader does not overwrite a new target with an old one", func(t *testing.T) {
 		stale := interceptor.NewClient(direct, interceptor.Funcs{
 			Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
 				if v, ok := o.(*v1alpha1.NodeVersion); ok {
@@ -117,19 +117,19 @@ func TestMirror(t *testing.T) {
 			},
 		})
 		if r := pass(t, &mirror{client: stale, fresh: late, log: m.log}); r.RequeueAfter != staleView {
-			t.Errorf("looked at again after %v", r.RequeueAfter)
+			t.Errorf("checked again after %v", r.RequeueAfter)
 		}
 		second["note"] = "the other leader was here"
 		holds(t, second)
 	})
-	t.Run("the operator runs it, and makes it anew", func(t *testing.T) {
+	t.Run("a running operator creates the ConfigMap again", func(t *testing.T) {
 		if err := c.admin.Delete(t.Context(), read(t)); err != nil {
 			t.Fatal(err)
 		}
 		inner := *c
 		inner.t = t
 		defer inner.start()()
-		inner.eventually("the mirror is there", func() (string, bool) {
+		inner.eventually("the mirror exists", func() (string, bool) {
 			var cm corev1.ConfigMap
 			err := c.admin.Get(t.Context(), client.ObjectKey{Namespace: "kube-system", Name: "k8s-version"}, &cm)
 			return fmt.Sprint(cm.Data, err), cmp.Equal(cm.Data, map[string]string{"k8s-version": "v1.36.3", "components": refB})

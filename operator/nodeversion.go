@@ -89,21 +89,21 @@ type nodeVersions struct {
 	queueMu sync.Mutex
 	queue   workqueue.TypedRateLimitingInterface[ctrl.Request]
 
-	begun      time.Time
-	last       time.Time     // when the last reconciliation began
-	took       time.Duration // approximate duration of a round: observe, decide, start actions
-	heard      time.Time     // when the API server last answered past the cache
-	behind     time.Time     // since when the cache is behind it; zero: it is not
-	assessed   time.Time     // when the status was computed last
-	reported   time.Time     // when the status was written last
-	told       map[string]string
-	toldDrains map[string]string // by node
-	// toldImpostors is the last message about each impostor, by node.
-	toldImpostors map[string]string
-	lines         map[string]time.Time // when the run of a machine's agent was last reported
-	starts        *rate.Limiter        // of replacements
-	telling       *rate.Limiter
-	recording     *rate.Limiter
+	begun          time.Time
+	last           time.Time     // when the last reconciliation began
+	took           time.Duration // approximate duration of a round: observe, decide, start actions
+	heard          time.Time     // when the API server last answered past the cache
+	behind         time.Time     // since when the cache is behind it; zero: it is not
+	assessed       time.Time     // when the status was computed last
+	reported       time.Time     // when the status was written last
+	told           map[string]string
+	reportedDrains map[string]string // by node
+	// reportedImpostors is the last message about each impostor, by node.
+	reportedImpostors map[string]string
+	lines             map[string]time.Time // when the run of a machine's agent was last reported
+	starts            *rate.Limiter        // of replacements
+	telling           *rate.Limiter
+	recording         *rate.Limiter
 }
 
 // lockHolder is the name under which the cluster's nodes are locked, whichever replica leads.
@@ -164,8 +164,8 @@ func (r *nodeVersions) init() {
 	r.begun = r.now()
 	r.view, r.hostView, r.retries = newView(r.client, r.now), &hostView{}, newRetries(r.now)
 	r.writes, r.gathered = make(chan struct{}, writers), map[string]gathering{}
-	r.versions, r.told, r.toldDrains, r.lines = map[string]string{}, map[string]string{}, map[string]string{}, map[string]time.Time{}
-	r.toldImpostors = map[string]string{}
+	r.versions, r.told, r.reportedDrains, r.lines = map[string]string{}, map[string]string{}, map[string]string{}, map[string]time.Time{}
+	r.reportedImpostors = map[string]string{}
 	r.starts = rate.NewLimiter(startRate, startBurst)
 	r.telling, r.recording = rate.NewLimiter(statusRate, statusBurst), rate.NewLimiter(eventRate, eventBurst)
 }
@@ -287,19 +287,19 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	waits := d.Waits
 	// Such a wait ends with a complete list.
 	lacking := slices.ContainsFunc(waits, func(w decision.Wait) bool { return w.Reason == decision.ReasonPartial })
-	moving, look := r.renew(o, d.Actions, age, lacking)
+	moving, poll := r.renew(o, d.Actions, age, lacking)
 	stale := current && len(d.Actions) > 0 && age > tooOld
 	actions, instead := r.usable(d.Actions, current, stale)
 	published := r.act(o, actions)
-	r.tellPending(o, actions)
+	r.reportPending(o, actions)
 	// Time without a processor does not count.
 	if took := r.now().Sub(began); took < r.took || r.took == 0 {
 		r.took = took
 	} else {
 		r.took += (took - r.took) / 8
 	}
-	r.tellDrains(o)
-	r.tellImpostors(o)
+	r.reportDrains(o)
+	r.reportImpostors(o)
 	// A status costs as much as a decision, but is needed less often.
 	again := assessPace - r.now().Sub(r.assessed)
 	if again <= 0 || again > assessPace || published != nil {
@@ -309,7 +309,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 			status.Waiting = d.WaitingFor(*instead)
 		}
 		if key, text := r.retries.failing(); key != "" && status.Waiting == nil {
-			status.Waiting = d.WaitingFor(decision.Wait{Reason: "Failing", Message: decision.Truncate(key+" fails and is tried again: "+text, 500)})
+			status.Waiting = d.WaitingFor(decision.Wait{Reason: "Failing", Message: decision.Truncate(key+" failed, will retry: "+text, 500)})
 		}
 		if published != nil {
 			status.JoinComponents = *published
@@ -321,7 +321,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	}
 	r.gauges.observe(o.World)
 	r.gauges.reconciled(r.now())
-	next := min(r.nextRound(o, waits, moving, lacking), look, r.retries.due(r.now()), r.ripens)
+	next := min(r.nextRound(o, waits, moving, lacking), poll, r.retries.due(r.now()), r.ripens)
 	if len(actions) > 0 {
 		next = min(next, restless)
 	}
@@ -340,7 +340,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 func (r *nodeVersions) usable(actions []decision.Action, current, stale bool) ([]decision.Action, *decision.Wait) {
 	switch {
 	case !current:
-		return nil, &decision.Wait{Reason: "ClusterStale", Message: "the view of the cluster is too old to act on; it is renewed"}
+		return nil, &decision.Wait{Reason: "ClusterStale", Message: "the observation of the cluster is too old to act on; it is being renewed"}
 	case stale:
 		if why := r.retries.trouble(listing); why != "" {
 			return nil, &decision.Wait{Reason: "CloudUnavailable", Message: decision.Truncate("the cloud has not listed its machines for a minute: "+why, 200)}
@@ -348,7 +348,7 @@ func (r *nodeVersions) usable(actions []decision.Action, current, stale bool) ([
 		return nil, nil
 	case r.host != nil && !r.runKnown(): // a run of the agent may be in progress
 		if why := r.retries.trouble(recalling); why != "" {
-			return nil, &decision.Wait{Reason: "AgentUnavailable", Message: decision.Truncate("the agent of "+r.nodeName+" does not answer: "+why, 200)}
+			return nil, &decision.Wait{Reason: "AgentUnavailable", Message: decision.Truncate("the agent of "+r.nodeName+" does not respond: "+why, 200)}
 		}
 		return nil, nil
 	}
@@ -390,7 +390,7 @@ func (r *nodeVersions) able(d *decision.Decision) {
 		if a.Kind != decision.StartUpgrade || r.host != nil && a.Node == r.nodeName {
 			return false
 		}
-		d.Wait("NoAgent", fmt.Sprintf("Kubernetes is upgraded by the agent of %s, and this operator has no connection to it", a.Node), decision.NodeReference(a.Node), time.Time{})
+		d.Wait("NoAgent", fmt.Sprintf("the agent of %s must upgrade Kubernetes, and this operator has no connection to it", a.Node), decision.NodeReference(a.Node), time.Time{})
 		return true
 	})
 }
@@ -433,8 +433,8 @@ const (
 )
 
 // renew polls the cloud and the host as often as needed. moving reports whether machines come or go,
-// and look is the time until the next poll. lacking says that a complete list is waited for.
-func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Duration, lacking bool) (moving bool, look time.Duration) {
+// and poll is the time until the next poll. lacking says that a complete list is waited for.
+func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Duration, lacking bool) (moving bool, poll time.Duration) {
 	moves, due := 0, resting*3
 	for i := range o.Instances {
 		if s := o.Instances[i].State; s == "Creating" || s == "Terminating" || s == "Unknown" {
@@ -491,16 +491,16 @@ func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Du
 		about := o.claims()
 		r.try(describing, func(ctx context.Context) error { return r.fleet.follow(ctx, about) })
 	}
-	moving, look = moves > 0, max(due-age, r.interval)
+	moving, poll = moves > 0, max(due-age, r.interval)
 	if r.host == nil {
-		return moving, look
+		return moving, poll
 	}
 	fresh := staleMembers / 2
 	if controlPlanes {
 		fresh = freshMembers
 	}
 	if o.LostMember() { // no event reports that a member is dead
-		look = min(look, fresh)
+		poll = min(poll, fresh)
 	}
 	if !r.hostView.fresh(r.now(), fresh) {
 		r.try(asking, func(ctx context.Context) error {
@@ -521,7 +521,7 @@ func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Du
 			return err
 		})
 	}
-	return moving || controlPlanes, look
+	return moving || controlPlanes, poll
 }
 
 func (o *observed) group(id string) *decision.Group {
@@ -561,7 +561,7 @@ func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.
 			r.reported = r.now()
 			changed.Status = *status.DeepCopy() // the client stores the answer in it
 			r.spawn(func(ctx context.Context) {
-				err := r.tellStatus(ctx, before, changed)
+				err := r.writeStatus(ctx, before, changed)
 				if r.retries.end(reporting, 0, err) && ctx.Err() == nil {
 					r.log.Warn("action failed, will retry", "action", reporting, "err", err)
 				}
@@ -575,7 +575,7 @@ func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.
 	if publish {
 		r.point("before", decision.PublishComponents)
 	}
-	err := r.tellStatus(ctx, before, changed)
+	err := r.writeStatus(ctx, before, changed)
 	if apierrors.IsConflict(err) {
 		return staleView, nil // the cache is stale
 	}
@@ -590,9 +590,9 @@ func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.
 	return 0, nil
 }
 
-// tellStatus writes a status over before. A conflict is an error, because a stale status must not
+// writeStatus writes a status over before. A conflict is an error, because a stale status must not
 // overwrite the published components.
-func (r *nodeVersions) tellStatus(ctx context.Context, before, changed *v1alpha1.NodeVersion) error {
+func (r *nodeVersions) writeStatus(ctx context.Context, before, changed *v1alpha1.NodeVersion) error {
 	err := r.client.Status().Patch(ctx, changed, client.MergeFromWithOptions(before.DeepCopy(), client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsConflict(err) {
 		r.view.forget(kindVersion, before.Name)
@@ -652,10 +652,10 @@ func onlyLine(a, b *v1alpha1.UpgradeProgress) bool {
 	return a != nil && b != nil && a.Phase == b.Phase && a.Version == b.Version
 }
 
-// tellPending writes the status of PendingNodes: the machine's state in the cloud and the progress of its
+// reportPending writes the status of PendingNodes: the machine's state in the cloud and the progress of its
 // agent. It writes once per change, within a rate limit. PendingNodes that change in this round
 // are left for a later one.
-func (r *nodeVersions) tellPending(o *observed, actions []decision.Action) {
+func (r *nodeVersions) reportPending(o *observed, actions []decision.Action) {
 	change := map[string]bool{}
 	for i := range actions {
 		if a := &actions[i]; a.Kind == decision.RecordIntent || a.Kind == decision.BindIntent || a.Kind == decision.ClearIntent {
@@ -713,28 +713,28 @@ func (r *nodeVersions) tellPending(o *observed, actions []decision.Action) {
 	}
 }
 
-// tellDrains records the results of drains.
-func (r *nodeVersions) tellDrains(o *observed) {
+// reportDrains records the results of drains.
+func (r *nodeVersions) reportDrains(o *observed) {
 	for i := range o.Nodes {
 		n := &o.Nodes[i]
 		if n.Cordon == decision.Uncordoned {
-			delete(r.toldDrains, n.Name)
+			delete(r.reportedDrains, n.Name)
 			continue
 		}
 		switch obj := o.nodes[n.Name]; {
 		case n.Drained:
-			once(r.toldDrains, n.Name, "drained", func() {
+			once(r.reportedDrains, n.Name, "drained", func() {
 				r.log.Info("node drained", "node", n.Name)
-				r.event(obj, corev1.EventTypeNormal, "Drained", "Drain", "nothing is left to evict")
+				r.event(obj, corev1.EventTypeNormal, "Drained", "Drain", "all pods are evicted")
 			})
 		case n.DrainBlocker != "":
-			once(r.toldDrains, n.Name, n.DrainBlocker, func() {
+			once(r.reportedDrains, n.Name, n.DrainBlocker, func() {
 				r.log.Warn("drain blocked", "node", n.Name, "blocker", n.DrainBlocker)
 				r.event(obj, corev1.EventTypeWarning, "DrainBlocked", "Drain", decision.Truncate(n.DrainBlocker, 500))
 			})
 		}
 	}
-	maps.DeleteFunc(r.toldDrains, func(name, _ string) bool { return o.nodes[name] == nil })
+	maps.DeleteFunc(r.reportedDrains, func(name, _ string) bool { return o.nodes[name] == nil })
 }
 
 // once calls tell if text differs from the last text for key.
@@ -773,22 +773,22 @@ func (r *nodeVersions) readComponents(ctx context.Context, name string) (compone
 	return c, nil
 }
 
-// tellImpostors logs and records each impostor once, and again when its claim changes.
-func (r *nodeVersions) tellImpostors(o *observed) {
+// reportImpostors logs and records each impostor once, and again when its claim changes.
+func (r *nodeVersions) reportImpostors(o *observed) {
 	there := make(map[string]bool, len(o.Impostors))
 	for i := range o.Impostors {
 		n := &o.Impostors[i]
 		there[n.Name] = true
-		once(r.toldImpostors, n.Name, n.Why(), func() {
+		once(r.reportedImpostors, n.Name, n.Why(), func() {
 			r.log.Warn("node rejected", "node", n.Name, "provider_id", n.ProviderID, "machine", n.Machine)
 			if obj := o.nodes[n.Name]; obj != nil {
-				r.event(obj, corev1.EventTypeWarning, "NodeRejected", "Verify", n.Why()+"; nothing is decided from it, so drain and delete the Node if it is not yours")
+				r.event(obj, corev1.EventTypeWarning, "NodeRejected", "Verify", n.Why()+"; the operator ignores this Node: drain and delete it if it is not yours")
 			}
 		})
 	}
-	for name := range r.toldImpostors {
+	for name := range r.reportedImpostors {
 		if !there[name] {
-			delete(r.toldImpostors, name)
+			delete(r.reportedImpostors, name)
 		}
 	}
 }

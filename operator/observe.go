@@ -153,7 +153,7 @@ type observed struct {
 // of returns the part of the observation that an action needs. It may be kept beyond the round.
 func (o *observed) of(a decision.Action) *observed {
 	out := &observed{version: o.version, nodes: map[string]*corev1.Node{}, pending: map[string]*v1alpha1.PendingNode{}, woken: o.woken}
-	for _, name := range []string{a.Node, a.Donor, a.Intent.Donor, a.Intent.Node} {
+	for _, name := range []string{a.Node, a.OldNode, a.Intent.OldNode, a.Intent.Node} {
 		if n := o.nodes[name]; n != nil && (name == a.Node || o.find().Nodes[name] != nil) { // nothing is inherited from an impostor
 			out.nodes[name] = n
 		}
@@ -225,9 +225,9 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 		w.Intents = append(w.Intents, in)
 	}
 	sortIntents(w.Intents)
-	w.NodeRuns = r.hear(w.Intents)
+	w.NodeRuns = r.inPlaceRuns(w.Intents)
 	x := o.find()
-	r.gateHeirs(o, x)
+	r.gateReplacements(o, x)
 	for i := range w.Intents {
 		in := &w.Intents[i]
 		s := decision.PendingStatus(*in, x, decision.UpgradeRun{}, v1alpha1.PendingNodeStatus{})
@@ -252,9 +252,9 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 		switch {
 		case have:
 		case other != "":
-			w.NodesLockedBy = fmt.Sprintf("waits for %s, which has the cluster's nodes to itself", other)
+			w.NodesLockedBy = fmt.Sprintf("waiting for %s, which holds the node lock", other)
 		case trouble != nil:
-			w.NodesLockedBy = fmt.Sprintf("the lock of the cluster's nodes cannot be had: %v", trouble)
+			w.NodesLockedBy = fmt.Sprintf("acquire the node lock: %v", trouble)
 		}
 	}
 	if w.Versions, err = r.componentVersions(ctx, o.version); err != nil {
@@ -400,8 +400,8 @@ func nodeFrom(n *corev1.Node) decision.Node {
 	out := decision.Node{
 		Name: n.Name, Role: roleOf(n), Ready: readiness.Node(n), ProviderID: keyOf(n), Kubelet: n.Status.NodeInfo.KubeletVersion,
 		Image: a[v1alpha1.AnnotationImage], Components: a[v1alpha1.AnnotationComponents],
-		Group: a[v1alpha1.AnnotationGroup], Donor: a[v1alpha1.AnnotationDonor],
-		Heir: a[v1alpha1.AnnotationHeir], Obsolete: a[v1alpha1.AnnotationObsolete] == "true", OnHold: a[v1alpha1.AnnotationHeld] == "true", RetryRequest: a[v1alpha1.AnnotationRetry], InPlaceLabel: n.Labels[v1alpha1.LabelInPlace] == "true",
+		Group: a[v1alpha1.AnnotationGroup], OldNode: a[v1alpha1.AnnotationDonor],
+		Replacement: a[v1alpha1.AnnotationHeir], Obsolete: a[v1alpha1.AnnotationObsolete] == "true", OnHold: a[v1alpha1.AnnotationHeld] == "true", RetryRequest: a[v1alpha1.AnnotationRetry], InPlaceLabel: n.Labels[v1alpha1.LabelInPlace] == "true",
 	}
 	if n.Spec.Unschedulable {
 		out.Cordon = decision.CordonedByOthers

@@ -37,7 +37,7 @@ func (s *server) Get(_ context.Context, _ client.ObjectKey, o client.Object, _ .
 	return s.err
 }
 
-func TestAViewIsActedOnOnlyWhileItIsCurrent(t *testing.T) {
+func TestStaleCacheIsNotUsedForActions(t *testing.T) {
 	api, now := &server{version: "7"}, testNow
 	r := &nodeVersions{live: api, now: func() time.Time { return now }, log: slog.New(slog.DiscardHandler)}
 	r.init()
@@ -50,19 +50,19 @@ func TestAViewIsActedOnOnlyWhileItIsCurrent(t *testing.T) {
 		asked  int // so far
 		fails  bool
 	}{
-		{"the first is compared", 0, nil, "7", true, 1, false},
-		{"nobody is asked again soon", askAgain, nil, "7", true, 1, false},
-		{"but after a while", 2 * time.Second, nil, "7", true, 2, false},
-		{"a cache that is behind may catch up", askAgain + time.Second, func() { api.version = "9" }, "7", true, 3, false},
-		{"and is looked at all the time meanwhile", time.Second, nil, "8", true, 4, false},
-		{"it has, so all is well", time.Second, nil, "9", true, 5, false},
+		{"the first observation is compared with the API server", 0, nil, "7", true, 1, false},
+		{"the API server is not read again soon", askAgain, nil, "7", true, 1, false},
+		{"the API server is read again after a while", 2 * time.Second, nil, "7", true, 2, false},
+		{"a stale cache may catch up", askAgain + time.Second, func() { api.version = "9" }, "7", true, 3, false},
+		{"a stale cache is checked in every round", time.Second, nil, "8", true, 4, false},
+		{"the cache has caught up", time.Second, nil, "9", true, 5, false},
 		{"a cache may be ahead", askAgain + time.Second, func() { api.version = "8" }, "9", true, 6, false},
-		{"behind again", askAgain + time.Second, func() { api.version = "10" }, "9", true, 7, false},
-		{"for a minute, and it is acted on no more", tooOld, nil, "9", false, 8, false},
-		{"until it has caught up", time.Second, nil, "10", true, 9, false},
-		{"an API server may be away for a while", askAgain + time.Second, func() { api.err = errors.New("refused") }, "10", true, 10, false},
-		{"which is not believed for longer than a minute", tooOld, nil, "10", false, 11, true},
-		{"it is back", time.Second, func() { api.err = nil }, "10", true, 12, false},
+		{"the cache is stale again", askAgain + time.Second, func() { api.version = "10" }, "9", true, 7, false},
+		{"a cache that is stale for a minute is not used for actions", tooOld, nil, "9", false, 8, false},
+		{"a cache that has caught up is used again", time.Second, nil, "10", true, 9, false},
+		{"an API server may be unavailable for a while", askAgain + time.Second, func() { api.err = errors.New("refused") }, "10", true, 10, false},
+		{"an API server that is unavailable for a minute is an error", tooOld, nil, "10", false, 11, true},
+		{"the API server is available again", time.Second, func() { api.err = nil }, "10", true, 12, false},
 	} {
 		now = now.Add(tt.after)
 		if tt.edit != nil {
@@ -75,7 +75,7 @@ func TestAViewIsActedOnOnlyWhileItIsCurrent(t *testing.T) {
 	}
 }
 
-func TestOwnWritesLieOverTheCache(t *testing.T) {
+func TestOwnWritesPrevailOverTheCache(t *testing.T) {
 	now := testNow
 	v := newView(nil, func() time.Time { return now })
 	object := func(name, uid, version string) corev1.Node {
@@ -112,21 +112,21 @@ func TestOwnWritesLieOverTheCache(t *testing.T) {
 	v.wrote(kindNode, &made)
 	v.wrote(kindPending, &v1alpha1.PendingNode{ObjectMeta: metav1.ObjectMeta{Name: "b", ResourceVersion: "99"}})
 	v.deleted(kindNode, "b", "2")
-	want("what was written counts, what was deleted is gone", see(a, b), map[string]string{"a": "1 12", "c": "3 13"})
-	want("a cache on its way changes nothing", see(object("a", "1", "11"), b), map[string]string{"a": "1 12", "c": "3 13"})
-	want("one that is ahead is believed, and a new object of an old name is another", see(object("a", "1", "14"), object("b", "9", "15"), object("c", "3", "13")),
+	want("own writes and deletions prevail", see(a, b), map[string]string{"a": "1 12", "c": "3 13"})
+	want("an older cache does not prevail", see(object("a", "1", "11"), b), map[string]string{"a": "1 12", "c": "3 13"})
+	want("a newer cache prevails, and a new object of an old name is another object", see(object("a", "1", "14"), object("b", "9", "15"), object("c", "3", "13")),
 		map[string]string{"a": "1 14", "b": "9 15", "c": "3 13"})
-	want("and from then on", see(object("a", "1", "14")), map[string]string{"a": "1 14"})
+	want("a newer cache prevails from then on", see(object("a", "1", "14")), map[string]string{"a": "1 14"})
 	v.wrote(kindNode, &made)
 	now = now.Add(unseenWrite + time.Second)
-	want("what is not seen for long was deleted by somebody else", see(), map[string]string{})
+	want("an object that the cache lacks for long was deleted by somebody else", see(), map[string]string{})
 	v.wrote(kindNode, &written)
 	v.forget(kindNode, "a")
-	want("after a conflict the cache knows better", see(a), map[string]string{"a": "1 10"})
+	want("after a conflict the cache prevails", see(a), map[string]string{"a": "1 10"})
 }
 
 // A Node that claims "n" is machine "i". The cloud's data about the machine counts.
-func TestNodesAreWhatTheCloudSaysOfTheirMachines(t *testing.T) {
+func TestNodesGetTheCloudsDataOfTheirMachines(t *testing.T) {
 	labelled := map[string]string{"node-role.kubernetes.io/control-plane": ""}
 	groups := []decision.Group{{ID: cpGroup, Role: v1alpha1.ControlPlaneRole}, {ID: workerGroup, Role: v1alpha1.WorkerRole}}
 	const id = "sandbox://t/n"
@@ -148,16 +148,16 @@ func TestNodesAreWhatTheCloudSaysOfTheirMachines(t *testing.T) {
 	}{
 		{"a control plane that kubeadm has labelled", labelled, cpGroup, machineIn(cpGroup), decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}, ""},
 		{"a joining control plane without a label or an annotation", nil, "", machineIn(cpGroup), decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}, ""},
-		{"IDs of groups are the same in any case", nil, "", machineIn("SANDBOXES/T/Groups/Control-Plane"), decision.Node{Role: controlPlane, Group: "SANDBOXES/T/Groups/Control-Plane", Image: image2, Confirmed: true}, ""},
-		{"a worker stays one whatever it claims", labelled, cpGroup, machineIn(workerGroup), decision.Node{Role: worker, Group: workerGroup, Image: image2, Confirmed: true}, ""},
-		{"a control plane stays one whatever it claims", nil, workerGroup, machineIn(cpGroup), decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}, ""},
-		{"of a group without a ScalingGroup the cloud knows the role", nil, "", machineIn("other", func(m *decision.Instance) { m.Role = controlPlane }), decision.Node{Role: controlPlane, Group: "other", Image: image2, Confirmed: true}, ""},
-		{"and otherwise the label", labelled, "", machineIn("other"), decision.Node{Role: controlPlane, Group: "other", Image: image2, Confirmed: true}, ""},
-		{"IDs of machines are the same in any case", nil, "", machineIn(workerGroup, func(m *decision.Instance) { m.ID = "SANDBOX://T/n" }), decision.Node{Role: worker, Group: workerGroup, Image: image2, Confirmed: true}, ""},
-		{"an image that the cloud does not name is not known", nil, "", machineIn(workerGroup, func(m *decision.Instance) { m.Image = "" }), decision.Node{Role: worker, Group: workerGroup, Confirmed: true}, ""},
+		{"IDs of groups are compared without case", nil, "", machineIn("SANDBOXES/T/Groups/Control-Plane"), decision.Node{Role: controlPlane, Group: "SANDBOXES/T/Groups/Control-Plane", Image: image2, Confirmed: true}, ""},
+		{"a worker stays a worker whatever it claims", labelled, cpGroup, machineIn(workerGroup), decision.Node{Role: worker, Group: workerGroup, Image: image2, Confirmed: true}, ""},
+		{"a control plane stays a control plane whatever it claims", nil, workerGroup, machineIn(cpGroup), decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}, ""},
+		{"without a ScalingGroup the role is that of the cloud", nil, "", machineIn("other", func(m *decision.Instance) { m.Role = controlPlane }), decision.Node{Role: controlPlane, Group: "other", Image: image2, Confirmed: true}, ""},
+		{"without a role in the cloud it is that of the label", labelled, "", machineIn("other"), decision.Node{Role: controlPlane, Group: "other", Image: image2, Confirmed: true}, ""},
+		{"IDs of machines are compared without case", nil, "", machineIn(workerGroup, func(m *decision.Instance) { m.ID = "SANDBOX://T/n" }), decision.Node{Role: worker, Group: workerGroup, Image: image2, Confirmed: true}, ""},
+		{"an image that the cloud does not name is unknown", nil, "", machineIn(workerGroup, func(m *decision.Instance) { m.Image = "" }), decision.Node{Role: worker, Group: workerGroup, Confirmed: true}, ""},
 		{"a machine that the cloud does not list is unknown", labelled, cpGroup, nil, decision.Node{Role: controlPlane, Group: cpGroup, Image: image1}, ""},
-		{"so is one that it has never described", nil, workerGroup, machineIn("", func(m *decision.Instance) { m.Name, m.Image, m.State = "", "", "Terminated" }), decision.Node{Role: worker, Group: workerGroup, Image: image1}, ""},
-		{"a machine of another name is not this Node's", labelled, cpGroup, machineIn(cpGroup, func(m *decision.Instance) { m.Name = "control-plane-0" }), decision.Node{}, "control-plane-0"},
+		{"a machine that the cloud has never described is unknown", nil, workerGroup, machineIn("", func(m *decision.Instance) { m.Name, m.Image, m.State = "", "", "Terminated" }), decision.Node{Role: worker, Group: workerGroup, Image: image1}, ""},
+		{"a machine of another name is not the machine of this Node", labelled, cpGroup, machineIn(cpGroup, func(m *decision.Instance) { m.Name = "control-plane-0" }), decision.Node{}, "control-plane-0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := &corev1.Node{

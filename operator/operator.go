@@ -69,9 +69,9 @@ type cloudAPI interface {
 	Instance(ctx context.Context, key string) (cloud.Instance, error)
 	// SetGroupImage sets the image of the group's next machines.
 	SetGroupImage(ctx context.Context, groupID, image string) error
-	// CreateInstances makes a machine per token, and none for a token that was used
-	// before: that one's instance is returned, Terminated if it is gone. The answer is
-	// in the order of the tokens.
+	// CreateInstances creates a machine per token. For a token that was used before, it returns
+	// the instance of that request, Terminated if that is gone. The result is in the order of the
+	// tokens.
 	CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error)
 	// DeleteInstances requests the deletion of the machines with these keys. A machine that
 	// does not exist is a success.
@@ -96,7 +96,7 @@ type host interface {
 	Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error
 }
 
-// drains empties nodes in the background. See drainer.
+// drains drains nodes in the background. See drainer.
 type drains interface {
 	// drain starts or continues evictions from the node. It returns at once.
 	drain(node string)
@@ -184,7 +184,7 @@ func Run(ctx context.Context, c Config) error {
 	access := rest.CopyConfig(c.Cluster)
 	access.QPS, access.Burst = clientQPS, clientBurst
 	access.UserAgent = "constellation-operator"
-	hangUp(access)
+	closeHungConnections(access)
 	if err := await(ctx, access, c.Log); err != nil {
 		return err
 	}
@@ -292,9 +292,9 @@ func newManager(c Config, access *rest.Config, scheme *runtime.Scheme, libraries
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject: map[client.Object]cache.ByObject{
 				&corev1.Node{}: {Transform: trimNode},
-				// The only one that is removed; so its name can stand in our role.
+				// Only this binding is removed, so the role can name it.
 				&rbacv1.ClusterRoleBinding{}: {Field: fields.OneTermEqualSelector("metadata.name", autoApproval)},
-				// The only one there is; so its name can stand in our role.
+				// There is only one, so the role can name it.
 				&v1alpha1.NodeVersion{}: {Field: fields.OneTermEqualSelector("metadata.name", v1alpha1.NodeVersionName)},
 			},
 		},
@@ -347,7 +347,7 @@ func addHealthChecks(mgr manager.Manager) error {
 		mgr.AddHealthzCheck("ping", healthz.Ping),
 		mgr.AddReadyzCheck("caches", func(*http.Request) error {
 			if !synced.Load() {
-				return errors.New("caches are not filled yet")
+				return errors.New("caches are not synced yet")
 			}
 			return nil
 		}),

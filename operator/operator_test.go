@@ -305,7 +305,7 @@ func (c *cluster) get(name string, o client.Object) bool {
 
 func (c *cluster) annotated(name string) {
 	c.t.Helper()
-	c.eventually("Node "+name+" carries what it was made from", func() (string, bool) {
+	c.eventually("Node "+name+" has the annotations of its machine", func() (string, bool) {
 		var n corev1.Node
 		c.get(name, &n)
 		a := n.Annotations
@@ -330,10 +330,10 @@ func TestOperator(t *testing.T) {
 		run  func(*testing.T, *cluster)
 	}{
 		{"a cluster grows", clusterGrows},
-		{"bad luck of joining nodes", joiningNodesBadLuck},
-		{"groups are never lost", groupsAreNeverLost},
+		{"joins that fail", joiningNodesBadLuck},
+		{"ScalingGroups are never deleted", groupsAreNeverLost},
 		{"one leader acts, and another takes over", leadersChange},
-		{"it starts before the API server", startsBeforeTheAPIServer},
+		{"the operator starts before the API server", startsBeforeTheAPIServer},
 	} {
 		t.Run(part.name, func(t *testing.T) {
 			inner := *c
@@ -365,7 +365,7 @@ func clusterGrows(t *testing.T, c *cluster) {
 		var s v1alpha1.AutoscalingStrategy
 		return "absent", c.get(v1alpha1.AutoscalingStrategyName, &s) && s.Spec.Enabled
 	})
-	c.target("one node at the target", "True UpToDate", 1, 1)
+	c.target("a single node is at the target", "True UpToDate", 1, 1)
 
 	// A worker joins: JoiningNode first, Node later.
 	c.create(joiningNode("worker-0", refA, time.Hour))
@@ -387,7 +387,7 @@ func clusterGrows(t *testing.T, c *cluster) {
 	if err := c.admin.Update(t.Context(), &nv); err != nil {
 		t.Fatal(err)
 	}
-	c.target("nothing is begun while the autoscaler may run", "False AutoscalerRuns", 0, 2)
+	c.target("nothing starts while the autoscaler may run", "False AutoscalerRuns", 0, 2)
 	c.get(v1alpha1.NodeVersionName, &nv)
 	if nv.Status.JoinComponents.Worker != refA {
 		t.Errorf("joining machines get %+v before the control plane was upgraded", nv.Status.JoinComponents)
@@ -410,7 +410,7 @@ func (c *cluster) target(what, ready string, upToDate, total int32) {
 func joiningNodesBadLuck(t *testing.T, c *cluster) {
 	c.start()
 
-	t.Run("a machine that never shows up is given up at its deadline", func(t *testing.T) {
+	t.Run("a machine that never registers is given up at its deadline", func(t *testing.T) {
 		c.create(joiningNode("worker-9", refA, 1500*time.Millisecond))
 		time.Sleep(time.Second) // not before the deadline
 		var jn v1alpha1.JoiningNode
@@ -418,7 +418,7 @@ func joiningNodesBadLuck(t *testing.T, c *cluster) {
 			t.Fatal("given up before its deadline")
 		}
 		c.gone("worker-9")
-		c.eventually("an event says so", func() (string, bool) {
+		c.eventually("an event reports it", func() (string, bool) {
 			var events corev1.EventList
 			if err := c.admin.List(t.Context(), &events); err != nil {
 				t.Fatal(err)
@@ -431,12 +431,12 @@ func joiningNodesBadLuck(t *testing.T, c *cluster) {
 			return fmt.Sprintf("%d other events", len(events.Items)), false
 		})
 	})
-	t.Run("while the cloud is away, what is known is noted, and the rest later", func(t *testing.T) {
+	t.Run("while the cloud is unavailable, known data is recorded, and the rest later", func(t *testing.T) {
 		c.cloud.add("worker-1", workerGroup)
 		c.cloud.set(func(s *sky) { s.err = fmt.Errorf("list: %w", cloud.ErrUnavailable) })
 		c.node("worker-1", false)
 		c.create(joiningNode("worker-1", refA, time.Second)) // its deadline does not count: the Node exists
-		c.eventually("the note says why it waits", func() (string, bool) {
+		c.eventually("the JoiningNode has the reason to wait", func() (string, bool) {
 			var jn v1alpha1.JoiningNode
 			c.get("worker-1", &jn)
 			return fmt.Sprintf("%+v", jn.Status), len(jn.Status.Conditions) == 1 && jn.Status.Conditions[0].Reason == "CloudUnavailable"
@@ -450,13 +450,13 @@ func joiningNodesBadLuck(t *testing.T, c *cluster) {
 		c.annotated("worker-1")
 		c.gone("worker-1")
 	})
-	t.Run("another machine under the name is not taken for it", func(t *testing.T) {
+	t.Run("another machine with the name is not annotated", func(t *testing.T) {
 		jn := joiningNode("worker-2", refA, time.Hour)
 		jn.Spec.ProviderID = "sandbox://t/somebody-else"
 		c.cloud.add("worker-2", workerGroup)
 		c.node("worker-2", false)
 		c.create(jn)
-		c.eventually("the note says so", func() (string, bool) {
+		c.eventually("the JoiningNode has the reason", func() (string, bool) {
 			var jn v1alpha1.JoiningNode
 			c.get("worker-2", &jn)
 			return fmt.Sprintf("%+v", jn.Status), len(jn.Status.Conditions) == 1 && jn.Status.Conditions[0].Reason == "OtherMachine"
@@ -464,10 +464,10 @@ func joiningNodesBadLuck(t *testing.T, c *cluster) {
 		var n corev1.Node
 		c.get("worker-2", &n)
 		if n.Annotations[v1alpha1.AnnotationComponents] != "" {
-			t.Errorf("annotated with what another machine was given: %v", n.Annotations)
+			t.Errorf("annotated with the data of another machine: %v", n.Annotations)
 		}
 	})
-	t.Run("it goes on after the API server was away", func(t *testing.T) {
+	t.Run("the operator continues after an outage of the API server", func(t *testing.T) {
 		c.cp.StopAPIServer()
 		if err := c.cp.StartAPIServer(t.Context()); err != nil {
 			t.Fatal(err)
@@ -497,13 +497,13 @@ func groupsAreNeverLost(t *testing.T, c *cluster) {
 			return fmt.Sprintf("%+v", g.Status), len(g.Status.Conditions) == 1 && g.Status.Conditions[0].Reason == reason
 		})
 		if g.Spec.Max != 30 || !g.Spec.Autoscaling {
-			t.Errorf("%s: what its owner set is lost: %+v", what, g.Spec)
+			t.Errorf("%s: the owner's settings are lost: %+v", what, g.Spec)
 		}
 	}
 	all := c.cloud.groups
 	partial("a partial list", "NotListed", func(s *sky) { s.groups = all[:1] })
 	partial("a failing cloud", "CloudUnavailable", func(s *sky) { s.err = cloud.ErrThrottled })
-	partial("the whole list again, in capitals", "ImageDiffers", func(s *sky) {
+	partial("the complete list again, in upper case", "ImageDiffers", func(s *sky) {
 		upper := all[1]
 		upper.ID = strings.ToUpper(upper.ID)
 		s.groups, s.err = []cloud.Group{all[0], upper}, nil
@@ -518,7 +518,7 @@ func groupsAreNeverLost(t *testing.T, c *cluster) {
 		twin.ID += "-b"
 		s.groups = append(s.groups, twin)
 	})
-	c.eventually("the twin has an object", func() (string, bool) {
+	c.eventually("the group of the same name has an object", func() (string, bool) {
 		if err := c.admin.List(t.Context(), &l); err != nil {
 			t.Fatal(err)
 		}

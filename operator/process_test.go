@@ -345,7 +345,7 @@ func (r *ring) end(name string) {
 // of the chart. Machines are fake.
 func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	testneeds.Time(t, "half a minute")
-	const staying, other, leaving, heir = "control-plane-0", "control-plane-1", "control-plane-2", "control-plane-3"
+	const staying, other, leaving, newNode = "control-plane-0", "control-plane-1", "control-plane-2", "control-plane-3"
 	etcd := newRing(t, staying, other, leaving)
 	c := newCluster(t)
 	rig := newHostRig(t)
@@ -397,14 +397,14 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 		(&rolling{cluster: c}).within(2*time.Minute, what, holds)
 	}
 	agent := rig.client()
-	within("the one that leaves leads etcd", func() (string, bool) {
+	within("the leaving member leads etcd", func() (string, bool) {
 		all, err := agent.Members(ctx)
 		if err != nil || slices.ContainsFunc(all, func(m decision.Member) bool { return !m.Healthy || !m.Voter }) || len(all) != 3 {
 			return fmt.Sprint(all, err), false
 		}
 		i := slices.IndexFunc(all, func(m decision.Member) bool { return m.Leader })
 		if i < 0 || all[i].Node == leaving {
-			return "nobody leads", i >= 0
+			return "etcd has no leader", i >= 0
 		}
 		return fmt.Sprint(agent.MoveLeader(ctx, all[i].Node, leaving)), false
 	})
@@ -434,7 +434,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 					joined[n] = false
 					all, err := etcd.list(ctx, staying)
 					if err == nil && slices.ContainsFunc(all, func(m etcdMember) bool { return m.Name == n }) {
-						t.Errorf("machine %s is gone, and is a member of etcd: %+v", n, all)
+						t.Errorf("machine %s is deleted, and still a member of etcd: %+v", n, all)
 					}
 					etcd.end(n)
 				}
@@ -513,7 +513,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	within("kubeadm applies", func() (string, bool) { return o.said(), rig.at("apply") })
 	lives := o.count()
 	o.kill()
-	within("another operator follows what kubeadm does", func() (string, bool) {
+	within("another operator follows the run of kubeadm", func() (string, bool) {
 		return o.said(), o.count() > lives && strings.Contains(o.said(), "stage=apply")
 	})
 	rig.release("hang-apply")
@@ -529,7 +529,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 		}
 		return all
 	}
-	within("the control plane is replaced, and nothing is left behind", func() (string, bool) {
+	within("the control plane is replaced, and no orphan is left", func() (string, bool) {
 		var (
 			nodes   corev1.NodeList
 			pending v1alpha1.PendingNodeList
@@ -558,16 +558,16 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 		instances := machines.Instances()
 		is := fmt.Sprintf("Ready %s, waiting %+v; nodes %q, %d machines, %d intents, %d joining, autoscaler %v; died at %q", conditionText(nv.Status, v1alpha1.ConditionReady),
 			nv.Status.Waiting, left, len(instances), len(pending.Items), len(joining.Items), as.Spec.Enabled, done())
-		return is, conditionText(nv.Status, v1alpha1.ConditionReady) == "True UpToDate" && slices.Equal(left, []string{staying, other, heir}) && len(instances) == 3 &&
+		return is, conditionText(nv.Status, v1alpha1.ConditionReady) == "True UpToDate" && slices.Equal(left, []string{staying, other, newNode}) && len(instances) == 3 &&
 			len(pending.Items) == 0 && len(joining.Items) == 0 && as.Spec.Enabled && as.Annotations[v1alpha1.AnnotationPaused] == ""
 	})
-	within("all members of etcd are well", func() (string, bool) {
+	within("all members of etcd are healthy", func() (string, bool) {
 		all, err := agent.Members(ctx)
 		names := map[string]bool{}
 		for _, m := range all {
 			names[m.Node] = m.Voter && m.Healthy
 		}
-		return fmt.Sprint(all, err), maps.Equal(names, map[string]bool{staying: true, other: true, heir: true})
+		return fmt.Sprint(all, err), maps.Equal(names, map[string]bool{staying: true, other: true, newNode: true})
 	})
 	noting()
 	<-noted
@@ -582,21 +582,21 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 		t.Errorf("%d operators died at %q, want all of %q", o.count(), got, points)
 	}
 	if runs, err := os.ReadFile(filepath.Join(rig.dir, "ctl/runs")); err != nil || string(runs) != "plan\napply\n" {
-		t.Errorf("kubeadm was asked for %q, %v; want one plan and one apply", runs, err)
+		t.Errorf("kubeadm ran %q, %v; want one plan and one apply", runs, err)
 	}
 	// A joining member may be listed in one of these forms, or be missing.
-	began, ended := strings.Join([]string{staying, other, leaving}, ", "), strings.Join([]string{staying, other, heir}, ", ")
+	began, ended := strings.Join([]string{staying, other, leaving}, ", "), strings.Join([]string{staying, other, newNode}, ", ")
 	for i, h := range history {
 		switch {
 		case i == 0 && h == began, i == len(history)-1 && h == ended:
-		case i > 0 && i < len(history)-1 && (h == began+", "+heir || h == began+", "+heir+" learns" || h == "(new) learns, "+began):
+		case i > 0 && i < len(history)-1 && (h == began+", "+newNode || h == began+", "+newNode+" learns" || h == "(new) learns, "+began):
 		default:
 			t.Errorf("the members of etcd were %q", history)
 		}
 	}
 	var last struct{ Kvs []struct{ Value []byte } }
 	if err := etcd.ask(ctx, staying, "kv/range", map[string]any{"key": []byte("canary")}, &last); err != nil || len(last.Kvs) != 1 {
-		t.Fatalf("what was written is %+v, %v", last, err)
+		t.Fatalf("the written key is %+v, %v", last, err)
 	}
 	if got, want := string(last.Kvs[0].Value), fmt.Sprint(written); got != want && got != fmt.Sprint(written+1) { // one more put may have been in progress
 		t.Errorf("the last of the writes to etcd is %s, want %s", got, want)

@@ -50,7 +50,7 @@ type gatedNode struct {
 }
 
 func newReadinessGate(c kubernetes.Interface, wake func(), log *slog.Logger) *readinessGate {
-	return &readinessGate{client: c, wake: wake, log: log, lists: make(chan struct{}, looksAtOnce), nodes: map[types.UID]*gatedNode{}}
+	return &readinessGate{client: c, wake: wake, log: log, lists: make(chan struct{}, listsAtOnce), nodes: map[types.UID]*gatedNode{}}
 }
 
 // has reports whether a node has passed the gate, and watches its pods until then. A node that has
@@ -99,7 +99,7 @@ func (s *readinessGate) follow(ctx context.Context, node string, n *gatedNode) {
 	for pause := evictAgainMin; ctx.Err() == nil; {
 		began := time.Now()
 		if err := s.watch(ctx, node, n); err != nil && ctx.Err() == nil {
-			s.log.Warn("pods of a new node not watched, tried again", "node", node, "err", err)
+			s.log.Warn("pods of a new node not watched, will retry", "node", node, "err", err)
 			if time.Since(began) > evictAgainMax {
 				pause = evictAgainMin
 			}
@@ -168,9 +168,9 @@ func (s *readinessGate) note(n *gatedNode, change func()) {
 	}
 }
 
-// gateHeirs marks replacement nodes of a world as not Ready until they pass the gate.
-func (r *nodeVersions) gateHeirs(o *observed, x *decision.Lookup) {
-	heirs := make(map[types.UID]bool, len(o.Intents))
+// gateReplacements marks replacement nodes of a world as not Ready until they pass the gate.
+func (r *nodeVersions) gateReplacements(o *observed, x *decision.Lookup) {
+	newNodes := make(map[types.UID]bool, len(o.Intents))
 	for i := range o.Intents {
 		in := &o.Intents[i]
 		m := x.ByToken[in.Token]
@@ -179,14 +179,14 @@ func (r *nodeVersions) gateHeirs(o *observed, x *decision.Lookup) {
 		}
 		if n := x.NodeOf[m.ID]; n != nil {
 			uid := o.nodes[n.Name].UID
-			heirs[uid] = true
+			newNodes[uid] = true
 			has, lacks := r.gate.has(n.Name, uid, n.Ready)
 			if n.Ready && !has {
 				n.Ready, n.NotReadyPod = false, lacks
 			}
 		}
 	}
-	r.gate.keep(heirs)
+	r.gate.keep(newNodes)
 }
 
 // critical reports whether p is node-critical: a pod of a DaemonSet with a critical priority class,

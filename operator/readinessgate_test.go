@@ -13,13 +13,13 @@ import (
 	"constellation/operator/decision"
 )
 
-func TestHeirsSettleBeforeTheyCount(t *testing.T) {
+func TestReplacementNodesPassTheReadinessGate(t *testing.T) {
 	c := newCluster(t)
 	for _, ns := range []string{"default", "kube-system"} {
 		c.create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: ns}})
 	}
-	heir := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "heir"}}
-	c.create(heir)
+	newNode := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "heir"}}
+	c.create(newNode)
 	yes := true
 	daemon := func(name string) *corev1.Pod {
 		return &corev1.Pod{
@@ -52,30 +52,30 @@ func TestHeirsSettleBeforeTheyCount(t *testing.T) {
 	t.Cleanup(r.gate.close)
 	look := func(goal v1alpha1.Goal, ready bool) decision.Node {
 		t.Helper()
-		o := &observed{nodes: map[string]*corev1.Node{"heir": heir, "donor": {}}}
+		o := &observed{nodes: map[string]*corev1.Node{"heir": newNode, "donor": {}}}
 		o.World = decision.World{
 			Nodes:     []decision.Node{{Name: "heir", ProviderID: "id", Ready: ready}, {Name: "donor", ProviderID: "old", Ready: true}},
 			Instances: []decision.Instance{{ID: "id", Name: "heir", Token: "token"}, {ID: "old", Name: "donor"}},
-			Intents:   []decision.Intent{{Name: "replace-0", Token: "token", Goal: goal, Donor: "donor"}},
+			Intents:   []decision.Intent{{Name: "replace-0", Token: "token", Goal: goal, OldNode: "donor"}},
 		}
-		r.gateHeirs(o, decision.NewLookup(&o.World))
+		r.gateReplacements(o, decision.NewLookup(&o.World))
 		if !o.Nodes[1].Ready {
-			t.Error("a node that is no heir is not Ready any more")
+			t.Error("a node that is not a replacement node is marked as not Ready")
 		}
 		return o.Nodes[0]
 	}
 	lacks := func(pod string) {
 		t.Helper()
-		c.eventually("the heir lacks "+pod, func() (string, bool) {
+		c.eventually("the replacement node lacks "+pod, func() (string, bool) {
 			n := look(v1alpha1.JoinGoal, true)
 			if n.Ready {
-				t.Fatalf("the heir counts though %s does not run on it", pod)
+				t.Fatalf("the replacement node has passed the gate without %s", pod)
 			}
 			return n.NotReadyPod, n.NotReadyPod == pod
 		})
 	}
 	if look(v1alpha1.JoinGoal, false).Ready {
-		t.Error("a node that is not Ready is")
+		t.Error("a node that is not Ready is marked as Ready")
 	}
 	lacks("kube-system/kube-proxy")
 	c.create(network)
@@ -84,10 +84,10 @@ func TestHeirsSettleBeforeTheyCount(t *testing.T) {
 	works(network)
 	<-woken
 	if look(v1alpha1.JoinGoal, false).Ready {
-		t.Error("a node that is not Ready is, because its pods are")
+		t.Error("a node that is not Ready is marked as Ready because of its pods")
 	}
 	if !look(v1alpha1.JoinGoal, true).Ready {
-		t.Error("the heir does not count though all that is critical runs on it")
+		t.Error("the replacement node has not passed the gate with all critical pods")
 	}
 	var is corev1.Pod
 	if err := c.admin.Get(t.Context(), client.ObjectKeyFromObject(proxy), &is); err != nil {
@@ -98,12 +98,12 @@ func TestHeirsSettleBeforeTheyCount(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !look(v1alpha1.JoinGoal, true).Ready {
-		t.Error("an heir that has settled does not count any more")
+		t.Error("a replacement node that has passed the gate is marked as not Ready")
 	}
 	if !look(v1alpha1.LeaveGoal, true).Ready {
-		t.Error("an heir that was settled for is looked at again")
+		t.Error("a replacement node that has passed the gate is watched again")
 	}
 	if len(r.gate.nodes) > 0 {
-		t.Error("a node that is no heir any more is not forgotten")
+		t.Error("a node that is no longer a replacement node is still watched")
 	}
 }

@@ -77,7 +77,7 @@ func Relay(ctx context.Context, c RelayConfig) error {
 
 func relayTo(ctx context.Context, l net.Listener, socket string, gate *gate, log *slog.Logger) error {
 	if !filepath.IsAbs(socket) {
-		return errors.Join(fmt.Errorf("relay to the agent: %q is no absolute path", socket), l.Close())
+		return errors.Join(fmt.Errorf("relay to the agent: %q is not an absolute path", socket), l.Close())
 	}
 	conn, err := grpc.NewClient("unix:"+socket, dialOptions()...)
 	if err != nil {
@@ -94,7 +94,7 @@ func relayTo(ctx context.Context, l net.Listener, socket string, gate *gate, log
 	upgradeproto.RegisterAgentServer(g, relayed{to: upgradeproto.NewAgentClient(conn), log: log})
 	stop := context.AfterFunc(ctx, g.Stop)
 	defer stop()
-	log.Info("relay listens", "address", l.Addr().String(), "agent", socket)
+	log.Info("relay started", "address", l.Addr().String(), "agent", socket)
 	if err := g.Serve(gate.callers); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("relay to the agent: %w", err)
 	}
@@ -115,9 +115,9 @@ func (r relayed) Status(ctx context.Context, q *upgradeproto.StatusRequest) (*up
 
 func (r relayed) Upgrade(q *upgradeproto.UpgradeRequest, back grpc.ServerStreamingServer[upgradeproto.UpgradeResponse]) error {
 	if q.GetWhat() != upgradeproto.What_NODE {
-		return status.Error(codes.PermissionDenied, "the relay passes on upgrades of its node alone, not of the control plane")
+		return status.Error(codes.PermissionDenied, "the relay forwards upgrades of its node only, not of the control plane")
 	}
-	r.log.Info("upgrade passed on", "kubernetes", q.GetKubernetesVersion(), "token", q.GetToken())
+	r.log.Info("upgrade forwarded", "kubernetes", q.GetKubernetesVersion(), "token", q.GetToken())
 	stream, err := r.to.Upgrade(back.Context(), q)
 	if err != nil {
 		return err
@@ -221,7 +221,7 @@ func (r *relays) dial(ctx context.Context, node string) (net.Conn, error) {
 		LabelSelector: "app.kubernetes.io/name=" + RelayName, FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look for the relay on %s: %w", node, err)
+		return nil, fmt.Errorf("find the relay on %s: %w", node, err)
 	}
 	var others []error
 	for i := range pods.Items {

@@ -138,7 +138,7 @@ func (g *gate) admit(ctx context.Context) error {
 }
 
 // claims returns when a token expires, or the status with which it is refused for what it
-// says of itself. Nothing that it says is believed: the API server reviews it afterwards.
+// claims. The claims are not trusted: the API server reviews the token afterwards.
 func (g *gate) claims(token string) (time.Time, error) {
 	wrong := status.Errorf(codes.Unauthenticated, "the token is not valid for the audience %s", g.audience)
 	parts := strings.Split(token, ".")

@@ -90,7 +90,7 @@ func TestRelayToken(t *testing.T) {
 	}
 	for end := time.Now().Add(time.Minute); status.Code(admit()) != codes.Unauthenticated; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("the token of a pod that was deleted is accepted for a minute")
+			t.Fatal("the token of a deleted pod is accepted for a minute")
 		}
 	}
 	// A request that fails is one that is retried.

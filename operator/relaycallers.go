@@ -14,7 +14,7 @@ const (
 	// maxStrangers is how many connections of strangers may be open, and maxStrangersOfSource how
 	// many from one address. A newcomer closes the oldest one.
 	maxStrangers, maxStrangersOfSource = 64, 32
-	// strangerTime is how long a caller has until its first call is admitted.
+	// strangerTime is how long a caller has until its first call must be admitted.
 	strangerTime = 20 * time.Second
 )
 

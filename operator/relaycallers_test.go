@@ -176,7 +176,7 @@ func TestRelayUnderAFlood(t *testing.T) {
 		}
 	}
 	if code := ask(operator, good); code != codes.OK {
-		t.Errorf("the operator's call beside silent connections: %s", code)
+		t.Errorf("the operator's call besides silent connections: %s", code)
 	}
 	if code := ask(dial(), good); code != codes.OK {
 		t.Errorf("a new connection of the operator beside silent ones: %s", code)

@@ -208,12 +208,12 @@ func (c *cloudInTest) CreateInstances(_ context.Context, group string, tokens []
 			continue
 		}
 		if !c.intended(token) {
-			c.breach("machine created for token %s, which no PendingNode speaks of", token)
+			c.breach("machine created for token %s, which no PendingNode has", token)
 		}
 		made = append(made, c.add(g, token))
 	}
 	if n := c.alive(); n > c.shall+c.surge {
-		c.breach("%d machines where %d shall be and %d more may", n, c.shall, c.surge)
+		c.breach("%d machines, want %d and at most %d more", n, c.shall, c.surge)
 	}
 	if c.createLies > 0 {
 		c.createLies--
@@ -382,7 +382,7 @@ func (c *cloudInTest) terminate(id string) {
 	})
 }
 
-// judgeDelete checks that a machine may be deleted: a PendingNode is bound to it, it is cordoned and
+// judgeDelete checks that a machine may be deleted: a PendingNode is bound to it, the node is cordoned and
 // empty, and its member has left etcd.
 func (c *cloudInTest) judgeDelete(id string) {
 	ctx := context.Background()
@@ -792,7 +792,7 @@ func (r *rolling) within(limit time.Duration, what string, holds func() (string,
 // finished waits until every node is at the target and no orphans are left.
 func (r *rolling) finished(image string) {
 	r.t.Helper()
-	r.within(3*time.Minute, "every node is at the target and nothing is left behind", func() (string, bool) {
+	r.within(3*time.Minute, "every node is at the target and no orphan is left", func() (string, bool) {
 		var (
 			nodes   corev1.NodeList
 			pending v1alpha1.PendingNodeList
@@ -856,37 +856,37 @@ func trials(t *testing.T, all []trial) {
 
 func TestRollout(t *testing.T) {
 	trials(t, []trial{
-		{"control planes first, then workers, and what people gave to a node goes to its heir", 3, 3, 2, everythingInOrder},
-		{"a killed operator goes on where it was, from each point", 3, 2, 1, killedAtEachPoint},
+		{"control planes first, then workers, and replacement nodes inherit labels and taints", 3, 3, 2, everythingInOrder},
+		{"a killed operator continues, from each point", 3, 2, 1, killedAtEachPoint},
 		{"two operators at once", 3, 4, 2, twoOperators},
 		{"few writes and calls per node", 1, 24, 8, fewWrites},
 		{"in place, with an operator that is killed at each point", 3, 4, 2, inPlaceKilled},
 	})
 }
 
-func TestRolloutThoughPeopleIntervene(t *testing.T) {
+func TestRolloutWithInterventions(t *testing.T) {
 	trials(t, []trial{
-		{"paused, cancelled, and the target changed on the way and back", 1, 4, 1, mindsChange},
+		{"paused, cancelled, and the target changed twice", 1, 4, 1, mindsChange},
 		{"intents are deleted and a machine vanishes", 1, 3, 1, peopleIntervene},
-		{"what somebody else has cordoned stays cordoned", 1, 3, 1, foreignCordons},
-		{"a group and a node are held as they are, and let go", 1, 3, 1, ownersHold},
-		{"objects are deleted and made anew while no operator runs", 1, 4, 1, objectsMadeAnew},
-		{"a Plan that wants to be alone and replacements take turns", 1, 2, 1, takeTurns},
-		{"somebody writes to every object all the time", 1, 4, 2, conflicts},
+		{"cordons of somebody else stay", 1, 3, 1, foreignCordons},
+		{"a group and a node are put on hold and resumed", 1, 3, 1, ownersHold},
+		{"objects are deleted and created again while no operator runs", 1, 4, 1, objectsMadeAnew},
+		{"a Plan with alone and replacements exclude each other", 1, 2, 1, takeTurns},
+		{"somebody changes every object all the time", 1, 4, 2, conflicts},
 	})
 }
 
-func TestRolloutThoughMachinesFail(t *testing.T) {
+func TestRolloutWithFaults(t *testing.T) {
 	trials(t, []trial{
-		{"a cloud that fails, lies and forgets", 1, 4, 2, badCloud},
+		{"a cloud that fails, times out after success, and loses requests", 1, 4, 2, badCloud},
 		{"a cloud that seldom lists all machines", 1, 4, 2, partialLists},
-		{"a machine that joins wrong is given up", 1, 2, 1, badMachines},
-		{"a machine that does not join in time is given up, though it joins at last", 1, 2, 1, lateMachine},
-		{"a machine that never joins is given up, and others come first", 1, 2, 1, lostMachine},
-		{"a group is gone from the cloud for a while, and another appears", 1, 2, 1, groupsChange},
-		{"the API server is away for ten minutes, and the lease is lost", 1, 3, 1, apiServerAwayForLong},
+		{"a machine that joins with other components is given up", 1, 2, 1, badMachines},
+		{"a machine that joins too late is given up", 1, 2, 1, lateMachine},
+		{"a machine that never joins is given up, and other nodes are replaced first", 1, 2, 1, lostMachine},
+		{"a group is missing from the cloud for a while, and another appears", 1, 2, 1, groupsChange},
+		{"the API server is unavailable for ten minutes, and the lease is lost", 1, 3, 1, apiServerAwayForLong},
 		{"the clocks of operators are half an hour off", 1, 3, 1, clocksDiffer},
-		{"the API server is away", 1, 3, 1, apiServerAway},
+		{"the API server is unavailable", 1, 3, 1, apiServerAway},
 	})
 }
 
@@ -963,7 +963,7 @@ func takeTurns(t *testing.T, r *rolling) {
 	for _, n := range nodes.Items {
 		r.pod("stays-on-"+n.Name, n.Name, "example.com/test")
 	}
-	letGo := func() {
+	release := func() {
 		t.Helper()
 		for _, n := range nodes.Items {
 			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "stays-on-" + n.Name}}
@@ -981,12 +981,12 @@ func takeTurns(t *testing.T, r *rolling) {
 		var nv v1alpha1.NodeVersion
 		r.get(v1alpha1.NodeVersionName, &nv)
 		w := nv.Status.Waiting
-		return fmt.Sprintf("%+v", w), w != nil && w.Reason == "NodesTaken" && w.Message == "waits for plan turns/first, which has the cluster's nodes to itself"
+		return fmt.Sprintf("%+v", w), w != nil && w.Reason == "NodesTaken" && w.Message == "waiting for plan turns/first, which holds the node lock"
 	})
 	var intents v1alpha1.PendingNodeList
 	var strategy v1alpha1.AutoscalingStrategy
 	if err := r.admin.List(t.Context(), &intents); err != nil || len(intents.Items) > 0 || r.get(v1alpha1.AutoscalingStrategyName, &strategy) && !strategy.Spec.Enabled {
-		t.Errorf("something was begun: %v, %d intents, autoscaler %+v", err, len(intents.Items), strategy.Spec)
+		t.Errorf("something has started: %v, %d intents, autoscaler %+v", err, len(intents.Items), strategy.Spec)
 	}
 	// The Plan ends with the only node that it is for.
 	r.eventually("the Plan is for no more nodes", func() (string, bool) {
@@ -1014,9 +1014,9 @@ func takeTurns(t *testing.T, r *rolling) {
 		var p upgradev1.Plan
 		err := admin.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "second"}, &p)
 		text := fmt.Sprint(err, p.Status.Conditions)
-		return text, strings.Contains(text, "waits for node replacements, which has the cluster's nodes to itself")
+		return text, strings.Contains(text, "waiting for node replacements, which holds the node lock")
 	})
-	letGo()
+	release()
 	r.eventually("all nodes are at the target", func() (string, bool) {
 		var nv v1alpha1.NodeVersion
 		r.get(v1alpha1.NodeVersionName, &nv)
@@ -1036,7 +1036,7 @@ func everythingInOrder(t *testing.T, r *rolling) {
 		r.pod(fmt.Sprintf("pod-%d", i), n.Name)
 	}
 	r.operate()
-	r.eventually("nothing is to be done", func() (string, bool) {
+	r.eventually("no work is left", func() (string, bool) {
 		var nv v1alpha1.NodeVersion
 		r.get(v1alpha1.NodeVersionName, &nv)
 		return conditionText(nv.Status, v1alpha1.ConditionReady), conditionText(nv.Status, v1alpha1.ConditionReady) == "True UpToDate"
@@ -1049,12 +1049,12 @@ func everythingInOrder(t *testing.T, r *rolling) {
 		t.Fatal(err)
 	}
 	for _, n := range nodes.Items {
-		donor := n.Annotations[v1alpha1.AnnotationDonor]
-		if n.Labels["disk"] != "ssd-"+donor || n.Labels["kubernetes.io/hostname"] != n.Name || n.Labels["topology.kubernetes.io/zone"] != "" {
-			t.Errorf("%s replaces %s and has labels %v", n.Name, donor, n.Labels)
+		oldNode := n.Annotations[v1alpha1.AnnotationDonor]
+		if n.Labels["disk"] != "ssd-"+oldNode || n.Labels["kubernetes.io/hostname"] != n.Name || n.Labels["topology.kubernetes.io/zone"] != "" {
+			t.Errorf("%s replaces %s and has labels %v", n.Name, oldNode, n.Labels)
 		}
-		if !slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == "dedicated" && t.Value == donor }) {
-			t.Errorf("%s replaces %s and has taints %v", n.Name, donor, n.Spec.Taints)
+		if !slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == "dedicated" && t.Value == oldNode }) {
+			t.Errorf("%s replaces %s and has taints %v", n.Name, oldNode, n.Spec.Taints)
 		}
 	}
 	if n := r.cloud.calls["upgrade"]; n != 1 {
@@ -1101,7 +1101,7 @@ func (r *rolling) watch(t *testing.T) (stop func()) {
 					t.Errorf("%d control planes cordoned at a time", cordoned)
 				}
 				if old > 0 && worker > 0 {
-					t.Errorf("%d workers touched while %d control planes are old", worker, old)
+					t.Errorf("%d workers changed while %d control planes are old", worker, old)
 				}
 			}
 			time.Sleep(10 * time.Millisecond)
@@ -1121,12 +1121,12 @@ func killedAtEachPoint(t *testing.T, r *rolling) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, kind := range []decision.ActionKind{
-		decision.PauseAutoscaler, decision.ResumeAutoscaler, decision.SetGroupImage, decision.RecordIntent, decision.BindIntent, decision.ClearIntent, decision.CreateInstance, decision.AdoptHeir, decision.CordonNode, decision.DrainNode,
+		decision.PauseAutoscaler, decision.ResumeAutoscaler, decision.SetGroupImage, decision.RecordIntent, decision.BindIntent, decision.ClearIntent, decision.CreateInstance, decision.AdoptReplacement, decision.CordonNode, decision.DrainNode,
 		decision.YieldLease, decision.MoveLeader, decision.RemoveMember, decision.DeleteInstance, decision.DeleteNode, decision.StartUpgrade, decision.PublishComponents,
 	} {
 		for _, when := range []string{"before:", "after:"} {
 			if !r.crashed[when+kind.String()] {
-				t.Errorf("never came to %s%s", when, kind.String())
+				t.Errorf("never reached %s%s", when, kind.String())
 			}
 		}
 	}
@@ -1162,7 +1162,7 @@ func mindsChange(t *testing.T, r *rolling) {
 	r.within(30*time.Second, "two are new", func() (string, bool) { n := count(image2); return fmt.Sprint(n), n >= 2 })
 	settled := func(reason string) {
 		t.Helper()
-		r.within(30*time.Second, "it stands still: "+reason, func() (string, bool) {
+		r.within(30*time.Second, "nothing changes: "+reason, func() (string, bool) {
 			var nv v1alpha1.NodeVersion
 			var l v1alpha1.PendingNodeList
 			r.get(v1alpha1.NodeVersionName, &nv)
@@ -1185,16 +1185,16 @@ func mindsChange(t *testing.T, r *rolling) {
 	}
 	r.edit(func(s *v1alpha1.NodeVersionSpec) { s.Rollout.Paused, s.Rollout.Cancel = false, true })
 	settled("Cancelled")
-	r.eventually("the autoscaler is given back", func() (string, bool) {
+	r.eventually("the autoscaler is resumed", func() (string, bool) {
 		var as v1alpha1.AutoscalingStrategy
 		r.get(v1alpha1.AutoscalingStrategyName, &as)
 		return fmt.Sprint(as.Spec.Enabled), as.Spec.Enabled
 	})
 	// Back to the old image, then to the new one, while machines are joining.
 	r.edit(func(s *v1alpha1.NodeVersionSpec) { s.Rollout.Cancel = false })
-	r.within(30*time.Second, "it goes on", func() (string, bool) { n := count(image2); return fmt.Sprint(n), n > before })
+	r.within(30*time.Second, "the rollout continues", func() (string, bool) { n := count(image2); return fmt.Sprint(n), n > before })
 	r.edit(func(s *v1alpha1.NodeVersionSpec) { s.Image = image1 })
-	r.within(30*time.Second, "it goes back", func() (string, bool) { n := count(image1); return fmt.Sprint(n), n >= 3 })
+	r.within(30*time.Second, "the rollout returns to the old target", func() (string, bool) { n := count(image1); return fmt.Sprint(n), n >= 3 })
 	r.edit(func(s *v1alpha1.NodeVersionSpec) { s.Image = image2 })
 	r.finished(image2)
 }
@@ -1203,7 +1203,7 @@ func badCloud(t *testing.T, r *rolling) {
 	r.cloud.fail = func(string) error { // a seed could not reproduce the order of goroutines
 		switch rand.N(16) {
 		case 0:
-			return fmt.Errorf("asked too often: %w", cloud.ErrThrottled)
+			return fmt.Errorf("too many requests: %w", cloud.ErrThrottled)
 		case 1, 2, 3:
 			return fmt.Errorf("HTTP 500: %w", cloud.ErrUnavailable)
 		}
@@ -1214,10 +1214,10 @@ func badCloud(t *testing.T, r *rolling) {
 	r.edit(toNew)
 	r.finished(image2)
 	if r.cloud.createLies+r.cloud.deleteLost != 0 {
-		t.Errorf("%d lies and %d losses are left", r.cloud.createLies, r.cloud.deleteLost)
+		t.Errorf("%d timeouts and %d losses were not injected", r.cloud.createLies, r.cloud.deleteLost)
 	}
 	if n := len(r.cloud.byToken); n != 5 {
-		t.Errorf("%d machines were made for 5 nodes", n)
+		t.Errorf("%d machines were created for 5 nodes", n)
 	}
 }
 
@@ -1229,7 +1229,7 @@ func badMachines(t *testing.T, r *rolling) {
 	r.edit(toNew)
 	r.finished(image2)
 	if n := len(r.cloud.byToken); n != 4 {
-		t.Errorf("%d machines were made; want one for each of 3 nodes, and one for that which joined wrong", n)
+		t.Errorf("%d machines were created; want one for each of 3 nodes, and one for that which joined with other components", n)
 	}
 }
 
@@ -1247,7 +1247,7 @@ func (r *rolling) noIntents() {
 
 // outOfTime exceeds the deadline of the first new worker before it has joined. When it is bound to
 // leave, outOfTime returns it and its old node's name. The cloud deletes nothing meanwhile.
-func (r *rolling) outOfTime() (m *cloud.Instance, donor string) {
+func (r *rolling) outOfTime() (m *cloud.Instance, oldNode string) {
 	r.t.Helper()
 	r.cloud.mu.Lock()
 	r.cloud.neverJoin[rolloutGroupW] = true
@@ -1268,11 +1268,11 @@ func (r *rolling) outOfTime() (m *cloud.Instance, donor string) {
 				m = i
 			}
 		}
-		return fmt.Sprint(len(r.cloud.byToken), " were made"), m != nil
+		return fmt.Sprint(len(r.cloud.byToken), " were created"), m != nil
 	})
 	// It is not given up before its deadline.
 	r.pass(decision.JoinDeadline - time.Minute)
-	r.within(10*time.Second, "it is waited for", func() (string, bool) {
+	r.within(10*time.Second, "the operator waits for the machine", func() (string, bool) {
 		var nv v1alpha1.NodeVersion
 		r.get(v1alpha1.NodeVersionName, &nv)
 		w := nv.Status.Waiting
@@ -1282,29 +1282,29 @@ func (r *rolling) outOfTime() (m *cloud.Instance, donor string) {
 	if !r.get("replace-0", &p) || p.Spec.Goal != v1alpha1.JoinGoal {
 		r.t.Fatalf("its intent is %+v", p.Spec)
 	}
-	donor = p.Spec.Donor
+	oldNode = p.Spec.Donor
 	r.pass(2 * time.Minute)
-	r.within(30*time.Second, "it is bound to go", func() (string, bool) {
+	r.within(30*time.Second, "the intent is bound to the machine's removal", func() (string, bool) {
 		r.get("replace-0", &p)
 		return fmt.Sprintf("%+v", p.Spec), p.Spec.Goal == v1alpha1.LeaveGoal && p.Spec.ProviderID == m.ProviderID
 	})
-	return m, donor
+	return m, oldNode
 }
 
 // givenUp waits until a machine is gone, and checks that its old node is as it was.
-func (r *rolling) givenUp(m *cloud.Instance, donor string) {
+func (r *rolling) givenUp(m *cloud.Instance, oldNode string) {
 	r.t.Helper()
 	r.cloud.mu.Lock()
 	r.cloud.fail, r.cloud.neverJoin = nil, map[string]bool{}
 	r.cloud.mu.Unlock()
-	r.within(30*time.Second, "its machine and its Node are gone", func() (string, bool) {
+	r.within(30*time.Second, "its machine and its Node are deleted", func() (string, bool) {
 		r.cloud.mu.Lock()
 		defer r.cloud.mu.Unlock()
 		return string(m.State), m.State == cloud.Terminated && !r.get(m.Name, &corev1.Node{})
 	})
 	var n corev1.Node
-	if !r.get(donor, &n) || n.Spec.Unschedulable || n.Annotations[v1alpha1.AnnotationHeir] != "" || n.Annotations[v1alpha1.AnnotationPostponed] == "" {
-		r.t.Errorf("%s was to be replaced later and is %+v with %v", donor, n.Spec, n.Annotations)
+	if !r.get(oldNode, &n) || n.Spec.Unschedulable || n.Annotations[v1alpha1.AnnotationHeir] != "" || n.Annotations[v1alpha1.AnnotationPostponed] == "" {
+		r.t.Errorf("%s must be postponed and is %+v with %v", oldNode, n.Spec, n.Annotations)
 	}
 	// The other worker comes first.
 	r.within(60*time.Second, "the other worker is replaced", func() (string, bool) {
@@ -1318,20 +1318,20 @@ func (r *rolling) givenUp(m *cloud.Instance, donor string) {
 				old++
 			}
 		}
-		return fmt.Sprint(old, " are old"), old == 1 && r.get(donor, &n)
+		return fmt.Sprint(old, " are old"), old == 1 && r.get(oldNode, &n)
 	})
 	r.noIntents()
 	r.pass(decision.Postponement)
 	r.finished(image2)
 	if n := len(r.cloud.byToken); n != 4 {
-		r.t.Errorf("%d machines were made; want one for each of 3 nodes, and one that was given up", n)
+		r.t.Errorf("%d machines were created; want one for each of 3 nodes, and one that was given up", n)
 	}
 }
 
 func lateMachine(_ *testing.T, r *rolling) {
-	m, donor := r.outOfTime()
+	m, oldNode := r.outOfTime()
 	r.cloud.join(m, false)
-	r.givenUp(m, donor)
+	r.givenUp(m, oldNode)
 }
 
 func lostMachine(_ *testing.T, r *rolling) { r.givenUp(r.outOfTime()) }
@@ -1342,7 +1342,7 @@ func partialLists(t *testing.T, r *rolling) {
 	r.edit(toNew)
 	r.finished(image2)
 	if n := len(r.cloud.byToken); n != 5 {
-		t.Errorf("%d machines were made for 5 nodes", n)
+		t.Errorf("%d machines were created for 5 nodes", n)
 	}
 }
 
@@ -1369,7 +1369,7 @@ func conflicts(t *testing.T, r *rolling) {
 	r.writes.mu.Lock()
 	defer r.writes.mu.Unlock()
 	if r.writes.conflicts == 0 {
-		t.Error("nobody was in the way")
+		t.Error("no conflict occurred")
 	}
 	t.Logf("%d conflicts", r.writes.conflicts)
 }
@@ -1401,10 +1401,10 @@ func foreignCordons(t *testing.T, r *rolling) {
 		return fmt.Sprint(n.Annotations), !there
 	})
 	if !kept {
-		t.Errorf("the cordon of %s was taken off, or over", old)
+		t.Errorf("the cordon of %s was removed or replaced", old)
 	}
 	// A new cordoned node stays cordoned while others are replaced.
-	r.within(30*time.Second, "its heir is there for good", func() (string, bool) {
+	r.within(30*time.Second, "its replacement node is at the target", func() (string, bool) {
 		var l corev1.NodeList
 		var p v1alpha1.PendingNodeList
 		if err := errors.Join(r.admin.List(t.Context(), &p), r.admin.List(t.Context(), &l)); err != nil {
@@ -1414,7 +1414,7 @@ func foreignCordons(t *testing.T, r *rolling) {
 			if n.Annotations[v1alpha1.AnnotationDonor] == old && !slices.ContainsFunc(p.Items, func(p v1alpha1.PendingNode) bool { return p.Spec.Donor == old }) {
 				fresh = n.Name
 				if n.Spec.Unschedulable {
-					t.Errorf("%s took the cordon over", fresh)
+					t.Errorf("%s inherited the cordon", fresh)
 				}
 			}
 		}
@@ -1438,7 +1438,7 @@ func foreignCordons(t *testing.T, r *rolling) {
 	r.noIntents()
 	var n corev1.Node
 	if r.get(fresh, &n); !kept || !theirs(&n) {
-		t.Errorf("the cordon of %s was taken off, or over: %+v with %v", fresh, n.Spec, n.Annotations)
+		t.Errorf("the cordon of %s was removed or replaced: %+v with %v", fresh, n.Spec, n.Annotations)
 	}
 	cordon(fresh, false)
 	r.finished(image2)
@@ -1447,7 +1447,7 @@ func foreignCordons(t *testing.T, r *rolling) {
 func objectsMadeAnew(t *testing.T, r *rolling) {
 	begun := func(machines int) {
 		t.Helper()
-		r.within(60*time.Second, fmt.Sprintf("%d machines were made", machines), func() (string, bool) {
+		r.within(60*time.Second, fmt.Sprintf("%d machines were created", machines), func() (string, bool) {
 			r.cloud.mu.Lock()
 			defer r.cloud.mu.Unlock()
 			return fmt.Sprint(len(r.cloud.byToken)), len(r.cloud.byToken) >= machines
@@ -1483,7 +1483,7 @@ func objectsMadeAnew(t *testing.T, r *rolling) {
 	r.operate()
 	r.finished(image2)
 	if n := len(r.cloud.byToken); n != 5 {
-		t.Errorf("%d machines were made for 5 nodes", n)
+		t.Errorf("%d machines were created for 5 nodes", n)
 	}
 	if n := r.cloud.calls["upgrade"]; n != 1 {
 		t.Errorf("Kubernetes was upgraded %d times", n)
@@ -1504,13 +1504,13 @@ func peopleIntervene(t *testing.T, r *rolling) {
 	time.Sleep(200 * time.Millisecond)
 	r.get("w-2", &n)
 	if !n.Spec.Unschedulable {
-		t.Error("somebody else's cordon was taken off")
+		t.Error("somebody else's cordon was removed")
 	}
 	r.edit(toNew)
 	// Every intent is deleted by hand once, and a replacement node's machine vanishes.
 	deleted := map[string]bool{}
 	vanished := false
-	r.within(90*time.Second, "a heir has vanished and intents were deleted", func() (string, bool) {
+	r.within(90*time.Second, "a replacement node has vanished and intents were deleted", func() (string, bool) {
 		var l v1alpha1.PendingNodeList
 		if err := r.admin.List(t.Context(), &l); err != nil {
 			t.Fatal(err)
@@ -1549,7 +1549,7 @@ func ownersHold(t *testing.T, r *rolling) {
 	// autoscaler runs.
 	at := func(ready string, old ...string) {
 		t.Helper()
-		r.within(90*time.Second, "held are "+strings.Join(old, ", "), func() (string, bool) {
+		r.within(90*time.Second, "on hold are "+strings.Join(old, ", "), func() (string, bool) {
 			var (
 				nodes corev1.NodeList
 				l     v1alpha1.PendingNodeList
@@ -1606,17 +1606,17 @@ func clocksDiffer(t *testing.T, r *rolling) {
 	stop := r.operate()
 	r.edit(toNew)
 	for machines := 1; machines <= 3; machines++ { // the next operator finds one that has not joined
-		r.within(60*time.Second, "the next machine is made", func() (string, bool) {
+		r.within(60*time.Second, "the next machine is created", func() (string, bool) {
 			r.cloud.mu.Lock()
 			defer r.cloud.mu.Unlock()
-			return fmt.Sprint(len(r.cloud.byToken), " were made"), len(r.cloud.byToken) > machines-1
+			return fmt.Sprint(len(r.cloud.byToken), " were created"), len(r.cloud.byToken) > machines-1
 		})
 		stop()
 		stop = r.operate()
 	}
 	r.finished(image2)
 	if n := len(r.cloud.byToken); n != 4 {
-		t.Errorf("%d machines were made for 4 nodes", n)
+		t.Errorf("%d machines were created for 4 nodes", n)
 	}
 	var nodes corev1.NodeList
 	if err := r.admin.List(t.Context(), &nodes); err != nil {
@@ -1624,7 +1624,7 @@ func clocksDiffer(t *testing.T, r *rolling) {
 	}
 	for _, n := range nodes.Items {
 		if n.Annotations[v1alpha1.AnnotationComponents] == "" {
-			t.Errorf("nobody noted what %s was made from: %v", n.Name, n.Annotations)
+			t.Errorf("the image and components of %s are not recorded: %v", n.Name, n.Annotations)
 		}
 	}
 }
@@ -1657,7 +1657,7 @@ func groupsChange(t *testing.T, r *rolling) {
 	r.cloud.hidden = v
 	r.cloud.mu.Unlock()
 	r.edit(toNew)
-	r.within(60*time.Second, "the other groups are at the target, and it is told what is missing", func() (string, bool) {
+	r.within(60*time.Second, "the other groups are at the target, and the missing one is reported", func() (string, bool) {
 		var nodes corev1.NodeList
 		var nv v1alpha1.NodeVersion
 		if err := r.admin.List(t.Context(), &nodes); err != nil {
@@ -1678,7 +1678,7 @@ func groupsChange(t *testing.T, r *rolling) {
 		t.Errorf("the object of the group is %+v", g)
 	}
 	if n := r.cloud.calls["create"]; n > 3 {
-		t.Errorf("machines were asked for %d times; want once for each of 3 nodes", n)
+		t.Errorf("machines were requested %d times; want once for each of 3 nodes", n)
 	}
 	r.cloud.mu.Lock()
 	r.cloud.hidden = ""
@@ -1693,7 +1693,7 @@ func apiServerAwayForLong(t *testing.T, r *rolling) {
 	r.elects = true
 	r.operate()
 	r.edit(toNew)
-	r.within(60*time.Second, "it has begun", func() (string, bool) {
+	r.within(60*time.Second, "the rollout has started", func() (string, bool) {
 		r.cloud.mu.Lock()
 		defer r.cloud.mu.Unlock()
 		return fmt.Sprint(len(r.cloud.byToken)), len(r.cloud.byToken) >= 2
@@ -1715,7 +1715,7 @@ func apiServerAwayForLong(t *testing.T, r *rolling) {
 	requests := r.writes.requests - before
 	r.writes.mu.Unlock()
 	if perSecond := float64(requests) / away; perSecond > 20 {
-		t.Errorf("%.0f requests a second were made to an API server that is away", perSecond)
+		t.Errorf("%.0f requests a second were sent to an unavailable API server", perSecond)
 	}
 	r.cloud.mu.Lock()
 	for verb, n := range r.cloud.calls {
@@ -1743,7 +1743,7 @@ func apiServerAwayForLong(t *testing.T, r *rolling) {
 func apiServerAway(t *testing.T, r *rolling) {
 	r.operate()
 	r.edit(toNew)
-	r.within(30*time.Second, "it has begun", func() (string, bool) {
+	r.within(30*time.Second, "the rollout has started", func() (string, bool) {
 		r.cloud.mu.Lock()
 		defer r.cloud.mu.Unlock()
 		return fmt.Sprint(len(r.cloud.byToken)), len(r.cloud.byToken) >= 2
@@ -1817,7 +1817,7 @@ func fewWrites(t *testing.T, r *rolling) {
 		t.Errorf("%.1f writes per node: %v", per, r.writes.all)
 	}
 	if n := r.writes.all["PATCH pendingnodes status"]; n > 4*25 {
-		t.Errorf("%d writes of what the cloud says about 25 machines", n)
+		t.Errorf("%d writes of the cloud's state of 25 machines", n)
 	}
 	if n := r.cloud.calls["create"] + r.cloud.calls["delete"]; n > 25 {
 		t.Errorf("%d requests to the cloud to replace 25 machines, 8 at a time", n)

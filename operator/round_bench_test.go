@@ -56,7 +56,7 @@ func BenchmarkRound(b *testing.B) {
 				}
 				status := decision.Decide(spec, o.World).Status()
 				if len(o.Nodes) != len(all) || status.Nodes.Donors == 0 {
-					b.Fatal("not the world that was meant")
+					b.Fatal("not the expected world")
 				}
 			}
 		})
@@ -88,20 +88,20 @@ func halfReplaced(size int) (v1alpha1.NodeVersionSpec, decision.World) {
 	for i := range size {
 		name := fmt.Sprintf("worker-%d", i)
 		if i < size/2 {
-			add(name, workerGroup, image2, "token-"+name).Donor = "old-" + name
+			add(name, workerGroup, image2, "token-"+name).OldNode = "old-" + name
 		} else {
 			add(name, workerGroup, image1, "")
 		}
 	}
 	for busy := range min(100, size-size/2) {
-		donor, heir := 3+size/2+busy, fmt.Sprintf("heir-of-worker-%d", size/2+busy)
+		oldNode, newNode := 3+size/2+busy, fmt.Sprintf("heir-of-worker-%d", size/2+busy)
 		w.Intents = append(w.Intents, decision.Intent{
-			Name: fmt.Sprint("replace-", busy), Goal: v1alpha1.JoinGoal, Token: "token-" + heir, Donor: w.Nodes[donor].Name, Group: workerGroup, Deadline: now.Add(time.Minute),
+			Name: fmt.Sprint("replace-", busy), Goal: v1alpha1.JoinGoal, Token: "token-" + newNode, OldNode: w.Nodes[oldNode].Name, Group: workerGroup, Deadline: now.Add(time.Minute),
 		})
-		add(heir, workerGroup, image2, "token-"+heir)
+		add(newNode, workerGroup, image2, "token-"+newNode)
 		if busy%2 == 0 {
-			n := &w.Nodes[donor]
-			w.Nodes[len(w.Nodes)-1].Donor, n.Heir, n.Cordon, n.CordonedSince = n.Name, heir, decision.CordonedByUs, now
+			n := &w.Nodes[oldNode]
+			w.Nodes[len(w.Nodes)-1].OldNode, n.Replacement, n.Cordon, n.CordonedSince = n.Name, newNode, decision.CordonedByUs, now
 		} else {
 			w.Nodes = w.Nodes[:len(w.Nodes)-1] // its machine has not joined
 		}
@@ -124,7 +124,7 @@ func nodeObject(n decision.Node) *corev1.Node {
 	}
 	for k, v := range map[string]string{
 		v1alpha1.AnnotationImage: n.Image, v1alpha1.AnnotationComponents: n.Components, v1alpha1.AnnotationGroup: n.Group,
-		v1alpha1.AnnotationDonor: n.Donor, v1alpha1.AnnotationHeir: n.Heir,
+		v1alpha1.AnnotationDonor: n.OldNode, v1alpha1.AnnotationHeir: n.Replacement,
 	} {
 		if v != "" {
 			o.Annotations[k] = v

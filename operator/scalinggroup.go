@@ -169,13 +169,13 @@ func groupCondition(g *v1alpha1.ScalingGroup, target string, found []cloud.Group
 	case err != nil:
 		c.Reason, c.Message = "CloudUnavailable", decision.TruncateMessage(err.Error())
 	case f == nil:
-		c.Reason, c.Message = reasonNotListed, "the cloud does not list this group; the object is kept, delete it if the group is gone"
+		c.Reason, c.Message = reasonNotListed, "the cloud does not list this group; delete this object if the group was deleted"
 	case target == "":
 		c.Reason, c.Message = "NoTarget", "there is no NodeVersion "+v1alpha1.NodeVersionName+" yet"
 	case strings.EqualFold(f.Image, target):
-		c.Status, c.Reason, c.Message = metav1.ConditionFalse, "UpToDate", "new machines of this group are made from the target's image"
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, "UpToDate", "new machines of this group get the target's image"
 	default:
-		c.Status, c.Reason, c.Message = metav1.ConditionTrue, "ImageDiffers", "new machines of this group would be made from another image than the target's"
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, "ImageDiffers", "new machines of this group would get another image than the target's"
 	}
 	return c
 }

@@ -109,7 +109,7 @@ func (r *kindOfRequests) Reconcile(ctx context.Context, req certificateRequest) 
 	pause, first := r.limits.begin(req)
 	if pause > 0 {
 		if first {
-			r.log.Warn("certificate requests delayed", "request", csr.Name, "by", csr.Spec.Username, "reason", "this user makes more requests than are judged at once", "pause", pause)
+			r.log.Warn("certificate requests delayed", "request", csr.Name, "by", csr.Spec.Username, "reason", "the user exceeds its rate limit of requests", "pause", pause)
 		}
 		return ctrl.Result{RequeueAfter: pause}, nil
 	}
@@ -221,7 +221,7 @@ func (r *servingRequests) judge(ctx context.Context, csr *certificatesv1.Certifi
 	// The API server sets both fields when it authenticates the caller.
 	name, ok := strings.CutPrefix(csr.Spec.Username, kubeletcsr.UserPrefix)
 	if !ok || name == "" || !slices.Contains(csr.Spec.Groups, kubeletcsr.Group) {
-		return foreign, "no kubelet has asked for it", nil
+		return foreign, "the requester is not a kubelet", nil
 	}
 	asked, err := parseServing(csr.Spec.Request, csr.Spec.Usages, csr.Spec.Username)
 	if err != nil {
@@ -241,16 +241,16 @@ func (r *servingRequests) judge(ctx context.Context, csr *certificatesv1.Certifi
 	instance, err := r.cloud.Instance(ctx, id)
 	switch {
 	case errors.Is(err, cloud.ErrNotFound):
-		return undecided, fmt.Sprintf("the cloud does not know machine %s", id), &node
+		return undecided, fmt.Sprintf("the cloud does not find machine %s", id), &node
 	case err != nil:
-		return undecided, fmt.Sprintf("the cloud does not say what machine %s is: %v", id, err), &node
+		return undecided, fmt.Sprintf("the cloud returns no data about machine %s: %v", id, err), &node
 	case instance.State == cloud.Terminating || instance.State == cloud.Terminated:
 		return undecided, fmt.Sprintf("machine %s is being deleted", id), &node
 	case !cloud.SameMachine(instance.Key(), id) || instance.Name != name:
 		// A kubelet names its machine when it registers.
 		return denied, fmt.Sprintf("machine %s is called %s, so it is not Node %s", id, instance.Name, name), &node
 	case !instance.IP.IsValid():
-		return undecided, fmt.Sprintf("the cloud does not say which address machine %s has", id), &node
+		return undecided, fmt.Sprintf("the cloud returns no address of machine %s", id), &node
 	}
 	if err := asked.within(instance); err != nil {
 		return denied, err.Error(), &node
@@ -276,12 +276,12 @@ type servingRequest struct {
 func (s servingRequest) within(i cloud.Instance) error {
 	for _, n := range s.names {
 		if n != i.Name {
-			return fmt.Errorf("it asks for the name %.100q, the cloud calls the machine %s", n, i.Name)
+			return fmt.Errorf("it requests the name %.100q, the machine's name in the cloud is %s", n, i.Name)
 		}
 	}
 	for _, a := range s.addresses {
 		if a != i.IP.Unmap() {
-			return fmt.Errorf("it asks for the address %s, the cloud says that the machine has %s", a, i.IP)
+			return fmt.Errorf("it requests the address %s, the machine's address in the cloud is %s", a, i.IP)
 		}
 	}
 	return nil
@@ -318,18 +318,18 @@ func parseServing(request []byte, usages []certificatesv1.KeyUsage, user string)
 		return servingRequest{}, err
 	}
 	if len(c.Extensions) != 1 || !c.Extensions[0].Id.Equal(oidSubjectAltName) {
-		return bad("it asks for something else than names of a server")
+		return bad("it requests other extensions than the names of a server")
 	}
 	// Go's parser drops kinds of names that it does not support.
 	var all []asn1.RawValue
 	if left, err := asn1.Unmarshal(c.Extensions[0].Value, &all); err != nil || len(left) > 0 || len(all) != len(c.DNSNames)+len(c.IPAddresses) || len(all) == 0 {
-		return bad("it asks for other names than those of a server")
+		return bad("it requests other names than those of a server")
 	}
 	s := servingRequest{names: c.DNSNames}
 	for _, ip := range c.IPAddresses {
 		a, ok := netip.AddrFromSlice(ip)
 		if !ok {
-			return bad("it asks for an address that is none")
+			return bad("it requests an invalid IP address")
 		}
 		s.addresses = append(s.addresses, a.Unmap())
 	}

@@ -128,39 +128,39 @@ func TestServingRequestsAreJudged(t *testing.T) {
 			s.key = rsaKey(t, 2048)
 			s.csr.Spec.Usages = append(s.csr.Spec.Usages, certificatesv1.UsageKeyEncipherment)
 		}, approved, confirmed},
-		{"a machine that is still being made", func(_ *testing.T, s *subject) { is(s, func(i *cloud.Instance) { i.State = cloud.Creating }) }, approved, confirmed},
+		{"a machine that is still being created", func(_ *testing.T, s *subject) { is(s, func(i *cloud.Instance) { i.State = cloud.Creating }) }, approved, confirmed},
 
-		{"an administrator", func(_ *testing.T, s *subject) { s.csr.Spec.Username = "kubernetes-admin" }, foreign, "no kubelet has asked for it"},
-		{"somebody who is called as a node and is in no group of nodes", func(_ *testing.T, s *subject) { s.csr.Spec.Groups = []string{"system:authenticated"} }, foreign, "no kubelet has asked for it"},
-		{"a node without a name", func(_ *testing.T, s *subject) { s.csr.Spec.Username = "system:node:" }, foreign, "no kubelet has asked for it"},
-		{"a bootstrap token", func(_ *testing.T, s *subject) { s.csr.Spec.Username = "system:bootstrap:abcdef" }, foreign, "no kubelet has asked for it"},
+		{"an administrator", func(_ *testing.T, s *subject) { s.csr.Spec.Username = "kubernetes-admin" }, foreign, "the requester is not a kubelet"},
+		{"a user with the name of a node outside of the group of nodes", func(_ *testing.T, s *subject) { s.csr.Spec.Groups = []string{"system:authenticated"} }, foreign, "the requester is not a kubelet"},
+		{"a node without a name", func(_ *testing.T, s *subject) { s.csr.Spec.Username = "system:node:" }, foreign, "the requester is not a kubelet"},
+		{"a bootstrap token", func(_ *testing.T, s *subject) { s.csr.Spec.Username = "system:bootstrap:abcdef" }, foreign, "the requester is not a kubelet"},
 
 		{"another node's name in the subject", func(_ *testing.T, s *subject) { s.req.Subject.CommonName = "system:node:v" }, denied, `its subject is "CN=system:node:v,O=system:nodes", want CN=system:node:w,O=system:nodes`},
-		{"a group more", func(_ *testing.T, s *subject) {
+		{"an additional group", func(_ *testing.T, s *subject) {
 			s.req.Subject.Organization = []string{"system:nodes", "system:masters"}
 		}, denied, `its subject is "CN=system:node:w,O=system:nodes+O=system:masters", want CN=system:node:w,O=system:nodes`},
 		{"another group", func(_ *testing.T, s *subject) { s.req.Subject.Organization = []string{"system:masters"} }, denied, `its subject is "CN=system:node:w,O=system:masters", want CN=system:node:w,O=system:nodes`},
 		{"no group", func(_ *testing.T, s *subject) { s.req.Subject.Organization = nil }, denied, `its subject is "CN=system:node:w", want CN=system:node:w,O=system:nodes`},
-		{"a unit beside the group", func(_ *testing.T, s *subject) { s.req.Subject.OrganizationalUnit = []string{"x"} }, denied, `its subject is "CN=system:node:w,OU=x,O=system:nodes", want CN=system:node:w,O=system:nodes`},
-		{"no name and no address", func(_ *testing.T, s *subject) { s.req.DNSNames, s.req.IPAddresses = nil, nil }, denied, "it asks for something else than names of a server"},
+		{"an organizational unit in addition to the group", func(_ *testing.T, s *subject) { s.req.Subject.OrganizationalUnit = []string{"x"} }, denied, `its subject is "CN=system:node:w,OU=x,O=system:nodes", want CN=system:node:w,O=system:nodes`},
+		{"no name and no address", func(_ *testing.T, s *subject) { s.req.DNSNames, s.req.IPAddresses = nil, nil }, denied, "it requests other extensions than the names of a server"},
 		{"an e-mail address", func(_ *testing.T, s *subject) { s.req.EmailAddresses = []string{"w@w"} }, denied, "it asks for e-mail addresses or URIs"},
 		{"a URI", func(_ *testing.T, s *subject) { s.req.URIs = []*url.URL{{Scheme: "spiffe", Host: "w"}} }, denied, "it asks for e-mail addresses or URIs"},
-		{"a kind of name that Go does not read", func(t *testing.T, s *subject) { s.req.ExtraExtensions = []pkix.Extension{otherNames(t)} }, denied, "it asks for other names than those of a server"},
-		{"an authority", func(_ *testing.T, s *subject) {
+		{"a kind of name that Go's parser drops", func(t *testing.T, s *subject) { s.req.ExtraExtensions = []pkix.Extension{otherNames(t)} }, denied, "it requests other names than those of a server"},
+		{"a certificate authority", func(_ *testing.T, s *subject) {
 			s.req.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 3, 1, 1, 0xff}}}
-		}, denied, "it asks for something else than names of a server"},
+		}, denied, "it requests other extensions than the names of a server"},
 		{"a client's usages", func(_ *testing.T, s *subject) {
 			s.csr.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
 		}, denied, `its usages are ["client auth" "digital signature"], not those of a server's certificate`},
-		{"a usage more", func(_ *testing.T, s *subject) {
+		{"an additional usage", func(_ *testing.T, s *subject) {
 			s.csr.Spec.Usages = append(s.csr.Spec.Usages, certificatesv1.UsageClientAuth)
 		}, denied, `its usages are ["client auth" "digital signature" "server auth"], not those of a server's certificate`},
-		{"a usage less", func(_ *testing.T, s *subject) { s.csr.Spec.Usages = s.csr.Spec.Usages[:1] }, denied, `its usages are ["digital signature"], not those of a server's certificate`},
+		{"a missing usage", func(_ *testing.T, s *subject) { s.csr.Spec.Usages = s.csr.Spec.Usages[:1] }, denied, `its usages are ["digital signature"], not those of a server's certificate`},
 		{"a weak key", func(t *testing.T, s *subject) {
 			t.Setenv("GODEBUG", "rsa1024min=0")
 			s.key = rsaKey(t, 1024)
 		}, denied, "its RSA key has 1024 bits, want at least 2048"},
-		{"no PEM", func(_ *testing.T, s *subject) { s.csr.Spec.Request = []byte("hello") }, denied, "it is not one CERTIFICATE REQUEST in PEM"},
+		{"data that is not PEM", func(_ *testing.T, s *subject) { s.csr.Spec.Request = []byte("hello") }, denied, "it is not one CERTIFICATE REQUEST in PEM"},
 		{"a second request behind the first", func(t *testing.T, s *subject) {
 			s.csr.Spec.Request = slices.Concat(requestPEM(t, s.req, s.key), requestPEM(t, s.req, s.key))
 		}, denied, "it is not one CERTIFICATE REQUEST in PEM"},
@@ -177,16 +177,16 @@ func TestServingRequestsAreJudged(t *testing.T) {
 			s.csr.Spec.Request = pem.EncodeToMemory(block)
 		}, denied, "its signature is wrong"},
 
-		{"another machine's address", func(_ *testing.T, s *subject) { s.req.IPAddresses = []net.IP{net.IPv4(10, 42, 0, 10)} }, denied, "it asks for the address 10.42.0.10, the cloud says that the machine has 10.42.0.20"},
+		{"another machine's address", func(_ *testing.T, s *subject) { s.req.IPAddresses = []net.IP{net.IPv4(10, 42, 0, 10)} }, denied, "it requests the address 10.42.0.10, the machine's address in the cloud is 10.42.0.20"},
 		{"another machine's address beside its own", func(_ *testing.T, s *subject) {
 			s.req.IPAddresses = append(s.req.IPAddresses, net.IPv4(10, 42, 0, 10))
-		}, denied, "it asks for the address 10.42.0.10, the cloud says that the machine has 10.42.0.20"},
+		}, denied, "it requests the address 10.42.0.10, the machine's address in the cloud is 10.42.0.20"},
 		{"an address that its Node claims", func(_ *testing.T, s *subject) {
 			s.req.IPAddresses = []net.IP{net.IPv4(10, 42, 0, 10)}
 			s.node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.42.0.10"}}
-		}, denied, "it asks for the address 10.42.0.10, the cloud says that the machine has 10.42.0.20"},
-		{"the name of a service", func(_ *testing.T, s *subject) { s.req.DNSNames = []string{"w", "kubernetes.default.svc"} }, denied, `it asks for the name "kubernetes.default.svc", the cloud calls the machine w`},
-		{"a name with a star", func(_ *testing.T, s *subject) { s.req.DNSNames = []string{"*"} }, denied, `it asks for the name "*", the cloud calls the machine w`},
+		}, denied, "it requests the address 10.42.0.10, the machine's address in the cloud is 10.42.0.20"},
+		{"the name of a service", func(_ *testing.T, s *subject) { s.req.DNSNames = []string{"w", "kubernetes.default.svc"} }, denied, `it requests the name "kubernetes.default.svc", the machine's name in the cloud is w`},
+		{"a name with a star", func(_ *testing.T, s *subject) { s.req.DNSNames = []string{"*"} }, denied, `it requests the name "*", the machine's name in the cloud is w`},
 		{"a Node that claims another machine", func(_ *testing.T, s *subject) {
 			s.sky.instances["sandbox://t/v"] = cloud.Instance{Name: "v", ProviderID: "sandbox://t/v", IP: netip.MustParseAddr("10.42.0.10"), State: cloud.Ready}
 			s.node.Spec.ProviderID = "sandbox://t/v"
@@ -195,11 +195,11 @@ func TestServingRequestsAreJudged(t *testing.T) {
 
 		{"no Node yet", func(_ *testing.T, s *subject) { s.node = nil }, undecided, "there is no Node w"},
 		{"a Node without a machine", func(_ *testing.T, s *subject) { s.node.Spec.ProviderID = "" }, undecided, "Node w has no providerID, so its machine cannot be found"},
-		{"a machine that the cloud does not know", func(_ *testing.T, s *subject) { delete(s.sky.instances, id) }, undecided, "the cloud does not know machine sandbox://t/w"},
-		{"a cloud that does not answer", func(_ *testing.T, s *subject) { s.sky.err = cloud.ErrUnavailable }, undecided, "the cloud does not say what machine sandbox://t/w is: cloud unavailable"},
+		{"a machine that the cloud does not find", func(_ *testing.T, s *subject) { delete(s.sky.instances, id) }, undecided, "the cloud does not find machine sandbox://t/w"},
+		{"a cloud that does not answer", func(_ *testing.T, s *subject) { s.sky.err = cloud.ErrUnavailable }, undecided, "the cloud returns no data about machine sandbox://t/w: cloud unavailable"},
 		{"a machine that is being deleted", func(_ *testing.T, s *subject) { is(s, func(i *cloud.Instance) { i.State = cloud.Terminating }) }, undecided, "machine sandbox://t/w is being deleted"},
-		{"a machine that is gone", func(_ *testing.T, s *subject) { is(s, func(i *cloud.Instance) { i.State = cloud.Terminated }) }, undecided, "machine sandbox://t/w is being deleted"},
-		{"a machine whose address is not known yet", func(_ *testing.T, s *subject) { is(s, func(i *cloud.Instance) { i.IP = netip.Addr{} }) }, undecided, "the cloud does not say which address machine sandbox://t/w has"},
+		{"a deleted machine", func(_ *testing.T, s *subject) { is(s, func(i *cloud.Instance) { i.State = cloud.Terminated }) }, undecided, "machine sandbox://t/w is being deleted"},
+		{"a machine whose address is not known yet", func(_ *testing.T, s *subject) { is(s, func(i *cloud.Instance) { i.IP = netip.Addr{} }) }, undecided, "the cloud returns no address of machine sandbox://t/w"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := &subject{
@@ -260,7 +260,7 @@ func FuzzServingRequest(f *testing.F) {
 			block, _ := pem.Decode(request)
 			c, err := x509.ParseCertificateRequest(block.Bytes)
 			if err != nil || c.CheckSignature() != nil {
-				t.Fatalf("let through: %v", err)
+				t.Fatalf("accepted: %v", err)
 			}
 			der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
 				SerialNumber: big.NewInt(1), Subject: c.Subject, DNSNames: c.DNSNames, IPAddresses: c.IPAddresses, EmailAddresses: c.EmailAddresses, URIs: c.URIs,
@@ -393,7 +393,7 @@ func TestKubeletsRenewTheirCertificates(t *testing.T) {
 		c.eventually("the kubelet serves with another certificate", func() (string, bool) {
 			now := k.Current()
 			if now == nil {
-				t.Fatal("the kubelet has nothing to serve with")
+				t.Fatal("the kubelet has no serving certificate")
 			}
 			return "still the first", !now.Leaf.Equal(k.first)
 		})
@@ -417,7 +417,7 @@ func TestKubeletsRenewTheirCertificates(t *testing.T) {
 		}
 	})
 
-	t.Run("a node that asks for another machine's address is denied and told why", func(t *testing.T) {
+	t.Run("a node that requests another machine's address is denied with the reason", func(t *testing.T) {
 		k := startKubelet(t, c, "liar", asks("liar", "10.42.0.20"))
 		c.eventually("its request is denied", func() (string, bool) {
 			all := requestsOf("system:node:liar")
@@ -425,7 +425,7 @@ func TestKubeletsRenewTheirCertificates(t *testing.T) {
 				return "no request yet", false
 			}
 			is := conditionOf(all[0])
-			return is, is == "Denied NotThisMachine: it asks for the address 10.42.0.20, the cloud says that the machine has 10.42.0.21"
+			return is, is == "Denied NotThisMachine: it requests the address 10.42.0.20, the machine's address in the cloud is 10.42.0.21"
 		})
 		c.eventually("its Node has an event", func() (string, bool) {
 			var list eventsv1.EventList
@@ -445,12 +445,12 @@ func TestKubeletsRenewTheirCertificates(t *testing.T) {
 		}
 	})
 
-	t.Run("a request waits for the cloud and is approved then", func(t *testing.T) {
+	t.Run("a request waits for the cloud and is then approved", func(t *testing.T) {
 		c.cloud.set(func(s *sky) { s.err = cloud.ErrUnavailable })
 		before := c.servingCount("waiting")
 		k := startKubelet(t, c, "early", asks("early", "10.42.0.22"))
 		c.eventually("the request waits", func() (string, bool) {
-			return "not looked at", c.servingCount("waiting") > before
+			return "not judged", c.servingCount("waiting") > before
 		})
 		if all := requestsOf("system:node:early"); len(all) != 1 || len(all[0].Status.Conditions) > 0 {
 			t.Errorf("requests %v", all)
@@ -461,7 +461,7 @@ func TestKubeletsRenewTheirCertificates(t *testing.T) {
 		})
 	})
 
-	t.Run("what people and other signers are asked for is left alone", func(t *testing.T) {
+	t.Run("requests to people and to other signers are not answered", func(t *testing.T) {
 		before := c.servingCount("left")
 		own := c.create
 		other := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "other-signer"}, Spec: certificatesv1.CertificateSigningRequestSpec{
@@ -472,8 +472,8 @@ func TestKubeletsRenewTheirCertificates(t *testing.T) {
 		own(&certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "by-hand"}, Spec: certificatesv1.CertificateSigningRequestSpec{
 			SignerName: certificatesv1.KubeletServingSignerName, Usages: signOnly, Request: requestPEM(t, asks("good", "10.42.0.20"), ecKey(t)),
 		}})
-		c.eventually("the one for the kubelet's signer was looked at", func() (string, bool) {
-			return "not looked at", c.servingCount("left") > before
+		c.eventually("the request to the kubelet's signer was judged", func() (string, bool) {
+			return "not judged", c.servingCount("left") > before
 		})
 		for _, name := range []string{"other-signer", "by-hand"} {
 			var r certificatesv1.CertificateSigningRequest

@@ -135,7 +135,7 @@ func (s *snapshots) serveState(w http.ResponseWriter, r *http.Request) {
 	defer end()
 	revision, err := strconv.ParseInt(r.URL.Query().Get("revision"), 10, 64)
 	if err != nil || revision <= 0 {
-		http.Error(w, "revision must be a number above zero", http.StatusBadRequest)
+		http.Error(w, "revision must be a positive number", http.StatusBadRequest)
 		return
 	}
 	start := time.Now()
@@ -213,7 +213,7 @@ func (s *sent) Write(p []byte) (int, error) {
 func (s *snapshots) admit(r *http.Request) (user string, code int, err error) {
 	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !ok || token == "" {
-		return "", http.StatusUnauthorized, fmt.Errorf("a bearer token for the audience %s is needed", SnapshotAudience)
+		return "", http.StatusUnauthorized, fmt.Errorf("a bearer token for the audience %s is required", SnapshotAudience)
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), reviewTimeout)
 	defer cancel()
@@ -221,7 +221,7 @@ func (s *snapshots) admit(r *http.Request) (user string, code int, err error) {
 		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{SnapshotAudience}},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return "", http.StatusServiceUnavailable, errors.New("the API server could not be asked whose token it is; try again")
+		return "", http.StatusServiceUnavailable, errors.New("the API server did not review the token; try again")
 	}
 	// An API server that does not support audiences returns none.
 	if !who.Status.Authenticated || !slices.Contains(who.Status.Audiences, SnapshotAudience) {
@@ -240,7 +240,7 @@ func (s *snapshots) admit(r *http.Request) (user string, code int, err error) {
 	}, metav1.CreateOptions{})
 	switch {
 	case err != nil:
-		return u.Username, http.StatusServiceUnavailable, errors.New("the API server could not be asked what the caller may do; try again")
+		return u.Username, http.StatusServiceUnavailable, errors.New("the API server did not review the caller's rights; try again")
 	case !may.Status.Allowed:
 		return u.Username, http.StatusForbidden, fmt.Errorf("%s may not %s %s.%s", u.Username, snapshotVerb, snapshotResource, v1alpha1.GroupVersion.Group)
 	}
@@ -260,7 +260,7 @@ func (h *agentHost) snapshot(ctx context.Context, w io.Writer) (*upgradeproto.Sn
 		m, err := stream.Recv()
 		switch {
 		case errors.Is(err, io.EOF):
-			return nil, errors.New("take snapshot of etcd: it ended before its end")
+			return nil, errors.New("take snapshot of etcd: the stream ended early")
 		case err != nil:
 			return nil, fmt.Errorf("take snapshot of etcd: %w", words(err))
 		}
@@ -268,7 +268,7 @@ func (h *agentHost) snapshot(ctx context.Context, w io.Writer) (*upgradeproto.Sn
 			return sum, nil
 		}
 		if _, err := w.Write(m.GetData()); err != nil {
-			return nil, fmt.Errorf("pass snapshot of etcd on: %w", err)
+			return nil, fmt.Errorf("forward snapshot of etcd: %w", err)
 		}
 	}
 }

@@ -137,7 +137,7 @@ func TestSnapshotReachesTheConsole(t *testing.T) {
 	cp, c, must := cluster.cp, cluster.core, cluster.must
 	cluster.controlPlane("cp-0", cp.EtcdEndpoint(), nil)
 	confirm := func(context.Context, string, string) error { return nil }
-	const canary = "a value that a snapshot holds"
+	const canary = "a value in the snapshot"
 	_, err := c.CoreV1().ConfigMaps(kube.Namespace).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "canary"}, Data: map[string]string{"k": canary}}, metav1.CreateOptions{})
 	must(err)
 
@@ -148,16 +148,16 @@ func TestSnapshotReachesTheConsole(t *testing.T) {
 	must(err)
 	sum := sha256.Sum256(b.Bytes())
 	if s.ClusterID == "" || s.MemberID == "" || len(s.Witnesses) > 0 {
-		t.Errorf("it is said to be %+v", s)
+		t.Errorf("snapshot %+v", s)
 	}
 	if s.Size != int64(b.Len()) || len(s.Unchecked) > 0 || s.SHA256 != hex.EncodeToString(sum[:]) || s.Revision == 0 || !strings.HasPrefix(s.Version, "3.") {
-		t.Errorf("%d bytes came, and it is said to be %+v", b.Len(), s)
+		t.Errorf("received %d bytes, snapshot %+v", b.Len(), s)
 	}
 	if !bytes.Contains(b.Bytes(), []byte(canary)) {
-		t.Error("what is in etcd is not in the snapshot")
+		t.Error("the snapshot lacks a value that etcd has")
 	}
 
-	t.Run("who leaves half-way ends it for the agent, too", func(t *testing.T) {
+	t.Run("a caller that disconnects ends the agent's stream", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		if _, err := console.EtcdSnapshot(ctx, &sink{fail: func(p []byte) (int, error) { cancel(); return len(p), nil }}, confirm); ctx.Err() == nil || err == nil {
 			t.Errorf("ended with %v", err)
@@ -167,7 +167,7 @@ func TestSnapshotReachesTheConsole(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("a full disk is told as such", func(t *testing.T) {
+	t.Run("a full disk is reported as such", func(t *testing.T) {
 		if _, err := console.EtcdSnapshot(t.Context(), &sink{fail: func([]byte) (int, error) { return 0, fmt.Errorf("no space left") }}, confirm); err == nil || !strings.Contains(err.Error(), "no space left") {
 			t.Errorf("ended with %v", err)
 		}
@@ -246,9 +246,9 @@ func (s *snapshotCluster) secondMember(name string) string {
 	}
 }
 
-// TestOtherMembersWitnessForSnapshots takes snapshots where etcd has two members, one of
+// TestSnapshotsAreComparedWithOtherMembers takes snapshots where etcd has two members, one of
 // which lies.
-func TestOtherMembersWitnessForSnapshots(t *testing.T) {
+func TestSnapshotsAreComparedWithOtherMembers(t *testing.T) {
 	kc := newSnapshotCluster(t)
 	var lie atomic.Pointer[func([]byte) []byte] // of what is passed on in snapshots
 	var answer atomic.Pointer[func(*EtcdState)] // of the other member

@@ -24,7 +24,7 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-func TestSnapshotsAreGivenToThoseWhoMayHaveThem(t *testing.T) {
+func TestSnapshotsRequireTheRight(t *testing.T) {
 	cp := controlplane.ForTest(t, controlplane.Options{})
 	c, err := kubernetes.NewForConfig(cp.Config())
 	if err != nil {
@@ -98,10 +98,10 @@ func TestSnapshotsAreGivenToThoseWhoMayHaveThem(t *testing.T) {
 		code  int
 		says  string
 	}{
-		"without a token":              {"", http.StatusUnauthorized, "bearer token"},
-		"with a token of nobody":       {"nonsense", http.StatusUnauthorized, "not valid"},
-		"with a token of another kind": {token(SnapshotAccount), http.StatusUnauthorized, "not valid"},
-		"who may not":                  {token("somebody", SnapshotAudience), http.StatusForbidden, "system:serviceaccount:snapshots:somebody may not create etcdsnapshots.update.edgeless.systems"},
+		"without a token":                              {"", http.StatusUnauthorized, "bearer token"},
+		"with a token of no account":                   {"nonsense", http.StatusUnauthorized, "not valid"},
+		"with a token of another kind":                 {token(SnapshotAccount), http.StatusUnauthorized, "not valid"},
+		"with a token of an account without the right": {token("somebody", SnapshotAudience), http.StatusForbidden, "system:serviceaccount:snapshots:somebody may not create etcdsnapshots.update.edgeless.systems"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			resp, got, err := get(tt.token)
@@ -127,7 +127,7 @@ func TestSnapshotsAreGivenToThoseWhoMayHaveThem(t *testing.T) {
 	}
 	after = 1 << 19
 	if _, got, err = get(good); err == nil {
-		t.Errorf("a snapshot that broke off after %d bytes was read as if it were whole", len(got))
+		t.Errorf("a snapshot that broke off after %d bytes was accepted as complete", len(got))
 	}
 	fail = nil
 	<-s.free // somebody else takes one

@@ -130,7 +130,7 @@ func TestWeakPointR4NoSizeIsWritten(t *testing.T) {
 			for { // as operators do, until the cloud accepts
 				made, err := c.CreateInstances(t.Context(), group, tokens)
 				if err == nil && (len(made) != 2 || made[0].Token != "shared" || made[1].Token != tokens[1]) {
-					t.Errorf("made %+v", made)
+					t.Errorf("created %+v", made)
 				}
 				if err == nil || t.Context().Err() != nil {
 					return
@@ -150,16 +150,16 @@ func TestWeakPointR4NoSizeIsWritten(t *testing.T) {
 
 // A machine is created only while the intent of its token exists and is not bound.
 func TestWeakPointR1MachineNeedsIntent(t *testing.T) {
-	create := decision.Action{Kind: decision.CreateInstance, Intent: decision.Intent{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", Donor: "worker-0", Group: workerGroup}}
+	create := decision.Action{Kind: decision.CreateInstance, Intent: decision.Intent{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "worker-0", Group: workerGroup}}
 	for _, tt := range []struct {
 		name string
 		is   *v1alpha1.PendingNode
 		want []string
 	}{
-		{"there is no intent", nil, nil},
-		{"it is that of another request", pendingNode(v1alpha1.JoinGoal, "other", ""), nil},
-		{"it is bound to go", pendingNode(v1alpha1.LeaveGoal, "t", "sandbox://t/worker-0"), nil},
-		{"there is one", pendingNode(v1alpha1.JoinGoal, "t", ""), []string{"create [t] in " + workerGroup}},
+		{"no intent", nil, nil},
+		{"an intent of another request", pendingNode(v1alpha1.JoinGoal, "other", ""), nil},
+		{"the intent is bound to the machine's removal", pendingNode(v1alpha1.LeaveGoal, "t", "sandbox://t/worker-0"), nil},
+		{"an unbound intent", pendingNode(v1alpha1.JoinGoal, "t", ""), []string{"create [t] in " + workerGroup}},
 	} {
 		c := &cloudOfCalls{}
 		o := &observed{pending: map[string]*v1alpha1.PendingNode{}}
@@ -202,7 +202,7 @@ func TestWeakPointR5StaleMembersAreKept(t *testing.T) {
 	o := &observed{}
 	r.act(o, a)
 	if len(h.calls) > 0 {
-		t.Errorf("from an old view: %v", h.calls)
+		t.Errorf("from a stale observation: %v", h.calls)
 	}
 	// An agent that finds a member dead was asked some seconds ago.
 	r.hostView.setMembers([]decision.Member{{Node: "a"}}, now.Add(-6*time.Second))

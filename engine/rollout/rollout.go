@@ -330,7 +330,7 @@ func nodeEntry(t cluster.NodeTarget, n *cluster.Node, m cluster.Move, moves bool
 		e.State, e.Text = upgradeOf(n, m)
 		e.stays = true
 	case replaced || n.Heir != "" && !current:
-		e.replacedBy(n, heir)
+		e.replacedBy(n, next)
 	case n.State != plan.NodeReady && (current || n.Image == "" || moves):
 	case current, t.KeepWorkers && n.Role != cluster.ControlPlaneRole && n.Image != "":
 		e.State = plan.NodeReady
@@ -355,19 +355,19 @@ func leavingState(n *cluster.Node, m cluster.Move) string {
 	return plan.NodeReplacing
 }
 
-// replacedBy sets the state of a node that another one replaces; heir is the move of the other one,
+// replacedBy sets the state of a node that another one replaces; next is the move of the other one,
 // or zero.
-func (e *Entry) replacedBy(n *cluster.Node, heir cluster.Move) {
+func (e *Entry) replacedBy(n *cluster.Node, next cluster.Move) {
 	if e.State = plan.NodeReplacing; n.Cordoned {
 		e.State = plan.NodeDraining
 	}
-	e.With = cmp.Or(n.Heir, heir.Node)
+	e.With = cmp.Or(n.Heir, next.Node)
 	switch {
 	case e.Text != "":
 	case e.With != "":
 		e.Text = "by " + e.With
 	default:
-		e.Text = heirWords[heir.Machine]
+		e.Text = replacementText[next.Machine]
 	}
 }
 

@@ -57,21 +57,21 @@ func run(ctx context.Context, args []string) error {
 	}
 	f := flag.NewFlagSet("operator", flag.ContinueOnError)
 	var (
-		role       = f.String("role", "operator", "what this process does: operator; relay, which passes on to this machine's agent what the operator asks; plans; or, as the first argument, autoscaler-stand-in")
+		role       = f.String("role", "operator", "role of this process: operator; relay, which forwards the operator's requests to this machine's agent; plans; or, as the first argument, autoscaler-stand-in")
 		provider   = f.String("provider", "sandbox", "`name` of the cloud: "+strings.Join(providers.Names(), ", "))
 		metadata   = f.String("metadata", "", "`URL` of the cloud's metadata server; empty: the provider's default")
 		address    = f.String("cloud", "", "`URL` of the cloud's control API, or unix:PATH; empty: the provider's default")
 		namespace  = f.String("namespace", "constellation-system", "`namespace` of the operator and of the leader's lease")
 		metrics    = f.String("metrics", "127.0.0.1:9092", "`address` for /metrics; empty serves none")
 		health     = f.String("health", "127.0.0.1:9093", "`address` for /healthz and /readyz; empty serves none")
-		snapshots  = f.String("snapshots", "", "`address` where snapshots of etcd are had through a port-forward, such as 127.0.0.1:9094; empty serves none")
+		snapshots  = f.String("snapshots", "", "`address` that serves snapshots of etcd through a port-forward, such as 127.0.0.1:9094; empty serves none")
 		relay      = f.String("relay", "127.0.0.1:9095", "`address` where the role relay listens")
-		interval   = f.Duration("discovery-interval", 15*time.Minute, "how often the cloud is asked for scaling groups")
+		interval   = f.Duration("discovery-interval", 15*time.Minute, "interval of lists of the cloud's scaling groups")
 		election   = f.Bool("leader-elect", true, "act only when elected")
 		agent      = f.String("agent", "", "`socket` of this machine's agent; empty: no control plane is replaced")
 		node       = f.String("node", os.Getenv("NODE_NAME"), "`name` of this machine's Node; empty outside of the cluster")
 		pod        = f.String("pod", os.Getenv("POD_NAME"), "`name` of the operator's pod; empty outside of the cluster")
-		kubeconfig = f.String("kubeconfig", "", "`file` to reach the cluster with, for development; empty inside a pod")
+		kubeconfig = f.String("kubeconfig", "", "kubeconfig `file`, for development; empty inside a pod")
 		level      slog.LevelVar
 	)
 	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
@@ -82,9 +82,9 @@ func run(ctx context.Context, args []string) error {
 	case f.NArg() > 0:
 		return fmt.Errorf("unexpected argument %q", f.Arg(0))
 	case *role == "relay" && *agent == "":
-		return errors.New("--role=relay needs --agent: it speaks for one")
+		return errors.New("--role=relay needs --agent: set the socket of this machine's agent")
 	case *role == "relay" && *node == "":
-		return errors.New("--role=relay needs --node: callers authenticate with a token for one node")
+		return errors.New("--role=relay needs --node: set the name of this machine's Node")
 	case *role == "relay":
 		cluster, err := access(*kubeconfig)
 		if err != nil {
@@ -95,9 +95,9 @@ func run(ctx context.Context, args []string) error {
 			Log: slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level})),
 		})
 	case *agent != "" && *node == "":
-		return errors.New("--agent needs --node: an agent speaks for one node")
+		return errors.New("--agent needs --node: set the name of this machine's Node")
 	case *role != "operator":
-		return fmt.Errorf("role %q is not known: use operator, relay or plans", *role)
+		return fmt.Errorf("unknown role %q: use operator, relay or plans", *role)
 	}
 	from, err := providers.Find(*provider)
 	if err != nil {

@@ -48,9 +48,9 @@ func (a *countingAgent) Upgrade(_ *upgradeproto.UpgradeRequest, s grpc.ServerStr
 	return s.Send(&upgradeproto.UpgradeResponse{Kind: &upgradeproto.UpgradeResponse_Success{Success: &upgradeproto.Success{}}})
 }
 
-// TestRelayServesTheOperatorAlone starts the relay as its pod does, with a real API server and the
+// TestRelayServesOnlyTheOperator starts the relay as its pod does, with a real API server and the
 // chart's rights. It calls the relay as callers with a port-forward can.
-func TestRelayServesTheOperatorAlone(t *testing.T) {
+func TestRelayServesOnlyTheOperator(t *testing.T) {
 	cp := controlplane.ForTest(t, controlplane.Options{})
 	chart, err := render.Chart("constellation-operator", "v1.1.0", namespace, map[string]any{"release": "v1.1.0"})
 	if err != nil {
@@ -148,7 +148,7 @@ func TestRelayServesTheOperatorAlone(t *testing.T) {
 		{name: "an empty token", values: []string{"Bearer "}, want: codes.Unauthenticated, text: audience},
 		{name: "a token without a scheme", values: []string{good}, want: codes.Unauthenticated, text: audience},
 		{name: "two tokens", values: []string{"Bearer " + good, "Bearer " + good}, want: codes.Unauthenticated, text: audience},
-		{name: "no token of this cluster", values: []string{"Bearer abc.def.ghi"}, want: codes.Unauthenticated, text: audience},
+		{name: "a token of another cluster", values: []string{"Bearer abc.def.ghi"}, want: codes.Unauthenticated, text: audience},
 		{name: "the operator's token for the API server", values: []string{"Bearer " + token(namespace, "constellation-operator")}, want: codes.Unauthenticated, text: audience},
 		{name: "the operator's token for another node", values: []string{"Bearer " + token(namespace, "constellation-operator", "constellation-relay:worker-10")}, want: codes.Unauthenticated, text: audience},
 		{name: "the operator's token for all nodes", values: []string{"Bearer " + token(namespace, "constellation-operator", "constellation-relay:")}, want: codes.Unauthenticated, text: audience},

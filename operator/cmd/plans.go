@@ -50,15 +50,15 @@ func carryOut(ctx context.Context, args []string, lookup func(string) (string, b
 	yes := func(name string) bool { b, _ := strconv.ParseBool(text(name)); return b }
 	threads, _ := strconv.Atoi(text("THREADS"))
 	var (
-		name       = f.String("name", text("NAME"), "`name` of this controller: of its lease, and a label of its Jobs; also $"+envName+"NAME, as all of these but the last three")
+		name       = f.String("name", text("NAME"), "`name` of this controller, its lease and a label of its Jobs; also $"+envName+"NAME, as all of these but the last three")
 		namespace  = f.String("namespace", text("NAMESPACE"), "`namespace` of Plans, Jobs and the lease")
-		kubeconfig = f.String("kubeconfig", text("KUBE_CONFIG"), "`file` to reach the cluster with; empty inside a pod")
+		kubeconfig = f.String("kubeconfig", text("KUBE_CONFIG"), "kubeconfig `file`; empty inside a pod")
 		master     = f.String("master", text("MASTER_URL"), "`URL` of the API server, instead of the kubeconfig's")
-		node       = f.String("node-name", text("NODE_NAME"), "`name` that tells replicas apart; empty: the host's")
+		node       = f.String("node-name", text("NODE_NAME"), "unique `name` of this replica; empty: the host's")
 		election   = f.Bool("leader-elect", yes("LEADER_ELECT"), "act only when elected")
-		count      = f.Int("threads", threads, "how many Plans are looked at at a time; 0 is 2")
-		verbose    = f.Bool("debug", yes("DEBUG"), "log more")
-		_          = f.String("service-account", "", "is not looked at")
+		count      = f.Int("threads", threads, "number of concurrent reconciliations of Plans; 0 is 2")
+		verbose    = f.Bool("debug", yes("DEBUG"), "log debug messages")
+		_          = f.String("service-account", "", "ignored")
 		metrics    = f.String("metrics", "", "`address` for /metrics; empty serves none")
 		health     = f.String("health", "", "`address` for /healthz and /readyz; empty serves none")
 		level      slog.LevelVar
@@ -77,7 +77,7 @@ func carryOut(ctx context.Context, args []string, lookup func(string) (string, b
 	klog.SetSlogLogger(slog.New(liblog.Handler(log.Handler())))
 	settings, err := plans.SettingsFrom(lookup)
 	if err != nil {
-		log.Warn("a setting was not understood, and is as by default", "err", err)
+		log.Warn("setting is invalid, using its default", "err", err)
 	}
 	cluster, err := reach(*master, *kubeconfig)
 	if err != nil {

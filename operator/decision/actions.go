@@ -10,14 +10,14 @@ import (
 // Action is one effect. Each is conditional on what it names: to carry it out twice or late has
 // the same effect as once or not at all. See [ActionKind]. Equal actions request the same effect.
 type Action struct {
-	Kind    ActionKind
-	Node    string // name of the Node, or of the member's node
-	Heir    string // name of the old node's replacement node; of MoveLeader: of the next leader
-	Donor   string // name
-	Machine string // ID in the cloud
-	Group   string // ID
-	Image   string
-	Intent  Intent
+	Kind        ActionKind
+	Node        string // name of the Node, or of the member's node
+	Replacement string // name of the old node's replacement node; of MoveLeader: of the next leader
+	OldNode     string // name
+	Machine     string // ID in the cloud
+	Group       string // ID
+	Image       string
+	Intent      Intent
 
 	Version, Components string
 	JoinComponents      v1alpha1.JoinComponents
@@ -51,8 +51,8 @@ const (
 	// CreateInstance requests one machine with the intent's token, if the intent exists and is not
 	// bound. The same token never makes a second machine.
 	CreateInstance
-	// AdoptHeir writes the old node's name to the replacement node and copies labels and taints.
-	AdoptHeir
+	// AdoptReplacement writes the old node's name to the replacement node and copies labels and taints.
+	AdoptReplacement
 	// CordonNode cordons the node and writes the time, unless it is cordoned already, and writes
 	// the name of its replacement node. It changes the Node only if it is unchanged.
 	CordonNode
@@ -99,15 +99,15 @@ func (a Action) String() string {
 		}
 	}
 	add("", a.Node)
-	add("donor=", a.Donor)
-	add("heir=", a.Heir)
+	add("donor=", a.OldNode)
+	add("heir=", a.Replacement)
 	add("", a.Machine)
 	add("", a.Group)
 	add("image=", a.Image)
 	if in := a.Intent; in.Name != "" {
 		add("", in.Name)
 		add("", string(in.Goal))
-		add("donor=", in.Donor)
+		add("donor=", in.OldNode)
 		add("machine=", in.Machine)
 	}
 	add("", a.Version)
@@ -143,7 +143,7 @@ var actionTable = [...]struct {
 	BindIntent:        {"bind intent", true},
 	ClearIntent:       {"clear intent", true},
 	CreateInstance:    {"create machine", false},
-	AdoptHeir:         {"adopt heir", true},
+	AdoptReplacement:  {"adopt heir", true},
 	CordonNode:        {"cordon", true},
 	ReleaseNode:       {"release", true},
 	PostponeNode:      {"postpone", true},

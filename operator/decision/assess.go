@@ -21,15 +21,15 @@ const (
 	awaiting
 	obsolete
 	outdated
-	donor
-	heir
+	oldNode
+	newNode
 	mint
 )
 
 // classify returns the class of n; the first rule that matches counts.
-// inPlace is whether its group is upgraded in place, so that its image stays. hasHeir
-// and hasDonor are whether another node replaces it, and whether it replaces one.
-func classify(spec v1alpha1.NodeVersionSpec, n *Node, inPlace, hasHeir, hasDonor bool, mints map[string]bool) class {
+// inPlace is whether its group is upgraded in place, so that its image stays. hasReplacement
+// and replacesOther are whether another node replaces it, and whether it replaces one.
+func classify(spec v1alpha1.NodeVersionSpec, n *Node, inPlace, hasReplacement, replacesOther bool, mints map[string]bool) class {
 	switch {
 	case n.ProviderID == "":
 		return invalid
@@ -38,12 +38,12 @@ func classify(spec v1alpha1.NodeVersionSpec, n *Node, inPlace, hasHeir, hasDonor
 	case n.Image == "" || n.Components == "":
 		return awaiting
 	case !inPlace && !strings.EqualFold(n.Image, spec.Image) || n.Components != spec.KubernetesComponentsReference:
-		if hasHeir {
-			return donor
+		if hasReplacement {
+			return oldNode
 		}
 		return outdated
-	case hasDonor:
-		return heir
+	case replacesOther:
+		return newNode
 	case mints[n.Name]:
 		return mint
 	}
@@ -76,14 +76,14 @@ const (
 // published components are kept.
 func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.NodeVersionStatus, w World, now time.Time) v1alpha1.NodeVersionStatus {
 	w.Nodes = sorted(w.Nodes)
-	return assessSorted(spec, generation, before, w, now, func(n *Node) (bool, bool) { return n.Heir != "", n.Donor != "" })
+	return assessSorted(spec, generation, before, w, now, func(n *Node) (bool, bool) { return n.Replacement != "", n.OldNode != "" })
 }
 
 // assessSorted is assess of a world whose nodes are in the order of their names, and
 // stay as they are. marks reports whether another node replaces a node, and whether it
 // replaces one.
 func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.NodeVersionStatus, w World, now time.Time,
-	marks func(*Node) (hasHeir, hasDonor bool),
+	marks func(*Node) (hasReplacement, replacesOther bool),
 ) v1alpha1.NodeVersionStatus {
 	s := v1alpha1.NodeVersionStatus{
 		ObservedGeneration: generation,
@@ -128,8 +128,8 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		id := strings.ToLower(n.Group)
-		hasHeir, hasDonor := marks(n)
-		c := classify(spec, n, inPlace[id], hasHeir, hasDonor, mints)
+		hasReplacement, replacesOther := marks(n)
+		c := classify(spec, n, inPlace[id], hasReplacement, replacesOther, mints)
 		if byClass[c].n++; byClass[c].n <= maxExamples {
 			byClass[c].first = append(byClass[c].first, v1alpha1.Reference{Kind: "Node", Name: n.Name})
 		}
@@ -138,7 +138,7 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 			if n.Ready {
 				g.Ready++
 			}
-			if c == upToDate || c == heir || c == mint {
+			if c == upToDate || c == newNode || c == mint {
 				g.UpToDate++
 			}
 		}
@@ -156,7 +156,7 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 
 	n := func(c class) int32 { return byClass[c].n }
 	s.Nodes = v1alpha1.NodeCounts{
-		Total: int32(len(w.Nodes) + len(w.Impostors)), UpToDate: n(upToDate), Outdated: n(outdated), Donors: n(donor), Heirs: n(heir), Mints: n(mint),
+		Total: int32(len(w.Nodes) + len(w.Impostors)), UpToDate: n(upToDate), Outdated: n(outdated), Donors: n(oldNode), Heirs: n(newNode), Mints: n(mint),
 		AwaitingAnnotation: n(awaiting), Obsolete: n(obsolete), Invalid: n(invalid), Pending: int32(len(waiting)),
 	}
 	s.Groups = groupCounts(counts)
@@ -166,8 +166,8 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 	s.AwaitingAnnotation = room.of(byClass[awaiting].first)
 	s.Pending = room.of(waiting)
 	s.Obsolete = room.of(byClass[obsolete].first)
-	s.Donors = room.of(byClass[donor].first)
-	s.Heirs = room.of(byClass[heir].first)
+	s.Donors = room.of(byClass[oldNode].first)
+	s.Heirs = room.of(byClass[newNode].first)
 	s.Mints = room.of(byClass[mint].first)
 	s.Outdated = room.of(byClass[outdated].first)
 	s.UpToDate = room.of(byClass[upToDate].first)

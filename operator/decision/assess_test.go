@@ -50,19 +50,19 @@ func TestClassify(t *testing.T) {
 		{"image in another case is the same", func(n *Node) { n.Image = strings.ToUpper(n.Image) }, upToDate},
 		{"older image", func(n *Node) { n.Image = image1 }, outdated},
 		{"other components", func(n *Node) { n.Components = refB }, outdated},
-		{"outdated with an heir", func(n *Node) { n.Image, n.Heir = image1, "x" }, donor},
-		{"replaces another", func(n *Node) { n.Donor = "x" }, heir},
-		{"an heir of an older target is outdated", func(n *Node) { n.Image, n.Donor = image1, "x" }, outdated},
-		{"nothing known of the image", func(n *Node) { n.Image = "" }, awaiting},
-		{"nothing known of the components", func(n *Node) { n.Components = "" }, awaiting},
+		{"outdated with a replacement node", func(n *Node) { n.Image, n.Replacement = image1, "x" }, oldNode},
+		{"replaces another", func(n *Node) { n.OldNode = "x" }, newNode},
+		{"outdated replacement node of an older target", func(n *Node) { n.Image, n.OldNode = image1, "x" }, outdated},
+		{"unknown image", func(n *Node) { n.Image = "" }, awaiting},
+		{"unknown components", func(n *Node) { n.Components = "" }, awaiting},
 		{"no machine", func(n *Node) { n.ProviderID, n.Image = "", image1 }, invalid},
-		{"to go", func(n *Node) { n.Obsolete, n.Image = true, image1 }, obsolete},
-		{"new and without a donor", func(n *Node) { n.Name = "new" }, mint},
-		{"new, with other components already", func(n *Node) { n.Name, n.Components = "new", refB }, outdated},
+		{"obsolete", func(n *Node) { n.Obsolete, n.Image = true, image1 }, obsolete},
+		{"new and without an old node", func(n *Node) { n.Name = "new" }, mint},
+		{"new, but with other components", func(n *Node) { n.Name, n.Components = "new", refB }, outdated},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := machine("worker-0", tt.edit)
-			if got := classify(spec(), &n, false, n.Heir != "", n.Donor != "", map[string]bool{"new": true}); got != tt.want {
+			if got := classify(spec(), &n, false, n.Replacement != "", n.OldNode != "", map[string]bool{"new": true}); got != tt.want {
 				t.Errorf("class %d, want %d", got, tt.want)
 			}
 		})
@@ -89,13 +89,13 @@ func TestAssess(t *testing.T) {
 			published,
 		},
 		{
-			"one joins",
+			"a machine joins",
 			World{Nodes: []Node{machine("control-plane-0")}, Groups: twoGroups, Pending: []PendingMachine{{Kind: "JoiningNode", Name: "worker-0", Node: "worker-0"}}},
 			v1alpha1.NodeCounts{Total: 1, UpToDate: 1, Pending: 1},
 			published,
 		},
 		{
-			"one has registered and is not annotated yet",
+			"a registered node without annotations",
 			World{
 				Nodes:   []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.Image, n.Components, n.Group = "", "", "" })},
 				Groups:  twoGroups,
@@ -105,7 +105,7 @@ func TestAssess(t *testing.T) {
 			published,
 		},
 		{
-			"two notes of one machine are one machine",
+			"PendingNode and JoiningNode of one machine count once",
 			World{Nodes: []Node{machine("control-plane-0")}, Groups: twoGroups, Pending: []PendingMachine{
 				{Kind: "PendingNode", Name: "token-1", Node: "worker-0"}, {Kind: "JoiningNode", Name: "worker-0", Node: "worker-0"},
 			}},
@@ -113,19 +113,19 @@ func TestAssess(t *testing.T) {
 			published,
 		},
 		{
-			"some are outdated, which is said and not hidden",
+			"outdated nodes are reported",
 			World{Nodes: []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.Image = image1 })}, Groups: twoGroups},
 			v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Outdated: 1},
 			published,
 		},
 		{
-			"a donor alone is not up to date",
-			World{Nodes: []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.Image, n.Heir = image1, "gone" })}, Groups: twoGroups},
+			"a single old node is not up to date",
+			World{Nodes: []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.Image, n.Replacement = image1, "gone" })}, Groups: twoGroups},
 			v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Donors: 1},
 			published,
 		},
 		{
-			"a group would make old machines",
+			"a group would create machines with the old image",
 			World{Nodes: []Node{machine("control-plane-0")}, Groups: []Group{{Name: "workers", ID: workerGroup, Role: v1alpha1.WorkerRole, Image: image1}}},
 			v1alpha1.NodeCounts{Total: 1, UpToDate: 1},
 			published,
@@ -200,7 +200,7 @@ func TestConditionsKeepTheirTime(t *testing.T) {
 	first := assess(spec(), 1, v1alpha1.NodeVersionStatus{}, w, start)
 	again := assess(spec(), 1, first, w, start.Add(time.Hour))
 	if d := cmp.Diff(first, again); d != "" {
-		t.Errorf("nothing has changed, the status has (-first +again):\n%s", d)
+		t.Errorf("the status differs without a change of the world (-first +again):\n%s", d)
 	}
 	w.Nodes[0].Image = image1
 	changed := assess(spec(), 1, again, w, start.Add(time.Hour))
@@ -222,9 +222,9 @@ func TestStatusStaysBelow4kB(t *testing.T) {
 			case 0:
 				n.Image = image1
 			case 1:
-				n.Image, n.Heir = image1, "x"
+				n.Image, n.Replacement = image1, "x"
 			case 2:
-				n.Donor = "x"
+				n.OldNode = "x"
 			case 3:
 				n.Image = ""
 			case 4:

@@ -51,22 +51,22 @@ func halfWay(w *World) {
 			continue
 		}
 		if i < workers/2 {
-			n.Image, n.Donor = image2, "old-"+n.Name
+			n.Image, n.OldNode = image2, "old-"+n.Name
 			w.Instances[i].Token = "token-" + n.Name
 			continue
 		}
 		if busy == 100 {
 			break
 		}
-		heir := machine("heir-of-" + n.Name)
-		m := Instance{ID: heir.ProviderID, Name: heir.Name, Group: n.Group, Token: "token-" + heir.Name, State: "Ready", Since: w.Now}
+		newNode := machine("heir-of-" + n.Name)
+		m := Instance{ID: newNode.ProviderID, Name: newNode.Name, Group: n.Group, Token: "token-" + newNode.Name, State: "Ready", Since: w.Now}
 		w.Instances = append(w.Instances, m)
 		w.Intents = append(w.Intents, Intent{
-			Name: fmt.Sprint(slotPrefix, busy), Goal: v1alpha1.JoinGoal, Token: m.Token, Donor: n.Name, Group: n.Group, Deadline: w.Now.Add(time.Minute),
+			Name: fmt.Sprint(slotPrefix, busy), Goal: v1alpha1.JoinGoal, Token: m.Token, OldNode: n.Name, Group: n.Group, Deadline: w.Now.Add(time.Minute),
 		})
 		if busy%2 == 0 {
-			heir.Donor, n.Heir, n.Cordon, n.CordonedSince = n.Name, heir.Name, CordonedByUs, w.Now
-			w.Nodes = append(w.Nodes, heir)
+			newNode.OldNode, n.Replacement, n.Cordon, n.CordonedSince = n.Name, newNode.Name, CordonedByUs, w.Now
+			w.Nodes = append(w.Nodes, newNode)
 		}
 		busy++
 	}

@@ -62,13 +62,13 @@ type Decision struct {
 	w    World
 
 	*Lookup
-	groups        map[string]*Group
-	replacements  []replacement      // replacements in progress, by slot
-	donors        map[string]bool    // names of nodes with a replacement
-	leaving       map[string]*Intent // by ID of the machine
-	tracked       map[string]bool    // IDs and tokens that an intent names
-	takenSlots    map[int]bool       // surge slots that an intent holds
-	orphanedHeirs []*Instance        // machines that the operator created and whose intent was deleted
+	groups               map[string]*Group
+	replacements         []replacement      // replacements in progress, by slot
+	oldNodes             map[string]bool    // names of nodes with a replacement
+	leaving              map[string]*Intent // by ID of the machine
+	tracked              map[string]bool    // IDs and tokens that an intent names
+	takenSlots           map[int]bool       // surge slots that an intent holds
+	orphanedReplacements []*Instance        // machines that the operator created and whose intent was deleted
 	// A control plane joins or leaves outside of the one slot: its intent was deleted, or an intent
 	// without a slot is bound to it.
 	untrackedControlPlane bool
@@ -94,9 +94,9 @@ type Decision struct {
 type replacement struct {
 	*Intent
 	slot    int
-	donor   *Node
+	oldNode *Node
 	machine *Instance
-	heir    *Node
+	newNode *Node
 }
 
 // slotPrefix begins the names of intents that hold a surge slot. Names are unique, so two leaders
@@ -119,7 +119,7 @@ func SurgeSlot(name string) (int, bool) {
 // index builds the lookups and counts of one decision.
 func (d *Decision) index() {
 	d.groups, d.leaving = make(map[string]*Group, 2*len(d.w.Groups)), map[string]*Intent{}
-	d.tracked, d.keepCordoned, d.donors, d.takenSlots, d.stuckGroups = map[string]bool{}, map[string]bool{}, map[string]bool{}, map[int]bool{}, map[string]int{}
+	d.tracked, d.keepCordoned, d.oldNodes, d.takenSlots, d.stuckGroups = map[string]bool{}, map[string]bool{}, map[string]bool{}, map[int]bool{}, map[string]int{}
 	if d.Lookup = d.w.Lookup; d.Lookup == nil || !byName(d.w.Nodes) {
 		d.w.Nodes = sorted(d.w.Nodes) // a copy, because judge changes it
 		d.Lookup = lookupWithout(&d.w, d.off)
@@ -133,14 +133,14 @@ func (d *Decision) index() {
 	for i := range d.w.Instances {
 		m := &d.w.Instances[i]
 		leaves := m.State == "Terminating" && d.NodeOf[m.ID] == nil && !d.tracked[m.ID] && !d.tracked[m.Token]
-		lost := d.isOrphanedHeir(m)
+		lost := d.isOrphanedReplacement(m)
 		if lost {
-			d.orphanedHeirs = append(d.orphanedHeirs, m)
+			d.orphanedReplacements = append(d.orphanedReplacements, m)
 		}
 		if g := d.Group(m.Group); g != nil && g.Role == v1alpha1.ControlPlaneRole {
 			d.untrackedControlPlane = d.untrackedControlPlane || lost || leaves
 		}
-		if d.when(ruleStrayBudget, lost || leaves) {
+		if d.when(ruleOrphanBudget, lost || leaves) {
 			d.inFlight++
 		}
 	}
@@ -183,13 +183,13 @@ func (d *Decision) indexIntents() {
 				d.inFlight++
 			}
 			if in.Goal == v1alpha1.UpgradeGoal {
-				d.donors[in.Node] = true
+				d.oldNodes[in.Node] = true
 			}
 			if in.Goal == v1alpha1.JoinGoal {
 				d.replacements = append(d.replacements, d.replacement(in, p))
 			}
-			if in.Donor != "" {
-				d.donors[in.Donor] = true
+			if in.OldNode != "" {
+				d.oldNodes[in.OldNode] = true
 			}
 		}
 	}
@@ -227,14 +227,14 @@ func sorted(nodes []Node) []Node {
 // replacement node are both Nodes, and one for each orphaned replacement node.
 func (d *Decision) surplusNodes() int {
 	n := 0
-	for _, m := range d.orphanedHeirs {
+	for _, m := range d.orphanedReplacements {
 		if d.NodeOf[m.ID] != nil {
 			n++
 		}
 	}
 	for i := range d.w.Intents {
 		in := &d.w.Intents[i]
-		if _, ok := SurgeSlot(in.Name); !ok || d.Nodes[in.Donor] == nil {
+		if _, ok := SurgeSlot(in.Name); !ok || d.Nodes[in.OldNode] == nil {
 			continue
 		}
 		if m := d.ByToken[in.Token]; m != nil && d.NodeOf[m.ID] != nil {
@@ -245,9 +245,9 @@ func (d *Decision) surplusNodes() int {
 }
 
 func (d *Decision) replacement(in *Intent, place int) replacement {
-	r := replacement{Intent: in, slot: place, donor: d.Nodes[in.Donor], machine: d.ByToken[in.Token]}
+	r := replacement{Intent: in, slot: place, oldNode: d.Nodes[in.OldNode], machine: d.ByToken[in.Token]}
 	if r.machine != nil {
-		r.heir = d.NodeOf[r.machine.ID]
+		r.newNode = d.NodeOf[r.machine.ID]
 	}
 	return r
 }
@@ -260,9 +260,9 @@ func (d *Decision) idOf(id string) string {
 	return id
 }
 
-// isOrphanedHeir reports whether the operator created m to replace a node that still exists, and
+// isOrphanedReplacement reports whether the operator created m to replace a node that still exists, and
 // somebody deleted the intent.
-func (d *Decision) isOrphanedHeir(m *Instance) bool {
+func (d *Decision) isOrphanedReplacement(m *Instance) bool {
 	if m.Token == "" || d.tracked[m.Token] || Gone(m) {
 		return false
 	}
@@ -270,31 +270,31 @@ func (d *Decision) isOrphanedHeir(m *Instance) bool {
 	replaced, pinned := d.madeFor(m)
 	pinned = pinned && d.off != ruleMadeFor
 	if n == nil || !known(n) || d.leaves(n) {
-		// Once the replaced machine is gone, m is a machine like any other, whatever its Node claims.
+		// After the replaced machine is deleted, m is an ordinary machine, whatever its Node claims.
 		return !pinned || !d.w.Complete || replaced != nil && !Gone(replaced)
 	}
 	if !d.atTarget(n) || d.inPlace(n) {
 		return false
 	}
-	donor := d.donorOf(m, n)
-	return donor != nil && d.outdated(donor)
+	oldNode := d.oldNodeOf(m, n)
+	return oldNode != nil && d.outdated(oldNode)
 }
 
-// donorOf returns the node that m was created to replace, or nil. n is the node of m. The token of
+// oldNodeOf returns the node that m was created to replace, or nil. n is the node of m. The token of
 // m names the old node. If an older operator created m, its Node names the old node, which counts if
 // the old node's Node names n.
-func (d *Decision) donorOf(m *Instance, n *Node) *Node {
+func (d *Decision) oldNodeOf(m *Instance, n *Node) *Node {
 	replaced, pinned := d.madeFor(m)
 	switch {
 	case d.off == ruleMadeFor:
-		return d.Nodes[n.Donor]
+		return d.Nodes[n.OldNode]
 	case pinned && replaced != nil:
 		return d.NodeOf[replaced.ID]
 	case pinned:
 		return nil
 	}
-	if donor := d.Nodes[n.Donor]; donor != nil && donor.Heir == n.Name {
-		return donor
+	if oldNode := d.Nodes[n.OldNode]; oldNode != nil && oldNode.Replacement == n.Name {
+		return oldNode
 	}
 	return nil
 }
@@ -356,7 +356,7 @@ func (d *Decision) roleOf(in *Intent) v1alpha1.Role {
 	if g := d.Group(in.Group); g != nil {
 		return g.Role
 	}
-	if n := d.Nodes[in.Donor]; n != nil {
+	if n := d.Nodes[in.OldNode]; n != nil {
 		return n.Role
 	}
 	return ""
@@ -441,10 +441,10 @@ func (d *Decision) refuse() string {
 		return ""
 	}
 	if !d.must(ruleNeverDown, !want.Less(newest)) {
-		return fmt.Sprintf("the cluster runs Kubernetes %s already and never goes down to %s; set kubernetesClusterVersion to %s or newer", newest, want, newest)
+		return fmt.Sprintf("the cluster runs Kubernetes %s, and a downgrade to %s is not supported; set kubernetesClusterVersion to %s or newer", newest, want, newest)
 	}
 	if have, err := version.Parse(d.w.Versions[d.w.Before.JoinComponents.ControlPlane]); err == nil && (have.Major() != want.Major() || want.Minor() > have.Minor()+1) {
-		return fmt.Sprintf("Kubernetes %s is more than one minor version above %s; go to v%d.%d first", want, have, have.Major(), have.Minor()+1)
+		return fmt.Sprintf("Kubernetes %s is more than one minor version above %s; upgrade to v%d.%d first", want, have, have.Major(), have.Minor()+1)
 	}
 	return ""
 }
@@ -458,7 +458,7 @@ func (d *Decision) upgradeKubernetes() {
 		if first := joinComponents(d.spec, pub, d.w); first != pub {
 			d.publish(first)
 		} else {
-			d.Wait("ComponentsUnknown", "what joining machines shall install was never published, and the control plane does not run the target's Kubernetes", v1alpha1.Reference{}, time.Time{})
+			d.Wait("ComponentsUnknown", "the components of joining machines were never published, and the control plane does not run the target's Kubernetes version", v1alpha1.Reference{}, time.Time{})
 		}
 		return
 	}
@@ -519,9 +519,9 @@ func (d *Decision) upgrade() {
 	case d.w.Autoscaler.Running:
 		d.Wait("AutoscalerRuns", "the cluster autoscaler has not stopped yet", v1alpha1.Reference{}, time.Time{})
 	case d.controlPlaneMoves():
-		d.Wait("ControlPlaneMoves", "a control plane is on its way in or out; Kubernetes is upgraded when it has settled", v1alpha1.Reference{}, time.Time{})
+		d.Wait("ControlPlaneMoves", "a control plane is joining or leaving; Kubernetes is upgraded after that", v1alpha1.Reference{}, time.Time{})
 	case host == nil:
-		d.Wait("NoControlPlane", "no control plane is Ready whose agent could upgrade Kubernetes", v1alpha1.Reference{}, time.Time{})
+		d.Wait("NoControlPlane", "no control plane is Ready, so no agent can upgrade Kubernetes", v1alpha1.Reference{}, time.Time{})
 	default:
 		a := Action{Kind: StartUpgrade, Node: host.Name, Version: d.spec.KubernetesClusterVersion, Components: d.spec.KubernetesComponentsReference}
 		if same {
@@ -581,24 +581,24 @@ func (d *Decision) advanceReplacement(r *replacement) {
 	case r.machine == nil:
 		d.create(r)
 	case Gone(r.machine):
-		if r.heir == nil { // else its Node is deleted first
+		if r.newNode == nil { // else its Node is deleted first
 			d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
 		}
-	case d.when(ruleHeirStays, d.replaced(r)):
-		if r.heir == nil {
-			d.Wait("IntentSettles", fmt.Sprintf("the etcd member of %s votes, and its Node is not seen", r.machine.Name), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, time.Time{})
+	case d.when(ruleReplacementStays, d.replaced(r)):
+		if r.newNode == nil {
+			d.Wait("IntentSettles", fmt.Sprintf("the etcd member of %s is a voter, but its Node is missing from the last observation", r.machine.Name), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, time.Time{})
 			return
 		}
 		d.do(Action{Kind: ClearIntent, Intent: *r.Intent}) // trackOrphans removes the old node, which has left etcd
-	case d.unneeded(r) || r.donor != nil && d.postponed(r.donor):
+	case d.unneeded(r) || r.oldNode != nil && d.postponed(r.oldNode):
 		d.giveUp(r)
-	case r.heir == nil:
+	case r.newNode == nil:
 		late := d.w.Now.After(r.machine.Since.Add(JoinDeadline)) || r.machine.State == "Failed"
 		if d.when(ruleOverdue, late) {
 			d.postpone(r, "")
 			return
 		}
-		d.Wait("MachineJoins", fmt.Sprintf("machine %s, which replaces %s, has not joined yet; it is given up when its time is over", r.machine.Name, r.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.machine.Since.Add(JoinDeadline))
+		d.Wait("MachineJoins", fmt.Sprintf("machine %s, which replaces %s, has not joined yet; it is deleted when its time to join is over", r.machine.Name, r.OldNode), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.machine.Since.Add(JoinDeadline))
 	default:
 		d.completeReplacement(r)
 	}
@@ -606,27 +606,27 @@ func (d *Decision) advanceReplacement(r *replacement) {
 
 // unneeded reports whether r must no longer replace its old node.
 func (d *Decision) unneeded(r *replacement) bool {
-	if r.machine != nil && d.leaving[r.machine.ID] != nil || r.heir != nil && d.hasLeftEtcd(r.heir) {
+	if r.machine != nil && d.leaving[r.machine.ID] != nil || r.newNode != nil && d.hasLeftEtcd(r.newNode) {
 		return true
 	}
-	if r.donor == nil || !r.donor.Confirmed {
+	if r.oldNode == nil || !r.oldNode.Confirmed {
 		return false
 	}
 	// An old node whose member has left etcd cannot stay, so its replacement node has to.
-	if !d.hasLeftEtcd(r.donor) && (known(r.donor) && d.atTarget(r.donor) || r.donor.Obsolete || d.leaves(r.donor) || !d.must(ruleInPlace, !d.inPlace(r.donor)) || d.upgrades(r.donor)) {
+	if !d.hasLeftEtcd(r.oldNode) && (known(r.oldNode) && d.atTarget(r.oldNode) || r.oldNode.Obsolete || d.leaves(r.oldNode) || !d.must(ruleInPlace, !d.inPlace(r.oldNode)) || d.upgrades(r.oldNode)) {
 		return true
 	}
 	for i := range d.replacements {
-		if o := &d.replacements[i]; o.Donor == r.Donor && o.slot < r.slot {
+		if o := &d.replacements[i]; o.OldNode == r.OldNode && o.slot < r.slot {
 			return true
 		}
 	}
 	for i := range d.w.Intents { // an intent that is bound to the old node already
-		if o := &d.w.Intents[i]; o.Name != r.Name && o.Donor == r.Donor && o.Machine == r.donor.ProviderID {
+		if o := &d.w.Intents[i]; o.Name != r.Name && o.OldNode == r.OldNode && o.Machine == r.oldNode.ProviderID {
 			return true
 		}
 	}
-	return r.heir != nil && r.heir.Obsolete
+	return r.newNode != nil && r.newNode.Obsolete
 }
 
 // replaced reports whether the old node of r has left etcd and the replacement node votes in its place, under an
@@ -634,21 +634,21 @@ func (d *Decision) unneeded(r *replacement) bool {
 // however long the drain takes. Nodes do not count here, because a Node may be missing from the
 // observation.
 func (d *Decision) replaced(r *replacement) bool {
-	return d.roleOf(r.Intent) == v1alpha1.ControlPlaneRole && r.donor != nil && !d.isMember(r.donor.Name) && d.votes(r.machine.Name) &&
-		(r.heir == nil || d.donorOf(r.machine, r.heir) == r.donor)
+	return d.roleOf(r.Intent) == v1alpha1.ControlPlaneRole && r.oldNode != nil && !d.isMember(r.oldNode.Name) && d.votes(r.machine.Name) &&
+		(r.newNode == nil || d.oldNodeOf(r.machine, r.newNode) == r.oldNode)
 }
 
 // create requests the machine of an intent. The token makes the request idempotent.
 func (d *Decision) create(r *replacement) {
 	late := d.w.Now.After(r.Deadline)
-	needed := r.donor != nil && d.outdated(r.donor) && !d.onHold(r.donor) && !d.unneeded(r)
+	needed := r.oldNode != nil && d.outdated(r.oldNode) && !d.onHold(r.oldNode) && !d.unneeded(r)
 	switch role, g := d.roleOf(r.Intent), d.Group(r.Group); {
 	case late && !d.w.Complete:
-		d.Wait(ReasonPartial, fmt.Sprintf("whether the cloud has made a machine for %s is known when it lists all machines again", r.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, time.Time{})
+		d.Wait(ReasonPartial, fmt.Sprintf("waiting for a complete list of machines from the cloud, to see whether it has created the machine for %s", r.OldNode), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, time.Time{})
 	case !d.must(ruleNoLateCreate, !late):
 		// A pending request has arrived or failed by now.
-		if needed && !d.postponed(r.donor) {
-			d.postpone(r, "the cloud has not made its machine")
+		if needed && !d.postponed(r.oldNode) {
+			d.postpone(r, "the cloud has not created its machine")
 		} else if d.when(ruleUnseenOverdue, true) {
 			d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
 		}
@@ -657,13 +657,13 @@ func (d *Decision) create(r *replacement) {
 			d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
 			return
 		}
-		d.Wait("IntentSettles", fmt.Sprintf("%s needs no replacement any more; whether the cloud has made a machine for it is known soon", r.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
-	case d.orphanedHeirFor(r.donor) != nil:
-		d.Wait("IntentSettles", fmt.Sprintf("a machine that can replace %s is there already; its intent was deleted", r.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
+		d.Wait("IntentSettles", fmt.Sprintf("%s needs no replacement any more; waiting to see whether the cloud has created a machine for it", r.OldNode), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
+	case d.orphanFor(r.oldNode) != nil:
+		d.Wait("IntentSettles", fmt.Sprintf("a machine that can replace %s exists already; its PendingNode was deleted", r.OldNode), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
 	case !d.must(ruleSpentToken, !r.Seen):
-		d.Wait("IntentSettles", fmt.Sprintf("the cloud does not list the machine that was made for %s; no second one is made for it", r.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
+		d.Wait("IntentSettles", fmt.Sprintf("the cloud does not list the machine that it created for %s; no second one is created", r.OldNode), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
 	case role == v1alpha1.ControlPlaneRole && !d.must(ruleCountedTwice, !d.untrackedControlPlane):
-		d.Wait("ControlPlaneMoves", "another control plane is on its way in or out; the next one waits until it has settled", v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
+		d.Wait("ControlPlaneMoves", "another control plane is joining or leaving; the next one waits for it", v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
 	case !d.mayCreate(role, g):
 	default:
 		d.do(Action{Kind: CreateInstance, Intent: *r.Intent})
@@ -677,13 +677,13 @@ func (d *Decision) mayCreate(role v1alpha1.Role, g *Group) bool {
 	case g == nil || d.refusal != "":
 		return false
 	case g.NotListed:
-		d.Wait("GroupMissing", fmt.Sprintf("the cloud does not list group %s, so none of its machines can be made; delete its ScalingGroup if it is gone", g.Name), v1alpha1.Reference{Kind: "ScalingGroup", Name: g.Name}, time.Time{})
+		d.Wait("GroupMissing", fmt.Sprintf("the cloud does not list group %s, so no machine can be created in it; delete its ScalingGroup if the group was deleted", g.Name), v1alpha1.Reference{Kind: "ScalingGroup", Name: g.Name}, time.Time{})
 		return false
 	case !d.must(ruleWholeList, d.w.Complete):
-		d.Wait(ReasonPartial, "the cloud did not list all machines, so no more are made", v1alpha1.Reference{}, time.Time{})
+		d.Wait(ReasonPartial, "the cloud's list of machines is incomplete, so no machine is created", v1alpha1.Reference{}, time.Time{})
 		return false
 	case !d.must(ruleCountedTwice, d.inFlight <= d.surge):
-		d.Wait("BudgetExceeded", fmt.Sprintf("%d machines are on their way in or out already, and %d may be", d.inFlight, d.surge), v1alpha1.Reference{}, time.Time{})
+		d.Wait("BudgetExceeded", fmt.Sprintf("%d machines are joining or leaving, the maximum is %d", d.inFlight, d.surge), v1alpha1.Reference{}, time.Time{})
 		return false
 	case !d.must(ruleAutoscalerStopped, !d.w.Autoscaler.Running):
 		d.Wait("AutoscalerRuns", "the cluster autoscaler has not stopped yet", v1alpha1.Reference{}, time.Time{})
@@ -691,7 +691,7 @@ func (d *Decision) mayCreate(role v1alpha1.Role, g *Group) bool {
 	case !d.must(rulePublishedFirst, d.published(role)):
 		return false
 	case !d.must(ruleGroupImage, strings.EqualFold(g.Image, d.spec.Image)):
-		d.Wait("GroupImage", fmt.Sprintf("the cloud makes machines of group %s from another image yet", g.Name), v1alpha1.Reference{Kind: "ScalingGroup", Name: g.Name}, time.Time{})
+		d.Wait("GroupImage", fmt.Sprintf("the cloud still creates machines of group %s from another image", g.Name), v1alpha1.Reference{Kind: "ScalingGroup", Name: g.Name}, time.Time{})
 		return false
 	case !d.must(ruleControlPlaneFirst, role == v1alpha1.ControlPlaneRole || d.controlPlanesDone):
 		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", v1alpha1.Reference{}, time.Time{})
@@ -711,9 +711,9 @@ func (d *Decision) giveUp(r *replacement) {
 // that a crash in between cannot start the same attempt again.
 func (d *Decision) postpone(r *replacement, why string) {
 	switch {
-	case r.donor != nil && d.outdated(r.donor):
-		d.do(Action{Kind: PostponeNode, Node: r.donor.Name, Until: d.w.Now.Add(Postponement)})
-		d.Wait("Postponed", fmt.Sprintf("the replacement of %s is tried again later: %s", r.donor.Name, cmp.Or(why, "its new machine did not join in time")), NodeReference(r.donor.Name), d.w.Now.Add(Postponement))
+	case r.oldNode != nil && d.outdated(r.oldNode):
+		d.do(Action{Kind: PostponeNode, Node: r.oldNode.Name, Until: d.w.Now.Add(Postponement)})
+		d.Wait("Postponed", fmt.Sprintf("the replacement of %s is postponed: %s", r.oldNode.Name, cmp.Or(why, "its new machine did not join in time")), NodeReference(r.oldNode.Name), d.w.Now.Add(Postponement))
 	case r.machine != nil:
 		d.giveUp(r)
 	}
@@ -721,17 +721,17 @@ func (d *Decision) postpone(r *replacement, why string) {
 
 // completeReplacement replaces the old node by the replacement node, which is a Node: adopt, cordon, drain, bind.
 func (d *Decision) completeReplacement(r *replacement) {
-	h, donor := r.heir, r.donor
+	h, oldNode := r.newNode, r.oldNode
 	overdue := d.w.Now.After(r.machine.Since.Add(JoinDeadline))
 	worker := h.Role != v1alpha1.ControlPlaneRole
-	begun := donor != nil && donor.Heir == h.Name
+	begun := oldNode != nil && oldNode.Replacement == h.Name
 	switch {
-	case donor == nil:
-		d.settleVanishedDonor(r)
+	case oldNode == nil:
+		d.settleVanishedOldNode(r)
 		return
-	case !donor.Confirmed:
-		d.keepCordoned[donor.Name] = begun
-		d.Wait("MachineUnknown", fmt.Sprintf("the cloud does not describe the machine of %s at the moment, so it stays", donor.Name), NodeReference(donor.Name), time.Time{})
+	case !oldNode.Confirmed:
+		d.keepCordoned[oldNode.Name] = begun
+		d.Wait("MachineUnknown", fmt.Sprintf("the cloud returns no data about the machine of %s at the moment, so the node stays", oldNode.Name), NodeReference(oldNode.Name), time.Time{})
 		return
 	case d.mispaired(r):
 		// Without the intent, the machine is an orphan and is matched with its own old node.
@@ -742,9 +742,9 @@ func (d *Decision) completeReplacement(r *replacement) {
 			d.postpone(r, "")
 			return
 		}
-		d.Wait("HeirUnknown", fmt.Sprintf("it is not known yet what %s runs", h.Name), NodeReference(h.Name), time.Time{})
+		d.Wait("HeirUnknown", fmt.Sprintf("the image and components of %s are not known yet", h.Name), NodeReference(h.Name), time.Time{})
 		return
-	case !d.must(ruleHeirVersion, d.atTarget(h)):
+	case !d.must(ruleReplacementVersion, d.atTarget(h)):
 		d.giveUp(r)
 		return
 	case worker && !d.controlPlanesDone:
@@ -752,49 +752,49 @@ func (d *Decision) completeReplacement(r *replacement) {
 			d.giveUp(r)
 			return
 		}
-		d.keepCordoned[donor.Name] = begun
-		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", NodeReference(donor.Name), time.Time{})
+		d.keepCordoned[oldNode.Name] = begun
+		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", NodeReference(oldNode.Name), time.Time{})
 		return
-	case !begun && h.Donor != donor.Name:
+	case !begun && h.OldNode != oldNode.Name:
 		// The intent names the old node. The annotation of the Node only repeats it.
-		if d.when(ruleHeirDenies, d.refusesDonor(r)) {
-			d.postpone(r, h.Name+", its new machine, does not keep the annotation that names what it replaces")
+		if d.when(ruleReplacementDenies, d.refusesOldNode(r)) {
+			d.postpone(r, h.Name+", its replacement node, keeps removing the annotation with the old node's name")
 			return
 		}
-		d.do(Action{Kind: AdoptHeir, Node: h.Name, Donor: donor.Name})
+		d.do(Action{Kind: AdoptReplacement, Node: h.Name, OldNode: oldNode.Name})
 		return
 	}
-	drainOverdue := donor.Cordon == CordonedByUs && d.w.Now.After(donor.CordonedSince.Add(DrainDeadline))
+	drainOverdue := oldNode.Cordon == CordonedByUs && d.w.Now.After(oldNode.CordonedSince.Add(DrainDeadline))
 	late := overdue && !begun || begun && drainOverdue
 	switch {
-	case !d.must(ruleHeirReady, h.Ready):
-		d.waitForHeir(r, late, "HeirNotReady", fmt.Sprintf("%s, which replaces %s, is not Ready%s", h.Name, donor.Name, prefixed(": pod ", h.NotReadyPod)))
+	case !d.must(ruleReplacementReady, h.Ready):
+		d.waitForReplacement(r, late, "HeirNotReady", fmt.Sprintf("%s, which replaces %s, is not Ready%s", h.Name, oldNode.Name, prefixed(": pod ", h.NotReadyPod)))
 		return
-	case !d.must(ruleHeirOpen, h.Cordon == Uncordoned):
-		d.waitForHeir(r, late, "HeirCordoned", fmt.Sprintf("%s, which replaces %s, is cordoned; uncordon it", h.Name, donor.Name))
+	case !d.must(ruleReplacementOpen, h.Cordon == Uncordoned):
+		d.waitForReplacement(r, late, "HeirCordoned", fmt.Sprintf("%s, which replaces %s, is cordoned; uncordon it", h.Name, oldNode.Name))
 		return
 	case !worker && !d.votes(h.Name):
-		d.waitForHeir(r, late, "HeirNotVoting", fmt.Sprintf("the etcd member of %s is not a started, healthy voter", h.Name))
+		d.waitForReplacement(r, late, "HeirNotVoting", fmt.Sprintf("the etcd member of %s is not a started, healthy voter", h.Name))
 		return
-	case !begun || donor.Cordon == Uncordoned:
-		d.keepCordoned[donor.Name] = true
-		d.do(Action{Kind: CordonNode, Node: donor.Name, Heir: h.Name})
+	case !begun || oldNode.Cordon == Uncordoned:
+		d.keepCordoned[oldNode.Name] = true
+		d.do(Action{Kind: CordonNode, Node: oldNode.Name, Replacement: h.Name})
 		return
 	}
-	d.keepCordoned[donor.Name] = true
+	d.keepCordoned[oldNode.Name] = true
 	switch {
-	case !d.must(ruleLeaseMoved, d.w.LeaderNode != donor.Name):
-		d.do(Action{Kind: YieldLease, Node: donor.Name})
-	case !d.must(ruleDrained, donor.Drained):
-		d.drain(donor)
-		if d.when(ruleBlockedGoesBy, drainOverdue && d.othersWait(donor)) {
-			d.postpone(r, "its drain is blocked: "+TruncateMessage(donor.DrainBlocker))
+	case !d.must(ruleLeaseMoved, d.w.LeaderNode != oldNode.Name):
+		d.do(Action{Kind: YieldLease, Node: oldNode.Name})
+	case !d.must(ruleDrained, oldNode.Drained):
+		d.drain(oldNode)
+		if d.when(ruleBlockedGoesBy, drainOverdue && d.othersWait(oldNode)) {
+			d.postpone(r, "its drain is blocked: "+TruncateMessage(oldNode.DrainBlocker))
 		}
-	case !worker && !d.othersHealthy(donor.Name):
-		d.Wait("EtcdUnhealthy", d.unhealthyOther(donor.Name), NodeReference(donor.Name), time.Time{})
+	case !worker && !d.othersHealthy(oldNode.Name):
+		d.Wait("EtcdUnhealthy", d.unhealthyOther(oldNode.Name), NodeReference(oldNode.Name), time.Time{})
 	default:
 		in := *r.Intent
-		in.Goal, in.Machine, in.Node = v1alpha1.LeaveGoal, donor.ProviderID, donor.Name
+		in.Goal, in.Machine, in.Node = v1alpha1.LeaveGoal, oldNode.ProviderID, oldNode.Name
 		d.do(Action{Kind: BindIntent, Intent: in})
 	}
 }
@@ -802,15 +802,15 @@ func (d *Decision) completeReplacement(r *replacement) {
 // mispaired reports whether r's machine was created to replace another node than r's old node.
 func (d *Decision) mispaired(r *replacement) bool {
 	if d.off == ruleMadeFor {
-		return r.heir.Donor != "" && r.heir.Donor != r.Donor
+		return r.newNode.OldNode != "" && r.newNode.OldNode != r.OldNode
 	}
 	replaced, _ := d.madeFor(r.machine)
-	return replaced != nil && replaced.ID != r.donor.ProviderID
+	return replaced != nil && replaced.ID != r.oldNode.ProviderID
 }
 
-// refusesDonor reports whether the replacement node of r does not keep the annotation that names its old node for
+// refusesOldNode reports whether the replacement node of r does not keep the annotation that names its old node for
 // longer than an honest Node needs.
-func (d *Decision) refusesDonor(r *replacement) bool {
+func (d *Decision) refusesOldNode(r *replacement) bool {
 	return d.w.Now.After(r.machine.Since.Add(JoinDeadline + CreateDeadline))
 }
 
@@ -822,40 +822,40 @@ func prefixed(with, text string) string {
 	return with + text
 }
 
-// waitForHeir waits for a replacement node until its deadline, and then postpones the replacement.
-func (d *Decision) waitForHeir(r *replacement, late bool, reason, message string) {
+// waitForReplacement waits for a replacement node until its deadline, and then postpones the replacement.
+func (d *Decision) waitForReplacement(r *replacement, late bool, reason, message string) {
 	if d.when(ruleOverdue, late) {
 		d.postpone(r, message)
 		return
 	}
-	if r.donor.Heir == r.heir.Name {
-		d.keepCordoned[r.donor.Name] = true
+	if r.oldNode.Replacement == r.newNode.Name {
+		d.keepCordoned[r.oldNode.Name] = true
 	}
-	d.Wait(reason, message, NodeReference(r.heir.Name), time.Time{})
+	d.Wait(reason, message, NodeReference(r.newNode.Name), time.Time{})
 }
 
-// settleVanishedDonor ends a replacement whose old node's Node is gone. If somebody deleted the Node,
+// settleVanishedOldNode ends a replacement whose old node's Node is gone. If somebody deleted the Node,
 // the replacement node stays. If another node was its replacement node, the replacement started from a stale
 // observation, and the machine leaves.
-func (d *Decision) settleVanishedDonor(r *replacement) {
+func (d *Decision) settleVanishedOldNode(r *replacement) {
 	for i := range d.w.Nodes {
-		if n := &d.w.Nodes[i]; n.Confirmed && n.Name != r.heir.Name && d.sameDonor(r, n) {
+		if n := &d.w.Nodes[i]; n.Confirmed && n.Name != r.newNode.Name && d.sameOldNode(r, n) {
 			d.giveUp(r)
 			return
 		}
 	}
 	switch {
-	case r.heir.Donor != r.Donor && !d.when(ruleHeirDenies, d.refusesDonor(r)): // the replacement node stays, so it gets the name of its old node
-		d.do(Action{Kind: AdoptHeir, Node: r.heir.Name, Donor: r.Donor})
-	case d.when(ruleVanishedDonor, true):
+	case r.newNode.OldNode != r.OldNode && !d.when(ruleReplacementDenies, d.refusesOldNode(r)): // the replacement node stays, so it gets the name of its old node
+		d.do(Action{Kind: AdoptReplacement, Node: r.newNode.Name, OldNode: r.OldNode})
+	case d.when(ruleVanishedOldNode, true):
 		d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
 	}
 }
 
-// sameDonor reports whether the machines of n and r were created to replace the same node.
-func (d *Decision) sameDonor(r *replacement, n *Node) bool {
+// sameOldNode reports whether the machines of n and r were created to replace the same node.
+func (d *Decision) sameOldNode(r *replacement, n *Node) bool {
 	if d.off == ruleMadeFor {
-		return n.Donor == r.Donor
+		return n.OldNode == r.OldNode
 	}
 	m := d.Instance(n.ProviderID)
 	return m != nil && m.ReplacesHash != "" && m.ReplacesHash == r.machine.ReplacesHash
@@ -864,7 +864,7 @@ func (d *Decision) sameDonor(r *replacement, n *Node) bool {
 func (d *Decision) drain(n *Node) {
 	d.do(Action{Kind: DrainNode, Node: n.Name})
 	if n.DrainBlocker != "" {
-		d.Wait("DrainBlocked", fmt.Sprintf("%s cannot be emptied: %s", n.Name, TruncateMessage(n.DrainBlocker)), NodeReference(n.Name), time.Time{})
+		d.Wait("DrainBlocked", fmt.Sprintf("%s cannot be drained: %s", n.Name, TruncateMessage(n.DrainBlocker)), NodeReference(n.Name), time.Time{})
 	}
 }
 
@@ -905,7 +905,7 @@ func (d *Decision) advanceIntent(in *Intent) {
 	case Gone(m) || n != nil && d.joined(n):
 		d.do(Action{Kind: ClearIntent, Intent: *in})
 	case m != nil && m.Token != "" && d.tracked[m.Token]: // the replacement node of another intent
-	case d.when(ruleOverdue, d.must(ruleStrayDeadline, d.w.Now.After(in.Deadline))):
+	case d.when(ruleOverdue, d.must(ruleOrphanDeadline, d.w.Now.After(in.Deadline))):
 		bound := *in
 		bound.Goal = v1alpha1.LeaveGoal
 		d.do(Action{Kind: BindIntent, Intent: bound})
@@ -928,7 +928,7 @@ const ReasonNeverReady = "NodeNeverReady"
 // neverReady describes the removal of a node whose machine does not finish its join, and the
 // remedy.
 func (d *Decision) neverReady(n *Node) string {
-	return fmt.Sprintf("Node %s has not been Ready since its machine began to join, and a machine that has a Node gets no other ticket; machine and Node are deleted when its time is over, and at once with `constellation machine revoke %s`", n.Name, n.Name)
+	return fmt.Sprintf("Node %s has never been Ready, and a machine with a Node gets no second join ticket; machine and Node are deleted when the time to join is over; to delete them now, run `constellation machine revoke %s`", n.Name, n.Name)
 }
 
 // removeMachine removes a machine that is bound to leave: drain, etcd member, machine, Node. The
@@ -948,7 +948,7 @@ func (d *Decision) removeMachine(in *Intent) {
 	if n != nil && !going {
 		switch {
 		case n.Cordon == Uncordoned:
-			d.do(Action{Kind: CordonNode, Node: n.Name, Heir: n.Heir})
+			d.do(Action{Kind: CordonNode, Node: n.Name, Replacement: n.Replacement})
 			return
 		case !d.must(ruleLeaseMoved, d.w.LeaderNode != n.Name):
 			d.do(Action{Kind: YieldLease, Node: n.Name})
@@ -968,7 +968,7 @@ func (d *Decision) removeMachine(in *Intent) {
 		d.do(Action{Kind: DeleteNode, Node: n.Name, Machine: in.Machine})
 	}
 	if n == nil && !d.must(ruleGone, Gone(m)) {
-		d.Wait("MachineLeaves", fmt.Sprintf("the cloud has not confirmed that machine %s is gone", in.Machine), v1alpha1.Reference{Kind: "PendingNode", Name: in.Name}, time.Time{})
+		d.Wait("MachineLeaves", fmt.Sprintf("the cloud has not confirmed that machine %s is deleted", in.Machine), v1alpha1.Reference{Kind: "PendingNode", Name: in.Name}, time.Time{})
 	} else if n == nil {
 		d.do(Action{Kind: ClearIntent, Intent: *in})
 	}
@@ -987,18 +987,18 @@ func (d *Decision) memberGone(in *Intent, n *Node, name string) bool {
 	}
 	m := d.w.Etcd[i]
 	member := m.Node
-	if in.Donor == name && n != nil && m.Voter && m.Healthy {
-		heir := d.heirOf(n, in)
-		if heir == "" || !d.isMember(heir) {
+	if in.OldNode == name && n != nil && m.Voter && m.Healthy {
+		newNode := d.replacementOf(n, in)
+		if newNode == "" || !d.isMember(newNode) {
 			// The replacement node was lost or left etcd after the old node was bound; it voted at that time. While the
 			// old node's member is in etcd, nothing of its machine was changed, so the old node stays.
-			if m := d.ByToken[in.Token]; d.when(ruleRevive, heir != "" || Gone(m) || m == nil && d.w.Complete) {
+			if m := d.ByToken[in.Token]; d.when(ruleRevive, newNode != "" || Gone(m) || m == nil && d.w.Complete) {
 				d.do(Action{Kind: ClearIntent, Intent: *in})
 			}
 			return false
 		}
-		if !d.votes(heir) {
-			d.Wait("HeirNotVoting", fmt.Sprintf("the etcd member of %s is not a started, healthy voter", heir), NodeReference(heir), time.Time{})
+		if !d.votes(newNode) {
+			d.Wait("HeirNotVoting", fmt.Sprintf("the etcd member of %s is not a started, healthy voter", newNode), NodeReference(newNode), time.Time{})
 			return false
 		}
 	}
@@ -1007,7 +1007,7 @@ func (d *Decision) memberGone(in *Intent, n *Node, name string) bool {
 		d.Wait("EtcdUnhealthy", d.unhealthyOther(member), NodeReference(name), time.Time{})
 	case !d.must(ruleLeaderMoved, !m.Leader):
 		if to := d.nextLeader(name); to != "" {
-			d.do(Action{Kind: MoveLeader, Node: name, Heir: to})
+			d.do(Action{Kind: MoveLeader, Node: name, Replacement: to})
 		}
 	default:
 		d.do(Action{Kind: RemoveMember, Node: member, MinVoters: d.votersWithout(member)})
@@ -1039,14 +1039,14 @@ func atAddress(i *Instance, m Member) bool {
 	return i.Address == "" || m.Address == "" || i.Address == m.Address
 }
 
-// heirOf returns the name of the replacement node of n that stays. Machines count, because a Node may be missing
+// replacementOf returns the name of the replacement node of n that stays. Machines count, because a Node may be missing
 // from the observation.
-func (d *Decision) heirOf(n *Node, in *Intent) string {
+func (d *Decision) replacementOf(n *Node, in *Intent) string {
 	if m := d.ByToken[in.Token]; m != nil && !Gone(m) && d.leaving[m.ID] == nil {
 		return m.Name
 	}
 	for i := range d.w.Nodes {
-		if h := &d.w.Nodes[i]; h.Role == v1alpha1.ControlPlaneRole && h.Donor == n.Name && !d.leaves(h) && !Gone(d.Instance(h.ProviderID)) {
+		if h := &d.w.Nodes[i]; h.Role == v1alpha1.ControlPlaneRole && h.OldNode == n.Name && !d.leaves(h) && !Gone(d.Instance(h.ProviderID)) {
 			return h.Name
 		}
 	}
@@ -1119,7 +1119,7 @@ func (d *Decision) trackOrphans() {
 		case d.when(ruleDeadNode, Gone(d.Instance(n.ProviderID))):
 			d.do(Action{Kind: DeleteNode, Node: n.Name, Machine: n.ProviderID})
 		case !n.Confirmed:
-		case d.when(ruleHalfGone, d.hasLeftEtcd(n)) && !d.controlPlaneMoves(), n.Obsolete && !d.heirInPlace(n) && (n.Role != v1alpha1.ControlPlaneRole || !d.controlPlaneMoves()):
+		case d.when(ruleHalfGone, d.hasLeftEtcd(n)) && !d.controlPlaneMoves(), n.Obsolete && !d.replacementInPlace(n) && (n.Role != v1alpha1.ControlPlaneRole || !d.controlPlaneMoves()):
 			d.do(Action{Kind: RecordIntent, Intent: Intent{
 				Name: MachinePrefix + n.Name, Goal: v1alpha1.LeaveGoal, Machine: n.ProviderID, Node: n.Name, Group: n.Group, Deadline: d.w.Now.Add(JoinDeadline),
 			}})
@@ -1137,13 +1137,13 @@ func (d *Decision) hasLeftEtcd(n *Node) bool {
 	if n.Role != v1alpha1.ControlPlaneRole || len(d.w.Etcd) == 0 || d.isMember(n.Name) {
 		return false
 	}
-	return n.Cordon == CordonedByUs || d.when(ruleHeirVotes, d.heirVotes(n))
+	return n.Cordon == CordonedByUs || d.when(ruleReplacementVotes, d.replacementVotes(n))
 }
 
-// heirVotes reports whether a replacement node of n that stays votes in etcd.
-func (d *Decision) heirVotes(n *Node) bool {
+// replacementVotes reports whether a replacement node of n that stays votes in etcd.
+func (d *Decision) replacementVotes(n *Node) bool {
 	return slices.ContainsFunc(d.w.Nodes, func(h Node) bool {
-		return h.Role == v1alpha1.ControlPlaneRole && h.Donor == n.Name && h.Name != n.Name && !d.leaves(&h) && d.votes(h.Name)
+		return h.Role == v1alpha1.ControlPlaneRole && h.OldNode == n.Name && h.Name != n.Name && !d.leaves(&h) && d.votes(h.Name)
 	})
 }
 
@@ -1151,9 +1151,9 @@ func (d *Decision) isMember(name string) bool {
 	return slices.ContainsFunc(d.w.Etcd, func(m Member) bool { return m.Node == name })
 }
 
-// heirInPlace reports whether n is the replacement node of a replacement in progress.
-func (d *Decision) heirInPlace(n *Node) bool {
-	return slices.ContainsFunc(d.replacements, func(r replacement) bool { return r.heir == n })
+// replacementInPlace reports whether n is the replacement node of a replacement in progress.
+func (d *Decision) replacementInPlace(n *Node) bool {
+	return slices.ContainsFunc(d.replacements, func(r replacement) bool { return r.newNode == n })
 }
 
 // deadMembers removes members of etcd whose machine and Node are gone.
@@ -1236,7 +1236,7 @@ func (d *Decision) seeControlPlanes() bool {
 
 // candidate reports whether the replacement or upgrade of n could start now, given a slot.
 func (d *Decision) candidate(n *Node) bool {
-	return d.outdated(n) && !d.donors[n.Name] && !d.postponed(n) && !d.hasLeftEtcd(n)
+	return d.outdated(n) && !d.oldNodes[n.Name] && !d.postponed(n) && !d.hasLeftEtcd(n)
 }
 
 // startReplacements records intents for nodes that must be replaced or upgraded, while slots are free.
@@ -1252,20 +1252,20 @@ func (d *Decision) startReplacements() {
 	for i := range d.w.Nodes {
 		n := &d.w.Nodes[i]
 		if n.Role == v1alpha1.ControlPlaneRole && d.outdated(n) && d.onHold(n) {
-			d.Wait("ControlPlaneHeld", fmt.Sprintf("%s is held as it is, and workers wait for all control planes; let it go to go on", n.Name), NodeReference(n.Name), time.Time{})
+			d.Wait("ControlPlaneHeld", fmt.Sprintf("control plane %s is on hold, and workers wait for all control planes; resume it to continue", n.Name), NodeReference(n.Name), time.Time{})
 		}
 		if n.Role == v1alpha1.ControlPlaneRole && d.must(ruleOneControlPlane, !d.controlPlaneMoves()) || n.Role == v1alpha1.WorkerRole && d.must(ruleControlPlaneFirst, d.controlPlanesDone) {
 			if d.candidate(n) {
 				next = append(next, n)
 			} else if d.outdated(n) && d.postponed(n) && !d.onHold(n) {
-				d.Wait("Postponed", fmt.Sprintf("the replacement of %s is tried again later", n.Name), NodeReference(n.Name), n.PostponedUntil)
+				d.Wait("Postponed", fmt.Sprintf("the replacement of %s is postponed", n.Name), NodeReference(n.Name), n.PostponedUntil)
 			}
 		}
 	}
 	if len(next) > 0 && d.isBarred() {
 		return
 	}
-	for len(next) > 0 && (d.inFlight < d.surge || len(d.orphanedHeirs) > 0) {
+	for len(next) > 0 && (d.inFlight < d.surge || len(d.orphanedReplacements) > 0) {
 		// The group with the fewest replacements comes next; within it nodes that were never postponed,
 		// then by name.
 		first := 0
@@ -1279,20 +1279,20 @@ func (d *Decision) startReplacements() {
 		place, inPlace := d.freeSlot(n.Role), !d.must(ruleInPlace, !d.inPlace(n))
 		var lost *Instance
 		if !inPlace {
-			lost = d.orphanedHeirFor(n)
+			lost = d.orphanFor(n)
 		}
 		if place < 0 || lost == nil && d.inFlight >= d.surge {
 			continue // a later node may have an orphaned replacement node
 		}
 		if n.Role == v1alpha1.ControlPlaneRole && lost == nil && d.untrackedControlPlane {
-			d.Wait("ControlPlaneMoves", "another control plane is on its way in or out; the next one waits until it has settled", NodeReference(n.Name), time.Time{})
+			d.Wait("ControlPlaneMoves", "another control plane is joining or leaving; the next one waits for it", NodeReference(n.Name), time.Time{})
 			continue
 		}
 		if inPlace && (d.stuckGroup(n) || !d.mayUpgrade(n)) || !inPlace && !d.mayCreate(n.Role, d.Group(n.Group)) {
 			next = slices.DeleteFunc(next, func(o *Node) bool { return o.Role == n.Role && o.Group == n.Group }) // the others of this group cannot start either
 			continue
 		}
-		in := Intent{Name: slotPrefix + strconv.Itoa(place), Goal: v1alpha1.JoinGoal, Donor: n.Name, Group: n.Group, Deadline: d.w.Now.Add(CreateDeadline)}
+		in := Intent{Name: slotPrefix + strconv.Itoa(place), Goal: v1alpha1.JoinGoal, OldNode: n.Name, Group: n.Group, Deadline: d.w.Now.Add(CreateDeadline)}
 		switch {
 		case inPlace:
 			in = Intent{Name: in.Name, Goal: v1alpha1.UpgradeGoal, Machine: n.ProviderID, Node: n.Name, Group: n.Group, Deadline: d.w.Now.Add(JoinDeadline)}
@@ -1304,7 +1304,7 @@ func (d *Decision) startReplacements() {
 			d.inFlight++
 		}
 		d.do(Action{Kind: RecordIntent, Intent: in})
-		d.donors[n.Name], d.takenSlots[place] = true, true
+		d.oldNodes[n.Name], d.takenSlots[place] = true, true
 		if in.Token != "" {
 			d.tracked[in.Token] = true
 		}
@@ -1319,19 +1319,19 @@ func (d *Decision) replaces(n, o *Node) bool {
 	if m == nil || !n.Confirmed {
 		return false
 	}
-	return d.donorOf(m, n) == o || slices.ContainsFunc(d.w.Intents, func(in Intent) bool { return m.Token != "" && in.Token == m.Token && in.Donor == o.Name })
+	return d.oldNodeOf(m, n) == o || slices.ContainsFunc(d.w.Intents, func(in Intent) bool { return m.Token != "" && in.Token == m.Token && in.OldNode == o.Name })
 }
 
-// orphanedHeirFor returns an orphaned machine that can replace n, or nil.
-func (d *Decision) orphanedHeirFor(n *Node) *Instance {
-	for _, m := range d.orphanedHeirs {
+// orphanFor returns an orphaned machine that can replace n, or nil.
+func (d *Decision) orphanFor(n *Node) *Instance {
+	for _, m := range d.orphanedReplacements {
 		if !strings.EqualFold(m.Group, n.Group) || d.tracked[m.Token] || d.leaving[m.ID] != nil || m.State == "Terminating" {
 			continue
 		}
 		if replaced, pinned := d.madeFor(m); pinned && d.off != ruleMadeFor && (replaced == nil || replaced.ID != n.ProviderID) {
 			continue
 		}
-		if h := d.NodeOf[m.ID]; h == nil || !d.hasLeftEtcd(h) && (h.Donor == "" || h.Donor == n.Name || d.donorOf(m, h) == n) && d.atTarget(h) {
+		if h := d.NodeOf[m.ID]; h == nil || !d.hasLeftEtcd(h) && (h.OldNode == "" || h.OldNode == n.Name || d.oldNodeOf(m, h) == n) && d.atTarget(h) {
 			return m
 		}
 	}
@@ -1376,13 +1376,13 @@ func token(n *Node, place string, now time.Time) string {
 func (d *Decision) releaseCordons() {
 	for i := range d.w.Nodes {
 		n := &d.w.Nodes[i]
-		if n.Heir == "" && n.Cordon == Uncordoned || !n.Confirmed {
+		if n.Replacement == "" && n.Cordon == Uncordoned || !n.Confirmed {
 			continue
 		}
 		if d.keepCordoned[n.Name] || n.Role == v1alpha1.ControlPlaneRole && n.Cordon == CordonedByUs && d.when(ruleHalfGone, !d.isMember(n.Name)) {
 			continue
 		}
-		marked := n.Heir != ""
+		marked := n.Replacement != ""
 		ours := d.when(ruleUncordon, n.Cordon != Uncordoned && d.must(ruleForeignCordon, n.Cordon == CordonedByUs))
 		if marked || ours {
 			d.do(Action{Kind: ReleaseNode, Node: n.Name, Uncordon: ours})
@@ -1413,7 +1413,7 @@ func (d *Decision) autoscaling() {
 			since = b.Since.Time
 		}
 		until := since.Add(pausedGivesBack)
-		d.Wait(reasonPaused, "the rollout is paused; set spec.rollout.paused to false to go on", v1alpha1.Reference{}, time.Time{})
+		d.Wait(reasonPaused, "the rollout is paused; set spec.rollout.paused to false to continue", v1alpha1.Reference{}, time.Time{})
 		if d.w.Now.Before(until) && d.behind() {
 			return
 		}

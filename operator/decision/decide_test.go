@@ -78,16 +78,16 @@ func TestDecide(t *testing.T) {
 		{"the autoscaler is stopped first", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Autoscaler = Autoscaler{Enabled: true, Running: true}
 		}, []string{"pause autoscaler"}, "", "False RollingOut"},
-		{"workers are kept and the autoscaler is given back", func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.KeepWorkers = true }, []string{"resume autoscaler"}, "", "True WorkersKept"},
-		{"a held worker is left as it is, the next one is replaced", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }, []string{"record intent replace-0 Join donor=worker-1"}, "", "False RollingOut"},
-		{"a held group is left as it is, the autoscaler is given back", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Groups[1].OnHold = true }, []string{"resume autoscaler"}, "", "True NodesHeld"},
-		{"workers wait for a held control plane", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[0].Image, w.Nodes[0].OnHold = image1, true }, []string{"resume autoscaler"}, "ControlPlaneHeld", "False ControlPlaneHeld"},
-		{"nodes without a group are left alone and reported", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Groups = w.Groups[:1] }, []string{"resume autoscaler"}, "", "False GroupsLeftAlone"},
-		{"a cancelled rollout gives the autoscaler back", func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.Cancel = true }, []string{"resume autoscaler"}, "", "False Cancelled"},
-		{"Kubernetes never goes down", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		{"keepWorkers keeps workers, and the autoscaler is resumed", func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.KeepWorkers = true }, []string{"resume autoscaler"}, "", "True WorkersKept"},
+		{"a worker on hold is skipped, the next one is replaced", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }, []string{"record intent replace-0 Join donor=worker-1"}, "", "False RollingOut"},
+		{"a group on hold is skipped, the autoscaler is resumed", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Groups[1].OnHold = true }, []string{"resume autoscaler"}, "", "True NodesHeld"},
+		{"workers wait for a control plane on hold", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[0].Image, w.Nodes[0].OnHold = image1, true }, []string{"resume autoscaler"}, "ControlPlaneHeld", "False ControlPlaneHeld"},
+		{"nodes without a group are not changed, but reported", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Groups = w.Groups[:1] }, []string{"resume autoscaler"}, "", "False GroupsLeftAlone"},
+		{"a cancelled rollout resumes the autoscaler", func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.Cancel = true }, []string{"resume autoscaler"}, "", "False Cancelled"},
+		{"Kubernetes is never downgraded", func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.KubernetesClusterVersion, s.KubernetesComponentsReference = "v1.34.1", "other"
 		}, []string{"resume autoscaler"}, "TargetRefused", "False TargetRefused"},
-		{"no minor is skipped", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		{"no minor version is skipped", func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.KubernetesClusterVersion, s.KubernetesComponentsReference = "v1.37.0", "other"
 		}, []string{"resume autoscaler"}, "TargetRefused", "False TargetRefused"},
 		{"Kubernetes is upgraded by the agent beside the operator", func(s *v1alpha1.NodeVersionSpec, w *World) {
@@ -97,58 +97,58 @@ func TestDecide(t *testing.T) {
 			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.9:2380", NotStarted: true})
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://demo/control-plane-3", Name: "control-plane-3", Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
 			w.Nodes[2].Image = image1
-			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", Donor: "control-plane-2", Group: cpGroup}}
+			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "control-plane-2", Group: cpGroup}}
 		}, nil, "MachineJoins", "False MachineJoins"},
-		{"a member that never started goes when none joins", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{"a member that never started is removed when no control plane joins", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.9:2380", NotStarted: true})
 			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
 		}, []string{"remove etcd member https://10.42.0.9:2380 leaving=3", "resume autoscaler"}, "", "True UpToDate"},
-		{"nor while it may just be about to start", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{"a member that may be about to start stays", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.9:2380", NotStarted: true, Address: "10.42.0.9", Since: w.Now.Add(-time.Minute)})
 			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
 		}, []string{"resume autoscaler"}, "", "True UpToDate"},
-		{"nor that of a control plane that is there", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{"a member that has not started stays while its control plane exists", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.2:2380", NotStarted: true, Address: "10.42.0.2"})
 			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
 			addressed(w)
 		}, []string{"resume autoscaler"}, "", "True UpToDate"},
-		{"it goes at once when no control plane has its address, though one is leaving", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		{"a member without a control plane at its address is removed at once, even while another leaves", func(s *v1alpha1.NodeVersionSpec, w *World) {
 			leavingControlPlane(nil)(s, w)
 			addressed(w)
 			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.99:2380", NotStarted: true, Address: "10.42.0.99"})
 		}, []string{"remove etcd member https://10.42.0.99:2380 leaving=4"}, "EtcdUnhealthy", "False EtcdUnhealthy"},
-		{"but not while a machine is asked for that is not seen", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		{"a member without a control plane stays while a requested machine is not listed", func(s *v1alpha1.NodeVersionSpec, w *World) {
 			leavingControlPlane(nil)(s, w)
 			addressed(w)
 			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.99:2380", NotStarted: true, Address: "10.42.0.99"})
-			w.Intents = append(w.Intents, Intent{Name: "replace-1", Goal: v1alpha1.JoinGoal, Token: "u", Donor: "control-plane-1", Group: cpGroup, Deadline: w.Now.Add(time.Minute)})
+			w.Intents = append(w.Intents, Intent{Name: "replace-1", Goal: v1alpha1.JoinGoal, Token: "u", OldNode: "control-plane-1", Group: cpGroup, Deadline: w.Now.Add(time.Minute)})
 		}, nil, "EtcdUnhealthy", "False EtcdUnhealthy"},
-		{"a machine that is given up takes its member with it", func(_ *v1alpha1.NodeVersionSpec, w *World) {
-			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.LeaveGoal, Token: "t", Donor: "control-plane-2", Group: cpGroup, Machine: "sandbox://t/control-plane-9", Node: "control-plane-9"}}
+		{"the member of a machine that is given up is removed", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.LeaveGoal, Token: "t", OldNode: "control-plane-2", Group: cpGroup, Machine: "sandbox://t/control-plane-9", Node: "control-plane-9"}}
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/control-plane-9", Name: "control-plane-9", Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
 			addressed(w)
 			last := w.Instances[len(w.Instances)-1]
 			w.Etcd = append(w.Etcd, Member{Node: "https://" + last.Address + ":2380", NotStarted: true, Address: last.Address})
 		}, []string{"remove etcd member https://10.42.0.6:2380 leaving=3"}, "", "False RollingOut"},
-		{"a control plane that is a Node before it is a member of etcd is let join", func(_ *v1alpha1.NodeVersionSpec, w *World) {
-			heir := machine("control-plane-3", func(n *Node) { n.Donor = "control-plane-2" })
+		{"a control plane that is a Node before it is a member of etcd may join", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			newNode := machine("control-plane-3", func(n *Node) { n.OldNode = "control-plane-2" })
 			w.Nodes[2].Image = image1
-			w.Nodes = append(w.Nodes, heir)
-			w.Instances = append(w.Instances, Instance{ID: heir.ProviderID, Name: heir.Name, Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
-			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", Donor: "control-plane-2", Group: cpGroup}}
+			w.Nodes = append(w.Nodes, newNode)
+			w.Instances = append(w.Instances, Instance{ID: newNode.ProviderID, Name: newNode.Name, Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
+			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "control-plane-2", Group: cpGroup}}
 		}, nil, "HeirNotVoting", "False HeirNotVoting"},
-		{"so is one that a person has added, however old its machine is", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{"a control plane that a person added may join, however old its machine is", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			added := machine("control-plane-3")
 			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
 			w.Nodes = append(w.Nodes, added)
 			w.Instances = append(w.Instances, Instance{ID: added.ProviderID, Name: added.Name, Group: cpGroup, State: "Ready", Since: w.Now.Add(-24 * time.Hour)})
 		}, []string{"resume autoscaler"}, "", "True UpToDate"},
-		{"a control plane outside of etcd goes when its heir votes, though intent and cordon were taken off", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		{"a control plane outside of etcd is removed when its replacement node votes, even without intent and cordon", func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.Rollout.Paused = true
-			w.Nodes[1].Donor = "control-plane-2"
+			w.Nodes[1].OldNode = "control-plane-2"
 			w.Etcd = w.Etcd[:2]
 		}, []string{"record intent machine-control-plane-2 Leave machine=sandbox://t/control-plane-2"}, "", "False Paused"},
-		{"a group that the cloud does not list is said to be missing, and its nodes stay", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{"a group that the cloud does not list is reported as missing, and its nodes stay", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Groups[1].NotListed, w.Groups[1].Image = true, image1
 		}, nil, "GroupMissing", "False GroupMissing"},
 		{"the nodes of other groups are replaced meanwhile", func(_ *v1alpha1.NodeVersionSpec, w *World) {
@@ -171,16 +171,16 @@ func TestDecide(t *testing.T) {
 func TestBlockedDrainIsNamedAndItsTimeKept(t *testing.T) {
 	since := modelNow.Add(-7 * time.Minute)
 	s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *World) {
-		heir := machine("worker-2", func(n *Node) { n.Donor = "worker-0" })
-		w.Nodes[3].Heir, w.Nodes[3].Cordon, w.Nodes[3].CordonedSince, w.Nodes[3].DrainBlocker = "worker-2", CordonedByUs, since, "PodDisruptionBudget web/web allows no eviction"
-		w.Nodes = append(w.Nodes, heir)
-		w.Instances = append(w.Instances, Instance{ID: heir.ProviderID, Name: heir.Name, Group: heir.Group, Token: "t", State: "Ready", Since: since})
-		w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", Donor: "worker-0", Group: workerGroup}}
+		newNode := machine("worker-2", func(n *Node) { n.OldNode = "worker-0" })
+		w.Nodes[3].Replacement, w.Nodes[3].Cordon, w.Nodes[3].CordonedSince, w.Nodes[3].DrainBlocker = "worker-2", CordonedByUs, since, "PodDisruptionBudget web/web allows no eviction"
+		w.Nodes = append(w.Nodes, newNode)
+		w.Instances = append(w.Instances, Instance{ID: newNode.ProviderID, Name: newNode.Name, Group: newNode.Group, Token: "t", State: "Ready", Since: since})
+		w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "worker-0", Group: workerGroup}}
 		w.Before.Waiting = &v1alpha1.Waiting{Reason: "DrainBlocked", Object: &v1alpha1.Reference{Kind: "Node", Name: "worker-0"}}
 		w.Before.Waiting.Since.Time = since
 	})
 	_, status := decide(s, w)
-	want := &v1alpha1.Waiting{Reason: "DrainBlocked", Message: "worker-0 cannot be emptied: PodDisruptionBudget web/web allows no eviction", Object: &v1alpha1.Reference{Kind: "Node", Name: "worker-0"}}
+	want := &v1alpha1.Waiting{Reason: "DrainBlocked", Message: "worker-0 cannot be drained: PodDisruptionBudget web/web allows no eviction", Object: &v1alpha1.Reference{Kind: "Node", Name: "worker-0"}}
 	want.Since.Time = since
 	if d := cmp.Diff(want, status.Waiting); d != "" {
 		t.Errorf("waiting, want and got:\n%s", d)
@@ -193,7 +193,7 @@ func TestStatusOfARolloutIsBounded(t *testing.T) {
 	w.Run = UpgradeRun{Version: "v1.35.4", Components: refA, Node: long, Phase: "done", Line: strings.Repeat("line ", 400), Started: modelNow}
 	for i := range 3000 {
 		n := machine(fmt.Sprintf("%s-%d", long, i), func(n *Node) {
-			n.Image, n.DrainBlocker, n.Heir, n.Cordon = image1, strings.Repeat("budget ", 200), "heir", CordonedByUs
+			n.Image, n.DrainBlocker, n.Replacement, n.Cordon = image1, strings.Repeat("budget ", 200), "heir", CordonedByUs
 		})
 		w.Nodes = append(w.Nodes, n)
 		w.Groups = append(w.Groups, Group{Name: fmt.Sprintf("g%d", i), ID: fmt.Sprintf("g%d", i), Role: v1alpha1.WorkerRole, Image: image2})
@@ -223,7 +223,7 @@ func wantDecision(t *testing.T, want []string, waiting string) func([]Action, v1
 			reason = status.Waiting.Reason
 		}
 		if reason != waiting {
-			t.Errorf("waits for %q, want %q", reason, waiting)
+			t.Errorf("reason to wait %q, want %q", reason, waiting)
 		}
 	}
 }

@@ -17,9 +17,9 @@ import (
 // all events of large clusters. A state is a plain value of bytes.
 
 const (
-	maxMachines = 7
-	maxPlaces   = 3               // of a surge of two slots, one may be stuck
-	nobody      = maxMachines + 1 // a name whose machine no longer exists
+	maxMachines    = 7
+	maxPlaces      = 3               // of a surge of two slots, one may be stuck
+	deletedMachine = maxMachines + 1 // a name whose machine no longer exists
 )
 
 // Life of a machine in the cloud.
@@ -46,7 +46,7 @@ type modelMachine struct {
 	cordon                           uint8
 	drained, postponed, obsolete     bool
 	held                             bool
-	donor, heir                      uint8 // 0: none, else machine+1
+	oldNode, newNode                 uint8 // 0: none, else machine+1
 	late, drainLate                  bool
 	member                           uint8 // 0 none, 1 learner, 2 voter
 	api                              uint8
@@ -65,9 +65,9 @@ type modelMachine struct {
 
 // Lies of a captured machine's Node.
 const (
-	truth      = iota
+	honest     = iota
 	lieClaim   // it is another machine, and obsolete
-	lieDonor   // it replaces another node
+	lieOldNode // it replaces another node
 	lieGroup   // it is a control plane
 	lieImage   // it has the target's image
 	lieKubelet // its kubelet is newer than everything
@@ -84,7 +84,7 @@ func (m *modelMachine) misses() bool { return !m.isNode || m.lie == lieClaim || 
 
 type modelPlace struct {
 	used, leave, upgrade bool
-	donor, token         uint8
+	oldNode, token       uint8
 	machine              uint8 // machine+1 that it is bound to
 	group                uint8
 	late                 bool
@@ -93,10 +93,10 @@ type modelPlace struct {
 // modelAction is a delayed action. A leader that is slow, or is no longer leader, decided it. It
 // takes effect at any later time, or never.
 type modelAction struct {
-	kind                              ActionKind
-	node, other, place, token, group  uint8
-	target, pubCP, pubW, donor, extra uint8
-	flag, up                          bool // up: of an intent to upgrade
+	kind                                ActionKind
+	node, other, place, token, group    uint8
+	target, pubCP, pubW, oldNode, extra uint8
+	flag, up                            bool // up: of an intent to upgrade
 }
 
 type modelState struct {
@@ -170,7 +170,7 @@ func mention(i uint8) string {
 	switch i {
 	case 0:
 		return ""
-	case nobody:
+	case deletedMachine:
 		return "gone"
 	}
 	return modelName[i-1]
@@ -182,7 +182,7 @@ func numbered(name string) uint8 {
 	case "":
 		return 0
 	case "gone":
-		return nobody
+		return deletedMachine
 	}
 	return uint8(index(modelName, name) + 1)
 }
@@ -213,7 +213,7 @@ func (c *scenario) start() modelState {
 			s.m[k].image, s.m[k].comps, s.m[k].noted = t.image, t.comps, t.comps
 		}
 		taken := &s.m[c.nodes[cpModel]]
-		taken.captured, taken.token, taken.origin, taken.donor = true, 1, nobody, nobody
+		taken.captured, taken.token, taken.origin, taken.oldNode = true, 1, deletedMachine, deletedMachine
 		s.floor[workersA]--
 	}
 	if c.joins {
@@ -223,7 +223,7 @@ func (c *scenario) start() modelState {
 	}
 	if c.halfGone {
 		s.m[0].member, s.lease, s.leader = 0, 1, 1
-		s.m[i] = modelMachine{life: running, group: cpModel, image: modelTargets[c.target].image, comps: modelTargets[c.target].comps, noted: modelTargets[c.target].comps, isNode: true, ready: true, known: true, token: 1, origin: 1, donor: 1, member: 2, api: modelTargets[c.target].comps}
+		s.m[i] = modelMachine{life: running, group: cpModel, image: modelTargets[c.target].image, comps: modelTargets[c.target].comps, noted: modelTargets[c.target].comps, isNode: true, ready: true, known: true, token: 1, origin: 1, oldNode: 1, member: 2, api: modelTargets[c.target].comps}
 		s.images[cpModel], s.enabled, s.scaling, s.ours = modelTargets[c.target].image, false, false, true
 	}
 	return s
@@ -278,7 +278,7 @@ func (c *scenario) view(s *modelState, h hidden) World {
 	}
 	if s.liar != 0 {
 		w.Nodes = append(w.Nodes, Node{
-			Name: liarName, Role: v1alpha1.WorkerRole, Ready: true, ProviderID: modelID[s.liar-1], Obsolete: s.liarGoes, Kubelet: "v1.99.0", Donor: mention(s.liar), Heir: mention(s.liar),
+			Name: liarName, Role: v1alpha1.WorkerRole, Ready: true, ProviderID: modelID[s.liar-1], Obsolete: s.liarGoes, Kubelet: "v1.99.0", OldNode: mention(s.liar), Replacement: mention(s.liar),
 			Group: modelGroup[workersA], Image: modelImages[0], Components: modelComps[0], Cordon: CordonedByUs, Drained: true,
 		})
 	}
@@ -288,7 +288,7 @@ func (c *scenario) view(s *modelState, h hidden) World {
 			in := Instance{ID: modelID[i], Name: modelName[i], Group: modelGroup[m.group], Image: modelImages[m.image], Hash: modelMark[i], State: "Ready", Since: modelNow.Add(-time.Minute)}
 			switch m.origin {
 			case 0:
-			case nobody:
+			case deletedMachine:
 				in.ReplacesHash = "mark of none"
 			default:
 				in.ReplacesHash = modelMark[m.origin-1]
@@ -310,7 +310,7 @@ func (c *scenario) view(s *modelState, h hidden) World {
 		if m.isNode && i != h.node {
 			n := Node{
 				Name: modelName[i], Role: v1alpha1.WorkerRole, Ready: m.ready, ProviderID: modelID[i], Group: modelGroup[m.group], Kubelet: modelKube[m.comps],
-				Donor: mention(m.donor), Heir: mention(m.heir), Obsolete: m.obsolete, Cordon: Cordon(m.cordon), Drained: m.drained, CordonedSince: modelNow.Add(-time.Minute), OnHold: m.held,
+				OldNode: mention(m.oldNode), Replacement: mention(m.newNode), Obsolete: m.obsolete, Cordon: Cordon(m.cordon), Drained: m.drained, CordonedSince: modelNow.Add(-time.Minute), OnHold: m.held,
 			}
 			if m.group == cpModel {
 				n.Role = v1alpha1.ControlPlaneRole
@@ -322,8 +322,8 @@ func (c *scenario) view(s *modelState, h hidden) World {
 			switch m.lie {
 			case lieClaim:
 				n.ProviderID, n.Obsolete = modelID[m.about-1], true
-			case lieDonor:
-				n.Donor = mention(m.about)
+			case lieOldNode:
+				n.OldNode = mention(m.about)
 			case lieGroup:
 				n.Group, n.Role = modelGroup[cpModel], v1alpha1.ControlPlaneRole
 			case lieImage:
@@ -333,7 +333,7 @@ func (c *scenario) view(s *modelState, h hidden) World {
 			case lieNoID:
 				n.ProviderID = ""
 			case lieDenies:
-				n.Donor = ""
+				n.OldNode = ""
 			}
 			switch m.retry {
 			case 1:
@@ -402,7 +402,7 @@ func (m *modelMachine) latest(name string) UpgradeRun {
 
 func (s *modelState) intent(p int) Intent {
 	l := &s.places[p]
-	in := Intent{Name: slotPrefix + strconv.Itoa(p), Goal: v1alpha1.JoinGoal, Token: modelToken[l.token], Donor: mention(l.donor), Deadline: modelNow.Add(time.Minute), Group: modelGroup[l.group]}
+	in := Intent{Name: slotPrefix + strconv.Itoa(p), Goal: v1alpha1.JoinGoal, Token: modelToken[l.token], OldNode: mention(l.oldNode), Deadline: modelNow.Add(time.Minute), Group: modelGroup[l.group]}
 	if l.late {
 		in.Deadline = modelNow.Add(-time.Minute)
 	}
@@ -417,7 +417,7 @@ func (s *modelState) intent(p int) Intent {
 
 // facts returns the input of the invariants. It is valid until the next call.
 func (e *explorer) facts(s *modelState) *facts {
-	f := &e.truth
+	f := &e.actual
 	t := modelTargets[s.target]
 	c := e.scenario
 	if f.machines == nil {
@@ -442,7 +442,7 @@ func (e *explorer) facts(s *modelState) *facts {
 		f.machines[i] = fact{
 			life: int(m.life), group: int(m.group), image: int(m.image), comps: int(m.comps), ours: m.token != 0, place: s.placeOfToken(m.token),
 			isNode: m.isNode, ready: m.ready, known: m.known, cordon: Cordon(m.cordon), drained: m.drained, obsolete: m.obsolete, postponed: m.postponed, held: m.held,
-			donor: indexed(m.donor), heir: indexed(m.heir), member: int(m.member), api: int(m.api), tracked: int(m.tracked), trackedLate: m.trackedLate,
+			oldNode: indexed(m.oldNode), newNode: indexed(m.newNode), member: int(m.member), api: int(m.api), tracked: int(m.tracked), trackedLate: m.trackedLate,
 			noted: int(m.noted), run: int(m.run), broken: m.broken, recent: m.recent, retry: int(m.retry), captured: m.captured, revoked: m.revoked,
 		}
 		f.groups[m.group].broken = f.groups[m.group].broken || m.broken
@@ -452,7 +452,7 @@ func (e *explorer) facts(s *modelState) *facts {
 
 // indexed returns the index of machine number i-1.
 func indexed(i uint8) int {
-	if i == nobody {
+	if i == deletedMachine {
 		return forgotten
 	}
 	return int(i) - 1
@@ -460,7 +460,7 @@ func indexed(i uint8) int {
 
 // effect converts a for the invariants.
 func (s *modelState) effect(a *modelAction) effect {
-	e := effect{upgrade: a.up, kind: a.kind, machine: indexed(a.node), donor: indexed(a.donor), heir: indexed(a.other), made: s.byToken(a.token), place: -1, group: int(a.group), leave: a.flag, uncordon: a.flag, pubCP: int(a.pubCP), pubW: int(a.pubW), host: int(s.lease)}
+	e := effect{upgrade: a.up, kind: a.kind, machine: indexed(a.node), oldNode: indexed(a.oldNode), newNode: indexed(a.other), made: s.byToken(a.token), place: -1, group: int(a.group), leave: a.flag, uncordon: a.flag, pubCP: int(a.pubCP), pubW: int(a.pubW), host: int(s.lease)}
 	if a.place != 255 {
 		e.place = int(a.place)
 	}
@@ -489,7 +489,7 @@ func (s *modelState) byToken(t uint8) int {
 
 // encode converts an action of decide to an action of the model.
 func (s *modelState) encode(a *Action) modelAction {
-	out := modelAction{kind: a.Kind, node: numbered(a.Node), other: numbered(a.Heir), donor: numbered(a.Donor), flag: a.Uncordon, extra: uint8(a.MinVoters), place: 255}
+	out := modelAction{kind: a.Kind, node: numbered(a.Node), other: numbered(a.Replacement), oldNode: numbered(a.OldNode), flag: a.Uncordon, extra: uint8(a.MinVoters), place: 255}
 	if a.Machine != "" && a.Kind != DeleteNode { // a Node is deleted by its name; its claims do not matter
 		out.node = uint8(index(modelID, a.Machine) + 1)
 	}
@@ -512,7 +512,7 @@ func (s *modelState) encode(a *Action) modelAction {
 	if in := &a.Intent; in.Name != "" {
 		out.flag, out.up = in.Goal == v1alpha1.LeaveGoal, in.Goal == v1alpha1.UpgradeGoal
 		out.group = uint8(index(modelGroup, in.Group))
-		out.donor, out.node = numbered(in.Donor), uint8(index(modelID, in.Machine)+1)
+		out.oldNode, out.node = numbered(in.OldNode), uint8(index(modelID, in.Machine)+1)
 		if in.Revoked {
 			out.extra = 1
 		}
@@ -544,7 +544,7 @@ func (s *modelState) freeToken() uint8 {
 // apply carries out an action, under the conditions of its kind.
 func (c *scenario) apply(s modelState, a modelAction) modelState {
 	var m *modelMachine
-	if a.node != 0 && a.node != nobody {
+	if a.node != 0 && a.node != deletedMachine {
 		m = &s.m[a.node-1]
 	}
 	switch a.kind {
@@ -561,7 +561,7 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 	case RecordIntent:
 		if a.place != 255 {
 			if l := &s.places[a.place]; !l.used {
-				*l = modelPlace{used: true, donor: a.donor, token: a.token, group: a.group, upgrade: a.up}
+				*l = modelPlace{used: true, oldNode: a.oldNode, token: a.token, group: a.group, upgrade: a.up}
 				if a.up {
 					l.machine = a.node
 				}
@@ -594,25 +594,25 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 		if s.byToken(a.token) < 0 {
 			for i := range s.m {
 				if s.m[i].life == absent {
-					s.m[i] = modelMachine{life: booting, group: a.group, image: s.images[a.group], token: a.token, origin: a.donor}
+					s.m[i] = modelMachine{life: booting, group: a.group, image: s.images[a.group], token: a.token, origin: a.oldNode}
 					break
 				}
 			}
 		}
-	case AdoptHeir:
+	case AdoptReplacement:
 		if m.isNode {
-			m.donor = a.donor
+			m.oldNode = a.oldNode
 		}
 	case CordonNode:
 		if m.isNode {
 			if m.cordon == uint8(Uncordoned) {
 				m.cordon = uint8(CordonedByUs)
 			}
-			m.heir = a.other
+			m.newNode = a.other
 		}
 	case ReleaseNode:
 		if m.isNode {
-			m.heir = 0
+			m.newNode = 0
 			if a.flag && m.cordon == uint8(CordonedByUs) {
 				m.cordon, m.drained, m.drainLate = 0, false, false
 			}
@@ -697,7 +697,7 @@ func (s *modelState) countVoters() (n int) {
 
 // votes reports whether machine number i-1 votes in etcd.
 func (s *modelState) votes(i uint8) bool {
-	return i != 0 && i != nobody && s.m[i-1].member == 2 && s.m[i-1].life == running
+	return i != 0 && i != deletedMachine && s.m[i-1].member == 2 && s.m[i-1].life == running
 }
 
 // elect makes etcd elect a leader among its healthy members.
@@ -745,7 +745,7 @@ const (
 	stepReadyAgain
 	stepUnpause
 	stepUncancel
-	stepLetGo
+	stepRelease
 	stepPausedLong
 	stepNewest
 	stepTarget
@@ -779,18 +779,18 @@ const (
 )
 
 var stepTexts = [...]string{
-	stepAct: "the operator does: %s", stepDelay: "a slow leader is about to do: %s", stepLand: "the slow leader does it only now: %s", stepLose: "the slow leader died before it did: %s",
-	stepJoin: "m%d joins", stepAnnotate: "m%d is annotated", stepVote: "etcd: m%d becomes a voter", stepTerminated: "the cloud has deleted m%d", stepForget: "the cloud forgets m%d",
-	stepUpgraded: "the agent on m%d has upgraded Kubernetes", stepScaling: "the autoscaler obeys (%d)", stepLate: "m%d is over its time to join", stepPlaceLate: "the time of intent %d is over",
+	stepAct: "the operator executes: %s", stepDelay: "a slow leader decides, and does not act yet: %s", stepLand: "the slow leader executes late: %s", stepLose: "the slow leader dies before it acts: %s",
+	stepJoin: "m%d joins", stepAnnotate: "m%d is annotated", stepVote: "etcd: m%d becomes a voter", stepTerminated: "the cloud has deleted m%d", stepForget: "the cloud stops listing m%d",
+	stepUpgraded: "the agent on m%d has upgraded Kubernetes", stepScaling: "the autoscaler reaches its desired state (%d)", stepLate: "the time of m%d to join is over", stepPlaceLate: "the time of intent %d is over",
 	stepTrackedLate: "the time of the intent of m%d is over", stepDrainLate: "the time to drain m%d is over", stepPostponedOver: "the postponement of m%d is over", stepUnblock: "the PodDisruptionBudget of group %d allows evictions",
-	stepUncordoned: "somebody uncordons m%d", stepReadyAgain: "m%d is Ready again", stepUnpause: "a person ends the pause (%d)", stepUncancel: "a person takes the cancel back (%d)", stepLetGo: "a person lets m%d go", stepPausedLong: "the pause is long (%d)",
+	stepUncordoned: "somebody uncordons m%d", stepReadyAgain: "m%d is Ready again", stepUnpause: "a person ends the pause (%d)", stepUncancel: "a person ends the cancellation (%d)", stepRelease: "a person resumes m%d", stepPausedLong: "the pause lasts long (%d)",
 	stepNewest: "a person sets the newest target (%d)", stepTarget: "a person sets target %d", stepPause: "a person pauses (%d)", stepCancel: "a person cancels (%d)", stepBlock: "a PodDisruptionBudget blocks group %d",
-	stepCordoned: "a person cordons m%d", stepHeld: "a person holds m%d", stepNotReady: "m%d is NotReady", stepDies: "m%d dies", stepNeverJoins: "m%d will never join", stepNodeDeleted: "a person deletes the Node m%d",
-	stepNodeUpgraded: "the agent of m%d has upgraded it", stepNodeFails: "the agent of m%d fails", stepSilent: "the agent of m%d does not answer", stepAnswers: "the agent of m%d answers again",
-	stepBroken: "whatever the agent of m%d tries will fail", stepStrategy: "a person changes the strategy of group %d", stepPauseOver: "it is long ago that the agent of m%d has failed", stepRetry: "a person wants m%d tried again now",
+	stepCordoned: "a person cordons m%d", stepHeld: "a person puts m%d on hold", stepNotReady: "m%d is NotReady", stepDies: "m%d dies", stepNeverJoins: "m%d will never join", stepNodeDeleted: "a person deletes the Node m%d",
+	stepNodeUpgraded: "the agent of m%d has upgraded it", stepNodeFails: "the agent of m%d fails", stepSilent: "the agent of m%d stops responding", stepAnswers: "the agent of m%d responds again",
+	stepBroken: "every run of the agent of m%d will fail", stepStrategy: "a person changes the strategy of group %d", stepPauseOver: "the failure of the agent of m%d becomes old", stepRetry: "a person requests a retry for m%d",
 	stepRevoked:   "a person revokes m%d",
-	stepHalfJoins: "the join of m%d breaks off after its Node was made",
-	stepLies:      "the Node of the captured m%d claims something else", stepCaptured: "m%d is captured", stepLiar: "a Node without a machine claims m%d",
+	stepHalfJoins: "the join of m%d fails after its Node was created",
+	stepLies:      "the Node of the captured m%d changes its claim", stepCaptured: "m%d is captured", stepLiar: "a Node without a machine claims m%d",
 	stepIntentDeleted: "a person deletes intent %d", stepUpgradeFails: "the upgrade by the agent on m%d fails", stepAutoscalerOn: "a person enables the autoscaler (%d)", stepObsolete: "a person marks m%d obsolete", stepLeaseMoves: "m%d becomes the leader",
 }
 
@@ -803,7 +803,7 @@ func (t *step) String() string {
 		s = fmt.Sprintf(stepTexts[t.kind], t.m)
 	}
 	if t.from != everything && t.kind <= stepDelay {
-		s += fmt.Sprintf(" (it does not see node %d, machine %d, intent %d; -1 is none)", t.from.node, t.from.instance, t.from.place)
+		s += fmt.Sprintf(" (missing from its observation: node %d, machine %d, intent %d; -1: none)", t.from.node, t.from.instance, t.from.place)
 	}
 	return s
 }
@@ -812,9 +812,9 @@ func (a modelAction) String() string {
 	var b strings.Builder
 	b.WriteString(a.kind.String())
 	if a.place != 255 {
-		fmt.Fprintf(&b, " replace-%d token=t%d donor=%s", a.place, a.token, mention(a.donor))
-	} else if a.donor != 0 {
-		fmt.Fprintf(&b, " donor=%s", mention(a.donor))
+		fmt.Fprintf(&b, " replace-%d token=t%d donor=%s", a.place, a.token, mention(a.oldNode))
+	} else if a.oldNode != 0 {
+		fmt.Fprintf(&b, " donor=%s", mention(a.oldNode))
 	}
 	if a.node != 0 {
 		fmt.Fprintf(&b, " %s", mention(a.node))

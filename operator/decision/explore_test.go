@@ -16,11 +16,11 @@ import (
 )
 
 var (
-	exploreStates  = flag.Int("explore.states", 0, "visit at most so many states per scenario, and plant mutants; 0 is a short run without them")
-	exploreReplay  = flag.String("explore.replay", "", "tell the story of a trace: scenario:rule:numbers")
+	exploreStates  = flag.Int("explore.states", 0, "maximum of states per scenario, with mutants; 0: a short run without mutants")
+	exploreReplay  = flag.String("explore.replay", "", "print the trace of scenario:rule:numbers")
 	exploreOnly    = flag.String("explore.scenario", "", "explore only this scenario")
-	exploreRule    = flag.Int("explore.rule", 0, "plant only the mutant without this rule, and tell its story")
-	exploreMutants = flag.Bool("explore.mutants", true, "plant mutants")
+	exploreRule    = flag.Int("explore.rule", 0, "test only the mutant without this rule, and print its trace")
+	exploreMutants = flag.Bool("explore.mutants", true, "test mutants")
 )
 
 // explorer searches all states of a scenario breadth first, with at most one rule switched off.
@@ -38,7 +38,7 @@ type explorer struct {
 	edges    [][2]int32 // good ones, from and to
 	decided  int
 	seed     maphash.Seed
-	truth    facts
+	actual   facts
 }
 
 type finding struct {
@@ -59,11 +59,11 @@ func (s *modelState) canonical() modelState {
 	for i := range order {
 		order[i], keys[i] = i, s.m[i]
 		k := &keys[i]
-		k.token, k.donor, k.heir, k.origin, k.about = min(k.token, 1), min(k.donor, 1), min(k.heir, 1), min(k.origin, 1), 0
-		if s.m[i].donor == nobody {
-			k.donor = 2
+		k.token, k.oldNode, k.newNode, k.origin, k.about = min(k.token, 1), min(k.oldNode, 1), min(k.newNode, 1), min(k.origin, 1), 0
+		if s.m[i].oldNode == deletedMachine {
+			k.oldNode = 2
 		}
-		if s.m[i].origin == nobody {
+		if s.m[i].origin == deletedMachine {
 			k.origin = 2
 		}
 		if k.life == absent {
@@ -84,8 +84,8 @@ func (s *modelState) canonical() modelState {
 			order[k], order[k-1] = order[k-1], order[k]
 		}
 	}
-	var name [nobody + 1]uint8
-	name[nobody] = nobody
+	var name [deletedMachine + 1]uint8
+	name[deletedMachine] = deletedMachine
 	var tokens [16]uint8
 	for to, from := range order {
 		name[from+1] = uint8(to + 1)
@@ -104,18 +104,18 @@ func (s *modelState) canonical() modelState {
 	out := *s
 	for to, from := range order {
 		m := s.m[from]
-		m.donor, m.heir, m.token = name[m.donor], name[m.heir], retoken(m.token)
+		m.oldNode, m.newNode, m.token = name[m.oldNode], name[m.newNode], retoken(m.token)
 		m.origin, m.about = name[m.origin], name[m.about]
 		out.m[to] = m
 	}
 	for i := range out.places {
 		l := &out.places[i]
-		l.donor, l.machine, l.token = name[l.donor], name[l.machine], retoken(l.token)
+		l.oldNode, l.machine, l.token = name[l.oldNode], name[l.machine], retoken(l.token)
 	}
 	f := &out.flying
 	f.token = retoken(f.token)
 	if f.kind != 0 {
-		f.node, f.other, f.donor = name[f.node], name[f.other], name[f.donor]
+		f.node, f.other, f.oldNode = name[f.node], name[f.other], name[f.oldNode]
 	}
 	out.liar = name[s.liar]
 	out.lease, out.leader = name[s.lease+1], name[s.leader+1]
@@ -227,7 +227,7 @@ func replay(c *scenario, off rule, trace []int) string {
 	return fmt.Sprintf("%s:%d:%s", c.name, off, strings.Join(parts, ","))
 }
 
-// story describes the steps of a trace.
+// story describes the steps of a trace in words.
 func (e *explorer) story(trace []int) string {
 	var b strings.Builder
 	s := e.start()
@@ -282,13 +282,13 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 	var whole []modelAction
 	act := func(a modelAction, h hidden) {
 		t := step{kind: stepAct, act: a, from: h, good: h == everything}
-		truth, effect := e.facts(s), s.effect(&a)
-		if t.wrong = truth.wrongEffect(&effect, h == everything); t.wrong == "" {
-			t.wrong = truth.irrevocable(&effect, h == everything)
+		actual, effect := e.facts(s), s.effect(&a)
+		if t.wrong = actual.wrongEffect(&effect, h == everything); t.wrong == "" {
+			t.wrong = actual.irrevocable(&effect, h == everything)
 		}
 		t.next = e.apply(*s, a)
 		if again := e.apply(t.next, a); again != t.next {
-			t.wrong += "invariant 6: done twice is not the same"
+			t.wrong += "invariant 6: the action is not idempotent"
 		}
 		t.next.settle(s)
 		out = append(out, t)
@@ -299,10 +299,10 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		}
 	}
 	believed := func(a *Action, h hidden) bool {
-		if a.Node != liarName && a.Heir != liarName && a.Donor != liarName && a.Intent.Node != liarName && a.Intent.Donor != liarName {
+		if a.Node != liarName && a.Replacement != liarName && a.OldNode != liarName && a.Intent.Node != liarName && a.Intent.OldNode != liarName {
 			return false
 		}
-		out = append(out, step{kind: stepAct, act: modelAction{kind: a.Kind, place: 255}, from: h, next: *s, wrong: "a Node that is no machine is believed: " + a.String()})
+		out = append(out, step{kind: stepAct, act: modelAction{kind: a.Kind, place: 255}, from: h, next: *s, wrong: "the operator trusts a Node without a machine: " + a.String()})
 		return true
 	}
 	for i := range d.Actions {
@@ -432,7 +432,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		if m.tracked == 1 && !m.trackedLate && (m.misses() || !m.ready) && s.flying.kind == 0 {
 			happens(stepTrackedLate, i, true, func(n *modelState) { n.m[i].trackedLate = true })
 		}
-		if m.isNode && m.cordon == uint8(CordonedByUs) && !m.drainLate && (!m.drained || m.group == cpModel && !s.votes(m.heir)) && (m.heir != 0 || s.upgradedBy(i) >= 0) && s.flying.kind != RemoveMember {
+		if m.isNode && m.cordon == uint8(CordonedByUs) && !m.drainLate && (!m.drained || m.group == cpModel && !s.votes(m.newNode)) && (m.newNode != 0 || s.upgradedBy(i) >= 0) && s.flying.kind != RemoveMember {
 			happens(stepDrainLate, i, true, func(n *modelState) { n.m[i].drainLate = true })
 		}
 		if m.run == 1 && m.life == running {
@@ -462,7 +462,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		}
 		// Workers wait while a control plane is on hold.
 		if m.held && m.group == cpModel {
-			happens(stepLetGo, i, true, func(n *modelState) { n.m[i].held = false })
+			happens(stepRelease, i, true, func(n *modelState) { n.m[i].held = false })
 		}
 		if m.isNode && m.cordon == uint8(CordonedByOthers) && !m.revoked {
 			happens(stepUncordoned, i, true, func(n *modelState) { n.m[i].cordon = 0; n.m[i].drained = false })
@@ -474,11 +474,11 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 			tell := func(lie uint8, about int) {
 				happens(stepLies, i, false, func(n *modelState) { n.m[i].lie, n.m[i].about = lie, uint8(about+1) })
 			}
-			for lie := uint8(truth); lie < lies; lie++ {
-				if e.lies != nil && lie != truth && !slices.Contains(e.lies, lie) {
+			for lie := uint8(honest); lie < lies; lie++ {
+				if e.lies != nil && lie != honest && !slices.Contains(e.lies, lie) {
 					continue
 				}
-				if lie != lieClaim && lie != lieDonor {
+				if lie != lieClaim && lie != lieOldNode {
 					tell(lie, -1)
 					continue
 				}
@@ -652,12 +652,12 @@ func (n *modelState) settle(before *modelState) {
 		if n.upgradedBy(int(f.node)-1) < 0 || n.m[f.node-1].run != before.m[f.node-1].run {
 			n.flying = modelAction{}
 		}
-	case CordonNode, ReleaseNode, AdoptHeir, NoteComponents, MarkRetry:
+	case CordonNode, ReleaseNode, AdoptReplacement, NoteComponents, MarkRetry:
 		if f.kind == MarkRetry && n.m[f.node-1].run != before.m[f.node-1].run {
 			f.extra = 1 // it belongs to an earlier run
 		}
 		a, b := &n.m[f.node-1], &before.m[f.node-1]
-		if a.cordon != b.cordon || a.heir != b.heir || a.donor != b.donor || a.isNode != b.isNode || a.postponed != b.postponed || a.noted != b.noted || a.retry != b.retry {
+		if a.cordon != b.cordon || a.newNode != b.newNode || a.oldNode != b.oldNode || a.isNode != b.isNode || a.postponed != b.postponed || a.noted != b.noted || a.retry != b.retry {
 			n.flying = modelAction{}
 		}
 	case BindIntent, ClearIntent:
@@ -678,14 +678,14 @@ func (n *modelState) settle(before *modelState) {
 		if m := &n.m[i]; m.life == terminated && !n.mentions(i) { // the cloud no longer lists it
 			*m = modelMachine{}
 			for k := range n.m {
-				if n.m[k].donor == uint8(i+1) {
-					n.m[k].donor = nobody
+				if n.m[k].oldNode == uint8(i+1) {
+					n.m[k].oldNode = deletedMachine
 				}
 				if n.m[k].origin == uint8(i+1) {
-					n.m[k].origin = nobody
+					n.m[k].origin = deletedMachine
 				}
 				if n.m[k].about == uint8(i+1) {
-					n.m[k].lie, n.m[k].about = truth, 0
+					n.m[k].lie, n.m[k].about = honest, 0
 				}
 			}
 			if n.liar == uint8(i+1) {
@@ -749,7 +749,7 @@ func (s *modelState) mentions(i int) bool {
 		return true
 	}
 	for p := range s.places {
-		if l := &s.places[p]; l.used && (int(l.donor) == i+1 || int(l.machine) == i+1) {
+		if l := &s.places[p]; l.used && (int(l.oldNode) == i+1 || int(l.machine) == i+1) {
 			return true
 		}
 	}
@@ -834,7 +834,7 @@ var scenarios = []scenario{
 	{name: "captured-of-two", nodes: [3]int{1, 2, 0}, surge: 1, target: 1, faults: 1, with: "k"},
 	{name: "captured", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "k"},
 	{name: "captured-evades", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "k", lies: []uint8{lieImage, lieDenies}},
-	{name: "captured-heir", nodes: [3]int{1, 2, 0}, surge: 1, target: 1, faults: 0, with: "k", lies: []uint8{lieDonor}, taken: true},
+	{name: "captured-heir", nodes: [3]int{1, 2, 0}, surge: 1, target: 1, faults: 0, with: "k", lies: []uint8{lieOldNode}, taken: true},
 	{name: "revoked", nodes: [3]int{1, 2, 0}, surge: 1, from: 1, target: 1, faults: 2, with: "RkBb"},
 	{name: "revoked-control-plane", nodes: [3]int{3, 0, 0}, surge: 1, from: 1, target: 1, faults: 1, with: "R", stale: true},
 	{name: "revoked-in-rollout", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "R", stale: true},
@@ -896,13 +896,13 @@ func TestExplore(t *testing.T) {
 }
 
 // believers are the rules without which the operator trusts a Node's claims.
-var believers = []rule{ruleMachinesName, ruleUnknownKept, ruleCloudGroup, ruleCloudImage, ruleMadeFor, ruleOwnVersions, ruleHeirDenies}
+var believers = []rule{ruleMachinesName, ruleUnknownKept, ruleCloudGroup, ruleCloudImage, ruleMadeFor, ruleOwnVersions, ruleReplacementDenies}
 
 // TestMutants switches the rules off one by one. Without each of them an invariant must break, or
 // the goal must become unreachable from some state.
 func TestMutants(t *testing.T) {
 	if *exploreReplay != "" || !*exploreMutants {
-		t.Skip("not asked for")
+		t.Skip("not requested")
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(300))
 	limit := 10_000
@@ -936,8 +936,8 @@ func TestMutants(t *testing.T) {
 			}
 		}
 		if !found {
-			t.Errorf("nothing misses rule %d", off)
-			fmt.Fprintf(os.Stderr, "mutant %d lives after %s\n", off, time.Since(began).Round(time.Millisecond))
+			t.Errorf("no scenario fails without rule %d", off)
+			fmt.Fprintf(os.Stderr, "mutant %d survived %s\n", off, time.Since(began).Round(time.Millisecond))
 		}
 	}
 	fmt.Printf("mutants %d/%d killed\n", killed, all)

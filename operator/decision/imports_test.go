@@ -55,11 +55,11 @@ func TestDecisionsArePure(t *testing.T) {
 	for path := range strings.FieldsSeq(string(out)) {
 		for _, banned := range []string{"k8s.io/client-go", "sigs.k8s.io/controller-runtime", "google.golang.org/grpc", "constellation/operator/decision/"} {
 			if strings.HasPrefix(path, banned) {
-				t.Errorf("the import graph holds %s", path)
+				t.Errorf("the import graph contains %s", path)
 			}
 		}
 		if path == "constellation/operator" || path == "constellation/engine" {
-			t.Errorf("the import graph holds %s", path)
+			t.Errorf("the import graph contains %s", path)
 		}
 	}
 }

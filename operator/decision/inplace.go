@@ -28,7 +28,7 @@ func (d *Decision) advanceUpgrade(in *Intent) {
 		if n != nil {
 			d.keepCordoned[n.Name] = true
 		}
-		text := fmt.Sprintf("the agent of %s brings it to Kubernetes %s", in.Node, run.Version)
+		text := fmt.Sprintf("the agent of %s upgrades it to Kubernetes %s", in.Node, run.Version)
 		if run.Line != "" {
 			text += ": " + TruncateMessage(run.Line)
 		}
@@ -39,12 +39,12 @@ func (d *Decision) advanceUpgrade(in *Intent) {
 			d.do(clear)
 			return
 		}
-		d.Wait("NodeMissing", fmt.Sprintf("%s, which is upgraded, is no node at the moment", in.Node), NodeReference(in.Node), in.Deadline)
+		d.Wait("NodeMissing", fmt.Sprintf("%s is being upgraded, and its Node does not exist at the moment", in.Node), NodeReference(in.Node), in.Deadline)
 		return
 	}
 	if !n.Confirmed {
 		d.keepCordoned[n.Name] = true
-		d.Wait("MachineUnknown", fmt.Sprintf("the cloud does not describe the machine of %s at the moment, so it stays as it is", n.Name), NodeReference(n.Name), time.Time{})
+		d.Wait("MachineUnknown", fmt.Sprintf("the cloud returns no data about the machine of %s at the moment, so the node is not upgraded", n.Name), NodeReference(n.Name), time.Time{})
 		return
 	}
 	// This comes first: the target may have changed back to what the Node reports while its agent
@@ -74,11 +74,11 @@ func (d *Decision) advanceUpgrade(in *Intent) {
 	switch {
 	case !heard:
 		if d.when(ruleOverdue, overdue && n.Cordon != CordonedByUs) {
-			d.postponeUpgrade(n, "its agent does not answer")
+			d.postponeUpgrade(n, "its agent does not respond")
 			return
 		}
 		// The agent is polled. After the deadline other nodes go first.
-		d.Wait("AgentUnknown", fmt.Sprintf("the agent of %s has not answered yet; without an answer others come first from %s on", n.Name, in.Deadline.UTC().Format("15:04:05Z")), NodeReference(n.Name), time.Time{})
+		d.Wait("AgentUnknown", fmt.Sprintf("the agent of %s has not responded yet; other nodes are upgraded first after %s", n.Name, in.Deadline.UTC().Format("15:04:05Z")), NodeReference(n.Name), time.Time{})
 	case same && run.Phase == "done":
 		d.notReadyAgain(n)
 	case same && run.Phase == "failed" && !d.when(ruleRetry, true):
@@ -123,12 +123,12 @@ func (d *Decision) finished(n *Node, run UpgradeRun) string {
 
 func (d *Decision) notReadyAgain(n *Node) {
 	d.keepCordoned[n.Name] = true
-	d.Wait("NodeNotReady", fmt.Sprintf("the agent of %s has finished, and its kubelet is not Ready with the new version", n.Name), NodeReference(n.Name), time.Time{})
+	d.Wait("NodeNotReady", fmt.Sprintf("the agent of %s has finished, but its kubelet is not Ready with the new version", n.Name), NodeReference(n.Name), time.Time{})
 }
 
 func (d *Decision) postponeUpgrade(n *Node, why string) {
 	d.do(Action{Kind: PostponeNode, Node: n.Name, Until: d.w.Now.Add(Postponement)})
-	d.Wait("Postponed", fmt.Sprintf("the upgrade of %s is tried again later: %s", n.Name, why), NodeReference(n.Name), d.w.Now.Add(Postponement))
+	d.Wait("Postponed", fmt.Sprintf("the upgrade of %s is postponed: %s", n.Name, why), NodeReference(n.Name), d.w.Now.Add(Postponement))
 }
 
 // upgradeWanted reports whether n must still be upgraded by in.
@@ -167,7 +167,7 @@ func (d *Decision) mayUpgrade(n *Node) bool {
 		d.Wait("EtcdUnhealthy", fmt.Sprintf("not every member of etcd is a healthy voter, so %s is not upgraded", n.Name), NodeReference(n.Name), time.Time{})
 		return false
 	case !d.onlyControlPlane(n) && !d.otherIsOpen(n):
-		d.Wait("NoControlPlane", fmt.Sprintf("%s is emptied when another control plane is Ready and not cordoned", n.Name), NodeReference(n.Name), time.Time{})
+		d.Wait("NoControlPlane", fmt.Sprintf("%s is drained when another control plane is Ready and not cordoned", n.Name), NodeReference(n.Name), time.Time{})
 		return false
 	}
 	return true

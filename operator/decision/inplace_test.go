@@ -78,74 +78,74 @@ func TestDecideInPlace(t *testing.T) {
 		want    []string
 		waiting string
 	}{
-		{"it begins with an intent", func(*v1alpha1.NodeVersionSpec, *World) {}, []string{"record intent replace-0 Upgrade machine=sandbox://t/worker-0"}, ""},
-		{"as many at a time as the surge", func(s *v1alpha1.NodeVersionSpec, _ *World) {
+		{"the first action is an intent", func(*v1alpha1.NodeVersionSpec, *World) {}, []string{"record intent replace-0 Upgrade machine=sandbox://t/worker-0"}, ""},
+		{"as many upgrades at a time as maxSurge", func(s *v1alpha1.NodeVersionSpec, _ *World) {
 			surge := intstr.FromInt32(2)
 			s.Rollout.MaxSurge = &surge
 		}, []string{"record intent replace-0 Upgrade machine=sandbox://t/worker-0", "record intent replace-1 Upgrade machine=sandbox://t/worker-1"}, ""},
-		{"another image alone is nothing to do", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{"another image alone needs no upgrade", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Nodes[3].Components, w.Nodes[4].Components = refB, refB
 		}, []string{"resume autoscaler"}, ""},
-		{"a node is labelled for the relay, and others are not", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{"nodes of in-place groups are labelled for the relay, others are not", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Nodes[3].Components, w.Nodes[4].Components, w.Nodes[3].InPlaceLabel, w.Nodes[0].InPlaceLabel = refB, refB, false, true
 		}, []string{"mark in-place control-plane-0", "mark in-place worker-0", "resume autoscaler"}, ""},
 		{"the autoscaler is stopped first", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Autoscaler = Autoscaler{Enabled: true, Running: true} }, []string{"pause autoscaler"}, ""},
-		{"nothing is begun while paused", func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.Paused = true }, nil, "Paused"},
-		{"kept workers are kept", func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.KeepWorkers = true }, []string{"resume autoscaler"}, ""},
-		{"a held node is left as it is", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }, []string{"record intent replace-0 Upgrade machine=sandbox://t/worker-1"}, ""},
+		{"nothing starts while paused", func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.Paused = true }, nil, "Paused"},
+		{"keepWorkers keeps workers", func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.KeepWorkers = true }, []string{"resume autoscaler"}, ""},
+		{"a node on hold is skipped", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }, []string{"record intent replace-0 Upgrade machine=sandbox://t/worker-1"}, ""},
 
-		{"nothing is done to a node whose agent has not answered", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.NodeRuns = nil; open(w) }), nil, "AgentUnknown"},
-		{"others come first if it does not answer in time", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{"a node whose agent has not responded is not changed", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.NodeRuns = nil; open(w) }), nil, "AgentUnknown"},
+		{"a node whose agent does not respond in time is postponed", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.NodeRuns, w.Intents[0].Deadline = nil, modelNow.Add(-time.Second)
 			open(w)
 		}), []string{"postpone worker-0"}, "Postponed"},
-		{"it is cordoned", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { open(w) }), []string{"cordon worker-0"}, ""},
-		{"it is emptied", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].Drained = false }), []string{"drain worker-0"}, ""},
-		{"then its agent begins", upgrading(none), []string{begin}, ""},
-		{"an agent that has done something else begins", upgrading(ran("done", refA, "v1.35.4")), []string{begin}, ""},
-		{"a drain that is blocked for long gives way to others", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{"the node is cordoned", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { open(w) }), []string{"cordon worker-0"}, ""},
+		{"the node is drained", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].Drained = false }), []string{"drain worker-0"}, ""},
+		{"the agent of a drained node starts", upgrading(none), []string{begin}, ""},
+		{"an agent whose last run had another target starts", upgrading(ran("done", refA, "v1.35.4")), []string{begin}, ""},
+		{"a drain that is blocked for long is postponed", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Nodes[3].Drained, w.Nodes[3].DrainBlocker, w.Nodes[3].CordonedSince = false, "PodDisruptionBudget web/web", modelNow.Add(-2*DrainDeadline)
 		}), []string{"drain worker-0", "postpone worker-0"}, "DrainBlocked"},
-		{"a run is let end, though the rollout is paused and the node held", upgrading(ran("apply", refB, "v1.36.3"), func(s *v1alpha1.NodeVersionSpec, w *World) {
+		{"a run finishes, although the rollout is paused and the node on hold", upgrading(ran("apply", refB, "v1.36.3"), func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.Rollout.Paused, w.Nodes[3].OnHold = true, true
 		}), nil, "NodeUpgrades"},
-		{"before it has begun it is given up when it is paused", upgrading(none, func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.Paused = true }), []string{clear, release}, ""},
-		{"one whose upgrade has failed is given back when its owner holds it", upgrading(failed, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }), []string{clear, release}, ""},
-		{"and when its owner holds it", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }), []string{clear, release}, ""},
-		{"and when it is to be replaced instead", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{"an upgrade that has not started is given up when the rollout is paused", upgrading(none, func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.Paused = true }), []string{clear, release}, ""},
+		{"a failed upgrade is given up when the node is put on hold", upgrading(failed, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }), []string{clear, release}, ""},
+		{"an upgrade that has not started is given up when the node is put on hold", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }), []string{clear, release}, ""},
+		{"an upgrade that has not started is given up when the strategy changes to Replace", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Groups[1].Strategy, w.Nodes[4].InPlaceLabel = v1alpha1.ReplaceStrategy, false
 		}), []string{clear, release, "mark in-place worker-0"}, ""},
-		{"and when a control plane needs the place", upgrading(none, func(s *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[1].Components = refA }), []string{clear, release}, ""},
-		{"and when its machine is gone", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{"an upgrade that has not started is given up when a control plane needs the surge slot", upgrading(none, func(s *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[1].Components = refA }), []string{clear, release}, ""},
+		{"an upgrade that has not started is given up when its machine is deleted", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Instances[3].State, w.Nodes = "Terminated", append(w.Nodes[:3], w.Nodes[4])
 		}), []string{clear}, ""},
-		{"what others have cordoned stays cordoned", upgrading(none, func(s *v1alpha1.NodeVersionSpec, w *World) {
+		{"the cordon of somebody else stays", upgrading(none, func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.Rollout.Paused, w.Nodes[3].Cordon = true, CordonedByOthers
 		}), []string{clear}, ""},
-		{"what its agent has finished is noted", upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].Kubelet = "v1.36.3" }), []string{"note components worker-0 sandbox://t/worker-0"}, ""},
-		{"but not before its kubelet says so", upgrading(ran("done", refB, "v1.36.3")), nil, "NodeNotReady"},
+		{"the components of a finished run are recorded", upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].Kubelet = "v1.36.3" }), []string{"note components worker-0 sandbox://t/worker-0"}, ""},
+		{"the components of a finished run are not recorded before the kubelet has the version", upgrading(ran("done", refB, "v1.36.3")), nil, "NodeNotReady"},
 		{"a node at the target is uncordoned", upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Nodes[3].Components, w.Nodes[3].Kubelet = refB, "v1.36.3"
 		}), []string{clear, release}, ""},
-		{"but not before it is Ready", upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{"a node at the target is not uncordoned before it is Ready", upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Nodes[3].Components, w.Nodes[3].Kubelet, w.Nodes[3].Ready = refB, "v1.36.3", false
 		}), nil, "NodeNotReady"},
-		{"a failure is told, and others of its group wait", upgrading(now), nil, "UpgradeFailed"},
-		{"and tried again", upgrading(failed), []string{begin}, ""},
-		{"it keeps no other group from its turn", upgrading(now, func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{"a failure is reported, and other nodes of the group wait", upgrading(now), nil, "UpgradeFailed"},
+		{"a failed upgrade is retried", upgrading(failed), []string{begin}, ""},
+		{"a failed upgrade does not block other groups", upgrading(now, func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Groups = append(w.Groups, Group{Name: "more", ID: "more", Role: v1alpha1.WorkerRole, Image: image2, Strategy: v1alpha1.InPlaceStrategy})
 			w.Nodes[4].Group = "more"
 		}), []string{"record intent replace-1 Upgrade machine=sandbox://t/worker-1"}, "UpgradeFailed"},
 
-		{"a control plane uses the first place", controlPlane, []string{other}, ""},
-		{"and waits for every member of etcd", func(s *v1alpha1.NodeVersionSpec, w *World) { controlPlane(s, w); w.Etcd[2].Healthy = false }, nil, "EtcdUnhealthy"},
-		{"the operator leaves it before it is emptied", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		{"a control plane uses the first surge slot", controlPlane, []string{other}, ""},
+		{"a control plane waits until every member of etcd is healthy", func(s *v1alpha1.NodeVersionSpec, w *World) { controlPlane(s, w); w.Etcd[2].Healthy = false }, nil, "EtcdUnhealthy"},
+		{"the operator's leader leaves a control plane before its drain", func(s *v1alpha1.NodeVersionSpec, w *World) {
 			controlPlane(s, w)
 			w.LeaderNode, w.Nodes[1].Cordon = "control-plane-1", CordonedByUs
 			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.UpgradeGoal, Machine: w.Nodes[1].ProviderID, Node: "control-plane-1", Group: cpGroup, Deadline: modelNow.Add(time.Minute)}}
 			w.NodeRuns = map[string]UpgradeRun{w.Nodes[1].ProviderID: none}
 		}, []string{"yield lease control-plane-1"}, ""},
-		{"a lone one is not emptied", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		{"the only control plane is not drained", func(s *v1alpha1.NodeVersionSpec, w *World) {
 			controlPlane(s, w)
 			w.LeaderNode, w.Nodes, w.Instances, w.Etcd = "control-plane-1", w.Nodes[1:2], w.Instances[1:2], w.Etcd[1:2]
 			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.UpgradeGoal, Machine: w.Nodes[0].ProviderID, Node: "control-plane-1", Group: cpGroup, Deadline: modelNow.Add(time.Minute)}}
@@ -159,23 +159,23 @@ func TestDecideInPlace(t *testing.T) {
 }
 
 // kubectl shows when a failed upgrade is retried, even if the error message is long.
-func TestNextTryIsTold(t *testing.T) {
+func TestNextTryIsReported(t *testing.T) {
 	failed := UpgradeRun{Version: "v1.36.3", Components: refB, Node: "worker-0", Phase: "failed", Line: strings.Repeat("no space left on device ", 20), InPlace: true, Ended: modelNow.Add(-time.Second)}
 	_, status := decide(upgradable(upgrading(failed)))
 	next := failed.Ended.Add(UpgradeRetry)
 	if w := status.Waiting; w == nil || w.NextTry == nil || !w.NextTry.Time.Equal(next) {
-		t.Errorf("it waits for %+v, and not until %s", w, next)
+		t.Errorf("waiting is %+v, want a next try at %s", w, next)
 	}
 	c := *meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionReady)
 	if want := "; next try at " + next.Format("15:04:05Z"); !strings.HasPrefix(c.Message, "the upgrade of worker-0 to Kubernetes v1.36.3 failed: no space") || !strings.HasSuffix(c.Message, want) || len(c.Message) > 150 {
-		t.Errorf("Ready says %q, and not at the end %q", c.Message, want)
+		t.Errorf("the message of Ready is %q, want the end %q", c.Message, want)
 	}
 	if p := failed.progress(); !p.NextTry.Time.Equal(next) {
-		t.Errorf("its run says %+v", p)
+		t.Errorf("status of the run: %+v", p)
 	}
 	failed.Phase = "apply"
 	if p := failed.progress(); !p.NextTry.IsZero() {
-		t.Errorf("a run that is under way says %+v", p)
+		t.Errorf("status of an active run: %+v", p)
 	}
 }
 
@@ -212,24 +212,24 @@ func TestDecideRetry(t *testing.T) {
 		want    []string
 		waiting string
 	}{
-		{"nobody wants it", upgrading(failed), nil, "UpgradeFailed"},
-		{"it is written down first", upgrading(failed, noted("now")), []string{off + " " + mark}, "UpgradeFailed"},
-		{"then it is tried again", upgrading(failed, noted(mark)), []string{begin}, ""},
-		{"while that is under way it is taken off", upgrading(after(func(r *UpgradeRun) { r.Phase = "apply" }), noted(mark)), []string{off}, "NodeUpgrades"},
-		{"when that has failed it is not tried once more", upgrading(after(func(r *UpgradeRun) { r.Ended = modelNow }), noted(mark)), []string{off}, "UpgradeFailed"},
-		{"what is under way is not tried again", upgrading(after(func(r *UpgradeRun) { r.Phase = "apply" }), noted("now")), []string{off}, "NodeUpgrades"},
-		{"what was interrupted needs nobody's wish", upgrading(after(func(r *UpgradeRun) { r.Ended = time.Time{} }), noted("now")), []string{begin, off}, ""},
-		{"it is kept until the agent has answered", upgrading(failed, noted("now", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.NodeRuns = nil })), nil, "AgentUnknown"},
-		{"and until the node has its turn", func(s *v1alpha1.NodeVersionSpec, w *World) { s.Rollout.Paused, w.Nodes[3].RetryRequest = true, "now" }, nil, "Paused"},
-		{"a node at the target has nothing to try", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{"no retry without a request", upgrading(failed), nil, "UpgradeFailed"},
+		{"the failed run is recorded in the request first", upgrading(failed, noted("now")), []string{off + " " + mark}, "UpgradeFailed"},
+		{"the recorded run is retried", upgrading(failed, noted(mark)), []string{begin}, ""},
+		{"the request is removed while the retry is active", upgrading(after(func(r *UpgradeRun) { r.Phase = "apply" }), noted(mark)), []string{off}, "NodeUpgrades"},
+		{"a failed retry is not repeated by the same request", upgrading(after(func(r *UpgradeRun) { r.Ended = modelNow }), noted(mark)), []string{off}, "UpgradeFailed"},
+		{"an active run is not retried", upgrading(after(func(r *UpgradeRun) { r.Phase = "apply" }), noted("now")), []string{off}, "NodeUpgrades"},
+		{"an interrupted run needs no retry request", upgrading(after(func(r *UpgradeRun) { r.Ended = time.Time{} }), noted("now")), []string{begin, off}, ""},
+		{"the request stays until the agent has responded", upgrading(failed, noted("now", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.NodeRuns = nil })), nil, "AgentUnknown"},
+		{"the request stays until the node gets a surge slot", func(s *v1alpha1.NodeVersionSpec, w *World) { s.Rollout.Paused, w.Nodes[3].RetryRequest = true, "now" }, nil, "Paused"},
+		{"the request of a node at the target is removed", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Nodes[3].Components, w.Nodes[4].Components, w.Nodes[3].RetryRequest = refB, refB, "now"
 		}, []string{off, "resume autoscaler"}, ""},
-		{"and neither has one that is replaced", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		{"the request of a node that is replaced is removed", func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.Rollout.Paused, w.Groups[1].Strategy, w.Nodes[3].InPlaceLabel, w.Nodes[4].InPlaceLabel, w.Nodes[3].RetryRequest = true, v1alpha1.ReplaceStrategy, false, false, "now"
 		}, []string{off}, "Paused"},
-		{"of the control plane's Kubernetes it is written down first", apply("now", "failed"), []string{"mark retry control-plane-1 " + mark}, "UpgradeFailed"},
-		{"then that is tried again", apply(mark, "failed"), []string{"start upgrade control-plane-1 v1.36.3"}, ""},
-		{"and taken off while it is under way", apply(mark, "plan"), []string{"mark retry control-plane-1"}, ""},
+		{"the failed upgrade of the control plane is recorded in the request first", apply("now", "failed"), []string{"mark retry control-plane-1 " + mark}, "UpgradeFailed"},
+		{"the recorded upgrade of the control plane is retried", apply(mark, "failed"), []string{"start upgrade control-plane-1 v1.36.3"}, ""},
+		{"the request is removed while the control plane is upgraded", apply(mark, "plan"), []string{"mark retry control-plane-1"}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			wantDecision(t, tt.want, tt.waiting)(decide(upgradable(tt.edit)))

@@ -44,7 +44,7 @@ type fact struct {
 	cordon                      Cordon
 	drained, obsolete           bool
 	postponed, held             bool
-	donor, heir                 int
+	oldNode, newNode            int
 	member                      int // 0 none, 1 learner, 2 voter
 	sick                        bool
 	api                         int // components of its API server
@@ -75,18 +75,18 @@ type placeFacts struct {
 
 // effect is an action as the invariants see it.
 type effect struct {
-	kind        ActionKind
-	machine     int // that it changes
-	donor, heir int
-	made        int // machine of the intent's token
-	place       int // -1: none
-	group       int
-	leave       bool // the intent is bound
-	upgrade     bool // the intent is an in-place upgrade
-	uncordon    bool
-	comps       int // that the agent must install
-	pubCP, pubW int
-	host        int // machine that the operator runs on
+	kind             ActionKind
+	machine          int // that it changes
+	oldNode, newNode int
+	made             int // machine of the intent's token
+	place            int // -1: none
+	group            int
+	leave            bool // the intent is bound
+	upgrade          bool // the intent is an in-place upgrade
+	uncordon         bool
+	comps            int // that the agent must install
+	pubCP, pubW      int
+	host             int // machine that the operator runs on
 }
 
 func (f *facts) control(m *fact) bool { return f.groups[m.group].controlPlanes }
@@ -108,7 +108,7 @@ func (f *facts) upgradedBy(i int) int {
 // orphan reports whether a person deleted the intent of m and m became outdated afterwards. It is an
 // ordinary node then, above the desired number.
 func (f *facts) orphan(m *fact) bool {
-	return m.isNode && m.ours && m.place < 0 && !f.atTarget(m) && m.donor != forgotten && !m.counted
+	return m.isNode && m.ours && m.place < 0 && !f.atTarget(m) && m.oldNode != forgotten && !m.counted
 }
 
 // broken returns the first violated invariant; empty: all hold.
@@ -154,14 +154,14 @@ func (f *facts) broken() string {
 	}
 	for g := range f.groups {
 		if ready[g] < f.groups[g].floor {
-			return fmt.Sprintf("invariant 1: %d nodes of group %d are Ready because of us, there were %d", ready[g], g, f.groups[g].floor)
+			return fmt.Sprintf("invariant 1: %d nodes of group %d are Ready, want at least %d", ready[g], g, f.groups[g].floor)
 		}
 	}
 	if machines > allowed {
-		return fmt.Sprintf("invariant 2: %d machines exist, %d are allowed", machines, allowed)
+		return fmt.Sprintf("invariant 2: %d machines exist, the maximum is %d", machines, allowed)
 	}
 	if controlPlanes > allowedControl {
-		return fmt.Sprintf("invariant 2: %d control planes exist, %d are allowed", controlPlanes, allowedControl)
+		return fmt.Sprintf("invariant 2: %d control planes exist, the maximum is %d", controlPlanes, allowedControl)
 	}
 	// An upgrade that failed once releases its surge slot to another group, and is retried.
 	for _, g := range f.groups {
@@ -170,10 +170,10 @@ func (f *facts) broken() string {
 		}
 	}
 	if upgraded > f.surge+upgradable {
-		return fmt.Sprintf("invariant 2: %d nodes are upgraded at a time, %d may be", upgraded, f.surge)
+		return fmt.Sprintf("invariant 2: %d nodes are upgraded at a time, the maximum is %d", upgraded, f.surge)
 	}
 	if voters < f.voters {
-		return fmt.Sprintf("invariant 3: etcd has %d voters, it had %d", voters, f.voters)
+		return fmt.Sprintf("invariant 3: etcd has %d voters, want at least %d", voters, f.voters)
 	}
 	if healthy < voters/2+1 {
 		return fmt.Sprintf("invariant 3: etcd has lost its quorum: %d of %d voters are healthy", healthy, voters)
@@ -210,47 +210,47 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 		}
 		return &f.machines[i]
 	}
-	m, d := at(e.machine), at(e.donor)
+	m, d := at(e.machine), at(e.oldNode)
 	worker := false
 	switch e.kind {
 	case RecordIntent, CreateInstance:
 		worker = e.place >= 0 && !f.groups[e.group].controlPlanes
 		switch {
 		case e.kind == RecordIntent && e.place >= 0 && d != nil && e.group != d.group:
-			return "a node is replaced in another group than its own"
+			return "a node is replaced in a group that is not its own"
 		case e.kind == RecordIntent && e.leave && m != nil && !m.obsolete && !m.captured && (!f.control(m) || m.member != 0):
-			return "a machine is to leave because of what another's Node claims"
+			return "a machine must leave because of the claim of another machine's Node"
 		}
 		if e.place >= 0 && e.kind == RecordIntent && d != nil {
 			switch {
 			case f.paused || f.cancel:
-				return "a replacement is begun while the rollout is stopped"
+				return "a replacement starts while the rollout is stopped"
 			case d.isNode && !d.known:
-				return "a node of which too little is known is replaced"
+				return "a node is replaced before its image, components and machine are known"
 			case d.held:
-				return "a held node is replaced"
+				return "a node on hold is replaced"
 			case f.groups[d.group].inPlace:
-				return "a node of a group that is upgraded in place is replaced"
+				return "a node of an in-place group is replaced"
 			case f.keepWorkers && !f.control(d):
-				return "a kept worker is replaced"
+				return "a worker is replaced in spite of keepWorkers"
 			}
 		}
 		if e.upgrade && m != nil {
 			switch {
 			case f.paused || f.cancel:
-				return "an upgrade in place is begun while the rollout is stopped"
+				return "an in-place upgrade starts while the rollout is stopped"
 			case m.isNode && !m.known:
-				return "a node of which too little is known is upgraded"
+				return "a node is upgraded before its components and machine are known"
 			case m.held:
-				return "a held node is upgraded"
+				return "a node on hold is upgraded"
 			case !f.groups[m.group].inPlace:
-				return "a node is upgraded in place that is to be replaced"
+				return "a node of a group with the strategy Replace is upgraded in place"
 			case f.keepWorkers && !f.control(m):
-				return "a kept worker is upgraded"
+				return "a worker is upgraded in spite of keepWorkers"
 			}
 		}
 		if f.scaling && e.place >= 0 {
-			return "invariant 7: a machine is made while the autoscaler runs"
+			return "invariant 7: a machine is created while the autoscaler runs"
 		}
 		if e.kind == CreateInstance && e.made < 0 {
 			pub := f.pubW
@@ -258,41 +258,41 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 				pub = f.pubCP
 			}
 			if f.groups[e.group].image != f.image || pub != f.comps {
-				return "a machine is made that will not be at the target"
+				return "a machine is created that will not be at the target"
 			}
 		}
 	case BindIntent:
-		leaves := d != nil && e.machine == e.donor // the old node, and not its replacement node
-		if e.place >= 0 && e.donor >= 0 && !leaves && e.machine != e.made {
-			return "an intent is bound to a machine that it does not speak of"
+		leaves := d != nil && e.machine == e.oldNode // the old node, and not its replacement node
+		if e.place >= 0 && e.oldNode >= 0 && !leaves && e.machine != e.made {
+			return "an intent is bound to a machine that is neither its old node's nor its replacement node's"
 		}
 		worker = e.place >= 0 && leaves && !f.control(m)
 		if e.place >= 0 && leaves {
 			h := at(e.made)
 			switch {
 			case m.held && (!f.control(m) || m.member == 2):
-				return "a held node goes"
+				return "a node on hold is removed"
 			case h == nil || !h.isNode || !h.ready:
-				return "invariant 1: a donor is to leave without a Ready heir"
+				return "invariant 1: an old node must leave without a Ready replacement node"
 			case !f.atTarget(h):
-				return "a donor is to leave for an heir of another version"
+				return "an old node must leave for a replacement node of another version"
 			case h.cordon == CordonedByOthers:
-				return "a donor is to leave for an heir that takes no pods"
+				return "an old node must leave for a cordoned replacement node"
 			case f.control(m) && h.member != 2:
-				return "invariant 3: a control plane is to leave before its heir votes"
+				return "invariant 3: a control plane must leave before its replacement node votes"
 			}
 		}
 		if e.place < 0 && !m.trackedLate {
-			return "a machine is given up that had time to join"
+			return "a machine is given up before its time to join is over"
 		}
 		if e.place < 0 && whole && m.isNode && m.ready && !m.captured {
 			return "a machine is given up that has joined"
 		}
 	case CordonNode:
-		worker = e.heir != noMachine && !f.control(m) && m.heir != e.heir
+		worker = e.newNode != noMachine && !f.control(m) && m.newNode != e.newNode
 	case DeleteInstance:
 		if m.isNode && m.ready && !m.drained && !m.captured && !m.revoked && whole {
-			return "a machine is deleted with work on it"
+			return "a machine is deleted before it is drained"
 		}
 		if e.host == e.machine && m.isNode && m.ready && whole {
 			return "the operator deletes the machine that it runs on"
@@ -311,24 +311,24 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 		switch {
 		case !e.upgrade:
 		case whole && m.life == running && m.run == 1:
-			return "invariant 8: an intent is forgotten while the agent upgrades the node"
+			return "invariant 8: an intent is deleted while the agent upgrades the node"
 		case whole && m.life == running && m.isNode && m.known && m.noted == f.comps && f.groups[m.group].inPlace && !m.ready:
-			return "an upgraded node is given back before it is Ready"
+			return "an upgraded node is uncordoned before it is Ready"
 		}
 		if e.place >= 0 && !e.leave && !e.upgrade && e.made < 0 && !f.places[e.place].late && whole {
-			return "invariant 8: an intent is forgotten whose machine may be on its way"
+			return "invariant 8: an intent is deleted although its machine may still be created"
 		}
 	case ResumeAutoscaler:
 		if !f.ours {
-			return "an autoscaler is started that somebody else stopped"
+			return "the operator resumes an autoscaler that somebody else stopped"
 		}
 		for _, p := range f.places {
 			if whole && p.used {
-				return "invariant 7: the autoscaler is given back while a replacement is under way"
+				return "invariant 7: the autoscaler is resumed while a replacement is under way"
 			}
 		}
 		if whole && f.run == 1 {
-			return "invariant 7: the autoscaler is given back while Kubernetes is upgraded"
+			return "invariant 7: the autoscaler is resumed while Kubernetes is upgraded"
 		}
 	case UpgradeNode:
 		worker = !f.control(m)
@@ -338,21 +338,21 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 		}
 		switch {
 		case m.held && whole:
-			return "a held node is upgraded"
+			return "a node on hold is upgraded"
 		case m.run == 3 && m.recent && m.retry != 2:
-			return "what has failed a moment ago is tried again, and nobody wants it"
+			return "a run that failed recently is retried without a request"
 		case f.paused || f.cancel:
-			return "an agent begins while the rollout is stopped"
+			return "an agent starts while the rollout is stopped"
 		case whole && f.upgradedBy(e.machine) < 0:
-			return "invariant 8: an agent begins without an intent"
+			return "invariant 8: an agent starts without an intent"
 		case f.scaling:
 			return "invariant 7: a node is upgraded while the autoscaler runs"
 		case e.comps != pub:
-			return "an agent is asked for what joining machines do not get yet"
+			return "an agent must install components that are not published yet"
 		case f.kube[e.comps] < f.kube[m.comps]:
-			return "invariant 11: Kubernetes goes down"
+			return "invariant 11: Kubernetes is downgraded"
 		case whole && !m.drained && m.isNode && (worker || f.countMembers() > 1):
-			return "an agent begins while there is work on its node"
+			return "an agent starts before its node is drained"
 		case whole && e.host == e.machine && (worker || f.countMembers() > 1):
 			return "the operator upgrades the machine that it runs on"
 		}
@@ -363,7 +363,7 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 		}
 	case NoteComponents:
 		if whole && e.comps != m.comps {
-			return "a node is said to run what it does not"
+			return "a Node gets components that its agent has not installed"
 		}
 	case StartUpgrade:
 		for i := range f.machines {
@@ -372,10 +372,10 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 			}
 		}
 		if f.run == 2 && f.runComps == e.comps {
-			return "a finished upgrade of Kubernetes is started again"
+			return "a finished upgrade of Kubernetes is repeated"
 		}
 		if f.kube[e.comps] < f.kube[f.pubCP] {
-			return "invariant 11: Kubernetes goes down"
+			return "invariant 11: Kubernetes is downgraded"
 		}
 	}
 	if worker && !f.controlPlanesDone(whole) {
@@ -397,7 +397,7 @@ func (f *facts) irrevocable(e *effect, whole bool) string {
 			return "a node is uncordoned while its agent upgrades it"
 		}
 		if e.uncordon && m.cordon == CordonedByOthers {
-			return "invariant 13: what somebody else cordoned is uncordoned"
+			return "invariant 13: a node is uncordoned that somebody else cordoned"
 		}
 	case DeleteInstance:
 		if m.member != 0 {
@@ -409,18 +409,18 @@ func (f *facts) irrevocable(e *effect, whole bool) string {
 		}
 	case ClearIntent:
 		if e.leave && m.life != terminated && m.life != absent && m.member == 0 && (!m.isNode || !f.control(m)) {
-			return "invariant 8: a machine that leaves is forgotten before it is gone"
+			return "invariant 8: the intent of a leaving machine is deleted before the machine"
 		}
 	case PublishComponents:
 		newer := func(a, b int) bool { return f.kube[a] > f.kube[b] }
 		if newer(e.pubCP, f.pubCP) && (f.run != 2 || newer(e.pubCP, f.runComps)) {
-			return "invariant 11: joining control planes get what no agent has finished"
+			return "invariant 11: joining control planes get components that no agent has installed"
 		}
 		if newer(e.pubW, f.pubW) && !f.controlPlanesDone(whole) {
-			return "invariant 11: joining workers get what not every control plane has"
+			return "invariant 11: joining workers get components that some control plane does not have"
 		}
 		if newer(f.pubCP, e.pubCP) || newer(f.pubW, e.pubW) {
-			return "invariant 11: what joining machines get goes down"
+			return "invariant 11: the components of joining machines are downgraded"
 		}
 	}
 	return ""
@@ -451,11 +451,11 @@ func (f *facts) unfinished() string {
 	case f.pubCP != f.comps || f.pubW != f.comps:
 		return "joining machines do not get the target's components"
 	case !stuck && (f.ours || f.enabled != f.scaling || f.enabled == f.othersStopped):
-		return "the autoscaler is not given back"
+		return "the autoscaler is not resumed"
 	}
 	for p := range f.places {
 		if f.places[p].used && !stuck {
-			return fmt.Sprintf("place %d is taken", p)
+			return fmt.Sprintf("surge slot %d is in use", p)
 		}
 	}
 	for i := range f.machines {
@@ -470,21 +470,21 @@ func (f *facts) unfinished() string {
 		what := ""
 		switch {
 		case m.life != running || !m.isNode:
-			what = "is no node, or no machine"
+			what = "has no Node, or no machine"
 		case !m.ready || !m.known:
-			what = "is not Ready, or not known"
+			what = "is not Ready, or its image and components are unknown"
 		case m.tracked != 0:
 			what = "is tracked by an intent"
 		case m.cordon != Uncordoned:
 			what = "is cordoned"
-		case m.heir >= 0 || m.heir == forgotten || m.postponed || m.obsolete || m.retry != 0:
+		case m.newNode >= 0 || m.newNode == forgotten || m.postponed || m.obsolete || m.retry != 0:
 			what = "is marked"
 		case f.control(m) && m.member != 2:
 			what = "does not vote"
 		case !kept && !f.atTarget(m):
 			what = "is not at the target"
 		case m.noted != m.comps || m.run == 1:
-			what = "runs what its Node does not say"
+			what = "has other components than its Node's annotation"
 		default:
 			continue
 		}

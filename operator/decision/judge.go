@@ -31,7 +31,7 @@ type Impostor struct {
 
 // Why describes the false claim.
 func (i *Impostor) Why() string {
-	return fmt.Sprintf("Node %s claims machine %s, which the cloud calls %s", i.Name, i.ProviderID, i.Machine)
+	return fmt.Sprintf("Node %s claims machine %s, whose name in the cloud is %s", i.Name, i.ProviderID, i.Machine)
 }
 
 // judge compares the claims of the Nodes of w with the cloud. Impostors move from w.Nodes to

@@ -14,21 +14,21 @@ import (
 // kubelet is upgraded last. Otherwise we wait as long as a run takes, so that no second control
 // plane restarts meanwhile, and then retry from here. known is the time since its first-seen
 // time; its start was measured by another clock.
-func LastRun(journal UpgradeRun, told *v1alpha1.UpgradeProgress, known time.Duration, spec v1alpha1.NodeVersionSpec, x Lookup, here string) UpgradeRun {
-	if told == nil || told.Node == here || !told.Started.After(journal.Started) {
+func LastRun(journal UpgradeRun, reported *v1alpha1.UpgradeProgress, known time.Duration, spec v1alpha1.NodeVersionSpec, x Lookup, here string) UpgradeRun {
+	if reported == nil || reported.Node == here || !reported.Started.After(journal.Started) {
 		return journal
 	}
-	r := UpgradeRun{Version: told.Version, Node: told.Node, Phase: told.Phase, Line: told.Line, Started: told.Started.Time}
-	if told.Version == spec.KubernetesClusterVersion {
+	r := UpgradeRun{Version: reported.Version, Node: reported.Node, Phase: reported.Phase, Line: reported.Line, Started: reported.Started.Time}
+	if reported.Version == spec.KubernetesClusterVersion {
 		r.Components = spec.KubernetesComponentsReference
 	}
-	n := x.Nodes[told.Node]
+	n := x.Nodes[reported.Node]
 	switch {
 	case !r.Active():
-	case n != nil && n.Ready && n.Kubelet == told.Version:
+	case n != nil && n.Ready && n.Kubelet == reported.Version:
 		r.Phase = "done"
 	case n == nil, known > lostRun:
-		r.Phase, r.Line = "failed", fmt.Sprintf("nothing was heard of the upgrade on %s since the operator has left it", told.Node)
+		r.Phase, r.Line = "failed", fmt.Sprintf("the state of the upgrade on %s is unknown since the operator moved to another node", reported.Node)
 	}
 	return r // a failed run here has no end time, so its retry needs no pause
 }

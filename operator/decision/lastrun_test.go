@@ -16,7 +16,7 @@ func TestLastRun(t *testing.T) {
 	s.KubernetesClusterVersion, s.KubernetesComponentsReference = "v1.36.3", refB
 	begun := modelNow.Add(-10 * time.Minute)
 	ours := UpgradeRun{Version: "v1.36.3", Components: refB, Node: here, Phase: "apply", Line: "ours", Started: begun}
-	told := func(edit func(*v1alpha1.UpgradeProgress)) *v1alpha1.UpgradeProgress {
+	reported := func(edit func(*v1alpha1.UpgradeProgress)) *v1alpha1.UpgradeProgress {
 		u := &v1alpha1.UpgradeProgress{Version: "v1.36.3", Node: there, Phase: "apply", Line: "theirs", Started: metav1.NewTime(begun)}
 		if edit != nil {
 			edit(u)
@@ -31,36 +31,36 @@ func TestLastRun(t *testing.T) {
 	}
 	old := other(func(n *Node) { n.Kubelet = "v1.35.4" })
 	for _, tt := range []struct {
-		name    string
-		journal UpgradeRun
-		told    *v1alpha1.UpgradeProgress
-		known   time.Duration
-		x       Lookup
-		want    UpgradeRun
+		name     string
+		journal  UpgradeRun
+		reported *v1alpha1.UpgradeProgress
+		known    time.Duration
+		x        Lookup
+		want     UpgradeRun
 	}{
-		{"nobody ever ran", UpgradeRun{}, nil, 0, old, UpgradeRun{}},
-		{"the journal of this host knows best of its own run", ours, told(func(u *v1alpha1.UpgradeProgress) { u.Node = here; u.Phase = "plan" }), 0, old, ours},
-		{"a journal that was lost is believed", UpgradeRun{}, told(func(u *v1alpha1.UpgradeProgress) { u.Node = here }), 0, old, UpgradeRun{}},
-		{"a run here after that of another host counts", with(ours, func(r *UpgradeRun) { r.Started = begun.Add(time.Minute) }), told(nil), 0, old, with(ours, func(r *UpgradeRun) { r.Started = begun.Add(time.Minute) })},
-		{"a run on another host goes on", UpgradeRun{}, told(nil), 0, old, theirs},
-		{"and is later than one here", with(ours, func(r *UpgradeRun) { r.Started = begun.Add(-time.Hour); r.Phase = "failed" }), told(nil), 0, old, theirs},
-		{"it is over when the Node has the version", UpgradeRun{}, told(nil), 0, other(func(n *Node) { n.Kubelet = "v1.36.3" }), with(theirs, func(r *UpgradeRun) { r.Phase = "done" })},
-		{"but not before the Node is Ready", UpgradeRun{}, told(nil), 0, other(func(n *Node) { n.Kubelet, n.Ready = "v1.36.3", false }), theirs},
-		{"one that finished stays so", UpgradeRun{}, told(func(u *v1alpha1.UpgradeProgress) { u.Phase = "done" }), 0, old, with(theirs, func(r *UpgradeRun) { r.Phase = "done" })},
-		{"one that failed may be tried again at once", UpgradeRun{}, told(func(u *v1alpha1.UpgradeProgress) { u.Phase = "failed" }), 0, old, with(theirs, func(r *UpgradeRun) { r.Phase = "failed" })},
-		{"with the host it is lost", UpgradeRun{}, told(nil), 0, Lookup{}, with(theirs, func(r *UpgradeRun) {
-			r.Phase, r.Line = "failed", "nothing was heard of the upgrade on control-plane-1 since the operator has left it"
+		{"no run", UpgradeRun{}, nil, 0, old, UpgradeRun{}},
+		{"the journal of this host prevails for its own run", ours, reported(func(u *v1alpha1.UpgradeProgress) { u.Node = here; u.Phase = "plan" }), 0, old, ours},
+		{"a lost journal means no run", UpgradeRun{}, reported(func(u *v1alpha1.UpgradeProgress) { u.Node = here }), 0, old, UpgradeRun{}},
+		{"a later run on this host prevails", with(ours, func(r *UpgradeRun) { r.Started = begun.Add(time.Minute) }), reported(nil), 0, old, with(ours, func(r *UpgradeRun) { r.Started = begun.Add(time.Minute) })},
+		{"a run on another host continues", UpgradeRun{}, reported(nil), 0, old, theirs},
+		{"a later run on another host prevails", with(ours, func(r *UpgradeRun) { r.Started = begun.Add(-time.Hour); r.Phase = "failed" }), reported(nil), 0, old, theirs},
+		{"a run on another host is done when the Node has the version", UpgradeRun{}, reported(nil), 0, other(func(n *Node) { n.Kubelet = "v1.36.3" }), with(theirs, func(r *UpgradeRun) { r.Phase = "done" })},
+		{"a run on another host is not done before the Node is Ready", UpgradeRun{}, reported(nil), 0, other(func(n *Node) { n.Kubelet, n.Ready = "v1.36.3", false }), theirs},
+		{"a finished run on another host stays finished", UpgradeRun{}, reported(func(u *v1alpha1.UpgradeProgress) { u.Phase = "done" }), 0, old, with(theirs, func(r *UpgradeRun) { r.Phase = "done" })},
+		{"a failed run on another host is retried without a pause", UpgradeRun{}, reported(func(u *v1alpha1.UpgradeProgress) { u.Phase = "failed" }), 0, old, with(theirs, func(r *UpgradeRun) { r.Phase = "failed" })},
+		{"a run on a deleted host has failed", UpgradeRun{}, reported(nil), 0, Lookup{}, with(theirs, func(r *UpgradeRun) {
+			r.Phase, r.Line = "failed", "the state of the upgrade on control-plane-1 is unknown since the operator moved to another node"
 		})},
-		{"and after the time that a run takes", UpgradeRun{}, told(nil), lostRun + time.Second, old, with(theirs, func(r *UpgradeRun) {
-			r.Phase, r.Line = "failed", "nothing was heard of the upgrade on control-plane-1 since the operator has left it"
+		{"a run on another host has failed after the time that a run takes", UpgradeRun{}, reported(nil), lostRun + time.Second, old, with(theirs, func(r *UpgradeRun) {
+			r.Phase, r.Line = "failed", "the state of the upgrade on control-plane-1 is unknown since the operator moved to another node"
 		})},
-		{"but not by what another clock says of its beginning", UpgradeRun{}, told(func(u *v1alpha1.UpgradeProgress) { u.Started = metav1.NewTime(modelNow.Add(-lostRun - time.Second)) }), 0, old, with(theirs, func(r *UpgradeRun) {
+		{"the start time of another clock does not count", UpgradeRun{}, reported(func(u *v1alpha1.UpgradeProgress) { u.Started = metav1.NewTime(modelNow.Add(-lostRun - time.Second)) }), 0, old, with(theirs, func(r *UpgradeRun) {
 			r.Started = modelNow.Add(-lostRun - time.Second)
 		})},
-		{"that of another target says nothing of this one's components", UpgradeRun{}, told(func(u *v1alpha1.UpgradeProgress) { u.Version, u.Phase = "v1.35.9", "done" }), 0, old, UpgradeRun{Version: "v1.35.9", Node: there, Phase: "done", Line: "theirs", Started: begun}},
+		{"a run of another target does not have this target's components", UpgradeRun{}, reported(func(u *v1alpha1.UpgradeProgress) { u.Version, u.Phase = "v1.35.9", "done" }), 0, old, UpgradeRun{Version: "v1.35.9", Node: there, Phase: "done", Line: "theirs", Started: begun}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := LastRun(tt.journal, tt.told, tt.known, s, tt.x, here)
+			got := LastRun(tt.journal, tt.reported, tt.known, s, tt.x, here)
 			if d := cmp.Diff(tt.want, got, cmp.AllowUnexported(UpgradeRun{})); d != "" {
 				t.Errorf("run, want and got:\n%s", d)
 			}

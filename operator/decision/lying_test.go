@@ -58,8 +58,8 @@ func TestImpostorsChangeNoDecision(t *testing.T) {
 	}
 	for name, edit := range map[string]func(n *Node, w *World){
 		"it is obsolete":              func(n *Node, _ *World) { n.Obsolete = true },
-		"it replaces":                 func(n *Node, _ *World) { n.Donor = "worker-0" },
-		"it is replaced":              func(n *Node, _ *World) { n.Heir, n.Cordon, n.Drained = "worker-1", CordonedByUs, true },
+		"it replaces":                 func(n *Node, _ *World) { n.OldNode = "worker-0" },
+		"it is replaced":              func(n *Node, _ *World) { n.Replacement, n.Cordon, n.Drained = "worker-1", CordonedByUs, true },
 		"it is an old control plane":  func(n *Node, _ *World) { n.Role, n.Group, n.Image = v1alpha1.ControlPlaneRole, cpGroup, image1 },
 		"its kubelet is newer":        func(n *Node, _ *World) { n.Kubelet = "v1.99.0" },
 		"it claims in another case":   func(n *Node, _ *World) { n.ProviderID = strings.ToUpper(n.ProviderID) },
@@ -90,7 +90,7 @@ func TestImpostorsChangeNoDecision(t *testing.T) {
 }
 
 // A rollout ends when the honest nodes are at the target.
-func TestImpostorsDoNotKeepTheRolloutFromItsEnd(t *testing.T) {
+func TestRolloutEndsInSpiteOfImpostors(t *testing.T) {
 	for name, tt := range map[string]struct {
 		id   string
 		want string
@@ -121,7 +121,7 @@ func TestImpostorsDoNotKeepTheRolloutFromItsEnd(t *testing.T) {
 
 // A machine that is missing from the cloud's list is unknown. Its node is neither replaced nor
 // deleted, and if it is a control plane, workers wait.
-func TestNodesOfMachinesThatAreNotDescribedStay(t *testing.T) {
+func TestNodesOfUndescribedMachinesStay(t *testing.T) {
 	without := func(names ...string) func(*v1alpha1.NodeVersionSpec, *World) {
 		return func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Instances = slices.DeleteFunc(w.Instances, func(m Instance) bool { return slices.Contains(names, m.Name) })
@@ -130,13 +130,13 @@ func TestNodesOfMachinesThatAreNotDescribedStay(t *testing.T) {
 	wantActions(t, "a worker", decided(everyRule, without("worker-0")), "record intent replace-0 Join donor=worker-1")
 	wantActions(t, "a control plane", decided(everyRule, without("control-plane-1")))
 	bind := "bind intent replace-0 Leave donor=worker-0 machine=sandbox://t/worker-0"
-	wantActions(t, "a donor that may go", decided(everyRule, replacing(v1alpha1.JoinGoal, "Ready", true)), bind)
-	wantActions(t, "a donor whose machine is not described", decided(everyRule, replacing(v1alpha1.JoinGoal, "Ready", true), without("worker-0")))
+	wantActions(t, "an old node that may leave", decided(everyRule, replacing(v1alpha1.JoinGoal, "Ready", true)), bind)
+	wantActions(t, "an old node whose machine the cloud does not describe", decided(everyRule, replacing(v1alpha1.JoinGoal, "Ready", true), without("worker-0")))
 	wantActions(t, "an obsolete worker", decided(everyRule, without("worker-0", "worker-1"), func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].Obsolete = true }), "resume autoscaler")
 }
 
 // Which node a machine replaces follows from its token.
-func TestTokensTellWhatIsReplaced(t *testing.T) {
+func TestTokensNameTheReplacedMachine(t *testing.T) {
 	now := modelNow
 	old, other := machine("worker-0"), machine("worker-1")
 	made := token(&old, "replace-0", now)
@@ -144,22 +144,22 @@ func TestTokensTellWhatIsReplaced(t *testing.T) {
 	case !sandboxapi.ValidToken(made) || len(made) > 63:
 		t.Errorf("the token %q is not valid", made)
 	case ReplacedHash(made) != MachineHash(old.ProviderID) || ReplacedHash(made) == MachineHash(other.ProviderID):
-		t.Errorf("the token %q does not tell what is replaced", made)
+		t.Errorf("the token %q does not name the replaced machine", made)
 	case MachineHash(old.ProviderID) != MachineHash(strings.ToUpper(old.ProviderID)):
 		t.Error("the mark of an ID depends on its case")
 	case made == token(&old, "replace-0", now.Add(time.Second)) || made == token(&old, "replace-1", now):
 		t.Error("another attempt has the same token")
 	case ReplacedHash(strings.Repeat("0", 24)) != "":
-		t.Error("the token of an older operator is taken to tell what is replaced")
+		t.Error("the token of an older operator is taken to name a replaced machine")
 	}
 	// The worker that replaced it claims the machine of another worker. The size of the other's group
 	// stays the same.
 	claims := func(token string, agrees bool) func(*v1alpha1.NodeVersionSpec, *World) {
 		return func(_ *v1alpha1.NodeVersionSpec, w *World) {
-			w.Nodes = append(w.Nodes, machine("worker-7", func(n *Node) { n.Donor = "worker-0" }))
+			w.Nodes = append(w.Nodes, machine("worker-7", func(n *Node) { n.OldNode = "worker-0" }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-7", Name: "worker-7", Group: workerGroup, Token: token, ReplacesHash: ReplacedHash(token), State: "Ready", Since: modelNow})
 			if agrees {
-				w.Nodes[3].Heir = "worker-7"
+				w.Nodes[3].Replacement = "worker-7"
 			}
 		}
 	}
@@ -178,12 +178,12 @@ func TestTokensTellWhatIsReplaced(t *testing.T) {
 		agrees  bool
 		replace bool // by worker-7
 	}{
-		"it was made for worker-0":                         {token(&old, "replace-0", now), false, true},
-		"it was made for one that is gone":                 {token(&gone, "replace-0", now), false, false},
-		"and worker-0 is captured as well":                 {token(&gone, "replace-0", now), true, false},
-		"an older operator has made it":                    {"0123456789abcdef01234567", false, false},
-		"an older operator has made it, and both say so":   {"0123456789abcdef01234567", true, true},
-		"an older operator has made it, with a dash in it": {"replace-0", false, false},
+		"created for worker-0":                            {token(&old, "replace-0", now), false, true},
+		"created for a deleted machine":                   {token(&gone, "replace-0", now), false, false},
+		"created for a captured worker-0":                 {token(&gone, "replace-0", now), true, false},
+		"created by an older operator":                    {"0123456789abcdef01234567", false, false},
+		"created by an older operator, both Nodes agree":  {"0123456789abcdef01234567", true, true},
+		"created by an older operator, token with a dash": {"replace-0", false, false},
 	} {
 		if got := begun(claims(tt.token, tt.agrees)); got == "" || (got == tt.token) != tt.replace {
 			t.Errorf("%s: worker-0 is replaced by the machine of token %q, that of worker-7 is %q", name, got, tt.token)

@@ -22,27 +22,27 @@ func TestHalfJoinedMachines(t *testing.T) {
 		waiting string
 	}{
 		{"a machine whose Node is Ready has joined", func(w *World) { joins(w, time.Minute) }, []string{"clear intent machine-worker-1 Join machine=" + id}, ""},
-		{"one whose Node is not Ready has time", func(w *World) {
+		{"a machine whose Node is not Ready has time to join", func(w *World) {
 			w.Nodes[4].Ready = false
 			joins(w, JoinDeadline)
 		}, nil, ""},
-		{"after half of it the status names the node", func(w *World) {
+		{"after half of the time the status names the node", func(w *World) {
 			w.Nodes[4].Ready = false
 			joins(w, JoinDeadline/2-time.Minute)
 		}, nil, "NodeNeverReady"},
-		{"and is given up when it is over", func(w *World) {
+		{"the machine is given up when its time to join is over", func(w *World) {
 			w.Nodes[4].Ready = false
 			joins(w, -time.Minute)
 		}, []string{"bind intent machine-worker-1 Leave machine=" + id}, ""},
-		{"unless its owner holds it", func(w *World) {
+		{"a machine on hold is not given up", func(w *World) {
 			w.Nodes[4].Ready, w.Nodes[4].OnHold = false, true
 			joins(w, -time.Minute)
 		}, []string{"clear intent machine-worker-1 Join machine=" + id}, ""},
-		{"a Node that is there before the operator sees the machine is tracked while its ticket is noted", func(w *World) {
+		{"a Node that exists before its machine is listed is tracked while it has a JoiningNode", func(w *World) {
 			w.Nodes[4].Ready, w.Joining = false, map[string]bool{"worker-1": true}
 		}, []string{track}, ""},
-		{"one that is Ready is not", func(w *World) { w.Joining = map[string]bool{"worker-1": true} }, nil, ""},
-		{"a node that is NotReady long after its join is left alone", func(w *World) { w.Nodes[4].Ready = false }, nil, ""},
+		{"a Ready Node is not tracked", func(w *World) { w.Joining = map[string]bool{"worker-1": true} }, nil, ""},
+		{"a node that becomes NotReady long after its join is not changed", func(w *World) { w.Nodes[4].Ready = false }, nil, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			wantDecision(t, tt.want, tt.waiting)(decide(atRest(tt.edit)))

@@ -14,7 +14,7 @@ import (
 // IntentOf reads an intent from a PendingNode.
 func IntentOf(p *v1alpha1.PendingNode) Intent {
 	in := Intent{
-		Name: p.Name, Goal: p.Spec.Goal, Token: p.Spec.Token, Donor: p.Spec.Donor, Machine: p.Spec.ProviderID,
+		Name: p.Name, Goal: p.Spec.Goal, Token: p.Spec.Token, OldNode: p.Spec.Donor, Machine: p.Spec.ProviderID,
 		Node: p.Spec.NodeName, Group: p.Spec.GroupID, Revoked: p.Annotations[v1alpha1.AnnotationRevoked] != "",
 		Seen: p.Status.CSPState != "",
 	}
@@ -34,7 +34,7 @@ func (in Intent) PendingNode() *v1alpha1.PendingNode {
 	p := &v1alpha1.PendingNode{
 		ObjectMeta: metav1.ObjectMeta{Name: strings.ToLower(in.Name)},
 		Spec: v1alpha1.PendingNodeSpec{
-			ProviderID: in.Machine, GroupID: in.Group, NodeName: in.Node, Goal: in.Goal, Token: in.Token, Donor: in.Donor,
+			ProviderID: in.Machine, GroupID: in.Group, NodeName: in.Node, Goal: in.Goal, Token: in.Token, Donor: in.OldNode,
 		},
 	}
 	if p.Spec.GroupID == "" {

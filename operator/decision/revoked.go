@@ -24,7 +24,7 @@ import (
 // refills reports whether in is the intent of a machine that is made in place of a revoked
 // one.
 func (in *Intent) refills() bool {
-	return strings.HasPrefix(in.Name, revocation.RefillPrefix) && in.Token != "" && in.Donor != ""
+	return strings.HasPrefix(in.Name, revocation.RefillPrefix) && in.Token != "" && in.OldNode != ""
 }
 
 // removeRevoked removes a revoked machine: etcd member, machine and Node. The order of the first
@@ -34,11 +34,11 @@ func (d *Decision) removeRevoked(in *Intent) {
 	m := d.Instance(in.Machine)
 	switch {
 	case m == nil:
-		d.Wait("MachineUnknown", fmt.Sprintf("the cloud has not described machine %s of revoked node %s yet", in.Machine, in.Node), about, time.Time{})
+		d.Wait("MachineUnknown", fmt.Sprintf("the cloud has returned no data about machine %s of revoked node %s yet", in.Machine, in.Node), about, time.Time{})
 		return
 	case m.Name != "" && m.Name != in.Node:
 		// A Node may claim the machine of another one. The cloud's names decide.
-		d.Wait("OtherMachine", fmt.Sprintf("machine %s is %s in the cloud and not the revoked node %s, so it is not deleted; delete this PendingNode", in.Machine, m.Name, in.Node), about, time.Time{})
+		d.Wait("OtherMachine", fmt.Sprintf("machine %s is called %s in the cloud, unlike the revoked node %s, so it is not deleted; delete this PendingNode", in.Machine, m.Name, in.Node), about, time.Time{})
 		return
 	}
 	n := d.Nodes[in.Node]
@@ -69,7 +69,7 @@ func (d *Decision) removeRevoked(in *Intent) {
 	case n != nil:
 		d.do(Action{Kind: DeleteNode, Node: n.Name, Machine: n.ProviderID})
 	case !d.must(ruleGone, Gone(m)):
-		d.Wait("MachineLeaves", fmt.Sprintf("the cloud has not confirmed that machine %s of revoked node %s is gone", in.Machine, in.Node), about, time.Time{})
+		d.Wait("MachineLeaves", fmt.Sprintf("the cloud has not confirmed that machine %s of revoked node %s is deleted", in.Machine, in.Node), about, time.Time{})
 	default:
 		d.do(Action{Kind: ClearIntent, Intent: *in})
 	}
@@ -83,8 +83,8 @@ func (d *Decision) roleOfMachine(in *Intent, m *Instance) v1alpha1.Role {
 	return d.roleOf(in)
 }
 
-// refill creates a machine in place of a revoked one. It ends when the Node of the new machine is
-// known and has replaced the revoked node.
+// refill creates a machine in place of a revoked one. It ends when the Node of the new machine has
+// replaced the revoked node.
 func (d *Decision) refill(in *Intent) {
 	about := v1alpha1.Reference{Kind: "PendingNode", Name: in.Name}
 	m := d.ByToken[in.Token]
@@ -94,7 +94,7 @@ func (d *Decision) refill(in *Intent) {
 	}
 	switch late := d.w.Now.After(in.Deadline); {
 	case m == nil && late && !d.w.Complete:
-		d.Wait(ReasonPartial, fmt.Sprintf("whether the cloud has made a machine for %s is known when it lists all machines again", in.Donor), about, time.Time{})
+		d.Wait(ReasonPartial, fmt.Sprintf("waiting for a complete list of machines from the cloud, to see whether it has created the machine for %s", in.OldNode), about, time.Time{})
 	case m == nil && !d.must(ruleNoLateCreate, !late):
 		if d.when(ruleUnseenOverdue, true) {
 			d.do(Action{Kind: ClearIntent, Intent: *in})
@@ -102,7 +102,7 @@ func (d *Decision) refill(in *Intent) {
 	case m == nil && d.placeTaken(in):
 		d.do(Action{Kind: ClearIntent, Intent: *in})
 	case m == nil && !d.must(ruleSpentToken, !in.Seen):
-		d.Wait("IntentSettles", fmt.Sprintf("the cloud does not list the machine that was made for %s; no second one is made for it", in.Donor), about, in.Deadline)
+		d.Wait("IntentSettles", fmt.Sprintf("the cloud does not list the machine that it created for %s; no second one is created", in.OldNode), about, in.Deadline)
 	case m == nil:
 		if d.mayRefill(in, about) {
 			d.do(Action{Kind: CreateInstance, Intent: *in})
@@ -113,15 +113,15 @@ func (d *Decision) refill(in *Intent) {
 		}
 	case n == nil:
 		if over := m.Since.Add(JoinDeadline); !d.giveUpRefill(in, m, over) {
-			d.Wait("MachineJoins", fmt.Sprintf("machine %s, which replaces the revoked node %s, has not joined yet; it is given up when its time is over", m.Name, in.Donor), about, over)
+			d.Wait("MachineJoins", fmt.Sprintf("machine %s, which replaces the revoked node %s, has not joined yet; it is deleted when its time to join is over", m.Name, in.OldNode), about, over)
 		}
 	case !known(n):
-		d.Wait("HeirUnknown", fmt.Sprintf("it is not known yet what %s runs", n.Name), NodeReference(n.Name), time.Time{})
-	case d.Nodes[in.Donor] != nil && n.Donor != in.Donor:
+		d.Wait("HeirUnknown", fmt.Sprintf("the image and components of %s are not known yet", n.Name), NodeReference(n.Name), time.Time{})
+	case d.Nodes[in.OldNode] != nil && n.OldNode != in.OldNode:
 		// Labels and taints are not inherited from a Node that its own machine could write.
-		d.Wait("MachineLeaves", fmt.Sprintf("%s takes the place of the revoked node %s when that Node is deleted", n.Name, in.Donor), NodeReference(in.Donor), time.Time{})
-	case n.Donor != in.Donor:
-		d.do(Action{Kind: AdoptHeir, Node: n.Name, Donor: in.Donor})
+		d.Wait("MachineLeaves", fmt.Sprintf("%s replaces the revoked node %s when that Node is deleted", n.Name, in.OldNode), NodeReference(in.OldNode), time.Time{})
+	case n.OldNode != in.OldNode:
+		d.do(Action{Kind: AdoptReplacement, Node: n.Name, OldNode: in.OldNode})
 	case !d.joined(n):
 		// The machine could not be given up after the intent has ended, if its join broke off.
 		if over := m.Since.Add(JoinDeadline); !d.giveUpRefill(in, m, over) {
@@ -149,20 +149,20 @@ func (d *Decision) giveUpRefill(in *Intent, m *Instance, over time.Time) bool {
 func (d *Decision) mayRefill(in *Intent, about v1alpha1.Reference) bool {
 	g, role := d.Group(in.Group), d.roleOf(in)
 	switch {
-	case d.Nodes[in.Donor] != nil || d.removalPending(in.Donor):
-		d.Wait("MachineLeaves", fmt.Sprintf("the machine that replaces the revoked node %s is made when that Node is deleted", in.Donor), about, time.Time{})
-	case d.beingReplaced(in.Donor):
-		d.Wait("IntentSettles", fmt.Sprintf("a machine that was to replace %s before it was revoked is given up, or takes its place", in.Donor), about, time.Time{})
+	case d.Nodes[in.OldNode] != nil || d.removalPending(in.OldNode):
+		d.Wait("MachineLeaves", fmt.Sprintf("the machine that replaces the revoked node %s is created when that Node is deleted", in.OldNode), about, time.Time{})
+	case d.beingReplaced(in.OldNode):
+		d.Wait("IntentSettles", fmt.Sprintf("the replacement of %s that started before its revocation must end first", in.OldNode), about, time.Time{})
 	case g == nil || g.NotListed:
-		d.Wait("GroupMissing", fmt.Sprintf("the cloud does not list group %s, so no machine can be made in place of the revoked node %s", in.Group, in.Donor), about, time.Time{})
+		d.Wait("GroupMissing", fmt.Sprintf("the cloud does not list group %s, so no machine can be created in place of the revoked node %s", in.Group, in.OldNode), about, time.Time{})
 	case !d.must(ruleWholeList, d.w.Complete):
-		d.Wait(ReasonPartial, "the cloud did not list all machines, so no more are made", about, time.Time{})
+		d.Wait(ReasonPartial, "the cloud's list of machines is incomplete, so no machine is created", about, time.Time{})
 	case !d.must(ruleAutoscalerStopped, !d.w.Autoscaler.Running):
 		d.Wait("AutoscalerRuns", "the cluster autoscaler has not stopped yet", about, time.Time{})
 	case d.w.Before.JoinComponents.Worker == "" || d.w.Before.JoinComponents.ControlPlane == "":
 		return false // what joining machines install was never published, which is reported already
 	case role == v1alpha1.ControlPlaneRole && !d.must(ruleOneControlPlane, !d.otherControlPlaneMoves(in)):
-		d.Wait("ControlPlaneMoves", "another control plane is on its way in or out; the next one waits until it has settled", about, time.Time{})
+		d.Wait("ControlPlaneMoves", "another control plane is joining or leaving; the next one waits for it", about, time.Time{})
 	default:
 		return true
 	}
@@ -171,9 +171,9 @@ func (d *Decision) mayRefill(in *Intent, about v1alpha1.Reference) bool {
 
 // beingReplaced reports whether a rollout has made a machine to replace a node, and has not
 // settled yet which of the two goes.
-func (d *Decision) beingReplaced(donor string) bool {
+func (d *Decision) beingReplaced(oldNode string) bool {
 	for i := range d.replacements {
-		if r := &d.replacements[i]; r.Donor == donor && r.machine != nil && !Gone(r.machine) {
+		if r := &d.replacements[i]; r.OldNode == oldNode && r.machine != nil && !Gone(r.machine) {
 			return true
 		}
 	}
@@ -182,10 +182,10 @@ func (d *Decision) beingReplaced(donor string) bool {
 
 // placeTaken reports whether a rollout had replaced the node before it was revoked.
 func (d *Decision) placeTaken(in *Intent) bool {
-	if d.beingReplaced(in.Donor) {
+	if d.beingReplaced(in.OldNode) {
 		return false
 	}
-	return slices.ContainsFunc(d.w.Nodes, func(n Node) bool { return n.Donor == in.Donor && n.Name != in.Donor && !d.leaves(&n) })
+	return slices.ContainsFunc(d.w.Nodes, func(n Node) bool { return n.OldNode == in.OldNode && n.Name != in.OldNode && !d.leaves(&n) })
 }
 
 // removalPending reports whether the machine of a revoked node exists and is not being deleted.

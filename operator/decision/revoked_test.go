@@ -28,7 +28,7 @@ func revoked(node, group string) Intent {
 
 // refilling is the intent of the machine in its place.
 func refilling(node, group string) Intent {
-	return Intent{Name: revocation.RefillPrefix + node, Goal: v1alpha1.JoinGoal, Token: "r", Donor: node, Group: group, Deadline: modelNow.Add(JoinDeadline)}
+	return Intent{Name: revocation.RefillPrefix + node, Goal: v1alpha1.JoinGoal, Token: "r", OldNode: node, Group: group, Deadline: modelNow.Add(JoinDeadline)}
 }
 
 // without removes a node, and sets the state of its machine.
@@ -57,17 +57,17 @@ func TestRevokedMachines(t *testing.T) {
 		want    []string
 		waiting string
 	}{
-		{"a worker goes with its Node, without cordon and drain", func(w *World) {
+		{"a worker and its Node are deleted without cordon and drain", func(w *World) {
 			w.Intents = []Intent{revoked("worker-1", workerGroup)}
 		}, []string{"delete machine worker-1 " + worker, "delete node worker-1 " + worker}, ""},
-		{"so it does while its drain is blocked", func(w *World) {
+		{"a worker is deleted while its drain is blocked", func(w *World) {
 			w.Nodes[4].Cordon, w.Nodes[4].DrainBlocker = CordonedByOthers, "PodDisruptionBudget web/web allows no eviction"
 			w.Intents = []Intent{revoked("worker-1", workerGroup)}
 		}, []string{"delete machine worker-1 " + worker, "delete node worker-1 " + worker}, ""},
 		{"a control plane leaves etcd first", func(w *World) {
 			w.Intents = []Intent{revoked("control-plane-2", cpGroup)}
 		}, []string{"remove etcd member control-plane-2 leaving=2"}, ""},
-		{"then its machine and its Node go", func(w *World) {
+		{"a control plane that has left etcd is deleted with its Node", func(w *World) {
 			w.Etcd = w.Etcd[:2]
 			w.Intents = []Intent{revoked("control-plane-2", cpGroup)}
 		}, []string{"delete machine control-plane-2 " + cp, "delete node control-plane-2 " + cp}, ""},
@@ -78,11 +78,11 @@ func TestRevokedMachines(t *testing.T) {
 			w.Etcd[1].Healthy = false
 			w.Intents = []Intent{revoked("control-plane-2", cpGroup)}
 		}, nil, "EtcdUnhealthy"},
-		{"the leader of etcd is moved off first", func(w *World) {
+		{"the leadership of etcd is moved first", func(w *World) {
 			w.Etcd[0].Leader, w.Etcd[2].Leader = false, true
 			w.Intents = []Intent{revoked("control-plane-2", cpGroup)}
 		}, []string{"move etcd leader control-plane-2 heir=control-plane-0"}, ""},
-		{"the operator leaves the machine before it goes", func(w *World) {
+		{"the operator's leader leaves the machine before the deletion", func(w *World) {
 			w.LeaderNode = "control-plane-2"
 			w.Intents = []Intent{revoked("control-plane-2", cpGroup)}
 		}, []string{"yield lease control-plane-2"}, ""},
@@ -103,103 +103,103 @@ func TestRevokedMachines(t *testing.T) {
 			w.without("worker-1", "Terminating")
 			w.Intents = []Intent{revoked("worker-1", workerGroup)}
 		}, nil, "MachineLeaves"},
-		{"then it ends", func(w *World) {
+		{"the intent ends when the machine is deleted", func(w *World) {
 			w.without("worker-1", "Terminated")
 			w.Intents = []Intent{revoked("worker-1", workerGroup)}
 		}, []string{"clear intent revoke-worker-1 Leave machine=" + worker}, ""},
 		{"a replacement waits for the removal", func(w *World) {
 			w.Intents = []Intent{refilling("worker-1", workerGroup), revoked("worker-1", workerGroup)}
 		}, []string{"delete machine worker-1 " + worker, "delete node worker-1 " + worker}, ""},
-		{"a Node that is gone while its machine runs is not replaced yet", func(w *World) {
+		{"a deleted Node whose machine runs is not replaced yet", func(w *World) {
 			w.without("worker-1", "Ready")
 			w.Intents = []Intent{refilling("worker-1", workerGroup), revoked("worker-1", workerGroup)}
 		}, []string{"delete machine worker-1 " + worker}, "MachineLeaves"},
-		{"a machine is made when the old one is being deleted", func(w *World) {
+		{"a machine is created when the old one is being deleted", func(w *World) {
 			w.without("worker-1", "Terminating")
 			w.Intents = []Intent{refilling("worker-1", workerGroup), revoked("worker-1", workerGroup)}
 		}, []string{"create machine refill-worker-1 Join donor=worker-1"}, "MachineLeaves"},
-		{"not while the autoscaler runs", func(w *World) {
+		{"no machine is created while the autoscaler runs", func(w *World) {
 			w.Autoscaler = Autoscaler{Enabled: true, Running: true}
 			w.without("worker-1", "Terminated")
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
 		}, []string{"pause autoscaler"}, ""},
-		{"not from half a list", func(w *World) {
+		{"no machine is created from an incomplete list", func(w *World) {
 			w.Complete = false
 			w.without("worker-1", "Terminated")
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
 		}, nil, ReasonPartial},
-		{"not in a group that the cloud does not list", func(w *World) {
+		{"no machine is created in a group that the cloud does not list", func(w *World) {
 			w.Groups[1].NotListed = true
 			w.without("worker-1", "Terminated")
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
 		}, nil, "GroupMissing"},
-		{"not after its deadline", func(w *World) {
+		{"no machine is created after the deadline of the intent", func(w *World) {
 			w.without("worker-1", "Terminated")
 			in := refilling("worker-1", workerGroup)
 			in.Deadline = w.Now.Add(-time.Second)
 			w.Intents = []Intent{in}
 		}, []string{"clear intent refill-worker-1 Join donor=worker-1"}, ""},
-		{"a control plane is not made while another one joins", func(w *World) {
+		{"no control plane is created while another one joins", func(w *World) {
 			w.without("control-plane-2", "Terminated")
 			w.Etcd = w.Etcd[:2]
-			w.Intents = []Intent{refilling("control-plane-2", cpGroup), {Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", Donor: "control-plane-1", Group: cpGroup}}
+			w.Intents = []Intent{refilling("control-plane-2", cpGroup), {Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "control-plane-1", Group: cpGroup}}
 			w.Nodes[1].Image = image1
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/control-plane-3", Name: "control-plane-3", Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
 		}, nil, "MachineJoins"},
-		{"a machine that joins is waited for", func(w *World) {
+		{"the operator waits for a joining machine", func(w *World) {
 			w.without("worker-1", "Terminated")
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
 		}, nil, "MachineJoins"},
-		{"one that does not join in time is given up", func(w *World) {
+		{"a machine that does not join in time is given up", func(w *World) {
 			w.without("worker-1", "Terminated")
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now.Add(-JoinDeadline - time.Second)})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
 		}, []string{"bind intent refill-worker-1 Leave donor=worker-1 machine=sandbox://t/worker-2"}, ""},
-		{"one that has joined takes the place", func(w *World) {
+		{"a machine that has joined replaces the revoked node", func(w *World) {
 			w.without("worker-1", "Terminated")
 			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image = image2 }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
 		}, []string{"adopt heir worker-2 donor=worker-1"}, ""},
-		{"it inherits nothing from a Node that came back", func(w *World) {
+		{"a machine that has joined inherits nothing from a Node that came back", func(w *World) {
 			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image = image2 }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
 		}, nil, "MachineLeaves"},
-		{"no machine is made while a rollout settles which of two goes", func(w *World) {
+		{"no machine is created while a rollout is replacing the node", func(w *World) {
 			w.without("worker-1", "Terminated")
-			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Donor = "worker-1" }))
+			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.OldNode = "worker-1" }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "t", State: "Ready", Since: w.Now})
-			w.Intents = []Intent{refilling("worker-1", workerGroup), {Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", Donor: "worker-1", Group: workerGroup}}
+			w.Intents = []Intent{refilling("worker-1", workerGroup), {Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "worker-1", Group: workerGroup}}
 		}, []string{"clear intent replace-0 Join donor=worker-1"}, ""},
-		{"nor if a rollout had replaced it already", func(w *World) {
+		{"no machine is created if a rollout has replaced the node already", func(w *World) {
 			w.without("worker-1", "Terminated")
-			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Donor = "worker-1" }))
+			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.OldNode = "worker-1" }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "t", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
 		}, []string{"clear intent refill-worker-1 Join donor=worker-1"}, ""},
-		{"an heir of a rollout that is given up does not count", func(w *World) {
+		{"a replacement node that is given up does not count", func(w *World) {
 			w.without("worker-1", "Terminated")
-			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Donor, n.Cordon = "worker-1", CordonedByUs }))
+			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.OldNode, n.Cordon = "worker-1", CordonedByUs }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "t", State: "Ready", Since: w.Now})
-			w.Intents = []Intent{refilling("worker-1", workerGroup), {Name: "replace-0", Goal: v1alpha1.LeaveGoal, Token: "t", Donor: "worker-1", Group: workerGroup, Machine: "sandbox://t/worker-2", Node: "worker-2"}}
+			w.Intents = []Intent{refilling("worker-1", workerGroup), {Name: "replace-0", Goal: v1alpha1.LeaveGoal, Token: "t", OldNode: "worker-1", Group: workerGroup, Machine: "sandbox://t/worker-2", Node: "worker-2"}}
 		}, []string{"create machine refill-worker-1 Join donor=worker-1", "drain worker-2"}, ""},
-		{"while it is not Ready its join may break off", func(w *World) {
+		{"a machine whose Node is not Ready has not joined", func(w *World) {
 			w.without("worker-1", "Terminated")
-			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image, n.Donor, n.Ready = image2, "worker-1", false }))
+			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image, n.OldNode, n.Ready = image2, "worker-1", false }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
 		}, nil, "NodeNeverReady"},
-		{"and is given up when its time is over", func(w *World) {
+		{"a machine whose Node is never Ready is given up", func(w *World) {
 			w.without("worker-1", "Terminated")
-			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image, n.Donor, n.Ready = image2, "worker-1", false }))
+			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image, n.OldNode, n.Ready = image2, "worker-1", false }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now.Add(-JoinDeadline - time.Minute)})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
 		}, []string{"bind intent refill-worker-1 Leave donor=worker-1 machine=sandbox://t/worker-2"}, ""},
-		{"then the intent ends", func(w *World) {
+		{"the intent of a machine that was given up ends", func(w *World) {
 			w.without("worker-1", "Terminated")
-			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image, n.Donor = image2, "worker-1" }))
+			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image, n.OldNode = image2, "worker-1" }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
 		}, []string{"clear intent refill-worker-1 Join donor=worker-1"}, ""},
@@ -212,19 +212,19 @@ func TestRevokedMachines(t *testing.T) {
 
 // A machine that has replaced a revoked one is an ordinary machine of its group. A rollout in
 // progress must not use it as the replacement node of another node.
-func TestReplacementOfARevokedMachineIsNobodysHeir(t *testing.T) {
+func TestReplacementOfARevokedMachineIsNoReplacementNode(t *testing.T) {
 	s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *World) {
 		w.without("worker-1", "Terminated")
-		w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Donor = "worker-1" }))
+		w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.OldNode = "worker-1" }))
 		w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
 	})
 	actions, _ := decide(s, w)
 	for _, a := range actions {
-		if a.Kind == RecordIntent && a.Intent.Token == "r" || a.Kind == AdoptHeir {
+		if a.Kind == RecordIntent && a.Intent.Token == "r" || a.Kind == AdoptReplacement {
 			t.Errorf("the replacement is used again: %s", a)
 		}
 	}
-	if len(actions) != 1 || actions[0].Kind != RecordIntent || actions[0].Intent.Donor != "worker-0" {
+	if len(actions) != 1 || actions[0].Kind != RecordIntent || actions[0].Intent.OldNode != "worker-0" {
 		t.Errorf("actions %v, want the replacement of worker-0 with a machine of its own", actions)
 	}
 }

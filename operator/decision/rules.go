@@ -10,7 +10,7 @@ const (
 
 	// Safety: without the condition the action is not taken.
 	ruleAutoscalerStopped   // nothing starts and nothing is created while the autoscaler may act
-	ruleStrayBudget         // our machines without an intent (orphans) count too
+	ruleOrphanBudget        // our machines without an intent (orphans) count too
 	ruleWholeList           // nothing starts and nothing is created while the cloud's list is partial
 	ruleCountedTwice        // the budget is counted again before a machine is created
 	ruleControlPlaneFirst   // no worker starts while a control plane is not at the target
@@ -18,9 +18,9 @@ const (
 	ruleGroupImage          // nothing is created before the group has the target's image
 	rulePublishedFirst      // nothing is created before the target's components are published for its role
 	ruleKnown               // a node is not changed before its image, components and machine are known
-	ruleHeirVersion         // a replacement node of another version is given up
-	ruleHeirReady           // an old node is touched only when its replacement node is Ready
-	ruleHeirOpen            // a replacement node that somebody else cordoned takes over nothing
+	ruleReplacementVersion  // a replacement node of another version is given up
+	ruleReplacementReady    // an old node is touched only when its replacement node is Ready
+	ruleReplacementOpen     // a replacement node that somebody else cordoned takes over nothing
 	ruleDrained             // an old node leaves only when it is drained
 	ruleLeavingDrained      // every other machine that leaves is drained too
 	ruleMemberFirst         // a control plane's machine is deleted only after its etcd member
@@ -46,7 +46,7 @@ const (
 	ruleInPlaceReady        // an upgraded node is uncordoned when it is Ready
 	ruleWorkBeforeGivenBack // the autoscaler stays paused while anything is in progress
 	ruleOthersAutoscaler    // an autoscaler that somebody else paused stays paused
-	ruleStrayDeadline       // a machine without a Node is given time to join
+	ruleOrphanDeadline      // a machine without a Node is given time to join
 	ruleMachinesName        // a Node counts only if its machine in the cloud bears its name
 	ruleUnknownKept         // a Node whose machine the cloud does not describe is not changed
 	ruleCloudGroup          // a node's group and role are those of its machine in the cloud
@@ -58,26 +58,26 @@ const (
 	ruleMemberAddress       // a member of etcd belongs to the machine of its name that has its address
 
 	// Progress: without the branch something never happens.
-	ruleGiveBack      // the autoscaler is resumed
-	ruleOverdue       // a machine that does not join in time is given up (deleted)
-	ruleUnseenOverdue // an intent whose machine never appeared is ended
-	ruleBlockedGoesBy // a blocked drain releases its surge slot
-	ruleUncordon      // nodes that the operator cordoned and that stay are uncordoned
-	ruleTrack         // orphaned machines are tracked
-	ruleRevive        // a control plane whose replacement node is lost before its member left stays
-	ruleDeadMember    // a member without machine and Node is removed
-	ruleHalfGone      // a control plane that has left etcd is removed, even if its intent was deleted
-	ruleHeirVotes     // it is also removed if its cordon is gone and its replacement node votes
-	ruleHeirStays     // the replacement node of a control plane that has left etcd is not given up
-	ruleDeadNode      // a Node whose machine is gone is removed
-	ruleVanishedDonor // a replacement whose old node is gone ends
-	ruleSecondPublish // the target is published for workers in the end
-	ruleRetry         // a failed upgrade of Kubernetes is retried
-	ruleInPlaceEnough // an in-place upgrade that is no longer requested is given up
-	ruleInPlaceStuck  // a node whose upgrade fails does not block other groups
-	ruleHeirDenies    // a replacement node that denies its old node is given up
-	ruleNeverReady    // a machine whose Node is never Ready is given up
-	ruleRevoked       // a revoked machine is removed without a drain
+	ruleGiveBack          // the autoscaler is resumed
+	ruleOverdue           // a machine that does not join in time is given up (deleted)
+	ruleUnseenOverdue     // an intent whose machine never appeared is ended
+	ruleBlockedGoesBy     // a blocked drain releases its surge slot
+	ruleUncordon          // nodes that the operator cordoned and that stay are uncordoned
+	ruleTrack             // orphaned machines are tracked
+	ruleRevive            // a control plane whose replacement node is lost before its member left stays
+	ruleDeadMember        // a member without machine and Node is removed
+	ruleHalfGone          // a control plane that has left etcd is removed, even if its intent was deleted
+	ruleReplacementVotes  // it is also removed if its cordon is gone and its replacement node votes
+	ruleReplacementStays  // the replacement node of a control plane that has left etcd is not given up
+	ruleDeadNode          // a Node whose machine is gone is removed
+	ruleVanishedOldNode   // a replacement whose old node is gone ends
+	ruleSecondPublish     // the target is published for workers in the end
+	ruleRetry             // a failed upgrade of Kubernetes is retried
+	ruleInPlaceEnough     // an in-place upgrade that is no longer requested is given up
+	ruleInPlaceStuck      // a node whose upgrade fails does not block other groups
+	ruleReplacementDenies // a replacement node that denies its old node is given up
+	ruleNeverReady        // a machine whose Node is never Ready is given up
+	ruleRevoked           // a revoked machine is removed without a drain
 
 	rules
 )

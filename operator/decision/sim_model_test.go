@@ -77,9 +77,9 @@ type simGroup struct {
 // simIntent is a PendingNode as stored in the API server, never changed in place.
 type simIntent struct {
 	Intent
-	place              int // -1: none
-	machineNo, donorNo int
-	recorded           time.Duration
+	place                int // -1: none
+	machineNo, oldNodeNo int
+	recorded             time.Duration
 }
 
 // simVersion is the NodeVersion as stored in the API server, never changed in place.
@@ -113,7 +113,7 @@ type simulation struct {
 	surgeIs intstr.IntOrString
 
 	// Injected faults.
-	kinds        []luck
+	kinds        []faultKind
 	patience     time.Duration // after the last fault
 	calm, healed bool          // faults have ended; and all operators have observed that
 	healAt       time.Duration
@@ -218,7 +218,7 @@ func (s *simulation) storeNode(i int, n *Node) {
 	m := &s.machines[i]
 	s.m[i].node = n
 	if n == nil {
-		*m = fact{life: m.life, group: m.group, image: m.image, comps: m.comps, ours: m.ours, place: m.place, member: m.member, sick: m.sick, api: m.api, noted: m.comps, run: m.run, captured: m.captured, revoked: m.revoked, tracked: m.tracked, trackedLate: m.trackedLate, nodeWasDeleted: m.nodeWasDeleted, counted: m.counted, donor: noMachine, heir: noMachine}
+		*m = fact{life: m.life, group: m.group, image: m.image, comps: m.comps, ours: m.ours, place: m.place, member: m.member, sick: m.sick, api: m.api, noted: m.comps, run: m.run, captured: m.captured, revoked: m.revoked, tracked: m.tracked, trackedLate: m.trackedLate, nodeWasDeleted: m.nodeWasDeleted, counted: m.counted, oldNode: noMachine, newNode: noMachine}
 	} else {
 		if m.cordon != Uncordoned && n.Cordon == Uncordoned {
 			m.drained = false // pods come back
@@ -228,7 +228,7 @@ func (s *simulation) storeNode(i int, n *Node) {
 		}
 		m.held = n.OnHold || s.gs[m.group].OnHold
 		m.isNode, m.known, m.obsolete, m.cordon = true, n.Image != "" && n.Components != "", n.Obsolete, n.Cordon
-		m.donor, m.heir = s.named(n.Donor), s.named(n.Heir)
+		m.oldNode, m.newNode = s.named(n.OldNode), s.named(n.Replacement)
 	}
 	s.changed(simNodes, func(o *simOperator) {
 		for len(o.nodes) <= i {
@@ -391,7 +391,7 @@ func (s *simulation) machine(g int, token string) int {
 	m := &simMachine{name: "m" + strconv.Itoa(i), id: "sandbox://s/m" + strconv.Itoa(i), token: token, created: s.clock()}
 	m.mark = MachineHash(m.id)
 	s.m = append(s.m, m)
-	s.machines = append(s.machines, fact{life: booting, group: g, image: s.groups[g].image, ours: token != "", place: -1, donor: noMachine, heir: noMachine})
+	s.machines = append(s.machines, fact{life: booting, group: g, image: s.groups[g].image, ours: token != "", place: -1, oldNode: noMachine, newNode: noMachine})
 	s.byName[m.name], s.byID[m.id] = i, i
 	s.byName[peerURL(i)] = i
 	if token != "" {
@@ -523,14 +523,14 @@ func (s *simulation) end(i int) {
 	s.say("%s is gone", s.m[i].name)
 	s.list(i, "Terminated")
 	for k := range s.machines {
-		if s.machines[k].donor == i && !f.isNode {
-			s.machines[k].donor = forgotten
+		if s.machines[k].oldNode == i && !f.isNode {
+			s.machines[k].oldNode = forgotten
 		}
 	}
 	if m := s.m[i]; m.lie == lieClaim || m.lie == lieNoID {
 		s.after(s.between(time.Second, time.Minute), func() {
 			if f.isNode = s.m[i].node != nil; f.isNode {
-				s.say("a person deletes the Node %s, which is no machine's any more", m.name)
+				s.say("a person deletes the Node %s, which has no machine any more", m.name)
 				s.removeNode(i)
 			}
 		})
@@ -579,7 +579,7 @@ func (s *simulation) elect() {
 func (s *simulation) upgradeNode(i, comps int, a *Action) {
 	s.machines[i].run = 1
 	s.m[i].run = UpgradeRun{Version: a.Version, Components: a.Components, Node: a.Node, Phase: "apply", Started: s.clock()}
-	done := !s.luck(upgradeFails, 40)
+	done := !s.occurs(upgradeFails, 40)
 	s.after(s.between(10*time.Second, 3*time.Minute), func() {
 		m, f := s.m[i], &s.machines[i]
 		if f.life != running || f.run != 1 {
@@ -648,13 +648,13 @@ func (s *simulation) counts() (ready [32]int, voters int) {
 	leaves := s.leaving()
 	for i := range s.machines {
 		m := &s.machines[i]
-		if m.captured && m.donor >= 0 { // it counts instead of an honest one
-			leaves[m.donor] = true
+		if m.captured && m.oldNode >= 0 { // it counts instead of an honest one
+			leaves[m.oldNode] = true
 		}
 	}
 	for _, in := range s.intents {
-		if i, ok := s.byToken[in.Token]; ok && in.donorNo >= 0 && s.machines[i].captured {
-			leaves[in.donorNo] = true
+		if i, ok := s.byToken[in.Token]; ok && in.oldNodeNo >= 0 && s.machines[i].captured {
+			leaves[in.oldNodeNo] = true
 		}
 	}
 	for i := range s.machines {
@@ -675,11 +675,11 @@ func (s *simulation) counts() (ready [32]int, voters int) {
 // stays reports whether a machine is neither joining nor leaving.
 func (s *simulation) stays(i int, leaves map[int]bool) bool {
 	m := &s.machines[i]
-	heir := m.ours && m.donor != forgotten && (m.donor < 0 || s.machines[m.donor].isNode && !leaves[m.donor])
-	if h := m.heir; h >= 0 && s.machines[h].life == terminated && s.m[h].node != nil && s.m[h].node.Ready {
+	newNode := m.ours && m.oldNode != forgotten && (m.oldNode < 0 || s.machines[m.oldNode].isNode && !leaves[m.oldNode])
+	if h := m.newNode; h >= 0 && s.machines[h].life == terminated && s.m[h].node != nil && s.m[h].node.Ready {
 		return false // it may leave before an operator can observe that its replacement node has died
 	}
-	return m.isNode && !m.obsolete && !leaves[i] && !heir && (m.place < 0 || s.places[m.place].leave)
+	return m.isNode && !m.obsolete && !leaves[i] && !newNode && (m.place < 0 || s.places[m.place].leave)
 }
 
 func (s *simulation) leaving() map[int]bool {
@@ -763,11 +763,11 @@ func (s *simulation) check() {
 	}
 }
 
-// luck is a kind of injected fault. Each seed has some of them.
-type luck int
+// faultKind is a kind of injected fault. Each seed has some of them.
+type faultKind int
 
 const (
-	crashes luck = iota
+	crashes faultKind = iota
 	writesFail
 	repeats
 	slowWrites
@@ -809,7 +809,7 @@ const (
 	lucks
 )
 
-var luckNames = [...]string{
+var faultNames = [...]string{
 	crashes: "crashes", writesFail: "writes-fail", repeats: "repeats", slowWrites: "slow-writes", oldViews: "old-views", twoLeaders: "two-leaders", apiAway: "api-away",
 	createsFail: "creates-fail", createsTimeOut: "creates-time-out", deletesLost: "deletes-lost", cloudAway: "cloud-away", cloudLags: "cloud-lags", cloudPartial: "cloud-partial", cloudSilent: "cloud-silent",
 	neverJoins: "never-joins", joinsLate: "joins-late", joinsWrong: "joins-wrong", machineDies: "machine-dies", notReady: "not-ready", memberSick: "member-sick", upgradeFails: "upgrade-fails",
@@ -817,12 +817,12 @@ var luckNames = [...]string{
 	targetChanges: "target-changes", pauses: "pauses", cancels: "cancels", autoscalerActs: "autoscaler-acts", autoscalerSet: "autoscaler-set", groupAppears: "group-appears", clockSkew: "clock-skew", holds: "holds", liars: "liars", captures: "captures", revokes: "revokes",
 }
 
-func (l luck) String() string { return luckNames[l] }
+func (l faultKind) String() string { return faultNames[l] }
 
-func (s *simulation) has(l luck) bool { return !s.calm && slices.Contains(s.kinds, l) }
+func (s *simulation) has(l faultKind) bool { return !s.calm && slices.Contains(s.kinds, l) }
 
-// luck reports whether a fault of this kind occurs now.
-func (s *simulation) luck(l luck, percent int) bool { return s.has(l) && s.chance(percent) }
+// occurs reports whether a fault of this kind occurs now.
+func (s *simulation) occurs(l faultKind, percent int) bool { return s.has(l) && s.chance(percent) }
 
 func newSimulation(seed uint64, off rule) *simulation {
 	s := &simulation{seed: seed, off: off, rng: rand.New(rand.NewPCG(seed, 1)), byName: map[string]int{}, byID: map[string]int{}, byToken: map[string]int{}, latency: 0}
@@ -843,10 +843,10 @@ func newSimulation(seed uint64, off rule) *simulation {
 		s.latency = s.between(10*time.Millisecond, time.Second)
 	}
 	for range s.rng.IntN(10) {
-		s.kinds = append(s.kinds, luck(s.rng.IntN(int(liars))))
+		s.kinds = append(s.kinds, faultKind(s.rng.IntN(int(liars))))
 	}
 	attackers := rand.New(rand.NewPCG(seed, 2)) // a source of its own, so that seeds without attackers run as before
-	for _, l := range []luck{liars, captures, revokes} {
+	for _, l := range []faultKind{liars, captures, revokes} {
 		if attackers.IntN(100) < 30 {
 			s.kinds = append(s.kinds, l)
 		}
@@ -892,7 +892,7 @@ func newSimulation(seed uint64, off rule) *simulation {
 	s.healAt = s.between(10*time.Minute, 100*time.Minute)
 	s.after(s.healAt, s.heal)
 	for _, l := range s.kinds {
-		s.misfortune(l)
+		s.scheduleFaults(l)
 	}
 	s.everyMinute()
 	return s
@@ -920,7 +920,7 @@ func (s *simulation) addNode(g int) {
 	i := len(s.m)
 	m := &simMachine{name: "m" + strconv.Itoa(i), id: "sandbox://s/m" + strconv.Itoa(i), created: s.clock().Add(-24 * time.Hour), listed: "Ready"}
 	m.mark = MachineHash(m.id)
-	f := fact{life: running, group: g, place: -1, isNode: true, ready: true, known: true, donor: noMachine, heir: noMachine}
+	f := fact{life: running, group: g, place: -1, isNode: true, ready: true, known: true, oldNode: noMachine, newNode: noMachine}
 	if g == 0 {
 		f.member = 2
 	}
@@ -950,11 +950,11 @@ func workerNode(s *simulation) func(int, *fact) bool {
 	return func(_ int, m *fact) bool { return m.isNode && m.life == running && !s.control(m) }
 }
 
-// misfortune schedules faults of a kind at random intervals.
-func (s *simulation) misfortune(l luck) {
+// scheduleFaults schedules faults of a kind at random intervals.
+func (s *simulation) scheduleFaults(l faultKind) {
 	strike := s.strikes(l)
 	if strike == nil {
-		return // the code that it concerns calls luck
+		return // the code that it concerns calls occurs
 	}
 	var again func()
 	again = func() {
@@ -977,7 +977,7 @@ func (s *simulation) rollout(change func(r *v1alpha1.Rollout)) {
 }
 
 // strikes returns the effect of a kind of fault.
-func (s *simulation) strikes(l luck) func() {
+func (s *simulation) strikes(l faultKind) func() {
 	switch l {
 	case slowWrites:
 		return func() {
@@ -1119,7 +1119,7 @@ func (s *simulation) strikes(l luck) func() {
 				// The list contains a machine that was just created or deleted only sometimes.
 				i, ok := s.byToken[in.Token]
 				settled := in.machineNo < 0 || s.machines[in.machineNo].life == running && s.ops[0].asked[s.m[in.machineNo].id] == 0 && s.ops[1].asked[s.m[in.machineNo].id] == 0
-				if in.place >= 0 && ok && settled && (in.donorNo < 0 || !s.machines[in.donorNo].obsolete) && s.m[i].created.Add(2*time.Minute).Before(s.clock()) {
+				if in.place >= 0 && ok && settled && (in.oldNodeNo < 0 || !s.machines[in.oldNodeNo].obsolete) && s.m[i].created.Add(2*time.Minute).Before(s.clock()) {
 					seen = append(seen, in)
 				}
 			}
@@ -1198,7 +1198,7 @@ func (s *simulation) strikes(l luck) func() {
 				s.machines[i].revoked = true
 				s.storeIntent(nil, &simIntent{Intent: Intent{
 					Name: revocation.RemovalPrefix + s.m[i].name, Goal: v1alpha1.LeaveGoal, Machine: s.m[i].id, Node: s.m[i].name, Group: s.gs[s.machines[i].group].id, Revoked: true,
-				}, place: -1, machineNo: i, donorNo: noMachine, recorded: s.now})
+				}, place: -1, machineNo: i, oldNodeNo: noMachine, recorded: s.now})
 				s.setNode(i, func(n *Node) {
 					if n.Cordon == Uncordoned {
 						n.Cordon = CordonedByOthers
@@ -1230,7 +1230,7 @@ func (s *simulation) strikes(l luck) func() {
 			s.groups[g].inPlace = false
 			s.gs[g].Group = Group{}
 			n := 1 + s.rng.IntN(3)
-			s.say("a person makes group %d with %d machines", g, n)
+			s.say("a person creates group %d with %d machines", g, n)
 			s.groups[g].image = s.rng.IntN(len(simImages))
 			hidden.Image = simImages[s.groups[g].image]
 			for range n {
@@ -1256,7 +1256,7 @@ func (s *simulation) lies(i int) {
 	}
 	m := s.m[i]
 	m.lie, m.about = s.rng.IntN(lies), s.rng.IntN(len(s.m))
-	s.say("the Node %s lies: %d about %s", m.name, m.lie, s.m[m.about].name)
+	s.say("the Node %s makes false claim %d about %s", m.name, m.lie, s.m[m.about].name)
 	s.wakeAll()
 	s.after(s.between(time.Second, 5*time.Minute), func() { s.lies(i) })
 }
@@ -1267,8 +1267,8 @@ func (s *simulation) lied(i int, n Node) Node {
 	switch s.m[i].lie {
 	case lieClaim:
 		n.ProviderID, n.Obsolete = about.id, true
-	case lieDonor:
-		n.Donor = about.name
+	case lieOldNode:
+		n.OldNode = about.name
 	case lieGroup:
 		n.Group, n.Role = s.gs[0].id, v1alpha1.ControlPlaneRole
 	case lieImage:
@@ -1278,7 +1278,7 @@ func (s *simulation) lied(i int, n Node) Node {
 	case lieNoID:
 		n.ProviderID = ""
 	case lieDenies:
-		n.Donor = ""
+		n.OldNode = ""
 	}
 	return n
 }
@@ -1292,11 +1292,11 @@ func (s *simulation) moreLiars() {
 		if s.chance(10) {
 			n.ProviderID = "sandbox://s/none"
 		}
-		n.Ready, n.Obsolete, n.Donor, n.Heir, n.Kubelet = s.chance(80), s.chance(50), s.m[s.rng.IntN(len(s.m))].name, about.name, "v1.99.0"
+		n.Ready, n.Obsolete, n.OldNode, n.Replacement, n.Kubelet = s.chance(80), s.chance(50), s.m[s.rng.IntN(len(s.m))].name, about.name, "v1.99.0"
 		n.Group, n.Image, n.Components = s.gs[s.rng.IntN(len(s.gs))].id, simImages[s.rng.IntN(len(simImages))], simComps[s.rng.IntN(len(simComps))]
 		n.Cordon, n.Drained = Cordon(s.rng.IntN(3)), s.chance(50)
 	}
-	s.say("%d Nodes of no machine claim others", len(s.liars))
+	s.say("%d Nodes without a machine claim other machines", len(s.liars))
 	s.wakeAll()
 }
 
@@ -1322,7 +1322,7 @@ func (s *simulation) scale() {
 		g := 1 + s.rng.IntN(len(s.gs)-1)
 		i := s.machine(g, "")
 		s.grow(1)
-		s.say("the autoscaler makes %s", s.m[i].name)
+		s.say("the autoscaler creates %s", s.m[i].name)
 		return
 	}
 	if i := s.some(func(i int, m *fact) bool {
@@ -1340,7 +1340,7 @@ func (s *simulation) hold(i int, held bool) {
 	if n := s.m[i].node; n == nil || n.OnHold == held {
 		return
 	}
-	s.say("a person holds %s: %v", s.m[i].name, held)
+	s.say("a person sets the hold of %s: %v", s.m[i].name, held)
 	s.setNode(i, func(n *Node) {
 		if n.OnHold = held; !held {
 			n.RetryRequest = "now"
@@ -1352,7 +1352,7 @@ func (s *simulation) holdGroup(g int, held bool) {
 	if s.gs[g].OnHold == held {
 		return
 	}
-	s.say("a person holds group %d: %v", g, held)
+	s.say("a person sets the hold of group %d: %v", g, held)
 	s.gs[g].OnHold = held
 	for i := range s.machines {
 		if m := &s.machines[i]; m.group == g && m.isNode {
@@ -1362,9 +1362,9 @@ func (s *simulation) holdGroup(g int, held bool) {
 	s.setGroup(g)
 }
 
-// letGo makes people resume nodes and groups that are on hold, all or a random choice. It reports
+// release makes people resume nodes and groups that are on hold, all or a random choice. It reports
 // whether there were any. Workers wait for control planes, so all control planes are resumed.
-func (s *simulation) letGo(all bool) (some bool) {
+func (s *simulation) release(all bool) (some bool) {
 	for g := range s.gs {
 		if some = some || s.gs[g].OnHold; s.gs[g].OnHold && (all || g == 0 || s.chance(50)) {
 			s.holdGroup(g, false)
@@ -1393,14 +1393,14 @@ func (s *simulation) heal() {
 		s.after(last-s.now+time.Second, s.heal)
 		return
 	}
-	s.say("no more bad luck")
+	s.say("faults end")
 	s.healed, s.healAt = true, s.now
 	s.cloudFails, s.cloudPartial, s.cloudLags = 0, 0, 0
 	for i, m := range s.m {
 		m.silent = 0
 		s.machines[i].sick = false
 		if m.lie == lieKubelet && s.groups[s.machines[i].group].inPlace { // people handle an in-place upgrade that fails
-			m.lie = truth
+			m.lie = honest
 		}
 		s.uncordon(i)
 		if f := &s.machines[i]; f.isNode && f.life == running && !f.ready {
@@ -1423,7 +1423,7 @@ func (s *simulation) heal() {
 	if newest != s.comps {
 		s.target(s.image, newest)
 	}
-	s.letGo(false)
+	s.release(false)
 	waves := (s.shall + s.surge - 1) / s.surge
 	s.patience = 3*time.Hour + time.Duration(waves+s.controlPlanes)*10*time.Minute
 	s.wakeAll()
@@ -1433,8 +1433,8 @@ func (s *simulation) heal() {
 func (s *simulation) extra() string {
 	for i := range s.machines {
 		m := &s.machines[i]
-		if d := m.donor; m.life == running && d >= 0 && s.machines[d].life == running && s.machines[d].isNode && s.machines[d].held {
-			return fmt.Sprintf("%s is kept for %s, which is held", s.m[i].name, s.m[d].name)
+		if d := m.oldNode; m.life == running && d >= 0 && s.machines[d].life == running && s.machines[d].isNode && s.machines[d].held {
+			return fmt.Sprintf("%s was created for %s, which is on hold", s.m[i].name, s.m[d].name)
 		}
 	}
 	return ""

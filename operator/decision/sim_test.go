@@ -21,10 +21,10 @@ import (
 )
 
 var (
-	simSeeds = flag.Int("sim.seeds", 0, "simulate so many seeds; 0 is a short run")
-	simSeed  = flag.Uint64("sim.seed", 0, "the first seed; with one seed its story is told")
-	simStory = flag.Int("sim.story", 60, "tell so many last lines of a story")
-	simRule  = flag.Int("sim.rule", 0, "switch this rule off")
+	simSeeds = flag.Int("sim.seeds", 0, "number of seeds; 0: a short run")
+	simSeed  = flag.Uint64("sim.seed", 0, "first seed; a run of one seed prints its trace")
+	simStory = flag.Int("sim.story", 60, "number of last lines of a trace to print")
+	simRule  = flag.Int("sim.rule", 0, "rule to switch off")
 )
 
 // simOperator is an operator's process: its observations and its memory.
@@ -271,8 +271,8 @@ func (o *simOperator) pass() {
 	var order []string
 	for i := range d.Actions {
 		a := &d.Actions[i]
-		if strings.HasPrefix(a.Node, liarName) || strings.HasPrefix(a.Intent.Node, liarName) || strings.HasPrefix(a.Intent.Donor, liarName) || strings.HasPrefix(a.Heir, liarName) {
-			s.fail("a Node that is no machine is believed (operator %d: %s)", o.no, a)
+		if strings.HasPrefix(a.Node, liarName) || strings.HasPrefix(a.Intent.Node, liarName) || strings.HasPrefix(a.Intent.OldNode, liarName) || strings.HasPrefix(a.Replacement, liarName) {
+			s.fail("the operator trusts a Node without a machine (operator %d: %s)", o.no, a)
 			return
 		}
 		e := o.effect(a)
@@ -302,7 +302,7 @@ func (o *simOperator) pass() {
 	}
 	effects = append(effects, o.status(d))
 	crash := -1
-	if o.no == 0 && s.luck(crashes, 2) {
+	if o.no == 0 && s.occurs(crashes, 2) {
 		crash = s.rng.IntN(len(effects) + 1)
 	}
 	o.idle = len(d.Actions) == 0 && fresh && s.now >= s.apiAway
@@ -345,15 +345,15 @@ func (o *simOperator) clock() time.Time { return o.s.clock().Add(o.skew) }
 
 // patient fails if the replacement of a node is postponed while its new machine may
 // still join.
-func (o *simOperator) patient(donor string) {
+func (o *simOperator) patient(oldNode string) {
 	s := o.s
 	for _, in := range s.intents {
 		i, ok := s.byToken[in.Token]
-		if !ok || in.Donor != donor || in.Goal != v1alpha1.JoinGoal {
+		if !ok || in.OldNode != oldNode || in.Goal != v1alpha1.JoinGoal {
 			continue
 		}
 		if m := &s.machines[i]; m.life == booting && s.m[i].listed != "" && s.clock().Sub(s.m[i].created) < JoinDeadline {
-			s.fail("invariant 8: operator %d, %s ahead, gives up %s, which was made %s ago", o.no, o.skew, s.m[i].name, s.clock().Sub(s.m[i].created))
+			s.fail("invariant 8: operator %d, whose clock is %s ahead, gives up %s, which was created %s ago", o.no, o.skew, s.m[i].name, s.clock().Sub(s.m[i].created))
 		}
 	}
 }
@@ -374,7 +374,7 @@ func (o *simOperator) effect(a *Action) effect {
 		}
 		return noMachine
 	}
-	e := effect{kind: a.Kind, machine: find(a.Node), donor: find(a.Donor), heir: find(a.Heir), made: noMachine, place: -1, group: s.groupNo(a.Group), uncordon: a.Uncordon, host: o.host}
+	e := effect{kind: a.Kind, machine: find(a.Node), oldNode: find(a.OldNode), newNode: find(a.Replacement), made: noMachine, place: -1, group: s.groupNo(a.Group), uncordon: a.Uncordon, host: o.host}
 	if i, ok := s.byID[a.Machine]; ok && a.Kind != DeleteNode { // a Node is deleted by its name; its claims do not matter
 		e.machine = i
 	}
@@ -386,7 +386,7 @@ func (o *simOperator) effect(a *Action) effect {
 	}
 	if in := &a.Intent; in.Name != "" {
 		e.upgrade = in.Goal == v1alpha1.UpgradeGoal
-		e.leave, e.group, e.donor = in.Goal == v1alpha1.LeaveGoal, s.groupNo(in.Group), find(in.Donor)
+		e.leave, e.group, e.oldNode = in.Goal == v1alpha1.LeaveGoal, s.groupNo(in.Group), find(in.OldNode)
 		if i, ok := s.byID[in.Machine]; ok {
 			e.machine = i
 		}
@@ -438,14 +438,14 @@ func (o *simOperator) prepare(a *Action, e effect) func() {
 	life := o.life
 	return func() {
 		api := a.Kind != DeleteInstance && a.Kind != SetGroupImage && a.Kind != DrainNode && a.Kind != MoveLeader && a.Kind != RemoveMember && a.Kind != UpgradeNode
-		if api && (s.now < s.apiAway || s.luck(writesFail, 3)) {
+		if api && (s.now < s.apiAway || s.occurs(writesFail, 3)) {
 			return // the write failed
 		}
 		if a.Kind == DeleteInstance && o.life == life && s.now < o.asked[a.Machine] {
 			return
 		}
 		do()
-		if s.luck(repeats, 5) {
+		if s.occurs(repeats, 5) {
 			do() // again, by a retry
 		}
 	}
@@ -456,11 +456,11 @@ func (o *simOperator) right(a *Action, e effect) bool {
 	s := o.s
 	if wrong := s.irrevocable(&e, o.fresh()); wrong != "" {
 		s.fail("%s (operator %d: %s)", wrong, o.no, a)
-		s.say("operator %d does: %s", o.no, a)
+		s.say("operator %d executes: %s", o.no, a)
 		return false
 	}
 	if a.Kind != DrainNode && a.Kind != CreateInstance {
-		s.say("operator %d does: %s", o.no, a)
+		s.say("operator %d executes: %s", o.no, a)
 	}
 	return true
 }
@@ -500,7 +500,7 @@ func (o *simOperator) do(a *Action, e effect, seen *Node, seenIntent *simIntent,
 		return when(func() bool {
 			return s.findIntent(a.Intent.Name) < 0 && (e.place >= 0 || s.machines[i].tracked == 0)
 		}, func() {
-			s.storeIntent(nil, &simIntent{Intent: a.Intent, place: e.place, machineNo: i, donorNo: e.donor, recorded: s.now})
+			s.storeIntent(nil, &simIntent{Intent: a.Intent, place: e.place, machineNo: i, oldNodeNo: e.oldNode, recorded: s.now})
 		})
 	case BindIntent:
 		return func() {
@@ -508,22 +508,22 @@ func (o *simOperator) do(a *Action, e effect, seen *Node, seenIntent *simIntent,
 			if k < 0 || s.intents[k].Goal != v1alpha1.JoinGoal || s.intents[k].Token != a.Intent.Token || e.place < 0 && s.intents[k].Machine != a.Intent.Machine || !o.right(a, e) {
 				return
 			}
-			s.storeIntent(s.intents[k], &simIntent{Intent: a.Intent, place: e.place, machineNo: i, donorNo: e.donor, recorded: s.intents[k].recorded})
+			s.storeIntent(s.intents[k], &simIntent{Intent: a.Intent, place: e.place, machineNo: i, oldNodeNo: e.oldNode, recorded: s.intents[k].recorded})
 		}
 	case ClearIntent:
 		return when(func() bool { return seenIntent != nil && slices.Contains(s.intents, seenIntent) }, func() { s.storeIntent(seenIntent, nil) })
-	case AdoptHeir:
-		return onNode(func(n *Node) { n.Donor = a.Donor })
+	case AdoptReplacement:
+		return onNode(func(n *Node) { n.OldNode = a.OldNode })
 	case CordonNode:
 		return onNode(func(n *Node) {
 			if n.Cordon == Uncordoned {
 				n.Cordon, n.CordonedSince = CordonedByUs, o.clock()
 			}
-			n.Heir = a.Heir
+			n.Replacement = a.Replacement
 		})
 	case ReleaseNode:
 		return onNode(func(n *Node) {
-			n.Heir = ""
+			n.Replacement = ""
 			if a.Uncordon {
 				n.Cordon, n.CordonedSince = Uncordoned, time.Time{}
 			}
@@ -559,7 +559,7 @@ func (o *simOperator) do(a *Action, e effect, seen *Node, seenIntent *simIntent,
 			}
 		})
 	case MoveLeader:
-		to := e.heir
+		to := e.newNode
 		return when(func() bool {
 			return s.leader == i && to >= 0 && s.machines[to].member == 2 && s.machines[to].life == running && !s.machines[to].sick
 		}, func() { s.leader = to; o.wake() })
@@ -581,7 +581,7 @@ func (o *simOperator) do(a *Action, e effect, seen *Node, seenIntent *simIntent,
 	case DeleteInstance:
 		return func() {
 			o.asked[a.Machine] = s.now + 20*time.Second
-			if s.now < s.cloudFails || s.luck(deletesLost, 15) || !o.right(a, e) {
+			if s.now < s.cloudFails || s.occurs(deletesLost, 15) || !o.right(a, e) {
 				return // refused, or lost
 			}
 			s.after(s.between(0, 5*time.Second), func() {
@@ -611,8 +611,8 @@ func (o *simOperator) do(a *Action, e effect, seen *Node, seenIntent *simIntent,
 func (s *simulation) removeNode(i int) {
 	s.storeNode(i, nil)
 	for k := range s.machines {
-		if s.machines[k].donor == i && s.machines[i].life == terminated {
-			s.machines[k].donor = forgotten
+		if s.machines[k].oldNode == i && s.machines[i].life == terminated {
+			s.machines[k].oldNode = forgotten
 		}
 	}
 }
@@ -621,7 +621,7 @@ func (s *simulation) startUpgrade(i, comps int, a *Action) {
 	s.run, s.runComps = 1, comps
 	s.upgrade = UpgradeRun{Version: a.Version, Components: a.Components, Node: a.Node, Phase: "apply", Started: s.clock()}
 	took, done := s.between(30*time.Second, 4*time.Minute), true
-	if s.luck(upgradeFails, 50) {
+	if s.occurs(upgradeFails, 50) {
 		done = false
 		if s.chance(30) {
 			took = 20 * time.Minute // it hangs until the agent ends it
@@ -633,7 +633,7 @@ func (s *simulation) startUpgrade(i, comps int, a *Action) {
 			s.endUpgrade(a.Node, done)
 		}
 	})
-	if s.luck(apiAway, 50) {
+	if s.occurs(apiAway, 50) {
 		s.after(took/2, func() { s.loseAPI(s.between(10*time.Second, 40*time.Second)) })
 	}
 	s.wakeAll()
@@ -643,7 +643,7 @@ func (s *simulation) loseAPI(d time.Duration) {
 	if s.now >= s.apiAway {
 		s.apiWent = s.now
 		s.apiAway = s.now + d
-		s.say("the API server is away for %s", d.Round(time.Second))
+		s.say("the API server is unavailable for %s", d.Round(time.Second))
 		s.after(d, s.wakeAll)
 	}
 }
@@ -657,16 +657,16 @@ func (o *simOperator) create(group string, intents []*simIntent) {
 			live = append(live, in)
 		}
 	}
-	fails, lost := s.now < s.cloudFails || s.luck(createsFail, 15), s.luck(createsTimeOut, 15)
+	fails, lost := s.now < s.cloudFails || s.occurs(createsFail, 15), s.occurs(createsTimeOut, 15)
 	if len(live) == 0 || s.now < s.apiAway || fails {
 		return
 	}
 	took := s.between(0, 2*time.Second)
 	if lost {
 		took = s.between(0, maxRequest)
-		s.say("operator %d asks the cloud for %d machines of %s, and the request times out", o.no, len(live), group)
+		s.say("operator %d requests %d machines of %s from the cloud, and the request times out", o.no, len(live), group)
 	} else {
-		s.say("operator %d asks the cloud for %d machines of %s", o.no, len(live), group)
+		s.say("operator %d requests %d machines of %s from the cloud", o.no, len(live), group)
 	}
 	life := o.life
 	for _, in := range live {
@@ -677,9 +677,9 @@ func (o *simOperator) create(group string, intents []*simIntent) {
 			i, ok := s.byToken[in.Token]
 			if !ok {
 				i = s.machine(s.groupNo(in.Group), in.Token)
-				s.say("the cloud makes %s for %s, to replace %s", s.m[i].name, in.Name, in.Donor)
-				s.m[i].neverJoins, s.m[i].wrong = s.luck(neverJoins, 10), s.luck(joinsWrong, 10)
-				if s.luck(joinsLate, 10) {
+				s.say("the cloud creates %s for %s, to replace %s", s.m[i].name, in.Name, in.OldNode)
+				s.m[i].neverJoins, s.m[i].wrong = s.occurs(neverJoins, 10), s.occurs(joinsWrong, 10)
+				if s.occurs(joinsLate, 10) {
 					s.m[i].late = s.between(JoinDeadline/2, 2*JoinDeadline)
 				}
 			}
@@ -717,7 +717,7 @@ func (o *simOperator) drain(i int) {
 			delete(o.drains, i)
 		default:
 			d.done, d.blocker, f.drained = true, "", true
-			s.say("%s is empty", s.m[i].name)
+			s.say("%s is drained", s.m[i].name)
 			for _, p := range s.ops {
 				if p.up && p.host == i { // the operator's pod was one of them
 					p.stop()
@@ -738,7 +738,7 @@ func (o *simOperator) drain(i int) {
 func simulate(seed uint64, off rule, tell bool) *simulation {
 	s := newSimulation(seed, off)
 	s.tell = tell
-	s.say("seed %d: %d nodes in %d groups, %d control planes, surge %s, bad luck %v until %s", seed, s.shall, len(s.gs), s.controlPlanes, s.surgeIs.String(), s.kinds, s.healAt.Round(time.Minute))
+	s.say("seed %d: %d nodes in %d groups, %d control planes, surge %s, faults %v until %s", seed, s.shall, len(s.gs), s.controlPlanes, s.surgeIs.String(), s.kinds, s.healAt.Round(time.Minute))
 	for len(s.queue) > 0 && s.breach == "" && !s.finished {
 		e := heap.Pop(&s.queue).(happening)
 		s.now = e.at
@@ -750,7 +750,7 @@ func simulate(seed uint64, off rule, tell bool) *simulation {
 		}
 	}
 	if s.breach == "" && !s.finished {
-		s.fail("nothing happens any more")
+		s.fail("no event is left")
 	}
 	return s
 }
@@ -767,9 +767,9 @@ func (s *simulation) finish() {
 		missing = s.extra()
 	}
 	switch {
-	case missing == "" && o.idle && o.up && s.letGo(true):
+	case missing == "" && o.idle && o.up && s.release(true):
 		// All others are at the target, and these follow when people resume them.
-		s.say("only what was held is left")
+		s.say("only nodes on hold are left")
 		s.healAt = s.now
 	case missing == "" && o.idle && o.up:
 		s.finished = true
@@ -832,8 +832,8 @@ func runSeeds(first uint64, n int, off rule) (broken *simulation, events, passes
 	return broken, ev.Load(), ps.Load()
 }
 
-// retell simulates a seed again and returns its last lines.
-func retell(s *simulation) (again *simulation, story string) {
+// replayTrace simulates a seed again and returns its last lines.
+func replayTrace(s *simulation) (again *simulation, story string) {
 	again = simulate(s.seed, s.off, true)
 	lines := again.lines[max(0, len(again.lines)-*simStory):]
 	if len(lines) < len(again.lines) {
@@ -864,13 +864,13 @@ func TestSimulate(t *testing.T) {
 		if s == nil {
 			fmt.Fprintf(os.Stderr, "%d seeds in %s: %d events, %d passes\n", n, took.Round(time.Millisecond), events, passes)
 			if n == 1 {
-				_, story := retell(&simulation{seed: first, off: rule(*simRule)})
+				_, story := replayTrace(&simulation{seed: first, off: rule(*simRule)})
 				t.Log("\n" + story)
 			}
 			break
 		}
 		breaches++
-		_, story := retell(s)
+		_, story := replayTrace(s)
 		t.Errorf("seed %d: %s\n%s\nreplay with: make sim SEED=%d", s.seed, s.breach, story, s.seed)
 		left -= int(s.seed - first + 1)
 		first = s.seed + 1
@@ -884,9 +884,9 @@ func TestSimulate(t *testing.T) {
 // missed are rules without which the first seeds already fail. Other rules need rarer coincidences;
 // the explorer tests those.
 var missed = []rule{
-	ruleAutoscalerStopped, ruleControlPlaneFirst, ruleOneControlPlane, ruleKnown, ruleHeirVersion, ruleLeavingDrained, ruleMemberFirst, ruleLeaderMoved, ruleGone, ruleUnseenKept,
-	ruleOnce, ruleAgentFirst, ruleWorkersLast, ruleInPlace, ruleWorkBeforeGivenBack, ruleOthersAutoscaler, ruleStrayDeadline, ruleGiveBack, ruleOverdue, ruleTrack, ruleDeadMember, ruleDeadNode,
-	ruleVanishedDonor, ruleSecondPublish, ruleHeld,
+	ruleAutoscalerStopped, ruleControlPlaneFirst, ruleOneControlPlane, ruleKnown, ruleReplacementVersion, ruleLeavingDrained, ruleMemberFirst, ruleLeaderMoved, ruleGone, ruleUnseenKept,
+	ruleOnce, ruleAgentFirst, ruleWorkersLast, ruleInPlace, ruleWorkBeforeGivenBack, ruleOthersAutoscaler, ruleOrphanDeadline, ruleGiveBack, ruleOverdue, ruleTrack, ruleDeadMember, ruleDeadNode,
+	ruleVanishedOldNode, ruleSecondPublish, ruleHeld,
 }
 
 // TestSimulatedMutants switches rules off one by one. Some seed must fail without each.
@@ -894,20 +894,20 @@ func TestSimulatedMutants(t *testing.T) {
 	testneeds.Time(t, "half a minute")
 	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	if *simSeeds != 0 || *simSeed != 0 {
-		t.Skip("seeds were asked for")
+		t.Skip("seeds were requested")
 	}
 	const seeds = 200
 	for _, off := range missed {
 		s, _, _ := runSeeds(1, seeds, off)
 		if s == nil {
-			t.Errorf("none of %d seeds misses rule %d", seeds, off)
+			t.Errorf("none of %d seeds fails without rule %d", seeds, off)
 			continue
 		}
-		again, story := retell(s)
+		again, story := replayTrace(s)
 		if again.breach != s.breach || again.events != s.events || again.now != s.now {
 			t.Errorf("seed %d without rule %d: %q after %d events, and then %q after %d", s.seed, off, s.breach, s.events, again.breach, again.events)
 		}
-		t.Logf("seed %d misses rule %d: %s\n%s", s.seed, off, s.breach, story[:strings.IndexByte(story, '\n')])
+		t.Logf("seed %d fails without rule %d: %s\n%s", s.seed, off, s.breach, story[:strings.IndexByte(story, '\n')])
 	}
 }
 

@@ -51,7 +51,7 @@ func (d *Decision) Status() v1alpha1.NodeVersionStatus {
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		outdated := d.outdated(n)
-		if outdated && d.onHold(n) && !d.donors[n.Name] {
+		if outdated && d.onHold(n) && !d.oldNodes[n.Name] {
 			held++
 		}
 		if !outdated && known(n) && !d.atTarget(n) && !d.leaves(n) && !n.Obsolete {
@@ -79,16 +79,16 @@ func (d *Decision) Status() v1alpha1.NodeVersionStatus {
 
 // marked reports whether another node replaces n, and whether n replaces one. A mark of a finished
 // replacement does not count.
-func (d *Decision) marked(n *Node) (hasHeir, hasDonor bool) {
-	if n.Heir != "" {
-		h := d.Nodes[n.Heir]
-		hasHeir = h != nil && h.Donor == n.Name && d.replaces(h, n)
+func (d *Decision) marked(n *Node) (hasReplacement, replacesOther bool) {
+	if n.Replacement != "" {
+		h := d.Nodes[n.Replacement]
+		hasReplacement = h != nil && h.OldNode == n.Name && d.replaces(h, n)
 	}
-	if n.Donor != "" {
-		o := d.Nodes[n.Donor]
-		hasDonor = o != nil && !d.atTarget(o) && d.replaces(n, o)
+	if n.OldNode != "" {
+		o := d.Nodes[n.OldNode]
+		replacesOther = o != nil && !d.atTarget(o) && d.replaces(n, o)
 	}
-	return hasHeir, hasDonor
+	return hasReplacement, replacesOther
 }
 
 // progress returns a run as the status reports it.
@@ -163,13 +163,13 @@ func (d *Decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int
 	case w != nil && slices.Contains(stalling, w.Reason):
 		reason, text, stalled, busy = w.Reason, w.Message, true, working
 	case d.hasNodeWithoutMachine():
-		reason, text, stalled, busy = reasonInvalid, "some nodes have no providerID, so nothing is known of their machines", true, working
+		reason, text, stalled, busy = reasonInvalid, "some nodes have no providerID, so their machines are unknown", true, working
 	case working && w != nil:
 		reason, text = w.Reason, w.Message
 	case d.spec.Rollout.Cancel && todo > 0 && !working:
 		reason, text, busy = reasonCancelled, "the rollout was cancelled; nodes stay as they are until spec.rollout.cancel is false", false
 	case d.spec.Rollout.Paused && todo > 0 && !working:
-		reason, text, busy = reasonPaused, "the rollout is paused; set spec.rollout.paused to false to go on", false
+		reason, text, busy = reasonPaused, "the rollout is paused; set spec.rollout.paused to false to continue", false
 	case w != nil:
 		reason, text = w.Reason, w.Message
 	case working || todo > 0 || c.Obsolete > 0:
@@ -177,11 +177,11 @@ func (d *Decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int
 	case c.AwaitingAnnotation+c.Pending > 0:
 		reason, text = reasonJoining, "machines are joining"
 	case left > 0:
-		reason, text, stalled, busy = reasonLeftAlone, "nodes that have no ScalingGroup are not at the target; this operator leaves them alone", true, false
+		reason, text, stalled, busy = reasonLeftAlone, "nodes that have no ScalingGroup are not at the target; the operator does not change them", true, false
 	case held > 0:
-		reason, text, ready, busy = reasonHeld, fmt.Sprintf("all other nodes are at the target; held as they are: %d", held), true, false
+		reason, text, ready, busy = reasonHeld, fmt.Sprintf("all other nodes are at the target; on hold: %d", held), true, false
 	case kept > 0:
-		reason, text, ready, busy = reasonKept, "control planes are at the target; workers are kept as they are", true, false
+		reason, text, ready, busy = reasonKept, "control planes are at the target; workers are not replaced, because keepWorkers is set", true, false
 	case len(d.w.Impostors) > 0:
 		reason, text, ready, busy = reasonRejected, d.w.Impostors[0].Why()+"; all other nodes are at the target", true, false
 	default:

@@ -34,9 +34,9 @@ func wantActions(t *testing.T, what string, got []string, want ...string) {
 
 // replacing adds a replacement of worker-0 to a world: its intent and, if given, the machine and the
 // Node of the replacement node.
-func replacing(goal v1alpha1.Goal, machineState v1alpha1.InstanceState, heir bool) func(*v1alpha1.NodeVersionSpec, *World) {
+func replacing(goal v1alpha1.Goal, machineState v1alpha1.InstanceState, newNode bool) func(*v1alpha1.NodeVersionSpec, *World) {
 	return func(_ *v1alpha1.NodeVersionSpec, w *World) {
-		in := Intent{Name: "replace-0", Goal: goal, Token: "t", Donor: "worker-0", Group: workerGroup, Deadline: modelNow.Add(time.Minute)}
+		in := Intent{Name: "replace-0", Goal: goal, Token: "t", OldNode: "worker-0", Group: workerGroup, Deadline: modelNow.Add(time.Minute)}
 		if goal == v1alpha1.LeaveGoal {
 			in.Machine, in.Node = "sandbox://t/worker-0", "worker-0"
 		}
@@ -44,10 +44,10 @@ func replacing(goal v1alpha1.Goal, machineState v1alpha1.InstanceState, heir boo
 		if machineState != "" {
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-9", Name: "worker-9", Group: workerGroup, Token: "t", State: machineState, Since: modelNow})
 		}
-		if heir {
-			w.Nodes = append(w.Nodes, machine("worker-9", func(n *Node) { n.Donor = "worker-0" }))
+		if newNode {
+			w.Nodes = append(w.Nodes, machine("worker-9", func(n *Node) { n.OldNode = "worker-0" }))
 			d := &w.Nodes[3]
-			d.Heir, d.Cordon, d.CordonedSince, d.Drained = "worker-9", CordonedByUs, modelNow, true
+			d.Replacement, d.Cordon, d.CordonedSince, d.Drained = "worker-9", CordonedByUs, modelNow, true
 		}
 	}
 }
@@ -57,11 +57,11 @@ func replacing(goal v1alpha1.Goal, machineState v1alpha1.InstanceState, heir boo
 func leavingControlPlane(edit func(*World)) func(*v1alpha1.NodeVersionSpec, *World) {
 	return func(_ *v1alpha1.NodeVersionSpec, w *World) {
 		d := &w.Nodes[0]
-		d.Image, d.Heir, d.Cordon, d.CordonedSince, d.Drained = image1, "control-plane-9", CordonedByUs, modelNow, true
+		d.Image, d.Replacement, d.Cordon, d.CordonedSince, d.Drained = image1, "control-plane-9", CordonedByUs, modelNow, true
 		w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
-		w.Nodes = append(w.Nodes, machine("control-plane-9", func(n *Node) { n.Donor = "control-plane-0" }))
+		w.Nodes = append(w.Nodes, machine("control-plane-9", func(n *Node) { n.OldNode = "control-plane-0" }))
 		w.Instances = append(w.Instances, Instance{ID: "sandbox://t/control-plane-9", Name: "control-plane-9", Group: cpGroup, Token: "t", State: "Ready", Since: modelNow})
-		w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.LeaveGoal, Token: "t", Donor: "control-plane-0", Group: cpGroup, Machine: "sandbox://t/control-plane-0", Node: "control-plane-0", Deadline: modelNow.Add(time.Hour)}}
+		w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.LeaveGoal, Token: "t", OldNode: "control-plane-0", Group: cpGroup, Machine: "sandbox://t/control-plane-0", Node: "control-plane-0", Deadline: modelNow.Add(time.Hour)}}
 		w.Etcd = append(w.Etcd, Member{Node: "control-plane-9", Voter: true, Healthy: true})
 		w.Etcd[0].Leader, w.Etcd[1].Leader = false, true
 		if edit != nil {
@@ -73,10 +73,10 @@ func leavingControlPlane(edit func(*World)) func(*v1alpha1.NodeVersionSpec, *Wor
 // The old order: the cloud creates a machine, and then a PendingNode is recorded. After a crash in
 // between the machine is orphaned.
 func TestWeakPointR1IntentBeforeMachine(t *testing.T) {
-	wantActions(t, "nothing is written yet", decided(everyRule), "record intent replace-0 Join donor=worker-0")
+	wantActions(t, "no intent is written yet", decided(everyRule), "record intent replace-0 Join donor=worker-0")
 	wantActions(t, "the intent is written", decided(everyRule, replacing(v1alpha1.JoinGoal, "", false)), "create machine replace-0 Join donor=worker-0")
-	wantActions(t, "the crash was after the machine was made", decided(everyRule, replacing(v1alpha1.JoinGoal, "Creating", false)))
-	wantActions(t, "a machine that nobody has written down", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *World) {
+	wantActions(t, "the operator crashed after the machine was created", decided(everyRule, replacing(v1alpha1.JoinGoal, "Creating", false)))
+	wantActions(t, "an orphaned machine", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *World) {
 		s.Rollout.Paused = true
 		w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-9", Name: "worker-9", Group: workerGroup, State: "Ready", Since: modelNow})
 	}), "record intent machine-worker-9 Join machine=sandbox://t/worker-9")
@@ -85,13 +85,13 @@ func TestWeakPointR1IntentBeforeMachine(t *testing.T) {
 // The old order: the Node is deleted first. If the cloud refuses to delete the machine, that is only
 // logged. The machine keeps running as an orphan.
 func TestWeakPointR2NodeAfterMachine(t *testing.T) {
-	state := func(donor v1alpha1.InstanceState, node bool) func(*v1alpha1.NodeVersionSpec, *World) {
+	state := func(oldNode v1alpha1.InstanceState, node bool) func(*v1alpha1.NodeVersionSpec, *World) {
 		return func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.Rollout.KeepWorkers = true // nothing else begins
 			replacing(v1alpha1.LeaveGoal, "Ready", true)(s, w)
 			for i := range w.Instances {
 				if w.Instances[i].Name == "worker-0" {
-					w.Instances[i].State = donor
+					w.Instances[i].State = oldNode
 				}
 			}
 			if !node {
@@ -102,15 +102,15 @@ func TestWeakPointR2NodeAfterMachine(t *testing.T) {
 	wantActions(t, "the machine runs", decided(everyRule, state("Ready", true)), "delete machine worker-0 sandbox://t/worker-0")
 	wantActions(t, "the cloud deletes it", decided(everyRule, state("Terminating", true)), "delete node worker-0 sandbox://t/worker-0")
 	wantActions(t, "the cloud has lost the request", decided(everyRule, state("Ready", false)), "delete machine worker-0 sandbox://t/worker-0")
-	wantActions(t, "it is not gone yet", decided(everyRule, state("Terminating", false)))
+	wantActions(t, "the deletion is in progress", decided(everyRule, state("Terminating", false)))
 	const clear = "clear intent replace-0 Leave donor=worker-0 machine=sandbox://t/worker-0"
-	wantActions(t, "it is gone", decided(everyRule, state("Terminated", false)), clear)
-	wantActions(t, "without the rule it is forgotten while it runs", decided(ruleGone, state("Ready", false)), "delete machine worker-0 sandbox://t/worker-0", clear)
+	wantActions(t, "the machine is deleted", decided(everyRule, state("Terminated", false)), clear)
+	wantActions(t, "without the rule the intent ends while the machine runs", decided(ruleGone, state("Ready", false)), "delete machine worker-0 sandbox://t/worker-0", clear)
 }
 
 // The old order: list machines, request one more, and take the first that was not in the list. That
 // one may be the autoscaler's.
-func TestWeakPointR3HeirByToken(t *testing.T) {
+func TestWeakPointR3ReplacementByToken(t *testing.T) {
 	strangers := func(s *v1alpha1.NodeVersionSpec, w *World) {
 		for _, name := range []string{"worker-7", "worker-8"} {
 			w.Nodes = append(w.Nodes, machine(name))
@@ -118,9 +118,9 @@ func TestWeakPointR3HeirByToken(t *testing.T) {
 		}
 		w.Nodes[4].Image = image2 // no other node is outdated
 	}
-	wantActions(t, "ours is not there", decided(everyRule, strangers, replacing(v1alpha1.JoinGoal, "", false)), "create machine replace-0 Join donor=worker-0")
-	wantActions(t, "ours comes", decided(everyRule, strangers, replacing(v1alpha1.JoinGoal, "Ready", false)))
-	wantActions(t, "ours has joined", decided(everyRule, strangers, replacing(v1alpha1.JoinGoal, "Ready", false), func(_ *v1alpha1.NodeVersionSpec, w *World) {
+	wantActions(t, "the machine of the token is not listed", decided(everyRule, strangers, replacing(v1alpha1.JoinGoal, "", false)), "create machine replace-0 Join donor=worker-0")
+	wantActions(t, "the machine of the token is created", decided(everyRule, strangers, replacing(v1alpha1.JoinGoal, "Ready", false)))
+	wantActions(t, "the machine of the token has joined", decided(everyRule, strangers, replacing(v1alpha1.JoinGoal, "Ready", false), func(_ *v1alpha1.NodeVersionSpec, w *World) {
 		w.Nodes = append(w.Nodes, machine("worker-9"))
 	}), "adopt heir worker-9 donor=worker-0")
 }
@@ -133,7 +133,7 @@ func TestWeakPointR5MembersAreGuarded(t *testing.T) {
 	sick := func(w *World) { w.Etcd[2].Healthy = false }
 	learner := func(w *World) { w.Etcd[2].Voter = false }
 	leads := func(w *World) { w.Etcd[0].Leader, w.Etcd[1].Leader = true, false }
-	heirLearns := func(w *World) { w.Etcd[3].Voter = false }
+	replacementLearns := func(w *World) { w.Etcd[3].Voter = false }
 	for _, tt := range []struct {
 		name string
 		edit func(*World)
@@ -141,16 +141,16 @@ func TestWeakPointR5MembersAreGuarded(t *testing.T) {
 		want []string
 		old  []string
 	}{
-		{"all are well", nil, ruleMemberFirst, []string{remove}, []string{remove, deleted}},
+		{"all members are healthy", nil, ruleMemberFirst, []string{remove}, []string{remove, deleted}},
 		{"another one is not healthy", sick, ruleMembersHealthy, nil, []string{remove}},
 		{"another one is a learner", learner, ruleMembersHealthy, nil, []string{"remove etcd member control-plane-0 leaving=2"}},
-		{"it leads", leads, ruleLeaderMoved, []string{"move etcd leader control-plane-0 heir=control-plane-1"}, []string{remove}},
-		{"its heir does not vote yet", heirLearns, ruleMemberFirst, nil, []string{deleted}},
-		{"nobody knows the members", func(w *World) { w.Etcd = nil }, ruleMemberFirst, nil, []string{deleted}},
-		{"it has left", func(w *World) { w.Etcd = w.Etcd[1:] }, everyRule, []string{deleted}, []string{deleted}},
+		{"the member is the leader", leads, ruleLeaderMoved, []string{"move etcd leader control-plane-0 heir=control-plane-1"}, []string{remove}},
+		{"the replacement node does not vote yet", replacementLearns, ruleMemberFirst, nil, []string{deleted}},
+		{"the members are unknown", func(w *World) { w.Etcd = nil }, ruleMemberFirst, nil, []string{deleted}},
+		{"the member has left", func(w *World) { w.Etcd = w.Etcd[1:] }, everyRule, []string{deleted}, []string{deleted}},
 	} {
 		wantActions(t, tt.name, decided(everyRule, leavingControlPlane(tt.edit)), tt.want...)
-		wantActions(t, "in the old order, "+tt.name, decided(tt.off, leavingControlPlane(tt.edit)), tt.old...)
+		wantActions(t, "with the old order, "+tt.name, decided(tt.off, leavingControlPlane(tt.edit)), tt.old...)
 	}
 }
 
@@ -179,22 +179,22 @@ func TestWeakPointR7UpgradeIsNotLockedByAField(t *testing.T) {
 	attached := func(s *v1alpha1.NodeVersionSpec, w *World) { target(s, w); w.Run = run }
 	const begin = "start upgrade control-plane-0 v1.36.3"
 	wantActions(t, "no run", decided(everyRule, target), begin)
-	wantActions(t, "one is active, and the status was reset", decided(everyRule, attached))
-	wantActions(t, "the status says that one is active, and none is", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *World) {
+	wantActions(t, "a run is active, and the status was reset", decided(everyRule, attached))
+	wantActions(t, "the status has an active run, and no run is active", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *World) {
 		target(s, w)
 		w.Before.Upgrade = &v1alpha1.UpgradeProgress{Version: "v1.36.3", Node: "control-plane-0", Phase: "apply", Started: metav1.NewTime(modelNow)}
 		w.Run = LastRun(UpgradeRun{}, w.Before.Upgrade, 0, *s, *NewLookup(w), w.LeaderNode)
 	}), begin)
-	wantActions(t, "of another host, for longer than a run takes", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *World) {
+	wantActions(t, "a run of another host takes longer than any run", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *World) {
 		target(s, w)
-		told := &v1alpha1.UpgradeProgress{Version: "v1.36.3", Node: "control-plane-1", Phase: "apply", Started: metav1.NewTime(modelNow)}
-		w.Run = LastRun(UpgradeRun{}, told, lostRun+time.Minute, *s, *NewLookup(w), w.LeaderNode)
+		reported := &v1alpha1.UpgradeProgress{Version: "v1.36.3", Node: "control-plane-1", Phase: "apply", Started: metav1.NewTime(modelNow)}
+		w.Run = LastRun(UpgradeRun{}, reported, lostRun+time.Minute, *s, *NewLookup(w), w.LeaderNode)
 	}), begin)
 }
 
 // The operator's part of R22: an invalid version or a downgrade is refused by name, and nothing is
 // changed. The feed's part is in package engine/release.
-func TestWeakPointR22WhatIsNoVersionIsRefused(t *testing.T) {
+func TestWeakPointR22InvalidVersionIsRefused(t *testing.T) {
 	for _, v := range []string{"", "latest", "index.html", "https://example.com/v1.36.3", "v1.34.1", "v1.36.3\n"} {
 		s, w := rollout(func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.KubernetesClusterVersion, s.KubernetesComponentsReference = v, refB
@@ -217,23 +217,23 @@ func TestWeakPointR23FailureHoldsNothing(t *testing.T) {
 	}
 	postpone, drain := "postpone worker-0", "drain worker-0"
 	wantActions(t, "a drain that is blocked too long while others wait", decided(everyRule, blocked), drain, postpone)
-	wantActions(t, "in the old way it waits for ever", decided(ruleBlockedGoesBy, blocked), drain)
+	wantActions(t, "with the old order the drain waits indefinitely", decided(ruleBlockedGoesBy, blocked), drain)
 	postponed := func(s *v1alpha1.NodeVersionSpec, w *World) {
 		blocked(s, w)
 		w.Nodes[3].PostponedUntil = modelNow.Add(Postponement)
 	}
 	const bind = "bind intent replace-0 Leave donor=worker-0 machine=sandbox://t/worker-9"
-	wantActions(t, "its place and its cordon are given back", decided(everyRule, postponed), bind, "release worker-0")
+	wantActions(t, "its surge slot and its cordon are released", decided(everyRule, postponed), bind, "release worker-0")
 	uncordon := func(off rule) bool {
 		s, w := rollout(postponed)
 		return slices.ContainsFunc(plan(s, w, off).Actions, func(a Action) bool { return a.Kind == ReleaseNode && a.Uncordon })
 	}
 	if !uncordon(everyRule) || uncordon(ruleUncordon) {
-		t.Errorf("uncordoned: %t, in the old way: %t", uncordon(everyRule), uncordon(ruleUncordon))
+		t.Errorf("uncordoned: %t, with the old order: %t", uncordon(everyRule), uncordon(ruleUncordon))
 	}
-	wantActions(t, "and the next one begins", decided(everyRule, postponed, func(_ *v1alpha1.NodeVersionSpec, w *World) {
+	wantActions(t, "the next replacement starts", decided(everyRule, postponed, func(_ *v1alpha1.NodeVersionSpec, w *World) {
 		w.Intents, w.Nodes, w.Instances = nil, w.Nodes[:5], w.Instances[:5]
-		w.Nodes[3].Heir, w.Nodes[3].Cordon = "", Uncordoned
+		w.Nodes[3].Replacement, w.Nodes[3].Cordon = "", Uncordoned
 	}), "record intent replace-0 Join donor=worker-1")
 
 	// A failed upgrade does not block the rollout either: it is retried, and can be cancelled at any
@@ -245,9 +245,9 @@ func TestWeakPointR23FailureHoldsNothing(t *testing.T) {
 			w.Run = UpgradeRun{Version: "v1.36.3", Components: refB, Node: "control-plane-0", Phase: "failed", Started: ended, Ended: ended}
 		}
 	}
-	wantActions(t, "a moment after it failed", decided(everyRule, failed(modelNow, false)))
+	wantActions(t, "right after the failure", decided(everyRule, failed(modelNow, false)))
 	again := failed(modelNow.Add(-UpgradeRetry), false)
-	wantActions(t, "a while after", decided(everyRule, again), "start upgrade control-plane-0 v1.36.3")
-	wantActions(t, "in the old way", decided(ruleRetry, again))
+	wantActions(t, "after a pause", decided(everyRule, again), "start upgrade control-plane-0 v1.36.3")
+	wantActions(t, "with the old order", decided(ruleRetry, again))
 	wantActions(t, "cancelled", decided(everyRule, failed(modelNow, true)), "resume autoscaler")
 }

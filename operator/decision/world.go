@@ -48,16 +48,16 @@ type Node struct {
 	Name string
 	// Confirmed says that the cloud's machine of ProviderID bears the Node's name. Then Role, Group
 	// and Image are those of the machine. Otherwise they are the Node's own claims.
-	Confirmed         bool
-	Role              v1alpha1.Role
-	Ready             bool
-	NotReadyPod       string // node-critical pod that is not Ready yet on a replacement node
-	ProviderID        string
-	Kubelet           string // version
-	Image, Components string // empty: not known yet
-	Group             string // ID
-	Donor, Heir       string
-	Obsolete          bool
+	Confirmed            bool
+	Role                 v1alpha1.Role
+	Ready                bool
+	NotReadyPod          string // node-critical pod that is not Ready yet on a replacement node
+	ProviderID           string
+	Kubelet              string // version
+	Image, Components    string // empty: not known yet
+	Group                string // ID
+	OldNode, Replacement string
+	Obsolete             bool
 
 	Cordon         Cordon
 	CordonedSince  time.Time // when we cordoned it
@@ -117,8 +117,8 @@ type Instance struct {
 // before any request to the cloud.
 //
 // An intent with a token is a replacement. It holds a surge slot, named by the intent, from before
-// its machine is created until the old node's machine is gone. Intent.Donor names the old node, and
-// Node.Heir its replacement node. While the goal is Join, the machine is the replacement node, found
+// its machine is created until the old node's machine is gone. Intent.OldNode names the old node, and
+// Node.Replacement its replacement node. While the goal is Join, the machine is the replacement node, found
 // by the token. Then the intent is bound once to the machine that leaves: the old node's if the
 // replacement node took over, the replacement node's if the replacement is given up. The API server
 // permits only one binding, so old node and replacement node cannot both leave, even by a stale
@@ -130,7 +130,7 @@ type Intent struct {
 	Name     string
 	Goal     v1alpha1.Goal
 	Token    string
-	Donor    string // name of the Node to replace
+	OldNode  string // name of the Node to replace
 	Machine  string // ID; empty until it is bound
 	Node     string // name of the machine's Node, as far as known
 	Group    string // ID

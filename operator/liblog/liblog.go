@@ -67,7 +67,7 @@ func (h *handler) Handle(ctx context.Context, r slog.Record) error {
 			break
 		}
 		if h.Handler.Enabled(ctx, slog.LevelWarn) && h.said.due() {
-			w := slog.NewRecord(r.Time, slog.LevelWarn, "the API server does not answer; it is asked again", r.PC)
+			w := slog.NewRecord(r.Time, slog.LevelWarn, "API server not reachable, will retry", r.PC)
 			w.AddAttrs(slog.Any("err", err))
 			return h.Handler.Handle(ctx, w)
 		}

@@ -28,24 +28,24 @@ func refused(t *testing.T) error {
 	resp, err := http.Get(s.URL)
 	if err == nil {
 		resp.Body.Close()
-		t.Fatal("a server that was closed answers")
+		t.Fatal("a closed server responds")
 	}
 	return err
 }
 
-func TestOnlySilenceIsAway(t *testing.T) {
+func TestUnreachableServerErrors(t *testing.T) {
 	for name, tt := range map[string]struct {
 		err  error
 		want bool
 	}{
-		"no error":               {nil, false},
-		"nobody listens":         {fmt.Errorf("failed to list *v1.Node: %w", refused(t)), true},
-		"nothing comes":          {&url.Error{Op: "Get", URL: "https://10.0.0.1", Err: context.DeadlineExceeded}, true},
-		"no way there":           {&net.OpError{Op: "dial", Err: &net.DNSError{IsTimeout: true}}, true},
-		"it starts":              {apierrors.NewServiceUnavailable("starting"), true},
-		"it may not be read":     {apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", errors.New("no")), false},
-		"somebody else answers":  {&url.Error{Op: "Get", URL: "https://10.0.0.1", Err: x509.HostnameError{Certificate: &x509.Certificate{}, Host: "kubernetes"}}, false},
-		"what nobody thought of": {errors.New("invalid memory address"), false},
+		"no error":                      {nil, false},
+		"no listener":                   {fmt.Errorf("failed to list *v1.Node: %w", refused(t)), true},
+		"timeout":                       {&url.Error{Op: "Get", URL: "https://10.0.0.1", Err: context.DeadlineExceeded}, true},
+		"no route":                      {&net.OpError{Op: "dial", Err: &net.DNSError{IsTimeout: true}}, true},
+		"API server is starting":        {apierrors.NewServiceUnavailable("starting"), true},
+		"forbidden":                     {apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", errors.New("no")), false},
+		"unknown certificate authority": {&url.Error{Op: "Get", URL: "https://10.0.0.1", Err: x509.HostnameError{Certificate: &x509.Certificate{}, Host: "kubernetes"}}, false},
+		"unknown error":                 {errors.New("invalid memory address"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := away(tt.err); got != tt.want {
@@ -56,22 +56,22 @@ func TestOnlySilenceIsAway(t *testing.T) {
 }
 
 // Messages of client-go pass through logr, as in the program.
-func TestAnAPIServerThatIsAwayIsToldOnce(t *testing.T) {
+func TestUnreachableAPIServerIsLoggedOnce(t *testing.T) {
 	for _, tt := range []struct {
 		level slog.Level
 		want  string
 	}{
 		{slog.LevelInfo, `
-WARN the API server does not answer; it is asked again
+WARN API server not reachable, will retry
 ERROR Failed to watch: nodes is forbidden: no
-WARN the API server does not answer; it is asked again
+WARN API server not reachable, will retry
 `},
 		{slog.LevelDebug, `
 DEBUG starting
-WARN the API server does not answer; it is asked again
+WARN API server not reachable, will retry
 DEBUG Error retrieving lease lock
 ERROR Failed to watch: nodes is forbidden: no
-WARN the API server does not answer; it is asked again
+WARN API server not reachable, will retry
 `},
 	} {
 		var out bytes.Buffer

@@ -47,7 +47,7 @@ func (k *controller) act(ctx context.Context, v view, d decision) error {
 	}
 	k.notify(ctx, p, v.plan.Status, d)
 	for _, e := range d.events {
-		k.events.tell(p, e)
+		k.events.note(p, e)
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ func BenchmarkPlans(b *testing.B) {
 				return fmt.Sprintf("%+v", o), o != nil && o.Counts == want
 			}
 		}
-		s.within(10*time.Minute, "the controller knows all nodes", counts(upgradev1.Counts{Total: int32(nodes)}))
+		s.within(10*time.Minute, "the controller has observed all nodes", counts(upgradev1.Counts{Total: int32(nodes)}))
 		before, begun := c.figures(b), time.Now()
 		s.edit("bench", `{"spec":{"constellation":{"state":"Running"}}}`)
 		s.within(60*time.Minute, "all nodes are done", counts(upgradev1.Counts{Total: int32(nodes), Done: int32(nodes)}))
@@ -120,7 +120,7 @@ func BenchmarkPlansAtRest(b *testing.B) {
 		})
 		c := startProcess(b, s)
 		s.plan(string(text))
-		s.within(10*time.Minute, "the controller knows that all nodes are done", func() (string, bool) {
+		s.within(10*time.Minute, "the controller has observed that all nodes are done", func() (string, bool) {
 			o := s.get("rest").Status.Constellation
 			return fmt.Sprintf("%+v", o), o != nil && o.Counts == upgradev1.Counts{Total: int32(nodes), Done: int32(nodes)}
 		})
@@ -324,7 +324,7 @@ func BenchmarkDecide(b *testing.B) {
 		d.end(name, batchv1.JobComplete)
 		b.StartTimer()
 		watch := start()
-		v := d.look()
+		v := d.fill()
 		_ = decide(v)
 		_, worked := watch.stop()
 		took = append(took, worked)
@@ -353,7 +353,7 @@ func BenchmarkHeld(b *testing.B) {
 	for b.Loop() {
 		p := planOf()
 		d := newDesk(b, p, 0)
-		d.look()
+		d.fill()
 		store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 		p.Status.LatestHash, p.Status.LatestVersion = known, "v1"
 		before := heap()

@@ -178,7 +178,7 @@ func (b *book) setNode(n *node, ours bool) {
 		return
 	}
 	if old != nil {
-		b.untell(old)
+		b.dropIndexes(old)
 	}
 	b.index(n)
 	for name, page := range b.plans {
@@ -222,7 +222,7 @@ func (b *book) index(n *node) {
 // soon is the delay of a round after an event, to cover a burst of events.
 const soon = 50 * time.Millisecond
 
-func (b *book) untell(n *node) {
+func (b *book) dropIndexes(n *node) {
 	delete(b.long, n.label)
 	if n.host != "" {
 		b.hosts[n.host] = slices.DeleteFunc(b.hosts[n.host], func(name string) bool { return name == n.name })
@@ -239,7 +239,7 @@ func (b *book) untell(n *node) {
 }
 
 func (b *book) forget(n *node) {
-	b.untell(n)
+	b.dropIndexes(n)
 	delete(b.nodes, n.name)
 	for _, page := range b.plans {
 		page.remove(n.name)
@@ -473,8 +473,8 @@ type view struct {
 	candidates func(controlPlanes bool) iter.Seq[upgraded]
 }
 
-// look fills in the data of the book.
-func (b *book) look(v *view) {
+// fill adds the data of the book.
+func (b *book) fill(v *view) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	page := b.plans[v.plan.Name]

@@ -32,7 +32,7 @@ func askChannel(ctx context.Context, channel, current, cluster string, ca []byte
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, channel, nil)
 	if err != nil {
-		return "", fmt.Errorf("ask channel: %w", err)
+		return "", fmt.Errorf("poll channel: %w", err)
 	}
 	// Names in the spelling of system-upgrade-controller, which Set would canonicalize.
 	req.Header["X-SUC-Cluster-ID"] = []string{cluster}
@@ -45,14 +45,14 @@ func askChannel(ctx context.Context, channel, current, cluster string, ca []byte
 			pool = x509.NewCertPool()
 		}
 		if !pool.AppendCertsFromPEM(ca) {
-			return "", errors.New("ask channel: spec.constellation.caBundle holds no certificate")
+			return "", errors.New("poll channel: spec.constellation.caBundle has no certificate")
 		}
 		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}
 	client := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	resp, err := client.Do(req)
 	if err != nil {
-		return "", fmt.Errorf("ask channel: %w", err)
+		return "", fmt.Errorf("poll channel: %w", err)
 	}
 	defer resp.Body.Close()
 	// A short body is read, so that the connection ends cleanly. A long one is dropped.
@@ -61,14 +61,14 @@ func askChannel(ctx context.Context, channel, current, cluster string, ca []byte
 	switch {
 	case resp.StatusCode == http.StatusFound:
 		if from, err = url.Parse(resp.Header.Get("Location")); err != nil {
-			return "", fmt.Errorf("ask channel: %w", err)
+			return "", fmt.Errorf("poll channel: %w", err)
 		}
 	case resp.StatusCode < 200 || resp.StatusCode > 399:
-		return "", fmt.Errorf("ask channel: unexpected response: %s", resp.Status)
+		return "", fmt.Errorf("poll channel: unexpected response: %s", resp.Status)
 	}
 	version := path.Base(from.Path)
 	if version == "." || version == "/" || len(version) > channelVersion {
-		return "", fmt.Errorf("ask channel: %s names no version", from.Redacted())
+		return "", fmt.Errorf("poll channel: %s names no version", from.Redacted())
 	}
 	return version, nil
 }

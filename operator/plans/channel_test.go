@@ -25,32 +25,32 @@ func TestChannels(t *testing.T) {
 		{"a redirection names the version", func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "https://example.org/tag/v1.2.3+k3s1?x=y", http.StatusFound)
 		}, "v1.2.3+k3s1", ""},
-		{"an escaped one too", func(w http.ResponseWriter, r *http.Request) {
+		{"an escaped redirection names the version", func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "/tag/v1.2.3%2Bk3s1", http.StatusFound)
 		}, "v1.2.3+k3s1", ""},
-		{"success means the channel's own name", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }, "latest", ""},
-		{"so does another redirection", func(w http.ResponseWriter, r *http.Request) {
+		{"a success means the last element of the channel's path", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }, "latest", ""},
+		{"another redirection means the last element of the channel's path", func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "/tag/v1", http.StatusMovedPermanently)
 		}, "latest", ""},
-		{"a loop is not gone round", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.String(), http.StatusFound) }, "latest", ""},
+		{"a redirection loop is not followed", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.String(), http.StatusFound) }, "latest", ""},
 		{"not found", http.NotFound, "", "unexpected response: 404 Not Found"},
-		{"a fault", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }, "", "unexpected response: 500"},
-		{"a redirection to nowhere", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusFound) }, "", "names no version"},
-		{"a redirection to a place without a path", func(w http.ResponseWriter, _ *http.Request) {
+		{"a server error", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }, "", "unexpected response: 500"},
+		{"a redirection without a location", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusFound) }, "", "names no version"},
+		{"a redirection to a host without a path", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", "https://example.org/")
 			w.WriteHeader(http.StatusFound)
 		}, "", "names no version"},
-		{"a version without end", func(w http.ResponseWriter, r *http.Request) {
+		{"a version that is too long", func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "/"+strings.Repeat("v", 1000), http.StatusFound)
 		}, "", "names no version"},
-		{"a megabyte is not read", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 1<<20)) }, "latest", ""},
+		{"a long body is not read", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 1<<20)) }, "latest", ""},
 		{"nothing", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "", "EOF"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			asked := 0
 			srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				asked++
-				// As they are sent, not as Go writes them.
+				// As sent, not as Go canonicalizes them.
 				if r.Header.Get("X-SUC-Cluster-ID") != "uid" || r.Header.Get("X-SUC-Latest-Version") != "v1.0.0" {
 					t.Errorf("headers are %v", r.Header)
 				}
@@ -68,10 +68,10 @@ func TestChannels(t *testing.T) {
 	}
 	for _, url := range []string{gone.URL, "no url at all\x7f", "ftp://example.org/latest", ""} {
 		if v, err := askChannel(t.Context(), url, "", "", nil); err == nil {
-			t.Errorf("channel %q says %q", url, v)
+			t.Errorf("channel %q returns %q", url, v)
 		}
 	}
-	t.Run("one that never answers is given up", func(t *testing.T) {
+	t.Run("a channel that never responds times out", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
@@ -92,7 +92,7 @@ func TestChannels(t *testing.T) {
 		if v, err := askChannel(t.Context(), srv.URL, "", "", ca); v != "v1" || err != nil {
 			t.Errorf("%q, %v", v, err)
 		}
-		if _, err := askChannel(t.Context(), srv.URL, "", "", []byte("none")); err == nil || !strings.Contains(err.Error(), "caBundle holds no certificate") {
+		if _, err := askChannel(t.Context(), srv.URL, "", "", []byte("none")); err == nil || !strings.Contains(err.Error(), "caBundle has no certificate") {
 			t.Error(err)
 		}
 	})
@@ -113,7 +113,7 @@ func FuzzAnswers(f *testing.F) {
 		location = s
 		v, err := askChannel(t.Context(), srv.URL+"/latest", "", "", nil)
 		if err == nil && (v == "" || strings.Contains(v, "/") || len(v) > channelVersion) {
-			t.Errorf("%q says %q", s, v)
+			t.Errorf("%q returns %q", s, v)
 		}
 	})
 }

@@ -224,7 +224,7 @@ func (s *site) create(o client.Object) {
 // run runs a pod to its end.
 func (s *site) run(ctx context.Context, p *corev1.Pod) {
 	pods := s.w.core.CoreV1().Pods(p.Namespace)
-	say := func(status corev1.PodStatus) {
+	setState := func(status corev1.PodStatus) {
 		b, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": p.UID}, "status": status})
 		_, err := pods.Patch(ctx, p.Name, types.StrategicMergePatchType, b, metav1.PatchOptions{}, "status")
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && ctx.Err() == nil {
@@ -234,7 +234,7 @@ func (s *site) run(ctx context.Context, p *corev1.Pod) {
 		}
 	}
 	running := corev1.PodStatus{Phase: corev1.PodRunning, StartTime: new(metav1.Now()), Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
-	say(running)
+	setState(running)
 	if p.Labels[upgradev1.LabelPlan] == "" {
 		return
 	}
@@ -249,7 +249,7 @@ func (s *site) run(ctx context.Context, p *corev1.Pod) {
 		if phase == corev1.PodFailed && all[0].Name != "upgrade" {
 			done.InitContainerStatuses, done.ContainerStatuses = done.ContainerStatuses, nil
 		}
-		say(done)
+		setState(done)
 	}
 	for _, c := range append(slices.Clone(p.Spec.InitContainers), p.Spec.Containers...) {
 		s.mu.Lock()
@@ -266,7 +266,7 @@ func (s *site) run(ctx context.Context, p *corev1.Pod) {
 			draining.InitContainerStatuses = []corev1.ContainerStatus{
 				{Name: c.Name, Image: c.Image, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}},
 			}
-			say(draining)
+			setState(draining)
 			if err = Kubectl(ctx, s.pods, c.Args, out, out); err != nil {
 				err = fmt.Errorf("%s%w", out.tail(), err)
 			}
@@ -304,7 +304,7 @@ func (s *site) start(change ...func(*Config)) (stop func()) {
 	c.Log = slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	s.Cleanup(func() {
 		if s.Failed() {
-			s.Logf("the controller said:\n%s", said.tail())
+			s.Logf("log of the controller:\n%s", said.tail())
 		}
 	})
 	for _, f := range change {

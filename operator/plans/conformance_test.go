@@ -36,24 +36,24 @@ func TestConformance(t *testing.T) {
 		name string
 		run  func(*testing.T, *world)
 	}{
-		{"a plan is carried out", carriedOut},
-		{"a node is cordoned, and given back", cordonedAndGivenBack},
-		{"a failed node keeps its place", failedKeepsPlace},
-		{"what the API server admits", admission},
-		{"plans that cannot be carried out say why", cannotBe},
+		{"a Plan upgrades its nodes", carriedOut},
+		{"a node is cordoned, and released", cordonedAndGivenBack},
+		{"a failed node occupies its slot", failedKeepsPlace},
+		{"validation by the API server", admission},
+		{"invalid Plans have a reason", cannotBe},
 		{"a node is prepared, drained and upgraded", prepareDrainUpgrade},
 		{"a budget that blocks fails the Job", budgetBlocks},
-		{"a budget that blocks is told of", budgetIsTold},
-		{"two plans on one node", twoPlans},
-		{"a channel is asked", channelIsAsked},
-		{"a secret counts", secretCounts},
+		{"a budget that blocks is reported", budgetIsTold},
+		{"two Plans on one node", twoPlans},
+		{"a channel is polled", channelIsAsked},
+		{"a Secret is part of the hash", secretCounts},
 		{"Jobs end with their time, version, plan and node", jobsEnd},
-		{"a pod that dies is made again", podDies},
+		{"a pod that dies is created again", podDies},
 		{"a Job that hangs ends with its time", jobHangs},
 		{"nodes that another controller labelled", migration},
-		{"in the other's place, with its rights", inItsPlace},
+		{"with the rights of system-upgrade-controller", inItsPlace},
 		{"two controllers do not disturb each other", twoControllers},
-		{"what is optional", options},
+		{"settings of spec.constellation", options},
 		{"examples of the other project", examples},
 	} {
 		t.Run(part.name, func(t *testing.T) {
@@ -132,7 +132,7 @@ spec: {concurrency: 2, version: v1, cordon: true, upgrade: {image: a}}
 	for i, name := range s.nodes {
 		n := s.nodeNamed(name)
 		if by, noted := n.Annotations[annotationCordoned]; n.Spec.Unschedulable != (i == 2) || noted {
-			t.Errorf("node %d: unschedulable is %t, noted for %q", i, n.Spec.Unschedulable, by)
+			t.Errorf("node %d: unschedulable is %t, cordoned for %q", i, n.Spec.Unschedulable, by)
 		}
 	}
 }
@@ -147,7 +147,7 @@ spec: {concurrency: 1, version: v1, upgrade: {image: a}}
 `)
 	p := s.is("fails", "Complete=False/JobFailed Job failed/apply-fails-on-")
 	if len(p.Status.Applying) != 1 || len(s.jobs()) != 1 {
-		t.Errorf("%v have a place, %d have Jobs; want one", p.Status.Applying, len(s.jobs()))
+		t.Errorf("%v have a slot, %d have Jobs; want one", p.Status.Applying, len(s.jobs()))
 	}
 	s.event("fails", "JobFailed", "failed on Node "+p.Status.Applying[0]+": BackoffLimitExceeded: ")
 	want := []string{"Name=fails", "Image=a", "Channel=<nil>", "Version=v1", "Complete=False", "Message=" + cond(p, upgradev1.ConditionComplete).Message, `Applying=["` + p.Status.Applying[0] + `"]`}
@@ -187,16 +187,16 @@ func admission(t *testing.T, w *world) {
 		{"an empty image", `{upgrade: {image: ""}}`, ""},
 		{"no upgrade", `{version: v1}`, "spec.upgrade: Required value"},
 		{"upgrade of null", `{upgrade: null}`, "spec.upgrade: "},
-		{"no image", `{upgrade: {command: [a]}}`, "spec.upgrade.image: Required value"},
+		{"image not pulled", `{upgrade: {command: [a]}}`, "spec.upgrade.image: Required value"},
 		{"a secret without path", `{upgrade: {image: a}, secrets: [{name: s}]}`, "spec.secrets[0].path: Required value"},
 		{"a secret without name", `{upgrade: {image: a}, secrets: [{path: s}]}`, "spec.secrets[0].name: Required value"},
 		{"a volume without source", `{upgrade: {image: a, volumes: [{name: v, destination: /d}]}}`, "spec.upgrade.volumes[0].source: Required value"},
-		{"a day that is none", `{upgrade: {image: a}, window: {days: [someday], startTime: "1", endTime: "2"}}`, "spec.window.days[0]: Unsupported value"},
+		{"a day that is not a weekday", `{upgrade: {image: a}, window: {days: [someday], startTime: "1", endTime: "2"}}`, "spec.window.days[0]: Unsupported value"},
 		{"no days", `{upgrade: {image: a}, window: {days: [], startTime: "1", endTime: "2"}}`, "spec.window.days: Invalid value"},
 		{"days by number and name", `{upgrade: {image: a}, window: {days: ["0", mo, tue, wednesday], startTime: "1", endTime: "2"}}`, ""},
-		{"a delay that is negative or none", `{upgrade: {image: a}, postCompleteDelay: "-1h"}`, ""},
-		{"a timeout as a number, and as words", `{upgrade: {image: a}, drain: {timeout: 120000000}}`, ""},
-		{"a timeout as words", `{upgrade: {image: a}, drain: {timeout: 5m}}`, ""},
+		{"a negative delay", `{upgrade: {image: a}, postCompleteDelay: "-1h"}`, ""},
+		{"a timeout as a number", `{upgrade: {image: a}, drain: {timeout: 120000000}}`, ""},
+		{"a timeout as a duration", `{upgrade: {image: a}, drain: {timeout: 5m}}`, ""},
 		{"concurrency of zero", `{concurrency: 0, upgrade: {image: a}}`, ""},
 		{"both options of a drain", `{upgrade: {image: a}, drain: {deleteLocalData: true, deleteEmptydirData: true}}`, ""},
 		{"an unknown state", `{upgrade: {image: a}, constellation: {state: Asleep}}`, "spec.constellation.state: Unsupported value"},
@@ -256,7 +256,7 @@ func cannotBe(t *testing.T, w *world) {
 	begun := time.Now()
 	s.edit("drains", `{"spec":{"drain":{"deleteLocalData":null}}}`)
 	s.is("drains", "Validated=True/PlanIsValid")
-	t.Logf("an edit is seen after %s", time.Since(begun).Round(time.Millisecond))
+	t.Logf("an edit is observed after %s", time.Since(begun).Round(time.Millisecond))
 	s.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "gone"}})
 	s.is("secret", "Validated=True/PlanIsValid")
 }
@@ -342,7 +342,7 @@ spec: {concurrency: 1, version: v1, serviceAccountName: system-upgrade, drain: {
 		t.Errorf("%q does not end with %q", m, want)
 	}
 	if n := s.nodeNamed(s.nodes[0]); !n.Spec.Unschedulable || n.Annotations[annotationCordoned] != s.ns+"/blocked" {
-		t.Errorf("the node is to stay cordoned, and noted: %t, %q", n.Spec.Unschedulable, n.Annotations[annotationCordoned])
+		t.Errorf("the node must stay cordoned for the Plan: %t, %q", n.Spec.Unschedulable, n.Annotations[annotationCordoned])
 	}
 	if got := s.log(); slices.Contains(got, s.nodes[0]+" upgrade") {
 		t.Errorf("ran %q", got)
@@ -373,7 +373,7 @@ metadata: {name: told}
 spec: {concurrency: 1, version: v1, serviceAccountName: system-upgrade, drain: {force: true}, upgrade: {image: a}}
 `)
 	want := "pod budget-told/held may not be evicted: the disruption budget hold needs 1 healthy pods and has 1 currently"
-	s.eventually("the node says what holds it up", func() (string, bool) {
+	s.eventually("the status of the node has the blocker", func() (string, bool) {
 		n := s.get("told").Status.Constellation
 		return fmt.Sprintf("%+v", n), n != nil && len(n.Nodes) == 1 && n.Nodes[0].State == upgradev1.NodeRunning && n.Nodes[0].Reason == reasonDrainBlocked && n.Nodes[0].Message == want
 	})
@@ -406,7 +406,7 @@ func twoPlans(t *testing.T, w *world) {
 		defer mu.Unlock()
 		at--
 		if !n.Spec.Unschedulable {
-			return errors.New("the other plan has taken the cordon off")
+			return errors.New("the other Plan has removed the cordon")
 		}
 		return nil
 	})
@@ -420,7 +420,7 @@ func twoPlans(t *testing.T, w *world) {
 		t.Errorf("%d ran at a time", most)
 	}
 	if n := s.nodeNamed(s.nodes[0]); n.Spec.Unschedulable || n.Annotations[annotationCordoned] != "" {
-		t.Errorf("the node is not given back: %t, %v", n.Spec.Unschedulable, n.Annotations)
+		t.Errorf("the node is not released: %t, %v", n.Spec.Unschedulable, n.Annotations)
 	}
 }
 
@@ -449,7 +449,7 @@ func channelIsAsked(t *testing.T, w *world) {
 	}
 	mu.Lock()
 	if len(asked) != 1 || asked[0].Get("X-SUC-Cluster-ID") != string(ns.UID) || asked[0].Get("X-SUC-Latest-Version") != "" {
-		t.Errorf("asked with %v", asked)
+		t.Errorf("requests %v", asked)
 	}
 	latest = "v1.1.0+k3s1"
 	mu.Unlock()
@@ -457,7 +457,7 @@ func channelIsAsked(t *testing.T, w *world) {
 	s.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.nodes[0]}}, `{"metadata":{"labels":{"other":"label"}}}`)
 	clock.Store(int64(16 * time.Minute))
 	s.edit("channel", `{"spec":{"constellation":{"retry":"look"}}}`)
-	s.eventually("the new version is there", func() (string, bool) {
+	s.eventually("the new version is installed", func() (string, bool) {
 		p := s.get("channel")
 		return fmt.Sprintf("%+v", p.Status), p.Status.LatestVersion == "v1.1.0-k3s1"
 	})
@@ -465,7 +465,7 @@ func channelIsAsked(t *testing.T, w *world) {
 	mu.Lock()
 	defer mu.Unlock()
 	if len(asked) != 2 || asked[1].Get("X-SUC-Latest-Version") != "v1.0.0-k3s1" {
-		t.Errorf("asked with %v", asked)
+		t.Errorf("requests %v", asked)
 	}
 }
 
@@ -475,7 +475,7 @@ func secretCounts(t *testing.T, w *world) {
 	hook := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		var n notification
 		if err := json.NewDecoder(r.Body).Decode(&n); err != nil || r.URL.Path != "/token" {
-			t.Errorf("told %s: %v", r.URL, err)
+			t.Errorf("webhook called with %s: %v", r.URL, err)
 		}
 		told <- n
 	}))
@@ -504,7 +504,7 @@ spec: {concurrency: 1, version: v1, secrets: [{name: counts, path: p}, {name: ig
 		reasons[(<-told).Reason]++
 	}
 	if want := map[string]int{"SyncJob": 2, "Complete": 2}; !cmp.Equal(reasons, want) {
-		t.Errorf("told of %v, want %v", reasons, want)
+		t.Errorf("webhook calls %v, want %v", reasons, want)
 	}
 }
 
@@ -586,7 +586,7 @@ func jobHangs(t *testing.T, w *world) {
 	s.plan(`{metadata: {name: hangs}, spec: {concurrency: 1, version: v1, jobActiveDeadlineSecs: 1, upgrade: {image: a}}}`)
 	p := s.is("hangs", "Complete=False/JobFailed failed on Node")
 	if len(p.Status.Applying) != 1 || len(s.jobs()) != 1 {
-		t.Fatalf("%v have a place, %d have Jobs; want one", p.Status.Applying, len(s.jobs()))
+		t.Fatalf("%v have a slot, %d have Jobs; want one", p.Status.Applying, len(s.jobs()))
 	}
 	s.event("hangs", "JobFailed", "failed on Node "+p.Status.Applying[0]+": DeadlineExceeded: ")
 	s.set(func(context.Context, *corev1.Pod, string) error { return nil })
@@ -624,7 +624,7 @@ spec: {concurrency: 1, version: v1.36.3, serviceAccountName: system-upgrade, cor
 		t.Errorf("ran %q", got)
 	}
 	if n := s.nodeNamed("migration-applying"); n.Spec.Unschedulable || n.Labels["plan.upgrade.cattle.io/k3s-server"] != known {
-		t.Errorf("the node that was under way: unschedulable %t, labels %v", n.Spec.Unschedulable, n.Labels)
+		t.Errorf("the node whose upgrade was in progress: unschedulable %t, labels %v", n.Spec.Unschedulable, n.Labels)
 	}
 	s.edit("k3s-server", `{"spec":{"version":"v1.36.4"}}`)
 	s.eventually("a new version is for both", func() (string, bool) { return fmt.Sprint(s.log()), len(s.log()) == 6 })
@@ -671,7 +671,7 @@ func inItsPlace(t *testing.T, w *world) {
 	may := []string{"GET /api/v1/namespaces/in-its-place/pods", "PATCH /api/v1/nodes/", "POST /apis/events.k8s.io/v1/"}
 	for _, d := range s.denied {
 		if !slices.ContainsFunc(may, func(m string) bool { return strings.HasPrefix(d, "theirs: "+m) }) {
-			t.Errorf("it was denied, and there is no other way: %s", d)
+			t.Errorf("denied without an alternative: %s", d)
 		}
 	}
 	s.denied = nil
@@ -693,7 +693,7 @@ func twoControllers(t *testing.T, w *world) {
 
 // options tests settings that only this controller supports.
 func options(t *testing.T, w *world) {
-	t.Run("a failed node is tried again, and gives its place away", func(t *testing.T) {
+	t.Run("a failed node is retried, and then frees its slot", func(t *testing.T) {
 		s := w.site(t, "retries", 3)
 		s.set(func(_ context.Context, p *corev1.Pod, _ string) error {
 			if p.Spec.NodeName == "retries-1" {
@@ -740,7 +740,7 @@ spec: {concurrency: 1, version: v1, serviceAccountName: system-upgrade, cordon: 
 		s.edit("paused", `{"spec":{"constellation":{"state":"Running"}}}`)
 		s.eventually("a node is cordoned", func() (string, bool) { l := s.log(); return fmt.Sprint(l), len(l) == 2 })
 		s.edit("paused", `{"spec":{"constellation":{"state":"Cancelled"}}}`)
-		s.eventually("nothing is left of it", func() (string, bool) {
+		s.eventually("no effect of the Plan is left", func() (string, bool) {
 			p, at := s.get("paused"), ""
 			for _, name := range s.nodes {
 				if n := s.nodeNamed(name); n.Spec.Unschedulable || n.Annotations[annotationCordoned] != "" {
@@ -757,7 +757,7 @@ spec: {concurrency: 1, version: v1, serviceAccountName: system-upgrade, cordon: 
 		s.eventually("both are upgraded again", func() (string, bool) { l := s.log(); return fmt.Sprint(l), len(l) == before+4 })
 		s.done("paused")
 	})
-	t.Run("control planes come first, and plans after those they depend on", func(t *testing.T) {
+	t.Run("control planes come first, and Plans after their dependencies", func(t *testing.T) {
 		s := w.site(t, "order", 3)
 		s.node("order-cp", map[string]string{"node-role.kubernetes.io/control-plane": "", "role": "cp"})
 		s.start()
@@ -775,7 +775,7 @@ spec: {concurrency: 4, version: v1, upgrade: {image: a}, constellation: {control
 			t.Errorf("ran %q", got)
 		}
 	})
-	t.Run("only healthy nodes are followed by others", func(t *testing.T) {
+	t.Run("the next node waits until the last one is healthy", func(t *testing.T) {
 		s := w.site(t, "health", 2)
 		s.set(func(_ context.Context, p *corev1.Pod, _ string) error {
 			s.ready(p.Spec.NodeName, false)
@@ -787,7 +787,7 @@ metadata: {name: health}
 spec: {concurrency: 1, version: v1, upgrade: {image: a}, constellation: {health: {soak: 200ms}}}
 `)
 		p := s.is("health", "Complete=False/SyncJob")
-		s.eventually("it waits for the node to be Ready", func() (string, bool) {
+		s.eventually("the Plan waits until the node is Ready", func() (string, bool) {
 			p = s.get("health")
 			n := p.Status.Constellation.Nodes
 			return fmt.Sprintf("%+v", n), len(n) == 1 && n[0].State == upgradev1.NodeSettling && n[0].Reason == "NotReady"
@@ -809,7 +809,7 @@ spec: {concurrency: 1, version: v1, upgrade: {image: a}, constellation: {health:
 			}
 		}
 	})
-	t.Run("plans that want to be alone take turns", func(t *testing.T) {
+	t.Run("Plans with alone exclude each other", func(t *testing.T) {
 		a, b := w.site(t, "alone-a", 2), w.site(t, "alone-b", 2)
 		var mu sync.Mutex
 		at, most := 0, 0

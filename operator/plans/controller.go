@@ -31,7 +31,7 @@ type controller struct {
 	live    client.Reader
 	pods    corev1client.PodsGetter
 	cache   cache.Cache
-	events  *teller
+	events  *eventWriter
 	figures *figures
 	book    *book
 	queue   workqueue.TypedRateLimitingInterface[string]
@@ -61,7 +61,7 @@ type answer struct {
 
 func newController(c Config, mgr manager.Manager, f *figures) *controller {
 	k := &controller{
-		Config: c, client: mgr.GetClient(), live: mgr.GetAPIReader(), cache: mgr.GetCache(), events: newTeller(mgr.GetClient(), c.Name, c.Log), figures: f,
+		Config: c, client: mgr.GetClient(), live: mgr.GetAPIReader(), cache: mgr.GetCache(), events: newEventWriter(mgr.GetClient(), c.Name, c.Log), figures: f,
 		queue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](200*time.Millisecond, time.Minute)),
 		answers: map[string]*answer{}, hashes: map[string]secretRecord{}, leads: make(chan struct{}),
 	}
@@ -125,7 +125,7 @@ func (k *controller) watchPods(ctx context.Context) {
 		}
 		if !said && ctx.Err() == nil {
 			said = true
-			k.Log.Warn("why a node does not get on is not told, because pods cannot be watched", "err", err)
+			k.Log.Warn("pods not watched, so the status of nodes lacks their state", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -187,9 +187,9 @@ func (k *controller) identify(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		case apierrors.IsForbidden(err):
-			return fmt.Errorf("read namespace %s, by which channels know the cluster: %w", metav1.NamespaceSystem, err)
+			return fmt.Errorf("read namespace %s, which identifies the cluster to channels: %w", metav1.NamespaceSystem, err)
 		}
-		k.Log.Warn("API server not reachable, tried again", "err", err)
+		k.Log.Warn("API server not reachable, will retry", "err", err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(retryPeriod):
@@ -207,7 +207,7 @@ func (k *controller) one(ctx context.Context, name string) {
 		// event has already arrived.
 		k.queue.AddAfter(name, soon)
 	case err != nil:
-		k.Log.Warn("plan not carried on, tried again", "plan", name, "err", err)
+		k.Log.Warn("plan not processed, will retry", "plan", name, "err", err)
 		k.queue.AddRateLimited(name)
 	default:
 		k.queue.Forget(name)
@@ -226,7 +226,7 @@ func (k *controller) round(ctx context.Context, name string) (time.Time, error) 
 		k.mu.Lock()
 		delete(k.answers, name)
 		k.mu.Unlock()
-		return time.Time{}, k.giveBack(ctx, name)
+		return time.Time{}, k.releaseDeleted(ctx, name)
 	}
 	watch := start()
 	v, ok, err := k.see(ctx, p)
@@ -305,7 +305,7 @@ func (k *controller) see(ctx context.Context, p *upgradev1.Plan) (v view, ok boo
 	v.depends = k.awaited(p, v.version)
 	v.mayLock, v.lock, v.lockTrouble = k.lock.State(k.holder(p.Name))
 	k.book.arrange(p.Name, v.selector, v.hash)
-	k.book.look(&v)
+	k.book.fill(&v)
 	return v, true, nil
 }
 
@@ -415,8 +415,8 @@ func (k *controller) nextPoll(p *upgradev1.Plan) time.Time {
 	return a.due(k.Settings.PollingInterval)
 }
 
-// giveBack cleans up after a deleted Plan: it ends its Jobs, and then uncordons its nodes.
-func (k *controller) giveBack(ctx context.Context, name string) error {
+// releaseDeleted cleans up after a deleted Plan: it ends its Jobs, and then uncordons its nodes.
+func (k *controller) releaseDeleted(ctx context.Context, name string) error {
 	jobs := k.book.jobsOfPlan(name)
 	for _, j := range jobs {
 		if err := k.deleteJob(ctx, j); err != nil {
@@ -430,7 +430,7 @@ func (k *controller) giveBack(ctx context.Context, name string) error {
 		if err := k.mark(ctx, mark{node: upgraded{node: n}, uncordon: n.unschedulable, cordonedFor: new("")}); err != nil {
 			return err
 		}
-		k.Log.Info("node given back", "node", n.name, "plan", name)
+		k.Log.Info("node released", "node", n.name, "plan", name)
 	}
 	return nil
 }

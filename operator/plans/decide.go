@@ -81,7 +81,7 @@ type event struct {
 	node         string // related Node; may be empty
 }
 
-func (d *decision) tell(reason, format string, args ...any) {
+func (d *decision) note(reason, format string, args ...any) {
 	d.events = append(d.events, event{reason: reason, note: fmt.Sprintf(format, args...)})
 }
 
@@ -123,7 +123,7 @@ func decide(v view) decision {
 		return notReady()
 	}
 	if set(upgradev1.ConditionValidated, corev1.ConditionTrue, reasonValid, "") {
-		d.tell(eventValidated, "Plan is valid")
+		d.note(eventValidated, "Plan is valid")
 	}
 	if v.unresolved != nil {
 		if set(upgradev1.ConditionResolved, corev1.ConditionFalse, reasonError, v.unresolved.Error()) {
@@ -137,13 +137,13 @@ func decide(v view) decision {
 		reason = reasonChannel
 	}
 	if v.stale != nil {
-		message = fmt.Sprintf("%v; what it said before still holds", v.stale)
+		message = fmt.Sprintf("%v; using its previous answer", v.stale)
 	}
 	if set(upgradev1.ConditionResolved, corev1.ConditionTrue, reason, message) && message != "" {
 		d.events = append(d.events, event{warning: true, reason: eventUnresolved, note: message})
 	}
 	if d.status.LatestVersion != v.version || d.status.LatestHash != v.hash {
-		d.tell(reasonResolved, "Resolved latest version from Spec.%s: %s", reason, v.version)
+		d.note(reasonResolved, "Resolved latest version from Spec.%s: %s", reason, v.version)
 	}
 	d.status.LatestVersion, d.status.LatestHash = v.version, v.hash
 	r := &roller{view: v, d: &d, own: own, known: make(map[string]upgradev1.NodeStatus, len(own.Nodes)), now: metav1.NewTime(v.now.UTC().Truncate(time.Second))}
@@ -152,9 +152,9 @@ func decide(v view) decision {
 	if set(upgradev1.ConditionComplete, complete, reason, message) {
 		switch {
 		case complete == corev1.ConditionTrue:
-			d.tell(reasonComplete, "Jobs complete for version %s. Hash: %s", v.version, v.hash)
+			d.note(reasonComplete, "Jobs complete for version %s. Hash: %s", v.version, v.hash)
 		case reason == reasonWaiting:
-			d.tell(reasonWaiting, "%s", message)
+			d.note(reasonWaiting, "%s", message)
 		}
 	}
 	return d
@@ -218,7 +218,7 @@ func (r *roller) roll() {
 			r.cancel(u)
 			continue
 		}
-		if r.goOn(u) {
+		if r.advance(u) {
 			r.keep = append(r.keep, u)
 			r.busyCP = r.busyCP || u.controlPlane
 		}
@@ -230,7 +230,7 @@ func (r *roller) roll() {
 	for _, s := range r.suspects {
 		r.judge(s, inPlace)
 	}
-	r.giveBack(cancelled)
+	r.releaseOthers(cancelled)
 	// Failed nodes without a slot stay in the status.
 	for name, n := range r.known {
 		if n.State == upgradev1.NodeFailed && !inPlace[name] && r.current(n) && !cancelled {
@@ -283,8 +283,8 @@ func (r *roller) current(n upgradev1.NodeStatus) bool {
 	return n.Generation == r.plan.Generation && n.Retry == r.spec().Retry
 }
 
-// say records the state of a node.
-func (r *roller) say(u upgraded, state upgradev1.NodeState, reason, format string, args ...any) *upgradev1.NodeStatus {
+// setState records the state of a node.
+func (r *roller) setState(u upgraded, state upgradev1.NodeState, reason, format string, args ...any) *upgradev1.NodeStatus {
 	n, ok := r.known[u.name]
 	if !ok {
 		n = upgradev1.NodeStatus{Name: u.name, Hash: r.hash}
@@ -297,22 +297,22 @@ func (r *roller) say(u upgraded, state upgradev1.NodeState, reason, format strin
 	return &r.nodes[len(r.nodes)-1]
 }
 
-// goOn continues with a node that has a slot, and reports whether it keeps the slot.
-func (r *roller) goOn(u upgraded) bool {
+// advance continues with a node that has a slot, and reports whether it keeps the slot.
+func (r *roller) advance(u upgraded) bool {
 	if u.job == nil {
 		return r.withoutJob(u)
 	}
 	was, j := r.known[u.name], u.job
 	switch {
 	case j.deleting:
-		r.say(u, cmp.Or(was.State, upgradev1.NodeRunning), "JobEnding", "Job %s is being deleted", j.name)
+		r.setState(u, cmp.Or(was.State, upgradev1.NodeRunning), "JobEnding", "Job %s is being deleted", j.name)
 		return true
 	case j.name != u.want && j.phase == jobActive && j.brings == labelValue(r.version):
-		r.say(u, upgradev1.NodeRunning, "JobSuperseded", "Job %s is for the Plan as it was, and is let end", j.name)
+		r.setState(u, upgradev1.NodeRunning, "JobSuperseded", "Job %s of the previous Plan continues to its end", j.name)
 		return true
 	case j.name != u.want, j.phase != jobComplete && r.replaced(j), j.phase == jobComplete && u.credited:
 		r.d.deletes = append(r.d.deletes, j)
-		r.say(u, upgradev1.NodeRunning, "JobReplaced", "Job %s is deleted, because the Plan is another one now", j.name)
+		r.setState(u, upgradev1.NodeRunning, "JobReplaced", "Job %s is deleted, because the Plan has changed", j.name)
 		return true
 	}
 	switch j.phase {
@@ -321,7 +321,7 @@ func (r *roller) goOn(u upgraded) bool {
 	case jobFailed:
 		return r.hasFailed(u)
 	}
-	r.sayRunning(u)
+	r.setRunning(u)
 	return true
 }
 
@@ -331,31 +331,31 @@ func (r *roller) withoutJob(u upgraded) bool {
 	was, known := r.known[u.name]
 	switch {
 	case known && was.State == upgradev1.NodeFailed && r.current(was):
-		n := r.say(u, was.State, was.Reason, "%s", was.Message)
+		n := r.setState(u, was.State, was.Reason, "%s", was.Message)
 		r.failed = append(r.failed, *n)
 		return r.spec().FailureBudget == nil
 	case known && was.State == upgradev1.NodeRetrying && r.view.now.Before(was.Since.Add(r.retryDelay)):
-		r.say(u, was.State, was.Reason, "%s", was.Message)
+		r.setState(u, was.State, was.Reason, "%s", was.Message)
 		r.d.at(was.Since.Add(r.retryDelay))
 		return true
 	}
-	n := r.say(u, upgradev1.NodeRunning, "JobWanted", "gets Job %s", u.want)
+	n := r.setState(u, upgradev1.NodeRunning, "JobWanted", "gets Job %s", u.want)
 	if !r.current(was) {
 		n.Attempts = 0
 	}
 	if u.refused != "" {
-		n.Reason, n.Message = "JobRefused", fmt.Sprintf("Job %s cannot be made: %s", u.want, u.refused)
+		n.Reason, n.Message = "JobRefused", fmt.Sprintf("Job %s cannot be created: %s", u.want, u.refused)
 		r.refused = n.Message
 	}
 	r.d.creates = append(r.d.creates, u)
 	return true
 }
 
-// sayRunning records the state of a node whose job runs, with what its pods report.
-func (r *roller) sayRunning(u upgraded) {
+// setRunning records the state of a node whose job runs, with what its pods report.
+func (r *roller) setRunning(u upgraded) {
 	was, known := r.known[u.name]
 	j := u.job
-	n := r.say(u, upgradev1.NodeRunning, cmp.Or(u.news.reason, "JobRunning"), "%s", cmp.Or(u.news.message, fmt.Sprintf("Job %s runs", j.name)))
+	n := r.setState(u, upgradev1.NodeRunning, cmp.Or(u.news.reason, "JobRunning"), "%s", cmp.Or(u.news.message, fmt.Sprintf("Job %s runs", j.name)))
 	if !u.ready { // for example while it reboots
 		n.Message += "; the node is not Ready"
 	}
@@ -389,7 +389,7 @@ func (r *roller) completed(u upgraded) bool {
 				note: fmt.Sprintf("Job completed on Node %s, waiting %s PostCompleteDelay", u.name, r.delay),
 			})
 		}
-		r.say(u, upgradev1.NodeSettling, "Delay", "its place is given away after %s", until.UTC().Format(time.RFC3339))
+		r.setState(u, upgradev1.NodeSettling, "Delay", "its slot is freed after %s", until.UTC().Format(time.RFC3339))
 		r.d.at(until)
 		if changed {
 			r.d.marks = append(r.d.marks, m)
@@ -404,10 +404,10 @@ func (r *roller) completed(u upgraded) bool {
 		until := from.Add(r.soak)
 		if !u.ready || r.view.now.Before(until) {
 			if u.ready {
-				r.say(u, upgradev1.NodeSettling, "Soak", "it is Ready, and has to stay so until %s", until.UTC().Format(time.RFC3339))
+				r.setState(u, upgradev1.NodeSettling, "Soak", "it is Ready, and must stay Ready until %s", until.UTC().Format(time.RFC3339))
 				r.d.at(until)
 			} else {
-				r.say(u, upgradev1.NodeSettling, "NotReady", "it was upgraded and is not Ready")
+				r.setState(u, upgradev1.NodeSettling, "NotReady", "it was upgraded and is not Ready")
 			}
 			if changed {
 				r.d.marks = append(r.d.marks, m)
@@ -453,7 +453,7 @@ func (r *roller) hasFailed(u upgraded) bool {
 	was, known := r.known[u.name]
 	if known && was.Job == string(u.job.uid) && was.Retry != r.spec().Retry {
 		r.d.deletes = append(r.d.deletes, u.job)
-		n := r.say(u, upgradev1.NodeRunning, "JobReplaced", "Job %s is deleted and made again, because retry was asked for", u.job.name)
+		n := r.setState(u, upgradev1.NodeRunning, "JobReplaced", "Job %s is deleted and created again, because a retry was requested", u.job.name)
 		n.Attempts, n.Retry, n.Job, n.Generation = 0, r.spec().Retry, "", r.plan.Generation
 		return true
 	}
@@ -472,7 +472,7 @@ func (r *roller) hasFailed(u upgraded) bool {
 	if !known || was.Job != string(u.job.uid) {
 		r.d.events = append(r.d.events, event{warning: true, reason: reasonJobFailed, node: u.name, note: message})
 	}
-	n := r.say(u, state, cmp.Or(u.job.reason, reasonJobFailed), "%s", message)
+	n := r.setState(u, state, cmp.Or(u.job.reason, reasonJobFailed), "%s", message)
 	if was.Job != string(u.job.uid) {
 		n.Since = r.now
 	}
@@ -496,7 +496,7 @@ func (r *roller) cancel(u upgraded) {
 			r.d.deletes = append(r.d.deletes, u.job)
 			r.d.events = append(r.d.events, event{reason: eventCancelled, node: u.name, note: fmt.Sprintf("Job cancelled on Node %s", u.name)})
 		}
-		r.say(u, upgradev1.NodeRunning, "Cancelled", "Job %s is being deleted", u.job.name)
+		r.setState(u, upgradev1.NodeRunning, "Cancelled", "Job %s is being deleted", u.job.name)
 		r.keep = append(r.keep, u)
 		return
 	}
@@ -511,8 +511,8 @@ func (r *roller) cancel(u upgraded) {
 	}
 }
 
-// giveBack uncordons nodes that are cordoned for this Plan and no longer belong to it.
-func (r *roller) giveBack(cancelled bool) {
+// releaseOthers uncordons nodes that are cordoned for this Plan and no longer belong to it.
+func (r *roller) releaseOthers(cancelled bool) {
 	marked := map[string]bool{}
 	for _, m := range r.d.marks {
 		marked[m.node.name] = true
@@ -580,7 +580,7 @@ func (r *roller) blocked() *reason {
 		limit = min(limit, share(b, r.total))
 	}
 	if n := len(r.failed); n > limit || n >= most {
-		return &reason{"FailureBudget", fmt.Sprintf("%d nodes failed, of which %d may: see status.constellation.nodes, and give spec.constellation.retry a new value", n, limit)}
+		return &reason{"FailureBudget", fmt.Sprintf("%d nodes failed, the maximum is %d: see status.constellation.nodes, and set spec.constellation.retry to a new value", n, limit)}
 	}
 	if spec.Alone {
 		r.d.lock = true
@@ -588,15 +588,15 @@ func (r *roller) blocked() *reason {
 			r.d.at(r.view.now.Add(nodelock.Poll))
 			switch {
 			case r.lock != "":
-				return &reason{"Alone", fmt.Sprintf("waits for %s, which has the cluster's nodes to itself", r.lock)}
+				return &reason{"Alone", fmt.Sprintf("waiting for %s, which holds the node lock", r.lock)}
 			case r.lockTrouble != nil:
-				return &reason{"Alone", fmt.Sprintf("the lock of the cluster's nodes cannot be had: %v", r.lockTrouble)}
+				return &reason{"Alone", fmt.Sprintf("acquire the node lock: %v", r.lockTrouble)}
 			}
-			return &reason{"Alone", "waits for the lock of the cluster's nodes"}
+			return &reason{"Alone", "waiting for the node lock"}
 		}
 	}
 	if h := spec.Health; h != nil && h.MaxUnavailable != nil && r.room() <= 0 {
-		return &reason{"Unavailable", fmt.Sprintf("%d of %d nodes of the cluster are not Ready or cordoned; %s may be unavailable", r.absent, r.view.nodes, h.MaxUnavailable)}
+		return &reason{"Unavailable", fmt.Sprintf("%d of %d nodes of the cluster are not Ready or cordoned; the maximum is %s", r.absent, r.view.nodes, h.MaxUnavailable)}
 	}
 	return nil
 }
@@ -636,7 +636,7 @@ func (r *roller) take() {
 			continue
 		}
 		free--
-		if r.goOn(u) {
+		if r.advance(u) {
 			r.keep = append(r.keep, u)
 			taken = append(taken, u.name)
 		}
@@ -646,7 +646,7 @@ func (r *roller) take() {
 	}
 	if len(taken) > 0 {
 		slices.Sort(taken)
-		r.d.tell(reasonSyncJob, "Jobs synced for version %s on Nodes %s. Hash: %s", r.version, names(taken), r.hash)
+		r.d.note(reasonSyncJob, "Jobs synced for version %s on Nodes %s. Hash: %s", r.version, names(taken), r.hash)
 	}
 }
 
@@ -688,18 +688,18 @@ func (r *roller) turn() iter.Seq[upgraded] {
 // refuses returns why a node must not be upgraded, and whether the Plan is the cause.
 func (r *roller) refuses(u upgraded) (problem string, theirs bool) {
 	if u.os == windows && (r.plan.Spec.Drain != nil || r.plan.Spec.Cordon) && r.settings.KubectlImageWindows == "" {
-		return fmt.Sprintf("Node %s runs Windows, and there is no image that cordons it: set SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE_WINDOWS", u.name), true
+		return fmt.Sprintf("Node %s runs Windows, and no kubectl image for Windows is configured: set SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE_WINDOWS", u.name), true
 	}
 	if !r.spec().KubernetesVersions {
 		return "", false
 	}
 	to, err := kubernetesVersion(r.version)
 	if err != nil {
-		return fmt.Sprintf("version %s is not one of Kubernetes, which spec.constellation.kubernetesVersions says", r.version), true
+		return fmt.Sprintf("version %s is not a version of Kubernetes, but spec.constellation.kubernetesVersions is set", r.version), true
 	}
 	from, err := kubernetesVersion(u.kubelet)
 	if err != nil {
-		return fmt.Sprintf("Node %s does not say which Kubernetes it runs", u.name), false
+		return fmt.Sprintf("Node %s does not report its Kubernetes version", u.name), false
 	}
 	switch {
 	case to.Less(from):

@@ -77,7 +77,7 @@ func (d *desk) edit(change func(*upgradev1.Plan)) {
 	d.book.setPlan(p, false)
 }
 
-func (d *desk) look() view {
+func (d *desk) fill() view {
 	p := d.book.plan(d.name)
 	v := view{plan: p, now: d.now, version: p.Spec.Version, settings: DefaultSettings(), mayLock: true}
 	if v.rules, v.invalid = validate(p); v.invalid != nil {
@@ -88,13 +88,13 @@ func (d *desk) look() view {
 		d.t.Fatal(err)
 	}
 	d.book.arrange(p.Name, v.selector, v.hash)
-	d.book.look(&v)
+	d.book.fill(&v)
 	return v
 }
 
 // step runs one round, and returns the decision.
 func (d *desk) step() decision {
-	v := d.look()
+	v := d.fill()
 	out := decide(v)
 	for _, m := range out.marks {
 		n := m.node
@@ -155,8 +155,8 @@ func creates(d decision) (out []string) {
 	return out
 }
 
-// TestNodesAreTakenInTheOrderOfTheirHashes says which ones two controllers agree on.
-func TestNodesAreTakenInTheOrderOfTheirHashes(t *testing.T) {
+// TestNodesAreUpgradedInTheOrderOfTheirHashes: two controllers choose the same nodes.
+func TestNodesAreUpgradedInTheOrderOfTheirHashes(t *testing.T) {
 	d := newDesk(t, planOf(func(p *upgradev1.Plan) { p.Spec.Concurrency = 2 }), 6)
 	var names []string
 	for i := range 6 {
@@ -169,7 +169,7 @@ func TestNodesAreTakenInTheOrderOfTheirHashes(t *testing.T) {
 	for len(got) < 6 {
 		now := creates(d.step())
 		if len(now) == 0 || len(now) > 2 {
-			t.Fatalf("%v are begun at a time", now)
+			t.Fatalf("%v are started at a time", now)
 		}
 		got = append(got, now...)
 		for _, n := range now {
@@ -213,27 +213,27 @@ func TestDecide(t *testing.T) {
 		}
 		return ""
 	}
-	t.Run("a failed node keeps its place until the Plan changes", func(t *testing.T) {
+	t.Run("a failed node occupies its slot until the Plan changes", func(t *testing.T) {
 		d := newDesk(t, planOf(), 2)
 		first := creates(d.step())
 		d.end(first[0], batchv1.JobFailed)
 		for range 3 {
 			if out := d.step(); complete(out) != "False JobFailed" || len(out.creates) > 0 || len(out.deletes) > 0 || !slices.Equal(out.status.Applying, first) {
-				t.Fatalf("%s, %v begun, %d deleted, %v applying", complete(out), creates(out), len(out.deletes), out.status.Applying)
+				t.Fatalf("%s, %v started, %d deleted, %v applying", complete(out), creates(out), len(out.deletes), out.status.Applying)
 			}
 		}
 		for _, j := range d.book.jobsOfPlan(d.name) { // its time is over
 			d.book.dropJob(j)
 		}
 		if out := d.step(); len(out.creates) > 0 {
-			t.Fatalf("%v are tried again although nothing changed", creates(out))
+			t.Fatalf("%v are retried although nothing changed", creates(out))
 		}
 		d.edit(func(p *upgradev1.Plan) { p.Spec.Upgrade.Args = []string{"other"} })
 		if out := d.step(); !slices.Equal(creates(out), first) {
-			t.Errorf("begun are %v, want %v", creates(out), first)
+			t.Errorf("started %v, want %v", creates(out), first)
 		}
 	})
-	t.Run("what a Job's pods do not depend on replaces no Job", func(t *testing.T) {
+	t.Run("a change that does not affect pods replaces no Job", func(t *testing.T) {
 		d := newDesk(t, planOf(), 1)
 		d.step()
 		d.edit(func(p *upgradev1.Plan) { p.Spec.JobActiveDeadlineSecs, p.Spec.Concurrency = new(int64(5)), 3 })
@@ -245,7 +245,7 @@ func TestDecide(t *testing.T) {
 			t.Errorf("%d Jobs are deleted", len(out.deletes))
 		}
 	})
-	t.Run("as many fail as may", func(t *testing.T) {
+	t.Run("nodes start until failureBudget is used up", func(t *testing.T) {
 		d := newDesk(t, planOf(ours(func(r *upgradev1.Rollout) { r.FailureBudget = new(intstr.FromString("20%")) })), 10)
 		failed := 0
 		for range 20 {
@@ -259,35 +259,35 @@ func TestDecide(t *testing.T) {
 			t.Errorf("%d nodes failed: %s, %+v", failed, complete(out), out.status.Constellation)
 		}
 	})
-	t.Run("no more are taken than may be unavailable, whoever made them so", func(t *testing.T) {
+	t.Run("nodes start while fewer than maxUnavailable are unavailable", func(t *testing.T) {
 		d := newDesk(t, planOf(func(p *upgradev1.Plan) { p.Spec.Concurrency = 5 }, ours(func(r *upgradev1.Rollout) {
 			r.Health = &upgradev1.Health{MaxUnavailable: new(intstr.FromInt32(3))}
 		})), 6)
 		d.node("elsewhere", func(n *corev1.Node) { n.Spec.Unschedulable, n.Labels = true, nil })
 		if out := d.step(); len(out.creates) != 2 {
-			t.Errorf("%v are taken", creates(out))
+			t.Errorf("%v are started", creates(out))
 		}
 		d.node("else", func(n *corev1.Node) { n.Status.Conditions, n.Labels = nil, nil })
 		if out := d.step(); len(out.creates) != 0 || out.status.Constellation.Waiting == nil || out.status.Constellation.Waiting.Reason != "Unavailable" {
-			t.Errorf("%v are taken, waiting %+v", creates(out), out.status.Constellation.Waiting)
+			t.Errorf("%v are started, waiting %+v", creates(out), out.status.Constellation.Waiting)
 		}
 	})
-	t.Run("no more are taken when the window has closed", func(t *testing.T) {
+	t.Run("no node starts after the window has closed", func(t *testing.T) {
 		d := newDesk(t, planOf(func(p *upgradev1.Plan) {
 			p.Spec.Window = &upgradev1.TimeWindowSpec{Days: []upgradev1.Day{"monday"}, StartTime: "11:00", EndTime: "12:00"}
 		}), 3)
 		first := creates(d.step())
 		if len(first) != 1 {
-			t.Fatalf("%v are taken in its last second", first)
+			t.Fatalf("%v are started in the last second of the window", first)
 		}
 		d.now = d.now.Add(time.Second)
 		d.end(first[0], batchv1.JobComplete)
 		out := d.step()
 		if len(out.creates) > 0 || complete(out) != "False Waiting" || !out.again.Equal(time.Date(2026, 11, 30, 11, 0, 0, 0, time.UTC)) {
-			t.Errorf("%v are taken; %s; again at %s", creates(out), complete(out), out.again)
+			t.Errorf("%v are started; %s; again at %s", creates(out), complete(out), out.again)
 		}
 	})
-	t.Run("a node whose label was taken off is upgraded again", func(t *testing.T) {
+	t.Run("a node whose label was removed is upgraded again", func(t *testing.T) {
 		d := newDesk(t, planOf(), 1)
 		d.step()
 		d.end("n0", batchv1.JobComplete)
@@ -297,10 +297,10 @@ func TestDecide(t *testing.T) {
 			t.Errorf("%d Jobs deleted, %d marks", len(out.deletes), len(out.marks))
 		}
 		if out := d.step(); len(out.creates) != 1 {
-			t.Errorf("%v are begun", creates(out))
+			t.Errorf("%v are started", creates(out))
 		}
 	})
-	t.Run("nodes are known by name and by host name", func(t *testing.T) {
+	t.Run("nodes are found by name and by host name", func(t *testing.T) {
 		d := newDesk(t, planOf(func(p *upgradev1.Plan) { p.Spec.Concurrency = 2 }), 0)
 		d.node("b.example.org", func(n *corev1.Node) { n.Labels[corev1.LabelHostname] = "a" })
 		d.node("a", func(n *corev1.Node) { n.Labels[corev1.LabelHostname] = "b" })
@@ -309,24 +309,24 @@ func TestDecide(t *testing.T) {
 			t.Errorf("applying: %v", out.status.Applying)
 		}
 		if out := d.step(); len(out.creates) > 0 || len(out.deletes) > 0 || len(out.status.Applying) != 2 {
-			t.Errorf("a second look: %v begun, %d deleted", creates(out), len(out.deletes))
+			t.Errorf("second round: %v started, %d deleted", creates(out), len(out.deletes))
 		}
 	})
-	t.Run("without a host name a node is not there", func(t *testing.T) {
+	t.Run("a node without a host name is ignored", func(t *testing.T) {
 		d := newDesk(t, planOf(), 0)
 		d.node("n", func(n *corev1.Node) { n.Labels = nil })
 		if out := d.step(); len(out.creates) > 0 || complete(out) != "True Complete" {
 			t.Errorf("%v, %s", creates(out), complete(out))
 		}
 	})
-	t.Run("a node with Windows needs an image that cordons", func(t *testing.T) {
+	t.Run("a node with Windows needs a kubectl image", func(t *testing.T) {
 		d := newDesk(t, planOf(func(p *upgradev1.Plan) { p.Spec.Cordon = true }), 0)
 		d.node("w", func(n *corev1.Node) { n.Labels[corev1.LabelOSStable] = windows })
 		if out := d.step(); complete(out) != "False ValidationFailed" || len(out.creates) > 0 {
 			t.Error(complete(out))
 		}
 	})
-	t.Run("the same status twice is the same", func(t *testing.T) {
+	t.Run("the same status is not written twice", func(t *testing.T) {
 		d := newDesk(t, planOf(func(p *upgradev1.Plan) { p.Spec.Concurrency = 3 }), 5)
 		d.step()
 		first := d.step()
@@ -397,7 +397,7 @@ func TestJobs(t *testing.T) {
 	}
 }
 
-func TestSettingsAreThoseOfTheOtherController(t *testing.T) {
+func TestSettingsMatchSystemUpgradeController(t *testing.T) {
 	env := map[string]string{
 		"SYSTEM_UPGRADE_JOB_ACTIVE_DEADLINE_SECONDS": "900", "SYSTEM_UPGRADE_JOB_ACTIVE_DEADLINE_SECONDS_MAX": "1000", "SYSTEM_UPGRADE_JOB_BACKOFF_LIMIT": "99",
 		"SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE": "k", "SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE_WINDOWS": "w", "SYSTEM_UPGRADE_JOB_PRIVILEGED": "false", "SYSTEM_UPGRADE_JOB_IMAGE_PULL_POLICY": "Always",
@@ -417,10 +417,10 @@ func TestSettingsAreThoseOfTheOtherController(t *testing.T) {
 	delete(env, "SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE")
 	delete(env, "SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE_WINDOWS")
 	if got, err := SettingsFrom(lookup(env)); err == nil || got != DefaultSettings() {
-		t.Errorf("what cannot be understood is as by default: %+v, %v", got, err)
+		t.Errorf("invalid settings do not get their default: %+v, %v", got, err)
 	}
 	if got, err := SettingsFrom(lookup(map[string]string{"SYSTEM_UPGRADE_PLAN_POLLING_INTERVAL": "1m"})); err == nil || got != DefaultSettings() {
-		t.Errorf("a minute is too often: %v", err)
+		t.Errorf("a polling interval of a minute is accepted: %v", err)
 	}
 	for _, tt := range []struct {
 		plan          *int64
@@ -452,7 +452,7 @@ func BenchmarkHeartbeats(b *testing.B) {
 }
 
 // The status of a node reports the state of its Job's pod, with a reason if it makes no progress.
-func TestPodsSayHowNodesGetOn(t *testing.T) {
+func TestStatusReportsStateOfPods(t *testing.T) {
 	waiting := func(reason string) corev1.ContainerState {
 		return corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: "now and then other words"}}
 	}
@@ -472,13 +472,13 @@ func TestPodsSayHowNodesGetOn(t *testing.T) {
 		reason, message string
 		events          []string
 	}{
-		{name: "nothing is known", pod: "p1", init: waiting("PodInitializing"), main: waiting("PodInitializing"), reason: "JobRunning", message: "Job " + job.name + " runs"},
+		{name: "no pod yet", pod: "p1", init: waiting("PodInitializing"), main: waiting("PodInitializing"), reason: "JobRunning", message: "Job " + job.name + " runs"},
 		{
-			name: "no place", pod: "p1", reason: "PodUnschedulable", message: "pod p1 finds no place: 0/1 nodes are available", events: []string{"PodUnschedulable"},
+			name: "not scheduled", pod: "p1", reason: "PodUnschedulable", message: "pod p1 is not scheduled: 0/1 nodes are available", events: []string{"PodUnschedulable"},
 			conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/1 nodes are available"}},
 		},
-		{name: "no image", pod: "p1", init: waiting("ErrImagePull"), main: waiting("PodInitializing"), reason: "ImagePullError", message: "image kubectl of container drain cannot be pulled", events: []string{"ImagePullError"}},
-		{name: "no image still", pod: "p1", init: waiting("ImagePullBackOff"), main: waiting("PodInitializing"), reason: "ImagePullError", message: "image kubectl of container drain cannot be pulled"},
+		{name: "image not pulled", pod: "p1", init: waiting("ErrImagePull"), main: waiting("PodInitializing"), reason: "ImagePullError", message: "image kubectl of container drain cannot be pulled", events: []string{"ImagePullError"}},
+		{name: "image still not pulled", pod: "p1", init: waiting("ImagePullBackOff"), main: waiting("PodInitializing"), reason: "ImagePullError", message: "image kubectl of container drain cannot be pulled"},
 		{name: "drains", pod: "p1", init: running, main: waiting("PodInitializing"), reason: "Draining", message: "container drain of pod p1 runs"},
 		{name: "upgrades", pod: "p1", init: done, main: running, reason: "Upgrading", message: "container upgrade of pod p1 runs"},
 		{
@@ -486,7 +486,7 @@ func TestPodsSayHowNodesGetOn(t *testing.T) {
 			main: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 3, Reason: "Error", Message: "copying\nno space left on device\n"}},
 		},
 		{name: "a new pod", pod: "p2", init: done, main: running, reason: "Upgrading", message: "container upgrade of pod p2 runs"},
-		{name: "the old one again", pod: "p1", init: done, main: running, reason: "Upgrading", message: "container upgrade of pod p2 runs"},
+		{name: "an event of the old pod", pod: "p1", init: done, main: running, reason: "Upgrading", message: "container upgrade of pod p2 runs"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: tt.pod, CreationTimestamp: metav1.NewTime(d.now), Labels: map[string]string{batchv1.JobNameLabel: job.name}}}
@@ -508,7 +508,7 @@ func TestPodsSayHowNodesGetOn(t *testing.T) {
 				t.Errorf("%s: %s, events %q; want %s: %s, %q", n.Reason, n.Message, events, tt.reason, tt.message, tt.events)
 			}
 			if out.again != (time.Time{}) || len(out.creates)+len(out.deletes) > 0 {
-				t.Errorf("more is done: %+v", out)
+				t.Errorf("unexpected actions: %+v", out)
 			}
 		})
 	}
@@ -523,8 +523,8 @@ func TestPodsSayHowNodesGetOn(t *testing.T) {
 	}
 }
 
-// What kubectl drain writes while it waits, and what else is in its log.
-func TestWhatHoldsADrainUp(t *testing.T) {
+// Lines that kubectl drain writes while it waits, and other lines of its log.
+func TestBlockedPodsInDrainLog(t *testing.T) {
 	line := func(namespace, pod, why string) string {
 		return fmt.Sprintf("evicting pod %s/%s\nerror when evicting pods/%q -n %q (will retry after 5s): %s\n", namespace, pod, pod, namespace, why)
 	}
@@ -537,11 +537,11 @@ func TestWhatHoldsADrainUp(t *testing.T) {
 		{"two", line("shop", "web-1", plain) + line("bank", "db", full), "pod bank/db may not be evicted: the disruption budget web needs 2 healthy pods and has 2 currently; nor may shop/web-1"},
 		{"four", line("d", "d", plain) + line("c", "c", plain) + line("b", "b", plain) + line("a", "a", full), "pod a/a may not be evicted: the disruption budget web needs 2 healthy pods and has 2 currently; nor may b/b and 2 more"},
 		{
-			"a namespace that ends", "error when evicting pod \"a\" from terminating namespace \"b\" (will retry after 5s): pods \"a\" is forbidden\n",
+			"a terminating namespace", "error when evicting pod \"a\" from terminating namespace \"b\" (will retry after 5s): pods \"a\" is forbidden\n",
 			"pod b/a may not be evicted: pods \"a\" is forbidden",
 		},
-		{"what is final", "error when evicting pods/\"a\" -n \"b\": global timeout reached: 2s\n", ""},
-		{"quotes that are none", "error when evicting pods/\"a\\q\" -n \"b\" (will retry after 5s): no\n", ""},
+		{"a final error", "error when evicting pods/\"a\" -n \"b\": global timeout reached: 2s\n", ""},
+		{"invalid quotes", "error when evicting pods/\"a\\q\" -n \"b\" (will retry after 5s): no\n", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := held(tt.log); got != tt.want {
@@ -561,17 +561,17 @@ func FuzzDrainLog(f *testing.F) {
 			t.Errorf("%q", got)
 		}
 		if got != held(log+"\nnode/n1 drained\n") {
-			t.Errorf("%q is not said of more", got)
+			t.Errorf("%q lacks the number of the other pods", got)
 		}
 	})
 }
 
 // The blocker of a drain stays in the status until the log changes or the pod continues.
-func TestADrainThatIsHeldUp(t *testing.T) {
+func TestBlockedDrainIsReported(t *testing.T) {
 	d := newDesk(t, planOf(), 1)
 	d.step()
 	job := d.book.jobsOfPlan("k3s-server")[0]
-	say := func(init, main corev1.ContainerState) {
+	setState := func(init, main corev1.ContainerState) {
 		d.book.setPod(record[*pod](t, trimPod, &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: "p", CreationTimestamp: metav1.NewTime(d.now), Labels: map[string]string{batchv1.JobNameLabel: job.name}},
 			Status: corev1.PodStatus{
@@ -592,20 +592,20 @@ func TestADrainThatIsHeldUp(t *testing.T) {
 	}
 	runs, waits := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}, corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "PodInitializing"}}
 	drain := drainAsked{job.name, "p"}
-	say(runs, waits)
+	setState(runs, waits)
 	is("Draining", "container drain of pod p runs")
 	d.book.setDrain(drain, "")
 	is("Draining", "container drain of pod p runs")
 	d.book.setDrain(drain, "held")
 	is("DrainBlocked", "held", "DrainBlocked")
-	say(runs, waits)
+	setState(runs, waits)
 	is("DrainBlocked", "held")
 	if got := d.book.draining(); !slices.Equal(got, []drainAsked{drain}) {
-		t.Errorf("asked are %v", got)
+		t.Errorf("drains %v are read", got)
 	}
 	d.book.setDrain(drain, "")
 	is("Draining", "container drain of pod p runs")
-	say(corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}, runs)
+	setState(corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}, runs)
 	d.book.setDrain(drain, "held")
 	is("Upgrading", "container upgrade of pod p runs")
 }

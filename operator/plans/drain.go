@@ -17,14 +17,14 @@ import (
 	"constellation/engine/plain"
 )
 
-// Only a drain itself reports what blocks it: it writes that to its log, and retries. So the
+// Only the drain itself reports its blocker: it writes it to its log, and retries. So the
 // controller reads the logs of slow drains. These are its own pods, so it needs no access to
 // the logs of other pods.
 const (
 	// drainsAsked is the interval of reads. A drain that did not exist at the last read is skipped.
 	drainsAsked = 5 * time.Second
-	// drainSaid is the maximum age of log lines that count: a drain retries every five seconds.
-	drainSaid = 15 * time.Second
+	// drainLogAge is the maximum age of log lines that count: a drain retries every five seconds.
+	drainLogAge = 15 * time.Second
 	// drainLog is the maximum number of bytes read from a log.
 	drainLog = 64 << 10
 	// drainsAtOnce is the number of concurrent reads.
@@ -33,8 +33,8 @@ const (
 	logsDenied = 10 * time.Minute
 )
 
-// heldPod matches the line of kubectl drain about a pod whose eviction is refused.
-var heldPod = regexp.MustCompile(`^error when evicting pods?[/ ]("(?:[^"\\]|\\.)*") (?:-n|from terminating namespace) ("(?:[^"\\]|\\.)*") \(will retry after [^)]*\): (.*)$`)
+// blockedPod matches the line of kubectl drain about a pod whose eviction is refused.
+var blockedPod = regexp.MustCompile(`^error when evicting pods?[/ ]("(?:[^"\\]|\\.)*") (?:-n|from terminating namespace) ("(?:[^"\\]|\\.)*") \(will retry after [^)]*\): (.*)$`)
 
 // drainAsked is a running drain.
 type drainAsked struct{ job, pod string }
@@ -73,7 +73,7 @@ func (k *controller) listenToDrains(ctx context.Context) {
 					mu.Lock()
 					defer mu.Unlock()
 					if time.Since(denied) >= logsDenied {
-						k.Log.Warn("what holds a drain up is not told, because logs of pods must not be read", "err", err)
+						k.Log.Warn("logs of drains not read, so the status lacks blocked evictions", "err", err)
 					}
 					denied = time.Now()
 				case err != nil: // for example the node is unreachable: the last record still counts
@@ -93,7 +93,7 @@ func (k *controller) drainLog(ctx context.Context, pod string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, drainsAsked)
 	defer cancel()
 	b, err := k.pods.Pods(k.Namespace).GetLogs(pod, &corev1.PodLogOptions{
-		Container: "drain", SinceSeconds: new(int64(drainSaid / time.Second)), TailLines: new(int64(500)), LimitBytes: new(int64(drainLog)),
+		Container: "drain", SinceSeconds: new(int64(drainLogAge / time.Second)), TailLines: new(int64(500)), LimitBytes: new(int64(drainLog)),
 	}).Do(ctx).Raw()
 	return string(b), err
 }
@@ -103,7 +103,7 @@ func held(log string) string {
 	why := map[string]string{}
 	var pods []string
 	for line := range strings.Lines(log) {
-		m := heldPod.FindStringSubmatch(strings.TrimSpace(line))
+		m := blockedPod.FindStringSubmatch(strings.TrimSpace(line))
 		if m == nil {
 			continue
 		}

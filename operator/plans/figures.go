@@ -26,19 +26,19 @@ type figures struct {
 var (
 	descNodes     = prometheus.NewDesc("constellation_plan_nodes", "Nodes of a Plan: total, done, applying and failed.", []string{"plan", "state"}, nil)
 	descCondition = prometheus.NewDesc("constellation_plan_condition", "1 if the condition of the Plan is True, else 0.", []string{"plan", "type"}, nil)
-	descWaiting   = prometheus.NewDesc("constellation_plan_waiting_since_timestamp_seconds", "Since when a Plan takes no more nodes, and why; absent while it does.", []string{"plan", "reason"}, nil)
-	descPolled    = prometheus.NewDesc("constellation_plan_channel_polled_timestamp_seconds", "When the channel of a Plan was asked last.", []string{"plan"}, nil)
+	descWaiting   = prometheus.NewDesc("constellation_plan_waiting_since_timestamp_seconds", "Since when a Plan starts no more nodes, by reason; absent while it starts nodes.", []string{"plan", "reason"}, nil)
+	descPolled    = prometheus.NewDesc("constellation_plan_channel_polled_timestamp_seconds", "When the channel of a Plan was last polled.", []string{"plan"}, nil)
 )
 
 func newFigures() (*figures, error) {
 	histogram := func(name, help string) (prometheus.Histogram, error) {
 		return register(prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: []float64{.0001, .00025, .0005, .001, .002, .003, .004, .005, .01, .025, .05, .1, .5}}))
 	}
-	decided, err := histogram("constellation_plan_decision_seconds", "How long it took to look and to decide about a Plan, without what is asked of the API server before and done afterwards.")
+	decided, err := histogram("constellation_plan_decision_seconds", "Time to observe and decide about a Plan, without requests to the API server and without the actions.")
 	if err != nil {
 		return nil, err
 	}
-	worked, err := histogram("constellation_plan_decision_cpu_seconds", "Processor time of the same: the rest was waiting for a processor.")
+	worked, err := histogram("constellation_plan_decision_cpu_seconds", "Processor time to observe and decide about a Plan; the difference is time without a processor.")
 	if err != nil {
 		return nil, err
 	}

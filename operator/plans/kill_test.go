@@ -132,7 +132,7 @@ func killed(t *testing.T, w *world) {
 		cancel()
 		<-ended
 		if t.Failed() {
-			t.Logf("controllers said:\n%s", said.tail())
+			t.Logf("log of the controllers:\n%s", said.tail())
 		}
 		t.Logf("%d lives", lives)
 	}()
@@ -150,7 +150,7 @@ spec: {concurrency: 2, version: v1, serviceAccountName: system-upgrade, cordon: 
 	}
 	s.longer("the plan is complete", func() (string, bool) {
 		p := s.get("killed")
-		return fmt.Sprintf("%+v; not died at %q", p.Status, missing()), cond(p, upgradev1.ConditionComplete).Status == "True"
+		return fmt.Sprintf("%+v; not killed at %q", p.Status, missing()), cond(p, upgradev1.ConditionComplete).Status == "True"
 	})
 	// What only a new version does: a Job that runs is deleted.
 	hold := make(chan struct{})
@@ -173,9 +173,9 @@ spec: {concurrency: 2, version: v1, serviceAccountName: system-upgrade, cordon: 
 	})
 	s.edit("killed", `{"spec":{"version":"v3"}}`)
 	close(hold)
-	s.longer("it has died everywhere, and the plan is complete again", func() (string, bool) {
+	s.longer("it was killed at every point, and the Plan is complete again", func() (string, bool) {
 		p := s.get("killed")
-		return fmt.Sprintf("%+v; not died at %q", p.Status, missing()), len(missing()) == 0 && p.Status.LatestVersion == "v3" && cond(p, upgradev1.ConditionComplete).Status == "True"
+		return fmt.Sprintf("%+v; not killed at %q", p.Status, missing()), len(missing()) == 0 && p.Status.LatestVersion == "v3" && cond(p, upgradev1.ConditionComplete).Status == "True"
 	})
 	// Each node was upgraded once to v1, in spite of all crashes of its controller.
 	ran := map[string]int{}

@@ -51,7 +51,7 @@ func bringKind(ctx context.Context, access *rest.Config, log *slog.Logger) error
 			return fmt.Errorf("install the kind Plan: %w", err)
 		}
 		if !said {
-			log.Info("kind Plan not there yet", "err", err)
+			log.Info("kind Plan not served yet", "err", err)
 			said = true
 		}
 		select {

@@ -37,22 +37,22 @@ func IsKubectl(args []string) bool {
 // returns when the node is drained, or an error if it cannot be.
 func Kubectl(ctx context.Context, access *rest.Config, args []string, out, errs io.Writer) error {
 	if !IsKubectl(args) || len(args) < 2 {
-		return fmt.Errorf("use one of %q and the name of a node", kubectlCommands)
+		return fmt.Errorf("usage: one of %q and the name of a node", kubectlCommands)
 	}
 	verb, name := args[0], args[1]
 	h := &drain.Helper{Ctx: ctx, Out: out, ErrOut: errs, ChunkSize: 500}
 	f := flag.NewFlagSet(verb, flag.ContinueOnError)
 	f.SetOutput(errs)
 	if verb == "drain" {
-		f.StringVar(&h.PodSelector, "pod-selector", "", "`labels` of the pods that are drained")
-		f.BoolVar(&h.IgnoreAllDaemonSets, "ignore-daemonsets", false, "leave pods of DaemonSets where they are")
-		f.BoolVar(&h.DeleteEmptyDirData, "delete-emptydir-data", false, "let pods go that have data in emptyDir")
-		f.BoolVar(&h.DeleteEmptyDirData, "delete-local-data", false, "the older name of --delete-emptydir-data")
-		f.BoolVar(&h.Force, "force", false, "let pods go that nobody makes again")
-		f.DurationVar(&h.Timeout, "timeout", 0, "give up after; 0 is never")
-		f.IntVar(&h.GracePeriodSeconds, "grace-period", -1, "`seconds` that pods have; negative: what they say")
-		f.BoolVar(&h.DisableEviction, "disable-eviction", false, "delete instead of evicting")
-		f.IntVar(&h.SkipWaitForDeleteTimeoutSeconds, "skip-wait-for-delete-timeout", 0, "do not wait for pods deleted so many `seconds` ago")
+		f.StringVar(&h.PodSelector, "pod-selector", "", "`labels` of the pods to drain")
+		f.BoolVar(&h.IgnoreAllDaemonSets, "ignore-daemonsets", false, "ignore pods of DaemonSets")
+		f.BoolVar(&h.DeleteEmptyDirData, "delete-emptydir-data", false, "evict pods that use emptyDir volumes")
+		f.BoolVar(&h.DeleteEmptyDirData, "delete-local-data", false, "older name of --delete-emptydir-data")
+		f.BoolVar(&h.Force, "force", false, "evict pods without a controller")
+		f.DurationVar(&h.Timeout, "timeout", 0, "time limit; 0: none")
+		f.IntVar(&h.GracePeriodSeconds, "grace-period", -1, "grace period of pods in `seconds`; negative: that of each pod")
+		f.BoolVar(&h.DisableEviction, "disable-eviction", false, "delete pods instead of evicting them")
+		f.IntVar(&h.SkipWaitForDeleteTimeoutSeconds, "skip-wait-for-delete-timeout", 0, "do not wait for pods whose deletion began this many `seconds` ago")
 	}
 	if err := f.Parse(args[2:]); err != nil {
 		return err

@@ -64,7 +64,7 @@ func (k *controller) notify(ctx context.Context, p *upgradev1.Plan, before upgra
 					return
 				}
 			}
-			k.Log.Warn("webhook not told", "plan", p.Name, "reason", n.Reason, "err", err)
+			k.Log.Warn("webhook not called", "plan", p.Name, "reason", n.Reason, "err", err)
 		})
 	}
 }

@@ -100,7 +100,7 @@ func Run(ctx context.Context, c Config) error {
 	}
 	c.drainsAsked = cmp.Or(c.drainsAsked, drainsAsked)
 	if c.Name == "" || c.Namespace == "" {
-		return errors.New("carry out plans: a name and a namespace are needed, such as system-upgrade-controller in system-upgrade")
+		return errors.New("run plans controller: name or namespace is empty: set both, for example to system-upgrade-controller and system-upgrade")
 	}
 	logger := logr.FromSlogHandler(liblog.Handler(c.Log.Handler()))
 	ctrl.SetLogger(logger)
@@ -159,7 +159,7 @@ func Run(ctx context.Context, c Config) error {
 	if err := errors.Join(k.watch(ctx, mgr.GetCache()), mgr.Add(k), addHealthChecks(mgr)); err != nil {
 		return fmt.Errorf("set up: %w", err)
 	}
-	c.Log.Info("carrying out plans", "name", c.Name, "namespace", c.Namespace)
+	c.Log.Info("plans controller started", "name", c.Name, "namespace", c.Namespace)
 	// All work of the leader ends before Run returns.
 	defer k.wait()
 	if err := mgr.Start(ctx); err != nil && ctx.Err() == nil {
@@ -176,7 +176,7 @@ func addHealthChecks(mgr manager.Manager) error {
 		mgr.AddHealthzCheck("ping", healthz.Ping),
 		mgr.AddReadyzCheck("caches", func(*http.Request) error {
 			if !synced.Load() {
-				return errors.New("caches are not filled yet")
+				return errors.New("caches are not synced yet")
 			}
 			return nil
 		}),

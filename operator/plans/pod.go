@@ -46,13 +46,13 @@ func (n podNews) isBad() bool {
 // backoff of an image pull.
 func newsOf(p *corev1.Pod) podNews {
 	n := podNews{pod: p.Name, made: p.CreationTimestamp.Time}
-	say := func(reason, format string, args ...any) podNews {
+	setState := func(reason, format string, args ...any) podNews {
 		n.reason, n.message = reason, fmt.Sprintf(format, args...)
 		return n
 	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
-			return say(reasonUnschedulable, "pod %s finds no place: %s", p.Name, c.Message)
+			return setState(reasonUnschedulable, "pod %s is not scheduled: %s", p.Name, c.Message)
 		}
 	}
 	doing := map[string]string{"prepare": reasonPreparing, "cordon": reasonCordoning, "drain": reasonDraining, "upgrade": reasonUpgrading}
@@ -66,14 +66,14 @@ func newsOf(p *corev1.Pod) podNews {
 			if said := lastLine(s.Terminated.Message); said != "" {
 				text += ": " + said
 			}
-			return say(reasonPodFailed, "%s", text)
+			return setState(reasonPodFailed, "%s", text)
 		case s.Running != nil && doing[c.Name] != "":
-			return say(doing[c.Name], "%s", runs(c.Name, p.Name))
+			return setState(doing[c.Name], "%s", runs(c.Name, p.Name))
 		case s.Waiting == nil:
 		case slices.Contains([]string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError"}, s.Waiting.Reason):
-			return say(reasonImage, "image %s of container %s cannot be pulled", c.Image, c.Name)
+			return setState(reasonImage, "image %s of container %s cannot be pulled", c.Image, c.Name)
 		case slices.Contains([]string{"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}, s.Waiting.Reason):
-			return say(reasonContainer, "container %s of pod %s cannot be started: %s", c.Name, p.Name, cmp.Or(s.Waiting.Message, s.Waiting.Reason))
+			return setState(reasonContainer, "container %s of pod %s cannot be started: %s", c.Name, p.Name, cmp.Or(s.Waiting.Message, s.Waiting.Reason))
 		}
 	}
 	return n

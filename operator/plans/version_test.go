@@ -36,7 +36,7 @@ func planOf(change ...func(*upgradev1.Plan)) *upgradev1.Plan {
 	return p
 }
 
-func TestHashIsThatOfTheOtherController(t *testing.T) {
+func TestHashMatchesSystemUpgradeController(t *testing.T) {
 	digest := func(paths string) func(*upgradev1.Plan) {
 		return func(p *upgradev1.Plan) { p.Annotations = map[string]string{upgradev1.AnnotationDigest: paths} }
 	}
@@ -49,14 +49,14 @@ func TestHashIsThatOfTheOtherController(t *testing.T) {
 		change func(*upgradev1.Plan)
 		want   string
 	}{
-		{"version and account alone", func(*upgradev1.Plan) {}, known},
-		{"image, arguments and selector do not count", func(p *upgradev1.Plan) {
+		{"version and account", func(*upgradev1.Plan) {}, known},
+		{"image, arguments and selector are not hashed", func(p *upgradev1.Plan) {
 			p.Spec.Upgrade.Image, p.Spec.Upgrade.Args, p.Spec.NodeSelector, p.Spec.Cordon = "other", nil, nil, true
 		}, known},
 		{"an empty digest adds nothing", digest(""), known},
 		{"a number is written as it is", func(p *upgradev1.Plan) { p.Spec.Concurrency = 1000000; digest("spec.concurrency")(p) }, plain(base + "1000000")},
-		{"of a list only the first element counts", digest("spec.upgrade.args"), plain(base + "one")},
-		{"paths through a list lead nowhere", digest("spec.upgrade.args.0"), known},
+		{"only the first element of a list is hashed", digest("spec.upgrade.args"), plain(base + "one")},
+		{"paths through a list match nothing", digest("spec.upgrade.args.0"), known},
 		{"paths are not trimmed", digest("spec.concurrency, spec.upgrade.image"), plain(base + "1")},
 		{"two paths", digest("spec.concurrency,spec.upgrade.image"), plain(base + "1rancher/k3s-upgrade")},
 		{"a map is written as Go does", digest("spec.upgrade"), plain(base + "map[args:[one two] image:rancher/k3s-upgrade]")},
@@ -68,11 +68,11 @@ func TestHashIsThatOfTheOtherController(t *testing.T) {
 			p.Spec.PostCompleteDelay = new(upgradev1.Duration("90s"))
 			digest("spec.postCompleteDelay")(p)
 		}, plain(base + "1m30s")},
-		{"secrets count in their order, but those that are ignored", func(p *upgradev1.Plan) {
+		{"secrets are hashed in their order, without ignored ones", func(p *upgradev1.Plan) {
 			p.Spec.Secrets = []upgradev1.SecretSpec{{Name: "b"}, {Name: "x", IgnoreUpdates: true}, {Name: "a"}}
 		}, plain(base + "<b><a>")},
 		{"a rerun is another hash", func(p *upgradev1.Plan) { p.Spec.Constellation = &upgradev1.Rollout{Rerun: "1"} }, plain(base + "\x001")},
-		{"what else this project knows does not count", func(p *upgradev1.Plan) {
+		{"other settings of spec.constellation are not hashed", func(p *upgradev1.Plan) {
 			p.Spec.Constellation = &upgradev1.Rollout{Retries: 3, Alone: true, State: upgradev1.Paused}
 		}, known},
 	} {
@@ -101,7 +101,7 @@ func FuzzHash(f *testing.F) {
 	f.Add("v1", "a", "spec,status,spec.drain,spec.window.days,spec.tolerations,spec.secrets")
 	f.Fuzz(func(t *testing.T, version, account, paths string) {
 		if !utf8.ValidString(version + account + paths) {
-			t.Skip("nothing that the API server stores")
+			t.Skip("the API server would not store it")
 		}
 		p := planOf(func(p *upgradev1.Plan) {
 			p.Spec.Version, p.Spec.ServiceAccountName = version, account
@@ -133,8 +133,8 @@ func FuzzHash(f *testing.F) {
 
 func TestNamesOfJobs(t *testing.T) {
 	for _, tt := range []struct{ name, plan, node, hash, want string }{
-		{"the other controller's", "k3s-server", "node1", known, "apply-k3s-server-on-node1-with-fbc94f26bc8c9660d2b79485a6-c7898"},
-		{"of a node's name what comes before the dot", "k3s-server", "node1.example.org", known, "apply-k3s-server-on-node1-with-fbc94f26bc8c9660d2b79485a6-c7898"},
+		{"same as system-upgrade-controller", "k3s-server", "node1", known, "apply-k3s-server-on-node1-with-fbc94f26bc8c9660d2b79485a6-c7898"},
+		{"the part of a node's name before the dot", "k3s-server", "node1.example.org", known, "apply-k3s-server-on-node1-with-fbc94f26bc8c9660d2b79485a6-c7898"},
 		{"short enough", "p", "n", "abc", "apply-p-on-n-with-abc"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -177,7 +177,7 @@ func FuzzLabelValue(f *testing.F) {
 			t.Errorf("%q becomes %q: %v", s, got, errs)
 		}
 		if len(validation.IsValidLabelValue(s)) == 0 && got != s {
-			t.Errorf("%q becomes %q and needed not", s, got)
+			t.Errorf("%q becomes %q without need", s, got)
 		}
 	})
 }
@@ -193,12 +193,12 @@ func TestWindow(t *testing.T) {
 		open   bool
 		until  string
 	}{
-		{"before it", night, "2026-11-23T21:59:59Z", false, "2026-11-23T22:00:00Z"}, // a Monday
-		{"as it opens", night, "2026-11-23T22:00:00Z", true, "2026-11-24T02:00:01Z"},
-		{"after midnight it is still Monday's", night, "2026-11-24T01:00:00Z", true, "2026-11-24T02:00:01Z"},
-		{"in its last second", night, "2026-11-24T02:00:00.9Z", true, "2026-11-24T02:00:01Z"},
-		{"after it", night, "2026-11-24T02:00:01Z", false, "2026-11-30T22:00:00Z"},
-		{"Monday's early hours are Sunday's", night, "2026-11-23T01:00:00Z", false, "2026-11-23T22:00:00Z"},
+		{"before the window", night, "2026-11-23T21:59:59Z", false, "2026-11-23T22:00:00Z"}, // a Monday
+		{"when the window opens", night, "2026-11-23T22:00:00Z", true, "2026-11-24T02:00:01Z"},
+		{"after midnight in Monday's window", night, "2026-11-24T01:00:00Z", true, "2026-11-24T02:00:01Z"},
+		{"in the last second of the window", night, "2026-11-24T02:00:00.9Z", true, "2026-11-24T02:00:01Z"},
+		{"after the window", night, "2026-11-24T02:00:01Z", false, "2026-11-30T22:00:00Z"},
+		{"Monday's early hours belong to Sunday", night, "2026-11-23T01:00:00Z", false, "2026-11-23T22:00:00Z"},
 		{"on one of two days", noon, "2026-11-22T12:30:00Z", true, "2026-11-22T13:30:31Z"},
 		{"between two days", noon, "2026-11-23T12:30:00Z", false, "2026-11-28T12:00:00Z"},
 		{"in another zone", zone, "2026-07-05T00:00:00Z", true, "2026-07-05T01:30:01Z"},

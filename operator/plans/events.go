@@ -17,10 +17,10 @@ import (
 	"constellation/operator/api/upgradev1"
 )
 
-// teller writes events in the background. client-go's recorder keeps each event for up to twelve
+// eventWriter writes events in the background. client-go's recorder keeps each event for up to twelve
 // minutes, to count repetitions. For ten thousand nodes that takes more memory than the nodes
 // themselves, and events about changes do not repeat.
-type teller struct {
+type eventWriter struct {
 	client     client.Client
 	name, host string
 	log        *slog.Logger
@@ -36,13 +36,13 @@ const (
 	noteLimit = 1024
 )
 
-func newTeller(c client.Client, name string, log *slog.Logger) *teller {
+func newEventWriter(c client.Client, name string, log *slog.Logger) *eventWriter {
 	host, _ := os.Hostname()
-	return &teller{client: c, name: name, host: host, log: log, queue: make(chan *eventsv1.Event, eventQueue)}
+	return &eventWriter{client: c, name: name, host: host, log: log, queue: make(chan *eventsv1.Event, eventQueue)}
 }
 
-// tell queues an event of a Plan. It does not block: events are dropped when the queue is full.
-func (t *teller) tell(p *upgradev1.Plan, e event) {
+// note queues an event of a Plan. It does not block: events are dropped when the queue is full.
+func (t *eventWriter) note(p *upgradev1.Plan, e event) {
 	now := time.Now()
 	out := &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: util.GenerateEventName(p.Name, now.UnixNano())},
@@ -64,12 +64,12 @@ func (t *teller) tell(p *upgradev1.Plan, e event) {
 	select {
 	case t.queue <- out:
 	default:
-		t.log.Warn("event not written, too many wait", "plan", p.Name, "reason", e.reason)
+		t.log.Warn("event dropped, queue is full", "plan", p.Name, "reason", e.reason)
 	}
 }
 
 // run writes events until ctx ends, and then the queued ones.
-func (t *teller) run(ctx context.Context) {
+func (t *eventWriter) run(ctx context.Context) {
 	for {
 		select {
 		case e := <-t.queue:
@@ -92,7 +92,7 @@ func (t *teller) run(ctx context.Context) {
 
 // create creates an event. The role of system-upgrade-controller permits only events of the core
 // group, which are the same objects.
-func (t *teller) create(ctx context.Context, e *eventsv1.Event) error {
+func (t *eventWriter) create(ctx context.Context, e *eventsv1.Event) error {
 	if !t.old.Load() {
 		if err := t.client.Create(ctx, e); !apierrors.IsForbidden(err) {
 			return err
@@ -109,7 +109,7 @@ func (t *teller) create(ctx context.Context, e *eventsv1.Event) error {
 }
 
 // write creates an event, and retries while the API server does not answer.
-func (t *teller) write(ctx context.Context, e *eventsv1.Event) {
+func (t *eventWriter) write(ctx context.Context, e *eventsv1.Event) {
 	var err error
 	for range eventTries {
 		if err = t.create(ctx, e); err == nil || apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {

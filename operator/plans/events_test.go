@@ -24,7 +24,7 @@ type creating struct {
 	create func(*eventsv1.Event) error
 }
 
-// Create gets events of the old API as those of the new one that they are, with a mark.
+// Create records events of the old API as events of the new one, with a mark.
 func (c creating) Create(_ context.Context, o client.Object, _ ...client.CreateOption) error {
 	if e, ok := o.(*corev1.Event); ok {
 		return c.create(&eventsv1.Event{Type: e.Type, Reason: "old:" + e.Reason, Note: e.Message, Related: e.Related})
@@ -43,13 +43,13 @@ func TestEventsAreWritten(t *testing.T) {
 		want    []string
 		tries   int
 	}{
-		{"with their node", []error{nil}, false, []event{{reason: "JobComplete", note: "done", node: "n1"}}, []string{"Normal JobComplete done Node/n1"}, 1},
-		{"again while the API server is down", []error{down, down, nil}, false, []event{{warning: true, reason: "JobFailed", note: "no"}}, []string{"Warning JobFailed no"}, 3},
-		{"not for ever", []error{down}, false, []event{{reason: "Complete"}}, nil, eventTries},
-		{"by the old API if not by the new one", []error{denied, nil}, false, []event{{reason: "A", note: "a"}, {reason: "B", note: "b"}}, []string{"Normal old:A a", "Normal old:B b"}, 3},
-		{"not again if they may not be by either", []error{denied}, false, []event{{reason: "Complete"}}, nil, 2},
-		{"as far as the API has room", []error{nil}, false, []event{{reason: "Waiting", note: strings.Repeat("ä", 600)}}, []string{"Normal Waiting " + strings.Repeat("ä", 510) + "…"}, 1},
-		{"at the end too", []error{nil}, true, []event{{reason: "A", note: "a"}, {reason: "B", note: "b"}}, []string{"Normal A a", "Normal B b"}, 2},
+		{"with the related node", []error{nil}, false, []event{{reason: "JobComplete", note: "done", node: "n1"}}, []string{"Normal JobComplete done Node/n1"}, 1},
+		{"retried while the API server is down", []error{down, down, nil}, false, []event{{warning: true, reason: "JobFailed", note: "no"}}, []string{"Warning JobFailed no"}, 3},
+		{"not retried indefinitely", []error{down}, false, []event{{reason: "Complete"}}, nil, eventTries},
+		{"by the old API if the new one is forbidden", []error{denied, nil}, false, []event{{reason: "A", note: "a"}, {reason: "B", note: "b"}}, []string{"Normal old:A a", "Normal old:B b"}, 3},
+		{"not retried if both APIs are forbidden", []error{denied}, false, []event{{reason: "Complete"}}, nil, 2},
+		{"truncated to the API's limit", []error{nil}, false, []event{{reason: "Waiting", note: strings.Repeat("ä", 600)}}, []string{"Normal Waiting " + strings.Repeat("ä", 510) + "…"}, 1},
+		{"queued events at the end", []error{nil}, true, []event{{reason: "A", note: "a"}, {reason: "B", note: "b"}}, []string{"Normal A a", "Normal B b"}, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -57,7 +57,7 @@ func TestEventsAreWritten(t *testing.T) {
 				tries := 0
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				k := newTeller(creating{create: func(e *eventsv1.Event) error {
+				k := newEventWriter(creating{create: func(e *eventsv1.Event) error {
 					err := tt.answers[min(tries, len(tt.answers)-1)]
 					if tries++; err != nil {
 						return err
@@ -73,7 +73,7 @@ func TestEventsAreWritten(t *testing.T) {
 					cancel()
 				}
 				for _, e := range tt.events {
-					k.tell(planOf(), e)
+					k.note(planOf(), e)
 				}
 				done := make(chan struct{})
 				go func() { defer close(done); k.run(ctx) }()
