@@ -20,7 +20,7 @@ func AddHealthChecks(mgr manager.Manager) error {
 		mgr.AddHealthzCheck("ping", healthz.Ping),
 		mgr.AddReadyzCheck("caches", func(*http.Request) error {
 			if !synced.Load() {
-				return errors.New("caches are not filled yet")
+				return errors.New("caches are not synced yet")
 			}
 			return nil
 		}),
