@@ -20,7 +20,7 @@ import (
 func (i *clusterRun) look(ctx context.Context, k Cluster) (rollout.Joining, error) {
 	machines, err := i.provider.Machines(ctx)
 	if err != nil {
-		return rollout.Joining{}, check.CloudError("list machines", i.config.Provider.Sandbox.Name, err)
+		return rollout.Joining{}, check.CloudError("list machines", i.config.Advice(), err)
 	}
 	nodes, err := k.Nodes(ctx)
 	if err != nil {
@@ -96,7 +96,7 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 				r.Wait("", "", "") // for machines; the remaining waits are reported when they are known
 				return i.waitServices(ctx, r, k)
 			}
-			if err := now.Hopeless(); err != nil {
+			if err := now.Hopeless(i.config.Advice()); err != nil {
 				return err
 			}
 			if !monitor.away() {
@@ -104,7 +104,7 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 			}
 		}
 		if still := i.e.now().Sub(progress); still > i.e.limits.still {
-			e := &plan.Error{Op: "wait for the nodes", Remedy: "`constellation sandbox status` shows the machines and where their console is, `constellation status` the cluster; run the same command again to go on waiting"}
+			e := &plan.Error{Op: "wait for the nodes", Remedy: i.config.Advice().Failed + ", `constellation status` shows the cluster; run the same command again to go on waiting"}
 			e.Err = fmt.Errorf("nothing changed for %s: %s", still.Round(time.Second), now.Pending(i.e.now()))
 			if err != nil {
 				e.Err = fmt.Errorf("no answer for %s: %w", still.Round(time.Second), err)

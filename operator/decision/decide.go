@@ -249,7 +249,21 @@ func (d *Decision) replacement(in *Intent, place int) replacement {
 	if r.machine != nil {
 		r.newNode = d.NodeOf[r.machine.ID]
 	}
+	if r.oldNode != nil && !d.must(ruleDonorMachine, d.isOldNode(&r)) {
+		r.oldNode = nil
+	}
 	return r
+}
+
+// isOldNode reports whether the Node with the old node's name is that of the old machine. The new
+// machine, or any other, can have the name of a deleted one.
+func (d *Decision) isOldNode(r *replacement) bool {
+	hash := ReplacedHash(r.Token)
+	if r.machine != nil {
+		hash = r.machine.ReplacesHash
+	}
+	m := d.Instance(r.oldNode.ProviderID)
+	return r.oldNode != r.newNode && (hash == "" || m == nil || !r.oldNode.Confirmed || m.Hash == hash)
 }
 
 // idOf returns the ID of a machine as the cloud writes it now.
@@ -269,7 +283,7 @@ func (d *Decision) isOrphanedReplacement(m *Instance) bool {
 	n := d.NodeOf[m.ID]
 	replaced, pinned := d.madeFor(m)
 	pinned = pinned && d.off != ruleMadeFor
-	if n == nil || !known(n) || d.leaves(n) {
+	if n == nil || !d.known(n) || d.leaves(n) {
 		// After the replaced machine is deleted, m is an ordinary machine, whatever its Node claims.
 		return !pinned || !d.w.Complete || replaced != nil && !Gone(replaced)
 	}
@@ -314,15 +328,20 @@ func surge(max *intstr.IntOrString, nodes int) int {
 // Gone reports whether the cloud has confirmed that the machine does not exist any more.
 func Gone(m *Instance) bool { return m != nil && m.State == "Terminated" }
 
-// known reports whether image, components and machine of n are known.
-func known(n *Node) bool {
-	return n.Confirmed && n.Image != "" && n.Components != "" && n.ProviderID != ""
+// known reports whether image, components and machine of n are known. A target without an image
+// needs none.
+func (d *Decision) known(n *Node) bool {
+	return n.Confirmed && (n.Image != "" || d.spec.Image == "") && n.Components != "" && n.ProviderID != ""
 }
+
+// sameImage reports whether an image is the one of the target. A target without an image is met by
+// every image: the cloud selects none.
+func sameImage(have, want string) bool { return want == "" || strings.EqualFold(have, want) }
 
 // atTarget reports whether n has the target's components and image. The image of a node that is
 // upgraded in place does not count.
 func (d *Decision) atTarget(n *Node) bool {
-	return n.Confirmed && n.Components == d.spec.KubernetesComponentsReference && (strings.EqualFold(n.Image, d.spec.Image) || d.inPlace(n))
+	return n.Confirmed && n.Components == d.spec.KubernetesComponentsReference && (sameImage(n.Image, d.spec.Image) || d.inPlace(n))
 }
 
 // inPlace reports whether n is upgraded in place.
@@ -364,7 +383,7 @@ func (d *Decision) roleOf(in *Intent) v1alpha1.Role {
 
 // outdated reports whether n must be replaced or upgraded, now or later.
 func (d *Decision) outdated(n *Node) bool {
-	return d.must(ruleKnown, known(n)) && !d.atTarget(n) && !n.Obsolete && !d.leaves(n) && d.Group(n.Group) != nil &&
+	return d.must(ruleKnown, d.known(n)) && !d.atTarget(n) && !n.Obsolete && !d.leaves(n) && d.Group(n.Group) != nil &&
 		d.must(ruleKeepWorkers, n.Role == v1alpha1.ControlPlaneRole || !d.spec.Rollout.KeepWorkers)
 }
 
@@ -490,7 +509,7 @@ func (d *Decision) upgradeKubernetes() {
 		if g.Role == v1alpha1.ControlPlaneRole {
 			given = pub.ControlPlane
 		}
-		if given == want && !g.NotListed && !strings.EqualFold(g.Image, d.spec.Image) {
+		if given == want && !g.NotListed && !sameImage(g.Image, d.spec.Image) {
 			d.do(Action{Kind: SetGroupImage, Group: g.ID, Image: d.spec.Image})
 		}
 	}
@@ -613,7 +632,7 @@ func (d *Decision) unneeded(r *replacement) bool {
 		return false
 	}
 	// An old node whose member has left etcd cannot stay, so its replacement node has to.
-	if !d.hasLeftEtcd(r.oldNode) && (known(r.oldNode) && d.atTarget(r.oldNode) || r.oldNode.Obsolete || d.leaves(r.oldNode) || !d.must(ruleInPlace, !d.inPlace(r.oldNode)) || d.upgrades(r.oldNode)) {
+	if !d.hasLeftEtcd(r.oldNode) && (d.known(r.oldNode) && d.atTarget(r.oldNode) || r.oldNode.Obsolete || d.leaves(r.oldNode) || !d.must(ruleInPlace, !d.inPlace(r.oldNode)) || d.upgrades(r.oldNode)) {
 		return true
 	}
 	for i := range d.replacements {
@@ -690,7 +709,7 @@ func (d *Decision) mayCreate(role v1alpha1.Role, g *Group) bool {
 		return false
 	case !d.must(rulePublishedFirst, d.published(role)):
 		return false
-	case !d.must(ruleGroupImage, strings.EqualFold(g.Image, d.spec.Image)):
+	case !d.must(ruleGroupImage, sameImage(g.Image, d.spec.Image)):
 		d.Wait("GroupImage", fmt.Sprintf("the cloud still creates machines of group %s from another image", g.Name), v1alpha1.Reference{Kind: "ScalingGroup", Name: g.Name}, time.Time{})
 		return false
 	case !d.must(ruleControlPlaneFirst, role == v1alpha1.ControlPlaneRole || d.controlPlanesDone):
@@ -722,67 +741,20 @@ func (d *Decision) postpone(r *replacement, why string) {
 // completeReplacement replaces the old node by the replacement node, which is a Node: adopt, cordon, drain, bind.
 func (d *Decision) completeReplacement(r *replacement) {
 	h, oldNode := r.newNode, r.oldNode
-	overdue := d.w.Now.After(r.machine.Since.Add(JoinDeadline))
-	worker := h.Role != v1alpha1.ControlPlaneRole
-	begun := oldNode != nil && oldNode.Replacement == h.Name
-	switch {
-	case oldNode == nil:
+	if oldNode == nil {
 		d.settleVanishedOldNode(r)
 		return
-	case !oldNode.Confirmed:
-		d.keepCordoned[oldNode.Name] = begun
-		d.Wait("MachineUnknown", fmt.Sprintf("the cloud returns no data about the machine of %s at the moment, so the node stays", oldNode.Name), NodeReference(oldNode.Name), time.Time{})
-		return
-	case d.mispaired(r):
-		// Without the intent, the machine is an orphan and is matched with its own old node.
-		d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
-		return
-	case !known(h):
-		if d.when(ruleOverdue, overdue) {
-			d.postpone(r, "")
-			return
-		}
-		d.Wait("HeirUnknown", fmt.Sprintf("the image and components of %s are not known yet", h.Name), NodeReference(h.Name), time.Time{})
-		return
-	case !d.must(ruleReplacementVersion, d.atTarget(h)):
-		d.giveUp(r)
-		return
-	case worker && !d.controlPlanesDone:
-		if d.controlPlanesOutdated && r.slot == 0 {
-			d.giveUp(r)
-			return
-		}
-		d.keepCordoned[oldNode.Name] = begun
-		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", NodeReference(oldNode.Name), time.Time{})
-		return
-	case !begun && h.OldNode != oldNode.Name:
-		// The intent names the old node. The annotation of the Node only repeats it.
-		if d.when(ruleReplacementDenies, d.refusesOldNode(r)) {
-			d.postpone(r, h.Name+", its replacement node, keeps removing the annotation with the old node's name")
-			return
-		}
-		d.do(Action{Kind: AdoptReplacement, Node: h.Name, OldNode: oldNode.Name})
-		return
 	}
+	begun := oldNode.Replacement == h.Name
+	overdue := d.w.Now.After(r.machine.Since.Add(JoinDeadline))
 	drainOverdue := oldNode.Cordon == CordonedByUs && d.w.Now.After(oldNode.CordonedSince.Add(DrainDeadline))
-	late := overdue && !begun || begun && drainOverdue
-	switch {
-	case !d.must(ruleReplacementReady, h.Ready):
-		d.waitForReplacement(r, late, "HeirNotReady", fmt.Sprintf("%s, which replaces %s, is not Ready%s", h.Name, oldNode.Name, prefixed(": pod ", h.NotReadyPod)))
-		return
-	case !d.must(ruleReplacementOpen, h.Cordon == Uncordoned):
-		d.waitForReplacement(r, late, "HeirCordoned", fmt.Sprintf("%s, which replaces %s, is cordoned; uncordon it", h.Name, oldNode.Name))
-		return
-	case !worker && !d.votes(h.Name):
-		d.waitForReplacement(r, late, "HeirNotVoting", fmt.Sprintf("the etcd member of %s is not a started, healthy voter", h.Name))
-		return
-	case !begun || oldNode.Cordon == Uncordoned:
-		d.keepCordoned[oldNode.Name] = true
-		d.do(Action{Kind: CordonNode, Node: oldNode.Name, Replacement: h.Name})
+	if !d.replacementFits(r, begun, overdue) || !d.replacementServes(r, overdue && !begun || begun && drainOverdue) {
 		return
 	}
 	d.keepCordoned[oldNode.Name] = true
 	switch {
+	case !begun || oldNode.Cordon == Uncordoned:
+		d.do(Action{Kind: CordonNode, Node: oldNode.Name, Replacement: h.Name})
 	case !d.must(ruleLeaseMoved, d.w.LeaderNode != oldNode.Name):
 		d.do(Action{Kind: YieldLease, Node: oldNode.Name})
 	case !d.must(ruleDrained, oldNode.Drained):
@@ -790,13 +762,70 @@ func (d *Decision) completeReplacement(r *replacement) {
 		if d.when(ruleBlockedGoesBy, drainOverdue && d.othersWait(oldNode)) {
 			d.postpone(r, "its drain is blocked: "+TruncateMessage(oldNode.DrainBlocker))
 		}
-	case !worker && !d.othersHealthy(oldNode.Name):
+	case h.Role == v1alpha1.ControlPlaneRole && !d.othersHealthy(oldNode.Name):
 		d.Wait("EtcdUnhealthy", d.unhealthyOther(oldNode.Name), NodeReference(oldNode.Name), time.Time{})
 	default:
 		in := *r.Intent
 		in.Goal, in.Machine, in.Node = v1alpha1.LeaveGoal, oldNode.ProviderID, oldNode.Name
 		d.do(Action{Kind: BindIntent, Intent: in})
 	}
+}
+
+// replacementFits reports whether the replacement node is at the target, names the old node, and may
+// replace it now. Otherwise it waits, or gives the replacement up. begun: the old node names the
+// replacement node already.
+func (d *Decision) replacementFits(r *replacement, begun, overdue bool) bool {
+	h, oldNode := r.newNode, r.oldNode
+	switch {
+	case !oldNode.Confirmed:
+		d.keepCordoned[oldNode.Name] = begun
+		d.Wait("MachineUnknown", fmt.Sprintf("the cloud returns no data about the machine of %s at the moment, so the node stays", oldNode.Name), NodeReference(oldNode.Name), time.Time{})
+	case d.mispaired(r):
+		// Without the intent, the machine is an orphan and is matched with its own old node.
+		d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
+	case !d.known(h):
+		if d.when(ruleOverdue, overdue) {
+			d.postpone(r, "")
+			return false
+		}
+		d.Wait("HeirUnknown", fmt.Sprintf("the image and components of %s are not known yet", h.Name), NodeReference(h.Name), time.Time{})
+	case !d.must(ruleReplacementVersion, d.atTarget(h)):
+		d.giveUp(r)
+	case h.Role != v1alpha1.ControlPlaneRole && !d.controlPlanesDone:
+		if d.controlPlanesOutdated && r.slot == 0 {
+			d.giveUp(r)
+			return false
+		}
+		d.keepCordoned[oldNode.Name] = begun
+		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", NodeReference(oldNode.Name), time.Time{})
+	case !begun && h.OldNode != oldNode.Name:
+		// The intent names the old node. The annotation of the Node only repeats it.
+		if d.when(ruleReplacementDenies, d.refusesOldNode(r)) {
+			d.postpone(r, h.Name+", its replacement node, keeps removing the annotation with the old node's name")
+			return false
+		}
+		d.do(Action{Kind: AdoptReplacement, Node: h.Name, OldNode: oldNode.Name})
+	default:
+		return true
+	}
+	return false
+}
+
+// replacementServes reports whether the replacement node can take over: it is Ready, takes pods, and as a
+// control plane it votes. Otherwise it waits. late: the wait takes too long.
+func (d *Decision) replacementServes(r *replacement, late bool) bool {
+	h, oldNode := r.newNode, r.oldNode
+	switch {
+	case !d.must(ruleReplacementReady, h.Ready):
+		d.waitForReplacement(r, late, "HeirNotReady", fmt.Sprintf("%s, which replaces %s, is not Ready%s", h.Name, oldNode.Name, prefixed(": pod ", h.NotReadyPod)))
+	case !d.must(ruleReplacementOpen, h.Cordon == Uncordoned):
+		d.waitForReplacement(r, late, "HeirCordoned", fmt.Sprintf("%s, which replaces %s, is cordoned; uncordon it", h.Name, oldNode.Name))
+	case h.Role == v1alpha1.ControlPlaneRole && !d.votes(h.Name):
+		d.waitForReplacement(r, late, "HeirNotVoting", fmt.Sprintf("the etcd member of %s is not a started, healthy voter", h.Name))
+	default:
+		return true
+	}
+	return false
 }
 
 // mispaired reports whether r's machine was created to replace another node than r's old node.
@@ -1244,36 +1273,16 @@ func (d *Decision) startReplacements() {
 	if d.stopped() || len(d.w.Groups) == 0 {
 		return
 	}
-	var next []*Node
 	busy := map[string]int{} // replacements by group: all groups get their share
 	for i := range d.replacements {
 		busy[d.replacements[i].Group]++
 	}
-	for i := range d.w.Nodes {
-		n := &d.w.Nodes[i]
-		if n.Role == v1alpha1.ControlPlaneRole && d.outdated(n) && d.onHold(n) {
-			d.Wait("ControlPlaneHeld", fmt.Sprintf("control plane %s is on hold, and workers wait for all control planes; resume it to continue", n.Name), NodeReference(n.Name), time.Time{})
-		}
-		if n.Role == v1alpha1.ControlPlaneRole && d.must(ruleOneControlPlane, !d.controlPlaneMoves()) || n.Role == v1alpha1.WorkerRole && d.must(ruleControlPlaneFirst, d.controlPlanesDone) {
-			if d.candidate(n) {
-				next = append(next, n)
-			} else if d.outdated(n) && d.postponed(n) && !d.onHold(n) {
-				d.Wait("Postponed", fmt.Sprintf("the replacement of %s is postponed", n.Name), NodeReference(n.Name), n.PostponedUntil)
-			}
-		}
-	}
+	next := d.candidates()
 	if len(next) > 0 && d.isBarred() {
 		return
 	}
 	for len(next) > 0 && (d.inFlight < d.surge || len(d.orphanedReplacements) > 0) {
-		// The group with the fewest replacements comes next; within it nodes that were never postponed,
-		// then by name.
-		first := 0
-		for i, n := range next {
-			if o := next[first]; cmp.Or(strings.Compare(string(n.Role), string(o.Role)), boolOrder(!n.PostponedUntil.IsZero(), !o.PostponedUntil.IsZero()), cmp.Compare(busy[n.Group], busy[o.Group])) < 0 {
-				first = i
-			}
-		}
+		first := firstCandidate(next, busy)
 		n := next[first]
 		next = slices.Delete(next, first, first+1)
 		place, inPlace := d.freeSlot(n.Role), !d.must(ruleInPlace, !d.inPlace(n))
@@ -1292,23 +1301,59 @@ func (d *Decision) startReplacements() {
 			next = slices.DeleteFunc(next, func(o *Node) bool { return o.Role == n.Role && o.Group == n.Group }) // the others of this group cannot start either
 			continue
 		}
-		in := Intent{Name: slotPrefix + strconv.Itoa(place), Goal: v1alpha1.JoinGoal, OldNode: n.Name, Group: n.Group, Deadline: d.w.Now.Add(CreateDeadline)}
-		switch {
-		case inPlace:
-			in = Intent{Name: in.Name, Goal: v1alpha1.UpgradeGoal, Machine: n.ProviderID, Node: n.Name, Group: n.Group, Deadline: d.w.Now.Add(JoinDeadline)}
-			d.inFlight++
-		case lost != nil:
-			in.Token = lost.Token // the orphaned replacement node holds its slot already
-		default:
-			in.Token = token(n, in.Name, d.w.Now)
-			d.inFlight++
-		}
-		d.do(Action{Kind: RecordIntent, Intent: in})
-		d.oldNodes[n.Name], d.takenSlots[place] = true, true
-		if in.Token != "" {
-			d.tracked[in.Token] = true
-		}
+		d.start(n, place, inPlace, lost)
 		busy[n.Group]++
+	}
+}
+
+// candidates returns the nodes that may be replaced or upgraded now, as far as they themselves and the order
+// of roles are concerned. It reports those that wait.
+func (d *Decision) candidates() (next []*Node) {
+	for i := range d.w.Nodes {
+		n := &d.w.Nodes[i]
+		if n.Role == v1alpha1.ControlPlaneRole && d.outdated(n) && d.onHold(n) {
+			d.Wait("ControlPlaneHeld", fmt.Sprintf("control plane %s is on hold, and workers wait for all control planes; resume it to continue", n.Name), NodeReference(n.Name), time.Time{})
+		}
+		if n.Role == v1alpha1.ControlPlaneRole && d.must(ruleOneControlPlane, !d.controlPlaneMoves()) || n.Role == v1alpha1.WorkerRole && d.must(ruleControlPlaneFirst, d.controlPlanesDone) {
+			if d.candidate(n) {
+				next = append(next, n)
+			} else if d.outdated(n) && d.postponed(n) && !d.onHold(n) {
+				d.Wait("Postponed", fmt.Sprintf("the replacement of %s is postponed", n.Name), NodeReference(n.Name), n.PostponedUntil)
+			}
+		}
+	}
+	return next
+}
+
+// firstCandidate returns the index of the node that comes next: of the group with the fewest replacements, and
+// within it nodes that were never postponed, then by name.
+func firstCandidate(next []*Node, busy map[string]int) (first int) {
+	for i, n := range next {
+		if o := next[first]; cmp.Or(strings.Compare(string(n.Role), string(o.Role)), boolOrder(!n.PostponedUntil.IsZero(), !o.PostponedUntil.IsZero()), cmp.Compare(busy[n.Group], busy[o.Group])) < 0 {
+			first = i
+		}
+	}
+	return first
+}
+
+// start records the intent to upgrade n in place, to replace it by the orphaned machine lost, or by a new one,
+// in that order, and takes the slot.
+func (d *Decision) start(n *Node, place int, inPlace bool, lost *Instance) {
+	in := Intent{Name: slotPrefix + strconv.Itoa(place), Goal: v1alpha1.JoinGoal, OldNode: n.Name, Group: n.Group, Deadline: d.w.Now.Add(CreateDeadline)}
+	switch {
+	case inPlace:
+		in = Intent{Name: in.Name, Goal: v1alpha1.UpgradeGoal, Machine: n.ProviderID, Node: n.Name, Group: n.Group, Deadline: d.w.Now.Add(JoinDeadline)}
+		d.inFlight++
+	case lost != nil:
+		in.Token = lost.Token // the orphaned replacement node holds its slot already
+	default:
+		in.Token = token(n, in.Name, d.w.Now)
+		d.inFlight++
+	}
+	d.do(Action{Kind: RecordIntent, Intent: in})
+	d.oldNodes[n.Name], d.takenSlots[place] = true, true
+	if in.Token != "" {
+		d.tracked[in.Token] = true
 	}
 }
 
