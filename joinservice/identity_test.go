@@ -59,12 +59,12 @@ func TestRevocationDoesNotCondemnALaterMachineOfTheName(t *testing.T) {
 	if err := refusal(list, heir); !errors.As(err, &name) || !name.until.Equal(at(30)) {
 		t.Errorf("a later machine of the name: %v", err)
 	}
-	s := &Server{meta: listed{odd("2", cloud.Ready, 5)}}
+	s := &Server{metadata: listed{odd("2", cloud.Ready, 5)}}
 	gone := map[string]bool{}
 	if got := s.sourcesOf(t.Context(), list, gone); len(got) != 0 || len(gone) != 1 {
 		t.Errorf("the address of a later machine is refused: %v, gone %v", got, gone)
 	}
-	s.meta = listed{odd("1", cloud.Ready, 5)}
+	s.metadata = listed{odd("1", cloud.Ready, 5)}
 	if got := s.sourcesOf(t.Context(), list, map[string]bool{}); len(got) != 1 {
 		t.Errorf("the address of the revoked machine is not refused: %v", got)
 	}
