@@ -557,20 +557,8 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	if c.Releases, err = c.Known.Summaries(ctx); err != nil {
 		return nil, err
 	}
-	limited, cancel := context.WithTimeout(ctx, check.CheckLimit)
-	defer cancel()
-	inside, err := e.inspect(limited, kubeconfig)
-	if err == nil {
-		c.Now, err = inside.Running(limited)
-	}
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		return nil, c.ClusterDown(err)
-	}
-	if j := c.Now.JoinConfig; j.ClusterID != "" && j.ClusterID != hex.EncodeToString(s.ClusterValues.ClusterID) {
-		return nil, e.ws.ForeignKubeconfig()
+	if err := e.readRunning(ctx, c, kubeconfig); err != nil {
+		return nil, err
 	}
 	c.Matrix = compat.NewMatrix(c.Releases)
 	if !c.Now.Services.Is(c.CLI) {
@@ -630,6 +618,26 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	p.End.Command = e.command(string(plan.VerbExecute)) + " --helm" + r.flags()
 	p.End.Next = []string{e.command("status")}
 	return p, nil
+}
+
+// readRunning reads the versions that the cluster runs into c. It refuses the kubeconfig of another cluster.
+func (e *Engine) readRunning(ctx context.Context, c *check.Run, kubeconfig []byte) error {
+	limited, cancel := context.WithTimeout(ctx, check.CheckLimit)
+	defer cancel()
+	inside, err := e.inspect(limited, kubeconfig)
+	if err == nil {
+		c.Now, err = inside.Running(limited)
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return c.ClusterDown(err)
+	}
+	if j := c.Now.JoinConfig; j.ClusterID != "" && j.ClusterID != hex.EncodeToString(c.State.ClusterValues.ClusterID) {
+		return e.ws.ForeignKubeconfig()
+	}
+	return nil
 }
 
 // inOrder says how so many nodes are replaced, where that needs words.

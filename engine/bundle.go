@@ -115,11 +115,47 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 			}
 		}
 	}
-	store, err := e.chartStore(location)
+	blobs, err := e.bundleCharts(ctx, location, wanted, &out)
 	if err != nil {
 		return out, err
 	}
-	blobs := map[string][]byte{}
+	if len(feed) == 0 && len(out.Charts) == 0 {
+		return out, &plan.Error{
+			Op: "bundle", Err: errors.New("there is nothing to carry: neither a feed nor charts of others are named"), Exit: plan.ExitNothing,
+			Remedy: "all else comes with the program; `--feed` names a feed, and charts stand in " + workspace.ConfigFile,
+		}
+	}
+	if err := out.write(feed, blobs); err != nil {
+		return out, &plan.Error{Op: "write " + r.Out, Err: workspace.WithoutPath(err), Remedy: "look at whether you may write there, and whether there is room"}
+	}
+	return out, nil
+}
+
+// write writes the bundle, reads it again, and adds its size and digest to the report.
+func (out *BundleReport) write(feed, blobs map[string][]byte) error {
+	err := writeWhole(out.File, func(f io.Writer) error {
+		h := sha256.New()
+		err := release.WriteBundle(io.MultiWriter(f, h), release.BundleContents{Charts: out.Charts}, feed, blobs)
+		out.SHA256 = hex.EncodeToString(h.Sum(nil))
+		return err
+	})
+	if err == nil {
+		var info os.FileInfo
+		if info, err = os.Stat(out.File); err == nil {
+			out.Bytes = info.Size()
+			_, err = release.OpenBundle(out.File)
+		}
+	}
+	return err
+}
+
+// bundleCharts fetches charts, lists each once in out, and returns their blobs by digest.
+func (e *Engine) bundleCharts(ctx context.Context, location string, wanted []release.Chart, out *BundleReport) (blobs map[string][]byte, err error) {
+	store, err := e.chartStore(location)
+	if err != nil {
+		return nil, err
+	}
+	blobs = map[string][]byte{}
 	for _, x := range wanted {
 		entry := release.BundleChart{Name: x.ChartName(), Version: x.Version, Source: x.Source, Digest: x.Digest}
 		if slices.Contains(out.Charts, entry) {
@@ -128,9 +164,9 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 		got, err := store.Fetch(ctx, chart.RefOf(x))
 		if err != nil {
 			if ctx.Err() != nil {
-				return out, ctx.Err()
+				return nil, ctx.Err()
 			}
-			return out, &plan.Error{Op: "bundle chart " + x.Name, Err: err, Remedy: check.ChartRemedy(err)}
+			return nil, &plan.Error{Op: "bundle chart " + x.Name, Err: err, Remedy: check.ChartRemedy(err)}
 		}
 		for dgst, b := range got.Blobs {
 			blobs[dgst] = b
@@ -140,29 +176,7 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 	slices.SortFunc(out.Charts, func(a, b release.BundleChart) int {
 		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Version, b.Version), strings.Compare(a.Source, b.Source), strings.Compare(a.Digest, b.Digest))
 	})
-	if len(feed) == 0 && len(out.Charts) == 0 {
-		return out, &plan.Error{
-			Op: "bundle", Err: errors.New("there is nothing to carry: neither a feed nor charts of others are named"), Exit: plan.ExitNothing,
-			Remedy: "all else comes with the program; `--feed` names a feed, and charts stand in " + workspace.ConfigFile,
-		}
-	}
-	err = writeWhole(r.Out, func(f io.Writer) error {
-		h := sha256.New()
-		err := release.WriteBundle(io.MultiWriter(f, h), release.BundleContents{Charts: out.Charts}, feed, blobs)
-		out.SHA256 = hex.EncodeToString(h.Sum(nil))
-		return err
-	})
-	if err == nil {
-		var info os.FileInfo
-		if info, err = os.Stat(r.Out); err == nil {
-			out.Bytes = info.Size()
-			_, err = release.OpenBundle(r.Out)
-		}
-	}
-	if err != nil {
-		return out, &plan.Error{Op: "write " + r.Out, Err: workspace.WithoutPath(err), Remedy: "look at whether you may write there, and whether there is room"}
-	}
-	return out, nil
+	return blobs, nil
 }
 
 // writeWhole writes a file that is there only when all of it is.

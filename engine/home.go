@@ -20,21 +20,26 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 	if err := ctx.Err(); err != nil {
 		return h, err
 	}
-	problem := func(id string, err error) {
-		f := blockErr("cannot use "+id, err)
-		f.ID, f.Source = id, "files"
-		h.Problems = append(h.Problems, *f)
-	}
-	suggest := func(title, verb, why string) {
-		h.Next = append(h.Next, Suggestion{title, e.command(verb), why})
-	}
+	e.readFiles(&h)
+	e.suggest(&h)
+	return h, nil
+}
 
+// problem adds a file that cannot be used.
+func (h *Home) problem(id string, err error) {
+	f := blockErr("cannot use "+id, err)
+	f.ID, f.Source = id, "files"
+	h.Problems = append(h.Problems, *f)
+}
+
+// readFiles reads configuration, state and runs, and derives the stage of the workspace.
+func (e *Engine) readFiles(h *Home) {
 	c, err := e.ws.Config()
 	switch {
 	case err == nil:
 		h.Config, h.Cluster, h.Stage = c, c.Name, StageConfigured
 	case !errors.Is(err, workspace.ErrAbsent):
-		problem(workspace.ConfigFile, err)
+		h.problem(workspace.ConfigFile, err)
 		h.Stage = StageConfigured
 	}
 	s, err := e.ws.State()
@@ -53,18 +58,25 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 			h.Stage = StageCluster
 		}
 	case !errors.Is(err, workspace.ErrAbsent):
-		problem(workspace.StateFile, err)
+		h.problem(workspace.StateFile, err)
 	}
 	if h.Config != nil && h.State != nil {
 		if err := e.ws.Belong(h.Config, h.State); err != nil {
-			problem(workspace.StateFile, err)
+			h.problem(workspace.StateFile, err)
 		}
 	}
 	if h.Runs, err = e.Runs(); err != nil {
-		problem(plan.RunsDir, err)
+		h.problem(plan.RunsDir, err)
 	}
 	if len(h.Runs) > 0 && h.Stage == StageCluster && h.Runs[0].Verb == plan.VerbInit && !h.Runs[0].Complete() && !workspace.Completed(e.ws, h.Runs) {
 		h.Stage = StagePartial // the first node is there, the rest may not be
+	}
+}
+
+// suggest adds the next commands for the stage, and the problem of a lost kubeconfig.
+func (e *Engine) suggest(h *Home) {
+	suggest := func(title, verb, why string) {
+		h.Next = append(h.Next, Suggestion{title, e.command(verb), why})
 	}
 	// Only the first init of a cluster gets a kubeconfig.
 	lost := h.Stage == StagePartial && !e.ws.Has(workspace.KubeconfigFile) && !e.ws.Has(workspace.PendingFile) && workspace.Completed(e.ws, h.Runs)
@@ -74,14 +86,14 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 	}
 	switch h.Stage {
 	case StageEmpty, StageConfigured:
-		for _, o := range NextSteps(h) {
+		for _, o := range NextSteps(*h) {
 			suggest(o.Title, o.Verb, o.Reason)
 		}
 	case StageReady:
 		suggest("Create the cluster", "init", "machines are there and belong to no cluster yet")
 	case StagePartial:
 		if lost {
-			problem(workspace.KubeconfigFile, &plan.Error{Err: e.ws.Absent(workspace.KubeconfigFile), Remedy: workspace.RestoreKubeconfig})
+			h.problem(workspace.KubeconfigFile, &plan.Error{Err: e.ws.Absent(workspace.KubeconfigFile), Remedy: workspace.RestoreKubeconfig})
 			suggest("Look at the machines", "status", "the cluster was complete, and the file that leads into it is gone")
 			break
 		}
@@ -99,7 +111,6 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 			suggest("Make a backup", "backup create", why)
 		}
 	}
-	return h, nil
 }
 
 // NextStep is a command that leads to machines and their configuration.

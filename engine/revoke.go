@@ -213,28 +213,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 			now.Group, now.Role, now.UID = n.GroupID, n.Role, n.UID
 		}
 	}
-	if x.provider != nil {
-		machines, err := x.provider.Machines(ctx)
-		if err != nil {
-			x.e.log.Debug("machines not listed", "err", err)
-		}
-		if err != nil && !errors.Is(err, cloud.ErrPartial) {
-			machines = nil // a part of them is true, the rest of another error is not
-		}
-		for _, m := range machines {
-			if m.Name != name || m.Stage == plan.NodeGone {
-				continue
-			}
-			// The cloud decides which machine it is: a Node can claim another one.
-			if v.inCloud = true; v.node != nil && !cloud.SameMachine(v.node.ProviderID, m.Key()) {
-				v.claims = v.node.ProviderID
-			}
-			now.ProviderID, now.Group, now.Role = m.Key(), m.Group, string(m.Role)
-			if m.IP.IsValid() {
-				now.Address = m.IP.String()
-			}
-		}
-	}
+	x.seeCloud(ctx, v, &now)
 	for i := range ro.Moves {
 		switch m := &ro.Moves[i]; m.Name {
 		case revocation.RemovalPrefix + name:
@@ -254,6 +233,33 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 		v.machine = v.node.ProviderID
 	}
 	return v, nil
+}
+
+// seeCloud adds what the cloud returns about the machine: it decides which machine has the name.
+func (x *revoking) seeCloud(ctx context.Context, v *revokeView, now *revocation.Entry) {
+	if x.provider == nil {
+		return
+	}
+	machines, err := x.provider.Machines(ctx)
+	if err != nil {
+		x.e.log.Debug("machines not listed", "err", err)
+	}
+	if err != nil && !errors.Is(err, cloud.ErrPartial) {
+		machines = nil // a part of them is true, the rest of another error is not
+	}
+	for _, m := range machines {
+		if m.Name != x.request.Node || m.Stage == plan.NodeGone {
+			continue
+		}
+		// The cloud decides which machine it is: a Node can claim another one.
+		if v.inCloud = true; v.node != nil && !cloud.SameMachine(v.node.ProviderID, m.Key()) {
+			v.claims = v.node.ProviderID
+		}
+		now.ProviderID, now.Group, now.Role = m.Key(), m.Group, string(m.Role)
+		if m.IP.IsValid() {
+			now.Address = m.IP.String()
+		}
+	}
 }
 
 // heirOf returns the node that has taken the place of another one and stays; nil if there

@@ -399,39 +399,7 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 	case plan.ExitCode(err) == plan.ExitNothing:
 		res.Status, text = plan.StateNothing, err.Error()
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
-		res.Status, res.Resume = plan.StateStopped, r.resume
-		stop := &plan.Error{Err: fmt.Errorf("stopped before step %s was done", r.current), Exit: plan.ExitStopped, Remedy: "run `" + r.resume + "` to go on; finished steps are skipped"}
-		if r.plan.Verb == plan.VerbBackup { // a backup that was not finished is removed
-			stop.Remedy = "run `" + r.resume + "` to start again; this run has left nothing behind"
-		}
-		var why *plan.Error
-		signalled := errors.As(context.Cause(ctx), &why) && why.Exit > 128
-		if signalled {
-			stop.Exit = why.Exit
-		}
-		if r.lost != nil && errors.As(r.lost(), &why) && why.Exit == plan.ExitHeld {
-			stop.Err, stop.Exit, stop.Remedy = fmt.Errorf("stopped before step %s was done: %w", r.current, why), plan.ExitHeld, why.Remedy
-			if r.final { // somebody else watches now, or goes on
-				stop.Err, stop.Remedy = fmt.Errorf("%w; the cluster continues on its own", why), "`constellation status` shows how far it is"
-			}
-			err, text = stop, stop.Error()
-			break
-		}
-		err, text = stop, stop.Error()
-		if !r.final {
-			break
-		}
-		switch {
-		case signalled:
-			res.Status, stop.Err = plan.StateDetached, fmt.Errorf("%w; the cluster continues on its own", why.Err)
-		case errors.Is(ctx.Err(), context.DeadlineExceeded):
-			stop.Err = errors.New("the time was over before all nodes were ready; the cluster continues on its own")
-		default:
-			res.Status, text, err = plan.StateDetached, "you left; the cluster continues on its own", nil
-		}
-		if err != nil {
-			stop.Remedy, text = "run `"+r.resume+"` to see the rest of it", stop.Error()
-		}
+		text, err = r.stopped(ctx, &res)
 	default:
 		res.Status, res.Resume, text = plan.StateFailed, r.resume, err.Error()
 		var end *deadEnd
@@ -451,6 +419,42 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 		}
 	}
 	return err
+}
+
+// stopped returns the text and the error of a run whose context has ended, and sets the status of res. In
+// a step that only watches, the cluster continues without this program.
+func (r *run) stopped(ctx context.Context, res *plan.Result) (text string, err error) {
+	res.Status, res.Resume = plan.StateStopped, r.resume
+	stop := &plan.Error{Err: fmt.Errorf("stopped before step %s was done", r.current), Exit: plan.ExitStopped, Remedy: "run `" + r.resume + "` to go on; finished steps are skipped"}
+	if r.plan.Verb == plan.VerbBackup { // a backup that was not finished is removed
+		stop.Remedy = "run `" + r.resume + "` to start again; this run has left nothing behind"
+	}
+	var why *plan.Error
+	signalled := errors.As(context.Cause(ctx), &why) && why.Exit > 128
+	if signalled {
+		stop.Exit = why.Exit
+	}
+	if r.lost != nil && errors.As(r.lost(), &why) && why.Exit == plan.ExitHeld {
+		stop.Err, stop.Exit, stop.Remedy = fmt.Errorf("stopped before step %s was done: %w", r.current, why), plan.ExitHeld, why.Remedy
+		if r.final { // somebody else watches now, or goes on
+			stop.Err, stop.Remedy = fmt.Errorf("%w; the cluster continues on its own", why), "`constellation status` shows how far it is"
+		}
+		return stop.Error(), stop
+	}
+	if !r.final {
+		return stop.Error(), stop
+	}
+	switch {
+	case signalled:
+		res.Status, stop.Err = plan.StateDetached, fmt.Errorf("%w; the cluster continues on its own", why.Err)
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		stop.Err = errors.New("the time was over before all nodes were ready; the cluster continues on its own")
+	default:
+		res.Status = plan.StateDetached
+		return "you left; the cluster continues on its own", nil
+	}
+	stop.Remedy = "run `" + r.resume + "` to see the rest of it"
+	return stop.Error(), stop
 }
 
 // Runs returns the runs that this workspace has a record of, the newest first. A

@@ -435,39 +435,8 @@ const (
 // renew polls the cloud and the host as often as needed. moving reports whether machines come or go,
 // and poll is the time until the next poll. lacking says that a complete list is waited for.
 func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Duration, lacking bool) (moving bool, poll time.Duration) {
-	moves, due := 0, resting*3
-	for i := range o.Instances {
-		if s := o.Instances[i].State; s == "Creating" || s == "Terminating" || s == "Unknown" {
-			moves++
-		}
-	}
-	x := o.find()
-	for i := range o.Intents {
-		in := &o.Intents[i]
-		m := x.Instance(in.Machine)
-		if in.Machine == "" {
-			m = x.ByToken[in.Token]
-		}
-		if m == nil || in.Goal == v1alpha1.JoinGoal && x.NodeOf[m.ID] == nil || in.Goal == v1alpha1.LeaveGoal && !decision.Gone(m) && m.State != "Ready" {
-			moves++
-		}
-	}
-	controlPlanes := false
-	for i := range o.Nodes {
-		n := &o.Nodes[i]
-		if n.ProviderID != "" && x.Instance(n.ProviderID) == nil {
-			due = min(due, r.interval)
-		}
-		if !n.Ready {
-			due = min(due, fleetSick)
-		}
-		controlPlanes = controlPlanes || n.Role == v1alpha1.ControlPlaneRole && n.Cordon != decision.Uncordoned
-	}
-	for i := range o.Intents {
-		if g := o.group(o.Intents[i].Group); g != nil && g.Role == v1alpha1.ControlPlaneRole {
-			controlPlanes = true
-		}
-	}
+	moves, controlPlanes := machinesMoving(o), controlPlanesMove(o)
+	due := r.listDue(o)
 	if len(actions) > 0 {
 		due = min(due, tooOld/2)
 	}
@@ -502,6 +471,64 @@ func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Du
 	if o.LostMember() { // no event reports that a member is dead
 		poll = min(poll, fresh)
 	}
+	r.renewHost(fresh)
+	return moving || controlPlanes, poll
+}
+
+// machinesMoving returns how many machines come or go, or are unknown.
+func machinesMoving(o *observed) (moves int) {
+	for i := range o.Instances {
+		if s := o.Instances[i].State; s == "Creating" || s == "Terminating" || s == "Unknown" {
+			moves++
+		}
+	}
+	x := o.find()
+	for i := range o.Intents {
+		in := &o.Intents[i]
+		m := x.Instance(in.Machine)
+		if in.Machine == "" {
+			m = x.ByToken[in.Token]
+		}
+		if m == nil || in.Goal == v1alpha1.JoinGoal && x.NodeOf[m.ID] == nil || in.Goal == v1alpha1.LeaveGoal && !decision.Gone(m) && m.State != "Ready" {
+			moves++
+		}
+	}
+	return moves
+}
+
+// controlPlanesMove reports whether a control plane is replaced or upgraded.
+func controlPlanesMove(o *observed) bool {
+	for i := range o.Nodes {
+		if n := &o.Nodes[i]; n.Role == v1alpha1.ControlPlaneRole && n.Cordon != decision.Uncordoned {
+			return true
+		}
+	}
+	for i := range o.Intents {
+		if g := o.group(o.Intents[i].Group); g != nil && g.Role == v1alpha1.ControlPlaneRole {
+			return true
+		}
+	}
+	return false
+}
+
+// listDue returns how old the list of machines may be because of the nodes: a node without a machine, or one
+// that is not Ready, needs a newer one.
+func (r *nodeVersions) listDue(o *observed) time.Duration {
+	due, x := resting*3, o.find()
+	for i := range o.Nodes {
+		n := &o.Nodes[i]
+		if n.ProviderID != "" && x.Instance(n.ProviderID) == nil {
+			due = min(due, r.interval)
+		}
+		if !n.Ready {
+			due = min(due, fleetSick)
+		}
+	}
+	return due
+}
+
+// renewHost reads what is older than fresh of the host: the members of etcd and the agent's run.
+func (r *nodeVersions) renewHost(fresh time.Duration) {
 	if !r.hostView.fresh(r.now(), fresh) {
 		r.try(asking, func(ctx context.Context) error {
 			asked := r.now()
@@ -521,7 +548,6 @@ func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Du
 			return err
 		})
 	}
-	return moving || controlPlanes, poll
 }
 
 func (o *observed) group(id string) *decision.Group {

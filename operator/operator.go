@@ -21,9 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -40,7 +38,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -51,6 +48,7 @@ import (
 	"constellation/operator/decision"
 	"constellation/operator/liblog"
 	"constellation/operator/nodelock"
+	"constellation/operator/replica"
 )
 
 // LeaseName is the Lease of the leader, in the operator's namespace.
@@ -218,7 +216,7 @@ func Run(ctx context.Context, c Config) error {
 			// Every replica serves snapshots of its own host, leader or not.
 			s := newSnapshots(core, h.snapshot, c.Log)
 			s.state = h.etcdState
-			if err := mgr.Add(everywhere(func(ctx context.Context) error { return s.serve(ctx, c.SnapshotAddress) })); err != nil {
+			if err := mgr.Add(replica.Everywhere(func(ctx context.Context) error { return s.serve(ctx, c.SnapshotAddress) })); err != nil {
 				return err
 			}
 		}
@@ -259,7 +257,7 @@ func Run(ctx context.Context, c Config) error {
 		(&autoApprovals{client: mgr.GetClient(), log: c.Log}).setup,
 		groups.setup, scaling.setup, versions.setup,
 		(&mirror{client: mgr.GetClient(), fresh: mgr.GetAPIReader(), log: c.Log}).setup,
-		addHealthChecks,
+		replica.AddHealthChecks,
 		func(mgr manager.Manager) error {
 			return mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
 				versions.lock.Keep(ctx)
@@ -338,34 +336,6 @@ func await(ctx context.Context, access *rest.Config, log *slog.Logger) error {
 		}
 	}
 }
-
-// addHealthChecks adds the health checks. A replica is ready when its caches are synced, leader or
-// not.
-func addHealthChecks(mgr manager.Manager) error {
-	var synced atomic.Bool
-	return errors.Join(
-		mgr.AddHealthzCheck("ping", healthz.Ping),
-		mgr.AddReadyzCheck("caches", func(*http.Request) error {
-			if !synced.Load() {
-				return errors.New("caches are not synced yet")
-			}
-			return nil
-		}),
-		mgr.Add(everywhere(func(ctx context.Context) error {
-			if mgr.GetCache().WaitForCacheSync(ctx) {
-				synced.Store(true)
-			}
-			<-ctx.Done()
-			return nil
-		})),
-	)
-}
-
-// everywhere is a Runnable that needs no leadership.
-type everywhere func(context.Context) error
-
-func (f everywhere) Start(ctx context.Context) error { return f(ctx) }
-func (everywhere) NeedLeaderElection() bool          { return false }
 
 // trimNode removes the fields of a Node that the operator does not read. With thousands of nodes they,
 // for example the list of images, are most of the memory.

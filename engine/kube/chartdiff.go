@@ -325,33 +325,25 @@ func get(ctx context.Context, o piece) (live *unstructured.Unstructured, err err
 
 // countOf counts the objects of a definition.
 func (c *Client) countOf(ctx context.Context, kind *unstructured.Unstructured) (n int64, err error) {
-	group, _, _ := unstructured.NestedString(kind.Object, "spec", "group")
-	plural, _, _ := unstructured.NestedString(kind.Object, "spec", "names", "plural")
-	versions, _, _ := unstructured.NestedSlice(kind.Object, "spec", "versions")
-	for _, v := range versions {
-		v, _ := v.(map[string]any)
-		if v["served"] != true {
-			continue
-		}
-		name, _ := v["name"].(string)
-		at := c.dynamic.Resource(schema.GroupVersionResource{Group: group, Version: name, Resource: plural})
-		err = retry(ctx, func(ctx context.Context) error {
-			l, err := at.List(ctx, metav1.ListOptions{Limit: 1})
-			if err != nil {
-				return err
-			}
-			n = int64(len(l.Items))
-			if l.GetRemainingItemCount() != nil {
-				n += *l.GetRemainingItemCount()
-			}
-			return nil
-		})
-		if err != nil {
-			return 0, fmt.Errorf("count objects of %s: %w", kind.GetName(), err)
-		}
-		return n, nil
+	served := servedResources(kind)
+	if len(served) == 0 {
+		return 0, nil
 	}
-	return 0, nil
+	err = retry(ctx, func(ctx context.Context) error {
+		l, err := c.dynamic.Resource(served[0]).List(ctx, metav1.ListOptions{Limit: 1})
+		if err != nil {
+			return err
+		}
+		n = int64(len(l.Items))
+		if l.GetRemainingItemCount() != nil {
+			n += *l.GetRemainingItemCount()
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("count objects of %s: %w", kind.GetName(), err)
+	}
+	return n, nil
 }
 
 // fixed is an object that cannot be updated to its manifest.

@@ -301,19 +301,24 @@ func (c *Client) ApplyKinds(ctx context.Context, kinds []assets.File, report fun
 	return nil
 }
 
-// served returns when the API server serves a kind, which happens a moment after the condition
-// Established.
-func (c *Client) served(ctx context.Context, crd *unstructured.Unstructured) error {
+// servedResources returns the resources of a definition in all versions that are served.
+func servedResources(crd *unstructured.Unstructured) (served []schema.GroupVersionResource) {
 	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
 	plural, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "plural")
 	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
 	for _, v := range versions {
-		m, _ := v.(map[string]any)
-		if m["served"] != true {
-			continue
+		if m, _ := v.(map[string]any); m["served"] == true {
+			name, _ := m["name"].(string)
+			served = append(served, schema.GroupVersionResource{Group: group, Version: name, Resource: plural})
 		}
-		name, _ := m["name"].(string)
-		r := schema.GroupVersionResource{Group: group, Version: name, Resource: plural}
+	}
+	return served
+}
+
+// served returns when the API server serves a kind, which happens a moment after the condition
+// Established.
+func (c *Client) served(ctx context.Context, crd *unstructured.Unstructured) error {
+	for _, r := range servedResources(crd) {
 		for {
 			err := retry(ctx, func(ctx context.Context) error {
 				_, err := c.dynamic.Resource(r).List(ctx, metav1.ListOptions{Limit: 1})

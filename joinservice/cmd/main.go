@@ -15,13 +15,12 @@ import (
 	"strings"
 	"syscall"
 
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
 	"constellation/engine/attestation"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/version"
+	"constellation/internal/podmain"
 	"constellation/joinservice"
 )
 
@@ -61,10 +60,10 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("--provider: %w", err)
 	}
-	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: readable}))
+	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: podmain.Readable}))
 	klog.SetSlogLogger(log)
 
-	cluster, err := access(*kubeconfig)
+	cluster, err := podmain.Access(*kubeconfig)
 	if err != nil {
 		return err
 	}
@@ -87,20 +86,4 @@ func run(ctx context.Context, args []string) error {
 	}
 	log.Info("starting", "release", version.Release, "provider", *provider)
 	return s.Run(ctx, join, probes)
-}
-
-// access is the pod's service account, or a kubeconfig.
-func access(kubeconfig string) (*rest.Config, error) {
-	if kubeconfig == "" {
-		return rest.InClusterConfig()
-	}
-	return clientcmd.BuildConfigFromFlags("", kubeconfig)
-}
-
-// readable formats durations for users, not as nanoseconds.
-func readable(_ []string, a slog.Attr) slog.Attr {
-	if a.Value.Kind() == slog.KindDuration {
-		a.Value = slog.StringValue(a.Value.Duration().String())
-	}
-	return a
 }

@@ -18,12 +18,11 @@ import (
 	"syscall"
 	"time"
 
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
 	"constellation/engine/cloud/providers"
 	"constellation/engine/version"
+	"constellation/internal/podmain"
 	"constellation/operator"
 	"constellation/operator/liblog"
 	"constellation/operator/plans"
@@ -86,7 +85,7 @@ func run(ctx context.Context, args []string) error {
 	case *role == "relay" && *node == "":
 		return errors.New("--role=relay needs --node: set the name of this machine's Node")
 	case *role == "relay":
-		cluster, err := access(*kubeconfig)
+		cluster, err := podmain.Access(*kubeconfig)
 		if err != nil {
 			return err
 		}
@@ -103,10 +102,10 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("--provider: %w", err)
 	}
-	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: readable}))
+	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: podmain.Readable}))
 	klog.SetSlogLogger(slog.New(liblog.Handler(log.Handler())))
 
-	cluster, err := access(*kubeconfig)
+	cluster, err := podmain.Access(*kubeconfig)
 	if err != nil {
 		return err
 	}
@@ -118,20 +117,4 @@ func run(ctx context.Context, args []string) error {
 		MetricsAddress: *metrics, HealthAddress: *health, SnapshotAddress: *snapshots,
 		DiscoveryInterval: *interval, NoElection: !*election, Log: log,
 	})
-}
-
-// access returns the pod's own access, or that of a kubeconfig.
-func access(kubeconfig string) (*rest.Config, error) {
-	if kubeconfig == "" {
-		return rest.InClusterConfig()
-	}
-	return clientcmd.BuildConfigFromFlags("", kubeconfig)
-}
-
-// readable formats durations with units, not as nanoseconds.
-func readable(_ []string, a slog.Attr) slog.Attr {
-	if a.Value.Kind() == slog.KindDuration {
-		a.Value = slog.StringValue(a.Value.Duration().String())
-	}
-	return a
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"constellation/engine/version"
+	"constellation/internal/podmain"
 	"constellation/operator/liblog"
 	"constellation/operator/plans"
 )
@@ -73,7 +74,7 @@ func carryOut(ctx context.Context, args []string, lookup func(string) (string, b
 	if *verbose {
 		level.Set(slog.LevelDebug)
 	}
-	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: readable}))
+	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: podmain.Readable}))
 	klog.SetSlogLogger(slog.New(liblog.Handler(log.Handler())))
 	settings, err := plans.SettingsFrom(lookup)
 	if err != nil {
@@ -92,14 +93,14 @@ func carryOut(ctx context.Context, args []string, lookup func(string) (string, b
 
 func reach(master, kubeconfig string) (*rest.Config, error) {
 	if master == "" {
-		return access(kubeconfig)
+		return podmain.Access(kubeconfig)
 	}
 	return clientcmd.BuildConfigFromFlags(master, kubeconfig)
 }
 
 // kubectl runs the kubectl commands that the Jobs of Plans use.
 func kubectl(ctx context.Context, args []string) error {
-	cluster, err := access(os.Getenv(clientcmd.RecommendedConfigPathEnvVar))
+	cluster, err := podmain.Access(os.Getenv(clientcmd.RecommendedConfigPathEnvVar))
 	if err != nil {
 		return err
 	}

@@ -680,7 +680,7 @@ func (d *Decision) create(r *replacement) {
 	case d.orphanFor(r.oldNode) != nil:
 		d.Wait("IntentSettles", fmt.Sprintf("a machine that can replace %s exists already; its PendingNode was deleted", r.OldNode), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
 	case !d.must(ruleSpentToken, !r.Seen):
-		d.Wait("IntentSettles", fmt.Sprintf("the cloud does not list the machine that was made for %s; no second one is made for it", r.OldNode), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
+		d.Wait("IntentSettles", fmt.Sprintf("the cloud does not list the machine that it created for %s; no second one is created", r.OldNode), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
 	case role == v1alpha1.ControlPlaneRole && !d.must(ruleCountedTwice, !d.untrackedControlPlane):
 		d.Wait("ControlPlaneMoves", "another control plane is joining or leaving; the next one waits for it", v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
 	case !d.mayCreate(role, g):
@@ -710,7 +710,7 @@ func (d *Decision) mayCreate(role v1alpha1.Role, g *Group) bool {
 	case !d.must(rulePublishedFirst, d.published(role)):
 		return false
 	case !d.must(ruleGroupImage, sameImage(g.Image, d.spec.Image)):
-		d.Wait("GroupImage", fmt.Sprintf("the cloud makes machines of group %s from another image yet", g.Name), v1alpha1.Reference{Kind: "ScalingGroup", Name: g.Name}, time.Time{})
+		d.Wait("GroupImage", fmt.Sprintf("the cloud still creates machines of group %s from another image", g.Name), v1alpha1.Reference{Kind: "ScalingGroup", Name: g.Name}, time.Time{})
 		return false
 	case !d.must(ruleControlPlaneFirst, role == v1alpha1.ControlPlaneRole || d.controlPlanesDone):
 		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", v1alpha1.Reference{}, time.Time{})
@@ -741,67 +741,20 @@ func (d *Decision) postpone(r *replacement, why string) {
 // completeReplacement replaces the old node by the replacement node, which is a Node: adopt, cordon, drain, bind.
 func (d *Decision) completeReplacement(r *replacement) {
 	h, oldNode := r.newNode, r.oldNode
-	overdue := d.w.Now.After(r.machine.Since.Add(JoinDeadline))
-	worker := h.Role != v1alpha1.ControlPlaneRole
-	begun := oldNode != nil && oldNode.Replacement == h.Name
-	switch {
-	case oldNode == nil:
+	if oldNode == nil {
 		d.settleVanishedOldNode(r)
 		return
-	case !oldNode.Confirmed:
-		d.keepCordoned[oldNode.Name] = begun
-		d.Wait("MachineUnknown", fmt.Sprintf("the cloud returns no data about the machine of %s at the moment, so the node stays", oldNode.Name), NodeReference(oldNode.Name), time.Time{})
-		return
-	case d.mispaired(r):
-		// Without the intent, the machine is an orphan and is matched with its own old node.
-		d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
-		return
-	case !d.known(h):
-		if d.when(ruleOverdue, overdue) {
-			d.postpone(r, "")
-			return
-		}
-		d.Wait("HeirUnknown", fmt.Sprintf("the image and components of %s are not known yet", h.Name), NodeReference(h.Name), time.Time{})
-		return
-	case !d.must(ruleReplacementVersion, d.atTarget(h)):
-		d.giveUp(r)
-		return
-	case worker && !d.controlPlanesDone:
-		if d.controlPlanesOutdated && r.slot == 0 {
-			d.giveUp(r)
-			return
-		}
-		d.keepCordoned[oldNode.Name] = begun
-		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", NodeReference(oldNode.Name), time.Time{})
-		return
-	case !begun && h.OldNode != oldNode.Name:
-		// The intent names the old node. The annotation of the Node only repeats it.
-		if d.when(ruleReplacementDenies, d.refusesOldNode(r)) {
-			d.postpone(r, h.Name+", its replacement node, keeps removing the annotation with the old node's name")
-			return
-		}
-		d.do(Action{Kind: AdoptReplacement, Node: h.Name, OldNode: oldNode.Name})
-		return
 	}
+	begun := oldNode.Replacement == h.Name
+	overdue := d.w.Now.After(r.machine.Since.Add(JoinDeadline))
 	drainOverdue := oldNode.Cordon == CordonedByUs && d.w.Now.After(oldNode.CordonedSince.Add(DrainDeadline))
-	late := overdue && !begun || begun && drainOverdue
-	switch {
-	case !d.must(ruleReplacementReady, h.Ready):
-		d.waitForReplacement(r, late, "HeirNotReady", fmt.Sprintf("%s, which replaces %s, is not Ready%s", h.Name, oldNode.Name, prefixed(": pod ", h.NotReadyPod)))
-		return
-	case !d.must(ruleReplacementOpen, h.Cordon == Uncordoned):
-		d.waitForReplacement(r, late, "HeirCordoned", fmt.Sprintf("%s, which replaces %s, is cordoned; uncordon it", h.Name, oldNode.Name))
-		return
-	case !worker && !d.votes(h.Name):
-		d.waitForReplacement(r, late, "HeirNotVoting", fmt.Sprintf("the etcd member of %s is not a started, healthy voter", h.Name))
-		return
-	case !begun || oldNode.Cordon == Uncordoned:
-		d.keepCordoned[oldNode.Name] = true
-		d.do(Action{Kind: CordonNode, Node: oldNode.Name, Replacement: h.Name})
+	if !d.replacementFits(r, begun, overdue) || !d.replacementServes(r, overdue && !begun || begun && drainOverdue) {
 		return
 	}
 	d.keepCordoned[oldNode.Name] = true
 	switch {
+	case !begun || oldNode.Cordon == Uncordoned:
+		d.do(Action{Kind: CordonNode, Node: oldNode.Name, Replacement: h.Name})
 	case !d.must(ruleLeaseMoved, d.w.LeaderNode != oldNode.Name):
 		d.do(Action{Kind: YieldLease, Node: oldNode.Name})
 	case !d.must(ruleDrained, oldNode.Drained):
@@ -809,13 +762,70 @@ func (d *Decision) completeReplacement(r *replacement) {
 		if d.when(ruleBlockedGoesBy, drainOverdue && d.othersWait(oldNode)) {
 			d.postpone(r, "its drain is blocked: "+TruncateMessage(oldNode.DrainBlocker))
 		}
-	case !worker && !d.othersHealthy(oldNode.Name):
+	case h.Role == v1alpha1.ControlPlaneRole && !d.othersHealthy(oldNode.Name):
 		d.Wait("EtcdUnhealthy", d.unhealthyOther(oldNode.Name), NodeReference(oldNode.Name), time.Time{})
 	default:
 		in := *r.Intent
 		in.Goal, in.Machine, in.Node = v1alpha1.LeaveGoal, oldNode.ProviderID, oldNode.Name
 		d.do(Action{Kind: BindIntent, Intent: in})
 	}
+}
+
+// replacementFits reports whether the replacement node is at the target, names the old node, and may
+// replace it now. Otherwise it waits, or gives the replacement up. begun: the old node names the
+// replacement node already.
+func (d *Decision) replacementFits(r *replacement, begun, overdue bool) bool {
+	h, oldNode := r.newNode, r.oldNode
+	switch {
+	case !oldNode.Confirmed:
+		d.keepCordoned[oldNode.Name] = begun
+		d.Wait("MachineUnknown", fmt.Sprintf("the cloud returns no data about the machine of %s at the moment, so the node stays", oldNode.Name), NodeReference(oldNode.Name), time.Time{})
+	case d.mispaired(r):
+		// Without the intent, the machine is an orphan and is matched with its own old node.
+		d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
+	case !d.known(h):
+		if d.when(ruleOverdue, overdue) {
+			d.postpone(r, "")
+			return false
+		}
+		d.Wait("HeirUnknown", fmt.Sprintf("the image and components of %s are not known yet", h.Name), NodeReference(h.Name), time.Time{})
+	case !d.must(ruleReplacementVersion, d.atTarget(h)):
+		d.giveUp(r)
+	case h.Role != v1alpha1.ControlPlaneRole && !d.controlPlanesDone:
+		if d.controlPlanesOutdated && r.slot == 0 {
+			d.giveUp(r)
+			return false
+		}
+		d.keepCordoned[oldNode.Name] = begun
+		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", NodeReference(oldNode.Name), time.Time{})
+	case !begun && h.OldNode != oldNode.Name:
+		// The intent names the old node. The annotation of the Node only repeats it.
+		if d.when(ruleReplacementDenies, d.refusesOldNode(r)) {
+			d.postpone(r, h.Name+", its replacement node, keeps removing the annotation with the old node's name")
+			return false
+		}
+		d.do(Action{Kind: AdoptReplacement, Node: h.Name, OldNode: oldNode.Name})
+	default:
+		return true
+	}
+	return false
+}
+
+// replacementServes reports whether the replacement node can take over: it is Ready, takes pods, and as a
+// control plane it votes. Otherwise it waits. late: the wait takes too long.
+func (d *Decision) replacementServes(r *replacement, late bool) bool {
+	h, oldNode := r.newNode, r.oldNode
+	switch {
+	case !d.must(ruleReplacementReady, h.Ready):
+		d.waitForReplacement(r, late, "HeirNotReady", fmt.Sprintf("%s, which replaces %s, is not Ready%s", h.Name, oldNode.Name, prefixed(": pod ", h.NotReadyPod)))
+	case !d.must(ruleReplacementOpen, h.Cordon == Uncordoned):
+		d.waitForReplacement(r, late, "HeirCordoned", fmt.Sprintf("%s, which replaces %s, is cordoned; uncordon it", h.Name, oldNode.Name))
+	case h.Role == v1alpha1.ControlPlaneRole && !d.votes(h.Name):
+		d.waitForReplacement(r, late, "HeirNotVoting", fmt.Sprintf("the etcd member of %s is not a started, healthy voter", h.Name))
+	default:
+		return true
+	}
+	return false
 }
 
 // mispaired reports whether r's machine was created to replace another node than r's old node.
@@ -1263,36 +1273,16 @@ func (d *Decision) startReplacements() {
 	if d.stopped() || len(d.w.Groups) == 0 {
 		return
 	}
-	var next []*Node
 	busy := map[string]int{} // replacements by group: all groups get their share
 	for i := range d.replacements {
 		busy[d.replacements[i].Group]++
 	}
-	for i := range d.w.Nodes {
-		n := &d.w.Nodes[i]
-		if n.Role == v1alpha1.ControlPlaneRole && d.outdated(n) && d.onHold(n) {
-			d.Wait("ControlPlaneHeld", fmt.Sprintf("control plane %s is on hold, and workers wait for all control planes; resume it to continue", n.Name), NodeReference(n.Name), time.Time{})
-		}
-		if n.Role == v1alpha1.ControlPlaneRole && d.must(ruleOneControlPlane, !d.controlPlaneMoves()) || n.Role == v1alpha1.WorkerRole && d.must(ruleControlPlaneFirst, d.controlPlanesDone) {
-			if d.candidate(n) {
-				next = append(next, n)
-			} else if d.outdated(n) && d.postponed(n) && !d.onHold(n) {
-				d.Wait("Postponed", fmt.Sprintf("the replacement of %s is postponed", n.Name), NodeReference(n.Name), n.PostponedUntil)
-			}
-		}
-	}
+	next := d.candidates()
 	if len(next) > 0 && d.isBarred() {
 		return
 	}
 	for len(next) > 0 && (d.inFlight < d.surge || len(d.orphanedReplacements) > 0) {
-		// The group with the fewest replacements comes next; within it nodes that were never postponed,
-		// then by name.
-		first := 0
-		for i, n := range next {
-			if o := next[first]; cmp.Or(strings.Compare(string(n.Role), string(o.Role)), boolOrder(!n.PostponedUntil.IsZero(), !o.PostponedUntil.IsZero()), cmp.Compare(busy[n.Group], busy[o.Group])) < 0 {
-				first = i
-			}
-		}
+		first := firstCandidate(next, busy)
 		n := next[first]
 		next = slices.Delete(next, first, first+1)
 		place, inPlace := d.freeSlot(n.Role), !d.must(ruleInPlace, !d.inPlace(n))
@@ -1311,23 +1301,59 @@ func (d *Decision) startReplacements() {
 			next = slices.DeleteFunc(next, func(o *Node) bool { return o.Role == n.Role && o.Group == n.Group }) // the others of this group cannot start either
 			continue
 		}
-		in := Intent{Name: slotPrefix + strconv.Itoa(place), Goal: v1alpha1.JoinGoal, OldNode: n.Name, Group: n.Group, Deadline: d.w.Now.Add(CreateDeadline)}
-		switch {
-		case inPlace:
-			in = Intent{Name: in.Name, Goal: v1alpha1.UpgradeGoal, Machine: n.ProviderID, Node: n.Name, Group: n.Group, Deadline: d.w.Now.Add(JoinDeadline)}
-			d.inFlight++
-		case lost != nil:
-			in.Token = lost.Token // the orphaned replacement node holds its slot already
-		default:
-			in.Token = token(n, in.Name, d.w.Now)
-			d.inFlight++
-		}
-		d.do(Action{Kind: RecordIntent, Intent: in})
-		d.oldNodes[n.Name], d.takenSlots[place] = true, true
-		if in.Token != "" {
-			d.tracked[in.Token] = true
-		}
+		d.start(n, place, inPlace, lost)
 		busy[n.Group]++
+	}
+}
+
+// candidates returns the nodes that may be replaced or upgraded now, as far as they themselves and the order
+// of roles are concerned. It reports those that wait.
+func (d *Decision) candidates() (next []*Node) {
+	for i := range d.w.Nodes {
+		n := &d.w.Nodes[i]
+		if n.Role == v1alpha1.ControlPlaneRole && d.outdated(n) && d.onHold(n) {
+			d.Wait("ControlPlaneHeld", fmt.Sprintf("control plane %s is on hold, and workers wait for all control planes; resume it to continue", n.Name), NodeReference(n.Name), time.Time{})
+		}
+		if n.Role == v1alpha1.ControlPlaneRole && d.must(ruleOneControlPlane, !d.controlPlaneMoves()) || n.Role == v1alpha1.WorkerRole && d.must(ruleControlPlaneFirst, d.controlPlanesDone) {
+			if d.candidate(n) {
+				next = append(next, n)
+			} else if d.outdated(n) && d.postponed(n) && !d.onHold(n) {
+				d.Wait("Postponed", fmt.Sprintf("the replacement of %s is postponed", n.Name), NodeReference(n.Name), n.PostponedUntil)
+			}
+		}
+	}
+	return next
+}
+
+// firstCandidate returns the index of the node that comes next: of the group with the fewest replacements, and
+// within it nodes that were never postponed, then by name.
+func firstCandidate(next []*Node, busy map[string]int) (first int) {
+	for i, n := range next {
+		if o := next[first]; cmp.Or(strings.Compare(string(n.Role), string(o.Role)), boolOrder(!n.PostponedUntil.IsZero(), !o.PostponedUntil.IsZero()), cmp.Compare(busy[n.Group], busy[o.Group])) < 0 {
+			first = i
+		}
+	}
+	return first
+}
+
+// start records the intent to upgrade n in place, to replace it by the orphaned machine lost, or by a new one,
+// in that order, and takes the slot.
+func (d *Decision) start(n *Node, place int, inPlace bool, lost *Instance) {
+	in := Intent{Name: slotPrefix + strconv.Itoa(place), Goal: v1alpha1.JoinGoal, OldNode: n.Name, Group: n.Group, Deadline: d.w.Now.Add(CreateDeadline)}
+	switch {
+	case inPlace:
+		in = Intent{Name: in.Name, Goal: v1alpha1.UpgradeGoal, Machine: n.ProviderID, Node: n.Name, Group: n.Group, Deadline: d.w.Now.Add(JoinDeadline)}
+		d.inFlight++
+	case lost != nil:
+		in.Token = lost.Token // the orphaned replacement node holds its slot already
+	default:
+		in.Token = token(n, in.Name, d.w.Now)
+		d.inFlight++
+	}
+	d.do(Action{Kind: RecordIntent, Intent: in})
+	d.oldNodes[n.Name], d.takenSlots[place] = true, true
+	if in.Token != "" {
+		d.tracked[in.Token] = true
 	}
 }
 

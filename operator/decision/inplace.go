@@ -69,21 +69,49 @@ func (d *Decision) advanceUpgrade(in *Intent) {
 		return
 	}
 	d.keepCordoned[n.Name] = true
-	version, components := d.spec.KubernetesClusterVersion, d.spec.KubernetesComponentsReference
-	same, alone := d.aimsAt(run), d.onlyControlPlane(n)
+	if !heard {
+		d.waitForAgent(in, n, overdue)
+		return
+	}
+	if !d.aimsAt(run) {
+		d.startUpgrade(n, Action{})
+		return
+	}
+	if !d.waitsAfterRun(n, run) {
+		d.startUpgrade(n, Action{Ended: run.Ended})
+	}
+}
+
+// waitForAgent waits until the agent of n reports its last run. After the deadline other nodes go first.
+func (d *Decision) waitForAgent(in *Intent, n *Node, overdue bool) {
+	if d.when(ruleOverdue, overdue && n.Cordon != CordonedByUs) {
+		d.postponeUpgrade(n, "its agent does not respond")
+		return
+	}
+	// The agent is polled.
+	d.Wait("AgentUnknown", fmt.Sprintf("the agent of %s has not responded yet; other nodes are upgraded first after %s", n.Name, in.Deadline.UTC().Format("15:04:05Z")), NodeReference(n.Name), time.Time{})
+}
+
+// waitsAfterRun reports whether n waits after a run with the present target: for its kubelet to become
+// Ready again, or for the retry.
+func (d *Decision) waitsAfterRun(n *Node, run UpgradeRun) bool {
 	switch {
-	case !heard:
-		if d.when(ruleOverdue, overdue && n.Cordon != CordonedByUs) {
-			d.postponeUpgrade(n, "its agent does not respond")
-			return
-		}
-		// The agent is polled. After the deadline other nodes go first.
-		d.Wait("AgentUnknown", fmt.Sprintf("the agent of %s has not responded yet; other nodes are upgraded first after %s", n.Name, in.Deadline.UTC().Format("15:04:05Z")), NodeReference(n.Name), time.Time{})
-	case same && run.Phase == "done":
+	case run.Phase == "done":
 		d.notReadyAgain(n)
-	case same && run.Phase == "failed" && !d.when(ruleRetry, true):
-	case same && run.Phase == "failed" && d.w.Now.Before(run.Ended.Add(UpgradeRetry)) && !retryRequested(n, run):
-		d.Wait("UpgradeFailed", fmt.Sprintf("the upgrade of %s to Kubernetes %s failed: %s", n.Name, version, TruncateMessage(run.Line)), NodeReference(n.Name), run.Ended.Add(UpgradeRetry))
+	case run.Phase == "failed" && !d.when(ruleRetry, true):
+	case run.Phase == "failed" && d.w.Now.Before(run.Ended.Add(UpgradeRetry)) && !retryRequested(n, run):
+		d.Wait("UpgradeFailed", fmt.Sprintf("the upgrade of %s to Kubernetes %s failed: %s", n.Name, d.spec.KubernetesClusterVersion, TruncateMessage(run.Line)), NodeReference(n.Name), run.Ended.Add(UpgradeRetry))
+	default:
+		return false
+	}
+	return true
+}
+
+// startUpgrade cordons and drains n, unless it is the only control plane, and then starts the upgrade.
+// a has the end of the run that is repeated; zero: none is.
+func (d *Decision) startUpgrade(n *Node, a Action) {
+	alone := d.onlyControlPlane(n)
+	switch {
 	case n.Role != v1alpha1.ControlPlaneRole && !d.must(ruleControlPlaneFirst, d.controlPlanesDone):
 		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", NodeReference(n.Name), time.Time{})
 	case !d.mayUpgrade(n):
@@ -98,10 +126,8 @@ func (d *Decision) advanceUpgrade(in *Intent) {
 			d.postponeUpgrade(n, "its drain is blocked: "+TruncateMessage(n.DrainBlocker))
 		}
 	default:
-		a := Action{Kind: UpgradeNode, Node: n.Name, Machine: n.ProviderID, Version: version, Components: components}
-		if same {
-			a.Ended = run.Ended
-		}
+		a.Kind, a.Node, a.Machine = UpgradeNode, n.Name, n.ProviderID
+		a.Version, a.Components = d.spec.KubernetesClusterVersion, d.spec.KubernetesComponentsReference
 		d.do(a)
 	}
 }

@@ -92,21 +92,9 @@ func (d *Decision) refill(in *Intent) {
 	if m != nil {
 		n = d.NodeOf[m.ID]
 	}
-	switch late := d.w.Now.After(in.Deadline); {
-	case m == nil && late && !d.w.Complete:
-		d.Wait(ReasonPartial, fmt.Sprintf("waiting for a complete list of machines from the cloud, to see whether it has created the machine for %s", in.OldNode), about, time.Time{})
-	case m == nil && !d.must(ruleNoLateCreate, !late):
-		if d.when(ruleUnseenOverdue, true) {
-			d.do(Action{Kind: ClearIntent, Intent: *in})
-		}
-	case m == nil && d.placeTaken(in):
-		d.do(Action{Kind: ClearIntent, Intent: *in})
-	case m == nil && !d.must(ruleSpentToken, !in.Seen):
-		d.Wait("IntentSettles", fmt.Sprintf("the cloud does not list the machine that was made for %s; no second one is made for it", in.OldNode), about, in.Deadline)
+	switch {
 	case m == nil:
-		if d.mayRefill(in, about) {
-			d.do(Action{Kind: CreateInstance, Intent: *in})
-		}
+		d.createRefill(in, about)
 	case Gone(m):
 		if n == nil { // else its Node goes first
 			d.do(Action{Kind: ClearIntent, Intent: *in})
@@ -129,6 +117,25 @@ func (d *Decision) refill(in *Intent) {
 		}
 	default:
 		d.do(Action{Kind: ClearIntent, Intent: *in})
+	}
+}
+
+// createRefill creates the machine of in, unless the cloud may have created it already or nothing has to be
+// refilled any more.
+func (d *Decision) createRefill(in *Intent, about v1alpha1.Reference) {
+	switch late := d.w.Now.After(in.Deadline); {
+	case late && !d.w.Complete:
+		d.Wait(ReasonPartial, fmt.Sprintf("waiting for a complete list of machines from the cloud, to see whether it has created the machine for %s", in.OldNode), about, time.Time{})
+	case !d.must(ruleNoLateCreate, !late):
+		if d.when(ruleUnseenOverdue, true) {
+			d.do(Action{Kind: ClearIntent, Intent: *in})
+		}
+	case d.placeTaken(in):
+		d.do(Action{Kind: ClearIntent, Intent: *in})
+	case !d.must(ruleSpentToken, !in.Seen):
+		d.Wait("IntentSettles", fmt.Sprintf("the cloud does not list the machine that it created for %s; no second one is created", in.OldNode), about, in.Deadline)
+	case d.mayRefill(in, about):
+		d.do(Action{Kind: CreateInstance, Intent: *in})
 	}
 }
 

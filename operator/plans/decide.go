@@ -321,7 +321,7 @@ func (r *roller) advance(u upgraded) bool {
 	case jobFailed:
 		return r.hasFailed(u)
 	}
-	r.sayRunning(u)
+	r.setRunning(u)
 	return true
 }
 
@@ -351,8 +351,8 @@ func (r *roller) withoutJob(u upgraded) bool {
 	return true
 }
 
-// sayRunning records the state of a node whose job runs, with what its pods report.
-func (r *roller) sayRunning(u upgraded) {
+// setRunning records the state of a node whose job runs, with what its pods report.
+func (r *roller) setRunning(u upgraded) {
 	was, known := r.known[u.name]
 	j := u.job
 	n := r.setState(u, upgradev1.NodeRunning, cmp.Or(u.news.reason, "JobRunning"), "%s", cmp.Or(u.news.message, fmt.Sprintf("Job %s runs", j.name)))

@@ -18,10 +18,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -39,13 +37,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"constellation/operator/api/upgradev1"
 	"constellation/operator/crash"
 	"constellation/operator/liblog"
+	"constellation/operator/replica"
 )
 
 // Config is what Run needs. Cluster, Name and Namespace are required.
@@ -156,7 +154,7 @@ func Run(ctx context.Context, c Config) error {
 	if k.pods, err = corev1client.NewForConfig(access); err != nil {
 		return fmt.Errorf("connect to API server: %w", err)
 	}
-	if err := errors.Join(k.watch(ctx, mgr.GetCache()), mgr.Add(k), addHealthChecks(mgr)); err != nil {
+	if err := errors.Join(k.watch(ctx, mgr.GetCache()), mgr.Add(k), replica.AddHealthChecks(mgr)); err != nil {
 		return fmt.Errorf("set up: %w", err)
 	}
 	c.Log.Info("plans controller started", "name", c.Name, "namespace", c.Namespace)
@@ -167,34 +165,6 @@ func Run(ctx context.Context, c Config) error {
 	}
 	return nil
 }
-
-// addHealthChecks adds the health checks. A replica is ready when its caches are synced, leader or
-// not.
-func addHealthChecks(mgr manager.Manager) error {
-	var synced atomic.Bool
-	return errors.Join(
-		mgr.AddHealthzCheck("ping", healthz.Ping),
-		mgr.AddReadyzCheck("caches", func(*http.Request) error {
-			if !synced.Load() {
-				return errors.New("caches are not synced yet")
-			}
-			return nil
-		}),
-		mgr.Add(everywhere(func(ctx context.Context) error {
-			if mgr.GetCache().WaitForCacheSync(ctx) {
-				synced.Store(true)
-			}
-			<-ctx.Done()
-			return nil
-		})),
-	)
-}
-
-// everywhere is a Runnable that needs no leadership.
-type everywhere func(context.Context) error
-
-func (f everywhere) Start(ctx context.Context) error { return f(ctx) }
-func (everywhere) NeedLeaderElection() bool          { return false }
 
 // tasks are goroutines that must end before Run returns.
 type tasks struct{ sync.WaitGroup }

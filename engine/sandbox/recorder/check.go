@@ -647,13 +647,13 @@ func (c *checker) nodeAtEnd(name string, n Node) {
 		c.left("cordon of %s", name)
 	}
 	if n.Heir != "" {
-		c.left("mark of an heir on %s", name)
+		c.left("annotation with a replacement node on %s", name)
 	}
 	if d, ok := v.nodes[n.Donor]; ok && n.Donor != "" {
-		c.left("mark on %s, heir of %s, which is still there", name, d.Name)
+		c.left("annotation on %s with the old node %s, which still exists", name, d.Name)
 	}
 	if n.Postponed || n.Obsolete {
-		c.left("mark of postponement, or as obsolete, on %s", name)
+		c.left("annotation of postponement, or as obsolete, on %s", name)
 	}
 	for _, t := range n.Taints {
 		if !c.usual(n.ControlPlane, t) {

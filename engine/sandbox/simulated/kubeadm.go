@@ -529,15 +529,9 @@ func (s *standIn) join(ctx context.Context, d documents) error {
 		return err
 	}
 	s.say("[preflight] Reading configuration from the \"kubeadm-config\" ConfigMap in namespace \"kube-system\"...")
-	cm, err := c.CoreV1().ConfigMaps(systemSpace).Get(ctx, "kubelet-config", metav1.GetOptions{})
-	if err != nil {
+	if err := readKubeletConfig(ctx, c, d); err != nil {
 		return err
 	}
-	kubelet, err := parseDocuments([]byte(cm.Data["kubelet"]))
-	if err != nil {
-		return err
-	}
-	d["KubeletConfiguration"] = kubelet["KubeletConfiguration"]
 	if controlPlane {
 		if err := s.clusterConfig(ctx, c, d); err != nil {
 			return err
@@ -576,6 +570,20 @@ func (s *standIn) join(ctx context.Context, d documents) error {
 		}
 	}
 	s.say("This node has joined the cluster")
+	return nil
+}
+
+// readKubeletConfig adds the configuration of kubelets that the cluster stores.
+func readKubeletConfig(ctx context.Context, c kubernetes.Interface, d documents) error {
+	cm, err := c.CoreV1().ConfigMaps(systemSpace).Get(ctx, "kubelet-config", metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	kubelet, err := parseDocuments([]byte(cm.Data["kubelet"]))
+	if err != nil {
+		return err
+	}
+	d["KubeletConfiguration"] = kubelet["KubeletConfiguration"]
 	return nil
 }
 
@@ -871,15 +879,9 @@ func (s *standIn) upgrade(ctx context.Context, verb string, _ documents) error {
 	if err := s.clusterConfig(ctx, c, d); err != nil {
 		return fmt.Errorf("failed to get config map: %w", err)
 	}
-	cm, err := c.CoreV1().ConfigMaps(systemSpace).Get(ctx, "kubelet-config", metav1.GetOptions{})
-	if err != nil {
+	if err := readKubeletConfig(ctx, c, d); err != nil {
 		return err
 	}
-	kubelet, err := parseDocuments([]byte(cm.Data["kubelet"]))
-	if err != nil {
-		return err
-	}
-	d["KubeletConfiguration"] = kubelet["KubeletConfiguration"]
 	was, _ := d["ClusterConfiguration"]["kubernetesVersion"].(string)
 	s.say("[upgrade/versions] Cluster version: %s, target version: %s", was, s.version)
 	if verb == "plan" {
