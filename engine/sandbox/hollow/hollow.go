@@ -801,3 +801,10 @@ func (c *Cloud) renew(ctx context.Context, name string) {
 		c.mu.Unlock()
 	}
 }
+
+// Tokens returns the machines that tokens have made, as they were made, by "<group>/<token>".
+func (c *Cloud) Tokens() map[string]cloud.Instance {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.tokens)
+}
