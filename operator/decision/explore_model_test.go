@@ -916,7 +916,7 @@ const (
 
 var stepTexts = [...]string{
 	stepAct: "the operator does: %s", stepDelay: "a slow leader is about to do: %s", stepLand: "the slow leader does it only now: %s", stepLose: "the slow leader died before it did: %s",
-	stepJoin: "m%d joins", stepAnnotate: "m%d is annotated", stepVote: "etcd: m%d becomes a voter", stepTerminated: "the cloud has deleted m%d", stepForget: "the cloud forgets m%d",
+	stepJoin: "m%d joins", stepAnnotate: "m%d is annotated", stepVote: "etcd: m%d becomes a voter", stepTerminated: "the cloud has deleted m%d", stepForget: "the cloud drops m%d",
 	stepUpgraded: "the agent on m%d has upgraded Kubernetes", stepScaling: "the autoscaler obeys (%d)", stepLate: "m%d is over its time to join", stepPlaceLate: "the time of intent %d is over",
 	stepTrackedLate: "the time of the intent of m%d is over", stepDrainLate: "the time to drain m%d is over", stepPostponedOver: "the postponement of m%d is over", stepUnblock: "the PodDisruptionBudget of group %d allows evictions",
 	stepUncordoned: "somebody uncordons m%d", stepReadyAgain: "m%d is Ready again", stepUnpause: "a person ends the pause (%d)", stepUncancel: "a person takes the cancel back (%d)", stepLetGo: "a person lets m%d go", stepPausedLong: "the pause is long (%d)",
@@ -925,7 +925,7 @@ var stepTexts = [...]string{
 	stepNodeUpgraded: "the agent of m%d has upgraded it", stepNodeFails: "the agent of m%d fails", stepSilent: "the agent of m%d does not answer", stepAnswers: "the agent of m%d answers again",
 	stepBroken: "whatever the agent of m%d tries will fail", stepStrategy: "a person changes the strategy of group %d", stepPauseOver: "it is long ago that the agent of m%d has failed", stepRetry: "a person wants m%d tried again now",
 	stepRevoked: "a person revokes m%d",
-	stepReused:  "the cloud replaces m%d by a machine of its name and ID", stepTokenForgotten: "the cloud forgets m%d and its token",
+	stepReused:  "the cloud replaces m%d by a machine of its name and ID", stepTokenForgotten: "the cloud drops m%d and its token",
 	stepHalfJoins: "the join of m%d breaks off after its Node was made",
 	stepLies:      "the Node of the captured m%d claims something else", stepCaptured: "m%d is captured", stepLiar: "a Node without a machine claims m%d",
 	stepIntentDeleted: "a person deletes intent %d", stepUpgradeFails: "the upgrade by the agent on m%d fails", stepAutoscalerOn: "a person enables the autoscaler (%d)", stepObsolete: "a person marks m%d obsolete", stepLeaseMoves: "m%d becomes the leader",
