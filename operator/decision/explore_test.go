@@ -832,7 +832,7 @@ func (m modelMachine) withoutNode() modelMachine {
 // failed upgrade, s the strategy of a group is changed, L a Node without a machine claims any
 // machine at any time, R a machine is revoked, k a worker is captured, whose Node then claims
 // anything at any time, N the cloud replaces a machine that has died by one of its name and ID,
-// F the cloud forgets that a token has made a machine.
+// F the cloud drops that a token has made a machine.
 var scenarios = []scenario{
 	{name: "plain", nodes: [3]int{1, 1, 0}, surge: 1, target: 2, faults: 0},
 	{name: "no-autoscaler", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 0, othersStoppedScale: true},

@@ -77,7 +77,11 @@ type Options struct {
 	// Images are the available versions of the OS. Groups start with the first.
 	Images []string
 	Times  Times
-	Log    *slog.Logger // nil: discarded
+	// Identify returns the identity of a new machine; exists reports whether a machine
+	// has a name. It must not call the cloud. nil: the name and provider ID of the sandbox,
+	// which are never reused.
+	Identify func(role cloud.Role, exists func(name string) bool) (name, providerID, incarnation string)
+	Log      *slog.Logger // nil: discarded
 }
 
 // Cloud is a cloud of hollow machines. It is safe for concurrent use.
@@ -93,13 +97,15 @@ type Cloud struct {
 	images  []string
 	log     *slog.Logger
 	kubelet *kubelet
-	queue   workqueue.TypedRateLimitingInterface[task]
+	// identify is Options.Identify; nil: names are not reused.
+	identify func(role cloud.Role, exists func(name string) bool) (name, providerID, incarnation string)
+	queue    workqueue.TypedRateLimitingInterface[task]
 
 	mu       sync.Mutex
 	times    Times
 	groups   []*group
 	machines map[string]*machine
-	tokens   map[string]string // "<group>/<token>" to the name of the machine; never deleted
+	tokens   map[string]cloud.Instance // "<group>/<token>" to the machine as it was made; never deleted
 	faults   *sandbox.Faults
 	next     int // index in the addresses of machines
 	calls    map[string]int
@@ -139,6 +145,7 @@ type machine struct {
 type task struct {
 	what string // one of the constants below
 	name string // of the machine, or namespace/name of the pod
+	life int    // number of the machine plus 1; 0: of whatever machine has the name
 }
 
 const (
@@ -167,8 +174,8 @@ func Start(ctx context.Context, o Options) (c *Cloud, wait func(), err error) {
 		return nil, nil, errors.New("start hollow machines: no images")
 	}
 	c = &Cloud{
-		name: cmp.Or(o.Name, "hollow"), token: cmp.Or(o.Token, rand.Text()), images: o.Images, log: o.Log, times: o.Times,
-		machines: map[string]*machine{}, tokens: map[string]string{}, faults: &sandbox.Faults{}, calls: map[string]int{}, lives: map[string]*Life{},
+		name: cmp.Or(o.Name, "hollow"), token: cmp.Or(o.Token, rand.Text()), images: o.Images, log: o.Log, times: o.Times, identify: o.Identify,
+		machines: map[string]*machine{}, tokens: map[string]cloud.Instance{}, faults: &sandbox.Faults{}, calls: map[string]int{}, lives: map[string]*Life{},
 		groups: []*group{
 			{name: sandboxapi.ControlPlaneGroup, role: cloud.ControlPlane, image: o.Images[0]},
 			{name: sandboxapi.WorkerGroup, role: cloud.Worker, image: o.Images[0]},
@@ -455,14 +462,16 @@ func (c *Cloud) Create(_ context.Context, name string, tokens []string) ([]cloud
 	out := make([]cloud.Instance, 0, len(tokens))
 	for _, token := range tokens {
 		key := name + "/" + token
-		if c.tokens[key] == "" {
-			c.tokens[key] = c.add(g, token).Name
+		made, spent := c.tokens[key]
+		if !spent {
+			made = c.add(g, token).Instance
+			c.tokens[key] = made
 		}
 		i := cloud.Instance{
-			Name: c.tokens[key], ProviderID: sandboxapi.ProviderID(c.name, c.tokens[key]), Group: sandboxapi.GroupID(c.name, name),
+			Name: made.Name, ProviderID: made.ProviderID, Incarnation: made.Incarnation, Group: made.Group,
 			Role: g.role, State: cloud.Terminated, Token: token,
 		}
-		if m := c.machines[i.Name]; m != nil {
+		if m := c.machines[i.Name]; m != nil && m.Key() == made.Key() {
 			i = m.Instance
 		}
 		out = append(out, i)
@@ -474,7 +483,7 @@ func (c *Cloud) Create(_ context.Context, name string, tokens []string) ([]cloud
 func (c *Cloud) add(g *group, token string) *machine {
 	m := c.draft(g)
 	m.Token, m.State = token, cloud.Creating
-	c.queue.AddAfter(task{taskBoot, m.Name}, c.times.Boot+c.faults.BootDelay(m.Name))
+	c.queue.AddAfter(task{taskBoot, m.Name, m.number + 1}, c.times.Boot+c.faults.BootDelay(m.Name))
 	return m
 }
 
@@ -493,6 +502,9 @@ func (c *Cloud) draft(g *group) *machine {
 		PodCIDR: netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64 + byte(n>>8), byte(n), 0}), 24),
 	}}
 	m.ProviderID = sandboxapi.ProviderID(c.name, m.Name)
+	if c.identify != nil {
+		m.Name, m.ProviderID, m.Incarnation = c.identify(g.role, func(name string) bool { return c.machines[name] != nil })
+	}
 	c.machines[m.Name], c.lives[m.Name] = m, &Life{Requested: time.Now()}
 	c.next++
 	g.next++
@@ -527,7 +539,7 @@ func (c *Cloud) remove(m *machine) {
 		c.gone(m.Name)
 		return
 	}
-	c.queue.AddAfter(task{taskGone, m.Name}, c.times.Off)
+	c.queue.AddAfter(task{taskGone, m.Name, m.number + 1}, c.times.Off)
 }
 
 // gone removes a machine that is being deleted. The caller holds mu.
@@ -653,7 +665,7 @@ func (c *Cloud) heartbeat(ctx context.Context) {
 			for name, m := range c.machines {
 				if m.registered && m.State == cloud.Ready && now.After(m.renew) {
 					m.renew = now.Add(c.period())
-					c.queue.Add(task{taskRenew, name})
+					c.queue.Add(task{taskRenew, name, m.number + 1})
 				}
 			}
 			c.mu.Unlock()
@@ -684,7 +696,7 @@ func (c *Cloud) try(ctx context.Context, t task) (wait time.Duration, err error)
 	}
 	m := c.snapshot(t.name)
 	switch {
-	case m.Name == "":
+	case m.Name == "", t.life != 0 && t.life != m.number+1: // it is gone
 		return 0, nil
 	case t.what == taskGone:
 		c.mu.Lock()
@@ -696,7 +708,7 @@ func (c *Cloud) try(ctx context.Context, t task) (wait time.Duration, err error)
 	}
 	switch t.what {
 	case taskBoot:
-		return c.boot(t.name), nil
+		return c.boot(m), nil
 	case taskJoin:
 		return c.join(ctx, m)
 	case taskRegister:
@@ -710,16 +722,16 @@ func (c *Cloud) try(ctx context.Context, t task) (wait time.Duration, err error)
 }
 
 // boot makes a machine ready, unless a fault prevents it, and lets it join.
-func (c *Cloud) boot(name string) (wait time.Duration) {
-	if c.Faults().NeverBoots(name) {
+func (c *Cloud) boot(m machine) (wait time.Duration) {
+	if c.Faults().NeverBoots(m.Name) {
 		return again
 	}
 	c.mu.Lock()
-	if m := c.machines[name]; m != nil && m.State == cloud.Creating {
-		m.State, c.lives[name].Ready = cloud.Ready, time.Now()
+	if m := c.machines[m.Name]; m != nil && m.State == cloud.Creating {
+		m.State, c.lives[m.Name].Ready = cloud.Ready, time.Now()
 	}
 	c.mu.Unlock()
-	c.queue.Add(task{taskJoin, name})
+	c.queue.Add(task{taskJoin, m.Name, m.number + 1})
 	return 0
 }
 
@@ -741,7 +753,7 @@ func (c *Cloud) join(ctx context.Context, m machine) (wait time.Duration, err er
 	}
 	join := c.times.Join
 	c.mu.Unlock()
-	c.queue.AddAfter(task{taskRegister, m.Name}, join-time.Since(begun))
+	c.queue.AddAfter(task{taskRegister, m.Name, m.number + 1}, join-time.Since(begun))
 	return 0, nil
 }
 
@@ -756,7 +768,7 @@ func (c *Cloud) register(ctx context.Context, m machine) error {
 	c.mu.Lock()
 	settle := c.times.Settle
 	c.mu.Unlock()
-	c.queue.AddAfter(task{taskReady, m.Name}, settle-time.Since(begun))
+	c.queue.AddAfter(task{taskReady, m.Name, m.number + 1}, settle-time.Since(begun))
 	return nil
 }
 
@@ -764,7 +776,7 @@ func (c *Cloud) register(ctx context.Context, m machine) error {
 func (c *Cloud) ready(ctx context.Context, m machine) error {
 	err := c.kubelet.ready(ctx, m)
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // its Node was deleted meanwhile
-		c.queue.Add(task{taskRegister, m.Name})
+		c.queue.Add(task{taskRegister, m.Name, m.number + 1})
 		return nil
 	}
 	if err != nil {
@@ -788,4 +800,11 @@ func (c *Cloud) renew(ctx context.Context, name string) {
 		}
 		c.mu.Unlock()
 	}
+}
+
+// Tokens returns the machines that tokens have made, as they were made, by "<group>/<token>".
+func (c *Cloud) Tokens() map[string]cloud.Instance {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.tokens)
 }

@@ -1,6 +1,7 @@
 package hollow
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -86,7 +87,7 @@ func newKubelet(cluster *rest.Config, c *Cloud) (*kubelet, error) {
 	}
 	changed := func(obj any) {
 		if p, ok := obj.(*corev1.Pod); ok {
-			c.queue.Add(task{taskPod, p.Namespace + "/" + p.Name})
+			c.queue.Add(task{taskPod, p.Namespace + "/" + p.Name, 0})
 		}
 	}
 	k.pods = k.informer(core.RESTClient(), "pods", fields.OneTermNotEqualSelector("spec.nodeName", ""), &corev1.Pod{}, cache.ResourceEventHandlerFuncs{
@@ -162,8 +163,16 @@ func (k *kubelet) expect(ctx context.Context, m machine, components string) erro
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "JoiningNode"},
 		ObjectMeta: metav1.ObjectMeta{Name: m.Name},
 		Spec: v1alpha1.JoiningNodeSpec{
-			Name: m.Name, ComponentsReference: components, IsControlPlane: m.Role == cloud.ControlPlane, ProviderID: m.ProviderID, Deadline: &d,
+			Name: m.Name, ComponentsReference: components, IsControlPlane: m.Role == cloud.ControlPlane, ProviderID: m.Key(), Deadline: &d,
 		},
+	}
+	if k.cloud.identify != nil { // the join service gives no ticket while there is a Node of the name
+		if _, err := k.core.Nodes().Get(ctx, m.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return cmp.Or(err, fmt.Errorf("join %s: there is a Node of this name", m.Name))
+		}
+		if err := k.joins.Delete().Resource("joiningnodes").Name(m.Name).Do(ctx).Error(); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("replace JoiningNode %s: %w", m.Name, err)
+		}
 	}
 	err := k.joins.Post().Resource("joiningnodes").Body(jn).Do(ctx).Error()
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -223,6 +232,9 @@ func (k *kubelet) register(ctx context.Context, m machine, seeded bool) (types.U
 	if seeded {
 		n.Annotations = map[string]string{
 			v1alpha1.AnnotationImage: m.Image, v1alpha1.AnnotationComponents: m.components, v1alpha1.AnnotationGroup: m.Group,
+		}
+		if m.Incarnation != "" {
+			n.Annotations[v1alpha1.AnnotationIncarnation] = m.Incarnation
 		}
 	}
 	made, err := k.core.Nodes().Create(ctx, n, metav1.CreateOptions{})

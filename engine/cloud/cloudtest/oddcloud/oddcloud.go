@@ -1,0 +1,192 @@
+// Package oddcloud simulates a cloud that differs from the sandbox wherever clouds may
+// differ. It exists only for tests, and no machine of it runs anything.
+//
+// It reuses names and provider IDs of deleted machines: a new machine gets the lowest
+// free number. Its list lags. It has no images. It throttles every third call, and
+// names the time of the next one. Machines can be made whose creation never ends.
+//
+// Its machines are those of package hollow, so that they join a real control plane.
+package oddcloud
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/sandbox/hollow"
+)
+
+const scheme = "odd://"
+
+// Options describe the cloud.
+type Options struct {
+	// Hollow are the options of its machines. Images and Identify are set by Start.
+	Hollow hollow.Options
+	// Lag is the age of lists.
+	Lag time.Duration
+	// Throttle is how long a throttled caller has to wait; zero: calls are not throttled.
+	Throttle time.Duration
+}
+
+// Cloud implements providers.Control. It is safe for concurrent use.
+type Cloud struct {
+	Machines *hollow.Cloud
+
+	lag, throttle time.Duration
+
+	mu     sync.Mutex
+	serial int // of the last incarnation
+	calls  int
+	open   time.Time // no call before it is answered
+	lists  []snapshot
+}
+
+// snapshot is the list of machines at a time.
+type snapshot struct {
+	at  time.Time
+	all []cloud.Instance
+}
+
+// ID returns the provider ID of the machine called name.
+func ID(name string) string { return scheme + "demo/" + name }
+
+// Group returns the ID of a group.
+func Group(name string) string { return scheme + "demo/groups/" + name }
+
+// Start starts the cloud. It serves until ctx ends. wait returns after its end.
+func Start(ctx context.Context, o Options) (c *Cloud, wait func(), err error) {
+	c = &Cloud{lag: o.Lag, throttle: o.Throttle}
+	o.Hollow.Images, o.Hollow.Identify = []string{"none"}, c.identify
+	if c.Machines, wait, err = hollow.Start(ctx, o.Hollow); err != nil {
+		return nil, nil, fmt.Errorf("start odd cloud: %w", err)
+	}
+	return c, wait, nil
+}
+
+// identify gives a new machine the lowest free number of its role.
+func (c *Cloud) identify(role cloud.Role, exists func(string) bool) (name, providerID, incarnation string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.serial++
+	for n := 0; ; n++ {
+		if name = fmt.Sprintf("%s-%d", role, n); !exists(name) {
+			return name, ID(name), fmt.Sprint(c.serial)
+		}
+	}
+}
+
+// enter starts a call. It fails if the call is throttled.
+func (c *Cloud) enter(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	if c.calls++; c.throttle > 0 && c.calls%3 == 0 {
+		c.open = now.Add(c.throttle)
+	}
+	if now.Before(c.open) {
+		return fmt.Errorf("call odd cloud: %w", &cloud.ThrottledError{Until: c.open})
+	}
+	return nil
+}
+
+// odd describes a machine as this cloud does.
+func odd(i cloud.Instance) cloud.Instance {
+	_, group, _ := sandboxapi.ParseGroupID(i.Group)
+	i.Group, i.Image = Group(group), ""
+	return i
+}
+
+// Groups implements providers.Control.
+func (c *Cloud) Groups(ctx context.Context) ([]cloud.Group, error) {
+	if err := c.enter(ctx); err != nil {
+		return nil, err
+	}
+	all := c.Machines.Groups()
+	for n := range all {
+		all[n].ID, all[n].Image, all[n].AutoscalerName = Group(all[n].Name), "", all[n].Name
+	}
+	return all, nil
+}
+
+// Instances implements providers.Control. The list is as old as the lag.
+func (c *Cloud) Instances(ctx context.Context) ([]cloud.Instance, error) {
+	if err := c.enter(ctx); err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	var all []cloud.Instance
+	for _, i := range c.Machines.Instances() {
+		all = append(all, odd(i))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lists = append(c.lists, snapshot{now, all})
+	for len(c.lists) > 1 && now.Sub(c.lists[1].at) >= c.lag {
+		c.lists = c.lists[1:]
+	}
+	return c.lists[0].all, nil
+}
+
+// Instance implements providers.Control.
+func (c *Cloud) Instance(ctx context.Context, key string) (cloud.Instance, error) {
+	if err := c.enter(ctx); err != nil {
+		return cloud.Instance{}, err
+	}
+	if i, ok := c.find(key); ok {
+		return odd(i), nil
+	}
+	return cloud.Instance{}, fmt.Errorf("machine %s: %w", key, cloud.ErrNotFound)
+}
+
+// find returns the machine of a key.
+func (c *Cloud) find(key string) (cloud.Instance, bool) {
+	id, _ := cloud.SplitKey(key)
+	i, ok := c.Machines.Instance(strings.TrimPrefix(id, ID("")))
+	return i, ok && cloud.SameMachine(i.Key(), key)
+}
+
+// SetGroupImage implements providers.Control. There are no images.
+func (c *Cloud) SetGroupImage(ctx context.Context, _, image string) error {
+	if err := c.enter(ctx); err != nil {
+		return err
+	}
+	return fmt.Errorf("set image %q: %w", image, errors.ErrUnsupported)
+}
+
+// CreateInstances implements providers.Control.
+func (c *Cloud) CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error) {
+	if err := c.enter(ctx); err != nil {
+		return nil, err
+	}
+	made, err := c.Machines.Create(ctx, strings.TrimPrefix(groupID, Group("")), tokens)
+	if err != nil {
+		return nil, err
+	}
+	for n := range made {
+		made[n] = odd(made[n])
+	}
+	return made, nil
+}
+
+// DeleteInstances implements providers.Control.
+func (c *Cloud) DeleteInstances(ctx context.Context, keys []string) error {
+	if err := c.enter(ctx); err != nil {
+		return err
+	}
+	for _, key := range keys {
+		if i, ok := c.find(key); ok {
+			if err := c.Machines.Remove(i.Name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
