@@ -13,6 +13,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/plan"
 	"constellation/engine/words"
 	"constellation/engine/workspace"
@@ -195,14 +196,14 @@ func writeConfig(ctx context.Context, d consoleDeps, exists bool, fields []formF
 			o.Sandbox = d.Sandbox(ctx)
 		}
 		if o.Sandbox == nil {
-			// `sandbox up` writes the file with the machines' measurements. A file without
+			// The verb that creates machines writes the file with the machines' measurements. A file without
 			// them would only be in its way.
 			return "", &plan.Error{
 				Op: "write a configuration", Err: errors.New("this workspace has no machines yet"),
-				Remedy: "run `constellation sandbox up`, which creates machines and writes the file",
+				Remedy: providers.Start(),
 			}
 		}
-		b, err := workspace.GenerateConfig("sandbox", o)
+		b, err := workspace.GenerateConfig(providers.Default, o)
 		if err != nil {
 			return "", err
 		}
