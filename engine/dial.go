@@ -272,15 +272,3 @@ func (b *backoff) next() time.Duration {
 	b.last = min(b.most, b.least+rand.N(b.last*3-b.least+1))
 	return b.last
 }
-
-// pause waits for d, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}

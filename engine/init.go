@@ -26,6 +26,7 @@ import (
 	"constellation/engine/rollout"
 	"constellation/engine/words"
 	"constellation/engine/workspace"
+	"constellation/internal/delay"
 )
 
 // IDs of the steps of init.
@@ -521,8 +522,8 @@ func (i *initRun) firstNode(ctx context.Context, r *plan.Reporter) error {
 		if errors.Is(failure.Err, errOther) {
 			pauseFor = wait.least // the load balancer takes the next one at once
 		}
-		if err := pause(ctx, pauseFor); err != nil {
-			return err
+		if !delay.For(ctx, pauseFor) {
+			return ctx.Err()
 		}
 	}
 }
@@ -732,7 +733,7 @@ type deadEnd struct{ error }
 func (e *deadEnd) Unwrap() error { return e.error }
 
 // errSilent means that a machine said nothing for too long.
-var errSilent = errors.New("the machine says nothing any more")
+var errSilent = errors.New("the machine has stopped sending")
 
 func streamError(node string, a providers.Advice, err error) (*plan.Error, bool) {
 	if errors.Is(err, io.EOF) {
@@ -831,7 +832,7 @@ func (i *initRun) writeKubeconfig(ctx context.Context, r *plan.Reporter) error {
 			return i.clusterError("reach the API server", err)
 		}
 		r.Wait("api-server", "", fmt.Sprintf("the API server at %s does not answer yet (%v)", endpoint, err))
-		if pause(ctx, wait.next()) != nil {
+		if !delay.For(ctx, wait.next()) {
 			return i.clusterError("reach the API server", err)
 		}
 	}
@@ -872,7 +873,7 @@ func (i *initRun) acknowledge(ctx context.Context, r *plan.Reporter) error {
 		}
 		failures++
 		// A machine that stops right after the acknowledgement may lose its own answer.
-		if sent && failures >= 4 || pause(limited, wait.next()) != nil {
+		if sent && failures >= 4 || !delay.For(limited, wait.next()) {
 			r.Log("engine", "", "info", "the first machine does not answer any more; it knows that its result is stored, or was switched off")
 			return nil
 		}

@@ -49,6 +49,9 @@ type facts struct {
 	fetched map[string]*chart.Chart
 	// foreign is why the workspace's files are not of these machines; nil if they are.
 	foreign error
+	// controlPlanes is how many there are to be: of the configuration until machines join, and
+	// of the cluster afterwards. Zero is unknown and counts as one.
+	controlPlanes int
 }
 
 // Preflight checks everything that init needs and can know beforehand, changes
@@ -124,7 +127,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 				}
 				return blockErr("no configuration", err)
 			}
-			f.config = c
+			f.config, f.controlPlanes = c, c.ControlPlanes()
 			return nil
 		}},
 		{"state", "files", workspace.StateFile + " belongs to this configuration", "config", func(context.Context) *plan.Finding {
@@ -302,7 +305,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 				f.statement, err = known.Vouch(ctx, f.config.Services, f.config.Kubernetes, runtime.GOARCH, l.List)
 			}
 			if err != nil {
-				return block("the feed's statement over the components of Kubernetes "+f.config.Kubernetes.String()+" cannot be used", err.Error(), "look at the feed with "+check.VerifyCommand(location, keys))
+				return block("the feed's statement over the components of Kubernetes "+f.config.Kubernetes.String()+" cannot be used", err.Error(), "inspect the feed with "+check.VerifyCommand(location, keys))
 			}
 			return nil
 		}},

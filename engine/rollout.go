@@ -12,6 +12,7 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
 	"constellation/engine/workspace"
+	"constellation/internal/delay"
 )
 
 // rolloutDone reports whether all nodes are at a target.
@@ -119,8 +120,8 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
-			if err := pause(ctx, rollout.Gather); err != nil { // one change seldom comes alone
-				return err
+			if !delay.For(ctx, rollout.Gather) { // one change seldom comes alone
+				return ctx.Err()
 			}
 		case <-poll:
 			poll = i.timer(rollout.RestPoll * i.e.limits.poll)
@@ -172,7 +173,7 @@ func (i *clusterRun) keepWatching(ctx context.Context, changed func(), watch fun
 		if i.e.now().Sub(began) > time.Minute {
 			wait.last = 0
 		}
-		if pause(ctx, wait.next()) != nil {
+		if !delay.For(ctx, wait.next()) {
 			return
 		}
 	}
@@ -252,7 +253,7 @@ func (e *Engine) onCluster(ctx context.Context, op string, f func(context.Contex
 	if told := (*plan.Error)(nil); err == nil || errors.As(err, &told) {
 		return err
 	}
-	out := &plan.Error{Op: op, Err: err, Remedy: "`constellation status` tells whether the control plane is up; run the same command again afterwards"}
+	out := &plan.Error{Op: op, Err: err, Remedy: "`constellation status` shows whether the control plane is up; run the same command again afterwards"}
 	switch {
 	case errors.Is(err, cluster.ErrAbsent):
 		out.Remedy = "`constellation init` sets the target of a cluster"

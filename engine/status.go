@@ -149,7 +149,7 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 
 	st.Reachable = st.Stage == StageCluster && inside.err == nil
 	if inside.err != nil {
-		st.Problem, st.Remedy = inside.err.Error(), "is the control plane up? What the cloud knows is below"
+		st.Problem, st.Remedy = inside.err.Error(), "check whether the control plane is up; the machines of the cloud are listed below"
 		if errors.Is(inside.err, cluster.ErrDenied) {
 			st.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's"
 		}

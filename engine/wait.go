@@ -13,6 +13,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
+	"constellation/internal/delay"
 )
 
 // look asks cloud and cluster.
@@ -118,8 +119,8 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 			return ctx.Err()
 		case <-changed:
 			// One change seldom comes alone, and a look costs as much for ten as for one.
-			if err := pause(ctx, rollout.Gather); err != nil {
-				return err
+			if !delay.For(ctx, rollout.Gather) {
+				return ctx.Err()
 			}
 		case <-poll.C:
 		}
@@ -201,7 +202,7 @@ func (i *clusterRun) followService(ctx context.Context, r *plan.Reporter, k Clus
 			r.Send(e)
 		})
 		i.e.log.Debug("log ended", "service", service, "err", err)
-		if pause(ctx, wait.next()) != nil {
+		if !delay.For(ctx, wait.next()) {
 			return
 		}
 	}

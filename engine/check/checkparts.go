@@ -484,7 +484,7 @@ func (c *Run) judgeMeasured() {
 		c.Find(plan.Finding{
 			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: plan.Warn, Source: "attestation",
 			Title:  fmt.Sprintf("the measurements of image %s are not known", c.Hop.To.Image),
-			Detail: c.unmeasured.Error(), Remedy: "get them from whoever published the image, and write both into " + workspace.ConfigFile,
+			Detail: c.unmeasured.Error(), Remedy: "get them from the publisher of the image, and write both into " + workspace.ConfigFile,
 		})
 	}
 }

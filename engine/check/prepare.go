@@ -55,7 +55,7 @@ func (c *Run) Set() bool {
 func (c *Run) Nothing() error {
 	e := &plan.Error{Err: errors.New("nothing to prepare: nothing that can be reached is newer than what runs"), Remedy: "`constellation upgrade check` says what there is", Exit: plan.ExitNothing}
 	if c.there {
-		e.Err = errors.New("nothing to prepare: what is asked for runs already")
+		e.Err = errors.New("nothing to prepare: the cluster runs the requested versions already")
 	}
 	return e
 }
@@ -187,7 +187,7 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 	case errors.As(err, new(statementError)):
 		f := plan.Finding{
 			ID: "components-statement", Severity: plan.Block, Source: "release", Title: "the feed's statement over the components of Kubernetes " + to.Kubernetes.String() + " is not genuine",
-			Detail: err.Error(), Remedy: "look at the feed with " + VerifyCommand(c.location, c.keys) + ", and get it anew from its publisher: machines would refuse these components",
+			Detail: err.Error(), Remedy: "inspect the feed with " + VerifyCommand(c.location, c.keys) + ", and download it again from its publisher: machines would refuse these components",
 		}
 		if !errors.Is(err, release.ErrUntrusted) && !errors.Is(err, release.ErrAltered) {
 			f.Title, f.Remedy = "the feed's statement over the components of Kubernetes "+to.Kubernetes.String()+" cannot be read", "remove the cause and try again; machines install nothing without the statement"
@@ -272,7 +272,7 @@ func (c *Run) judgeRegisters(ctx context.Context, image version.Version) {
 		c.Find(plan.Finding{
 			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: plan.Block, Source: "attestation",
 			Title: fmt.Sprintf("the measurements of image %s are not known", image), Detail: c.unmeasured.Error(),
-			Remedy: "get them from whoever published the image, and write both into " + workspace.ConfigFile,
+			Remedy: "get them from the publisher of the image, and write both into " + workspace.ConfigFile,
 		})
 		return
 	}

@@ -454,7 +454,7 @@ func readMeasurements(r *reader, to *attestation.Measurements, advice providers.
 				r.bad(key, path, "is no register", "registers (PCRs) are numbered 0 to 23")
 				return
 			case index == PCRCluster:
-				r.bad(key, path, "is the register that carries the cluster ID", "remove it: the program knows what it must hold")
+				r.bad(key, path, "is the register that carries the cluster ID", "remove it: the program computes its value")
 				return
 			}
 			var expected string

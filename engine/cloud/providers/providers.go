@@ -57,17 +57,19 @@ type Control interface {
 	// deleted. The list may lag, and may be partial as that of Groups.
 	Instances(context.Context) ([]cloud.Instance, error)
 	// Instance returns the current state of one machine. The error wraps
-	// cloud.ErrNotFound if the cloud does not know it, or no longer.
-	Instance(ctx context.Context, providerID string) (cloud.Instance, error)
+	// cloud.ErrNotFound if the cloud does not know the key, or no longer, even if another
+	// incarnation of the machine exists.
+	Instance(ctx context.Context, key string) (cloud.Instance, error)
 	// SetGroupImage sets the image of machines that the group will create.
 	SetGroupImage(ctx context.Context, groupID, image string) error
 	// CreateInstances creates a machine for each token and returns them in the order
 	// of the tokens, before they have booted. A token never makes a second machine:
 	// a repeated one returns the first machine, with state cloud.Terminated after its
-	// deletion. Tokens are 24 hexadecimal digits.
+	// deletion, for cloud.TokenMemory at least. Tokens are 24 hexadecimal digits.
 	CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error)
-	// DeleteInstances starts to delete machines. Those that do not exist are no error.
-	DeleteInstances(ctx context.Context, providerIDs []string) error
+	// DeleteInstances starts to delete the machines with these keys. Those that do not exist
+	// are no error. Another incarnation of a machine is not deleted.
+	DeleteInstances(ctx context.Context, keys []string) error
 }
 
 // Console is the view that the console has from the user's computer. It changes nothing
