@@ -34,6 +34,7 @@ var mayNameSandbox = map[string]string{
 	"tui/view/explain.go":            "an example in a comment",
 	"tui/view/timeline.go":           "streams of the verb sandbox have no plan",
 	"internal/testneeds/":            "names the command that builds what a test needs",
+	"tui/internal/enginefake/":       "fixtures of tests",
 	"engine/kube/kubetest/":          "values of the contract test",
 
 	"engine/cloud/cloud.go":                 "names the first subpackage",
