@@ -27,8 +27,7 @@
 //   - A reported failure of an init is final, unless kubeadm has not run yet, or has not
 //     passed its preflight: then only the claim exists, and the next request for the same
 //     cluster starts over.
-//   - In any state, [Reset] followed by a reboot makes the machine unused again; in the
-//     sandbox it is as cheap to replace it.
+//   - In any state, [Reset] followed by a reboot makes the machine unused again.
 //
 // A member that boots extends register 15 before anything else, starts its kubelet, and exits.
 //
@@ -370,7 +369,7 @@ func (b *bootstrapper) join(ctx context.Context, cluster []byte) error {
 	return err
 }
 
-// imageRegisters are the registers that an OS image determines; see package sandbox/machine.
+// imageRegisters are the registers that an OS image determines; see the release's measurements.
 var imageRegisters = []uint32{4, 9, 11}
 
 // serviceValidator returns the validator of join services: a control plane of this machine's

@@ -45,7 +45,7 @@ const (
 	// tellEvery is the interval of download progress reports.
 	tellEvery = 250 * time.Millisecond
 	// nodeResetAdvice is the remedy after a failure.
-	nodeResetAdvice = "fix the cause, then replace the machine, which accepts no second init; in the sandbox run `constellation sandbox down` and `up`"
+	nodeResetAdvice = "fix the cause, then replace the machine, which accepts no second init"
 	// retryAdvice is the remedy after a failure that is not final.
 	retryAdvice = "fix the cause, then run the same command again: the machine is still claimed for this cluster and retries"
 )

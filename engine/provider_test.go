@@ -47,7 +47,7 @@ func newMoon(t *testing.T) (*stage, *[]string) {
 			relays = append(relays, config.Text("crater")+" by "+state.Text("relay"))
 			return moon{s.cloud, state.Text("relay")}, nil
 		},
-		MetadataAddress: "http://10.0.0.1", ControlAddress: "https://moon.test", TPMAddress: "device:/dev/tpmrm0",
+		MetadataAddress: "http://10.0.0.1", ControlAddress: "https://moon.test", TPMAddress: "/dev/tpmrm0", TPMDir: "/dev",
 	}))
 	s.registered = true
 	s.edit(workspace.ConfigFile, "  sandbox:\n    name: demo", "  moon:\n    crater: tycho")
@@ -57,7 +57,7 @@ func newMoon(t *testing.T) (*stage, *[]string) {
 	return s, &relays
 }
 
-// TestInitInARegisteredCloudWithoutImages takes a cloud that only the registry knows through
+// TestInitInARegisteredCloudWithoutImages takes a registered cloud through
 // configuration, preflight, init and status.
 func TestInitInARegisteredCloudWithoutImages(t *testing.T) {
 	s, relays := newMoon(t)

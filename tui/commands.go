@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"constellation/engine/cloud/providers"
 	"constellation/engine/plan"
 	"constellation/engine/words"
 	"constellation/engine/workspace"
@@ -467,13 +468,13 @@ If the workspace has a sandbox, the file gets the sandbox's measurements and ver
 		Example: `  constellation config generate sandbox --name demo
   constellation -C demo config generate sandbox --kubernetes ` + first(s.Kubernetes),
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: fixed("sandbox"),
+		ValidArgsFunction: fixed(providers.Names()...),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ws, dir, err := s.newWorkspace()
 			if err != nil {
 				return err
 			}
-			if args[0] == "sandbox" {
+			if args[0] == providers.Default {
 				o.Sandbox = s.findSandbox(cmd.Context(), dir)
 			}
 			b, err := workspace.GenerateConfig(args[0], o)
@@ -485,8 +486,8 @@ If the workspace has a sandbox, the file gets the sandbox's measurements and ver
 				return err
 			}
 			fmt.Fprintf(s.out, "wrote %s\n", term.Clean(path))
-			if args[0] == "sandbox" && o.Sandbox == nil {
-				fmt.Fprintf(s.out, "next  %s\n", s.command("sandbox up"))
+			if up := providers.AdviceFor(args[0], nil).Up; up != "" && o.Sandbox == nil {
+				fmt.Fprintf(s.out, "next  %s\n", s.command(up))
 			} else {
 				fmt.Fprintf(s.out, "next  %s\n", s.command("init"))
 			}

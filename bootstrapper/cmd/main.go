@@ -1,7 +1,7 @@
 // Command bootstrapper makes the machine that it runs on a node of a cluster, once; see
 // package bootstrapper. It reads its environment from:
 //
-//	CONSTELLATION_PROVIDER   cloud provider of the machine: sandbox
+//	CONSTELLATION_PROVIDER   name of the machine's cloud provider
 //	CONSTELLATION_METADATA   URL of the cloud's metadata server
 //	CONSTELLATION_TPM        address of the TPM, unix:PATH or a device
 //

@@ -17,7 +17,7 @@ import (
 	"constellation/engine/plan"
 )
 
-// Fields of a configuration that only the cloud knows.
+// Fields of a configuration whose values come from the cloud.
 const (
 	fieldMeasurements = "attestation.tpm2.measurements"
 	fieldTrustRoots   = "attestation.tpm2.trustRoots"

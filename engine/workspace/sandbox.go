@@ -1,9 +1,16 @@
 package workspace
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/netip"
 	"strings"
 
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/section"
+	"constellation/engine/plan"
 )
 
 // SandboxInfo is what a workspace must know about its sandbox.
@@ -42,14 +49,18 @@ type SandboxInfo struct {
 }
 
 // provider is the name of the provider that the information is of.
-func (i SandboxInfo) provider() string { return "sandbox" }
+func (i SandboxInfo) provider() string { return providers.Default }
 
 // config returns the provider's section of a configuration.
-func (i SandboxInfo) config() section.Values { return section.Values{"name": i.Name} }
+func (i SandboxInfo) config() section.Values {
+	c, _ := providers.LocalSections(i.Name, i.Socket, i.Hollow, i.Simulated)
+	return c
+}
 
 // state returns the provider's section of a state.
 func (i SandboxInfo) state() section.Values {
-	return section.Values{"name": i.Name, "socket": i.Socket, "hollow": i.Hollow, "simulated": i.Simulated}
+	_, s := providers.LocalSections(i.Name, i.Socket, i.Hollow, i.Simulated)
+	return s
 }
 
 // hollowNote is the comment above the attestation of hollow machines.
@@ -63,4 +74,140 @@ func (i SandboxInfo) clusterName() string {
 	}
 	name := "hollow-" + i.Name
 	return strings.TrimRight(name[:min(len(name), 37)], "-")
+}
+
+// AdoptSandbox writes constellation-conf.yaml and constellation-state.yaml for a
+// sandbox where they are absent, and constellation-admin.conf if its cluster comes with it,
+// and returns the names of what it wrote or changed.
+//
+// Files that belong to something else are never touched: a state file of another
+// sandbox, or of an earlier one of this name, is an error with ExitUsage that says
+// what to do. Addresses that changed because the sandbox was started again are
+// brought up to date.
+func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) {
+	switch s, err := w.State(); {
+	case err == nil:
+		if err := w.sameSandbox(s, i); err != nil {
+			return nil, err
+		}
+		if len(i.InitSecret) == 0 {
+			i.InitSecret = s.Infrastructure.InitSecret
+		}
+		fresh, err := newState(i)
+		if err != nil {
+			return nil, fmt.Errorf("write %s: %w", StateFile, err)
+		}
+		fresh.ClusterValues = s.ClusterValues
+		before, _ := s.marshal()
+		after, err := fresh.marshal()
+		if err != nil {
+			return nil, fmt.Errorf("write %s: %w", StateFile, err)
+		}
+		if !bytes.Equal(before, after) {
+			if err := w.Write(StateFile, after, 0o600); err != nil {
+				return nil, err
+			}
+			written = append(written, StateFile)
+		}
+	case errors.Is(err, ErrAbsent):
+		if err := w.checkLeftovers(i.Name); err != nil {
+			return nil, err
+		}
+		s, err := newState(i)
+		if err != nil {
+			return nil, fmt.Errorf("write %s: %w", StateFile, err)
+		}
+		if err := w.WriteState(s); err != nil {
+			return nil, err
+		}
+		written = append(written, StateFile)
+	default:
+		return nil, err
+	}
+	if !w.Has(ConfigFile) {
+		b, err := GenerateConfig(i.provider(), GenerateOptions{Sandbox: &i})
+		if err != nil {
+			return written, err
+		}
+		if _, err := w.WriteConfig(b); err != nil {
+			return written, err
+		}
+		written = append(written, ConfigFile)
+	}
+	if len(i.Kubeconfig) > 0 {
+		if have, err := w.Kubeconfig(); err != nil || !bytes.Equal(have, i.Kubeconfig) {
+			if err := w.Write(KubeconfigFile, i.Kubeconfig, 0o600); err != nil {
+				return written, err
+			}
+			written = append(written, KubeconfigFile)
+		}
+	}
+	return written, nil
+}
+
+// checkLeftovers refuses files of a cluster that need a state file to belong to it.
+func (w *Workspace) checkLeftovers(sandbox string) error {
+	var names []string
+	for _, f := range []string{KubeconfigFile, MasterSecretFile} {
+		if w.Has(f) {
+			names = append(names, f)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return &plan.Error{
+		Op: "write " + w.Path(StateFile), Err: fmt.Errorf("%s of another cluster would get mixed up with sandbox %s", strings.Join(names, " and "), sandbox),
+		Exit: plan.ExitUsage, Remedy: "move these files to a safe place, or use another directory with -C",
+	}
+}
+
+// sameSandbox returns an error unless s is the state of sandbox i.
+func (w *Workspace) sameSandbox(s *State, i SandboxInfo) error {
+	var why string
+	switch have := s.Infrastructure; {
+	case have.Provider != i.provider() || have.Section.Text("name") != i.Name:
+		why = fmt.Sprintf("it belongs to %s %q", have.Provider, have.Name)
+	case have.UID != i.UID:
+		why = fmt.Sprintf("it belongs to an earlier sandbox %q, which was taken down", i.Name)
+	default:
+		return nil
+	}
+	return &plan.Error{
+		Op: "use " + w.Path(StateFile), Err: errors.New(why), Exit: plan.ExitUsage,
+		Remedy: fmt.Sprintf("move %s away, or use another directory with -C", strings.Join(w.ClusterFiles(), ", ")),
+	}
+}
+
+// newState returns the state of a sandbox that has no cluster yet.
+func newState(i SandboxInfo) (*State, error) {
+	s := &State{Version: StateVersion, Infrastructure: Infrastructure{
+		UID: i.UID, Name: i.clusterName(), Provider: i.provider(),
+		ClusterEndpoint: i.ClusterEndpoint, InitEndpoint: i.InitEndpoint, InClusterEndpoint: i.InClusterEndpoint,
+		InitSecret: i.InitSecret,
+		Section:    i.state(),
+	}}
+	var err error
+	if s.Infrastructure.NodeCIDR, err = netip.ParsePrefix(i.NodeCIDR); err != nil {
+		return nil, err
+	}
+	if s.Infrastructure.PodCIDR, err = netip.ParsePrefix(i.PodCIDR); err != nil {
+		return nil, err
+	}
+	for _, e := range []string{i.ClusterEndpoint, i.InClusterEndpoint} {
+		if h := hostOf(e); h != "" {
+			s.Infrastructure.APIServerCertSANs = append(s.Infrastructure.APIServerCertSANs, h)
+		}
+	}
+	if i.Hollow {
+		// Its cluster comes with it, and was made with no master secret.
+		sum := sha256.Sum256([]byte("hollow " + i.UID))
+		s.ClusterValues = ClusterValues{ClusterID: sum[:], MeasurementSalt: sum[:]}
+	}
+	// What we write we must be able to read.
+	b, err := s.marshal()
+	if err != nil {
+		return nil, err
+	}
+	return ParseState(b)
 }

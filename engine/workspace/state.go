@@ -2,7 +2,6 @@ package workspace
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"encoding/hex"
 	"net/netip"
 	"slices"
@@ -193,37 +192,4 @@ func (s *State) marshal() ([]byte, error) {
 		return nil, err
 	}
 	return b.Bytes(), e.Close()
-}
-
-// newState returns the state of a sandbox that has no cluster yet.
-func newState(i SandboxInfo) (*State, error) {
-	s := &State{Version: StateVersion, Infrastructure: Infrastructure{
-		UID: i.UID, Name: i.clusterName(), Provider: i.provider(),
-		ClusterEndpoint: i.ClusterEndpoint, InitEndpoint: i.InitEndpoint, InClusterEndpoint: i.InClusterEndpoint,
-		InitSecret: i.InitSecret,
-		Section:    i.state(),
-	}}
-	var err error
-	if s.Infrastructure.NodeCIDR, err = netip.ParsePrefix(i.NodeCIDR); err != nil {
-		return nil, err
-	}
-	if s.Infrastructure.PodCIDR, err = netip.ParsePrefix(i.PodCIDR); err != nil {
-		return nil, err
-	}
-	for _, e := range []string{i.ClusterEndpoint, i.InClusterEndpoint} {
-		if h := hostOf(e); h != "" {
-			s.Infrastructure.APIServerCertSANs = append(s.Infrastructure.APIServerCertSANs, h)
-		}
-	}
-	if i.Hollow {
-		// Its cluster comes with it, and was made with no master secret.
-		sum := sha256.Sum256([]byte("hollow " + i.UID))
-		s.ClusterValues = ClusterValues{ClusterID: sum[:], MeasurementSalt: sum[:]}
-	}
-	// What we write we must be able to read.
-	b, err := s.marshal()
-	if err != nil {
-		return nil, err
-	}
-	return ParseState(b)
 }

@@ -12,6 +12,7 @@ import (
 
 	"gopkg.in/yaml.v3"
 
+	"constellation/engine/cloud/providers"
 	"constellation/engine/version"
 )
 
@@ -112,7 +113,7 @@ func (r *reader) document(b []byte) *yaml.Node {
 	var doc, second yaml.Node
 	if err := d.Decode(&doc); err != nil {
 		if len(strings.TrimSpace(string(b))) == 0 || err.Error() == "EOF" {
-			r.bad(nil, "", "is empty", "move it away; `constellation sandbox up` writes a new one")
+			r.bad(nil, "", "is empty", "move it away, then write a new one: "+providers.Start())
 			return nil
 		}
 		line, problem := yamlProblem(err)

@@ -8,7 +8,6 @@
 package workspace
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -227,7 +226,7 @@ func (w *Workspace) ReadConfig() ([]byte, error) {
 	if errors.Is(err, ErrAbsent) {
 		return nil, &plan.Error{
 			Op: "read configuration", Err: absentFile{ConfigFile, w.root}, Exit: plan.ExitUsage,
-			Remedy: "run `constellation sandbox up`, which writes one, or `constellation config generate sandbox`; -C names another directory",
+			Remedy: providers.Start() + "; -C names another directory",
 		}
 	}
 	return b, err
@@ -240,10 +239,10 @@ func (w *Workspace) State() (*State, error) {
 	if errors.Is(err, ErrAbsent) {
 		e := &plan.Error{
 			Op: "read state", Err: absentFile{StateFile, w.root}, Exit: plan.ExitUsage,
-			Remedy: "run `constellation sandbox up`, which makes machines and writes it; if they exist already, copy the file to this directory",
+			Remedy: providers.Start() + "; if the machines exist already, copy the file to this directory",
 		}
 		if w.Has(KubeconfigFile) || w.Has(MasterSecretFile) {
-			// `sandbox up` would refuse: these are of a cluster that it does not know.
+			// The verb that creates machines would refuse: these are of a cluster that it does not know.
 			e.Remedy = "restore the file from your copy: the other files here are of a cluster that it belongs to; if that is gone, move " +
 				strings.Join(w.ClusterFiles(), ", ") + " away first"
 		}
@@ -254,7 +253,7 @@ func (w *Workspace) State() (*State, error) {
 	}
 	s, err := ParseState(b)
 	if err != nil {
-		return nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "restore the file from a backup; `constellation sandbox up` writes it again if it is absent"}
+		return nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "restore the file from a backup"}
 	}
 	return s, nil
 }
@@ -315,109 +314,6 @@ func (w *Workspace) WriteMasterSecret(m MasterSecret) error {
 		return fmt.Errorf("write %s: %w", MasterSecretFile, err)
 	}
 	return w.Write(MasterSecretFile, append(b, '\n'), 0o600)
-}
-
-// AdoptSandbox writes constellation-conf.yaml and constellation-state.yaml for a
-// sandbox where they are absent, and constellation-admin.conf if its cluster comes with it,
-// and returns the names of what it wrote or changed.
-//
-// Files that belong to something else are never touched: a state file of another
-// sandbox, or of an earlier one of this name, is an error with ExitUsage that says
-// what to do. Addresses that changed because the sandbox was started again are
-// brought up to date.
-func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) {
-	switch s, err := w.State(); {
-	case err == nil:
-		if err := w.sameSandbox(s, i); err != nil {
-			return nil, err
-		}
-		if len(i.InitSecret) == 0 {
-			i.InitSecret = s.Infrastructure.InitSecret
-		}
-		fresh, err := newState(i)
-		if err != nil {
-			return nil, fmt.Errorf("write %s: %w", StateFile, err)
-		}
-		fresh.ClusterValues = s.ClusterValues
-		before, _ := s.marshal()
-		after, err := fresh.marshal()
-		if err != nil {
-			return nil, fmt.Errorf("write %s: %w", StateFile, err)
-		}
-		if !bytes.Equal(before, after) {
-			if err := w.Write(StateFile, after, 0o600); err != nil {
-				return nil, err
-			}
-			written = append(written, StateFile)
-		}
-	case errors.Is(err, ErrAbsent):
-		if err := w.checkLeftovers(i.Name); err != nil {
-			return nil, err
-		}
-		s, err := newState(i)
-		if err != nil {
-			return nil, fmt.Errorf("write %s: %w", StateFile, err)
-		}
-		if err := w.WriteState(s); err != nil {
-			return nil, err
-		}
-		written = append(written, StateFile)
-	default:
-		return nil, err
-	}
-	if !w.Has(ConfigFile) {
-		b, err := GenerateConfig("sandbox", GenerateOptions{Sandbox: &i})
-		if err != nil {
-			return written, err
-		}
-		if _, err := w.WriteConfig(b); err != nil {
-			return written, err
-		}
-		written = append(written, ConfigFile)
-	}
-	if len(i.Kubeconfig) > 0 {
-		if have, err := w.Kubeconfig(); err != nil || !bytes.Equal(have, i.Kubeconfig) {
-			if err := w.Write(KubeconfigFile, i.Kubeconfig, 0o600); err != nil {
-				return written, err
-			}
-			written = append(written, KubeconfigFile)
-		}
-	}
-	return written, nil
-}
-
-// checkLeftovers refuses files of a cluster that need a state file to belong to it.
-func (w *Workspace) checkLeftovers(sandbox string) error {
-	var names []string
-	for _, f := range []string{KubeconfigFile, MasterSecretFile} {
-		if w.Has(f) {
-			names = append(names, f)
-		}
-	}
-	if len(names) == 0 {
-		return nil
-	}
-	return &plan.Error{
-		Op: "write " + w.Path(StateFile), Err: fmt.Errorf("%s of another cluster would get mixed up with sandbox %s", strings.Join(names, " and "), sandbox),
-		Exit: plan.ExitUsage, Remedy: "move these files to a safe place, or use another directory with -C",
-	}
-}
-
-// sameSandbox returns an error unless s is the state of sandbox i.
-func (w *Workspace) sameSandbox(s *State, i SandboxInfo) error {
-	var why string
-	switch have := s.Infrastructure; {
-	case have.Provider != i.provider() || have.Section.Text("name") != i.Name:
-		why = fmt.Sprintf("it belongs to %s %q", have.Provider, have.Name)
-	case have.UID != i.UID:
-		why = fmt.Sprintf("it belongs to an earlier sandbox %q, which was taken down", i.Name)
-	default:
-		return nil
-	}
-	return &plan.Error{
-		Op: "use " + w.Path(StateFile), Err: errors.New(why), Exit: plan.ExitUsage,
-		Remedy: fmt.Sprintf("move %s away, or use another directory with -C", strings.Join(w.ClusterFiles(), ", ")),
-	}
 }
 
 // ClusterFiles are the names of the files that belong to one cluster and are there.

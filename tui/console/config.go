@@ -12,6 +12,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
 	"constellation/tui/term"
@@ -191,14 +192,14 @@ func writeConfig(ctx context.Context, d consoleDeps, exists bool, fields []formF
 			o.Sandbox = d.Sandbox(ctx)
 		}
 		if o.Sandbox == nil {
-			// `sandbox up` writes the file with the machines' measurements. A file without
+			// The verb that creates machines writes the file with the machines' measurements. A file without
 			// them would only be in its way.
 			return "", &plan.Error{
 				Op: "write a configuration", Err: errors.New("this workspace has no machines yet"),
-				Remedy: "run `constellation sandbox up`, which creates machines and writes the file",
+				Remedy: providers.Start(),
 			}
 		}
-		b, err := workspace.GenerateConfig("sandbox", o)
+		b, err := workspace.GenerateConfig(providers.Default, o)
 		if err != nil {
 			return "", err
 		}

@@ -119,6 +119,8 @@ type Provider struct {
 	MetadataAddress, ControlAddress string
 	// TPMAddress is the address of a machine's TPM in pods; see attestation.OpenTPM.
 	TPMAddress string
+	// TPMDir is the directory of a machine that pods see as /run/tpm.
+	TPMDir string
 	// AutoscalerStandIn is whether the operator's chart installs a Deployment in the place
 	// of the cluster autoscaler, which knows no groups of this cloud.
 	AutoscalerStandIn bool
@@ -199,6 +201,18 @@ func AdviceFor(name string, values section.Values) Advice {
 	}
 }
 
+// Start returns how a workspace gets machines and a configuration: the commands of all
+// providers, for a user who has named none.
+func Start() string {
+	var ways []string
+	for _, p := range All() {
+		if p.Advice.Up != "" {
+			ways = append(ways, p.Advice.Create+", which makes machines and writes the files")
+		}
+	}
+	return strings.Join(append(ways, "`constellation config generate "+strings.Join(Names(), "|")+"` writes a configuration"), "; ")
+}
+
 // ChartValues returns the values of our charts that depend on the provider, by path.
 // A chart that lacks one of them is of an older release and has it built in.
 func (p Provider) ChartValues() map[string]any {
@@ -207,6 +221,7 @@ func (p Provider) ChartValues() map[string]any {
 		"metadataURL":                 p.MetadataAddress,
 		"cloudURL":                    p.ControlAddress,
 		"joinservice.tpm":             p.TPMAddress,
+		"joinservice.tpmDir":          p.TPMDir,
 		"operator.autoscaler.standIn": p.AutoscalerStandIn,
 	}
 }

@@ -7,11 +7,21 @@ import (
 	"constellation/engine/cloud/section"
 )
 
+// Default is the provider of a daemon that is started without one: the only one when
+// the flag got its default. It is also the provider of a cloud that this program runs on
+// this computer.
+const Default = "sandbox"
+
+// LocalSections returns the sections of configuration and state of a cloud on this computer.
+func LocalSections(name, socket string, hollow, simulated bool) (config, state section.Values) {
+	return section.Values{"name": name}, section.Values{"name": name, "socket": socket, "hollow": hollow, "simulated": simulated}
+}
+
 // sandbox is the cloud that package sandbox runs on this computer.
 func sandbox() Provider {
 	const problem = "cannot name a sandbox"
 	return Provider{
-		Name: "sandbox",
+		Name: Default,
 		Config: section.Schema{
 			{Name: "name", Required: true, Identity: true, Valid: sandboxapi.ValidName, Problem: problem, Remedy: "use at most 40 of a-z, 0-9 and -"},
 		},
@@ -53,6 +63,7 @@ func sandbox() Provider {
 		MetadataAddress: sandboxapi.DefaultMetadata,
 		ControlAddress:  sandboxapi.DefaultControl,
 		TPMAddress:      "unix:/run/tpm/tpm.sock",
+		TPMDir:          sandboxapi.TPMDir,
 
 		AutoscalerStandIn: true,
 		Metadata:          func(address string) Metadata { return sandboxapi.NewMetadata(address) },

@@ -38,6 +38,9 @@ const (
 	WorkerGroup       = "workers"
 )
 
+// TPMDir is the directory of a machine that has the socket of its TPM, tpm.sock.
+const TPMDir = "/var/lib/constellation-tpm"
+
 const scheme = "sandbox://"
 
 var nameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)

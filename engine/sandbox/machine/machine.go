@@ -28,6 +28,8 @@ import (
 	"net/netip"
 	"path/filepath"
 	"time"
+
+	"constellation/engine/cloud/sandboxapi"
 )
 
 // The network of a sandbox. All sandboxes use the same addresses without conflict,
@@ -46,7 +48,7 @@ var (
 const (
 	// TPMDir is the directory of the machine's TPM socket, tpm.sock, and of
 	// EventLogName. The machine cannot write to it.
-	TPMDir = "/var/lib/constellation-tpm"
+	TPMDir = sandboxapi.TPMDir
 	// TPMAddress is the TPM's address as seen from inside of the machine.
 	TPMAddress = "unix:" + TPMDir + "/tpm.sock"
 	// EventLogName is the file in TPMDir that [PowerOn.EventLog] names.

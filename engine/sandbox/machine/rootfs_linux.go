@@ -145,18 +145,19 @@ func customisation() ([]change, error) {
 	}
 	const units = "usr/lib/systemd/system/"
 	for _, f := range []struct {
+		from        fs.FS
 		asset, path string
 		mode        fs.FileMode
 	}{
-		{"machine-setup", "usr/lib/constellation/machine-setup", 0o755},
-		{"machine-setup.service", units + "machine-setup.service", 0o644},
-		{"kubelet.service", units + "kubelet.service", 0o644},
-		{"10-kubeadm.conf", units + "kubelet.service.d/10-kubeadm.conf", 0o644},
-		{"10-kubelet.conf", "usr/lib/constellation/kubelet.conf.d/10-machine.conf", 0o644},
-		{"10-containerd.conf", units + "containerd.service.d/10-containerd.conf", 0o644},
-		{"10-journald.conf", "usr/lib/systemd/journald.conf.d/10-machine.conf", 0o644},
+		{ownUnits, "units/machine-setup", "usr/lib/constellation/machine-setup", 0o755},
+		{ownUnits, "units/machine-setup.service", units + "machine-setup.service", 0o644},
+		{assets.Systemd(), "kubelet.service", units + "kubelet.service", 0o644},
+		{assets.Systemd(), "10-kubeadm.conf", units + "kubelet.service.d/10-kubeadm.conf", 0o644},
+		{assets.Systemd(), "10-kubelet.conf", "usr/lib/constellation/kubelet.conf.d/10-machine.conf", 0o644},
+		{assets.Systemd(), "10-containerd.conf", units + "containerd.service.d/10-containerd.conf", 0o644},
+		{assets.Systemd(), "10-journald.conf", "usr/lib/systemd/journald.conf.d/10-machine.conf", 0o644},
 	} {
-		data, err := fs.ReadFile(assets.Systemd(), f.asset)
+		data, err := fs.ReadFile(f.from, f.asset)
 		if err != nil {
 			return nil, fmt.Errorf("read unit: %w", err)
 		}

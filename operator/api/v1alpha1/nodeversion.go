@@ -38,7 +38,7 @@ type NodeVersion struct {
 // NodeVersionSpec is the target of all nodes.
 //
 // +kubebuilder:validation:XValidation:rule="self.kubernetesClusterVersion == oldSelf.kubernetesClusterVersion || self.kubernetesComponentsReference != oldSelf.kubernetesComponentsReference",message="kubernetesClusterVersion changed alone: set kubernetesComponentsReference to the components of that version in the same write"
-// +kubebuilder:validation:XValidation:rule="(self.image == '') == (self.imageVersion == '')",message="image and imageVersion belong together: set both, or none"
+// +kubebuilder:validation:XValidation:rule="(size(self.image) == 0) == (size(self.imageVersion) == 0)",message="image and imageVersion belong together: set both, or none"
 // +kubebuilder:validation:XValidation:rule="self.imageVersion == oldSelf.imageVersion || self.image != oldSelf.image",message="imageVersion changed alone: set image to the image of that version in the same write"
 type NodeVersionSpec struct {
 	// image is the cloud's reference of the OS image that every node must run, for

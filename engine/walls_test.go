@@ -1,0 +1,153 @@
+package engine_test
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// mayNameSandbox are the files and directories of production code that may name the sandbox, each
+// with its reason. A directory ends with a slash.
+var mayNameSandbox = map[string]string{
+	"engine/sandbox/":                   "the cloud itself",
+	"engine/cloud/sandboxapi/":          "its client",
+	"engine/cloud/providers/sandbox.go": "its entry in the registry",
+
+	"main.go":                        "wires the verb sandbox to its program",
+	"engine/sandbox.go":              "contract of the verb sandbox, which another program implements",
+	"engine/workspace/sandbox.go":    "files that the verb sandbox writes",
+	"engine/workspace/configfill.go": "values that the verb sandbox fills in",
+	"engine/workspace/config.go":     "option of config generate: a running sandbox supplies the values",
+	"engine/drill.go":                "contract of sandbox drill",
+	"tui/invocation.go":              "the verb sandbox in the help",
+	"tui/commands.go":                "examples of the help, and the sandbox of a workspace",
+	"tui/consolerun.go":              "passes the sandbox of a workspace on",
+	"tui/console.go":                 "has the sandbox of a workspace",
+	"tui/console/":                   "has the sandbox of a workspace",
+	"tui/screen_init.go":             "takes the values of the sandbox of a workspace",
+	"tui/tui.go":                     "dependencies of the verb sandbox",
+	"tui/view/explain.go":            "an example in a comment",
+	"tui/view/timeline.go":           "streams of the verb sandbox have no plan",
+	"internal/testneeds/":            "names the command that builds what a test needs",
+	"tui/internal/enginefake/":       "fixtures of tests",
+	"engine/kube/kubetest/":          "values of the contract test",
+
+	"engine/cloud/cloud.go":                 "names the first subpackage",
+	"engine/cloud/section/section.go":       "an example in a comment",
+	"engine/cloud/providers/providers.go":   "calls its entry; an example in a comment",
+	"operator/api/v1alpha1/scalinggroup.go": "an example of an ID in the API's description",
+	"assets/crds/":                          "generated from it",
+	"assets/samples/":                       "examples",
+	"assets/charts/":                        "defaults for helm template; the engine sets them all",
+	"engine/attestation/internal/evidence/": "comments of the certificate's format",
+}
+
+var (
+	sandboxRE = regexp.MustCompile(`(?i)sandbox`)
+	// runtimeRE is what the container runtime calls a sandbox.
+	runtimeRE = regexp.MustCompile(`(?i)pod_?sandbox|sandbox_image|sandboxImage|pause image|SandboxSize|iframe|sandbox=""`)
+)
+
+// TestNoSandboxInTheWalls keeps assumptions about the sandbox out of code that serves every
+// cloud. The entry in the registry has the data of a provider.
+func TestNoSandboxInTheWalls(t *testing.T) {
+	used := map[string]bool{}
+	allowed := func(path string) bool {
+		for name := range mayNameSandbox {
+			if path == name || strings.HasSuffix(name, "/") && strings.HasPrefix(path, name) {
+				used[name] = true
+				return true
+			}
+		}
+		return false
+	}
+	root := os.DirFS("..")
+	for _, top := range []string{"main.go", "agent", "assets", "bootstrapper", "engine", "internal", "joinservice", "operator", "tui"} {
+		err := fs.WalkDir(root, top, func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			if d.IsDir() {
+				if d.Name() == "testdata" {
+					return fs.SkipDir
+				}
+				return nil
+			}
+			switch filepath.Ext(path) {
+			case ".go", ".yaml", ".json", ".tpl", ".service", ".conf", "":
+			default:
+				return nil
+			}
+			if strings.HasSuffix(path, "_test.go") {
+				return nil
+			}
+			b, err := fs.ReadFile(root, path)
+			if err != nil {
+				return err
+			}
+			for i, line := range strings.Split(string(b), "\n") {
+				if sandboxRE.MatchString(runtimeRE.ReplaceAllString(line, "")) && !allowed(path) {
+					t.Errorf("%s:%d names the sandbox: put it into the provider's entry, or into mayNameSandbox with a reason\n%s", path, i+1, line)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name := range mayNameSandbox {
+		if _, err := fs.Stat(root, strings.TrimSuffix(name, "/")); err == nil && !used[name] {
+			t.Errorf("%s names no sandbox: remove it from mayNameSandbox", name)
+		}
+	}
+}
+
+// mayImportSandbox are the directories of production code that may import the sandbox or its
+// client.
+var mayImportSandbox = map[string]string{
+	"engine/sandbox":         "the cloud itself",
+	"engine/cloud/providers": "the registry",
+	"":                       "main executes the program of the verb sandbox",
+}
+
+func TestSandboxIsImportedByTheRegistryAlone(t *testing.T) {
+	root := os.DirFS("..")
+	err := fs.WalkDir(root, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (d.Name() == "testdata" || path != "." && strings.HasPrefix(d.Name(), ".")) {
+			return fs.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		dir := strings.TrimPrefix(filepath.Dir(path), ".")
+		if _, ok := mayImportSandbox[dir]; ok || strings.HasPrefix(dir, "engine/sandbox/") || strings.HasPrefix(dir, "engine/cloud/sandboxapi") {
+			return nil
+		}
+		b, err := fs.ReadFile(root, path)
+		if err != nil {
+			return err
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, b, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		for _, i := range f.Imports {
+			if p := strings.Trim(i.Path.Value, `"`); strings.HasPrefix(p, "constellation/engine/sandbox") || strings.HasPrefix(p, "constellation/engine/cloud/sandboxapi") {
+				t.Errorf("%s imports %s", path, p)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
