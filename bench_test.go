@@ -138,7 +138,7 @@ func initOnce(b *testing.B, bin string) map[string]time.Duration {
 				return e.Time
 			}
 		}
-		b.Fatalf("no event tells of %s", what)
+		b.Fatalf("no event reports %s", what)
 		return time.Time{}
 	}
 	step := func(id, state string) time.Time {

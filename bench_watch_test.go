@@ -65,7 +65,7 @@ func BenchmarkWatchCluster(b *testing.B) {
 			var keys []time.Duration
 			for i := range 200 {
 				if i%20 == 0 {
-					w.types("\x15") // the filter begins anew
+					w.types("\x15") // clears the filter
 				}
 				sign := string(rune('А' + i%32)) // other than the one that was at its place
 				w.forget()
@@ -91,7 +91,7 @@ func BenchmarkWatchCluster(b *testing.B) {
 			sign := string(rune('А' + i%32))
 			w.forget()
 			begun := time.Now()
-			c.set(0, sign+" is what the kubelet says")
+			c.set(0, sign+" in the kubelet's message")
 			pixels = append(pixels, w.await(sign, time.Minute).Sub(begun))
 			time.Sleep(time.Duration(37*i%100) * time.Millisecond) // at any moment between two updates
 		}
@@ -269,7 +269,7 @@ type watching struct {
 
 	mu    sync.Mutex
 	total int
-	fresh []byte        // what was written and not looked at yet
+	fresh []byte        // unread output
 	news  chan struct{} // holds that there is some
 	gone  chan struct{}
 }

@@ -114,7 +114,7 @@ func TestApplyIsKilledInEachStep(t *testing.T) {
 	}
 	for _, last := range []bool{false, true} {
 		cmd, _, rest := c.until(plan.StepRollout, verb...)
-		if !t.Run("a second console is told who has the cluster", func(t *testing.T) {
+		if !t.Run("a second console reports the holder of the lock", func(t *testing.T) {
 			other := *c
 			other.t, other.dir = t, t.TempDir()
 			for _, name := range []string{workspace.ConfigFile, workspace.KubeconfigFile, workspace.StateFile} {

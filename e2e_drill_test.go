@@ -41,7 +41,7 @@ func (c *cloud) drill(kind machineKind, more ...string) {
 			t.Fatal(err)
 		}
 	}
-	t.Cleanup(func() { c.run(5*time.Minute, "sandbox", "down") }) // whatever a drill leaves that hangs
+	t.Cleanup(func() { c.run(5*time.Minute, "sandbox", "down") }) // remains of a drill that hung
 	args := []string{"sandbox", "drill", "--machines", string(kind), "--kubernetes=v1.35.4", "--seed=1", "--count=3", "-o", "json", "--journal", journal}
 	out := c.run(12*time.Minute, append(args, more...)...)
 	t.Log(out.stderr)

@@ -53,9 +53,9 @@ func (c *cloud) wantGuarded(when string) {
 	}
 }
 
-// guarded makes the attempts again and again until the returned function is called, which fails
-// the test if one of them succeeded. What an API server that restarts, or a Node that has just gone,
-// keeps from being tried is tried the next time.
+// guarded repeats the attempts until the returned function is called, which fails the test if one of
+// them succeeded. Attempts that fail because an API server restarts, or because their Node has just
+// been deleted, are made again in the next round.
 func (c *cloud) guarded() (end func()) {
 	ctx, cancel := context.WithCancel(c.t.Context())
 	var wg sync.WaitGroup

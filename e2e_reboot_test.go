@@ -34,7 +34,7 @@ func (c *cloud) survives(kind machineKind, all []string) {
 		}
 		begun := time.Now()
 		c.run(2*time.Minute, args...).want(plan.ExitDone)
-		if kind == realMachines { // most pods of simulated ones run nothing that could start anew
+		if kind == realMachines { // most pods of simulated ones have no process that could restart
 			c.wantRestarted(begun, touched)
 			c.wantNodes(all...)
 			c.wantAnswer(all...)

@@ -41,7 +41,7 @@ func (c *cloud) recovers(kind machineKind, lost ...string) {
 	}
 	defer in.Close()
 	at := ""
-	if kind == simulatedMachines { // whose root is where the shell begins
+	if kind == simulatedMachines { // the shell starts in their root directory
 		at = "."
 	}
 	c.shell(time.Minute, first, in, "umask 077 && mkdir -p "+at+"/root && cat > "+at+"/root/etcd.snapshot")

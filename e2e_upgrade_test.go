@@ -57,7 +57,7 @@ sed '1,/^\r$/d' <&3 >/usr/local/bin/.%[2]s && chmod 755 /usr/local/bin/.%[2]s &&
 		install(m, "kubeadm")
 		inside(m, "cat >/root/upgrade.yaml <<'END'\n"+upgradeConfig+"END\nkubeadm upgrade "+verb+" --config /root/upgrade.yaml")
 		install(m, "kubelet")
-		inside(m, "grep -qx 'serverTLSBootstrap: true' /var/lib/kubelet/config.yaml") // kubeadm wrote it anew
+		inside(m, "grep -qx 'serverTLSBootstrap: true' /var/lib/kubelet/config.yaml") // kubeadm has rewritten it
 		inside(m, "systemctl restart kubelet")
 		c.kubectl("wait", "node/"+m, "--for=jsonpath={.status.nodeInfo.kubeletVersion}="+to, "--timeout=110s")
 	}

@@ -167,7 +167,7 @@ func newHollowRollout(t *testing.T, workers, surge, pods int, times hollow.Times
 			pause(ctx, time.Second)
 		}
 	})
-	r.until("pods run and the operator knows all nodes", func() (string, bool) {
+	r.until("pods run and the operator has observed all nodes", func() (string, bool) {
 		var d appsv1.Deployment
 		var nv v1alpha1.NodeVersion
 		err := errors.Join(r.api.Get(ctx, client.ObjectKey{Namespace: "default", Name: "web"}, &d), r.api.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeVersionName}, &nv))
@@ -438,7 +438,7 @@ func (r *hollowRollout) record(how string, cut time.Duration) {
 	t.Helper()
 	told := func(f *face, text string) {
 		t.Helper()
-		r.until(text+" is told", func() (string, bool) { return tail(f.text()), strings.Contains(f.text(), text) })
+		r.until(text+" is shown", func() (string, bool) { return tail(f.text()), strings.Contains(f.text(), text) })
 	}
 	var f *face
 	leave := func() { // as a user does

@@ -88,9 +88,9 @@ func TestDaemonsLinkNoConsole(t *testing.T) {
 	}{
 		{"./bootstrapper/cmd", []string{"k8s.io/", "sigs.k8s.io/controller-runtime", "helm.sh/", "github.com/charmbracelet/", "constellation/engine/kube", "constellation/joinservice/cmd", "constellation/operator"}, "a root daemon of a node stays small"},
 		{"./agent/cmd", []string{"k8s.io/", "sigs.k8s.io/controller-runtime", "helm.sh/", "github.com/charmbracelet/", "constellation/bootstrapper", "constellation/joinservice", "constellation/operator"}, "a root daemon of a node stays small"},
-		{"./joinservice/cmd", []string{"helm.sh/", "github.com/charmbracelet/", "constellation/tui", "constellation/engine/kube", "constellation/engine/sandbox"}, "what runs in the cluster installs no charts and has no terminal"},
-		{"./operator/cmd", []string{"helm.sh/", "github.com/charmbracelet/", "constellation/tui", "constellation/engine/kube", "constellation/engine/sandbox"}, "what runs in the cluster installs no charts and has no terminal"},
-		{"./tui", []string{"k8s.io/", "helm.sh/", "constellation/engine/kube", "constellation/engine/sandbox", "constellation/operator"}, "the console shows what the engine says"},
+		{"./joinservice/cmd", []string{"helm.sh/", "github.com/charmbracelet/", "constellation/tui", "constellation/engine/kube", "constellation/engine/sandbox"}, "programs in the cluster install no charts and have no terminal"},
+		{"./operator/cmd", []string{"helm.sh/", "github.com/charmbracelet/", "constellation/tui", "constellation/engine/kube", "constellation/engine/sandbox"}, "programs in the cluster install no charts and have no terminal"},
+		{"./tui", []string{"k8s.io/", "helm.sh/", "constellation/engine/kube", "constellation/engine/sandbox", "constellation/operator"}, "the console renders the engine's data"},
 		{"./tui/term", []string{"constellation/assets", "constellation/engine/version", "constellation/engine/kube", "github.com/spf13/"}, "a terminal knows no cluster and no command"},
 		{"./engine", []string{"k8s.io/", "sigs.k8s.io/controller-runtime", "helm.sh/", "github.com/charmbracelet/", "constellation/engine/kube", "constellation/engine/sandbox"}, "the engine decides; its hands are elsewhere"},
 		{"./engine/backup", []string{"k8s.io/", "sigs.k8s.io/", "helm.sh/", "github.com/charmbracelet/", "constellation/engine/kube", "constellation/engine/version", "constellation/assets", "constellation/tui", "constellation/operator"}, "a backup is bytes, and knows no cluster"},

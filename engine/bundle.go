@@ -142,8 +142,8 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 	})
 	if len(feed) == 0 && len(out.Charts) == 0 {
 		return out, &plan.Error{
-			Op: "bundle", Err: errors.New("there is nothing to carry: neither a feed nor charts of others are named"), Exit: plan.ExitNothing,
-			Remedy: "all else comes with the program; `--feed` names a feed, and charts stand in " + workspace.ConfigFile,
+			Op: "bundle", Err: errors.New("the bundle would be empty: neither a feed nor external charts are configured"), Exit: plan.ExitNothing,
+			Remedy: "everything else comes with the program; set a feed with `--feed`, or charts in " + workspace.ConfigFile,
 		}
 	}
 	err = writeWhole(r.Out, func(f io.Writer) error {
@@ -160,7 +160,7 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 		}
 	}
 	if err != nil {
-		return out, &plan.Error{Op: "write " + r.Out, Err: workspace.WithoutPath(err), Remedy: "look at whether you may write there, and whether there is room"}
+		return out, &plan.Error{Op: "write " + r.Out, Err: workspace.WithoutPath(err), Remedy: "check write permission and free space there"}
 	}
 	return out, nil
 }

@@ -488,7 +488,7 @@ func TestCheckWithInjectedErrors(t *testing.T) {
 			"read key /nowhere.pub: no such file or directory", "name a file with", 2, nil,
 		},
 		{
-			"the preflight fails", func(s *checkStage) { s.inside.broken = fmt.Errorf("look for trouble: %w", cluster.ErrUnreachable) },
+			"the preflight fails", func(s *checkStage) { s.inside.broken = fmt.Errorf("run preflight: %w", cluster.ErrUnreachable) },
 			check.Request{},
 			"", "", 6,
 			[]string{"not-checked preflight: preflight checks of the hop did not run"},

@@ -143,7 +143,7 @@ func TestUnpublishedReleasesHaveARemedy(t *testing.T) {
 		build  engine.FeedBuild
 		remedy string
 	}{
-		{"an invalid release", engine.FeedBuild{From: bad, Out: feed, KeyFile: k.Private}, "correct what is named and publish again"},
+		{"an invalid release", engine.FeedBuild{From: bad, Out: feed, KeyFile: k.Private}, "correct the named file and publish again"},
 		{"an empty folder", engine.FeedBuild{From: t.TempDir(), Out: feed, KeyFile: k.Private}, "`constellation release build --help` says what the folder holds"},
 		{"another key", engine.FeedBuild{From: from, Out: feed, KeyFile: other.Private}, "sign with the key that " + feed + " was signed with"},
 		{"a signer who is not trusted", engine.FeedBuild{From: from, Out: feed, KeyFile: k.Private, Trust: []string{other.Public}}, "name the private key of one that may sign"},

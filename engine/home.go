@@ -76,16 +76,16 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		suggest("Start a sandbox", "sandbox up", "a cloud on this computer, with machines that boot for real; it writes the configuration")
 		suggest("Write a configuration", "config generate sandbox", "with comments, to be filled in")
 	case StageConfigured:
-		suggest("Start the machines", "sandbox up", "the configuration is there, the machines are not")
+		suggest("Start the machines", "sandbox up", "the configuration exists, the machines do not")
 	case StageReady:
-		suggest("Create the cluster", "init", "machines are there and belong to no cluster yet")
+		suggest("Create the cluster", "init", "machines exist and belong to no cluster yet")
 	case StagePartial:
 		if lost {
 			problem(workspace.KubeconfigFile, &plan.Error{Err: e.ws.Absent(workspace.KubeconfigFile), Remedy: workspace.RestoreKubeconfig})
-			suggest("Look at the machines", "status", "the cluster was complete, and the file that leads into it is gone")
+			suggest("Look at the machines", "status", "the cluster was complete, and its kubeconfig is missing")
 			break
 		}
-		suggest("Go on creating the cluster", "init", "it was begun and did not end; finished steps are skipped")
+		suggest("Continue creating the cluster", "init", "an init was interrupted; finished steps are skipped")
 		suggest("Look at the cluster", "status", "")
 	case StageCluster:
 		suggest("Look at the cluster", "status", "")

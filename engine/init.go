@@ -234,7 +234,7 @@ func (i *initRun) steps() []plan.Step {
 		},
 		{
 			ID:     StepFirstNode,
-			Title:  "Make the first node",
+			Title:  "Bootstrap the first node",
 			Effect: fmt.Sprintf("one control plane is attested and runs kubeadm init with Kubernetes %s; %s is written", c.Kubernetes, workspace.MasterSecretFile),
 			Done: func(context.Context) (bool, error) {
 				return i.e.ws.Has(workspace.KubeconfigFile) || i.e.ws.Has(workspace.PendingFile), nil
@@ -244,15 +244,15 @@ func (i *initRun) steps() []plan.Step {
 		{
 			ID:     StepKubeconfig,
 			Title:  "Write the kubeconfig",
-			Effect: fmt.Sprintf("%s leads to the cluster at %s", workspace.KubeconfigFile, i.state.Infrastructure.ClusterEndpoint),
+			Effect: fmt.Sprintf("%s is the kubeconfig of the cluster at %s", workspace.KubeconfigFile, i.state.Infrastructure.ClusterEndpoint),
 			Done:   i.kubeconfigWritten,
 			Run:    i.writeKubeconfig,
 		},
 		i.componentsStep(),
 		{
 			ID:     StepJoinConfig,
-			Title:  "Publish what machines must prove",
-			Effect: fmt.Sprintf("ConfigMap join-config demands %s", i.demands()),
+			Title:  "Publish attestation requirements",
+			Effect: fmt.Sprintf("ConfigMap join-config requires %s", i.demands()),
 			Done: func(ctx context.Context) (bool, error) {
 				want, err := i.joinConfig()
 				if err != nil {
@@ -329,7 +329,7 @@ func (i *clusterRun) componentsStep() plan.Step {
 	all := append([]cluster.Components{first}, i.inUse...)
 	s := plan.Step{
 		ID:     StepComponents,
-		Title:  "Publish what nodes install",
+		Title:  "Publish components of nodes",
 		Effect: fmt.Sprintf("ConfigMap %s lists %s", shortName(i.components.Name), names(i.components.List)),
 		Done: func(ctx context.Context) (bool, error) {
 			return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
@@ -353,7 +353,7 @@ func (i *clusterRun) componentsStep() plan.Step {
 		},
 	}
 	for _, c := range i.inUse {
-		s.Details = append(s.Details, fmt.Sprintf("ConfigMap %s, of Kubernetes %s, gets the release builder's statement, which new machines demand", shortName(c.Name), c.Kubernetes))
+		s.Details = append(s.Details, fmt.Sprintf("ConfigMap %s, of Kubernetes %s, gets the release builder's statement, which new machines require", shortName(c.Name), c.Kubernetes))
 	}
 	return s
 }
@@ -412,7 +412,7 @@ func (i *initRun) preflight(ctx context.Context, r *plan.Reporter) error {
 		return blocked(blocks)
 	}
 	if f.image.Reference != i.image.Reference || cluster.ComponentsName(f.list) != i.components.Name || f.config.Services.Compare(i.config.Services) != 0 {
-		return &plan.Error{Op: "check before start", Err: errors.New("configuration or cloud changed after the plan was made"), Exit: plan.ExitBlocked, Remedy: "look at the new plan: run the same command again"}
+		return &plan.Error{Op: "check before start", Err: errors.New("configuration or cloud changed after the plan was made"), Exit: plan.ExitBlocked, Remedy: "review the new plan: run the same command again"}
 	}
 	// Not least the state: another run may have gone on since the plan was made.
 	i.facts = f
@@ -441,7 +441,7 @@ func (i *clusterRun) clusterError(op string, err error) error {
 	switch {
 	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		e.Err = fmt.Errorf("the API server at %s does not answer in time: %w", i.state.Infrastructure.ClusterEndpoint, err)
-		e.Remedy = "is the sandbox running, and its control plane up? `constellation status` tells; run the same command again afterwards"
+		e.Remedy = "check with `constellation status` that the sandbox and its control plane are up, then run the same command again"
 	case errors.Is(err, cluster.ErrDenied):
 		e.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	default:
@@ -502,9 +502,9 @@ func (i *initRun) firstNode(ctx context.Context, r *plan.Reporter) error {
 		}
 		if over > limit {
 			failure.Op = fmt.Sprintf("wait %s for the first machine at %s", over.Round(time.Second), d.endpoint)
-			failure.Remedy = "is a machine up? `constellation sandbox status` shows them and where their console is. Run the same command again to go on waiting"
+			failure.Remedy = "check with `constellation sandbox status` that a machine is up, and read its console. Run the same command again to continue waiting"
 			if errors.Is(failure.Err, errOther) {
-				failure.Remedy = "if the first machine has given its result away already, restore " + workspace.KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
+				failure.Remedy = "if the result of the first machine was fetched already, restore " + workspace.KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
 			}
 			return failure.Error
 		}
@@ -549,7 +549,7 @@ func (i *initRun) whyWaiting(a *attempt, seq uint64) string {
 	cause := a.Err.Error()
 	switch {
 	case errors.Is(a.Err, errOther):
-		return fmt.Sprintf("the machine that was asked before has not answered yet: %v", a.Err)
+		return fmt.Sprintf("the previously contacted machine has not answered yet: %v", a.Err)
 	case seq > 0:
 		return fmt.Sprintf("the connection to the first machine is lost (%s); its work goes on", cause)
 	}
@@ -602,7 +602,7 @@ func (i *initRun) retreat(r *plan.Reporter) {
 }
 
 // taken is what to do about a machine that works for another cluster.
-const taken = "another init was there first: go on in the directory where it was run, which has that cluster's files. " +
+const taken = "another init came first: continue in the directory where it was run, which has that cluster's files. " +
 	"For a new cluster `constellation sandbox down`, then `up`, gives unused machines in place of used ones"
 
 // unpin discards the machine of an earlier attempt if the cloud reports that it was deleted:
@@ -621,7 +621,7 @@ func (i *initRun) unpin(ctx context.Context, r *plan.Reporter) error {
 			return nil
 		}
 	}
-	r.Log("engine", "", "warn", pinned+" was asked to be the first node and does not exist any more; another machine is asked")
+	r.Log("engine", "", "warn", pinned+" was to become the first node and no longer exists; trying another machine")
 	i.state.ClusterValues.InitNode = ""
 	return i.e.ws.WriteState(i.state)
 }
@@ -766,7 +766,7 @@ func (i *initRun) store(r *plan.Reporter, s *initproto.Success) error {
 	}
 	k, err := workspace.WithServer(s.Kubeconfig, i.state.Infrastructure.ClusterEndpoint)
 	if err != nil {
-		return &plan.Error{Op: "store the result of " + s.NodeName, Err: err, Remedy: "image and this program do not fit together"}
+		return &plan.Error{Op: "store the result of " + s.NodeName, Err: err, Remedy: "image and this program are incompatible"}
 	}
 	return i.e.ws.Write(workspace.PendingFile, k, 0o600)
 }
@@ -868,7 +868,7 @@ func (i *initRun) acknowledge(ctx context.Context, r *plan.Reporter) error {
 		failures++
 		// A machine that stops right after the acknowledgement may lose its own answer.
 		if sent && failures >= 4 || pause(limited, wait.next()) != nil {
-			r.Log("engine", "", "info", "the first machine does not answer any more; it knows that its result is stored, or was switched off")
+			r.Log("engine", "", "info", "the first machine does not answer any more; it has the acknowledgement of its result, or was switched off")
 			return nil
 		}
 	}

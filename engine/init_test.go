@@ -411,21 +411,21 @@ func TestInitErrorsHaveCauseAndRemedy(t *testing.T) {
 			m := s.machines[0]
 			m.stop()
 			m.boot(ca, m.identity(), s.events, nil)
-		}, plan.ExitFailed, "check who vouches for the first machine", "trustRoots"},
+		}, plan.ExitFailed, "verify the certificate chain of the first machine's TPM", "trustRoots"},
 		{"a machine of another sandbox", func(t *testing.T, s *stage) {
 			m := s.machines[0]
 			m.stop()
 			id := m.identity()
 			id.UID = "another"
 			m.boot(s.ca, id, s.events, nil)
-		}, plan.ExitFailed, "check which machine answers", "initEndpoint"},
+		}, plan.ExitFailed, "check the identity of the first machine", "initEndpoint"},
 		{"a worker behind the endpoint", func(t *testing.T, s *stage) {
 			m := s.machines[0]
 			m.stop()
 			id := m.identity()
 			id.Role = cloud.Worker
 			m.boot(s.ca, id, s.events, nil)
-		}, plan.ExitFailed, "check which machine answers", "initEndpoint"},
+		}, plan.ExitFailed, "check the identity of the first machine", "initEndpoint"},
 		{"a machine of another cluster", func(t *testing.T, s *stage) {
 			m := s.machines[0]
 			m.stop()

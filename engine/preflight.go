@@ -48,7 +48,7 @@ type facts struct {
 	fetched map[string]*chart.Chart
 	// foreign is why the workspace's files are not of these machines; nil if they are.
 	foreign error
-	// controlPlanes is how many there are to be: of the configuration until machines join, and
+	// controlPlanes is the number of control planes: of the configuration until machines join,
 	// of the cluster afterwards. Zero is unknown and counts as one.
 	controlPlanes int
 }
@@ -157,7 +157,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 			}
 			return nil
 		}},
-		{"secret", "files", "no master secret is there yet", "state", func(context.Context) *plan.Finding {
+		{"secret", "files", "no master secret exists yet", "state", func(context.Context) *plan.Finding {
 			if !clusterBegun() && e.ws.Has(workspace.MasterSecretFile) {
 				return warn("an existing "+workspace.MasterSecretFile+" will be used", "an earlier init wrote it, or you did; the keys of the new cluster are derived from it",
 					"move it away if it belongs to another cluster: a new one is made then")
@@ -198,7 +198,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 			}
 			return nil
 		}},
-		{"image-version", "release", "image and services fit together", "release", func(context.Context) *plan.Finding {
+		{"image-version", "release", "image and services are compatible", "release", func(context.Context) *plan.Finding {
 			i, s := f.config.Image, f.config.Services
 			switch d := s.MinorDistance(i); {
 			case d > 0:
@@ -274,7 +274,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 		{"components", "cloud", "the cloud offers the Kubernetes version", "cloud", func(ctx context.Context) *plan.Finding {
 			l, err := f.provider.Components(ctx, f.config.Kubernetes)
 			if err != nil {
-				b := blockErr("Kubernetes "+f.config.Kubernetes.String()+" cannot be had here", check.CloudError("list components", f.config.Provider.Sandbox.Name, err))
+				b := blockErr("Kubernetes "+f.config.Kubernetes.String()+" is not available here", check.CloudError("list components", f.config.Provider.Sandbox.Name, err))
 				if errors.Is(err, cloud.ErrNotFound) {
 					b.Field, b.Remedy = "kubernetesVersion", "run `constellation sandbox fetch "+f.config.Kubernetes.String()+"`, or name a version that is there"
 				}
@@ -407,7 +407,7 @@ func (f *facts) checkGroups() *plan.Finding {
 		return warn(words.Count(n, "machine")+" failed to start", strings.Join(broken, "\n"), "`constellation sandbox status` has the paths of their consoles; init continues with the others")
 	}
 	if len(broken) > 0 {
-		return block(words.Count(len(broken), "machine")+" failed to start", strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; take the sandbox down and up again")
+		return block(words.Count(len(broken), "machine")+" failed to start", strings.Join(broken, "\n"), "`constellation sandbox status` has the paths of their consoles; take the sandbox down and up again")
 	}
 	return nil
 }

@@ -254,14 +254,14 @@ func (p *prepareRun) workers() string {
 // joinConfigStep publishes what machines of the target's image must prove, beside what
 // those of images that still run must.
 func (p *prepareRun) joinConfigStep(ctx context.Context) (plan.Step, error) {
-	effect := fmt.Sprintf("ConfigMap join-config demands of machines of image %s what it demands now", p.target.ImageVersion)
+	effect := fmt.Sprintf("ConfigMap join-config requires the same of machines of image %s as now", p.target.ImageVersion)
 	var details, names []string
 	for _, m := range p.changes {
 		names = append(names, fmt.Sprint(m.PCR))
 		details = append(details, m.String())
 	}
 	if len(names) > 0 {
-		effect = fmt.Sprintf("ConfigMap join-config lets in machines of image %s, too: PCR %s differ", p.target.ImageVersion, words.And(names))
+		effect = fmt.Sprintf("ConfigMap join-config admits machines of image %s, too: PCR %s differ", p.target.ImageVersion, words.And(names))
 		if len(names) == 1 {
 			effect += "s"
 		}
@@ -276,10 +276,10 @@ func (p *prepareRun) joinConfigStep(ctx context.Context) (plan.Step, error) {
 		}
 	}
 	for _, image := range gone {
-		details = append(details, "machines of image "+image+" are not let in any more: none runs it")
+		details = append(details, "machines of image "+image+" are not admitted any more: none runs it")
 	}
 	return plan.Step{
-		ID: StepJoinConfig, Title: "Publish what machines must prove", Effect: effect, Details: details,
+		ID: StepJoinConfig, Title: "Publish attestation requirements", Effect: effect, Details: details,
 		Done: func(ctx context.Context) (bool, error) {
 			return p.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 				have, err := k.JoinConfig(ctx)
@@ -312,7 +312,7 @@ func (p *prepareRun) joinConfigStep(ctx context.Context) (plan.Step, error) {
 					if len(lost) > 0 && !p.weaker {
 						return cluster.JoinConfig{}, &plan.Error{
 							Op: "publish join configuration", Err: fmt.Errorf("join-config changed after the plan was made, and %s would not be enforced any more", words.And(lost)),
-							Remedy: "look at the new plan: run the same command again", Exit: plan.ExitBlocked,
+							Remedy: "review the new plan: run the same command again", Exit: plan.ExitBlocked,
 						}
 					}
 					want, _ := p.generations(have, inUse)

@@ -196,7 +196,7 @@ func (r *run) title() string {
 // record starts the directory of the run.
 func (r *run) record(p *plan.Plan) error {
 	fail := func(err error) error {
-		return &plan.Error{Op: "record run in " + r.dir, Err: workspace.WithoutPath(err), Remedy: "make room, and the directory writable; nothing has been started"}
+		return &plan.Error{Op: "record run in " + r.dir, Err: workspace.WithoutPath(err), Remedy: "free disk space and make the directory writable; nothing has been started"}
 	}
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
 		return fail(err)
@@ -355,7 +355,7 @@ func (r *run) guard(step string, f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			r.log.Error("step panicked", "step", step, "err", v, "stack", string(debug.Stack()))
-			err = &plan.Error{Op: "run step " + step, Err: fmt.Errorf("the program has a fault: %v", v), Remedy: "run the same command again; finished steps are skipped. Please report this with " + filepath.Join(r.dir, plan.EventsFile)}
+			err = &plan.Error{Op: "run step " + step, Err: fmt.Errorf("bug in this program: %v", v), Remedy: "run the same command again; finished steps are skipped. Please report this with " + filepath.Join(r.dir, plan.EventsFile)}
 		}
 	}()
 	return f()
@@ -400,7 +400,7 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 		res.Status, text = plan.StateNothing, err.Error()
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		res.Status, res.Resume = plan.StateStopped, r.resume
-		stop := &plan.Error{Err: fmt.Errorf("stopped before step %s was done", r.current), Exit: plan.ExitStopped, Remedy: "run `" + r.resume + "` to go on; finished steps are skipped"}
+		stop := &plan.Error{Err: fmt.Errorf("stopped before step %s was done", r.current), Exit: plan.ExitStopped, Remedy: "run `" + r.resume + "` to continue; finished steps are skipped"}
 		if r.plan.Verb == plan.VerbBackup { // a backup that was not finished is removed
 			stop.Remedy = "run `" + r.resume + "` to start again; this run has left nothing behind"
 		}

@@ -121,7 +121,7 @@ func (c *Run) Begin() (err error) {
 		switch {
 		case len(c.State.ClusterValues.ClusterID) == 0:
 		case c.Ws.Has(workspace.PendingFile):
-			err.Remedy = "the cluster was begun and is not complete: `" + c.Command("init") + "` goes on"
+			err.Remedy = "init of the cluster is not complete: `" + c.Command("init") + "` goes on"
 		case workspace.Completed(c.Ws, c.Runs()):
 			err.Remedy = workspace.RestoreKubeconfig
 		default:

@@ -197,7 +197,7 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 		if errors.Is(err, cloud.ErrNotFound) {
 			remedy = "run `constellation sandbox fetch " + to.Kubernetes.String() + "`, or choose a version that is there"
 		}
-		block("components", "cloud", "Kubernetes "+to.Kubernetes.String()+" cannot be had here", err.Error(), remedy)
+		block("components", "cloud", "Kubernetes "+to.Kubernetes.String()+" is not available here", err.Error(), remedy)
 	case list.Statement == "" && c.location != "":
 		c.Find(plan.Finding{
 			ID: "components-unsigned", Severity: plan.Warn, Source: "release", Title: "nobody vouches for the components of Kubernetes " + to.Kubernetes.String(),

@@ -423,12 +423,12 @@ func (v *View) String() string {
 
 // What to do about a rollout that waits, by reason. For others there is nothing to do.
 var rolloutRemedies = map[string]string{
-	"Paused":            "`constellation upgrade resume` goes on",
-	"Cancelled":         "`constellation upgrade resume` goes on with the same target",
+	"Paused":            "`constellation upgrade resume` continues the rollout",
+	"Cancelled":         "`constellation upgrade resume` continues it with the same target",
 	"DrainBlocked":      "make room for the pod that is named; `constellation upgrade check` has the command that clears it",
 	"HeirCordoned":      "uncordon the new node with kubectl",
-	"EtcdUnhealthy":     "mend the member of etcd that is named",
-	"UpgradeFailed":     "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is tried again by itself, at once with `constellation upgrade retry NODE`; `constellation upgrade skip NODE` leaves the node as it is",
+	"EtcdUnhealthy":     "repair the named member of etcd",
+	"UpgradeFailed":     "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is retried with backoff, at once with `constellation upgrade retry NODE`; `constellation upgrade skip NODE` leaves the node as it is",
 	"TargetRefused":     "set a reachable target: `constellation upgrade check` lists them",
 	"ComponentsUnknown": "`constellation upgrade prepare` publishes what nodes install",
 	"NoAgent":           "the operator must run in the cluster, beside the agent of a control plane: `kubectl -n constellation-system get pods`",
@@ -479,7 +479,7 @@ func (v *View) Over(want cluster.NodeTarget) error {
 	case v.Reason == "Cancelled" && t.Cancelled:
 		return &plan.Error{
 			Op: "wait for the rollout", Err: fmt.Errorf("it was cancelled with %s; nodes stay as they are", v), Exit: plan.ExitStopped,
-			Remedy: "`constellation upgrade resume` goes on with the same target",
+			Remedy: "`constellation upgrade resume` continues it with the same target",
 		}
 	case v.Reached && v.Reason == SomeSkipped:
 		return &plan.Error{
