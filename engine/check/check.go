@@ -203,7 +203,7 @@ func (c *Run) askCloud(ctx context.Context) error {
 	if about.UID != c.State.Infrastructure.UID {
 		return &plan.Error{
 			Err:    fmt.Errorf("it is not the one of %s: it was recreated", workspace.StateFile),
-			Remedy: "the cluster went with the earlier sandbox: use another directory with -C, or move this one's files away",
+			Remedy: "the cluster was deleted with the earlier sandbox: use another directory with -C, or move this one's files away",
 		}
 	}
 	if c.Images, err = p.Images(ctx); err != nil {
@@ -218,10 +218,10 @@ func (c *Run) ClusterDown(err error) error {
 	if err == nil {
 		return nil
 	}
-	out := &plan.Error{Op: "ask the cluster which versions it runs", Err: err}
+	out := &plan.Error{Op: "read the versions of the cluster", Err: err}
 	switch {
 	case errors.Is(err, cluster.ErrForbidden):
-		out.Remedy = "use a kubeconfig that may do this, such as the one that `constellation init` wrote"
+		out.Remedy = "use a kubeconfig with this right, such as the one that `constellation init` wrote"
 	case errors.Is(err, cluster.ErrDenied):
 		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
@@ -239,7 +239,7 @@ func (c *Run) denied() error {
 	if f == nil {
 		return nil
 	}
-	return &plan.Error{Op: "ask the cluster which versions it runs", Err: fmt.Errorf("%w: %s", cluster.ErrForbidden, f.Detail), Remedy: f.Remedy}
+	return &plan.Error{Op: "read the versions of the cluster", Err: fmt.Errorf("%w: %s", cluster.ErrForbidden, f.Detail), Remedy: f.Remedy}
 }
 
 // plainUser matches user names that a shell needs no quotes for.
@@ -291,7 +291,7 @@ func (c *Run) Without() {
 		c.Find(*f)
 	} else {
 		c.Find(plan.Finding{
-			ID: "api-server", Severity: plan.Block, Title: "the cluster could not be asked", Detail: c.Down.Error(), Remedy: plan.Remedy(c.Down), Source: "versions",
+			ID: "api-server", Severity: plan.Block, Title: "the cluster could not be read", Detail: c.Down.Error(), Remedy: plan.Remedy(c.Down), Source: "versions",
 		})
 	}
 	c.Matrix = compat.NewMatrix(c.Releases)
@@ -372,7 +372,7 @@ func (c *Run) Decide(ctx context.Context) error {
 	case c.there:
 		c.Out.Notes = append(c.Out.Notes, "The cluster runs the requested versions already.")
 	case len(results) == 0 && len(c.Out.Blocked) == 0:
-		c.Out.Notes = append(c.Out.Notes, "Nothing that is known is newer than what runs.")
+		c.Out.Notes = append(c.Out.Notes, "The cluster runs the newest known versions.")
 	}
 	return nil
 }
@@ -714,7 +714,7 @@ func onlyLater(next, later []plan.Finding) (out []plan.Finding) {
 		out = append(out, f)
 	}
 	if len(out) == 0 {
-		out = []plan.Finding{{ID: laterHops, Severity: plan.Info, Title: "the hops after the next one find nothing in their way that can be seen from here", Source: "path"}}
+		out = []plan.Finding{{ID: laterHops, Severity: plan.Info, Title: "preflight of later hops found no problem", Source: "path"}}
 	}
 	return out
 }
@@ -793,12 +793,12 @@ func (c *Run) Write() error {
 		}
 	}
 	if c.Out.Config == nil || len(c.Out.Config.Fields) == 0 {
-		note := "Nothing to write: " + workspace.ConfigFile + " says already what the next hop needs."
+		note := "Nothing to write: " + workspace.ConfigFile + " has the values of the next hop already."
 		switch {
 		case c.Hop == nil:
 			note = "Nothing to write: there is no next hop."
 		case slices.ContainsFunc(c.Out.Findings, weakens):
-			note = "Nothing else to write: " + workspace.ConfigFile + " says already what the next hop needs but for the measurements."
+			note = "Nothing else to write: " + workspace.ConfigFile + " has the values of the next hop already, except the measurements."
 		}
 		c.Out.Notes = append(c.Out.Notes, note)
 		return nil

@@ -16,7 +16,7 @@ func CloudError(op, name string, err error) error {
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		return err
 	case errors.Is(err, cloud.ErrUnavailable):
-		e.Remedy = fmt.Sprintf("is sandbox %s running? `constellation sandbox status` tells, `constellation sandbox up` starts it", name)
+		e.Remedy = fmt.Sprintf("start sandbox %s with `constellation sandbox up`; `constellation sandbox status` shows its state", name)
 	case errors.Is(err, cloud.ErrDenied):
 		e.Remedy = "run as the user that started the sandbox"
 	}

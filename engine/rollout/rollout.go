@@ -297,7 +297,7 @@ func nodeEntry(t cluster.NodeTarget, n *cluster.Node, m cluster.Move, moves bool
 	case current, t.KeepWorkers && n.Role != cluster.ControlPlaneRole && n.Image != "":
 		e.State = plan.NodeReady
 	case n.Image == "" || n.Components == "":
-		e.State, e.Text = plan.NodeJoining, "ready, and not known to the operator yet"
+		e.State, e.Text = plan.NodeJoining, "ready, and not yet observed by the operator"
 	default:
 		if e.State = plan.NodeOutdated; n.Skipped {
 			e.Text = "skipped, and left as it is"
@@ -425,7 +425,7 @@ func (v *View) String() string {
 var rolloutRemedies = map[string]string{
 	"Paused":            "`constellation upgrade resume` continues the rollout",
 	"Cancelled":         "`constellation upgrade resume` continues it with the same target",
-	"DrainBlocked":      "make room for the pod that is named; `constellation upgrade check` has the command that clears it",
+	"DrainBlocked":      "make room for the named pod; `constellation upgrade check` has the command that clears it",
 	"HeirCordoned":      "uncordon the new node with kubectl",
 	"EtcdUnhealthy":     "repair the named member of etcd",
 	"UpgradeFailed":     "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is retried with backoff, at once with `constellation upgrade retry NODE`; `constellation upgrade skip NODE` leaves the node as it is",
@@ -472,7 +472,7 @@ func (v *View) Over(want cluster.NodeTarget) error {
 	switch t := v.Target; {
 	case !t.Same(want):
 		return &plan.Error{
-			Op: "wait for the rollout", Err: fmt.Errorf("the target was changed meanwhile, to image %s and Kubernetes %s; the cluster goes there", t.ImageVersion, t.Kubernetes),
+			Op: "wait for the rollout", Err: fmt.Errorf("the target was changed meanwhile, to image %s and Kubernetes %s; the operator follows the new target", t.ImageVersion, t.Kubernetes),
 			Remedy: "`constellation status` shows how far it is",
 		}
 	case !v.Observed:
