@@ -169,7 +169,7 @@ func (i *clusterRun) silence(ctx context.Context, since time.Time) plan.Event {
 		Kind: plan.KindWait, Object: "api-server",
 		Text: fmt.Sprintf("the API server at %s has not answered since %s; the run continues when it does",
 			i.state.Infrastructure.ClusterEndpoint, since.UTC().Format("15:04:05Z")),
-		Remedy: "`constellation sandbox status` shows whether a control plane is up",
+		Remedy: i.config.Advice().Look + " shows whether a control plane is up",
 	}
 	limited, cancel := context.WithTimeout(ctx, i.e.limits.glance)
 	defer cancel()
@@ -185,5 +185,9 @@ func (i *clusterRun) silence(ctx context.Context, since time.Time) plan.Event {
 
 // restart is the remedy for a cloud that does not answer.
 func (i *clusterRun) restart() string {
-	return "run `" + i.e.command("sandbox up") + "` in another terminal: it restarts the cloud and keeps its machines"
+	a := i.config.Advice()
+	if a.Up == "" {
+		return a.Unreachable
+	}
+	return "run `" + i.e.command(a.Up) + "` in another terminal: it restarts the cloud and keeps its machines"
 }

@@ -17,9 +17,9 @@ var imports = []struct {
 	{"plan", []string{"plain", "version", "words"}},
 	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan", "version"}},
 	{"compat", []string{"cluster", "plan", "release", "version", "words"}},
-	{"workspace", []string{"assets", "attestation", "cloud", "cloud/sandboxapi", "plan", "release", "version"}},
-	{"rollout", []string{"cluster", "plan", "version", "words"}},
-	{"check", []string{"assets", "attestation", "chart", "cloud", "cluster", "compat", "component", "plan", "release", "rollout", "version", "words", "workspace"}},
+	{"workspace", []string{"assets", "attestation", "cloud", "cloud/providers", "cloud/section", "plan", "release", "version", "words"}},
+	{"rollout", []string{"cloud/providers", "cluster", "plan", "version", "words"}},
+	{"check", []string{"assets", "attestation", "chart", "cloud", "cloud/providers", "cluster", "compat", "component", "plan", "release", "rollout", "version", "words", "workspace"}},
 }
 
 func TestRoomsImportOneWay(t *testing.T) {

@@ -226,10 +226,10 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 				continue
 			}
 			// The cloud decides which machine it is: a Node can claim another one.
-			if v.inCloud = true; v.node != nil && !strings.EqualFold(v.node.ProviderID, m.ProviderID) {
+			if v.inCloud = true; v.node != nil && !cloud.SameMachine(v.node.ProviderID, m.Key()) {
 				v.claims = v.node.ProviderID
 			}
-			now.ProviderID, now.Group, now.Role = m.ProviderID, m.Group, string(m.Role)
+			now.ProviderID, now.Group, now.Role = m.Key(), m.Group, string(m.Role)
 			if m.IP.IsValid() {
 				now.Address = m.IP.String()
 			}
@@ -245,7 +245,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 	}
 	v.heir = heirOf(name, v.nodes, ro.Moves)
 	entry, recorded := record[name]
-	v.recorded = recorded && (now.ProviderID == "" || entry.ProviderID == "" && !entry.Since.IsZero() || strings.EqualFold(entry.ProviderID, now.ProviderID) || v.claims != "" && entry.ProviderID == v.claims)
+	v.recorded = recorded && (now.ProviderID == "" || entry.ProviderID == "" && !entry.Since.IsZero() || cloud.SameMachine(entry.ProviderID, now.ProviderID) || v.claims != "" && entry.ProviderID == v.claims)
 	if v.entry = entry; !v.recorded {
 		v.entry = now
 	}

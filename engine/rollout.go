@@ -12,6 +12,7 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
 	"constellation/engine/workspace"
+	"constellation/internal/delay"
 )
 
 // rolloutDone reports whether all nodes are at a target.
@@ -119,8 +120,8 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
-			if err := pause(ctx, rollout.Gather); err != nil { // one change seldom comes alone
-				return err
+			if !delay.For(ctx, rollout.Gather) { // one change seldom comes alone
+				return ctx.Err()
 			}
 		case <-poll:
 			poll = i.timer(rollout.RestPoll * i.e.limits.poll)
@@ -172,7 +173,7 @@ func (i *clusterRun) keepWatching(ctx context.Context, changed func(), watch fun
 		if i.e.now().Sub(began) > time.Minute {
 			wait.last = 0
 		}
-		if pause(ctx, wait.next()) != nil {
+		if !delay.For(ctx, wait.next()) {
 			return
 		}
 	}

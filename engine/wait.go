@@ -13,13 +13,14 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
+	"constellation/internal/delay"
 )
 
 // look asks cloud and cluster.
 func (i *clusterRun) look(ctx context.Context, k Cluster) (rollout.Joining, error) {
 	machines, err := i.provider.Machines(ctx)
 	if err != nil {
-		return rollout.Joining{}, check.CloudError("list machines", i.config.Provider.Sandbox.Name, err)
+		return rollout.Joining{}, check.CloudError("list machines", i.config.Advice(), err)
 	}
 	nodes, err := k.Nodes(ctx)
 	if err != nil {
@@ -95,7 +96,7 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 				r.Wait("", "", "") // for machines; the remaining waits are reported when they are known
 				return i.waitServices(ctx, r, k)
 			}
-			if err := now.Hopeless(); err != nil {
+			if err := now.Hopeless(i.config.Advice()); err != nil {
 				return err
 			}
 			if !monitor.away() {
@@ -103,7 +104,7 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 			}
 		}
 		if still := i.e.now().Sub(progress); still > i.e.limits.still {
-			e := &plan.Error{Op: "wait for the nodes", Remedy: "`constellation sandbox status` shows the machines and where their console is, `constellation status` the cluster; run the same command again to continue waiting"}
+			e := &plan.Error{Op: "wait for the nodes", Remedy: i.config.Advice().Failed + ", `constellation status` shows the cluster; run the same command again to continue waiting"}
 			e.Err = fmt.Errorf("nothing changed for %s: %s", still.Round(time.Second), now.Pending(i.e.now()))
 			if err != nil {
 				e.Err = fmt.Errorf("no answer for %s: %w", still.Round(time.Second), err)
@@ -118,8 +119,8 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 			return ctx.Err()
 		case <-changed:
 			// One change seldom comes alone, and a look costs as much for ten as for one.
-			if err := pause(ctx, rollout.Gather); err != nil {
-				return err
+			if !delay.For(ctx, rollout.Gather) {
+				return ctx.Err()
 			}
 		case <-poll.C:
 		}
@@ -201,7 +202,7 @@ func (i *clusterRun) followService(ctx context.Context, r *plan.Reporter, k Clus
 			r.Send(e)
 		})
 		i.e.log.Debug("log ended", "service", service, "err", err)
-		if pause(ctx, wait.next()) != nil {
+		if !delay.For(ctx, wait.next()) {
 			return
 		}
 	}

@@ -11,14 +11,15 @@ import (
 	"constellation/engine"
 	"constellation/engine/backup"
 	"constellation/engine/plan"
+	"constellation/tui/internal/enginefake"
 )
 
 // listedBackups are three backups, one of which is not whole.
 func listedBackups() []engine.BackupEntry {
 	return []engine.BackupEntry{
-		{ID: "backup-20261120050000-0a1b2c3d", Created: start.Add(-26 * time.Hour), Objects: 12345, Bytes: 18 << 20, Complete: true, Etcd: true},
-		{ID: "backup-20261119050000-99aa00ff", Created: start.Add(-50 * time.Hour), Why: "manifest.json is not there: it was not made to the end"},
-		{ID: "upgrade-20261101120000-00ff00ff", Created: start.Add(-20 * 24 * time.Hour), Objects: 987, Bytes: 3 << 30, Complete: true},
+		{ID: "backup-20261120050000-0a1b2c3d", Created: enginefake.Start.Add(-26 * time.Hour), Objects: 12345, Bytes: 18 << 20, Complete: true, Etcd: true},
+		{ID: "backup-20261119050000-99aa00ff", Created: enginefake.Start.Add(-50 * time.Hour), Why: "manifest.json is not there: it was not made to the end"},
+		{ID: "upgrade-20261101120000-00ff00ff", Created: enginefake.Start.Add(-20 * 24 * time.Hour), Objects: 987, Bytes: 3 << 30, Complete: true},
 	}
 }
 
@@ -51,18 +52,18 @@ func TestBackupOutput(t *testing.T) {
 	broken := &plan.Error{Err: &backup.NotWhole{ID: "backup-20261120050000-0a1b2c3d", Damage: []string{"example.com/widgets.json is not what was written: its SHA-256 differs"}, Holes: shownBackup().Holes}}
 	for _, tt := range []struct {
 		name string
-		e    fakeEngine
+		e    enginefake.Engine
 		args string
 		code int
 	}{
-		{"create", fakeEngine{plan: backupPlan(), events: backupEvents()}, "create --etcd --dir /mnt/safe --secrets", 0},
-		{"list", fakeEngine{backups: listedBackups()}, "list", 0},
-		{"list-none", fakeEngine{}, "list", 0},
-		{"show", fakeEngine{manifest: shownBackup()}, "show backup-20261120050000-0a1b2c3d", 0},
-		{"verify", fakeEngine{}, "verify backup-20261120050000-0a1b2c3d", 0},
-		{"verify-broken", fakeEngine{verifyErr: broken}, "verify backup-20261120050000-0a1b2c3d", plan.ExitFailed},
-		{"prune", fakeEngine{pruned: []string{"upgrade-20261101120000-00ff00ff"}}, "prune --keep 1", 0},
-		{"prune-none", fakeEngine{verifyErr: &plan.Error{Err: errors.New("nothing to prune"), Exit: plan.ExitNothing}}, "prune --keep 1", plan.ExitNothing},
+		{"create", enginefake.Engine{Plan: enginefake.BackupPlan(), Events: enginefake.BackupEvents()}, "create --etcd --dir /mnt/safe --secrets", 0},
+		{"list", enginefake.Engine{Backups: listedBackups()}, "list", 0},
+		{"list-none", enginefake.Engine{}, "list", 0},
+		{"show", enginefake.Engine{Manifest: shownBackup()}, "show backup-20261120050000-0a1b2c3d", 0},
+		{"verify", enginefake.Engine{}, "verify backup-20261120050000-0a1b2c3d", 0},
+		{"verify-broken", enginefake.Engine{VerifyErr: broken}, "verify backup-20261120050000-0a1b2c3d", plan.ExitFailed},
+		{"prune", enginefake.Engine{Pruned: []string{"upgrade-20261101120000-00ff00ff"}}, "prune --keep 1", 0},
+		{"prune-none", enginefake.Engine{VerifyErr: &plan.Error{Err: errors.New("nothing to prune"), Exit: plan.ExitNothing}}, "prune --keep 1", plan.ExitNothing},
 	} {
 		for format, ext := range map[string]string{"text": "txt", "json": "json"} {
 			t.Run(tt.name+"/"+format, func(t *testing.T) {
@@ -72,7 +73,7 @@ func TestBackupOutput(t *testing.T) {
 				if code != tt.code || (errs != "") != (tt.code != 0 && (format == "text" || tt.name == "prune-none")) {
 					t.Errorf("exit %d, stderr %q", code, errs)
 				}
-				checkGolden(t, "backup/"+tt.name+"."+ext, out)
+				enginefake.CheckGolden(t, "backup/"+tt.name+"."+ext, out)
 				if format != "json" {
 					return
 				}
@@ -87,8 +88,8 @@ func TestBackupOutput(t *testing.T) {
 						t.Errorf("the schema is %v", v["schema"])
 					}
 				}
-				if want := (engine.BackupRequest{Dir: "/mnt/safe", Etcd: engine.EtcdRequired, Secrets: true}); tt.name == "create" && e.backedUpAs != want {
-					t.Errorf("PlanBackup called with %+v", e.backedUpAs)
+				if want := (engine.BackupRequest{Dir: "/mnt/safe", Etcd: engine.EtcdRequired, Secrets: true}); tt.name == "create" && e.BackedUpAs != want {
+					t.Errorf("PlanBackup called with %+v", e.BackedUpAs)
 				}
 			})
 		}
@@ -100,22 +101,22 @@ func TestBackupCompletion(t *testing.T) {
 	types := "apiextensions.k8s.io/customresourcedefinitions\t3 objects\ncore/configmaps\t4 objects\nexample.com/widgets\t1196 objects\n"
 	for _, tt := range []struct {
 		args, want string
-		e          fakeEngine
+		e          enginefake.Engine
 	}{
-		{"show ", ids, fakeEngine{}},
-		{"verify ", ids, fakeEngine{}},
-		{"restore ", ids, fakeEngine{}},
-		{"diff ", ids, fakeEngine{}},
-		{"show backup-20261120050000-0a1b2c3d ", "", fakeEngine{}},
-		{"restore backup-20261120050000-0a1b2c3d --only ", types, fakeEngine{manifest: shownBackup()}},
-		{"diff --only ", types, fakeEngine{manifest: shownBackup()}},
-		{"list --dir ", "", fakeEngine{}},
-		{"create --etcd=", "true\nfalse\n", fakeEngine{}},
-		{"prune --keep ", "1\n3\n10\n", fakeEngine{}},
+		{"show ", ids, enginefake.Engine{}},
+		{"verify ", ids, enginefake.Engine{}},
+		{"restore ", ids, enginefake.Engine{}},
+		{"diff ", ids, enginefake.Engine{}},
+		{"show backup-20261120050000-0a1b2c3d ", "", enginefake.Engine{}},
+		{"restore backup-20261120050000-0a1b2c3d --only ", types, enginefake.Engine{Manifest: shownBackup()}},
+		{"diff --only ", types, enginefake.Engine{Manifest: shownBackup()}},
+		{"list --dir ", "", enginefake.Engine{}},
+		{"create --etcd=", "true\nfalse\n", enginefake.Engine{}},
+		{"prune --keep ", "1\n3\n10\n", enginefake.Engine{}},
 	} {
 		t.Run(tt.args, func(t *testing.T) {
 			e := tt.e
-			e.backups = listedBackups()
+			e.Backups = listedBackups()
 			out, _, code := printedHere(t, &e, append([]string{"__complete", "backup"}, strings.Split(tt.args, " ")...)...)
 			got, rest, ok := strings.Cut(out, ":")
 			if got != tt.want || code != 0 || !ok || strings.HasPrefix(rest, "0\n") {
@@ -124,18 +125,18 @@ func TestBackupCompletion(t *testing.T) {
 		})
 	}
 	// Without complete backups there are no completions and no error output.
-	e := &fakeEngine{backups: listedBackups()[1:2]}
+	e := &enginefake.Engine{Backups: listedBackups()[1:2]}
 	if out, _, code := printedHere(t, e, "__complete", "backup", "diff", "--only", ""); !strings.HasPrefix(out, ":") || code != 0 {
 		t.Errorf("exit %d\n%s", code, out)
 	}
-	e = &fakeEngine{backupsErr: errors.New("refused")}
+	e = &enginefake.Engine{BackupsErr: errors.New("refused")}
 	if out, _, code := printedHere(t, e, "__complete", "backup", "show", ""); !strings.HasPrefix(out, ":") || code != 0 {
 		t.Errorf("exit %d\n%s", code, out)
 	}
 }
 
 func TestPruneRequiresKeep(t *testing.T) {
-	var e fakeEngine
+	var e enginefake.Engine
 	_, errs, code := printedHere(t, &e, "backup", "prune")
 	if code != plan.ExitUsage || !strings.Contains(errs, "--keep is missing") || !strings.Contains(errs, "fix ") {
 		t.Errorf("exit %d, stderr %q", code, errs)

@@ -14,12 +14,13 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
+	"constellation/tui/internal/enginefake"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
 
 // printedHere runs a verb in the current directory as workspace and returns its output.
-func printedHere(t *testing.T, e *fakeEngine, args ...string) (stdout, stderr string, code int) {
+func printedHere(t *testing.T, e *enginefake.Engine, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	t.Chdir(t.TempDir())
 	dir, err := os.Getwd()
@@ -29,7 +30,7 @@ func printedHere(t *testing.T, e *fakeEngine, args ...string) (stdout, stderr st
 	var out, errs bytes.Buffer
 	code = App{
 		Release: "v1.1.0", Program: "constellation", Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
-		Env: func(k string) string { return map[string]string{"LANG": "C.UTF-8"}[k] }, Now: func() time.Time { return start },
+		Env: func(k string) string { return map[string]string{"LANG": "C.UTF-8"}[k] }, Now: func() time.Time { return enginefake.Start },
 		Engine: func(*workspace.Workspace, *slog.Logger) (Engine, error) { return e, nil },
 	}.Run(args)
 	return strings.ReplaceAll(out.String(), dir, "/home/ops/demo"), errs.String(), code
@@ -40,11 +41,11 @@ func TestPrintedChecks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range checks {
+	for _, name := range enginefake.Checks {
 		// The JSON output must equal the file that the check is read from.
-		for _, f := range []struct{ format, file string }{{"text", "checked/" + name + ".txt"}, {"json", "checks/" + name + ".json"}, {"markdown", "checked/" + name + ".md"}} {
+		for _, f := range []struct{ format, file string }{{"text", "checked/" + name + ".txt"}, {"json", "../internal/enginefake/testdata/checks/" + name + ".json"}, {"markdown", "checked/" + name + ".md"}} {
 			t.Run(name+"/"+f.format, func(t *testing.T) {
-				out, errs, code := printedHere(t, &fakeEngine{check: checkIn(t, name)}, "upgrade", "check", "-o", f.format)
+				out, errs, code := printedHere(t, &enginefake.Engine{CheckData: enginefake.CheckIn(t, name)}, "upgrade", "check", "-o", f.format)
 				t.Chdir(root)
 				if code != 0 || errs != "" {
 					t.Errorf("exit %d, stderr %q", code, errs)
@@ -52,7 +53,7 @@ func TestPrintedChecks(t *testing.T) {
 				if i := strings.IndexAny(out, "\x1b\x07\u202e"); i >= 0 {
 					t.Errorf("a control character is printed: %q", out[i:min(len(out), i+20)])
 				}
-				checkGolden(t, f.file, out)
+				enginefake.CheckGolden(t, f.file, out)
 			})
 		}
 	}
@@ -76,7 +77,7 @@ func TestNextRepeatsFlags(t *testing.T) {
 		{"nothing to write", "newest", []string{"--to", "v1.1.0"}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			out, errs, code := printedHere(t, &fakeEngine{check: checkIn(t, tt.check)}, append([]string{"upgrade", "check"}, tt.args...)...)
+			out, errs, code := printedHere(t, &enginefake.Engine{CheckData: enginefake.CheckIn(t, tt.check)}, append([]string{"upgrade", "check"}, tt.args...)...)
 			got := ""
 			for l := range strings.Lines(out) {
 				if strings.HasPrefix(l, "next ") {
@@ -162,8 +163,8 @@ func TestEstimates(t *testing.T) {
 
 // Output to a pipe does not truncate commands and addresses.
 func TestPrintedCommandsAreWhole(t *testing.T) {
-	k := checkIn(t, "trouble")
-	out, _, _ := printedHere(t, &fakeEngine{check: k}, "upgrade", "check")
+	k := enginefake.CheckIn(t, "trouble")
+	out, _, _ := printedHere(t, &enginefake.Engine{CheckData: k}, "upgrade", "check")
 	for _, f := range k.Findings {
 		if f.Severity != plan.Info && (!strings.Contains(out, f.Command) || !strings.Contains(out, f.Reference)) {
 			t.Errorf("%q or %q is not whole in\n%s", f.Command, f.Reference, out)
@@ -187,7 +188,7 @@ func TestRelatedFindingsAreGrouped(t *testing.T) {
 		finding("running", "an image is not known", ""),
 	}}
 	got := ""
-	for _, l := range view.FindingGroups((&session{App: App{Now: func() time.Time { return start }, Env: func(string) string { return "" }}}).page(), 100, k) {
+	for _, l := range view.FindingGroups((&session{App: App{Now: func() time.Time { return enginefake.Start }, Env: func(string) string { return "" }}}).page(), 100, k) {
 		got += strings.TrimRight(l, " ") + "\n"
 	}
 	want := `
@@ -220,7 +221,7 @@ func TestExitCodeInHelpAndDocs(t *testing.T) {
 		pages += string(b)
 	}
 	const blocked = "every path is blocked or a finding blocks the next hop"
-	out, _, _ := printedHere(t, &fakeEngine{}, "upgrade", "check", "--help")
+	out, _, _ := printedHere(t, &enginefake.Engine{}, "upgrade", "check", "--help")
 	if n := strings.Count(strings.Join(strings.Fields(out), " "), blocked); n != 2 {
 		t.Errorf("the help contains %d times %q:\n%s", n, blocked, out)
 	}

@@ -167,7 +167,7 @@ func (p *onTerminal) restored() {
 
 func stream(t *testing.T, name string) string {
 	t.Helper()
-	path, err := filepath.Abs(filepath.Join("testdata", "streams", name+".jsonl"))
+	path, err := filepath.Abs(filepath.Join("internal/enginefake/testdata/streams", name+".jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -432,7 +432,7 @@ func TestRunOutlivesItsReader(t *testing.T) {
 // answering selects the check that the fake engine returns.
 func answering(t *testing.T, name string) string {
 	t.Helper()
-	path, err := filepath.Abs(filepath.Join("testdata", "checks", name+".json"))
+	path, err := filepath.Abs(filepath.Join("internal/enginefake/testdata/checks", name+".json"))
 	if err != nil {
 		t.Fatal(err)
 	}

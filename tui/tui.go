@@ -1,35 +1,23 @@
-// Package tui is the user interface: the commands, the console, the plain printer and JSON
-// Lines output. It has these rooms, and imports go from left to right only:
+// Package tui is the user interface on the command line: the verbs (cobra commands), the session
+// of one invocation, the plain printer and JSON Lines output. Its rooms are packages, and
+// imports go from left to right only:
 //
-//		tui ──► tui/view ──► tui/term
+//		tui ──► tui/console ──► tui/view ──► tui/term
 //
-//	  - tui/term talks to the terminal and formats text.
+//	  - tui/console is the console: the only Bubble Tea model, and its screens.
 //	  - tui/view draws pages: pure functions of a theme, a width and values.
-//	  - tui, this package, has the console (the only Bubble Tea model), the verbs (cobra
-//	    commands), the session of one invocation, the plain printer and JSON Lines.
+//	  - tui/term talks to the terminal and formats text.
 //
 // All of them render the data of package engine. The console and the plain printer fold the
 // events of a run into the same view.Timeline, so the two cannot disagree. JSON Lines are the
 // events themselves.
 //
-// # The console
-//
-// console (console.go) has what all screens share: the engine, the current task, the run, and
-// the screen that is shown. A screen (screen.go) is one type in a file screen_*.go with its
-// view, its keys, its command line, and the messages that it takes. To add a screen, write its
-// type and add it to console and newScreens; the compiler reports what is missing.
-//
-// A key press becomes a command in keys.go: console.key looks the key up in console.bindings,
-// which are those of the innermost prompt or overlay, or those of the current screen (its
-// method keys) and globalKeys. The binding's action, do, returns the tea.Cmd. Key line, help
-// and palette use the same bindings.
-//
-// The result of a command comes back as a message: console.take handles those of runs and
-// tasks and gives all others to the screens' take.
+// A verb opens the console with session.console (console.go) if it needs one and the terminal
+// allows it. Verbs that only print, such as status, build no console.
 //
 // # Rules
 //
-// The package makes no decision about a cluster and has no connection to one; it imports
+// The packages make no decision about a cluster and have no connection to one; they import
 // package engine and its value packages only. Leaving the console never harms a run. Text from
 // outside, such as a log line or the name of a node, is cleaned of terminal control characters
 // before it is shown.
@@ -52,12 +40,13 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
 	"constellation/engine/workspace"
+	"constellation/tui/console"
 	"constellation/tui/view"
 )
 
 // Engine is what this package needs of one workspace. *engine.Engine implements it.
 type Engine interface {
-	consoleEngine
+	console.Engine
 
 	// Skip excludes a node or a group from rollouts, or resumes it, and returns its previous
 	// state.

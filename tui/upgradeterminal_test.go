@@ -10,12 +10,13 @@ import (
 	"testing"
 
 	"constellation/engine/plan"
+	"constellation/tui/internal/enginefake"
 )
 
 // hopStream writes the events of an upgrade to a file for the fake engine.
 func hopStream(t *testing.T) string {
 	t.Helper()
-	events, _ := hopEvents(t, hopPlan())
+	events, _ := enginefake.HopEvents(t, enginefake.HopPlan())
 	var b bytes.Buffer
 	for _, ev := range events {
 		if err := json.NewEncoder(&b).Encode(ev); err != nil {

@@ -12,6 +12,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
+	"constellation/tui/console"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -131,30 +132,30 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 		return eng.Record(run)
 	}
 	live := s.liveLine()
-	r, err := readRecord(o.replay, find, live.Set)
+	r, err := console.ReadRecord(o.replay, find, live.Set)
 	live.Clear()
 	if err != nil {
 		return err
 	}
-	for i, bad := range r.bad {
+	for i, bad := range r.Bad {
 		if i == 5 {
-			s.remark("%s: %d more invalid lines skipped", term.Clean(r.path), len(r.bad)-i)
+			s.remark("%s: %d more invalid lines skipped", term.Clean(r.Path), len(r.Bad)-i)
 			break
 		}
-		s.remark("%s, %s; line skipped", term.Clean(r.path), bad)
+		s.remark("%s, %s; line skipped", term.Clean(r.Path), bad)
 	}
-	if r.note != "" {
-		s.remark("%s: %s", term.Clean(r.path), r.note)
+	if r.Note != "" {
+		s.remark("%s: %s", term.Clean(r.Path), r.Note)
 	}
 	switch {
 	case o.out == text && !o.Once && s.interactive(o.nonInteractive):
 		return s.console(ctx, consoleOptions{watch: &o, replay: r})
 	case o.Once && o.out == text:
-		b, at := &rollout.Board{}, r.events[len(r.events)-1].Time
-		if !r.at.IsZero() {
-			at = r.at
+		b, at := &rollout.Board{}, r.Events[len(r.Events)-1].Time
+		if !r.At.IsZero() {
+			at = r.At
 		}
-		for _, ev := range r.events {
+		for _, ev := range r.Events {
 			if ev.Time.After(at) {
 				break
 			}
@@ -167,12 +168,12 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 	defer out.close()
 	ctx, stop := s.signals(ctx)
 	defer stop()
-	for _, ev := range r.events {
+	for _, ev := range r.Events {
 		if ctx.Err() != nil {
 			break
 		}
 		// hello and plan are printed even if the replay starts after them.
-		if !ev.Time.Before(r.at) || ev.Kind == plan.KindHello || ev.Kind == plan.KindPlan {
+		if !ev.Time.Before(r.At) || ev.Kind == plan.KindHello || ev.Kind == plan.KindPlan {
 			out.event(ev)
 		} else if f, ok := out.(*sieve); ok {
 			f.pass(ev)

@@ -134,7 +134,7 @@ func (c *Run) Begin() (err error) {
 		return err
 	}
 	c.Out = Check{
-		Schema: plan.Schema, Cluster: c.Config.Name, Simulated: c.State.Simulated(), Provider: c.Config.Provider.Name(), Time: c.Clock().UTC(), CLI: c.CLI.String(),
+		Schema: plan.Schema, Cluster: c.Config.Name, Simulated: c.State.Simulated(), Provider: c.Config.Provider.Name, Time: c.Clock().UTC(), CLI: c.CLI.String(),
 		Components: []plan.ComponentCheck{}, Path: []compat.Hop{}, Findings: []plan.Finding{},
 	}
 	return nil
@@ -159,8 +159,6 @@ func (c *Run) Look(ctx context.Context) error {
 		}
 		if c.Down = c.ClusterDown(err); c.Down != nil {
 			c.Now = compat.Running{}
-		} else if c.Now.Services.IsZero() || c.Now.ControlPlaneImage.IsZero() || c.Now.Kubernetes.IsZero() {
-			c.Down = c.denied() // nothing can be planned
 		}
 	})
 	wg.Go(func() {
@@ -182,12 +180,42 @@ func (c *Run) Look(ctx context.Context) error {
 	if releasesErr != nil {
 		return releasesErr
 	}
+	if c.Down == nil {
+		c.resolveImages()
+		if c.Now.Services.IsZero() || c.Now.ControlPlaneImage.IsZero() && !c.Now.NoImages || c.Now.Kubernetes.IsZero() {
+			c.Down = c.denied() // nothing can be planned
+		}
+	}
 	c.Out.Feed = c.Known.State()
 	id := hex.EncodeToString(c.State.ClusterValues.ClusterID)
 	if j := c.Now.JoinConfig; c.Down == nil && j.ClusterID != "" && j.ClusterID != id {
 		return c.Ws.ForeignKubeconfig()
 	}
 	return nil
+}
+
+// resolveImages adds the images of nodes whose version is not in the reference, but in the
+// catalogue of the cloud.
+func (c *Run) resolveImages() {
+	for i := range c.Now.Nodes {
+		n := &c.Now.Nodes[i]
+		text := fmt.Sprintf("image of %s: no version in %q", n.Name, n.Image)
+		at := slices.Index(c.Now.Missing, text)
+		in := slices.IndexFunc(c.Images, func(x cloud.Image) bool { return x.Reference == n.Image })
+		if at < 0 || in < 0 {
+			continue
+		}
+		v, err := version.Parse(c.Images[in].Version)
+		if err != nil {
+			continue
+		}
+		to := &c.Now.WorkerImage
+		if n.Role == cluster.ControlPlaneRole {
+			to = &c.Now.ControlPlaneImage
+		}
+		*to = to.Add(v)
+		c.Now.Missing = slices.Delete(c.Now.Missing, at, at+1)
+	}
 }
 
 // askCloud reads what the cloud offers. A foreign cloud counts as absent.
@@ -203,7 +231,7 @@ func (c *Run) askCloud(ctx context.Context) error {
 	if about.UID != c.State.Infrastructure.UID {
 		return &plan.Error{
 			Err:    fmt.Errorf("it is not the one of %s: it was recreated", workspace.StateFile),
-			Remedy: "the cluster was deleted with the earlier sandbox: use another directory with -C, or move this one's files away",
+			Remedy: "the cluster was deleted with the earlier machines: use another directory with -C, or move this one's files away",
 		}
 	}
 	if c.Images, err = p.Images(ctx); err != nil {
@@ -431,7 +459,7 @@ func (c *Run) offers() compat.Offer {
 		for _, i := range c.Images {
 			have = append(have, i.Version)
 		}
-		return false, "the cloud has no image " + v.String(), "the cloud has " + words.And(have) + "; the sandbox of constellation " + v.String() + " has this one"
+		return false, "the cloud has no image " + v.String(), "the cloud has " + words.And(have) + "; " + c.Config.Advice().ImageOf(v.String())
 	}}
 	if c.kubernetes != nil {
 		o.Kubernetes = func(v version.Version) (bool, string, string) {
@@ -440,9 +468,9 @@ func (c *Run) offers() compat.Offer {
 			}
 			why := "the mirror has no " + v.String()
 			if b := c.Buildable; len(b) > 0 && !slices.Contains(b, v.String()) {
-				return false, why, "of this Kubernetes a sandbox can have " + words.Or(b) + " only"
+				return false, why, "of this Kubernetes " + c.Config.Advice().Cloud + " can have " + words.Or(b) + " only"
 			}
-			return false, why, "`constellation sandbox fetch " + v.String() + "`"
+			return false, why, c.Config.Advice().OfferOf(v.String())
 		}
 	}
 	return o
@@ -502,6 +530,9 @@ func (c *Run) prepare(ctx context.Context) error {
 // the user and stay. The result is nil if nothing is known about an image that the configuration
 // already has.
 func (c *Run) measured(ctx context.Context, v version.Version) (attestation.Measurements, error) {
+	if c.Now.NoImages {
+		return nil, nil
+	}
 	then, err := c.registersOf(ctx, v)
 	switch {
 	case err != nil && v.Equal(c.Config.Image):

@@ -86,8 +86,10 @@ func (c *Run) components(reach []compat.Reach) {
 	}
 	rows := []plan.ComponentCheck{main("Kubernetes", rowKubernetes, c.Now.Kubernetes, func(p compat.Planned) version.Version { return p.Kubernetes }, newestKubernetes)}
 	rows = append(rows, c.kubernetesParts(versions(rowKubernetes), newestKubernetes)...)
+	if !c.Now.NoImages {
+		rows = append(rows, main("OS image", rowImage, images, func(p compat.Planned) version.Version { return p.Image }, newest))
+	}
 	rows = append(rows,
-		main("OS image", rowImage, images, func(p compat.Planned) version.Version { return p.Image }, newest),
 		main("Services", rowServices, c.Now.Services, func(p compat.Planned) version.Version { return p.Services }, newest))
 	rows = append(rows, c.releaseParts(images, versions(rowServices), versions(rowImage), newest)...)
 	rows = append(rows, c.cliRow(versions(rowCLI)))
@@ -503,8 +505,8 @@ func (c *Run) judgeCloud() {
 	if c.silent == nil {
 		return
 	}
-	name := c.Config.Provider.Sandbox.Name
-	err := CloudError("ask sandbox "+name, name, c.silent)
+	a := c.Config.Advice()
+	err := CloudError("ask "+a.Cloud, a, c.silent)
 	c.Find(plan.Finding{
 		ID: "cloud-offers", Severity: plan.NotChecked, Title: "not checked whether the cloud has the images and versions", Detail: err.Error(), Source: "cloud",
 		Remedy: plan.Remedy(err),

@@ -31,6 +31,9 @@ var Acknowledgeable = []string{RuleWeaker, ruleOldest}
 func (c *Run) Set() bool {
 	n, t := &c.Now, c.Now.Target
 	image, err := version.Parse(t.ImageVersion)
+	if n.NoImages {
+		image, err = version.Version{}, nil
+	}
 	kubernetes, err2 := version.Parse(t.Kubernetes)
 	if err != nil || err2 != nil {
 		return false
@@ -41,7 +44,7 @@ func (c *Run) Set() bool {
 	}
 	if c.asked() {
 		r := c.Request
-		return (r.Release.IsZero() || r.Release.Equal(image)) && (r.Kubernetes.IsZero() || r.Kubernetes.Equal(kubernetes))
+		return (r.Release.IsZero() || n.NoImages || r.Release.Equal(image)) && (r.Kubernetes.IsZero() || r.Kubernetes.Equal(kubernetes))
 	}
 	f := c.Config
 	_, newer := c.configuredHop()
@@ -156,7 +159,7 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 			"the operator and the join service in the cluster do the work, and those of another release may not support the hop",
 			fmt.Sprintf("write microserviceVersion: %s into %s, with image and kubernetesVersion as they run, and bring the services with `constellation init`; then prepare again", to.Services, workspace.ConfigFile))
 	}
-	if c.Now.Target.Image == "" {
+	if c.Now.Target.Components == "" {
 		block("node-version", "versions", "the cluster has no NodeVersion constellation-version", "without it no target can be set", "`constellation init` makes it")
 	}
 	if j := c.Now.JoinConfig; j.TrustRoots != "" && strings.TrimSpace(j.TrustRoots) != strings.TrimSpace(c.Config.Attestation.TPM2.TrustRoots) {
@@ -166,14 +169,16 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 		})
 	}
 	if c.silent != nil {
-		name := c.Config.Provider.Sandbox.Name
-		err := CloudError("ask sandbox "+name, name, c.silent)
+		a := c.Config.Advice()
+		err := CloudError("ask "+a.Cloud, a, c.silent)
 		c.drop("cloud-offers")
 		block("cloud", "cloud", "the cloud does not list its images and versions", err.Error(), cmp.Or(plan.Remedy(err), "try again when it answers"))
 		return cluster.Components{}
 	}
-	c.judgeRegisters(ctx, to.Image)
-	if c.Image(to.Image) == nil {
+	if !c.Now.NoImages {
+		c.judgeRegisters(ctx, to.Image)
+	}
+	if c.Image(to.Image) == nil && !c.Now.NoImages {
 		// Only an unchanged image can be unknown: the rules cover new ones.
 		block("image", "cloud", "the cloud has no image "+to.Image.String(), "", "choose one that it has: `constellation upgrade check`")
 	}
@@ -192,10 +197,10 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 		}
 		c.Find(f)
 	case err != nil:
-		err = CloudError("list components", c.Config.Provider.Sandbox.Name, err)
+		err = CloudError("list components", c.Config.Advice(), err)
 		remedy := cmp.Or(plan.Remedy(err), "try again when the cloud answers")
 		if errors.Is(err, cloud.ErrNotFound) {
-			remedy = "run `constellation sandbox fetch " + to.Kubernetes.String() + "`, or choose a version that is there"
+			remedy = c.Config.Advice().OfferOf(to.Kubernetes.String()) + ", or choose a version that is there"
 		}
 		block("components", "cloud", "Kubernetes "+to.Kubernetes.String()+" is not available here", err.Error(), remedy)
 	case list.Statement == "" && c.location != "":
@@ -252,7 +257,7 @@ func (c *Run) VouchInUse(ctx context.Context, next cluster.Components) {
 			}
 			c.Find(plan.Finding{
 				ID: "components-statement", Severity: plan.Block, Source: "release", Title: "no release builder has signed the components that the cluster uses", Detail: detail,
-				Remedy: "offer the components of Kubernetes " + cmp.Or(have.Kubernetes, "the version that runs") + " again, with `constellation sandbox fetch`: machines of the new image join with them until the control planes are upgraded",
+				Remedy: c.Config.Advice().OfferOf(cmp.Or(have.Kubernetes, "VERSION")) + " again, with a statement: machines of the new image join with the components until the control planes are upgraded",
 			})
 		}
 	}

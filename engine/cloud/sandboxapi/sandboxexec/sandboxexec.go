@@ -21,6 +21,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/plan"
 	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 // Name is the name of the program's file.
@@ -144,4 +145,19 @@ func Find(ctx context.Context, name string) (engine.SandboxStatus, error) {
 		return engine.SandboxStatus{}, &plan.Error{Op: op, Err: fmt.Errorf("%w: no such sandbox", cloud.ErrNotFound), Remedy: "start it with `constellation sandbox up`"}
 	}
 	return *st, nil
+}
+
+// WhySilent returns why the sandbox of a configuration does not answer. It implements
+// engine.Deps.WhySilent.
+func WhySilent(ctx context.Context, c *workspace.Config) engine.Silence {
+	if c.Provider.Name != "sandbox" {
+		return ""
+	}
+	switch st, err := Find(ctx, c.Provider.Section.Text("name")); {
+	case errors.Is(err, cloud.ErrNotFound):
+		return engine.CloudGone
+	case err == nil && st.State == "stopped":
+		return engine.CloudStopped
+	}
+	return ""
 }
