@@ -506,7 +506,7 @@ func (i *initRun) firstNode(ctx context.Context, r *plan.Reporter) error {
 		}
 		if over > limit {
 			failure.Op = fmt.Sprintf("wait %s for the first machine at %s", over.Round(time.Second), d.endpoint)
-			failure.Remedy = "is a machine up? " + i.config.Advice().Failed + ". Run the same command again to continue waiting"
+			failure.Remedy = "check that a machine is up: " + i.config.Advice().Failed + ". Run the same command again to continue waiting"
 			if errors.Is(failure.Err, errOther) {
 				failure.Remedy = "if the result of the first machine was fetched already, restore " + workspace.KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
 			}

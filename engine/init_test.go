@@ -460,8 +460,8 @@ func TestInitErrorsHaveCauseAndRemedy(t *testing.T) {
 			}
 			l.Close()
 			s.edit(workspace.StateFile, s.balancer.addr(), l.Addr().String())
-		}, plan.ExitFailed, "connection refused", "that a machine is up"},
-		{"machines that never boot", func(t *testing.T, s *stage) { s.machines[0].stop() }, plan.ExitFailed, " for the first machine at 127.0.0.1:", "that a machine is up"},
+		}, plan.ExitFailed, "connection refused", "check that a machine is up"},
+		{"machines that never boot", func(t *testing.T, s *stage) { s.machines[0].stop() }, plan.ExitFailed, " for the first machine at 127.0.0.1:", "check that a machine is up"},
 		{"kubeadm fails", func(t *testing.T, s *stage) {
 			s.machines[0].fail = &initproto.Failure{Step: "kubeadm-init", Message: "port 6443 is in use", Remedy: "reset the machine"}
 		}, plan.ExitFailed, "make control-plane-0 the first node (kubeadm-init): port 6443 is in use", "reset the machine"},

@@ -181,7 +181,9 @@ func (t NodeTarget) String() string {
 
 // HasImage reports whether a node has the image of the target. A target without an image is met
 // by every node: its cloud selects none.
-func (t NodeTarget) HasImage(n *Node) bool { return t.Image == "" || strings.EqualFold(n.Image, t.Image) }
+func (t NodeTarget) HasImage(n *Node) bool {
+	return t.Image == "" || strings.EqualFold(n.Image, t.Image)
+}
 
 // Noted reports whether the operator has noted the image of the node, or what it installed if the
 // target has no image.
