@@ -306,14 +306,14 @@ func (a *applyRun) targetStep(replaced, kept []string) plan.Step {
 	}
 	if len(kept) > 0 {
 		s.Details = []string{"upgraded in place: " + strings.Join(kept, ", ") + "; these machines and their disks stay"}
-		s.Warning = "Kubernetes never goes down again. Back up etcd before; services can be taken back with helm, nodes only forward."
+		s.Warning = "Kubernetes cannot be downgraded. Back up etcd before; services can be rolled back with helm, nodes cannot."
 	}
 	if len(replaced) > 0 {
 		s.Details = append([]string{
 			"replaced: " + strings.Join(replaced, ", "),
 			"kubelets get new certificates; the certificate authority of the cluster stays",
 		}, s.Details...)
-		s.Warning = "The disks of replaced nodes are gone for good, and Kubernetes never goes down again. Back up etcd and whatever is on local volumes before; services can be taken back with helm, nodes only forward."
+		s.Warning = "The disks of replaced nodes are deleted, and Kubernetes cannot be downgraded. Back up etcd and local volumes before; services can be rolled back with helm, nodes cannot."
 	}
 	if a.request.Surge != "" {
 		s.Details = append(s.Details, "at any moment at most "+a.request.Surge+" beyond the wanted number of machines")
@@ -331,7 +331,7 @@ func (a *applyRun) targetSet(ctx context.Context) (bool, error) {
 
 func (a *applyRun) rolloutStep() plan.Step {
 	return plan.Step{
-		ID: plan.StepRollout, Title: "Wait until all nodes are new", Effect: "all nodes are at the target",
+		ID: plan.StepRollout, Title: "Wait for the rollout", Effect: "all nodes are at the target",
 		Done: func(ctx context.Context) (bool, error) { return a.rolloutDone(ctx, a.prepared.target) },
 		Run:  func(ctx context.Context, r *plan.Reporter) error { return a.waitRollout(ctx, r, a.prepared.target) },
 	}
@@ -377,7 +377,7 @@ func (e *Engine) goOn(ctx context.Context, c *check.Run, p *plan.Plan, r ApplyRe
 		return err
 	}
 	if t.Paused {
-		p.Notes = append(p.Notes, "The rollout is paused; `constellation upgrade resume` goes on.")
+		p.Notes = append(p.Notes, "The rollout is paused; `constellation upgrade resume` continues it.")
 	}
 	what := t.String()
 	p.End.Done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
@@ -397,7 +397,7 @@ func (a *applyRun) rehearsed(s *plan.Step) func(context.Context, *plan.Reporter)
 		if s.ID != check.StepTarget {
 			return nil
 		}
-		return a.inCluster(ctx, r, "ask whether the target would be taken", func(ctx context.Context, k Cluster) error {
+		return a.inCluster(ctx, r, "dry-run the target", func(ctx context.Context, k Cluster) error {
 			return k.TryNodeTarget(ctx, a.prepared.target)
 		})
 	}
@@ -419,14 +419,14 @@ func (a *applyRun) hold(ctx context.Context, r *plan.Reporter, run string, lost 
 	h.Host, _ = os.Hostname() // an empty one is as good
 	held := func(err error) error {
 		return &plan.Error{
-			Op: "take the cluster for this run", Err: err, Exit: plan.ExitHeld,
+			Op: "lock the cluster for this run", Err: err, Exit: plan.ExitHeld,
 			Remedy: "wait for that run to end, or end its process; what it began can be resumed. `constellation status` shows the cluster meanwhile",
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, holdLimit)
 	defer cancel()
 	tell := time.AfterFunc(2*time.Second, func() {
-		r.Wait("lease", "", "somebody else works on the cluster, or did: whether that process lives is known in 15 seconds at most")
+		r.Wait("lease", "", "another run holds the lock of the cluster; within 15 seconds it is known whether that run is alive")
 	})
 	release, err = k.Hold(ctx, h, func(err error) { lost(held(err)) })
 	if !tell.Stop() {
@@ -437,9 +437,9 @@ func (a *applyRun) hold(ctx context.Context, r *plan.Reporter, run string, lost 
 	case errors.As(err, &other):
 		return nil, held(err)
 	case errors.Is(err, cluster.ErrAbsent):
-		return nil, &plan.Error{Op: "take the cluster for this run", Err: err, Remedy: "the services are not installed: `constellation init` installs them"}
+		return nil, &plan.Error{Op: "lock the cluster for this run", Err: err, Remedy: "the services are not installed: `constellation init` installs them"}
 	}
-	return release, a.clusterError("take the cluster for this run", err)
+	return release, a.clusterError("lock the cluster for this run", err)
 }
 
 // reusable is how long the backup of a run that did not get to its end serves the next one.
@@ -451,7 +451,7 @@ func (a *applyRun) backupStep(mutating []plan.Step) plan.Step {
 	dir := a.e.ws.Path(filepath.Join(plan.RunsDir, a.plan.ID, backup.Dir))
 	return plan.Step{
 		ID: check.StepBackup, Title: "Back up what an upgrade can destroy",
-		Effect: "every definition and custom resource, Helm's records and the ConfigMaps that an upgrade changes are in " + dir + ", with a snapshot of etcd where one can be had",
+		Effect: "every CustomResourceDefinition and custom resource, Helm's records and the ConfigMaps that an upgrade changes are in " + dir + ", with a snapshot of etcd if possible",
 		Done: func(ctx context.Context) (bool, error) {
 			all := true
 			for _, s := range mutating {
@@ -512,7 +512,7 @@ func (a *applyRun) backUp(ctx context.Context, r *plan.Reporter) error {
 		}
 		return &plan.Error{
 			Op: "back up before the upgrade", Err: err,
-			Remedy: strings.TrimPrefix(plan.Remedy(err)+"; ", "; ") + "nothing was changed. To go on without a backup: `--skip-phases " + check.StepBackup + " --ack " + check.FindingNoBackup + "`",
+			Remedy: strings.TrimPrefix(plan.Remedy(err)+"; ", "; ") + "nothing was changed. To continue without a backup: `--skip-phases " + check.StepBackup + " --ack " + check.FindingNoBackup + "`",
 		}
 	}
 	text := fmt.Sprintf("Backed up %d objects of %d kinds, %s, verified", b.done.Objects, len(b.done.Types), workspace.SizeOf(b.done.Bytes))

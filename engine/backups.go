@@ -143,10 +143,10 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, e
 	path := filepath.Join(b.dir, b.id, backup.Dir)
 	p := &plan.Plan{ID: b.id, Verb: plan.VerbBackup, Cluster: b.name, Simulated: b.e.simulated(), Created: now.UTC()}
 	p.Files = []plan.File{
-		{Path: filepath.Join(path, backup.ManifestFile), Mode: "0600", Note: "says what the backup beside it holds"},
+		{Path: filepath.Join(path, backup.ManifestFile), Mode: "0600", Note: "lists the content of the backup"},
 		{Path: filepath.Join(path, backup.Releases+".json"), Mode: "0600", Secret: true, Note: "Helm's records, with the values of charts"},
 		{Path: filepath.Join(path, "core", "secrets.json"), Mode: "0600", Secret: true, Note: "the Secrets of the cluster"},
-		{Path: filepath.Join(path, backup.SnapshotFile), Mode: "0600", Secret: true, Note: "all of etcd, Secrets included"},
+		{Path: filepath.Join(path, backup.SnapshotFile), Mode: "0600", Secret: true, Note: "a snapshot of etcd, Secrets included"},
 	}
 	what := "every definition and custom resource, Helm's records and the ConfigMaps that an upgrade changes"
 	if r.Secrets {
@@ -156,7 +156,7 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, e
 	if takes && r.Etcd != EtcdSkip {
 		p.Steps = append(p.Steps, plan.Step{ID: StepBackupEtcd, Title: "Take a snapshot of etcd", Effect: "all of etcd is in " + filepath.Join(path, backup.SnapshotFile), Run: b.etcd})
 	}
-	p.Steps = append(p.Steps, plan.Step{ID: StepBackupFinish, Title: "Complete and verify the backup", Effect: "the backup is on the disk, and was read again", Run: b.finish})
+	p.Steps = append(p.Steps, plan.Step{ID: StepBackupFinish, Title: "Complete and verify the backup", Effect: "the backup is synced to disk and its digests are verified", Run: b.finish})
 	p.End.Command = e.command(string(plan.VerbBackup)) + r.flags()
 	p.End.Done = "backup " + b.id + " of cluster " + b.name + " is whole"
 	at := ""
@@ -202,13 +202,13 @@ func (b *backupRun) fail(err error) error {
 	e := &plan.Error{Op: "back up to " + filepath.Join(b.dir, b.id), Err: err}
 	switch {
 	case errors.Is(err, backup.ErrRefused):
-		e.Exit, e.Remedy = plan.ExitUsage, "a backup may hold secrets: use a directory that is yours alone (chmod 0700), or another one with --dir"
+		e.Exit, e.Remedy = plan.ExitUsage, "a backup may hold secrets: restrict the directory to your user (chmod 0700), or use another one with --dir"
 	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
 		e.Remedy = "free some space (`constellation backup prune --keep 1" + BackupRequest{Dir: b.request.Dir}.flags() + "` removes old backups), or use another disk with --dir; nothing is left of this one"
 	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) || errors.Is(err, fs.ErrNotExist):
 		e.Exit, e.Remedy = plan.ExitUsage, "make the directory, and writable for this user, or use another one with --dir"
 	case errors.Is(err, cluster.ErrUnreachable):
-		e.Op, e.Remedy = "read the cluster", "see that its API server is up, then run the same command again"
+		e.Op, e.Remedy = "read the cluster", "bring its API server up, then run the same command again"
 	case errors.Is(err, cluster.ErrDenied):
 		e.Op, e.Remedy = "read the cluster", "see that "+workspace.KubeconfigFile+" is of this cluster"
 	}
@@ -370,9 +370,9 @@ func backupError(op string, err error) error {
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		return err
 	case errors.As(err, &n):
-		remedy := "use another backup: `constellation backup list` shows which are whole"
+		remedy := "use another backup: `constellation backup list` shows which are complete"
 		if len(n.Damage) == 0 {
-			remedy = "what it names was not readable when the backup was made; mend that, then run `constellation backup create` again"
+			remedy = "the named types were not readable when the backup was made; repair them, then run `constellation backup create` again"
 		}
 		return &plan.Error{Err: err, Remedy: remedy}
 	case errors.Is(err, backup.ErrRefused):
@@ -433,7 +433,7 @@ func BackupProblems(err error) []string {
 // ExitHeld while a run holds the workspace.
 func (e *Engine) PruneBackups(_ context.Context, dir string, keep int) (removed []string, err error) {
 	if keep < 1 {
-		return nil, &plan.Error{Op: "prune backups", Err: fmt.Errorf("--keep is %d: the newest whole backup always stays", keep), Exit: plan.ExitUsage, Remedy: "keep at least one"}
+		return nil, &plan.Error{Op: "prune backups", Err: fmt.Errorf("--keep is %d, want at least 1: the newest complete backup always stays", keep), Exit: plan.ExitUsage, Remedy: "keep at least one"}
 	}
 	path, err := e.BackupDir(dir)
 	if err != nil {

@@ -197,10 +197,10 @@ func (i *clusterRun) installCharts(ctx context.Context, r *plan.Reporter) error 
 	others, err := i.otherPlans(limited, k)
 	cancel()
 	if err != nil {
-		return i.clusterError("look who carries out Plans", err)
+		return i.clusterError("find the controller of Plans", err)
 	}
 	if others != "" {
-		r.Log("charts", "", "warn", fmt.Sprintf("Deployment %s/%s carries out Plans, so the controller of the release stays off", PlansNamespace, others))
+		r.Log("charts", "", "warn", fmt.Sprintf("Deployment %s/%s executes Plans, so the controller of the release stays off", PlansNamespace, others))
 	}
 	charts, err := i.charts(others)
 	if err != nil {

@@ -463,7 +463,7 @@ func TestCheckWithInjectedErrors(t *testing.T) {
 		{
 			"the user is authenticated and has too few rights", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", cluster.ErrForbidden) },
 			check.Request{},
-			"denied by the API server: too few rights", "use a kubeconfig that may do this", 1, nil,
+			"denied by the API server: too few rights", "use a kubeconfig with this right", 1, nil,
 		},
 		{
 			"the kubeconfig leads to another cluster", func(s *checkStage) { s.inside.running.JoinConfig.ClusterID = strings.Repeat("ab", 32) },
@@ -485,10 +485,10 @@ func TestCheckWithInjectedErrors(t *testing.T) {
 		{
 			"a missing key file", nil,
 			check.Request{Feed: "/nowhere", FeedKeys: []string{"/nowhere.pub"}},
-			"read key /nowhere.pub: no such file or directory", "name a file with", 2, nil,
+			"read key /nowhere.pub: no such file or directory", "pass a file with", 2, nil,
 		},
 		{
-			"the preflight fails", func(s *checkStage) { s.inside.broken = fmt.Errorf("look for trouble: %w", cluster.ErrUnreachable) },
+			"the preflight fails", func(s *checkStage) { s.inside.broken = fmt.Errorf("run preflight: %w", cluster.ErrUnreachable) },
 			check.Request{},
 			"", "", 6,
 			[]string{"not-checked preflight: preflight checks of the hop did not run"},
@@ -587,7 +587,7 @@ func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
 	}
 
 	c = s.mustCheck(check.Request{WriteConfig: true})
-	if note := "Nothing to write: constellation-conf.yaml says already what the next hop needs."; c.Config.Written || !cmp.Equal(c.Notes, []string{note}) || s.read(workspace.ConfigFile) != want {
+	if note := "Nothing to write: constellation-conf.yaml has the values of the next hop already."; c.Config.Written || !cmp.Equal(c.Notes, []string{note}) || s.read(workspace.ConfigFile) != want {
 		t.Errorf("a second time: %+v, notes %q", c.Config, c.Notes)
 	}
 }
@@ -779,7 +779,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			[]string{"v1.0.0: v1.0.0, image v1.0.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
 			6, nil, nil,
 		},
-		{"everything is new", newest, check.Request{}, nil, 0, nil, []string{"Nothing that is known is newer than what runs."}},
+		{"everything is new", newest, check.Request{}, nil, 0, nil, []string{"The cluster runs the newest known versions."}},
 		{
 			"the mirror has nothing newer", func(s *checkStage) {
 				newest(s)
@@ -805,7 +805,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			},
 			check.Request{},
 			nil, 4,
-			[]string{"block cli-older: the cluster runs release v1.2.0, which is newer than this program, v1.1.0", "warn running-release: release v1.2.0, which runs, is not known", "warn config-target: ", "warn config-target: "},
+			[]string{"block cli-older: the cluster runs release v1.2.0, which is newer than this program, v1.1.0", "warn running-release: the running release v1.2.0 is unknown", "warn config-target: ", "warn config-target: "},
 			nil,
 		},
 		{
@@ -816,7 +816,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.77")},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.77"},
 			6,
-			[]string{"warn running-kubernetes: Kubernetes v1.35.77, which runs, is not in release v1.0.0", "warn config-target: constellation-conf.yaml, line 15 asks for what cannot be: Kubernetes would be downgraded from v1.35.77 to v1.35.4"},
+			[]string{"warn running-kubernetes: the running Kubernetes v1.35.77 is not in release v1.0.0", "warn config-target: constellation-conf.yaml, line 15 requests an impossible combination: Kubernetes would be downgraded from v1.35.77 to v1.35.4"},
 			nil,
 		},
 		{
@@ -1070,11 +1070,11 @@ func TestCheckReportsFaultyReleasesThatRun(t *testing.T) {
 		remedy string
 	}{
 		{"nothing", nil, nil, nil, ""},
-		{"a release that the next hop leaves", nil, map[string]string{"v1.0.0": "leaks"}, []string{"release v1.0.0, which runs, was found faulty: leaks"}, "the next hop leads away from it, to v1.1.0"},
-		{"an image alone", func(s *checkStage) { s.inside.running.Services = at("v1.1.0") }, map[string]string{"v1.0.0": "leaks"}, []string{"image v1.0.0, which runs, was found faulty: leaks"}, "the next hop leads away from it, to v1.1.0"},
-		{"a Kubernetes that the second hop leaves", nil, map[string]string{"v1.35.4": "crashes"}, []string{"Kubernetes v1.35.4, which runs, was found faulty: crashes"}, "hop 2 leads away from it, to v1.36.3"},
-		{"one of those that nodes run", func(s *checkStage) { s.inside.running.WorkerKubelet = at("v1.34.2") }, map[string]string{"v1.34.2": "crashes"}, []string{"Kubernetes v1.34.2, which runs, was found faulty: crashes"}, "hop 2 leads away from it, to v1.36.3"},
-		{"a release that there is no way from", nil, map[string]string{"v1.0.0": "leaks", "v1.1.0": "leaks more", "v1.35.4": "", "v1.36.3": "", "v1.36.4": ""}, []string{"release v1.0.0, which runs, was found faulty: leaks"}, "wait for a newer version, and check again then"},
+		{"a release that the next hop leaves", nil, map[string]string{"v1.0.0": "leaks"}, []string{"the running release v1.0.0 is marked as faulty: leaks"}, "the next hop leads away from it, to v1.1.0"},
+		{"an image alone", func(s *checkStage) { s.inside.running.Services = at("v1.1.0") }, map[string]string{"v1.0.0": "leaks"}, []string{"the running image v1.0.0 is marked as faulty: leaks"}, "the next hop leads away from it, to v1.1.0"},
+		{"a Kubernetes that the second hop leaves", nil, map[string]string{"v1.35.4": "crashes"}, []string{"the running Kubernetes v1.35.4 is marked as faulty: crashes"}, "hop 2 leads away from it, to v1.36.3"},
+		{"one of those that nodes run", func(s *checkStage) { s.inside.running.WorkerKubelet = at("v1.34.2") }, map[string]string{"v1.34.2": "crashes"}, []string{"the running Kubernetes v1.34.2 is marked as faulty: crashes"}, "hop 2 leads away from it, to v1.36.3"},
+		{"a release that there is no way from", nil, map[string]string{"v1.0.0": "leaks", "v1.1.0": "leaks more", "v1.35.4": "", "v1.36.3": "", "v1.36.4": ""}, []string{"the running release v1.0.0 is marked as faulty: leaks"}, "wait for a newer version, and check again then"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
@@ -1189,7 +1189,7 @@ func TestCheckTellsMeasurementsThatGetWeaker(t *testing.T) {
 		{"before the configuration is written", check.Request{NoPreflight: true}, false, nil},
 		{"while it is written", check.Request{NoPreflight: true, WriteConfig: true}, true, []string{note}},
 		{"after it was written", check.Request{NoPreflight: true}, false, nil},
-		{"with nothing left to write", check.Request{NoPreflight: true, WriteConfig: true}, false, []string{note, "Nothing else to write: constellation-conf.yaml says already what the next hop needs but for the measurements."}},
+		{"with nothing left to write", check.Request{NoPreflight: true, WriteConfig: true}, false, []string{note, "Nothing else to write: constellation-conf.yaml has the values of the next hop already, except the measurements."}},
 	} {
 		c := s.mustCheck(tt.request)
 		if d := cmp.Diff(changes, c.Changes.Measurements); d != "" {

@@ -156,7 +156,7 @@ func enforces(j cluster.JoinConfig) error {
 			key += "." + image
 		}
 		return &plan.Error{
-			Op: "publish join configuration", Err: fmt.Errorf("%s enforces no measurement: any machine would be let in", key), Exit: plan.ExitBlocked,
+			Op: "publish join configuration", Err: fmt.Errorf("%s enforces no measurement: any machine could join", key), Exit: plan.ExitBlocked,
 			Remedy: "give it a register without warnOnly, or remove the key: `kubectl -n kube-system edit configmap join-config`; then run the same command again",
 		}
 	}

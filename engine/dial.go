@@ -186,24 +186,24 @@ func dialError(endpoint string, a providers.Advice, err error) (e *plan.Error, a
 		return e, true
 	case errors.Is(err, attestation.ErrMeasurement):
 		e.Op = "check what the first machine booted"
-		e.Remedy = "the machine was not trusted and got nothing. If it runs the image that you want, copy that image's measurements to attestation.tpm2.measurements in " + workspace.ConfigFile
+		e.Remedy = "the machine is not trusted and got no data. If it runs the intended image, copy that image's measurements to attestation.tpm2.measurements in " + workspace.ConfigFile
 	case errors.Is(err, attestation.ErrTrust):
-		e.Op = "check who vouches for the first machine"
-		e.Remedy = "the machine was not trusted and got nothing. attestation.tpm2.trustRoots in " + workspace.ConfigFile + " must hold the root of the cloud that the machine is in"
+		e.Op = "verify the certificate chain of the first machine's TPM"
+		e.Remedy = "the machine is not trusted and got no data. attestation.tpm2.trustRoots in " + workspace.ConfigFile + " must hold the root of the cloud that the machine is in"
 	case errors.Is(err, attestation.ErrMember):
 		e.Op = "check that the first machine is unused"
 		e.Remedy = "it belongs to another cluster. Is initEndpoint in " + workspace.StateFile + " right? A used machine must be replaced: " + a.Renew
 	case errors.Is(err, attestation.ErrIdentity):
-		e.Op = "check which machine answers"
-		e.Remedy = "what answers there is no control plane of " + a.Cloud + ". Is initEndpoint in " + workspace.StateFile + " right?"
+		e.Op = "check the identity of the first machine"
+		e.Remedy = "the endpoint is not a control plane of " + a.Cloud + ". Is initEndpoint in " + workspace.StateFile + " right?"
 	case errors.Is(err, attestation.ErrDocument):
 		e.Op = "read the evidence of the first machine"
-		e.Remedy = "nothing was sent to it. Either initEndpoint in " + workspace.StateFile + " leads to something else, or the machine's image is of a release that this program does not understand"
+		e.Remedy = "nothing was sent to it. Either initEndpoint in " + workspace.StateFile + " is the address of another service, or the machine's image is of a release that this program does not support"
 	case errors.Is(err, attestation.ErrQuote):
 		e.Op = "check the evidence of the first machine"
-		e.Remedy = "somebody between here and the machine altered or replayed it, or the machine is broken. Nothing was sent to it"
+		e.Remedy = "it was altered or replayed between this computer and the machine, or the machine is broken. Nothing was sent to it"
 	case errors.As(err, &record) || errors.As(err, &alert) || strings.Contains(err.Error(), "first record does not look like a TLS handshake") || strings.Contains(err.Error(), "no application protocol"):
-		e.Err = fmt.Errorf("what answers there is no bootstrapper: %w", err)
+		e.Err = fmt.Errorf("the endpoint is not a bootstrapper: %w", err)
 		e.Remedy = "initEndpoint in " + workspace.StateFile + " leads to something else: write the address that " + a.Look + " shows"
 	case isName(err):
 		e.Remedy = "initEndpoint in " + workspace.StateFile + " names a host that does not exist"
@@ -247,12 +247,12 @@ func callError(a providers.Advice, err error) (e *plan.Error, again bool) {
 	case codes.ResourceExhausted, codes.Unavailable, codes.Aborted, codes.DeadlineExceeded:
 		return e, true
 	case codes.FailedPrecondition, codes.AlreadyExists:
-		e.Remedy = "if that cluster is yours, bring its " + workspace.StateFile + " and " + workspace.KubeconfigFile + " back; otherwise get new machines: " + a.Renew
+		e.Remedy = "if that cluster is yours, restore its " + workspace.StateFile + " and " + workspace.KubeconfigFile + " back; otherwise get new machines: " + a.Renew
 	case codes.Unimplemented:
-		e.Err = errors.New("what answers there is no bootstrapper of this release")
-		e.Remedy = "image and this program do not fit together: take an image of the release that this program belongs to"
+		e.Err = errors.New("the endpoint is not a bootstrapper of this release")
+		e.Remedy = "image and this program are incompatible: take an image of the release that this program belongs to"
 	case codes.InvalidArgument:
-		e.Remedy = "this program and the machine's bootstrapper disagree about the request: is the image older or newer than this program?"
+		e.Remedy = "the machine's bootstrapper rejects the request: use an image of this program's release"
 	case codes.Unknown:
 		if errors.Is(err, io.EOF) { // the stream ended without a result
 			return e, true

@@ -53,7 +53,7 @@ func (e *Engine) confirmControlPlane(ctx context.Context) (ConfirmControlPlane, 
 	return func(ctx context.Context, node, providerID string) error {
 		all, err := p.Machines(ctx)
 		if err != nil && ctx.Err() == nil {
-			return fmt.Errorf("%w: ask the cloud whether %s is a control plane: %w", cluster.ErrUnreachable, node, err)
+			return fmt.Errorf("%w: read from the cloud whether %s is a control plane: %w", cluster.ErrUnreachable, node, err)
 		}
 		if err != nil {
 			return ctx.Err()
@@ -78,7 +78,7 @@ func confirmIn(all []cluster.CloudMachine, node, providerID string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: the cloud has no machine %q, which Node %s says to be", ErrImpostor, providerID, node)
+	return fmt.Errorf("%w: the cloud has no machine %q, the providerID of Node %s", ErrImpostor, providerID, node)
 }
 
 // etcd takes the snapshot. A requested snapshot that cannot be taken is a hole; an optional
@@ -87,7 +87,7 @@ func (b *backupRun) etcd(ctx context.Context, r *plan.Reporter) error {
 	confirm, err := b.e.confirmControlPlane(ctx)
 	if err != nil {
 		// Without configuration or state, a backup is still wanted.
-		r.Log("backup", "", "warn", "no cloud can be asked which machines are control planes: a snapshot of etcd is only taken where an API server announces itself: "+err.Error())
+		r.Log("backup", "", "warn", "without a cloud the control planes are unconfirmed: a snapshot of etcd is only taken at the address of an API server: "+err.Error())
 	}
 	err = b.snapshot(ctx, r, confirm)
 	if errors.Is(err, cluster.ErrUnreachable) && ctx.Err() == nil {

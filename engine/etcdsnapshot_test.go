@@ -215,7 +215,7 @@ func TestTheCloudConfirmsWhereSnapshotsComeFrom(t *testing.T) {
 
 	asked = errors.New("provider \"x\" is not in this release")
 	said := run()
-	if twinned.confirm != nil || !slices.ContainsFunc(said, func(l string) bool { return strings.Contains(l, "only taken where an API server announces itself") }) {
+	if twinned.confirm != nil || !slices.ContainsFunc(said, func(l string) bool { return strings.Contains(l, "only taken at the address of an API server") }) {
 		t.Errorf("without a cloud: asked %t, said %q", twinned.confirm != nil, said)
 	}
 }

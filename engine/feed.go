@@ -250,7 +250,7 @@ func VerifyFeed(ctx context.Context, location string, keyFiles []string) (FeedRe
 	r, err := release.Verify(ctx, location, release.Options{Keys: keys})
 	if err != nil {
 		e := &plan.Error{Op: "verify feed " + location, Err: err, Remedy: check.FeedRemedy(err)}
-		e.Remedy = cmp.Or(e.Remedy, "look at the folder, or ask its publisher")
+		e.Remedy = cmp.Or(e.Remedy, "check the folder, or contact its publisher")
 		return FeedReport{Report: r}, e
 	}
 	return FeedReport{r, check.FeedRemedy(r.Err)}, nil
@@ -264,12 +264,12 @@ func readFeedKeys(files []string) ([]release.Key, error) {
 		if err != nil {
 			return nil, &plan.Error{
 				Op: "read key " + name, Err: workspace.WithoutPath(err), Exit: plan.ExitUsage,
-				Remedy: "name a file with a public key; `constellation release key new` makes a pair",
+				Remedy: "pass a file with a public key; `constellation release key new` creates a pair",
 			}
 		}
 		k, err := release.ParseKeys(keyName(name), b)
 		if err != nil {
-			return nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "name a file with a public key of ECDSA P-256 in PEM, such as feed.key.pub"}
+			return nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "pass a file with a public key of ECDSA P-256 in PEM, such as feed.key.pub"}
 		}
 		for i := range k {
 			k[i].File = name
@@ -331,11 +331,11 @@ func BuildFeed(ctx context.Context, b FeedBuild) (FeedPublication, error) {
 	if err == nil || ctx.Err() != nil {
 		return r, err
 	}
-	e := &plan.Error{Op: "publish to " + b.Out, Err: err, Remedy: "correct what is named and publish again: nothing was changed; `constellation release build --help` says what the folder holds"}
+	e := &plan.Error{Op: "publish to " + b.Out, Err: err, Remedy: "correct the named file and publish again: nothing was changed; `constellation release build --help` lists the files of the folder"}
 	switch {
 	case errors.Is(err, release.ErrPublished):
 		e.Exit = plan.ExitBlocked
-		e.Remedy = "put back what was published, then publish again: nothing was changed"
+		e.Remedy = "restore the published files, then publish again: nothing was changed"
 	case errors.Is(err, release.ErrSigner):
 		e.Remedy = "sign with the key that " + b.Out + " was signed with, or name another folder with --out; if it is that key, restore " + b.Out + " from a copy"
 	case errors.Is(err, release.ErrKeySet):
@@ -343,7 +343,7 @@ func BuildFeed(ctx context.Context, b FeedBuild) (FeedPublication, error) {
 	case errors.Is(err, release.ErrOut):
 		e.Remedy = "name a folder that holds the feed and nothing else with --out"
 	case errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist):
-		e.Remedy = "look at whether you may read " + b.From + " and write " + b.Out + ", and whether the folder around that is there"
+		e.Remedy = "check that you may read " + b.From + " and write " + b.Out + ", and that its parent folder exists"
 	}
 	return r, e
 }
@@ -356,7 +356,7 @@ type FeedKey struct {
 	Public  string `json:"public"`  // path
 }
 
-const otherKeyFile = "name another file: a key that is there is never replaced"
+const otherKeyFile = "pass another file: an existing key is never overwritten"
 
 // NewFeedKey makes a pair of keys that a feed is signed with: the private one in file,
 // the public one in file.pub. A file that is there is never replaced.
@@ -391,7 +391,7 @@ func NewFeedKey(file string) (FeedKey, error) {
 		mode    os.FileMode
 	}{{out.Public, key.PEM(), 0o644}, {out.Private, private, 0o600}} {
 		if err = writeNew(f.path, f.content, f.mode); err != nil {
-			e := &plan.Error{Op: op, Err: fmt.Errorf("write %s: %w", f.path, workspace.WithoutPath(err)), Exit: plan.ExitUsage, Remedy: "name a file in a folder that is there and that you may write to"}
+			e := &plan.Error{Op: op, Err: fmt.Errorf("write %s: %w", f.path, workspace.WithoutPath(err)), Exit: plan.ExitUsage, Remedy: "pass a file in an existing, writable folder"}
 			if errors.Is(err, fs.ErrExist) { // somebody else made it just now
 				e.Remedy = otherKeyFile
 			}

@@ -47,7 +47,7 @@ func TestWhatSaysMoreOfAFeedIsACommandThatWorks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "`constellation release verify " + feed + " --feed-key " + key + " --feed-key '" + odd + "'` says more; "; !strings.HasPrefix(l.Feed.Remedy, want) {
+	if want := "`constellation release verify " + feed + " --feed-key " + key + " --feed-key '" + odd + "'` shows details; "; !strings.HasPrefix(l.Feed.Remedy, want) {
 		t.Errorf("remedy %q, want %q", l.Feed.Remedy, want)
 	}
 	config := "releases:\n  feed: " + feed + "\n  keys: |\n    " + strings.ReplaceAll(strings.TrimSpace(string(pem)), "\n", "\n    ") + "\n"
@@ -57,7 +57,7 @@ func TestWhatSaysMoreOfAFeedIsACommandThatWorks(t *testing.T) {
 	if l, err = engine.ListReleases(t.Context(), w, engine.FeedRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	if want := "copy releases.keys of constellation-conf.yaml into a file feed.pub: then `constellation release verify " + feed + " --feed-key feed.pub` says more; "; !strings.HasPrefix(l.Feed.Remedy, want) {
+	if want := "copy releases.keys of constellation-conf.yaml into a file feed.pub: then `constellation release verify " + feed + " --feed-key feed.pub` shows details; "; !strings.HasPrefix(l.Feed.Remedy, want) {
 		t.Errorf("remedy %q, want %q", l.Feed.Remedy, want)
 	}
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
@@ -89,7 +89,7 @@ func TestKeysThatAreThereStay(t *testing.T) {
 			_, err := engine.NewFeedKey(filepath.Join(dir, "feed.key"))
 			cause, remedy := feedError(t, err)
 			want := "make the keys DIR/feed.key and DIR/feed.key.pub: " + tt.want
-			if cause = strings.ReplaceAll(cause, dir, "DIR"); cause != want || !strings.HasPrefix(remedy, "name another file") {
+			if cause = strings.ReplaceAll(cause, dir, "DIR"); cause != want || !strings.HasPrefix(remedy, "pass another file") {
 				t.Errorf("got %q, want %q; remedy %q", cause, want, remedy)
 			}
 			left, err := os.ReadDir(dir)
@@ -99,7 +99,7 @@ func TestKeysThatAreThereStay(t *testing.T) {
 		})
 	}
 	_, err := engine.NewFeedKey(filepath.Join(t.TempDir(), "nowhere", "feed.key"))
-	if cause, remedy := feedError(t, err); !strings.Contains(cause, "no such file or directory") || !strings.Contains(remedy, "in a folder that is there") {
+	if cause, remedy := feedError(t, err); !strings.Contains(cause, "no such file or directory") || !strings.Contains(remedy, "in an existing, writable folder") {
 		t.Errorf("%q, %q", cause, remedy)
 	}
 }
@@ -143,13 +143,13 @@ func TestUnpublishedReleasesHaveARemedy(t *testing.T) {
 		build  engine.FeedBuild
 		remedy string
 	}{
-		{"an invalid release", engine.FeedBuild{From: bad, Out: feed, KeyFile: k.Private}, "correct what is named and publish again"},
-		{"an empty folder", engine.FeedBuild{From: t.TempDir(), Out: feed, KeyFile: k.Private}, "`constellation release build --help` says what the folder holds"},
+		{"an invalid release", engine.FeedBuild{From: bad, Out: feed, KeyFile: k.Private}, "correct the named file and publish again"},
+		{"an empty folder", engine.FeedBuild{From: t.TempDir(), Out: feed, KeyFile: k.Private}, "`constellation release build --help` lists the files of the folder"},
 		{"another key", engine.FeedBuild{From: from, Out: feed, KeyFile: other.Private}, "sign with the key that " + feed + " was signed with"},
 		{"a signer who is not trusted", engine.FeedBuild{From: from, Out: feed, KeyFile: k.Private, Trust: []string{other.Public}}, "name the private key of one that may sign"},
 		{"a folder of something else", engine.FeedBuild{From: from, Out: home, KeyFile: k.Private}, "name a folder that holds the feed and nothing else"},
-		{"a folder in no folder", engine.FeedBuild{From: from, Out: filepath.Join(dir, "a", "b"), KeyFile: k.Private}, "whether the folder around that is there"},
-		{"a release that was changed", engine.FeedBuild{From: changed, Out: feed, KeyFile: k.Private}, "put back what was published"},
+		{"a folder in no folder", engine.FeedBuild{From: from, Out: filepath.Join(dir, "a", "b"), KeyFile: k.Private}, "that its parent folder exists"},
+		{"a release that was changed", engine.FeedBuild{From: changed, Out: feed, KeyFile: k.Private}, "restore the published files"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := engine.BuildFeed(t.Context(), tt.build)
@@ -187,9 +187,9 @@ func TestAReleaseWhoseFileIsNotTheOneThatWasPublishedIsNoGoal(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-		}, check.Request{}, 2, "not-checked release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: its digest differs from the index", false},
-		{"deleted", remove, check.Request{}, 2, "not-checked release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: it is missing", false},
-		{"deleted, and asked for", remove, check.Request{Release: v("v1.2.0")}, 0, "block release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: it is missing", true},
+		}, check.Request{}, 2, "not-checked release v1.2.0 is not offered: its file in the feed is unusable: it was altered: its digest differs from the index", false},
+		{"deleted", remove, check.Request{}, 2, "not-checked release v1.2.0 is not offered: its file in the feed is unusable: it was altered: it is missing", false},
+		{"deleted, and asked for", remove, check.Request{Release: v("v1.2.0")}, 0, "block release v1.2.0 is not offered: its file in the feed is unusable: it was altered: it is missing", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			feed, key := publish(t)

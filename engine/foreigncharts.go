@@ -84,7 +84,7 @@ func (i *clusterRun) fetchCharts(ctx context.Context) (found []plan.Finding) {
 		}
 		if i.release != nil && n >= own && slices.ContainsFunc(i.release.Charts, func(o release.Chart) bool { return o.Name == c.Name }) {
 			found = append(found, plan.Finding{
-				ID: check.FindingChartSource, Severity: plan.Block, Source: "charts", Field: field + ".name", Title: fmt.Sprintf("release %s brings a chart called %s, too", i.release.Version, c.Name),
+				ID: check.FindingChartSource, Severity: plan.Block, Source: "charts", Field: field + ".name", Title: fmt.Sprintf("release %s has a chart named %s, too", i.release.Version, c.Name),
 				Remedy: "remove it from " + workspace.ConfigFile + ", or give it another name",
 			})
 			continue
@@ -104,7 +104,7 @@ func (i *clusterRun) fetchCharts(ctx context.Context) (found []plan.Finding) {
 				field += ".source"
 			}
 			found = append(found, plan.Finding{
-				ID: check.FindingChartSource, Severity: plan.Block, Source: "charts", Field: field, Title: fmt.Sprintf("chart %s %s cannot be had", c.Name, c.Version),
+				ID: check.FindingChartSource, Severity: plan.Block, Source: "charts", Field: field, Title: fmt.Sprintf("chart %s %s cannot be fetched", c.Name, c.Version),
 				Detail: err.Error(), Remedy: check.ChartRemedy(err),
 			})
 		})
@@ -149,9 +149,9 @@ func (i *clusterRun) compareCharts(ctx context.Context) (changes []plan.ChartCha
 	}
 	if others != "" {
 		found = append(found, plan.Finding{
-			ID: findingOtherPlans, Severity: plan.Warn, Source: "charts", Title: fmt.Sprintf("Deployment %s/%s carries out Plans, so the controller of the release stays off", PlansNamespace, others),
-			Detail: "if that one goes, the release's takes over Plans, Jobs and the labels of nodes as they are", Objects: []string{"Deployment " + PlansNamespace + "/" + others},
-			Remedy:  "leave it so with plans: false in " + workspace.ConfigFile + ", or scale it to zero and check again",
+			ID: findingOtherPlans, Severity: plan.Warn, Source: "charts", Title: fmt.Sprintf("Deployment %s/%s executes Plans, so the controller of the release stays off", PlansNamespace, others),
+			Detail: "if that Deployment is removed, the release's controller takes over Plans, Jobs and the labels of nodes", Objects: []string{"Deployment " + PlansNamespace + "/" + others},
+			Remedy:  "keep it so with plans: false in " + workspace.ConfigFile + ", or scale it to zero and check again",
 			Command: "kubectl scale -n " + PlansNamespace + " --replicas=0 deployment/" + others,
 		})
 	}
@@ -169,12 +169,12 @@ func (i *clusterRun) compareCharts(ctx context.Context) (changes []plan.ChartCha
 		case errors.Is(err, ErrChart):
 			found = append(found, plan.Finding{
 				ID: check.FindingChartValues, Severity: plan.Block, Source: "charts", Title: fmt.Sprintf("chart %s %s cannot be used with its values", x.Chart, x.To),
-				Detail: err.Error(), Remedy: "correct the values of the chart, or take another version of it",
+				Detail: err.Error(), Remedy: "correct the values of the chart, or use another version of it",
 			})
 		case err != nil:
 			f := plan.Finding{
 				ID: check.FindingChartValues, Severity: plan.NotChecked, Source: "charts", Title: fmt.Sprintf("not checked what chart %s changes", x.Chart), Detail: err.Error(),
-				Remedy: "look at the cluster, and try again",
+				Remedy: "check the cluster, and try again",
 			}
 			if x.From != "" { // it is installed, and unknown objects of it may be lost
 				f.ID, f.Severity, f.Named = check.FindingDestructive+x.Chart, plan.Warn, true

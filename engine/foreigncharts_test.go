@@ -150,22 +150,22 @@ func TestChartsThatCannotBeHadBlockBeforeTheFirstEffect(t *testing.T) {
 		spoil                     func(dir string) error
 	}{
 		{
-			"a missing archive", "", "chart cni 1.16.0 cannot be had", "look at source, version and digest",
+			"a missing archive", "", "chart cni 1.16.0 cannot be fetched", "look at source, version and digest",
 			func(dir string) error { return os.Remove(filepath.Join(dir, "charts", "cni-1.16.0.tgz")) },
 		},
 		{
-			"an archive that was changed", "", "chart cni 1.16.0 cannot be had", "do not use it",
+			"an archive that was changed", "", "chart cni 1.16.0 cannot be fetched", "contact its publisher",
 			func(dir string) error {
 				return os.WriteFile(filepath.Join(dir, "charts", "cni-1.16.0.tgz"), []byte("x"), 0o600)
 			},
 		},
 		{
 			"a source that nobody serves", "charts:\n- {name: cni, namespace: n, source: 'https://127.0.0.1:1', version: 1.0.0, digest: 'sha256:" + strings.Repeat("a", 64) + "'}\n",
-			"chart cni 1.0.0 cannot be had", "constellation release bundle", nil,
+			"chart cni 1.0.0 cannot be fetched", "constellation release bundle", nil,
 		},
 		{
 			"the name of one of ours", "charts:\n- {name: constellation-operator, namespace: n, source: 'https://127.0.0.1:1', version: 1.0.0, digest: 'sha256:" + strings.Repeat("a", 64) + "'}\n",
-			"release v1.1.0 brings a chart called constellation-operator, too", "give it another name", nil,
+			"release v1.1.0 has a chart named constellation-operator, too", "give it another name", nil,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

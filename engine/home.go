@@ -90,14 +90,14 @@ func (e *Engine) suggest(h *Home) {
 			suggest(o.Title, o.Verb, o.Reason)
 		}
 	case StageReady:
-		suggest("Create the cluster", "init", "machines are there and belong to no cluster yet")
+		suggest("Create the cluster", "init", "machines exist and belong to no cluster yet")
 	case StagePartial:
 		if lost {
 			h.problem(workspace.KubeconfigFile, &plan.Error{Err: e.ws.Absent(workspace.KubeconfigFile), Remedy: workspace.RestoreKubeconfig})
-			suggest("Look at the machines", "status", "the cluster was complete, and the file that leads into it is gone")
+			suggest("Look at the machines", "status", "the cluster was complete, and its kubeconfig is missing")
 			break
 		}
-		suggest("Go on creating the cluster", "init", "it was begun and did not end; finished steps are skipped")
+		suggest("Continue creating the cluster", "init", "an init was interrupted; finished steps are skipped")
 		suggest("Look at the cluster", "status", "")
 	case StageCluster:
 		suggest("Look at the cluster", "status", "")
@@ -137,7 +137,7 @@ func NextSteps(h Home) (steps []NextStep) {
 	case StageConfigured:
 		for _, p := range all {
 			if p.Advice.Up != "" && (h.Config == nil || h.Config.Provider.Name == p.Name) {
-				steps = append(steps, NextStep{"Start the machines", p.Advice.Up, "the configuration is there, the machines are not"})
+				steps = append(steps, NextStep{"Start the machines", p.Advice.Up, "the configuration exists, the machines do not"})
 			}
 		}
 	}

@@ -236,7 +236,7 @@ func (i *initRun) steps() []plan.Step {
 		},
 		{
 			ID:     StepFirstNode,
-			Title:  "Make the first node",
+			Title:  "Bootstrap the first node",
 			Effect: fmt.Sprintf("one control plane is attested and runs kubeadm init with Kubernetes %s; %s is written", c.Kubernetes, workspace.MasterSecretFile),
 			Done: func(context.Context) (bool, error) {
 				return i.e.ws.Has(workspace.KubeconfigFile) || i.e.ws.Has(workspace.PendingFile), nil
@@ -246,15 +246,15 @@ func (i *initRun) steps() []plan.Step {
 		{
 			ID:     StepKubeconfig,
 			Title:  "Write the kubeconfig",
-			Effect: fmt.Sprintf("%s leads to the cluster at %s", workspace.KubeconfigFile, i.state.Infrastructure.ClusterEndpoint),
+			Effect: fmt.Sprintf("%s is the kubeconfig of the cluster at %s", workspace.KubeconfigFile, i.state.Infrastructure.ClusterEndpoint),
 			Done:   i.kubeconfigWritten,
 			Run:    i.writeKubeconfig,
 		},
 		i.componentsStep(),
 		{
 			ID:     StepJoinConfig,
-			Title:  "Publish what machines must prove",
-			Effect: fmt.Sprintf("ConfigMap join-config demands %s", i.demands()),
+			Title:  "Publish attestation requirements",
+			Effect: fmt.Sprintf("ConfigMap join-config requires %s", i.demands()),
 			Done: func(ctx context.Context) (bool, error) {
 				want, err := i.joinConfig()
 				if err != nil {
@@ -333,7 +333,7 @@ func (i *clusterRun) componentsStep() plan.Step {
 	all := append([]cluster.Components{first}, i.inUse...)
 	s := plan.Step{
 		ID:     StepComponents,
-		Title:  "Publish what nodes install",
+		Title:  "Publish components of nodes",
 		Effect: fmt.Sprintf("ConfigMap %s lists %s", shortName(i.components.Name), names(i.components.List)),
 		Done: func(ctx context.Context) (bool, error) {
 			return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
@@ -357,7 +357,7 @@ func (i *clusterRun) componentsStep() plan.Step {
 		},
 	}
 	for _, c := range i.inUse {
-		s.Details = append(s.Details, fmt.Sprintf("ConfigMap %s, of Kubernetes %s, gets the release builder's statement, which new machines demand", shortName(c.Name), c.Kubernetes))
+		s.Details = append(s.Details, fmt.Sprintf("ConfigMap %s, of Kubernetes %s, gets the release builder's statement, which new machines require", shortName(c.Name), c.Kubernetes))
 	}
 	return s
 }
@@ -416,7 +416,7 @@ func (i *initRun) preflight(ctx context.Context, r *plan.Reporter) error {
 		return blocked(blocks)
 	}
 	if f.image.Reference != i.image.Reference || cluster.ComponentsName(f.list) != i.components.Name || f.config.Services.Compare(i.config.Services) != 0 {
-		return &plan.Error{Op: "check before start", Err: errors.New("configuration or cloud changed after the plan was made"), Exit: plan.ExitBlocked, Remedy: "look at the new plan: run the same command again"}
+		return &plan.Error{Op: "check before start", Err: errors.New("configuration or cloud changed after the plan was made"), Exit: plan.ExitBlocked, Remedy: "review the new plan: run the same command again"}
 	}
 	// Not least the state: another run may have gone on since the plan was made.
 	i.facts = f
@@ -506,9 +506,9 @@ func (i *initRun) firstNode(ctx context.Context, r *plan.Reporter) error {
 		}
 		if over > limit {
 			failure.Op = fmt.Sprintf("wait %s for the first machine at %s", over.Round(time.Second), d.endpoint)
-			failure.Remedy = "is a machine up? " + i.config.Advice().Failed + ". Run the same command again to go on waiting"
+			failure.Remedy = "check that a machine is up: " + i.config.Advice().Failed + ". Run the same command again to continue waiting"
 			if errors.Is(failure.Err, errOther) {
-				failure.Remedy = "if the first machine has given its result away already, restore " + workspace.KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
+				failure.Remedy = "if the result of the first machine was fetched already, restore " + workspace.KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
 			}
 			return failure.Error
 		}
@@ -553,7 +553,7 @@ func (i *initRun) whyWaiting(a *attempt, seq uint64) string {
 	cause := a.Err.Error()
 	switch {
 	case errors.Is(a.Err, errOther):
-		return fmt.Sprintf("the machine that was asked before has not answered yet: %v", a.Err)
+		return fmt.Sprintf("the previously contacted machine has not answered yet: %v", a.Err)
 	case seq > 0:
 		return fmt.Sprintf("the connection to the first machine is lost (%s); its work goes on", cause)
 	}
@@ -607,7 +607,7 @@ func (i *initRun) retreat(r *plan.Reporter) {
 
 // taken is what to do about a machine that works for another cluster.
 func (i *clusterRun) taken() string {
-	return "another init was there first: go on in the directory where it was run, which has that cluster's files. " +
+	return "another init came first: continue in the directory where it was run, which has that cluster's files. " +
 		"A new cluster needs unused machines: " + i.config.Advice().Renew
 }
 
@@ -627,7 +627,7 @@ func (i *initRun) unpin(ctx context.Context, r *plan.Reporter) error {
 			return nil
 		}
 	}
-	r.Log("engine", "", "warn", pinned+" was asked to be the first node and does not exist any more; another machine is asked")
+	r.Log("engine", "", "warn", pinned+" was to become the first node and no longer exists; trying another machine")
 	i.state.ClusterValues.InitNode = ""
 	return i.e.ws.WriteState(i.state)
 }
@@ -772,7 +772,7 @@ func (i *initRun) store(r *plan.Reporter, s *initproto.Success) error {
 	}
 	k, err := workspace.WithServer(s.Kubeconfig, i.state.Infrastructure.ClusterEndpoint)
 	if err != nil {
-		return &plan.Error{Op: "store the result of " + s.NodeName, Err: err, Remedy: "image and this program do not fit together"}
+		return &plan.Error{Op: "store the result of " + s.NodeName, Err: err, Remedy: "image and this program are incompatible"}
 	}
 	return i.e.ws.Write(workspace.PendingFile, k, 0o600)
 }
@@ -874,7 +874,7 @@ func (i *initRun) acknowledge(ctx context.Context, r *plan.Reporter) error {
 		failures++
 		// A machine that stops right after the acknowledgement may lose its own answer.
 		if sent && failures >= 4 || !delay.For(limited, wait.next()) {
-			r.Log("engine", "", "info", "the first machine does not answer any more; it knows that its result is stored, or was switched off")
+			r.Log("engine", "", "info", "the first machine does not answer any more; it has the acknowledgement of its result, or was switched off")
 			return nil
 		}
 	}

@@ -411,21 +411,21 @@ func TestInitErrorsHaveCauseAndRemedy(t *testing.T) {
 			m := s.machines[0]
 			m.stop()
 			m.boot(ca, m.identity(), s.events, nil)
-		}, plan.ExitFailed, "check who vouches for the first machine", "trustRoots"},
+		}, plan.ExitFailed, "verify the certificate chain of the first machine's TPM", "trustRoots"},
 		{"a machine of another sandbox", func(t *testing.T, s *stage) {
 			m := s.machines[0]
 			m.stop()
 			id := m.identity()
 			id.UID = "another"
 			m.boot(s.ca, id, s.events, nil)
-		}, plan.ExitFailed, "check which machine answers", "initEndpoint"},
+		}, plan.ExitFailed, "check the identity of the first machine", "initEndpoint"},
 		{"a worker behind the endpoint", func(t *testing.T, s *stage) {
 			m := s.machines[0]
 			m.stop()
 			id := m.identity()
 			id.Role = cloud.Worker
 			m.boot(s.ca, id, s.events, nil)
-		}, plan.ExitFailed, "check which machine answers", "initEndpoint"},
+		}, plan.ExitFailed, "check the identity of the first machine", "initEndpoint"},
 		{"a machine of another cluster", func(t *testing.T, s *stage) {
 			m := s.machines[0]
 			m.stop()
@@ -447,12 +447,12 @@ func TestInitErrorsHaveCauseAndRemedy(t *testing.T) {
 			web := httptest.NewServer(http.NotFoundHandler())
 			t.Cleanup(web.Close)
 			s.edit(workspace.StateFile, s.balancer.addr(), web.Listener.Addr().String())
-		}, plan.ExitFailed, "what answers there is no bootstrapper", "initEndpoint"},
+		}, plan.ExitFailed, "the endpoint is not a bootstrapper", "initEndpoint"},
 		{"an endpoint where a TLS server listens", func(t *testing.T, s *stage) {
 			web := httptest.NewTLSServer(http.NotFoundHandler())
 			t.Cleanup(web.Close)
 			s.edit(workspace.StateFile, s.balancer.addr(), web.Listener.Addr().String())
-		}, plan.ExitFailed, "what answers there is no bootstrapper", "initEndpoint"},
+		}, plan.ExitFailed, "the endpoint is not a bootstrapper", "initEndpoint"},
 		{"an endpoint that refuses connections", func(t *testing.T, s *stage) {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
@@ -460,8 +460,8 @@ func TestInitErrorsHaveCauseAndRemedy(t *testing.T) {
 			}
 			l.Close()
 			s.edit(workspace.StateFile, s.balancer.addr(), l.Addr().String())
-		}, plan.ExitFailed, "connection refused", "is a machine up?"},
-		{"machines that never boot", func(t *testing.T, s *stage) { s.machines[0].stop() }, plan.ExitFailed, " for the first machine at 127.0.0.1:", "is a machine up?"},
+		}, plan.ExitFailed, "connection refused", "check that a machine is up"},
+		{"machines that never boot", func(t *testing.T, s *stage) { s.machines[0].stop() }, plan.ExitFailed, " for the first machine at 127.0.0.1:", "check that a machine is up"},
 		{"kubeadm fails", func(t *testing.T, s *stage) {
 			s.machines[0].fail = &initproto.Failure{Step: "kubeadm-init", Message: "port 6443 is in use", Remedy: "reset the machine"}
 		}, plan.ExitFailed, "make control-plane-0 the first node (kubeadm-init): port 6443 is in use", "reset the machine"},
@@ -474,7 +474,7 @@ func TestInitErrorsHaveCauseAndRemedy(t *testing.T) {
 		{"an earlier sandbox of that name", func(t *testing.T, s *stage) { s.cloud.uid = "fedcba9876543210" }, plan.ExitUsage, "it belongs to earlier machines of sandbox demo", "away"},
 		{
 			"a Kubernetes version that the mirror has not", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "v1.35.4", "v1.36.3") },
-			plan.ExitBlocked, "Kubernetes v1.36.3 cannot be had here", "sandbox fetch v1.36.3",
+			plan.ExitBlocked, "Kubernetes v1.36.3 is not available here", "sandbox fetch v1.36.3",
 		},
 		{
 			"a Kubernetes version that the release has not", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "v1.35.4", "v1.34.2") },
@@ -729,7 +729,7 @@ func TestPlainTLSIsNotEnough(t *testing.T) {
 	s.edit(workspace.StateFile, s.balancer.addr(), web.Listener.Addr().String())
 	start := time.Now()
 	_, _, err := s.init(t.Context(), nil)
-	if err == nil || !strings.Contains(plan.Remedy(err), "leads to something else") || time.Since(start) > 4*time.Second {
+	if err == nil || !strings.Contains(plan.Remedy(err), "is the address of another service") || time.Since(start) > 4*time.Second {
 		t.Errorf("after %s: %v", time.Since(start), err)
 	}
 	if s.state().ClusterValues.InitNode != "" {
@@ -910,7 +910,7 @@ func TestInitThatLosesTheRaceLeavesNothingOfItsOwn(t *testing.T) {
 			tt.lose(s)
 			before := s.read(workspace.StateFile)
 			events, _, err := s.init(t.Context(), nil)
-			if plan.ExitCode(err) != plan.ExitBlocked || !strings.HasPrefix(plan.Remedy(err), "another init was there first: go on in the directory where it was run") {
+			if plan.ExitCode(err) != plan.ExitBlocked || !strings.HasPrefix(plan.Remedy(err), "another init came first: continue in the directory where it was run") {
 				t.Errorf("got %v, exit %d, remedy %q", err, plan.ExitCode(err), plan.Remedy(err))
 			}
 			want := append([]string{workspace.ConfigFile}, tt.left...)

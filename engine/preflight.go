@@ -49,7 +49,7 @@ type facts struct {
 	fetched map[string]*chart.Chart
 	// foreign is why the workspace's files are not of these machines; nil if they are.
 	foreign error
-	// controlPlanes is how many there are to be: of the configuration until machines join, and
+	// controlPlanes is the number of control planes: of the configuration until machines join,
 	// of the cluster afterwards. Zero is unknown and counts as one.
 	controlPlanes int
 }
@@ -158,7 +158,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 			}
 			return nil
 		}},
-		{"secret", "files", "no master secret is there yet", "state", func(context.Context) *plan.Finding {
+		{"secret", "files", "no master secret exists yet", "state", func(context.Context) *plan.Finding {
 			if !clusterBegun() && e.ws.Has(workspace.MasterSecretFile) {
 				return warn("an existing "+workspace.MasterSecretFile+" will be used", "an earlier init wrote it, or you did; the keys of the new cluster are derived from it",
 					"move it away if it belongs to another cluster: a new one is made then")
@@ -199,7 +199,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 			}
 			return nil
 		}},
-		{"image-version", "release", "image and services fit together", "release", func(context.Context) *plan.Finding {
+		{"image-version", "release", "image and services are compatible", "release", func(context.Context) *plan.Finding {
 			i, s := f.config.Image, f.config.Services
 			if i.IsZero() {
 				return nil // the cloud selects no image
@@ -252,7 +252,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 			if info.UID != f.state.Infrastructure.UID {
 				f.foreign = &plan.Error{
 					Op: "use " + e.ws.Path(workspace.StateFile), Err: fmt.Errorf("it belongs to earlier machines of %s, which were deleted", a.Cloud), Exit: plan.ExitUsage,
-					Remedy: "move " + strings.Join(e.ws.ClusterFiles(), ", ") + " away and " + a.Create + ", which writes the file anew",
+					Remedy: "move " + strings.Join(e.ws.ClusterFiles(), ", ") + " away and " + a.Create + ", which writes the file again",
 				}
 				return blockErr("the machines are not those of "+workspace.StateFile, f.foreign)
 			}
@@ -281,7 +281,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 		{"components", "cloud", "the cloud offers the Kubernetes version", "cloud", func(ctx context.Context) *plan.Finding {
 			l, err := f.provider.Components(ctx, f.config.Kubernetes)
 			if err != nil {
-				b := blockErr("Kubernetes "+f.config.Kubernetes.String()+" cannot be had here", check.CloudError("list components", f.config.Advice(), err))
+				b := blockErr("Kubernetes "+f.config.Kubernetes.String()+" is not available here", check.CloudError("list components", f.config.Advice(), err))
 				if errors.Is(err, cloud.ErrNotFound) {
 					b.Field, b.Remedy = "kubernetesVersion", f.config.Advice().OfferOf(f.config.Kubernetes.String())+", or name a version that is there"
 				}
@@ -419,7 +419,7 @@ func (f *facts) checkGroups() *plan.Finding {
 		}
 	}
 	if n := len(broken); n > 0 && len(f.state.ClusterValues.ClusterID) > 0 {
-		// What was begun can go on without them, and says at its end what is missing.
+		// An init that has begun continues without them, and reports them at its end.
 		return warn(words.Count(n, "machine")+" failed to start", strings.Join(broken, "\n"), f.config.Advice().Failed+"; the others go on without them")
 	}
 	if len(broken) > 0 {

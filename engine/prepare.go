@@ -283,10 +283,10 @@ func (p *prepareRun) joinConfigStep(ctx context.Context) (plan.Step, error) {
 		}
 	}
 	for _, image := range gone {
-		details = append(details, "machines of image "+image+" are not let in any more: none runs it")
+		details = append(details, "machines of image "+image+" are not admitted any more: none runs it")
 	}
 	return plan.Step{
-		ID: StepJoinConfig, Title: "Publish what machines must prove", Effect: effect, Details: details,
+		ID: StepJoinConfig, Title: "Publish attestation requirements", Effect: effect, Details: details,
 		Done: func(ctx context.Context) (bool, error) {
 			return p.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 				have, err := k.JoinConfig(ctx)
@@ -319,7 +319,7 @@ func (p *prepareRun) joinConfigStep(ctx context.Context) (plan.Step, error) {
 					if len(lost) > 0 && !p.weaker {
 						return cluster.JoinConfig{}, &plan.Error{
 							Op: "publish join configuration", Err: fmt.Errorf("join-config changed after the plan was made, and %s would not be enforced any more", words.And(lost)),
-							Remedy: "look at the new plan: run the same command again", Exit: plan.ExitBlocked,
+							Remedy: "review the new plan: run the same command again", Exit: plan.ExitBlocked,
 						}
 					}
 					want, _ := p.generations(have, inUse)

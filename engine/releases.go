@@ -113,7 +113,7 @@ func (e *Engine) learnReleases(ctx context.Context, location string, keys []rele
 		if errors.Is(err, context.DeadlineExceeded) {
 			k.state.Problem = fmt.Sprintf("the feed %s did not answer within %s", location, check.FeedLimit)
 		}
-		k.state.Remedy = cmp.Or(k.state.Remedy, check.VerifyCommand(location, keys)+" says more; until then what this program brings with it is used")
+		k.state.Remedy = cmp.Or(k.state.Remedy, check.VerifyCommand(location, keys)+" shows details; until then the release data of this program is used")
 	default:
 		k.feed, k.state = feed, feedState(feed.State())
 		if k.state.Problem != "" {

@@ -262,7 +262,7 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(pl
 	}
 	if err != nil {
 		err = backupError("verify backup "+r.ID, err)
-		return nil, &plan.Error{Err: err, Remedy: plan.Remedy(err) + ". Files of this one that are sound can be given to `kubectl create -f`"}
+		return nil, &plan.Error{Err: err, Remedy: plan.Remedy(err) + ". Undamaged files of this one can be passed to `kubectl create -f`"}
 	}
 	// Reading waits for an API server that is away as long as that takes, which is right in
 	// the middle of a restore and says nothing before it.
@@ -290,12 +290,12 @@ func (x *restoring) clusterFailed(what string, err error) error {
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		return err
 	}
-	out := &plan.Error{Op: what, Err: err, Remedy: "run the same command again; what was restored stays"}
+	out := &plan.Error{Op: what, Err: err, Remedy: "run the same command again; restored objects stay"}
 	switch {
 	case errors.Is(err, cluster.ErrForbidden):
-		out.Remedy = "use a kubeconfig of a user who may do that"
+		out.Remedy = "use a kubeconfig of a user with this right"
 	case errors.Is(err, cluster.ErrUnreachable):
-		out.Remedy = "see that its API server is up, then run the same command again; what was restored stays"
+		out.Remedy = "bring its API server up, then run the same command again; restored objects stay"
 	case errors.Is(err, cluster.ErrDenied):
 		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	}
@@ -371,17 +371,17 @@ func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(pl
 	p.End.Next = []string{e.command("backup diff") + RestoreRequest{ID: r.ID, Dir: r.Dir, Only: r.Only}.flags()}
 	p.End.Nothing = "nothing to restore: " + would.String()
 	if would[RestoreLeft] > 0 {
-		p.End.Nothing += "; --overwrite makes what differs as it was"
+		p.End.Nothing += "; --overwrite replaces objects that differ"
 	}
 	find := func(id string, s plan.Severity, title, detail, remedy string) {
 		p.Findings = append(p.Findings, plan.Finding{ID: id, Severity: s, Source: "backup", Title: title, Detail: detail, Remedy: remedy})
 	}
 	if here != m.Cluster.UID {
-		find("other-cluster", plan.Warn, "the backup is of another cluster", "what that cluster itself lives by is left out: its ConfigMaps, Helm's records and our own kinds, unless --only names them",
-			"go on if this cluster is to take its place")
+		find("other-cluster", plan.Warn, "the backup is of another cluster", "objects of that cluster's own operation are left out: its ConfigMaps, Helm's records and Constellation's kinds, unless --only names them",
+			"continue if this cluster replaces that one")
 	}
 	for _, h := range x.holes {
-		find("hole", plan.Warn, "the backup was never whole: it has no "+Selector{Group: h.Group, Resource: h.Resource}.String(), h.Reason, "go on if that is not what you miss; else `constellation backup list` names others")
+		find("hole", plan.Warn, "the backup is incomplete: it has no "+Selector{Group: h.Group, Resource: h.Resource}.String(), h.Reason, "continue if you do not need it; otherwise choose another one from `constellation backup list`")
 	}
 	for _, o := range failed {
 		find("cannot", plan.Warn, o.Object.String()+" cannot be restored as the cluster is now", o.Text, o.Remedy)
@@ -408,7 +408,7 @@ func (x *restoring) step(p *plan.Plan, would tally) plan.Step {
 	finished := would.did() == 0 && would[RestoreFailed] == 0
 	s := plan.Step{ID: StepRestore, Title: title, Effect: would.String(), Finished: finished}
 	if x.r.DryRun {
-		s.Effect = "the API server judges what would be done and changes nothing: " + s.Effect
+		s.Effect = "dry run in the API server: " + s.Effect
 	}
 	// What the cluster has was looked at when the plan was made, and Run looks again.
 	s.Done = func(context.Context) (bool, error) { return finished, nil }
@@ -459,7 +459,7 @@ func (x *restoring) step(p *plan.Plan, would tally) plan.Step {
 		if n := got[RestoreFailed]; n > 0 {
 			return &plan.Error{
 				Op: "restore backup " + x.r.ID, Err: fmt.Errorf("%d of %d objects could not be restored; the first: %s: %s", n, seen, first.Object, first.Text),
-				Remedy: cmp.Or(first.Remedy, "see to the reasons, then run the same command again; what was restored stays"),
+				Remedy: cmp.Or(first.Remedy, "remove the causes, then run the same command again; restored objects stay"),
 			}
 		}
 		return nil

@@ -112,7 +112,7 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 		{"there is no room", nil, fmt.Errorf("write x: %w", syscall.ENOSPC), plan.ExitFailed, "no space left", "free some space"},
 		{"a quota is used up", nil, fmt.Errorf("write x: %w", syscall.EDQUOT), plan.ExitFailed, "quota", "free some space"},
 		{"the disk is broken", nil, fmt.Errorf("write x: %w", syscall.EIO), plan.ExitFailed, "input/output error", ""},
-		{"the API server does not answer", nil, fmt.Errorf("list widgets: %w", cluster.ErrUnreachable), plan.ExitFailed, "read the cluster", "see that its API server is up"},
+		{"the API server does not answer", nil, fmt.Errorf("list widgets: %w", cluster.ErrUnreachable), plan.ExitFailed, "read the cluster", "bring its API server up"},
 		{"it is not this cluster's kubeconfig", nil, fmt.Errorf("list widgets: %w", cluster.ErrDenied), plan.ExitFailed, "read the cluster", workspace.KubeconfigFile},
 		{"there is no room on another disk", func(t *testing.T) string { return t.TempDir() }, fmt.Errorf("write x: %w", syscall.ENOSPC), plan.ExitFailed, "no space left", "backup prune --keep 1 --dir "},
 		{"the user has enough", nil, context.Canceled, plan.ExitStopped, "", "to start again; this run has left nothing behind"},
@@ -129,7 +129,7 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			return dir
-		}, nil, plan.ExitUsage, "it is a symbolic link", "use a directory that is yours alone"},
+		}, nil, plan.ExitUsage, "it is a symbolic link", "restrict the directory to your user"},
 		{"the parent directory does not exist", func(t *testing.T) string { return filepath.Join(t.TempDir(), "a", "b") }, nil, plan.ExitUsage, "no such file or directory", "make the directory"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -247,7 +247,7 @@ func TestUnreachableAPIServerFailsARestoreBeforeItsFirstStep(t *testing.T) {
 				}
 				synctest.Test(t, func(t *testing.T) {
 					err := verb.do(t.Context(), engine.RestoreRequest{ID: p.ID})
-					if plan.ExitCode(err) != plan.ExitFailed || !errors.Is(err, cluster.ErrUnreachable) || !strings.Contains(plan.Remedy(err), "see that its API server is up") {
+					if plan.ExitCode(err) != plan.ExitFailed || !errors.Is(err, cluster.ErrUnreachable) || !strings.Contains(plan.Remedy(err), "bring its API server up") {
 						t.Errorf("exit %d: %v\nfix %s", plan.ExitCode(err), err, plan.Remedy(err))
 					}
 				})

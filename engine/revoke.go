@@ -101,7 +101,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 	defer cancel()
 	v, err := x.see(limited)
 	if err != nil {
-		return nil, i.clusterError("look at machine "+r.Node, err)
+		return nil, i.clusterError("look up machine "+r.Node, err)
 	}
 	if !v.exists() && !v.recorded {
 		return nil, &plan.Error{Op: "revoke machine " + r.Node, Err: errors.New("there is no such node and no such machine"), Exit: plan.ExitUsage, Remedy: "`constellation status` lists nodes and machines"}
@@ -121,7 +121,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 	}
 	for _, s := range x.steps(v) {
 		if s.Finished, err = s.Done(limited); err != nil {
-			return nil, i.clusterError("look at machine "+r.Node, err)
+			return nil, i.clusterError("look up machine "+r.Node, err)
 		}
 		if r.Rehearse {
 			effect := s.Effect
@@ -319,14 +319,14 @@ func (x *revoking) judge(v *revokeView) {
 	find := func(f plan.Finding) { p.Findings = append(p.Findings, f) }
 	if v.machine == "" && v.exists() {
 		find(plan.Finding{
-			ID: "machine-unknown", Severity: plan.Block, Source: "cloud", Title: fmt.Sprintf("which machine of the cloud %s is, is not known", name),
-			Detail: "its Node has no providerID, and the cloud was not asked or does not list it", Remedy: "run the command in the workspace of the cluster, so that the cloud can be asked",
+			ID: "machine-unknown", Severity: plan.Block, Source: "cloud", Title: fmt.Sprintf("the cloud machine of %s is unknown", name),
+			Detail: "its Node has no providerID, and the cloud was not asked or does not list it", Remedy: "run the command in the workspace of the cluster, which has access to the cloud",
 		})
 	}
 	if v.claims != "" {
 		find(plan.Finding{
 			ID: "node-claims-other-machine", Severity: plan.Warn, Source: "cluster", Title: fmt.Sprintf("Node %s claims machine %s, and according to the cloud it is %s", name, v.claims, v.machine),
-			Detail: "the machine that the cloud names is removed; the other one is not touched",
+			Detail: "the machine with the name that the cloud reports is removed; the other one is not changed",
 		})
 	}
 	if v.entry.Role == string(cloud.ControlPlane) && !v.removed() {
@@ -346,8 +346,8 @@ func (x *revoking) judge(v *revokeView) {
 		until = x.e.now().Add(revocation.CertificateLifetime)
 	}
 	p.Notes = append(p.Notes,
-		"The machine is not asked and its pods are deleted without regard to PodDisruptionBudgets. Data on its disks is lost.",
-		fmt.Sprintf("Its client certificate may be valid until %s. Until then every write with it is refused; what a node without pods may read stays readable.", until.UTC().Format("2006-01-02")),
+		"The machine gets no shutdown, and its pods are deleted regardless of PodDisruptionBudgets. Data on its disks is lost.",
+		fmt.Sprintf("Its client certificate may be valid until %s. Until then every write with it is refused; a node without pods keeps its read permissions.", until.UTC().Format("2006-01-02")),
 		"Rotate the secrets of its pods: the attacker who controls the machine has them.",
 	)
 	if x.request.Replace {
@@ -387,7 +387,7 @@ func (x *revoking) judgeEtcd(v *revokeView) {
 	case healthy < quorum:
 		find(plan.Finding{
 			ID: "etcd-quorum", Severity: plan.Block, Title: fmt.Sprintf("without %s etcd has %d healthy of %s, and needs %d", name, healthy, words.Count(len(others), "member"), quorum),
-			Detail: "not Ready: " + strings.Join(sick, ", "), Remedy: fmt.Sprintf("bring %s back first; `constellation status` says what is wrong with it", sick[0]),
+			Detail: "not Ready: " + strings.Join(sick, ", "), Remedy: fmt.Sprintf("repair %s first; `constellation status` shows its problem", sick[0]),
 		})
 		return
 	case len(closed) == len(others) && v.removal == nil:
@@ -405,7 +405,7 @@ func (x *revoking) judgeEtcd(v *revokeView) {
 	}
 	find(plan.Finding{
 		ID: "control-plane-keys", Severity: plan.Warn, Title: name + " is a control plane and has the keys of the cluster's certificate authorities",
-		Detail: "with these keys anybody can make certificates for any identity; a revocation does not take them back",
+		Detail: "with these keys an attacker can issue certificates for any identity; a revocation does not invalidate them",
 		Remedy: "if root on it was lost, create a new cluster and restore a backup into it",
 	})
 }
@@ -420,14 +420,14 @@ func (x *revoking) steps(v *revokeView) []plan.Step {
 	steps := []plan.Step{
 		{
 			ID: StepRevoke, Title: "Revoke the credentials of " + name,
-			Effect: fmt.Sprintf("ConfigMap %s/%s names %s, its machine %s and its address %s; its bootstrap token and its JoiningNode are deleted; no join service gives it a ticket", revocation.Namespace, revocation.ConfigMap, name, cmp.Or(v.machine, "(unknown)"), cmp.Or(e.Address, "(the cloud's)")),
+			Effect: fmt.Sprintf("ConfigMap %s/%s names %s, its machine %s and its address %s; its bootstrap token and its JoiningNode are deleted; the join service refuses it", revocation.Namespace, revocation.ConfigMap, name, cmp.Or(v.machine, "(unknown)"), cmp.Or(e.Address, "(the cloud's)")),
 			Done:   x.done(func(v *revokeView) bool { return v.recorded && (v.removal != nil || v.removed()) }),
 			Run:    x.revoke,
 		},
 		{
 			ID: StepRemove, Title: "Have the machine removed",
-			Effect:  fmt.Sprintf("Node %s takes no pods and those on it are deleted; %smachine and Node are deleted, without a drain", name, first),
-			Warning: "The machine and its disks are gone for good, and it can never join again.",
+			Effect:  fmt.Sprintf("Node %s is tainted, and its pods are deleted; %smachine and Node are deleted, without a drain", name, first),
+			Warning: "The machine and its disks are deleted, and it can never join again.",
 			Final:   true,
 			Done: x.done(func(v *revokeView) bool {
 				return v.recorded && (v.removal != nil || v.removed()) && (!x.request.Replace || v.refill != nil || v.heir != nil || v.replaced())
@@ -547,14 +547,14 @@ func (x *revoking) waitRemoved(ctx context.Context, r *plan.Reporter) error {
 
 // note changes the entry of the machine.
 func (x *revoking) note(ctx context.Context, r *plan.Reporter, change func(*revocation.Entry)) error {
-	return x.inCluster(ctx, r, "note what has become of machine "+x.request.Node, func(ctx context.Context, k Cluster) error {
+	return x.inCluster(ctx, r, "record the removal of machine "+x.request.Node, func(ctx context.Context, k Cluster) error {
 		all, err := k.Revoked(ctx)
 		if err != nil {
 			return err
 		}
 		e, ok := all[x.request.Node]
 		if !ok {
-			return &plan.Error{Op: "note what has become of machine " + x.request.Node, Err: errors.New("its entry was removed meanwhile"), Remedy: "run the same command again"}
+			return &plan.Error{Op: "record the removal of machine " + x.request.Node, Err: errors.New("its entry was removed meanwhile"), Remedy: "run the same command again"}
 		}
 		change(&e)
 		return k.Revoke(ctx, x.request.Node, e)
@@ -570,7 +570,7 @@ func (x *revoking) waitReplaced(ctx context.Context, r *plan.Reporter) error {
 			heir = v.heir.Name
 			return true, nil
 		case v.heir == nil && (v.refill == nil || v.refill.Leaves):
-			return false, &plan.Error{Op: op, Err: errors.New("no machine was made in time, or it has not joined and was given up"), Remedy: "`kubectl -n constellation-system logs deploy/constellation-operator` says why; run the same command again for another one"}
+			return false, &plan.Error{Op: op, Err: errors.New("no machine was created in time, or it did not join in time"), Remedy: "read `kubectl -n constellation-system logs deploy/constellation-operator`; run the same command again for another machine"}
 		}
 		return false, nil
 	})

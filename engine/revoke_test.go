@@ -475,7 +475,7 @@ func TestRevokeSaysWhenNoMachineCame(t *testing.T) {
 	})
 	r := engine.RevokeRequest{Node: "worker-1", Replace: true}
 	_, err := s.revoke(t.Context(), r, nil)
-	if plan.ExitCode(err) != plan.ExitFailed || !strings.Contains(err.Error(), "no machine was made in time") || plan.Remedy(err) == "" {
+	if plan.ExitCode(err) != plan.ExitFailed || !strings.Contains(err.Error(), "no machine was created in time") || plan.Remedy(err) == "" {
 		t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
 	}
 	s.hook(nil)

@@ -220,7 +220,7 @@ func (e *Engine) Skip(ctx context.Context, name string, skip bool) (was cluster.
 		case !skip && was.By != "":
 			return &plan.Error{
 				Err: fmt.Errorf("node %s is skipped with all of its group %s", name, was.By), Exit: plan.ExitUsage,
-				Remedy: "`constellation upgrade retry " + was.By + "` lets the group go",
+				Remedy: "`constellation upgrade retry " + was.By + "` resumes the group",
 			}
 		case !skip && !was.Held && was.Postponed.IsZero() && !was.Failed:
 			what := " is neither skipped nor postponed"

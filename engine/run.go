@@ -196,7 +196,7 @@ func (r *run) title() string {
 // record starts the directory of the run.
 func (r *run) record(p *plan.Plan) error {
 	fail := func(err error) error {
-		return &plan.Error{Op: "record run in " + r.dir, Err: workspace.WithoutPath(err), Remedy: "make room, and the directory writable; nothing has been started"}
+		return &plan.Error{Op: "record run in " + r.dir, Err: workspace.WithoutPath(err), Remedy: "free disk space and make the directory writable; nothing has been started"}
 	}
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
 		return fail(err)
@@ -355,7 +355,7 @@ func (r *run) guard(step string, f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			r.log.Error("step panicked", "step", step, "err", v, "stack", string(debug.Stack()))
-			err = &plan.Error{Op: "run step " + step, Err: fmt.Errorf("the program has a fault: %v", v), Remedy: "run the same command again; finished steps are skipped. Please report this with " + filepath.Join(r.dir, plan.EventsFile)}
+			err = &plan.Error{Op: "run step " + step, Err: fmt.Errorf("bug in this program: %v", v), Remedy: "run the same command again; finished steps are skipped. Please report this with " + filepath.Join(r.dir, plan.EventsFile)}
 		}
 	}()
 	return f()
@@ -436,7 +436,7 @@ func (r *run) stopped(ctx context.Context, res *plan.Result) (text string, err e
 	}
 	if r.lost != nil && errors.As(r.lost(), &why) && why.Exit == plan.ExitHeld {
 		stop.Err, stop.Exit, stop.Remedy = fmt.Errorf("stopped before step %s was done: %w", r.current, why), plan.ExitHeld, why.Remedy
-		if r.final { // somebody else watches now, or goes on
+		if r.final { // another console watches or continues now
 			stop.Err, stop.Remedy = fmt.Errorf("%w; the cluster continues on its own", why), "`constellation status` shows how far it is"
 		}
 		return stop.Error(), stop

@@ -83,7 +83,7 @@ func TestStepsEndTheRunAsTheyShould(t *testing.T) {
 		}, "x:running x:failed", plan.ExitFailed, "do x: no"},
 		{"a step that panics", func(func()) plan.Step {
 			return plan.Step{ID: "x", Run: func(context.Context, *plan.Reporter) error { panic("boom") }}
-		}, "x:running x:failed", plan.ExitFailed, "run step x: the program has a fault: boom"},
+		}, "x:running x:failed", plan.ExitFailed, "run step x: bug in this program: boom"},
 		{"a look that panics", func(func()) plan.Step {
 			return plan.Step{ID: "x", Done: func(context.Context) (bool, error) { panic("boom") }}
 		}, "x:failed", plan.ExitFailed, "boom"},

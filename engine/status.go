@@ -334,7 +334,7 @@ func (st *Status) judge(c *workspace.Config, cloudErr error, in inside) {
 		bad("cloud", plan.Block, "the cloud does not answer", e.Error(), plan.Remedy(e))
 	}
 	if st.Stage == StagePartial {
-		bad("init", plan.Warn, "the cluster was begun and is not complete", "", "run `constellation init` to go on")
+		bad("init", plan.Warn, "init of the cluster is not complete", "", "run `constellation init` to continue")
 	}
 	if len(notReady) > 0 {
 		bad("nodes-ready", plan.Warn, fmt.Sprintf("%d of %d nodes are not ready", len(notReady), count["nodes"]), some(notReady), "")
@@ -363,7 +363,7 @@ func (st *Status) judge(c *workspace.Config, cloudErr error, in inside) {
 	}
 	for _, x := range st.Conditions {
 		if x.Type == "Stalled" && x.Status == "True" {
-			bad("operator", plan.Block, "the operator cannot go on", x.Message, "")
+			bad("operator", plan.Block, "the operator is blocked", x.Message, "")
 		}
 	}
 }

@@ -79,7 +79,7 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 		case err != nil:
 			// The API health monitor reports an unreachable API server with more detail.
 			if i.e.now().Sub(answered) > 2*i.e.limits.quiet && !monitor.away() {
-				r.Wait("cloud", "", fmt.Sprintf("no answer (%v); machines go on joining meanwhile", err))
+				r.Wait("cloud", "", fmt.Sprintf("no answer (%v); machines continue to join meanwhile", err))
 			}
 		default:
 			answered = i.e.now()
@@ -104,12 +104,12 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 			}
 		}
 		if still := i.e.now().Sub(progress); still > i.e.limits.still {
-			e := &plan.Error{Op: "wait for the nodes", Remedy: i.config.Advice().Failed + ", `constellation status` shows the cluster; run the same command again to go on waiting"}
+			e := &plan.Error{Op: "wait for the nodes", Remedy: i.config.Advice().Failed + ", `constellation status` shows the cluster; run the same command again to continue waiting"}
 			e.Err = fmt.Errorf("nothing changed for %s: %s", still.Round(time.Second), now.Pending(i.e.now()))
 			if err != nil {
 				e.Err = fmt.Errorf("no answer for %s: %w", still.Round(time.Second), err)
 				if errors.Is(err, cloud.ErrUnavailable) {
-					e.Remedy = i.restart() + ". Then run the same command again to go on waiting"
+					e.Remedy = i.restart() + ". Then run the same command again to continue waiting"
 				}
 			}
 			return e

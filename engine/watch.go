@@ -70,7 +70,7 @@ func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*clust
 	path, remedy := e.ws.Path(workspace.KubeconfigFile), "restore the file from a backup, or name another one with `--kubeconfig`"
 	read := e.ws.Kubeconfig
 	if r.Kubeconfig != "" {
-		path, remedy = r.Kubeconfig, "name a kubeconfig that leads to the cluster"
+		path, remedy = r.Kubeconfig, "pass a valid kubeconfig of the cluster"
 		read = func() ([]byte, error) { return readKubeconfig(path) }
 	}
 	b, err := read()

@@ -103,7 +103,7 @@ func InGroups(nodes []cluster.Node) string {
 // AgentsFinding warns of agents that do not verify components.
 func AgentsFinding(nodes []cluster.Node, remedy string) plan.Finding {
 	f := plan.Finding{
-		ID: findingAgents, Severity: plan.Warn, Source: "release", Title: "the agents of " + words.Count(len(nodes), "node") + " run components that nobody vouches for",
+		ID: findingAgents, Severity: plan.Warn, Source: "release", Title: "the agents of " + words.Count(len(nodes), "node") + " install components without verifying a statement",
 		Detail: InGroups(nodes) + ": the machines have images of releases before " + release.FirstVerifying.String() + ", and their groups are upgraded in place", Remedy: remedy,
 	}
 	for i := range nodes {
@@ -167,7 +167,7 @@ func (c *Run) judgeAgents(ctx context.Context, kubeconfig []byte, next cluster.C
 	if len(c.Enrols) > 0 {
 		c.Find(plan.Finding{
 			ID: findingEnrolled, Severity: plan.Info, Source: "release", Title: "the hop installs the release keys and the verifying agent on " + words.Count(len(c.Enrols), "machine") + " in place",
-			Detail: InGroups(c.Enrols) + ": their agents run components that nobody vouches for, until then", Objects: NamesOf(c.Enrols),
+			Detail: InGroups(c.Enrols) + ": their agents install components without verifying a statement, until then", Objects: NamesOf(c.Enrols),
 		})
 	}
 }

@@ -27,7 +27,7 @@ func (c *Run) Services() version.Version {
 // Current reports that there is nothing to apply.
 func (c *Run) Current() error {
 	what := fmt.Sprintf("cluster %s runs release %s with Kubernetes %s", c.Config.Name, c.Now.Services, c.Now.Kubernetes)
-	e := &plan.Error{Err: errors.New(what + ": nothing that can be reached is newer"), Remedy: "`constellation upgrade check` says what there is", Exit: plan.ExitNothing}
+	e := &plan.Error{Err: errors.New(what + ": no newer version is reachable"), Remedy: "`constellation upgrade check` lists the versions", Exit: plan.ExitNothing}
 	if c.there {
 		e.Err = errors.New(what + ": the cluster runs the requested versions already")
 	}
@@ -48,7 +48,7 @@ func (c *Run) JudgeApply(skips func(step string) bool) {
 	if skips(plan.StepCharts) && !skips(StepTarget) && !c.Now.Services.Is(c.Hop.Planned().Services) {
 		c.Find(plan.Finding{
 			ID: "services-first", Severity: plan.Block, Source: "release", Title: fmt.Sprintf("services %s run, and the hop needs those of release %s", c.Now.Services, c.Hop.To.Release),
-			Detail: "the operator and the join service in the cluster do the work, and those of another release may not know how",
+			Detail: "the operator and the join service in the cluster do the work, and those of another release may not support the hop",
 			Remedy: "leave `--skip-phases " + plan.StepCharts + "` out",
 		})
 	}
@@ -70,7 +70,7 @@ func (c *Run) Name() {
 			continue
 		}
 		if !slices.Contains(c.Acknowledged, f.ID) {
-			f.Remedy = strings.TrimPrefix(f.Remedy+"; if it is meant as it is, `--ack "+f.ID+"`", "; ")
+			f.Remedy = strings.TrimPrefix(f.Remedy+"; to accept it, `--ack "+f.ID+"`", "; ")
 		}
 	}
 }

@@ -23,7 +23,7 @@ func ChartRemedy(err error) string {
 	const carry = "where it can be reached, `constellation release bundle` packs it for `--feed bundle:FILE`"
 	switch {
 	case errors.Is(err, chart.ErrDigest):
-		return "do not use it before its publisher has said why; if the new content is meant, write its digest"
+		return "contact its publisher before you use it; if the new content is intended, write its digest"
 	case errors.Is(err, chart.ErrAbsent):
 		return "look at source, version and digest of the chart; " + carry
 	case errors.Is(err, chart.ErrDenied):
@@ -31,21 +31,21 @@ func ChartRemedy(err error) string {
 	case errors.Is(err, chart.ErrArchive):
 		return "name an archive that `helm package` has made, with name and version as in its Chart.yaml"
 	}
-	return "look at the address and the network, and try again; " + carry
+	return "check the address and the network, and try again; " + carry
 }
 
 // ChartFindings are the facts that the user must see or acknowledge before the chart is applied.
 func ChartFindings(x plan.ChartChange) (out []plan.Finding) {
 	if len(x.Destroys) > 0 {
 		out = append(out, plan.Finding{
-			ID: FindingDestructive + x.Chart, Severity: plan.Warn, Named: true, Source: "charts", Title: fmt.Sprintf("chart %s destroys what it cannot bring back", x),
+			ID: FindingDestructive + x.Chart, Severity: plan.Warn, Named: true, Source: "charts", Title: fmt.Sprintf("chart %s deletes data that it cannot restore", x),
 			Detail: strings.Join(x.Destroys, "; "), Objects: x.Objects, Remedy: "copy what you need before",
 		})
 	}
 	if x.ByHand != "" {
 		f := plan.Finding{
-			ID: findingChartByHand, Severity: plan.Warn, Source: "charts", Title: fmt.Sprintf("chart %s was changed by hand, and goes to what release and configuration say", x.Chart),
-			Detail: x.ByHand + "; no value of it changes", Remedy: "put what is to stay into the values of the chart",
+			ID: findingChartByHand, Severity: plan.Warn, Source: "charts", Title: fmt.Sprintf("chart %s was changed by hand; the changes are overwritten by release and configuration", x.Chart),
+			Detail: x.ByHand + "; no value of it changes", Remedy: "move changes to keep into the values of the chart",
 			Command: "helm history -n " + x.Namespace + " " + x.Chart,
 		}
 		if len(x.Values) > 0 {

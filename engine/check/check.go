@@ -121,7 +121,7 @@ func (c *Run) Begin() (err error) {
 		switch {
 		case len(c.State.ClusterValues.ClusterID) == 0:
 		case c.Ws.Has(workspace.PendingFile):
-			err.Remedy = "the cluster was begun and is not complete: `" + c.Command("init") + "` goes on"
+			err.Remedy = "init of the cluster is not complete: `" + c.Command("init") + "` goes on"
 		case workspace.Completed(c.Ws, c.Runs()):
 			err.Remedy = workspace.RestoreKubeconfig
 		default:
@@ -246,10 +246,10 @@ func (c *Run) ClusterDown(err error) error {
 	if err == nil {
 		return nil
 	}
-	out := &plan.Error{Op: "ask the cluster which versions it runs", Err: err}
+	out := &plan.Error{Op: "read the versions of the cluster", Err: err}
 	switch {
 	case errors.Is(err, cluster.ErrForbidden):
-		out.Remedy = "use a kubeconfig that may do this, such as the one that `constellation init` wrote"
+		out.Remedy = "use a kubeconfig with this right, such as the one that `constellation init` wrote"
 	case errors.Is(err, cluster.ErrDenied):
 		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
@@ -267,7 +267,7 @@ func (c *Run) denied() error {
 	if f == nil {
 		return nil
 	}
-	return &plan.Error{Op: "ask the cluster which versions it runs", Err: fmt.Errorf("%w: %s", cluster.ErrForbidden, f.Detail), Remedy: f.Remedy}
+	return &plan.Error{Op: "read the versions of the cluster", Err: fmt.Errorf("%w: %s", cluster.ErrForbidden, f.Detail), Remedy: f.Remedy}
 }
 
 // plainUser matches user names that a shell needs no quotes for.
@@ -319,7 +319,7 @@ func (c *Run) Without() {
 		c.Find(*f)
 	} else {
 		c.Find(plan.Finding{
-			ID: "api-server", Severity: plan.Block, Title: "the cluster could not be asked", Detail: c.Down.Error(), Remedy: plan.Remedy(c.Down), Source: "versions",
+			ID: "api-server", Severity: plan.Block, Title: "the cluster could not be read", Detail: c.Down.Error(), Remedy: plan.Remedy(c.Down), Source: "versions",
 		})
 	}
 	c.Matrix = compat.NewMatrix(c.Releases)
@@ -400,7 +400,7 @@ func (c *Run) Decide(ctx context.Context) error {
 	case c.there:
 		c.Out.Notes = append(c.Out.Notes, "The cluster runs the requested versions already.")
 	case len(results) == 0 && len(c.Out.Blocked) == 0:
-		c.Out.Notes = append(c.Out.Notes, "Nothing that is known is newer than what runs.")
+		c.Out.Notes = append(c.Out.Notes, "The cluster runs the newest known versions.")
 	}
 	return nil
 }
@@ -745,7 +745,7 @@ func onlyLater(next, later []plan.Finding) (out []plan.Finding) {
 		out = append(out, f)
 	}
 	if len(out) == 0 {
-		out = []plan.Finding{{ID: laterHops, Severity: plan.Info, Title: "the hops after the next one find nothing in their way that can be seen from here", Source: "path"}}
+		out = []plan.Finding{{ID: laterHops, Severity: plan.Info, Title: "preflight of later hops found no problem", Source: "path"}}
 	}
 	return out
 }
@@ -824,12 +824,12 @@ func (c *Run) Write() error {
 		}
 	}
 	if c.Out.Config == nil || len(c.Out.Config.Fields) == 0 {
-		note := "Nothing to write: " + workspace.ConfigFile + " says already what the next hop needs."
+		note := "Nothing to write: " + workspace.ConfigFile + " has the values of the next hop already."
 		switch {
 		case c.Hop == nil:
 			note = "Nothing to write: there is no next hop."
 		case slices.ContainsFunc(c.Out.Findings, weakens):
-			note = "Nothing else to write: " + workspace.ConfigFile + " says already what the next hop needs but for the measurements."
+			note = "Nothing else to write: " + workspace.ConfigFile + " has the values of the next hop already, except the measurements."
 		}
 		c.Out.Notes = append(c.Out.Notes, note)
 		return nil

@@ -279,7 +279,7 @@ func (c *Run) judgeRunning() {
 	}
 	for _, m := range c.Now.Missing {
 		what, why, found := strings.Cut(m, ": ")
-		f := plan.Finding{ID: "running", Severity: plan.NotChecked, Title: "not known: " + what, Detail: why, Source: "versions", Remedy: "repair what is named, then check again"}
+		f := plan.Finding{ID: "running", Severity: plan.NotChecked, Title: "not known: " + what, Detail: why, Source: "versions", Remedy: "repair the named problem, then check again"}
 		if !found {
 			f.Title, f.Detail = m, ""
 		}
@@ -298,7 +298,7 @@ func (c *Run) judgeRunning() {
 	for _, v := range slices.CompactFunc([]version.Version{c.Now.Services.Oldest, c.Now.Services.Newest}, version.Version.Equal) {
 		if !v.IsZero() && c.summary(v) == nil {
 			c.Find(plan.Finding{
-				ID: "running-release", Severity: plan.Warn, Title: fmt.Sprintf("release %s, which runs, is not known", v), Source: "versions",
+				ID: "running-release", Severity: plan.Warn, Title: fmt.Sprintf("the running release %s is unknown", v), Source: "versions",
 				Detail: "known are " + c.Matrix.List(), Remedy: "point `--feed` to where it is published",
 			})
 		}
@@ -316,11 +316,11 @@ func (c *Run) judgeRunning() {
 			}
 		}
 		f := plan.Finding{
-			ID: "running-kubernetes", Severity: plan.Warn, Title: fmt.Sprintf("Kubernetes %s, which runs, is not in release %s", v, s.Version), Source: "versions",
-			Detail: "nodes of this version cannot be made from the release's data", Remedy: "go to " + words.Or(have),
+			ID: "running-kubernetes", Severity: plan.Warn, Title: fmt.Sprintf("the running Kubernetes %s is not in release %s", v, s.Version), Source: "versions",
+			Detail: "the release has no data to create nodes of this version", Remedy: "go to " + words.Or(have),
 		}
 		if len(have) == 0 {
-			f.Remedy = "go to a newer minor, or to a release that has a newer Kubernetes " + v.MinorString()
+			f.Remedy = "upgrade to a newer minor, or to a release that has a newer Kubernetes " + v.MinorString()
 		}
 		c.Find(f)
 	}
@@ -340,11 +340,11 @@ func (c *Run) judgeFaulty() {
 		}
 		told[what+v.String()] = true
 		f := plan.Finding{
-			ID: runningFaulty, Severity: plan.Warn, Title: fmt.Sprintf("%s %s, which runs, was found faulty: %s", what, v, why), Source: "versions",
+			ID: runningFaulty, Severity: plan.Warn, Title: fmt.Sprintf("the running %s %s is marked as faulty: %s", what, v, why), Source: "versions",
 			Detail: "said by the releases of " + c.Out.Feed.Source, Remedy: "wait for a newer version, and check again then", Reference: compat.PolicyPage,
 		}
 		if len(newer) > 0 {
-			f.Remedy = fmt.Sprintf("go to %s as soon as there is a way: the findings and `-o json` say what is in it", newer[0])
+			f.Remedy = fmt.Sprintf("upgrade to %s when a path exists: the findings and `-o json` show what blocks it", newer[0])
 		}
 		for i, h := range c.Path {
 			if to := at(h.Planned()); v.Less(to) && (!workers || h.ReplaceWorkers) {
@@ -449,10 +449,10 @@ func (c *Run) judgeConfig() {
 		case c.Hop != nil:
 			remedy += "; `constellation upgrade check --write-config` writes what the next hop needs"
 		default:
-			remedy += fmt.Sprintf("; what runs is services %s, image %s, Kubernetes %s", c.Now.Services, c.Now.ControlPlaneImage, c.Now.Kubernetes)
+			remedy += fmt.Sprintf("; the cluster runs services %s, image %s, Kubernetes %s", c.Now.Services, c.Now.ControlPlaneImage, c.Now.Kubernetes)
 		}
 		c.Find(plan.Finding{
-			ID: CheckConfigTarget, Field: field, Severity: plan.Warn, Title: fmt.Sprintf("%s%s asks for what cannot be: %s", workspace.ConfigFile, f.At(field), r.Title),
+			ID: CheckConfigTarget, Field: field, Severity: plan.Warn, Title: fmt.Sprintf("%s%s requests an impossible combination: %s", workspace.ConfigFile, f.At(field), r.Title),
 			Detail: fmt.Sprintf("rule %s: services %s, image %s, Kubernetes %s", r.Rule, f.Services, f.Image, f.Kubernetes), Source: "config", Reference: r.Reference,
 			Remedy: remedy,
 		})

@@ -44,16 +44,16 @@ func FeedRemedy(err error) string {
 		remedy string
 	}{
 		{release.ErrAddress, feedAddresses},
-		{release.ErrNoKeys, "name the publisher's public key with --feed-key FILE; no feed is official yet"},
+		{release.ErrNoKeys, "pass the publisher's public key with --feed-key FILE; no feed is official yet"},
 		{release.ErrConflict, "ask its publisher: a release never changes, so one of the two is not genuine"},
 		{release.ErrRedirect, "name the address that it leads to, if you trust it"},
-		{release.ErrExpired, "look at this computer's clock; if it is right, ask the publisher for a new publication"},
-		{release.ErrFuture, "look at this computer's clock; if it is right, ask the publisher"},
+		{release.ErrExpired, "check this computer's clock; if it is right, ask the publisher for a new publication"},
+		{release.ErrFuture, "check this computer's clock; if it is right, ask the publisher"},
 		{release.ErrRollback, "try again later: an old copy was served; if that goes on, ask the publisher"},
-		{release.ErrSigner, "if the publisher has another key, name its file with --feed-key (or put it into releases.keys); if this is his key, the file was altered: try again in a minute, in case it was being published, then ask him"},
+		{release.ErrSigner, "if the publisher has another key, pass its file with --feed-key (or add it to releases.keys); otherwise the file was altered: retry in a minute, in case it was being published, then contact the publisher"},
 		{release.ErrUntrusted, "ask the publisher for the key that is used now; do not use the feed until you are sure"},
 		{release.ErrAltered, "try again in a minute, in case it was being published; then ask the publisher"},
-		{release.ErrUnreachable, "look at the address and the network, and try again; " + feedAddresses},
+		{release.ErrUnreachable, "check the address and the network, and try again; " + feedAddresses},
 		{release.ErrAbsent, "name the folder that holds index.json; `constellation release build` makes one"},
 	} {
 		if errors.Is(err, r.is) {

@@ -53,7 +53,7 @@ func (c *Run) Set() bool {
 
 // Nothing explains why there is nothing to prepare.
 func (c *Run) Nothing() error {
-	e := &plan.Error{Err: errors.New("nothing to prepare: nothing that can be reached is newer than what runs"), Remedy: "`constellation upgrade check` says what there is", Exit: plan.ExitNothing}
+	e := &plan.Error{Err: errors.New("nothing to prepare: no newer version is reachable than what runs"), Remedy: "`constellation upgrade check` lists the versions", Exit: plan.ExitNothing}
 	if c.there {
 		e.Err = errors.New("nothing to prepare: the cluster runs the requested versions already")
 	}
@@ -156,23 +156,23 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 	}
 	if !c.Applies && !c.Now.Services.Is(to.Services) {
 		block("services-first", "release", fmt.Sprintf("services %s run, and the hop needs those of release %s", c.Now.Services, to.Services),
-			"the operator and the join service in the cluster do the work, and those of another release may not know how",
+			"the operator and the join service in the cluster do the work, and those of another release may not support the hop",
 			fmt.Sprintf("write microserviceVersion: %s into %s, with image and kubernetesVersion as they run, and bring the services with `constellation init`; then prepare again", to.Services, workspace.ConfigFile))
 	}
 	if c.Now.Target.Components == "" {
-		block("node-version", "versions", "the cluster has no NodeVersion constellation-version", "there is nothing to set the target in", "`constellation init` makes it")
+		block("node-version", "versions", "the cluster has no NodeVersion constellation-version", "without it no target can be set", "`constellation init` makes it")
 	}
 	if j := c.Now.JoinConfig; j.TrustRoots != "" && strings.TrimSpace(j.TrustRoots) != strings.TrimSpace(c.Config.Attestation.TPM2.TrustRoots) {
 		c.Find(plan.Finding{
 			ID: "trust-roots", Field: "attestation.tpm2.trustRoots", Severity: plan.Warn, Source: "attestation", Title: "the trust roots of " + workspace.ConfigFile + " are not those of the cluster",
-			Detail: "they say whose machines are trusted; preparing an upgrade leaves those of the cluster", Remedy: "write those of the cluster: `kubectl -n kube-system get configmap join-config -o jsonpath={.data.trustRoots}`",
+			Detail: "trust roots select the trusted clouds; preparing an upgrade does not change those of the cluster", Remedy: "write those of the cluster: `kubectl -n kube-system get configmap join-config -o jsonpath={.data.trustRoots}`",
 		})
 	}
 	if c.silent != nil {
 		a := c.Config.Advice()
 		err := CloudError("ask "+a.Cloud, a, c.silent)
 		c.drop("cloud-offers")
-		block("cloud", "cloud", "the cloud does not say what it has", err.Error(), cmp.Or(plan.Remedy(err), "try again when it answers"))
+		block("cloud", "cloud", "the cloud does not list its images and versions", err.Error(), cmp.Or(plan.Remedy(err), "try again when it answers"))
 		return cluster.Components{}
 	}
 	if !c.Now.NoImages {
@@ -202,10 +202,10 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 		if errors.Is(err, cloud.ErrNotFound) {
 			remedy = c.Config.Advice().OfferOf(to.Kubernetes.String()) + ", or choose a version that is there"
 		}
-		block("components", "cloud", "Kubernetes "+to.Kubernetes.String()+" cannot be had here", err.Error(), remedy)
+		block("components", "cloud", "Kubernetes "+to.Kubernetes.String()+" is not available here", err.Error(), remedy)
 	case list.Statement == "" && c.location != "":
 		c.Find(plan.Finding{
-			ID: "components-unsigned", Severity: plan.Warn, Source: "release", Title: "nobody vouches for the components of Kubernetes " + to.Kubernetes.String(),
+			ID: "components-unsigned", Severity: plan.Warn, Source: "release", Title: "there is no statement over the components of Kubernetes " + to.Kubernetes.String(),
 			Detail: "neither the cloud nor the feed has a statement over the list " + list.List.Digest() + "; machines whose image holds release keys install none of it",
 			Remedy: "have the publisher of the feed sign the list: put it into releases/" + to.Services.String() + "/components/ and run `constellation release build`",
 		})
@@ -256,7 +256,7 @@ func (c *Run) VouchInUse(ctx context.Context, next cluster.Components) {
 				detail = why.Error()
 			}
 			c.Find(plan.Finding{
-				ID: "components-statement", Severity: plan.Block, Source: "release", Title: "no release builder vouches for the components that the cluster uses", Detail: detail,
+				ID: "components-statement", Severity: plan.Block, Source: "release", Title: "no release builder has signed the components that the cluster uses", Detail: detail,
 				Remedy: c.Config.Advice().OfferOf(cmp.Or(have.Kubernetes, "VERSION")) + " again, with a statement: machines of the new image join with the components until the control planes are upgraded",
 			})
 		}
@@ -283,13 +283,13 @@ func (c *Run) judgeRegisters(ctx context.Context, image version.Version) {
 	after := c.Next.Attestation.TPM2.Measurements
 	for _, i := range slices.Sorted(maps.Keys(after)) {
 		if b, ok := known[i]; ok && !after[i].WarnOnly && !bytes.Equal(b, after[i].Expected) {
-			wrong = append(wrong, fmt.Sprintf("PCR %d is %x, and %x is demanded", i, b, after[i].Expected))
+			wrong = append(wrong, fmt.Sprintf("PCR %d is %x, want %x", i, b, after[i].Expected))
 		}
 	}
 	if len(wrong) > 0 {
 		c.Find(plan.Finding{
 			ID: "measurements", Field: "attestation.tpm2.measurements", Severity: plan.Block, Source: "attestation",
-			Title: fmt.Sprintf("machines of image %s would not be let in: the measurements of %s are not theirs", image, workspace.ConfigFile), Detail: strings.Join(wrong, "; "),
+			Title: fmt.Sprintf("machines of image %s could not join: the measurements of %s are of another image", image, workspace.ConfigFile), Detail: strings.Join(wrong, "; "),
 			Remedy: "write those of the image; `constellation upgrade check --write-config` writes image and measurements together",
 		})
 	}
@@ -310,7 +310,7 @@ func (c *Run) Settle() {
 		case slices.Contains(c.Acknowledged, f.ID):
 			f.Severity, f.Title = plan.Warn, f.Title+" (acknowledged)"
 		default:
-			f.Remedy += "; if it is meant as it is, `--acknowledge " + f.ID + "`"
+			f.Remedy += "; to accept it, `--acknowledge " + f.ID + "`"
 		}
 	}
 }

@@ -33,11 +33,11 @@ func (c *Run) refuse(ctx context.Context, read map[string]bool) (refused bool) {
 			Remedy: FeedRemedy(err), Source: "release",
 		}
 		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, release.ErrUnreachable) {
-			f.Remedy = cmp.Or(f.Remedy, "look at the address and the network, and try again")
+			f.Remedy = cmp.Or(f.Remedy, "check the address and the network, and try again")
 			c.Find(f)
 			continue // its summary is signed
 		}
-		f.Title = fmt.Sprintf("release %s is not gone to: its file in the feed cannot be used", v)
+		f.Title = fmt.Sprintf("release %s is not offered: its file in the feed is unusable", v)
 		if v.Equal(c.Request.Release) {
 			f.Severity = plan.Block
 		}

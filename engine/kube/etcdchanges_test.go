@@ -353,7 +353,7 @@ func TestLiesAboutWhatChangedMeanwhile(t *testing.T) {
 			name:   "a new binding for somebody else",
 			during: func() { bind("newcomer") },
 			forge:  replace("somebody-honest", "system:mallory!"),
-			words:  "says something else than the API server's",
+			words:  "differs from the API server's",
 		},
 		{
 			name:   "a new binding that is left out",
@@ -388,7 +388,7 @@ func TestLiesAboutWhatChangedMeanwhile(t *testing.T) {
 			name:   "a Secret that has changed since long",
 			before: func() { keep("changed-6") },
 			forge:  replace("honest-password", "forged-password"),
-			words:  "its /registry/secrets/" + Namespace + "/changed-6 says something else",
+			words:  "its /registry/secrets/" + Namespace + "/changed-6 differs from the API server's",
 		},
 		{
 			name: "a Secret that was changed meanwhile",
@@ -399,18 +399,18 @@ func TestLiesAboutWhatChangedMeanwhile(t *testing.T) {
 				r.must(err)
 			},
 			forge: replace("another-word-77", "forged-password"),
-			words: "its /registry/secrets/" + Namespace + "/changed-6 says something else",
+			words: "its /registry/secrets/" + Namespace + "/changed-6 differs from the API server's",
 		},
 		{
 			name:   "another image in every workload",
 			before: func() { r.must(r.cp.Apply(t.Context(), richWorkloads())) },
 			forge:  replace("registry.example.com/honest", "registry.example.com/forged"),
-			words:  "/default/rich says something else",
+			words:  "/default/rich differs from the API server's",
 		},
 		{
 			name:  "another path of the node in every workload",
 			forge: replace("\x02/x", "\x02/y"),
-			words: "/default/rich says something else",
+			words: "/default/rich differs from the API server's",
 		},
 		{
 			name:   "an older value of a Secret",
@@ -512,9 +512,9 @@ func TestSnapshotWhoseRevisionIsCompacted(t *testing.T) {
 		words    string // of the error; empty if it is taken
 	}{
 		{name: "honest"},
-		{name: "one that changed meanwhile, with another value", from: "value-during", to: "value-forged", words: "/kept says something else"},
+		{name: "one that changed meanwhile, with another value", from: "value-during", to: "value-forged", words: "/kept differs from the API server's"},
 		{name: "one that changed meanwhile, left out", from: "/registry/configmaps/" + Namespace + "/kept", to: "/registry/configmapz/" + Namespace + "/kept", words: "it lacks /registry/configmaps/" + Namespace + "/kept"},
-		{name: "one of before, with another value", from: "value-before", to: "value-forged", words: "/old says something else"},
+		{name: "one of before, with another value", from: "value-before", to: "value-forged", words: "/old differs from the API server's"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if err := maps.Delete(t.Context(), "kept", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {

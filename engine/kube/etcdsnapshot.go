@@ -140,7 +140,7 @@ func snapshotError(err error) error {
 	case errors.Is(err, cluster.ErrAbsent):
 		out.Remedy = "`constellation status` shows the state of the operator; to back up without a snapshot: `--etcd=false`"
 	case errors.Is(err, errNotWhole):
-		out.Remedy = "take it again; if it fails again, look at etcd's disk on the control planes"
+		out.Remedy = "take it again; if it fails again, check etcd's disk on the control planes"
 	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		out.Remedy = "run the same command again; `kubectl -n " + Namespace + " logs deployment/" + operatorName + "` has the operator's log"
 	}

@@ -377,7 +377,7 @@ func (c *Client) compareWith(ctx context.Context, r io.ReaderAt, s *backup.Snaps
 	case err != nil:
 		return err
 	case revision < s.Revision:
-		return fmt.Errorf("%w: it ends with revision %d, and was said to show %d", engine.ErrImpostor, revision, s.Revision)
+		return fmt.Errorf("%w: it ends with revision %d, want %d", engine.ErrImpostor, revision, s.Revision)
 	case revision < before.revision:
 		return fmt.Errorf("%w: it ends with revision %d, and the API server was at %d before: the member is behind, or the snapshot is an old one", cluster.ErrUnreachable, revision, before.revision)
 	}
@@ -537,7 +537,7 @@ func (w *witness) same(o *witnessObject, e backup.EtcdEntry) error {
 		return fmt.Errorf("its %s is not readable", clean(string(e.Key)))
 	}
 	if !bytes.Equal(digest, o.digest) {
-		return fmt.Errorf("its %s says something else than the API server's", clean(string(e.Key)))
+		return fmt.Errorf("its %s differs from the API server's", clean(string(e.Key)))
 	}
 	return nil
 }

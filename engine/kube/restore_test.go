@@ -1261,7 +1261,7 @@ func TestRestoreForUsers(t *testing.T) {
 		want string
 	}{
 		{"no such backup", engine.RestoreRequest{ID: "backup-20200101000000-00000000"}, "there is none in"},
-		{"no ID", engine.RestoreRequest{ID: "x"}, "that is no ID"},
+		{"no ID", engine.RestoreRequest{ID: "x"}, "invalid ID of a backup"},
 		{"an incomplete selector", engine.RestoreRequest{ID: p.ID, Only: []string{"widgets"}}, "want group/resource"},
 		{"a selector that matches nothing", engine.RestoreRequest{ID: p.ID, Only: []string{"shop.example.com/fleets"}}, "the backup has no fleets.shop.example.com"},
 	} {

@@ -335,7 +335,7 @@ func nodeEntry(t cluster.NodeTarget, n *cluster.Node, m cluster.Move, moves bool
 	case current, t.KeepWorkers && n.Role != cluster.ControlPlaneRole && t.Noted(n):
 		e.State = plan.NodeReady
 	case !t.Noted(n) || n.Components == "":
-		e.State, e.Text = plan.NodeJoining, "ready, and not known to the operator yet"
+		e.State, e.Text = plan.NodeJoining, "ready, and not yet observed by the operator"
 	default:
 		if e.State = plan.NodeOutdated; n.Skipped {
 			e.Text = "skipped, and left as it is"
@@ -488,12 +488,12 @@ func (v *View) String() string {
 
 // What to do about a rollout that waits, by reason. For others there is nothing to do.
 var rolloutRemedies = map[string]string{
-	"Paused":            "`constellation upgrade resume` goes on",
-	"Cancelled":         "`constellation upgrade resume` goes on with the same target",
-	"DrainBlocked":      "make room for the pod that is named; `constellation upgrade check` has the command that clears it",
+	"Paused":            "`constellation upgrade resume` continues the rollout",
+	"Cancelled":         "`constellation upgrade resume` continues it with the same target",
+	"DrainBlocked":      "make room for the named pod; `constellation upgrade check` has the command that clears it",
 	"HeirCordoned":      "uncordon the new node with kubectl",
-	"EtcdUnhealthy":     "mend the member of etcd that is named",
-	"UpgradeFailed":     "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is tried again by itself, at once with `constellation upgrade retry NODE`; `constellation upgrade skip NODE` leaves the node as it is",
+	"EtcdUnhealthy":     "repair the named member of etcd",
+	"UpgradeFailed":     "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is retried with backoff, at once with `constellation upgrade retry NODE`; `constellation upgrade skip NODE` leaves the node as it is",
 	"TargetRefused":     "set a reachable target: `constellation upgrade check` lists them",
 	"ComponentsUnknown": "`constellation upgrade prepare` publishes what nodes install",
 	"NoAgent":           "the operator must run in the cluster, beside the agent of a control plane: `kubectl -n constellation-system get pods`",
@@ -537,14 +537,14 @@ func (v *View) Over(want cluster.NodeTarget) error {
 	switch t := v.Target; {
 	case !t.Same(want):
 		return &plan.Error{
-			Op: "wait for the rollout", Err: fmt.Errorf("the target was changed meanwhile, to %s; the cluster goes there", t),
+			Op: "wait for the rollout", Err: fmt.Errorf("the target was changed meanwhile, to %s; the operator follows the new target", t),
 			Remedy: "`constellation status` shows how far it is",
 		}
 	case !v.Observed:
 	case v.Reason == "Cancelled" && t.Cancelled:
 		return &plan.Error{
 			Op: "wait for the rollout", Err: fmt.Errorf("it was cancelled with %s; nodes stay as they are", v), Exit: plan.ExitStopped,
-			Remedy: "`constellation upgrade resume` goes on with the same target",
+			Remedy: "`constellation upgrade resume` continues it with the same target",
 		}
 	case v.Reached && v.Reason == SomeSkipped:
 		return &plan.Error{

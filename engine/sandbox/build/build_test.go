@@ -182,7 +182,7 @@ func TestRemedyFitsTheCause(t *testing.T) {
 		{&fs.PathError{Op: "mkdir", Path: "/x", Err: syscall.EACCES}, "set XDG_CACHE_HOME"},
 		{errors.New("go build: exit status 1: write /tmp/go-build1/b001/_pkg_.a: no space left on device"), "free some space"},
 		{errors.New("go list: exit status 1: go: go.mod requires go >= 1.26.0 (running go 1.25.1; GOTOOLCHAIN=local)"), "update Go"},
-		{errors.New("go list: exit status 1: verifying k8s.io/api@v0.35.4: checksum mismatch; SECURITY ERROR"), "not what was pinned"},
+		{errors.New("go list: exit status 1: verifying k8s.io/api@v0.35.4: checksum mismatch; SECURITY ERROR"), "does not match its pinned digest"},
 		{errors.New("apt-get -q: exit status 100: E: Failed to fetch http://deb.debian.org/x  Could not connect"), "connect this computer"},
 		{errors.New("go build: exit status 1: link: signal: killed"), "out of memory"},
 		{errors.New("something else"), "see the cause"},
