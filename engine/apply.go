@@ -147,6 +147,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	}
 	a := &applyRun{clusterRun: prepared.clusterRun, prepared: prepared, request: r, plan: p}
 	a.want(c.Config)
+	a.controlPlanes = c.ControlPlanes()
 	a.fetched, a.accepted = c.Fetched, p.Accepted
 	if a.release, err = c.Known.Release(ctx, c.Hop.Planned().Services); err != nil {
 		return nil, &plan.Error{Op: "read release " + c.Hop.To.Release, Err: err, Remedy: "point `--feed` to where it is published"}
@@ -222,7 +223,7 @@ func (a *applyRun) fill(ctx context.Context, c *check.Run) error {
 	if a.prepared.hops > 1 {
 		p.End.Done += fmt.Sprintf("; that was hop 1 of %d, the same command makes the next one", a.prepared.hops)
 	}
-	a.finish(fmt.Sprintf("the target of cluster %s is set to %s; the cluster goes there alone", p.Cluster, what))
+	a.finish(fmt.Sprintf("the target of cluster %s is set to %s; the cluster upgrades itself", p.Cluster, what))
 	return nil
 }
 
@@ -295,7 +296,7 @@ func (a *applyRun) targetStep(replaced, kept []string) plan.Step {
 	s := plan.Step{
 		ID:    check.StepTarget,
 		Title: "Set the target of all nodes",
-		Effect: fmt.Sprintf("NodeVersion %s asks for image %s and Kubernetes %s in one write%s; from then on the cluster goes on alone, also without this program",
+		Effect: fmt.Sprintf("NodeVersion %s asks for image %s and Kubernetes %s in one write%s; from then on the operator continues without this program",
 			nodeVersionName, a.prepared.target.ImageVersion, a.prepared.target.Kubernetes, a.prepared.workers()),
 		Final: true,
 		Done:  a.targetSet,
@@ -382,7 +383,7 @@ func (e *Engine) goOn(ctx context.Context, c *check.Run, p *plan.Plan, r ApplyRe
 	p.End.Done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
 	p.End.Nothing = p.End.Done + " already: nothing to do"
 	if r.Detach {
-		p.End.Nothing = fmt.Sprintf("the target of cluster %s is set to %s already; the cluster goes there alone", p.Cluster, what)
+		p.End.Nothing = fmt.Sprintf("the target of cluster %s is set to %s already; the cluster upgrades itself", p.Cluster, what)
 	}
 	a.finish(p.End.Nothing)
 	return nil
@@ -580,7 +581,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	if r.skips(check.StepBackup) {
 		c.Find(check.WithoutBackup)
 	}
-	run := &clusterRun{e: e, facts: &facts{state: s}}
+	run := &clusterRun{e: e, facts: &facts{state: s, controlPlanes: c.ControlPlanes()}}
 	cfg, err := workspace.PartOfConfig(e.ws, "releases", "charts", "plans") // the rest is not needed
 	if err != nil {
 		return nil, err
@@ -588,11 +589,11 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	run.want(cfg)
 	run.feed, _, _ = e.feedOf(cfg, check.Request{}) // its keys are not asked for
 	if run.release, err = c.Known.Release(ctx, c.CLI); err != nil {
-		return nil, &plan.Error{Op: "read release " + c.CLI.String(), Err: err, Remedy: "install the program anew"}
+		return nil, &plan.Error{Op: "read release " + c.CLI.String(), Err: err, Remedy: "reinstall the program"}
 	}
 	var changes []plan.ChartChange
 	if !r.skips(plan.StepCharts) {
-		changes, _ = c.LookAtCharts(ctx, comparedCharts{run}) // what it found is told; the step itself says the rest
+		changes, _ = c.LookAtCharts(ctx, comparedCharts{run}) // the event has the result; the step reports the rest
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}

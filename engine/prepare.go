@@ -28,7 +28,7 @@ const StepTargetFile = "target-file"
 // TargetFile holds the target that was prepared, as an object for kubectl and GitOps.
 const TargetFile = "constellation-nodeversion.yaml"
 
-// PrepareRequest says what is to be prepared.
+// PrepareRequest selects what a prepare publishes.
 type PrepareRequest struct {
 	// Request names the goal, of which the next hop is prepared. Without one it is what
 	// the configuration asks for; if nothing of that is newer than what runs, the newest

@@ -133,7 +133,7 @@ func (s *stage) live() {
 		if s.nodesOnly.Load() {
 			continue
 		}
-		time.Sleep(50 * time.Millisecond) // what a kubelet does takes time
+		time.Sleep(50 * time.Millisecond) // simulated work of a kubelet
 		n.State = plan.NodeReady
 		s.cluster.PutNode(n)
 		s.cluster.Annotate(i.Name)

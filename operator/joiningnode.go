@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,6 +26,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/decision"
+	"constellation/operator/readiness"
 )
 
 // joiningNodes copies the record of a machine's ticket (JoiningNode) to annotations of its Node, and
@@ -136,15 +136,21 @@ type refusal struct{ reason, message string }
 // annotate writes the image and components of the machine to its Node. A refusal means that the Node
 // is not, or not yet, the machine of the record.
 func (r *joiningNodes) annotate(ctx context.Context, jn *v1alpha1.JoiningNode, node *corev1.Node) (*refusal, error) {
-	id, attested := node.Spec.ProviderID, jn.Spec.ProviderID
+	id, attested := keyOf(node), jn.Spec.ProviderID
 	switch {
 	case id == "":
 		return &refusal{"NoProviderID", fmt.Sprintf("Node %s has no providerID, so its machine cannot be found", node.Name)}, nil
-	case attested != "" && !strings.EqualFold(id, attested): // some clouds change the case between calls
+	case attested != "" && !cloud.SameMachine(id, attested):
 		return &refusal{"OtherMachine", fmt.Sprintf("Node %s claims machine %s, but the join ticket was issued to %s", node.Name, id, attested)}, nil
+	}
+	if _, incarnation := cloud.SplitKey(attested); incarnation != "" {
+		id = attested
 	}
 	want := map[string]string{v1alpha1.AnnotationComponents: jn.Spec.ComponentsReference}
 	instance, err := r.cloud.Instance(ctx, id)
+	if errors.Is(err, cloud.ErrNotFound) && r.outlived(node, id) {
+		instance, err = r.cloud.Instance(ctx, node.Spec.ProviderID)
+	}
 	switch {
 	case errors.Is(err, cloud.ErrNotFound):
 		return &refusal{"InstanceUnknown", fmt.Sprintf("the cloud does not find machine %s", id)}, r.patchAttested(ctx, jn, node, want)
@@ -154,7 +160,18 @@ func (r *joiningNodes) annotate(ctx context.Context, jn *v1alpha1.JoiningNode, n
 		return &refusal{"OtherMachine", fmt.Sprintf("Node %s claims machine %s, whose name in the cloud is %s", node.Name, id, instance.Name)}, nil
 	}
 	want[v1alpha1.AnnotationImage], want[v1alpha1.AnnotationGroup] = instance.Image, instance.Group
+	if instance.Incarnation != "" {
+		want[v1alpha1.AnnotationIncarnation] = instance.Incarnation
+	}
 	return nil, r.patch(ctx, node, want)
+}
+
+// outlived reports whether a Node cannot be that of the machine with this key, which the cloud does
+// not find: it stays Ready longer than the Node of a deleted machine. The join service got an old
+// list, and recorded the incarnation of an earlier machine.
+func (r *joiningNodes) outlived(node *corev1.Node, key string) bool {
+	missing := r.clocks.Since("missing "+string(node.UID)+key, r.now())
+	return node.Spec.ProviderID != key && readiness.Node(node) && r.now().Sub(missing) > 2*time.Minute
 }
 
 // patchAttested annotates the installed image and components. If the join service has verified the

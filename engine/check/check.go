@@ -134,7 +134,7 @@ func (c *Run) Begin() (err error) {
 		return err
 	}
 	c.Out = Check{
-		Schema: plan.Schema, Cluster: c.Config.Name, Simulated: c.State.Simulated(), Provider: c.Config.Provider.Name(), Time: c.Clock().UTC(), CLI: c.CLI.String(),
+		Schema: plan.Schema, Cluster: c.Config.Name, Simulated: c.State.Simulated(), Provider: c.Config.Provider.Name, Time: c.Clock().UTC(), CLI: c.CLI.String(),
 		Components: []plan.ComponentCheck{}, Path: []compat.Hop{}, Findings: []plan.Finding{},
 	}
 	return nil
@@ -202,8 +202,8 @@ func (c *Run) askCloud(ctx context.Context) error {
 	}
 	if about.UID != c.State.Infrastructure.UID {
 		return &plan.Error{
-			Err:    fmt.Errorf("it is not the one of %s: it was made anew", workspace.StateFile),
-			Remedy: "the cluster went with the earlier sandbox: use another directory with -C, or move this one's files away",
+			Err:    fmt.Errorf("it is not the one of %s: it was recreated", workspace.StateFile),
+			Remedy: "the cluster was deleted with the earlier machines: use another directory with -C, or move this one's files away",
 		}
 	}
 	if c.Images, err = p.Images(ctx); err != nil {
@@ -226,7 +226,7 @@ func (c *Run) ClusterDown(err error) error {
 		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		out.Err = fmt.Errorf("the API server at %s does not answer: %w", c.State.Infrastructure.ClusterEndpoint, err)
-		out.Remedy = "is the control plane up? `" + c.Command("status") + "` tells what the cloud knows; run the same command again afterwards"
+		out.Remedy = "is the control plane up? `" + c.Command("status") + "` shows the machines of the cloud; run the same command again afterwards"
 	default:
 		out.Remedy = "`" + c.Command("status") + "` tells more"
 	}
@@ -268,7 +268,7 @@ func deniedFinding(denied []cluster.Denial) *plan.Finding {
 	slices.Sort(verbs)
 	slices.Sort(resources)
 	f := &plan.Finding{
-		ID: runningDenied, Severity: plan.NotChecked, Source: "versions", Title: who + " may not read all that tells which versions run",
+		ID: runningDenied, Severity: plan.NotChecked, Source: "versions", Title: who + " may not read all objects that have the running versions",
 		Detail: "the API server refused to " + words.And(reads), Reference: "https://kubernetes.io/docs/reference/access-authn-authz/rbac/",
 		Remedy: "use a kubeconfig that may, such as the one that `constellation init` wrote, or let an administrator allow it",
 	}
@@ -370,7 +370,7 @@ func (c *Run) Decide(ctx context.Context) error {
 			c.Find(c.LastBackup(c.State))
 		}
 	case c.there:
-		c.Out.Notes = append(c.Out.Notes, "What is asked for runs already.")
+		c.Out.Notes = append(c.Out.Notes, "The cluster runs the requested versions already.")
 	case len(results) == 0 && len(c.Out.Blocked) == 0:
 		c.Out.Notes = append(c.Out.Notes, "Nothing that is known is newer than what runs.")
 	}
@@ -431,7 +431,7 @@ func (c *Run) offers() compat.Offer {
 		for _, i := range c.Images {
 			have = append(have, i.Version)
 		}
-		return false, "the cloud has no image " + v.String(), "the cloud has " + words.And(have) + "; the sandbox of constellation " + v.String() + " has this one"
+		return false, "the cloud has no image " + v.String(), "the cloud has " + words.And(have) + "; " + c.Config.Advice().ImageOf(v.String())
 	}}
 	if c.kubernetes != nil {
 		o.Kubernetes = func(v version.Version) (bool, string, string) {
@@ -440,9 +440,9 @@ func (c *Run) offers() compat.Offer {
 			}
 			why := "the mirror has no " + v.String()
 			if b := c.Buildable; len(b) > 0 && !slices.Contains(b, v.String()) {
-				return false, why, "of this Kubernetes a sandbox can have " + words.Or(b) + " only"
+				return false, why, "of this Kubernetes " + c.Config.Advice().Cloud + " can have " + words.Or(b) + " only"
 			}
-			return false, why, "`constellation sandbox fetch " + v.String() + "`"
+			return false, why, c.Config.Advice().OfferOf(v.String())
 		}
 	}
 	return o
@@ -487,7 +487,7 @@ func (c *Run) prepare(ctx context.Context) error {
 	case c.unmeasured != nil && c.Request.WriteConfig:
 		return &plan.Error{
 			Op: "write " + c.Ws.Path(workspace.ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", to.Image, c.unmeasured),
-			Remedy: "image and measurements belong together: get them from whoever published the image, and write both by hand",
+			Remedy: "image and measurements belong together: get them from the publisher of the image, and write both by hand",
 		}
 	default:
 		c.Out.Config = &ConfigChange{Path: c.Ws.Path(workspace.ConfigFile), Fields: append([]workspace.FieldChange{}, fields...)}
@@ -649,7 +649,7 @@ func (c *Run) Foresee(ctx context.Context, emit func(plan.Event)) error {
 	if err != nil {
 		why := c.ClusterDown(err)
 		c.Find(plan.Finding{
-			ID: "preflight", Severity: plan.NotChecked, Title: "not checked what the hop would trip over", Detail: why.Error(), Remedy: plan.Remedy(why), Source: "preflight",
+			ID: "preflight", Severity: plan.NotChecked, Title: "preflight checks of the hop did not run", Detail: why.Error(), Remedy: plan.Remedy(why), Source: "preflight",
 		})
 	}
 	for n, f := range found {

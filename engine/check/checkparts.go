@@ -482,7 +482,7 @@ func (c *Run) judgeMeasured() {
 		c.Find(plan.Finding{
 			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: plan.Warn, Source: "attestation",
 			Title:  fmt.Sprintf("the measurements of image %s are not known", c.Hop.To.Image),
-			Detail: c.unmeasured.Error(), Remedy: "get them from whoever published the image, and write both into " + workspace.ConfigFile,
+			Detail: c.unmeasured.Error(), Remedy: "get them from the publisher of the image, and write both into " + workspace.ConfigFile,
 		})
 	}
 }
@@ -503,8 +503,8 @@ func (c *Run) judgeCloud() {
 	if c.silent == nil {
 		return
 	}
-	name := c.Config.Provider.Sandbox.Name
-	err := CloudError("ask sandbox "+name, name, c.silent)
+	a := c.Config.Advice()
+	err := CloudError("ask "+a.Cloud, a, c.silent)
 	c.Find(plan.Finding{
 		ID: "cloud-offers", Severity: plan.NotChecked, Title: "not checked whether the cloud has the images and versions", Detail: err.Error(), Source: "cloud",
 		Remedy: plan.Remedy(err),

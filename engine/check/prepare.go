@@ -52,7 +52,7 @@ func (c *Run) Set() bool {
 func (c *Run) Nothing() error {
 	e := &plan.Error{Err: errors.New("nothing to prepare: nothing that can be reached is newer than what runs"), Remedy: "`constellation upgrade check` says what there is", Exit: plan.ExitNothing}
 	if c.there {
-		e.Err = errors.New("nothing to prepare: what is asked for runs already")
+		e.Err = errors.New("nothing to prepare: the cluster runs the requested versions already")
 	}
 	return e
 }
@@ -166,8 +166,8 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 		})
 	}
 	if c.silent != nil {
-		name := c.Config.Provider.Sandbox.Name
-		err := CloudError("ask sandbox "+name, name, c.silent)
+		a := c.Config.Advice()
+		err := CloudError("ask "+a.Cloud, a, c.silent)
 		c.drop("cloud-offers")
 		block("cloud", "cloud", "the cloud does not say what it has", err.Error(), cmp.Or(plan.Remedy(err), "try again when it answers"))
 		return cluster.Components{}
@@ -182,7 +182,7 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 	case errors.As(err, new(statementError)):
 		f := plan.Finding{
 			ID: "components-statement", Severity: plan.Block, Source: "release", Title: "the feed's statement over the components of Kubernetes " + to.Kubernetes.String() + " is not genuine",
-			Detail: err.Error(), Remedy: "look at the feed with " + VerifyCommand(c.location, c.keys) + ", and get it anew from its publisher: machines would refuse these components",
+			Detail: err.Error(), Remedy: "inspect the feed with " + VerifyCommand(c.location, c.keys) + ", and download it again from its publisher: machines would refuse these components",
 		}
 		if !errors.Is(err, release.ErrUntrusted) && !errors.Is(err, release.ErrAltered) {
 			f.Title, f.Remedy = "the feed's statement over the components of Kubernetes "+to.Kubernetes.String()+" cannot be read", "remove the cause and try again; machines install nothing without the statement"
@@ -192,10 +192,10 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 		}
 		c.Find(f)
 	case err != nil:
-		err = CloudError("list components", c.Config.Provider.Sandbox.Name, err)
+		err = CloudError("list components", c.Config.Advice(), err)
 		remedy := cmp.Or(plan.Remedy(err), "try again when the cloud answers")
 		if errors.Is(err, cloud.ErrNotFound) {
-			remedy = "run `constellation sandbox fetch " + to.Kubernetes.String() + "`, or choose a version that is there"
+			remedy = c.Config.Advice().OfferOf(to.Kubernetes.String()) + ", or choose a version that is there"
 		}
 		block("components", "cloud", "Kubernetes "+to.Kubernetes.String()+" cannot be had here", err.Error(), remedy)
 	case list.Statement == "" && c.location != "":
@@ -252,7 +252,7 @@ func (c *Run) VouchInUse(ctx context.Context, next cluster.Components) {
 			}
 			c.Find(plan.Finding{
 				ID: "components-statement", Severity: plan.Block, Source: "release", Title: "no release builder vouches for the components that the cluster uses", Detail: detail,
-				Remedy: "offer the components of Kubernetes " + cmp.Or(have.Kubernetes, "the version that runs") + " again, with `constellation sandbox fetch`: machines of the new image join with them until the control planes are upgraded",
+				Remedy: c.Config.Advice().OfferOf(cmp.Or(have.Kubernetes, "VERSION")) + " again, with a statement: machines of the new image join with the components until the control planes are upgraded",
 			})
 		}
 	}
@@ -267,7 +267,7 @@ func (c *Run) judgeRegisters(ctx context.Context, image version.Version) {
 		c.Find(plan.Finding{
 			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: plan.Block, Source: "attestation",
 			Title: fmt.Sprintf("the measurements of image %s are not known", image), Detail: c.unmeasured.Error(),
-			Remedy: "get them from whoever published the image, and write both into " + workspace.ConfigFile,
+			Remedy: "get them from the publisher of the image, and write both into " + workspace.ConfigFile,
 		})
 		return
 	}

@@ -78,7 +78,7 @@ func (c *Client) askMember(ctx context.Context, p *corev1.Pod, token string, rev
 	if err != nil {
 		return err
 	}
-	defer tunnel.end()
+	defer tunnel.Close()
 	defer resp.Body.Close()
 	if err := json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(out); err != nil {
 		return fmt.Errorf("%w: its answer is not readable", cluster.ErrUnreachable)
@@ -130,7 +130,7 @@ func (m *memberAnswers) compare(ctx context.Context, s *backup.Snapshot, db *bac
 		}
 		switch {
 		case errors.Is(a.err, cluster.ErrAbsent):
-			unchecked(a.node, "whose operator or agent is older")
+			unchecked(a.node, "because its operator or agent is older")
 			continue
 		case a.err != nil:
 			unchecked(a.node, "which did not answer: %v", a.err)

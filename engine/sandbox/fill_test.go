@@ -105,7 +105,7 @@ func TestGeneratedConfigurationGetsWhatOnlyTheSandboxKnows(t *testing.T) {
 					got[r] = string(m.Expected)
 				}
 				want := map[uint32]string{4: strings.Repeat("\xa4", 32), 9: strings.Repeat("\xa9", 32), 11: strings.Repeat("\xab", 32)}
-				if !maps.Equal(got, want) || c.Provider.Sandbox.Name != info.Name || strings.TrimSpace(c.Attestation.TPM2.TrustRoots) != strings.TrimSpace(info.TrustRoots) {
+				if !maps.Equal(got, want) || c.Provider.Section.Text("name") != info.Name || strings.TrimSpace(c.Attestation.TPM2.TrustRoots) != strings.TrimSpace(info.TrustRoots) {
 					t.Errorf("got %+v", c)
 				}
 			}
@@ -136,7 +136,7 @@ func TestFilesThatCannotBeUsedAreRefusedBeforeMachinesAreMade(t *testing.T) {
 		"a configuration that is no YAML": {func(t *testing.T, dir string) {
 			must(t, os.WriteFile(filepath.Join(dir, workspace.ConfigFile), []byte("a: [\n"), 0o644))
 		}, "is not YAML"},
-		"a key that nobody knows beside placeholders": {func(t *testing.T, dir string) {
+		"an unknown key beside placeholders": {func(t *testing.T, dir string) {
 			must(t, os.WriteFile(filepath.Join(dir, workspace.ConfigFile), []byte(generated(t, workspace.GenerateOptions{})+"colour: red\n"), 0o644))
 		}, "colour"},
 		"a state that is no JSON or YAML": {func(t *testing.T, dir string) {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"constellation/engine/cloud"
 	"constellation/engine/revocation"
 	"constellation/operator/api/v1alpha1"
 )
@@ -46,7 +47,7 @@ func (d *Decision) removeRevoked(in *Intent) {
 			n = &o.Node
 		}
 	}
-	if n != nil && !strings.EqualFold(n.ProviderID, in.Machine) {
+	if n != nil && !cloud.SameMachine(n.ProviderID, in.Machine) {
 		if o := d.Instance(n.ProviderID); o != nil && o.Name == n.Name {
 			n = nil // another machine of that name, which the cloud confirms
 		}
@@ -62,7 +63,7 @@ func (d *Decision) removeRevoked(in *Intent) {
 		return
 	}
 	if m.State != "Terminating" && !Gone(m) {
-		d.do(Action{Kind: DeleteInstance, Machine: in.Machine, Node: in.Node})
+		d.do(Action{Kind: DeleteInstance, Machine: m.ID, Node: in.Node})
 	}
 	switch {
 	case n != nil:
@@ -100,6 +101,8 @@ func (d *Decision) refill(in *Intent) {
 		}
 	case m == nil && d.placeTaken(in):
 		d.do(Action{Kind: ClearIntent, Intent: *in})
+	case m == nil && !d.must(ruleSpentToken, !in.Seen):
+		d.Wait("IntentSettles", fmt.Sprintf("the cloud does not list the machine that was made for %s; no second one is made for it", in.OldNode), about, in.Deadline)
 	case m == nil:
 		if d.mayRefill(in, about) {
 			d.do(Action{Kind: CreateInstance, Intent: *in})
@@ -114,7 +117,7 @@ func (d *Decision) refill(in *Intent) {
 		}
 	case !known(n):
 		d.Wait("HeirUnknown", fmt.Sprintf("the image and components of %s are not known yet", n.Name), NodeReference(n.Name), time.Time{})
-	case d.Nodes[in.OldNode] != nil && n.OldNode != in.OldNode:
+	case d.Nodes[in.OldNode] != nil && d.Nodes[in.OldNode] != n && n.OldNode != in.OldNode:
 		// Labels and taints are not inherited from a Node that its own machine could write.
 		d.Wait("MachineLeaves", fmt.Sprintf("%s replaces the revoked node %s when that Node is deleted", n.Name, in.OldNode), NodeReference(in.OldNode), time.Time{})
 	case n.OldNode != in.OldNode:

@@ -295,8 +295,41 @@ var etcd36Floor = version.MustParse("v3.5.26")
 
 // etcdMembers checks etcd as far as the API shows it.
 func etcdMembers(w *world, _ *probe) (out []plan.Finding) {
-	var members, notReady []string
-	versions := map[string]version.Version{}
+	members, notReady, versions := etcdPods(w)
+	if failing := failingEtcdChecks(w); len(failing) > 0 {
+		out = append(out, plan.Finding{
+			Severity: plan.Block, Title: "an API server cannot reach etcd", Detail: "failing readiness checks: " + enumerate(failing, 5),
+			Remedy: "repair etcd first: an upgrade removes one member at a time", Reference: healthGuide,
+		})
+	}
+	if len(notReady) > 0 {
+		out = append(out, plan.Finding{
+			Severity: plan.Block, Title: plural(len(notReady), "1 member of etcd is not ready", "%d members of etcd are not ready"), Detail: enumerate(notReady, 5), Objects: first(notReady),
+			Remedy: "repair it, or remove it from etcd: an upgrade removes one member at a time", Reference: etcdFAQ,
+		})
+	}
+	if n := len(members); n > 0 && n%2 == 0 {
+		out = append(out, plan.Finding{
+			Title: fmt.Sprintf("etcd has %d members, which tolerate no more failures than %d", n, n-1), Detail: "on " + enumerate(members, 9),
+			Remedy: "run an odd number of control planes", Reference: etcdFAQ,
+		})
+	}
+	base, _, _ := strings.Cut(w.request.Etcd, "-")
+	to, err := version.Parse(base)
+	if err != nil { // the hop is not known to change etcd
+		return out
+	}
+	for _, node := range slices.Sorted(maps.Keys(versions)) {
+		if f, bad := etcdHop(node, versions[node], to); bad {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// etcdPods returns the nodes of all members of etcd, the pods that are not ready, and the versions by node.
+func etcdPods(w *world) (members, notReady []string, versions map[string]version.Version) {
+	versions = map[string]version.Version{}
 	for i := range w.pods {
 		p := &w.pods[i]
 		if p.component != "etcd" {
@@ -318,7 +351,11 @@ func etcdMembers(w *world, _ *probe) (out []plan.Finding) {
 			}
 		}
 	}
-	var failing []string
+	return members, notReady, versions
+}
+
+// failingEtcdChecks returns the readiness checks of API servers that fail because of etcd.
+func failingEtcdChecks(w *world) (failing []string) {
 	for i := range w.servers {
 		for _, c := range w.servers[i].failing {
 			if strings.HasPrefix(c, "etcd") {
@@ -326,51 +363,26 @@ func etcdMembers(w *world, _ *probe) (out []plan.Finding) {
 			}
 		}
 	}
-	if len(failing) > 0 {
-		out = append(out, plan.Finding{
-			Severity: plan.Block, Title: "an API server cannot reach etcd", Detail: "failing readiness checks: " + enumerate(failing, 5),
-			Remedy: "repair etcd first: an upgrade removes one member at a time", Reference: healthGuide,
-		})
+	return failing
+}
+
+// etcdHop returns a finding if etcd on a node cannot be upgraded from v to the version of the hop.
+func etcdHop(node string, v, to version.Version) (f plan.Finding, bad bool) {
+	f = plan.Finding{Severity: plan.Block, Objects: []string{object("node", "", node)}}
+	switch {
+	case to.Major() == v.Major() && to.Minor() < v.Minor():
+		f.Title = fmt.Sprintf("etcd on %s is %s, newer than %s of the hop", printable(node), v, to)
+		f.Remedy = "choose a Kubernetes version with that etcd: etcd's data cannot be downgraded"
+	case ahead(to, v) > 1:
+		f.Title = fmt.Sprintf("etcd on %s is %s, more than one minor version older than %s of the hop", printable(node), v, to)
+		f.Remedy = "upgrade through the minor version between"
+	case v.MinorString() == etcd36Floor.MinorString() && ahead(to, v) == 1 && v.Less(etcd36Floor):
+		f.Title = fmt.Sprintf("etcd on %s is %s, and only %s can be upgraded to %s", printable(node), v, etcd36Floor, to)
+		f.Remedy = "upgrade to the newest patch of the current Kubernetes minor version, which has a newer etcd"
+	default:
+		return f, false
 	}
-	if len(notReady) > 0 {
-		out = append(out, plan.Finding{
-			Severity: plan.Block, Title: plural(len(notReady), "1 member of etcd is not ready", "%d members of etcd are not ready"), Detail: enumerate(notReady, 5), Objects: first(notReady),
-			Remedy: "repair it, or remove it from etcd: an upgrade removes one member at a time", Reference: etcdFAQ,
-		})
-	}
-	if n := len(members); n > 0 && n%2 == 0 {
-		out = append(out, plan.Finding{
-			Title: fmt.Sprintf("etcd has %d members, which tolerate no more failures than %d", n, n-1), Detail: "on " + enumerate(members, 9),
-			Remedy: "run an odd number of control planes", Reference: etcdFAQ,
-		})
-	}
-	if w.request.Etcd == "" || len(versions) == 0 {
-		return out
-	}
-	base, _, _ := strings.Cut(w.request.Etcd, "-")
-	to, err := version.Parse(base)
-	if err != nil {
-		return out
-	}
-	for _, node := range slices.Sorted(maps.Keys(versions)) {
-		v := versions[node]
-		f := plan.Finding{Severity: plan.Block, Objects: []string{object("node", "", node)}}
-		switch {
-		case to.Major() == v.Major() && to.Minor() < v.Minor():
-			f.Title = fmt.Sprintf("etcd on %s is %s, newer than %s of the hop", printable(node), v, to)
-			f.Remedy = "choose a Kubernetes version with that etcd: etcd's data cannot be downgraded"
-		case ahead(to, v) > 1:
-			f.Title = fmt.Sprintf("etcd on %s is %s, more than one minor version older than %s of the hop", printable(node), v, to)
-			f.Remedy = "upgrade through the minor version between"
-		case v.MinorString() == etcd36Floor.MinorString() && ahead(to, v) == 1 && v.Less(etcd36Floor):
-			f.Title = fmt.Sprintf("etcd on %s is %s, and only %s can be upgraded to %s", printable(node), v, etcd36Floor, to)
-			f.Remedy = "upgrade to the newest patch of the current Kubernetes minor version, which has a newer etcd"
-		default:
-			continue
-		}
-		out = append(out, f)
-	}
-	return out
+	return f, true
 }
 
 // plural is one if n is 1, or else many with n in it.

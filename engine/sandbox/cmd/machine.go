@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"strings"
 
@@ -21,7 +22,7 @@ these by itself, even if all of its machines are affected at once.`,
 		v.switchMachines(engine.PowerReboot, "Reboot machines gracefully",
 			`Shut machines down gracefully and start them again. Processes that do not end within 20
 seconds are killed. A machine that is off is started.`),
-		v.switchMachines(engine.PowerCut, "Power-cycle machines without a shutdown",
+		v.switchMachines(engine.PowerCut, "Cut and restore the power of machines",
 			`Cut the power of all given machines at the same moment and restore it: no process gets a
 signal. Disks keep their contents. Writes that were not synced survive too, because the
 host's page cache keeps them.`),
@@ -61,25 +62,17 @@ run status to check.`,
 			return v.machineNames(cmd.Context(), name), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			boxName, err := v.sandboxName(name)
-			if err != nil {
+			return v.withNamed(cmd.Context(), name, func(ctx context.Context, box engine.Sandbox, name string) error {
+				stream := v.Stream(out, "sandbox")
+				defer stream.Close()
+				err := box.Power(ctx, name, action, args, stream.Event)
+				which := "all machines"
+				if !all {
+					which = strings.Join(args, ", ")
+				}
+				stream.End(verb+" of "+which, err, plan.Result{Next: []string{v.Command("status")}})
 				return err
-			}
-			ctx, stop := v.Signals(cmd.Context())
-			defer stop()
-			box, err := v.sandbox(v.Log())
-			if err != nil {
-				return err
-			}
-			stream := v.Stream(out, "sandbox")
-			defer stream.Close()
-			err = box.Power(ctx, boxName, action, args, stream.Event)
-			which := "all machines"
-			if !all {
-				which = strings.Join(args, ", ")
-			}
-			stream.End(verb+" of "+which, err, plan.Result{Next: []string{v.Command("status")}})
-			return err
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "all machines at the same time")

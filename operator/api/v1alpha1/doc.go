@@ -56,6 +56,9 @@ const (
 	AnnotationComponents = "constellation.edgeless.systems/kubernetes-components"
 	// AnnotationGroup is the ID of the scaling group that owns the machine.
 	AnnotationGroup = "constellation.edgeless.systems/scaling-group-id"
+	// AnnotationIncarnation distinguishes the machine from earlier ones with the same
+	// provider ID; absent in clouds that never reuse an ID.
+	AnnotationIncarnation = "constellation.edgeless.systems/incarnation"
 	// AnnotationDonor, on a replacement node, names the old node.
 	AnnotationDonor = "constellation.edgeless.systems/donor"
 	// AnnotationHeir, on an old node, names the replacement node.
