@@ -217,7 +217,7 @@ func (a *applyRun) fill(ctx context.Context, c *check.Run) error {
 	if err := a.skip(ctx, steps); err != nil {
 		return err
 	}
-	what := fmt.Sprintf("image %s and Kubernetes %s", a.prepared.target.ImageVersion, a.prepared.target.Kubernetes)
+	what := a.prepared.target.String()
 	p.End.Done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
 	p.End.Nothing = p.End.Done + " already: nothing to do"
 	if a.prepared.hops > 1 {
@@ -296,8 +296,8 @@ func (a *applyRun) targetStep(replaced, kept []string) plan.Step {
 	s := plan.Step{
 		ID:    check.StepTarget,
 		Title: "Set the target of all nodes",
-		Effect: fmt.Sprintf("NodeVersion %s asks for image %s and Kubernetes %s in one write%s; from then on the operator continues without this program",
-			nodeVersionName, a.prepared.target.ImageVersion, a.prepared.target.Kubernetes, a.prepared.workers()),
+		Effect: fmt.Sprintf("NodeVersion %s asks for %s in one write%s; from then on the operator continues without this program",
+			nodeVersionName, a.prepared.target, a.prepared.workers()),
 		Final: true,
 		Done:  a.targetSet,
 		Run: func(ctx context.Context, r *plan.Reporter) error {
@@ -379,7 +379,7 @@ func (e *Engine) goOn(ctx context.Context, c *check.Run, p *plan.Plan, r ApplyRe
 	if t.Paused {
 		p.Notes = append(p.Notes, "The rollout is paused; `constellation upgrade resume` goes on.")
 	}
-	what := fmt.Sprintf("image %s and Kubernetes %s", t.ImageVersion, t.Kubernetes)
+	what := t.String()
 	p.End.Done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
 	p.End.Nothing = p.End.Done + " already: nothing to do"
 	if r.Detach {

@@ -266,7 +266,7 @@ func (st *Status) merge(machines []cluster.CloudMachine, in inside) {
 	for _, shared := range in.nodes {
 		n := *shared
 		isNode[n.Name] = true
-		n.Current = in.target.Components != "" && (n.Image == in.target.Image || n.InPlace) && n.Components == in.target.Components
+		n.Current = in.target.Components != "" && (in.target.Image == "" || n.Image == in.target.Image || n.InPlace) && n.Components == in.target.Components
 		st.Nodes = append(st.Nodes, n)
 	}
 	joining := map[string]bool{}

@@ -159,8 +159,6 @@ func (c *Run) Look(ctx context.Context) error {
 		}
 		if c.Down = c.ClusterDown(err); c.Down != nil {
 			c.Now = compat.Running{}
-		} else if c.Now.Services.IsZero() || c.Now.ControlPlaneImage.IsZero() || c.Now.Kubernetes.IsZero() {
-			c.Down = c.denied() // nothing can be planned
 		}
 	})
 	wg.Go(func() {
@@ -182,12 +180,42 @@ func (c *Run) Look(ctx context.Context) error {
 	if releasesErr != nil {
 		return releasesErr
 	}
+	if c.Down == nil {
+		c.resolveImages()
+		if c.Now.Services.IsZero() || c.Now.ControlPlaneImage.IsZero() && !c.Now.NoImages || c.Now.Kubernetes.IsZero() {
+			c.Down = c.denied() // nothing can be planned
+		}
+	}
 	c.Out.Feed = c.Known.State()
 	id := hex.EncodeToString(c.State.ClusterValues.ClusterID)
 	if j := c.Now.JoinConfig; c.Down == nil && j.ClusterID != "" && j.ClusterID != id {
 		return c.Ws.ForeignKubeconfig()
 	}
 	return nil
+}
+
+// resolveImages adds the images of nodes whose version is not in the reference, but in the
+// catalogue of the cloud.
+func (c *Run) resolveImages() {
+	for i := range c.Now.Nodes {
+		n := &c.Now.Nodes[i]
+		text := fmt.Sprintf("image of %s: no version in %q", n.Name, n.Image)
+		at := slices.Index(c.Now.Missing, text)
+		in := slices.IndexFunc(c.Images, func(x cloud.Image) bool { return x.Reference == n.Image })
+		if at < 0 || in < 0 {
+			continue
+		}
+		v, err := version.Parse(c.Images[in].Version)
+		if err != nil {
+			continue
+		}
+		to := &c.Now.WorkerImage
+		if n.Role == cluster.ControlPlaneRole {
+			to = &c.Now.ControlPlaneImage
+		}
+		*to = to.Add(v)
+		c.Now.Missing = slices.Delete(c.Now.Missing, at, at+1)
+	}
 }
 
 // askCloud reads what the cloud offers. A foreign cloud counts as absent.
@@ -502,6 +530,9 @@ func (c *Run) prepare(ctx context.Context) error {
 // the user and stay. The result is nil if nothing is known about an image that the configuration
 // already has.
 func (c *Run) measured(ctx context.Context, v version.Version) (attestation.Measurements, error) {
+	if c.Now.NoImages {
+		return nil, nil
+	}
 	then, err := c.registersOf(ctx, v)
 	switch {
 	case err != nil && v.Equal(c.Config.Image):

@@ -86,8 +86,10 @@ func (c *Run) components(reach []compat.Reach) {
 	}
 	rows := []plan.ComponentCheck{main("Kubernetes", rowKubernetes, c.Now.Kubernetes, func(p compat.Planned) version.Version { return p.Kubernetes }, newestKubernetes)}
 	rows = append(rows, c.kubernetesParts(versions(rowKubernetes), newestKubernetes)...)
+	if !c.Now.NoImages {
+		rows = append(rows, main("OS image", rowImage, images, func(p compat.Planned) version.Version { return p.Image }, newest))
+	}
 	rows = append(rows,
-		main("OS image", rowImage, images, func(p compat.Planned) version.Version { return p.Image }, newest),
 		main("Services", rowServices, c.Now.Services, func(p compat.Planned) version.Version { return p.Services }, newest))
 	rows = append(rows, c.releaseParts(images, versions(rowServices), versions(rowImage), newest)...)
 	rows = append(rows, c.cliRow(versions(rowCLI)))

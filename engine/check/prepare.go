@@ -31,6 +31,9 @@ var Acknowledgeable = []string{RuleWeaker, ruleOldest}
 func (c *Run) Set() bool {
 	n, t := &c.Now, c.Now.Target
 	image, err := version.Parse(t.ImageVersion)
+	if n.NoImages {
+		image, err = version.Version{}, nil
+	}
 	kubernetes, err2 := version.Parse(t.Kubernetes)
 	if err != nil || err2 != nil {
 		return false
@@ -41,7 +44,7 @@ func (c *Run) Set() bool {
 	}
 	if c.asked() {
 		r := c.Request
-		return (r.Release.IsZero() || r.Release.Equal(image)) && (r.Kubernetes.IsZero() || r.Kubernetes.Equal(kubernetes))
+		return (r.Release.IsZero() || n.NoImages || r.Release.Equal(image)) && (r.Kubernetes.IsZero() || r.Kubernetes.Equal(kubernetes))
 	}
 	f := c.Config
 	_, newer := c.configuredHop()
@@ -156,7 +159,7 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 			"the operator and the join service in the cluster do the work, and those of another release may not know how",
 			fmt.Sprintf("write microserviceVersion: %s into %s, with image and kubernetesVersion as they run, and bring the services with `constellation init`; then prepare again", to.Services, workspace.ConfigFile))
 	}
-	if c.Now.Target.Image == "" {
+	if c.Now.Target.Components == "" {
 		block("node-version", "versions", "the cluster has no NodeVersion constellation-version", "there is nothing to set the target in", "`constellation init` makes it")
 	}
 	if j := c.Now.JoinConfig; j.TrustRoots != "" && strings.TrimSpace(j.TrustRoots) != strings.TrimSpace(c.Config.Attestation.TPM2.TrustRoots) {
@@ -172,8 +175,10 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 		block("cloud", "cloud", "the cloud does not say what it has", err.Error(), cmp.Or(plan.Remedy(err), "try again when it answers"))
 		return cluster.Components{}
 	}
-	c.judgeRegisters(ctx, to.Image)
-	if c.Image(to.Image) == nil {
+	if !c.Now.NoImages {
+		c.judgeRegisters(ctx, to.Image)
+	}
+	if c.Image(to.Image) == nil && !c.Now.NoImages {
 		// Only an unchanged image can be unknown: the rules cover new ones.
 		block("image", "cloud", "the cloud has no image "+to.Image.String(), "", "choose one that it has: `constellation upgrade check`")
 	}

@@ -261,7 +261,7 @@ func (l *NodeDiff) count(n *cluster.Node, e *Entry, by int64) {
 // without an entry by the operator yet, and replacement nodes whose old node still counts.
 func (l *NodeDiff) unready() (n int64) {
 	for e, node := range l.late {
-		if node.Image == "" {
+		if !l.target.Noted(node) {
 			continue
 		}
 		donor := e.With
@@ -331,10 +331,10 @@ func nodeEntry(t cluster.NodeTarget, n *cluster.Node, m cluster.Move, moves bool
 		e.stays = true
 	case replaced || n.Heir != "" && !current:
 		e.replacedBy(n, next)
-	case n.State != plan.NodeReady && (current || n.Image == "" || moves):
-	case current, t.KeepWorkers && n.Role != cluster.ControlPlaneRole && n.Image != "":
+	case n.State != plan.NodeReady && (current || !t.Noted(n) || moves):
+	case current, t.KeepWorkers && n.Role != cluster.ControlPlaneRole && t.Noted(n):
 		e.State = plan.NodeReady
-	case n.Image == "" || n.Components == "":
+	case !t.Noted(n) || n.Components == "":
 		e.State, e.Text = plan.NodeJoining, "ready, and not known to the operator yet"
 	default:
 		if e.State = plan.NodeOutdated; n.Skipped {
@@ -537,7 +537,7 @@ func (v *View) Over(want cluster.NodeTarget) error {
 	switch t := v.Target; {
 	case !t.Same(want):
 		return &plan.Error{
-			Op: "wait for the rollout", Err: fmt.Errorf("the target was changed meanwhile, to image %s and Kubernetes %s; the cluster goes there", t.ImageVersion, t.Kubernetes),
+			Op: "wait for the rollout", Err: fmt.Errorf("the target was changed meanwhile, to %s; the cluster goes there", t),
 			Remedy: "`constellation status` shows how far it is",
 		}
 	case !v.Observed:

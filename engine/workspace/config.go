@@ -217,6 +217,9 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		"charts":              note(c.readCharts(r)),
 		"plans":               note(c.readPlans(r)),
 	}, required...)
+	if n := valueOf(doc, "image"); p.NoImages && n != nil {
+		r.bad(n, "image", "is not selected by provider "+p.Name, "remove it")
+	}
 	if c.PodCIDR.Overlaps(c.ServiceCIDR) {
 		r.errs = append(r.errs, FieldError{
 			"podCIDR", c.lines["podCIDR"],

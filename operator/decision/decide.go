@@ -62,13 +62,13 @@ type Decision struct {
 	w    World
 
 	*Lookup
-	groups               map[string]*Group
-	replacements         []replacement      // replacements in progress, by slot
-	oldNodes             map[string]bool    // names of nodes with a replacement
-	leaving              map[string]*Intent // by ID of the machine
-	tracked              map[string]bool    // IDs and tokens that an intent names
-	takenSlots           map[int]bool       // surge slots that an intent holds
-	orphanedReplacements []*Instance        // machines that the operator created and whose intent was deleted
+	groups        map[string]*Group
+	replacements  []replacement      // replacements in progress, by slot
+	oldNodes      map[string]bool    // names of nodes with a replacement
+	leaving       map[string]*Intent // by ID of the machine
+	tracked       map[string]bool    // IDs and tokens that an intent names
+	takenSlots    map[int]bool       // surge slots that an intent holds
+	orphanedHeirs []*Instance        // machines that the operator created and whose intent was deleted
 	// A control plane joins or leaves outside of the one slot: its intent was deleted, or an intent
 	// without a slot is bound to it.
 	untrackedControlPlane bool
@@ -135,7 +135,7 @@ func (d *Decision) index() {
 		leaves := m.State == "Terminating" && d.NodeOf[m.ID] == nil && !d.tracked[m.ID] && !d.tracked[m.Token]
 		lost := d.isOrphanedReplacement(m)
 		if lost {
-			d.orphanedReplacements = append(d.orphanedReplacements, m)
+			d.orphanedHeirs = append(d.orphanedHeirs, m)
 		}
 		if g := d.Group(m.Group); g != nil && g.Role == v1alpha1.ControlPlaneRole {
 			d.untrackedControlPlane = d.untrackedControlPlane || lost || leaves
@@ -227,7 +227,7 @@ func sorted(nodes []Node) []Node {
 // replacement node are both Nodes, and one for each orphaned replacement node.
 func (d *Decision) surplusNodes() int {
 	n := 0
-	for _, m := range d.orphanedReplacements {
+	for _, m := range d.orphanedHeirs {
 		if d.NodeOf[m.ID] != nil {
 			n++
 		}
@@ -283,7 +283,7 @@ func (d *Decision) isOrphanedReplacement(m *Instance) bool {
 	n := d.NodeOf[m.ID]
 	replaced, pinned := d.madeFor(m)
 	pinned = pinned && d.off != ruleMadeFor
-	if n == nil || !known(n) || d.leaves(n) {
+	if n == nil || !d.known(n) || d.leaves(n) {
 		// After the replaced machine is deleted, m is an ordinary machine, whatever its Node claims.
 		return !pinned || !d.w.Complete || replaced != nil && !Gone(replaced)
 	}
@@ -328,15 +328,20 @@ func surge(max *intstr.IntOrString, nodes int) int {
 // Gone reports whether the cloud has confirmed that the machine does not exist any more.
 func Gone(m *Instance) bool { return m != nil && m.State == "Terminated" }
 
-// known reports whether image, components and machine of n are known.
-func known(n *Node) bool {
-	return n.Confirmed && n.Image != "" && n.Components != "" && n.ProviderID != ""
+// known reports whether image, components and machine of n are known. A target without an image
+// needs none.
+func (d *Decision) known(n *Node) bool {
+	return n.Confirmed && (n.Image != "" || d.spec.Image == "") && n.Components != "" && n.ProviderID != ""
 }
+
+// sameImage reports whether an image is the one of the target. A target without an image is met by
+// every image: the cloud selects none.
+func sameImage(have, want string) bool { return want == "" || strings.EqualFold(have, want) }
 
 // atTarget reports whether n has the target's components and image. The image of a node that is
 // upgraded in place does not count.
 func (d *Decision) atTarget(n *Node) bool {
-	return n.Confirmed && n.Components == d.spec.KubernetesComponentsReference && (strings.EqualFold(n.Image, d.spec.Image) || d.inPlace(n))
+	return n.Confirmed && n.Components == d.spec.KubernetesComponentsReference && (sameImage(n.Image, d.spec.Image) || d.inPlace(n))
 }
 
 // inPlace reports whether n is upgraded in place.
@@ -378,7 +383,7 @@ func (d *Decision) roleOf(in *Intent) v1alpha1.Role {
 
 // outdated reports whether n must be replaced or upgraded, now or later.
 func (d *Decision) outdated(n *Node) bool {
-	return d.must(ruleKnown, known(n)) && !d.atTarget(n) && !n.Obsolete && !d.leaves(n) && d.Group(n.Group) != nil &&
+	return d.must(ruleKnown, d.known(n)) && !d.atTarget(n) && !n.Obsolete && !d.leaves(n) && d.Group(n.Group) != nil &&
 		d.must(ruleKeepWorkers, n.Role == v1alpha1.ControlPlaneRole || !d.spec.Rollout.KeepWorkers)
 }
 
@@ -504,7 +509,7 @@ func (d *Decision) upgradeKubernetes() {
 		if g.Role == v1alpha1.ControlPlaneRole {
 			given = pub.ControlPlane
 		}
-		if given == want && !g.NotListed && !strings.EqualFold(g.Image, d.spec.Image) {
+		if given == want && !g.NotListed && !sameImage(g.Image, d.spec.Image) {
 			d.do(Action{Kind: SetGroupImage, Group: g.ID, Image: d.spec.Image})
 		}
 	}
@@ -627,7 +632,7 @@ func (d *Decision) unneeded(r *replacement) bool {
 		return false
 	}
 	// An old node whose member has left etcd cannot stay, so its replacement node has to.
-	if !d.hasLeftEtcd(r.oldNode) && (known(r.oldNode) && d.atTarget(r.oldNode) || r.oldNode.Obsolete || d.leaves(r.oldNode) || !d.must(ruleInPlace, !d.inPlace(r.oldNode)) || d.upgrades(r.oldNode)) {
+	if !d.hasLeftEtcd(r.oldNode) && (d.known(r.oldNode) && d.atTarget(r.oldNode) || r.oldNode.Obsolete || d.leaves(r.oldNode) || !d.must(ruleInPlace, !d.inPlace(r.oldNode)) || d.upgrades(r.oldNode)) {
 		return true
 	}
 	for i := range d.replacements {
@@ -704,7 +709,7 @@ func (d *Decision) mayCreate(role v1alpha1.Role, g *Group) bool {
 		return false
 	case !d.must(rulePublishedFirst, d.published(role)):
 		return false
-	case !d.must(ruleGroupImage, strings.EqualFold(g.Image, d.spec.Image)):
+	case !d.must(ruleGroupImage, sameImage(g.Image, d.spec.Image)):
 		d.Wait("GroupImage", fmt.Sprintf("the cloud still creates machines of group %s from another image", g.Name), v1alpha1.Reference{Kind: "ScalingGroup", Name: g.Name}, time.Time{})
 		return false
 	case !d.must(ruleControlPlaneFirst, role == v1alpha1.ControlPlaneRole || d.controlPlanesDone):
@@ -751,7 +756,7 @@ func (d *Decision) completeReplacement(r *replacement) {
 		// Without the intent, the machine is an orphan and is matched with its own old node.
 		d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
 		return
-	case !known(h):
+	case !d.known(h):
 		if d.when(ruleOverdue, overdue) {
 			d.postpone(r, "")
 			return
@@ -1279,7 +1284,7 @@ func (d *Decision) startReplacements() {
 	if len(next) > 0 && d.isBarred() {
 		return
 	}
-	for len(next) > 0 && (d.inFlight < d.surge || len(d.orphanedReplacements) > 0) {
+	for len(next) > 0 && (d.inFlight < d.surge || len(d.orphanedHeirs) > 0) {
 		// The group with the fewest replacements comes next; within it nodes that were never postponed,
 		// then by name.
 		first := 0
@@ -1338,7 +1343,7 @@ func (d *Decision) replaces(n, o *Node) bool {
 
 // orphanFor returns an orphaned machine that can replace n, or nil.
 func (d *Decision) orphanFor(n *Node) *Instance {
-	for _, m := range d.orphanedReplacements {
+	for _, m := range d.orphanedHeirs {
 		if !strings.EqualFold(m.Group, n.Group) || d.tracked[m.Token] || d.leaving[m.ID] != nil || m.State == "Terminating" {
 			continue
 		}

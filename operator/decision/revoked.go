@@ -115,7 +115,7 @@ func (d *Decision) refill(in *Intent) {
 		if over := m.Since.Add(JoinDeadline); !d.giveUpRefill(in, m, over) {
 			d.Wait("MachineJoins", fmt.Sprintf("machine %s, which replaces the revoked node %s, has not joined yet; it is deleted when its time to join is over", m.Name, in.OldNode), about, over)
 		}
-	case !known(n):
+	case !d.known(n):
 		d.Wait("HeirUnknown", fmt.Sprintf("the image and components of %s are not known yet", n.Name), NodeReference(n.Name), time.Time{})
 	case d.Nodes[in.OldNode] != nil && d.Nodes[in.OldNode] != n && n.OldNode != in.OldNode:
 		// Labels and taints are not inherited from a Node that its own machine could write.
