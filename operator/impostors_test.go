@@ -66,7 +66,7 @@ func TestNodeCannotTakeAnotherMachinesTicket(t *testing.T) {
 			if tt.want == "" { // annotated already, so there is nothing to write
 				n.Annotations = map[string]string{v1alpha1.AnnotationComponents: refA, v1alpha1.AnnotationImage: image2, v1alpha1.AnnotationGroup: workerGroup}
 			}
-			r := &joiningNodes{cloud: s} // a write would fail: there is no client
+			r := &joiningNodes{cloud: s, now: time.Now} // a write would fail: there is no client
 			got, err := r.annotate(t.Context(), jn, n)
 			if err != nil || (got == nil) != (tt.want == "") || got != nil && got.reason != tt.want {
 				t.Errorf("refusal %+v, %v; want %q", got, err, tt.want)

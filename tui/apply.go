@@ -194,7 +194,7 @@ func (s *session) rolloutCommands() []*cobra.Command {
 		},
 		{
 			"retry", "Resume a skipped or postponed node or group",
-			"Resume a skipped node or group. For a node that was postponed after a failed replacement, or\nwhose in-place upgrade failed, retry at once instead of after the backoff. For a control plane\nwhose agent failed to upgrade Kubernetes, retry that upgrade.",
+			"Resume a skipped node or group. After a failed replacement or a failed in-place upgrade of the\nnode, retry at once instead of after the backoff. After a failed upgrade of Kubernetes by the\nagent of a control plane, retry that upgrade.",
 			"resumed: the rollout replaces it in turn", false,
 		},
 	} {

@@ -79,7 +79,7 @@ type App struct {
 	// Kubernetes are the versions that a sandbox can run, the default first. They are
 	// completions and choices.
 	Kubernetes []string
-	// Releases are the releases that the program knows, the default first. They are completions.
+	// Releases are the supported releases, the default first. They are completions.
 	Releases []string
 
 	// Engine returns the engine of a workspace. It is called at most once, and only by verbs

@@ -711,14 +711,14 @@ func (n *modelState) settle(before *modelState) {
 
 // forget removes machine i from the cloud's list. Another machine with its name keeps the name.
 func (n *modelState) forget(i int) {
-	heir := uint8(0)
+	newNode := uint8(0)
 	for k := range n.m {
 		if n.m[k].alias == uint8(i+1) {
-			if heir == 0 {
-				heir = uint8(k + 1)
+			if newNode == 0 {
+				newNode = uint8(k + 1)
 				n.m[k].alias = 0
 			} else {
-				n.m[k].alias = heir
+				n.m[k].alias = newNode
 			}
 		}
 	}

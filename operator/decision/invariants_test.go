@@ -287,7 +287,7 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 				return "invariant 3: a control plane must leave before its replacement node votes"
 			}
 		}
-		if whole && e.place >= 0 && !leaves && d != nil && d.life == terminated && !d.isNode && m.isNode && m.ready && m.known && f.atTarget(m) && !m.obsolete && m.cordon == Uncordoned && f.heirs(e.oldNode) == 1 {
+		if whole && e.place >= 0 && !leaves && d != nil && d.life == terminated && !d.isNode && m.isNode && m.ready && m.known && f.atTarget(m) && !m.obsolete && m.cordon == Uncordoned && f.newNodes(e.oldNode) == 1 {
 			return "a replacement node is given up whose old node is gone"
 		}
 		if e.place < 0 && !m.trackedLate {
@@ -435,7 +435,7 @@ func (f *facts) irrevocable(e *effect, whole bool) string {
 }
 
 // heirs counts the Nodes that name machine i as the one that they replace.
-func (f *facts) heirs(i int) (n int) {
+func (f *facts) newNodes(i int) (n int) {
 	for k := range f.machines {
 		if f.machines[k].isNode && f.machines[k].oldNode == i {
 			n++

@@ -321,7 +321,7 @@ func (scr *backupScreen) view(w, h int) []string {
 	if b.open && b.Local != nil {
 		return view.VolumesView(scr.c.page(), w, h, b.Local.Volumes, b.at)
 	}
-	title := scr.c.th.Rule(w, "What a backup contains", "")
+	title := scr.c.th.Rule(w, "Contents of a backup", "")
 	lines := []string{title}
 	for _, l := range term.Wrap("Upgrades can delete custom resources, CRDs, and the disks of replaced nodes.", w-2) {
 		lines = append(lines, scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Plain, l).String())

@@ -33,7 +33,7 @@ var backupScenes = []scene{
 	{"backup-unknown", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
 		return backupsOf(s, func(e *enginefake.Engine) {
 			e.Backups, e.BackupsErr = nil, &plan.Error{
-				Op: "list backups in /home/ops/demo/constellation-upgrade", Err: errors.New("refused: others may write it"), Remedy: "if you trust what is there, make it yours alone (chown, chmod go-w)",
+				Op: "list backups in /home/ops/demo/constellation-upgrade", Err: errors.New("refused: others may write it"), Remedy: "if you trust its contents, make it writable by you only (chown, chmod go-w)",
 			}
 			e.Local, e.LocalErr = cluster.LocalData{}, errors.New("look for volumes on nodes: the API server does not answer")
 		})

@@ -48,7 +48,7 @@ func NewAlarm() *Alarm {
 	return a
 }
 
-// Close releases the timer; nobody waits any more.
+// Close releases the timer and ends all waits.
 func (a *Alarm) Close() {
 	if a == nil {
 		return

@@ -410,7 +410,7 @@ func goalOf(k *check.Check, component string) string {
 
 // Newer reports whether version a is newer than b. An invalid version is older than all.
 func Newer(a, b string) bool {
-	var x, y check.Request // whose fields are versions
+	var x, y check.Request // its fields are versions
 	if x.Release.UnmarshalText([]byte(a)) != nil {
 		return false
 	}

@@ -157,7 +157,7 @@ func (l *Lines) At(i int) LogLine { return l.ring[(l.first+i)%len(l.ring)] }
 // change is the kind of change that an event made, for printers of changes.
 type change int
 
-// What an event changed.
+// Kinds of change.
 const (
 	nothing change = iota
 	Began

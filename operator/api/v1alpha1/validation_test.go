@@ -58,7 +58,7 @@ func TestRules(t *testing.T) {
 		{"minimal NodeVersion", "NodeVersion", `{}`, "", ""},
 		{"another name", "NodeVersion", `{metadata: {name: constellation-os}}`, "", "the only NodeVersion of a cluster is called constellation-version"},
 		{"no image", "NodeVersion", `{spec: {image: null}}`, "", "spec.image: Required value"},
-		{"empty image", "NodeVersion", `{spec: {image: ""}}`, "", "spec.image"},
+		{"image version without an image", "NodeVersion", `{spec: {image: ""}}`, "", "image and imageVersion belong together"},
 		{"Kubernetes version without v", "NodeVersion", `{spec: {kubernetesClusterVersion: "1.35.4"}}`, "", "kubernetesClusterVersion is not a full version such as v1.35.4"},
 		{"Kubernetes version without patch", "NodeVersion", `{spec: {kubernetesClusterVersion: v1.35}}`, "", "kubernetesClusterVersion is not a full version"},
 		{"Kubernetes version with leading zero", "NodeVersion", `{spec: {kubernetesClusterVersion: v1.035.4}}`, "", "kubernetesClusterVersion is not a full version"},

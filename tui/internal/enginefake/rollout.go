@@ -132,7 +132,7 @@ func Simulated(t testing.TB, workers, surge, breaks int, seed uint64) []plan.Eve
 		out = append(out, plan.Event{Seq: uint64(len(out) + 1), Time: Start.Add(at), Run: p.ID, Kind: plan.KindStep, Step: id, State: plan.StateDone, Text: "done", TookMS: 900})
 	}
 	add(3*time.Second, plan.Event{Kind: plan.KindStep, State: plan.StateRunning, Text: "Wait until all nodes are new"})
-	type job struct{ donor, heir string }
+	type job struct{ oldNode, newNode string }
 	var jobs []job
 	for i := range controls {
 		jobs = append(jobs, job{fmt.Sprintf("control-plane-%d", i), fmt.Sprintf("control-plane-%d", i+controls)})
@@ -145,7 +145,7 @@ func Simulated(t testing.TB, workers, surge, breaks int, seed uint64) []plan.Eve
 		jobs = append(jobs, job{fmt.Sprintf(name, i), fmt.Sprintf(name, i+workers)})
 	}
 	for _, j := range jobs {
-		node(4*time.Second, j.donor, "", plan.NodeOutdated, "")
+		node(4*time.Second, j.oldNode, "", plan.NodeOutdated, "")
 	}
 	progress(4 * time.Second)
 	// Each surge slot takes the next node in turn. The events are collected first and then
@@ -181,38 +181,38 @@ func Simulated(t testing.TB, workers, surge, breaks int, seed uint64) []plan.Eve
 		some := func(s float64) time.Duration {
 			return time.Duration((0.6 + rnd.Float64()) * s * float64(time.Second))
 		}
-		step(0, func(at time.Duration) { node(at, j.donor, "", plan.NodeReplacing, "") })
-		step(some(4), func(at time.Duration) { node(at, j.heir, j.donor, plan.NodeCreating, "") })
+		step(0, func(at time.Duration) { node(at, j.oldNode, "", plan.NodeReplacing, "") })
+		step(some(4), func(at time.Duration) { node(at, j.newNode, j.oldNode, plan.NodeCreating, "") })
 		if i >= controls && breaks > 0 && (i-controls)%max(1, workers/breaks) == 0 {
-			dead := j.heir + "x"
+			dead := j.newNode + "x"
 			step(some(9), func(at time.Duration) {
-				node(at, j.heir, j.donor, plan.NodeGone, "")
-				node(at, dead, j.donor, plan.NodeFailed, "attestation rejected: PCR 9 expected 3f1c… got 88a0…")
-				add(at, plan.Event{Kind: plan.KindWait, Object: "rollout", State: "Postponed", Node: j.donor, Text: j.donor + " is postponed by 10m: its heir failed", Remedy: "`constellation upgrade pause` ends further attempts"})
+				node(at, j.newNode, j.oldNode, plan.NodeGone, "")
+				node(at, dead, j.oldNode, plan.NodeFailed, "attestation rejected: PCR 9 expected 3f1c… got 88a0…")
+				add(at, plan.Event{Kind: plan.KindWait, Object: "rollout", State: "Postponed", Node: j.oldNode, Text: j.oldNode + " is postponed by 10m: its replacement node failed", Remedy: "`constellation upgrade pause` ends further attempts"})
 			})
 			step(some(20), func(at time.Duration) {
-				node(at, dead, j.donor, plan.NodeGone, "")
-				node(at, j.donor, "", plan.NodeOutdated, "")
+				node(at, dead, j.oldNode, plan.NodeGone, "")
+				node(at, j.oldNode, "", plan.NodeOutdated, "")
 				add(at, plan.Event{Kind: plan.KindWait})
 			})
-			step(0, func(at time.Duration) { node(at, j.donor, "", plan.NodeReplacing, "") })
-			step(some(4), func(at time.Duration) { node(at, j.heir, j.donor, plan.NodeCreating, "") })
+			step(0, func(at time.Duration) { node(at, j.oldNode, "", plan.NodeReplacing, "") })
+			step(some(4), func(at time.Duration) { node(at, j.newNode, j.oldNode, plan.NodeCreating, "") })
 		}
-		step(some(10), func(at time.Duration) { node(at, j.heir, j.donor, plan.NodeBooting, "") })
+		step(some(10), func(at time.Duration) { node(at, j.newNode, j.oldNode, plan.NodeBooting, "") })
 		step(some(3), func(at time.Duration) {
-			node(at, j.heir, j.donor, plan.NodeJoining, "attested")
-			add(at, plan.Event{Kind: plan.KindLog, Source: "kubeadm", Node: j.heir, Level: "info", Text: "[preflight] Running pre-flight checks"})
+			node(at, j.newNode, j.oldNode, plan.NodeJoining, "attested")
+			add(at, plan.Event{Kind: plan.KindLog, Source: "kubeadm", Node: j.newNode, Level: "info", Text: "[preflight] Running pre-flight checks"})
 		})
 		step(some(5), func(at time.Duration) {
-			node(at, j.heir, j.donor, plan.NodeNotReady, "container runtime network not ready")
+			node(at, j.newNode, j.oldNode, plan.NodeNotReady, "container runtime network not ready")
 		})
 		step(some(1), func(at time.Duration) {
-			node(at, j.heir, j.donor, plan.NodeReady, "")
-			add(at, plan.Event{Kind: plan.KindLog, Source: "operator", Node: "", Level: "info", Text: "rollout  node=" + j.donor + " heir=" + j.heir + " step=drain"})
+			node(at, j.newNode, j.oldNode, plan.NodeReady, "")
+			add(at, plan.Event{Kind: plan.KindLog, Source: "operator", Node: "", Level: "info", Text: "rollout  node=" + j.oldNode + " heir=" + j.newNode + " step=drain"})
 		})
-		step(some(25), func(at time.Duration) { node(at, j.donor, j.heir, plan.NodeDraining, "evicting 4 pods") })
-		step(some(3), func(at time.Duration) { node(at, j.donor, j.heir, plan.NodeLeaving, "") })
-		step(0, func(at time.Duration) { node(at, j.donor, j.heir, plan.NodeGone, ""); reached++ })
+		step(some(25), func(at time.Duration) { node(at, j.oldNode, j.newNode, plan.NodeDraining, "evicting 4 pods") })
+		step(some(3), func(at time.Duration) { node(at, j.oldNode, j.newNode, plan.NodeLeaving, "") })
+		step(0, func(at time.Duration) { node(at, j.oldNode, j.newNode, plan.NodeGone, ""); reached++ })
 		free[k] = at
 		if i < controls {
 			controlsEnd = at
