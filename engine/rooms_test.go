@@ -16,7 +16,8 @@ var imports = []struct {
 	{"words", nil},
 	{"plan", []string{"plain", "version", "words"}},
 	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan", "version"}},
-	{"compat", []string{"cluster", "plan", "release", "version", "words"}},
+	{"lifecycle", []string{"version"}},
+	{"compat", []string{"cluster", "lifecycle", "plan", "release", "version", "words"}},
 	{"workspace", []string{"assets", "attestation", "cloud", "cloud/sandboxapi", "plan", "release", "version"}},
 	{"rollout", []string{"cluster", "plan", "version", "words"}},
 	{"check", []string{"assets", "attestation", "chart", "cloud", "cluster", "compat", "component", "plan", "release", "rollout", "version", "words", "workspace"}},
@@ -44,7 +45,7 @@ func TestRoomsImportOneWay(t *testing.T) {
 
 // TestPureRooms keeps files, network and processes out of packages that only compute.
 func TestPureRooms(t *testing.T) {
-	for _, room := range []string{"words", "plan", "compat"} {
+	for _, room := range []string{"words", "plan", "lifecycle", "compat"} {
 		t.Run(room, func(t *testing.T) {
 			p, err := build.ImportDir(room, 0)
 			if err != nil {
