@@ -24,7 +24,9 @@ import (
 const Name = "constellation-sandbox"
 
 // KubernetesVersions returns the Kubernetes versions that a sandbox can run, the default first.
-func KubernetesVersions() []string { return []string{"v1.35.4", "v1.36.3"} }
+func KubernetesVersions() []string {
+	return []string{"v1.35.4", "v1.35.8", "v1.36.3", "v1.36.4", "v1.37.2"}
+}
 
 // FindVerb is the hidden verb below sandbox that Find calls.
 const FindVerb = "find"
