@@ -54,6 +54,10 @@ func configs(t *testing.T) map[string]Config {
 		t.Fatal(err)
 	}
 	m["upgrade"] = c
+	if c, err = NewUpgrade(Upgrade{Version: version.MustParse("v1.36.3"), ImagePullPolicy: "Never"}); err != nil {
+		t.Fatal(err)
+	}
+	m["upgrade-customised"] = c.WithPatches(PatchesDir)
 	return m
 }
 
