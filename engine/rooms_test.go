@@ -20,7 +20,7 @@ var imports = []struct {
 	{"compat", []string{"cluster", "lifecycle", "plan", "release", "version", "words"}},
 	{"workspace", []string{"assets", "attestation", "cloud", "cloud/sandboxapi", "plan", "release", "version"}},
 	{"rollout", []string{"cluster", "plan", "version", "words"}},
-	{"check", []string{"assets", "attestation", "chart", "cloud", "cluster", "compat", "component", "plan", "release", "rollout", "version", "words", "workspace"}},
+	{"check", []string{"assets", "attestation", "chart", "cloud", "cluster", "compat", "component", "lifecycle", "plan", "release", "rollout", "version", "words", "workspace"}},
 }
 
 func TestRoomsImportOneWay(t *testing.T) {

@@ -285,6 +285,16 @@ func Known(v version.Version) bool {
 	return ok && !m.Partial
 }
 
+// Newest returns the first patch of the newest minor of which the program knows all changes.
+func Newest() (newest version.Version) {
+	for _, m := range all().minors {
+		if !m.Partial {
+			newest = version.MustParse(m.Kubernetes + ".0")
+		}
+	}
+	return newest
+}
+
 // Of returns the data of a minor. ok is false if there is none.
 func Of(v version.Version) (m *Minor, ok bool) {
 	minors := all().minors

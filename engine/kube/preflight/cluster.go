@@ -368,7 +368,8 @@ func etcdMembers(w *world, _ *probe) (out []plan.Finding) {
 
 // etcdSteps checks the step of each member to the etcd of the hop.
 func etcdSteps(w *world) (out []plan.Finding) {
-	if c := w.clusterConfiguration(); c.Etcd.External != nil {
+	c := w.clusterConfiguration()
+	if c.Etcd.External != nil {
 		f := plan.Finding{
 			Severity: plan.NotChecked, Title: "etcd is external: its version is not checked", Detail: "endpoints: " + enumerate(c.Etcd.External.Endpoints, 5),
 			Remedy: "read the version of each member with `etcdctl endpoint status`",
@@ -381,6 +382,12 @@ func etcdSteps(w *world) (out []plan.Finding) {
 	to, ok := etcdOf(w.request.Etcd)
 	if !ok {
 		return out
+	}
+	if tag, ok := etcdOf(c.Etcd.Local.ImageTag); ok && ahead(to, tag) > 0 {
+		out = append(out, plan.Finding{
+			Title: fmt.Sprintf("etcd.local.imageTag keeps etcd at %s: the hop does not bring %s", tag, to), Objects: []string{object("ConfigMap", "kube-system", kubeadmConfig)},
+			Remedy: "remove imageTag from ClusterConfiguration when all members run it", Command: "kubectl -n kube-system edit configmap " + kubeadmConfig,
+		})
 	}
 	versions := w.etcdVersions()
 	for _, node := range slices.Sorted(maps.Keys(versions)) {

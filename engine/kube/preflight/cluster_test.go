@@ -290,6 +290,10 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			w.addServerNode("control-plane-2", "v1.36.4", "3.6.14-0")
 			toward137(w)
 		}, []string{"block etcd-members: etcd on control-plane-1 is v3.6.8, and only v3.6.11 can be upgraded to v3.7.0"}},
+		{"a tag that keeps etcd from its next minor", func(w *world) {
+			toward137(w)
+			w.configs[kubeadmConfig]["ClusterConfiguration"] += "etcd: {local: {imageTag: 3.6.11-0}}\n"
+		}, []string{"warn etcd-members: etcd.local.imageTag keeps etcd at v3.6.11: the hop does not bring v3.7.0"}},
 		{"an etcd outside the cluster", func(w *world) {
 			toward137(w)
 			w.pods = slices.DeleteFunc(w.pods, func(p pod) bool { return p.component == "etcd" })

@@ -66,7 +66,10 @@ type clusterConfiguration struct {
 	ControllerManager extraArgs       `json:"controllerManager"`
 	Scheduler         extraArgs       `json:"scheduler"`
 	Etcd              struct {
-		Local    extraArgs `json:"local"`
+		Local struct {
+			extraArgs
+			ImageTag string `json:"imageTag"`
+		} `json:"local"`
 		External *struct {
 			Endpoints []string `json:"endpoints"`
 		} `json:"external"`
