@@ -413,7 +413,7 @@ var recordInto = flag.String("record", "", "directory that TestRecordRollouts wr
 // 5, 500 and 5,000 workers each a successful one, a blocked one, and one that is paused and
 // resumed. Of the last one with 5,000 workers it records a minute.
 //
-//	go test -timeout 60m -run TestRecordRollouts . -args -record tui/testdata/streams
+//	go test -timeout 60m -run TestRecordRollouts . -args -record tui/internal/enginefake/testdata/streams
 func TestRecordRollouts(t *testing.T) {
 	if *recordInto == "" {
 		t.Skip("records streams for tests of package tui, with -args -record DIR")

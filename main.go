@@ -73,6 +73,6 @@ func newEngine(w *workspace.Workspace, log *slog.Logger) (tui.Engine, error) {
 		return kube.Connect(kubeconfig, log)
 	}
 	return engine.New(w, engine.Deps{
-		Connect: connect, Inspect: inspect, Backups: backups, FindSandbox: sandboxexec.Find, Buildable: sandboxexec.KubernetesVersions(), Log: log,
+		Connect: connect, Inspect: inspect, Backups: backups, WhySilent: sandboxexec.WhySilent, Buildable: sandboxexec.KubernetesVersions(), Log: log,
 	}), nil
 }

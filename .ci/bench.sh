@@ -182,8 +182,8 @@ atls() {
 
 screen() {
   heading screen "Event to screen"
-  go_bench screen ./tui 'EventToScreen$' 200x 1 || return
-  go_bench screen ./tui 'EventToFrame$' 300x 5 || return
+  go_bench screen ./tui/console 'EventToScreen$' 200x 1 || return
+  go_bench screen ./tui/console 'EventToFrame$' 300x 5 || return
   local p50 p99 max frame
   p50=$(value screen EventToScreen p50-ms) && p99=$(value screen EventToScreen p99-ms) && max=$(value screen EventToScreen max-ms) || return
   frame=$(value screen EventToFrame/120x40 ns/op) || return
@@ -193,9 +193,9 @@ screen() {
 
 watch() {
   heading watch "Watching 5,000 nodes"
-  go_bench watch ./tui '^BenchmarkWatch$' 600x 3 || return
-  go_bench watch ./tui '^BenchmarkWatchBurst$' 1800x 1 || return
-  go_bench watch ./tui '^BenchmarkBoard$' 3x 3 || return
+  go_bench watch ./tui/console '^BenchmarkWatch$' 600x 3 || return
+  go_bench watch ./tui/console '^BenchmarkWatchBurst$' 1800x 1 || return
+  go_bench watch ./tui/console '^BenchmarkBoard$' 3x 3 || return
   local size target cpu bytes worst fold
   for size in 80x24 120x40 200x60 120x40-map; do
     target="-"
@@ -221,7 +221,7 @@ watch() {
 engine() {
   heading engine "Inside"
   go_bench engine ./engine '^BenchmarkEvents$' 20000x 3 || return
-  go_bench engine ./tui 'Fold$' 200x 3 || return
+  go_bench engine ./tui/console 'Fold$' 200x 3 || return
   go_bench engine ./engine/component 'Install$' 2x 3 || return
   go_bench engine ./engine/attestation/internal/evidence 'Validate(BareSignatures)?$' 500x 5 || return
   local e f o t v s

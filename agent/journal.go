@@ -3,16 +3,15 @@
 package agent
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,6 +21,7 @@ import (
 
 	"constellation/agent/upgradeproto"
 	"constellation/engine/kubeadm"
+	journalfile "constellation/internal/journal"
 )
 
 const (
@@ -82,8 +82,7 @@ type journal struct {
 	next    int64         // position in the output of process
 	changed chan struct{} // closed and replaced at each change
 
-	file   *os.File
-	size   int64
+	file   *journalfile.File
 	lines  int  // since the last sync
 	broken bool // lines cannot be written; memory continues
 }
@@ -92,30 +91,23 @@ type journal struct {
 // everything after it.
 func openJournal(dir *os.Root, boot string, log *slog.Logger) (*journal, error) {
 	j := &journal{log: log, dir: dir, changed: make(chan struct{})}
-	f, err := dir.OpenFile(journalFile, os.O_RDWR, 0)
+	first := true
+	f, err := journalfile.Open(dir, journalFile, 0, maxEntry, func(line []byte) bool {
+		ok := j.replay(line, first)
+		first = false
+		return ok
+	})
 	if errors.Is(err, fs.ErrNotExist) {
 		return j, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open journal of upgrades: %w", err)
 	}
-	br := bufio.NewReaderSize(f, 64<<10)
-	for first := true; ; first = false {
-		line, err := readEntry(br)
-		if err != nil || !j.replay(line, first) {
-			break
-		}
-		j.size += int64(len(line))
-	}
 	if j.request == nil { // it never began: heads are written atomically
 		f.Close()
 		return j, nil
 	}
-	err = f.Truncate(j.size)
-	if err == nil {
-		_, err = f.Seek(j.size, io.SeekStart)
-	}
-	if err != nil {
+	if err := f.Repair(); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("open journal of upgrades: %w", err)
 	}
@@ -125,21 +117,6 @@ func openJournal(dir *os.Root, boot string, log *slog.Logger) (*journal, error) 
 	}
 	j.file = f
 	return j, nil
-}
-
-// readEntry reads one line with its end, and fails if it is too long.
-func readEntry(br *bufio.Reader) ([]byte, error) {
-	var line []byte
-	for {
-		part, err := br.ReadSlice('\n')
-		line = append(line, part...)
-		if !errors.Is(err, bufio.ErrBufferFull) {
-			return line, err
-		}
-		if len(line) > maxEntry {
-			return nil, bufio.ErrTooLong
-		}
-	}
 }
 
 // replay adds one line of the file in memory and reports whether it is valid.
@@ -198,11 +175,11 @@ func (j *journal) begin(req *upgradeproto.UpgradeRequest, boot string) error {
 		return fmt.Errorf("begin journal: %w", err)
 	}
 	n := &journal{request: req, head: head{Request: b, Started: time.Now().UTC(), Boot: boot}}
-	f, size, err := j.write(n)
+	f, err := j.write(n)
 	if err != nil {
 		return err
 	}
-	j.replace(f, size)
+	j.replace(f)
 	j.request, j.head, j.said, j.bytes, j.seq, j.stage, j.final, j.process, j.next = req, n.head, nil, 0, 0, "", false, nil, 0
 	return nil
 }
@@ -217,19 +194,18 @@ func (j *journal) resume(req *upgradeproto.UpgradeRequest, boot string) error {
 	}
 	h := j.head
 	h.Request, h.Boot, h.Stage = b, boot, j.stage
-	f, size, err := j.write(&journal{request: req, head: h, said: j.said})
+	f, err := j.write(&journal{request: req, head: h, said: j.said})
 	if err != nil {
 		return err
 	}
-	j.replace(f, size)
+	j.replace(f)
 	j.request, j.head, j.process = req, h, nil
 	return nil
 }
 
 // write writes the content of n to a new file, renames it to the journal, and returns when it
 // is on disk.
-func (j *journal) write(n *journal) (*os.File, int64, error) {
-	const tmp = journalFile + ".new"
+func (j *journal) write(n *journal) (*journalfile.File, error) {
 	var b bytes.Buffer
 	add := func(e entry) error {
 		line, err := json.Marshal(e)
@@ -250,35 +226,20 @@ func (j *journal) write(n *journal) (*os.File, int64, error) {
 		err = errors.Join(err, e, add(en))
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("write journal: %w", err)
+		return nil, fmt.Errorf("write journal: %w", err)
 	}
-	f, err := j.dir.OpenFile(tmp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := journalfile.Replace(j.dir, journalFile, b.Bytes())
 	if err != nil {
-		return nil, 0, fmt.Errorf("write journal: %w", err)
+		return nil, fmt.Errorf("write journal: %w", err)
 	}
-	_, err = f.Write(b.Bytes())
-	if err == nil {
-		err = f.Sync()
-	}
-	if err == nil {
-		err = j.dir.Rename(tmp, journalFile)
-	}
-	if err == nil {
-		err = syncDir(j.dir)
-	}
-	if err != nil {
-		f.Close()
-		_ = j.dir.Remove(tmp) // the present error is more specific
-		return nil, 0, fmt.Errorf("write journal: %w", err)
-	}
-	return f, int64(b.Len()), nil
+	return f, nil
 }
 
-func (j *journal) replace(f *os.File, size int64) {
+func (j *journal) replace(f *journalfile.File) {
 	if j.file != nil {
 		j.file.Close()
 	}
-	j.file, j.size, j.lines, j.broken = f, size, 0, false
+	j.file, j.lines, j.broken = f, 0, false
 }
 
 // stageIs reports a change of a stage's state, and returns when it is on disk.
@@ -330,15 +291,15 @@ func (j *journal) put(m *upgradeproto.UpgradeResponse, next int64) error {
 	if j.broken && m.GetLog() != nil {
 		return nil
 	}
-	if j.broken || j.size > maxJournal {
+	if j.broken || j.file.Size() > maxJournal {
 		// This also recovers from a full disk: everything that is kept is rewritten.
 		h := j.head
 		h.Stage = j.stage
-		f, size, err := j.write(&journal{head: h, said: j.said, process: j.process, next: j.next})
+		f, err := j.write(&journal{head: h, said: j.said, process: j.process, next: j.next})
 		if err != nil {
 			return j.unwritten(err)
 		}
-		j.replace(f, size)
+		j.replace(f)
 		return nil
 	}
 	said, err := protojson.Marshal(m)
@@ -354,17 +315,13 @@ func (j *journal) append(e entry, sync bool) error {
 	if err != nil {
 		return err
 	}
-	b = append(b, '\n')
-	n, err := j.file.Write(b)
-	j.size += int64(n)
-	if err != nil {
-		return err
+	if j.lines++; j.lines >= unsynced {
+		sync = true
 	}
-	if j.lines++; sync || j.lines >= unsynced {
+	if sync {
 		j.lines = 0
-		return j.file.Sync()
 	}
-	return nil
+	return j.file.Append(b, sync)
 }
 
 func (j *journal) unwritten(err error) error {
@@ -455,35 +412,29 @@ func (j *journal) run(running bool) *upgradeproto.Run {
 // follow sends the messages after number after, until the final one of the run that started at
 // started, or until ctx or stop end. A slow receiver delays no other.
 func (j *journal) follow(ctx context.Context, stop <-chan struct{}, started time.Time, after uint64, send func(*upgradeproto.UpgradeResponse) error) error {
-	for {
-		j.mu.Lock()
-		if !j.head.Started.Equal(started) { // the run ended and another began
-			j.mu.Unlock()
-			return errors.New("the run has ended, and another has started")
+	return journalfile.Follow(ctx, stop, errStopping, func() (journalfile.Batch[*upgradeproto.UpgradeResponse], error) {
+		return j.since(started, after)
+	}, func(m *upgradeproto.UpgradeResponse) error {
+		if err := send(m); err != nil {
+			return err
 		}
-		i := len(j.said)
-		for i > 0 && j.said[i-1].GetSeq() > after {
-			i--
-		}
-		said, final, changed := append([]*upgradeproto.UpgradeResponse(nil), j.said[i:]...), j.final, j.changed
-		j.mu.Unlock()
-		for _, m := range said {
-			if err := send(m); err != nil {
-				return err
-			}
-			after = m.GetSeq()
-		}
-		if final {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-stop:
-			return errStopping
-		}
+		after = m.GetSeq()
+		return nil
+	})
+}
+
+// since returns the messages after number after of the run that started at started.
+func (j *journal) since(started time.Time, after uint64) (journalfile.Batch[*upgradeproto.UpgradeResponse], error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if !j.head.Started.Equal(started) { // the run ended and another began
+		return journalfile.Batch[*upgradeproto.UpgradeResponse]{}, errors.New("the run has ended, and another has started")
 	}
+	i := len(j.said)
+	for i > 0 && j.said[i-1].GetSeq() > after {
+		i--
+	}
+	return journalfile.Batch[*upgradeproto.UpgradeResponse]{Messages: slices.Clone(j.said[i:]), Final: j.final, Changed: j.changed}, nil
 }
 
 func (j *journal) close() {
@@ -492,13 +443,4 @@ func (j *journal) close() {
 	if j.file != nil {
 		j.file.Close()
 	}
-}
-
-func syncDir(d *os.Root) error {
-	f, err := d.Open(".")
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return f.Sync()
 }

@@ -24,6 +24,7 @@ import (
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
 	"constellation/engine/version"
+	"constellation/internal/delay"
 )
 
 // Stages of a run, in order. Each skips the work that an earlier run has done, so an
@@ -344,8 +345,8 @@ func (u *upgrader) kubeadmStage(verb string) func(context.Context, *order) error
 				return err
 			}
 			u.say("warn", fmt.Sprintf("kubeadm upgrade %s is retried in %s: it needs a healthy API server", verb, pause))
-			if err := sleep(ctx, pause); err != nil {
-				return err
+			if !delay.For(ctx, pause) {
+				return context.Cause(ctx)
 			}
 		}
 		if verb == kubeadm.UpgradePlan {
@@ -427,8 +428,8 @@ func (u *upgrader) restartKubelet(ctx context.Context, _ *order) error {
 		if healthy(ctx, http.DefaultClient, address) {
 			return nil
 		}
-		if err := sleep(ctx, 200*time.Millisecond); err != nil {
-			return err
+		if !delay.For(ctx, 200*time.Millisecond) {
+			return context.Cause(ctx)
 		}
 	}
 }
@@ -463,8 +464,8 @@ func (u *upgrader) waitForAPI(ctx context.Context, _ *order) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, apiTimeout, fmt.Errorf("the API server was not stable within %s after the kubelet's restart", apiTimeout))
 	defer cancel()
 	for since := time.Now(); time.Since(since) < calm; {
-		if err := sleep(ctx, min(calm/10, 500*time.Millisecond)); err != nil {
-			return err
+		if !delay.For(ctx, min(calm/10, 500*time.Millisecond)) {
+			return context.Cause(ctx)
 		}
 		if !healthy(ctx, client, address) {
 			since = time.Now()
@@ -495,15 +496,4 @@ func systemctlRestart(ctx context.Context) error {
 		return fmt.Errorf("systemctl: %w: %s", err, clip(strings.ToValidUTF8(strings.TrimSpace(string(out)), "")))
 	}
 	return nil
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

@@ -922,3 +922,54 @@ func TestStoppedAgentLeavesKubeadmAlone(t *testing.T) {
 		t.Errorf("%v\n%s\n%s", err, outline(all), r.out)
 	}
 }
+
+// TestJournalOfRelease110 reads a journal that the agent of release v1.1.0 wrote until a power cut, and
+// appends to it.
+func TestJournalOfRelease110(t *testing.T) {
+	old, err := os.ReadFile("testdata/upgrade-v1.1.0.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if err := dir.WriteFile(journalFile, old, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	open := func() *journal {
+		j, err := openJournal(dir, "boot-1", slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(j.close)
+		return j
+	}
+	j := open()
+	req, started, final := j.latest()
+	if req.GetToken() != "token-1" || req.GetKubernetesVersion() != "v1.36.3" || len(req.GetComponents()) != 1 || final || started.IsZero() {
+		t.Errorf("the run is %v since %s, final %v", req, started, final)
+	}
+	if p, next := j.kubeadm(); p == nil || p.PID != 4711 || p.Start != 99 || p.Boot != "boot-1" || next != 190 {
+		t.Errorf("kubeadm is %+v, read up to %d, want 190", p, next)
+	}
+	if r := j.run(false); r.GetSeq() != 6 || r.GetStage() != stageApply || r.GetLastLine() != "[upgrade] second line" {
+		t.Errorf("the run is %v", r)
+	}
+	j.succeed()
+	j.close()
+
+	// The truncated line is gone, all others are as they were.
+	b, err := dir.ReadFile(journalFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := old[:bytes.LastIndexByte(old, '\n')+1]
+	if !bytes.HasPrefix(b, whole) || bytes.Count(b, []byte("\n")) != bytes.Count(whole, []byte("\n"))+1 {
+		t.Errorf("the journal is now\n%s\nwant one line after\n%s", b, whole)
+	}
+	if r := open().run(false); r.GetState() != upgradeproto.Run_SUCCEEDED || r.GetSeq() != 7 {
+		t.Errorf("the run is now %v", r)
+	}
+}

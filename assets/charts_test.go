@@ -26,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -656,6 +657,35 @@ func TestPlansAreCarriedOutAsByTheManifest(t *testing.T) {
 	want.Keep = map[string]string{"Namespace": "keep privileged", "ServiceAccount": "keep "}
 	if d := cmp.Diff(want, read(rendered(t, "constellation-operator", "v1.1.0", nil))); d != "" {
 		t.Errorf("(-manifest +chart):\n%s", d)
+	}
+}
+
+// TestOperatorUpdatesOnOneSchedulableControlPlane: its pods use ports of their host. If one old pod
+// were kept until a new one is Ready, both would wait for each other.
+func TestOperatorUpdatesOnOneSchedulableControlPlane(t *testing.T) {
+	for _, replicas := range []int{1, 2, 5} {
+		b, err := render.Chart("constellation-operator", "v1.1.0", namespace, map[string]any{"release": "v1.1.0", "operator": map[string]any{"replicas": replicas}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []*appsv1.Deployment
+		documents(t, b, func(kind string) any {
+			if kind != "Deployment" {
+				return nil
+			}
+			all = append(all, &appsv1.Deployment{})
+			return all[len(all)-1]
+		})
+		k := slices.IndexFunc(all, func(d *appsv1.Deployment) bool { return d.Name == "constellation-operator" })
+		if k < 0 || *all[k].Spec.Replicas != int32(replicas) {
+			t.Fatalf("%d replicas: the chart has %v", replicas, all)
+		}
+		rolling := all[k].Spec.Strategy.RollingUpdate
+		surge, err1 := intstr.GetScaledValueFromIntOrPercent(rolling.MaxSurge, replicas, true)
+		unavailable, err2 := intstr.GetScaledValueFromIntOrPercent(rolling.MaxUnavailable, replicas, false)
+		if surge != 0 || unavailable != replicas || err1 != nil || err2 != nil {
+			t.Errorf("%d replicas: %d of them end first, and %d start first (%v, %v); want all to end first", replicas, unavailable, surge, err1, err2)
+		}
 	}
 }
 

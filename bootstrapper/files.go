@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path"
+
+	"constellation/internal/journal"
 )
 
 // replaceFile writes a file atomically, and returns when it is on disk.
@@ -36,19 +38,10 @@ func replaceFile(root *os.Root, name string, data []byte, mode fs.FileMode) erro
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	defer dir.Close()
-	if err := syncDir(dir); err != nil {
+	if err := journal.SyncDir(dir); err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	return nil
-}
-
-func syncDir(d *os.Root) error {
-	f, err := d.Open(".")
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return f.Sync()
 }
 
 // removeAll removes files that may not exist.
@@ -58,7 +51,7 @@ func removeAll(root *os.Root, names ...string) error {
 			return fmt.Errorf("remove %s: %w", n, err)
 		}
 	}
-	return syncDir(root)
+	return journal.SyncDir(root)
 }
 
 func randomBytes(n int) ([]byte, error) {

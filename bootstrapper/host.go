@@ -24,6 +24,7 @@ import (
 
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/internal/pemkey"
 )
 
 const (
@@ -195,21 +196,8 @@ func readAuthority(root *os.Root) (*x509.Certificate, crypto.Signer, error) {
 	if b, err = root.ReadFile(dir + "/ca.key"); err != nil {
 		return nil, nil, fmt.Errorf("read the cluster's authority: %w", err)
 	}
-	for block, rest := pem.Decode(b); block != nil; block, rest = pem.Decode(rest) {
-		var key any
-		switch block.Type {
-		case "EC PRIVATE KEY":
-			key, err = x509.ParseECPrivateKey(block.Bytes)
-		case "RSA PRIVATE KEY":
-			key, err = x509.ParsePKCS1PrivateKey(block.Bytes)
-		case "PRIVATE KEY":
-			key, err = x509.ParsePKCS8PrivateKey(block.Bytes)
-		default:
-			continue
-		}
-		if s, ok := key.(crypto.Signer); ok && err == nil {
-			return cert, s, nil
-		}
+	if key, ok := pemkey.Parse(b); ok {
+		return cert, key, nil
 	}
 	return nil, nil, errors.New("read the cluster's authority: ca.key contains no private key")
 }

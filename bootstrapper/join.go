@@ -34,6 +34,7 @@ import (
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
 	"constellation/engine/release"
+	"constellation/internal/delay"
 	"constellation/joinservice/joinproto"
 )
 
@@ -591,12 +592,8 @@ func (p *pause) wait(ctx context.Context, asked, limit time.Duration) error {
 		// The other side adds jitter for the callers that it refuses.
 		d, p.last = asked, minPause
 	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
+	if !delay.For(ctx, d) {
 		return context.Cause(ctx)
 	}
+	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"constellation/engine/attestation"
+	"constellation/internal/journal"
 )
 
 const holderFile = "node.json"
@@ -307,5 +308,5 @@ func createOnce(dir *os.Root, name string, v any) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return true, syncDir(dir)
+	return true, journal.SyncDir(dir)
 }

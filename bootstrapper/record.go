@@ -1,7 +1,6 @@
 package bootstrapper
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"constellation/bootstrapper/initproto"
+	"constellation/internal/journal"
 )
 
 const (
@@ -41,40 +41,29 @@ type record struct {
 	lines   int
 	left    int           // number of dropped lines
 	changed chan struct{} // closed and replaced at each change
-	file    *os.File
-	size    int64 // of the file
-	last    int64 // of its last line
-	broken  bool  // the file cannot be written; memory continues
+	file    *journal.File
+	broken  bool // the file cannot be written; memory continues
 }
 
 // openRecord reads the messages of an earlier process. It drops a truncated last line.
 func openRecord(state *os.Root, log *slog.Logger) (*record, error) {
-	f, err := state.OpenFile(recordFile, os.O_RDWR|os.O_CREATE, 0o600)
+	r := &record{log: log, changed: make(chan struct{})}
+	f, err := journal.Open(state, recordFile, os.O_CREATE, maxResponse, func(line []byte) bool {
+		m := &initproto.InitResponse{}
+		if protojson.Unmarshal(line, m) != nil || m.GetKind() == nil {
+			return false
+		}
+		r.keep(m)
+		return true
+	})
 	if err != nil {
 		return nil, fmt.Errorf("open record of the init: %w", err)
 	}
-	r := &record{log: log, changed: make(chan struct{}), file: f}
-	br := bufio.NewReaderSize(f, 64<<10)
-	for {
-		line, err := br.ReadBytes('\n')
-		if err != nil || len(line) > maxResponse {
-			break
-		}
-		m := &initproto.InitResponse{}
-		if protojson.Unmarshal(line, m) != nil || m.GetKind() == nil {
-			break
-		}
-		r.size, r.last = r.size+int64(len(line)), int64(len(line))
-		r.keep(m)
-	}
-	err = f.Truncate(r.size)
-	if err == nil {
-		_, err = f.Seek(r.size, 0)
-	}
-	if err != nil {
+	if err := f.Repair(); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("open record of the init: %w", err)
 	}
+	r.file = f
 	return r, nil
 }
 
@@ -120,18 +109,9 @@ func (r *record) reopen() {
 		return
 	}
 	r.said, r.final = slices.Clone(r.said[:n]), false // others still read the old ones
-	if r.broken {
-		return
+	if !r.broken {
+		r.unwritten(r.file.DropLast())
 	}
-	r.size -= r.last
-	err := r.file.Truncate(r.size)
-	if err == nil {
-		_, err = r.file.Seek(r.size, 0)
-	}
-	if err == nil {
-		err = r.file.Sync()
-	}
-	r.unwritten(err)
 }
 
 // add sends m to all present and future followers. After the final message nothing is added.
@@ -164,13 +144,7 @@ func (r *record) put(m *initproto.InitResponse) {
 	}
 	b, err := protojson.Marshal(m)
 	if err == nil {
-		b = append(b, '\n')
-		_, err = r.file.Write(b)
-		r.size, r.last = r.size+int64(len(b)), int64(len(b))
-	}
-	// Lines are not synced to disk; other messages are.
-	if err == nil && m.GetLog() == nil {
-		err = r.file.Sync()
+		err = r.file.Append(b, m.GetLog() == nil) // lines are not synced to disk
 	}
 	r.unwritten(err)
 }
@@ -194,27 +168,14 @@ func (r *record) line(source, level, line string) {
 // follow sends all messages from the start to the final one, or until ctx or stop end. A slow
 // receiver delays no other.
 func (r *record) follow(ctx context.Context, stop <-chan struct{}, send func(*initproto.InitResponse) error) error {
-	for next := 0; ; {
+	next := 0
+	return journal.Follow(ctx, stop, errStopping, func() (journal.Batch[*initproto.InitResponse], error) {
 		r.mu.Lock()
-		said, final, changed := r.said[next:len(r.said):len(r.said)], r.final, r.changed
-		r.mu.Unlock()
-		for _, m := range said {
-			if err := send(m); err != nil {
-				return err
-			}
-		}
-		next += len(said)
-		if final {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-stop:
-			return errStopping
-		}
-	}
+		defer r.mu.Unlock()
+		b := journal.Batch[*initproto.InitResponse]{Messages: r.said[next:len(r.said):len(r.said)], Final: r.final, Changed: r.changed}
+		next = len(r.said)
+		return b, nil
+	}, send)
 }
 
 // keepRequest stores the request of an init, without its secret.

@@ -1,6 +1,7 @@
 package bootstrapper
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -167,5 +168,39 @@ func TestRequestIsKeptWithoutItsSecret(t *testing.T) {
 	os.WriteFile(filepath.Join(dir, requestFile), b[:20], 0o600)
 	if _, err := keptRequest(state); !errors.Is(err, ErrStuck) {
 		t.Errorf("damaged: %v", err)
+	}
+}
+
+// TestRecordOfRelease110 reads a record that the bootstrapper of release v1.1.0 wrote until a power cut,
+// and continues it.
+func TestRecordOfRelease110(t *testing.T) {
+	old, err := os.ReadFile("testdata/init-record-v1.1.0.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, recordFile)
+	if err := os.WriteFile(file, old, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := newRecord(t, dir)
+	got := all(t, r)
+	if outline(got) != "claim-node:running claim-node:done install-components:running failure install-components" || got[2].GetLog().GetLine() != "a \"quoted\" line\nwith a break" {
+		t.Errorf("got %q, %v", outline(got), got)
+	}
+	r.reopen() // a retry removes the failure
+	r.progress(&initproto.Progress{Step: stepInstall, State: stateDone})
+	r.close()
+
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := bytes.Join(bytes.SplitAfter(old, []byte("\n"))[:4], nil)
+	if !bytes.HasPrefix(b, kept) || bytes.Count(b, []byte("\n")) != 5 {
+		t.Errorf("the record is now\n%s\nwant one line after\n%s", b, kept)
+	}
+	if r := newRecord(t, dir); r.ended() || len(r.said) != 5 {
+		t.Errorf("the record has %d messages, ended %v; want 5, false", len(r.said), r.ended())
 	}
 }

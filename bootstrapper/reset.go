@@ -13,6 +13,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"constellation/engine/kubeadm"
+	"constellation/internal/journal"
 )
 
 // nodeDirs are directories with files of Kubernetes and this package that kubeadm does not
@@ -77,7 +78,7 @@ func (b *bootstrapper) forget() error {
 			return fmt.Errorf("clear state: %w", err)
 		}
 	}
-	if err := syncDir(b.state); err != nil {
+	if err := journal.SyncDir(b.state); err != nil {
 		return fmt.Errorf("clear state: %w", err)
 	}
 	return removeAll(b.state, holderFile)

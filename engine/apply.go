@@ -147,6 +147,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	}
 	a := &applyRun{clusterRun: prepared.clusterRun, prepared: prepared, request: r, plan: p}
 	a.want(c.Config)
+	a.controlPlanes = c.ControlPlanes()
 	a.fetched, a.accepted = c.Fetched, p.Accepted
 	if a.release, err = c.Known.Release(ctx, c.Hop.Planned().Services); err != nil {
 		return nil, &plan.Error{Op: "read release " + c.Hop.To.Release, Err: err, Remedy: "point `--feed` to where it is published"}
@@ -580,7 +581,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	if r.skips(check.StepBackup) {
 		c.Find(check.WithoutBackup)
 	}
-	run := &clusterRun{e: e, facts: &facts{state: s}}
+	run := &clusterRun{e: e, facts: &facts{state: s, controlPlanes: c.ControlPlanes()}}
 	cfg, err := workspace.PartOfConfig(e.ws, "releases", "charts", "plans") // the rest is not needed
 	if err != nil {
 		return nil, err

@@ -37,6 +37,11 @@ func (i *clusterRun) kinds() ([]assets.File, error) {
 // their settings.
 func (f *facts) want(c *workspace.Config) { f.extra, f.noPlans = c.Charts, c.Plans != nil && !*c.Plans }
 
+// operatorReplicas is the number of the operator's replicas where there are several control
+// planes. The second one reports what its member of etcd has when a snapshot of another member
+// is taken.
+const operatorReplicas = 2
+
 // PlansNamespace is where the cluster carries out Plans.
 const PlansNamespace = "system-upgrade"
 
@@ -82,6 +87,9 @@ func (i *clusterRun) charts(others string) ([]cluster.Chart, error) {
 			if s.Chart == c.Name {
 				setValue(values, s.Image, valueKey(s.Name), "image")
 			}
+		}
+		if i.controlPlanes > 1 && assets.HasValue(files, "operator", "replicas") {
+			setValue(values, operatorReplicas, "operator", "replicas")
 		}
 		if (others != "" || i.noPlans) && assets.HasValue(files, "plans") {
 			setValue(values, false, "plans", "enabled")
@@ -198,7 +206,7 @@ func (i *clusterRun) installCharts(ctx context.Context, r *plan.Reporter) error 
 	if err != nil {
 		return err
 	}
-	_, stop := i.lookOut(ctx, r, k, i.e.limits.poll)
+	_, stop := i.monitorAPI(ctx, r, k, i.e.limits.poll)
 	defer stop()
 	total := int64(len(kinds))
 	done := int64(0)

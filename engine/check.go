@@ -65,8 +65,8 @@ func (e *Engine) checkDeps() check.Deps {
 		Know: func(ctx context.Context, location string, keys []release.Key) (check.Known, error) {
 			return e.learnReleases(ctx, location, keys)
 		},
-		Charts: func(c *workspace.Config, s *workspace.State, rel *release.Release, location string) check.Charts {
-			i := &clusterRun{e: e, facts: &facts{config: c, state: s, release: rel, feed: location}}
+		Charts: func(c *workspace.Config, s *workspace.State, rel *release.Release, location string, controlPlanes int) check.Charts {
+			i := &clusterRun{e: e, facts: &facts{config: c, state: s, release: rel, feed: location, controlPlanes: controlPlanes}}
 			i.want(c)
 			return comparedCharts{i}
 		},

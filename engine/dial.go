@@ -23,6 +23,7 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
 )
@@ -176,7 +177,7 @@ func initValidator(c *workspace.Config, s *workspace.State) (attestation.Validat
 
 // dialError puts an error of dial into the user's words, and reports whether trying
 // again may help.
-func dialError(endpoint string, err error) (e *plan.Error, again bool) {
+func dialError(endpoint string, a providers.Advice, err error) (e *plan.Error, again bool) {
 	e = &plan.Error{Op: "connect to the first machine at " + endpoint, Err: err}
 	var record tls.RecordHeaderError
 	var alert tls.AlertError
@@ -191,10 +192,10 @@ func dialError(endpoint string, err error) (e *plan.Error, again bool) {
 		e.Remedy = "the machine was not trusted and got nothing. attestation.tpm2.trustRoots in " + workspace.ConfigFile + " must hold the root of the cloud that the machine is in"
 	case errors.Is(err, attestation.ErrMember):
 		e.Op = "check that the first machine is unused"
-		e.Remedy = "it belongs to another cluster. Is initEndpoint in " + workspace.StateFile + " right? A used machine must be replaced: `constellation sandbox down`, then `up`"
+		e.Remedy = "it belongs to another cluster. Is initEndpoint in " + workspace.StateFile + " right? A used machine must be replaced: " + a.Renew
 	case errors.Is(err, attestation.ErrIdentity):
 		e.Op = "check which machine answers"
-		e.Remedy = "what answers there is no control plane of this sandbox. Is initEndpoint in " + workspace.StateFile + " right?"
+		e.Remedy = "what answers there is no control plane of " + a.Cloud + ". Is initEndpoint in " + workspace.StateFile + " right?"
 	case errors.Is(err, attestation.ErrDocument):
 		e.Op = "read the evidence of the first machine"
 		e.Remedy = "nothing was sent to it. Either initEndpoint in " + workspace.StateFile + " leads to something else, or the machine's image is of a release that this program does not understand"
@@ -203,7 +204,7 @@ func dialError(endpoint string, err error) (e *plan.Error, again bool) {
 		e.Remedy = "somebody between here and the machine altered or replayed it, or the machine is broken. Nothing was sent to it"
 	case errors.As(err, &record) || errors.As(err, &alert) || strings.Contains(err.Error(), "first record does not look like a TLS handshake") || strings.Contains(err.Error(), "no application protocol"):
 		e.Err = fmt.Errorf("what answers there is no bootstrapper: %w", err)
-		e.Remedy = "initEndpoint in " + workspace.StateFile + " leads to something else; `constellation sandbox up` writes the right one"
+		e.Remedy = "initEndpoint in " + workspace.StateFile + " leads to something else: write the address that " + a.Look + " shows"
 	case isName(err):
 		e.Remedy = "initEndpoint in " + workspace.StateFile + " names a host that does not exist"
 	default:
@@ -237,16 +238,16 @@ func isName(err error) bool {
 
 // callError puts an error of a call to the bootstrapper into the user's words, and
 // reports whether attaching again may help.
-func callError(err error) (e *plan.Error, again bool) {
+func callError(a providers.Advice, err error) (e *plan.Error, again bool) {
 	s, _ := status.FromError(err)
 	e = &plan.Error{Op: "start the first node", Err: errors.New(s.Message())}
 	switch s.Code() {
 	case codes.Unauthenticated, codes.PermissionDenied:
-		e.Remedy = "the init secret in " + workspace.StateFile + " is not the one that the machines were made with: restore the file, or take the sandbox down and up again"
+		e.Remedy = "the init secret in " + workspace.StateFile + " is not the one that the machines were made with: restore the file, or get machines that have another one: " + a.Renew
 	case codes.ResourceExhausted, codes.Unavailable, codes.Aborted, codes.DeadlineExceeded:
 		return e, true
 	case codes.FailedPrecondition, codes.AlreadyExists:
-		e.Remedy = "if that cluster is yours, bring its " + workspace.StateFile + " and " + workspace.KubeconfigFile + " back; otherwise `constellation sandbox down`, then `up`, gives new machines"
+		e.Remedy = "if that cluster is yours, bring its " + workspace.StateFile + " and " + workspace.KubeconfigFile + " back; otherwise get new machines: " + a.Renew
 	case codes.Unimplemented:
 		e.Err = errors.New("what answers there is no bootstrapper of this release")
 		e.Remedy = "image and this program do not fit together: take an image of the release that this program belongs to"
@@ -270,16 +271,4 @@ func (b *backoff) next() time.Duration {
 	b.last = max(b.last, b.least)
 	b.last = min(b.most, b.least+rand.N(b.last*3-b.least+1))
 	return b.last
-}
-
-// pause waits for d, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

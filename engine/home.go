@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"constellation/assets"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/compat"
 	"constellation/engine/plan"
 	"constellation/engine/release"
@@ -72,11 +73,10 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		suggest("Check the configuration", "config validate", "it cannot be read as it is")
 	}
 	switch h.Stage {
-	case StageEmpty:
-		suggest("Start a sandbox", "sandbox up", "a cloud on this computer, with machines that boot for real; it writes the configuration")
-		suggest("Write a configuration", "config generate sandbox", "with comments, to be filled in")
-	case StageConfigured:
-		suggest("Start the machines", "sandbox up", "the configuration is there, the machines are not")
+	case StageEmpty, StageConfigured:
+		for _, o := range NextSteps(h) {
+			suggest(o.Title, o.Verb, o.Reason)
+		}
 	case StageReady:
 		suggest("Create the cluster", "init", "machines are there and belong to no cluster yet")
 	case StagePartial:
@@ -100,6 +100,37 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		}
 	}
 	return h, nil
+}
+
+// NextStep is a command that leads to machines and their configuration.
+type NextStep struct{ Title, Verb, Reason string }
+
+// NextSteps returns the commands that lead from a workspace without a cluster to one with
+// machines.
+func NextSteps(h Home) (steps []NextStep) {
+	all := providers.All()
+	switch h.Stage {
+	case StageEmpty:
+		for _, p := range all {
+			if p.Advice.Up != "" {
+				steps = append(steps, NextStep{p.Advice.UpTitle, p.Advice.Up, p.Advice.UpReason})
+			}
+		}
+		for _, p := range all {
+			title := "Write a configuration"
+			if len(all) > 1 {
+				title += " for " + p.Name
+			}
+			steps = append(steps, NextStep{title, "config generate " + p.Name, "with comments, to be filled in"})
+		}
+	case StageConfigured:
+		for _, p := range all {
+			if p.Advice.Up != "" && (h.Config == nil || h.Config.Provider.Name == p.Name) {
+				steps = append(steps, NextStep{"Start the machines", p.Advice.Up, "the configuration is there, the machines are not"})
+			}
+		}
+	}
+	return steps
 }
 
 // newerThan says what the program knows that is newer than what the configuration says;

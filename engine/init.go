@@ -19,12 +19,14 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/check"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
 	"constellation/engine/words"
 	"constellation/engine/workspace"
+	"constellation/internal/delay"
 )
 
 // IDs of the steps of init.
@@ -427,7 +429,7 @@ func (i *clusterRun) inCluster(ctx context.Context, r *plan.Reporter, op string,
 	}
 	ctx, cancel := context.WithTimeout(ctx, i.e.limits.api)
 	defer cancel()
-	_, stop := i.lookOut(ctx, r, k, i.e.limits.poll)
+	_, stop := i.monitorAPI(ctx, r, k, i.e.limits.poll)
 	defer stop()
 	return i.clusterError(op, f(ctx, k))
 }
@@ -441,7 +443,7 @@ func (i *clusterRun) clusterError(op string, err error) error {
 	switch {
 	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		e.Err = fmt.Errorf("the API server at %s does not answer in time: %w", i.state.Infrastructure.ClusterEndpoint, err)
-		e.Remedy = "is the sandbox running, and its control plane up? `constellation status` tells; run the same command again afterwards"
+		e.Remedy = "is a control plane up? " + i.config.Advice().Look + " shows the machines, `constellation status` the cluster; run the same command again afterwards"
 	case errors.Is(err, cluster.ErrDenied):
 		e.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	default:
@@ -502,7 +504,7 @@ func (i *initRun) firstNode(ctx context.Context, r *plan.Reporter) error {
 		}
 		if over > limit {
 			failure.Op = fmt.Sprintf("wait %s for the first machine at %s", over.Round(time.Second), d.endpoint)
-			failure.Remedy = "is a machine up? `constellation sandbox status` shows them and where their console is. Run the same command again to go on waiting"
+			failure.Remedy = "is a machine up? " + i.config.Advice().Failed + ". Run the same command again to go on waiting"
 			if errors.Is(failure.Err, errOther) {
 				failure.Remedy = "if the first machine has given its result away already, restore " + workspace.KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
 			}
@@ -510,7 +512,7 @@ func (i *initRun) firstNode(ctx context.Context, r *plan.Reporter) error {
 		}
 		waiting := plan.Event{Kind: plan.KindWait, Object: "first-node", Attempt: attempt, Text: i.whyWaiting(failure, seq)}
 		if errors.Is(i.tellBoot(ctx, r), cloud.ErrUnavailable) {
-			waiting.Text = "the cloud does not answer, and so no machine can be reached; this goes on by itself when it does"
+			waiting.Text = "the cloud does not answer, so no machine is reachable; the run continues when it does"
 			waiting.Remedy = i.restart()
 		}
 		r.Send(waiting)
@@ -518,8 +520,8 @@ func (i *initRun) firstNode(ctx context.Context, r *plan.Reporter) error {
 		if errors.Is(failure.Err, errOther) {
 			pauseFor = wait.least // the load balancer takes the next one at once
 		}
-		if err := pause(ctx, pauseFor); err != nil {
-			return err
+		if !delay.For(ctx, pauseFor) {
+			return ctx.Err()
 		}
 	}
 }
@@ -602,8 +604,10 @@ func (i *initRun) retreat(r *plan.Reporter) {
 }
 
 // taken is what to do about a machine that works for another cluster.
-const taken = "another init was there first: go on in the directory where it was run, which has that cluster's files. " +
-	"For a new cluster `constellation sandbox down`, then `up`, gives unused machines in place of used ones"
+func (i *clusterRun) taken() string {
+	return "another init was there first: go on in the directory where it was run, which has that cluster's files. " +
+		"A new cluster needs unused machines: " + i.config.Advice().Renew
+}
 
 // unpin discards the machine of an earlier attempt if the cloud reports that it was deleted:
 // its work is lost, and another machine may be used.
@@ -614,7 +618,7 @@ func (i *initRun) unpin(ctx context.Context, r *plan.Reporter) error {
 	}
 	machines, err := i.provider.Machines(ctx)
 	if err != nil {
-		return check.CloudError("list machines", i.config.Provider.Sandbox.Name, err)
+		return check.CloudError("list machines", i.config.Advice(), err)
 	}
 	for _, m := range machines {
 		if m.ProviderID == pinned && m.Stage != plan.NodeGone {
@@ -660,10 +664,10 @@ func (i *initRun) attach(ctx context.Context, r *plan.Reporter, d dialer, seq *u
 		if errors.As(err, &own) { // the state could not be written
 			return nil, &attempt{Error: own}
 		}
-		e, again := dialError(d.endpoint, err)
+		e, again := dialError(d.endpoint, i.config.Advice(), err)
 		a := &attempt{Error: e, again: again}
 		if errors.Is(err, attestation.ErrMember) {
-			e.Remedy, e.Exit = taken, plan.ExitBlocked
+			e.Remedy, e.Exit = i.taken(), plan.ExitBlocked
 			a.taken = i.state.ClusterValues.InitNode == ""
 		}
 		return nil, a
@@ -712,10 +716,10 @@ func (i *initRun) attach(ctx context.Context, r *plan.Reporter, d dialer, seq *u
 	if errors.Is(context.Cause(ctx), errSilent) {
 		err = errSilent
 	}
-	e, again := streamError(name, err)
+	e, again := streamError(name, i.config.Advice(), err)
 	a := &attempt{Error: e, again: again}
 	if c := status.Code(err); *seq == 0 && (c == codes.AlreadyExists || c == codes.FailedPrecondition) {
-		e.Remedy, e.Exit = taken, plan.ExitBlocked
+		e.Remedy, e.Exit = i.taken(), plan.ExitBlocked
 		a.taken = true
 	}
 	return nil, a
@@ -729,12 +733,12 @@ func (e *deadEnd) Unwrap() error { return e.error }
 // errSilent means that a machine said nothing for too long.
 var errSilent = errors.New("the machine says nothing any more")
 
-func streamError(node string, err error) (*plan.Error, bool) {
+func streamError(node string, a providers.Advice, err error) (*plan.Error, bool) {
 	if errors.Is(err, io.EOF) {
 		return &plan.Error{Op: "make " + node + " the first node", Err: errors.New("the connection ended before the result")}, true
 	}
 	if _, ok := status.FromError(err); ok {
-		e, again := callError(err)
+		e, again := callError(a, err)
 		e.Op = "make " + node + " the first node"
 		return e, again
 	}
@@ -826,7 +830,7 @@ func (i *initRun) writeKubeconfig(ctx context.Context, r *plan.Reporter) error {
 			return i.clusterError("reach the API server", err)
 		}
 		r.Wait("api-server", "", fmt.Sprintf("the API server at %s does not answer yet (%v)", endpoint, err))
-		if pause(ctx, wait.next()) != nil {
+		if !delay.For(ctx, wait.next()) {
 			return i.clusterError("reach the API server", err)
 		}
 	}
@@ -867,7 +871,7 @@ func (i *initRun) acknowledge(ctx context.Context, r *plan.Reporter) error {
 		}
 		failures++
 		// A machine that stops right after the acknowledgement may lose its own answer.
-		if sent && failures >= 4 || pause(limited, wait.next()) != nil {
+		if sent && failures >= 4 || !delay.For(limited, wait.next()) {
 			r.Log("engine", "", "info", "the first machine does not answer any more; it knows that its result is stored, or was switched off")
 			return nil
 		}

@@ -430,7 +430,7 @@ func TestBadLuckHasASentence(t *testing.T) {
 			m := s.machines[0]
 			m.stop()
 			m.start(bytes.Repeat([]byte{9}, 32))
-		}, plan.ExitBlocked, "check that the first machine is unused", "used ones"},
+		}, plan.ExitBlocked, "check that the first machine is unused", "unused machines"},
 		{
 			"a wrong init secret", func(t *testing.T, s *stage) { s.secret = []byte("quite another secret, also long.") },
 			plan.ExitFailed, "wrong init secret", "init secret in constellation-state.yaml",
@@ -471,7 +471,7 @@ func TestBadLuckHasASentence(t *testing.T) {
 			},
 			plan.ExitBlocked, "sandbox demo does not answer", "sandbox status",
 		},
-		{"an earlier sandbox of that name", func(t *testing.T, s *stage) { s.cloud.uid = "fedcba9876543210" }, plan.ExitUsage, "it belongs to an earlier sandbox", "away"},
+		{"an earlier sandbox of that name", func(t *testing.T, s *stage) { s.cloud.uid = "fedcba9876543210" }, plan.ExitUsage, "it belongs to earlier machines of sandbox demo", "away"},
 		{
 			"a Kubernetes version that the mirror has not", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "v1.35.4", "v1.36.3") },
 			plan.ExitBlocked, "Kubernetes v1.36.3 cannot be had here", "sandbox fetch v1.36.3",
@@ -517,7 +517,7 @@ func TestBadLuckHasASentence(t *testing.T) {
 		{"a chart that does not become ready", func(t *testing.T, s *stage) {
 			s.cluster.NeverReady(func(c cluster.Chart) bool { return c.Name == "constellation-operator" })
 		}, plan.ExitFailed, "install chart constellation-operator", "again"},
-		{"an API server that never answers", func(t *testing.T, s *stage) { s.cluster.SetDown(true) }, plan.ExitFailed, "the API server at 127.0.0.1:36443 does not answer in time", "sandbox running"},
+		{"an API server that never answers", func(t *testing.T, s *stage) { s.cluster.SetDown(true) }, plan.ExitFailed, "the API server at 127.0.0.1:36443 does not answer in time", "sandbox status"},
 		{"machines that never become ready", func(t *testing.T, s *stage) { s.nodesOnly.Store(true) }, plan.ExitFailed, "nothing changed for", "console"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -813,7 +813,7 @@ func TestCloudThatEndsIsToldWhileChartsGetReady(t *testing.T) {
 		t.Fatalf("%v\n%s", err, states(events))
 	}
 	checkStream(t, events, err)
-	want := regexp.MustCompile(`^the cloud has ended, and with it the way in: the API server at 127\.0\.0\.1:36443 has not answered since \d\d:\d\d:\d\dZ; this goes on by itself when it does$`)
+	want := regexp.MustCompile(`^the cloud has stopped, so the cluster is unreachable: the API server at 127\.0\.0\.1:36443 has not answered since \d\d:\d\d:\d\dZ; the run continues when it does$`)
 	if !want.MatchString(told.Text) || told.Step != "charts" || !strings.Contains(told.Remedy, "sandbox up -C "+s.dir) {
 		t.Errorf("told %+v", told)
 	}
@@ -840,7 +840,7 @@ func TestCloudThatEndsIsToldWhileTheFirstMachineIsAwaited(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, states(events))
 	}
-	if told.Text != "the cloud does not answer, and so no machine can be reached; this goes on by itself when it does" || !strings.Contains(told.Remedy, "sandbox up -C "+s.dir) {
+	if told.Text != "the cloud does not answer, so no machine is reachable; the run continues when it does" || !strings.Contains(told.Remedy, "sandbox up -C "+s.dir) {
 		t.Errorf("told %+v", told)
 	}
 }

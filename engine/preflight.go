@@ -17,6 +17,7 @@ import (
 	"constellation/engine/chart"
 	"constellation/engine/check"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
@@ -48,6 +49,9 @@ type facts struct {
 	fetched map[string]*chart.Chart
 	// foreign is why the workspace's files are not of these machines; nil if they are.
 	foreign error
+	// controlPlanes is how many there are to be: of the configuration until machines join, and
+	// of the cluster afterwards. Zero is unknown and counts as one.
+	controlPlanes int
 }
 
 // Preflight checks everything that init needs and can know beforehand, changes
@@ -123,7 +127,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 				}
 				return blockErr("no configuration", err)
 			}
-			f.config = c
+			f.config, f.controlPlanes = c, c.ControlPlanes()
 			return nil
 		}},
 		{"state", "files", workspace.StateFile + " belongs to this configuration", "config", func(context.Context) *plan.Finding {
@@ -233,19 +237,19 @@ func (e *Engine) checks(f *facts) []initCheck {
 			return nil
 		}},
 		{"cloud", "cloud", "the cloud answers", "state", func(ctx context.Context) *plan.Finding {
-			name := f.config.Provider.Sandbox.Name
+			a := f.config.Advice()
 			p, err := e.provider(ctx, f.config, f.state)
 			if err != nil {
 				return blockErr("no access to the cloud", err)
 			}
 			info, err := p.Describe(ctx)
 			if err != nil {
-				return e.whyCloudIsSilent(ctx, name, err)
+				return e.whyCloudIsSilent(ctx, f.config, err)
 			}
 			if info.UID != f.state.Infrastructure.UID {
 				f.foreign = &plan.Error{
-					Op: "use " + e.ws.Path(workspace.StateFile), Err: fmt.Errorf("it belongs to an earlier sandbox %q, which was taken down", name), Exit: plan.ExitUsage,
-					Remedy: "move " + strings.Join(e.ws.ClusterFiles(), ", ") + " away and run `constellation sandbox up`, which writes the file anew",
+					Op: "use " + e.ws.Path(workspace.StateFile), Err: fmt.Errorf("it belongs to earlier machines of %s, which were deleted", a.Cloud), Exit: plan.ExitUsage,
+					Remedy: "move " + strings.Join(e.ws.ClusterFiles(), ", ") + " away and " + a.Create + ", which writes the file anew",
 				}
 				return blockErr("the machines are not those of "+workspace.StateFile, f.foreign)
 			}
@@ -253,7 +257,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 				f.machines, err = p.Machines(ctx)
 			}
 			if err != nil {
-				return blockErr("the cloud does not answer", check.CloudError("list machines", name, err))
+				return blockErr("the cloud does not answer", check.CloudError("list machines", a, err))
 			}
 			f.provider, f.about = p, info
 			return nil
@@ -263,7 +267,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 		{"image", "cloud", "the image is in the catalogue and is what machines run", "cloud", func(ctx context.Context) *plan.Finding {
 			images, err := f.provider.Images(ctx)
 			if err != nil {
-				return blockErr("the cloud does not answer", check.CloudError("list images", f.config.Provider.Sandbox.Name, err))
+				return blockErr("the cloud does not answer", check.CloudError("list images", f.config.Advice(), err))
 			}
 			return f.checkImage(images)
 		}},
@@ -271,15 +275,15 @@ func (e *Engine) checks(f *facts) []initCheck {
 		{"components", "cloud", "the cloud offers the Kubernetes version", "cloud", func(ctx context.Context) *plan.Finding {
 			l, err := f.provider.Components(ctx, f.config.Kubernetes)
 			if err != nil {
-				b := blockErr("Kubernetes "+f.config.Kubernetes.String()+" cannot be had here", check.CloudError("list components", f.config.Provider.Sandbox.Name, err))
+				b := blockErr("Kubernetes "+f.config.Kubernetes.String()+" cannot be had here", check.CloudError("list components", f.config.Advice(), err))
 				if errors.Is(err, cloud.ErrNotFound) {
-					b.Field, b.Remedy = "kubernetesVersion", "run `constellation sandbox fetch "+f.config.Kubernetes.String()+"`, or name a version that is there"
+					b.Field, b.Remedy = "kubernetesVersion", f.config.Advice().OfferOf(f.config.Kubernetes.String())+", or name a version that is there"
 				}
 				return b
 			}
 			for _, name := range []string{"kubeadm", "kubelet", "kubectl"} {
 				if _, ok := l.List.ByName(name); !ok {
-					return block("the cloud offers no "+name, "", "run `constellation sandbox fetch "+f.config.Kubernetes.String()+"` again")
+					return block("the cloud offers no "+name, "", f.config.Advice().OfferOf(f.config.Kubernetes.String())+" again")
 				}
 			}
 			f.list, f.statement = l.List, l.Statement
@@ -307,7 +311,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 			d := net.Dialer{Timeout: 3 * time.Second}
 			conn, err := d.DialContext(ctx, "tcp", endpoint)
 			if err != nil {
-				return warn(endpoint+" does not answer yet", err.Error(), "nothing, if the machines are still booting: init waits for them. Otherwise look at `constellation sandbox status`")
+				return warn(endpoint+" does not answer yet", err.Error(), "nothing, if the machines are still booting: init waits for them. Otherwise look at "+f.config.Advice().Look)
 			}
 			conn.Close()
 			return nil
@@ -315,20 +319,29 @@ func (e *Engine) checks(f *facts) []initCheck {
 	}
 }
 
-// whyCloudIsSilent distinguishes a deleted sandbox from one whose daemon has died.
-func (e *Engine) whyCloudIsSilent(ctx context.Context, name string, cause error) *plan.Finding {
-	err := check.CloudError("ask sandbox "+name, name, cause)
-	if e.sandbox == nil || !errors.Is(cause, cloud.ErrUnavailable) {
-		return blockErr("sandbox "+name+" does not answer", err)
+// create is how the machines are made or started again: an imperative.
+func (e *Engine) create(a providers.Advice) string {
+	if a.Up == "" {
+		return a.Create
 	}
-	switch st, serr := e.sandbox(ctx, name); {
-	case errors.Is(serr, cloud.ErrNotFound):
-		return block("there is no sandbox "+name, "it was taken down, or belongs to another user",
-			"move "+strings.Join(e.ws.ClusterFiles(), ", ")+" away and run `constellation sandbox up`, which makes a new one")
-	case serr == nil && st.State == "stopped":
-		return block("the daemon of sandbox "+name+" has ended", err.Error(), "run `"+e.command("sandbox up")+"`, which starts it again; its machines are kept")
+	return "run `" + e.command(a.Up) + "`"
+}
+
+// whyCloudIsSilent distinguishes a deleted cloud from one whose service has ended, where
+// this computer can find that out.
+func (e *Engine) whyCloudIsSilent(ctx context.Context, c *workspace.Config, cause error) *plan.Finding {
+	a := c.Advice()
+	err := check.CloudError("ask "+a.Cloud, a, cause)
+	if e.whySilent != nil && errors.Is(cause, cloud.ErrUnavailable) {
+		switch e.whySilent(ctx, c) {
+		case CloudGone:
+			return block("there is no "+a.Cloud, "it was taken down, or belongs to another user",
+				"move "+strings.Join(e.ws.ClusterFiles(), ", ")+" away and "+a.Create+", which makes a new one")
+		case CloudStopped:
+			return block("the daemon of "+a.Cloud+" has ended", err.Error(), e.create(a)+": it restarts the cloud and keeps its machines")
+		}
 	}
-	return blockErr("sandbox "+name+" does not answer", err)
+	return blockErr(a.Cloud+" does not answer", err)
 }
 
 // checkEndpoints compares the addresses of the state file with the cloud's. Otherwise init
@@ -343,7 +356,7 @@ func (f *facts) checkEndpoints(e *Engine) *plan.Finding {
 			continue
 		}
 		b := block(x.field+" in "+workspace.StateFile+" leads elsewhere", fmt.Sprintf("it says %s, and the cloud has %s", x.have, x.want),
-			fmt.Sprintf("write %s: %s in %s, or run `%s`, which writes the right addresses", x.field, x.want, workspace.StateFile, e.command("sandbox up")))
+			fmt.Sprintf("write %s: %s in %s, or %s, which writes the right addresses", x.field, x.want, workspace.StateFile, e.create(f.config.Advice())))
 		b.Field = "infrastructure." + x.field
 		return b
 	}
@@ -384,7 +397,7 @@ func (f *facts) checkGroups() *plan.Finding {
 			return bad(name, fmt.Sprintf("group %s has the role %s in the cloud", name, have.Role), "correct "+at)
 		case have.Count != want.Count:
 			return bad(name, fmt.Sprintf("group %s has %d machines, and the configuration wants %d", name, have.Count, want.Count),
-				fmt.Sprintf("write count: %d in %s, or start the sandbox with other numbers", have.Count, at))
+				fmt.Sprintf("write count: %d in %s, or create the machines with other numbers", have.Count, at))
 		}
 		delete(byName, name)
 	}
@@ -401,10 +414,10 @@ func (f *facts) checkGroups() *plan.Finding {
 	}
 	if n := len(broken); n > 0 && len(f.state.ClusterValues.ClusterID) > 0 {
 		// What was begun can go on without them, and says at its end what is missing.
-		return warn(words.Count(n, "machine")+" failed to start", strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; the others go on without them")
+		return warn(words.Count(n, "machine")+" failed to start", strings.Join(broken, "\n"), f.config.Advice().Failed+"; the others go on without them")
 	}
 	if len(broken) > 0 {
-		return block(words.Count(len(broken), "machine")+" failed to start", strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; take the sandbox down and up again")
+		return block(words.Count(len(broken), "machine")+" failed to start", strings.Join(broken, "\n"), f.config.Advice().Failed+". To begin again: "+f.config.Advice().Renew)
 	}
 	return nil
 }
@@ -430,7 +443,7 @@ func (f *facts) checkImage(images []cloud.Image) *plan.Finding {
 	for _, g := range f.groups {
 		if g.Image != f.image.Reference && g.Count > 0 {
 			return bad("machines run another image", fmt.Sprintf("group %s has %s, and the configuration says %s", g.Name, g.Image, f.image.Reference),
-				"write the image that they have, with its measurements, or start the sandbox with --image "+f.config.Image.String())
+				"write the image that they have, with its measurements, or "+f.config.Advice().ImageOf(f.config.Image.String()))
 		}
 	}
 	return nil
@@ -458,7 +471,7 @@ func (f *facts) checkMeasurements() *plan.Finding {
 	warnings, err := m.Compare(known)
 	if err != nil {
 		b := blockErr("the measurements are not those of image "+f.config.Image.String(), err)
-		b.Field, b.Remedy = "attestation.tpm2.measurements", "every machine would be refused: write the value that the image has, which is named here, or `constellation sandbox status -o json` lists them all"
+		b.Field, b.Remedy = "attestation.tpm2.measurements", "every machine would be refused: write the value that the image has, which is named here"
 		return b
 	}
 	if len(warnings) > 0 {

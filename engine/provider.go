@@ -5,10 +5,9 @@ import (
 	"fmt"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
 	"constellation/engine/component"
-	"constellation/engine/plan"
 	"constellation/engine/version"
 	"constellation/engine/workspace"
 )
@@ -27,59 +26,14 @@ type Provider interface {
 	Components(ctx context.Context, v version.Version) (component.Signed, error)
 }
 
-// sandboxProvider speaks to the sandbox on this computer through its socket.
-type sandboxProvider struct{ client *sandboxapi.Client }
-
 // NewProvider returns the provider that configuration and state name.
 func NewProvider(_ context.Context, c *workspace.Config, s *workspace.State) (Provider, error) {
-	if c.Provider.Sandbox == nil || s.Infrastructure.Sandbox == nil {
-		return nil, fmt.Errorf("provider %q is not in this release", s.Infrastructure.Provider)
-	}
-	return sandboxProvider{sandboxapi.NewClient("unix:"+s.Infrastructure.Sandbox.Socket, "")}, nil
-}
-
-func (p sandboxProvider) Describe(ctx context.Context) (cluster.ProviderInfo, error) {
-	i, err := p.client.Sandbox(ctx)
-	out := cluster.ProviderInfo{UID: i.UID, Name: i.Name, ClusterEndpoint: i.KubernetesEndpoint, InitEndpoint: i.InitEndpoint, Kubernetes: []version.Version{}}
-	for _, s := range i.KubernetesVersions {
-		if v, err := version.Parse(s); err == nil {
-			out.Kubernetes = append(out.Kubernetes, v)
-		}
-	}
-	return out, err
-}
-
-func (p sandboxProvider) Groups(ctx context.Context) ([]cloud.Group, error) {
-	return p.client.Groups(ctx)
-}
-
-func (p sandboxProvider) Images(ctx context.Context) ([]cloud.Image, error) {
-	return p.client.Images(ctx)
-}
-
-func (p sandboxProvider) Components(ctx context.Context, v version.Version) (component.Signed, error) {
-	return p.client.Components(ctx, v.String())
-}
-
-func (p sandboxProvider) Machines(ctx context.Context) ([]cluster.CloudMachine, error) {
-	i, err := p.client.Sandbox(ctx)
+	from, err := providers.Find(s.Infrastructure.Provider)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]cluster.CloudMachine, 0, len(i.Machines))
-	for _, m := range i.Machines {
-		c := cluster.CloudMachine{Instance: m.Instance, Since: m.Started, Console: m.Console}
-		switch {
-		case m.State == cloud.Terminating || m.State == cloud.Terminated:
-			c.Stage = plan.NodeGone
-		case m.State == cloud.Failed || m.State == cloud.Stopped || m.Boot == sandboxapi.BootFailed || m.Boot == sandboxapi.BootStopped:
-			c.Stage = plan.NodeFailed
-		case m.Boot == sandboxapi.BootCreating:
-			c.Stage = plan.NodeCreating
-		case m.Boot == sandboxapi.BootBooting:
-			c.Stage = plan.NodeBooting
-		}
-		out = append(out, c)
+	if c.Provider.Name != from.Name {
+		return nil, fmt.Errorf("open provider %s: configuration names provider %q", from.Name, c.Provider.Name)
 	}
-	return out, nil
+	return from.Console(c.Provider.Section, s.Infrastructure.Section)
 }

@@ -12,6 +12,7 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
 	"constellation/engine/workspace"
+	"constellation/internal/delay"
 )
 
 // rolloutDone reports whether all nodes are at a target.
@@ -47,7 +48,7 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 	defer cancel()
 	// A watch that ends is the first sign of an API server that goes. One that hangs is found
 	// out by asking, which wakes this computer and need not be often.
-	lookout, stop := i.lookOut(ctx, r, k, i.e.limits.quiet)
+	monitor, stop := i.monitorAPI(ctx, r, k, i.e.limits.quiet)
 	defer stop()
 	changed := make(chan struct{}, 1) // holds the news that there is some
 	wg.Go(func() {
@@ -57,7 +58,7 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 			default:
 			}
 		}, func(ctx context.Context, changed func()) error {
-			defer lookout.look()
+			defer monitor.poll()
 			return k.WatchRollout(ctx, changed)
 		})
 	})
@@ -67,7 +68,7 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 	outlook := rollout.NewEstimate(rollout.ReadHistory(i.e.ws.Path(plan.RunsDir)))
 	r.Forecast(outlook.Complete)
 
-	poll := i.rest(rollout.RestPoll * i.e.limits.poll)
+	poll := i.timer(rollout.RestPoll * i.e.limits.poll)
 	var line rollout.NodeDiff
 	var plans rollout.PlanTeller
 	var told map[string]int64
@@ -88,10 +89,10 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 			}
 			i.e.log.Debug("rollout not seen", "err", err)
 		case err != nil:
-			i.e.log.Debug("rollout not seen", "err", err) // of an API server that is away the lookout tells
+			i.e.log.Debug("rollout not seen", "err", err) // of an API server that is away the monitor tells
 		default:
 			denied = time.Time{}
-			lookout.remember("last seen at " + now.At.UTC().Format("15:04:05Z") + ": " + now.String())
+			monitor.remember("last seen at " + now.At.UTC().Format("15:04:05Z") + ": " + now.String())
 			outlook.Look(&now)
 			i.tellRollout(r, &now)
 			plans.Tell(r, now.Plans, now.Planless)
@@ -111,7 +112,7 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 				r.Wait("", "", "")
 				return nil
 			}
-			if !lookout.away() {
+			if !monitor.away() {
 				r.Send(now.Why())
 			}
 		}
@@ -119,11 +120,11 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
-			if err := pause(ctx, rollout.Gather); err != nil { // one change seldom comes alone
-				return err
+			if !delay.For(ctx, rollout.Gather) { // one change seldom comes alone
+				return ctx.Err()
 			}
 		case <-poll:
-			poll = i.rest(rollout.RestPoll * i.e.limits.poll)
+			poll = i.timer(rollout.RestPoll * i.e.limits.poll)
 		}
 	}
 }
@@ -172,7 +173,7 @@ func (i *clusterRun) keepWatching(ctx context.Context, changed func(), watch fun
 		if i.e.now().Sub(began) > time.Minute {
 			wait.last = 0
 		}
-		if pause(ctx, wait.next()) != nil {
+		if !delay.For(ctx, wait.next()) {
 			return
 		}
 	}

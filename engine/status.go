@@ -23,7 +23,7 @@ type Status struct {
 	Cluster string `json:"cluster"`
 	// Simulated says that the machines only do as machines would.
 	Simulated bool `json:"simulated,omitempty"`
-	// Provider is where the machines come from: sandbox.
+	// Provider is the name of the cloud that the machines come from.
 	Provider string    `json:"provider"`
 	Time     time.Time `json:"time"`
 	// Stage is how far the cluster's life has come.
@@ -113,7 +113,7 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 		return Status{}, err
 	}
 	st := Status{
-		Schema: plan.Schema, Cluster: c.Name, Simulated: s.Simulated(), Provider: c.Provider.Name(), Time: e.now().UTC(), Stage: StageReady,
+		Schema: plan.Schema, Cluster: c.Name, Simulated: s.Simulated(), Provider: c.Provider.Name, Time: e.now().UTC(), Stage: StageReady,
 		Nodes: []cluster.Node{}, Machines: []Machine{}, Health: []plan.Finding{}, Counts: map[string]int64{},
 	}
 	switch {
@@ -330,7 +330,7 @@ func (st *Status) judge(c *workspace.Config, cloudErr error, in inside) {
 		bad("api-server", plan.Block, "the API server does not answer", st.Problem, st.Remedy)
 	}
 	if cloudErr != nil {
-		e := check.CloudError("ask the cloud", c.Provider.Sandbox.Name, cloudErr)
+		e := check.CloudError("ask the cloud", c.Advice(), cloudErr)
 		bad("cloud", plan.Block, "the cloud does not answer", e.Error(), plan.Remedy(e))
 	}
 	if st.Stage == StagePartial {
@@ -351,7 +351,7 @@ func (st *Status) judge(c *workspace.Config, cloudErr error, in inside) {
 		}
 	}
 	if len(failed) > 0 {
-		bad("machines-failed", plan.Block, words.Count(len(failed), "machine")+" failed", some(failed), "`constellation sandbox status` shows where their console is")
+		bad("machines-failed", plan.Block, words.Count(len(failed), "machine")+" failed", some(failed), c.Advice().Failed)
 	}
 	if st.Reachable && len(waiting) > 0 {
 		bad("machines-joining", plan.Warn, fmt.Sprintf("%s not yet in the cluster", words.Count(len(waiting), "machine")), some(waiting), "")

@@ -13,13 +13,14 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
+	"constellation/internal/delay"
 )
 
 // look asks cloud and cluster.
 func (i *clusterRun) look(ctx context.Context, k Cluster) (rollout.Joining, error) {
 	machines, err := i.provider.Machines(ctx)
 	if err != nil {
-		return rollout.Joining{}, check.CloudError("list machines", i.config.Provider.Sandbox.Name, err)
+		return rollout.Joining{}, check.CloudError("list machines", i.config.Advice(), err)
 	}
 	nodes, err := k.Nodes(ctx)
 	if err != nil {
@@ -60,7 +61,7 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 	}
 	wg.Go(func() { i.keepWatching(ctx, poke, k.Watch) })
 	wg.Go(func() { i.followService(ctx, r, k, "joinservice") })
-	lookout, stop := i.lookOut(ctx, r, k, i.e.limits.poll)
+	monitor, stop := i.monitorAPI(ctx, r, k, i.e.limits.poll)
 	defer stop()
 
 	poll := time.NewTicker(i.e.limits.poll)
@@ -77,7 +78,7 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 			return ctx.Err()
 		case err != nil:
 			// The API health monitor reports an unreachable API server with more detail.
-			if i.e.now().Sub(answered) > 2*i.e.limits.quiet && !lookout.away() {
+			if i.e.now().Sub(answered) > 2*i.e.limits.quiet && !monitor.away() {
 				r.Wait("cloud", "", fmt.Sprintf("no answer (%v); machines go on joining meanwhile", err))
 			}
 		default:
@@ -95,15 +96,15 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 				r.Wait("", "", "") // for machines; the remaining waits are reported when they are known
 				return i.waitServices(ctx, r, k)
 			}
-			if err := now.Hopeless(); err != nil {
+			if err := now.Hopeless(i.config.Advice()); err != nil {
 				return err
 			}
-			if !lookout.away() {
+			if !monitor.away() {
 				r.Wait("nodes", "", now.Pending(i.e.now()))
 			}
 		}
 		if still := i.e.now().Sub(progress); still > i.e.limits.still {
-			e := &plan.Error{Op: "wait for the nodes", Remedy: "`constellation sandbox status` shows the machines and where their console is, `constellation status` the cluster; run the same command again to go on waiting"}
+			e := &plan.Error{Op: "wait for the nodes", Remedy: i.config.Advice().Failed + ", `constellation status` shows the cluster; run the same command again to go on waiting"}
 			e.Err = fmt.Errorf("nothing changed for %s: %s", still.Round(time.Second), now.Pending(i.e.now()))
 			if err != nil {
 				e.Err = fmt.Errorf("no answer for %s: %w", still.Round(time.Second), err)
@@ -118,8 +119,8 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 			return ctx.Err()
 		case <-changed:
 			// One change seldom comes alone, and a look costs as much for ten as for one.
-			if err := pause(ctx, rollout.Gather); err != nil {
-				return err
+			if !delay.For(ctx, rollout.Gather) {
+				return ctx.Err()
 			}
 		case <-poll.C:
 		}
@@ -201,7 +202,7 @@ func (i *clusterRun) followService(ctx context.Context, r *plan.Reporter, k Clus
 			r.Send(e)
 		})
 		i.e.log.Debug("log ended", "service", service, "err", err)
-		if pause(ctx, wait.next()) != nil {
+		if !delay.For(ctx, wait.next()) {
 			return
 		}
 	}

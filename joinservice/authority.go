@@ -18,6 +18,7 @@ import (
 
 	"constellation/engine/attestation"
 	"constellation/internal/kubeletcsr"
+	"constellation/internal/pemkey"
 	"constellation/joinservice/joinproto"
 )
 
@@ -65,8 +66,9 @@ func readAuthority(dir string) (*authority, error) {
 	if a.cert, err = x509.ParseCertificate(block.Bytes); err != nil {
 		return nil, fmt.Errorf("read ca.crt of the cluster's PKI: %w", err)
 	}
-	if a.key, err = parseKey(keyPEM); err != nil {
-		return nil, err
+	var ok bool
+	if a.key, ok = pemkey.Parse(keyPEM); !ok {
+		return nil, errors.New("read ca.key of the cluster's PKI: not a private key in PEM")
 	}
 	pub, ok := a.key.Public().(interface{ Equal(crypto.PublicKey) bool })
 	if !ok || !pub.Equal(a.cert.PublicKey) {
@@ -75,30 +77,6 @@ func readAuthority(dir string) (*authority, error) {
 	sum := sha256.Sum256(a.cert.RawSubjectPublicKeyInfo)
 	a.hash = "sha256:" + hex.EncodeToString(sum[:])
 	return a, nil
-}
-
-// parseKey decodes the formats in which kubeadm and users store keys. Its errors contain
-// nothing of the content.
-func parseKey(data []byte) (crypto.Signer, error) {
-	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
-		var key any
-		var err error
-		switch block.Type {
-		case "EC PRIVATE KEY":
-			key, err = x509.ParseECPrivateKey(block.Bytes)
-		case "RSA PRIVATE KEY":
-			key, err = x509.ParsePKCS1PrivateKey(block.Bytes)
-		case "PRIVATE KEY":
-			key, err = x509.ParsePKCS8PrivateKey(block.Bytes)
-		default:
-			continue // such as EC PARAMETERS
-		}
-		if s, ok := key.(crypto.Signer); err == nil && ok {
-			return s, nil
-		}
-		break
-	}
-	return nil, errors.New("read ca.key of the cluster's PKI: not a private key in PEM")
 }
 
 // parseRequest returns the request if it contains exactly the name and address that the cloud

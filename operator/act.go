@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/decision"
 )
@@ -166,7 +167,7 @@ func (r *nodeVersions) point(when string, kind decision.ActionKind) { r.at(when 
 // bound reports whether a PendingNode is bound to the machine for its removal.
 func (o *observed) bound(machine string) bool {
 	for _, p := range o.pending {
-		if p.Spec.Goal == v1alpha1.LeaveGoal && p.Spec.ProviderID == machine && machine != "" {
+		if p.Spec.Goal == v1alpha1.LeaveGoal && machine != "" && cloud.SameMachine(p.Spec.ProviderID, machine) {
 			return true
 		}
 	}

@@ -86,7 +86,7 @@ func (r *servingRequests) judgeClient(ctx context.Context, csr *certificatesv1.C
 		return undecided, fmt.Sprintf("the cloud does not say what machine %s is: %v", id, err), node
 	case instance.State == cloud.Terminating || instance.State == cloud.Terminated:
 		return undecided, fmt.Sprintf("machine %s is being deleted", id), node
-	case instance.ProviderID != id || instance.Name != name:
+	case !cloud.SameMachine(instance.Key(), id) || instance.Name != name:
 		return denied, fmt.Sprintf("machine %s is called %s, so it is not %s", id, instance.Name, name), node
 	}
 	return approved, fmt.Sprintf("the bootstrap token is that of machine %s", id), node
@@ -103,7 +103,7 @@ func (r *servingRequests) machineOf(ctx context.Context, name string, node *core
 	case err != nil && !apierrors.IsNotFound(err):
 		return "", fmt.Errorf("JoiningNode %s cannot be read: %w", name, err)
 	case node != nil && node.Spec.ProviderID != "":
-		return node.Spec.ProviderID, nil
+		return keyOf(node), nil
 	}
 	return "", fmt.Errorf("there is no JoiningNode %s that names its machine", name)
 }

@@ -25,6 +25,8 @@ import (
 	appsclient "k8s.io/client-go/kubernetes/typed/apps/v1"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/kubectl/pkg/drain"
+
+	"constellation/internal/delay"
 )
 
 const (
@@ -205,18 +207,9 @@ func (e *emptying) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := e.follow(ctx); err != nil && ctx.Err() == nil {
 			e.log.Warn("node not drained yet, tried again", "node", e.node, "err", err)
-			sleepFor(ctx, e.again)
+			delay.For(ctx, e.again)
 			e.again = min(2*e.again, evictAgainMax)
 		}
-	}
-}
-
-func sleepFor(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
 	}
 }
 

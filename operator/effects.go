@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/decision"
 )
@@ -232,7 +233,7 @@ func (r *nodeVersions) labelInPlace(ctx context.Context, o *observed, a decision
 
 func (r *nodeVersions) noteComponents(ctx context.Context, o *observed, a decision.Action) (bool, error) {
 	return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
-		if !strings.EqualFold(n.Spec.ProviderID, a.Machine) {
+		if !cloud.SameMachine(keyOf(n), a.Machine) {
 			return false
 		}
 		metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationComponents, a.Components)
@@ -259,7 +260,7 @@ func (r *nodeVersions) postpone(ctx context.Context, o *observed, a decision.Act
 
 func (r *nodeVersions) deleteNode(ctx context.Context, o *observed, a decision.Action) (bool, error) {
 	n := o.nodes[a.Node]
-	if n == nil || !strings.EqualFold(n.Spec.ProviderID, a.Machine) {
+	if n == nil || !cloud.SameMachine(keyOf(n), a.Machine) {
 		return false, nil
 	}
 	err := r.client.Delete(ctx, n.DeepCopy(), client.Preconditions{UID: &n.UID})

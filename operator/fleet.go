@@ -41,15 +41,15 @@ const never = time.Duration(1<<63 - 1)
 // describer is a cloud that can describe many instances in one request. The answer omits unknown
 // instances.
 type describer interface {
-	Describe(ctx context.Context, providerIDs []string) ([]cloud.Instance, error)
+	Describe(ctx context.Context, keys []string) ([]cloud.Instance, error)
 }
 
 // fleet is the last observation of the cloud's instances. It calls the cloud only in methods that
 // refresh or change it, and is safe for concurrent use.
 //
-// If a Node or an intent names an instance that is missing from the list, fleet describes it by ID.
-// If the cloud does not find the ID, the instance is gone and is kept as Terminated. Otherwise the
-// list was partial.
+// If a Node or an intent names an instance that is missing from the list, fleet describes it by its
+// key. If the cloud does not find the key, the instance is gone and is kept as Terminated. Otherwise
+// the list was partial. In this file, the ID of an instance is its cloud.Key.
 type fleet struct {
 	cloudAPI
 	now func() time.Time
@@ -110,7 +110,7 @@ func (f *fleet) view() (all []decision.Instance, complete bool, age time.Duratio
 			}
 			f.since[id] = since
 			f.sorted = append(f.sorted, decision.Instance{
-				ID: s.ProviderID, Name: s.Name, Group: s.Group, Role: roles[s.Role], Image: s.Image, Token: s.Token, Hash: since.mark, ReplacesHash: decision.ReplacedHash(s.Token),
+				ID: id, Name: s.Name, Group: s.Group, Role: roles[s.Role], Image: s.Image, Token: s.Token, Hash: since.mark, ReplacesHash: decision.ReplacedHash(s.Token),
 				State: v1alpha1.InstanceState(s.State), Since: since.at, Address: addressOf(s.IP),
 			})
 		}
@@ -156,17 +156,20 @@ func (f *fleet) refresh(ctx context.Context, about map[string]claim) error {
 	if err != nil && !partial {
 		return err
 	}
-	known := make(map[string]seen, len(list))
+	known, listed := make(map[string]seen, len(list)), make(map[string]bool)
 	for _, i := range list {
-		known[i.ProviderID] = seen{Instance: i, at: begun, listed: true}
+		known[i.Key()] = seen{Instance: i, at: begun, listed: true}
+		if i.Incarnation != "" {
+			listed[i.ProviderID] = true
+		}
 	}
 	var ask []string
 	for id := range about {
-		if _, ok := known[id]; ok {
+		if _, ok := known[id]; ok || listed[id] {
 			continue
 		}
-		if s, ok := before[id]; ok && s.State == cloud.Terminated {
-			known[id] = s // IDs are never reused
+		if s, ok := before[id]; ok && s.ended(id) {
+			known[id] = s
 			continue
 		}
 		ask = append(ask, id)
@@ -186,7 +189,8 @@ func (f *fleet) refresh(ctx context.Context, about map[string]claim) error {
 		}
 		s, was := before[id]
 		if asked[id] {
-			known[id] = s.told(id, found, about[id], begun)
+			s = s.told(id, found, about[id], begun)
+			known[s.Key()] = s
 		} else if was {
 			known[id] = s
 		}
@@ -255,7 +259,9 @@ func (f *fleet) heardOf(ids []string, found map[string]cloud.Instance, about map
 	defer f.mu.Unlock()
 	for _, id := range ids {
 		if s := f.known[id]; !s.at.After(begun) {
-			f.known[id] = s.told(id, found, about[id], begun)
+			s = s.told(id, found, about[id], begun)
+			delete(f.known, id) // an ID without incarnation
+			f.known[s.Key()] = s
 		}
 	}
 	f.sorted = nil
@@ -266,6 +272,13 @@ func (s seen) moves() bool {
 	return s.State == cloud.Creating || s.State == cloud.Terminating || s.State == cloud.Unknown
 }
 
+// ended reports whether the machine of a key is gone for good. An ID without incarnation can be that
+// of another machine by now, so the cloud is asked again.
+func (s seen) ended(id string) bool {
+	_, incarnation := cloud.SplitKey(id)
+	return s.State == cloud.Terminated && incarnation != ""
+}
+
 // told returns the observation of an instance after a request by its ID. s is the observation before;
 // zero: none.
 func (s seen) told(id string, found map[string]cloud.Instance, a claim, now time.Time) seen {
@@ -274,7 +287,8 @@ func (s seen) told(id string, found map[string]cloud.Instance, a claim, now time
 	}
 	s.at = now
 	if s.ProviderID == "" {
-		s = seen{Instance: cloud.Instance{ProviderID: id, Name: a.name}, at: now, listed: true}
+		s = seen{Instance: cloud.Instance{Name: a.name}, at: now, listed: true}
+		s.ProviderID, s.Incarnation = cloud.SplitKey(id)
 	}
 	if s.missing.IsZero() {
 		s.missing = now
@@ -308,7 +322,10 @@ func (f *fleet) bulk(ctx context.Context, ids []string) (found map[string]cloud.
 		asked[id] = true
 	}
 	for _, i := range list {
-		found[i.ProviderID] = i
+		found[i.Key()] = i
+		if asked[i.ProviderID] {
+			found[i.ProviderID] = i
+		}
 	}
 	return found, asked, nil
 }
@@ -387,8 +404,8 @@ func (f *fleet) CreateInstances(ctx context.Context, groupID string, tokens []st
 		if i.Token == "" || i.ProviderID == "" {
 			continue
 		}
-		if _, ok := f.known[i.ProviderID]; !ok {
-			f.known[i.ProviderID] = seen{Instance: i, at: f.now()}
+		if _, ok := f.known[i.Key()]; !ok {
+			f.known[i.Key()] = seen{Instance: i, at: f.now()}
 		}
 	}
 	return made, nil

@@ -94,9 +94,9 @@ func nodeOf(m *upgradeproto.EtcdMember) string {
 	return strconv.FormatUint(m.GetId(), 16)
 }
 
-// addressIn returns the host of the peer URL of a member without a name.
+// addressIn returns the host of the peer URL of a member; empty: it has none.
 func addressIn(m *upgradeproto.EtcdMember) string {
-	if m.GetName() != "" || len(m.GetPeerUrls()) == 0 {
+	if len(m.GetPeerUrls()) == 0 {
 		return ""
 	}
 	u, err := url.Parse(m.GetPeerUrls()[0])
@@ -159,6 +159,11 @@ func (h *agentHost) RemoveMember(ctx context.Context, node string, voters int) e
 	leaving := memberOf(all, node)
 	if leaving == nil {
 		return nil
+	}
+	for _, m := range all { // where names are reused, that of the earlier machine
+		if nodeOf(m) == node && !m.GetHealthy() {
+			leaving = m
+		}
 	}
 	stay := 0
 	for _, m := range all {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -136,12 +135,15 @@ type refusal struct{ reason, message string }
 // annotate writes the image and components of the machine to its Node. A refusal means that the Node
 // is not, or not yet, the machine of the record.
 func (r *joiningNodes) annotate(ctx context.Context, jn *v1alpha1.JoiningNode, node *corev1.Node) (*refusal, error) {
-	id, attested := node.Spec.ProviderID, jn.Spec.ProviderID
+	id, attested := keyOf(node), jn.Spec.ProviderID
 	switch {
 	case id == "":
 		return &refusal{"NoProviderID", fmt.Sprintf("Node %s has no providerID, so its machine cannot be found", node.Name)}, nil
-	case attested != "" && !strings.EqualFold(id, attested): // some clouds change the case between calls
+	case attested != "" && !cloud.SameMachine(id, attested):
 		return &refusal{"OtherMachine", fmt.Sprintf("Node %s claims machine %s, the ticket was given to %s", node.Name, id, attested)}, nil
+	}
+	if _, incarnation := cloud.SplitKey(attested); incarnation != "" {
+		id = attested
 	}
 	want := map[string]string{v1alpha1.AnnotationComponents: jn.Spec.ComponentsReference}
 	instance, err := r.cloud.Instance(ctx, id)
@@ -154,6 +156,9 @@ func (r *joiningNodes) annotate(ctx context.Context, jn *v1alpha1.JoiningNode, n
 		return &refusal{"OtherMachine", fmt.Sprintf("Node %s claims machine %s, which the cloud calls %s", node.Name, id, instance.Name)}, nil
 	}
 	want[v1alpha1.AnnotationImage], want[v1alpha1.AnnotationGroup] = instance.Image, instance.Group
+	if instance.Incarnation != "" {
+		want[v1alpha1.AnnotationIncarnation] = instance.Incarnation
+	}
 	return nil, r.patch(ctx, node, want)
 }
 

@@ -335,8 +335,8 @@ func (c countedCloud) Groups(ctx context.Context) ([]cloud.Group, error) {
 	return counted(c.counters, "list_groups", func() ([]cloud.Group, error) { return c.cloudAPI.Groups(ctx) })
 }
 
-func (c countedCloud) Instance(ctx context.Context, providerID string) (cloud.Instance, error) {
-	return counted(c.counters, "get_instance", func() (cloud.Instance, error) { return c.cloudAPI.Instance(ctx, providerID) })
+func (c countedCloud) Instance(ctx context.Context, key string) (cloud.Instance, error) {
+	return counted(c.counters, "get_instance", func() (cloud.Instance, error) { return c.cloudAPI.Instance(ctx, key) })
 }
 
 func (c countedCloud) Instances(ctx context.Context) ([]cloud.Instance, error) {
@@ -347,8 +347,8 @@ func (c countedCloud) CreateInstances(ctx context.Context, groupID string, token
 	return counted(c.counters, "create_instances", func() ([]cloud.Instance, error) { return c.cloudAPI.CreateInstances(ctx, groupID, tokens) })
 }
 
-func (c countedCloud) DeleteInstances(ctx context.Context, providerIDs []string) error {
-	_, err := counted(c.counters, "delete_instances", func() (struct{}, error) { return struct{}{}, c.cloudAPI.DeleteInstances(ctx, providerIDs) })
+func (c countedCloud) DeleteInstances(ctx context.Context, keys []string) error {
+	_, err := counted(c.counters, "delete_instances", func() (struct{}, error) { return struct{}{}, c.cloudAPI.DeleteInstances(ctx, keys) })
 	return err
 }
 

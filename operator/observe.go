@@ -398,7 +398,7 @@ func (b *nodeBook) update(cached []any, v *view) {
 func nodeFrom(n *corev1.Node) decision.Node {
 	a := n.Annotations
 	out := decision.Node{
-		Name: n.Name, Role: roleOf(n), Ready: readiness.Node(n), ProviderID: n.Spec.ProviderID, Kubelet: n.Status.NodeInfo.KubeletVersion,
+		Name: n.Name, Role: roleOf(n), Ready: readiness.Node(n), ProviderID: keyOf(n), Kubelet: n.Status.NodeInfo.KubeletVersion,
 		Image: a[v1alpha1.AnnotationImage], Components: a[v1alpha1.AnnotationComponents],
 		Group: a[v1alpha1.AnnotationGroup], Donor: a[v1alpha1.AnnotationDonor],
 		Heir: a[v1alpha1.AnnotationHeir], Obsolete: a[v1alpha1.AnnotationObsolete] == "true", OnHold: a[v1alpha1.AnnotationHeld] == "true", RetryRequest: a[v1alpha1.AnnotationRetry], InPlaceLabel: n.Labels[v1alpha1.LabelInPlace] == "true",
@@ -411,6 +411,11 @@ func nodeFrom(n *corev1.Node) decision.Node {
 	}
 	out.PostponedUntil = stamp(a[v1alpha1.AnnotationPostponed])
 	return out
+}
+
+// keyOf returns the cloud.Key of a Node's machine, as the Node claims.
+func keyOf(n *corev1.Node) string {
+	return cloud.Key(n.Spec.ProviderID, n.Annotations[v1alpha1.AnnotationIncarnation])
 }
 
 // stamp parses a time in our format; zero if it is not valid.

@@ -64,18 +64,18 @@ type cloudAPI interface {
 	// Instances returns the machines of all groups, those that are being deleted
 	// included. The list may be partial.
 	Instances(context.Context) ([]cloud.Instance, error)
-	// Instance returns one instance; the error wraps cloud.ErrNotFound if the cloud
-	// does not know it, or no longer.
-	Instance(ctx context.Context, providerID string) (cloud.Instance, error)
+	// Instance returns the instance of a cloud.Key; the error wraps cloud.ErrNotFound if the
+	// cloud does not know it, or no longer.
+	Instance(ctx context.Context, key string) (cloud.Instance, error)
 	// SetGroupImage sets the image of the group's next machines.
 	SetGroupImage(ctx context.Context, groupID, image string) error
 	// CreateInstances makes a machine per token, and none for a token that was used
 	// before: that one's instance is returned, Terminated if it is gone. The answer is
 	// in the order of the tokens.
 	CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error)
-	// DeleteInstances requests the deletion of the machines. A machine that does not exist is a
-	// success.
-	DeleteInstances(ctx context.Context, providerIDs []string) error
+	// DeleteInstances requests the deletion of the machines with these keys. A machine that
+	// does not exist is a success.
+	DeleteInstances(ctx context.Context, keys []string) error
 }
 
 // host is the machine that the operator runs on, through its agent. Only control

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 
+	"constellation/internal/delay"
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/decision"
 	"constellation/operator/readiness"
@@ -102,7 +103,7 @@ func (s *readinessGate) follow(ctx context.Context, node string, n *gatedNode) {
 			if time.Since(began) > evictAgainMax {
 				pause = evictAgainMin
 			}
-			sleepFor(ctx, pause)
+			delay.For(ctx, pause)
 			pause = min(2*pause, evictAgainMax)
 		}
 	}

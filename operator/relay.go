@@ -7,9 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"time"
 
@@ -24,12 +22,10 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/portforward"
-	"k8s.io/client-go/transport/spdy"
-	"k8s.io/streaming/pkg/httpstream"
 
 	"constellation/agent/upgradeproto"
 	"constellation/engine/component"
+	"constellation/internal/podforward"
 	"constellation/operator/decision"
 )
 
@@ -264,97 +260,14 @@ func relayPortOf(p *corev1.Pod) int32 {
 // forward opens a port-forward and one connection in it. It uses SPDY, which requires only the verb
 // create.
 func (r *relays) forward(ctx context.Context, p *corev1.Pod, port int32) (net.Conn, error) {
-	u := r.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("portforward").URL()
-	transport, upgrader, err := spdy.RoundTripperFor(rest.CopyConfig(r.access))
+	dialer, _, err := podforward.SPDY(r.client, r.access, p)
 	if err != nil {
 		return nil, fmt.Errorf("forward a port: %w", err)
 	}
-	dialer := spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, u)
-	type dialed struct {
-		conn httpstream.Connection
-		err  error
-	}
-	// The dialer takes no context. A connection that arrives too late is closed.
-	done, late := make(chan dialed), make(chan struct{})
-	go func() {
-		conn, _, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
-		select {
-		case done <- dialed{conn, err}:
-		case <-late:
-			if err == nil {
-				_ = conn.Close()
-			}
-		}
-	}()
-	var d dialed
-	select {
-	case d = <-done:
-	case <-ctx.Done():
-		close(late)
-		return nil, fmt.Errorf("forward a port of %s on %s: %w", p.Name, p.Spec.NodeName, ctx.Err())
-	}
-	if d.err != nil {
-		return nil, fmt.Errorf("forward a port of %s on %s: %w", p.Name, p.Spec.NodeName, d.err)
-	}
-	c, err := openForwarded(d.conn, p.Spec.NodeName, port)
+	c, err := podforward.Dial(ctx, dialer, port, "operator", p.Spec.NodeName)
 	if err != nil {
-		_ = d.conn.Close()
 		return nil, fmt.Errorf("forward a port of %s on %s: %w", p.Name, p.Spec.NodeName, err)
 	}
+	c.CloseOnRefusal()
 	return c, nil
 }
-
-// forwarded is one connection to a port of a pod.
-type forwarded struct {
-	conn httpstream.Connection
-	data httpstream.Stream
-	node string
-}
-
-func openForwarded(conn httpstream.Connection, node string, port int32) (*forwarded, error) {
-	h := http.Header{}
-	h.Set(corev1.PortHeader, strconv.Itoa(int(port)))
-	h.Set(corev1.PortForwardRequestIDHeader, "0")
-	h.Set(corev1.StreamType, corev1.StreamTypeError)
-	failure, err := conn.CreateStream(h)
-	if err != nil {
-		return nil, err
-	}
-	if err := failure.Close(); err != nil { // nothing is written to it
-		return nil, err
-	}
-	h.Set(corev1.StreamType, corev1.StreamTypeData)
-	data, err := conn.CreateStream(h)
-	if err != nil {
-		return nil, err
-	}
-	go func() {
-		// The error stream has content only if the kubelet cannot connect.
-		if text, _ := io.ReadAll(io.LimitReader(failure, 1024)); len(text) > 0 {
-			_ = conn.Close()
-		}
-	}()
-	go func() {
-		<-conn.CloseChan()
-		// A reader of a stream does not notice the end of its connection.
-		_ = data.Reset()
-		_ = failure.Reset()
-	}()
-	return &forwarded{conn: conn, data: data, node: node}, nil
-}
-
-func (f *forwarded) Read(b []byte) (int, error)  { return f.data.Read(b) }
-func (f *forwarded) Write(b []byte) (int, error) { return f.data.Write(b) }
-func (f *forwarded) Close() error                { return f.conn.Close() }
-func (f *forwarded) LocalAddr() net.Addr         { return relayAddress("operator") }
-func (f *forwarded) RemoteAddr() net.Addr        { return relayAddress(f.node) }
-
-// Deadlines are those of requests, and of the connection's own keepalive.
-func (f *forwarded) SetDeadline(time.Time) error      { return nil }
-func (f *forwarded) SetReadDeadline(time.Time) error  { return nil }
-func (f *forwarded) SetWriteDeadline(time.Time) error { return nil }
-
-type relayAddress string
-
-func (relayAddress) Network() string  { return "portforward" }
-func (a relayAddress) String() string { return string(a) }

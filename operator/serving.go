@@ -234,7 +234,7 @@ func (r *servingRequests) judge(ctx context.Context, csr *certificatesv1.Certifi
 		}
 		return undecided, fmt.Sprintf("there is no Node %s", name), nil
 	}
-	id := node.Spec.ProviderID
+	id := keyOf(&node)
 	if id == "" {
 		return undecided, fmt.Sprintf("Node %s has no providerID, so its machine cannot be found", name), &node
 	}
@@ -246,7 +246,7 @@ func (r *servingRequests) judge(ctx context.Context, csr *certificatesv1.Certifi
 		return undecided, fmt.Sprintf("the cloud does not say what machine %s is: %v", id, err), &node
 	case instance.State == cloud.Terminating || instance.State == cloud.Terminated:
 		return undecided, fmt.Sprintf("machine %s is being deleted", id), &node
-	case instance.ProviderID != id || instance.Name != name:
+	case !cloud.SameMachine(instance.Key(), id) || instance.Name != name:
 		// A kubelet names its machine when it registers.
 		return denied, fmt.Sprintf("machine %s is called %s, so it is not Node %s", id, instance.Name, name), &node
 	case !instance.IP.IsValid():

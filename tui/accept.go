@@ -13,26 +13,6 @@ import (
 	"constellation/tui/term"
 )
 
-// consent is what a user must still accept before a plan may run.
-type consent struct {
-	// names are findings that must be acknowledged by ID.
-	names []plan.Finding
-	// yes is set if the plan with its ordinary warnings must be accepted.
-	yes bool
-}
-
-// consentTo returns what must still be accepted if the user passed --yes and acknowledged
-// findings by ID. Acknowledging every warning by ID counts as --yes. A rehearsal needs no
-// consent, and a plan without effect needs no --yes.
-func consentTo(p *plan.Plan, yes bool, acknowledged []string) consent {
-	if p.Rehearsal {
-		return consent{}
-	}
-	warned := slices.DeleteFunc(p.Warnings(), func(f plan.Finding) bool { return f.Named || slices.Contains(acknowledged, f.ID) })
-	harmless := p.Finished() || p.OnlyWatches()
-	return consent{names: p.Unacknowledged(), yes: !yes && !harmless && (len(warned) > 0 || len(p.Warnings()) == 0)}
-}
-
 // acceptance is how a verb gets its plan accepted without the console.
 type acceptance struct {
 	// yes is the flag --yes, acknowledged the findings that were acknowledged with flags.
@@ -59,10 +39,10 @@ func (s *session) accept(p *plan.Plan, out sink, f format, a acceptance) (sink, 
 	if list := p.Blocked(); len(list) > 0 {
 		return out, s.refuse(p, out, plan.ExitBlocked, fmt.Errorf("%s: %s", words.Count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
 	}
-	c := consentTo(p, a.yes, a.acknowledged)
-	names := ids(c.names)
+	c := plan.ConsentTo(p, a.yes, a.acknowledged)
+	names := plan.IDs(c.Findings)
 	switch {
-	case len(names) == 0 && !c.yes:
+	case len(names) == 0 && !c.Plan:
 	case a.asks:
 		a.show(p, out)
 		out.close()
@@ -70,7 +50,7 @@ func (s *session) accept(p *plan.Plan, out sink, f format, a acceptance) (sink, 
 			return &plan.Error{Op: string(p.Verb) + " " + p.Cluster, Err: errors.New(what + " was not accepted; nothing was changed"), Exit: plan.ExitUnacknowledged}
 		}
 		for _, id := range names {
-			if !s.acknowledged(c.names[slices.IndexFunc(c.names, func(f plan.Finding) bool { return f.ID == id })]) {
+			if !s.acknowledged(c.Findings[slices.IndexFunc(c.Findings, func(f plan.Finding) bool { return f.ID == id })]) {
 				return out, declined(id)
 			}
 		}
@@ -78,7 +58,7 @@ func (s *session) accept(p *plan.Plan, out sink, f format, a acceptance) (sink, 
 		if a.name != "" {
 			confirmed = func(question string) bool { return s.prompted(question, a.name) }
 		}
-		if c.yes && !confirmed(a.question(p)) {
+		if c.Plan && !confirmed(a.question(p)) {
 			return out, declined("the plan")
 		}
 		out = s.printer(f, true)
@@ -90,16 +70,6 @@ func (s *session) accept(p *plan.Plan, out sink, f format, a acceptance) (sink, 
 	}
 	p.Accept(names...)
 	return out, nil
-}
-
-// ids returns the distinct IDs of findings.
-func ids(findings []plan.Finding) (out []string) {
-	for _, f := range findings {
-		if !slices.Contains(out, f.ID) {
-			out = append(out, f.ID)
-		}
-	}
-	return out
 }
 
 // acknowledged prompts for the ID of a finding. Anything else is a no.

@@ -13,6 +13,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/tui/console"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -60,7 +61,7 @@ and names the first; on a terminal it shows the nodes meanwhile.`,
   constellation upgrade apply --yes --surge 10% --detach  # set the target, then leave`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return s.apply(cmd.Context(), applyStart(r, o.yes), o)
+			return s.apply(cmd.Context(), console.Apply(r, o.yes), o)
 		},
 	}
 	s.applyFlags(cmd, &r, &o)
@@ -113,7 +114,7 @@ release of this program. It sets no target, replaces no node, and needs no confi
 			if !helm {
 				return &plan.Error{Err: errors.New("no part of the upgrade is selected"), Remedy: "add --helm", Exit: plan.ExitUsage}
 			}
-			return s.apply(cmd.Context(), executeStart(r, o.yes), o)
+			return s.apply(cmd.Context(), console.Execute(r, o.yes), o)
 		},
 	}
 	cmd.Flags().BoolVar(&helm, "helm", false, "upgrade the Helm charts of the services")
@@ -122,17 +123,17 @@ release of this program. It sets no target, replaces no node, and needs no confi
 }
 
 // apply plans, prompts if it can, and runs: in the console if the terminal allows it.
-func (s *session) apply(ctx context.Context, u *upgradeStart, o runOptions) error {
+func (s *session) apply(ctx context.Context, u *console.Upgrade, o runOptions) error {
 	if o.out == text && s.interactive(o.nonInteractive) {
 		return s.console(ctx, consoleOptions{upgrade: u, timeout: o.timeout})
 	}
 	return s.planAndRun(ctx, o, acceptance{
-		acknowledged: u.request.Acknowledge, question: func(p *plan.Plan) string { return "Upgrade cluster " + term.Clean(p.Cluster) + "?" },
+		acknowledged: u.Request.Acknowledge, question: func(p *plan.Plan) string { return "Upgrade cluster " + term.Clean(p.Cluster) + "?" },
 		show: func(p *plan.Plan, _ sink) { s.print(s.planText(p)) },
 	}, func(ctx context.Context, eng Engine) (*plan.Plan, error) {
 		progress := s.checkProgress()
 		defer progress.live.Clear()
-		return u.plan(ctx, eng, u.request, progress.event)
+		return u.Plan(ctx, eng, u.Request, progress.event)
 	})
 }
 

@@ -10,30 +10,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/tui/internal/enginefake"
 )
-
-// upgradePlan is a plan with one finding that must be acknowledged by ID.
-func upgradePlan() *plan.Plan {
-	return &plan.Plan{
-		ID: "upgrade-20261121070501-1a2b3c4d", Verb: plan.VerbApply, Cluster: "demo", Nodes: map[string]int{"workers": 2},
-		From:       plan.Target{Release: "v1.1.0", Image: "v1.0.0", Kubernetes: "v1.35.4"},
-		To:         plan.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"},
-		Components: []plan.ComponentCheck{{Name: "OS image", Kind: "image", Now: "v1.0.0", NextHop: "v1.1.0"}},
-		Changes:    &plan.Changes{Nodes: map[string]int{"workers": 2}},
-		Findings: []plan.Finding{
-			{ID: "local-data", Severity: plan.Warn, Named: true, Title: "data of db/pg will be lost", Source: "disruption"},
-			{ID: "probes", Severity: plan.Warn, Title: "some pods have no probes", Source: "disruption"},
-		},
-		Steps: []plan.Step{
-			{ID: check.StepBackup, Title: "Back up", Effect: "all is kept", Finished: true},
-			{ID: check.StepTarget, Title: "Set the target", Effect: "nodes are replaced", Warning: "their disks are gone", Final: true},
-			{ID: plan.StepRollout, Title: "Wait", Effect: "all nodes are new"},
-		},
-	}
-}
 
 func TestApplyRequiresConsent(t *testing.T) {
 	for _, tt := range []struct {
@@ -51,19 +31,19 @@ func TestApplyRequiresConsent(t *testing.T) {
 		{"unknown output format", "-o xml", plan.ExitUsage, "want text, json or markdown"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			f := &fakeEngine{plan: upgradePlan()}
+			f := &enginefake.Engine{Plan: enginefake.UpgradePlan()}
 			args := append([]string{"upgrade", "apply", "--non-interactive"}, strings.Fields(tt.args)...)
 			if slices.Contains(args, "--dry-run") {
-				f.plan.Rehearsal = true
+				f.Plan.Rehearsal = true
 			}
 			if i := slices.Index(args, "--ack"); i >= 0 {
-				f.plan.Acknowledged = []string{"local-data"}
+				f.Plan.Acknowledged = []string{"local-data"}
 			}
 			_, errs, code := printed(t, f, "", args...)
 			if code != tt.exit || !strings.Contains(errs, tt.says) {
 				t.Errorf("exit %d, want %d; stderr %q, want %q", code, tt.exit, errs, tt.says)
 			}
-			if ran := f.ran > 0; ran != (tt.exit == plan.ExitDone) {
+			if ran := f.Ran > 0; ran != (tt.exit == plan.ExitDone) {
 				t.Errorf("ran: %t", ran)
 			}
 		})
@@ -73,8 +53,8 @@ func TestApplyRequiresConsent(t *testing.T) {
 // The remedy of a finding names --ack, so `upgrade prepare` takes it, too.
 func TestPrepareTakesTheFlagOfTheRemedy(t *testing.T) {
 	for _, flag := range []string{"--ack", "--acknowledge"} {
-		f := &fakeEngine{plan: upgradePlan()}
-		f.plan.Acknowledged = []string{"local-data"}
+		f := &enginefake.Engine{Plan: enginefake.UpgradePlan()}
+		f.Plan.Acknowledged = []string{"local-data"}
 		if _, errs, code := printed(t, f, "", "upgrade", "prepare", "--non-interactive", "--yes", flag, "local-data"); code != plan.ExitDone {
 			t.Errorf("%s: exit %d, stderr %q", flag, code, errs)
 		}
@@ -82,9 +62,9 @@ func TestPrepareTakesTheFlagOfTheRemedy(t *testing.T) {
 }
 
 func TestApplyPrintsWholePlan(t *testing.T) {
-	s := newSession(App{Env: func(string) string { return "" }, Now: func() time.Time { return start }})
-	p := upgradePlan()
-	p.LastBackup = &plan.LastBackup{Created: start.Add(-26 * time.Hour), Objects: 214, Bytes: 3 << 20, Etcd: true}
+	s := newSession(App{Env: func(string) string { return "" }, Now: func() time.Time { return enginefake.Start }})
+	p := enginefake.UpgradePlan()
+	p.LastBackup = &plan.LastBackup{Created: enginefake.Start.Add(-26 * time.Hour), Objects: 214, Bytes: 3 << 20, Etcd: true}
 	text := strings.Join(s.planText(p), "\n")
 	for _, want := range []string{"last backup    26h ago, 214 objects, 3 MiB, with an etcd snapshot", "OS image", "v1.0.0", "v1.1.0", "replaces 2 of workers", "backup            done before", "(point of no return)", "data of db/pg will be lost", "Warning: their disks are gone"} {
 		if !strings.Contains(text, want) {
@@ -98,9 +78,9 @@ func TestPauseResumeCancel(t *testing.T) {
 	for verb, want := range map[string]cluster.RolloutChange{
 		"pause": {Paused: &yes}, "resume": {Paused: &no, Cancelled: &no}, "cancel": {Cancelled: &yes},
 	} {
-		f := &fakeEngine{rollout: cluster.Rollout{Target: cluster.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.35.4"}}}
+		f := &enginefake.Engine{Rollout: cluster.Rollout{Target: cluster.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.35.4"}}}
 		out, _, code := printed(t, f, "", "upgrade", verb)
-		if d := cmp.Diff(want, f.changed); code != 0 || d != "" || !strings.Contains(out, "the rollout to image v1.1.0 and Kubernetes v1.35.4 ") {
+		if d := cmp.Diff(want, f.Changed); code != 0 || d != "" || !strings.Contains(out, "the rollout to image v1.1.0 and Kubernetes v1.35.4 ") {
 			t.Errorf("%s: exit %d, %q (-want +got):\n%s", verb, code, out, d)
 		}
 		if out, _, code := printed(t, f, "", "upgrade", verb, "-o", "json"); code != 0 || !strings.Contains(out, `"changed": true`) {
@@ -125,7 +105,7 @@ func TestSkipAndRetry(t *testing.T) {
 		},
 		{
 			"retry of a postponed node", "retry",
-			cluster.SkipState{Name: "worker-3", Kind: cluster.SkipNode, Postponed: start},
+			cluster.SkipState{Name: "worker-3", Kind: cluster.SkipNode, Postponed: enginefake.Start},
 			nil, plan.ExitDone,
 			"node worker-3 is resumed: the rollout replaces it in turn\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
 		},
@@ -143,10 +123,10 @@ func TestSkipAndRetry(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			f := &fakeEngine{holding: tt.was, planErr: tt.err}
+			f := &enginefake.Engine{Holding: tt.was, PlanErr: tt.err}
 			out, _, code := printed(t, f, "", "upgrade", tt.verb, "worker-3")
-			if out = regexp.MustCompile(" -C [^ ]+").ReplaceAllString(out, ""); code != tt.code || out != tt.text || f.skipped != "worker-3" || f.skips != (tt.verb == "skip") {
-				t.Errorf("exit %d, %q; Skip called with %q %t", code, out, f.skipped, f.skips)
+			if out = regexp.MustCompile(" -C [^ ]+").ReplaceAllString(out, ""); code != tt.code || out != tt.text || f.Skipped != "worker-3" || f.Skips != (tt.verb == "skip") {
+				t.Errorf("exit %d, %q; Skip called with %q %t", code, out, f.Skipped, f.Skips)
 			}
 			out, _, code = printed(t, f, "", "upgrade", tt.verb, "worker-3", "-o", "json")
 			if out = strings.NewReplacer("\n", "", "  ", "", ": ", ":").Replace(out); code != tt.code || !strings.Contains(out, tt.json) {
@@ -154,26 +134,26 @@ func TestSkipAndRetry(t *testing.T) {
 			}
 		})
 	}
-	if _, errs, code := printed(t, &fakeEngine{}, "", "upgrade", "skip"); code != plan.ExitUsage {
+	if _, errs, code := printed(t, &enginefake.Engine{}, "", "upgrade", "skip"); code != plan.ExitUsage {
 		t.Errorf("without a name: exit %d, %q", code, errs)
 	}
 }
 
 // The Markdown summary covers the whole run and escapes markup from the cluster.
 func TestApplyWritesASummary(t *testing.T) {
-	p := hopPlan()
+	p := enginefake.HopPlan()
 	p.Acknowledged = []string{"local-data", "oldest-supports-kubernetes"}
 	p.Findings[2].Title = "a workload called <b>`x`</b> | has no probe"
-	events, _ := hopEvents(t, p)
-	out, errs, code := printed(t, &fakeEngine{plan: p, events: events}, "", "upgrade", "apply", "--yes", "-o", "markdown")
+	events, _ := enginefake.HopEvents(t, p)
+	out, errs, code := printed(t, &enginefake.Engine{Plan: p, Events: events}, "", "upgrade", "apply", "--yes", "-o", "markdown")
 	if code != 0 || !strings.Contains(errs, "wait-for-rollout   ok") {
 		t.Fatalf("exit %d, stderr %q", code, errs)
 	}
-	checkGolden(t, "plain/apply.md", out)
+	enginefake.CheckGolden(t, "plain/apply.md", out)
 }
 
 func TestApplyWritesASummaryOfARefusal(t *testing.T) {
-	out, _, code := printed(t, &fakeEngine{plan: hopPlan()}, "", "upgrade", "apply", "--yes", "-o", "markdown")
+	out, _, code := printed(t, &enginefake.Engine{Plan: enginefake.HopPlan()}, "", "upgrade", "apply", "--yes", "-o", "markdown")
 	if code != plan.ExitUnacknowledged || !strings.Contains(out, "## Upgrade apply of cluster `demo`: failed") || !strings.Contains(out, "local-data, oldest-supports-kubernetes must be acknowledged by ID (exit 5") {
 		t.Errorf("exit %d\n%s", code, out)
 	}

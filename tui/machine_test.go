@@ -1,7 +1,6 @@
 package tui
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -9,17 +8,13 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/plan"
+	"constellation/tui/internal/enginefake"
 )
-
-func (f *fakeEngine) PlanRevoke(_ context.Context, r engine.RevokeRequest) (*plan.Plan, error) {
-	f.revokedAs = r
-	return f.plan, f.planErr
-}
 
 func TestRevokeRequiresConsent(t *testing.T) {
 	pl := func(edit func(*plan.Plan)) *plan.Plan {
 		p := &plan.Plan{
-			ID: "machine-revoke-20261121070501-1a2b3c4d", Verb: plan.VerbRevoke, Cluster: "demo", Node: "worker-1", Created: start,
+			ID: "machine-revoke-20261121070501-1a2b3c4d", Verb: plan.VerbRevoke, Cluster: "demo", Node: "worker-1", Created: enginefake.Start,
 			Notes: []string{"Data on its disks is lost."},
 			Steps: []plan.Step{{ID: engine.StepRemove, Title: "Have the machine removed", Effect: "machine and Node are deleted", Warning: "It can never join again."}},
 		}
@@ -33,28 +28,28 @@ func TestRevokeRequiresConsent(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name    string
-		e       fakeEngine
+		e       enginefake.Engine
 		args    []string
 		ran     int
 		code    int
 		want    string // on stdout or stderr
 		request engine.RevokeRequest
 	}{
-		{"no consent", fakeEngine{plan: pl(nil)}, nil, 0, plan.ExitUnacknowledged, "--yes", engine.RevokeRequest{Node: "worker-1"}},
-		{"the plan warns of data loss", fakeEngine{plan: pl(nil)}, nil, 0, plan.ExitUnacknowledged, "Data on its disks is lost.", engine.RevokeRequest{Node: "worker-1"}},
-		{"the plan lists its steps", fakeEngine{plan: pl(nil)}, nil, 0, plan.ExitUnacknowledged, "would     Have the machine removed: machine and Node are deleted", engine.RevokeRequest{Node: "worker-1"}},
+		{"no consent", enginefake.Engine{Plan: pl(nil)}, nil, 0, plan.ExitUnacknowledged, "--yes", engine.RevokeRequest{Node: "worker-1"}},
+		{"the plan warns of data loss", enginefake.Engine{Plan: pl(nil)}, nil, 0, plan.ExitUnacknowledged, "Data on its disks is lost.", engine.RevokeRequest{Node: "worker-1"}},
+		{"the plan lists its steps", enginefake.Engine{Plan: pl(nil)}, nil, 0, plan.ExitUnacknowledged, "would     Have the machine removed: machine and Node are deleted", engine.RevokeRequest{Node: "worker-1"}},
 		{
 			"it is accepted",
-			fakeEngine{plan: pl(nil)},
+			enginefake.Engine{Plan: pl(nil)},
 			[]string{"--replace", "--reason", "captured", "--kubeconfig", "k", "--non-interactive", "--yes"},
 			1, plan.ExitDone, "",
 			engine.RevokeRequest{Node: "worker-1", Replace: true, Reason: "captured", Kubeconfig: "k"},
 		},
-		{"a dry run needs no consent", fakeEngine{plan: pl(func(p *plan.Plan) { p.Rehearsal = true })}, []string{"--dry-run"}, 1, plan.ExitDone, "", engine.RevokeRequest{Node: "worker-1", Rehearse: true}},
-		{"the last control plane", fakeEngine{plan: pl(blocked)}, []string{"--yes"}, 0, plan.ExitBlocked, "create a new cluster", engine.RevokeRequest{Node: "worker-1"}},
+		{"a dry run needs no consent", enginefake.Engine{Plan: pl(func(p *plan.Plan) { p.Rehearsal = true })}, []string{"--dry-run"}, 1, plan.ExitDone, "", engine.RevokeRequest{Node: "worker-1", Rehearse: true}},
+		{"the last control plane", enginefake.Engine{Plan: pl(blocked)}, []string{"--yes"}, 0, plan.ExitBlocked, "create a new cluster", engine.RevokeRequest{Node: "worker-1"}},
 		{
 			"there is no such machine",
-			fakeEngine{planErr: &plan.Error{Err: errors.New("there is no such node"), Exit: plan.ExitUsage, Remedy: "look at status"}},
+			enginefake.Engine{PlanErr: &plan.Error{Err: errors.New("there is no such node"), Exit: plan.ExitUsage, Remedy: "look at status"}},
 			[]string{"--yes"},
 			0, plan.ExitUsage, "there is no such node",
 			engine.RevokeRequest{Node: "worker-1"},
@@ -63,11 +58,11 @@ func TestRevokeRequiresConsent(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			e := tt.e
 			out, errs, code := printedHere(t, &e, append([]string{"machine", "revoke", "worker-1"}, tt.args...)...)
-			if code != tt.code || e.ran != tt.ran || !strings.Contains(out+errs, tt.want) {
-				t.Errorf("exit %d, ran %d times, want %d and %d with %q\nstderr %s\n%s", code, e.ran, tt.code, tt.ran, tt.want, errs, out)
+			if code != tt.code || e.Ran != tt.ran || !strings.Contains(out+errs, tt.want) {
+				t.Errorf("exit %d, ran %d times, want %d and %d with %q\nstderr %s\n%s", code, e.Ran, tt.code, tt.ran, tt.want, errs, out)
 			}
-			if e.revokedAs != tt.request {
-				t.Errorf("PlanRevoke called with %+v, want %+v", e.revokedAs, tt.request)
+			if e.RevokedAs != tt.request {
+				t.Errorf("PlanRevoke called with %+v, want %+v", e.RevokedAs, tt.request)
 			}
 		})
 	}
@@ -86,7 +81,7 @@ func TestRevokePromptWantsTheName(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var errs strings.Builder
-			s := newSession(App{Env: func(string) string { return "" }, Now: func() time.Time { return start }, Stdin: strings.NewReader(tt.answer), Stdout: &strings.Builder{}, Stderr: &errs})
+			s := newSession(App{Env: func(string) string { return "" }, Now: func() time.Time { return enginefake.Start }, Stdin: strings.NewReader(tt.answer), Stdout: &strings.Builder{}, Stderr: &errs})
 			p := &plan.Plan{Verb: plan.VerbRevoke, Cluster: "demo", Steps: []plan.Step{{ID: engine.StepRemove}}}
 			_, err := s.accept(p, s.printer(text, false), text, acceptance{
 				asks: true, question: fixedQuestion("Type worker-1 to revoke this machine: "), name: "worker-1", show: func(*plan.Plan, sink) {},

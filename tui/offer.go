@@ -13,10 +13,10 @@ import (
 // offer is a possible next command: its title, and the verb with its arguments.
 type offer struct{ title, verb string }
 
-// offers are the next commands at each stage of a workspace.
+// offers are the next commands at each stage of a workspace, after those that lead to
+// machines.
 var offers = map[engine.Stage][]offer{
-	engine.StageEmpty:      {{"Start a sandbox", "sandbox up"}, {"Write a configuration", "config generate sandbox"}},
-	engine.StageConfigured: {{"Start the machines", "sandbox up"}, {"Check the configuration", "config validate"}},
+	engine.StageConfigured: {{"Check the configuration", "config validate"}},
 	engine.StageReady:      {{"Create the cluster", "init"}, {"Check the configuration", "config validate"}, {"Show the machines", "status"}},
 	engine.StagePartial:    {{"Resume creating the cluster", "init"}, {"Show the machines", "status"}},
 	engine.StageCluster: {
@@ -43,7 +43,11 @@ func (s *session) askNext(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		list := offers[h.Stage]
+		var list []offer
+		for _, x := range engine.NextSteps(h) {
+			list = append(list, offer{x.Title, x.Verb})
+		}
+		list = append(list, offers[h.Stage]...)
 		fmt.Fprintln(s.out)
 		for i, o := range list {
 			fmt.Fprintf(s.out, "%d  %s: %s\n", i+1, o.title, s.command(o.verb))

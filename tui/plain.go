@@ -127,59 +127,7 @@ func (p *plainPrinter) draw() {
 func (p *plainPrinter) event(ev plan.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c, i := p.t.Apply(ev)
-	wrote := true
-	switch c {
-	case view.Began:
-		text := p.t.Tool
-		if p.t.Cluster != "" {
-			text += "  cluster " + p.t.Cluster
-		}
-		text += view.Marked(p.t.Simulated, "  ")
-		if p.t.Run != "" {
-			text += "  run " + p.t.Run
-		}
-		p.line(ev.Time, "run", "start", strings.TrimSpace(text))
-	case view.Planned:
-		p.printPlan(ev.Time)
-	case view.Checked:
-		wrote = p.printCheck(ev.Time, p.t.Checks[i])
-	case view.NodePlanChanged:
-		wrote = p.printNodePlan(ev)
-	case view.Stepped:
-		p.printChecks(ev.Time)
-		p.printStep(ev.Time, &p.t.Steps[i])
-	case view.Moved:
-		wrote = p.printMachine(ev.Time, &p.t.Machines[i])
-	case view.Waits:
-		if p.t.Why.Text == "" {
-			// Only the end of a wait with a remedy is printed: the user may be acting on it.
-			if wrote = p.waited.Remedy != ""; wrote {
-				p.line(ev.Time, p.subject(), "go on", "wait ended after "+term.Duration(ev.Time.Sub(p.waited.Since)))
-			}
-			p.waited = view.Waiting{}
-			break
-		}
-		if p.waited.Remedy == "" || p.waited.Object != p.t.Why.Object {
-			p.waited = p.t.Why
-		}
-		p.line(ev.Time, p.subject(), "wait", p.t.Why.Text+p.remedyTail(p.t.Why.Remedy))
-	case view.Logged:
-		x := p.t.Log.At(i)
-		// Machines log many harmless warnings; the record of the run keeps them.
-		if wrote = x.Level == "error" || x.Level == "warn" && x.Node == ""; wrote {
-			p.line(ev.Time, view.Source(x), x.Level, x.Text)
-		}
-	case view.Concluded:
-		p.printChecks(ev.Time)
-		if p.dirty {
-			p.printGroups()
-		}
-		p.printResult(ev.Time)
-	default:
-		wrote = false
-	}
-	if wrote {
+	if p.print(ev) {
 		p.last, p.beat = p.now(), 0
 		if p.live == nil && !p.closed {
 			p.timer.Reset(p.pause())
@@ -188,6 +136,76 @@ func (p *plainPrinter) event(ev plan.Event) {
 	if p.live != nil && p.t.Result == nil {
 		p.draw()
 	}
+}
+
+// print folds an event and writes its lines. It reports whether it wrote any.
+func (p *plainPrinter) print(ev plan.Event) bool {
+	c, i := p.t.Apply(ev)
+	switch c {
+	case view.Began:
+		p.printBegin(ev.Time)
+	case view.Planned:
+		p.printPlan(ev.Time)
+	case view.Checked:
+		return p.printCheck(ev.Time, p.t.Checks[i])
+	case view.NodePlanChanged:
+		return p.printNodePlan(ev)
+	case view.Stepped:
+		p.printChecks(ev.Time)
+		p.printStep(ev.Time, &p.t.Steps[i])
+	case view.Moved:
+		return p.printMachine(ev.Time, &p.t.Machines[i])
+	case view.Waits:
+		return p.printWait(ev.Time)
+	case view.Logged:
+		x := p.t.Log.At(i)
+		// Machines log many harmless warnings; the record of the run keeps them.
+		if x.Level != "error" && (x.Level != "warn" || x.Node != "") {
+			return false
+		}
+		p.line(ev.Time, view.Source(x), x.Level, x.Text)
+	case view.Concluded:
+		p.printChecks(ev.Time)
+		if p.dirty {
+			p.printGroups()
+		}
+		p.printResult(ev.Time)
+	default:
+		return false
+	}
+	return true
+}
+
+// printBegin writes the program, the cluster and the ID of the run.
+func (p *plainPrinter) printBegin(at time.Time) {
+	text := p.t.Tool
+	if p.t.Cluster != "" {
+		text += "  cluster " + p.t.Cluster
+	}
+	text += view.Marked(p.t.Simulated, "  ")
+	if p.t.Run != "" {
+		text += "  run " + p.t.Run
+	}
+	p.line(at, "run", "start", strings.TrimSpace(text))
+}
+
+// printWait writes why the run waits. Of the ends of waits it writes only those of waits with a
+// remedy: the user may be acting on it.
+func (p *plainPrinter) printWait(at time.Time) bool {
+	if p.t.Why.Text == "" {
+		before := p.waited
+		p.waited = view.Waiting{}
+		if before.Remedy == "" {
+			return false
+		}
+		p.line(at, p.subject(), "go on", "wait ended after "+term.Duration(at.Sub(before.Since)))
+		return true
+	}
+	if p.waited.Remedy == "" || p.waited.Object != p.t.Why.Object {
+		p.waited = p.t.Why
+	}
+	p.line(at, p.subject(), "wait", p.t.Why.Text+p.remedyTail(p.t.Why.Remedy))
+	return true
 }
 
 func (p *plainPrinter) close() {

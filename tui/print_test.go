@@ -14,16 +14,17 @@ import (
 	"constellation/engine"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
+	"constellation/tui/internal/enginefake"
 	"constellation/tui/term"
 )
 
 // printed runs a verb without a terminal and returns what it wrote.
-func printed(t *testing.T, e *fakeEngine, program string, args ...string) (stdout, stderr string, code int) {
+func printed(t *testing.T, e *enginefake.Engine, program string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	code = App{
 		Release: "v1.1.0", Program: program, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
-		Env: func(k string) string { return map[string]string{"LANG": "C.UTF-8"}[k] }, Now: func() time.Time { return start },
+		Env: func(k string) string { return map[string]string{"LANG": "C.UTF-8"}[k] }, Now: func() time.Time { return enginefake.Start },
 		Engine: func(*workspace.Workspace, *slog.Logger) (Engine, error) { return e, nil },
 	}.Run(append([]string{"-C", t.TempDir()}, args...))
 	return out.String(), errs.String(), code
@@ -31,9 +32,9 @@ func printed(t *testing.T, e *fakeEngine, program string, args ...string) (stdou
 
 // Output to a pipe has no width limit.
 func TestPrintedOutputIsNotTruncated(t *testing.T) {
-	st := wordyStatus()
+	st := enginefake.WordyStatus()
 	st.Nodes[2].Name = "worker-in-a-group-with-a-name-that-is-longer-than-any-column-1"
-	out, _, code := printed(t, &fakeEngine{status: st}, "", "status")
+	out, _, code := printed(t, &enginefake.Engine{StatusData: st}, "", "status")
 	for _, want := range []string{st.Nodes[1].Message, st.Nodes[2].Name, st.Services[1].Message, "join-service is not ready: 0 of 1 pods: " + st.Health[0].Detail, "crictl logs tell more there"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is truncated in\n%s", want, out)
@@ -43,22 +44,22 @@ func TestPrintedOutputIsNotTruncated(t *testing.T) {
 		t.Errorf("exit %d:\n%s", code, out)
 	}
 
-	h := demoHome(engine.StageConfigured)
+	h := enginefake.DemoHome(engine.StageConfigured)
 	h.Problems = []plan.Finding{{Severity: plan.Block, Title: "cannot use constellation-state.yaml", Detail: strings.Repeat("a long story ", 20) + "with an end"}}
-	h.Runs = []plan.RunSummary{{Verb: plan.VerbInit, Status: plan.StateFailed, Started: start, Text: strings.Repeat("another story ", 20) + "with an end"}}
-	if out, _, _ := printed(t, &fakeEngine{home: h}, "", "--non-interactive"); strings.Count(out, "with an end") != 2 {
+	h.Runs = []plan.RunSummary{{Verb: plan.VerbInit, Status: plan.StateFailed, Started: enginefake.Start, Text: strings.Repeat("another story ", 20) + "with an end"}}
+	if out, _, _ := printed(t, &enginefake.Engine{HomeData: h}, "", "--non-interactive"); strings.Count(out, "with an end") != 2 {
 		t.Errorf("home is truncated:\n%s", out)
 	}
 }
 
 // A blocked plan prints its findings and no steps.
 func TestBlockedPlanPrintsNoSteps(t *testing.T) {
-	p := planIn(t, recorded(t, "init"))
-	if out, _, code := printed(t, &fakeEngine{plan: p}, "", "init", "--non-interactive"); code != plan.ExitUnacknowledged || strings.Count(out, " would ") != 8 {
+	p := enginefake.PlanIn(t, enginefake.Recorded(t, "init"))
+	if out, _, code := printed(t, &enginefake.Engine{Plan: p}, "", "init", "--non-interactive"); code != plan.ExitUnacknowledged || strings.Count(out, " would ") != 8 {
 		t.Errorf("a plan to be accepted: exit %d\n%s", code, out)
 	}
 	p.Findings = []plan.Finding{{ID: "machines", Severity: plan.Block, Title: "group workers has 2 machines, and the configuration wants 5", Remedy: "write count: 2"}}
-	out, errs, code := printed(t, &fakeEngine{plan: p}, "", "init", "--non-interactive", "--yes")
+	out, errs, code := printed(t, &enginefake.Engine{Plan: p}, "", "init", "--non-interactive", "--yes")
 	if code != plan.ExitBlocked || strings.Contains(out, " would ") || !strings.Contains(out, " check              BLOCK     group workers has 2 machines") {
 		t.Errorf("a blocked plan: exit %d\n%s", code, out)
 	}
@@ -69,15 +70,15 @@ func TestBlockedPlanPrintsNoSteps(t *testing.T) {
 
 // Printed commands run from the current directory.
 func TestCommandsCanBeCopied(t *testing.T) {
-	events := recorded(t, "init")
-	h := demoHome(engine.StageReady)
+	events := enginefake.Recorded(t, "init")
+	h := enginefake.DemoHome(engine.StageReady)
 	h.Next = []engine.Suggestion{{Title: "Create the cluster", Command: "constellation init -C /home/ops/demo"}}
 	h.Problems = []plan.Finding{{Severity: plan.Warn, Title: "old", Remedy: "run `constellation sandbox up`"}}
-	out, _, _ := printed(t, &fakeEngine{home: h, plan: planIn(t, events), events: events}, "bin/constellation", "--non-interactive")
+	out, _, _ := printed(t, &enginefake.Engine{HomeData: h, Plan: enginefake.PlanIn(t, events), Events: events}, "bin/constellation", "--non-interactive")
 	if !strings.Contains(out, "next      bin/constellation init -C /home/ops/demo ") || !strings.Contains(out, "run `bin/constellation -C /") {
 		t.Errorf("home prints\n%s", out)
 	}
-	out, errs, _ := printed(t, &fakeEngine{plan: planIn(t, events), events: recorded(t, "stopped")}, "bin/constellation", "init", "--non-interactive", "--yes")
+	out, errs, _ := printed(t, &enginefake.Engine{Plan: enginefake.PlanIn(t, events), Events: enginefake.Recorded(t, "stopped")}, "bin/constellation", "init", "--non-interactive", "--yes")
 	if !strings.Contains(out, " resume                       bin/constellation init") {
 		t.Errorf("a stopped run prints\n%s%s", out, errs)
 	}
@@ -89,7 +90,7 @@ func TestWaitWithARemedyAndItsEndArePrinted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
+	at := func(s int) time.Time { return enginefake.Start.Add(time.Duration(s) * time.Second) }
 	out := plainOf(t, []plan.Event{
 		{Time: at(0), Kind: plan.KindPlan, Data: p},
 		{Time: at(0), Kind: plan.KindStep, Step: "charts", State: plan.StateRunning},

@@ -2,9 +2,9 @@ package tui
 
 import (
 	"bytes"
+	"constellation/tui/view"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"reflect"
 	"strings"
@@ -15,6 +15,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/plan"
+	"constellation/tui/internal/enginefake"
 	"constellation/tui/term"
 )
 
@@ -25,7 +26,7 @@ func plainOf(t *testing.T, events []plan.Event) string {
 	synctest.Test(t, func(t *testing.T) {
 		// The synctest clock starts in 2000; the printer's clock follows the events.
 		began := time.Now()
-		now := func() time.Time { return start.Add(time.Since(began)) }
+		now := func() time.Time { return enginefake.Start.Add(time.Since(began)) }
 		p := newPlainPrinter(&guarded{w: &b}, nil, now)
 		for _, ev := range events {
 			if d := ev.Time.Sub(now()); d > 0 {
@@ -41,8 +42,8 @@ func plainOf(t *testing.T, events []plan.Event) string {
 func TestPlainPrinter(t *testing.T) {
 	for _, name := range []string{"init", "failed", "hung", "stopped", "resumed", "taken-up", "many", "prepare"} {
 		t.Run(name, func(t *testing.T) {
-			out := plainOf(t, recorded(t, name))
-			checkGolden(t, "plain/"+name+".txt", out)
+			out := plainOf(t, enginefake.Recorded(t, name))
+			enginefake.CheckGolden(t, "plain/"+name+".txt", out)
 			for _, r := range out {
 				if r != '\n' && engine.HiddenRune(r) {
 					t.Errorf("the output holds %q", r)
@@ -56,7 +57,7 @@ func TestPlainPrinter(t *testing.T) {
 // the interval.
 func TestHeartbeat(t *testing.T) {
 	p, _ := json.Marshal(plan.Plan{ID: "r", Verb: plan.VerbInit, Cluster: "demo", Steps: []plan.Step{{ID: "wait-ready", Title: "Wait"}}})
-	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
+	at := func(s int) time.Time { return enginefake.Start.Add(time.Duration(s) * time.Second) }
 	out := plainOf(t, []plan.Event{
 		{Time: at(0), Kind: plan.KindPlan, Data: p},
 		{Time: at(0), Kind: plan.KindStep, Step: "wait-ready", State: plan.StateRunning},
@@ -82,7 +83,7 @@ func TestHeartbeat(t *testing.T) {
 
 func TestJSONLinesAreTheEvents(t *testing.T) {
 	for _, name := range []string{"init", "failed", "hung", "prepare"} {
-		events := recorded(t, name)
+		events := enginefake.Recorded(t, name)
 		var b bytes.Buffer
 		p := jsonPrinter{&b}
 		for _, ev := range events {
@@ -107,7 +108,7 @@ func TestJSONLinesAreTheEvents(t *testing.T) {
 			}
 		}
 		if name == "hung" || name == "prepare" {
-			checkGolden(t, "json/"+name+".jsonl", b.String())
+			enginefake.CheckGolden(t, "json/"+name+".jsonl", b.String())
 		}
 	}
 }
@@ -166,24 +167,17 @@ func FuzzClean(f *testing.F) {
 	})
 }
 
-// Console and printer have the same counts after every event.
-func TestPrinterAndConsoleAgree(t *testing.T) {
+// The printer has the counts of the timeline after every event, as the console does.
+func TestPrinterFoldsTheTimeline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, name := range []string{"init", "many", "resumed", "taken-up"} {
-			events := recorded(t, name)
-			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, term.Display{}, 80, 24)
-			s.c.plan = planIn(t, events)
-			s.c.screen, s.c.running, s.c.ran = s.c.run, true, true
-			s.c.t.SetPlan(s.c.plan)
-			p := newPlainPrinter(&guarded{w: &bytes.Buffer{}}, nil, func() time.Time { return start })
-			for i, ev := range events {
-				s.tell(batch{s.c.task, []plan.Event{ev}})
+			var tl view.Timeline
+			p := newPlainPrinter(&guarded{w: &bytes.Buffer{}}, nil, func() time.Time { return enginefake.Start })
+			for i, ev := range enginefake.Recorded(t, name) {
+				tl.Apply(ev)
 				p.event(ev)
-				if p.t.Plan == nil {
-					continue
-				}
-				if a, b := fmt.Sprint(s.c.t.Groups(), s.c.t.Finished(), s.c.t.Why.Text), fmt.Sprint(p.t.Groups(), p.t.Finished(), p.t.Why.Text); a != b {
-					t.Fatalf("%s, event %d: the console has %s, the printer %s", name, i+1, a, b)
+				if a, b := enginefake.CountsOf(&tl), enginefake.CountsOf(&p.t); a != b {
+					t.Fatalf("%s, event %d: the timeline has %s, the printer %s", name, i+1, a, b)
 				}
 			}
 			p.close()
@@ -197,7 +191,7 @@ func TestClosedPipe(t *testing.T) {
 	told := 0
 	g := &guarded{w: w, gone: func() { told++ }}
 	p := newPlainPrinter(g, nil, time.Now)
-	for _, ev := range recorded(t, "init") {
+	for _, ev := range enginefake.Recorded(t, "init") {
 		p.event(ev)
 	}
 	p.close()
@@ -224,15 +218,3 @@ type failingWriter struct {
 }
 
 func (f *failingWriter) Write([]byte) (int, error) { f.calls++; return 0, f.err }
-
-func TestSetScalar(t *testing.T) {
-	const in = "# my cluster\nversion: v2\nname: demo # short\nkubernetesVersion: \"v1.35.4\"\nnodeGroups:\n  name: inner\n"
-	got := string(setScalar(setScalar([]byte(in), "name", "prod"), "kubernetesVersion", "v1.36.3"))
-	want := "# my cluster\nversion: v2\nname: prod # short\nkubernetesVersion: v1.36.3\nnodeGroups:\n  name: inner\n"
-	if got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
-	if got := string(setScalar([]byte(in), "absent", "x")); got != in {
-		t.Errorf("a key that is absent changed the file to\n%s", got)
-	}
-}

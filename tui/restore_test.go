@@ -1,7 +1,6 @@
 package tui
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"strings"
@@ -12,21 +11,8 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/plan"
+	"constellation/tui/internal/enginefake"
 )
-
-func (f *fakeEngine) PlanRestore(_ context.Context, r engine.RestoreRequest, emit func(plan.Event)) (*plan.Plan, error) {
-	f.restoredAs = r
-	emit(plan.Event{Kind: plan.KindProgress, Object: "verify", Text: "backup " + r.ID, Current: 1, Total: 2})
-	return f.plan, f.planErr
-}
-
-func (f *fakeEngine) Differ(_ context.Context, r engine.RestoreRequest, _ func(plan.Event), report func(engine.Difference)) (engine.Compared, error) {
-	f.restoredAs = r
-	for _, d := range f.differences {
-		report(d)
-	}
-	return f.compared, f.planErr
-}
 
 const restoredID = "backup-20261121070501-1a2b3c4d"
 
@@ -40,7 +26,7 @@ func TestDiffOutput(t *testing.T) {
 	compared := engine.Compared{Types: 3, Objects: 1200}
 	for _, tt := range []struct {
 		name   string
-		e      fakeEngine
+		e      enginefake.Engine
 		text   string
 		json   string
 		code   int
@@ -48,13 +34,13 @@ func TestDiffOutput(t *testing.T) {
 	}{
 		{
 			"nothing differs",
-			fakeEngine{compared: compared},
+			enginefake.Engine{Compared: compared},
 			"nothing differs from backup " + restoredID + " (1200 objects of 3 types)\n",
 			`{"schema":"1.0","backup":"` + restoredID + `","differences":[],"complete":true,"added":0,"removed":0,"changed":0,"types":3,"objects":1200}`, plan.ExitDone, "",
 		},
 		{
 			"some objects differ",
-			fakeEngine{compared: compared, differences: some},
+			enginefake.Engine{Compared: compared, Differences: some},
 			"~ example.com/widgets/shop/blue  spec.a, data[\"\\u202ex\"] and 2 more\n- example.com/fleets/one\n+ core/secrets/shop/new\n1 removed, 1 changed, 1 added since backup " + restoredID + " (1200 objects of 3 types)\n",
 			`{"schema":"1.0","backup":"` + restoredID + `","differences":[{"object":{"group":"example.com","resource":"widgets","namespace":"shop","name":"blue"},"change":"changed","fields":["spec.a","data[\"\\u202ex\"]"],"more":2},` +
 				`{"object":{"group":"example.com","resource":"fleets","name":"one"},"change":"removed"},{"object":{"group":"","resource":"secrets","namespace":"shop","name":"new"},"change":"added"}],"complete":true,"added":1,"removed":1,"changed":1,"types":3,"objects":1200}`,
@@ -62,12 +48,12 @@ func TestDiffOutput(t *testing.T) {
 		},
 		{
 			"a part could not be compared",
-			fakeEngine{compared: engine.Compared{Types: 3, Objects: 2, Skipped: []string{"gizmos.example.com: no"}}},
+			enginefake.Engine{Compared: engine.Compared{Types: 3, Objects: 2, Skipped: []string{"gizmos.example.com: no"}}},
 			"? gizmos.example.com: no\n0 removed, 0 changed, 0 added since backup " + restoredID + " (2 objects of 3 types)\n",
 			`{"schema":"1.0","backup":"` + restoredID + `","differences":[],"complete":false,"added":0,"removed":0,"changed":0,"types":3,"objects":2,"skipped":["gizmos.example.com: no"]}`,
 			plan.ExitFailed, "1 part could not be compared: gizmos.example.com: no",
 		},
-		{"backup not found", fakeEngine{planErr: &plan.Error{Op: "open backup", Err: errors.New("there is none"), Exit: plan.ExitUsage}}, "", "", plan.ExitUsage, "there is none"},
+		{"backup not found", enginefake.Engine{PlanErr: &plan.Error{Op: "open backup", Err: errors.New("there is none"), Exit: plan.ExitUsage}}, "", "", plan.ExitUsage, "there is none"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := tt.e
@@ -75,8 +61,8 @@ func TestDiffOutput(t *testing.T) {
 			if out != tt.text || code != tt.code || !strings.Contains(errs, tt.stderr) {
 				t.Errorf("exit %d, stderr %q\n got %q\nwant %q", code, errs, out, tt.text)
 			}
-			if want := (engine.RestoreRequest{ID: restoredID, Dir: "d", Only: []string{"example.com/widgets"}}); !cmp.Equal(e.restoredAs, want) {
-				t.Errorf("asked for %+v", e.restoredAs)
+			if want := (engine.RestoreRequest{ID: restoredID, Dir: "d", Only: []string{"example.com/widgets"}}); !cmp.Equal(e.RestoredAs, want) {
+				t.Errorf("asked for %+v", e.RestoredAs)
 			}
 			out, _, code = printedHere(t, &e, "backup", "diff", restoredID, "-o", "json")
 			if tt.json == "" {
@@ -102,33 +88,33 @@ func TestDiffOutput(t *testing.T) {
 func TestRestoreRequiresConsent(t *testing.T) {
 	p := func(finished bool) *plan.Plan {
 		return &plan.Plan{
-			ID: "backup-restore-20261121070501-1a2b3c4d", Verb: plan.VerbRestore, Cluster: "demo", Created: start,
+			ID: "backup-restore-20261121070501-1a2b3c4d", Verb: plan.VerbRestore, Cluster: "demo", Created: enginefake.Start,
 			Findings: []plan.Finding{{ID: "other-cluster", Severity: plan.Warn, Title: "the backup is of another cluster"}},
 			Steps:    []plan.Step{{ID: engine.StepRestore, Title: "Restore backup " + restoredID, Effect: "2 created", Finished: finished}},
 		}
 	}
 	for _, tt := range []struct {
 		name      string
-		e         fakeEngine
+		e         enginefake.Engine
 		args      []string
 		ran, code int
 		stdout    string
 	}{
-		{"no consent", fakeEngine{plan: p(false)}, nil, 0, plan.ExitUnacknowledged, "would     Restore backup " + restoredID + ": 2 created"},
-		{"accepted", fakeEngine{plan: p(false)}, []string{"--yes", "--overwrite"}, 1, plan.ExitDone, ""},
-		{"a dry run needs no consent", fakeEngine{plan: p(false)}, []string{"--dry-run"}, 1, plan.ExitDone, ""},
-		{"nothing to restore", fakeEngine{plan: p(true), runErr: &plan.Error{Err: errors.New("nothing to restore"), Exit: plan.ExitNothing}}, nil, 1, plan.ExitNothing, ""},
-		{"damaged backup", fakeEngine{planErr: &plan.Error{Err: errors.New("not whole"), Remedy: "take another"}}, []string{"--yes"}, 0, plan.ExitFailed, ""},
+		{"no consent", enginefake.Engine{Plan: p(false)}, nil, 0, plan.ExitUnacknowledged, "would     Restore backup " + restoredID + ": 2 created"},
+		{"accepted", enginefake.Engine{Plan: p(false)}, []string{"--yes", "--overwrite"}, 1, plan.ExitDone, ""},
+		{"a dry run needs no consent", enginefake.Engine{Plan: p(false)}, []string{"--dry-run"}, 1, plan.ExitDone, ""},
+		{"nothing to restore", enginefake.Engine{Plan: p(true), RunErr: &plan.Error{Err: errors.New("nothing to restore"), Exit: plan.ExitNothing}}, nil, 1, plan.ExitNothing, ""},
+		{"damaged backup", enginefake.Engine{PlanErr: &plan.Error{Err: errors.New("not whole"), Remedy: "take another"}}, []string{"--yes"}, 0, plan.ExitFailed, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := tt.e
 			out, errs, code := printedHere(t, &e, append([]string{"backup", "restore", restoredID}, tt.args...)...)
-			if code != tt.code || e.ran != tt.ran || !strings.Contains(out, tt.stdout) {
-				t.Errorf("exit %d, ran %d times, stderr %q\n%s", code, e.ran, errs, out)
+			if code != tt.code || e.Ran != tt.ran || !strings.Contains(out, tt.stdout) {
+				t.Errorf("exit %d, ran %d times, stderr %q\n%s", code, e.Ran, errs, out)
 			}
 			overwrite := strings.Contains(strings.Join(tt.args, " "), "overwrite")
-			if e.restoredAs.ID != restoredID || e.restoredAs.Overwrite != overwrite {
-				t.Errorf("asked for %+v", e.restoredAs)
+			if e.RestoredAs.ID != restoredID || e.RestoredAs.Overwrite != overwrite {
+				t.Errorf("asked for %+v", e.RestoredAs)
 			}
 		})
 	}
@@ -154,10 +140,10 @@ func TestRestorePrintsEachObject(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out strings.Builder
-			p := newPlainPrinter(&guarded{w: &out}, nil, func() time.Time { return start })
+			p := newPlainPrinter(&guarded{w: &out}, nil, func() time.Time { return enginefake.Start })
 			defer p.close()
 			for _, ev := range events {
-				ev.Time = start
+				ev.Time = enginefake.Start
 				p.printRestored(ev, tt.dryRun)
 				p.event(ev)
 			}

@@ -211,7 +211,7 @@ func (s *session) answerWidth() int {
 	if w <= 0 {
 		return view.PrintedWidth
 	}
-	return max(minWidth, min(w, 120))
+	return max(view.MinWidth, min(w, 120))
 }
 
 // print writes lines without trailing spaces.

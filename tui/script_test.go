@@ -19,6 +19,7 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
 	"constellation/internal/golden"
+	"constellation/tui/internal/enginefake"
 )
 
 // TestMain runs this test binary as the program in scripts, with the real engine on a
@@ -48,11 +49,11 @@ func fakeApp() App {
 				if err != nil {
 					return nil, err
 				}
-				f := &fakeEngine{home: upgradeHome(), status: demoStatus()}
+				f := &enginefake.Engine{HomeData: enginefake.UpgradeHome(), StatusData: enginefake.DemoStatus()}
 				if os.Getenv("FAKE_HANGS") != "" {
-					f.checkPause = 1
+					f.CheckPause = 1
 				}
-				return f, json.Unmarshal(b, &f.check)
+				return f, json.Unmarshal(b, &f.CheckData)
 			}
 			return engine.New(ws, engine.Deps{Log: log}), nil
 		},
@@ -66,33 +67,33 @@ func fakeApp() App {
 	}
 }
 
-func fakeRun(ws *workspace.Workspace) (*fakeEngine, error) {
+func fakeRun(ws *workspace.Workspace) (*enginefake.Engine, error) {
 	b, err := os.ReadFile(os.Getenv("FAKE_RUN"))
 	if err != nil {
 		return nil, err
 	}
-	f := &fakeEngine{home: demoHome(engine.StageReady), status: demoStatus(), panics: os.Getenv("FAKE_PANIC") != ""}
+	f := &enginefake.Engine{HomeData: enginefake.DemoHome(engine.StageReady), StatusData: enginefake.DemoStatus(), Panics: os.Getenv("FAKE_PANIC") != ""}
 	if s := os.Getenv("FAKE_STAGE"); s != "" {
-		f.home.Stage = engine.Stage(s)
+		f.HomeData.Stage = engine.Stage(s)
 	}
-	f.home.Dir = ws.Dir()
-	f.pace, _ = strconv.ParseFloat(os.Getenv("FAKE_PACE"), 64)
+	f.HomeData.Dir = ws.Dir()
+	f.Pace, _ = strconv.ParseFloat(os.Getenv("FAKE_PACE"), 64)
 	for sc := bufio.NewScanner(bytes.NewReader(b)); sc.Scan(); {
 		var ev plan.Event
 		if err := json.Unmarshal(sc.Bytes(), &ev); err != nil {
 			return nil, err
 		}
-		f.events = append(f.events, ev)
+		f.Events = append(f.Events, ev)
 		switch ev.Kind {
 		case plan.KindPlan:
-			f.plan = &plan.Plan{}
-			if err := json.Unmarshal(ev.Data, f.plan); err != nil {
+			f.Plan = &plan.Plan{}
+			if err := json.Unmarshal(ev.Data, f.Plan); err != nil {
 				return nil, err
 			}
-			f.findings = f.plan.Findings
+			f.Findings = f.Plan.Findings
 		case plan.KindResult:
 			if *ev.Exit != 0 {
-				f.runErr = &plan.Error{Op: "init demo", Err: errors.New(ev.Text), Remedy: ev.Remedy, Exit: *ev.Exit}
+				f.RunErr = &plan.Error{Op: "init demo", Err: errors.New(ev.Text), Remedy: ev.Remedy, Exit: *ev.Exit}
 			}
 		}
 	}
@@ -100,7 +101,7 @@ func fakeRun(ws *workspace.Workspace) (*fakeEngine, error) {
 }
 
 func TestScripts(t *testing.T) {
-	streams, err := filepath.Abs("testdata/streams")
+	streams, err := filepath.Abs("internal/enginefake/testdata/streams")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,18 +2,13 @@ package tui
 
 import (
 	"bytes"
-	"context"
 	"errors"
-	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"regexp"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,7 +18,6 @@ import (
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 
-	"constellation/engine"
 	"constellation/engine/plan"
 	"constellation/tui/term"
 )
@@ -173,7 +167,7 @@ func (p *onTerminal) restored() {
 
 func stream(t *testing.T, name string) string {
 	t.Helper()
-	path, err := filepath.Abs(filepath.Join("testdata", "streams", name+".jsonl"))
+	path, err := filepath.Abs(filepath.Join("internal/enginefake/testdata/streams", name+".jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -438,7 +432,7 @@ func TestRunOutlivesItsReader(t *testing.T) {
 // answering selects the check that the fake engine returns.
 func answering(t *testing.T, name string) string {
 	t.Helper()
-	path, err := filepath.Abs(filepath.Join("testdata", "checks", name+".json"))
+	path, err := filepath.Abs(filepath.Join("internal/enginefake/testdata/checks", name+".json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -515,83 +509,4 @@ func TestSignalsEndAScriptedRun(t *testing.T) {
 			}
 		})
 	}
-}
-
-// BenchmarkEventToScreen measures the latency from a progress event of a run to the bytes that
-// the terminal receives, including the gaps between batches and between frames. Events occur
-// at random moments of the gaps. The target is 100 ms.
-func BenchmarkEventToScreen(b *testing.B) {
-	tty, own, err := pty.Open()
-	if err != nil {
-		b.Skipf("needs pseudo terminals: %v", err)
-	}
-	defer tty.Close()
-	defer own.Close()
-	if err := pty.Setsize(tty, &pty.Winsize{Cols: 120, Rows: 40}); err != nil {
-		b.Fatal(err)
-	}
-	events := recorded(b, "init")
-	emits := make(chan func(plan.Event), 1)
-	e := &liveEngine{fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(b, events)}, emits}
-	painted := term.NewTerminal(own, own, func(k string) string { return map[string]string{"TERM": "xterm-256color", "LANG": "C.UTF-8"}[k] })
-	c := newConsole(b.Context(), painted.Display, consoleDeps{engine: e, now: time.Now, send: painted.Send})
-	ended := make(chan error, 1)
-	go func() { _, err := painted.Run(b.Context(), c); ended <- err }()
-	seen := make(chan int, 64)
-	go func() {
-		buf := make([]byte, 1<<16)
-		marker := regexp.MustCompile(`benchmark-([0-9]+)-`)
-		for {
-			n, err := tty.Read(buf)
-			if err != nil {
-				return
-			}
-			for _, m := range marker.FindAllSubmatch(buf[:n], -1) {
-				i, _ := strconv.Atoi(string(m[1]))
-				select {
-				case seen <- i:
-				default:
-				}
-			}
-		}
-	}()
-	emit := <-emits
-	emit(events[0])
-	emit(plan.Event{Kind: plan.KindStep, Step: "init-first-node", State: plan.StateRunning, Time: time.Now()})
-	var took []time.Duration
-	i := 0
-	for b.Loop() {
-		time.Sleep(time.Duration(rand.IntN(70)) * time.Millisecond)
-		i++
-		began := time.Now()
-		emit(plan.Event{Kind: plan.KindProgress, Step: "init-first-node", Time: began, Text: fmt.Sprintf("benchmark-%d-", i)})
-		for got := 0; got < i; {
-			select {
-			case got = <-seen:
-			case <-time.After(stepTimeout):
-				b.Fatal("the event does not reach the screen")
-			}
-		}
-		took = append(took, time.Since(began))
-	}
-	slices.Sort(took)
-	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "p50-ms")
-	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "p99-ms")
-	b.ReportMetric(float64(took[len(took)-1].Microseconds())/1000, "max-ms")
-	painted.Send(term.Signalled{Sig: syscall.SIGTERM})
-	if err := <-ended; err != nil {
-		b.Fatal(err)
-	}
-}
-
-// liveEngine passes its emit function to the test.
-type liveEngine struct {
-	fakeEngine
-	emits chan func(plan.Event)
-}
-
-func (l *liveEngine) Run(ctx context.Context, _ *plan.Plan, emit func(plan.Event)) error {
-	l.emits <- emit
-	<-ctx.Done()
-	return ctx.Err()
 }

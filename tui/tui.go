@@ -1,35 +1,23 @@
-// Package tui is the user interface: the commands, the console, the plain printer and JSON
-// Lines output. It has these rooms, and imports go from left to right only:
+// Package tui is the user interface on the command line: the verbs (cobra commands), the session
+// of one invocation, the plain printer and JSON Lines output. Its rooms are packages, and
+// imports go from left to right only:
 //
-//		tui ──► tui/view ──► tui/term
+//		tui ──► tui/console ──► tui/view ──► tui/term
 //
-//	  - tui/term talks to the terminal and formats text.
+//	  - tui/console is the console: the only Bubble Tea model, and its screens.
 //	  - tui/view draws pages: pure functions of a theme, a width and values.
-//	  - tui, this package, has the console (the only Bubble Tea model), the verbs (cobra
-//	    commands), the session of one invocation, the plain printer and JSON Lines.
+//	  - tui/term talks to the terminal and formats text.
 //
 // All of them render the data of package engine. The console and the plain printer fold the
 // events of a run into the same view.Timeline, so the two cannot disagree. JSON Lines are the
 // events themselves.
 //
-// # The console
-//
-// console (console.go) has what all screens share: the engine, the current task, the run, and
-// the screen that is shown. A screen (screen.go) is one type in a file screen_*.go with its
-// view, its keys, its command line, and the messages that it takes. To add a screen, write its
-// type and add it to console and newScreens; the compiler reports what is missing.
-//
-// A key press becomes a command in keys.go: console.key looks the key up in console.bindings,
-// which are those of the innermost prompt or overlay, or those of the current screen (its
-// method keys) and globalKeys. The binding's action, do, returns the tea.Cmd. Key line, help
-// and palette use the same bindings.
-//
-// The result of a command comes back as a message: console.take handles those of runs and
-// tasks and gives all others to the screens' take.
+// A verb opens the console with session.console (console.go) if it needs one and the terminal
+// allows it. Verbs that only print, such as status, build no console.
 //
 // # Rules
 //
-// The package makes no decision about a cluster and has no connection to one; it imports
+// The packages make no decision about a cluster and have no connection to one; they import
 // package engine and its value packages only. Leaving the console never harms a run. Text from
 // outside, such as a log line or the name of a node, is cleaned of terminal control characters
 // before it is shown.
@@ -48,60 +36,29 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
-	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
 	"constellation/engine/workspace"
+	"constellation/tui/console"
 	"constellation/tui/view"
 )
 
 // Engine is what this package needs of one workspace. *engine.Engine implements it.
 type Engine interface {
-	// Home describes the workspace and the next commands.
-	Home(context.Context) (engine.Home, error)
-	// Preflight checks what init needs and emits each check as it begins and ends.
-	Preflight(context.Context, func(plan.Event)) ([]plan.Finding, error)
-	// PlanInit returns the plan of init, with its findings. It changes nothing.
-	PlanInit(context.Context) (*plan.Plan, error)
-	// Run carries out a plan. The first event that it emits is hello and the last is
-	// result; emit is never called concurrently.
-	Run(context.Context, *plan.Plan, func(plan.Event)) error
-	// Status describes the cluster as it is now.
-	Status(context.Context) (engine.Status, error)
-	// Check returns the reachable versions, the path to them, and the preflight findings of
-	// the next hop.
-	Check(context.Context, check.Request, func(plan.Event)) (check.Check, error)
-	// PlanApply returns the plan of the next hop, with the findings of its check. PlanExecute
-	// returns the plan to upgrade only the services. They change nothing.
-	PlanApply(context.Context, engine.ApplyRequest, func(plan.Event)) (*plan.Plan, error)
-	PlanExecute(context.Context, engine.ApplyRequest) (*plan.Plan, error)
-	// ChangeRollout pauses, resumes or cancels the rollout and returns its previous state.
-	ChangeRollout(context.Context, cluster.RolloutChange) (cluster.Rollout, error)
+	console.Engine
+
 	// Skip excludes a node or a group from rollouts, or resumes it, and returns its previous
 	// state.
 	Skip(ctx context.Context, name string, skip bool) (cluster.SkipState, error)
-	// Watch emits the progress of a rollout until it or ctx ends; see engine.Engine.
-	Watch(context.Context, engine.WatchRequest, func(plan.Event)) error
 	// Runs returns the recorded runs of the workspace, newest first. PastRun returns the
 	// details of one, Record the path of its events.
 	Runs() ([]plan.RunSummary, error)
 	PastRun(id string) (rollout.PastRun, error)
 	Record(id string) (path string, err error)
-	// APIHealth returns the health of the API server while its health monitor runs.
-	APIHealth() engine.APIHealth
 	// PlanPrepare returns the plan to publish the requirements of the next hop, with the
 	// findings of its check. It changes nothing.
 	PlanPrepare(context.Context, engine.PrepareRequest, func(plan.Event)) (*plan.Plan, error)
-	// PlanBackup returns the plan of a backup. It changes nothing.
-	PlanBackup(context.Context, engine.BackupRequest) (*plan.Plan, error)
-	// ListBackups returns the backups in a directory, newest first; an empty dir means the
-	// workspace's. With verify it reads all files and verifies their digests.
-	ListBackups(ctx context.Context, dir string, verify bool, progress func(id string, done, total int64)) ([]engine.BackupEntry, error)
-	// VerifyBackup reads all files of a backup and returns nil if it is complete.
-	VerifyBackup(ctx context.Context, dir, id string, progress func(done, total int64)) error
-	// LocalData returns the data on the disks of nodes, which no backup contains.
-	LocalData(context.Context) (cluster.LocalData, error)
 	// ShowBackup returns the manifest of a backup and its path.
 	ShowBackup(dir, id string) (engine.BackupManifest, string, error)
 	// PruneBackups deletes all backups except the newest complete ones.

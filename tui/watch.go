@@ -7,12 +7,12 @@ import (
 	"strings"
 	"time"
 
-	tea "github.com/charmbracelet/bubbletea"
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
+	"constellation/tui/console"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -117,7 +117,7 @@ func (s *session) watch(ctx context.Context, o watchOptions) error {
 	case err != nil && !began:
 		return s.unplanned(out, o.out, err)
 	case page && began:
-		s.printBoard(b, o, fromLive, s.Now(), eng.APIHealth())
+		s.printBoard(b, o, false, s.Now(), eng.APIHealth())
 	}
 	return err
 }
@@ -132,48 +132,48 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 		return eng.Record(run)
 	}
 	live := s.liveLine()
-	r, err := readRecord(o.replay, find, live.Set)
+	r, err := console.ReadRecord(o.replay, find, live.Set)
 	live.Clear()
 	if err != nil {
 		return err
 	}
-	for i, bad := range r.bad {
+	for i, bad := range r.Bad {
 		if i == 5 {
-			s.remark("%s: %d more invalid lines skipped", term.Clean(r.path), len(r.bad)-i)
+			s.remark("%s: %d more invalid lines skipped", term.Clean(r.Path), len(r.Bad)-i)
 			break
 		}
-		s.remark("%s, %s; line skipped", term.Clean(r.path), bad)
+		s.remark("%s, %s; line skipped", term.Clean(r.Path), bad)
 	}
-	if r.note != "" {
-		s.remark("%s: %s", term.Clean(r.path), r.note)
+	if r.Note != "" {
+		s.remark("%s: %s", term.Clean(r.Path), r.Note)
 	}
 	switch {
 	case o.out == text && !o.Once && s.interactive(o.nonInteractive):
 		return s.console(ctx, consoleOptions{watch: &o, replay: r})
 	case o.Once && o.out == text:
-		b, at := &rollout.Board{}, r.events[len(r.events)-1].Time
-		if !r.at.IsZero() {
-			at = r.at
+		b, at := &rollout.Board{}, r.Events[len(r.Events)-1].Time
+		if !r.At.IsZero() {
+			at = r.At
 		}
-		for _, ev := range r.events {
+		for _, ev := range r.Events {
 			if ev.Time.After(at) {
 				break
 			}
 			b.Apply(ev)
 		}
-		s.printBoard(b, o, fromReplay, at, engine.APIHealth{})
+		s.printBoard(b, o, true, at, engine.APIHealth{})
 		return nil
 	}
 	out := s.filtered(o)
 	defer out.close()
 	ctx, stop := s.signals(ctx)
 	defer stop()
-	for _, ev := range r.events {
+	for _, ev := range r.Events {
 		if ctx.Err() != nil {
 			break
 		}
 		// hello and plan are printed even if the replay starts after them.
-		if !ev.Time.Before(r.at) || ev.Kind == plan.KindHello || ev.Kind == plan.KindPlan {
+		if !ev.Time.Before(r.At) || ev.Kind == plan.KindHello || ev.Kind == plan.KindPlan {
 			out.event(ev)
 		} else if f, ok := out.(*sieve); ok {
 			f.pass(ev)
@@ -231,12 +231,12 @@ func (s *sieve) event(ev plan.Event) {
 	s.sink.event(ev)
 }
 
-// printBoard prints the state of a rollout.
-func (s *session) printBoard(b *rollout.Board, o watchOptions, origin watchOrigin, at time.Time, pulse engine.APIHealth) {
+// printBoard prints the state of a rollout, live or recorded.
+func (s *session) printBoard(b *rollout.Board, o watchOptions, recorded bool, at time.Time, pulse engine.APIHealth) {
 	pg, w := s.page(), s.answerWidth()
 	pg.Now = at
 	what := "as of " + at.UTC().Format("2006-01-02 15:04:05Z")
-	if origin == fromReplay {
+	if recorded {
 		what = "recorded, " + what
 	}
 	lines := []string{fmt.Sprintf("cluster %s  to %s  %s", cmp.Or(term.Clean(b.Cluster), "(unknown)"), cmp.Or(term.AsciiIf(pg.Ascii, view.TargetText(pg, b)), "(no target)"), what)}
@@ -259,34 +259,10 @@ func (s *session) printBoard(b *rollout.Board, o watchOptions, origin watchOrigi
 		lines = append(lines, "To do: "+pg.Commands.Text(remedy))
 	}
 	api := ""
-	if origin != fromReplay {
+	if !recorded {
 		api = view.APIStatus(pg, pulse)
 	}
 	s.print(append(lines, view.WatchSafety(pg, b, w, api, time.Time{})))
-}
-
-// command returns the command line that reproduces the watch screen.
-func (scr *watchScreen) command() string {
-	args := "watch"
-	if scr.origin == fromReplay {
-		args += " --replay " + view.QuoteArg(scr.c.deps.replay.path+"@"+scr.player.now.UTC().Format(time.RFC3339))
-	}
-	if k := scr.c.deps.watch.Kubeconfig; k != "" {
-		args += " --kubeconfig " + view.QuoteArg(k)
-	}
-	if scr.filter != "" {
-		args += " --filter " + view.QuoteArg(scr.filter)
-	}
-	return scr.c.deps.commands.Command(args)
-}
-
-// begin is the initial command of the console when it was started by `watch`.
-func (scr *watchScreen) begin() tea.Cmd {
-	scr.c.busy = ""
-	if scr.c.deps.replay != nil {
-		return scr.openReplay(scr.c.deps.replay)
-	}
-	return scr.open()
 }
 
 func (s *session) historyCommand() *cobra.Command {

@@ -305,48 +305,76 @@ func (w *boltWalk) node(id uint64, from, to []byte, depth int) error {
 }
 
 func (w *boltWalk) elements(b, from, to []byte, depth int) error {
-	bad := func() error { return fmt.Errorf("%w: a page is not readable", errEtcdFile) }
 	if len(b) < boltHeader {
-		return bad()
+		return errBoltPage
 	}
-	flags, count := binary.LittleEndian.Uint16(b[8:]), int(binary.LittleEndian.Uint16(b[10:]))
-	if boltHeader+count*boltElement > len(b) || flags != boltBranch && flags != boltLeaf {
-		return bad()
+	flags, p := binary.LittleEndian.Uint16(b[8:]), boltPage{b: b, count: int(binary.LittleEndian.Uint16(b[10:]))}
+	if boltHeader+p.count*boltElement > len(b) {
+		return errBoltPage
 	}
-	// part returns n bytes at pos after the start of element i.
-	part := func(i int, pos, n uint64) ([]byte, bool) {
-		at := uint64(boltHeader+i*boltElement) + pos
-		if at > uint64(len(b)) || n > uint64(len(b))-at {
-			return nil, false
+	switch flags {
+	case boltBranch:
+		return w.branch(p, from, to, depth)
+	case boltLeaf:
+		return w.leaf(p, from, to)
+	}
+	return errBoltPage
+}
+
+var errBoltPage = fmt.Errorf("%w: a page is not readable", errEtcdFile)
+
+// boltPage is a page with its elements.
+type boltPage struct {
+	b     []byte
+	count int // of its elements
+}
+
+// element returns the description of element i.
+func (p boltPage) element(i int) []byte { return p.b[boltHeader+i*boltElement:] }
+
+// part returns n bytes at pos after the start of element i.
+func (p boltPage) part(i int, pos, n uint64) ([]byte, bool) {
+	at := uint64(boltHeader+i*boltElement) + pos
+	if at > uint64(len(p.b)) || n > uint64(len(p.b))-at {
+		return nil, false
+	}
+	return p.b[at : at+n : at+n], true
+}
+
+// branchKey returns the key of element i of a branch.
+func (p boltPage) branchKey(i int) ([]byte, bool) {
+	e := p.element(i)
+	return p.part(i, uint64(binary.LittleEndian.Uint32(e)), uint64(binary.LittleEndian.Uint32(e[4:])))
+}
+
+// branch reads the pages below a branch.
+func (w *boltWalk) branch(p boltPage, from, to []byte, depth int) error {
+	for i := range p.count {
+		key, ok := p.branchKey(i)
+		next := to
+		if ok && i+1 < p.count {
+			next, ok = p.branchKey(i + 1)
 		}
-		return b[at : at+n : at+n], true
-	}
-	branchKey := func(i int) ([]byte, bool) {
-		e := b[boltHeader+i*boltElement:]
-		return part(i, uint64(binary.LittleEndian.Uint32(e)), uint64(binary.LittleEndian.Uint32(e[4:])))
-	}
-	for i := range count {
-		e := b[boltHeader+i*boltElement:]
-		if flags == boltBranch {
-			key, ok := branchKey(i)
-			next := to
-			if ok && i+1 < count {
-				next, ok = branchKey(i + 1)
-			}
-			// The first bound of a page may be lower than that of its parent, if its first keys were
-			// deleted.
-			if !ok || i > 0 && from != nil && bytes.Compare(key, from) < 0 || next != nil && bytes.Compare(key, next) >= 0 {
-				return bad()
-			}
-			if err := w.node(binary.LittleEndian.Uint64(e[8:]), key, next, depth+1); err != nil {
-				return err
-			}
-			continue
+		// The first bound of a page may be lower than that of its parent, if its first keys were
+		// deleted.
+		if !ok || i > 0 && from != nil && bytes.Compare(key, from) < 0 || next != nil && bytes.Compare(key, next) >= 0 {
+			return errBoltPage
 		}
+		if err := w.node(binary.LittleEndian.Uint64(p.element(i)[8:]), key, next, depth+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// leaf passes on the keys and values of a leaf.
+func (w *boltWalk) leaf(p boltPage, from, to []byte) error {
+	for i := range p.count {
+		e := p.element(i)
 		pos, ksize, vsize := uint64(binary.LittleEndian.Uint32(e[4:])), uint64(binary.LittleEndian.Uint32(e[8:])), uint64(binary.LittleEndian.Uint32(e[12:]))
-		kv, ok := part(i, pos, ksize+vsize)
+		kv, ok := p.part(i, pos, ksize+vsize)
 		if !ok {
-			return bad()
+			return errBoltPage
 		}
 		key := kv[:ksize:ksize]
 		if from != nil && bytes.Compare(key, from) < 0 || to != nil && bytes.Compare(key, to) >= 0 || w.last != nil && bytes.Compare(key, w.last) <= 0 {

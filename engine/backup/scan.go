@@ -236,8 +236,7 @@ func (s *Scanner) head(begin bool) bool {
 			return false
 		}
 	}
-	first := begin
-	for c != '}' {
+	for first := begin; c != '}'; first = false {
 		if !first {
 			if c != ',' {
 				return s.fail("a member is followed by %q", c)
@@ -247,50 +246,21 @@ func (s *Scanner) head(begin bool) bool {
 				return false
 			}
 		}
-		first = false
-		var key []byte
-		if !s.whole(func(b []byte) (int, error) {
-			n, err := skipString(b, 0)
-			if err == nil {
-				key = append(key[:0], plainKey(b[:n])...)
-			}
-			return n, err
-		}) {
+		key, c2, ok := s.key()
+		if !ok {
 			return false
 		}
-		if c, ok = s.peek(); !ok {
-			return false
-		}
-		if c != ':' {
-			return s.fail("a key is followed by %q", c)
-		}
-		s.pos++
-		if c, ok = s.peek(); !ok {
-			return false
-		}
-		if string(key) == "items" {
+		if key == "items" {
 			if !begin {
 				return s.fail("it has items twice")
 			}
-			if c == '[' {
+			if c2 == '[' {
 				s.pos++
 				s.state = inItems
 				return true
 			}
 		}
-		if !s.whole(func(b []byte) (int, error) {
-			n, err := s.skip(b, 0, 1)
-			if err == nil && n == len(b) && !s.eof && b[0] != '{' && b[0] != '[' && b[0] != '"' {
-				return 0, errShort // a number may continue
-			}
-			if err == nil && string(key) == "metadata" {
-				s.meta = append(s.meta[:0], b[:n]...)
-			}
-			if err == nil && string(key) == "items" && string(b[:n]) != "null" {
-				err = fmt.Errorf("%w: its items are not an array", ErrSyntax)
-			}
-			return n, err
-		}) {
+		if !s.member(key) {
 			return false
 		}
 		if c, ok = s.peek(); !ok {
@@ -298,20 +268,65 @@ func (s *Scanner) head(begin bool) bool {
 		}
 	}
 	s.pos++
-	for { // the document must end here
+	if s.onlySpace() && s.err == nil {
+		s.state = atEnd
+	}
+	return false
+}
+
+// key reads the key of a member with its colon. It returns the key and the first byte of the
+// value, which is next.
+func (s *Scanner) key() (key string, value byte, ok bool) {
+	if !s.whole(func(b []byte) (int, error) {
+		n, err := skipString(b, 0)
+		if err == nil {
+			key = string(plainKey(b[:n]))
+		}
+		return n, err
+	}) {
+		return "", 0, false
+	}
+	c, ok := s.peek()
+	if !ok {
+		return "", 0, false
+	}
+	if c != ':' {
+		return "", 0, s.fail("a key is followed by %q", c)
+	}
+	s.pos++
+	value, ok = s.peek()
+	return key, value, ok
+}
+
+// member reads the value of a member, and keeps that of the metadata.
+func (s *Scanner) member(key string) bool {
+	return s.whole(func(b []byte) (int, error) {
+		n, err := s.skip(b, 0, 1)
+		if err == nil && n == len(b) && !s.eof && b[0] != '{' && b[0] != '[' && b[0] != '"' {
+			return 0, errShort // a number may continue
+		}
+		if err == nil && key == "metadata" {
+			s.meta = append(s.meta[:0], b[:n]...)
+		}
+		if err == nil && key == "items" && string(b[:n]) != "null" {
+			err = fmt.Errorf("%w: its items are not an array", ErrSyntax)
+		}
+		return n, err
+	})
+}
+
+// onlySpace reports whether the rest of the document is white space.
+func (s *Scanner) onlySpace() bool {
+	for {
 		for ; s.pos < s.end; s.pos++ {
 			if c := s.buf[s.pos]; c != ' ' && c != '\n' && c != '\t' && c != '\r' {
 				return s.fail("it is followed by %q", c)
 			}
 		}
 		if !s.fill() {
-			break
+			return true
 		}
 	}
-	if s.err == nil {
-		s.state = atEnd
-	}
-	return false
 }
 
 // Fields that an API server sets itself and ignores at creation.

@@ -134,7 +134,7 @@ func (c *Run) Begin() (err error) {
 		return err
 	}
 	c.Out = Check{
-		Schema: plan.Schema, Cluster: c.Config.Name, Simulated: c.State.Simulated(), Provider: c.Config.Provider.Name(), Time: c.Clock().UTC(), CLI: c.CLI.String(),
+		Schema: plan.Schema, Cluster: c.Config.Name, Simulated: c.State.Simulated(), Provider: c.Config.Provider.Name, Time: c.Clock().UTC(), CLI: c.CLI.String(),
 		Components: []plan.ComponentCheck{}, Path: []compat.Hop{}, Findings: []plan.Finding{},
 	}
 	return nil
@@ -203,7 +203,7 @@ func (c *Run) askCloud(ctx context.Context) error {
 	if about.UID != c.State.Infrastructure.UID {
 		return &plan.Error{
 			Err:    fmt.Errorf("it is not the one of %s: it was made anew", workspace.StateFile),
-			Remedy: "the cluster went with the earlier sandbox: use another directory with -C, or move this one's files away",
+			Remedy: "the cluster was deleted with the earlier machines: use another directory with -C, or move this one's files away",
 		}
 	}
 	if c.Images, err = p.Images(ctx); err != nil {
@@ -431,7 +431,7 @@ func (c *Run) offers() compat.Offer {
 		for _, i := range c.Images {
 			have = append(have, i.Version)
 		}
-		return false, "the cloud has no image " + v.String(), "the cloud has " + words.And(have) + "; the sandbox of constellation " + v.String() + " has this one"
+		return false, "the cloud has no image " + v.String(), "the cloud has " + words.And(have) + "; " + c.Config.Advice().ImageOf(v.String())
 	}}
 	if c.kubernetes != nil {
 		o.Kubernetes = func(v version.Version) (bool, string, string) {
@@ -440,9 +440,9 @@ func (c *Run) offers() compat.Offer {
 			}
 			why := "the mirror has no " + v.String()
 			if b := c.Buildable; len(b) > 0 && !slices.Contains(b, v.String()) {
-				return false, why, "of this Kubernetes a sandbox can have " + words.Or(b) + " only"
+				return false, why, "of this Kubernetes " + c.Config.Advice().Cloud + " can have " + words.Or(b) + " only"
 			}
-			return false, why, "`constellation sandbox fetch " + v.String() + "`"
+			return false, why, c.Config.Advice().OfferOf(v.String())
 		}
 	}
 	return o

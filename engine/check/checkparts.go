@@ -503,8 +503,8 @@ func (c *Run) judgeCloud() {
 	if c.silent == nil {
 		return
 	}
-	name := c.Config.Provider.Sandbox.Name
-	err := CloudError("ask sandbox "+name, name, c.silent)
+	a := c.Config.Advice()
+	err := CloudError("ask "+a.Cloud, a, c.silent)
 	c.Find(plan.Finding{
 		ID: "cloud-offers", Severity: plan.NotChecked, Title: "not checked whether the cloud has the images and versions", Detail: err.Error(), Source: "cloud",
 		Remedy: plan.Remedy(err),

@@ -3,22 +3,22 @@ package check
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/plan"
 )
 
 // CloudError translates a provider's error for the user.
-func CloudError(op, name string, err error) error {
+func CloudError(op string, a providers.Advice, err error) error {
 	e := &plan.Error{Op: op, Err: err}
 	switch {
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		return err
 	case errors.Is(err, cloud.ErrUnavailable):
-		e.Remedy = fmt.Sprintf("is sandbox %s running? `constellation sandbox status` tells, `constellation sandbox up` starts it", name)
+		e.Remedy = a.Unreachable
 	case errors.Is(err, cloud.ErrDenied):
-		e.Remedy = "run as the user that started the sandbox"
+		e.Remedy = a.Denied
 	}
 	return e
 }

@@ -31,8 +31,9 @@ type Deps struct {
 	// contents.
 	Feed func(c *workspace.Config, r Request) (location string, keys []release.Key, err error)
 	Know func(ctx context.Context, location string, keys []release.Key) (Known, error)
-	// charts returns the fetcher for the charts of a release.
-	Charts func(c *workspace.Config, s *workspace.State, rel *release.Release, location string) Charts
+	// charts returns the fetcher for the charts of a release, for a cluster with so many control
+	// planes.
+	Charts func(c *workspace.Config, s *workspace.State, rel *release.Release, location string, controlPlanes int) Charts
 	// runs are the recorded runs without unreadable ones.
 	Runs func() []plan.RunSummary
 	// lastBackup returns the finding on the age of the last backup.

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"constellation/assets"
+	"constellation/engine/cloud"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
 )
@@ -19,7 +20,7 @@ func (c *Run) ForeseeCharts(ctx context.Context) error {
 		c.Log.Debug("release not read", "release", c.Hop.To.Release, "err", err)
 		return ctx.Err()
 	}
-	charts := c.Charts(c.Config, c.State, rel, c.location)
+	charts := c.Charts(c.Config, c.State, rel, c.location, c.ControlPlanes())
 	changes, err := c.LookAtCharts(ctx, charts)
 	if err == nil && changes != nil {
 		c.Out.Changes.ChartChanges, c.Out.Changes.Charts = changes, nil
@@ -29,6 +30,17 @@ func (c *Run) ForeseeCharts(ctx context.Context) error {
 	}
 	c.Fetched = charts.Fetched()
 	return ctx.Err()
+}
+
+// ControlPlanes returns the number of control planes, without those that are being replaced.
+func (c *Run) ControlPlanes() int {
+	n := 0
+	for _, node := range c.Now.Nodes {
+		if node.Role == string(cloud.ControlPlane) && node.Heir == "" {
+			n++
+		}
+	}
+	return n
 }
 
 // LookAtCharts records obstacles in the charts of a run and returns their changes; nil if the

@@ -166,8 +166,8 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 		})
 	}
 	if c.silent != nil {
-		name := c.Config.Provider.Sandbox.Name
-		err := CloudError("ask sandbox "+name, name, c.silent)
+		a := c.Config.Advice()
+		err := CloudError("ask "+a.Cloud, a, c.silent)
 		c.drop("cloud-offers")
 		block("cloud", "cloud", "the cloud does not say what it has", err.Error(), cmp.Or(plan.Remedy(err), "try again when it answers"))
 		return cluster.Components{}
@@ -192,10 +192,10 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 		}
 		c.Find(f)
 	case err != nil:
-		err = CloudError("list components", c.Config.Provider.Sandbox.Name, err)
+		err = CloudError("list components", c.Config.Advice(), err)
 		remedy := cmp.Or(plan.Remedy(err), "try again when the cloud answers")
 		if errors.Is(err, cloud.ErrNotFound) {
-			remedy = "run `constellation sandbox fetch " + to.Kubernetes.String() + "`, or choose a version that is there"
+			remedy = c.Config.Advice().OfferOf(to.Kubernetes.String()) + ", or choose a version that is there"
 		}
 		block("components", "cloud", "Kubernetes "+to.Kubernetes.String()+" cannot be had here", err.Error(), remedy)
 	case list.Statement == "" && c.location != "":
@@ -252,7 +252,7 @@ func (c *Run) VouchInUse(ctx context.Context, next cluster.Components) {
 			}
 			c.Find(plan.Finding{
 				ID: "components-statement", Severity: plan.Block, Source: "release", Title: "no release builder vouches for the components that the cluster uses", Detail: detail,
-				Remedy: "offer the components of Kubernetes " + cmp.Or(have.Kubernetes, "the version that runs") + " again, with `constellation sandbox fetch`: machines of the new image join with them until the control planes are upgraded",
+				Remedy: c.Config.Advice().OfferOf(cmp.Or(have.Kubernetes, "VERSION")) + " again, with a statement: machines of the new image join with the components until the control planes are upgraded",
 			})
 		}
 	}

@@ -5,12 +5,35 @@
 // in subpackages; [constellation/engine/cloud/sandboxapi] speaks to the cloud that
 // package sandbox runs on this computer. Interfaces are declared by their
 // consumers.
+//
+// # Identity
+//
+// A cloud may reuse the name and the provider ID of a deleted machine. Nothing passes
+// from the old machine to the new one:
+//
+//   - A machine is identified by its [Key]: the provider ID and, in clouds that reuse IDs,
+//     the incarnation. A key is never reused. At most one machine has an ID at a time.
+//     Records contain keys: PendingNodes, JoiningNodes, the record of revoked machines,
+//     the annotations of a Node, and the hash in the token of a replacement.
+//   - Calls with a key find and delete only the machine of that incarnation. An ID without
+//     incarnation names the machine that has the ID now.
+//   - A token makes one machine. The cloud remembers it for [TokenMemory] after the
+//     deletion of that machine, even if another machine has the name by then. The
+//     operator does not repeat a token after it has seen its machine.
+//   - Kubernetes identifies a node by its name. So a machine gets no join ticket while a
+//     Node of its name exists. The operator deletes the Node of a deleted machine, even if
+//     another machine has its name and ID by then. The new Node inherits nothing from it.
+//   - A revocation applies to one key. Only that machine is removed, and only its address
+//     is refused. Its name is refused as well until the certificates of the old machine
+//     have expired, because a certificate proves a name and nothing more. A new machine
+//     of that name waits. It is not treated as revoked, and can join afterwards.
 package cloud
 
 import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -47,6 +70,10 @@ type Instance struct {
 	// ProviderID is what the Node's spec.providerID holds; see the provider's
 	// package for its format.
 	ProviderID string `json:"providerID"`
+	// Incarnation distinguishes machines that had the same ProviderID one after the other:
+	// a unique number of the cloud, or the creation time. Empty: the cloud never reuses
+	// the ProviderID.
+	Incarnation string `json:"incarnation,omitempty"`
 	// Group is the ID of the scaling group that owns the instance.
 	Group string `json:"group"`
 	Role  Role   `json:"role"`
@@ -64,6 +91,40 @@ type Instance struct {
 	// Message says why the state is what it is, for people; often empty.
 	Message string `json:"message,omitempty"`
 }
+
+// keySeparator separates the ID from the incarnation. Provider IDs are URIs without a
+// fragment, so none contains it.
+const keySeparator = "#"
+
+// Key returns the key of the instance. See Identity in the package comment.
+func (i Instance) Key() string { return Key(i.ProviderID, i.Incarnation) }
+
+// Key returns the key of a machine: its provider ID, if incarnation is empty.
+func Key(providerID, incarnation string) string {
+	if providerID == "" || incarnation == "" {
+		return providerID
+	}
+	return providerID + keySeparator + incarnation
+}
+
+// SplitKey is the inverse of Key.
+func SplitKey(key string) (providerID, incarnation string) {
+	providerID, incarnation, _ = strings.Cut(key, keySeparator)
+	return providerID, incarnation
+}
+
+// SameMachine reports whether two keys name the same machine. A key without incarnation
+// matches every machine of its ID. Case does not count in IDs, because some clouds change it
+// between calls.
+func SameMachine(a, b string) bool {
+	idA, incarnationA := SplitKey(a)
+	idB, incarnationB := SplitKey(b)
+	return strings.EqualFold(idA, idB) && (incarnationA == "" || incarnationB == "" || incarnationA == incarnationB)
+}
+
+// TokenMemory is how long a cloud remembers at least that a token has made a machine, from the
+// deletion of that machine.
+const TokenMemory = time.Hour
 
 // Group is a scaling group: instances of one role made from one image.
 type Group struct {

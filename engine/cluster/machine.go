@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"strings"
-	"time"
 
 	"constellation/engine/cloud"
 )
@@ -11,11 +10,4 @@ import (
 func GroupName(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }
 
 // CloudMachine is an instance and how far its start has come.
-type CloudMachine struct {
-	cloud.Instance
-	// Stage is NodeCreating, NodeBooting, NodeFailed, NodeGone, or "" when it is up.
-	Stage string
-	Since time.Time // of the last start; zero if the cloud does not tell
-	// Console is the path of its console's log; empty if there is none here.
-	Console string
-}
+type CloudMachine = cloud.Machine

@@ -539,33 +539,18 @@ var static = []string{"unknown-release", "faulty", "same-major", "never-down", "
 // blockers returns the results that forbid the goal: violated rules about the goal itself,
 // else the rules that forbid the next hop from the nearest reachable state.
 func (p *planner) blockers(goal Planned) []*RuleResult {
-	cli := goal.Services
-	if cli.IsZero() {
-		// The release that contains this Kubernetes, or the newest, whose rules report that it
-		// does not.
-		cli = p.start.services.Newest
-		for i := range p.m.releases {
-			if k := &p.m.releases[i]; cli.Less(k.Version) && k.Faulty == "" && k.Version.Prerelease() == "" {
-				if here := p.m.find(cli); here != nil && here.patch(goal.Kubernetes) != nil {
-					break
-				}
-				cli = k.Version
-			}
-		}
-		goal.Services = cli
+	if goal.Services.IsZero() {
+		goal.Services = p.releaseWith(goal.Kubernetes)
 	}
-	direct := Blocks(p.m.Check(cli, p.now, goal, p.o))
+	direct := Blocks(p.m.Check(goal.Services, p.now, goal, p.o))
 	if out := slices.DeleteFunc(slices.Clone(direct), func(r *RuleResult) bool { return !slices.Contains(static, r.Rule) }); len(out) > 0 {
 		return out
 	}
 	// From the state nearest to the goal, check all next hops, pruned ones included, and
 	// report the hop with the fewest violated rules.
 	nearest := p.start
-	far := func(s *state) int {
-		return minorsUp(s.services.Newest, goal.Services) + max(0, minorsUp(s.kubernetes.Newest, orVersion(goal.Kubernetes, s.kubernetes.Newest))) + minorsUp(s.image.Newest, orVersion(goal.Image, s.image.Newest))
-	}
 	for _, n := range p.all {
-		if far(&n.state) < far(&nearest.state) {
+		if distance(&n.state, goal) < distance(&nearest.state, goal) {
 			nearest = n
 		}
 	}
@@ -574,40 +559,69 @@ func (p *planner) blockers(goal Planned) []*RuleResult {
 	if nearest == p.start {
 		now = p.now
 	}
-	for i := range p.m.releases {
-		r := &p.m.releases[i]
-		if up := minorsUp(nearest.services.Newest, r.Version); r.Version.Less(nearest.services.Newest) || up > 1 || goal.Services.Less(r.Version) {
-			continue
+	for _, mv := range p.hopsTowards(nearest, goal) {
+		after := p.after(&nearest.state, mv)
+		d := distance(&after, goal)
+		if d >= distance(&nearest.state, goal) && !after.reached(&goal) {
+			continue // not nearer to the goal
 		}
-		versions := []version.Version{nearest.kubernetes.Newest}
-		for _, q := range r.patches {
-			if up := minorsUp(nearest.kubernetes.Newest, q.version); up >= 0 && up <= 1 && nearest.kubernetes.Newest.Less(q.version) && (goal.Kubernetes.IsZero() || !goal.Kubernetes.Less(q.version)) {
-				versions = append(versions, q.version)
-			}
-		}
-		images := []version.Version{nearest.image.Newest}
-		if nearest.image.Newest.Less(r.Version) && (goal.Image.IsZero() || !goal.Image.Less(r.Version)) {
-			images = append(images, r.Version)
-		}
-		for _, image := range images {
-			for _, k := range versions {
-				mv := move{r.Version, image, k, false}
-				after := p.after(&nearest.state, mv)
-				d := far(&after)
-				if d >= far(&nearest.state) && !after.reached(&goal) {
-					continue // not nearer to the goal
-				}
-				found := Blocks(p.m.Check(r.Version, now, Planned{Services: r.Version, Image: image, Kubernetes: k}, p.o))
-				if len(found) > 0 && (bestFar == math.MaxInt || len(found) < len(best) || len(found) == len(best) && d < bestFar) {
-					best, bestFar = found, d
-				}
-			}
+		found := Blocks(p.m.Check(mv.services, now, Planned{Services: mv.services, Image: mv.image, Kubernetes: mv.kubernetes}, p.o))
+		if len(found) > 0 && (bestFar == math.MaxInt || len(found) < len(best) || len(found) == len(best) && d < bestFar) {
+			best, bestFar = found, d
 		}
 	}
 	if len(best) == 0 {
 		best = p.gap(nearest, goal)
 	}
 	return best
+}
+
+// releaseWith returns the first release after the running one that contains a Kubernetes version,
+// or the newest, whose rules report that it does not.
+func (p *planner) releaseWith(kubernetes version.Version) version.Version {
+	cli := p.start.services.Newest
+	for i := range p.m.releases {
+		k := &p.m.releases[i]
+		if !cli.Less(k.Version) || k.Faulty != "" || k.Version.Prerelease() != "" {
+			continue
+		}
+		if here := p.m.find(cli); here != nil && here.patch(kubernetes) != nil {
+			break
+		}
+		cli = k.Version
+	}
+	return cli
+}
+
+// distance returns how many minors a state is below the goal.
+func distance(s *state, goal Planned) int {
+	return minorsUp(s.services.Newest, goal.Services) + max(0, minorsUp(s.kubernetes.Newest, orVersion(goal.Kubernetes, s.kubernetes.Newest))) + minorsUp(s.image.Newest, orVersion(goal.Image, s.image.Newest))
+}
+
+// hopsTowards returns all hops from a state that pass the goal in no version and skip no minor.
+func (p *planner) hopsTowards(from *vertex, goal Planned) (hops []move) {
+	for i := range p.m.releases {
+		r := &p.m.releases[i]
+		if up := minorsUp(from.services.Newest, r.Version); r.Version.Less(from.services.Newest) || up > 1 || goal.Services.Less(r.Version) {
+			continue
+		}
+		versions := []version.Version{from.kubernetes.Newest}
+		for _, q := range r.patches {
+			if up := minorsUp(from.kubernetes.Newest, q.version); up >= 0 && up <= 1 && from.kubernetes.Newest.Less(q.version) && (goal.Kubernetes.IsZero() || !goal.Kubernetes.Less(q.version)) {
+				versions = append(versions, q.version)
+			}
+		}
+		images := []version.Version{from.image.Newest}
+		if from.image.Newest.Less(r.Version) && (goal.Image.IsZero() || !goal.Image.Less(r.Version)) {
+			images = append(images, r.Version)
+		}
+		for _, image := range images {
+			for _, k := range versions {
+				hops = append(hops, move{r.Version, image, k, false})
+			}
+		}
+	}
+	return hops
 }
 
 // gap is the result if no hop leads on from a vertex: a minor is missing.

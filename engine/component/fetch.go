@@ -20,6 +20,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"constellation/internal/delay"
 )
 
 const bufferSize = 256 << 10
@@ -119,8 +121,8 @@ func (in *Installer) fetch(ctx context.Context, client *http.Client, c Component
 			wait = min(later.after, 4*d.limits.pauseMax)
 		}
 		in.log().Debug("download interrupted", "component", c.Name, "bytes", d.n, "attempt", failures, "wait", wait, "err", err)
-		if err := sleep(ctx, wait); err != nil {
-			return 0, err
+		if !delay.For(ctx, wait) {
+			return 0, context.Cause(ctx)
 		}
 	}
 }

@@ -19,6 +19,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"constellation/internal/delay"
 )
 
 // Installer fetches components and puts them in place. Its zero value installs
@@ -213,8 +215,8 @@ func (in *Installer) install(ctx context.Context, root *os.Root, client *http.Cl
 			return fmt.Errorf("create file in /%s: %w", dir, bare(err))
 		}
 		if f == nil { // somebody else installs it
-			if err := sleep(ctx, 100*time.Millisecond); err != nil {
-				return err
+			if !delay.For(ctx, 100*time.Millisecond) {
+				return context.Cause(ctx)
 			}
 		}
 	}
@@ -386,15 +388,4 @@ func bare(err error) error {
 		return l.Err
 	}
 	return err
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

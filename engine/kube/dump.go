@@ -25,6 +25,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/backup"
 	"constellation/engine/cluster"
+	"constellation/internal/delay"
 )
 
 var _ engine.Backups = (*Client)(nil)
@@ -545,20 +546,9 @@ func (d *dumper) vanished(ctx context.Context, j job, t *backup.TypeWriter, vers
 		if time.Since(begun) > d.patience.appear {
 			return &gapError{"the API server does not serve this kind"}
 		}
-		if err := pause(ctx, 100*time.Millisecond); err != nil {
-			return err
+		if !delay.For(ctx, 100*time.Millisecond) {
+			return ctx.Err()
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
 	}
 }
 
@@ -634,8 +624,8 @@ func (d *dumper) read(ctx context.Context, j job, t *backup.TypeWriter, version 
 		if err != nil {
 			return err
 		}
-		if err := pause(ctx, wait); err != nil {
-			return err
+		if !delay.For(ctx, wait) {
+			return ctx.Err()
 		}
 	}
 }

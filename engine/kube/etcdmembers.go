@@ -78,7 +78,7 @@ func (c *Client) askMember(ctx context.Context, p *corev1.Pod, token string, rev
 	if err != nil {
 		return err
 	}
-	defer tunnel.end()
+	defer tunnel.Close()
 	defer resp.Body.Close()
 	if err := json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(out); err != nil {
 		return fmt.Errorf("%w: its answer is not readable", cluster.ErrUnreachable)

@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -25,7 +24,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
-	"k8s.io/client-go/transport/spdy"
 	"k8s.io/streaming/pkg/httpstream"
 
 	"constellation/engine"
@@ -33,6 +31,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
+	"constellation/internal/podforward"
 )
 
 // What the operator serves snapshots of etcd with; package operator says it too, and a
@@ -371,7 +370,7 @@ func (c *Client) streamSnapshot(ctx context.Context, p *corev1.Pod, token string
 	if err != nil {
 		return backup.Snapshot{}, err
 	}
-	defer tunnel.end()
+	defer tunnel.Close()
 	defer resp.Body.Close()
 	started, sum := time.Now(), sha256.New()
 	buf := make([]byte, snapshotBuffer)
@@ -388,7 +387,7 @@ func (c *Client) streamSnapshot(ctx context.Context, p *corev1.Pod, token string
 			break
 		}
 		if err != nil {
-			return backup.Snapshot{}, fmt.Errorf("%w: it broke off after %d bytes: %w", cluster.ErrUnreachable, w.n, tunnel.why(err))
+			return backup.Snapshot{}, fmt.Errorf("%w: it broke off after %d bytes: %w", cluster.ErrUnreachable, w.n, whyEnded(tunnel, err))
 		}
 	}
 	s, err := trailers(resp.Trailer, w.n, sum.Sum(nil))
@@ -401,20 +400,20 @@ func (c *Client) streamSnapshot(ctx context.Context, p *corev1.Pod, token string
 
 // askOperator sends a request to a pod of the operator. The caller ends the tunnel, which
 // ctx ends, too.
-func (c *Client) askOperator(ctx context.Context, p *corev1.Pod, token, path string) (_ *http.Response, _ *tunnel, err error) {
+func (c *Client) askOperator(ctx context.Context, p *corev1.Pod, token, path string) (_ *http.Response, _ *podforward.Conn, err error) {
 	tunnel, err := c.tunnel(ctx, p, snapshotPortOf(p))
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() {
 		if err != nil {
-			tunnel.end()
+			tunnel.Close()
 		}
 	}()
-	context.AfterFunc(ctx, tunnel.end) // which ends a read
+	context.AfterFunc(ctx, func() { _ = tunnel.Close() }) // which ends a read
 	client := &http.Client{
 		Transport: &http.Transport{
-			DialContext:       func(context.Context, string, string) (net.Conn, error) { return tunnel, nil },
+			DialContext:       func(context.Context, string, string) (net.Conn, error) { return dataOnly{tunnel}, nil },
 			DisableKeepAlives: true, DisableCompression: true,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the token goes nowhere else
@@ -426,7 +425,7 @@ func (c *Client) askOperator(ctx context.Context, p *corev1.Pod, token, path str
 	r.Header.Set("Authorization", "Bearer "+token)
 	resp, err := client.Do(r)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w: %w", cluster.ErrUnreachable, tunnel.why(errors.Unwrap(err)))
+		return nil, nil, fmt.Errorf("%w: %w", cluster.ErrUnreachable, whyEnded(tunnel, errors.Unwrap(err)))
 	}
 	if resp.StatusCode != http.StatusOK {
 		defer resp.Body.Close()
@@ -492,62 +491,33 @@ func (c *countingWriter) Write(p []byte) (int, error) {
 
 // tunnel connects to a port of a pod through the API server. No port is opened on this
 // computer, which others here could use.
-func (c *Client) tunnel(ctx context.Context, p *corev1.Pod, port int32) (*tunnel, error) {
+func (c *Client) tunnel(ctx context.Context, p *corev1.Pod, port int32) (*podforward.Conn, error) {
 	dialer, err := c.forwarder(p)
 	if err != nil {
 		return nil, fmt.Errorf("forward a port: %w", err)
 	}
-	type dialed struct {
-		conn httpstream.Connection
-		err  error
-	}
-	// The dialer knows no context. What it brings too late is closed.
-	done, late := make(chan dialed), make(chan struct{})
-	go func() {
-		conn, _, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
-		select {
-		case done <- dialed{conn, err}:
-		case <-late:
-			if err == nil {
-				_ = conn.Close()
-			}
-		}
-	}()
-	limit := time.NewTimer(snapshotDial)
-	defer limit.Stop()
-	var conn httpstream.Connection
-	select {
-	case d := <-done:
-		if d.err != nil {
-			return nil, c.forwardError(ctx, p, d.err)
-		}
-		conn = d.conn
-	case <-ctx.Done():
-		close(late)
+	limited, cancel := context.WithTimeout(ctx, snapshotDial)
+	defer cancel()
+	t, err := podforward.Dial(limited, dialer, port, operatorName, operatorName)
+	switch {
+	case err == nil:
+		return t, nil
+	case ctx.Err() != nil:
 		return nil, ctx.Err()
-	case <-limit.C:
-		close(late)
+	case limited.Err() != nil:
 		return nil, fmt.Errorf("%w: no port-forward within %s", cluster.ErrUnreachable, snapshotDial)
 	}
-	t, err := openTunnel(conn, port)
-	if err != nil {
-		_ = conn.Close()
-		return nil, fmt.Errorf("%w: forward a port: %w", cluster.ErrUnreachable, err)
-	}
-	return t, nil
+	return nil, c.forwardError(ctx, p, err)
 }
 
 // forwarder returns what connects to a pod: through a websocket, as kubectl does, or
 // with SPDY where an old API server or a proxy takes none.
 func (c *Client) forwarder(p *corev1.Pod) (httpstream.Dialer, error) {
-	u := c.core.CoreV1().RESTClient().Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("portforward").URL()
-	config := rest.CopyConfig(c.config)
-	transport, upgrader, err := spdy.RoundTripperFor(config)
+	old, u, err := podforward.SPDY(c.core, c.config, p)
 	if err != nil {
 		return nil, err
 	}
-	old := spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, u)
-	socket, err := portforward.NewSPDYOverWebsocketDialerForStreaming(u, config)
+	socket, err := portforward.NewSPDYOverWebsocketDialerForStreaming(u, rest.CopyConfig(c.config))
 	if err != nil {
 		return nil, err
 	}
@@ -575,100 +545,16 @@ func (c *Client) forwardError(ctx context.Context, p *corev1.Pod, err error) err
 	return fmt.Errorf("%w: forward a port: %w", cluster.ErrUnreachable, err)
 }
 
-// tunnel is one connection to a port of a pod. Close ends what is said on it; what the
-// node says about it can be read until end.
-type tunnel struct {
-	conn httpstream.Connection
-	data httpstream.Stream
-
-	told chan struct{} // closed when the node has said all that it says about the connection
-	text bytes.Buffer  // which is read then
-}
-
-func openTunnel(conn httpstream.Connection, port int32) (*tunnel, error) {
-	h := http.Header{}
-	h.Set(corev1.PortHeader, strconv.Itoa(int(port)))
-	h.Set(corev1.PortForwardRequestIDHeader, "0")
-	h.Set(corev1.StreamType, corev1.StreamTypeError)
-	failure, err := conn.CreateStream(h)
-	if err != nil {
-		return nil, err
-	}
-	if err := failure.Close(); err != nil { // nothing is written to it
-		return nil, err
-	}
-	h.Set(corev1.StreamType, corev1.StreamTypeData)
-	data, err := conn.CreateStream(h)
-	if err != nil {
-		return nil, err
-	}
-	t := &tunnel{conn: conn, data: data, told: make(chan struct{})}
-	go func() {
-		defer close(t.told)
-		_, _ = io.Copy(&t.text, io.LimitReader(failure, 1024)) // it ends with the connection at the latest
-	}()
-	go func() {
-		<-conn.CloseChan()
-		// Whoever reads a stream does not learn that its connection has ended.
-		_ = data.Reset()
-		_ = failure.Reset()
-	}()
-	return t, nil
-}
-
-// why returns what the node says about the end of the connection, err if it says
-// nothing.
-func (t *tunnel) why(err error) error {
-	limit := time.NewTimer(time.Second)
-	defer limit.Stop()
-	select {
-	case <-t.told:
-	case <-limit.C:
-		return err
-	}
-	// "error forwarding port 9094 to pod ...: failed to execute portforward in network
-	// namespace ...: dial tcp4 127.0.0.1:9094: connect: connection refused"
-	text := strings.TrimSpace(t.text.String())
-	if i := strings.LastIndex(text, "dial tcp"); i >= 0 {
-		text = text[i:]
-	}
-	if text == "" {
-		return err
-	}
-	return errors.New(text)
-}
-
-// Read implements net.Conn.
-func (t *tunnel) Read(b []byte) (int, error) { return t.data.Read(b) }
-
-// Write implements net.Conn.
-func (t *tunnel) Write(b []byte) (int, error) { return t.data.Write(b) }
+// dataOnly is a tunnel whose Close ends the data, so that the node can still report why it ended.
+type dataOnly struct{ *podforward.Conn }
 
 // Close implements net.Conn.
-func (t *tunnel) Close() error { return t.data.Reset() }
+func (d dataOnly) Close() error { return d.CloseData() }
 
-// end closes the connection, and may be called more than once.
-func (t *tunnel) end() { _ = t.conn.Close() }
-
-// LocalAddr implements net.Conn.
-func (t *tunnel) LocalAddr() net.Addr { return tunnelAddr{} }
-
-// RemoteAddr implements net.Conn.
-func (t *tunnel) RemoteAddr() net.Addr { return tunnelAddr{} }
-
-// SetDeadline implements net.Conn. It does nothing: waiting callers close the connection.
-func (t *tunnel) SetDeadline(time.Time) error { return nil }
-
-// SetReadDeadline implements net.Conn.
-func (t *tunnel) SetReadDeadline(time.Time) error { return nil }
-
-// SetWriteDeadline implements net.Conn.
-func (t *tunnel) SetWriteDeadline(time.Time) error { return nil }
-
-type tunnelAddr struct{}
-
-// Network implements net.Addr.
-func (tunnelAddr) Network() string { return "portforward" }
-
-// String implements net.Addr.
-func (tunnelAddr) String() string { return operatorName }
+// whyEnded returns the error that the node reports for the end of a tunnel, otherwise err.
+func whyEnded(t *podforward.Conn, err error) error {
+	if text := t.Refusal(time.Second); text != "" {
+		return errors.New(text)
+	}
+	return err
+}

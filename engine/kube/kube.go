@@ -178,7 +178,6 @@ func retry(ctx context.Context, f func(ctx context.Context) error) error {
 // classify wraps err with the engine's error for its class.
 func classify(err error) error {
 	var status apierrors.APIStatus
-	var netErr net.Error
 	switch {
 	case err == nil:
 		return nil
@@ -192,16 +191,27 @@ func classify(err error) error {
 		return fmt.Errorf("%w: %w", cluster.ErrForbidden, err)
 	case apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) || isCertificate(err):
 		return fmt.Errorf("%w: %w", cluster.ErrDenied, err)
-	case apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
-		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsUnexpectedServerError(err):
+	case isOverloaded(err):
 		return fmt.Errorf("%w: %w", cluster.ErrUnreachable, err)
 	case errors.As(err, &status):
 		return err // the API server understood the request and rejected it
-	case errors.As(err, &netErr) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNREFUSED) ||
-		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, context.DeadlineExceeded) || isConnection(err.Error()):
+	case isNetwork(err):
 		return fmt.Errorf("%w: %w", cluster.ErrUnreachable, short(err))
 	}
 	return err
+}
+
+// isOverloaded reports whether the API server responds, but cannot process requests now.
+func isOverloaded(err error) bool {
+	return apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsUnexpectedServerError(err)
+}
+
+// isNetwork reports whether no complete response came from the API server.
+func isNetwork(err error) bool {
+	var netErr net.Error
+	return errors.As(err, &netErr) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNREFUSED) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, context.DeadlineExceeded) || isConnection(err.Error())
 }
 
 // isConnection recognises untyped errors of http2 and client-go.

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,57 +104,75 @@ func toPlan(u *unstructured.Unstructured) (cluster.NodePlan, error) {
 		return cluster.NodePlan{Name: name, State: cluster.PlanInvalid, Text: "invalid Plan: " + err.Error()}, nil
 	}
 	s := &p.Status
-	out := cluster.NodePlan{Name: name, Version: s.LatestVersion, Channel: p.Spec.Channel, Applying: int64(len(s.Applying)), State: cluster.PlanUnseen}
-	if out.Version == "" {
-		out.Version = p.Spec.Version
+	out := cluster.NodePlan{
+		Name: name, Version: cmp.Or(s.LatestVersion, p.Spec.Version), Channel: p.Spec.Channel, Applying: int64(len(s.Applying)), State: cluster.PlanUnseen,
 	}
 	if p.Spec.Version != "" {
 		out.Channel = ""
 	}
-	own, wants := s.Constellation, p.Spec.Constellation
-	if wants == nil {
-		wants = &upgradev1.Rollout{}
-	}
-	complete := conditionOf(s, upgradev1.ConditionComplete)
-	failed := complete != nil && complete.Reason == "JobFailed"
-	if own != nil {
-		c := own.Counts
-		out.Total, out.Done, out.Applying, out.Failed = int64(c.Total), int64(c.Done), int64(c.Applying), int64(c.Failed)
-		if wants.FailureBudget == nil { // failed nodes remain in the list
-			out.Applying = max(0, out.Applying-out.Failed)
-		}
-		out.Pending = max(0, out.Total-out.Done-out.Applying-out.Failed)
-		out.Alone = wants.Alone && len(s.Applying) > 0
-		for _, n := range own.Nodes {
-			out.Nodes = append(out.Nodes, cluster.NodePlanNode{Name: n.Name, State: stateOf(n), Text: n.Message, Held: held(n)})
-		}
+	wants := cmp.Or(p.Spec.Constellation, &upgradev1.Rollout{})
+	if s.Constellation != nil {
+		addOwnNodes(&out, s, wants)
 	} else {
-		for _, host := range s.Applying {
-			x := cluster.NodePlanNode{Name: host, State: plan.NodeUpgrading}
-			if failed && strings.Contains(complete.Message, "on Node "+host+":") {
-				x.State = plan.NodeFailed
-				out.Applying, out.Failed = out.Applying-1, out.Failed+1
-			}
-			out.Nodes = append(out.Nodes, x)
-		}
+		addForeignNodes(&out, s)
 	}
 	slices.SortFunc(out.Nodes, func(a, b cluster.NodePlanNode) int { return strings.Compare(a.Name, b.Name) })
+	setPlanState(&out, &p, wants)
+	return out, nil
+}
+
+// addOwnNodes adds the nodes and counts that our operator reports.
+func addOwnNodes(out *cluster.NodePlan, s *upgradev1.PlanStatus, wants *upgradev1.Rollout) {
+	c := s.Constellation.Counts
+	out.Total, out.Done, out.Applying, out.Failed = int64(c.Total), int64(c.Done), int64(c.Applying), int64(c.Failed)
+	if wants.FailureBudget == nil { // failed nodes remain in the list
+		out.Applying = max(0, out.Applying-out.Failed)
+	}
+	out.Pending = max(0, out.Total-out.Done-out.Applying-out.Failed)
+	out.Alone = wants.Alone && len(s.Applying) > 0
+	for _, n := range s.Constellation.Nodes {
+		out.Nodes = append(out.Nodes, cluster.NodePlanNode{Name: n.Name, State: stateOf(n), Text: n.Message, Held: held(n)})
+	}
+}
+
+// addForeignNodes adds the nodes of a Plan that another controller applies.
+func addForeignNodes(out *cluster.NodePlan, s *upgradev1.PlanStatus) {
+	for _, host := range s.Applying {
+		x := cluster.NodePlanNode{Name: host, State: plan.NodeUpgrading}
+		if c := conditionOf(s, upgradev1.ConditionComplete); jobFailed(c) && strings.Contains(c.Message, "on Node "+host+":") {
+			x.State = plan.NodeFailed
+			out.Applying, out.Failed = out.Applying-1, out.Failed+1
+		}
+		out.Nodes = append(out.Nodes, x)
+	}
+}
+
+// jobFailed reports whether the condition Complete is false because a job failed.
+func jobFailed(complete *upgradev1.Condition) bool {
+	return complete != nil && complete.Reason == "JobFailed"
+}
+
+// setPlanState derives the state of a Plan, with text and remedy, from its conditions and from its
+// wanted state.
+func setPlanState(out *cluster.NodePlan, p *upgradev1.Plan, wants *upgradev1.Rollout) {
+	s := &p.Status
 	for _, kind := range []string{upgradev1.ConditionValidated, upgradev1.ConditionResolved} {
 		if c := conditionOf(s, kind); c != nil && c.Status == corev1.ConditionFalse {
 			out.State, out.Text = cluster.PlanInvalid, c.Message
 			out.Remedy = fmt.Sprintf("correct it: `kubectl -n %s edit plans.upgrade.cattle.io %s`", p.Namespace, p.Name)
-			return out, nil
+			return
 		}
 	}
+	own, complete := s.Constellation, conditionOf(s, upgradev1.ConditionComplete)
 	switch {
 	case complete == nil:
-	case failed && own != nil:
-		out.State, out.Text = cluster.PlanFailed, complete.Message
-		out.Remedy = fmt.Sprintf("fix the cause, then retry with `kubectl -n %s patch plans.upgrade.cattle.io %s --type=merge -p '{\"spec\":{\"constellation\":{\"retry\":\"%d\"}}}'`",
-			p.Namespace, p.Name, p.Generation) // unique per retry
-	case failed:
+	case jobFailed(complete):
 		out.State, out.Text = cluster.PlanFailed, complete.Message
 		out.Remedy = fmt.Sprintf("inspect its jobs: `kubectl -n %s get jobs,pods -l upgrade.cattle.io/plan=%s`", p.Namespace, p.Name)
+		if own != nil {
+			out.Remedy = fmt.Sprintf("fix the cause, then retry with `kubectl -n %s patch plans.upgrade.cattle.io %s --type=merge -p '{\"spec\":{\"constellation\":{\"retry\":\"%d\"}}}'`",
+				p.Namespace, p.Name, p.Generation) // unique per retry
+		}
 	case complete.Status == corev1.ConditionTrue:
 		out.State, out.Text = cluster.PlanComplete, complete.Message
 	case complete.Reason == "ValidationFailed":
@@ -173,7 +192,6 @@ func toPlan(u *unstructured.Unstructured) (cluster.NodePlan, error) {
 	case wants.State == upgradev1.Cancelled:
 		out.State = cluster.PlanCancelled
 	}
-	return out, nil
 }
 
 // stateOf is the state of a node that a Plan applies to.

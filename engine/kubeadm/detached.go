@@ -4,6 +4,7 @@ package kubeadm
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -232,26 +233,12 @@ func (d Detached) Wait(ctx context.Context, p *Process, from int64, lines func(l
 			}
 		}
 	}
-	ended := make(chan error, 1)
-	if p.cmd != nil {
-		// This goroutine outlives Wait if ctx ends: nobody else collects the process.
-		cmd := p.cmd
-		p.cmd = nil
-		go func() { ended <- cmd.Wait() }()
-	} else {
-		ended = nil
-	}
+	ended := p.ended()
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
-	timeout, grace := d.Timeout, d.Grace
-	if timeout == 0 {
-		timeout = 10 * time.Minute
-	}
-	if grace == 0 {
-		grace = 10 * time.Second
-	}
+	limit := overdue{p: p, timeout: cmp.Or(d.Timeout, 10*time.Minute), grace: cmp.Or(d.Grace, 10*time.Second)}
 	var exit error
-	for over, asked := false, false; !over; {
+	for over := false; !over; {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -263,37 +250,65 @@ func (d Detached) Wait(ctx context.Context, p *Process, from int64, lines func(l
 		if err := o.read(); err != nil {
 			return fmt.Errorf("%s: read its output: %w", command, err)
 		}
-		// The group is asked once, and killed as often as it takes.
-		switch age := p.age(); {
-		case over || age < timeout || !p.Running():
-		case age >= timeout+grace:
-			_ = syscall.Kill(-p.PID, syscall.SIGKILL)
-		case !asked:
-			asked = true
-			_ = syscall.Kill(-p.PID, syscall.SIGTERM)
+		if !over {
+			limit.stop()
 		}
 	}
 	o.w.flush()
-	late := p.age() >= timeout
-	if late && exit != nil || late && ended == nil {
-		// What is left of the group: kubeadm was its first process, and nobody else can
-		// have its number while one of the group lives.
-		if _, _, err := look(p.PID); errors.Is(err, fs.ErrNotExist) {
-			_ = syscall.Kill(-p.PID, syscall.SIGKILL)
-		}
-		return fmt.Errorf("%s: %w (%s)", command, ErrDeadline, timeout)
-	}
-	if ended == nil {
-		return fmt.Errorf("%s: %w", command, ErrOutcomeUnknown)
-	}
-	if exit == nil {
-		return nil
-	}
 	var e *exec.ExitError
-	if errors.As(exit, &e) {
+	switch unknown := ended == nil; {
+	case limit.passed() && (exit != nil || unknown):
+		limit.killRest()
+		return fmt.Errorf("%s: %w (%s)", command, ErrDeadline, limit.timeout)
+	case unknown:
+		return fmt.Errorf("%s: %w", command, ErrOutcomeUnknown)
+	case exit == nil:
+		return nil
+	case errors.As(exit, &e):
 		return &Error{Command: command, Code: e.ExitCode(), Message: last.message(), brief: last.brief(), cause: exit}
 	}
 	return fmt.Errorf("%s: %w", command, exit)
+}
+
+// ended returns a channel that receives the exit of p, or nil if p is no child of this process.
+func (p *Process) ended() <-chan error {
+	if p.cmd == nil {
+		return nil
+	}
+	// This goroutine outlives Wait if ctx ends: nobody else collects the process.
+	ended, cmd := make(chan error, 1), p.cmd
+	p.cmd = nil
+	go func() { ended <- cmd.Wait() }()
+	return ended
+}
+
+// overdue stops the process group of a kubeadm that takes too long.
+type overdue struct {
+	p              *Process
+	timeout, grace time.Duration
+	asked          bool
+}
+
+func (o *overdue) passed() bool { return o.p.age() >= o.timeout }
+
+// stop sends SIGTERM once after the timeout, and SIGKILL on every call after the grace period.
+func (o *overdue) stop() {
+	switch age := o.p.age(); {
+	case age < o.timeout || !o.p.Running():
+	case age >= o.timeout+o.grace:
+		_ = syscall.Kill(-o.p.PID, syscall.SIGKILL)
+	case !o.asked:
+		o.asked = true
+		_ = syscall.Kill(-o.p.PID, syscall.SIGTERM)
+	}
+}
+
+// killRest kills the rest of the group. kubeadm was its first process, and no other process gets
+// its number while one of the group lives.
+func (o *overdue) killRest() {
+	if _, _, err := look(o.p.PID); errors.Is(err, fs.ErrNotExist) {
+		_ = syscall.Kill(-o.p.PID, syscall.SIGKILL)
+	}
 }
 
 // output reads a file that somebody else appends to.

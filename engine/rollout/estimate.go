@@ -126,7 +126,7 @@ func (x *History) read(path string) {
 		return
 	}
 	defer f.Close()
-	ordered, joined, drained, upgraded := map[string]time.Time{}, map[string]time.Time{}, map[string]time.Time{}, map[string]time.Time{}
+	began := stageTimes{}
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -141,48 +141,78 @@ func (x *History) read(path string) {
 		switch {
 		case e.Kind == plan.KindStep && e.Step == plan.StepCharts && e.State == plan.StateDone && e.TookMS > 0:
 			x.charts = append(x.charts, time.Duration(e.TookMS)*time.Millisecond)
-		case e.Kind != plan.KindNode:
-		case e.To == plan.NodeCreating || e.To == plan.NodeBooting:
-			if _, ok := ordered[e.Node]; !ok {
-				ordered[e.Node] = e.Time
-			}
-		case e.To == plan.NodeJoining:
-			if _, ok := joined[e.Node]; !ok {
-				joined[e.Node] = e.Time
-			}
-		case e.To == plan.NodeReady:
-			if at, ok := ordered[e.Node]; ok && e.Time.After(at) {
-				x.boot = append(x.boot, e.Time.Sub(at))
-			} else if at, ok := joined[e.Node]; ok && e.Time.After(at) {
-				x.join = append(x.join, e.Time.Sub(at))
-			}
-			if at, ok := upgraded[e.Node]; ok && e.Role != cluster.ControlPlaneRole && e.Time.After(at) {
-				x.kept = append(x.kept, e.Time.Sub(at))
-			}
-			delete(ordered, e.Node)
-			delete(joined, e.Node)
-			delete(drained, e.Node)
-			delete(upgraded, e.Node)
-		case e.To == plan.NodeUpgrading && e.From != "":
-			if _, ok := upgraded[e.Node]; !ok {
-				upgraded[e.Node] = e.Time
-				if at, ok := drained[e.Node]; ok {
-					upgraded[e.Node] = at
-				}
-			}
-		case e.To == plan.NodeDraining:
-			if _, ok := drained[e.Node]; !ok && e.From != "" {
-				drained[e.Node] = e.Time
-			}
-		case e.To == plan.NodeGone || e.To == plan.NodeFailed:
-			if at, ok := drained[e.Node]; ok && e.To == plan.NodeGone && e.Time.After(at) {
-				x.drain = append(x.drain, e.Time.Sub(at))
-			}
-			delete(drained, e.Node)
-			delete(upgraded, e.Node)
-			delete(ordered, e.Node)
-			delete(joined, e.Node)
+		case e.Kind == plan.KindNode:
+			x.add(&e, began)
 		}
+	}
+}
+
+// A stage of a node's rollout whose duration is recorded.
+type stageName string
+
+const (
+	ordered  stageName = "ordered"
+	joined   stageName = "joined"
+	drained  stageName = "drained"
+	upgraded stageName = "upgraded"
+)
+
+// stageTimes are the times at which the stages of nodes began, by node.
+type stageTimes map[string]map[stageName]time.Time
+
+// begin records that a stage of e's node begins at t, unless it has begun before.
+func (s stageTimes) begin(e *plan.Event, of stageName, t time.Time) {
+	node := s[e.Node]
+	if node == nil {
+		node = map[stageName]time.Time{}
+		s[e.Node] = node
+	}
+	if _, ok := node[of]; !ok {
+		node[of] = t
+	}
+}
+
+// since returns the time from the beginning of a stage until e, and whether it is known.
+func (s stageTimes) since(e *plan.Event, of stageName) (time.Duration, bool) {
+	at, ok := s[e.Node][of]
+	return e.Time.Sub(at), ok && e.Time.After(at)
+}
+
+// add adds the duration of each stage that a node's event ends.
+func (x *History) add(e *plan.Event, began stageTimes) {
+	switch e.To {
+	case plan.NodeCreating, plan.NodeBooting:
+		began.begin(e, ordered, e.Time)
+	case plan.NodeJoining:
+		began.begin(e, joined, e.Time)
+	case plan.NodeDraining:
+		if e.From != "" {
+			began.begin(e, drained, e.Time)
+		}
+	case plan.NodeUpgrading:
+		if e.From == "" {
+			return
+		}
+		at := e.Time
+		if drain, ok := began[e.Node][drained]; ok {
+			at = drain // an upgrade in place includes its drain
+		}
+		began.begin(e, upgraded, at)
+	case plan.NodeReady:
+		if took, ok := began.since(e, ordered); ok {
+			x.boot = append(x.boot, took)
+		} else if took, ok := began.since(e, joined); ok {
+			x.join = append(x.join, took)
+		}
+		if took, ok := began.since(e, upgraded); ok && e.Role != cluster.ControlPlaneRole {
+			x.kept = append(x.kept, took)
+		}
+		delete(began, e.Node)
+	case plan.NodeGone, plan.NodeFailed:
+		if took, ok := began.since(e, drained); ok && e.To == plan.NodeGone {
+			x.drain = append(x.drain, took)
+		}
+		delete(began, e.Node)
 	}
 }
 

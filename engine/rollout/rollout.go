@@ -45,66 +45,169 @@ type NodeDiff struct {
 	kubelet map[string]int64         // how many of nodes have each version of Kubernetes
 }
 
-// look looks at all machines, of which nodes are sorted by name, and returns those among them
-// that may be other than at the look before.
+// nodeView is one observation of all machines, compared with the one before.
+type nodeView struct {
+	cluster.Rollout
+	nodes          []*cluster.Node         // by name
+	byNode, donors map[string]cluster.Move // see NodeDiff
+	plans          map[string]planOf       // by node
+	touched        map[int]bool            // the indices of nodes whose moves or plans have changed
+}
+
+// index returns the index of a node.
+func (o *nodeView) index(name string) (int, bool) {
+	return slices.BinarySearchFunc(o.nodes, name, func(n *cluster.Node, name string) int { return strings.Compare(n.Name, name) })
+}
+
+// touch marks the nodes of m as possibly changed.
+func (o *nodeView) touch(m cluster.Move) {
+	for _, name := range []string{m.Node, m.Donor} {
+		if i, is := o.index(name); is {
+			o.touched[i] = true
+		}
+	}
+}
+
+// indexMoves indexes the moves and touches the nodes of those that began or ended since before.
+func (o *nodeView) indexMoves(before []cluster.Move) {
+	o.byNode, o.donors = make(map[string]cluster.Move, len(o.Moves)), make(map[string]cluster.Move, len(o.Moves))
+	was, is := make(map[cluster.Move]bool, len(before)), make(map[cluster.Move]bool, len(o.Moves))
+	for _, m := range before {
+		was[m] = true
+	}
+	for _, m := range o.Moves {
+		if m.Node != "" {
+			o.byNode[m.Node] = m
+		}
+		if m.Donor != "" && m.Donor != m.Node {
+			o.donors[m.Donor] = m
+		}
+		if is[m] = true; !was[m] {
+			o.touch(m)
+		}
+	}
+	for _, m := range before {
+		if !is[m] {
+			o.touch(m)
+		}
+	}
+}
+
+// touchPlanned touches the nodes whose plans differ from before.
+func (o *nodeView) touchPlanned(before map[string]planOf) {
+	for name, is := range o.plans {
+		if before[name] != is {
+			o.touch(cluster.Move{Node: name})
+		}
+	}
+	for name := range before {
+		if _, is := o.plans[name]; !is {
+			o.touch(cluster.Move{Node: name})
+		}
+	}
+}
+
+// entry returns the state of a node, including upgrades in place by its agent or a plan.
+func (o *nodeView) entry(n *cluster.Node) *Entry {
+	m, moves := o.byNode[n.Name]
+	heir, replaced := o.donors[n.Name]
+	e := nodeEntry(o.Target, n, m, moves, heir, replaced)
+	if a := o.Agent; n.InPlace && a.Node == n.Name && a.Active() && !o.Target.Has(n) {
+		e.State, e.Text, e.stays = plan.NodeUpgrading, runWords(a.Phase, a.Line), true
+	}
+	if p, is := o.plans[n.Name]; is && !moves && !replaced && (e.State == plan.NodeReady || e.State == plan.NodeOutdated || e.State == plan.NodeNotReady) {
+		e.State, e.Text, e.stays = p.state, p.words(), true
+	}
+	return e
+}
+
+// withoutNode returns the machines of moves that have no Node yet, or none any more, by name.
+func (o *nodeView) withoutNode(expected []cluster.ExpectedNode) (rest []*Entry) {
+	joining := map[string]bool{}
+	for _, x := range expected {
+		joining[x.Name] = true
+	}
+	for _, m := range o.Moves {
+		if o.hasNoNode(m) {
+			rest = append(rest, machineEntry(m, joining[m.Node]))
+		}
+	}
+	slices.SortFunc(rest, func(a, b *Entry) int { return strings.Compare(a.Name, b.Name) })
+	return rest
+}
+
+// hasNoNode reports whether m is about a machine that no Node shows.
+func (o *nodeView) hasNoNode(m cluster.Move) bool {
+	switch {
+	case m.Upgrades:
+		return false
+	case m.Node == "":
+		return !m.Leaves && !m.Reached && m.Machine != ""
+	case o.byNode[m.Node] != m: // another move shows this machine
+		return false
+	}
+	_, is := o.index(m.Node)
+	return !is
+}
+
+// machineEntry returns the state of a machine without a Node.
+func machineEntry(m cluster.Move, joining bool) *Entry {
+	e := &Entry{Name: m.Node, Group: m.Group}
+	if m.Node == "" { // the cloud has not named it yet
+		e.Name, e.Unnamed = nameless(m), true
+	}
+	if m.Donor != m.Node {
+		e.With = m.Donor
+	}
+	switch {
+	case m.Leaves:
+		if e.State = plan.NodeLeaving; m.Revoked != "" {
+			e.Text, e.stays = "revoked "+m.Revoked, true
+		}
+	case joining:
+		e.State = plan.NodeJoining
+	case m.Machine == "Failed":
+		e.State, e.failed = plan.NodeFailed, true
+	case m.Machine == "Ready":
+		e.State = plan.NodeBooting
+	default:
+		e.State = plan.NodeCreating
+	}
+	return e
+}
+
+// look takes an observation of all machines, with nodes sorted by name, and returns the machines
+// whose state may have changed since the observation before.
 func (l *NodeDiff) look(ro cluster.Rollout, plans []cluster.NodePlan, nodes []*cluster.Node, expected []cluster.ExpectedNode) (fresh []*Entry) {
-	touched := map[int]bool{}
-	find := func(name string) (int, bool) {
-		return slices.BinarySearchFunc(nodes, name, func(n *cluster.Node, name string) int { return strings.Compare(n.Name, name) })
-	}
-	touch := func(m cluster.Move) {
-		for _, name := range []string{m.Node, m.Donor} {
-			if i, is := find(name); is {
-				touched[i] = true
-			}
-		}
-	}
 	same := l.states != nil && slices.Equal(ro.Moves, l.moves) && slices.Equal(expected, l.expected) // and the rest, if no node comes or goes
-	byNode, donors := l.byNode, l.donors
+	o := &nodeView{Rollout: ro, nodes: nodes, byNode: l.byNode, donors: l.donors, plans: onNodes(plans), touched: map[int]bool{}}
 	if !same {
-		byNode, donors = make(map[string]cluster.Move, len(ro.Moves)), make(map[string]cluster.Move, len(ro.Moves))
-		was, is := make(map[cluster.Move]bool, len(l.moves)), make(map[cluster.Move]bool, len(ro.Moves))
-		for _, m := range l.moves {
-			was[m] = true
-		}
-		for _, m := range ro.Moves {
-			if m.Node != "" {
-				byNode[m.Node] = m
-			}
-			if m.Donor != "" && m.Donor != m.Node {
-				donors[m.Donor] = m
-			}
-			if is[m] = true; !was[m] {
-				touch(m)
-			}
-		}
-		for _, m := range l.moves {
-			if !is[m] {
-				touch(m)
-			}
-		}
+		o.indexMoves(l.moves)
 	}
-	by := onNodes(plans)
-	for name, is := range by {
-		if l.plans[name] != is {
-			touch(cluster.Move{Node: name})
-		}
-	}
-	for name := range l.plans {
-		if _, is := by[name]; !is {
-			touch(cluster.Move{Node: name})
-		}
-	}
+	o.touchPlanned(l.plans)
 	if ro.Agent != l.agent {
-		touch(cluster.Move{Node: ro.Agent.Node, Donor: l.agent.Node})
+		o.touch(cluster.Move{Node: ro.Agent.Node, Donor: l.agent.Node})
 	}
 	if l.states == nil || !l.target.Same(ro.Target) || l.target.KeepWorkers != ro.Target.KeepWorkers {
 		*l = NodeDiff{states: map[string]int64{}, late: map[*Entry]*cluster.Node{}, kubelet: map[string]int64{}} // all anew
 		same = false
 	}
+	fresh, sameNodes := l.merge(o)
+	if same && sameNodes {
+		return fresh
+	}
+	l.moves, l.byNode, l.donors, l.expected = slices.Clone(ro.Moves), o.byNode, o.donors, slices.Clone(expected)
+	l.rest = o.withoutNode(expected)
+	return append(fresh, l.rest...)
+}
+
+// merge replaces the nodes by those of o. It keeps the entries of nodes that have not changed,
+// returns the new entries, and whether the names are the same as before.
+func (l *NodeDiff) merge(o *nodeView) (fresh []*Entry, same bool) {
+	same = true
 	known := l.spare[:0]
-	at := 0 // in the nodes of the look before
-	for i, n := range nodes {
+	at := 0 // in the nodes of the observation before
+	for i, n := range o.nodes {
 		for at < len(l.nodes) && l.nodes[at] != n && l.nodes[at].Name < n.Name {
 			l.count(l.nodes[at], l.known[at], -1)
 			at++
@@ -112,7 +215,7 @@ func (l *NodeDiff) look(ro cluster.Rollout, plans []cluster.NodePlan, nodes []*c
 		}
 		if at < len(l.nodes) && (l.nodes[at] == n || l.nodes[at].Name == n.Name) {
 			at++
-			if l.nodes[at-1] == n && !touched[i] {
+			if l.nodes[at-1] == n && !o.touched[i] {
 				known = append(known, l.known[at-1])
 				continue
 			}
@@ -120,15 +223,7 @@ func (l *NodeDiff) look(ro cluster.Rollout, plans []cluster.NodePlan, nodes []*c
 		} else {
 			same = false
 		}
-		m, moves := byNode[n.Name]
-		heir, replaced := donors[n.Name]
-		e := nodeEntry(ro.Target, n, m, moves, heir, replaced)
-		if a := ro.Agent; n.InPlace && a.Node == n.Name && a.Active() && !ro.Target.Has(n) {
-			e.State, e.Text, e.stays = plan.NodeUpgrading, runWords(a.Phase, a.Line), true
-		}
-		if p, is := by[n.Name]; is && !moves && !replaced && (e.State == plan.NodeReady || e.State == plan.NodeOutdated || e.State == plan.NodeNotReady) {
-			e.State, e.Text, e.stays = p.state, p.words(), true
-		}
+		e := o.entry(n)
 		l.count(n, e, 1)
 		known, fresh = append(known, e), append(fresh, e)
 	}
@@ -136,51 +231,8 @@ func (l *NodeDiff) look(ro cluster.Rollout, plans []cluster.NodePlan, nodes []*c
 		l.count(l.nodes[at], l.known[at], -1)
 		same = false
 	}
-	l.target, l.agent, l.plans, l.nodes, l.known, l.spare = ro.Target, ro.Agent, by, nodes, known, l.known
-	if same {
-		return fresh
-	}
-	l.moves, l.byNode, l.donors, l.expected = slices.Clone(ro.Moves), byNode, donors, slices.Clone(expected)
-	joining := map[string]bool{}
-	for _, x := range expected {
-		joining[x.Name] = true
-	}
-	l.rest = nil
-	for _, m := range ro.Moves {
-		e := &Entry{Name: m.Node, Group: m.Group}
-		if m.Donor != m.Node {
-			e.With = m.Donor
-		}
-		switch {
-		case m.Upgrades || m.Node == "" && (m.Leaves || m.Reached || m.Machine == ""):
-			continue
-		case m.Node == "": // the cloud has not named it yet
-			e.Name, e.Unnamed = nameless(m), true
-		case byNode[m.Node] != m:
-			continue
-		default:
-			if _, is := find(m.Node); is {
-				continue
-			}
-		}
-		switch {
-		case m.Leaves:
-			if e.State = plan.NodeLeaving; m.Revoked != "" {
-				e.Text, e.stays = "revoked "+m.Revoked, true
-			}
-		case joining[m.Node]:
-			e.State = plan.NodeJoining
-		case m.Machine == "Failed":
-			e.State, e.failed = plan.NodeFailed, true
-		case m.Machine == "Ready":
-			e.State = plan.NodeBooting
-		default:
-			e.State = plan.NodeCreating
-		}
-		l.rest = append(l.rest, e)
-	}
-	slices.SortFunc(l.rest, func(a, b *Entry) int { return strings.Compare(a.Name, b.Name) })
-	return append(fresh, l.rest...)
+	l.target, l.agent, l.plans, l.nodes, l.known, l.spare = o.Target, o.Agent, o.plans, o.nodes, known, l.known
+	return fresh, same
 }
 
 // count notes that a node is there once more, or once less.
@@ -272,27 +324,13 @@ func nodeEntry(t cluster.NodeTarget, n *cluster.Node, m cluster.Move, moves bool
 		if replaced {
 			e.With = heir.Node
 		}
-	case moves && m.Leaves && gone(m.Machine):
-		e.State = plan.NodeLeaving
-	case moves && m.Leaves && n.Cordoned:
-		e.State = plan.NodeDraining
 	case moves && m.Leaves:
-		e.State = plan.NodeReplacing
+		e.State = leavingState(n, m)
 	case moves && m.Upgrades:
 		e.State, e.Text = upgradeOf(n, m)
 		e.stays = true
 	case replaced || n.Heir != "" && !current:
-		if e.State = plan.NodeReplacing; n.Cordoned {
-			e.State = plan.NodeDraining
-		}
-		e.With = cmp.Or(n.Heir, heir.Node)
-		switch {
-		case e.Text != "":
-		case e.With != "":
-			e.Text = "by " + e.With
-		default:
-			e.Text = heirWords[heir.Machine]
-		}
+		e.replacedBy(n, heir)
 	case n.State != plan.NodeReady && (current || n.Image == "" || moves):
 	case current, t.KeepWorkers && n.Role != cluster.ControlPlaneRole && n.Image != "":
 		e.State = plan.NodeReady
@@ -304,6 +342,33 @@ func nodeEntry(t cluster.NodeTarget, n *cluster.Node, m cluster.Move, moves bool
 		}
 	}
 	return e
+}
+
+// leavingState returns the state of a node whose machine is removed.
+func leavingState(n *cluster.Node, m cluster.Move) string {
+	switch {
+	case gone(m.Machine):
+		return plan.NodeLeaving
+	case n.Cordoned:
+		return plan.NodeDraining
+	}
+	return plan.NodeReplacing
+}
+
+// replacedBy sets the state of a node that another one replaces; heir is the move of the other one,
+// or zero.
+func (e *Entry) replacedBy(n *cluster.Node, heir cluster.Move) {
+	if e.State = plan.NodeReplacing; n.Cordoned {
+		e.State = plan.NodeDraining
+	}
+	e.With = cmp.Or(n.Heir, heir.Node)
+	switch {
+	case e.Text != "":
+	case e.With != "":
+		e.Text = "by " + e.With
+	default:
+		e.Text = heirWords[heir.Machine]
+	}
 }
 
 // upgradeOf is the state of a node that is upgraded in place, with its text.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/words"
@@ -252,8 +253,9 @@ var stateWords = map[string]string{
 // Gather is how long changes are collected before the next observation.
 const Gather = 50 * time.Millisecond
 
-// Hopeless returns an error if only machines are missing that the cloud has given up.
-func (r Joining) Hopeless() error {
+// Hopeless returns an error if only machines are missing that the cloud has given up, with
+// the advice of that cloud.
+func (r Joining) Hopeless(a providers.Advice) error {
 	failed := r.failed()
 	if len(failed) == 0 {
 		return nil
@@ -275,7 +277,7 @@ func (r Joining) Hopeless() error {
 	}
 	return &plan.Error{
 		Op: "wait for the nodes", Err: fmt.Errorf("%s failed: %s", words.Count(len(failed), "machine"), strings.Join(parts, "; ")),
-		Remedy: "`constellation sandbox status` shows where their console is; to begin anew, run `constellation sandbox down` and `constellation sandbox up`, then the same command again",
+		Remedy: a.Failed + "; to begin again, " + a.Renew + ", then run the same command again",
 	}
 }
 

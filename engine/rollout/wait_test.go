@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 )
@@ -44,7 +45,7 @@ func TestMachinesThatAreWaitedForSayHowFarTheyAre(t *testing.T) {
 
 func TestMachinesWithoutHopeNameTheirConsole(t *testing.T) {
 	r := Join([]cluster.CloudMachine{{Instance: cloud.Instance{Name: "worker-1", Message: "it did not come up"}, Stage: plan.NodeFailed, Console: "/var/demo/worker-1.log"}}, nil, nil, nil)
-	err := r.Hopeless()
+	err := r.Hopeless(providers.AdviceFor("sandbox", nil))
 	if err == nil || !strings.Contains(err.Error(), "worker-1: it did not come up (its console: /var/demo/worker-1.log)") {
 		t.Errorf("got %v", err)
 	}

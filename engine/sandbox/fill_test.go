@@ -105,7 +105,7 @@ func TestGeneratedConfigurationGetsWhatOnlyTheSandboxKnows(t *testing.T) {
 					got[r] = string(m.Expected)
 				}
 				want := map[uint32]string{4: strings.Repeat("\xa4", 32), 9: strings.Repeat("\xa9", 32), 11: strings.Repeat("\xab", 32)}
-				if !maps.Equal(got, want) || c.Provider.Sandbox.Name != info.Name || strings.TrimSpace(c.Attestation.TPM2.TrustRoots) != strings.TrimSpace(info.TrustRoots) {
+				if !maps.Equal(got, want) || c.Provider.Section.Text("name") != info.Name || strings.TrimSpace(c.Attestation.TPM2.TrustRoots) != strings.TrimSpace(info.TrustRoots) {
 					t.Errorf("got %+v", c)
 				}
 			}

@@ -15,6 +15,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/machine"
+	"constellation/internal/delay"
 )
 
 const (
@@ -688,8 +689,8 @@ func (f *fleet) make(ctx context.Context, i *instance, log *slog.Logger) error {
 		if err := f.note(i.Name, func(i *instance) { i.Boot = sandboxapi.BootBooting }); err != nil {
 			return err
 		}
-		if err := pause(ctx, bootTimeout); err != nil {
-			return err
+		if !delay.For(ctx, bootTimeout) {
+			return ctx.Err()
 		}
 		if err := f.late(i.Name); err != nil {
 			return err
@@ -699,8 +700,8 @@ func (f *fleet) make(ctx context.Context, i *instance, log *slog.Logger) error {
 	}
 	if d := flt.BootDelay(i.Name); d > 0 {
 		log.Warn("fault injected", "fault", "boot-delay", "delay", d)
-		if err := pause(ctx, d); err != nil {
-			return err
+		if !delay.For(ctx, d) {
+			return ctx.Err()
 		}
 	}
 	s, _ := f.snapshot()
@@ -796,18 +797,6 @@ func (f *fleet) late(name string) error {
 		i.Boot = sandboxapi.BootFailed
 		i.Message = fmt.Sprintf("not ready %s after its start; its console says why: %s", bootTimeout, f.platform.Console(name))
 	})
-}
-
-// pause waits for d. It returns the error of ctx if that ends first.
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
 }
 
 func (f *fleet) describe(i *instance) cloud.Instance {

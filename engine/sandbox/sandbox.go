@@ -251,39 +251,11 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(p
 		s.dirs.tidy()
 	}()
 
-	st, err := readState(s.dirs.of(spec.Name, stateName))
-	fresh := errors.Is(err, fs.ErrNotExist)
-	if err != nil && !fresh {
-		return none, &plan.Error{Op: op, Err: err, Remedy: "run `constellation sandbox down` for it with the program that made it, or again with this one"}
-	}
-	if !fresh {
-		if err := agree(st, spec); err != nil {
-			return none, err
-		}
-	}
-	f, err := ParseFaults(spec.Faults)
-	if err == nil {
-		err = f.unknownNames(machineNames(st, spec))
-	}
+	st, fresh, err := s.admit(op, spec)
 	if err != nil {
-		return none, usage(op, "correct or leave out the faults", "%w", err)
-	}
-	// Report problems of the workspace before machines are created for it.
-	ws, err := workspace.OpenWorkspace(spec.Workspace)
-	if err != nil {
-		return none, err
-	}
-	uid := ""
-	if !fresh {
-		uid = st.UID
-	}
-	if err := ws.CheckForSandbox(spec.Name, uid); err != nil {
 		return none, err
 	}
 	if spec.Machines == hollowKind {
-		if err := hollowSpec(op, spec, f); err != nil {
-			return none, err
-		}
 		return s.upHollow(ctx, st, spec, t)
 	}
 	if fresh {
@@ -291,29 +263,11 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(p
 			return none, err
 		}
 	}
-
 	client := sandboxapi.NewClient("unix:"+s.dirs.of(spec.Name, socketName), "")
-	probe, cancel := context.WithTimeout(ctx, answerWithin)
-	info, err := client.Sandbox(probe)
-	cancel()
+	info, err := s.ensureDaemon(ctx, op, spec.Name, client, t)
 	if err != nil {
-		if ctx.Err() != nil {
-			return none, &plan.Error{Op: op, Err: context.Cause(ctx)}
-		}
-		t.step(stepDaemon, plan.StateRunning, "Start the cloud")
-		if info, err = s.startDaemon(ctx, spec.Name, client); err != nil {
-			t.step(stepDaemon, plan.StateFailed, err.Error())
-			return none, err
-		}
-		text := "the cloud runs"
-		if n := len(info.Machines); n > 0 {
-			text = fmt.Sprintf("the cloud runs again, with the %d machines that it had", n)
-		}
-		t.step(stepDaemon, plan.StateDone, text)
-	} else {
-		t.step(stepDaemon, plan.StateSkipped, "it is running")
+		return none, err
 	}
-
 	if err := s.scale(ctx, client, info, spec, t); err != nil {
 		return none, err
 	}
@@ -329,6 +283,66 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(p
 		s.prune(ctx, t)
 	}
 	return handed, err
+}
+
+// admit returns the state of an existing sandbox, and whether there is none yet. It refuses a spec
+// that contradicts this state, has invalid faults, or does not fit the workspace. It changes nothing.
+func (s *Sandboxes) admit(op string, spec engine.SandboxSpec) (st *state, fresh bool, err error) {
+	st, err = readState(s.dirs.of(spec.Name, stateName))
+	fresh = errors.Is(err, fs.ErrNotExist)
+	if err != nil && !fresh {
+		return nil, false, &plan.Error{Op: op, Err: err, Remedy: "run `constellation sandbox down` for it with the program that made it, or again with this one"}
+	}
+	uid := ""
+	if !fresh {
+		uid = st.UID
+		if err := agree(st, spec); err != nil {
+			return nil, false, err
+		}
+	}
+	f, err := ParseFaults(spec.Faults)
+	if err == nil {
+		err = f.unknownNames(machineNames(st, spec))
+	}
+	if err != nil {
+		return nil, false, usage(op, "correct or leave out the faults", "%w", err)
+	}
+	ws, err := workspace.OpenWorkspace(spec.Workspace)
+	if err != nil {
+		return nil, false, err
+	}
+	if err := ws.CheckForSandbox(spec.Name, uid); err != nil {
+		return nil, false, err
+	}
+	if spec.Machines == hollowKind {
+		err = hollowSpec(op, spec, f)
+	}
+	return st, fresh, err
+}
+
+// ensureDaemon starts the daemon of a sandbox unless it is running.
+func (s *Sandboxes) ensureDaemon(ctx context.Context, op, name string, client *sandboxapi.Client, t *teller) (sandboxapi.Info, error) {
+	probe, cancel := context.WithTimeout(ctx, answerWithin)
+	info, err := client.Sandbox(probe)
+	cancel()
+	if err == nil {
+		t.step(stepDaemon, plan.StateSkipped, "it is running")
+		return info, nil
+	}
+	if ctx.Err() != nil {
+		return info, &plan.Error{Op: op, Err: context.Cause(ctx)}
+	}
+	t.step(stepDaemon, plan.StateRunning, "Start the cloud")
+	if info, err = s.startDaemon(ctx, name, client); err != nil {
+		t.step(stepDaemon, plan.StateFailed, err.Error())
+		return info, err
+	}
+	text := "the cloud runs"
+	if n := len(info.Machines); n > 0 {
+		text = fmt.Sprintf("the cloud runs again, with the %d machines that it had", n)
+	}
+	t.step(stepDaemon, plan.StateDone, text)
+	return info, nil
 }
 
 // prune removes cache entries that no sandbox has used for a long time. A failure

@@ -101,12 +101,12 @@ func forget(w, name, uid, configSHA256 string) (removed []string, kept bool, err
 		return nil, false, nil
 	}
 	have := st.Infrastructure
-	if have.Sandbox == nil || have.Sandbox.Name != name || uid != "" && have.UID != uid {
+	if have.Provider != "sandbox" || have.Section.Text("name") != name || uid != "" && have.UID != uid {
 		return nil, false, nil
 	}
-	if _, err := os.Lstat(filepath.Dir(have.Sandbox.Socket)); uid == "" && err == nil {
+	if _, err := os.Lstat(filepath.Dir(have.Section.Text("socket"))); uid == "" && err == nil {
 		// It belongs to another state directory than the one in use.
-		return nil, false, fmt.Errorf("sandbox %s lives in %s: set XDG_STATE_HOME as it was when it was started", name, filepath.Dir(have.Sandbox.Socket))
+		return nil, false, fmt.Errorf("sandbox %s lives in %s: set XDG_STATE_HOME as it was when it was started", name, filepath.Dir(have.Section.Text("socket")))
 	}
 	sum, err := configSum(w)
 	hasConfig := err == nil

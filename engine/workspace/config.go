@@ -22,10 +22,12 @@ import (
 	"constellation/assets"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/cloud/providers"
+	"constellation/engine/cloud/section"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
+	"constellation/engine/words"
 )
 
 // ConfigVersion is the format of constellation-conf.yaml that this program reads
@@ -38,7 +40,8 @@ type Config struct {
 	// Name of the cluster: a DNS label of at most 37 characters.
 	Name string `json:"name"`
 	// Image is the release of the OS image, Services that of what runs in the cluster.
-	Image      version.Version `json:"image"`
+	// Image is zero for a provider whose machines run no image that the cloud selects.
+	Image      version.Version `json:"image,omitzero"`
 	Services   version.Version `json:"microserviceVersion"`
 	Kubernetes version.Version `json:"kubernetesVersion"`
 	// KeepWorkers leaves workers as they are during the next upgrade; they follow with a
@@ -57,25 +60,29 @@ type Config struct {
 	// Plans says whether the cluster carries out Plans of upgrade.cattle.io/v1; nil is yes.
 	Plans *bool `json:"plans,omitempty"`
 
-	lines map[string]int // field to line, for findings that are made later
+	lines  map[string]int   // field to line, for findings that are made later
+	advice providers.Advice // while the file is read
 }
 
-// ProviderConfig says where machines come from; exactly one field is set.
+// ProviderConfig is the provider that machines come from, with its section.
 type ProviderConfig struct {
-	Sandbox *SandboxConfig `json:"sandbox,omitempty"`
+	// Name is the name of a registered provider; empty if the configuration has none.
+	Name    string
+	Section section.Values
 }
 
-// Name returns the provider's key in the configuration.
-func (p ProviderConfig) Name() string {
-	if p.Sandbox != nil {
-		return "sandbox"
+// MarshalJSON returns the section below the name of the provider.
+func (p ProviderConfig) MarshalJSON() ([]byte, error) {
+	out := map[string]section.Values{}
+	if p.Name != "" {
+		out[p.Name] = p.Section
 	}
-	return ""
+	return json.Marshal(out)
 }
 
-// SandboxConfig names the sandbox on this computer.
-type SandboxConfig struct {
-	Name string `json:"name"`
+// Advice returns the sentences about the cloud of the configuration.
+func (c *Config) Advice() providers.Advice {
+	return providers.AdviceFor(c.Provider.Name, c.Provider.Section)
 }
 
 // NodeGroup is a group of equal machines.
@@ -144,9 +151,6 @@ var (
 	groupNameRE   = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 )
 
-// later are providers that other releases will have.
-var later = []string{"aws", "azure", "gcp", "openstack", "qemu"}
-
 // ParseConfig reads constellation-conf.yaml strictly. The error is a *ConfigErrors
 // that lists everything that is wrong. Whether the versions exist and the cloud can
 // serve them is the preflight's question.
@@ -188,6 +192,15 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		}
 	}
 	always := func(string) bool { return true }
+	required := []string{"version", "name", "microserviceVersion", "kubernetesVersion", "provider", "nodeGroups", "attestation"}
+	p, named := namedProvider(doc)
+	if !p.NoImages {
+		required = slices.Insert(required, 2, "image")
+	}
+	c.advice = providers.AdviceFor("", nil)
+	if named {
+		c.advice = providers.AdviceFor(p.Name, nil)
+	}
 	r.mapping(doc, "", map[string]field{
 		"version":             r.str(&c.Version, always, "", ""),
 		"name":                note(r.str(&c.Name, clusterNameRE.MatchString, "cannot name a cluster", "use at most 37 of a-z, 0-9 and -, with a letter or digit at both ends")),
@@ -203,7 +216,7 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		"releases":            note(c.readReleases(r)),
 		"charts":              note(c.readCharts(r)),
 		"plans":               note(c.readPlans(r)),
-	}, "version", "name", "image", "microserviceVersion", "kubernetesVersion", "provider", "nodeGroups", "attestation")
+	}, required...)
 	if c.PodCIDR.Overlaps(c.ServiceCIDR) {
 		r.errs = append(r.errs, FieldError{
 			"podCIDR", c.lines["podCIDR"],
@@ -222,22 +235,40 @@ func (c *Config) readPlans(r *reader) field {
 
 func (c *Config) readProvider(r *reader) field {
 	return func(n *yaml.Node, path string) {
-		fields := map[string]field{"sandbox": func(n *yaml.Node, path string) {
-			c.Provider.Sandbox = &SandboxConfig{}
-			r.mapping(n, path, map[string]field{
-				"name": r.str(&c.Provider.Sandbox.Name, sandboxapi.ValidName, "cannot name a sandbox", "use at most 40 of a-z, 0-9 and -"),
-			}, "name")
-		}}
-		for _, p := range later {
-			fields[p] = func(n *yaml.Node, path string) {
-				r.bad(n, path, "is not in this release", "use sandbox, the cloud on this computer")
+		fields := map[string]field{}
+		for _, p := range providers.All() {
+			fields[p.Name] = func(n *yaml.Node, path string) {
+				if c.Provider.Name != "" {
+					r.bad(n, path, "is a second provider beside "+c.Provider.Name, "remove one of them")
+					return
+				}
+				c.Provider = ProviderConfig{Name: p.Name, Section: r.section(n, path, p.Config)}
+			}
+		}
+		if m := resolve(n); m.Kind == yaml.MappingNode {
+			for i := 0; i < len(m.Content); i += 2 {
+				if name := m.Content[i].Value; fields[name] == nil {
+					fields[name] = func(n *yaml.Node, path string) {
+						r.bad(n, path, "is not in this release", "use "+words.Or(providers.Names()))
+					}
+				}
 			}
 		}
 		before := len(r.errs)
-		if r.mapping(n, path, fields) && len(r.errs) == before && c.Provider.Name() == "" {
-			r.bad(n, path, "names no provider", "write sandbox: below it")
+		if r.mapping(n, path, fields) && len(r.errs) == before && c.Provider.Name == "" {
+			r.bad(n, path, "names no provider", "write "+words.Or(providers.Names())+": below it")
 		}
 	}
+}
+
+// namedProvider returns the provider that a document names, before its section is read.
+func namedProvider(doc *yaml.Node) (providers.Provider, bool) {
+	for _, p := range providers.All() {
+		if valueOf(find(doc, "provider"), p.Name) != nil {
+			return p, true
+		}
+	}
+	return providers.Provider{}, false
 }
 
 func (c *Config) readGroups(r *reader) field {
@@ -284,8 +315,8 @@ func (c *Config) readAttestation(r *reader) field {
 			t := &TPM2Config{}
 			c.Attestation.TPM2 = t
 			r.mapping(n, path, map[string]field{
-				"measurements": readMeasurements(r, &t.Measurements),
-				"trustRoots":   readRoots(r, &t.TrustRoots),
+				"measurements": readMeasurements(r, &t.Measurements, c.advice),
+				"trustRoots":   readRoots(r, &t.TrustRoots, c.advice),
 			}, "measurements", "trustRoots")
 		}})
 		if ok && len(r.errs) == before && c.Attestation.TPM2 == nil {
@@ -409,7 +440,7 @@ const PCRCluster = 15
 
 // readMeasurements reads the registers from their nodes, not through the decoder:
 // digits alone are a number to YAML, and 64 of them are a legal value.
-func readMeasurements(r *reader, to *attestation.Measurements) field {
+func readMeasurements(r *reader, to *attestation.Measurements, advice providers.Advice) field {
 	return func(n *yaml.Node, path string) {
 		before := len(r.errs)
 		m := attestation.Measurements{}
@@ -431,7 +462,7 @@ func readMeasurements(r *reader, to *attestation.Measurements) field {
 			}, "expected")
 			one.Expected, _ = hex.DecodeString(expected) // checked above
 			if isPlaceholder(expected) {
-				r.bad(value, path, "is a placeholder", "run `constellation sandbox up`, which fills in the measurements of the sandbox's image")
+				r.bad(value, path, "is a placeholder", advice.Measurements)
 			}
 			m[uint32(index)] = one
 		})
@@ -452,7 +483,7 @@ func IsDigest(s string) bool {
 	return err == nil && len(b) == 32
 }
 
-func readRoots(r *reader, to *string) field {
+func readRoots(r *reader, to *string, advice providers.Advice) field {
 	return func(n *yaml.Node, path string) {
 		s, isText := r.text(n, path)
 		if !isText {
@@ -460,7 +491,7 @@ func readRoots(r *reader, to *string) field {
 		}
 		if _, err := attestation.ParseRoots([]byte(s)); err != nil {
 			if strings.TrimSpace(s) == "" {
-				r.bad(n, path, "is left to be filled in", "run `constellation sandbox up`, which fills in those of the sandbox")
+				r.bad(n, path, "is left to be filled in", advice.Roots)
 				return
 			}
 			r.bad(n, path, fmt.Sprintf("cannot be used (%v)", err), "paste the PEM certificates of the cloud that certifies attestation keys, after a |, and nothing else")
@@ -501,24 +532,22 @@ type GenerateOptions struct {
 
 // GenerateConfig returns a commented configuration for a provider.
 func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) {
-	if provider != "sandbox" {
-		e := &plan.Error{Op: "generate configuration", Err: fmt.Errorf("there is no provider %q", provider), Exit: plan.ExitUsage, Remedy: "use sandbox"}
-		if slices.Contains(later, provider) {
-			e.Err = fmt.Errorf("provider %s is not in this release", provider)
-		}
-		return nil, e
+	p, err := providers.Find(provider)
+	if err != nil {
+		return nil, &plan.Error{Op: "generate configuration", Err: fmt.Errorf("provider %s is not in this release", provider), Exit: plan.ExitUsage, Remedy: "use " + words.Or(providers.Names())}
 	}
 	d := struct {
 		GenerateOptions
-		SandboxName  string
-		Measurements map[uint32]string
-		TrustRoots   []string
-		Version      string
-	}{GenerateOptions: o, Version: ConfigVersion, SandboxName: o.Name, Measurements: map[uint32]string{
+		About, Section, Note string // of the provider
+		NoImages             bool
+		Measurements         map[uint32]string
+		TrustRoots           []string
+		Version              string
+	}{GenerateOptions: o, Version: ConfigVersion, NoImages: p.NoImages, Measurements: map[uint32]string{
 		4: strings.Repeat("1234", 16), 9: strings.Repeat("1234", 16), 11: strings.Repeat("1234", 16),
 	}}
 	if s := o.Sandbox; s != nil {
-		d.SandboxName, d.Measurements = s.Name, s.Measurements
+		d.Measurements = s.Measurements
 		d.TrustRoots = strings.Split(strings.TrimSpace(s.TrustRoots), "\n")
 		fill(&d.Name, s.clusterName())
 		fill(&d.Kubernetes, s.Kubernetes)
@@ -532,7 +561,6 @@ func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) {
 		}
 	}
 	fill(&d.Name, "demo")
-	fill(&d.SandboxName, d.Name)
 	fill(&d.Kubernetes, "v1.35.4")
 	fill(&d.Release, version.Release)
 	fill(&d.Image, d.Release)
@@ -543,8 +571,24 @@ func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) {
 		d.Workers = 2
 	}
 	d.Workers = max(d.Workers, 0)
+
+	example := d.Name // before it is shortened
 	if len(d.Name) > 37 {
 		d.Name = strings.TrimRight(d.Name[:37], "-")
+	}
+	values := section.Values{}
+	switch {
+	case o.Sandbox != nil:
+		values = o.Sandbox.config()
+		if o.Sandbox.Hollow {
+			d.Note = hollowNote
+		}
+	case p.Example != nil:
+		values = p.Example(example)
+	}
+	d.About = strings.ReplaceAll(p.About, "\n", "\n# ")
+	if d.Section, err = sectionText(p.Name, p.Config, values); err != nil {
+		return nil, fmt.Errorf("generate configuration: %w", err)
 	}
 
 	t, err := template.New(ConfigFile).Option("missingkey=error").Parse(string(assets.DefaultConfig()))

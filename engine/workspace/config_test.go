@@ -78,7 +78,7 @@ func TestGeneratedConfigSaysWhatTheSandboxIs(t *testing.T) {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	if c.Name != "demo" || c.Kubernetes.String() != "v1.35.4" || c.Image.String() != "v1.0.0" || c.Services.String() != "v1.1.0" ||
-		c.ControlPlanes() != 3 || c.Workers() != 1 || c.Provider.Name() != "sandbox" || len(c.Attestation.TPM2.Measurements) != 3 {
+		c.ControlPlanes() != 3 || c.Workers() != 1 || c.Provider.Name != "sandbox" || len(c.Attestation.TPM2.Measurements) != 3 {
 		t.Errorf("read %+v", c)
 	}
 	if !strings.Contains(text, "# Groups of equal machines") {
@@ -135,7 +135,7 @@ func TestGenerateRefusesWhatValidateWouldRefuse(t *testing.T) {
 		want           string
 	}{
 		{"a provider of another release", "gcp", GenerateOptions{}, "gcp is not in this release"},
-		{"a provider that does not exist", "moon", GenerateOptions{}, `no provider "moon"`},
+		{"a provider that does not exist", "moon", GenerateOptions{}, "moon is not in this release"},
 		{"a name in capitals", "sandbox", GenerateOptions{Name: "Demo"}, "cannot name a cluster"},
 		{"a minor without patch", "sandbox", GenerateOptions{Kubernetes: "1.35"}, "not a full version"},
 		{"YAML in a name", "sandbox", GenerateOptions{Name: "a\nimage: v9"}, "problem"},
@@ -191,7 +191,7 @@ func TestConfigProblems(t *testing.T) {
 		{"a missing field", "image: v1.0.0\n", "", []FieldError{{"image", 0, "is missing", "`constellation config generate` shows an example"}}},
 		{"an empty field", "image: v1.0.0\n", "image:\n", []FieldError{{"image", line(good, "image: v1"), "is empty, want a text", "put the value in quotes"}}},
 		{"a minor", "kubernetesVersion: v1.35.4", "kubernetesVersion: 1.35", []FieldError{{"kubernetesVersion", line(good, "kubernetesVersion"), `"1.35" is not a full version`, "write major, minor and patch, such as v1.35.4"}}},
-		{"a provider of another release", "  sandbox:\n    name: demo", "  gcp:\n    project: p", []FieldError{{"provider.gcp", line(good, "  sandbox:"), "is not in this release", "use sandbox, the cloud on this computer"}}},
+		{"a provider of another release", "  sandbox:\n    name: demo", "  gcp:\n    project: p", []FieldError{{"provider.gcp", line(good, "  sandbox:"), "is not in this release", "use sandbox"}}},
 		{"no provider", "  sandbox:\n    name: demo", "  {}", []FieldError{{"provider", line(good, "provider:"), "names no provider", "write sandbox: below it"}}},
 		{"an unknown role", "role: worker", "role: wroker", []FieldError{{"nodeGroups.workers.role", line(good, "role: worker"), `"wroker" is no role`, "write control-plane or worker"}}},
 		{"ranges that overlap", "podCIDR: 10.244.0.0/16", "podCIDR: 10.100.0.0/16", []FieldError{{"podCIDR", line(good, "podCIDR:"), "10.100.0.0/16 overlaps serviceCIDR 10.96.0.0/12", "pods and services need ranges of their own"}}},

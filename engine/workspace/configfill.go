@@ -12,15 +12,19 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"constellation/engine/attestation"
+	"constellation/engine/cloud/providers"
+	"constellation/engine/cloud/section"
 	"constellation/engine/plan"
 )
 
-// Fields of a configuration that only its sandbox knows.
+// Fields of a configuration that only the cloud knows.
 const (
-	fieldSandboxName  = "provider.sandbox.name"
 	fieldMeasurements = "attestation.tpm2.measurements"
 	fieldTrustRoots   = "attestation.tpm2.trustRoots"
 )
+
+// sectionField is the path of a field of a provider's section in a configuration.
+func sectionField(provider, field string) string { return "provider." + provider + "." + field }
 
 // isPlaceholder reports whether a measurement is one that GenerateConfig writes for want
 // of a better one.
@@ -85,8 +89,8 @@ func checkUnfilled(b []byte) error {
 // written before there was one. A file without placeholders is returned as it is.
 func fillConfig(b []byte, i SandboxInfo) (out []byte, filled []string, err error) {
 	doc := (&reader{}).document(b)
-	p := placeholdersOf(doc)
-	if !p.any() {
+	blank := placeholdersOf(doc)
+	if !blank.any() {
 		return b, nil, nil
 	}
 	fail := func(err error) error {
@@ -96,20 +100,28 @@ func fillConfig(b []byte, i SandboxInfo) (out []byte, filled []string, err error
 		}
 	}
 	s := newSource(b)
-	if n := valueOf(find(find(doc, "provider"), "sandbox"), "name"); n != nil && resolve(n).Value != i.Name {
-		if err := s.set(n, i.Name, nil); err != nil {
-			return nil, nil, fail(err)
-		}
-		filled = append(filled, fieldSandboxName)
+	p, err := providers.Find(i.provider())
+	if err != nil {
+		return nil, nil, err
 	}
-	if len(p.registers) > 0 {
-		if err := s.fillRegisters(find(find(find(doc, "attestation"), "tpm2"), "measurements"), p.registers, i.Measurements); err != nil {
+	mapping := find(find(doc, "provider"), p.Name)
+	for _, f := range p.Config {
+		want := i.config().Text(f.Name)
+		if n := valueOf(mapping, f.Name); f.Identity && n != nil && resolve(n).Value != want {
+			if err := s.set(n, want, nil); err != nil {
+				return nil, nil, fail(err)
+			}
+			filled = append(filled, sectionField(p.Name, f.Name))
+		}
+	}
+	if len(blank.registers) > 0 {
+		if err := s.fillRegisters(find(find(find(doc, "attestation"), "tpm2"), "measurements"), blank.registers, i.Measurements); err != nil {
 			return nil, nil, fail(err)
 		}
 		filled = append(filled, fieldMeasurements)
 	}
-	if p.roots != nil {
-		if err := s.fillRoots(find(find(doc, "attestation"), "tpm2"), p.roots, i.TrustRoots); err != nil {
+	if blank.roots != nil {
+		if err := s.fillRoots(find(find(doc, "attestation"), "tpm2"), blank.roots, i.TrustRoots); err != nil {
 			return nil, nil, fail(err)
 		}
 		filled = append(filled, fieldTrustRoots)
@@ -121,7 +133,7 @@ func fillConfig(b []byte, i SandboxInfo) (out []byte, filled []string, err error
 	if err != nil {
 		return nil, nil, fail(err)
 	}
-	if d := configDiffers(c, i); p.roots != nil && slices.Contains(d, fieldTrustRoots) || slices.Contains(d, fieldSandboxName) {
+	if d := configDiffers(c, i); blank.roots != nil && slices.Contains(d, fieldTrustRoots) || slices.ContainsFunc(d, func(f string) bool { return strings.HasPrefix(f, "provider.") }) {
 		return nil, nil, fail(errTied)
 	}
 	return out, filled, nil
@@ -179,8 +191,10 @@ func (s *source) fillRoots(m, n *yaml.Node, roots string) error {
 
 // configDiffers lists the fields in which a configuration is not for this sandbox.
 func configDiffers(c *Config, i SandboxInfo) (fields []string) {
-	if c.Provider.Sandbox != nil && c.Provider.Sandbox.Name != i.Name {
-		fields = append(fields, fieldSandboxName)
+	if p, err := providers.Find(i.provider()); err == nil && c.Provider.Name == p.Name {
+		if f := section.Differs(p.Config, p.State, c.Provider.Section, i.state()); f != "" {
+			fields = append(fields, sectionField(p.Name, f))
+		}
 	}
 	for _, r := range Registers(c.Attestation.TPM2.Measurements, nil) {
 		want, ok := i.Measurements[r]

@@ -2,6 +2,8 @@ package workspace
 
 import (
 	"strings"
+
+	"constellation/engine/cloud/section"
 )
 
 // SandboxInfo is what a workspace must know about its sandbox.
@@ -38,6 +40,20 @@ type SandboxInfo struct {
 	// Kubeconfig leads to the cluster, where that comes with the sandbox.
 	Kubeconfig []byte `json:"-"`
 }
+
+// provider is the name of the provider that the information is of.
+func (i SandboxInfo) provider() string { return "sandbox" }
+
+// config returns the provider's section of a configuration.
+func (i SandboxInfo) config() section.Values { return section.Values{"name": i.Name} }
+
+// state returns the provider's section of a state.
+func (i SandboxInfo) state() section.Values {
+	return section.Values{"name": i.Name, "socket": i.Socket, "hollow": i.Hollow, "simulated": i.Simulated}
+}
+
+// hollowNote is the comment above the attestation of hollow machines.
+const hollowNote = "The machines of this cluster are hollow: simulated, so they prove nothing, and what\n    # follows is never asked for."
 
 // clusterName names the cluster in a sandbox. That of hollow machines says so, wherever
 // it is shown.

@@ -5,11 +5,14 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"gopkg.in/yaml.v3"
 
-	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/cloud/providers"
+	"constellation/engine/cloud/section"
+	"constellation/engine/words"
 )
 
 // StateVersion is the format of constellation-state.yaml.
@@ -40,25 +43,43 @@ type Infrastructure struct {
 	InitSecret HexBytes `yaml:"initSecret"`
 	// APIServerCertSANs are names and addresses that the API server's certificate
 	// must have besides those of the machines.
-	APIServerCertSANs []string      `yaml:"apiServerCertSANs,omitempty"`
-	NodeCIDR          netip.Prefix  `yaml:"ipCidrNode"`
-	PodCIDR           netip.Prefix  `yaml:"ipCidrPod"`
-	Sandbox           *SandboxState `yaml:"sandbox,omitempty"`
+	APIServerCertSANs []string     `yaml:"apiServerCertSANs,omitempty"`
+	NodeCIDR          netip.Prefix `yaml:"ipCidrNode"`
+	PodCIDR           netip.Prefix `yaml:"ipCidrPod"`
+	// Section is what only the provider understands: how its control API is reached.
+	Section section.Values `yaml:"-"`
 }
 
-// SandboxState is how the sandbox's control API is reached.
-type SandboxState struct {
-	Name   string `yaml:"name"`
-	Socket string `yaml:"socket"`
-	// Hollow says that its machines are simulated.
-	Hollow bool `yaml:"hollow,omitempty"`
-	// Simulated says that its machines are processes that only do as machines would.
-	Simulated bool `yaml:"simulated,omitempty"`
+// MarshalYAML returns the fields, and after them the provider's section by its schema.
+func (i Infrastructure) MarshalYAML() (any, error) {
+	type plain Infrastructure // without this method
+	out := &yaml.Node{}
+	if err := out.Encode(plain(i)); err != nil {
+		return nil, err
+	}
+	p, err := providers.Find(i.Provider)
+	if err != nil {
+		return nil, err
+	}
+	n, err := sectionNode(p.State, i.Section)
+	if err != nil {
+		return nil, err
+	}
+	if len(n.Content) > 0 {
+		out.Content = append(out.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: p.Name}, n)
+	}
+	return out, nil
 }
 
-// Simulated reports whether the machines only do as machines would.
+// Simulated reports whether the machines only imitate machines.
 func (s *State) Simulated() bool {
-	return s.Infrastructure.Sandbox != nil && s.Infrastructure.Sandbox.Simulated
+	p, err := providers.Find(s.Infrastructure.Provider)
+	return err == nil && p.Simulated != nil && p.Simulated(s.Infrastructure.Section)
+}
+
+// Advice returns the sentences about the cloud of the state.
+func (s *State) Advice() providers.Advice {
+	return providers.AdviceFor(s.Infrastructure.Provider, s.Infrastructure.Section)
 }
 
 // ClusterValues is what init adds.
@@ -101,10 +122,12 @@ func (s *State) read(r *reader, doc *yaml.Node) {
 	r.mapping(doc, "", map[string]field{
 		"version": r.str(&s.Version, func(v string) bool { return v == StateVersion }, "is not a format that this program reads", "use the program that wrote the file"),
 		"infrastructure": func(n *yaml.Node, path string) {
-			r.mapping(n, path, map[string]field{
+			var named string // the provider of the section
+			provider := find(resolve(n), "provider")
+			fields := map[string]field{
 				"uid":               r.str(&i.UID, filled, "is empty or too long", ""),
 				"name":              r.str(&i.Name, clusterNameRE.MatchString, "cannot name a cluster", ""),
-				"provider":          r.str(&i.Provider, func(v string) bool { return v == "sandbox" }, "is no provider of this release", "sandbox is the only one"),
+				"provider":          r.str(&i.Provider, func(v string) bool { return slices.Contains(providers.Names(), v) }, "is no provider of this release", "this release has "+words.And(providers.Names())),
 				"clusterEndpoint":   r.str(&i.ClusterEndpoint, isHostPort, "is not host:port", ""),
 				"initEndpoint":      r.str(&i.InitEndpoint, isHostPort, "is not host:port", ""),
 				"inClusterEndpoint": r.str(&i.InClusterEndpoint, filled, "is empty or too long", ""),
@@ -112,16 +135,26 @@ func (s *State) read(r *reader, doc *yaml.Node) {
 				"apiServerCertSANs": r.list(&i.APIServerCertSANs, filled, "is empty or too long"),
 				"ipCidrNode":        r.prefix(&i.NodeCIDR, 8, 29),
 				"ipCidrPod":         r.prefix(&i.PodCIDR, 8, 22),
-				"sandbox": func(n *yaml.Node, path string) {
-					i.Sandbox = &SandboxState{}
-					r.mapping(n, path, map[string]field{
-						"name":      r.str(&i.Sandbox.Name, sandboxapi.ValidName, "cannot name a sandbox", ""),
-						"socket":    r.str(&i.Sandbox.Socket, func(v string) bool { return strings.HasPrefix(v, "/") }, "is no absolute path", ""),
-						"hollow":    r.boolean(&i.Sandbox.Hollow),
-						"simulated": r.boolean(&i.Sandbox.Simulated),
-					}, "name", "socket")
-				},
-			}, "uid", "name", "provider", "clusterEndpoint", "initEndpoint", "inClusterEndpoint", "initSecret", "ipCidrNode", "ipCidrPod", "sandbox")
+			}
+			required := []string{"uid", "name", "provider", "clusterEndpoint", "initEndpoint", "inClusterEndpoint", "initSecret", "ipCidrNode", "ipCidrPod"}
+			for _, p := range providers.All() {
+				fields[p.Name] = func(n *yaml.Node, path string) {
+					values := r.section(n, path, p.State)
+					if i.Section != nil {
+						r.bad(n, path, "is the section of a second provider", "remove one of them")
+					}
+					i.Section = values
+					named = p.Name
+				}
+				if provider != nil && provider.Value == p.Name && p.State.Required() {
+					required = append(required, p.Name)
+				}
+			}
+			before := len(r.errs)
+			r.mapping(n, path, fields, required...)
+			if named != "" && named != i.Provider && len(r.errs) == before {
+				r.bad(n, join(path, named), "is the section of another provider than "+i.Provider, "restore the file from a backup")
+			}
 		},
 		"clusterValues": func(n *yaml.Node, path string) {
 			v := &s.ClusterValues
@@ -165,10 +198,10 @@ func (s *State) marshal() ([]byte, error) {
 // newState returns the state of a sandbox that has no cluster yet.
 func newState(i SandboxInfo) (*State, error) {
 	s := &State{Version: StateVersion, Infrastructure: Infrastructure{
-		UID: i.UID, Name: i.clusterName(), Provider: "sandbox",
+		UID: i.UID, Name: i.clusterName(), Provider: i.provider(),
 		ClusterEndpoint: i.ClusterEndpoint, InitEndpoint: i.InitEndpoint, InClusterEndpoint: i.InClusterEndpoint,
 		InitSecret: i.InitSecret,
-		Sandbox:    &SandboxState{Name: i.Name, Socket: i.Socket, Hollow: i.Hollow, Simulated: i.Simulated},
+		Section:    i.state(),
 	}}
 	var err error
 	if s.Infrastructure.NodeCIDR, err = netip.ParsePrefix(i.NodeCIDR); err != nil {

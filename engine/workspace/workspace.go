@@ -24,6 +24,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"constellation/engine/cloud/providers"
+	"constellation/engine/cloud/section"
 	"constellation/engine/plan"
 )
 
@@ -33,9 +35,17 @@ func (w *Workspace) Belong(c *Config, s *State) error {
 		return &plan.Error{Op: "use " + w.Path(file), Err: errors.New(why), Remedy: remedy, Exit: plan.ExitUsage}
 	}
 	const away = "move it to a safe place, or use another directory with -C"
-	if want, have := c.Provider.Sandbox.Name, s.Infrastructure.Sandbox.Name; want != have {
-		return foreign(StateFile, fmt.Sprintf("it belongs to sandbox %q, and the configuration names %q%s", have, want, c.At("provider")),
-			fmt.Sprintf("move %s to a safe place and run `constellation sandbox up`, which writes that of sandbox %s. If sandbox %s is the one that you want, write provider.sandbox.name: %s", strings.Join(w.ClusterFiles(), ", "), want, have, have))
+	if c.Provider.Name != s.Infrastructure.Provider {
+		return foreign(StateFile, fmt.Sprintf("it is of provider %s, and the configuration names %s%s", s.Infrastructure.Provider, c.Provider.Name, c.At("provider")),
+			fmt.Sprintf("move %s to a safe place, or use another directory with -C", strings.Join(w.ClusterFiles(), ", ")))
+	}
+	if p, err := providers.Find(c.Provider.Name); err != nil {
+		return foreign(ConfigFile, err.Error(), "use the program that wrote it")
+	} else if f := section.Differs(p.Config, p.State, c.Provider.Section, s.Infrastructure.Section); f != "" {
+		want, have := c.Provider.Section[f], s.Infrastructure.Section[f]
+		return foreign(StateFile, fmt.Sprintf("it belongs to %s %q, and the configuration names %q%s", p.Name, have, want, c.At("provider")),
+			fmt.Sprintf("move %s to a safe place and %s, which writes that of %s. If %s is the one that you want, write %s: %s",
+				strings.Join(w.ClusterFiles(), ", "), c.Advice().Create, c.Advice().Cloud, s.Advice().Cloud, sectionField(p.Name, f), have))
 	}
 	v := s.ClusterValues
 	for _, f := range []string{KubeconfigFile, PendingFile} {
@@ -56,17 +66,22 @@ func (w *Workspace) Belong(c *Config, s *State) error {
 	return nil
 }
 
-// OnMachines is the error of a verb that changes what is on machines, where these are
-// hollow.
+// OnMachines is the error of a verb that changes what is on machines, where the provider
+// has machines that cannot be changed.
 func (w *Workspace) OnMachines(v plan.Verb) error {
 	s, err := w.State()
-	if err != nil || s.Infrastructure.Sandbox == nil || !s.Infrastructure.Sandbox.Hollow {
+	if err != nil {
 		return nil // other callers report problems of the state
 	}
-	return &plan.Error{
-		Op: "run " + string(v), Err: errors.New("the machines of this cluster are hollow: simulated, so there is nothing to attest, to install or to upgrade on them"),
-		Remedy: "change the target alone, with the kubectl line that `constellation sandbox up` ends with; `constellation watch` shows the rollout", Exit: plan.ExitUsage,
+	p, err := providers.Find(s.Infrastructure.Provider)
+	if err != nil || p.Fixed == nil {
+		return nil //nolint:nilerr // as above
 	}
+	reason, remedy := p.Fixed(s.Infrastructure.Section)
+	if reason == "" {
+		return nil
+	}
+	return &plan.Error{Op: "run " + string(v), Err: errors.New(reason), Remedy: remedy, Exit: plan.ExitUsage}
 }
 
 // ForeignKubeconfig is the error of a kubeconfig that leads to another cluster.
@@ -392,7 +407,7 @@ func (w *Workspace) checkLeftovers(sandbox string) error {
 func (w *Workspace) sameSandbox(s *State, i SandboxInfo) error {
 	var why string
 	switch have := s.Infrastructure; {
-	case have.Sandbox == nil || have.Sandbox.Name != i.Name:
+	case have.Provider != i.provider() || have.Section.Text("name") != i.Name:
 		why = fmt.Sprintf("it belongs to %s %q", have.Provider, have.Name)
 	case have.UID != i.UID:
 		why = fmt.Sprintf("it belongs to an earlier sandbox %q, which was taken down", i.Name)

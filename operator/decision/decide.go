@@ -43,8 +43,8 @@ func plan(spec v1alpha1.NodeVersionSpec, w World, off rule) *Decision {
 	for i := range d.replacements {
 		d.advanceReplacement(&d.replacements[i])
 	}
-	for i := range w.Intents {
-		d.advanceIntent(&w.Intents[i])
+	for i := range d.w.Intents {
+		d.advanceIntent(&d.w.Intents[i])
 	}
 	d.trackOrphans()
 	d.startReplacements()
@@ -660,6 +660,8 @@ func (d *Decision) create(r *replacement) {
 		d.Wait("IntentSettles", fmt.Sprintf("%s needs no replacement any more; whether the cloud has made a machine for it is known soon", r.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
 	case d.orphanedHeirFor(r.donor) != nil:
 		d.Wait("IntentSettles", fmt.Sprintf("a machine that can replace %s is there already; its intent was deleted", r.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
+	case !d.must(ruleSpentToken, !r.Seen):
+		d.Wait("IntentSettles", fmt.Sprintf("the cloud does not list the machine that was made for %s; no second one is made for it", r.Donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
 	case role == v1alpha1.ControlPlaneRole && !d.must(ruleCountedTwice, !d.untrackedControlPlane):
 		d.Wait("ControlPlaneMoves", "another control plane is on its way in or out; the next one waits until it has settled", v1alpha1.Reference{Kind: "PendingNode", Name: r.Name}, r.Deadline)
 	case !d.mayCreate(role, g):
@@ -898,7 +900,7 @@ func (d *Decision) advanceIntent(in *Intent) {
 		d.refill(in)
 		return
 	}
-	m, n := d.Instance(in.Machine), d.NodeOf[in.Machine]
+	m, n := d.Instance(in.Machine), d.NodeOfMachine(in.Machine)
 	switch {
 	case Gone(m) || n != nil && d.joined(n):
 		d.do(Action{Kind: ClearIntent, Intent: *in})
@@ -936,7 +938,7 @@ func (d *Decision) removeMachine(in *Intent) {
 		d.removeRevoked(in)
 		return
 	}
-	n, m := d.NodeOf[in.Machine], d.Instance(in.Machine)
+	n, m := d.NodeOfMachine(in.Machine), d.Instance(in.Machine)
 	going := m != nil && (m.State == "Terminating" || m.State == "Terminated")
 	name := in.Node
 	if n != nil {
@@ -961,7 +963,7 @@ func (d *Decision) removeMachine(in *Intent) {
 	}
 	switch {
 	case !going:
-		d.do(Action{Kind: DeleteInstance, Machine: in.Machine, Node: name})
+		d.do(Action{Kind: DeleteInstance, Machine: d.idOf(in.Machine), Node: name})
 	case n != nil:
 		d.do(Action{Kind: DeleteNode, Node: n.Name, Machine: in.Machine})
 	}
@@ -979,7 +981,7 @@ func (d *Decision) memberGone(in *Intent, n *Node, name string) bool {
 		d.Wait("EtcdUnknown", "the members of etcd could not be listed", v1alpha1.Reference{}, time.Time{})
 		return false
 	}
-	i := slices.IndexFunc(d.w.Etcd, func(m Member) bool { return m.Node == name || m.NotStarted && d.owns(name, m) })
+	i := d.memberOf(in, name)
 	if i < 0 {
 		return true
 	}
@@ -1011,6 +1013,30 @@ func (d *Decision) memberGone(in *Intent, n *Node, name string) bool {
 		d.do(Action{Kind: RemoveMember, Node: member, MinVoters: d.votersWithout(member)})
 	}
 	return false
+}
+
+// memberOf returns the index of the member of the machine of in, which is called name; -1: it has none.
+// A machine that got the name later may have a member too. Addresses distinguish the two.
+func (d *Decision) memberOf(in *Intent, name string) int {
+	leaving := d.Instance(in.Machine)
+	return slices.IndexFunc(d.w.Etcd, func(m Member) bool {
+		if m.NotStarted {
+			return d.owns(name, m)
+		}
+		return m.Node == name && d.must(ruleMemberAddress, leaving == nil || atAddress(leaving, m) || !d.otherHas(name, leaving, m))
+	})
+}
+
+// otherHas reports whether another existing machine called name has the address of m.
+func (d *Decision) otherHas(name string, but *Instance, m Member) bool {
+	return slices.ContainsFunc(d.w.Instances, func(i Instance) bool {
+		return i.Name == name && i.ID != but.ID && i.Address != "" && i.Address == m.Address && !Gone(&i)
+	})
+}
+
+// atAddress reports whether the member m can be that of the machine i, as far as addresses are known.
+func atAddress(i *Instance, m Member) bool {
+	return i.Address == "" || m.Address == "" || i.Address == m.Address
 }
 
 // heirOf returns the name of the replacement node of n that stays. Machines count, because a Node may be missing
@@ -1137,7 +1163,10 @@ func (d *Decision) deadMembers() {
 	}
 	for _, m := range d.w.Etcd {
 		n := d.Nodes[m.Node]
-		exists := n != nil && n.ProviderID != "" || slices.ContainsFunc(d.w.Instances, func(i Instance) bool { return i.Name == m.Node && i.State != "Terminated" })
+		exists := n != nil && n.ProviderID != "" && d.hasMember(d.Instance(n.ProviderID), m) ||
+			slices.ContainsFunc(d.w.Instances, func(i Instance) bool {
+				return i.Name == m.Node && i.State != "Terminated" && d.hasMember(&i, m)
+			})
 		bound := slices.ContainsFunc(d.w.Intents, func(i Intent) bool { return i.Node == m.Node && i.Goal == v1alpha1.LeaveGoal })
 		if m.NotStarted && !d.abandoned(m) {
 			continue // its name is known when it starts
@@ -1146,6 +1175,12 @@ func (d *Decision) deadMembers() {
 			d.do(Action{Kind: RemoveMember, Node: m.Node, MinVoters: d.votersWithout(m.Node)})
 		}
 	}
+}
+
+// hasMember reports whether m can be the member of the machine i; nil: of a machine that is not known.
+// A machine that got the name of a member later does not keep that member in etcd.
+func (d *Decision) hasMember(i *Instance, m Member) bool {
+	return i == nil || d.off == ruleMemberAddress || atAddress(i, m)
 }
 
 // A machine is a member of etcd before its etcd has started and reported its name. That takes

@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"fmt"
 	"strings"
+
+	"constellation/engine/cloud"
 )
 
 // A kubelet writes its own Node, so a captured machine chooses the Node's providerID,
@@ -108,7 +110,7 @@ func (x *Lookup) addRecorded(w *World) {
 		if m := x.Instance(in.Machine); m != nil && m.Name != "" {
 			continue
 		}
-		if n := x.Nodes[in.Node]; n != nil && strings.EqualFold(n.ProviderID, in.Machine) {
+		if n := x.Nodes[in.Node]; n != nil && cloud.SameMachine(n.ProviderID, in.Machine) {
 			x.NodeOf[in.Machine] = n
 		}
 	}

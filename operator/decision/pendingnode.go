@@ -1,11 +1,13 @@
 package decision
 
 import (
+	"slices"
 	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -14,6 +16,7 @@ func IntentOf(p *v1alpha1.PendingNode) Intent {
 	in := Intent{
 		Name: p.Name, Goal: p.Spec.Goal, Token: p.Spec.Token, Donor: p.Spec.Donor, Machine: p.Spec.ProviderID,
 		Node: p.Spec.NodeName, Group: p.Spec.GroupID, Revoked: p.Annotations[v1alpha1.AnnotationRevoked] != "",
+		Seen: p.Status.CSPState != "",
 	}
 	if p.Spec.Deadline != nil {
 		in.Deadline = p.Spec.Deadline.Time
@@ -94,6 +97,7 @@ type Lookup struct {
 type Index struct {
 	instances, ByToken, marks map[string]*Instance
 	folded                    map[string]*Instance // by ID in lower case, where that differs
+	current                   map[string]*Instance // by ID without incarnation, in lower case: the machine that has it now
 }
 
 // NewIndex returns an index of all.
@@ -109,6 +113,7 @@ func NewIndex(all []Instance) *Index {
 			}
 			k.folded[folded] = m
 		}
+		k.addCurrent(m)
 		pinned = pinned || m.ReplacesHash != ""
 		if m.Token != "" {
 			k.ByToken[m.Token] = m
@@ -124,8 +129,29 @@ func NewIndex(all []Instance) *Index {
 	return k
 }
 
-// Instance returns a machine by its ID in any case; nil if it is not known.
+// addCurrent records m as the machine that has its ID now, unless a newer one has it.
+func (k *Index) addCurrent(m *Instance) {
+	id, incarnation := cloud.SplitKey(m.ID)
+	if incarnation == "" {
+		return
+	}
+	if k.current == nil {
+		k.current = map[string]*Instance{}
+	}
+	id = strings.ToLower(id)
+	if o := k.current[id]; o == nil || Gone(o) && !Gone(m) || Gone(o) == Gone(m) && o.Since.Before(m.Since) {
+		k.current[id] = m
+	}
+}
+
+// Instance returns a machine by its ID in any case; nil if it is not known. An ID without
+// incarnation names the machine that has it now.
 func (k *Index) Instance(id string) *Instance {
+	if len(k.current) > 0 {
+		if m := k.current[strings.ToLower(id)]; m != nil {
+			return m
+		}
+	}
 	m := k.instances[id]
 	if m != nil || id == "" {
 		return m
@@ -142,10 +168,36 @@ func NewLookup(w *World) *Lookup { return lookupWithout(w, everyRule) }
 
 // lookupWithout is NewLookup with the rule off switched off.
 func lookupWithout(w *World, off rule) *Lookup {
+	if off == ruleIncarnation {
+		forgetIncarnations(w)
+	}
 	x := &Lookup{Nodes: make(map[string]*Node, len(w.Nodes)), NodeOf: make(map[string]*Node, len(w.Nodes)), Index: w.Index}
 	if x.Index == nil {
 		x.Index = NewIndex(w.Instances)
 	}
 	x.judge(w, off)
 	return x
+}
+
+// NodeOfMachine returns the Node of a machine by the ID that an intent has recorded.
+func (x *Lookup) NodeOfMachine(id string) *Node {
+	if m := x.Instance(id); m != nil {
+		return x.NodeOf[m.ID]
+	}
+	return x.NodeOf[id]
+}
+
+// forgetIncarnations removes all incarnations from w, as if the cloud never reused an ID.
+func forgetIncarnations(w *World) {
+	bare := func(id *string) { *id, _ = cloud.SplitKey(*id) }
+	w.Instances, w.Intents, w.Index = slices.Clone(w.Instances), slices.Clone(w.Intents), nil
+	for i := range w.Instances {
+		bare(&w.Instances[i].ID)
+	}
+	for i := range w.Intents {
+		bare(&w.Intents[i].Machine)
+	}
+	for i := range w.Nodes {
+		bare(&w.Nodes[i].ProviderID)
+	}
 }

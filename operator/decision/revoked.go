@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"constellation/engine/cloud"
 	"constellation/engine/revocation"
 	"constellation/operator/api/v1alpha1"
 )
@@ -46,7 +47,7 @@ func (d *Decision) removeRevoked(in *Intent) {
 			n = &o.Node
 		}
 	}
-	if n != nil && !strings.EqualFold(n.ProviderID, in.Machine) {
+	if n != nil && !cloud.SameMachine(n.ProviderID, in.Machine) {
 		if o := d.Instance(n.ProviderID); o != nil && o.Name == n.Name {
 			n = nil // another machine of that name, which the cloud confirms
 		}
@@ -62,7 +63,7 @@ func (d *Decision) removeRevoked(in *Intent) {
 		return
 	}
 	if m.State != "Terminating" && !Gone(m) {
-		d.do(Action{Kind: DeleteInstance, Machine: in.Machine, Node: in.Node})
+		d.do(Action{Kind: DeleteInstance, Machine: m.ID, Node: in.Node})
 	}
 	switch {
 	case n != nil:
@@ -100,6 +101,8 @@ func (d *Decision) refill(in *Intent) {
 		}
 	case m == nil && d.placeTaken(in):
 		d.do(Action{Kind: ClearIntent, Intent: *in})
+	case m == nil && !d.must(ruleSpentToken, !in.Seen):
+		d.Wait("IntentSettles", fmt.Sprintf("the cloud does not list the machine that was made for %s; no second one is made for it", in.Donor), about, in.Deadline)
 	case m == nil:
 		if d.mayRefill(in, about) {
 			d.do(Action{Kind: CreateInstance, Intent: *in})

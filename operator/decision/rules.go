@@ -53,6 +53,9 @@ const (
 	ruleCloudImage          // a node's image is that of its machine in the cloud
 	ruleMadeFor             // which node a machine replaces follows from its token, not from its Node
 	ruleOwnVersions         // the versions of workers' kubelets refuse no target
+	ruleIncarnation         // a machine is identified by its ID and its incarnation
+	ruleSpentToken          // a token is not sent again after its machine was seen
+	ruleMemberAddress       // a member of etcd belongs to the machine of its name that has its address
 
 	// Progress: without the branch something never happens.
 	ruleGiveBack      // the autoscaler is resumed

@@ -98,6 +98,9 @@ type PendingMachine struct {
 
 // Instance is a machine as the cloud describes it. A machine that the cloud no longer knows has
 // the state Terminated. It has no name if the cloud never described it.
+//
+// IDs of machines are keys of package cloud, in all types of this package: provider ID and
+// incarnation. Two machines can have the same name, one after the other.
 type Instance struct {
 	ID, Name, Group string
 	Role            v1alpha1.Role // empty: not known
@@ -133,16 +136,18 @@ type Intent struct {
 	Group    string // ID
 	Deadline time.Time
 	Revoked  bool // its machine leaves without a drain; see revoked.go
+	Seen     bool // a machine with the token was seen
 }
 
 // Member is a member of etcd.
 type Member struct {
 	Node                   string
 	Voter, Healthy, Leader bool // a voter that has not started is no voter
-	// The member has not started, so Node is its peer URL and not a name. Address is the host of
-	// that URL. Since is its first-seen time by the operator's clock.
+	// Address is the host of its peer URL; empty: not known.
+	Address string
+	// The member has not started, so Node is its peer URL and not a name. Since is its first-seen
+	// time by the operator's clock.
 	NotStarted bool
-	Address    string
 	Since      time.Time
 }
 

@@ -160,14 +160,10 @@ func (b *book) setNode(n *node, ours bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	old := b.nodes[n.name]
-	switch {
-	case old == nil && ours:
+	if old == n || b.outdated(old, n, ours) {
 		return
-	case old == n:
-		return
-	case old != nil && old.uid == n.uid && n.version != old.version && !newer(n.version, old.version):
-		return
-	case old != nil && old.uid != n.uid:
+	}
+	if old != nil && old.uid != n.uid {
 		b.forget(old)
 		old = nil
 	}
@@ -184,6 +180,30 @@ func (b *book) setNode(n *node, ours bool) {
 	if old != nil {
 		b.untell(old)
 	}
+	b.index(n)
+	for name, page := range b.plans {
+		was, is := page.has(n.name), false
+		page.place(n)
+		is = page.has(n.name)
+		// The health of nodes outside of the Plan matters too.
+		health := page.plan != nil && rollout(page.plan).Health != nil && (old == nil || old.available() != n.available())
+		if was || is || health || page.plan != nil && slices.Contains(page.plan.Status.Applying, n.host) {
+			b.wake(name, soon)
+		}
+	}
+}
+
+// outdated reports whether n is older than old: an earlier version of the same Node, or the response
+// to our own write of a Node that was deleted meanwhile.
+func (b *book) outdated(old, n *node, ours bool) bool {
+	if old == nil {
+		return ours
+	}
+	return old.uid == n.uid && n.version != old.version && !newer(n.version, old.version)
+}
+
+// index adds a Node to all indices. The caller holds mu.
+func (b *book) index(n *node) {
 	b.nodes[n.name] = n
 	if n.host != "" {
 		b.hosts[n.host] = append(b.hosts[n.host], n.name)
@@ -196,16 +216,6 @@ func (b *book) setNode(n *node, ours bool) {
 	}
 	if !n.available() {
 		b.unavailable++
-	}
-	for name, page := range b.plans {
-		was, is := page.has(n.name), false
-		page.place(n)
-		is = page.has(n.name)
-		// The health of nodes outside of the Plan matters too.
-		health := page.plan != nil && rollout(page.plan).Health != nil && (old == nil || old.available() != n.available())
-		if was || is || health || page.plan != nil && slices.Contains(page.plan.Status.Applying, n.host) {
-			b.wake(name, soon)
-		}
 	}
 }
 

@@ -299,36 +299,18 @@ func (r *roller) say(u upgraded, state upgradev1.NodeState, reason, format strin
 
 // goOn continues with a node that has a slot, and reports whether it keeps the slot.
 func (r *roller) goOn(u upgraded) bool {
-	was, known := r.known[u.name]
-	j := u.job
-	want := u.want
+	if u.job == nil {
+		return r.withoutJob(u)
+	}
+	was, j := r.known[u.name], u.job
 	switch {
-	case j == nil && known && was.State == upgradev1.NodeFailed && r.current(was):
-		n := r.say(u, was.State, was.Reason, "%s", was.Message)
-		r.failed = append(r.failed, *n)
-		return r.spec().FailureBudget == nil
-	case j == nil && known && was.State == upgradev1.NodeRetrying && r.view.now.Before(was.Since.Add(r.retryDelay)):
-		r.say(u, was.State, was.Reason, "%s", was.Message)
-		r.d.at(was.Since.Add(r.retryDelay))
-		return true
-	case j == nil:
-		n := r.say(u, upgradev1.NodeRunning, "JobWanted", "gets Job %s", want)
-		if !r.current(was) {
-			n.Attempts = 0
-		}
-		if u.refused != "" {
-			n.Reason, n.Message = "JobRefused", fmt.Sprintf("Job %s cannot be made: %s", want, u.refused)
-			r.refused = n.Message
-		}
-		r.d.creates = append(r.d.creates, u)
-		return true
 	case j.deleting:
 		r.say(u, cmp.Or(was.State, upgradev1.NodeRunning), "JobEnding", "Job %s is being deleted", j.name)
 		return true
-	case j.name != want && j.phase == jobActive && j.brings == labelValue(r.version):
+	case j.name != u.want && j.phase == jobActive && j.brings == labelValue(r.version):
 		r.say(u, upgradev1.NodeRunning, "JobSuperseded", "Job %s is for the Plan as it was, and is let end", j.name)
 		return true
-	case j.name != want, j.phase != jobComplete && r.replaced(j), j.phase == jobComplete && u.credited:
+	case j.name != u.want, j.phase != jobComplete && r.replaced(j), j.phase == jobComplete && u.credited:
 		r.d.deletes = append(r.d.deletes, j)
 		r.say(u, upgradev1.NodeRunning, "JobReplaced", "Job %s is deleted, because the Plan is another one now", j.name)
 		return true
@@ -339,6 +321,40 @@ func (r *roller) goOn(u upgraded) bool {
 	case jobFailed:
 		return r.hasFailed(u)
 	}
+	r.sayRunning(u)
+	return true
+}
+
+// withoutJob continues with a node that has a slot and no job: it waits after a failure, or creates
+// the job. It reports whether the node keeps the slot.
+func (r *roller) withoutJob(u upgraded) bool {
+	was, known := r.known[u.name]
+	switch {
+	case known && was.State == upgradev1.NodeFailed && r.current(was):
+		n := r.say(u, was.State, was.Reason, "%s", was.Message)
+		r.failed = append(r.failed, *n)
+		return r.spec().FailureBudget == nil
+	case known && was.State == upgradev1.NodeRetrying && r.view.now.Before(was.Since.Add(r.retryDelay)):
+		r.say(u, was.State, was.Reason, "%s", was.Message)
+		r.d.at(was.Since.Add(r.retryDelay))
+		return true
+	}
+	n := r.say(u, upgradev1.NodeRunning, "JobWanted", "gets Job %s", u.want)
+	if !r.current(was) {
+		n.Attempts = 0
+	}
+	if u.refused != "" {
+		n.Reason, n.Message = "JobRefused", fmt.Sprintf("Job %s cannot be made: %s", u.want, u.refused)
+		r.refused = n.Message
+	}
+	r.d.creates = append(r.d.creates, u)
+	return true
+}
+
+// sayRunning records the state of a node whose job runs, with what its pods report.
+func (r *roller) sayRunning(u upgraded) {
+	was, known := r.known[u.name]
+	j := u.job
 	n := r.say(u, upgradev1.NodeRunning, cmp.Or(u.news.reason, "JobRunning"), "%s", cmp.Or(u.news.message, fmt.Sprintf("Job %s runs", j.name)))
 	if !u.ready { // for example while it reboots
 		n.Message += "; the node is not Ready"
@@ -349,7 +365,6 @@ func (r *roller) goOn(u upgraded) bool {
 	if j.failed > 0 {
 		n.Message += fmt.Sprintf("; %d of its pods failed", j.failed)
 	}
-	return true
 }
 
 // replaced reports whether the Plan's pod settings have changed since a Job was created.

@@ -35,48 +35,73 @@ func (b *Backups) newestComplete() *engine.BackupEntry {
 // BackupCoverageRows show for each kind of data whether a backup contains it. hint is added
 // if there is no backup.
 func BackupCoverageRows(pg Page, w, h int, b *Backups, hint string) []string {
-	last := b.newestComplete()
+	r := coverage{pg, w, h, b}
+	lines := append(r.objectRows(hint), r.volumeRows()...)
+	lines = append(lines, r.scratchRows()...)
+	lines = append(lines, r.row(term.Faint, pg.Dot, "master secret, kubeconfig", term.Faint, "not included: keep a copy of this folder's files", ""))
+	return strings.Split(strings.Join(lines, "\n"), "\n")
+}
+
+// coverage is the part of a page that shows what backups contain.
+type coverage struct {
+	pg   Page
+	w, h int
+	b    *Backups
+}
+
+// row is one kind of data: its state and the age of its backup. It has two lines in a narrow
+// window.
+func (r *coverage) row(st term.Style, sign, name string, state term.Style, text, age string) string {
 	const what = 26
-	row := func(st term.Style, sign, name string, state term.Style, text, age string) string {
-		if w < 70 { // two lines instead of a cut one
-			r := pg.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, name).Right(term.Faint, age)
-			return strings.Join(append([]string{r.String()}, pg.Below(w, 5, 2, state, text)...), "\n")
-		}
-		return pg.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, name, what).Add(state, text).Right(term.Faint, age).String()
+	if r.w < 70 { // two lines instead of a cut one
+		first := r.pg.Row(r.w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, name).Right(term.Faint, age)
+		return strings.Join(append([]string{first.String()}, r.pg.Below(r.w, 5, 2, state, text)...), "\n")
 	}
-	var lines []string
+	return r.pg.Row(r.w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, name, what).Add(state, text).Right(term.Faint, age).String()
+}
+
+// objectRows are the rows of the objects and of the etcd snapshot.
+func (r *coverage) objectRows(hint string) (lines []string) {
+	b := r.b
+	last := b.newestComplete()
 	switch {
 	case b.ListErr != nil:
-		lines = append(lines, row(term.Caution, pg.Warn, "definitions and objects", term.Plain, "unknown: the backups cannot be listed", ""))
+		lines = append(lines, r.row(term.Caution, r.pg.Warn, "definitions and objects", term.Plain, "unknown: the backups cannot be listed", ""))
 	case !b.Listed:
-		lines = append(lines, row(term.Accent, pg.Spin(), "definitions and objects", term.Faint, "listing backups", ""))
+		lines = append(lines, r.row(term.Accent, r.pg.Spin(), "definitions and objects", term.Faint, "listing backups", ""))
 	case last == nil:
-		lines = append(lines, row(term.Bad, pg.Fail, "definitions and objects", term.Plain, "no complete backup yet"+hint, "-"),
-			row(term.Bad, pg.Fail, "etcd snapshot", term.Plain, "none yet", "-"))
+		lines = append(lines, r.row(term.Bad, r.pg.Fail, "definitions and objects", term.Plain, "no complete backup yet"+hint, "-"),
+			r.row(term.Bad, r.pg.Fail, "etcd snapshot", term.Plain, "none yet", "-"))
 	default:
-		old := pg.Now.Sub(last.Created) > 24*time.Hour
-		st, sign := term.Good, pg.OK
+		old := r.pg.Now.Sub(last.Created) > 24*time.Hour
+		st, sign := term.Good, r.pg.OK
 		if old {
-			st, sign = term.Caution, pg.Warn
+			st, sign = term.Caution, r.pg.Warn
 		}
-		lines = append(lines, row(st, sign, "definitions and objects", term.Plain, amountOf(last.Objects, "object")+", "+term.Bytes(last.Bytes), term.Ago(last.Created, pg.Now)))
+		lines = append(lines, r.row(st, sign, "definitions and objects", term.Plain, amountOf(last.Objects, "object")+", "+term.Bytes(last.Bytes), term.Ago(last.Created, r.pg.Now)))
 		i := slices.IndexFunc(b.Entries, func(e engine.BackupEntry) bool { return e.Complete && e.Etcd })
 		switch {
 		case i < 0:
-			lines = append(lines, row(term.Bad, pg.Fail, "etcd snapshot", term.Plain, "in no backup", "-"))
+			lines = append(lines, r.row(term.Bad, r.pg.Fail, "etcd snapshot", term.Plain, "in no backup", "-"))
 		case i > 0 && b.Entries[i].ID != last.ID:
-			lines = append(lines, row(term.Caution, pg.Warn, "etcd snapshot", term.Plain, "not in the last backup", term.Ago(b.Entries[i].Created, pg.Now)))
+			lines = append(lines, r.row(term.Caution, r.pg.Warn, "etcd snapshot", term.Plain, "not in the last backup", term.Ago(b.Entries[i].Created, r.pg.Now)))
 		default:
-			lines = append(lines, row(st, sign, "etcd snapshot", term.Plain, "in the last backup", term.Ago(b.Entries[i].Created, pg.Now)))
+			lines = append(lines, r.row(st, sign, "etcd snapshot", term.Plain, "in the last backup", term.Ago(b.Entries[i].Created, r.pg.Now)))
 		}
 	}
+	return lines
+}
+
+// volumeRows are the rows of the volumes on disks of nodes.
+func (r *coverage) volumeRows() (lines []string) {
+	b := r.b
 	switch l := b.Local; {
 	case l == nil && b.LocalErr != nil:
-		lines = append(lines, row(term.Caution, pg.Warn, "volumes on nodes", term.Plain, "unknown: "+term.Clean(b.LocalErr.Error()), ""))
+		lines = append(lines, r.row(term.Caution, r.pg.Warn, "volumes on nodes", term.Plain, "unknown: "+term.Clean(b.LocalErr.Error()), ""))
 	case l == nil:
-		lines = append(lines, row(term.Accent, pg.Spin(), "volumes on nodes", term.Faint, "querying the cluster", ""))
+		lines = append(lines, r.row(term.Accent, r.pg.Spin(), "volumes on nodes", term.Faint, "querying the cluster", ""))
 	case len(l.Volumes) == 0:
-		lines = append(lines, row(term.Good, pg.OK, "volumes on nodes", term.Plain, "none is bound to a claim", ""))
+		lines = append(lines, r.row(term.Good, r.pg.OK, "volumes on nodes", term.Plain, "none is bound to a claim", ""))
 	default:
 		nodes := map[string]bool{}
 		for _, v := range l.Volumes {
@@ -88,20 +113,26 @@ func BackupCoverageRows(pg Page, w, h int, b *Backups, hint string) []string {
 		if len(nodes) > 0 {
 			text += " on " + words.Count(len(nodes), "node")
 		}
-		lines = append(lines, row(term.Caution, pg.Warn, "volumes on nodes", term.Caution, text+": in no backup, lost with the node", ""))
+		lines = append(lines, r.row(term.Caution, r.pg.Warn, "volumes on nodes", term.Caution, text+": in no backup, lost with the node", ""))
 		most := 2
-		if h > 24 {
+		if r.h > 24 {
 			most = 8
 		}
 		shown := min(most, len(l.Volumes))
 		for i, v := range l.Volumes[:shown] {
-			r := pg.Row(w).Pad(3).Add(term.Faint, pg.Branch+" ").Add(term.Plain, term.Clean(volumeSummary(v)))
+			branch := r.pg.Row(r.w).Pad(3).Add(term.Faint, r.pg.Branch+" ").Add(term.Plain, term.Clean(volumeSummary(v)))
 			if i == shown-1 && shown < len(l.Volumes) {
-				r.Right(term.Faint, fmt.Sprintf("%d more: Enter", len(l.Volumes)-shown))
+				branch.Right(term.Faint, fmt.Sprintf("%d more: Enter", len(l.Volumes)-shown))
 			}
-			lines = append(lines, r.String())
+			lines = append(lines, branch.String())
 		}
 	}
+	return lines
+}
+
+// scratchRows are the row of the pods' scratch space, if there is any.
+func (r *coverage) scratchRows() (lines []string) {
+	b := r.b
 	if l := b.Local; l != nil && l.EmptyDirs+l.HostPaths > 0 {
 		var parts []string
 		if l.EmptyDirs > 0 {
@@ -110,10 +141,9 @@ func BackupCoverageRows(pg Page, w, h int, b *Backups, hint string) []string {
 		if l.HostPaths > 0 {
 			parts = append(parts, fmt.Sprintf("hostPath of %d", l.HostPaths))
 		}
-		lines = append(lines, row(term.Faint, pg.Dot, "scratch space of pods", term.Faint, strings.Join(parts, ", ")+": in no backup", ""))
+		lines = append(lines, r.row(term.Faint, r.pg.Dot, "scratch space of pods", term.Faint, strings.Join(parts, ", ")+": in no backup", ""))
 	}
-	lines = append(lines, row(term.Faint, pg.Dot, "master secret, kubeconfig", term.Faint, "not included: keep a copy of this folder's files", ""))
-	return strings.Split(strings.Join(lines, "\n"), "\n")
+	return lines
 }
 
 // volumeSummary describe a volume: "db/pg-0  worker-0  statefulset/db/postgres".

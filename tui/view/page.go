@@ -17,6 +17,10 @@ import (
 	"constellation/tui/term"
 )
 
+// MinWidth and MinHeight are the smallest window of the console. In a smaller one it shows only
+// which dimension is too small.
+const MinWidth, MinHeight = 60, 16
+
 // Page is what all pages share: how the terminal looks and which moment is shown. A page is a
 // pure function of it, a width and the values to show. Pages return lines.
 type Page struct {

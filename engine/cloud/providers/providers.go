@@ -1,30 +1,36 @@
-// Package providers lists the clouds that daemons and charts can use. Daemons name
-// none of them.
+// Package providers is the registry of the clouds that this program can use. Nothing
+// else in the tree names a cloud: configuration, state, charts, remedies and daemons
+// take what they need from the entry.
 //
 // # A new cloud
 //
-// A cloud is a package below engine/cloud and an entry of [All]. The package
-// implements three views of the cloud:
+// A cloud is a package below engine/cloud and an entry, a [Provider], of [All]. The
+// package implements three views of the cloud:
 //
 //   - [Metadata]: what a machine may ask about itself. The bootstrapper uses it
 //     before the machine is a node, the join service on control planes.
 //   - [Control]: groups and machines, as the operator on a control plane reaches
 //     them, with the credentials of that machine.
-//   - the view of the console on the user's computer: Provider of package engine,
-//     added to its NewProvider.
+//   - [Console]: what the console on the user's computer asks before init and
+//     before an upgrade.
 //
 // Errors wrap those of package cloud, and [constellation/engine/cloud/cloudtest]
-// has the tests that every Control must pass.
+// has the tests that every Control must pass. CONTRIBUTING.md lists all that a cloud
+// must implement.
 package providers
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/cloud/section"
+	"constellation/engine/component"
+	"constellation/engine/version"
 )
 
 // Metadata is what a machine may ask its cloud about itself. It is safe for
@@ -51,17 +57,36 @@ type Control interface {
 	// deleted. The list may lag, and may be partial as that of Groups.
 	Instances(context.Context) ([]cloud.Instance, error)
 	// Instance returns the current state of one machine. The error wraps
-	// cloud.ErrNotFound if the cloud does not know it, or no longer.
-	Instance(ctx context.Context, providerID string) (cloud.Instance, error)
+	// cloud.ErrNotFound if the cloud does not know the key, or no longer, even if another
+	// incarnation of the machine exists.
+	Instance(ctx context.Context, key string) (cloud.Instance, error)
 	// SetGroupImage sets the image of machines that the group will create.
 	SetGroupImage(ctx context.Context, groupID, image string) error
 	// CreateInstances creates a machine for each token and returns them in the order
 	// of the tokens, before they have booted. A token never makes a second machine:
 	// a repeated one returns the first machine, with state cloud.Terminated after its
-	// deletion. Tokens are 24 hexadecimal digits.
+	// deletion, for cloud.TokenMemory at least. Tokens are 24 hexadecimal digits.
 	CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error)
-	// DeleteInstances starts to delete machines. Those that do not exist are no error.
-	DeleteInstances(ctx context.Context, providerIDs []string) error
+	// DeleteInstances starts to delete the machines with these keys. Those that do not exist
+	// are no error. Another incarnation of a machine is not deleted.
+	DeleteInstances(ctx context.Context, keys []string) error
+}
+
+// Console is the view that the console has from the user's computer. It changes nothing
+// and is safe for concurrent use.
+type Console interface {
+	// Describe returns what the machines belong to.
+	Describe(context.Context) (cloud.Info, error)
+	// Groups returns the scaling groups.
+	Groups(context.Context) ([]cloud.Group, error)
+	// Machines returns all machines, also those that are being deleted.
+	Machines(context.Context) ([]cloud.Machine, error)
+	// Images returns the catalogue of OS images; none for a cloud with Provider.NoImages.
+	Images(context.Context) ([]cloud.Image, error)
+	// Components returns what a node must have installed for a Kubernetes version, with
+	// the statement that vouches for it. The error wraps cloud.ErrNotFound and names the
+	// versions that there are.
+	Components(context.Context, version.Version) (component.Signed, error)
 }
 
 // Provider is a cloud.
@@ -69,6 +94,26 @@ type Provider struct {
 	// Name is the value of --provider, of CONSTELLATION_PROVIDER and of the charts'
 	// value provider, and the key of the cloud's section in configuration and state.
 	Name string
+	// Config and State describe the cloud's section in the two files; nil if it has no
+	// fields there.
+	Config, State section.Schema
+	// About describes the cloud in the comment of a generated configuration.
+	About string
+	// Example returns the section of a generated configuration for a cluster's name.
+	Example func(cluster string) section.Values
+	// Advice is how the cloud is named to users, and what to do when it fails.
+	Advice Advice
+	// NoImages is whether machines run no image that the cloud selects. The field image of
+	// the configuration is optional then.
+	NoImages bool
+	// Simulated reports whether the machines of a state only imitate machines; nil: never.
+	Simulated func(state section.Values) bool
+	// Fixed returns why nothing on the machines of a state can be changed, with a remedy.
+	// An empty reason means that it can; so does nil.
+	Fixed func(state section.Values) (reason, remedy string)
+	// Console returns the view of the console. It sends nothing yet.
+	Console func(config, state section.Values) (Console, error)
+
 	// MetadataAddress and ControlAddress are the default addresses of the two services;
 	// see the package of the cloud for their formats.
 	MetadataAddress, ControlAddress string
@@ -84,6 +129,76 @@ type Provider struct {
 	Control func(metadata, address string) Control
 }
 
+// Advice has the sentences about a cloud in errors and findings. {field} stands for a
+// field of the cloud's section. An empty sentence gets a general one.
+type Advice struct {
+	// Cloud names the cloud: "sandbox {name}".
+	Cloud string
+	// Unreachable is the remedy of a cloud that does not answer, Denied that of
+	// credentials that do not suffice.
+	Unreachable, Denied string
+	// Look names the place where the user sees the machines, such as a command. Failed
+	// states where the reason is found why a machine failed.
+	Look, Failed string
+	// Up is the verb of this program that creates the machines or starts them again;
+	// empty if other programs do that. UpTitle and UpReason describe it.
+	Up, UpTitle, UpReason string
+	// Create is how the machines and the state file are made. Renew is how used machines
+	// are replaced by unused ones. Both are imperative.
+	Create, Renew string
+	// Measurements states how the measurements of an image become known, Roots the same
+	// of the trust roots.
+	Measurements, Roots string
+	// Offer is how the cloud gets the components of a Kubernetes version, Image how its
+	// machines get an OS image. {version} stands for the version.
+	Offer, Image string
+}
+
+// OfferOf returns the sentence Offer about a version of Kubernetes.
+func (a Advice) OfferOf(v string) string { return strings.ReplaceAll(a.Offer, "{version}", v) }
+
+// ImageOf returns the sentence Image about a version of the OS image.
+func (a Advice) ImageOf(v string) string { return strings.ReplaceAll(a.Image, "{version}", v) }
+
+// or returns a with the sentences of b where a has none.
+func (a Advice) or(b Advice) Advice {
+	return Advice{
+		Cloud: cmp.Or(a.Cloud, b.Cloud), Unreachable: cmp.Or(a.Unreachable, b.Unreachable), Denied: cmp.Or(a.Denied, b.Denied),
+		Look: cmp.Or(a.Look, b.Look), Failed: cmp.Or(a.Failed, b.Failed), Up: a.Up, UpTitle: a.UpTitle, UpReason: a.UpReason, Create: cmp.Or(a.Create, b.Create), Renew: cmp.Or(a.Renew, b.Renew),
+		Measurements: cmp.Or(a.Measurements, b.Measurements), Roots: cmp.Or(a.Roots, b.Roots), Offer: cmp.Or(a.Offer, b.Offer), Image: cmp.Or(a.Image, b.Image),
+	}
+}
+
+// general is the advice about a cloud that has none of its own.
+var general = Advice{
+	Cloud:        "the cloud",
+	Unreachable:  "check the network and the status page of the cloud, then run the same command again",
+	Denied:       "use credentials that may read the machines of this cluster",
+	Look:         "the list of machines in the cloud",
+	Failed:       "the cloud shows why, in the log of the machine's console",
+	Create:       "create the machines and write the state file",
+	Renew:        "delete the machines and create them again",
+	Measurements: "copy the value that belongs to the image",
+	Roots:        "paste the PEM certificates of the cloud that certifies attestation keys, after a |",
+	Offer:        "have the cloud offer the components of Kubernetes {version}",
+	Image:        "create the machines from image {version}",
+}
+
+// AdviceFor returns the advice of a provider with its section filled in. A provider
+// that is not registered gets general advice.
+func AdviceFor(name string, values section.Values) Advice {
+	p, err := Find(name)
+	if err != nil {
+		return general
+	}
+	a := p.Advice.or(Advice{Cloud: "cloud " + name}).or(general)
+	return Advice{
+		Cloud: values.Expand(a.Cloud), Unreachable: values.Expand(a.Unreachable), Denied: values.Expand(a.Denied),
+		Look: values.Expand(a.Look), Failed: values.Expand(a.Failed), Up: a.Up, UpTitle: a.UpTitle, UpReason: a.UpReason, Create: values.Expand(a.Create), Renew: values.Expand(a.Renew),
+		Measurements: values.Expand(a.Measurements), Roots: values.Expand(a.Roots), Offer: values.Expand(a.Offer), Image: values.Expand(a.Image),
+	}
+}
+
 // ChartValues returns the values of our charts that depend on the provider, by path.
 // A chart that lacks one of them is of an older release and has it built in.
 func (p Provider) ChartValues() map[string]any {
@@ -96,20 +211,34 @@ func (p Provider) ChartValues() map[string]any {
 	}
 }
 
+var registry = struct {
+	sync.Mutex
+	list []Provider
+}{list: []Provider{sandbox()}}
+
+// Register adds a provider to the registry, and returns what removes it again. A test
+// registers a cloud of its own this way. It panics if the name is taken.
+func Register(p Provider) (remove func()) {
+	registry.Lock()
+	defer registry.Unlock()
+	has := func(x Provider) bool { return x.Name == p.Name }
+	if p.Name == "" || slices.ContainsFunc(registry.list, has) {
+		panic(fmt.Sprintf("register provider %q: name is empty or taken", p.Name))
+	}
+	registry.list = append(registry.list, p)
+	slices.SortFunc(registry.list, func(a, b Provider) int { return cmp.Compare(a.Name, b.Name) })
+	return func() {
+		registry.Lock()
+		defer registry.Unlock()
+		registry.list = slices.DeleteFunc(registry.list, has)
+	}
+}
+
 // All returns the providers of this program, sorted by name.
 func All() []Provider {
-	return []Provider{{
-		Name:            "sandbox",
-		MetadataAddress: sandboxapi.DefaultMetadata,
-		ControlAddress:  sandboxapi.DefaultControl,
-		TPMAddress:      "unix:/run/tpm/tpm.sock",
-
-		AutoscalerStandIn: true,
-		Metadata:          func(address string) Metadata { return sandboxapi.NewMetadata(address) },
-		Control: func(metadata, address string) Control {
-			return sandboxapi.NewInCluster(sandboxapi.NewMetadata(metadata), address)
-		},
-	}}
+	registry.Lock()
+	defer registry.Unlock()
+	return slices.Clone(registry.list)
 }
 
 // Names returns the names of all providers, sorted.

@@ -69,17 +69,8 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 			if !cmd.Flags().Changed("seed") {
 				spec.Seed = uint64(v.Now().UnixNano() / int64(time.Millisecond) % 1_000_000)
 			}
-			if results != "" && (spec.Machines == "" || spec.Machines == "auto") {
-				return &plan.Error{
-					Op: "drill", Err: errors.New("--results needs a kind of machines"), Exit: plan.ExitUsage,
-					Remedy: "pass --machines=real, --machines=simulated or --machines=hollow",
-				}
-			}
-			if spec.Count < 0 || (until > 0) != (results != "") {
-				return &plan.Error{
-					Op: "drill", Err: errors.New("--count is below 0, or only one of --results and --until is given"), Exit: plan.ExitUsage,
-					Remedy: "pass --results FILE with --until N, and --count of 0 or more",
-				}
+			if err := checkDrillFlags(spec, results, until); err != nil {
+				return err
 			}
 			if spec.Workspace, err = v.NewWorkspace(); err != nil {
 				return err
@@ -89,25 +80,7 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 			if results != "" {
 				return v.manyDrills(ctx, drills, spec, results, until)
 			}
-			r, err := v.drill(ctx, drills, spec)
-			if err != nil {
-				return err
-			}
-			switch out {
-			case tui.JSON:
-				err = v.Document(struct {
-					Schema string `json:"schema"`
-					engine.DrillReport
-				}{plan.Schema, r})
-			case tui.Markdown:
-				fmt.Fprint(v.Out(), drillMarkdown(&r))
-			default:
-				v.Print(v.drillText(&r))
-			}
-			if code := drillExit(r.Outcome); err == nil && code != plan.ExitDone {
-				return tui.ExitStatus(code)
-			}
-			return err
+			return v.oneDrill(ctx, drills, spec, out)
 		},
 	}
 	f := cmd.Flags()
@@ -124,17 +97,62 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 	v.MarkdownFlag(cmd, &out, "output format: text, json for one document, or markdown")
 	_ = cmd.RegisterFlagCompletionFunc("machines", tui.Fixed("auto", "real", "simulated", "hollow"))
 	_ = cmd.RegisterFlagCompletionFunc("faults", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		drills, err := v.drills(v.Log())
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		var names []string
-		for _, f := range drills.Faults() {
-			names = append(names, f.Name)
-		}
-		return names, cobra.ShellCompDirectiveNoFileComp
+		return v.drillFaultNames()
 	})
 	return cmd
+}
+
+// drillFaultNames completes the names of faults.
+func (v *verbs) drillFaultNames() ([]string, cobra.ShellCompDirective) {
+	drills, err := v.drills(v.Log())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var names []string
+	for _, f := range drills.Faults() {
+		names = append(names, f.Name)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// checkDrillFlags returns a usage error if flags contradict each other.
+func checkDrillFlags(spec engine.DrillSpec, results string, until int) error {
+	if results != "" && (spec.Machines == "" || spec.Machines == "auto") {
+		return &plan.Error{
+			Op: "drill", Err: errors.New("--results needs a kind of machines"), Exit: plan.ExitUsage,
+			Remedy: "pass --machines=real, --machines=simulated or --machines=hollow",
+		}
+	}
+	if spec.Count < 0 || (until > 0) != (results != "") {
+		return &plan.Error{
+			Op: "drill", Err: errors.New("--count is below 0, or only one of --results and --until is given"), Exit: plan.ExitUsage,
+			Remedy: "pass --results FILE with --until N, and --count of 0 or more",
+		}
+	}
+	return nil
+}
+
+// oneDrill runs a drill and prints its report. The outcome is the exit code.
+func (v *verbs) oneDrill(ctx context.Context, drills engine.Drills, spec engine.DrillSpec, out tui.Format) error {
+	r, err := v.drill(ctx, drills, spec)
+	if err != nil {
+		return err
+	}
+	switch out {
+	case tui.JSON:
+		err = v.Document(struct {
+			Schema string `json:"schema"`
+			engine.DrillReport
+		}{plan.Schema, r})
+	case tui.Markdown:
+		fmt.Fprint(v.Out(), drillMarkdown(&r))
+	default:
+		v.Print(v.drillText(&r))
+	}
+	if code := drillExit(r.Outcome); err == nil && code != plan.ExitDone {
+		return tui.ExitStatus(code)
+	}
+	return err
 }
 
 func drillExit(outcome string) int {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -39,40 +40,38 @@ func (v *verbs) listFaults() *cobra.Command {
 		Example: "  constellation sandbox fault list\n  constellation sandbox fault list -o json | jq -r '.active[]'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			boxName, err := v.sandboxName(name)
-			if err != nil {
-				return err
-			}
-			box, err := v.sandbox(v.Log())
-			if err != nil {
-				return err
-			}
-			active := []string{}
-			if st, err := box.Status(cmd.Context(), boxName); err == nil { // no sandbox, no active faults
-				active = append(active, st.Faults...)
-			}
-			kinds := box.FaultKinds()
-			if out == tui.JSON {
-				return v.Document(struct {
-					Schema string             `json:"schema"`
-					Active []string           `json:"active"`
-					Kinds  []engine.FaultKind `json:"kinds"`
-				}{plan.Schema, active, kinds})
-			}
-			for _, k := range kinds {
-				fmt.Fprintf(v.Out(), "%s\n    %s\n", k.Form, k.Does)
-				for _, a := range active {
-					if kindOf(a) == k.Name {
-						fmt.Fprintf(v.Out(), "  ! %s\n", term.Clean(a))
-					}
+			return v.withNamed(cmd.Context(), name, func(ctx context.Context, box engine.Sandbox, name string) error {
+				active := []string{}
+				if st, err := box.Status(ctx, name); err == nil { // no sandbox, no active faults
+					active = append(active, st.Faults...)
 				}
-			}
-			return nil
+				return v.printFaults(out, box.FaultKinds(), active)
+			})
 		},
 	}
 	v.nameFlag(cmd, &name)
 	v.OutputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
+}
+
+// printFaults prints the supported faults and marks the active ones.
+func (v *verbs) printFaults(out tui.Format, kinds []engine.FaultKind, active []string) error {
+	if out == tui.JSON {
+		return v.Document(struct {
+			Schema string             `json:"schema"`
+			Active []string           `json:"active"`
+			Kinds  []engine.FaultKind `json:"kinds"`
+		}{plan.Schema, active, kinds})
+	}
+	for _, k := range kinds {
+		fmt.Fprintf(v.Out(), "%s\n    %s\n", k.Form, k.Does)
+		for _, a := range active {
+			if kindOf(a) == k.Name {
+				fmt.Fprintf(v.Out(), "  ! %s\n", term.Clean(a))
+			}
+		}
+	}
+	return nil
 }
 
 // kindOf returns the kind of a fault: the part before =.
@@ -126,27 +125,21 @@ func (v *verbs) changeFaults(use, short, long, example string, change func(activ
 		Use: use, Short: short, Long: long, Example: example,
 		ValidArgsFunction: tui.Fixed(v.faults...),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			boxName, err := v.sandboxName(name)
-			if err != nil {
-				return err
-			}
-			box, err := v.sandbox(v.Log())
-			if err != nil {
-				return err
-			}
-			st, err := box.Status(cmd.Context(), boxName)
-			if err != nil {
-				return err
-			}
-			faults, err := change(slices.Clone(st.Faults), args)
-			if err != nil {
-				return &plan.Error{Op: "change faults", Err: err, Exit: plan.ExitUsage}
-			}
-			if err := box.SetFaults(cmd.Context(), boxName, faults); err != nil {
-				return err
-			}
-			fmt.Fprintf(v.Out(), "faults: %s (before: %s)\n", cmp.Or(term.Clean(strings.Join(faults, ", ")), "none"), cmp.Or(term.Clean(strings.Join(st.Faults, ", ")), "none"))
-			return nil
+			return v.withNamed(cmd.Context(), name, func(ctx context.Context, box engine.Sandbox, name string) error {
+				st, err := box.Status(ctx, name)
+				if err != nil {
+					return err
+				}
+				faults, err := change(slices.Clone(st.Faults), args)
+				if err != nil {
+					return &plan.Error{Op: "change faults", Err: err, Exit: plan.ExitUsage}
+				}
+				if err := box.SetFaults(ctx, name, faults); err != nil {
+					return err
+				}
+				fmt.Fprintf(v.Out(), "faults: %s (before: %s)\n", cmp.Or(term.Clean(strings.Join(faults, ", ")), "none"), cmp.Or(term.Clean(strings.Join(st.Faults, ", ")), "none"))
+				return nil
+			})
 		},
 	}
 	v.nameFlag(cmd, &name)

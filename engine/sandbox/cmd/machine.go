@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"strings"
 
@@ -61,25 +62,17 @@ run status to check.`,
 			return v.machineNames(cmd.Context(), name), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			boxName, err := v.sandboxName(name)
-			if err != nil {
+			return v.withNamed(cmd.Context(), name, func(ctx context.Context, box engine.Sandbox, name string) error {
+				stream := v.Stream(out, "sandbox")
+				defer stream.Close()
+				err := box.Power(ctx, name, action, args, stream.Event)
+				which := "all machines"
+				if !all {
+					which = strings.Join(args, ", ")
+				}
+				stream.End(verb+" of "+which, err, plan.Result{Next: []string{v.Command("status")}})
 				return err
-			}
-			ctx, stop := v.Signals(cmd.Context())
-			defer stop()
-			box, err := v.sandbox(v.Log())
-			if err != nil {
-				return err
-			}
-			stream := v.Stream(out, "sandbox")
-			defer stream.Close()
-			err = box.Power(ctx, boxName, action, args, stream.Event)
-			which := "all machines"
-			if !all {
-				which = strings.Join(args, ", ")
-			}
-			stream.End(verb+" of "+which, err, plan.Result{Next: []string{v.Command("status")}})
-			return err
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "all machines at the same time")

@@ -53,6 +53,26 @@ func (v *verbs) sandboxName(name string) (string, error) {
 	return dir, nil
 }
 
+// withSandbox calls do with the sandboxes and a context that ends with a signal.
+func (v *verbs) withSandbox(ctx context.Context, do func(ctx context.Context, box engine.Sandbox) error) error {
+	ctx, stop := v.Signals(ctx)
+	defer stop()
+	box, err := v.sandbox(v.Log())
+	if err != nil {
+		return err
+	}
+	return do(ctx, box)
+}
+
+// withNamed does so too, with the argument for methods that take the name of a sandbox.
+func (v *verbs) withNamed(ctx context.Context, name string, do func(ctx context.Context, box engine.Sandbox, name string) error) error {
+	name, err := v.sandboxName(name)
+	if err != nil {
+		return err
+	}
+	return v.withSandbox(ctx, func(ctx context.Context, box engine.Sandbox) error { return do(ctx, box, name) })
+}
+
 func (v *verbs) nameFlag(cmd *cobra.Command, name *string) {
 	cmd.Flags().StringVar(name, "name", "", "name of the sandbox (default: the sandbox of the workspace)")
 	_ = cmd.RegisterFlagCompletionFunc("name", tui.Fixed())
@@ -166,12 +186,11 @@ func (v *verbs) upSandbox(ctx context.Context, spec engine.SandboxSpec, f tui.Fo
 	if slices.Equal(spec.Faults, []string{noFaults}) {
 		spec.Faults = []string{}
 	}
-	ctx, stop := v.Signals(ctx)
-	defer stop()
-	box, err := v.sandbox(v.Log())
-	if err != nil {
-		return err
-	}
+	return v.withSandbox(ctx, func(ctx context.Context, box engine.Sandbox) error { return v.upWithPackages(ctx, box, spec, f) })
+}
+
+// upWithPackages starts the sandbox. If packages are missing, it prompts for their installation once.
+func (v *verbs) upWithPackages(ctx context.Context, box engine.Sandbox, spec engine.SandboxSpec, f tui.Format) error {
 	for {
 		stream := v.Stream(f, "sandbox")
 		info, err := box.Up(ctx, spec, stream.Event)
@@ -222,21 +241,13 @@ The command keeps your own files in the workspace.`,
   constellation sandbox down --name demo`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			name, err := v.sandboxName(name)
-			if err != nil {
+			return v.withNamed(cmd.Context(), name, func(ctx context.Context, box engine.Sandbox, name string) error {
+				stream := v.Stream(out, "sandbox")
+				defer stream.Close()
+				err := box.Down(ctx, name, stream.Event)
+				stream.End("sandbox deleted", err, plan.Result{})
 				return err
-			}
-			ctx, stop := v.Signals(cmd.Context())
-			defer stop()
-			box, err := v.sandbox(v.Log())
-			if err != nil {
-				return err
-			}
-			stream := v.Stream(out, "sandbox")
-			defer stream.Close()
-			err = box.Down(ctx, name, stream.Event)
-			stream.End("sandbox deleted", err, plan.Result{})
-			return err
+			})
 		},
 	}
 	v.nameFlag(cmd, &name)
@@ -258,28 +269,20 @@ func (v *verbs) sandboxStatus() *cobra.Command {
   constellation sandbox status -o json | jq '.machines[] | {name, boot}'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			name, err := v.sandboxName(name)
-			if err != nil {
-				return err
-			}
-			ctx, stop := v.Signals(cmd.Context())
-			defer stop()
-			box, err := v.sandbox(v.Log())
-			if err != nil {
-				return err
-			}
-			st, err := box.Status(ctx, name)
-			if err != nil {
-				return err
-			}
-			if out == tui.JSON {
-				return v.Document(struct {
-					Schema string `json:"schema"`
-					engine.SandboxStatus
-				}{plan.Schema, st})
-			}
-			v.Print(v.sandboxText(&st))
-			return nil
+			return v.withNamed(cmd.Context(), name, func(ctx context.Context, box engine.Sandbox, name string) error {
+				st, err := box.Status(ctx, name)
+				if err != nil {
+					return err
+				}
+				if out == tui.JSON {
+					return v.Document(struct {
+						Schema string `json:"schema"`
+						engine.SandboxStatus
+					}{plan.Schema, st})
+				}
+				v.Print(v.sandboxText(&st))
+				return nil
+			})
 		},
 	}
 	v.nameFlag(cmd, &name)
@@ -403,22 +406,15 @@ of the shell or the command.`,
 
 // machineNames returns the machines of a sandbox, for completion.
 func (v *verbs) machineNames(ctx context.Context, name string) []string {
-	name, err := v.sandboxName(name)
-	if err != nil {
-		return nil
-	}
-	box, err := v.sandbox(v.Log())
-	if err != nil {
-		return nil
-	}
-	st, err := box.Status(ctx, name)
-	if err != nil {
-		return nil
-	}
 	var names []string
-	for _, m := range st.Machines {
-		names = append(names, term.Clean(m.Name))
-	}
+	// Without a sandbox there are no completions.
+	_ = v.withNamed(ctx, name, func(ctx context.Context, box engine.Sandbox, name string) error {
+		st, err := box.Status(ctx, name)
+		for _, m := range st.Machines {
+			names = append(names, term.Clean(m.Name))
+		}
+		return err
+	})
 	slices.Sort(names)
 	return names
 }
@@ -463,17 +459,13 @@ Kubernetes.`,
 			if len(args) > 0 {
 				version = args[0]
 			}
-			ctx, stop := v.Signals(cmd.Context())
-			defer stop()
-			box, err := v.sandbox(v.Log())
-			if err != nil {
+			return v.withSandbox(cmd.Context(), func(ctx context.Context, box engine.Sandbox) error {
+				stream := v.Stream(out, "Kubernetes "+version)
+				defer stream.Close()
+				err := box.Fetch(ctx, version, stream.Event)
+				stream.End("Kubernetes "+version+" is cached", err, plan.Result{})
 				return err
-			}
-			stream := v.Stream(out, "Kubernetes "+version)
-			defer stream.Close()
-			err = box.Fetch(ctx, version, stream.Event)
-			stream.End("Kubernetes "+version+" is cached", err, plan.Result{})
-			return err
+			})
 		},
 	}
 	v.OutputFlag(cmd, &out, "output format: text, or json for one event per line")
@@ -504,20 +496,16 @@ func (v *verbs) sandboxFind() *cobra.Command {
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx, stop := v.Signals(cmd.Context())
-			defer stop()
-			box, err := v.sandbox(v.Log())
-			if err != nil {
-				return err
-			}
-			st, err := box.Status(ctx, args[0])
-			if errors.Is(err, cloud.ErrNotFound) {
-				return v.Document(nil)
-			}
-			if err != nil {
-				return err
-			}
-			return v.Document(st)
+			return v.withSandbox(cmd.Context(), func(ctx context.Context, box engine.Sandbox) error {
+				st, err := box.Status(ctx, args[0])
+				if errors.Is(err, cloud.ErrNotFound) {
+					return v.Document(nil)
+				}
+				if err != nil {
+					return err
+				}
+				return v.Document(st)
+			})
 		},
 	}
 }

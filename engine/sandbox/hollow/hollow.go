@@ -696,66 +696,96 @@ func (c *Cloud) try(ctx context.Context, t task) (wait time.Duration, err error)
 	}
 	switch t.what {
 	case taskBoot:
-		if c.Faults().NeverBoots(t.name) {
-			return again, nil
-		}
-		c.mu.Lock()
-		if m := c.machines[t.name]; m != nil && m.State == cloud.Creating {
-			m.State, c.lives[t.name].Ready = cloud.Ready, time.Now()
-		}
-		c.mu.Unlock()
-		c.queue.Add(task{taskJoin, t.name})
+		return c.boot(t.name), nil
 	case taskJoin:
-		if c.Faults().NeverJoins(t.name) {
-			return again, nil
-		}
-		begun, components := time.Now(), c.kubelet.joinComponents(m.Role)
-		if components == "" {
-			return again, nil
-		}
-		if err := c.kubelet.expect(ctx, m, components); err != nil {
-			return 0, err
-		}
-		c.mu.Lock()
-		if m := c.machines[t.name]; m != nil {
-			m.components = components
-		}
-		join := c.times.Join
-		c.mu.Unlock()
-		c.queue.AddAfter(task{taskRegister, t.name}, join-time.Since(begun))
+		return c.join(ctx, m)
 	case taskRegister:
-		begun := time.Now()
-		uid, err := c.kubelet.register(ctx, m, false)
-		if err != nil {
-			return 0, err
-		}
-		c.registered(t.name, uid)
-		c.mu.Lock()
-		settle := c.times.Settle
-		c.mu.Unlock()
-		c.queue.AddAfter(task{taskReady, t.name}, settle-time.Since(begun))
+		return 0, c.register(ctx, m)
 	case taskReady:
-		err := c.kubelet.ready(ctx, m)
-		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // its Node was deleted meanwhile
-			c.queue.Add(task{taskRegister, t.name})
-			return 0, nil
-		}
-		if err != nil {
-			return 0, err
-		}
-		c.happened(t.name, func(l *Life, now time.Time) { l.Joined = now })
+		return 0, c.ready(ctx, m)
 	case taskRenew:
-		there, err := c.kubelet.renew(ctx, t.name)
-		if err == nil && !there { // its Node was deleted, and the Lease with it
-			c.mu.Lock()
-			if m := c.machines[t.name]; m != nil {
-				m.registered = false
-			}
-			c.mu.Unlock()
-		}
-		if err != nil { // retried when it is due
-			c.log.Debug("lease not renewed", "node", t.name, "err", err)
-		}
+		c.renew(ctx, t.name)
 	}
 	return 0, nil
+}
+
+// boot makes a machine ready, unless a fault prevents it, and lets it join.
+func (c *Cloud) boot(name string) (wait time.Duration) {
+	if c.Faults().NeverBoots(name) {
+		return again
+	}
+	c.mu.Lock()
+	if m := c.machines[name]; m != nil && m.State == cloud.Creating {
+		m.State, c.lives[name].Ready = cloud.Ready, time.Now()
+	}
+	c.mu.Unlock()
+	c.queue.Add(task{taskJoin, name})
+	return 0
+}
+
+// join announces a machine's node to the operator, and schedules its registration.
+func (c *Cloud) join(ctx context.Context, m machine) (wait time.Duration, err error) {
+	if c.Faults().NeverJoins(m.Name) {
+		return again, nil
+	}
+	begun, components := time.Now(), c.kubelet.joinComponents(m.Role)
+	if components == "" {
+		return again, nil
+	}
+	if err := c.kubelet.expect(ctx, m, components); err != nil {
+		return 0, err
+	}
+	c.mu.Lock()
+	if m := c.machines[m.Name]; m != nil {
+		m.components = components
+	}
+	join := c.times.Join
+	c.mu.Unlock()
+	c.queue.AddAfter(task{taskRegister, m.Name}, join-time.Since(begun))
+	return 0, nil
+}
+
+// register creates a machine's Node, and schedules its readiness.
+func (c *Cloud) register(ctx context.Context, m machine) error {
+	begun := time.Now()
+	uid, err := c.kubelet.register(ctx, m, false)
+	if err != nil {
+		return err
+	}
+	c.registered(m.Name, uid)
+	c.mu.Lock()
+	settle := c.times.Settle
+	c.mu.Unlock()
+	c.queue.AddAfter(task{taskReady, m.Name}, settle-time.Since(begun))
+	return nil
+}
+
+// ready makes a machine's Node Ready.
+func (c *Cloud) ready(ctx context.Context, m machine) error {
+	err := c.kubelet.ready(ctx, m)
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // its Node was deleted meanwhile
+		c.queue.Add(task{taskRegister, m.Name})
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	c.happened(m.Name, func(l *Life, now time.Time) { l.Joined = now })
+	return nil
+}
+
+// renew renews the Lease of a machine's Node. A failure is retried when the Lease is due again.
+func (c *Cloud) renew(ctx context.Context, name string) {
+	there, err := c.kubelet.renew(ctx, name)
+	if err != nil {
+		c.log.Debug("lease not renewed", "node", name, "err", err)
+		return
+	}
+	if !there { // its Node was deleted, and the Lease with it
+		c.mu.Lock()
+		if m := c.machines[name]; m != nil {
+			m.registered = false
+		}
+		c.mu.Unlock()
+	}
 }

@@ -601,38 +601,8 @@ func (c *checker) end() {
 	if v.target == nil || !v.target.Ready {
 		c.tell(Converged, "", "NodeVersion is not Ready")
 	}
-	left := func(what string, args ...any) { c.tell(NothingLeft, fmt.Sprintf(what, args...), what, args...) }
 	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
-		n := v.nodes[name]
-		if !v.atTarget(n) && (n.ControlPlane || v.target == nil || !v.target.KeepWorkers) {
-			c.tell(Converged, name, "%s is not at the target: image %q, components %q", name, n.Image, n.Components)
-		}
-		if !n.Ready {
-			c.tell(Converged, "ready "+name, "%s is not Ready", name)
-		}
-		if n.CordonedByUs {
-			left("cordon of %s", name)
-		}
-		if n.Heir != "" {
-			left("mark of an heir on %s", name)
-		}
-		if d, ok := v.nodes[n.Donor]; ok && n.Donor != "" {
-			left("mark on %s, heir of %s, which is still there", name, d.Name)
-		}
-		if n.Postponed || n.Obsolete {
-			left("mark of postponement, or as obsolete, on %s", name)
-		}
-		for _, t := range n.Taints {
-			if !c.usual(n.ControlPlane, t) {
-				left("taint %s of %s", t, name)
-			}
-		}
-		if _, there := v.machines[n.ProviderID]; !there {
-			left("Node %s without a machine", name)
-		}
-		if len(c.answered) > 0 && c.answered[name].Before(c.removed) {
-			c.tell(ServiceAnswers, "end "+name, "no service has answered %s since the last replacement", name)
-		}
+		c.nodeAtEnd(name, v.nodes[name])
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.start.nodes)) {
 		was := c.start.nodes[name]
@@ -641,15 +611,70 @@ func (c *checker) end() {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(v.pending)) {
-		left("PendingNode %s", name)
+		c.left("PendingNode %s", name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(v.joining)) {
-		left("JoiningNode %s", name)
+		c.left("JoiningNode %s", name)
 	}
+	c.machinesAtEnd()
+	c.membersAtEnd()
+	if _, ok := v.nodes[v.lease]; v.lease != "" && !ok {
+		c.left("lease of %s, which is gone", v.lease)
+	}
+	if a, b := v.strategy, c.start.strategy; a != nil && b != nil && *a != *b {
+		c.tell(AutoscalerPaused, "end", "the AutoscalingStrategy was %+v and is %+v", *b, *a)
+	}
+	if v.scaler.Replicas != c.start.scaler.Replicas || v.scaler.Gone != c.start.scaler.Gone {
+		c.tell(AutoscalerPaused, "replicas", "the autoscaler had %d replicas and has %d", c.start.scaler.Replicas, v.scaler.Replicas)
+	}
+}
+
+// left reports something that the rollout created and did not remove.
+func (c *checker) left(what string, args ...any) {
+	c.tell(NothingLeft, fmt.Sprintf(what, args...), what, args...)
+}
+
+// nodeAtEnd checks that a node is Ready at the target, without marks of the rollout.
+func (c *checker) nodeAtEnd(name string, n Node) {
+	v := c.v
+	if !v.atTarget(n) && (n.ControlPlane || v.target == nil || !v.target.KeepWorkers) {
+		c.tell(Converged, name, "%s is not at the target: image %q, components %q", name, n.Image, n.Components)
+	}
+	if !n.Ready {
+		c.tell(Converged, "ready "+name, "%s is not Ready", name)
+	}
+	if n.CordonedByUs {
+		c.left("cordon of %s", name)
+	}
+	if n.Heir != "" {
+		c.left("mark of an heir on %s", name)
+	}
+	if d, ok := v.nodes[n.Donor]; ok && n.Donor != "" {
+		c.left("mark on %s, heir of %s, which is still there", name, d.Name)
+	}
+	if n.Postponed || n.Obsolete {
+		c.left("mark of postponement, or as obsolete, on %s", name)
+	}
+	for _, t := range n.Taints {
+		if !c.usual(n.ControlPlane, t) {
+			c.left("taint %s of %s", t, name)
+		}
+	}
+	if _, there := v.machines[n.ProviderID]; !there {
+		c.left("Node %s without a machine", name)
+	}
+	if len(c.answered) > 0 && c.answered[name].Before(c.removed) {
+		c.tell(ServiceAnswers, "end "+name, "no service has answered %s since the last replacement", name)
+	}
+}
+
+// machinesAtEnd checks that each group has its machines again, and each machine a Node.
+func (c *checker) machinesAtEnd() {
+	v := c.v
 	now, then := groups(v.machines), groups(c.start.machines)
 	for _, g := range slices.Sorted(maps.Keys(then)) {
 		if now[g] != then[g] {
-			left("%d machines in group %s, which had %d", now[g], g, then[g])
+			c.left("%d machines in group %s, which had %d", now[g], g, then[g])
 		}
 	}
 	known := map[string]bool{}
@@ -658,25 +683,20 @@ func (c *checker) end() {
 	}
 	for _, id := range slices.Sorted(maps.Keys(v.machines)) {
 		if !known[id] {
-			left("machine %s, which is no Node", v.machines[id].Name)
+			c.left("machine %s, which is no Node", v.machines[id].Name)
 		}
 	}
-	for _, m := range v.members {
-		if n, ok := v.nodes[m.Name]; !ok || !n.ControlPlane || m.Learner {
-			left("member %q of etcd, a learner or no control plane", m.Name)
+}
+
+// membersAtEnd checks that the members of etcd are the control planes.
+func (c *checker) membersAtEnd() {
+	for _, m := range c.v.members {
+		if n, ok := c.v.nodes[m.Name]; !ok || !n.ControlPlane || m.Learner {
+			c.left("member %q of etcd, a learner or no control plane", m.Name)
 		}
 	}
-	if len(v.members) != len(c.start.members) {
-		left("%d members of etcd, which had %d", len(v.members), len(c.start.members))
-	}
-	if _, ok := v.nodes[v.lease]; v.lease != "" && !ok {
-		left("lease of %s, which is gone", v.lease)
-	}
-	if a, b := v.strategy, c.start.strategy; a != nil && b != nil && *a != *b {
-		c.tell(AutoscalerPaused, "end", "the AutoscalingStrategy was %+v and is %+v", *b, *a)
-	}
-	if v.scaler.Replicas != c.start.scaler.Replicas || v.scaler.Gone != c.start.scaler.Gone {
-		c.tell(AutoscalerPaused, "replicas", "the autoscaler had %d replicas and has %d", c.start.scaler.Replicas, v.scaler.Replicas)
+	if len(c.v.members) != len(c.start.members) {
+		c.left("%d members of etcd, which had %d", len(c.v.members), len(c.start.members))
 	}
 }
 

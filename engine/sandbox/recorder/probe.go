@@ -24,6 +24,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/engine/sandbox/machine"
+	"constellation/internal/delay"
 )
 
 // probeTimeout is the timeout of a request to a service, the API server or a member.
@@ -67,7 +68,7 @@ func (r *Recorder) probeFrom(ctx context.Context, list []cloud.Instance) {
 
 // probe requests a URL periodically, through a new connection each time.
 func (r *Recorder) probe(ctx context.Context, c *http.Client, from, url string) {
-	for ; ctx.Err() == nil; pause(ctx, Poll) {
+	for ; ctx.Err() == nil; delay.For(ctx, Poll) {
 		begun := time.Now()
 		err := get(ctx, c, url)
 		if ctx.Err() != nil {
@@ -126,7 +127,7 @@ func (r *Recorder) pollMembers(ctx context.Context) {
 		c, at = nil, ""
 	}
 	defer func() { leave() }()
-	for ; ctx.Err() == nil; pause(ctx, 2*Poll) {
+	for ; ctx.Err() == nil; delay.For(ctx, 2*Poll) {
 		list, err := r.cloud(ctx)
 		if err != nil {
 			continue

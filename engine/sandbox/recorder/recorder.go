@@ -39,6 +39,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/machine"
+	"constellation/internal/delay"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -390,7 +391,7 @@ func (r *Recorder) watch(ctx context.Context, k kind) {
 			r.cfg.Log.Debug("watch cut", "kind", k.name, "err", err)
 			r.add(Entry{Stream: &Stream{Kind: k.name, Cut: true}})
 		}
-		pause(ctx, retry)
+		delay.For(ctx, retry)
 	}
 }
 
@@ -441,13 +442,6 @@ func (r *Recorder) once(ctx context.Context, k kind, l client.ObjectList, last m
 	}
 }
 
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}
-
 // pollMachines polls the cloud, and probes the service from every machine.
 func (r *Recorder) pollMachines(ctx context.Context) {
 	last := ""
@@ -456,7 +450,7 @@ func (r *Recorder) pollMachines(ctx context.Context) {
 			stop()
 		}
 	}()
-	for ; ctx.Err() == nil; pause(ctx, Poll) {
+	for ; ctx.Err() == nil; delay.For(ctx, Poll) {
 		list, err := r.cloud(ctx)
 		if err != nil {
 			continue // the daemon restarts

@@ -44,82 +44,114 @@ type Answers struct {
 
 // Summarize evaluates the entries between Begin and End.
 func Summarize(journal []Entry) Summary {
-	var (
-		s       Summary
-		v       = newView()
-		begin   time.Time
-		upgrade time.Time
-		last    = map[string]time.Time{} // answer, by machine
-		failed  = map[string]bool{}
-		open    = map[string]int{} // token to index
-	)
+	s := summarizer{v: newView(), last: map[string]time.Time{}, failed: map[string]bool{}, open: map[string]int{}}
 	for i := range journal {
-		e := &journal[i]
-		was := v.target
-		v.apply(e)
-		if e.Mark == Begin {
-			begin = e.Time
-		}
-		if begin.IsZero() {
-			continue
-		}
-		switch {
-		case e.Mark == End:
-			s.Makespan = e.Time.Sub(begin)
-			return s
-		case e.Target != nil:
-			if was != nil && (was.Components != e.Target.Components || was.Image != e.Target.Image) {
-				begin = e.Time
-			}
-			if v.upgrading() && upgrade.IsZero() {
-				upgrade = e.Time
-			} else if !v.upgrading() && !upgrade.IsZero() {
-				s.Upgrade += e.Time.Sub(upgrade)
-				upgrade = time.Time{}
-			}
-		case e.Machines != nil:
-			s.Machines = max(s.Machines, len(v.machines))
-		case e.Pending != nil && !e.Pending.Gone && (e.Pending.Donor != "" && e.Pending.Token != "" || e.Pending.Goal == "Upgrade"):
-			if _, ok := open[e.Pending.key()]; !ok {
-				open[e.Pending.key()] = len(s.Replacements)
-				s.Replacements = append(s.Replacements, Replacement{Donor: cmp.Or(e.Pending.Donor, e.Pending.Node), InPlace: e.Pending.Goal == "Upgrade", Begun: e.Time})
-			}
-		case e.Pending != nil && e.Pending.Gone:
-			if r, ok := open[e.Pending.key()]; ok {
-				s.Replacements[r].Over = e.Time.Sub(s.Replacements[r].Begun)
-				delete(open, e.Pending.key())
-			}
-		case e.Node != nil:
-			for i := range s.Replacements {
-				r := &s.Replacements[i]
-				since := e.Time.Sub(r.Begun)
-				if r.Over == 0 && e.Node.Donor == r.Donor && e.Node.Ready && !e.Node.Gone {
-					r.Heir, r.Joined = e.Node.Name, cmp.Or(r.Joined, since)
-				}
-				if e.Node.Name == r.Donor && e.Node.CordonedByUs {
-					r.Cordoned = cmp.Or(r.Cordoned, since)
-				}
-			}
-		case e.Probe != nil:
-			a := &s.Services
-			if e.Probe.From == "" {
-				a = &s.API
-			} else if n, ok := v.nodes[e.Probe.From]; !ok || !n.Ready || v.leaves(n.ProviderID) || last[e.Probe.From].IsZero() && e.Probe.Err != "" {
-				continue // services need not answer it yet, or any more
-			}
-			a.Asked++
-			if e.Probe.Err != "" {
-				a.Failed++
-				failed[e.Probe.From] = true
-				continue
-			}
-			if failed[e.Probe.From] {
-				a.Gap = max(a.Gap, e.Time.Sub(last[e.Probe.From]))
-			}
-			last[e.Probe.From], failed[e.Probe.From] = e.Time, false
+		if s.add(&journal[i]) {
+			break
 		}
 	}
-	return s
+	return s.Summary
+}
+
+// summarizer has what a Summary needs of the entries so far.
+type summarizer struct {
+	Summary
+
+	v       *view
+	begin   time.Time            // zero: not yet
+	upgrade time.Time            // when the agent's run began; zero: none is running
+	last    map[string]time.Time // answer, by machine
+	failed  map[string]bool      // machines whose latest request failed
+	open    map[string]int       // indices of Replacements that are not over, by token
+}
+
+// add adds an entry and reports whether it is the last one.
+func (s *summarizer) add(e *Entry) (ended bool) {
+	was := s.v.target
+	s.v.apply(e)
+	if e.Mark == Begin {
+		s.begin = e.Time
+	}
+	if s.begin.IsZero() {
+		return false
+	}
+	switch {
+	case e.Mark == End:
+		s.Makespan = e.Time.Sub(s.begin)
+		return true
+	case e.Target != nil:
+		if was != nil && (was.Components != e.Target.Components || was.Image != e.Target.Image) {
+			s.begin = e.Time
+		}
+		s.addRun(e.Time)
+	case e.Machines != nil:
+		s.Machines = max(s.Machines, len(s.v.machines))
+	case e.Pending != nil:
+		s.addPending(e.Time, e.Pending)
+	case e.Node != nil:
+		s.addNode(e.Time, e.Node)
+	case e.Probe != nil:
+		s.addProbe(e.Time, e.Probe)
+	}
+	return false
+}
+
+// addRun adds the time that the agent's run took, if it has ended.
+func (s *summarizer) addRun(now time.Time) {
+	switch running := s.v.upgrading(); {
+	case running && s.upgrade.IsZero():
+		s.upgrade = now
+	case !running && !s.upgrade.IsZero():
+		s.Upgrade += now.Sub(s.upgrade)
+		s.upgrade = time.Time{}
+	}
+}
+
+// addPending begins or ends a replacement.
+func (s *summarizer) addPending(now time.Time, p *Pending) {
+	r, open := s.open[p.key()]
+	switch {
+	case p.Gone && open:
+		s.Replacements[r].Over = now.Sub(s.Replacements[r].Begun)
+		delete(s.open, p.key())
+	case !p.Gone && !open && (p.Donor != "" && p.Token != "" || p.Goal == "Upgrade"):
+		s.open[p.key()] = len(s.Replacements)
+		s.Replacements = append(s.Replacements, Replacement{Donor: cmp.Or(p.Donor, p.Node), InPlace: p.Goal == "Upgrade", Begun: now})
+	}
+}
+
+// addNode records how far the replacements are that n takes part in.
+func (s *summarizer) addNode(now time.Time, n *Node) {
+	for i := range s.Replacements {
+		r := &s.Replacements[i]
+		since := now.Sub(r.Begun)
+		if r.Over == 0 && n.Donor == r.Donor && n.Ready && !n.Gone {
+			r.Heir, r.Joined = n.Name, cmp.Or(r.Joined, since)
+		}
+		if n.Name == r.Donor && n.CordonedByUs {
+			r.Cordoned = cmp.Or(r.Cordoned, since)
+		}
+	}
+}
+
+// addProbe counts a request to the API server, or to a service from a node that is Ready and stays.
+func (s *summarizer) addProbe(now time.Time, p *Probe) {
+	a := &s.Services
+	if p.From == "" {
+		a = &s.API
+	} else if n, ok := s.v.nodes[p.From]; !ok || !n.Ready || s.v.leaves(n.ProviderID) || s.last[p.From].IsZero() && p.Err != "" {
+		return // services need not answer it yet, or any more
+	}
+	a.Asked++
+	if p.Err != "" {
+		a.Failed++
+		s.failed[p.From] = true
+		return
+	}
+	if s.failed[p.From] {
+		a.Gap = max(a.Gap, now.Sub(s.last[p.From]))
+	}
+	s.last[p.From], s.failed[p.From] = now, false
 }
 
 // String formats the summary for users, in several lines.

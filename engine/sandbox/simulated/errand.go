@@ -14,6 +14,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"constellation/internal/delay"
 )
 
 // unpullable is the suffix of registry hosts whose images cannot be pulled: no real host has it.
@@ -74,7 +76,7 @@ func (p *pods) runErrand(ctx context.Context, w *workload, c *container, command
 	host, _, _ = strings.Cut(host, ":")
 	if strings.HasSuffix(host, unpullable) {
 		for _, reason := range []string{"ErrImagePull", "ImagePullBackOff"} {
-			if wait(ctx, 2*time.Second) != nil {
+			if !delay.For(ctx, 2*time.Second) {
 				return -1
 			}
 			c.mu.Lock()
@@ -101,7 +103,7 @@ func (p *pods) runErrand(ctx context.Context, w *workload, c *container, command
 		if !again {
 			return int(end.ExitCode)
 		}
-		if wait(ctx, pause) != nil {
+		if !delay.For(ctx, pause) {
 			return -1
 		}
 		c.mu.Lock()
@@ -237,7 +239,7 @@ func actOf(words []string) (act, bool) {
 func pretend(ctx context.Context, all []act, out *output) (code int) {
 	if all == nil {
 		fmt.Fprintln(out, StandIn+" runs nothing of this image")
-		if wait(ctx, errandTime) != nil {
+		if !delay.For(ctx, errandTime) {
 			return 137
 		}
 		return 0
@@ -246,7 +248,7 @@ func pretend(ctx context.Context, all []act, out *output) (code int) {
 		if a.then && code != 0 {
 			continue
 		}
-		if _, err := out.Write([]byte(a.say)); err != nil || wait(ctx, a.wait) != nil {
+		if _, err := out.Write([]byte(a.say)); err != nil || !delay.For(ctx, a.wait) {
 			return 137
 		}
 		if code = a.code; a.end {

@@ -41,6 +41,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
+
+	"constellation/internal/delay"
 )
 
 // StandIn is the name of the stand-in for a kubelet in all messages.
@@ -139,7 +141,7 @@ func (k *kubelet) loop(ctx context.Context, every time.Duration, do func(context
 		} else {
 			said = ""
 		}
-		if wait(ctx, every) != nil {
+		if !delay.For(ctx, every) {
 			return
 		}
 	}
@@ -157,7 +159,7 @@ func (k *kubelet) retry(ctx context.Context, what string, do func(context.Contex
 			k.log.Warn("tried again", "what", what, "err", err)
 			said = err.Error()
 		}
-		if wait(ctx, lookEvery) != nil {
+		if !delay.For(ctx, lookEvery) {
 			return false
 		}
 	}

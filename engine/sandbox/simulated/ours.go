@@ -27,6 +27,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"constellation/engine/kubeadm"
+	"constellation/internal/delay"
 )
 
 // startOurs runs a pod of our charts as processes.
@@ -391,7 +392,7 @@ func (p *pods) forward(ctx context.Context, nodePort, port int) {
 		if l, err = lc.Listen(ctx, "tcp", address(nodePort)); err == nil {
 			break
 		}
-		if wait(ctx, lookEvery) != nil { // the previous pod has it
+		if !delay.For(ctx, lookEvery) { // the previous pod has it
 			return
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"constellation/engine/sandbox/build"
+	"constellation/internal/delay"
 )
 
 // servicesRegistry is the registry in the image names of our own services.
@@ -194,7 +195,7 @@ func (p *pods) keep(ctx context.Context, w *workload, c *container, command func
 		if time.Since(begun) > time.Minute {
 			pause = time.Second
 		}
-		if wait(ctx, pause) != nil {
+		if !delay.For(ctx, pause) {
 			return
 		}
 		pause = min(2*pause, 10*time.Second)
@@ -241,7 +242,7 @@ func (p *pods) probe(ctx context.Context, c *container) {
 		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // as kubelets probe
 	}}
 	period := time.Duration(max(probe.PeriodSeconds, 1)) * time.Second
-	for pause := 100 * time.Millisecond; wait(ctx, pause) == nil; {
+	for pause := 100 * time.Millisecond; delay.For(ctx, pause); {
 		url := p.c.probeURL(c.spec, probe.HTTPGet)
 		ok := false
 		if req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil); err == nil {

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"constellation/internal/delay"
 )
 
 // stopGrace is how long the programs of a machine may take to end at its shutdown.
@@ -141,21 +143,9 @@ func (c *computer) unit(ctx context.Context, name string, stuck int, command fun
 		if stuck >= 0 && (code == 0 || code == stuck) {
 			return
 		}
-		if wait(ctx, time.Second) != nil {
+		if !delay.For(ctx, time.Second) {
 			return
 		}
-	}
-}
-
-// wait waits for d. It returns the error of ctx if that ends first.
-func wait(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-t.C:
-		return nil
 	}
 }
 

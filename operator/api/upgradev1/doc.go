@@ -1,11 +1,11 @@
-// Package upgradev1 is the API by which nodes are upgraded where they are: group
-// upgrade.cattle.io, version v1, one kind, [Plan].
+// Package upgradev1 is the API for upgrading nodes in place: group upgrade.cattle.io,
+// version v1, one kind, [Plan].
 //
-// The kind is that of system-upgrade-controller, with all of its fields, so that a Plan
-// written for one controller is understood by the other. What only this project knows is
-// below spec.constellation and status.constellation.
+// The kind is that of system-upgrade-controller, with all of its fields: a Plan written for
+// one controller works with the other. Fields that only this project implements are below
+// spec.constellation and status.constellation.
 //
-// The package holds no behaviour, and imports nothing but Kubernetes' own types.
+// The package has no behaviour, and imports only Kubernetes' types.
 //
 // +kubebuilder:object:generate=true
 // +groupName=upgrade.cattle.io
@@ -43,27 +43,27 @@ const (
 	LabelNode = Group + "/node"
 	// LabelPlan names the Plan of a Job.
 	LabelPlan = Group + "/plan"
-	// LabelVersion is the version that a Job brings.
+	// LabelVersion is the version that a Job installs.
 	LabelVersion = Group + "/version"
-	// AnnotationTTL says how long a finished Job is kept, in seconds.
+	// AnnotationTTL is how long a finished Job is kept, in seconds.
 	AnnotationTTL = Group + "/ttl-seconds-after-finished"
-	// AnnotationDigest of a Plan lists dotted paths, with commas between them, of fields that
-	// count for status.latestHash.
+	// AnnotationDigest of a Plan lists the fields that are part of status.latestHash: dotted
+	// paths, separated by commas.
 	AnnotationDigest = Group + "/digest"
 )
 
-// LabelOfPlan is the label of a Node that says which hash of the Plan it has; the value
-// "disabled" keeps the node out of it.
+// LabelOfPlan is the label of a Node that has the hash with which the Plan last upgraded it.
+// The value [Disabled] excludes the node.
 func LabelOfPlan(plan string) string { return "plan." + Group + "/" + plan }
 
-// Disabled is the value of [LabelOfPlan] that keeps a node out of a Plan.
+// Disabled is the value of [LabelOfPlan] that excludes a node from a Plan.
 const Disabled = "disabled"
 
 // Condition types.
 const (
-	// ConditionResolved is True when the version is known.
+	// ConditionResolved is True when the target version has been determined.
 	ConditionResolved = "LatestResolved"
-	// ConditionValidated is True when the Plan can be carried out as it is written.
+	// ConditionValidated is True when the Plan's spec is valid.
 	ConditionValidated = "Validated"
 	// ConditionComplete is True when no node is left to upgrade.
 	ConditionComplete = "Complete"

@@ -6,8 +6,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// Plan says what is to be done on which nodes: a privileged Job runs once on every node
-// that the selector matches, a few at a time, whenever the version changes.
+// Plan runs a privileged Job once on every node that its selector matches, a few nodes at a
+// time, whenever the version changes.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -22,38 +22,38 @@ type Plan struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is what is to be done.
+	// spec selects the nodes and defines the Job.
 	// +required
 	Spec PlanSpec `json:"spec"`
-	// status is how far that is.
+	// status is the progress of the Plan.
 	// +optional
 	Status PlanStatus `json:"status,omitempty"`
 }
 
-// PlanSpec is what is to be done on which nodes. Of its fields upgrade alone is required.
+// PlanSpec selects the nodes and defines the Job. Only the field upgrade is required.
 type PlanSpec struct {
-	// concurrency is how many nodes are upgraded at a time. With 0 none ever is.
+	// concurrency is how many nodes are upgraded at a time. With 0 no node is upgraded.
 	// +optional
 	Concurrency int64 `json:"concurrency,omitempty"`
-	// jobActiveDeadlineSecs bounds the time of each Job: missing or negative means the
-	// controller's default, 0 no bound. The controller may have a maximum.
+	// jobActiveDeadlineSecs limits the time of each Job: missing or negative means the
+	// controller's default, 0 no limit. The controller may have a maximum.
 	// +optional
 	JobActiveDeadlineSecs *int64 `json:"jobActiveDeadlineSecs,omitempty"`
-	// nodeSelector says which nodes are upgraded. If it is missing none is; if it is empty
-	// all are.
+	// nodeSelector selects the nodes to upgrade. A missing selector matches no node, an empty
+	// one matches all.
 	// +optional
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
-	// serviceAccountName is the account of the Jobs' pods. It counts for status.latestHash.
+	// serviceAccountName is the service account of the Jobs' pods. It is part of status.latestHash.
 	// +optional
 	ServiceAccountName string `json:"serviceAccountName,omitempty"`
-	// channel is a URL that redirects to the latest version: the last element of the path
-	// that it redirects to. It is not asked if version is set.
+	// channel is a URL that redirects to the latest version: the version is the last element
+	// of the redirect's path. It is not polled if version is set.
 	// +optional
 	Channel string `json:"channel,omitempty"`
-	// version is what the nodes are brought to.
+	// version is the target version of the nodes.
 	// +optional
 	Version string `json:"version,omitempty"`
-	// secrets are mounted into the Jobs' pods, and count for status.latestHash.
+	// secrets are mounted into the Jobs' pods, and are part of status.latestHash.
 	// +optional
 	Secrets []SecretSpec `json:"secrets,omitempty"`
 	// tolerations of the Jobs' pods, besides that of cordoned nodes.
@@ -62,47 +62,48 @@ type PlanSpec struct {
 	// exclusive keeps Jobs of this Plan off nodes on which a Job of another exclusive Plan runs.
 	// +optional
 	Exclusive bool `json:"exclusive,omitempty"`
-	// window is when nodes may be begun.
+	// window is when the upgrade of a node may start.
 	// +optional
 	Window *TimeWindowSpec `json:"window,omitempty"`
 	// prepare runs before the node is cordoned or drained.
 	// +optional
 	Prepare *ContainerSpec `json:"prepare,omitempty"`
-	// cordon keeps new pods off the node while it is upgraded. It is not looked at if drain is set.
+	// cordon keeps new pods off the node while it is upgraded. It is ignored if drain is set.
 	// +optional
 	Cordon bool `json:"cordon,omitempty"`
-	// drain empties the node before it is upgraded.
+	// drain removes the pods of the node before it is upgraded.
 	// +optional
 	Drain *DrainSpec `json:"drain,omitempty"`
-	// upgrade is what is run on each node.
+	// upgrade is the container that runs on each node.
 	// +required
 	Upgrade *ContainerSpec `json:"upgrade"`
 	// imagePullSecrets of the Jobs' pods.
 	// +optional
 	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets,omitempty"`
-	// postCompleteDelay is how long a node keeps its place after its Job has completed.
+	// postCompleteDelay is how long a node occupies its slot of concurrency after its Job has
+	// completed.
 	// +optional
 	PostCompleteDelay *Duration `json:"postCompleteDelay,omitempty"`
 	// priorityClassName of the Jobs' pods.
 	// +optional
 	PriorityClassName string `json:"priorityClassName,omitempty"`
-	// postCompleteLabels are put on nodes that are done. $(LATEST_VERSION) and
-	// $(LATEST_HASH) in values stand for what status says.
+	// postCompleteLabels are added to upgraded nodes. In values, $(LATEST_VERSION) and
+	// $(LATEST_HASH) are replaced by status.latestVersion and status.latestHash.
 	// +optional
 	PostCompleteLabels map[string]string `json:"postCompleteLabels,omitempty"`
-	// constellation is what only this project's controller knows. The Plan means the same
-	// without it.
+	// constellation has options that only the controller of this project implements. Without
+	// it the Plan is a plain one of system-upgrade-controller.
 	// +optional
 	Constellation *Rollout `json:"constellation,omitempty"`
 }
 
-// Duration is a duration as Go writes it, such as 1m30s. What cannot be read is found when
-// the Plan is validated: one Plan that cannot be read must not hide the others.
+// Duration is a duration in Go's format, such as 1m30s. It is a string, parsed when the Plan is
+// validated: one malformed Plan must not make the list of all Plans fail.
 type Duration string
 
 // ContainerSpec is a container of a Job's pod.
 type ContainerSpec struct {
-	// image to run. If it has neither tag nor digest, the version is its tag.
+	// image to run. If it has neither tag nor digest, the version becomes its tag.
 	Image string `json:"image"`
 	// command replaces the image's entrypoint.
 	// +optional
@@ -119,8 +120,8 @@ type ContainerSpec struct {
 	// volumes are directories of the node.
 	// +optional
 	Volumes []HostPathVolume `json:"volumes,omitempty"`
-	// securityContext of the container. Without one upgrade is privileged, if the controller
-	// is set so, and has CAP_SYS_BOOT.
+	// securityContext of the container. Without one, the container upgrade has CAP_SYS_BOOT and
+	// is privileged if the controller is configured so.
 	// +optional
 	SecurityContext *corev1.SecurityContext `json:"securityContext,omitempty"`
 }
@@ -138,7 +139,7 @@ type HostPathVolume struct {
 // DrainSpec is how a node is drained.
 type DrainSpec struct {
 	// timeout after which a drain has failed: a duration such as 5m, or a number of
-	// nanoseconds. Without one the Job's deadline is the only bound.
+	// nanoseconds. Without one only the Job's deadline applies.
 	// +optional
 	Timeout *intstr.IntOrString `json:"timeout,omitempty"`
 	// gracePeriod of the pods, in seconds; negative means that of each pod.
@@ -147,22 +148,22 @@ type DrainSpec struct {
 	// deleteLocalData is the older name of deleteEmptydirData. Only one may be set.
 	// +optional
 	DeleteLocalData *bool `json:"deleteLocalData,omitempty"`
-	// deleteEmptydirData lets pods with data in emptyDir go, and the data with them.
+	// deleteEmptydirData evicts pods that use emptyDir volumes; their data is lost.
 	// +optional
 	DeleteEmptydirData *bool `json:"deleteEmptydirData,omitempty"`
 	// ignoreDaemonSets leaves pods of DaemonSets where they are. Missing means true.
 	// +optional
 	IgnoreDaemonSets *bool `json:"ignoreDaemonSets,omitempty"`
-	// force lets pods go that nobody will make again.
+	// force evicts pods without a controller; they are not created again.
 	// +optional
 	Force bool `json:"force,omitempty"`
-	// disableEviction deletes pods instead of evicting them, whatever their budgets say.
+	// disableEviction deletes pods instead of evicting them, and so ignores disruption budgets.
 	// +optional
 	DisableEviction bool `json:"disableEviction,omitempty"`
-	// skipWaitForDeleteTimeout does not wait for pods that have been deleted so many seconds ago.
+	// skipWaitForDeleteTimeout stops waiting for pods whose deletion began this many seconds ago.
 	// +optional
 	SkipWaitForDeleteTimeout int `json:"skipWaitForDeleteTimeout,omitempty"`
-	// podSelector says which pods are drained; missing means all.
+	// podSelector selects the pods to drain; missing means all.
 	// +optional
 	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
 }
@@ -173,7 +174,8 @@ type SecretSpec struct {
 	Name string `json:"name"`
 	// path where it is mounted; a relative one is below /run/system-upgrade/secrets.
 	Path string `json:"path"`
-	// ignoreUpdates lets the Secret change, or be missing, without a new upgrade.
+	// ignoreUpdates keeps the Secret out of status.latestHash: it may change, or be missing,
+	// without a new upgrade.
 	// +optional
 	IgnoreUpdates bool `json:"ignoreUpdates,omitempty"`
 	// defaultMode of the files.
@@ -186,7 +188,7 @@ type SecretSpec struct {
 // +kubebuilder:validation:Enum={"0","su","sun","sunday","1","mo","mon","monday","2","tu","tue","tuesday","3","we","wed","wednesday","4","th","thu","thursday","5","fr","fri","friday","6","sa","sat","saturday"}
 type Day string
 
-// TimeWindowSpec is a part of each of some days.
+// TimeWindowSpec is a period of time that repeats on some days of the week.
 type TimeWindowSpec struct {
 	// days on which the window opens.
 	// +optional
@@ -204,40 +206,40 @@ type TimeWindowSpec struct {
 	TimeZone string `json:"timeZone,omitempty"`
 }
 
-// PlanStatus is how far a Plan is.
+// PlanStatus is the progress of a Plan.
 type PlanStatus struct {
 	// conditions are LatestResolved, Validated and Complete.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []Condition `json:"conditions,omitempty"`
-	// latestVersion is what nodes are brought to, in a form that can be a tag of an image.
+	// latestVersion is the target version, in a form that is valid as the tag of an image.
 	// +optional
 	LatestVersion string `json:"latestVersion,omitempty"`
-	// latestHash is the value of the nodes' label when they are done.
+	// latestHash is the value of the Plan's label on upgraded nodes.
 	// +optional
 	LatestHash string `json:"latestHash,omitempty"`
-	// applying lists the nodes that are upgraded now, by their label kubernetes.io/hostname.
+	// applying lists the nodes being upgraded, by their label kubernetes.io/hostname.
 	// +optional
 	Applying []string `json:"applying,omitempty"`
-	// constellation is what only this project's controller tells.
+	// constellation is the status that only the controller of this project writes.
 	// +optional
 	Constellation *RolloutStatus `json:"constellation,omitempty"`
 }
 
-// Condition is one of the three that a Plan has. Its times are RFC 3339.
+// Condition is one of the three conditions of a Plan. Its times are RFC 3339.
 type Condition struct {
 	// type of the condition.
 	Type string `json:"type"`
 	// status is True, False or Unknown.
 	Status corev1.ConditionStatus `json:"status"`
-	// lastUpdateTime is when any part of the condition changed.
+	// lastUpdateTime is when the condition last changed.
 	// +optional
 	LastUpdateTime string `json:"lastUpdateTime,omitempty"`
-	// lastTransitionTime is when the status changed.
+	// lastTransitionTime is when the condition's status last changed.
 	// +optional
 	LastTransitionTime string `json:"lastTransitionTime,omitempty"`
-	// reason is one word.
+	// reason is one word in CamelCase.
 	// +optional
 	Reason string `json:"reason,omitempty"`
 	// message is a sentence.

@@ -2,8 +2,8 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// AutoscalingStrategy says which Deployment is the cluster autoscaler, and whether
-// it runs. The operator pauses it while nodes are replaced and gives it back
+// AutoscalingStrategy names the Deployment of the cluster autoscaler and whether it
+// runs. The operator pauses the autoscaler while nodes are replaced and resumes it
 // afterwards. There is one object, autoscalingstrategy.
 //
 // +kubebuilder:object:root=true
@@ -20,17 +20,17 @@ type AutoscalingStrategy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec says what the autoscaler is and whether it shall run.
+	// spec names the autoscaler's Deployment and whether it must run.
 	// +required
 	Spec AutoscalingStrategySpec `json:"spec"`
-	// status is what the Deployment says.
+	// status is the observed state of the Deployment.
 	// +optional
 	Status AutoscalingStrategyStatus `json:"status,omitzero"`
 }
 
-// AutoscalingStrategySpec says what the autoscaler is and whether it shall run.
+// AutoscalingStrategySpec names the autoscaler's Deployment and whether it must run.
 type AutoscalingStrategySpec struct {
-	// enabled says whether the autoscaler shall run. The operator sets it to false
+	// enabled is true if the autoscaler must run. The operator sets it to false
 	// while nodes are replaced.
 	// +optional
 	Enabled bool `json:"enabled"`
@@ -38,30 +38,30 @@ type AutoscalingStrategySpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$')",message="deploymentName is not the name of a Deployment"
 	DeploymentName string `json:"deploymentName"`
-	// deploymentNamespace is where the Deployment is.
+	// deploymentNamespace is the namespace of the Deployment.
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z0-9]([a-z0-9-]*[a-z0-9])?$')",message="deploymentNamespace is not the name of a namespace"
 	DeploymentNamespace string `json:"deploymentNamespace"`
-	// autoscalerExtraArgs are passed to the autoscaler as --key=value, besides the
+	// autoscalerExtraArgs are passed to the autoscaler as --key=value, in addition to the
 	// groups that it may scale.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
 	AutoscalerExtraArgs map[string]string `json:"autoscalerExtraArgs,omitempty"`
 }
 
-// AutoscalingStrategyStatus is what the Deployment says.
+// AutoscalingStrategyStatus is the observed state of the Deployment.
 type AutoscalingStrategyStatus struct {
-	// observedGeneration is the generation of the spec that this status speaks about.
+	// observedGeneration is the generation of the spec that this status describes.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// enabled is true if the Deployment is told to run the autoscaler.
+	// enabled is true if the Deployment requests at least one replica.
 	// +optional
 	Enabled bool `json:"enabled"`
-	// replicas that the Deployment is told to run: 0 or 1.
+	// replicas that the Deployment requests: 0 or 1.
 	// +optional
 	Replicas int32 `json:"replicas"`
-	// conditions: Stalled is True, with the reason, if the Deployment does not exist or
-	// cannot be changed; Reconciling is True while its pods still end.
+	// conditions: Stalled is True if the Deployment does not exist or cannot be changed;
+	// Reconciling is True while its pods are terminating.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

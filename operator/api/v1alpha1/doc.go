@@ -1,16 +1,17 @@
-// Package v1alpha1 is the API through which a cluster's nodes are brought to the
-// versions that its owner wants: group update.edgeless.systems, five kinds, all
-// cluster-scoped.
+// Package v1alpha1 is the API that sets the target versions of a cluster's nodes: group
+// update.edgeless.systems, five kinds, all cluster-scoped.
 //
-// [NodeVersion] is the only kind that people write. [ScalingGroup] and
-// [AutoscalingStrategy] describe what the cluster was found to have; their specs
-// may be tuned. [PendingNode] and [JoiningNode] are the durable notes of machines
-// that are not nodes yet, or no longer: the operator and the join service write
-// them, and deleting one by hand makes them forget.
+// People write [NodeVersion] only. The operator creates [ScalingGroup] and
+// [AutoscalingStrategy] from the groups and the autoscaler that it discovers; people may
+// tune their specs. [PendingNode] and [JoiningNode] are records of machines that are not
+// nodes yet, or no longer. The operator and the join service write them; with a deleted
+// record they lose track of that machine.
 //
-// What the API server can check it checks: formats, bounds, what may never change
-// and what may only be set once are validation rules of the CRDs. The package
-// holds no behaviour, and imports nothing but apimachinery.
+// Validation rules of the CRDs check formats, bounds, immutable fields and fields that may
+// be set once only. The package has no behaviour, and imports only apimachinery.
+//
+// Two names of the API need an explanation: a `donor` is an old node that is being replaced,
+// and its `heir` is the replacement node.
 //
 // +kubebuilder:object:generate=true
 // +groupName=update.edgeless.systems
@@ -46,80 +47,84 @@ const (
 	AutoscalingStrategyName = "autoscalingstrategy"
 )
 
-// Annotations of a Node. The operator writes them; nobody else needs to. Taking one
-// off by hand loses no machine.
+// Annotations of a Node that the operator writes. It restores those that are removed by
+// hand.
 const (
 	// AnnotationImage is the reference of the OS image that the machine was created from.
 	AnnotationImage = "constellation.edgeless.systems/node-image"
-	// AnnotationComponents names the components ConfigMap that the machine was joined with.
+	// AnnotationComponents names the components ConfigMap that the machine joined with.
 	AnnotationComponents = "constellation.edgeless.systems/kubernetes-components"
 	// AnnotationGroup is the ID of the scaling group that owns the machine.
 	AnnotationGroup = "constellation.edgeless.systems/scaling-group-id"
-	// AnnotationDonor, on an heir, names the node that it replaces.
+	// AnnotationIncarnation distinguishes the machine from earlier ones with the same
+	// provider ID; absent in clouds that never reuse an ID.
+	AnnotationIncarnation = "constellation.edgeless.systems/incarnation"
+	// AnnotationDonor, on a replacement node, names the old node.
 	AnnotationDonor = "constellation.edgeless.systems/donor"
-	// AnnotationHeir, on a donor, names the node that replaces it.
+	// AnnotationHeir, on an old node, names the replacement node.
 	AnnotationHeir = "constellation.edgeless.systems/heir"
-	// AnnotationObsolete marks a node ("true") that is to go without a replacement.
+	// AnnotationObsolete ("true") marks a node to be removed without a replacement.
 	AnnotationObsolete = "constellation.edgeless.systems/obsolete"
-	// AnnotationCordoned says since when (RFC 3339) the operator keeps new pods off the
-	// node. A node that is unschedulable without it was cordoned by somebody else.
+	// AnnotationCordoned is when (RFC 3339) the operator cordoned the node. A node that is
+	// unschedulable without it was cordoned by somebody else.
 	AnnotationCordoned = "constellation.edgeless.systems/cordoned"
-	// AnnotationPostponed says until when (RFC 3339) other nodes are replaced first.
+	// AnnotationPostponed is until when (RFC 3339) other nodes are replaced first.
 	AnnotationPostponed = "constellation.edgeless.systems/postponed-until"
 )
 
 // LabelInPlace is "true" on Nodes of groups that are upgraded in place. The operator
-// writes it; the relay, through which it reaches the agents of other machines, runs on
-// those Nodes only.
+// writes it. The relay, which connects the operator to the agents of other machines, runs
+// on those Nodes only.
 const LabelInPlace = "constellation.edgeless.systems/in-place"
 
-// AnnotationStatement on a ConfigMap of components is the statement of the release builder
-// who vouches for them, see package release. It is no part of the data, which is immutable:
-// a new statement may come with other keys.
+// AnnotationStatement on a components ConfigMap is the release statement that signs them,
+// see package release. It is not part of the data, which is immutable: a new statement
+// may be signed with other keys.
 const AnnotationStatement = "constellation.edgeless.systems/components-statement"
 
-// AnnotationAgent on a ConfigMap of components is the enrolment program as a component in JSON:
-// what agents that verify no statements install and run once, before they install the list. A
-// Node with these components has an agent that verifies, because the operator saw to that first.
+// AnnotationAgent on a components ConfigMap is the enrolment program as a component in JSON.
+// Agents that do not verify statements install it and run it once, before they install the
+// list. The operator enrols each machine first, so a Node with these components has an agent
+// that verifies.
 const AnnotationAgent = "constellation.edgeless.systems/components-agent"
 
-// AnnotationUnenrolled on a ConfigMap of components names, separated by commas, the Nodes that
-// had the components before AnnotationAgent was written. Their agents may verify nothing.
+// AnnotationUnenrolled on a components ConfigMap names, separated by commas, the Nodes that
+// had the components before AnnotationAgent was written. Their agents may not verify
+// statements.
 const AnnotationUnenrolled = "constellation.edgeless.systems/components-unenrolled"
 
-// AnnotationHeld is "true" on a Node or a ScalingGroup that people want left as it is, the
-// latter with all its nodes, until they take it off. The operator never writes it.
+// AnnotationHeld is "true" on a Node, or on a ScalingGroup for all its nodes, that the
+// operator must not change. People write and remove it; the operator never does.
 const AnnotationHeld = "constellation.edgeless.systems/held"
 
-// AnnotationRetry on a Node, with any text, has a failed upgrade tried again now: of the node
-// in place, or of Kubernetes by the agent of this control plane. People write it. The
-// operator puts the name of the run in its place that it is for, and takes it off when
-// there is another one, or nothing to try.
+// AnnotationRetry on a Node, with any text, requests an immediate retry of a failed upgrade:
+// of the node in place, or of Kubernetes by the agent of this control plane. People write
+// it. The operator replaces the text by the name of the failed run, and removes the
+// annotation when there is another run or nothing to retry.
 const AnnotationRetry = "constellation.edgeless.systems/retry"
 
-// AnnotationRevoked on a PendingNode that leaves says that its machine was revoked, and by
-// whom and why: the operator removes it without a drain. A taint of the same key, with the
-// effect NoExecute, is on the Node from before that.
+// AnnotationRevoked on a PendingNode that leaves records who revoked its machine and why:
+// the operator removes the machine without a drain. The Node got a taint of the same key,
+// with the effect NoExecute, earlier.
 const AnnotationRevoked = "constellation.edgeless.systems/revoked"
 
-// AnnotationPaused is "true" on the AutoscalingStrategy while it is the operator
-// that has stopped the autoscaler.
+// AnnotationPaused is "true" on the AutoscalingStrategy while the autoscaler is stopped
+// by the operator.
 const AnnotationPaused = "constellation.edgeless.systems/paused"
 
-// Condition types. Ready, Reconciling and Stalled are those that generic tools
-// know how to wait for.
+// Condition types. Generic tools can wait for Ready, Reconciling and Stalled.
 const (
 	// ConditionOutdated is True while nodes, or a group's image, differ from the target.
 	ConditionOutdated = "Outdated"
-	// ConditionReady is True when the target is reached everywhere.
+	// ConditionReady is True when all nodes are at the target.
 	ConditionReady = "Ready"
-	// ConditionReconciling is True while something is being done about the difference.
+	// ConditionReconciling is True while the operator is working on the difference.
 	ConditionReconciling = "Reconciling"
-	// ConditionStalled is True when nothing can be done until somebody intervenes.
+	// ConditionStalled is True when somebody must intervene.
 	ConditionStalled = "Stalled"
 )
 
-// Reference names an object that a status speaks about.
+// Reference names an object in a status.
 type Reference struct {
 	// kind of the object: Node, PendingNode or JoiningNode.
 	Kind string `json:"kind"`

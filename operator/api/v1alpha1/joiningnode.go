@@ -2,9 +2,9 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// JoiningNode is a machine that was given a ticket and has not shown up as an
-// annotated Node yet. It is called as its Node will be. The join service writes it;
-// the operator annotates the Node with what the machine was given and removes it.
+// JoiningNode is a machine that received a join ticket and is not an annotated Node yet. It
+// has the name of its future Node. The join service writes it. The operator copies the
+// machine's components to the Node's annotations and deletes this object.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -20,26 +20,26 @@ type JoiningNode struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is what the machine was given.
+	// spec is what the machine received with its ticket.
 	// +required
 	Spec JoiningNodeSpec `json:"spec"`
-	// status says what is awaited.
+	// status is why the object still exists.
 	// +optional
 	Status JoiningNodeStatus `json:"status,omitzero"`
 }
 
-// JoiningNodeSpec is what the machine was given. A machine that asks for another
-// ticket is given the newest components and a new deadline.
+// JoiningNodeSpec is what the machine received with its ticket. With another ticket it gets
+// the newest components and a new deadline.
 type JoiningNodeSpec struct {
-	// name of the Node that the machine will be.
+	// name of the machine's future Node.
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$')",message="name is not the name of a Node"
 	Name string `json:"name"`
-	// componentsreference names the components ConfigMap that the machine was given.
+	// componentsreference names the components ConfigMap that the machine received.
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self.matches('^k8s-components-sha256-[0-9a-f]{64}$')",message="componentsreference is not of the form k8s-components-sha256-<64 hex digits>"
 	ComponentsReference string `json:"componentsreference"`
-	// iscontrolplane is true if the machine was given what a control plane needs.
+	// iscontrolplane is true if the machine received the secrets of a control plane.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="iscontrolplane cannot be changed: delete the JoiningNode and let the machine ask again"
 	IsControlPlane bool `json:"iscontrolplane"`
@@ -48,13 +48,13 @@ type JoiningNodeSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	ProviderID string `json:"providerID,omitempty"`
-	// deadline is when the machine is given up and this object removed. Without one it
+	// deadline is when this object is deleted if the Node does not exist. Without one it
 	// stays until the Node exists.
 	// +optional
 	Deadline *metav1.Time `json:"deadline,omitempty"`
 }
 
-// JoiningNodeStatus says what is awaited.
+// JoiningNodeStatus is why a JoiningNode still exists.
 type JoiningNodeStatus struct {
 	// conditions: Ready is False, with the reason, while the Node cannot be annotated.
 	// +optional

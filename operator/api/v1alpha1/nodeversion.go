@@ -5,9 +5,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// NodeVersion is the target that every node of the cluster is brought to: OS image
-// and Kubernetes. There is one object, constellation-version. Change all of the
-// target in one write, so that no node is replaced twice.
+// NodeVersion is the target of every node of the cluster: OS image and Kubernetes version.
+// There is one object, constellation-version. Change the whole target in one write, so
+// that no node is replaced twice.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -30,7 +30,7 @@ type NodeVersion struct {
 	// spec is the target.
 	// +required
 	Spec NodeVersionSpec `json:"spec"`
-	// status is what the operator found and does about it.
+	// status is the observed state of the nodes, and what the operator waits for.
 	// +optional
 	Status NodeVersionStatus `json:"status,omitzero"`
 }
@@ -40,7 +40,7 @@ type NodeVersion struct {
 // +kubebuilder:validation:XValidation:rule="self.kubernetesClusterVersion == oldSelf.kubernetesClusterVersion || self.kubernetesComponentsReference != oldSelf.kubernetesComponentsReference",message="kubernetesClusterVersion changed alone: set kubernetesComponentsReference to the components of that version in the same write"
 // +kubebuilder:validation:XValidation:rule="self.imageVersion == oldSelf.imageVersion || self.image != oldSelf.image",message="imageVersion changed alone: set image to the image of that version in the same write"
 type NodeVersionSpec struct {
-	// image is the cloud's reference of the OS image that every node shall run, for
+	// image is the cloud's reference of the OS image that every node must run, for
 	// example sandboxes/demo/images/v1.1.0 or
 	// projects/constellation-images/global/images/v1-1-0.
 	// +kubebuilder:validation:MinLength=1
@@ -51,63 +51,62 @@ type NodeVersionSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.matches('^v(0|[1-9][0-9]*)[.](0|[1-9][0-9]*)[.](0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?$')",message="imageVersion is not a full version such as v1.1.0"
 	ImageVersion string `json:"imageVersion"`
 	// kubernetesComponentsReference is the name of the ConfigMap in kube-system that
-	// lists what a node must have installed, with digests.
+	// lists the files to install on a node, with digests.
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self.matches('^k8s-components-sha256-[0-9a-f]{64}$')",message="kubernetesComponentsReference is not of the form k8s-components-sha256-<64 hex digits>"
 	KubernetesComponentsReference string `json:"kubernetesComponentsReference"`
 	// kubernetesClusterVersion is the version of Kubernetes that control plane and
-	// nodes shall run, for example v1.35.4.
+	// nodes must run, for example v1.35.4.
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:XValidation:rule="self.matches('^v(0|[1-9][0-9]*)[.](0|[1-9][0-9]*)[.](0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?$')",message="kubernetesClusterVersion is not a full version such as v1.35.4"
 	KubernetesClusterVersion string `json:"kubernetesClusterVersion"`
-	// rollout says how nodes are brought to the target.
+	// rollout controls how nodes are brought to the target.
 	// +optional
 	// +kubebuilder:default={}
 	Rollout Rollout `json:"rollout,omitzero"`
 }
 
-// Rollout says how nodes are brought to the target.
+// Rollout controls how nodes are brought to the target.
 type Rollout struct {
 	// paused starts no further replacement; those under way are finished.
 	// +optional
 	Paused bool `json:"paused,omitempty"`
-	// maxSurge is how many machines may exist at a time beyond those that the groups
-	// shall have: a number, or a percentage of all nodes, rounded up. Control planes
-	// are replaced one at a time whatever it says.
+	// maxSurge is how many machines may exist at a time beyond the sizes of the groups: a
+	// number, or a percentage of all nodes, rounded up. Control planes are replaced one at
+	// a time whatever the value.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:XValidation:rule="type(self) == int ? int(self) >= 1 : string(self).matches('^([1-9][0-9]?|100)%$')",message="maxSurge is neither a number of at least 1 nor a percentage from 1% to 100%"
 	MaxSurge *intstr.IntOrString `json:"maxSurge,omitempty"`
-	// cancel ends the rollout where it stands: replacements under way are finished,
-	// the autoscaler is given back, and nodes stay as they are until it is false again.
+	// cancel ends the rollout: replacements under way are finished, the autoscaler is
+	// resumed, and the other nodes stay as they are until cancel is false again.
 	// +optional
 	Cancel bool `json:"cancel,omitempty"`
-	// keepWorkers leaves workers as they are: only control planes are replaced. New
-	// workers get the target all the same, and a later rollout without it replaces the
-	// kept ones.
+	// keepWorkers replaces control planes only. New workers still get the target, and a
+	// later rollout without keepWorkers replaces the others.
 	// +optional
 	KeepWorkers bool `json:"keepWorkers,omitempty"`
 }
 
-// NodeVersionStatus is what was found. It is bounded: at most 4 kB however many
-// nodes there are. The lists are examples, at most 20 in all; nodes counts.
+// NodeVersionStatus is the observed state. It has at most 4 kB whatever the number of nodes:
+// the lists have at most 20 examples in all, and nodes has the counts.
 type NodeVersionStatus struct {
-	// observedGeneration is the generation of the spec that this status speaks about.
+	// observedGeneration is the generation of the spec that this status describes.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// nodes counts the nodes of the cluster by class. Every node is in exactly one.
+	// nodes counts the nodes of the cluster by class. Every node is in exactly one class.
 	// +optional
 	Nodes NodeCounts `json:"nodes,omitzero"`
-	// groups counts per scaling group, control planes first, then those with most
-	// outdated nodes.
+	// groups counts the nodes of each scaling group: control planes first, then the groups
+	// with the most outdated nodes.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=16
 	Groups []GroupCounts `json:"groups,omitempty"`
 
-	// outdated nodes differ from the target and nothing is done about them yet.
+	// outdated nodes differ from the target and are not being replaced yet.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=20
@@ -117,22 +116,22 @@ type NodeVersionStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=20
 	UpToDate []Reference `json:"upToDate,omitempty"`
-	// donors are outdated nodes that are being replaced.
+	// The old nodes: outdated nodes that are being replaced.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=20
 	Donors []Reference `json:"donors,omitempty"`
-	// heirs are the nodes that replace donors.
+	// The replacement nodes of the old ones.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=20
 	Heirs []Reference `json:"heirs,omitempty"`
-	// mints are new nodes that have no donor yet.
+	// mints are new nodes that are not assigned to an old node yet.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=20
 	Mints []Reference `json:"mints,omitempty"`
-	// awaitingAnnotation are nodes of which it is not known yet what they run.
+	// awaitingAnnotation are nodes whose image and components are not recorded yet.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=20
@@ -156,20 +155,20 @@ type NodeVersionStatus struct {
 	// budget is how many more machines may be created now.
 	// +optional
 	Budget int32 `json:"budget,omitempty"`
-	// activeclusterversionupgrade is true while the agent of a control plane is seen
-	// upgrading Kubernetes. It is an observation, not a lock.
+	// activeclusterversionupgrade is true while the agent of a control plane upgrades
+	// Kubernetes. It is an observation, not a lock.
 	// +optional
 	ActiveClusterVersionUpgrade bool `json:"activeclusterversionupgrade,omitempty"`
-	// joinComponents is what joining machines get installed. It follows the spec only
-	// after the control plane has been upgraded, so that no kubelet is newer than the
-	// API server that it talks to.
+	// joinComponents are the components that joining machines install. It follows the spec
+	// only after the control plane has been upgraded, so that no kubelet is newer than its
+	// API server.
 	// +optional
 	JoinComponents JoinComponents `json:"joinComponents,omitzero"`
 	// upgrade is the run of the agent that upgrades Kubernetes on a control plane.
 	// +optional
 	Upgrade *UpgradeProgress `json:"upgrade,omitempty"`
-	// waiting says why nothing moves at the moment; absent while something does, or
-	// nothing needs to.
+	// waiting is why the rollout makes no progress; absent while it does, and when it is
+	// complete.
 	// +optional
 	Waiting *Waiting `json:"waiting,omitempty"`
 	// conditions: Outdated, Ready, Reconciling and Stalled.
@@ -188,16 +187,16 @@ type NodeCounts struct {
 	UpToDate int32 `json:"upToDate"`
 	// outdated counts nodes that differ from the target and are not being replaced.
 	Outdated int32 `json:"outdated"`
-	// donors counts nodes that are being replaced.
+	// The number of old nodes, which are being replaced.
 	// +optional
 	Donors int32 `json:"donors,omitempty"`
-	// heirs counts nodes that replace donors.
+	// The number of replacement nodes of the old ones.
 	// +optional
 	Heirs int32 `json:"heirs,omitempty"`
-	// mints counts new nodes that have no donor yet.
+	// mints counts new nodes that are not assigned to an old node yet.
 	// +optional
 	Mints int32 `json:"mints,omitempty"`
-	// awaitingAnnotation counts nodes of which it is not known yet what they run.
+	// awaitingAnnotation counts nodes whose image and components are not recorded yet.
 	// +optional
 	AwaitingAnnotation int32 `json:"awaitingAnnotation,omitempty"`
 	// pending counts machines that are joining or leaving; they are not nodes.
@@ -227,7 +226,7 @@ type GroupCounts struct {
 }
 
 // JoinComponents names, per role, the components ConfigMap that a joining machine
-// is given. An empty name means that no machine of that role may join now.
+// receives. An empty name means that no machine of that role may join now.
 type JoinComponents struct {
 	// controlPlane is what joining control planes install.
 	// +optional
@@ -239,18 +238,18 @@ type JoinComponents struct {
 	Worker string `json:"worker,omitempty"`
 }
 
-// UpgradeProgress is how far the agent has come.
+// UpgradeProgress is the progress of an agent's run.
 type UpgradeProgress struct {
 	// version that the agent upgrades to.
 	// +kubebuilder:validation:MaxLength=64
 	Version string `json:"version"`
-	// node whose agent it is.
+	// node on which the agent runs.
 	// +kubebuilder:validation:MaxLength=253
 	Node string `json:"node"`
 	// phase of the run: download, plan, apply, done or failed.
 	// +kubebuilder:validation:Enum=download;plan;apply;done;failed
 	Phase string `json:"phase"`
-	// line is the last line that kubeadm printed, or the stage that has begun since,
+	// line is the last line that kubeadm printed, or the stage that has started since,
 	// shortened.
 	// +optional
 	// +kubebuilder:validation:MaxLength=256
@@ -258,25 +257,25 @@ type UpgradeProgress struct {
 	// started is when the run began.
 	// +optional
 	Started metav1.Time `json:"started,omitzero"`
-	// nextTry is when a run that has failed is tried again, if nobody asks for that before.
+	// nextTry is when a failed run is retried, unless a retry is requested earlier.
 	// +optional
 	NextTry metav1.Time `json:"nextTry,omitzero"`
 }
 
-// Waiting says why nothing moves.
+// Waiting is the reason why a rollout makes no progress.
 type Waiting struct {
-	// reason is a word for programs, such as PodDisruptionBudget.
+	// reason is one word in CamelCase, such as PodDisruptionBudget.
 	// +kubebuilder:validation:MaxLength=64
 	Reason string `json:"reason"`
-	// message is the same for people: what is awaited and what would unblock it.
+	// message is a sentence: what is awaited and what would unblock it.
 	// +kubebuilder:validation:MaxLength=512
 	Message string `json:"message"`
-	// object is whom it is waited for.
+	// object that is awaited.
 	// +optional
 	Object *Reference `json:"object,omitempty"`
 	// since is when the waiting began.
 	Since metav1.Time `json:"since"`
-	// nextTry is when it is tried again; absent if an event will wake the operator.
+	// nextTry is the time of the next retry; absent if an event triggers it.
 	// +optional
 	NextTry *metav1.Time `json:"nextTry,omitempty"`
 }

@@ -2,10 +2,9 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// PendingNode is a machine that is on its way into the cluster or out of it, or that
-// is upgraded as it is. It is written before the cloud, or the machine's agent, is asked
-// for anything, so that no machine is ever unaccounted for. The operator makes and
-// removes these objects.
+// PendingNode is a machine that is joining or leaving the cluster, or is upgraded in place.
+// The operator writes the object before it calls the cloud or the machine's agent, so that
+// every machine has a record. The operator creates and deletes these objects.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -24,37 +23,37 @@ type PendingNode struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec says which machine it is and where it is going.
+	// spec identifies the machine and sets its goal.
 	// +required
 	Spec PendingNodeSpec `json:"spec"`
-	// status is how far it has come.
+	// status is the progress towards the goal.
 	// +optional
 	Status PendingNodeStatus `json:"status,omitzero"`
 }
 
-// Goal is where a pending machine is going.
+// Goal is the intended outcome for a pending machine.
 //
 // +kubebuilder:validation:Enum=Join;Leave;Upgrade
 type Goal string
 
-// The goals. A machine that is upgraded is a node before, meanwhile and afterwards.
+// The goals. A machine with UpgradeGoal is a node before, during and after the upgrade.
 const (
 	JoinGoal    Goal = "Join"
 	LeaveGoal   Goal = "Leave"
 	UpgradeGoal Goal = "Upgrade"
 )
 
-// PendingNodeSpec says which machine it is and where it is going.
+// PendingNodeSpec identifies the machine and sets its goal.
 //
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.providerID) || (has(self.providerID) && self.providerID == oldSelf.providerID)",message="providerID cannot be changed once it is set"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.nodeName) || (has(self.nodeName) && self.nodeName == oldSelf.nodeName)",message="nodeName cannot be changed once it is set"
-// +kubebuilder:validation:XValidation:rule="has(self.token) == has(oldSelf.token) && (!has(self.token) || self.token == oldSelf.token)",message="token cannot be changed: the cloud knows the request by it"
+// +kubebuilder:validation:XValidation:rule="has(self.token) == has(oldSelf.token) && (!has(self.token) || self.token == oldSelf.token)",message="token cannot be changed: it identifies the request at the cloud"
 // +kubebuilder:validation:XValidation:rule="self.goal != 'Leave' || has(self.providerID)",message="a machine that leaves needs a providerID"
 // +kubebuilder:validation:XValidation:rule="self.goal != 'Join' || has(self.providerID) || has(self.token)",message="a machine that joins needs a token until its providerID is known"
 // +kubebuilder:validation:XValidation:rule="self.goal != 'Upgrade' || has(self.providerID) && has(self.nodeName) && !has(self.token)",message="a machine that is upgraded is a node already: it needs a providerID and a nodeName, and no token"
 type PendingNodeSpec struct {
-	// providerID of the machine, as in the Node's spec. Empty until the cloud has named
-	// the machine.
+	// providerID of the machine, as in the Node's spec. Empty until the cloud has returned
+	// it.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
@@ -64,52 +63,52 @@ type PendingNodeSpec struct {
 	// +kubebuilder:validation:MaxLength=1024
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="groupID cannot be changed"
 	GroupID string `json:"groupID"`
-	// nodeName is the name of the machine's Node. Empty until the cloud has named it.
+	// nodeName is the name of the machine's Node. Empty until the cloud has returned it.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	NodeName string `json:"nodeName,omitempty"`
-	// goal is Join, Leave, or Upgrade for a machine that is upgraded as it is. A machine
-	// that was told to leave does not come back.
-	// +kubebuilder:validation:XValidation:rule="oldSelf != 'Leave' || self == 'Leave'",message="a machine that leaves cannot be told to join again"
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf || oldSelf == 'Leave' || self == 'Leave' && oldSelf == 'Join'",message="only a machine that joins can be given another goal, to leave"
+	// goal is Join, Leave, or Upgrade for a machine that is upgraded in place. Leave is
+	// final.
+	// +kubebuilder:validation:XValidation:rule="oldSelf != 'Leave' || self == 'Leave'",message="goal cannot be changed from Leave: a machine that leaves cannot join again"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf || oldSelf == 'Leave' || self == 'Leave' && oldSelf == 'Join'",message="goal can only be changed from Join to Leave"
 	Goal Goal `json:"goal"`
-	// deadline for the goal. A machine that has not joined by then is removed; for one
-	// that has not left, the request is repeated; of one that is to be upgraded, the agent
-	// must have answered.
+	// deadline for the goal. A machine that has not joined by then is removed. For a machine
+	// that has not left, the request is repeated. For an upgrade, the agent must have
+	// responded by then.
 	// +optional
 	Deadline *metav1.Time `json:"deadline,omitempty"`
-	// token makes the request to the cloud repeatable: the same token gives the same
+	// token makes the request to the cloud idempotent: the same token returns the same
 	// machine.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Token string `json:"token,omitempty"`
-	// donor is the name of the Node that the machine is to replace.
+	// The name of the old Node that the machine replaces.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Donor string `json:"donor,omitempty"`
 }
 
-// InstanceState is where a machine is in its life, as the cloud says.
+// InstanceState is the state of a machine that the cloud reports.
 //
 // +kubebuilder:validation:Enum=Unknown;Creating;Ready;Stopped;Terminating;Terminated;Failed
 type InstanceState string
 
-// PendingNodeStatus is how far the machine has come.
+// PendingNodeStatus is the progress towards the goal.
 type PendingNodeStatus struct {
-	// cspState is what the cloud says about the machine.
+	// cspState is the state of the machine that the cloud reports.
 	// +optional
 	CSPState InstanceState `json:"cspState,omitempty"`
-	// reachedGoal is true when the machine is where it was going.
+	// reachedGoal is true when the machine has joined, left or been upgraded.
 	// +optional
 	ReachedGoal bool `json:"reachedGoal,omitempty"`
-	// upgrade is the run of the machine's own agent that brings it to another Kubernetes;
-	// absent until the agent has begun one, and for every goal but Upgrade.
+	// upgrade is the run of the machine's agent that upgrades Kubernetes; absent until the
+	// run starts, and for every goal but Upgrade.
 	// +optional
 	Upgrade *UpgradeProgress `json:"upgrade,omitempty"`
-	// conditions say what is in the way, if something is.
+	// conditions are what prevents the machine from reaching its goal.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

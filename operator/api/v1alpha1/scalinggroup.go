@@ -2,9 +2,9 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// ScalingGroup is a group of machines of the cloud that share role and image. The
-// operator creates one object for each group that it finds; what it does not know of
-// the cloud, such as min and max, is yours to set.
+// ScalingGroup is a group of cloud machines that share role and image. The operator creates
+// one object for each group of the cloud. Set min and max yourself; the cloud does not
+// define them.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -23,15 +23,15 @@ type ScalingGroup struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec says which group it is and how its nodes are treated.
+	// spec identifies the group and controls how its nodes are upgraded.
 	// +required
 	Spec ScalingGroupSpec `json:"spec"`
-	// status is what the cloud says about the group.
+	// status is the observed state of the group in the cloud.
 	// +optional
 	Status ScalingGroupStatus `json:"status,omitzero"`
 }
 
-// Role is what the nodes of a group do.
+// Role is the role of the nodes of a group.
 //
 // +kubebuilder:validation:Enum=ControlPlane;Worker
 type Role string
@@ -49,13 +49,13 @@ type Strategy string
 
 // The two strategies.
 const (
-	// ReplaceStrategy creates a new machine, moves the work over and deletes the old one.
+	// ReplaceStrategy creates a new machine, drains the old one and deletes it.
 	ReplaceStrategy Strategy = "Replace"
-	// InPlaceStrategy upgrades the machine as it is; its OS image stays.
+	// InPlaceStrategy upgrades Kubernetes on the existing machine; its OS image stays.
 	InPlaceStrategy Strategy = "InPlace"
 )
 
-// ScalingGroupSpec says which group it is and how its nodes are treated.
+// ScalingGroupSpec identifies the group and controls how its nodes are upgraded.
 //
 // +kubebuilder:validation:XValidation:rule="self.min <= self.max",message="min is greater than max"
 // +kubebuilder:validation:XValidation:rule="!(has(self.autoscaling) && self.autoscaling) || self.role == 'Worker'",message="only groups of workers can be autoscaled"
@@ -70,9 +70,9 @@ type ScalingGroupSpec struct {
 	// projects/<project>/zones/<zone>/instanceGroupManagers/<name>.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="groupId cannot be changed: another group is another object"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="groupId cannot be changed: create another ScalingGroup"
 	GroupID string `json:"groupId"`
-	// autoscalerGroupName is what the cluster autoscaler calls the group.
+	// autoscalerGroupName is the name of the group in the cluster autoscaler.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	AutoscalerGroupName string `json:"autoscalerGroupName,omitempty"`
@@ -80,41 +80,41 @@ type ScalingGroupSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	NodeGroupName string `json:"nodeGroupName,omitempty"`
-	// autoscaling lets the cluster autoscaler change the number of machines between
+	// autoscaling allows the cluster autoscaler to change the number of machines between
 	// min and max. Control planes are never autoscaled.
 	// +optional
 	// +kubebuilder:default=false
 	Autoscaling bool `json:"autoscaling,omitempty"`
-	// min is the least number of machines that the autoscaler leaves.
+	// min is the smallest number of machines for the autoscaler.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=0
 	Min int32 `json:"min"`
-	// max is the greatest number of machines that the autoscaler makes.
+	// max is the greatest number of machines for the autoscaler.
 	// +optional
 	// +kubebuilder:default=10
 	// +kubebuilder:validation:Minimum=0
 	Max int32 `json:"max"`
 	// role of the group's nodes.
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="role cannot be changed: nodes do not change what they are"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="role cannot be changed: nodes cannot change their role"
 	Role Role `json:"role"`
-	// strategy is how nodes of the group are brought to the target: Replace makes a
-	// new machine for each, InPlace upgrades Kubernetes on the machine that is there.
+	// strategy is how nodes of the group are brought to the target: Replace creates a
+	// new machine for each, InPlace upgrades Kubernetes on the existing machine.
 	// +optional
 	// +kubebuilder:default=Replace
 	Strategy Strategy `json:"strategy,omitempty"`
 }
 
-// ScalingGroupStatus is what the cloud says about the group.
+// ScalingGroupStatus is the observed state of the group in the cloud.
 type ScalingGroupStatus struct {
-	// observedGeneration is the generation of the spec that this status speaks about.
+	// observedGeneration is the generation of the spec that this status describes.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// imageReference is the image that new machines of the group are made from.
+	// imageReference is the image of new machines of the group.
 	// +optional
 	ImageReference string `json:"imageReference,omitempty"`
 	// conditions: Outdated is True while imageReference is not the target's image, and
-	// Unknown while the cloud cannot be asked.
+	// Unknown while the cloud API is unreachable.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -65,54 +65,18 @@ func (v *TPMValidator) Validate(ctx context.Context, doc, userData []byte) (Stat
 	if err := ctx.Err(); err != nil {
 		return Statement{}, err
 	}
-	if len(userData) == 0 || len(userData) > MaxUserData {
-		return Statement{}, fmt.Errorf("%w: %d bytes were to be bound, want 1 to %d", ErrQuote, len(userData), MaxUserData)
-	}
-	d, err := parseDocument(doc)
+	c, err := parseClaims(doc, userData)
 	if err != nil {
-		return Statement{}, fmt.Errorf("%w: %w", ErrDocument, err)
+		return Statement{}, err
 	}
-	q, err := parseQuote(d.quote)
-	if err != nil {
-		return Statement{}, fmt.Errorf("%w: %w", ErrQuote, err)
-	}
-	if subtle.ConstantTimeCompare(q.extraData, userData) != 1 {
-		return Statement{}, fmt.Errorf("%w: it was made for another connection", ErrQuote)
-	}
-	pcrs, err := q.registers(d.pcrs)
-	if err != nil {
-		return Statement{}, fmt.Errorf("%w: %w", ErrQuote, err)
-	}
-	if q.restarts != 0 {
-		return Statement{}, fmt.Errorf("%w: the TPM was suspended and resumed %d times, so its registers need not describe this boot", ErrQuote, q.restarts)
-	}
-	pub, err := parsePublic(d.public)
-	if err != nil {
-		return Statement{}, fmt.Errorf("%w: public area of the attestation key: %w", ErrDocument, err)
-	}
-	sig, err := parseSignature(d.signature)
-	if err != nil {
-		return Statement{}, fmt.Errorf("%w: signature: %w", ErrQuote, err)
-	}
-
-	cert, id, err := verifyKey(d.certificate, v.roots, v.opts.Now())
+	cert, id, err := verifyKey(c.doc.certificate, v.roots, v.opts.Now())
 	if err != nil {
 		return Statement{}, fmt.Errorf("%w: %w", ErrTrust, err)
 	}
-	switch {
-	case !pub.is(cert.PublicKey):
-		return Statement{}, fmt.Errorf("%w: the certificate belongs to another key", ErrTrust)
-	case pub.attributes&akAttributes != akAttributes || pub.attributes&attrDecrypt != 0:
-		return Statement{}, fmt.Errorf("%w: the key may sign things that its TPM did not state (attributes %#x)", ErrTrust, pub.attributes)
-	case pub.scheme != algNull && pub.scheme != sig.scheme:
-		return Statement{}, fmt.Errorf("%w: signature is of another scheme than its key", ErrQuote)
-	case subtle.ConstantTimeCompare(q.signer, pub.qualifiedName()) != 1:
-		return Statement{}, fmt.Errorf("%w: it names another key, or one outside of the endorsement hierarchy", ErrQuote)
-	case !sig.verify(cert.PublicKey, d.quote):
-		return Statement{}, fmt.Errorf("%w: signature is invalid", ErrQuote)
+	if err := c.signedBy(cert); err != nil {
+		return Statement{}, err
 	}
-
-	if err := checkLog(d.log, pcrs); err != nil {
+	if err := checkLog(c.doc.log, c.pcrs); err != nil {
 		return Statement{}, fmt.Errorf("%w: event log: %w", ErrDocument, err)
 	}
 	if v.opts.UID != "" && v.opts.UID != id.UID {
@@ -121,17 +85,73 @@ func (v *TPMValidator) Validate(ctx context.Context, doc, userData []byte) (Stat
 	if v.opts.Role != "" && v.opts.Role != id.Role {
 		return Statement{}, fmt.Errorf("%w: %s is a %s, expected a %s", ErrIdentity, id.Name, id.Role, v.opts.Role)
 	}
-	warnings, err := v.measure(pcrs)
+	warnings, err := v.measure(c.pcrs)
 	if err != nil {
 		return Statement{}, err
 	}
-	if pcrs[pcrCluster] == nil {
+	if c.pcrs[pcrCluster] == nil {
 		return Statement{}, fmt.Errorf("%w: it does not cover PCR 15 (cluster ID)", ErrQuote)
 	}
-	if err := v.opts.PCR15.check(pcrs[pcrCluster]); err != nil {
+	if err := v.opts.PCR15.check(c.pcrs[pcrCluster]); err != nil {
 		return Statement{}, err
 	}
-	return Statement{Identity: id, PCRs: pcrs, Warnings: warnings, Firmware: q.firmware, Resets: q.resets}, nil
+	return Statement{Identity: id, PCRs: c.pcrs, Warnings: warnings, Firmware: c.quoted.firmware, Resets: c.quoted.resets}, nil
+}
+
+// claims are the decoded parts of a document. Nothing has verified their signature yet.
+type claims struct {
+	doc    document
+	quoted quote
+	pcrs   map[uint32][]byte // by index
+	key    publicArea
+	sig    signature
+}
+
+// parseClaims decodes a document and checks whatever needs no signature: that it is bound to
+// userData, covers its registers, and describes this boot.
+func parseClaims(doc, userData []byte) (c claims, err error) {
+	if len(userData) == 0 || len(userData) > MaxUserData {
+		return c, fmt.Errorf("%w: %d bytes were to be bound, want 1 to %d", ErrQuote, len(userData), MaxUserData)
+	}
+	if c.doc, err = parseDocument(doc); err != nil {
+		return c, fmt.Errorf("%w: %w", ErrDocument, err)
+	}
+	if c.quoted, err = parseQuote(c.doc.quote); err != nil {
+		return c, fmt.Errorf("%w: %w", ErrQuote, err)
+	}
+	if subtle.ConstantTimeCompare(c.quoted.extraData, userData) != 1 {
+		return c, fmt.Errorf("%w: it was made for another connection", ErrQuote)
+	}
+	if c.pcrs, err = c.quoted.registers(c.doc.pcrs); err != nil {
+		return c, fmt.Errorf("%w: %w", ErrQuote, err)
+	}
+	if c.quoted.restarts != 0 {
+		return c, fmt.Errorf("%w: the TPM was suspended and resumed %d times, so its registers need not describe this boot", ErrQuote, c.quoted.restarts)
+	}
+	if c.key, err = parsePublic(c.doc.public); err != nil {
+		return c, fmt.Errorf("%w: public area of the attestation key: %w", ErrDocument, err)
+	}
+	if c.sig, err = parseSignature(c.doc.signature); err != nil {
+		return c, fmt.Errorf("%w: signature: %w", ErrQuote, err)
+	}
+	return c, nil
+}
+
+// signedBy returns nil if a restricted key of a TPM signed the quote, and cert is of that key.
+func (c *claims) signedBy(cert *x509.Certificate) error {
+	switch {
+	case !c.key.is(cert.PublicKey):
+		return fmt.Errorf("%w: the certificate belongs to another key", ErrTrust)
+	case c.key.attributes&akAttributes != akAttributes || c.key.attributes&attrDecrypt != 0:
+		return fmt.Errorf("%w: the key may sign things that its TPM did not state (attributes %#x)", ErrTrust, c.key.attributes)
+	case c.key.scheme != algNull && c.key.scheme != c.sig.scheme:
+		return fmt.Errorf("%w: signature is of another scheme than its key", ErrQuote)
+	case subtle.ConstantTimeCompare(c.quoted.signer, c.key.qualifiedName()) != 1:
+		return fmt.Errorf("%w: it names another key, or one outside of the endorsement hierarchy", ErrQuote)
+	case !c.sig.verify(cert.PublicKey, c.doc.quote):
+		return fmt.Errorf("%w: signature is invalid", ErrQuote)
+	}
+	return nil
 }
 
 // registers checks that carried are the registers that q is about. The values

@@ -373,10 +373,10 @@ func akPublic(x, y []byte) []byte {
 
 func parsePublic(b []byte) (publicArea, error) {
 	var (
-		p                         = publicArea{raw: b}
-		s                         = cryptobyte.String(b)
-		kind, nameAlg, sym, param uint16
-		policy                    []byte
+		p                  = publicArea{raw: b}
+		s                  = cryptobyte.String(b)
+		kind, nameAlg, sym uint16
+		policy             []byte
 	)
 	if !s.ReadUint16(&kind) || !s.ReadUint16(&nameAlg) || !s.ReadUint32(&p.attributes) || !readSized(&s, &policy) ||
 		!s.ReadUint16(&sym) || !s.ReadUint16(&p.scheme) {
@@ -394,26 +394,41 @@ func parsePublic(b []byte) (publicArea, error) {
 			return publicArea{}, errors.New("its scheme does not hash with SHA-256")
 		}
 	}
+	err := fmt.Errorf("its type %#04x is neither RSA nor ECC", kind)
 	switch kind {
 	case algECC:
-		var kdf uint16
-		if !s.ReadUint16(&param) || !s.ReadUint16(&kdf) || !readSized(&s, &p.x) || !readSized(&s, &p.y) || !s.Empty() {
-			return publicArea{}, errors.New("its point cannot be read")
-		}
-		if param != curveP256 || kdf != algNull || len(p.x) > 32 || len(p.y) > 32 {
-			return publicArea{}, errors.New("its curve is not P-256")
-		}
+		err = p.readECC(s)
 	case algRSA:
-		if !s.ReadUint16(&param) || !s.ReadUint32(&p.exponent) || !readSized(&s, &p.modulus) || !s.Empty() {
-			return publicArea{}, errors.New("its modulus cannot be read")
-		}
-		if param != 2048 || len(p.modulus) != 256 {
-			return publicArea{}, errors.New("its size is not 2048 bits")
-		}
-	default:
-		return publicArea{}, fmt.Errorf("its type %#04x is neither RSA nor ECC", kind)
+		err = p.readRSA(s)
+	}
+	if err != nil {
+		return publicArea{}, err
 	}
 	return p, nil
+}
+
+// readECC reads the end of the public area of a P-256 key.
+func (p *publicArea) readECC(s cryptobyte.String) error {
+	var curve, kdf uint16
+	if !s.ReadUint16(&curve) || !s.ReadUint16(&kdf) || !readSized(&s, &p.x) || !readSized(&s, &p.y) || !s.Empty() {
+		return errors.New("its point cannot be read")
+	}
+	if curve != curveP256 || kdf != algNull || len(p.x) > 32 || len(p.y) > 32 {
+		return errors.New("its curve is not P-256")
+	}
+	return nil
+}
+
+// readRSA reads the end of the public area of an RSA-2048 key.
+func (p *publicArea) readRSA(s cryptobyte.String) error {
+	var bits uint16
+	if !s.ReadUint16(&bits) || !s.ReadUint32(&p.exponent) || !readSized(&s, &p.modulus) || !s.Empty() {
+		return errors.New("its modulus cannot be read")
+	}
+	if bits != 2048 || len(p.modulus) != 256 {
+		return errors.New("its size is not 2048 bits")
+	}
+	return nil
 }
 
 // is reports whether p is the public half that key, from a certificate, names.

@@ -1,6 +1,7 @@
 // Package sandboxexec finds and executes constellation-sandbox, the program that contains the local
 // test cloud. The console calls it for the verb sandbox, and to find the sandbox of a workspace.
-// It links no part of the test cloud itself.
+// It links no part of the test cloud itself. Both programs must belong to the same release: verbs,
+// files and state of a sandbox differ between releases.
 package sandboxexec
 
 import (
@@ -14,10 +15,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"constellation/engine"
 	"constellation/engine/cloud"
 	"constellation/engine/plan"
+	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 // Name is the name of the program's file.
@@ -27,6 +31,9 @@ const Name = "constellation-sandbox"
 func KubernetesVersions() []string {
 	return []string{"v1.35.4", "v1.35.8", "v1.36.3", "v1.36.4", "v1.37.2"}
 }
+
+// versionTimeout bounds the start of the program that prints its release.
+const versionTimeout = 10 * time.Second
 
 // FindVerb is the hidden verb below sandbox that Find calls.
 const FindVerb = "find"
@@ -63,11 +70,40 @@ func missing(err error) error {
 	}
 }
 
+// sameRelease returns an error if the program at path does not belong to the release of this process.
+// Every release of the program implements --version.
+func sameRelease(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, versionTimeout, fmt.Errorf("no answer within %s", versionTimeout))
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, "--version")
+	cmd.WaitDelay = time.Second
+	out, err := cmd.Output()
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	release := strings.TrimPrefix(strings.TrimSpace(string(out)), "constellation ")
+	switch {
+	case err != nil:
+		err = fmt.Errorf("read its release: %w", err)
+	case release != version.Release:
+		err = fmt.Errorf("its release is %.40q, want %s, the release of constellation", release, version.Release)
+	default:
+		return nil
+	}
+	return &plan.Error{
+		Op: "execute " + path, Err: err, Exit: plan.ExitUsage,
+		Remedy: "install constellation and " + Name + " from the same release, in one directory",
+	}
+}
+
 // Run executes the program with the arguments, terminal, streams and signals of this process, and
-// returns its exit code. Where the system can replace a process, it returns only on an error.
+// returns its exit code. It refuses a program of another release. Where the system can replace a process, it returns only on an error.
 func Run(args []string) (int, error) {
 	p, err := path()
 	if err != nil {
+		return 0, err
+	}
+	if err := sameRelease(context.Background(), p); err != nil {
 		return 0, err
 	}
 	// With the same name as this process, the program prints commands that the user can copy.
@@ -87,10 +123,17 @@ func Find(ctx context.Context, name string) (engine.SandboxStatus, error) {
 	if err != nil {
 		return engine.SandboxStatus{}, err
 	}
+	// Both processes run at once: the console waits for them when it starts.
+	mismatch := make(chan error, 1)
+	go func() { mismatch <- sameRelease(ctx, p) }()
 	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(ctx, p, "sandbox", FindVerb, name)
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil {
+	err = cmd.Run()
+	if err := <-mismatch; err != nil {
+		return engine.SandboxStatus{}, err
+	}
+	if err != nil {
 		if text := strings.TrimSpace(errs.String()); text != "" {
 			err = fmt.Errorf("%w: %s", err, text)
 		}
@@ -104,4 +147,19 @@ func Find(ctx context.Context, name string) (engine.SandboxStatus, error) {
 		return engine.SandboxStatus{}, &plan.Error{Op: op, Err: fmt.Errorf("%w: no such sandbox", cloud.ErrNotFound), Remedy: "start it with `constellation sandbox up`"}
 	}
 	return *st, nil
+}
+
+// WhySilent returns why the sandbox of a configuration does not answer. It implements
+// engine.Deps.WhySilent.
+func WhySilent(ctx context.Context, c *workspace.Config) engine.Silence {
+	if c.Provider.Name != "sandbox" {
+		return ""
+	}
+	switch st, err := Find(ctx, c.Provider.Section.Text("name")); {
+	case errors.Is(err, cloud.ErrNotFound):
+		return engine.CloudGone
+	case err == nil && st.State == "stopped":
+		return engine.CloudStopped
+	}
+	return ""
 }

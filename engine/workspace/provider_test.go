@@ -1,0 +1,138 @@
+package workspace
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"constellation/engine/cloud/providers"
+	"constellation/engine/cloud/section"
+	"constellation/engine/plan"
+)
+
+// registerMoon registers a provider with a section of every kind of field, and without images.
+func registerMoon(t *testing.T) {
+	t.Helper()
+	t.Cleanup(providers.Register(providers.Provider{
+		Name: "moon", NoImages: true,
+		Config: section.Schema{
+			{Name: "crater", Required: true, Identity: true, Valid: func(s string) bool { return s != "" && s == strings.ToLower(s) }, Problem: "is no crater", Remedy: "use lower case"},
+			{Name: "domes", Kind: section.Int, Lowest: 1, Highest: 9},
+			{Name: "dark", Kind: section.Bool},
+			{Name: "zones", Kind: section.List},
+		},
+		State: section.Schema{{Name: "crater", Required: true, Identity: true}, {Name: "relay"}},
+		About: "moon needs\na rocket.", Example: func(string) section.Values {
+			return section.Values{"crater": "tycho", "domes": 3, "zones": []string{"a", "b"}}
+		},
+		Advice: providers.Advice{Cloud: "crater {crater}", Create: "launch a rocket to {crater}"},
+	}))
+}
+
+func TestSectionOfAnotherProvider(t *testing.T) {
+	registerMoon(t)
+	b, err := GenerateConfig("moon", GenerateOptions{Name: "demo"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(b)
+	const want = "# Where machines come from: exactly one provider. moon needs\n# a rocket.\nprovider:\n  moon:\n    crater: tycho\n    domes: 3\n    zones:\n      - a\n      - b\n"
+	if !strings.Contains(text, want) || strings.Contains(text, "sandbox") || strings.Contains(text, "\nimage:") {
+		t.Fatalf("generated:\n%s", text)
+	}
+	text = strings.Replace(strings.ReplaceAll(text, strings.Repeat("1234", 16), strings.Repeat("ab", 32)), `trustRoots: ""`, "trustRoots: |\n"+indent(fixedRoot), 1)
+	c, err := ParseConfig([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := c.Provider.Section; c.Provider.Name != "moon" || s.Text("crater") != "tycho" || s.Int("domes") != 3 || s.Bool("dark") || len(s.List("zones")) != 2 {
+		t.Errorf("read %+v", c.Provider)
+	}
+	if a := c.Advice(); a.Cloud != "crater tycho" || a.Create != "launch a rocket to tycho" || a.Denied == "" {
+		t.Errorf("advice %+v", a)
+	}
+	if j, err := json.Marshal(c.Provider); err != nil || string(j) != `{"moon":{"crater":"tycho","domes":3,"zones":["a","b"]}}` {
+		t.Errorf("JSON %s, %v", j, err)
+	}
+	if j, err := json.Marshal(c); err != nil || strings.Contains(string(j), `"image"`) {
+		t.Errorf("JSON of a configuration without an image: %s, %v", j, err)
+	}
+	for _, tt := range []struct{ name, old, new, want string }{
+		{"a text that is not valid", "tycho", "Tycho", `provider.moon.crater: "Tycho" is no crater (use lower case)`},
+		{"a number out of bounds", "domes: 3", "domes: 30", "provider.moon.domes: is 30, want 1 to 9"},
+		{"a field that the provider does not have", "domes: 3", "dome: 3", "did you mean domes?"},
+		{"a missing field", "    crater: tycho\n", "", "provider.moon.crater: is missing"},
+		{"two providers", "provider:\n", "provider:\n  sandbox: {name: demo}\n", "is a second provider beside sandbox"},
+		{"a provider that is not registered", "  moon:\n", "  mars:\n", "provider.mars: is not in this release (use moon or sandbox)"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := ParseConfig([]byte(strings.Replace(text, tt.old, tt.new, 1))); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestStateOfAnotherProvider(t *testing.T) {
+	registerMoon(t)
+	s := &State{Version: StateVersion, Infrastructure: Infrastructure{
+		UID: "u", Name: "demo", Provider: "moon", ClusterEndpoint: "127.0.0.1:1", InitEndpoint: "127.0.0.1:2", InClusterEndpoint: "10.0.0.1",
+		InitSecret: bytes.Repeat([]byte{1}, 32), NodeCIDR: netip.MustParsePrefix("10.0.0.0/24"), PodCIDR: netip.MustParsePrefix("10.244.0.0/16"),
+		Section: section.Values{"crater": "tycho", "relay": ""},
+	}}
+	b, err := s.marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasSuffix(string(b), "  ipCidrPod: 10.244.0.0/16\n  moon:\n    crater: tycho\n") {
+		t.Errorf("wrote:\n%s", b)
+	}
+	read, err := ParseState(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := read.marshal(); err != nil || !bytes.Equal(again, b) {
+		t.Errorf("read and written: %v\n%s", err, again)
+	}
+	if read.Simulated() {
+		t.Error("a provider without simulated machines has some")
+	}
+	w := testWorkspace(t)
+	if err := w.WriteState(read); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.OnMachines(plan.VerbApply); err != nil {
+		t.Error(err)
+	}
+	c := &Config{Provider: ProviderConfig{Name: "moon", Section: section.Values{"crater": "tycho"}}}
+	if err := w.Belong(c, read); err != nil {
+		t.Error(err)
+	}
+	c.Provider.Section = section.Values{"crater": "kepler"}
+	if err := w.Belong(c, read); err == nil || !strings.Contains(err.Error(), `it belongs to moon "tycho", and the configuration names "kepler"`) || !strings.Contains(plan.Remedy(err), "launch a rocket to kepler") {
+		t.Errorf("got %v (%s)", err, plan.Remedy(err))
+	}
+	c.Provider = ProviderConfig{Name: "sandbox", Section: section.Values{"name": "tycho"}}
+	if err := w.Belong(c, read); err == nil || !strings.Contains(err.Error(), "it is of provider moon, and the configuration names sandbox") {
+		t.Errorf("got %v", err)
+	}
+	for _, tt := range []struct{ name, old, new, want string }{
+		{"no section", "  moon:\n    crater: tycho\n", "", "infrastructure.moon: is missing"},
+		{"the section of another provider", "  moon:\n    crater: tycho\n", "  sandbox:\n    name: demo\n    socket: /x\n", "infrastructure.moon: is missing"},
+		{"a provider that is not registered", "provider: moon", "provider: mars", `"mars" is no provider of this release (this release has moon and sandbox)`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := ParseState([]byte(strings.Replace(string(b), tt.old, tt.new, 1)))
+			if _, ok := errors.AsType[*ConfigErrors](err); !ok || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func indent(s string) string {
+	return "      " + strings.ReplaceAll(strings.TrimSpace(s), "\n", "\n      ") + "\n"
+}

@@ -1,0 +1,86 @@
+package workspace
+
+import (
+	"fmt"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+
+	"constellation/engine/cloud/section"
+)
+
+// section reads the section of a provider. The result is never nil.
+func (r *reader) section(n *yaml.Node, path string, schema section.Schema) section.Values {
+	out := section.Values{}
+	fields := map[string]field{}
+	var required []string
+	for _, f := range schema {
+		if f.Required {
+			required = append(required, f.Name)
+		}
+		fields[f.Name] = func(n *yaml.Node, path string) {
+			valid := f.Valid
+			if valid == nil {
+				valid = func(string) bool { return true }
+			}
+			switch f.Kind {
+			case section.Bool:
+				var v bool
+				r.boolean(&v)(n, path)
+				out[f.Name] = v
+			case section.Int:
+				var v int
+				r.integer(&v, f.Lowest, f.Highest)(n, path)
+				out[f.Name] = v
+			case section.List:
+				var v []string
+				r.list(&v, valid, f.Problem)(n, path)
+				out[f.Name] = v
+			default:
+				var v string
+				r.str(&v, valid, f.Problem, f.Remedy)(n, path)
+				out[f.Name] = v
+			}
+		}
+	}
+	if n = resolve(n); n.Kind == yaml.ScalarNode && n.Tag == "!!null" && len(required) == 0 {
+		return out // a provider without required fields may be named alone
+	}
+	r.mapping(n, path, fields, required...)
+	return out
+}
+
+// sectionNode returns a section as YAML, in the order of its schema. Fields that are not
+// required are left out if they are zero.
+func sectionNode(schema section.Schema, values section.Values) (*yaml.Node, error) {
+	out := &yaml.Node{Kind: yaml.MappingNode}
+	for _, f := range schema {
+		if !f.Required && values.Zero(f.Name) {
+			continue
+		}
+		value := &yaml.Node{}
+		if err := value.Encode(values[f.Name]); err != nil {
+			return nil, fmt.Errorf("write field %s: %w", f.Name, err)
+		}
+		out.Content = append(out.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: f.Name}, value)
+	}
+	if len(out.Content) == 0 {
+		out.Style = yaml.FlowStyle
+	}
+	return out, nil
+}
+
+// sectionText returns a section of a configuration below the name of its provider.
+func sectionText(name string, schema section.Schema, values section.Values) (string, error) {
+	n, err := sectionNode(schema, values)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	e := yaml.NewEncoder(&b)
+	e.SetIndent(2)
+	if err := e.Encode(map[string]*yaml.Node{name: n}); err != nil {
+		return "", err
+	}
+	return "  " + strings.ReplaceAll(strings.TrimSpace(b.String()), "\n", "\n  "), e.Close()
+}

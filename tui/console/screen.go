@@ -1,0 +1,111 @@
+package console
+
+import (
+	"fmt"
+
+	tea "github.com/charmbracelet/bubbletea"
+)
+
+// screen is one page of the console with its keys. A screen is one type of its own, in a file
+// screen_*.go. It may change the console, such as show another screen, and never blocks.
+type screen interface {
+	// title names the screen in the help.
+	title() string
+	// view renders the body in w columns and at most h lines.
+	view(w, h int) []string
+	// keys are the keys of the screen and the commands that they start.
+	keys() []binding
+	// promptKeys replace all keys while the screen asks a question; nil if it asks none.
+	promptKeys() []binding
+	// command is the equivalent command line.
+	command() string
+	// take handles a message that a command of the screen returned; ok is false if msg is
+	// another one.
+	take(msg tea.Msg) (cmd tea.Cmd, ok bool)
+
+	// mode is the right end of the first line, rail the second line; an empty rail has no line.
+	mode() string
+	rail() string
+	// why are the lines above the key line, safety is the line below it.
+	why() []string
+	safety() string
+	// stale reports whether the body may be out of date.
+	stale() bool
+	// takesText reports whether keys go into a text field; typed then handles them.
+	takesText() bool
+	typed(tea.KeyMsg)
+}
+
+// defaults are the methods of a screen without the parts that few screens have.
+type defaults struct{}
+
+func (defaults) take(tea.Msg) (tea.Cmd, bool) { return nil, false }
+func (defaults) promptKeys() []binding        { return nil }
+func (defaults) rail() string                 { return "" }
+func (defaults) why() []string                { return nil }
+func (defaults) safety() string               { return "" }
+func (defaults) stale() bool                  { return false }
+func (defaults) takesText() bool              { return false }
+func (defaults) typed(tea.KeyMsg)             {}
+
+// newScreens makes the screens in their initial states.
+func (c *console) newScreens() {
+	c.start = &startScreen{c: c}
+	c.overview = &homeScreen{c: c}
+	c.config = &configScreen{c: c}
+	c.preflight = &preflightScreen{c: c}
+	c.initConfirm = &initConfirmScreen{c: c}
+	c.run = newRunScreen(c)
+	c.result = &resultScreen{c: c}
+	c.log = &logScreen{c: c}
+	c.check = &checkScreen{c: c}
+	c.backup = &backupScreen{c: c}
+	c.watch = &watchScreen{c: c}
+	c.upgradePlan = &upgradePlanScreen{c: c}
+	c.upgradeConfirm = &upgradeConfirmScreen{c: c}
+	c.screen, c.back = c.start, c.start
+	c.screens = []screen{
+		c.start, c.overview, c.config, c.preflight, c.initConfirm, c.run, c.result, c.log, c.check, c.backup, c.watch, c.upgradePlan, c.upgradeConfirm,
+	}
+}
+
+// startScreen is shown until the workspace has been read.
+type startScreen struct {
+	defaults
+	c *console
+}
+
+func (scr *startScreen) title() string   { return "start" }
+func (scr *startScreen) keys() []binding { return nil }
+func (scr *startScreen) command() string { return scr.c.runCommand() }
+func (scr *startScreen) mode() string    { return "" }
+
+func (scr *startScreen) view(int, int) []string {
+	return []string{"", " " + scr.c.th.Spin(scr.c.frame) + " " + scr.c.busy}
+}
+
+// wizardStep is a screen of init on its rail.
+type wizardStep struct {
+	screen screen
+	name   string
+}
+
+// wizardSteps are the screens of init, in order.
+func (c *console) wizardSteps() []wizardStep {
+	return []wizardStep{{c.config, "Config"}, {c.preflight, "Preflight"}, {c.initConfirm, "Confirm"}, {c.run, "Create"}, {c.result, "Result"}}
+}
+
+// wizardAt is the index of a screen of init.
+func (c *console) wizardAt(s screen) int {
+	for i, w := range c.wizardSteps() {
+		if w.screen == s {
+			return i
+		}
+	}
+	return -1
+}
+
+// wizardMode is the mode of a screen of init.
+func (c *console) wizardMode(s screen) string {
+	return fmt.Sprintf("init  step %d of %d", c.wizardAt(s)+1, len(c.wizardSteps()))
+}

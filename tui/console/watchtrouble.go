@@ -1,0 +1,180 @@
+package console
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
+	"constellation/tui/term"
+	"constellation/tui/view"
+)
+
+// trouble is a cause of failure with its machines.
+type trouble struct {
+	cause string
+	nodes []*rollout.BoardNode
+}
+
+// troubles are the machines that failed, are retried or are waited for, grouped by cause, the
+// most frequent cause first.
+func (scr *watchScreen) troubles() []trouble {
+	b := scr.shown()
+	var out []trouble
+	for n := range b.Moving() {
+		if n.State != plan.NodeFailed && n.Attempts < 2 && (b.Wait.Node == "" || n.Name != b.Wait.Node) {
+			continue
+		}
+		cause := cmp.Or(term.Clean(n.Text), term.Clean(n.State)+", no reason reported")
+		i := slices.IndexFunc(out, func(t trouble) bool { return t.cause == cause })
+		if i < 0 {
+			out = append(out, trouble{cause: cause})
+			i = len(out) - 1
+		}
+		out[i].nodes = append(out[i].nodes, n)
+	}
+	for _, t := range out {
+		slices.SortFunc(t.nodes, func(x, y *rollout.BoardNode) int {
+			return cmp.Or(x.Since.Compare(y.Since), strings.Compare(x.Name, y.Name))
+		})
+	}
+	slices.SortFunc(out, func(x, y trouble) int {
+		return cmp.Or(len(y.nodes)-len(x.nodes), strings.Compare(x.cause, y.cause))
+	})
+	return out
+}
+
+func (scr *watchScreen) noTrouble() string {
+	b := scr.shown()
+	if b.Wait.Remedy == "" && b.Exit == 0 && len(scr.troubles()) == 0 {
+		return "there are no failures"
+	}
+	return ""
+}
+
+// cause is the most important failure in one sentence.
+func (scr *watchScreen) cause() string {
+	b := scr.shown()
+	switch t := scr.troubles(); {
+	case b.Wait.Remedy != "":
+		return term.Clean(b.Wait.Text)
+	case b.Result != nil && b.Exit != 0:
+		return term.Clean(b.Outcome)
+	case len(t) > 0:
+		return term.Clean(t[0].nodes[0].Name) + ": " + t[0].cause
+	}
+	return ""
+}
+
+// choice is a possible action: a change of the rollout, another lens, or a command to copy.
+type choice struct {
+	title, says, command string
+	do                   func() tea.Cmd
+}
+
+func (scr *watchScreen) choices() []choice {
+	b := scr.shown()
+	var out []choice
+	remedy := cmp.Or(b.Wait.Remedy, b.Remedy)
+	if _, rest, ok := strings.Cut(remedy, "`"); ok {
+		if cmd, _, ok := strings.Cut(rest, "`"); ok {
+			out = append(out, choice{title: "copy the suggested remedy", command: scr.c.deps.Commands.Text("`" + term.Clean(cmd) + "`")})
+		}
+	}
+	if t := scr.troubles(); len(t) > 0 {
+		n := t[0].nodes[0]
+		out = append(out, choice{title: "show " + term.Clean(n.Name), says: "the first one, with its log", do: func() tea.Cmd { scr.openNode(n.Name); return nil }})
+		if len(t[0].nodes) > 1 {
+			out = append(out, choice{title: fmt.Sprintf("list the %d affected machines", len(t[0].nodes)), says: "in the table", do: func() tea.Cmd {
+				scr.lens, scr.filter = lensTable, "state:"+term.Clean(n.State)
+				return nil
+			}})
+		}
+	}
+	for _, k := range scr.c.rolloutKeys() {
+		if k.disabled() == "" {
+			what, says, _ := strings.Cut(k.help, ": ")
+			out = append(out, choice{title: what, says: says, do: k.do})
+		}
+	}
+	return append(out, choice{title: "leave, and come back later", says: "to reattach", command: scr.c.deps.Commands.Command("watch")})
+}
+
+// choose runs the selected action.
+func (scr *watchScreen) choose() tea.Cmd {
+	list := scr.choices()
+	x := list[min(scr.choice, len(list)-1)]
+	switch {
+	case x.do != nil:
+		return x.do()
+	default:
+		scr.c.copyText(strings.Trim(x.command, "`"), "the command")
+	}
+	return nil
+}
+
+// troubleView renders the failures, their scope, and the possible actions.
+func (scr *watchScreen) troubleView(b *rollout.Board, w, h int) []string {
+	lines := []string{scr.c.th.Rule(w, "What happened", "")}
+	cause := scr.cause()
+	if cause == "" {
+		lines = append(lines, scr.c.th.Row(w).Add(term.Good, "  "+scr.c.th.OK+" ").Add(term.Plain, "there are no failures").String())
+	} else {
+		lines = append(lines, scr.c.th.Below(w, 2, 4, term.Strong, cause)...)
+	}
+	if remedy := term.Clean(cmp.Or(b.Wait.Remedy, b.Remedy)); remedy != "" {
+		lines = append(lines, scr.c.th.Below(w, 2, 3, term.Accent, "To do: "+scr.c.deps.Commands.Text(remedy))...)
+	}
+	all := scr.troubles()
+	for i, t := range all {
+		if i == 4 || len(lines) > h/2 {
+			lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Faint, fmt.Sprintf("… %d more causes", len(all)-i)).String())
+			break
+		}
+		r := scr.c.th.Row(w).Pad(2).Add(term.Bad, scr.c.th.Fail+" ").Num(term.Plain, strconv.Itoa(len(t.nodes)), 4).Add(term.Plain, t.cause)
+		lines = append(lines, r.String())
+		var names []string
+		for _, n := range t.nodes[:min(len(t.nodes), 12)] {
+			names = append(names, term.Clean(n.Name))
+		}
+		if more := len(t.nodes) - len(names); more > 0 {
+			names = append(names, fmt.Sprintf("and %d more", more))
+		}
+		lines = append(lines, scr.c.th.Row(w).Pad(9).Add(term.Faint, "since "+t.nodes[0].Since.UTC().Format("15:04:05Z")+"  "+strings.Join(names, " ")).String())
+	}
+	lines = append(lines, scr.c.th.Rule(w, "Scope", ""))
+	done, total := b.Places()
+	lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Plain, fmt.Sprintf("%d of %d at the target, %d outdated, %d in progress, %d failed", done, total, b.Count(plan.NodeOutdated), b.InFlight(), b.Count(plan.NodeFailed))).String())
+	var hit, spared []string
+	for _, g := range b.Groups() {
+		if g.Counts[plan.NodeFailed] > 0 {
+			hit = append(hit, fmt.Sprintf("%s %d of %d", term.Clean(g.Name), g.Counts[plan.NodeFailed], g.Total))
+		} else if g.Total > 0 {
+			spared = append(spared, term.Clean(g.Name))
+		}
+	}
+	if len(hit) > 0 {
+		lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Plain, "failed in: "+strings.Join(hit, ", ")).String())
+	}
+	if len(spared) > 0 {
+		lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Faint, "not affected: "+strings.Join(spared, ", ")).String())
+	}
+	lines = append(lines, scr.c.th.Rule(w, "Actions", ""))
+	list := scr.choices()
+	at := min(scr.choice, len(list)-1)
+	from, to := view.Window(len(list), at, max(1, h-len(lines)))
+	for i := from; i < to; i++ {
+		x := list[i]
+		st := term.Plain
+		if i == at {
+			st = term.Strong
+		}
+		lines = append(lines, scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, view.Marker(scr.page(), i == at)).Col(st, x.title, 32).Add(term.Accent, strings.Trim(x.command, "`")).Add(term.Faint, "  "+x.says).String())
+	}
+	return lines
+}
