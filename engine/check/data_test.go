@@ -27,7 +27,7 @@ func TestMinorsNewerThanTheData(t *testing.T) {
 		{"the cluster is unreachable", version.Version{}, at(0), at(1), true, "", ""},
 		{"check of a hop", at(0), at(1), at(1), false, plan.NotChecked, at(1).MinorString()},
 		{"apply of the hop", at(0), at(1), at(1), true, plan.Block, at(1).MinorString()},
-		{"apply of a hop before it", at(-1), at(0), at(2), true, plan.NotChecked, at(1).MinorString() + " and " + at(2).MinorString()},
+		{"apply of an earlier hop", at(-1), at(0), at(2), true, plan.NotChecked, at(1).MinorString() + " and " + at(2).MinorString()},
 		{"apply of a patch of a minor that runs already", at(1), at(1), at(1), true, plan.NotChecked, at(1).MinorString()},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
