@@ -8,6 +8,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -16,6 +17,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -27,23 +29,26 @@ import (
 )
 
 func main() {
-	if err := run(); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, err)
+		stop()
 		os.Exit(1)
 	}
 }
 
-func run() error {
+func run(ctx context.Context) error {
 	out := flag.String("o", "", "write the draft to this `file` instead of standard output")
 	flag.Parse()
 	if flag.NArg() != 2 {
 		return errors.New("usage: next [-o FILE] FROM TO, such as v1.36.4 v1.37.2")
 	}
-	from, err := read(flag.Arg(0))
+	from, err := read(ctx, flag.Arg(0))
 	if err != nil {
 		return err
 	}
-	to, err := read(flag.Arg(1))
+	to, err := read(ctx, flag.Arg(1))
 	if err != nil {
 		return err
 	}
@@ -80,26 +85,26 @@ type lock struct{ locked, on bool }
 type api struct{ group, version, kind string }
 
 // read reads the facts of a version. It downloads its modules.
-func read(v string) (*facts, error) {
+func read(ctx context.Context, v string) (*facts, error) {
 	parsed, err := version.Parse(v)
 	if err != nil {
 		return nil, err
 	}
 	f := &facts{version: parsed, flags: map[string][]string{}}
-	main, err := download("k8s.io/kubernetes@" + v)
+	main, err := download(ctx, "k8s.io/kubernetes@" + v)
 	if err != nil {
 		return nil, err
 	}
-	types, err := download("k8s.io/api@" + strings.Replace(v, "v1.", "v0.", 1))
+	types, err := download(ctx, "k8s.io/api@" + strings.Replace(v, "v1.", "v0.", 1))
 	if err != nil {
 		return nil, err
 	}
-	return f, errors.Join(f.readGates(main), f.readAPIs(types), f.readKubeadm(filepath.Join(main, "cmd", "kubeadm", "app")), f.readFlags(v))
+	return f, errors.Join(f.readGates(main), f.readAPIs(types), f.readKubeadm(filepath.Join(main, "cmd", "kubeadm", "app")), f.readFlags(ctx, v))
 }
 
 // download returns the directory of a module in Go's module cache.
-func download(module string) (string, error) {
-	cmd := exec.Command("go", "mod", "download", "-json", module)
+func download(ctx context.Context, module string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", module)
 	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
 	cmd.Dir = os.TempDir() // outside of any module
 	b, err := cmd.Output()
@@ -230,7 +235,7 @@ func (f *facts) readKubeadm(dir string) error {
 // components are the programs whose flags are compared.
 var components = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "etcd"}
 
-func (f *facts) readFlags(v string) error {
+func (f *facts) readFlags(ctx context.Context, v string) error {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return nil // marked in the draft
@@ -240,7 +245,7 @@ func (f *facts) readFlags(v string) error {
 		if _, err := os.Stat(program); err != nil {
 			continue
 		}
-		b, err := exec.Command(program, "--help").CombinedOutput()
+		b, err := exec.CommandContext(ctx, program, "--help").CombinedOutput()
 		if err != nil && len(b) == 0 {
 			return fmt.Errorf("read flags of %s: %w", name, err)
 		}
