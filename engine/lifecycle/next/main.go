@@ -30,10 +30,10 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx); err != nil {
+	err := run(ctx)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		stop()
 		os.Exit(1)
 	}
 }
@@ -91,11 +91,11 @@ func read(ctx context.Context, v string) (*facts, error) {
 		return nil, err
 	}
 	f := &facts{version: parsed, flags: map[string][]string{}}
-	main, err := download(ctx, "k8s.io/kubernetes@" + v)
+	main, err := download(ctx, "k8s.io/kubernetes@"+v)
 	if err != nil {
 		return nil, err
 	}
-	types, err := download(ctx, "k8s.io/api@" + strings.Replace(v, "v1.", "v0.", 1))
+	types, err := download(ctx, "k8s.io/api@"+strings.Replace(v, "v1.", "v0.", 1))
 	if err != nil {
 		return nil, err
 	}
