@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"constellation/engine/backup"
 	"constellation/engine/plan"
 	"constellation/engine/sandbox/build"
 )
@@ -30,7 +31,17 @@ func (c *cloud) recovers(kind machineKind, lost ...string) {
 	if err := json.Unmarshal([]byte(c.run(time.Minute, "backup", "list", "-o", "json").want(plan.ExitDone).stdout), &list); err != nil || len(list.Backups) == 0 || !list.Backups[0].Whole {
 		t.Fatalf("backups %+v, %v", list, err)
 	}
-	snapshot := filepath.Join(c.dir, plan.RunsDir, list.Backups[0].ID, "backups", "etcd.snapshot")
+	files := filepath.Join(c.dir, plan.RunsDir, list.Backups[0].ID, "backups")
+	snapshot := filepath.Join(files, "etcd.snapshot")
+	// The operator has a second replica, which verified it with its own member of etcd.
+	var manifest backup.Manifest
+	b, err := os.ReadFile(filepath.Join(files, "manifest.json"))
+	if err == nil {
+		err = json.Unmarshal(b, &manifest)
+	}
+	if err != nil || manifest.Etcd == nil || len(manifest.Etcd.Witnesses) != 1 || manifest.Etcd.Witnesses[0] == manifest.Etcd.Member {
+		t.Errorf("the snapshot is described by %+v (%v); want one witness, another member", manifest.Etcd, err)
+	}
 	c.kubectl("create", "configmap", "forgotten", "--from-literal=k=v")
 
 	c.run(time.Minute, append([]string{"sandbox", "machine", "off"}, lost...)...).want(plan.ExitDone)

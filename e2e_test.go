@@ -342,6 +342,7 @@ func (c *cloud) mode(name string) os.FileMode {
 func TestClusterOfRealMachines(t *testing.T) {
 	c, machines := lives(t, realMachines)
 	c.wantVIP(machines...)
+	c.callersKeepTheirAddress()
 	c.survives(realMachines, machines)
 }
 
@@ -351,6 +352,31 @@ func TestClusterOfSimulatedMachines(t *testing.T) {
 	c.answersItsOwnerAlone()
 	c.findsTrouble() // which the API server tells, that is as real here
 	c.survives(simulatedMachines, machines)
+}
+
+// callersKeepTheirAddress opens a connection from a worker to the join service's node port. The
+// service must log the worker's own address, because by that it refuses revoked machines. With
+// externalTrafficPolicy: Cluster, kube-proxy rewrites it to the address of a control plane.
+func (c *cloud) callersKeepTheirAddress() {
+	c.t.Helper()
+	address := func(node string) string {
+		return c.kubectl("get", "node", node, "-o", `jsonpath={.status.addresses[?(@.type=="InternalIP")].address}`)
+	}
+	port := c.kubectl("-n", "constellation-system", "get", "service", "joinservice", "-o", "jsonpath={.spec.ports[0].nodePort}")
+	c.run(time.Minute, "sandbox", "shell", "worker-0", "--", "bash", "-c", fmt.Sprintf("exec 3<>/dev/tcp/%s/%s; echo no handshake >&3; cat <&3 >/dev/null", address("control-plane-0"), port))
+	var peer string
+	c.eventually(time.Minute, "the join service logs the connection", func(out string) bool {
+		for line := range strings.Lines(out) {
+			var entry struct{ Msg, Peer string }
+			if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "connection refused" {
+				peer = entry.Peer
+			}
+		}
+		return peer != ""
+	}, "-n", "constellation-system", "logs", "-l", "app.kubernetes.io/name=joinservice", "--tail=-1")
+	if want := address("worker-0"); !strings.HasPrefix(peer, want+":") {
+		c.t.Errorf("the join service saw worker-0 as %s, want %s", peer, want)
+	}
 }
 
 // lives creates a cluster of one control plane and two workers with an older release, checks

@@ -217,13 +217,13 @@ func (a *applyRun) fill(ctx context.Context, c *check.Run) error {
 	if err := a.skip(ctx, steps); err != nil {
 		return err
 	}
-	what := fmt.Sprintf("image %s and Kubernetes %s", a.prepared.target.ImageVersion, a.prepared.target.Kubernetes)
+	what := a.prepared.target.String()
 	p.End.Done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
 	p.End.Nothing = p.End.Done + " already: nothing to do"
 	if a.prepared.hops > 1 {
 		p.End.Done += fmt.Sprintf("; that was hop 1 of %d, the same command makes the next one", a.prepared.hops)
 	}
-	a.finish(fmt.Sprintf("the target of cluster %s is set to %s; the cluster goes there alone", p.Cluster, what))
+	a.finish(fmt.Sprintf("the target of cluster %s is set to %s; the cluster upgrades itself", p.Cluster, what))
 	return nil
 }
 
@@ -296,8 +296,8 @@ func (a *applyRun) targetStep(replaced, kept []string) plan.Step {
 	s := plan.Step{
 		ID:    check.StepTarget,
 		Title: "Set the target of all nodes",
-		Effect: fmt.Sprintf("NodeVersion %s asks for image %s and Kubernetes %s in one write%s; from then on the cluster goes on alone, also without this program",
-			nodeVersionName, a.prepared.target.ImageVersion, a.prepared.target.Kubernetes, a.prepared.workers()),
+		Effect: fmt.Sprintf("NodeVersion %s asks for %s in one write%s; from then on the operator continues without this program",
+			nodeVersionName, a.prepared.target, a.prepared.workers()),
 		Final: true,
 		Done:  a.targetSet,
 		Run: func(ctx context.Context, r *plan.Reporter) error {
@@ -379,11 +379,11 @@ func (e *Engine) goOn(ctx context.Context, c *check.Run, p *plan.Plan, r ApplyRe
 	if t.Paused {
 		p.Notes = append(p.Notes, "The rollout is paused; `constellation upgrade resume` goes on.")
 	}
-	what := fmt.Sprintf("image %s and Kubernetes %s", t.ImageVersion, t.Kubernetes)
+	what := t.String()
 	p.End.Done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
 	p.End.Nothing = p.End.Done + " already: nothing to do"
 	if r.Detach {
-		p.End.Nothing = fmt.Sprintf("the target of cluster %s is set to %s already; the cluster goes there alone", p.Cluster, what)
+		p.End.Nothing = fmt.Sprintf("the target of cluster %s is set to %s already; the cluster upgrades itself", p.Cluster, what)
 	}
 	a.finish(p.End.Nothing)
 	return nil
@@ -589,11 +589,11 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	run.want(cfg)
 	run.feed, _, _ = e.feedOf(cfg, check.Request{}) // its keys are not asked for
 	if run.release, err = c.Known.Release(ctx, c.CLI); err != nil {
-		return nil, &plan.Error{Op: "read release " + c.CLI.String(), Err: err, Remedy: "install the program anew"}
+		return nil, &plan.Error{Op: "read release " + c.CLI.String(), Err: err, Remedy: "reinstall the program"}
 	}
 	var changes []plan.ChartChange
 	if !r.skips(plan.StepCharts) {
-		changes, _ = c.LookAtCharts(ctx, comparedCharts{run}) // what it found is told; the step itself says the rest
+		changes, _ = c.LookAtCharts(ctx, comparedCharts{run}) // the event has the result; the step reports the rest
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}

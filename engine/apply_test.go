@@ -120,8 +120,8 @@ func (s *applyStage) apply(ctx context.Context, r engine.ApplyRequest, see func(
 	return p, events, err
 }
 
-// operate brings all nodes to the target, one after the other, as the operator does, and
-// each time goes on when the last thing it did was told.
+// operate brings all nodes to the target one after the other, as the operator does. Before each
+// change it waits until the previous one was reported.
 func (s *applyStage) operate() {
 	if !s.moves {
 		return
@@ -200,7 +200,7 @@ func TestApplyUpgradesACluster(t *testing.T) {
 		"control-plane-0 outdated", "control-plane-0 replacing", "control-plane-9 creating", "control-plane-9 ready",
 		"control-plane-0 draining", "control-plane-0 leaving", "control-plane-0 gone",
 	}, nodes); d != "" {
-		t.Errorf("what was told of control planes (-want +got):\n%s", d)
+		t.Errorf("node events of control planes (-want +got):\n%s", d)
 	}
 	target, err := s.cluster.NodeTarget(t.Context())
 	if err != nil || target.ImageVersion != "v1.1.0" || target.Kubernetes != "v1.36.3" || target.MaxSurge != "10%" || target.KeepWorkers {
@@ -237,7 +237,7 @@ func TestApplyUpgradesACluster(t *testing.T) {
 	r := &s.inside.running
 	r.Target, r.ControlPlaneImage, r.WorkerImage = target, at("v1.1.0"), at("v1.1.0")
 	r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Etcd = at("v1.36.3"), at("v1.36.3"), at("v1.36.3"), "3.6.8-0"
-	if _, _, err := s.apply(t.Context(), upgrade, nil); plan.ExitCode(err) != plan.ExitNothing || !strings.Contains(err.Error(), "what is asked for runs already") {
+	if _, _, err := s.apply(t.Context(), upgrade, nil); plan.ExitCode(err) != plan.ExitNothing || !strings.Contains(err.Error(), "the cluster runs the requested versions already") {
 		t.Errorf("again: %v", err)
 	}
 }
@@ -259,7 +259,7 @@ func TestApplyIsInterruptedAnywhereAndGoesOn(t *testing.T) {
 			_, events, err := s.apply(ctx, upgrade, nil)
 			want := plan.ExitStopped
 			if call == "WatchRollout" {
-				want = plan.ExitDone // the cluster goes on alone
+				want = plan.ExitDone // the cluster continues on its own
 			}
 			if plan.ExitCode(err) != want {
 				t.Fatalf("interrupted: %v", err)
@@ -301,9 +301,9 @@ func TestApplyRefuses(t *testing.T) {
 		exit    int
 		says    string
 	}{
-		{"a surge that is none", nil, with(func(r *engine.ApplyRequest) { r.Surge = "0" }), plan.ExitUsage, `surge is "0"`},
-		{"a step that there is not", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{"preflight"} }), plan.ExitUsage, `no step "preflight"`},
-		{"image and minor at once, asked for in the configuration without the name", func(s *applyStage) {
+		{"a surge of zero", nil, with(func(r *engine.ApplyRequest) { r.Surge = "0" }), plan.ExitUsage, `surge is "0"`},
+		{"an unknown step", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{"preflight"} }), plan.ExitUsage, `no step "preflight"`},
+		{"the configuration requests image and minor in one hop without --ack", func(s *applyStage) {
 			s.edit("image: v1.0.0", "image: v1.1.0")
 			s.edit("kubernetesVersion: v1.35.4", "kubernetesVersion: v1.36.3")
 			s.edit(value(2), value(12))
@@ -313,12 +313,12 @@ func TestApplyRefuses(t *testing.T) {
 			s.inside.findings = []plan.Finding{{ID: "local-data", Severity: plan.Warn, Title: "data will be lost", Objects: []string{"statefulset/db/pg", "persistentvolumeclaim/db/data"}}}
 		}, upgrade, plan.ExitUnacknowledged, "data will be lost"},
 		{"no backup", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{check.StepBackup} }), plan.ExitUnacknowledged, "no backup is made"},
-		{"a finding that blocks", func(s *applyStage) {
+		{"a blocking finding", func(s *applyStage) {
 			s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Block, Title: "no room"}}
 		}, upgrade, plan.ExitBlocked, "no room"},
-		{"components are skipped that nobody has published", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{engine.StepComponents} }), plan.ExitBlocked, "without step components"},
-		{"a backup with a hole", func(s *applyStage) { s.holes = true }, upgrade, plan.ExitFailed, "back up before the upgrade"},
-		{"somebody else works on it", func(s *applyStage) { s.cluster.Seize(other, true) }, upgrade, plan.ExitHeld, "held by ops@desk (process 7 in /w, run upgrade-1) since 2026-11-21T07:05:01Z"},
+		{"skipped components that are not published", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{engine.StepComponents} }), plan.ExitBlocked, "without step components"},
+		{"an incomplete backup", func(s *applyStage) { s.holes = true }, upgrade, plan.ExitFailed, "back up before the upgrade"},
+		{"another run holds the lock of the cluster", func(s *applyStage) { s.cluster.Seize(other, true) }, upgrade, plan.ExitHeld, "held by ops@desk (process 7 in /w, run upgrade-1) since 2026-11-21T07:05:01Z"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newApplyStage(t)
@@ -372,8 +372,8 @@ func TestARehearsalHasNoEffect(t *testing.T) {
 	}
 }
 
-// Who loses the cluster to somebody else stops, and says to whom.
-func TestApplyStopsWhenSomebodyElseHasTakenTheCluster(t *testing.T) {
+// A run that loses the lock of the cluster stops, and reports the new holder.
+func TestApplyStopsWhenItLosesTheLock(t *testing.T) {
 	s := newApplyStage(t)
 	other := cluster.Holder{User: "ops", Host: "desk", Run: "upgrade-2"}
 	s.hook(func(call string) error {
@@ -397,44 +397,44 @@ func TestDetachLeavesWhenTheTargetIsSet(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := steps(events)
-	if last := events[len(events)-1]; got[len(got)-1] != "set-target done" || !strings.Contains(last.Text, "the cluster goes there alone") || result(t, events).Next[1] != "constellation upgrade apply -C "+s.dir {
+	if last := events[len(events)-1]; got[len(got)-1] != "set-target done" || !strings.Contains(last.Text, "the cluster upgrades itself") || result(t, events).Next[1] != "constellation upgrade apply -C "+s.dir {
 		t.Errorf("steps %q, result %+v", got, last)
 	}
 }
 
-// What becomes of the waiting is told, whatever the operator or other people do.
-func TestTheRolloutIsWaitedFor(t *testing.T) {
+// The step that waits for the rollout reports each state of the rollout, and how the wait ended.
+func TestWaitForRolloutReportsItsState(t *testing.T) {
 	yes := true
 	for _, tt := range []struct {
 		name string
 		do   func(*applyStage)
-		wait string // what is told meanwhile; empty: the run ends
+		wait string // text of the wait event; empty: the run ends
 		exit int
 		says string
 	}{
-		{"it is cancelled", func(s *applyStage) {
+		{"the rollout is cancelled", func(s *applyStage) {
 			s.must(s.cluster.ChangeRollout(s.Context(), cluster.RolloutChange{Cancelled: &yes}))
 			s.cluster.SetRollout(func(r *cluster.Rollout) { r.Observed, r.Reason = true, "Cancelled" })
 		}, "", plan.ExitStopped, "it was cancelled with 0 of 3 nodes at the target, 3 outdated"},
-		{"the target is refused", func(s *applyStage) {
+		{"the operator refuses the target", func(s *applyStage) {
 			s.cluster.SetRollout(func(r *cluster.Rollout) {
 				r.Observed, r.Stalled, r.Reason, r.Message = true, true, "TargetRefused", "it is older"
 			})
 		}, "", plan.ExitFailed, "the operator refuses the target: it is older"},
-		{"what is left is skipped", func(s *applyStage) {
+		{"all nodes that are left are skipped", func(s *applyStage) {
 			s.cluster.SetRollout(func(r *cluster.Rollout) {
 				r.Observed, r.Reached, r.Reason, r.Message = true, true, "NodesHeld", "all other nodes are at the target; held as they are: 1"
 			})
 		}, "", plan.ExitStopped, "held as they are: 1"},
-		{"the rights are gone, and stay so", func(s *applyStage) { s.deny(1 << 30) }, "", plan.ExitFailed, "too few rights"},
-		{"an API server begins, and knows nobody's rights for a moment", func(s *applyStage) {
+		{"the permission to read the rollout is lost for good", func(s *applyStage) { s.deny(1 << 30) }, "", plan.ExitFailed, "too few rights"},
+		{"an API server that starts denies everything for a moment", func(s *applyStage) {
 			s.deny(3)
 			s.cluster.SetRollout(func(r *cluster.Rollout) {
-				r.Waiting = cluster.RolloutWait{Reason: "DrainBlocked", Message: "no room, still"}
+				r.Waiting = cluster.RolloutWait{Reason: "DrainBlocked", Message: "no room on the second try"}
 				r.Observed = true
 			})
-		}, "no room, still", 0, ""},
-		{"somebody sets another target", func(s *applyStage) {
+		}, "no room on the second try", 0, ""},
+		{"another target is set meanwhile", func(s *applyStage) {
 			s.must(s.cluster.SetNodeTarget(s.Context(), cluster.NodeTarget{Image: "x", ImageVersion: "v1.2.0", Kubernetes: "v1.36.4"}))
 		}, "", plan.ExitFailed, "the target was changed meanwhile, to image v1.2.0 and Kubernetes v1.36.4"},
 		{"a drain is blocked", func(s *applyStage) {
@@ -449,8 +449,8 @@ func TestTheRolloutIsWaitedFor(t *testing.T) {
 				r.Observed, r.Waiting = true, cluster.RolloutWait{Reason: "DrainBlocked", Message: "no room for shop/cart", Node: "worker-0"}
 			})
 		}, "it is being paused: no room for shop/cart", 0, ""},
-		{"nobody looks at it", func(*applyStage) {}, "the operator has not looked at the target yet", 0, ""},
-		{"the API server is away", func(s *applyStage) { s.cluster.SetDown(true) }, "0 of 3 nodes at the target, 3 outdated", 0, ""},
+		{"no operator has observed the target", func(*applyStage) {}, "the operator has not observed the target yet", 0, ""},
+		{"the API server does not answer", func(s *applyStage) { s.cluster.SetDown(true) }, "0 of 3 nodes at the target, 3 outdated", 0, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newApplyStage(t)
@@ -583,7 +583,7 @@ func TestSkip(t *testing.T) {
 		{"worker-9", false, plan.ExitUsage, "skipped with all of its group edge"},
 		{"edge", true, plan.ExitNothing, "group edge is skipped already"},
 		{"edge", false, plan.ExitDone, ""},
-		{"worker-8", false, plan.ExitDone, ""}, // whose upgrade in place has failed
+		{"worker-8", false, plan.ExitDone, ""}, // its upgrade in place has failed
 		{"control-plane-8", false, plan.ExitDone, ""},
 		{"worker-99", true, plan.ExitUsage, `no node and no group is called "worker-99"`},
 	} {

@@ -31,7 +31,7 @@ func (s *checkStage) backup(age time.Duration, cluster string, holes ...string) 
 	return id
 }
 
-func TestAgeOfTheLastBackupIsTold(t *testing.T) {
+func TestAgeOfTheLastBackup(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		given func(s *checkStage) (id string) // of the last whole one

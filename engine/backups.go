@@ -351,11 +351,11 @@ func (e *Engine) OpenBackup(dir, id string) (*backup.Backup, error) {
 
 func openBackup(dir, id string) (*backup.Backup, error) {
 	if !backup.ValidID(id) {
-		return nil, &plan.Error{Op: "open backup " + id, Err: errors.New("that is no ID of a backup"), Exit: plan.ExitUsage, Remedy: "`constellation backup list` shows those that there are"}
+		return nil, &plan.Error{Op: "open backup " + id, Err: errors.New("invalid ID of a backup"), Exit: plan.ExitUsage, Remedy: "`constellation backup list` lists the existing backups"}
 	}
 	b, err := backup.Open(dir, id)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &plan.Error{Op: "open backup " + id, Err: fmt.Errorf("there is none in %s", dir), Exit: plan.ExitUsage, Remedy: "`constellation backup list` shows those that there are; --dir names another directory"}
+		return nil, &plan.Error{Op: "open backup " + id, Err: fmt.Errorf("there is none in %s", dir), Exit: plan.ExitUsage, Remedy: "`constellation backup list` lists the existing backups; --dir selects another directory"}
 	}
 	if err != nil {
 		return nil, backupError("open backup "+id, err)
@@ -376,7 +376,7 @@ func backupError(op string, err error) error {
 		}
 		return &plan.Error{Err: err, Remedy: remedy}
 	case errors.Is(err, backup.ErrRefused):
-		return &plan.Error{Op: op, Err: err, Exit: plan.ExitUsage, Remedy: "somebody else could have changed it: if you trust what is there, make it yours alone (chown, chmod go-w)"}
+		return &plan.Error{Op: op, Err: err, Exit: plan.ExitUsage, Remedy: "other users could have changed it: if you trust its content, take ownership and remove write access of others (chown, chmod go-w)"}
 	}
 	return &plan.Error{Op: op, Err: err}
 }

@@ -42,7 +42,7 @@ type BundleReport struct {
 	Charts   []release.BundleChart `json:"charts"`
 }
 
-const bundleRemedy = "copy it again, or make it anew with `constellation release bundle`"
+const bundleRemedy = "copy it again, or rebuild it with `constellation release bundle`"
 
 // openBundle opens the bundle at a location; nil if that is another place.
 func openBundle(location string) (*release.Bundle, error) {
@@ -84,7 +84,7 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 		}
 		var from *release.Feed
 		if feed, from, err = release.CopyFeed(ctx, location, release.Options{Keys: keys}); err != nil {
-			return out, &plan.Error{Op: "copy feed " + location, Err: err, Remedy: cmp.Or(check.FeedRemedy(err), "look at the feed with "+check.VerifyCommand(location, keys))}
+			return out, &plan.Error{Op: "copy feed " + location, Err: err, Remedy: cmp.Or(check.FeedRemedy(err), "inspect the feed with "+check.VerifyCommand(location, keys))}
 		}
 		out.Feed = from.State().Source
 	}
@@ -97,7 +97,7 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 		return out, &plan.Error{Op: "read releases", Err: err}
 	}
 	if !r.To.IsZero() && !slices.ContainsFunc(all, func(s release.Summary) bool { return s.Version.Equal(r.To) }) {
-		return out, &plan.Error{Op: "bundle release " + r.To.String(), Err: errors.New("it is not known"), Exit: plan.ExitUsage, Remedy: "`constellation release list` shows what is known"}
+		return out, &plan.Error{Op: "bundle release " + r.To.String(), Err: errors.New("unknown release"), Exit: plan.ExitUsage, Remedy: "`constellation release list` lists the known releases"}
 	}
 	wanted := c.Charts
 	for _, s := range all {

@@ -63,9 +63,9 @@ func TestChartsWaitForThoseThatTheyNeed(t *testing.T) {
 	}
 }
 
-// Charts that do not need each other are under way at the same time: each call waits until
-// all have begun.
-func TestChartsGoTogether(t *testing.T) {
+// Charts that do not depend on each other are installed concurrently: each call waits until all
+// have begun.
+func TestIndependentChartsAreInstalledConcurrently(t *testing.T) {
 	c := kubetest.New()
 	var all sync.WaitGroup
 	all.Add(3)
@@ -83,7 +83,7 @@ func TestChartsGoTogether(t *testing.T) {
 	}
 }
 
-func TestChartsThatAreJustSoAreLeftAlone(t *testing.T) {
+func TestUnchangedChartsAreSkipped(t *testing.T) {
 	c := kubetest.New()
 	x := &told{}
 	set := setOf("1.0.0", "a", "b")
@@ -102,9 +102,9 @@ func TestChartsThatAreJustSoAreLeftAlone(t *testing.T) {
 	}
 }
 
-// If one of a set fails, all are what they were before: the one that was ready, the one that
-// was under way, and the one that is new.
-func TestSetOfChartsThatFailsGoesBack(t *testing.T) {
+// If one chart of a set fails, all are rolled back: the one that was ready, the one that was
+// being installed, and the new one, which is uninstalled.
+func TestFailedSetOfChartsIsRolledBack(t *testing.T) {
 	c := kubetest.New()
 	old := setOf("1.0.0", "ready", "slow", "bad")
 	old.Report = (&told{}).report
@@ -151,8 +151,8 @@ func TestSetOfChartsThatFailsGoesBack(t *testing.T) {
 	}
 }
 
-// On a cluster without charts what is ready stays: the next run needs only the rest.
-func TestFirstChartsThatFailStay(t *testing.T) {
+// The first install of charts is not rolled back: the next run installs only the missing ones.
+func TestFailedFirstInstallIsNotRolledBack(t *testing.T) {
 	c := kubetest.New()
 	c.OnCall(func(call string) error {
 		if call == "ApplyChart bad" {
@@ -170,8 +170,8 @@ func TestFirstChartsThatFailStay(t *testing.T) {
 	}
 }
 
-// Whoever leaves finds what was applied, and nothing goes back.
-func TestSetOfChartsThatIsLeftStays(t *testing.T) {
+// A run that is interrupted leaves the applied charts in place: no rollback.
+func TestInterruptedSetOfChartsStays(t *testing.T) {
 	c := kubetest.New()
 	old := setOf("1.0.0", "a", "slow")
 	old.Report = (&told{}).report
@@ -195,9 +195,9 @@ func TestSetOfChartsThatIsLeftStays(t *testing.T) {
 	}
 }
 
-// A console that is killed at any moment of a set leaves behind what the charts were: if
-// the next run fails, all of them are what they were before the first one.
-func TestWhatWasBeforeSurvivesAKill(t *testing.T) {
+// A console that is killed at any moment of a set leaves behind a record of the previous
+// revisions: if the next run fails, all charts are rolled back to those before the first run.
+func TestPreviousRevisionsSurviveAKill(t *testing.T) {
 	charts := []string{"a", "b after a", "c after b", "d after c"}
 	for at := range 2 * len(charts) {
 		t.Run(fmt.Sprintf("killed at effect %d", at), func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestWhatWasBeforeSurvivesAKill(t *testing.T) {
 			if err := old.Apply(t.Context(), c); err != nil {
 				t.Fatal(err)
 			}
-			// Whatever the first run still does after the kill, it does not.
+			// After the kill, the first run has no further effect.
 			ctx, kill := context.WithCancel(t.Context())
 			n := 0
 			c.OnCall(func(call string) error {
@@ -246,7 +246,7 @@ func TestWhatWasBeforeSurvivesAKill(t *testing.T) {
 				t.Errorf("chart d, which was not there, has revision %d: %v", n, err)
 			}
 			if before, err := c.ChartSet(t.Context()); before != nil || err != nil {
-				t.Errorf("what was before is still remembered: %v, %v", before, err)
+				t.Errorf("the previous revisions are still stored: %v, %v", before, err)
 			}
 		})
 	}
@@ -278,8 +278,8 @@ func TestValuesAreComparedWithoutSecrets(t *testing.T) {
 	}
 }
 
-// A set whose time is over between two charts has failed as any other.
-func TestTheTimeOfASetEndsBetweenTwoCharts(t *testing.T) {
+// A set that times out between two charts is rolled back like any other failed set.
+func TestSetOfChartsTimesOutBetweenTwoCharts(t *testing.T) {
 	c := kubetest.New()
 	old := setOf("1.0.0", "a", "b after a")
 	old.Report = (&told{}).report

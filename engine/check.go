@@ -9,9 +9,8 @@ import (
 	"constellation/engine/workspace"
 )
 
-// Check says what may be gone to from what runs, by which path, what the next hop will
-// change and what it would trip over. It changes nothing but the configuration, and that
-// only if the request says so.
+// Check lists the reachable versions and the upgrade path, the changes of the next hop, and the
+// findings of its preflight. It changes nothing but the configuration, and that only on request.
 //
 // emit gets a check event called CheckVersions as soon as versions and path are known, then
 // those of the preflight; calls do not overlap. If the cluster is unreachable, the event and

@@ -40,8 +40,8 @@ func at(s string) compat.Span { return compat.At(v(s)) }
 
 func value(b byte) string { return strings.Repeat(fmt.Sprintf("%02x", b), 32) }
 
-// pretendedCluster says which versions it runs and what it would trip over; the real
-// ones are tested where they are made, and in the benchmark.
+// pretendedCluster has fixed versions and preflight findings. Tests of package kube and the
+// benchmark read both from real clusters.
 type pretendedCluster struct {
 	mu       sync.Mutex
 	running  compat.Running
@@ -285,7 +285,7 @@ func table(c check.Check) string {
 	return b.String()
 }
 
-func TestCheckTellsVersionsPathAndChanges(t *testing.T) {
+func TestCheckReportsVersionsPathAndChanges(t *testing.T) {
 	s := newCheckStage(t)
 	s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Warn, Title: "a budget without room"}}
 	c, events, err := s.check(check.Request{NoDryRun: true})
@@ -360,8 +360,8 @@ CLI | cli | v1.1.0 |  |  |  |  | not updated
 	}
 }
 
-// A kubeconfig that is none is said to be that, and not that the API server is away.
-func TestKubeconfigThatLeadsNowhere(t *testing.T) {
+// An invalid kubeconfig is reported as such, not as an API server that does not answer.
+func TestInvalidKubeconfig(t *testing.T) {
 	s := newCheckStage(t)
 	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
@@ -394,8 +394,8 @@ func TestKubeconfigThatLeadsNowhere(t *testing.T) {
 	}
 }
 
-// What keeps watch from seeing anything is named, with what helps.
-func TestWatchOnceThatSeesNothing(t *testing.T) {
+// A watch that cannot read the rollout reports the cause with a remedy.
+func TestWatchOnceReportsWhyItCannotRead(t *testing.T) {
 	s := newCheckStage(t)
 	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
@@ -422,7 +422,7 @@ func (awayCluster) Rollout(context.Context) (cluster.Rollout, error) {
 	return cluster.Rollout{}, fmt.Errorf("read the rollout: %w", cluster.ErrUnreachable)
 }
 
-func TestCheckWithBadLuck(t *testing.T) {
+func TestCheckWithInjectedErrors(t *testing.T) {
 	feed := func(err error, state release.State) func(context.Context, string, []release.Key) (release.Source, error) {
 		return func(ctx context.Context, location string, keys []release.Key) (release.Source, error) {
 			own, _ := engine.OpenReleases(ctx, "", nil)
@@ -461,7 +461,7 @@ func TestCheckWithBadLuck(t *testing.T) {
 			"denied by the API server", "restore the file", 1, nil,
 		},
 		{
-			"the API server knows the user and refuses", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", cluster.ErrForbidden) },
+			"the user is authenticated and has too few rights", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", cluster.ErrForbidden) },
 			check.Request{},
 			"denied by the API server: too few rights", "use a kubeconfig that may do this", 1, nil,
 		},
@@ -483,15 +483,15 @@ func TestCheckWithBadLuck(t *testing.T) {
 			"constellation-conf.yaml has 1 problem", "correct the file", 2, nil,
 		},
 		{
-			"a key that is not there", nil,
+			"a missing key file", nil,
 			check.Request{Feed: "/nowhere", FeedKeys: []string{"/nowhere.pub"}},
 			"read key /nowhere.pub: no such file or directory", "name a file with", 2, nil,
 		},
 		{
-			"the preflight breaks off", func(s *checkStage) { s.inside.broken = fmt.Errorf("look for trouble: %w", cluster.ErrUnreachable) },
+			"the preflight fails", func(s *checkStage) { s.inside.broken = fmt.Errorf("look for trouble: %w", cluster.ErrUnreachable) },
 			check.Request{},
 			"", "", 6,
-			[]string{"not-checked preflight: not checked what the hop would trip over"},
+			[]string{"not-checked preflight: preflight checks of the hop did not run"},
 		},
 		{
 			"the preflight forbids the hop", func(s *checkStage) {
@@ -505,7 +505,7 @@ func TestCheckWithBadLuck(t *testing.T) {
 			[]string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
 		},
 		{
-			"the sandbox was made anew", func(s *checkStage) { s.cloud.uid = "another" },
+			"the sandbox was recreated", func(s *checkStage) { s.cloud.uid = "another" },
 			check.Request{NoPreflight: true},
 			"", "", 6,
 			[]string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
@@ -534,7 +534,7 @@ func TestCheckWithBadLuck(t *testing.T) {
 				if tt.exit == 1 && c.Exit != 1 {
 					t.Errorf("the document says exit %d", c.Exit)
 				}
-				if tt.exit == 1 { // what can be told is told
+				if tt.exit == 1 { // the data known without the cluster is emitted
 					if len(events) != 1 || events[0].State != "block" || !strings.HasPrefix(table(c), "Kubernetes | kubernetes |  |  |  |  | v1.36.4 | not known\n") || c.Components[len(c.Components)-1].Now != "v1.1.0" {
 						t.Errorf("told %d events\n%s", len(events), table(c))
 					}
@@ -556,7 +556,7 @@ func TestCheckWithBadLuck(t *testing.T) {
 	}
 }
 
-// staleSource is a source that says of itself what it is told to.
+// staleSource is a source with a configurable state.
 type staleSource struct {
 	release.Source
 	state release.State
@@ -592,7 +592,7 @@ func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
 	}
 }
 
-func TestCheckPutsMeasurementsOfAnImageRightThatWasWrittenByHand(t *testing.T) {
+func TestCheckCorrectsMeasurementsOfAnImageEditedByHand(t *testing.T) {
 	s := newCheckStage(t)
 	s.edit("image: v1.0.0", "image: v1.1.0")
 	c := s.mustCheck(check.Request{WriteConfig: true, NoPreflight: true})
@@ -607,24 +607,24 @@ func TestCheckPutsMeasurementsOfAnImageRightThatWasWrittenByHand(t *testing.T) {
 	}
 }
 
-func TestCheckForeseesWhatLaterHopsTripOver(t *testing.T) {
+func TestCheckReportsFindingsOfLaterHops(t *testing.T) {
 	s := newCheckStage(t)
 	s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Warn, Title: "a budget without room"}, {ID: "nodes", Severity: plan.Info, Title: "fine"}}
 	s.inside.later = []plan.Finding{
-		{ID: "webhook", Severity: plan.Block, Title: "nobody answers it"},
+		{ID: "webhook", Severity: plan.Block, Title: "no endpoint answers it"},
 		{ID: "capacity", Severity: plan.Info, Title: "fine"},
 		{ID: "metrics", Severity: plan.NotChecked, Title: "not read"},
 	}
 	c := s.mustCheck(check.Request{})
-	if d := cmp.Diff([]string{"warn pdb: a budget without room", "warn webhook: a later hop: nobody answers it"}, found(c)); d != "" {
+	if d := cmp.Diff([]string{"warn pdb: a budget without room", "warn webhook: a later hop: no endpoint answers it"}, found(c)); d != "" {
 		t.Errorf("findings (-want +got):\n%s", d)
 	}
 	if c.Exit != plan.ExitUpgradeAvailable {
-		t.Errorf("exit %d: what is in the way of a later hop does not block this one", c.Exit)
+		t.Errorf("exit %d: a blocking finding of a later hop must not block this one", c.Exit)
 	}
 }
 
-func TestCheckWritesNothingThatItDidNotSee(t *testing.T) {
+func TestCheckDoesNotOverwriteAConcurrentEdit(t *testing.T) {
 	s := newCheckStage(t)
 	s.inside.meanwhile = func() { s.edit("count: 2", "count: 3") }
 	before := s.read(workspace.ConfigFile)
@@ -645,7 +645,7 @@ func TestCheckWritesNothingThatItDidNotSee(t *testing.T) {
 	}
 }
 
-func TestCheckEndsWhenItIsLeft(t *testing.T) {
+func TestCheckStopsWhenInterrupted(t *testing.T) {
 	s := newCheckStage(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	s.inside.meanwhile = cancel
@@ -653,13 +653,13 @@ func TestCheckEndsWhenItIsLeft(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if strings.Contains(s.read(workspace.ConfigFile), "image: v1.1.0") {
-		t.Error("it has written all the same")
+		t.Error("the interrupted check has written the configuration")
 	}
 }
 
 func TestHomeSuggestsToCheckForUpgrades(t *testing.T) {
 	for _, tt := range []struct{ name, old, with, why string }{
-		{"all is older", "", "", "release v1.1.0 and Kubernetes v1.36.4 are known"},
+		{"release and Kubernetes are older", "", "", "release v1.1.0 and Kubernetes v1.36.4 are known"},
 		{"Kubernetes is older", "v1.0.0", "v1.1.0", "Kubernetes v1.36.4 is known"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -714,7 +714,7 @@ func TestEstimatesComeFromRecordedRuns(t *testing.T) {
 	}
 }
 
-// Where Kubernetes changes, kubeadm takes its time beside that of the machines.
+// If Kubernetes changes, the estimate includes kubeadm.
 func TestEstimateOfANewKubernetesCountsKubeadm(t *testing.T) {
 	s := newCheckStage(t)
 	r := &s.inside.running
@@ -741,7 +741,7 @@ func TestEstimateOfANewKubernetesCountsKubeadm(t *testing.T) {
 	if c.Changes.Basis != want || c.Changes.Least != 148*time.Second || c.Changes.Most != 36*time.Minute || len(c.Changes.InPlace) != 1 {
 		t.Errorf("%s to %s: %s, in place %v", c.Changes.Least, c.Changes.Most, c.Changes.Basis, c.Changes.InPlace)
 	}
-	for i := range r.Nodes { // what kubeadm does on the first control plane is all that there is to do on it
+	for i := range r.Nodes { // the first control plane needs no more than kubeadm
 		r.Nodes[i].InPlace = true
 	}
 	c = s.mustCheck(check.Request{NoPreflight: true, Kubernetes: v("v1.36.3")})
@@ -788,16 +788,16 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 				s.edit("v1.36.4", "v1.36.3")
 			}, check.Request{}, nil, 4, nil, nil,
 		},
-		{"a goal that is reached", newest, check.Request{Release: v("v1.1.0")}, nil, 0, nil, []string{"What is asked for runs already."}},
+		{"a goal that is reached already", newest, check.Request{Release: v("v1.1.0")}, nil, 0, nil, []string{"The cluster runs the requested versions already."}},
 		{"a release alone comes with the newest Kubernetes", nil, check.Request{Release: v("v1.1.0")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil},
 		{"a Kubernetes alone comes with the newest release", nil, check.Request{Kubernetes: v("v1.36.3")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil},
 		{"a release and a Kubernetes", nil, check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"}, 6, nil, nil},
-		{"the release that runs", nil, check.Request{Release: v("v1.0.0")}, nil, 0, nil, []string{"What is asked for runs already."}},
-		{"the Kubernetes that runs", nil, check.Request{Kubernetes: v("v1.35.4")}, nil, 0, nil, []string{"What is asked for runs already."}},
-		{"a release that nobody knows", nil, check.Request{Release: v("v1.7.0")}, nil, 4, []string{"block unknown-release: release v1.7.0 is unknown"}, nil},
+		{"the release that runs", nil, check.Request{Release: v("v1.0.0")}, nil, 0, nil, []string{"The cluster runs the requested versions already."}},
+		{"the Kubernetes that runs", nil, check.Request{Kubernetes: v("v1.35.4")}, nil, 0, nil, []string{"The cluster runs the requested versions already."}},
+		{"an unknown release", nil, check.Request{Release: v("v1.7.0")}, nil, 4, []string{"block unknown-release: release v1.7.0 is unknown"}, nil},
 		{"a Kubernetes that no release has", nil, check.Request{Kubernetes: v("v1.36.99")}, nil, 4, []string{"block kubernetes-offered: "}, nil},
 		{"a Kubernetes that the mirror does not have", nil, check.Request{Kubernetes: v("v1.36.4")}, nil, 4, []string{"block "}, nil},
-		{"a step back", newest, check.Request{Release: v("v1.0.0")}, nil, 4, []string{"block never-down: "}, nil},
+		{"a downgrade", newest, check.Request{Release: v("v1.0.0")}, nil, 4, []string{"block never-down: "}, nil},
 		{
 			"a cluster that is newer than this program", func(s *checkStage) {
 				r := &s.inside.running
@@ -857,7 +857,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			check.Request{NoPreflight: true},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
 			6,
-			[]string{`not-checked running-denied: user "reader" may not read all that tells which versions run`},
+			[]string{`not-checked running-denied: user "reader" may not read all objects that have the running versions`},
 			nil,
 		},
 	} {
@@ -1061,7 +1061,7 @@ func (s *checkStage) faulty(why map[string]string) {
 	}
 }
 
-func TestCheckTellsWhatRunsAndWasFoundFaulty(t *testing.T) {
+func TestCheckReportsFaultyReleasesThatRun(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		given  func(*checkStage)
@@ -1099,7 +1099,7 @@ func TestCheckTellsWhatRunsAndWasFoundFaulty(t *testing.T) {
 	}
 }
 
-func TestRowsOfWhatIsNotAskedFor(t *testing.T) {
+func TestRowsOfComponentsThatAreNotRequested(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		request check.Request
@@ -1113,7 +1113,7 @@ func TestRowsOfWhatIsNotAskedFor(t *testing.T) {
 			"Kubernetes": "not asked for", "coredns": "not asked for", "kube-proxy": "not asked for", "OS image": "1 hop", "Services": "1 hop",
 			"agent": "in OS image", "join-service": "in services", "operator": "in services", "CLI": "not updated",
 		}},
-		{"what cannot be", check.Request{Kubernetes: v("v1.36.99")}, map[string]string{
+		{"an impossible version", check.Request{Kubernetes: v("v1.36.99")}, map[string]string{
 			"Kubernetes": "not reachable", "coredns": "not reachable", "kube-proxy": "not reachable", "OS image": "not reachable", "Services": "not reachable",
 			"agent": "not reachable", "join-service": "not reachable", "operator": "not reachable", "CLI": "not updated",
 		}},
@@ -1147,7 +1147,7 @@ func TestCheckWithFewRights(t *testing.T) {
 	const command = "kubectl create clusterrole constellation-check --verb=get,list --resource=configmaps,deployments.apps,nodeversions.update.edgeless.systems" +
 		" && kubectl create clusterrolebinding constellation-check --clusterrole=constellation-check --serviceaccount=ops:reader"
 	want := []plan.Finding{{
-		ID: "running-denied", Severity: plan.Block, Source: "versions", Title: `user "system:serviceaccount:ops:reader" may not read all that tells which versions run`,
+		ID: "running-denied", Severity: plan.Block, Source: "versions", Title: `user "system:serviceaccount:ops:reader" may not read all objects that have the running versions`,
 		Detail:  "the API server refused to get configmaps in kube-system, list deployments.apps in constellation-system and get nodeversions.update.edgeless.systems",
 		Remedy:  "use a kubeconfig that may, such as the one that `constellation init` wrote, or let an administrator allow it: `" + command + "`",
 		Command: command, Reference: "https://kubernetes.io/docs/reference/access-authn-authz/rbac/",
@@ -1159,7 +1159,7 @@ func TestCheckWithFewRights(t *testing.T) {
 		t.Errorf("path %v, blocked %v\n%s", c.Path, c.Blocked, table(c))
 	}
 
-	// Whoever the user calls itself, nothing of it gets into a command.
+	// No part of a user's name gets into a command.
 	for i := range r.Denied {
 		r.Denied[i].User = "x; rm -rf /"
 	}
@@ -1208,7 +1208,7 @@ func TestCheckTellsMeasurementsThatGetWeaker(t *testing.T) {
 	}
 }
 
-func TestCheckTellsWhatTheHopNeedsIfTheFileCannotBeEdited(t *testing.T) {
+func TestCheckPrintsTheNextHopIfTheFileCannotBeEdited(t *testing.T) {
 	s := newCheckStage(t)
 	s.edit("image: v1.0.0", "image: &same v1.0.0")
 	s.write(workspace.ConfigFile, s.read(workspace.ConfigFile)+"releases:\n  feed: *same\n") // which must not change with it

@@ -1,11 +1,11 @@
 // Package engine decides what to do to a cluster and does it.
 //
-// It reads the workspace (configuration, state), looks at the cloud and at the
-// cluster, turns what it finds into a [Plan], runs the plan and tells what happens
-// as a stream of [Event] values. Everything a user sees comes from here; console,
-// plain printer and JSON Lines only render it.
+// It reads the workspace (configuration, state), observes the cloud and the cluster, makes
+// a [Plan] of the result, runs the plan and reports progress as a stream of [Event]
+// values. Everything a user sees comes from here; console, plain printer and JSON Lines
+// only render it.
 //
-// The cluster is the truth: the engine keeps no journal that decides anything. A
+// The cluster is the only source of truth: the engine keeps no journal that decides anything. A
 // run that ended half-way is resumed by planning again, and each step observes
 // whether its effect is there already.
 //

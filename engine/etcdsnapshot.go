@@ -15,12 +15,11 @@ import (
 
 // Snapshots takes snapshots of etcd.
 type Snapshots interface {
-	// EtcdSnapshot writes a snapshot of one member, which its agent has verified, to w, in
-	// bounded memory, compares it with what the API server says, and returns what is known
-	// of it. It is taken through an operator's pod on a machine that confirm returns nil
-	// for; a nil confirm means that no cloud can be asked, and then only a machine at whose
-	// address an API server announces itself will do. After an error, what was written is
-	// worth nothing. The error is an [Error] with a remedy. It wraps ErrAbsent if nobody in
+	// EtcdSnapshot writes a snapshot of one member, verified by its agent, to w in bounded
+	// memory, compares it with the API server, and returns its properties. The snapshot comes
+	// through an operator's pod on a machine for which confirm returns nil. A nil confirm means
+	// that there is no cloud; then the machine's address must be that of an API server. After
+	// an error the written data is unusable. The error is an [Error] with a remedy. It wraps ErrAbsent if nobody in
 	// the cluster takes snapshots, ErrForbidden if the user may not have one,
 	// ErrUnreachable if trying once more may help, and ErrImpostor if what offers one, or
 	// what came, is not what it should be.
@@ -153,7 +152,7 @@ func (b *backupRun) otherEtcd(s backup.Snapshot) string {
 	}
 	all, err := backup.List(b.dir)
 	if err != nil {
-		return "" // what is wrong with the directory is found when the backup is completed
+		return "" // completing the backup reports the problem of the directory
 	}
 	for _, e := range all {
 		if !e.Etcd || e.Cluster.ID != b.clusterID {
@@ -171,7 +170,7 @@ func (b *backupRun) otherEtcd(s backup.Snapshot) string {
 		if had.ClusterID == s.ClusterID {
 			return ""
 		}
-		return fmt.Sprintf("etcd has the cluster ID %s, and had %s in backup %s: only restoring etcd from a snapshot changes it; if nobody did, find out what this etcd is before you restore this backup", s.ClusterID, had.ClusterID, e.ID)
+		return fmt.Sprintf("etcd has the cluster ID %s, and had %s in backup %s: only restoring etcd from a snapshot changes it; if etcd was not restored, find out what this etcd is before you restore this backup", s.ClusterID, had.ClusterID, e.ID)
 	}
 	return ""
 }

@@ -62,10 +62,10 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 		{"it is left out on request", engine.EtcdSkip, nil, 0, false, "", plan.ExitDone},
 		{"by default nobody need be there", engine.EtcdAuto, []error{absent}, 1, false, "without a snapshot of etcd: take a snapshot of etcd: not found: the operator has no pod", plan.ExitDone},
 		{"by default the user need not have the right", engine.EtcdAuto, []error{denied}, 1, false, "too few rights: ask somebody", plan.ExitDone},
-		{"what was asked for and cannot be had is missing", engine.EtcdRequired, []error{absent}, 1, false, "missing: etcd: take a snapshot of etcd", plan.ExitFailed},
-		{"so is what was not allowed", engine.EtcdRequired, []error{denied}, 1, false, "missing: etcd", plan.ExitFailed},
+		{"a required snapshot that is unavailable makes the backup incomplete", engine.EtcdRequired, []error{absent}, 1, false, "missing: etcd: take a snapshot of etcd", plan.ExitFailed},
+		{"a required snapshot that is denied makes the backup incomplete", engine.EtcdRequired, []error{denied}, 1, false, "missing: etcd", plan.ExitFailed},
 		{"one that breaks off is taken once more", engine.EtcdRequired, []error{broke}, 2, true, "once more: ", plan.ExitDone},
-		{"and not for ever", engine.EtcdAuto, []error{broke, broke}, 2, false, "missing: etcd: take a snapshot of etcd", plan.ExitFailed},
+		{"a broken transfer is retried once", engine.EtcdAuto, []error{broke, broke}, 2, false, "missing: etcd: take a snapshot of etcd", plan.ExitFailed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
@@ -104,7 +104,7 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 	}
 }
 
-func TestAnotherEtcdThanInEarlierBackupsIsTold(t *testing.T) {
+func TestChangedEtcdClusterIDIsReported(t *testing.T) {
 	s := newCheckStage(t)
 	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
@@ -123,7 +123,7 @@ func TestAnotherEtcdThanInEarlierBackupsIsTold(t *testing.T) {
 		{"cdf818194e3a8c32", false},
 		{"", false}, // an older operator does not say
 		{"1", true},
-		{"1", false}, // it was told once
+		{"1", false}, // it was reported once
 		{"cdf818194e3a8c32", true},
 	} {
 		now = now.Add(time.Hour)

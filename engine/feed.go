@@ -182,7 +182,7 @@ func (k *knowledge) row(ctx context.Context, s release.Summary) ReleaseRow {
 func ShowRelease(ctx context.Context, w *workspace.Workspace, name string, r FeedRequest) (ReleaseDetail, error) {
 	v, err := version.Parse(name)
 	if err != nil {
-		return ReleaseDetail{}, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "`constellation release list` shows what is known"}
+		return ReleaseDetail{}, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "`constellation release list` lists the known releases"}
 	}
 	k, err := knownReleases(ctx, w, r)
 	if err != nil {
@@ -190,7 +190,7 @@ func ShowRelease(ctx context.Context, w *workspace.Workspace, name string, r Fee
 	}
 	rel, err := k.Release(ctx, v)
 	if errors.Is(err, release.ErrNotOffered) {
-		return ReleaseDetail{}, &plan.Error{Op: "show release " + v.String(), Err: err, Exit: plan.ExitUsage, Remedy: "`constellation release list` shows what is known"}
+		return ReleaseDetail{}, &plan.Error{Op: "show release " + v.String(), Err: err, Exit: plan.ExitUsage, Remedy: "`constellation release list` lists the known releases"}
 	}
 	if err != nil {
 		return ReleaseDetail{}, &plan.Error{Op: "show release " + v.String(), Err: err, Remedy: check.FeedRemedy(err)}

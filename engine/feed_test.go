@@ -104,7 +104,7 @@ func TestKeysThatAreThereStay(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotPublishedHasARemedy(t *testing.T) {
+func TestUnpublishedReleasesHaveARemedy(t *testing.T) {
 	publish(t) // the cache is its own
 	dir := t.TempDir()
 	k, err := engine.NewFeedKey(filepath.Join(dir, "feed.key"))
@@ -143,7 +143,7 @@ func TestWhatIsNotPublishedHasARemedy(t *testing.T) {
 		build  engine.FeedBuild
 		remedy string
 	}{
-		{"a release that is none", engine.FeedBuild{From: bad, Out: feed, KeyFile: k.Private}, "correct what is named and publish again"},
+		{"an invalid release", engine.FeedBuild{From: bad, Out: feed, KeyFile: k.Private}, "correct what is named and publish again"},
 		{"an empty folder", engine.FeedBuild{From: t.TempDir(), Out: feed, KeyFile: k.Private}, "`constellation release build --help` says what the folder holds"},
 		{"another key", engine.FeedBuild{From: from, Out: feed, KeyFile: other.Private}, "sign with the key that " + feed + " was signed with"},
 		{"a signer who is not trusted", engine.FeedBuild{From: from, Out: feed, KeyFile: k.Private, Trust: []string{other.Public}}, "name the private key of one that may sign"},

@@ -176,7 +176,7 @@ func (i *clusterRun) compareCharts(ctx context.Context) (changes []plan.ChartCha
 				ID: check.FindingChartValues, Severity: plan.NotChecked, Source: "charts", Title: fmt.Sprintf("not checked what chart %s changes", x.Chart), Detail: err.Error(),
 				Remedy: "look at the cluster, and try again",
 			}
-			if x.From != "" { // it is there, and what is not known may be lost
+			if x.From != "" { // it is installed, and unknown objects of it may be lost
 				f.ID, f.Severity, f.Named = check.FindingDestructive+x.Chart, plan.Warn, true
 				f.Title = fmt.Sprintf("not checked what chart %s destroys", x)
 			}

@@ -91,7 +91,7 @@ func TestChartsOfTheConfigurationAreAppliedWithTheOthers(t *testing.T) {
 	if d := cmp.Diff(lines, p.Steps[len(p.Steps)-1].Details); d != "" {
 		t.Errorf("what the step says (-want +got):\n%s", d)
 	}
-	// What is destroyed is accepted by its name, and by nothing else.
+	// Data loss is accepted by its name only.
 	named := p.Unacknowledged()
 	if plan.ExitCode(err) != plan.ExitUnacknowledged || len(named) != 1 || named[0].ID != "destructive-cni" || !strings.Contains(named[0].Remedy, "`--ack destructive-cni`") || s.cluster.Revisions(cni) != 1 {
 		t.Fatalf("not accepted: %v, %+v, %d revisions", err, named, s.cluster.Revisions(cni))
@@ -103,13 +103,13 @@ func TestChartsOfTheConfigurationAreAppliedWithTheOthers(t *testing.T) {
 	}
 	all, err := json.Marshal([]any{p, events})
 	if err != nil || strings.Contains(string(all), "S3CR3T") {
-		t.Errorf("a secret is told: %v", err)
+		t.Errorf("the error has a secret: %v", err)
 	}
 }
 
-// Who carries out Plans is the release's controller, unless the configuration says no or somebody else
-// does it already.
-func TestPlansAreCarriedOutOnce(t *testing.T) {
+// The release's controller executes Plans, unless the configuration disables it or another
+// controller does so already.
+func TestPlansHaveOneController(t *testing.T) {
 	s := newApplyStage(t)
 	s.cluster.SetOtherPlans("system-upgrade-controller")
 	_, _, err := s.apply(t.Context(), upgrade, nil)
@@ -194,8 +194,8 @@ func TestChartsThatCannotBeHadBlockBeforeTheFirstEffect(t *testing.T) {
 	}
 }
 
-// What was packed where the source was is enough where it is not; one that is not whole is
-// refused with a sentence.
+// A bundle is enough where no source is reachable. An incomplete bundle is refused with a
+// sentence.
 func TestBundlesReplaceEverySource(t *testing.T) {
 	s := newApplyStage(t)
 	s.withChart("1.16.0", "")

@@ -133,8 +133,8 @@ func NextSteps(h Home) (steps []NextStep) {
 	return steps
 }
 
-// newerThan says what the program knows that is newer than what the configuration says;
-// empty if nothing is. Nobody is asked.
+// newerThan names the newest release and Kubernetes of this program if the configuration has
+// older ones, otherwise it is empty. It reads local data only.
 func newerThan(c *workspace.Config) string {
 	source, err := release.Embedded(assets.Releases())
 	if err != nil || c == nil {

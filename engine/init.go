@@ -277,7 +277,9 @@ func (i *initRun) steps() []plan.Step {
 						}
 						// An upgrade was prepared meanwhile; machines of other images still join.
 						want.Generations, want.Weakened = maps.Clone(have.Generations), have.Weakened
-						want.Generations[i.config.Image.String()] = want.Attestation
+						if v := i.config.Image; !v.IsZero() {
+							want.Generations[v.String()] = want.Attestation
+						}
 						return want, nil
 					})
 				})
@@ -293,7 +295,7 @@ func (i *initRun) steps() []plan.Step {
 		{
 			ID:     check.StepTarget,
 			Title:  "Set the target of all nodes",
-			Effect: fmt.Sprintf("NodeVersion constellation-version asks for image %s and Kubernetes %s; machines join from now on, also without this program", c.Image, c.Kubernetes),
+			Effect: fmt.Sprintf("NodeVersion constellation-version asks for %s; machines join from now on, also without this program", i.target),
 			Final:  true,
 			Done: func(ctx context.Context) (bool, error) {
 				return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
@@ -731,7 +733,7 @@ type deadEnd struct{ error }
 func (e *deadEnd) Unwrap() error { return e.error }
 
 // errSilent means that a machine said nothing for too long.
-var errSilent = errors.New("the machine says nothing any more")
+var errSilent = errors.New("the machine has stopped sending")
 
 func streamError(node string, a providers.Advice, err error) (*plan.Error, bool) {
 	if errors.Is(err, io.EOF) {
@@ -926,7 +928,10 @@ func (i *initRun) demands() string {
 			enforced++
 		}
 	}
-	s := fmt.Sprintf("%d measurements of image %s", enforced, i.config.Image)
+	s := fmt.Sprintf("%d measurements", enforced)
+	if v := i.config.Image; !v.IsZero() {
+		s += " of image " + v.String()
+	}
 	if warned > 0 {
 		s += fmt.Sprintf(" (%d more only warn)", warned)
 	}

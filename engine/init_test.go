@@ -63,7 +63,7 @@ func TestInitMakesACluster(t *testing.T) {
 		t.Errorf("%d runs, %d acknowledgements", runs, acks)
 	}
 	if m.seenAtAck != s.read(workspace.KubeconfigFile) {
-		t.Errorf("when the machine was told that its result is stored, this was stored: %q", m.seenAtAck)
+		t.Errorf("when the machine received the acknowledgement of its result, this was stored: %q", m.seenAtAck)
 	}
 	st := s.state()
 	if st.ClusterValues.InitNode != "sandbox://demo/control-plane-0" || !bytes.Equal(st.ClusterValues.ClusterID, m.clusterID) || len(m.clusterID) != 32 {
@@ -312,7 +312,7 @@ func TestLostConnectionToTheFirstNodeIsMadeAgain(t *testing.T) {
 		}
 	}
 	if runs, _ := s.machines[0].counts(); runs != 1 || lines != 1 {
-		t.Errorf("%d runs, the line was told %d times", runs, lines)
+		t.Errorf("%d runs, the line was reported %d times", runs, lines)
 	}
 	waits := 0
 	for _, e := range events {
@@ -321,7 +321,7 @@ func TestLostConnectionToTheFirstNodeIsMadeAgain(t *testing.T) {
 		}
 	}
 	if waits != 1 {
-		t.Errorf("the cut was told %d times", waits)
+		t.Errorf("the interruption was reported %d times", waits)
 	}
 }
 
@@ -380,7 +380,7 @@ func filter[T any](l []T, keep func(T) bool) (out []T) {
 	return out
 }
 
-func TestBadLuckHasASentence(t *testing.T) {
+func TestInitErrorsHaveCauseAndRemedy(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		break_ func(*testing.T, *stage)
@@ -453,7 +453,7 @@ func TestBadLuckHasASentence(t *testing.T) {
 			t.Cleanup(web.Close)
 			s.edit(workspace.StateFile, s.balancer.addr(), web.Listener.Addr().String())
 		}, plan.ExitFailed, "what answers there is no bootstrapper", "initEndpoint"},
-		{"an endpoint where nobody listens", func(t *testing.T, s *stage) {
+		{"an endpoint that refuses connections", func(t *testing.T, s *stage) {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
@@ -607,11 +607,11 @@ func TestNoSecretIsShown(t *testing.T) {
 		}
 	}
 	if !strings.Contains(shown["events"], "(hidden)") {
-		t.Error("the line in which the machine says its secret is not there at all")
+		t.Error("the log line that had the machine's secret is missing entirely")
 	}
 }
 
-func TestServicesThatAreLateAreToldAndLeftToTheCluster(t *testing.T) {
+func TestLateServicesAreReportedAndDoNotFailInit(t *testing.T) {
 	s := newStage(t, 1, 0)
 	s.cluster.SetServices(cluster.Service{Name: "coredns", Version: "v1.13.1", Kind: cluster.ServiceOfKubernetes, Ready: 1, Wanted: 2})
 	events, _ := s.mustInit()
@@ -630,7 +630,7 @@ func TestServicesThatAreLateAreToldAndLeftToTheCluster(t *testing.T) {
 	}
 }
 
-func TestStatusTellsWhatIsKnown(t *testing.T) {
+func TestStatusShowsKnownData(t *testing.T) {
 	s := newStage(t, 1, 2)
 	st, err := s.engine().Status(t.Context())
 	if err != nil || st.Stage != engine.StageReady || st.Reachable || len(st.Machines) != 3 || st.Counts["wanted"] != 3 {
@@ -737,9 +737,9 @@ func TestPlainTLSIsNotEnough(t *testing.T) {
 	}
 }
 
-// What was begun can go on without a machine that failed: it is told, and blocks only
-// an init that has not begun.
-func TestFailedMachineDoesNotBlockWhatWasBegun(t *testing.T) {
+// A failed machine blocks only an init that has not begun. A resumed init reports it and
+// continues without it.
+func TestFailedMachineDoesNotBlockAResumedInit(t *testing.T) {
 	s := newStage(t, 1, 2)
 	s.mustInit()
 	s.cloud.set("worker-1", func(m *cluster.CloudMachine) { m.Stage, m.Message = plan.NodeFailed, "no space" })
@@ -752,9 +752,9 @@ func TestFailedMachineDoesNotBlockWhatWasBegun(t *testing.T) {
 	}
 }
 
-// An API server that goes away while nodes join is waited for; what the cluster does
-// meanwhile is told when it is back.
-func TestAPIServerThatGoesAwayIsWaitedFor(t *testing.T) {
+// Init waits for an API server that stops answering while nodes join, and afterwards reports what
+// happened meanwhile.
+func TestInitWaitsForAnAPIServerThatStopsAnswering(t *testing.T) {
 	s := newStage(t, 1, 1)
 	s.nodesOnly.Store(true)
 	var once, back sync.Once
@@ -778,9 +778,9 @@ func TestAPIServerThatGoesAwayIsWaitedFor(t *testing.T) {
 	checkStream(t, events, err)
 }
 
-// A cloud that ends while charts get ready is told with what to do about it, and init
-// goes on by itself when it is back.
-func TestCloudThatEndsIsToldWhileChartsGetReady(t *testing.T) {
+// A cloud that stops while charts become ready is reported with a remedy, and init continues when
+// it answers again.
+func TestCloudThatStopsIsReportedWhileChartsBecomeReady(t *testing.T) {
 	s := newStage(t, 1, 0)
 	isBack := make(chan struct{})
 	s.cluster.OnCall(func(call string) error {
@@ -820,7 +820,7 @@ func TestCloudThatEndsIsToldWhileChartsGetReady(t *testing.T) {
 }
 
 // As long as the cloud is away no machine can be reached: it is not the machine's fault.
-func TestCloudThatEndsIsToldWhileTheFirstMachineIsAwaited(t *testing.T) {
+func TestCloudThatStopsIsReportedWhileInitWaitsForTheFirstMachine(t *testing.T) {
 	s := newStage(t, 1, 0)
 	s.machines[0].stop()
 	var back sync.Once
@@ -845,9 +845,9 @@ func TestCloudThatEndsIsToldWhileTheFirstMachineIsAwaited(t *testing.T) {
 	}
 }
 
-// Nobody can give a result a second time: that is said soon, not after the patience
+// The bootstrapper returns a result once. A second fetch fails at once, not after the timeout
 // for machines that boot.
-func TestResultThatWasFetchedBeforeIsSaidSo(t *testing.T) {
+func TestResultThatWasFetchedBeforeFailsAtOnce(t *testing.T) {
 	s := newStage(t, 1, 0)
 	s.mustInit()
 	api := httptest.NewTLSServer(http.NotFoundHandler())
@@ -884,7 +884,7 @@ func TestInitThatLosesTheRaceLeavesNothingOfItsOwn(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		lose func(*stage)
-		left []string // beside what was there
+		left []string // IDs of new backups
 	}{
 		{"refused by the bootstrapper", func(s *stage) {
 			m := s.machines[0]

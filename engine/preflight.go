@@ -201,6 +201,9 @@ func (e *Engine) checks(f *facts) []initCheck {
 		}},
 		{"image-version", "release", "image and services fit together", "release", func(context.Context) *plan.Finding {
 			i, s := f.config.Image, f.config.Services
+			if i.IsZero() {
+				return nil // the cloud selects no image
+			}
 			switch d := s.MinorDistance(i); {
 			case d > 0:
 				b := block(fmt.Sprintf("image %s is newer than the services %s", i, s), "services must be at least as new as the image that they run on",
@@ -265,6 +268,9 @@ func (e *Engine) checks(f *facts) []initCheck {
 		{"endpoints", "cloud", "the addresses in " + workspace.StateFile + " are the cloud's", "cloud", func(context.Context) *plan.Finding { return f.checkEndpoints(e) }},
 		{"machines", "cloud", "the machines are there", "cloud", func(context.Context) *plan.Finding { return f.checkGroups() }},
 		{"image", "cloud", "the image is in the catalogue and is what machines run", "cloud", func(ctx context.Context) *plan.Finding {
+			if f.config.Image.IsZero() {
+				return nil // the cloud selects none
+			}
 			images, err := f.provider.Images(ctx)
 			if err != nil {
 				return blockErr("the cloud does not answer", check.CloudError("list images", f.config.Advice(), err))
@@ -299,7 +305,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 				f.statement, err = known.Vouch(ctx, f.config.Services, f.config.Kubernetes, runtime.GOARCH, l.List)
 			}
 			if err != nil {
-				return block("the feed's statement over the components of Kubernetes "+f.config.Kubernetes.String()+" cannot be used", err.Error(), "look at the feed with "+check.VerifyCommand(location, keys))
+				return block("the feed's statement over the components of Kubernetes "+f.config.Kubernetes.String()+" cannot be used", err.Error(), "inspect the feed with "+check.VerifyCommand(location, keys))
 			}
 			return nil
 		}},

@@ -28,7 +28,7 @@ const StepTargetFile = "target-file"
 // TargetFile holds the target that was prepared, as an object for kubectl and GitOps.
 const TargetFile = "constellation-nodeversion.yaml"
 
-// PrepareRequest says what is to be prepared.
+// PrepareRequest selects what a prepare publishes.
 type PrepareRequest struct {
 	// Request names the goal, of which the next hop is prepared. Without one it is what
 	// the configuration asks for; if nothing of that is newer than what runs, the newest
@@ -64,7 +64,7 @@ func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(pl
 	}
 	if c.Set() {
 		return nil, &plan.Error{
-			Err:    fmt.Errorf("nothing to prepare: image %s and Kubernetes %s are the target of all nodes already", c.Now.Target.ImageVersion, c.Now.Target.Kubernetes),
+			Err:    fmt.Errorf("nothing to prepare: the target of all nodes is %s already", c.Now.Target),
 			Remedy: "`constellation status` shows how far the rollout is", Exit: plan.ExitNothing,
 		}
 	}
@@ -154,6 +154,9 @@ func (e *Engine) prepareRun(c *check.Run, list cluster.Components) (*prepareRun,
 	}
 	to := c.Hop.Planned()
 	image := c.Image(to.Image)
+	if image == nil {
+		image = &cloud.Image{} // a cloud that selects no image
+	}
 	p := &prepareRun{
 		clusterRun: &clusterRun{e: e, facts: &facts{config: c.Config, state: c.State, provider: c.Cloud}, components: list, inUse: c.InUse, enrols: c.Enrols},
 		hop:        *c.Hop, now: c.Now, demanded: demanded, changes: c.MeasurementChanges(), images: c.Images, hops: len(c.Path), notes: c.Out.Notes,
@@ -212,7 +215,7 @@ const nodeVersionName = "constellation-version"
 
 // plan fills in a plan, which says what to do next with what was prepared.
 func (p *prepareRun) plan(ctx context.Context, out *plan.Plan) error {
-	what := fmt.Sprintf("image %s and Kubernetes %s", p.target.ImageVersion, p.target.Kubernetes)
+	what := p.target.String()
 	out.End.Done = fmt.Sprintf("cluster %s is prepared for %s; nothing is replaced until the target is set", p.config.Name, what)
 	out.End.Nothing = fmt.Sprintf("cluster %s was prepared for %s before: nothing to do until the target is set", p.config.Name, what)
 	out.End.Next = []string{"kubectl patch nodeversion " + nodeVersionName + " --type merge -p " + check.ShellQuote(string(p.patch))}
@@ -254,14 +257,18 @@ func (p *prepareRun) workers() string {
 // joinConfigStep publishes what machines of the target's image must prove, beside what
 // those of images that still run must.
 func (p *prepareRun) joinConfigStep(ctx context.Context) (plan.Step, error) {
-	effect := fmt.Sprintf("ConfigMap join-config demands of machines of image %s what it demands now", p.target.ImageVersion)
+	machines := "machines"
+	if v := p.target.ImageVersion; v != "" {
+		machines = "machines of image " + v
+	}
+	effect := "ConfigMap join-config demands of " + machines + " what it demands now"
 	var details, names []string
 	for _, m := range p.changes {
 		names = append(names, fmt.Sprint(m.PCR))
 		details = append(details, m.String())
 	}
 	if len(names) > 0 {
-		effect = fmt.Sprintf("ConfigMap join-config lets in machines of image %s, too: PCR %s differ", p.target.ImageVersion, words.And(names))
+		effect = fmt.Sprintf("ConfigMap join-config lets in %s, too: PCR %s differ", machines, words.And(names))
 		if len(names) == 1 {
 			effect += "s"
 		}
@@ -357,6 +364,11 @@ func (p *prepareRun) generations(have cluster.JoinConfig, inUse map[string]bool)
 	want.Generations = maps.Clone(have.Generations)
 	if want.Generations == nil {
 		want.Generations = map[string]string{}
+	}
+	if p.target.ImageVersion == "" {
+		// All machines run what the cloud gives them, so there is one demand.
+		want.Attestation, want.Generations = p.demanded, have.Generations
+		return want, nil
 	}
 	// init, and programs before v1.1.0, know the newest demand alone.
 	if have.Attestation != "" && !slices.Contains(slices.Collect(maps.Values(want.Generations)), have.Attestation) {

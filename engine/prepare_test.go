@@ -353,8 +353,8 @@ func TestPrepareRefuses(t *testing.T) {
 	}
 }
 
-// Who weakens what machines must prove leaves a trace in the cluster.
-func TestPrepareRecordsWhatIsWeakened(t *testing.T) {
+// Weaker attestation requirements are recorded in the cluster.
+func TestPrepareRecordsWeakerAttestation(t *testing.T) {
 	s := newPrepareStage(t)
 	stronger := demand(map[uint32]string{4: value(1), 9: value(2), 11: value(3), 13: value(7)})
 	s.join(cluster.JoinConfig{Attestation: stronger, ClusterID: clusterID, Weakened: "2026-01-01T00:00:00Z image v0.9.0: PCR 8 not enforced any more"})
@@ -384,7 +384,7 @@ func TestPrepareRecordsWhatIsWeakened(t *testing.T) {
 }
 
 // A plan that somebody has made wrong since is not carried out.
-func TestPrepareComparesWithWhatIsThereWhenItWrites(t *testing.T) {
+func TestPrepareRefusesToOverwriteAConcurrentChange(t *testing.T) {
 	s := newPrepareStage(t)
 	e := s.engine()
 	p, err := e.PlanPrepare(t.Context(), engine.PrepareRequest{}, func(plan.Event) {})

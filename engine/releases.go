@@ -59,8 +59,7 @@ type knowledge struct {
 // State says where the knowledge comes from, and how fresh it is.
 func (k *knowledge) State() check.FeedState { return k.state }
 
-// feedOf returns where the feed is that a check shall use, and the keys for it. The
-// error has ExitUsage.
+// feedOf returns the location of the feed for a check, and its keys. The error has ExitUsage.
 func (e *Engine) feedOf(c *workspace.Config, r check.Request) (location string, keys []release.Key, err error) {
 	location = r.Feed
 	if location == "" {
@@ -89,7 +88,7 @@ func (e *Engine) feedOf(c *workspace.Config, r check.Request) (location string, 
 func (e *Engine) learnReleases(ctx context.Context, location string, keys []release.Key) (*knowledge, error) {
 	embedded, err := e.releases(ctx, "", nil)
 	if err != nil {
-		return nil, &plan.Error{Op: "read release data", Err: err, Remedy: "install the program anew"}
+		return nil, &plan.Error{Op: "read release data", Err: err, Remedy: "reinstall the program"}
 	}
 	k := &knowledge{embedded: embedded, state: feedState(embedded.State())}
 	if location == "" {
@@ -142,7 +141,7 @@ func (k *knowledge) Summaries(ctx context.Context) ([]release.Summary, error) {
 	return k.source().Summaries(ctx)
 }
 
-// Release returns one release. The error wraps release.ErrNotOffered if nobody knows it.
+// Release returns one release. The error wraps release.ErrNotOffered if it is in no source.
 func (k *knowledge) Release(ctx context.Context, v version.Version) (*release.Release, error) {
 	return k.source().Release(ctx, v)
 }
@@ -163,8 +162,8 @@ func (k *knowledge) Vouch(ctx context.Context, v, kubernetes version.Version, ar
 	return text, err
 }
 
-// Measurements returns what machines of an image must have measured. The error wraps
-// release.ErrNotOffered if nobody knows.
+// Measurements returns the measurements that machines of an image must have. The error wraps
+// release.ErrNotOffered if no source has them.
 func (k *knowledge) Measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error) {
 	return k.source().Measurements(ctx, v, provider)
 }

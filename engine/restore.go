@@ -387,7 +387,7 @@ func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(pl
 		find("cannot", plan.Warn, o.Object.String()+" cannot be restored as the cluster is now", o.Text, o.Remedy)
 	}
 	if r.Overwrite && would[RestoreOverwritten] > 0 {
-		find("overwrite", plan.Warn, fmt.Sprintf("%d objects that differ are made as they were", would[RestoreOverwritten]), "what was changed in them since is lost", p.End.Next[0]+" names them and the fields")
+		find("overwrite", plan.Warn, fmt.Sprintf("%d objects that differ are overwritten with their state in the backup", would[RestoreOverwritten]), "changes since the backup are lost", p.End.Next[0]+" names them and the fields")
 	}
 	p.Steps = []plan.Step{x.step(p, would)}
 	if would[RestoreFailed] > 0 { // of each the run says why

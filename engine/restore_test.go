@@ -112,10 +112,10 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 		{"there is no room", nil, fmt.Errorf("write x: %w", syscall.ENOSPC), plan.ExitFailed, "no space left", "free some space"},
 		{"a quota is used up", nil, fmt.Errorf("write x: %w", syscall.EDQUOT), plan.ExitFailed, "quota", "free some space"},
 		{"the disk is broken", nil, fmt.Errorf("write x: %w", syscall.EIO), plan.ExitFailed, "input/output error", ""},
-		{"the API server is away", nil, fmt.Errorf("list widgets: %w", cluster.ErrUnreachable), plan.ExitFailed, "read the cluster", "see that its API server is up"},
+		{"the API server does not answer", nil, fmt.Errorf("list widgets: %w", cluster.ErrUnreachable), plan.ExitFailed, "read the cluster", "see that its API server is up"},
 		{"it is not this cluster's kubeconfig", nil, fmt.Errorf("list widgets: %w", cluster.ErrDenied), plan.ExitFailed, "read the cluster", workspace.KubeconfigFile},
 		{"there is no room on another disk", func(t *testing.T) string { return t.TempDir() }, fmt.Errorf("write x: %w", syscall.ENOSPC), plan.ExitFailed, "no space left", "backup prune --keep 1 --dir "},
-		{"the user has enough", nil, context.Canceled, plan.ExitStopped, "", "to begin anew; nothing of this one is left"},
+		{"the user has enough", nil, context.Canceled, plan.ExitStopped, "", "to start again; this run has left nothing behind"},
 		{"others may write the directory", func(t *testing.T) string {
 			dir := t.TempDir()
 			if err := os.Chmod(dir, 0o770); err != nil {
@@ -130,7 +130,7 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 			}
 			return dir
 		}, nil, plan.ExitUsage, "it is a symbolic link", "use a directory that is yours alone"},
-		{"what is above the directory is not there", func(t *testing.T) string { return filepath.Join(t.TempDir(), "a", "b") }, nil, plan.ExitUsage, "no such file or directory", "make the directory"},
+		{"the parent directory does not exist", func(t *testing.T) string { return filepath.Join(t.TempDir(), "a", "b") }, nil, plan.ExitUsage, "no such file or directory", "make the directory"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
@@ -197,8 +197,8 @@ func (a *awayTwin) Differences(ctx context.Context, _ *backup.Backup, _ []engine
 	return engine.Compared{}, ctx.Err()
 }
 
-// Nobody waits without an end for a cluster that was away from the beginning.
-func TestAnAPIServerThatIsAwayIsToldBeforeARestore(t *testing.T) {
+// A restore does not wait for an API server that has not answered from the beginning.
+func TestUnreachableAPIServerFailsARestoreBeforeItsFirstStep(t *testing.T) {
 	s := newCheckStage(t)
 	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
@@ -234,7 +234,7 @@ func TestAnAPIServerThatIsAwayIsToldBeforeARestore(t *testing.T) {
 			name string
 			last error // what the last try said; nil: it did not come back
 		}{
-			{"nobody listens", fmt.Errorf("%w: connection refused", cluster.ErrUnreachable)},
+			{"the connection is refused", fmt.Errorf("%w: connection refused", cluster.ErrUnreachable)},
 			{"somebody listens and says nothing", nil},
 		} {
 			t.Run(verb.name+": "+tt.name, func(t *testing.T) {

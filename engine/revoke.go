@@ -226,10 +226,10 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 				continue
 			}
 			// The cloud decides which machine it is: a Node can claim another one.
-			if v.inCloud = true; v.node != nil && !strings.EqualFold(v.node.ProviderID, m.ProviderID) {
+			if v.inCloud = true; v.node != nil && !cloud.SameMachine(v.node.ProviderID, m.Key()) {
 				v.claims = v.node.ProviderID
 			}
-			now.ProviderID, now.Group, now.Role = m.ProviderID, m.Group, string(m.Role)
+			now.ProviderID, now.Group, now.Role = m.Key(), m.Group, string(m.Role)
 			if m.IP.IsValid() {
 				now.Address = m.IP.String()
 			}
@@ -245,7 +245,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 	}
 	v.heir = heirOf(name, v.nodes, ro.Moves)
 	entry, recorded := record[name]
-	v.recorded = recorded && (now.ProviderID == "" || entry.ProviderID == "" && !entry.Since.IsZero() || strings.EqualFold(entry.ProviderID, now.ProviderID) || v.claims != "" && entry.ProviderID == v.claims)
+	v.recorded = recorded && (now.ProviderID == "" || entry.ProviderID == "" && !entry.Since.IsZero() || cloud.SameMachine(entry.ProviderID, now.ProviderID) || v.claims != "" && entry.ProviderID == v.claims)
 	if v.entry = entry; !v.recorded {
 		v.entry = now
 	}
@@ -319,7 +319,7 @@ func (x *revoking) judge(v *revokeView) {
 	}
 	if v.claims != "" {
 		find(plan.Finding{
-			ID: "node-claims-other-machine", Severity: plan.Warn, Source: "cluster", Title: fmt.Sprintf("Node %s claims machine %s, and the cloud says it is %s", name, v.claims, v.machine),
+			ID: "node-claims-other-machine", Severity: plan.Warn, Source: "cluster", Title: fmt.Sprintf("Node %s claims machine %s, and according to the cloud it is %s", name, v.claims, v.machine),
 			Detail: "the machine that the cloud names is removed; the other one is not touched",
 		})
 	}
@@ -342,7 +342,7 @@ func (x *revoking) judge(v *revokeView) {
 	p.Notes = append(p.Notes,
 		"The machine is not asked and its pods are deleted without regard to PodDisruptionBudgets. Data on its disks is lost.",
 		fmt.Sprintf("Its client certificate may be valid until %s. Until then every write with it is refused; what a node without pods may read stays readable.", until.UTC().Format("2006-01-02")),
-		"Whatever secrets its pods had are known to whoever has captured it: change those.",
+		"Rotate the secrets of its pods: the attacker who controls the machine has them.",
 	)
 	if x.request.Replace {
 		p.Notes = append(p.Notes, fmt.Sprintf("The new machine gets another name, and neither labels nor taints of %s: the machine could have written them itself.", name))

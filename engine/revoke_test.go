@@ -231,7 +231,7 @@ func TestRevokeIsResumed(t *testing.T) {
 				return nil
 			})
 			_, err := s.revoke(ctx, r, nil)
-			final := call == "WatchRollout" // the cluster goes on alone
+			final := call == "WatchRollout" // the cluster continues on its own
 			if final && err != nil || !final && plan.ExitCode(err) != plan.ExitStopped {
 				t.Fatalf("interrupted: %v", err)
 			}
@@ -378,7 +378,7 @@ func TestRevokeBelievesTheCloud(t *testing.T) {
 	}
 }
 
-func TestRevokeRefusesWhatIsNotThere(t *testing.T) {
+func TestRevokeRefusesUnknownMachines(t *testing.T) {
 	s := newRevokeStage(t, 1)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(kubeconfig, []byte("leads to it"), 0o600); err != nil {
@@ -404,7 +404,7 @@ func TestRevokeRefusesWhatIsNotThere(t *testing.T) {
 	}
 }
 
-// A damaged entry is written anew: role and group come from the cloud, so etcd's quorum is judged.
+// A damaged entry is rewritten: role and group come from the cloud, so etcd's quorum is checked.
 func TestRevokeRepairsADamagedEntry(t *testing.T) {
 	s := newRevokeStage(t, 1)
 	if err := s.cluster.Revoke(t.Context(), "control-plane-0", revocation.Entry{}); err != nil {

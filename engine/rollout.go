@@ -253,7 +253,7 @@ func (e *Engine) onCluster(ctx context.Context, op string, f func(context.Contex
 	if told := (*plan.Error)(nil); err == nil || errors.As(err, &told) {
 		return err
 	}
-	out := &plan.Error{Op: op, Err: err, Remedy: "`constellation status` tells whether the control plane is up; run the same command again afterwards"}
+	out := &plan.Error{Op: op, Err: err, Remedy: "`constellation status` shows whether the control plane is up; run the same command again afterwards"}
 	switch {
 	case errors.Is(err, cluster.ErrAbsent):
 		out.Remedy = "`constellation init` sets the target of a cluster"

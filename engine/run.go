@@ -46,14 +46,14 @@ func newRunID(v plan.Verb, now time.Time) string {
 //
 // When ctx ends the run stops soon, having finished what must not be cut in half: as
 // an error with ExitStopped before the final step of the plan was done, else without
-// an error, since the cluster goes on alone. A plan whose effects are all there gives
+// an error, since the cluster continues on its own. A plan whose effects are all there gives
 // an error with ExitNothing, a second run in the same workspace, or of another one in the
 // same cluster where the plan needs it for itself, one with ExitHeld. A finding that is
 // to be accepted by name and is not gives ExitUnacknowledged. A rehearsal leaves no trace.
 func (e *Engine) Run(ctx context.Context, p *plan.Plan, emit func(plan.Event)) (err error) {
 	p.By = cmp.Or(p.By, someone())
 	r := &run{plan: p, out: emit, now: e.now, log: e.log, started: e.now(), dir: e.ws.Path(filepath.Join(plan.RunsDir, p.ID))}
-	r.final = p.Verb == plan.VerbWatch // the cluster goes on alone from the beginning
+	r.final = p.Verb == plan.VerbWatch // the cluster continues on its own from the beginning
 	r.resume = cmp.Or(p.End.Command, e.command(string(p.Verb)))
 	defer r.close()
 	defer func() { err = r.finish(ctx, err, e) }()
@@ -337,7 +337,7 @@ func (r *run) step(ctx context.Context, s *plan.Step) (ran bool, err error) {
 		if left(ctx, err) {
 			e.State, e.Text, e.Remedy = plan.StateStopped, "stopped on request", ""
 			if r.final {
-				e.State, e.Text = plan.StateDetached, "the cluster goes on alone"
+				e.State, e.Text = plan.StateDetached, "the cluster continues on its own"
 			}
 		}
 	}
@@ -402,7 +402,7 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 		res.Status, res.Resume = plan.StateStopped, r.resume
 		stop := &plan.Error{Err: fmt.Errorf("stopped before step %s was done", r.current), Exit: plan.ExitStopped, Remedy: "run `" + r.resume + "` to go on; finished steps are skipped"}
 		if r.plan.Verb == plan.VerbBackup { // a backup that was not finished is removed
-			stop.Remedy = "run `" + r.resume + "` to begin anew; nothing of this one is left"
+			stop.Remedy = "run `" + r.resume + "` to start again; this run has left nothing behind"
 		}
 		var why *plan.Error
 		signalled := errors.As(context.Cause(ctx), &why) && why.Exit > 128
@@ -412,7 +412,7 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 		if r.lost != nil && errors.As(r.lost(), &why) && why.Exit == plan.ExitHeld {
 			stop.Err, stop.Exit, stop.Remedy = fmt.Errorf("stopped before step %s was done: %w", r.current, why), plan.ExitHeld, why.Remedy
 			if r.final { // somebody else watches now, or goes on
-				stop.Err, stop.Remedy = fmt.Errorf("%w; the cluster goes on alone", why), "`constellation status` shows how far it is"
+				stop.Err, stop.Remedy = fmt.Errorf("%w; the cluster continues on its own", why), "`constellation status` shows how far it is"
 			}
 			err, text = stop, stop.Error()
 			break
@@ -423,11 +423,11 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 		}
 		switch {
 		case signalled:
-			res.Status, stop.Err = plan.StateDetached, fmt.Errorf("%w; the cluster goes on alone", why.Err)
+			res.Status, stop.Err = plan.StateDetached, fmt.Errorf("%w; the cluster continues on its own", why.Err)
 		case errors.Is(ctx.Err(), context.DeadlineExceeded):
-			stop.Err = errors.New("the time was over before all nodes were ready; the cluster goes on alone")
+			stop.Err = errors.New("the time was over before all nodes were ready; the cluster continues on its own")
 		default:
-			res.Status, text, err = plan.StateDetached, "you left; the cluster goes on alone", nil
+			res.Status, text, err = plan.StateDetached, "you left; the cluster continues on its own", nil
 		}
 		if err != nil {
 			stop.Remedy, text = "run `"+r.resume+"` to see the rest of it", stop.Error()

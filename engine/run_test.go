@@ -35,7 +35,7 @@ func runPlan(ctx context.Context, e *engine.Engine, steps ...plan.Step) ([]plan.
 	return events, err
 }
 
-func TestEventsAreNumberedInOrderWhoeverSpeaks(t *testing.T) {
+func TestEventsOfConcurrentSendersAreNumberedInOrder(t *testing.T) {
 	e, _ := bare(t)
 	const speakers, lines = 20, 200
 	events, err := runPlan(t.Context(), e, plan.Step{ID: "talk", Run: func(_ context.Context, r *plan.Reporter) error {
@@ -256,10 +256,10 @@ func TestFullDisk(t *testing.T) {
 		told = told || strings.Contains(e.Text, "the rest of this run is not recorded")
 	}
 	if !told {
-		t.Error("nobody was told that the record ends")
+		t.Error("no event reports that the recording has stopped")
 	}
 	if _, acks := s.machines[0].counts(); acks != 0 {
-		t.Error("the machine was told that its result is stored")
+		t.Error("the machine received an acknowledgement of its result")
 	}
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
@@ -282,5 +282,5 @@ func BenchmarkEvents(b *testing.B) {
 	}
 }
 
-// BenchmarkLook is one look at a cluster of 5,000 nodes, of which one has changed.
+// BenchmarkLook measures one poll of a cluster of 5,000 nodes, of which one has changed.
 func BenchmarkLook(b *testing.B) { engine.BenchLook(b, 5000) }

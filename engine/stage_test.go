@@ -56,6 +56,8 @@ type stage struct {
 	rootsPEM  string
 	lifeOnce  sync.Once
 	nodesOnly atomic.Bool // machines never get Ready
+	// registered is whether the engine finds its provider in the registry.
+	registered bool
 }
 
 const bootstrapToken = "abcdef.0123456789abcdef"
@@ -133,7 +135,7 @@ func (s *stage) live() {
 		if s.nodesOnly.Load() {
 			continue
 		}
-		time.Sleep(50 * time.Millisecond) // what a kubelet does takes time
+		time.Sleep(50 * time.Millisecond) // simulated work of a kubelet
 		n.State = plan.NodeReady
 		s.cluster.PutNode(n)
 		s.cluster.Annotate(i.Name)
@@ -146,7 +148,7 @@ func (s *stage) engine() *engine.Engine {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	e := engine.New(w, engine.Deps{
+	d := engine.Deps{
 		Connect: func(_ context.Context, kubeconfig []byte) (engine.Cluster, error) {
 			if !bytes.Contains(kubeconfig, []byte("https://127.0.0.1:36443")) {
 				return nil, errors.New("kubeconfig leads elsewhere")
@@ -157,7 +159,11 @@ func (s *stage) engine() *engine.Engine {
 			return s.cloud, nil
 		},
 		Log: slog.New(slog.NewTextHandler(lockedWriter{s}, &slog.HandlerOptions{Level: slog.LevelDebug})),
-	})
+	}
+	if s.registered {
+		d.Provider = nil
+	}
+	e := engine.New(w, d)
 	e.SetLimits(2*time.Second, 5*time.Second, time.Second, 500*time.Millisecond, time.Second, 1500*time.Millisecond)
 	return e
 }

@@ -23,7 +23,7 @@ import (
 
 // TestComponentsInUseGetTheirStatement prepares an upgrade of a cluster whose ConfigMaps an
 // older program published. Until the control planes are upgraded, machines of the new image
-// join with what is there, so it has to be vouched for before the target is set.
+// join with these components, so they need a signed statement before the target is set.
 func TestComponentsInUseGetTheirStatement(t *testing.T) {
 	publish := func(s *checkStage, k string, change func(*cluster.Components)) cluster.Components {
 		t.Helper()
@@ -87,7 +87,7 @@ func TestComponentsInUseGetTheirStatement(t *testing.T) {
 			t.Errorf("planned again: %v, %+v", err, p.Steps[0])
 		}
 	})
-	t.Run("what nobody vouches for any more", func(t *testing.T) {
+	t.Run("components without a valid statement", func(t *testing.T) {
 		s := newPrepareStage(t)
 		use(s, publish(s, "v1.35.4", func(c *cluster.Components) { c.List[0].Digest = "sha256:" + strings.Repeat("cd", 32) }))
 		p, err := s.engine().PlanPrepare(t.Context(), both, func(plan.Event) {})
@@ -168,7 +168,7 @@ func (f *ownFeed) build(key engine.FeedKey, trust ...string) {
 	}
 }
 
-// trust is what a machine believes whose image has the first key.
+// trust is the trust policy of a machine whose image has the first key.
 func (f *ownFeed) trust() release.Trust {
 	f.Helper()
 	b, err := os.ReadFile(f.machines.Public)
@@ -182,9 +182,9 @@ func (f *ownFeed) trust() release.Trust {
 	return release.NewTrust(keys...)
 }
 
-// TestStatementsOfAFeedReachTheCluster prepares an upgrade in a cloud that vouches for nothing.
-// A builder's feed does, with a key of its own that the machines' key has vouched for. What
-// stands in the ConfigMaps afterwards is what machines verify.
+// TestStatementsOfAFeedReachTheCluster prepares an upgrade in a cloud that has no statements. They
+// come from the feed of a builder, signed by a key of its own that the machines' key certifies.
+// Machines verify the statements that are in the ConfigMaps afterwards.
 func TestStatementsOfAFeedReachTheCluster(t *testing.T) {
 	for _, from := range []string{"folder", "address", "bundle"} {
 		t.Run(from, func(t *testing.T) {
@@ -214,7 +214,7 @@ func TestStatementsOfAFeedReachTheCluster(t *testing.T) {
 				server.Close()
 				at = "bundle:" + r.Out
 			}
-			// What runs was published by an older program.
+			// An older program published the running components.
 			old, err := s.cloud.Components(t.Context(), v("v1.35.4"))
 			if err != nil {
 				t.Fatal(err)
@@ -331,7 +331,7 @@ func TestStatementThatThisComputerCannotRead(t *testing.T) {
 	if err != nil || len(statements) != 1 {
 		t.Fatalf("%q, %v", statements, err)
 	}
-	// A folder in the place of the file cannot be read, whoever runs the test.
+	// A directory in the place of the file is unreadable even for root.
 	if err := errors.Join(os.Remove(statements[0]), os.Mkdir(statements[0], 0o755)); err != nil {
 		t.Fatal(err)
 	}
@@ -347,8 +347,8 @@ func TestStatementThatThisComputerCannotRead(t *testing.T) {
 	}
 }
 
-// TestComponentsThatNobodyVouchesFor warns, where a feed is asked that signs other lists.
-func TestComponentsThatNobodyVouchesFor(t *testing.T) {
+// TestComponentsWithoutAStatement warns, where a feed is asked that signs other lists.
+func TestComponentsWithoutAStatement(t *testing.T) {
 	s := newPrepareStage(t)
 	s.cloud.unsigned = true
 	f := newOwnFeed(t)
@@ -366,9 +366,9 @@ func TestComponentsThatNobodyVouchesFor(t *testing.T) {
 	}
 }
 
-// TestInitTakesTheStatementOfTheFeed makes a cluster in a cloud that vouches for nothing, with the
+// TestInitUsesTheStatementOfTheFeed makes a cluster in a cloud that vouches for nothing, with the
 // feed that the configuration names.
-func TestInitTakesTheStatementOfTheFeed(t *testing.T) {
+func TestInitUsesTheStatementOfTheFeed(t *testing.T) {
 	s := newStage(t, 1, 0)
 	s.cloud.unsigned = true
 	f := newOwnFeed(t)

@@ -149,7 +149,7 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 
 	st.Reachable = st.Stage == StageCluster && inside.err == nil
 	if inside.err != nil {
-		st.Problem, st.Remedy = inside.err.Error(), "is the control plane up? What the cloud knows is below"
+		st.Problem, st.Remedy = inside.err.Error(), "check whether the control plane is up; the machines of the cloud are listed below"
 		if errors.Is(inside.err, cluster.ErrDenied) {
 			st.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's"
 		}
@@ -266,7 +266,7 @@ func (st *Status) merge(machines []cluster.CloudMachine, in inside) {
 	for _, shared := range in.nodes {
 		n := *shared
 		isNode[n.Name] = true
-		n.Current = in.target.Components != "" && (n.Image == in.target.Image || n.InPlace) && n.Components == in.target.Components
+		n.Current = in.target.Components != "" && (in.target.Image == "" || n.Image == in.target.Image || n.InPlace) && n.Components == in.target.Components
 		st.Nodes = append(st.Nodes, n)
 	}
 	joining := map[string]bool{}

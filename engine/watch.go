@@ -148,7 +148,7 @@ func aim(p *plan.Plan, v *rollout.View) (news bool) {
 
 // watch is the only step of a watch.
 func (i *clusterRun) watch(ctx context.Context, r *plan.Reporter, w WatchRequest, p *plan.Plan) error {
-	p.End.Done = "you left; the cluster goes on alone"
+	p.End.Done = "you left; the cluster continues on its own"
 	err := i.followRollout(ctx, r, i.cluster, func(now *rollout.View) (bool, error) {
 		if aim(p, now) {
 			if err := r.SendPlan(); err != nil {

@@ -32,7 +32,7 @@ func TestWatchSeesARollout(t *testing.T) {
 			told := false
 			ended <- s.engine().Watch(t.Context(), engine.WatchRequest{}, func(ev plan.Event) {
 				list = append(list, ev)
-				if !told && ev.Kind == plan.KindProgress { // all nodes were told
+				if !told && ev.Kind == plan.KindProgress { // all nodes were reported
 					told = true
 					close(began)
 				}
@@ -87,7 +87,7 @@ func TestWatchOnce(t *testing.T) {
 		{"of the workspace", engine.WatchRequest{Once: true}, nil, 0, "3 of 3 nodes at the target"},
 		{"of a kubeconfig", engine.WatchRequest{Once: true, Kubeconfig: kubeconfig}, nil, 0, "3 of 3 nodes at the target"},
 		{"no kubeconfig", engine.WatchRequest{Once: true, Kubeconfig: kubeconfig + "-none"}, nil, plan.ExitUsage, "no such file"},
-		{"the API server is away", engine.WatchRequest{Once: true}, func() { s.cluster.SetDown(true) }, plan.ExitFailed, "look at the rollout of demo"},
+		{"the API server does not answer", engine.WatchRequest{Once: true}, func() { s.cluster.SetDown(true) }, plan.ExitFailed, "look at the rollout of demo"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.before != nil {
@@ -112,9 +112,9 @@ func TestWatchOnce(t *testing.T) {
 	}
 }
 
-// Plans are told once, and then what changes: beside the rollout, and with the states of their
-// nodes. That there are none is told as well, and nothing else.
-func TestWatchTellsPlans(t *testing.T) {
+// Plans are reported once with the states of their nodes, then their changes, beside the rollout. A
+// cluster without Plans is reported as well.
+func TestWatchReportsPlans(t *testing.T) {
 	s := newApplyStage(t)
 	s.cluster.SetRollout(func(r *cluster.Rollout) { r.Observed, r.Reached = true, true })
 	watch := func(change func(plan.Event)) (list []plan.Event) {
@@ -144,7 +144,7 @@ func TestWatchTellsPlans(t *testing.T) {
 	}
 	s.cluster.SetPlans(p)
 	got = watch(func(ev plan.Event) {
-		if ev.Kind != plan.KindProgress { // all was told
+		if ev.Kind != plan.KindProgress { // all was reported
 			return
 		}
 		switch {

@@ -42,6 +42,7 @@ func answer(err error) error {
 		used    *turnUsedError
 		leaving *leavingError
 		revoked *revokedError
+		name    *revokedNameError
 	)
 	switch {
 	case errors.Is(err, errNoEvidence):
@@ -52,6 +53,8 @@ func answer(err error) error {
 		return status.Error(codes.InvalidArgument, err.Error())
 	case errors.As(err, &revoked):
 		return status.Error(codes.PermissionDenied, revoked.Error())
+	case errors.As(err, &name):
+		return later(codes.Unavailable, name.Error(), time.Minute)
 	case errors.As(err, &leaving):
 		return status.Error(codes.FailedPrecondition, leaving.Error())
 	case errors.As(err, &held):

@@ -20,7 +20,7 @@ type directory struct {
 
 	mu        sync.Mutex
 	read      time.Time
-	instances map[string]cloud.Instance
+	instances map[string]cloud.Instance // by name: the machine that has it now
 }
 
 // directoryAge is the maximum age of a list that confirms an instance. Before an instance is
@@ -29,24 +29,24 @@ const directoryAge = 5 * time.Second
 
 func newDirectory(m metadata) *directory { return &directory{meta: m} }
 
-// verify returns nil if the cloud's data of the instance matches the evidence. The cloud's
-// list may lag, so a missing instance gets errUnknownInstance, which asks it to retry; a
-// different one is refused with errOtherInstance.
-func (d *directory) verify(ctx context.Context, id attestation.Identity) error {
-	err := d.check(ctx, id, directoryAge)
+// verify returns the machine's cloud.Key if the cloud's data of the instance matches the
+// evidence. The cloud's list may lag, so a missing instance gets errUnknownInstance, which
+// asks it to retry; a different one is refused with errOtherInstance.
+func (d *directory) verify(ctx context.Context, id attestation.Identity) (key string, err error) {
+	key, err = d.check(ctx, id, directoryAge)
 	if err != nil && ctx.Err() == nil {
-		err = d.check(ctx, id, 0)
+		key, err = d.check(ctx, id, 0)
 	}
-	return err
+	return key, err
 }
 
-func (d *directory) check(ctx context.Context, id attestation.Identity, age time.Duration) error {
+func (d *directory) check(ctx context.Context, id attestation.Identity, age time.Duration) (key string, err error) {
 	i, ok, err := d.find(ctx, id.Name, age)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if !ok || i.State == cloud.Terminating || i.State == cloud.Terminated {
-		return fmt.Errorf("%w: %s", errUnknownInstance, id.Name)
+		return "", fmt.Errorf("%w: %s", errUnknownInstance, id.Name)
 	}
 	for _, f := range []struct{ field, attested, known string }{
 		{"provider ID", id.ProviderID, i.ProviderID},
@@ -55,10 +55,20 @@ func (d *directory) check(ctx context.Context, id attestation.Identity, age time
 		{"group", id.Group, i.Group},
 	} {
 		if f.attested != f.known {
-			return fmt.Errorf("%w: %s of %s is %q, in the cloud %q", errOtherInstance, f.field, id.Name, f.attested, f.known)
+			return "", fmt.Errorf("%w: %s of %s is %q, in the cloud %q", errOtherInstance, f.field, id.Name, f.attested, f.known)
 		}
 	}
-	return nil
+	return i.Key(), nil
+}
+
+// supersedes reports whether a replaces b as the machine of a name. A machine that is being deleted
+// gives its name to another one in some clouds.
+func supersedes(a, b cloud.Instance) bool {
+	ends := func(i cloud.Instance) bool { return i.State == cloud.Terminating || i.State == cloud.Terminated }
+	if ends(a) != ends(b) {
+		return ends(b)
+	}
+	return a.Created.After(b.Created)
 }
 
 func (d *directory) find(ctx context.Context, name string, age time.Duration) (cloud.Instance, bool, error) {
@@ -80,7 +90,9 @@ func (d *directory) find(ctx context.Context, name string, age time.Duration) (c
 		}
 		m := make(map[string]cloud.Instance, len(list))
 		for _, i := range list {
-			m[i.Name] = i
+			if o, ok := m[i.Name]; !ok || supersedes(i, o) {
+				m[i.Name] = i
+			}
 		}
 		d.mu.Lock()
 		d.instances, d.read = m, asked

@@ -248,13 +248,16 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 	if demands == nil {
 		return nil, errNotReady
 	}
-	if err := s.directory.verify(ctx, id); err != nil {
+	key, err := s.directory.verify(ctx, id)
+	if err != nil {
 		return nil, err
 	}
-	if err := s.kube.staying(id); err != nil {
+	machine := id // as records name it
+	machine.ProviderID = key
+	if err := s.kube.staying(machine); err != nil {
 		return nil, err
 	}
-	if err := s.kube.allowed(id); err != nil {
+	if err := s.kube.allowed(machine); err != nil {
 		return nil, err
 	}
 	if err := s.kube.notYetNode(ctx, id); err != nil {
@@ -287,20 +290,20 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 		t.TurnExpires = timestamppb.New(expires)
 		// The watch may lag, and a machine that is being removed must not become a member of etcd.
 		// The turn expires by itself: this machine may be half joined.
-		if err := s.kube.stayingNow(ctx, id); err != nil {
+		if err := s.kube.stayingNow(ctx, machine); err != nil {
 			return nil, err
 		}
 	}
 	if t.KubeletCertificate, err = s.authority.sign(csr, id, time.Now()); err != nil {
 		return nil, err
 	}
-	if err := s.kube.expect(ctx, id, c.name, time.Now().Add(joinDeadline)); err != nil {
+	if err := s.kube.expect(ctx, machine, c.name, time.Now().Add(joinDeadline)); err != nil {
 		return nil, err
 	}
 	if t.Token, err = s.kube.putToken(ctx, id, time.Now().Add(tokenTTL)); err != nil {
 		return nil, err
 	}
-	if err := s.confirm(ctx, log, id); err != nil {
+	if err := s.confirm(ctx, log, machine); err != nil {
 		return nil, err
 	}
 	if controlPlane {

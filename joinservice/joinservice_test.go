@@ -989,7 +989,7 @@ func passing(t *testing.T, s *site, r *replica) {
 			t.Errorf("when it is back: %v", err)
 		}
 	})
-	t.Run("the API server is away", func(t *testing.T) {
+	t.Run("the API server does not answer", func(t *testing.T) {
 		s.cp.StopAPIServer()
 		_, err := s.ask(r.addr, id, issuer)
 		refused(t, err, codes.Unavailable, "")

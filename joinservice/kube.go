@@ -103,7 +103,7 @@ func newKube(c *rest.Config, namespace string) (*kube, error) {
 }
 
 // byLeaver is the index of PendingNodes whose machine is scheduled for removal, by the
-// machine's ID.
+// machine's ID without incarnation.
 const byLeaver = "leaver"
 
 // pendingNodes keeps all PendingNodes in a store. Their number is that of machines in
@@ -115,13 +115,19 @@ func (k *kube) pendingNodes() cache.Indexer {
 		Handler:       cache.ResourceEventHandlerFuncs{},
 		Indexers: cache.Indexers{byLeaver: func(obj any) ([]string, error) {
 			if p, ok := obj.(*v1alpha1.PendingNode); ok && p.Spec.Goal == v1alpha1.LeaveGoal {
-				return []string{strings.ToLower(p.Spec.ProviderID)}, nil // some clouds vary the case
+				return []string{leaverKey(p.Spec.ProviderID)}, nil
 			}
 			return nil, nil
 		}},
 	})
 	k.watches = append(k.watches, controller)
 	return store.(cache.Indexer)
+}
+
+// leaverKey returns the key in the index of a machine. Some clouds vary the case.
+func leaverKey(machine string) string {
+	id, _ := cloud.SplitKey(machine)
+	return strings.ToLower(id)
 }
 
 // leavingError means that a machine is scheduled for removal, permanently.
@@ -133,12 +139,14 @@ func (e *leavingError) Error() string {
 
 // staying returns a *leavingError if the store has the machine as scheduled for removal.
 func (k *kube) staying(id attestation.Identity) error {
-	bound, err := k.pending.ByIndex(byLeaver, strings.ToLower(id.ProviderID))
+	bound, err := k.pending.ByIndex(byLeaver, leaverKey(id.ProviderID))
 	if err != nil {
 		return fmt.Errorf("find PendingNode: %w", err)
 	}
-	if len(bound) > 0 {
-		return &leavingError{bound[0].(*v1alpha1.PendingNode).Name}
+	for _, obj := range bound {
+		if p := obj.(*v1alpha1.PendingNode); cloud.SameMachine(p.Spec.ProviderID, id.ProviderID) {
+			return &leavingError{p.Name}
+		}
 	}
 	return nil
 }
@@ -150,7 +158,7 @@ func (k *kube) stayingNow(ctx context.Context, id attestation.Identity) error {
 		return fmt.Errorf("list PendingNodes: %w", err)
 	}
 	for _, p := range all.Items {
-		if p.Spec.Goal == v1alpha1.LeaveGoal && strings.EqualFold(p.Spec.ProviderID, id.ProviderID) {
+		if p.Spec.Goal == v1alpha1.LeaveGoal && cloud.SameMachine(p.Spec.ProviderID, id.ProviderID) {
 			return &leavingError{p.Name}
 		}
 	}

@@ -26,7 +26,9 @@ import (
 //
 //   - Connections from its address are closed before the TLS handshake, as long as the
 //     cloud lists the machine. Afterwards the cloud may give the address to another one.
-//   - A ticket is refused if the record, as seen last, contains its name or provider ID.
+//   - A ticket is refused if the record, as seen last, contains its name or its key. Another
+//     machine that got the name of a revoked one is refused until the record expires, and
+//     its address is not closed.
 //   - After the token was written the record is read again. The console writes the record
 //     before it deletes the token, so a token never outlives a revocation: either this
 //     read contains the entry, or the console's delete comes after our write.
@@ -36,6 +38,32 @@ type revokedError struct{ node string }
 
 func (e *revokedError) Error() string {
 	return fmt.Sprintf("this machine was revoked: ConfigMap %s/%s has an entry %s", revocation.Namespace, revocation.ConfigMap, e.node)
+}
+
+// revokedNameError means that an earlier machine of this name was revoked. Its certificates
+// prove the name, so no other machine can use the name until they have expired.
+type revokedNameError struct {
+	node  string
+	until time.Time // zero: no end is recorded
+}
+
+func (e *revokedNameError) Error() string {
+	text := fmt.Sprintf("an earlier machine called %s was revoked, and its certificates have not expired", e.node)
+	if !e.until.IsZero() {
+		text += "; the name can be used again after " + e.until.UTC().Format(time.RFC3339)
+	}
+	return text
+}
+
+// refusal returns why the record refuses a machine; nil: it does not.
+func refusal(list revocation.List, id attestation.Identity) error {
+	if node, revoked := list.Revoked(id.Name, id.ProviderID); revoked {
+		return &revokedError{node}
+	}
+	if node, refused := list.Refuses(id.Name, id.ProviderID); refused {
+		return &revokedNameError{node, list[node].Until}
+	}
+	return nil
 }
 
 // revokedNodes keeps the record in a store and signals its changes on changed.
@@ -71,13 +99,9 @@ func (k *kube) revokedSeen() revocation.List {
 	return list
 }
 
-// allowed returns a *revokedError if the record, as seen last, refuses the machine.
-func (k *kube) allowed(id attestation.Identity) error {
-	if node, refused := k.revokedSeen().Refuses(id.Name, id.ProviderID); refused {
-		return &revokedError{node}
-	}
-	return nil
-}
+// allowed returns a *revokedError or a *revokedNameError if the record, as seen last,
+// refuses the machine.
+func (k *kube) allowed(id attestation.Identity) error { return refusal(k.revokedSeen(), id) }
 
 // allowedNow is allowed with a record that is read after the call began.
 func (k *kube) allowedNow(ctx context.Context, id attestation.Identity) error {
@@ -95,10 +119,7 @@ func (k *kube) allowedNow(ctx context.Context, id attestation.Identity) error {
 	if err != nil {
 		return err
 	}
-	if node, refused := list.Refuses(id.Name, id.ProviderID); refused {
-		return &revokedError{node}
-	}
-	return nil
+	return refusal(list, id)
 }
 
 // reads shares reads of one object among callers. Each caller gets the answer to a
@@ -229,7 +250,7 @@ func (s *Server) sourcesOf(ctx context.Context, list revocation.List, gone map[s
 	}
 	exists := map[string]bool{}
 	for _, i := range all {
-		if node, refused := list.Refuses(i.Name, i.ProviderID); refused && i.State != cloud.Terminated {
+		if node, revoked := list.Revoked(i.Name, i.Key()); revoked && i.State != cloud.Terminated {
 			exists[node] = true
 			if i.IP.IsValid() {
 				out[i.IP.Unmap()] = node

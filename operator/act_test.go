@@ -192,6 +192,49 @@ func (b *busyCloud) Describe(_ context.Context, ids []string) ([]cloud.Instance,
 	return out, nil
 }
 
+// lateAnswer lists an instance whose creation is answered before the list is.
+type lateAnswer struct{ *busyCloud }
+
+func (l lateAnswer) Instances(ctx context.Context) ([]cloud.Instance, error) {
+	l.meanwhile()
+	l.busyCloud.meanwhile = func() {}
+	return l.busyCloud.Instances(ctx)
+}
+
+// TestMachineThatAListContainedIsGoneAtOnce: a machine that ends before it joins has its surge slot
+// until it counts as gone. Only one that no list has ever contained may still appear.
+func TestMachineThatAListContainedIsGoneAtOnce(t *testing.T) {
+	for name, tt := range map[string]struct {
+		hidden bool // from the list that overlaps the creation
+		want   v1alpha1.InstanceState
+	}{
+		"the list contained it": {false, "Terminated"},
+		"no list contained it":  {true, "Creating"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := &busyCloud{is: map[string]cloud.Instance{}, hidden: map[string]bool{"x://new": tt.hidden}}
+			now := time.Now()
+			f := newFleet(lateAnswer{b}, func() time.Time { now = now.Add(time.Millisecond); return now })
+			b.meanwhile = func() {
+				if _, err := f.CreateInstances(t.Context(), "g", []string{"t"}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			intent := map[string]claim{"x://new": {}}
+			if err := f.refresh(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+			delete(b.is, "x://new")
+			if err := f.refresh(t.Context(), intent); err != nil {
+				t.Fatal(err)
+			}
+			if all, _, _, _ := f.view(); len(all) != 1 || all[0].State != tt.want {
+				t.Errorf("the machine that the cloud no longer has is %+v, want %s", all, tt.want)
+			}
+		})
+	}
+}
+
 func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
 	type view struct {
 		all      map[string]v1alpha1.InstanceState

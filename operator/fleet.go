@@ -199,6 +199,9 @@ func (f *fleet) refresh(ctx context.Context, about map[string]claim) error {
 	defer f.mu.Unlock()
 	for id, s := range f.known {
 		if s.at.After(begun) {
+			// The list may contain an instance whose creation was answered meanwhile.
+			in := known[id]
+			s.listed = s.listed || in.listed && in.missing.IsZero()
 			known[id] = s
 		}
 	}

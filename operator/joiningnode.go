@@ -26,6 +26,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/decision"
+	"constellation/operator/readiness"
 )
 
 // joiningNodes copies the record of a machine's ticket (JoiningNode) to annotations of its Node, and
@@ -147,6 +148,9 @@ func (r *joiningNodes) annotate(ctx context.Context, jn *v1alpha1.JoiningNode, n
 	}
 	want := map[string]string{v1alpha1.AnnotationComponents: jn.Spec.ComponentsReference}
 	instance, err := r.cloud.Instance(ctx, id)
+	if errors.Is(err, cloud.ErrNotFound) && r.outlived(node, id) {
+		instance, err = r.cloud.Instance(ctx, node.Spec.ProviderID)
+	}
 	switch {
 	case errors.Is(err, cloud.ErrNotFound):
 		return &refusal{"InstanceUnknown", fmt.Sprintf("the cloud does not know machine %s", id)}, r.patchAttested(ctx, jn, node, want)
@@ -160,6 +164,14 @@ func (r *joiningNodes) annotate(ctx context.Context, jn *v1alpha1.JoiningNode, n
 		want[v1alpha1.AnnotationIncarnation] = instance.Incarnation
 	}
 	return nil, r.patch(ctx, node, want)
+}
+
+// outlived reports whether a Node cannot be that of the machine with this key, which the cloud does
+// not find: it stays Ready longer than the Node of a deleted machine. The join service got an old
+// list, and recorded the incarnation of an earlier machine.
+func (r *joiningNodes) outlived(node *corev1.Node, key string) bool {
+	missing := r.clocks.Since("missing "+string(node.UID)+key, r.now())
+	return node.Spec.ProviderID != key && readiness.Node(node) && r.now().Sub(missing) > 2*time.Minute
 }
 
 // patchAttested annotates the installed image and components. If the join service has verified the

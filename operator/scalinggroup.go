@@ -150,12 +150,18 @@ func (r *groups) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, er
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 
-// target returns the target image of groups; empty: no target yet.
+// noImage is the target of groups in a cloud that selects no image.
+const noImage = "none"
+
+// target returns the target image of groups, or noImage; empty: no target yet.
 func (r *groups) target(ctx context.Context) (string, error) {
 	var nv v1alpha1.NodeVersion
 	err := r.client.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeVersionName}, &nv)
 	if client.IgnoreNotFound(err) != nil {
 		return "", fmt.Errorf("read NodeVersion: %w", err)
+	}
+	if err == nil && nv.Spec.Image == "" {
+		return noImage, nil
 	}
 	return nv.Spec.Image, nil
 }
@@ -172,6 +178,8 @@ func groupCondition(g *v1alpha1.ScalingGroup, target string, found []cloud.Group
 		c.Reason, c.Message = reasonNotListed, "the cloud does not list this group; the object is kept, delete it if the group is gone"
 	case target == "":
 		c.Reason, c.Message = "NoTarget", "there is no NodeVersion "+v1alpha1.NodeVersionName+" yet"
+	case target == noImage:
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, "UpToDate", "the target names no image"
 	case strings.EqualFold(f.Image, target):
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, "UpToDate", "new machines of this group are made from the target's image"
 	default:

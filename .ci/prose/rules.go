@@ -84,7 +84,7 @@ var verbs = map[string]bool{}
 func init() {
 	for _, v := range []string{
 		"Abandon", "Accept", "Add", "Apply", "Approve", "Archive", "Attach", "Back", "Begin", "Bootstrap", "Bring", "Build", "Bundle", "Cancel", "Change", "Check",
-		"Clear", "Compare", "Configure", "Convert", "Copy", "Create", "Delete", "Describe", "Diagnose", "Diff", "Disable", "Download", "Drain",
+		"Clear", "Compare", "Configure", "Convert", "Copy", "Create", "Cut", "Delete", "Describe", "Diagnose", "Diff", "Disable", "Download", "Drain",
 		"Edit", "Enable", "End", "Execute", "Export", "Fetch", "Follow", "Format", "Generate", "Get", "Import", "Init", "Initialize", "Inject", "Inspect",
 		"Install", "Join", "Keep", "Leave", "List", "Make", "Manage", "Measure", "Merge", "Migrate", "Move", "Open", "Operate", "Pack", "Pause", "Plan", "Play", "Postpone", "Power",
 		"Prepare", "Print", "Prune", "Publish", "Pull", "Push", "Query", "Read", "Reboot", "Record", "Release", "Remove", "Rename", "Render", "Repair",

@@ -20,11 +20,10 @@
 //
 // A client judges the server before it shows evidence of its own. A server judges
 // the client when the TLS handshake is through, and then sends one byte: zero, or
-// the class of what it found wrong. That is how a refused client learns why in
-// words, although the details stay in the server's log. What is inside the
-// certificate beyond key and evidence (its signature, names and dates) means
-// nothing and is not looked at: the key is bound by the evidence, and a nonce is
-// a better proof of freshness than two clocks.
+// the class of the error, so that a refused client can show the reason although the
+// details stay in the server's log. Beyond key and evidence, the content of the
+// certificate (its signature, names and dates) is ignored: the key is bound by the
+// evidence, and a nonce is a better proof of freshness than two clocks.
 //
 // A server bounds what strangers cost it and shares that fairly among sources:
 // connections without a ClientHello, handshakes, and quotes, which a TPM makes one
@@ -210,10 +209,9 @@ func PeerStatement(ctx context.Context) (attestation.Statement, bool) {
 	return *info.Statement, true
 }
 
-// Prove tells the server whose handler runs in ctx that its client is a rightful
-// one, which without client evidence only the handler can know. The connection
-// then no longer counts against MaxConnections. It may be called more than once,
-// and does nothing on other connections.
+// Prove marks the client of the handler that runs in ctx as authenticated; without client
+// evidence only the handler can authenticate it. The connection then no longer counts
+// against MaxConnections. Further calls, and calls on other connections, have no effect.
 func Prove(ctx context.Context) {
 	if p, ok := peer.FromContext(ctx); ok {
 		if info, ok := p.AuthInfo.(AuthInfo); ok && info.proof != nil {

@@ -29,7 +29,7 @@ func (c *Run) Current() error {
 	what := fmt.Sprintf("cluster %s runs release %s with Kubernetes %s", c.Config.Name, c.Now.Services, c.Now.Kubernetes)
 	e := &plan.Error{Err: errors.New(what + ": nothing that can be reached is newer"), Remedy: "`constellation upgrade check` says what there is", Exit: plan.ExitNothing}
 	if c.there {
-		e.Err = errors.New(what + ": what is asked for runs already")
+		e.Err = errors.New(what + ": the cluster runs the requested versions already")
 	}
 	return e
 }

@@ -159,8 +159,6 @@ func (c *Run) Look(ctx context.Context) error {
 		}
 		if c.Down = c.ClusterDown(err); c.Down != nil {
 			c.Now = compat.Running{}
-		} else if c.Now.Services.IsZero() || c.Now.ControlPlaneImage.IsZero() || c.Now.Kubernetes.IsZero() {
-			c.Down = c.denied() // nothing can be planned
 		}
 	})
 	wg.Go(func() {
@@ -182,12 +180,42 @@ func (c *Run) Look(ctx context.Context) error {
 	if releasesErr != nil {
 		return releasesErr
 	}
+	if c.Down == nil {
+		c.resolveImages()
+		if c.Now.Services.IsZero() || c.Now.ControlPlaneImage.IsZero() && !c.Now.NoImages || c.Now.Kubernetes.IsZero() {
+			c.Down = c.denied() // nothing can be planned
+		}
+	}
 	c.Out.Feed = c.Known.State()
 	id := hex.EncodeToString(c.State.ClusterValues.ClusterID)
 	if j := c.Now.JoinConfig; c.Down == nil && j.ClusterID != "" && j.ClusterID != id {
 		return c.Ws.ForeignKubeconfig()
 	}
 	return nil
+}
+
+// resolveImages adds the images of nodes whose version is not in the reference, but in the
+// catalogue of the cloud.
+func (c *Run) resolveImages() {
+	for i := range c.Now.Nodes {
+		n := &c.Now.Nodes[i]
+		text := fmt.Sprintf("image of %s: no version in %q", n.Name, n.Image)
+		at := slices.Index(c.Now.Missing, text)
+		in := slices.IndexFunc(c.Images, func(x cloud.Image) bool { return x.Reference == n.Image })
+		if at < 0 || in < 0 {
+			continue
+		}
+		v, err := version.Parse(c.Images[in].Version)
+		if err != nil {
+			continue
+		}
+		to := &c.Now.WorkerImage
+		if n.Role == cluster.ControlPlaneRole {
+			to = &c.Now.ControlPlaneImage
+		}
+		*to = to.Add(v)
+		c.Now.Missing = slices.Delete(c.Now.Missing, at, at+1)
+	}
 }
 
 // askCloud reads what the cloud offers. A foreign cloud counts as absent.
@@ -202,7 +230,7 @@ func (c *Run) askCloud(ctx context.Context) error {
 	}
 	if about.UID != c.State.Infrastructure.UID {
 		return &plan.Error{
-			Err:    fmt.Errorf("it is not the one of %s: it was made anew", workspace.StateFile),
+			Err:    fmt.Errorf("it is not the one of %s: it was recreated", workspace.StateFile),
 			Remedy: "the cluster was deleted with the earlier machines: use another directory with -C, or move this one's files away",
 		}
 	}
@@ -226,7 +254,7 @@ func (c *Run) ClusterDown(err error) error {
 		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		out.Err = fmt.Errorf("the API server at %s does not answer: %w", c.State.Infrastructure.ClusterEndpoint, err)
-		out.Remedy = "is the control plane up? `" + c.Command("status") + "` tells what the cloud knows; run the same command again afterwards"
+		out.Remedy = "is the control plane up? `" + c.Command("status") + "` shows the machines of the cloud; run the same command again afterwards"
 	default:
 		out.Remedy = "`" + c.Command("status") + "` tells more"
 	}
@@ -268,7 +296,7 @@ func deniedFinding(denied []cluster.Denial) *plan.Finding {
 	slices.Sort(verbs)
 	slices.Sort(resources)
 	f := &plan.Finding{
-		ID: runningDenied, Severity: plan.NotChecked, Source: "versions", Title: who + " may not read all that tells which versions run",
+		ID: runningDenied, Severity: plan.NotChecked, Source: "versions", Title: who + " may not read all objects that have the running versions",
 		Detail: "the API server refused to " + words.And(reads), Reference: "https://kubernetes.io/docs/reference/access-authn-authz/rbac/",
 		Remedy: "use a kubeconfig that may, such as the one that `constellation init` wrote, or let an administrator allow it",
 	}
@@ -370,7 +398,7 @@ func (c *Run) Decide(ctx context.Context) error {
 			c.Find(c.LastBackup(c.State))
 		}
 	case c.there:
-		c.Out.Notes = append(c.Out.Notes, "What is asked for runs already.")
+		c.Out.Notes = append(c.Out.Notes, "The cluster runs the requested versions already.")
 	case len(results) == 0 && len(c.Out.Blocked) == 0:
 		c.Out.Notes = append(c.Out.Notes, "Nothing that is known is newer than what runs.")
 	}
@@ -487,7 +515,7 @@ func (c *Run) prepare(ctx context.Context) error {
 	case c.unmeasured != nil && c.Request.WriteConfig:
 		return &plan.Error{
 			Op: "write " + c.Ws.Path(workspace.ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", to.Image, c.unmeasured),
-			Remedy: "image and measurements belong together: get them from whoever published the image, and write both by hand",
+			Remedy: "image and measurements belong together: get them from the publisher of the image, and write both by hand",
 		}
 	default:
 		c.Out.Config = &ConfigChange{Path: c.Ws.Path(workspace.ConfigFile), Fields: append([]workspace.FieldChange{}, fields...)}
@@ -502,6 +530,9 @@ func (c *Run) prepare(ctx context.Context) error {
 // the user and stay. The result is nil if nothing is known about an image that the configuration
 // already has.
 func (c *Run) measured(ctx context.Context, v version.Version) (attestation.Measurements, error) {
+	if c.Now.NoImages {
+		return nil, nil
+	}
 	then, err := c.registersOf(ctx, v)
 	switch {
 	case err != nil && v.Equal(c.Config.Image):
@@ -650,7 +681,7 @@ func (c *Run) Foresee(ctx context.Context, emit func(plan.Event)) error {
 	if err != nil {
 		why := c.ClusterDown(err)
 		c.Find(plan.Finding{
-			ID: "preflight", Severity: plan.NotChecked, Title: "not checked what the hop would trip over", Detail: why.Error(), Remedy: plan.Remedy(why), Source: "preflight",
+			ID: "preflight", Severity: plan.NotChecked, Title: "preflight checks of the hop did not run", Detail: why.Error(), Remedy: plan.Remedy(why), Source: "preflight",
 		})
 	}
 	for n, f := range found {

@@ -86,8 +86,10 @@ func (c *Run) components(reach []compat.Reach) {
 	}
 	rows := []plan.ComponentCheck{main("Kubernetes", rowKubernetes, c.Now.Kubernetes, func(p compat.Planned) version.Version { return p.Kubernetes }, newestKubernetes)}
 	rows = append(rows, c.kubernetesParts(versions(rowKubernetes), newestKubernetes)...)
+	if !c.Now.NoImages {
+		rows = append(rows, main("OS image", rowImage, images, func(p compat.Planned) version.Version { return p.Image }, newest))
+	}
 	rows = append(rows,
-		main("OS image", rowImage, images, func(p compat.Planned) version.Version { return p.Image }, newest),
 		main("Services", rowServices, c.Now.Services, func(p compat.Planned) version.Version { return p.Services }, newest))
 	rows = append(rows, c.releaseParts(images, versions(rowServices), versions(rowImage), newest)...)
 	rows = append(rows, c.cliRow(versions(rowCLI)))
@@ -482,7 +484,7 @@ func (c *Run) judgeMeasured() {
 		c.Find(plan.Finding{
 			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: plan.Warn, Source: "attestation",
 			Title:  fmt.Sprintf("the measurements of image %s are not known", c.Hop.To.Image),
-			Detail: c.unmeasured.Error(), Remedy: "get them from whoever published the image, and write both into " + workspace.ConfigFile,
+			Detail: c.unmeasured.Error(), Remedy: "get them from the publisher of the image, and write both into " + workspace.ConfigFile,
 		})
 	}
 }

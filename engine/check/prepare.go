@@ -31,6 +31,9 @@ var Acknowledgeable = []string{RuleWeaker, ruleOldest}
 func (c *Run) Set() bool {
 	n, t := &c.Now, c.Now.Target
 	image, err := version.Parse(t.ImageVersion)
+	if n.NoImages {
+		image, err = version.Version{}, nil
+	}
 	kubernetes, err2 := version.Parse(t.Kubernetes)
 	if err != nil || err2 != nil {
 		return false
@@ -41,7 +44,7 @@ func (c *Run) Set() bool {
 	}
 	if c.asked() {
 		r := c.Request
-		return (r.Release.IsZero() || r.Release.Equal(image)) && (r.Kubernetes.IsZero() || r.Kubernetes.Equal(kubernetes))
+		return (r.Release.IsZero() || n.NoImages || r.Release.Equal(image)) && (r.Kubernetes.IsZero() || r.Kubernetes.Equal(kubernetes))
 	}
 	f := c.Config
 	_, newer := c.configuredHop()
@@ -52,7 +55,7 @@ func (c *Run) Set() bool {
 func (c *Run) Nothing() error {
 	e := &plan.Error{Err: errors.New("nothing to prepare: nothing that can be reached is newer than what runs"), Remedy: "`constellation upgrade check` says what there is", Exit: plan.ExitNothing}
 	if c.there {
-		e.Err = errors.New("nothing to prepare: what is asked for runs already")
+		e.Err = errors.New("nothing to prepare: the cluster runs the requested versions already")
 	}
 	return e
 }
@@ -156,7 +159,7 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 			"the operator and the join service in the cluster do the work, and those of another release may not know how",
 			fmt.Sprintf("write microserviceVersion: %s into %s, with image and kubernetesVersion as they run, and bring the services with `constellation init`; then prepare again", to.Services, workspace.ConfigFile))
 	}
-	if c.Now.Target.Image == "" {
+	if c.Now.Target.Components == "" {
 		block("node-version", "versions", "the cluster has no NodeVersion constellation-version", "there is nothing to set the target in", "`constellation init` makes it")
 	}
 	if j := c.Now.JoinConfig; j.TrustRoots != "" && strings.TrimSpace(j.TrustRoots) != strings.TrimSpace(c.Config.Attestation.TPM2.TrustRoots) {
@@ -172,8 +175,10 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 		block("cloud", "cloud", "the cloud does not say what it has", err.Error(), cmp.Or(plan.Remedy(err), "try again when it answers"))
 		return cluster.Components{}
 	}
-	c.judgeRegisters(ctx, to.Image)
-	if c.Image(to.Image) == nil {
+	if !c.Now.NoImages {
+		c.judgeRegisters(ctx, to.Image)
+	}
+	if c.Image(to.Image) == nil && !c.Now.NoImages {
 		// Only an unchanged image can be unknown: the rules cover new ones.
 		block("image", "cloud", "the cloud has no image "+to.Image.String(), "", "choose one that it has: `constellation upgrade check`")
 	}
@@ -182,7 +187,7 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 	case errors.As(err, new(statementError)):
 		f := plan.Finding{
 			ID: "components-statement", Severity: plan.Block, Source: "release", Title: "the feed's statement over the components of Kubernetes " + to.Kubernetes.String() + " is not genuine",
-			Detail: err.Error(), Remedy: "look at the feed with " + VerifyCommand(c.location, c.keys) + ", and get it anew from its publisher: machines would refuse these components",
+			Detail: err.Error(), Remedy: "inspect the feed with " + VerifyCommand(c.location, c.keys) + ", and download it again from its publisher: machines would refuse these components",
 		}
 		if !errors.Is(err, release.ErrUntrusted) && !errors.Is(err, release.ErrAltered) {
 			f.Title, f.Remedy = "the feed's statement over the components of Kubernetes "+to.Kubernetes.String()+" cannot be read", "remove the cause and try again; machines install nothing without the statement"
@@ -267,7 +272,7 @@ func (c *Run) judgeRegisters(ctx context.Context, image version.Version) {
 		c.Find(plan.Finding{
 			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: plan.Block, Source: "attestation",
 			Title: fmt.Sprintf("the measurements of image %s are not known", image), Detail: c.unmeasured.Error(),
-			Remedy: "get them from whoever published the image, and write both into " + workspace.ConfigFile,
+			Remedy: "get them from the publisher of the image, and write both into " + workspace.ConfigFile,
 		})
 		return
 	}

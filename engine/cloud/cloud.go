@@ -1,7 +1,7 @@
-// Package cloud says where machines come from: instances, the groups that own
-// them, their roles and images, and what an instance may know about itself.
+// Package cloud has the types of a cloud: instances, the groups that own them, their roles
+// and images, and the metadata of an instance.
 //
-// It holds the words and the errors that every provider shares. Providers live
+// It also has the errors that every provider shares. Providers live
 // in subpackages; [constellation/engine/cloud/sandboxapi] speaks to the cloud that
 // package sandbox runs on this computer. Interfaces are declared by their
 // consumers.
@@ -85,8 +85,8 @@ type Instance struct {
 	// PodCIDR is the range that the cloud routes to the instance.
 	PodCIDR netip.Prefix `json:"podCIDR"`
 	Created time.Time    `json:"created"`
-	// Token is what the caller that created the instance named its request by; empty
-	// if nobody did, as for instances that came with a group's count.
+	// Token is the idempotency token of the request that created the instance; empty if it
+	// had none, for example if the instance came with a group's count.
 	Token string `json:"token,omitempty"`
 	// Message says why the state is what it is, for people; often empty.
 	Message string `json:"message,omitempty"`
@@ -134,7 +134,7 @@ type Group struct {
 	Role Role   `json:"role"`
 	// Image is the reference that new instances get.
 	Image string `json:"image"`
-	// Count is how many instances the group shall have.
+	// Count is the desired number of instances.
 	Count int `json:"count"`
 	// AutoscalerName is what the cluster autoscaler calls the group.
 	AutoscalerName string `json:"autoscalerName"`
@@ -152,8 +152,8 @@ type Image struct {
 
 // Errors that providers wrap.
 var (
-	// ErrNotFound means the cloud knows no such object. Deleting what is not
-	// there is not an error.
+	// ErrNotFound means that the cloud has no such object. Deleting a missing object is not
+	// an error.
 	ErrNotFound = errors.New("not found")
 	// ErrThrottled means the cloud asks for fewer requests (HTTP 429).
 	ErrThrottled = errors.New("throttled by the cloud")

@@ -118,7 +118,8 @@ type ExpectedNode struct {
 
 // NodeTarget is what nodes are brought to.
 type NodeTarget struct {
-	// Image is the cloud's reference, ImageVersion its release.
+	// Image is the cloud's reference, ImageVersion its release. Both are empty in a cloud that
+	// selects no image.
 	Image        string
 	ImageVersion string
 	Components   string
@@ -167,5 +168,23 @@ func (d Demand) WeakenedBy(then Demand) (lost []uint32) {
 
 // Has reports whether a node is at the target.
 func (t NodeTarget) Has(n *Node) bool {
-	return t.Components != "" && n.Components == t.Components && (n.InPlace || strings.EqualFold(n.Image, t.Image))
+	return t.Components != "" && n.Components == t.Components && (n.InPlace || t.HasImage(n))
+}
+
+// String names the versions: "image v1.1.0 and Kubernetes v1.36.3".
+func (t NodeTarget) String() string {
+	if t.ImageVersion == "" {
+		return "Kubernetes " + t.Kubernetes
+	}
+	return "image " + t.ImageVersion + " and Kubernetes " + t.Kubernetes
+}
+
+// HasImage reports whether a node has the image of the target. A target without an image is met
+// by every node: its cloud selects none.
+func (t NodeTarget) HasImage(n *Node) bool { return t.Image == "" || strings.EqualFold(n.Image, t.Image) }
+
+// Noted reports whether the operator has noted the image of the node, or what it installed if the
+// target has no image.
+func (t NodeTarget) Noted(n *Node) bool {
+	return n.Image != "" || t.Image == "" && n.Components != ""
 }

@@ -293,7 +293,7 @@ func (s *step) prepare() {
 		s.kubernetes = s.runsKubernetes.Oldest
 	}
 	s.servicesChange = !n.Services.Is(s.services)
-	s.imageChange = !s.runsImage.Is(s.image)
+	s.imageChange = !n.NoImages && !s.runsImage.Is(s.image)
 	s.kubernetesChange = !s.runsKubernetes.Is(s.kubernetes)
 	s.release, s.patch = s.m.find(s.services), nil
 	if s.release != nil {
@@ -414,13 +414,13 @@ func judgeUnknownRelease(s *step) (plan.Severity, string, string) {
 		return unknown("the services")
 	case s.release == nil && s.servicesChange:
 		return plan.Block, "release " + s.services.String() + " is unknown", "known are " + s.m.List() + "; if it is newer, point `--feed` to the feed that publishes it"
-	case s.imageRelease == nil && s.image.IsZero():
+	case s.imageRelease == nil && s.image.IsZero() && !s.now.NoImages:
 		return unknown("the image")
 	case s.imageRelease == nil && s.imageChange:
 		return plan.Block, "image " + s.image.String() + " belongs to no known release", "known are " + s.m.List()
 	case s.release == nil:
 		return plan.Warn, "the running services are of the unknown release " + s.services.String(), "known are " + s.m.List() + "; if it is your own, point `--feed` to the feed that publishes it"
-	case s.imageRelease == nil:
+	case s.imageRelease == nil && !s.now.NoImages:
 		return plan.Warn, "the running image is of the unknown release " + s.image.String(), "known are " + s.m.List() + "; if it is your own, point `--feed` to the feed that publishes it"
 	}
 	return plan.Info, "", ""
@@ -529,7 +529,7 @@ func judgeNeverDown(s *step) (plan.Severity, string, string) {
 		return unknown("the services")
 	case !s.to.Services.IsZero() && s.services.Less(n.Services.Newest):
 		return plan.Block, "services would be downgraded from " + n.Services.Newest.String() + " to " + s.services.String(), remedy
-	case n.ControlPlaneImage.IsZero():
+	case n.ControlPlaneImage.IsZero() && !n.NoImages:
 		return unknown("the image")
 	case !s.to.Image.IsZero() && s.image.Less(s.anyImage.Newest):
 		return plan.Block, "the image would be downgraded from " + s.anyImage.Newest.String() + " to " + s.image.String(), remedy
@@ -548,9 +548,9 @@ func judgeMinorDrift(s *step) (plan.Severity, string, string) {
 		return unknown("the services")
 	case minorsUp(n.Services.Oldest, s.services) > 1:
 		return plan.Block, "services would go from " + n.Services.Oldest.String() + " to " + s.services.String() + ", more than one minor", s.m.firstTo(n.Services.Oldest)
-	case s.anyImage.IsZero():
+	case s.anyImage.IsZero() && !n.NoImages:
 		return unknown("the image")
-	case minorsUp(s.anyImage.Oldest, s.image) > 1:
+	case !n.NoImages && minorsUp(s.anyImage.Oldest, s.image) > 1:
 		return plan.Block, "the image would go from " + s.anyImage.Oldest.String() + " to " + s.image.String() + ", more than one minor", s.m.firstTo(s.anyImage.Oldest)
 	}
 	return plan.Info, "", ""
@@ -600,6 +600,9 @@ func judgeCLIServices(s *step) (plan.Severity, string, string) {
 }
 
 func judgeCLIImage(s *step) (plan.Severity, string, string) {
+	if s.now.NoImages {
+		return plan.Info, "", ""
+	}
 	if s.runsImage.IsZero() {
 		return unknown("the image")
 	}
@@ -616,6 +619,9 @@ func judgeCLIImage(s *step) (plan.Severity, string, string) {
 }
 
 func judgeImageServices(s *step) (plan.Severity, string, string) {
+	if s.now.NoImages {
+		return plan.Info, "", ""
+	}
 	if s.anyImage.IsZero() {
 		return unknown("the image")
 	}
@@ -645,10 +651,12 @@ func judgeOldestSupports(s *step) (plan.Severity, string, string) {
 	switch {
 	case !up && !s.imageChange:
 		return plan.Info, "", ""
-	case s.image.IsZero() || s.runsImage.IsZero():
+	case (s.image.IsZero() || s.runsImage.IsZero()) && !s.now.NoImages:
 		return unknown("the image")
 	case up && s.release != nil && !s.release.supports(s.kubernetes):
 		return plan.Block, "services " + s.services.String() + " do not support Kubernetes " + s.kubernetes.MinorString() + " (supported: " + s.release.supported + ")", s.m.firstSupporting(s.kubernetes)
+	case s.now.NoImages:
+		return plan.Info, "", ""
 	case up && s.oldestRelease == nil:
 		return plan.Block, "unknown whether image " + s.runsImage.Oldest.String() + " supports Kubernetes " + s.kubernetes.MinorString(), "upgrade to the image of a known release first: " + s.m.List()
 	case up && !s.oldestRelease.supports(s.kubernetes):

@@ -178,7 +178,7 @@ func (p *planner) intern(v version.Version) version.Version {
 
 // underspecified reports whether too few running versions are known to plan a path.
 func (p *planner) underspecified() bool {
-	return p.start.services.IsZero() || p.start.image.IsZero() || p.start.kubernetes.IsZero()
+	return p.start.services.IsZero() || p.start.image.IsZero() && !p.now.NoImages || p.start.kubernetes.IsZero()
 }
 
 // unchecked returns the rules that block or cannot be evaluated.
@@ -194,7 +194,7 @@ func (p *planner) unchecked(goal Planned) []*RuleResult {
 // complete adds the image of a goal's release and interns all versions.
 func (p *planner) complete(goal Planned) Planned {
 	goal = Planned{Services: p.intern(goal.Services), Image: p.intern(goal.Image), Kubernetes: p.intern(goal.Kubernetes)}
-	if goal.Services.IsZero() || !goal.Image.IsZero() {
+	if goal.Services.IsZero() || !goal.Image.IsZero() || p.now.NoImages {
 		return goal
 	}
 	newest, offered := version.Version{}, version.Version{}
@@ -219,6 +219,9 @@ func (p *planner) complete(goal Planned) Planned {
 }
 
 func (p *planner) offersImage(v version.Version) bool {
+	if p.now.NoImages {
+		return false
+	}
 	if p.o.Images == nil {
 		return true
 	}
@@ -390,6 +393,7 @@ func (n *vertex) better(o *vertex) int {
 // forbids.
 func (p *planner) expand(from *vertex, keep bool, yield func(move)) {
 	now := from.running()
+	now.NoImages = p.now.NoImages
 	keeps := []bool{false}
 	if keep && !from.workerKubelet.IsZero() {
 		keeps = []bool{false, true}

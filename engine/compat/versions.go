@@ -69,6 +69,9 @@ type Running struct {
 	Services Span
 	// Images are those of the OS by role, from the nodes' annotations.
 	ControlPlaneImage, WorkerImage Span
+	// NoImages is whether the cluster's target names no image: then the images are zero, and
+	// that is not unknown.
+	NoImages bool
 	// Kubernetes is of the API servers, by asking each that can be reached.
 	Kubernetes Span
 	// Kubelets by role. A cluster without workers has a zero WorkerKubelet.

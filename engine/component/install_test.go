@@ -381,7 +381,7 @@ func TestRetryAfterIsHonoured(t *testing.T) {
 	}
 }
 
-func TestWhatIsThereIsLeftAlone(t *testing.T) {
+func TestInstalledFilesAreLeftAlone(t *testing.T) {
 	b := content(1000)
 	s := &script{steps: []http.HandlerFunc{serve(b, "")}}
 	srv := httptest.NewServer(s)
@@ -565,7 +565,7 @@ func (c *counting) Write(b []byte) (int, error) {
 	return c.ResponseWriter.Write(b)
 }
 
-func TestDamagedRemainsAreFetchedAnew(t *testing.T) {
+func TestDamagedPartialDownloadsAreFetchedAgain(t *testing.T) {
 	b := content(10_000)
 	for _, remains := range [][]byte{content(5001)[1:], b, append(bytes.Clone(b), 1), make([]byte, 20_000)} {
 		s := &script{steps: []http.HandlerFunc{serve(b, `"x"`)}}

@@ -130,7 +130,7 @@ func (m *memberAnswers) compare(ctx context.Context, s *backup.Snapshot, db *bac
 		}
 		switch {
 		case errors.Is(a.err, cluster.ErrAbsent):
-			unchecked(a.node, "whose operator or agent is older")
+			unchecked(a.node, "because its operator or agent is older")
 			continue
 		case a.err != nil:
 			unchecked(a.node, "which did not answer: %v", a.err)

@@ -34,8 +34,8 @@ import (
 	"constellation/internal/podforward"
 )
 
-// What the operator serves snapshots of etcd with; package operator says it too, and a
-// test there takes one with this client.
+// Port, service account and headers of the operator's snapshot service. Package operator has
+// the same values, and a test there takes a snapshot with this client.
 const (
 	operatorName     = "constellation-operator" // its label
 	snapshotPort     = "snapshots"              // the name of its container's port
@@ -138,11 +138,11 @@ func snapshotError(err error) error {
 	case errors.Is(err, cluster.ErrDenied):
 		out.Remedy = workspace.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	case errors.Is(err, cluster.ErrAbsent):
-		out.Remedy = "`constellation status` tells how the operator is; the backup can be made without a snapshot: `--etcd=false`"
+		out.Remedy = "`constellation status` shows the state of the operator; to back up without a snapshot: `--etcd=false`"
 	case errors.Is(err, errNotWhole):
 		out.Remedy = "take it again; if it fails again, look at etcd's disk on the control planes"
 	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
-		out.Remedy = "run the same command again; `kubectl -n " + Namespace + " logs deployment/" + operatorName + "` tells what the operator saw"
+		out.Remedy = "run the same command again; `kubectl -n " + Namespace + " logs deployment/" + operatorName + "` has the operator's log"
 	}
 	return out
 }
@@ -284,8 +284,8 @@ func foreignPod(p *corev1.Pod, sets map[types.UID]bool) string {
 // onControlPlane returns nil if a pod's machine is a control plane as those see it whom the
 // machine cannot move: the label, which no kubelet may set, and the cloud. Without a cloud
 // it is the list of API servers, which they keep themselves: the address that the API
-// server will dial must be in it. Whoever claims the address of a control plane gets no
-// connection, but the control plane does, which has no such pod.
+// server will dial must be in it. A machine that claims the address of a control plane gets
+// no connection: the connection goes to the control plane, which has no such pod.
 func (c *Client) onControlPlane(ctx context.Context, p *corev1.Pod, confirm engine.ConfirmControlPlane) error {
 	var n *corev1.Node
 	err := retry(ctx, func(ctx context.Context) (err error) {

@@ -295,7 +295,7 @@ func TestEtcdSnapshot(t *testing.T) {
 		r.serve(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write(body[:1<<20])
 			w.(http.Flusher).Flush()
-			select { // what is on its way is lost with the connection
+			select { // data in flight is lost with the connection
 			case <-arrived.some:
 			case <-t.Context().Done():
 			}
@@ -304,7 +304,7 @@ func TestEtcdSnapshot(t *testing.T) {
 		})
 		failsInto(t, admin, arrived, cluster.ErrUnreachable, "broke off after ", "same command again")
 	})
-	t.Run("what the operator refuses is told in its words", func(t *testing.T) {
+	t.Run("a refusal of the operator is reported with its text", func(t *testing.T) {
 		r.serve(func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "system:serviceaccount:x may not create etcdsnapshots", http.StatusForbidden)
 		})
@@ -356,7 +356,7 @@ func TestEtcdSnapshot(t *testing.T) {
 		{`cannot get resource "nodes"`, "", "nodes", "get"},
 		{"may not create pods/portforward", "", "pods/portforward", "create"},
 	} {
-		t.Run("who lacks "+step.resource+" is told", func(t *testing.T) { fails(t, ops, cluster.ErrForbidden, step.words, "serviceaccounts/token") })
+		t.Run("a user without rights on "+step.resource+" is denied", func(t *testing.T) { fails(t, ops, cluster.ErrForbidden, step.words, "serviceaccounts/token") })
 		role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{step.group}, Resources: []string{step.resource}, Verbs: []string{step.verb}})
 		_, err := r.core.RbacV1().ClusterRoles().Update(t.Context(), role, metav1.UpdateOptions{})
 		r.must(err)
@@ -377,7 +377,7 @@ func TestEtcdSnapshot(t *testing.T) {
 	})
 }
 
-// arrival tells that something was written to it.
+// arrival is a writer that signals the first write.
 type arrival struct {
 	sinkBuffer
 	some chan struct{}

@@ -113,7 +113,7 @@ func TestNobodyPosesAsTheOperatorForSnapshots(t *testing.T) {
 		}
 	})
 
-	// What nobody but an administrator can make, with one thing wrong.
+	// Pods that only an administrator can create, each with one defect.
 	good := func() *corev1.Pod {
 		return &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{
@@ -186,8 +186,8 @@ func TestNobodyPosesAsTheOperatorForSnapshots(t *testing.T) {
 	})
 }
 
-// TestForgedSnapshotsAreRefused serves, from the right pod, what is not of this etcd, or not
-// of this time.
+// TestForgedSnapshotsAreRefused serves, from the right pod, snapshots of another etcd or of another
+// time.
 func TestForgedSnapshotsAreRefused(t *testing.T) {
 	r := newSnapshotRig(t)
 	r.account()

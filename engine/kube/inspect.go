@@ -154,7 +154,7 @@ func (c *Client) Preflight(ctx context.Context, hops []check.PreflightRequest, e
 
 // running evaluates the data that was read.
 func (s *seen) running() compat.Running {
-	out := compat.Running{Nodes: s.nodes, Target: s.target, JoinConfig: s.join, Kinds: s.kinds}
+	out := compat.Running{Nodes: s.nodes, Target: s.target, JoinConfig: s.join, Kinds: s.kinds, NoImages: s.target.Components != "" && s.target.Image == ""}
 	missing := func(format string, args ...any) { out.Missing = append(out.Missing, fmt.Sprintf(format, args...)) }
 	add := func(to *compat.Span, of, v string) {
 		parsed, err := version.Parse(v)
@@ -198,6 +198,7 @@ func (s *seen) running() compat.Running {
 		}
 		add(kubelet, "kubelet of "+n.Name, n.Kubernetes)
 		switch v := s.imageVersion(n.Image); {
+		case out.NoImages:
 		case n.Image == "":
 			missing("image of %s: annotation is missing", n.Name)
 		case v.IsZero():

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/operator/api/v1alpha1"
@@ -29,7 +30,7 @@ func toNode(n *corev1.Node) *cluster.Node {
 	out := &cluster.Node{
 		Name: n.Name, Role: "worker", State: plan.NodeNotReady, Kubernetes: n.Status.NodeInfo.KubeletVersion,
 		Image: n.Annotations[v1alpha1.AnnotationImage], Components: n.Annotations[v1alpha1.AnnotationComponents],
-		ProviderID: n.Spec.ProviderID, Cordoned: n.Spec.Unschedulable, Created: n.CreationTimestamp.Time,
+		ProviderID: cloud.Key(n.Spec.ProviderID, n.Annotations[v1alpha1.AnnotationIncarnation]), Cordoned: n.Spec.Unschedulable, Created: n.CreationTimestamp.Time,
 		Heir: n.Annotations[v1alpha1.AnnotationHeir], Donor: n.Annotations[v1alpha1.AnnotationDonor],
 		Skipped: n.Annotations[v1alpha1.AnnotationHeld] == "true", InPlace: n.Labels[v1alpha1.LabelInPlace] == "true",
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
+	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/revocation"
 	"constellation/operator/api/v1alpha1"
@@ -132,7 +133,7 @@ func (c *Client) writeEntry(ctx context.Context, node string, e revocation.Entry
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			continue
 		}
-		return !there || !strings.EqualFold(have.ProviderID, e.ProviderID), err
+		return !there || !cloud.SameMachine(have.ProviderID, e.ProviderID), err
 	}
 }
 
@@ -305,7 +306,7 @@ func (c *Client) createPending(ctx context.Context, p *v1alpha1.PendingNode) err
 			return nil
 		}
 		if err == nil {
-			if id, _, _ := unstructured.NestedString(have.Object, "spec", "providerID"); p.Spec.ProviderID != "" && !strings.EqualFold(id, p.Spec.ProviderID) {
+			if id, _, _ := unstructured.NestedString(have.Object, "spec", "providerID"); p.Spec.ProviderID != "" && !cloud.SameMachine(id, p.Spec.ProviderID) {
 				return fmt.Errorf("create PendingNode %s: one of this name is bound to machine %q: %w", p.Name, id, cluster.ErrConflict)
 			}
 			return nil

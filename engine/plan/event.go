@@ -34,7 +34,7 @@ const (
 	StateSkipped  = "skipped"  // its effect was there already
 	StateFailed   = "failed"   // Text says why, Remedy what to do
 	StateStopped  = "stopped"  // the user left; the same command goes on
-	StateDetached = "detached" // the user left; the cluster goes on alone
+	StateDetached = "detached" // the user left; the cluster continues on its own
 	StateNothing  = "nothing"  // every step was done before
 )
 

@@ -201,7 +201,7 @@ type Step struct {
 	Details []string `json:"details,omitempty"`
 	// Warning, if set, must be acknowledged before Run.
 	Warning string `json:"warning,omitempty"`
-	// Final marks the point of no return: from here on the cluster goes on alone.
+	// Final marks the point of no return: from here on the cluster continues on its own.
 	Final bool `json:"final,omitempty"`
 	// Finished is what Done observed when the plan was made.
 	Finished bool `json:"finished,omitempty"`

@@ -194,21 +194,7 @@ func withoutName(err error) error {
 
 func (b *Bundle) read(f *os.File) error {
 	t := tar.NewReader(f)
-	next := func(name string, limit int64) (*tar.Header, error) {
-		h, err := t.Next()
-		switch {
-		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
-			return nil, fmt.Errorf("it ends before %s", name)
-		case err != nil:
-			return nil, fmt.Errorf("at %s it is damaged", name)
-		case h.Name != name || h.Typeflag != tar.TypeReg:
-			return nil, fmt.Errorf("it holds %s instead of %s", shorten(h.Name), name)
-		case h.Size > limit:
-			return nil, fmt.Errorf("%s has %d bytes, more than %d", name, h.Size, limit)
-		}
-		return h, nil
-	}
-	if _, err := next(bundleManifest, maxIndex); err != nil {
+	if _, err := nextFile(t, bundleManifest, maxIndex); err != nil {
 		return err
 	}
 	manifest, err := io.ReadAll(t)
@@ -222,15 +208,10 @@ func (b *Bundle) read(f *os.File) error {
 		return fmt.Errorf("its format is %q, want %q", shorten(b.Schema), schema)
 	}
 	for _, want := range b.Files {
-		feed, isFeed := strings.CutPrefix(want.Name, bundleFeed)
-		blob, isBlob := strings.CutPrefix(want.Name, bundleBlobs)
-		plain := strings.TrimSuffix(feed, signature)
-		isFeed = isFeed && (plain == indexName || validName(plain) || isStatement(plain))
-		isBlob = isBlob && blob == want.SHA256
-		if !isFeed && !isBlob || b.at[want.Name] != 0 {
+		if !isBundled(want.Name, want.SHA256) || b.at[want.Name] != 0 {
 			return fmt.Errorf("%s names %q, which is unknown or a duplicate", bundleManifest, shorten(want.Name))
 		}
-		h, err := next(want.Name, maxBlob)
+		h, err := nextFile(t, want.Name, maxBlob)
 		if err != nil {
 			return err
 		}
@@ -249,6 +230,33 @@ func (b *Bundle) read(f *os.File) error {
 		return errors.New("unexpected data after its last file")
 	}
 	return nil
+}
+
+// nextFile goes to the next file of a bundle, which must be name with at most limit bytes.
+func nextFile(t *tar.Reader, name string, limit int64) (*tar.Header, error) {
+	h, err := t.Next()
+	switch {
+	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+		return nil, fmt.Errorf("it ends before %s", name)
+	case err != nil:
+		return nil, fmt.Errorf("at %s it is damaged", name)
+	case h.Name != name || h.Typeflag != tar.TypeReg:
+		return nil, fmt.Errorf("it holds %s instead of %s", shorten(h.Name), name)
+	case h.Size > limit:
+		return nil, fmt.Errorf("%s has %d bytes, more than %d", name, h.Size, limit)
+	}
+	return h, nil
+}
+
+// isBundled reports whether a bundle may contain a file called name: one of a feed, or a blob that is
+// called after its digest.
+func isBundled(name, digest string) bool {
+	if feed, ok := strings.CutPrefix(name, bundleFeed); ok {
+		plain := strings.TrimSuffix(feed, signature)
+		return plain == indexName || validName(plain) || isStatement(plain)
+	}
+	blob, ok := strings.CutPrefix(name, bundleBlobs)
+	return ok && blob == digest
 }
 
 // HasFeed reports whether it contains a feed.

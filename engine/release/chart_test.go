@@ -29,7 +29,7 @@ func TestThirdPartyCharts(t *testing.T) {
 		{"whole", "", func(*Chart) {}},
 		{"with the program", "", func(c *Chart) { *c = Chart{Name: "own", Namespace: "n", Needs: []string{"above"}} }},
 		{"everything", "", func(c *Chart) {
-			c.Chart, c.CRDs, c.Destructive, c.Needs = "other", SkipCRDs, "what was made", []string{"above"}
+			c.Chart, c.CRDs, c.Destructive, c.Needs = "other", SkipCRDs, "the custom resources", []string{"above"}
 		}},
 		{"without a digest", "digest: is missing", func(c *Chart) { c.Digest = "" }},
 		{"with a tag for a digest", "digest: \"1.17.4\" is not a digest", func(c *Chart) { c.Digest = "1.17.4" }},

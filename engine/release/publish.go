@@ -284,11 +284,37 @@ func compile(from string) (*publication, error) {
 	defer root.Close()
 	dir := root.FS()
 	p := &publication{files: map[string][]byte{}, images: map[string]*Images{}, lists: map[string][]MirroredList{}}
+	folders, err := p.readSources(dir, from)
+	if err != nil {
+		return nil, err
+	}
+	if len(p.summaries) == 0 {
+		return nil, fmt.Errorf("read releases: %s has no release, such as v1.1.0.yaml", shorten(from))
+	}
+	slices.SortFunc(p.summaries, func(a, b Summary) int { return a.Version.Compare(b.Version) })
+	for i := range p.summaries[1:] {
+		if a, b := p.summaries[i].Version, p.summaries[i+1].Version; !a.Less(b) {
+			return nil, fmt.Errorf("read releases: %s and %s are the same version", a, b)
+		}
+	}
+	for _, name := range folders {
+		if err := p.readFolder(dir, name); err != nil {
+			return nil, err
+		}
+	}
+	if err := p.encode(); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// readSources reads the releases and notices of dir, and returns its folders, which have more about
+// releases.
+func (p *publication) readSources(dir fs.FS, from string) (folders []string, err error) {
 	entries, err := fs.ReadDir(dir, ".")
 	if err != nil {
 		return nil, fmt.Errorf("read releases: %w", err)
 	}
-	var folders []string
 	for _, e := range entries {
 		name := e.Name()
 		v, isYAML := strings.CutSuffix(name, ".yaml")
@@ -308,41 +334,33 @@ func compile(from string) (*publication, error) {
 			return nil, fmt.Errorf("read releases: %s has %q, which is neither a release (such as v1.1.0.yaml), nor a folder of one, nor notices.yaml", shorten(from), shorten(name))
 		}
 	}
-	if len(p.summaries) == 0 {
-		return nil, fmt.Errorf("read releases: %s has no release, such as v1.1.0.yaml", shorten(from))
-	}
-	slices.SortFunc(p.summaries, func(a, b Summary) int { return a.Version.Compare(b.Version) })
-	for i := range p.summaries[1:] {
-		if a, b := p.summaries[i].Version, p.summaries[i+1].Version; !a.Less(b) {
-			return nil, fmt.Errorf("read releases: %s and %s are the same version", a, b)
-		}
-	}
-	for _, name := range folders {
-		if err := p.readFolder(dir, name); err != nil {
-			return nil, err
-		}
-	}
+	return folders, nil
+}
+
+// encode adds the files that list releases, images and channels.
+func (p *publication) encode() error {
+	var err error
 	for v, i := range p.images {
 		if p.files["releases/"+v+"/images.json"], err = encodeJSON(i); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	told, err := p.markFaulty()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if p.files[summariesName], err = encodeJSON(summaries{schema, p.summaries, told}); err != nil {
-		return nil, err
+		return err
 	}
 	if _, _, err := parseSummaries(p.files[summariesName]); err != nil {
-		return nil, err
+		return err
 	}
 	for name, l := range lists(p.summaries) {
 		if p.files[name], err = encodeJSON(l); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return p, nil
+	return nil
 }
 
 func readSource(dir fs.FS, name string) ([]byte, error) {

@@ -250,111 +250,139 @@ var (
 
 // check returns the problems of f, in the order of the file.
 func (f *file) check() []error {
-	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-
+	var errs problems
 	if f.Version.IsZero() {
-		bad("version: missing")
+		errs.add("version: missing")
 	} else if !validVersion(f.Version.String()) {
-		bad("version: not usable as a file name")
+		errs.add("version: not usable as a file name")
 	}
 	if !f.UpgradeFrom.IsZero() && !f.UpgradeFrom.Less(f.Version) {
-		bad("upgradeFrom: %s is not older than the release", f.UpgradeFrom)
+		errs.add("upgradeFrom: %s is not older than the release", f.UpgradeFrom)
 	}
+	f.checkCharts(&errs)
+	f.checkArtifacts(&errs)
+	f.checkArchives(&errs)
+	f.checkImages(&errs)
+	for i := range f.Kubernetes {
+		f.checkKubernetes(&errs, i)
+	}
+	if len(f.Kubernetes) == 0 {
+		errs.add("kubernetes: missing")
+	}
+	if !slices.ContainsFunc(f.Kubernetes, func(k Kubernetes) bool { return k.Version.Equal(f.DefaultKubernetes) }) {
+		errs.add("defaultKubernetes: %q is not among kubernetes", f.DefaultKubernetes)
+	}
+	return errs
+}
+
+// problems are the errors of a file.
+type problems []error
+
+func (p *problems) add(format string, args ...any) { *p = append(*p, fmt.Errorf(format, args...)) }
+
+// checkCharts checks charts, services and CRDs.
+func (f *file) checkCharts(errs *problems) {
 	charts := map[string]bool{}
 	for i, c := range f.Charts {
 		for _, p := range c.Check(func(name string) bool { return charts[name] }) {
-			bad("charts[%d]: %s", i, p)
+			errs.add("charts[%d]: %s", i, p)
 		}
 		charts[c.Name] = true
 	}
 	if len(f.Charts) == 0 {
-		bad("charts: missing")
+		errs.add("charts: missing")
 	}
-	errs = append(errs, checkServices(f.Services, charts)...)
+	*errs = append(*errs, checkServices(f.Services, charts)...)
 	if len(f.CRDs) == 0 {
-		bad("crds: missing")
+		errs.add("crds: missing")
 	}
 	for i, c := range f.CRDs {
 		if !nameRE.MatchString(c) || slices.Index(f.CRDs, c) != i {
-			bad("crds[%d]: %q is not a name or occurs twice", i, c)
+			errs.add("crds[%d]: %q is not a name or occurs twice", i, c)
 		}
 	}
+}
+
+// checkArtifacts checks where components come from and go to.
+func (f *file) checkArtifacts(errs *problems) {
 	for _, name := range append(slices.Clone(binaries), archives...) {
 		a, ok := f.Artifacts[name]
 		u, err := url.Parse(a.expand("v1.0.0", "amd64"))
 		switch {
 		case !ok:
-			bad("artifacts.%s: missing", name)
+			errs.add("artifacts.%s: missing", name)
 		case err != nil || u.Scheme != "https" || u.Host == "" || u.Path == "":
-			bad("artifacts.%s: %q is not an https address", name, a.URL)
+			errs.add("artifacts.%s: %q is not an https address", name, a.URL)
 		case !strings.Contains(a.URL, "{version}") || !strings.Contains(a.URL, "{arch}") || fieldRE.MatchString(a.expand("v1.0.0", "amd64")):
-			bad("artifacts.%s: the address must contain {version} and {arch} and nothing else in braces", name)
+			errs.add("artifacts.%s: the address must contain {version} and {arch} and nothing else in braces", name)
 		case !path.IsAbs(a.Path) || path.Clean(a.Path) != a.Path || a.Path == "/":
-			bad("artifacts.%s: path %q is not absolute and clean", name, a.Path)
+			errs.add("artifacts.%s: path %q is not absolute and clean", name, a.Path)
 		case a.Extract != slices.Contains(archives, name):
-			bad("artifacts.%s: extract is %t", name, a.Extract)
+			errs.add("artifacts.%s: extract is %t", name, a.Extract)
 		}
 	}
 	for name := range f.Artifacts {
 		if !slices.Contains(binaries, name) && !slices.Contains(archives, name) {
-			bad("artifacts.%s: there is no such component", name)
+			errs.add("artifacts.%s: there is no such component", name)
 		}
 	}
+}
+
+// checkArchives checks the versions and digests of archives.
+func (f *file) checkArchives(errs *problems) {
 	for name, versions := range f.Archives {
 		if !slices.Contains(archives, name) {
-			bad("archives.%s: there is no such archive", name)
+			errs.add("archives.%s: there is no such archive", name)
 		}
 		for v, digests := range versions {
 			if _, err := version.Parse(v); err != nil || v[0] != 'v' {
-				bad("archives.%s: %q is not a version with a v", name, v)
+				errs.add("archives.%s: %q is not a version with a v", name, v)
 			}
-			errs = append(errs, checkDigests("archives."+name+"."+v, digests, architectures)...)
+			*errs = append(*errs, checkDigests("archives."+name+"."+v, digests, architectures)...)
 		}
 	}
+}
+
+func (f *file) checkImages(errs *problems) {
 	if len(f.Images) == 0 {
-		bad("images: missing")
+		errs.add("images: missing")
 	}
 	for name, image := range f.Images {
 		if s := expandImage(image, Kubernetes{Version: version.MustParse("v1.0.0"), Etcd: "1", CoreDNS: "1", Pause: "1"}); !imageRE.MatchString(s) {
-			bad("images.%s: %q is not an image with a tag", name, image)
+			errs.add("images.%s: %q is not an image with a tag", name, image)
 		}
 	}
-	for i, k := range f.Kubernetes {
-		where := fmt.Sprintf("kubernetes[%d]", i)
-		if k.Version.IsZero() {
-			bad("%s: version is missing", where)
-			continue
-		}
-		where += " " + k.Version.String()
-		if i > 0 && !f.Kubernetes[i-1].Version.Less(k.Version) {
-			bad("%s: is not newer than the previous one", where)
-		}
-		if k.Autoscaler != "" && !tagRE.MatchString(k.Autoscaler) {
-			bad("%s: autoscaler is not a tag", where)
-		}
-		if !tagRE.MatchString(k.Etcd) || !tagRE.MatchString(k.CoreDNS) || !tagRE.MatchString(k.Pause) {
-			bad("%s: etcd, coredns or pause is not a tag", where)
-		}
-		for _, name := range archives {
-			if f.Archives[name][k.archive(name)] == nil {
-				bad("%s: archives.%s has no %q", where, name, k.archive(name))
-			}
-		}
-		for _, arch := range architectures {
-			errs = append(errs, checkDigests(where+" "+arch, k.Digests[arch], binaries)...)
-		}
-		if len(k.Digests) > len(architectures) {
-			bad("%s: digests for an unknown architecture", where)
+}
+
+// checkKubernetes checks one version of Kubernetes: its order, tags and digests.
+func (f *file) checkKubernetes(errs *problems, i int) {
+	k := &f.Kubernetes[i]
+	where := fmt.Sprintf("kubernetes[%d]", i)
+	if k.Version.IsZero() {
+		errs.add("%s: version is missing", where)
+		return
+	}
+	where += " " + k.Version.String()
+	if i > 0 && !f.Kubernetes[i-1].Version.Less(k.Version) {
+		errs.add("%s: is not newer than the previous one", where)
+	}
+	if k.Autoscaler != "" && !tagRE.MatchString(k.Autoscaler) {
+		errs.add("%s: autoscaler is not a tag", where)
+	}
+	if !tagRE.MatchString(k.Etcd) || !tagRE.MatchString(k.CoreDNS) || !tagRE.MatchString(k.Pause) {
+		errs.add("%s: etcd, coredns or pause is not a tag", where)
+	}
+	for _, name := range archives {
+		if f.Archives[name][k.archive(name)] == nil {
+			errs.add("%s: archives.%s has no %q", where, name, k.archive(name))
 		}
 	}
-	if len(f.Kubernetes) == 0 {
-		bad("kubernetes: missing")
+	for _, arch := range architectures {
+		*errs = append(*errs, checkDigests(where+" "+arch, k.Digests[arch], binaries)...)
 	}
-	if !slices.ContainsFunc(f.Kubernetes, func(k Kubernetes) bool { return k.Version.Equal(f.DefaultKubernetes) }) {
-		bad("defaultKubernetes: %q is not among kubernetes", f.DefaultKubernetes)
+	if len(k.Digests) > len(architectures) {
+		errs.add("%s: digests for an unknown architecture", where)
 	}
-	return errs
 }
 
 // checkServices validates the services of a release; charts are those of the release, nil if

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"constellation/engine/cloud"
 )
 
 // Where the record is kept. A key of its data is the name of a Node, a value is an
@@ -35,7 +37,7 @@ const CertificateLifetime = 365 * 24 * time.Hour
 
 // Entry describes one revoked machine.
 type Entry struct {
-	// ProviderID identifies the machine in the cloud; Group is the ID of its scaling
+	// ProviderID is the cloud.Key of the machine; Group is the ID of its scaling
 	// group, Role its role and Address its address in the cluster's network. ProviderID and
 	// Address are empty if the cloud was not asked.
 	ProviderID string `json:"providerID"`
@@ -93,16 +95,29 @@ func (e Entry) Encode() (string, error) {
 	return string(b), nil
 }
 
-// Refuses reports whether a machine may not join, and the name of the entry. A machine is
-// refused by its name or by its provider ID. The name counts even with another provider
-// ID: the old machine's client certificate is for that name.
-func (l List) Refuses(name, providerID string) (node string, refused bool) {
-	if _, ok := l[name]; ok {
+// Refuses reports whether a machine may not join now, and the name of the entry. A machine is
+// refused by its name or by its cloud.Key. The name counts even with another key: the old
+// machine's client certificate is for that name. Revoked distinguishes the two.
+func (l List) Refuses(name, key string) (node string, refused bool) {
+	if node, revoked := l.Revoked(name, key); revoked {
+		return node, true
+	}
+	_, refused = l[name]
+	if !refused {
+		return "", false
+	}
+	return name, true
+}
+
+// Revoked reports whether a machine was revoked itself, and the name of the entry. Another
+// machine that got the name or the ID of a revoked one later was not. An entry without a
+// key revokes all machines of its name.
+func (l List) Revoked(name, key string) (node string, revoked bool) {
+	if e, ok := l[name]; ok && (e.ProviderID == "" || cloud.SameMachine(e.ProviderID, key)) {
 		return name, true
 	}
 	for node, e := range l {
-		// Some clouds change the case of an ID between calls.
-		if e.ProviderID != "" && strings.EqualFold(e.ProviderID, providerID) {
+		if e.ProviderID != "" && cloud.SameMachine(e.ProviderID, key) {
 			return node, true
 		}
 	}

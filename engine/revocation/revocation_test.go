@@ -8,21 +8,29 @@ import (
 )
 
 func TestRefuses(t *testing.T) {
-	list := List{"worker-1": {ProviderID: "sandbox://demo/worker-1"}, "worker-2": {}}
+	list := List{"worker-1": {ProviderID: "sandbox://demo/worker-1"}, "worker-2": {}, "worker-5": {ProviderID: "odd://demo/worker-5#1"}}
 	for _, tt := range []struct {
-		name, node, providerID, want string
+		name, node, key, want string
+		revoked               bool
 	}{
-		{"the machine itself", "worker-1", "sandbox://demo/worker-1", "worker-1"},
-		{"another machine of the same name", "worker-1", "sandbox://demo/worker-1b", "worker-1"},
-		{"the machine under another name", "worker-9", "Sandbox://demo/Worker-1", "worker-1"},
-		{"a name whose entry is damaged", "worker-2", "sandbox://demo/worker-2", "worker-2"},
-		{"another machine", "worker-3", "sandbox://demo/worker-3", ""},
-		{"a machine without an ID matches no damaged entry", "worker-3", "", ""},
+		{"the machine itself", "worker-1", "sandbox://demo/worker-1", "worker-1", true},
+		{"another machine of the same name", "worker-1", "sandbox://demo/worker-1b", "worker-1", false},
+		{"the machine under another name", "worker-9", "Sandbox://demo/Worker-1", "worker-1", true},
+		{"a name whose entry is damaged", "worker-2", "sandbox://demo/worker-2", "worker-2", true},
+		{"another machine", "worker-3", "sandbox://demo/worker-3", "", false},
+		{"a machine without an ID matches no damaged entry", "worker-3", "", "", false},
+		{"the same incarnation", "worker-5", "odd://demo/worker-5#1", "worker-5", true},
+		{"a machine that got name and ID later", "worker-5", "odd://demo/worker-5#2", "worker-5", false},
+		{"a machine that got the ID later, under another name", "worker-6", "odd://demo/worker-5#2", "", false},
+		{"a machine of the ID whose incarnation is not known", "worker-6", "odd://demo/worker-5", "worker-5", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, refused := list.Refuses(tt.node, tt.providerID)
+			got, refused := list.Refuses(tt.node, tt.key)
 			if got != tt.want || refused != (tt.want != "") {
 				t.Errorf("got %q, %t, want %q", got, refused, tt.want)
+			}
+			if _, revoked := list.Revoked(tt.node, tt.key); revoked != tt.revoked {
+				t.Errorf("revoked: %t, want %t", revoked, tt.revoked)
 			}
 		})
 	}

@@ -13,7 +13,7 @@ import (
 	"constellation/engine/plan"
 )
 
-// What a board keeps at most. A rollout of 5,000 nodes has 10,000 machines.
+// Limits of a board's memory. A rollout of 5,000 nodes has 10,000 machines.
 const (
 	boardLines = 50_000 // of the log
 	boardBytes = 16 << 20
@@ -32,10 +32,10 @@ var (
 	StagesNew = []string{plan.NodeCreating, plan.NodeBooting, plan.NodeJoining, plan.NodeNotReady, plan.NodeReady}
 )
 
-// Board is what the events of a rollout amount to so far: where each machine is and was,
-// how fast they go, what was said, and what is waited for. It is a pure fold, so that a
-// live watch, a replay and a test that apply the same events show the same. Its memory is
-// bounded, and an event costs the same among five nodes and among five thousand.
+// Board is the state of a rollout as the fold of its events: the states of each machine, the
+// speed, the messages, and the current wait. It is pure, so that a live watch, a replay and
+// a test that apply the same events show the same. Its memory is bounded, and the cost of an
+// event does not depend on the number of nodes.
 //
 // All texts are as the events have them: clean them before they are shown. The zero value
 // is a rollout of which nothing is known. It is not safe for concurrent use.
@@ -154,9 +154,9 @@ type Moment struct {
 	Seen        bool // its beginning was
 }
 
-// BoardPlace is a place for one node in a group. Its machines change and it stays: the
-// heir takes the place of its donor. Old is the node that is replaced or was, New the
-// one that comes; either may be nil.
+// BoardPlace is the row of one node in a group. It outlives its machines: a replacement node gets
+// the row of the old node. Old is the node that is or was replaced, New its replacement; either may
+// be nil.
 type BoardPlace struct {
 	Old, New *BoardNode
 	Index    int
@@ -186,7 +186,7 @@ func (p *BoardPlace) State() string {
 		}
 		return o
 	case n == plan.NodeReady && o == plan.NodeReplacing:
-		return plan.NodeReplacing // its heir is there, and is being looked at
+		return plan.NodeReplacing // its replacement is Ready, and its readiness gate runs
 	}
 	return n
 }
@@ -206,7 +206,7 @@ func (p *BoardPlace) Node() *BoardNode {
 type BoardGroup struct {
 	Name    string
 	Control bool
-	// Places stand in the order in which their nodes were told of.
+	// Places are in the order of the first events of their nodes.
 	Places []*BoardPlace
 	// Counts is how many places are in which state; a place without a machine is in none.
 	Counts map[string]int
@@ -262,7 +262,7 @@ type recently struct {
 
 const (
 	binWidth = 10 * time.Second
-	flowOver = 5 * time.Minute // flows are told over that time
+	flowOver = 5 * time.Minute // period over which flows are computed
 )
 
 func (m *recently) add(t time.Time) { m.turn(t); m.bins[m.at%int64(len(m.bins))]++; m.total++ }
@@ -326,7 +326,7 @@ func (b *Board) Apply(e plan.Event) {
 		b.nodePlan(e)
 	case plan.KindResult:
 		r := plan.Result{Status: e.State}
-		_ = json.Unmarshal(e.Data, &r) // what a newer minor may have changed is left out
+		_ = json.Unmarshal(e.Data, &r) // fields that a newer minor has changed are ignored
 		b.Result, b.Outcome, b.Remedy = &r, bounded(e.Text), bounded(e.Remedy)
 		if e.State != "" {
 			r.Status = e.State
@@ -462,7 +462,7 @@ func (b *Board) wait(e plan.Event) {
 
 func (b *Board) nodePlan(e plan.Event) {
 	var facts cluster.NodePlanFacts
-	_ = json.Unmarshal(e.Data, &facts) // what cannot be read is left out
+	_ = json.Unmarshal(e.Data, &facts) // unreadable fields are ignored
 	p := BoardPlan{
 		Name: bounded(e.Object), State: bounded(e.State), Version: bounded(facts.Version), Channel: bounded(facts.Channel), Text: bounded(e.Text), Remedy: bounded(e.Remedy), Alone: facts.Alone,
 		Total: e.Total, Done: e.Current, Applying: e.Counts["applying"], Failed: e.Counts["failed"], Pending: e.Counts["pending"], Since: e.Time,
@@ -777,8 +777,7 @@ func (b *Board) Counts() map[string]int64 {
 	return out
 }
 
-// Places is how many nodes there are or shall be again, and how many of them are at the
-// target.
+// Places returns the number of rows, and how many of them have a node at the target.
 func (b *Board) Places() (done, total int) {
 	for _, g := range b.ordered {
 		done += g.Done()

@@ -14,8 +14,8 @@ import (
 
 var boardStart = time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC)
 
-// replacement are the events of one node's replacement, beginning at a time. The heir is
-// told of before its donor says so, or after.
+// replacement returns the events of one node's replacement, beginning at a time. The events of
+// the replacement node begin before or after those of the old node.
 func replacement(group, donor, heir string, at time.Time, heirFirst bool) []plan.Event {
 	node := func(after time.Duration, name, with, from, to string) plan.Event {
 		return plan.Event{Time: at.Add(after), Kind: plan.KindNode, Node: name, With: with, Group: group, From: from, To: to}
@@ -40,7 +40,7 @@ func replacement(group, donor, heir string, at time.Time, heirFirst bool) []plan
 
 func TestBoardFollowsAReplacement(t *testing.T) {
 	for _, heirFirst := range []bool{false, true} {
-		t.Run(fmt.Sprintf("heir first %v", heirFirst), func(t *testing.T) {
+		t.Run(fmt.Sprintf("replacement node first %v", heirFirst), func(t *testing.T) {
 			var b rollout.Board
 			for i := range 4 {
 				b.Apply(plan.Event{Time: boardStart, Kind: plan.KindNode, Node: fmt.Sprintf("worker-%d", i), Group: "workers", To: plan.NodeOutdated})
@@ -59,7 +59,7 @@ func TestBoardFollowsAReplacement(t *testing.T) {
 				t.Errorf("states of the place (-want +got):\n%s", diff)
 			}
 			if got := b.Node("worker-9").Place; got != place || place.Index != 1 {
-				t.Errorf("the heir stands at %v, want the place of its donor", got)
+				t.Errorf("the replacement node is in row %v, want the row of the old node", got)
 			}
 			if done, total := b.Places(); done != 1 || total != 4 {
 				t.Errorf("%d of %d done, want 1 of 4", done, total)
@@ -78,8 +78,8 @@ func TestBoardFollowsAReplacement(t *testing.T) {
 	}
 }
 
-// A node that is upgraded in place keeps its place, serves all the time, and is counted when
-// it is at the target; a try that failed is followed by another one.
+// A node that is upgraded in place keeps its row, serves all the time, and is counted when
+// it is at the target. A failed upgrade is retried.
 func TestBoardFollowsAnUpgradeInPlace(t *testing.T) {
 	var b rollout.Board
 	states, attempts := []string{}, []int{}
@@ -135,8 +135,8 @@ func TestBoardCountsAPlaceOnce(t *testing.T) {
 	}
 }
 
-// Who looks at a record sees whether its machines were simulated.
-func TestBoardKnowsSimulatedMachines(t *testing.T) {
+// A board of recorded events shows whether the machines were simulated.
+func TestBoardMarksSimulatedMachines(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		events []plan.Event

@@ -27,8 +27,8 @@ func Lineup(ro cluster.Rollout, nodes []cluster.Node, expected []cluster.Expecte
 // Experience is how long things took in earlier rollouts.
 type Experience struct{ Boot, Drain, Kept []time.Duration }
 
-// Over is in how long at least, and at most, a rollout will be over of which nothing is done
-// yet and left nodes are to be brought to the target, kept of them in place; zero: nobody knows.
+// Over estimates the least and most time of a rollout that has not begun: left nodes need the
+// target, kept of them in place. Zero means that there is no estimate.
 func Over(x Experience, left, kept int, surge string) (least, most time.Duration) {
 	o, now := NewEstimate(History{boot: x.Boot, drain: x.Drain, kept: x.Kept}), time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 	for i := range left {

@@ -46,7 +46,7 @@ func (p planOf) words() string {
 // PlanTeller reports changes of Plans. The zero value has reported none.
 type PlanTeller struct {
 	told   map[string]cluster.NodePlan
-	unseen string // why none is seen, as told
+	unseen string // reported reason why Plans cannot be read
 }
 
 // Tell reports the changes since its last call. err is why Plans cannot be listed.

@@ -9,8 +9,9 @@ import (
 	"constellation/engine/plan"
 )
 
-// While a Plan gets on nothing is waited for; else what is worst is told, with a remedy.
-func TestWhyPlansDoNotGoOn(t *testing.T) {
+// While a Plan makes progress there is no wait event; otherwise the event has the most severe
+// cause, with a remedy.
+func TestWaitOfPlans(t *testing.T) {
 	failed := cluster.NodePlan{Name: "a/failed", State: cluster.PlanFailed, Text: "no space left", Remedy: "make room", Failed: 1, Nodes: []cluster.NodePlanNode{{Name: "n1", State: plan.NodeFailed, Text: "no space left"}}}
 	waits := cluster.NodePlan{Name: "a/waits", State: cluster.PlanWaiting, Text: "the window opens at noon"}
 	held := cluster.NodePlan{Name: "a/held", State: cluster.PlanApplying, Applying: 1, Nodes: []cluster.NodePlanNode{{Name: "n2", State: plan.NodeDraining, Text: "pod b/c may not be evicted", Held: "relax its budget"}}}
@@ -26,9 +27,9 @@ func TestWhyPlansDoNotGoOn(t *testing.T) {
 		{"one waits", []cluster.NodePlan{waits}, plan.Event{Object: "a/waits", State: cluster.PlanWaiting, Text: "plan a/waits waits: the window opens at noon"}},
 		{"one waits and one goes on", []cluster.NodePlan{waits, goes}, plan.Event{}},
 		{"a node is held up", []cluster.NodePlan{waits, held}, plan.Event{Object: "a/held", State: cluster.PlanApplying, Node: "n2", Text: "plan a/held at node n2: pod b/c may not be evicted", Remedy: "relax its budget"}},
-		{"a node is held up and another gets on", []cluster.NodePlan{both}, plan.Event{}},
-		{"a node is held up and another Plan gets on", []cluster.NodePlan{held, goes}, plan.Event{}},
-		{"a node is held up and another controller's Plan gets on", []cluster.NodePlan{held, other}, plan.Event{}},
+		{"one node is blocked and another makes progress", []cluster.NodePlan{both}, plan.Event{}},
+		{"one node is blocked and another Plan makes progress", []cluster.NodePlan{held, goes}, plan.Event{}},
+		{"one node is blocked and another controller's Plan makes progress", []cluster.NodePlan{held, other}, plan.Event{}},
 		{"one failed and a node is held up", []cluster.NodePlan{held, failed}, plan.Event{Object: "a/failed", State: cluster.PlanFailed, Text: "plan a/failed has failed: no space left", Remedy: "make room"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -28,16 +28,16 @@ func TestNodesOfARolloutAreInOneState(t *testing.T) {
 		keep     bool
 		want     string
 	}{
-		{name: "it waits for its turn", node: new(old("w", nil)), want: "w outdated"},
+		{name: "it is not yet replaced", node: new(old("w", nil)), want: "w outdated"},
 		{name: "it is at the target, however the cloud writes its image", node: new(old("w", fresh)), want: "w ready"},
 		{name: "it is at the target and not ready", node: new(old("w", func(n *cluster.Node) { fresh(n); n.State = plan.NodeNotReady })), want: "w not-ready"},
 		{name: "workers are kept", node: new(old("w", nil)), keep: true, want: "w ready"},
 		{name: "it is left as it is", node: new(old("w", func(n *cluster.Node) { n.Skipped = true })), want: "w outdated"},
-		{name: "its heir is on its way", node: new(old("w", nil)), move: &cluster.Move{Node: "", Donor: "w"}, want: "w replacing"},
+		{name: "its replacement is being created", node: new(old("w", nil)), move: &cluster.Move{Node: "", Donor: "w"}, want: "w replacing"},
 		{name: "it is emptied", node: new(old("w", func(n *cluster.Node) { n.Cordoned, n.Heir = true, "x" })), move: &cluster.Move{Node: "w", Donor: "w", Leaves: true}, want: "w draining"},
 		{name: "it is emptied before its leave is written", node: new(old("w", func(n *cluster.Node) { n.Cordoned, n.Heir = true, "x" })), want: "w draining"},
 		{name: "it is at the target in place, and its image stays", node: new(old("w", func(n *cluster.Node) { n.Components, n.InPlace = "c2", true })), want: "w ready"},
-		{name: "it waits for its turn in place", node: new(old("w", func(n *cluster.Node) { n.InPlace = true })), want: "w outdated"},
+		{name: "it is not yet upgraded in place", node: new(old("w", func(n *cluster.Node) { n.InPlace = true })), want: "w outdated"},
 		{name: "its agent is asked", node: new(old("w", func(n *cluster.Node) { n.InPlace = true })), move: &cluster.Move{Node: "w", Upgrades: true, Machine: "Ready"}, want: "w outdated"},
 		{name: "it is emptied before its agent begins", node: new(old("w", func(n *cluster.Node) { n.InPlace, n.Cordoned = true, true })), move: &cluster.Move{Node: "w", Upgrades: true, Machine: "Ready"}, want: "w draining"},
 		{name: "its agent upgrades it", node: new(old("w", func(n *cluster.Node) { n.InPlace, n.Cordoned, n.State = true, true, plan.NodeNotReady })), move: &cluster.Move{Node: "w", Upgrades: true, Machine: "Ready", Phase: "apply", Line: "restart-kubelet"}, want: "w upgrading"},

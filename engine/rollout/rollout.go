@@ -189,7 +189,7 @@ func (l *NodeDiff) look(ro cluster.Rollout, plans []cluster.NodePlan, nodes []*c
 		o.touch(cluster.Move{Node: ro.Agent.Node, Donor: l.agent.Node})
 	}
 	if l.states == nil || !l.target.Same(ro.Target) || l.target.KeepWorkers != ro.Target.KeepWorkers {
-		*l = NodeDiff{states: map[string]int64{}, late: map[*Entry]*cluster.Node{}, kubelet: map[string]int64{}} // all anew
+		*l = NodeDiff{states: map[string]int64{}, late: map[*Entry]*cluster.Node{}, kubelet: map[string]int64{}} // start over
 		same = false
 	}
 	fresh, sameNodes := l.merge(o)
@@ -261,7 +261,7 @@ func (l *NodeDiff) count(n *cluster.Node, e *Entry, by int64) {
 // without an entry by the operator yet, and replacement nodes whose old node still counts.
 func (l *NodeDiff) unready() (n int64) {
 	for e, node := range l.late {
-		if node.Image == "" {
+		if !l.target.Noted(node) {
 			continue
 		}
 		donor := e.With
@@ -311,9 +311,9 @@ func nameless(m cluster.Move) string {
 // worker-0", because the cloud had not named it yet.
 func Unnamed(machine string) bool { return strings.Contains(machine, " ") }
 
-// nodeEntry returns the state of a node with target t: m is its own move if moves, heir that
+// nodeEntry returns the state of a node with target t: m is its own move if moves, next is that
 // of its replacement machine if replaced.
-func nodeEntry(t cluster.NodeTarget, n *cluster.Node, m cluster.Move, moves bool, heir cluster.Move, replaced bool) *Entry {
+func nodeEntry(t cluster.NodeTarget, n *cluster.Node, m cluster.Move, moves bool, next cluster.Move, replaced bool) *Entry {
 	e := &Entry{Name: n.Name, Group: cmp.Or(n.Group, m.Group, n.Role), State: plan.NodeNotReady, Text: n.Message, With: cmp.Or(n.Heir, n.Donor)}
 	if n.Role == cluster.ControlPlaneRole {
 		e.role = n.Role
@@ -322,7 +322,7 @@ func nodeEntry(t cluster.NodeTarget, n *cluster.Node, m cluster.Move, moves bool
 	case moves && m.Revoked != "":
 		e.State, e.Text, e.stays = plan.NodeLeaving, "revoked "+m.Revoked, replaced
 		if replaced {
-			e.With = heir.Node
+			e.With = next.Node
 		}
 	case moves && m.Leaves:
 		e.State = leavingState(n, m)
@@ -330,11 +330,11 @@ func nodeEntry(t cluster.NodeTarget, n *cluster.Node, m cluster.Move, moves bool
 		e.State, e.Text = upgradeOf(n, m)
 		e.stays = true
 	case replaced || n.Heir != "" && !current:
-		e.replacedBy(n, heir)
-	case n.State != plan.NodeReady && (current || n.Image == "" || moves):
-	case current, t.KeepWorkers && n.Role != cluster.ControlPlaneRole && n.Image != "":
+		e.replacedBy(n, next)
+	case n.State != plan.NodeReady && (current || !t.Noted(n) || moves):
+	case current, t.KeepWorkers && n.Role != cluster.ControlPlaneRole && t.Noted(n):
 		e.State = plan.NodeReady
-	case n.Image == "" || n.Components == "":
+	case !t.Noted(n) || n.Components == "":
 		e.State, e.Text = plan.NodeJoining, "ready, and not known to the operator yet"
 	default:
 		if e.State = plan.NodeOutdated; n.Skipped {
@@ -355,19 +355,19 @@ func leavingState(n *cluster.Node, m cluster.Move) string {
 	return plan.NodeReplacing
 }
 
-// replacedBy sets the state of a node that another one replaces; heir is the move of the other one,
+// replacedBy sets the state of a node that another one replaces; next is the move of the other one,
 // or zero.
-func (e *Entry) replacedBy(n *cluster.Node, heir cluster.Move) {
+func (e *Entry) replacedBy(n *cluster.Node, next cluster.Move) {
 	if e.State = plan.NodeReplacing; n.Cordoned {
 		e.State = plan.NodeDraining
 	}
-	e.With = cmp.Or(n.Heir, heir.Node)
+	e.With = cmp.Or(n.Heir, next.Node)
 	switch {
 	case e.Text != "":
 	case e.With != "":
 		e.Text = "by " + e.With
 	default:
-		e.Text = heirWords[heir.Machine]
+		e.Text = replacementText[next.Machine]
 	}
 }
 
@@ -407,9 +407,9 @@ func runWords(phase, line string) string {
 	return phase + ": " + line
 }
 
-// heirWords describe the progress of a replacement machine by its state in the cloud.
-var heirWords = map[string]string{
-	"Creating": "its heir is being created", "Ready": "its heir is up, and has not joined yet", "Failed": "its heir has failed", "Stopped": "its heir is stopped",
+// replacementText describes the progress of a replacement machine by its state in the cloud.
+var replacementText = map[string]string{
+	"Creating": "its replacement is being created", "Ready": "its replacement has booted and not joined yet", "Failed": "its replacement has failed", "Stopped": "its replacement is stopped",
 }
 
 // gone reports whether the cloud removes a machine, or has.
@@ -494,7 +494,7 @@ var rolloutRemedies = map[string]string{
 	"HeirCordoned":      "uncordon the new node with kubectl",
 	"EtcdUnhealthy":     "mend the member of etcd that is named",
 	"UpgradeFailed":     "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is tried again by itself, at once with `constellation upgrade retry NODE`; `constellation upgrade skip NODE` leaves the node as it is",
-	"TargetRefused":     "set a target that can be gone to: `constellation upgrade check`",
+	"TargetRefused":     "set a reachable target: `constellation upgrade check` lists them",
 	"ComponentsUnknown": "`constellation upgrade prepare` publishes what nodes install",
 	"NoAgent":           "the operator must run in the cluster, beside the agent of a control plane: `kubectl -n constellation-system get pods`",
 }
@@ -505,7 +505,7 @@ func (v *View) Why() plan.Event {
 	w := v.Waiting
 	switch {
 	case !v.Observed:
-		e.Object, e.Text = "operator", "the operator has not looked at the target yet"
+		e.Object, e.Text = "operator", "the operator has not observed the target yet"
 	case w.Reason != "":
 		e.Object, e.State, e.Node, e.Text = "rollout", w.Reason, w.Node, w.Message
 		switch { // asked for, and not so before what is under way is finished
@@ -537,7 +537,7 @@ func (v *View) Over(want cluster.NodeTarget) error {
 	switch t := v.Target; {
 	case !t.Same(want):
 		return &plan.Error{
-			Op: "wait for the rollout", Err: fmt.Errorf("the target was changed meanwhile, to image %s and Kubernetes %s; the cluster goes there", t.ImageVersion, t.Kubernetes),
+			Op: "wait for the rollout", Err: fmt.Errorf("the target was changed meanwhile, to %s; the cluster goes there", t),
 			Remedy: "`constellation status` shows how far it is",
 		}
 	case !v.Observed:
@@ -549,7 +549,7 @@ func (v *View) Over(want cluster.NodeTarget) error {
 	case v.Reached && v.Reason == SomeSkipped:
 		return &plan.Error{
 			Op: "wait for the rollout", Err: errors.New(v.Message), Exit: plan.ExitStopped,
-			Remedy: "`constellation upgrade retry NODE-OR-GROUP` lets one go that was skipped",
+			Remedy: "`constellation upgrade retry NODE-OR-GROUP` resumes a skipped one",
 		}
 	case v.Stalled && v.Reason == "TargetRefused":
 		return &plan.Error{Op: "wait for the rollout", Err: errors.New("the operator refuses the target: " + v.Message), Remedy: rolloutRemedies[v.Reason]}

@@ -18,7 +18,7 @@ import (
 // TestALookTellsWhatIsNow lets nodes, moves and targets change at random: a line-up that has
 // looked before says the same as one that looks for the first time, and what it does not call
 // fresh is as it was.
-func TestALookTellsWhatIsNow(t *testing.T) {
+func TestPollReportsCurrentState(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	one := func(of ...string) string { return of[rnd.IntN(len(of))] }
 	name := func() string { return fmt.Sprintf("worker-%d", rnd.IntN(12)) }
@@ -110,8 +110,9 @@ func TestGroupOfANewNode(t *testing.T) {
 	}
 }
 
-// Each node has a place, an heir that of its donor, whether it is Ready or not.
-func TestNodesThatAreNotReadyHaveTheirPlaces(t *testing.T) {
+// Each node counts as one, a replacement node together with its old node, whether it is Ready or
+// not.
+func TestNodesThatAreNotReadyAreCounted(t *testing.T) {
 	fresh := func(name, state, donor string) *cluster.Node {
 		return &cluster.Node{Name: name, State: state, Image: "b", Components: "c", Donor: donor}
 	}
@@ -124,18 +125,18 @@ func TestNodesThatAreNotReadyHaveTheirPlaces(t *testing.T) {
 		moves []cluster.Move
 		want  string
 	}{
-		"all are Ready":                        {[]*cluster.Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeReady, "")}, nil, "2 of 2"},
-		"one is not":                           {[]*cluster.Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "")}, nil, "1 of 2"},
-		"one is not, and its donor is gone":    {[]*cluster.Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, nil, "1 of 2"},
-		"one has come, and its donor is there": {[]*cluster.Node{old("w0", "w2", false), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, nil, "1 of 2"},
+		"all are Ready": {[]*cluster.Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeReady, "")}, nil, "2 of 2"},
+		"one is not":    {[]*cluster.Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "")}, nil, "1 of 2"},
+		"the new node is not Ready, and the old one is gone": {[]*cluster.Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, nil, "1 of 2"},
+		"the new node has joined, and the old one exists":    {[]*cluster.Node{old("w0", "w2", false), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, nil, "1 of 2"},
 		"one has come that only its record knows": {
 			[]*cluster.Node{old("w0", "", false), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "")},
 			[]cluster.Move{{Name: "replace-0", Node: "w2", Donor: "w0", Machine: "Ready"}},
 			"1 of 2",
 		},
-		"one has come that nobody knows":        {[]*cluster.Node{old("w0", "", false), fresh("w1", plan.NodeReady, ""), {Name: "w2", State: plan.NodeNotReady}}, nil, "1 of 2"},
-		"its donor leaves, and it is Ready":     {[]*cluster.Node{old("w0", "w2", true), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeReady, "w0")}, []cluster.Move{leaves}, "2 of 2"},
-		"its donor leaves, and it is not Ready": {[]*cluster.Node{old("w0", "w2", true), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, []cluster.Move{leaves}, "1 of 2"},
+		"an unknown node has joined":                        {[]*cluster.Node{old("w0", "", false), fresh("w1", plan.NodeReady, ""), {Name: "w2", State: plan.NodeNotReady}}, nil, "1 of 2"},
+		"the old node leaves, and the new one is Ready":     {[]*cluster.Node{old("w0", "w2", true), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeReady, "w0")}, []cluster.Move{leaves}, "2 of 2"},
+		"the old node leaves, and the new one is not Ready": {[]*cluster.Node{old("w0", "w2", true), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, []cluster.Move{leaves}, "1 of 2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := &looked{ro: cluster.Rollout{Target: cluster.NodeTarget{Image: "b", Components: "c"}, Moves: tt.moves}, nodes: tt.nodes}
@@ -151,7 +152,7 @@ func TestNodesThatAreNotReadyHaveTheirPlaces(t *testing.T) {
 }
 
 // A machine that the cloud has not named has one row, also once it is a Node.
-func TestNodesThatNobodyKnowsYetAreTheMachinesWithoutNames(t *testing.T) {
+func TestUnknownNodesAreMatchedWithUnnamedMachines(t *testing.T) {
 	now := time.Now()
 	unnamed := []cluster.Move{{Name: "replace-0", Donor: "w0", Group: "workers", Machine: "Creating"}}
 	for name, tt := range map[string]struct {

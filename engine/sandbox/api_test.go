@@ -78,14 +78,14 @@ func TestMetadataKnowsMachinesByTheirAddress(t *testing.T) {
 
 	from = worker.IP.String()
 	if self, err := m.Self(ctx); err != nil || self != worker {
-		t.Errorf("worker is told it is %+v, %v", self, err)
+		t.Errorf("metadata of worker: %+v, %v", self, err)
 	}
 	if _, err := m.Token(ctx); !errors.Is(err, cloud.ErrDenied) {
 		t.Errorf("worker asked for the token: %v", err)
 	}
 	from = cp.IP.String()
 	if self, err := m.Self(ctx); err != nil || self != cp {
-		t.Errorf("control plane is told it is %+v, %v", self, err)
+		t.Errorf("metadata of control plane: %+v, %v", self, err)
 	}
 	if tok, err := m.Token(ctx); err != nil || tok != "the-token" {
 		t.Errorf("token %q, %v", tok, err)
@@ -105,7 +105,7 @@ func TestMetadataKnowsMachinesByTheirAddress(t *testing.T) {
 	for _, stranger := range []string{"10.244.2.7", "10.42.0.1", "127.0.0.1", "::1"} {
 		from = stranger
 		if i, err := m.Self(ctx); !errors.Is(err, cloud.ErrDenied) {
-			t.Errorf("%s is told it is %+v, %v", stranger, i, err)
+			t.Errorf("metadata of %s: %+v, %v", stranger, i, err)
 		}
 		if _, err := m.Token(ctx); !errors.Is(err, cloud.ErrDenied) {
 			t.Errorf("%s gets a token: %v", stranger, err)
@@ -143,7 +143,7 @@ func TestControlAPIWantsTheToken(t *testing.T) {
 	}
 }
 
-func TestControlAPIDoesWhatTheClientSays(t *testing.T) {
+func TestControlAPIServesItsClient(t *testing.T) {
 	a, f, comp := testAPI(t)
 	s := httptest.NewServer(a.host())
 	defer s.Close()
@@ -205,17 +205,17 @@ func TestControlAPIDoesWhatTheClientSays(t *testing.T) {
 		kind error
 		text string
 	}{
-		"unknown Kubernetes":   {err2(c.Components(ctx, "v1.99.0")), cloud.ErrNotFound, "has v1.35.4"},
-		"unknown group":        {c.SetGroupCount(ctx, sandboxapi.GroupID("demo", "gpu"), 1), cloud.ErrNotFound, "gpu"},
-		"another sandbox":      {c.SetGroupCount(ctx, sandboxapi.GroupID("other", sandboxapi.WorkerGroup), 1), cloud.ErrNotFound, "sandbox other"},
-		"another's image":      {c.SetGroupImage(ctx, workers, sandboxapi.ImageReference("other", "v1.1.0")), cloud.ErrNotFound, "other"},
-		"unknown image":        {c.SetGroupImage(ctx, workers, sandboxapi.ImageReference("demo", "v9.0.0")), cloud.ErrNotFound, "v9.0.0"},
-		"no image":             {c.SetGroupImage(ctx, workers, "latest"), nil, "want sandboxes/"},
-		"negative count":       {c.SetGroupCount(ctx, workers, -1), nil, "0 to 253"},
-		"too many":             {c.SetGroupCount(ctx, workers, 500), nil, "0 to 253"},
-		"unknown fault":        {c.SetFaults(ctx, []string{"meteor"}), nil, "the faults are boot-delay"},
-		"reboot of nobody":     {c.RebootInstance(ctx, "sandbox://demo/worker-9"), cloud.ErrNotFound, "worker-9"},
-		"unknown group's heir": {err2(c.CreateInstance(ctx, sandboxapi.GroupID("demo", "gpu"), "x")), cloud.ErrNotFound, "gpu"},
+		"unknown Kubernetes":              {err2(c.Components(ctx, "v1.99.0")), cloud.ErrNotFound, "has v1.35.4"},
+		"unknown group":                   {c.SetGroupCount(ctx, sandboxapi.GroupID("demo", "gpu"), 1), cloud.ErrNotFound, "gpu"},
+		"another sandbox":                 {c.SetGroupCount(ctx, sandboxapi.GroupID("other", sandboxapi.WorkerGroup), 1), cloud.ErrNotFound, "sandbox other"},
+		"another's image":                 {c.SetGroupImage(ctx, workers, sandboxapi.ImageReference("other", "v1.1.0")), cloud.ErrNotFound, "other"},
+		"unknown image":                   {c.SetGroupImage(ctx, workers, sandboxapi.ImageReference("demo", "v9.0.0")), cloud.ErrNotFound, "v9.0.0"},
+		"no image":                        {c.SetGroupImage(ctx, workers, "latest"), nil, "want sandboxes/"},
+		"negative count":                  {c.SetGroupCount(ctx, workers, -1), nil, "0 to 253"},
+		"too many":                        {c.SetGroupCount(ctx, workers, 500), nil, "0 to 253"},
+		"unknown fault":                   {c.SetFaults(ctx, []string{"meteor"}), nil, "the faults are boot-delay"},
+		"reboot of nobody":                {c.RebootInstance(ctx, "sandbox://demo/worker-9"), cloud.ErrNotFound, "worker-9"},
+		"replacement in an unknown group": {err2(c.CreateInstance(ctx, sandboxapi.GroupID("demo", "gpu"), "x")), cloud.ErrNotFound, "gpu"},
 	} {
 		if tt.err == nil || tt.kind != nil && !errors.Is(tt.err, tt.kind) || !strings.Contains(tt.err.Error(), tt.text) {
 			t.Errorf("%s: %v", name, tt.err)
@@ -337,7 +337,7 @@ func TestTheCloudIsVagueAboutItsMachines(t *testing.T) {
 		t.Errorf("partial-list-told: %s", names(l, err))
 	}
 	if l, err := host.Instances(ctx); err != nil || len(l) != 2 {
-		t.Errorf("the host is told %s", names(l, err))
+		t.Errorf("the host gets %s", names(l, err))
 	}
 
 	// A create that timed out still took effect. A retry with the same token finds the instance.
@@ -386,7 +386,7 @@ func TestTheCloudIsVagueAboutItsMachines(t *testing.T) {
 		t.Errorf("lagging descriptions: %s, %+v", names(l, err), l)
 	}
 	if l, err := host.Describe(ctx, some); names(l, err) != "[worker-3] <nil>" || l[0].State != cloud.Ready || l[0].Token != "c" {
-		t.Errorf("the host is told %s, %+v", names(l, err), l)
+		t.Errorf("the host gets %s, %+v", names(l, err), l)
 	}
 	if l, err := remote.Describe(ctx, []string{"sandbox://other/worker-3"}); !errors.Is(err, cloud.ErrNotFound) {
 		t.Errorf("another sandbox's instance: %s", names(l, err))

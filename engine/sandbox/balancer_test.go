@@ -212,7 +212,7 @@ func TestBalancerCutsConnectionsToDeadServers(t *testing.T) {
 	}
 }
 
-func TestBalancerRefusesWhenNobodyIsThere(t *testing.T) {
+func TestBalancerRefusesWithoutBackends(t *testing.T) {
 	url, client := balance(t, &balancer{backends: func() []backend { return nil }})
 	start := time.Now()
 	if got, err := ask(client, url); err == nil {

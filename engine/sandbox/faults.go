@@ -62,9 +62,9 @@ type Faults struct {
 // which also routes to the pods of other machines.
 const theCloud = "cloud"
 
-// affliction returns the faults of one running machine.
-func (f *Faults) affliction(s *state, name string) machine.Affliction {
-	a := machine.Affliction{
+// machineFaults returns the faults of one running machine.
+func (f *Faults) machineFaults(s *state, name string) machine.Faults {
+	a := machine.Faults{
 		Frozen: f.frozen[name], Isolated: f.isolated[name], DiskFull: f.diskFull[name], DiskReadOnly: f.diskReadOnly[name],
 		SlowDisk: happens(f.slowDisk, "slow-disk", name), LostWrites: happens(f.lostWrites, "lost-writes", name), TornWrites: happens(f.tornWrites, "torn-writes", name),
 		TPMHangs: f.tpmHangs[name], TPMGone: f.tpmGone[name],
@@ -329,14 +329,14 @@ func FaultNames() []string {
 var faultDoes = map[string]string{
 	"boot-delay":         "the machine takes longer to boot, for the first time",
 	"never-boot":         "the machine is made and does not boot",
-	"never-join":         "the machine is told nothing about itself, and cannot join; it joins when the fault ends",
+	"never-join":         "the machine gets no metadata, and cannot join; it joins when the fault ends",
 	"kill":               "the power goes when the machine comes to the point, once, and stays away",
 	"power-cut":          "the power goes when the machine comes to the point, once, and comes back; later points are those of a control plane, or of its upgrade by kubeadm",
 	"frozen":             "no process of the machine gets a turn; connections stay open",
 	"isolated":           "the machine's cable is out",
 	"cut":                "what two machines send each other is lost, their pods' included; with cloud, what the machine sends to the cloud, to the load balancer and to other machines' pods",
 	"cut-to":             "what the first sends to the second is lost; the other way works",
-	"console-cut":        "what goes between this computer and the cluster, or init, waits until the fault ends",
+	"console-cut":        "connections between this computer and the cluster, or init, stall until the fault ends",
 	"disk-full":          "nothing more fits where programs are installed, where kubeadm writes and where our programs remember; files that are open are not affected",
 	"disk-read-only":     "nothing can be written to the same places",
 	"slow-disk":          "each sync of what etcd writes takes so much longer",
@@ -349,7 +349,7 @@ var faultDoes = map[string]string{
 	"api-latency":        "the cloud's API answers so much later",
 	"describe-lag":       "the cloud describes machines as they were up to so long ago",
 	"create-timeout":     "that share of machines is made without an answer",
-	"quota":              "there are to be no more machines than this",
+	"quota":              "machine creation fails above this number",
 	"metadata-500":       "that share of what machines ask about themselves is answered 500",
 	"partial-list":       "that share of lists lacks a machine and does not say so",
 	"partial-list-told":  "that share of lists lacks machines and says so",

@@ -81,10 +81,10 @@ func TestWrongFaultsAreNamedAllAtOnce(t *testing.T) {
 		{"share that is no number", "lost-delete=NaN", `not above 0`},
 		{"share of all machines above one", "never-join=1.5", `not a name`},
 		{"quota of nothing", "quota=0", `want quota=MACHINES`},
-		{"lag that is none", "describe-lag=0s", `must be positive`},
+		{"a lag of zero", "describe-lag=0s", `must be positive`},
 		{"unknown point", "kill=worker-0:lunch", `no point "lunch"`},
 		{"value where none belongs", "registry-empty=yes", `takes no value`},
-		{"machine that is none", "never-boot=../etc", `not a name`},
+		{"an invalid machine name", "never-boot=../etc", `not a name`},
 		{"one end of a cut", "cut=worker-0", `does not name two ends`},
 		{"a cut from the cloud", "cut-to=worker-0:worker-0", `does not name two ends`},
 		{"unknown point of a power cut", "power-cut=worker-0:lunch", `no point "lunch"`},
@@ -111,10 +111,10 @@ func TestFaultsOfNamesThatThereWillNeverBeAreRefused(t *testing.T) {
 		{"a component", "component-cut=kubectl", ""},
 		{"a machine of no group", "never-boot=nope", "fault never-boot=nope: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
 		{"a delay of a group", "boot-delay=worker:1s", "fault boot-delay=worker: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
-		{"a number that is none", "kill=worker-01:image", "fault kill=worker-01: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
-		{"another end that is none", "cut=worker-0:moon", "fault cut=moon: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
+		{"an unknown machine number", "kill=worker-01:image", "fault kill=worker-01: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
+		{"an unknown peer", "cut=worker-0:moon", "fault cut=moon: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
 		{"the cloud as the other end", "cut=worker-0:cloud", ""},
-		{"a component that is none", "component-truncate=bogus", "fault component-truncate=bogus: there is no such component; the components are kubeadm, kubelet, kubectl"},
+		{"an unknown component", "component-truncate=bogus", "fault component-truncate=bogus: there is no such component; the components are kubeadm, kubelet, kubectl"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f, err := ParseFaults([]string{tt.fault})
@@ -166,7 +166,7 @@ func TestDocsOfFaults(t *testing.T) {
 	}
 	for _, k := range (&Sandboxes{}).FaultKinds() {
 		if k.Does == "" {
-			t.Errorf("nobody says what %s does", k.Name)
+			t.Errorf("fault %s has no description", k.Name)
 		}
 		if row := fmt.Sprintf("| `%s` | %s |\n", strings.ReplaceAll(k.Form, "|", `\|`), k.Does); !strings.Contains(string(b), row) {
 			t.Errorf("docs/faults.md lacks %s", row)
@@ -175,7 +175,7 @@ func TestDocsOfFaults(t *testing.T) {
 }
 
 // A machine has exactly the faults that name it.
-func TestAfflictions(t *testing.T) {
+func TestFaultsOfOneMachine(t *testing.T) {
 	st := newState("demo", "/work", time.Now())
 	for n, name := range []string{"worker-0", "worker-1"} {
 		st.Instances = append(st.Instances, &instance{Name: name, Group: "workers", Index: firstIndex + n})
@@ -188,18 +188,18 @@ func TestAfflictions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a, b := slow.affliction(st, "worker-0").SlowDisk, slow.affliction(st, "worker-1").SlowDisk; a != 2*time.Second || b != 1 {
+	if a, b := slow.machineFaults(st, "worker-0").SlowDisk, slow.machineFaults(st, "worker-1").SlowDisk; a != 2*time.Second || b != 1 {
 		t.Errorf("one that is named and one of a share: their syncs take %s and %s longer", a, b)
 	}
 	peer := func(n int) machine.Peer {
 		return machine.Peer{IP: st.Instances[n].ip(), PodCIDR: st.Instances[n].podCIDR()}
 	}
-	for name, want := range map[string]machine.Affliction{
+	for name, want := range map[string]machine.Faults{
 		"worker-0": {SlowDisk: 2 * time.Second, LostWrites: true, Frozen: true, Lost: []machine.Peer{peer(1)}},
 		"worker-1": {TornWrites: true, Lost: []machine.Peer{peer(0), {IP: machine.Gateway}}}, // worker-9 does not exist yet
 		"worker-2": {},
 	} {
-		if got := f.affliction(st, name); !reflect.DeepEqual(got, want) || got.Any() != (name != "worker-2") {
+		if got := f.machineFaults(st, name); !reflect.DeepEqual(got, want) || got.Any() != (name != "worker-2") {
 			t.Errorf("%s suffers from %+v, want %+v", name, got, want)
 		}
 	}

@@ -136,7 +136,7 @@ func TestFilesThatCannotBeUsedAreRefusedBeforeMachinesAreMade(t *testing.T) {
 		"a configuration that is no YAML": {func(t *testing.T, dir string) {
 			must(t, os.WriteFile(filepath.Join(dir, workspace.ConfigFile), []byte("a: [\n"), 0o644))
 		}, "is not YAML"},
-		"a key that nobody knows beside placeholders": {func(t *testing.T, dir string) {
+		"an unknown key beside placeholders": {func(t *testing.T, dir string) {
 			must(t, os.WriteFile(filepath.Join(dir, workspace.ConfigFile), []byte(generated(t, workspace.GenerateOptions{})+"colour: red\n"), 0o644))
 		}, "colour"},
 		"a state that is no JSON or YAML": {func(t *testing.T, dir string) {

@@ -40,7 +40,7 @@ type platform interface {
 	Wait(ctx context.Context, name string) error
 	Machine(name string) (machine.Machine, error)
 	Console(name string) string
-	Afflict(ctx context.Context, name string, a machine.Affliction) error
+	SetFaults(ctx context.Context, name string, a machine.Faults) error
 	Written(name, pattern string) ([]string, error)
 }
 
@@ -91,7 +91,7 @@ func (f *fleet) start(ctx context.Context, st *state) error {
 	for _, i := range st.Instances {
 		f.drive(i.Name)
 	}
-	f.wg.Go(func() { f.afflict(ctx) })
+	f.wg.Go(func() { f.injectFaults(ctx) })
 	f.wg.Go(func() { f.cutPower(ctx) })
 	return nil
 }
@@ -676,7 +676,7 @@ func (f *fleet) keep(ctx context.Context, i *instance, log *slog.Logger) error {
 		return err
 	}
 	if up := time.Since(m.Booted); up < crashWindow {
-		return fmt.Errorf("it went down %s after its start; its console says why: %s", up.Round(time.Millisecond), f.platform.Console(i.Name))
+		return fmt.Errorf("it went down %s after its start; see its console: %s", up.Round(time.Millisecond), f.platform.Console(i.Name))
 	}
 	return nil
 }
@@ -712,7 +712,7 @@ func (f *fleet) make(ctx context.Context, i *instance, log *slog.Logger) error {
 	desc := s.describe(i)
 	spec := machine.Spec{Name: i.Name, IP: i.ip(), PodCIDR: i.podCIDR(), Image: &img}
 	f.spec(desc, &spec)
-	spec.Affliction = f.Faults().affliction(s, i.Name)
+	spec.Faults = f.Faults().machineFaults(s, i.Name)
 	if err := f.platform.Start(ctx, spec, f.firmware(desc)); err != nil {
 		// A partially created machine cannot be used. If the removal fails, the next observation finds it again.
 		if rmErr := f.platform.Remove(context.WithoutCancel(ctx), i.Name); rmErr != nil && !errors.Is(rmErr, machine.ErrNotFound) {
@@ -750,22 +750,22 @@ func (f *fleet) restart(ctx context.Context, i *instance) error {
 // set just before.
 func (f *fleet) spoilDisk(ctx context.Context, i *instance) {
 	s, _ := f.snapshot()
-	if a := f.Faults().affliction(s, i.Name); a.FailsAsDisk() {
-		f.suffer(ctx, i, a)
+	if a := f.Faults().machineFaults(s, i.Name); a.FailsAsDisk() {
+		f.setFaults(ctx, i, a)
 	}
 }
 
-// suffer injects faults into a machine, which may be off.
-func (f *fleet) suffer(ctx context.Context, i *instance, a machine.Affliction) {
-	if err := f.platform.Afflict(ctx, i.Name, a); err != nil && !errors.Is(err, machine.ErrNotRunning) {
-		f.log.Debug("machine not afflicted", "node", i.Name, "err", err)
+// setFaults sets the faults of a machine, which may be off.
+func (f *fleet) setFaults(ctx context.Context, i *instance, a machine.Faults) {
+	if err := f.platform.SetFaults(ctx, i.Name, a); err != nil && !errors.Is(err, machine.ErrNotRunning) {
+		f.log.Debug("fault not injected", "node", i.Name, "err", err)
 	}
 }
 
 // boot switches on a machine that is off, with the disk faults of its instance.
 func (f *fleet) boot(ctx context.Context, i *instance) error {
 	s, _ := f.snapshot()
-	f.suffer(ctx, i, f.Faults().affliction(s, i.Name))
+	f.setFaults(ctx, i, f.Faults().machineFaults(s, i.Name))
 	return f.platform.Boot(ctx, i.Name, f.firmware(f.describe(i)))
 }
 
@@ -795,7 +795,7 @@ func (f *fleet) ready(ctx context.Context, i *instance, log *slog.Logger) error 
 func (f *fleet) late(name string) error {
 	return f.note(name, func(i *instance) {
 		i.Boot = sandboxapi.BootFailed
-		i.Message = fmt.Sprintf("not ready %s after its start; its console says why: %s", bootTimeout, f.platform.Console(name))
+		i.Message = fmt.Sprintf("not ready %s after its start; see its console: %s", bootTimeout, f.platform.Console(name))
 	})
 }
 

@@ -28,14 +28,14 @@ type computer struct {
 	fail     map[string][]error // by "<call> <machine>": what the next calls return
 	hang     map[string]bool    // machines that never become ready
 	starts   int
-	suffers  map[string]machine.Affliction
+	suffers  map[string]machine.Faults
 	written  map[string][]string // by machine and pattern
 }
 
 type twin struct {
 	machine.Machine
-	off  chan struct{}      // closed when it goes down
-	lost machine.Affliction // its faults when it last went down
+	off  chan struct{}  // closed when it goes down
+	lost machine.Faults // its faults when it last went down
 }
 
 func newComputer() *computer {
@@ -186,14 +186,14 @@ func (c *computer) Machine(name string) (machine.Machine, error) {
 	return machine.Machine{}, machine.ErrNotFound
 }
 
-func (c *computer) Afflict(_ context.Context, name string, a machine.Affliction) error {
+func (c *computer) SetFaults(_ context.Context, name string, a machine.Faults) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if m := c.machines[name]; m == nil || m.Power != machine.Running {
 		return machine.ErrNotRunning
 	}
 	if c.suffers == nil {
-		c.suffers = map[string]machine.Affliction{}
+		c.suffers = map[string]machine.Faults{}
 	}
 	c.suffers[name] = a
 	return nil
@@ -461,7 +461,7 @@ func TestMachineThatDoesNotStartIsFailedAndTriedAgain(t *testing.T) {
 		time.Sleep(3500 * time.Millisecond)
 		wantList(t, "given up for now", boots(f), "worker-0:ready", "worker-1:failed")
 		time.Sleep(10 * time.Second)
-		wantList(t, "but not for ever", boots(f), "worker-0:ready", "worker-1:ready")
+		wantList(t, "until it has booted too often", boots(f), "worker-0:ready", "worker-1:ready")
 	})
 }
 
@@ -710,7 +710,7 @@ func TestMachinesSuffer(t *testing.T) {
 		defer stop()
 		scale(t, f, 1, 2)
 		time.Sleep(time.Minute)
-		suffers := func(name string) machine.Affliction {
+		suffers := func(name string) machine.Faults {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			return c.suffers[name]
@@ -718,8 +718,8 @@ func TestMachinesSuffer(t *testing.T) {
 		if err := f.SetFaults([]string{"frozen=worker-0", "cut-to=worker-1:cloud"}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * afflictAgain)
-		lost := machine.Affliction{Lost: []machine.Peer{{IP: machine.Gateway}}}
+		time.Sleep(2 * retryFault)
+		lost := machine.Faults{Lost: []machine.Peer{{IP: machine.Gateway}}}
 		if a, b := suffers("worker-0"), suffers("worker-1"); !a.Frozen || !reflect.DeepEqual(b, lost) {
 			t.Errorf("they suffer from %+v and %+v", a, b)
 		}
@@ -729,14 +729,14 @@ func TestMachinesSuffer(t *testing.T) {
 		if err := f.reboot(t.Context(), "worker-0"); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * afflictAgain)
+		time.Sleep(2 * retryFault)
 		if !suffers("worker-0").Frozen || suffers("worker-1").Any() {
 			t.Errorf("after one has booted they suffer from %+v and %+v", suffers("worker-0"), suffers("worker-1"))
 		}
 		if err := f.SetFaults(nil); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * afflictAgain)
+		time.Sleep(2 * retryFault)
 		if suffers("worker-0").Any() {
 			t.Error("it suffers after the end of the fault")
 		}
@@ -805,7 +805,7 @@ func TestPowerCutStrikesAtItsPoint(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		if n := boots(); n != 1 {
-			t.Fatalf("it has booted %d times for what was there before", n)
+			t.Fatalf("it has booted %d times for faults from before", n)
 		}
 		write("old", "new")
 		time.Sleep(time.Minute)

@@ -11,22 +11,22 @@ import (
 	"constellation/engine/sandbox/machine"
 )
 
-// afflictAgain is the delay until a fault is injected again into a machine that was not ready for
-// it, for example because it was booting. lookAgain is the interval at which files of machines are polled.
+// retryFault is the delay until a fault is injected again into a machine that was not ready for
+// it, for example because it was booting. filePoll is the interval at which files of machines are polled.
 const (
-	afflictAgain = time.Second
-	lookAgain    = 50 * time.Millisecond
+	retryFault = time.Second
+	filePoll   = 50 * time.Millisecond
 )
 
-// afflict injects the machine faults into running machines until ctx ends, and again after
+// injectFaults injects the machine faults into running machines until ctx ends, and again after
 // each of their boots.
-func (f *fleet) afflict(ctx context.Context) {
+func (f *fleet) injectFaults(ctx context.Context) {
 	suffers := map[string]string{} // machine → boot and fault
 	for {
 		s, changed := f.snapshot()
 		flt, again := f.Faults(), false
 		for _, i := range s.Instances {
-			a := flt.affliction(s, i.Name)
+			a := flt.machineFaults(s, i.Name)
 			m, err := f.platform.Machine(i.Name)
 			if err != nil || m.Power != machine.Running {
 				delete(suffers, i.Name)
@@ -37,8 +37,8 @@ func (f *fleet) afflict(ctx context.Context) {
 			if suffers[i.Name] == key || !a.Any() && suffers[i.Name] == "" {
 				continue
 			}
-			if err := f.platform.Afflict(ctx, i.Name, a); err != nil {
-				f.log.Debug("machine not afflicted", "node", i.Name, "err", err)
+			if err := f.platform.SetFaults(ctx, i.Name, a); err != nil {
+				f.log.Debug("fault not injected", "node", i.Name, "err", err)
 				again = true
 				continue
 			}
@@ -47,7 +47,7 @@ func (f *fleet) afflict(ctx context.Context) {
 		}
 		var later <-chan time.Time
 		if again {
-			later = time.After(afflictAgain)
+			later = time.After(retryFault)
 		}
 		select {
 		case <-ctx.Done():
@@ -94,7 +94,7 @@ func (f *fleet) cutPower(ctx context.Context) {
 		maps.DeleteFunc(known, func(fault string, _ []string) bool { return !waiting[fault] })
 		var later <-chan time.Time
 		if len(waiting) > 0 {
-			later = time.After(lookAgain)
+			later = time.After(filePoll)
 		}
 		select {
 		case <-ctx.Done():

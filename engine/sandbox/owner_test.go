@@ -61,7 +61,7 @@ func TestSimulatedSandboxesAnswerTheirOwner(t *testing.T) {
 	url := "http://" + l.Addr().String()
 	m := sandboxapi.NewMetadata(url)
 	if token, err := m.Token(t.Context()); err != nil || token == "" {
-		t.Fatalf("the owner is told %q, %v", token, err)
+		t.Fatalf("the owner gets %q, %v", token, err)
 	}
 	program, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
@@ -91,10 +91,10 @@ func TestSimulatedSandboxesAnswerTheirOwner(t *testing.T) {
 	}
 	for _, path := range []string{"/v1/token", "/v1/initsecrethash", "/v1/peers", "/v1/self", "/v1/loadbalancer", "/v1/podcidr"} {
 		if out := ask(path, 0); !strings.HasPrefix(out, "200 OK {") {
-			t.Errorf("the owner is told %q at %s", out, path)
+			t.Errorf("the owner gets %q at %s", out, path)
 		}
 		if out := ask(path, 65534); !strings.HasPrefix(out, "no answer: ") {
-			t.Errorf("somebody else is told %q at %s", out, path)
+			t.Errorf("another user gets %q at %s", out, path)
 		}
 	}
 	// A DNS name that resolves to this address is refused, for every user.

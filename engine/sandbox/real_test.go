@@ -233,7 +233,7 @@ func TestRealSandbox(t *testing.T) {
 	// Metadata, as machines see it.
 	_, self := inside(t, s, name, "worker-0", fetch+"fetch 169.254.169.254 80 /v1/self")
 	if !strings.Contains(self, `"providerID":"sandbox://`+name+`/worker-0"`) {
-		t.Errorf("worker-0 is told %s", self)
+		t.Errorf("metadata of worker-0: %s", self)
 	}
 	_, token := inside(t, s, name, "control-plane-0", fetch+"fetch 169.254.169.254 80 /v1/token")
 	_, noToken := inside(t, s, name, "worker-0", fetch+"fetch 169.254.169.254 80 /v1/token")
@@ -323,7 +323,7 @@ func TestRealSandbox(t *testing.T) {
 	}
 	t.Logf("%d images pulled in %s; daemon's peak memory %s", len(a.Images), time.Since(start).Round(time.Millisecond), rss(pidOf()))
 	if code, _ := inside(t, s, name, "worker-0", "ctr -n k8s.io images pull --hosts-dir /etc/containerd/certs.d registry.k8s.io/nothing:v1 2>/dev/null"); code == 0 {
-		t.Error("an image that nobody has was pulled")
+		t.Error("an unavailable image was pulled")
 	}
 
 	// The load balancer, from this computer and from another machine.
@@ -399,7 +399,7 @@ func TestRealSandbox(t *testing.T) {
 	// Replacement: the next number, other addresses, no remains of the old machine.
 	heir, err := client.CreateInstance(ctx, sandboxapi.GroupID(name, sandboxapi.WorkerGroup), "heir-of-worker-0")
 	if err != nil || heir.Name != "worker-2" {
-		t.Fatalf("heir %+v, %v", heir, err)
+		t.Fatalf("replacement node %+v, %v", heir, err)
 	}
 	start = time.Now()
 	if err := client.DeleteInstance(ctx, sandboxapi.ProviderID(name, "worker-0")); err != nil {
@@ -423,7 +423,7 @@ func TestRealSandbox(t *testing.T) {
 	}
 	if resp, err := http.Get("http://" + info.InitEndpoint); err == nil {
 		resp.Body.Close()
-		t.Error("nobody listens for init, and still there was an answer")
+		t.Error("init got an answer although no bootstrapper listens")
 	}
 
 	// Down leaves nothing.

@@ -428,7 +428,7 @@ func (s *Sandboxes) complete(spec engine.SandboxSpec) (engine.SandboxSpec, error
 		return spec, usage(op, "leave --machines out, or say auto, real or simulated", "there are no %q machines", spec.Machines)
 	}
 	if spec.Machines != hollowKind && (spec.Boot != 0 || spec.Join != 0 || spec.Drain != 0) && !s.dirs.isHollow(spec.Name) {
-		return spec, usage(op, "add --hollow, or leave these times out", "only hollow machines take as long as they are told to boot, to join, or to end a pod")
+		return spec, usage(op, "add --hollow, or leave these times out", "only hollow machines have configurable times to boot, to join, and to end a pod")
 	}
 	if _, err := ParseFaults(spec.Faults); err != nil {
 		return spec, usage(op, "correct or leave out the faults", "%w", err)

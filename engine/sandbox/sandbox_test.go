@@ -79,7 +79,7 @@ func TestBadSpecsAreRefusedBeforeAnythingIsTouched(t *testing.T) {
 		"unknown fault":                        {engine.SandboxSpec{Workspace: w, Faults: []string{"meteor"}}, `"meteor" is unknown`},
 		"fault of no machine":                  {engine.SandboxSpec{Workspace: w, Faults: []string{"never-boot=nope"}}, "the machines are control-plane-0, worker-0, worker-1"},
 		"machines of no kind":                  {engine.SandboxSpec{Workspace: w, Machines: "imagined"}, `no "imagined" machines`},
-		"times of real ones":                   {engine.SandboxSpec{Workspace: w, Boot: time.Second}, "only hollow machines take as long as they are told"},
+		"times of real ones":                   {engine.SandboxSpec{Workspace: w, Boot: time.Second}, "only hollow machines have configurable times"},
 		"too many hollow":                      {engine.SandboxSpec{Workspace: w, Machines: "hollow", Workers: 5001}, "5001 hollow workers are too many"},
 		"fault of real ones":                   {engine.SandboxSpec{Workspace: w, Machines: "hollow", Faults: []string{"registry-empty"}}, "only machines in which something runs can have registry-empty"},
 		"hollow of an image that there is not": {engine.SandboxSpec{Workspace: w, Machines: "hollow", Image: "v9.0.0"}, "there is no OS image v9.0.0"},

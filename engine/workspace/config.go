@@ -217,6 +217,9 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		"charts":              note(c.readCharts(r)),
 		"plans":               note(c.readPlans(r)),
 	}, required...)
+	if n := valueOf(doc, "image"); p.NoImages && n != nil {
+		r.bad(n, "image", "is not selected by provider "+p.Name, "remove it")
+	}
 	if c.PodCIDR.Overlaps(c.ServiceCIDR) {
 		r.errs = append(r.errs, FieldError{
 			"podCIDR", c.lines["podCIDR"],
@@ -451,7 +454,7 @@ func readMeasurements(r *reader, to *attestation.Measurements, advice providers.
 				r.bad(key, path, "is no register", "registers (PCRs) are numbered 0 to 23")
 				return
 			case index == PCRCluster:
-				r.bad(key, path, "is the register that carries the cluster ID", "remove it: the program knows what it must hold")
+				r.bad(key, path, "is the register that carries the cluster ID", "remove it: the program computes its value")
 				return
 			}
 			var expected string

@@ -86,7 +86,7 @@ func TestGeneratedConfigSaysWhatTheSandboxIs(t *testing.T) {
 	}
 }
 
-// Who takes the comments off and writes a digest has a chart.
+// The commented example becomes a valid chart when it is uncommented and given a digest.
 func TestChartOfAGeneratedConfigIsAnExample(t *testing.T) {
 	text := testConfig(t)
 	i := strings.Index(text, "\n# charts:\n")
@@ -198,13 +198,13 @@ func TestConfigProblems(t *testing.T) {
 		{"an address that is no range", "podCIDR: 10.244.0.0/16", "podCIDR: 10.244.0.1/16", []FieldError{{"podCIDR", line(good, "podCIDR:"), "10.244.0.1/16 has bits beyond its length", "write 10.244.0.0/16"}}},
 		{"a measurement cut short", strings.Repeat("09", 32), "0909", []FieldError{{"attestation.tpm2.measurements.9.expected", line(good, "0909"), `"0909" is not 64 hex digits`, "copy the value that belongs to the image"}}},
 		{"a placeholder", strings.Repeat("09", 32), strings.Repeat("1234", 16), []FieldError{{"attestation.tpm2.measurements.9", line(good, "      9:"), "is a placeholder", "run `constellation sandbox up`, which fills in the measurements of the sandbox's image"}}},
-		{"the cluster's register", "      4:\n", "      15:\n", []FieldError{{"attestation.tpm2.measurements.15", line(good, "      4:"), "is the register that carries the cluster ID", "remove it: the program knows what it must hold"}}},
+		{"the cluster's register", "      4:\n", "      15:\n", []FieldError{{"attestation.tpm2.measurements.15", line(good, "      4:"), "is the register that carries the cluster ID", "remove it: the program computes its value"}}},
 		{"nothing enforced", "warnOnly: false", "warnOnly: true", []FieldError{{"attestation.tpm2.measurements", line(good, "    measurements:"), "enforces nothing: any machine would be accepted", "give at least one register without warnOnly"}}},
 		{"a key twice", "\nname: demo\n\n", "\nname: demo\nname: demo\n\n", []FieldError{{"name", line(good, "name: demo") + 1, "occurs twice", "remove one of them"}}},
 		{"the format of release v1.0.0", "version: v2", "version: v1", []FieldError{{"version", line(good, "version: v2"), "v1 is the format of release v1.0.0", "run `constellation config migrate`"}}},
 		{"the format of a later release", "version: v2", "version: v7", []FieldError{{"version", line(good, "version: v2"), `the text "v7" is not a format that this program reads`, "use the program that wrote it, or `constellation config generate` for a new one"}}},
 		{"broken YAML", "nodeGroups:\n", "nodeGroups\n", []FieldError{{"", line(good, "nodeGroups:"), "is not YAML: could not find expected ':'", "check indentation, colons and quotes near this line"}}},
-		{"a certificate that is none", "-----BEGIN CERTIFICATE-----", "-----BEGIN CERT-----", []FieldError{roots("it is not PEM")}},
+		{"an invalid certificate", "-----BEGIN CERTIFICATE-----", "-----BEGIN CERT-----", []FieldError{roots("it is not PEM")}},
 		{"text between certificates", "    trustRoots: |\n", "    trustRoots: |\n      the root of 2026:\n", []FieldError{roots("it holds a damaged PEM block, or text beside its PEM blocks")}},
 		{"workers kept by a word", "# keepWorkers: false", "keepWorkers: maybe", []FieldError{{"keepWorkers", line(good, "# keepWorkers:"), `is the text "maybe", want true or false`, ""}}},
 		{"releases without a feed", "# releases:\n#   feed: https://releases.example/v1\n", "releases: {}\n", []FieldError{{"releases.feed", 0, "is missing", "`constellation config generate` shows an example"}}},
@@ -249,7 +249,7 @@ func TestConfigProblems(t *testing.T) {
 	}
 }
 
-func TestAllProblemsAreToldAtOnceInOrder(t *testing.T) {
+func TestAllProblemsAreReportedAtOnceInOrder(t *testing.T) {
 	text := strings.NewReplacer("\nname: demo\n\n", "\nname: DEMO\n\n", "count: 3", "count: many", "image: v1.0.0\n", "", "podCIDR:", "podcidr:").Replace(testConfig(t))
 	_, err := ParseConfig([]byte(text))
 	list, ok := AsConfigErrors(err)
@@ -332,7 +332,7 @@ func TestMigrateTouchesOnlyWhatChanges(t *testing.T) {
 	}
 }
 
-func TestMigrateTellsWhatItCannotMend(t *testing.T) {
+func TestMigrateReportsProblemsItCannotRepair(t *testing.T) {
 	_, _, err := MigrateConfig([]byte(strings.Replace(configV1, "initialCount: 2", "initialCount: two", 1)))
 	list, ok := AsConfigErrors(err)
 	if !ok || len(list.Errors) != 2 || list.Errors[0].Field != "nodeGroups.workers.count" || list.Errors[1].Field != "attestation.tpm2.trustRoots" {

@@ -65,6 +65,7 @@ func TestSectionOfAnotherProvider(t *testing.T) {
 		{"a number out of bounds", "domes: 3", "domes: 30", "provider.moon.domes: is 30, want 1 to 9"},
 		{"a field that the provider does not have", "domes: 3", "dome: 3", "did you mean domes?"},
 		{"a missing field", "    crater: tycho\n", "", "provider.moon.crater: is missing"},
+		{"an image that the cloud does not select", "\nname: demo\n", "\nname: demo\nimage: v1.1.0\n", "image: is not selected by provider moon (remove it)"},
 		{"two providers", "provider:\n", "provider:\n  sandbox: {name: demo}\n", "is a second provider beside sandbox"},
 		{"a provider that is not registered", "  moon:\n", "  mars:\n", "provider.mars: is not in this release (use moon or sandbox)"},
 	} {

@@ -186,7 +186,7 @@ func (r *reader) secret(to *HexBytes, shortest, longest int) field {
 // marshal returns the file's text.
 func (s *State) marshal() ([]byte, error) {
 	var b bytes.Buffer
-	b.WriteString("# What is known about the machines and their cluster. It holds a secret: keep it to\n# yourself. Written by constellation; do not edit.\n")
+	b.WriteString("# State of the machines and their cluster. It contains a secret: do not share it.\n# Written by constellation; do not edit.\n")
 	e := yaml.NewEncoder(&b)
 	e.SetIndent(2)
 	if err := e.Encode(s); err != nil {

@@ -86,7 +86,7 @@ func TestStateProblems(t *testing.T) {
 		{"a secret cut short", secret, secret[:20], "infrastructure.initSecret"},
 		{"a secret that is no hex", secret, "swordfish-" + secret, "infrastructure.initSecret"},
 		{"an endpoint without port", "127.0.0.1:36443", "127.0.0.1", "infrastructure.clusterEndpoint"},
-		{"a range that is none", "10.42.0.0/24", "10.42.0.0", "infrastructure.ipCidrNode"},
+		{"an invalid address range", "10.42.0.0/24", "10.42.0.0", "infrastructure.ipCidrNode"},
 		{"another provider", "provider: sandbox", "provider: gcp", "infrastructure.provider"},
 		{"a relative socket", "socket: /run", "socket: run", "infrastructure.sandbox.socket"},
 		{"a cluster ID without its salt", "measurementSalt:", "#", "clusterValues.measurementSalt"},
@@ -145,7 +145,7 @@ func TestAdoptSandbox(t *testing.T) {
 		{"a sandbox that tells its secret no more", adopted, func(i *SandboxInfo) { i.InitSecret = nil }, nil, ""},
 		{"another sandbox", adopted, func(i *SandboxInfo) { i.Name = "other" }, nil, `it belongs to sandbox "demo"`},
 		{"an earlier sandbox of that name", adopted, func(i *SandboxInfo) { i.UID = "fedcba" }, nil, "an earlier sandbox"},
-		{"secrets of a cluster nobody knows", func(t *testing.T, w *Workspace) {
+		{"secrets of an unknown cluster", func(t *testing.T, w *Workspace) {
 			if err := w.WriteMasterSecret(NewMasterSecret()); err != nil {
 				t.Fatal(err)
 			}

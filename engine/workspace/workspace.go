@@ -254,7 +254,7 @@ func (w *Workspace) State() (*State, error) {
 	}
 	s, err := ParseState(b)
 	if err != nil {
-		return nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "restore the file from a backup; `constellation sandbox up` writes it anew if it is absent"}
+		return nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "restore the file from a backup; `constellation sandbox up` writes it again if it is absent"}
 	}
 	return s, nil
 }

@@ -35,9 +35,9 @@ func classify(spec v1alpha1.NodeVersionSpec, n *Node, inPlace, hasHeir, hasDonor
 		return invalid
 	case n.Obsolete:
 		return obsolete
-	case n.Image == "" || n.Components == "":
+	case n.Image == "" && spec.Image != "" || n.Components == "":
 		return awaiting
-	case !inPlace && !strings.EqualFold(n.Image, spec.Image) || n.Components != spec.KubernetesComponentsReference:
+	case !inPlace && !sameImage(n.Image, spec.Image) || n.Components != spec.KubernetesComponentsReference:
 		if hasHeir {
 			return donor
 		}

@@ -69,6 +69,35 @@ func TestClassify(t *testing.T) {
 	}
 }
 
+// TestTargetWithoutImage has a cloud that selects no image: no node is outdated, unknown or
+// replaced for its image, and no group gets one.
+func TestTargetWithoutImage(t *testing.T) {
+	target := spec()
+	target.Image, target.ImageVersion = "", ""
+	for _, tt := range []struct {
+		name string
+		edit func(*Node)
+		want class
+	}{
+		{"without an image", func(n *Node) { n.Image = "" }, upToDate},
+		{"with an image that the cloud reports", func(n *Node) { n.Image = image1 }, upToDate},
+		{"with other components", func(n *Node) { n.Image, n.Components = "", refB }, outdated},
+		{"nothing known of the components", func(n *Node) { n.Image, n.Components = "", "" }, awaiting},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := machine("worker-0", tt.edit)
+			if got := classify(target, &n, false, false, false, nil); got != tt.want {
+				t.Errorf("class %d, want %d", got, tt.want)
+			}
+			d := &Decision{spec: target, w: World{}}
+			n.Confirmed = true
+			if known, at := d.known(&n), d.atTarget(&n); known != (n.Components != "") || at != (tt.want == upToDate) {
+				t.Errorf("known %t, at the target %t", known, at)
+			}
+		})
+	}
+}
+
 func TestAssess(t *testing.T) {
 	twoGroups := []Group{
 		{Name: "workers", ID: workerGroup, Role: v1alpha1.WorkerRole, Image: image2},

@@ -249,7 +249,21 @@ func (d *Decision) replacement(in *Intent, place int) replacement {
 	if r.machine != nil {
 		r.heir = d.NodeOf[r.machine.ID]
 	}
+	if r.donor != nil && !d.must(ruleDonorMachine, d.isOldNode(&r)) {
+		r.donor = nil
+	}
 	return r
+}
+
+// isOldNode reports whether the Node with the old node's name is that of the old machine. The new
+// machine, or any other, can have the name of a deleted one.
+func (d *Decision) isOldNode(r *replacement) bool {
+	hash := ReplacedHash(r.Token)
+	if r.machine != nil {
+		hash = r.machine.ReplacesHash
+	}
+	m := d.Instance(r.donor.ProviderID)
+	return r.donor != r.heir && (hash == "" || m == nil || !r.donor.Confirmed || m.Hash == hash)
 }
 
 // idOf returns the ID of a machine as the cloud writes it now.
@@ -269,7 +283,7 @@ func (d *Decision) isOrphanedHeir(m *Instance) bool {
 	n := d.NodeOf[m.ID]
 	replaced, pinned := d.madeFor(m)
 	pinned = pinned && d.off != ruleMadeFor
-	if n == nil || !known(n) || d.leaves(n) {
+	if n == nil || !d.known(n) || d.leaves(n) {
 		// Once the replaced machine is gone, m is a machine like any other, whatever its Node claims.
 		return !pinned || !d.w.Complete || replaced != nil && !Gone(replaced)
 	}
@@ -314,15 +328,20 @@ func surge(max *intstr.IntOrString, nodes int) int {
 // Gone reports whether the cloud has confirmed that the machine does not exist any more.
 func Gone(m *Instance) bool { return m != nil && m.State == "Terminated" }
 
-// known reports whether image, components and machine of n are known.
-func known(n *Node) bool {
-	return n.Confirmed && n.Image != "" && n.Components != "" && n.ProviderID != ""
+// known reports whether image, components and machine of n are known. A target without an image
+// needs none.
+func (d *Decision) known(n *Node) bool {
+	return n.Confirmed && (n.Image != "" || d.spec.Image == "") && n.Components != "" && n.ProviderID != ""
 }
+
+// sameImage reports whether an image is the one of the target. A target without an image is met by
+// every image: the cloud selects none.
+func sameImage(have, want string) bool { return want == "" || strings.EqualFold(have, want) }
 
 // atTarget reports whether n has the target's components and image. The image of a node that is
 // upgraded in place does not count.
 func (d *Decision) atTarget(n *Node) bool {
-	return n.Confirmed && n.Components == d.spec.KubernetesComponentsReference && (strings.EqualFold(n.Image, d.spec.Image) || d.inPlace(n))
+	return n.Confirmed && n.Components == d.spec.KubernetesComponentsReference && (sameImage(n.Image, d.spec.Image) || d.inPlace(n))
 }
 
 // inPlace reports whether n is upgraded in place.
@@ -364,7 +383,7 @@ func (d *Decision) roleOf(in *Intent) v1alpha1.Role {
 
 // outdated reports whether n must be replaced or upgraded, now or later.
 func (d *Decision) outdated(n *Node) bool {
-	return d.must(ruleKnown, known(n)) && !d.atTarget(n) && !n.Obsolete && !d.leaves(n) && d.Group(n.Group) != nil &&
+	return d.must(ruleKnown, d.known(n)) && !d.atTarget(n) && !n.Obsolete && !d.leaves(n) && d.Group(n.Group) != nil &&
 		d.must(ruleKeepWorkers, n.Role == v1alpha1.ControlPlaneRole || !d.spec.Rollout.KeepWorkers)
 }
 
@@ -490,7 +509,7 @@ func (d *Decision) upgradeKubernetes() {
 		if g.Role == v1alpha1.ControlPlaneRole {
 			given = pub.ControlPlane
 		}
-		if given == want && !g.NotListed && !strings.EqualFold(g.Image, d.spec.Image) {
+		if given == want && !g.NotListed && !sameImage(g.Image, d.spec.Image) {
 			d.do(Action{Kind: SetGroupImage, Group: g.ID, Image: d.spec.Image})
 		}
 	}
@@ -613,7 +632,7 @@ func (d *Decision) unneeded(r *replacement) bool {
 		return false
 	}
 	// An old node whose member has left etcd cannot stay, so its replacement node has to.
-	if !d.hasLeftEtcd(r.donor) && (known(r.donor) && d.atTarget(r.donor) || r.donor.Obsolete || d.leaves(r.donor) || !d.must(ruleInPlace, !d.inPlace(r.donor)) || d.upgrades(r.donor)) {
+	if !d.hasLeftEtcd(r.donor) && (d.known(r.donor) && d.atTarget(r.donor) || r.donor.Obsolete || d.leaves(r.donor) || !d.must(ruleInPlace, !d.inPlace(r.donor)) || d.upgrades(r.donor)) {
 		return true
 	}
 	for i := range d.replacements {
@@ -690,7 +709,7 @@ func (d *Decision) mayCreate(role v1alpha1.Role, g *Group) bool {
 		return false
 	case !d.must(rulePublishedFirst, d.published(role)):
 		return false
-	case !d.must(ruleGroupImage, strings.EqualFold(g.Image, d.spec.Image)):
+	case !d.must(ruleGroupImage, sameImage(g.Image, d.spec.Image)):
 		d.Wait("GroupImage", fmt.Sprintf("the cloud makes machines of group %s from another image yet", g.Name), v1alpha1.Reference{Kind: "ScalingGroup", Name: g.Name}, time.Time{})
 		return false
 	case !d.must(ruleControlPlaneFirst, role == v1alpha1.ControlPlaneRole || d.controlPlanesDone):
@@ -737,7 +756,7 @@ func (d *Decision) completeReplacement(r *replacement) {
 		// Without the intent, the machine is an orphan and is matched with its own old node.
 		d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
 		return
-	case !known(h):
+	case !d.known(h):
 		if d.when(ruleOverdue, overdue) {
 			d.postpone(r, "")
 			return

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"constellation/engine/cloud"
 	"constellation/engine/revocation"
 	"constellation/operator/api/v1alpha1"
 )
@@ -61,6 +62,8 @@ type modelMachine struct {
 	revoked                          bool  // a person has revoked it, and the intent exists
 	captured                         bool  // an attacker writes its Node
 	lie, about                       uint8 // false claim of the Node; machine+1 that it concerns
+	alias                            uint8 // machine+1 whose name and ID the cloud gave to it; 0: its own
+	died                             bool  // not by a request of the operator
 }
 
 // Lies of a captured machine's Node.
@@ -88,6 +91,7 @@ type modelPlace struct {
 	machine              uint8 // machine+1 that it is bound to
 	group                uint8
 	late                 bool
+	spent                bool // its token has made a machine that the cloud has forgotten
 }
 
 // modelAction is a delayed action. A leader that is slow, or is no longer leader, decided it. It
@@ -118,6 +122,7 @@ type modelState struct {
 	faults                     uint8 // that may still happen
 	liar                       uint8 // machine+1 that a Node without a machine claims; 0: no such Node
 	liarGoes                   bool  // and it claims to be obsolete
+	more                       uint8 // machines that the cloud has made on its own
 }
 
 // scenario is the initial state of an exploration, with its possible events.
@@ -133,6 +138,7 @@ type scenario struct {
 	othersStoppedScale bool
 	lies               []uint8 // false claims of a captured machine's Node; nil: all
 	taken              bool    // it begins with control planes at the target, and with a captured worker that has replaced another
+	reuses             bool    // the cloud gives names and IDs of deleted machines to new ones
 	joins              bool    // its last machine joins, and was not made by the operator
 	halfGone           bool    // it begins with a control plane that has left etcd and lost its intent and its cordon
 }
@@ -176,15 +182,99 @@ func mention(i uint8) string {
 	return modelName[i-1]
 }
 
-// numbered is the inverse of mention.
-func numbered(name string) uint8 {
+// base returns the machine whose name and ID machine i has, which is i itself unless they are reused.
+func (s *modelState) base(i int) int {
+	if a := s.m[i].alias; a != 0 {
+		return int(a) - 1
+	}
+	return i
+}
+
+// mention is the name of machine number i-1.
+func (s *modelState) mention(i uint8) string {
+	if i == 0 || i == nobody {
+		return mention(i)
+	}
+	return modelName[s.base(int(i)-1)]
+}
+
+// id returns the ID of machine i, with an incarnation if the cloud reuses IDs.
+func (s *modelState) id(c *scenario, i int) string {
+	if !c.reuses {
+		return modelID[i]
+	}
+	return cloud.Key(modelID[s.base(i)], strconv.Itoa(i))
+}
+
+// address returns the address of machine i, if it matters.
+func (s *modelState) address(c *scenario, i int) string {
+	if !c.reuses {
+		return ""
+	}
+	return "10.0.0." + strconv.Itoa(i)
+}
+
+// numbered is the inverse of mention. Of several machines with one name it prefers that with a Node.
+func (s *modelState) numbered(name string) uint8 {
+	return s.prefer(name, func(m *modelMachine) bool { return m.isNode })
+}
+
+// prefer returns the number of a machine called name. Of several, it is the first that is wanted, or
+// else one that exists.
+func (s *modelState) prefer(name string, wanted func(m *modelMachine) bool) uint8 {
 	switch name {
 	case "":
 		return 0
 	case "gone":
 		return nobody
 	}
-	return uint8(index(modelName, name) + 1)
+	best, rank := index(modelName, name), 0
+	for i := range s.m {
+		m := &s.m[i]
+		if modelName[s.base(i)] != name || *m == (modelMachine{}) {
+			continue
+		}
+		r := 1
+		if m.life == booting || m.life == running {
+			r = 2
+		}
+		if wanted(m) {
+			r = 3
+		}
+		if r > rank {
+			best, rank = i, r
+		}
+	}
+	return uint8(best + 1)
+}
+
+// byID returns the number of the machine that the cloud has for an ID.
+func (s *modelState) byID(c *scenario, id string) uint8 {
+	for i := range s.m {
+		if s.m[i].life != absent && s.id(c, i) == id {
+			return uint8(i + 1)
+		}
+	}
+	best := 0
+	for i := range s.m { // an ID without incarnation
+		if m := &s.m[i]; m.life != absent && modelID[s.base(i)] == id && (best == 0 || m.life == booting || m.life == running) {
+			best = i + 1
+		}
+	}
+	if bare, _ := cloud.SplitKey(id); best == 0 {
+		best = index(modelID, bare) + 1
+	}
+	return uint8(best)
+}
+
+// sharesName reports whether another machine with the name of i matches.
+func (s *modelState) sharesName(i int, matches func(m *modelMachine) bool) bool {
+	for k := range s.m {
+		if k != i && s.base(k) == s.base(i) && matches(&s.m[k]) {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *scenario) start() modelState {
@@ -246,7 +336,7 @@ var everything = hidden{-1, -1, -1}
 // view returns an operator's observation of s.
 func (c *scenario) view(s *modelState, h hidden) World {
 	w := World{
-		Now: modelNow, Complete: h.instance < 0, Versions: modelByRef, LeaderNode: modelName[s.lease],
+		Now: modelNow, Complete: h.instance < 0, Versions: modelByRef, LeaderNode: s.mention(s.lease + 1),
 		Autoscaler: Autoscaler{Enabled: s.enabled, PausedByUs: s.ours, Running: s.scaling},
 		Nodes:      make([]Node, 0, maxMachines), Instances: make([]Instance, 0, maxMachines), Etcd: make([]Member, 0, 4), Groups: make([]Group, 0, modelGroups), Intents: make([]Intent, 0, 4),
 	}
@@ -261,7 +351,7 @@ func (c *scenario) view(s *modelState, h hidden) World {
 	}
 	if s.run != 0 {
 		t := modelTargets[s.runTarget]
-		w.Run = UpgradeRun{Version: modelKube[t.comps], Components: modelComps[t.comps], Node: modelName[s.runNode], Phase: [...]string{"", "apply", "done", "failed"}[s.run], Ended: modelNow.Add(-time.Hour)}
+		w.Run = UpgradeRun{Version: modelKube[t.comps], Components: modelComps[t.comps], Node: s.mention(s.runNode + 1), Phase: [...]string{"", "apply", "done", "failed"}[s.run], Ended: modelNow.Add(-time.Hour)}
 	}
 	for g := range modelGroups {
 		if c.nodes[g] == 0 {
@@ -278,14 +368,14 @@ func (c *scenario) view(s *modelState, h hidden) World {
 	}
 	if s.liar != 0 {
 		w.Nodes = append(w.Nodes, Node{
-			Name: liarName, Role: v1alpha1.WorkerRole, Ready: true, ProviderID: modelID[s.liar-1], Obsolete: s.liarGoes, Kubelet: "v1.99.0", Donor: mention(s.liar), Heir: mention(s.liar),
+			Name: liarName, Role: v1alpha1.WorkerRole, Ready: true, ProviderID: s.id(c, int(s.liar-1)), Obsolete: s.liarGoes, Kubelet: "v1.99.0", Donor: mention(s.liar), Heir: mention(s.liar),
 			Group: modelGroup[workersA], Image: modelImages[0], Components: modelComps[0], Cordon: CordonedByUs, Drained: true,
 		})
 	}
 	for i := range s.m {
 		m := &s.m[i]
-		if m.life != absent && i != h.instance {
-			in := Instance{ID: modelID[i], Name: modelName[i], Group: modelGroup[m.group], Image: modelImages[m.image], Hash: modelMark[i], State: "Ready", Since: modelNow.Add(-time.Minute)}
+		if m.life != absent && i != h.instance && !(c.reuses && s.unnamed(i)) {
+			in := Instance{ID: s.id(c, i), Name: modelName[s.base(i)], Address: s.address(c, i), Group: modelGroup[m.group], Image: modelImages[m.image], Hash: modelMark[i], State: "Ready", Since: modelNow.Add(-time.Minute)}
 			switch m.origin {
 			case 0:
 			case nobody:
@@ -309,11 +399,14 @@ func (c *scenario) view(s *modelState, h hidden) World {
 		}
 		if m.isNode && i != h.node {
 			n := Node{
-				Name: modelName[i], Role: v1alpha1.WorkerRole, Ready: m.ready, ProviderID: modelID[i], Group: modelGroup[m.group], Kubelet: modelKube[m.comps],
-				Donor: mention(m.donor), Heir: mention(m.heir), Obsolete: m.obsolete, Cordon: Cordon(m.cordon), Drained: m.drained, CordonedSince: modelNow.Add(-time.Minute), OnHold: m.held,
+				Name: modelName[s.base(i)], Role: v1alpha1.WorkerRole, Ready: m.ready, ProviderID: s.id(c, i), Group: modelGroup[m.group], Kubelet: modelKube[m.comps],
+				Donor: s.mention(m.donor), Heir: s.mention(m.heir), Obsolete: m.obsolete, Cordon: Cordon(m.cordon), Drained: m.drained, CordonedSince: modelNow.Add(-time.Minute), OnHold: m.held,
 			}
 			if m.group == cpModel {
 				n.Role = v1alpha1.ControlPlaneRole
+			}
+			if c.reuses && !m.known { // its incarnation is annotated with the rest
+				n.ProviderID = modelID[s.base(i)]
 			}
 			if m.known {
 				n.Image, n.Components = modelImages[m.image], modelComps[m.noted]
@@ -321,9 +414,9 @@ func (c *scenario) view(s *modelState, h hidden) World {
 			n.InPlaceLabel = s.inPlace[m.group]
 			switch m.lie {
 			case lieClaim:
-				n.ProviderID, n.Obsolete = modelID[m.about-1], true
+				n.ProviderID, n.Obsolete = s.id(c, int(m.about-1)), true
 			case lieDonor:
-				n.Donor = mention(m.about)
+				n.Donor = s.mention(m.about)
 			case lieGroup:
 				n.Group, n.Role = modelGroup[cpModel], v1alpha1.ControlPlaneRole
 			case lieImage:
@@ -355,13 +448,13 @@ func (c *scenario) view(s *modelState, h hidden) World {
 			w.Nodes = append(w.Nodes, n)
 		}
 		if m.member != 0 {
-			w.Etcd = append(w.Etcd, Member{Node: modelName[i], Voter: m.member == 2, Healthy: m.life == running, Leader: int(s.leader) == i})
+			w.Etcd = append(w.Etcd, Member{Node: modelName[s.base(i)], Address: s.address(c, i), Voter: m.member == 2, Healthy: m.life == running, Leader: int(s.leader) == i})
 		}
 		if m.revoked {
-			w.Intents = append(w.Intents, Intent{Name: revocation.RemovalPrefix + modelName[i], Goal: v1alpha1.LeaveGoal, Machine: modelID[i], Node: modelName[i], Group: modelGroup[m.group], Revoked: true})
+			w.Intents = append(w.Intents, Intent{Name: revocation.RemovalPrefix + modelName[s.base(i)], Goal: v1alpha1.LeaveGoal, Machine: s.id(c, i), Node: modelName[s.base(i)], Group: modelGroup[m.group], Revoked: true})
 		}
 		if m.tracked != 0 {
-			in := Intent{Name: MachinePrefix + modelName[i], Goal: v1alpha1.JoinGoal, Machine: modelID[i], Node: modelName[i], Group: modelGroup[m.group], Deadline: modelNow.Add(time.Minute)}
+			in := Intent{Name: MachinePrefix + modelName[s.base(i)], Goal: v1alpha1.JoinGoal, Machine: s.id(c, i), Node: modelName[s.base(i)], Group: modelGroup[m.group], Deadline: modelNow.Add(time.Minute)}
 			if m.tracked == 2 {
 				in.Goal = v1alpha1.LeaveGoal
 			}
@@ -376,19 +469,29 @@ func (c *scenario) view(s *modelState, h hidden) World {
 		if !l.used || p == h.place {
 			continue
 		}
-		w.Intents = append(w.Intents, s.intent(p))
+		w.Intents = append(w.Intents, s.intent(c, p))
 		if m := &s.m[max(l.machine, 1)-1]; l.upgrade && !m.silent {
 			if w.NodeRuns == nil {
 				w.NodeRuns = map[string]UpgradeRun{}
 			}
 			r := UpgradeRun{}
 			if m.run != 0 {
-				r = m.latest(modelName[l.machine-1])
+				r = m.latest(s.mention(l.machine))
 			}
-			w.NodeRuns[modelID[l.machine-1]] = r
+			w.NodeRuns[s.id(c, int(l.machine-1))] = r
 		}
 	}
 	return w
+}
+
+// unnamed reports whether machine i is gone and no Node or intent leads the operator to it.
+func (s *modelState) unnamed(i int) bool {
+	m := &s.m[i]
+	named := m.isNode || m.tracked != 0 || m.revoked || s.placeOfToken(m.token) >= 0
+	for p := range s.places {
+		named = named || s.places[p].used && int(s.places[p].machine) == i+1
+	}
+	return m.life == terminated && !named
 }
 
 // latest returns the last run of m's agent. The agent must have had one.
@@ -400,17 +503,17 @@ func (m *modelMachine) latest(name string) UpgradeRun {
 	return r
 }
 
-func (s *modelState) intent(p int) Intent {
+func (s *modelState) intent(c *scenario, p int) Intent {
 	l := &s.places[p]
-	in := Intent{Name: slotPrefix + strconv.Itoa(p), Goal: v1alpha1.JoinGoal, Token: modelToken[l.token], Donor: mention(l.donor), Deadline: modelNow.Add(time.Minute), Group: modelGroup[l.group]}
+	in := Intent{Name: slotPrefix + strconv.Itoa(p), Goal: v1alpha1.JoinGoal, Token: modelToken[l.token], Donor: s.mention(l.donor), Deadline: modelNow.Add(time.Minute), Group: modelGroup[l.group], Seen: l.spent}
 	if l.late {
 		in.Deadline = modelNow.Add(-time.Minute)
 	}
 	if l.upgrade {
-		in.Goal, in.Token, in.Machine, in.Node = v1alpha1.UpgradeGoal, "", modelID[l.machine-1], modelName[l.machine-1]
+		in.Goal, in.Token, in.Machine, in.Node = v1alpha1.UpgradeGoal, "", s.id(c, int(l.machine-1)), s.mention(l.machine)
 	}
 	if l.leave {
-		in.Goal, in.Machine, in.Node = v1alpha1.LeaveGoal, modelID[l.machine-1], modelName[l.machine-1]
+		in.Goal, in.Machine, in.Node = v1alpha1.LeaveGoal, s.id(c, int(l.machine-1)), s.mention(l.machine)
 	}
 	return in
 }
@@ -423,7 +526,7 @@ func (e *explorer) facts(s *modelState) *facts {
 	if f.machines == nil {
 		*f = facts{machines: make([]fact, maxMachines), groups: make([]groupFacts, modelGroups), places: make([]placeFacts, maxPlaces), kube: []int{0, 1}}
 	}
-	f.shall, f.surge, f.controlPlanes, f.voters = c.total(), c.surge, c.nodes[cpModel], int(s.voters)
+	f.shall, f.surge, f.controlPlanes, f.voters = c.total()+int(s.more), c.surge, c.nodes[cpModel], int(s.voters)
 	f.image, f.comps, f.keepWorkers, f.paused, f.cancel = int(t.image), int(t.comps), c.keepWorkers, s.paused, s.cancel
 	f.enabled, f.ours, f.scaling, f.othersStopped = s.enabled, s.ours, s.scaling, c.othersStoppedScale
 	f.pubCP, f.pubW, f.run, f.runComps, f.leader = int(s.pubCP), int(s.pubW), int(s.run), int(modelTargets[s.runTarget].comps), int(s.leader)
@@ -432,7 +535,7 @@ func (e *explorer) facts(s *modelState) *facts {
 	}
 	for p := range f.places {
 		l := &s.places[p]
-		f.places[p] = placeFacts{used: l.used, leave: l.leave, late: l.late, group: int(l.group), upgrades: noMachine}
+		f.places[p] = placeFacts{used: l.used, leave: l.leave, late: l.late, spent: l.spent, group: int(l.group), upgrades: noMachine}
 		if l.upgrade {
 			f.places[p].upgrades = indexed(l.machine)
 		}
@@ -443,7 +546,7 @@ func (e *explorer) facts(s *modelState) *facts {
 			life: int(m.life), group: int(m.group), image: int(m.image), comps: int(m.comps), ours: m.token != 0, place: s.placeOfToken(m.token),
 			isNode: m.isNode, ready: m.ready, known: m.known, cordon: Cordon(m.cordon), drained: m.drained, obsolete: m.obsolete, postponed: m.postponed, held: m.held,
 			donor: indexed(m.donor), heir: indexed(m.heir), member: int(m.member), api: int(m.api), tracked: int(m.tracked), trackedLate: m.trackedLate,
-			noted: int(m.noted), run: int(m.run), broken: m.broken, recent: m.recent, retry: int(m.retry), captured: m.captured, revoked: m.revoked,
+			noted: int(m.noted), run: int(m.run), broken: m.broken, recent: m.recent, retry: int(m.retry), captured: m.captured, revoked: m.revoked, bare: c.reuses && !m.known,
 		}
 		f.groups[m.group].broken = f.groups[m.group].broken || m.broken
 	}
@@ -488,10 +591,13 @@ func (s *modelState) byToken(t uint8) int {
 }
 
 // encode converts an action of decide to an action of the model.
-func (s *modelState) encode(a *Action) modelAction {
-	out := modelAction{kind: a.Kind, node: numbered(a.Node), other: numbered(a.Heir), donor: numbered(a.Donor), flag: a.Uncordon, extra: uint8(a.MinVoters), place: 255}
+func (s *modelState) encode(c *scenario, a *Action) modelAction {
+	out := modelAction{kind: a.Kind, node: s.numbered(a.Node), other: s.numbered(a.Heir), donor: s.numbered(a.Donor), flag: a.Uncordon, extra: uint8(a.MinVoters), place: 255}
 	if a.Machine != "" && a.Kind != DeleteNode { // a Node is deleted by its name; its claims do not matter
-		out.node = uint8(index(modelID, a.Machine) + 1)
+		out.node = s.byID(c, a.Machine)
+	}
+	if a.Kind == RemoveMember { // of several members of one name, that which is not healthy
+		out.node = s.prefer(a.Node, func(m *modelMachine) bool { return m.member != 0 && (m.life != running || !s.sharesMember(a.Node)) })
 	}
 	if a.Group != "" {
 		out.group = uint8(index(modelGroup, a.Group))
@@ -512,12 +618,18 @@ func (s *modelState) encode(a *Action) modelAction {
 	if in := &a.Intent; in.Name != "" {
 		out.flag, out.up = in.Goal == v1alpha1.LeaveGoal, in.Goal == v1alpha1.UpgradeGoal
 		out.group = uint8(index(modelGroup, in.Group))
-		out.donor, out.node = numbered(in.Donor), uint8(index(modelID, in.Machine)+1)
+		out.donor, out.node = s.numbered(in.Donor), 0
+		if in.Machine != "" {
+			out.node = s.byID(c, in.Machine)
+		}
 		if in.Revoked {
 			out.extra = 1
 		}
 		if p, ok := SurgeSlot(in.Name); ok {
 			out.place = uint8(p)
+			if l := &s.places[p]; a.Kind != RecordIntent && l.used && s.mention(l.donor) == in.Donor {
+				out.donor = l.donor
+			}
 			if t := index(modelToken, in.Token); t > 0 {
 				out.token = uint8(t)
 			} else if !out.up {
@@ -526,6 +638,17 @@ func (s *modelState) encode(a *Action) modelAction {
 		}
 	}
 	return out
+}
+
+// sharesMember reports whether several members of etcd are called name.
+func (s *modelState) sharesMember(name string) bool {
+	n := 0
+	for i := range s.m {
+		if s.m[i].member != 0 && modelName[s.base(i)] == name {
+			n++
+		}
+	}
+	return n > 1
 }
 
 func (s *modelState) freeToken() uint8 {
@@ -566,7 +689,7 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 					l.machine = a.node
 				}
 			}
-		} else if m.tracked == 0 && m.life != absent {
+		} else if m.tracked == 0 && m.life != absent && !s.sharesName(int(a.node)-1, func(o *modelMachine) bool { return o.tracked != 0 }) {
 			m.tracked = 1
 			if a.flag {
 				m.tracked = 2
@@ -594,7 +717,7 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 		if s.byToken(a.token) < 0 {
 			for i := range s.m {
 				if s.m[i].life == absent {
-					s.m[i] = modelMachine{life: booting, group: a.group, image: s.images[a.group], token: a.token, origin: a.donor}
+					s.m[i] = modelMachine{life: booting, group: a.group, image: s.images[a.group], token: a.token, origin: a.donor, alias: s.freeName(c, a.group)}
 					break
 				}
 			}
@@ -684,6 +807,17 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 		s.pubCP, s.pubW = a.pubCP, a.pubW
 	}
 	return s
+}
+
+// freeName returns the machine number whose name and ID the next machine of a group gets; 0: new ones.
+func (s *modelState) freeName(c *scenario, group uint8) uint8 {
+	for i := range s.m {
+		m := &s.m[i]
+		if c.reuses && m.group == group && m.life == terminated && !s.sharesName(i, func(o *modelMachine) bool { return o.life != terminated && o.life != absent }) {
+			return uint8(s.base(i) + 1)
+		}
+	}
+	return 0
 }
 
 func (s *modelState) countVoters() (n int) {
@@ -776,6 +910,8 @@ const (
 	stepLiar
 	stepHalfJoins
 	stepRevoked
+	stepReused
+	stepTokenForgotten
 )
 
 var stepTexts = [...]string{
@@ -788,7 +924,8 @@ var stepTexts = [...]string{
 	stepCordoned: "a person cordons m%d", stepHeld: "a person holds m%d", stepNotReady: "m%d is NotReady", stepDies: "m%d dies", stepNeverJoins: "m%d will never join", stepNodeDeleted: "a person deletes the Node m%d",
 	stepNodeUpgraded: "the agent of m%d has upgraded it", stepNodeFails: "the agent of m%d fails", stepSilent: "the agent of m%d does not answer", stepAnswers: "the agent of m%d answers again",
 	stepBroken: "whatever the agent of m%d tries will fail", stepStrategy: "a person changes the strategy of group %d", stepPauseOver: "it is long ago that the agent of m%d has failed", stepRetry: "a person wants m%d tried again now",
-	stepRevoked:   "a person revokes m%d",
+	stepRevoked: "a person revokes m%d",
+	stepReused:  "the cloud replaces m%d by a machine of its name and ID", stepTokenForgotten: "the cloud forgets m%d and its token",
 	stepHalfJoins: "the join of m%d breaks off after its Node was made",
 	stepLies:      "the Node of the captured m%d claims something else", stepCaptured: "m%d is captured", stepLiar: "a Node without a machine claims m%d",
 	stepIntentDeleted: "a person deletes intent %d", stepUpgradeFails: "the upgrade by the agent on m%d fails", stepAutoscalerOn: "a person enables the autoscaler (%d)", stepObsolete: "a person marks m%d obsolete", stepLeaseMoves: "m%d becomes the leader",

@@ -59,7 +59,7 @@ func (s *modelState) canonical() modelState {
 	for i := range order {
 		order[i], keys[i] = i, s.m[i]
 		k := &keys[i]
-		k.token, k.donor, k.heir, k.origin, k.about = min(k.token, 1), min(k.donor, 1), min(k.heir, 1), min(k.origin, 1), 0
+		k.token, k.donor, k.heir, k.origin, k.about, k.alias = min(k.token, 1), min(k.donor, 1), min(k.heir, 1), min(k.origin, 1), 0, min(k.alias, 1)
 		if s.m[i].donor == nobody {
 			k.donor = 2
 		}
@@ -105,7 +105,7 @@ func (s *modelState) canonical() modelState {
 	for to, from := range order {
 		m := s.m[from]
 		m.donor, m.heir, m.token = name[m.donor], name[m.heir], retoken(m.token)
-		m.origin, m.about = name[m.origin], name[m.about]
+		m.origin, m.about, m.alias = name[m.origin], name[m.about], name[m.alias]
 		out.m[to] = m
 	}
 	for i := range out.places {
@@ -309,7 +309,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		if believed(&d.Actions[i], everything) {
 			continue
 		}
-		a := s.encode(&d.Actions[i])
+		a := s.encode(e.scenario, &d.Actions[i])
 		whole = append(whole, a)
 		act(a, everything)
 	}
@@ -320,7 +320,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 				if believed(&got, h) {
 					continue
 				}
-				a := s.encode(&got)
+				a := s.encode(e.scenario, &got)
 				known := false
 				for _, o := range whole {
 					known = known || o == a
@@ -388,7 +388,9 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		// A machine that is being deleted cannot become a control plane, because the join service refuses
 		// machines that are bound to leave.
 		deleting := s.flying.kind == DeleteInstance && int(s.flying.node) == i+1 && m.group == cpModel
-		if m.life == booting && !m.failed && !deleting {
+		// The join service gives no ticket while there is a Node of the name.
+		hasNode := s.sharesName(i, func(o *modelMachine) bool { return o.isNode })
+		if m.life == booting && !m.failed && !deleting && !hasNode {
 			happens(stepJoin, i, true, func(n *modelState) {
 				o := &n.m[i]
 				o.life, o.isNode, o.ready, o.drained, o.comps = running, true, true, true, n.pubW
@@ -489,6 +491,24 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 				}
 			}
 		}
+		if fault && e.allows('N') && m.died && m.life == terminated && s.freeName(e.scenario, m.group) == uint8(s.base(i)+1) {
+			for k := range s.m {
+				if s.m[k].life == absent {
+					bad(stepReused, i, func(n *modelState) {
+						n.m[k] = modelMachine{life: booting, group: m.group, image: n.images[m.group], alias: uint8(s.base(i) + 1)}
+						n.m[i].died = false
+						n.more++ // the operator may replace the Node of the old one, too
+					})
+					break
+				}
+			}
+		}
+		if p := s.placeOfToken(m.token); fault && e.allows('F') && p >= 0 && !s.places[p].leave && m.life == terminated && !m.isNode && m.member == 0 && m.tracked == 0 {
+			bad(stepTokenForgotten, i, func(n *modelState) {
+				n.places[p].spent = true
+				n.forget(i)
+			})
+		}
 		if e.allows('L') && (int(s.liar) != i+1 || !s.liarGoes) {
 			happens(stepLiar, i, false, func(n *modelState) { n.liar, n.liarGoes = uint8(i+1), int(s.liar) == i+1 })
 		}
@@ -535,7 +555,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		}
 		if e.allows('x') && (m.group != cpModel || m.member == 1 || quorum-1 >= s.countVoters()/2+1) {
 			bad(stepDies, i, func(n *modelState) {
-				n.m[i].life, n.m[i].ready = terminated, false
+				n.m[i].life, n.m[i].ready, n.m[i].died = terminated, false, e.reuses && m.token == 0
 				if int(n.leader) == i {
 					n.elect()
 				}
@@ -676,21 +696,7 @@ func (n *modelState) settle(before *modelState) {
 	}
 	for i := range n.m {
 		if m := &n.m[i]; m.life == terminated && !n.mentions(i) { // the cloud no longer lists it
-			*m = modelMachine{}
-			for k := range n.m {
-				if n.m[k].donor == uint8(i+1) {
-					n.m[k].donor = nobody
-				}
-				if n.m[k].origin == uint8(i+1) {
-					n.m[k].origin = nobody
-				}
-				if n.m[k].about == uint8(i+1) {
-					n.m[k].lie, n.m[k].about = truth, 0
-				}
-			}
-			if n.liar == uint8(i+1) {
-				n.liar, n.liarGoes = 0, false
-			}
+			n.forget(i)
 		} else if m.isNode && m.ready && m.known && m.late && n.placeOfToken(m.token) < 0 {
 			m.late = false // no request refers to it any more
 		}
@@ -700,6 +706,36 @@ func (n *modelState) settle(before *modelState) {
 	}
 	if m := &n.m[n.leader]; m.member != 2 || m.life != running {
 		n.elect()
+	}
+}
+
+// forget removes machine i from the cloud's list. Another machine with its name keeps the name.
+func (n *modelState) forget(i int) {
+	heir := uint8(0)
+	for k := range n.m {
+		if n.m[k].alias == uint8(i+1) {
+			if heir == 0 {
+				heir = uint8(k + 1)
+				n.m[k].alias = 0
+			} else {
+				n.m[k].alias = heir
+			}
+		}
+	}
+	n.m[i] = modelMachine{}
+	for k := range n.m {
+		if n.m[k].donor == uint8(i+1) {
+			n.m[k].donor = nobody
+		}
+		if n.m[k].origin == uint8(i+1) {
+			n.m[k].origin = nobody
+		}
+		if n.m[k].about == uint8(i+1) {
+			n.m[k].lie, n.m[k].about = truth, 0
+		}
+	}
+	if n.liar == uint8(i+1) {
+		n.liar, n.liarGoes = 0, false
 	}
 }
 
@@ -785,7 +821,7 @@ func (s *modelState) anyBroken() bool {
 }
 
 func (m modelMachine) withoutNode() modelMachine {
-	return modelMachine{origin: m.origin, captured: m.captured, revoked: m.revoked, recent: m.recent, run: m.run, runComps: m.runComps, silent: m.silent, broken: m.broken, life: m.life, group: m.group, image: m.image, comps: m.comps, token: m.token, member: m.member, api: m.api, late: m.late, tracked: m.tracked, trackedLate: m.trackedLate}
+	return modelMachine{alias: m.alias, died: m.died, origin: m.origin, captured: m.captured, revoked: m.revoked, recent: m.recent, run: m.run, runComps: m.runComps, silent: m.silent, broken: m.broken, life: m.life, group: m.group, image: m.image, comps: m.comps, token: m.token, member: m.member, api: m.api, late: m.late, tracked: m.tracked, trackedLate: m.trackedLate}
 }
 
 // scenarios are the worlds that are explored. Letters of with are faults: t target,
@@ -795,7 +831,8 @@ func (m modelMachine) withoutNode() modelMachine {
 // g an agent does not answer, U every run of an agent fails, y a person requests the retry of a
 // failed upgrade, s the strategy of a group is changed, L a Node without a machine claims any
 // machine at any time, R a machine is revoked, k a worker is captured, whose Node then claims
-// anything at any time.
+// anything at any time, N the cloud replaces a machine that has died by one of its name and ID,
+// F the cloud forgets that a token has made a machine.
 var scenarios = []scenario{
 	{name: "plain", nodes: [3]int{1, 1, 0}, surge: 1, target: 2, faults: 0},
 	{name: "no-autoscaler", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 0, othersStoppedScale: true},
@@ -838,6 +875,11 @@ var scenarios = []scenario{
 	{name: "revoked", nodes: [3]int{1, 2, 0}, surge: 1, from: 1, target: 1, faults: 2, with: "RkBb"},
 	{name: "revoked-control-plane", nodes: [3]int{3, 0, 0}, surge: 1, from: 1, target: 1, faults: 1, with: "R", stale: true},
 	{name: "revoked-in-rollout", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "R", stale: true},
+	{name: "reused", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 2, with: "xN", reuses: true},
+	{name: "reused-worker", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 2, with: "xN", inPlace: [3]bool{cpModel: true}, reuses: true},
+	{name: "reused-slow", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 2, with: "xN", stale: true, reuses: true},
+	{name: "reused-control-plane", nodes: [3]int{3, 0, 0}, surge: 1, from: 1, target: 1, faults: 2, with: "xN", reuses: true},
+	{name: "token-forgotten", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 2, with: "xF"},
 	{name: "large", nodes: [3]int{3, 2, 1}, surge: 2, target: 2, faults: 1, with: "tx", stale: true},
 }
 

@@ -54,7 +54,7 @@ func (d *Decision) advanceUpgrade(in *Intent) {
 		d.do(Action{Kind: NoteComponents, Node: n.Name, Machine: n.ProviderID, Components: what})
 		return
 	}
-	if known(n) && d.atTarget(n) {
+	if d.known(n) && d.atTarget(n) {
 		if !d.must(ruleInPlaceReady, n.Ready) {
 			d.notReadyAgain(n)
 			return

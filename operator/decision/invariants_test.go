@@ -56,6 +56,7 @@ type fact struct {
 	broken                      bool // every run of its agent fails
 	recent                      bool // that run failed recently
 	captured                    bool // an attacker writes its Node
+	bare                        bool // its Node does not name its incarnation yet
 	revoked                     bool // a person has revoked it: it is removed without a drain
 	retry                       int  // retry request of its Node: 0 none, 1 by its owner, 2 for this run, 3 for an earlier run
 }
@@ -69,6 +70,7 @@ type groupFacts struct {
 
 type placeFacts struct {
 	used, leave, late bool
+	spent             bool // its token has made a machine, and the cloud has forgotten that
 	group             int
 	upgrades          int // machine that is upgraded in place
 }
@@ -252,6 +254,9 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 		if f.scaling && e.place >= 0 {
 			return "invariant 7: a machine is made while the autoscaler runs"
 		}
+		if e.kind == CreateInstance && e.place >= 0 && f.places[e.place].spent {
+			return "invariant 15: a token makes a second machine"
+		}
 		if e.kind == CreateInstance && e.made < 0 {
 			pub := f.pubW
 			if f.groups[e.group].controlPlanes {
@@ -282,10 +287,13 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 				return "invariant 3: a control plane is to leave before its heir votes"
 			}
 		}
+		if whole && e.place >= 0 && !leaves && d != nil && d.life == terminated && !d.isNode && m.isNode && m.ready && m.known && f.atTarget(m) && !m.obsolete && m.cordon == Uncordoned && f.heirs(e.donor) == 1 {
+			return "a replacement node is given up whose old node is gone"
+		}
 		if e.place < 0 && !m.trackedLate {
 			return "a machine is given up that had time to join"
 		}
-		if e.place < 0 && whole && m.isNode && m.ready && !m.captured {
+		if e.place < 0 && whole && m.isNode && m.ready && !m.captured && !m.bare {
 			return "a machine is given up that has joined"
 		}
 	case CordonNode:
@@ -424,6 +432,16 @@ func (f *facts) irrevocable(e *effect, whole bool) string {
 		}
 	}
 	return ""
+}
+
+// heirs counts the Nodes that name machine i as the one that they replace.
+func (f *facts) heirs(i int) (n int) {
+	for k := range f.machines {
+		if f.machines[k].isNode && f.machines[k].donor == i {
+			n++
+		}
+	}
+	return max(n, 1)
 }
 
 func (f *facts) countMembers() (n int) {

@@ -17,6 +17,8 @@ import (
 //   - A Node whose machine bears its name is confirmed. Its role, group and image are
 //     those of the machine.
 //   - A Node whose machine has another name is an impostor. Nothing is decided from it.
+//   - A Node that does not name the incarnation of its machine is unknown, in a cloud that
+//     reuses IDs: its machine may be that of the ID now, or an earlier one.
 //   - A Node whose machine the cloud has not described is unknown. It is not replaced
 //     and not deleted, and if it is a control plane, workers wait.
 //
@@ -59,6 +61,8 @@ func (x *Lookup) judge(w *World, off rule) {
 		m := x.Instance(n.ProviderID)
 		n.Confirmed = m != nil && m.Name == n.Name
 		switch {
+		case n.Confirmed && off != ruleBareUnknown && isBare(n.ProviderID, m):
+			n.Confirmed, m = false, nil
 		case n.Confirmed:
 		case m == nil || m.Name == "":
 			n.Confirmed = off == ruleUnknownKept && n.ProviderID != ""
@@ -97,6 +101,13 @@ func (x *Lookup) judge(w *World, off rule) {
 		}
 	}
 	x.addRecorded(w)
+}
+
+// isBare reports whether a Node's ID lacks the incarnation that its machine m has.
+func isBare(id string, m *Instance) bool {
+	_, named := cloud.SplitKey(id)
+	_, has := cloud.SplitKey(m.ID)
+	return named == "" && has != ""
 }
 
 // addRecorded finds the Nodes of machines that the cloud does not describe now, by the names that

@@ -115,9 +115,9 @@ func (d *Decision) refill(in *Intent) {
 		if over := m.Since.Add(JoinDeadline); !d.giveUpRefill(in, m, over) {
 			d.Wait("MachineJoins", fmt.Sprintf("machine %s, which replaces the revoked node %s, has not joined yet; it is given up when its time is over", m.Name, in.Donor), about, over)
 		}
-	case !known(n):
+	case !d.known(n):
 		d.Wait("HeirUnknown", fmt.Sprintf("it is not known yet what %s runs", n.Name), NodeReference(n.Name), time.Time{})
-	case d.Nodes[in.Donor] != nil && n.Donor != in.Donor:
+	case d.Nodes[in.Donor] != nil && d.Nodes[in.Donor] != n && n.Donor != in.Donor:
 		// Labels and taints are not inherited from a Node that its own machine could write.
 		d.Wait("MachineLeaves", fmt.Sprintf("%s takes the place of the revoked node %s when that Node is deleted", n.Name, in.Donor), NodeReference(in.Donor), time.Time{})
 	case n.Donor != in.Donor:

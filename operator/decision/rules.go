@@ -54,7 +54,9 @@ const (
 	ruleMadeFor             // which node a machine replaces follows from its token, not from its Node
 	ruleOwnVersions         // the versions of workers' kubelets refuse no target
 	ruleIncarnation         // a machine is identified by its ID and its incarnation
+	ruleBareUnknown         // a Node that does not name the incarnation of its machine is not changed
 	ruleSpentToken          // a token is not sent again after its machine was seen
+	ruleDonorMachine        // the old node of a replacement is that of the old machine, not any Node of its name
 	ruleMemberAddress       // a member of etcd belongs to the machine of its name that has its address
 
 	// Progress: without the branch something never happens.

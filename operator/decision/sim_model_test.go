@@ -1,6 +1,7 @@
 package decision
 
 import (
+	"cmp"
 	"container/heap"
 	"fmt"
 	"math/rand/v2"
@@ -10,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"constellation/engine/cloud"
 	"constellation/engine/revocation"
 	"constellation/operator/api/v1alpha1"
 )
@@ -65,6 +67,7 @@ type simMachine struct {
 	late            time.Duration // delay of its join
 	unnamed         bool          // its member of etcd has not started
 	run             UpgradeRun    // of its agent for the node
+	ended           time.Duration // when it was gone; 0: it exists
 	untracked       time.Duration // since when it has neither a Node nor an intent; 0: it has one
 }
 
@@ -101,7 +104,7 @@ type simulation struct {
 	seq   int
 
 	m       []*simMachine
-	byName  map[string]int
+	byName  map[string][]int // machines that had a name, one after the other
 	byID    map[string]int
 	byToken map[string]int
 	gs      []simGroup
@@ -126,6 +129,8 @@ type simulation struct {
 	cloudVersion int // counts changes of what the cloud lists
 	unlisted     int // changes that the cloud does not list yet
 	slowJoins    time.Duration
+	lagMost      time.Duration // maximum lag of the list
+	reuses       bool          // the cloud gives names and IDs of deleted machines to new ones
 	slowBoot     time.Duration
 
 	// Counters and the log.
@@ -246,10 +251,60 @@ func (s *simulation) named(name string) int {
 	if name == "" {
 		return noMachine
 	}
-	if i, ok := s.byName[name]; ok && (s.machines[i].life != terminated || s.machines[i].isNode) {
+	if i := s.find(name); i >= 0 && (s.machines[i].life != terminated || s.machines[i].isNode) {
 		return i
 	}
 	return forgotten
+}
+
+// find returns the machine with a name: that with the Node, or else the last one.
+func (s *simulation) find(name string) int {
+	return s.prefer(name, func(i int) bool { return s.m[i].node != nil })
+}
+
+// prefer returns the machine with a name that is wanted, or else the last one.
+func (s *simulation) prefer(name string, wanted func(i int) bool) int {
+	all := s.byName[name]
+	if k := slices.IndexFunc(all, wanted); k >= 0 {
+		return all[k]
+	}
+	if len(all) == 0 {
+		return noMachine
+	}
+	return all[len(all)-1]
+}
+
+// identify gives machine i a name and an ID: new ones, or those of a deleted machine of its group.
+func (s *simulation) identify(i, g int, m *simMachine) {
+	m.name, m.id = "m"+strconv.Itoa(i), "sandbox://s/m"+strconv.Itoa(i)
+	if s.reuses {
+		if s.has(namesReused) && s.chance(70) {
+			m.name = cmp.Or(s.freeName(g), m.name)
+			m.id = "sandbox://s/" + m.name
+		}
+		m.id = cloud.Key(m.id, strconv.Itoa(i))
+	}
+	m.mark = MachineHash(m.id)
+	s.byID[m.id] = i
+	s.byName[m.name] = append(s.byName[m.name], i)
+	s.byName[peerURL(i)] = []int{i}
+}
+
+// freeName returns the name of a deleted machine of a group that no other machine has; empty: none.
+func (s *simulation) freeName(g int) string {
+	exists := func(i int) bool { return s.machines[i].life != terminated }
+	for i := range s.machines {
+		if name := s.m[i].name; s.machines[i].group == g && !slices.ContainsFunc(s.byName[name], exists) {
+			return name
+		}
+	}
+	return ""
+}
+
+// bare returns the provider ID of machine i.
+func (s *simulation) bare(i int) string {
+	id, _ := cloud.SplitKey(s.m[i].id)
+	return id
 }
 
 func (s *simulation) setVersion(change func(v *simVersion)) {
@@ -367,7 +422,7 @@ func (s *simulation) list(i int, state string) {
 	}
 	if lag := s.cloudLags - s.now; lag > 0 {
 		s.unlisted++
-		s.after(min(lag, s.between(0, maxDescribeLag)), func() {
+		s.after(min(lag, s.between(0, s.lagMost)), func() {
 			s.unlisted--
 			if order := []string{"", "Creating", "Ready", "Terminating", "Terminated"}; slices.Index(order, s.m[i].listed) < slices.Index(order, state) {
 				show()
@@ -383,17 +438,16 @@ func (s *simulation) list(i int, state string) {
 const (
 	maxRequest     = time.Minute
 	maxDescribeLag = 45 * time.Second
+	maxMinutes     = 4 * time.Minute // of a cloud whose list lags by minutes
 )
 
 // machine creates a machine in the cloud.
 func (s *simulation) machine(g int, token string) int {
 	i := len(s.m)
-	m := &simMachine{name: "m" + strconv.Itoa(i), id: "sandbox://s/m" + strconv.Itoa(i), token: token, created: s.clock()}
-	m.mark = MachineHash(m.id)
+	m := &simMachine{token: token, created: s.clock()}
+	s.identify(i, g, m)
 	s.m = append(s.m, m)
 	s.machines = append(s.machines, fact{life: booting, group: g, image: s.groups[g].image, ours: token != "", place: -1, donor: noMachine, heir: noMachine})
-	s.byName[m.name], s.byID[m.id] = i, i
-	s.byName[peerURL(i)] = i
 	if token != "" {
 		s.byToken[token] = i
 		if k := slices.IndexFunc(s.intents, func(in *simIntent) bool { return in.Token == token }); k >= 0 {
@@ -426,10 +480,11 @@ func (s *simulation) join(i int) {
 	}
 	cp := s.control(f)
 	learner := cp && slices.ContainsFunc(s.machines, func(o fact) bool { return o.member == 1 && o.life == running })
+	hasNode := slices.ContainsFunc(s.byName[m.name], func(k int) bool { return s.m[k].node != nil })
 	switch {
 	case m.neverJoins:
 		return
-	case s.now < s.apiAway || learner:
+	case s.now < s.apiAway || learner || hasNode: // the join service gives no ticket while there is a Node of the name
 		s.after(s.between(5*time.Second, 15*time.Second), func() { s.join(i) })
 		return
 	case cp && slices.ContainsFunc(s.intents, func(in *simIntent) bool { return in.Goal == v1alpha1.LeaveGoal && in.machineNo == i }):
@@ -448,12 +503,12 @@ func (s *simulation) join(i int) {
 	}
 	s.say("%s joins with image %d and components %d", m.name, f.image, f.comps)
 	s.setNode(i, func(n *Node) {
-		*n = Node{Name: m.name, Role: s.gs[f.group].role, ProviderID: m.id, Group: s.gs[f.group].id, Kubelet: simKube[f.comps]}
+		*n = Node{Name: m.name, Role: s.gs[f.group].role, ProviderID: s.bare(i), Group: s.gs[f.group].id, Kubelet: simKube[f.comps]}
 	})
 	s.after(s.between(time.Second, 10*time.Second), func() { s.setReady(i, true) })
 	s.after(s.between(time.Second, 20*time.Second), func() {
 		if f := &s.machines[i]; f.isNode {
-			s.setNode(i, func(n *Node) { n.Image, n.Components = simImages[f.image], simComps[f.comps] })
+			s.setNode(i, func(n *Node) { n.Image, n.Components, n.ProviderID = simImages[f.image], simComps[f.comps], m.id })
 		}
 	})
 	s.after(s.between(10*time.Second, time.Minute), func() {
@@ -519,7 +574,7 @@ func (s *simulation) end(i int) {
 	if f.life == terminated {
 		return
 	}
-	f.life, f.ready = terminated, false
+	f.life, f.ready, s.m[i].ended = terminated, false, s.now
 	s.say("%s is gone", s.m[i].name)
 	s.list(i, "Terminated")
 	for k := range s.machines {
@@ -603,7 +658,7 @@ func (s *simulation) endUpgrade(node string, done bool) {
 	if s.run != 1 || s.upgrade.Node != node {
 		return
 	}
-	i := s.byName[node]
+	i := s.find(node)
 	switched := done || s.chance(30)
 	if f := &s.machines[i]; switched && f.life == running && f.isNode && simOrder[s.runComps] > simOrder[f.api] {
 		f.api = s.runComps
@@ -806,6 +861,8 @@ const (
 	liars
 	captures
 	revokes
+	namesReused
+	minuteLags
 	lucks
 )
 
@@ -814,7 +871,7 @@ var luckNames = [...]string{
 	createsFail: "creates-fail", createsTimeOut: "creates-time-out", deletesLost: "deletes-lost", cloudAway: "cloud-away", cloudLags: "cloud-lags", cloudPartial: "cloud-partial", cloudSilent: "cloud-silent",
 	neverJoins: "never-joins", joinsLate: "joins-late", joinsWrong: "joins-wrong", machineDies: "machine-dies", notReady: "not-ready", memberSick: "member-sick", upgradeFails: "upgrade-fails",
 	budgetBlocks: "budget-blocks", cordons: "cordons", uncordons: "uncordons", switches: "switches", nodeDeleted: "node-deleted", intentDeleted: "intent-deleted", marksObsolete: "marks-obsolete",
-	targetChanges: "target-changes", pauses: "pauses", cancels: "cancels", autoscalerActs: "autoscaler-acts", autoscalerSet: "autoscaler-set", groupAppears: "group-appears", clockSkew: "clock-skew", holds: "holds", liars: "liars", captures: "captures", revokes: "revokes",
+	targetChanges: "target-changes", pauses: "pauses", cancels: "cancels", autoscalerActs: "autoscaler-acts", autoscalerSet: "autoscaler-set", groupAppears: "group-appears", clockSkew: "clock-skew", holds: "holds", liars: "liars", captures: "captures", revokes: "revokes", namesReused: "names-reused", minuteLags: "minute-lags",
 }
 
 func (l luck) String() string { return luckNames[l] }
@@ -825,7 +882,7 @@ func (s *simulation) has(l luck) bool { return !s.calm && slices.Contains(s.kind
 func (s *simulation) luck(l luck, percent int) bool { return s.has(l) && s.chance(percent) }
 
 func newSimulation(seed uint64, off rule) *simulation {
-	s := &simulation{seed: seed, off: off, rng: rand.New(rand.NewPCG(seed, 1)), byName: map[string]int{}, byID: map[string]int{}, byToken: map[string]int{}, latency: 0}
+	s := &simulation{seed: seed, off: off, rng: rand.New(rand.NewPCG(seed, 1)), byName: map[string][]int{}, byID: map[string]int{}, byToken: map[string]int{}, latency: 0}
 	nodes := 10 + s.rng.IntN(20)
 	switch p := s.rng.IntN(1000); {
 	case p < 2:
@@ -850,6 +907,16 @@ func newSimulation(seed uint64, off rule) *simulation {
 		if attackers.IntN(100) < 30 {
 			s.kinds = append(s.kinds, l)
 		}
+	}
+	odd := rand.New(rand.NewPCG(seed, 3))
+	for _, l := range []luck{namesReused, minuteLags} {
+		if odd.IntN(100) < 20 {
+			s.kinds = append(s.kinds, l)
+		}
+	}
+	s.reuses, s.lagMost = slices.Contains(s.kinds, namesReused), maxDescribeLag
+	if slices.Contains(s.kinds, minuteLags) {
+		s.lagMost = maxMinutes
 	}
 	slices.Sort(s.kinds)
 	s.kinds = slices.Compact(s.kinds)
@@ -918,15 +985,14 @@ func (s *simulation) addGroup(role v1alpha1.Role) int {
 // addNode adds a node that joined long ago.
 func (s *simulation) addNode(g int) {
 	i := len(s.m)
-	m := &simMachine{name: "m" + strconv.Itoa(i), id: "sandbox://s/m" + strconv.Itoa(i), created: s.clock().Add(-24 * time.Hour), listed: "Ready"}
-	m.mark = MachineHash(m.id)
+	m := &simMachine{created: s.clock().Add(-24 * time.Hour), listed: "Ready"}
+	s.identify(i, g, m)
 	f := fact{life: running, group: g, place: -1, isNode: true, ready: true, known: true, donor: noMachine, heir: noMachine}
 	if g == 0 {
 		f.member = 2
 	}
 	m.node = &Node{Name: m.name, Role: s.gs[g].role, Ready: true, ProviderID: m.id, Kubelet: simKube[0], Image: simImages[0], Components: simComps[0], Group: s.gs[g].id}
 	s.m, s.machines = append(s.m, m), append(s.machines, f)
-	s.byName[m.name], s.byID[m.id] = i, i
 }
 
 // target sets the cluster's target.
@@ -1019,6 +1085,19 @@ func (s *simulation) strikes(l luck) func() {
 		return func() {
 			s.cloudLags = s.until(time.Minute, 10*time.Minute)
 			s.say("the cloud's list lags until %s", s.cloudLags)
+		}
+	case minuteLags:
+		return func() {
+			s.cloudLags = s.until(5*time.Minute, 15*time.Minute)
+			s.say("the cloud's list lags by minutes until %s", s.cloudLags)
+		}
+	case namesReused:
+		return func() {
+			if g := s.rng.IntN(len(s.gs)-1) + 1; s.freeName(g) != "" {
+				i := s.machine(g, "")
+				s.grow(1)
+				s.say("a person adds %s to group %d", s.m[i].name, g)
+			}
 		}
 	case cloudPartial:
 		return func() {
@@ -1119,7 +1198,7 @@ func (s *simulation) strikes(l luck) func() {
 				// The list contains a machine that was just created or deleted only sometimes.
 				i, ok := s.byToken[in.Token]
 				settled := in.machineNo < 0 || s.machines[in.machineNo].life == running && s.ops[0].asked[s.m[in.machineNo].id] == 0 && s.ops[1].asked[s.m[in.machineNo].id] == 0
-				if in.place >= 0 && ok && settled && (in.donorNo < 0 || !s.machines[in.donorNo].obsolete) && s.m[i].created.Add(2*time.Minute).Before(s.clock()) {
+				if in.place >= 0 && ok && settled && (in.donorNo < 0 || !s.machines[in.donorNo].obsolete) && s.m[i].created.Add(2*time.Minute+s.lagMost-maxDescribeLag).Before(s.clock()) {
 					seen = append(seen, in)
 				}
 			}

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"constellation/engine/cloud"
 	"constellation/internal/testneeds"
 	"constellation/operator/api/v1alpha1"
 )
@@ -176,6 +177,11 @@ func (o *simOperator) world() World {
 			continue
 		}
 		ask[i] = true
+		if s.reuses && !strings.Contains(n.ProviderID, "#") { // its incarnation is not annotated yet
+			if k := slices.IndexFunc(s.byName[n.Name], func(k int) bool { return s.machines[k].life != terminated }); k >= 0 {
+				ask[s.byName[n.Name][k]] = true
+			}
+		}
 		w.Nodes = append(w.Nodes, s.lied(i, *n))
 		if last := &w.Nodes[len(w.Nodes)-1]; last.Cordon == CordonedByUs {
 			last.CordonedSince = o.clocks.Until("cordon "+n.Name+n.CordonedSince.String(), n.CordonedSince.Add(DrainDeadline), w.Now, DrainDeadline/3).Add(-DrainDeadline)
@@ -263,6 +269,7 @@ func (o *simOperator) pass() {
 	s.passes++
 	s.deadlines()
 	w := o.world()
+	o.noteSeen(&w)
 	spec := o.version.spec
 	d := plan(spec, w, s.off)
 	fresh := o.fresh()
@@ -340,6 +347,23 @@ func (o *simOperator) pass() {
 	o.wakeIn(pause)
 }
 
+// noteSeen writes to the status of intents that their machine was seen.
+func (o *simOperator) noteSeen(w *World) {
+	s := o.s
+	if !s.reuses || s.now < s.apiAway || s.now < o.slow {
+		return
+	}
+	for i := range w.Instances {
+		token := w.Instances[i].Token
+		k := slices.IndexFunc(s.intents, func(in *simIntent) bool { return token != "" && in.Token == token && !in.Seen })
+		if k >= 0 && slices.Contains(o.intents, s.intents[k]) {
+			next := *s.intents[k]
+			next.Seen = true
+			s.storeIntent(s.intents[k], &next)
+		}
+	}
+}
+
 // clock returns the time by the operator's clock.
 func (o *simOperator) clock() time.Time { return o.s.clock().Add(o.skew) }
 
@@ -368,17 +392,16 @@ func (o *simOperator) intent(name string) *simIntent {
 // effect converts a for the invariants.
 func (o *simOperator) effect(a *Action) effect {
 	s := o.s
-	find := func(name string) int {
-		if i, ok := s.byName[name]; ok {
-			return i
-		}
-		return noMachine
-	}
-	e := effect{kind: a.Kind, machine: find(a.Node), donor: find(a.Donor), heir: find(a.Heir), made: noMachine, place: -1, group: s.groupNo(a.Group), uncordon: a.Uncordon, host: o.host}
+	e := effect{kind: a.Kind, machine: s.find(a.Node), donor: s.find(a.Donor), heir: s.find(a.Heir), made: noMachine, place: -1, group: s.groupNo(a.Group), uncordon: a.Uncordon, host: o.host}
 	if i, ok := s.byID[a.Machine]; ok && a.Kind != DeleteNode { // a Node is deleted by its name; its claims do not matter
 		e.machine = i
 	}
 	switch a.Kind {
+	case RemoveMember: // of several members of one name, that which is not healthy
+		e.machine = s.prefer(a.Node, func(i int) bool { return s.machines[i].member != 0 && s.machines[i].life != running })
+		if e.machine >= 0 && s.machines[e.machine].member == 0 {
+			e.machine = s.prefer(a.Node, func(i int) bool { return s.machines[i].member != 0 })
+		}
 	case StartUpgrade, UpgradeNode, NoteComponents:
 		e.comps = slices.Index(simComps, a.Components)
 	case PublishComponents:
@@ -386,7 +409,7 @@ func (o *simOperator) effect(a *Action) effect {
 	}
 	if in := &a.Intent; in.Name != "" {
 		e.upgrade = in.Goal == v1alpha1.UpgradeGoal
-		e.leave, e.group, e.donor = in.Goal == v1alpha1.LeaveGoal, s.groupNo(in.Group), find(in.Donor)
+		e.leave, e.group, e.donor = in.Goal == v1alpha1.LeaveGoal, s.groupNo(in.Group), s.find(in.Donor)
 		if i, ok := s.byID[in.Machine]; ok {
 			e.machine = i
 		}
@@ -395,6 +418,9 @@ func (o *simOperator) effect(a *Action) effect {
 		}
 		if p, ok := SurgeSlot(in.Name); ok {
 			e.place = p
+		}
+		if k := s.findIntent(in.Name); k >= 0 && a.Kind != RecordIntent && s.intents[k].Donor == in.Donor {
+			e.donor = s.intents[k].donorNo
 		}
 	}
 	return e
@@ -592,7 +618,9 @@ func (o *simOperator) do(a *Action, e effect, seen *Node, seenIntent *simIntent,
 			})
 		}
 	case DeleteNode:
-		return when(func() bool { return s.m[i].node != nil && s.lied(i, *s.m[i].node).ProviderID == a.Machine }, func() { s.removeNode(i) })
+		return when(func() bool {
+			return s.m[i].node != nil && cloud.SameMachine(s.lied(i, *s.m[i].node).ProviderID, a.Machine)
+		}, func() { s.removeNode(i) })
 	case StartUpgrade:
 		return func() {
 			if s.run == 1 || s.run == 2 && s.runComps == e.comps || s.machines[i].life != running || s.control(&s.machines[i]) && simOrder[e.comps] < simOrder[s.machines[i].api] || !o.right(a, e) {
@@ -675,6 +703,9 @@ func (o *simOperator) create(group string, intents []*simIntent) {
 	s.after(took, func() {
 		for _, in := range live {
 			i, ok := s.byToken[in.Token]
+			if forgot := ok && s.reuses && s.m[i].ended > 0 && s.now-s.m[i].ended > cloud.TokenMemory; forgot {
+				s.fail("invariant 15: a token makes a second machine, for %s", in.Name)
+			}
 			if !ok {
 				i = s.machine(s.groupNo(in.Group), in.Token)
 				s.say("the cloud makes %s for %s, to replace %s", s.m[i].name, in.Name, in.Donor)

@@ -54,7 +54,7 @@ func (d *Decision) Status() v1alpha1.NodeVersionStatus {
 		if outdated && d.onHold(n) && !d.donors[n.Name] {
 			held++
 		}
-		if !outdated && known(n) && !d.atTarget(n) && !d.leaves(n) && !n.Obsolete {
+		if !outdated && d.known(n) && !d.atTarget(n) && !d.leaves(n) && !n.Obsolete {
 			if d.Group(n.Group) != nil {
 				kept++
 			} else {

@@ -185,7 +185,7 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 			}
 		})
 	})
-	t.Run("what is not whole is not restored", func(t *testing.T) {
+	t.Run("an incomplete backup is not restored", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := backupsOf(func(e *enginefake.Engine) *stage { return newStage(t, e, term.Display{}, 80, 24) }, nil).press("down", "y")
 			if want := "y is off: this backup is incomplete: manifest.json is not there: it was not made to the end"; len(s.copied) != 0 || s.c.note != want {

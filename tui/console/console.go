@@ -3,9 +3,9 @@
 //
 // The type console (console.go) has what all screens share: the engine, the current task, the
 // run, and the screen that is shown. A screen (screen.go) is one type with its view, its keys,
-// its command line, and the messages that it takes. To add a screen, write its type and add it
-// to console and newScreens; the compiler reports what is missing. Pages are functions of
-// package view.
+// its command line, and the messages that it takes. To add a screen, write its type in a file of
+// its own and add it to screens, newScreens and list; the compiler or a test reports what is
+// missing. Pages are functions of package view.
 //
 // A key press becomes a command in keys.go: console.key looks the key up in console.bindings,
 // which are those of the innermost prompt or overlay, or those of the current screen (its
@@ -118,21 +118,7 @@ type console struct {
 	statusPending bool
 	statusGen     int
 
-	// The screens; see newScreens.
-	screens        []screen
-	start          *startScreen
-	overview       *homeScreen
-	config         *configScreen
-	preflight      *preflightScreen
-	initConfirm    *initConfirmScreen
-	run            *runScreen
-	result         *resultScreen
-	log            *logScreen
-	check          *checkScreen
-	backup         *backupScreen
-	watch          *watchScreen // also gets the events of a run
-	upgradePlan    *upgradePlanScreen
-	upgradeConfirm *upgradeConfirmScreen
+	screens // all screens
 
 	t   view.Timeline // of the run
 	upg upgradeState
@@ -196,7 +182,8 @@ func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
 		c.deps.redraw = func() {}
 	}
 	c.busy = "reading the workspace"
-	c.newScreens()
+	c.screens = newScreens(c)
+	c.screen, c.back = c.start, c.start
 	return c
 }
 
@@ -302,7 +289,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 	case rolloutChanged:
 		c.tookRolloutChange(msg)
 	default:
-		for _, s := range c.screens {
+		for _, s := range c.list() {
 			if cmd, ok := s.take(msg); ok {
 				return cmd
 			}

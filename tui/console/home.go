@@ -104,11 +104,6 @@ func (scr *homeScreen) noCluster() string {
 	return ""
 }
 
-func (c *console) toWizard() tea.Cmd {
-	c.screen = c.config
-	return nil
-}
-
 func (scr *homeScreen) suggestions() []engine.Suggestion {
 	if scr.c.home == nil {
 		return nil

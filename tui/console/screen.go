@@ -6,8 +6,8 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 )
 
-// screen is one page of the console with its keys. A screen is one type of its own, in a file
-// screen_*.go. It may change the console, such as show another screen, and never blocks.
+// screen is one page of the console with its keys. A screen is one type in a file of its own.
+// It may change the console, such as show another screen, and never blocks.
 type screen interface {
 	// title names the screen in the help.
 	title() string
@@ -48,24 +48,47 @@ func (defaults) stale() bool                  { return false }
 func (defaults) takesText() bool              { return false }
 func (defaults) typed(tea.KeyMsg)             {}
 
-// newScreens makes the screens in their initial states.
-func (c *console) newScreens() {
-	c.start = &startScreen{c: c}
-	c.overview = &homeScreen{c: c}
-	c.config = &configScreen{c: c}
-	c.preflight = &preflightScreen{c: c}
-	c.initConfirm = &initConfirmScreen{c: c}
-	c.run = newRunScreen(c)
-	c.result = &resultScreen{c: c}
-	c.log = &logScreen{c: c}
-	c.check = &checkScreen{c: c}
-	c.backup = &backupScreen{c: c}
-	c.watch = &watchScreen{c: c}
-	c.upgradePlan = &upgradePlanScreen{c: c}
-	c.upgradeConfirm = &upgradeConfirmScreen{c: c}
-	c.screen, c.back = c.start, c.start
-	c.screens = []screen{
-		c.start, c.overview, c.config, c.preflight, c.initConfirm, c.run, c.result, c.log, c.check, c.backup, c.watch, c.upgradePlan, c.upgradeConfirm,
+// screens are the screens of the console.
+type screens struct {
+	start          *startScreen
+	overview       *homeScreen
+	config         *configScreen
+	preflight      *preflightScreen
+	initConfirm    *initConfirmScreen
+	run            *runScreen
+	result         *resultScreen
+	log            *logScreen
+	check          *checkScreen
+	backup         *backupScreen
+	watch          *watchScreen // also gets the events of a run
+	upgradePlan    *upgradePlanScreen
+	upgradeConfirm *upgradeConfirmScreen
+}
+
+// newScreens makes the screens in their initial states. The fields have no names here, so that
+// the compiler finds a missing screen.
+func newScreens(c *console) screens {
+	return screens{
+		&startScreen{c: c},
+		&homeScreen{c: c},
+		&configScreen{c: c},
+		&preflightScreen{c: c},
+		&initConfirmScreen{c: c},
+		newRunScreen(c),
+		&resultScreen{c: c},
+		&logScreen{c: c},
+		&checkScreen{c: c},
+		&backupScreen{c: c},
+		&watchScreen{c: c},
+		&upgradePlanScreen{c: c},
+		&upgradeConfirmScreen{c: c},
+	}
+}
+
+// list returns all screens.
+func (s *screens) list() []screen {
+	return []screen{
+		s.start, s.overview, s.config, s.preflight, s.initConfirm, s.run, s.result, s.log, s.check, s.backup, s.watch, s.upgradePlan, s.upgradeConfirm,
 	}
 }
 
@@ -108,4 +131,9 @@ func (c *console) wizardAt(s screen) int {
 // wizardMode is the mode of a screen of init.
 func (c *console) wizardMode(s screen) string {
 	return fmt.Sprintf("init  step %d of %d", c.wizardAt(s)+1, len(c.wizardSteps()))
+}
+
+func (c *console) toWizard() tea.Cmd {
+	c.screen = c.config
+	return nil
 }

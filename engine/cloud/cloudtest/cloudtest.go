@@ -55,7 +55,7 @@ func Run(t *testing.T, o Options) {
 		{"a token makes one machine, also when two callers repeat it", (*suite).tokens},
 		{"a token of a deleted machine makes no second one", (*suite).deleted},
 		{"the answer to a creation has the order of its tokens", (*suite).order},
-		{"what does not exist is not found, and its deletion is no error", (*suite).unknown},
+		{"a missing object is not found, and its deletion is no error", (*suite).unknown},
 		{"only new machines get the group's new image", (*suite).images},
 		{"a call ends with its context", (*suite).cancelled},
 	} {
@@ -218,7 +218,7 @@ func (s *suite) create(tokens ...string) (made []cloud.Instance) {
 	return made
 }
 
-// delete deletes machines and waits until the cloud says that they are gone.
+// delete deletes machines and waits until the cloud reports them as gone.
 func (s *suite) delete(all ...cloud.Instance) {
 	var ids []string
 	for _, i := range all {

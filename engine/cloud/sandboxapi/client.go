@@ -23,8 +23,8 @@ type (
 	// InstanceList answers GET /v1/instances.
 	InstanceList struct {
 		Instances []cloud.Instance `json:"instances"`
-		// Partial means that the cloud knows of instances that the list lacks. One that
-		// lacks some without knowing does not say so.
+		// Partial means that the cloud has detected missing instances in the list. A list can lack
+		// instances without being marked.
 		Partial bool `json:"partial,omitempty"`
 	}
 	// NewInstances is the body of POST /v1/<group ID>/instances, which answers with an
@@ -32,8 +32,8 @@ type (
 	NewInstances struct {
 		Tokens []string `json:"tokens"`
 	}
-	// SomeInstances is the body of POST /v1/instances/describe, which answers with an
-	// InstanceList of those that there are.
+	// SomeInstances is the body of POST /v1/instances/describe, which returns an InstanceList
+	// of the existing ones.
 	SomeInstances struct {
 		ProviderIDs []string `json:"providerIDs"`
 	}
@@ -67,7 +67,7 @@ type (
 	}
 )
 
-// Client speaks to the control API. It is safe for concurrent use.
+// Client is a client of the control API. It is safe for concurrent use.
 type Client struct{ endpoint }
 
 // NewClient returns a client for the API at address: an http URL, which wants a
@@ -97,8 +97,8 @@ func (c *Client) SetGroupImage(ctx context.Context, groupID, image string) error
 	return nil
 }
 
-// SetGroupCount sets how many instances the group shall have. Missing ones are
-// created; of too many, those with the highest numbers are deleted.
+// SetGroupCount sets the desired number of instances of a group. Missing ones are created;
+// surplus ones are deleted, highest numbers first.
 func (c *Client) SetGroupCount(ctx context.Context, groupID string, count int) error {
 	if _, _, err := ParseGroupID(groupID); err != nil {
 		return err
@@ -110,10 +110,9 @@ func (c *Client) SetGroupCount(ctx context.Context, groupID string, count int) e
 }
 
 // Instances returns the instances of the sandbox, those that are being deleted
-// included. As in any cloud the list may be behind, or lack some: that an instance
-// is missing here does not prove that it is gone; [Client.Instance] does. If the
-// cloud knows that the list is not whole, the list comes with an error that wraps
-// cloud.ErrPartial.
+// included. As in any cloud the list may lag behind, or lack some: an instance that is
+// missing here may exist; only [Client.Instance] proves that it is gone. If the cloud
+// marks the list as incomplete, the list comes with an error that wraps cloud.ErrPartial.
 func (c *Client) Instances(ctx context.Context) ([]cloud.Instance, error) {
 	var l InstanceList
 	if err := c.call(ctx, http.MethodGet, "/v1/instances", nil, nil, &l); err != nil {
@@ -139,9 +138,8 @@ func (c *Client) Instance(ctx context.Context, providerID string) (cloud.Instanc
 	return i, nil
 }
 
-// Describe returns those of the instances that the cloud knows, in the order of
-// providerIDs. What is not in the answer is no more, as if [Client.Instance] said so.
-// It is one request.
+// Describe returns the existing ones of the given instances in the order of providerIDs. An
+// instance that is missing in the response is gone, as with [Client.Instance]. It is one request.
 func (c *Client) Describe(ctx context.Context, providerIDs []string) ([]cloud.Instance, error) {
 	for _, id := range providerIDs {
 		if _, _, err := ParseProviderID(id); err != nil {
@@ -204,9 +202,9 @@ func (c *Client) DeleteInstance(ctx context.Context, providerID string) error {
 	return c.DeleteInstances(ctx, []string{providerID})
 }
 
-// DeleteInstances deletes instances, which lowers the counts of their groups, and
-// returns before the machines are gone. It is one request. Deleting what is not
-// there is a success. After an error some may be on their way, others not.
+// DeleteInstances deletes instances, which lowers the counts of their groups, and returns
+// before the machines are gone. It is one request. Deleting a missing instance is a success.
+// After an error some deletions may have begun.
 func (c *Client) DeleteInstances(ctx context.Context, providerIDs []string) error {
 	for _, id := range providerIDs {
 		if _, _, err := ParseProviderID(id); err != nil {

@@ -120,7 +120,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		}
 	})
 
-	mustRun("of two who change the join configuration at once one is told so", func(t *testing.T) {
+	mustRun("of two concurrent changes of the join configuration one fails with a conflict", func(t *testing.T) {
 		read, err := c.JoinConfig(ctx)
 		if err != nil || read.Revision == "" {
 			t.Fatalf("%+v, %v", read, err)
@@ -247,11 +247,11 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 			t.Errorf("target %+v, %v", got, err)
 		}
 		if ro, err := c.Rollout(ctx); err != nil || ro.Observed || ro.Reached || len(ro.Moves) > 0 {
-			t.Errorf("nobody has looked at it yet: %+v, %v", ro, err)
+			t.Errorf("the operator has not observed it yet: %+v, %v", ro, err)
 		}
 	})
 
-	mustRun("nobody is left as it is who is not there", func(t *testing.T) {
+	mustRun("a node that does not exist cannot be skipped", func(t *testing.T) {
 		if h, err := c.SkipState(ctx, "nobody"); !errors.Is(err, cluster.ErrAbsent) {
 			t.Errorf("%+v, %v", h, err)
 		}
@@ -502,7 +502,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 			before = revision(good)
 		}
 		if ok, err := c.ChartCurrent(ctx, good); !ok || err != nil || changed <= 1 || before != changed+1 {
-			t.Errorf("what was there before is current: %t, %v; revision %d after %d", ok, err, before, changed)
+			t.Errorf("the previous revision is current: %t, %v; revision %d after %d", ok, err, before, changed)
 		}
 		gone := chart(nil)
 		gone.Name = "gone"
@@ -523,7 +523,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		}
 	})
 
-	mustRun("what a chart would change is told without secrets", func(t *testing.T) {
+	mustRun("the diff of a chart has no secrets", func(t *testing.T) {
 		compare := func(ch cluster.Chart) plan.ChartChange {
 			t.Helper()
 			got, err := c.CompareChart(ctx, ch)
@@ -572,11 +572,11 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 			t.Errorf("told %v", told)
 		}
 		if ok, err := c.ChartCurrent(ctx, good); !ok || err != nil {
-			t.Errorf("what was there before is current: %t, %v", ok, err)
+			t.Errorf("the previous revision is current: %t, %v", ok, err)
 		}
 	})
 
-	mustRun("whoever leaves a chart that is not ready finds it as it is", func(t *testing.T) {
+	mustRun("an interrupted install leaves a chart that is not ready in place", func(t *testing.T) {
 		slow := good
 		slow.Values = map[string]any{"text": "four", "replicas": 1}
 		ctx, cancel := context.WithCancel(ctx)

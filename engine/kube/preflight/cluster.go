@@ -322,30 +322,8 @@ func (w *world) etcdStep() (from, to version.Version, ok bool) {
 
 // etcdMembers checks etcd as far as the API shows it.
 func etcdMembers(w *world, _ *probe) (out []plan.Finding) {
-	var members, notReady []string
-	for i := range w.pods {
-		p := &w.pods[i]
-		if p.component != "etcd" {
-			continue
-		}
-		// The pod of a deleted node is removed up to a minute later.
-		if len(w.nodes) > 0 && !slices.ContainsFunc(w.nodes, func(n corev1.Node) bool { return n.Name == p.node }) {
-			continue
-		}
-		members = append(members, p.node)
-		if !p.ready {
-			notReady = append(notReady, p.object())
-		}
-	}
-	var failing []string
-	for i := range w.servers {
-		for _, c := range w.servers[i].failing {
-			if strings.HasPrefix(c, "etcd") {
-				failing = append(failing, fmt.Sprintf("%s of API server %s", c, w.servers[i].address))
-			}
-		}
-	}
-	if len(failing) > 0 {
+	members, notReady := etcdPods(w)
+	if failing := failingEtcdChecks(w); len(failing) > 0 {
 		out = append(out, plan.Finding{
 			Severity: plan.Block, Title: "an API server cannot reach etcd", Detail: "failing readiness checks: " + enumerate(failing, 5),
 			Remedy: "repair etcd first: an upgrade removes one member at a time", Reference: healthGuide,
@@ -363,11 +341,53 @@ func etcdMembers(w *world, _ *probe) (out []plan.Finding) {
 			Remedy: "run an odd number of control planes", Reference: etcdFAQ,
 		})
 	}
-	return append(out, etcdSteps(w)...)
+	out = append(out, etcdConfiguration(w)...)
+	to, ok := etcdOf(w.request.Etcd)
+	if !ok { // the hop is not known to change etcd
+		return out
+	}
+	versions := w.etcdVersions()
+	for _, node := range slices.Sorted(maps.Keys(versions)) {
+		if f, bad := etcdHop(node, versions[node], to); bad {
+			out = append(out, f)
+		}
+	}
+	return out
 }
 
-// etcdSteps checks the step of each member to the etcd of the hop.
-func etcdSteps(w *world) (out []plan.Finding) {
+// etcdPods returns the nodes of all members of etcd, and the pods that are not ready.
+func etcdPods(w *world) (members, notReady []string) {
+	for i := range w.pods {
+		p := &w.pods[i]
+		if p.component != "etcd" {
+			continue
+		}
+		// The pod of a deleted node is removed up to a minute later.
+		if len(w.nodes) > 0 && !slices.ContainsFunc(w.nodes, func(n corev1.Node) bool { return n.Name == p.node }) {
+			continue
+		}
+		members = append(members, p.node)
+		if !p.ready {
+			notReady = append(notReady, p.object())
+		}
+	}
+	return members, notReady
+}
+
+// failingEtcdChecks returns the readiness checks of API servers that fail because of etcd.
+func failingEtcdChecks(w *world) (failing []string) {
+	for i := range w.servers {
+		for _, c := range w.servers[i].failing {
+			if strings.HasPrefix(c, "etcd") {
+				failing = append(failing, fmt.Sprintf("%s of API server %s", c, w.servers[i].address))
+			}
+		}
+	}
+	return failing
+}
+
+// etcdConfiguration finds an external etcd, and a tag that keeps etcd from its next minor.
+func etcdConfiguration(w *world) (out []plan.Finding) {
 	c := w.clusterConfiguration()
 	if c.Etcd.External != nil {
 		f := plan.Finding{
@@ -379,40 +399,37 @@ func etcdSteps(w *world) (out []plan.Finding) {
 		}
 		out = append(out, f)
 	}
-	to, ok := etcdOf(w.request.Etcd)
-	if !ok {
-		return out
-	}
-	if tag, ok := etcdOf(c.Etcd.Local.ImageTag); ok && ahead(to, tag) > 0 {
+	to, known := etcdOf(w.request.Etcd)
+	if tag, ok := etcdOf(c.Etcd.Local.ImageTag); known && ok && ahead(to, tag) > 0 {
 		out = append(out, plan.Finding{
 			Title: fmt.Sprintf("etcd.local.imageTag keeps etcd at %s: the hop does not bring %s", tag, to), Objects: []string{object("ConfigMap", "kube-system", kubeadmConfig)},
 			Remedy: "remove imageTag from ClusterConfiguration when all members run it", Command: "kubectl -n kube-system edit configmap " + kubeadmConfig,
 		})
 	}
-	versions := w.etcdVersions()
-	for _, node := range slices.Sorted(maps.Keys(versions)) {
-		v := versions[node]
-		step, below := lifecycle.BelowFloor(v, to)
-		f := plan.Finding{Severity: plan.Block, Objects: []string{object("node", "", node)}}
-		switch {
-		case to.Major() == v.Major() && to.Minor() < v.Minor():
-			f.Title = fmt.Sprintf("etcd on %s is %s, newer than %s of the hop", printable(node), v, to)
-			f.Remedy = "choose a Kubernetes version with that etcd: etcd's data cannot be downgraded"
-		case ahead(to, v) > 1:
-			f.Title = fmt.Sprintf("etcd on %s is %s, more than one minor version older than %s of the hop", printable(node), v, to)
-			f.Remedy = "upgrade through the minor version between"
-		case below:
-			f.Title = fmt.Sprintf("etcd on %s is %s, and only %s can be upgraded to %s", printable(node), v, step.From, to)
-			f.Remedy, f.Reference = "upgrade to the newest patch of the current Kubernetes minor version, which has a newer etcd", step.Source
-			if step.Tag != "" {
-				f.Remedy = fmt.Sprintf("set etcd.local.imageTag: %s in the ConfigMap kubeadm-config, then run `kubeadm upgrade apply` with the current version and `kubeadm upgrade node` on the other control planes", step.Tag)
-			}
-		default:
-			continue
-		}
-		out = append(out, f)
-	}
 	return out
+}
+
+// etcdHop returns a finding if etcd on a node cannot be upgraded from v to the version of the hop.
+func etcdHop(node string, v, to version.Version) (f plan.Finding, bad bool) {
+	f = plan.Finding{Severity: plan.Block, Objects: []string{object("node", "", node)}}
+	step, below := lifecycle.BelowFloor(v, to)
+	switch {
+	case to.Major() == v.Major() && to.Minor() < v.Minor():
+		f.Title = fmt.Sprintf("etcd on %s is %s, newer than %s of the hop", printable(node), v, to)
+		f.Remedy = "choose a Kubernetes version with that etcd: etcd's data cannot be downgraded"
+	case ahead(to, v) > 1:
+		f.Title = fmt.Sprintf("etcd on %s is %s, more than one minor version older than %s of the hop", printable(node), v, to)
+		f.Remedy = "upgrade through the minor version between"
+	case below:
+		f.Title = fmt.Sprintf("etcd on %s is %s, and only %s can be upgraded to %s", printable(node), v, step.From, to)
+		f.Remedy, f.Reference = "upgrade to the newest patch of the current Kubernetes minor version, which has a newer etcd", step.Source
+		if step.Tag != "" {
+			f.Remedy = fmt.Sprintf("set etcd.local.imageTag: %s in the ConfigMap kubeadm-config, then run `kubeadm upgrade apply` with the current version and `kubeadm upgrade node` on the other control planes", step.Tag)
+		}
+	default:
+		return plan.Finding{}, false
+	}
+	return f, true
 }
 
 // plural is one if n is 1, or else many with n in it.

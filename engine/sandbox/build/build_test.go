@@ -217,7 +217,7 @@ func TestUnknownAndMissingVersions(t *testing.T) {
 		})
 	}
 	if _, err := Binary(t.Context(), cache, DefaultVersion, "kubelets", nil); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a program that is none gives %v", err)
+		t.Errorf("a file that is not a program gives %v", err)
 	}
 	if entries, err := os.ReadDir(cache); err != nil || len(entries) > 0 {
 		t.Errorf("asking has left %v, %v in the cache", entries, err)

@@ -191,7 +191,7 @@ func TestLockWaitsForAnotherProcessAndItsDeath(t *testing.T) {
 	defer other.Wait()
 	defer other.Process.Kill()
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "locked\n" {
-		t.Fatalf("the other process says %q, %v", line, err)
+		t.Fatalf("the other process has written %q, %v", line, err)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())

@@ -87,7 +87,7 @@ func TestCachedImagesAreWhole(t *testing.T) {
 	}
 	for _, name := range []string{"kubeadm", "kubelet", "kubectl"} {
 		if digest, _, err := digestFile(a.Binaries[name]); err != nil || digest != a.Digests[name] {
-			t.Errorf("%s is %s, %v; machines are told %s", name, digest, err, a.Digests[name])
+			t.Errorf("%s is %s, %v; machines get %s", name, digest, err, a.Digests[name])
 		}
 	}
 }

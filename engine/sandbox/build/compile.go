@@ -415,7 +415,7 @@ func withRemedy(op string, err error, again string) error {
 	case has("requires go >="):
 		remedy = "update Go, or let it update itself with GOTOOLCHAIN=auto, and run " + again + " again"
 	case has("checksum mismatch", "SECURITY ERROR"):
-		remedy = "what was downloaded is not what was pinned: check GOPROXY and who is between you and it, run `go clean -modcache`, then " + again + " again"
+		remedy = "the download does not match its pinned digest: check GOPROXY and the proxies before it, run `go clean -modcache`, then " + again + " again"
 	case has("dial tcp", "no such host", "i/o timeout", "connection refused", "connection reset", "network is unreachable", "proxyconnect", "TLS handshake", "GOPROXY=off", "unexpected EOF",
 		"Could not resolve", "Temporary failure resolving", "Failed to fetch", "Unable to connect"):
 		remedy = "the sources cannot be reached: connect this computer to the network (or set GOPROXY and HTTPS_PROXY to what it may use) and run " + again + " again; finished parts are kept, and once a version is built no network is needed"

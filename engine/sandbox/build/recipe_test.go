@@ -108,7 +108,7 @@ func TestVersionsAreInOrder(t *testing.T) {
 	}
 }
 
-func TestKeyChangesWithWhatIsMade(t *testing.T) {
+func TestKeyChangesWithInputs(t *testing.T) {
 	p, _ := recipes[0].program("kubeadm")
 	image := recipes[0].images()[0]
 	date := recipes[0].date

@@ -115,7 +115,7 @@ func TestMissingServicesNameTheRemedy(t *testing.T) {
 	}
 }
 
-func TestServicesThatNobodyUsesArePruned(t *testing.T) {
+func TestUnusedServicesArePruned(t *testing.T) {
 	dir := tree(t, map[string]string{"joinservice": "#!join", "operator": "#!operate"})
 	cache := t.TempDir()
 	const month = 30 * 24 * time.Hour

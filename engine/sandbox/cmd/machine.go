@@ -22,7 +22,7 @@ these by itself, even if all of its machines are affected at once.`,
 		v.switchMachines(engine.PowerReboot, "Reboot machines gracefully",
 			`Shut machines down gracefully and start them again. Processes that do not end within 20
 seconds are killed. A machine that is off is started.`),
-		v.switchMachines(engine.PowerCut, "Power-cycle machines without a shutdown",
+		v.switchMachines(engine.PowerCut, "Cut and restore the power of machines",
 			`Cut the power of all given machines at the same moment and restore it: no process gets a
 signal. Disks keep their contents. Writes that were not synced survive too, because the
 host's page cache keeps them.`),

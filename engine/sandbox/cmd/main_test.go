@@ -140,7 +140,7 @@ func (f *fakeSandbox) SetFaults(_ context.Context, _ string, faults []string) er
 }
 
 func (f *fakeSandbox) FaultKinds() []engine.FaultKind {
-	return []engine.FaultKind{{Name: "quota", Form: "quota=MACHINES", Does: "there are to be no more machines than this"}, {Name: "registry-empty", Form: "registry-empty", Does: "it has no image"}}
+	return []engine.FaultKind{{Name: "quota", Form: "quota=MACHINES", Does: "machine creation fails above this number"}, {Name: "registry-empty", Form: "registry-empty", Does: "it has no image"}}
 }
 
 // fakeDrills passes drills with an even seed and fails the others; seed 7 injects no fault.

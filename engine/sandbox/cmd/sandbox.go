@@ -492,7 +492,7 @@ func (v *verbs) sandboxDaemon() *cobra.Command {
 func (v *verbs) sandboxFind() *cobra.Command {
 	return &cobra.Command{
 		Use:    sandboxexec.FindVerb + " NAME",
-		Short:  "Print the status of a sandbox as JSON (called by constellation)",
+		Short:  "Print the status of a sandbox as JSON, for constellation",
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -111,7 +111,7 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 		{"simulated ones no cable", simulated, engine.DrillSpec{Faults: []string{"frozen", "isolated"}}, "say --machines=real, which can"},
 		{"hollow machines have their own control planes", hollow, engine.DrillSpec{ControlPlanes: 3}, "--control-planes"},
 		{"etcd wants an odd number", simulated, engine.DrillSpec{ControlPlanes: 2}, "--control-planes"},
-		{"nobody knows the fault", real, engine.DrillSpec{Faults: []string{"flood"}}, "--list"},
+		{"an unknown fault", real, engine.DrillSpec{Faults: []string{"flood"}}, "--list"},
 		{"Kubernetes stays, and with it etcd", real, engine.DrillSpec{Faults: []string{"power-cut-etcd"}, Kubernetes: kubernetesFrom}, "leave --kubernetes out"},
 	} {
 		if _, err := scenario(tt.kind, tt.spec); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(plan.Remedy(err), tt.want) {

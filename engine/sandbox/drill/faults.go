@@ -149,7 +149,7 @@ var faults = []fault{
 	ofMachine("disk-full", "nothing more fits where a machine's programs are installed", []string{real}),
 	ofMachine("disk-read-only", "nothing can be written where a machine's programs are installed", []string{real}),
 	{
-		name: "cut-to-cloud", does: "what a machine sends to its cloud and the load balancer is lost; what they send arrives", machines: []string{real}, lasts: true,
+		name: "cut-to-cloud", does: "packets from a machine to its cloud and the load balancer are lost; packets from them arrive", machines: []string{real}, lasts: true,
 		at: ofMachines, excuses: hurt, happen: ofCloud(func(on string) string { return "cut-to=" + on + ":cloud" }),
 	},
 	{
@@ -302,7 +302,7 @@ func (x *run) cutAt(ctx context.Context, on, point string) (from time.Time, err 
 	}
 	var before time.Time
 	var others int
-	if err := until(ctx, x.site.limit, "the cloud says when "+on+" booted", func() bool { before, others = booted(); return !before.IsZero() }); err != nil {
+	if err := until(ctx, x.site.limit, "the cloud reports when "+on+" booted", func() bool { before, others = booted(); return !before.IsZero() }); err != nil {
 		return from, err
 	}
 	from = time.Now()

@@ -205,7 +205,7 @@ func TestHollowMachines(t *testing.T) {
 	workers := sandboxapi.GroupID("hollow", sandboxapi.WorkerGroup)
 
 	if token, err := sandboxapi.NewMetadata(h.Metadata).Token(ctx); err != nil || token != h.Token() {
-		t.Errorf("metadata tells the token %q, %v", token, err)
+		t.Errorf("metadata has the token %q, %v", token, err)
 	}
 	if _, err := sandboxapi.NewClient(h.Control, "guess").Groups(ctx); !errors.Is(err, cloud.ErrDenied) {
 		t.Errorf("with a wrong token: %v", err)

@@ -154,7 +154,7 @@ rules:
 		}
 		return nv, fmt.Sprintf("%+v, waiting %+v; the operator's log ends with %s", nv.Status.Nodes, nv.Status.Waiting, op.tail())
 	}
-	long(b, "the operator knows all nodes", func() (string, bool) {
+	long(b, "the operator has all nodes in its status", func() (string, bool) {
 		nv, is := status()
 		return is, nv.Status.Nodes.Total == total && nv.Status.Nodes.Outdated == int32(workers)
 	})
@@ -256,10 +256,10 @@ rules:
 // The steps of a replacement, and their order.
 const (
 	recordToCreate = "from the intent's being written down to its machine's creation"
-	joinToAdopt    = "from the note on what an heir was made from to its adoption"
-	readyToCordon  = "from an heir's becoming Ready and adopted to its donor's cordon"
-	cordonToEvict  = "from a donor's cordon to the end of a pod's being seen there"
-	emptyToBind    = "from the end of a donor's last pod to its machine's being bound to go"
+	joinToAdopt    = "from the annotation with a replacement node's components to its adoption"
+	readyToCordon  = "from a replacement node's being Ready and adopted to the cordon of the old node"
+	cordonToEvict  = "from the cordon of an old node to the first observed end of a pod there"
+	emptyToBind    = "from the end of an old node's last pod to the decision to delete its machine"
 	bindToDelete   = "from there to the machine's deletion"
 	goneToClear    = "from the machine's being gone to the end of its intent"
 	clearToRecord  = "from there to the next one in its place"

@@ -24,7 +24,7 @@ import (
 const etcdPath = "/var/lib/etcd"
 
 // diskSettings maps the faults of a machine to settings of etcd's disk.
-func (a Affliction) diskSettings() disk.Settings {
+func (a Faults) diskSettings() disk.Settings {
 	s := disk.Settings{Sync: a.SlowDisk}
 	switch {
 	case a.LostWrites:

@@ -19,14 +19,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Afflict injects the faults in a into a running machine and removes all others; the zero value
+// SetFaults injects the faults in a into a running machine and removes all others; the zero value
 // removes all, except that a missing TPM stays missing. It is idempotent. Faults end when the
 // machine is switched off, except those of its disk, which can also be set while the machine
 // is off. The error wraps ErrNotFound or ErrNotRunning.
-func (h *Host) Afflict(ctx context.Context, name string, a Affliction) error {
+func (h *Host) SetFaults(ctx context.Context, name string, a Faults) error {
 	unlock, err := h.change(name)
 	if err != nil {
-		return fmt.Errorf("afflict machine: %w", err)
+		return fmt.Errorf("set faults of machine: %w", err)
 	}
 	defer unlock()
 	r, err := h.read(name)
@@ -37,19 +37,19 @@ func (h *Host) Afflict(ctx context.Context, name string, a Affliction) error {
 		err = ErrNotRunning
 	}
 	if err == nil {
-		err = h.afflict(ctx, r, a)
+		err = h.setFaults(ctx, r, a)
 	}
 	if err != nil {
-		return fmt.Errorf("afflict machine %s: %w", name, err)
+		return fmt.Errorf("set faults of machine %s: %w", name, err)
 	}
 	return nil
 }
 
-func (h *Host) afflict(ctx context.Context, r record, a Affliction) error {
+func (h *Host) setFaults(ctx context.Context, r record, a Faults) error {
 	if err := h.portOf(r.Machine).cut(a.Isolated, a.Lost); err != nil {
 		return err
 	}
-	if err := h.tpm(r.Name).afflict(ctx, a.TPMHangs, a.TPMGone); err != nil {
+	if err := h.tpm(r.Name).setFault(ctx, a.TPMHangs, a.TPMGone); err != nil {
 		return err
 	}
 	want := ""
@@ -114,9 +114,9 @@ func freeze(ctx context.Context, cgroup string, frozen bool) error {
 	return nil
 }
 
-// nobody is a hardware address that no machine has: frames to it are dropped without
+// unusedMAC is a hardware address that no machine has: frames to it are dropped without
 // an error.
-var nobody = net.HardwareAddr{0x02, 0x42, 0x00, 0x00, 0xde, 0xad}
+var unusedMAC = net.HardwareAddr{0x02, 0x42, 0x00, 0x00, 0xde, 0xad}
 
 // cut disconnects the machine from the bridge or connects it, and drops its packets to the
 // given peers and their pods, and to no others. All changes are in namespaces of the sandbox.
@@ -153,7 +153,7 @@ func (p port) cut(isolated bool, lost []Peer) error {
 	}
 	for _, n := range there {
 		ip, _ := netip.AddrFromSlice(n.IP)
-		if n.HardwareAddr.String() != nobody.String() || slices.ContainsFunc(lost, func(l Peer) bool { return l.IP == ip.Unmap() }) {
+		if n.HardwareAddr.String() != unusedMAC.String() || slices.ContainsFunc(lost, func(l Peer) bool { return l.IP == ip.Unmap() }) {
 			continue
 		}
 		if err := inside.NeighDel(&n); err != nil && !errors.Is(err, unix.ENOENT) {
@@ -173,7 +173,7 @@ func (p port) cut(isolated bool, lost []Peer) error {
 		}
 	}
 	for _, l := range lost {
-		if err := inside.NeighSet(&netlink.Neigh{LinkIndex: index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT, IP: l.IP.AsSlice(), HardwareAddr: nobody}); err != nil {
+		if err := inside.NeighSet(&netlink.Neigh{LinkIndex: index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT, IP: l.IP.AsSlice(), HardwareAddr: unusedMAC}); err != nil {
 			return fmt.Errorf("cut way from %s to %s: %w", p.ip, l.IP, err)
 		}
 		if !l.PodCIDR.IsValid() {
@@ -187,9 +187,9 @@ func (p port) cut(isolated bool, lost []Peer) error {
 	return nil
 }
 
-// afflict suspends a TPM process at an arbitrary point, or resumes it; or ends it until the
+// setFault suspends a TPM process at an arbitrary point, or resumes it; or ends it until the
 // machine is switched on again.
-func (t tpm) afflict(ctx context.Context, hangs, gone bool) error {
+func (t tpm) setFault(ctx context.Context, hangs, gone bool) error {
 	if gone {
 		return t.powerOff(ctx)
 	}

@@ -36,10 +36,10 @@ func TestMachinesSufferAndRecover(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	afflict := func(t *testing.T, name string, a Affliction) {
+	setFaults := func(t *testing.T, name string, a Faults) {
 		t.Helper()
 		for range 2 { // it is idempotent
-			if err := b.host.Afflict(ctx, name, a); err != nil {
+			if err := b.host.SetFaults(ctx, name, a); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -86,9 +86,9 @@ func TestMachinesSufferAndRecover(t *testing.T) {
 	ways(t, true, true)
 
 	t.Run("what one sends to the other is lost, one way only", func(t *testing.T) {
-		afflict(t, one, Affliction{Lost: []Peer{{IP: specs[two].IP, PodCIDR: specs[two].PodCIDR}}})
+		setFaults(t, one, Faults{Lost: []Peer{{IP: specs[two].IP, PodCIDR: specs[two].PodCIDR}}})
 		ways(t, false, true)
-		afflict(t, one, Affliction{})
+		setFaults(t, one, Faults{})
 		ways(t, true, true)
 		routes := b.run(t, one, "ip", "route", "show")
 		if strings.Contains(routes, specs[two].PodCIDR.String()) || !strings.Contains(routes, "default via "+Gateway.String()) {
@@ -96,21 +96,21 @@ func TestMachinesSufferAndRecover(t *testing.T) {
 		}
 	})
 	t.Run("a machine without its cable", func(t *testing.T) {
-		afflict(t, one, Affliction{Isolated: true})
+		setFaults(t, one, Faults{Isolated: true})
 		ways(t, false, false)
-		afflict(t, one, Affliction{})
+		setFaults(t, one, Faults{})
 		ways(t, true, true)
 	})
 	for _, tt := range []struct {
-		a     Affliction
+		a     Faults
 		words string
 	}{
-		{Affliction{DiskFull: true}, "No space left on device"},
-		{Affliction{DiskReadOnly: true}, "Read-only file system"},
+		{Faults{DiskFull: true}, "No space left on device"},
+		{Faults{DiskReadOnly: true}, "Read-only file system"},
 	} {
 		t.Run("a disk on which is "+tt.words, func(t *testing.T) {
 			b.run(t, one, "sh", "-c", "echo before >/usr/local/bin/probe")
-			afflict(t, one, tt.a)
+			setFaults(t, one, tt.a)
 			if got := b.run(t, one, "cat", "/usr/local/bin/probe"); got != "before" {
 				t.Errorf("it reads %q", got)
 			}
@@ -120,13 +120,13 @@ func TestMachinesSufferAndRecover(t *testing.T) {
 					t.Errorf("writing to %s says %q", dir, got)
 				}
 			}
-			afflict(t, one, Affliction{})
+			setFaults(t, one, Faults{})
 			if got := b.run(t, one, "sh", "-c", "echo after >/usr/local/bin/probe; cat /usr/local/bin/probe; findmnt -rno TARGET,SOURCE | grep -c constellation-full || :"); got != "after\n0" {
 				t.Errorf("afterwards it says %q", got)
 			}
 		})
 	}
-	t.Run("a disk that is slow, and loses what was not synced", func(t *testing.T) {
+	t.Run("a slow disk that loses unsynced writes", func(t *testing.T) {
 		if err := disk.Supported(); err != nil {
 			t.Skip(err)
 		}
@@ -147,7 +147,7 @@ func TestMachinesSufferAndRecover(t *testing.T) {
 			}
 			return m.PID
 		}
-		afflict(t, one, Affliction{LostWrites: true})
+		setFaults(t, one, Faults{LostWrites: true})
 		if mounted(pid()) {
 			t.Error("the disk was exchanged while the machine ran")
 		}
@@ -158,7 +158,7 @@ func TestMachinesSufferAndRecover(t *testing.T) {
 			t.Errorf("it is mounted in the machine: %t, on this computer: %t", mounted(pid()), mounted(os.Getpid()))
 		}
 		const slow = 300 * time.Millisecond
-		afflict(t, one, Affliction{SlowDisk: slow, LostWrites: true})
+		setFaults(t, one, Faults{SlowDisk: slow, LostWrites: true})
 		took := func() time.Duration {
 			t.Helper()
 			times := strings.Fields(b.run(t, one, "sh", "-c", "date +%s%N; "+sync))
@@ -184,7 +184,7 @@ func TestMachinesSufferAndRecover(t *testing.T) {
 		if ps, err := b.host.etcdDisk(one).processes(); err != nil || len(ps) > 0 {
 			t.Errorf("of a machine that is off the disk has %d processes, %v", len(ps), err)
 		}
-		if err := b.host.Afflict(ctx, one, Affliction{}); !errors.Is(err, ErrNotRunning) {
+		if err := b.host.SetFaults(ctx, one, Faults{}); !errors.Is(err, ErrNotRunning) {
 			t.Errorf("a machine that is off: %v", err)
 		}
 		if err := b.host.Boot(ctx, one, nil); err != nil {
@@ -222,11 +222,11 @@ func TestMachinesSufferAndRecover(t *testing.T) {
 				}
 			}
 		}
-		afflict(t, one, Affliction{TPMHangs: true})
+		setFaults(t, one, Faults{TPMHangs: true})
 		until("T")
-		afflict(t, one, Affliction{})
+		setFaults(t, one, Faults{})
 		until("S")
-		afflict(t, one, Affliction{TPMGone: true})
+		setFaults(t, one, Faults{TPMGone: true})
 		until()
 		if err := b.host.Reboot(ctx, one, nil); err != nil {
 			t.Fatal(err)
@@ -253,15 +253,15 @@ func TestMachinesSufferAndRecover(t *testing.T) {
 			}
 		}
 		beats()
-		afflict(t, two, Affliction{Frozen: true})
+		setFaults(t, two, Faults{Frozen: true})
 		was := beat()
 		time.Sleep(200 * time.Millisecond) // ten times as long as a beat
 		if now := beat(); now != was {
 			t.Errorf("it went on from %d to %d", was, now)
 		}
-		afflict(t, two, Affliction{})
+		setFaults(t, two, Faults{})
 		beats()
-		afflict(t, two, Affliction{Frozen: true, DiskFull: true})
+		setFaults(t, two, Faults{Frozen: true, DiskFull: true})
 		if err := b.host.Kill(ctx, two); err != nil {
 			t.Fatal(err)
 		}
@@ -274,7 +274,7 @@ func TestMachinesSufferAndRecover(t *testing.T) {
 		b.run(t, two, "sh", "-c", "echo ok >/usr/local/bin/probe")
 		ways(t, true, true)
 	})
-	t.Run("what a machine has written is seen from outside, and nothing of its image", func(t *testing.T) {
+	t.Run("files that a machine has written are visible to the host, without those of its image", func(t *testing.T) {
 		b.run(t, two, "sh", "-c", "mkdir -p /etc/kubernetes/tmp/a1 /var/lib/etcd/member && echo >/etc/kubernetes/tmp/a1/x && echo >/var/lib/etcd/member/db && ln -s / /etc/kubernetes/tmp/a2")
 		for pattern, want := range map[string]int{
 			"/etc/kubernetes/tmp/a*/x": 1, "/var/lib/etcd/member/db": 1, "/etc/os-release": 0, "/etc/kubernetes/tmp/a2/etc/passwd": 0,

@@ -315,7 +315,7 @@ func (h *Host) Start(ctx context.Context, spec Spec, firmware Firmware) (err err
 	if err := h.writeDisk(spec); err != nil {
 		return err
 	}
-	if err := h.etcdDisk(spec.Name).set(spec.Affliction.diskSettings()); err != nil {
+	if err := h.etcdDisk(spec.Name).set(spec.Faults.diskSettings()); err != nil {
 		return err
 	}
 	return h.powerOn(ctx, &r, firmware)

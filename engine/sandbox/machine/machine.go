@@ -152,9 +152,9 @@ type Spec struct {
 	Files map[string]File
 	// PauseImage is the image of pod sandboxes. Empty means [DefaultPauseImage].
 	PauseImage string
-	// Affliction has the disk faults at boot;
-	// [Host.Afflict] injects the others.
-	Affliction Affliction
+	// Faults has the disk faults at boot;
+	// [Host.SetFaults] injects the others.
+	Faults Faults
 }
 
 // PowerOn is the input of a [Firmware].
@@ -209,8 +209,8 @@ type Machine struct {
 	Boots int `json:"boots"`
 }
 
-// Affliction is the set of faults of a running machine. The zero value has none.
-type Affliction struct {
+// Faults is the set of faults of a running machine. The zero value has none.
+type Faults struct {
 	// Frozen: none of its processes runs; its connections stay open.
 	Frozen bool
 	// Isolated: it is disconnected from the bridge.
@@ -233,12 +233,12 @@ type Affliction struct {
 }
 
 // Any reports whether there is any fault.
-func (a Affliction) Any() bool {
+func (a Faults) Any() bool {
 	return a.Frozen || a.Isolated || len(a.Lost) > 0 || a.DiskFull || a.DiskReadOnly || a.FailsAsDisk() || a.TPMHangs || a.TPMGone
 }
 
 // FailsAsDisk reports whether the machine needs a faulty disk.
-func (a Affliction) FailsAsDisk() bool { return a.SlowDisk > 0 || a.LostWrites || a.TornWrites }
+func (a Faults) FailsAsDisk() bool { return a.SlowDisk > 0 || a.LostWrites || a.TornWrites }
 
 // Peer is an unreachable peer: an address and, unless it is zero, the range of
 // its pods.

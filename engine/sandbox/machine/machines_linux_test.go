@@ -333,7 +333,7 @@ func TestMachinesLeaveThisComputerAsItWas(t *testing.T) {
 			_, _ = b.host.Exec(ctx, "worker-0", []string{"socat", "TCP-LISTEN:7000,reuseaddr", "EXEC:hostname"}, Stdio{})
 		}()
 		if got := dialUntil(t, ctx, b.host, "10.42.0.11:7000"); got != "worker-0" {
-			t.Errorf("the machine says %q", got)
+			t.Errorf("the machine has printed %q", got)
 		}
 		<-server
 		if code, err := b.host.Exec(ctx, "worker-0", []string{"ping", "-c1", "-W1", "192.0.2.1"}, Stdio{}); err != nil || code == 0 {
@@ -403,7 +403,7 @@ END`
 		}
 		last := boots[len(boots)-1]
 		if last.First || !boots[0].First || last.Machine != "worker-0" {
-			t.Errorf("firmware was told %+v", last)
+			t.Errorf("firmware got %+v", last)
 		}
 		pcrs, err := attestation.ReadPCRs(ctx, last.TPM, 15)
 		if err != nil {
@@ -594,7 +594,7 @@ func testExec(t *testing.T, b *bench) {
 			t.Errorf("out %q, err %q", &out, &errs)
 		}
 	})
-	t.Run("do not wait for input that nobody gives", func(t *testing.T) {
+	t.Run("do not wait for input", func(t *testing.T) {
 		r, w := io.Pipe()
 		defer w.Close()
 		if code := exec(t, Stdio{In: r}, "true"); code != 0 {
@@ -1038,10 +1038,10 @@ func TestInotifyInstancesThatMachinesWillTakeAreCounted(t *testing.T) {
 			Demand{ControlPlanes: 1, Workers: 3, New: true, There: first},
 			"1 control planes and 3 workers need 60 inotify instances; 20 of the 128 that root may have on this computer are in use, and the machines that are there will take 49 more",
 		},
-		"machines that nobody will start take nothing": {
+		"machines that are not going to be started take nothing": {
 			128, map[string]int{"": 20}, Demand{ControlPlanes: 3, Workers: 2, New: true, There: abandoned}, "",
 		},
-		"machines that nobody looks after and that run take theirs": {
+		"running machines without a daemon take theirs": {
 			128,
 			map[string]int{"": 20, one + "control-plane-0": 4},
 			Demand{ControlPlanes: 3, Workers: 2, New: true, There: abandoned},
@@ -1062,7 +1062,7 @@ func TestInotifyInstancesThatMachinesWillTakeAreCounted(t *testing.T) {
 			Demand{ControlPlanes: 2, There: first},
 			"2 control planes and 0 workers need 44 inotify instances; 66 of the 112 that root may have on this computer are in use, and the machines that are there will take 3 more",
 		},
-		"machines that nobody knows of count as workers at least": {
+		"unknown machines count as workers at least": {
 			100,
 			map[string]int{"": 20, two + "a": 4, two + "b": 26},
 			Demand{ControlPlanes: 1, Workers: 2, New: true},

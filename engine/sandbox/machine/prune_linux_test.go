@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestCacheIsPrunedOfWhatNobodyUses(t *testing.T) {
+func TestUnusedCacheEntriesArePruned(t *testing.T) {
 	const month = 30 * 24 * time.Hour
 	cache := t.TempDir()
 	changes, err := customisation()

@@ -439,11 +439,11 @@ func TestProcessIdentity(t *testing.T) {
 		t.Error("a running process is not alive")
 	}
 	for name, other := range map[string]process{
-		"that started at another time":                  {PID: p.PID, Start: p.Start + 1, Boot: p.Boot},
-		"of another boot":                               {PID: p.PID, Start: p.Start, Boot: "another"},
-		"that is none":                                  {},
-		"that is the computer's first":                  {PID: 1, Start: p.Start, Boot: p.Boot},
-		"whose number is negative, which means a group": {PID: -p.PID, Start: p.Start, Boot: p.Boot},
+		"that started at another time":             {PID: p.PID, Start: p.Start + 1, Boot: p.Boot},
+		"of another boot":                          {PID: p.PID, Start: p.Start, Boot: "another"},
+		"without a PID":                            {},
+		"that is the computer's first":             {PID: 1, Start: p.Start, Boot: p.Boot},
+		"with a negative PID, which means a group": {PID: -p.PID, Start: p.Start, Boot: p.Boot},
 	} {
 		if other.alive() {
 			t.Errorf("a process %s is alive", name)
@@ -506,11 +506,11 @@ func TestUnknownPackagesAreNotHandedToApt(t *testing.T) {
 
 func TestMissingPackagesAreNamedInOneLine(t *testing.T) {
 	if p := packagesProblem(missing([]need{{"sh", "dash"}, {"/etc/passwd", "base-passwd"}})); p != nil {
-		t.Errorf("what is there is missed: %v", p)
+		t.Errorf("an existing entry is reported as missing: %v", p)
 	}
 	p := packagesProblem(missing([]need{{"sh", "dash"}, {"no-such-program", "swtpm"}, {"/no/such/keyring", "debian-archive-keyring"}}))
 	if p == nil {
-		t.Fatal("what is not there is not missed")
+		t.Fatal("a missing entry is not reported")
 	}
 	if _, err := program("apt-get"); err != nil {
 		t.Skip("this is no Debian")

@@ -107,8 +107,8 @@ func (h *Host) Exec(ctx context.Context, name string, command []string, stdio St
 // Console returns the path of the output of the machine's first process and of runc.
 func (h *Host) Console(name string) string { return "" }
 
-// Afflict injects faults into a running machine.
-func (h *Host) Afflict(ctx context.Context, name string, a Affliction) error { return ErrUnsupported }
+// SetFaults injects faults into a running machine.
+func (h *Host) SetFaults(ctx context.Context, name string, a Faults) error { return ErrUnsupported }
 
 // Written lists files of a machine's disk.
 func (h *Host) Written(name, pattern string) ([]string, error) { return nil, ErrUnsupported }

@@ -431,7 +431,7 @@ func (c *checker) node(before Node, there bool, n Node) {
 		c.tell(ForeignCordon, n.Name, "%s was cordoned by somebody else, and is not so any more", n.Name)
 	}
 	if d, ok := c.v.nodes[n.Donor]; ok && older(n.Kubelet, d.Kubelet) {
-		c.tell(VersionSkew, "heir "+n.Name, "%s with kubelet %s replaces %s, which has %s", n.Name, n.Kubelet, d.Name, d.Kubelet)
+		c.tell(VersionSkew, "new "+n.Name, "%s with kubelet %s replaces %s, which has %s", n.Name, n.Kubelet, d.Name, d.Kubelet)
 	}
 }
 
@@ -493,8 +493,8 @@ func (c *checker) always() {
 	c.pairs()
 	busy := replaces > 0 || v.upgrading()
 	runs := v.strategy != nil && v.strategy.Enabled || v.scaler.Replicas > 0 || v.scaler.Pods > 0
-	c.lasting(busy && runs, l.Settle, AutoscalerPaused, "runs", "the autoscaler runs, or is told to, while a replacement is under way")
-	c.lasting(!busy && v.strategy != nil && v.strategy.Paused && v.target != nil && v.target.Ready, l.Repair, AutoscalerPaused, "kept", "the autoscaler is not given back though the rollout is over")
+	c.lasting(busy && runs, l.Settle, AutoscalerPaused, "runs", "the autoscaler runs, or is enabled, while a replacement is under way")
+	c.lasting(!busy && v.strategy != nil && v.strategy.Paused && v.target != nil && v.target.Ready, l.Repair, AutoscalerPaused, "kept", "the autoscaler is still paused though the rollout is over")
 	c.tracked()
 	c.skew()
 }
@@ -505,14 +505,14 @@ func (c *checker) pairs() {
 	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
 		n := v.nodes[name]
 		h, exists := v.nodes[n.Heir]
-		c.lasting(n.Heir != "" && !v.leaves(n.ProviderID) && (!exists || h.Donor != name), c.limits.Repair, Pairs, name, "%s names %s as its heir, which does not name it as its donor", name, n.Heir)
+		c.lasting(n.Heir != "" && !v.leaves(n.ProviderID) && (!exists || h.Donor != name), c.limits.Repair, Pairs, name, "%s names %s as its replacement node, which does not name it as its old node", name, n.Heir)
 		if donor, exists := v.nodes[n.Donor]; !exists || v.leaves(n.ProviderID) || v.atTarget(donor) || c.bound(n.ProviderID) {
 			continue
 		}
 		heirs[n.Donor] = append(heirs[n.Donor], name)
 	}
 	for name := range v.nodes {
-		c.lasting(len(heirs[name]) > 1, c.limits.Repair, Pairs, "two "+name, "%v are all heirs of %s", heirs[name], name)
+		c.lasting(len(heirs[name]) > 1, c.limits.Repair, Pairs, "two "+name, "%v are all replacement nodes of %s", heirs[name], name)
 	}
 }
 

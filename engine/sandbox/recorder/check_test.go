@@ -74,8 +74,8 @@ func node(name string, change func(*Node)) Entry {
 	return Entry{Node: n}
 }
 
-// heir makes a node the replacement of an old node.
-func heir(donor string) func(*Node) {
+// replaces makes a node the replacement of an old node.
+func replaces(donor string) func(*Node) {
 	return func(n *Node) {
 		n.Kubelet, n.Image, n.Components, n.Donor = "v1.36.3", newImage, newParts, donor
 	}
@@ -150,9 +150,9 @@ func good() story {
 	s.tell(171, intent("replace-0", "control-plane-0", cps, "Join", ""))
 	s.tell(172, cloudHas(cp, w, [3]string{cp1[0], "Creating", cp1[2]}))
 	s.tell(175, cloudHas(cp, w, cp1))
-	s.tell(180, node("control-plane-1", func(n *Node) { heir("")(n); n.Ready = false }), Entry{Joining: &Joining{Name: "control-plane-1"}})
+	s.tell(180, node("control-plane-1", func(n *Node) { replaces("")(n); n.Ready = false }), Entry{Joining: &Joining{Name: "control-plane-1"}})
 	s.tell(182, etcdHas("control-plane-0", "control-plane-1"), Entry{Joining: &Joining{Name: "control-plane-1", Gone: true}})
-	s.tell(185, node("control-plane-1", heir("control-plane-0")), Entry{Server: &Server{Node: "control-plane-1", Version: "v1.36.3"}}, Entry{Probe: &Probe{From: "control-plane-1"}})
+	s.tell(185, node("control-plane-1", replaces("control-plane-0")), Entry{Server: &Server{Node: "control-plane-1", Version: "v1.36.3"}}, Entry{Probe: &Probe{From: "control-plane-1"}})
 	s.tell(186, node("control-plane-0", func(n *Node) { kubelet(n); leaving("control-plane-1")(n) }))
 	s.tell(190, Entry{Lease: &Lease{Holder: "control-plane-1"}})
 	s.tell(200, intent("replace-0", "control-plane-0", cps, "Leave", "sandbox://s/control-plane-0"))
@@ -164,7 +164,7 @@ func good() story {
 	w1 := [3]string{"worker-1", "Ready", "token of worker-0"}
 	s.tell(210, intent("replace-0", "worker-0", workers, "Join", ""))
 	s.tell(212, cloudHas(w, cp1, w1))
-	s.tell(216, node("worker-1", heir("worker-0")), Entry{Probe: &Probe{From: "worker-1"}})
+	s.tell(216, node("worker-1", replaces("worker-0")), Entry{Probe: &Probe{From: "worker-1"}})
 	s.tell(217, node("worker-0", leaving("worker-1")))
 	s.tell(225, intent("replace-0", "worker-0", workers, "Leave", "sandbox://s/worker-0"))
 	s.tell(226, cloudHas([3]string{w[0], "Terminating"}, cp1, w1))
@@ -187,18 +187,18 @@ func TestCheck(t *testing.T) {
 		{"a rollout as it should be", func(*story) {}, nil},
 		{"nothing at all", func(s *story) { *s = nil }, []Rule{Whole}},
 		{"no end", func(s *story) { s.drop(func(e Entry) bool { return e.Mark == End }) }, []Rule{Whole}},
-		{"nobody asked etcd", func(s *story) { s.drop(func(e Entry) bool { return e.Members != nil }) }, []Rule{Whole}},
+		{"no observation of etcd members", func(s *story) { s.drop(func(e Entry) bool { return e.Members != nil }) }, []Rule{Whole}},
 
-		{"a donor goes whose heir is not Ready", func(s *story) {
+		{"an old node goes although its replacement is not Ready", func(s *story) {
 			s.edit(func(e *Entry) {
 				if e.Node != nil && e.Node.Name == "worker-1" {
 					e.Node.Ready = false
 				}
 			})
-			s.tell(232, node("worker-1", heir("worker-0")))
+			s.tell(232, node("worker-1", replaces("worker-0")))
 			s.tell(236, Entry{Probe: &Probe{From: "worker-1"}})
 		}, []Rule{ReadyFloor}},
-		{"a node is deleted before its heir is there", func(s *story) { s.tell(207, gone("worker-0")); s.tell(208, node("worker-0", nil)) }, []Rule{ReadyFloor}},
+		{"a node is deleted before its replacement exists", func(s *story) { s.tell(207, gone("worker-0")); s.tell(208, node("worker-0", nil)) }, []Rule{ReadyFloor}},
 		{"a node is not Ready for two minutes", func(s *story) {
 			s.tell(20, node("worker-0", func(n *Node) { n.Ready = false }))
 			s.tell(59, target("v1.36.3", oldParts, oldParts, "apply", false))
@@ -213,9 +213,9 @@ func TestCheck(t *testing.T) {
 			s.tell(213, cloudHas([3]string{"worker-0", "Ready"}, [3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready", "token of worker-0"}, [3]string{"worker-2", "Creating"}))
 		}, []Rule{SurgeBudget}},
 
-		{"a member leaves before the heir has started", func(s *story) { s.drop(func(e Entry) bool { return e.Members != nil && between(e, 170, 200) }) }, nil},
+		{"a member leaves before the replacement node has started", func(s *story) { s.drop(func(e Entry) bool { return e.Members != nil && between(e, 170, 200) }) }, nil},
 		{"a voter is missing for a moment", func(s *story) { s.tell(181, etcdHas("")) }, []Rule{EtcdVoters}},
-		{"the heir is only a learner", func(s *story) {
+		{"the replacement node is only a learner", func(s *story) {
 			s.edit(func(e *Entry) {
 				if e.Members != nil && between(*e, 182, 204) {
 					for i := range e.Members.List {
@@ -248,14 +248,14 @@ func TestCheck(t *testing.T) {
 			s.tell(189, Entry{Pending: &Pending{Name: "replace-1", Token: "other", Donor: "worker-0", Gone: true}})
 		}, []Rule{WorkersLast}},
 
-		{"a donor names an heir that does not know", func(s *story) {
+		{"an old node names a replacement that does not name it", func(s *story) {
 			s.tell(2, node("worker-0", func(n *Node) { n.Heir = "control-plane-0" }))
 			s.tell(200, node("worker-0", nil))
 		}, []Rule{Pairs}},
-		{"two heirs of one donor", func(s *story) {
+		{"two replacements of one old node", func(s *story) {
 			s.drop(func(e Entry) bool { return between(e, 217, 230) })
 			s.later(230, 100)
-			s.tell(218, node("control-plane-1", heir("worker-0")))
+			s.tell(218, node("control-plane-1", replaces("worker-0")))
 			s.tell(285, Entry{Note: "a minute later"})
 			s.tell(300, cloudHas([3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready"}), gone("worker-0"), cleared("replace-0", "worker-0"))
 		}, []Rule{Pairs}},
@@ -270,7 +270,7 @@ func TestCheck(t *testing.T) {
 			s.tell(320, Entry{Strategy: &Strategy{Enabled: true}}, Entry{Scaler: &Scaler{Replicas: 1}})
 		}, []Rule{AutoscalerPaused}},
 
-		{"nobody tracks the new machine", func(s *story) {
+		{"the new machine has no pending node", func(s *story) {
 			s.drop(func(e Entry) bool { return isPending(e) && between(e, 210, 230) })
 			s.later(213, 40*60)
 			s.tell(35*60, Entry{Note: "half an hour later"})
@@ -285,8 +285,8 @@ func TestCheck(t *testing.T) {
 			s.tell(165, node("control-plane-0", nil))
 			s.tell(166, node("control-plane-0", kubelet36))
 		}, []Rule{VersionSkew}},
-		{"an heir is older than its donor", func(s *story) {
-			s.tell(185.5, node("control-plane-1", func(n *Node) { heir("control-plane-0")(n); n.UID = "other"; n.Kubelet = "v1.35.4" }), node("control-plane-1", func(n *Node) { heir("control-plane-0")(n); n.UID = "other" }))
+		{"a replacement node is older than the old node", func(s *story) {
+			s.tell(185.5, node("control-plane-1", func(n *Node) { replaces("control-plane-0")(n); n.UID = "other"; n.Kubelet = "v1.35.4" }), node("control-plane-1", func(n *Node) { replaces("control-plane-0")(n); n.UID = "other" }))
 		}, []Rule{VersionSkew}},
 		{"a kubelet is newer than its API server", func(s *story) {
 			s.drop(func(e Entry) bool { return e.Server != nil && between(e, 150, 151) })
@@ -368,16 +368,16 @@ func TestCheck(t *testing.T) {
 		}, []Rule{Converged}},
 
 		{"a cordon is left", func(s *story) {
-			s.tell(239, node("worker-1", func(n *Node) { heir("worker-0")(n); n.Cordoned, n.CordonedByUs = true, true }))
+			s.tell(239, node("worker-1", func(n *Node) { replaces("worker-0")(n); n.Cordoned, n.CordonedByUs = true, true }))
 		}, []Rule{NothingLeft}},
 		{"a taint is left", func(s *story) {
 			s.tell(239, node("worker-1", func(n *Node) {
-				heir("worker-0")(n)
+				replaces("worker-0")(n)
 				n.Taints = []string{"node.cloudprovider.kubernetes.io/uninitialized"}
 			}))
 		}, []Rule{NothingLeft}},
 		{"a mark is left", func(s *story) {
-			s.tell(239, node("worker-1", func(n *Node) { heir("worker-0")(n); n.Heir = "worker-0" }))
+			s.tell(239, node("worker-1", func(n *Node) { replaces("worker-0")(n); n.Heir = "worker-0" }))
 		}, []Rule{NothingLeft}},
 		{"an intent is left", func(s *story) { s.tell(239, Entry{Pending: &Pending{Name: "machine-worker-7", Goal: "Join"}}) }, []Rule{NothingLeft}},
 		{"a joining node is left", func(s *story) { s.tell(239, Entry{Joining: &Joining{Name: "worker-7"}}) }, []Rule{NothingLeft}},
@@ -495,7 +495,7 @@ func TestCheckInPlace(t *testing.T) {
 		{Donor: "worker-0", InPlace: true, Begun: at(180), Cordoned: time.Second, Over: 22 * time.Second},
 	}
 	if d := cmp.Diff(want, Summarize(kept()).Replacements); d != "" {
-		t.Errorf("what was upgraded (-want +got):\n%s", d)
+		t.Errorf("upgraded nodes (-want +got):\n%s", d)
 	}
 }
 

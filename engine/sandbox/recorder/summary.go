@@ -164,7 +164,7 @@ func (s Summary) String() string {
 			fmt.Fprintf(&b, "%s in place: cordoned %v, over %v\n", r.Donor, round(r.Cordoned), round(r.Over))
 			continue
 		}
-		fmt.Fprintf(&b, "%s → %s: heir Ready after %v, donor cordoned %v, over %v\n", r.Donor, cmp.Or(r.Heir, "?"), round(r.Joined), round(r.Cordoned), round(r.Over))
+		fmt.Fprintf(&b, "%s → %s: new node Ready after %v, old node cordoned %v, over %v\n", r.Donor, cmp.Or(r.Heir, "?"), round(r.Joined), round(r.Cordoned), round(r.Over))
 	}
 	slowest := slices.MaxFunc(append(slices.Clone(s.Replacements), Replacement{}), func(a, b Replacement) int { return cmp.Compare(a.Over, b.Over) })
 	fmt.Fprintf(&b, "slowest replacement %v\n", round(slowest.Over))

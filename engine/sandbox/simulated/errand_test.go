@@ -20,11 +20,11 @@ func TestCommandsThatMeanSomething(t *testing.T) {
 		{"false, with its path", []string{"/bin/false"}, []act{{code: 1}}},
 		{"sleep", []string{"sleep", "90"}, []act{{wait: 90 * time.Second}}},
 		{"sleep with a unit", []string{"sleep", "2m"}, []act{{wait: 2 * time.Minute}}},
-		{"sleep for ever", []string{"sleep", "infinity"}, []act{{wait: 1<<63 - 1}}},
+		{"sleep without end", []string{"sleep", "infinity"}, []act{{wait: 1<<63 - 1}}},
 		{"sleep for less than nothing", []string{"sleep", "-1"}, nil},
 		{"a script", []string{"sh", "-c", "echo 'no space left'; sleep 1 && exit 3"}, []act{{say: "no space left\n"}, {wait: time.Second}, {code: 3, end: true, then: true}}},
 		{"lines", []string{"/bin/bash", "-c", "true\n\nfalse\n"}, []act{{}, {code: 1}}},
-		{"a code that is none", []string{"sh", "-c", "exit 256"}, nil},
+		{"an invalid exit code", []string{"sh", "-c", "exit 256"}, nil},
 		{"a script with something else in it", []string{"sh", "-c", "echo a; apt-get update"}, nil},
 		{"a script of nothing", []string{"sh", "-c", " ; "}, nil},
 	} {

@@ -14,11 +14,11 @@ import (
 // answerWithin is how long a machine that is not frozen may take to answer its host.
 const answerWithin = 5 * time.Second
 
-// Afflict injects the faults that are possible for processes of one user on one loopback
+// SetFaults injects the faults that are possible for processes of one user on one loopback
 // interface: a frozen machine, or a failing TPM. Network and disk faults are not possible; then the
 // error wraps [errors.ErrUnsupported].
-func (h *Host) Afflict(ctx context.Context, name string, a machine.Affliction) error {
-	fail := func(err error) error { return fmt.Errorf("afflict simulated machine %s: %w", name, err) }
+func (h *Host) SetFaults(ctx context.Context, name string, a machine.Faults) error {
+	fail := func(err error) error { return fmt.Errorf("set faults of simulated machine %s: %w", name, err) }
 	if a.Isolated || len(a.Lost) > 0 || a.DiskFull || a.DiskReadOnly || a.FailsAsDisk() {
 		return fail(fmt.Errorf("%w: it has neither a cable nor a disk of its own", errors.ErrUnsupported))
 	}
@@ -30,14 +30,14 @@ func (h *Host) Afflict(ctx context.Context, name string, a machine.Affliction) e
 	if err := thaw(dir, pid); err != nil {
 		return fail(err)
 	}
-	mood := tpmAnswers
+	fault := tpmAnswers
 	switch {
 	case a.TPMGone:
-		mood = tpmGone
+		fault = tpmGone
 	case a.TPMHangs:
-		mood = tpmHangs
+		fault = tpmHangs
 	}
-	if err := h.ask(ctx, name, "tpm/"+string(mood)); err != nil {
+	if err := h.ask(ctx, name, "tpm/"+string(fault)); err != nil {
 		return fail(err)
 	}
 	if !a.Frozen {
@@ -78,50 +78,50 @@ func (p *pods) kill(name string) (killed bool) {
 	return killed
 }
 
-// tpmMood is the fault state of a TPM.
-type tpmMood string
+// tpmFault is the fault state of a TPM.
+type tpmFault string
 
 const (
-	tpmAnswers tpmMood = "answers"
-	tpmHangs   tpmMood = "hangs"
-	tpmGone    tpmMood = "gone" // until the machine is switched on again
+	tpmAnswers tpmFault = "answers"
+	tpmHangs   tpmFault = "hangs"
+	tpmGone    tpmFault = "gone" // until the machine is switched on again
 )
 
-// temper holds the fault state of a TPM, which changes while it serves.
-type temper struct {
+// tpmState holds the fault state of a TPM, which changes while it serves.
+type tpmState struct {
 	mu      sync.Mutex
 	changed *sync.Cond // by mu
-	mood    tpmMood
+	fault   tpmFault
 }
 
-func newTemper() *temper {
-	t := &temper{mood: tpmAnswers}
+func newTPMState() *tpmState {
+	t := &tpmState{fault: tpmAnswers}
 	t.changed = sync.NewCond(&t.mu)
 	return t
 }
 
 // set changes the fault state; false if there is no such state.
-func (t *temper) set(mood tpmMood) bool {
+func (t *tpmState) set(fault tpmFault) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
-	case !slices.Contains([]tpmMood{tpmAnswers, tpmHangs, tpmGone}, mood):
+	case !slices.Contains([]tpmFault{tpmAnswers, tpmHangs, tpmGone}, fault):
 		return false
-	case t.mood != tpmGone:
-		t.mood = mood
+	case t.fault != tpmGone:
+		t.fault = fault
 		t.changed.Broadcast()
 	}
 	return true
 }
 
 // wait blocks while the TPM hangs. It returns an error if the TPM is gone.
-func (t *temper) wait() error {
+func (t *tpmState) wait() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for t.mood == tpmHangs {
+	for t.fault == tpmHangs {
 		t.changed.Wait()
 	}
-	if t.mood == tpmGone {
+	if t.fault == tpmGone {
 		return errors.New("there is no TPM")
 	}
 	return nil

@@ -73,20 +73,20 @@ func TestSimulatedMachinesSuffer(t *testing.T) {
 		}
 		return n, stopped
 	}
-	afflict := func(a machine.Affliction) {
+	setFaults := func(a machine.Faults) {
 		t.Helper()
-		if err := h.Afflict(ctx, name, a); err != nil {
+		if err := h.SetFaults(ctx, name, a); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := poll(ctx, func() (bool, error) { n, _ := states(); return n == 5, nil }); err != nil {
 		t.Fatal(err)
 	}
-	afflict(machine.Affliction{Frozen: true})
+	setFaults(machine.Faults{Frozen: true})
 	if n, stopped := states(); n != 5 || stopped != n {
 		t.Errorf("%d of %d processes are frozen, want 5", stopped, n)
 	}
-	afflict(machine.Affliction{})
+	setFaults(machine.Faults{})
 	if n, stopped := states(); n != 5 || stopped != 0 {
 		t.Errorf("%d of %d processes are frozen still", stopped, n)
 	}
@@ -110,26 +110,26 @@ func TestSimulatedMachinesSuffer(t *testing.T) {
 	if err := <-answer(); err != nil {
 		t.Errorf("the TPM of a machine that is well: %v", err)
 	}
-	afflict(machine.Affliction{TPMHangs: true})
+	setFaults(machine.Faults{TPMHangs: true})
 	late := answer()
 	select {
 	case err := <-late:
 		t.Errorf("a TPM that hangs has answered: %v", err)
 	case <-time.After(100 * time.Millisecond):
 	}
-	afflict(machine.Affliction{Frozen: true, TPMHangs: true})
-	afflict(machine.Affliction{})
+	setFaults(machine.Faults{Frozen: true, TPMHangs: true})
+	setFaults(machine.Faults{})
 	if err := <-late; err != nil {
 		t.Errorf("a TPM that hung does not answer: %v", err)
 	}
-	afflict(machine.Affliction{TPMGone: true})
-	afflict(machine.Affliction{})
+	setFaults(machine.Faults{TPMGone: true})
+	setFaults(machine.Faults{})
 	if err := <-answer(); err == nil {
-		t.Error("a TPM that was gone came back before the machine was switched on anew")
+		t.Error("a TPM that was gone came back before the machine was switched on again")
 	}
 
-	for _, a := range []machine.Affliction{{Isolated: true}, {DiskFull: true}, {DiskReadOnly: true}, {Lost: []machine.Peer{{IP: ip}}}} {
-		if err := h.Afflict(ctx, name, a); !errors.Is(err, errors.ErrUnsupported) {
+	for _, a := range []machine.Faults{{Isolated: true}, {DiskFull: true}, {DiskReadOnly: true}, {Lost: []machine.Peer{{IP: ip}}}} {
+		if err := h.SetFaults(ctx, name, a); !errors.Is(err, errors.ErrUnsupported) {
 			t.Errorf("%+v: %v, want that it cannot be", a, err)
 		}
 	}
@@ -137,7 +137,7 @@ func TestSimulatedMachinesSuffer(t *testing.T) {
 		t.Error("an operator was killed that there is not")
 	}
 
-	afflict(machine.Affliction{Frozen: true})
+	setFaults(machine.Faults{Frozen: true})
 	if err := h.Boot(ctx, name, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -145,6 +145,6 @@ func TestSimulatedMachinesSuffer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-answer(); err != nil {
-		t.Errorf("the TPM of a machine that was switched on anew: %v", err)
+		t.Errorf("the TPM of a machine that was switched on again: %v", err)
 	}
 }

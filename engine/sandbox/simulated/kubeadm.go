@@ -959,7 +959,7 @@ func (s *standIn) upgradeStatic(ctx context.Context, d documents) error {
 			return err
 		}
 		s.say("[upgrade/staticpods] Waiting for the %s to restart the component", StandIn)
-		limit, cancel := context.WithTimeoutCause(ctx, apiTimeout, fmt.Errorf("%s did not start anew within %s", name, apiTimeout))
+		limit, cancel := context.WithTimeoutCause(ctx, apiTimeout, fmt.Errorf("%s did not restart within %s", name, apiTimeout))
 		err = poll(limit, func() (bool, error) { return s.startedAt(name) != before && s.startedAt(name) != "", nil })
 		cancel()
 		if err != nil {

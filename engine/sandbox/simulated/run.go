@@ -32,7 +32,7 @@ type computer struct {
 
 	// pods survive a restart of the kubelet.
 	pods *pods
-	tpm  *temper
+	tpm  *tpmState
 
 	mu      sync.Mutex
 	kubelet *kubeletRun
@@ -81,7 +81,7 @@ func Run(ctx context.Context, dir string, gate io.Reader, log *slog.Logger) erro
 		return fail(errors.New("nobody switched it on"))
 	}
 
-	c := &computer{record: r, dir: dir, log: log, life: ctx, tpm: t.temper}
+	c := &computer{record: r, dir: dir, log: log, life: ctx, tpm: t.tpmState}
 	c.pods = newPods(c)
 	control, err := lc.Listen(ctx, "unix", filepath.Join(dir, controlName))
 	if err != nil {
@@ -209,9 +209,9 @@ func (c *computer) control() http.Handler {
 			http.Error(w, "no such verb", http.StatusNotFound)
 		}
 	})
-	mux.HandleFunc("POST /tpm/{mood}", func(w http.ResponseWriter, r *http.Request) {
-		if !c.tpm.set(tpmMood(r.PathValue("mood"))) {
-			http.Error(w, "no such mood", http.StatusNotFound)
+	mux.HandleFunc("POST /tpm/{fault}", func(w http.ResponseWriter, r *http.Request) {
+		if !c.tpm.set(tpmFault(r.PathValue("fault"))) {
+			http.Error(w, "no such fault", http.StatusNotFound)
 		}
 	})
 	mux.HandleFunc("POST /kill/{container}", func(w http.ResponseWriter, r *http.Request) {

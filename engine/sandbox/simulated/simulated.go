@@ -428,7 +428,7 @@ func (h *Host) powerOn(ctx context.Context, r record, firmware machine.Firmware)
 			if err == nil {
 				err = errors.New("without an error")
 			}
-			return false, fmt.Errorf("it ended at once (%w); its console says why: %s", err, h.Console(r.Name))
+			return false, fmt.Errorf("it ended at once (%w); see its console: %s", err, h.Console(r.Name))
 		default:
 		}
 		c, err := net.Dial("unix", socket) //nolint:noctx // local, and at once

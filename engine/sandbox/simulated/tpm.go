@@ -28,9 +28,9 @@ import (
 // nothing. It exists so that everything above it is the same as on real machines.
 // It is not safe for concurrent use.
 type tpm struct {
-	file   string
-	kept   tpmKept
-	temper *temper
+	file     string
+	kept     tpmKept
+	tpmState *tpmState
 
 	// State that a reset clears.
 	started  bool
@@ -120,7 +120,7 @@ const (
 // openTPM switches on the TPM that is stored in file, and manufactures it if it does not
 // exist.
 func openTPM(file string) (*tpm, error) {
-	t := &tpm{file: file, keys: map[uint32]*tpmKey{}, on: time.Now(), temper: newTemper()}
+	t := &tpm{file: file, keys: map[uint32]*tpmKey{}, on: time.Now(), tpmState: newTPMState()}
 	b, err := os.ReadFile(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -183,7 +183,7 @@ func (t *tpm) exchange(c net.Conn) error {
 	if _, err := io.ReadFull(c, body); err != nil {
 		return err
 	}
-	if err := t.temper.wait(); err != nil {
+	if err := t.tpmState.wait(); err != nil {
 		return err
 	}
 	_, err := c.Write(t.respond(binary.BigEndian.Uint16(header), binary.BigEndian.Uint32(header[6:]), body))

@@ -38,17 +38,18 @@ type NodeVersion struct {
 // NodeVersionSpec is the target of all nodes.
 //
 // +kubebuilder:validation:XValidation:rule="self.kubernetesClusterVersion == oldSelf.kubernetesClusterVersion || self.kubernetesComponentsReference != oldSelf.kubernetesComponentsReference",message="kubernetesClusterVersion changed alone: set kubernetesComponentsReference to the components of that version in the same write"
+// +kubebuilder:validation:XValidation:rule="(self.image == '') == (self.imageVersion == '')",message="image and imageVersion belong together: set both, or none"
 // +kubebuilder:validation:XValidation:rule="self.imageVersion == oldSelf.imageVersion || self.image != oldSelf.image",message="imageVersion changed alone: set image to the image of that version in the same write"
 type NodeVersionSpec struct {
 	// image is the cloud's reference of the OS image that every node must run, for
-	// example sandboxes/demo/images/v1.1.0 or
-	// projects/constellation-images/global/images/v1-1-0.
-	// +kubebuilder:validation:MinLength=1
+	// example projects/constellation-images/global/images/v1-1-0. It is empty in a cloud
+	// that selects no image.
 	// +kubebuilder:validation:MaxLength=1024
 	Image string `json:"image"`
-	// imageVersion is the release that the image belongs to, for example v1.1.0.
+	// imageVersion is the release that the image belongs to, for example v1.1.0; empty
+	// without an image.
 	// +kubebuilder:validation:MaxLength=64
-	// +kubebuilder:validation:XValidation:rule="self.matches('^v(0|[1-9][0-9]*)[.](0|[1-9][0-9]*)[.](0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?$')",message="imageVersion is not a full version such as v1.1.0"
+	// +kubebuilder:validation:XValidation:rule="self.matches('^(v(0|[1-9][0-9]*)[.](0|[1-9][0-9]*)[.](0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?)?$')",message="imageVersion is not a full version such as v1.1.0"
 	ImageVersion string `json:"imageVersion"`
 	// kubernetesComponentsReference is the name of the ConfigMap in kube-system that
 	// lists the files to install on a node, with digests.

@@ -59,8 +59,8 @@ var (
 	ErrQuote = errors.New("quote is not valid")
 	// ErrMeasurement means that the machine runs something else than allowed.
 	ErrMeasurement = errors.New("measurements differ")
-	// ErrMember means that PCR 15 breaks the rule: a used machine wants to start
-	// over, or a machine that should be a member of a cluster is none.
+	// ErrMember means that PCR 15 breaks the rule: a used machine asks to start over, or a
+	// machine that should be a member of a cluster is not a member.
 	ErrMember = errors.New("cluster membership differs")
 	// ErrIdentity means that the evidence is sound, but of the wrong instance.
 	ErrIdentity = errors.New("wrong instance")

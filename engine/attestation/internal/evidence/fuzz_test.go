@@ -16,8 +16,8 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// FuzzDocument feeds anything to a validator. It must neither panic nor accept
-// what is not an honest machine's.
+// FuzzDocument feeds arbitrary documents to a validator. It must neither panic nor accept a
+// document of a dishonest machine.
 func FuzzDocument(f *testing.F) {
 	// The fuzzer runs in several processes, which must agree on the keys.
 	ca := newCA(f, "cloud")

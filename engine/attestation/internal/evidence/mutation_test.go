@@ -128,10 +128,10 @@ func mutate(r *mathrand.Rand, originals []mutable) []byte {
 	}
 }
 
-// with returns m with one field of donor's, or scrambled by r if scrambled is not nil.
-func (m mutable) with(r *mathrand.Rand, donor document, scrambled *mathrand.Rand) []byte {
+// with returns m with one field of other, or scrambled by r if scrambled is not nil.
+func (m mutable) with(r *mathrand.Rand, other document, scrambled *mathrand.Rand) []byte {
 	d := m.doc
-	fields, theirs := []*[]byte{&d.certificate, &d.public, &d.quote, &d.signature, &d.log}, [][]byte{donor.certificate, donor.public, donor.quote, donor.signature, donor.log}
+	fields, theirs := []*[]byte{&d.certificate, &d.public, &d.quote, &d.signature, &d.log}, [][]byte{other.certificate, other.public, other.quote, other.signature, other.log}
 	i := r.IntN(len(fields))
 	if *fields[i] = theirs[i]; scrambled != nil {
 		*fields[i] = scramble(scrambled, [][]byte{m.doc.certificate, m.doc.public, m.doc.quote, m.doc.signature, m.doc.log}[i])

@@ -502,7 +502,7 @@ func emulatorScript(t *testing.T, responses ...[]byte) (address string) {
 	return "unix:" + socket
 }
 
-func TestResponsesThatAreNone(t *testing.T) {
+func TestInvalidResponses(t *testing.T) {
 	header := func(size uint32, rc uint32) []byte {
 		return []byte{0x80, 1, byte(size >> 24), byte(size >> 16), byte(size >> 8), byte(size), byte(rc >> 24), byte(rc >> 16), byte(rc >> 8), byte(rc)}
 	}

@@ -205,7 +205,7 @@ func (h hand) rename(from, to string) {
 	h.must(os.Rename(h.r.path(from), h.r.path(to)))
 }
 
-func TestAPowerCutTakesWhatWasNotSynced(t *testing.T) {
+func TestAPowerCutLosesUnsyncedWrites(t *testing.T) {
 	page := func(c string) string { return strings.Repeat(c, 4096) }
 	for _, tt := range []struct {
 		name   string
@@ -216,10 +216,10 @@ func TestAPowerCutTakesWhatWasNotSynced(t *testing.T) {
 	}{
 		{"a new file goes", disk.All, unix.SIGTERM, func(h hand) { h.write("b", "x", os.O_CREATE) }, map[string]string{"a": "old"}},
 		{"a synced file stays", disk.All, unix.SIGTERM, func(h hand) { h.write("b", "x", os.O_CREATE); h.sync("b") }, map[string]string{"a": "old", "b": "x"}},
-		{"what was overwritten is back", disk.All, unix.SIGTERM, func(h hand) { h.write("a", "NEW", 0) }, map[string]string{"a": "old"}},
-		{"what was cut off is back", disk.All, unix.SIGTERM, func(h hand) { h.must(os.Truncate(h.r.path("a"), 1)) }, map[string]string{"a": "old"}},
-		{"what was emptied is back", disk.All, unix.SIGTERM, func(h hand) { h.write("a", "new and long", os.O_TRUNC) }, map[string]string{"a": "old"}},
-		{"what was appended after a sync goes", disk.All, unix.SIGTERM, func(h hand) {
+		{"an unsynced overwrite is undone", disk.All, unix.SIGTERM, func(h hand) { h.write("a", "NEW", 0) }, map[string]string{"a": "old"}},
+		{"an unsynced truncation is undone", disk.All, unix.SIGTERM, func(h hand) { h.must(os.Truncate(h.r.path("a"), 1)) }, map[string]string{"a": "old"}},
+		{"an unsynced truncation by open is undone", disk.All, unix.SIGTERM, func(h hand) { h.write("a", "new and long", os.O_TRUNC) }, map[string]string{"a": "old"}},
+		{"an append after a sync is lost", disk.All, unix.SIGTERM, func(h hand) {
 			h.write("a", page("1"), os.O_APPEND)
 			h.sync("a")
 			h.write("a", page("2"), os.O_APPEND)

@@ -49,7 +49,7 @@ func serve(dir, name, target string, log *slog.Logger) (err error) {
 	}()
 	namespace := os.NewFile(NamespaceFD, "namespace")
 	if ready == nil || namespace == nil {
-		return errors.New("nobody has started this process as it must be")
+		return errors.New("internal command: the sandbox starts this process")
 	}
 	unix.Umask(0) // the kernel has applied the umask of the callers
 	signals := make(chan os.Signal, 8)

@@ -253,7 +253,7 @@ func (d *disk) cut(log *slog.Logger) error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("take back what was not synced: %w", err)
+		return fmt.Errorf("undo unsynced writes: %w", err)
 	}
 	return nil
 }

@@ -1,0 +1,46 @@
+package compat
+
+import "testing"
+
+// noImages returns a cluster whose target names no image.
+func noImages(services, kubernetes string) Running {
+	r := at(services, "v1.0.0", kubernetes)
+	r.ControlPlaneImage, r.WorkerImage, r.NoImages = Span{}, Span{}, true
+	return r
+}
+
+// TestHopWithoutImage plans an upgrade in a cloud that selects no image: no rule finds the image
+// unknown, and no hop names one.
+func TestHopWithoutImage(t *testing.T) {
+	m := NewMatrix(two())
+	now := noImages("v1.0.0", "v1.35.4")
+	goal := m.Goal(now, Planned{}, Offer{})
+	if goal.Services.String() != "v1.1.0" || goal.Kubernetes.String() != "v1.36.4" || !goal.Image.IsZero() {
+		t.Fatalf("goal %+v", goal)
+	}
+	hops, why := m.Path(now, goal, Offer{})
+	if len(hops) == 0 {
+		t.Fatalf("no path: %v", why)
+	}
+	for _, h := range hops {
+		if h.From.Image != "" || h.To.Image != "" {
+			t.Errorf("hop %d from %+v to %+v", h.Number, h.From, h.To)
+		}
+		if h.ReplaceControlPlanes != (h.From.Kubernetes != h.To.Kubernetes) || h.ReplaceWorkers != h.ReplaceControlPlanes {
+			t.Errorf("hop %d from %+v to %+v replaces %t, %t", h.Number, h.From, h.To, h.ReplaceControlPlanes, h.ReplaceWorkers)
+		}
+	}
+	if last := hops[len(hops)-1]; last.To.Kubernetes != "v1.36.4" || last.To.Release != "v1.1.0" {
+		t.Errorf("the last hop leads to %+v", last.To)
+	}
+	for _, r := range m.Check(ver("v1.1.0"), now, to("v1.1.0", "", ""), Offer{}) {
+		if r.Severity == "not-checked" && r.Rule != "etcd-never-down" {
+			t.Errorf("%v", r)
+		}
+	}
+	unread := now
+	unread.NoImages = false
+	if hops, _ := m.Path(unread, goal, Offer{}); len(hops) > 0 {
+		t.Errorf("a cluster whose images could not be read has a path: %+v", hops)
+	}
+}

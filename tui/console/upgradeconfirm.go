@@ -1,0 +1,189 @@
+package console
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"constellation/engine/plan"
+	"constellation/engine/words"
+	"constellation/tui/term"
+	"constellation/tui/view"
+)
+
+// upgradeConfirmScreen asks for the acceptance of an upgrade. upgradeState has its state.
+type upgradeConfirmScreen struct {
+	defaults
+	c *console
+}
+
+func (scr *upgradeConfirmScreen) title() string   { return "confirm" }
+func (scr *upgradeConfirmScreen) command() string { return scr.c.runCommand() }
+func (scr *upgradeConfirmScreen) mode() string    { return scr.c.upgradeMode(scr) }
+func (scr *upgradeConfirmScreen) rail() string    { return scr.c.upgradeRail(scr) }
+func (scr *upgradeConfirmScreen) why() []string   { return scr.c.upgradeWhy() }
+func (scr *upgradeConfirmScreen) safety() string  { return "scripted  " + scr.command() }
+func (scr *upgradeConfirmScreen) takesText() bool { return scr.typing() }
+
+func (scr *upgradeConfirmScreen) keys() []binding {
+	return []binding{
+		on("enter", "Enter", "accept the name, or confirm the selected answer", "do", scr.answer).footed("answer"),
+		on("left right tab shift+tab h l", "← →", "choose", "do", act(func() { scr.c.upg.yes = !scr.c.upg.yes })).footed("choose"),
+		on("y", "y", "choose yes", "do", act(func() { scr.c.upg.yes = true })),
+		on("n", "n", "choose no", "do", act(func() { scr.c.upg.yes = false })),
+		on("esc", "Esc", "back to the plan", "leave", act(func() { scr.c.screen = scr.c.upgradePlan })).footed("plan"),
+	}
+}
+
+// show shows the confirmation of the upgrade. The safe answer is selected.
+func (scr *upgradeConfirmScreen) show() {
+	scr.c.screen = scr
+	scr.c.upg.at, scr.c.upg.typed, scr.c.upg.wrong = 0, "", false
+	scr.c.upg.shown, scr.c.upg.yes = scr.c.now, scr.c.plan.Rehearsal
+}
+
+// typing reports whether the ID of a finding is being typed.
+func (scr *upgradeConfirmScreen) typing() bool {
+	return scr.c.screen == scr && scr.c.upg.at < len(scr.c.upg.need.Findings)
+}
+
+// typed handles a key of the ID being typed.
+func (scr *upgradeConfirmScreen) typed(k tea.KeyMsg) {
+	u := &scr.c.upg
+	u.wrong = false
+	switch k.Type {
+	case tea.KeyEsc:
+		scr.c.screen = scr.c.upgradePlan
+	case tea.KeyEnter:
+		id := u.need.Findings[u.at].ID
+		if strings.TrimSpace(u.typed) != id {
+			u.wrong = true
+			return
+		}
+		u.typed = ""
+		for u.at < len(u.need.Findings) && u.need.Findings[u.at].ID == id { // two findings may have one ID
+			u.at++
+		}
+		u.shown = scr.c.now
+	case tea.KeyBackspace:
+		if r := []rune(u.typed); len(r) > 0 {
+			u.typed = string(r[:len(r)-1])
+		}
+	case tea.KeyCtrlU:
+		u.typed = ""
+	case tea.KeyRunes, tea.KeySpace:
+		if u.typed += term.Clean(string(k.Runes)); len(u.typed) > 64 {
+			u.typed = u.typed[:64]
+		}
+	}
+}
+
+func (scr *upgradeConfirmScreen) answer() tea.Cmd {
+	if scr.c.now.Sub(scr.c.upg.shown) < confirmDelay {
+		scr.c.note = "read it first, then press Enter"
+		return nil
+	}
+	if scr.c.upg.yes {
+		return scr.c.runUpgrade()
+	}
+	if scr.c.upg.from == scr.c.start {
+		return tea.Quit
+	}
+	scr.c.note = "nothing was changed"
+	return scr.c.leavePlan()
+}
+
+// view renders the confirmation of an upgrade in h lines: a summary of the changes and
+// the findings whose IDs must be typed.
+func (scr *upgradeConfirmScreen) view(w, h int) []string {
+	p, u := scr.c.plan, &scr.c.upg
+	lines := []string{scr.c.th.Rule(w, "Upgrade cluster "+term.Clean(p.Cluster), words.Count(len(p.Steps), "step"))}
+	add := func(head string, st term.Style, text string) {
+		for i, l := range term.Wrap(text, max(20, w-20)) {
+			if i > 0 {
+				head = ""
+			}
+			lines = append(lines, scr.c.th.Row(w).Pad(2).Col(term.Faint, head, 16).Add(st, l).String())
+		}
+	}
+	for _, x := range p.Components {
+		if !x.Part {
+			add(term.Clean(x.Name), term.Strong, cmp.Or(term.Clean(x.Now), "(none)")+" "+scr.c.th.To+" "+term.Clean(x.NextHop))
+		}
+	}
+	if x := p.Changes; x != nil {
+		var groups []string
+		for _, g := range slices.Sorted(maps.Keys(x.Nodes)) {
+			groups = append(groups, fmt.Sprintf("%d of %s", x.Nodes[g], term.Clean(g)))
+		}
+		add("nodes replaced", term.Plain, cmp.Or(strings.Join(groups, ", "), "none"))
+		if kept := view.InPlaceOf(x); len(kept) > 0 {
+			add("in place", term.Plain, strings.Join(kept, ", "))
+		}
+		if x.Most > 0 {
+			add("takes", term.Plain, view.DurationRange(x.Least, x.Most))
+		}
+	}
+	if s := u.start.Request.Surge; s != "" {
+		add("surge", term.Plain, "at most "+term.Clean(s)+" extra machines")
+	}
+	if i := slices.IndexFunc(p.Steps, func(s plan.Step) bool { return s.Final && !s.Finished }); i >= 0 {
+		add("no return from", term.Caution, term.Clean(p.Steps[i].ID)+" on: "+cmp.Or(term.Clean(p.Steps[i].Warning), "the cluster continues on its own"))
+	}
+	if p.Rehearsal {
+		add("rehearsal", term.Plain, "server-side dry run; nothing is changed or recorded")
+	}
+	if n := len(p.Warnings()) - len(u.need.Findings); n > 0 {
+		add("warnings", term.Caution, fmt.Sprintf("%d accepted by yes alone", n))
+	}
+	if names := plan.IDs(u.need.Findings); len(names) > 0 {
+		lines = append(lines, scr.c.th.Rule(w, "To be accepted by name", fmt.Sprintf("%d of %d", len(plan.IDs(u.need.Findings[:u.at])), len(names))))
+		var blocks [][]string
+		here := 0
+		for i, f := range u.need.Findings {
+			if i == u.at {
+				here = len(blocks)
+			}
+			blocks = append(blocks, scr.findingIDRows(w, i, f))
+		}
+		from := 0
+		for room := h - len(lines) - 1; from < here; from++ { // the one being typed must be visible
+			n := 0
+			for _, b := range blocks[from : here+1] {
+				n += len(b)
+			}
+			if n <= room {
+				break
+			}
+		}
+		for _, b := range blocks[from:] {
+			lines = append(lines, b...)
+		}
+	}
+	return lines
+}
+
+// findingIDRows render a finding that must be accepted by name.
+func (scr *upgradeConfirmScreen) findingIDRows(w, i int, f plan.Finding) []string {
+	u := &scr.c.upg
+	if i < u.at {
+		return []string{scr.c.th.Row(w).Pad(1).Add(term.Good, scr.c.th.OK+" ").Add(term.Plain, term.Clean(f.ID)).Add(term.Faint, "  accepted: "+term.Clean(f.Title)).String()}
+	}
+	lines := view.Signed(scr.c.page(), w, term.Caution, scr.c.th.Warn, term.Clean(f.Title))
+	if i > u.at {
+		return lines
+	}
+	lines = append(lines, scr.c.th.Below(w, 3, 2, term.Faint, term.OneLine(term.CleanLines(f.Detail)))...)
+	if len(f.Objects) > 0 {
+		lines = append(lines, scr.c.th.Below(w, 3, 2, term.Faint, term.Clean(view.SomeNames(f.Objects, 6)))...)
+	}
+	r := scr.c.th.Row(w).Pad(3).Add(term.Plain, "Type ").Add(term.Strong, term.Clean(f.ID)).Add(term.Plain, " to accept it: ").Add(term.Chosen, " "+u.typed+" ").Add(term.Accent, "▏")
+	if u.wrong {
+		r.Add(term.Bad, "  does not match")
+	}
+	return append(lines, r.String())
+}
