@@ -227,6 +227,8 @@ func minorsPage(line func(string, ...any)) {
 		line("| %s | %s or newer | %s |", s.Version, s.From, s.Source)
 	}
 	line(``)
-	line("etcd v3.7 refuses these flags of v3.6: %s.", code(lifecycle.EtcdFlagsRemoved(version.MustParse("v3.6.0"), version.MustParse("v3.7.0"))))
+	line("Flags of etcd v3.6 that v3.7 refuses:")
+	line(``)
+	line("- %s", strings.ReplaceAll(code(lifecycle.EtcdFlagsRemoved(version.MustParse("v3.6.0"), version.MustParse("v3.7.0"))), ", ", "\n- "))
 	line(``)
 }

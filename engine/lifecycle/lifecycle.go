@@ -279,13 +279,13 @@ func (c *checker) done() error {
 	return errors.Join(c.errs...)
 }
 
-// Known reports whether the program knows all that a minor changes.
+// Known reports whether the data has all that a minor changes.
 func Known(v version.Version) bool {
 	m, ok := Of(v)
 	return ok && !m.Partial
 }
 
-// Newest returns the first patch of the newest minor of which the program knows all changes.
+// Newest returns the first patch of the newest minor whose changes are complete in the data.
 func Newest() (newest version.Version) {
 	for _, m := range all().minors {
 		if !m.Partial {
