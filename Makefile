@@ -102,6 +102,11 @@ generate: ## regenerate protobuf code, deep copies, CRDs and release lists
 	@go run ./engine/release/generate assets/releases
 	@cd .ci && go run ./logs -dir .. -o ../docs/logs.md
 
+.PHONY: next-kubernetes
+next-kubernetes: ## draft the data of the next minor: make next-kubernetes FROM=v1.36.4 TO=v1.37.2
+	@go run ./engine/lifecycle/next -o engine/lifecycle/data/$(TO).draft $(FROM) $(TO)
+	@echo "read engine/lifecycle/data/$(TO).draft, then docs/new-kubernetes.md"
+
 .PHONY: verify
 verify: generate ## regenerate and fail if a file differs
 	@go mod verify >/dev/null

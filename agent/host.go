@@ -24,6 +24,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"constellation/agent/upgradeproto"
+	"constellation/engine/kubeadm"
 	"constellation/engine/version"
 )
 
@@ -153,6 +154,20 @@ func programVersion(ctx context.Context, program string, args ...string) (string
 		return "", fmt.Errorf("read version of %s: no version in its output", program)
 	}
 	return v, nil
+}
+
+// patches returns the directory with the host's patches for kubeadm; empty if it has none.
+func (h Host) patches() (string, error) {
+	dir := h.path(kubeadm.PatchesDir)
+	switch info, err := os.Lstat(dir); {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("read patches for kubeadm: %w", err)
+	case !info.IsDir():
+		return "", fmt.Errorf("read patches for kubeadm: %s is not a directory", dir)
+	}
+	return dir, nil
 }
 
 // staticPods maps the containers of the host's static pods to their images.

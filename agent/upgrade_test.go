@@ -405,6 +405,32 @@ func until(t testing.TB, what string, ok func() bool) {
 
 const straight = "verify:running install-kubeadm:running plan:running apply:running install-kubelet:running restart-kubelet:running wait-for-api:running success"
 
+// A host's patches of its static pods survive the upgrade, because kubeadm gets their directory.
+func TestPatchesOfTheHostAreApplied(t *testing.T) {
+	r := newRig(t, true)
+	r.write("etc/kubernetes/patches/kube-apiserver+json.yaml", "- {op: add, path: /metadata/annotations/mine, value: x}\n", 0o600)
+	c := r.inside()
+	if all, err := collect(c.Upgrade(t.Context(), r.request("t1"))); err != nil || outline(all) != straight {
+		t.Fatalf("%v\n%s", err, outline(all))
+	}
+	b, err := os.ReadFile(filepath.Join(r.settings.Root, "var/lib/constellation/agent/kubeadm.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "  patches:\n    directory: " + filepath.Join(r.settings.Root, "etc/kubernetes/patches") + "\n"
+	if n := strings.Count(string(b), want); n != 2 {
+		t.Errorf("the configuration names the patches %d times, want them for apply and node:\n%s", n, b)
+	}
+
+	// A file in the place of the directory stops the upgrade: ignored, the patches would be lost.
+	r = newRig(t, true)
+	r.write("etc/kubernetes/patches", "", 0o600)
+	all, err := collect(r.inside().Upgrade(t.Context(), r.request("t1")))
+	if err != nil || !strings.HasSuffix(outline(all), "plan:failed failure in plan") {
+		t.Errorf("%v\n%s", err, outline(all))
+	}
+}
+
 func TestUpgradeOfAControlPlane(t *testing.T) {
 	r := newRig(t, true)
 	c := r.inside()

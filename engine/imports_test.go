@@ -16,10 +16,11 @@ var imports = []struct {
 	{"words", nil},
 	{"plan", []string{"plain", "version", "words"}},
 	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan", "version"}},
-	{"compat", []string{"cluster", "plan", "release", "version", "words"}},
+	{"lifecycle", []string{"version"}},
+	{"compat", []string{"cluster", "lifecycle", "plan", "release", "version", "words"}},
 	{"workspace", []string{"assets", "attestation", "cloud", "cloud/providers", "cloud/section", "plan", "release", "version", "words"}},
 	{"rollout", []string{"cloud/providers", "cluster", "plan", "version", "words"}},
-	{"check", []string{"assets", "attestation", "chart", "cloud", "cloud/providers", "cluster", "compat", "component", "plan", "release", "rollout", "version", "words", "workspace"}},
+	{"check", []string{"assets", "attestation", "chart", "cloud", "cloud/providers", "cluster", "compat", "component", "lifecycle", "plan", "release", "rollout", "version", "words", "workspace"}},
 }
 
 func TestRoomsImportOneWay(t *testing.T) {
@@ -44,7 +45,7 @@ func TestRoomsImportOneWay(t *testing.T) {
 
 // TestPureRooms keeps files, network and processes out of packages that only compute.
 func TestPureRooms(t *testing.T) {
-	for _, room := range []string{"words", "plan", "compat"} {
+	for _, room := range []string{"words", "plan", "lifecycle", "compat"} {
 		t.Run(room, func(t *testing.T) {
 			p, err := build.ImportDir(room, 0)
 			if err != nil {

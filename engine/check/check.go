@@ -644,6 +644,7 @@ func (c *Run) Tell(emit func(plan.Event)) {
 // Foresee runs the preflight checks of the next hop, and reads from cluster and cloud what else
 // it will change.
 func (c *Run) Foresee(ctx context.Context, emit func(plan.Event)) error {
+	c.judgeData()
 	if c.Hop == nil || c.Request.NoPreflight {
 		return nil
 	}

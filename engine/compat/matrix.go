@@ -15,6 +15,7 @@ import (
 	"sync"
 
 	"constellation/engine/cluster"
+	"constellation/engine/lifecycle"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
@@ -127,7 +128,7 @@ var Rules = [...]rule{
 	{"kubelet-skew", "kubelets are not newer than the API server, and at most three minors older (two before v1.25)", kubeletKEP, judgeKubeletSkew},
 	{"control-plane-skew", "API servers are at most one minor apart", skewPage + "#kube-apiserver", judgeControlPlaneSkew},
 	{"kubeadm-floor", "kubeadm can read the configuration that this program writes (v1beta4, from v1.31 on)", kubeadmPage, judgeKubeadmFloor},
-	{"etcd-step", "etcd goes up by one minor at most, and to v3.6 only from v3.5.26 or newer", etcdPage, judgeEtcdStep},
+	{"etcd-step", "etcd goes up by one minor at most, and only from a patch that the next minor accepts (" + etcdFloors() + ")", etcdPage, judgeEtcdStep},
 	{"offered-image", "the provider offers the image", PolicyPage, judgeOfferedImage},
 	{"offered-kubernetes", "the provider offers the components of the target Kubernetes", PolicyPage, judgeOfferedKubernetes},
 	{"variant", "the attestation variant does not change", PolicyPage, judgeVariant},
@@ -744,7 +745,7 @@ func judgeKubeletSkew(s *step) (plan.Severity, string, string) {
 			continue
 		}
 		old, newest := role.span.Oldest, role.span.Newest
-		limit := kubeletLimit(old)
+		limit := lifecycle.KubeletSkew(old)
 		d := minorsUp(old, s.kubernetes)
 		switch {
 		case d > limit:
@@ -756,18 +757,10 @@ func judgeKubeletSkew(s *step) (plan.Severity, string, string) {
 	switch old := n.WorkerKubelet.Oldest; {
 	case minorsUp(n.Kubernetes.Oldest, n.WorkerKubelet.Newest) > 0:
 		return plan.Warn, "kubelets " + n.WorkerKubelet.Newest.String() + " of workers are newer than a running API server " + n.Kubernetes.Oldest.String(), "wait for the rollout of the control planes to end"
-	case s.to.KeepWorkers && !old.IsZero() && s.kubernetesChange && minorsUp(old, s.kubernetes) == kubeletLimit(old):
-		return plan.Warn, "workers with kubelets " + old.String() + " would stay " + number(kubeletLimit(old)) + " minors behind, the allowed maximum", "replace them before the next minor of Kubernetes"
+	case s.to.KeepWorkers && !old.IsZero() && s.kubernetesChange && minorsUp(old, s.kubernetes) == lifecycle.KubeletSkew(old):
+		return plan.Warn, "workers with kubelets " + old.String() + " would stay " + number(lifecycle.KubeletSkew(old)) + " minors behind, the allowed maximum", "replace them before the next minor of Kubernetes"
 	}
 	return plan.Info, "", ""
-}
-
-// kubeletLimit is the maximum number of minors that a kubelet may be behind its API server.
-func kubeletLimit(kubelet version.Version) int {
-	if kubelet.Major() == 1 && kubelet.Minor() < 25 {
-		return 2
-	}
-	return 3
 }
 
 // number is a small number as a word.
@@ -791,7 +784,7 @@ func judgeControlPlaneSkew(s *step) (plan.Severity, string, string) {
 }
 
 // kubeadmFloor is the first kubeadm that reads the configuration format of this program.
-var kubeadmFloor = version.MustParse("v1.31.0")
+var kubeadmFloor = lifecycle.Reads("kubeadm.k8s.io/v1beta4")
 
 func judgeKubeadmFloor(s *step) (plan.Severity, string, string) {
 	if s.kubernetesChange && s.kubernetes.Major() == 1 && s.kubernetes.Minor() < kubeadmFloor.Minor() {
@@ -800,9 +793,14 @@ func judgeKubeadmFloor(s *step) (plan.Severity, string, string) {
 	return plan.Info, "", ""
 }
 
-// etcdFloor is the first etcd v3.5 that repairs membership data that older patches stored
-// incorrectly. etcd v3.6 refuses to start on unrepaired data.
-var etcdFloor = version.MustParse("v3.5.26")
+// etcdFloors is "v3.6 from v3.5.26, v3.7 from v3.6.11".
+func etcdFloors() string {
+	var parts []string
+	for _, s := range lifecycle.EtcdSteps() {
+		parts = append(parts, s.Version+" from "+s.From.String())
+	}
+	return strings.Join(parts, ", ")
+}
 
 func judgeEtcdStep(s *step) (plan.Severity, string, string) {
 	if !s.kubernetesChange {
@@ -824,8 +822,13 @@ func judgeEtcdStep(s *step) (plan.Severity, string, string) {
 		return plan.Block, "etcd would go from " + from.String() + " to " + to.String() + ", more than one minor", "choose a version of Kubernetes in between"
 	case d < 0:
 		return plan.Block, "etcd would be downgraded from " + from.String() + " to " + to.String(), "choose a newer version of Kubernetes"
-	case d == 1 && from.SameMinor(etcdFloor) && from.Less(etcdFloor):
-		return plan.Block, "etcd " + from.String() + " cannot be upgraded to " + to.String() + " directly: " + etcdFloor.String() + " must come first", "choose a patch of Kubernetes " + s.runsKubernetes.Oldest.MinorString() + " that has etcd " + etcdFloor.String() + " or newer"
+	}
+	if floor, below := lifecycle.BelowFloor(from, to); below {
+		remedy := "choose a patch of Kubernetes " + s.runsKubernetes.Oldest.MinorString() + " that has etcd " + floor.From.String() + " or newer"
+		if floor.Tag != "" {
+			remedy = "set etcd.local.imageTag: " + floor.Tag + " in the ConfigMap kubeadm-config and upgrade the control planes to it first"
+		}
+		return plan.Block, "etcd " + from.String() + " cannot be upgraded to " + to.String() + " directly: " + floor.From.String() + " must come first", remedy
 	}
 	return plan.Info, "", ""
 }

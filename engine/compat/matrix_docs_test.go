@@ -3,9 +3,12 @@ package compat
 import (
 	"fmt"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
+	"constellation/engine/lifecycle"
+	"constellation/engine/version"
 	"constellation/engine/words"
 	"constellation/internal/golden"
 )
@@ -76,6 +79,7 @@ func compatibilityPage() string {
 	line("then the fewest changes, then the newest patches. A version that is named (`--to`, `--kubernetes`) is met exactly. Pre-releases are chosen")
 	line("only if they are named.")
 	line(``)
+	minorsPage(line)
 	line(`## Examples`)
 	line(``)
 	m := NewMatrix(two())
@@ -136,4 +140,95 @@ func compatibilityPage() string {
 		}
 	}
 	return b.String()
+}
+
+// minorsPage lists the data of package lifecycle.
+func minorsPage(line func(string, ...any)) {
+	line(`## What minors change`)
+	line(``)
+	line("`constellation upgrade check` compares the cluster with these lists, which are the files of `engine/lifecycle/data`. Of minors that are marked as")
+	line("partial, and of minors that are not listed, it reports `not-checked` where it finds nothing.")
+	line(``)
+	code := func(names []string) string { return "`" + strings.Join(names, "`, `") + "`" }
+	minors := lifecycle.Minors()
+	for i := range minors {
+		m := &minors[i]
+		partial := ""
+		if m.Partial {
+			partial = " (partial)"
+		}
+		line("### Kubernetes %s%s", m.Kubernetes, partial)
+		line(``)
+		line("| what | names | source |")
+		line("|---|---|---|")
+		row := func(what, names, source string) { line("| %s | %s | %s |", what, names, m.Sources[source]) }
+		for _, r := range m.Flags {
+			row("flags removed, "+r.Component, code(r.Removed), r.Source)
+		}
+		for _, r := range m.Values {
+			row(fmt.Sprintf("values refused, `--%s` of %s", r.Flag, r.Component), code(r.Refused), r.Source)
+		}
+		for _, r := range m.Gates {
+			for _, g := range []struct {
+				what  string
+				names []string
+			}{{"feature gates removed", r.Removed}, {"feature gates locked to true", r.LockedOn}, {"feature gates locked to false", r.LockedOff}} {
+				if len(g.names) > 0 {
+					row(g.what, code(g.names), r.Source)
+				}
+			}
+		}
+		for _, r := range m.APIs {
+			what := "API removed"
+			if r.Deleted {
+				what = "API deleted with its stored objects"
+			}
+			row(what, fmt.Sprintf("`%s/%s` %s", r.Group, r.Version, r.Kind), r.Source)
+		}
+		for _, r := range m.Kubeadm {
+			if len(r.Configs) > 0 {
+				row("configuration that kubeadm reads", code(r.Configs), r.Source)
+			}
+			if len(r.RemovedGates) > 0 {
+				row("feature gates removed, kubeadm", code(r.RemovedGates), r.Source)
+			}
+			if r.Etcd != "" {
+				row("etcd that kubeadm deploys", "`"+r.Etcd+"`", r.Source)
+			}
+			if !r.ExternalEtcd.IsZero() {
+				row("oldest external etcd", "`"+r.ExternalEtcd.String()+"`", r.Source)
+			}
+		}
+		for _, r := range m.Kubelet {
+			if r.MinorsBehind > 0 {
+				row("minors that kubelets may be behind", strconv.Itoa(r.MinorsBehind), r.Source)
+			}
+			if r.RefusesCgroupV1 {
+				row("kubelets do not start with cgroup v1", "unless `failCgroupV1: false`", r.Source)
+			}
+			if r.Runtime != "" {
+				row("oldest runtime of kubelets", r.Runtime+" "+r.OldestRuntime.String(), r.Source)
+			}
+		}
+		for _, a := range m.Actions {
+			found := "not detected"
+			if a.KubeletField != "" {
+				found = fmt.Sprintf("`%s: %s` in the ConfigMap kubelet-config", a.KubeletField, a.KubeletValue)
+			}
+			row("action required: "+a.Title, found, a.Source)
+		}
+		line(``)
+	}
+	line("### etcd")
+	line(``)
+	line("| minor | can be upgraded from | source |")
+	line("|---|---|---|")
+	for _, s := range lifecycle.EtcdSteps() {
+		line("| %s | %s or newer | %s |", s.Version, s.From, s.Source)
+	}
+	line(``)
+	line("Flags of etcd v3.6 that v3.7 refuses:")
+	line(``)
+	line("- %s", strings.ReplaceAll(code(lifecycle.EtcdFlagsRemoved(version.MustParse("v3.6.0"), version.MustParse("v3.7.0"))), ", ", "\n- "))
+	line(``)
 }

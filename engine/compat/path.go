@@ -287,8 +287,18 @@ func (p *planner) after(s *state, mv move) state {
 				}
 			}
 		}
+		if p.m.pinned(s) && parseEtcd(s.etcd).SameMinor(parseEtcd(out.etcd)) && parseEtcd(out.etcd).Less(parseEtcd(s.etcd)) {
+			out.etcd = s.etcd
+		}
 	}
 	return out
+}
+
+// pinned reports whether the cluster runs a newer etcd than its Kubernetes deploys: the
+// configuration names it (etcd.local.imageTag), and kubeadm keeps it.
+func (m *Matrix) pinned(s *state) bool {
+	q := findPatch(m.patches, s.kubernetes.Oldest)
+	return q != nil && s.etcd != "" && !q.etcd.IsZero() && q.etcd.Less(parseEtcd(s.etcd))
 }
 
 // changes counts the components whose version a move changes.

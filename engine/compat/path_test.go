@@ -44,6 +44,8 @@ func TestPaths(t *testing.T) {
 	// One release supports many minors of Kubernetes, so workers may stay behind.
 	long := NewMatrix([]release.Summary{invented("v1.0.0", "", "v1.33.0", "v1.34.0", "v1.35.0", "v1.36.0", "v1.37.0", "v1.38.0")})
 	old := NewMatrix([]release.Summary{invented("v1.0.0", "", "v1.33.1=3.5.20-0", "v1.33.5=3.5.24-0", "v1.33.9=3.5.27-0", "v1.34.2=3.6.5-0")})
+	floor := NewMatrix([]release.Summary{invented("v1.0.0", "", "v1.35.8=3.6.6-0", "v1.36.3=3.6.8-0", "v1.37.2=3.7.0-0")})
+	raised := func(r Running) Running { r.Etcd = raisedEtcd; return r }
 	broken := NewMatrix([]release.Summary{
 		invented("v1.0.0", "", "v1.34.0"), faulty(invented("v1.1.0", "v1.0.0", "v1.34.0")), invented("v1.2.0", "v1.1.0", "v1.34.0"),
 	})
@@ -119,6 +121,10 @@ func TestPaths(t *testing.T) {
 		{name: "etcd goes to its newest patch before the next minor", m: old, now: at("v1.0.0", "v1.0.0", "v1.33.1"), want: []string{
 			"v1.0.0 v1.0.0 v1.33.9 control-planes", "v1.0.0 v1.0.0 v1.34.2 control-planes workers",
 		}},
+		{name: "an etcd below the floor of the next minor", m: floor, now: at("v1.0.0", "v1.0.0", "v1.36.3"), goal: to("v1.0.0", "v1.0.0", "v1.37.2"), blocked: []string{"etcd-step"}},
+		{name: "an etcd that was raised by its tag stays raised", m: floor, now: raised(at("v1.0.0", "v1.0.0", "v1.35.8")), goal: to("v1.0.0", "v1.0.0", "v1.37.2"), want: []string{
+			"v1.0.0 v1.0.0 v1.36.3 control-planes", "v1.0.0 v1.0.0 v1.37.2 control-planes workers",
+		}},
 
 		{name: "an impossible Kubernetes", m: real, now: at("v1.0.0", "v1.0.0", "v1.35.4"), goal: to("", "", "v1.37.0"), blocked: []string{"kubernetes-offered"}},
 		{name: "an older release", m: real, now: at("v1.1.0", "v1.1.0", "v1.35.4"), goal: to("v1.0.0", "", ""), blocked: []string{"never-down"}},
@@ -160,11 +166,15 @@ func TestPaths(t *testing.T) {
 	}
 }
 
+// raisedEtcd is the tag in etcd.local.imageTag of a cluster that runs it. Upgrades of Kubernetes
+// keep it.
+const raisedEtcd = "3.6.11-0"
+
 // reach returns the cluster after a hop.
 func reach(now Running, h Hop) Running {
 	p := h.Planned()
 	etcd := now.Etcd
-	if !now.Kubernetes.Is(p.Kubernetes) {
+	if !now.Kubernetes.Is(p.Kubernetes) && etcd != raisedEtcd {
 		etcd = ""
 	}
 	next := Running{Services: At(p.Services), ControlPlaneImage: At(p.Image), Kubernetes: At(p.Kubernetes), ControlPlaneKubelet: At(p.Kubernetes), WorkerImage: now.WorkerImage, WorkerKubelet: now.WorkerKubelet, Etcd: etcd}
@@ -371,7 +381,7 @@ func (y *toy) may(s toyState, services, image, kubernetes num) bool {
 		if !slices.Contains(r.patches, kubernetes) || y.badPatches[kubernetes] || y.noPatch[kubernetes] {
 			return false
 		}
-		if to[1] < from[1] || to[1]-from[1] > 1 || to[1] == 6 && from[1] == 5 && from[2] < 26 {
+		if to[1] < from[1] || to[1]-from[1] > 1 || to[1] == 6 && from[1] == 5 && from[2] < 26 || to[1] == 7 && from[1] == 6 && from[2] < 11 {
 			return false
 		}
 	}
@@ -463,12 +473,12 @@ func drawToy(t *rapid.T) *toy {
 	y := &toy{etcd: map[num]num{}, badPatches: map[num]bool{}, noImage: map[num]bool{}, noPatch: map[num]bool{}}
 	rarely := func(label string) bool { return rapid.IntRange(0, 15).Draw(t, label) == 7 }
 	var patches []num
-	etcds := []num{{3, 5, 20}, {3, 5, 26}, {3, 6, 4}, {3, 7, 0}}
-	e := rapid.IntRange(0, 2).Draw(t, "etcd")
+	etcds := []num{{3, 5, 20}, {3, 5, 26}, {3, 6, 4}, {3, 6, 11}, {3, 7, 0}}
+	e := rapid.IntRange(0, 3).Draw(t, "etcd")
 	for minor := range rapid.IntRange(2, 6).Draw(t, "kubernetes") {
 		for p := range rapid.IntRange(1, 3).Draw(t, "patches") {
 			k := num{1, 33 + minor, p}
-			if e < 3 && rapid.IntRange(0, 4).Draw(t, "newer etcd") == 0 {
+			if e < 4 && rapid.IntRange(0, 4).Draw(t, "newer etcd") == 0 {
 				e++
 			}
 			y.etcd[k], y.badPatches[k], y.noPatch[k] = etcds[e], rarely("faulty patch"), rarely("no patch")

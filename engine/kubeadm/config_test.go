@@ -35,7 +35,7 @@ func exampleJoin(controlPlane bool) Join {
 func configs(t *testing.T) map[string]Config {
 	t.Helper()
 	m := map[string]Config{}
-	for _, v := range []string{"v1.34.4", "v1.35.4", "v1.36.3"} {
+	for _, v := range []string{"v1.34.4", "v1.35.4", "v1.36.3", "v1.37.2"} {
 		c, err := NewInit(exampleCluster(v), exampleNode())
 		if err != nil {
 			t.Fatal(err)
@@ -54,6 +54,10 @@ func configs(t *testing.T) map[string]Config {
 		t.Fatal(err)
 	}
 	m["upgrade"] = c
+	if c, err = NewUpgrade(Upgrade{Version: version.MustParse("v1.36.3"), ImagePullPolicy: "Never"}); err != nil {
+		t.Fatal(err)
+	}
+	m["upgrade-customised"] = c.WithPatches(PatchesDir)
 	return m
 }
 

@@ -383,7 +383,7 @@ func realKubeadm(t *testing.T, v string) string {
 }
 
 func TestRealKubeadmAcceptsTheConfiguration(t *testing.T) {
-	for _, v := range []string{"v1.35.4", "v1.36.3"} {
+	for _, v := range []string{"v1.35.4", "v1.36.3", "v1.37.2"} {
 		t.Run(v, func(t *testing.T) {
 			r := Runner{Path: realKubeadm(t, v), Dir: t.TempDir()}
 			if got, err := r.Version(t.Context()); err != nil || got.String() != v {

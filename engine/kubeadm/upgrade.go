@@ -33,17 +33,41 @@ type (
 	}
 	// UpgradeApplyConfiguration is for kubeadm upgrade apply.
 	UpgradeApplyConfiguration struct {
-		KubernetesVersion     string   `yaml:"kubernetesVersion"`
-		ImagePullPolicy       string   `yaml:"imagePullPolicy"`
-		IgnorePreflightErrors []string `yaml:"ignorePreflightErrors,omitempty"`
+		KubernetesVersion        string `yaml:"kubernetesVersion"`
+		UpgradeNodeConfiguration `yaml:",inline"`
 	}
 	// UpgradeNodeConfiguration is for kubeadm upgrade node, which takes the version
 	// from the cluster.
 	UpgradeNodeConfiguration struct {
+		// CertificateRenewal and EtcdUpgrade are kubeadm's defaults. They are written so that no
+		// default of another version decides.
+		CertificateRenewal    bool     `yaml:"certificateRenewal"`
+		EtcdUpgrade           bool     `yaml:"etcdUpgrade"`
 		ImagePullPolicy       string   `yaml:"imagePullPolicy"`
 		IgnorePreflightErrors []string `yaml:"ignorePreflightErrors,omitempty"`
+		Patches               *Patches `yaml:"patches,omitempty"`
+	}
+	// Patches names a directory with patches of the static pods and of the kubelet's configuration.
+	Patches struct {
+		Directory string `yaml:"directory"`
 	}
 )
+
+// PatchesDir is where a host keeps the patches of its control plane, by the convention of
+// kubeadm's manual.
+const PatchesDir = "/etc/kubernetes/patches"
+
+// WithPatches returns c, whose upgrade applies the patches in a directory. Without
+// them kubeadm would write the manifests as if the user had never patched them.
+func (c Config) WithPatches(dir string) Config {
+	if c.Upgrade == nil || dir == "" {
+		return c
+	}
+	u := *c.Upgrade
+	u.Apply.Patches, u.Node.Patches = &Patches{dir}, &Patches{dir}
+	c.Upgrade = &u
+	return c
+}
 
 var checkRE = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9-]{0,127}$`)
 
@@ -79,10 +103,11 @@ func NewUpgrade(u Upgrade) (Config, error) {
 		return Config{}, fmt.Errorf("configure kubeadm upgrade: %w", err)
 	}
 	v, ignore := u.Version.String(), u.IgnorePreflightErrors
+	node := UpgradeNodeConfiguration{CertificateRenewal: true, EtcdUpgrade: true, ImagePullPolicy: pull, IgnorePreflightErrors: ignore}
 	return Config{Upgrade: &UpgradeConfiguration{
 		TypeMeta: TypeMeta{apiVersion, "UpgradeConfiguration"},
 		Plan:     UpgradePlanConfiguration{v, ignore},
-		Apply:    UpgradeApplyConfiguration{v, pull, ignore},
-		Node:     UpgradeNodeConfiguration{pull, ignore},
+		Apply:    UpgradeApplyConfiguration{v, node},
+		Node:     node,
 	}}, nil
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 
+	"constellation/engine/lifecycle"
 	"constellation/engine/plan"
 	"constellation/engine/version"
 )
@@ -52,22 +53,34 @@ type removedAPI struct {
 	kind        string
 	minor       int                     // of 1.x, the first release without it
 	replacement schema.GroupVersionKind // zero if the types do not say
+	deleted     bool                    // no version of the API reads stored objects afterwards
 }
 
-// dropped are removed APIs whose types k8s.io/api no longer contains. Sources: the
-// lifecycle methods of k8s.io/api v0.34, the deprecated API migration guide for
-// PodSecurityPolicy, and for the alphas of 1.34 their absence from v0.35.
-var dropped = []removedAPI{
-	{schema.GroupVersionResource{Group: "policy", Version: "v1beta1", Resource: "podsecuritypolicies"}, "PodSecurityPolicy", 25, schema.GroupVersionKind{}},
-	{schema.GroupVersionResource{Group: "autoscaling", Version: "v2beta1", Resource: "horizontalpodautoscalers"}, "HorizontalPodAutoscaler", 25, schema.GroupVersionKind{Group: "autoscaling", Version: "v2", Kind: "HorizontalPodAutoscaler"}},
-	{schema.GroupVersionResource{Group: "autoscaling", Version: "v2beta2", Resource: "horizontalpodautoscalers"}, "HorizontalPodAutoscaler", 26, schema.GroupVersionKind{Group: "autoscaling", Version: "v2", Kind: "HorizontalPodAutoscaler"}},
-	{schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1alpha1", Resource: "podcertificaterequests"}, "PodCertificateRequest", 35, schema.GroupVersionKind{Group: "certificates.k8s.io", Version: "v1beta1", Kind: "PodCertificateRequest"}},
-	{schema.GroupVersionResource{Group: "storagemigration.k8s.io", Version: "v1alpha1", Resource: "storageversionmigrations"}, "StorageVersionMigration", 35, schema.GroupVersionKind{Group: "storagemigration.k8s.io", Version: "v1beta1", Kind: "StorageVersionMigration"}},
-}
+// knownRemovals returns all removals in the data and in the linked k8s.io/api, sorted. The data has
+// those whose types the linked k8s.io/api lacks.
+var knownRemovals = sync.OnceValue(func() (out []removedAPI) {
+	for _, m := range lifecycle.Minors() {
+		for _, r := range m.APIs {
+			a := removedAPI{resource: schema.GroupVersionResource{Group: r.Group, Version: r.Version, Resource: r.Resource}, kind: r.Kind, minor: m.Number(), deleted: r.Deleted}
+			if r.Replacement != "" {
+				a.replacement = schema.GroupVersionKind{Group: r.Group, Version: r.Replacement, Kind: r.Kind}
+			}
+			out = append(out, a)
+		}
+	}
+	for _, a := range linkedRemovals() {
+		if !slices.ContainsFunc(out, func(b removedAPI) bool { return a.resource == b.resource }) { // a test compares the two
+			out = append(out, a)
+		}
+	}
+	slices.SortFunc(out, func(a, b removedAPI) int {
+		return cmp.Or(cmp.Compare(a.minor, b.minor), cmp.Compare(a.resource.String(), b.resource.String()))
+	})
+	return out
+})
 
-// knownRemovals returns all removals in the linked k8s.io/api and in dropped, sorted.
-var knownRemovals = sync.OnceValue(func() []removedAPI {
-	out := slices.Clone(dropped)
+// linkedRemovals returns what the lifecycle methods of the linked k8s.io/api say.
+func linkedRemovals() (out []removedAPI) {
 	for gvk, t := range scheme.Scheme.AllKnownTypes() {
 		o, ok := reflect.New(t).Interface().(interface{ APILifecycleRemoved() (major, minor int) })
 		if !ok || strings.HasSuffix(gvk.Kind, "List") {
@@ -83,11 +96,8 @@ var knownRemovals = sync.OnceValue(func() []removedAPI {
 		}
 		out = append(out, a)
 	}
-	slices.SortFunc(out, func(a, b removedAPI) int {
-		return cmp.Or(cmp.Compare(a.minor, b.minor), cmp.Compare(a.resource.String(), b.resource.String()))
-	})
 	return out
-})
+}
 
 // removedAPIs returns what is served in from and not in to.
 func removedAPIs(from, to version.Version) (out []removedAPI) {
@@ -197,8 +207,8 @@ func removedInUse(w *world, _ *probe) (out []plan.Finding) {
 				}
 			}
 		}
-		if !used {
-			continue
+		if !used || a.deleted {
+			continue // the stored objects of a deleted API are reported by removed-apis-written
 		}
 		gone := w.goneIn(a)
 		f := plan.Finding{Severity: plan.Warn, Title: "clients read " + a.title() + ", " + gone}
@@ -242,6 +252,10 @@ func removedAtRest(w *world, _ *probe) (out []plan.Finding) {
 	}
 	for _, a := range removedAPIs(w.request.From, minorAfter(w.request.To)) {
 		by := w.writers[a.resource]
+		if a.deleted && len(by) > 0 {
+			out = append(out, w.storedOfDeleted(a, by))
+			continue
+		}
 		if len(by) == 0 || used[a.resource] && len(w.unread[sourceMetrics]) == 0 {
 			continue // or reported together with its current clients
 		}
@@ -254,6 +268,19 @@ func removedAtRest(w *world, _ *probe) (out []plan.Finding) {
 		})
 	}
 	return out
+}
+
+// storedOfDeleted reports objects that no API server of the release reads any more.
+func (w *world) storedOfDeleted(a removedAPI, by []writer) plan.Finding {
+	f := plan.Finding{
+		Title: "objects of " + a.title() + " are stored, " + w.goneIn(a) + " in any version", Detail: wroteLast(by), Owner: asked(by[0].manager), Objects: writtenObjects(a, by),
+		Remedy:  "export what you need and delete the objects before the hop: afterwards they can be neither read nor deleted",
+		Command: "kubectl delete " + strings.Join([]string{a.resource.Resource, a.resource.Version, a.resource.Group}, ".") + " --all --all-namespaces",
+	}
+	if a.minor <= w.request.To.Minor() {
+		f.Severity = plan.Block
+	}
+	return f
 }
 
 // lastWriter is the client that must change: the first of writers, latest first.

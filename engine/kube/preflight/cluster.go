@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"constellation/engine/compat"
+	"constellation/engine/lifecycle"
 	"constellation/engine/plan"
 	"constellation/engine/version"
 )
@@ -180,14 +181,6 @@ func perNode(byNode map[string]version.Version) string {
 	return enumerate(parts, 10)
 }
 
-// maxSkew is the number of minor versions by which a kubelet may be older than an API server.
-func maxSkew(kubelet version.Version) int {
-	if kubelet.Major() == 1 && kubelet.Minor() < 25 {
-		return 2
-	}
-	return 3
-}
-
 // kubeletVersions checks each kubelet against the current API servers and those of the hop.
 // Both versions run while the control plane is replaced.
 func kubeletVersions(w *world, _ *probe) (out []plan.Finding) {
@@ -215,9 +208,9 @@ func kubeletVersions(w *world, _ *probe) (out []plan.Finding) {
 		switch key := v.String(); {
 		case ahead(oldest, v) < 0:
 			newer[key] = append(newer[key], n.Name)
-		case ahead(api.Newest, v) > maxSkew(v):
+		case ahead(api.Newest, v) > lifecycle.KubeletSkew(v):
 			tooOld[key] = append(tooOld[key], n.Name)
-		case ahead(after.Newest, v) > maxSkew(v):
+		case ahead(after.Newest, v) > lifecycle.KubeletSkew(v):
 			tooOldAfter[key] = append(tooOldAfter[key], n.Name)
 		}
 	}
@@ -242,13 +235,13 @@ func kubeletVersions(w *world, _ *probe) (out []plan.Finding) {
 	told(tooOld, func(v string, names []string) plan.Finding {
 		return plan.Finding{
 			Title:  fmt.Sprintf("the kubelet of %s is %s, too old for the API servers with %s", count(len(names), "node"), v, api.Newest),
-			Remedy: fmt.Sprintf("replace these nodes first: the skew may be at most %d minor versions", maxSkew(version.MustParse(v))),
+			Remedy: fmt.Sprintf("replace these nodes first: the skew may be at most %d minor versions", lifecycle.KubeletSkew(version.MustParse(v))),
 		}
 	})
 	told(tooOldAfter, func(v string, names []string) plan.Finding {
 		return plan.Finding{
 			Title:  fmt.Sprintf("the kubelet of %s is %s, too old for the API servers of the hop with %s", count(len(names), "node"), v, after.Newest),
-			Remedy: fmt.Sprintf("replace these nodes first: during the hop kubelets talk to API servers of both versions, and the skew may be at most %d minor versions", maxSkew(version.MustParse(v))),
+			Remedy: fmt.Sprintf("replace these nodes first: during the hop kubelets talk to API servers of both versions, and the skew may be at most %d minor versions", lifecycle.KubeletSkew(version.MustParse(v))),
 		}
 	})
 	if len(odd) > 0 {
@@ -278,7 +271,7 @@ func proxyVersion(w *world, _ *probe) []plan.Finding {
 		case ahead(api.Oldest, v) < 0:
 			f.Title = fmt.Sprintf("kube-proxy is %s, newer than the oldest API server with %s", v, api.Oldest)
 			f.Remedy = "upgrade every API server to that version first"
-		case ahead(after, v) > maxSkew(v):
+		case ahead(after, v) > lifecycle.KubeletSkew(v):
 			f.Title = fmt.Sprintf("kube-proxy is %s, too old for API servers with %s", v, after)
 			f.Remedy = "run `kubeadm upgrade apply` with the current version, which also upgrades kube-proxy"
 		default:
@@ -289,13 +282,47 @@ func proxyVersion(w *world, _ *probe) []plan.Finding {
 	return nil // replaced by another component, such as Cilium
 }
 
-// etcd36Floor is the oldest 3.5 that can be upgraded to 3.6: before it, removed learners
-// could return as voting members.
-var etcd36Floor = version.MustParse("v3.5.26")
+// etcdVersions are those of the members, by node, as the tags of their images say.
+func (w *world) etcdVersions() map[string]version.Version {
+	versions := map[string]version.Version{}
+	for i := range w.pods {
+		p := &w.pods[i]
+		if p.component != "etcd" || len(p.images) == 0 {
+			continue
+		}
+		// The pod of a deleted node is removed up to a minute later.
+		if len(w.nodes) > 0 && !slices.ContainsFunc(w.nodes, func(n corev1.Node) bool { return n.Name == p.node }) {
+			continue
+		}
+		if v, ok := etcdOf(tagOf(p.images[0])); ok {
+			versions[p.node] = v
+		}
+	}
+	return versions
+}
+
+// etcdOf returns the version in a tag, which counts builds of an image after it: 3.6.6-0.
+func etcdOf(tag string) (version.Version, bool) {
+	base, _, _ := strings.Cut(tag, "-")
+	v, err := version.Parse(base)
+	return v, err == nil
+}
+
+// etcdStep returns the oldest etcd of the cluster and that of the hop. ok is false if one of
+// them is unknown.
+func (w *world) etcdStep() (from, to version.Version, ok bool) {
+	to, ok = etcdOf(w.request.Etcd)
+	for _, v := range w.etcdVersions() {
+		if from.IsZero() || v.Less(from) {
+			from = v
+		}
+	}
+	return from, to, ok && !from.IsZero()
+}
 
 // etcdMembers checks etcd as far as the API shows it.
 func etcdMembers(w *world, _ *probe) (out []plan.Finding) {
-	members, notReady, versions := etcdPods(w)
+	members, notReady := etcdPods(w)
 	if failing := failingEtcdChecks(w); len(failing) > 0 {
 		out = append(out, plan.Finding{
 			Severity: plan.Block, Title: "an API server cannot reach etcd", Detail: "failing readiness checks: " + enumerate(failing, 5),
@@ -314,11 +341,12 @@ func etcdMembers(w *world, _ *probe) (out []plan.Finding) {
 			Remedy: "run an odd number of control planes", Reference: etcdFAQ,
 		})
 	}
-	base, _, _ := strings.Cut(w.request.Etcd, "-")
-	to, err := version.Parse(base)
-	if err != nil { // the hop is not known to change etcd
+	out = append(out, etcdConfiguration(w)...)
+	to, ok := etcdOf(w.request.Etcd)
+	if !ok { // the hop is not known to change etcd
 		return out
 	}
+	versions := w.etcdVersions()
 	for _, node := range slices.Sorted(maps.Keys(versions)) {
 		if f, bad := etcdHop(node, versions[node], to); bad {
 			out = append(out, f)
@@ -327,9 +355,8 @@ func etcdMembers(w *world, _ *probe) (out []plan.Finding) {
 	return out
 }
 
-// etcdPods returns the nodes of all members of etcd, the pods that are not ready, and the versions by node.
-func etcdPods(w *world) (members, notReady []string, versions map[string]version.Version) {
-	versions = map[string]version.Version{}
+// etcdPods returns the nodes of all members of etcd, and the pods that are not ready.
+func etcdPods(w *world) (members, notReady []string) {
 	for i := range w.pods {
 		p := &w.pods[i]
 		if p.component != "etcd" {
@@ -343,15 +370,8 @@ func etcdPods(w *world) (members, notReady []string, versions map[string]version
 		if !p.ready {
 			notReady = append(notReady, p.object())
 		}
-		if len(p.images) > 0 {
-			// The tag counts builds of an image after the version: 3.6.6-0.
-			base, _, _ := strings.Cut(tagOf(p.images[0]), "-")
-			if v, err := version.Parse(base); err == nil {
-				versions[p.node] = v
-			}
-		}
 	}
-	return members, notReady, versions
+	return members, notReady
 }
 
 // failingEtcdChecks returns the readiness checks of API servers that fail because of etcd.
@@ -366,9 +386,33 @@ func failingEtcdChecks(w *world) (failing []string) {
 	return failing
 }
 
+// etcdConfiguration finds an external etcd, and a tag that keeps etcd from its next minor.
+func etcdConfiguration(w *world) (out []plan.Finding) {
+	c := w.clusterConfiguration()
+	if c.Etcd.External != nil {
+		f := plan.Finding{
+			Severity: plan.NotChecked, Title: "etcd is external: its version is not checked", Detail: "endpoints: " + enumerate(c.Etcd.External.Endpoints, 5),
+			Remedy: "read the version of each member with `etcdctl endpoint status`",
+		}
+		if oldest := lifecycle.ExternalEtcd(w.request.To); !oldest.IsZero() {
+			f.Remedy += fmt.Sprintf(": kubeadm %s needs %s or newer", w.request.To.MinorString(), oldest)
+		}
+		out = append(out, f)
+	}
+	to, known := etcdOf(w.request.Etcd)
+	if tag, ok := etcdOf(c.Etcd.Local.ImageTag); known && ok && ahead(to, tag) > 0 {
+		out = append(out, plan.Finding{
+			Title: fmt.Sprintf("etcd.local.imageTag keeps etcd at %s: the hop does not bring %s", tag, to), Objects: []string{object("ConfigMap", "kube-system", kubeadmConfig)},
+			Remedy: "remove imageTag from ClusterConfiguration when all members run it", Command: "kubectl -n kube-system edit configmap " + kubeadmConfig,
+		})
+	}
+	return out
+}
+
 // etcdHop returns a finding if etcd on a node cannot be upgraded from v to the version of the hop.
 func etcdHop(node string, v, to version.Version) (f plan.Finding, bad bool) {
 	f = plan.Finding{Severity: plan.Block, Objects: []string{object("node", "", node)}}
+	step, below := lifecycle.BelowFloor(v, to)
 	switch {
 	case to.Major() == v.Major() && to.Minor() < v.Minor():
 		f.Title = fmt.Sprintf("etcd on %s is %s, newer than %s of the hop", printable(node), v, to)
@@ -376,11 +420,14 @@ func etcdHop(node string, v, to version.Version) (f plan.Finding, bad bool) {
 	case ahead(to, v) > 1:
 		f.Title = fmt.Sprintf("etcd on %s is %s, more than one minor version older than %s of the hop", printable(node), v, to)
 		f.Remedy = "upgrade through the minor version between"
-	case v.MinorString() == etcd36Floor.MinorString() && ahead(to, v) == 1 && v.Less(etcd36Floor):
-		f.Title = fmt.Sprintf("etcd on %s is %s, and only %s can be upgraded to %s", printable(node), v, etcd36Floor, to)
-		f.Remedy = "upgrade to the newest patch of the current Kubernetes minor version, which has a newer etcd"
+	case below:
+		f.Title = fmt.Sprintf("etcd on %s is %s, and only %s can be upgraded to %s", printable(node), v, step.From, to)
+		f.Remedy, f.Reference = "upgrade to the newest patch of the current Kubernetes minor version, which has a newer etcd", step.Source
+		if step.Tag != "" {
+			f.Remedy = fmt.Sprintf("set etcd.local.imageTag: %s in the ConfigMap kubeadm-config, then run `kubeadm upgrade apply` with the current version and `kubeadm upgrade node` on the other control planes", step.Tag)
+		}
 	default:
-		return f, false
+		return plan.Finding{}, false
 	}
 	return f, true
 }

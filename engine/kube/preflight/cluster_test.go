@@ -29,6 +29,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"constellation/engine/check"
+	"constellation/engine/lifecycle"
 	"constellation/engine/plan"
 	"constellation/engine/version"
 )
@@ -154,7 +155,11 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			w.request = hop("v1.26.1", "v1.27.1")
 			*w = *atVersion(w, "v1.26.1")
 			w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.24.3"
-		}, []string{"block kubelet-versions: the kubelet of 1 node is v1.24.3, too old for the API servers of the hop with v1.27.1"}},
+		}, []string{
+			"block kubelet-versions: the kubelet of 1 node is v1.24.3, too old for the API servers of the hop with v1.27.1",
+			"block kubeadm-config: the ConfigMap kubeadm-config contains a ClusterConfiguration of kubeadm.k8s.io/v1beta4, which kubeadm does not read",
+			"not-checked removed-flags: not checked whether v1.27 removes a flag or feature gate that is used",
+		}},
 		{"a kubelet three behind may stay", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.33.0" }, nil},
 		{"a kubelet newer than its API server", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.36.0" }, []string{
 			"block kubelet-versions: the kubelet of 1 node is v1.36.0, newer than the oldest API server with v1.35.4",
@@ -239,12 +244,74 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			"block removed-flags: kubelet would not start after the hop: the feature gate MemoryManager is removed (v1.36)",
 		}},
 		{"a version whose flags are not known", func(w *world) {
-			w.request.From, w.request.To = version.MustParse("v1.36.3"), version.MustParse("v1.37.0")
-			*w = *atVersion(w, "v1.36.3")
+			w.request.From, w.request.To = version.MustParse("v1.37.2"), version.MustParse("v1.38.0")
+			*w = *atVersion(w, "v1.37.2")
 		}, []string{
-			"not-checked removed-flags: not checked whether v1.37 removes a flag or feature gate that is used",
-			"warn container-runtime: containerd 1.x runs on 2 nodes, and kubelets from v1.37 on need containerd 2",
+			"not-checked removed-flags: not checked whether v1.38 removes a flag or feature gate that is used",
+			"warn container-runtime: containerd 1.x runs on 2 nodes, and kubelets from v1.38 on need containerd 2",
 		}},
+		{"nothing of v1.36 that v1.37 breaks", toward137, nil},
+		{"an old runtime, reported one hop early", func(w *world) {
+			toward137(w)
+			w.nodes[0].Status.NodeInfo.ContainerRuntimeVersion = "containerd://1.7.27"
+		}, []string{"warn container-runtime: containerd 1.x runs on 1 node, and kubelets from v1.38 on need containerd 2"}},
+		{"flags, values and gates that v1.37 refuses", func(w *world) {
+			toward137(w)
+			a := w.component("kube-apiserver", "control-plane-0")
+			a.args = append(a.args, "--enable-admission-plugins=NodeRestriction,JobValidation", "--runtime-config=api/all=true,scheduling.k8s.io/v1alpha2=true", "--feature-gates=DRAPrioritizedList=false")
+			c := w.component("kube-controller-manager", "control-plane-0")
+			c.args = append(c.args, "--concurrent-service-syncs=2")
+			w.configs[kubeletConfig]["kubelet"] += "featureGates: {SidecarContainers: true}\neventRecordQPS: 0\n"
+		}, []string{
+			"block removed-flags: kube-apiserver would not start after the hop: the feature gate DRAPrioritizedList can only be true (v1.37)",
+			"block removed-flags: kube-apiserver would not start after the hop: the value JobValidation of --enable-admission-plugins is refused (v1.37)",
+			"block removed-flags: kube-apiserver would not start after the hop: the value scheduling.k8s.io/v1alpha2 of --runtime-config is refused (v1.37)",
+			"block removed-flags: kube-controller-manager would not start after the hop: the flag --concurrent-service-syncs is removed (v1.37)",
+			"block removed-flags: kubelet would not start after the hop: the feature gate SidecarContainers is removed (v1.37)",
+			"warn changed-settings: from v1.37 on, eventRecordQPS: 0 of a kubelet means no limit; before, it meant the default, 50 per second",
+		}},
+		{"flags of etcd that v3.7 refuses, in its pod and in kubeadm's configuration", func(w *world) {
+			toward137(w)
+			e := w.component("etcd", "control-plane-0")
+			e.args = append(e.args, "--experimental-initial-corrupt-check=true")
+			w.configs[kubeadmConfig]["ClusterConfiguration"] += "etcd: {local: {extraArgs: [{name: experimental-compaction-batch-limit, value: \"100\"}]}}\n"
+		}, []string{
+			"block removed-flags: etcd would not start after the hop: the flag --experimental-compaction-batch-limit is removed (etcd v3.7)",
+			"block removed-flags: etcd would not start after the hop: the flag --experimental-initial-corrupt-check is removed (etcd v3.7)",
+		}},
+		{"the flags of etcd stay while its minor stays", func(w *world) {
+			toward137(w)
+			w.request.Etcd = "3.6.14-0"
+			e := w.component("etcd", "control-plane-0")
+			e.args = append(e.args, "--experimental-initial-corrupt-check=true")
+		}, nil},
+		{"members of etcd at mixed patches, one of them below the floor", func(w *world) {
+			w.addServerNode("control-plane-1", "v1.36.4", "3.6.8-0")
+			w.addServerNode("control-plane-2", "v1.36.4", "3.6.14-0")
+			toward137(w)
+		}, []string{"block etcd-members: etcd on control-plane-1 is v3.6.8, and only v3.6.11 can be upgraded to v3.7.0"}},
+		{"a tag that keeps etcd from its next minor", func(w *world) {
+			toward137(w)
+			w.configs[kubeadmConfig]["ClusterConfiguration"] += "etcd: {local: {imageTag: 3.6.11-0}}\n"
+		}, []string{"warn etcd-members: etcd.local.imageTag keeps etcd at v3.6.11: the hop does not bring v3.7.0"}},
+		{"an etcd outside the cluster", func(w *world) {
+			toward137(w)
+			w.pods = slices.DeleteFunc(w.pods, func(p pod) bool { return p.component == "etcd" })
+			w.configs[kubeadmConfig]["ClusterConfiguration"] += "etcd: {external: {endpoints: [https://10.0.0.9:2379]}}\n"
+		}, []string{"not-checked etcd-members: etcd is external: its version is not checked"}},
+		{"a configuration and a gate that kubeadm of v1.37 does not read", func(w *world) {
+			toward137(w)
+			w.configs[kubeadmConfig]["ClusterConfiguration"] = "apiVersion: kubeadm.k8s.io/v1beta3\nkind: ClusterConfiguration\nkubernetesVersion: v1.36.4\nfeatureGates: {PublicKeysECDSA: true}\n"
+		}, []string{
+			"block kubeadm-config: the ConfigMap kubeadm-config contains a ClusterConfiguration of kubeadm.k8s.io/v1beta3, which kubeadm does not read",
+			"block kubeadm-config: kubeadm of v1.37 refuses the feature gate PublicKeysECDSA in its configuration",
+		}},
+		{"stored objects of an API that v1.37 deletes", func(w *world) {
+			toward137(w)
+			w.writers = map[schema.GroupVersionResource][]writer{
+				{Group: "scheduling.k8s.io", Version: "v1alpha2", Resource: "workloads"}: {{manager: "kubectl", at: noon.Add(-day), object: "shop/batch", objects: 3}},
+			}
+		}, []string{"block removed-apis-written: objects of scheduling.k8s.io/v1alpha2 workloads are stored, which v1.37 no longer serves in any version"}},
 		{"kube-proxy in mode ipvs", func(w *world) { w.configs[proxyConfig]["config.conf"] = "mode: ipvs" }, []string{
 			"warn proxy-mode: kube-proxy runs in mode ipvs, which is deprecated",
 		}},
@@ -334,6 +401,7 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 				{Group: "flowcontrol.apiserver.k8s.io", Version: "v1beta3", Resource: "flowschemas"}: {{manager: "argocd\x07-controller", at: noon.Add(-3 * day), object: "/mine", objects: 2}},
 			}
 		}, []string{
+			"not-checked removed-flags: not checked whether v1.32 removes a flag or feature gate that is used",
 			"block removed-apis-used: clients write flowcontrol.apiserver.k8s.io/v1beta3 flowschemas, which v1.32 no longer serves",
 			"warn removed-apis-used: clients read flowcontrol.apiserver.k8s.io/v1beta3 prioritylevelconfigurations, which v1.32 no longer serves",
 		}},
@@ -343,7 +411,10 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			w.writers = map[schema.GroupVersionResource][]writer{
 				{Group: "flowcontrol.apiserver.k8s.io", Version: "v1beta3", Resource: "flowschemas"}: {{manager: "kubectl", at: noon.Add(-300 * day), object: "/mine", objects: 1}},
 			}
-		}, []string{"warn removed-apis-written: objects were written through flowcontrol.apiserver.k8s.io/v1beta3 flowschemas, which v1.32 no longer serves"}},
+		}, []string{
+			"not-checked removed-flags: not checked whether v1.32 removes a flag or feature gate that is used",
+			"warn removed-apis-written: objects were written through flowcontrol.apiserver.k8s.io/v1beta3 flowschemas, which v1.32 no longer serves",
+		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := clean()
@@ -405,6 +476,17 @@ func atVersion(w *world, v string) *world {
 	return w
 }
 
+// toward137 makes w a cluster of v1.36.4 that nothing keeps from v1.37.2.
+func toward137(w *world) {
+	w.request = hop("v1.36.4", "v1.37.2")
+	w.request.Etcd = "3.7.0-0"
+	*w = *atVersion(w, "v1.36.4")
+	for i := range w.nodes {
+		w.nodes[i].Status.NodeInfo.ContainerRuntimeVersion = "containerd://2.1.4"
+	}
+	w.component("etcd", "control-plane-0").images = []string{"registry.k8s.io/etcd:3.6.11-0"}
+}
+
 // converter adds a definition with a conversion webhook whose service has an endpoint.
 func (w *world) converter(ready bool) {
 	k := kind{ObjectMeta: metav1.ObjectMeta{Name: "things.example.com"}}
@@ -446,13 +528,14 @@ func TestRemovedAPIsAreThoseOfTheHop(t *testing.T) {
 		from, to string
 		want     []string
 	}{
-		{"v1.35.4", "v1.36.3", nil},
+		{"v1.35.4", "v1.36.3", []string{"scheduling.k8s.io/v1alpha1 workloads"}},
 		{"v1.35.1", "v1.35.4", nil},
 		{"v1.34.4", "v1.35.4", []string{
 			"certificates.k8s.io/v1alpha1 podcertificaterequests", "storage.k8s.io/v1alpha1 volumeattributesclasses", "storagemigration.k8s.io/v1alpha1 storageversionmigrations",
 		}},
 		{"v1.36.3", "v1.37.0", []string{
-			"certificates.k8s.io/v1alpha1 clustertrustbundles", "networking.k8s.io/v1beta1 ipaddresses", "networking.k8s.io/v1beta1 servicecidrs", "storage.k8s.io/v1beta1 volumeattributesclasses",
+			"certificates.k8s.io/v1alpha1 clustertrustbundles", "networking.k8s.io/v1beta1 ipaddresses", "networking.k8s.io/v1beta1 servicecidrs",
+			"scheduling.k8s.io/v1alpha2 podgroups", "scheduling.k8s.io/v1alpha2 workloads", "storage.k8s.io/v1beta1 volumeattributesclasses",
 		}},
 		{"v1.24.0", "v1.26.0", nil}, // see below: too many to list, but these must be there
 	} {
@@ -471,6 +554,25 @@ func TestRemovedAPIsAreThoseOfTheHop(t *testing.T) {
 		slices.Sort(got)
 		if d := cmp.Diff(tt.want, got); d != "" {
 			t.Errorf("%s to %s: %s", tt.from, tt.to, d)
+		}
+	}
+}
+
+// The data of the minors that are known lists what the linked types say about them.
+func TestDataHasTheRemovalsOfTheLinkedTypes(t *testing.T) {
+	listed := map[schema.GroupVersionResource]int{}
+	for _, m := range lifecycle.Minors() {
+		for _, a := range m.APIs {
+			listed[schema.GroupVersionResource{Group: a.Group, Version: a.Version, Resource: a.Resource}] = m.Number()
+		}
+	}
+	for _, a := range linkedRemovals() {
+		n, ok := listed[a.resource]
+		if m, known := lifecycle.Of(minorNumber(a.minor)); known && !m.Partial && !ok {
+			t.Errorf("the data of %s lacks %s", m.Kubernetes, a.title())
+		}
+		if ok && n != a.minor {
+			t.Errorf("the data says that v1.%d removes %s, and its type says v1.%d", n, a.title(), a.minor)
 		}
 	}
 }

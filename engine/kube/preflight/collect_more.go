@@ -150,11 +150,18 @@ type writer struct {
 }
 
 // writers reads the managers of objects of APIs that the hop removes. It lists metadata only,
-// and through a remaining version: a request through a removed one would be counted as use.
+// and through a remaining version: a request through a removed one would be counted as use. Only
+// an API that is deleted in all versions is read through itself.
 func (r *reader) writers(ctx context.Context) error {
 	r.w.writers = map[schema.GroupVersionResource][]writer{}
 	byResource := map[schema.GroupResource][]removedAPI{}
 	for _, a := range removedAPIs(r.w.request.From, minorAfter(r.w.request.To)) {
+		if a.deleted {
+			if err := r.writersOfDeleted(ctx, a); err != nil {
+				return err
+			}
+			continue
+		}
 		byResource[a.resource.GroupResource()] = append(byResource[a.resource.GroupResource()], a)
 	}
 	for _, gone := range byResource {
@@ -179,15 +186,44 @@ func (r *reader) writers(ctx context.Context) error {
 			break
 		}
 		for resource, by := range seen {
-			for _, w := range by {
-				r.w.writers[resource] = append(r.w.writers[resource], *w)
-			}
-			slices.SortFunc(r.w.writers[resource], func(a, b writer) int {
-				return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.manager, b.manager))
-			})
+			r.addWriters(resource, by)
 		}
 	}
 	return nil
+}
+
+func (r *reader) addWriters(resource schema.GroupVersionResource, by map[string]*writer) {
+	for _, w := range by {
+		r.w.writers[resource] = append(r.w.writers[resource], *w)
+	}
+	slices.SortFunc(r.w.writers[resource], func(a, b writer) int {
+		return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.manager, b.manager))
+	})
+}
+
+// writersOfDeleted reads the managers of all objects of a deleted API.
+func (r *reader) writersOfDeleted(ctx context.Context, a removedAPI) error {
+	by := map[string]*writer{}
+	err := pages(ctx, r.meta.Resource(a.resource).List, func(l *metav1.PartialObjectMetadataList) {
+		for i := range l.Items {
+			o := &l.Items[i]
+			manager := ""
+			if n := len(o.ManagedFields); n > 0 {
+				manager = o.ManagedFields[n-1].Manager
+			}
+			w := by[manager]
+			if w == nil {
+				w = &writer{manager: manager, object: object("", o.Namespace, o.Name), at: o.CreationTimestamp.Time}
+				by[manager] = w
+			}
+			w.objects++
+		}
+	})
+	if apierrors.IsNotFound(err) {
+		return nil // not served
+	}
+	r.addWriters(a.resource, by)
+	return err
 }
 
 // note records the managers that wrote o through apiVersion.

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
+	"constellation/engine/lifecycle"
 	"constellation/engine/plan"
 	"constellation/engine/version"
 )
@@ -35,6 +36,10 @@ var kubeadmChecks = []checkItem{
 		needs: []source{sourceConfigs, sourcePods}, run: flagsRemoved,
 	},
 	{
+		id: "changed-settings", title: "no setting of the kubelets changes its meaning with the hop", area: "versions", ref: kubeadmGuide,
+		needs: []source{sourceConfigs}, run: settingsChanged,
+	},
+	{
 		id: "proxy-mode", title: "kube-proxy runs in a supported mode", area: "nodes", ref: proxyModes,
 		needs: []source{sourceConfigs}, run: proxyMode,
 	},
@@ -48,59 +53,8 @@ var kubeadmChecks = []checkItem{
 	},
 }
 
-// lifecycle is what a minor version of Kubernetes does to flags and feature gates.
-type lifecycle struct {
-	// flags that a component refuses from then on.
-	flags map[string][]string
-	// removed gates: a component that names one does not start.
-	gates []string
-	// locked gates accept this value only.
-	locked map[string]bool
-}
-
-// firstKnown is the minor version before the first of lifecycles.
-const firstKnown = 34
-
-// lifecycles by minor version. Source: gates, the difference between minor versions of
-// test/compatibility_lifecycle/reference/versioned_feature_list.yaml in
-// k8s.io/kubernetes v1.34.4, v1.35.4 and v1.36.3; flags, the difference of what the
-// option packages of the components register there and in k8s.io/apiserver,
-// component-base, controller-manager, cloud-provider, kube-scheduler and kubelet.
-var lifecycles = map[int]lifecycle{
-	35: {
-		flags: map[string][]string{"kubelet": {"pod-infra-container-image"}},
-		gates: []string{
-			"AllowServiceLBStatusOnNonLB", "ComponentSLIs", "CronJobsScheduledAnnotation", "LoadBalancerIPMode", "PodIndexLabel",
-			"ProbeHostPodSecurityStandards", "SizeMemoryBackedVolumes", "StatefulSetAutoDeletePVC", "StrictCostEnforcementForVAP",
-			"StrictCostEnforcementForWebhooks", "UserNamespacesPodSecurityStandards",
-		},
-		locked: map[string]bool{
-			"AggregatedDiscoveryRemoveBetaType": true, "AllowOverwriteTerminationGracePeriodSeconds": false, "DisableAllocatorDualWrite": true,
-			"DynamicResourceAllocation": true, "ExecProbeTimeout": true, "ImageMaximumGCAge": true, "InPlacePodVerticalScaling": true, "JobManagedBy": true,
-			"PodObservedGenerationTracking": true, "PreferSameTrafficDistribution": true, "SupplementalGroupsPolicy": true, "SystemdWatchdog": true,
-		},
-	},
-	36: {
-		gates: []string{
-			"CPUCFSQuotaPeriod", "CSIMigrationPortworx", "HonorPVReclaimPolicy", "InPlacePodVerticalScalingAllocatedStatus", "InTreePluginPortworxUnregister",
-			"MemoryManager", "RuntimeClassInImageCriAPI", "ServiceTrafficDistribution", "StructuredAuthorizationConfiguration", "TopologyAwareHints",
-			"WatchFromStorageWithoutResourceVersion",
-		},
-		locked: map[string]bool{
-			"CSIServiceAccountTokenSecrets": true, "DRAAdminAccess": true, "DeclarativeValidation": true, "DisableNodeKubeProxyVersion": true,
-			"ExternalServiceAccountTokenSigner": true, "GitRepoVolumeDriver": false, "ImageVolume": true, "KubeletFineGrainedAuthz": true, "KubeletPSI": true,
-			"KubeletPodResourcesDynamicResources": true, "KubeletPodResourcesGet": true, "MutableCSINodeAllocatableCount": true, "NodeLogQuery": true,
-			"ProcMountType": true, "SELinuxChangePolicy": true, "SELinuxMountReadWriteOncePod": true, "SeparateCacheWatchRPC": false,
-			"UserNamespacesSupport": true, "VolumeAttributesClass": true,
-		},
-	},
-}
-
-// readableConfigs are the versions that kubeadm of the supported releases reads.
-var readableConfigs = map[string][]string{
-	"ClusterConfiguration": {"kubeadm.k8s.io/v1beta4", "kubeadm.k8s.io/v1beta3"},
-	"KubeletConfiguration": {"kubelet.config.k8s.io/v1beta1"},
-}
+// readableKubelets are the versions of KubeletConfiguration that all supported kubeadm read.
+var readableKubelets = []string{"kubelet.config.k8s.io/v1beta1"}
 
 // clusterConfiguration is the part of kubeadm's configuration that checks use.
 type clusterConfiguration struct {
@@ -111,6 +65,24 @@ type clusterConfiguration struct {
 	APIServer         extraArgs       `json:"apiServer"`
 	ControllerManager extraArgs       `json:"controllerManager"`
 	Scheduler         extraArgs       `json:"scheduler"`
+	Etcd              struct {
+		Local struct {
+			extraArgs
+			ImageTag string `json:"imageTag"`
+		} `json:"local"`
+		External *struct {
+			Endpoints []string `json:"endpoints"`
+		} `json:"external"`
+	} `json:"etcd"`
+}
+
+// clusterConfiguration returns kubeadm's configuration; zero if it cannot be read, which
+// kubeadm-config reports.
+func (w *world) clusterConfiguration() (c clusterConfiguration) {
+	if yaml.Unmarshal([]byte(w.configs[kubeadmConfig]["ClusterConfiguration"]), &c) != nil {
+		return clusterConfiguration{}
+	}
+	return c
 }
 
 // extraArgs is a map in v1beta3 and a list in v1beta4.
@@ -150,14 +122,17 @@ func (w *world) madeByKubeadm() bool {
 	return w.configs[kubeadmConfig] != nil || slices.ContainsFunc(w.pods, func(p pod) bool { return p.component == "kube-apiserver" && p.mirror })
 }
 
-// kubeadmReadable parses the ConfigMaps like kubeadm.
+// kubeadmReadable parses the ConfigMaps like the kubeadm of the hop.
 func kubeadmReadable(w *world, _ *probe) (out []plan.Finding) {
 	if !w.madeByKubeadm() {
 		return nil
 	}
-	for _, c := range []struct{ name, key, kind string }{
-		{kubeadmConfig, "ClusterConfiguration", "ClusterConfiguration"},
-		{kubeletConfig, "kubelet", "KubeletConfiguration"},
+	for _, c := range []struct {
+		name, key, kind string
+		readable        []string
+	}{
+		{kubeadmConfig, "ClusterConfiguration", "ClusterConfiguration", lifecycle.KubeadmConfigs(w.request.To)},
+		{kubeletConfig, "kubelet", "KubeletConfiguration", readableKubelets},
 	} {
 		f := plan.Finding{
 			Severity: plan.Block, Objects: []string{object("ConfigMap", "kube-system", c.name)},
@@ -177,7 +152,7 @@ func kubeadmReadable(w *world, _ *probe) (out []plan.Finding) {
 			f.Title = fmt.Sprintf("the ConfigMap %s has no key %s, and `kubeadm upgrade` needs it", c.name, c.key)
 		case err != nil:
 			f.Title, f.Detail = fmt.Sprintf("the ConfigMap %s cannot be read", c.name), printable(err.Error())
-		case have.Kind != c.kind || !slices.Contains(readableConfigs[c.kind], have.APIVersion):
+		case have.Kind != c.kind || !slices.Contains(c.readable, have.APIVersion):
 			f.Title = fmt.Sprintf("the ConfigMap %s contains a %s of %s, which kubeadm does not read", c.name, cmp.Or(printable(have.Kind), "document"), cmp.Or(printable(have.APIVersion), "no version"))
 			f.Remedy = "convert it with `kubeadm config migrate` and write it back"
 		case c.name == kubeadmConfig && !parses(have.KubernetesVersion):
@@ -187,8 +162,42 @@ func kubeadmReadable(w *world, _ *probe) (out []plan.Finding) {
 		}
 		out = append(out, f)
 	}
+	return append(out, kubeadmGates(w)...)
+}
+
+// kubeadmGates finds feature gates of kubeadm itself that the kubeadm of the hop refuses.
+func kubeadmGates(w *world) (out []plan.Finding) {
+	gates := w.clusterConfiguration().FeatureGates
+	for _, m := range w.minorsOfHop() {
+		for _, r := range m.Kubeadm {
+			for _, gate := range r.RemovedGates {
+				if _, ok := gates[gate]; !ok {
+					continue
+				}
+				out = append(out, plan.Finding{
+					Severity: plan.Block, Title: fmt.Sprintf("kubeadm of %s refuses the feature gate %s in its configuration", m.Kubernetes, gate),
+					Objects: []string{object("ConfigMap", "kube-system", kubeadmConfig)}, Remedy: "remove it from featureGates of ClusterConfiguration",
+					Command: "kubectl -n kube-system edit configmap " + kubeadmConfig, Reference: m.Sources[r.Source],
+				})
+			}
+		}
+	}
 	return out
 }
+
+// minorsOfHop returns the data of the minors that the hop goes to; those without data are
+// left out.
+func (w *world) minorsOfHop() (out []*lifecycle.Minor) {
+	for n := w.request.From.Minor() + 1; n <= w.request.To.Minor(); n++ {
+		if m, ok := lifecycle.Of(minorNumber(n)); ok {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// minorNumber is the first patch of a minor of v1.
+func minorNumber(n int) version.Version { return version.MustParse(fmt.Sprintf("v1.%d.0", n)) }
 
 func parses(v string) bool {
 	_, err := version.Parse(v)
@@ -208,18 +217,15 @@ func flagsRemoved(w *world, _ *probe) (out []plan.Finding) {
 	}
 	var sources []flagSource
 	for i := range w.pods {
-		if p := &w.pods[i]; len(p.args) > 0 && p.component != "etcd" {
+		if p := &w.pods[i]; len(p.args) > 0 {
 			sources = append(sources, flagSource{p.component, "pod " + p.name, p.object(), p.args})
 		}
 	}
-	if data := w.configs[kubeadmConfig]["ClusterConfiguration"]; data != "" {
-		var c clusterConfiguration
-		if yaml.Unmarshal([]byte(data), &c) == nil { // kubeadm-config reports it if it cannot be read
-			cm := object("ConfigMap", "kube-system", kubeadmConfig)
-			for component, flags := range map[string][]string{"kube-apiserver": c.APIServer.flags(), "kube-controller-manager": c.ControllerManager.flags(), "kube-scheduler": c.Scheduler.flags()} {
-				sources = append(sources, flagSource{component, "ConfigMap kubeadm-config", cm, flags})
-			}
-		}
+	c, cm := w.clusterConfiguration(), object("ConfigMap", "kube-system", kubeadmConfig)
+	for component, flags := range map[string][]string{
+		"kube-apiserver": c.APIServer.flags(), "kube-controller-manager": c.ControllerManager.flags(), "kube-scheduler": c.Scheduler.flags(), "etcd": c.Etcd.Local.flags(),
+	} {
+		sources = append(sources, flagSource{component, "ConfigMap kubeadm-config", cm, flags})
 	}
 	if data := w.configs[kubeletConfig]["kubelet"]; data != "" {
 		var c kubeletConfiguration
@@ -234,21 +240,32 @@ func flagsRemoved(w *world, _ *probe) (out []plan.Finding) {
 	}
 	// Problem to locations: all pods of a component have the same flags.
 	where, objects := map[[2]string][]string{}, map[[2]string][]string{}
-	for minor := w.request.From.Minor() + 1; minor <= w.request.To.Minor(); minor++ {
-		l, ok := lifecycles[minor]
-		if !ok {
-			if minor > firstKnown {
-				out = append(out, plan.Finding{
-					Severity: plan.NotChecked, Title: fmt.Sprintf("not checked whether v1.%d removes a flag or feature gate that is used", minor),
-					Detail: "this program has no data on that version", Remedy: "read its changelog",
-				})
-			}
-			continue
+	note := func(s flagSource, problem, minor string) {
+		key := [2]string{s.component, fmt.Sprintf("%s (%s)", problem, minor)}
+		where[key], objects[key] = append(where[key], s.where), append(objects[key], s.object)
+	}
+	for n := w.request.From.Minor() + 1; n <= w.request.To.Minor(); n++ {
+		if v := minorNumber(n); !lifecycle.Known(v) {
+			out = append(out, plan.Finding{
+				Severity: plan.NotChecked, Title: fmt.Sprintf("not checked whether %s removes a flag or feature gate that is used", v.MinorString()),
+				Detail: "this program has no data on that version", Remedy: "read its changelog",
+			})
 		}
+	}
+	for _, m := range w.minorsOfHop() {
 		for _, s := range sources {
-			for _, problem := range l.problems(s.component, s.flags) {
-				key := [2]string{s.component, fmt.Sprintf("%s (v1.%d)", problem, minor)}
-				where[key], objects[key] = append(where[key], s.where), append(objects[key], s.object)
+			for _, problem := range problems(m, s.component, s.flags) {
+				note(s, problem, m.Kubernetes)
+			}
+		}
+	}
+	if from, to, ok := w.etcdStep(); ok {
+		removed := lifecycle.EtcdFlagsRemoved(from, to)
+		for _, s := range sources {
+			for _, f := range s.flags {
+				if name, _, _ := splitFlag(f); s.component == "etcd" && slices.Contains(removed, name) {
+					note(s, "the flag --"+name+" is removed", "etcd "+to.MinorString())
+				}
 			}
 		}
 	}
@@ -262,32 +279,77 @@ func flagsRemoved(w *world, _ *probe) (out []plan.Finding) {
 	return out
 }
 
-// problems returns the component's flags and gates that the version of l rejects, sorted.
-func (l lifecycle) problems(component string, flags []string) (out []string) {
+// splitFlag splits --name=value.
+func splitFlag(f string) (name, value string, ok bool) {
+	return strings.Cut(strings.TrimLeft(f, "-"), "=")
+}
+
+// problems returns the component's flags, values and gates that a minor rejects, sorted.
+func problems(m *lifecycle.Minor, component string, flags []string) (out []string) {
 	for _, f := range flags {
-		name, value, _ := strings.Cut(strings.TrimLeft(f, "-"), "=")
-		if slices.Contains(l.flags[component], name) {
-			out = append(out, "the flag --"+name+" is removed")
-		}
-		if name != "feature-gates" {
-			continue
-		}
-		for gate := range strings.SplitSeq(value, ",") {
-			// With emulated versions a gate is written with the component: "kube:Name=true".
-			gate, setting, _ := strings.Cut(strings.TrimSpace(gate), "=")
-			gate = gate[strings.LastIndexByte(gate, ':')+1:]
-			on, err := strconv.ParseBool(setting)
-			fixed, locked := l.locked[gate]
-			switch {
-			case slices.Contains(l.gates, gate):
-				out = append(out, "the feature gate "+gate+" is removed")
-			case locked && err == nil && on != fixed:
-				out = append(out, fmt.Sprintf("the feature gate %s can only be %t", gate, fixed))
+		name, value, _ := splitFlag(f)
+		for _, r := range m.Flags {
+			if r.Component == component && slices.Contains(r.Removed, name) {
+				out = append(out, "the flag --"+name+" is removed")
 			}
+		}
+		for _, r := range m.Values {
+			if r.Component != component || r.Flag != name {
+				continue
+			}
+			for v := range strings.SplitSeq(value, ",") {
+				// In runtime-config a value is written as an assignment: "group/version=true".
+				v, _, _ = strings.Cut(strings.TrimSpace(v), "=")
+				if slices.ContainsFunc(r.Refused, func(refused string) bool { return v == refused || strings.HasPrefix(v, refused+"/") }) {
+					out = append(out, fmt.Sprintf("the value %s of --%s is refused", printable(v), name))
+				}
+			}
+		}
+		if name == "feature-gates" {
+			out = append(out, gateProblems(m, value)...)
 		}
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
+}
+
+// gateProblems returns the problems of a value of --feature-gates.
+func gateProblems(m *lifecycle.Minor, value string) (out []string) {
+	for gate := range strings.SplitSeq(value, ",") {
+		// With emulated versions a gate is written with the component: "kube:Name=true".
+		gate, setting, _ := strings.Cut(strings.TrimSpace(gate), "=")
+		gate = gate[strings.LastIndexByte(gate, ':')+1:]
+		on, err := strconv.ParseBool(setting)
+		for _, r := range m.Gates {
+			switch {
+			case slices.Contains(r.Removed, gate):
+				out = append(out, "the feature gate "+gate+" is removed")
+			case err == nil && !on && slices.Contains(r.LockedOn, gate), err == nil && on && slices.Contains(r.LockedOff, gate):
+				out = append(out, fmt.Sprintf("the feature gate %s can only be %t", gate, !on))
+			}
+		}
+	}
+	return out
+}
+
+// settingsChanged finds kubelet settings that the changelog of a minor asks users to change.
+func settingsChanged(w *world, _ *probe) (out []plan.Finding) {
+	var c map[string]any
+	if yaml.Unmarshal([]byte(w.configs[kubeletConfig]["kubelet"]), &c) != nil {
+		return nil // reported by kubeadm-config
+	}
+	for _, m := range w.minorsOfHop() {
+		for _, a := range m.Actions {
+			if v, ok := c[a.KubeletField]; !ok || fmt.Sprint(v) != a.KubeletValue {
+				continue
+			}
+			out = append(out, plan.Finding{
+				Title: fmt.Sprintf("from %s on, %s", m.Kubernetes, a.Title), Remedy: a.Remedy, Reference: m.Sources[a.Source],
+				Objects: []string{object("ConfigMap", "kube-system", kubeletConfig)},
+			})
+		}
+	}
+	return out
 }
 
 // flagNumber returns the numeric value of a flag.
@@ -322,47 +384,63 @@ func proxyMode(w *world, _ *probe) []plan.Finding {
 	}}
 }
 
-// firstWithoutOldCRI is the first minor version whose kubelet requires a runtime that reports
-// its configuration (containerd 2, CRI-O 1.28).
-const firstWithoutOldCRI = 37
-
-// containerRuntimes warns of nodes whose runtime the next kubelet does not support.
-func containerRuntimes(w *world, _ *probe) []plan.Finding {
-	if w.request.From.Minor() >= firstWithoutOldCRI || w.request.To.Minor() < firstWithoutOldCRI {
-		return nil
+// containerRuntimes warns of nodes whose runtime the kubelets of the hop, or of the minor after
+// it, do not support. Told one hop early, users can choose an OS image in time.
+func containerRuntimes(w *world, _ *probe) (out []plan.Finding) {
+	for n := w.request.From.Minor() + 1; n <= w.request.To.Minor()+1; n++ {
+		m, ok := lifecycle.Of(minorNumber(n))
+		if !ok {
+			continue
+		}
+		for _, r := range m.Kubelet {
+			old := oldRuntimes(w.nodes, r)
+			if len(old) == 0 {
+				continue
+			}
+			f := plan.Finding{
+				Title:  fmt.Sprintf("%s %d.x runs on %s, and kubelets from %s on need %s %d", r.Runtime, r.OldestRuntime.Major()-1, count(len(old), "node"), m.Kubernetes, r.Runtime, r.OldestRuntime.Major()),
+				Detail: "nodes: " + enumerate(old, 20), Reference: m.Sources[r.Source],
+				Remedy: fmt.Sprintf("check that the OS image of the hop contains %s %d", r.Runtime, r.OldestRuntime.Major()),
+			}
+			if n > w.request.To.Minor() {
+				f.Remedy = fmt.Sprintf("use an OS image with %s %d before the hop to %s", r.Runtime, r.OldestRuntime.Major(), m.Kubernetes)
+			}
+			for _, name := range old {
+				f.Objects = append(f.Objects, object("node", "", name))
+			}
+			f.Objects = first(f.Objects)
+			out = append(out, f)
+		}
 	}
-	old := oldRuntimes(w.nodes)
-	if len(old) == 0 {
-		return nil
-	}
-	f := plan.Finding{
-		Title:  fmt.Sprintf("containerd 1.x runs on %s, and kubelets from v1.%d on need containerd 2", count(len(old), "node"), firstWithoutOldCRI),
-		Detail: "nodes: " + enumerate(old, 20), Remedy: "check that the OS image of the hop contains containerd 2",
-	}
-	for _, n := range old {
-		f.Objects = append(f.Objects, object("node", "", n))
-	}
-	f.Objects = first(f.Objects)
-	return []plan.Finding{f}
+	return out
 }
 
-// oldRuntimes are the nodes with containerd 1.x.
-func oldRuntimes(nodes []corev1.Node) (out []string) {
+// oldRuntimes are the nodes whose runtime is older than a kubelet demands.
+func oldRuntimes(nodes []corev1.Node, demand lifecycle.Kubelet) (out []string) {
+	if demand.Runtime == "" {
+		return nil
+	}
 	for i := range nodes {
-		if v, ok := strings.CutPrefix(nodes[i].Status.NodeInfo.ContainerRuntimeVersion, "containerd://"); ok && strings.HasPrefix(strings.TrimPrefix(v, "v"), "1.") {
+		runtime, ok := strings.CutPrefix(nodes[i].Status.NodeInfo.ContainerRuntimeVersion, demand.Runtime+"://")
+		if !ok {
+			continue
+		}
+		if v, err := version.Parse(runtime); err == nil && v.Less(demand.OldestRuntime) {
 			out = append(out, nodes[i].Name)
 		}
 	}
 	return out
 }
 
-// firstFailingCgroupV1 is the first minor version whose kubelet does not start on a host with
-// cgroup v1 unless its configuration permits it.
-const firstFailingCgroupV1 = 35
-
 // cgroupVersions reads the cgroup version from one kubelet of each kind of machine.
 func cgroupVersions(w *world, p *probe) []plan.Finding {
-	if w.request.From.Minor() >= firstFailingCgroupV1 || w.request.To.Minor() < firstFailingCgroupV1 {
+	var refusing *lifecycle.Minor
+	for _, m := range w.minorsOfHop() {
+		if slices.ContainsFunc(m.Kubelet, func(r lifecycle.Kubelet) bool { return r.RefusesCgroupV1 }) {
+			refusing = m
+		}
+	}
+	if refusing == nil {
 		return nil
 	}
 	var c kubeletConfiguration
@@ -391,7 +469,7 @@ func cgroupVersions(w *world, p *probe) []plan.Finding {
 	var out []plan.Finding
 	if len(old) > 0 {
 		out = append(out, plan.Finding{
-			Severity: plan.Block, Title: fmt.Sprintf("hosts with cgroup v1: kubelets from v1.%d on do not start there", firstFailingCgroupV1), Detail: "for example " + enumerate(old, maxTold),
+			Severity: plan.Block, Title: fmt.Sprintf("hosts with cgroup v1: kubelets from %s on do not start there", refusing.Kubernetes), Detail: "for example " + enumerate(old, maxTold),
 			Remedy: "use an OS image with cgroup v2, or set failCgroupV1: false in the ConfigMap kubelet-config", Objects: []string{object("ConfigMap", "kube-system", kubeletConfig)},
 		})
 	}

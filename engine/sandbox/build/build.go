@@ -19,7 +19,9 @@
 //	kubernetes/v1.35.4/lock            held while something is made
 //	services/v1.1.0/operator-<id>.tar  images of our own services, by the binary in them
 //
-// To add a version: copy the module files of the nearest minor as go.mod and go.sum
+// Patches of a minor share what they have in common: see sharedModule in compile.go.
+//
+// To add a version: copy the module files of the nearest version as go.mod and go.sum
 // into an empty directory, set the versions (etcd and CoreDNS to what
 // cmd/kubeadm/app/constants names, every k8s.io replacement to the staging module of
 // the same patch, godebug to upstream's), run "go mod tidy", put the two files back
@@ -57,11 +59,11 @@ type Artifacts struct {
 	Dir string
 	// Binaries has the path of each static binary by its name: kubeadm, kubelet, kubectl,
 	// kube-apiserver, kube-controller-manager, kube-scheduler, kube-proxy, etcd, etcdutl,
-	// coredns, pause, agnhost.
+	// coredns, pause, agnhost, and 3.6.11/etcd if clusters must run that patch of etcd before.
 	Binaries map[string]string
 	// Digests has "sha256:<64 hex>" of each binary by its name.
 	Digests map[string]string
-	// Images are all that "kubeadm config images list" names, then agnhost.
+	// Images are all that "kubeadm config images list" names, then agnhost and the etcd to run before.
 	Images []Image
 }
 

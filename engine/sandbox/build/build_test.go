@@ -200,7 +200,7 @@ func TestUnknownAndMissingVersions(t *testing.T) {
 		name, version, remedy string
 		notCached             bool
 	}{
-		{"a version without recipe names those that have one", "v1.30.0", "v1.35.4, v1.36.3", false},
+		{"a version without recipe names those that have one", "v1.30.0", "v1.35.4, v1.35.8, v1.36.3, v1.36.4, v1.37.2", false},
 		{"the v is part of the name", "1.35.4", "v1.35.4", false},
 		{"a path is no version", "../x", "v1.35.4", false},
 		{"a version that was not built names the command", "v1.36.3", "run `constellation sandbox fetch v1.36.3`", true},

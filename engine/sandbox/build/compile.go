@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -128,7 +129,10 @@ func (b *builder) programs(ctx context.Context, programs []program) error {
 	links.SetLimit(min(2, runtime.NumCPU())) // a link takes up to 2 GB of memory
 	for _, p := range programs {
 		links.Go(func() error {
-			out := filepath.Join(stage, p.name)
+			out := filepath.Join(stage, filepath.FromSlash(p.name))
+			if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
+				return b.fail("link "+p.name, err)
+			}
 			if err := tool.link(ctx, p, out); err != nil {
 				return b.fail("link "+p.name, err)
 			}
@@ -182,21 +186,89 @@ func (b *builder) toolchain(ctx context.Context, modules []string) (*toolchain, 
 // are in all. say gets lines about downloads.
 func (t *toolchain) load(ctx context.Context, module string, packages []string, say func(string)) (int64, error) {
 	var n int64
-	args := append([]string{"list", "-trimpath", "-deps", "-f", "{{.ImportPath}}"}, packages...)
-	err := t.run(ctx, module, func(string) { n++ }, func(line string) bool {
+	sources := make(map[string]string) // directories by module
+	const format = "{{.ImportPath}}{{with .Module}} {{.Path}} {{.Dir}}{{end}}"
+	args := append([]string{"list", "-trimpath", "-deps", "-f", format}, packages...)
+	err := t.run(ctx, module, func(line string) {
+		n++
+		if f := strings.SplitN(line, " ", 3); len(f) == 3 {
+			sources[f[1]] = f[2]
+		}
+	}, func(line string) bool {
 		if rest, ok := strings.CutPrefix(line, "go: downloading "); ok {
 			say("fetching " + rest)
 			return true
 		}
 		return false
 	}, args...)
+	if err == nil && strings.HasPrefix(module, kubernetesPrefix) {
+		err = t.share(ctx, module, sources)
+	}
 	return n, err
+}
+
+// sharedModule is the module file that Kubernetes is compiled with.
+const sharedModule = "shared.mod"
+
+// anyPatch is the patch that all modules of a minor of Kubernetes have in their sharedModule.
+const anyPatch = "999"
+
+// share writes the sharedModule of a module: the same requirements, but the sources of
+// Kubernetes are directories, and their versions name the minor only. Go's build cache identifies
+// a package by its module's version, so without this each patch would compile all of
+// Kubernetes again. The sources were verified against go.sum when load fetched them.
+func (t *toolchain) share(ctx context.Context, module string, sources map[string]string) error {
+	dir := filepath.Join(t.src, module)
+	for from, to := range map[string]string{"go.mod": sharedModule, "go.sum": strings.TrimSuffix(sharedModule, "mod") + "sum"} {
+		b, err := os.ReadFile(filepath.Join(dir, from))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, to), b, 0o644); err != nil {
+			return err
+		}
+	}
+	patched := modulesOfPatch(string(moduleFiles(module)["go.mod"]), strings.TrimPrefix(module, kubernetesPrefix))
+	args := []string{"mod", "edit"}
+	for _, path := range slices.Sorted(maps.Keys(patched)) {
+		source, ok := sources[path]
+		if !ok {
+			continue // no package of it is compiled
+		}
+		link := filepath.Join(dir, "staging", filepath.FromSlash(path))
+		if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
+			return err
+		}
+		if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err := os.Symlink(source, link); err != nil {
+			return err
+		}
+		args = append(args, "-require="+path+"@"+patched[path], "-replace="+path+"=./staging/"+path)
+	}
+	return t.run(ctx, module, nil, nil, append(args, sharedModule)...)
+}
+
+// modulesOfPatch returns the modules in the text of a go.mod that have the version of Kubernetes,
+// with the version of any patch: v1.37.2 of k8s.io/kubernetes becomes v1.37.999, and v0.37.2 of
+// k8s.io/api v0.37.999. The latter are those that the go.mod replaces.
+func modulesOfPatch(text, version string) map[string]string {
+	_, rest, _ := strings.Cut(version, ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	out := map[string]string{"k8s.io/kubernetes": "v1." + minor + "." + anyPatch}
+	for line := range strings.Lines(text) {
+		if path, _, ok := strings.Cut(strings.TrimSpace(line), " => "); ok {
+			out[path] = "v0." + minor + "." + anyPatch
+		}
+	}
+	return out
 }
 
 // compile fills Go's build cache with packages and all they need, without linking.
 // done gets the path of each package that had to be compiled.
 func (t *toolchain) compile(ctx context.Context, module string, packages []string, done func(pkg string)) error {
-	args := append([]string{"list", "-v", "-export", "-trimpath", "-buildvcs=false", "-f", "{{.Name}}"}, packages...)
+	args := append([]string{"list", "-v", "-export", modFile(module), "-trimpath", "-buildvcs=false", "-f", "{{.Name}}"}, packages...)
 	return t.run(ctx, module, nil, func(line string) bool {
 		// -v names each package on a line of its own; complaints have spaces.
 		if line == "" || strings.ContainsAny(line, " \t:") {
@@ -208,8 +280,16 @@ func (t *toolchain) compile(ctx context.Context, module string, packages []strin
 }
 
 func (t *toolchain) link(ctx context.Context, p program, out string) error {
-	args := append([]string{"build"}, strings.Fields(buildFlags)...)
+	args := append([]string{"build", modFile(p.module)}, strings.Fields(buildFlags)...)
 	return t.run(ctx, p.module, nil, nil, append(args, "-ldflags="+p.ldflags, "-o", out, p.pkg)...)
+}
+
+// modFile is the flag that names the module file to compile with.
+func modFile(module string) string {
+	if strings.HasPrefix(module, kubernetesPrefix) {
+		return "-modfile=" + sharedModule
+	}
+	return "-modfile=go.mod"
 }
 
 // run runs the go command in a module.

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// modules holds one Go module per minor of Kubernetes and of CoreDNS, and per version
+// modules holds one Go module per version of Kubernetes and of CoreDNS, and per version
 // of etcd for what Kubernetes' own does not have: go.mod and go.sum under other names, because a directory with a go.mod cannot be embedded.
 // They have no code; their tool directives name the commands to build. The cache
 // gets them as real modules.
@@ -36,8 +36,11 @@ type recipe struct {
 	date time.Time
 	// Tags as this version's kubeadm names them, and the agnhost that its tree holds.
 	etcd, coredns, pause, agnhost string
-	// corednsCommit is shown by coredns -version. The module proxy knows it for
-	// CoreDNS, but not for Kubernetes.
+	// etcdBefore is the tag of the etcd that a cluster of the previous minor must run before it
+	// gets etcd; empty if every patch may go to it. Its image is built with this version.
+	etcdBefore string
+	// corednsCommit is shown by coredns -version. It is empty where the module proxy does
+	// not report it, as for every Kubernetes and some versions of CoreDNS.
 	corednsCommit string
 }
 
@@ -49,9 +52,24 @@ var recipes = []recipe{
 		corednsCommit: "1db4568",
 	},
 	{
+		version: "v1.35.8", date: time.Date(2026, 8, 20, 15, 16, 14, 0, time.UTC),
+		etcd: "3.6.6-0", coredns: "v1.13.1", pause: "3.10.1", agnhost: "2.59",
+		corednsCommit: "1db4568",
+	},
+	{
 		version: "v1.36.3", date: time.Date(2026, 7, 22, 18, 7, 38, 0, time.UTC),
 		etcd: "3.6.8-0", coredns: "v1.14.2", pause: "3.10.2", agnhost: "2.63.0",
 		corednsCommit: "dd1df4f",
+	},
+	{
+		version: "v1.36.4", date: time.Date(2026, 8, 20, 11, 51, 43, 0, time.UTC),
+		etcd: "3.6.8-0", coredns: "v1.14.2", pause: "3.10.2", agnhost: "2.63.0",
+		corednsCommit: "dd1df4f",
+	},
+	{
+		version: "v1.37.2", date: time.Date(2026, 10, 27, 12, 1, 4, 0, time.UTC),
+		etcd: "3.7.0-0", coredns: "v1.14.6", pause: "3.10.2", agnhost: "2.66.1",
+		etcdBefore: "3.6.11-0",
 	},
 }
 
@@ -79,7 +97,7 @@ type program struct {
 // programs lists the binaries in the order in which they are linked: what a first
 // node needs comes first, what people run by hand last.
 func (r recipe) programs() []program {
-	kubernetes := "kubernetes-" + minor(r.version)
+	kubernetes := r.kubernetesModule()
 	major, rest, _ := strings.Cut(strings.TrimPrefix(r.version, "v"), ".")
 	m, _, _ := strings.Cut(rest, ".")
 	stamp := []string{"-s", "-w"}
@@ -101,25 +119,45 @@ func (r recipe) programs() []program {
 	kube := func(name string) program {
 		return program{name, kubernetes, "k8s.io/kubernetes/cmd/" + name, ldflags}
 	}
-	return []program{
+	programs := []program{
 		kube("kubeadm"),
 		kube("kubelet"),
 		kube("kube-apiserver"),
 		{"etcd", kubernetes, "go.etcd.io/etcd/server/v3", "-s -w"},
-		{"etcdutl", "etcd-" + r.etcdVersion(), "go.etcd.io/etcd/etcdutl/v3", "-s -w"},
+		{"etcdutl", r.etcdModule(), "go.etcd.io/etcd/etcdutl/v3", "-s -w"},
 		kube("kube-controller-manager"),
 		kube("kube-scheduler"),
 		kube("kube-proxy"),
-		{"coredns", "coredns-" + minor(r.coredns), "github.com/coredns/coredns", "-s -w -X github.com/coredns/coredns/coremain.GitCommit=" + r.corednsCommit},
+		{"coredns", r.corednsModule(), "github.com/coredns/coredns", "-s -w -X github.com/coredns/coredns/coremain.GitCommit=" + r.corednsCommit},
 		{"pause", "pause", ".", "-s -w -X main.version=" + r.pause},
 		kube("kubectl"),
 		{"agnhost", kubernetes, "k8s.io/kubernetes/test/images/agnhost", ldflags + " -X main.Version=" + r.agnhost},
 	}
+	if r.etcdBefore != "" {
+		v := tagVersion(r.etcdBefore)
+		programs = append(programs, program{v + "/etcd", "etcd-" + v, "go.etcd.io/etcd/server/v3", "-s -w"})
+	}
+	return programs
 }
 
-// etcdVersion is the part of etcd's tag that its modules have, without a "v".
-func (r recipe) etcdVersion() string {
-	v, _, _ := strings.Cut(r.etcd, "-")
+// kubernetesModule, corednsModule and etcdModule are the names of r's modules.
+func (r recipe) kubernetesModule() string {
+	return kubernetesPrefix + strings.TrimPrefix(r.version, "v")
+}
+
+func (r recipe) corednsModule() string { return "coredns-" + strings.TrimPrefix(r.coredns, "v") }
+func (r recipe) etcdModule() string    { return "etcd-" + r.etcdVersion() }
+
+// kubernetesPrefix begins the names of the modules that are compiled without their patch, see
+// [toolchain.share].
+const kubernetesPrefix = "kubernetes-"
+
+// etcdVersion is that of r's etcd, without a "v".
+func (r recipe) etcdVersion() string { return tagVersion(r.etcd) }
+
+// tagVersion returns the part of etcd's tag that its modules have: 3.6.6 of 3.6.6-0.
+func tagVersion(tag string) string {
+	v, _, _ := strings.Cut(tag, "-")
 	return v
 }
 
@@ -135,8 +173,8 @@ func (r recipe) program(name string) (program, bool) {
 func (p program) path() string { return path.Join("bin", p.name) }
 
 // key names everything that decides what p is, but the version of the Go
-// toolchain: after an update of Go nobody should have to wait for a build again,
-// and no verb but one may build.
+// toolchain and the paths of the sources: after an update of Go nobody should have to
+// wait for a build again, and no verb but one may build.
 func (p program) key() string {
 	return keyOf("program", p.name, p.pkg, p.ldflags, buildFlags, buildEnv(), moduleFiles(p.module))
 }
@@ -182,7 +220,7 @@ func (r recipe) images() []imageSpec {
 	}
 	proxy := kube("kube-proxy")
 	proxy.tools = true
-	return []imageSpec{
+	images := []imageSpec{
 		kube("kube-apiserver"),
 		kube("kube-controller-manager"),
 		kube("kube-scheduler"),
@@ -198,6 +236,12 @@ func (r recipe) images() []imageSpec {
 			links: map[string]string{"/agnhost-2": "agnhost"}, entrypoint: []string{"/agnhost"}, cmd: []string{"pause"},
 		},
 	}
+	if r.etcdBefore != "" {
+		v := tagVersion(r.etcdBefore)
+		// It has no etcdutl: the module proxy lacks that of most patches.
+		images = append(images, imageSpec{name: "etcd-" + v, ref: "registry.k8s.io/etcd:" + r.etcdBefore, binary: v + "/etcd", at: "/usr/local/bin/etcd"})
+	}
+	return images
 }
 
 // path is where the archive lies in the cache of its version.
@@ -227,10 +271,4 @@ func keyOf(parts ...any) string {
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])
-}
-
-// minor returns MAJOR.MINOR of a version such as "v1.35.4".
-func minor(version string) string {
-	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
-	return strings.Join(parts[:min(2, len(parts))], ".")
 }

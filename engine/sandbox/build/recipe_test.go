@@ -16,9 +16,9 @@ import (
 func TestModulesPinWhatRecipesName(t *testing.T) {
 	for _, r := range recipes {
 		t.Run(r.version, func(t *testing.T) {
-			kubernetes := readModule(t, "kubernetes-"+minor(r.version))
-			coredns := readModule(t, "coredns-"+minor(r.coredns))
-			etcd := readModule(t, "etcd-"+r.etcdVersion())
+			kubernetes := readModule(t, r.kubernetesModule())
+			coredns := readModule(t, r.corednsModule())
+			etcd := readModule(t, r.etcdModule())
 			for _, tt := range []struct {
 				name string
 				in   module
@@ -44,7 +44,14 @@ func TestModulesPinWhatRecipesName(t *testing.T) {
 				t.Errorf("%d staging modules are replaced, want all", len(kubernetes.replace))
 			}
 
-			tools := map[string][]string{"kubernetes-" + minor(r.version): kubernetes.tool, "coredns-" + minor(r.coredns): coredns.tool, "etcd-" + r.etcdVersion(): etcd.tool}
+			tools := map[string][]string{r.kubernetesModule(): kubernetes.tool, r.corednsModule(): coredns.tool, r.etcdModule(): etcd.tool}
+			if r.etcdBefore != "" {
+				before := readModule(t, "etcd-"+tagVersion(r.etcdBefore))
+				if got, want := before.require["go.etcd.io/etcd/server/v3"], "v"+tagVersion(r.etcdBefore); got != want {
+					t.Errorf("the etcd to run before is %q, want %q", got, want)
+				}
+				tools["etcd-"+tagVersion(r.etcdBefore)] = before.tool
+			}
 			programs := make(map[string][]string)
 			for _, p := range r.programs() {
 				if p.name != "pause" {
@@ -96,11 +103,7 @@ func TestVersionsAreInOrder(t *testing.T) {
 	if !slices.Contains(Versions(), DefaultVersion) {
 		t.Errorf("the default %s is not one of %v", DefaultVersion, Versions())
 	}
-	minors := make([]string, 0, len(recipes))
-	for _, v := range Versions() {
-		minors = append(minors, minor(v))
-	}
-	if !slices.IsSorted(minors) { // all are 1.NN
+	if !slices.IsSorted(Versions()) { // all are 1.NN.N
 		t.Errorf("versions are %v, want the newest last", Versions())
 	}
 }
@@ -146,6 +149,21 @@ func TestProgramNamesAreUnique(t *testing.T) {
 				if !names[name] {
 					t.Errorf("%s: image %s is made of %q, which is not built", r.version, i.ref, name)
 				}
+			}
+		}
+	}
+}
+
+func TestPatchesShareTheirModules(t *testing.T) {
+	for _, r := range recipes {
+		name := r.kubernetesModule()
+		pinned := readModule(t, name)
+		for path, v := range modulesOfPatch(string(moduleFiles(name)["go.mod"]), strings.TrimPrefix(r.version, "v")) {
+			if path != "k8s.io/kubernetes" && pinned.replace[path] == "" {
+				t.Errorf("%s: %s is compiled without its version, and go.mod does not replace it", name, path)
+			}
+			if strings.Contains(v, strings.TrimPrefix(r.version, "v1.")) || !strings.HasSuffix(v, "."+anyPatch) {
+				t.Errorf("%s: %s is compiled as %s, which names the patch", name, path, v)
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package simulated
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -306,7 +307,11 @@ func (c *computer) program(image string) (path string, ok bool, err error) {
 				continue
 			}
 			switch name {
-			case "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler":
+			case "etcd":
+				// A version may have two: that to run before has the version in its name.
+				tag, _, _ := strings.Cut(strings.TrimPrefix(image, "registry.k8s.io/etcd:"), "-")
+				return cmp.Or(a.Binaries[tag+"/etcd"], a.Binaries["etcd"]), true, nil
+			case "kube-apiserver", "kube-controller-manager", "kube-scheduler":
 				return a.Binaries[name], true, nil
 			}
 			return "", false, nil

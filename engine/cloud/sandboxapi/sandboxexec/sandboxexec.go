@@ -28,7 +28,9 @@ import (
 const Name = "constellation-sandbox"
 
 // KubernetesVersions returns the Kubernetes versions that a sandbox can run, the default first.
-func KubernetesVersions() []string { return []string{"v1.35.4", "v1.36.3"} }
+func KubernetesVersions() []string {
+	return []string{"v1.35.4", "v1.35.8", "v1.36.3", "v1.36.4", "v1.37.2"}
+}
 
 // versionTimeout bounds the start of the program that prints its release.
 const versionTimeout = 10 * time.Second

@@ -1,5 +1,5 @@
-// Command pause holds the namespaces of a pod: it waits for a signal, and reaps the orphaned
-// processes of a shared process namespace.
+// Command pause holds the namespaces of a pod: it does nothing until it is told
+// to stop, and buries the orphans that a shared process namespace hands to it.
 //
 // It exits 0 on SIGTERM, SIGINT and -v; kubeadm's upgrade check runs "pause -v" as
 // a Job and waits for it to succeed. It is compiled for the sandbox from the

@@ -1,0 +1,98 @@
+package lifecycle
+
+import (
+	"io/fs"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"constellation/engine/version"
+)
+
+func TestFilesAreValid(t *testing.T) {
+	d, err := parse(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, m := range d.minors {
+		if i > 0 && m.number <= d.minors[i-1].number {
+			t.Errorf("%s comes after %s", m.Kubernetes, d.minors[i-1].Kubernetes)
+		}
+	}
+}
+
+// Each defect of a file is an error, so that a file with it fails the tests.
+func TestDefectsOfFilesAreErrors(t *testing.T) {
+	sound := "kubernetes: v1.99\nsources: {s: a page}\nflags:\n  - { component: kubelet, removed: [a], source: s }\n"
+	etcd := "sources: {s: a page}\netcd:\n  - { version: v3.9, from: v3.8.1, source: s }\n"
+	for _, tt := range []struct{ name, minor, etcd, want string }{
+		{"sound", sound, etcd, ""},
+		{"unknown field", sound + "gate: []\n", etcd, "field gate not found"},
+		{"unknown field of a row", strings.Replace(sound, "component", "name", 1), etcd, "field name not found"},
+		{"no source", strings.Replace(sound, ", source: s", "", 1), etcd, `row 1 of flags: source "" is not listed`},
+		{"unlisted source", strings.Replace(sound, "source: s", "source: t", 1), etcd, `row 1 of flags: source "t" is not listed`},
+		{"unused source", strings.Replace(sound, "{s: a page}", "{s: a page, u: another}", 1), etcd, `source "u" has no row`},
+		{"empty row", strings.Replace(sound, "[a]", "[]", 1), etcd, "row 1 of flags: fields are missing"},
+		{"twice", strings.Replace(sound, "[a]", "[a, b, a]", 1), etcd, `name "a" is empty, padded or listed twice`},
+		{"another minor", strings.Replace(sound, "v1.99", "v1.98", 1), etcd, "read data/v1.99.yaml: it is of v1.98"},
+		{"no minor", strings.Replace(sound, "v1.99", "1.99.0", 1), etcd, `kubernetes is "1.99.0"`},
+		{"invalid floor", sound, strings.Replace(etcd, "v3.8.1", "newest", 1), "parse version"},
+		{"etcd without a source", sound, strings.Replace(etcd, ", source: s", "", 1), `row 1 of etcd: source "" is not listed`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := parse(fstest.MapFS{"data/v1.99.yaml": {Data: []byte(tt.minor)}, "data/etcd.yaml": {Data: []byte(tt.etcd)}})
+			if tt.want == "" && err == nil {
+				return
+			}
+			if err == nil || tt.want == "" || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("the error is %v, want %q", err, tt.want)
+			}
+		})
+	}
+	if _, err := fs.Stat(files, "data/etcd.yaml"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDemands(t *testing.T) {
+	v := version.MustParse
+	for kubelet, want := range map[string]int{"v1.24.9": 2, "v1.25.0": 3, "v1.37.2": 3, "v1.99.0": 3} {
+		if got := KubeletSkew(v(kubelet)); got != want {
+			t.Errorf("kubelets %s may be %d minors behind, want %d", kubelet, got, want)
+		}
+	}
+	for kubeadm, want := range map[string]string{"v1.30.1": "", "v1.36.4": "kubeadm.k8s.io/v1beta3 kubeadm.k8s.io/v1beta4", "v1.37.0": "kubeadm.k8s.io/v1beta4"} {
+		if got := strings.Join(KubeadmConfigs(v(kubeadm)), " "); got != want {
+			t.Errorf("kubeadm %s reads %q, want %q", kubeadm, got, want)
+		}
+	}
+	if got := Reads("kubeadm.k8s.io/v1beta4").String(); got != "v1.31.0" {
+		t.Errorf("v1beta4 is read from %s on, want v1.31.0", got)
+	}
+	for _, tt := range []struct{ from, to, floor string }{
+		{"v3.5.25", "v3.6.6", "v3.5.26"},
+		{"v3.5.26", "v3.6.6", ""},
+		{"v3.6.8", "v3.7.0", "v3.6.11"},
+		{"v3.6.10", "v3.7.0", "v3.6.11"},
+		{"v3.6.11", "v3.7.0", ""},
+		{"v3.6.6", "v3.6.8", ""},
+		{"v3.7.0", "v3.8.0", ""},
+		{"v3.5.1", "v3.7.0", ""}, // two minors: another rule
+	} {
+		s, below := BelowFloor(v(tt.from), v(tt.to))
+		if got := s.From.String(); got != tt.floor || below != (tt.floor != "") {
+			t.Errorf("etcd from %s to %s needs %q first, want %q", tt.from, tt.to, got, tt.floor)
+		}
+	}
+	if got := len(EtcdFlagsRemoved(v("v3.6.8"), v("v3.7.0"))); got < 23 {
+		t.Errorf("etcd v3.7 refuses %d flags of v3.6, want all --experimental-*", got)
+	}
+	if got := EtcdFlagsRemoved(v("v3.7.0"), v("v3.7.2")); len(got) > 0 {
+		t.Errorf("a patch of etcd refuses %v", got)
+	}
+	for k, want := range map[string]bool{"v1.31.0": false, "v1.34.9": false, "v1.35.0": true, "v1.37.2": true, "v1.38.0": false, "v1.39.0": false} {
+		if got := Known(v(k)); got != want {
+			t.Errorf("all changes of %s are known: %t, want %t", k, got, want)
+		}
+	}
+}
