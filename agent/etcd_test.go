@@ -320,7 +320,7 @@ func TestQuorumIsKept(t *testing.T) {
 		{"a healthy one besides an unhealthy one", list{m(1, "L"), m(2, ""), m(3, "s")}, 2, "another member is not healthy"},
 		{"an unhealthy one besides another unhealthy one", list{m(1, "L"), m(2, "s"), m(3, "s")}, 2, "another member is not healthy"},
 		{"a voter besides an unhealthy learner", list{m(1, "L"), m(2, ""), m(3, ""), m(4, "ls")}, 2, "another member is not healthy"},
-		{"the unhealthy one of two", list{m(1, "L"), m(2, "s")}, 2, "no quorum"},
+		{"the unhealthy one of two", list{m(1, "L"), m(2, "s")}, 2, "not a quorum"},
 		{"one of two", list{m(1, "L"), m(2, "")}, 2, ""},
 		{"the leader", list{m(1, "L"), m(2, ""), m(3, "")}, 1, "move the leader first"},
 		{"the only voter", list{m(1, ""), m(2, "l")}, 1, "the only voter"},

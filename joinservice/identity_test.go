@@ -18,6 +18,7 @@ type listed []cloud.Instance
 func (l listed) Peers(context.Context) ([]cloud.Instance, error) { return l, nil }
 func (l listed) LoadBalancer(context.Context) (string, error)    { return "", nil }
 func at(minute int) time.Time                                    { return time.Date(2030, 1, 1, 12, minute, 0, 0, time.UTC) }
+
 func odd(incarnation string, s cloud.State, minute int) cloud.Instance {
 	return cloud.Instance{
 		Name: "worker-0", ProviderID: "odd://p/worker-0", Incarnation: incarnation, Role: cloud.Worker, Group: "odd://p/workers",

@@ -197,7 +197,7 @@ type lateAnswer struct{ *busyCloud }
 
 func (l lateAnswer) Instances(ctx context.Context) ([]cloud.Instance, error) {
 	l.meanwhile()
-	l.busyCloud.meanwhile = func() {}
+	l.meanwhile = func() {}
 	return l.busyCloud.Instances(ctx)
 }
 

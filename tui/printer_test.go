@@ -2,7 +2,6 @@ package tui
 
 import (
 	"bytes"
-	"constellation/tui/view"
 	"encoding/json"
 	"errors"
 	"os"
@@ -12,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"constellation/tui/view"
 
 	"constellation/engine"
 	"constellation/engine/plan"

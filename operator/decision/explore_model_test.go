@@ -374,7 +374,7 @@ func (c *scenario) view(s *modelState, h hidden) World {
 	}
 	for i := range s.m {
 		m := &s.m[i]
-		if m.life != absent && i != h.instance && !(c.reuses && s.unnamed(i)) {
+		if m.life != absent && i != h.instance && (!c.reuses || !s.unnamed(i)) {
 			in := Instance{ID: s.id(c, i), Name: modelName[s.base(i)], Address: s.address(c, i), Group: modelGroup[m.group], Image: modelImages[m.image], Hash: modelMark[i], State: "Ready", Since: modelNow.Add(-time.Minute)}
 			switch m.origin {
 			case 0:
@@ -925,7 +925,7 @@ var stepTexts = [...]string{
 	stepNodeUpgraded: "the agent of m%d has upgraded it", stepNodeFails: "the agent of m%d fails", stepSilent: "the agent of m%d stops responding", stepAnswers: "the agent of m%d responds again",
 	stepBroken: "every run of the agent of m%d will fail", stepStrategy: "a person changes the strategy of group %d", stepPauseOver: "the failure of the agent of m%d becomes old", stepRetry: "a person requests a retry for m%d",
 	stepRevoked: "a person revokes m%d",
-	stepReused:  "the cloud replaces m%d by a machine of its name and ID", stepTokenForgotten: "the cloud forgets m%d and its token",
+	stepReused:  "the cloud replaces m%d by a machine of its name and ID", stepTokenForgotten: "the cloud loses the record of m%d and its token",
 	stepHalfJoins: "the join of m%d fails after its Node was created",
 	stepLies:      "the Node of the captured m%d changes its claim", stepCaptured: "m%d is captured", stepLiar: "a Node without a machine claims m%d",
 	stepIntentDeleted: "a person deletes intent %d", stepUpgradeFails: "the upgrade by the agent on m%d fails", stepAutoscalerOn: "a person enables the autoscaler (%d)", stepObsolete: "a person marks m%d obsolete", stepLeaseMoves: "m%d becomes the leader",

@@ -9,7 +9,7 @@ import (
 	"constellation/engine/plan"
 )
 
-// consoleEngine is what the console needs of one workspace. *engine.Engine implements it.
+// Engine is what the console needs of one workspace. *engine.Engine implements it.
 type Engine interface {
 	// Home describes the workspace and the next commands.
 	Home(context.Context) (engine.Home, error)

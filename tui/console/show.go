@@ -24,7 +24,7 @@ type End struct {
 // watchGarbage is GOGC while the cluster is watched, in percent of the live heap.
 const watchGarbage = 40
 
-// runConsole shows the console on the terminal and returns when the user leaves. in and out are
+// Run shows the console on the terminal and returns when the user leaves. in and out are
 // terminals.
 func Run(ctx context.Context, in, out *os.File, env func(string) string, o Options) (End, error) {
 	ctx, cancel := context.WithCancel(ctx)

@@ -17,7 +17,7 @@ import (
 	"constellation/tui/view"
 )
 
-// upgradeStart describes the upgrade that the console shows.
+// Upgrade describes the upgrade that the console shows.
 type Upgrade struct {
 	Request engine.ApplyRequest
 	// verb is the equivalent command line without flags.
@@ -27,7 +27,7 @@ type Upgrade struct {
 	Plan func(context.Context, Engine, engine.ApplyRequest, func(plan.Event)) (*plan.Plan, error)
 }
 
-// applyStart is an upgrade with all of its steps.
+// Apply is an upgrade with all of its steps.
 func Apply(r engine.ApplyRequest, yes bool) *Upgrade {
 	return &Upgrade{
 		Request: r, yes: yes, verb: string(plan.VerbApply),
@@ -37,7 +37,7 @@ func Apply(r engine.ApplyRequest, yes bool) *Upgrade {
 	}
 }
 
-// executeStart is an upgrade of the services alone.
+// Execute is an upgrade of the services alone.
 func Execute(r engine.ApplyRequest, yes bool) *Upgrade {
 	return &Upgrade{
 		Request: r, yes: yes, verb: string(plan.VerbExecute) + " --helm",

@@ -19,7 +19,10 @@ import (
 
 // MinWidth and MinHeight are the smallest window of the console. In a smaller one it shows only
 // which dimension is too small.
-const MinWidth, MinHeight = 60, 16
+const (
+	MinWidth  = 60 // columns
+	MinHeight = 16 // lines
+)
 
 // Page is what all pages share: how the terminal looks and which moment is shown. A page is a
 // pure function of it, a width and the values to show. Pages return lines.

@@ -3,12 +3,13 @@ package enginefake
 import (
 	"bufio"
 	"bytes"
-	"constellation/tui/view"
 	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"constellation/tui/view"
 
 	"constellation/engine"
 	"constellation/engine/check"
