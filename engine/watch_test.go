@@ -2,12 +2,14 @@ package engine_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -109,6 +111,31 @@ func TestWatchOnce(t *testing.T) {
 				t.Errorf("it ended with %q, want %q", last.Text, tt.says)
 			}
 		})
+	}
+}
+
+// A watch with only a kubeconfig has no configuration, and reports an outage with a remedy as well.
+func TestWatchOfAKubeconfigReportsAnOutage(t *testing.T) {
+	s := newApplyStage(t)
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte(s.read(workspace.KubeconfigFile)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.must(s.cluster.SetNodeTarget(t.Context(), cluster.NodeTarget{Image: "x", ImageVersion: "v1.2.0", Kubernetes: "v1.36.4"}))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var outage plan.Event
+	_ = s.engine().Watch(ctx, engine.WatchRequest{Kubeconfig: kubeconfig}, func(ev plan.Event) {
+		switch {
+		case ev.Kind == plan.KindProgress:
+			s.cluster.SetDown(true)
+		case ev.Kind == plan.KindWait && ev.Object == "api-server":
+			outage = ev
+			cancel()
+		}
+	})
+	if !strings.Contains(outage.Text, "has not answered since") || outage.Remedy == "" {
+		t.Errorf("the outage was reported as %+v", outage)
 	}
 }
 

@@ -80,8 +80,12 @@ func (p ProviderConfig) MarshalJSON() ([]byte, error) {
 	return json.Marshal(out)
 }
 
-// Advice returns the sentences about the cloud of the configuration.
+// Advice returns the sentences about the cloud of the configuration. Without a configuration, as
+// in a watch with only a kubeconfig, they fit every cloud.
 func (c *Config) Advice() providers.Advice {
+	if c == nil {
+		return providers.AdviceFor("", nil)
+	}
 	return providers.AdviceFor(c.Provider.Name, c.Provider.Section)
 }
 
