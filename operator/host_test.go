@@ -365,7 +365,7 @@ func TestHostChangesEtcd(t *testing.T) {
 	first := leader()
 	var want []decision.Member
 	for _, name := range []string{"m0", "m1", "m2"} {
-		want = append(want, decision.Member{Node: name, Voter: true, Healthy: true, Leader: name == first})
+		want = append(want, decision.Member{Node: name, Voter: true, Healthy: true, Leader: name == first, Address: "127.0.0.1"})
 	}
 	slices.SortFunc(members, func(a, b decision.Member) int { return cmp.Compare(a.Node, b.Node) })
 	if !reflect.DeepEqual(members, want) {

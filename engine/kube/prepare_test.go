@@ -190,7 +190,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 	if d := cmp.Diff(cluster.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: name, Kubernetes: "v1.36.3", MaxSurge: "1"}, target); d != "" || err != nil {
 		t.Errorf("target (-want +got):\n%s%v", d, err)
 	}
-	if _, err := prepare(t.Context(), first.Dir(), func(plan.Event) {}); plan.ExitCode(err) != plan.ExitNothing || !strings.Contains(err.Error(), "are the target of all nodes already") {
+	if _, err := prepare(t.Context(), first.Dir(), func(plan.Event) {}); plan.ExitCode(err) != plan.ExitNothing || !strings.Contains(err.Error(), "the target of all nodes is") {
 		t.Errorf("after the target was set: %v", err)
 	}
 }
