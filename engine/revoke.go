@@ -230,7 +230,9 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 	}
 	v.machine = cmp.Or(v.entry.ProviderID, now.ProviderID)
 	if v.machine == "" && v.node != nil {
-		v.machine = v.node.ProviderID
+		// Without the incarnation, which is a claim of the Node as well. The operator compares the
+		// machine's name in the cloud before it deletes it.
+		v.machine, _ = cloud.SplitKey(v.node.ProviderID)
 	}
 	return v, nil
 }

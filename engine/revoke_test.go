@@ -436,6 +436,25 @@ func TestRevokeWithAKubeconfigAlone(t *testing.T) {
 	}
 }
 
+// Without the cloud, the ID of the machine is that of its Node. With a false incarnation the operator
+// would search for a machine that never existed.
+func TestRevokeWithAKubeconfigAloneIgnoresTheIncarnationOfANode(t *testing.T) {
+	s := newRevokeStage(t, 1)
+	s.node("worker-1", func(n *cluster.Node) { n.ProviderID = "sandbox://demo/worker-1#999" })
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte("leads to it"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.cloud.end(errors.New("must not be asked"))
+	var effects []string
+	for _, step := range s.plan(engine.RevokeRequest{Node: "worker-1", Kubeconfig: kubeconfig}).Steps {
+		effects = append(effects, step.Effect)
+	}
+	if all := strings.Join(effects, "\n"); !strings.Contains(all, "its machine sandbox://demo/worker-1 ") {
+		t.Errorf("effects:\n%s", all)
+	}
+}
+
 func TestRehearsedRevokeChangesNothing(t *testing.T) {
 	s := newRevokeStage(t, 3)
 	events, err := s.revoke(t.Context(), engine.RevokeRequest{Node: "control-plane-1", Replace: true, Rehearse: true}, nil)

@@ -99,8 +99,10 @@ const keySeparator = "#"
 // Key returns the key of the instance. See Identity in the package comment.
 func (i Instance) Key() string { return Key(i.ProviderID, i.Incarnation) }
 
-// Key returns the key of a machine: its provider ID, if incarnation is empty.
+// Key returns the key of a machine: its provider ID, if incarnation is empty. A fragment of the ID is
+// dropped: the kubelet writes its Node's ID, and could name another key that way.
 func Key(providerID, incarnation string) string {
+	providerID, _ = SplitKey(providerID)
 	if providerID == "" || incarnation == "" {
 		return providerID
 	}

@@ -18,6 +18,21 @@ func TestKeysAreSplit(t *testing.T) {
 	}
 }
 
+// A kubelet chooses the provider ID of its Node. With a fragment it could name the machine of another
+// key, or one that differs from the cloud's key of the same machine.
+func TestKeysHaveNoFragmentOfTheID(t *testing.T) {
+	for _, tt := range []struct{ id, incarnation, key string }{
+		{"odd://p/w#", "", "odd://p/w"},
+		{"odd://p/w#2", "", "odd://p/w"},
+		{"odd://p/w#2", "1", "odd://p/w#1"},
+		{"#", "1", ""},
+	} {
+		if key := Key(tt.id, tt.incarnation); key != tt.key {
+			t.Errorf("key of %q, %q is %q, want %q", tt.id, tt.incarnation, key, tt.key)
+		}
+	}
+}
+
 func TestSameMachine(t *testing.T) {
 	for _, tt := range []struct {
 		name, a, b string

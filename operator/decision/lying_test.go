@@ -224,3 +224,43 @@ func TestOfNodesThatClaimOneMachineTheHonestOneCounts(t *testing.T) {
 		t.Errorf("the machine's Node is %+v", n)
 	}
 }
+
+// A claim of an unknown incarnation once hid the machine of that ID: its Node was not confirmed, and
+// the machine of a revoked node was never deleted.
+func TestClaimOfAnIncarnationHidesNoMachine(t *testing.T) {
+	const id = "sandbox://t/worker-1"
+	for _, tt := range []struct{ name, key string }{
+		{"the cloud has no incarnations", id},
+		{"the cloud has incarnations", id + "#1"},
+	} {
+		for _, state := range []v1alpha1.InstanceState{"Terminated", "Unknown"} {
+			real := Instance{ID: tt.key, Name: "worker-1", Group: workerGroup, State: "Ready", Since: modelNow}
+			claimed := Instance{ID: id + "#999", Name: "worker-1", State: state, Since: modelNow.Add(time.Hour)}
+			for _, all := range [][]Instance{{real, claimed}, {claimed, real}} {
+				x := NewIndex(all)
+				for _, asked := range []string{id, tt.key} {
+					if m := x.Instance(asked); m == nil || m.ID != tt.key {
+						t.Errorf("%s, claim %s: machine of %s is %v, want %s", tt.name, state, asked, m, tt.key)
+					}
+				}
+			}
+		}
+	}
+}
+
+// In a cloud without incarnations, an incarnation that a Node claims changes nothing.
+func TestRevokedNodeWithAFalseIncarnationLosesItsMachine(t *testing.T) {
+	const worker = "sandbox://t/worker-1"
+	for name, machine := range map[string]string{"of the cloud": worker, "of the Node": worker + "#999"} {
+		s, w := atRest()
+		w.Nodes[4].ProviderID = worker + "#999"
+		in := revoked("worker-1", workerGroup)
+		in.Machine = machine
+		w.Intents = []Intent{in}
+		w.Instances = append(w.Instances, Instance{ID: worker + "#999", Name: "worker-1", State: "Terminated", Since: modelNow})
+		actions, _ := decide(s, w)
+		if !slices.ContainsFunc(actions, func(a Action) bool { return a.Kind == DeleteInstance && a.Machine == worker }) {
+			t.Errorf("machine by the key %s not deleted: %v", name, actions)
+		}
+	}
+}

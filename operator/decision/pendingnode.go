@@ -139,19 +139,51 @@ func (k *Index) addCurrent(m *Instance) {
 		k.current = map[string]*Instance{}
 	}
 	id = strings.ToLower(id)
-	if o := k.current[id]; o == nil || Gone(o) && !Gone(m) || Gone(o) == Gone(m) && o.Since.Before(m.Since) {
-		k.current[id] = m
+	o := k.current[id]
+	switch {
+	case o == nil:
+	case described(o) != described(m):
+		if described(o) {
+			return
+		}
+	case Gone(o) && !Gone(m), Gone(o) == Gone(m) && o.Since.Before(m.Since):
+	default:
+		return
 	}
+	k.current[id] = m
+}
+
+// described reports whether the cloud has described a machine. The others are known by the claims
+// of Nodes and PendingNodes only, and a Node can claim any incarnation.
+func described(m *Instance) bool {
+	return m.Group != "" || m.Role != "" || m.Image != "" || m.Address != ""
 }
 
 // Instance returns a machine by its ID in any case; nil if it is not known. An ID without
-// incarnation names the machine that has it now.
+// incarnation names the machine that has it now. In a cloud without incarnations, the
+// incarnation of an ID does not count.
 func (k *Index) Instance(id string) *Instance {
-	if len(k.current) > 0 {
-		if m := k.current[strings.ToLower(id)]; m != nil {
-			return m
+	m := k.exact(id)
+	if id == "" || m != nil && len(k.current) == 0 {
+		return m
+	}
+	bare, incarnation := cloud.SplitKey(id)
+	if incarnation == "" {
+		if o := k.current[strings.ToLower(id)]; o != nil && (m == nil || !described(m) || described(o)) {
+			return o
+		}
+		return m
+	}
+	if m == nil || !described(m) {
+		if o := k.exact(bare); o != nil && described(o) {
+			return o
 		}
 	}
+	return m
+}
+
+// exact returns a machine by its ID in any case, with the incarnation of that ID.
+func (k *Index) exact(id string) *Instance {
 	m := k.instances[id]
 	if m != nil || id == "" {
 		return m
