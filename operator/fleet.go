@@ -130,7 +130,7 @@ func addressOf(ip netip.Addr) string {
 	if !ip.IsValid() {
 		return ""
 	}
-	return ip.String()
+	return ip.Unmap().String()
 }
 
 // quiet returns the time since the last request about instances.

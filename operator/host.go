@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"net/url"
 	"path/filepath"
 	"strconv"
@@ -94,7 +95,7 @@ func nodeOf(m *upgradeproto.EtcdMember) string {
 	return strconv.FormatUint(m.GetId(), 16)
 }
 
-// addressIn returns the host of the peer URL of a member; empty: it has none.
+// addressIn returns the IP address of the peer URL of a member; empty: it has none.
 func addressIn(m *upgradeproto.EtcdMember) string {
 	if len(m.GetPeerUrls()) == 0 {
 		return ""
@@ -103,7 +104,11 @@ func addressIn(m *upgradeproto.EtcdMember) string {
 	if err != nil {
 		return ""
 	}
-	return u.Hostname()
+	ip, err := netip.ParseAddr(u.Hostname())
+	if err != nil {
+		return "" // a name, which cannot be compared with the address of a machine
+	}
+	return addressOf(ip)
 }
 
 // started reports whether m is a voter that has started.

@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -554,5 +555,28 @@ func TestHostMatchesMembersExactly(t *testing.T) {
 	// A learner and a member that has not started do not count as remaining voters.
 	if err := h.RemoveMember(t.Context(), "cp-1", 1); err == nil || !strings.Contains(err.Error(), "0 voters would remain, want at least 1") {
 		t.Errorf("the only voter: %v", err)
+	}
+}
+
+// The addresses of members are compared with those of machines: an unhealthy member is removed if
+// no machine has its address. An address in another notation is the same one.
+func TestAddressesOfMembersAreThoseOfMachines(t *testing.T) {
+	for peer, want := range map[string]string{
+		"https://10.42.0.7:2380":                "10.42.0.7",
+		"https://[fd00:0:0::7]:2380":            addressOf(netip.MustParseAddr("fd00::7")),
+		"https://[::ffff:10.42.0.7]:2380":       "10.42.0.7",
+		"https://control-plane-0.internal:2380": "",
+		"":                                      "",
+	} {
+		m := &upgradeproto.EtcdMember{Id: 3}
+		if peer != "" {
+			m.PeerUrls = []string{peer}
+		}
+		if got := addressIn(m); got != want {
+			t.Errorf("address of member %q is %q, want %q", peer, got, want)
+		}
+	}
+	if got := addressOf(netip.MustParseAddr("::ffff:10.42.0.7")); got != "10.42.0.7" {
+		t.Errorf("address of a machine is %q, want 10.42.0.7", got)
 	}
 }
