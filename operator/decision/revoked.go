@@ -65,8 +65,11 @@ func (d *Decision) removeRevoked(in *Intent) {
 	if m.State != "Terminating" && !Gone(m) {
 		d.do(Action{Kind: DeleteInstance, Machine: m.ID, Node: in.Node})
 	}
+	// A Node without an incarnation can be that of a later machine with the same name and ID, which
+	// the cloud's list may not contain yet.
+	unclear := n != nil && cloud.SameMachine(n.ProviderID, in.Machine) && isBare(n.ProviderID, &Instance{ID: in.Machine})
 	switch {
-	case n != nil:
+	case n != nil && !unclear:
 		d.do(Action{Kind: DeleteNode, Node: n.Name, Machine: n.ProviderID})
 	case !d.must(ruleGone, Gone(m)):
 		d.Wait("MachineLeaves", fmt.Sprintf("the cloud has not confirmed that machine %s of revoked node %s is deleted", in.Machine, in.Node), about, time.Time{})
