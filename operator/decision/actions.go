@@ -88,6 +88,8 @@ const (
 	MarkRetry
 	// PublishComponents writes the components of joining machines to the status, if it is unchanged.
 	PublishComponents
+
+	actionKinds = iota // one more than the last kind
 )
 
 // String describes the action for logs: "cordon worker-1 heir=worker-4".
@@ -132,7 +134,7 @@ func (a Action) moves() bool {
 // actionTable has the name of each kind in metrics, log keys and crash points, and whether its
 // actions bring the rollout forward. Evictions, creations and deletions do not: they are
 // repeated until something else happens.
-var actionTable = [...]struct {
+var actionTable = [actionKinds]struct {
 	name  string
 	moves bool
 }{
