@@ -407,6 +407,12 @@ func (c *scenario) view(s *modelState, h hidden) World {
 			}
 			if c.reuses && !m.known { // its incarnation is annotated with the rest
 				n.ProviderID = modelID[s.base(i)]
+				if m.life == running { // its JoiningNode exists until the Node is annotated
+					if w.Joining == nil {
+						w.Joining = map[string]bool{}
+					}
+					w.Joining[n.Name] = true
+				}
 			}
 			if m.known {
 				n.Image, n.Components = modelImages[m.image], modelComps[m.noted]
