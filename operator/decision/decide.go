@@ -1145,7 +1145,7 @@ func (d *Decision) trackOrphans() {
 		n := &d.w.Nodes[i]
 		switch {
 		case n.ProviderID == "" || d.leaves(n):
-		case d.when(ruleDeadNode, Gone(d.Instance(n.ProviderID)) && !(d.w.Joining[n.Name] && isBare(n.ProviderID, d.Instance(n.ProviderID)))):
+		case d.when(ruleDeadNode, Gone(d.Instance(n.ProviderID)) && (!d.w.Joining[n.Name] || !isBare(n.ProviderID, d.Instance(n.ProviderID)))):
 			// A Node that joins and has no incarnation yet can be that of a later machine with the
 			// same name and ID, which the cloud's list may not contain.
 			d.do(Action{Kind: DeleteNode, Node: n.Name, Machine: n.ProviderID})
