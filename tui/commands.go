@@ -624,7 +624,7 @@ func (s *session) versionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "version",
 		Short:   "Show the version of this program",
-		Long:    "Show the version of this program and the Kubernetes versions that a sandbox can run.",
+		Long:    "Show the version of this program and the Kubernetes versions that `constellation sandbox fetch` can build.",
 		Example: "  constellation version -o json | jq -r .release",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
