@@ -8,8 +8,9 @@
 // On the user's computer:
 //
 //   - main (this file) connects the parts and has no logic.
-//   - tui is the user interface: commands, console, printers; tui/view draws pages, tui/term
-//     talks to the terminal. They import engine and its value packages only.
+//   - tui is the user interface: commands and printers; tui/console has the console's screens,
+//     tui/view draws pages, tui/term controls the terminal. They import engine and its value
+//     packages only.
 //   - engine plans and runs all operations on a cluster: configuration, findings, plans,
 //     runs, events, the workspace's files. It imports no Kubernetes client.
 //   - engine/kube implements the engine's access to a cluster: client-go, Helm.
