@@ -159,7 +159,7 @@ func programVersion(ctx context.Context, program string, args ...string) (string
 // patches returns the directory with the host's patches for kubeadm; empty if it has none.
 func (h Host) patches() (string, error) {
 	dir := h.path(kubeadm.PatchesDir)
-	switch info, err := os.Lstat(dir); {
+	switch info, err := os.Stat(dir); {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", nil
 	case err != nil:

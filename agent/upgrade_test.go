@@ -422,6 +422,16 @@ func TestPatchesOfTheHostAreApplied(t *testing.T) {
 		t.Errorf("the configuration names the patches %d times, want them for apply and node:\n%s", n, b)
 	}
 
+	// A link to the directory serves as well.
+	r = newRig(t, true)
+	r.write("etc/kubernetes/mine/kube-apiserver+json.yaml", "- {op: add, path: /metadata/annotations/mine, value: x}\n", 0o600)
+	if err := os.Symlink("mine", filepath.Join(r.settings.Root, "etc/kubernetes/patches")); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := collect(r.inside().Upgrade(t.Context(), r.request("t1"))); err != nil || outline(all) != straight {
+		t.Fatalf("with a link: %v\n%s", err, outline(all))
+	}
+
 	// A file in the place of the directory stops the upgrade: ignored, the patches would be lost.
 	r = newRig(t, true)
 	r.write("etc/kubernetes/patches", "", 0o600)
