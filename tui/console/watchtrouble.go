@@ -162,7 +162,7 @@ func (scr *watchScreen) troubleView(b *rollout.Board, w, h int) []string {
 		lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Plain, "failed in: "+strings.Join(hit, ", ")).String())
 	}
 	if len(spared) > 0 {
-		lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Faint, "not affected: "+strings.Join(spared, ", ")).String())
+		lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Faint, "no failed nodes in: "+strings.Join(spared, ", ")).String())
 	}
 	lines = append(lines, scr.c.th.Rule(w, "Actions", ""))
 	list := scr.choices()
