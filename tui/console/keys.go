@@ -247,3 +247,22 @@ func (c *console) typed(k tea.KeyMsg) bool {
 	c.screen.typed(k)
 	return true
 }
+
+// editFilter returns the filter after a key, and whether the user goes on typing it.
+func editFilter(filter string, k tea.KeyMsg) (edited string, typing bool) {
+	switch k.Type {
+	case tea.KeyEnter:
+		return filter, false
+	case tea.KeyEsc:
+		return "", false
+	case tea.KeyBackspace:
+		if r := []rune(filter); len(r) > 0 {
+			filter = string(r[:len(r)-1])
+		}
+	case tea.KeyCtrlU:
+		filter = ""
+	case tea.KeyRunes, tea.KeySpace:
+		filter += term.Clean(string(k.Runes))
+	}
+	return filter, true
+}

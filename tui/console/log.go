@@ -56,20 +56,7 @@ func (scr *logScreen) keys() []binding {
 
 // typed handles a key of the filter.
 func (v *logScreen) typed(k tea.KeyMsg) {
-	switch k.Type {
-	case tea.KeyEnter:
-		v.typing = false
-	case tea.KeyEsc:
-		v.typing, v.filter = false, ""
-	case tea.KeyBackspace:
-		if r := []rune(v.filter); len(r) > 0 {
-			v.filter = string(r[:len(r)-1])
-		}
-	case tea.KeyCtrlU:
-		v.filter = ""
-	case tea.KeyRunes, tea.KeySpace:
-		v.filter += term.Clean(string(k.Runes))
-	}
+	v.filter, v.typing = editFilter(v.filter, k)
 	v.follow = true
 }
 

@@ -591,20 +591,7 @@ func (scr *watchScreen) typed(k tea.KeyMsg) {
 	if scr.lens == lensLog {
 		text = &scr.log.filter
 	}
-	switch k.Type {
-	case tea.KeyEnter:
-		scr.typing = false
-	case tea.KeyEsc:
-		scr.typing, *text = false, ""
-	case tea.KeyBackspace:
-		if r := []rune(*text); len(r) > 0 {
-			*text = string(r[:len(r)-1])
-		}
-	case tea.KeyCtrlU:
-		*text = ""
-	case tea.KeyRunes, tea.KeySpace:
-		*text += term.Clean(string(k.Runes))
-	}
+	*text, scr.typing = editFilter(*text, k)
 	scr.log.pinned = false
 }
 
