@@ -34,7 +34,7 @@ func (e *Engine) lastBackup(s *workspace.State) (*plan.LastBackup, error) {
 
 // backupFinding judges the age of the last backup. err is why it is not known.
 func (e *Engine) backupFinding(b *plan.LastBackup, err error) plan.Finding {
-	f := plan.Finding{ID: plan.BackupAge, Severity: plan.Warn, Source: "backup", Reference: "docs/backup.md", Remedy: "make one: `" + e.command("backup create") + "`"}
+	f := plan.Finding{ID: plan.BackupAge, Severity: plan.Warn, Source: "backup", Reference: "docs/backup.md", Remedy: "create one: `" + e.command("backup create") + "`"}
 	switch {
 	case err != nil:
 		f.Severity, f.Title, f.Detail, f.Remedy = plan.NotChecked, "not checked how old the last backup is", err.Error(), plan.Remedy(err)

@@ -35,7 +35,7 @@ func sandbox() Provider {
 		Example: func(cluster string) section.Values { return section.Values{"name": cluster} },
 		Advice: Advice{
 			Cloud:        "sandbox {name}",
-			Unreachable:  "is sandbox {name} running? `constellation sandbox status` tells, `constellation sandbox up` starts it",
+			Unreachable:  "is sandbox {name} running? `constellation sandbox status` shows it, `constellation sandbox up` starts it",
 			Denied:       "run as the user that started the sandbox",
 			Look:         "`constellation sandbox status`",
 			Failed:       "`constellation sandbox status` shows where their console is",
