@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"constellation/engine/cloud"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
@@ -142,7 +143,11 @@ func Join(machines []cluster.CloudMachine, nodes []*cluster.Node, expected []clu
 		switch {
 		case isNode:
 			e.State, e.Text = n.State, n.Message
-			e.failed = m.Stage == plan.NodeFailed && n.State != plan.NodeReady
+			if n.State == plan.NodeReady && m.Role == cloud.ControlPlane && n.Role != string(cloud.ControlPlane) {
+				// The kubelet is Ready before kubeadm has added the etcd member; the role label comes last.
+				e.State, e.Text = plan.NodeNotReady, "kubeadm has not labelled it as a control plane yet"
+			}
+			e.failed = m.Stage == plan.NodeFailed && e.State != plan.NodeReady
 		case m.Stage == plan.NodeFailed:
 			e.State, e.failed = plan.NodeFailed, true
 		case joining[m.Name]:
@@ -172,8 +177,8 @@ func (r Joining) Counts() (byState map[string]int64, ready, wanted int64) {
 	return byState, byState[plan.NodeReady], wanted
 }
 
-// Complete reports whether every group has its number of Ready nodes, and every machine is a
-// node.
+// Complete reports whether every group has its number of Ready nodes, every machine is a node,
+// and every machine of a control plane has the role label.
 func (r Joining) Complete() bool {
 	ready := map[string]int{}
 	for _, m := range r.Machines {
