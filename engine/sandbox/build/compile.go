@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -75,8 +76,9 @@ func (b *builder) build(ctx context.Context) error {
 
 // programs compiles and links, and adopts every binary as soon as it is finished.
 func (b *builder) programs(ctx context.Context, programs []program) error {
-	if len(programs) == 0 {
-		return nil
+	programs, err := b.reuse(ctx, programs)
+	if err != nil || len(programs) == 0 {
+		return err
 	}
 	b.meter.plan(int64(costLink * len(programs)))
 	packages := make(map[string][]string) // by module
@@ -147,6 +149,65 @@ func (b *builder) programs(ctx context.Context, programs []program) error {
 		})
 	}
 	return links.Wait()
+}
+
+// reuse copies those programs that another version has with the same key, such as CoreDNS and
+// pause, and returns the rest. Keys name everything that decides what a program is.
+func (b *builder) reuse(ctx context.Context, programs []program) (rest []program, err error) {
+	var others []*store
+	for _, v := range Versions() {
+		if dir := versionDir(filepath.Dir(filepath.Dir(b.dir)), v); dir != b.dir {
+			if s, err := openStore(filepath.Dir(filepath.Dir(b.dir)), v); err == nil {
+				others = append(others, s)
+			}
+		}
+	}
+	stage, remove, err := b.stage()
+	if err != nil {
+		return nil, err
+	}
+	defer remove()
+	for _, p := range programs {
+		i := slices.IndexFunc(others, func(s *store) bool { return s.has(p.path(), p.key()) })
+		if i < 0 {
+			rest = append(rest, p)
+			continue
+		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		from := others[i]
+		out := filepath.Join(stage, filepath.FromSlash(p.name))
+		if err := copyProgram(from.path(p.path()), out); err != nil {
+			return nil, b.fail("copy "+p.name, err)
+		}
+		if digest, _, err := digestFile(out); err != nil || digest != from.files[p.path()].Digest {
+			rest = append(rest, p) // it changed since it was checked
+			continue
+		}
+		if err := b.adopt(out, p.path(), record{Key: p.key(), From: from.files[p.path()].From}); err != nil {
+			return nil, b.fail("keep "+p.name, err)
+		}
+		b.meter.say(StageLink, "copied "+p.name+" from "+filepath.Base(from.dir))
+	}
+	return rest, nil
+}
+
+func copyProgram(from, to string) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
 }
 
 // A toolchain is the go command, with the modules of one version written out.

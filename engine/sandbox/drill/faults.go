@@ -46,14 +46,14 @@ func (f *fault) most(kind, point string, controlPlanes int) int {
 	}
 }
 
-// points are those at which a fault can start on machines of a kind that are upgraded to a
-// version of Kubernetes.
-func (f *fault) points(kind, kubernetes string) []string {
+// points are those at which a fault can start on machines of a kind. With stays, their
+// version of Kubernetes does not change.
+func (f *fault) points(kind string, stays bool) []string {
 	at := f.at
 	if at == nil {
 		at = perNode
 	}
-	if kind == hollow || kubernetes == kubernetesFrom { // kubeadm has nothing to do
+	if kind == hollow || stays { // kubeadm has nothing to do
 		at = slices.DeleteFunc(slices.Clone(at), func(p string) bool { return p == pointKubeadm })
 	}
 	return at
@@ -348,7 +348,7 @@ func (d *Drills) Faults() []engine.DrillFault {
 	out := make([]engine.DrillFault, len(faults))
 	for i := range faults {
 		f := &faults[i]
-		out[i] = engine.DrillFault{Name: f.name, Does: f.does, Machines: f.machines, Points: f.points(f.machines[0], kubernetesTo)}
+		out[i] = engine.DrillFault{Name: f.name, Does: f.does, Machines: f.machines, Points: f.points(f.machines[0], false)}
 	}
 	return out
 }
