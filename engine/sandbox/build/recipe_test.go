@@ -154,7 +154,7 @@ func TestProgramNamesAreUnique(t *testing.T) {
 	}
 }
 
-// What a patch takes from another patch of its minor, and what it compiles.
+// A patch shares programs of equal tags with the other patches of its minor. It compiles the rest.
 func TestPatchesShareProgramsOfEqualTags(t *testing.T) {
 	of := func(version string) recipe {
 		r, err := recipeOf(version)
