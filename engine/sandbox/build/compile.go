@@ -151,46 +151,57 @@ func (b *builder) programs(ctx context.Context, programs []program) error {
 	return links.Wait()
 }
 
-// reuse copies those programs that another version has with the same key, such as CoreDNS and
-// pause, and returns the rest. Keys name everything that decides what a program is.
+// reuse copies those programs that another version has, such as CoreDNS and pause, and returns
+// the rest.
 func (b *builder) reuse(ctx context.Context, programs []program) (rest []program, err error) {
-	var others []*store
-	for _, v := range Versions() {
-		if dir := versionDir(filepath.Dir(filepath.Dir(b.dir)), v); dir != b.dir {
-			if s, err := openStore(filepath.Dir(filepath.Dir(b.dir)), v); err == nil {
-				others = append(others, s)
-			}
-		}
-	}
 	stage, remove, err := b.stage()
 	if err != nil {
 		return nil, err
 	}
 	defer remove()
 	for _, p := range programs {
-		i := slices.IndexFunc(others, func(s *store) bool { return s.has(p.path(), p.key()) })
-		if i < 0 {
-			rest = append(rest, p)
-			continue
-		}
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		from := others[i]
-		out := filepath.Join(stage, filepath.FromSlash(p.name))
-		if err := copyProgram(from.path(p.path()), out); err != nil {
+		found, err := b.reuseOne(p, filepath.Join(stage, filepath.FromSlash(p.name)))
+		if err != nil {
 			return nil, b.fail("copy "+p.name, err)
 		}
-		if digest, _, err := digestFile(out); err != nil || digest != from.files[p.path()].Digest {
-			rest = append(rest, p) // it changed since it was checked
-			continue
+		if !found {
+			rest = append(rest, p)
 		}
-		if err := b.adopt(out, p.path(), record{Key: p.key(), From: from.files[p.path()].From}); err != nil {
-			return nil, b.fail("keep "+p.name, err)
-		}
-		b.meter.say(StageLink, "copied "+p.name+" from "+filepath.Base(from.dir))
 	}
 	return rest, nil
+}
+
+// reuseOne adopts a copy of p, made at out, from the first version that has it.
+func (b *builder) reuseOne(p program, out string) (found bool, err error) {
+	for _, r := range recipes {
+		q, ok := r.program(p.name)
+		if r.version == b.recipe.version || !ok || !p.serves(q, r.minor() == b.recipe.minor()) {
+			continue
+		}
+		s, err := openStore(b.cacheDir(), r.version)
+		if err != nil || !s.has(q.path(), q.key()) {
+			continue
+		}
+		if err := copyProgram(s.path(q.path()), out); err != nil {
+			return false, err
+		}
+		if digest, _, err := digestFile(out); err != nil || digest != s.files[q.path()].Digest {
+			continue // it changed after it was checked
+		}
+		from := s.files[q.path()].From
+		if q.key() != p.key() {
+			from = append(slices.Clone(from), r.version)
+		}
+		if err := b.adopt(out, p.path(), record{Key: p.key(), From: from}); err != nil {
+			return false, err
+		}
+		b.meter.say(StageLink, "copied "+p.name+" from "+r.version)
+		return true, nil
+	}
+	return false, nil
 }
 
 func copyProgram(from, to string) (err error) {
