@@ -307,7 +307,7 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			"warn running-kubelets: the kubelet of 1 node has settings of its own: the flag --storage-driver-password is removed (v1.37)",
 			"warn running-kubelets: the kubelet of 1 node has settings of its own: the meaning of eventRecordQPS: 0 changes (v1.37)",
 		}},
-		{"what a kubelet has from the shared configuration is reported once", func(w *world) {
+		{"the shared configuration of kubelets is reported once", func(w *world) {
 			toward137(w)
 			w.configs[kubeletConfig]["kubelet"] += "eventRecordQPS: 0\nfeatureGates: {DRAPrioritizedList: false, SidecarContainers: true}\n"
 			r := ownSettings()

@@ -213,7 +213,7 @@ func serveKubelet(t *testing.T, life, left time.Duration, report *kubeletReport)
 		}
 		answer(w, map[string]any{"kind": "Flagz", "apiVersion": "config.k8s.io/v1beta1", "metadata": map[string]any{"name": "kubelet"}, "flags": report.flags})
 	})
-	l, err := tls.Listen("tcp", net.JoinHostPort(hostAddress(t), "0"), &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{selfSigned(t, life, left)}})
+	l, err := tls.Listen("tcp", net.JoinHostPort("", "0"), &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{selfSigned(t, life, left)}})
 	if err != nil {
 		t.Fatal(err)
 	}
