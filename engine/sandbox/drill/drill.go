@@ -79,6 +79,8 @@ var _ engine.Drills = (*Drills)(nil)
 // site is a cluster that is ready to be upgraded. Functions for faults may be nil.
 type site struct {
 	what string // in words
+	// kubernetes is the version after the upgrade. Its path can have more hops than one.
+	kubernetes string
 	// controlPlanes are the candidates for the upgrade by kubeadm.
 	controlPlanes []string
 	cluster       *rest.Config
@@ -353,7 +355,7 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 				}
 			}
 		}
-		if seen.count[pointBegun] == 0 || !target.Ready {
+		if seen.count[pointBegun] == 0 || !target.Ready || target.Kubernetes != x.site.kubernetes {
 			return false
 		}
 		past(errPast)

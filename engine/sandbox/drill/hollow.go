@@ -122,8 +122,9 @@ func (d *Drills) hollow(ctx context.Context, place string, v versions, say telle
 		return nil, err
 	}
 	return &site{
-		what:    fmt.Sprintf("%d hollow workers %s; %d control planes are at the target and stay (hollow machines run nothing)", hollowWorkers, v, hollowControlPlanes),
-		cluster: cp.Config(), cloud: owner, limit: 4 * time.Minute,
+		kubernetes: v.kubernetesTo,
+		what:       fmt.Sprintf("%d hollow workers %s; %d control planes are at the target and stay (hollow machines run nothing)", hollowWorkers, v, hollowControlPlanes),
+		cluster:    cp.Config(), cloud: owner, limit: 4 * time.Minute,
 		unseen: []recorder.Rule{recorder.EtcdVoters, recorder.LeaseMoved, recorder.ServiceAnswers},
 		limits: recorder.Limits{Surge: hollowSurge, NoMembers: true, Join: time.Minute},
 		begin: func(ctx context.Context, _ func(error)) error {

@@ -128,6 +128,7 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 		names = append(names, fmt.Sprint("control-plane-", i))
 	}
 	return &site{
+		kubernetes:    vs.kubernetesTo,
 		what:          fmt.Sprintf("%s and %d workers, %s machines, %s", planes, workers, kind, vs),
 		controlPlanes: names, limit: 15*time.Minute + time.Duration(spec.ControlPlanes)*5*time.Minute, // one is replaced after the other
 		cluster: access, cloud: box, host: host, service: service, unseen: cannot, nameless: kind == simulated,
@@ -245,8 +246,8 @@ func (c *console) once(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// begin runs the upgrade command, and repeats it after a kill or a failure, until
-// it succeeds.
+// begin runs the upgrade command, and repeats it after a hop, a kill or a failure, until
+// nothing is left to upgrade.
 func (c *console) begin(ctx context.Context, giveUp func(error)) error {
 	run, end := context.WithCancel(context.WithoutCancel(ctx))
 	c.mu.Lock()
@@ -272,9 +273,13 @@ func (c *console) begin(ctx context.Context, giveUp func(error)) error {
 			}
 			_ = os.WriteFile(c.log, out.Bytes(), 0o600)
 			code := cmd.ProcessState.ExitCode()
-			if code == plan.ExitDone || code == plan.ExitNothing {
+			switch code {
+			case plan.ExitNothing:
 				c.say("the console is done (exit %d)", code)
 				return
+			case plan.ExitDone:
+				c.say("the console is done with a hop (exit %d)", code)
+				continue
 			}
 			if code == plan.ExitUsage || code == plan.ExitBlocked || code == plan.ExitUnacknowledged {
 				giveUp(fmt.Errorf("upgrade apply ended with %d: %s", code, lastLines(out.String(), 6)))
