@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"constellation/engine/cloud"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
@@ -123,6 +122,9 @@ type Entry struct {
 	since                    time.Time
 }
 
+// roleControlPlane is the role of machines and nodes of a control plane.
+const roleControlPlane = "control-plane"
+
 // Join merges what cloud and cluster say about the machines.
 func Join(machines []cluster.CloudMachine, nodes []*cluster.Node, expected []cluster.ExpectedNode, wanted map[string]int) Joining {
 	byName := map[string]*cluster.Node{}
@@ -143,7 +145,7 @@ func Join(machines []cluster.CloudMachine, nodes []*cluster.Node, expected []clu
 		switch {
 		case isNode:
 			e.State, e.Text = n.State, n.Message
-			if n.State == plan.NodeReady && m.Role == cloud.ControlPlane && n.Role != string(cloud.ControlPlane) {
+			if n.State == plan.NodeReady && m.Role == roleControlPlane && n.Role != roleControlPlane {
 				// The kubelet is Ready before kubeadm has added the etcd member; the role label comes last.
 				e.State, e.Text = plan.NodeNotReady, "kubeadm has not labelled it as a control plane yet"
 			}
