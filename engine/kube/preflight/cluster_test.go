@@ -32,6 +32,7 @@ import (
 	"constellation/engine/lifecycle"
 	"constellation/engine/plan"
 	"constellation/engine/version"
+	"constellation/operator/api/v1alpha1"
 )
 
 // platformChecks are those that these tests are about.
@@ -307,6 +308,13 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			"warn running-kubelets: the kubelet of 1 node has settings of its own: the flag --storage-driver-password is removed (v1.37)",
 			"warn running-kubelets: the kubelet of 1 node has settings of its own: the meaning of eventRecordQPS: 0 changes (v1.37)",
 		}},
+		{"a removed flag of one kubelet, on a machine that is upgraded in place", func(w *world) {
+			toward137(w)
+			w.request.ReplaceControlPlanes, w.request.ReplaceWorkers = true, true
+			w.kubelets.of["worker-0"] = kubeletReport{config: map[string]any{}, flags: map[string]string{"container-hints": "/etc/hints"}}
+			i := slices.IndexFunc(w.nodes, func(n corev1.Node) bool { return n.Name == "worker-0" })
+			w.nodes[i].Labels = map[string]string{v1alpha1.LabelInPlace: "true"}
+		}, []string{"block running-kubelets: the kubelet of 1 node has settings of its own: the flag --container-hints is removed (v1.37)"}},
 		{"the shared configuration of kubelets is reported once", func(w *world) {
 			toward137(w)
 			w.configs[kubeletConfig]["kubelet"] += "eventRecordQPS: 0\nfeatureGates: {DRAPrioritizedList: false, SidecarContainers: true}\n"
@@ -657,8 +665,12 @@ func TestMinorsNewerThanTheData(t *testing.T) {
 	w.request = hop("v1.38.1", "v1.39.0")
 	w.servers[0].metrics.deprecated = []deprecatedUse{{group: "new.k8s.io", version: "v1beta1", resource: "things", removed: "1.39", verbs: map[string]float64{"list": 1}}}
 	w.served = []schema.GroupVersion{
-		{Group: "apps", Version: "v1"}, {Group: "resource.k8s.io", Version: "v1beta2"}, {Group: "new.k8s.io", Version: "v1beta1"},
-		{Group: "metrics.k8s.io", Version: "v1beta1"}, {Group: "things.example.com", Version: "v1alpha1"}, {Group: "new.k8s.io", Version: "v1alpha1"},
+		{Group: "apps", Version: "v1"},
+		{Group: "resource.k8s.io", Version: "v1beta2"},
+		{Group: "new.k8s.io", Version: "v1beta1"},
+		{Group: "metrics.k8s.io", Version: "v1beta1"},
+		{Group: "things.example.com", Version: "v1alpha1"},
+		{Group: "new.k8s.io", Version: "v1alpha1"},
 	}
 	s := apiService{}
 	s.Spec.Service = &struct {

@@ -15,6 +15,7 @@ import (
 
 	"constellation/engine/lifecycle"
 	"constellation/engine/plan"
+	"constellation/operator/api/v1alpha1"
 )
 
 const kubeletFlags = "https://kubernetes.io/docs/reference/command-line-tools-reference/kubelet/"
@@ -119,9 +120,15 @@ func readKubelet(ctx context.Context, p *probe, node string) (out kubeletReport)
 	return out
 }
 
+// kubeletProblem is a setting that only some kubelets have.
+type kubeletProblem struct {
+	what, minor, remedy string
+	starts              bool // a kubelet with it starts after the hop
+}
+
 // runningKubelets compares what kubelets report with the data of the hop. What the ConfigMap
 // kubelet-config has too is reported by other checks.
-func runningKubelets(w *world, p *probe) (out []plan.Finding) {
+func runningKubelets(w *world, p *probe) []plan.Finding {
 	var flags, others bool
 	for _, m := range w.minorsOfHop() {
 		flags = flags || slices.ContainsFunc(m.Flags, func(r lifecycle.Flags) bool { return r.Component == "kubelet" })
@@ -135,56 +142,28 @@ func runningKubelets(w *world, p *probe) (out []plan.Finding) {
 		shared = nil // reported by kubeadm-config
 	}
 	reports := w.reports(p)
-	type problem struct{ what, minor, remedy string }
-	found := map[problem][]string{}
-	refused := map[problem]bool{} // the kubelet does not start with it
+	found := map[kubeletProblem][]*corev1.Node{}
 	var silent, flagless []string
 	var silence, noFlags string
 	for i := range w.nodes {
-		name := w.nodes[i].Name
-		r, ok := reports[name]
+		n := &w.nodes[i]
+		r, ok := reports[n.Name]
 		if !ok || r.config == nil {
-			silent, silence = append(silent, name), r.configError
+			silent, silence = append(silent, n.Name), r.configError
 			continue
 		}
 		if flags && r.flags == nil {
-			flagless, noFlags = append(flagless, name), r.flagsError
+			flagless, noFlags = append(flagless, n.Name), r.flagsError
 		}
 		for _, m := range w.minorsOfHop() {
-			for _, what := range refusedFlags(m, r.flags) {
-				x := problem{what, m.Kubernetes, "remove it from KUBELET_KUBEADM_ARGS in /var/lib/kubelet/kubeadm-flags.env on these nodes, or from the unit of the kubelet"}
-				found[x], refused[x] = append(found[x], name), true
-			}
-			for _, what := range gatesOf(m, r.config, shared) {
-				x := problem{what, m.Kubernetes, "remove it from /var/lib/kubelet/config.yaml, from its drop-in files and from --feature-gates on these nodes"}
-				found[x], refused[x] = append(found[x], name), true
-			}
-			for _, a := range m.Actions {
-				if a.KubeletField != "" && has(r.config, a) && !has(shared, a) {
-					x := problem{fmt.Sprintf("the meaning of %s: %s changes", a.KubeletField, a.KubeletValue), m.Kubernetes, "change it in /var/lib/kubelet/config.yaml on these nodes: " + a.Title}
-					found[x] = append(found[x], name)
-				}
+			for _, x := range kubeletProblems(m, r, shared) {
+				found[x] = append(found[x], n)
 			}
 		}
 	}
-	// A machine that the hop replaces loses what only its own kubelet has.
-	replaced := w.request.ReplaceControlPlanes || w.request.ReplaceWorkers
+	var out []plan.Finding
 	for x, nodes := range found {
-		f := plan.Finding{
-			Title:  fmt.Sprintf("the kubelet of %s has settings of its own: %s (%s)", count(len(nodes), "node"), x.what, x.minor),
-			Detail: "nodes: " + enumerate(nodes, 20), Remedy: x.remedy,
-		}
-		switch {
-		case refused[x] && !replaced:
-			f.Severity, f.Detail = plan.Block, "it would not start after the hop; "+f.Detail
-		case refused[x]:
-			f.Detail = "a kubelet that keeps it does not start after the hop; new machines do not get it; " + f.Detail
-		}
-		for _, n := range nodes {
-			f.Objects = append(f.Objects, object("node", "", n))
-		}
-		f.Objects = first(f.Objects)
-		out = append(out, f)
+		out = append(out, w.kubeletFinding(x, nodes))
 	}
 	slices.SortFunc(out, func(a, b plan.Finding) int { return strings.Compare(a.Title, b.Title) })
 	if len(silent) > 0 {
@@ -200,6 +179,52 @@ func runningKubelets(w *world, p *probe) (out []plan.Finding) {
 		})
 	}
 	return out
+}
+
+// kubeletProblems returns what a minor removes or changes of the settings of a kubelet that are not
+// shared.
+func kubeletProblems(m *lifecycle.Minor, r kubeletReport, shared map[string]any) (out []kubeletProblem) {
+	for _, what := range refusedFlags(m, r.flags) {
+		out = append(out, kubeletProblem{what, m.Kubernetes, "remove it from KUBELET_KUBEADM_ARGS in /var/lib/kubelet/kubeadm-flags.env on these nodes, or from the unit of the kubelet", false})
+	}
+	for _, what := range gatesOf(m, r.config, shared) {
+		out = append(out, kubeletProblem{what, m.Kubernetes, "remove it from /var/lib/kubelet/config.yaml, from its drop-in files and from --feature-gates on these nodes", false})
+	}
+	for _, a := range m.Actions {
+		if a.KubeletField != "" && has(r.config, a) && !has(shared, a) {
+			what := fmt.Sprintf("the meaning of %s: %s changes", a.KubeletField, a.KubeletValue)
+			out = append(out, kubeletProblem{what, m.Kubernetes, "change it in /var/lib/kubelet/config.yaml on these nodes: " + a.Title, true})
+		}
+	}
+	return out
+}
+
+// kubeletFinding is the finding about a problem of some nodes' kubelets. It blocks if a kubelet
+// would not start on a machine that stays.
+func (w *world) kubeletFinding(x kubeletProblem, nodes []*corev1.Node) plan.Finding {
+	var names []string
+	f := plan.Finding{Title: fmt.Sprintf("the kubelet of %s has settings of its own: %s (%s)", count(len(nodes), "node"), x.what, x.minor), Remedy: x.remedy}
+	for _, n := range nodes {
+		names = append(names, n.Name)
+		f.Objects = append(f.Objects, object("node", "", n.Name))
+		if !x.starts && !w.replaces(n) {
+			f.Severity = plan.Block
+		}
+	}
+	f.Detail, f.Objects = "nodes: "+enumerate(names, 20), first(f.Objects)
+	switch {
+	case f.Severity == plan.Block:
+		f.Detail = "it would not start after the hop; " + f.Detail
+	case !x.starts:
+		f.Detail = "a kubelet that keeps it does not start after the hop; new machines do not get it; " + f.Detail
+	}
+	return f
+}
+
+// replaces reports whether the hop replaces the machine of a node. The new machine does not get what
+// only the kubelet of the old one has.
+func (w *world) replaces(n *corev1.Node) bool {
+	return (w.request.ReplaceControlPlanes || w.request.ReplaceWorkers) && n.Labels[v1alpha1.LabelInPlace] != "true"
 }
 
 // refusedFlags returns the removed flags that have another value than without the flag. Values
