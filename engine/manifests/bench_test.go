@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -84,26 +86,42 @@ func BenchmarkCheck(b *testing.B) {
 	dir, size := repository(b, 1500)
 	b.SetBytes(size)
 	library(b, dir) // warm the page cache
-	var alone, ours time.Duration
+	// The fastest run of each: others share the machine.
+	alone, ours := time.Duration(math.MaxInt64), time.Duration(math.MaxInt64)
+	cpuAlone, cpuOurs := alone, ours
 	for b.Loop() {
 		b.StopTimer()
-		alone += library(b, dir)
+		cpu := cpuTime(b)
+		alone = min(alone, library(b, dir))
+		cpuAlone = min(cpuAlone, cpuTime(b)-cpu)
+		cpu = cpuTime(b)
 		b.StartTimer()
 		start := time.Now()
 		r, err := Check(b.Context(), dir, Request{})
 		if err != nil {
 			b.Fatal(err)
 		}
-		ours += time.Since(start)
+		ours = min(ours, time.Since(start))
+		cpuOurs = min(cpuOurs, cpuTime(b)-cpu)
 		if r.Files != 1500 || len(r.Skipped) > 0 {
 			b.Fatalf("%d files, %d skipped", r.Files, len(r.Skipped))
 		}
 	}
 	times := float64(alone) / float64(ours)
 	b.ReportMetric(times, "times-the-yaml-library")
+	b.ReportMetric(float64(cpuOurs)/float64(cpuAlone), "of-its-CPU-time")
 	if times < 1.6 {
-		b.Errorf("%.2f times the speed of the YAML library on one core, want 1.6", times)
+		b.Errorf("%.2f times the speed of the YAML library on one core with %.2f of its CPU time, want 1.6 times", times, float64(cpuOurs)/float64(cpuAlone))
 	}
+}
+
+// cpuTime is what this process has used.
+func cpuTime(b *testing.B) time.Duration {
+	var r syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
 // BenchmarkManyFiles checks 100,000 small files.

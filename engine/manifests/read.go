@@ -136,6 +136,7 @@ var (
 	separator             = []byte("---")
 	apiVersionKey         = []byte("apiVersion")
 	templateMark          = []byte("{{")
+	endMark               = []byte("\n...")
 )
 
 // text reads the documents of one file.
@@ -209,6 +210,16 @@ func (p *parser) document(name string, line int, b []byte, isJSON bool) {
 		p.object(name, 0, n, 0)
 		return
 	}
+	if !bytes.Contains(b, endMark) {
+		// Unmarshal reads the first document without copying it.
+		var n yaml.Node
+		if err := yaml.Unmarshal(b, &n); err != nil {
+			p.facts.skip(name, line, notParsed("YAML", b, err))
+			return
+		}
+		p.root(name, line, b, &n)
+		return
+	}
 	dec := yaml.NewDecoder(bytes.NewReader(b))
 	for {
 		var n yaml.Node
@@ -220,15 +231,23 @@ func (p *parser) document(name string, line int, b []byte, isJSON bool) {
 			p.facts.skip(name, line, notParsed("YAML", b, err))
 			return
 		}
-		if len(n.Content) == 0 {
-			continue
-		}
-		if bytes.Contains(b, templateMark) && templated(n.Content[0], 0) {
-			p.facts.skip(name, line, "it is a template, not YAML: check what it is rendered to")
+		if !p.root(name, line, b, &n) {
 			return
 		}
-		p.object(name, line-1, n.Content[0], 0)
 	}
+}
+
+// root checks a parsed document. It returns false for a template.
+func (p *parser) root(name string, line int, b []byte, n *yaml.Node) bool {
+	if len(n.Content) == 0 {
+		return true
+	}
+	if bytes.Contains(b, templateMark) && templated(n.Content[0], 0) {
+		p.facts.skip(name, line, "it is a template, not YAML: check what it is rendered to")
+		return false
+	}
+	p.object(name, line-1, n.Content[0], 0)
+	return true
 }
 
 var lineRE = regexp.MustCompile(`line (\d+)`)
