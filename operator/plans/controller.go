@@ -112,11 +112,11 @@ func inform(ctx context.Context, c cache.Cache, o client.Object, set func(any), 
 const podsDenied = 30 * time.Second
 
 // watchPods feeds pods into the book as soon as RBAC permits it. The state of pods is only reported
-// and never affects decisions, so nothing waits for it. The role of system-upgrade-controller lacks
-// the right, and an API server that starts denies everything for a moment.
+// and never affects decisions, so nothing waits for it. The roles of system-upgrade-controller permit
+// to list pods and not to watch them, and an API server that starts denies everything for a moment.
 func (k *controller) watchPods(ctx context.Context) {
 	for said := false; ; {
-		err := k.live.List(ctx, &corev1.PodList{}, client.InNamespace(k.Namespace), client.Limit(1))
+		err := k.probePods(ctx)
 		if !apierrors.IsForbidden(err) {
 			// The last state of a deleted pod is kept.
 			if err = inform(ctx, k.cache, &corev1.Pod{}, func(o any) { k.book.setPod(o.(*pod)) }, func(any) {}); err == nil {
@@ -133,6 +133,21 @@ func (k *controller) watchPods(ctx context.Context) {
 		case <-time.After(podsDenied):
 		}
 	}
+}
+
+// probePods lists and watches pods once, as their informer does. An informer that may not do both
+// logs an error again and again.
+func (k *controller) probePods(ctx context.Context) error {
+	pods, o := k.pods.Pods(k.Namespace), metav1.ListOptions{LabelSelector: ours(k.Name).String(), Limit: 1}
+	if _, err := pods.List(ctx, o); err != nil {
+		return err
+	}
+	o.Limit, o.TimeoutSeconds = 0, new(int64(1))
+	w, err := pods.Watch(ctx, o)
+	if err == nil {
+		w.Stop()
+	}
+	return err
 }
 
 // Start implements manager.Runnable: it works until ctx ends.
