@@ -737,6 +737,28 @@ func since(old *upgradev1.Waiting, why *reason, left bool, now metav1.Time) *upg
 	return w
 }
 
+// stuck names the first node whose pod makes no progress, and why; empty: none.
+func (r *roller) stuck() string {
+	var first *upgradev1.NodeStatus
+	n := 0
+	for i := range r.nodes {
+		s := &r.nodes[i]
+		if s.State != upgradev1.NodeRunning || !isBad(s.Reason) {
+			continue
+		}
+		if n++; first == nil || s.Name < first.Name {
+			first = s
+		}
+	}
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		return fmt.Sprintf("; Node %s: %s", first.Name, first.Message)
+	}
+	return fmt.Sprintf("; Node %s and %d more make no progress: %s", first.Name, n-1, first.Message)
+}
+
 // complete returns the condition Complete.
 func (r *roller) complete() (status corev1.ConditionStatus, reason, message string) {
 	left := r.total - r.done - r.marked - len(r.keep)
@@ -750,7 +772,7 @@ func (r *roller) complete() (status corev1.ConditionStatus, reason, message stri
 		for _, u := range r.keep {
 			at = append(at, u.name)
 		}
-		return corev1.ConditionFalse, reasonSyncJob, fmt.Sprintf("version %s is applied to Nodes %s", r.version, names(at))
+		return corev1.ConditionFalse, reasonSyncJob, fmt.Sprintf("version %s is applied to Nodes %s%s", r.version, names(at), r.stuck())
 	case left > 0 && r.own.Waiting != nil:
 		return corev1.ConditionFalse, reasonWaiting, r.own.Waiting.Message
 	case left > 0 && r.problem != "" && r.invalid:
