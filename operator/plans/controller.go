@@ -13,6 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
@@ -252,6 +254,11 @@ func (k *controller) round(ctx context.Context, name string) (time.Time, error) 
 	d := decide(v)
 	took, worked := watch.stop()
 	k.figures.set(name, d.status, took-v.asked, worked)
+	if d.completes && len(d.marks) == 0 {
+		if behind, err := k.behind(ctx, v); err != nil || behind {
+			return k.now().Add(soon), err
+		}
+	}
 	if d.lock {
 		k.lock.Want(k.holder(name), func() { k.queue.Add(name) })
 	} else if len(d.status.Applying) == 0 {
@@ -268,6 +275,36 @@ func (k *controller) round(ctx context.Context, name string) (time.Time, error) 
 		d.at(next)
 	}
 	return d.again, nil
+}
+
+// behind reports whether the API server has a Node to upgrade that the informer has not delivered. A
+// Plan that was created together with its Nodes may be delivered before them, and is not complete.
+func (k *controller) behind(ctx context.Context, v view) (bool, error) {
+	if _, selectable := v.selector.Requirements(); !selectable {
+		return false, nil
+	}
+	left := v.selector.DeepCopySelector()
+	for _, r := range []struct {
+		key  string
+		op   selection.Operator
+		vals []string
+	}{
+		{upgradev1.LabelOfPlan(v.plan.Name), selection.NotIn, []string{v.hash, upgradev1.Disabled}},
+		{corev1.LabelHostname, selection.Exists, nil},
+		{corev1.LabelHostname, selection.NotEquals, []string{""}},
+	} {
+		one, err := labels.NewRequirement(r.key, r.op, r.vals)
+		if err != nil {
+			return false, fmt.Errorf("select Nodes of Plan %s: %w", v.plan.Name, err)
+		}
+		left = left.Add(*one)
+	}
+	var nodes metav1.PartialObjectMetadataList
+	nodes.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
+	if err := k.live.List(ctx, &nodes, client.MatchingLabelsSelector{Selector: left}, client.Limit(1)); err != nil {
+		return false, fmt.Errorf("list Nodes of Plan %s: %w", v.plan.Name, err)
+	}
+	return slices.ContainsFunc(nodes.Items, func(n metav1.PartialObjectMetadata) bool { return !k.book.hasNode(n.Name, n.ResourceVersion) }), nil
 }
 
 func (k *controller) holder(plan string) string { return "plan " + k.Namespace + "/" + plan }

@@ -157,6 +157,7 @@ func decide(v view) decision {
 	if set(upgradev1.ConditionComplete, complete, reason, message) {
 		switch {
 		case complete == corev1.ConditionTrue:
+			d.completes = true
 			d.note(reasonComplete, "Jobs complete for version %s. Hash: %s", v.version, v.hash)
 		case reason == reasonWaiting:
 			d.note(reasonWaiting, "%s", message)
