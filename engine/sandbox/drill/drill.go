@@ -83,10 +83,12 @@ type site struct {
 	kubernetes string
 	// controlPlanes are the candidates for the upgrade by kubeadm.
 	controlPlanes []string
-	cluster       *rest.Config
-	cloud         *sandboxapi.Client
-	host          recorder.Host // nil without access to machines
-	service       string        // IP:port of a web server, or empty
+	// laterPlanes lists the control planes of the moment.
+	laterPlanes func(ctx context.Context) []string
+	cluster     *rest.Config
+	cloud       *sandboxapi.Client
+	host        recorder.Host // nil without access to machines
+	service     string        // IP:port of a web server, or empty
 	// nameless: operators are not named after their nodes.
 	nameless bool
 	limits   recorder.Limits

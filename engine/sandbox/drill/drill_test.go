@@ -361,6 +361,32 @@ func TestCutAnyControlPlane(t *testing.T) {
 	}
 }
 
+// An earlier hop of the path replaces the control plane before kubeadm upgrades it. The cut is
+// requested on the replacement, too.
+func TestCutALaterControlPlane(t *testing.T) {
+	const wanted = "power-cut=control-plane-0:upgrade-etcd"
+	c := &aCloud{booted: time.Unix(1000, 0), asked: make(chan struct{}), asks: make(chan struct{}), cut: func(faults []string) bool {
+		return slices.Contains(faults, wanted)
+	}}
+	srv := httptest.NewServer(c)
+	defer srv.Close()
+	x := &run{
+		site: &site{
+			cloud: sandboxapi.NewClient(srv.URL, "token"), limit: time.Minute, controlPlanes: []string{"control-plane-1"},
+			laterPlanes: func(context.Context) []string { return []string{"control-plane-1", "control-plane-0"} },
+		},
+		switched: map[string]int{},
+	}
+	x.cutAhead(t.Context(), []engine.DrillInjection{{Fault: "power-cut-etcd"}})
+	if err := faultNamed("power-cut-etcd").happen(t.Context(), x, "control-plane-0", nil); err != nil {
+		t.Error(err)
+	}
+	x.wg.Wait()
+	if last := c.heard[len(c.heard)-1]; len(last) > 0 || len(x.active) > 0 {
+		t.Errorf("the cloud heard of %v, and at last of faults that are over", c.heard)
+	}
+}
+
 // Each fault is well-formed: somebody looks it up by name and machines.
 func TestFaults(t *testing.T) {
 	for _, f := range newDrills(t).Faults() {

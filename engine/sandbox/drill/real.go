@@ -135,6 +135,18 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 		limits: recorder.Limits{Join: 3 * time.Minute},
 		begin:  con.begin, rest: con.rest, close: func(ctx context.Context) error { con.stop(); return down(ctx) },
 
+		laterPlanes: func(ctx context.Context) (names []string) {
+			all, err := box.Instances(ctx)
+			if err != nil {
+				return nil // it is listed again soon
+			}
+			for _, i := range all {
+				if i.Role == cloud.ControlPlane {
+					names = append(names, i.Name)
+				}
+			}
+			return names
+		},
 		killOperator: kill,
 		killConsole:  con.kill,
 		power: func(ctx context.Context, name string) error {
