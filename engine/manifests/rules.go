@@ -180,7 +180,7 @@ func (f *facts) add(g *facts) {
 }
 
 func (f *facts) skip(file string, line int, reason string) {
-	f.skipped = append(f.skipped, Skipped{plan.Location{File: preflight.Printable(file), Line: line}, reason})
+	f.skipped = append(f.skipped, Skipped{Location: plan.Location{File: preflight.Printable(file), Line: line}, Reason: reason})
 }
 
 func (f *facts) find(o *object, n *yaml.Node, found plan.Finding) {
@@ -247,7 +247,7 @@ func (p *parser) removedAPI(o *object) {
 		return
 	}
 	f := plan.Finding{
-		ID: idRemoved, Severity: plan.Block, Source: "apis", Reference: guidePage,
+		ID: idRemoved, Field: preflight.Printable(o.apiVersion), Severity: plan.Block, Source: "apis", Reference: guidePage,
 		Title:  fmt.Sprintf("%s uses %s, which v1.%d no longer serves", o, preflight.Printable(o.apiVersion), a.Minor),
 		Detail: fmt.Sprintf("an API server of v1.%d and newer rejects the manifest", a.Minor), Remedy: a.Remedy,
 	}
@@ -318,7 +318,7 @@ func (p *parser) annotations(o *object, at string, n *yaml.Node) {
 
 func (p *parser) deprecated(o *object, n *yaml.Node, what string, f *lifecycle.Field) {
 	found := plan.Finding{
-		ID: idFields, Severity: plan.Warn, Source: "apis", Reference: f.Source,
+		ID: idFields, Field: preflight.Printable(what), Severity: plan.Warn, Source: "apis", Reference: f.Source,
 		Title:  fmt.Sprintf("%s uses the deprecated %s", o, preflight.Printable(what)),
 		Remedy: "use " + f.Instead + " instead",
 	}
