@@ -21,6 +21,7 @@ import (
 	"strings"
 	"sync"
 
+	"constellation/engine/findings"
 	"constellation/engine/kube/preflight"
 	"constellation/engine/lifecycle"
 	"constellation/engine/plan"
@@ -50,27 +51,11 @@ type Request struct {
 	Workers int
 }
 
-// Result is what a directory has.
-type Result struct {
-	// To is the target that was checked.
-	To version.Version
-	// Files are the YAML and JSON files that were read, Objects the objects in them.
-	Files, Objects int
-	// Bytes is the size of the files.
-	Bytes int64
-	// Skipped are files and documents that were not checked, by file and line.
-	Skipped []Skipped
-	// Findings are sorted: the worst first, then by file and line. Checks that need a live
-	// cluster come last, not checked.
-	Findings []plan.Finding
-}
+// Result is what a directory has. Checks that need a live cluster come last in it, not checked.
+type Result = findings.Offline
 
 // Skipped is a file, directory or document that was not checked.
-type Skipped struct {
-	plan.Location
-	// Reason is a sentence for users, without content of the file.
-	Reason string `json:"reason"`
-}
+type Skipped = findings.Skipped
 
 // Check checks the files in dir and its subdirectories. The error is that of ctx, or dir
 // cannot be read.
@@ -166,7 +151,7 @@ func (f *facts) result(r *rules) *Result {
 		f.skipped = append(f.skipped[:maxFindings:maxFindings], Skipped{Location: f.skipped[maxFindings].Location, Reason: fmt.Sprintf("%d more are not listed", n-maxFindings)})
 	}
 	f.findings = append(f.findings, notChecked()...)
-	return &Result{To: r.to, Files: f.files, Objects: f.objects, Bytes: f.bytes, Skipped: f.skipped, Findings: f.findings}
+	return &Result{Kubernetes: r.to, Files: f.files, Objects: f.objects, Bytes: f.bytes, Skipped: f.skipped, Findings: f.findings}
 }
 
 // fromFiles are the checks of a cluster that files can show, at least in part.

@@ -13,6 +13,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"constellation/engine/kube/preflight"
@@ -118,6 +119,8 @@ type workload struct {
 	kind, namespace, name, file string
 	at                          []plan.Location
 	replicas                    int // -1 if the file does not say
+	dir                         string
+	budgeted                    bool // a budget selects its pods
 	labels                      map[string]string
 }
 
@@ -177,7 +180,7 @@ func (f *facts) add(g *facts) {
 }
 
 func (f *facts) skip(file string, line int, reason string) {
-	f.skipped = append(f.skipped, Skipped{plan.Location{File: preflight.Printable(file), Line: line}, reason})
+	f.skipped = append(f.skipped, Skipped{Location: plan.Location{File: preflight.Printable(file), Line: line}, Reason: reason})
 }
 
 func (f *facts) find(o *object, n *yaml.Node, found plan.Finding) {
@@ -244,7 +247,7 @@ func (p *parser) removedAPI(o *object) {
 		return
 	}
 	f := plan.Finding{
-		ID: idRemoved, Severity: plan.Block, Source: "apis", Reference: guidePage,
+		ID: idRemoved, Field: preflight.Printable(o.apiVersion), Severity: plan.Block, Source: "apis", Reference: guidePage,
 		Title:  fmt.Sprintf("%s uses %s, which v1.%d no longer serves", o, preflight.Printable(o.apiVersion), a.Minor),
 		Detail: fmt.Sprintf("an API server of v1.%d and newer rejects the manifest", a.Minor), Remedy: a.Remedy,
 	}
@@ -315,7 +318,7 @@ func (p *parser) annotations(o *object, at string, n *yaml.Node) {
 
 func (p *parser) deprecated(o *object, n *yaml.Node, what string, f *lifecycle.Field) {
 	found := plan.Finding{
-		ID: idFields, Severity: plan.Warn, Source: "apis", Reference: f.Source,
+		ID: idFields, Field: preflight.Printable(what), Severity: plan.Warn, Source: "apis", Reference: f.Source,
 		Title:  fmt.Sprintf("%s uses the deprecated %s", o, preflight.Printable(what)),
 		Remedy: "use " + f.Instead + " instead",
 	}
@@ -555,20 +558,49 @@ func (p *parser) nodeObject(o *object, group string) {
 	p.facts.find(o, nil, f)
 }
 
-// same reports whether two files may belong to the same deployment: one directory has the other.
+// same reports whether two directories may belong to the same deployment: one has the other.
 func same(a, b string) bool {
-	a, b = path.Dir(a), path.Dir(b)
-	within := func(dir, of string) bool { return of == "." || dir == of || strings.HasPrefix(dir, of+"/") }
+	within := func(dir, of string) bool {
+		return of == "." || dir == of || strings.HasPrefix(dir, of) && dir[len(of)] == '/'
+	}
 	return within(a, b) || within(b, a)
 }
 
+// index finds workloads by namespace and one label, so that large repositories need no
+// comparison of every budget with every workload.
+type index map[[3]string][]*workload
+
+func indexOf(all []workload) index {
+	out := index{}
+	for i := range all {
+		w := &all[i]
+		w.dir = path.Dir(w.file)
+		out[[3]string{w.namespace}] = append(out[[3]string{w.namespace}], w)
+		for k, v := range w.labels {
+			key := [3]string{w.namespace, k, v}
+			out[key] = append(out[key], w)
+		}
+	}
+	return out
+}
+
 // covered are the workloads of the directory tree whose pods b selects.
-func (f *facts) covered(b *budget, byNamespace map[string][]*workload) (out []*workload) {
+func (x index) covered(b *budget) (out []*workload) {
 	if b.selector == nil {
 		return nil
 	}
-	for _, w := range byNamespace[b.namespace] {
-		if same(b.file, w.file) && b.selector.Matches(labels.Set(w.labels)) {
+	candidates := x[[3]string{b.namespace}]
+	if requirements, selectable := b.selector.Requirements(); selectable {
+		for _, r := range requirements {
+			if values := r.Values(); (r.Operator() == selection.In || r.Operator() == selection.Equals) && values.Len() == 1 {
+				candidates = x[[3]string{b.namespace, r.Key(), values.UnsortedList()[0]}]
+				break
+			}
+		}
+	}
+	dir := path.Dir(b.file)
+	for _, w := range candidates {
+		if same(dir, w.dir) && b.selector.Matches(labels.Set(w.labels)) {
 			out = append(out, w)
 		}
 	}
@@ -577,18 +609,19 @@ func (f *facts) covered(b *budget, byNamespace map[string][]*workload) (out []*w
 
 // budgetFindings reports budgets that allow no disruption, and pods with two of them.
 func (f *facts) budgetFindings() {
-	byNamespace := map[string][]*workload{}
-	for i := range f.workloads {
-		byNamespace[f.workloads[i].namespace] = append(byNamespace[f.workloads[i].namespace], &f.workloads[i])
+	scaled := map[[3]string]bool{}
+	for _, a := range f.autoscalers {
+		scaled[[3]string{a.namespace, a.kind, a.name}] = true
 	}
+	workloads := indexOf(f.workloads)
 	covering := map[*workload][]*budget{}
 	for i := range f.budgets {
 		b := &f.budgets[i]
-		covered := f.covered(b, byNamespace)
+		covered := workloads.covered(b)
 		for _, w := range covered {
 			covering[w] = append(covering[w], b)
 		}
-		if why := f.never(b, covered); why != "" {
+		if why := b.never(covered, scaled); why != "" {
 			f.findings = append(f.findings, plan.Finding{
 				ID: idBudgetRoom, Severity: plan.Block, Source: "disruption", Reference: budgetPage,
 				Title:  fmt.Sprintf("PodDisruptionBudget %s never allows a disruption: %s", b.title(), why),
@@ -600,10 +633,14 @@ func (f *facts) budgetFindings() {
 	}
 	for i := range f.workloads {
 		w := &f.workloads[i]
+		w.budgeted = len(covering[w]) > 0
+		if len(covering[w]) < 2 {
+			continue
+		}
 		// One budget in several overlays is one object.
 		names := map[string]*budget{}
 		for _, b := range covering[w] {
-			if path.Dir(b.file) == path.Dir(w.file) {
+			if path.Dir(b.file) == w.dir {
 				names[b.name] = b
 			}
 		}
@@ -629,7 +666,8 @@ func (b *budget) title() string {
 }
 
 // never returns why b allows no disruption even if all its pods are healthy; empty if it may.
-func (f *facts) never(b *budget, covered []*workload) string {
+// scaled are the workloads with an autoscaler.
+func (b *budget) never(covered []*workload, scaled map[[3]string]bool) string {
 	if v := b.maxUnavailable; v != "" {
 		if v == "0" || v == "0%" {
 			return "maxUnavailable is " + v
@@ -645,17 +683,11 @@ func (f *facts) never(b *budget, covered []*workload) string {
 	// One workload in several overlays is one object: the largest counts.
 	pods := map[string]int{}
 	for _, w := range covered {
-		n := w.replicas
-		for _, a := range f.autoscalers {
-			if a.namespace == w.namespace && a.kind == w.kind && a.name == w.name {
-				n = -1 // it may have more at any time
-			}
-		}
-		if n < 0 {
-			return ""
+		if w.replicas < 0 || scaled[[3]string{w.namespace, w.kind, w.name}] {
+			return "" // it may have more at any time
 		}
 		key := w.kind + "/" + w.name
-		pods[key] = max(pods[key], n)
+		pods[key] = max(pods[key], w.replicas)
 	}
 	total := 0
 	for _, n := range pods {
@@ -680,18 +712,9 @@ func (f *facts) singleReplicas() {
 			scaled[[3]string{a.namespace, a.kind, a.name}] = true
 		}
 	}
-	byNamespace := map[string][]*budget{}
-	for i := range f.budgets {
-		byNamespace[f.budgets[i].namespace] = append(byNamespace[f.budgets[i].namespace], &f.budgets[i])
-	}
 	for i := range f.workloads {
 		w := &f.workloads[i]
-		if w.replicas != 1 || scaled[[3]string{w.namespace, w.kind, w.name}] {
-			continue
-		}
-		if slices.ContainsFunc(byNamespace[w.namespace], func(b *budget) bool {
-			return b.selector != nil && same(b.file, w.file) && b.selector.Matches(labels.Set(w.labels))
-		}) {
+		if w.replicas != 1 || w.budgeted || scaled[[3]string{w.namespace, w.kind, w.name}] {
 			continue
 		}
 		f.findings = append(f.findings, plan.Finding{
