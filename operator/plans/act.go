@@ -60,7 +60,7 @@ func (k *controller) act(ctx context.Context, v view, d decision) error {
 		}
 		return err
 	})
-	// Events report what was done, also if the API server refused a Job.
+	// The other actions have events also if the API server refused a Job.
 	if len(begun) > 0 {
 		d.events = append(d.events, synced(v.version, v.hash, begun))
 	}
