@@ -1216,7 +1216,9 @@ func (d *Decision) deadMembers() {
 			slices.ContainsFunc(d.w.Instances, func(i Instance) bool {
 				return i.Name == m.Node && i.State != "Terminated" && d.hasMember(&i, m)
 			})
-		bound := slices.ContainsFunc(d.w.Intents, func(i Intent) bool { return i.Node == m.Node && i.Goal == v1alpha1.LeaveGoal && d.hasMember(d.Instance(i.Machine), m) })
+		bound := slices.ContainsFunc(d.w.Intents, func(i Intent) bool {
+			return i.Node == m.Node && i.Goal == v1alpha1.LeaveGoal && d.hasMember(d.Instance(i.Machine), m)
+		})
 		if m.NotStarted && !d.abandoned(m) {
 			continue // its name is known when it starts
 		}
