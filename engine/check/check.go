@@ -857,9 +857,12 @@ func (c *Run) Finish() {
 }
 
 // Sort moves the worst findings to the front. It is stable.
-func (c *Run) Sort() {
+func (c *Run) Sort() { SortFindings(c.Out.Findings) }
+
+// SortFindings moves the worst findings to the front. It is stable.
+func SortFindings(found []plan.Finding) {
 	order := []plan.Severity{plan.Block, plan.Warn, plan.NotChecked, plan.Info}
-	slices.SortStableFunc(c.Out.Findings, func(a, b plan.Finding) int {
+	slices.SortStableFunc(found, func(a, b plan.Finding) int {
 		return cmp.Compare(slices.Index(order, a.Severity), slices.Index(order, b.Severity))
 	})
 }

@@ -442,30 +442,35 @@ func Markdown(k *check.Check, sp CommandFormatter) string {
 		}
 		b.WriteString("```\n")
 	}
-	list, fine := NeedAttention(k.Findings)
-	fmt.Fprintf(&b, "\n### Findings: %s\n", cmp.Or(CountBySeverity(k.Findings), "none"))
-	if sp.needExport(list) {
-		fmt.Fprintf(&b, "\n```\n%s\n```\n", term.Clean(sp.export()))
-	}
-	for _, x := range list {
-		fmt.Fprintf(&b, "\n- **%s** %s %s\n", x.Severity, CellOf(x.Title), CodeOf(x.ID))
-		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", OwnerText(x.Owner)}, {"fix", sp.Text(x.Remedy)}} {
-			if l.text != "" {
-				fmt.Fprintf(&b, "  - %s: %s\n", l.head, CellOf(term.OneLine(l.text)))
-			}
-		}
-		if len(x.Objects) > 0 {
-			fmt.Fprintf(&b, "  - objects: %s\n", CodeOf(SomeNames(x.Objects, 12)))
-		}
-		if x.Command != "" {
-			fmt.Fprintf(&b, "  - command: %s\n", CodeOf(sp.Line(x.Command)))
-		}
-	}
-	if fine > 0 {
-		fmt.Fprintf(&b, "\n%s passed.\n", words.Count(fine, "check"))
-	}
+	findingsMarkdown(&b, "Findings", k.Findings, sp)
 	for _, n := range k.Notes {
 		fmt.Fprintf(&b, "\n%s\n", CellOf(n))
 	}
 	return b.String()
+}
+
+// findingsMarkdown writes findings under a title.
+func findingsMarkdown(b *strings.Builder, title string, found []plan.Finding, sp CommandFormatter) {
+	list, fine := NeedAttention(found)
+	fmt.Fprintf(b, "\n### %s: %s\n", title, cmp.Or(CountBySeverity(found), "none"))
+	if sp.needExport(list) {
+		fmt.Fprintf(b, "\n```\n%s\n```\n", term.Clean(sp.export()))
+	}
+	for _, x := range list {
+		fmt.Fprintf(b, "\n- **%s** %s %s\n", x.Severity, CellOf(x.Title), CodeOf(x.ID))
+		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", OwnerText(x.Owner)}, {"fix", sp.Text(x.Remedy)}} {
+			if l.text != "" {
+				fmt.Fprintf(b, "  - %s: %s\n", l.head, CellOf(term.OneLine(l.text)))
+			}
+		}
+		if len(x.Objects) > 0 {
+			fmt.Fprintf(b, "  - objects: %s\n", CodeOf(SomeNames(x.Objects, 12)))
+		}
+		if x.Command != "" {
+			fmt.Fprintf(b, "  - command: %s\n", CodeOf(sp.Line(x.Command)))
+		}
+	}
+	if fine > 0 {
+		fmt.Fprintf(b, "\n%s passed.\n", words.Count(fine, "check"))
+	}
 }
