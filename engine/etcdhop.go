@@ -86,7 +86,7 @@ func (a *applyRun) membersSteps() []plan.Step {
 // members is the result of one look at the members of etcd.
 type members struct {
 	each    []cluster.EtcdMember
-	wait    string // what is still missing; empty if nothing is
+	wait    string // description of missing members or versions; empty: the check passed
 	unknown bool   // the operator reports no member
 }
 
