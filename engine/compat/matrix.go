@@ -72,6 +72,7 @@ type minor struct {
 type patch struct {
 	version, etcd version.Version // etcd is zero if it is unknown or its tag is invalid
 	faulty        string
+	unpinned      string // why the release has no digests of its components; empty: it has them
 }
 
 // Planned is the target of a hop. A zero version means no change: the oldest running
@@ -146,7 +147,7 @@ func NewMatrix(releases []release.Summary) *Matrix {
 			if _, ok := m.etcd[p.Etcd]; !ok {
 				m.etcd[p.Etcd] = parseEtcd(p.Etcd)
 			}
-			k.patches = append(k.patches, patch{p.Version, m.etcd[p.Etcd], p.Faulty})
+			k.patches = append(k.patches, patch{p.Version, m.etcd[p.Etcd], p.Faulty, p.Unpinned})
 		}
 		slices.SortFunc(k.patches, byVersion)
 		k.sumUp()
@@ -868,6 +869,8 @@ func judgeOfferedKubernetes(s *step) (plan.Severity, string, string) {
 		if ok, why, remedy := s.o.Kubernetes(s.kubernetes); !ok {
 			return plan.Block, cmp.Or(why, "the provider does not offer Kubernetes "+s.kubernetes.String()), remedy
 		}
+	} else if s.kubernetesChange && s.patch != nil && s.patch.unpinned != "" {
+		return plan.Block, "release " + s.services.String() + " has no digests of the components of Kubernetes " + s.kubernetes.String() + ": " + s.patch.unpinned, "use a cloud that brings components and digests of its own, or a release that has them"
 	}
 	return plan.Info, "", ""
 }

@@ -1,7 +1,7 @@
 // Package lifecycle answers: what does a minor of Kubernetes or of etcd remove, refuse or demand?
 //
-// The answers are data: one file per minor of Kubernetes and one for etcd, in the directory
-// data. People write and review them, and each row names its source. The program reads the files
+// The answers are data: one file per minor of Kubernetes, and one each for etcd, for deprecated fields
+// and for add-ons, in the directory data. People write and review them, and each row names its source. The program reads the files
 // strictly: an unknown field or a row without a source is an error, which the tests find.
 // Checks read this data, so that no check has a version in its code.
 package lifecycle
@@ -194,6 +194,8 @@ type EtcdFlags struct {
 type data struct {
 	minors []Minor // oldest first
 	etcd   etcdFile
+	fields fieldsFile
+	addOns addOnsFile
 }
 
 // all parses the files once. A file that is wrong is a defect of the program, found by its tests.
@@ -216,12 +218,20 @@ func parse(files fs.FS) (data, error) {
 		if err != nil {
 			return d, err
 		}
-		if name == "data/etcd.yaml" {
-			err = strict(b, &d.etcd)
-			if err == nil {
+		switch name {
+		case "data/etcd.yaml":
+			if err = strict(b, &d.etcd); err == nil {
 				err = d.etcd.check()
 			}
-		} else {
+		case "data/fields.yaml":
+			if err = strict(b, &d.fields); err == nil {
+				err = d.fields.check()
+			}
+		case "data/addons.yaml":
+			if err = strict(b, &d.addOns); err == nil {
+				err = d.addOns.check()
+			}
+		default:
 			var m Minor
 			if err = strict(b, &m); err == nil {
 				if err = m.check(); err == nil && name != "data/"+m.Kubernetes+".yaml" {
