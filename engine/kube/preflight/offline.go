@@ -308,7 +308,7 @@ func (o *Objects) note(stored schema.GroupVersionKind, m metav1.Object) {
 }
 
 // sendsRequests are checks that send requests of their own.
-var sendsRequests = []string{"permissions", "kubelet-certificates", "cgroups", "pod-admission"}
+var sendsRequests = []string{"permissions", "kubelet-certificates", "cgroups", "pod-admission", "running-kubelets"}
 
 // Check runs the checks on the objects. What a snapshot does not have is not checked. No
 // request is sent.
