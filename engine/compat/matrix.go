@@ -126,9 +126,9 @@ var Rules = [...]rule{
 	{"services-support-kubernetes", "new services support the running Kubernetes, because charts are upgraded first", PolicyPage, judgeServicesSupport},
 	{"kubernetes-minor", "Kubernetes goes up by one minor per hop at most", kubeadmMinor, judgeKubernetesMinor},
 	{"kubernetes-offered", "the release contains the target Kubernetes patch; the running patch may stay", PolicyPage, judgeKubernetesOffered},
-	{"kubelet-skew", "kubelets are not newer than the API server, and at most three minors older (two before v1.25)", kubeletKEP, judgeKubeletSkew},
+	{"kubelet-skew", "kubelets are not newer than the API server, and " + kubeletSkew(), kubeletKEP, judgeKubeletSkew},
 	{"control-plane-skew", "API servers are at most one minor apart", skewPage + "#kube-apiserver", judgeControlPlaneSkew},
-	{"kubeadm-floor", "kubeadm can read the configuration that this program writes (v1beta4, from v1.31 on)", kubeadmPage, judgeKubeadmFloor},
+	{"kubeadm-floor", "kubeadm can read the configuration that this program writes (v1beta4, from " + kubeadmFloor.MinorString() + " on)", kubeadmPage, judgeKubeadmFloor},
 	{"etcd-step", "etcd goes up by one minor at most, and only from a patch that the next minor accepts (" + etcdFloors() + ")", etcdPage, judgeEtcdStep},
 	{"offered-image", "the provider offers the image", PolicyPage, judgeOfferedImage},
 	{"offered-kubernetes", "the provider offers the components of the target Kubernetes", PolicyPage, judgeOfferedKubernetes},
@@ -731,6 +731,12 @@ func judgeKubernetesOffered(s *step) (plan.Severity, string, string) {
 		return plan.Warn, "the running Kubernetes " + s.kubernetes.String() + " is no longer supported by release " + s.services.String(), "upgrade to one of its minors: " + s.release.supported
 	}
 	return plan.Info, "", ""
+}
+
+// kubeletSkew is "at most three minors older (two before v1.25)".
+func kubeletSkew() string {
+	behind, before, since := lifecycle.KubeletSkewRule()
+	return "at most " + number(behind) + " minors older (" + number(before) + " before " + since + ")"
 }
 
 func judgeKubeletSkew(s *step) (plan.Severity, string, string) {

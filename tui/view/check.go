@@ -404,13 +404,14 @@ func Markdown(k *check.Check, sp CommandFormatter) string {
 	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", CodeOf(k.Cluster)+Marked(k.Simulated, ", "), k.Time.UTC().Format(time.RFC3339), CellOf(k.CLI), CellOf(FeedText(k.Feed, k.Time)))
 	severity, text := Verdict(k)
 	fmt.Fprintf(&b, "**%s**: %s\n\n", severity, CellOf(text))
-	b.WriteString("| component | now | this CLI, in one hop | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")
+	b.WriteString("| component | now | reachable in one hop | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")
 	for _, x := range k.Components {
 		name := CellOf(x.Name)
 		if x.Part {
 			name = "&nbsp;&nbsp;" + name
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, CellOf(x.Now), CellOf(last(x.Reachable)), CellOf(x.NextHop), CellOf(x.Newest), CellOf(verdictText(x)))
+		reachable, next := nextVersions(x)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, CellOf(x.Now), CellOf(reachable), CellOf(next), CellOf(x.Newest), CellOf(verdictText(x)))
 	}
 	if len(k.Path) > 0 {
 		b.WriteString("\n### Path\n\n")
@@ -448,18 +449,7 @@ func Markdown(k *check.Check, sp CommandFormatter) string {
 		fmt.Fprintf(&b, "\n```\n%s\n```\n", term.Clean(sp.export()))
 	}
 	for _, x := range list {
-		fmt.Fprintf(&b, "\n- **%s** %s %s\n", x.Severity, CellOf(x.Title), CodeOf(x.ID))
-		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", OwnerText(x.Owner)}, {"fix", sp.Text(x.Remedy)}} {
-			if l.text != "" {
-				fmt.Fprintf(&b, "  - %s: %s\n", l.head, CellOf(term.OneLine(l.text)))
-			}
-		}
-		if len(x.Objects) > 0 {
-			fmt.Fprintf(&b, "  - objects: %s\n", CodeOf(SomeNames(x.Objects, 12)))
-		}
-		if x.Command != "" {
-			fmt.Fprintf(&b, "  - command: %s\n", CodeOf(sp.Line(x.Command)))
-		}
+		b.WriteString(FindingItem(sp, &x))
 	}
 	if fine > 0 {
 		fmt.Fprintf(&b, "\n%s passed.\n", words.Count(fine, "check"))
