@@ -47,6 +47,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/cloud/sandboxapi/sandboxexec"
 	"constellation/engine/kube"
+	"constellation/engine/offline"
 	"constellation/engine/version"
 	"constellation/engine/workspace"
 	"constellation/tui"
@@ -54,12 +55,13 @@ import (
 
 func main() {
 	os.Exit(tui.App{
-		Release:     version.Release,
-		Kubernetes:  sandboxexec.KubernetesVersions(),
-		Releases:    []string{version.Release, "v1.0.0"},
-		Engine:      newEngine,
-		FindSandbox: sandboxexec.Find,
-		RunSandbox:  sandboxexec.Run,
+		Release:      version.Release,
+		Kubernetes:   sandboxexec.KubernetesVersions(),
+		Releases:     []string{version.Release, "v1.0.0"},
+		Engine:       newEngine,
+		CheckOffline: offline.Check,
+		FindSandbox:  sandboxexec.Find,
+		RunSandbox:   sandboxexec.Run,
 	}.Main())
 }
 

@@ -37,6 +37,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cluster"
+	"constellation/engine/findings"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
 	"constellation/engine/workspace"
@@ -88,6 +89,8 @@ type App struct {
 	// FindSandbox returns the sandbox of the workspace in dir, an absolute path. The error wraps
 	// cloud.ErrNotFound if there is none.
 	FindSandbox func(ctx context.Context, dir string) (engine.SandboxStatus, error)
+	// CheckOffline checks manifests or a backup without a cluster.
+	CheckOffline func(context.Context, findings.OfflineRequest) (*findings.Offline, error)
 	// RunSandbox executes the verb sandbox, its help and its completions in another program.
 	// args are those of this program. It returns the exit code, or an error if the other program
 	// did not start.

@@ -37,10 +37,20 @@ type Finding struct {
 	Owner string `json:"owner,omitempty"`
 	// Objects are what it is about, "kind/namespace/name", the first few hundred.
 	Objects []string `json:"objects,omitempty"`
+	// Locations are where it stands in files, for findings of files alone.
+	Locations []Location `json:"locations,omitempty"`
 	// Command is the one command that clears it; empty if there is none.
 	Command string `json:"command,omitempty"`
 	// Reference is where the rule comes from: a policy page, a KEP, an RFC.
 	Reference string `json:"reference,omitempty"`
 	// Took is how long the check ran.
 	Took time.Duration `json:"took,omitempty"` // nanoseconds in JSON
+}
+
+// Location is a line of a file.
+type Location struct {
+	// File is slash-separated, relative to the directory that was checked.
+	File string `json:"file"`
+	// Line counts from 1; zero is the whole file.
+	Line int `json:"line,omitempty"`
 }

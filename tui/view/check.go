@@ -449,18 +449,7 @@ func Markdown(k *check.Check, sp CommandFormatter) string {
 		fmt.Fprintf(&b, "\n```\n%s\n```\n", term.Clean(sp.export()))
 	}
 	for _, x := range list {
-		fmt.Fprintf(&b, "\n- **%s** %s %s\n", x.Severity, CellOf(x.Title), CodeOf(x.ID))
-		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", OwnerText(x.Owner)}, {"fix", sp.Text(x.Remedy)}} {
-			if l.text != "" {
-				fmt.Fprintf(&b, "  - %s: %s\n", l.head, CellOf(term.OneLine(l.text)))
-			}
-		}
-		if len(x.Objects) > 0 {
-			fmt.Fprintf(&b, "  - objects: %s\n", CodeOf(SomeNames(x.Objects, 12)))
-		}
-		if x.Command != "" {
-			fmt.Fprintf(&b, "  - command: %s\n", CodeOf(sp.Line(x.Command)))
-		}
+		b.WriteString(FindingItem(sp, &x))
 	}
 	if fine > 0 {
 		fmt.Fprintf(&b, "\n%s passed.\n", words.Count(fine, "check"))

@@ -780,6 +780,7 @@ func FindingDetail(pg Page, w, indent int, f plan.Finding) []string {
 			add(head, st, term.Wrap(s, max(20, w-indent-8))...)
 		}
 	}
+	text("at", term.Plain, term.Clean(LocationsText(f.Locations)))
 	text("why", term.Plain, term.CleanLines(f.Detail))
 	if len(f.Objects) > 0 {
 		text("objects", term.Plain, term.Clean(SomeNames(f.Objects, 12)))
@@ -924,4 +925,38 @@ func FeedText(f check.FeedState, now time.Time) string {
 		s += ", signed by " + term.Clean(f.Signer)
 	}
 	return s
+}
+
+// LocationsText is "deploy/web.yaml:3, deploy/db.yaml:17 and 2 more".
+func LocationsText(list []plan.Location) string {
+	var names []string
+	for _, l := range list {
+		name := l.File
+		if l.Line > 0 {
+			name = fmt.Sprintf("%s:%d", l.File, l.Line)
+		}
+		names = append(names, name)
+	}
+	return SomeNames(names, 6)
+}
+
+// FindingItem is a finding as an item of a Markdown list.
+func FindingItem(sp CommandFormatter, x *plan.Finding) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n- **%s** %s %s\n", x.Severity, CellOf(x.Title), CodeOf(x.ID))
+	if len(x.Locations) > 0 {
+		fmt.Fprintf(&b, "  - at: %s\n", CodeOf(LocationsText(x.Locations)))
+	}
+	for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", OwnerText(x.Owner)}, {"fix", sp.Text(x.Remedy)}} {
+		if l.text != "" {
+			fmt.Fprintf(&b, "  - %s: %s\n", l.head, CellOf(term.OneLine(l.text)))
+		}
+	}
+	if len(x.Objects) > 0 {
+		fmt.Fprintf(&b, "  - objects: %s\n", CodeOf(SomeNames(x.Objects, 12)))
+	}
+	if x.Command != "" {
+		fmt.Fprintf(&b, "  - command: %s\n", CodeOf(sp.Line(x.Command)))
+	}
+	return b.String()
 }

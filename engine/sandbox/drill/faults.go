@@ -46,14 +46,14 @@ func (f *fault) most(kind, point string, controlPlanes int) int {
 	}
 }
 
-// points are those at which a fault can start on machines of a kind that are upgraded to a
-// version of Kubernetes.
-func (f *fault) points(kind, kubernetes string) []string {
+// points are those at which a fault can start on machines of a kind. With stays, their
+// version of Kubernetes does not change.
+func (f *fault) points(kind string, stays bool) []string {
 	at := f.at
 	if at == nil {
 		at = perNode
 	}
-	if kind == hollow || kubernetes == kubernetesFrom { // kubeadm has nothing to do
+	if kind == hollow || stays { // kubeadm has nothing to do
 		at = slices.DeleteFunc(slices.Clone(at), func(p string) bool { return p == pointKubeadm })
 	}
 	return at
@@ -254,7 +254,8 @@ func (x *run) cutAhead(ctx context.Context, plan []engine.DrillInjection) {
 	})
 }
 
-// cutAny cuts the power of the first control plane that reaches a point,
+// cutAny cuts the power of the first control plane that reaches a point, of those at the begin
+// and of those that replaced them,
 // and returns the earliest possible time. It returns after the machine has booted.
 func (x *run) cutAny(ctx context.Context, point string) (time.Time, error) {
 	type struck struct {
@@ -264,23 +265,49 @@ func (x *run) cutAny(ctx context.Context, point string) (time.Time, error) {
 	others, stop := context.WithCancel(ctx)
 	defer stop()
 	all := make(chan struck)
-	for _, on := range x.site.controlPlanes {
-		go func() {
-			from, err := x.cutAt(others, on, point)
-			all <- struck{from, err}
-		}()
-	}
-	var is struck
-	for i := range x.site.controlPlanes {
-		if s := <-all; i == 0 || s.err == nil {
-			is = s
+	asked := map[string]bool{}
+	pending := 0
+	ask := func(names []string) {
+		for _, on := range names {
+			if asked[on] {
+				continue
+			}
+			asked[on] = true
+			pending++
+			go func() {
+				from, err := x.cutAt(others, on, point)
+				all <- struck{from, err}
+			}()
 		}
-		if is.err == nil {
-			stop()
+	}
+	ask(x.site.controlPlanes)
+	tick := time.NewTicker(planesPoll)
+	defer tick.Stop()
+	is := struck{err: errNoPlane}
+	for pending > 0 {
+		select {
+		case s := <-all:
+			pending--
+			if errors.Is(is.err, errNoPlane) || s.err == nil {
+				is = s
+			}
+			if is.err == nil {
+				stop()
+			}
+		case <-tick.C:
+			// An earlier hop may have replaced those of the begin.
+			if x.site.laterPlanes != nil && others.Err() == nil {
+				ask(x.site.laterPlanes(others))
+			}
 		}
 	}
 	return is.from, is.err
 }
+
+// planesPoll is the interval at which control planes are listed while a power cut is awaited.
+const planesPoll = time.Second
+
+var errNoPlane = errors.New("the cluster has no control plane")
 
 // cutAt cuts the power of a machine when it reaches a point, and returns the earliest possible
 // time. It returns after the machine has booted.
@@ -348,7 +375,7 @@ func (d *Drills) Faults() []engine.DrillFault {
 	out := make([]engine.DrillFault, len(faults))
 	for i := range faults {
 		f := &faults[i]
-		out[i] = engine.DrillFault{Name: f.name, Does: f.does, Machines: f.machines, Points: f.points(f.machines[0], kubernetesTo)}
+		out[i] = engine.DrillFault{Name: f.name, Does: f.does, Machines: f.machines, Points: f.points(f.machines[0], false)}
 	}
 	return out
 }

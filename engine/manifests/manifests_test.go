@@ -1,0 +1,358 @@
+package manifests
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"gopkg.in/yaml.v3"
+
+	"constellation/engine/plan"
+	"constellation/engine/version"
+)
+
+// tree writes files into a new directory.
+func tree(t testing.TB, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// lines are the findings that files show: "block pdb-room a.yaml:3".
+func lines(r *Result) (out []string) {
+	for _, f := range r.Findings {
+		if len(f.Locations) == 0 {
+			continue
+		}
+		var at []string
+		for _, l := range f.Locations {
+			at = append(at, fmt.Sprintf("%s:%d", l.File, l.Line))
+		}
+		out = append(out, fmt.Sprintf("%s %s %s", f.Severity, f.ID, strings.Join(at, " ")))
+	}
+	return out
+}
+
+func skipped(r *Result) (out []string) {
+	for _, s := range r.Skipped {
+		out = append(out, fmt.Sprintf("%s:%d: %s", s.File, s.Line, s.Reason))
+	}
+	return out
+}
+
+func check(t testing.TB, files map[string]string, r Request) *Result {
+	t.Helper()
+	result, err := Check(t.Context(), tree(t, files), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result
+}
+
+const web = `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: shop}
+spec:
+  replicas: 3
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      containers: [{name: web, image: "registry.example/web:1"}]
+`
+
+func budgetOf(spec string) string {
+	return "apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: web, namespace: shop}\nspec:\n  selector: {matchLabels: {app: web}}\n  " + spec + "\n"
+}
+
+func podWith(spec string) string {
+	return "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n" + spec
+}
+
+func webhook(fields string) string {
+	return `apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingWebhookConfiguration
+metadata: {name: policy}
+webhooks:
+- name: policy.example.com
+  clientConfig: {service: {namespace: policy, name: policy}}
+  rules: [{apiGroups: ["*"], apiVersions: ["*"], operations: ["*"], resources: ["*"]}]
+` + fields
+}
+
+func TestFindings(t *testing.T) {
+	v137 := version.MustParse("v1.37.0")
+	for _, tt := range []struct {
+		name, text string
+		request    Request
+		want       []string
+	}{
+		{"a clean deployment", web, Request{}, nil},
+		{"removed API", "apiVersion: networking.k8s.io/v1beta1\nkind: Ingress\nmetadata: {name: a}\n", Request{To: v137}, []string{"block removed-apis-written m.yaml:1"}},
+		{"removed API in the second document", "a: 1\n---\n# comment\nkind: CronJob\napiVersion: batch/v1beta1\n", Request{To: v137}, []string{"block removed-apis-written m.yaml:5"}},
+		{"removed definition of kinds", "apiVersion: apiextensions.k8s.io/v1beta1\nkind: CustomResourceDefinition\n", Request{To: v137}, []string{"block removed-apis-written m.yaml:1"}},
+		{"API that the minor after removes", "apiVersion: resource.k8s.io/v1beta1\nkind: ResourceClaim\n", Request{To: v137}, []string{"warn removed-apis-written m.yaml:1"}},
+		{"API that the target serves", "apiVersion: networking.k8s.io/v1beta1\nkind: IPAddress\n", Request{To: version.MustParse("v1.35.0")}, nil},
+		{
+			"API that was gone before", "apiVersion: networking.k8s.io/v1beta1\nkind: Ingress\n",
+			Request{From: version.MustParse("v1.36.0"), To: v137}, nil,
+		},
+		{"list of objects", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: batch/v1beta1\n  kind: CronJob\n", Request{To: v137}, []string{"block removed-apis-written m.yaml:4"}},
+		{"budget without a disruption", budgetOf("maxUnavailable: 0"), Request{}, []string{"block pdb-room m.yaml:6"}},
+		{"budget of all pods", web + "---\n" + budgetOf("minAvailable: 3"), Request{}, []string{"block pdb-room m.yaml:17"}},
+		{"budget with room", web + "---\n" + budgetOf("minAvailable: 2"), Request{}, nil},
+		{"budget of percents", web + "---\n" + budgetOf("minAvailable: 90%"), Request{}, []string{"block pdb-room m.yaml:17"}},
+		{"budget of other pods", strings.ReplaceAll(web, "app: web", "app: other") + "---\n" + budgetOf("minAvailable: 3"), Request{}, nil},
+		{
+			"budget of pods that are scaled", web + "---\n" + budgetOf("minAvailable: 3") +
+				"---\napiVersion: autoscaling/v2\nkind: HorizontalPodAutoscaler\nmetadata: {name: web, namespace: shop}\nspec: {minReplicas: 2, maxReplicas: 9, scaleTargetRef: {kind: Deployment, name: web}}\n",
+			Request{}, nil,
+		},
+		{
+			"two budgets", web + "---\n" + budgetOf("maxUnavailable: 1") + "---\n" + strings.Replace(budgetOf("maxUnavailable: 1"), "name: web", "name: other", 1), Request{},
+			[]string{"block pdb-overlap m.yaml:5 m.yaml:24 m.yaml:17"},
+		},
+		{"single replica", strings.Replace(web, "replicas: 3", "replicas: 1", 1), Request{}, []string{"warn single-replica m.yaml:5"}},
+		{"replicas by default", strings.Replace(web, "  replicas: 3\n", "", 1), Request{}, []string{"warn single-replica m.yaml:1"}},
+		{"replicas by a placeholder", strings.Replace(web, "replicas: 3", "replicas: ${REPLICAS}", 1), Request{}, nil},
+		{
+			"gitRepo volume", podWith("  volumes:\n  - name: src\n    gitRepo: {repository: \"https://example.com\"}\n"), Request{To: v137},
+			[]string{"block git-repo-volumes m.yaml:7"},
+		},
+		{
+			"gitRepo volume before the gate is locked", podWith("  volumes:\n  - name: src\n    gitRepo: {repository: \"https://example.com\"}\n"), Request{To: version.MustParse("v1.35.0")},
+			[]string{"warn git-repo-volumes m.yaml:7"},
+		},
+		{"volume of a removed plugin", podWith("  volumes: [{name: a, rbd: {}}]\n"), Request{To: v137}, []string{"block deprecated-fields m.yaml:5"}},
+		{"deprecated node label", podWith("  nodeSelector:\n    beta.kubernetes.io/os: linux\n"), Request{To: v137}, []string{"warn deprecated-fields m.yaml:6"}},
+		{
+			"deprecated node label in an affinity",
+			podWith("  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [\n    {key: failure-domain.beta.kubernetes.io/zone, operator: Exists}]}]}}}\n"),
+			Request{To: v137}, []string{"warn deprecated-fields m.yaml:6"},
+		},
+		{
+			"deprecated annotation of a CronJob's pods",
+			"apiVersion: batch/v1\nkind: CronJob\nspec: {jobTemplate: {spec: {template: {metadata: {annotations: {\n  container.apparmor.security.beta.kubernetes.io/web: unconfined}}, spec: {}}}}}\n",
+			Request{To: v137}, []string{"warn deprecated-fields m.yaml:4"},
+		},
+		{"external IPs", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  externalIPs: [192.0.2.1]\n", Request{}, []string{"warn external-ips m.yaml:5"}},
+		{"external IPs that are ignored", "apiVersion: v1\nkind: Service\nspec: {clusterIP: None, externalIPs: [192.0.2.1]}\n", Request{}, nil},
+		{"webhook on everything", webhook("  failurePolicy: Fail\n"), Request{}, []string{"warn webhook-exemption m.yaml:8"}},
+		{"webhook that may fail", webhook("  failurePolicy: Ignore\n"), Request{}, nil},
+		{
+			"webhook with exemptions", webhook("  namespaceSelector: {matchExpressions: [{key: kubernetes.io/metadata.name, operator: NotIn, values: [kube-system, policy]}]}\n"),
+			Request{}, nil,
+		},
+		{"slow webhook", webhook("  objectSelector: {matchLabels: {a: b}}\n  timeoutSeconds: 30\n"), Request{}, []string{"warn webhook-timeout m.yaml:9"}},
+		{
+			"add-on whose version does not list the target", strings.Replace(web, "registry.example/web:1", "quay.io/jetstack/cert-manager-controller:v1.19.2", 1), Request{To: v137},
+			[]string{"warn add-on-versions m.yaml:10"},
+		},
+		{
+			"add-on whose version lists the target", strings.Replace(web, "registry.example/web:1", "quay.io/jetstack/cert-manager-controller:v1.19.2@sha256:00", 1), Request{To: version.MustParse("v1.35.2")},
+			nil,
+		},
+		{
+			"add-on whose version is unknown", strings.Replace(web, "registry.example/web:1", "mirror:5000/jetstack/cert-manager-controller:v9.9", 1), Request{To: v137},
+			[]string{"not-checked add-on-versions m.yaml:10"},
+		},
+		{
+			"add-on by its labels", strings.Replace(web, "namespace: shop", "namespace: shop, labels: {app.kubernetes.io/part-of: flux, app.kubernetes.io/version: v2.7.5}", 1), Request{To: v137},
+			[]string{"warn add-on-versions m.yaml:1"},
+		},
+		{
+			"add-on that drains nodes", strings.Replace(web, "registry.example/web:1", "ghcr.io/kubereboot/kured:1.20.0", 1), Request{To: version.MustParse("v1.34.0")},
+			[]string{"warn node-actors m.yaml:10"},
+		},
+		{"Plan", "apiVersion: upgrade.cattle.io/v1\nkind: Plan\nmetadata: {name: os}\n", Request{}, []string{"warn node-actors m.yaml:1"}},
+		{"kustomization", "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n", Request{}, []string{"not-checked kustomize m.yaml:0"}},
+		{"aliases and merges", "x: &x {replicas: 1}\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec:\n  <<: *x\n  template: {spec: {}}\n", Request{}, []string{"warn single-replica m.yaml:1"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := check(t, map[string]string{"m.yaml": tt.text}, tt.request)
+			if got := lines(r); !slices.Equal(got, tt.want) {
+				t.Errorf("findings %q, want %q; skipped %q", got, tt.want, skipped(r))
+			}
+			for _, f := range r.Findings {
+				if len(f.Locations) > 0 && f.Severity != plan.NotChecked && (f.Title == "" || f.Remedy == "" || f.Source == "" || len(f.Objects) == 0) {
+					t.Errorf("the finding %+v lacks a field", f)
+				}
+			}
+		})
+	}
+}
+
+// Lines of JSON count like those of YAML, and tabs are allowed.
+func TestLinesOfJSON(t *testing.T) {
+	r := check(t, map[string]string{"a/b.json": "{\n\t\"kind\": \"Service\",\n\t\"apiVersion\": \"v1\",\n\t\"spec\": {\n\t\t\"externalIPs\": [\"192.0.2.1\"]}}\n", "package.json": `{"name": "x"}`}, Request{})
+	if got, want := lines(r), []string{"warn external-ips a/b.json:5"}; !slices.Equal(got, want) {
+		t.Errorf("findings %q, want %q", got, want)
+	}
+	if r.Files != 2 || r.Objects != 1 {
+		t.Errorf("%d files and %d objects, want 2 and 1", r.Files, r.Objects)
+	}
+}
+
+// Overlays repeat objects: one directory does not change what another one means.
+func TestDirectoriesAreDeployments(t *testing.T) {
+	r := check(t, map[string]string{
+		"base/web.yaml": web, "base/pdb.yaml": budgetOf("minAvailable: 2"),
+		"other/web.yaml": strings.Replace(web, "replicas: 3", "replicas: 2", 1),
+	}, Request{})
+	if got := lines(r); len(got) > 0 {
+		t.Errorf("findings %q, want none", got)
+	}
+}
+
+// The result does not depend on the number of workers.
+func TestResultIsDeterministic(t *testing.T) {
+	files := map[string]string{}
+	for i := range 300 {
+		files[fmt.Sprintf("d%d/f%d.yaml", i%7, i)] = strings.Replace(web, "replicas: 3", "replicas: 1", 1) + "---\napiVersion: batch/v1beta1\nkind: CronJob\nmetadata: {name: a}\n---\napiVersion: v1\nkind: [\n"
+	}
+	dir := tree(t, files)
+	var first *Result
+	for _, workers := range []int{1, 2, 7} {
+		r, err := Check(t.Context(), dir, Request{Workers: workers})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first == nil {
+			first = r
+			if len(r.Findings) < 600 || len(r.Skipped) != 300 || r.Objects != 600 {
+				t.Fatalf("%d findings, %d skipped, %d objects", len(r.Findings), len(r.Skipped), r.Objects)
+			}
+		} else if !reflect.DeepEqual(r, first) {
+			t.Errorf("%d workers have another result", workers)
+		}
+	}
+}
+
+// Files that are not manifests are named or ignored, and never stop the check.
+func TestHostileFiles(t *testing.T) {
+	outside := tree(t, map[string]string{"secret.yaml": "apiVersion: batch/v1beta1\nkind: CronJob\n"})
+	dir := tree(t, map[string]string{
+		"good.yaml":                       "apiVersion: batch/v1beta1\nkind: CronJob\n",
+		"template.yaml":                   "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: {{ .Values.name }}\n",
+		"branch.yml":                      "apiVersion: apps/v1\nkind: Deployment\n{{- if .Values.x }}\nspec: {}\n{{- end }}\n",
+		"broken.yaml":                     "apiVersion: v1\nkind: Service\nspec: [\n---\napiVersion: batch/v1beta1\nkind: CronJob\n",
+		"broken.json":                     "{\"apiVersion\": \"v1\",\n\n oops}",
+		"chart/Chart.yaml":                "apiVersion: v2\nname: chart\n",
+		"chart/templates/deployment.yaml": "{{ not yaml",
+		"utf16.yaml":                      "\xff\xfea\x00p\x00i\x00",
+		"deep.json":                       `{"apiVersion":"v1","kind":"Service","spec":` + strings.Repeat("[", 500) + strings.Repeat("]", 500) + "}",
+		"deep.yaml":                       "apiVersion: v1\nkind: Service\nspec: " + strings.Repeat("[", 20000) + "\n",
+		"values.yaml":                     "apiVersion: v1\nkind: Service\nspec: [" + strings.Repeat("0,", maxValues) + "0]\n",
+		"bomb.yaml":                       "apiVersion: v1\nkind: Pod\na: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c]\nspec: {volumes: *d}\n",
+		"self.yaml":                       "apiVersion: v1\nkind: Pod\nspec: &s\n  volumes: [*s]\n",
+		"secret.yaml":                     "apiVersion: v1\nkind: Secret\nstringData: {password: hunter2, anchor: *hunter3}\n",
+		"list.yaml":                       "apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Secret, stringData: {password: hunter2}}]\n",
+		"name.yaml":                       "apiVersion: batch/v1beta1\nkind: CronJob\nmetadata: {name: \"a\\e[31m|b\\nc\"}\n",
+		"README.md":                       "apiVersion: batch/v1beta1\nkind: CronJob\n",
+		".git/config.yaml":                "apiVersion: batch/v1beta1\nkind: CronJob\n",
+		"unknown-anchor.yaml":             "apiVersion: v1\nkind: Service\nspec: *hunter2\n",
+	})
+	for link, target := range map[string]string{"out.yaml": filepath.Join(outside, "secret.yaml"), "dir": outside, "loop": ".", "in.yaml": "good.yaml", "nowhere.yaml": "none"} {
+		if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "pipe.yaml"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	huge, err := os.Create(filepath.Join(dir, "huge.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := huge.Truncate(1 << 40); err != nil {
+		t.Fatal(err)
+	}
+	huge.Close()
+	r, err := Check(t.Context(), dir, Request{To: version.MustParse("v1.37.0")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := lines(r), []string{"block removed-apis-written broken.yaml:5", "block removed-apis-written good.yaml:1", "block removed-apis-written name.yaml:1"}; !slices.Equal(got, want) {
+		t.Errorf("findings %q, want %q", got, want)
+	}
+	want := []string{
+		"branch.yml:1: it is a template", "broken.json:1: it is not JSON: see line 3", "broken.yaml:1: it is not YAML: see line", "chart/templates:0: templates of a Helm chart",
+		"deep.json:1: it is not JSON", "deep.yaml:1: it is not YAML", "huge.yaml:0: it has 1099511627776 bytes", "nowhere.yaml:0: it is a symbolic link", "out.yaml:0: it is a symbolic link", "pipe.yaml:0: it is not a regular file",
+		"template.yaml:1: it is a template", "unknown-anchor.yaml:1: it is not YAML", "utf16.yaml:0: it is UTF-16", "values.yaml:1: the document has more than",
+	}
+	got := skipped(r)
+	if !slices.EqualFunc(got, want, strings.HasPrefix) {
+		t.Errorf("skipped\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	b, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, secret := range []string{"hunter", "password", "\x1b", outside} {
+		if bytes.Contains(b, []byte(secret)) {
+			t.Errorf("the result has %q", secret)
+		}
+	}
+}
+
+func TestNoDirectory(t *testing.T) {
+	if _, err := Check(t.Context(), filepath.Join(t.TempDir(), "none"), Request{}); err == nil || !strings.Contains(err.Error(), "read manifests: ") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+// Each check of a cluster that files do not show is listed once.
+func TestOtherChecksAreNotChecked(t *testing.T) {
+	r := check(t, nil, Request{})
+	n := 0
+	for _, f := range r.Findings {
+		if f.Severity != plan.NotChecked || f.Title == "" || f.Remedy == "" {
+			t.Errorf("finding %+v", f)
+		}
+		if f.ID == "drain-rehearsal" {
+			n++
+		}
+		if f.ID == idBudgetRoom {
+			t.Error("a check of files is not checked")
+		}
+	}
+	if n != 1 {
+		t.Errorf("drain-rehearsal is listed %d times", n)
+	}
+}
+
+// The header, which is read without parsing, is the one that the parser finds.
+func FuzzHeader(f *testing.F) {
+	for _, s := range []string{web, "apiVersion: v1\nkind: \"List\"\n", "kind: a\nkind: b\napiVersion: v1\n", "'kind': x\napiVersion: v1\n", "# x\n---\nkind: Pod # y\napiVersion: v1", "kind: |\n  Pod\napiVersion: v1\n", "a: \"\nkind: Pod\n\"\napiVersion: v1\nkind: Service\n"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		h, ok := header([]byte(s))
+		if !ok || h.kind == "" || h.apiVersion == "" {
+			return
+		}
+		var n yaml.Node
+		if yaml.Unmarshal([]byte(s), &n) != nil || len(n.Content) == 0 {
+			return // such a document has no object
+		}
+		if got := (head{str(get(n.Content[0], "apiVersion")), str(get(n.Content[0], "kind"))}); got != h {
+			t.Errorf("the parser finds %+v, the header is %+v", got, h)
+		}
+	})
+}
