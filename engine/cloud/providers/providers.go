@@ -119,8 +119,10 @@ type Provider struct {
 	MetadataAddress, ControlAddress string
 	// TPMAddress is the address of a machine's TPM in pods; see attestation.OpenTPM.
 	TPMAddress string
-	// TPMDir is the directory of a machine that pods see as /run/tpm.
-	TPMDir string
+	// TPMDir is the directory of a machine that pods see as /run/tpm, with the socket of its
+	// TPM. TPMDevice is the device of its TPM instead, in machines without a socket. The join
+	// service is privileged then: other containers get no device of the host.
+	TPMDir, TPMDevice string
 	// AutoscalerStandIn is whether the operator's chart installs a Deployment in the place
 	// of the cluster autoscaler, which knows no groups of this cloud.
 	AutoscalerStandIn bool
@@ -225,6 +227,7 @@ func (p Provider) ChartValues() map[string]any {
 		"cloudURL":                    p.ControlAddress,
 		"joinservice.tpm":             p.TPMAddress,
 		"joinservice.tpmDir":          p.TPMDir,
+		"joinservice.tpmDevice":       p.TPMDevice,
 		"operator.autoscaler.standIn": p.AutoscalerStandIn,
 	}
 }

@@ -41,7 +41,7 @@ func (c *Cloud) Provider() providers.Provider {
 			return console{c}, nil
 		},
 		MetadataAddress: ID("control-plane-0"), ControlAddress: strings.TrimSuffix(ID(""), "/"),
-		TPMAddress: "/dev/tpmrm0", TPMDir: "/dev",
+		TPMAddress: "/dev/tpmrm0", TPMDevice: "/dev/tpmrm0",
 		Metadata: func(address string) providers.Metadata { return metadata{c, strings.TrimPrefix(address, ID(""))} },
 		Control:  func(string, string) providers.Control { return c },
 	}
