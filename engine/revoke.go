@@ -608,7 +608,7 @@ func (x *revoking) waitReplaced(ctx context.Context, r *plan.Reporter) error {
 			return false, &plan.Error{
 				Op:     op,
 				Err:    fmt.Errorf("the cloud gave the name %s to the new machine %s, and the record refuses this name until %s", name, v.later, v.entry.Until.UTC().Format("2006-01-02")),
-				Remedy: fmt.Sprintf("create one more machine in group %s while %s exists, so that it gets another name; the operator deletes %s when its time to join is over", cluster.GroupName(v.entry.Group), v.later, v.later),
+				Remedy: fmt.Sprintf("create one more machine in group %s while %s exists, so that it gets another name; the operator deletes %s 30 minutes after its creation", cluster.GroupName(v.entry.Group), v.later, v.later),
 			}
 		case v.heir == nil && (v.refill == nil || v.refill.Leaves):
 			return false, &plan.Error{Op: op, Err: errors.New("no machine was created in time, or it did not join in time"), Remedy: "read `kubectl -n constellation-system logs deploy/constellation-operator`; run the same command again for another machine"}

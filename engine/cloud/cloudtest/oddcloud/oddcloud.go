@@ -112,7 +112,7 @@ func (c *Cloud) enter(ctx context.Context) error {
 	return nil
 }
 
-// SetStuck sets whether deletions that start from now on end. Those that do not end go on for ever.
+// SetStuck sets whether deletions that start from now on end. The others stay in the state Terminating.
 func (c *Cloud) SetStuck(stuck bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
