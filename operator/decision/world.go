@@ -60,6 +60,7 @@ type Node struct {
 	Group                string // ID
 	OldNode, Replacement string
 	Obsolete             bool
+	Created              time.Time // by the API server's clock
 
 	Cordon         Cordon
 	CordonedSince  time.Time // when we cordoned it
@@ -113,6 +114,7 @@ type Instance struct {
 	State           v1alpha1.InstanceState
 	Since           time.Time // first-seen time by the operator's clock
 	Address         string    // in the cluster's network; empty: not known
+	Created         time.Time // by the cloud's clock; zero: not known
 }
 
 // Intent is a PendingNode: the operator's record of what it does with a machine. It is written
