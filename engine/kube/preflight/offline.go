@@ -339,8 +339,27 @@ func (o *Objects) Check(ctx context.Context, request check.PreflightRequest) ([]
 		}
 	}
 	found = append(o.storedFindings(request.To), found...)
+	if o.has[sourceKinds] && !o.has[sourceSlices] {
+		found = append(w.kindsAlone(), found...)
+	}
 	slices.SortStableFunc(found, func(a, b plan.Finding) int { return cmp.Compare(rank(a.Severity), rank(b.Severity)) })
 	return found, nil
+}
+
+// kindsAlone checks definitions of kinds without their conversion webhooks, whose services are
+// unknown.
+func (w *world) kindsAlone() []plan.Finding {
+	alone := *w
+	alone.kinds = slices.Clone(w.kinds)
+	for i := range alone.kinds {
+		alone.kinds[i].Spec.Convert = nil
+	}
+	found := kindsHealthy(&alone, nil)
+	for i := range found {
+		f := &found[i]
+		f.ID, f.Source, f.Reference, f.Severity = "kinds", "apis", crdGuide, cmp.Or(f.Severity, plan.Warn)
+	}
+	return found
 }
 
 func sortWorld(w *world) {
