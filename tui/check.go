@@ -150,7 +150,6 @@ Exit code: 0 with any findings; 1 if the directory cannot be read; 2 for bad usa
 	fl.StringVar(&r.Backup, "from-backup", "", "check the backup in this `folder`")
 	fl.Var((*minorFlag)(&r.To), "kubernetes", "Kubernetes `version` to check for, such as v1.37 (default: the newest known one)")
 	o.flags(cmd)
-	cmd.MarkFlagsMutuallyExclusive("manifests", "from-backup")
 	_ = cmd.MarkFlagDirname("manifests")
 	_ = cmd.MarkFlagDirname("from-backup")
 	return cmd
@@ -200,6 +199,9 @@ type offlineDocument struct {
 func (s *session) checkOffline(ctx context.Context, r findings.OfflineRequest, o pipelineOptions) error {
 	if r.Manifests == "" && r.Backup == "" {
 		return &plan.Error{Op: "check", Err: errors.New("no source is given"), Exit: plan.ExitUsage, Remedy: "pass --manifests FOLDER or --from-backup FOLDER"}
+	}
+	if r.Manifests != "" && r.Backup != "" {
+		return &plan.Error{Op: "check", Err: errors.New("--manifests and --from-backup are both given"), Exit: plan.ExitUsage, Remedy: "pass one of them"}
 	}
 	rules, err := o.rules(s.Now())
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -31,6 +32,7 @@ import (
 	"constellation/engine/backup"
 	"constellation/engine/findings"
 	"constellation/engine/kube/preflight"
+	"constellation/engine/manifests"
 	"constellation/engine/plan"
 	"constellation/engine/version"
 )
@@ -331,12 +333,34 @@ func TestMutatedDatabases(t *testing.T) {
 			b[2*4096+random.IntN(len(b)-2*4096)] = byte(random.Uint32())
 		}
 		o := preflight.NewObjects(time.Unix(0, 0))
-		if c, err := readSnapshot(t.Context(), bytes.NewReader(b), int64(len(b)), o); err == nil && c.objects > 0 {
+		if c, err := readSnapshot(t.Context(), bytes.NewReader(b), int64(len(b)), manifests.Request{}, o); err == nil && c.objects > 0 {
 			read++
 		}
 	}
 	if read == 0 || read == 3000 {
 		t.Errorf("%d of 3000 databases were read", read)
+	}
+}
+
+// The record of a Helm release has manifests in a removed version.
+func TestHelmReleases(t *testing.T) {
+	release, err := json.Marshal(map[string]any{
+		"chart": map[string]any{"metadata": map[string]string{"name": "web", "version": "1.0.0"}}, "manifest": "---\n# Source: web/ingress.yaml\napiVersion: networking.k8s.io/v1beta1\nkind: IPAddress\nmetadata: {name: web}\n",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	record := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "sh.helm.release.v1.web.v1", Namespace: "shop", Labels: map[string]string{"owner": "helm", "name": "web", "status": "deployed"}}, Type: "helm.sh/release.v1",
+		Data: map[string][]byte{"release": []byte(base64.StdEncoding.EncodeToString(release))},
+	}
+	r, err := Check(t.Context(), findings.OfflineRequest{Backup: made(t, database([]entry{{"/registry/secrets/shop/r", stored(t, record)}})), To: version.MustParse("v1.37.0")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(r.Findings, func(f plan.Finding) bool { return f.ID == "removed-apis-written" && f.Severity == plan.Warn })
+	if i < 0 || r.Findings[i].Title != "Helm release shop/web: IPAddress web uses networking.k8s.io/v1beta1, which v1.37 no longer serves" || !slices.Contains(r.Findings[i].Objects, "helmrelease/shop/web") {
+		t.Errorf("findings %+v", r.Findings)
 	}
 }
 
