@@ -169,7 +169,7 @@ func addOnFinding(u AddOnUse, support lifecycle.Support, row lifecycle.AddOnVers
 		f.Remedy = fmt.Sprintf("upgrade %s to %s or newer before the hop: it lists %s", u.AddOn.Name, newest.Version, newest.Range())
 		f.Reference = cmp.Or(row.Source, newest.Source)
 	} else {
-		f.Remedy = fmt.Sprintf("no version of %s that this program knows lists %s: look for one in its documentation", u.AddOn.Name, to.MinorString())
+		f.Remedy = fmt.Sprintf("the data of this program has no version of %s that lists %s: look for one in its documentation", u.AddOn.Name, to.MinorString())
 	}
 	switch support {
 	case lifecycle.NotListed:
@@ -179,7 +179,7 @@ func addOnFinding(u AddOnUse, support lifecycle.Support, row lifecycle.AddOnVers
 	default:
 		f.Severity = plan.NotChecked
 		f.Title = fmt.Sprintf("not checked whether %s supports Kubernetes %s", name, to.MinorString())
-		f.Detail = "this program does not know this version; first found in " + u.Title
+		f.Detail = "the data of this program has no row for this version; first found in " + u.Title
 		if u.Version == "" {
 			f.Detail = "its version is unknown: the image has no tag; first found in " + u.Title
 		}

@@ -310,8 +310,8 @@ func (o *Objects) note(stored schema.GroupVersionKind, m metav1.Object) {
 // sendsRequests are checks that send requests of their own.
 var sendsRequests = []string{"permissions", "kubelet-certificates", "cgroups", "pod-admission"}
 
-// Check runs the checks on the objects. What a snapshot does not have is not checked. No
-// request is sent.
+// Check runs the checks on the objects. Checks that need more than a snapshot has are
+// NotChecked. No request is sent.
 func (o *Objects) Check(ctx context.Context, request check.PreflightRequest) ([]plan.Finding, error) {
 	request.DryRun = false
 	w := o.w.under(request)
